@@ -111,7 +111,7 @@ func (a MachineAddress) unmade() AddressObstacle {
 func (b blankVM) leased(a MachineAddress, card string) (*BlankSetting, AddressObstacle) {
 	switch {
 	case a.Lease.Operator != "dhcp4":
-		return nil, addressObstacle("its address %s comes from %s, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place", a.Prefix.Addr(), orNone(a.Lease.Operator))
+		return nil, addressObstacle("its address %s comes from %s, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place", a.Prefix.Addr(), cmp.Or(a.Lease.Operator, "nothing that Talos names"))
 	case a.Lease.DUID:
 		return nil, addressObstacle("its address %s is leased to the DUID of its machine configuration, which a blank machine does not have: reserve it for MAC %s in DHCP and take clientIdentifier out of DHCPv4Config, or use in-place", a.Prefix.Addr(), a.MAC)
 	}
@@ -210,13 +210,6 @@ func (a MachineAddress) announced() AddressObstacle {
 		return AddressObstacle{}
 	}
 	return addressObstacle("its address %s comes from nothing that Talos knows of and is not made of MAC %s, so whether a blank machine would have it can't be determined: use in-place", a.Prefix.Addr(), a.MAC)
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "nothing that Talos names"
-	}
-	return s
 }
 
 // card is the number of the VM's network card with that MAC; "" if there is none.

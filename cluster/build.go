@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -152,10 +153,7 @@ func diffContent(old LockedContent, b Build) []Reason {
 // sameNames says whether two lists have extensions of the same names, in any order.
 func sameNames(a, b []LockedExtension) bool {
 	names := func(list []LockedExtension) []string {
-		var out []string
-		for _, e := range list {
-			out = append(out, e.Name)
-		}
+		out := Each(list, func(e LockedExtension) string { return e.Name })
 		slices.Sort(out)
 		return out
 	}
@@ -263,3 +261,205 @@ func (e LockedExtension) Title() string { return strings.TrimSpace(e.Name + " " 
 // PreviousLock is a way back that needs no kept disk. recast refuses a lock that does not match
 // recast.yaml and the schematics beside it.
 const PreviousLock = "put the previous lock back, with what it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/), and recast roll"
+
+// InstallArgs are the kernel arguments that the machine's configuration has for GRUB
+// (machine.install.extraKernelArgs), and those of them that the running kernel has. byImage says that the
+// configuration has GRUB take those of the image instead (grubUseUKICmdline).
+func (m Machine) InstallArgs() (named, running []string, byImage bool) {
+	if !bytes.Contains(m.Configs.Active, []byte("extraKernelArgs")) {
+		return nil, nil, false // each plan asks it of each node: parsing takes longer
+	}
+	docs, err := config.Parse(m.Configs.Active)
+	if err != nil {
+		return nil, nil, false // refused where it is compared
+	}
+	named, byImage = docs.InstallArgs()
+	named = slices.DeleteFunc(named, func(arg string) bool { return strings.HasPrefix(arg, "-") }) // takes one away
+	has := strings.Fields(string(m.Cmdline))
+	return named, Where(named, func(arg string) bool { return slices.Contains(has, arg) }), byImage
+}
+
+// ArgsLost are arguments that the running kernel has from the configuration alone, and the wanted image has not. Those
+// of the running image are compared with the wanted one's. Another value of the image's replaces one, unless the kernel
+// has the argument several times, as console.
+func (w Wanted) ArgsLost(m Machine) []string {
+	_, running, _ := m.InstallArgs()
+	if len(running) == 0 {
+		return nil
+	}
+	image := m.Schematic.stated()
+	times := map[string]int{}
+	for arg := range strings.FieldsSeq(string(m.Cmdline)) {
+		times[ArgName(arg)]++
+	}
+	return slices.DeleteFunc(running, func(arg string) bool {
+		return slices.Contains(image.KernelArgs, arg) ||
+			slices.ContainsFunc(w.Build.KernelArgs, func(has string) bool { return has == arg || times[ArgName(arg)] == 1 && ArgName(has) == ArgName(arg) })
+	})
+}
+
+// DropsArgs says why what a strategy installs gets no arguments of the configuration; "" if it gets them.
+func (w Wanted) DropsArgs(vm VM, m Machine, s Strategy) string {
+	const systemdBoot = "systemd-boot takes only those of the image"
+	_, _, byImage := m.InstallArgs()
+	switch {
+	case s.Upgrades() && !m.ByGRUB(vm), !s.Upgrades() && !vm.ByBIOS():
+		return systemdBoot
+	case byImage:
+		return "with grubUseUKICmdline, GRUB takes only those of the image"
+	case s.Upgrades() && m.InstallsApart():
+		return "the upgrade API of Talos 1.13 and later hands none to GRUB: talos#13967"
+	case !s.Upgrades() && w.Boot != BootFromISO && w.Boot != "" && w.Build.DiskName != "":
+		return "a disk image has only its own"
+	}
+	return ""
+}
+
+// TellArgs says of kernel arguments in a configuration when they take effect, and which of those that the kernel has
+// its next one will not have; none: they do, or there are none.
+func (w Wanted) TellArgs(vm VM, m Machine) []string {
+	if len(m.Cmdline) == 0 {
+		return nil
+	}
+	var out []string
+	named, running, byImage := m.InstallArgs()
+	named = slices.DeleteFunc(named, func(arg string) bool { return slices.Contains(running, arg) })
+	if missing := Each(named, ShownArg); len(missing) > 0 {
+		out = append(out, fmt.Sprintf("its configuration names the kernel %s %s (machine.install.extraKernelArgs), which its kernel does not have: %s",
+			words.Plural(len(missing), "argument"), strings.Join(missing, " "), whenArgs(vm, m, byImage)))
+	}
+	var after []string
+	for _, s := range Strategies {
+		if why := w.DropsArgs(vm, m, s); why != "" {
+			after = append(after, fmt.Sprintf("%s (%s)", s, why))
+		}
+	}
+	if lost := Each(w.ArgsLost(m), ShownArg); len(lost) > 0 && len(after) > 0 {
+		out = append(out, fmt.Sprintf("its kernel has %s from machine.install.extraKernelArgs, and its next one would not after %s", strings.Join(lost, " "), strings.Join(after, ", ")))
+	}
+	return out
+}
+
+// ByGRUB says whether GRUB boots the machine: it does with SeaBIOS, and with UEFI where an installer before
+// Talos 1.10 wrote it, so that no entry of systemd-boot is known.
+func (m Machine) ByGRUB(vm VM) bool {
+	return vm.ByBIOS() || !m.FromISO && m.BootEntry == "" && m.NextBoot == ""
+}
+
+// ByBIOS says whether the VM's firmware is SeaBIOS, which is Proxmox' default.
+func (vm VM) ByBIOS() bool { return vm.Config["bios"] != "ovmf" }
+
+// ShownArg is a kernel argument as it may be shown: what Talos itself reads may be secret.
+func ShownArg(arg string) string {
+	if name := ArgName(arg); strings.HasPrefix(name, "talos.") || GivesConfig(arg) {
+		return name
+	}
+	return arg
+}
+
+// whenArgs says when a change of machine.install.extraKernelArgs or grubUseUKICmdline takes effect on the machine.
+func whenArgs(vm VM, m Machine, byImage bool) string {
+	const put = "; customization.extraKernelArgs of its schematic does it"
+	switch {
+	case !vm.ByBIOS():
+		return "never with systemd-boot, with which the VM's firmware boots each new system" + put
+	case byImage:
+		return "never with grubUseUKICmdline: true, with which GRUB takes those of the image" + put
+	case !m.InstallsApart():
+		return "at the next upgrade, recreate or reimage, without grubUseUKICmdline: true"
+	}
+	return "at a recreate or reimage by ISO at the earliest, without grubUseUKICmdline: true: the upgrade API of Talos 1.13 and later hands none to GRUB (talos#13967)" + put
+}
+
+const useUKI = "machine.install.grubUseUKICmdline"
+
+// ArgsWait says when kernel arguments for GRUB that a file changes take effect; "": it changes none.
+func ArgsWait(vm VM, m Machine, changes []config.Change) string {
+	for _, c := range changes {
+		for _, field := range []string{"machine.install.extraKernelArgs", useUKI} {
+			if c.Document == config.MainDocument && strings.HasPrefix(c.Path, field) {
+				when := whenArgs(vm, m, false)
+				if field == useUKI {
+					when = strings.Replace(when, ", without grubUseUKICmdline: true", "", 1)
+				}
+				return field + " takes effect " + when
+			}
+		}
+	}
+	return ""
+}
+
+// omniArg is the kernel argument that joins a machine to Omni, OmniDocument the document of a machine
+// configuration that does (controllers/siderolink of Talos read both).
+const (
+	omniArg      = "siderolink.api"
+	OmniDocument = "SideroLinkConfig"
+)
+
+// Omni returns what joins the machine to Omni: kernel arguments that it was booted with, and the
+// document of its configuration.
+func (m Machine) Omni() []string {
+	out := Where(m.ConfigArgs, func(arg string) bool { return ArgName(arg) == omniArg })
+	if len(m.Configs.Active) == 0 {
+		return out
+	}
+	if docs, err := config.Parse(m.Configs.Active); err == nil && docs.Has(OmniDocument) {
+		out = append(out, OmniDocument)
+	}
+	return out
+}
+
+// OmniAfter returns what of Omni() is still there once the machine runs another image. A kernel argument
+// that its schematic does not state is from elsewhere (the VM, machine.install.extraKernelArgs) and stays.
+func (m Machine) OmniAfter(b Build) []string {
+	now := m.Omni()
+	if len(now) == 0 {
+		return nil
+	}
+	stated := m.Schematic.stated()
+	return slices.DeleteFunc(now, func(what string) bool {
+		leaves := slices.ContainsFunc(stated.KernelArgs, func(arg string) bool { return ArgName(arg) == omniArg }) &&
+			!slices.ContainsFunc(b.KernelArgs, func(arg string) bool { return ArgName(arg) == omniArg })
+		return what != OmniDocument && leaves
+	})
+}
+
+// stated is what the schematic asks of the image, as far as it can be read.
+func (s SchematicEntry) stated() config.Schematic {
+	out, _ := config.ParseSchematic(s.YAML) // an unreadable one is said to be that where it is compared
+	return out
+}
+
+// OwnConfig lists by what the image configures a machine before recast does: kernel arguments, by their
+// names, and a machine configuration in it. Talos looks for a configuration in the image, the kernel arguments
+// and the platform before it enters maintenance mode (internal/app/machined/pkg/controllers/config/acquire.go).
+func (b Build) OwnConfig() []string { return ownConfig(b.KernelArgs, b.EmbedsConfig) }
+
+// OwnConfig lists the same of the image that the machine runs, and of the kernel arguments that it was booted with.
+func (m Machine) OwnConfig() []string {
+	stated := m.Schematic.stated()
+	embeds := stated.EmbeddedConfig != "" || slices.ContainsFunc(m.Extensions, func(e ExtensionEntry) bool { return e.Name == ConfigEntry })
+	return ownConfig(append(stated.KernelArgs, m.ConfigArgs...), embeds)
+}
+
+func ownConfig(args []string, embeds bool) []string {
+	var out []string
+	for _, arg := range args {
+		if name := ArgName(arg); GivesConfig(arg) && !slices.Contains(out, "kernel argument "+name) {
+			out = append(out, "kernel argument "+name)
+		}
+	}
+	if embeds {
+		out = append(out, EmbeddedConfig)
+	}
+	return out
+}
+
+// EmbeddedConfig is how OwnConfig calls the machine configuration in an image.
+const EmbeddedConfig = "embedded machine configuration"
+
+// GivesConfig recognises kernel arguments that name a configuration, or a server that has one.
+func GivesConfig(arg string) bool {
+	name := ArgName(arg)
+	return name == "talos.config" || strings.HasPrefix(name, "talos.config.") || name == omniArg
+}

@@ -11,10 +11,8 @@ import (
 // Address returns where to reach the member's machine: its node's address, since etcd's peers may
 // use a separate network; without a known node, the address in its peer URLs.
 func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
-	for _, e := range known {
-		if e.Node == m.Name {
-			return e.Addr, nil
-		}
+	if e, is := Find(known, func(e Endpoint) bool { return e.Node == m.Name }); is {
+		return e.Addr, nil
 	}
 	for _, peer := range m.Peers {
 		u, err := url.Parse(peer)

@@ -36,20 +36,13 @@ func (e *HostsAway) Error() string {
 
 // Who names the hosts and what is wrong with each.
 func (e *HostsAway) Who() string {
-	var parts []string
-	for _, h := range e.Hosts {
-		parts = append(parts, fmt.Sprintf("Proxmox host %s %s", h.Name, h.Why))
-	}
+	parts := Each(e.Hosts, func(h AwayHost) string { return fmt.Sprintf("Proxmox host %s %s", h.Name, h.Why) })
 	return strings.Join(parts, " and ")
 }
 
 // Names lists the hosts.
 func (e *HostsAway) Names() string {
-	var names []string
-	for _, h := range e.Hosts {
-		names = append(names, h.Name)
-	}
-	return strings.Join(names, " and ")
+	return strings.Join(Each(e.Hosts, func(h AwayHost) string { return h.Name }), " and ")
 }
 
 // VM returns the VM with that VMID if it is on one of the hosts.
@@ -57,27 +50,15 @@ func (e *HostsAway) VM(id VMID) (VM, bool) {
 	if e == nil {
 		return VM{}, false
 	}
-	i := slices.IndexFunc(e.VMs, func(vm VM) bool { return vm.ID == id })
-	if i < 0 {
-		return VM{}, false
-	}
-	return e.VMs[i], true
+	return Find(e.VMs, func(vm VM) bool { return vm.ID == id })
 }
 
 // Without leaves out these VMs, and hosts that have no others.
 func (e *HostsAway) Without(ids []VMID) *HostsAway {
-	rest := &HostsAway{}
-	for _, vm := range e.VMs {
-		if !slices.Contains(ids, vm.ID) {
-			rest.VMs = append(rest.VMs, vm)
-		}
-	}
-	for _, h := range e.Hosts {
-		if slices.ContainsFunc(rest.VMs, func(vm VM) bool { return vm.Host == h.Name }) {
-			rest.Hosts = append(rest.Hosts, h)
-		}
-	}
-	return rest
+	left := Where(e.VMs, func(vm VM) bool { return !slices.Contains(ids, vm.ID) })
+	return &HostsAway{VMs: left, Hosts: Where(e.Hosts, func(h AwayHost) bool {
+		return slices.ContainsFunc(left, func(vm VM) bool { return vm.Host == h.Name })
+	})}
 }
 
 // Hinted returns the error with a hint for each host.
@@ -91,10 +72,7 @@ func (e *HostsAway) Hinted() error {
 
 // Numbers is "VM 9011" or "VMs 9011, 9012".
 func Numbers(vms []VM) string {
-	var ids []string
-	for _, vm := range vms {
-		ids = append(ids, fmt.Sprint(vm.ID))
-	}
+	ids := Each(vms, func(vm VM) string { return fmt.Sprint(vm.ID) })
 	if len(ids) == 1 {
 		return "VM " + ids[0]
 	}

@@ -1,10 +1,14 @@
 package cluster
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 func TestMovedInTheMiddle(t *testing.T) {
@@ -42,5 +46,67 @@ func TestMovedInTheMiddle(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// quorum answers for the hosts of a Proxmox cluster.
+type quorum struct {
+	HostReader
+	has bool
+	err error
+}
+
+func (q quorum) Quorate(context.Context) (bool, error) { return q.has, q.err }
+
+func TestRequireQuorum(t *testing.T) {
+	t.Parallel()
+	silent := errors.New("no answer")
+	if err := RequireQuorum(t.Context(), quorum{has: true}); err != nil {
+		t.Errorf("with quorum: %v", err)
+	}
+	if err := RequireQuorum(t.Context(), quorum{}); fault.KindOf(err) != fault.Refused {
+		t.Errorf("without: %v", err)
+	}
+	if err := RequireQuorum(t.Context(), quorum{has: true, err: silent}); !errors.Is(err, silent) {
+		t.Errorf("not told: %v", err)
+	}
+}
+
+func TestRequireRemakeable(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		config  map[string]string
+		refused bool
+	}{
+		"what a token may set":   {map[string]string{"memory": "4096", "scsi0": "fast:vm-1-disk-0", "arch": "x86_64"}, false},
+		"only root may set":      {map[string]string{"args": "-S"}, true},
+		"another's architecture": {map[string]string{"arch": "aarch64"}, true},
+		"a device of the host":   {map[string]string{"serial0": "/dev/ttyS0"}, true},
+	} {
+		if err := RequireRemakeable(VM{ID: 1, Config: c.config}, "x86_64"); (fault.KindOf(err) == fault.Refused) != c.refused || (err != nil) != c.refused {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestRequireBooted: one difference from the build is enough.
+func TestRequireBooted(t *testing.T) {
+	t.Parallel()
+	b := Build{TalosVersion: "v1.13.9", SchematicID: "id", LockHash: "sha256-lock", Arch: "amd64", Platform: "nocloud"}
+	for name, c := range map[string]struct {
+		change   func(*RunningSystem)
+		problems int
+	}{
+		"as built":           {func(*RunningSystem) {}, 0},
+		"another lock":       {func(m *RunningSystem) { m.Schematic.YAML = "recast.lock=sha256-other" }, 1},
+		"another schematic":  {func(m *RunningSystem) { m.Schematic.ID = "other" }, 1},
+		"another Talos":      {func(m *RunningSystem) { m.TalosVersion = "v1.13.8" }, 1},
+		"for other machines": {func(m *RunningSystem) { m.Arch, m.Platform = "arm64", "metal" }, 2},
+	} {
+		m := RunningSystem{TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", Schematic: SchematicEntry{ID: "id", YAML: "recast.lock=sha256-lock"}}
+		c.change(&m)
+		if problems := b.CheckBooted(m); len(problems) != c.problems {
+			t.Errorf("%s: %v", name, problems)
+		}
 	}
 }

@@ -133,11 +133,7 @@ func samePlace(a, b string, storages []Storage) bool {
 }
 
 func storageNamed(name string, storages []Storage) (Storage, bool) {
-	i := slices.IndexFunc(storages, func(s Storage) bool { return s.Name == name })
-	if i < 0 {
-		return Storage{}, false
-	}
-	return storages[i], true
+	return Find(storages, func(s Storage) bool { return s.Name == name })
 }
 
 // volumeGroup is what a volume's name is unique in. Thin and thick volumes of one LVM group share its names.

@@ -54,23 +54,15 @@ func (vm VM) Bootable() ([]Disk, error) {
 }
 
 func (m Machine) disk(device string) (MachineDisk, bool) {
-	for _, d := range m.Disks {
-		if device != "" && d.Device == device {
-			return d, true
-		}
-	}
-	return MachineDisk{}, false
+	return Find(m.Disks, func(d MachineDisk) bool { return device != "" && d.Device == device })
 }
 
 // MachineDisks returns the machine's disks that match that drive of the VM and no other.
 func (m Machine) MachineDisks(vm VM, drives []Disk, key string) []MachineDisk {
-	var out []MachineDisk
-	for _, disk := range m.Disks {
-		if found, _ := matchDisk(vm, drives, m, disk); len(found) == 1 && found[0].Key == key {
-			out = append(out, disk)
-		}
-	}
-	return out
+	return Where(m.Disks, func(disk MachineDisk) bool {
+		found, _ := matchDisk(vm, drives, m, disk)
+		return len(found) == 1 && found[0].Key == key
+	})
 }
 
 // PersistentVolumes returns the volumes on the VM's own persistent drives. It leaves out disks that
@@ -128,15 +120,7 @@ func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk,
 // Talos shows no serial of SCSI and SATA disks: it reads serials from sysfs, where only newer
 // kernels have them (GetProperties in go-blockdevice, block/disks.go in machined).
 func tellDisk(vm VM, drives []Disk, disk MachineDisk) (found []Disk, how string) {
-	keep := func(match func(Disk) bool) []Disk {
-		var out []Disk
-		for _, d := range drives {
-			if match(d) {
-				out = append(out, d)
-			}
-		}
-		return out
-	}
+	keep := func(match func(Disk) bool) []Disk { return Where(drives, match) }
 	if found := keep(func(d Disk) bool { return disk.WWID != "" && slices.Contains(d.wwids(), disk.WWID) }); len(found) > 0 {
 		return found, "WWID " + disk.WWID
 	}

@@ -1,8 +1,11 @@
 package claim
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +19,17 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
+// bubbles checks every case as a subtest of its own, each with its own clock.
+func bubbles[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
+	t.Helper()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { check(t, c) })
+		})
+	}
+}
+
 func acquire(t *testing.T, c *Claim) *Held {
 	t.Helper()
 	h, err := c.Acquire(t.Context())
@@ -23,6 +37,21 @@ func acquire(t *testing.T, c *Claim) *Held {
 		t.Fatal(err)
 	}
 	return h
+}
+
+func release(t *testing.T, h *Held) {
+	t.Helper()
+	if err := h.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// releaseHeld gives back a claim that is still ours.
+func releaseHeld(t *testing.T, h *Held) {
+	t.Helper()
+	if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestClaimIsHeldAndGivenBack(t *testing.T) {
@@ -48,9 +77,7 @@ func TestClaimIsHeldAndGivenBack(t *testing.T) {
 			t.Error(err)
 		}
 		for range 2 {
-			if err := h.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			release(t, h)
 		}
 		n := len(p.changes)
 		time.Sleep(time.Hour)
@@ -91,70 +118,58 @@ func TestClaimIsRefusedWhileItsHolderLives(t *testing.T) {
 func TestClaimOfAnEndedRun(t *testing.T) {
 	t.Parallel()
 	dead := func(h Holder) bool { return h.Host == "ci-r1" }
-	for name, tc := range map[string]struct {
+	type row struct {
 		dead func(Holder) bool
 		run  string
 		want time.Duration
-	}{
+	}
+	bubbles(t, map[string]row{
 		"a dead process of this machine": {dead, "r2", 0},
 		"an unknown holder":              {nil, "r2", 90 * time.Second},
 		"a holder on another machine":    {func(Holder) bool { return false }, "r2", 90 * time.Second},
 		"this run":                       {nil, "r1", 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p := newClaimPVE(orphan(t, "r1"))
-				c := claimant(p, tc.run)
-				c.Dead = tc.dead
-				start := time.Now()
-				h := acquire(t, c)
-				if took := time.Since(start); took != tc.want {
-					t.Errorf("it took %s, want %s", took, tc.want)
-				}
-				if s := p.state(t); s.Run != tc.run || s.Beat != 5 {
-					t.Errorf("claim is %+v", s)
-				}
-				if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
-					t.Error(err)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p := newClaimPVE(orphan(t, "r1"))
+		c := claimant(p, tc.run)
+		c.Dead = tc.dead
+		start := time.Now()
+		h := acquire(t, c)
+		if took := time.Since(start); took != tc.want {
+			t.Errorf("it took %s, want %s", took, tc.want)
+		}
+		if s := p.state(t); s.Run != tc.run || s.Beat != 5 {
+			t.Errorf("claim is %+v", s)
+		}
+		releaseHeld(t, h)
+	})
 }
 
 func TestClaimIsTakenByOne(t *testing.T) {
 	t.Parallel()
-	for name, vms := range map[string][]cluster.VM{"unclaimed": nil, "unchanged": {orphan(t, "r0")}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p := newClaimPVE(vms...)
-				p.delay = time.Second // all runs have read before the first has written
-				held, errs := make([]*Held, 5), make([]error, 5)
-				var all sync.WaitGroup
-				for i := range held {
-					all.Go(func() { held[i], errs[i] = claimant(p, fmt.Sprintf("r%d", i+1)).Acquire(t.Context()) })
-				}
-				all.Wait()
-				won := 0
-				for i, h := range held {
-					switch {
-					case h == nil && fault.KindOf(errs[i]) != fault.Claimed:
-						t.Errorf("r%d: %v", i+1, errs[i])
-					case h != nil:
-						won++
-						if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
-							t.Error(err)
-						}
-					}
-				}
-				if won != 1 || len(p.vms) != 0 {
-					t.Errorf("%d hold it; left: %v", won, p.vms)
-				}
-			})
-		})
-	}
+	cases := map[string][]cluster.VM{"unclaimed": nil, "unchanged": {orphan(t, "r0")}}
+	bubbles(t, cases, func(t *testing.T, vms []cluster.VM) {
+		p := newClaimPVE(vms...)
+		p.delay = time.Second // all runs have read before the first has written
+		held, errs := make([]*Held, 5), make([]error, 5)
+		var all sync.WaitGroup
+		for i := range held {
+			all.Go(func() { held[i], errs[i] = claimant(p, fmt.Sprintf("r%d", i+1)).Acquire(t.Context()) })
+		}
+		all.Wait()
+		won := 0
+		for i, h := range held {
+			switch {
+			case h == nil && fault.KindOf(errs[i]) != fault.Claimed:
+				t.Errorf("r%d: %v", i+1, errs[i])
+			case h != nil:
+				won++
+				releaseHeld(t, h)
+			}
+		}
+		if won != 1 || len(p.vms) != 0 {
+			t.Errorf("%d hold it; left: %v", won, p.vms)
+		}
+	})
 }
 
 func TestClaimLostByASlowHolder(t *testing.T) {
@@ -196,51 +211,43 @@ func TestClaimLostByASlowHolder(t *testing.T) {
 		if s := p.state(t); s.Run != "r2" || s.Beat < 30 {
 			t.Errorf("claim is %+v", s)
 		}
-		if err := fast.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		release(t, fast)
 	})
 }
 
 func TestClaimThroughAnOutage(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		outage time.Duration
 		during string
-	}{
+	}
+	bubbles(t, map[string]row{
 		"short": {30 * time.Second, "read the claim of cluster c1: look up VM 9000: connection refused"},
 		"long":  {30 * time.Minute, "read the claim of cluster c1: look up VM 9000: connection refused"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p := newClaimPVE()
-				var said []string
-				c := claimant(p, "r1")
-				c.Say = func(s string) { said = append(said, s) }
-				h := acquire(t, c)
-				time.Sleep(time.Minute + time.Second) // between two heartbeats
-				p.do(func() { p.down = true })
-				time.Sleep(tc.outage)
-				if err := h.Check(t.Context()); clustertest.Message(err) != tc.during {
-					t.Errorf("err = %v, want %s", err, tc.during)
-				}
-				p.do(func() { p.down = false })
-				start := time.Now()
-				err := h.Check(t.Context()) // no other run took it meanwhile
-				if waited := time.Since(start) > 0; err != nil || waited != (tc.outage > 45*time.Second) {
-					t.Errorf("right after an outage of %s: %v, after %s", tc.outage, err, time.Since(start))
-				}
-				if err := h.Release(t.Context()); err != nil {
-					t.Error(err)
-				}
-				want := "heartbeat of the claim of cluster c1: read the claim of cluster c1: look up VM 9000: connection refused; trying again"
-				if diff := cmp.Diff([]string{want}, said); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p := newClaimPVE()
+		var said []string
+		c := claimant(p, "r1")
+		c.Say = func(s string) { said = append(said, s) }
+		h := acquire(t, c)
+		time.Sleep(time.Minute + time.Second) // between two heartbeats
+		p.do(func() { p.down = true })
+		time.Sleep(tc.outage)
+		if err := h.Check(t.Context()); clustertest.Message(err) != tc.during {
+			t.Errorf("err = %v, want %s", err, tc.during)
+		}
+		p.do(func() { p.down = false })
+		start := time.Now()
+		err := h.Check(t.Context()) // no other run took it meanwhile
+		if waited := time.Since(start) > 0; err != nil || waited != (tc.outage > 45*time.Second) {
+			t.Errorf("right after an outage of %s: %v, after %s", tc.outage, err, time.Since(start))
+		}
+		release(t, h)
+		want := "heartbeat of the claim of cluster c1: read the claim of cluster c1: look up VM 9000: connection refused; trying again"
+		if diff := cmp.Diff([]string{want}, said); diff != "" {
+			t.Error(diff)
+		}
+	})
 }
 
 func TestClaimSurvivesLostAnswers(t *testing.T) {
@@ -265,38 +272,230 @@ func TestClaimSurvivesLostAnswers(t *testing.T) {
 
 func TestClaimBeingCreated(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		after time.Duration // until the creation is over; 0: never
 		kind  fault.Kind
 		want  string
-	}{
+	}
+	bubbles(t, map[string]row{
 		"in a moment": {2 * time.Second, fault.Claimed, `take the claim of cluster c1: held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:10Z, which is alive (VM 9000 "recast-claim" on pve1)`},
 		"never":       {0, fault.Refused, `take the claim of cluster c1: VM 9000 "" on pve1 is locked by its creation (create), and nothing else is known of it`},
+	}, func(t *testing.T, tc row) {
+		half := cluster.VM{ID: 9000, Host: "pve1", Lock: "create", Config: map[string]string{"lock": "create"}}
+		p := newClaimPVE(half)
+		if _, found, err := Peek([]cluster.VM{half}, "c1", 9000); found || err != nil {
+			t.Errorf("peeked: %t, %v", found, err)
+		}
+		if tc.after > 0 {
+			whole := orphan(t, "r1")
+			time.AfterFunc(tc.after, func() { p.do(func() { p.vms[9000] = whole }) })
+			time.AfterFunc(10*time.Second, func() {
+				next, _ := claimant(nil, "r1").mine(5).Description()
+				vm, _ := p.VM(t.Context(), 9000)
+				if err := p.SetConfig(t.Context(), vm, map[string]string{"description": next}, nil); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		_, err := claimant(p, "r2").Acquire(t.Context())
+		if clustertest.Message(err) != tc.want || fault.KindOf(err) != tc.kind {
+			t.Errorf("err = %v, want %s", err, tc.want)
+		}
+	})
+}
+
+// TestDeletion: a claim that can't be read is to be deleted only if its VM has nothing, and once nobody holds it.
+func TestDeletion(t *testing.T) {
+	t.Parallel()
+	const deletes = "qm set 9000 --protection 0 && qm destroy 9000"
+	for name, c := range map[string]struct {
+		change func(*cluster.VM)
+		want   bool
+	}{
+		"as recast made it": {func(*cluster.VM) {}, true},
+		"with a drive":      {func(vm *cluster.VM) { vm.Config["scsi0"] = "fast:vm-9000-disk-0" }, false},
+		"running":           {func(vm *cluster.VM) { vm.Running = true }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				half := cluster.VM{ID: 9000, Host: "pve1", Lock: "create", Config: map[string]string{"lock": "create"}}
-				p := newClaimPVE(half)
-				if _, found, err := Peek([]cluster.VM{half}, "c1", 9000); found || err != nil {
-					t.Errorf("peeked: %t, %v", found, err)
-				}
-				if tc.after > 0 {
-					whole := orphan(t, "r1")
-					time.AfterFunc(tc.after, func() { p.do(func() { p.vms[9000] = whole }) })
-					time.AfterFunc(10*time.Second, func() {
-						next, _ := claimant(nil, "r1").mine(5).Description()
-						vm, _ := p.VM(t.Context(), 9000)
-						if err := p.SetConfig(t.Context(), vm, map[string]string{"description": next}, nil); err != nil {
-							t.Error(err)
-						}
-					})
-				}
-				_, err := claimant(p, "r2").Acquire(t.Context())
-				if clustertest.Message(err) != tc.want || fault.KindOf(err) != tc.kind {
-					t.Errorf("err = %v, want %s", err, tc.want)
-				}
-			})
+			vm := cluster.VM{ID: 9000, Name: VMName, Host: "pve1", Config: map[string]string{"description": claimMark + "{"}}
+			c.change(&vm)
+			_, found, err := Read(vm)
+			hint := strings.Join(fault.Hints(err), "\n")
+			if !found || strings.Contains(hint, deletes) != c.want || !strings.Contains(hint, "Else wait "+Watch.String()) {
+				t.Errorf("%t, %v, hint %s", found, err, hint)
+			}
 		})
 	}
+}
+
+// claimPVE is a Proxmox cluster as far as a claim uses it: VMs with a digest that every change
+// increments. All other methods of Proxmox panic.
+type claimPVE struct {
+	cluster.Proxmox
+
+	mu       sync.Mutex
+	vms      map[cluster.VMID]cluster.VM
+	changes  []string
+	noQuorum bool
+	down     bool           // no request is answered
+	lose     map[string]int // so many changes of a kind are made but not answered
+	onSet    func(set map[string]string)
+	delay    time.Duration      // of every change
+	away     *cluster.HostsAway // what can't be listed
+}
+
+func newClaimPVE(vms ...cluster.VM) *claimPVE {
+	p := &claimPVE{vms: map[cluster.VMID]cluster.VM{}}
+	for _, vm := range vms {
+		vm.Digest = "d0"
+		p.vms[vm.ID] = vm
+	}
+	return p
+}
+
+var errDown = errors.New("connection refused")
+
+func (p *claimPVE) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	vm, ok := p.vms[id]
+	_, away := p.away.VM(id)
+	switch {
+	case p.down:
+		return cluster.VM{}, errDown
+	case away:
+		return cluster.VM{}, p.away
+	case !ok:
+		return cluster.VM{}, cluster.ErrNotFound
+	}
+	vm.Config = maps.Clone(vm.Config)
+	return vm, nil
+}
+
+func (p *claimPVE) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	vm, err := p.VM(ctx, id)
+	vm.Running = true
+	return vm, err
+}
+
+func (p *claimPVE) Quorate(context.Context) (bool, error) { return !p.noQuorum, nil }
+
+// do runs f between two requests.
+func (p *claimPVE) do(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+}
+
+func (p *claimPVE) change(what string, id cluster.VMID, f func(cluster.VM, bool) (cluster.VM, error)) error {
+	time.Sleep(p.delay)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down {
+		return errDown
+	}
+	if _, away := p.away.VM(id); away {
+		return p.away
+	}
+	old, found := p.vms[id]
+	vm, err := f(old, found)
+	if err != nil {
+		return err
+	}
+	p.changes = append(p.changes, what)
+	vm.Digest = fmt.Sprintf("d%d", len(p.changes))
+	if vm.ID == 0 {
+		delete(p.vms, id)
+	} else {
+		p.vms[id] = vm
+	}
+	if p.lose[what] > 0 {
+		p.lose[what]--
+		return cluster.ErrLostAnswer
+	}
+	return nil
+}
+
+func (p *claimPVE) CreateVM(_ context.Context, host string, id cluster.VMID, config map[string]string) error {
+	return p.change("create", id, func(_ cluster.VM, found bool) (cluster.VM, error) {
+		if found {
+			return cluster.VM{}, cluster.ErrExists
+		}
+		return cluster.VM{ID: id, Host: host, Name: config["name"], Config: maps.Clone(config)}, nil
+	})
+}
+
+func (p *claimPVE) SetConfig(_ context.Context, vm cluster.VM, set map[string]string, _ []string) error {
+	var onSet func(map[string]string)
+	p.do(func() { onSet = p.onSet })
+	if onSet != nil {
+		onSet(set)
+	}
+	return p.change("set", vm.ID, func(now cluster.VM, found bool) (cluster.VM, error) {
+		if !found || now.Digest != vm.Digest {
+			return cluster.VM{}, cluster.ErrChanged
+		}
+		now.Config = maps.Clone(now.Config)
+		maps.Copy(now.Config, set)
+		return now, nil
+	})
+}
+
+func (p *claimPVE) DeleteVM(_ context.Context, vm cluster.VM) error {
+	return p.change("delete", vm.ID, func(now cluster.VM, _ bool) (cluster.VM, error) {
+		if now.Config["protection"] == "1" {
+			return cluster.VM{}, fmt.Errorf("can't remove VM %d - protection mode enabled", vm.ID)
+		}
+		return cluster.VM{}, nil
+	})
+}
+
+func (p *claimPVE) state(t *testing.T) State {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok, err := Read(p.vms[9000])
+	if !ok || err != nil {
+		t.Fatalf("no claim: %v, %v", p.vms[9000], err)
+	}
+	return s
+}
+
+func claimant(p *claimPVE, run string) *Claim {
+	return &Claim{
+		Proxmox: p, Cluster: "c1", VMID: 9000, Host: "pve1", Run: run,
+		Holder: Holder{Host: "ci-" + run, Boot: "b", PID: 7, Start: "1"},
+	}
+}
+
+// orphan is a claim whose holder has ended.
+func orphan(t *testing.T, run string) cluster.VM {
+	t.Helper()
+	c := claimant(nil, run)
+	description, err := c.mine(4).Description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cluster.VM{ID: 9000, Name: VMName, Host: "pve1", Config: map[string]string{"name": VMName, "description": description + "\n"}}
+}
+
+// VMs lists what runs that claim other numbers see.
+func (p *claimPVE) VMs(context.Context) ([]cluster.VM, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down {
+		return nil, errDown
+	}
+	var vms []cluster.VM
+	for _, id := range slices.Sorted(maps.Keys(p.vms)) {
+		vm := p.vms[id]
+		vm.Config = maps.Clone(vm.Config)
+		vms = append(vms, vm)
+	}
+	if p.away != nil {
+		vms = slices.DeleteFunc(vms, func(vm cluster.VM) bool { _, there := p.away.VM(vm.ID); return there })
+		return vms, p.away
+	}
+	return vms, nil
 }

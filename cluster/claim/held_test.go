@@ -29,10 +29,11 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 		change(&vm)
 		return vm
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		vm   cluster.VM
 		want string
-	}{
+	}
+	bubbles(t, map[string]row{
 		"a newer recast's claim":   {newer, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: a newer recast wrote it: its format is version 2, and this recast reads version 1`},
 		"another cluster's claim":  {other, `VM 9000 "recast-claim" on pve1 is the claim of cluster c2, not of c1`},
 		"with other Notes":         {edit(func(vm *cluster.VM) { vm.Config["description"] = "mine" }), `VM 9000 "recast-claim" on pve1 is a claim of recast, and someone has edited its Notes: which run holds it can't be read`},
@@ -40,24 +41,19 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 		"with no Notes and a disk": {edit(func(vm *cluster.VM) { vm.Config["description"], vm.Config["scsi0"] = "", "fast:vm-9000-disk-0" }), `VM 9000 "recast-claim" on pve1 has the number that recast needs for its claim, and is none`},
 		"a foreign VM":             {cluster.VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
 		"a damaged claim":          {broken, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: unexpected end of JSON input`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p := newClaimPVE(tc.vm)
-				_, err := claimant(p, "r2").Acquire(t.Context())
-				if clustertest.Message(err) != "take the claim of cluster c1: "+tc.want || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1 {
-					t.Errorf("err = %v, want %s", err, tc.want)
-				}
-				if _, found, err := Peek([]cluster.VM{tc.vm}, "c1", 9000); found || clustertest.Message(err) != tc.want {
-					t.Errorf("peeked: %t, %v", found, err)
-				}
-				if len(p.changes) > 0 {
-					t.Errorf("changed: %q", p.changes)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p := newClaimPVE(tc.vm)
+		_, err := claimant(p, "r2").Acquire(t.Context())
+		if clustertest.Message(err) != "take the claim of cluster c1: "+tc.want || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1 {
+			t.Errorf("err = %v, want %s", err, tc.want)
+		}
+		if _, found, err := Peek([]cluster.VM{tc.vm}, "c1", 9000); found || clustertest.Message(err) != tc.want {
+			t.Errorf("peeked: %t, %v", found, err)
+		}
+		if len(p.changes) > 0 {
+			t.Errorf("changed: %q", p.changes)
+		}
+	})
 	s, found, err := Peek([]cluster.VM{{ID: 8999}, orphan(t, "r1")}, "c1", 9000)
 	if !found || err != nil || s.Run != "r1" || s.VM.ID != 9000 {
 		t.Errorf("peeked: %+v, %t, %v", s, found, err)
@@ -73,31 +69,27 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 
 func TestClaimIsNotDeletedBlindly(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(*claimPVE, *cluster.VM)
 		want   string
-	}{
+	}
+	bubbles(t, map[string]row{
 		"no quorum": {func(p *claimPVE, _ *cluster.VM) { p.noQuorum = true }, "the Proxmox cluster has no quorum"},
 		"running":   {func(_ *claimPVE, vm *cluster.VM) { vm.Running = true }, "is not as recast made it"},
 		"a drive":   {func(_ *claimPVE, vm *cluster.VM) { vm.Config["scsi0"] = "fast:vm-9000-disk-0" }, "is not as recast made it"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p := newClaimPVE()
-				h := acquire(t, claimant(p, "r1"))
-				p.do(func() {
-					vm := p.vms[9000]
-					tc.change(p, &vm)
-					p.vms[9000] = vm
-				})
-				err := h.Release(t.Context())
-				if !strings.Contains(clustertest.Message(err), tc.want) || len(p.vms) != 1 || slices.Contains(p.changes, "delete") {
-					t.Errorf("err = %v, want %s; changes %q", err, tc.want, p.changes)
-				}
-			})
+	}, func(t *testing.T, tc row) {
+		p := newClaimPVE()
+		h := acquire(t, claimant(p, "r1"))
+		p.do(func() {
+			vm := p.vms[9000]
+			tc.change(p, &vm)
+			p.vms[9000] = vm
 		})
-	}
+		err := h.Release(t.Context())
+		if !strings.Contains(clustertest.Message(err), tc.want) || len(p.vms) != 1 || slices.Contains(p.changes, "delete") {
+			t.Errorf("err = %v, want %s; changes %q", err, tc.want, p.changes)
+		}
+	})
 }
 
 // TestClaimRenamed: a claim that someone has renamed is given back all the same, and the next heartbeat
@@ -251,9 +243,7 @@ func TestAfterASilenceHostsAreJudgedAlike(t *testing.T) {
 			if refused != (err != nil) || refused && fault.KindOf(err) != fault.Refused {
 				t.Errorf("%s: %v", why, err)
 			}
-			if err := h.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			release(t, h)
 		})
 	}
 }

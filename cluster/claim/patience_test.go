@@ -7,7 +7,6 @@ import (
 	"maps"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -56,7 +55,7 @@ func (f *lockedVM) SetConfig(ctx context.Context, vm cluster.VM, _ map[string]st
 func TestPatience(t *testing.T) {
 	t.Parallel()
 	const minute = time.Minute
-	for name, c := range map[string]struct {
+	type row struct {
 		lock     string
 		lasts    time.Duration
 		before   bool // the VM was read before it was locked
@@ -66,7 +65,8 @@ func TestPatience(t *testing.T) {
 		err      string
 		hint     string
 		said     []string
-	}{
+	}
+	bubbles(t, map[string]row{
 		"free":                        {before: true},
 		"locked since":                {lock: "backup", lasts: 3 * minute, before: true, took: 3 * minute, said: []string{"waiting for VM 101: it is locked (backup)"}},
 		"locked already":              {lock: "snapshot-delete", lasts: minute, took: minute, said: []string{"waiting for VM 101: it is locked (snapshot-delete)"}},
@@ -75,37 +75,32 @@ func TestPatience(t *testing.T) {
 		"for too long":                {lock: "backup", lasts: 24 * time.Hour, before: true, took: lockWait, err: "VM 101 free: gave up after 15m0s; last seen: it is locked (backup)", hint: "qm unlock 101", said: []string{"waiting for VM 101: it is locked (backup)"}},
 		"a lock that no task has":     {lock: "suspended", lasts: 24 * time.Hour, before: true, err: `VM 101 "wk1" on pve1 is locked (suspended)`, hint: "qm unlock 101"},
 		"such a lock before the read": {lock: "suspended", lasts: 24 * time.Hour, err: "is locked (suspended): VM is locked", hint: "throws the saved state away"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				f := &lockedVM{vm: cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"memory": "512"}}, leaves: c.leaves, noQuorum: c.noQuorum}
-				read, _ := f.VM(t.Context(), 101)
-				if c.lock != "" {
-					f.vm.Lock, f.vm.Config["lock"], f.until = c.lock, c.lock, time.Now().Add(c.lasts)
-				}
-				if !c.before {
-					read, _ = f.VM(t.Context(), 101)
-				}
-				var said []string
-				px := WithPatience(f, 2*time.Second, func(text string) { said = append(said, text) })
-				start := time.Now()
-				err := px.SetConfig(t.Context(), read, map[string]string{"onboot": "0"}, nil)
-				if took := time.Since(start); took < c.took || took > c.took+2*time.Second {
-					t.Errorf("it took %s, want %s", took, c.took)
-				}
-				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || f.done != map[bool]int{true: 1}[err == nil] {
-					t.Errorf("done %d times: %v; want %q", f.done, err, c.err)
-				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-					t.Errorf("hints %q lack %q", hints, c.hint)
-				}
-				if diff := cmp.Diff(c.said, said); diff != "" {
-					t.Errorf("said (-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, c row) {
+		f := &lockedVM{vm: cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"memory": "512"}}, leaves: c.leaves, noQuorum: c.noQuorum}
+		read, _ := f.VM(t.Context(), 101)
+		if c.lock != "" {
+			f.vm.Lock, f.vm.Config["lock"], f.until = c.lock, c.lock, time.Now().Add(c.lasts)
+		}
+		if !c.before {
+			read, _ = f.VM(t.Context(), 101)
+		}
+		var said []string
+		px := WithPatience(f, 2*time.Second, func(text string) { said = append(said, text) })
+		start := time.Now()
+		err := px.SetConfig(t.Context(), read, map[string]string{"onboot": "0"}, nil)
+		if took := time.Since(start); took < c.took || took > c.took+2*time.Second {
+			t.Errorf("it took %s, want %s", took, c.took)
+		}
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || f.done != map[bool]int{true: 1}[err == nil] {
+			t.Errorf("done %d times: %v; want %q", f.done, err, c.err)
+		}
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+			t.Errorf("hints %q lack %q", hints, c.hint)
+		}
+		if diff := cmp.Diff(c.said, said); diff != "" {
+			t.Errorf("said (-want +got):\n%s", diff)
+		}
+	})
 }
 
 // TestPatienceWithABackupOfAStoppedVM: a stopped VM runs while it is backed up. It is not mistaken
@@ -119,24 +114,21 @@ func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 		}
 		return vm.State(), err
 	}
-	for name, read := range map[string]func(cluster.Proxmox, context.Context, cluster.VMID) (cluster.VMState, error){"VM": whole, "VMState": cluster.Proxmox.VMState} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				f := &lockedVM{vm: cluster.VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
-				px := WithPatience(f, 2*time.Second, func(string) {})
-				vm, err := read(px, t.Context(), 101)
-				if err != nil || vm.Running {
-					t.Errorf("%+v, %v", vm, err)
-				}
-				f.vm.QMP = "running" // now its guest runs
-				f.until = time.Now().Add(time.Hour)
-				if vm, err := read(px, t.Context(), 101); err != nil || !vm.Running {
-					t.Errorf("%+v, %v", vm, err)
-				}
-			})
-		})
-	}
+	type reading func(cluster.Proxmox, context.Context, cluster.VMID) (cluster.VMState, error)
+	cases := map[string]reading{"VM": whole, "VMState": cluster.Proxmox.VMState}
+	bubbles(t, cases, func(t *testing.T, read reading) {
+		f := &lockedVM{vm: cluster.VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
+		px := WithPatience(f, 2*time.Second, func(string) {})
+		vm, err := read(px, t.Context(), 101)
+		if err != nil || vm.Running {
+			t.Errorf("%+v, %v", vm, err)
+		}
+		f.vm.QMP = "running" // now its guest runs
+		f.until = time.Now().Add(time.Hour)
+		if vm, err := read(px, t.Context(), 101); err != nil || !vm.Running {
+			t.Errorf("%+v, %v", vm, err)
+		}
+	})
 }
 
 // pairedVMs is a Proxmox with a locked source VM, and the VM that is to get its disk.
@@ -173,29 +165,25 @@ func (f *pairedVMs) MoveDisk(ctx context.Context, vm cluster.VM, _ string, _ clu
 // TestPatienceWithATarget: the VM that is to get a disk must be unchanged, too.
 func TestPatienceWithATarget(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		later func(to *cluster.VM)
 		moved int
-	}{
+	}
+	bubbles(t, map[string]row{
 		"as it was":         {func(*cluster.VM) {}, 1},
 		"another VM":        {func(to *cluster.VM) { to.Config["smbios1"] = "uuid=b" }, 0},
 		"on another host":   {func(to *cluster.VM) { to.Host = "pve2" }, 0},
 		"started meanwhile": {func(to *cluster.VM) { to.Running = true }, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				f := &pairedVMs{
-					lockedVM: lockedVM{vm: cluster.VM{ID: 101, Host: "pve1", Config: map[string]string{"scsi1": "fast:vm-101-disk-1"}}},
-					to:       cluster.VM{ID: 9900, Host: "pve1", Config: map[string]string{"smbios1": "uuid=a"}}, later: c.later,
-				}
-				read, _ := f.VM(t.Context(), 101)
-				f.vm.Lock, f.vm.Config["lock"], f.until = "backup", "backup", time.Now().Add(time.Minute)
-				err := WithPatience(f, 2*time.Second, func(string) {}).MoveDisk(t.Context(), read, "scsi1", 9900, "scsi1")
-				if f.moved != c.moved || (err == nil) != (c.moved == 1) || err != nil && !errors.Is(err, cluster.ErrChanged) {
-					t.Errorf("moved %d times: %v", f.moved, err)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, c row) {
+		f := &pairedVMs{
+			lockedVM: lockedVM{vm: cluster.VM{ID: 101, Host: "pve1", Config: map[string]string{"scsi1": "fast:vm-101-disk-1"}}},
+			to:       cluster.VM{ID: 9900, Host: "pve1", Config: map[string]string{"smbios1": "uuid=a"}}, later: c.later,
+		}
+		read, _ := f.VM(t.Context(), 101)
+		f.vm.Lock, f.vm.Config["lock"], f.until = "backup", "backup", time.Now().Add(time.Minute)
+		err := WithPatience(f, 2*time.Second, func(string) {}).MoveDisk(t.Context(), read, "scsi1", 9900, "scsi1")
+		if f.moved != c.moved || (err == nil) != (c.moved == 1) || err != nil && !errors.Is(err, cluster.ErrChanged) {
+			t.Errorf("moved %d times: %v", f.moved, err)
+		}
+	})
 }

@@ -123,31 +123,27 @@ func TestClaimAsLease(t *testing.T) {
 func TestClaimsInTwoPlaces(t *testing.T) {
 	t.Parallel()
 	type maker func(*claimPVE, *leases, string) *Claim
-	for name, tc := range map[string]struct {
+	type row struct {
 		first, second maker
 		alive         string
-	}{
+	}
+	bubbles(t, map[string]row{
 		"a VM first":    {vmClaimant, leaseClaimant, `(VM 9000 "recast-claim" on pve1)`},
 		"a Lease first": {leaseClaimant, vmClaimant, "(Lease kube-system/recast)"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p, l := newClaimPVE(), &leases{}
-				h := acquire(t, tc.first(p, l, "r1"))
-				_, err := tc.second(p, l, "r2").Acquire(t.Context())
-				if fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), tc.alive) {
-					t.Errorf("err = %v", err)
-				}
-				if err := h.Check(t.Context()); err != nil {
-					t.Error(err)
-				}
-				if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 || l.lease != nil {
-					t.Errorf("%v, left: %v, %+v", err, p.vms, l.lease)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p, l := newClaimPVE(), &leases{}
+		h := acquire(t, tc.first(p, l, "r1"))
+		_, err := tc.second(p, l, "r2").Acquire(t.Context())
+		if fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), tc.alive) {
+			t.Errorf("err = %v", err)
+		}
+		if err := h.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 || l.lease != nil {
+			t.Errorf("%v, left: %v, %+v", err, p.vms, l.lease)
+		}
+	})
 }
 
 func TestClaimsInTwoPlacesAtOnce(t *testing.T) {
@@ -195,9 +191,7 @@ func TestClaimLeftElsewhere(t *testing.T) {
 		if took := time.Since(start); took < 90*time.Second || l.lease != nil {
 			t.Errorf("the Lease of one who was killed was cleared after %s: %+v", took, l.lease)
 		}
-		if err := h.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		release(t, h)
 	})
 }
 
@@ -205,88 +199,75 @@ func TestClaimLeftElsewhere(t *testing.T) {
 // the run may have to repair; an API that refuses the request is an error.
 func TestClaimWithoutKubernetes(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		err   error
 		taken bool
-	}{
+	}
+	bubbles(t, map[string]row{
 		"away":          {fmt.Errorf("%w from it", cluster.ErrNoAnswer), true},
 		"forbidden":     {fault.Refusedf("leases is forbidden"), false},
 		"another error": {errors.New("unauthorized"), false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p, l := newClaimPVE(), &leases{fails: tc.err}
-				h, err := vmClaimant(p, l, "r1").Acquire(t.Context())
-				if taken := err == nil; taken != tc.taken {
-					t.Fatalf("err = %v", err)
-				}
-				if h != nil {
-					time.Sleep(time.Minute)
-					if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
-						t.Error(err)
-					}
-				}
-				if len(p.vms) > 0 {
-					t.Errorf("left: %v", p.vms)
-				}
-				if _, err := leaseClaimant(p, l, "r2").Acquire(t.Context()); err == nil {
-					t.Error("a Lease was taken that could not be read")
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p, l := newClaimPVE(), &leases{fails: tc.err}
+		h, err := vmClaimant(p, l, "r1").Acquire(t.Context())
+		if taken := err == nil; taken != tc.taken {
+			t.Fatalf("err = %v", err)
+		}
+		if h != nil {
+			time.Sleep(time.Minute)
+			releaseHeld(t, h)
+		}
+		if len(p.vms) > 0 {
+			t.Errorf("left: %v", p.vms)
+		}
+		if _, err := leaseClaimant(p, l, "r2").Acquire(t.Context()); err == nil {
+			t.Error("a Lease was taken that could not be read")
+		}
+	})
 }
 
 // TestClaimTakenWhileKubernetesWasAway: once the API is back, the run that could not see the
 // Lease yields; an orphaned Lease is deleted.
 func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 	t.Parallel()
-	for name, alive := range map[string]bool{"alive": true, "dead": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p, l := newClaimPVE(), &leases{}
-				ctx, kill := context.WithCancel(t.Context())
-				defer kill()
-				first, err := leaseClaimant(p, l, "r1").Acquire(ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				l.fail(cluster.ErrNoAnswer)
-				second := acquire(t, vmClaimant(p, l, "r2"))
-				if err := first.Check(t.Context()); err == nil {
-					t.Error("the Lease was proven without an API")
-				}
-				if !alive {
-					kill()
-					synctest.Wait() // a heartbeat at this very moment has ended
-				}
-				l.fail(nil)
-				var errs [2]error
-				var both sync.WaitGroup
-				both.Go(func() { errs[1] = second.Check(t.Context()) })
-				if alive {
-					both.Go(func() { errs[0] = first.Check(t.Context()) })
-				}
-				both.Wait()
-				if lost := fault.KindOf(errs[1]) == fault.Claimed; lost != alive || !lost && errs[1] != nil {
-					t.Errorf("who came later: %v", errs[1])
-				}
-				if err := second.Release(t.Context()); err != nil {
-					t.Error(err)
-				}
-				if alive {
-					if err := errors.Join(first.Check(t.Context()), first.Release(t.Context())); err != nil {
-						t.Errorf("who has the Lease: %v", err)
-					}
-				}
-				if l.lease != nil {
-					t.Errorf("left: %+v", l.lease)
-				}
-			})
-		})
-	}
+	bubbles(t, map[string]bool{"alive": true, "dead": false}, func(t *testing.T, alive bool) {
+		p, l := newClaimPVE(), &leases{}
+		ctx, kill := context.WithCancel(t.Context())
+		defer kill()
+		first, err := leaseClaimant(p, l, "r1").Acquire(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.fail(cluster.ErrNoAnswer)
+		second := acquire(t, vmClaimant(p, l, "r2"))
+		if err := first.Check(t.Context()); err == nil {
+			t.Error("the Lease was proven without an API")
+		}
+		if !alive {
+			kill()
+			synctest.Wait() // a heartbeat at this very moment has ended
+		}
+		l.fail(nil)
+		var errs [2]error
+		var both sync.WaitGroup
+		both.Go(func() { errs[1] = second.Check(t.Context()) })
+		if alive {
+			both.Go(func() { errs[0] = first.Check(t.Context()) })
+		}
+		both.Wait()
+		if lost := fault.KindOf(errs[1]) == fault.Claimed; lost != alive || !lost && errs[1] != nil {
+			t.Errorf("who came later: %v", errs[1])
+		}
+		release(t, second)
+		if alive {
+			if err := errors.Join(first.Check(t.Context()), first.Release(t.Context())); err != nil {
+				t.Errorf("who has the Lease: %v", err)
+			}
+		}
+		if l.lease != nil {
+			t.Errorf("left: %+v", l.lease)
+		}
+	})
 }
 
 // TestClaimOfAPrune: a run that does not look for the Lease is waited for.
@@ -351,28 +332,22 @@ func TestLeaseChecksTakeTurns(t *testing.T) {
 		cancel()
 		first.Wait()
 		p.do(func() { p.down = false })
-		if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
-			t.Error(err)
-		}
+		releaseHeld(t, h)
 	})
 }
 
 func TestForeignLeases(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct{ claim, want string }{
+	type row struct{ claim, want string }
+	bubbles(t, map[string]row{
 		"no version":      {`{"cluster": "c1", "run": "r1"}`, "Lease kube-system/recast: the claim in it can't be read: someone has edited it: it lacks its version"},
 		"not ours":        {"", "Lease kube-system/recast: the claim in it can't be read: unexpected end of JSON input"},
 		"of another name": {`{"version": 1, "cluster": "c2", "run": "r1"}`, "Lease kube-system/recast is the claim of cluster c2, not of c1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := &leases{lease: &cluster.Lease{Name: "kube-system/recast", Revision: "1", Claim: tc.claim}}
-				_, err := leaseClaimant(newClaimPVE(), l, "r2").Acquire(t.Context())
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), tc.want) || l.lease.Revision != "1" {
-					t.Errorf("err = %v", err)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		l := &leases{lease: &cluster.Lease{Name: "kube-system/recast", Revision: "1", Claim: tc.claim}}
+		_, err := leaseClaimant(newClaimPVE(), l, "r2").Acquire(t.Context())
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), tc.want) || l.lease.Revision != "1" {
+			t.Errorf("err = %v", err)
+		}
+	})
 }

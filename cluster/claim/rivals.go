@@ -188,11 +188,7 @@ func (c *Claim) agree(r State) string {
 }
 
 func ofNumbers(ids []cluster.VMID) string {
-	var vms []cluster.VM
-	for _, id := range ids {
-		vms = append(vms, cluster.VM{ID: id})
-	}
-	return cluster.Numbers(vms)
+	return cluster.Numbers(cluster.Each(ids, func(id cluster.VMID) cluster.VM { return cluster.VM{ID: id} }))
 }
 
 // hostsAway says what is waited for while hosts do not answer; "" for nothing. Proxmox returns the configuration of

@@ -45,9 +45,7 @@ func TestClaimsOfTwoRanges(t *testing.T) {
 					t.Errorf("changes: %q", p.changes[n:])
 				}
 			})
-			if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
-				t.Error(err)
-			}
+			releaseHeld(t, h)
 			if h, err = claimantAt(p, "r2", second).Acquire(t.Context()); err != nil {
 				t.Fatal("afterwards:", err)
 			}
@@ -83,9 +81,7 @@ func TestClaimsOfTwoRangesAtOnce(t *testing.T) {
 						t.Errorf("late %s, delay %s: %s: %v", late, delay, c.Run, err)
 					}
 					p.do(func() { holding-- })
-					if err := h.Release(t.Context()); err != nil {
-						t.Error(err)
-					}
+					release(t, h)
 				}
 				var both sync.WaitGroup
 				both.Go(func() { run(claimantAt(p, "r1", 9000), -late) })
@@ -211,34 +207,29 @@ func leftovers() map[string]leftover {
 // TestWhatAnotherRangeHasLeft: only its own recast.yaml may finish it.
 func TestWhatAnotherRangeHasLeft(t *testing.T) {
 	t.Parallel()
-	for name, tc := range leftovers() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p := newClaimPVE(tc.vm(t))
-				c := claimantAt(p, "r1", 9000)
-				c.Nodes, c.Parked = []cluster.VMID{102}, tc.prune
-				c.Dead = func(Holder) bool { return tc.dead }
-				start := time.Now()
-				h, err := c.Acquire(t.Context())
-				if len(tc.want) == 0 {
-					if err != nil || h.Release(t.Context()) != nil {
-						t.Fatal(err)
-					}
-					return
-				}
-				said := clustertest.Message(err) + strings.Join(fault.Hints(err), "\n")
-				for _, want := range tc.want {
-					if !strings.Contains(said, want) {
-						t.Errorf("it lacks %q: %s", want, said)
-					}
-				}
-				if fault.KindOf(err) != fault.Refused || len(p.changes) > 0 || time.Since(start) != tc.after {
-					t.Errorf("kind %d, changes %q, after %s", fault.KindOf(err), p.changes, time.Since(start))
-				}
-			})
-		})
-	}
+	bubbles(t, leftovers(), func(t *testing.T, tc leftover) {
+		p := newClaimPVE(tc.vm(t))
+		c := claimantAt(p, "r1", 9000)
+		c.Nodes, c.Parked = []cluster.VMID{102}, tc.prune
+		c.Dead = func(Holder) bool { return tc.dead }
+		start := time.Now()
+		h, err := c.Acquire(t.Context())
+		if len(tc.want) == 0 {
+			if err != nil || h.Release(t.Context()) != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+		said := clustertest.Message(err) + strings.Join(fault.Hints(err), "\n")
+		for _, want := range tc.want {
+			if !strings.Contains(said, want) {
+				t.Errorf("it lacks %q: %s", want, said)
+			}
+		}
+		if fault.KindOf(err) != fault.Refused || len(p.changes) > 0 || time.Since(start) != tc.after {
+			t.Errorf("kind %d, changes %q, after %s", fault.KindOf(err), p.changes, time.Since(start))
+		}
+	})
 }
 
 // TestAClaimMayBeOnAHostThatIsAway: a host that the cluster has lost is watched as long as a
@@ -256,9 +247,7 @@ func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 		if took := time.Since(start); took != 90*time.Second {
 			t.Errorf("offline: it took %s", took)
 		}
-		if err := h.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		release(t, h)
 		p.away = away("does not answer")
 		_, err := claimantAt(p, "r1", 9000).Acquire(t.Context())
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), "whether another run is at work can't be determined: Proxmox host pve2 does not answer") || len(p.vms) > 0 {
@@ -267,9 +256,7 @@ func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 		c := claimantAt(p, "r1", 9000)
 		c.Nodes = []cluster.VMID{9100} // VM 9100 belongs to a node
 		h = acquire(t, c)
-		if err := h.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		release(t, h)
 	})
 }
 
@@ -324,9 +311,7 @@ func TestCover(t *testing.T) {
 		if err := h.Cover(t.Context(), []cluster.VMID{102}); err != nil || len(p.changes) != n {
 			t.Errorf("%v, %q", err, p.changes[n:])
 		}
-		if err := h.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		release(t, h)
 	})
 }
 
@@ -344,9 +329,7 @@ func TestALateDelete(t *testing.T) {
 		if err := p.DeleteVM(t.Context(), late); err == nil || len(p.vms) != 1 {
 			t.Errorf("the late delete: %v, left %v", err, p.vms)
 		}
-		if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
-			t.Error(err)
-		}
+		releaseHeld(t, h)
 		// A claim that is taken over, unprotected because its holder died during the delete.
 		old := orphan(t, "r1")
 		old.Config["protection"] = "0"
@@ -355,9 +338,7 @@ func TestALateDelete(t *testing.T) {
 		if err := p.DeleteVM(t.Context(), old); err == nil || len(p.vms) != 1 {
 			t.Errorf("the late delete of one that was taken over: %v, left %v", err, p.vms)
 		}
-		if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
-			t.Error(err)
-		}
+		releaseHeld(t, h)
 	})
 }
 
@@ -393,8 +374,6 @@ func TestWithin(t *testing.T) {
 				t.Errorf("%v is judged %v: kind %d, code %s", err, judged, fault.KindOf(judged), fault.CodeOf(judged))
 			}
 		}
-		if err := h.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		release(t, h)
 	})
 }

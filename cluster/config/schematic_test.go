@@ -67,3 +67,80 @@ func TestCompare(t *testing.T) {
 		}
 	}
 }
+
+// TestRole: as Talos reads machine.type (config/machine, ParseType).
+func TestRole(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]struct {
+		role     string
+		typeInit bool
+	}{
+		"machine: {type: controlplane}":  {"control-plane", false},
+		"machine: {type: init}":          {"control-plane", true},
+		"machine: {type: worker}":        {"worker", false},
+		"machine: {type: join}":          {"worker", false},
+		"machine: {}":                    {"worker", false},
+		"machine: {type: {}}":            {"worker", false},
+		"kind: X\nmachine: {type: init}": {"worker", false},
+	} {
+		docs, err := Parse([]byte(text))
+		if err != nil || docs.Role() != want.role || docs.TypeInit() != want.typeInit {
+			t.Errorf("%q: %s, %v, %v", text, docs.Role(), docs.TypeInit(), err)
+		}
+	}
+}
+
+// requireAnswers asks each of the configurations.
+func requireAnswers(t *testing.T, ask func(Documents) bool, cases map[string]bool) {
+	t.Helper()
+	for text, want := range cases {
+		docs, err := Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := ask(docs); got != want {
+			t.Errorf("%q: %t", text, got)
+		}
+	}
+}
+
+func TestDiscovers(t *testing.T) {
+	t.Parallel()
+	requireAnswers(t, Documents.Discovers, map[string]bool{
+		"": false,
+		"version: v1alpha1\ncluster: {discovery: {enabled: true}}\n":                                     true,
+		"version: v1alpha1\ncluster: {discovery: {enabled: false}}\n":                                    false,
+		"version: v1alpha1\ncluster: {}\n":                                                               false,
+		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\n":      true,
+		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: DiscoveryIdentityConfig\n":     false,
+		"version: v1alpha1\n---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\nname: of-our-own\n": true,
+	})
+}
+
+func TestKubeSpan(t *testing.T) {
+	t.Parallel()
+	requireAnswers(t, Documents.KubeSpan, map[string]bool{
+		"": false,
+		"version: v1alpha1\nmachine: {network: {kubespan: {enabled: true}}}\n":                                     true,
+		"version: v1alpha1\nmachine: {network: {kubespan: {enabled: false}}}\n":                                    false,
+		"version: v1alpha1\nmachine: {network: {kubespan: {mtu: 1400}}}\n":                                         false,
+		"version: v1alpha1\nmachine: {network: {}}\n":                                                              false,
+		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\nenabled: true\n":         true,
+		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\n":                        false,
+		"version: v1alpha1\n---\napiVersion: v1alpha1\nkind: KubeSpanEndpointsConfig\nextraAnnouncedEndpoints: []": false,
+	})
+}
+
+// TestDiscoveryService: a registry in Kubernetes alone has no service.
+func TestDiscoveryService(t *testing.T) {
+	t.Parallel()
+	const document = "---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\n"
+	requireAnswers(t, Documents.DiscoveryService, map[string]bool{
+		"version: v1alpha1\ncluster: {}\n":                           false,
+		"version: v1alpha1\ncluster: {discovery: {enabled: true}}\n": true,
+		"version: v1alpha1\ncluster: {discovery: {enabled: true, registries: {service: {endpoint: https://discovery.example}}}}\n":           true,
+		"version: v1alpha1\ncluster: {discovery: {enabled: true, registries: {service: {disabled: true}, kubernetes: {disabled: false}}}}\n": false,
+		"version: v1alpha1\ncluster: {discovery: {enabled: false}}\n":                                                                        false,
+		"version: v1alpha1\ncluster: {}\n" + document:                                                                                        true,
+	})
+}

@@ -22,13 +22,9 @@ import (
 func bundle(t *testing.T, version string) *secrets.Bundle {
 	t.Helper()
 	contract, err := talosconfig.ParseContractFromVersion(version)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b, err := secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return b
 }
 
@@ -36,27 +32,19 @@ func bundle(t *testing.T, version string) *secrets.Bundle {
 func generated(t *testing.T, version string, kind machine.Type, b *secrets.Bundle) talosconfig.Provider {
 	t.Helper()
 	contract, err := talosconfig.ParseContractFromVersion(version)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	in, err := generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(b),
 		generate.WithInstallDisk("/dev/vda"), generate.WithInstallImage("ghcr.io/siderolabs/installer:"+version), generate.WithClusterDiscovery(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cfg, err := in.Config(kind)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return cfg
 }
 
 func encoded(t *testing.T, cfg talosconfig.Provider, comments encoder.CommentsFlags) string {
 	t.Helper()
 	b, err := cfg.EncodeBytes(encoder.WithComments(comments))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(b)
 }
 
@@ -91,13 +79,9 @@ func TestGenerated(t *testing.T) {
 func secretsOf(t *testing.T, b *secrets.Bundle) []string {
 	t.Helper()
 	text, err := json.Marshal(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var tree any
-	if err := json.Unmarshal(text, &tree); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(text, &tree))
 	var out []string
 	var walk func(v any)
 	walk = func(v any) {
@@ -277,9 +261,7 @@ config:
 func TestWhatTalosRedacts(t *testing.T) {
 	t.Parallel()
 	cfg, err := configloader.NewFromBytes([]byte(everySecret))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	const mark = "TAKEN-OUT-BY-TALOS"
 	before, after := encoded(t, cfg, encoder.CommentsDisabled), encoded(t, cfg.RedactSecrets(mark), encoder.CommentsDisabled)
 	texts := leaves(t, before)
@@ -296,9 +278,7 @@ func TestWhatTalosRedacts(t *testing.T) {
 		t.Errorf("Talos takes %d fields out: the configuration has lost some", taken)
 	}
 	shown, err := json.Marshal(append(config.Compare(parse(t, ""), parse(t, before)), config.Compare(parse(t, before), parse(t, after))...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, text := range append(secret, "SEEN") {
 		if bytes.Contains(shown, []byte(text)) {
 			t.Errorf("%s is shown in\n%s", text, shown)

@@ -2,19 +2,25 @@ package etcd
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
@@ -81,7 +87,7 @@ func TestReadSnapshot(t *testing.T) {
 			c.want.Peers = map[string][]string{"cp1": {"https://a:2380"}, "cp2": {"https://b:2380"}}
 			sum := sha256.Sum256(c.bytes[:len(c.bytes)/512*512])
 			c.want.SHA256 = hex.EncodeToString(sum[:])
-			if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
+			if diff := gocmp.Diff(c.want, got); diff != "" || err != nil {
 				t.Errorf("err = %v; (-want +got):\n%s", err, diff)
 			}
 		})
@@ -114,7 +120,7 @@ func TestSaveSnapshotClearsLeftovers(t *testing.T) {
 	for i := range left {
 		left[i] = filepath.Base(left[i])
 	}
-	if diff := cmp.Diff([]string{".etcd-2.part", "etcd.db", "new.db"}, left); diff != "" || err != nil {
+	if diff := gocmp.Diff([]string{".etcd-2.part", "etcd.db", "new.db"}, left); diff != "" || err != nil {
 		t.Error(err, diff)
 	}
 }
@@ -144,6 +150,136 @@ func TestSaveSnapshotIsAtomic(t *testing.T) {
 				if info, err := e.Info(); err != nil || e.Name() != "etcd.db" || info.Mode().Perm() != 0o600 {
 					t.Errorf("%s %v, %v", e.Name(), info.Mode(), err)
 				}
+			}
+		})
+	}
+}
+
+// etcdOfThree is etcd as its members cp1, cp2 and cp3 (IDs 1 to 3) report it.
+type etcdOfThree struct {
+	status map[netip.Addr]cluster.EtcdStatus
+	bad    map[netip.Addr]bool // their snapshots are cut off
+	whole  []byte
+	asked  []string // for a snapshot
+}
+
+var addrsOfThree = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")}
+
+func (e *etcdOfThree) EtcdMembers(context.Context, netip.Addr) ([]cluster.EtcdMember, error) {
+	peer := func(addr string) []string { return []string{"https://" + addr + ":2380"} }
+	return []cluster.EtcdMember{{ID: 1, Name: "cp1", Peers: peer("127.0.0.1")}, {ID: 2, Name: "cp2", Peers: peer("127.0.0.2")}, {ID: 3, Name: "cp3", Peers: peer("127.0.0.3")}}, nil
+}
+
+func (e *etcdOfThree) EtcdStatus(_ context.Context, addr netip.Addr) (cluster.EtcdStatus, error) {
+	s, ok := e.status[addr]
+	if !ok {
+		return s, errors.New(addr.String() + ": no answer")
+	}
+	return s, nil
+}
+
+func (e *etcdOfThree) EtcdSnapshot(_ context.Context, addr netip.Addr, _ uint64, w io.Writer) error {
+	e.asked = append(e.asked, addr.String())
+	b := e.whole
+	if e.bad[addr] {
+		b = b[:len(b)/2]
+	}
+	_, err := w.Write(b)
+	return err
+}
+
+func TestBackUpEtcdWithoutRoom(t *testing.T) {
+	t.Parallel()
+	e := &etcdOfThree{whole: snapshotOf(t, 1), status: map[netip.Addr]cluster.EtcdStatus{}}
+	for i, addr := range addrsOfThree {
+		e.status[addr] = cluster.EtcdStatus{MemberID: uint64(i + 1), Leader: 1}
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if _, err := SaveSnapshot(t.Context(), file, func(w io.Writer) error { _, err := w.Write(e.whole); return err }); err != nil {
+		t.Fatal(err)
+	}
+	_, err := BackUp(t.Context(), e, addrsOfThree, filepath.Join(file, "etcd.db"), func(string) {})
+	if err == nil || len(e.asked) > 0 || len(fault.Hints(err)) == 0 {
+		t.Errorf("asked %q, %v", e.asked, err)
+	}
+}
+
+func TestBackUpEtcd(t *testing.T) {
+	t.Parallel()
+	whole := snapshotOf(t, 5)
+	member := func(id, leader uint64, errs ...string) cluster.EtcdStatus {
+		return cluster.EtcdStatus{MemberID: id, Leader: leader, Version: "3.6.4", Errors: errs}
+	}
+	learner := member(3, 2)
+	learner.Learner = true
+	corrupt := member(1, 2, "alarm CORRUPT on member cp3")
+	corrupt.Corrupt = true
+	cases := map[string]struct {
+		status   []cluster.EtcdStatus // by address; zero: no answer
+		bad      []int
+		ends     int // how many of them the talosconfig names; 0: all
+		asked    []string
+		warnings []string // part of each
+		kind     fault.Kind
+		err      []string
+	}{
+		"the leader":                   {status: []cluster.EtcdStatus{member(1, 2), member(2, 2), member(3, 2)}, asked: []string{"127.0.0.2"}},
+		"the leader is at no endpoint": {status: []cluster.EtcdStatus{member(1, 3), member(2, 3), member(3, 3)}, ends: 1, asked: []string{"127.0.0.3"}},
+		"the leader does not answer": {
+			status: []cluster.EtcdStatus{member(1, 2), {}, member(3, 2)}, asked: []string{"127.0.0.1"},
+			warnings: []string{"cp2 does not answer: 127.0.0.2: no answer"},
+		},
+		"the leader's snapshot is cut off": {
+			status: []cluster.EtcdStatus{member(1, 2), member(2, 2), member(3, 2)}, bad: []int{1}, asked: []string{"127.0.0.2", "127.0.0.1"},
+			warnings: []string{"snapshot of etcd from cp2: snapshot has "},
+		},
+		"out of space": {
+			status: []cluster.EtcdStatus{member(1, 1, "alarm NOSPACE on member cp1"), member(2, 1), member(3, 1)}, asked: []string{"127.0.0.1"},
+			warnings: []string{"cp1: alarm NOSPACE on member cp1"},
+		},
+		"followers before a learner": {
+			status: []cluster.EtcdStatus{{}, {}, learner}, kind: fault.Refused, err: []string{"no member of etcd that answers follows a leader"},
+		},
+		"corrupt":        {status: []cluster.EtcdStatus{corrupt, member(2, 2), member(3, 2)}, kind: fault.Refused, err: []string{"do not hold the same data", "CORRUPT on member cp3"}},
+		"two etcds":      {status: []cluster.EtcdStatus{member(1, 1), member(9, 9), {}}, kind: fault.Refused, err: []string{"runs etcd member 9, which the others (cp1, cp2, cp3) do not know"}},
+		"no leader":      {status: []cluster.EtcdStatus{member(1, 0), {}, {}}, kind: fault.Refused, err: []string{"follows a leader"}},
+		"no answer":      {status: []cluster.EtcdStatus{{}, {}, {}}, kind: fault.Failed, err: []string{"127.0.0.3: no answer", "no endpoint of the talosconfig says how etcd is"}},
+		"none is usable": {status: []cluster.EtcdStatus{member(1, 1), member(2, 1), member(3, 1)}, bad: []int{0, 1, 2}, asked: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"}, kind: fault.Failed, err: []string{"from cp3: snapshot has", "none was saved"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := &etcdOfThree{whole: whole, status: map[netip.Addr]cluster.EtcdStatus{}, bad: map[netip.Addr]bool{}}
+			for i, s := range c.status {
+				if s.MemberID != 0 {
+					e.status[addrsOfThree[i]] = s
+				}
+				e.bad[addrsOfThree[i]] = slices.Contains(c.bad, i)
+			}
+			got, err := BackUp(t.Context(), e, addrsOfThree[:cmp.Or(c.ends, 3)], filepath.Join(t.TempDir(), "etcd.db"), func(string) {})
+			if diff := gocmp.Diff(c.asked, e.asked); diff != "" {
+				t.Errorf("asked (-want +got):\n%s", diff)
+			}
+			if len(c.err) > 0 {
+				if fault.KindOf(err) != c.kind {
+					t.Errorf("kind %d, want %d", fault.KindOf(err), c.kind)
+				}
+				for _, text := range c.err {
+					if err == nil || !strings.Contains(err.Error(), text) {
+						t.Errorf("err = %v, want %q", err, text)
+					}
+				}
+				return
+			}
+			if err != nil || got.Revision != 6 || got.Address.String() != c.asked[len(c.asked)-1] {
+				t.Errorf("%+v, %v", got, err)
+			}
+			match := len(got.Warnings) == len(c.warnings)
+			for i := range min(len(got.Warnings), len(c.warnings)) {
+				match = match && strings.Contains(got.Warnings[i], c.warnings[i])
+			}
+			if !match {
+				t.Errorf("warnings %q, want %q", got.Warnings, c.warnings)
 			}
 		})
 	}

@@ -1,10 +1,15 @@
 package etcd
 
 import (
+	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -73,5 +78,87 @@ func TestLeftover(t *testing.T) {
 	silent, answers := View{}.Leftover(m), View{Statuses: map[uint64]cluster.EtcdStatus{0xc1: {}}}.Leftover(m)
 	if !strings.Contains(silent, "remove-member c1") || strings.Contains(answers, "remove-member") || !strings.Contains(answers, "https://10.0.0.1:2380") {
 		t.Errorf("silent: %s\nanswers: %s", silent, answers)
+	}
+}
+
+type kubeletScene struct {
+	cluster.Talos
+	cluster.NodeReader
+	restarted []string
+	looks     int // at the Nodes
+	readyAt   int // after so many, wk3 is Ready
+}
+
+func at(last byte) []netip.Addr { return []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, last})} }
+
+func (s *kubeletScene) Members(context.Context) ([]cluster.Member, error) {
+	return []cluster.Member{{Nodename: "wk2", Addresses: at(2)}, {Nodename: "cp1", Addresses: at(9), ControlPlane: true}, {Nodename: "wk1", Addresses: at(1)}, {Nodename: "wk4"}}, nil
+}
+
+func (s *kubeletScene) Nodes(context.Context) ([]cluster.KubeNode, error) {
+	s.looks++
+	return []cluster.KubeNode{{Name: "wk1", Addresses: at(1), Ready: true}, {Name: "wk3", Addresses: at(3), Ready: s.looks > s.readyAt}}, nil
+}
+
+func (s *kubeletScene) ReadParts(_ context.Context, addr netip.Addr, _ cluster.MachineParts) (cluster.Machine, error) {
+	if addr == at(2)[0] {
+		return cluster.Machine{}, errors.New("no answer")
+	}
+	return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "uuid of " + addr.String()}}, nil
+}
+
+func (s *kubeletScene) RestartKubelet(_ context.Context, addr netip.Addr, uuid string) error {
+	s.restarted = append(s.restarted, addr.String())
+	if uuid != "uuid of "+addr.String() {
+		return errors.New("another machine")
+	}
+	return nil
+}
+
+// TestKubelets restarts those that discovery or Kubernetes knows, but not of new machines, waits until their Nodes are
+// Ready, and names what is left: one that is silent, and one that does not become Ready.
+func TestKubelets(t *testing.T) {
+	t.Parallel()
+	const silent = "talosctl -n 10.0.0.2 service kubelet restart: wk2 did not do it (no answer)"
+	for readyAt, want := range map[int][]string{3: {silent}, 1000: {silent, "see why nodes are not Ready (kubectl get nodes): the nodes whose kubelets were restarted to be Ready: gave up after 1m0s; last seen: not Ready: wk3: context deadline exceeded"}} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &kubeletScene{readyAt: readyAt}
+			var said, left []string
+			k := Kubelets{
+				Talos: s, Kube: s, Fresh: []string{"cp1"},
+				Say: func(text string) { said = append(said, text) }, Left: func(text string) { left = append(left, text) },
+			}
+			if err := k.Step().Do(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if want := []string{"10.0.0.1", "10.0.0.3"}; !slices.Equal(s.restarted, want) {
+				t.Errorf("restarted %q", s.restarted)
+			}
+			if diff := cmp.Diff([]string{"wk1", "wk2", "wk3", "not Ready: wk3"}, said); diff != "" {
+				t.Errorf("said %s", diff)
+			}
+			if diff := cmp.Diff(want, left); diff != "" {
+				t.Errorf("left %s", diff)
+			}
+		})
+	}
+}
+
+// TestTwoMembersOfOneName: Talos would remove the wrong one when the machine joins again.
+func TestTwoMembersOfOneName(t *testing.T) {
+	t.Parallel()
+	v := View{Members: []cluster.EtcdMember{{ID: 1, Name: "cp1"}, {ID: 2, Name: "cp2"}, {ID: 3, Name: "cp2"}}}
+	if m, found, err := v.Member("cp1"); m.ID != 1 || !found || err != nil {
+		t.Errorf("cp1: %+v, %t, %v", m, found, err)
+	}
+	_, found, err := v.Member("cp2")
+	if !found || err == nil || !strings.Contains(err.Error(), "etcd has two members named cp2: 2 and 3") {
+		t.Errorf("cp2: %t, %v", found, err)
+	}
+	if _, found, err := v.Member("cp3"); found || err != nil {
+		t.Errorf("cp3: %t, %v", found, err)
+	}
+	if v.Has(cluster.Endpoint{Node: "cp3"}) || !v.Has(cluster.Endpoint{Node: "cp1"}) {
+		t.Error("it has cp1, and no cp3")
 	}
 }

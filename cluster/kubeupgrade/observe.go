@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Observe reads which parts of Kubernetes run on every node that Kubernetes knows, and what in
@@ -152,4 +156,149 @@ func minorSteps(from, wanted cluster.Version) (steps []minorStep) {
 		from = to
 	}
 	return steps
+}
+
+// awaitOthers waits until everything but one component is healthy: one that has just lost its
+// API server may be about to recover. It ends as requireOthers does.
+func (u *Upgrade) awaitOthers(ctx context.Context, path string, except spotOf) error {
+	var last error
+	err := wait.Until(ctx, wait.For{
+		Name: "everything else healthy", Every: u.Timing.Poll, Timeout: u.Timing.Join,
+		Seen: func(seen string) { u.Say(path, "waiting until everything else is healthy: "+seen) },
+	}, func(inTime context.Context) (bool, string, error) {
+		err := u.requireOthers(inTime, except)
+		if hopeless(err) {
+			return false, "", wait.Stop(err)
+		}
+		if inTime.Err() == nil {
+			last = err
+		}
+		return err == nil, "", err
+	})
+	if err != nil && !hopeless(err) && last != nil && ctx.Err() == nil {
+		return fault.Prefix(fmt.Sprintf("waited %s for everything else to be healthy", u.Timing.Join), last)
+	}
+	return err
+}
+
+// requireOthers refuses to restart a component while something else is down: one more would be
+// too many. Everything but the component itself counts, also on its own node.
+func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
+	nodes, err := u.Kube.Nodes(ctx)
+	if err != nil {
+		return fmt.Errorf("list Kubernetes nodes: %w", err)
+	}
+	down := u.Plan.downNodes(nodes, except)
+	pods, err := u.Kube.StaticPods(ctx)
+	if err != nil {
+		return fmt.Errorf("list the pods of the control planes: %w", err)
+	}
+	var hints []string
+	for _, c := range cluster.StaticPods {
+		for _, n := range u.Plan.with(c) {
+			i := slices.IndexFunc(pods, func(p cluster.StaticPod) bool { return p.Node == n.Node && p.Component == c })
+			switch {
+			case except == spotOf{n.Node, c}:
+			case i < 0:
+				down = append(down, fmt.Sprintf("Kubernetes does not show the pod of the %s of %s", c, n.Node))
+			case !pods[i].Ready:
+				down = append(down, fmt.Sprintf("the %s of %s is not Ready: %s", c, n.Node, words.OrNone(pods[i].Why)))
+			case c == cluster.APIServer:
+				if err := cluster.RequireAPIServer(ctx, u.Talos, u.Kube, n.Node, n.Addr); err != nil {
+					down, hints = append(down, err.Error()), append(hints, fault.Hints(err)...)
+				}
+			}
+		}
+	}
+	if len(down) > 0 {
+		slices.Sort(down)
+		err := fault.WithHint(fault.GateClosed.Refusedf("%s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
+		for _, hint := range hints {
+			err = fault.WithHint(err, "%s", hint)
+		}
+		return err
+	}
+	return u.requireEtcd(ctx)
+}
+
+// downNodes are the nodes that are not Ready, and control planes that are not in the plan.
+func (p Plan) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string) {
+	for _, k := range nodes {
+		planned := slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Node == k.Name && n.UUID == k.UUID })
+		switch {
+		case k.ControlPlane && !planned:
+			down = append(down, "control plane "+k.Name+" was not there when this was planned: the same command again takes it into account")
+		case !k.Ready && (except != spotOf{k.Name, cluster.Kubelet}):
+			down = append(down, "node "+k.Name+" is not Ready")
+		}
+	}
+	return down
+}
+
+// requireEtcd refuses unless etcd is healthy and each of its members is a machine whose API
+// server is in the plan: any other would not be watched.
+func (u *Upgrade) requireEtcd(ctx context.Context) error {
+	ask := cluster.Each(u.Plan.with(cluster.APIServer), func(n Node) cluster.Endpoint {
+		return cluster.Endpoint{Node: n.Node, Addr: n.Addr}
+	})
+	v, err := etcd.Look(ctx, u.Talos, ask)
+	if err != nil {
+		return fault.WithHint(fault.EtcdUnhealthy.Of(fault.As(fault.Refused, err)), "talosctl etcd status; bring etcd back first")
+	}
+	if wrong := v.Unhealthy(""); len(wrong) > 0 {
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd is not healthy: %s", strings.Join(wrong, "; ")), "talosctl etcd status; talosctl etcd alarm list; put etcd right first")
+	}
+	for _, m := range v.Members {
+		if err := u.requireMember(ctx, m, ask); err != nil {
+			return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd member %s is no control plane of the plan: %w", m.Label(), err),
+				"a control plane that joins has to be a Ready node of Kubernetes first, and the same command again takes it into account; one that is gone has to leave etcd (talosctl etcd members)")
+		}
+	}
+	return nil
+}
+
+var errNotPlanned = errors.New("its machine is none that was planned for")
+
+// requireMember finds a member's machine in the plan: by name, or, since a Node's name may
+// differ, by its UUID.
+func (u *Upgrade) requireMember(ctx context.Context, m cluster.EtcdMember, ask []cluster.Endpoint) error {
+	if slices.ContainsFunc(ask, func(e cluster.Endpoint) bool { return e.Node == m.Name }) {
+		return nil
+	}
+	addr, err := m.Address(ask)
+	if err != nil {
+		return err
+	}
+	machine, err := u.Talos.Kubernetes(ctx, addr)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(u.Plan.with(cluster.APIServer), func(n Node) bool { return n.UUID == machine.UUID }) {
+		return errNotPlanned
+	}
+	return nil
+}
+
+// finish makes sure that everything is healthy at the end, and that no node has joined
+// meanwhile with another version.
+func (u *Upgrade) finish(ctx context.Context) error {
+	const path = upgradeKubernetes + "/finish"
+	if err := u.awaitOthers(ctx, path, spotOf{}); err != nil {
+		return err
+	}
+	nodes, err := u.Kube.Nodes(ctx)
+	if err != nil {
+		return fmt.Errorf("list Kubernetes nodes: %w", err)
+	}
+	var others []string
+	for _, k := range nodes {
+		if v, err := cluster.ParseVersion(k.KubeletVersion); err != nil || v.String() != u.Plan.To {
+			others = append(others, fmt.Sprintf("%s runs %s", k.Name, k.KubeletVersion))
+		}
+	}
+	if len(others) > 0 {
+		return fault.WithHint(fmt.Errorf("not all nodes run %s: %s", u.Plan.To, strings.Join(others, ", ")),
+			"a node that joined meanwhile is brought along by the same command again; its machine configuration should name the new version from the start")
+	}
+	return nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Plan says what bringing Kubernetes to another version will do, in
@@ -108,9 +109,7 @@ func NewPlan(name, to string, seen Seen) (Plan, error) {
 	for _, node := range seen.Open {
 		p.refuse(node, "a roll has changed it and not finished: recast roll finishes it")
 	}
-	for _, r := range p.against {
-		p.Refused = append(p.Refused, r.String())
-	}
+	p.Refused = cluster.Each(p.against, refusal.String)
 	if p.Work() {
 		p.warnOfOutage()
 		p.LeftOver = p.leftOver()
@@ -187,22 +186,15 @@ func (s Seen) lowest(wanted cluster.Version) (v cluster.Version, on string) {
 // sortedNodes returns the control planes first, each role by name.
 func sortedNodes(nodes []NodeSeen) []NodeSeen {
 	return slices.SortedFunc(slices.Values(nodes), func(a, b NodeSeen) int {
-		if a.Node.ControlPlane != b.Node.ControlPlane {
-			if a.Node.ControlPlane {
-				return -1
-			}
-			return 1
-		}
-		return strings.Compare(a.Node.Name, b.Node.Name)
+		role := cluster.TrueFirst(a.Node.ControlPlane, b.Node.ControlPlane)
+		return cmp.Or(role, strings.Compare(a.Node.Name, b.Node.Name))
 	})
 }
 
 func (p *kubernetesPlanner) node(seen NodeSeen) {
-	n := Node{Node: seen.Node.Name, Role: cluster.Worker, UUID: seen.Node.UUID, Addr: seen.Addr, Kubelet: seen.Node.KubeletVersion}
-	if seen.Node.ControlPlane {
-		n.Role = cluster.ControlPlane
-	}
-	m := seen.Machine
+	k, m := seen.Node, seen.Machine
+	n := Node{Node: k.Name, UUID: k.UUID, Addr: seen.Addr, Kubelet: k.KubeletVersion}
+	n.Role = cluster.RoleOf(k.ControlPlane)
 	switch {
 	case m == nil:
 		p.refuse(n.Node, "it could not be read: %v", seen.Err)
@@ -291,14 +283,9 @@ func (p *kubernetesPlanner) proxy(seen Seen) {
 
 // warnOfOutage warns that the only API server is unavailable while it restarts.
 func (p *kubernetesPlanner) warnOfOutage() {
-	var planes []string
-	for _, n := range p.Nodes {
-		if n.Role == cluster.ControlPlane {
-			planes = append(planes, n.Node)
-		}
-	}
+	planes := cluster.Where(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane })
 	if len(planes) == 1 {
-		p.Warn = append(p.Warn, fmt.Sprintf("%s is the only control plane: the Kubernetes API is unavailable while its API server restarts", planes[0]))
+		p.Warn = append(p.Warn, fmt.Sprintf("%s is the only control plane: the Kubernetes API is unavailable while its API server restarts", planes[0].Node))
 	}
 }
 
@@ -371,4 +358,156 @@ func (s *Seen) readEtcd(ctx context.Context, talos cluster.EtcdReader) {
 	if len(s.Etcd) == 0 {
 		s.EtcdErr = errors.Join(append(errs, errors.New("no control plane says so"))...)
 	}
+}
+
+// Foresee lists what would stop the plan halfway and can be known before anything restarts: a
+// machine configuration that would not accept the images, and certificates that await approval.
+// It changes nothing.
+func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluster.Maintenance, kube cluster.KubeReader) (refused []string, err error) {
+	for _, n := range p.Nodes {
+		if len(n.Changes) == 0 {
+			continue
+		}
+		config, err := talos.MachineConfig(ctx, n.Addr)
+		if err != nil {
+			return nil, fmt.Errorf("read machine configuration of %s: %w", n.Node, err)
+		}
+		patch := cluster.ConfigPatch{Talos: n.Talos}
+		for _, c := range n.Changes {
+			patch.Kubernetes = patch.Kubernetes.With(c.Component, c.To)
+		}
+		if _, err := m.PatchConfig(config, patch); err != nil {
+			refused = append(refused, fmt.Sprintf("machine configuration of %s: %s", n.Node, withHints(err)))
+		}
+		if !slices.ContainsFunc(n.Changes, func(c ImageChange) bool { return c.Component == cluster.Kubelet && c.From != c.To }) {
+			continue // the plan does not restart its kubelet
+		}
+		pending, err := kube.PendingCertificates(ctx, n.Node)
+		if err != nil {
+			return nil, fmt.Errorf("list certificate requests: %w", err)
+		}
+		if len(pending) > 0 {
+			refused = append(refused, fmt.Sprintf("%s: certificate requests of its kubelet wait for approval, and its next one would: kubectl certificate approve %s, or have kubelet-serving-cert-approver do it",
+				n.Node, strings.Join(pending, " ")))
+		}
+	}
+	return refused, nil
+}
+
+// RequireSame refuses a plan that differs from the one that was shown. A change that someone
+// has already made is no difference.
+func (p Plan) RequireSame(shown Plan) error {
+	var other []string
+	for _, n := range p.Nodes {
+		if s, there := cluster.Find(shown.Nodes, func(s Node) bool { return s.Node == n.Node }); there {
+			other = append(other, n.differs(s)...)
+		} else {
+			other = append(other, n.Node+" has joined")
+		}
+	}
+	for _, s := range shown.Nodes {
+		if !slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Node == s.Node }) {
+			other = append(other, s.Node+" is gone")
+		}
+	}
+	if p.Proxy != nil && (shown.Proxy == nil || *p.Proxy != *shown.Proxy) {
+		other = append(other, "the image of DaemonSet kube-proxy is "+p.Proxy.From)
+	}
+	fresh := func(why string) bool { return !slices.Contains(shown.Refused, why) }
+	other = append(other, cluster.Where(p.Refused, fresh)...)
+	if len(other) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster is no longer as the plan says: %s", strings.Join(other, "; ")), "nothing was changed; the same command again shows the plan of now")
+}
+
+// differs says how a node has changed since it was shown.
+func (n Node) differs(shown Node) (how []string) {
+	switch {
+	case n.UUID != shown.UUID || n.Addr != shown.Addr || n.Role != shown.Role:
+		how = append(how, n.Node+" is another machine, or at another address")
+	case n.Talos != shown.Talos:
+		how = append(how, fmt.Sprintf("%s runs Talos %s", n.Node, cmp.Or(n.Talos, "of no known version")))
+	}
+	for _, c := range n.Changes {
+		if !slices.Contains(shown.Changes, c) && c.From != c.To {
+			how = append(how, fmt.Sprintf("%s of %s is to run %s", c.Component, n.Node, c.From))
+		}
+	}
+	return how
+}
+
+// talosctlImages are the flags of talosctl upgrade-k8s that name the repository of a component,
+// with their defaults (cmd/talosctl/cmd/talos/upgrade-k8s.go): talosctl gives every machine
+// that repository, whatever the machine had.
+var talosctlImages = []struct {
+	component      cluster.Component
+	flag, standard string
+}{
+	{cluster.APIServer, "--apiserver-image", "registry.k8s.io/kube-apiserver"},
+	{cluster.ControllerManager, "--controller-manager-image", "registry.k8s.io/kube-controller-manager"},
+	{cluster.Scheduler, "--scheduler-image", "registry.k8s.io/kube-scheduler"},
+	{cluster.KubeProxy, "--proxy-image", "registry.k8s.io/kube-proxy"},
+	{cluster.Kubelet, "--kubelet-image", "ghcr.io/siderolabs/kubelet"},
+}
+
+// talosctl is the command of talosctl's own upgrade to a version that leaves every repository
+// and every comment of the configurations unchanged. It is "" if there is no such command, and
+// why says so.
+func (p *kubernetesPlanner) talosctl(to cluster.Version) (command, why string) {
+	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane && n.Addr.IsValid() })
+	if i < 0 {
+		return "", "no control plane has an address"
+	}
+	command = fmt.Sprintf("talosctl -n %s upgrade-k8s --to %s", p.Nodes[i].Addr, strings.TrimPrefix(to.String(), "v"))
+	for _, image := range talosctlImages {
+		repository, why := p.repository(image.component)
+		if why != "" {
+			return "", why
+		}
+		if repository != "" && repository != image.standard {
+			command += " " + image.flag + "=" + words.Quote(repository)
+		}
+	}
+	return command + " --with-docs=false --with-examples=false", ""
+}
+
+// repository is the one from which every node runs a component, "" if none runs it; why says
+// that talosctl could not give all of them the image as it is.
+func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why string) {
+	for _, n := range p.Nodes {
+		image := n.images.Of(c)
+		if image == "" {
+			continue
+		}
+		r, err := cluster.ParseImage(image)
+		switch {
+		// talosctl makes REPOSITORY:vVERSION of it, and keeps a suffix only for kubelets
+		// (pkg/cluster/kubernetes/kubelet.go).
+		case err != nil || r.Prefix != "v" || r.Digest != "" || r.Suffix != "" && c != cluster.Kubelet:
+			return "", fmt.Sprintf("%s would give %s of %s another image than %s", "talosctl upgrade-k8s", c, n.Node, image)
+		case repository != "" && repository != r.Repository:
+			return "", fmt.Sprintf("nodes run %s from different repositories, and talosctl upgrade-k8s would give all of them one", c)
+		}
+		repository = r.Repository
+	}
+	return repository, ""
+}
+
+// leftOver says what remains to be done after the plan.
+func (p *kubernetesPlanner) leftOver() string {
+	const left = "CoreDNS, flannel and whatever else Talos makes manifests of stay as they are: "
+	command, why := p.talosctl(p.wanted)
+	if command == "" {
+		return left + why + "; compare them by hand with what Talos would make (talosctl get manifests), and apply what differs"
+	}
+	return left + command + " --dry-run shows what differs, and without --dry-run applies it"
+}
+
+// alongFirst says how to bring kube-proxy to the version of the control planes.
+func (p *kubernetesPlanner) alongFirst() string {
+	if command, _ := p.talosctl(p.lowest); command != "" {
+		return command + " brings it along first"
+	}
+	return fmt.Sprintf("bring it to %s first (kubectl -n kube-system set image daemonset/kube-proxy kube-proxy=IMAGE)", p.lowest)
 }

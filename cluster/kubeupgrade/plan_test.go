@@ -1,14 +1,29 @@
 package kubeupgrade
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	gocmp "github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 )
+
+// each checks every case as a subtest of its own.
+func each[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
+	t.Helper()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			check(t, c)
+		})
+	}
+}
 
 // seenAt is a cluster of one control plane and one worker that runs the given version.
 func seenAt(version string) Seen {
@@ -91,7 +106,7 @@ func (tc planCase) check(t *testing.T) {
 
 func TestPlanKubernetes(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]planCase{
+	each(t, map[string]planCase{
 		"the next minor":       {"v1.35.4", "v1.36.1", as, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
 		"a patch":              {"v1.35.4", "v1.35.5", as, "ghcr.io/siderolabs/kubelet:v1.35.5", nil},
 		"nothing":              {"v1.35.4", "v1.35.4", as, "", nil},
@@ -125,18 +140,15 @@ func TestPlanKubernetes(t *testing.T) {
 			return s
 		}, "", []string{"cp1: flag x", "the cluster is managed by tuppr as well", "wk9: a roll has changed it and not finished"}},
 		"another kube-proxy": {"v1.35.4", "v1.36.1", func(s Seen) Seen { s.Proxy.Image = "registry.k8s.io/kube-proxy:v1.37.0"; return s }, "", []string{"DaemonSet kube-proxy: it is v1.37.0 already"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			tc.check(t)
-		})
-	}
+	}, func(t *testing.T, tc planCase) {
+		tc.check(t)
+	})
 }
 
 // TestPlanKubernetesMachines: machines that must not be changed, and machines that are not seen.
 func TestPlanKubernetesMachines(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]planCase{
+	each(t, map[string]planCase{
 		"a vendor's tag": {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "reg.local/kube-apiserver:v1.35.4-fips.1"), "", []string{
 			"kube-apiserver of cp1: image \"reg.local/kube-apiserver:v1.35.4-fips.1\": \"fips.1\" in its tag is a vendor's own, and which one another version has is not known: upgrade Kubernetes with the tool of the vendor of these images",
 		}},
@@ -163,12 +175,9 @@ func TestPlanKubernetesMachines(t *testing.T) {
 			s.Etcd, s.EtcdErr = nil, errors.New("no answer")
 			return s
 		}, "", []string{"who the members of etcd are, and so which control planes there are, is not known: no answer"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			tc.check(t)
-		})
-	}
+	}, func(t *testing.T, tc planCase) {
+		tc.check(t)
+	})
 }
 
 func TestKubeVersionOrder(t *testing.T) {
@@ -208,7 +217,8 @@ func TestCheckKubernetesVersion(t *testing.T) {
 func TestRetag(t *testing.T) {
 	t.Parallel()
 	const like = "registry.k8s.io/kube-scheduler:v1.35.4"
-	for name, tc := range map[string]struct{ image, like, want string }{
+	type row struct{ image, like, want string }
+	each(t, map[string]row{
 		"none is named":        {"", like, like},
 		"an older one":         {"mirror/kube-scheduler:v1.34.6", like, "mirror/kube-scheduler:v1.35.4"},
 		"a newer one":          {"mirror/kube-scheduler:v1.36.0", like, "mirror/kube-scheduler:v1.35.4"},
@@ -221,13 +231,155 @@ func TestRetag(t *testing.T) {
 		"a vendor's elsewhere": {"mirror/kube-scheduler:v1.34.6-fips.1", like, ""},
 		"a variant":            {"mirror/kubelet:v1.34.6-fat", "mirror/kubelet:v1.35.4", "mirror/kubelet:v1.35.4-fat"},
 		"no letter":            {"mirror/kube-scheduler:1.34.6", like, "mirror/kube-scheduler:1.35.4"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := cluster.Retag(tc.image, tc.like)
-			if got != tc.want || (err != nil) != (tc.want == "") {
-				t.Errorf("%q, %v, want %q", got, err, tc.want)
-			}
-		})
+	}, func(t *testing.T, tc row) {
+		got, err := cluster.Retag(tc.image, tc.like)
+		if got != tc.want || (err != nil) != (tc.want == "") {
+			t.Errorf("%q, %v, want %q", got, err, tc.want)
+		}
+	})
+}
+
+// stubborn has a configuration of cp2 that accepts no scheduler, and a kubelet of cp3 whose
+// certificate awaits approval.
+type stubborn struct {
+	cluster.MachineReader
+	cluster.Maintenance
+	cluster.KubeReader
+}
+
+func (stubborn) MachineConfig(_ context.Context, addr netip.Addr) (cluster.Secret, error) {
+	return cluster.Secret(addr.String()), nil
+}
+
+func (stubborn) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
+	if string(config) == planeAddrs[1].String() && p.Kubernetes.Scheduler != "" {
+		return nil, fault.WithHint(errors.New("two documents"), "take one out")
+	}
+	return config, nil
+}
+
+func (stubborn) PendingCertificates(_ context.Context, node string) ([]string, error) {
+	if node == "cp3" {
+		return []string{"csr-1"}, nil
+	}
+	return nil, nil
+}
+
+// TestForesee: what would stop the plan halfway is listed for all nodes at once, with hints.
+func TestForesee(t *testing.T) {
+	t.Parallel()
+	plan := Plan{To: "v1.36.1"}
+	for i, name := range []string{"cp1", "cp2", "cp3"} {
+		n := Node{Node: name, Addr: planeAddrs[i], Talos: "v1.13.9"}
+		for _, c := range cluster.Components {
+			n.Changes = append(n.Changes, ImageChange{c, imagesAt("v1.35.4").Of(c), imagesAt("v1.36.1").Of(c)})
+		}
+		plan.Nodes = append(plan.Nodes, n)
+	}
+	got, err := plan.Foresee(t.Context(), stubborn{}, stubborn{}, stubborn{})
+	want := []string{
+		"machine configuration of cp2: two documents: take one out",
+		"cp3: certificate requests of its kubelet wait for approval, and its next one would: kubectl certificate approve csr-1, or have kubelet-serving-cert-approver do it",
+	}
+	if diff := gocmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+// TestRequireSame: a plan may only shrink.
+func TestRequireSame(t *testing.T) {
+	t.Parallel()
+	change := func(c cluster.Component, from string) ImageChange {
+		return ImageChange{c, imagesAt(from).Of(c), imagesAt("v1.36.1").Of(c)}
+	}
+	shown := func() Plan {
+		proxy := change(cluster.KubeProxy, "v1.35.4")
+		return Plan{From: "v1.35.4", To: "v1.36.1", Proxy: &proxy, Nodes: []Node{
+			{Node: "cp1", UUID: "uuid-1", Addr: planeAddrs[0], Talos: "v1.13.9", Changes: []ImageChange{change(cluster.APIServer, "v1.35.4"), change(cluster.Kubelet, "v1.35.4")}},
+			{Node: "wk1", UUID: "uuid-2", Addr: planeAddrs[1], Talos: "v1.13.9", Changes: []ImageChange{change(cluster.Kubelet, "v1.35.4")}},
+		}}
+	}
+	type row struct {
+		now  func(p *Plan)
+		want string // "": it is the same
+	}
+	each(t, map[string]row{
+		"the same":              {now: func(*Plan) {}},
+		"some of it got done":   {now: func(p *Plan) { p.From, p.Proxy, p.Nodes[0].Changes = "v1.36.1", nil, p.Nodes[0].Changes[1:] }},
+		"set, but not seen yet": {now: func(p *Plan) { p.Nodes[1].Changes = []ImageChange{change(cluster.Kubelet, "v1.36.1")} }},
+		"a node has joined":     {func(p *Plan) { p.Nodes = append(p.Nodes, Node{Node: "wk2"}) }, "wk2 has joined"},
+		"a node is gone":        {func(p *Plan) { p.Nodes = p.Nodes[:1] }, "wk1 is gone"},
+		"a node was recreated":  {func(p *Plan) { p.Nodes[1].UUID = "uuid-9" }, "wk1 is another machine"},
+		"Talos was rolled":      {func(p *Plan) { p.Nodes[1].Talos = "v1.14.1" }, "wk1 runs Talos v1.14.1"},
+		"a downgraded kubelet":  {func(p *Plan) { p.Nodes[1].Changes[0] = change(cluster.Kubelet, "v1.34.1") }, "kubelet of wk1 is to run registry.k8s.io/kubelet:v1.34.1"},
+		"another DaemonSet":     {func(p *Plan) { p.Proxy.From = "mine:v1.35.4" }, "the image of DaemonSet kube-proxy is mine:v1.35.4"},
+		"it is refused by now":  {func(p *Plan) { p.Refused = []string{"a roll has changed it"} }, "a roll has changed it"},
+	}, func(t *testing.T, c row) {
+		p := shown()
+		c.now(&p)
+		err := p.RequireSame(shown())
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("err = %v", err)
+		case c.want != "" && (fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("err = %v, want it refused: %s", err, c.want)
+		}
+	})
+}
+
+// removals records what is asked for, version by version.
+type removals struct {
+	cluster.MachineReader
+	cluster.KubeReader
+	asked []string
+}
+
+func (r *removals) RemovedFlags(_ context.Context, addr netip.Addr, _ bool, from, to string) ([]string, error) {
+	r.asked = append(r.asked, addr.String()+" "+from+"→"+to)
+	return nil, nil
+}
+
+func (r *removals) RemovedObjects(_ context.Context, from, to string) ([]string, error) {
+	r.asked = append(r.asked, "objects "+from+"→"+to)
+	return nil, nil
+}
+
+// TestRemovedStepByStep: each node is asked from its oldest version on, one minor version at a
+// time, whatever is already upgraded.
+func TestRemovedStepByStep(t *testing.T) {
+	t.Parallel()
+	as := func(s Seen) Seen { return s }
+	type row struct {
+		from string
+		seen func(Seen) Seen
+		want string
+	}
+	each(t, map[string]row{
+		"a minor":       {"v1.35.4", as, "10.0.0.11 v1.35.4→v1.36.1, 10.0.0.31 v1.35.4→v1.36.1, objects v1.35.4→v1.36.1"},
+		"a patch":       {"v1.36.0", as, ""},
+		"an old one":    {"v1.35.4", kubelet("wk1", "v1.33.9"), "10.0.0.11 v1.35.4→v1.36.1, 10.0.0.31 v1.33.9→v1.34.0, 10.0.0.31 v1.34.0→v1.35.0, 10.0.0.31 v1.35.0→v1.36.1, objects v1.33.9→v1.34.0, objects v1.34.0→v1.35.0, objects v1.35.0→v1.36.1"},
+		"only kubelets": {"v1.36.1", kubelet("wk1", "v1.35.4"), "10.0.0.31 v1.35.4→v1.36.1, objects v1.35.4→v1.36.1"},
+		"too old":       {"v1.35.4", kubelet("wk1", "v1.30.1"), "10.0.0.11 v1.35.4→v1.36.1, objects v1.35.4→v1.36.1"},
+		"two minors":    {"v1.34.6", as, ""},
+	}, func(t *testing.T, tc row) {
+		r := &removals{}
+		wanted, _ := cluster.ParseVersion("v1.36.1")
+		out, err := removed(t.Context(), r, r, tc.seen(seenAt(tc.from)), wanted)
+		if got := strings.Join(r.asked, ", "); got != tc.want || err != nil || len(out) > 0 {
+			t.Errorf("asked %s, want %s; %v, %v", got, tc.want, out, err)
+		}
+	})
+}
+
+// TestToPull: pods of kube-proxy run on every node, whatever its configuration names.
+func TestToPull(t *testing.T) {
+	t.Parallel()
+	kubelet, proxy := ImageChange{cluster.Kubelet, "k:v1", "k:v2"}, ImageChange{cluster.KubeProxy, "p:v1", "p:v2"}
+	n := Node{Changes: []ImageChange{kubelet, proxy}}
+	if diff := gocmp.Diff([]ImageChange{kubelet}, Plan{}.toPull(n)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := gocmp.Diff([]ImageChange{kubelet, proxy}, Plan{Proxy: &proxy}.toPull(n)); diff != "" {
+		t.Error(diff)
 	}
 }

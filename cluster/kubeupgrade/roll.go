@@ -57,9 +57,7 @@ func (u *Upgrade) Steps() step.Step {
 		{ID: "check", Title: "check that the cluster is healthy", Do: u.check},
 		u.pullStep(),
 	}
-	for _, c := range cluster.StaticPods {
-		steps = append(steps, u.branch(c))
-	}
+	steps = append(steps, cluster.Each(cluster.StaticPods, u.branch)...)
 	steps = append(steps, u.proxyStep(), u.branch(cluster.Kubelet),
 		step.Step{ID: "finish", Title: "check that everything is healthy", Do: u.finish})
 	return step.Step{
@@ -295,4 +293,271 @@ func (u *Upgrade) lackAny(ctx context.Context, spots []spotOf) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// proxyStep brings kube-proxy to the version: first the configuration from which Talos makes
+// its manifest, then the DaemonSet itself, which Talos creates and never changes
+// (controllers/k8s/manifest_apply.go).
+func (u *Upgrade) proxyStep() step.Step {
+	var steps []step.Step
+	for _, n := range u.Plan.with(cluster.KubeProxy) {
+		k := kubernetesStep{Upgrade: u, n: n, c: cluster.KubeProxy, path: upgradeKubernetes + "/" + string(cluster.KubeProxy) + "/" + n.Node}
+		steps = append(steps, step.Step{ID: n.Node, Kind: string(cluster.KubeProxy), Title: "name it in the configuration of " + n.Node, Risk: step.Safe, Whole: true, Skip: k.named, Do: k.name})
+	}
+	if u.Plan.Proxy != nil {
+		steps = append(steps, step.Step{ID: "roll-out", Title: "roll the DaemonSet kube-proxy out", Risk: step.Disruptive, Skip: u.proxyDone, Do: u.rollOutProxy})
+	}
+	return step.Step{
+		ID: string(cluster.KubeProxy), Title: "kube-proxy to " + u.Plan.To, Risk: step.Disruptive,
+		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
+	}
+}
+
+func (k *kubernetesStep) named(ctx context.Context) (string, error) {
+	if what, err := k.lacks(ctx, k.n, k.c); err != nil || what != "" {
+		return "", nil //nolint:nilerr // setting it reports what is wrong
+	}
+	return "it is named", nil
+}
+
+func (k *kubernetesStep) name(ctx context.Context) error {
+	lost, err := k.set(ctx)
+	if err != nil {
+		return err
+	}
+	return cluster.Unanswered(lost, wait.Until(ctx, wait.For{
+		Name: fmt.Sprintf("%s named by the configuration of %s", k.c, k.n.Node), Every: k.Timing.Poll, Timeout: k.Timing.Join,
+		Seen: func(seen string) { k.Say(k.path, seen) },
+	}, func(ctx context.Context) (bool, string, error) {
+		what, err := k.lacks(ctx, k.n, k.c)
+		if hopeless(err) {
+			err = wait.Stop(err)
+		}
+		return what == "" && err == nil, what, err
+	}))
+}
+
+// proxyDone is the goal: every pod of kube-proxy runs in that version.
+func (u *Upgrade) proxyDone(ctx context.Context) (string, error) {
+	set, err := u.Kube.ProxySet(ctx)
+	if err != nil || !runs(set, u.Plan.Proxy.To) {
+		return "", err
+	}
+	return fmt.Sprintf("%d pods run %s", set.Wanted, u.Plan.To), nil
+}
+
+// runs says whether every pod of kube-proxy has that image.
+func runs(p cluster.ProxySet, image string) bool {
+	return p.Image == image && p.Seen && p.Updated == p.Wanted && p.Available == p.Wanted
+}
+
+func (u *Upgrade) rollOutProxy(ctx context.Context) error {
+	const path = upgradeKubernetes + "/" + string(cluster.KubeProxy) + "/roll-out"
+	change := u.Plan.Proxy
+	if err := u.awaitOthers(ctx, path, spotOf{}); err != nil {
+		return err
+	}
+	if err := u.Kube.SetProxyImage(ctx, change.From, change.To); err != nil {
+		return fmt.Errorf("set the image of DaemonSet kube-proxy: %w", err)
+	}
+	r := proxyRollOut{image: change.To, patience: u.Timing.Join, moved: time.Now()}
+	err := wait.Until(ctx, wait.For{
+		Name: "kube-proxy rolled out", Every: u.Timing.Poll, Seen: func(seen string) { u.Say(path, seen) },
+	}, func(ctx context.Context) (bool, string, error) {
+		set, err := u.Kube.ProxySet(ctx)
+		return r.look(set, err)
+	})
+	return fault.WithHint(err, "kubectl -n kube-system get pods -l k8s-app=kube-proxy -o wide shows which pod does not start; run the same command again to continue")
+}
+
+// proxyRollOut is the progress of the DaemonSet's rollout. It may take any time while something
+// moves.
+type proxyRollOut struct {
+	image    string
+	patience time.Duration
+	best     cluster.ProxySet
+	moved    time.Time // when something last moved
+}
+
+func (r *proxyRollOut) look(set cluster.ProxySet, err error) (done bool, seen string, _ error) {
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return false, "", wait.Stop(fmt.Errorf("someone has deleted it: %w", err))
+	case err != nil:
+		seen = err.Error()
+	case set.Image != r.image:
+		return false, "", wait.Stop(fault.WithHint(fmt.Errorf("someone has set its image to %s meanwhile", set.Image), "see who manages DaemonSet kube-proxy, too"))
+	case runs(set, r.image):
+		return true, "", nil
+	case !set.Seen:
+		seen = "its controller has not looked at it yet"
+	default:
+		seen = fmt.Sprintf("%d of %d pods are updated, %d available", set.Updated, set.Wanted, set.Available)
+	}
+	if err == nil && set.Seen && (set.Updated > r.best.Updated || set.Available > r.best.Available) {
+		r.best, r.moved = set, time.Now()
+	}
+	if time.Since(r.moved) > r.patience {
+		return false, "", wait.Stop(fmt.Errorf("nothing has moved for %s: %s", r.patience, seen))
+	}
+	return false, seen, nil
+}
+
+// lacks names the first thing that a component of a node lacks to run in the wanted version; ""
+// if it lacks nothing.
+func (u *Upgrade) lacks(ctx context.Context, n Node, c cluster.Component) (string, error) {
+	m, err := u.Talos.Kubernetes(ctx, n.Addr)
+	if err != nil {
+		return "", err
+	}
+	r, err := cluster.ParseImage(m.Images.Of(c))
+	switch {
+	case m.UUID != n.UUID:
+		return "", otherMachine(n, m.UUID)
+	case err != nil || r.Version.String() != u.Plan.To:
+		return fmt.Sprintf("its configuration names %s", words.OrNone(m.Images.Of(c))), nil
+	case c == cluster.Kubelet:
+		return u.lacksKubelet(ctx, n, m)
+	case c == cluster.KubeProxy:
+		return "", nil // the DaemonSet decides what runs
+	}
+	pods, err := u.Kube.StaticPods(ctx)
+	if err != nil {
+		return "", err
+	}
+	return cluster.LacksStaticPod(ctx, u.Kube, pods, n.Node, n.Addr, c, m)
+}
+
+func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKubernetes) (string, error) {
+	if !m.KubeletHealthy {
+		return "Talos' service kubelet is not healthy", nil
+	}
+	nodes, err := u.Kube.Nodes(ctx)
+	if err != nil {
+		return "", err
+	}
+	if k, known := cluster.Find(nodes, func(k cluster.KubeNode) bool { return k.Name == n.Node }); known {
+		if runs, err := cluster.ParseVersion(k.KubeletVersion); err != nil || runs.String() != u.Plan.To {
+			return "Kubernetes still sees kubelet " + k.KubeletVersion, nil //nolint:nilerr // it says what it is
+		}
+	}
+	if what, err := cluster.LacksNode(ctx, u.Kube, n.Node, m.UUID, m.BootID); err != nil || what != "" {
+		return what, err
+	}
+	return cluster.LacksStaticPods(ctx, u.Kube, n.Node, n.Addr, m) // a kubelet of another version may restart them
+}
+
+// otherMachineError says that a node's address leads to another machine.
+type otherMachineError struct {
+	n    Node
+	uuid string
+}
+
+func otherMachine(n Node, uuid string) error {
+	return fault.UUIDMismatch.Of(fault.As(fault.Refused, &otherMachineError{n, uuid}))
+}
+
+func (e *otherMachineError) Error() string {
+	return fmt.Sprintf("%s answers with UUID %s, not %s", e.n.Addr, e.uuid, e.n.UUID)
+}
+
+// hopeless says whether waiting can't help: it is another machine, or the claim is not ours.
+func hopeless(err error) bool {
+	_, other := errors.AsType[*otherMachineError](err)
+	_, unproven := errors.AsType[*cluster.UnprovenError](err)
+	return other || unproven || fault.KindOf(err) == fault.Claimed
+}
+
+// check refuses to begin unless everything is healthy. It first waits for what an earlier run
+// changed, which may still be starting.
+func (u *Upgrade) check(ctx context.Context) error {
+	foreseen, err := u.Plan.Foresee(ctx, u.Talos, u.Maintenance, u.Kube)
+	if err != nil {
+		return err
+	}
+	if len(foreseen) > 0 {
+		return fault.Refusedf("nothing was restarted: %s", strings.Join(foreseen, "; "))
+	}
+	changed, err := u.changed(ctx)
+	if err != nil {
+		return err
+	}
+	if len(changed) > 0 {
+		const path = upgradeKubernetes + "/check"
+		if err := u.settle(ctx, path, changed); err != nil {
+			return err
+		}
+		return u.awaitOthers(ctx, path, spotOf{})
+	}
+	return u.requireOthers(ctx, spotOf{})
+}
+
+// changed are the components whose configuration names the wanted version.
+func (u *Upgrade) changed(ctx context.Context) (out []spotOf, err error) {
+	for _, n := range u.Plan.Nodes {
+		m, err := u.Talos.Kubernetes(ctx, n.Addr)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range cluster.Components {
+			if r, err := cluster.ParseImage(m.Images.Of(c)); err == nil && r.Version.String() == u.Plan.To {
+				out = append(out, spotOf{n.Node, c})
+			}
+		}
+	}
+	return out, nil
+}
+
+// lacks notes what should run in the wanted version and does not, as far as Kubernetes and
+// Talos show it: an earlier run may have left it so.
+func (p *kubernetesPlanner) lacks(seen Seen) {
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		j := slices.IndexFunc(seen.Nodes, func(s NodeSeen) bool { return s.Node.Name == n.Node })
+		m := seen.Nodes[j].Machine
+		if m == nil {
+			continue // refused
+		}
+		for _, c := range cluster.Components {
+			if r, err := cluster.ParseImage(n.images.Of(c)); err != nil || r.Version != p.wanted {
+				continue
+			}
+			what := ""
+			switch c {
+			case cluster.Kubelet:
+				what = kubeletDown(seen.Nodes[j])
+			case cluster.APIServer, cluster.ControllerManager, cluster.Scheduler:
+				what = cluster.LacksPod(seen.Pods, n.Node, c, *m)
+			}
+			if c == cluster.APIServer && what == "" {
+				what = p.serverLacks(seen.Nodes[j])
+			}
+			if what != "" {
+				n.Lacks = append(n.Lacks, fmt.Sprintf("%s: %s", c, what))
+			}
+		}
+	}
+}
+
+// serverLacks says what an API server lacks although it counts as Ready: its pod has no
+// readiness probe.
+func (p *kubernetesPlanner) serverLacks(seen NodeSeen) string {
+	if seen.ServesErr != nil {
+		return seen.ServesErr.Error()
+	}
+	if v, err := cluster.ParseVersion(seen.Serves); err != nil || v != p.wanted {
+		return "it answers as " + words.OrNone(seen.Serves) //nolint:nilerr // it says what it is
+	}
+	return ""
+}
+
+// kubeletDown says why a kubelet is not available, whatever its version.
+func kubeletDown(seen NodeSeen) string {
+	switch {
+	case !seen.Machine.KubeletHealthy:
+		return "Talos' service kubelet is not healthy"
+	case !seen.Node.Ready:
+		return "its node is not Ready"
+	}
+	return ""
 }

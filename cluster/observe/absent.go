@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,10 +63,7 @@ func (o Observation) whose(other string) string {
 
 // rebuilds returns the command for a cluster that does not come back by itself.
 func (o Observation) rebuilds() string {
-	first := o.First
-	if first == "" {
-		first = "CONTROL-PLANE"
-	}
+	first := cmp.Or(o.First, "CONTROL-PLANE")
 	return fmt.Sprintf("recast rebuild %s --from SNAPSHOT makes the control planes of a broken cluster again", first)
 }
 
@@ -120,22 +118,16 @@ const lostAnswers = 30 * time.Second
 
 // Rebuilding says whether a rebuild has taken all control planes away, and makes them again.
 func (o Observation) Rebuilding() bool {
-	for _, p := range o.Parking {
-		if p.Record.Open && p.Record.Rebuild != "" && p.Record.Strategy.From() == cluster.Nowhere {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.Parking, func(p parking.Parking) bool {
+		return p.Record.Open && p.Record.Rebuild != "" && p.Record.Strategy.From() == cluster.Nowhere
+	})
 }
 
 // Rebuilt says whether the present cluster was begun with the snapshot, on that node.
 func (o Observation) Rebuilt(first string) bool {
-	for _, p := range o.Parking {
-		if p.Record.Node == first && p.Record.Rebuild == o.Rebuild && p.Record.Strategy.From() == cluster.Nowhere {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.Parking, func(p parking.Parking) bool {
+		return p.Record.Node == first && p.Record.Rebuild == o.Rebuild && p.Record.Strategy.From() == cluster.Nowhere
+	})
 }
 
 // forgetGone leaves out what a restored Kubernetes, and Talos' discovery, still list of control planes whose VMs
@@ -229,12 +221,9 @@ func lostVM(ctx context.Context, src Sources, w cluster.Wanted, o *Observation) 
 			uuid = m.UUID
 		}
 	}
-	var is []cluster.VM
-	for _, vm := range o.VMs {
-		if vm.ID == w.VMID || vm.Name == w.Name || uuid != "" && vm.UUID() == uuid || recorded[vm.UUID()] {
-			is = append(is, vm)
-		}
-	}
+	is := cluster.Where(o.VMs, func(vm cluster.VM) bool {
+		return vm.ID == w.VMID || vm.Name == w.Name || uuid != "" && vm.UUID() == uuid || recorded[vm.UUID()]
+	})
 	switch {
 	case len(is) > 1:
 		return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: %v may be its VM, by nodes[].vmid, by its name, or by the machine at its address", w.Name, is),

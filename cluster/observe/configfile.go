@@ -144,12 +144,17 @@ func ObserveRunning(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 
 // eachFound calls do for all nodes, some at a time.
 func eachFound(found []Found, do func(i int, f *Found)) {
+	// No call returns an error.
+	_ = tryFound(found, MachinesAtOnce, func(i int, f *Found) error { do(i, f); return nil })
+}
+
+func tryFound(found []Found, atOnce int, do func(i int, f *Found) error) error {
 	g := errgroup.Group{}
-	g.SetLimit(MachinesAtOnce)
+	g.SetLimit(atOnce)
 	for i := range found {
-		g.Go(func() error { do(i, &found[i]); return nil })
+		g.Go(func() error { return do(i, &found[i]) })
 	}
-	_ = g.Wait() // no call returns an error
+	return g.Wait()
 }
 
 // CompareConfigs says how a file differs from the configurations that its node has, stored for its next boot and

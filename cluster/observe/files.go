@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"path"
 	"slices"
@@ -303,14 +304,7 @@ const local = "/usr/local"
 // internal/app/machined/pkg/system/services/extension.go).
 const services = local + "/lib/containers/"
 
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
-}
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // unseen says why a node does not show a file as its extension image has it; "" if the node does.
 // See Compress and GenerateKernelModuleDependencyTreeExtension of Talos' internal/pkg/extensions.

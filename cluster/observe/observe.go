@@ -1,3 +1,8 @@
+// Package observe reads what Proxmox, Talos and Kubernetes say about the nodes, and compares that with what is
+// wanted. [Observe] makes an [Observation], which has one [Found] for each node. [Diff] says whether a node is
+// stale, and why; [Trace], how certain the origin of its image is, link by link: machine, boot entry, installer,
+// lock, schematic, factory; [CompareFiles], whether the files of its extensions are those of its image. The package
+// changes nothing.
 package observe
 
 import (
@@ -68,12 +73,7 @@ func goneForGood(k *cluster.KubeNode) string {
 }
 
 func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
-	var matches []cluster.VM
-	for _, vm := range o.VMs {
-		if vm.UUID() == uuid {
-			matches = append(matches, vm)
-		}
-	}
+	matches := cluster.Where(o.VMs, func(vm cluster.VM) bool { return vm.UUID() == uuid })
 	switch {
 	case len(matches) > 1:
 		return fault.WithHint(fault.UUIDMismatch.Configf("node %s: %d VMs have its SMBIOS UUID %s: %v", w.Name, len(matches), uuid, matches),
@@ -368,11 +368,7 @@ func FirstAddr(addrs []netip.Addr) netip.Addr {
 }
 
 func NodeNames(nodes []cluster.KubeNode) []string {
-	var names []string
-	for _, n := range nodes {
-		names = append(names, n.Name)
-	}
-	return names
+	return cluster.Each(nodes, func(n cluster.KubeNode) string { return n.Name })
 }
 
 // OwnPod is where recast itself runs.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -189,5 +190,119 @@ func TestUnknownStorages(t *testing.T) {
 	o.Storages = append(o.Storages, cluster.Storage{Name: "cefs"})
 	if got := o.UnknownStorages("images.iso.storage", []string{"local", "cefs"}); len(got) > 0 {
 		t.Errorf("all are known: %q", got)
+	}
+}
+
+// TestTracesOfABrokenCluster: what bootstrap finds of a cluster may be a cluster that is broken. It is rebuilt, and no
+// machine or disk of it is to be deleted first.
+func TestTracesOfABrokenCluster(t *testing.T) {
+	t.Parallel()
+	runs := cluster.VM{ID: 9001, Name: "cp1", Host: "pve1", Running: true}
+	o := Observation{First: "cp1", Parking: []parking.Parking{{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: parking.Record{Node: "cp1", Kept: []parking.KeptDisk{{Key: "scsi30", Run: "r1"}}}}}}
+	texts := append(o.TracesOfCluster("cp1"), "it has "+runs.String()+asItIs(runs)+": "+o.whose("give that VM another name"))
+	if len(texts) != 2 {
+		t.Fatal(texts)
+	}
+	for _, text := range texts {
+		if !strings.Contains(text, "recast rebuild cp1 --from SNAPSHOT") || strings.Contains(text, "delete") || strings.Contains(text, "destroy it ") {
+			t.Error(text)
+		}
+	}
+	if text := texts[1]; !strings.Contains(text, "which runs") {
+		t.Error(text)
+	}
+	if text := (Observation{}).whose("give that VM another name"); strings.Contains(text, "rebuild") || strings.Contains(text, "delete") {
+		t.Errorf("of one node of a cluster that works: %s", text)
+	}
+}
+
+// TestGoneForGood: a Node that is Ready has a machine, and is not to be deleted.
+func TestGoneForGood(t *testing.T) {
+	t.Parallel()
+	ready, not := goneForGood(&cluster.KubeNode{Name: "wk1", Ready: true}), goneForGood(&cluster.KubeNode{Name: "wk1"})
+	if ready != "" || goneForGood(nil) != "" || !strings.Contains(not, "if its VM is gone for good: kubectl delete node wk1,") {
+		t.Errorf("ready: %s\nnot: %s", ready, not)
+	}
+}
+
+// TestNamesThatAreOff: where nothing of the cluster answers, VMs that are off and have the name of a node are named;
+// surge nodes and other people's VMs are not.
+func TestNamesThatAreOff(t *testing.T) {
+	t.Parallel()
+	wanted := []cluster.Wanted{{Name: "cp1"}, {Name: "cp2"}, {Name: "wk-surge1", Surge: true}}
+	vms := []cluster.VM{
+		{ID: 101, Name: "cp1", Host: "pve1", Running: true},
+		{ID: 102, Name: "cp2", Host: "pve1"},
+		{ID: 103, Name: "wk-surge1", Host: "pve1"},
+		{ID: 104, Name: "printer", Host: "pve1"},
+	}
+	got := fault.Hints(namesThatAreOff(errors.New("no answer"), wanted, vms))
+	want := []string{`VM 102 "cp2" on pve1 has the name of a node, and is switched off: start VM 102 "cp2" on pve1 in Proxmox`}
+	if !slices.Equal(got, want) {
+		t.Errorf("hints %q, want %q", got, want)
+	}
+}
+
+func TestKubernetesOrder(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		fit  kubernetesFit
+		want string
+	}{
+		"either":           {kubernetesFit{}, "the roll leaves it; recast upgrade-k8s --to v1.37.0 brings it there, best after the roll"},
+		"Talos first":      {kubernetesFit{present: "too old"}, "first the roll, then recast upgrade-k8s --to v1.37.0: too old"},
+		"Kubernetes first": {kubernetesFit{coming: "too new"}, "first recast upgrade-k8s --to v1.37.0, then the roll: too new"},
+		"in between":       {kubernetesFit{present: "a", coming: "b"}, "the wanted Talos does not support what runs"},
+		"never":            {kubernetesFit{present: "a", both: "no"}, "talos.version and kubernetes.version do not go together: no"},
+	} {
+		tc.fit.runs, tc.fit.wanted = "v1.36.0", "v1.37.0"
+		if got := tc.fit.order(); !strings.HasPrefix(got, "Kubernetes v1.36.0 → v1.37.0: "+tc.want) {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+// TestSigned: signed and unsigned builds can have the same lock hash.
+func TestSigned(t *testing.T) {
+	t.Parallel()
+	const hash = "sha256-a"
+	signed := cluster.Build{TalosVersion: "v1.13.9", LockHash: hash, SecureBoot: true}
+	plain := cluster.Build{TalosVersion: "v1.13.9", LockHash: hash}
+	older := cluster.Build{TalosVersion: "v1.13.8", LockHash: hash}
+	for name, tc := range map[string]struct {
+		wanted cluster.Build
+		past   map[string]cluster.Build
+		want   bool
+	}{
+		"signed in a past lock":        {cluster.Build{}, map[string]cluster.Build{"s": signed, "o": older}, true},
+		"signed in the present one":    {signed, nil, true},
+		"in both forms":                {signed, map[string]cluster.Build{"p": plain}, false},
+		"the other way round":          {plain, map[string]cluster.Build{"s": signed}, false},
+		"not signed":                   {cluster.Build{}, map[string]cluster.Build{"p": plain}, false},
+		"in no lock that is here":      {cluster.Build{}, map[string]cluster.Build{"o": older}, false},
+		"another version is no excuse": {cluster.Build{}, map[string]cluster.Build{"o": {TalosVersion: "v1.13.8", LockHash: hash, SecureBoot: true}}, false},
+	} {
+		if got := (Observation{PastBuilds: tc.past}).Signed(cluster.Wanted{Build: tc.wanted}, parking.KeptDisk{Build: hash, Talos: "v1.13.9"}); got != tc.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// TestSupersededIsTidy: a disk that a killed roll had begun to free is the node's only reason, and
+// leaves it Tidy.
+func TestSupersededIsTidy(t *testing.T) {
+	t.Parallel()
+	p := clustertest.Park(9900, "pve1", "wk1", "scsi30 r1", "scsi29 r2")
+	if got := diffKept(p); len(got) > 0 {
+		t.Errorf("drift %v", got)
+	}
+	p.Record.Kept[0].Going = true
+	d := Drift{Reasons: diffKept(p)}
+	if !d.Tidy() || len(d.Reasons) != 1 || d.Reasons[0].Code != "superseded-disk" {
+		t.Errorf("drift %+v: tidy %t", d, d.Tidy())
+	}
+	p.Record.Open = true
+	if got := diffKept(p); len(got) > 0 {
+		t.Errorf("drift of an unfinished replacement: %v", got)
 	}
 }

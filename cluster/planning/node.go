@@ -2,11 +2,15 @@ package planning
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -16,10 +20,9 @@ import (
 func (n NodePlan) Disks() []DiskPlan {
 	var out []DiskPlan
 	if n.Found.Open() {
-		for _, d := range n.Found.Parking.Record.Disks {
-			out = append(out, DiskPlan{Key: d.Key, Volid: d.Volid})
-		}
-		return out
+		return cluster.Each(n.Found.Parking.Record.Disks, func(d parking.ParkedDisk) DiskPlan {
+			return DiskPlan{Key: d.Key, Volid: d.Volid}
+		})
 	}
 	if !n.Strategy.SwapsInVM() {
 		out = slices.Clone(n.Carried)
@@ -96,25 +99,23 @@ func (n *NodePlan) PutBack(because string) {
 // returns false if a new plan is better: the machine answers, and the build that it should get is unknown.
 func planReboot(n *NodePlan, o observe.Observation) bool {
 	mark := n.Found.Node.Mark
-	if mark.Strategy.KeepsImage() {
-		n.Resume, n.Run, n.Strategy, n.EtcdKept = true, mark.Run, cluster.ApplyConfig, true
-		n.Why = fmt.Sprintf("run %s rebooted it for its configuration and did not finish: it is waited for, then everything is checked again", mark.Run)
-		if n.Found.Node.ControlPlane {
-			n.Role = cluster.ControlPlane
-		}
-		return true
-	}
 	build, known := o.Build(n.Wanted, mark.Build)
-	if !known && n.Found.Machine != nil {
+	switch {
+	case mark.Strategy.KeepsImage():
+		n.Strategy = cluster.ApplyConfig
+		n.Why = fmt.Sprintf("run %s rebooted it for its configuration and did not finish: it is waited for, then everything is checked again", mark.Run)
+	case !known && n.Found.Machine != nil:
 		return false
+	default:
+		n.Strategy = cluster.InPlace
+		n.Why = fmt.Sprintf("run %s began to upgrade it in place and did not finish", mark.Run)
+		if known {
+			n.Wanted.Build = build
+		}
 	}
-	n.Resume, n.Run, n.Strategy, n.EtcdKept = true, mark.Run, cluster.InPlace, true
-	n.Why = fmt.Sprintf("run %s began to upgrade it in place and did not finish", mark.Run)
+	n.Resume, n.Run, n.EtcdKept = true, mark.Run, true
 	if n.Found.Node.ControlPlane {
 		n.Role = cluster.ControlPlane
-	}
-	if known {
-		n.Wanted.Build = build
 	}
 	return true
 }
@@ -267,4 +268,276 @@ func PlanEtcd(n *NodePlan, o observe.Observation, p Policy, d strategy.Decision,
 	d.Refused = append(d.Refused, refused...)
 	d.Notes = append(d.Notes, warn...)
 	return d
+}
+
+// planApplyConfig gives a node another machine configuration and nothing else. A configuration that needs no reboot
+// is tried first: Talos takes it back by itself if the node is not healthy with it.
+func planApplyConfig(n *NodePlan, o observe.Observation, p Policy) {
+	n.Strategy, n.EtcdKept, n.Why = cluster.ApplyConfig, true, "apply-config: only its machine configuration differs"
+	if n.Drift.IsImage() {
+		n.Why = "apply-config: --what config leaves its image as it is"
+	}
+	if file := n.Found.File; len(file.Reboot) == 0 {
+		n.Why += "; it needs no reboot"
+	} else {
+		n.Why += "; it needs a reboot for " + strings.Join(file.Reboot, ", ")
+		c := strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: *n.Found.Machine, Found: n.Found, Observation: o}
+		n.Refused = append(n.Refused, cluster.Texts(c.Doubled())...)
+	}
+	if n.Role == cluster.ControlPlane {
+		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.ApplyConfig, p.AcceptOutage)
+		n.Refused, n.Notes = append(n.Refused, refused...), append(n.Notes, warn...)
+	}
+}
+
+// staysUp says whether the node gets only what needs no reboot.
+func (n NodePlan) staysUp() bool {
+	if n.Strategy.Reshapes() {
+		return !stopsVM(n)
+	}
+	return n.Strategy.KeepsImage() && n.Found.File != nil && len(n.Found.File.Reboot) == 0 && !stopsVM(n)
+}
+
+// AppliesConfig says whether the node gets its file of talos.machineConfigs.
+func (n NodePlan) AppliesConfig() bool {
+	return n.Strategy.BringsConfig() || n.Strategy.Upgrades() && n.WithConfig
+}
+
+// refusedConfig says why a node must not get its file.
+func (n *NodePlan) refusedConfig(file cluster.FoundFile) []string {
+	out := n.Found.AgainstFile()
+	if file.Beside != "" && len(file.Identity) > 0 {
+		return out
+	}
+	for _, what := range file.Identity {
+		out = append(out, fmt.Sprintf("its file in talos.machineConfigs would change %s: recast never does that to a node that runs: is it the file of another node, or of another cluster?", what))
+	}
+	return append(out, n.oneWay(file)...)
+}
+
+// oneWay says what a file brings that would keep every roll from recreating the node from then on, or would leave
+// recast no way at all, unless the node already has it.
+func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
+	c := strategy.Candidate{Wanted: n.Wanted, VM: n.Found.VMOrZero(), Found: n.Found}
+	if n.Found.Machine != nil {
+		c.Machine = *n.Found.Machine
+	} else if n.Strategy.From() == cluster.Nowhere {
+		c.VM = shape.New(n.Wanted, n.VMID, "")
+	}
+	out := cluster.Each(c.SealedBy(placed(c.Machine, file)), func(text string) string {
+		return "with its file in talos.machineConfigs " + text
+	})
+	if file.Omni && !slices.Contains(c.Machine.Omni(), cluster.OmniDocument) {
+		out = append(out, fmt.Sprintf("its file in talos.machineConfigs has %s, which joins the machine to Omni, and a roll is then refused: remove that document", cluster.OmniDocument))
+	}
+	for _, arg := range addedArgs(file.Changes) {
+		if cluster.GivesConfig(arg) {
+			out = append(out, fmt.Sprintf("its file in talos.machineConfigs adds the kernel argument %s, with which the node could neither be recreated nor reimaged from then on: remove it", cluster.ArgName(arg)))
+		}
+	}
+	return out
+}
+
+// addedArgs returns the kernel arguments that a file adds, for GRUB.
+func addedArgs(changes []config.Change) []string {
+	var out []string
+	for _, c := range changes {
+		if c.Document == config.MainDocument && c.Kind != config.Removed && strings.HasPrefix(c.Path, "machine.install.extraKernelArgs") {
+			out = append(out, strings.FieldsFunc(c.Wanted, func(r rune) bool { return strings.ContainsRune(`[], "'`, r) })...)
+		}
+	}
+	return out
+}
+
+// placed returns how a file encrypts volumes, without the locks to STATE of volumes that may go with the system
+// disk, as STATE does.
+func placed(m cluster.Machine, file cluster.FoundFile) []cluster.Encryption {
+	out := slices.Clone(file.Encryption)
+	for i, e := range out {
+		if len(m.DisksWith(e.Volume)) == 0 && goesWithSystem(m, file, e.Volume) {
+			out[i].LockToState = false
+		}
+	}
+	return out
+}
+
+// goesWithSystem says whether a volume that a file makes may be on the system disk, by the file's selector for it.
+func goesWithSystem(m cluster.Machine, file cluster.FoundFile, volume string) bool {
+	if s, is := cluster.Find(file.Selectors, func(s cluster.DiskSelector) bool { return s.ID == volume }); is {
+		return s.Match == "system_disk" || s.System != ""
+	}
+	document := cluster.Volume{Label: volume}.Document()
+	return m.SystemDisk == "" || slices.ContainsFunc(file.Changes, func(c config.Change) bool {
+		return c.Document == document && c.Path == "provisioning.diskSelector.match" && c.Wanted == "system_disk"
+	})
+}
+
+// refuseInit refuses a file of machine.type init for a machine whose etcd directory is empty, or may be.
+func (n *NodePlan) refuseInit() {
+	file := n.Found.File
+	if file == nil || !file.TypeInit {
+		return
+	}
+	from := n.Strategy.From()
+	if from == cluster.Nowhere || from == cluster.Blank || takesAway(*n) || n.Strategy.Replaces() && n.Found.Machine == nil && !n.EtcdKept {
+		n.Refused = append(n.Refused, "its file in talos.machineConfigs is of machine.type init: with an empty etcd directory "+strategy.BeginsAlone+
+			" with it, whatever others there are: set machine.type: controlplane in it")
+	}
+}
+
+// Configured lists the nodes that answer with their own configuration, have no replacement in progress, and do not
+// wait to be healthy with a new configuration: no journal needs to keep theirs.
+func (p Plan) Configured() []string {
+	var nodes []string
+	for _, n := range p.Nodes {
+		if f := n.Found; f.VM != nil && f.Machine != nil && f.Blank == nil && !f.Open() && (f.Node == nil || f.Node.Mark == nil || !f.Node.Mark.Strategy.KeepsImage()) {
+			nodes = append(nodes, n.Node)
+		}
+	}
+	return nodes
+}
+
+// Create makes the plan's node one that a roll creates, unless something of the node already exists.
+func Create(n *NodePlan) {
+	w := n.Wanted
+	n.Strategy, n.Why, n.EtcdKept = cluster.Create, "create: it is nowhere yet", true
+	if w.Surge {
+		n.Why = "create: it serves while workers are away, and is removed after the last one is back"
+	}
+	n.Host, n.Addr, n.VMID = w.Shape.Host, w.Addr, w.VMID
+	for _, trace := range n.Found.Absent.Traces {
+		n.Refused = append(n.Refused, "it is in recast.yaml, and there is something of it: "+trace)
+	}
+	n.Refused = append(n.Refused, n.Found.Absent.Against...)
+	n.Refused = append(n.Refused, strategy.BringsConfig(w.Build)...)
+}
+
+// planCreate plans the VM of a node that does not exist yet, and the machine in it.
+func planCreate(n *NodePlan, o observe.Observation) {
+	w := n.Wanted
+	Create(n)
+	for _, f := range o.Found {
+		if f.Name != n.Node && f.Addr.IsValid() && f.Addr == n.Addr {
+			n.Refused = append(n.Refused, fmt.Sprintf("its address is to be %s, which is that of node %s", n.Addr, f.Name))
+		}
+	}
+	switch file := n.Found.File; {
+	case file == nil:
+		n.Refused = append(n.Refused, "its machine configuration is not in talos.machineConfigs: a new node has nothing else to get it from")
+	case file.Err == nil:
+		n.Role = file.Role
+		if n.Node == o.First {
+			n.Bootstraps, n.Why = true, "bootstrap: the cluster begins with it"
+			n.Notes = append(n.Notes, n.Found.FileHardlyCompared()...)
+		} else if file.Beside == "" || file.Beside == cluster.Talosconfig {
+			n.Refused = append(n.Refused, "no node shows its machine configuration: whether its file in talos.machineConfigs is of this cluster can't be seen")
+		}
+	}
+	switch {
+	case n.Bootstraps && n.Role != cluster.ControlPlane:
+		n.Refused = append(n.Refused, "a cluster begins with a control plane, and its machine configuration is that of a worker")
+	case n.Role == cluster.ControlPlane && len(o.ControlPlanes()) == 0:
+		n.Refused = append(n.Refused, "it is a control plane, and there is no other: recast bootstrap makes a cluster")
+	}
+	n.Refused = append(n.Refused, o.TracesOfCluster(n.Node)...)
+	vm := shape.New(w, n.VMID, "")
+	n.Notes = append(n.Notes, "its VM: "+describe(vm, w))
+	if d, err := cluster.ParseDisk(w.SystemDisk, vm.Config[w.SystemDisk]); err == nil {
+		if n.Space = o.NewDisk(w, n.Host, d); n.Space == nil {
+			n.Refused = append(n.Refused, "Proxmox has no storage "+d.Storage())
+		}
+	}
+}
+
+// describe lists the settings of a new VM.
+func describe(vm cluster.VM, w cluster.Wanted) string {
+	var out []string
+	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
+		if !cluster.IsDiskKey(key) && key != "name" && key != "smbios1" && key != "ide0" {
+			out = append(out, key+" "+vm.Config[key])
+		}
+	}
+	for _, d := range w.Shape.Disks {
+		size := d.SizeGiB
+		if d.Key == w.SystemDisk {
+			size = w.SystemGiB
+		}
+		out = append(out, strings.Join(append([]string{d.Key + " on " + d.Storage, fmt.Sprintf("size=%dG", size)}, d.Options...), ","))
+	}
+	return strings.Join(out, "; ")
+}
+
+// newNumbers gives new VMs without a number in recast.yaml the first numbers that are free and that recast does not
+// keep for itself. Whether a number is still free shows when its VM is created.
+func (p worldOf) newNumbers() {
+	next := cluster.VMID(100)
+	taken := func(id cluster.VMID) bool {
+		return slices.Contains(p.o.ParkingIDs, id) || slices.ContainsFunc(p.o.VMs, func(vm cluster.VM) bool { return vm.ID == id }) ||
+			slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.VMID == id })
+	}
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		if n.Strategy.From() != cluster.Nowhere || n.VMID != 0 || n.Resume {
+			continue
+		}
+		for taken(next) {
+			next++
+		}
+		n.VMID = next
+	}
+}
+
+// planPrepared decides whether the node's new system disk is made from a disk image before the node is drained, as
+// images.boot asks.
+func planPrepared(n *NodePlan, system cluster.Disk) {
+	if n.Wanted.Boot != cluster.BootFromDisk && n.Wanted.Boot != cluster.BootFromAuto {
+		return
+	}
+	against := againstPrepared(*n, system)
+	switch {
+	case len(against) == 0:
+		n.Prepared = n.Wanted.Build.DiskName
+		n.Notes = append(n.Notes, fmt.Sprintf("its new system disk is made from %s while it serves: its VM boots that and installs nothing, so machine.install of its configuration does nothing", n.Prepared))
+	case n.Wanted.Boot == cluster.BootFromDisk:
+		n.Refused = append(n.Refused, fmt.Sprintf("its system disk can't be made from a disk image: %s; with images.boot: auto it would boot the ISO", strings.Join(against, "; ")))
+	default:
+		n.Notes = append(n.Notes, "it boots the ISO, since "+strings.Join(against, "; "))
+	}
+}
+
+// entryFree is the first Talos that uses the entry that was booted if the EFI variables name an entry that does not
+// exist (siderolabs/talos#12300, #12312).
+const entryFree = "v1.11.6"
+
+// needsEntry says whether the boot loader's default entry has to exist. Pre-releases of v1.12.0 came before the
+// correction.
+func needsEntry(talos string) bool {
+	v, err := cluster.ParseVersion(talos)
+	fixed, _ := cluster.ParseVersion(entryFree)
+	return err != nil || v.Before(fixed) || strings.HasPrefix(talos, "v1.12.0-")
+}
+
+// againstPrepared says why the node can't run from a disk that is made from the disk image. Such an image has all
+// that an installer does: its boot loader enrolls keys for Secure Boot, and its first boot makes volumes and
+// encrypts them.
+func againstPrepared(n NodePlan, system cluster.Disk) (against []string) {
+	b := n.Wanted.Build
+	if n.Found.VM.Config["bios"] != "ovmf" {
+		against = append(against, "its VM boots by BIOS, and what GRUB in a disk image boots can't be compared with the lock (bios: ovmf boots the image that was)")
+	}
+	switch {
+	case b.DiskName == "":
+		against = append(against, fmt.Sprintf("no disk image of schematic %s is made: %s", n.Wanted.Schematic, b.NoDisk))
+	case len(n.Wanted.DiskStorages) == 0:
+		against = append(against, fmt.Sprintf("%s sees no storage of images.disk.storage that takes disk images (content import, Proxmox 8.3)", n.Found.VM.Host))
+	}
+	// The variables outlive the disk, and no installer writes others: see rolling.NoteEntry.
+	entry := strings.ToLower("talos-" + b.TalosVersion + ".efi")
+	if m := n.Found.Machine; needsEntry(b.TalosVersion) && n.Found.VM.Config["efidisk0"] != "" && (m == nil || m.NextBoot != entry) {
+		against = append(against, fmt.Sprintf("its EFI variables don't name the boot entry %s that the disk image has, and Talos before %s then neither reboots nor is upgraded", entry, entryFree))
+	}
+	if bytes := max(int64(system.SizeBytes()), int64(max(n.Wanted.SystemGiB, 0))<<30); b.DiskBytes > bytes {
+		against = append(against, fmt.Sprintf("the disk in %s has %s, and its system disk %s", b.DiskName, cluster.Size(b.DiskBytes), cluster.Size(bytes)))
+	}
+	return against
 }

@@ -1,7 +1,9 @@
 package planning
 
 import (
+	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -10,7 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // onHosts is a plan of nodes by their hosts: "a a b" has n1 and n2 on a. A host with a suffix,
@@ -30,11 +35,12 @@ func onHosts(hosts string, role string, outage time.Duration) []NodePlan {
 
 func TestSpread(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		hosts          string
 		limit, perHost int
 		want           string
-	}{
+	}
+	each(t, map[string]row{
 		"one host":                       {"a a a", 2, 1, "n1 n2 n3"},
 		"turn by turn":                   {"a a b b", 2, 1, "n1 n3 n2 n4"},
 		"turn by turn, one at a time":    {"a a b b", 1, 1, "n1 n3 n2 n4"},
@@ -43,18 +49,15 @@ func TestSpread(t *testing.T) {
 		"two of a host at a time":        {"a a a a b b", 3, 2, "n1 n5 n2 n6 n3 n4"},
 		"what shares a holder":           {"a+9200 b+9200 c d", 2, 1, "n1 n3 n2 n4"},
 		"none":                           {"", 2, 1, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var got []string
-			for _, n := range spread(onHosts(tc.hosts, cluster.Worker, time.Minute), tc.limit, tc.perHost) {
-				got = append(got, n.Node)
-			}
-			if s := strings.Join(got, " "); s != tc.want {
-				t.Errorf("%q, want %q", s, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		var got []string
+		for _, n := range spread(onHosts(tc.hosts, cluster.Worker, time.Minute), tc.limit, tc.perHost) {
+			got = append(got, n.Node)
+		}
+		if s := strings.Join(got, " "); s != tc.want {
+			t.Errorf("%q, want %q", s, tc.want)
+		}
+	})
 }
 
 func TestEstimate(t *testing.T) {
@@ -62,12 +65,13 @@ func TestEstimate(t *testing.T) {
 	workers := func(hosts string) []NodePlan { return onHosts(hosts, cluster.Worker, 4*time.Minute) }
 	controls := func(hosts string) []NodePlan { return onHosts(hosts, cluster.ControlPlane, 2*time.Minute) }
 	three := make([]cluster.Endpoint, 3)
-	for name, tc := range map[string]struct {
+	type row struct {
 		nodes  []NodePlan
 		plan   Plan
 		policy Policy
 		want   time.Duration
-	}{
+	}
+	each(t, map[string]row{
 		"nothing":                      {nil, Plan{}, Policy{}, 0},
 		"one after the other":          {workers("a b"), Plan{}, Policy{}, 8 * time.Minute},
 		"two at a time":                {workers("a b c"), Plan{MaxUnavailable: 2}, Policy{}, 8 * time.Minute},
@@ -79,18 +83,15 @@ func TestEstimate(t *testing.T) {
 		"the API would be away":        {append(controls("a b"), workers("c d")...), Plan{WorkersBeside: true, MaxUnavailable: 2, ControlPlanes: three[:2]}, Policy{}, 8 * time.Minute},
 		"a holder is shared":           {workers("a+9200 b+9200"), Plan{MaxUnavailable: 2}, Policy{}, 8 * time.Minute},
 		"the canary is waited for":     {workers("a b c"), Plan{MaxUnavailable: 2}, Policy{Canary: true}, 8 * time.Minute},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := tc.plan
-			p.Nodes = tc.nodes
-			p.Order(tc.policy)
-			p.Arrange()
-			if got := p.Estimate(); got != tc.want {
-				t.Errorf("%s, want %s; batches %+v", got, tc.want, p.Batches)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p := tc.plan
+		p.Nodes = tc.nodes
+		p.Order(tc.policy)
+		p.Arrange()
+		if got := p.Estimate(); got != tc.want {
+			t.Errorf("%s, want %s; batches %+v", got, tc.want, p.Batches)
+		}
+	})
 }
 
 func TestBatches(t *testing.T) {
@@ -221,13 +222,14 @@ func TestOwnPodRefuses(t *testing.T) {
 		}
 		return n
 	}
-	for name, c := range map[string]struct {
+	type row struct {
 		node   NodePlan
 		planes int
 		own    observe.OwnPod
 		dark   error
 		want   string // a part of the refusal; "": none
-	}{
+	}
+	each(t, map[string]row{
 		"a single control plane":           {plane(nil), 1, observe.OwnPod{Node: "wk1"}, nil, "recast runs as a pod of this cluster, on wk1"},
 		"the one that it is on":            {plane(nil), 1, observe.OwnPod{Node: "cp1"}, nil, "recast runs as a pod of this cluster, on cp1"},
 		"one of two":                       {plane(nil), 2, observe.OwnPod{Node: "wk1"}, nil, "without it the Kubernetes API is down"},
@@ -245,17 +247,14 @@ func TestOwnPodRefuses(t *testing.T) {
 		"not known, of a broken cluster":   {plane(func(n *NodePlan) { n.Strategy, n.Rebuild = cluster.Remove, "sum" }), 1, unknown, nil, "is not known"},
 		"not known, and nothing goes":      {plane(func(n *NodePlan) { n.Strategy = "" }), 3, unknown, nil, ""},
 		"not known, and it gets its files": {plane(func(n *NodePlan) { n.Strategy = cluster.InstallReset }), 3, unknown, nil, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := Plan{Nodes: []NodePlan{c.node}, ControlPlanes: make([]cluster.Endpoint, c.planes)}
-			heedOwnPod(&p, observe.Observation{OwnPod: c.own, Dark: c.dark})
-			refused := strings.Join(p.Nodes[0].Refused, "; ")
-			if (refused != "") != (c.want != "") || !strings.Contains(refused, c.want) {
-				t.Errorf("refused %q, want %q", refused, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		p := Plan{Nodes: []NodePlan{c.node}, ControlPlanes: make([]cluster.Endpoint, c.planes)}
+		heedOwnPod(&p, observe.Observation{OwnPod: c.own, Dark: c.dark})
+		refused := strings.Join(p.Nodes[0].Refused, "; ")
+		if (refused != "") != (c.want != "") || !strings.Contains(refused, c.want) {
+			t.Errorf("refused %q, want %q", refused, c.want)
+		}
+	})
 }
 
 // TestSavedPlanOfAnotherPod: a saved plan keeps its order, wherever recast runs when it is carried out.
@@ -285,4 +284,151 @@ func TestSavedPlanOfAnotherPod(t *testing.T) {
 			t.Errorf("on %q: batches (-saved +followed):\n%s", node, diff)
 		}
 	}
+}
+
+// TestAPausedNodeProvesNoBuild: a node that is not rolled because it is paused does not prove that
+// it runs the new build.
+func TestAPausedNodeProvesNoBuild(t *testing.T) {
+	t.Parallel()
+	wanted, o := paused(map[string]string{"cp1": "x"})
+	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Canary: true})
+	if err != nil || plan.Batches[0].Phase != Canary {
+		t.Errorf("%+v, %v", plan.Batches, err)
+	}
+}
+
+func TestNodesByLabel(t *testing.T) {
+	t.Parallel()
+	by := func(key, value string) cluster.Selector {
+		return cluster.Selector{Text: key + "=" + value, Matches: func(l map[string]string) bool { return l[key] == value }}
+	}
+	for want, p := range map[string]Policy{
+		"wk1 wk2": {Labels: by("kind", "wk")},
+		"wk2":     {Labels: by("kind", "wk"), Exclude: []string{"wk1"}},
+		"cp1":     {Labels: by("kind", "cp"), Only: []string{"cp1", "wk1"}},
+		"":        {Labels: by("kind", "gpu")},
+		" ":       {Labels: by("kind", "wk"), Only: []string{"cp1"}},
+	} {
+		wanted, o := paused(nil)
+		plan, err := New("c1", wanted, o, clustertest.Past, p)
+		var got []string
+		for _, n := range plan.Nodes {
+			got = append(got, n.Node)
+		}
+		if strings.TrimSpace(want) != strings.Join(got, " ") || (err != nil) != (len(got) == 0) || err != nil && fault.KindOf(err) != fault.Config {
+			t.Errorf("%q, want %q; %v", got, want, err)
+		}
+	}
+}
+
+func TestPausedNodesStay(t *testing.T) {
+	t.Parallel()
+	wanted, o := paused(map[string]string{"wk1": "a disk is being replaced"})
+	plan := planned(t, wanted, o, Policy{Canary: true, Exclude: []string{"cp1"}})
+	if work := plan.Work(); len(work) != 1 || work[0].Node != "wk2" || len(plan.Batches) != 1 {
+		t.Errorf("%+v", work)
+	}
+	for _, n := range plan.Nodes {
+		if n.Node == "wk1" && (n.Why != "paused: a disk is being replaced" || !n.Drift.Stale || len(n.Slots) > 0) {
+			t.Errorf("%+v", n)
+		}
+	}
+}
+
+// TestControlledNodesAreRefused: a controller may replace a node of its own, with its disks, while recast rolls it.
+func TestControlledNodesAreRefused(t *testing.T) {
+	t.Parallel()
+	for mark, want := range map[string]string{
+		"cluster.x-k8s.io/machine": "wk1: it is of Cluster API (cluster.x-k8s.io/machine: x), which creates and deletes its VM: its TalosControlPlane or MachineDeployment rolls it: change the template there, and take it out of recast.yaml; --exclude wk1 rolls the others",
+		"karpenter.sh/nodepool":    "wk1: it is of Karpenter (karpenter.sh/nodepool: x), which creates and deletes its VM: its NodePool replaces it: change the NodeClass there, and take it out of recast.yaml; --exclude wk1 rolls the others",
+	} {
+		wanted, o := paused(nil)
+		o.Found[1].Node.Metadata.Annotations = map[string]string{mark: "x"}
+		plan, err := New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"cp1"}})
+		if got := strings.Join(plan.Refused(), "\n"); err != nil || got != want {
+			t.Errorf("%q, %v", got, err)
+		}
+		plan, err = New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"cp1", "wk1"}})
+		if work := plan.Work(); err != nil || len(work) != 1 || work[0].Node != "wk2" || len(plan.Refused()) > 0 {
+			t.Errorf("without it: %q, %v", plan.Refused(), err)
+		}
+	}
+}
+
+// paused is the world with marks on its Nodes, by name.
+func paused(marks map[string]string) ([]cluster.Wanted, observe.Observation) {
+	wanted, o := observetest.World()
+	for i := range o.Found {
+		name := o.Found[i].Name
+		m := *o.Found[i].Machine
+		m.Schematic = cluster.SchematicEntry{ID: "id-old", YAML: "recast.lock=" + clustertest.OldHash}
+		o.Found[i].Machine = &m
+		o.Found[i].Node = &cluster.KubeNode{
+			Name: name, Ready: true, ControlPlane: name == "cp1", Pause: marks[name], KubeletVersion: "v1.35.4",
+			Metadata: cluster.NodeMetadata{Labels: map[string]string{"name": name, "kind": name[:2]}},
+		}
+	}
+	return wanted, o
+}
+
+// bedside is a cluster whose pulse is taken; nil members: no control plane answers.
+type bedside struct {
+	cluster.Kube
+	cluster.Talos
+	nodes   []cluster.KubeNode
+	members []cluster.EtcdMember
+	status  map[netip.Addr]cluster.EtcdStatus
+}
+
+func (p bedside) Nodes(context.Context) ([]cluster.KubeNode, error) {
+	if p.nodes == nil {
+		return nil, errors.New("connection refused")
+	}
+	return p.nodes, nil
+}
+
+func (p bedside) EtcdMembers(context.Context, netip.Addr) ([]cluster.EtcdMember, error) {
+	return p.members, nil
+}
+
+func (p bedside) EtcdStatus(_ context.Context, addr netip.Addr) (cluster.EtcdStatus, error) {
+	if s, known := p.status[addr]; known {
+		return s, nil
+	}
+	return cluster.EtcdStatus{}, errors.New("no route to host")
+}
+
+func TestTakePulse(t *testing.T) {
+	t.Parallel()
+	at := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, n}) }
+	plan := Plan{ControlPlanes: []cluster.Endpoint{{Node: "cp1", Addr: at(1)}, {Node: "cp2", Addr: at(2)}, {Node: "cp3", Addr: at(3)}, {Node: "cp4", Addr: at(4)}}}
+	members := []cluster.EtcdMember{{ID: 1, Name: "cp1"}, {ID: 2, Name: "cp2"}, {ID: 3, Name: "cp3"}, {ID: 4, Name: "cp4"}}
+	type row struct {
+		of   bedside
+		want Pulse
+	}
+	cases := map[string]row{
+		"no answer": {bedside{}, Pulse{}},
+		"all is well": {
+			bedside{nodes: []cluster.KubeNode{{Name: "cp1", Ready: true}}, members: members[:1], status: map[netip.Addr]cluster.EtcdStatus{at(1): {MemberID: 1, Leader: 1}}},
+			Pulse{Kubernetes: true, Nodes: 1, Etcd: true, Members: 1},
+		},
+		"a node and three members are not": {
+			bedside{
+				nodes:   []cluster.KubeNode{{Name: "wk2"}, {Name: "cp1", Ready: true}, {Name: "wk1"}},
+				members: members,
+				status:  map[netip.Addr]cluster.EtcdStatus{at(1): {MemberID: 1, Leader: 1}, at(2): {MemberID: 2, Leader: 1, Learner: true}, at(3): {MemberID: 3}},
+			},
+			Pulse{Kubernetes: true, Nodes: 3, NotReady: []string{"wk1", "wk2"}, Etcd: true, Members: 4, Unwell: []string{"cp2", "cp3", "cp4"}},
+		},
+	}
+	each(t, cases, func(t *testing.T, c row) {
+		got := plan.TakePulse(t.Context(), c.of, c.of)
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("pulse (-want +got):\n%s", diff)
+		}
+		if got.Ready()+len(got.NotReady) != got.Nodes || got.Well()+len(got.Unwell) != got.Members {
+			t.Errorf("%d Ready, %d well", got.Ready(), got.Well())
+		}
+	})
 }

@@ -65,13 +65,7 @@ func (p Plan) Unfinished() (Plan, bool) {
 
 // Work lists the nodes that will be changed.
 func (p Plan) Work() []NodePlan {
-	var out []NodePlan
-	for _, n := range p.Nodes {
-		if n.Strategy != "" {
-			out = append(out, n)
-		}
-	}
-	return out
+	return cluster.Where(p.Nodes, func(n NodePlan) bool { return n.Strategy != "" })
 }
 
 // pickCanary sends one node ahead if several nodes change, to a build that no node has booted, or to a

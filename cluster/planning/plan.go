@@ -1,18 +1,25 @@
+// Package planning decides what happens to each node, how and in which order, before anything is touched. [New]
+// makes a [Plan] of what is wanted and what was observed; a plan can be sealed in a file, read again and compared
+// with the world of that day.
 package planning
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/cluster/strategy"
+	"github.com/recast-sh/recast/internal/knownissue"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -253,7 +260,7 @@ func (p worldOf) warn() {
 	if !p.o.Quorate {
 		p.Warn = append(p.Warn, "the Proxmox cluster has no quorum: a roll will refuse to start")
 	}
-	p.warnByHand()
+	p.Warn = append(p.Warn, p.LeftByHand()...)
 	if p.o.Away != nil {
 		p.Warn = append(p.Warn, p.o.Away.Error())
 	}
@@ -268,14 +275,19 @@ func (p worldOf) warn() {
 	}
 }
 
-func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past cluster.History, p Policy) NodePlan {
-	n := NodePlan{Node: w.Name, Role: cluster.Worker, Addr: f.Addr, Drift: observe.Diff(w, f, past), Wanted: w, Found: f, leavesConfig: !p.does(Config)}
-	if f.Machine != nil && f.Machine.ControlPlane {
-		n.Role = cluster.ControlPlane
-	}
+// planOf begins the plan of a node.
+func planOf(w cluster.Wanted, f observe.Found) NodePlan {
+	n := NodePlan{Node: w.Name, Addr: f.Addr, Wanted: w, Found: f}
+	n.Role = cluster.RoleOf(f.Machine != nil && f.Machine.ControlPlane)
 	if f.VM != nil {
 		n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
 	}
+	return n
+}
+
+func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past cluster.History, p Policy) NodePlan {
+	n := planOf(w, f)
+	n.Drift, n.leavesConfig = observe.Diff(w, f, past), !p.does(Config)
 	switch {
 	case f.Away:
 		PlanAway(&n, o.Away)
@@ -357,4 +369,144 @@ func planStale(n *NodePlan, o observe.Observation, p Policy) {
 		n.tellOfVM(disks, system)
 		n.Space = o.NewDisk(n.Wanted, n.Found.VM.Host, system)
 	}
+}
+
+// leftByHand leaves a node as it is, and says so, if a person has to mend it with one command before any strategy
+// can be used. The other nodes are rolled. A node that was named is refused instead.
+func (n *NodePlan) leftByHand(d strategy.Decision, o observe.Observation, p Policy, system cluster.Disk, systemErr error) bool {
+	if len(d.Refused) == 0 || systemErr != nil || slices.Contains(p.Only, n.Node) {
+		return false
+	}
+	first, command := observe.BootsBefore(*n.Found.VM, system.Key)
+	if first == "" || !n.Drift.ByHand() && len(n.decideWithBoot(o, system).Refused) > 0 {
+		return false
+	}
+	who := "no strategy can"
+	if s := n.Wanted.Strategy; s != "" && s != cluster.Auto {
+		who = string(s) + " can't"
+	}
+	n.Why = fmt.Sprintf("left as it is: it boots from %s before its system disk %s, and %s mend that now", first, system.Key, who)
+	n.ByHand = command
+	return true
+}
+
+// decideWithBoot decides as if the VM booted from its system disk, with no pending change of the boot order.
+func (n *NodePlan) decideWithBoot(o observe.Observation, system cluster.Disk) strategy.Decision {
+	vm, f := *n.Found.VM, n.Found
+	vm.Config = maps.Clone(vm.Config)
+	vm.Config["boot"] = "order=" + system.Key
+	vm.Pending = slices.DeleteFunc(slices.Clone(vm.Pending), func(key string) bool { return key == "boot" })
+	f.VM = &vm
+	return strategy.Decide(n.Wanted, f, o, system, nil)
+}
+
+// LeftByHand says which nodes are left as they are until a person has mended them, each with the command.
+func (p Plan) LeftByHand() []string {
+	left := cluster.Where(p.Nodes, func(n NodePlan) bool { return n.ByHand != "" })
+	return cluster.Each(left, func(n NodePlan) string { return fmt.Sprintf("%s is %s: %s", n.Node, n.Why, n.ByHand) })
+}
+
+// refuseControlled refuses to change nodes that another controller replaces meanwhile, with the disks of the VM. It
+// lets a roll finish what an earlier run left unfinished.
+func refuseControlled(p *Plan) {
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		if by, instead := strategy.Controlled(n.Found.Node); by != "" && n.Strategy != "" && !n.Resume {
+			n.Refused = append(n.Refused, fmt.Sprintf("it is of %s: %s, and take it out of recast.yaml; --exclude %s rolls the others", by, instead, n.Node))
+		}
+	}
+}
+
+// warnOfIssues warns of releases that nobody should run, but that nodes are to get, or continue to run. What only
+// some configurations can't have is a refusal of the nodes that are to get it.
+func (p worldOf) warnOfIssues() {
+	var texts []string
+	stay := map[string][]string{} // by what is wrong: the nodes that continue to run the release
+	for _, n := range p.Nodes {
+		gets := n.Strategy != "" && n.NeedsImage()
+		version := n.Wanted.Build.TalosVersion
+		if !gets && n.Found.Machine == nil {
+			continue
+		}
+		if !gets {
+			version = n.Found.Machine.TalosVersion
+		}
+		for _, text := range n.issuesOf(version, gets) {
+			if !slices.Contains(texts, text) {
+				texts = append(texts, text)
+			}
+			if !gets {
+				stay[text] = append(stay[text], n.Node)
+			}
+		}
+	}
+	for _, text := range texts {
+		if nodes := stay[text]; len(nodes) > 0 {
+			text = fmt.Sprintf("%s (on %s now)", text, strings.Join(nodes, ", "))
+		}
+		p.Warn = append(p.Warn, text)
+	}
+}
+
+// issuesOf says what is wrong with a release, for a node that gets or runs it.
+func (n NodePlan) issuesOf(version string, gets bool) []string {
+	var out []string
+	issue, known := knownissue.Of(version)
+	switch {
+	case known && !issue.Scheduler, known && !gets && n.Found.ConfigRefused != nil:
+		out = append(out, issue.String()+": "+issue.Hint())
+	}
+	if b := n.Wanted.Build; b.Broken && b.TalosVersion == version {
+		out = append(out, fmt.Sprintf("Talos %s was marked broken by the Image Factory: choose another version; the release notes of Talos say which one fixes it", version))
+	}
+	return out
+}
+
+// PeerLasts is how long Talos' discovery lists a machine that was stopped (defaultDiscoveryTTL in
+// internal/app/machined/pkg/controllers/cluster/discovery_service.go).
+const PeerLasts = 30 * time.Minute
+
+// OldPeer says why an outage may last longer if a node gets another system disk: its KubeSpan identity is on the
+// old disk. Of two peers with the same address the one with the lower node ID keeps it, and IDs are random
+// (internal/app/machined/pkg/controllers/kubespan/peer_spec.go).
+var OldPeer = fmt.Sprintf("KubeSpan: until discovery forgets its old peer, up to %s after its stop, other nodes may send there what is for it (talos#4562)", PeerLasts)
+
+// heedKubeSpan marks the nodes that become other peers of KubeSpan, and expects the longer outage.
+func heedKubeSpan(p *Plan, o observe.Observation) {
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		leaves := strategy.DiskLeaves(n.Strategy, n.Wanted) || n.Strategy.From() == cluster.Nowhere && n.Rebuild != ""
+		if n.Strategy.VM() == cluster.VMGone || !leaves && n.Previous == nil || !meshed(n.Found, o) {
+			continue
+		}
+		if !leaves {
+			n.FallbackKubeSpan = true
+			continue
+		}
+		n.KubeSpan = true
+		n.Notes = append(n.Notes, OldPeer)
+		if n.OutageSeconds = max(n.OutageSeconds, int(PeerLasts.Seconds())); n.OutageFrom != "" {
+			n.OutageFrom = "at most, because of KubeSpan"
+		}
+	}
+}
+
+// meshed says whether a node takes part in KubeSpan. A node that does not say counts as one if any other takes
+// part.
+func meshed(f observe.Found, o observe.Observation) bool {
+	if on, known := kubeSpan(f); known {
+		return on
+	}
+	return slices.ContainsFunc(o.Found, func(f observe.Found) bool {
+		on, _ := kubeSpan(f)
+		return on
+	})
+}
+
+func kubeSpan(f observe.Found) (on, known bool) {
+	if f.Machine == nil || len(f.Machine.Configs.Active) == 0 {
+		return false, false
+	}
+	docs, err := config.Parse(f.Machine.Configs.Active)
+	return docs.KubeSpan() && docs.DiscoveryService(), err == nil
 }

@@ -2,7 +2,6 @@ package planning
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -45,11 +44,8 @@ func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 
 // Policy returns the policy that makes a saved plan again, for the nodes in it.
 func (p Plan) Policy() Policy {
-	policy := Policy{AcceptOutage: p.AcceptOutage, What: p.What, Exactly: true}
-	for _, n := range p.Nodes {
-		policy.Only = append(policy.Only, n.Node)
-	}
-	return policy
+	names := cluster.Each(p.Nodes, func(n NodePlan) string { return n.Node })
+	return Policy{AcceptOutage: p.AcceptOutage, What: p.What, Exactly: true, Only: names}
 }
 
 // RunSuffix ends the IDs of the runs that execute this plan: Proxmox and the journal identify
@@ -90,7 +86,7 @@ func (p *follower) inOrder() {
 		nodes = append(nodes, n)
 	}
 	slices.SortStableFunc(nodes, func(a, b NodePlan) int { // a planned surge node may exist by now: it goes last
-		return cmp.Compare(map[bool]int{true: 1}[a.Phase == SurgeEnd], map[bool]int{true: 1}[b.Phase == SurgeEnd])
+		return cluster.TrueFirst(a.Phase != SurgeEnd, b.Phase != SurgeEnd)
 	})
 	p.Nodes = nodes
 	p.Arrange()
@@ -250,11 +246,7 @@ func asText(v any) string {
 	case []string:
 		return words.OrNone(strings.Join(v, ", "))
 	case []cluster.Reason:
-		var texts []string
-		for _, r := range v {
-			texts = append(texts, r.Text)
-		}
-		return words.OrNone(strings.Join(texts, "; "))
+		return words.OrNone(strings.Join(cluster.Each(v, func(r cluster.Reason) string { return r.Text }), "; "))
 	}
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -22,10 +22,7 @@ func sealed(t *testing.T, edit func([]cluster.Wanted, *observe.Observation), p P
 		edit(wanted, &o)
 	}
 	p.Only = []string{"wk1", "wk2"}
-	plan, err := New("c1", wanted, o, clustertest.Past, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	plan := planned(t, wanted, o, p)
 	plan.Gates = []cluster.UserGate{{TimeoutSeconds: 60, Command: &cluster.CommandGate{Args: []string{"true"}, Dir: "/somewhere"}}}
 	plan.Seal("sha256-lock", "sha256-config")
 	return plan
@@ -96,14 +93,15 @@ func TestFollow(t *testing.T) {
 			}
 		}
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		edit  func([]cluster.Wanted, *observe.Observation)
 		begun bool
 		mine  bool // wk1's VM was made by a run of the plan
 		left  bool // such a run has cordoned wk2
 		back  bool // such a run had begun to replace wk1, and put its old system disk back
 		want  string
-	}{
+	}
+	each(t, map[string]row{
 		"nothing moved": {},
 		"estimates differ": {edit: func(_ []cluster.Wanted, o *observe.Observation) {
 			o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 9}}
@@ -121,37 +119,34 @@ func TestFollow(t *testing.T) {
 		"another build":               {edit: func(w []cluster.Wanted, _ *observe.Observation) { w[1].Build.ID = "b2" }, want: "wk1: build: " + clustertest.WantedBuild().ID + " → b2"},
 		"paused since":                {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.Found[1].Node.Pause = "x" }, begun: true, want: "wk1: what is done: recreate → none; wk1: paused: none → x"},
 		"in use by now":               {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.Found[1].Ties.Snapshots = []string{"before"} }, want: "wk1: what is done: recreate → in-place"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			now := sealed(t, func(w []cluster.Wanted, o *observe.Observation) {
-				if tc.edit != nil {
-					tc.edit(w, o)
-				}
-				if tc.mine {
-					o.VMs[1].Config["description"] = cluster.RunMark + "20000101-0000-feed" + saved.RunSuffix() + " build=x"
-				}
-				if tc.back {
-					o.Found[1].Parking = &parking.Parking{VM: cluster.VM{ID: 9900}, Record: parking.Record{Run: "20000101-0000-feed" + saved.RunSuffix(), Kept: []parking.KeptDisk{{Key: "scsi30", Run: "20000101-0000-feed" + saved.RunSuffix(), GivenUp: true}}}}
-				}
-				if tc.left {
-					o.Found[2].Node.Mark = &cluster.Mark{Run: "20000101-0000-feed" + saved.RunSuffix(), Strategy: cluster.Recreate, BootID: "b"}
-				}
-			}, Policy{})
-			got, err := now.Follow(saved, tc.begun)
-			var moved string
-			if err != nil {
-				_, lines, _ := strings.Cut(err.Error(), ":\n  ")
-				moved = strings.ReplaceAll(lines, "\n  ", "; ")
+	}, func(t *testing.T, tc row) {
+		now := sealed(t, func(w []cluster.Wanted, o *observe.Observation) {
+			if tc.edit != nil {
+				tc.edit(w, o)
 			}
-			if moved != tc.want || (err != nil) != (fault.KindOf(err) == fault.Refused) {
-				t.Errorf("%q, want %q; %v", moved, tc.want, err)
+			if tc.mine {
+				o.VMs[1].Config["description"] = cluster.RunMark + "20000101-0000-feed" + saved.RunSuffix() + " build=x"
 			}
-			if err == nil && got.ID != saved.ID {
-				t.Errorf("it is plan %s, not %s", got.ID, saved.ID)
+			if tc.back {
+				o.Found[1].Parking = &parking.Parking{VM: cluster.VM{ID: 9900}, Record: parking.Record{Run: "20000101-0000-feed" + saved.RunSuffix(), Kept: []parking.KeptDisk{{Key: "scsi30", Run: "20000101-0000-feed" + saved.RunSuffix(), GivenUp: true}}}}
 			}
-		})
-	}
+			if tc.left {
+				o.Found[2].Node.Mark = &cluster.Mark{Run: "20000101-0000-feed" + saved.RunSuffix(), Strategy: cluster.Recreate, BootID: "b"}
+			}
+		}, Policy{})
+		got, err := now.Follow(saved, tc.begun)
+		var moved string
+		if err != nil {
+			_, lines, _ := strings.Cut(err.Error(), ":\n  ")
+			moved = strings.ReplaceAll(lines, "\n  ", "; ")
+		}
+		if moved != tc.want || (err != nil) != (fault.KindOf(err) == fault.Refused) {
+			t.Errorf("%q, want %q; %v", moved, tc.want, err)
+		}
+		if err == nil && got.ID != saved.ID {
+			t.Errorf("it is plan %s, not %s", got.ID, saved.ID)
+		}
+	})
 }
 
 // TestFollowKeepsTheOrder although a new plan would choose another one.

@@ -70,11 +70,7 @@ func (p Policy) Check(wanted []cluster.Wanted) error {
 }
 
 func (p Policy) Heed(wanted []cluster.Wanted) Heed {
-	h := Heed{Ignore: p.IgnoreNodes}
-	for _, w := range wanted {
-		h.Known = append(h.Known, w.Name)
-	}
-	return h
+	return Heed{Ignore: p.IgnoreNodes, Known: cluster.Each(wanted, func(w cluster.Wanted) string { return w.Name })}
 }
 
 func (p Policy) Selects(node string) bool {
@@ -280,10 +276,7 @@ func (p Policy) of(d observe.Drift) observe.Drift {
 
 // leaves says why a node stays as it is if it differs only in what is not rolled.
 func (p Policy) leaves(d observe.Drift) string {
-	var only []string
-	for _, w := range p.What {
-		only = append(only, string(w))
-	}
+	only := cluster.Each(p.What, func(w What) string { return string(w) })
 	asked := "which --what " + strings.Join(only, ",") + " leaves as it is"
 	config, vm := !p.does(Config) && d.ConfigReason() != "", !p.does(VM) && d.IsShape()
 	switch {

@@ -33,10 +33,11 @@ func TestTrials(t *testing.T) {
 		return func(n *NodePlan) { n.Prepared, n.System = "new.qcow2", &DiskPlan{Key: key} }
 	}
 	h := Rehearsal{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.250/24")}}
-	for name, c := range map[string]struct {
+	type row struct {
 		nodes []NodePlan
 		want  string
-	}{
+	}
+	each(t, map[string]row{
 		"by ISO": {[]NodePlan{node("a", "pve1", ovmf, nil), node("b", "pve1", ovmf, nil)}, "pve1 ovmf-storage new.iso [a b]"},
 		"by disk, in one place or another": {
 			[]NodePlan{node("a", "pve1", ovmf, onDisk("scsi0")), node("b", "pve1", ovmf, onDisk("scsi1"))}, "pve1 ovmf-disk-storage a disk made from new.qcow2 [a b] scsi (virtio-scsi-single)",
@@ -64,19 +65,16 @@ func TestTrials(t *testing.T) {
 		"already out, or not taken out": {
 			[]NodePlan{node("a", "pve1", ovmf, func(n *NodePlan) { n.Resume = true }), node("b", "pve1", ovmf, func(n *NodePlan) { n.Strategy = cluster.InPlace })}, "",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var got []string
-			for _, trial := range (Plan{Nodes: c.nodes}).TrialsOf(h) {
-				_, drive, _ := strings.Cut(trial.Firmware, ", disk on ")
-				got = append(got, strings.TrimSpace(fmt.Sprintf("%s %s %s %v %s", trial.Host, trial.ID, trial.Medium, trial.Nodes, drive)))
-			}
-			if diff := cmp.Diff(c.want, strings.Join(got, "\n")); diff != "" {
-				t.Errorf("trials (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		var got []string
+		for _, trial := range (Plan{Nodes: c.nodes}).TrialsOf(h) {
+			_, drive, _ := strings.Cut(trial.Firmware, ", disk on ")
+			got = append(got, strings.TrimSpace(fmt.Sprintf("%s %s %s %v %s", trial.Host, trial.ID, trial.Medium, trial.Nodes, drive)))
+		}
+		if diff := cmp.Diff(c.want, strings.Join(got, "\n")); diff != "" {
+			t.Errorf("trials (-want +got):\n%s", diff)
+		}
+	})
 }
 
 // TestScratchSerial: QEMU passes on 20 characters of a serial.
@@ -94,11 +92,12 @@ func TestOneNodeOfEachImageBootsThroughTheFirmware(t *testing.T) {
 	resumed, own := node("wk1", worker, "a", cluster.InPlace), node("wk1", worker, "a", cluster.InPlace)
 	resumed.Resume, resumed.Run, own.OwnPod = true, "r1", true
 	tidies := node("wk1", worker, "a", cluster.InPlace, "install-image", "config", "vm")
-	for name, tc := range map[string]struct {
+	type row struct {
 		policy Policy
 		nodes  []NodePlan
 		want   string // in the order in which they go: phase/node, and * for the firmware
-	}{
+	}
+	each(t, map[string]row{
 		"canary": {
 			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
 			[]NodePlan{node("cp1", cp, "a", cluster.InPlace), node("wk1", worker, "a", cluster.InPlace), node("wk2", worker, "a", cluster.InPlace)},
@@ -144,27 +143,24 @@ func TestOneNodeOfEachImageBootsThroughTheFirmware(t *testing.T) {
 			[]NodePlan{node("wk1", worker, "a", cluster.InPlace), node("wk2", worker, "a", cluster.InPlace)},
 			"workers/wk1* workers/wk2*",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := Plan{Nodes: tc.nodes, MaxUnavailable: 2}
-			p.Order(tc.policy)
-			var got []string
-			for _, n := range p.Nodes {
-				what := string(n.Phase) + "/" + n.Node
-				if n.Reboot == cluster.ByFirmware {
-					what += "*"
-				}
-				got = append(got, what)
-				if said := strings.Contains(strings.Join(n.Notes, "; "), "through the firmware"); said != (n.Reboot == cluster.ByFirmware) {
-					t.Errorf("%s: the plan says %q", n.Node, n.Notes)
-				}
+	}, func(t *testing.T, tc row) {
+		p := Plan{Nodes: tc.nodes, MaxUnavailable: 2}
+		p.Order(tc.policy)
+		var got []string
+		for _, n := range p.Nodes {
+			what := string(n.Phase) + "/" + n.Node
+			if n.Reboot == cluster.ByFirmware {
+				what += "*"
 			}
-			if got := strings.Join(got, " "); got != tc.want {
-				t.Errorf("got  %s\nwant %s", got, tc.want)
+			got = append(got, what)
+			if said := strings.Contains(strings.Join(n.Notes, "; "), "through the firmware"); said != (n.Reboot == cluster.ByFirmware) {
+				t.Errorf("%s: the plan says %q", n.Node, n.Notes)
 			}
-		})
-	}
+		}
+		if got := strings.Join(got, " "); got != tc.want {
+			t.Errorf("got  %s\nwant %s", got, tc.want)
+		}
+	})
 }
 
 // staleOf is a node that a strategy brings to a build.

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // ForRemove plans to take one node away: its disks are parked, its VM and its Node are deleted. reach are the
@@ -21,14 +22,7 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 	if i < 0 {
 		return Plan{}, fault.WithHint(fault.Configf("no node %q in the configuration", node), "leave it in recast.yaml until it is removed")
 	}
-	f := o.Found[i]
-	n := NodePlan{Node: node, Role: cluster.Worker, Addr: f.Addr, Wanted: wanted[i], Found: f}
-	if f.VM != nil {
-		n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
-	}
-	if f.Machine != nil && f.Machine.ControlPlane {
-		n.Role = cluster.ControlPlane
-	}
+	f, n := o.Found[i], planOf(wanted[i], o.Found[i])
 	switch {
 	case f.Away:
 		PlanAway(&n, o.Away)
@@ -96,5 +90,106 @@ func planRemove(n *NodePlan, o observe.Observation, reach []netip.Addr) {
 	}
 	if n.Found.Ties.HA != nil {
 		n.Notes = append(n.Notes, "it is taken out of Proxmox HA for good")
+	}
+}
+
+// takesAway says whether the node's VM is taken away because its cluster is broken.
+func takesAway(n NodePlan) bool { return n.Strategy.VM() == cluster.VMGone && n.Rebuild != "" }
+
+// TakesAway says whether the plan takes away what is left of control planes of a broken cluster.
+func TakesAway(p Plan) bool { return slices.ContainsFunc(p.Nodes, takesAway) }
+
+// planLost plans a control plane of a broken cluster: first what is left of it is taken away, then it is made
+// again.
+func planLost(n *NodePlan, o observe.Observation) {
+	planCreate(n, o)
+	if n.Rebuild = o.Rebuild; n.Bootstraps {
+		n.Why = "rebuild: etcd begins with it, from the snapshot"
+	}
+	if o.Away != nil {
+		n.Refused = append(n.Refused, fmt.Sprintf("%s: a control plane on them could come back, and there would be two etcds: bring them back; one that is gone for good has to leave the Proxmox cluster", o.Away.Error()))
+	}
+	for _, p := range o.Parking {
+		if p.Record.Node == n.Node && len(p.Record.Kept) > 0 {
+			n.Notes = append(n.Notes, fmt.Sprintf("%s has %d disks of what it was: they stay there", p.VM, len(p.Record.Kept)))
+		}
+	}
+	lost := n.Found.Absent.Lost
+	if lost == nil {
+		return
+	}
+	// Both are checked again once the VM is away, and its memory is free.
+	against := n.Found.Absent.Against
+	n.Refused = slices.DeleteFunc(n.Refused, func(why string) bool { return slices.Contains(against, why) })
+	n.Space, n.Bootstraps, n.Notes = nil, false, nil
+
+	n.Strategy, n.Role, n.EtcdKept = cluster.Remove, cluster.ControlPlane, true
+	n.Why = "remove: the cluster is broken, so its VM goes; all its disks are parked and stay; then it is made again"
+	n.Drift.Reasons = nil // the node exists, and can't be compared
+	n.VMID, n.Host, n.UUID, n.Digest = lost.VM.ID, lost.VM.Host, lost.VM.UUID(), lost.VM.Digest
+	n.Found.VM, n.Found.Ties, n.Found.Absent = &lost.VM, lost.Ties, nil
+	n.Found.Parking, n.Found.Elsewhere = observe.TakeParking(n.Found.Parkings(), func(p parking.Parking) bool { return p.VM.Host == lost.VM.Host })
+	if lost.VM.Host != n.Wanted.Shape.Host {
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM is on %s, and nodes[].host is %s: it is made again where it was, so that its disks need not move: set nodes[].host to %s", lost.VM.Host, n.Wanted.Shape.Host, lost.VM.Host))
+	}
+	if lost.Silent {
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM runs, and its etcd does not say whether it has a leader. See that it does not serve (talosctl -n %s etcd status), and switch it off: qm stop %d on %s", n.Addr, lost.VM.ID, lost.VM.Host))
+	}
+	c := strategy.Candidate{Wanted: n.Wanted, VM: lost.VM, Found: n.Found, Observation: o}
+	n.Refused = append(n.Refused, c.AgainstRemove()...)
+	disks, err := lost.VM.Disks()
+	if err != nil {
+		return // already a refusal
+	}
+	for _, d := range disks {
+		if !d.CDROM {
+			n.Add(d, false)
+		}
+	}
+}
+
+// againstRebuild refuses to rebuild a cluster that exists, unless an unfinished rebuild has begun it with the same
+// snapshot.
+func (p Policy) againstRebuild(o observe.Observation) error {
+	for _, f := range o.Found { // also those that the plan leaves out
+		if f.Absent != nil && f.Absent.Lost != nil && f.Absent.Lost.Leader {
+			return fault.PlanRefused.Refusedf("etcd on %s has a leader, so the cluster is not broken: recast remove takes out one control plane, and recast roll makes one that is missing", f.Name)
+		}
+	}
+	if o.Rebuild == "" || o.First != "" || o.Rebuilt(p.Bootstrap) {
+		return nil
+	}
+	return fault.WithHint(fault.PlanRefused.Refusedf("the cluster's Kubernetes API answers: it is not broken"),
+		"recast roll makes a node that is missing (if its Node is still there and NotReady: kubectl delete node), and recast remove takes one away; recast undo NODE puts back what an interrupted rebuild was taking away; recast restore gives a single control plane its etcd back")
+}
+
+// onlyTaking reduces the plan to what is taken away, as long as there is anything: the rest is planned again
+// afterwards.
+func onlyTaking(p *Plan) {
+	if !TakesAway(*p) {
+		return
+	}
+	p.Bootstrap = "" // one after the other
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		if n.Strategy.From() == cluster.Nowhere {
+			against := n.Found.Absent.Against // checked again when it is made: memory gets free
+			n.Strategy, n.Why, n.Space = "", "it is made again once what is left of the others is taken away", nil
+			n.Refused = slices.DeleteFunc(n.Refused, func(why string) bool { return slices.Contains(against, why) })
+		}
+	}
+}
+
+// refuseOthersRebuild refuses to finish what a rebuild began with another command, or another snapshot.
+func refuseOthersRebuild(n *NodePlan, o observe.Observation) {
+	rec := n.Found.Parking.Record
+	switch {
+	case rec.Rebuild == o.Rebuild, rec.Rebuild != "" && o.Rebuild != "" && n.Strategy.VM() == cluster.VMGone: // nothing has begun yet
+	case rec.Rebuild == "":
+		n.Refused = append(n.Refused, fmt.Sprintf("run %s began to %s, which is not finished and no part of a rebuild: recast status shows what finishes or cancels it", rec.Run, n.Strategy.Words().OnIt))
+	case o.Rebuild == "":
+		n.Refused = append(n.Refused, "recast rebuild began it, and nothing else may finish it: "+observe.RebuildGoesOn)
+	default:
+		n.Refused = append(n.Refused, fmt.Sprintf("run %s began with another snapshot, SHA-256 %s, not %s: run recast rebuild with that one", rec.Run, words.Short(rec.Rebuild), words.Short(o.Rebuild)))
 	}
 }

@@ -20,7 +20,7 @@ func TestUndo(t *testing.T) {
 	kept := func(run string) *parking.Parking {
 		return &parking.Parking{Record: parking.Record{Kept: []parking.KeptDisk{{Run: run}}}}
 	}
-	for name, c := range map[string]struct {
+	type row struct {
 		parkings []*parking.Parking // of wk1, wk2, wk3
 		only     []string
 		way      Way
@@ -29,7 +29,8 @@ func TestUndo(t *testing.T) {
 		says     string
 		nodes    string // of the plan to boot previous system disks
 		err      string
-	}{
+	}
+	each(t, map[string]row{
 		"a run by its ID":         {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, run: older, nodes: "wk2"},
 		"a run by its end":        {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, run: "3f2a", nodes: "wk1 wk3"},
 		"a run of none":           {parkings: []*parking.Parking{kept(latest), nil, nil}, run: "beef", err: `no node's present system disk is of a run "beef"`},
@@ -50,54 +51,52 @@ func TestUndo(t *testing.T) {
 		"another is, previous":    {parkings: []*parking.Parking{open, kept(latest), nil}, way: Previous, err: "node wk1: an earlier run is not finished"},
 		"all, previous":           {parkings: []*parking.Parking{kept(latest), nil, kept(older)}, unsure: true, way: Previous, nodes: "wk1 wk2 wk3"},
 		"a node that there isn't": {parkings: make([]*parking.Parking, 3), only: []string{"wk9"}, err: `no node "wk9"`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var wanted []cluster.Wanted
-			var o observe.Observation
-			said := ""
-			for i, p := range c.parkings {
-				wanted = append(wanted, cluster.Wanted{Name: []string{"wk1", "wk2", "wk3"}[i]})
-				o.Found = append(o.Found, observe.Found{Parking: p})
-			}
-			plan, way, err := ForUndo(t.Context(), "c1", wanted, o, nil, nil, Policy{Only: c.only}, Undone{
-				Way: c.way, Run: c.run, Say: func(text string) { said = text },
-				Order: func(runs []Replacing) ([]Replacing, bool) {
-					slices.SortFunc(runs, func(a, b Replacing) int { return strings.Compare(b.Run, a.Run) })
-					return runs, !c.unsure || len(runs) == 1
-				},
-			})
-			if c.says != "" && said != c.says || len(c.only) > 0 && said != "" {
-				t.Errorf("said %q, want %q", said, c.says)
-			}
-			if c.err != "" {
-				if err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("%v, want %s", err, c.err)
-				}
-				if kind := fault.KindOf(err); kind != fault.Refused && kind != fault.Config {
-					t.Errorf("kind %v", kind)
-				}
-				return
-			}
-			var nodes []string
-			for _, n := range plan.Nodes {
-				nodes = append(nodes, n.Node)
-			}
-			if got := strings.Join(nodes, " "); err != nil || way != Previous || got != c.nodes {
-				t.Errorf("%s of %q, want of %q: %v", way, got, c.nodes, err)
-			}
+	}, func(t *testing.T, c row) {
+		var wanted []cluster.Wanted
+		var o observe.Observation
+		said := ""
+		for i, p := range c.parkings {
+			wanted = append(wanted, cluster.Wanted{Name: []string{"wk1", "wk2", "wk3"}[i]})
+			o.Found = append(o.Found, observe.Found{Parking: p})
+		}
+		plan, way, err := ForUndo(t.Context(), "c1", wanted, o, nil, nil, Policy{Only: c.only}, Undone{
+			Way: c.way, Run: c.run, Say: func(text string) { said = text },
+			Order: func(runs []Replacing) ([]Replacing, bool) {
+				slices.SortFunc(runs, func(a, b Replacing) int { return strings.Compare(b.Run, a.Run) })
+				return runs, !c.unsure || len(runs) == 1
+			},
 		})
-	}
+		if c.says != "" && said != c.says || len(c.only) > 0 && said != "" {
+			t.Errorf("said %q, want %q", said, c.says)
+		}
+		if c.err != "" {
+			if err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%v, want %s", err, c.err)
+			}
+			if kind := fault.KindOf(err); kind != fault.Refused && kind != fault.Config {
+				t.Errorf("kind %v", kind)
+			}
+			return
+		}
+		var nodes []string
+		for _, n := range plan.Nodes {
+			nodes = append(nodes, n.Node)
+		}
+		if got := strings.Join(nodes, " "); err != nil || way != Previous || got != c.nodes {
+			t.Errorf("%s of %q, want of %q: %v", way, got, c.nodes, err)
+		}
+	})
 }
 
 // TestGiveUp: nothing is to be deleted that anybody else has made, or that may be in use.
 func TestGiveUp(t *testing.T) {
 	t.Parallel()
 	const parked, made = "qm set 9800 --protection 0 && qm destroy 9800", "qm set 9011 --protection 0 && qm destroy 9011 && " + "qm set 9800 --protection 0 && qm destroy 9800"
-	for name, c := range map[string]struct {
+	type row struct {
 		change func(*observe.Found, *parking.Memory)
 		want   string // how it ends; "": nothing more
-	}{
+	}
+	each(t, map[string]row{
 		"not made yet":           {func(f *observe.Found, _ *parking.Memory) { f.VM = nil }, parked},
 		"made":                   {nil, made},
 		"it runs":                {func(f *observe.Found, _ *parking.Memory) { f.VM.Running = true }, "switch VM 9011 off, and run the same command again"},
@@ -113,25 +112,22 @@ func TestGiveUp(t *testing.T) {
 		"a disk on the parking VM": {func(f *observe.Found, _ *parking.Memory) {
 			f.Parking.VM.Config["scsi3"] = "fast:vm-9800-disk-0"
 		}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := cluster.VM{ID: 9011, Host: "pve1", Config: map[string]string{
-				"scsi0": "fast:vm-9011-disk-0,serial=new", "efidisk0": "fast:vm-9011-disk-1", "ide2": "isos:iso/a.iso,media=cdrom", "description": parking.MarkDescription("", "r1", "b"),
-			}}
-			f := observe.Found{VM: &vm, Parking: &parking.Parking{VM: cluster.VM{ID: 9800, Host: "pve1", Config: map[string]string{}}, Record: parking.Record{Node: "wk1", Run: "r1", VMID: 9011}}}
-			mem := parking.Memory{DiskSerial: "new"}
-			if c.change != nil {
-				c.change(&f, &mem)
-			}
-			var err error
-			if f.Parking.Record.Memory, err = mem.Pack(); err != nil {
-				t.Fatal(err)
-			}
-			got := giveUp(f)
-			if !strings.HasPrefix(got, "recast roll finishes it; recast remove wk1 then takes it away, and keeps its disks") || strings.Contains(got, "To give it up") != (c.want != "") || strings.Contains(got, "qm ") != strings.Contains(c.want, "qm ") || !strings.HasSuffix(got, c.want) {
-				t.Errorf("%s\nwant %q", got, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		vm := cluster.VM{ID: 9011, Host: "pve1", Config: map[string]string{
+			"scsi0": "fast:vm-9011-disk-0,serial=new", "efidisk0": "fast:vm-9011-disk-1", "ide2": "isos:iso/a.iso,media=cdrom", "description": parking.MarkDescription("", "r1", "b"),
+		}}
+		f := observe.Found{VM: &vm, Parking: &parking.Parking{VM: cluster.VM{ID: 9800, Host: "pve1", Config: map[string]string{}}, Record: parking.Record{Node: "wk1", Run: "r1", VMID: 9011}}}
+		mem := parking.Memory{DiskSerial: "new"}
+		if c.change != nil {
+			c.change(&f, &mem)
+		}
+		var err error
+		if f.Parking.Record.Memory, err = mem.Pack(); err != nil {
+			t.Fatal(err)
+		}
+		got := giveUp(f)
+		if !strings.HasPrefix(got, "recast roll finishes it; recast remove wk1 then takes it away, and keeps its disks") || strings.Contains(got, "To give it up") != (c.want != "") || strings.Contains(got, "qm ") != strings.Contains(c.want, "qm ") || !strings.HasSuffix(got, c.want) {
+			t.Errorf("%s\nwant %q", got, c.want)
+		}
+	})
 }

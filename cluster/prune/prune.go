@@ -9,12 +9,14 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // ParkingPruner frees the old system disks that need not stay, and deletes the parking VMs that
@@ -206,4 +208,337 @@ func (p ParkingPruner) KeepUnnamed(ctx context.Context, vms []cluster.VM) error 
 		}
 	}
 	return nil
+}
+
+// JudgeParked decides for each old system disk and each parking VM of the cluster whether it can be
+// removed. Whatever is not provably a system disk that a finished replacement kept stays, with the
+// reason.
+func JudgeParked(vms []cluster.VM, uses []cluster.Use, r Retention) ([]KeptVerdict, []ParkingVerdict) {
+	j := judgement{Retention: r, vms: vms, uses: uses, vouched: map[int]bool{}}
+	parks := []ParkingVerdict{}
+	for _, vm := range vms {
+		rec, is, err := parking.ReadRecord(vm)
+		switch {
+		case vm.ID == r.Except || err == nil && (!is || rec.Cluster != r.Cluster):
+			continue
+		case err != nil:
+			parks = append(parks, ParkingVerdict{VMID: vm.ID, Name: vm.Name, Host: vm.Host, Keep: []string{err.Error()}})
+			continue
+		}
+		j.parkings = append(j.parkings, parking.Parking{VM: vm, Record: rec})
+		parks = append(parks, ParkingVerdict{VMID: vm.ID, Name: vm.Name, Host: vm.Host, Node: rec.Node})
+	}
+	for _, p := range j.parkings {
+		for _, k := range p.Record.Kept {
+			v, vouched := j.judge(p, k)
+			j.vouched[len(j.kept)] = vouched
+			j.kept, j.entries = append(j.kept, v), append(j.entries, k)
+		}
+	}
+	j.copies()
+	j.retain()
+	for i := range j.kept {
+		if len(j.kept[i].Keep) > 0 {
+			j.kept[i].Goes = ""
+		}
+	}
+	for i := range parks {
+		if p := parkingWith(j.parkings, parks[i].VMID); p != nil {
+			j.judgeVM(&parks[i], *p)
+		}
+	}
+	return append([]KeptVerdict{}, j.kept...), parks
+}
+
+// KeptVerdict is what is to become of an old system disk.
+type KeptVerdict struct {
+	Node      string       `json:"node"`
+	Run       string       `json:"run"`               // that replaced it, or had made it and was given up
+	GivenUp   bool         `json:"givenUp,omitempty"` // that run was given up: nothing boots it
+	Replaced  time.Time    `json:"replaced,omitzero"` // when it was replaced, if that is recorded; else when that run began, if its ID says so
+	Talos     string       `json:"talos,omitempty"`   // version of the system on it
+	Parking   cluster.VMID `json:"parking"`
+	Host      string       `json:"host"`
+	Key       string       `json:"key"`             // on the parking VM
+	Volid     string       `json:"volid,omitempty"` // "": it is not there any more, and only its entry in the record goes
+	SizeBytes uint64       `json:"sizeBytes,omitempty"`
+	Goes      string       `json:"goes,omitempty"` // why it can go
+	Keep      []string     `json:"keep,omitempty"` // why it stays; none: it can go
+	Removed   bool         `json:"removed"`
+	OfRemoved bool         `json:"ofRemoved,omitempty"` // any disk of a node that was removed
+}
+
+func (v KeptVerdict) String() string {
+	if v.OfRemoved {
+		return fmt.Sprintf("%s of VM %d on %s, a disk of %s, which run %s removed", v.Key, v.Parking, v.Host, v.Node, v.Run)
+	}
+	what := "the system disk"
+	if v.Volid == "" {
+		what = "the entry of a system disk"
+	}
+	return fmt.Sprintf("%s of VM %d on %s, %s of %s, which run %s %s", v.Key, v.Parking, v.Host, what, v.Node, v.Run, parking.WasDone(v.GivenUp))
+}
+
+// ParkingVerdict is what is to become of a parking VM.
+type ParkingVerdict struct {
+	VMID    cluster.VMID `json:"vmid"`
+	Name    string       `json:"name"`
+	Host    string       `json:"host"`
+	Node    string       `json:"node,omitempty"` // "": its record can't be read
+	Goes    string       `json:"goes,omitempty"` // why it can go
+	Keep    []string     `json:"keep,omitempty"` // why it stays; none: it can go
+	Removed bool         `json:"removed"`
+}
+
+func (v ParkingVerdict) String() string {
+	return cluster.VM{ID: v.VMID, Name: v.Name, Host: v.Host}.String()
+}
+
+// Retention says which old system disks stay parked.
+type Retention struct {
+	Cluster string
+	Nodes   []string       // in the configuration; the disks of all others are freed
+	Keep    int            // how many of each node's newest stay; 0: none, so recast undo is impossible
+	Holders []cluster.VMID // VMs that the configuration names as holders
+	Except  cluster.VMID   // the claim
+	// Removed is a node that was removed, and whose disks are to be freed: then those and no others are.
+	Removed string
+}
+
+// judgement is the state while all parking VMs are judged.
+type judgement struct {
+	Retention
+	vms      []cluster.VM
+	uses     []cluster.Use
+	parkings []parking.Parking
+	kept     []KeptVerdict
+	entries  []parking.KeptDisk // of kept
+	vouched  map[int]bool       // by index of kept: the disk is what its record says
+}
+
+// copies keeps each disk that two parking VMs claim: a clone or a restored backup has the same
+// record, and nothing shows which one is real.
+func (j *judgement) copies() {
+	at := map[string][]int{}
+	for i, v := range j.kept {
+		id := v.Node + "/" + v.Run
+		at[id] = append(at[id], i)
+	}
+	for _, same := range at {
+		for _, i := range same {
+			for _, other := range same {
+				if j.kept[other].Parking != j.kept[i].Parking {
+					j.kept[i].Keep = append(j.kept[i].Keep, fmt.Sprintf("VM %d has a record of the same disk: one of them is a copy (clone, restore), look at both", j.kept[other].Parking))
+					j.vouched[i] = false
+				}
+			}
+		}
+	}
+}
+
+// judge judges one disk by itself; vouched reports whether it is what its record says.
+func (j *judgement) judge(p parking.Parking, k parking.KeptDisk) (v KeptVerdict, vouched bool) {
+	v = KeptVerdict{Node: p.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Replaced: k.Replaced, Talos: k.Talos, Parking: p.VM.ID, Host: p.VM.Host, Key: k.Key, OfRemoved: k.Removed}
+	v.Keep = p.Untouchable(j.Holders)
+	value, there := p.VM.Config[k.Key]
+	if !there {
+		v.Goes = fmt.Sprintf("VM %d has no %s any more: only its entry in the record goes", p.VM.ID, k.Key)
+		return v, false
+	}
+	disk, err := p.KeptDisk(k)
+	if err != nil {
+		v.Volid, _, _ = strings.Cut(value, ",")
+		v.Keep = append(v.Keep, err.Error())
+		return v, false
+	}
+	v.Volid, v.SizeBytes = disk.Volid, disk.SizeBytes()
+	if by := parking.NamedBeside(p.VM, disk, j.uses); len(by) > 0 {
+		v.Keep = append(v.Keep, strings.Join(by, ", ")+" refers to it as well")
+		return v, false
+	}
+	switch {
+	case k.Removed && j.Removed != v.Node:
+		v.Keep = append(v.Keep, fmt.Sprintf("node %s was removed, and its disks stay until recast remove %s --free %s", v.Node, v.Node, v.Node))
+	case j.Removed != "" && (j.Removed != v.Node || !k.Removed):
+		v.Keep = append(v.Keep, "only the disks of node "+j.Removed+", once it is removed, are asked for")
+	}
+	return v, true
+}
+
+// judgeVM decides that a parking VM can be deleted if it owns nothing, or will own nothing.
+func (j *judgement) judgeVM(v *ParkingVerdict, p parking.Parking) {
+	late := p.CameLate(j.parkings)
+	p.Record.Open = p.Record.Open && !late
+	v.Keep = append(v.Keep, p.Untouchable(j.Holders)...)
+	staying, what := 0, "old system disk"
+	known := map[string]bool{}
+	for _, k := range j.kept {
+		if k.Parking == v.VMID {
+			known[k.Key] = true
+			if len(k.Keep) > 0 {
+				staying++
+				if k.OfRemoved {
+					what = "disk"
+				}
+			}
+		}
+	}
+	if staying > 0 && len(v.Keep) == 0 {
+		v.Keep = append(v.Keep, fmt.Sprintf("it keeps %s of node %s", words.Counted(staying, what), v.Node))
+	}
+	if !p.Record.Open {
+		for _, d := range unrecorded(p.VM, known) {
+			v.Keep = append(v.Keep, d+" is in no record of recast: not ours, look at it")
+		}
+	}
+	switch {
+	case len(v.Keep) > 0:
+	case late:
+		v.Goes = fmt.Sprintf("Proxmox made it for run %s when another one was in use: nothing was ever handed over to it", p.Record.Run)
+	default:
+		v.Goes = "it owns nothing any more"
+	}
+}
+
+// lastOnItsHost reports whether a disk is on the host of the node's VM and none of the newer ones
+// is: disks can be handed over on one host only.
+func (j *judgement) lastOnItsHost(newer []int, i int) bool {
+	if vm := j.vmOf(j.kept[i].Parking); vm == nil || vm.Host != j.kept[i].Host {
+		return false
+	}
+	return !slices.ContainsFunc(newer, func(n int) bool { return j.kept[n].Host == j.kept[i].Host })
+}
+
+// newerThan lists the disks that were provably replaced later than disk i: by their number, or by
+// their place in the same record. The time in a run's ID does not count: it comes from the clock of
+// the machine that began the run. Nor does the number of one on another parking VM of that host: see parking.Later.
+func (j *judgement) newerThan(i int, list []int) (newer []int) {
+	for _, n := range list {
+		a, b := parkingWith(j.parkings, j.kept[n].Parking).VM, parkingWith(j.parkings, j.kept[i].Parking).VM
+		if a.ID == b.ID && n > i || a.ID != b.ID && j.entries[n].Nth > j.entries[i].Nth && parking.Later(j.entries[n], a, j.entries[i], b) > 0 {
+			newer = append(newer, n)
+		}
+	}
+	return newer
+}
+
+// retain keeps the newest disks of each node. Disks that are not what their record says, or of a
+// cancelled replacement, do not count: recast can't roll back to them.
+func (j *judgement) retain() {
+	type machine struct{ node, uuid string } // two clusters may have the same name
+	byNode := map[machine][]int{}
+	for i, v := range j.kept {
+		if j.vouched[i] {
+			m := machine{v.Node, parkingWith(j.parkings, v.Parking).Record.UUID}
+			byNode[m] = append(byNode[m], i)
+		}
+	}
+	for m, list := range byNode {
+		node := m.node
+		list = slices.DeleteFunc(list, func(i int) bool { return j.judgeGivenUp(i) })
+		for _, i := range list {
+			v, newer := &j.kept[i], j.newerThan(i, list)
+			rank := len(newer)
+			switch {
+			case j.unfinished(v), len(v.Keep) > 0:
+			case v.OfRemoved && j.vmBefore(*v) != nil:
+				v.Keep = append(v.Keep, fmt.Sprintf("%s is there again: look at both", *j.vmBefore(*v)))
+			case v.OfRemoved:
+				v.Goes = "its node was removed"
+			case !slices.Contains(j.Nodes, node) && j.vmOf(v.Parking) != nil:
+				v.Keep = append(v.Keep, j.notOurs(node, *j.vmOf(v.Parking)))
+			case !slices.Contains(j.Nodes, node):
+				v.Goes = fmt.Sprintf("recast.yaml has no node %s any more", node)
+			case rank < j.Keep:
+				v.Keep = append(v.Keep, wayBack(rank, node))
+			case j.Keep > 0 && j.lastOnItsHost(newer, i):
+				v.Keep = append(v.Keep, fmt.Sprintf("the VM of node %s is on %s, and it is the newest one there: what recast undo %s boots", node, v.Host, node))
+			case j.Keep == 0:
+				v.Goes = fmt.Sprintf("none is to stay: the way back of node %s is a roll to the previous lock then", node)
+			default:
+				v.Goes = fmt.Sprintf("node %s has %d newer", node, rank)
+			}
+		}
+	}
+}
+
+// vmOf returns the VM whose disks a parking VM keeps; nil if it no longer exists.
+func (j *judgement) vmOf(parking cluster.VMID) *cluster.VM {
+	rec := parkingWith(j.parkings, parking).Record
+	return pointer(j.vms, func(vm cluster.VM) bool { return vm.ID == rec.VMID && vm.UUID() == rec.UUID })
+}
+
+// vmBefore is vmOf for a disk of a node that was removed, and may have been made again since.
+func (j *judgement) vmBefore(v KeptVerdict) *cluster.VM {
+	kept := parkingWith(j.parkings, v.Parking).Record.Kept
+	k, known := cluster.Find(kept, func(k parking.KeptDisk) bool { return k.Key == v.Key && k.UUID != "" })
+	if !known {
+		return j.vmOf(v.Parking)
+	}
+	return pointer(j.vms, func(vm cluster.VM) bool { return vm.UUID() == k.UUID })
+}
+
+func parkingWith(parkings []parking.Parking, id cluster.VMID) *parking.Parking {
+	return pointer(parkings, func(p parking.Parking) bool { return p.VM.ID == id })
+}
+
+// pointer points at the first that is the one; nil if none is.
+func pointer[T any](all []T, is func(T) bool) *T {
+	if i := slices.IndexFunc(all, is); i >= 0 {
+		return &all[i]
+	}
+	return nil
+}
+
+func wayBack(rank int, node string) string {
+	if rank == 0 {
+		return "the way back: recast undo " + node
+	}
+	return fmt.Sprintf("node %s has only %d newer", node, rank)
+}
+
+// judgeGivenUp judges a disk of a cancelled replacement, and reports whether it is one. Nothing
+// boots it, so it can be freed if nothing prevents that. It stays while the node has an unfinished
+// replacement, or if it belongs to another recast.yaml.
+func (j *judgement) judgeGivenUp(i int) bool {
+	v := &j.kept[i]
+	if !v.GivenUp {
+		return false
+	}
+	switch vm := j.vmOf(v.Parking); {
+	case j.unfinished(v), len(v.Keep) > 0:
+	case !slices.Contains(j.Nodes, v.Node) && vm != nil:
+		v.Keep = append(v.Keep, j.notOurs(v.Node, *vm))
+	default:
+		v.Goes = fmt.Sprintf("run %s had made it and was given up: nothing boots it", v.Run)
+	}
+	return true
+}
+
+// unfinished keeps a disk, and says so, while another parking VM holds the unfinished replacement of its node.
+func (j *judgement) unfinished(v *KeptVerdict) bool {
+	open := pointer(j.parkings, func(p parking.Parking) bool { return p.Record.Node == v.Node && p.Record.Open })
+	if open == nil || open.VM.ID == v.Parking {
+		return false
+	}
+	v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", open.VM, v.Node))
+	return true
+}
+
+// notOurs says why a disk stays if recast.yaml does not have its node but the node's VM exists.
+func (j *judgement) notOurs(node string, vm cluster.VM) string {
+	return fmt.Sprintf("recast.yaml has no node %s, but its VM is there: %s. Another recast.yaml may say cluster: %s as well", node, vm, j.Cluster)
+}
+
+// unrecorded lists the drives of a parking VM that no record mentions.
+func unrecorded(vm cluster.VM, known map[string]bool) []string {
+	var out []string
+	for key, value := range vm.Config {
+		if cluster.IsDiskKey(key) && !known[key] {
+			volid, _, _ := strings.Cut(value, ",")
+			out = append(out, fmt.Sprintf("%s (%s)", key, volid))
+		}
+	}
+	slices.Sort(out)
+	return out
 }

@@ -2,9 +2,12 @@ package shape
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -204,4 +207,104 @@ func applyAround(ctx context.Context, px changer, vm cluster.VM, s cluster.Shape
 		}
 	}
 	return fault.Prefix("change what Proxmox HA has of "+vm.String(), px.SetHA(ctx, want))
+}
+
+// cloudInit says whether a cloud-init drive gives the setting to the machine (PVE/QemuServer.pm,
+// $confdesc_cloudinit). Such a setting never waits for the VM to be off, as others do that need it
+// (vmconfig_hotplug_pending has them all as fast-plug): the drive is made again at each start.
+func cloudInit(key string) bool {
+	return cluster.NumberedBus(key) == "ipconfig" ||
+		slices.Contains([]string{"cicustom", "cipassword", "citype", "ciupgrade", "ciuser", "nameserver", "searchdomain", "sshkeys"}, key)
+}
+
+// givesAddress says whether a value of ipconfigN gives the machine that address.
+func givesAddress(value string, addr netip.Addr) bool {
+	for o := range strings.SplitSeq(value, ",") {
+		_, of, _ := strings.Cut(o, "=")
+		if prefix, err := netip.ParsePrefix(of); err == nil && prefix.Addr() == addr {
+			return true
+		}
+	}
+	return false
+}
+
+// addresses is a value of ipconfigN with its options in order, and its addresses as they are usually written.
+func addresses(value string) string {
+	var options []string
+	for o := range strings.SplitSeq(value, ",") {
+		name, of, _ := strings.Cut(strings.TrimSpace(o), "=")
+		if prefix, err := netip.ParsePrefix(of); err == nil {
+			of = prefix.String()
+		} else if addr, err := netip.ParseAddr(of); err == nil {
+			of = addr.String()
+		}
+		options = append(options, name+"="+of)
+	}
+	slices.Sort(options)
+	return strings.Join(options, ",")
+}
+
+// Lacks lists what a node's shape has to say besides, so that a VM can be made of it.
+func Lacks(w cluster.Wanted) []string {
+	var out []string
+	lacks := func(what string, is bool) {
+		if is {
+			out = append(out, what)
+		}
+	}
+	_, hasSystem := system(w)
+	lacks("nodes[].host", w.Shape.Host == "")
+	lacks("memory", w.Shape.Settings["memory"] == "")
+	lacks("nics with a bridge", !strings.Contains(w.Shape.Devices["net0"], "bridge="))
+	lacks("a disk with system: true, storage and size", !hasSystem || w.SystemGiB == 0)
+	lacks("nodes[].address, or ipconfig", !w.Addr.IsValid())
+	lacks("cloudinit, which ipconfig needs", w.Shape.Settings["ipconfig0"] != "" && w.Shape.CloudInit == "")
+	for _, d := range w.Shape.Disks {
+		lacks(fmt.Sprintf("storage and size of disk %s", d.Key), d.Key != w.SystemDisk && (d.Storage == "" || d.SizeGiB == 0))
+	}
+	return out
+}
+
+// system is the disk of the shape that Talos is installed on.
+func system(w cluster.Wanted) (cluster.ShapeDisk, bool) {
+	return cluster.Find(w.Shape.Disks, func(d cluster.ShapeDisk) bool {
+		return d.Key == w.SystemDisk && d.Storage != ""
+	})
+}
+
+// Defaults of a new VM, as Talos needs them.
+var newVM = map[string]string{"ostype": "l26", "scsihw": "virtio-scsi-single", "cpu": "host", "cores": "2"}
+
+// New is a node's VM as it will be made, with its system disk as the only disk: what Lacks lists must
+// not be missing. The others are added before it is started.
+func New(w cluster.Wanted, id cluster.VMID, uuid string) cluster.VM {
+	vm := cluster.VM{ID: id, Name: w.Name, Host: w.Shape.Host, Pool: w.Shape.Pool, Config: maps.Clone(newVM)}
+	maps.Copy(vm.Config, w.Shape.Settings)
+	vm.Config["name"], vm.Config["smbios1"] = w.Name, "uuid="+uuid
+	for key, wanted := range w.Shape.Devices {
+		vm.Config[key] = newDevice(key, wanted)
+	}
+	if w.Shape.CloudInit != "" {
+		vm.Config["ide0"] = w.Shape.CloudInit + ":cloudinit,media=cdrom"
+	}
+	if disk, found := system(w); found {
+		options := append(slices.Clone(disk.Options), fmt.Sprintf("size=%dG", w.SystemGiB))
+		vm.Config[disk.Key] = cluster.Disk{Volid: fmt.Sprintf("%s:vm-%d-disk-0", disk.Storage, id), Options: options}.Value()
+	}
+	return vm
+}
+
+// Firmware is the disk for the variables of a new VM's UEFI; none if it has a BIOS.
+func Firmware(vm cluster.VM, storage string) map[string]string {
+	if vm.Config["bios"] != "ovmf" {
+		return nil
+	}
+	return map[string]string{"efidisk0": storage + ":1,efitype=4m,pre-enrolled-keys=0"}
+}
+
+// UUID is the UUID of a new VM (RFC 9562, version 8), the same whenever a run asks for it.
+func UUID(run, node string) string {
+	b := sha256.Sum256([]byte("uuid/" + run + "/" + node))
+	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:16])
 }

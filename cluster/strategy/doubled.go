@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -19,15 +20,12 @@ func (c Candidate) Doubled() []cluster.Obstacle {
 	out := removal{node: c.VM}
 	apart := true
 	for _, twice := range c.doubles() {
-		keep, rest := c.chooseSlot(twice)
-		var also []string
-		for _, s := range rest {
-			also = append(also, s.in(c.VM.ID))
-			if !s.removable(keep) {
-				apart = false
-			}
-			out.slots = append(out.slots, s)
-		}
+		// The volume stays in the slot for which most speaks, and has to leave the others.
+		slices.SortStableFunc(twice, func(a, b slot) int { return cmp.Compare(b.rank, a.rank) })
+		keep, rest := twice[0], twice[1:]
+		also := cluster.Each(rest, func(s slot) string { return s.in(c.VM.ID) })
+		apart = apart && !slices.ContainsFunc(rest, func(s slot) bool { return !s.removable(keep) })
+		out.slots = append(out.slots, rest...)
 		said = append(said, fmt.Sprintf("the volume of %s is also %s", keep.in(c.VM.ID), strings.Join(also, " and ")))
 	}
 	if len(said) == 0 {
@@ -35,7 +33,7 @@ func (c Candidate) Doubled() []cluster.Obstacle {
 	}
 	what := strings.Join(said, ", ")
 	if !apart {
-		return []cluster.Obstacle{{Text: what + ": both may be in use: find out whose it is, and take it out of the other VM while that is off"}}
+		return inWords([]string{what + ": both may be in use: find out whose it is, and take it out of the other VM while that is off"})
 	}
 	command := out.command()
 	return []cluster.Obstacle{{Command: command, Text: fmt.Sprintf("%s: %s%s keeps the volume", what, command, out.hosts())}}
@@ -206,17 +204,8 @@ func (c Candidate) slot(vm cluster.VM, d cluster.Disk) slot {
 }
 
 func (c Candidate) provenSystem() string {
-	system, err := cluster.ProveSystemDisk(c.VM, c.Machine, c.SystemDisk)
-	if err != nil {
-		return ""
-	}
+	system, _ := cluster.ProveSystemDisk(c.VM, c.Machine, c.SystemDisk)
 	return system.Key
-}
-
-// chooseSlot says in which slot the volume stays, and which slots it has to leave.
-func (c Candidate) chooseSlot(twice []slot) (keep slot, rest []slot) {
-	slices.SortStableFunc(twice, func(a, b slot) int { return cmp.Compare(b.rank, a.rank) })
-	return twice[0], twice[1:]
 }
 
 // useOf says whether the VM's guest uses what it has in that slot. That is proven unused if the VM is off, if the
@@ -247,12 +236,13 @@ func (c Candidate) machineOf(id cluster.VMID) (cluster.Machine, bool) {
 	if id == c.VM.ID && c.Machine.UUID != "" {
 		return c.Machine, true
 	}
-	for _, f := range c.Observation.Found {
-		if f.VM != nil && f.VM.ID == id && f.Machine != nil {
-			return *f.Machine, true
-		}
+	f, known := cluster.Find(c.Observation.Found, func(f observe.Found) bool {
+		return f.VM != nil && f.VM.ID == id && f.Machine != nil
+	})
+	if !known {
+		return cluster.Machine{}, false
 	}
-	return cluster.Machine{}, false
+	return *f.Machine, true
 }
 
 // removal takes volumes out of slots.
@@ -296,14 +286,13 @@ func lines(vm cluster.VM, keys, reverted []string, off, rescan bool) (out []stri
 	if off {
 		add("%s", shutdown(vm))
 	}
-	if protected && len(keys) > 0 {
-		add("qm set %d --protection 0", vm.ID)
-	}
-	if len(keys) > 0 {
-		add("qm set %d --delete %s", vm.ID, strings.Join(keys, ","))
-	}
-	if protected && len(keys) > 0 {
-		add("qm set %d --protection 1", vm.ID)
+	remove := fmt.Sprintf("qm set %d --delete %s", vm.ID, strings.Join(keys, ","))
+	switch {
+	case len(keys) == 0:
+	case protected:
+		add("qm set %d --protection 0 && %s && qm set %[1]d --protection 1", vm.ID, remove)
+	default:
+		add("%s", remove)
 	}
 	if len(reverted) > 0 {
 		add("qm set %d --revert %s", vm.ID, strings.Join(reverted, ","))
@@ -329,15 +318,13 @@ func (r removal) vms() []cluster.VM {
 
 // hosts names the hosts of VMs that are not on the node's host.
 func (r removal) hosts() string {
-	var on []string
-	for _, vm := range r.vms() {
-		if vm.Host != r.node.Host {
-			on = append(on, fmt.Sprintf("VM %d is on %s", vm.ID, words.OrNone(vm.Host)))
-		}
-	}
-	if len(on) == 0 {
+	away := cluster.Where(r.vms(), func(vm cluster.VM) bool { return vm.Host != r.node.Host })
+	if len(away) == 0 {
 		return ""
 	}
+	on := cluster.Each(away, func(vm cluster.VM) string {
+		return fmt.Sprintf("VM %d is on %s", vm.ID, words.OrNone(vm.Host))
+	})
 	return " (" + strings.Join(on, ", ") + ")"
 }
 

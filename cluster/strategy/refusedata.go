@@ -108,12 +108,12 @@ func (c Candidate) leavesAlone(label string) bool {
 // putRight says what to do about a partition that Talos might take for its own. The partition is to be deleted only
 // if nothing uses it, and nothing of worth can be on it.
 func putRight(m cluster.Machine, v cluster.Volume) string {
-	copied := slices.IndexFunc(m.Volumes, func(o cluster.Volume) bool {
+	same, copied := cluster.Find(m.Volumes, func(o cluster.Volume) bool {
 		return o.Disk != v.Disk && v.PartitionUUID != "" && o.SameContent(v)
 	})
 	switch {
-	case copied >= 0:
-		return fmt.Sprintf("it is the same as %s, so one disk is a copy of the other: find out which, and take the copy out of the VM while that is off", m.Volumes[copied].Device)
+	case copied:
+		return fmt.Sprintf("it is the same as %s, so one disk is a copy of the other: find out which, and take the copy out of the VM while that is off", same.Device)
 	case v.Phase != "" || v.Mount != "" || v.Format == cluster.FormatLVM || v.Format == cluster.FormatZFS:
 		return "something uses it: find out what before you change it"
 	case !slices.Contains(cluster.SystemOnly, v.Label):
@@ -124,16 +124,11 @@ func putRight(m cluster.Machine, v cluster.Volume) string {
 
 // tellApart says which of several partitions with one label is to get another label.
 func tellApart(m cluster.Machine, label string) string {
-	var used []string
-	for _, v := range m.Volumes {
-		if v.Label == label && v.Phase == "ready" {
-			used = append(used, v.Disk)
-		}
-	}
+	used := cluster.Where(m.Volumes, func(v cluster.Volume) bool { return v.Label == label && v.Phase == "ready" })
 	if len(used) != 1 {
 		return "find out which one is in use, and give the other one another label"
 	}
-	return fmt.Sprintf("Talos uses the one on %s: give the other one another label", used[0])
+	return fmt.Sprintf("Talos uses the one on %s: give the other one another label", used[0].Disk)
 }
 
 // onSystemDisk says whether data of the node is lost with the system disk. Data that is not proven to be on another

@@ -1,3 +1,6 @@
+// Package strategy says by which strategies one node can be brought to its wanted state, and what prevents each.
+// [Decide] takes the first possible one; a [Candidate] is the node with all that is known of it, and each obstacle
+// is a method or function over it.
 package strategy
 
 import (
@@ -20,20 +23,16 @@ func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system clu
 		return d
 	}
 	c := Candidate{Wanted: w, VM: *f.VM, Machine: *f.Machine, Found: f, Observation: o, System: system, SystemErr: systemErr}
-	c.Disks, c.DisksErr = f.VM.Disks()
-	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI) // the drain detaches them
+	c = c.withDisks()
 	_, unknown := losses(c)
 	against, recreate := c.Against()
-	switch {
-	case slices.Contains(cluster.Strategies, w.Strategy):
+	if slices.Contains(cluster.Strategies, w.Strategy) {
 		d.Refused = against[w.Strategy]
-	default:
+	} else {
 		d.Strategy, d.Why, d.Refused = firstPossible(against)
 	}
 	d.ToRecreate = d.toRecreate(w.Strategy, recreate)
-	for _, name := range unknown {
-		d.Notes = append(d.Notes, c.lostNowhere(name))
-	}
+	d.Notes = append(d.Notes, cluster.Each(unknown, c.lostNowhere)...)
 	if len(d.Refused) == 0 {
 		d.Notes = append(d.Notes, slices.Concat(changes(c), c.argsAccepted(d.Strategy))...)
 	}
@@ -123,10 +122,7 @@ func unreadText(f observe.Found) string {
 	if f.VM == nil {
 		return "it has no VM"
 	}
-	var why []string
-	for _, err := range f.Errs {
-		why = append(why, err.Error())
-	}
+	why := cluster.Each(f.Errs, error.Error)
 	return fmt.Sprintf("its machine could not be read: %s: bring it back first", words.OrNone(strings.Join(why, "; ")))
 }
 
@@ -202,11 +198,7 @@ func (d Decision) toRecreate(asked cluster.Strategy, against []cluster.Obstacle)
 
 // inWords returns obstacles that no single command lifts.
 func inWords(texts []string) []cluster.Obstacle {
-	var out []cluster.Obstacle
-	for _, text := range texts {
-		out = append(out, cluster.Obstacle{Text: text})
-	}
-	return out
+	return cluster.Each(texts, func(text string) cluster.Obstacle { return cluster.Obstacle{Text: text} })
 }
 
 // controllers create and delete VMs themselves, and mark the Nodes of those VMs.

@@ -109,17 +109,10 @@ func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Disc
 		return Discovery{}, err
 	}
 	slices.SortFunc(d.Nodes, func(a, b Discovered) int {
-		return cmp.Or(cmp.Compare(role(a.Machine.ControlPlane), role(b.Machine.ControlPlane)), cluster.CompareKeys(a.Name, b.Name))
+		role := cluster.TrueFirst(a.Machine.ControlPlane, b.Machine.ControlPlane)
+		return cmp.Or(role, cluster.CompareKeys(a.Name, b.Name))
 	})
 	return d, d.unfinished()
-}
-
-// role orders control planes before workers.
-func role(controlPlane bool) int {
-	if controlPlane {
-		return 0
-	}
-	return 1
 }
 
 // discoverSources reads what lists all nodes at once. Every source must be complete: a VM that
@@ -211,10 +204,7 @@ func (d Discovered) uuid() string {
 
 // excludable refuses to exclude a node that does not exist: it would be a typing error.
 func excludable(nodes []Discovered, exclude []string) error {
-	var names []string
-	for _, n := range nodes {
-		names = append(names, n.Name)
-	}
+	names := cluster.Each(nodes, func(n Discovered) string { return n.Name })
 	slices.SortFunc(names, cluster.CompareKeys)
 	for _, name := range exclude {
 		if !slices.Contains(names, name) {
@@ -321,11 +311,7 @@ func (d Discovery) Versions() ([]string, error) {
 		versions = append(versions, v)
 	}
 	slices.SortFunc(versions, func(a, b cluster.Version) int { return b.Compare(a) })
-	var out []string
-	for _, v := range slices.Compact(versions) {
-		out = append(out, v.String())
-	}
-	return out, nil
+	return cluster.Each(slices.Compact(versions), cluster.Version.String), nil
 }
 
 // knowPods marks on all VMs the drives that belong to pods, with one request to Kubernetes;
@@ -365,4 +351,61 @@ func (d Discovery) Own(name string) []cluster.VM {
 func IsClaim(vm cluster.VM) bool {
 	_, held, _ := claim.Read(vm)
 	return held
+}
+
+// addresses are all addresses that nodes are known to have.
+func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr {
+	var out []netip.Addr
+	for _, m := range members {
+		out = append(out, m.Addresses...)
+	}
+	for _, n := range nodes {
+		out = append(out, n.Addresses...)
+	}
+	return out
+}
+
+// addSeeds adds the machines at further addresses, and reads a listed node there if it did not
+// answer at its own address. silent are the addresses where no node answers and none is known
+// to be: such an address may move between control planes.
+func addSeeds(ctx context.Context, talos cluster.PartReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
+	for _, addr := range addrs {
+		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) || slices.Contains(silent, addr) {
+			continue
+		}
+		m, err := cluster.ReadMachine(ctx, talos, addr)
+		if err != nil || m.Nodename == "" {
+			if !slices.Contains(known, addr) {
+				silent = append(silent, addr)
+			}
+			continue
+		}
+		i := slices.IndexFunc(nodes, func(n Discovered) bool { return n.Name == m.Nodename || m.UUID != "" && n.Machine.UUID == m.UUID })
+		switch {
+		case i < 0:
+			nodes, errs = append(nodes, Discovered{Name: m.Nodename, Addr: addr, Machine: m}), append(errs, nil)
+		case errs[i] != nil:
+			nodes[i].Addr, nodes[i].Machine, errs[i] = addr, m, nil
+		}
+	}
+	return nodes, errs, silent
+}
+
+// allListed refuses nodes if no source is known to list all of them: if some are found that no
+// list has, there may be more.
+func allListed(listed int, others []Discovered, kubernetes bool) error {
+	const fetch = "talosctl kubeconfig FILE writes a kubeconfig, and KUBECONFIG names it"
+	names := cluster.Each(others, func(n Discovered) string { return n.Name })
+	switch {
+	case kubernetes && listed == 0:
+		return fault.WithHint(fault.Refusedf("no node is known: Talos' discovery lists none, and neither does Kubernetes"),
+			"kubectl get nodes has to list them, or talosctl get members (cluster.discovery in the machine configurations). Is KUBECONFIG of another cluster?")
+	case kubernetes:
+		return nil
+	case listed == 0:
+		return fault.WithHint(fault.Refusedf("Talos' discovery lists no machine (is cluster.discovery off?), and Kubernetes is not asked: the nodes are unknown"), "%s", fetch)
+	case len(names) > 0:
+		return fault.WithHint(fault.Refusedf("Talos' discovery does not list %s, and Kubernetes is not asked: the nodes are unknown", strings.Join(names, ", ")), "%s", fetch)
+	}
+	return nil
 }

@@ -184,10 +184,7 @@ func fatesOfRecord(n planning.NodePlan) []DiskFate {
 		}
 		out = append(out, f)
 	}
-	for _, d := range n.Carried {
-		out = append(out, back(d))
-	}
-	return out
+	return append(out, cluster.Each(n.Carried, back)...)
 }
 
 // compareNode compares what is wanted of a node with what was found.
@@ -277,11 +274,10 @@ func compareExtensions(b cluster.Build, m cluster.RunningSystem, old []cluster.L
 			names = append(names, e.Name)
 		}
 	}
-	var out []Comparison
-	for _, name := range names {
-		out = append(out, Comparison{What: "extension " + name, Found: have[name], Wanted: want[name], Same: have[name] == want[name]})
-	}
-	return out
+	return cluster.Each(names, func(name string) Comparison {
+		is, wanted := have[name], want[name]
+		return Comparison{What: "extension " + name, Found: is, Wanted: wanted, Same: is == wanted}
+	})
 }
 
 // timeoutOf is how long the step of that name waits before it fails; 0: it has no such limit.

@@ -26,13 +26,9 @@ func explain(t *testing.T, node string, change func([]cluster.Wanted, *observe.O
 		change(wanted, &o)
 	}
 	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	e, err := Explain(t.Context(), plan, node, o, clustertest.Past, cluster.Timing{Drain: 10 * time.Minute, Stop: 5 * time.Minute, Boot: 10 * time.Minute, Join: 10 * time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return e
 }
 
@@ -102,13 +98,9 @@ func TestExplainAnOverlay(t *testing.T) {
 		return old, known
 	}
 	plan, err := planning.New("c1", wanted, o, past, planning.Policy{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	e, err := Explain(t.Context(), plan, "wk1", o, past, cluster.Timing{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, want := range []Comparison{
 		{What: "image of the overlay", Found: "sha256:aaaaaaaaaaaa", Wanted: "sha256:bbbbbbbbbbbb"},
 		{What: "rebuilds of the same content", Found: "1", Wanted: "2"},
@@ -190,9 +182,7 @@ func TestExplainTheRest(t *testing.T) {
 	}
 	wanted, o := observetest.World()
 	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := Explain(t.Context(), plan, "wk2", o, clustertest.Past, cluster.Timing{}); fault.KindOf(err) != fault.Config {
 		t.Errorf("err = %v", err)
 	}
@@ -212,9 +202,7 @@ func TestExplainWhatWasBegun(t *testing.T) {
 	} {
 		e := explain(t, "wk1", func(_ []cluster.Wanted, o *observe.Observation) {
 			packed, err := parking.Memory{VM: *o.Found[1].VM, SystemKey: "scsi0"}.Pack()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			o.Found[1].VM, o.Found[1].Machine, o.Found[1].ConfigKnown = nil, nil, c.config
 			o.Found[1].Parking = &parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: parking.Record{
 				Run: "r1", Open: true, Build: "b1", Strategy: cluster.Recreate, VMID: 9002, UUID: "u-wk1", Memory: packed, Disks: []parking.ParkedDisk{

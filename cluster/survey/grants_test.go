@@ -156,9 +156,7 @@ func TestGrantsTakeNothingAway(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			missing, err := tc.needs.Missing(t.Context(), tc.held)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			lines := missing.Grants().Lines(missing.Token)
 			now := tc.held.obey(t, lines)
 			whole := missing.Caution() == ""

@@ -10,7 +10,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
@@ -60,6 +63,13 @@ func byPath(n Needs) map[string][]string {
 		out[need.Path] = append(out[need.Path], need.Privilege)
 	}
 	return out
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestNeedsByStrategy(t *testing.T) {
@@ -249,9 +259,7 @@ func TestPropagation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			missing, err := needs.Missing(t.Context(), held(tc.change))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(tc.want, missing.String()); diff != "" {
 				t.Error(diff)
 			}
@@ -287,9 +295,7 @@ func TestGrants(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			missing, err := needs.Missing(t.Context(), tc.held)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(tc.want, missing.Grants().Lines(missing.Token)); diff != "" {
 				t.Error(diff)
 			}
@@ -339,9 +345,7 @@ func TestGrantsSuffice(t *testing.T) {
 func TestPermissionsNote(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("../../docs/notes/permissions.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	note := string(b)
 	const token = "recast@pve!roll"
 	for _, s := range cluster.Strategies {
@@ -359,6 +363,172 @@ func TestPermissionsNote(t *testing.T) {
 			if !strings.Contains(note, "`"+n.Privilege+"`") {
 				t.Errorf("docs/notes/permissions.md does not name %s, of %s", n.Privilege, o.Name)
 			}
+		}
+	}
+}
+
+func TestNeedsAreCheckedByPath(t *testing.T) {
+	t.Parallel()
+	wanted, o := observetest.World()
+	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
+	must(t, err)
+	needs := NeedsOf(plan, false)
+	all := cluster.Privileges{}
+	for _, n := range needs {
+		all[n.Privilege] = true
+	}
+	check := func(n Needs, access tree) error { return n.Check(t.Context(), access) }
+	if err := check(needs, tree{"/": all}); err != nil {
+		t.Errorf("everything is granted at the root: %v", err)
+	}
+	err = check(needs, tree{"/": all, "/storage/fast": {"Datastore.Audit": true}})
+	want := "the Proxmox token lacks privileges: Datastore.AllocateSpace on /storage/fast"
+	if clustertest.Message(err) != want || fault.KindOf(err) != fault.Refused {
+		t.Errorf("err = %v, want %s", err, want)
+	}
+	o.Found[1].VM.Config["net0"] = "virtio=AA:BB:CC:DD:EE:FF,bridge=vmbr0,tag=7"
+	o.Found[1].VM.Config["hostpci0"] = "mapping=gpu,pcie=1"
+	o.Found[1].VM.Config["startup"] = "order=2"
+	if plan, err = planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}); err != nil {
+		t.Fatal(err)
+	}
+	want = "the Proxmox token lacks privileges: Sys.Modify on /; Mapping.Use on /mapping/pci/gpu; SDN.Use on /sdn/zones/localnetwork/vmbr0"
+	if err := check(NeedsOf(plan, false), tree{"/": all}); clustertest.Message(err) != want {
+		t.Errorf("err = %v, want %s", err, want)
+	}
+	if err := check(needs, tree{}); err == nil {
+		t.Error("a token with nothing passed")
+	}
+}
+
+// TestPlanTellsTheBlankMachineItsAddress: which setting is set, and which privileges that needs.
+func TestPlanTellsTheBlankMachineItsAddress(t *testing.T) {
+	t.Parallel()
+	const note = "its blank machine gets the node's address from the VM's cloud-init drive: ipconfig1 is gw=10.0.0.1,ip=10.0.0.31/24 for that boot, and as before at the end"
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		wanted, o := observetest.World()
+		wanted[1].Strategy, wanted[1].Build.Platform = s, "nocloud"
+		o.Found[1].Machine.Platform = "nocloud"
+		o.Found[1].VM.Config["ide0"] = "fast:vm-9002-cloudinit,media=cdrom"
+		observetest.Static(&o.Found[1])
+		p, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
+		must(t, err)
+		if n := p.Nodes[0]; n.Strategy != s || !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
+			t.Errorf("%s: %s, refused %q, notes %q", s, n.Strategy, n.Refused, n.Notes)
+		}
+		needs := NeedsOf(p, false)
+		if !slices.ContainsFunc(needs, func(n Need) bool { return n.Privilege == "VM.Config.Network" }) {
+			t.Errorf("%s: it does not ask for VM.Config.Network", s)
+		}
+	}
+}
+
+func TestFreeingNeeds(t *testing.T) {
+	t.Parallel()
+	idle := planning.NodePlan{Node: "wk1", Strategy: cluster.InPlace, Host: "pve1"}
+	tidy := idle
+	tidy.Frees = []parking.FreePlan{{Key: "scsi30", Volid: "fast:vm-9900-disk-0"}}
+	for name, tc := range map[string]struct {
+		needs Needs
+		want  bool
+	}{
+		"a roll that frees":     {NeedsOf(planning.Plan{Nodes: []planning.NodePlan{tidy}}, false), true},
+		"a roll that does not":  {NeedsOf(planning.Plan{Nodes: []planning.NodePlan{idle}}, false), false},
+		"prune":                 {NeedsToFree([]string{"fast"}), true},
+		"prune without a disk":  {NeedsToFree(nil), false},
+		"prune of ISOs":         {NeedsToPrune([]string{"fast"}, nil), false},
+		"prune of other disks'": {NeedsToFree([]string{"slow"}), false},
+	} {
+		has := func(path, privilege string) bool {
+			return slices.ContainsFunc(tc.needs, func(n Need) bool { return n.Path == path && n.Privilege == privilege })
+		}
+		if got := has("/vms", "VM.Config.Disk") && has("/storage/fast", "Datastore.AllocateSpace"); got != tc.want {
+			t.Errorf("%s: freeing is %t among %v", name, got, tc.needs)
+		}
+	}
+}
+
+// TestOwnEntries: an entry at a VM's own number takes the place of that above it, for parking and scratch VMs, too.
+func TestOwnEntries(t *testing.T) {
+	t.Parallel()
+	vm := cluster.VM{ID: 9900, Config: map[string]string{}}
+	n := planning.NodePlan{Strategy: cluster.Reimage, VMID: 9002, System: &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"}}
+	n.Found.VM, n.Found.Parking = &cluster.VM{ID: 9002}, &parking.Parking{VM: vm}
+	for name, needs := range map[string]Needs{
+		"prune":             NeedsToFree([]string{"fast"}, vm),
+		"prune, by scratch": NeedsToClear(vm),
+		"roll":              NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false),
+	} {
+		held := tree{"/vms/9900": cluster.Privileges{}}
+		for _, need := range needs {
+			if held[need.Path] == nil {
+				held[need.Path] = cluster.Privileges{}
+			}
+			held[need.Path][need.Privilege] = true
+		}
+		m, err := needs.Missing(t.Context(), held)
+		if err != nil || !slices.ContainsFunc(m.Lacks, func(l Lack) bool { return l.At == "/vms/9900" && l.Privilege == "VM.Allocate" && l.Overridden }) {
+			t.Errorf("%s: %v lacks %v", name, err, m)
+		}
+	}
+}
+
+// TestDiskImages: storages of disk images need what those of ISOs do, and only if there are any.
+func TestDiskImages(t *testing.T) {
+	n := planning.NodePlan{Node: "wk1", Strategy: cluster.Recreate, Host: "pve1"}
+	n.Wanted.ISOStorages = []string{"isos"}
+	boots := n
+	boots.Wanted.DiskStorages = []string{"imports"}
+	for name, tc := range map[string]struct {
+		needs Needs
+		want  []string // on /storage/imports
+	}{
+		"a roll by ISO":  {NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false), nil},
+		"a roll by disk": {NeedsOf(planning.Plan{Nodes: []planning.NodePlan{boots}}, false), []string{"Datastore.AllocateTemplate", "Datastore.Audit"}},
+		"publish":        {NeedsToPublish([]string{"isos"}, []string{"imports"}), []string{"Datastore.AllocateTemplate", "Datastore.Audit"}},
+		"prune":          {NeedsToPrune([]string{"isos"}, []string{"imports"}), []string{"Datastore.Allocate", "Datastore.AllocateTemplate", "Datastore.Audit"}},
+	} {
+		var got []string
+		for _, n := range tc.needs {
+			if n.Path == "/storage/imports" {
+				got = append(got, n.Privilege)
+			}
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("%s needs %v on the storage, want %v", name, got, tc.want)
+		}
+	}
+}
+
+// TestRehearsingADisk: a scratch VM that boots a disk takes room on the storage of the node's system
+// disk, and reads its image from another one.
+func TestRehearsingADisk(t *testing.T) {
+	n := planning.NodePlan{Node: "wk1", Host: "pve1", System: &planning.DiskPlan{Key: "scsi0"}}
+	n.Wanted.ISOStorages, n.Wanted.DiskStorages = []string{"isos"}, []string{"imports"}
+	n.Found.VM = &cluster.VM{ID: 101, Config: map[string]string{"scsi0": "fast:vm-101-disk-0", "scsi1": "slow:vm-101-disk-0"}}
+	for boots, want := range map[planning.Medium]map[string][]string{
+		{ISO: "new.iso"}:    {"/storage/isos": {"Datastore.Audit"}},
+		{Disk: "new.qcow2"}: {"/storage/imports": {"Datastore.Audit"}, "/storage/fast": {"Datastore.AllocateSpace", "Datastore.Audit"}},
+	} {
+		got := byPath(NeedsToRehearse(planning.Plan{Trials: []planning.Trial{{Host: "pve1", Medium: boots, Model: n}}}))
+		delete(got, "/")
+		delete(got, "/vms")
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", boots, diff)
+		}
+	}
+}
+
+func TestRemedyOfALack(t *testing.T) {
+	t.Parallel()
+	for want, l := range map[string]Lack{
+		"": {},
+		"/vms has it, but an entry at /vms/101 takes the place of that: remove that one, or give it all that is needed": {Need: Need{Path: "/vms"}, At: "/vms/101", Overridden: true},
+		"it was granted at /vms without propagation, so it does not hold below":                                         {Need: Need{Path: "/vms"}, At: "/vms", Flat: true},
+	} {
+		if got := l.Remedy(); got != want {
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }

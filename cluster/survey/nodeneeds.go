@@ -2,6 +2,7 @@ package survey
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,7 +10,9 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/cluster/shape"
 )
 
@@ -96,18 +99,14 @@ func (n *Needs) disk(d planning.DiskPlan, vm cluster.VMID) {
 }
 
 func (n *Needs) isos(storages []string) {
-	for _, storage := range storages {
-		n.add("/storage/"+storage, "upload boot ISOs", nil, "Datastore.AllocateTemplate")
-		n.add("/storage/"+storage, "see boot ISOs, and the space for them", nil, "Datastore.Audit")
-	}
+	n.on(storages, "upload boot ISOs", "Datastore.AllocateTemplate")
+	n.on(storages, "see boot ISOs, and the space for them", "Datastore.Audit")
 }
 
 // diskImages is isos for the storages of disk images (pve-storage, Storage.pm, check_volume_access).
 func (n *Needs) diskImages(storages []string) {
-	for _, storage := range storages {
-		n.add("/storage/"+storage, "upload disk images", nil, "Datastore.AllocateTemplate")
-		n.add("/storage/"+storage, "make disks from disk images, and see the space for them", nil, "Datastore.Audit")
-	}
+	n.on(storages, "upload disk images", "Datastore.AllocateTemplate")
+	n.on(storages, "make disks from disk images, and see the space for them", "Datastore.Audit")
 }
 
 // images adds what the storages of what a new machine boots need.
@@ -142,18 +141,13 @@ func (n *Needs) node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 	}
 	var config map[string]string
 	if vm != nil {
-		id, config = vm.ID, vm.Config
-		if vm.Pool != "" {
-			pool = "/pool/" + vm.Pool
-		}
+		id, config, pool = vm.ID, vm.Config, poolOf(*vm)
 	}
 	spots := []spot{{path: "/vms", below: true, or: pool}} // the parking VM
 	if id != 0 {
 		spots = append(spots, spot{path: fmt.Sprintf("/vms/%d", id), or: pool})
 	}
-	for _, park := range parkedOn(f) {
-		spots = append(spots, spotOf(park))
-	}
+	spots = append(spots, cluster.Each(parkedOn(f), spotOf)...)
 	n.replacing(s, spots)
 	if s.VM() == cluster.VMAgain || s.VM() == cluster.VMAsBefore {
 		config = maps.Clone(config)
@@ -185,11 +179,8 @@ func (n *Needs) node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 }
 
 // parkedOn are the parking VMs of a node.
-func parkedOn(f observe.Found) (vms []cluster.VM) {
-	for _, p := range f.Parkings() {
-		vms = append(vms, p.VM)
-	}
-	return vms
+func parkedOn(f observe.Found) []cluster.VM {
+	return cluster.Each(f.Parkings(), func(p parking.Parking) cluster.VM { return p.VM })
 }
 
 // replacing adds what every new system disk needs on the VMs at these spots.
@@ -346,11 +337,7 @@ func (n *Needs) shape(p planning.NodePlan) {
 	if len(p.VM.At(shape.Off)) > 0 && (p.Strategy.KeepsVM() || p.Strategy.Reshapes()) {
 		n.node(cluster.Reshape, p.Wanted, p.Found, nil)
 	}
-	pool := ""
-	if vm.Pool != "" {
-		pool = "/pool/" + vm.Pool
-	}
-	at := []spot{{path: fmt.Sprintf("/vms/%d", vm.ID), or: pool}}
+	at := []spot{spotOf(*vm)}
 	for _, setting := range p.VM.Changed() {
 		n.add("/vms", "change "+setting+" of the node's VM", at, privilegeOf(setting))
 	}
@@ -379,4 +366,129 @@ func (n *Needs) shape(p planning.NodePlan) {
 			n.add("/", "change what Proxmox HA has of VMs", nil, "Sys.Console")
 		}
 	}
+}
+
+// NeedsToPrune is what removing ISOs from those storages needs: everything for a run's claim,
+// and VM.Audit on every VM of the Proxmox cluster. It includes what uploads ISOs there, because
+// an entry that grants the rest at a storage overrides those above it.
+func NeedsToPrune(isoStorages, diskStorages []string) Needs {
+	var needs Needs
+	needs.common(nil)
+	needs.claim()
+	needs.isos(isoStorages)
+	needs.on(isoStorages, "delete ISOs", "Datastore.Allocate")
+	needs.diskImages(diskStorages)
+	needs.on(diskStorages, "delete disk images", "Datastore.Allocate")
+	return needs
+}
+
+// NeedsToFree is what freeing old system disks on those storages needs, and deleting the
+// parking VMs that then own nothing: both first lift the protection. Proxmox requires
+// Datastore.AllocateSpace to free a disk (qemu-server, QemuServer.pm, try_deallocate_drive).
+func NeedsToFree(storages []string, parked ...cluster.VM) Needs {
+	var needs Needs
+	needs.common(nil)
+	needs.claim()
+	needs.freeing(storages, parked)
+	needs.add("/vms", "delete parking VMs that own nothing any more", vmsAnd(parked), "VM.Allocate")
+	return needs
+}
+
+// NeedsToClear is what deleting scratch VMs of killed runs needs; they may still be running.
+func NeedsToClear(scratch ...cluster.VM) Needs {
+	var needs Needs
+	needs.add("/vms", "stop and delete scratch VMs", vmsAnd(scratch), "VM.Allocate", "VM.PowerMgmt")
+	needs.add("/vms", "lift the protection of scratch VMs", vmsAnd(scratch), "VM.Config.Options")
+	return needs
+}
+
+// vmsAnd are VMs in general, and these, which may have entries of their own.
+func vmsAnd(vms []cluster.VM) []spot {
+	return append([]spot{{path: "/vms", below: true}}, cluster.Each(vms, spotOf)...)
+}
+
+func spotOf(vm cluster.VM) spot { return spot{path: fmt.Sprintf("/vms/%d", vm.ID), or: poolOf(vm)} }
+
+// poolOf is the path of the VM's pool; "" if it is in none.
+func poolOf(vm cluster.VM) string {
+	if vm.Pool == "" {
+		return ""
+	}
+	return "/pool/" + vm.Pool
+}
+
+// freeing adds what freeing parked disks on those storages needs.
+func (n *Needs) freeing(storages []string, parked []cluster.VM) {
+	if len(storages) == 0 {
+		return
+	}
+	all := vmsAnd(parked)
+	n.add("/vms", "free old system disks", all, "VM.Config.Disk")
+	n.add("/vms", "lift the protection of parking VMs, write their records", all, "VM.Config.Options")
+	n.on(storages, "free old system disks", "Datastore.AllocateSpace")
+	n.on(storages, "see that they are gone", "Datastore.Audit")
+}
+
+// NeedsToPublish is what uploading ISOs to those storages needs, and finding out for which hosts.
+func NeedsToPublish(isoStorages, diskStorages []string) Needs {
+	var needs Needs
+	needs.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
+	needs.isos(isoStorages)
+	needs.diskImages(diskStorages)
+	return needs
+}
+
+// NeedsToRehearse is what the trials of a plan need for their scratch VMs. A roll by recreate
+// also needs most of it.
+func NeedsToRehearse(p planning.Plan) Needs {
+	var needs Needs
+	for _, t := range p.Trials {
+		needs.add("/", "see the memory of the hosts", []spot{{path: "/nodes/" + t.Host}}, "Sys.Audit")
+		needs.scratch(t)
+	}
+	return needs
+}
+
+// scratchPrivileges are those for creating a scratch VM with its settings, and for using and
+// deleting it.
+var scratchPrivileges = []string{
+	"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Memory", "VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
+}
+
+func (n *Needs) scratch(t planning.Trial) {
+	const why = "try out on scratch VMs what nodes will boot"
+	n.add("/vms", why, []spot{{path: "/vms", below: true, or: poolOf(*t.Model.Found.VM)}}, scratchPrivileges...)
+	storages, config, err := roll.ScratchTakes(t)
+	n.on(storages, "make the drives of scratch VMs", "Datastore.AllocateSpace")
+	n.on(storages, "see the room for them", "Datastore.Audit")
+	images := t.Model.Wanted.ISOStorages
+	if t.Disk != "" {
+		images = t.Model.Wanted.DiskStorages
+	}
+	n.on(images, "give scratch VMs the image that they boot", "Datastore.Audit")
+	if err != nil {
+		return // such a node is refused
+	}
+	for _, key := range []string{"net0", "cpu"} {
+		if v := config[key]; v != "" {
+			n.config(map[string]string{key: v})
+		}
+	}
+}
+
+// agentPrivileges let a token query guest agents: the last one before Proxmox VE 9, which has
+// none of the others.
+var agentPrivileges = []string{"VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted", "VM.Monitor"}
+
+// MayAskAgents says whether the token may query the guest agents of VMs that do not exist yet;
+// missing is what it lacks, in words.
+func MayAskAgents(ctx context.Context, access cluster.Access) (missing string, err error) {
+	has, err := access.Permissions(ctx, "/vms")
+	if err != nil {
+		return "", err
+	}
+	if slices.ContainsFunc(agentPrivileges, func(p string) bool { return has[p] }) { // where it propagates
+		return "", nil
+	}
+	return fmt.Sprintf("%s on /vms (before Proxmox VE 9: %s)", agentPrivileges[0], agentPrivileges[len(agentPrivileges)-1]), nil
 }

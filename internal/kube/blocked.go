@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
@@ -140,10 +141,7 @@ func covers(b policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 }
 
 func names(budgets []policyv1.PodDisruptionBudget) string {
-	var out []string
-	for _, b := range budgets {
-		out = append(out, b.Namespace+"/"+b.Name)
-	}
+	out := cluster.Each(budgets, func(b policyv1.PodDisruptionBudget) string { return b.Namespace + "/" + b.Name })
 	slices.Sort(out)
 	return strings.Join(out, " and ")
 }

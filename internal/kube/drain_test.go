@@ -2,23 +2,26 @@ package kube_test
 
 import (
 	"context"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 // web is a Deployment with that many pods and an emptyDir in each.
@@ -53,9 +56,7 @@ func budget(minAvailable int) *policyv1.PodDisruptionBudget {
 func (l *lab) podsOn(t *testing.T, node string) []string {
 	t.Helper()
 	objects, _, err := l.Store().List(t.Context(), store.Pods(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	names := []string{}
 	for _, o := range objects {
 		if p := o.(*corev1.Pod); p.Spec.NodeName == node {
@@ -65,21 +66,24 @@ func (l *lab) podsOn(t *testing.T, node string) []string {
 	return names
 }
 
+// cordoned is a client whose run has cordoned wk1.
+func (l *lab) cordoned(t *testing.T) *kube.Client {
+	t.Helper()
+	c := l.client(t, "system:masters")
+	must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+	return c
+}
+
 func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1", "wk2")
 		l.put(t, store.Deployments(), web(3))
 		l.put(t, store.Budgets(), budget(2))
 		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		var said []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(s string) { said = append(said, s) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if diff := cmp.Diff([]string{"kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1")); diff != "" {
 			t.Errorf("pods left on wk1 (-want +got):\n%s", diff)
 		}
@@ -98,10 +102,7 @@ func TestDrainNamesTheBudget(t *testing.T) {
 		l.put(t, store.Deployments(), web(1))
 		l.put(t, store.Budgets(), budget(1))
 		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		start := time.Now()
 		var said []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 30 * time.Second}, func(s string) { said = append(said, s) })
@@ -123,18 +124,14 @@ func TestDrainNamesTheBudget(t *testing.T) {
 
 func TestDrainRefusesToLosePods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		l.put(t, store.Deployments(), web(1))
 		l.put(t, store.Pods(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: "default"},
 			Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare"}}},
 		})
 		time.Sleep(10 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		before := l.podsOn(t, "wk1")
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "default/bare") {
@@ -155,10 +152,7 @@ func TestDrainEndsWithItsContext(t *testing.T) {
 		l.put(t, store.Deployments(), web(1))
 		l.put(t, store.Budgets(), budget(1))
 		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
 		err := c.Drain(ctx, "wk1", cluster.DrainOptions{Timeout: time.Hour}, func(string) {})
@@ -190,27 +184,240 @@ func TestAttachedVolumesFollowTheirPods(t *testing.T) {
 		c := l.client(t, "system:masters")
 		attached := func(node string) int {
 			names, err := c.AttachedVolumes(t.Context(), node)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return len(names)
 		}
 		from, to := "wk1", "wk2"
 		if attached(from) == 0 {
 			from, to = to, from
 		}
-		if err := c.Cordon(t.Context(), from, cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Drain(t.Context(), from, cluster.DrainOptions{Timeout: time.Minute}, func(string) {}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Cordon(t.Context(), from, cluster.Mark{Run: "r1"}))
+		must(t, c.Drain(t.Context(), from, cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
 		if n := attached(from); n != 1 {
 			t.Errorf("%d volumes attached right after the drain, want the 1 that is being detached", n)
 		}
 		time.Sleep(5 * time.Second)
 		if got, want := []int{attached(from), attached(to)}, []int{0, 1}; !slices.Equal(got, want) {
 			t.Errorf("volumes attached to the old and new node: %v, want %v", got, want)
+		}
+	})
+}
+
+func (l *lab) pod(t *testing.T, name string) *corev1.Pod {
+	t.Helper()
+	o, err := l.Store().Get(t.Context(), store.Pods(), "default", name)
+	must(t, err)
+	return o.(*corev1.Pod)
+}
+
+// TestDrainSparesNextPodOfSameName: between our look and our eviction someone
+// deletes a StatefulSet's pod, and the next one of its name starts elsewhere.
+func TestDrainSparesNextPodOfSameName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		l.put(t, store.StatefulSets(), &appsv1.StatefulSet{
+			ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: "default"},
+			Spec: appsv1.StatefulSetSpec{
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}, Template: web(1).Spec.Template,
+			},
+		})
+		time.Sleep(20 * time.Second)
+		c := l.cordoned(t)
+		l.NodeUp(node("wk2", 1))
+		time.Sleep(20 * time.Second)
+		next := &corev1.Pod{}
+		l.calls.Hooks(func(c record.Call) error {
+			if !strings.Contains(c.Path, "/db-0/eviction") {
+				return nil
+			}
+			l.calls.Hooks(nil, nil)
+			_, err := l.Store().Delete(t.Context(), store.Pods(), "default", "db-0", metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+			time.Sleep(5 * time.Second)
+			next = l.pod(t, "db-0")
+			return err
+		}, nil)
+		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
+		time.Sleep(5 * time.Second)
+		if p := l.pod(t, "db-0"); p.UID != next.UID || p.DeletionTimestamp != nil || p.Spec.NodeName != "wk2" {
+			t.Errorf("db-0 is %s on %s, deleted at %v; the next one was %s on %s", p.UID, p.Spec.NodeName, p.DeletionTimestamp, next.UID, next.Spec.NodeName)
+		}
+	})
+}
+
+// TestDrainRespectsRequestedPause: a requested pause is respected, but never beyond the
+// deadline.
+func TestDrainRespectsRequestedPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		l.put(t, store.Deployments(), web(1))
+		time.Sleep(20 * time.Second)
+		c := l.cordoned(t)
+		var asked []time.Duration
+		start := time.Now()
+		l.SetWebhook("busy.example.com", func(r kubeapi.Request) *metav1.Status {
+			if r.Resource != "pods/eviction" || r.Namespace != "default" {
+				return nil
+			}
+			asked = append(asked, time.Since(start).Round(time.Second))
+			seconds := map[int]int32{1: 8, 2: 3600}[len(asked)]
+			if seconds == 0 {
+				return nil
+			}
+			return &metav1.Status{
+				Code: http.StatusTooManyRequests, Reason: metav1.StatusReasonTooManyRequests, Message: "slowly",
+				Details: &metav1.StatusDetails{RetryAfterSeconds: seconds},
+			}
+		})
+		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 2 * time.Minute}, func(string) {}))
+		if len(asked) != 3 || asked[1]-asked[0] < 8*time.Second || asked[1]-asked[0] > 12*time.Second || asked[2]-asked[1] > 34*time.Second {
+			t.Errorf("asked at %v", asked)
+		}
+	})
+}
+
+// TestDrainDeletesOnlyWhatWasRefused: a pod that is merely slow is not deleted.
+func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		l.put(t, store.Deployments(), web(1))
+		l.put(t, store.Budgets(), budget(1))
+		slow := web(1)
+		slow.Name, slow.Spec.Selector.MatchLabels = "slow", map[string]string{"app": "slow"}
+		slow.Spec.Template.Labels = map[string]string{"app": "slow"}
+		slow.Spec.Template.Spec.Containers[0].Command = []string{"sleep", "infinity"}
+		slow.Spec.Template.Spec.TerminationGracePeriodSeconds = new(int64(90))
+		l.put(t, store.Deployments(), slow)
+		time.Sleep(20 * time.Second)
+		c := l.cordoned(t)
+		start := time.Now()
+		var told []string
+		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: true}, func(s string) {
+			if strings.HasPrefix(s, "deleting pod ") {
+				told = append(told, s)
+			}
+		})
+		must(t, err)
+		if took := time.Since(start); took < 90*time.Second || took > 100*time.Second {
+			t.Errorf("took %s", took)
+		}
+		var deleted []string
+		for _, call := range l.calls.Calls() {
+			if call.Method == http.MethodDelete {
+				deleted = append(deleted, call.Path)
+			}
+		}
+		if len(deleted) != 1 || len(told) != 1 || !strings.HasPrefix(deleted[0], "/api/v1/namespaces/default/pods/web-") {
+			t.Errorf("deleted %q, told %q", deleted, told)
+		}
+	})
+}
+
+// TestDrainWaitsForTerminatingBarePod: no controller would recreate it, but someone
+// has deleted it.
+func TestDrainWaitsForTerminatingBarePod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		l.put(t, store.Pods(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: "default"},
+			Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare", Command: []string{"sleep"}}}},
+		})
+		time.Sleep(20 * time.Second)
+		c := l.cordoned(t)
+		if _, err := l.Store().Delete(t.Context(), store.Pods(), "default", "bare", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
+		if took := time.Since(start); took < 28*time.Second {
+			t.Errorf("took %s: it did not wait for the pod", took)
+		}
+	})
+}
+
+func TestDrainOfANodeThatTakesPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := upLab(t, "wk1")
+		err := l.client(t, "system:masters").Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "node wk1 is schedulable") {
+			t.Errorf("err = %v", err)
+		}
+	})
+}
+
+// TestDrainTellsHowLongItWasRefused: a busy API refuses nothing.
+func TestDrainTellsHowLongItWasRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		l.put(t, store.Deployments(), web(1))
+		time.Sleep(20 * time.Second)
+		c := l.cordoned(t)
+		start := time.Now()
+		l.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {
+			switch {
+			case r.Resource != "pods/eviction":
+				return nil
+			case time.Since(start) < 19*time.Second:
+				return &metav1.Status{Code: http.StatusTooManyRequests, Reason: metav1.StatusReasonTooManyRequests, Message: "slowly"}
+			}
+			return &metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "not during trading hours"}
+		})
+		var told []string
+		options := cluster.DrainOptions{Timeout: time.Minute, Delete: true}
+		must(t, c.Drain(t.Context(), "wk1", options, func(s string) { told = append(told, s) }))
+		if said := strings.Join(told, "\n"); !strings.Contains(said, "which was refused for 40s (roll.drain.onTimeout: delete)") {
+			t.Errorf("said:\n%s", said)
+		}
+	})
+}
+
+// TestDrainWithoutTheRightToReadBudgets: budgets only improve messages.
+func TestDrainWithoutTheRightToReadBudgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		l.put(t, store.Deployments(), web(1))
+		one, other := budget(1), budget(1)
+		other.Name = "web-too"
+		l.put(t, store.Budgets(), one)
+		l.put(t, store.Budgets(), other)
+		time.Sleep(20 * time.Second)
+		l.Grant("recast", func(r kubeapi.Request) bool { return r.Resource != "poddisruptionbudgets" })
+		c := l.client(t, "recast")
+		must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+		start := time.Now()
+		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
+		if err == nil || !strings.Contains(err.Error(), "(This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.)") || fault.KindOf(err) != fault.Failed {
+			t.Errorf("err = %v", err)
+		}
+		if took := time.Since(start); took < time.Minute {
+			t.Errorf("gave up after %s", took)
+		}
+	})
+}
+
+// TestDrainLeavesForeignDaemonSets: another group's kind of that name recreates its
+// pods on a cordoned node as Kubernetes' own does.
+func TestDrainLeavesForeignDaemonSets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		pod := func(name string, phase corev1.PodPhase) {
+			l.put(t, store.Pods(), &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", OwnerReferences: []metav1.OwnerReference{
+					{APIVersion: "apps.kruise.io/v1alpha1", Kind: "DaemonSet", Name: "agent", UID: "ads-1", Controller: new(true)},
+				}},
+				Spec:   corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "agent", Image: "agent"}}},
+				Status: corev1.PodStatus{Phase: phase},
+			})
+		}
+		pod("agent-x", corev1.PodRunning)
+		time.Sleep(20 * time.Second)
+		pod("agent-y", corev1.PodFailed)
+		c := l.client(t, "system:masters")
+		for _, force := range []bool{false, true} {
+			must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+			must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Force: force}, func(string) {}))
+			if diff := cmp.Diff([]string{"agent", "kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1")); diff != "" {
+				t.Errorf("pods left on wk1, force %t (-want +got):\n%s", force, diff)
+			}
 		}
 	})
 }

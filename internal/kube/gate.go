@@ -72,10 +72,7 @@ func (c *Client) resourceOf(ctx context.Context, g cluster.ObjectGate) (r metav1
 	}
 	i := slices.IndexFunc(list, func(r metav1.APIResource) bool { return r.Kind == g.Kind && slices.Contains(r.Verbs, "list") })
 	if i < 0 {
-		var kinds []string
-		for _, r := range list {
-			kinds = append(kinds, r.Kind)
-		}
+		kinds := cluster.Each(list, func(r metav1.APIResource) string { return r.Kind })
 		slices.Sort(kinds)
 		return r, fmt.Sprintf("%s has no kind %s, only %s", gv, g.Kind, strings.Join(slices.Compact(kinds), ", ")), nil
 	}
@@ -98,15 +95,10 @@ func (c *Client) unservedGroup(ctx context.Context, gv schema.GroupVersion) (str
 	if err != nil {
 		return "", err
 	}
-	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == gv.Group })
-	if i < 0 {
+	switch served, installed := servedVersions(groups, gv.Group); {
+	case !installed:
 		return gv.Group + " is not installed: the API has no group of that name", nil
-	}
-	var served []string
-	for _, v := range groups[i].Versions {
-		served = append(served, v.Version)
-	}
-	if !slices.Contains(served, gv.Version) {
+	case !slices.Contains(served, gv.Version):
 		return fmt.Sprintf("%s is served as %s, not as %s", gv.Group, strings.Join(served, ", "), gv.Version), nil
 	}
 	return "", nil

@@ -108,12 +108,13 @@ func TestJudgeErrors(t *testing.T) {
 		`{"name":"reviews","kind":"Review","verbs":["create"]}]}`}
 	groups := page{200, `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"longhorn.io","versions":[{"groupVersion":"longhorn.io/v1beta2","version":"v1beta2"}]}]}`}
 	const list = "/apis/longhorn.io/v1beta2/volumes"
-	cases := map[string]struct {
+	type row struct {
 		gate  cluster.ObjectGate
 		pages map[string]page
 		want  string
 		kind  fault.Kind
-	}{
+	}
+	cases := map[string]row{
 		"forbidden":     {volumes(nil), map[string]page{list: forbidden(t, "volumes", "longhorn.io")}, "volumes: ", fault.Refused},
 		"no list":       {volumes(nil), map[string]page{list: {200, `{"kind":"Volume"}`}}, "read volumes: the answer is not a list", fault.Failed},
 		"not JSON":      {volumes(nil), map[string]page{list: {200, `<html>`}}, "read volumes: read the answer: ", fault.Failed},
@@ -123,23 +124,20 @@ func TestJudgeErrors(t *testing.T) {
 		"no namespace":  {volumes(func(g *cluster.ObjectGate) { g.Name = "a" }), nil, "longhorn.io/v1beta2 Volume is in a namespace, and the gate names none", fault.Refused},
 		"no expression": {volumes(func(g *cluster.ObjectGate) { g.Expr = "statu" }), nil, `expression "statu": not a valid expression: 1:1: undeclared reference to 'statu'`, fault.Config},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pages := map[string]page{"/apis": groups, "/apis/longhorn.io/v1beta2": resources}
-			maps.Copy(pages, tc.pages)
-			got, err := serve(t, pages).Judge(t.Context(), tc.gate)
-			if tc.want == "" {
-				if err != nil || !strings.Contains(got.Unserved, "has no kind Review, only ") {
-					t.Errorf("%+v, %v", got, err)
-				}
-				return
+	each(t, cases, func(t *testing.T, tc row) {
+		pages := map[string]page{"/apis": groups, "/apis/longhorn.io/v1beta2": resources}
+		maps.Copy(pages, tc.pages)
+		got, err := serve(t, pages).Judge(t.Context(), tc.gate)
+		if tc.want == "" {
+			if err != nil || !strings.Contains(got.Unserved, "has no kind Review, only ") {
+				t.Errorf("%+v, %v", got, err)
 			}
-			if err == nil || !strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != tc.kind {
-				t.Errorf("kind %d: %v", fault.KindOf(err), err)
-			}
-		})
-	}
+			return
+		}
+		if err == nil || !strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != tc.kind {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+	})
 }
 
 func TestParseSelector(t *testing.T) {

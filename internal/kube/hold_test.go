@@ -46,9 +46,7 @@ func withSetting(t *testing.T, test func(t *testing.T, l *lab, c *kube.Client)) 
 func (l *lab) setting(t *testing.T) (value, memo string) {
 	t.Helper()
 	o, err := l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	u := o.(*unstructured.Unstructured)
 	if u.GetAnnotations()["longhorn.io/configmap-resource-version"] != "7" {
 		t.Error("an annotation of Longhorn is lost")
@@ -72,9 +70,7 @@ func sameRun(t *testing.T, memo string) string {
 func (l *lab) set(t *testing.T, value, memo string) {
 	t.Helper()
 	o, err := l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	u := o.(*unstructured.Unstructured).DeepCopy()
 	u.Object["value"] = value
 	if memo != "" {

@@ -11,6 +11,7 @@ import (
 	"math/big"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,18 +40,12 @@ func newLab(t *testing.T, nodes ...string) *lab {
 	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
 	server := l.ca.issue(t, "kube-apiserver", nil)
 	cert, err := tls.X509KeyPair(server.cert, server.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
 	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{Version: "v1.35.4", Recorder: l.calls})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	listener, err := l.net.Listen(apiAddr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	t.Cleanup(func() {
@@ -64,6 +59,14 @@ func newLab(t *testing.T, nodes ...string) *lab {
 	for i, name := range nodes {
 		l.NodeUp(node(name, i))
 	}
+	return l
+}
+
+// upLab is a lab whose nodes have started.
+func upLab(t *testing.T, nodes ...string) *lab {
+	t.Helper()
+	l := newLab(t, nodes...)
+	time.Sleep(10 * time.Second)
 	return l
 }
 
@@ -84,13 +87,9 @@ func (l *lab) client(t *testing.T, organization ...string) *kube.Client {
 func connect(t *testing.T, net *network.Network, ca []byte, pair keyPair) *kube.Client {
 	t.Helper()
 	kubeconfig, err := kubeapi.Kubeconfig("lab", "https://"+apiAddr, ca, pair.cert, pair.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, err := kube.New(kubeconfig, kube.Options{Dial: net.Dialer().DialContext, Poll: 2 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Errorf("close: %v", err)
@@ -99,13 +98,35 @@ func connect(t *testing.T, net *network.Network, ca []byte, pair keyPair) *kube.
 	return c
 }
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// each checks every case as a subtest of its own.
+func each[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
+	t.Helper()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			check(t, c)
+		})
+	}
+}
+
+// bubbles is each with a clock of its own for every case.
+func bubbles[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
+	t.Helper()
+	each(t, cases, func(t *testing.T, c C) { synctest.Test(t, func(t *testing.T) { check(t, c) }) })
+}
+
 // change edits a node, bypassing the API.
 func (l *lab) change(t *testing.T, name string, edit func(n *corev1.Node)) {
 	t.Helper()
 	n, err := l.Node(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	edit(n)
 	if _, err := l.Store().Update(t.Context(), store.Nodes(), n, store.Main); err != nil {
 		t.Fatal(err)
@@ -131,21 +152,15 @@ type keyPair struct{ cert, key []byte }
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &authority{cert: pemBlock("CERTIFICATE", der), leaf: leaf, key: key}
 }
 
@@ -158,9 +173,7 @@ func (a *authority) pool() *x509.CertPool {
 func (a *authority) issue(t *testing.T, name string, organization []string) keyPair {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name, Organization: organization},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(12 * time.Hour),
@@ -168,13 +181,9 @@ func (a *authority) issue(t *testing.T, name string, organization []string) keyP
 		IPAddresses: []net.IP{net.ParseIP("127.42.7.10")},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.leaf, &key.PublicKey, a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return keyPair{cert: pemBlock("CERTIFICATE", der), key: pemBlock("PRIVATE KEY", pkcs8)}
 }
 

@@ -161,9 +161,7 @@ func (c *Client) linstorReplicas(ctx context.Context, _ schema.GroupVersion) (s 
 	}
 	s.Away, s.Return = none.why, none.ends
 	satellites, err := listCustom[linstorSatellite](ctx, c, piraeusVersion.WithResource("linstorsatellites"), "")
-	for _, satellite := range satellites {
-		s.Holders = append(s.Holders, satellite.Metadata.Name)
-	}
+	s.Holders = cluster.Each(satellites, func(s linstorSatellite) string { return s.Metadata.Name })
 	return s, err
 }
 

@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -37,10 +36,11 @@ func TestLocalDataOfLonghorn(t *testing.T) {
 	imaged["scheduledBackingImage"] = map[string]any{"bi": int64(1)}
 	noUUID := diskStatus("True")
 	delete(noUUID, "diskUUID")
-	cases := map[string]struct {
+	type row struct {
 		disks, status map[string]any
 		want          []cluster.LocalData
-	}{
+	}
+	cases := map[string]row{
 		"replicas": {def, map[string]any{"default": diskStatus("True", "r1", "r2")}, []cluster.LocalData{
 			{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (2 replicas)", Path: "/var/lib/longhorn"},
 		}},
@@ -62,24 +62,18 @@ func TestLocalDataOfLonghorn(t *testing.T) {
 			},
 		},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1", "wk2")
-				time.Sleep(10 * time.Second)
-				add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
-				add("longhorn-system", "wk1", longhornNode(tc.disks, tc.status))
-				c := l.client(t, "system:masters")
-				if diff := cmp.Diff(tc.want, l.localData(t, c, "wk1")); diff != "" {
-					t.Errorf("wk1 (-want +got):\n%s", diff)
-				}
-				if got := l.localData(t, c, "wk2"); len(got) != 0 {
-					t.Errorf("wk2 has no node of Longhorn, but data: %+v", got)
-				}
-			})
-		})
-	}
+	bubbles(t, cases, func(t *testing.T, tc row) {
+		l := upLab(t, "wk1", "wk2")
+		add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
+		add("longhorn-system", "wk1", longhornNode(tc.disks, tc.status))
+		c := l.client(t, "system:masters")
+		if diff := cmp.Diff(tc.want, l.localData(t, c, "wk1")); diff != "" {
+			t.Errorf("wk1 (-want +got):\n%s", diff)
+		}
+		if got := l.localData(t, c, "wk2"); len(got) != 0 {
+			t.Errorf("wk2 has no node of Longhorn, but data: %+v", got)
+		}
+	})
 }
 
 // Longhorn's own objects prove that a disk is not empty, whatever its Node's status says.
@@ -100,11 +94,12 @@ func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
 	more["storageScheduled"] = int64(1 << 30)
 	changed := diskStatus("False")
 	changed["conditions"].([]any)[0].(map[string]any)["reason"] = "DiskFilesystemChanged"
-	cases := map[string]struct {
+	type row struct {
 		status          map[string]any
 		replica, orphan map[string]any
 		want            string // "" for no loss
-	}{
+	}
+	cases := map[string]row{
 		"nothing":                      {status: diskStatus("True")},
 		"nothing, and its node down":   {status: down},
 		"another filesystem":           {status: changed, want: "not ready: what is on it is unknown"},
@@ -118,31 +113,25 @@ func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
 		"orphaned directory elsewhere": {status: diskStatus("True"), orphan: orphan("wk2", "replica")},
 		"orphaned instance":            {status: diskStatus("True"), orphan: orphan("wk1", "replica-instance")},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1", "wk2")
-				time.Sleep(10 * time.Second)
-				disks := map[string]any{"default": map[string]any{"diskType": "filesystem", "path": "/var/lib/longhorn/"}}
-				l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)("longhorn-system", "wk1", longhornNode(disks, map[string]any{"default": tc.status}))
-				replicas, orphans := l.install(t, "longhorn.io", "v1beta2", "replicas", "Replica", true), l.install(t, "longhorn.io", "v1beta2", "orphans", "Orphan", true)
-				if tc.replica != nil {
-					replicas("longhorn-system", "pvc-1-r-1a2b3c4d", tc.replica)
-				}
-				if tc.orphan != nil {
-					orphans("longhorn-system", "orphan-1", tc.orphan)
-				}
-				var got strings.Builder
-				for _, d := range l.localData(t, l.client(t, "system:masters"), "wk1") {
-					got.WriteString(d.What)
-				}
-				if want := strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"); got.String() != want {
-					t.Errorf("got %q, want %q", got.String(), want)
-				}
-			})
-		})
-	}
+	bubbles(t, cases, func(t *testing.T, tc row) {
+		l := upLab(t, "wk1", "wk2")
+		disks := map[string]any{"default": map[string]any{"diskType": "filesystem", "path": "/var/lib/longhorn/"}}
+		l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)("longhorn-system", "wk1", longhornNode(disks, map[string]any{"default": tc.status}))
+		replicas, orphans := l.install(t, "longhorn.io", "v1beta2", "replicas", "Replica", true), l.install(t, "longhorn.io", "v1beta2", "orphans", "Orphan", true)
+		if tc.replica != nil {
+			replicas("longhorn-system", "pvc-1-r-1a2b3c4d", tc.replica)
+		}
+		if tc.orphan != nil {
+			orphans("longhorn-system", "orphan-1", tc.orphan)
+		}
+		var got strings.Builder
+		for _, d := range l.localData(t, l.client(t, "system:masters"), "wk1") {
+			got.WriteString(d.What)
+		}
+		if want := strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"); got.String() != want {
+			t.Errorf("got %q, want %q", got.String(), want)
+		}
+	})
 }
 
 // For what Longhorn can move to another node, the hint has the command that requests it.
@@ -162,12 +151,13 @@ func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
 	down := func(_, status map[string]any) {
 		status["conditions"] = []any{map[string]any{"type": "Ready", "status": "False"}}
 	}
-	cases := map[string]struct {
+	type row struct {
 		own     func(spec, status map[string]any)
 		other   map[string]any
 		command string
 		says    string
-	}{
+	}
+	cases := map[string]row{
 		"another node":               {other: node(nil, nil), command: evict, says: "has Longhorn move it to its other nodes; roll once the disk has no replicas, then undo that"},
 		"one with another volume":    {other: node([]string{"pvc-2-r-1"}, nil), command: evict, says: "roll once"},
 		"one that has the volume":    {other: node([]string{"pvc-1-r-2"}, nil), says: "every other Longhorn node that takes replicas has one of volume pvc-1"},
@@ -180,31 +170,24 @@ func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
 			says: "Longhorn was asked to move it: roll once the disk has no replicas",
 		},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1", "wk2")
-				time.Sleep(10 * time.Second)
-				add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
-				add("longhorn-system", "wk1", node([]string{"pvc-1-r-1"}, tc.own))
-				if tc.other != nil {
-					add("longhorn-system", "wk3", tc.other) // a node that the lab does not know: nothing is moved there
-				}
-				data := l.localData(t, l.client(t, "system:masters"), "wk1")
-				if len(data) != 1 || data[0].Command != tc.command || !strings.Contains(data[0].Lift, tc.says) || tc.says == "" && data[0].Lift != "" {
-					t.Errorf("got %+v, want the command %q and %q", data, tc.command, tc.says)
-				}
-			})
-		})
-	}
+	bubbles(t, cases, func(t *testing.T, tc row) {
+		l := upLab(t, "wk1", "wk2")
+		add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
+		add("longhorn-system", "wk1", node([]string{"pvc-1-r-1"}, tc.own))
+		if tc.other != nil {
+			add("longhorn-system", "wk3", tc.other) // a node that the lab does not know: nothing is moved there
+		}
+		data := l.localData(t, l.client(t, "system:masters"), "wk1")
+		if len(data) != 1 || data[0].Command != tc.command || !strings.Contains(data[0].Lift, tc.says) || tc.says == "" && data[0].Lift != "" {
+			t.Errorf("got %+v, want the command %q and %q", data, tc.command, tc.says)
+		}
+	})
 }
 
 func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		l.install(t, "longhorn.io", "v1", "nodes", "Node", true)
 		_, err := l.client(t, "system:masters").LocalData(t.Context(), cluster.KubeNode{Name: "wk1"})
 		if err == nil || !strings.Contains(err.Error(), "longhorn.io is served as v1 only, recast knows v1beta2") {
@@ -241,9 +224,7 @@ func TestRebuildsOfLonghorn(t *testing.T) {
 		l.Grant("readers", func(r kubeapi.Request) bool { return r.Resource != "engines" })
 		for group, percent := range map[string]int{"system:masters": 42, "readers": 0} {
 			got, err := l.client(t, group).Replicas(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			want := []replica.Replica{{Node: "wk1", Healthy: true}, {Node: "wk3", Rebuilt: true, Percent: percent}}
 			if diff := cmp.Diff(want, got[0].Volumes[0].Replicas); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", group, diff)

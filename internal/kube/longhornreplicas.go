@@ -112,12 +112,8 @@ func listing[T any](ctx context.Context, c *Client, resource string, objects *[]
 }
 
 func longhornValue(settings []longhornSetting, name string) string {
-	for _, s := range settings {
-		if s.Metadata.Name == name {
-			return s.Value
-		}
-	}
-	return ""
+	s, _ := cluster.Find(settings, func(s longhornSetting) bool { return s.Metadata.Name == name })
+	return s.Value
 }
 
 func (v longhornVolumeState) volume(copies []longhornReplica, percent map[string]int, aloneGoes bool) replica.Volume {

@@ -34,9 +34,7 @@ type cordoned struct {
 func (l *lab) cordon(t *testing.T) cordoned {
 	t.Helper()
 	n, err := l.Node(t.Context(), "wk1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return cordoned{n.Spec.Unschedulable, n.Annotations[rollAnnotation]}
 }
 
@@ -47,13 +45,14 @@ const (
 
 func TestCordonAndUncordon(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		before cordoned
 		why    cluster.Mark
 		during cordoned
 		writes int // of Cordon
 		after  cordoned
-	}{
+	}
+	cases := map[string]row{
 		"uncordoned":          {why: mark("r2"), during: cordoned{true, ours}, writes: 1},
 		"someone else's":      {cordoned{true, ""}, mark("r2"), cordoned{true, foreign}, 1, cordoned{true, ""}},
 		"ours of this run":    {cordoned{true, ours}, mark("r2"), cordoned{true, ours}, 0, cordoned{}},
@@ -71,53 +70,40 @@ func TestCordonAndUncordon(t *testing.T) {
 			cordoned{true, ""},
 		},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1")
-				time.Sleep(10 * time.Second)
-				l.change(t, "wk1", func(n *corev1.Node) {
-					n.Spec.Unschedulable = tc.before.Unschedulable
-					if tc.before.Mark != "" {
-						n.Annotations[rollAnnotation] = tc.before.Mark
-					}
-				})
-				c := l.client(t, "system:masters")
-				if err := c.Cordon(t.Context(), "wk1", tc.why); err != nil {
-					t.Fatal(err)
-				}
-				if diff := cmp.Diff(tc.during, l.cordon(t)); diff != "" {
-					t.Errorf("cordoned (-want +got):\n%s", diff)
-				}
-				if got := l.calls.Mutations(); got != tc.writes {
-					t.Errorf("cordon took %d writes, want %d", got, tc.writes)
-				}
-				for range 2 { // the second has nothing to do
-					if err := c.Uncordon(t.Context(), "wk1"); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if diff := cmp.Diff(tc.after, l.cordon(t)); diff != "" {
-					t.Errorf("uncordoned (-want +got):\n%s", diff)
-				}
-				if got := l.calls.Mutations(); got != tc.writes+1 {
-					t.Errorf("cordon and uncordon took %d writes, want %d", got, tc.writes+1)
-				}
-			})
+	bubbles(t, cases, func(t *testing.T, tc row) {
+		l := upLab(t, "wk1")
+		l.change(t, "wk1", func(n *corev1.Node) {
+			n.Spec.Unschedulable = tc.before.Unschedulable
+			if tc.before.Mark != "" {
+				n.Annotations[rollAnnotation] = tc.before.Mark
+			}
 		})
-	}
+		c := l.client(t, "system:masters")
+		must(t, c.Cordon(t.Context(), "wk1", tc.why))
+		if diff := cmp.Diff(tc.during, l.cordon(t)); diff != "" {
+			t.Errorf("cordoned (-want +got):\n%s", diff)
+		}
+		if got := l.calls.Mutations(); got != tc.writes {
+			t.Errorf("cordon took %d writes, want %d", got, tc.writes)
+		}
+		for range 2 { // the second has nothing to do
+			must(t, c.Uncordon(t.Context(), "wk1"))
+		}
+		if diff := cmp.Diff(tc.after, l.cordon(t)); diff != "" {
+			t.Errorf("uncordoned (-want +got):\n%s", diff)
+		}
+		if got := l.calls.Mutations(); got != tc.writes+1 {
+			t.Errorf("cordon and uncordon took %d writes, want %d", got, tc.writes+1)
+		}
+	})
 }
 
 func TestUncordonLeavesACordonWithoutMark(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		l.change(t, "wk1", func(n *corev1.Node) { n.Spec.Unschedulable = true })
-		if err := l.client(t, "system:masters").Uncordon(t.Context(), "wk1"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.client(t, "system:masters").Uncordon(t.Context(), "wk1"))
 		if diff := cmp.Diff(cordoned{true, ""}, l.cordon(t)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
@@ -129,8 +115,7 @@ func TestUncordonLeavesACordonWithoutMark(t *testing.T) {
 func TestCordonSeesWhoWasFaster(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		tries := 0
 		l.calls.Hooks(func(call record.Call) error {
 			if call.Method == http.MethodPatch {
@@ -140,9 +125,7 @@ func TestCordonSeesWhoWasFaster(t *testing.T) {
 			}
 			return nil
 		}, nil)
-		if err := l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")))
 		if diff := cmp.Diff(cordoned{true, foreign}, l.cordon(t)); diff != "" || tries != 2 {
 			t.Errorf("after %d tries (-want +got):\n%s", tries, diff)
 		}
@@ -152,8 +135,7 @@ func TestCordonSeesWhoWasFaster(t *testing.T) {
 func TestCordonGivesUpOnANodeThatNeverRests(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		l.calls.Hooks(func(call record.Call) error {
 			if call.Method == http.MethodPatch {
 				l.change(t, "wk1", func(n *corev1.Node) { n.Labels["at"] = time.Now().Format("150405") })
@@ -173,15 +155,10 @@ func TestCordonGivesUpOnANodeThatNeverRests(t *testing.T) {
 func TestMarksOutliveTheMachine(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", mark("r2")); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.SetFailedBuild(t.Context(), "wk1", "9c41"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Cordon(t.Context(), "wk1", mark("r2")))
+		must(t, c.SetFailedBuild(t.Context(), "wk1", "9c41"))
 		l.NodeDown(node("wk1", 0).UUID)
 		time.Sleep(time.Minute)
 		again := node("wk1", 0)
@@ -201,9 +178,8 @@ func TestMarksOutliveTheMachine(t *testing.T) {
 		if diff := cmp.Diff(want, view{nodes[0].BootID, nodes[0].FailedBuild, nodes[0].Unschedulable, nodes[0].Mark}); diff != "" {
 			t.Errorf("node after its reboot (-want +got):\n%s", diff)
 		}
-		if err := c.RestoreMetadata(t.Context(), "wk1", cluster.NodeMetadata{Annotations: map[string]string{rollAnnotation: "{}"}}); err != nil {
-			t.Fatal(err)
-		}
+		metadata := cluster.NodeMetadata{Annotations: map[string]string{rollAnnotation: "{}"}}
+		must(t, c.RestoreMetadata(t.Context(), "wk1", metadata))
 		if diff := cmp.Diff(cordoned{true, ours}, l.cordon(t)); diff != "" {
 			t.Errorf("after RestoreMetadata (-want +got):\n%s", diff)
 		}
@@ -213,8 +189,7 @@ func TestMarksOutliveTheMachine(t *testing.T) {
 func TestSetFailedBuild(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		type view struct {
 			Build  string
@@ -223,13 +198,9 @@ func TestSetFailedBuild(t *testing.T) {
 		}
 		var got []view
 		for _, build := range []string{"", "b1", "b1", "b2", "", ""} {
-			if err := c.SetFailedBuild(t.Context(), "wk1", build); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.SetFailedBuild(t.Context(), "wk1", build))
 			n, err := l.Node(t.Context(), "wk1")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			is, there := n.Annotations["recast.dev/failed-build"]
 			got = append(got, view{is, there, l.calls.Mutations()})
 		}
@@ -246,8 +217,7 @@ func TestAMarkThatCannotBeReadStopsEverything(t *testing.T) {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1")
-				time.Sleep(10 * time.Second)
+				l := upLab(t, "wk1")
 				l.change(t, "wk1", func(n *corev1.Node) { n.Annotations[rollAnnotation] = text })
 				c := l.client(t, "system:masters")
 				_, nodesErr := c.Nodes(t.Context())
@@ -268,22 +238,17 @@ func TestAMarkThatCannotBeReadStopsEverything(t *testing.T) {
 
 func TestMarksOfAMissingNode(t *testing.T) {
 	t.Parallel()
-	for name, f := range map[string]func(c *kube.Client, t *testing.T) error{
+	bubbles(t, map[string]func(c *kube.Client, t *testing.T) error{
 		"cordon":       func(c *kube.Client, t *testing.T) error { return c.Cordon(t.Context(), "wk9", mark("r2")) },
 		"uncordon":     func(c *kube.Client, t *testing.T) error { return c.Uncordon(t.Context(), "wk9") },
 		"failed build": func(c *kube.Client, t *testing.T) error { return c.SetFailedBuild(t.Context(), "wk9", "b") },
 		"booted":       func(c *kube.Client, t *testing.T) error { return c.SetBooted(t.Context(), "wk9", cluster.Booted{}) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1")
-				if err := f(l.client(t, "system:masters"), t); !errors.Is(err, cluster.ErrNotFound) {
-					t.Errorf("err = %v, want ErrNotFound", err)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, f func(c *kube.Client, t *testing.T) error) {
+		l := newLab(t, "wk1")
+		if err := f(l.client(t, "system:masters"), t); !errors.Is(err, cluster.ErrNotFound) {
+			t.Errorf("err = %v, want ErrNotFound", err)
+		}
+	})
 }
 
 // TestCordonSurvivesFaults: the effect of a change with a lost answer is seen at
@@ -311,7 +276,7 @@ func TestCordonSurvivesFaults(t *testing.T) {
 			})
 		}
 	}
-	for name, strike := range map[string]func(*lab){
+	bubbles(t, map[string]func(*lab){
 		"the answer is lost": func(l *lab) { l.calls.Hooks(nil, first(func() { panic(http.ErrAbortHandler) })) },
 		"the change is lost": func(l *lab) {
 			strikes := 0
@@ -327,33 +292,26 @@ func TestCordonSurvivesFaults(t *testing.T) {
 		},
 		"a server's error":  answer(http.StatusInternalServerError),
 		"too many requests": answer(http.StatusTooManyRequests),
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1")
-				time.Sleep(10 * time.Second)
-				strike(l)
-				if err := l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")); err != nil {
-					t.Fatal(err)
-				}
-				if diff := cmp.Diff(cordoned{true, ours}, l.cordon(t)); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, strike func(*lab)) {
+		l := upLab(t, "wk1")
+		strike(l)
+		must(t, l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")))
+		if diff := cmp.Diff(cordoned{true, ours}, l.cordon(t)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
 }
 
 // TestCordonGivesUp: at once if waiting cannot help, else within its minute.
 func TestCordonGivesUp(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		strike func(*lab)
 		within time.Duration
 		text   string
 		hints  int
-	}{
+	}
+	bubbles(t, map[string]row{
 		"it is denied": {
 			func(l *lab) {
 				l.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {
@@ -367,26 +325,20 @@ func TestCordonGivesUp(t *testing.T) {
 			},
 			62 * time.Second, "cordon node wk1: gave up after 1m0s; last seen: no answer from https://127.42.7.10:6443", 1,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1")
-				time.Sleep(10 * time.Second)
-				client := l.client(t, "system:masters")
-				c.strike(l)
-				start := time.Now()
-				err := client.Cordon(t.Context(), "wk1", mark("r2"))
-				if err == nil || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) != c.hints {
-					t.Errorf("%v, hints %q", err, fault.Hints(err))
-				}
-				if took := time.Since(start); took > c.within {
-					t.Errorf("took %s", took)
-				}
-				if l.cordon(t).Unschedulable {
-					t.Error("it is cordoned")
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, c row) {
+		l := upLab(t, "wk1")
+		client := l.client(t, "system:masters")
+		c.strike(l)
+		start := time.Now()
+		err := client.Cordon(t.Context(), "wk1", mark("r2"))
+		if err == nil || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) != c.hints {
+			t.Errorf("%v, hints %q", err, fault.Hints(err))
+		}
+		if took := time.Since(start); took > c.within {
+			t.Errorf("took %s", took)
+		}
+		if l.cordon(t).Unschedulable {
+			t.Error("it is cordoned")
+		}
+	})
 }

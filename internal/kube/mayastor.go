@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/mayastor"
@@ -42,12 +43,9 @@ type diskPool struct {
 
 // mayastorVersion finds the version of Mayastor's pools: its group is installed without it, too.
 func (c *Client) mayastorVersion(ctx context.Context, groups []metav1.APIGroup) (gv schema.GroupVersion, installed bool, err error) {
-	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == mayastorGroup })
-	if i < 0 {
-		return gv, false, nil
-	}
-	for _, v := range groups[i].Versions {
-		gv := schema.GroupVersion{Group: mayastorGroup, Version: v.Version}
+	versions, _ := servedVersions(groups, mayastorGroup)
+	for _, version := range versions {
+		gv := schema.GroupVersion{Group: mayastorGroup, Version: version}
 		resources, err := c.resources(ctx, gv)
 		if err != nil {
 			return gv, false, err
@@ -83,9 +81,7 @@ func (c *Client) mayastorReplicas(ctx context.Context, version schema.GroupVersi
 		}
 		s.Away = foreign.Line(err.Error())
 	}
-	for _, p := range pools {
-		s.Holders = append(s.Holders, p.Spec.Node)
-	}
+	s.Holders = cluster.Each(pools, func(p diskPool) string { return p.Spec.Node })
 	return s, nil
 }
 

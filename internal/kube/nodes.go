@@ -2,18 +2,30 @@ package kube
 
 import (
 	"context"
+	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/format"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // Nodes lists the Node objects.
@@ -110,5 +122,412 @@ func decided(s certificatesv1.CertificateSigningRequestStatus) bool {
 			return true
 		}
 		return false
+	})
+}
+
+// The annotations in which recast records on a Node what it does to it. A kubelet
+// that registers again keeps them.
+const (
+	rollAnnotation        = "recast.dev/roll" // JSON of a cluster.Mark
+	failedBuildAnnotation = "recast.dev/failed-build"
+	bootedAnnotation      = "recast.dev/booted"
+)
+
+// Cordon makes the node unschedulable and marks it with why, in one write. A node
+// that was unschedulable without a mark, or with a Foreign one, was cordoned by
+// someone else: then the new mark is Foreign, too.
+func (c *Client) Cordon(ctx context.Context, node string, why cluster.Mark) error {
+	return c.amendNode(ctx, "cordon", node, func(n *corev1.Node) (*nodePatch, error) {
+		had, err := markOf(n)
+		if err != nil {
+			return nil, err
+		}
+		mark := why
+		mark.Foreign = why.Foreign || n.Spec.Unschedulable && (had == nil || had.Foreign)
+		if had != nil && *had == mark && n.Spec.Unschedulable {
+			return nil, nil
+		}
+		text, err := json.Marshal(mark)
+		if err != nil {
+			return nil, fmt.Errorf("encode mark: %w", err)
+		}
+		p := &nodePatch{}
+		p.annotate(rollAnnotation, new(string(text)))
+		p.Spec.Unschedulable = new(true)
+		return p, nil
+	})
+}
+
+// Uncordon removes the mark and, unless it is Foreign, makes the node
+// schedulable again, in one write.
+func (c *Client) Uncordon(ctx context.Context, node string) error {
+	return c.amendNode(ctx, "uncordon", node, func(n *corev1.Node) (*nodePatch, error) {
+		had, err := markOf(n)
+		if had == nil || err != nil {
+			return nil, err
+		}
+		p := &nodePatch{}
+		p.annotate(rollAnnotation, nil)
+		if !had.Foreign {
+			p.Spec.Unschedulable = new(false)
+		}
+		return p, nil
+	})
+}
+
+// SetFailedBuild records on the Node a build that it came back from as the old
+// system; "" removes the record.
+func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
+	return c.amendNode(ctx, "note the failed build on", node, func(n *corev1.Node) (*nodePatch, error) {
+		if n.Annotations[failedBuildAnnotation] == build {
+			return nil, nil
+		}
+		p := &nodePatch{}
+		if build == "" {
+			p.annotate(failedBuildAnnotation, nil)
+		} else {
+			p.annotate(failedBuildAnnotation, &build)
+		}
+		return p, nil
+	})
+}
+
+// SetBooted implements cluster.NodeWriter.
+func (c *Client) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
+	return c.amendNode(ctx, "note the boot entry on", node, func(n *corev1.Node) (*nodePatch, error) {
+		if bootedOf(n) == b {
+			return nil, nil
+		}
+		text, err := json.Marshal(b)
+		if err != nil {
+			return nil, err
+		}
+		p := &nodePatch{}
+		if p.annotate(bootedAnnotation, new(string(text))); b == (cluster.Booted{}) {
+			p.annotate(bootedAnnotation, nil)
+		}
+		return p, nil
+	})
+}
+
+// bootedOf is empty if someone has edited the annotation: then the machine is believed.
+func bootedOf(n *corev1.Node) (b cluster.Booted) {
+	if json.Unmarshal([]byte(n.Annotations[bootedAnnotation]), &b) != nil {
+		return cluster.Booted{}
+	}
+	return b
+}
+
+// markOf reads the node's mark; nil if it has none. An unreadable one is an error:
+// it would be unclear whose cordon it is.
+func markOf(n *corev1.Node) (*cluster.Mark, error) {
+	text, ok := n.Annotations[rollAnnotation]
+	if !ok {
+		return nil, nil
+	}
+	var m cluster.Mark
+	err := format.Decode([]byte(text), &m)
+	if err == nil && m.Run == "" {
+		err = errors.New("it names no run")
+	}
+	if err != nil {
+		return nil, fault.WithHint(fmt.Errorf("annotation %s of node %s: %w", rollAnnotation, n.Name, foreign.Error(err)),
+			"if a newer recast has worked here, use that one. Else recast status shows whether a roll is under way; if none is, remove it: kubectl annotate node %s %s-", n.Name, rollAnnotation)
+	}
+	return &m, nil
+}
+
+// amendTimeout bounds how long others may keep changing the node meanwhile, and how
+// long the API may give no usable answer.
+const amendTimeout = time.Minute
+
+// nodePatch is a merge patch of a node. Its revision ensures that the node is the
+// one that was read: such a patch replaces the whole list of taints, and a mark must
+// not overwrite a concurrent one.
+type nodePatch struct {
+	Metadata struct {
+		ResourceVersion string             `json:"resourceVersion"`
+		Labels          map[string]string  `json:"labels,omitempty"`
+		Annotations     map[string]*string `json:"annotations,omitempty"` // nil removes
+	} `json:"metadata"`
+	Spec struct {
+		Unschedulable *bool          `json:"unschedulable,omitempty"`
+		Taints        []corev1.Taint `json:"taints,omitempty"`
+	} `json:"spec"`
+}
+
+// annotate sets one annotation, or removes it if value is nil.
+func (p *nodePatch) annotate(key string, value *string) {
+	if p.Metadata.Annotations == nil {
+		p.Metadata.Annotations = map[string]*string{}
+	}
+	p.Metadata.Annotations[key] = value
+}
+
+// amendment returns the change to a node as it is; nil for none.
+type amendment func(n *corev1.Node) (*nodePatch, error)
+
+// amendNode changes a node in one write. If someone else writes between our read and our
+// write, or the answer is lost, the node is read again and change called again: the
+// revision prevents a second write of the same change.
+func (c *Client) amendNode(ctx context.Context, what, node string, change amendment) error {
+	return c.repeat(ctx, what+" node "+node, func(ctx context.Context) error { return c.amendNodeOnce(ctx, node, change) })
+}
+
+// DeleteNode deletes the Node object if it still has that UID.
+func (c *Client) DeleteNode(ctx context.Context, node, uid string) error {
+	err := c.repeat(ctx, "delete node "+node, func(ctx context.Context) error {
+		n, err := c.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err == nil && string(n.UID) == uid {
+			err = c.api.CoreV1().Nodes().Delete(ctx, node, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(n.UID)}})
+		}
+		return err
+	})
+	if errors.Is(err, cluster.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// repeat repeats a change that is safe to repeat while the API does not answer, or someone else
+// changes the same.
+func (c *Client) repeat(ctx context.Context, name string, do func(context.Context) error) error {
+	w := wait.For{Name: name, Every: c.poll, Timeout: amendTimeout}
+	var transient error
+	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		err := do(ctx)
+		switch {
+		case apierrors.IsConflict(err):
+			transient = nil
+			return false, "changed by someone else meanwhile", nil
+		case ctx.Err() != nil: // says nothing about the node
+			return err == nil, "", err
+		case isTransient(err):
+			transient = c.translate(err)
+			return false, "", transient
+		}
+		return err == nil, "", wait.Stop(c.translate(err))
+	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		for _, hint := range fault.Hints(transient) {
+			err = fault.WithHint(err, "%s", hint)
+		}
+	}
+	return err
+}
+
+// isTransient reports whether the API gave no answer, or an error of its own.
+func isTransient(err error) bool {
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return false
+	}
+	if _, ok := errors.AsType[*url.Error](err); ok || errors.Is(err, errSilent) {
+		return true
+	}
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	return ok && (status.ErrStatus.Code == http.StatusTooManyRequests || status.ErrStatus.Code >= http.StatusInternalServerError)
+}
+
+func (c *Client) amendNodeOnce(ctx context.Context, node string, change amendment) error {
+	n, err := c.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	patch, err := change(n)
+	if err != nil || patch == nil {
+		return err
+	}
+	patch.Metadata.ResourceVersion = n.ResourceVersion
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return fmt.Errorf("encode patch: %w", err)
+	}
+	_, err = c.api.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, body, metav1.PatchOptions{})
+	return err
+}
+
+// RestoreMetadata restores what people had put on the node. A node that lacks
+// nothing is not written to.
+func (c *Client) RestoreMetadata(ctx context.Context, node string, m cluster.NodeMetadata) error {
+	return c.amendNode(ctx, "restore labels, annotations and taints of", node, func(n *corev1.Node) (*nodePatch, error) {
+		return missingMetadata(n, m), nil
+	})
+}
+
+// missingMetadata is the patch that gives n the keys of m that no other program writes; nil if
+// there are none.
+func missingMetadata(n *corev1.Node, m cluster.NodeMetadata) *nodePatch {
+	o := ownership(n, m)
+	p := &nodePatch{}
+	p.Metadata.Labels = differing(n.Labels, m.Labels, o.label)
+	for k, v := range differing(n.Annotations, m.Annotations, o.annotation) {
+		p.annotate(k, &v)
+	}
+	taints := slices.Clone(n.Spec.Taints)
+	for _, t := range m.Taints {
+		if o.taint(t.Key) {
+			continue
+		}
+		want := corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)}
+		i := slices.IndexFunc(taints, func(have corev1.Taint) bool { return have.MatchTaint(&want) })
+		switch {
+		case i < 0:
+			taints = append(taints, want)
+		case taints[i].Value != want.Value:
+			taints[i].Value = want.Value
+		default:
+			continue
+		}
+		p.Spec.Taints = taints
+	}
+	if len(p.Metadata.Labels)+len(p.Metadata.Annotations)+len(p.Spec.Taints) == 0 {
+		return nil
+	}
+	return p
+}
+
+func differing(have, want map[string]string, skip func(string) bool) map[string]string {
+	d := maps.Clone(want)
+	maps.DeleteFunc(d, func(k, v string) bool {
+		is, there := have[k]
+		return skip(k) || there && is == v
+	})
+	return d
+}
+
+// owners knows which program owns a key on a Node. What a program writes itself must
+// not be carried over: at best it is written again, at worst the old value belongs
+// to a machine that is gone (flannel's MAC, a CSI node ID).
+type owners struct {
+	talosLabels, talosAnnotations, talosTaints []string // from the machine configuration, as Talos records them
+	cloud                                      bool     // a cloud controller manages the node
+}
+
+// Talos lists the keys that it took from the machine configuration.
+const (
+	ownedLabels      = "talos.dev/owned-labels"
+	ownedAnnotations = "talos.dev/owned-annotations"
+	ownedTaints      = "talos.dev/owned-taints"
+)
+
+func ownership(n *corev1.Node, m cluster.NodeMetadata) owners {
+	listed := func(key string) []string {
+		return append(keyList(n.Annotations[key]), keyList(m.Annotations[key])...)
+	}
+	return owners{
+		talosLabels: listed(ownedLabels), talosAnnotations: listed(ownedAnnotations), talosTaints: listed(ownedTaints),
+		cloud: n.Spec.ProviderID != "",
+	}
+}
+
+// keyList reads a JSON list of keys; anything else lists nothing.
+func keyList(s string) []string {
+	var keys []string
+	if json.Unmarshal([]byte(s), &keys) != nil {
+		return nil
+	}
+	return keys
+}
+
+func (o owners) label(key string) bool {
+	switch key {
+	case "kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os": // kubelet
+		return true
+	case "node-role.kubernetes.io/control-plane": // Talos, from the machine's type
+		return true
+	case "node.kubernetes.io/instance-type", "topology.kubernetes.io/region", "topology.kubernetes.io/zone":
+		return o.cloud
+	}
+	return slices.Contains(o.talosLabels, key) || below(key,
+		"beta.kubernetes.io", // kubelet
+		"talos.dev")          // Talos: extensions.talos.dev/…
+}
+
+func (o owners) annotation(key string) bool {
+	switch key {
+	case cluster.PauseMark: // a person's
+		return false
+	case "node.alpha.kubernetes.io/ttl": // node controller
+		return true
+	case "volumes.kubernetes.io/controller-managed-attach-detach", "csi.volume.kubernetes.io/nodeid": // kubelet
+		return true
+	case "alpha.kubernetes.io/provided-node-ip": // kubelet, for the cloud controller
+		return true
+	}
+	return slices.Contains(o.talosAnnotations, key) || below(key,
+		"recast.dev",               // ours: only Cordon and similar methods change it
+		"talos.dev",                // Talos: owned-…, KubeSpan keys, the discovery's node ID
+		"flannel.alpha.coreos.com", // flannel: the VXLAN device's MAC is the old machine's
+		"network.cilium.io",        // Cilium agent
+		"projectcalico.org",        // Calico node
+		"k8s.ovn.org")              // OVN-Kubernetes: chassis ID
+}
+
+func (o owners) taint(key string) bool {
+	switch key {
+	case "node-role.kubernetes.io/control-plane": // Talos, from allowSchedulingOnControlPlanes
+		return true
+	case "node.cilium.io/agent-not-ready": // until Cilium runs on the new machine
+		return true
+	case "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler":
+		return true
+	}
+	return slices.Contains(o.talosTaints, key) || below(key,
+		"node.kubernetes.io",               // node controller: the state of the old machine
+		"node.cloudprovider.kubernetes.io") // cloud controller
+}
+
+// below reports whether the key's prefix is one of the domains or a subdomain of one.
+func below(key string, domains ...string) bool {
+	prefix, _, ok := strings.Cut(key, "/")
+	return ok && slices.ContainsFunc(domains, func(d string) bool { return prefix == d || strings.HasSuffix(prefix, "."+d) })
+}
+
+// regenerated is a directory of the node, including all below it (except for /), that
+// some pods write to and that holds no data: they fill it again on a new machine.
+type regenerated struct {
+	pods      string // the pod's kind, as stayingKind returns it: "DaemonSet", "static"; "" for any
+	namespace string // of the pod; "" for any
+	path      string
+}
+
+// regeneratedPaths is the complete list; everything else is data. Each row follows the
+// standard manifests of its program; docs/notes/local-data.md shows it to users.
+var regeneratedPaths = []regenerated{
+	{"DaemonSet", "", "/var/lib/kubelet"},      // sockets of device plugins and CSI drivers, and mounts of pods: the kubelet recreates its directory
+	{"DaemonSet", "", "/var/log"},              // logs of the machine and its pods, and how far a collector has read them
+	{"static", "kube-system", "/var/log"},      // the API server's audit log
+	{"static", "kube-system", "/var/lib/etcd"}, // etcd's data is checked separately, not as a path
+
+	// CNI: calico.yaml and the Tigera operator; Cilium's and flannel's state is below /run.
+	{"DaemonSet", "", "/opt/cni"},        // the CNI's programs, which it installs
+	{"DaemonSet", "", "/var/lib/cni"},    // the addresses of this machine's pods
+	{"DaemonSet", "", "/var/lib/calico"}, // Calico's name and MTU of this machine
+
+	// Metrics and logs: node-exporter's textfile collector, and the positions of log collectors.
+	{"DaemonSet", "", "/var/lib/node_exporter"},
+	{"DaemonSet", "", "/var/lib/node-exporter"},
+	{"DaemonSet", "", "/var/lib/alloy"},
+	{"DaemonSet", "", "/var/lib/promtail"},
+	{"DaemonSet", "", "/var/lib/vector"},
+	{"DaemonSet", "", "/var/lib/fluent-bit"},
+	{"DaemonSet", "", "/var/fluent-bit"},
+	{"DaemonSet", "", "/var/lib/filebeat-data"},
+	{"DaemonSet", "", "/var/lib/docker"}, // other runtimes' logs: Talos has no Docker, and the directory is empty
+
+	// Storage systems that report themselves what they have on a node.
+	{"", "longhorn-system", "/var/lib/longhorn"},        // Longhorn's own Node says which of its disks hold replicas; the rest is programs and sockets
+	{"", "longhorn-system", "/var/lib/kubelet/plugins"}, // the socket of Longhorn's CSI driver, which its sidecars use too
+	{"", "longhorn-system", "/"},                        // Longhorn's instance managers reach their disks by it: its own Node says what those hold
+	{"DaemonSet", "", "/var/lib/linstor.d"},             // resource files that LINSTOR's controller writes to each satellite
+	{"DaemonSet", "", "/var/lib/drbd"},                  // DRBD's notes on its devices of this machine
+	{"DaemonSet", "", "/var/openebs/ndm"},               // OpenEBS' list of this machine's disks
+}
+
+// isRegenerated reports whether the pod fills the path again on a new machine.
+func isRegenerated(p *corev1.Pod, at string) bool {
+	return slices.ContainsFunc(regeneratedPaths, func(r regenerated) bool {
+		return (r.pods == "" || r.pods == stayingKind(p)) && (r.namespace == "" || r.namespace == p.Namespace) &&
+			(at == r.path || r.path != "/" && within(at, r.path))
 	})
 }

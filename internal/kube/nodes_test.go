@@ -32,18 +32,12 @@ func TestNodes(t *testing.T) {
 		l.NodeUp(info)
 		time.Sleep(10 * time.Second)
 		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", mark("r1")); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.SetFailedBuild(t.Context(), "wk1", "9c41"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Cordon(t.Context(), "wk1", mark("r1")))
+		must(t, c.SetFailedBuild(t.Context(), "wk1", "9c41"))
 		l.change(t, "wk1", func(n *corev1.Node) { n.Spec.ProviderID = "proxmox://lab/9011" })
 		time.Sleep(time.Second)
 		got, err := c.Nodes(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := []cluster.KubeNode{{
 			Name: "wk1", UUID: "4c4c4544-0000-4000-8000-00000000000a", BootID: "boot-1-wk1", MachineID: "4C4C4544-0000-4000-8000-00000000000A", Ready: true, Unschedulable: true,
 			Mark: new(mark("r1")), FailedBuild: "9c41", ProviderID: "proxmox://lab/9011",
@@ -66,9 +60,7 @@ func TestNodes(t *testing.T) {
 			},
 		}}
 		n, err := l.Node(t.Context(), "wk1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want[0].UID = string(n.UID)
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("nodes (-want +got):\n%s", diff)
@@ -85,8 +77,7 @@ func TestNodes(t *testing.T) {
 
 func TestRestoreMetadata(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		remembered := cluster.NodeMetadata{
 			Labels:      map[string]string{"rack": "a", "kubernetes.io/hostname": "old"},
@@ -105,14 +96,10 @@ func TestRestoreMetadata(t *testing.T) {
 			l.change(t, "wk1", func(n *corev1.Node) { n.Labels["other"] = "writer" })
 			return nil
 		}, nil)
-		if err := c.RestoreMetadata(t.Context(), "wk1", remembered); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
 		l.calls.Hooks(nil, nil)
 		n, err := l.Node(t.Context(), "wk1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		type view struct{ Rack, Hostname, Other, Note, Flannel, Taint string }
 		got := view{
 			n.Labels["rack"], n.Labels["kubernetes.io/hostname"], n.Labels["other"],
@@ -125,9 +112,7 @@ func TestRestoreMetadata(t *testing.T) {
 			t.Errorf("node (-want +got):\n%s", diff)
 		}
 		writes := l.calls.Mutations()
-		if err := c.RestoreMetadata(t.Context(), "wk1", remembered); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
 		if l.calls.Mutations() != writes {
 			t.Error("a complete node was written to")
 		}
@@ -135,11 +120,12 @@ func TestRestoreMetadata(t *testing.T) {
 }
 
 func TestErrorsSayWhatIsWrong(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		client func(t *testing.T, l *lab) *kube.Client
 		kind   fault.Kind
 		want   string
-	}{
+	}
+	cases := map[string]row{
 		"certificate of another authority": {
 			func(t *testing.T, l *lab) *kube.Client {
 				return connect(t, l.net, l.ca.cert, newAuthority(t).issue(t, "admin", []string{"system:masters"}))
@@ -159,20 +145,15 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 			}, fault.Failed, "no answer from https://127.42.7.10:6443",
 		},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				_, err := tc.client(t, newLab(t)).Nodes(t.Context())
-				if err == nil || !strings.Contains(err.Error(), tc.want) {
-					t.Fatalf("err = %v, want %q", err, tc.want)
-				}
-				if fault.KindOf(err) != tc.kind || len(fault.Hints(err)) != 1 {
-					t.Errorf("kind %v, hints %q; want kind %v and one hint", fault.KindOf(err), fault.Hints(err), tc.kind)
-				}
-			})
-		})
-	}
+	bubbles(t, cases, func(t *testing.T, tc row) {
+		_, err := tc.client(t, newLab(t)).Nodes(t.Context())
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Fatalf("err = %v, want %q", err, tc.want)
+		}
+		if fault.KindOf(err) != tc.kind || len(fault.Hints(err)) != 1 {
+			t.Errorf("kind %v, hints %q; want kind %v and one hint", fault.KindOf(err), fault.Hints(err), tc.kind)
+		}
+	})
 }
 
 func TestNewRefusesWhatIsNoKubeconfig(t *testing.T) {
@@ -210,11 +191,94 @@ func TestPendingCertificates(t *testing.T) {
 			l.put(t, store.CertificateRequests(), r)
 		}
 		got, err := l.client(t, "system:masters").PendingCertificates(t.Context(), "wk1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if diff := cmp.Diff([]string{"csr-a", "csr-b"}, got); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestAPIServer: each server is asked at its own address, for which its certificate
+// need not be, whether it serves; a mere answer does not count.
+func TestAPIServer(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	c := l.client(t, "system:masters")
+	serve := func(addr string, unready bool) netip.AddrPort {
+		who := l.who
+		who.Version, who.Unready = "v1.36.1", unready
+		listener, err := l.net.Listen(addr)
+		must(t, err)
+		served := make(chan error, 1)
+		go func() { served <- l.Serve(t.Context(), listener, who) }()
+		t.Cleanup(func() {
+			if err := <-served; err != nil {
+				t.Errorf("serve: %v", err)
+			}
+		})
+		return netip.MustParseAddrPort(addr)
+	}
+	ready := serve("127.42.7.11:6443", false)
+	unready := serve("127.42.7.12:7443", true)
+	if version, err := c.APIServer(t.Context(), ready); version != "v1.36.1" || err != nil {
+		t.Errorf("%q, %v", version, err)
+	}
+	if _, err := c.APIServer(t.Context(), unready); err == nil || err.Error() != "127.42.7.12:7443 is not ready: poststarthook/rbac/bootstrap-roles" {
+		t.Errorf("err = %v", err)
+	}
+	_, err := c.APIServer(t.Context(), netip.MustParseAddrPort("127.42.7.13:6443"))
+	if err == nil || !strings.Contains(strings.Join(fault.Hints(err), " "), "recast has to reach the API server of every control plane") {
+		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+	}
+}
+
+// TestForeignAPIServer is not trusted.
+func TestForeignAPIServer(t *testing.T) {
+	t.Parallel()
+	l, other := newLab(t), newLab(t)
+	c := connect(t, other.net, l.ca.cert, l.ca.issue(t, "admin", []string{"system:masters"}))
+	if _, err := c.APIServer(t.Context(), netip.MustParseAddrPort(apiAddr)); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+func TestOtherOwners(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(t, "system:masters")
+		owners := func() []string {
+			t.Helper()
+			got, err := c.OtherOwners(t.Context())
+			must(t, err)
+			return got
+		}
+		if got := owners(); len(got) != 0 {
+			t.Errorf("nothing is installed, but: %q", got)
+		}
+		talos := l.install(t, "tuppr.home-operations.com", "v1alpha1", "talosupgrades", "TalosUpgrade", false)
+		kubernetes := l.install(t, "tuppr.home-operations.com", "v1alpha1", "kubernetesupgrades", "KubernetesUpgrade", false)
+		plans := l.install(t, "upgrade.cattle.io", "v1", "plans", "Plan", true)
+		if got := owners(); len(got) != 0 {
+			t.Errorf("there is nothing to upgrade, but: %q", got)
+		}
+		version := func(of, v string) map[string]any {
+			return map[string]any{"spec": map[string]any{of: map[string]any{"version": v}}}
+		}
+		talos("", "cluster", version("talos", "v1.12.1"))
+		suspended := version("talos", "v1.12.2")
+		suspended["metadata"] = map[string]any{"annotations": map[string]any{"tuppr.home-operations.com/suspend": ""}}
+		talos("", "later", suspended)
+		kubernetes("", "kubernetes", version("kubernetes", "v1.36.0"))
+		plans("system-upgrade", "os", map[string]any{"spec": map[string]any{"upgrade": map[string]any{"image": "ghcr.io/siderolabs/Talosctl"}}})
+		plans("system-upgrade", "k3s", map[string]any{"spec": map[string]any{"upgrade": map[string]any{"image": "rancher/k3s-upgrade"}}})
+		want := []string{
+			"tuppr's TalosUpgrade cluster, which brings nodes to v1.12.1",
+			"tuppr's KubernetesUpgrade kubernetes, which brings nodes to v1.36.0",
+			"system-upgrade-controller's Plan system-upgrade/os, which mentions Talos",
+		}
+		if diff := cmp.Diff(want, owners()); diff != "" {
+			t.Errorf("owners (-want +got):\n%s", diff)
 		}
 	})
 }

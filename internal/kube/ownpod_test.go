@@ -34,9 +34,7 @@ func (l *lab) ownPod(t *testing.T, owner string) cluster.OwnPod {
 	l.put(t, store.Pods(), p)
 	time.Sleep(5 * time.Second)
 	o, err := l.Store().Get(t.Context(), store.Pods(), "default", "roll-x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return cluster.OwnPod{Namespace: "default", Name: "roll-x", UID: string(o.GetUID())}
 }
 
@@ -45,13 +43,9 @@ func (l *lab) in(t *testing.T, own cluster.OwnPod) *kube.Client {
 	t.Helper()
 	pair := l.ca.issue(t, "admin", []string{"system:masters"})
 	kubeconfig, err := kubeapi.Kubeconfig("lab", "https://"+apiAddr, l.ca.cert, pair.cert, pair.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, err := kube.New(kubeconfig, kube.Options{Dial: l.net.Dialer().DialContext, Poll: 2 * time.Second, Own: own})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -148,9 +142,7 @@ func TestDrainOfOwnNode(t *testing.T) {
 					c.of(&own)
 				}
 				client := l.in(t, own)
-				if err := client.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, client.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
 				if c.during != nil {
 					time.AfterFunc(10*time.Second, func() { c.during(t, l) })
 				}

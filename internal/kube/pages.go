@@ -4,15 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/rest"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 const (
@@ -135,4 +144,154 @@ func (c *Client) getJSON(ctx context.Context, request *rest.Request, into any) e
 		return fmt.Errorf("read the answer: %w", err)
 	}
 	return nil
+}
+
+// groups lists the API groups that the cluster serves; a missing one is not
+// installed. client-go's own discovery takes a 403 or 404 for an empty list, which
+// would hide what exists.
+func (c *Client) groups(ctx context.Context) ([]metav1.APIGroup, error) {
+	var list metav1.APIGroupList
+	if err := c.api.Discovery().RESTClient().Get().AbsPath("/apis").Do(ctx).Into(&list); err != nil {
+		return nil, fmt.Errorf("list API groups: %w", c.translate(err))
+	}
+	return list.Groups, nil
+}
+
+// preferred is the cluster's preferred version of a group; ok is false if the group
+// is not installed.
+func preferred(groups []metav1.APIGroup, name string) (gv schema.GroupVersion, ok bool) {
+	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == name })
+	if i < 0 {
+		return schema.GroupVersion{}, false
+	}
+	return schema.GroupVersion{Group: name, Version: groups[i].PreferredVersion.Version}, true
+}
+
+// supports reports whether a group is installed. It is an error if the version
+// whose fields we know is missing: other versions could hide data.
+func supports(groups []metav1.APIGroup, gv schema.GroupVersion) (bool, error) {
+	served, installed := servedVersions(groups, gv.Group)
+	if installed && !slices.Contains(served, gv.Version) {
+		return false, foreign.Error(fmt.Errorf("%s is served as %s only, recast knows %s", gv.Group, strings.Join(served, ", "), gv.Version))
+	}
+	return installed, nil
+}
+
+// servedVersions lists the versions of a group; false if it is not installed.
+func servedVersions(groups []metav1.APIGroup, name string) (versions []string, installed bool) {
+	g, installed := cluster.Find(groups, func(g metav1.APIGroup) bool { return g.Name == name })
+	return cluster.Each(g.Versions, func(v metav1.GroupVersionForDiscovery) string { return v.Version }), installed
+}
+
+// resources lists the resources of a group's version, without subresources.
+func (c *Client) resources(ctx context.Context, gv schema.GroupVersion) ([]metav1.APIResource, error) {
+	var list metav1.APIResourceList
+	path := []string{"/apis", gv.Group, gv.Version}
+	if gv.Group == "" {
+		path = []string{"/api", gv.Version}
+	}
+	if err := c.api.Discovery().RESTClient().Get().AbsPath(path...).Do(ctx).Into(&list); err != nil {
+		return nil, fmt.Errorf("list resources of %s: %w", gv, c.translate(err))
+	}
+	return slices.DeleteFunc(list.APIResources, func(r metav1.APIResource) bool { return strings.Contains(r.Name, "/") }), nil
+}
+
+// listCustom lists custom resources of all namespaces; named restricts them to that
+// name, "" does not.
+func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, named string) ([]T, error) {
+	if named == "" {
+		return listSelected[T](ctx, c, r, "", "")
+	}
+	return listSelected[T](ctx, c, r, "fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, named).String())
+}
+
+// listSelected is listCustom for those that a selector picks; "" picks all.
+func listSelected[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, by, selector string) (all []T, err error) {
+	request := func() *rest.Request {
+		request := c.api.Discovery().RESTClient().Get().AbsPath("/apis", r.Group, r.Version, r.Resource)
+		if selector != "" {
+			request = request.Param(by, selector)
+		}
+		return request
+	}
+	err = eachJSON(ctx, c, request, func() { all = nil }, func(object T) { all = append(all, object) })
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", r.GroupResource(), err)
+	}
+	return all, nil
+}
+
+// behind is the HTTP API of a program in the cluster, which is asked through the API server's proxy of Services.
+type behind struct {
+	*Client
+	service corev1.Service
+	port    string
+}
+
+// findService returns what a Service with that label leads to; ok is false if there is none. With several, it is the
+// first.
+func (c *Client) findService(ctx context.Context, label, port string) (b behind, ok bool, err error) {
+	list, err := c.api.CoreV1().Services("").List(ctx, metav1.ListOptions{LabelSelector: label})
+	if err != nil {
+		return b, false, fmt.Errorf("list services with %s: %w", label, c.translate(err))
+	}
+	if len(list.Items) == 0 {
+		return b, false, nil
+	}
+	return behind{c, list.Items[0], port}, true, nil
+}
+
+// errSilent is an error of a program that gave no answer that can be used, though the API server did.
+var errSilent = errors.New("no usable answer")
+
+// get reads a path as JSON.
+func (b behind) get(ctx context.Context, path string, into any) error {
+	at, query, _ := strings.Cut(path, "?")
+	params, err := url.ParseQuery(query)
+	if err != nil {
+		return fmt.Errorf("ask service %s for %s: %w", b.name(), at, err)
+	}
+	request := b.request(http.MethodGet, at)
+	for key := range params {
+		request = request.Param(key, params.Get(key))
+	}
+	return b.judge("ask", at, b.getJSON(ctx, request, into))
+}
+
+// put writes a body as JSON to a path.
+func (b behind) put(ctx context.Context, path string, body any) error {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return fmt.Errorf("encode what service %s is told: %w", b.name(), err)
+	}
+	result := b.request(http.MethodPut, path).SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json").Body(text).Do(ctx)
+	return b.judge("tell", path, b.translate(result.Error()))
+}
+
+func (b behind) name() string { return b.service.Namespace + "/" + b.service.Name }
+
+// place is the path of the program in the API.
+func (b behind) place() string {
+	return fmt.Sprintf("/api/v1/namespaces/%s/services/%s:%s/proxy", b.service.Namespace, b.service.Name, b.port)
+}
+
+func (b behind) request(verb, path string) *rest.Request {
+	return b.api.CoreV1().RESTClient().Verb(verb).AbsPath(b.place()).Suffix(path)
+}
+
+// judge says what an error of a request to the program means. It is errSilent if the API server reaches no pod that is
+// ready, or if the answer of the program itself is an error (ResourceLocation in pkg/registry/core/service/storage/storage.go
+// of Kubernetes; Transport.RoundTrip in pkg/util/proxy of apimachinery).
+func (b behind) judge(verb, path string, err error) error {
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	switch {
+	case err == nil:
+		return nil
+	case !ok:
+	case apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
+		return fmt.Errorf("%w from service %s: status %d for %s", errSilent, b.name(), status.ErrStatus.Code, path)
+	case apierrors.IsServiceUnavailable(err), apierrors.IsNotFound(err):
+		return fmt.Errorf("%w from service %s: %s", errSilent, b.name(), foreign.Line(status.ErrStatus.Message))
+	}
+	return fmt.Errorf("%s service %s for %s: %w", verb, b.name(), path, err)
 }

@@ -70,9 +70,7 @@ func staticPod(p corev1.Pod) cluster.StaticPod {
 			s.Why = foreign.Line(strings.TrimSuffix(w.Reason+": "+w.Message, ": "))
 		}
 	}
-	s.Ready = p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+	s.Ready = p.DeletionTimestamp == nil && podServes(&p)
 	return s
 }
 

@@ -10,7 +10,10 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
@@ -51,9 +54,7 @@ func serveEach(t *testing.T, answer func(*http.Request) (page, bool)) *kube.Clie
 	kubeconfig := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: x, cluster: {server: %q}}]\n"+
 		"users: [{name: x, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: x, user: x}}]\n", srv.URL)
 	c, err := kube.New([]byte(kubeconfig), kube.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Errorf("close: %v", err)
@@ -71,9 +72,7 @@ func forbidden(t *testing.T, resource, group string) page {
 		Message: fmt.Sprintf("%s is forbidden: User \"ci\" cannot list resource %q in API group %q at the cluster scope", resource, resource, group),
 		Details: &metav1.StatusDetails{Group: group, Kind: resource},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return page{http.StatusForbidden, string(b)}
 }
 
@@ -113,13 +112,14 @@ func TestReadsFailClosed(t *testing.T) {
 		_, err := c.PendingCertificates(t.Context(), "wk1")
 		return err
 	}
-	cases := map[string]struct {
+	type row struct {
 		read func(*kube.Client, *testing.T) error
 		path string // "": no fault
 		page page
 		want string
 		kind fault.Kind
-	}{
+	}
+	cases := map[string]row{
 		"local data":   {read: data},
 		"owners":       {read: owners},
 		"certificates": {read: certificates},
@@ -152,29 +152,184 @@ func TestReadsFailClosed(t *testing.T) {
 			"list certificate signing requests: ", fault.Refused,
 		},
 	}
-	for name, tc := range cases {
+	each(t, cases, func(t *testing.T, tc row) {
+		pages := maps.Clone(fine)
+		if tc.path != "" {
+			pages[tc.path] = tc.page
+		}
+		err := tc.read(serve(t, pages), t)
+		if tc.path == "" {
+			must(t, err)
+			return
+		}
+		if err == nil || !strings.Contains(err.Error(), tc.want) || errors.Is(err, cluster.ErrNotFound) {
+			t.Fatalf("err = %v, want %q and not ErrNotFound", err, tc.want)
+		}
+		if fault.KindOf(err) != tc.kind {
+			t.Errorf("kind %v of %v, want %v", fault.KindOf(err), err, tc.kind)
+		}
+		if hints := fault.Hints(err); tc.kind == fault.Refused && len(hints) != 1 {
+			t.Errorf("hints = %q", hints)
+		}
+	})
+}
+
+// Everything that Kubernetes and its objects say becomes one line without escape sequences.
+func TestForeignTextIsOneLine(t *testing.T) {
+	t.Parallel()
+	quoted, err := json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f")
+	must(t, err)
+	evil := string(quoted)
+	refusal := func(code, reason string) string {
+		return `{"kind":"Status","apiVersion":"v1","status":"Failure","message":` + evil + `,"reason":"` + reason + `","code":` + code + `}`
+	}
+	owners := func(c *kube.Client) (string, error) { _, err := c.OtherOwners(t.Context()); return "", err }
+	for name, c := range map[string]struct {
+		path string
+		page page
+		ask  func(*kube.Client) (string, error)
+	}{
+		"forbidden":    {"/apis/upgrade.cattle.io/v1/plans", page{403, refusal("403", "Forbidden")}, owners},
+		"unauthorized": {"/apis/upgrade.cattle.io/v1/plans", page{401, refusal("401", "Unauthorized")}, owners},
+		"broken":       {"/apis/upgrade.cattle.io/v1/plans", page{400, refusal("400", "BadRequest")}, owners},
+		"volume attachment": {
+			"/apis/storage.k8s.io/v1/volumeattachments",
+			page{200, `{"kind":"VolumeAttachmentList","apiVersion":"storage.k8s.io/v1","items":[{"metadata":{"name":"a"},"spec":{"attacher":"x","nodeName":"wk1","source":{}},"status":{"attached":true,"detachError":{"message":` + evil + `}}}]}`},
+			func(c *kube.Client) (string, error) {
+				volumes, err := c.AttachedVolumes(t.Context(), "wk1")
+				return volumes[0].Trouble, err
+			},
+		},
+		"gate": {
+			"/api/v1/nodes",
+			page{200, `{"kind":"NodeList","apiVersion":"v1","items":[{"metadata":{"name":` + evil + `,"annotations":{"note":` + evil + `}}}]}`},
+			func(c *kube.Client) (string, error) {
+				judged, err := c.Judge(t.Context(), cluster.ObjectGate{APIVersion: "v1", Kind: "Node", Expr: `metadata.annotations.note == "fine"`})
+				if err != nil {
+					return "", err
+				}
+				return judged.Failing[0].Name + ": " + judged.Failing[0].Why, nil
+			},
+		},
+		"waiting container": {
+			"/api/v1/namespaces/kube-system/pods",
+			page{200, `{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"p","annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"containers":[]},"status":{"containerStatuses":[{"state":{"waiting":{"reason":"CrashLoopBackOff","message":` + evil + `}}}]}}]}`},
+			func(c *kube.Client) (string, error) {
+				pods, err := c.StaticPods(t.Context())
+				return pods[0].Why, err
+			},
+		},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pages := maps.Clone(fine)
-			if tc.path != "" {
-				pages[tc.path] = tc.page
+			pages := finePages()
+			pages["/api/v1"] = page{200, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"nodes","kind":"Node","verbs":["list"]}]}`}
+			pages[c.path] = c.page
+			text, err := c.ask(serve(t, pages))
+			if err != nil {
+				text = err.Error()
 			}
-			err := tc.read(serve(t, pages), t)
-			if tc.path == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if err == nil || !strings.Contains(err.Error(), tc.want) || errors.Is(err, cluster.ErrNotFound) {
-				t.Fatalf("err = %v, want %q and not ErrNotFound", err, tc.want)
-			}
-			if fault.KindOf(err) != tc.kind {
-				t.Errorf("kind %v of %v, want %v", fault.KindOf(err), err, tc.kind)
-			}
-			if hints := fault.Hints(err); tc.kind == fault.Refused && len(hints) != 1 {
-				t.Errorf("hints = %q", hints)
+			if !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+				t.Errorf("%q", text)
 			}
 		})
 	}
+}
+
+// TestListThatExpires: a list whose revision etcd drops while it is read is
+// restarted, without what was read of it; not for ever.
+func TestListThatExpires(t *testing.T) {
+	t.Parallel()
+	const expired = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}`
+	for name, tc := range map[string]struct {
+		expires int // how often the second page does
+		want    []string
+		err     string
+	}{
+		"never":    {0, []string{"wk1", "wk2"}, ""},
+		"once":     {1, []string{"wk1", "wk2"}, ""},
+		"for ever": {99, nil, "list nodes: the list went out of date while it was read, 3 times in a row: too old"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			left := tc.expires
+			c := serveEach(t, func(r *http.Request) (page, bool) {
+				q := r.URL.Query()
+				if q.Get("limit") != "500" {
+					t.Errorf("asked for %s", r.URL)
+				}
+				node, next := "wk1", "second"
+				if q.Get("continue") != "" {
+					node, next = "wk2", ""
+					if left--; left >= 0 {
+						return page{http.StatusGone, expired}, true
+					}
+				}
+				return page{http.StatusOK, fmt.Sprintf(`{"kind":"NodeList","apiVersion":"v1","metadata":{"continue":%q},"items":[{"metadata":{"name":%q}}]}`, next, node)}, true
+			})
+			nodes, err := c.Nodes(t.Context())
+			if err != nil && (tc.err == "" || !strings.Contains(err.Error(), tc.err)) || err == nil && tc.err != "" {
+				t.Fatalf("err = %v, want %q", err, tc.err)
+			}
+			var got []string
+			for _, n := range nodes {
+				got = append(got, n.Name)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestLocalDataAsksOnce: everything is listed once for all nodes, whatever storage
+// systems there are.
+func TestLocalDataAsksOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		names := []string{"wk1", "wk2", "wk3"}
+		l := newLab(t, names...)
+		time.Sleep(10 * time.Second)
+		satellite := l.install(t, "piraeus.io", "v1", "linstorsatellites", "LinstorSatellite", false)
+		longhorn := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
+		ceph := l.install(t, "ceph.rook.io", "v1", "cephclusters", "CephCluster", true)
+		for _, name := range names {
+			satellite("", name, map[string]any{"spec": map[string]any{"storagePools": []any{map[string]any{"name": name, "lvmPool": map[string]any{}}}}})
+			longhorn("longhorn-system", name, longhornNode(map[string]any{"d": map[string]any{"diskType": "filesystem", "path": "/var/mnt/" + name}}, nil))
+		}
+		ceph("rook-ceph", "rook-ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": "/var/lib/rook"}})
+		c := l.client(t, "system:masters")
+		nodes, err := c.Nodes(t.Context())
+		must(t, err)
+		from := len(l.calls.Calls())
+		data, err := c.LocalData(t.Context(), nodes...)
+		must(t, err)
+		asked := map[string]int{}
+		for _, call := range l.calls.Calls()[from:] {
+			path, _, _ := strings.Cut(call.Path, "?")
+			asked[path]++
+		}
+		want := map[string]int{}
+		for _, path := range []string{
+			"/apis", "/apis/piraeus.io/v1/linstorsatellites", "/apis/longhorn.io/v1beta2/nodes", "/apis/ceph.rook.io/v1/cephclusters",
+			"/apis/apps/v1/namespaces/rook-ceph/deployments", "/api/v1/namespaces/rook-ceph/pods", "/api/v1/pods", "/api/v1/persistentvolumes",
+		} {
+			want[path] = 1
+		}
+		if diff := cmp.Diff(want, asked); diff != "" {
+			t.Errorf("asked (-want +got):\n%s", diff)
+		}
+		for _, name := range names {
+			what := []string{}
+			for _, d := range data[name] {
+				what = append(what, d.Name)
+			}
+			if diff := cmp.Diff([]string{"linstor/" + name, "longhorn/var/mnt/" + name}, what); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", name, diff)
+			}
+		}
+		if one, err := c.LocalData(t.Context(), nodes[1]); err != nil || !cmp.Equal(one, map[string][]cluster.LocalData{"wk2": data["wk2"]}) {
+			t.Errorf("alone: %+v, %v", one, err)
+		}
+	})
 }

@@ -145,9 +145,7 @@ func TestWatchReplicas(t *testing.T) {
 		add("longhorn-system", "a", map[string]any{"status": map[string]any{"robustness": "degraded"}})
 		set := func(robustness string) {
 			o, err := l.Store().Get(t.Context(), volumes, "longhorn-system", "a")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			u := o.(*unstructured.Unstructured).DeepCopy()
 			u.Object["status"] = map[string]any{"robustness": robustness}
 			if _, err := l.Store().Update(t.Context(), volumes, u, store.Status); err != nil {
@@ -249,30 +247,143 @@ type replicasCase struct {
 // checkReplicas reads a storage system once for each case.
 func checkReplicas(t *testing.T, pages func() map[string]page, cases map[string]replicasCase) {
 	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			all := pages()
-			if tc.path != "" {
-				all[tc.path] = tc.page
+	each(t, cases, func(t *testing.T, tc replicasCase) {
+		all := pages()
+		if tc.path != "" {
+			all[tc.path] = tc.page
+		}
+		got, err := serve(t, all).Replicas(t.Context())
+		if tc.fails != "" {
+			if err == nil || !strings.Contains(err.Error(), tc.fails) {
+				t.Fatalf("err = %v, want %q", err, tc.fails)
 			}
-			got, err := serve(t, all).Replicas(t.Context())
-			if tc.fails != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.fails) {
-					t.Fatalf("err = %v, want %q", err, tc.fails)
-				}
-				if refused := tc.page.code == http.StatusForbidden; refused != (fault.KindOf(err) == fault.Refused) {
-					t.Errorf("kind %v", fault.KindOf(err))
-				}
-				return
+			if refused := tc.page.code == http.StatusForbidden; refused != (fault.KindOf(err) == fault.Refused) {
+				t.Errorf("kind %v", fault.KindOf(err))
 			}
-			var want []replica.System
-			if tc.want != nil {
-				want = append(want, *tc.want)
-			}
-			if diff := cmp.Diff(want, got); err != nil || diff != "" {
-				t.Errorf("%v (-want +got):\n%s", err, diff)
-			}
-		})
+			return
+		}
+		var want []replica.System
+		if tc.want != nil {
+			want = append(want, *tc.want)
+		}
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+	})
+}
+
+const (
+	behindLINSTOR = "/api/v1/namespaces/piraeus-datastore/services/linstor-controller:3370/proxy"
+	piraeusV1     = "/apis/piraeus.io/v1/"
+)
+
+// piraeusPages are those of a LINSTOR without volumes, with a satellite on wk1.
+func piraeusPages() map[string]page {
+	return map[string]page{
+		"/apis":                                     {200, `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"piraeus.io","versions":[{"groupVersion":"piraeus.io/v1","version":"v1"}]}]}`},
+		piraeusV1 + "linstorclusters":               {200, `{"items":[{"metadata":{"name":"linstorcluster"},"spec":{}}]}`},
+		piraeusV1 + "linstorsatellites":             {200, `{"items":[{"metadata":{"name":"wk1"}}]}`},
+		"/api/v1/services":                          {200, `{"kind":"ServiceList","apiVersion":"v1","items":[{"metadata":{"name":"linstor-controller","namespace":"piraeus-datastore"}}]}`},
+		behindLINSTOR + "/v1/nodes":                 {200, `[{"name":"wk1","connection_status":"ONLINE"}]`},
+		behindLINSTOR + "/v1/view/resources":        {200, `[]`},
+		behindLINSTOR + "/v1/resource-definitions":  {200, `[]`},
+		behindLINSTOR + "/v1/resource-groups":       {200, `[]`},
+		behindLINSTOR + "/v1/controller/properties": {200, `{}`},
 	}
+}
+
+// TestReplicasOfLINSTOR: what its controller does not say leaves all of its nodes unknown, and what recast may not read
+// is an error that names the right.
+func TestReplicasOfLINSTOR(t *testing.T) {
+	t.Parallel()
+	known := &replica.System{
+		Name: "LINSTOR", Waits: "DrbdOptions/AutoEvictAfterTime", Holds: true, Evicts: true,
+		Remedy: "Piraeus sets that of this node, so raise it in the LinstorSatelliteConfiguration",
+		Nodes:  []replica.Node{{Name: "wk1", Patience: replica.Forever}},
+	}
+	away := func(why string) *replica.System {
+		return &replica.System{Name: "LINSTOR", Away: why, Holders: []string{"wk1"}}
+	}
+	const from = "no usable answer from service piraeus-datastore/linstor-controller: "
+	unavailable := `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"ServiceUnavailable","code":503,"message":"no endpoints available for service \"linstor-controller\""}`
+	gone := `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"message":"services \"linstor-controller\" not found","details":{"name":"linstor-controller","kind":"services"}}`
+	checkReplicas(t, piraeusPages, map[string]replicasCase{
+		"fine":                     {want: known},
+		"no cluster":               {path: piraeusV1 + "linstorclusters", page: page{200, `{"items":[]}`}, want: &replica.System{Name: "LINSTOR"}},
+		"no Service":               {path: "/api/v1/services", page: page{200, `{"kind":"ServiceList","apiVersion":"v1","items":[]}`}, want: away("there is no Service with app.kubernetes.io/component=linstor-controller")},
+		"no pod":                   {path: behindLINSTOR + "/v1/nodes", page: page{503, unavailable}, want: away(from + `no endpoints available for service "linstor-controller"`)},
+		"no pod any more":          {path: behindLINSTOR + "/v1/resource-groups", page: page{503, unavailable}, want: away(from + `no endpoints available for service "linstor-controller"`)},
+		"no Service any more":      {path: behindLINSTOR + "/v1/nodes", page: page{404, gone}, want: away(from + `services "linstor-controller" not found`)},
+		"an error of LINSTOR":      {path: behindLINSTOR + "/v1/nodes", page: page{500, `[{"ret_code":-1,"message":"broken"}]`}, want: away(from + "status 500 for /v1/nodes")},
+		"a token is asked for":     {path: behindLINSTOR + "/v1/nodes", page: page{401, `[{"ret_code":-1,"message":"Unauthorized"}]`}, want: away(from + "status 401 for /v1/nodes")},
+		"no such path":             {path: behindLINSTOR + "/v1/nodes", page: page{404, `404`}, want: away(from + "status 404 for /v1/nodes")},
+		"another answer":           {path: behindLINSTOR + "/v1/nodes", page: page{200, `{"nodes":[]}`}, fails: "ask service piraeus-datastore/linstor-controller for /v1/nodes: read the answer"},
+		"clusters forbidden":       {path: piraeusV1 + "linstorclusters", page: forbidden(t, "linstorclusters", "piraeus.io"), fails: `cannot list resource "linstorclusters"`},
+		"services forbidden":       {path: "/api/v1/services", page: forbidden(t, "services", ""), fails: `cannot list resource "services"`},
+		"services/proxy forbidden": {path: behindLINSTOR + "/v1/nodes", page: forbidden(t, "services/proxy", ""), fails: `cannot list resource "services/proxy"`},
+	})
+}
+
+const (
+	behindMayastor = "/api/v1/namespaces/openebs/services/openebs-api-rest:8081/proxy"
+	diskPoolsPath  = "/apis/openebs.io/v1beta2/diskpools"
+	agentCore      = "/apis/apps/v1/namespaces/openebs/deployments"
+)
+
+// mayastorPages are those of a Mayastor without volumes, beside another engine of OpenEBS.
+func mayastorPages() map[string]page {
+	kinds := func(version, name, kind string) page {
+		return page{200, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"openebs.io/` + version + `","resources":[{"name":"` + name + `","kind":"` + kind + `"}]}`}
+	}
+	return map[string]page{
+		"/apis": {200, `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"openebs.io","versions":[{"groupVersion":"openebs.io/v1alpha1","version":"v1alpha1"},` +
+			`{"groupVersion":"openebs.io/v1beta2","version":"v1beta2"}]}]}`},
+		"/apis/openebs.io/v1alpha1":    kinds("v1alpha1", "blockdevices", "BlockDevice"),
+		"/apis/openebs.io/v1beta2":     kinds("v1beta2", "diskpools", "DiskPool"),
+		diskPoolsPath:                  {200, `{"items":[{"metadata":{"name":"p"},"spec":{"node":"wk1"}}]}`},
+		"/api/v1/services":             {200, `{"kind":"ServiceList","apiVersion":"v1","items":[{"metadata":{"name":"openebs-api-rest","namespace":"openebs"}}]}`},
+		agentCore:                      {200, `{"kind":"DeploymentList","apiVersion":"apps/v1","items":[]}`},
+		behindMayastor + "/v0/nodes":   {200, `[{"id":"wk1","state":{"status":"Online"}}]`},
+		behindMayastor + "/v0/pools":   {200, `[]`},
+		behindMayastor + "/v0/volumes": {200, `{"entries":[]}`},
+	}
+}
+
+// TestReplicasOfMayastor: what its API does not say leaves all of its nodes unknown, and what recast may not read is an
+// error that names the right.
+func TestReplicasOfMayastor(t *testing.T) {
+	t.Parallel()
+	known := func(patience time.Duration) *replica.System {
+		return &replica.System{
+			Name: "Mayastor", Waits: "--faulted-child-wait-period", Patience: patience, Nodes: []replica.Node{{Name: "wk1"}},
+			Unstuck: "turn on agents.ha.enabled of its chart, or move the pods that use it to the node",
+		}
+	}
+	stuck := func(why string) *replica.System {
+		s := known(10 * time.Minute)
+		s.Stuck = why
+		return s
+	}
+	const core = `{"name":"agent-core","args":["--store=x","%s"]}`
+	deployment := func(containers string) page {
+		return page{200, `{"kind":"DeploymentList","apiVersion":"apps/v1","items":[{"spec":{"template":{"spec":{"containers":[` + containers + `]}}}}]}`}
+	}
+	told := func(arg string) page { return deployment(fmt.Sprintf(core, arg) + `,{"name":"agent-ha-cluster"}`) }
+	checkReplicas(t, mayastorPages, map[string]replicasCase{
+		"fine":                       {path: agentCore, page: told("-x"), want: known(10 * time.Minute)},
+		"HA is off":                  {path: agentCore, page: told("--disable-ha"), want: stuck("its HA agents are off (--disable-ha)")},
+		"it has no HA agent":         {path: agentCore, page: deployment(fmt.Sprintf(core, "-x")), want: stuck("there is no Deployment with a container agent-ha-cluster")},
+		"it has no agent-core":       {want: stuck("there is no Deployment with a container agent-ha-cluster")},
+		"it is told to wait":         {path: agentCore, page: told("--faulted-child-wait-period=1h 30m"), want: known(90 * time.Minute)},
+		"it is told something else":  {path: agentCore, page: told("--faulted-child-wait-period=1week"), want: known(0)},
+		"another engine":             {path: "/apis/openebs.io/v1beta2", page: page{200, `{"kind":"APIResourceList","apiVersion":"v1","resources":[]}`}},
+		"no pool":                    {path: diskPoolsPath, page: page{200, `{"items":[]}`}, want: &replica.System{Name: "Mayastor", Waits: "--faulted-child-wait-period"}},
+		"its control plane is away":  {path: behindMayastor + "/v0/nodes", page: page{503, `{"details":"x","message":"y","kind":"Unavailable"}`}, want: &replica.System{Name: "Mayastor", Waits: "--faulted-child-wait-period", Away: "no usable answer from service openebs/openebs-api-rest: status 503 for /v0/nodes", Holders: []string{"wk1"}}},
+		"another answer":             {path: behindMayastor + "/v0/nodes", page: page{200, `{"nodes":[]}`}, fails: "ask service openebs/openebs-api-rest for /v0/nodes: read the answer"},
+		"pools forbidden":            {path: diskPoolsPath, page: forbidden(t, "diskpools", "openebs.io"), fails: `cannot list resource "diskpools"`},
+		"services forbidden":         {path: "/api/v1/services", page: forbidden(t, "services", ""), fails: `cannot list resource "services"`},
+		"services/proxy forbidden":   {path: behindMayastor + "/v0/volumes", page: forbidden(t, "services/proxy", ""), fails: `cannot list resource "services/proxy"`},
+		"deployments forbidden":      {path: agentCore, page: forbidden(t, "deployments", "apps"), fails: `cannot list resource "deployments"`},
+		"the group's kinds are gone": {path: "/apis/openebs.io/v1alpha1", page: page{404, "404 page not found"}, fails: "list resources of openebs.io/v1alpha1"},
+	})
 }

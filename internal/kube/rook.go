@@ -7,7 +7,9 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 var rookVersion = schema.GroupVersion{Group: "ceph.rook.io", Version: "v1"}
@@ -230,3 +234,333 @@ func place(known map[cephID]cephDaemon, p *corev1.Pod) {
 func podServes(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
 }
+
+const (
+	cephName = "Ceph"
+	// rookStale is several of Rook's checks, one a minute (defaultStatusCheckInterval in
+	// pkg/operator/ceph/cluster/cephstatus.go).
+	rookStale = 5 * time.Minute
+	// rookMaintenance is how long Rook keeps the flag noout on a host that is drained
+	// (DefaultMaintenanceTimeout in pkg/operator/ceph/disruption/clusterdisruption/osd.go).
+	rookMaintenance = 30 * time.Minute
+	// cephDownOut is the default of how long an OSD is down before its data is made again elsewhere
+	// (mon_osd_down_out_interval in Ceph's src/common/options/mon.yaml.in); no object shows it.
+	cephDownOut = 10 * time.Minute
+)
+
+// cephRedundancy are the health checks of Ceph that say that data has fewer copies
+// than it should have, or none (https://docs.ceph.com/en/latest/rados/operations/health-checks/).
+// Rook writes "error" where Ceph did not answer (cephStatusOnError in cephstatus.go). A
+// down OSD alone is none: once its data is elsewhere, nothing lacks.
+var cephRedundancy = []string{"PG_AVAILABILITY", "PG_DEGRADED", "PG_DAMAGED", "PG_RECOVERY_FULL", "OBJECT_UNFOUND", "error"}
+
+// cephHealth is the part of Rook's CephCluster that we read for its health
+// (pkg/apis/ceph.rook.io/v1/types.go, ClusterSpec and CephStatus).
+type cephHealth struct {
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		Disruption struct {
+			Manages bool          `json:"managePodBudgets"`
+			Timeout time.Duration `json:"osdMaintenanceTimeout"` // in minutes
+		} `json:"disruptionManagement"`
+		Mon struct {
+			Stretch *cephStretch `json:"stretchCluster"`
+		} `json:"mon"`
+	} `json:"spec"`
+	Status struct {
+		Ceph struct {
+			Health      string `json:"health"`
+			LastChecked string `json:"lastChecked"`
+			Details     map[string]struct {
+				Message string `json:"message"`
+			} `json:"details"`
+		} `json:"ceph"`
+	} `json:"status"`
+}
+
+// cephReplicas reads the Ceph clusters of Rook, and on which nodes their OSDs and monitors are. No
+// object says which data is on which OSD, but pools say how their data may lie on them.
+func (c *Client) cephReplicas(ctx context.Context, _ schema.GroupVersion) (replica.System, error) {
+	s := replica.System{Name: cephName, Pools: true}
+	clusters, err := listCustom[cephHealth](ctx, c, rookVersion.WithResource("cephclusters"), "")
+	if err != nil {
+		return s, err
+	}
+	var pools []cephPool
+	nodes := map[string]bool{}
+	for _, ceph := range clusters {
+		daemons, err := c.cephDaemons(ctx, ceph.Metadata.Namespace)
+		if err != nil {
+			return s, err
+		}
+		if len(daemons.osds) == 0 {
+			continue // an external one, or one without data
+		}
+		if pools == nil {
+			if pools, err = c.cephPools(ctx); err != nil {
+				return s, err
+			}
+		}
+		v := ceph.volume(daemons, pools, time.Now())
+		for _, r := range v.Replicas {
+			nodes[r.Node] = true
+		}
+		for _, m := range v.Voters {
+			nodes[m.Node] = true
+		}
+		s.Volumes = append(s.Volumes, v)
+		if waits, setting, remedy := ceph.patience(); s.Patience == 0 || waits < s.Patience {
+			s.Patience, s.Waits, s.Remedy = waits, setting, remedy
+		}
+	}
+	delete(nodes, "")
+	for _, node := range slices.Sorted(maps.Keys(nodes)) {
+		s.Nodes = append(s.Nodes, replica.Node{Name: node})
+	}
+	return s, nil
+}
+
+func (ceph cephHealth) volume(d cephDaemons, pools []cephPool, now time.Time) replica.Volume {
+	v := replica.Volume{Name: foreign.Line(ceph.Metadata.Namespace + "/" + ceph.Metadata.Name), Checked: ceph.Status.Ceph.LastChecked}
+	for _, node := range d.nodes() {
+		v.Replicas = append(v.Replicas, replica.Replica{Node: node, Healthy: d.serves(node)})
+	}
+	v.Why = ceph.reduced(now)
+	v.Robust = v.Why == ""
+	v.Voters, v.Doubt = ceph.voters(d.monitors, now)
+	for _, p := range pools {
+		if p.namespace == ceph.Metadata.Namespace {
+			v.Placements = append(v.Placements, p.placement(d, ceph.Spec.Mon.Stretch))
+		}
+	}
+	return v
+}
+
+// patience is how long Ceph waits for OSDs of a node that is drained, what says so, and how it waits longer.
+// Rook keeps noout set for their failure domain while its Node is cordoned, and takes it away from all others
+// at every look, whoever had set it; without managePodBudgets it does neither (updateNoout in
+// pkg/operator/ceph/disruption/clusterdisruption/osd.go, reconcile in reconcile.go). Without noout, Ceph's own
+// interval counts.
+func (ceph cephHealth) patience() (waits time.Duration, setting, remedy string) {
+	if d := ceph.Spec.Disruption; d.Manages {
+		return cmp.Or(d.Timeout*time.Minute, rookMaintenance), "osdMaintenanceTimeout", "raise disruptionManagement.osdMaintenanceTimeout, which is in minutes"
+	}
+	return cephDownOut, "Ceph's default of mon_osd_down_out_interval, since managePodBudgets is off",
+		"set disruptionManagement.managePodBudgets, or set noout yourself in Rook's toolbox before and unset it after: ceph osd set-group noout NODE, ceph osd unset-group noout NODE"
+}
+
+// stale says why the health is not the present one; "" if it is.
+func (ceph cephHealth) stale(now time.Time) string {
+	state := ceph.Status.Ceph
+	checked, err := time.Parse(time.RFC3339, state.LastChecked)
+	switch {
+	case err != nil || state.Health == "":
+		return "Rook has not checked its health yet"
+	case now.Sub(checked) > rookStale:
+		return fmt.Sprintf("Rook checked its health %s ago: its operator may be away", now.Sub(checked).Round(time.Minute))
+	}
+	return ""
+}
+
+// reduced says why data may lack copies; "" if it does not.
+func (ceph cephHealth) reduced(now time.Time) string {
+	if stale := ceph.stale(now); stale != "" {
+		return stale
+	}
+	var found []string
+	for _, code := range cephRedundancy {
+		if text := ceph.check(code); text != "" {
+			found = append(found, text)
+		}
+	}
+	return strings.Join(found, ", ")
+}
+
+// check is a health check that Ceph reports, in its words; "" if it does not.
+func (ceph cephHealth) check(code string) string {
+	d, ok := ceph.Status.Ceph.Details[code]
+	if !ok {
+		return ""
+	}
+	return foreign.Line(code + " (" + d.Message + ")")
+}
+
+// voters says which monitors are in quorum; doubt is why that is not known. MON_DOWN ends with the names of those that
+// are: "1/3 mons down, quorum a,b" (HealthMonitor::check_mon_health in Ceph's src/mon/HealthMonitor.cc).
+func (ceph cephHealth) voters(monitors []cephDaemon, now time.Time) (out []replica.Voter, doubt string) {
+	down, names := ceph.check("MON_DOWN"), []string(nil)
+	if down != "" {
+		_, list, known := strings.Cut(ceph.Status.Ceph.Details["MON_DOWN"].Message, "quorum ")
+		if names = strings.Split(strings.TrimSpace(list), ","); !known || list == "" {
+			doubt = down
+		}
+	}
+	for _, m := range monitors {
+		out = append(out, replica.Voter{Name: m.id, Node: m.node, Votes: m.ready && (down == "" || slices.Contains(names, m.id))})
+	}
+	return out, cmp.Or(ceph.stale(now), ceph.check("error"), doubt)
+}
+
+// watchCeph reports Ceph clusters whose health was checked.
+func (c *Client) watchCeph(ctx context.Context, tell func(look bool)) error {
+	checked := func(ceph cephHealth) (metav1.ObjectMeta, string) { return ceph.Metadata, ceph.Status.Ceph.LastChecked }
+	return watchCustom(ctx, c, rookVersion.WithResource("cephclusters"), tell, checked, func(was, is string) bool { return was != is })
+}
+
+const (
+	osdDomain  = "osd"
+	hostDomain = "host" // the default (DefaultFailureDomain in Rook's pkg/apis/ceph.rook.io/v1/types.go)
+	// cephCopies is Ceph's osd_pool_default_size.
+	cephCopies = 3
+)
+
+// cephPool is a pool that an object of Rook describes.
+type cephPool struct {
+	namespace, name string
+	spec            poolSpec
+}
+
+// poolSpec is the part of Rook's PoolSpec that says how data lies on OSDs (pkg/apis/ceph.rook.io/v1/types.go).
+type poolSpec struct {
+	Name       string `json:"name"`
+	Domain     string `json:"failureDomain"`
+	Class      string `json:"deviceClass"`
+	Replicated struct {
+		Size      int     `json:"size"`
+		Ratio     float64 `json:"targetSizeRatio"`
+		PerDomain int     `json:"replicasPerFailureDomain"`
+		SubDomain string  `json:"subFailureDomain"`
+		Hybrid    *struct {
+			Primary   string `json:"primaryDeviceClass"`
+			Secondary string `json:"secondaryDeviceClass"`
+		} `json:"hybridStorage"`
+	} `json:"replicated"`
+	Coded struct {
+		Data   int `json:"dataChunks"`
+		Coding int `json:"codingChunks"`
+	} `json:"erasureCoded"`
+	Parameters map[string]string `json:"parameters"`
+}
+
+// cephStretch is that of a cluster over two sites, whose pools all have one CRUSH rule: two copies in each zone
+// (createReplicatedPoolForApp in Rook's pkg/daemon/ceph/client/pool.go).
+type cephStretch struct {
+	SubDomain string `json:"subFailureDomain"`
+}
+
+// cephPoolOwner is each kind of Rook's objects that has pools, with all of their fields.
+type cephPoolOwner struct {
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		poolSpec                // of a CephBlockPool
+		MetadataPool poolSpec   `json:"metadataPool"`
+		DataPools    []poolSpec `json:"dataPools"` // of a CephFilesystem
+		DataPool     poolSpec   `json:"dataPool"`  // of a CephObjectStore or a CephObjectZone
+	} `json:"spec"`
+}
+
+// cephPools reads the pools of all of Rook's objects. Pools that nobody has described to Rook are not seen.
+func (c *Client) cephPools(ctx context.Context) (pools []cephPool, err error) {
+	served, err := c.resources(ctx, rookVersion)
+	if err != nil {
+		return nil, err
+	}
+	for _, kind := range []struct{ resource, kind string }{
+		{"cephblockpools", "CephBlockPool"}, {"cephfilesystems", "CephFilesystem"}, {"cephobjectstores", "CephObjectStore"}, {"cephobjectzones", "CephObjectZone"},
+	} {
+		if !slices.ContainsFunc(served, func(r metav1.APIResource) bool { return r.Name == kind.resource }) {
+			continue
+		}
+		owners, err := listCustom[cephPoolOwner](ctx, c, rookVersion.WithResource(kind.resource), "")
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range owners {
+			add := func(what string, spec poolSpec) {
+				if spec.copies() > 0 {
+					pools = append(pools, cephPool{o.Metadata.Namespace, foreign.Line(what + kind.kind + " " + o.Metadata.Name), spec})
+				}
+			}
+			add("", o.Spec.poolSpec)
+			add("metadataPool of ", o.Spec.MetadataPool)
+			add("dataPool of ", o.Spec.DataPool)
+			for i, spec := range o.Spec.DataPools {
+				add(fmt.Sprintf("dataPools[%d] of ", i), spec)
+			}
+		}
+	}
+	return pools, nil
+}
+
+// copies is how many copies or chunks there are of an object; 0: the pool is not described.
+func (p poolSpec) copies() int {
+	if p.Replicated.Size == 0 && p.Replicated.Ratio > 0 {
+		return cephCopies
+	}
+	return p.Replicated.Size + p.Coded.Data + p.Coded.Coding
+}
+
+// needs is the pool's min_size: as Rook is told to set it, else Ceph's default (prepare_pool_size in Ceph's
+// src/mon/OSDMonitor.cc, get_osd_pool_default_min_size in src/common/config_proxy.h).
+func (p poolSpec) needs() int {
+	if set, err := strconv.Atoi(p.Parameters["min_size"]); err == nil && set > 0 {
+		return set
+	}
+	if p.Coded.Data > 0 {
+		return p.Coded.Data + max(0, min(1, p.Coded.Coding-1))
+	}
+	return p.copies() - p.copies()/2
+}
+
+// placement is how the pool's data may lie on nodes, by the CRUSH rules that Rook makes
+// (pkg/daemon/ceph/client/crush_rule.go).
+func (p cephPool) placement(d cephDaemons, stretch *cephStretch) replica.Placement {
+	s := p.spec
+	domain := cmp.Or(s.Domain, hostDomain)
+	out := replica.Placement{Pool: p.name, Domain: foreign.Line(domain), Copies: s.copies(), Needs: s.needs(), On: map[string]int{}}
+	for _, node := range d.nodes() {
+		on := func(class string) spread { return d.spread(node, class) }
+		n := 0
+		switch r := s.Replicated; {
+		case stretch != nil:
+			n = min(2, on("").of(cmp.Or(stretch.SubDomain, hostDomain)))
+		case r.Hybrid != nil:
+			n = min(1, on(r.Hybrid.Primary).of(domain)) + on(r.Hybrid.Secondary).of(domain)
+		case r.PerDomain > 1:
+			n = on(s.Class).of(domain) * min(r.PerDomain, on(s.Class).of(cmp.Or(r.SubDomain, hostDomain)))
+		default:
+			n = on(s.Class).of(domain)
+		}
+		out.On[node] = min(n, s.copies())
+	}
+	return out
+}
+
+// spread are the OSDs of one device class on a node.
+type spread []cephDaemon
+
+func (d cephDaemons) spread(node, class string) (out spread) {
+	return cluster.Where(d.osds, func(osd cephDaemon) bool {
+		has := osd.labels["device-class"]
+		return osd.node == node && (class == "" || has == "" || has == class)
+	})
+}
+
+// of counts the failure domains of a level that the OSDs are in. Rook labels an OSD with its place in CRUSH
+// (getOSDTopologyLocationLabels in pkg/operator/ceph/cluster/osd/labels.go): a portable one on a claim is a host of its
+// own. A level that recast does not know may be below a host.
+func (s spread) of(domain string) int {
+	label := "topology-location-" + domain
+	places := map[string]bool{}
+	for _, osd := range s {
+		places[osd.labels[label]] = true
+	}
+	above := slices.Contains(crushLevels, domain)
+	if _, labelled := places[""]; domain == osdDomain || !above && labelled {
+		return len(s)
+	}
+	return len(places)
+}
+
+// crushLevels are those from a host on (CRUSHMapLevelsOrdered in Rook's pkg/operator/ceph/cluster/osd/topology/topology.go).
+var crushLevels = []string{hostDomain, "chassis", "rack", "row", "pdu", "pod", "room", "datacenter", "zone", "region", "root"}

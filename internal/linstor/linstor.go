@@ -6,7 +6,11 @@ package linstor
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -164,12 +168,7 @@ func (a answers) names() []string {
 // volumes are those of a resource definition: one, whose copies DRBD keeps the same, or where DRBD is not in
 // use, one for each resource.
 func (a answers) volumes(name string) []replica.Volume {
-	var all []resource
-	for _, r := range a.resources {
-		if r.Name == name {
-			all = append(all, r)
-		}
-	}
+	all := slices.DeleteFunc(slices.Clone(a.resources), func(r resource) bool { return r.Name != name })
 	v := replica.Volume{Name: foreign.Line(name), Claim: a.claim(name)}
 	if !slices.ContainsFunc(all, func(r resource) bool { return r.Layer.drbd() != nil }) {
 		var alone []replica.Volume
@@ -241,4 +240,227 @@ func (a answers) majority(name string) bool {
 		}
 	}
 	return false
+}
+
+// resource is a ResourceWithVolumes: the copy of a volume on a node, or the node's access to copies elsewhere.
+type resource struct {
+	Name  string   `json:"name"`
+	Node  string   `json:"node_name"`
+	Flags []string `json:"flags"`
+	Layer layer    `json:"layer_object"`
+	State struct {
+		InUse bool `json:"in_use"` // it is DRBD's primary, so it is written to
+	} `json:"state"`
+	Volumes []struct {
+		State struct {
+			Disk string `json:"disk_state"`
+			// Replication is by peer. Versions that don't have it write "SyncTarget(12.50%)" as the state of the
+			// disk (diskStateInfo in DrbdVolume.java).
+			Replication map[string]struct {
+				State string `json:"replication_state"`
+			} `json:"replication_states"`
+		} `json:"state"`
+	} `json:"volumes"`
+}
+
+// layer is a ResourceLayer.
+type layer struct {
+	Type string `json:"type"`
+	DRBD *struct {
+		// Connections is by peer, and missing while the node is not connected to the controller
+		// (apiToResourceWithVolumes in Json.java).
+		Connections map[string]struct {
+			Connected bool `json:"connected"`
+		} `json:"connections"`
+	} `json:"drbd"`
+	Children []layer `json:"children"`
+}
+
+// drbd is the layer of DRBD; nil if there is none.
+func (l layer) drbd() *layer {
+	if l.Type == "DRBD" {
+		return &l
+	}
+	for _, child := range l.Children {
+		if found := child.drbd(); found != nil {
+			return found
+		}
+	}
+	return nil
+}
+
+// diskless says whether the resource has no data of its own: a client of copies elsewhere, or a tiebreaker (Resource.Flags).
+func (r resource) diskless() bool {
+	return slices.ContainsFunc(r.Flags, func(flag string) bool {
+		return slices.Contains([]string{"DISKLESS", "DRBD_DISKLESS", "TIE_BREAKER", "NVME_INITIATOR"}, flag)
+	})
+}
+
+// leaves says whether the resource is being removed, or is not connected on purpose.
+func (r resource) leaves() bool {
+	return slices.ContainsFunc(r.Flags, func(flag string) bool {
+		return slices.Contains([]string{"DELETE", "DRBD_DELETE", "INACTIVE", "INACTIVATING", "EVICTED"}, flag)
+	})
+}
+
+// replica says how the copy is. DRBD calls a disk UpToDate by what it knows itself: one that lost its
+// connection can be behind what is written elsewhere. So it is current if it is the one that is written to, or if
+// it is connected to all others that run.
+func (r resource) replica(all []resource, online func(node string) bool) replica.Replica {
+	out := replica.Replica{Node: r.Node, Rebuilt: r.syncs() && online(r.Node)}
+	current := len(r.Volumes) > 0 && !r.leaves() && online(r.Node)
+	for _, v := range r.Volumes {
+		current = current && v.State.Disk == "UpToDate"
+	}
+	out.Healthy = current && (r.State.InUse || r.connected(all, online))
+	return out
+}
+
+// syncs says whether the copy is being filled (ReplState.java).
+func (r resource) syncs() bool {
+	for _, v := range r.Volumes {
+		if strings.HasPrefix(v.State.Disk, "SyncTarget") {
+			return true
+		}
+		for _, with := range v.State.Replication {
+			if slices.Contains([]string{"SyncTarget", "PausedSyncT", "WFBitMapT", "StartingSyncT"}, with.State) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (r resource) connected(all []resource, online func(node string) bool) bool {
+	drbd := r.Layer.drbd()
+	if drbd == nil || drbd.DRBD == nil {
+		return false
+	}
+	return !slices.ContainsFunc(all, func(peer resource) bool {
+		return peer.Node != r.Node && !peer.leaves() && online(peer.Node) && !drbd.DRBD.Connections[peer.Node].Connected
+	})
+}
+
+const (
+	// holdMemo is the property of a node that is JSON of a replica.Memo about its evictAfter. Whoever may change a node
+	// may set any property below Aux (fillProperties in CtrlPropsHelper.java).
+	holdMemo = "Aux/recast.dev/hold"
+	// applied lists, as JSON, the properties of a node that Piraeus sets back each minute; it leaves others alone
+	// (piraeus-operator, pkg/linstorhelper/properties.go and internal/controller/linstorsatellite_controller.go).
+	applied = "Aux/piraeus.io/last-applied"
+)
+
+// Controller is LINSTOR's controller, as far as recast changes something of it.
+type Controller struct {
+	Get   Get
+	Put   func(ctx context.Context, path string, body any) error
+	Place string // what comes before a path of the API in "kubectl replace --raw"
+}
+
+// change is a NodeModify, which is one transaction (modifyInTransaction in CtrlNodeApiCallHandler.java).
+type change struct {
+	Set    map[string]string `json:"override_props"`
+	Delete []string          `json:"delete_props"`
+}
+
+// turn is the change after which the node has that value of evictAfter, "" for none, and that memo.
+func (n node) turn(value string, m replica.Memo) (change, error) {
+	c := change{Set: map[string]string{}, Delete: []string{}}
+	put := func(key, value string) {
+		if value == "" {
+			c.Delete = append(c.Delete, key)
+		} else {
+			c.Set[key] = value
+		}
+	}
+	if value != n.Props[evictAfter] {
+		put(evictAfter, value)
+	}
+	if len(m.Nodes) == 0 {
+		put(holdMemo, "")
+		return c, nil
+	}
+	text, err := json.Marshal(m)
+	if err != nil {
+		return c, fmt.Errorf("encode a change of LINSTOR's node: %w", err)
+	}
+	put(holdMemo, string(text))
+	return c, nil
+}
+
+// minutes reads evictAfter of a node; "" is the controller's.
+func (a answers) minutes(value string) (int, error) {
+	return strconv.Atoi(cmp.Or(value, a.properties[evictAfter], defaultEvictAfter))
+}
+
+// memo is what recast remembers with a node; no nodes are in it if there is nothing.
+func (a answers) memo(n node) (replica.Memo, error) {
+	text, held := n.Props[holdMemo]
+	if !held {
+		return replica.Memo{}, nil
+	}
+	m, err := replica.ParseMemo(text, a.minutes)
+	if err != nil {
+		return m, fault.WithHint(fault.Refusedf("property %s of LINSTOR's node %s is not as recast writes it, so what was set before is not known: %s", holdMemo, foreign.Line(n.Name), foreign.Line(text)),
+			"see that %s of the node has the value that you want, then remove the other: linstor node set-property --aux %s recast.dev/hold", evictAfter, foreign.Line(n.Name))
+	}
+	return m, nil
+}
+
+// fixed says whether Piraeus would set the node's evictAfter back.
+func (n node) fixed() bool {
+	var keys []string
+	_ = json.Unmarshal([]byte(n.Props[applied]), &keys) // another text is not Piraeus'
+	return slices.Contains(keys, evictAfter)
+}
+
+// Settings are those that say how long LINSTOR waits before it evicts each node.
+func (c Controller) Settings(ctx context.Context) ([]replica.Setting, error) {
+	var a answers
+	if err := c.Get(ctx, "/v1/nodes", &a.nodes); err != nil {
+		return nil, err
+	}
+	if err := c.Get(ctx, "/v1/controller/properties", &a.properties); err != nil {
+		return nil, err
+	}
+	return a.settings(c), nil
+}
+
+func (a answers) settings(c Controller) (all []replica.Setting) {
+	for _, n := range a.nodes {
+		what := evictAfter + " of " + foreign.Line(n.Name)
+		all = append(all, replica.Setting{
+			System: Name, Name: what, Node: n.Name, Called: what + " in LINSTOR", Said: what + " in LINSTOR",
+			Value: n.Props[evictAfter], Unset: "the controller's", Unit: time.Minute, Number: a.minutes,
+			Memo: func() (replica.Memo, error) { return a.memo(n) },
+			Undo: func(m replica.Memo) (string, error) { return c.undo(n, m) },
+			// LINSTOR can't refuse a write because of another one since our read: only what is changed is written, and runs of
+			// recast hold a claim.
+			Write: func(ctx context.Context, value string, m replica.Memo) error {
+				body, err := n.turn(value, m)
+				if err != nil {
+					return err
+				}
+				return c.Put(ctx, "/v1/nodes/"+n.Name, body)
+			},
+		})
+	}
+	return all
+}
+
+// undo is the command that gives back what the memo says.
+func (c Controller) undo(n node, m replica.Memo) (string, error) {
+	value, none, err := m.Without(n.Props[evictAfter], m.For()...)
+	if err != nil {
+		return "", err
+	}
+	back, err := n.turn(value, none)
+	if err != nil {
+		return "", err
+	}
+	body, err := json.Marshal(back)
+	if err != nil {
+		return "", fmt.Errorf("encode a change of LINSTOR's node: %w", err)
+	}
+	return fmt.Sprintf("echo '%s' | kubectl replace --raw %s/v1/nodes/%s -f -", body, c.Place, url.PathEscape(n.Name)), nil
 }

@@ -1,8 +1,6 @@
 package cluster
 
-import (
-	"testing"
-)
+import "testing"
 
 func TestGateNames(t *testing.T) {
 	t.Parallel()
