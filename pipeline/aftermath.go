@@ -9,8 +9,11 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 )
 
 // explainTimeout limits the check of what a failed roll has left: a user who pressed
@@ -128,4 +131,49 @@ func (h Half) safe() string {
 		text += ": nothing is lost"
 	}
 	return text
+}
+
+// endSurge removes the surge nodes that the plan has used, now that its last worker is back. The plan
+// showed that, so nobody is asked again.
+func (w *work) endSurge(ctx context.Context, c Images) error {
+	done := w.rep.Plan
+	if done.Surge == nil || len(done.Surge.Nodes) == 0 {
+		return nil
+	}
+	w.o.Policy = planning.Policy{SurgeEnds: true, Only: done.Surge.Nodes, Exactly: true}
+	w.refusedHint = "every worker is done; " + planning.SurgeStays(done.Surge.Nodes)
+	if _, err := w.pass(ctx, c); err != nil {
+		return err
+	}
+	w.rep.Plan = done
+	return nil
+}
+
+// surgeStays says what becomes of surge nodes that are there when a roll fails.
+func (w *work) surgeStays(err error) error {
+	if s := w.rep.Plan.Surge; w.began && s != nil && len(s.Nodes) > 0 {
+		return fault.WithHint(err, "%s", planning.SurgeStays(s.Nodes))
+	}
+	return err
+}
+
+// Undo cancels the unfinished replacement of a node, or boots nodes from their previous system disks.
+func Undo(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
+	w := newWork(p, m, run, o, string(o.Undo.Way))
+	w.back = o.Policy.Only
+	return w.single(ctx, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
+		plan, way, err := planning.ForUndo(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy, w.undone())
+		w.command = string(way)
+		if way == planning.Previous {
+			plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
+		}
+		return plan, err
+	})
+}
+
+// undone is what Undo is about, with what only a running command knows.
+func (w *work) undone() planning.Undone {
+	u := w.o.Undo
+	u.Order, u.Say = w.Runs().Order, func(text string) { w.run.Note("undo", text) }
+	return u
 }

@@ -3,9 +3,19 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/journal"
 )
 
 // fullShelf is a Store that counts what is stored.
@@ -35,5 +45,149 @@ func TestClaimedStore(t *testing.T) {
 				t.Errorf("stored %d times: %v", shelf.stored, err)
 			}
 		}
+	}
+}
+
+// listing is a datacentre that records which configurations are read.
+type listing struct {
+	cluster.Inventory
+	vms  []cluster.VM
+	read []cluster.VMID
+	down error
+}
+
+func (l *listing) Listed(context.Context) ([]cluster.VM, error) {
+	rows := slices.Clone(l.vms)
+	for i := range rows {
+		rows[i].Config = nil
+	}
+	return rows, nil
+}
+
+func (l *listing) VMs(context.Context) ([]cluster.VM, error) {
+	for _, vm := range l.vms {
+		l.read = append(l.read, vm.ID)
+	}
+	return slices.Clone(l.vms), nil
+}
+
+func (l *listing) VMConfig(_ context.Context, id cluster.VMID) (cluster.VM, error) {
+	l.read = append(l.read, id)
+	i := slices.IndexFunc(l.vms, func(vm cluster.VM) bool { return vm.ID == id })
+	if i < 0 {
+		return cluster.VM{}, cluster.ErrNotFound
+	}
+	return l.vms[i], l.down
+}
+
+// A watcher reads what changes, and what a run is about; it reads nothing else twice.
+func TestWatched(t *testing.T) {
+	t.Parallel()
+	p, build := project(t)
+	open := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: build, VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}
+	px := &listing{vms: []cluster.VM{{ID: 100, Name: "other", Host: "pve1", Config: map[string]string{"cores": "1"}}, {ID: 9031, Name: "wk1", Host: "pve1", Running: true}}}
+	w := p.Watched(px)
+	look := func(what string, requests int, want ...cluster.VMID) {
+		t.Helper()
+		px.read = nil
+		vms, err := w.VMs(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, px.read); diff != "" {
+			t.Errorf("%s: read (-want +got):\n%s", what, diff)
+		}
+		if diff := cmp.Diff(px.vms, vms); diff != "" {
+			t.Errorf("%s: VMs (-want +got):\n%s", what, diff)
+		}
+		if n := w.Requests(); n != requests {
+			t.Errorf("%s: %d requests", what, n)
+		}
+	}
+	look("first", 5, 100, 9031)
+	look("nothing new", 1)
+	px.vms = append(px.vms, cluster.VM{ID: 9089, Name: "recast-claim", Host: "pve1", Config: map[string]string{"description": claimText}}, parkingVM(t, open, nil))
+	look("a run begins", 3, 9089, 9090)
+	look("and goes on", 4, 9031, 9089, 9090)
+	px.vms[0].Running = true
+	look("another one starts", 5, 100, 9031, 9089, 9090)
+	if claim, found, err := p.Claim(t.Context(), w); err != nil || !found || claim.Beat != 7 {
+		t.Errorf("claim %+v, %t: %v", claim, found, err)
+	}
+	w.Requests()
+	px.vms = px.vms[:1]
+	look("it is over", 1)
+	px.vms = append(px.vms, cluster.VM{ID: 9031, Name: "wk1", Host: "pve1"})
+	px.down = errors.New("no route to host")
+	look("one that can't be read", 6, 9031, 100, 9031)
+	if _, found, err := p.Claim(t.Context(), w); found || err != nil {
+		t.Errorf("a claim: %t, %v", found, err)
+	}
+}
+
+func projectOf(t *testing.T) Project {
+	return Project{Config: &config.Config{Dir: t.TempDir(), Cluster: "c1"}}
+}
+
+// runWith creates the journal of a run; with "" as the outcome it has no end.
+func runWith(t *testing.T, p Project, id, outcome string, facts map[string]any) {
+	t.Helper()
+	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, v := range facts {
+		err = errors.Join(err, j.Put(key, v))
+	}
+	if outcome != "" {
+		err = errors.Join(err, j.Finish(outcome))
+	}
+	if err := errors.Join(err, j.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestOldRunsGo removes the oldest finished runs, unless a parking VM refers to them.
+func TestOldRunsGo(t *testing.T) {
+	t.Parallel()
+	p := projectOf(t)
+	made := func(n int) string { return fmt.Sprintf("20260101-0000-%04d", n) }
+	for n := range keepRuns + 5 {
+		outcome := "done"
+		if n == 1 {
+			outcome = ""
+		}
+		runWith(t, p, made(n), outcome, nil)
+		// Their order is that of their beginning.
+		info := fmt.Sprintf(`{"started":%q%s}`, time.Date(2026, 1, 1, 0, 0, n, 0, time.UTC).Format(time.RFC3339),
+			map[bool]string{true: `,"finished":"2026-01-02T00:00:00Z","outcome":"done"`}[outcome != ""])
+		if err := os.WriteFile(filepath.Join(p.Runs().Dir, made(n), "RUN"), []byte(info), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(p.Page(made(0))), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(p.Page(made(0)), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	away := fmt.Errorf("pve2 does not answer")
+	if err := forgetRuns(p, func() (map[string]bool, error) { return nil, away }); !errors.Is(err, away) {
+		t.Errorf("with a host away: %v", err)
+	}
+	if err := forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }); err != nil {
+		t.Fatal(err)
+	}
+	gone := map[string]bool{made(0): true, made(3): true, made(4): true} // 1 has no end, 2 is needed
+	for n := range 6 {
+		if here := p.Runs().Has(made(n)); here == gone[made(n)] {
+			t.Errorf("%s is here: %t", made(n), here)
+		}
+	}
+	if _, err := os.Stat(p.Page(made(0))); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its report: %v", err)
+	}
+	if err := forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }); err != nil {
+		t.Errorf("once more: %v", err)
 	}
 }

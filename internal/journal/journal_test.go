@@ -6,10 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 )
@@ -297,4 +297,222 @@ func TestDamageIsNamed(t *testing.T) {
 			t.Errorf("err = %v", err)
 		}
 	})
+}
+
+var errKilled = errors.New("killed")
+
+// killAt succeeds n times and then fails.
+func killAt(n int) func(string) error {
+	return func(string) error {
+		if n == 0 {
+			return errKilled
+		}
+		n--
+		return nil
+	}
+}
+
+// life is everything that a run does in this test.
+func life(dir string, sync func(string) error) error {
+	j, err := journal.Open(dir, journal.Options{Run: run, Sync: sync})
+	if err != nil {
+		return err
+	}
+	for _, do := range []func() error{
+		func() error { return j.Put("a", 1) },
+		func() error { return j.Put("a", 2) },
+		func() error { return j.PutSecret("b", []byte("secret")) },
+		func() error { return j.Delete("a") },
+		func() error { return j.Finish("done") },
+	} {
+		if err := do(); err != nil {
+			return errors.Join(err, j.Close())
+		}
+	}
+	return j.Close()
+}
+
+// state is what a later process reads.
+type state struct {
+	A        int
+	B        string
+	Finished bool
+	Runs     int
+}
+
+func read(t *testing.T, dir string) state {
+	t.Helper()
+	runs, err := journal.Runs(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := state{Runs: len(runs)}
+	j := open(t, dir, journal.Options{})
+	defer closeNow(t, j)
+	_, errA := j.Get("a", &s.A)
+	b, _, errB := j.Secret("b")
+	info, errInfo := j.Info()
+	if err := errors.Join(errA, errB, errInfo); err != nil {
+		t.Fatal(err)
+	}
+	s.B, s.Finished = string(b), !info.Unfinished()
+	return s
+}
+
+func TestCrashAtEverySyncPoint(t *testing.T) {
+	t.Parallel()
+	var points []string
+	if err := life(t.TempDir(), func(p string) error { points = append(points, p); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	wantPoints := []string{
+		"write start", "written start", "write a", "written a", "write a", "written a",
+		"write b", "written b", "delete a", "deleted a", "write finish", "written finish",
+	}
+	if diff := cmp.Diff(wantPoints, points); diff != "" {
+		t.Fatalf("points (-want +got):\n%s", diff)
+	}
+	after := []state{ // killed before and after each commit
+		{},
+		{Runs: 1},
+		{Runs: 1},
+		{Runs: 1, A: 1},
+		{Runs: 1, A: 1},
+		{Runs: 1, A: 2},
+		{Runs: 1, A: 2},
+		{Runs: 1, A: 2, B: "secret"},
+		{Runs: 1, A: 2, B: "secret"},
+		{Runs: 1, B: "secret"},
+		{Runs: 1, B: "secret"},
+		{Runs: 1, B: "secret", Finished: true},
+	}
+	for n, want := range after {
+		dir := t.TempDir()
+		if err := life(dir, killAt(n)); !errors.Is(err, errKilled) {
+			t.Fatalf("killed at %d (%s): err = %v", n, points[n], err)
+		}
+		if diff := cmp.Diff(want, read(t, dir)); diff != "" {
+			t.Errorf("killed at %d (%s) (-want +got):\n%s", n, points[n], diff)
+		}
+	}
+}
+
+// A killed process leaves half-written files; the next process removes them.
+func TestLeftoversAreRemoved(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	half := filepath.Join(dir, ".new-"+run, "half")
+	if err := os.MkdirAll(half, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if runs, err := journal.Runs(dir); runs != nil || err != nil {
+		t.Errorf("Runs = %v, %v", runs, err)
+	}
+	closeNow(t, open(t, dir, journal.Options{}))
+	if err := os.WriteFile(filepath.Join(dir, run, ".tmp-1"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j := open(t, dir, journal.Options{})
+	if err := j.Put("a", 1); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, d := range []string{dir, filepath.Join(dir, run)} {
+		entries, err := os.ReadDir(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+	}
+	want := []string{run, run + ".lock", "RUN", "a.json"}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+// TestCheckPrivate: whatever another user could have created or could change is refused.
+func TestCheckPrivate(t *testing.T) {
+	t.Parallel()
+	must := func(t *testing.T, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		spoil func(t *testing.T, state string)
+		want  string // "": accepted
+	}{
+		"none":         {func(t *testing.T, state string) { must(t, os.RemoveAll(state)) }, ""},
+		"as is":        {func(*testing.T, string) {}, ""},
+		"open to read": {func(t *testing.T, state string) { must(t, os.Chmod(state, 0o755)) }, ""},
+		"what a container left": {func(t *testing.T, state string) {
+			deep := filepath.Join(state, "cache", "imager", "base-1", "out")
+			must(t, os.MkdirAll(deep, 0o700))
+			must(t, os.Chmod(deep, 0o777))
+		}, ""},
+		"a link": {func(t *testing.T, state string) {
+			must(t, os.Rename(state, state+"-there"))
+			must(t, os.Symlink(state+"-there", state))
+		}, ".recast is a symbolic link"},
+		"a file": {func(t *testing.T, state string) {
+			must(t, os.RemoveAll(state))
+			must(t, os.WriteFile(state, nil, 0o600))
+		}, ".recast is not a directory"},
+		"group may write":  {func(t *testing.T, state string) { must(t, os.Chmod(state, 0o770)) }, "other users may write to .recast (mode 0770)"},
+		"others may write": {func(t *testing.T, state string) { must(t, os.Chmod(filepath.Join(state, "runs", run), 0o702)) }, "may write to .recast/runs/" + run + " (mode 0702)"},
+		"a linked run": {func(t *testing.T, state string) {
+			must(t, os.Rename(filepath.Join(state, "runs", run), state+"-run"))
+			must(t, os.Symlink(state+"-run", filepath.Join(state, "runs", run)))
+		}, ".recast/runs/" + run + " is a symbolic link"},
+		"a linked secret": {func(t *testing.T, state string) {
+			must(t, os.Symlink("/dev/null", filepath.Join(state, "runs", run, "wk1~machine-config.secret")))
+		}, "machine-config.secret is a symbolic link"},
+		"a pipe": {func(t *testing.T, state string) { must(t, syscall.Mkfifo(filepath.Join(state, "reports"), 0o600)) }, ".recast/reports is neither a file nor a directory"},
+		"another user's": {func(t *testing.T, state string) {
+			if os.Geteuid() != 0 {
+				t.Skip("only root can change the owner")
+			}
+			must(t, os.Chown(filepath.Join(state, "runs"), 4242, -1))
+		}, ".recast/runs belongs to user 4242, and recast runs as user 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			state := filepath.Join(t.TempDir(), ".recast")
+			closeNow(t, open(t, filepath.Join(state, "runs"), journal.Options{}))
+			c.spoil(t, state)
+			err := journal.CheckPrivate(state)
+			switch {
+			case c.want == "" && err != nil, c.want != "" && (err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), filepath.Dir(state)+"/", ""), c.want)):
+				t.Errorf("err = %v", err)
+			case err != nil && (fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0):
+				t.Errorf("kind %v, hints %q", fault.KindOf(err), fault.Hints(err))
+			}
+		})
+	}
+}
+
+// TestOpenFollowsNoLink: a symbolic link is not a run directory.
+func TestOpenFollowsNoLink(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	closeNow(t, open(t, filepath.Join(dir, "there"), journal.Options{}))
+	here := filepath.Join(dir, "here")
+	if err := os.MkdirAll(here, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(dir, "there", run), filepath.Join(here, run)); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range []journal.Options{{Run: run, ReadOnly: true}, {Run: run}} {
+		j, err := journal.Open(here, o)
+		if err == nil {
+			_ = j.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), "is a symbolic link") {
+			t.Errorf("read only %t: %v", o.ReadOnly, err)
+		}
+	}
 }

@@ -11,19 +11,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -276,5 +275,14 @@ func TestActiveSteps(t *testing.T) {
 		if strings.Join(got, ", ") != want {
 			t.Errorf("%s: %s, want %s", result, strings.Join(got, ", "), want)
 		}
+	}
+}
+
+// Text from others can't add markup or change the direction of the page's text.
+func TestForeignTextInThePage(t *testing.T) {
+	t.Parallel()
+	page := draw(t, failed("bad\x1b[31m <script>alert(1)</script>\u202e\u009b1A \u2028fake line"))
+	if foreign.Lines(page) != page || strings.Contains(page, "<script") || !strings.Contains(page, "bad &lt;script&gt;") {
+		t.Errorf("%q", page)
 	}
 }

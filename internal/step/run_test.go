@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/heap"
 	"github.com/recast-sh/recast/internal/step"
@@ -328,4 +331,183 @@ func BenchmarkRun(b *testing.B) {
 	if each := allocated() / uint64(b.N); each > maxRunAllocations {
 		b.Errorf("%d allocations for 100 steps, more than %d", each, maxRunAllocations)
 	}
+}
+
+// An event has the kind of its step, and none for a branch.
+func TestKinds(t *testing.T) {
+	t.Parallel()
+	got := map[string]string{}
+	r := step.Runner{Emit: func(e step.Event) { got[e.Path] = e.Kind }}
+	err := r.Run(t.Context(), branch("roll", branch("wk1", leaf("drain", work), step.Step{ID: "scsi1", Kind: "park-disk", Do: work}), whole(branch("none"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"roll": "", "roll/wk1": "", "roll/wk1/drain": "drain", "roll/wk1/scsi1": "park-disk", "roll/none": ""}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("kinds (-want +got):\n%s", diff)
+	}
+}
+
+func TestFailuresHaveTheCodeOfTheirStep(t *testing.T) {
+	t.Parallel()
+	fails := func(err error) func(context.Context) error {
+		return func(context.Context) error { return err }
+	}
+	what := errors.New("what")
+	cases := map[string]struct {
+		child step.Step
+		want  fault.Code
+	}{
+		"of the branch":       {step.Step{ID: "a", Do: fails(what)}, fault.ParkedHalf},
+		"of its own":          {step.Step{ID: "a", Code: fault.DrainBlocked, Do: fails(what)}, fault.DrainBlocked},
+		"of the error itself": {step.Step{ID: "a", Code: fault.DrainBlocked, Do: fails(fault.NoQuorum.Of(what))}, fault.NoQuorum},
+		"of a failing Skip":   {step.Step{ID: "a", Code: fault.NoBoot, Skip: func(context.Context) (string, error) { return "", what }}, fault.NoBoot},
+		"of an unmet goal":    {step.Step{ID: "a", Code: fault.NoBoot, Skip: func(context.Context) (string, error) { return "", nil }}, fault.NoBoot},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var seen error
+			run := &step.Runner{Emit: func(e step.Event) {
+				if e.Path == "root/a" && e.Status == step.Failed {
+					seen = e.Err
+				}
+			}}
+			err := run.Run(t.Context(), step.Step{ID: "root", Code: fault.ParkedHalf, Steps: func(context.Context) ([]step.Step, error) {
+				return []step.Step{c.child}, nil
+			}})
+			if fault.CodeOf(err) != c.want || fault.CodeOf(seen) != c.want {
+				t.Errorf("code %q, of the event %q, want %q", fault.CodeOf(err), fault.CodeOf(seen), c.want)
+			}
+		})
+	}
+}
+
+// TestContextOfSteps: Skip and Do of a step get its context, below that of its branch,
+// and one event ends it.
+func TestContextOfSteps(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	within := func(ctx context.Context) string { text, _ := ctx.Value(key{}).(string); return text }
+	var said log
+	asks := func(id string) step.Step {
+		return step.Step{
+			ID:   id,
+			Skip: func(ctx context.Context) (string, error) { return "asked in" + within(ctx), nil },
+		}
+	}
+	does := leaf("does", func(ctx context.Context) error { return fmt.Errorf("done in%s", within(ctx)) })
+	r := step.Runner{
+		Emit: said.add,
+		Context: func(ctx context.Context, path string) context.Context {
+			return context.WithValue(ctx, key{}, within(ctx)+" "+path)
+		},
+	}
+	if err := r.Run(t.Context(), branch("roll", asks("asks"), does, leaf("late", work))); err == nil {
+		t.Error("nothing failed")
+	}
+	want := log{
+		"started roll",
+		"skipped roll/asks: asked in roll roll/asks",
+		"started roll/does", "failed roll/does: roll/does: done in roll roll/does",
+		"not started roll/late",
+		"failed roll: roll/does: done in roll roll/does",
+	}
+	if diff := cmp.Diff(want, said); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// diary records when steps start and end, in seconds.
+type diary struct {
+	start time.Time
+
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *diary) see(e step.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, fmt.Sprintf("%.0f %s %s", time.Since(l.start).Seconds(), e.Path, e.Status))
+}
+
+func takes(id string, seconds int, err error) step.Step {
+	return step.Step{ID: id, Do: func(context.Context) error {
+		time.Sleep(time.Duration(seconds) * time.Second)
+		return err
+	}}
+}
+
+func nodeStep(id string, pull int, err error) step.Step {
+	return step.Step{
+		ID: id, Whole: true, Uses: []string{"turn"}, Ahead: []step.Step{takes("pull", pull, err)},
+		Steps: func(context.Context) ([]step.Step, error) { return []step.Step{takes("roll", 10, nil)}, nil },
+	}
+}
+
+func list(steps ...step.Step) func(context.Context) ([]step.Step, error) {
+	return func(context.Context) ([]step.Step, error) { return steps, nil }
+}
+
+// Ahead steps run while earlier siblings run, for at most LookAhead children, and the
+// order of the children does not change.
+func TestAhead(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("no such image")
+	cases := map[string]struct {
+		root step.Step
+		want string
+		err  bool
+	}{
+		"one ahead": {
+			root: step.Step{ID: "r", LookAhead: 1, Steps: list(nodeStep("a", 3, nil), nodeStep("b", 8, nil), nodeStep("c", 1, nil))},
+			want: "0 a/pull started;3 a/roll started;13 b/roll started;23 c/roll started;0 b/pull started;13 c/pull started",
+		},
+		"the order stays": {
+			root: step.Step{ID: "r", LookAhead: 2, Steps: list(nodeStep("a", 3, nil), nodeStep("b", 30, nil), nodeStep("c", 1, nil))},
+			want: "3 a/roll started;30 b/roll started;40 c/roll started;0 c/pull started",
+		},
+		"a failure lets what was begun end, and no other begin": {
+			root: step.Step{ID: "r", LookAhead: 1, Steps: list(nodeStep("a", 3, nil), nodeStep("b", 8, failed), nodeStep("c", 1, nil))},
+			want: "13 a done;8 b/pull failed;8 b failed;13 c not started", err: true,
+		},
+		"beside": {
+			root: step.Step{ID: "r", Steps: list(takes("a", 5, nil), takes("b", 7, nil), step.Step{ID: "c", Beside: true, Do: takes("", 3, nil).Do}, takes("d", 1, nil))},
+			want: "5 b started;5 c started;8 c done;12 b done;12 d started",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := &diary{start: time.Now()}
+				err := (&step.Runner{Emit: l.see}).Run(t.Context(), c.root)
+				if (err != nil) != c.err {
+					t.Errorf("error %v", err)
+				}
+				have := "\n" + strings.ReplaceAll(strings.Join(l.lines, "\n"), " r/", " ") + "\n"
+				for want := range strings.SplitSeq(c.want, ";") {
+					if !strings.Contains(have, "\n"+want+"\n") {
+						t.Errorf("no %q in:%s", want, have)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A quiet branch emits only the events of its children.
+func TestQuiet(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := &diary{start: time.Now()}
+		root := step.Step{ID: "r", Steps: list(step.Step{ID: "n", Quiet: true, Steps: list(takes("a", 1, nil))})}
+		if err := (&step.Runner{Emit: l.see}).Run(t.Context(), root); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{"0 r started", "0 r/n/a started", "1 r/n/a done", "1 r done"}, l.lines); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+	})
 }

@@ -3,11 +3,14 @@ package ui
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 func explained() survey.Explanation {
@@ -55,5 +58,105 @@ func TestExplanationAtEveryWidth(t *testing.T) {
 		drawExplanation(p, explained())
 		drawn(t, fmt.Sprintf("explain-%d-columns", columns), func(b *bytes.Buffer) error { b.Write(out.Bytes()); return p.err })
 		tooWide(t, out.String(), columns)
+	}
+}
+
+// kubectl commands run anywhere; the others as root on the VM's host.
+func TestToRecreateSaysWhereCommandsAreTyped(t *testing.T) {
+	t.Parallel()
+	evict := cluster.Obstacle{Text: "replicas", Command: "kubectl patch x"}
+	snapshot := cluster.Obstacle{Text: "snapshots", Command: "qm delsnapshot 9032 before"}
+	words := cluster.Obstacle{Text: "something else"}
+	for name, tc := range map[string]struct {
+		obstacles []cluster.Obstacle
+		want      string
+	}{
+		"kubectl":           {[]cluster.Obstacle{evict, evict}, "kubectl patch x"},
+		"the host":          {[]cluster.Obstacle{snapshot}, "as root on pve2: qm delsnapshot 9032 before"},
+		"both":              {[]cluster.Obstacle{snapshot, evict}, "kubectl patch x; as root on pve2: qm delsnapshot 9032 before"},
+		"kubectl and words": {[]cluster.Obstacle{evict, words}, "kubectl patch x; and something else"},
+	} {
+		if got := (toRecreate{node: "wk2", host: "pve2", obstacles: tc.obstacles}).line(); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+// Every node has a row, whatever a roll would do with it.
+func TestStrategiesOf(t *testing.T) {
+	t.Parallel()
+	snapshot := cluster.Obstacle{Text: "it has snapshots", Command: "qm delsnapshot 9032 before"}
+	impossible := map[cluster.Strategy][]string{cluster.Recreate: {"it has snapshots", "and more"}}
+	for name, tc := range map[string]struct {
+		a    survey.Assessment
+		want string
+	}{
+		"recreate":       {survey.Assessment{Strategy: cluster.Recreate}, "recreate: –"},
+		"made":           {survey.Assessment{Strategy: cluster.Create}, "create: –"},
+		"reimage":        {survey.Assessment{Strategy: cluster.Reimage, Host: "pve2", Against: impossible, ToRecreate: []cluster.Obstacle{snapshot}}, "reimage: as root on pve2: qm delsnapshot 9032 before"},
+		"asked":          {survey.Assessment{Strategy: cluster.InPlace}, "in-place: in recast.yaml strategy: auto"},
+		"asked, blocked": {survey.Assessment{Strategy: cluster.InPlace, Against: impossible}, "in-place: in recast.yaml strategy: auto; and it has snapshots"},
+		"refused":        {survey.Assessment{Strategy: cluster.Recreate, Refused: []string{"it has snapshots"}, ToRecreate: []cluster.Obstacle{snapshot}}, "refused: as root on its host: qm delsnapshot 9032 before"},
+		"nothing":        {survey.Assessment{Refused: []string{"no way"}}, "refused: no way"},
+		"unread":         {survey.Assessment{Unread: true}, "not known: its machine could not be read: see above"},
+	} {
+		row := strategiesOf([]survey.Assessment{tc.a})[0]
+		if got := row.strategy + ": " + row.line(); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+func TestWriteDoctor(t *testing.T) {
+	t.Parallel()
+	res := checkup.Result{
+		Cluster: "c1",
+		Checks: []checkup.Check{
+			{Group: checkup.GroupProxmox, What: "quorum", State: checkup.OK, Seen: "the cluster is quorate", Remedy: []string{"not shown"}},
+			{Group: checkup.GroupPrivileges, What: "VM.Audit on /vms", State: checkup.Problem, Seen: "missing; needed to see", Remedy: []string{"do that"}},
+			{Group: checkup.GroupNodes, What: "wk1", State: checkup.OK, Seen: "VM 9011 on pve1: reimage"},
+			{Group: checkup.GroupNodes, What: "wk2", State: checkup.Warning, Seen: "can't be seen"},
+		},
+		Caution: "Mind that.", Grants: []string{"pveum role add RecastVMs", "pveum acl modify /vms --roles RecastVMs"},
+		Nodes: []survey.Assessment{
+			{Node: "wk1", VMID: 9011, Host: "pve1", Strategy: cluster.Reimage, ToRecreate: []cluster.Obstacle{{Text: "snapshots", Command: "qm delsnapshot 9011 before"}}, Against: map[cluster.Strategy][]string{cluster.Recreate: {"it has a tie", "and another"}}},
+			{Node: "wk2", Unread: true},
+		},
+	}
+	want := `Proxmox
+  ok      quorum: the cluster is quorate
+
+privileges
+  problem VM.Audit on /vms: missing; needed to see
+            → do that
+
+nodes
+  ok      wk1: VM 9011 on pve1: reimage
+            recreate: impossible: it has a tie; and another
+            reimage, in-place: possible
+  warning wk2: can't be seen
+
+To grant what is missing, as root on any Proxmox node (the same for VE 8 and 9):
+  pveum role add RecastVMs
+  pveum acl modify /vms --roles RecastVMs
+Mind that.
+A token with privilege separation has only privileges that both it and its user have. An entry of the access control list replaces entries above it, so each path gets everything that is needed there, and by RecastKeep roles what was granted there before. It does not matter if a role exists already. Then run recast doctor again: it could not check what the token can't see yet.
+
+What a roll would use today, and what makes it recreate (recast plan --explain NODE shows every reason):
+  wk1  reimage    as root on pve1: qm delsnapshot 9011 before
+  wk2  not known  its machine could not be read: see above
+
+4 checks: 1 problem, 1 warning
+`
+	var b strings.Builder
+	if err := WriteDoctor(&b, "text", res); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Error(diff)
+	}
+	b.Reset()
+	if err := WriteDoctor(&b, "json", res); err != nil || !strings.Contains(b.String(), `"grants": [`) {
+		t.Errorf("%v: %s", err, b.String())
 	}
 }

@@ -4,13 +4,21 @@ package checkup
 
 import (
 	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/cluster/usergate"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -131,4 +139,217 @@ func (d *checkup) hostsOfNodes() []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// Result is everything that a roll needs and what is missing.
+type Result struct {
+	Cluster string  `json:"cluster"`
+	Checks  []Check `json:"checks"`
+	// Needs are the privileges that a roll needs, and Grants the commands that grant missing ones.
+	Needs   []NeedStatus        `json:"needs"`
+	Version string              `json:"proxmoxVersion,omitempty"` // of the node that answered; "": it could not be read
+	Grants  []string            `json:"grants,omitempty"`
+	Caution string              `json:"caution,omitempty"` // before the grants are given
+	Nodes   []survey.Assessment `json:"nodes"`
+}
+
+// State is the result of a check.
+type State string
+
+// The states of a check.
+const (
+	OK      State = "ok"
+	Warning State = "warning"
+	Problem State = "problem"
+)
+
+// Groups of checks, in display order.
+const (
+	GroupProxmox    = "Proxmox"
+	GroupPrivileges = "privileges"
+	GroupStorage    = "storage"
+	GroupTalos      = "Talos"
+	GroupKubernetes = "Kubernetes"
+	GroupGates      = "gates"
+	GroupHooks      = "hooks"
+	GroupWebhooks   = "webhooks"
+	GroupImages     = "images"
+	GroupNodes      = "nodes"
+)
+
+// Check is one thing that was checked.
+type Check struct {
+	Group  string   `json:"group"`
+	What   string   `json:"what"`
+	State  State    `json:"state"`
+	Seen   string   `json:"seen"`
+	Remedy []string `json:"remedy,omitempty"`
+
+	kind fault.Kind // of a problem
+}
+
+// NeedStatus is a privilege that a roll needs, and whether the token has it.
+type NeedStatus struct {
+	survey.Need
+	Granted bool `json:"granted"`
+}
+
+// findings are what a checkup has found so far.
+type findings struct{ res Result }
+
+func (f *findings) add(c Check) { f.res.Checks = append(f.res.Checks, c) }
+
+func (f *findings) ok(group, what, format string, args ...any) {
+	f.add(Check{Group: group, What: what, State: OK, Seen: fmt.Sprintf(format, args...)})
+}
+
+func (f *findings) warn(group, what, remedy, format string, args ...any) {
+	f.add(Check{Group: group, What: what, State: Warning, Seen: fmt.Sprintf(format, args...), Remedy: remedies(remedy)})
+}
+
+// refuse adds a problem because of which a roll would refuse to start.
+func (f *findings) refuse(group, what, remedy, format string, args ...any) {
+	f.add(Check{Group: group, What: what, State: Problem, Seen: fmt.Sprintf(format, args...), Remedy: remedies(remedy), kind: fault.Refused})
+}
+
+// fail adds a problem from an error, with its hints.
+func (f *findings) fail(group, what string, err error) {
+	f.add(Check{Group: group, What: what, State: Problem, Seen: err.Error(), Remedy: fault.Hints(err), kind: fault.KindOf(err)})
+}
+
+func (f *findings) certificate(group, what, remedy string, expires time.Time) {
+	left := time.Until(expires)
+	switch {
+	case expires.IsZero():
+	case left < 0:
+		f.add(Check{Group: group, What: what, State: Problem, Seen: "expired on " + expires.Format(time.DateOnly), Remedy: []string{remedy}, kind: fault.Config})
+	case left < expiresSoon:
+		f.warn(group, what, remedy, "expires on %s", expires.Format(time.DateOnly))
+	default:
+		f.ok(group, what, "valid until %s", expires.Format(time.DateOnly))
+	}
+}
+
+// expiresSoon is how long before a certificate's end doctor warns.
+const expiresSoon = 30 * 24 * time.Hour
+
+func remedies(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return []string{text}
+}
+
+// Err returns an error with the kind of the worst problem; nil if there is none. Things
+// that could not be read are worse than refusals, as they may hide more problems.
+func (r Result) Err() error {
+	problems, kind := 0, fault.Refused
+	for _, c := range r.Checks {
+		if c.State != Problem {
+			continue
+		}
+		problems++
+		if severity(c.kind) > severity(kind) {
+			kind = c.kind
+		}
+	}
+	if problems == 0 {
+		return nil
+	}
+	return fault.DoctorFound.Of(fault.As(kind, fmt.Errorf("%s would prevent a roll", words.Counted(problems, "problem"))))
+}
+
+func severity(k fault.Kind) int {
+	return slices.Index([]fault.Kind{fault.Refused, fault.Failed, fault.Config}, k)
+}
+
+// askGate is the timeout for checking one gate.
+const askGate = 30 * time.Second
+
+// gates checks every gate about objects once. Programs are only looked for, since they
+// are run for a node.
+func (d *checkup) gates(ctx context.Context) {
+	for _, g := range d.Gates() {
+		switch {
+		case g.Command != nil:
+			d.program(g)
+		case d.src.Objects == nil || d.survey.Kubernetes != nil:
+			// reported already
+		default:
+			d.gate(ctx, g)
+		}
+	}
+}
+
+// program checks that the program of a gate exists.
+func (d *checkup) program(g cluster.UserGate) {
+	when := "before each node, and when it is back"
+	if g.BeforeOnly {
+		when = "before each node"
+	}
+	d.runnable(GroupGates, g.String(), "roll.gates", when, *g.Command)
+}
+
+// runnable checks that a program can be run, without running it.
+func (d *checkup) runnable(group, what, key, when string, c cluster.CommandGate) {
+	name := c.Args[0]
+	if strings.ContainsRune(name, filepath.Separator) && !filepath.IsAbs(name) {
+		name = filepath.Join(c.Dir, name)
+		if !filepath.IsAbs(name) { // without its dot, ./check.sh would be looked for in PATH
+			name = "." + string(filepath.Separator) + name
+		}
+	}
+	if _, err := exec.LookPath(name); err != nil {
+		d.refuse(group, what, "command in "+key+" must name a program that can be run here", "%v", err)
+		return
+	}
+	d.ok(group, what, "a roll runs it %s", when)
+}
+
+func (d *checkup) gate(ctx context.Context, g cluster.UserGate) {
+	ctx, cancel := context.WithTimeout(ctx, askGate)
+	defer cancel()
+	holds, seen, err := usergate.Ask{Objects: d.src.Objects}.Look(ctx, g)
+	switch {
+	case err != nil && fault.KindOf(err) == fault.Failed && ctx.Err() == nil:
+		d.warn(GroupGates, g.String(), "a roll retries until its timeout", "could not be checked: %v", err)
+	case err != nil:
+		d.fail(GroupGates, g.String(), err)
+	case holds:
+		d.ok(GroupGates, g.String(), "holds")
+	default:
+		d.warn(GroupGates, g.String(), "a roll waits for it before it takes a node down, and gives up after "+(time.Duration(g.TimeoutSeconds)*time.Second).String(), "does not hold: %s", seen)
+	}
+}
+
+// Webhook is the state of one of the configured webhooks.
+type Webhook struct {
+	Name string   // its host
+	On   []string // its events
+	Err  error    // why nothing can be sent to it
+}
+
+// hooks checks that the programs exist. It runs none, since they have effects.
+func (d *checkup) hooks() {
+	when := map[cluster.HookPoint]string{
+		cluster.BeforeRun: "before it starts", cluster.AfterRun: "at its end", cluster.BeforeBatch: "before each batch", cluster.AfterBatch: "after each batch",
+		cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
+	}
+	hooks := d.Hooks()
+	for _, point := range hook.Points() {
+		for _, h := range hooks.At(point) {
+			d.runnable(GroupHooks, h.String(), "roll.hooks", when[point], h.Command)
+		}
+	}
+}
+
+// webhooks reports their state, and sends nothing.
+func (d *checkup) webhooks() {
+	for _, w := range d.src.Webhooks {
+		if w.Err != nil {
+			d.warn(GroupWebhooks, w.Name, "set the variable where recast runs; a roll continues without it", "%v", w.Err)
+			continue
+		}
+		d.ok(GroupWebhooks, w.Name, "gets: %s", strings.Join(w.On, ", "))
+	}
 }

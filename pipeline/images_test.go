@@ -1,0 +1,362 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
+)
+
+type everyRegistry interface {
+	images.Registry
+	images.Copier
+	images.Puller
+	images.Archives
+	schematics.ExtensionImages
+}
+
+// published is the content of registry and factory: the agent as an official extension
+// and, by tag, an extension of the user's own.
+type published struct{ agent, frr string } // digests
+
+type lockFactory struct {
+	images.Factory
+	*published
+}
+
+type lockRegistry struct {
+	everyRegistry
+	*published
+}
+
+func (p *published) list() []schematics.OfficialExtension {
+	return []schematics.OfficialExtension{{
+		Name: "siderolabs/qemu-guest-agent", Version: "1.0", Ref: "ghcr.io/siderolabs/qemu-guest-agent", Digest: p.agent,
+	}}
+}
+
+func (f lockFactory) Extensions(context.Context, string) ([]schematics.OfficialExtension, error) {
+	return f.list(), nil
+}
+
+func (lockFactory) Broken(context.Context) ([]string, error) { return nil, nil }
+
+func (p *published) Official(context.Context, string) ([]schematics.OfficialExtension, error) {
+	return p.list(), nil
+}
+
+func (r lockRegistry) Digest(_ context.Context, ref string) (string, bool, error) {
+	return r.frr, ref == "ghcr.io/acme/frr:1.7", nil
+}
+
+func (lockRegistry) Describe(_ context.Context, ref, arch string) (schematics.ExtensionImage, error) {
+	repository, _, _ := strings.Cut(ref, "@")
+	return schematics.ExtensionImage{Architectures: []string{arch}, Name: path.Base(repository), Version: "1.0"}, nil
+}
+
+func (p *published) images() Images {
+	return Images{Factory: lockFactory{published: p}, Registry: lockRegistry{published: p}, Catalog: p}
+}
+
+func hex64(c string) string { return "sha256:" + strings.Repeat(c, 64) }
+
+const lockConfig = `version: 1
+cluster: home
+talos: {version: v1.13.9}
+images:
+  mirror: ghcr.io/acme/talos
+  iso: {storage: [isos]}
+schematics:
+  default: base.yaml
+  bgp: {file: base.yaml, extensions: ["ghcr.io/acme/frr:1.7"]}
+  spare: plain.yaml
+proxmox: {endpoints: ["https://pve1:8006"], vmids: 9000-9099}
+nodes:
+  - {name: cp1, schematic: default}
+  - {name: wk1, schematic: bgp}
+  - {name: wk2, schematic: bgp}
+`
+
+// lockProject is a directory with recast.yaml and schematics, without a lock.
+func lockProject(t *testing.T) Project {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"recast.yaml": lockConfig,
+		"base.yaml":   "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent]}}\n",
+		"plain.yaml":  "customization: {}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := config.Load(filepath.Join(dir, "recast.yaml"), config.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Project{Config: c}
+}
+
+// staleNodes lists, for each changed schematic, which nodes run it and why it changed.
+func staleNodes(res LockResult) map[string][]string {
+	m := map[string][]string{}
+	for _, c := range res.Changes {
+		m[c.Schematic] = append(append([]string{}, c.Nodes...), c.Reasons...)
+	}
+	return m
+}
+
+// TestLock: digests stay until --update, which reports what changed and which nodes are
+// stale now; --check writes nothing.
+func TestLock(t *testing.T) {
+	t.Parallel()
+	p := lockProject(t)
+	world := &published{agent: hex64("a"), frr: hex64("c")}
+	lock := func(o LockOptions) LockResult {
+		t.Helper()
+		res, err := Lock(t.Context(), p, world.images(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	if res := lock(LockOptions{Check: true}); !res.Differs || res.Written {
+		t.Errorf("--check without a lock: differs %t, written %t", res.Differs, res.Written)
+	}
+	if _, err := schematics.ReadLock(p.LockFile()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("--check wrote a lock: %v", err)
+	}
+	res := lock(LockOptions{})
+	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "added"}, "bgp": {"wk1", "wk2", "added"}, "spare": {"added"}}, staleNodes(res)); diff != "" || !res.Written {
+		t.Errorf("the first lock (-want +got):\n%s", diff)
+	}
+	if _, err := p.Lock(); err != nil {
+		t.Errorf("the lock is not this configuration's: %v", err)
+	}
+
+	world.frr, world.agent = hex64("d"), hex64("b")
+	if res := lock(LockOptions{}); res.Differs || res.Written || len(res.Changes) > 0 {
+		t.Errorf("nobody asked for an update: %+v", res.Changes)
+	}
+	agent := "extension qemu-guest-agent 1.0: " + hex64("a") + " → " + hex64("b")
+	want := map[string][]string{"default": {"cp1", agent}, "bgp": {"wk1", "wk2", "extension frr 1.0: " + hex64("c") + " → " + hex64("d"), agent}}
+	for name, o := range map[string]LockOptions{"check": {Check: true}, "update": {Update: true}} {
+		res, err := Lock(t.Context(), lockedAs(t, p), world.images(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, staleNodes(res)); diff != "" || res.Written != o.Update || !res.Differs {
+			t.Errorf("%s: written %t; (-want +got):\n%s", name, res.Written, diff)
+		}
+	}
+}
+
+// lockedAs is a project with a copy of p's files.
+func lockedAs(t *testing.T, p Project) Project {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(p.Config.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Load(filepath.Join(dir, "recast.yaml"), config.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Project{Config: c}
+}
+
+// TestLockRebuild: the locked schematic gets another name, and nothing else changes.
+func TestLockRebuild(t *testing.T) {
+	t.Parallel()
+	p := lockProject(t)
+	world := &published{agent: hex64("a"), frr: hex64("c")}
+	if _, err := Lock(t.Context(), p, world.images(), LockOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	world.agent, world.frr = hex64("b"), hex64("d")
+	_, err := Lock(t.Context(), p, world.images(), LockOptions{Rebuild: []string{"default", "bgb"}})
+	if fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), `no schematic "bgb" to rebuild`) ||
+		cmp.Diff([]string{"the schematics are: bgp, default, spare"}, fault.Hints(err)) != "" {
+		t.Errorf("a schematic that nobody has: %v %q", err, fault.Hints(err))
+	}
+	res, err := Lock(t.Context(), p, world.images(), LockOptions{Rebuild: []string{"default"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "rebuild 0 → 1"}}, staleNodes(res)); diff != "" || !res.Written {
+		t.Errorf("written %t; (-want +got):\n%s", res.Written, diff)
+	}
+	if lock, err := p.Lock(); err != nil || lock.Schematics["default"].Rebuild != 1 {
+		t.Errorf("the lock: %+v, %v", lock.Schematics["default"], err)
+	}
+	world.agent, world.frr = hex64("a"), hex64("c")
+	if res, err := Lock(t.Context(), p, world.images(), LockOptions{Check: true}); err != nil || res.Differs {
+		t.Errorf("--check of a rebuilt lock: differs %t, %v", res.Differs, err)
+	}
+}
+
+// TestLockDiffersInNoBuild: a change that does not affect an image is still written and
+// checked.
+func TestLockDiffersInNoBuild(t *testing.T) {
+	t.Parallel()
+	p := lockProject(t)
+	world := &published{agent: hex64("a"), frr: hex64("c")}
+	if _, err := Lock(t.Context(), p, world.images(), LockOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s := p.Config.Schematics["bgp"]
+	s.Extensions = []config.ImageRef{{Repository: "ghcr.io/acme/frr", Digest: hex64("c")}}
+	p.Config.Schematics["bgp"] = s
+	res, err := Lock(t.Context(), p, world.images(), LockOptions{Check: true})
+	if err != nil || !res.Differs || len(res.Changes) > 0 {
+		t.Errorf("a reference by digest instead of tag: differs %t, changes %v, %v", res.Differs, res.Changes, err)
+	}
+	if _, err := p.Lock(); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "schematic bgp has changed since it was locked") {
+		t.Errorf("the lock of another reference is taken: %v", err)
+	}
+}
+
+// TestBuildLeavesANewerLockAlone: if the lock is updated while images are built, the
+// results for the earlier lock do not undo the update.
+func TestBuildLeavesANewerLockAlone(t *testing.T) {
+	t.Parallel()
+	p := lockProject(t)
+	world := &published{agent: hex64("a"), frr: hex64("c")}
+	first, err := Lock(t.Context(), p, world.images(), LockOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	save := saver(p.LockFile(), first.Lock)
+	record := func(l schematics.Lock, installer string) schematics.Lock {
+		l = l.Clone()
+		e := l.Schematics["default"]
+		e.Installer = "ghcr.io/acme/talos@" + installer
+		l.Schematics["default"] = e
+		return l
+	}
+	for _, digest := range []string{hex64("1"), hex64("2")} { // one record after the other
+		if err := save(record(first.Lock, digest)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	world.agent = hex64("b")
+	updated, err := Lock(t.Context(), p, world.images(), LockOptions{Update: true})
+	if err != nil || !updated.Written {
+		t.Fatalf("written %t, %v", updated.Written, err)
+	}
+	if err := save(record(first.Lock, hex64("3"))); fault.KindOf(err) != fault.Refused {
+		t.Errorf("error = %v", err)
+	}
+	got, err := schematics.ReadLock(p.LockFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(updated.Lock.Key(), got.Key()); diff != "" {
+		t.Errorf("the update is undone (-want +got):\n%s", diff)
+	}
+}
+
+// TestLockPlacesErrors: a problem with a reference is reported with its position in
+// recast.yaml.
+func TestLockPlacesErrors(t *testing.T) {
+	t.Parallel()
+	p := lockProject(t)
+	s := p.Config.Schematics["bgp"]
+	s.Extensions[0].Tag = "1.8"
+	_, err := Lock(t.Context(), p, (&published{agent: hex64("a")}).images(), LockOptions{})
+	want := filepath.Join(p.Config.Dir, "recast.yaml") + ":9:39: schematics.bgp.extensions[0]: the registry has no ghcr.io/acme/frr:1.8"
+	if err == nil || err.Error() != want {
+		t.Errorf("error\n got %v\nwant %s", err, want)
+	}
+}
+
+// storehouse is a Proxmox cluster of which only the VMs are read.
+type storehouse struct {
+	datacentre
+	cluster.Access
+	images.Store
+}
+
+func TestISOHosts(t *testing.T) {
+	t.Parallel()
+	vm := func(id cluster.VMID, host string) cluster.VM {
+		return cluster.VM{ID: id, Host: host, Config: map[string]string{"smbios1": fmt.Sprintf("uuid=u-%d", id)}}
+	}
+	open := parkingVM(t, parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b", VMID: 111, UUID: "u-111", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}, nil)
+	done := parkingVM(t, parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b", VMID: 111, UUID: "u-111"}, nil)
+	wk1, wk2 := config.Node{Name: "wk1", Schematic: "a", VMID: 111}, config.Node{Name: "wk2", Schematic: "b", VMID: 112}
+	unnumbered := config.Node{Name: "wk2", Schematic: "a"}
+	away := &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve9", Why: "is offline"}}}
+	cases := map[string]struct {
+		nodes   []config.Node
+		proxmox datacentre
+		kube    map[string]string // name → UUID; nil: it can't be asked
+		want    map[string][]string
+		err     string
+	}{
+		"by VMID, without Kubernetes": {
+			nodes: []config.Node{wk1, wk2}, proxmox: datacentre{vms: []cluster.VM{vm(111, "pve1"), vm(112, "pve2"), vm(113, "pve3")}},
+			want: map[string][]string{"a": {"pve1"}, "b": {"pve2"}},
+		},
+		"by UUID where there is no VMID": {
+			nodes: []config.Node{wk1, unnumbered}, proxmox: datacentre{vms: []cluster.VM{vm(111, "pve1"), vm(112, "pve2")}},
+			kube: map[string]string{"wk1": "u-9", "wk2": "u-112"}, want: map[string][]string{"a": {"pve1", "pve2"}},
+		},
+		"Kubernetes is away": {
+			nodes: []config.Node{wk1, unnumbered}, proxmox: datacentre{vms: []cluster.VM{vm(111, "pve1"), vm(112, "pve2")}},
+			err: "find the VMs of nodes without a VMID: no route to host",
+		},
+		"deleted by an unfinished replacement": {
+			nodes: []config.Node{wk1}, proxmox: datacentre{vms: []cluster.VM{open}}, want: map[string][]string{"a": {"pve1"}},
+		},
+		"a finished one says nothing": {
+			nodes: []config.Node{wk1}, proxmox: datacentre{vms: []cluster.VM{done}}, err: "node wk1: Proxmox shows no VM 111",
+		},
+		"on a host that is away": {
+			nodes: []config.Node{wk1, wk2}, proxmox: datacentre{vms: []cluster.VM{vm(111, "pve1")}, err: away}, want: map[string][]string{"a": {"pve1"}},
+		},
+		"to be made": {
+			nodes: []config.Node{wk1, {Name: "wk3", Schematic: "a", Host: "pve2"}}, proxmox: datacentre{vms: []cluster.VM{vm(111, "pve1")}},
+			want: map[string][]string{"a": {"pve1", "pve2"}},
+		},
+		"all that is not there": {
+			nodes: []config.Node{wk1, unnumbered, {Name: "wk3"}}, kube: map[string]string{"wk2": "u-112"},
+			err: "node wk1: Proxmox shows no VM 111\nnode wk2: Proxmox shows no VM with its SMBIOS UUID u-112\nnode wk3: Kubernetes has no node of that name",
+		},
+		"Proxmox is away": {nodes: []config.Node{wk1}, proxmox: datacentre{err: errors.New("595 Connection refused")}, err: "read Proxmox: 595 Connection refused"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := Project{Config: &config.Config{Cluster: "c1", Nodes: tc.nodes}}
+			got, err := isoHosts(t.Context(), p, PublishSources{Proxmox: storehouse{datacentre: tc.proxmox}, Nodes: func(context.Context) (nodes []cluster.KubeNode, err error) {
+				if tc.kube == nil {
+					return nil, errors.New("no route to host")
+				}
+				for name, uuid := range tc.kube {
+					nodes = append(nodes, cluster.KubeNode{Name: name, UUID: uuid})
+				}
+				return nodes, nil
+			}})
+			if err == nil && tc.err != "" || err != nil && err.Error() != tc.err {
+				t.Fatalf("error is %v, want %q", err, tc.err)
+			}
+			if diff := cmp.Diff(tc.want, got); err == nil && diff != "" {
+				t.Errorf("hosts (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
