@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestBackupFile(t *testing.T) {
@@ -19,14 +19,10 @@ func TestBackupFile(t *testing.T) {
 	saved, own := filepath.Join(dir, "saved"), filepath.Join(dir, "own")
 	const name = "etcd-c1-20261121T040507Z.db"
 	for _, made := range []string{saved, filepath.Join(own, name)} {
-		if err := os.MkdirAll(made, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(made, 0o700))
 	}
 	file := filepath.Join(dir, "there.db")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, nil, 0o600))
 	p := Project{Config: &config.Config{Cluster: "c1"}}
 	p.Config.Roll.EtcdSnapshot = filepath.Join(dir, "yet", "to be made")
 	cases := map[string]struct {
@@ -67,13 +63,9 @@ func TestRemoveBackups(t *testing.T) {
 	}
 	ours := []string{"etcd-c1-20251231T235959Z.db", "etcd-c1-20260101T000000Z.db", "etcd-c1-20260102T000000Z.db"}
 	for _, name := range append(others, ours...) {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
-	if err := os.Mkdir(filepath.Join(dir, "etcd-c1-20200101T000000Z.db"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "etcd-c1-20200101T000000Z.db"), 0o700))
 	p := Project{Config: &config.Config{Cluster: "c1"}}
 	for _, c := range []struct {
 		taken string

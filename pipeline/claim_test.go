@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // fullShelf is a Store that counts what is stored.
@@ -90,16 +90,9 @@ func TestWatched(t *testing.T) {
 	look := func(what string, requests int, want ...cluster.VMID) {
 		t.Helper()
 		px.read = nil
-		vms, err := w.VMs(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, px.read); diff != "" {
-			t.Errorf("%s: read (-want +got):\n%s", what, diff)
-		}
-		if diff := cmp.Diff(px.vms, vms); diff != "" {
-			t.Errorf("%s: VMs (-want +got):\n%s", what, diff)
-		}
+		vms := must.Get(w.VMs(t.Context()))(t)
+		must.Equal(t, what+": read", want, px.read)
+		must.Equal(t, what+": VMs", px.vms, vms)
 		if n := w.Requests(); n != requests {
 			t.Errorf("%s: %d requests", what, n)
 		}
@@ -142,9 +135,7 @@ func runWith(t *testing.T, p Project, id, outcome string, facts map[string]any) 
 	if outcome != "" {
 		err = errors.Join(err, j.Finish(outcome))
 	}
-	if err := errors.Join(err, j.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, j.Close()))
 }
 
 // TestOldRunsGo removes the oldest finished runs, unless a parking VM refers to them.
@@ -161,23 +152,15 @@ func TestOldRunsGo(t *testing.T) {
 		// Their order is that of their beginning.
 		info := fmt.Sprintf(`{"started":%q%s}`, time.Date(2026, 1, 1, 0, 0, n, 0, time.UTC).Format(time.RFC3339),
 			map[bool]string{true: `,"finished":"2026-01-02T00:00:00Z","outcome":"done"`}[outcome != ""])
-		if err := os.WriteFile(filepath.Join(p.Runs().Dir, made(n), "RUN"), []byte(info), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(p.Runs().Dir, made(n), "RUN"), []byte(info), 0o600))
 	}
-	if err := os.MkdirAll(filepath.Dir(p.Page(made(0))), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(p.Page(made(0)), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(p.Page(made(0))), 0o700))
+	must.Do(t, os.WriteFile(p.Page(made(0)), nil, 0o600))
 	away := fmt.Errorf("pve2 does not answer")
 	if err := forgetRuns(p, func() (map[string]bool, error) { return nil, away }); !errors.Is(err, away) {
 		t.Errorf("with a host away: %v", err)
 	}
-	if err := forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }))
 	gone := map[string]bool{made(0): true, made(3): true, made(4): true} // 1 has no end, 2 is needed
 	for n := range 6 {
 		if here := p.Runs().Has(made(n)); here == gone[made(n)] {

@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -99,14 +100,9 @@ func lockProject(t *testing.T) Project {
 		"base.yaml":   "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent]}}\n",
 		"plain.yaml":  "customization: {}\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	c, err := config.Load(filepath.Join(dir, "recast.yaml"), config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(config.Load(filepath.Join(dir, "recast.yaml"), config.Options{}))(t)
 	return Project{Config: c}
 }
 
@@ -127,10 +123,7 @@ func TestLock(t *testing.T) {
 	world := &published{agent: hex64("a"), frr: hex64("c")}
 	lock := func(o LockOptions) LockResult {
 		t.Helper()
-		res, err := Lock(t.Context(), p, world.images(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := must.Get(Lock(t.Context(), p, world.images(), o))(t)
 		return res
 	}
 	if res := lock(LockOptions{Check: true}); !res.Differs || res.Written {
@@ -154,10 +147,7 @@ func TestLock(t *testing.T) {
 	agent := "extension qemu-guest-agent 1.0: " + hex64("a") + " → " + hex64("b")
 	want := map[string][]string{"default": {"cp1", agent}, "bgp": {"wk1", "wk2", "extension frr 1.0: " + hex64("c") + " → " + hex64("d"), agent}}
 	for name, o := range map[string]LockOptions{"check": {Check: true}, "update": {Update: true}} {
-		res, err := Lock(t.Context(), lockedAs(t, p), world.images(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		res := must.Get(Lock(t.Context(), lockedAs(t, p), world.images(), o))(t)
 		if diff := cmp.Diff(want, staleNodes(res)); diff != "" || res.Written != o.Update || !res.Differs {
 			t.Errorf("%s: written %t; (-want +got):\n%s", name, res.Written, diff)
 		}
@@ -168,13 +158,8 @@ func TestLock(t *testing.T) {
 func lockedAs(t *testing.T, p Project) Project {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(p.Config.Dir)); err != nil {
-		t.Fatal(err)
-	}
-	c, err := config.Load(filepath.Join(dir, "recast.yaml"), config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(dir, os.DirFS(p.Config.Dir)))
+	c := must.Get(config.Load(filepath.Join(dir, "recast.yaml"), config.Options{}))(t)
 	return Project{Config: c}
 }
 
@@ -192,10 +177,7 @@ func TestLockRebuild(t *testing.T) {
 		cmp.Diff([]string{"the schematics are: bgp, default, spare"}, fault.Hints(err)) != "" {
 		t.Errorf("a schematic that nobody has: %v %q", err, fault.Hints(err))
 	}
-	res, err := Lock(t.Context(), p, world.images(), LockOptions{Rebuild: []string{"default"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Get(Lock(t.Context(), p, world.images(), LockOptions{Rebuild: []string{"default"}}))(t)
 	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "rebuild 0 → 1"}}, staleNodes(res)); diff != "" || !res.Written {
 		t.Errorf("written %t; (-want +got):\n%s", res.Written, diff)
 	}
@@ -235,10 +217,7 @@ func TestBuildLeavesANewerLockAlone(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)
 	world := &published{agent: hex64("a"), frr: hex64("c")}
-	first, err := Lock(t.Context(), p, world.images(), LockOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(Lock(t.Context(), p, world.images(), LockOptions{}))(t)
 	save := saver(p.LockFile(), first.Lock)
 	record := func(l schematics.Lock, installer string) schematics.Lock {
 		l = l.Clone()
@@ -248,9 +227,7 @@ func TestBuildLeavesANewerLockAlone(t *testing.T) {
 		return l
 	}
 	for _, digest := range []string{hex64("1"), hex64("2")} { // one record after the other
-		if err := save(record(first.Lock, digest)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, save(record(first.Lock, digest)))
 	}
 	world.agent = hex64("b")
 	updated, err := Lock(t.Context(), p, world.images(), LockOptions{Update: true})
@@ -260,13 +237,8 @@ func TestBuildLeavesANewerLockAlone(t *testing.T) {
 	if err := save(record(first.Lock, hex64("3"))); fault.KindOf(err) != fault.Refused {
 		t.Errorf("error = %v", err)
 	}
-	got, err := schematics.ReadLock(p.LockFile())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(updated.Lock.Key(), got.Key()); diff != "" {
-		t.Errorf("the update is undone (-want +got):\n%s", diff)
-	}
+	got := must.Get(schematics.ReadLock(p.LockFile()))(t)
+	must.Equal(t, "the update is undone", updated.Lock.Key(), got.Key())
 }
 
 // TestLockPlacesErrors: a problem with a reference is reported with its position in
@@ -354,8 +326,8 @@ func TestISOHosts(t *testing.T) {
 			if err == nil && tc.err != "" || err != nil && err.Error() != tc.err {
 				t.Fatalf("error is %v, want %q", err, tc.err)
 			}
-			if diff := cmp.Diff(tc.want, got); err == nil && diff != "" {
-				t.Errorf("hosts (-want +got):\n%s", diff)
+			if err == nil {
+				must.Equal(t, "hosts", tc.want, got)
 			}
 		})
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -67,13 +68,8 @@ func TestWanted(t *testing.T) {
 			Build: cluster.Build{ID: "b2", TalosVersion: "v1.13.9", Broken: true, Arch: "arm64", Platform: "metal", SecureBoot: true, SchematicID: "s2", Schematic: cluster.Secret("customization: {}\n")},
 		},
 	}
-	if diff := cmp.Diff(want, p.Wanted(lock), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-		t.Errorf("wanted (-want +got):\n%s", diff)
-	}
-	past, err := p.History(lock)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Equal(t, "wanted", want, p.Wanted(lock), cmpopts.EquateComparable(netip.Addr{}))
+	past := must.Get(p.History(lock))(t)
 	build := want[0].Build
 	content, known := past("sha256-00")
 	if diff := cmp.Diff(cluster.LockedContent{Extensions: build.Extensions, Overlay: build.Overlay, Rebuild: build.Rebuild}, content); diff != "" || !known {
@@ -115,9 +111,7 @@ func TestConfigKnown(t *testing.T) {
 			if err == nil && c.journal != "" {
 				err = j.PutSecret(roll.MachineConfigKey("wk1"), []byte(c.journal))
 			}
-			if err := errors.Join(err, j.Close()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(err, j.Close()))
 			file := func(context.Context, string) (cluster.Secret, bool, error) {
 				return cluster.Secret(c.file), c.file != "", nil
 			}
@@ -160,16 +154,12 @@ func extensionImage(t *testing.T) []byte {
 		"manifest.yaml":             "version: v1alpha1\nmetadata:\n  name: tool\n  version: v1\n  author: Acme\n  description: A tool.\n  compatibility:\n    talos:\n      version: \">= v1.0.0\"\n",
 		"rootfs/usr/local/bin/tool": "tool",
 	} {
-		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(text))}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(text))}))
 		if _, err := io.WriteString(w, text); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.Close())
 	return b.Bytes()
 }
 
@@ -181,19 +171,13 @@ func TestLockedFiles(t *testing.T) {
 	build := cluster.Build{EmbedsConfig: true, Extensions: []cluster.LockedExtension{{Name: "tool", Version: "v1", Ref: "ghcr.io/acme/tool", Digest: "sha256:aa"}}}
 	for range 2 {
 		var target observe.FileTarget
-		if err := locked.want(t.Context(), &target, "arm64", build); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, locked.want(t.Context(), &target, "arm64", build))
 		want := observe.FileTarget{EmbedsConfig: true, Content: []observe.LockedFiles{{Extension: build.Extensions[0], Files: map[string]observe.LockedFile{
 			"/usr/local/bin/tool": {Mode: 0o755, SizeBytes: 4, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte("tool")))},
 		}}}}
-		if diff := cmp.Diff(want, target, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-			t.Errorf("target (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "target", want, target, cmpopts.EquateComparable(netip.Addr{}))
 	}
-	if diff := cmp.Diff([]string{"ghcr.io/acme/tool@sha256:aa arm64"}, puller.pulled); diff != "" {
-		t.Errorf("pulled (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "pulled", []string{"ghcr.io/acme/tool@sha256:aa arm64"}, puller.pulled)
 }
 
 // TestLockedFilesAreChecked: an image whose digest turns out to be wrong after its last

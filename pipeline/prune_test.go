@@ -23,6 +23,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -286,9 +287,7 @@ func TestPrune(t *testing.T) {
 				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails)) || fault.KindOf(errors.Join(err)) != tc.kind {
 					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
 				}
-				if diff := cmp.Diff(tc.want, s.changes); diff != "" {
-					t.Errorf("changes (-want +got):\n%s", diff)
-				}
+				must.Equal(t, "changes", tc.want, s.changes)
 				for _, v := range rep.ISOs {
 					if _, there := s.isos[v.Name]; v.Removed == there {
 						t.Errorf("%s: removed is %t", v, v.Removed)
@@ -312,10 +311,7 @@ func TestPruneSaysWhy(t *testing.T) {
 		for _, v := range rep.ISOs {
 			got[v.Name] = strings.Join(v.Keep, "; ")
 		}
-		lock, err := schematics.ReadLock(p.LockFile())
-		if err != nil {
-			t.Fatal(err)
-		}
+		lock := must.Get(schematics.ReadLock(p.LockFile()))(t)
 		want := map[string]string{
 			lock.Schematics["default"].ISO.Name: "recast.lock has it",
 			isoNamed(goneBuild):                 "it is younger than 168h",
@@ -327,12 +323,8 @@ func TestPruneSaysWhy(t *testing.T) {
 				want[name] = "the previous lock has it: the way back"
 			}
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("why they stay (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]string{"pve2 is offline: its own storages were not checked"}, rep.Unseen); diff != "" {
-			t.Errorf("unseen (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "why they stay", want, got)
+		must.Equal(t, "unseen", []string{"pve2 is offline: its own storages were not checked"}, rep.Unseen)
 	})
 }
 
@@ -342,16 +334,11 @@ func TestPruneDiskImages(t *testing.T) {
 	t.Parallel()
 	diskNamed := func(build string) string { return strings.TrimSuffix(isoNamed(build), ".iso") + ".qcow2" }
 	p, s := pruneProject(t)
-	lock, err := schematics.ReadLock(p.LockFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := must.Get(schematics.ReadLock(p.LockFile()))(t)
 	e := lock.Schematics["default"]
 	e.Disk = schematics.Disk{BootFile: schematics.BootFile{Name: lock.DiskName(e), SHA256: strings.Repeat("0", 64), SizeBytes: 1}, DiskBytes: 1}
 	lock.Schematics["default"] = e
-	if err := schematics.WriteLock(p.LockFile(), lock); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, schematics.WriteLock(p.LockFile(), lock))
 	s.isos = map[string]time.Time{}
 	for _, name := range []string{e.Disk.Name, diskNamed(goneBuild), diskNamed(runBuild), isoNamed(goneBuild)} {
 		s.isos[name] = time.Now().Add(-1000 * time.Hour)
@@ -365,10 +352,7 @@ func TestPruneDiskImages(t *testing.T) {
 		{[]string{"imports"}, []string{"claim", "ask", "delete " + diskNamed(goneBuild), "give back"}},
 	} {
 		p.Config.Images.Disk.Storage, s.changes = step.storages, nil
-		rep, err := s.prune(t, p, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rep := must.Get(s.prune(t, p, true))(t)
 		if diff := cmp.Diff(step.want, s.changes); diff != "" {
 			t.Errorf("with %q (-want +got):\n%s", step.storages, diff)
 		}
@@ -376,9 +360,7 @@ func TestPruneDiskImages(t *testing.T) {
 			want := map[string]string{
 				e.Disk.Name: "recast.lock has it", diskNamed(runBuild): `VM 101 "wk1" on pve1 was created from it`, diskNamed(openBuild): "it is younger than 168h",
 			}[v.Name]
-			if got := strings.Join(v.Keep, "; "); got != want {
-				t.Errorf("%s is kept because %q, want %q", v.Name, got, want)
-			}
+			must.Equal(t, v.Name+" is kept because", want, strings.Join(v.Keep, "; "))
 		}
 	}
 }
@@ -469,9 +451,7 @@ func TestPruneKinds(t *testing.T) {
 				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) || tc.hint == "" && strings.Contains(hints, "--only") {
 					t.Errorf("hints %q, want %q", hints, tc.hint)
 				}
-				if diff := cmp.Diff(tc.want, s.changes); diff != "" {
-					t.Errorf("changes (-want +got):\n%s", diff)
-				}
+				must.Equal(t, "changes", tc.want, s.changes)
 				for _, v := range rep.Disks {
 					if _, there := s.vms[9091].Config[v.Key]; v.Removed == there || v.Replaced.IsZero() {
 						t.Errorf("verdict %+v", v)

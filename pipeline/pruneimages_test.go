@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -52,16 +52,11 @@ func mirrorProject(t *testing.T) (Project, *pruneSite, mirrorShelf) {
 	t.Helper()
 	p, s := pruneProject(t)
 	p.Config.Images.Mirror = "r.acme/talos"
-	lock, err := schematics.ReadLock(p.LockFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := must.Get(schematics.ReadLock(p.LockFile()))(t)
 	e := lock.Schematics["default"]
 	e.Installer = "r.acme/talos@" + digestOf("1")
 	lock.Schematics["default"] = e
-	if err := schematics.WriteLock(p.LockFile(), lock); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, schematics.WriteLock(p.LockFile(), lock))
 	before, _, err := schematics.Previous(p.Locks().Dir, lock)
 	if err != nil {
 		t.Fatal(err)
@@ -92,14 +87,8 @@ func TestPruneMirror(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, s, shelf := mirrorProject(t)
 		isos := len(s.isos)
-		rep, err := s.pruneMirror(t, p, shelf, true)
-		if err != nil {
-			t.Fatal(err)
-		}
-		lock, err := schematics.ReadLock(p.LockFile())
-		if err != nil {
-			t.Fatal(err)
-		}
+		rep := must.Get(s.pruneMirror(t, p, shelf, true))(t)
+		lock := must.Get(schematics.ReadLock(p.LockFile()))(t)
 		want := map[string]string{
 			images.TagOf(lock, lock.Schematics["default"]): "recast.lock has it",
 			"v1.13.9-dddddddddddd":                         "recast.lock has it",
@@ -161,9 +150,7 @@ func TestPruneLeavesTheMirrorAlone(t *testing.T) {
 				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != tc.kind) {
 					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
 				}
-				if diff := cmp.Diff(before, shelf); diff != "" {
-					t.Errorf("mirror (-before +after):\n%s", diff)
-				}
+				must.Equal(t, "mirror", before, shelf)
 				if tc.fails == "" && rep.Mirror != nil {
 					t.Errorf("it was looked at: %v", rep.Mirror)
 				}
@@ -227,9 +214,7 @@ func TestPruneCache(t *testing.T) {
 				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
 					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
 				}
-				if diff := cmp.Diff(tc.want, s.changes); diff != "" {
-					t.Errorf("changes on Proxmox (-want +got):\n%s", diff)
-				}
+				must.Equal(t, "changes on Proxmox", tc.want, s.changes)
 				var gone []string
 				for _, v := range rep.Cache {
 					if _, err := os.Stat(filepath.Join(p.isoCache(), v.Name)); err != nil && v.Removed {

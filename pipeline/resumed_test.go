@@ -7,15 +7,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline/past"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -29,10 +27,7 @@ type session struct {
 // begin opens the journal of a run, like a roll that executes a plan.
 func begin(t *testing.T, p Project, pid int, plan planning.Plan) session {
 	t.Helper()
-	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(p.Runs().Dir, journal.Options{Run: "r"}))(t)
 	w := &work{Project: p, command: "roll", o: RollOptions{Holder: claim.Holder{PID: pid, Boot: "b"}}, rep: Report{Plan: plan}}
 	s := session{w, t, j}
 	s.must(w.keepAbout(j, schematics.Lock{}), w.keepPlan(j), j.Resume())
@@ -132,14 +127,9 @@ func TestTheRunsOwnPlan(t *testing.T) {
 	}
 	require := func(want string) {
 		t.Helper()
-		r, err := p.Runs().Find("r", past.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(p.Runs().Find("r", past.Options{}))(t)
 		done, planned := r.Counted()
-		if got := fmt.Sprintf("%d of %d, %v", done, planned, *r.Fates); got != want {
-			t.Errorf("it is told as %s, want %s", got, want)
-		}
+		must.Equal(t, "it is told", want, fmt.Sprintf("%d of %d, %v", done, planned, *r.Fates))
 	}
 	session(reset, map[string]step.Status{"wk1": step.Done}, "done")
 	session(own, map[string]step.Status{"wk2": step.Done, "wk3": step.Failed}, "failed: x")
@@ -163,13 +153,8 @@ func TestTheLastFateOfANode(t *testing.T) {
 	s.saw("roll/unfinished/wk2", step.Done)
 	s.finish("failed: x")
 	s.must(s.j.Close())
-	r, err := p.Runs().Find("r", past.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := fmt.Sprint(*r.Fates), "{[wk2] [wk1] [wk3]}"; got != want {
-		t.Errorf("fates %s, want %s", got, want)
-	}
+	r := must.Get(p.Runs().Find("r", past.Options{}))(t)
+	must.Equal(t, "fates", "{[wk2] [wk1] [wk3]}", fmt.Sprint(*r.Fates))
 }
 
 // If a hook after the failed nodes fails, the run ends with that result, unless there
@@ -185,9 +170,7 @@ func TestAFailedHookAfterTheRun(t *testing.T) {
 		runWith(t, p, "r", was, nil)
 		w := &work{Project: p}
 		w.hooks.journal = "r"
-		if err := w.noteFailed(errors.New("hook x: it ended with 3")); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.noteFailed(errors.New("hook x: it ended with 3")))
 		if got, err := p.Runs().Outcome("r"); err != nil || got != want {
 			t.Errorf("%q became %q, want %q; %v", was, got, want, err)
 		}
@@ -199,24 +182,14 @@ func TestKeepAbout(t *testing.T) {
 	p := projectOf(t)
 	lock := schematics.Lock{Version: 1, Talos: "v1.13.9", Schematics: map[string]schematics.Locked{"base": {BuildID: strings.Repeat("b", 64)}}}
 	for _, pid := range []int{1, 1, 2} {
-		j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		j := must.Get(journal.Open(p.Runs().Dir, journal.Options{Run: "r"}))(t)
 		w := &work{Project: p, command: "roll", o: RollOptions{Holder: claim.Holder{PID: pid}, Origin: past.Origin{Recast: "v1"}}}
-		if err := errors.Join(w.keepAbout(j, lock), j.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(w.keepAbout(j, lock), j.Close()))
 	}
-	r, err := p.Runs().Find("r", past.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(p.Runs().Find("r", past.Options{}))(t)
 	want := &past.About{
 		Command: "roll", Cluster: "c1", By: claim.Holder{PID: 1}, GoneOn: []claim.Holder{{PID: 2}}, Origin: past.Origin{Recast: "v1"},
 		Talos: "v1.13.9", Lock: lock.Key(),
 	}
-	if diff := cmp.Diff(want, r.About); diff != "" {
-		t.Errorf("about (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "about", want, r.About)
 }

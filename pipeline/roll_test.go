@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -60,9 +61,7 @@ func TestMistakesAreFoundBeforeTheClaim(t *testing.T) {
 			t.Parallel()
 			p := lockedProject(t)
 			if c.noLock {
-				if err := os.Remove(p.LockFile()); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Remove(p.LockFile()))
 			}
 			_, err := c.do(t.Context(), p, Machines{}, &step.Runner{Emit: func(step.Event) {}}, c.o)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -152,10 +151,7 @@ func TestUnknownRunIsFoundBeforeTheClaim(t *testing.T) {
 	t.Parallel()
 	parkingVM := func(id cluster.VMID, rec parking.Record) cluster.VM {
 		rec.Cluster = "c1"
-		text, err := rec.Description()
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(rec.Description())(t)
 		return cluster.VM{ID: id, Name: "recast-parking-" + rec.Node, Host: "pve1", Config: map[string]string{"description": text, "protection": "1"}}
 	}
 	vms := []cluster.VM{
@@ -218,9 +214,7 @@ func lockedProject(t *testing.T) Project {
 	c := p.Config
 	c.Talos.Version, c.Images.Arch, c.Images.Platform = "v1.13.9", "amd64", "nocloud"
 	file := filepath.Join(c.Dir, "default.yaml")
-	if err := os.WriteFile(file, []byte("customization: {}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte("customization: {}\n"), 0o600))
 	c.Schematics = map[string]config.Schematic{"default": {File: "default.yaml", Path: file}}
 	c.Nodes = []config.Node{{Name: "wk1", Schematic: "default"}, {Name: "wk2", Schematic: "default"}}
 	if _, err := p.Lock(); err != nil {
@@ -242,8 +236,6 @@ func TestWhereTheDisksOfANodeAreInASentence(t *testing.T) {
 		"wk1: VM 9031 (deleted); scsi0 on VM 9031; scsi1 not where the record says: run recast status first":                                            {disk("scsi0", OnVM), disk("scsi1", Lost)},
 	} {
 		h.Disks = disks
-		if got := h.safe(); got != want {
-			t.Errorf("%q\nwant %q", got, want)
-		}
+		must.Equal(t, "value", want, h.safe())
 	}
 }

@@ -12,12 +12,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -48,10 +48,7 @@ func project(t *testing.T) (p Project, build string) {
 // parking is a parking VM as Proxmox shows it.
 func parkingVM(t *testing.T, rec parking.Record, config map[string]string) cluster.VM {
 	t.Helper()
-	description, err := rec.Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	description := must.Get(rec.Description())(t)
 	vm := cluster.VM{ID: 9090, Name: "recast-parking-" + rec.Node, Host: "pve1", Config: map[string]string{"description": description}}
 	maps.Copy(vm.Config, config)
 	return vm
@@ -80,14 +77,11 @@ func TestStatus(t *testing.T) {
 		{Name: "wk2", Ready: true, Mark: &cluster.Mark{Run: "r2", Strategy: cluster.InPlace, Build: "b2", Installed: true}},
 		{Name: "wk3", Unschedulable: true}, // someone else's cordon
 	}
-	got, err := Status(t.Context(), p, StatusSources{
+	got := must.Get(Status(t.Context(), p, StatusSources{
 		Proxmox: px, Nodes: func(context.Context) ([]cluster.KubeNode, error) { return nodes, nil },
 		Dead:          func(h claim.Holder) bool { return h.PID == 12 },
 		MachineConfig: func(_ context.Context, node string) (cluster.Secret, bool, error) { return nil, node == "wk1", nil },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	want := StatusResult{
 		Cluster: "c1",
 		Claim: &ClaimHeld{VMID: 9089, Dead: true, State: claim.State{
@@ -108,30 +102,23 @@ func TestStatus(t *testing.T) {
 			Node: "wk1", Run: "r0", Volid: "fast:vm-9090-disk-1", Parking: 9090, Host: "pve1", Key: "scsi29", Talos: "v1.13.8", Lock: "sha256-aa", Kubernetes: "v1.35.4",
 		}},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("status (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "status", want, got)
 }
 
 // TestStatusWithoutTheRest: only Proxmox answers, and much of its data is damaged.
 func TestStatusWithoutTheRest(t *testing.T) {
 	t.Parallel()
 	p, _ := project(t)
-	if err := os.Remove(p.LockFile()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(p.LockFile()))
 	rec := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b9", VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}
 	px := datacentre{vms: []cluster.VM{
 		{ID: 9089, Name: "someone's", Host: "pve1"},
 		parkingVM(t, rec, nil),
 		{ID: 9091, Name: "edited", Host: "pve1", Config: map[string]string{"description": "recast-record: {"}},
 	}}
-	got, err := Status(t.Context(), p, StatusSources{
+	got := must.Get(Status(t.Context(), p, StatusSources{
 		Proxmox: px, Nodes: func(context.Context) ([]cluster.KubeNode, error) { return nil, errAway },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	if got.Kubernetes != "connection refused" || got.Claim != nil || len(got.Open) != 1 || got.Open[0].BuildLocked || got.Open[0].MachineConfig {
 		t.Errorf("%+v", got)
 	}
@@ -168,13 +155,8 @@ func TestStatusDoesNotWaitLongForKubernetes(t *testing.T) {
 func TestStatusKnowsTheLastRunOfThisMachine(t *testing.T) {
 	t.Parallel()
 	p, _ := project(t)
-	j, err := journal.Open(filepath.Join(p.State(), "runs"), journal.Options{Run: "20261121-0421-3f2a"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(j.Finish("failed: no space"), j.Close()); err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(filepath.Join(p.State(), "runs"), journal.Options{Run: "20261121-0421-3f2a"}))(t)
+	must.Do(t, errors.Join(j.Finish("failed: no space"), j.Close()))
 	got, err := Status(t.Context(), p, StatusSources{Proxmox: datacentre{}})
 	if err != nil || got.LastRun == nil || got.LastRun.ID != "20261121-0421-3f2a" || got.LastRun.Outcome != "failed: no space" {
 		t.Errorf("%+v, %v", got.LastRun, err)
@@ -389,9 +371,7 @@ func TestHalf(t *testing.T) {
 			if h.VMState != tc.state || h.Running != (tc.vm != nil && tc.state != VMStranger) {
 				t.Errorf("VM %s (%s), running %t, want %s", h.VMState, h.VM, h.Running, tc.state)
 			}
-			if diff := cmp.Diff(tc.where, where); diff != "" {
-				t.Errorf("disks (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "disks", tc.where, where)
 		})
 	}
 }
@@ -428,9 +408,7 @@ func TestAdvise(t *testing.T) {
 			for _, a := range tc.h.advise() {
 				got = append(got, a.Command+": "+a.Does)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("advice (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "advice", tc.want, got)
 		})
 	}
 }
@@ -470,10 +448,7 @@ func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 				Disks: []parking.ParkedDisk{{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1"}},
 			}
 			park := parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: rec}
-			h, err := half(t.Context(), datacentre{vms: tc.vms}, park, tc.vms, tc.away)
-			if err != nil {
-				t.Fatal(err)
-			}
+			h := must.Get(half(t.Context(), datacentre{vms: tc.vms}, park, tc.vms, tc.away))(t)
 			h.BuildLocked, h.MachineConfig = true, true
 			if h.VMState != tc.state || h.VM != tc.vm || h.Disks[0].Where != tc.where || !strings.HasPrefix(h.advise()[0].Command, tc.next) {
 				t.Errorf("%s: %s; disk %s; %v", h.VMState, h.VM, h.Disks[0].Where, h.advise())

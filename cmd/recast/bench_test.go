@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -192,9 +193,6 @@ func (p *program) median(of []float64) float64 {
 
 func (p *program) mib(b *testing.B) float64 {
 	b.Helper()
-	info, err := os.Stat(p.file)
-	if err != nil {
-		b.Fatal(err)
-	}
+	info := must.Get(os.Stat(p.file))(b)
 	return float64(info.Size()) / (1 << 20)
 }

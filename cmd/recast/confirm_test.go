@@ -20,6 +20,7 @@ import (
 	"github.com/creack/pty"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline/setup"
 	"github.com/spf13/cobra"
 )
@@ -62,15 +63,9 @@ func TestConfirmTypedAhead(t *testing.T) {
 func TestConfirmUnseen(t *testing.T) {
 	t.Parallel()
 	_, tty := openTerminal(t)
-	story, err := os.Create(filepath.Join(t.TempDir(), "roll.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	story := must.Get(os.Create(filepath.Join(t.TempDir(), "roll.log")))(t)
 	defer story.Close()
-	nowhere, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nowhere := must.Get(os.OpenFile(os.DevNull, os.O_WRONLY, 0))(t)
 	defer nowhere.Close()
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -117,9 +112,7 @@ func TestAskedTwice(t *testing.T) {
 	term.patch()
 	roll := term.background("roll.err", "roll", "--yes")
 	term.await("roll.err", "create the VM again")
-	if err := roll.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, roll.Process.Kill())
 	_ = roll.Wait()
 
 	s := term.onScreen("roll")
@@ -155,9 +148,7 @@ func TestTyped(t *testing.T) {
 		root.PersistentFlags().StringP("config", "c", "", "")
 		for _, name := range []string{"prune", "roll"} {
 			c := &cobra.Command{Use: name, Run: func(c *cobra.Command, _ []string) {
-				if got := typed(c); got != want {
-					t.Errorf("%s: %s, want %s", line, got, want)
-				}
+				must.Equal(t, line, want, typed(c))
 				if got := typed(c, "NODE", "--only", "x"); strings.Count(got, "--only") != 1 || !strings.Contains(got, "NODE --only x") {
 					t.Errorf("%s, with more: %s", line, got)
 				}
@@ -284,9 +275,7 @@ func TestInterrupt(t *testing.T) {
 
 func interrupt(t *testing.T, p *os.Process) {
 	t.Helper()
-	if err := p.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Signal(os.Interrupt))
 }
 
 // has requires every text in the output.
@@ -339,9 +328,7 @@ func TestSuspended(t *testing.T) {
 	stop := func(s syscall.Signal) {
 		t.Helper()
 		for _, of := range []*os.Process{watch.cmd.Process, ui.Process} {
-			if err := of.Signal(s); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, of.Signal(s))
 		}
 	}
 	stop(syscall.SIGSTOP)
@@ -368,9 +355,7 @@ func TestSuspended(t *testing.T) {
 	if code := watch.end(); code != exitDone {
 		t.Errorf("exit code %d of who watched:\n%s", code, watch.seen())
 	}
-	if err := ui.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, ui.Process.Signal(os.Interrupt))
 	if code := exitCode(ui.Wait()); code != exitDone {
 		t.Errorf("exit code %d of the pages:\n%s", code, term.read("url"))
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"go.yaml.in/yaml/v4"
 )
 
@@ -149,20 +149,14 @@ func recastLines(scripts []string) [][]string {
 // makeRecipes returns the recipes of a Makefile as make would run them with YES=1.
 func makeRecipes(t *testing.T, name string) []string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("../../examples", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(filepath.Join("../../examples", name)))(t)
 	return []string{strings.NewReplacer("$(RECAST)", "recast", "$(if $(YES),--yes)", "--yes").Replace(string(b))}
 }
 
 // yamlTexts returns all scalars of a YAML file.
 func yamlTexts(t *testing.T, name string) []string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("../../examples", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(filepath.Join("../../examples", name)))(t)
 	var doc yaml.Node
 	if err := yaml.Unmarshal(b, &doc); err != nil {
 		t.Fatalf("%s: %v", name, err)
@@ -189,16 +183,11 @@ type customManager struct {
 
 func renovatePreset(t *testing.T) []customManager {
 	t.Helper()
-	b, err := os.ReadFile("../../examples/renovate/default.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("../../examples/renovate/default.json"))(t)
 	var preset struct {
 		CustomManagers []customManager `json:"customManagers"`
 	}
-	if err := json.Unmarshal(b, &preset); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(b, &preset))
 	return preset.CustomManagers
 }
 
@@ -236,10 +225,7 @@ func (m customManager) find(t *testing.T, text string) []string {
 
 func TestRenovateFindsWhatRecastPins(t *testing.T) {
 	t.Parallel()
-	example, err := os.ReadFile("../../examples/recast.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	example := must.Get(os.ReadFile("../../examples/recast.yaml"))(t)
 	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
 	cases := map[string]struct {
 		text string
@@ -273,9 +259,7 @@ func TestRenovateFindsWhatRecastPins(t *testing.T) {
 			for _, m := range managers {
 				found = append(found, m.find(t, c.text)...)
 			}
-			if diff := cmp.Diff(c.want, found); diff != "" {
-				t.Errorf("found (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "found", c.want, found)
 		})
 	}
 }
@@ -288,9 +272,7 @@ func TestRenovateReadsTheCronJob(t *testing.T) {
 			Files []string `json:"managerFilePatterns"`
 		} `json:"kubernetes"`
 	}
-	if err := json.Unmarshal([]byte(repositoryFile(t, "examples/renovate/default.json")), &preset); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(repositoryFile(t, "examples/renovate/default.json")), &preset))
 	if len(preset.Kubernetes.Files) != 1 || !regexp.MustCompile(strings.Trim(preset.Kubernetes.Files[0], "/")).MatchString("recast/drift-cronjob.yaml") {
 		t.Errorf("files %q", preset.Kubernetes.Files)
 	}
@@ -338,9 +320,7 @@ type goreleaser struct {
 func TestReleaseAgrees(t *testing.T) {
 	t.Parallel()
 	var g goreleaser
-	if err := yaml.Unmarshal([]byte(repositoryFile(t, ".goreleaser.yaml")), &g); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, yaml.Unmarshal([]byte(repositoryFile(t, ".goreleaser.yaml")), &g))
 	build := g.Builds[0]
 	for _, set := range regexp.MustCompile(`-X main\.(\w+)=`).FindAllStringSubmatch(build.Ldflags[0], -1) {
 		if !strings.Contains(repositoryFile(t, "cmd/recast/root.go"), "\n\t"+set[1]+" ") {
@@ -382,9 +362,6 @@ func TestReleaseAgrees(t *testing.T) {
 
 func repositoryFile(t *testing.T, name string) string {
 	t.Helper()
-	b, err := os.ReadFile("../../" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile("../../" + name))(t)
 	return string(b)
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/creack/pty"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pump"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
@@ -45,9 +46,7 @@ func TestLiveView(t *testing.T) {
 	s.resize(20, 5)
 	s.awaitLogged("bring wk1 up")
 	s.resize(100, 30)
-	if code := s.end(); code != exitInterrupted {
-		t.Errorf("exit code %d, want %d", code, exitInterrupted)
-	}
+	must.Equal(t, "exit code", exitInterrupted, s.end())
 	has(t, s.seen(), "Ctrl-C: finish the current nodes", "  ✓ wk1  recreate", "  - wk2  recreate  not started\r\n", "1 of 3 nodes done, 2 not done", "\r\nrun ", "\nerror: ", "stopped; not started: roll/")
 	for _, mode := range []string{"\x1b[>", "\x1b[?u", "\x1b[=", "$p", "\x1b[?1049h"} {
 		if strings.Contains(s.seen(), mode) {
@@ -249,9 +248,7 @@ func TestReader(t *testing.T) {
 	_, full := fullPipe(t)
 	s := &screen{t: t, cmd: term.recast("roll", "--yes")}
 	s.cmd.Stderr = full
-	if err := s.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.cmd.Start())
 	s.awaitLogged("take wk1 down")
 	interrupt(t, s.cmd.Process)
 	<-time.After(200 * time.Millisecond) // nobody can see that the first one was heard
@@ -329,9 +326,7 @@ func openLab(t testing.TB, flags ...string) *terminal {
 	lab.Dir = filepath.Dir(term.dir)
 	var said bytes.Buffer
 	lab.Stderr, lab.Cancel = &said, func() error { return lab.Process.Signal(os.Interrupt) }
-	if err := lab.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, lab.Start())
 	t.Cleanup(func() {
 		if err := lab.Wait(); !errors.Is(err, context.Canceled) {
 			t.Errorf("the lab, interrupted at the end of the test: %v\n%s", err, &said)
@@ -452,15 +447,11 @@ func fullPipe(t *testing.T) (read, write *os.File) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = read.Close(), write.Close() })
-	if err := write.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, write.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
 	for line := bytes.Repeat([]byte("."), 63); err == nil; {
 		_, err = write.Write(append(line, '\n'))
 	}
-	if err := write.SetWriteDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, write.SetWriteDeadline(time.Time{}))
 	return read, write
 }
 
@@ -472,9 +463,7 @@ func TestNobodyReads(t *testing.T) {
 	for _, progress := range []string{progressPlain, progressJSON} {
 		read, write := fullPipe(t)
 		s := &streams{err: &console{Writer: write}, interrupts: &interrupts{}}
-		if err := s.setProgress("recast roll", progress); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.setProgress("recast roll", progress))
 		display := s.displaySteps(t.Context())
 		s.err.pump.Patience = 20 * time.Millisecond
 		const notes = 2 * pump.Queue
@@ -540,7 +529,5 @@ func TestConsoleHasOurColoursOnly(t *testing.T) {
 	}
 	const want = "warning: all is well\ufffd\n" +
 		"\x1b[31merror:\x1b[0m all is well\n\x1b[33mhint:\x1b[0m wait\n\x1b[2mrunbook:\x1b[0m page\n"
-	if out.String() != want {
-		t.Errorf("%q\nwant %q", &out, want)
-	}
+	must.Equal(t, "value", want, out.String())
 }

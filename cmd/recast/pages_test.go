@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/expression"
 	"github.com/recast-sh/recast/internal/notify"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 	"go.yaml.in/yaml/v4"
 )
@@ -81,22 +82,16 @@ func readPages(t *testing.T) []page {
 	const top = "../.."
 	names := []string{"README.md", "CONTRIBUTING.md"}
 	for _, dir := range []string{"docs", "examples", "testdata"} {
-		err := fs.WalkDir(os.DirFS(top), dir, func(name string, e fs.DirEntry, err error) error {
+		must.Do(t, fs.WalkDir(os.DirFS(top), dir, func(name string, e fs.DirEntry, err error) error {
 			if err == nil && path.Ext(name) == ".md" && path.Dir(name) != "docs/reference" {
 				names = append(names, name)
 			}
 			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	var pages []page
 	for _, name := range names {
-		text, err := os.ReadFile(filepath.Join(top, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(filepath.Join(top, name)))(t)
 		pages = append(pages, parsePage(name, string(text)))
 	}
 	return pages
@@ -218,10 +213,7 @@ func TestPagesShell(t *testing.T) {
 // and loads the result.
 func TestPagesShowValidFiles(t *testing.T) {
 	t.Parallel()
-	example, err := os.ReadFile("../../examples/recast.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	example := must.Get(os.ReadFile("../../examples/recast.yaml"))(t)
 	for _, p := range readPages(t) {
 		if !p.guides() {
 			continue
@@ -284,10 +276,7 @@ func layOver(under, over map[string]any) {
 
 func TestValidBlock(t *testing.T) {
 	t.Parallel()
-	example, err := os.ReadFile("../../examples/recast.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	example := must.Get(os.ReadFile("../../examples/recast.yaml"))(t)
 	for name, c := range map[string]struct {
 		b    block
 		want string

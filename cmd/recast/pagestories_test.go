@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/live/emulator"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var (
@@ -86,19 +87,12 @@ type pageStage struct {
 func newPageStage(t *testing.T) pageStage {
 	t.Helper()
 	dir := t.TempDir()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Join(dir, "bin"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "bin"), 0o700))
 	recast := filepath.Join(dir, "bin", "recast")
 	if os.Link(self, recast) != nil { // it is on another file system
 		b, err := os.ReadFile(self)
-		if err := errors.Join(err, os.WriteFile(recast, b, 0o700)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(err, os.WriteFile(recast, b, 0o700)))
 	}
 	return pageStage{t, dir, dir, os.Getenv("PATH")}
 }
@@ -211,9 +205,7 @@ func (p page) compare(t *testing.T, printed map[int]string) {
 	if !changed || !*pagesUpdate {
 		return
 	}
-	if err := os.WriteFile(filepath.Join("../..", p.name), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join("../..", p.name), []byte(text), 0o600))
 }
 
 // awaitFile waits for another process to write a file.
@@ -282,10 +274,7 @@ func TestTranscript(t *testing.T) {
 		t.Skip("long: make stories")
 	}
 	t.Parallel()
-	old, err := os.ReadFile(transcriptPage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	old := must.Get(os.ReadFile(transcriptPage))(t)
 	before := parsePage("", string(old)).blocks
 	var typed, piped []string
 	t.Run("typed", func(t *testing.T) {
@@ -544,9 +533,7 @@ func TestShows(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := showsStill(c.page, printed); got != c.want {
-				t.Errorf("%v, want %v", got, c.want)
-			}
+			must.Equal(t, "value", c.want, showsStill(c.page, printed))
 		})
 	}
 }
@@ -562,9 +549,7 @@ func TestExcerpt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := excerpt(c.earlier, printed)
-			if got != c.want {
-				t.Errorf("%q, want %q", got, c.want)
-			}
+			must.Equal(t, "value", c.want, got)
 			if !showsStill(got, printed) {
 				t.Error("it does not show what was printed")
 			}

@@ -16,9 +16,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/docs/runbooks"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/spf13/cobra"
 )
 
@@ -56,14 +56,8 @@ func TestEveryCodeHasItsPage(t *testing.T) {
 
 func TestEveryPageIsListed(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("../../docs/runbooks/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	readme, err := os.ReadFile("../../docs/runbooks/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("../../docs/runbooks/*.md"))(t)
+	readme := must.Get(os.ReadFile("../../docs/runbooks/README.md"))(t)
 	var have []fault.Code
 	for _, file := range files {
 		if code := strings.TrimSuffix(filepath.Base(file), ".md"); code != "README" {
@@ -73,9 +67,7 @@ func TestEveryPageIsListed(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff(fault.AllCodes(), have); diff != "" {
-		t.Errorf("pages (-codes +pages):\n%s", diff)
-	}
+	must.Equal(t, "pages", fault.AllCodes(), have)
 }
 
 // pagesOf calls do with each page, by its file.
@@ -164,17 +156,14 @@ func TestRunbooksQuoteTheSources(t *testing.T) {
 func allSources(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
-	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
 		b, err := os.ReadFile(path)
 		all.Write(b)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return strings.ReplaceAll(all.String(), `\"`, `"`)
 }
 
@@ -239,9 +228,7 @@ func TestConfigErrorDuringARun(t *testing.T) {
 		"an expired certificate": {fmt.Errorf("roll/workers/wk1: %w", expired), untouched["recast roll"]},
 		"no docker":              {fault.BuildFailed.Configf("neither docker nor podman"), untouched["recast roll"]},
 	} {
-		if got := safeAfter(roll, c.err); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, safeAfter(roll, c.err))
 	}
 	var out bytes.Buffer
 	(&streams{err: &console{Writer: &out}}).exit(roll, fault.WithSafe(expired, "scsi1 is parked"))
@@ -349,20 +336,14 @@ func pageText(t *testing.T, code fault.Code) string {
 // riskyCodes are the codes of steps that may interrupt a node, or remove something of it.
 func riskyCodes(t *testing.T) map[fault.Code]bool {
 	t.Helper()
-	files, err := filepath.Glob("../../cluster/*/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("../../cluster/*/*.go"))(t)
 	byName := codesByName(t)
 	found := map[fault.Code]bool{}
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
-		tree, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tree := must.Get(parser.ParseFile(token.NewFileSet(), file, nil, 0))(t)
 		ast.Inspect(tree, func(n ast.Node) bool {
 			lit, ok := n.(*ast.CompositeLit)
 			if !ok {

@@ -24,6 +24,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
@@ -281,10 +282,7 @@ func presses(ts *testscript.TestScript, neg bool, args []string) {
 // typedWith runs recast as a separate process with an environment.
 func typedWith(t *testing.T, env []string, args ...string) (stdout, stderr string) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	c := exec.CommandContext(t.Context(), self, args...)
 	c.Env = append(append(os.Environ(), "RECAST_TEST_MAIN=1", "GORACE="+noNap), env...)
 	var out, story bytes.Buffer
@@ -363,10 +361,7 @@ func TestCtrlCEndsTheLastCopy(t *testing.T) {
 	p := pipeline.Project{Config: &config.Config{Cluster: "c", Dir: t.TempDir()}}
 	p.Config.Images.Mirror = strings.TrimPrefix(mirror.URL, "http://") + "/acme/talos"
 	p.Config.History.Share = config.ShareAlways
-	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(p.Runs().Dir, journal.Options{Run: "r"}))(t)
 	defer j.Close()
 	ctx, interrupt := context.WithCancel(t.Context())
 	var cl closers
@@ -393,17 +388,12 @@ func TestSecretsAreNotShared(t *testing.T) {
 	p := pipeline.Project{Config: &config.Config{Cluster: "c", Dir: t.TempDir()}}
 	p.Config.Images.Mirror = strings.TrimPrefix(mirror.URL, "http://") + "/acme/talos"
 	p.Config.History.Share = config.ShareAuto
-	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(p.Runs().Dir, journal.Options{Run: "r"}))(t)
 	defer j.Close()
 	s := &streams{err: &console{Writer: io.Discard}}
 	var cl closers
 	shareRuns(t.Context(), s, p, &cl)("r", j.Dir())
-	if err := j.PutSecret("wk1/config", []byte("machine: {token: plainly-a-word}\n")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.PutSecret("wk1/config", []byte("machine: {token: plainly-a-word}\n")))
 	there := p
 	there.Config = &config.Config{Cluster: "c", Dir: t.TempDir(), Images: p.Config.Images, History: p.Config.History}
 	fetch := func() { fetchRuns(t.Context(), s, there, 0, func(text string) { t.Error(text) }) }
@@ -415,7 +405,7 @@ func TestSecretsAreNotShared(t *testing.T) {
 		}
 		time.Sleep(shareSoon / 10)
 	}
-	err = errors.Join(
+	err := errors.Join(
 		j.Delete("wk1/config"), // as of a node that is done
 		os.WriteFile(filepath.Join(j.Dir(), story.LogName), []byte(`{"msg":"Talos said: plainly-a-word"}`+"\n"), 0o600),
 	)
@@ -424,10 +414,7 @@ func TestSecretsAreNotShared(t *testing.T) {
 	}
 	cl.close()
 	fetch()
-	run, err := there.Runs().Find("r", past.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	run := must.Get(there.Runs().Find("r", past.Options{}))(t)
 	log, err := os.ReadFile(filepath.Join(run.Dirs[0], story.LogName))
 	if want := `{"msg":"Talos said: [redacted]"}` + "\n"; string(log) != want || err != nil {
 		t.Errorf("%s, %v", log, err)

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // slowRegistry is a registry behind a proxy that holds the list of official extensions
@@ -76,17 +78,12 @@ func TestLockSaysWhatItWaitsFor(t *testing.T) {
 
 	release := registry.keepsBack()
 	defer release() // before the server is closed, which waits for its requests
-	story, err := os.Create(filepath.Join(term.dir, "lock.err"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	story := must.Get(os.Create(filepath.Join(term.dir, "lock.err")))(t)
 	defer story.Close()
 	var out strings.Builder
 	c := term.recast("lock", "--check")
 	c.Stdout, c.Stderr = &out, story
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Start())
 	term.await("lock.err", looks+"\n")
 	release()
 	if err := c.Wait(); err != nil || out.String() != answer+"\n" {
@@ -104,9 +101,7 @@ func TestLockSaysWhatItWaitsFor(t *testing.T) {
 		t.Errorf("answered before the registry was:\n%s", s.seen())
 	}
 	release()
-	if code := s.end(); code != exitDone {
-		t.Errorf("exit code %d", code)
-	}
+	must.Equal(t, "exit code", exitDone, s.end())
 	if seen := s.seen(); !strings.HasSuffix(seen, answer+"\r\n") || strings.Count(seen, looks) != 1 {
 		t.Errorf("on a terminal:\n%q", seen)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func wholeFileCases() map[string]problemCase {
@@ -255,7 +256,7 @@ func gateCases() map[string]problemCase {
 func TestGates(t *testing.T) {
 	t.Parallel()
 	// Its first one is a health check as tuppr has them.
-	got, err := config.Parse("recast.yaml", []byte(small+`roll:
+	got := must.Get(config.Parse("recast.yaml", []byte(small+`roll:
   gates:
     - apiVersion: ceph.rook.io/v1
       kind: CephCluster
@@ -275,10 +276,7 @@ func TestGates(t *testing.T) {
       expr: "true"
       optional: true
     - {command: [./check.sh, "1"], when: before}
-`), config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+`), config.Options{}))(t)
 	want := []config.Gate{
 		{
 			APIVersion: "ceph.rook.io/v1", Kind: "CephCluster", Name: "ceph", Namespace: "rook-ceph", Description: "Ceph",
@@ -292,23 +290,14 @@ func TestGates(t *testing.T) {
 		}},
 		{Command: []string{"./check.sh", "1"}, When: "before", Timeout: config.Duration(10 * time.Minute)},
 	}
-	if diff := cmp.Diff(want, got.Roll.Gates); diff != "" {
-		t.Errorf("-want +got\n%s", diff)
-	}
-	out, err := got.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Equal(t, "value", want, got.Roll.Gates)
+	out := must.Get(got.Marshal())(t)
 	again, err := config.Parse("again.yaml", out, config.Options{})
 	if err != nil {
 		t.Fatalf("%v:\n%s", err, out)
 	}
-	if diff := cmp.Diff(want, again.Roll.Gates); diff != "" {
-		t.Errorf("written and read again: -want +got\n%s", diff)
-	}
-	if s := got.Roll.Gates[1].LabelSelector.String(); s != "app=,tier=gold,env notin (test,dev),a.b/c,!d" {
-		t.Errorf("selector %q", s)
-	}
+	must.Equal(t, "written and read again", want, again.Roll.Gates)
+	must.Equal(t, "selector", "app=,tier=gold,env notin (test,dev),a.b/c,!d", got.Roll.Gates[1].LabelSelector.String())
 }
 
 // A bad expression is reported with all other problems.
@@ -330,17 +319,13 @@ recast.yaml:19:73: roll.gates[1].timeout: "1" is not a duration: write it like 3
 func TestGateProgramIsThere(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "recast.yaml")
-	if err := os.WriteFile(path, []byte(withGate("command: [./check.sh]")+"    - {command: [sh]}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(withGate("command: [./check.sh]")+"    - {command: [sh]}\n"), 0o600))
 	program := filepath.Join(filepath.Dir(path), "check.sh")
 	_, err := config.Load(path, config.Options{})
 	if want := path + ":18:8: roll.gates[0].command: no such file: " + program; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("err = %v, want %q", err, want)
 	}
-	if err := os.WriteFile(program, nil, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(program, nil, 0o700))
 	if _, err := config.Load(path, config.Options{}); err != nil && strings.Contains(err.Error(), "gates") {
 		t.Error(err)
 	}
@@ -370,16 +355,13 @@ func hookCases() map[string]problemCase {
 
 func TestHooks(t *testing.T) {
 	t.Parallel()
-	got, err := config.Parse("recast.yaml", []byte(small+`roll:
+	got := must.Get(config.Parse("recast.yaml", []byte(small+`roll:
   hooks:
     beforeRun:
       - {description: freeze deployments, command: [./freeze.sh, "on"], timeout: 5m}
       - command: [date]
     afterNode: [{command: [ceph, osd, unset, noout]}]
-`), config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+`), config.Options{}))(t)
 	minute := config.Duration(time.Minute)
 	want := config.Hooks{
 		BeforeRun: []config.Hook{
@@ -387,37 +369,26 @@ func TestHooks(t *testing.T) {
 		},
 		AfterNode: []config.Hook{{Command: []string{"ceph", "osd", "unset", "noout"}, Timeout: minute}},
 	}
-	if diff := cmp.Diff(want, got.Roll.Hooks); diff != "" {
-		t.Errorf("-want +got\n%s", diff)
-	}
-	out, err := got.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Equal(t, "value", want, got.Roll.Hooks)
+	out := must.Get(got.Marshal())(t)
 	again, err := config.Parse("again.yaml", out, config.Options{})
 	if err != nil {
 		t.Fatalf("%v:\n%s", err, out)
 	}
-	if diff := cmp.Diff(want, again.Roll.Hooks); diff != "" {
-		t.Errorf("written and read again: -want +got\n%s", diff)
-	}
+	must.Equal(t, "written and read again", want, again.Roll.Hooks)
 }
 
 // A program that is given by path must exist, relative to recast.yaml.
 func TestHookProgramIsThere(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "recast.yaml")
-	if err := os.WriteFile(path, []byte(withHook("command: [./a.sh]")+"    afterRun: [{command: [sh]}]\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(withHook("command: [./a.sh]")+"    afterRun: [{command: [sh]}]\n"), 0o600))
 	program := filepath.Join(filepath.Dir(path), "a.sh")
 	_, err := config.Load(path, config.Options{})
 	if want := path + ":18:19: roll.hooks.beforeNode[0].command: no such file: " + program; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("err = %v, want %q", err, want)
 	}
-	if err := os.WriteFile(program, nil, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(program, nil, 0o700))
 	if _, err := config.Load(path, config.Options{}); err != nil && strings.Contains(err.Error(), "hooks") {
 		t.Error(err)
 	}
@@ -455,7 +426,7 @@ func webhookCases() map[string]problemCase {
 
 func TestWebhooks(t *testing.T) {
 	t.Parallel()
-	got, err := config.Parse("dir/recast.yaml", []byte(small+`notify:
+	got := must.Get(config.Parse("dir/recast.yaml", []byte(small+`notify:
   - {url: "http://127.0.0.1:8080/hook"}
   - urlEnv: SLACK_URL
     on: [failure]
@@ -463,10 +434,7 @@ func TestWebhooks(t *testing.T) {
     contentType: text/plain; charset=utf-8
     template: "{{.Text}}"
     caFile: ca.pem
-`), config.Options{Dir: "dir"})
-	if err != nil {
-		t.Fatal(err)
-	}
+`), config.Options{Dir: "dir"}))(t)
 	want := []config.Webhook{
 		{URL: "http://127.0.0.1:8080/hook", On: []string{"start", "failure", "end"}, ContentType: "application/json"},
 		{
@@ -474,13 +442,8 @@ func TestWebhooks(t *testing.T) {
 			ContentType: "text/plain; charset=utf-8", Template: "{{.Text}}", CAFile: "dir/ca.pem",
 		},
 	}
-	if diff := cmp.Diff(want, got.Notify); diff != "" {
-		t.Errorf("-want +got\n%s", diff)
-	}
-	out, err := got.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Equal(t, "value", want, got.Notify)
+	out := must.Get(got.Marshal())(t)
 	if again, err := config.Parse("again.yaml", out, config.Options{}); err != nil || !cmp.Equal(want, again.Notify) {
 		t.Errorf("%v, from\n%s", err, out)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const example = "../../examples/recast.yaml"
@@ -148,15 +149,10 @@ func TestParse(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := config.Parse("recast.yaml", []byte(c.data), options(c.env))
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(config.Parse("recast.yaml", []byte(c.data), options(c.env)))(t)
 			w := want()
 			c.edit(w)
-			if diff := cmp.Diff(w, got, cmpopts.IgnoreUnexported(config.Config{})); diff != "" {
-				t.Errorf("-want +got\n%s", diff)
-			}
+			must.Equal(t, "value", w, got, cmpopts.IgnoreUnexported(config.Config{}))
 		})
 	}
 }
@@ -166,23 +162,13 @@ func change(old, by string) string { return strings.Replace(small, old, by, 1) }
 
 func TestExampleIsRight(t *testing.T) {
 	t.Parallel()
-	c, err := config.Load(example, config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(config.Load(example, config.Options{}))(t)
 	want := config.Schematic{File: "../testdata/schematics/storage.yaml", Path: "../../testdata/schematics/storage.yaml"}
-	if diff := cmp.Diff(want, c.Schematics["storage"]); diff != "" {
-		t.Errorf("schematic: -want +got\n%s", diff)
-	}
-	data, err := os.ReadFile(example)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Equal(t, "schematic", want, c.Schematics["storage"])
+	data := must.Get(os.ReadFile(example))(t)
 	before, _, _ := strings.Cut(string(data), "    vmid: 112")
 	line := strings.Count(before, "\n") + 1
-	if got, want := c.Place("nodes[4].vmid"), fmt.Sprintf("%s:%d:5", example, line); got != want {
-		t.Errorf("Place(nodes[4].vmid) = %q, want %q", got, want)
-	}
+	must.Equal(t, "Place(nodes[4].vmid)", fmt.Sprintf("%s:%d:5", example, line), c.Place("nodes[4].vmid"))
 	if got, want := c.Place("nodes[4].vmid.nothing[3].there"), fmt.Sprintf("%s:%d:5", example, line); got != want {
 		t.Errorf("Place of a path that is not there = %q, want its nearest parent's, %q", got, want)
 	}
@@ -191,37 +177,18 @@ func TestExampleIsRight(t *testing.T) {
 // The example says that it shows the defaults.
 func TestExampleShowsDefaults(t *testing.T) {
 	t.Parallel()
-	data, err := os.ReadFile(example)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := config.Parse("recast.yaml", data, options(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(example))(t)
+	got := must.Get(config.Parse("recast.yaml", data, options(nil)))(t)
 	w := want()
-	if diff := cmp.Diff(w.Roll, got.Roll); diff != "" {
-		t.Errorf("roll: -default +example\n%s", diff)
-	}
-	if diff := cmp.Diff(w.Images, got.Images); diff != "" {
-		t.Errorf("images: -default +example\n%s", diff)
-	}
+	must.Equal(t, "roll", w.Roll, got.Roll)
+	must.Equal(t, "images", w.Images, got.Images)
 }
 
 func TestMarshalIsReadBackTheSame(t *testing.T) {
 	t.Parallel()
-	data, err := os.ReadFile(example)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := config.Parse("recast.yaml", data, options(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(example))(t)
+	c := must.Get(config.Parse("recast.yaml", data, options(nil)))(t)
+	out := must.Get(c.Marshal())(t)
 	for _, line := range []string{"vmids: 9000-9099\n", "poll: 2s\n", "boot: 10m\n", "signature: warn\n", "canary: true\n", "workers: 1\n"} {
 		if !strings.Contains(string(out), line) {
 			t.Errorf("lacks %q:\n%s", line, out)
@@ -231,9 +198,7 @@ func TestMarshalIsReadBackTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if diff := cmp.Diff(c, again, cmpopts.IgnoreUnexported(config.Config{})); diff != "" {
-		t.Errorf("-before +after\n%s", diff)
-	}
+	must.Equal(t, "again", c, again, cmpopts.IgnoreUnexported(config.Config{}))
 }
 
 var block = regexp.MustCompile("(?s)```yaml\n(.*?)```")
@@ -242,10 +207,7 @@ var block = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 func TestNotes(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"hooks", "notify", "gates"} {
-		text, err := os.ReadFile("../../docs/notes/" + name + ".md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile("../../docs/notes/" + name + ".md"))(t)
 		found := block.FindAllSubmatch(text, -1)
 		if len(found) == 0 {
 			t.Errorf("%s.md shows nothing", name)
@@ -274,20 +236,14 @@ func TestDurationString(t *testing.T) {
 func TestVMIDRange(t *testing.T) {
 	t.Parallel()
 	var r config.VMIDRange
-	if err := r.UnmarshalText([]byte("9000-9002")); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]int{9000, 9001, 9002}, slices.Collect(r.All())); diff != "" {
-		t.Errorf("All: -want +got\n%s", diff)
-	}
+	must.Do(t, r.UnmarshalText([]byte("9000-9002")))
+	must.Equal(t, "All", []int{9000, 9001, 9002}, slices.Collect(r.All()))
 	first := 0
 	for id := range r.All() { // a loop that is left early stops the iteration
 		first = id
 		break
 	}
-	if first != 9000 {
-		t.Errorf("first = %d", first)
-	}
+	must.Equal(t, "first", 9000, first)
 	for id, want := range map[int]bool{8999: false, 9000: true, 9002: true, 9003: false} {
 		if got := r.Contains(id); got != want {
 			t.Errorf("Contains(%d) = %v", id, got)
@@ -317,32 +273,19 @@ func TestShareOf(t *testing.T) {
 		{"50%", 0, 1},
 	} {
 		var s config.Share
-		if err := s.UnmarshalText([]byte(c.share)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.UnmarshalText([]byte(c.share)))
 		if got := s.Of(c.nodes); got != c.want {
 			t.Errorf("%s of %d = %d, want %d", c.share, c.nodes, got, c.want)
 		}
-		if s.String() != c.share {
-			t.Errorf("%s prints as %s", c.share, s)
-		}
+		must.Equal(t, c.share+" prints", c.share, s.String())
 	}
 }
 
 func TestMarshalShare(t *testing.T) {
 	t.Parallel()
-	c, err := config.Parse("recast.yaml", []byte(withRoll("maxUnavailable: {workers: 20%}")), options(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
-	again, err := config.Parse("recast.yaml", out, options(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(config.Parse("recast.yaml", []byte(withRoll("maxUnavailable: {workers: 20%}")), options(nil)))(t)
+	out := must.Get(c.Marshal())(t)
+	again := must.Get(config.Parse("recast.yaml", out, options(nil)))(t)
 	if diff := cmp.Diff(c.Roll, again.Roll); diff != "" {
 		t.Errorf("-before +after\n%s\n%s", diff, out)
 	}
@@ -354,12 +297,8 @@ func check(t *testing.T, err error, want string) {
 	if err == nil {
 		t.Fatalf("no problem, want\n%s", want)
 	}
-	if diff := cmp.Diff(want, err.Error()); diff != "" {
-		t.Errorf("-want +got\n%s", diff)
-	}
-	if fault.KindOf(err) != fault.Config {
-		t.Errorf("kind = %v, want Config", fault.KindOf(err))
-	}
+	must.Equal(t, "value", want, err.Error())
+	must.Equal(t, "kind", fault.Config, fault.KindOf(err))
 }
 
 // problemCase is a file with one problem; want lacks "recast.yaml:" in front and "1 problem" after it.
@@ -461,10 +400,7 @@ func TestLoadWithoutCredentials(t *testing.T) {
 	path := filepath.Join(dir, "recast.yaml")
 	write(t, path, change("  version: v1.13.9", "  version: v1.13.9\n  config: talosconfig\n  machineConfigs: configs"))
 	write(t, filepath.Join(dir, "base.yaml"), "")
-	c, err := config.Load(path, config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(config.Load(path, config.Options{}))(t)
 	if c.Talos.Config != filepath.Join(dir, "talosconfig") || c.Talos.MachineConfigs.Path != filepath.Join(dir, "configs") {
 		t.Errorf("credentials at %q and %q", c.Talos.Config, c.Talos.MachineConfigs.Path)
 	}
@@ -478,9 +414,7 @@ func TestLoadReadsOnlyFiles(t *testing.T) {
 	_, err := config.Load(missing, config.Options{})
 	check(t, err, missing+": no such file")
 	want := []string{"recast init finds the cluster and writes one; or give its path with --config"}
-	if diff := cmp.Diff(want, fault.Hints(err)); diff != "" {
-		t.Errorf("hints: -want +got\n%s", diff)
-	}
+	must.Equal(t, "hints", want, fault.Hints(err))
 	_, err = config.Load(large, config.Options{})
 	check(t, err, large+": larger than 1024 KiB: this is not a recast.yaml")
 	_, err = config.Load(dir, config.Options{})
@@ -489,9 +423,7 @@ func TestLoadReadsOnlyFiles(t *testing.T) {
 
 func write(t *testing.T, path, data string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(data), 0o600))
 }
 
 func FuzzParse(f *testing.F) {

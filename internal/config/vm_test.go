@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"go.yaml.in/yaml/v4"
 )
 
@@ -87,10 +88,7 @@ vmClasses:
 // by their slot.
 func TestShapeOfNode(t *testing.T) {
 	t.Parallel()
-	c, err := config.Parse("recast.yaml", []byte(small+shaped), config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(config.Parse("recast.yaml", []byte(small+shaped), config.Options{}))(t)
 	vm := c.ShapeOf(c.Nodes[0])
 	if diff := cmp.Diff(map[string]string{"cores": "4", "cpu": "host", "memory": "8192", "onboot": "0", "tags": "Prod;talos"}, vm.Settings()); diff != "" {
 		t.Errorf("settings (-want +got):\n%s", diff)
@@ -98,21 +96,15 @@ func TestShapeOfNode(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"agent": "enabled=1", "net0": "bridge=vmbr0,firewall=0,model=virtio,tag=20", "net1": "bridge=vmbr1", "hostpci0": "mapping=gpu"}, vm.Devices()); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]string{"state": "started", "max_restart": "2"}, vm.HAOptions()); diff != "" {
-		t.Errorf("HA (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "HA", map[string]string{"state": "started", "max_restart": "2"}, vm.HAOptions())
 	var disks []string
 	for _, d := range vm.Disks {
 		disks = append(disks, d.Slot+" "+d.Size.String()+" "+str(d.Storage))
 		if d.Slot == "scsi1" {
-			if diff := cmp.Diff([]string{"backup=0", "cache=none", "ssd=1"}, d.Options()); diff != "" {
-				t.Errorf("options of scsi1 (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "options of scsi1", []string{"backup=0", "cache=none", "ssd=1"}, d.Options())
 		}
 	}
-	if diff := cmp.Diff([]string{"scsi0 20G ", "scsi1 1024G fast", "scsi2 10G fast"}, disks); diff != "" {
-		t.Errorf("disks (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "disks", []string{"scsi0 20G ", "scsi1 1024G fast", "scsi2 10G fast"}, disks)
 	if got := c.Nodes[0].SystemDisk; got != (config.SystemDisk{Slot: "scsi0", SizeGiB: 20}) {
 		t.Errorf("system disk = %+v", got)
 	}
@@ -149,9 +141,7 @@ func FuzzImageRef(f *testing.F) {
 			}
 			return
 		}
-		if r.String() != text {
-			t.Errorf("%q is written as %q", text, r)
-		}
+		must.Equal(t, text+" is written", text, r.String())
 		if r.Repository == "" || strings.ContainsAny(r.Repository, "@ \n") || r.Tag == "" && r.Digest == "" || strings.ContainsAny(r.Tag, ":/@") {
 			t.Errorf("%q makes %+v", text, r)
 		}
@@ -171,9 +161,7 @@ func TestBuilderOf(t *testing.T) {
 		got[builder] = []string{im.BuilderOf(plain), im.BuilderOf(own)}
 	}
 	want := map[string][]string{"auto": {"factory", "imager"}, "factory": {"factory", "factory"}, "imager": {"imager", "imager"}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("builders of a plain schematic and of one with its own extension, -want +got\n%s", diff)
-	}
+	must.Equal(t, "builders of a plain schematic and of one with its own extension,", want, got)
 }
 
 // withExtensions is small with extension images, in a file with a mirror.
@@ -303,19 +291,13 @@ func TestSurge(t *testing.T) {
 		{"0", 10, 0}, {"1", 10, 1}, {"3", 2, 3}, {"10%", 10, 1}, {"10%", 11, 2}, {"1%", 1, 1}, {"100%", 7, 7}, {"50%", 0, 1},
 	} {
 		var s config.Surge
-		if err := s.UnmarshalText([]byte(c.surge)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.UnmarshalText([]byte(c.surge)))
 		if got := s.Of(c.workers); got != c.want {
 			t.Errorf("%s of %d = %d, want %d", c.surge, c.workers, got, c.want)
 		}
-		if s.String() != c.surge {
-			t.Errorf("%s prints as %s", c.surge, s)
-		}
+		must.Equal(t, c.surge+" prints", c.surge, s.String())
 	}
-	if got := (config.Surge{}).Of(5); got != 0 {
-		t.Errorf("without roll.surge there are %d", got)
-	}
+	must.Equal(t, "without roll.surge there are", 0, (config.Surge{}).Of(5))
 }
 
 // TestStorage: one word is for all systems, a section for some, and what is written is read as the same.
@@ -336,9 +318,7 @@ func TestStorage(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if off := strings.Join(c.Roll.Storage.Off(), " "); off != want.off {
-			t.Errorf("%s: off is %q, want %q", text, off, want.off)
-		}
+		must.Equal(t, text+": off", want.off, strings.Join(c.Roll.Storage.Off(), " "))
 		b, err := yaml.Dump(c.Roll.Storage)
 		if written := strings.Join(slices.Collect(strings.SplitSeq(strings.ReplaceAll(strings.TrimSpace(string(b)), "'", ""), "\n")), ", "); err != nil || written != want.written {
 			t.Errorf("%s is written as %q, %v", text, written, err)
@@ -420,35 +400,20 @@ func TestDraft(t *testing.T) {
 		}
 		file := filepath.Join("testdata", name+".yaml")
 		if *updateDrafts {
-			if err := os.WriteFile(file, got, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(file, got, 0o644))
 		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), string(got)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		want := must.Get(os.ReadFile(file))(t)
+		must.Equal(t, name, string(want), string(got))
 	}
 }
 
 // TestDraftIsRead checks that the rendered file is parsed to the same values.
 func TestDraftIsRead(t *testing.T) {
 	t.Parallel()
-	text, err := everything().Render()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := config.Parse("recast.yaml", text, config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(everything().Render())(t)
+	c := must.Get(config.Parse("recast.yaml", text, config.Options{}))(t)
 	want := config.Node{Name: "wk1", Schematic: "worker", VMID: 111, Holder: 9201, Strategy: "auto"}
-	if diff := cmp.Diff(want, c.Nodes[1]); diff != "" {
-		t.Errorf("wk1 (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "wk1", want, c.Nodes[1])
 	if c.Cluster != "2024" || c.Images.ISO.Storage[0] != "on" || !c.Images.SecureBoot || c.Proxmox.Fingerprint == "" || c.Images.Mirror != "" {
 		t.Errorf("it is read otherwise than it was meant: %+v", c)
 	}

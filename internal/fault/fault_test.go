@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var errPlain = errors.New("plain")
@@ -58,9 +58,7 @@ func TestHints(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(c.want, fault.Hints(c.err)); diff != "" {
-				t.Errorf("hints (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "hints", c.want, fault.Hints(c.err))
 		})
 	}
 }
@@ -102,14 +100,10 @@ func TestCodes(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(c.want, fault.Codes(c.err)); diff != "" {
-				t.Errorf("codes (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "codes", c.want, fault.Codes(c.err))
 		})
 	}
-	if got := fault.CodeOf(nil); got != "" {
-		t.Errorf("CodeOf(nil) = %q", got)
-	}
+	must.Equal(t, "CodeOf(nil)", fault.Code(""), fault.CodeOf(nil))
 }
 
 func TestElse(t *testing.T) {
@@ -126,9 +120,7 @@ func TestElse(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := fault.CodeOf(fault.NoBoot.Else(c.err)); got != c.want {
-				t.Errorf("code %q, want %q", got, c.want)
-			}
+			must.Equal(t, "code", c.want, fault.CodeOf(fault.NoBoot.Else(c.err)))
 		})
 	}
 	if fault.NoBoot.Else(nil) != nil || fault.Code("").Else(errPlain) != errPlain {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const run = "20261121-0421-3f2a"
@@ -26,35 +27,22 @@ func open(t *testing.T, dir string, o journal.Options) *journal.Journal {
 	if o.Run == "" {
 		o.Run = run
 	}
-	j, err := journal.Open(dir, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(dir, o))(t)
 	t.Cleanup(func() { _ = j.Close() }) // most tests close it themselves
 	return j
 }
 
 func closeNow(t *testing.T, j *journal.Journal) {
 	t.Helper()
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.Close())
 }
 
 func TestResume(t *testing.T) {
 	t.Parallel()
-	j, err := journal.Open(t.TempDir(), journal.Options{Run: "r"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(t.TempDir(), journal.Options{Run: "r"}))(t)
 	defer j.Close()
-	before, err := j.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(j.Resume(), j.Finish("failed: x"), j.Resume()); err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(j.Info())(t)
+	must.Do(t, errors.Join(j.Resume(), j.Finish("failed: x"), j.Resume()))
 	if after, err := j.Info(); err != nil || !after.Unfinished() || after != before {
 		t.Errorf("%+v, was %+v; %v", after, before, err)
 	}
@@ -65,7 +53,7 @@ func TestFactsOutliveTheProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state", "journal")
 	j := open(t, dir, journal.Options{})
 	secret := []byte("token: \x00\xff[redacted]\n")
-	if err := errors.Join(
+	must.Do(t, errors.Join(
 		j.Put("node/wk1/disk", fact{"scsi0", 9}),
 		j.Put("node/wk1/disk", fact{"scsi1", 10}),
 		j.Put("node/wk2/disk", fact{}),
@@ -74,9 +62,7 @@ func TestFactsOutliveTheProcess(t *testing.T) {
 		j.PutSecret("node/wk2/disk", secret),
 		j.Delete("node/wk2/disk"),
 		j.Delete("never/was"),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 	closeNow(t, j)
 
 	j = open(t, dir, journal.Options{})
@@ -109,11 +95,9 @@ func TestOnlyTheOwnerMayRead(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "journal")
 	j := open(t, dir, journal.Options{})
-	if err := errors.Join(j.Put("a", 1), j.PutSecret("b", []byte("x")), j.Finish("done")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(j.Put("a", 1), j.PutSecret("b", []byte("x")), j.Finish("done")))
 	got := map[string]fs.FileMode{}
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -121,17 +105,12 @@ func TestOnlyTheOwnerMayRead(t *testing.T) {
 		name, _ := filepath.Rel(dir, path)
 		got[name] = info.Mode()
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	want := map[string]fs.FileMode{
 		".": fs.ModeDir | 0o700, run: fs.ModeDir | 0o700, run + ".lock": 0o600,
 		run + "/RUN": 0o600, run + "/a.json": 0o600, run + "/b.secret": 0o600,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("modes (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "modes", want, got)
 }
 
 // TestKeptOutOfGit: "git add" does not add machine configurations.
@@ -147,19 +126,11 @@ func TestKeptOutOfGit(t *testing.T) {
 		return string(b)
 	}
 	open(t, filepath.Join(state, "runs"), journal.Options{})
-	if got := read(); got != "*\n" {
-		t.Errorf(".gitignore is %q", got)
-	}
+	must.Equal(t, ".gitignore", "*\n", read())
 	for _, c := range []struct{ was, want string }{{"", "*\n"}, {"*\n!locks\n", "*\n!locks\n"}} {
-		if err := os.WriteFile(file, []byte(c.was), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := journal.KeepOutOfGit(state); err != nil {
-			t.Fatal(err)
-		}
-		if got := read(); got != c.want {
-			t.Errorf("where it was %q it is %q", c.was, got)
-		}
+		must.Do(t, os.WriteFile(file, []byte(c.was), 0o600))
+		must.Do(t, journal.KeepOutOfGit(state))
+		must.Equal(t, "where it was "+c.was, c.want, read())
 	}
 	if err := journal.KeepOutOfGit(file); err == nil {
 		t.Error("a file was taken for the directory")
@@ -170,9 +141,7 @@ func TestOneWriterPerRun(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	j := open(t, dir, journal.Options{})
-	if err := j.Put("a", 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.Put("a", 1))
 	_, err := journal.Open(dir, journal.Options{Run: run})
 	if fault.KindOf(err) != fault.Claimed || err.Error() != `journal of run "20261121-0421-3f2a": another process has it open` {
 		t.Errorf("second writer: %v", err)
@@ -264,9 +233,7 @@ func TestDamageIsNamed(t *testing.T) {
 			dir := t.TempDir()
 			j := open(t, dir, journal.Options{})
 			file := filepath.Join(dir, run, "node~wk1.json")
-			if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(file, []byte(c.content), 0o600))
 			found, err := j.Get("node/wk1", &fact{})
 			if want := "journal node/wk1: " + file + ": " + c.want; found || err == nil || err.Error() != want {
 				t.Errorf("Get = %t, %v, want %q", found, err, want)
@@ -278,9 +245,7 @@ func TestDamageIsNamed(t *testing.T) {
 		dir := t.TempDir()
 		j := open(t, dir, journal.Options{})
 		file := filepath.Join(dir, run, "a.secret")
-		if err := os.WriteFile(file, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, nil, 0o600))
 		if b, found, err := j.Secret("a"); b != nil || found || err == nil || err.Error() != "journal a: "+file+" is empty" {
 			t.Errorf("Secret = %q, %t, %v", b, found, err)
 		}
@@ -290,9 +255,7 @@ func TestDamageIsNamed(t *testing.T) {
 		dir := t.TempDir()
 		j := open(t, dir, journal.Options{})
 		file := filepath.Join(dir, run, "a.json")
-		if err := os.Mkdir(file, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(file, 0o700))
 		if _, err := j.Get("a", new(int)); err == nil || err.Error() != "journal a: "+file+": is a directory" {
 			t.Errorf("err = %v", err)
 		}
@@ -342,19 +305,14 @@ type state struct {
 
 func read(t *testing.T, dir string) state {
 	t.Helper()
-	runs, err := journal.Runs(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	runs := must.Get(journal.Runs(dir))(t)
 	s := state{Runs: len(runs)}
 	j := open(t, dir, journal.Options{})
 	defer closeNow(t, j)
 	_, errA := j.Get("a", &s.A)
 	b, _, errB := j.Secret("b")
 	info, errInfo := j.Info()
-	if err := errors.Join(errA, errB, errInfo); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(errA, errB, errInfo))
 	s.B, s.Finished = string(b), !info.Unfinished()
 	return s
 }
@@ -362,9 +320,7 @@ func read(t *testing.T, dir string) state {
 func TestCrashAtEverySyncPoint(t *testing.T) {
 	t.Parallel()
 	var points []string
-	if err := life(t.TempDir(), func(p string) error { points = append(points, p); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, life(t.TempDir(), func(p string) error { points = append(points, p); return nil }))
 	wantPoints := []string{
 		"write start", "written start", "write a", "written a", "write a", "written a",
 		"write b", "written b", "delete a", "deleted a", "write finish", "written finish",
@@ -402,34 +358,23 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	half := filepath.Join(dir, ".new-"+run, "half")
-	if err := os.MkdirAll(half, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(half, 0o700))
 	if runs, err := journal.Runs(dir); runs != nil || err != nil {
 		t.Errorf("Runs = %v, %v", runs, err)
 	}
 	closeNow(t, open(t, dir, journal.Options{}))
-	if err := os.WriteFile(filepath.Join(dir, run, ".tmp-1"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, run, ".tmp-1"), []byte("{"), 0o600))
 	j := open(t, dir, journal.Options{})
-	if err := j.Put("a", 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.Put("a", 1))
 	var names []string
 	for _, d := range []string{dir, filepath.Join(dir, run)} {
-		entries, err := os.ReadDir(d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		entries := must.Get(os.ReadDir(d))(t)
 		for _, e := range entries {
 			names = append(names, e.Name())
 		}
 	}
 	want := []string{run, run + ".lock", "RUN", "a.json"}
-	if diff := cmp.Diff(want, names); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "files", want, names)
 }
 
 // TestCheckPrivate: whatever another user could have created or could change is refused.
@@ -500,12 +445,8 @@ func TestOpenFollowsNoLink(t *testing.T) {
 	dir := t.TempDir()
 	closeNow(t, open(t, filepath.Join(dir, "there"), journal.Options{}))
 	here := filepath.Join(dir, "here")
-	if err := os.MkdirAll(here, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(filepath.Join(dir, "there", run), filepath.Join(here, run)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(here, 0o700))
+	must.Do(t, os.Symlink(filepath.Join(dir, "there", run), filepath.Join(here, run)))
 	for _, o := range []journal.Options{{Run: run, ReadOnly: true}, {Run: run}} {
 		j, err := journal.Open(here, o)
 		if err == nil {

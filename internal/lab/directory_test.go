@@ -10,9 +10,9 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
@@ -26,9 +26,7 @@ func put(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, content := range files {
 		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
 		_ = os.RemoveAll(file) // a link is to replace the file
 		err := os.WriteFile(file, []byte(content), 0o600)
 		if to, link := strings.CutPrefix(content, "-> "); link {
@@ -45,7 +43,7 @@ func put(t *testing.T, dir string, files map[string]string) {
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	err := filepath.WalkDir(dir, func(file string, e fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(dir, func(file string, e fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(dir, file)
 		switch {
 		case err != nil || e.IsDir():
@@ -58,10 +56,7 @@ func content(t *testing.T, dir string) map[string]string {
 		b, err := os.ReadFile(file)
 		all[name] = string(b)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return all
 }
 
@@ -72,9 +67,7 @@ func writeLab(t *testing.T, dir string, files map[string][]byte) error {
 	if err != nil {
 		return err
 	}
-	if err := d.write(files); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.write(files))
 	if files["recast.yaml"] != nil {
 		put(t, dir, map[string]string{lockName: "locked", ".recast/runs/1": "a run"})
 	}
@@ -119,13 +112,9 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "x")
-			if err := os.Mkdir(dir, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Mkdir(dir, 0o700))
 			if tt.lab != nil {
-				if err := writeLab(t, dir, tt.lab); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, writeLab(t, dir, tt.lab))
 			}
 			put(t, dir, tt.add)
 			before := content(t, dir)
@@ -134,9 +123,7 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), tt.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
 					t.Errorf("%v, want a refusal: %s", err, tt.want)
 				}
-				if diff := cmp.Diff(before, content(t, dir)); diff != "" {
-					t.Errorf("it was refused, and yet: %s", diff)
-				}
+				must.Equal(t, "it was refused, and yet", before, content(t, dir))
 				return
 			}
 			if err != nil {
@@ -144,9 +131,7 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 			}
 			after := content(t, dir)
 			for file, b := range labFiles {
-				if after[file] != string(b) {
-					t.Errorf("%s: %q", file, after[file])
-				}
+				must.Equal(t, file, string(b), after[file])
 			}
 			for file, b := range tt.add {
 				if !slices.Contains([]string{markName, lockName}, file) && !strings.HasPrefix(file, stateName) && after[file] != b {
@@ -163,23 +148,16 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 func TestLabDirectoryIsOfOneLab(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "new", "lab")
-	d, err := openDirectory(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(openDirectory(dir))(t)
 	second := func() {
 		if _, err := openDirectory(dir); err == nil || !strings.Contains(err.Error(), "a lab runs in") || fault.KindOf(err) != fault.Refused {
 			t.Errorf("a second lab: %v", err)
 		}
 	}
 	second() // while the first one starts
-	if err := d.write(labFiles); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.write(labFiles))
 	second()
-	if err := d.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.Close())
 	if err := writeLab(t, dir, labFiles); err != nil {
 		t.Error(err)
 	}
@@ -190,10 +168,7 @@ func TestConsoleIsNoFileOfOthers(t *testing.T) {
 	home := t.TempDir()
 	put(t, home, map[string]string{"mine": "text", "empty": ""})
 	open := func(file string) error {
-		d, err := openDirectory(filepath.Join(home, "lab"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Get(openDirectory(filepath.Join(home, "lab")))(t)
 		defer d.Close()
 		w, err := d.console(file)
 		if err != nil {
@@ -202,9 +177,7 @@ func TestConsoleIsNoFileOfOthers(t *testing.T) {
 		if _, err := w.Write([]byte("boot\n")); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.write(labFiles); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, d.write(labFiles))
 		return w.Close()
 	}
 	if err := open(filepath.Join(home, "mine")); fault.KindOf(err) != fault.Refused || content(t, home)["mine"] != "text" {
@@ -215,17 +188,13 @@ func TestConsoleIsNoFileOfOthers(t *testing.T) {
 			t.Errorf("%q: %v", file, err)
 		}
 	}
-	if got := content(t, home)["log"]; got != "boot\nboot\n" {
-		t.Errorf("two labs' console: %q", got)
-	}
+	must.Equal(t, "two labs' console", "boot\nboot\n", content(t, home)["log"])
 }
 
 func TestEnvOfEveryShell(t *testing.T) {
 	t.Parallel()
 	files := map[string][]byte{}
-	if err := addEnv(files, map[string]string{"A": `it's \1`, "B": "b"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, addEnv(files, map[string]string{"A": `it's \1`, "B": "b"}))
 	for name, want := range map[string]string{
 		envName:  "export A='it'\\''s \\1'\nexport B='b'\nPATH='",
 		fishName: "set -gx A 'it\\'s \\\\1'\nset -gx B 'b'\nset -gx PATH '",
@@ -267,9 +236,7 @@ func TestUnharmed(t *testing.T) {
 		if err := unharmed(before, now); err != nil {
 			got = err.Error()
 		}
-		if got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		must.Equal(t, "value", want, got)
 	}
 }
 
@@ -278,12 +245,9 @@ func TestUnharmed(t *testing.T) {
 func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		lab, err := sim.New(t.Context(), sim.Options{
+		lab := must.Get(sim.New(t.Context(), sim.Options{
 			Network: network.Memory(), Prefix: "127.42.7", Registry: "127.0.0.1:5000", Factory: "127.0.0.1:8080",
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		defer func() {
 			if err := lab.Close(); err != nil {
 				t.Error(err)

@@ -21,6 +21,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/live/emulator"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
 )
@@ -35,10 +36,7 @@ func TestGuard(t *testing.T) {
 		"\x1b[6n\x1b[c\x1b[>0q\x1b[?25h":                "\r\x1b[?25h",
 		"up\x1b[3A\x1b[K\x1b[2L\x1b[?2026h":             "\rup\x1b[3A\x1b[K\x1b[2L\x1b[?2026h",
 	} {
-		file, err := os.Create(filepath.Join(t.TempDir(), "tty"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.Create(filepath.Join(t.TempDir(), "tty")))(t)
 		g := &guard{file: file}
 		if n, err := g.Write([]byte(sent)); n != len(sent) || err != nil {
 			t.Errorf("%q: %d, %v", sent, n, err)
@@ -68,15 +66,11 @@ func TestBlockedTerminal(t *testing.T) {
 	defer read.Close()
 	// write stays open: a view that has given up may still use it.
 	fill := bytes.Repeat([]byte("."), 4096)
-	if err := write.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, write.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
 	for err == nil {
 		_, err = write.Write(fill)
 	}
-	if err := write.SetWriteDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, write.SetWriteDeadline(time.Time{}))
 	v := NewView(write, "recast roll", false)
 	v.timeout = 50 * time.Millisecond
 	for i := range 1000 {
@@ -114,9 +108,7 @@ func TestFollow(t *testing.T) {
 	}
 	whole := out.Bytes()
 	for _, upTo := range []int{len(whole) / 2, len(whole)} { // cut within a line
-		if err := os.WriteFile(path, whole[:upTo], 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, whole[:upTo], 0o600))
 		if err := f.Read(b); err != nil {
 			t.Error(err)
 		}
@@ -159,10 +151,7 @@ func TestFollowRotatedLog(t *testing.T) {
 	}
 	logs := func(text string) {
 		t.Helper()
-		file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600))(t)
 		defer file.Close()
 		if _, err := file.WriteString(text); err != nil {
 			t.Fatal(err)
@@ -171,22 +160,16 @@ func TestFollowRotatedLog(t *testing.T) {
 	f, b := &Follower{Path: path, Older: older}, NewBoard("recast run r1", begun)
 	holds := func(f *Follower, b *Board, want ...string) {
 		t.Helper()
-		if err := f.Read(b); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.Read(b))
 		var got []string
 		for _, n := range b.nodes {
 			got = append(got, n.name)
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("nodes (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "nodes", want, got)
 	}
 	turn := func() {
 		t.Helper()
-		if err := os.Rename(path, older); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Rename(path, older))
 	}
 	logs(started("wk1") + started("wk2")[:30])
 	holds(f, b, "wk1")
@@ -209,10 +192,7 @@ func TestFollowRotatedLog(t *testing.T) {
 // Lines above the frame survive a resize of the terminal.
 func TestResizedWithLinesAbove(t *testing.T) {
 	t.Parallel()
-	file, err := os.Create(filepath.Join(t.TempDir(), "tty"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Create(filepath.Join(t.TempDir(), "tty")))(t)
 	defer file.Close()
 	m := &model{view: NewView(file, "recast roll", false), out: &guard{file: file}}
 	m.out.drawn.Store(true)
@@ -283,9 +263,7 @@ func openScreen(t *testing.T, columns, rows int) *emulated {
 		t.Fatal(err)
 	}
 	s := &emulated{t: t, tty: tty, screen: emulator.New(columns, rows)}
-	if err := pty.Setsize(tty, &pty.Winsize{Rows: uint16(rows), Cols: uint16(columns)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, pty.Setsize(tty, &pty.Winsize{Rows: uint16(rows), Cols: uint16(columns)}))
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		b := make([]byte, 4096)
@@ -364,40 +342,23 @@ func TestScreenshot(t *testing.T) {
 	look := Look{Width: 96, Height: 24, Colour: true}
 	got := svg(b.Frame(now, look), look.Width)
 	if *update {
-		if err := os.WriteFile(screenshot, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(screenshot, []byte(got), 0o600))
 	}
-	want, err := os.ReadFile(screenshot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s is not current (-want +got):\n%s", screenshot, diff)
-	}
+	want := must.Get(os.ReadFile(screenshot))(t)
+	must.Equal(t, screenshot+" is not current", string(want), got)
 }
 
 // replay is the board of the recorded roll, just after a given note of a node.
 func replay(t *testing.T, node, seen string) (*Board, time.Time) {
 	t.Helper()
-	log, err := os.ReadFile(recorded)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(recordedBy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := must.Get(os.ReadFile(recorded))(t)
+	text := must.Get(os.ReadFile(recordedBy))(t)
 	var plan planning.Plan
-	if err := json.Unmarshal(text, &plan); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(text, &plan))
 	b := NewBoard("recast roll", time.Time{})
 	for text := range bytes.Lines(log) {
 		var l story.Line
-		if err := json.Unmarshal(text, &l); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(text, &l))
 		if b.began.IsZero() && l.Step == "roll" {
 			b.Plan(l.Time, plan)
 			b.CanStop()

@@ -23,8 +23,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
@@ -58,10 +58,7 @@ func (r *receiver) serve(t *testing.T, answer http.HandlerFunc) *http.Transport 
 	t.Helper()
 	r.answer = answer
 	n := network.Memory()
-	l, err := n.Listen("hook.example:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(n.Listen("hook.example:80"))(t)
 	// Handlers that still wait end with the connection.
 	s := &http.Server{Handler: r, ErrorLog: log.New(io.Discard, "", 0)}
 	var serving sync.WaitGroup
@@ -92,13 +89,10 @@ func sends(t *testing.T, transport http.RoundTripper, w Webhook, env map[string]
 	if w.On == nil {
 		w.On = everyEvent
 	}
-	c, err := New(Options{
+	c := must.Get(New(Options{
 		Webhooks: []Webhook{w}, Getenv: func(name string) string { return env[name] }, User: "alice", Transport: transport,
 		Warn: func(text string) { warned = append(warned, text) },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	start := time.Now()
 	err = c.Notify(t.Context(), aNotice)
 	return time.Since(start), warned, err
@@ -228,13 +222,10 @@ func TestCancelled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var r receiver
-		c, err := New(Options{
+		c := must.Get(New(Options{
 			Webhooks: []Webhook{{URL: "http://hook.example/", On: everyEvent}}, Getenv: func(string) string { return "" },
 			Transport: r.serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
 		time.AfterFunc(500*time.Millisecond, func() { cancel(errors.New("stopped")) })
@@ -255,9 +246,7 @@ func TestWants(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff(map[string]string{"start": "start ", "failure": "failure ", "end": "failure end "}, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "value", map[string]string{"start": "start ", "failure": "failure ", "end": "failure end "}, got)
 }
 
 // Missing variables are reported beforehand, and nothing is sent.
@@ -324,10 +313,7 @@ func TestCheckTemplate(t *testing.T) {
 // The templates in the notes make JSON of any text, except those that are not for JSON.
 func TestTemplatesOfTheNotes(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/notes/notify.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../docs/notes/notify.md"))(t)
 	found := regexp.MustCompile(`template: '([^']+)'`).FindAllSubmatch(text, -1)
 	if len(found) < 5 {
 		t.Fatalf("found %q", found)
@@ -339,10 +325,7 @@ func TestTemplatesOfTheNotes(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		body, err := parse(string(f[1]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := must.Get(parse(string(f[1])))(t)
 		got, err := (&webhook{body: body}).render(n)
 		if err != nil || !json.Valid(got) && string(got) != n.Text {
 			t.Errorf("%s: %s, %v", f[1], got, err)
@@ -366,16 +349,11 @@ func TestCertificates(t *testing.T) {
 	s.StartTLS()
 	defer s.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
 	if _, _, err := sends(t, nil, Webhook{URL: s.URL + "/h", CAFile: ca}, nil); err != nil || len(r.requests()) != 1 {
 		t.Errorf("%v; it got %q", err, r.requests())
 	}
-	h, err := newWebhook(Webhook{URL: s.URL}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(newWebhook(Webhook{URL: s.URL}, Options{}))(t)
 	if _, err := h.post(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") || len(r.requests()) != 1 {
 		t.Errorf("%v; it got %q", err, r.requests())
 	}

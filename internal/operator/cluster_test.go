@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/operator/attempt"
+	"github.com/recast-sh/recast/internal/sim/must"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -74,9 +74,7 @@ func TestDriftBecomesARoll(t *testing.T) {
 		v1alpha1.ConditionReady: "False Rolling", v1alpha1.ConditionProgressing: "True Rolling",
 		v1alpha1.ConditionStalled: "False Rolling", v1alpha1.ConditionDrifted: "True Drifted",
 	} {
-		if got := condition(c.Status.Conditions, kind); got != want {
-			t.Errorf("%s is %q, want %q", kind, got, want)
-		}
+		must.Equal(t, kind, want, condition(c.Status.Conditions, kind))
 	}
 	s.settle(10 * time.Minute) // nobody approves it, and no other is made
 	approve(s, "lab-1")
@@ -89,9 +87,7 @@ func TestDriftBecomesARoll(t *testing.T) {
 		t.Errorf("the cluster is %s", got)
 	}
 	want := []string{"check lab-check-1", "plan lab-1-plan-1", "roll lab-1-roll-2", "check lab-check-2"}
-	if diff := cmp.Diff(want, s.ran); diff != "" {
-		t.Errorf("Jobs (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "Jobs", want, s.ran)
 }
 
 // TestOperatorKilled ends the operator within each write that it does, and lets another one go on: the
@@ -121,9 +117,7 @@ func TestOperatorKilled(t *testing.T) {
 			for _, job := range s.ran { // a number may be left out
 				ran = append(ran, strings.ReplaceAll(job, " lab-2-", " lab-1-"))
 			}
-			if diff := cmp.Diff(undisturbed.ran, ran); diff != "" {
-				t.Errorf("Jobs (-undisturbed +got):\n%s", diff)
-			}
+			must.Equal(t, "Jobs", undisturbed.ran, ran)
 			if c := s.theCluster(); condition(c.Status.Conditions, v1alpha1.ConditionReady) != "True InSync" {
 				t.Errorf("%+v", c.Status.Conditions)
 			}
@@ -144,9 +138,7 @@ func TestCheckAgain(t *testing.T) {
 		t.Errorf("Jobs %v are there, want those of the last two checks", jobs)
 	}
 	var m corev1.ConfigMap
-	if err := s.api().Get(t.Context(), keyOf("files"), &m); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.api().Get(t.Context(), keyOf("files"), &m))
 	change(s, &m, func(m *corev1.ConfigMap) { m.Data["recast.yaml"] = "version: 1 # changed" })
 	s.settle(time.Minute)
 	change(s, s.theCluster(), func(c *v1alpha1.TalosCluster) {
@@ -207,12 +199,8 @@ func TestStalled(t *testing.T) {
 			s.cluster(c.change)
 			s.settle(time.Minute)
 			status := s.theCluster().Status
-			if got := condition(status.Conditions, v1alpha1.ConditionStalled); got != "True "+c.reason {
-				t.Errorf("Stalled is %q", got)
-			}
-			if got := condition(status.Conditions, v1alpha1.ConditionReady); got != "False "+c.reason {
-				t.Errorf("Ready is %q", got)
-			}
+			must.Equal(t, "Stalled", "True "+c.reason, condition(status.Conditions, v1alpha1.ConditionStalled))
+			must.Equal(t, "Ready", "False "+c.reason, condition(status.Conditions, v1alpha1.ConditionReady))
 			if i := slices.IndexFunc(status.Conditions, func(m metav1.Condition) bool { return strings.Contains(m.Message, c.says) }); i < 0 {
 				t.Errorf("no condition says %q: %+v", c.says, status.Conditions)
 			}
@@ -455,9 +443,7 @@ func TestDeleted(t *testing.T) {
 	s.settle(time.Minute)
 	change(s, s.theCluster(), func(c *v1alpha1.TalosCluster) { c.Spec.Rolls.Create = v1alpha1.CreateNever })
 	for _, o := range []client.Object{s.roll("lab-1"), s.theCluster()} {
-		if err := s.api().Delete(t.Context(), o); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.api().Delete(t.Context(), o))
 	}
 	s.settle(time.Minute)
 	if err := s.api().Get(t.Context(), keyOf("lab-1-roll-2"), &batchv1.Job{}); !apierrors.IsNotFound(err) {
@@ -491,9 +477,7 @@ func TestNeverBegun(t *testing.T) {
 	r.Status.Phase, r.Status.Ended, r.Status.MadeJob, r.Status.Outcome = v1alpha1.PhaseRolling, nil, "", nil
 	r.Status.Begun, r.Status.Started = 2, new(metav1.NewTime(s.now))
 	r.Status.Attempts = []v1alpha1.Attempt{r.Status.Attempts[0], {Job: "lab-1-roll-9", Started: r.Status.Started}}
-	if err := s.api().Status().Update(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.api().Status().Update(t.Context(), r))
 	s.now = s.now.Add(2 * time.Hour)
 	s.settle(time.Minute)
 	if r := s.roll("lab-1"); r.Status.Phase != v1alpha1.PhaseAwaitingWindow || r.Status.Started != nil || r.Status.Begun != 1 {

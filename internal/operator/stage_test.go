@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/deploy"
 	"github.com/recast-sh/recast/internal/operator/attempt"
 	"github.com/recast-sh/recast/internal/operator/job"
+	"github.com/recast-sh/recast/internal/sim/must"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,9 +62,7 @@ func newStage(t *testing.T, play func(attempt.Task) ending) *stage {
 	t.Helper()
 	s := &stage{t: t, now: time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC), play: play}
 	sch := runtime.NewScheme()
-	if err := errors.Join(scheme.AddToScheme(sch), v1alpha1.AddToScheme(sch)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(scheme.AddToScheme(sch), v1alpha1.AddToScheme(sch)))
 	api := fake.NewClientBuilder().WithScheme(sch).
 		WithStatusSubresource(&v1alpha1.TalosCluster{}, &v1alpha1.ImageRoll{}, &batchv1.Job{}).
 		WithIndex(&v1alpha1.ImageRoll{}, indexCluster, func(o client.Object) []string { return []string{o.(*v1alpha1.ImageRoll).Spec.ClusterName} }).
@@ -386,13 +385,8 @@ func TestMetrics(t *testing.T) {
 	s.cluster(automatic)
 	s.settle(time.Minute)
 	registry := prometheus.NewPedanticRegistry()
-	if err := registry.Register(Metrics{Objects: s.api(), Context: t.Context()}); err != nil {
-		t.Fatal(err)
-	}
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, registry.Register(Metrics{Objects: s.api(), Context: t.Context()}))
+	families := must.Get(registry.Gather())(t)
 	known := map[string][]string{}
 	for _, m := range deploy.Metrics {
 		if m.Help != "" { // others are not ours
@@ -408,7 +402,5 @@ func TestMetrics(t *testing.T) {
 		}
 		got[f.GetName()] = labels
 	}
-	if diff := cmp.Diff(known, got); diff != "" {
-		t.Errorf("metrics (-deploy +scraped):\n%s", diff)
-	}
+	must.Equal(t, "metrics", known, got)
 }

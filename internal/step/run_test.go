@@ -10,9 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/heap"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -84,20 +84,14 @@ func (s story) check(t *testing.T) {
 	var got log
 	r := step.Runner{Emit: got.add}
 	err := r.Run(t.Context(), s.root)
-	if diff := cmp.Diff(s.events, []string(got)); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "events", s.events, []string(got))
 	checkError(t, err, s.err, s.kind)
 }
 
 func checkError(t *testing.T, err error, text string, kind fault.Kind) {
 	t.Helper()
-	if diff := cmp.Diff(text, message(err)); diff != "" {
-		t.Errorf("error (-want +got):\n%s", diff)
-	}
-	if got := fault.KindOf(err); got != kind {
-		t.Errorf("kind = %v, want %v", got, kind)
-	}
+	must.Equal(t, "error", text, message(err))
+	must.Equal(t, "kind", kind, fault.KindOf(err))
 }
 
 func message(err error) string {
@@ -261,9 +255,7 @@ func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := step.Runner{Slots: c.slots}
-			if diff := cmp.Diff(c.err, message(r.Run(t.Context(), c.root))); diff != "" {
-				t.Errorf("error (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "error", c.err, message(r.Run(t.Context(), c.root)))
 		})
 	}
 }
@@ -282,25 +274,19 @@ func TestRunDescribesEvents(t *testing.T) {
 		r.Note("delete-vm", "task is running")
 		return nil
 	}
-	if err := r.Run(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.Run(t.Context(), s))
 	want := []step.Event{
 		{Path: "delete-vm", Kind: "delete-vm", Title: "delete VM 101", Risk: step.Destructive, Status: step.Started},
 		{Path: "delete-vm", Status: step.Note, Text: "task is running"},
 		{Path: "delete-vm", Kind: "delete-vm", Title: "delete VM 101", Risk: step.Destructive, Status: step.Done},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "events", want, got)
 }
 
 func TestRunDoesNotCatchPanics(t *testing.T) {
 	t.Parallel()
 	defer func() {
-		if got := fmt.Sprint(recover()); got != "a bug" {
-			t.Errorf("recovered %q", got)
-		}
+		must.Equal(t, "recovered", "a bug", fmt.Sprint(recover()))
 	}()
 	var r step.Runner
 	err := r.Run(t.Context(), branch("a", leaf("b", func(context.Context) error { panic("a bug") })))
@@ -324,9 +310,7 @@ func BenchmarkRun(b *testing.B) {
 			nodes = append(nodes, whole(limit(2, branch(fmt.Sprint("node", i), steps...))))
 		}
 		r := step.Runner{Slots: map[string]int{"host": 2}}
-		if err := r.Run(b.Context(), branch("roll", nodes...)); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, r.Run(b.Context(), branch("roll", nodes...)))
 	}
 	if each := allocated() / uint64(b.N); each > maxRunAllocations {
 		b.Errorf("%d allocations for 100 steps, more than %d", each, maxRunAllocations)
@@ -343,9 +327,7 @@ func TestKinds(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]string{"roll": "", "roll/wk1": "", "roll/wk1/drain": "drain", "roll/wk1/scsi1": "park-disk", "roll/none": ""}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("kinds (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "kinds", want, got)
 }
 
 func TestFailuresHaveTheCodeOfTheirStep(t *testing.T) {
@@ -413,9 +395,7 @@ func TestContextOfSteps(t *testing.T) {
 		"not started roll/late",
 		"failed roll: roll/does: done in roll roll/does",
 	}
-	if diff := cmp.Diff(want, said); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "events", want, said)
 }
 
 // diary records when steps start and end, in seconds.
@@ -503,11 +483,7 @@ func TestQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &diary{start: time.Now()}
 		root := step.Step{ID: "r", Steps: list(step.Step{ID: "n", Quiet: true, Steps: list(takes("a", 1, nil))})}
-		if err := (&step.Runner{Emit: l.see}).Run(t.Context(), root); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff([]string{"0 r started", "0 r/n/a started", "1 r/n/a done", "1 r done"}, l.lines); diff != "" {
-			t.Errorf("events (-want +got):\n%s", diff)
-		}
+		must.Do(t, (&step.Runner{Emit: l.see}).Run(t.Context(), root))
+		must.Equal(t, "events", []string{"0 r started", "0 r/n/a started", "1 r/n/a done", "1 r done"}, l.lines)
 	})
 }

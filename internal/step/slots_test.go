@@ -10,8 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -164,9 +164,7 @@ func (s timedStory) check(t *testing.T) {
 	}
 	err := r.Run(ctx, s.root)
 	want := timed{log: s.events}
-	if diff := cmp.Diff(want.sorted(), got.sorted()); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "events", want.sorted(), got.sorted())
 	checkError(t, err, s.err, s.kind)
 }
 
@@ -240,12 +238,8 @@ func TestOnce(t *testing.T) {
 					}
 					return reason, err
 				}}
-				if err := new(step.Runner).Run(t.Context(), root); err != nil {
-					t.Fatal(err)
-				}
-				if got := strings.Join(reads, ", "); got != tc.want {
-					t.Errorf("read by %s, want %s", got, tc.want)
-				}
+				must.Do(t, new(step.Runner).Run(t.Context(), root))
+				must.Equal(t, "read by", tc.want, strings.Join(reads, ", "))
 			})
 		})
 	}

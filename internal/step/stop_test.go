@@ -7,8 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -183,9 +183,7 @@ func TestStopHoldsForLaterRuns(t *testing.T) {
 	r := step.Runner{Emit: got.add}
 	r.Stop()
 	err := r.Run(t.Context(), leaf("a", work))
-	if diff := cmp.Diff([]string{"not started a"}, []string(got)); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "events", []string{"not started a"}, []string(got))
 	if message(err) != "stopped; not started: a" || fault.KindOf(err) != fault.Interrupted {
 		t.Errorf("err = %v of kind %v", err, fault.KindOf(err))
 	}
@@ -206,9 +204,7 @@ func TestRunAgainAfterFailure(t *testing.T) {
 		t.Fatalf("err = %v", err)
 	}
 	broken = false
-	if err := r.Run(t.Context(), root); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.Run(t.Context(), root))
 }
 
 func yields(s step.Step) step.Step {

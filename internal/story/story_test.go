@@ -7,9 +7,9 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/story"
 )
 
@@ -66,10 +66,7 @@ func read(t *testing.T, files map[string]string) story.Story {
 	for name, text := range files {
 		dir[name] = &fstest.MapFile{Data: []byte(text)}
 	}
-	s, err := story.Read(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(story.Read(dir))(t)
 	return s
 }
 
@@ -168,12 +165,10 @@ func TestCutOffAndResumed(t *testing.T) {
 		"10:02 "+unfinished("wk1/bring-up", "started"),
 		"10:03 "+unfinished("wk1", "done"),
 	)})
-	if diff := cmp.Diff([]string{
+	must.Equal(t, "turns", []string{
 		"wk1 recreate open away 00:10-open; pull 1 done; gate 1 done; drain 7 done; stop 10 done; park ? open",
 		"wk1 recreate done away 10:02-10:03",
-	}, []string{summary(s.Turns[0]), summary(s.Turns[1])}); diff != "" {
-		t.Errorf("turns (-want +got):\n%s", diff)
-	}
+	}, []string{summary(s.Turns[0]), summary(s.Turns[1])})
 	if o, _ := s.Longest(); len(s.Outages()) != 1 || o.Open || o.Seconds() != 593 {
 		t.Errorf("outages %+v", s.Outages())
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
@@ -49,10 +50,7 @@ func start(t *testing.T, o Options) (*Telemetry, context.Context) {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(path))(t)
 	return string(b)
 }
 
@@ -72,9 +70,7 @@ func TestTheLogOfARunHoldsWhatCameBefore(t *testing.T) {
 		var got []string
 		for line := range strings.Lines(read(t, filepath.Join(dir, story.LogName))) {
 			var l struct{ Msg string }
-			if err := json.Unmarshal([]byte(line), &l); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, json.Unmarshal([]byte(line), &l))
 			got = append(got, l.Msg)
 		}
 		if diff := cmp.Diff(want[i], strings.Join(got, ", ")); diff != "" {
@@ -185,9 +181,7 @@ func TestSpansAreSentAfterCtrlC(t *testing.T) {
 		got = append(got, s.Name+": "+s.Status.Description)
 	}
 	want := []string{"roll: roll: Ctrl-C", "recast roll: roll: Ctrl-C"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("spans (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "spans", want, got)
 }
 
 // keeping is an exporter that keeps its spans for tests.
@@ -236,9 +230,7 @@ func TestChangesAreLogged(t *testing.T) {
 	var got []string
 	for line := range strings.Lines(text) {
 		var l map[string]any
-		if err := json.Unmarshal([]byte(line), &l); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal([]byte(line), &l))
 		if l["msg"] == "request" {
 			got = append(got, fmt.Sprintln(l["level"], l["server"], l["host"], l["method"], l["path"], l["code"], l["error"], l["step"], l["node"]))
 		}
@@ -247,9 +239,7 @@ func TestChangesAreLogged(t *testing.T) {
 		"WARN proxmox pve1:8006 POST /a/b 500 500 roll/workers/wk1/take-down wk1\n",
 		"WARN proxmox pve1:8006 DELETE /a/b <nil> refused roll/workers/wk1/take-down wk1\n",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("logged requests (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "logged requests", want, got)
 }
 
 func TestKindOf(t *testing.T) {
@@ -296,10 +286,7 @@ func TestDriftAsMetrics(t *testing.T) {
 		t.Fatalf("%v, %v", info, err)
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(read(t, path)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(parser.TextToMetricFamilies(strings.NewReader(read(t, path))))(t)
 	got := map[string]float64{}
 	for name, f := range families {
 		if strings.Contains(name, "timestamp") {
@@ -322,9 +309,7 @@ func TestDriftAsMetrics(t *testing.T) {
 		"node_stale cp1": 0, "node_stale wk1": 1, `node_stale wk"2`: 0, "node_unread cp1": 0, "node_unread wk1": 0, `node_unread wk"2`: 1,
 		"node_info b cp1 v1.13.9": 1, "node_info  wk1 ": 1, `node_info  wk"2 `: 1,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("metrics (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "metrics", want, got)
 }
 
 // TestNilTelemetry: all methods work on a nil Telemetry.
@@ -350,10 +335,7 @@ func TestNilTelemetry(t *testing.T) {
 func parse(t *testing.T, path string) map[string]float64 {
 	t.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(read(t, path)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(parser.TextToMetricFamilies(strings.NewReader(read(t, path))))(t)
 	got := map[string]float64{}
 	for name, f := range families {
 		for _, m := range f.Metric {
@@ -374,9 +356,7 @@ func parse(t *testing.T, path string) map[string]float64 {
 func TestMetricsIntoAPipe(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "pipe")
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(path, 0o600))
 	r, err := os.OpenFile(path, os.O_RDWR, 0) // keeps the writer from blocking in open
 	if err != nil {
 		t.Fatal(err)
@@ -417,9 +397,7 @@ func TestStepsAreCountedByKind(t *testing.T) {
 		}
 	}
 	want := map[string]float64{"step_duration_seconds try-boot": 2, "step_duration_seconds drain": 2, "steps_failed_total drain": 1}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("metrics of steps (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "metrics of steps", want, got)
 }
 
 // TestRulesOfTheNotes: an alert fires for every result of a drift except all in sync; the
@@ -506,14 +484,10 @@ func TestMetricsArePrinted(t *testing.T) {
 	plain, _ := start(t, Options{})
 	plain.Drifted(res)
 	var out bytes.Buffer
-	if err := plain.WriteMetrics(&out, 2); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, plain.WriteMetrics(&out, 2))
 	times := regexp.MustCompile(`(?m)^(recast_command_[a-z]+_timestamp_seconds.*) .*$`)
 	still := func(text string) string { return times.ReplaceAllString(text, "$1 now") }
-	if diff := cmp.Diff(still(read(t, path)), still(out.String())); diff != "" {
-		t.Errorf("printed (-file +printed):\n%s", diff)
-	}
+	must.Equal(t, "printed", still(read(t, path)), still(out.String()))
 	var none *Telemetry
 	if err := none.WriteMetrics(&out, 0); err != nil {
 		t.Error(err)

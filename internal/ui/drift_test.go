@@ -13,13 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -115,9 +115,7 @@ func TestJUnitIsReadable(t *testing.T) {
 	res.Nodes[3].Notes = []string{"kept"}
 	res.Unread = 1
 	var out bytes.Buffer
-	if err := WriteDrift(&out, "junit", res); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteDrift(&out, "junit", res))
 	counts := map[string]int{}
 	var stack []string
 	d := xml.NewDecoder(&out)
@@ -148,9 +146,7 @@ func TestJUnitIsReadable(t *testing.T) {
 		}
 	}
 	want := map[string]int{"testsuites": 1, "testsuite": 1, "testcase": 4, "failure": 2, "error": 1, "system-out": 4}
-	if diff := cmp.Diff(want, counts); diff != "" {
-		t.Errorf("elements (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "elements", want, counts)
 }
 
 func TestDriftInColours(t *testing.T) {
@@ -230,14 +226,8 @@ func TestWriteProvenance(t *testing.T) {
 	}
 	drawn(t, "provenance", func(b *bytes.Buffer) error { return WriteProvenance(b, "text", p) })
 	var out bytes.Buffer
-	if err := WriteProvenance(&out, "json", p); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteProvenance(&out, "json", p))
 	var back observe.Provenance
-	if err := json.Unmarshal(out.Bytes(), &back); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(p, back, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-		t.Errorf("JSON (-want +got):\n%s", diff)
-	}
+	must.Do(t, json.Unmarshal(out.Bytes(), &back))
+	must.Equal(t, "JSON", p, back, cmpopts.EquateComparable(netip.Addr{}))
 }

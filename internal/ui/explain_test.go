@@ -6,10 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
@@ -76,9 +76,7 @@ func TestToRecreateSaysWhereCommandsAreTyped(t *testing.T) {
 		"both":              {[]cluster.Obstacle{snapshot, evict}, "kubectl patch x; as root on pve2: qm delsnapshot 9032 before"},
 		"kubectl and words": {[]cluster.Obstacle{evict, words}, "kubectl patch x; and something else"},
 	} {
-		if got := (toRecreate{node: "wk2", host: "pve2", obstacles: tc.obstacles}).line(); got != tc.want {
-			t.Errorf("%s: %q, want %q", name, got, tc.want)
-		}
+		must.Equal(t, name, tc.want, (toRecreate{node: "wk2", host: "pve2", obstacles: tc.obstacles}).line())
 	}
 }
 
@@ -101,9 +99,7 @@ func TestStrategiesOf(t *testing.T) {
 		"unread":         {survey.Assessment{Unread: true}, "not known: its machine could not be read: see above"},
 	} {
 		row := strategiesOf([]survey.Assessment{tc.a})[0]
-		if got := row.strategy + ": " + row.line(); got != tc.want {
-			t.Errorf("%s: %q, want %q", name, got, tc.want)
-		}
+		must.Equal(t, name, tc.want, row.strategy+": "+row.line())
 	}
 }
 
@@ -149,12 +145,8 @@ What a roll would use today, and what makes it recreate (recast plan --explain N
 4 checks: 1 problem, 1 warning
 `
 	var b strings.Builder
-	if err := WriteDoctor(&b, "text", res); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, b.String()); diff != "" {
-		t.Error(diff)
-	}
+	must.Do(t, WriteDoctor(&b, "text", res))
+	must.Equal(t, "value", want, b.String())
 	b.Reset()
 	if err := WriteDoctor(&b, "json", res); err != nil || !strings.Contains(b.String(), `"grants": [`) {
 		t.Errorf("%v: %s", err, b.String())

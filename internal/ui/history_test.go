@@ -6,16 +6,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/pipeline/past"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -77,12 +75,8 @@ no run is known: recast status shows what others have left in Proxmox
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var b bytes.Buffer
-			if err := WriteHistory(&b, "text", c.of); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(c.want[1:], b.String()); diff != "" {
-				t.Errorf("history (-want +got):\n%s", diff)
-			}
+			must.Do(t, WriteHistory(&b, "text", c.of))
+			must.Equal(t, "history", c.want[1:], b.String())
 		})
 	}
 }
@@ -108,9 +102,7 @@ func TestWriteRun(t *testing.T) {
 	}}
 	hide := func(s string) string { return strings.ReplaceAll(s, "abc", "[redacted]") }
 	var b bytes.Buffer
-	if err := WriteRun(&b, "text", Tell(run, told, "", hide)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteRun(&b, "text", Tell(run, told, "", hide)))
 	want := `run 20261121-0421-3f2a: done
   roll by pid 7 on ci, recast v0.9.0
   began ` + clock(began) + `, ended ` + clock(run.Finished) + `, after 31m11s
@@ -125,13 +117,9 @@ func TestWriteRun(t *testing.T) {
   could not be read: [redacted]
 next: recast history 20261121-0421-3f2a --open shows its report
 `
-	if diff := cmp.Diff(want, b.String()); diff != "" {
-		t.Errorf("run (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "run", want, b.String())
 	b.Reset()
-	if err := WriteRun(&b, "json", Tell(run, told, "r.html", hide)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteRun(&b, "json", Tell(run, told, "r.html", hide)))
 	for _, want := range []string{`"output": "token=[redacted]"`, `"report": "r.html"`, `"stage": "drain"`, `"awaySeconds": 192`, `"notBack": true`} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %s in %s", want, b.String())
@@ -162,9 +150,7 @@ func TestUnfinishedSteps(t *testing.T) {
 	} {
 		run.Result = result
 		var b bytes.Buffer
-		if err := WriteRun(&b, "text", Tell(run, told, "", strings.Clone)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, WriteRun(&b, "text", Tell(run, told, "", strings.Clone)))
 		var got []string
 		for line := range strings.Lines(b.String()) {
 			if _, turn, found := strings.Cut(line, "cp1 in-place "); found {

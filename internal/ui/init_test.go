@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/adopt"
 	"github.com/recast-sh/recast/pipeline/setup"
@@ -136,12 +137,8 @@ schematic unused: build 444444444444 → 555555555555
 		"no build, checked": {pipeline.LockResult{Differs: true}, "recast.lock would change: recast lock --update\n"},
 	} {
 		var out bytes.Buffer
-		if err := WriteLock(&out, "text", tc.res); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(tc.want, out.String()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		must.Do(t, WriteLock(&out, "text", tc.res))
+		must.Equal(t, name, tc.want, out.String())
 	}
 	var out bytes.Buffer
 	warning := schematics.Warning{Kind: schematics.TagMoved, Subject: "ghcr.io/acme/frr:1.7", Locked: "sha256:aa", Found: "sha256:bb", Text: "t", Hint: "h"}
@@ -156,9 +153,7 @@ schematic unused: build 444444444444 → 555555555555
 		}
 		Warnings []map[string]string
 	}
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(out.Bytes(), &got))
 	want := got
 	want.Differs, want.Written = true, false
 	want.Changes = want.Changes[:0:0]
@@ -180,9 +175,7 @@ func TestWriteBackup(t *testing.T) {
 		Removed: []string{"old.db", "older.db"},
 	}
 	var b strings.Builder
-	if err := WriteBackup(&b, "text", res); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteBackup(&b, "text", res))
 	const want = `etcd/a.db
   size      61472 bytes
   revision  80
@@ -192,9 +185,7 @@ func TestWriteBackup(t *testing.T) {
   removed   old.db, older.db
   warning   cp1 knows no leader
 `
-	if diff := cmp.Diff(want, b.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "", want, b.String())
 }
 
 func TestWriteRestore(t *testing.T) {
@@ -223,11 +214,7 @@ func TestWriteRestore(t *testing.T) {
 	for name, c := range cases {
 		c.rep.Run, c.rep.Outcome = c.run, c.outcome
 		var b strings.Builder
-		if err := WriteRestore(&b, "text", c.rep); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(c.want, b.String()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		must.Do(t, WriteRestore(&b, "text", c.rep))
+		must.Equal(t, name, c.want, b.String())
 	}
 }

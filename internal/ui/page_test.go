@@ -10,12 +10,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -43,9 +43,7 @@ func TestWrapped(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer
 			(&page{w: &out, columns: tc.columns}).wrapped("why: ", "  ", tc.text)
-			if diff := cmp.Diff(tc.want, out.String()); diff != "" {
-				t.Errorf("wrapped (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "wrapped", tc.want, out.String())
 		})
 	}
 }
@@ -63,9 +61,7 @@ func TestColoured(t *testing.T) {
 	} {
 		t.Setenv("NO_COLOR", c.no)
 		t.Setenv("CLICOLOR_FORCE", c.force)
-		if got := coloured(&bytes.Buffer{}); got != c.want {
-			t.Errorf("%s: %t, want %t", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, coloured(&bytes.Buffer{}))
 	}
 }
 
@@ -85,9 +81,7 @@ func TestTogether(t *testing.T) {
 		"a1 a2 a3 a4 a5 b1 b2 b3 b4 b6": "a1…a5, b1…b4, b6",
 		"1 2 3 4":                       "1…4",
 	} {
-		if got := together(strings.Fields(names)); got != want {
-			t.Errorf("%s: %q, want %q", names, got, want)
-		}
+		must.Equal(t, names, want, together(strings.Fields(names)))
 	}
 }
 
@@ -139,12 +133,8 @@ func TestPlanInWords(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var text bytes.Buffer
-			if err := WritePlan(&text, "text", plan); err != nil {
-				t.Fatal(err)
-			}
-			if err := AdvisePlan(&text, plan); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, WritePlan(&text, "text", plan))
+			must.Do(t, AdvisePlan(&text, plan))
 			var facts []string
 			for _, n := range plan.Nodes {
 				for _, f := range factsOf(n) {
@@ -175,9 +165,7 @@ func TestDriftInWords(t *testing.T) {
 		{Node: "wk2", Build: "abcdef0123456789", Unread: []string{"no route to host"}},
 	}}
 	var text bytes.Buffer
-	if err := WriteDrift(&text, "text", res); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteDrift(&text, "text", res))
 	words := DriftInWords(res, same)
 	requireWords(t, text.String(), words, "Talos v1.13.8 → v1.13.9", "a disk is parked", "no route to host", "wk9", "recast plan", "recast doctor")
 	var order []string
@@ -202,14 +190,10 @@ func TestForeignTextDoesNotControlTheTerminal(t *testing.T) {
 	p.Emit(step.Event{Path: "roll", Title: "roll " + words, Status: step.Started})
 	p.Emit(step.Event{Path: "roll", Status: step.Note, Text: words})
 	err := fault.WithSafe(fault.WithHint(errors.New(words+"\nand more"), "%s", words), words)
-	if err := WriteTrouble(&out, Trouble{Err: err, Runbook: func(fault.Code) string { return "" }}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteTrouble(&out, Trouble{Err: err, Runbook: func(fault.Code) string { return "" }}))
 	res := pipeline.StatusResult{Kubernetes: words, Problems: []string{words}, Claim: &pipeline.ClaimHeld{}}
 	res.Claim.Holder.Host = words
-	if err := WriteStatus(&out, "text", res); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteStatus(&out, "text", res))
 	if foreign.Lines(out.String()) != out.String() || strings.Count(out.String(), "no space left\ufffd1A\ufffd") != 8 {
 		t.Errorf("%q", &out)
 	}
@@ -231,9 +215,7 @@ func TestColoursAreOurs(t *testing.T) {
 	const want = "\x1b[31mlost:\x1b[0m disk is fine safe: all of it\n" +
 		"\x1b[31mdisk is fine safe: all of it\x1b[0m  disk is fine safe: all of it\n" +
 		"\x1b[31mlost:\x1b[0m disk is fine\n  safe: all of it\n"
-	if out.String() != want {
-		t.Errorf("%q\nwant %q", &out, want)
-	}
+	must.Equal(t, "value", want, out.String())
 }
 
 // Text from a node can't add markup, rows or lines to a comment or to test results, and
@@ -245,9 +227,7 @@ func TestForeignTextInReports(t *testing.T) {
 	res := pipeline.DriftResult{Cluster: "c", Nodes: []observe.Drift{drift}}
 	print := func(format string) string {
 		var out bytes.Buffer
-		if err := WriteDrift(&out, format, res); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, WriteDrift(&out, format, res))
 		if text := out.String(); foreign.Lines(text) != text {
 			t.Errorf("%s: %q", format, text)
 		}
@@ -267,9 +247,7 @@ func TestForeignTextInReports(t *testing.T) {
 	}
 	var plan bytes.Buffer
 	p := planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Drift: drift, Strategy: cluster.Recreate, Why: words, WillLose: []string{words}, Notes: []string{words}}}, Warn: []string{words}}
-	if err := WritePlan(&plan, "markdown", p); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePlan(&plan, "markdown", p))
 	if text := plan.String(); foreign.Lines(text) != text || strings.Count(text, "\n| ") != 2 || strings.Count(text, "\n#") != 0 {
 		t.Errorf("%s", text)
 	}

@@ -13,12 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -29,22 +29,13 @@ var update = flag.Bool("update", false, "write the golden files anew")
 func drawn(t *testing.T, name string, draw func(*bytes.Buffer) error) {
 	t.Helper()
 	var out bytes.Buffer
-	if err := draw(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, draw(&out))
 	file := filepath.Join("testdata", name+".golden")
 	if *update {
-		if err := os.WriteFile(file, out.Bytes(), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, out.Bytes(), 0o600))
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), out.String()); diff != "" {
-		t.Errorf("drawing (-want +got):\n%s", diff)
-	}
+	want := must.Get(os.ReadFile(file))(t)
+	must.Equal(t, "drawing", string(want), out.String())
 }
 
 var (
@@ -159,9 +150,7 @@ func TestPlanAsJSONIsThePlan(t *testing.T) {
 	t.Parallel()
 	plan := planning.Plan{Cluster: "c1", Nodes: []planning.NodePlan{node("wk1", 9031, planning.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1}
 	var out bytes.Buffer
-	if err := WritePlan(&out, "json", plan); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePlan(&out, "json", plan))
 	var got planning.Plan
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Nodes[0].Strategy != cluster.Recreate || got.Nodes[0].OutageSeconds != 240 {
 		t.Errorf("%+v, %v", got, err)
@@ -264,15 +253,11 @@ func TestPlanOfManyNodes(t *testing.T) {
 	}
 	all := many(500, 500)
 	var text, md bytes.Buffer
-	if err := WritePlan(&text, "text", all); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePlan(&text, "text", all))
 	if lines := strings.Count(text.String(), "\n"); lines > 3*500+20 {
 		t.Errorf("%d lines", lines)
 	}
-	if err := WritePlan(&md, "markdown", all); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePlan(&md, "markdown", all))
 	if md.Len() > largest || !strings.Contains(md.String(), "- 500 on 500 nodes") || strings.Count(md.String(), "wk000…wk499") != 2 {
 		t.Errorf("%d bytes of Markdown:\n%.2000s", md.Len(), md.String())
 	}
@@ -283,12 +268,8 @@ func TestEveryFormHasEveryFact(t *testing.T) {
 	t.Parallel()
 	plan := everyPhase()
 	var text, md bytes.Buffer
-	if err := WritePlan(&text, "text", plan); err != nil {
-		t.Fatal(err)
-	}
-	if err := WritePlan(&md, "markdown", plan); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePlan(&text, "text", plan))
+	must.Do(t, WritePlan(&md, "markdown", plan))
 	facts := 0
 	for _, n := range plan.Nodes {
 		for _, f := range factsOf(n) {

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -126,9 +126,7 @@ func TestFared(t *testing.T) {
 		byName := func(a, b NodeFared) int { return strings.Compare(a.Node, b.Node) }
 		slices.SortFunc(got.Nodes, byName)
 		slices.SortFunc(want.Nodes, byName)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("fared (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "fared", want, got)
 	})
 }
 

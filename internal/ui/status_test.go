@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -16,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -200,22 +200,12 @@ func TestWritePruneScratch(t *testing.T) {
 func writesPrune(t *testing.T, rep pipeline.PruneReport, want string) {
 	t.Helper()
 	var text, data bytes.Buffer
-	if err := WritePrune(&text, "text", rep); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, text.String()); diff != "" {
-		t.Errorf("text (-want +got):\n%s", diff)
-	}
-	if err := WritePrune(&data, "json", rep); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePrune(&text, "text", rep))
+	must.Equal(t, "text", want, text.String())
+	must.Do(t, WritePrune(&data, "json", rep))
 	var back pipeline.PruneReport
-	if err := json.Unmarshal(data.Bytes(), &back); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(rep, back); diff != "" {
-		t.Errorf("JSON (-want +got):\n%s", diff)
-	}
+	must.Do(t, json.Unmarshal(data.Bytes(), &back))
+	must.Equal(t, "JSON", rep, back)
 }
 
 func TestPruneQuestion(t *testing.T) {
@@ -237,9 +227,7 @@ func TestPruneQuestion(t *testing.T) {
 		"Delete 1 scratch VM?":  {Scratch: []rehearse.ScratchVerdict{{}, {Keep: stays}}},
 		"Delete 2 parking VMs?": {VMs: []prune.ParkingVerdict{{}, {}}},
 	} {
-		if got := PruneQuestion(rep); got != want {
-			t.Errorf("PruneQuestion = %q, want %q", got, want)
-		}
+		must.Equal(t, "PruneQuestion", want, PruneQuestion(rep))
 	}
 }
 
@@ -253,9 +241,7 @@ func TestPlanShowsWhatItFrees(t *testing.T) {
 		},
 	}}}
 	var text bytes.Buffer
-	if err := WritePlan(&text, "text", plan); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePlan(&text, "text", plan))
 	for _, want := range []string{
 		"      frees: scsi29 of VM 9900: the system disk that run r1 replaced, Talos v1.13.8 (fast:vm-9900-disk-0, 10G)\n",
 		"      frees: scsi28 of VM 9900: the entry of the system disk that run r0 replaced, Talos none\n",
@@ -274,9 +260,7 @@ func TestPruneOfARemovedNode(t *testing.T) {
 		{Node: "wk3", Run: "r1", Key: "scsi1", Parking: 9090, Host: "pve1", SizeBytes: 20 << 30, OfRemoved: true},
 	}
 	var text bytes.Buffer
-	if err := WritePrune(&text, "text", pipeline.PruneReport{Disks: disks}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePrune(&text, "text", pipeline.PruneReport{Disks: disks}))
 	question := PruneQuestion(pipeline.PruneReport{Disks: disks})
 	if question != "Free 2 removed node's disks (30 GiB) for good?" || !strings.HasSuffix(text.String(), "\n2 of 2 removed node's disks can go, 30 GiB\n") {
 		t.Errorf("%s\n%s", question, &text)

@@ -22,6 +22,7 @@ import (
 	"github.com/recast-sh/recast/docs/runbooks"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -282,21 +283,15 @@ func TestTheLastRunIsTheSameEverywhere(t *testing.T) {
 			began := at.Add(time.Duration(i) * 20 * time.Millisecond)
 			text := fmt.Sprintf(`{"started":%q,"finished":%q,"outcome":"done"}`, began.Format(time.RFC3339Nano), began.Add(time.Millisecond).Format(time.RFC3339Nano))
 			for name, content := range map[string]string{"RUN": text, "about.json": `{"command":"roll","by":{"host":"h"}}`} {
-				if err := os.MkdirAll(dir, 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.MkdirAll(dir, 0o700))
+				must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 			}
 		}
 		all, problems := runs.All(past.Options{})
 		if len(problems) > 0 {
 			t.Fatal(problems)
 		}
-		if got := ui.HistoryOf(all, nil, 0, o.Log, o.Hide).Runs[0].ID; got != last {
-			t.Errorf("history: %s", got)
-		}
+		must.Equal(t, "history", last, ui.HistoryOf(all, nil, 0, o.Log, o.Hide).Runs[0].ID)
 		if run, err := runs.Find("", past.Options{}); err != nil || run.ID != last {
 			t.Errorf("report: %s, %v", run.ID, err)
 		}
@@ -327,10 +322,7 @@ const (
 func BenchmarkPages(b *testing.B) {
 	dir := b.TempDir()
 	o := large(b, dir)
-	s, err := New(o)
-	if err != nil {
-		b.Fatal(err)
-	}
+	s := must.Get(New(o))(b)
 	b.Run("read history first", func(b *testing.B) {
 		limited(b, maxPastMiB, func() {
 			clear(s.past)
@@ -340,10 +332,7 @@ func BenchmarkPages(b *testing.B) {
 	for _, key := range []string{keyDrift, keyPlan, keyStatus, keyHistory, keyNode + "wk1"} {
 		b.Run("read "+key, func(b *testing.B) {
 			limited(b, maxPageMiB, func() {
-				value, err := s.read(b.Context(), key)
-				if err != nil {
-					b.Fatal(err)
-				}
+				value := must.Get(s.read(b.Context(), key))(b)
 				s.readings.done(key, value, nil)
 			})
 		})
@@ -380,14 +369,8 @@ func limited(b *testing.B, mostMiB float64, f func()) {
 func large(b *testing.B, dir string) Options {
 	b.Helper()
 	o := options(dir, "extension iscsi-tools v0.2.0: sha256:a92069d1a15d → sha256:71830b79c290")
-	drift, err := o.Drift(b.Context())
-	if err != nil {
-		b.Fatal(err)
-	}
-	plan, err := o.Plan(b.Context())
-	if err != nil {
-		b.Fatal(err)
-	}
+	drift := must.Get(o.Drift(b.Context()))(b)
+	plan := must.Get(o.Plan(b.Context()))(b)
 	stale, work := drift.Nodes[1], plan.Nodes[0]
 	drift.Nodes, plan.Nodes = []observe.Drift{}, []planning.NodePlan{}
 	for i := range benchNodes {
@@ -399,15 +382,10 @@ func large(b *testing.B, dir string) Options {
 	drift.Stale = benchNodes
 	o.Drift = func(context.Context) (pipeline.DriftResult, error) { return drift, nil }
 	o.Plan = func(context.Context) (planning.Plan, error) { return plan, nil }
-	text, err := json.Marshal(plan)
-	if err != nil {
-		b.Fatal(err)
-	}
+	text := must.Get(json.Marshal(plan))(b)
 	for i := range benchRuns {
 		at := filepath.Join(dir, ".recast", "runs", fmt.Sprintf("200001%02d-%02d00-feed", i/4+1, i%4))
-		if err := os.CopyFS(at, os.DirFS(filepath.Join("../../testdata/runs/roll", fixedRun))); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, os.CopyFS(at, os.DirFS(filepath.Join("../../testdata/runs/roll", fixedRun))))
 		write(b, filepath.Join(at, "plan.json"), string(text))
 		if i == benchRuns-1 {
 			began, _, _ := strings.Cut(read(b, filepath.Join(at, "RUN")), ",\n")

@@ -22,6 +22,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/redact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/web/frame/frametest"
 	"github.com/recast-sh/recast/pipeline"
@@ -73,10 +74,7 @@ const host = "127.0.0.1:8123"
 
 func open(t testing.TB, o Options) *visit {
 	t.Helper()
-	s, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(o))(t)
 	v := &visit{t: t, site: s, h: s.Handler("8123")}
 	first := v.ask(httptest.NewRequest(http.MethodGet, "http://"+host+s.First(), nil))
 	v.jar = first.Result().Cookies()[0]
@@ -134,25 +132,18 @@ func (v *visit) post(what, origin string) *httptest.ResponseRecorder {
 // bring copies a run of testdata below dir.
 func bring(t *testing.T, dir, name string) {
 	t.Helper()
-	if err := os.CopyFS(filepath.Join(dir, ".recast", "runs"), os.DirFS(filepath.Join("../../testdata/runs", name))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(filepath.Join(dir, ".recast", "runs"), os.DirFS(filepath.Join("../../testdata/runs", name))))
 }
 
 func read(t testing.TB, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(path))(t)
 	return string(text)
 }
 
 func write(t testing.TB, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 var errDown = errors.New("read https://pve1:8006: " + secret + " was refused <script>alert(1)</script>")
@@ -245,9 +236,7 @@ func TestReadingAgain(t *testing.T) {
 			if w := v.post(c.what, c.origin); w.Code != c.want {
 				t.Errorf("%d, want %d: %s", w.Code, c.want, w.Body)
 			}
-			if waits := len(v.site.readings.queue) > 0; waits != (c.want == 303) {
-				t.Errorf("something is read: %t", waits)
-			}
+			must.Equal(t, "something is read", c.want == 303, len(v.site.readings.queue) > 0)
 		})
 	}
 	v := open(t, options(t.TempDir(), "text"))
@@ -263,22 +252,13 @@ func TestReadingAgain(t *testing.T) {
 // Serve answers on its port only, reads the cluster at once, and ends with ctx.
 func TestServe(t *testing.T) {
 	t.Parallel()
-	s, err := New(options(t.TempDir(), "text"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(options(t.TempDir(), "text")))(t)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx, l) }()
-	answer, err := http.Get("http://" + l.Addr().String() + s.First())
-	if err != nil {
-		t.Fatal(err)
-	}
+	answer := must.Get(http.Get("http://" + l.Addr().String() + s.First()))(t)
 	answer.Body.Close()
 	if answer.StatusCode != http.StatusOK || len(answer.Cookies()) != 1 {
 		t.Errorf("%s, %v", answer.Status, answer.Cookies())
@@ -371,9 +351,7 @@ func TestReadingsAfterSleep(t *testing.T) {
 	if time.Since(read.At) > time.Minute {
 		t.Fatal("it did not sleep")
 	}
-	if got := age(read.At); got != "8h0m ago" {
-		t.Errorf("read %s", got)
-	}
+	must.Equal(t, "read", "8h0m ago", age(read.At))
 	if r.askIfOlder("status", time.Minute); !r.get("status").busy() {
 		t.Error("it is not read again")
 	}

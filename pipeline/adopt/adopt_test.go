@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/terraform"
 	"github.com/recast-sh/recast/pipeline/adopt"
 )
@@ -20,14 +20,8 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 func document(t *testing.T, name string) *terraform.Document {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", name+".json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := terraform.Read(name+".json", text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join("testdata", name+".json")))(t)
+	doc := must.Get(terraform.Read(name+".json", text))(t)
 	return doc
 }
 
@@ -65,26 +59,15 @@ func TestLayouts(t *testing.T) {
 			o.Dir = filepath.Join(t.TempDir(), "new")
 			if o.Schematic != "" {
 				o.Schematic = filepath.Join(filepath.Dir(o.Dir), o.Schematic)
-				if err := os.WriteFile(o.Schematic, []byte("customization: {}\n"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(o.Schematic, []byte("customization: {}\n"), 0o600))
 			}
-			res, err := adopt.Adopt(document(t, tc.from), o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := must.Get(adopt.Adopt(document(t, tc.from), o))(t)
 			file := filepath.Join(o.Dir, "recast.yaml")
-			c, err := config.Load(file, config.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(config.Load(file, config.Options{}))(t)
 			if len(c.Nodes) != len(res.Nodes) || len(c.Nodes) < 2 {
 				t.Errorf("recast.yaml has %d nodes, and %d were found", len(c.Nodes), len(res.Nodes))
 			}
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(file))(t)
 			var blocks strings.Builder
 			for _, k := range res.Keep {
 				if k.Resets {
@@ -102,17 +85,10 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(got), 0o644))
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
+	want := must.Get(os.ReadFile(file))(t)
+	must.Equal(t, name, string(want), got)
 }
 
 // TestUnanswered names all that is missing at once, and writes nothing.
@@ -194,10 +170,7 @@ func TestAHolderIsNoNode(t *testing.T) {
 	for i := range doc.VMs {
 		doc.VMs[i].Shape.Tags, doc.VMs[i].Tainted = []string{"talos"}, doc.VMs[i].Name == "cp1"
 	}
-	res, err := adopt.Adopt(doc, answers(func(o *adopt.Options) { o.Cluster, o.Schematic = "home", "base.yaml" }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Get(adopt.Adopt(doc, answers(func(o *adopt.Options) { o.Cluster, o.Schematic = "home", "base.yaml" })))(t)
 	if len(res.Nodes) != 3 || len(res.Left) != 1 || !strings.Contains(res.Left[0], "VM 9201): it owns disks of other VMs") {
 		t.Errorf("%v, left %q", res.Nodes, res.Left)
 	}
@@ -210,9 +183,7 @@ func TestNothingIsReplaced(t *testing.T) {
 	t.Parallel()
 	o := answers(func(o *adopt.Options) { o.Dir = t.TempDir() })
 	mine := filepath.Join(o.Dir, "recast.yaml")
-	if err := os.WriteFile(mine, []byte("mine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(mine, []byte("mine"), 0o600))
 	if _, err := adopt.Adopt(document(t, "bpg-talos"), o); err == nil || !strings.Contains(err.Error(), "recast.yaml is there already") {
 		t.Errorf("err = %v", err)
 	}
@@ -228,10 +199,7 @@ func TestNothingIsReplaced(t *testing.T) {
 // TestNoSecretIsShown: a state holds machine configurations and keys.
 func TestNoSecretIsShown(t *testing.T) {
 	t.Parallel()
-	res, err := adopt.Adopt(document(t, "bpg-talos"), answers(func(*adopt.Options) {}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Get(adopt.Adopt(document(t, "bpg-talos"), answers(func(*adopt.Options) {})))(t)
 	for _, f := range res.Files {
 		if strings.Contains(string(f.Content), "abc.secret") {
 			t.Errorf("%s has the token of the machine configuration:\n%s", f.Name, f.Content)
@@ -331,20 +299,14 @@ func planOf(t *testing.T, kind, actions string, before, after, more object) *ter
 	there := func(id int, name, address string) object {
 		return object{"address": bpgVM + "." + name, "mode": "managed", "type": bpgVM, "values": object{"vm_id": id, "name": name, "node_name": "pve1", "ipv4_addresses": []any{[]any{address}}}}
 	}
-	text, err := json.Marshal(object{
+	text := must.Get(json.Marshal(object{
 		"format_version": "1.2", "planned_values": object{},
 		"resource_changes": []any{object{"address": `module.a["x"].` + kind + `.this["wk1"]`, "mode": "managed", "type": kind, "name": "this", "change": change}},
 		"prior_state": object{"format_version": "1.0", "values": object{"root_module": object{"resources": []any{
 			there(111, "wk1", "192.0.2.21"), there(500, "other", "192.0.2.50"),
 		}}}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := terraform.Read("plan.json", text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
+	doc := must.Get(terraform.Read("plan.json", text))(t)
 	return doc
 }
 
@@ -357,10 +319,7 @@ func TestCheck(t *testing.T) {
 	for name, tc := range changes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			v, err := adopt.Check(wanted(), planOf(t, tc.kind, tc.actions, tc.before, tc.after, tc.more), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			v := must.Get(adopt.Check(wanted(), planOf(t, tc.kind, tc.actions, tc.before, tc.after, tc.more), nil))(t)
 			if tc.want == "" {
 				if len(v.Threats) > 0 || v.Err() != nil || len(v.Managed) != 1 {
 					t.Fatalf("%+v", v)
@@ -393,10 +352,7 @@ func TestWhatPreventsARemoval(t *testing.T) {
 			object{"address": bpgVM + ".wk1", "mode": "managed", "type": bpgVM, "action_reason": "delete_because_no_resource_config", "change": object{"actions": []string{"delete"}, "before": node(nil)}},
 		},
 	})
-	doc, err := terraform.Read("plan.json", text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := must.Get(terraform.Read("plan.json", text))(t)
 	v, err := adopt.Check(wanted(), doc, nil)
 	if err != nil || len(v.Threats) != 3 {
 		t.Fatalf("%+v, %v", v, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -384,9 +385,7 @@ func TestISOTransfer(t *testing.T) {
 				Project: pipeline.Project{Config: c}, src: Sources{Proxmox: s, Images: pipeline.Images{Factory: shop{}}},
 				lock: schematics.Lock{Schematics: map[string]schematics.Locked{"default": {ISO: schematics.BootFile{SizeBytes: tc.built}}}},
 			}
-			if got := d.delivery(t.Context(), images.BootISO, "default", "isos", "pve1"); got != tc.want {
-				t.Errorf("got  %s\nwant %s", got, tc.want)
-			}
+			must.Equal(t, "value", tc.want, d.delivery(t.Context(), images.BootISO, "default", "isos", "pve1"))
 		})
 	}
 }

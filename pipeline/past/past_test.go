@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -33,9 +34,7 @@ func runWith(t *testing.T, r Runs, id, outcome string, facts map[string]any) {
 	if outcome != "" {
 		err = errors.Join(err, j.Finish(outcome))
 	}
-	if err := errors.Join(err, j.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, j.Close()))
 }
 
 func TestPastRuns(t *testing.T) {
@@ -59,10 +58,7 @@ func TestPastRuns(t *testing.T) {
 	runWith(t, p, "20260102-0000-bbbb", "", map[string]any{AboutKey: about})
 	runWith(t, p, "20260103-0000-cccc", "", map[string]any{AboutKey: map[string]any{"command": "roll", "ofTheFuture": true}, PlanKey: "no plan"})
 
-	r, err := p.Find("aaaa", Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(p.Find("aaaa", Options{}))(t)
 	node, seconds := r.Longest()
 	done, planned := r.Counted()
 	got := fmt.Sprintln(r.Result, "|", r.Error, "|", node, seconds, done, planned, len(r.Hooks), r.What(), r.Problems)
@@ -88,9 +84,7 @@ func TestPastRuns(t *testing.T) {
 		}
 	}
 	// One that can't be read takes nothing from the others.
-	if err := os.WriteFile(filepath.Join(p.Dir, "20260101-0000-aaaa", "RUN"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(p.Dir, "20260101-0000-aaaa", "RUN"), nil, 0o600))
 	if runs, problems := p.All(Options{}); len(runs) != 2 || len(problems) != 1 {
 		t.Errorf("%d runs, problems %q", len(runs), problems)
 	}
@@ -110,27 +104,20 @@ func TestRunningHere(t *testing.T) {
 	if r, here, err := p.Running(); here || err != nil {
 		t.Errorf("%+v, %v", r, err)
 	}
-	j, err := journal.Open(p.Dir, journal.Options{Run: "r1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(p.Dir, journal.Options{Run: "r1"}))(t)
 	defer j.Close()
 	r, here, err := p.Running()
 	if !here || err != nil || r.ID != "r1" || r.Dir != filepath.Join(p.Dir, "r1") || r.Plan != nil {
 		t.Errorf("%+v, %t, %v", r, here, err)
 	}
-	if err := j.Put("plan", planning.Plan{Cluster: "c1", TotalSeconds: 60}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.Put("plan", planning.Plan{Cluster: "c1", TotalSeconds: 60}))
 	if r, here, err = p.Running(); !here || err != nil || r.Plan == nil || r.Plan.TotalSeconds != 60 {
 		t.Errorf("%+v, %t, %v", r, here, err)
 	}
 	if outcome, err := p.Outcome("r1"); outcome != "" || err != nil {
 		t.Errorf("%q, %v", outcome, err)
 	}
-	if err := j.Finish("done"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.Finish("done"))
 	if outcome, err := p.Outcome("r1"); outcome != "done" || err != nil {
 		t.Errorf("%q, %v", outcome, err)
 	}
@@ -205,7 +192,5 @@ func TestOrderOfRuns(t *testing.T) {
 func backdate(t *testing.T, dir, id string, began time.Time) {
 	t.Helper()
 	text := `{"started":"` + began.Format(time.RFC3339Nano) + `","finished":"` + began.Add(time.Second).Format(time.RFC3339Nano) + `","outcome":"done"}`
-	if err := os.WriteFile(filepath.Join(dir, id, "RUN"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, id, "RUN"), []byte(text), 0o600))
 }

@@ -15,13 +15,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/story"
 )
 
@@ -66,9 +66,7 @@ func machine(t *testing.T, s *shelf) Sharing {
 
 func fetched(t *testing.T, m Sharing) Runs {
 	t.Helper()
-	if err := m.Fetch(t.Context(), 0, func(text string) { t.Error(text) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.Fetch(t.Context(), 0, func(text string) { t.Error(text) }))
 	return m.Runs
 }
 
@@ -87,20 +85,14 @@ func TestShare(t *testing.T) {
 	})
 	dir := filepath.Join(ci.Runs.Dir, shared)
 	for name, text := range map[string]string{story.LogName: `{"time":"x","msg":"hunter2"}`, "wk1~config.secret": "hunter2", "notes.txt": "x"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	if err := ci.Share(t.Context(), shared); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, ci.Share(t.Context(), shared))
 	r, err := fetched(t, laptop).Find("", Options{})
 	if err != nil || r.ID != shared || r.Result != "running or killed" || r.About.By != by || len(r.Took) != 1 || len(r.Plan.Nodes) != 1 || len(r.Problems) > 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if r.Hooks[0].Output != "the password is [redacted]" {
-		t.Errorf("a hook said %q", r.Hooks[0].Output)
-	}
+	must.Equal(t, "a hook said", "the password is [redacted]", r.Hooks[0].Output)
 	var names []string
 	for _, file := range filesIn(t, r.Dirs[0]) {
 		text, err := os.ReadFile(filepath.Join(r.Dirs[0], file))
@@ -112,9 +104,7 @@ func TestShare(t *testing.T) {
 	if diff := cmp.Diff([]string{"RUN", "about.json", "before.lock", "hooks~beforerun~1.json", "log.jsonl", "plan.json", "recast.lock", "record", "wk1~took.json"}, names); diff != "" {
 		t.Errorf("what is shared (-want +got):\n%s", diff)
 	}
-	if got, want := fmt.Sprintf("%s", laptop.Runs.locks()), "[lock new lock old]"; got != want {
-		t.Errorf("locks %s, want %s", got, want)
-	}
+	must.Equal(t, "locks", "[lock new lock old]", fmt.Sprintf("%s", laptop.Runs.locks()))
 	if laptop.Runs.Has(shared) {
 		t.Error("a copy counts as a journal")
 	}
@@ -124,9 +114,7 @@ func TestShare(t *testing.T) {
 	if s.reads != 1 {
 		t.Errorf("%d records were read", s.reads)
 	}
-	if err := ci.Share(t.Context(), shared); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, ci.Share(t.Context(), shared))
 	fetched(t, laptop)
 	if s.reads != 2 {
 		t.Errorf("%d records were read after it was shared again", s.reads)
@@ -135,10 +123,7 @@ func TestShare(t *testing.T) {
 
 func filesIn(t *testing.T, dir string) (names []string) {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir(dir))(t)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -159,9 +144,7 @@ func TestARunOfTwoMachines(t *testing.T) {
 		PlanKey: planning.Plan{Run: shared, Nodes: both.Nodes[1:2]}, FatesKey: cluster.Fates{Done: []string{"wk2"}, Failed: []string{}, Left: []string{}},
 	})
 	for _, m := range []Sharing{ci, laptop} {
-		if err := m.Share(t.Context(), shared); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, m.Share(t.Context(), shared))
 	}
 	for name, m := range map[string]Sharing{"the first": ci, "the second": laptop, "another": other} {
 		runs, problems := fetched(t, m).All(Options{})
@@ -200,9 +183,7 @@ func TestJoined(t *testing.T) {
 		"finished there, once more too": {info(1, 6, "failed"), info(5, 9, "done"), info(1, 9, "done")},
 	} {
 		for _, got := range []journal.RunInfo{joined(tc.a, tc.b), joined(tc.b, tc.a)} {
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", name, diff)
-			}
+			must.Equal(t, name, tc.want, got)
 		}
 	}
 }
@@ -211,10 +192,7 @@ func TestJoined(t *testing.T) {
 func TestUnpackedIsBounded(t *testing.T) {
 	t.Parallel()
 	const most = 8 << 10
-	large, err := packed(map[string][]byte{"RUN": make([]byte, most+1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	large := must.Get(packed(map[string][]byte{"RUN": make([]byte, most+1)}))(t)
 	for want, content := range map[string][]byte{"too large": large, "unexpected EOF": zipped(bytes.Repeat(header("RUN"), most/512+2))} {
 		if _, err := unpacked(content, most); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -225,15 +203,9 @@ func TestUnpackedIsBounded(t *testing.T) {
 // TestFetchIsCareful: what a registry says cannot leave its directory, fill the disk or hide the other runs.
 func TestFetchIsCareful(t *testing.T) {
 	t.Parallel()
-	good, err := packed(map[string][]byte{"RUN": []byte(`{"started":"2026-01-01T00:00:00Z"}`)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := must.Get(packed(map[string][]byte{"RUN": []byte(`{"started":"2026-01-01T00:00:00Z"}`)}))(t)
 	pack := func(files map[string][]byte) []byte {
-		b, err := packed(files)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(packed(files))(t)
 		return b
 	}
 	for title, tc := range map[string]struct {
@@ -256,9 +228,7 @@ func TestFetchIsCareful(t *testing.T) {
 			s := &shelf{content: map[string][]byte{"bad": tc.content, "good": good}, list: []images.Record{{Name: tc.name, Digest: "bad"}, {Name: "20260101-0000-bbbb/first", Digest: "good"}}}
 			m := machine(t, s)
 			var warned []string
-			if err := m.Fetch(t.Context(), 0, func(text string) { warned = append(warned, text) }); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, m.Fetch(t.Context(), 0, func(text string) { warned = append(warned, text) }))
 			if len(warned) != 1 || !strings.Contains(warned[0], tc.want) {
 				t.Errorf("warnings %q, want %q", warned, tc.want)
 			}
@@ -283,13 +253,9 @@ func TestSharedLocks(t *testing.T) {
 	r := Runs{Elsewhere: t.TempDir()}
 	for name, text := range map[string]string{"1/recast.lock": "a", "2/before.lock": "a", "2/recast.lock": "b", "3/recast.lock": strings.Repeat("x", maxLock+1)} {
 		file := filepath.Join(r.Elsewhere, firstPart, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)))
 	}
-	if got := fmt.Sprintf("%s", r.locks()); got != "[b a]" {
-		t.Errorf("locks %.99s", got)
-	}
+	must.Equal(t, "locks", "[b a]", fmt.Sprintf("%s", r.locks()))
 }
 
 func header(name string) []byte {
@@ -311,10 +277,7 @@ func zipped(b []byte) []byte {
 // TestFetchIsBounded: a list on which others have put more than recast keeps, and a directory that can't be written.
 func TestFetchIsBounded(t *testing.T) {
 	t.Parallel()
-	good, err := packed(map[string][]byte{"RUN": []byte(`{"started":"2026-01-01T00:00:00Z"}`)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := must.Get(packed(map[string][]byte{"RUN": []byte(`{"started":"2026-01-01T00:00:00Z"}`)}))(t)
 	s := &shelf{content: map[string][]byte{"good": good}}
 	for i := range keepShared + 5 {
 		s.list = append(s.list, images.Record{Name: fmt.Sprintf("20260101-0000-%04x/first", i), Digest: "good"})
@@ -324,9 +287,7 @@ func TestFetchIsBounded(t *testing.T) {
 	}
 	s.reads = 0
 	m := machine(t, s)
-	if err := os.WriteFile(filepath.Dir(m.Runs.Dir), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Dir(m.Runs.Dir), nil, 0o600))
 	if err := m.Fetch(t.Context(), 0, func(text string) { t.Error(text) }); err == nil || s.reads > 0 {
 		t.Errorf("%v after %d reads", err, s.reads)
 	}

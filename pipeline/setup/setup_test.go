@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -25,10 +25,7 @@ func TestNameSchematics(t *testing.T) {
 		if extension != "" {
 			text = "customization:\n  systemExtensions:\n    officialExtensions:\n      - siderolabs/qemu-guest-agent\n      - siderolabs/" + extension + "\n"
 		}
-		s, err := schematics.Parse("test", []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(schematics.Parse("test", []byte(text)))(t)
 		return plannedSchematic{Schematic: s, nodes: nodes}
 	}
 	for name, c := range map[string]struct {
@@ -48,9 +45,7 @@ func TestNameSchematics(t *testing.T) {
 		for _, p := range c.plans {
 			got = append(got, p.name)
 		}
-		if diff := cmp.Diff(c.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		must.Equal(t, name, c.want, got)
 	}
 }
 
@@ -97,9 +92,7 @@ func TestCameFrom(t *testing.T) {
 func TestClusterName(t *testing.T) {
 	t.Parallel()
 	for context, want := range map[string]string{"homelab": "homelab", "admin@homelab": "homelab", "": "talos", "my cluster!": "my-cluster", "@": "talos"} {
-		if got := clusterName(context); got != want {
-			t.Errorf("context %q makes the cluster %q, want %q", context, got, want)
-		}
+		must.Equal(t, "context "+context+" makes the cluster", want, clusterName(context))
 	}
 }
 
@@ -111,9 +104,7 @@ func TestKeepOldLock(t *testing.T) {
 		t.Errorf("without a lock: %v", err)
 	}
 	lock := filepath.Join(in.Dir, "recast.lock")
-	if err := os.WriteFile(lock, []byte("version: 2\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(lock, []byte("version: 2\n"), 0o600))
 	err := in.keepOldLock()
 	if hints := strings.Join(fault.Hints(err), "\n"); err == nil || !strings.Contains(hints, "move it elsewhere") {
 		t.Errorf("of a newer recast: %v %q", err, hints)
@@ -129,9 +120,7 @@ func TestMoveIn(t *testing.T) {
 	stage, dir := t.TempDir(), t.TempDir()
 	write := func(dir, name, text string) {
 		t.Helper()
-		if err := WriteSynced(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, WriteSynced(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	read := func(name string) string {
 		b, _ := os.ReadFile(filepath.Join(dir, name))
@@ -147,9 +136,7 @@ func TestMoveIn(t *testing.T) {
 		t.Errorf("after a failure a is %q, b %q", a, b)
 	}
 	write(stage, "c", "new c")
-	if err := moveIn(stage, dir, []string{"a", "b", "c"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, moveIn(stage, dir, []string{"a", "b", "c"}))
 	if a, b, c := read("a"), read("b"), read("c"); a != "new a" || b != "new b" || c != "new c" {
 		t.Errorf("afterwards a is %q, b %q, c %q", a, b, c)
 	}
@@ -179,9 +166,7 @@ func TestFreeRange(t *testing.T) {
 	}
 	in := &initial{}
 	in.found.Nodes = make([]survey.Discovered, 99)
-	if got := in.freeRange().String(); got != "9000-9199" {
-		t.Errorf("99 nodes have %s", got)
-	}
+	must.Equal(t, "99 nodes have", "9000-9199", in.freeRange().String())
 }
 
 // TestVMIDs: a range is proposed only where no other recast.yaml can have one, and an
@@ -231,9 +216,7 @@ func TestVMIDs(t *testing.T) {
 			asked := ""
 			in.src = InitSources{Proxmox: numbers{containers: tc.containers}, Ask: func(_ context.Context, q Question) (string, error) {
 				asked = q.Text
-				if q.Default != tc.proposed {
-					t.Errorf("it proposes %q, want %q", q.Default, tc.proposed)
-				}
+				must.Equal(t, "it proposes", tc.proposed, q.Default)
 				if tc.answer == "" {
 					return q.Default, nil
 				}
@@ -304,9 +287,7 @@ func TestInitNodeDisks(t *testing.T) {
 		"system disk not proven: it is one of scsi0 32G, scsi1 32G of VM 9": {Candidates: []string{"scsi0 32G", "scsi1 32G of VM 9"}},
 		"system disk not proven":                                            {},
 	} {
-		if got := n.Disks(); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		must.Equal(t, "value", want, n.Disks())
 	}
 }
 

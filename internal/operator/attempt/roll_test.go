@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/sim/must"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,9 +31,7 @@ func clock(seconds int) *metav1.Time {
 func testAttempt(t *testing.T, kind Kind, calls interceptor.Funcs, objects ...client.Object) (*Attempt, client.Client) {
 	t.Helper()
 	s := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(s), v1alpha1.AddToScheme(s)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(corev1.AddToScheme(s), v1alpha1.AddToScheme(s)))
 	api := fake.NewClientBuilder().WithScheme(s).WithStatusSubresource(&v1alpha1.TalosCluster{}, &v1alpha1.ImageRoll{}).
 		WithObjects(objects...).WithInterceptorFuncs(calls).Build()
 	return &Attempt{
@@ -58,9 +57,7 @@ func imageRoll(p *v1alpha1.Progress) *v1alpha1.ImageRoll {
 func statusOf(t *testing.T, api client.Client) v1alpha1.ImageRollStatus {
 	t.Helper()
 	r := imageRoll(nil)
-	if err := api.Get(t.Context(), client.ObjectKeyFromObject(r), r); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, api.Get(t.Context(), client.ObjectKeyFromObject(r), r))
 	return r.Status
 }
 
@@ -85,9 +82,7 @@ func TestTakeOver(t *testing.T) {
 			if c.job != "" {
 				a.Job = c.job
 			}
-			if err := a.takeOver(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, a.takeOver(t.Context()))
 			if got := len(a.Finished) == len(finished); a.Continue != c.want || got != c.want {
 				t.Errorf("continue: %v, finished: %v", a.Continue, a.Finished)
 			}
@@ -163,12 +158,8 @@ func TestErrorsAreReported(t *testing.T) {
 	c := &v1alpha1.TalosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "clusters", Name: "lab"}}
 	a, api = testAttempt(t, Check, interceptor.Funcs{}, c)
 	a.For, a.Roll = "generation=1", ""
-	if err := a.reportError(t.Context(), ExitFailed, errors.New("start recast: no such file")); err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.reportError(t.Context(), ExitFailed, errors.New("start recast: no such file")))
+	must.Do(t, api.Get(t.Context(), client.ObjectKeyFromObject(c), c))
 	if got := c.Status.Check; got == nil || got.ExitCode != ExitFailed || got.For != a.For || len(got.Problems) != 1 || got.Ended == nil || got.Started == nil {
 		t.Errorf("the check: %+v", got)
 	}
@@ -180,16 +171,12 @@ func TestUnfinished(t *testing.T) {
 	text := []byte(`{"version":1,"id":"0123456789abcdef","nodes":[{"node":"cp1"},{"node":"wk1","resume":true,"run":"r1"},{"node":"wk2","strategy":"recreate"},{"node":"wk3","resume":true}]}`)
 	a := &Attempt{Task: Task{Kind: Roll, Roll: "lab-1", AcceptOutage: true}, Now: metav1.Now}
 	var p v1alpha1.Plan
-	if err := a.describePlan(&p, text); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.describePlan(&p, text))
 	want := v1alpha1.Plan{
 		Hash: "0123456789abcdef", Unfinished: true, Nodes: 2, LastNode: "wk3",
 		Lines: []string{"wk1: finish what an earlier run left", "wk3: finish what an earlier run left"},
 	}
-	if diff := cmp.Diff(want, p); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "", want, p)
 	if _, _, err := a.approved(text); exitOf(err) != ExitRefused {
 		t.Errorf("another plan than the approved one: %v", err)
 	}
@@ -201,9 +188,7 @@ func TestUnfinished(t *testing.T) {
 	if got := strings.Join(command, " "); got != "roll --only wk1,wk3 --yes -o json --progress json --accept-outage" {
 		t.Errorf("command: %s", got)
 	}
-	if got := done.now(a).Summary; got != "1/2" {
-		t.Errorf("progress: %s", got)
-	}
+	must.Equal(t, "progress", "1/2", done.now(a).Summary)
 	if _, _, err := a.approved([]byte("{")); exitOf(err) != ExitRefused {
 		t.Errorf("what is no plan: %v", err)
 	}
@@ -230,10 +215,7 @@ func TestKubernetesHash(t *testing.T) {
 		if text == kubernetesReport && old != "" {
 			t.Fatalf("the report has no %s", old)
 		}
-		h, err := kubernetesHash([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Get(kubernetesHash([]byte(text)))(t)
 		return h
 	}
 	planned := hash("", "")
@@ -265,10 +247,7 @@ func planOf(t *testing.T, plan string) string {
 	t.Helper()
 	files, dir := t.TempDir(), t.TempDir()
 	write(t, filepath.Join(files, configFile), "kubernetes: {version: v1.36.1}\n")
-	packed, err := pack(files, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	packed := must.Get(pack(files, nil))(t)
 	write(t, filepath.Join(dir, KeyFiles), string(packed))
 	write(t, filepath.Join(dir, KeyPlan), plan)
 	return dir
@@ -276,21 +255,14 @@ func planOf(t *testing.T, plan string) string {
 
 func write(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
+	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
 // TestKubernetesAsApproved: the upgrade begins only while the dry run is as it was approved.
 func TestKubernetesAsApproved(t *testing.T) {
 	t.Parallel()
-	planned, err := kubernetesHash([]byte(kubernetesReport))
-	if err != nil {
-		t.Fatal(err)
-	}
+	planned := must.Get(kubernetesHash([]byte(kubernetesReport)))(t)
 	cases := map[string]struct {
 		dryRun   string // commands that stand for recast upgrade-k8s --dry-run
 		progress *v1alpha1.Progress

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/sim/must"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -220,10 +220,7 @@ func TestGate(t *testing.T) {
 				{Cluster: "c3", Stage: "b", Phase: v1alpha1.MemberDone, Ended: minutes(10)},
 			}
 			r := &Reconciler{}
-			plan, err := r.gates.plan(f.Spec)
-			if err != nil {
-				t.Fatal(err)
-			}
+			plan := must.Get(r.gates.plan(f.Spec))(t)
 			p := &pass{Reconciler: r, fleet: f, clusters: map[string]*v1alpha1.TalosCluster{
 				"c1": cluster, "c2": newCluster("c2", "a", "x"), "c3": newCluster("c3", "b", "x"),
 			}}
@@ -231,9 +228,7 @@ func TestGate(t *testing.T) {
 			if len(c.want) == 1 && len(got) == 1 && strings.Contains(got[0], c.want[0]) {
 				return
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("closed (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "closed", c.want, got)
 		})
 	}
 }
@@ -241,10 +236,7 @@ func TestGate(t *testing.T) {
 func TestExpressionsAreCompiledOnce(t *testing.T) {
 	t.Parallel()
 	var c programs
-	one, err := c.compile("cluster.status.nodes.total >= 3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	one := must.Get(c.compile("cluster.status.nodes.total >= 3"))(t)
 	if other, err := c.compile("cluster.status.nodes.total >= 3"); err != nil || one != other || len(c.kept) != 1 {
 		t.Errorf("%d programs, error %v", len(c.kept), err)
 	}
@@ -256,13 +248,7 @@ func TestExpressionsAreCompiledOnce(t *testing.T) {
 func TestTextsAreShort(t *testing.T) {
 	t.Parallel()
 	texts := strings.Split("a b c d e f g", " ")
-	if got, want := lines(texts), "a; b; c; d; e; and 2 more"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if got, want := some(texts), "a, b, c, d, e and 2 more"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if got := cut("aä", 2); got != "a" {
-		t.Errorf("%q, want a", got)
-	}
+	must.Equal(t, "value", "a; b; c; d; e; and 2 more", lines(texts))
+	must.Equal(t, "value", "a, b, c, d, e and 2 more", some(texts))
+	must.Equal(t, "value", "a", cut("aä", 2))
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/sim/must"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -58,9 +59,7 @@ type lab struct {
 func newLab(t *testing.T, fleet *v1alpha1.FleetRoll, clusters ...*v1alpha1.TalosCluster) *lab {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, v1alpha1.AddToScheme(scheme))
 	l := &lab{
 		t: t, now: start, random: rand.New(rand.NewPCG(1, 2)), failing: map[string]bool{}, unclean: map[string]bool{},
 		ends: map[string]time.Time{}, checks: map[string]time.Time{}, made: map[string]int{},
@@ -307,9 +306,7 @@ func (l *lab) sorted(phase v1alpha1.MemberPhase) []string {
 func TestSetup(t *testing.T) {
 	t.Parallel()
 	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, v1alpha1.AddToScheme(scheme))
 	mgr, err := ctrl.NewManager(&rest.Config{Host: "http://127.0.0.1:1"}, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"}})
 	if err != nil {
 		t.Fatal(err)
@@ -337,9 +334,7 @@ func TestRollEnds(t *testing.T) {
 		"afterward": {roll(v1alpha1.PhaseFailed, "1"), roll(v1alpha1.PhaseFailed, "2"), false},
 	}
 	for name, c := range cases {
-		if got := rollEnds().Update(event.UpdateEvent{ObjectOld: c.before, ObjectNew: c.after}); got != c.want {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, rollEnds().Update(event.UpdateEvent{ObjectOld: c.before, ObjectNew: c.after}))
 	}
 	if made := roll(v1alpha1.PhasePending, ""); rollEnds().Create(event.CreateEvent{Object: made}) || !rollEnds().Delete(event.DeleteEvent{Object: made}) {
 		t.Error("a new ImageRoll is news, or a deleted one is none")

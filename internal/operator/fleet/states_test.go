@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/sim/must"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -93,9 +94,7 @@ func TestSoakGateAndApproval(t *testing.T) {
 
 	l.run(reason(v1alpha1.ReasonGateClosed))
 	l.want(v1alpha1.ReasonGateClosed, "stage a: the next stage waits: a1: 1 nodes stale, 0 unread", "Progressing")
-	if waited := l.now.Sub(ended.Time); waited != 2*time.Hour {
-		t.Errorf("the gate was asked after %s", waited)
-	}
+	must.Equal(t, "the gate was asked after", 2*time.Hour, l.now.Sub(ended.Time))
 	l.wantEvent("Normal GateClosed")
 
 	l.unclean["a1"] = false
@@ -103,18 +102,14 @@ func TestSoakGateAndApproval(t *testing.T) {
 	res, err := l.reconcile()
 	l.must(err)
 	l.want(v1alpha1.ReasonGateClosed, `a1: cluster.metadata.annotations["load"] == "low": no such key: annotations`, "Progressing")
-	if res.RequeueAfter != lookAgain {
-		t.Errorf("again in %s, want %s", res.RequeueAfter, lookAgain)
-	}
+	must.Equal(t, "again in", lookAgain, res.RequeueAfter)
 	c := l.cluster("a1")
 	c.Annotations = map[string]string{"load": "low"}
 	l.must(l.store.Update(t.Context(), c))
 	res, err = l.reconcile()
 	l.must(err)
 	l.want(v1alpha1.ReasonAwaitingApproval, "stage b: add it to spec.approvedStages", "Progressing")
-	if res.RequeueAfter != 0 {
-		t.Errorf("again in %s, want never", res.RequeueAfter)
-	}
+	must.Equal(t, "again in", time.Duration(0), res.RequeueAfter)
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.ApprovedStages = []string{"b"} })
 	l.run(nil)
 	l.want(v1alpha1.ReasonSucceeded, "2 of 2", "Ready")
@@ -341,9 +336,7 @@ func TestForeignRoll(t *testing.T) {
 func TestRollName(t *testing.T) {
 	t.Parallel()
 	const fleet, cluster = "abcdefghijabcdefghijabcdefghij", "0123456789012345678901234567890123456789"
-	if got, want := rollName("upgrade", "c1"), "upgrade-c1"; got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
+	must.Equal(t, "value", "upgrade-c1", rollName("upgrade", "c1"))
 	if got, want := rollName(fleet, cluster[:19]), fleet+"-"+cluster[:19]; got != want || len(got) != 50 {
 		t.Errorf("%s, want %s", got, want)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/operator/page/pagetest"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/web/frame/frametest"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -32,10 +33,7 @@ type visit struct {
 
 func browse(t testing.TB, objects client.Reader) visit {
 	t.Helper()
-	s, err := New(objects, netip.AddrPort{}, "v0.0.0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(objects, netip.AddrPort{}, "v0.0.0"))(t)
 	s.Now = func() time.Time { return time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC) }
 	return visit{t, s}
 }
@@ -43,10 +41,7 @@ func browse(t testing.TB, objects client.Reader) visit {
 // example is the fleet of testdata.
 func example(t testing.TB) visit {
 	t.Helper()
-	text, err := os.ReadFile("../../../testdata/fleet/objects.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../../testdata/fleet/objects.yaml"))(t)
 	return browse(t, stored(t, text))
 }
 
@@ -220,14 +215,8 @@ func TestNotRead(t *testing.T) {
 // The pages are served on their address until the operator ends, by each replica.
 func TestStart(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := New(stored(t, nil), netip.MustParseAddrPort(l.Addr().String()), "v0.0.0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	s := must.Get(New(stored(t, nil), netip.MustParseAddrPort(l.Addr().String()), "v0.0.0"))(t)
 	if err := s.Start(t.Context()); err == nil || s.NeedLeaderElection() {
 		t.Fatalf("the port is taken: %v", err)
 	}
@@ -331,9 +320,7 @@ func TestWindow(t *testing.T) {
 		"can't be read":          {{Schedule: "daily at ten", Duration: six}},
 		"opens 21:00":            {{Schedule: "0 22 * * 6", Duration: six, TimeZone: "Europe/Oslo"}, {Schedule: "0 1 1 1 *", Duration: six}},
 	} {
-		if got := l.window(v1alpha1.TalosClusterSpec{Windows: windows}); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		must.Equal(t, "value", want, l.window(v1alpha1.TalosClusterSpec{Windows: windows}))
 	}
 }
 
@@ -370,9 +357,7 @@ func TestStages(t *testing.T) {
 			v := l.stage(f, s, nil)
 			got = append(got, v.Word+" "+v.Mood)
 		}
-		if got := strings.Join(got, ", "); got != c.want {
-			t.Errorf("%s: %s, want %s", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, strings.Join(got, ", "))
 	}
 }
 
@@ -384,9 +369,7 @@ func TestShort(t *testing.T) {
 		{Mood: bad, Why: strings.Repeat("wörter ", 20)}: strings.TrimSpace(strings.Repeat("wörter ", 15)) + " …",
 		{Mood: bad, Why: strings.Repeat("ö", 200)}:      strings.Repeat("ö", 110) + " …",
 	} {
-		if got := s.Short(); got != want {
-			t.Errorf("%q became %q, want %q", s.Why, got, want)
-		}
+		must.Equal(t, s.Why, want, s.Short())
 	}
 }
 

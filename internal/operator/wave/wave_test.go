@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -89,9 +89,7 @@ func TestDecide(t *testing.T) {
 			if c.change != nil {
 				c.change(&f)
 			}
-			if diff := cmp.Diff(c.want, Decide(f, start.Add(c.now))); diff != "" {
-				t.Errorf("decision (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "decision", c.want, Decide(f, start.Add(c.now)))
 		})
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 	_ "time/tzdata"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestParseErrors(t *testing.T) {
@@ -48,10 +48,7 @@ func parse(t *testing.T, specs ...spec) Set {
 	t.Helper()
 	var set Set
 	for _, s := range specs {
-		w, err := Parse(s.schedule, s.zone, s.duration)
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(Parse(s.schedule, s.zone, s.duration))(t)
 		set = append(set, w)
 	}
 	return set
@@ -170,18 +167,13 @@ func TestNext(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, err := ParseSchedule(c.schedule, c.zone)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(ParseSchedule(c.schedule, c.zone))(t)
 			var got []string
 			for now := at(t, c.after); len(got) < len(c.want); {
 				now = s.Next(now)
 				got = append(got, now.Format(time.RFC3339))
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("times (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "times", c.want, got)
 		})
 	}
 }
@@ -203,10 +195,7 @@ func TestDue(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, err := ParseSchedule(c.schedule, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(ParseSchedule(c.schedule, ""))(t)
 			var last time.Time
 			if c.last != "" {
 				last = at(t, c.last)
@@ -221,10 +210,7 @@ func TestDue(t *testing.T) {
 
 func at(t *testing.T, s string) time.Time {
 	t.Helper()
-	when, err := time.Parse(time.RFC3339, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	when := must.Get(time.Parse(time.RFC3339, s))(t)
 	return when
 }
 
@@ -300,10 +286,7 @@ func TestBrute(t *testing.T) {
 	t.Parallel()
 	var zones []*time.Location
 	for _, name := range []string{"UTC", "Europe/Oslo", "America/New_York", "Australia/Lord_Howe", "America/Havana", "Africa/Cairo", "Asia/Beirut", "Pacific/Apia", "Antarctica/Troll", "America/St_Johns", "America/Santiago", "Asia/Gaza", "Pacific/Chatham", "Africa/Casablanca"} {
-		zone, err := time.LoadLocation(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		zone := must.Get(time.LoadLocation(name))(t)
 		zones = append(zones, zone)
 	}
 	seeds := uint64(60)
