@@ -16,7 +16,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// claiming takes the claim of a command, and keeps it until the end.
 type claiming struct {
 	Project
 	machines Machines
@@ -187,7 +186,6 @@ type Watched struct {
 	requests int
 }
 
-// Watched returns an Inventory for watching a run.
 func (p Project) Watched(px Listing) *Watched { return &Watched{Listing: px, claim: p.ClaimID()} }
 
 // Requests is the approximate number of requests since the last call.
@@ -263,19 +261,16 @@ func (w *Watched) workedOn(known map[cluster.VMID]cluster.VM) map[cluster.VMID]b
 	return worked
 }
 
-// VM implements cluster.VMReader.
 func (w *Watched) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	w.requests += 2
 	return w.Listing.VM(ctx, id)
 }
 
-// VMConfig implements cluster.VMReader.
 func (w *Watched) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	w.requests++
 	return w.Listing.VMConfig(ctx, id)
 }
 
-// OwnedVolumes implements cluster.StorageReader.
 func (w *Watched) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
 	w.requests++
 	return w.Listing.OwnedVolumes(ctx, host, storage, owner)

@@ -114,7 +114,6 @@ func (w *work) planned() []string {
 	return names
 }
 
-// hooked records the result of a hook in the report.
 func (w *work) hooked(run hook.HookRun) {
 	w.tally.mu.Lock()
 	defer w.tally.mu.Unlock()
@@ -137,7 +136,6 @@ func (w *work) keepLastHook(run hook.HookRun, i int) error {
 	return w.keepHook(j, run, i)
 }
 
-// hookEnv is the environment of the hooks after the run.
 func (w *work) hookEnv(err error) []string {
 	f := w.tally.fates(w.planned())
 	return []string{
@@ -163,7 +161,6 @@ func oneLine(err error) string {
 	return strings.ToValidUTF8(text[:min(len(text), errorBytes)], "")
 }
 
-// notices are the webhook notices of a command that are sent in the background.
 type notices struct {
 	under  sync.WaitGroup          // notices in flight
 	giveUp context.CancelCauseFunc // cancels the start notice; nil: none was sent
@@ -254,7 +251,6 @@ func hintLines(err error) []string {
 	return hints
 }
 
-// noticeText is the text of a notice for a chat.
 func noticeText(n cluster.Notice) string {
 	text := fmt.Sprintf("recast %s of %s", n.Command, n.Cluster)
 	if n.Event == cluster.NoticeStart {

@@ -24,7 +24,6 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// LockOptions are the options of Lock.
 type LockOptions struct {
 	Update bool // take the digests that the registry has now
 	Check  bool // write nothing, only report what would change

@@ -28,7 +28,6 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// UpgradeKubernetesOptions are the options of UpgradeKubernetes.
 type UpgradeKubernetesOptions struct {
 	To      string // "": kubernetes.version of the configuration
 	DryRun  bool   // only make the plan; change nothing, and do not take the claim
@@ -327,7 +326,6 @@ func isBackup(c *config.Config, e fs.DirEntry) bool {
 	return ours && ours2 && err == nil && e.Type().IsRegular()
 }
 
-// RestoreOptions are the options of Restore.
 type RestoreOptions struct {
 	File, Node string
 	Copied     bool // File was copied from a member's data directory and has no checksum

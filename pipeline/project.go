@@ -41,13 +41,11 @@ func Open(c *config.Config) (Project, error) {
 	return p, errors.Join(journal.CheckPrivate(p.State()), journal.CheckPrivate(p.cacheDir()))
 }
 
-// LockFile is recast.lock beside the configuration.
 func (p Project) LockFile() string { return filepath.Join(p.Config.Dir, "recast.lock") }
 
 // State is the directory of recast's own files: journals, past locks, the cache unless RECAST_CACHE_DIR names another.
 func (p Project) State() string { return filepath.Join(p.Config.Dir, ".recast") }
 
-// Locks are the locks that the project has had.
 func (p Project) Locks() past.Locks {
 	return past.Locks{Present: p.LockFile(), Dir: filepath.Join(p.State(), "locks"), Runs: p.Runs()}
 }
@@ -349,7 +347,6 @@ type Hypervisor interface {
 	images.Finder
 }
 
-// Policy merges the command-line options with the configuration.
 func (p Project) Policy(asked planning.Policy) planning.Policy {
 	r := p.Config.Roll
 	asked.WorkersFirst, asked.Canary, asked.CanaryNode = r.Order == "workers-first", r.Canary.On, r.Canary.Node
@@ -440,7 +437,6 @@ func nodeNames(c *config.Config) []string {
 	return names
 }
 
-// VMIDs is the range for recast's own VMs.
 func (p Project) VMIDs() cluster.VMIDRange {
 	r := p.Config.Proxmox.VMIDs
 	return cluster.VMIDRange{First: cluster.VMID(r.First), Last: cluster.VMID(r.Last)}

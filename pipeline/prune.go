@@ -32,7 +32,6 @@ const (
 	PruneMirror = "mirror"
 )
 
-// PruneOptions choose what Prune removes.
 type PruneOptions struct {
 	Only      string        // one kind; "": all except the mirror
 	OlderThan time.Duration // keep ISOs, cached ISOs and mirrored installers that are younger
@@ -66,12 +65,10 @@ type PruneReport struct {
 	Unseen  []string                  `json:"unseen,omitempty"`  // what could not be checked, in words
 }
 
-// GoingISOs lists the ISOs to remove.
 func (r PruneReport) GoingISOs() []images.Verdict {
 	return slices.DeleteFunc(slices.Clone(r.ISOs), func(v images.Verdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingDisks lists the old system disks to free.
 func (r PruneReport) GoingDisks() []prune.KeptVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Disks), func(v prune.KeptVerdict) bool { return len(v.Keep) > 0 })
 }
@@ -81,17 +78,14 @@ func (r PruneReport) GoingVMs() []prune.ParkingVerdict {
 	return slices.DeleteFunc(slices.Clone(r.VMs), func(v prune.ParkingVerdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingScratch lists the scratch VMs to delete.
 func (r PruneReport) GoingScratch() []rehearse.ScratchVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Scratch), func(v rehearse.ScratchVerdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingCache lists the files of the ISO cache to remove.
 func (r PruneReport) GoingCache() []images.CacheVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Cache), func(v images.CacheVerdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingMirror lists the mirrored installers to remove.
 func (r PruneReport) GoingMirror() []images.MirrorVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Mirror), func(v images.MirrorVerdict) bool { return len(v.Keep) > 0 })
 }

@@ -505,7 +505,6 @@ func (w *work) ofOtherFiles(lock schematics.Lock, saved planning.Plan) (planning
 	return plan, true, err
 }
 
-// RollOptions are the options of a roll.
 type RollOptions struct {
 	Policy planning.Policy
 	// Undo selects what Undo is about, beside the nodes that Policy names; Order and Say are not needed.

@@ -120,7 +120,6 @@ func checkTerraform(ctx context.Context, s *streams, p pipeline.Project, file, o
 	return v.Err()
 }
 
-// readTerraform reads what terraform show -json printed.
 func readTerraform(s *streams, file string) (*terraform.Document, error) {
 	var text []byte
 	var err error
@@ -270,7 +269,6 @@ request every two seconds on average. It needs a terminal.`,
 	return c
 }
 
-// statusSources makes the clients of recast status.
 func statusSources(s *streams, p pipeline.Project, cl *closers) (*pve.Client, pipeline.StatusSources, error) {
 	px, err := connectProxmox(s, p, cl)
 	if err != nil {

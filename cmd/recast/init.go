@@ -24,7 +24,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// initFlags are the flags of recast init.
 type initFlags struct {
 	setup.InitOptions
 	talosconfig string
@@ -155,7 +154,6 @@ func (f *initFlags) run(ctx context.Context, s *streams) error {
 	return ui.WriteInit(s.out, f.out, res)
 }
 
-// sources are those of any init.
 func (f *initFlags) sources(s *streams, ask *asker, cl *closers) setup.InitSources {
 	return setup.InitSources{
 		Ask: ask.ask, Say: s.say,
@@ -300,7 +298,6 @@ func (f *initFlags) relative(talosconfig string) error {
 	return err
 }
 
-// newFlags are the flags of recast init --new.
 type newFlags struct {
 	setup.NewOptions
 	controlPlanes, workers int
@@ -393,7 +390,6 @@ func (f *initFlags) runNew(ctx context.Context, s *streams) error {
 	return ui.WriteInit(s.out, f.out, res)
 }
 
-// adoptFlags are the flags of recast adopt.
 type adoptFlags struct {
 	adopt.Options
 	file, to string

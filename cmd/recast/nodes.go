@@ -319,7 +319,6 @@ schematics/), which is also what keeps the next roll from going forward again.`,
 	return c
 }
 
-// undoFlags select what is undone.
 type undoFlags struct {
 	run                   string
 	cancel, previous, all bool

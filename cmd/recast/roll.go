@@ -121,7 +121,6 @@ func savedPlan(c *cobra.Command, file string) (*planning.Plan, error) {
 	return plan, nil
 }
 
-// rollFlags are the flags of every command that changes nodes.
 type rollFlags struct {
 	policy planning.Policy
 	saved  *planning.Plan
@@ -195,7 +194,6 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 	})
 }
 
-// selection adds the flags that choose nodes.
 func selection(c *cobra.Command, g *globals, p *planning.Policy) {
 	c.Flags().StringSliceVar(&p.Only, "only", nil, "`nodes` to look at (default: all)")
 	c.Flags().StringSliceVar(&p.Exclude, "exclude", nil, "`nodes` to leave out")
@@ -311,7 +309,6 @@ runs are removed first.`,
 	return c
 }
 
-// planAsk holds the options of recast plan.
 type planAsk struct {
 	out      string
 	node     string // to explain; "": none
@@ -474,10 +471,8 @@ func traceNode(ctx context.Context, s *streams, g *globals, node, out string, de
 	})
 }
 
-// say prints a progress line.
 func (s *streams) say(text string) { fmt.Fprintln(s.err, text) }
 
-// warn prints a warning.
 func (s *streams) warn(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) }
 
 // withPuller runs f with a client that reads images; nil unless deep.

@@ -56,7 +56,6 @@ func newRootCmd(s *streams) *cobra.Command {
 	return c
 }
 
-// group adds commands that --help shows together.
 func group(root *cobra.Command, title string, list ...*cobra.Command) {
 	root.AddGroup(&cobra.Group{ID: title, Title: title})
 	for _, c := range list {
@@ -87,7 +86,6 @@ const longHelp = `recast rebuilds the images of a Talos Linux cluster and recrea
 in Proxmox VE, with their persistent disks. Every command explains itself with --help;
 recast lab demo shows all of it, without hardware.`
 
-// firstScreen is the usage of recast itself.
 const firstScreen = `{{range $group := .Groups}}{{.Title}}
 {{range $.Commands}}{{if and .IsAvailableCommand (eq .GroupID $group.ID)}}  {{rpad .Name .NamePadding}} {{.Short}}
 {{end}}{{end}}
@@ -110,7 +108,6 @@ const envHelp = `Environment:
   NO_COLOR, CLICOLOR_FORCE=1  no colours, or colours even without a terminal
   OTEL_EXPORTER_OTLP_ENDPOINT, other OTEL_ variables, TRACEPARENT  traces, over HTTP`
 
-// globals are the flags of every command.
 type globals struct {
 	config   string
 	log      string
@@ -300,7 +297,6 @@ func (g *globals) completeNodes(_ *cobra.Command, args []string, _ string) (name
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// choice is a flag that has one of several values.
 type choice struct {
 	chosen *string
 	of     []string
@@ -323,7 +319,6 @@ func (c choice) Set(value string) error {
 	return nil
 }
 
-// outputFlag adds -o.
 func outputFlag(c *cobra.Command, out *string, formats ...string) {
 	c.Flags().VarP(oneOf(out, formats...), "output", "o", "output `format`: "+strings.Join(formats, ", "))
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)) // fails for a flag that there is not

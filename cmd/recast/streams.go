@@ -202,7 +202,6 @@ func (s *streams) draws(file *os.File) bool {
 	return false
 }
 
-// Emit shows one event.
 func (t *stepDisplay) Emit(e step.Event) {
 	t.Progress.Emit(e)
 	if t.lines != nil {
@@ -289,7 +288,6 @@ type unchanged struct {
 	to func([]byte) (int, error)
 }
 
-// Write implements io.Writer.
 func (u unchanged) Write(p []byte) (int, error) { return u.to(p) }
 
 func (c *console) write(text []byte) (int, error) {
@@ -362,7 +360,6 @@ func (c *console) Fd() uintptr {
 	return ^uintptr(0)
 }
 
-// question asks for permission to go on.
 type question struct {
 	command   string // "recast roll"
 	text      string // "Change these nodes?"
@@ -461,7 +458,6 @@ func confirm(ctx context.Context, s *streams, q question, yes bool) (bool, error
 	}
 }
 
-// asker asks a person on a terminal.
 type asker struct {
 	s        *streams
 	yes      bool // take safe defaults and do not ask
@@ -476,7 +472,6 @@ func newAsker(s *streams, yes bool) *asker {
 	return &asker{s: s, yes: yes, terminal: s.unasked() == "", lines: bufio.NewReader(s.in)}
 }
 
-// ask implements pipeline.InitSources.Ask.
 func (a *asker) ask(ctx context.Context, q setup.Question) (string, error) {
 	switch {
 	case a.yes && q.Default != "":

@@ -321,7 +321,6 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalText writes what String returns.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
 // String leaves out the zero units that time.Duration prints: "10m", not "10m0s".
@@ -362,15 +361,12 @@ func (r *VMIDRange) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalText writes what String returns.
 func (r VMIDRange) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
 func (r VMIDRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// Len is how many VMIDs the range holds.
 func (r VMIDRange) Len() int { return r.Last - r.First + 1 }
 
-// Contains says whether id is in the range.
 func (r VMIDRange) Contains(id int) bool { return r.First <= id && id <= r.Last }
 
 // All iterates over the VMIDs of the range, lowest first.
@@ -449,7 +445,6 @@ func (r *report) addAt(at place, path, format string, args ...any) {
 	})
 }
 
-// given says whether the file has a value at path.
 func (r *report) given(path string) bool {
 	_, ok := r.places[path]
 	return ok

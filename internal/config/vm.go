@@ -128,7 +128,6 @@ type VMDisk struct {
 // DiskSize is the size of a disk in GiB, written like 100G or 2T.
 type DiskSize struct{ GiB int }
 
-// UnmarshalText reads a size.
 func (s *DiskSize) UnmarshalText(text []byte) error {
 	digits := strings.TrimRight(string(text), "GT")
 	n, err := strconv.Atoi(digits)
@@ -140,7 +139,6 @@ func (s *DiskSize) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalText writes what String returns.
 func (s DiskSize) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 func (s DiskSize) String() string { return strconv.Itoa(s.GiB) + "G" }

@@ -104,7 +104,6 @@ func WithCode(err error, c Code) error {
 	return &codeError{error: err, code: c}
 }
 
-// Of is WithCode.
 func (c Code) Of(err error) error { return WithCode(err, c) }
 
 // Else gives err the code unless err or an error in it has one already, or its kind

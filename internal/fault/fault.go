@@ -41,10 +41,8 @@ func As(k Kind, err error) error {
 	return &kindError{error: err, kind: k}
 }
 
-// Configf is a formatted error of kind Config.
 func Configf(format string, args ...any) error { return As(Config, fmt.Errorf(format, args...)) }
 
-// Refusedf is a formatted error of kind Refused.
 func Refusedf(format string, args ...any) error { return As(Refused, fmt.Errorf(format, args...)) }
 
 // KindOf returns the kind of err, Failed if it carries none.

@@ -32,7 +32,6 @@ type Journal struct {
 	tempName atomic.Int64
 }
 
-// Options are those of Open.
 type Options struct {
 	// Run is the ID of the run, new or not.
 	Run string
@@ -138,10 +137,8 @@ func (j *Journal) Close() error {
 	return errors.Join(errs...)
 }
 
-// Run is the ID of the run.
 func (j *Journal) Run() string { return j.run }
 
-// Dir is the run's own directory.
 func (j *Journal) Dir() string { return j.root.Name() }
 
 // Put stores a fact as JSON. It refuses a value that contains a redacted secret: use

@@ -22,7 +22,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Command is recast lab.
 func Command(p Program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "lab", Short: "Run a simulated datacentre, to try recast without hardware",

@@ -46,7 +46,6 @@ const (
 	broken                 // pressed twice
 )
 
-// node is one node of the roll.
 type node struct {
 	name     string
 	phase    planning.Phase
@@ -58,7 +57,6 @@ type node struct {
 	over bool // the run ended before its turn
 }
 
-// NewBoard is the board of a command that began then.
 func NewBoard(title string, began time.Time) *Board {
 	return &Board{title: title, began: began}
 }
@@ -90,7 +88,6 @@ func (b *Board) again(at time.Time) {
 	b.began, b.note, b.others, b.fold = at, "", nil, story.Fold{Phases: b.fold.Phases}
 }
 
-// See adds an event.
 func (b *Board) See(at time.Time, e step.Event) {
 	e.Title, e.Text = oneLine(e.Title), oneLine(e.Text)
 	s, turn := b.fold.See(at, e)
@@ -127,10 +124,8 @@ func (b *Board) node(phase planning.Phase, name string) *node {
 	return n
 }
 
-// strategy is how the node is rolled, or is to be.
 func (n *node) strategy() string { return cmp.Or(n.turn.Strategy(), n.planned) }
 
-// begun says whether its turn has come.
 func (n *node) begun() bool { return !n.turn.Began.IsZero() && n.turn.Status != notStarted }
 
 // isAway says whether the node is down; its turn goes on.
@@ -217,10 +212,8 @@ func tick() tea.Cmd {
 	return tea.Tick(frameInterval, func(time.Time) tea.Msg { return tickMsg{} })
 }
 
-// Init implements tea.Model.
 func (m *model) Init() tea.Cmd { return tick() }
 
-// Update implements tea.Model.
 func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
@@ -310,13 +303,11 @@ func (g *guard) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// WriteString is Write, for io.WriteString.
 func (g *guard) WriteString(s string) (int, error) { return g.Write([]byte(s)) }
 
 // Read returns EOF: the library must not read keys.
 func (g *guard) Read([]byte) (int, error) { return 0, io.EOF }
 
-// Fd is that of the terminal.
 func (g *guard) Fd() uintptr { return g.file.Fd() }
 
 // Close does nothing: the library must not close the terminal.

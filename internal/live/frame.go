@@ -187,7 +187,6 @@ func (b *Board) group(now time.Time, l Look, level detail, wide int, nodes []*no
 	return lines
 }
 
-// nodeState is the state of a node.
 type nodeState int
 
 const (
@@ -392,7 +391,6 @@ type Now struct {
 	Nodes  []NodeNow
 }
 
-// StepNow is a step.
 type StepNow struct {
 	Title, Note string
 	Mood        string // "good", "bad", "open": it runs
@@ -400,7 +398,6 @@ type StepNow struct {
 	Percent     int // of a transfer; 0: it is none
 }
 
-// NodeNow is a node.
 type NodeNow struct {
 	Node, Strategy string
 	State, Mood    string // Mood as in StepNow; "": it has not begun
@@ -411,7 +408,6 @@ type NodeNow struct {
 	Step           *StepNow
 }
 
-// Now describes the board.
 func (b *Board) Now(now time.Time) Now {
 	out := Now{Note: b.note}
 	for _, line := range b.totals(now, Look{}) {

@@ -26,10 +26,8 @@ type Lines struct {
 	w  io.Writer
 }
 
-// NewLines writes to w.
 func NewLines(w io.Writer) *Lines { return &Lines{w: w} }
 
-// Emit writes one event.
 func (l *Lines) Emit(e step.Event) {
 	out := story.Line{Time: time.Now(), Msg: "step", Step: e.Path, Status: e.Status.String(), Title: e.Title, Text: e.Text}
 	if _, node, _ := planning.NodeOfStep(e.Path); node != "" {

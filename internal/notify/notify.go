@@ -37,7 +37,6 @@ type Webhook struct {
 	CAFile      string
 }
 
-// Options are those of New.
 type Options struct {
 	Webhooks []Webhook
 	Getenv   func(string) string
@@ -49,7 +48,6 @@ type Options struct {
 	Warn func(text string)
 }
 
-// Client sends notices to webhooks.
 type Client struct {
 	hooks []*webhook
 	user  string
@@ -58,7 +56,6 @@ type Client struct {
 
 var _ cluster.Notifier = (*Client)(nil)
 
-// State is a webhook's state before anything is sent.
 type State struct {
 	Name string   // its host; never its path, which may be a secret
 	On   []string // events
@@ -82,7 +79,6 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-// States lists the state of each webhook.
 func (c *Client) States() []State {
 	var out []State
 	for _, h := range c.hooks {
@@ -91,7 +87,6 @@ func (c *Client) States() []State {
 	return out
 }
 
-// Close closes idle connections.
 func (c *Client) Close() error {
 	for _, h := range c.hooks {
 		h.http.CloseIdleConnections()

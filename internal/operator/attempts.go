@@ -424,7 +424,6 @@ func RollsOf(ctx context.Context, c client.Reader, namespace, cluster string) (H
 	return h, nil
 }
 
-// Sort puts them in order.
 func (h History) Sort() {
 	slices.SortFunc(h, func(a, b v1alpha1.ImageRoll) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(len(a.Name), len(b.Name)), cmp.Compare(a.Name, b.Name))

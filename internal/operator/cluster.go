@@ -24,7 +24,6 @@ import (
 // Clusters reconciles TalosClusters: it checks them, and makes ImageRolls of what has drifted.
 type Clusters struct{ *Shared }
 
-// look is one look at a TalosCluster.
 type look struct {
 	*Shared
 	cluster *v1alpha1.TalosCluster
@@ -37,7 +36,6 @@ type look struct {
 	agenda
 }
 
-// Reconcile looks at a cluster, does what is next, and says so in its status.
 func (r *Clusters) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	return laterIfChanged(r.reconcile(ctx, req))
 }
@@ -75,7 +73,6 @@ func (r *Clusters) reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 	return l.result(), nil
 }
 
-// step does what is next, and returns what to say.
 func (l *look) step(ctx context.Context) (verdict, error) {
 	var err error
 	if l.plans, err = readSchedules(l.cluster.Spec); err != nil {

@@ -47,7 +47,6 @@ type Pace struct {
 // DefaultPace is for real clusters.
 var DefaultPace = Pace{FirstRetry: 10 * time.Second, MaxRetry: 5 * time.Minute, Claim: 2 * time.Minute, Recheck: 10 * time.Minute}
 
-// Shared is what all reconcilers work with.
 type Shared struct {
 	Client client.Client
 	// Live reads from the API server, not from the cache.
@@ -354,7 +353,6 @@ var (
 	membersMetric   = prometheus.NewDesc("recast_fleetroll_members", "Clusters of a FleetRoll.", []string{"namespace", "fleet", "phase"}, nil)
 )
 
-// Describe implements prometheus.Collector.
 func (m Metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{conditionMetric, nodesMetric, checkMetric, dueMetric, phaseMetric, membersMetric} {
 		to <- d

@@ -23,7 +23,6 @@ import (
 // Rolls reconciles ImageRolls: plan, approval, window, and one Job after the other until one succeeds.
 type Rolls struct{ *Shared }
 
-// turn is one look at an ImageRoll.
 type turn struct {
 	*Shared
 	roll    *v1alpha1.ImageRoll
@@ -35,7 +34,6 @@ type turn struct {
 // claimWaits is how many attempts in a row may meet another run. With the default pace that is a day.
 const claimWaits = 720
 
-// Reconcile looks at a roll, does what is next, and says so in its status.
 func (r *Rolls) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	return laterIfChanged(r.reconcile(ctx, req))
 }
@@ -80,7 +78,6 @@ func (r *Rolls) reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	return t.result(), nil
 }
 
-// step does what is next, and returns what to say.
 func (t *turn) step(ctx context.Context) (v1alpha1.RollPhase, verdict, error) {
 	if t.cluster == nil {
 		return v1alpha1.PhasePending, stalled(v1alpha1.ReasonClusterNotFound, "spec.clusterName: the namespace %s has no TalosCluster %s", t.roll.Namespace, t.roll.Spec.ClusterName), nil
@@ -294,7 +291,6 @@ func lastWords(s v1alpha1.ImageRollStatus) string {
 	return last.Reason
 }
 
-// rollMessage is what an ImageRoll says of itself.
 func rollMessage(r *v1alpha1.ImageRoll) string {
 	for _, c := range r.Status.Conditions {
 		if c.Type == v1alpha1.ConditionReady {
@@ -404,7 +400,6 @@ func (s *Shared) event(o client.Object, v verdict, action string) {
 	s.Events.Eventf(o, nil, kind, v.reason, action, "%s", v.message[:min(len(v.message), most)])
 }
 
-// reasonOf is the reason of the condition Ready.
 func reasonOf(list []metav1.Condition) string {
 	for _, c := range list {
 		if c.Type == v1alpha1.ConditionReady {

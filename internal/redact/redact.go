@@ -30,7 +30,6 @@ type Redactor struct {
 	words *regexp.Regexp // known ones that are plain words, which may be parts of others; nil: none
 }
 
-// New makes a Redactor for these secrets.
 func New(secrets []string) Redactor {
 	var forms, words []string
 	for _, secret := range secrets {

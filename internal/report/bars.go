@@ -14,7 +14,6 @@ import (
 // wide is the width of drawings in their own units; they scale to the page.
 const wide = 1000
 
-// axis is the time range of a drawing.
 type axis struct {
 	From, Middle, To time.Time
 }
@@ -26,13 +25,11 @@ func newAxis(from, to time.Time) axis {
 	return axis{from, from.Add(to.Sub(from) / 2), to}
 }
 
-// x is the position of a time.
 func (a axis) x(t time.Time) float64 {
 	at := wide * float64(t.Sub(a.From)) / float64(a.To.Sub(a.From))
 	return float64(int(min(max(at, 0), wide)*10)) / 10
 }
 
-// bar is a period in a drawing.
 type bar struct {
 	X, W  float64
 	Kind  string
@@ -55,7 +52,6 @@ type row struct {
 	Bars             []bar
 }
 
-// Label is the drawing in words.
 func (r row) Label() string { return r.Node + ": " + r.Text }
 
 // rows returns the nodes in the order of their turns, each with its turns and outages.
@@ -122,7 +118,6 @@ func moodOf(status string) string {
 	return "open"
 }
 
-// card is one turn of a node.
 type card struct {
 	ID, Node, Title, Mood, Status, Away, Expected string
 	Took, Text                                    string
@@ -142,7 +137,6 @@ func (c card) Label() string {
 	return c.Node + ": " + strings.Join(parts, ", ")
 }
 
-// stage is one of the stages of a card.
 type stage struct {
 	*story.Stage
 	Kind, Took, Ends string
@@ -278,13 +272,11 @@ type chart struct {
 	Well          bool // it was never lower than at the end
 }
 
-// change is a change of the number.
 type change struct {
 	At   time.Time
 	Text string
 }
 
-// reading is one measurement.
 type reading struct {
 	at      time.Time
 	known   bool

@@ -21,7 +21,6 @@ import (
 	"github.com/recast-sh/recast/pipeline/past"
 )
 
-// Run is the data of a report.
 type Run struct {
 	Past    past.Run
 	Story   story.Story
@@ -34,7 +33,6 @@ type Run struct {
 //go:embed page.gohtml
 var files embed.FS
 
-// Write writes the report.
 func Write(w io.Writer, r Run) error {
 	v := look(r)
 	page, err := template.New("page.gohtml").Funcs(template.FuncMap{
@@ -99,7 +97,6 @@ func took(d time.Duration) string {
 
 func seconds(n int) string { return took(time.Duration(n) * time.Second) }
 
-// view is the data of the page.
 type view struct {
 	Run
 	Title, Result, Mood string // Mood: "good", "bad", "open"
@@ -123,7 +120,6 @@ type view struct {
 
 type fact struct{ Name, Value string }
 
-// trouble is an error and what to do about it.
 type trouble struct {
 	Where, What string
 	Hints       []string
@@ -239,7 +235,6 @@ func versions(r Run) string {
 	return strings.Join(list, ", ")
 }
 
-// figures are the most important facts.
 func (v view) figures() []fact {
 	done, planned := v.Past.Counted()
 	figures := []fact{{"nodes done", fmt.Sprintf("%d of %d", done, planned)}}
@@ -323,7 +318,6 @@ func (v view) missing() []string {
 	return out
 }
 
-// next returns what to do next.
 func (v view) next() []string {
 	switch v.Past.Result {
 	case "done":

@@ -196,7 +196,6 @@ func merge(outs []outcome) outcome {
 	return all
 }
 
-// err is the result of Run.
 func (o outcome) err(ctx context.Context, stopped bool) error {
 	cancelled := context.Cause(ctx)
 	failures := o.failures

@@ -116,7 +116,6 @@ type Stage struct {
 // or, if it has none, whether it goes on or was cut off.
 func (t *Turn) Fate(result string) string { return fate(t.Status, t.CutOff, result) }
 
-// Fate is as in Turn.
 func (s *Stage) Fate(result string) string { return fate(s.Status, s.CutOff, result) }
 
 func fate(status string, cutOff bool, result string) string {
@@ -135,7 +134,6 @@ func fate(status string, cutOff bool, result string) string {
 	return "cut off"
 }
 
-// Said is one event.
 type Said struct {
 	At   time.Time
 	Node string
@@ -169,7 +167,6 @@ type Outage struct {
 	Open     bool // it was not back when the log ended
 }
 
-// Seconds is the length.
 func (o Outage) Seconds() int { return int(o.To.Sub(o.From).Round(time.Second).Seconds()) }
 
 // Outages lists the outages of all nodes by beginning.
@@ -449,7 +446,6 @@ func (t *Turn) goes(at time.Time, below []string) {
 	t.AwayFrom = cmp.Or(t.AwayFrom, at)
 }
 
-// back ends a turn's outage.
 func (t *Turn) back(at time.Time) {
 	if !t.AwayFrom.IsZero() {
 		t.AwayTo = cmp.Or(t.AwayTo, at)

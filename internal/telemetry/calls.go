@@ -40,7 +40,6 @@ type call struct {
 	remote atomic.Pointer[string]
 }
 
-// result is how a call ended.
 type result struct {
 	code  string // HTTP status or gRPC code; "": no answer
 	class string // "2xx", gRPC code, or "none"
@@ -136,7 +135,6 @@ func (w *watched) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// CloseIdleConnections is called by http.Client.
 func (w *watched) CloseIdleConnections() {
 	if c, ok := w.inner.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()

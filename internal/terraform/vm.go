@@ -33,7 +33,6 @@ type VM struct {
 	deletes   []string // slots that an update deletes
 }
 
-// Disk is a disk of a VM.
 type Disk struct {
 	Slot, Storage string
 	KiB           int64  // 0: not told
@@ -121,7 +120,6 @@ func ignored(kind string, v values) []string {
 	})
 }
 
-// bpg reads a VM of the provider bpg/proxmox.
 func (vm *VM) bpg(v values) {
 	vm.VMID, vm.Host = cmp.Or(v.number("vm_id"), v.number("id")), v.text("node_name")
 	s := &vm.Shape
@@ -183,7 +181,6 @@ func (vm *VM) cloned(v values) {
 
 var telmateID = regexp.MustCompile(`^([^/]+)/qemu/(\d+)$`)
 
-// telmate reads a VM of the provider Telmate/proxmox.
 func (vm *VM) telmate(v values) {
 	vm.VMID, vm.Host = v.number("vmid"), cmp.Or(v.text("current_node"), v.text("target_node"))
 	if m := telmateID.FindStringSubmatch(v.text("id")); m != nil {
@@ -392,7 +389,6 @@ func (v values) block(key string) values {
 	return nil
 }
 
-// list are the texts of a list.
 func (v values) list(key string) []string {
 	var out []string
 	items, _ := v[key].([]any)

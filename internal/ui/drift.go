@@ -18,7 +18,6 @@ import (
 	"github.com/recast-sh/recast/pipeline/configs"
 )
 
-// WriteDrift prints the drift of every node.
 func WriteDrift(w io.Writer, format string, res pipeline.DriftResult) error {
 	switch format {
 	case "markdown":
@@ -208,7 +207,6 @@ func driftCells(d observe.Drift) string {
 	return strings.Join(cells, " | ")
 }
 
-// DriftWords is the drift of all nodes.
 type DriftWords struct {
 	Sum                   string
 	InSync, Stale, Unread int
@@ -343,7 +341,6 @@ func junitOf(name string, d observe.Drift) junitCase {
 	return c
 }
 
-// WriteConfigDiffs prints what the configurations in talos.machineConfigs would change.
 func WriteConfigDiffs(w io.Writer, format string, res configs.Diffs) error {
 	return write(w, format, res, func(p *page) {
 		for _, d := range res.Nodes {
@@ -477,7 +474,6 @@ func reconfigured(plan planning.Plan) []string {
 	return names
 }
 
-// WriteProvenance prints the chain from a lock to a running node.
 func WriteProvenance(w io.Writer, format string, res observe.Provenance) error {
 	return write(w, format, res, func(p *page) {
 		p.heading(provenanceTitle(res))
@@ -507,14 +503,12 @@ func certain(c observe.Certainty) Mood {
 	return ""
 }
 
-// ProvenanceWords is the chain from a lock to a running node.
 type ProvenanceWords struct {
 	Title   string
 	Links   []LinkWords
 	Summary []string
 }
 
-// LinkWords is one link of it.
 type LinkWords struct {
 	Certainty string
 	Mood      Mood
@@ -523,7 +517,6 @@ type LinkWords struct {
 	Details   []string
 }
 
-// ProvenanceInWords returns what WriteProvenance prints.
 func ProvenanceInWords(res observe.Provenance, hide func(string) string) ProvenanceWords {
 	out := ProvenanceWords{Title: hide(provenanceTitle(res)), Summary: each(res.Summary, hide)}
 	for _, l := range res.Links {

@@ -16,7 +16,6 @@ import (
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
-// WriteExplanation prints the details of one node of a plan.
 func WriteExplanation(w io.Writer, format string, e survey.Explanation) error {
 	return write(w, format, e, func(p *page) { drawExplanation(p, e) })
 }
@@ -338,7 +337,6 @@ func (n toRecreate) line() string {
 	return fmt.Sprintf("%s; and %s; and %d more", line, words[0], len(words)-1)
 }
 
-// WriteDoctor prints the checks, group by group, and what to do about problems.
 func WriteDoctor(w io.Writer, format string, res checkup.Result) error {
 	return write(w, format, res, func(p *page) {
 		group := ""

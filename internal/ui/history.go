@@ -81,7 +81,6 @@ func inALine(r past.Run, log func(past.Run) story.Story, hide func(string) strin
 	return l
 }
 
-// historyColumns are the titles of Cells.
 var historyColumns = []string{"RUN", "BEGAN", "COMMAND", "RESULT", "NODES", "TOOK", "AWAY", "WHAT"}
 
 // Cells are the run's ID, beginning, command, result, finished nodes, duration, longest
@@ -97,10 +96,8 @@ func (r HistoryRun) Cells() []string {
 	}
 }
 
-// Mood is that of the run's result.
 func (r HistoryRun) Mood() Mood { return moodOfResult(r.Result) }
 
-// WriteHistory prints the past runs.
 func WriteHistory(w io.Writer, format string, h History) error {
 	return write(w, format, h, func(p *page) {
 		var rows [][]string
@@ -129,7 +126,6 @@ func WriteHistory(w io.Writer, format string, h History) error {
 	})
 }
 
-// moodOfResult is the mood of a run's result.
 func moodOfResult(result string) Mood {
 	switch result {
 	case "done":
@@ -230,7 +226,6 @@ func Tell(r past.Run, s story.Story, report string, hide func(string) string) Ru
 
 func whole(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
 
-// WriteRun prints one past run.
 func WriteRun(w io.Writer, format string, r RunTold) error {
 	return write(w, format, r, func(p *page) {
 		p.line("run %s: %s", r.ID, p.paint(moodOfResult(r.Result), r.Result))
@@ -331,7 +326,6 @@ type Report struct {
 	Fared
 }
 
-// WriteReport prints the result of a roll and of each node.
 func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) error {
 	place := func(n NodeFared) int { // in the plan: events of nodes that go together come in any order
 		i := slices.IndexFunc(rep.Plan.Nodes, func(p planning.NodePlan) bool { return p.Node == n.Node })

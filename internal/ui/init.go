@@ -15,7 +15,6 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// WriteInit prints what was found, what was written, and what to type next.
 func WriteInit(w io.Writer, format string, res setup.InitResult) error {
 	return write(w, format, res, func(p *page) {
 		kubernetes := ""
@@ -176,7 +175,6 @@ func drawBlock(p *page, block string) {
 	}
 }
 
-// WriteAdopt prints what was found and written, and the blocks for Terraform.
 func WriteAdopt(w io.Writer, format string, res adopt.Result) error {
 	return write(w, format, res, func(p *page) {
 		p.line("cluster %s: %s, Talos %s, from Terraform", res.Cluster, words.Counted(len(res.Nodes), "node"), res.Talos)
@@ -241,7 +239,6 @@ func drawKeep(p *page, keep []adopt.Keep) {
 	p.wrapped("", "", "In CI, recast doctor --terraform plan.json refuses a plan that would take a node or a disk away.")
 }
 
-// WriteLock prints the result of recast lock.
 func WriteLock(w io.Writer, format string, res pipeline.LockResult) error {
 	return write(w, format, res, func(p *page) {
 		for _, c := range res.Changes {
@@ -268,7 +265,6 @@ func WriteLock(w io.Writer, format string, res pipeline.LockResult) error {
 	})
 }
 
-// WriteImages prints where the images of a lock are.
 func WriteImages(w io.Writer, format string, lock schematics.Lock) error {
 	return write(w, format, lock, func(p *page) {
 		for _, name := range lock.Names() {

@@ -16,7 +16,6 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// WriteKubernetesPlan prints what an upgrade of Kubernetes would do.
 func WriteKubernetesPlan(w io.Writer, format string, plan kubeupgrade.Plan) error {
 	return write(w, format, plan, func(p *page) { drawKubernetesPlan(p, plan) })
 }
@@ -65,7 +64,6 @@ func drawComponent(p *page, plan kubeupgrade.Plan, c cluster.Component) {
 	}
 }
 
-// WriteKubernetesReport prints what an upgrade of Kubernetes did.
 func WriteKubernetesReport(w io.Writer, format string, rep pipeline.UpgradeKubernetesReport) error {
 	return write(w, format, rep, func(p *page) {
 		outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error is printed separately
@@ -84,7 +82,6 @@ func WriteKubernetesReport(w io.Writer, format string, rep pipeline.UpgradeKuber
 	})
 }
 
-// WriteBackup prints a backup of etcd.
 func WriteBackup(w io.Writer, format string, res pipeline.BackupResult) error {
 	return write(w, format, res, func(p *page) {
 		p.line("%s", res.File)
@@ -101,7 +98,6 @@ func drawWarnings(p *page, texts []string) {
 	p.wrapped("  "+p.paint(yellow, "warning")+"   ", "            ", texts...)
 }
 
-// WriteRestore prints what a restore will do, or has done.
 func WriteRestore(w io.Writer, format string, rep pipeline.RestoreReport) error {
 	return write(w, format, rep, func(p *page) {
 		switch {

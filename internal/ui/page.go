@@ -137,7 +137,6 @@ func (p *page) line(format string, args ...any) {
 	}
 }
 
-// lines prints text that may have several lines.
 func (p *page) lines(text string) {
 	for line := range strings.SplitSeq(text, "\n") {
 		p.line("%s", line)
@@ -195,10 +194,8 @@ func (p *page) list(heading string, texts []string) {
 	}
 }
 
-// next prints what to type next.
 func (p *page) next(texts ...string) { p.wrapped("next: ", "      ", texts...) }
 
-// each applies f to each of a list.
 func each[T, U any](list []T, f func(T) U) (out []U) {
 	for _, v := range list {
 		out = append(out, f(v))
@@ -341,7 +338,6 @@ func successor(name string) string {
 // Fact is one thing about a node: "stale: extension …".
 type Fact struct{ Label, Text string }
 
-// Mood is that of the fact's label.
 func (f Fact) Mood() Mood {
 	switch f.Label {
 	case factRefused, factLost, factFrees, factUnread:
@@ -354,7 +350,6 @@ func (f Fact) Mood() Mood {
 	return ""
 }
 
-// NodeWords is one node.
 type NodeWords struct {
 	Node, State string
 	Mood        Mood
@@ -362,7 +357,6 @@ type NodeWords struct {
 	Facts       []Fact
 }
 
-// row is the node's line.
 func (n NodeWords) row(p *page) []string {
 	return append([]string{p.paint(n.Mood, n.State), n.Node}, n.Cells...)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// WritePlan prints what a roll would do.
 func WritePlan(w io.Writer, format string, plan planning.Plan) error {
 	if format == "markdown" {
 		return write(w, format, plan, func(p *page) { writeMarkdown(p, plan) })
@@ -147,7 +146,6 @@ func beside(plan planning.Plan, phase planning.Phase) string {
 	return fmt.Sprintf(", beside the %s", strings.ReplaceAll(string(plan.Batches[i-1].Phase), "-", " "))
 }
 
-// changedNode is a node that is changed or refused.
 func changedNode(n planning.NodePlan) NodeWords {
 	out := NodeWords{n.Node, string(n.Strategy), yellow, []string{n.Role, vmOf(n), awayOf(n)}, factsOf(n)}
 	if len(n.Refused) > 0 {
@@ -183,7 +181,6 @@ func awayOf(n planning.NodePlan) string {
 // assumed is the source of an estimate if there was no such roll before.
 const assumed = "assumed"
 
-// drawIdle prints the nodes that stay as they are.
 func drawIdle(p *page, plan planning.Plan) {
 	if nodes := idleNodes(plan); len(nodes) > 0 {
 		p.equalNodes("each", "      ", nodes)
@@ -195,7 +192,6 @@ func idleNodes(plan planning.Plan) []NodeWords {
 	return each(slices.DeleteFunc(slices.Clone(plan.Nodes), acts), idleNode)
 }
 
-// idleNode is a node that stays as it is.
 func idleNode(n planning.NodePlan) NodeWords {
 	out := NodeWords{n.Node, wordInSync, green, []string{idleWhy(n)}, factsOf(n)}
 	switch {
@@ -291,14 +287,12 @@ func minutes(d time.Duration) string {
 	return fmt.Sprintf("%d min", d/time.Minute)
 }
 
-// AdvisePlan prints what to type next below a plan.
 func AdvisePlan(w io.Writer, plan planning.Plan) error {
 	p := newPage(w)
 	p.next(afterPlan(plan)...)
 	return p.err
 }
 
-// afterPlan returns what to do next about a plan.
 func afterPlan(plan planning.Plan) []string {
 	var out []string
 	refused := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return len(n.Refused) > 0 })
@@ -315,7 +309,6 @@ func afterPlan(plan planning.Plan) []string {
 	return out
 }
 
-// PlanWords is a plan.
 type PlanWords struct {
 	Before   string // the first node: rehearsals
 	Phases   []PhaseWords
@@ -327,7 +320,6 @@ type PlanWords struct {
 	Next     []string
 }
 
-// PhaseWords are the nodes of one phase.
 type PhaseWords struct {
 	Heading string
 	Each    []Fact // that all of its nodes have

@@ -124,7 +124,6 @@ func rowOf(n planning.NodePlan) []string {
 	return []string{escape(n.Role), strings.Join(changes, "<br>"), what, escape(why), away}
 }
 
-// batches prints the order of the nodes.
 func batches(p *page, plan planning.Plan) {
 	if len(plan.Work()) < 2 || len(plan.Batches) == 0 {
 		return

@@ -15,7 +15,6 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// WriteStatus prints an active roll, or what one has left.
 func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 	return write(w, format, res, func(p *page) { drawStatus(p, res) })
 }
@@ -222,13 +221,11 @@ func image(s cluster.Strategy, talos, build string) string {
 
 func clock(t time.Time) string { return t.Format(time.RFC3339) }
 
-// StatusWords is the status of a cluster.
 type StatusWords struct {
 	Text   string
 	Active bool // somebody holds the claim
 }
 
-// StatusInWords returns what WriteStatus prints.
 func StatusInWords(res pipeline.StatusResult, hide func(string) string) StatusWords {
 	return StatusWords{hide(textOf(func(p *page) { drawStatus(p, res) })), res.Claim != nil}
 }
@@ -328,7 +325,6 @@ func drawVerdict(p *page, v pruneVerdict) {
 	}
 }
 
-// keptDisk describes an old system disk.
 func keptDisk(v prune.KeptVerdict) string {
 	if v.OfRemoved {
 		return fmt.Sprintf("disk of %s (%s), which run %s removed%s: %s, %s of VM %d on %s",
@@ -338,7 +334,6 @@ func keptDisk(v prune.KeptVerdict) string {
 		v.Node, diskSize(v.SizeBytes), cmp.Or(v.Talos, "unknown"), v.Run, on(v.Replaced), cmp.Or(v.Volid, "no volume"), v.Key, v.Parking, v.Host)
 }
 
-// mirroredInstaller describes an installer in the mirror.
 func mirroredInstaller(v images.MirrorVerdict) string {
 	built := "build date unknown"
 	if !v.Built.IsZero() {
@@ -362,10 +357,8 @@ func ofNode(node string) string {
 	return " of node " + node
 }
 
-// pruneCount counts one kind.
 type pruneCount struct{ all, goes, removed, bytes, freed int64 }
 
-// countPrune counts the verdicts of each kind.
 func countPrune(verdicts []pruneVerdict) map[*pruneKind]pruneCount {
 	n := map[*pruneKind]pruneCount{}
 	for _, v := range verdicts {
@@ -398,7 +391,6 @@ func (t pruneCount) words(k *pruneKind) string {
 	return words.Counted(int(t.all), k.noun) + ", none to remove"
 }
 
-// PruneQuestion is the question whether to remove what a report lists.
 func PruneQuestion(rep pipeline.PruneReport) string {
 	n := countPrune(pruneVerdicts(rep))
 	var parts []string

@@ -30,7 +30,6 @@ const (
 	seldom  = 15
 )
 
-// shown is a reading on a page.
 type shown struct {
 	Key     string
 	Value   any // nil: none yet
@@ -66,14 +65,12 @@ func (s *Site) shown(key string) shown {
 	return out
 }
 
-// trouble is an error, what is safe, and what to do.
 type trouble struct {
 	At, Text    string
 	Safe, Hints []string
 	Codes       []fault.Code
 }
 
-// Title is that of the runbook of a code.
 func (trouble) Title(code fault.Code) string { return runbooks.Title(string(code)) }
 
 func (s *Site) trouble(err error, at time.Time) *trouble {
@@ -98,7 +95,6 @@ func clock(t time.Time) string {
 	return t.Local().Format("15:04:05")
 }
 
-// age is how long ago something was.
 func age(t time.Time) string {
 	d := max(0, wait.Elapsed(t)).Round(time.Second)
 	if d >= time.Hour {
@@ -123,7 +119,6 @@ func (s *Site) historyPage(w http.ResponseWriter, _ *http.Request) {
 	s.frame.Render(w, http.StatusOK, "history", frame.View{Title: "History", Again: past.again(), Body: past})
 }
 
-// nodeView is what is known about one node.
 type nodeView struct {
 	Node        string
 	Trace       shown
@@ -208,7 +203,6 @@ func (b *board) at(r past.Running, killed bool) (live.Now, error) {
 	return b.drawn.Now(now), err
 }
 
-// runView is the active run, or the last one.
 type runView struct {
 	Every   int
 	Now     *live.Now      // nil: no run of this machine is unfinished

@@ -26,7 +26,6 @@ import (
 	"github.com/recast-sh/recast/pipeline/past"
 )
 
-// Options is what a site shows.
 type Options struct {
 	Version string
 	Project pipeline.Project
@@ -45,7 +44,6 @@ type Options struct {
 	Hide func(string) string
 }
 
-// Site is the pages of one cluster.
 type Site struct {
 	Options
 	frame          *frame.Frame
@@ -59,7 +57,6 @@ type Site struct {
 //go:embed pages
 var files embed.FS
 
-// New makes a site.
 func New(o Options) (*Site, error) {
 	f, err := frame.New(frame.Options{
 		Name: o.Project.Config.Cluster, Of: "cluster " + o.Project.Config.Cluster, Ends: "recast ui", Where: "recast " + o.Version + ", on this machine only",
@@ -92,7 +89,6 @@ func (s *Site) Serve(ctx context.Context, l net.Listener) error {
 	return frame.Serve(ctx, l, s.Handler(port))
 }
 
-// Handler answers the requests to a port.
 func (s *Site) Handler(port string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", s.nodesPage)

@@ -90,7 +90,6 @@ type File struct {
 	Mode    fs.FileMode
 }
 
-// adoption is a running Adopt.
 type adoption struct {
 	Options
 	doc     *terraform.Document

@@ -176,7 +176,6 @@ func (in *adoption) builds(vm terraform.VM) []terraform.Build {
 	return out
 }
 
-// add makes a node of a VM.
 func (in *adoption) add(vm terraform.VM, m terraform.Machine) {
 	n := Node{Name: vm.Name, Role: m.Role, VMID: cluster.VMID(vm.VMID), Host: vm.Host, Address: vm.Address, Disks: []string{}, vm: vm}
 	if m.Hostname != "" {

@@ -58,7 +58,6 @@ const (
 	askImages   = 30 * time.Second
 )
 
-// checkup is a diagnosis in progress.
 type checkup struct {
 	findings
 	pipeline.Project
@@ -153,10 +152,8 @@ type Result struct {
 	Nodes   []survey.Assessment `json:"nodes"`
 }
 
-// State is the result of a check.
 type State string
 
-// The states of a check.
 const (
 	OK      State = "ok"
 	Warning State = "warning"
@@ -194,7 +191,6 @@ type NeedStatus struct {
 	Granted bool `json:"granted"`
 }
 
-// findings are what a checkup has found so far.
 type findings struct{ res Result }
 
 func (f *findings) add(c Check) { f.res.Checks = append(f.res.Checks, c) }

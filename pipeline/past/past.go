@@ -135,7 +135,6 @@ func (r Runs) Find(id string, o Options) (Run, error) {
 	return Run{}, fault.WithHint(fault.Configf("%q is a part of several runs: %s", id, strings.Join(found[:min(5, len(found))], ", ")), "use more of the ID")
 }
 
-// Has says whether the journal of a run is on this machine.
 func (r Runs) Has(id string) bool {
 	infos, _ := journal.Runs(r.Dir) // runs that can't be read do not count
 	return slices.ContainsFunc(infos, func(info journal.RunInfo) bool { return info.ID == id })

@@ -256,7 +256,6 @@ func (in *initial) takes(ctx context.Context, storage, content string) (bool, er
 	return true, nil
 }
 
-// hosts returns the Proxmox nodes that have nodes of the cluster.
 func (in *initial) hosts() []string {
 	var out []string
 	for _, n := range in.found.Nodes {

@@ -111,7 +111,6 @@ func (in *newCluster) take(ctx context.Context, given string, q Question) (err e
 	return q.Check(given)
 }
 
-// look reads the VMs and the hosts of the Proxmox cluster.
 func (in *newCluster) look(ctx context.Context) error {
 	vms, err := in.src.Proxmox.VMs(ctx)
 	away, lacking := errors.AsType[*cluster.HostsAway](err)
@@ -126,7 +125,6 @@ func (in *newCluster) look(ctx context.Context) error {
 	return in.chooseHosts(ctx, away)
 }
 
-// versions decides on Talos and Kubernetes.
 func (in *newCluster) versions(ctx context.Context) (err error) {
 	d := &in.draft
 	if in.Talos == "" {
@@ -218,7 +216,6 @@ func (in *newCluster) unnamed() error {
 		"--prefix %s- gives the nodes other names, such as %[1]s-cp1", strings.ToLower(in.Cluster))
 }
 
-// described drafts what is written.
 func (in *newCluster) described(context.Context) error {
 	names := []string{"siderolabs/qemu-guest-agent"}
 	for _, x := range in.Install {
@@ -405,7 +402,6 @@ func (in *newCluster) shaped(context.Context) error {
 	return nil
 }
 
-// stored finds the storage for disks.
 func (in *newCluster) stored(ctx context.Context) error {
 	names, _, err := in.taking(ctx, "images")
 	if err != nil {

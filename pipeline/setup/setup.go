@@ -112,7 +112,6 @@ type InitSchematic struct {
 	Nodes      []string `json:"nodes"`
 }
 
-// initial is a running Init.
 type initial struct {
 	InitOptions
 	src        InitSources
@@ -214,7 +213,6 @@ func (in *initial) warn(format string, args ...any) {
 	in.res.Warnings = append(in.res.Warnings, fmt.Sprintf(format, args...))
 }
 
-// nodes describes each node.
 func (in *initial) nodes() {
 	for _, n := range in.found.Nodes {
 		node := InitNode{
@@ -262,7 +260,6 @@ func sized(d cluster.Disk) string {
 	return ""
 }
 
-// Role is what the node does in the cluster.
 func (n InitNode) Role() string {
 	if n.ControlPlane {
 		return "control plane"

@@ -74,7 +74,6 @@ func Bundle(ctx context.Context, p *pipeline.Project, src Sources, now time.Time
 	return g.out
 }
 
-// gathering is a bundle in progress.
 type gathering struct {
 	*pipeline.Project
 	src Sources

@@ -35,7 +35,6 @@ const (
 	ExitRefused = 4
 )
 
-// Attempt is one run of a task.
 type Attempt struct {
 	Task
 	Recast   Recast
@@ -147,10 +146,8 @@ func (a *Attempt) locked(ctx context.Context, command ...string) (ended, error) 
 // lockStale is the runbook of a lock that does not fit recast.yaml.
 const lockStale = "lock-stale"
 
-// Kind is what a Job does.
 type Kind string
 
-// The kinds of Jobs.
 const (
 	Check      Kind = "check"      // recast drift, for a TalosCluster
 	Plan       Kind = "plan"       // recast plan, for an ImageRoll
@@ -254,7 +251,6 @@ const (
 	KeyHTML   = "report.html"
 )
 
-// configFile is the name of recast's configuration.
 const configFile = "recast.yaml"
 
 // files puts the files of a cluster together, and returns their revision and their hash.

@@ -313,7 +313,6 @@ func (r Reporter) status(ctx context.Context, o client.Object, fields map[string
 	return r.Client.Status().Patch(ctx, o, client.RawPatch(types.JSONPatchType, b))
 }
 
-// object is what the task is about.
 func (t Task) object() client.Object {
 	if t.Kind == Check {
 		return &v1alpha1.TalosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: t.Cluster}}
@@ -413,7 +412,6 @@ func newProgress(planned, done []string) *progress {
 	return p
 }
 
-// see takes an event of recast's.
 func (p *progress) see(e event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -430,7 +428,6 @@ func (p *progress) see(e event) {
 	p.changed = true
 }
 
-// now is the progress at this moment.
 func (p *progress) now(a *Attempt) v1alpha1.Progress {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -37,7 +37,6 @@ const (
 	cacheAgain = time.Second
 )
 
-// Reconciler reconciles FleetRolls.
 type Reconciler struct {
 	Client   client.Client
 	Live     client.Reader // reads from the API server, not from the cache
@@ -47,7 +46,6 @@ type Reconciler struct {
 	gates programs
 }
 
-// pass is one look at a FleetRoll.
 type pass struct {
 	*Reconciler
 	fleet    *v1alpha1.FleetRoll
@@ -60,7 +58,6 @@ type pass struct {
 	events   []note                         // sent when the status is saved
 }
 
-// Reconcile looks at a FleetRoll, begins what may begin, and says so in its status.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var f v1alpha1.FleetRoll
 	if err := r.Client.Get(ctx, req.NamespacedName, &f); err != nil {
@@ -105,7 +102,6 @@ func (p *pass) read(ctx context.Context) error {
 	return nil
 }
 
-// step does what is next, and saves the status.
 func (p *pass) step(ctx context.Context) error {
 	plan, invalid := p.gates.plan(p.fleet.Spec)
 	if p.fleet.Status.Started == nil {
@@ -226,7 +222,6 @@ func (p *pass) lastEnd() *metav1.Time {
 // exprKept bounds the cache of compiled expressions.
 const exprKept = 1000
 
-// plan is the spec of a FleetRoll, read.
 type plan struct{ stages []stage }
 
 type stage struct {

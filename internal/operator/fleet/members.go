@@ -197,7 +197,6 @@ func owns(f *v1alpha1.FleetRoll, roll *v1alpha1.ImageRoll) bool {
 	return slices.ContainsFunc(roll.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == f.UID })
 }
 
-// message is what an ImageRoll says of itself.
 func message(roll *v1alpha1.ImageRoll) string {
 	for _, c := range roll.Status.Conditions {
 		if c.Type == v1alpha1.ConditionReady {
@@ -230,13 +229,11 @@ func stalled(reason, format string, args ...any) verdict {
 	return verdict{stalled: true, reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
-// note is an Event.
 type note struct {
 	warning      bool
 	reason, text string
 }
 
-// tally counts members.
 type tally struct{ total, waiting, running, done, failed int32 }
 
 func count(members []v1alpha1.Member, of func(v1alpha1.Member) bool) tally {
@@ -312,7 +309,6 @@ func failed(members []v1alpha1.Member) []string {
 	return names
 }
 
-// lines joins the first few of them.
 func lines(texts []string) string {
 	const most = 5
 	if more := len(texts) - most; more > 0 {
@@ -391,7 +387,6 @@ func (p *pass) confirm(ctx context.Context) error {
 	return p.save(ctx)
 }
 
-// reason is that of the condition Ready.
 func reason(s v1alpha1.FleetRollStatus) string {
 	if c := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady); c != nil {
 		return c.Reason
@@ -408,7 +403,6 @@ func cut(s string, most int) string {
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// SetupWithManager adds the reconciler to a manager.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	r.Client, r.Live, r.Recorder = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetEventRecorder(fieldOwner)
 	return ctrl.NewControllerManagedBy(mgr).Named("fleetroll").

@@ -51,7 +51,6 @@ func Labels(cluster, roll string) map[string]string {
 	return l
 }
 
-// Spec is what a Job is made from.
 type Spec struct {
 	Cluster *v1alpha1.TalosCluster
 	Task    attempt.Task

@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// clusterLine is a TalosCluster in a row of the table.
 type clusterLine struct {
 	Namespace, Name string
 	State           state
@@ -77,7 +76,6 @@ func (l look) clusterLine(c *v1alpha1.TalosCluster, newest *v1alpha1.ImageRoll) 
 	return out
 }
 
-// nodes counts them.
 func nodes(n *v1alpha1.Nodes) (total, uneven string) {
 	if n == nil {
 		return "", ""
@@ -121,7 +119,6 @@ func (l look) window(spec v1alpha1.TalosClusterSpec) string {
 	return "opens " + l.clock(next)
 }
 
-// clustersView is the first page.
 type clustersView struct {
 	fleetsView
 	InSync, Trouble, Rolling, Waiting int
@@ -177,7 +174,6 @@ func newestRolls(list operator.History) map[client.ObjectKey]*v1alpha1.ImageRoll
 	return out
 }
 
-// clusterView is a TalosCluster.
 type clusterView struct {
 	clusterLine
 	Every             int
@@ -244,7 +240,6 @@ func (v *clusterView) nextOf(c *v1alpha1.TalosCluster) {
 	}
 }
 
-// fleetLine is a FleetRoll in a row of a table.
 type fleetLine struct {
 	Namespace, Name   string
 	State             state
@@ -288,7 +283,6 @@ func (l look) fleetLines(ctx context.Context, of func(*v1alpha1.FleetRoll) bool)
 	return out, nil
 }
 
-// fleetsView is FleetRolls in a table.
 type fleetsView struct {
 	Every   int
 	Caption string
@@ -300,7 +294,6 @@ func (l look) fleets(ctx context.Context) (string, frame.View, error) {
 	return "fleets", frame.View{Title: "Fleet rolls", Body: fleetsView{seldom, "Every FleetRoll, the newest first", all}}, err
 }
 
-// fleetView is a FleetRoll.
 type fleetView struct {
 	fleetLine
 	Every         int
@@ -309,7 +302,6 @@ type fleetView struct {
 	Next, Missing []command
 }
 
-// stageView is a wave.
 type stageView struct {
 	Name, Word, Mood string
 	Facts            []fact
@@ -317,7 +309,6 @@ type stageView struct {
 	Members          []memberLine
 }
 
-// memberLine is a cluster of a wave.
 type memberLine struct {
 	Namespace, Cluster, Site string
 	Word, Mood               string

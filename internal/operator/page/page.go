@@ -28,7 +28,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 )
 
-// Site is the pages of a fleet.
 type Site struct {
 	frame   *frame.Frame
 	objects client.Reader
@@ -56,7 +55,6 @@ func New(objects client.Reader, address netip.AddrPort, version string) (*Site, 
 	return &Site{frame: f, objects: objects, address: address, Now: time.Now}, err
 }
 
-// NeedLeaderElection is false.
 func (s *Site) NeedLeaderElection() bool { return false }
 
 // Start serves the pages until ctx ends.
@@ -80,7 +78,6 @@ func (s *Site) Handler() http.Handler {
 	return frame.Guard("", mux)
 }
 
-// look is one request.
 type look struct {
 	*Site
 	key client.ObjectKey // of the object that the page is about
@@ -114,7 +111,6 @@ func (l look) list(ctx context.Context, into client.ObjectList, of ...client.Lis
 	return l.objects.List(ctx, into, append(of, client.UnsafeDisableDeepCopy)...)
 }
 
-// rollLine is an ImageRoll in a row of a table.
 type rollLine struct {
 	Namespace, Name         string
 	State                   state
@@ -144,7 +140,6 @@ func (l look) rollState(r *v1alpha1.ImageRoll) state {
 	return s
 }
 
-// rollView is an ImageRoll.
 type rollView struct {
 	rollLine
 	Cluster       string
@@ -157,13 +152,11 @@ type rollView struct {
 	Next, Missing []command
 }
 
-// progress is what the running attempt does.
 type progress struct {
 	Done, Total                     int32
 	Summary, Node, Message, Updated string
 }
 
-// tryLine is an attempt.
 type tryLine struct{ Job, Began, Took, Result, Mood, Done string }
 
 func (l look) roll(ctx context.Context) (string, frame.View, error) {
@@ -269,7 +262,6 @@ func configMap(name, key string) string {
 	return fmt.Sprintf(`get configmap %s -o jsonpath='{.data.%s}'`, name, strings.ReplaceAll(key, ".", `\.`))
 }
 
-// state is what an object says of itself.
 type state struct {
 	Word, Mood string // Mood: "good", "open", "bad"
 	Why        string
@@ -281,7 +273,6 @@ const (
 	bad  = "bad"
 )
 
-// state reads the conditions of an object.
 func (l look) state(of []metav1.Condition) state {
 	ready := meta.FindStatusCondition(of, v1alpha1.ConditionReady)
 	switch {
@@ -367,7 +358,6 @@ func (l look) took(from, to *metav1.Time) string {
 	return duration.HumanDuration(to.Sub(from.Time))
 }
 
-// fact is a line about an object.
 type fact struct{ Name, Value string }
 
 // facts are those that have a value.

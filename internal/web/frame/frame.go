@@ -25,7 +25,6 @@ import (
 	"github.com/russross/blackfriday/v2"
 )
 
-// Options are what a site puts into the layout.
 type Options struct {
 	Name  string      // of the site
 	Of    string      // what its pages show: "cluster prod"
@@ -40,7 +39,6 @@ type Options struct {
 	Hide func(string) string
 }
 
-// Frame draws the pages of a site.
 type Frame struct {
 	Options
 	pages map[string]*template.Template
@@ -49,7 +47,6 @@ type Frame struct {
 //go:embed pages
 var files embed.FS
 
-// New reads the templates.
 func New(o Options) (*Frame, error) {
 	f := &Frame{Options: o, pages: map[string]*template.Template{}}
 	layout, err := template.New("layout").Funcs(template.FuncMap{
@@ -66,7 +63,6 @@ func New(o Options) (*Frame, error) {
 	return f, errors.Join(f.add(layout, files, "missing", "runbooks", "runbook"), f.add(layout, o.Pages, o.Names...))
 }
 
-// add reads the templates of pages.
 func (f *Frame) add(layout *template.Template, from fs.FS, names ...string) error {
 	for _, name := range names {
 		page, err := layout.Clone()
@@ -81,7 +77,6 @@ func (f *Frame) add(layout *template.Template, from fs.FS, names ...string) erro
 	return nil
 }
 
-// View is the data of a page.
 type View struct {
 	Title string // of a tab: it is that tab
 	Again int    // seconds after which a browser without scripts loads it again; 0: never
@@ -102,7 +97,6 @@ func (f *Frame) Render(w http.ResponseWriter, status int, name string, v View) {
 	_, _ = io.WriteString(w, foreign.Lines(page.String())) // the browser has gone away otherwise
 }
 
-// Missing says that there is no such page.
 func (f *Frame) Missing(w http.ResponseWriter, why string) {
 	f.Render(w, http.StatusNotFound, "missing", View{Title: "Not found", Body: why})
 }
@@ -172,7 +166,6 @@ const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect
 // Refuse answers to a request that is not allowed.
 func Refuse(w http.ResponseWriter, why string) { http.Error(w, "refused: "+why, http.StatusForbidden) }
 
-// runbook is a page of the list.
 type runbook struct{ Code, Title string }
 
 func (f *Frame) runbooksPage(w http.ResponseWriter, _ *http.Request) {
