@@ -177,6 +177,23 @@ func connectKube(s *streams, p pipeline.Project, cl *closers) (*kube.Client, err
 	return k, nil
 }
 
+// using opens the project and runs f with what connect makes of it, which is closed afterwards.
+func using[T any](s *streams, g *globals, connect func(*streams, pipeline.Project, *closers) (T, error),
+	f func(pipeline.Project, T, *closers) error,
+) error {
+	p, err := g.open()
+	if err != nil {
+		return err
+	}
+	var cl closers
+	defer cl.close()
+	made, err := connect(s, p, &cl)
+	if err != nil {
+		return err
+	}
+	return f(p, made, &cl)
+}
+
 // fromKube reads something from Kubernetes. It opens the kubeconfig at the first call.
 func fromKube[T any](s *streams, p pipeline.Project, cl *closers, read func(*kube.Client, context.Context) (T, error)) func(context.Context) (T, error) {
 	return func(ctx context.Context) (none T, err error) {
@@ -222,18 +239,17 @@ func (g *globals) withMachines(ctx context.Context, s *streams, f func(context.C
 func (g *globals) with(ctx context.Context, s *streams, connect func(*streams, pipeline.Project, *closers) (pipeline.Machines, error),
 	f func(context.Context, pipeline.Project, pipeline.Machines) error,
 ) error {
-	p, err := g.open()
-	if err != nil {
-		return err
+	opened := func(s *streams, p pipeline.Project, cl *closers) (pipeline.Machines, error) {
+		m, err := connect(s, p, cl)
+		if err != nil {
+			return m, errOpening{err}
+		}
+		return m, nil
 	}
-	var cl closers
-	defer cl.close()
-	m, err := connect(s, p, &cl)
-	if err != nil {
-		return errOpening{err}
-	}
-	learnLocks(ctx, s, p)
-	return f(ctx, p, m)
+	return using(s, g, opened, func(p pipeline.Project, m pipeline.Machines, _ *closers) error {
+		learnLocks(ctx, s, p)
+		return f(ctx, p, m)
+	})
 }
 
 // connectNotify makes the client of webhooks; nil where none is configured.

@@ -63,33 +63,25 @@ built nothing yet. recast.lock counts this (rebuild), and later locks keep the c
 }
 
 func (g *globals) lock(ctx context.Context, s *streams, o pipeline.LockOptions, out string) error {
-	p, err := g.open()
-	if err != nil {
-		return err
-	}
-	var cl closers
-	defer cl.close()
-	images, err := connectImages(s, p, &cl)
-	if err != nil {
-		return err
-	}
-	var progress slow
-	o.Say = func(text string) { progress.say(s, "looking at "+text) }
-	res, err := pipeline.Lock(ctx, p, images, o)
-	progress.end()
-	if err != nil {
-		return err
-	}
-	for _, w := range res.Warnings {
-		fmt.Fprintf(s.err, "warning: %s\nhint: %s\n", w, w.Hint)
-	}
-	if err := ui.WriteLock(s.out, out, res); err != nil {
-		return fault.As(fault.Failed, err)
-	}
-	if o.Check && res.Differs {
-		return errDiffers
-	}
-	return nil
+	return using(s, g, connectImages, func(p pipeline.Project, images pipeline.Images, _ *closers) error {
+		var progress slow
+		o.Say = func(text string) { progress.say(s, "looking at "+text) }
+		res, err := pipeline.Lock(ctx, p, images, o)
+		progress.end()
+		if err != nil {
+			return err
+		}
+		for _, w := range res.Warnings {
+			fmt.Fprintf(s.err, "warning: %s\nhint: %s\n", w, w.Hint)
+		}
+		if err := ui.WriteLock(s.out, out, res); err != nil {
+			return fault.As(fault.Failed, err)
+		}
+		if o.Check && res.Differs {
+			return errDiffers
+		}
+		return nil
+	})
 }
 
 func newPublishCmd(s *streams, g *globals) *cobra.Command {
@@ -154,25 +146,15 @@ type makeFunc func(context.Context, pipeline.Project, pipeline.Images, *closers,
 
 // makeImages runs a stage that builds or publishes images, shows its progress, and prints the resulting lock.
 func (g *globals) makeImages(ctx context.Context, s *streams, out string, do makeFunc) error {
-	p, err := g.open()
-	if err != nil {
-		return err
-	}
-	var cl closers
-	defer cl.close()
-	i, err := connectImages(s, p, &cl)
-	if err != nil {
-		return err
-	}
-	display := s.displaySteps(ctx)
-	run := &step.Runner{Emit: display.Emit}
-	s.telemetry.Watch(run)
-	lock, err := do(ctx, p, i, &cl, run)
-	display.end()
-	if err != nil {
-		return err
-	}
-	return answered(ui.WriteImages(s.out, out, lock))
+	return using(s, g, connectImages, func(p pipeline.Project, i pipeline.Images, cl *closers) error {
+		display, run := s.runner(ctx)
+		lock, err := do(ctx, p, i, cl, run)
+		display.end()
+		if err != nil {
+			return err
+		}
+		return answered(ui.WriteImages(s.out, out, lock))
+	})
 }
 
 const pruneLong = `Remove what finished rolls left behind. First shows what would be removed, what is kept

@@ -6,7 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/internal/holder"
-	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/talos"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/spf13/cobra"
@@ -48,9 +48,7 @@ takes the claim of the cluster.`,
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 				var cl closers
 				defer cl.close()
-				display := s.displaySteps(ctx)
-				run := &step.Runner{Emit: display.Emit}
-				s.telemetry.Watch(run)
+				display, run := s.runner(ctx)
 				tell, err := notifier(s, p, &cl)
 				if err != nil {
 					return err
@@ -113,21 +111,13 @@ new one is verified. Snapshots that recast roll saved are not removed.`,
 			if o.Keep < 0 {
 				return errUsage{errors.New("--keep must not be negative")}
 			}
-			p, err := g.open()
-			if err != nil {
-				return err
-			}
-			var cl closers
-			defer cl.close()
-			t, err := connectTalos(s, p, &cl)
-			if err != nil {
-				return err
-			}
-			res, err := pipeline.Backup(c.Context(), p, t, o, s.say)
-			if res.File == "" {
-				return err
-			}
-			return errors.Join(err, ui.WriteBackup(s.out, out, res))
+			return using(s, g, connectTalos, func(p pipeline.Project, t *talos.Client, _ *closers) error {
+				res, err := pipeline.Backup(c.Context(), p, t, o, s.say)
+				if res.File == "" {
+					return err
+				}
+				return errors.Join(err, ui.WriteBackup(s.out, out, res))
+			})
 		},
 	}
 	c.Flags().StringVar(&o.To, "to", "", "`directory` (with a trailing / if it does not exist yet) or a new file (default: roll.etcdSnapshot)")
@@ -167,33 +157,23 @@ cluster and needs a talosconfig with the role os:admin.`,
 			if f.node == "" {
 				return errUsage{errors.New("--node is needed: the machine that gets the data")}
 			}
-			p, err := g.open()
-			if err != nil {
-				return err
-			}
-			var cl closers
-			defer cl.close()
-			m, err := connectMachines(s, p, &cl)
-			if err != nil {
-				return err
-			}
-			ctx := c.Context()
-			display := s.displaySteps(ctx)
-			run := &step.Runner{Emit: display.Emit}
-			s.telemetry.Watch(run)
-			rep, err := pipeline.Restore(ctx, p, m, run, pipeline.RestoreOptions{
-				File: args[0], Node: f.node, Copied: f.copied,
-				Confirm: func(rep pipeline.RestoreReport) (bool, error) {
-					defer display.hold()()
-					return confirmRestore(ctx, s, typed(c, "--node", rep.Node), rep, f.yes)
-				},
-				Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended, Began: shareRuns(ctx, s, p, &cl), MayAsk: s.mayAskUnless(f.yes, c)},
+			return using(s, g, connectMachines, func(p pipeline.Project, m pipeline.Machines, cl *closers) error {
+				ctx := c.Context()
+				display, run := s.runner(ctx)
+				rep, err := pipeline.Restore(ctx, p, m, run, pipeline.RestoreOptions{
+					File: args[0], Node: f.node, Copied: f.copied,
+					Confirm: func(rep pipeline.RestoreReport) (bool, error) {
+						defer display.hold()()
+						return confirmRestore(ctx, s, typed(c, "--node", rep.Node), rep, f.yes)
+					},
+					Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended, Began: shareRuns(ctx, s, p, cl), MayAsk: s.mayAskUnless(f.yes, c)},
+				})
+				display.end()
+				if rep.Run == "" {
+					return err
+				}
+				return errors.Join(err, answered(ui.WriteRestore(s.out, f.out, rep)))
 			})
-			display.end()
-			if rep.Run == "" {
-				return err
-			}
-			return errors.Join(err, answered(ui.WriteRestore(s.out, f.out, rep)))
 		},
 	}
 	c.Flags().StringVar(&f.node, "node", "", "`name` of the control plane")

@@ -237,9 +237,7 @@ func runPrune(c *cobra.Command, s *streams, p pipeline.Project, o pipeline.Prune
 		}
 	}
 	ctx := c.Context()
-	display := s.displaySteps(ctx)
-	run := &step.Runner{Emit: display.Emit}
-	s.telemetry.Watch(run)
+	display, run := s.runner(ctx)
 	o.MayAsk = s.mayAskUnless(yes, c)
 	o.Confirm = func(rep pipeline.PruneReport) (bool, error) {
 		defer display.hold()()

@@ -143,9 +143,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 	return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 		var cl closers
 		defer cl.close()
-		display := s.displaySteps(ctx)
-		run := &step.Runner{Emit: display.Emit}
-		s.telemetry.Watch(run)
+		display, run := s.runner(ctx)
 		tell, err := notifier(s, p, &cl)
 		if err != nil {
 			return err

@@ -166,6 +166,14 @@ type stepDisplay struct {
 	over  func()
 }
 
+// runner runs a command's steps and shows them. The caller ends the display.
+func (s *streams) runner(ctx context.Context) (*stepDisplay, *step.Runner) {
+	display := s.displaySteps(ctx)
+	run := &step.Runner{Emit: display.Emit}
+	s.telemetry.Watch(run)
+	return display, run
+}
+
 // displaySteps starts to show a command's steps. The caller calls end.
 func (s *streams) displaySteps(ctx context.Context) *stepDisplay {
 	// A reader that goes away must not kill recast half way: with a handler, the write
