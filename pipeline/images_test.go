@@ -5,19 +5,25 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -168,9 +174,7 @@ func TestLockRebuild(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)
 	world := &published{agent: hex64("a"), frr: hex64("c")}
-	if _, err := Lock(t.Context(), p, world.images(), LockOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(Lock(t.Context(), p, world.images(), LockOptions{}))(t)
 	world.agent, world.frr = hex64("b"), hex64("d")
 	_, err := Lock(t.Context(), p, world.images(), LockOptions{Rebuild: []string{"default", "bgb"}})
 	if fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), `no schematic "bgb" to rebuild`) ||
@@ -196,9 +200,7 @@ func TestLockDiffersInNoBuild(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)
 	world := &published{agent: hex64("a"), frr: hex64("c")}
-	if _, err := Lock(t.Context(), p, world.images(), LockOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(Lock(t.Context(), p, world.images(), LockOptions{}))(t)
 	s := p.Config.Schematics["bgp"]
 	s.Extensions = []config.ImageRef{{Repository: "ghcr.io/acme/frr", Digest: hex64("c")}}
 	p.Config.Schematics["bgp"] = s
@@ -272,13 +274,14 @@ func TestISOHosts(t *testing.T) {
 	wk1, wk2 := config.Node{Name: "wk1", Schematic: "a", VMID: 111}, config.Node{Name: "wk2", Schematic: "b", VMID: 112}
 	unnumbered := config.Node{Name: "wk2", Schematic: "a"}
 	away := &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve9", Why: "is offline"}}}
-	cases := map[string]struct {
+	type example struct {
 		nodes   []config.Node
 		proxmox datacentre
 		kube    map[string]string // name → UUID; nil: it can't be asked
 		want    map[string][]string
 		err     string
-	}{
+	}
+	cases := map[string]example{
 		"by VMID, without Kubernetes": {
 			nodes: []config.Node{wk1, wk2}, proxmox: datacentre{vms: []cluster.VM{vm(111, "pve1"), vm(112, "pve2"), vm(113, "pve3")}},
 			want: map[string][]string{"a": {"pve1"}, "b": {"pve2"}},
@@ -310,25 +313,231 @@ func TestISOHosts(t *testing.T) {
 		},
 		"Proxmox is away": {nodes: []config.Node{wk1}, proxmox: datacentre{err: errors.New("595 Connection refused")}, err: "read Proxmox: 595 Connection refused"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
+	must.Each(t, cases, func(t *testing.T, tc example) {
+		p := Project{Config: &config.Config{Cluster: "c1", Nodes: tc.nodes}}
+		got, err := isoHosts(t.Context(), p, PublishSources{Proxmox: storehouse{datacentre: tc.proxmox}, Nodes: func(context.Context) (nodes []cluster.KubeNode, err error) {
+			if tc.kube == nil {
+				return nil, errors.New("no route to host")
+			}
+			for name, uuid := range tc.kube {
+				nodes = append(nodes, cluster.KubeNode{Name: name, UUID: uuid})
+			}
+			return nodes, nil
+		}})
+		if err == nil && tc.err != "" || err != nil && err.Error() != tc.err {
+			t.Fatalf("error is %v, want %q", err, tc.err)
+		}
+		if err == nil {
+			must.Equal(t, "hosts", tc.want, got)
+		}
+	})
+}
+
+// mirrorShelf is a repository of installers without parts: tag → digest.
+type mirrorShelf map[string]string
+
+func (m mirrorShelf) Tags(context.Context, string) ([]string, error) {
+	return slices.Collect(maps.Keys(m)), nil
+}
+
+func (m mirrorShelf) Named(_ context.Context, tag string) (images.Named, bool, error) {
+	digest, found := m[strings.TrimPrefix(tag, "r.acme/talos:")]
+	return images.Named{Digest: digest}, found, nil
+}
+
+func (m mirrorShelf) Built(context.Context, string) (time.Time, error) {
+	return time.Now().Add(-1000 * time.Hour), nil
+}
+
+func (m mirrorShelf) Referrers(context.Context, string) ([]string, error) { return nil, nil }
+
+func (m mirrorShelf) Delete(_ context.Context, ref string) error {
+	maps.DeleteFunc(m, func(_, digest string) bool { return "r.acme/talos@"+digest == ref })
+	return nil
+}
+
+func digestOf(c string) string { return "sha256:" + strings.Repeat(c, 64) }
+
+// mirrorProject is pruneProject with a mirror that has an installer of each lock and
+// build, and one that a lock names under a tag of another build.
+func mirrorProject(t *testing.T) (Project, *pruneSite, mirrorShelf) {
+	t.Helper()
+	p, s := pruneProject(t)
+	p.Config.Images.Mirror = "r.acme/talos"
+	lock := must.Get(schematics.ReadLock(p.LockFile()))(t)
+	e := lock.Schematics["default"]
+	e.Installer = "r.acme/talos@" + digestOf("1")
+	lock.Schematics["default"] = e
+	must.Do(t, schematics.WriteLock(p.LockFile(), lock))
+	before, _, err := schematics.Previous(p.Locks().Dir, lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tag := func(build string) string { return "v1.13.9-" + schematics.Short(build) }
+	return p, s, mirrorShelf{
+		images.TagOf(lock, e): digestOf("1"), images.TagOf(before, before.Schematics["default"]): digestOf("2"),
+		tag(goneBuild): digestOf("3"), tag(openBuild): digestOf("4"), tag(runBuild): digestOf("5"),
+		tag(strings.Repeat("d", 64)): digestOf("1"), "latest": digestOf("3"),
+	}
+}
+
+func (s *pruneSite) pruneMirror(t *testing.T, p Project, shelf mirrorShelf, confirm bool) (PruneReport, error) {
+	t.Helper()
+	return Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
+		Only: PruneMirror, Mirror: shelf, OlderThan: 168 * time.Hour, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
+		Confirm: func(PruneReport) (bool, error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.changes = append(s.changes, "ask")
+			return confirm, nil
+		},
+	})
+}
+
+func TestPruneMirror(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, s, shelf := mirrorProject(t)
+		isos := len(s.isos)
+		rep := must.Get(s.pruneMirror(t, p, shelf, true))(t)
+		lock := must.Get(schematics.ReadLock(p.LockFile()))(t)
+		want := map[string]string{
+			images.TagOf(lock, lock.Schematics["default"]): "recast.lock has it",
+			"v1.13.9-dddddddddddd":                         "recast.lock has it",
+			"v1.13.9-aaaaaaaaaaaa":                         "latest names the same image",
+			"v1.13.9-bbbbbbbbbbbb":                         "removed",
+			"v1.13.9-cccccccccccc":                         `VM 101 "wk1" on pve1 was created from it`,
+		}
+		got := map[string]string{}
+		for _, v := range rep.Mirror {
+			got[v.Tag] = strings.Join(v.Keep, "; ")
+			if v.Removed {
+				got[v.Tag] = "removed"
+			}
+			if strings.HasPrefix(v.Tag, "v1.13.8-") {
+				want[v.Tag] = "the previous lock has it: the way back"
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" || len(want) != 6 {
+			t.Errorf("%d verdicts (-want +got):\n%s", len(want), diff)
+		}
+		if diff := cmp.Diff([]string{"claim", "ask", "give back"}, s.changes); diff != "" || len(s.isos) != isos || len(shelf) != 6 {
+			t.Errorf("%d ISOs, %d tags, changes (-want +got):\n%s", len(s.isos), len(shelf), diff)
+		}
+	})
+}
+
+func TestPruneLeavesTheMirrorAlone(t *testing.T) {
+	t.Parallel()
+	for title, tc := range map[string]struct {
+		prune func(*testing.T, *pruneSite, Project, mirrorShelf) (PruneReport, error)
+		fails string
+		kind  fault.Kind
+	}{
+		"not asked for": {func(t *testing.T, s *pruneSite, p Project, _ mirrorShelf) (PruneReport, error) {
+			return s.prune(t, p, true)
+		}, "", 0},
+		"not confirmed": {func(t *testing.T, s *pruneSite, p Project, m mirrorShelf) (PruneReport, error) {
+			return s.pruneMirror(t, p, m, false)
+		}, "not confirmed", fault.Interrupted},
+		"there is none": {func(t *testing.T, s *pruneSite, p Project, m mirrorShelf) (PruneReport, error) {
+			p.Config.Images.Mirror = ""
+			return s.pruneMirror(t, p, m, true)
+		}, "images.mirror is not set", fault.Config},
+		"half a view": {func(t *testing.T, s *pruneSite, p Project, m mirrorShelf) (PruneReport, error) {
+			s.blind = fault.Refusedf("sees half")
+			return s.pruneMirror(t, p, m, true)
+		}, "sees half", fault.Refused},
+		"no right to see VMs": {func(t *testing.T, s *pruneSite, p Project, m mirrorShelf) (PruneReport, error) {
+			s.lacks = "VM.Audit"
+			return s.pruneMirror(t, p, m, true)
+		}, "VM.Audit", fault.Refused},
+	} {
+		t.Run(title, func(t *testing.T) {
 			t.Parallel()
-			p := Project{Config: &config.Config{Cluster: "c1", Nodes: tc.nodes}}
-			got, err := isoHosts(t.Context(), p, PublishSources{Proxmox: storehouse{datacentre: tc.proxmox}, Nodes: func(context.Context) (nodes []cluster.KubeNode, err error) {
-				if tc.kube == nil {
-					return nil, errors.New("no route to host")
+			synctest.Test(t, func(t *testing.T) {
+				p, s, shelf := mirrorProject(t)
+				before := maps.Clone(shelf)
+				rep, err := tc.prune(t, s, p, shelf)
+				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != tc.kind) {
+					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
 				}
-				for name, uuid := range tc.kube {
-					nodes = append(nodes, cluster.KubeNode{Name: name, UUID: uuid})
+				must.Equal(t, "mirror", before, shelf)
+				if tc.fails == "" && rep.Mirror != nil {
+					t.Errorf("it was looked at: %v", rep.Mirror)
 				}
-				return nodes, nil
-			}})
-			if err == nil && tc.err != "" || err != nil && err.Error() != tc.err {
-				t.Fatalf("error is %v, want %q", err, tc.err)
-			}
-			if err == nil {
-				must.Equal(t, "hosts", tc.want, got)
-			}
+			})
+		})
+	}
+}
+
+// TestPruneCache: an ISO that stays on the storages stays in the cache too.
+func TestPruneCache(t *testing.T) {
+	t.Parallel()
+	const claimed, asked, given = "claim", "ask", "give back"
+	for title, tc := range map[string]struct {
+		prepare func(*pruneSite)
+		only    string
+		want    []string // changes on Proxmox
+		gone    []string
+		fails   string
+	}{
+		"alone": {only: PruneCache, want: []string{claimed, asked, given}, gone: []string{isoNamed(goneBuild), isoNamed(openBuild)}},
+		"with all others": {
+			want: []string{claimed, asked, "delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild), given},
+			gone: []string{isoNamed(goneBuild), isoNamed(openBuild)},
+		},
+		"not asked for": {only: PruneISOs, want: []string{claimed, asked, "delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild), given}},
+		"an unfinished replacement": {
+			prepare: func(s *pruneSite) { s.park(`{"VM":{"ID":9,"Name":"wk9","Host":"pve1"}}`) },
+			only:    PruneCache, want: []string{claimed, asked, given}, gone: []string{isoNamed(goneBuild)},
+		},
+		"deletes no ISO of a storage": {
+			prepare: func(s *pruneSite) { s.lacks = "Datastore.Allocate" },
+			only:    PruneCache, want: []string{claimed, asked, given}, gone: []string{isoNamed(goneBuild), isoNamed(openBuild)},
+		},
+		"no right to see VMs": {prepare: func(s *pruneSite) { s.lacks = "VM.Audit" }, only: PruneCache, fails: "VM.Audit"},
+		"half a view":         {prepare: func(s *pruneSite) { s.blind = fault.Refusedf("sees half") }, only: PruneCache, fails: "sees half"},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p, s := pruneProject(t)
+				err := os.MkdirAll(p.isoCache(), 0o700)
+				for name, changed := range s.isos {
+					file := filepath.Join(p.isoCache(), name)
+					err = errors.Join(err, os.WriteFile(file, []byte("iso"), 0o600), os.Chtimes(file, changed, changed))
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if tc.prepare != nil {
+					tc.prepare(s)
+				}
+				rep, err := Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
+					Only: tc.only, OlderThan: 168 * time.Hour, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
+					Confirm: func(PruneReport) (bool, error) {
+						s.mu.Lock()
+						defer s.mu.Unlock()
+						s.changes = append(s.changes, asked)
+						return true, nil
+					},
+				})
+				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
+					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
+				}
+				must.Equal(t, "changes on Proxmox", tc.want, s.changes)
+				var gone []string
+				for _, v := range rep.Cache {
+					if _, err := os.Stat(filepath.Join(p.isoCache(), v.Name)); err != nil && v.Removed {
+						gone = append(gone, v.Name)
+					}
+				}
+				left, err := os.ReadDir(p.isoCache())
+				if diff := cmp.Diff(tc.gone, gone); diff != "" || err != nil || len(left) != 5-len(gone) {
+					t.Errorf("%d files are left, %v; removed from the cache (-want +got):\n%s", len(left), err, diff)
+				}
+			})
 		})
 	}
 }

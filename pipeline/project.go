@@ -188,12 +188,20 @@ func build(lock schematics.Lock, schematic string) cluster.Build {
 }
 
 func extensions(list []schematics.Extension) []cluster.LockedExtension {
-	var out []cluster.LockedExtension
-	for _, e := range list {
-		out = append(out, cluster.LockedExtension{Name: e.Name, Version: e.Version, Ref: e.Ref, Digest: e.Digest})
+	return each(list, func(e schematics.Extension) cluster.LockedExtension {
+		return cluster.LockedExtension{Name: e.Name, Version: e.Version, Ref: e.Ref, Digest: e.Digest}
+	})
+}
+
+// each applies f to each of a list.
+func each[T, U any](list []T, f func(T) U) (out []U) {
+	for _, v := range list {
+		out = append(out, f(v))
 	}
 	return out
 }
+
+func nodeOf(n planning.NodePlan) string { return n.Node }
 
 func overlay(e schematics.Locked) cluster.LockedOverlay {
 	if e.Overlay == nil {
@@ -362,11 +370,7 @@ func (p Project) Policy(asked planning.Policy) planning.Policy {
 
 // Gates returns the user's gates in the order of the configuration.
 func (p Project) Gates() []cluster.UserGate {
-	var out []cluster.UserGate
-	for _, g := range p.Config.Roll.Gates {
-		out = append(out, gate(p.Config, g))
-	}
-	return out
+	return each(p.Config.Roll.Gates, func(g config.Gate) cluster.UserGate { return gate(p.Config, g) })
 }
 
 func gate(c *config.Config, g config.Gate) cluster.UserGate {
@@ -430,11 +434,7 @@ func (p Project) RehearsalOn() planning.Rehearsal {
 }
 
 func nodeNames(c *config.Config) []string {
-	var names []string
-	for _, n := range c.Nodes {
-		names = append(names, n.Name)
-	}
-	return names
+	return each(c.Nodes, func(n config.Node) string { return n.Name })
 }
 
 func (p Project) VMIDs() cluster.VMIDRange {

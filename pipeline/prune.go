@@ -522,11 +522,7 @@ func (p *pruning) scratchPruner(px cluster.Proxmox) rehearse.Pruner {
 }
 
 func clusterUses(uses []images.Use) []cluster.Use {
-	var out []cluster.Use
-	for _, u := range uses {
-		out = append(out, cluster.Use(u))
-	}
-	return out
+	return each(uses, func(u images.Use) cluster.Use { return cluster.Use(u) })
 }
 
 // diskStorages lists the storages for disks that a host sees. A storage that does not

@@ -423,14 +423,15 @@ func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 		VMs:   []cluster.VM{{ID: 9031, Host: "pve2"}},
 	}
 	moved := cluster.VM{ID: 9031, Host: "pve2", Config: map[string]string{"smbios1": "uuid=u-wk1", "scsi1": "fast:vm-9031-disk-1"}}
-	cases := map[string]struct {
+	type example struct {
 		vms   []cluster.VM
 		away  *cluster.HostsAway
 		state VMState
 		vm    string
 		where string
 		next  string
-	}{
+	}
+	cases := map[string]example{
 		"on a host that is down": {
 			away: away, state: VMAway, vm: "on pve2, which does not answer",
 			where: "not on parking VM 9090; VM 9031 may have it", next: "pvecm status",
@@ -440,21 +441,18 @@ func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 			vm: "the old one; it is on pve2 and the parking VM is on pve1: recast plan says how to bring them together",
 		},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rec := parking.Record{
-				Node: "wk1", Run: "r1", VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate,
-				Disks: []parking.ParkedDisk{{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1"}},
-			}
-			park := parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: rec}
-			h := must.Get(half(t.Context(), datacentre{vms: tc.vms}, park, tc.vms, tc.away))(t)
-			h.BuildLocked, h.MachineConfig = true, true
-			if h.VMState != tc.state || h.VM != tc.vm || h.Disks[0].Where != tc.where || !strings.HasPrefix(h.advise()[0].Command, tc.next) {
-				t.Errorf("%s: %s; disk %s; %v", h.VMState, h.VM, h.Disks[0].Where, h.advise())
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, tc example) {
+		rec := parking.Record{
+			Node: "wk1", Run: "r1", VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate,
+			Disks: []parking.ParkedDisk{{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1"}},
+		}
+		park := parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: rec}
+		h := must.Get(half(t.Context(), datacentre{vms: tc.vms}, park, tc.vms, tc.away))(t)
+		h.BuildLocked, h.MachineConfig = true, true
+		if h.VMState != tc.state || h.VM != tc.vm || h.Disks[0].Where != tc.where || !strings.HasPrefix(h.advise()[0].Command, tc.next) {
+			t.Errorf("%s: %s; disk %s; %v", h.VMState, h.VM, h.Disks[0].Where, h.advise())
+		}
+	})
 }
 
 // Of several parking VMs only one has the disk that a rollback needs.

@@ -34,9 +34,7 @@ func BenchmarkDrift(b *testing.B) { benchObserving(b, openLargeLab(b), "drift", 
 // BenchmarkDriftOfConfigs is BenchmarkDrift where git has the configuration of every node.
 func BenchmarkDriftOfConfigs(b *testing.B) {
 	term := openLargeLab(b)
-	if _, err := term.recast("config", "render", "--to", "git", "--running", "--secrets").Output(); err != nil {
-		b.Fatal(err)
-	}
+	must.Get(term.recast("config", "render", "--to", "git", "--running", "--secrets").Output())(b)
 	b.Run("without", func(b *testing.B) { benchObserving(b, term, "drift", "-o", "json") })
 	term.replace("recast.yaml", "talos:\n", "talos:\n  machineConfigs: git\n")
 	b.Run("with", func(b *testing.B) { benchObserving(b, term, "drift", "-o", "json") })

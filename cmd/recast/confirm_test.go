@@ -46,9 +46,7 @@ func TestConfirmTypedAhead(t *testing.T) {
 	for typed, want := range map[string]bool{"yes\n": true, "no\n": false} {
 		master, tty := openTerminal(t)
 		const ahead = "yes\n"
-		if _, err := io.WriteString(master, ahead); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(io.WriteString(master, ahead))(t)
 		if _, err := io.ReadFull(master, make([]byte, len("yes\r\n"))); err != nil { // its echo
 			t.Fatal(err)
 		}
@@ -346,9 +344,7 @@ func TestSuspended(t *testing.T) {
 	if text := page("", "3 of 3 nodes are stale"); !strings.Contains(text, " ago") || strings.Contains(text, ", 0s ago") {
 		t.Errorf("an old reading passes for new:\n%s", text)
 	}
-	if _, err := p.ask(http.MethodPost, "read", url.Values{"what": {"drift"}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(p.ask(http.MethodPost, "read", url.Values{"what": {"drift"}}))(t)
 	page("", "3 nodes in sync")
 
 	watch.typed("\x03")

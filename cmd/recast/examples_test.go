@@ -227,10 +227,11 @@ func TestRenovateFindsWhatRecastPins(t *testing.T) {
 	t.Parallel()
 	example := must.Get(os.ReadFile("../../examples/recast.yaml"))(t)
 	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
-	cases := map[string]struct {
+	type row struct {
 		text string
 		want []string
-	}{
+	}
+	cases := map[string]row{
 		"the example": {string(example), []string{"github-releases siderolabs/talos v1.13.9", "docker ghcr.io/acme/frr 1.7.15"}},
 		"Kubernetes below its comment": {
 			"# renovate: datasource=github-releases depName=kubernetes/kubernetes\nkubernetes: {version: v1.35.4}\n",
@@ -252,16 +253,13 @@ func TestRenovateFindsWhatRecastPins(t *testing.T) {
 		"a digest alone":                    {`extensions: ["ghcr.io/acme/frr@` + digest + `"]`, nil},
 	}
 	managers := renovatePreset(t)
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var found []string
-			for _, m := range managers {
-				found = append(found, m.find(t, c.text)...)
-			}
-			must.Equal(t, "found", c.want, found)
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c row) {
+		var found []string
+		for _, m := range managers {
+			found = append(found, m.find(t, c.text)...)
+		}
+		must.Equal(t, "found", c.want, found)
+	})
 }
 
 // TestRenovateReadsTheCronJob: the manager of manifests reads no files by default.

@@ -372,7 +372,7 @@ func riskyCodes(t *testing.T) map[fault.Code]bool {
 func codesByName(t *testing.T) map[string]fault.Code {
 	t.Helper()
 	found := map[string]fault.Code{}
-	for _, m := range regexp.MustCompile(`(?m)^\t(\w+)\s+Code = "([a-z0-9-]+)"`).FindAllStringSubmatch(repositoryFile(t, "internal/fault/code.go"), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\t(\w+)\s+Code = "([a-z0-9-]+)"`).FindAllStringSubmatch(repositoryFile(t, "internal/fault/fault.go"), -1) {
 		found[m[1]] = fault.Code(m[2])
 	}
 	return found

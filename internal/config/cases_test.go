@@ -315,22 +315,6 @@ recast.yaml:19:73: roll.gates[1].timeout: "1" is not a duration: write it like 3
 2 problems`)
 }
 
-// A program that is given by path must exist, relative to recast.yaml.
-func TestGateProgramIsThere(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "recast.yaml")
-	must.Do(t, os.WriteFile(path, []byte(withGate("command: [./check.sh]")+"    - {command: [sh]}\n"), 0o600))
-	program := filepath.Join(filepath.Dir(path), "check.sh")
-	_, err := config.Load(path, config.Options{})
-	if want := path + ":18:8: roll.gates[0].command: no such file: " + program; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("err = %v, want %q", err, want)
-	}
-	must.Do(t, os.WriteFile(program, nil, 0o700))
-	if _, err := config.Load(path, config.Options{}); err != nil && strings.Contains(err.Error(), "gates") {
-		t.Error(err)
-	}
-}
-
 // withHook is small with one hook of those keys, written in braces.
 func withHook(keys string) string { return withRoll("hooks:\n    beforeNode: [{" + keys + "}]") }
 
@@ -378,19 +362,24 @@ func TestHooks(t *testing.T) {
 	must.Equal(t, "written and read again", want, again.Roll.Hooks)
 }
 
-// A program that is given by path must exist, relative to recast.yaml.
-func TestHookProgramIsThere(t *testing.T) {
+// TestProgramIsThere: a program that is given by path must exist, relative to recast.yaml.
+func TestProgramIsThere(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "recast.yaml")
-	must.Do(t, os.WriteFile(path, []byte(withHook("command: [./a.sh]")+"    afterRun: [{command: [sh]}]\n"), 0o600))
-	program := filepath.Join(filepath.Dir(path), "a.sh")
-	_, err := config.Load(path, config.Options{})
-	if want := path + ":18:19: roll.hooks.beforeNode[0].command: no such file: " + program; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("err = %v, want %q", err, want)
-	}
-	must.Do(t, os.WriteFile(program, nil, 0o700))
-	if _, err := config.Load(path, config.Options{}); err != nil && strings.Contains(err.Error(), "hooks") {
-		t.Error(err)
+	for list, c := range map[string]struct{ text, where string }{
+		"gates": {withGate("command: [./run.sh]") + "    - {command: [sh]}\n", ":18:8: roll.gates[0]"},
+		"hooks": {withHook("command: [./run.sh]") + "    afterRun: [{command: [sh]}]\n", ":18:19: roll.hooks.beforeNode[0]"},
+	} {
+		path := filepath.Join(t.TempDir(), "recast.yaml")
+		must.Do(t, os.WriteFile(path, []byte(c.text), 0o600))
+		program := filepath.Join(filepath.Dir(path), "run.sh")
+		_, err := config.Load(path, config.Options{})
+		if want := path + c.where + ".command: no such file: " + program; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("err = %v, want %q", err, want)
+		}
+		must.Do(t, os.WriteFile(program, nil, 0o700))
+		if _, err := config.Load(path, config.Options{}); err != nil && strings.Contains(err.Error(), list) {
+			t.Error(err)
+		}
 	}
 }
 

@@ -146,15 +146,12 @@ func TestParse(t *testing.T) {
 		},
 	}
 	maps.Copy(cases, imageParseCases(home))
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := must.Get(config.Parse("recast.yaml", []byte(c.data), options(c.env)))(t)
-			w := want()
-			c.edit(w)
-			must.Equal(t, "value", w, got, cmpopts.IgnoreUnexported(config.Config{}))
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c parseCase) {
+		got := must.Get(config.Parse("recast.yaml", []byte(c.data), options(c.env)))(t)
+		w := want()
+		c.edit(w)
+		must.Equal(t, "value", w, got, cmpopts.IgnoreUnexported(config.Config{}))
+	})
 }
 
 // change returns small with the first old replaced by what replaces it.

@@ -15,10 +15,11 @@ var errPlain = errors.New("plain")
 
 func TestKindOf(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		err  error
 		want fault.Kind
-	}{
+	}
+	cases := map[string]example{
 		"none":                    {nil, fault.Failed},
 		"plain":                   {errPlain, fault.Failed},
 		"config":                  {fault.Configf("line %d", 3), fault.Config},
@@ -28,22 +29,20 @@ func TestKindOf(t *testing.T) {
 		"the first of several":    {errors.Join(errPlain, fault.Configf("a"), fault.Refusedf("b")), fault.Config},
 		"failed hides what it is": {fault.As(fault.Failed, fault.Configf("a")), fault.Failed},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := fault.KindOf(c.err); got != c.want {
-				t.Errorf("KindOf(%v) = %v, want %v", c.err, got, c.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		if got := fault.KindOf(c.err); got != c.want {
+			t.Errorf("KindOf(%v) = %v, want %v", c.err, got, c.want)
+		}
+	})
 }
 
 func TestHints(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		err  error
 		want []string
-	}{
+	}
+	cases := map[string]example{
 		"none":      {errPlain, nil},
 		"formatted": {fault.WithHint(errPlain, "set %q", "iso.storage"), []string{`set "iso.storage"`}},
 		"outermost first, each once": {
@@ -55,12 +54,9 @@ func TestHints(t *testing.T) {
 			[]string{"one", "two"},
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			must.Equal(t, "hints", c.want, fault.Hints(c.err))
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		must.Equal(t, "hints", c.want, fault.Hints(c.err))
+	})
 }
 
 // A kind and a hint do not change an error's message and what it wraps.
@@ -81,10 +77,11 @@ func TestMarksKeepTheError(t *testing.T) {
 func TestCodes(t *testing.T) {
 	t.Parallel()
 	cut := fault.As(fault.Interrupted, fmt.Errorf("drain: %w", fault.DrainBlocked.Of(context.Canceled)))
-	cases := map[string]struct {
+	type example struct {
 		err  error
 		want []fault.Code
-	}{
+	}
+	cases := map[string]example{
 		"of its kind: failed":      {errPlain, []fault.Code{fault.FailedCode}},
 		"of its kind: config":      {fault.Configf("x"), []fault.Code{fault.ConfigInvalid}},
 		"of its kind: refused":     {fault.Refusedf("x"), []fault.Code{fault.RefusedCode}},
@@ -97,32 +94,27 @@ func TestCodes(t *testing.T) {
 		"nobody said yes":          {fault.NotConfirmed.Of(fault.As(fault.Interrupted, errPlain)), []fault.Code{fault.NotConfirmed}},
 		"cut off beside a failure": {fault.As(fault.Failed, errors.Join(cut, fault.NoJoin.Of(errPlain))), []fault.Code{fault.NoJoin}},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			must.Equal(t, "codes", c.want, fault.Codes(c.err))
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		must.Equal(t, "codes", c.want, fault.Codes(c.err))
+	})
 	must.Equal(t, "CodeOf(nil)", fault.Code(""), fault.CodeOf(nil))
 }
 
 func TestElse(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		err  error
 		want fault.Code
-	}{
+	}
+	cases := map[string]example{
 		"without a code":         {errPlain, fault.NoBoot},
 		"with one further in":    {fmt.Errorf("a: %w", fault.TLS.Of(errPlain)), fault.TLS},
 		"bad configuration":      {fault.Configf("x"), fault.ConfigInvalid},
 		"the claim is another's": {fault.As(fault.Claimed, errPlain), fault.ClaimHeld},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			must.Equal(t, "code", c.want, fault.CodeOf(fault.NoBoot.Else(c.err)))
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		must.Equal(t, "code", c.want, fault.CodeOf(fault.NoBoot.Else(c.err)))
+	})
 	if fault.NoBoot.Else(nil) != nil || fault.Code("").Else(errPlain) != errPlain {
 		t.Error("no error, or no code, makes one")
 	}

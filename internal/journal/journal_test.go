@@ -185,10 +185,11 @@ func TestRefusedWrites(t *testing.T) {
 	t.Parallel()
 	j := open(t, t.TempDir(), journal.Options{})
 	badKey := ` is not a valid key: words of a-z, 0-9, dot, dash and underscore, joined by slashes, 200 bytes at most`
-	cases := map[string]struct {
+	type example struct {
 		err  error
 		want string
-	}{
+	}
+	cases := map[string]example{
 		"a redacted secret": {j.Put("a", struct{ Config secret }{"key"}), "journal a: contains a secret, which is not stored as a fact"},
 		"no JSON":           {j.Put("a", func() {}), "journal a: json: unsupported type: func()"},
 		"empty secret":      {j.PutSecret("a", nil), "journal a: the secret is empty"},
@@ -205,14 +206,11 @@ func TestRefusedWrites(t *testing.T) {
 	if err := j.Delete("quote"); err != nil {
 		t.Error(err)
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if c.err == nil || c.err.Error() != c.want {
-				t.Errorf("err = %v, want %q", c.err, c.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		if c.err == nil || c.err.Error() != c.want {
+			t.Errorf("err = %v, want %q", c.err, c.want)
+		}
+	})
 	if keys, err := j.Keys(""); keys != nil || err != nil {
 		t.Errorf("Keys = %q, %v", keys, err)
 	}
@@ -220,26 +218,24 @@ func TestRefusedWrites(t *testing.T) {
 
 func TestDamageIsNamed(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct{ content, want string }{
+	type example struct{ content, want string }
+	cases := map[string]example{
 		"cut off":       {`{"slot": "scsi`, "unexpected EOF"},
 		"empty":         {"", "EOF"},
 		"unknown field": {`{"slot": "scsi0", "bus": 1}`, `this recast does not know the field "bus": a newer one wrote it, or it was edited`},
 		"two values":    {"{}{}", "more than one value"},
 		"wrong type":    {`[]`, "json: cannot unmarshal array into Go value of type journal_test.fact"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			j := open(t, dir, journal.Options{})
-			file := filepath.Join(dir, run, "node~wk1.json")
-			must.Do(t, os.WriteFile(file, []byte(c.content), 0o600))
-			found, err := j.Get("node/wk1", &fact{})
-			if want := "journal node/wk1: " + file + ": " + c.want; found || err == nil || err.Error() != want {
-				t.Errorf("Get = %t, %v, want %q", found, err, want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		dir := t.TempDir()
+		j := open(t, dir, journal.Options{})
+		file := filepath.Join(dir, run, "node~wk1.json")
+		must.Do(t, os.WriteFile(file, []byte(c.content), 0o600))
+		found, err := j.Get("node/wk1", &fact{})
+		if want := "journal node/wk1: " + file + ": " + c.want; found || err == nil || err.Error() != want {
+			t.Errorf("Get = %t, %v, want %q", found, err, want)
+		}
+	})
 	t.Run("a secret without content", func(t *testing.T) {
 		t.Parallel()
 		dir := t.TempDir()

@@ -174,9 +174,7 @@ func TestConsoleIsNoFileOfOthers(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if _, err := w.Write([]byte("boot\n")); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(w.Write([]byte("boot\n")))(t)
 		must.Do(t, d.write(labFiles))
 		return w.Close()
 	}

@@ -153,9 +153,7 @@ func TestFollowRotatedLog(t *testing.T) {
 		t.Helper()
 		file := must.Get(os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600))(t)
 		defer file.Close()
-		if _, err := file.WriteString(text); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(file.WriteString(text))(t)
 	}
 	f, b := &Follower{Path: path, Older: older}, NewBoard("recast run r1", begun)
 	holds := func(f *Follower, b *Board, want ...string) {

@@ -162,13 +162,14 @@ func TestCheckAgain(t *testing.T) {
 
 func TestStalled(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		change func(*v1alpha1.TalosCluster)
 		check  ending
 		reason string
 		says   string
 		jobs   int
-	}{
+	}
+	cases := map[string]example{
 		"invalid schedule": {
 			change: func(c *v1alpha1.TalosCluster) { c.Spec.Drift.Schedule = "every day" },
 			reason: v1alpha1.ReasonInvalidSpec, says: "spec.drift.schedule:",
@@ -192,23 +193,20 @@ func TestStalled(t *testing.T) {
 			reason: v1alpha1.ReasonCheckFailed, says: "doctor: VM.Allocate", jobs: 1,
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStage(t, (&bumped{checks: []ending{c.check}}).play)
-			s.cluster(c.change)
-			s.settle(time.Minute)
-			status := s.theCluster().Status
-			must.Equal(t, "Stalled", "True "+c.reason, condition(status.Conditions, v1alpha1.ConditionStalled))
-			must.Equal(t, "Ready", "False "+c.reason, condition(status.Conditions, v1alpha1.ConditionReady))
-			if i := slices.IndexFunc(status.Conditions, func(m metav1.Condition) bool { return strings.Contains(m.Message, c.says) }); i < 0 {
-				t.Errorf("no condition says %q: %+v", c.says, status.Conditions)
-			}
-			if len(s.ran) != c.jobs {
-				t.Errorf("Jobs: %v", s.ran)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		s := newStage(t, (&bumped{checks: []ending{c.check}}).play)
+		s.cluster(c.change)
+		s.settle(time.Minute)
+		status := s.theCluster().Status
+		must.Equal(t, "Stalled", "True "+c.reason, condition(status.Conditions, v1alpha1.ConditionStalled))
+		must.Equal(t, "Ready", "False "+c.reason, condition(status.Conditions, v1alpha1.ConditionReady))
+		if i := slices.IndexFunc(status.Conditions, func(m metav1.Condition) bool { return strings.Contains(m.Message, c.says) }); i < 0 {
+			t.Errorf("no condition says %q: %+v", c.says, status.Conditions)
+		}
+		if len(s.ran) != c.jobs {
+			t.Errorf("Jobs: %v", s.ran)
+		}
+	})
 }
 
 // TestCheckWithoutAWord: the pod of a check was lost before it could say anything.

@@ -138,12 +138,9 @@ func TestRunOrderAndGoals(t *testing.T) {
 			events: []string{"started a", "done a"},
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s.check(t)
-		})
-	}
+	must.Each(t, stories, func(t *testing.T, s story) {
+		s.check(t)
+	})
 }
 
 func TestRunBranches(t *testing.T) {
@@ -170,12 +167,9 @@ func TestRunBranches(t *testing.T) {
 			err: "a: list its steps: broken",
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s.check(t)
-		})
-	}
+	must.Each(t, stories, func(t *testing.T, s story) {
+		s.check(t)
+	})
 }
 
 func TestRunFailures(t *testing.T) {
@@ -209,12 +203,9 @@ func TestRunFailures(t *testing.T) {
 			err:    "gate: no quorum", kind: fault.Refused,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s.check(t)
-		})
-	}
+	must.Each(t, stories, func(t *testing.T, s story) {
+		s.check(t)
+	})
 }
 
 func whole(s step.Step) step.Step {
@@ -225,11 +216,12 @@ func whole(s step.Step) step.Step {
 func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
 	t.Parallel()
 	ran := func(context.Context) error { panic("ran") }
-	cases := map[string]struct {
+	type example struct {
 		root  step.Step
 		slots map[string]int
 		err   string
-	}{
+	}
+	cases := map[string]example{
 		"closes beside others": {
 			root: branch("r", step.Step{ID: "close", Closes: true, Do: ran}),
 			err:  `r: step "close" closes its branch: it must be Alone, without Ahead steps`,
@@ -251,13 +243,10 @@ func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
 			err:  "r: step 1 (\"\") has no ID\nstep \"a/b\": an ID is one part of a path and has no slash",
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := step.Runner{Slots: c.slots}
-			must.Equal(t, "error", c.err, message(r.Run(t.Context(), c.root)))
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		r := step.Runner{Slots: c.slots}
+		must.Equal(t, "error", c.err, message(r.Run(t.Context(), c.root)))
+	})
 }
 
 func uses(s step.Step, slots ...string) step.Step {
@@ -336,33 +325,31 @@ func TestFailuresHaveTheCodeOfTheirStep(t *testing.T) {
 		return func(context.Context) error { return err }
 	}
 	what := errors.New("what")
-	cases := map[string]struct {
+	type example struct {
 		child step.Step
 		want  fault.Code
-	}{
+	}
+	cases := map[string]example{
 		"of the branch":       {step.Step{ID: "a", Do: fails(what)}, fault.ParkedHalf},
 		"of its own":          {step.Step{ID: "a", Code: fault.DrainBlocked, Do: fails(what)}, fault.DrainBlocked},
 		"of the error itself": {step.Step{ID: "a", Code: fault.DrainBlocked, Do: fails(fault.NoQuorum.Of(what))}, fault.NoQuorum},
 		"of a failing Skip":   {step.Step{ID: "a", Code: fault.NoBoot, Skip: func(context.Context) (string, error) { return "", what }}, fault.NoBoot},
 		"of an unmet goal":    {step.Step{ID: "a", Code: fault.NoBoot, Skip: func(context.Context) (string, error) { return "", nil }}, fault.NoBoot},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var seen error
-			run := &step.Runner{Emit: func(e step.Event) {
-				if e.Path == "root/a" && e.Status == step.Failed {
-					seen = e.Err
-				}
-			}}
-			err := run.Run(t.Context(), step.Step{ID: "root", Code: fault.ParkedHalf, Steps: func(context.Context) ([]step.Step, error) {
-				return []step.Step{c.child}, nil
-			}})
-			if fault.CodeOf(err) != c.want || fault.CodeOf(seen) != c.want {
-				t.Errorf("code %q, of the event %q, want %q", fault.CodeOf(err), fault.CodeOf(seen), c.want)
+	must.Each(t, cases, func(t *testing.T, c example) {
+		var seen error
+		run := &step.Runner{Emit: func(e step.Event) {
+			if e.Path == "root/a" && e.Status == step.Failed {
+				seen = e.Err
 			}
-		})
-	}
+		}}
+		err := run.Run(t.Context(), step.Step{ID: "root", Code: fault.ParkedHalf, Steps: func(context.Context) ([]step.Step, error) {
+			return []step.Step{c.child}, nil
+		}})
+		if fault.CodeOf(err) != c.want || fault.CodeOf(seen) != c.want {
+			t.Errorf("code %q, of the event %q, want %q", fault.CodeOf(err), fault.CodeOf(seen), c.want)
+		}
+	})
 }
 
 // TestContextOfSteps: Skip and Do of a step get its context, below that of its branch,
@@ -435,11 +422,12 @@ func list(steps ...step.Step) func(context.Context) ([]step.Step, error) {
 func TestAhead(t *testing.T) {
 	t.Parallel()
 	failed := errors.New("no such image")
-	cases := map[string]struct {
+	type example struct {
 		root step.Step
 		want string
 		err  bool
-	}{
+	}
+	cases := map[string]example{
 		"one ahead": {
 			root: step.Step{ID: "r", LookAhead: 1, Steps: list(nodeStep("a", 3, nil), nodeStep("b", 8, nil), nodeStep("c", 1, nil))},
 			want: "0 a/pull started;3 a/roll started;13 b/roll started;23 c/roll started;0 b/pull started;13 c/pull started",
@@ -457,24 +445,21 @@ func TestAhead(t *testing.T) {
 			want: "5 b started;5 c started;8 c done;12 b done;12 d started",
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := &diary{start: time.Now()}
-				err := (&step.Runner{Emit: l.see}).Run(t.Context(), c.root)
-				if (err != nil) != c.err {
-					t.Errorf("error %v", err)
+	must.Each(t, cases, func(t *testing.T, c example) {
+		synctest.Test(t, func(t *testing.T) {
+			l := &diary{start: time.Now()}
+			err := (&step.Runner{Emit: l.see}).Run(t.Context(), c.root)
+			if (err != nil) != c.err {
+				t.Errorf("error %v", err)
+			}
+			have := "\n" + strings.ReplaceAll(strings.Join(l.lines, "\n"), " r/", " ") + "\n"
+			for want := range strings.SplitSeq(c.want, ";") {
+				if !strings.Contains(have, "\n"+want+"\n") {
+					t.Errorf("no %q in:%s", want, have)
 				}
-				have := "\n" + strings.ReplaceAll(strings.Join(l.lines, "\n"), " r/", " ") + "\n"
-				for want := range strings.SplitSeq(c.want, ";") {
-					if !strings.Contains(have, "\n"+want+"\n") {
-						t.Errorf("no %q in:%s", want, have)
-					}
-				}
-			})
+			}
 		})
-	}
+	})
 }
 
 // A quiet branch emits only the events of its children.

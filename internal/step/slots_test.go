@@ -64,12 +64,7 @@ func TestRunSlots(t *testing.T) {
 			},
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, s.check)
-		})
-	}
+	must.Each(t, stories, inBubble)
 }
 
 // timed collects events with the time since the start: "3s done roll/a".
@@ -149,6 +144,8 @@ type timedStory struct {
 	err    string
 	kind   fault.Kind
 }
+
+func inBubble(t *testing.T, s timedStory) { synctest.Test(t, s.check) }
 
 func (s timedStory) check(t *testing.T) {
 	t.Helper()
@@ -264,9 +261,7 @@ func TestOnceSharesErrors(t *testing.T) {
 		t.Errorf("%v, read %d times", err, reads)
 	}
 	for range 2 {
-		if _, err := read(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(read(t.Context()))(t)
 	}
 	if reads != 3 {
 		t.Errorf("read %d times", reads)

@@ -56,12 +56,7 @@ func TestRunFailuresAmongSiblings(t *testing.T) {
 			err: "r/a: no quorum\nr/b: broken", kind: fault.Failed,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, s.check)
-		})
-	}
+	must.Each(t, stories, inBubble)
 }
 
 func TestStop(t *testing.T) {
@@ -116,12 +111,7 @@ func TestStop(t *testing.T) {
 			err: "r/a: no quorum\nstopped; not started: r/b", kind: fault.Refused,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, s.check)
-		})
-	}
+	must.Each(t, stories, inBubble)
 }
 
 func TestCancel(t *testing.T) {
@@ -156,12 +146,7 @@ func TestCancel(t *testing.T) {
 			err: "not started: r/late/b: context canceled", kind: fault.Interrupted,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, s.check)
-		})
-	}
+	must.Each(t, stories, inBubble)
 }
 
 func TestDeadlineIsAFailure(t *testing.T) {
@@ -250,12 +235,7 @@ func TestYields(t *testing.T) {
 			err: "r/wk1/wait: context canceled\nr/wk2/bad: no quorum", kind: fault.Refused,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, s.check)
-		})
-	}
+	must.Each(t, stories, inBubble)
 }
 
 func closes(s step.Step) step.Step {
@@ -326,12 +306,7 @@ func TestCloses(t *testing.T) {
 			err:    "not started: r/close: context canceled", kind: fault.Interrupted,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, s.check)
-		})
-	}
+	must.Each(t, stories, inBubble)
 }
 
 func alone(s step.Step) step.Step {
@@ -364,10 +339,5 @@ func TestAlone(t *testing.T) {
 			err: "r/a: no quorum", kind: fault.Refused,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, s.check)
-		})
-	}
+	must.Each(t, stories, inBubble)
 }

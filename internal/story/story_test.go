@@ -210,12 +210,13 @@ func TestAFailedNodeStaysUnavailable(t *testing.T) {
 func TestLogsThatAreNotWhole(t *testing.T) {
 	t.Parallel()
 	later := lines(recreated[4:]...)
-	cases := map[string]struct {
+	type example struct {
 		files  map[string]string
 		turns  int
 		begins bool
 		broken int
-	}{
+	}
+	cases := map[string]example{
 		"none":           {nil, 0, true, 0},
 		"empty":          {map[string]string{story.LogName: ""}, 0, true, 0},
 		"in two":         {map[string]string{story.OlderLogName: lines(recreated[:4]...), story.LogName: later}, 1, true, 0},
@@ -225,15 +226,12 @@ func TestLogsThatAreNotWhole(t *testing.T) {
 			map[string]string{story.LogName: strings.Repeat("x", 5<<20) + "\n" + later}, 1, false, 1,
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := read(t, c.files)
-			if len(s.Turns) != c.turns || s.Begins != c.begins || s.Broken != c.broken {
-				t.Errorf("%d turns, begins %t, %d broken", len(s.Turns), s.Begins, s.Broken)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		s := read(t, c.files)
+		if len(s.Turns) != c.turns || s.Begins != c.begins || s.Broken != c.broken {
+			t.Errorf("%d turns, begins %t, %d broken", len(s.Turns), s.Begins, s.Broken)
+		}
+	})
 }
 
 // Gates and hooks after a node are not part of the outage; a failure has its hints.

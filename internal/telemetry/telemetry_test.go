@@ -86,9 +86,7 @@ func TestLogsAreBounded(t *testing.T) {
 	line := func(n int) []byte { return fmt.Appendf(nil, "%08d%s\n", n, strings.Repeat(".", 1015)) }
 	write := func(from, to int) {
 		for n := from; n < to; n++ {
-			if _, err := s.Write(line(n)); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(s.Write(line(n)))(t)
 		}
 	}
 	write(0, 3000)
@@ -130,11 +128,12 @@ func TestALogThatCanNotBeWritten(t *testing.T) {
 func TestWantsTraces(t *testing.T) {
 	t.Parallel()
 	const to = "OTEL_EXPORTER_OTLP_ENDPOINT=http://c "
-	cases := map[string]struct {
+	type example struct {
 		env    string
 		want   bool
 		failed bool
-	}{
+	}
+	cases := map[string]example{
 		"nothing":         {"", false, false},
 		"endpoint":        {to, true, false},
 		"of traces":       {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://c", true, false},
@@ -145,20 +144,17 @@ func TestWantsTraces(t *testing.T) {
 		"gRPC":            {to + "OTEL_EXPORTER_OTLP_PROTOCOL=grpc", false, true},
 		"gRPC for others": {to + "OTEL_EXPORTER_OTLP_PROTOCOL=grpc OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf", true, false},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			env := map[string]string{}
-			for set := range strings.FieldsSeq(c.env) {
-				key, value, _ := strings.Cut(set, "=")
-				env[key] = value
-			}
-			got, err := wantsTraces(func(key string) string { return env[key] })
-			if got != c.want || (err != nil) != c.failed {
-				t.Errorf("%t, %v", got, err)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		env := map[string]string{}
+		for set := range strings.FieldsSeq(c.env) {
+			key, value, _ := strings.Cut(set, "=")
+			env[key] = value
+		}
+		got, err := wantsTraces(func(key string) string { return env[key] })
+		if got != c.want || (err != nil) != c.failed {
+			t.Errorf("%t, %v", got, err)
+		}
+	})
 }
 
 // TestSpansAreSentAfterCtrlC: spans are sent even if the context has ended.

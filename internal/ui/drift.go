@@ -121,10 +121,7 @@ func codes(nodes []observe.Drift) (order []string, count map[string]int) {
 
 func tally(nodes []observe.Drift) string {
 	order, count := codes(nodes)
-	var parts []string
-	for _, code := range order {
-		parts = append(parts, fmt.Sprintf("%s %d", code, count[code]))
-	}
+	parts := each(order, func(code string) string { return fmt.Sprintf("%s %d", code, count[code]) })
 	return ": " + strings.Join(parts, ", ")
 }
 
@@ -307,10 +304,7 @@ func writeJUnit(w io.Writer, res pipeline.DriftResult) error {
 // junitHeld is the test case of what storage systems are told, which fails if no run gives it back.
 func junitHeld(res pipeline.DriftResult) junitCase {
 	c := junitCase{Name: "held back", Classname: "recast.drift." + res.Cluster, Time: "0"}
-	var lines []string
-	for _, h := range res.Held {
-		lines = append(lines, foreign.Line(heldText(h)))
-	}
+	lines := each(res.Held, func(h pipeline.HeldBack) string { return foreign.Line(heldText(h)) })
 	if text := strings.Join(lines, "\n"); res.HeldLeft {
 		c.Failure = &junitProblem{Message: lines[0], Type: "held-back", Text: text}
 	} else {
@@ -322,10 +316,7 @@ func junitHeld(res pipeline.DriftResult) junitCase {
 // junitOf converts a node to a test case.
 func junitOf(name string, d observe.Drift) junitCase {
 	c := junitCase{Name: d.Node, Classname: "recast.drift." + name, Time: "0"}
-	var lines []string
-	for _, u := range d.Unread {
-		lines = append(lines, "unread: "+u)
-	}
+	lines := each(d.Unread, func(u string) string { return "unread: " + u })
 	for _, r := range d.Reasons {
 		lines = append(lines, r.Code+": "+foreign.Line(r.Text))
 	}

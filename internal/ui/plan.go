@@ -228,11 +228,7 @@ func drawSum(p *page, plan planning.Plan) {
 			}
 		}
 	}
-	var parts []string
-	for _, s := range order {
-		parts = append(parts, fmt.Sprintf("%d %s", count[s], s))
-	}
-	work := strings.Join(parts, ", ")
+	work := strings.Join(each(order, func(s cluster.Strategy) string { return fmt.Sprintf("%d %s", count[s], s) }), ", ")
 	switch {
 	case refused > 0:
 		p.wrapped("", "  ", fmt.Sprintf("%s%s: a roll refuses until every reason is gone", then(work, "; "), p.paint(red, fmt.Sprintf("%d refused", refused))))

@@ -140,10 +140,7 @@ func batches(p *page, plan planning.Plan) {
 
 // before prints which VMs are deleted and created before any node is touched.
 func before(p *page, plan planning.Plan) {
-	var lines []string
-	for _, l := range plan.Scratch {
-		lines = append(lines, "delete "+l.String())
-	}
+	lines := each(plan.Scratch, func(l planning.LeftScratch) string { return "delete " + l.String() })
 	if proofs := plan.Proofs(); proofs != "" {
 		lines = append(lines, "prove "+proofs)
 	}

@@ -153,10 +153,11 @@ var errDown = errors.New("read https://pve1:8006: " + secret + " was refused <sc
 func TestGuard(t *testing.T) {
 	t.Parallel()
 	v := open(t, options(t.TempDir(), "text"))
-	cases := map[string]struct {
+	type row struct {
 		host, path, cookie string
 		want               int
-	}{
+	}
+	cases := map[string]row{
 		"the user":                     {host, v.site.frame.Base, v.jar.Value, 200},
 		"by name":                      {"localhost:8123", v.site.frame.Base, v.jar.Value, 200},
 		"a name that resolves to here": {"evil.example:8123", v.site.frame.Base, v.jar.Value, 403},
@@ -177,26 +178,23 @@ func TestGuard(t *testing.T) {
 		"no such run":                  {host, v.site.frame.Base + "history/..%2f..%2fx", v.jar.Value, 404},
 		"no such runbook":              {host, v.site.frame.Base + "runbooks/README", v.jar.Value, 404},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := httptest.NewRequest(http.MethodGet, "http://"+c.host+c.path, nil)
-			if c.cookie != "" {
-				r.AddCookie(&http.Cookie{Name: cookie, Value: c.cookie})
-			}
-			w := httptest.NewRecorder()
-			v.h.ServeHTTP(w, r)
-			if w.Code != c.want {
-				t.Errorf("%d, want %d: %s", w.Code, c.want, w.Body)
-			}
-			if policy := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'") || !strings.Contains(policy, "frame-ancestors 'none'") {
-				t.Errorf("policy %q", policy)
-			}
-			if c.want == 403 && (len(w.Result().Cookies()) > 0 || strings.Contains(w.Body.String(), v.site.frame.Base)) {
-				t.Errorf("it gives something away: %s", w.Body)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c row) {
+		r := httptest.NewRequest(http.MethodGet, "http://"+c.host+c.path, nil)
+		if c.cookie != "" {
+			r.AddCookie(&http.Cookie{Name: cookie, Value: c.cookie})
+		}
+		w := httptest.NewRecorder()
+		v.h.ServeHTTP(w, r)
+		if w.Code != c.want {
+			t.Errorf("%d, want %d: %s", w.Code, c.want, w.Body)
+		}
+		if policy := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'") || !strings.Contains(policy, "frame-ancestors 'none'") {
+			t.Errorf("policy %q", policy)
+		}
+		if c.want == 403 && (len(w.Result().Cookies()) > 0 || strings.Contains(w.Body.String(), v.site.frame.Base)) {
+			t.Errorf("it gives something away: %s", w.Body)
+		}
+	})
 }
 
 // No script, and no server on another port of this machine, gets the cookie.
@@ -215,10 +213,11 @@ func TestCookie(t *testing.T) {
 // Reading again needs a page of ours; nothing else is sent to the site.
 func TestReadingAgain(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		what, origin string
 		want         int
-	}{
+	}
+	cases := map[string]row{
 		"a button":          {keyDrift, "http://" + host, 303},
 		"another site":      {keyDrift, "https://evil.example", 403},
 		"another port":      {keyDrift, "http://127.0.0.1:9999", 403},
@@ -229,16 +228,13 @@ func TestReadingAgain(t *testing.T) {
 		"no node":           {keyNode, "http://" + host, 400},
 		"too much":          {keyNode + strings.Repeat("a", 2000), "http://" + host, 400},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			v := open(t, options(t.TempDir(), "text"))
-			if w := v.post(c.what, c.origin); w.Code != c.want {
-				t.Errorf("%d, want %d: %s", w.Code, c.want, w.Body)
-			}
-			must.Equal(t, "something is read", c.want == 303, len(v.site.readings.queue) > 0)
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c row) {
+		v := open(t, options(t.TempDir(), "text"))
+		if w := v.post(c.what, c.origin); w.Code != c.want {
+			t.Errorf("%d, want %d: %s", w.Code, c.want, w.Body)
+		}
+		must.Equal(t, "something is read", c.want == 303, len(v.site.readings.queue) > 0)
+	})
 	v := open(t, options(t.TempDir(), "text"))
 	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodDelete, http.MethodPatch} {
 		r := httptest.NewRequest(method, "http://"+host+v.site.frame.Base+"read?what=drift", nil)

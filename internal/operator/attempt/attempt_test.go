@@ -20,11 +20,12 @@ import (
 
 func TestEdited(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		text  string
 		edits [][2]string
 		want  string // "": an error
-	}{
+	}
+	cases := map[string]example{
 		"replaced":    {"# ours\ntalos:\n  # renovate: x\n  version: v1.13.8 # now\n", [][2]string{{"talos.version", "v1.13.9"}}, "# ours\ntalos:\n    # renovate: x\n    version: v1.13.9 # now\n"},
 		"added":       {"talos: {version: v1}\n", [][2]string{{"kubernetes.version", "v1.36.0"}}, "talos: {version: v1}\nkubernetes:\n    version: v1.36.0\n"},
 		"both":        {"a:\n  b: c\n", [][2]string{{"a.b", "1"}, {"a.c", "2"}}, "a:\n    b: \"1\"\n    c: \"2\"\n"},
@@ -33,21 +34,18 @@ func TestEdited(t *testing.T) {
 		"empty":       {"", nil, ""},
 		"no document": {"- a\n", nil, ""},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := edited([]byte(c.text), c.edits)
-			if c.want == "" {
-				if err == nil {
-					t.Errorf("no error, but %q", got)
-				}
-				return
+	must.Each(t, cases, func(t *testing.T, c example) {
+		got, err := edited([]byte(c.text), c.edits)
+		if c.want == "" {
+			if err == nil {
+				t.Errorf("no error, but %q", got)
 			}
-			if diff := cmp.Diff(c.want, string(got)); err != nil || diff != "" {
-				t.Errorf("%v (-want +got):\n%s", err, diff)
-			}
-		})
-	}
+			return
+		}
+		if diff := cmp.Diff(c.want, string(got)); err != nil || diff != "" {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+	})
 }
 
 // TestSaid reads what recast prints on stderr.
@@ -67,9 +65,7 @@ hint: or ask
 runbook: recast runbook refused (https://example.com)
 `
 	for _, part := range []string{said[:30], said[30:120], said[120:]} { // pipes have no lines
-		if _, err := l.Write([]byte(part)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(l.Write([]byte(part)))(t)
 	}
 	must.Equal(t, "trouble", "2 nodes can't be rolled; wk1: no quorum; wait; or ask", l.trouble().String())
 	must.Equal(t, "runbook", "refused", l.trouble().Runbook)
@@ -180,10 +176,11 @@ func TestMissing(t *testing.T) {
 // TestPackSecrets: private keys do not get into a ConfigMap.
 func TestPackSecrets(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		text   string
 		secret bool
-	}{
+	}
+	cases := map[string]example{
 		"PEM":               {"-----BEGIN PRIVATE KEY-----\nabc", true},
 		"PEM of a kind":     {"key: |\n  -----BEGIN ED25519 PRIVATE KEY-----\n", true},
 		"age":               {"# public key: age1\nAGE-SECRET-KEY-1ABC\n", true},
@@ -195,23 +192,20 @@ func TestPackSecrets(t *testing.T) {
 		"encrypted by sops": {"key: ENC[AES256_GCM,data:LS0tLS1CRUdJTiBF]\nenc: |\n  -----BEGIN AGE ENCRYPTED FILE-----\n", false},
 		"public key":        {"-----BEGIN PUBLIC KEY-----\n", false},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			write(t, filepath.Join(dir, "machine", "cp1.yaml"), c.text)
-			_, err := pack(dir, nil)
-			if (err != nil) != c.secret {
-				t.Fatalf("%v", err)
-			}
-			if c.secret && (exitOf(err) != ExitConfig || !strings.HasPrefix(err.Error(), "machine/cp1.yaml has a private key") || !strings.HasSuffix(err.Error(), "put it into a Secret and name that in spec.secrets.files")) {
-				t.Errorf("exit code %d: %v", exitOf(err), err)
-			}
-			if _, err := pack(dir, []v1alpha1.SecretFile{{Path: "machine/cp1.yaml"}}); err != nil {
-				t.Errorf("what is in a Secret is not packed: %v", err)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		dir := t.TempDir()
+		write(t, filepath.Join(dir, "machine", "cp1.yaml"), c.text)
+		_, err := pack(dir, nil)
+		if (err != nil) != c.secret {
+			t.Fatalf("%v", err)
+		}
+		if c.secret && (exitOf(err) != ExitConfig || !strings.HasPrefix(err.Error(), "machine/cp1.yaml has a private key") || !strings.HasSuffix(err.Error(), "put it into a Secret and name that in spec.secrets.files")) {
+			t.Errorf("exit code %d: %v", exitOf(err), err)
+		}
+		if _, err := pack(dir, []v1alpha1.SecretFile{{Path: "machine/cp1.yaml"}}); err != nil {
+			t.Errorf("what is in a Secret is not packed: %v", err)
+		}
+	})
 }
 
 // TestArrange: snapshots go to their volume, and a check finds a private key before a plan does.

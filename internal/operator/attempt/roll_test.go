@@ -65,32 +65,30 @@ func statusOf(t *testing.T, api client.Client) v1alpha1.ImageRollStatus {
 func TestTakeOver(t *testing.T) {
 	t.Parallel()
 	finished := []string{"wk1", "wk2"}
-	cases := map[string]struct {
+	type example struct {
 		progress *v1alpha1.Progress
 		job      string
 		want     bool
-	}{
+	}
+	cases := map[string]example{
 		"first pod":             {nil, "", false},
 		"after another attempt": {&v1alpha1.Progress{Finished: finished, Updated: clock(-10)}, "", false},
 		"after another pod":     {&v1alpha1.Progress{Finished: finished, Updated: clock(0)}, "", true},
 		"outdated Job":          {&v1alpha1.Progress{Finished: finished, Updated: clock(9)}, "lab-1-roll-1", false},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a, api := testAttempt(t, Roll, interceptor.Funcs{}, imageRoll(c.progress))
-			if c.job != "" {
-				a.Job = c.job
-			}
-			must.Do(t, a.takeOver(t.Context()))
-			if got := len(a.Finished) == len(finished); a.Continue != c.want || got != c.want {
-				t.Errorf("continue: %v, finished: %v", a.Continue, a.Finished)
-			}
-			if o := statusOf(t, api).Outcome; o != nil {
-				t.Errorf("an outcome is left: %+v", o)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		a, api := testAttempt(t, Roll, interceptor.Funcs{}, imageRoll(c.progress))
+		if c.job != "" {
+			a.Job = c.job
+		}
+		must.Do(t, a.takeOver(t.Context()))
+		if got := len(a.Finished) == len(finished); a.Continue != c.want || got != c.want {
+			t.Errorf("continue: %v, finished: %v", a.Continue, a.Finished)
+		}
+		if o := statusOf(t, api).Outcome; o != nil {
+			t.Errorf("an outcome is left: %+v", o)
+		}
+	})
 }
 
 // TestTakeOverWithoutAPI: the roll begins as its task says; of a deleted ImageRoll nothing does.
@@ -263,37 +261,35 @@ func write(t *testing.T, file, text string) {
 func TestKubernetesAsApproved(t *testing.T) {
 	t.Parallel()
 	planned := must.Get(kubernetesHash([]byte(kubernetesReport)))(t)
-	cases := map[string]struct {
+	type example struct {
 		dryRun   string // commands that stand for recast upgrade-k8s --dry-run
 		progress *v1alpha1.Progress
 		code     int
 		message  string
 		upgraded bool
-	}{
+	}
+	cases := map[string]example{
 		"as planned":  {dryRun: "echo '" + kubernetesReport + "'", message: "done", upgraded: true},
 		"changed":     {dryRun: "echo '" + strings.Replace(kubernetesReport, "u1", "u2", 1) + "'", code: ExitRefused, message: "things are no longer as planned: make another ImageRoll"},
 		"unreachable": {dryRun: "echo 'error: no answer' >&2; exit 1", code: ExitFailed, message: "no answer"},
 		"begun":       {dryRun: "exit 1", progress: &v1alpha1.Progress{Updated: clock(-60)}, message: "done", upgraded: true},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a, api := testAttempt(t, Kubernetes, interceptor.Funcs{}, imageRoll(c.progress), results("lab-1-report"))
-			a.PlanHash, a.Recast.Binary = planned, "/bin/sh" // it runs a file that is named like the command
-			write(t, filepath.Join(a.Recast.Dir, "upgrade-k8s"), "[ \"$1\" = --yes ] && { touch upgraded; echo '{\"run\":\"r1\",\"outcome\":\"done\"}'; exit; }\n"+c.dryRun+"\n")
-			code, err := a.roll(t.Context(), planOf(t, kubernetesReport))
-			if known := exitOf(err); known != 0 {
-				code, err = known, a.reportError(t.Context(), known, err)
-			}
-			if err != nil || code != c.code {
-				t.Errorf("exit code %d: %v", code, err)
-			}
-			if o := statusOf(t, api).Outcome; o == nil || o.Message != c.message {
-				t.Errorf("outcome: %+v", o)
-			}
-			if _, err := os.Stat(filepath.Join(a.Recast.Dir, "upgraded")); (err == nil) != c.upgraded {
-				t.Errorf("upgraded: %v", err)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		a, api := testAttempt(t, Kubernetes, interceptor.Funcs{}, imageRoll(c.progress), results("lab-1-report"))
+		a.PlanHash, a.Recast.Binary = planned, "/bin/sh" // it runs a file that is named like the command
+		write(t, filepath.Join(a.Recast.Dir, "upgrade-k8s"), "[ \"$1\" = --yes ] && { touch upgraded; echo '{\"run\":\"r1\",\"outcome\":\"done\"}'; exit; }\n"+c.dryRun+"\n")
+		code, err := a.roll(t.Context(), planOf(t, kubernetesReport))
+		if known := exitOf(err); known != 0 {
+			code, err = known, a.reportError(t.Context(), known, err)
+		}
+		if err != nil || code != c.code {
+			t.Errorf("exit code %d: %v", code, err)
+		}
+		if o := statusOf(t, api).Outcome; o == nil || o.Message != c.message {
+			t.Errorf("outcome: %+v", o)
+		}
+		if _, err := os.Stat(filepath.Join(a.Recast.Dir, "upgraded")); (err == nil) != c.upgraded {
+			t.Errorf("upgraded: %v", err)
+		}
+	})
 }

@@ -172,9 +172,7 @@ func TestOCI(t *testing.T) {
 	files := tar.NewWriter(zip)
 	for file, text := range map[string]string{"./prod/recast.yaml": "version: 1\n", "prod/schematics/base.yaml": "customization: {}\n", "README.md": "x"} {
 		must.Do(t, files.WriteHeader(&tar.Header{Name: file, Mode: 0o644, Size: int64(len(text))}))
-		if _, err := files.Write([]byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(files.Write([]byte(text)))(t)
 	}
 	must.Do(t, files.WriteHeader(&tar.Header{Name: "prod/link", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}))
 	must.Do(t, files.Close())

@@ -15,11 +15,12 @@ import (
 
 func TestParseErrors(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		schedule, zone string
 		duration       time.Duration
 		want           string
-	}{
+	}
+	cases := map[string]example{
 		"no schedule":  {"", "", time.Hour, "schedule: missing: write a cron expression"},
 		"schedule":     {"x", "", time.Hour, "schedule: "},
 		"zone":         {"0 22 * * 6", "Mars", time.Hour, "timeZone: "},
@@ -29,14 +30,11 @@ func TestParseErrors(t *testing.T) {
 		"below zero":   {"0 22 * * 6", "", -time.Hour, "duration: "},
 		"never, again": {"0 0 31 2 *", "", time.Hour, "never fires"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if _, err := Parse(c.schedule, c.zone, c.duration); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v, want one with %q", err, c.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		if _, err := Parse(c.schedule, c.zone, c.duration); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("error %v, want one with %q", err, c.want)
+		}
+	})
 }
 
 type spec struct {
@@ -58,10 +56,11 @@ func TestOpen(t *testing.T) {
 	t.Parallel()
 	saturday := spec{"0 22 * * 6", "Europe/Oslo", 4 * time.Hour}
 	night := spec{"30 2 * * *", "Europe/Oslo", 30 * time.Minute}
-	cases := map[string]struct {
+	type example struct {
 		set              []spec
 		now, until, next string // until "": closed
-	}{
+	}
+	cases := map[string]example{
 		"before":                    {[]spec{saturday}, "2026-06-06T21:59:59+02:00", "", "2026-06-06T22:00:00+02:00"},
 		"at its begin":              {[]spec{saturday}, "2026-06-06T22:00:00+02:00", "2026-06-07T02:00:00+02:00", "2026-06-13T22:00:00+02:00"},
 		"in its last second":        {[]spec{saturday}, "2026-06-07T01:59:59+02:00", "2026-06-07T02:00:00+02:00", "2026-06-13T22:00:00+02:00"},
@@ -80,19 +79,16 @@ func TestOpen(t *testing.T) {
 		"one after the other":       {[]spec{{"0 0 * * *", "", time.Hour}, {"0 22 * * *", "", 2 * time.Hour}}, "2026-01-01T22:30:00Z", "2026-01-02T01:00:00Z", "2026-01-02T00:00:00Z"},
 		"two zones":                 {[]spec{{"0 12 * * *", "Asia/Tokyo", time.Hour}, {"0 12 * * *", "America/New_York", time.Hour}}, "2026-01-01T17:30:00Z", "2026-01-01T18:00:00Z", "2026-01-02T03:00:00Z"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			set, now := parse(t, c.set...), at(t, c.now)
-			open, until := set.Open(now)
-			if open != (c.until != "") || open && !until.Equal(at(t, c.until)) {
-				t.Errorf("Open = %v, %s; want %q", open, until, c.until)
-			}
-			if next := set.Next(now); !next.Equal(at(t, c.next)) {
-				t.Errorf("Next = %s, want %s", next, c.next)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		set, now := parse(t, c.set...), at(t, c.now)
+		open, until := set.Open(now)
+		if open != (c.until != "") || open && !until.Equal(at(t, c.until)) {
+			t.Errorf("Open = %v, %s; want %q", open, until, c.until)
+		}
+		if next := set.Next(now); !next.Equal(at(t, c.next)) {
+			t.Errorf("Next = %s, want %s", next, c.next)
+		}
+	})
 }
 
 func TestNoWindowsAreAlwaysOpen(t *testing.T) {
@@ -117,7 +113,8 @@ func TestWindowAlone(t *testing.T) {
 
 func TestParseScheduleErrors(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct{ schedule, zone, want string }{
+	type row struct{ schedule, zone, want string }
+	cases := map[string]row{
 		"too few fields":        {"0 22 * *", "", `schedule: "0 22 * *": expected exactly 5 fields`},
 		"seconds":               {"0 0 22 * * 6", "", "expected exactly 5 fields, found 6"},
 		"out of range":          {"61 * * * *", "", "above maximum (59)"},
@@ -132,22 +129,20 @@ func TestParseScheduleErrors(t *testing.T) {
 		"path":                  {"0 22 * * 6", "../etc/passwd", "write an IANA name"},
 		"zone of no schedule":   {"", "Europe/Atlantis", "timeZone: "},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if _, err := ParseSchedule(c.schedule, c.zone); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %v, want one with %q", err, c.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c row) {
+		if _, err := ParseSchedule(c.schedule, c.zone); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("error %v, want one with %q", err, c.want)
+		}
+	})
 }
 
 func TestNext(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		schedule, zone, after string
 		want                  []string
-	}{
+	}
+	cases := map[string]example{
 		"hourly":                    {"17 * * * *", "", "2026-01-01T10:17:00Z", []string{"2026-01-01T11:17:00Z", "2026-01-01T12:17:00Z"}},
 		"within a minute":           {"17 * * * *", "", "2026-01-01T10:16:59Z", []string{"2026-01-01T10:17:00Z"}},
 		"weekly in a zone":          {"0 22 * * 6", "Europe/Oslo", "2026-03-21T00:00:00Z", []string{"2026-03-21T22:00:00+01:00", "2026-03-28T22:00:00+01:00", "2026-04-04T22:00:00+02:00"}},
@@ -164,27 +159,25 @@ func TestNext(t *testing.T) {
 		"twice: across midnight":    {"0 0 * * *", "America/Havana", "2026-10-31T12:00:00Z", []string{"2026-11-01T00:00:00-04:00", "2026-11-01T00:00:00-05:00"}},
 		"before and after a change": {"0 3 * * 0", "Europe/Oslo", "2026-03-28T12:00:00Z", []string{"2026-03-29T03:00:00+02:00", "2026-04-05T03:00:00+02:00"}},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := must.Get(ParseSchedule(c.schedule, c.zone))(t)
-			var got []string
-			for now := at(t, c.after); len(got) < len(c.want); {
-				now = s.Next(now)
-				got = append(got, now.Format(time.RFC3339))
-			}
-			must.Equal(t, "times", c.want, got)
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		s := must.Get(ParseSchedule(c.schedule, c.zone))(t)
+		var got []string
+		for now := at(t, c.after); len(got) < len(c.want); {
+			now = s.Next(now)
+			got = append(got, now.Format(time.RFC3339))
+		}
+		must.Equal(t, "times", c.want, got)
+	})
 }
 
 func TestDue(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		schedule, last, now string
 		due                 bool
 		next                string
-	}{
+	}
+	cases := map[string]example{
 		"not yet":          {"17 * * * *", "2026-01-01T10:17:30Z", "2026-01-01T11:16:59Z", false, "2026-01-01T11:17:00Z"},
 		"now":              {"17 * * * *", "2026-01-01T10:17:30Z", "2026-01-01T11:17:00Z", true, "2026-01-01T12:17:00Z"},
 		"missed several":   {"17 * * * *", "2026-01-01T10:17:30Z", "2026-01-03T00:00:00Z", true, "2026-01-03T00:17:00Z"},
@@ -192,20 +185,17 @@ func TestDue(t *testing.T) {
 		"a clock set back": {"17 * * * *", "2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z", false, "2026-01-01T00:17:00Z"},
 		"no schedule":      {"", "", "2026-01-03T00:00:00Z", false, "0001-01-01T00:00:00Z"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := must.Get(ParseSchedule(c.schedule, ""))(t)
-			var last time.Time
-			if c.last != "" {
-				last = at(t, c.last)
-			}
-			due, next := s.Due(last, at(t, c.now))
-			if due != c.due || !next.Equal(at(t, c.next)) {
-				t.Errorf("Due = %v, %s; want %v, %s", due, next, c.due, c.next)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		s := must.Get(ParseSchedule(c.schedule, ""))(t)
+		var last time.Time
+		if c.last != "" {
+			last = at(t, c.last)
+		}
+		due, next := s.Due(last, at(t, c.now))
+		if due != c.due || !next.Equal(at(t, c.next)) {
+			t.Errorf("Due = %v, %s; want %v, %s", due, next, c.due, c.next)
+		}
+	})
 }
 
 func at(t *testing.T, s string) time.Time {

@@ -31,3 +31,14 @@ func Equal(t testing.TB, what string, want, got any, opts ...cmp.Option) {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }
+
+// Each runs a test of its own for each case, all at the same time.
+func Each[C any](t *testing.T, cases map[string]C, f func(t *testing.T, c C)) {
+	t.Helper()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f(t, c)
+		})
+	}
+}
