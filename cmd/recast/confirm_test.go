@@ -205,9 +205,7 @@ func TestAsk(t *testing.T) {
 		if c.want == "" && (err == nil || fault.KindOf(err) != c.kind) || c.want != "" && err != nil || got != c.want {
 			t.Errorf("%s: %q, %v; want %q, kind %d", name, got, err, c.want, c.kind)
 		}
-		if !strings.Contains(said.String(), c.said) {
-			t.Errorf("%s: said %q, want %q", name, &said, c.said)
-		}
+		must.Contain(t, name, said.String(), c.said)
 	}
 }
 
@@ -279,11 +277,7 @@ func interrupt(t *testing.T, p *os.Process) {
 // has requires every text in the output.
 func has(t *testing.T, story string, want ...string) {
 	t.Helper()
-	for _, text := range want {
-		if !strings.Contains(story, text) {
-			t.Errorf("the story lacks %q:\n%s", text, story)
-		}
-	}
+	must.Contain(t, "the story", story, want...)
 }
 
 // TestSuspended stops recast status --watch and recast ui in the middle of a roll, as a laptop that is closed, and

@@ -227,9 +227,7 @@ func TestScriptOfAPage(t *testing.T) {
 	if len(sc) != 1 || labDir(p.blocks[sc[0].lab].text) != "x" {
 		t.Fatalf("scenes %v", sc)
 	}
-	if got := sc[0].script(p); !strings.Contains(got, "\nexits 2 recast drift\nrecast plan    # all of it\n") {
-		t.Error(got)
-	}
+	must.Contain(t, "text", sc[0].script(p), "\nexits 2 recast drift\nrecast plan    # all of it\n")
 }
 
 var transcriptUpdate = flag.Bool("transcript.update", false, "write docs/reference/transcript.md afresh, where what it shows has changed")

@@ -325,9 +325,7 @@ func TestTracesAreSent(t *testing.T) {
 	if span.Name != "recast version" || hex.EncodeToString(span.TraceId) != "0af7651916cd43dd8448eb211c80319c" || hex.EncodeToString(span.ParentSpanId) != "b7ad6b7169203331" {
 		t.Errorf("span %v", span)
 	}
-	if !strings.Contains(got[0].Resource.String(), `"nightly"`) {
-		t.Errorf("resource %v", got[0].Resource)
-	}
+	must.Contain(t, "resource", got[0].Resource.String(), `"nightly"`)
 	if _, story := typedWith(t, append(env, "OTEL_SDK_DISABLED=true"), "version"); len(got) != 1 || story != "" {
 		t.Errorf("disabled, and still sent: %v, said %q", got, story)
 	}

@@ -135,9 +135,7 @@ func TestResults(t *testing.T) {
 		if result != "failed" {
 			r.Story = story.Story{}
 		}
-		if page := draw(t, r); !strings.Contains(page, want) {
-			t.Errorf("%s: no %q", result, want)
-		}
+		must.Contain(t, result, draw(t, r), want)
 	}
 	draw(t, report.Run{Past: past.Run{ID: "a"}, Hide: strings.Clone}) // of nothing
 }

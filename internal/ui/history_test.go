@@ -127,9 +127,7 @@ next: recast history 20261121-0421-3f2a --open shows its report
 	b.Reset()
 	must.Do(t, WriteRun(&b, "json", Tell(run, told, "r.html", hide)))
 	for _, want := range []string{`"output": "token=[redacted]"`, `"report": "r.html"`, `"stage": "drain"`, `"awaySeconds": 192`, `"notBack": true`} {
-		if !strings.Contains(b.String(), want) {
-			t.Errorf("no %s in %s", want, b.String())
-		}
+		must.Contain(t, "the text", b.String(), want)
 	}
 	if strings.Contains(b.String(), "abc") {
 		t.Errorf("a secret is in %s", b.String())

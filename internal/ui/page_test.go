@@ -160,9 +160,7 @@ func TestDriftInColours(t *testing.T) {
 	res.Nodes[1].Unread = []string{"no route"}
 	out := drawnAt(0, true, func(p *page) { drawDrifts(p, res) }).String()
 	for _, want := range []string{"\x1b[33mstale\x1b[0m    wk000", "\x1b[31munread\x1b[0m   wk001", "\x1b[32min sync\x1b[0m  wk002"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q does not hold %q", out, want)
-		}
+		must.Contain(t, "text", out, want)
 	}
 }
 
@@ -414,9 +412,7 @@ func TestForeignTextDoesNotControlTheTerminal(t *testing.T) {
 	if foreign.Lines(out.String()) != out.String() || strings.Count(out.String(), "no space left\ufffd1A\ufffd") != 8 {
 		t.Errorf("%q", &out)
 	}
-	if !strings.Contains(out.String(), "\nand more\n") {
-		t.Errorf("an error's second line is lost:\n%s", &out)
-	}
+	must.Contain(t, "an error of several lines", out.String(), "\nand more\n")
 }
 
 // A terminal with colours gets only the colours of paint, and a text that is not from

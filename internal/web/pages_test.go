@@ -35,9 +35,7 @@ func TestPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := open(t, options(t.TempDir(), "extension a → b"))
 		for path, want := range map[string]string{"": "not read yet", "plan": "not read yet", "nodes/wk1": "Read</button>", "run": "no run was started on this machine"} {
-			if page := v.page(path); !strings.Contains(page, want) {
-				t.Errorf("%q without %q:\n%s", path, want, page)
-			}
+			must.Contain(t, path, v.page(path), want)
 		}
 		for _, key := range []string{keyDrift, keyPlan, keyStatus, keyNode + "wk1"} {
 			v.read(key)
@@ -51,11 +49,7 @@ func TestPages(t *testing.T) {
 			"runbooks":  {"parked-half", "A replacement is unfinished"},
 		} {
 			page := v.page(path)
-			for _, want := range words {
-				if !strings.Contains(page, want) {
-					t.Errorf("%q without %q:\n%s", path, want, page)
-				}
-			}
+			must.Contain(t, path, page, words...)
 		}
 		if page := v.page(""); strings.Index(page, "wk1</a>") > strings.Index(page, "cp1</a>") {
 			t.Error("a node that is in sync comes first")
@@ -105,9 +99,7 @@ func TestTrouble(t *testing.T) {
 		v.read(keyDrift)
 		page := v.page("")
 		for _, want := range []string{"could not be read at 01:00:00", "is pve1 on?", v.site.frame.Base + `runbooks/unreachable"`, "&lt;script&gt;", "[redacted]", "1h0m ago", "wk1</a>"} {
-			if !strings.Contains(page, want) {
-				t.Errorf("without %q:\n%s", want, page)
-			}
+			must.Contain(t, "the page", page, want)
 		}
 		if !strings.Contains(v.page("runbooks/unreachable"), "<h2>What it means</h2>") {
 			t.Error("the runbook is not drawn")
@@ -144,11 +136,7 @@ func TestRunPage(t *testing.T) {
 	require := func(words ...string) {
 		t.Helper()
 		page := v.page("run")
-		for _, want := range words {
-			if !strings.Contains(page, want) {
-				t.Errorf("without %q:\n%s", want, page)
-			}
-		}
+		must.Contain(t, "the page", page, words...)
 	}
 	cut(200)
 	require(`badge open">running`, "Its report so far", "1 of 6 nodes done, 1 in progress, 4 to go", `<meta http-equiv="refresh" content="4">`, `data-live="2"`, "<progress")
@@ -193,9 +181,7 @@ func TestHistoryPage(t *testing.T) {
 			cancel()
 			return v.page("history")
 		}
-		if page := look(); !strings.Contains(page, "no run is known") {
-			t.Error(page)
-		}
+		must.Contain(t, "text", look(), "no run is known")
 		bring(t, dir, "roll")
 		time.Sleep(time.Minute)
 		for range 2 { // read, and remembered

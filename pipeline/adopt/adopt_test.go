@@ -331,12 +331,8 @@ func TestCheck(t *testing.T) {
 			}
 			got := v.Threats[0]
 			text := got.Node + " " + got.What + " " + strings.Join(got.Loses, "; ")
-			if !strings.Contains(text, tc.want) {
-				t.Errorf("%q, want %q", text, tc.want)
-			}
-			if !strings.Contains(got.Prevents, tc.prevents) {
-				t.Errorf("what prevents it is %q, want %q", got.Prevents, tc.prevents)
-			}
+			must.Contain(t, "text", text, tc.want)
+			must.Contain(t, "what prevents it", got.Prevents, tc.prevents)
 		})
 	}
 }
@@ -363,9 +359,7 @@ func TestWhatPreventsARemoval(t *testing.T) {
 	if got := v.Threats[1].Prevents; got != "terraform untaint 'proxmox_virtual_environment_vm.tainted'\n" {
 		t.Error(got)
 	}
-	if got := v.Threats[2].Prevents; !strings.Contains(got, "from = proxmox_virtual_environment_vm.wk1\n") {
-		t.Error(got)
-	}
+	must.Contain(t, "text", v.Threats[2].Prevents, "from = proxmox_virtual_environment_vm.wk1\n")
 }
 
 // TestCheckRefuses: what can't be held against the nodes is no verdict.

@@ -242,11 +242,7 @@ func requireJSON(t *testing.T, f bundle.File) {
 func requireIn(t *testing.T, b *bundle.Bundle, want map[string][]string) {
 	t.Helper()
 	for name, texts := range want {
-		for _, text := range texts {
-			if got := fileIn(b, name); !strings.Contains(got, text) {
-				t.Errorf("%s lacks %q:\n%s", name, text, got)
-			}
-		}
+		must.Contain(t, name, fileIn(b, name), texts...)
 	}
 }
 

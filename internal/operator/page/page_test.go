@@ -116,11 +116,7 @@ func TestPages(t *testing.T) {
 		"/runbooks/no-quorum":     {"What it means"},
 	} {
 		got := v.words(path)
-		for _, want := range words {
-			if !strings.Contains(got, want) {
-				t.Errorf("%s without %q:\n%s", path, want, got)
-			}
-		}
+		must.Contain(t, path, got, words...)
 	}
 }
 
@@ -474,14 +470,10 @@ spec: {stages: [{name: all, selector: {}}]}
 	for path, want := range map[string]string{
 		"/": "a ns not begun", "/clusters/ns/a": "no check has ended yet", "/rolls/ns/a-1": "not begun", "/fleets": "f ns not looked at yet 0 of 0 done", "/fleets/ns/f": "Stage all not begun 0 of 0 clusters done",
 	} {
-		if got := v.words(path); !strings.Contains(got, want) {
-			t.Errorf("%s without %q:\n%s", path, want, got)
-		}
+		must.Contain(t, path, v.words(path), want)
 	}
 	none := browse(t, stored(t, nil))
 	for path, want := range map[string]string{"/": "there is no TalosCluster", "/fleets": "there is no FleetRoll"} {
-		if got := none.words(path); !strings.Contains(got, want) {
-			t.Errorf("%s without %q:\n%s", path, want, got)
-		}
+		must.Contain(t, path, none.words(path), want)
 	}
 }

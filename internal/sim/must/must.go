@@ -2,6 +2,7 @@
 package must
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -40,5 +41,15 @@ func Each[C any](t *testing.T, cases map[string]C, f func(t *testing.T, c C)) {
 			t.Parallel()
 			f(t, c)
 		})
+	}
+}
+
+// Contain reports what a text lacks. The test goes on.
+func Contain(t testing.TB, what, text string, wanted ...string) {
+	t.Helper()
+	for _, want := range wanted {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s lacks %q:\n%s", what, want, text)
+		}
 	}
 }
