@@ -2,8 +2,12 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +17,10 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/story"
@@ -224,4 +232,292 @@ func (r *DriftResult) held(ctx context.Context, p Project, m Machines, vms []clu
 	claimed, err := claim.Exists(ctx, vms, m.Leases.Lease, p.Config.Cluster, p.ClaimID())
 	r.HeldLeft = !claimed
 	return err
+}
+
+// DeepDrift is Drift that also reads the files of every locked extension back from each
+// node, since labels can be wrong. It calls say with a line for each action.
+func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say func(string)) (DriftResult, error) {
+	lock, err := p.Lock()
+	if err != nil {
+		return DriftResult{}, err
+	}
+	res, found, err := drift(ctx, p, m, lock)
+	if err != nil {
+		return DriftResult{}, err
+	}
+	locked := newLockedFiles(r, say)
+	var targets []observe.FileTarget
+	var nodes []int // of each target, in res.Nodes
+	for i, f := range found {
+		if f.Machine == nil {
+			continue // it could not be read; the result says so
+		}
+		t := observe.FileTarget{Node: f.Name, Addr: f.Addr, UUID: f.Machine.UUID}
+		if err := locked.want(ctx, &t, lock.Arch, build(lock, p.Config.Nodes[i].Schematic)); err != nil {
+			res.Nodes[i] = res.Nodes[i].WithFiles(observe.FileCheck{}, err)
+			continue // the comparison of its labels is still a result
+		}
+		targets, nodes = append(targets, t), append(nodes, i)
+	}
+	checks, errs := observe.CompareFiles(ctx, m.Files, targets, func(node, text string) { say(node + ": " + text) })
+	for k, i := range nodes {
+		res.Nodes[i] = res.Nodes[i].WithFiles(checks[k], errs[k])
+	}
+	res.count()
+	return res, ctx.Err()
+}
+
+// lockedFiles reads the files of locked extension images, each image once.
+type lockedFiles struct {
+	puller images.Puller
+	say    func(string)
+	read   map[string]lockedRead // by reference and architecture
+}
+
+// lockedRead is the result of reading an image.
+type lockedRead struct {
+	files map[string]observe.LockedFile
+	err   error
+}
+
+func newLockedFiles(r images.Puller, say func(string)) lockedFiles {
+	return lockedFiles{puller: r, say: say, read: map[string]lockedRead{}}
+}
+
+// want adds the files of a build to a target, to compare. Its error becomes part of a
+// result, so the text includes the hints.
+func (l lockedFiles) want(ctx context.Context, t *observe.FileTarget, arch string, b cluster.Build) error {
+	t.EmbedsConfig = b.EmbedsConfig
+	for _, e := range b.Extensions {
+		list, err := l.files(ctx, arch, e)
+		if err != nil {
+			return fmt.Errorf("read the locked image of extension %s: %w%s", e.Name, err, inBrackets(fault.Hints(err)))
+		}
+		t.Content = append(t.Content, observe.LockedFiles{Extension: e, Files: list})
+	}
+	return nil
+}
+
+func inBrackets(hints []string) string {
+	if len(hints) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(hints, "; ") + ")"
+}
+
+func (l lockedFiles) files(ctx context.Context, arch string, e cluster.LockedExtension) (map[string]observe.LockedFile, error) {
+	ref := e.Ref + "@" + e.Digest
+	read, done := l.read[ref+" "+arch]
+	if !done {
+		l.say("reading the locked image of extension " + e.Name + " " + e.Version)
+		read.files, read.err = l.extract(ctx, ref, arch)
+		l.read[ref+" "+arch] = read
+	}
+	return read.files, read.err
+}
+
+func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[string]observe.LockedFile, err error) {
+	body, err := l.puller.Extract(ctx, ref, arch)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, body.Close()) }()
+	extension, err := bootimage.ReadExtension(body)
+	if err != nil {
+		return nil, err
+	}
+	// The digests are checked only when the end is reached.
+	if _, err := io.Copy(io.Discard, body); err != nil {
+		return nil, err
+	}
+	list := map[string]observe.LockedFile{}
+	for name, f := range extension.Files {
+		list[name] = observe.LockedFile{Mode: f.Mode, SizeBytes: f.SizeBytes, SHA256: f.SHA256, Link: f.Link, HardLink: f.HardLink}
+	}
+	return list, nil
+}
+
+// knownBuilds returns all builds of a lock.
+func knownBuilds(file string, present bool, lock schematics.Lock) []observe.KnownBuild {
+	var out []observe.KnownBuild
+	for _, name := range lock.Names() {
+		e := lock.Schematics[name]
+		out = append(out, observe.KnownBuild{
+			Lock: file, Present: present, Schematic: name, File: e.File, Build: build(lock, name), ISOSHA256: e.ISO.SHA256, Signer: e.Signer,
+		})
+	}
+	return out
+}
+
+// Provenance traces one running node back to a lock. With a puller it also compares the
+// node's files with the images of the build that it claims. It needs no lock: without one,
+// links are unknown, which is no error.
+func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, node string, say func(string)) (observe.Provenance, error) {
+	i := slices.IndexFunc(p.Config.Nodes, func(n config.Node) bool { return n.Name == node })
+	if i < 0 {
+		return observe.Provenance{}, fault.WithHint(fault.Configf("no node %q", node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
+	}
+	present, past, err := locksAtHand(p)
+	if err != nil {
+		return observe.Provenance{}, err
+	}
+	found, err := findNode(ctx, p, m, p.Wanted(present)[i])
+	if err != nil {
+		return observe.Provenance{}, err
+	}
+	t := observe.Trail{Describe: describe}
+	t.Known = append(knownBuilds("recast.lock", true, present), past...)
+	for k, b := range t.Known {
+		if b.Present && b.Schematic == p.Config.Nodes[i].Schematic {
+			t.Wanted = &t.Known[k]
+		}
+	}
+	if t.Claims, err = m.Claims.Claims(ctx, found.Addr, found.VM.UUID()); err != nil {
+		return observe.Provenance{}, fmt.Errorf("read the image details of %s: %w", node, err)
+	}
+	if b := t.Claimant(); r != nil && b != nil {
+		target := observe.FileTarget{Node: node, Addr: found.Addr, UUID: found.VM.UUID()}
+		if t.Files, err = compareOne(ctx, m, r, target, *b, say); err != nil {
+			t.Unread = err.Error()
+		}
+	}
+	out := observe.Trace(t)
+	out.Node, out.VM, out.Address = node, found.VM.String(), found.Addr
+	return out, ctx.Err()
+}
+
+// compareOne compares the files of one node with those of a build.
+func compareOne(
+	ctx context.Context, m Machines, r images.Puller, t observe.FileTarget, b observe.KnownBuild, say func(string),
+) (*observe.FileCheck, error) {
+	if err := newLockedFiles(r, say).want(ctx, &t, b.Build.Arch, b.Build); err != nil {
+		return nil, err
+	}
+	checks, errs := observe.CompareFiles(ctx, m.Files, []observe.FileTarget{t}, func(node, text string) { say(node + ": " + text) })
+	if errs[0] != nil {
+		return nil, errs[0]
+	}
+	return &checks[0], nil
+}
+
+// locksAtHand reads recast.lock, which need not exist or match the configuration, and the
+// builds of past locks.
+func locksAtHand(p Project) (present schematics.Lock, past []observe.KnownBuild, err error) {
+	present, err = schematics.ReadLock(p.LockFile())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return present, nil, err
+	}
+	h, err := schematics.ReadHistory(p.Locks().Dir)
+	if err != nil {
+		return present, nil, err
+	}
+	for _, lock := range h.Locks() {
+		past = append(past, knownBuilds(filepath.Join(".recast", "locks", lock.Key()+".lock"), false, lock)...)
+	}
+	for _, lock := range p.Locks().Shared() {
+		for _, b := range knownBuilds(SharedRuns(p), false, lock) {
+			b.Shared = true
+			past = append(past, b)
+		}
+	}
+	return present, past, nil
+}
+
+// findNode returns the VM of one node, and the address of its machine.
+func findNode(ctx context.Context, p Project, m Machines, w cluster.Wanted) (observe.Found, error) {
+	o, err := observation(ctx, p, Sources(p, m), []cluster.Wanted{w}, "", "")
+	if err != nil {
+		return observe.Found{}, err
+	}
+	f := o.Found[0]
+	switch {
+	case f.Absent != nil:
+		return f, observe.NotThereYet(w.Name)
+	case f.VM == nil:
+		return f, fault.WithHint(fault.ParkedHalf.Errorf("node %s has no VM now: its replacement is not finished", w.Name), "recast status")
+	case !f.Addr.IsValid():
+		return f, fmt.Errorf("node %s: %w", w.Name, observe.NoAddress(w.Name))
+	}
+	return f, nil
+}
+
+// describe summarizes a schematic that is not ours. It leaves out the values of kernel
+// arguments and parse errors, since both may contain a token.
+func describe(text string) (observe.Described, bool) {
+	s, err := schematics.Parse("schematic", []byte(text))
+	if err != nil {
+		return observe.Described{}, false
+	}
+	d := observe.Described{Extensions: s.Extensions()}
+	for _, arg := range (schematics.Locked{File: "schematic", Schematic: text}).KernelArgs() {
+		name, _, _ := strings.Cut(arg, "=")
+		d.Args = append(d.Args, name)
+	}
+	return d, true
+}
+
+// Explain makes the same plan as Plan, and returns the details of one node.
+func Explain(ctx context.Context, p Project, m Machines, policy planning.Policy, rehearse *bool, node string) (planning.Plan, survey.Explanation, error) {
+	lock, err := p.Lock()
+	if err != nil {
+		return planning.Plan{}, survey.Explanation{}, err
+	}
+	past, err := p.History(lock)
+	if err != nil {
+		return planning.Plan{}, survey.Explanation{}, err
+	}
+	policy.Rehearse = rehearsal(p, rehearse)
+	plan, o, err := planSeen(ctx, p, m, Sources(p, m), lock, past, policy)
+	if err != nil {
+		return plan, survey.Explanation{}, err
+	}
+	e, err := survey.Explain(ctx, plan, node, o, past, timing(p.Config))
+	return plan, e, err
+}
+
+// rehearsal says how images are tested before the first node; nil: they are not. asked
+// is the command-line option, nil: use the configuration.
+func rehearsal(p Project, asked *bool) *planning.Rehearsal {
+	on := p.Config.Roll.Rehearse.Enabled
+	if asked != nil {
+		on = *asked
+	}
+	if !on {
+		return nil
+	}
+	return new(p.RehearsalOn())
+}
+
+// rehearsal is the rehearsal of this run: a saved plan decides unless the option is given.
+func (w *work) rehearsal() *planning.Rehearsal {
+	asked := w.o.Rehearse
+	if asked == nil && w.o.Saved != nil {
+		asked = new(len(w.o.Saved.Trials) > 0)
+	}
+	return rehearsal(w.Project, asked)
+}
+
+// needs returns the privileges that the plan's work needs.
+func (w *work) needs(inLease bool) survey.Needs {
+	return survey.NeedsOf(w.rep.Plan, inLease).With(survey.NeedsToRehearse(w.rep.Plan))
+}
+
+// Left is a scratch VM, useless after its run has ended.
+type Left struct {
+	VMID cluster.VMID `json:"vmid"`
+	Name string       `json:"name"`
+	Host string       `json:"host"`
+	Run  string       `json:"run"`
+	Next []Advice     `json:"next"`
+}
+
+func scratchLeft(vms []cluster.VM, name string) []Left {
+	var out []Left
+	for _, s := range planning.ScratchVMs(vms, name) {
+		out = append(out, Left{
+			VMID: s.VM.ID, Name: s.VM.Name, Host: s.VM.Host, Run: s.Run,
+			Next: []Advice{{"recast prune", "deletes it, once that run has ended"}, {"recast roll", "does so first, if it has anything to do"}},
+		})
+	}
+	return out
 }

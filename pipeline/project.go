@@ -13,12 +13,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
-
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
@@ -40,13 +41,11 @@ func Open(c *config.Config) (Project, error) {
 	return p, errors.Join(journal.CheckPrivate(p.State()), journal.CheckPrivate(p.cacheDir()))
 }
 
-// LockFile is recast.lock beside the configuration.
 func (p Project) LockFile() string { return filepath.Join(p.Config.Dir, "recast.lock") }
 
 // State is the directory of recast's own files: journals, past locks, the cache unless RECAST_CACHE_DIR names another.
 func (p Project) State() string { return filepath.Join(p.Config.Dir, ".recast") }
 
-// Locks are the locks that the project has had.
 func (p Project) Locks() past.Locks {
 	return past.Locks{Present: p.LockFile(), Dir: filepath.Join(p.State(), "locks"), Runs: p.Runs()}
 }
@@ -189,12 +188,20 @@ func build(lock schematics.Lock, schematic string) cluster.Build {
 }
 
 func extensions(list []schematics.Extension) []cluster.LockedExtension {
-	var out []cluster.LockedExtension
-	for _, e := range list {
-		out = append(out, cluster.LockedExtension{Name: e.Name, Version: e.Version, Ref: e.Ref, Digest: e.Digest})
+	return each(list, func(e schematics.Extension) cluster.LockedExtension {
+		return cluster.LockedExtension{Name: e.Name, Version: e.Version, Ref: e.Ref, Digest: e.Digest}
+	})
+}
+
+// each applies f to each of a list.
+func each[T, U any](list []T, f func(T) U) (out []U) {
+	for _, v := range list {
+		out = append(out, f(v))
 	}
 	return out
 }
+
+func nodeOf(n planning.NodePlan) string { return n.Node }
 
 func overlay(e schematics.Locked) cluster.LockedOverlay {
 	if e.Overlay == nil {
@@ -347,4 +354,127 @@ type Hypervisor interface {
 	images.Reacher
 	images.Storages
 	images.Finder
+}
+
+func (p Project) Policy(asked planning.Policy) planning.Policy {
+	r := p.Config.Roll
+	asked.WorkersFirst, asked.Canary, asked.CanaryNode = r.Order == "workers-first", r.Canary.On, r.Canary.Node
+	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
+	asked.Surge = r.Surge.Of
+	asked.WorkersBeside, asked.KeepDisks = r.WorkersBeside, r.KeepDisks
+	asked.IgnoreNodes = r.IgnoreNodes
+	asked.BootFailure = cluster.BootFailure(r.BootFailure)
+	asked.Reboot = cluster.Reboot(r.Reboot)
+	asked.DrainDeletes = r.Drain.OnTimeout == "delete"
+	return asked
+}
+
+// Gates returns the user's gates in the order of the configuration.
+func (p Project) Gates() []cluster.UserGate {
+	return each(p.Config.Roll.Gates, func(g config.Gate) cluster.UserGate { return gate(p.Config, g) })
+}
+
+func gate(c *config.Config, g config.Gate) cluster.UserGate {
+	out := cluster.UserGate{
+		Description: g.Description, BeforeOnly: g.When == "before",
+		TimeoutSeconds: max(1, int(time.Duration(g.Timeout).Seconds())),
+	}
+	if len(g.Command) > 0 {
+		out.Command = &cluster.CommandGate{Args: g.Command, Dir: c.Dir, Env: g.Env}
+		return out
+	}
+	out.Objects = &cluster.ObjectGate{
+		APIVersion: g.APIVersion, Kind: g.Kind, Namespace: g.Namespace, Name: g.Name,
+		Labels: g.LabelSelector.String(), Expr: g.Expr, Optional: g.Optional,
+	}
+	return out
+}
+
+// Hooks returns the user's hooks in the order of the configuration.
+func (p Project) Hooks() cluster.Hooks {
+	list := func(in []config.Hook) []cluster.Hook {
+		var out []cluster.Hook
+		for _, h := range in {
+			out = append(out, cluster.Hook{
+				Description: h.Description, TimeoutSeconds: max(1, int(time.Duration(h.Timeout).Seconds())),
+				Command: cluster.CommandGate{Args: h.Command, Dir: p.Config.Dir, Env: h.Env},
+			})
+		}
+		return out
+	}
+	h := p.Config.Roll.Hooks
+	return cluster.Hooks{
+		BeforeRun: list(h.BeforeRun), AfterRun: list(h.AfterRun), BeforeBatch: list(h.BeforeBatch), AfterBatch: list(h.AfterBatch),
+		BeforeNode: list(h.BeforeNode), AfterNode: list(h.AfterNode),
+	}
+}
+
+func timing(c *config.Config) cluster.Timing {
+	r := c.Roll
+	return cluster.Timing{
+		Poll: time.Duration(r.Poll), Settle: time.Duration(r.Settle), Stop: time.Duration(r.Timeouts.Stop),
+		Boot: time.Duration(r.Timeouts.Boot), Join: time.Duration(r.Timeouts.Join), Try: time.Duration(r.Timeouts.Try), Drain: time.Duration(r.Drain.Timeout), Heal: time.Duration(r.Timeouts.Storage),
+	}
+}
+
+// ByImager says whether the imager, not a factory, builds a schematic.
+func (p Project) ByImager(schematic string) bool {
+	return p.Config.Images.BuilderOf(p.Config.Schematics[schematic]) == config.BuilderImager
+}
+
+// RehearsalOn returns how scratch VMs are reached.
+func (p Project) RehearsalOn() planning.Rehearsal {
+	var r planning.Rehearsal
+	for _, a := range p.Config.Roll.Rehearse.Addresses {
+		if prefix, err := netip.ParsePrefix(a); err == nil { // the configuration was checked
+			r.Addresses = append(r.Addresses, prefix)
+		}
+	}
+	r.Gateway, _ = netip.ParseAddr(p.Config.Roll.Rehearse.Gateway) // the same
+	return r
+}
+
+func nodeNames(c *config.Config) []string {
+	return each(c.Nodes, func(n config.Node) string { return n.Name })
+}
+
+func (p Project) VMIDs() cluster.VMIDRange {
+	r := p.Config.Proxmox.VMIDs
+	return cluster.VMIDRange{First: cluster.VMID(r.First), Last: cluster.VMID(r.Last)}
+}
+
+// NodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those
+// of a plan.
+func (p Project) NodeVMs(plan planning.Plan) []cluster.VMID {
+	var ids []cluster.VMID
+	for _, n := range p.Config.Nodes {
+		ids = append(ids, cluster.VMID(n.VMID))
+	}
+	for _, n := range plan.Nodes {
+		ids = append(ids, n.VMID)
+	}
+	slices.Sort(ids)
+	return slices.DeleteFunc(slices.Compact(ids), func(id cluster.VMID) bool { return id == 0 })
+}
+
+// ClaimID is the VMID of the claim: the first of the range.
+func (p Project) ClaimID() cluster.VMID {
+	for vmid := range p.Config.Proxmox.VMIDs.All() {
+		return cluster.VMID(vmid)
+	}
+	return 0 // an empty range is refused when the configuration is read
+}
+
+// parkingIDs returns the VMIDs for parking VMs, lowest first: the range without the
+// claim's and without those that others are known to use.
+func parkingIDs(p Project) []cluster.VMID {
+	var ids []cluster.VMID
+	for vmid := range p.Config.Proxmox.VMIDs.All() {
+		id := cluster.VMID(vmid)
+		known := slices.ContainsFunc(p.Config.Nodes, func(n config.Node) bool { return n.VMID == vmid || n.Holder == vmid })
+		if !known && id != p.ClaimID() {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }

@@ -5,17 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // Kinds of things that Prune removes.
@@ -28,7 +32,6 @@ const (
 	PruneMirror = "mirror"
 )
 
-// PruneOptions choose what Prune removes.
 type PruneOptions struct {
 	Only      string        // one kind; "": all except the mirror
 	OlderThan time.Duration // keep ISOs, cached ISOs and mirrored installers that are younger
@@ -62,12 +65,10 @@ type PruneReport struct {
 	Unseen  []string               `json:"unseen,omitempty"`  // what could not be checked, in words
 }
 
-// GoingISOs lists the ISOs to remove.
 func (r PruneReport) GoingISOs() []images.Verdict {
 	return slices.DeleteFunc(slices.Clone(r.ISOs), func(v images.Verdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingDisks lists the old system disks to free.
 func (r PruneReport) GoingDisks() []prune.KeptVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Disks), func(v prune.KeptVerdict) bool { return len(v.Keep) > 0 })
 }
@@ -77,17 +78,14 @@ func (r PruneReport) GoingVMs() []prune.ParkingVerdict {
 	return slices.DeleteFunc(slices.Clone(r.VMs), func(v prune.ParkingVerdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingScratch lists the scratch VMs to delete.
 func (r PruneReport) GoingScratch() []roll.ScratchVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Scratch), func(v roll.ScratchVerdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingCache lists the files of the ISO cache to remove.
 func (r PruneReport) GoingCache() []images.CacheVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Cache), func(v images.CacheVerdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingMirror lists the mirrored installers to remove.
 func (r PruneReport) GoingMirror() []images.MirrorVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Mirror), func(v images.MirrorVerdict) bool { return len(v.Keep) > 0 })
 }
@@ -316,3 +314,253 @@ func (p *pruning) claim(ctx context.Context, host string) (*claim.Held, error) {
 }
 
 func (p *pruning) say(text string) { p.run.Note("prune", text) }
+
+// judgeISOs judges every ISO and disk image of recast, on the storages and in the cache.
+func (p *pruning) judgeISOs(ctx context.Context, vms []cluster.VM, uses []images.Use) error {
+	open, err := openUses(vms)
+	if err != nil {
+		return err
+	}
+	need, err := neededISOs(p.Project, vms)
+	if err != nil {
+		return err
+	}
+	uses = append(uses, open...)
+	if p.o.takes(PruneCache) {
+		found, err := images.NewCache(p.isoCache()).Files()
+		if err != nil {
+			return err
+		}
+		p.rep.Cache = images.JudgeCache(found, uses, need, p.o.OlderThan, time.Now())
+	}
+	if p.o.takes(PruneISOs) {
+		found, unseen, err := images.ListISOs(ctx, p.shelf, images.BootISO, p.Config.Images.ISO.Storage)
+		if err != nil {
+			return err
+		}
+		disks, unseenDisks, err := images.ListISOs(ctx, p.shelf, images.DiskImage, p.Config.Images.Disk.Storage)
+		if err != nil {
+			return err
+		}
+		found, unseen = append(found, disks...), slices.Compact(slices.Sorted(slices.Values(append(unseen, unseenDisks...))))
+		p.rep.ISOs, p.rep.Unseen = images.JudgeISOs(found, uses, need, p.o.OlderThan, time.Now()), unseen
+	}
+	return nil
+}
+
+// Why a file of a lock stays.
+const (
+	previousHas = "the previous lock has it: the way back"
+	lockHas     = "recast.lock has it"
+)
+
+// openUses returns the VMs that unfinished replacements, of any Talos cluster, may have to
+// create again.
+func openUses(vms []cluster.VM) ([]images.Use, error) {
+	var uses []images.Use
+	for _, vm := range vms {
+		rec, is, err := parking.ReadRecord(vm)
+		if err != nil {
+			return nil, err
+		}
+		if !is || !rec.Open {
+			continue
+		}
+		was, err := rec.Remembered()
+		if err != nil {
+			return nil, fault.WithHint(fault.ParkedHalf.Refusedf("%s: %w", vm, err), "finish that replacement first: recast roll or recast undo %s", rec.Node)
+		}
+		use := images.Use{By: fmt.Sprintf("%s as it was before the unfinished replacement of node %s", was, rec.Node)}
+		for key, value := range was.Config {
+			if key != "description" {
+				use.Values = append(use.Values, value)
+			}
+		}
+		uses = append(uses, use)
+	}
+	return uses, nil
+}
+
+// neededISOs returns the ISOs and disk images of the lock, of the previous lock, of unfinished
+// replacements and of the builds that VMs were created from.
+func neededISOs(p Project, vms []cluster.VM) (images.Needed, error) {
+	need := images.Needed{Names: map[string]string{}, Builds: map[string]string{}}
+	lock, err := schematics.ReadLock(p.LockFile())
+	if err != nil {
+		return need, err
+	}
+	previous, _, err := schematics.Previous(p.Locks().Dir, lock)
+	if err != nil {
+		return need, err
+	}
+	for _, e := range previous.Schematics {
+		need.Names[e.ISO.Name], need.Names[e.Disk.Name] = previousHas, previousHas
+	}
+	for _, e := range lock.Schematics {
+		need.Names[e.ISO.Name], need.Names[e.Disk.Name] = lockHas, lockHas
+	}
+	delete(need.Names, "") // of builds without a disk image
+	for _, vm := range vms {
+		if build := vm.MadeFrom(); build != "" {
+			need.Builds[build] = vm.String() + " was created from it"
+		}
+	}
+	for _, vm := range vms {
+		rec, is, err := parking.ReadRecord(vm)
+		if err != nil {
+			return need, err
+		}
+		if is && rec.Open && rec.Build != "" {
+			need.Builds[rec.Build] = fmt.Sprintf("the unfinished replacement of node %s needs it", rec.Node)
+		}
+	}
+	return need, nil
+}
+
+// judgeMirror judges every installer of recast in the mirror.
+func (p *pruning) judgeMirror(ctx context.Context, vms []cluster.VM) ([]images.MirrorVerdict, error) {
+	need, err := neededInstallers(p.Project, vms)
+	if err != nil {
+		return nil, err
+	}
+	tags, err := images.ListMirror(ctx, p.o.Mirror, p.Config.Images.Mirror)
+	if err != nil {
+		return nil, err
+	}
+	return images.JudgeMirror(tags, need, p.o.OlderThan, time.Now()), nil
+}
+
+// neededInstallers returns the installers of the same locks and builds as neededISOs, by
+// tag, and by the digest in a lock, whatever their tag is.
+func neededInstallers(p Project, vms []cluster.VM) (images.Needed, error) {
+	need, err := neededISOs(p, vms)
+	if err != nil {
+		return need, err
+	}
+	lock, err := schematics.ReadLock(p.LockFile())
+	if err != nil {
+		return need, err
+	}
+	previous, _, err := schematics.Previous(p.Locks().Dir, lock)
+	if err != nil {
+		return need, err
+	}
+	need.Names = map[string]string{}
+	add := func(lock schematics.Lock, reason string) {
+		for _, e := range lock.Schematics {
+			need.Names[images.TagOf(lock, e)] = reason
+			if _, digest, ok := strings.Cut(e.Installer, "@"); ok {
+				need.Names[digest] = reason
+			}
+		}
+	}
+	add(previous, previousHas)
+	add(lock, lockHas)
+	return need, nil
+}
+
+// mayPruneMirror refuses if there is no mirror, or if the token can't create the claim or
+// see all VMs.
+func (p *pruning) mayPruneMirror(ctx context.Context) error {
+	if p.Config.Images.Mirror == "" {
+		return fault.WithHint(fault.As(fault.Config, errors.New("images.mirror is not set: there is no mirror to prune")),
+			"set images.mirror to the repository that installers are mirrored to")
+	}
+	return survey.NeedsToPrune(nil, nil).Check(ctx, p.px)
+}
+
+// retention says which old system disks to keep; keep is the command-line option, nil: use the configuration.
+func retention(p Project, keep *int) prune.Retention {
+	r := prune.Retention{Cluster: p.Config.Cluster, Keep: p.Config.Roll.KeepDisks, Except: p.ClaimID(), Nodes: nodeNames(p.Config)}
+	if keep != nil {
+		r.Keep = *keep
+	}
+	for _, n := range p.Config.Nodes {
+		if n.Holder != 0 {
+			r.Holders = append(r.Holders, cluster.VMID(n.Holder))
+		}
+	}
+	return r
+}
+
+func (p *pruning) retention() prune.Retention {
+	r := retention(p.Project, p.o.KeepDisks)
+	r.Removed = p.o.Removed
+	return r
+}
+
+// judgeDisks judges every old system disk and every parking VM of this cluster.
+func (p *pruning) judgeDisks(ctx context.Context, vms []cluster.VM, uses []images.Use) (prune.ParkingPruner, error) {
+	pr := p.parkingPruner()
+	pr.Kept, pr.VMs = prune.JudgeParked(vms, clusterUses(uses), p.retention())
+	for i := range pr.Kept {
+		if pr.Kept[i].Replaced.IsZero() {
+			pr.Kept[i].Replaced = journal.RunBegan(pr.Kept[i].Run)
+		}
+	}
+	if node := p.o.Removed; node != "" && !slices.ContainsFunc(pr.Kept, func(v prune.KeptVerdict) bool { return v.OfRemoved && v.Node == node }) {
+		return pr, fault.WithHint(fault.NoWayBack.Refusedf("node %s: no disks of a removed node of that name are parked", node), "recast remove %s removes the node first; recast status lists what is parked", node)
+	}
+	return pr, pr.KeepUnnamed(ctx, vms)
+}
+
+func (p *pruning) parkingPruner() prune.ParkingPruner {
+	return prune.ParkingPruner{
+		Proxmox: p.px, Cluster: p.Config.Cluster,
+		Uses: func(ctx context.Context) ([]cluster.Use, error) {
+			uses, err := p.shelf.Uses(ctx)
+			return clusterUses(uses), err
+		},
+		Storages: func(ctx context.Context, host string) ([]string, error) {
+			return diskStorages(ctx, p.px, p.shelf, host)
+		},
+	}
+}
+
+func (p *pruning) scratchPruner(px cluster.Proxmox) roll.ScratchPruner {
+	return roll.ScratchPruner{Proxmox: px, Cluster: p.Config.Cluster, Timing: timing(p.Config)}
+}
+
+func clusterUses(uses []images.Use) []cluster.Use {
+	return each(uses, func(u images.Use) cluster.Use { return cluster.Use(u) })
+}
+
+// diskStorages lists the storages for disks that a host sees. A storage that does not
+// answer is an error, since its content is unknown.
+func diskStorages(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, host string) ([]string, error) {
+	all, err := px.Storages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, s := range all {
+		info, err := shelf.Storage(ctx, host, s.Name)
+		switch {
+		case errors.Is(err, images.ErrNoStorage):
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("read storage %q on %s: %w", s.Name, host, err)
+		case !slices.Contains(info.Content, "images"):
+			continue
+		case !info.Active:
+			return nil, fmt.Errorf("storage %s is not active on %s", s.Name, host)
+		}
+		out = append(out, s.Name)
+	}
+	return out, nil
+}
+
+// parkedOn lists the storages that have old system disks of a cluster, sorted.
+func parkedOn(vms []cluster.VM, name string) (out []string, parked []cluster.VM) {
+	parkings, _ := parking.Parkings(vms, name) // records that can't be read do not count: their disks are not freed
+	for _, park := range parkings {
+		parked = append(parked, park.VM)
+		for _, k := range park.Record.Kept {
+			if d, err := cluster.ParseDisk(k.Key, park.VM.Config[k.Key]); err == nil && !slices.Contains(out, d.Storage()) {
+				out = append(out, d.Storage())
+			}
+		}
+	}
+	slices.Sort(out)
+	return out, parked
+}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"slices"
@@ -16,13 +17,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -286,9 +287,7 @@ func TestPrune(t *testing.T) {
 				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails)) || fault.KindOf(errors.Join(err)) != tc.kind {
 					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
 				}
-				if diff := cmp.Diff(tc.want, s.changes); diff != "" {
-					t.Errorf("changes (-want +got):\n%s", diff)
-				}
+				must.Equal(t, "changes", tc.want, s.changes)
 				for _, v := range rep.ISOs {
 					if _, there := s.isos[v.Name]; v.Removed == there {
 						t.Errorf("%s: removed is %t", v, v.Removed)
@@ -312,10 +311,7 @@ func TestPruneSaysWhy(t *testing.T) {
 		for _, v := range rep.ISOs {
 			got[v.Name] = strings.Join(v.Keep, "; ")
 		}
-		lock, err := schematics.ReadLock(p.LockFile())
-		if err != nil {
-			t.Fatal(err)
-		}
+		lock := must.Get(schematics.ReadLock(p.LockFile()))(t)
 		want := map[string]string{
 			lock.Schematics["default"].ISO.Name: "recast.lock has it",
 			isoNamed(goneBuild):                 "it is younger than 168h",
@@ -327,12 +323,8 @@ func TestPruneSaysWhy(t *testing.T) {
 				want[name] = "the previous lock has it: the way back"
 			}
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("why they stay (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]string{"pve2 is offline: its own storages were not checked"}, rep.Unseen); diff != "" {
-			t.Errorf("unseen (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "why they stay", want, got)
+		must.Equal(t, "unseen", []string{"pve2 is offline: its own storages were not checked"}, rep.Unseen)
 	})
 }
 
@@ -342,16 +334,11 @@ func TestPruneDiskImages(t *testing.T) {
 	t.Parallel()
 	diskNamed := func(build string) string { return strings.TrimSuffix(isoNamed(build), ".iso") + ".qcow2" }
 	p, s := pruneProject(t)
-	lock, err := schematics.ReadLock(p.LockFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := must.Get(schematics.ReadLock(p.LockFile()))(t)
 	e := lock.Schematics["default"]
 	e.Disk = schematics.Disk{BootFile: schematics.BootFile{Name: lock.DiskName(e), SHA256: strings.Repeat("0", 64), SizeBytes: 1}, DiskBytes: 1}
 	lock.Schematics["default"] = e
-	if err := schematics.WriteLock(p.LockFile(), lock); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, schematics.WriteLock(p.LockFile(), lock))
 	s.isos = map[string]time.Time{}
 	for _, name := range []string{e.Disk.Name, diskNamed(goneBuild), diskNamed(runBuild), isoNamed(goneBuild)} {
 		s.isos[name] = time.Now().Add(-1000 * time.Hour)
@@ -365,10 +352,7 @@ func TestPruneDiskImages(t *testing.T) {
 		{[]string{"imports"}, []string{"claim", "ask", "delete " + diskNamed(goneBuild), "give back"}},
 	} {
 		p.Config.Images.Disk.Storage, s.changes = step.storages, nil
-		rep, err := s.prune(t, p, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rep := must.Get(s.prune(t, p, true))(t)
 		if diff := cmp.Diff(step.want, s.changes); diff != "" {
 			t.Errorf("with %q (-want +got):\n%s", step.storages, diff)
 		}
@@ -376,9 +360,107 @@ func TestPruneDiskImages(t *testing.T) {
 			want := map[string]string{
 				e.Disk.Name: "recast.lock has it", diskNamed(runBuild): `VM 101 "wk1" on pve1 was created from it`, diskNamed(openBuild): "it is younger than 168h",
 			}[v.Name]
-			if got := strings.Join(v.Keep, "; "); got != want {
-				t.Errorf("%s is kept because %q, want %q", v.Name, got, want)
-			}
+			must.Equal(t, v.Name+" is kept because", want, strings.Join(v.Keep, "; "))
 		}
+	}
+}
+
+func (s *pruneSite) Ties(context.Context, cluster.VM) (cluster.Ties, error) {
+	return cluster.Ties{}, nil
+}
+
+func (s *pruneSite) Storages(context.Context) ([]cluster.Storage, error) {
+	return []cluster.Storage{{Name: "fast", Type: "lvmthin"}, {Name: "isos", Type: "dir", Shared: true}}, nil
+}
+
+func (s *pruneSite) OwnedVolumes(context.Context, string, string, cluster.VMID) ([]string, error) {
+	return nil, nil
+}
+
+func (s *pruneSite) FreeDisk(_ context.Context, vm cluster.VM, key string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.vms[vm.ID].Config["protection"] == "1" {
+		return fault.Refusedf("can't remove drive '%s' - protection mode enabled", key)
+	}
+	delete(s.vms[vm.ID].Config, key)
+	s.changes = append(s.changes, "free "+key)
+	return nil
+}
+
+// keep parks two old system disks of a node.
+func (s *pruneSite) keep(t *testing.T, id cluster.VMID, node string) {
+	t.Helper()
+	rec := parking.Record{Cluster: "c1", Node: node, Run: "20261121-0421-3f2a", VMID: 101, UUID: "u"}
+	config := map[string]string{"protection": "1"}
+	for i, key := range []string{"scsi30", "scsi29"} {
+		run := []string{"20261114-0421-3f2a", "20261121-0421-3f2a"}[i]
+		rec.Kept = append(rec.Kept, parking.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: "serial=" + run + ",size=10G", Talos: "v1.13.8"})
+		config[key] = fmt.Sprintf("fast:vm-%d-disk-%d,serial=%s,size=10G,backup=0", id, i, run)
+	}
+	var err error
+	if config["description"], err = rec.Description(); err != nil {
+		t.Fatal(err)
+	}
+	s.vms[id] = cluster.VM{ID: id, Name: "recast-parking-" + node, Host: "pve1", Config: config}
+}
+
+// TestPruneKinds removes disks, the parking VM that is then empty, and ISOs, or only one
+// kind. What the token may not do is refused before any question.
+func TestPruneKinds(t *testing.T) {
+	t.Parallel()
+	isos := []string{"delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild)}
+	none := 0
+	for name, tc := range map[string]struct {
+		node, only, lacks string
+		keep              *int
+		want              []string
+		fails, hint       string
+	}{
+		"all of it":                        {node: "wk1", want: append([]string{"claim", "ask", "free scsi30"}, append(slices.Clone(isos), "give back")...)},
+		"disks only":                       {node: "wk1", only: PruneDisks, want: []string{"claim", "ask", "free scsi30", "give back"}},
+		"ISOs only":                        {node: "wk1", only: PruneISOs, want: append(append([]string{"claim", "ask"}, isos...), "give back")},
+		"none stays":                       {node: "wk1", only: PruneDisks, keep: &none, want: []string{"claim", "ask", "free scsi30", "free scsi29", "give back", "give back"}},
+		"a node that is no longer there":   {node: "wk9", only: PruneDisks, want: []string{"claim", "ask", "free scsi30", "free scsi29", "give back", "give back"}},
+		"may not free disks":               {node: "wk1", lacks: "VM.Config.Disk", fails: "VM.Config.Disk on /vms", hint: "recast prune --only isos"},
+		"may not free disks there":         {node: "wk1", lacks: "Datastore.AllocateSpace", fails: "Datastore.AllocateSpace on /storage/fast", hint: "recast prune --only isos"},
+		"may not free disks, ISOs only":    {node: "wk1", only: PruneISOs, lacks: "VM.Config.Disk", want: append(append([]string{"claim", "ask"}, isos...), "give back")},
+		"may not delete ISOs":              {node: "wk1", lacks: "Datastore.Allocate", fails: "Datastore.Allocate on /storage/isos", hint: "recast prune --only disks"},
+		"may not delete ISOs, disks only":  {node: "wk1", only: PruneDisks, lacks: "Datastore.Allocate", want: []string{"claim", "ask", "free scsi30", "give back"}},
+		"may not free disks, asked for so": {node: "wk1", only: PruneDisks, lacks: "VM.Config.Disk", fails: "VM.Config.Disk on /vms"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p, s := pruneProject(t)
+				p.Config.Roll.KeepDisks, p.Config.Nodes = 1, []config.Node{{Name: "wk1", Schematic: "default"}}
+				s.keep(t, 9091, tc.node)
+				s.lacks = tc.lacks
+				rep, err := Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
+					Only: tc.only, OlderThan: 168 * time.Hour, KeepDisks: tc.keep, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
+					Confirm: func(PruneReport) (bool, error) {
+						s.mu.Lock()
+						defer s.mu.Unlock()
+						s.changes = append(s.changes, "ask")
+						return true, nil
+					},
+				})
+				if (err != nil) != (tc.fails != "") || err != nil && (!strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
+					t.Errorf("error %v, want %q", err, tc.fails)
+				}
+				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) || tc.hint == "" && strings.Contains(hints, "--only") {
+					t.Errorf("hints %q, want %q", hints, tc.hint)
+				}
+				must.Equal(t, "changes", tc.want, s.changes)
+				for _, v := range rep.Disks {
+					if _, there := s.vms[9091].Config[v.Key]; v.Removed == there || v.Replaced.IsZero() {
+						t.Errorf("verdict %+v", v)
+					}
+				}
+				if park, there := s.vms[9091]; there && park.Config["protection"] != "1" {
+					t.Errorf("its protection was lifted: %q", slices.Sorted(maps.Keys(park.Config)))
+				}
+			})
+		})
 	}
 }

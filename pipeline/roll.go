@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"slices"
 	"strings"
@@ -9,7 +10,9 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/cluster/rolling"
@@ -17,6 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/pipeline/past"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -383,5 +387,172 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll
 		DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete",
 		BootFailure: cluster.BootFailure(r.BootFailure), SnapshotDir: r.EtcdSnapshot, Rebuild: w.o.Rebuild, History: past,
 		MachineConfig: m.MachineConfig, Hooked: w.hooked, VMIDs: w.VMIDs(), ParkingIDs: parkingIDs(w.Project),
+	}
+}
+
+// known checks, before anybody looks for a claim, what can be known without one: the lock and what it belongs to, the
+// names of nodes, and whether a saved plan is of these files. A mistake in them must not cost another run its claim.
+func (w *work) known() (schematics.Lock, error) {
+	lock, err := w.Lock()
+	if err != nil {
+		return lock, err
+	}
+	wanted := w.Wanted(lock)
+	if err := w.o.Policy.Check(wanted); err != nil {
+		return lock, err
+	}
+	if w.node != "" {
+		if err := (planning.Policy{Only: []string{w.node}}).Check(wanted); err != nil {
+			return lock, fault.WithHint(err, "a node stays in recast.yaml until it is removed")
+		}
+	}
+	if w.o.Saved != nil {
+		if _, differs, err := w.ofOtherFiles(lock, *w.o.Saved); differs {
+			return lock, err
+		}
+	}
+	_, err = w.History(lock)
+	return lock, err
+}
+
+// requireRun refuses an --run that names no run, by what is parked. While VMs can't be read, the plan decides.
+func (w *work) requireRun(vms []cluster.VM, away *cluster.HostsAway) error {
+	if w.o.Undo.Run == "" || away != nil {
+		return nil
+	}
+	parkings, err := parking.Readable(vms, w.Config.Cluster)
+	if err != nil {
+		return err
+	}
+	return w.undone().CheckRun(parkings)
+}
+
+// requireWayBack refuses nodes that were named to go back and have nothing parked, before a claim is watched for them.
+func (w *work) requireWayBack(vms []cluster.VM, away *cluster.HostsAway) error {
+	if len(w.back) == 0 || away != nil {
+		return nil
+	}
+	parkings, err := parking.Readable(vms, w.Config.Cluster)
+	for _, node := range w.back {
+		there := func(p parking.Parking) bool {
+			return p.Record.Node == node && (p.Record.Open || slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return !k.GivenUp && !k.Removed }))
+		}
+		if err == nil && !slices.ContainsFunc(parkings, there) {
+			err = fault.WithHint(fault.NoWayBack.Refusedf("node %s: no replacement of it is unfinished, and no earlier system disk of it is parked", node), "recast status says what is unfinished")
+		}
+	}
+	return err
+}
+
+// requireReady checks the rest before a claim is watched that may be another run's: that somebody can be asked, that
+// servers take the credentials, that there is a node with these labels, and the machine configurations of the nodes that
+// are meant. Where nobody holds the claim, the plan shows the same.
+func (w *work) requireReady(ctx context.Context) error {
+	if w.o.MayAsk != nil {
+		if err := w.o.MayAsk(); err != nil {
+			return err
+		}
+	}
+	if w.o.Policy.Bootstrap == "" && !w.restores { // else there may be no Kubernetes to ask
+		if err := w.requireAnswers(ctx); err != nil {
+			return err
+		}
+	}
+	if w.machines.MachineConfig == nil || !slices.Contains([]string{"roll", "bootstrap", "rebuild"}, w.command) {
+		return nil // the ways back and the rest need no files
+	}
+	for _, name := range nodeNames(w.Config) {
+		if !w.o.Policy.Selects(name) {
+			continue
+		}
+		if _, _, err := w.machines.MachineConfig(ctx, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// requireAnswers refuses credentials that Kubernetes or Talos refuse, and labels that no node has. Servers that do not
+// answer say nothing: the other run may have taken them down.
+func (w *work) requireAnswers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, askKubernetes)
+	defer cancel()
+	nodes, errKube := w.machines.Kube.Nodes(ctx)
+	_, errTalos := w.machines.Talos.Members(ctx)
+	for _, err := range []error{errKube, errTalos} {
+		if slices.Contains(fault.Codes(err), fault.Credentials) || slices.Contains(fault.Codes(err), fault.TLS) {
+			return err
+		}
+	}
+	if errKube != nil {
+		return nil //nolint:nilerr // see above
+	}
+	names := nodeNames(w.Config)
+	return w.o.Policy.CheckLabels(slices.DeleteFunc(nodes, func(n cluster.KubeNode) bool { return !slices.Contains(names, n.Name) || !w.o.Policy.Selects(n.Name) }))
+}
+
+// ofOtherFiles says whether a saved plan is of another recast.yaml or lock, and returns what following it comes to.
+func (w *work) ofOtherFiles(lock schematics.Lock, saved planning.Plan) (planning.Plan, bool, error) {
+	is := w.Config.Hash()
+	if saved.Config == is && saved.Lock == lock.Pinned() && saved.Cluster == w.Config.Cluster {
+		return planning.Plan{}, false, nil
+	}
+	now := planning.Plan{Cluster: w.Config.Cluster, Lock: lock.Pinned(), Config: is}
+	plan, err := now.Follow(saved, false) // another configuration can't tell which nodes exist
+	return plan, true, err
+}
+
+type RollOptions struct {
+	Policy planning.Policy
+	// Undo selects what Undo is about, beside the nodes that Policy names; Order and Say are not needed.
+	Undo planning.Undone
+	// Saved is a saved plan; nil: roll every stale node. Begun: a run of it has begun, whatever the journal says.
+	Saved *planning.Plan
+	Begun bool
+	// Confirm is called with every plan before anything is taken down. Its error, or
+	// false, ends the roll.
+	Confirm func(planning.Plan) (bool, error)
+	// RunID makes the ID of a new run; nil: journal.NewRunID.
+	RunID func() (string, error)
+	// JournalSync is journal.Options.Sync; nil in production.
+	JournalSync func(point string) error
+	// Notify is called when the run starts and ends; may be nil.
+	Notify cluster.Notifier
+	// Began is called with each run whose journal is opened, its own and those that it
+	// finishes first, and the journal's directory. May be nil.
+	Began func(run, dir string)
+	// Holder is this process, for the claim; Dead says whether another one has ended here, nil: never known.
+	Holder claim.Holder
+	Dead   func(claim.Holder) bool
+	// Suspended says whether another process is stopped here (Ctrl-Z); nil: never known.
+	Suspended func(claim.Holder) bool
+	// MayAsk is the error of a question that nobody could answer; nil, or its result: somebody can be asked.
+	MayAsk func() error
+	// Pulsed is called from time to time with the state of Kubernetes and etcd; may be nil.
+	Pulsed func(planning.Pulse)
+	// Origin is for history and reports.
+	Origin past.Origin
+	// Rehearse tests the boot ISOs before the first node; nil: as in roll.rehearse.enabled.
+	Rehearse *bool
+	// Rebuild is what the etcd of a broken cluster begins with again; see Policy.Rebuild.
+	Rebuild etcd.Source
+}
+
+// newRunID creates the ID of a run. With a saved plan, it ends with digits of the plan's ID.
+func (o RollOptions) newRunID() (string, error) {
+	newID := o.RunID
+	if newID == nil {
+		newID = func() (string, error) { return journal.NewRunID(time.Now(), rand.Reader) }
+	}
+	id, err := newID()
+	if err == nil && o.Saved != nil {
+		id += o.Saved.RunSuffix()
+	}
+	return id, err
+}
+
+func (o RollOptions) began(j *journal.Journal) {
+	if o.Began != nil {
+		o.Began(j.Run(), j.Dir())
 	}
 }

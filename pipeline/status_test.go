@@ -6,18 +6,18 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -48,10 +48,7 @@ func project(t *testing.T) (p Project, build string) {
 // parking is a parking VM as Proxmox shows it.
 func parkingVM(t *testing.T, rec parking.Record, config map[string]string) cluster.VM {
 	t.Helper()
-	description, err := rec.Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	description := must.Get(rec.Description())(t)
 	vm := cluster.VM{ID: 9090, Name: "recast-parking-" + rec.Node, Host: "pve1", Config: map[string]string{"description": description}}
 	maps.Copy(vm.Config, config)
 	return vm
@@ -80,14 +77,11 @@ func TestStatus(t *testing.T) {
 		{Name: "wk2", Ready: true, Mark: &cluster.Mark{Run: "r2", Strategy: cluster.InPlace, Build: "b2", Installed: true}},
 		{Name: "wk3", Unschedulable: true}, // someone else's cordon
 	}
-	got, err := Status(t.Context(), p, StatusSources{
+	got := must.Get(Status(t.Context(), p, StatusSources{
 		Proxmox: px, Nodes: func(context.Context) ([]cluster.KubeNode, error) { return nodes, nil },
 		Dead:          func(h claim.Holder) bool { return h.PID == 12 },
 		MachineConfig: func(_ context.Context, node string) (cluster.Secret, bool, error) { return nil, node == "wk1", nil },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	want := StatusResult{
 		Cluster: "c1",
 		Claim: &ClaimHeld{VMID: 9089, Dead: true, State: claim.State{
@@ -108,30 +102,23 @@ func TestStatus(t *testing.T) {
 			Node: "wk1", Run: "r0", Volid: "fast:vm-9090-disk-1", Parking: 9090, Host: "pve1", Key: "scsi29", Talos: "v1.13.8", Lock: "sha256-aa", Kubernetes: "v1.35.4",
 		}},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("status (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "status", want, got)
 }
 
 // TestStatusWithoutTheRest: only Proxmox answers, and much of its data is damaged.
 func TestStatusWithoutTheRest(t *testing.T) {
 	t.Parallel()
 	p, _ := project(t)
-	if err := os.Remove(p.LockFile()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(p.LockFile()))
 	rec := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b9", VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}
 	px := datacentre{vms: []cluster.VM{
 		{ID: 9089, Name: "someone's", Host: "pve1"},
 		parkingVM(t, rec, nil),
 		{ID: 9091, Name: "edited", Host: "pve1", Config: map[string]string{"description": "recast-record: {"}},
 	}}
-	got, err := Status(t.Context(), p, StatusSources{
+	got := must.Get(Status(t.Context(), p, StatusSources{
 		Proxmox: px, Nodes: func(context.Context) ([]cluster.KubeNode, error) { return nil, errAway },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	if got.Kubernetes != "connection refused" || got.Claim != nil || len(got.Open) != 1 || got.Open[0].BuildLocked || got.Open[0].MachineConfig {
 		t.Errorf("%+v", got)
 	}
@@ -168,15 +155,321 @@ func TestStatusDoesNotWaitLongForKubernetes(t *testing.T) {
 func TestStatusKnowsTheLastRunOfThisMachine(t *testing.T) {
 	t.Parallel()
 	p, _ := project(t)
-	j, err := journal.Open(filepath.Join(p.State(), "runs"), journal.Options{Run: "20261121-0421-3f2a"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(j.Finish("failed: no space"), j.Close()); err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(filepath.Join(p.State(), "runs"), journal.Options{Run: "20261121-0421-3f2a"}))(t)
+	must.Do(t, errors.Join(j.Finish("failed: no space"), j.Close()))
 	got, err := Status(t.Context(), p, StatusSources{Proxmox: datacentre{}})
 	if err != nil || got.LastRun == nil || got.LastRun.ID != "20261121-0421-3f2a" || got.LastRun.Outcome != "failed: no space" {
 		t.Errorf("%+v, %v", got.LastRun, err)
+	}
+}
+
+// datacentre holds VMs and the volumes that exist.
+type datacentre struct {
+	cluster.Inventory
+	vms     []cluster.VM
+	volumes []string
+	err     error
+}
+
+func (d datacentre) VMs(context.Context) ([]cluster.VM, error) { return d.vms, d.err }
+
+// VM reports a VM as running that the list still shows as stopped.
+func (d datacentre) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
+	vm, _ := find(d.vms, id)
+	vm.Running = true
+	return vm, nil
+}
+
+func (d datacentre) HasVolume(_ context.Context, _, volid string) (bool, error) {
+	return slices.Contains(d.volumes, volid), nil
+}
+
+const made = "recast: run=r1 build=b1"
+
+// wk1 returns a worker's VM with these keys changed.
+func wk1(keys map[string]string) *cluster.VM {
+	config := map[string]string{"smbios1": "uuid=u-wk1"}
+	maps.Copy(config, keys)
+	return &cluster.VM{ID: 9031, Name: "wk1", Host: "pve1", Config: config}
+}
+
+const (
+	oldSystem  = "fast:vm-9031-disk-0,serial=sys,size=10G"
+	newSystem  = "fast:vm-9031-disk-5,serial=recast-0123,size=10G"
+	data       = "fast:vm-9031-disk-1,serial=data-wk1"
+	parkedSys  = "fast:vm-9090-disk-0,serial=sys,size=10G,backup=0"
+	parkedData = "fast:vm-9090-disk-1,serial=data-wk1,backup=0"
+	keptSys    = "fast:vm-9090-disk-7,serial=recast-9999,backup=0"
+)
+
+var (
+	system = parking.ParkedDisk{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-9031-disk-0", Options: "serial=sys,size=10G", System: true}
+	disk   = parking.ParkedDisk{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1", Options: "serial=data-wk1"}
+	held   = parking.ParkedDisk{Key: "scsi2", Volid: "fast:vm-9201-disk-0", Holder: 9201}
+	park   = &parking.Intent{From: 9031, Key: "scsi1", Volid: "fast:vm-9031-disk-1", To: 9090, ToKey: "scsi1"}
+)
+
+// halves are open records, with the state of their VMs in Proxmox.
+var halves = map[string]struct {
+	vm      *cluster.VM
+	parking map[string]string
+	rec     parking.Record
+	volumes []string
+	state   VMState
+	where   []string
+}{
+	"nothing parked yet": {
+		wk1(map[string]string{"scsi0": oldSystem, "scsi1": data}), nil,
+		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
+		nil,
+		VMOld,
+		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031", "vm fast:vm-9031-disk-1 scsi1 of VM 9031"},
+	},
+	"deleted": {
+		nil,
+		map[string]string{"scsi30": parkedSys, "scsi1": parkedData},
+		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
+		nil,
+		VMDeleted,
+		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "parking fast:vm-9090-disk-1 scsi1 of parking VM 9090"},
+	},
+	"made again, disks not back": {
+		wk1(map[string]string{"scsi0": newSystem, "description": made}),
+		map[string]string{"scsi30": parkedSys, "scsi1": parkedData},
+		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
+		nil,
+		VMNew,
+		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "parking fast:vm-9090-disk-1 scsi1 of parking VM 9090"},
+	},
+	"a new system disk is not the old one": {
+		wk1(map[string]string{"scsi0": newSystem, "description": made}), nil,
+		parking.Record{Disks: []parking.ParkedDisk{system}},
+		nil,
+		VMNew,
+		[]string{"unknown fast:vm-9031-disk-0 neither on VM 9031 nor on parking VM 9090: someone moved it"},
+	},
+	"a stranger under the number": {
+		&cluster.VM{ID: 9031, Name: "db", Host: "pve2", Config: map[string]string{"smbios1": "uuid=u-db", "scsi1": data}},
+		map[string]string{"scsi30": parkedSys},
+		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
+		nil,
+		VMStranger,
+		[]string{
+			"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090",
+			"unknown fast:vm-9031-disk-1 neither on VM 9031 nor on parking VM 9090: someone moved it",
+		},
+	},
+	"a hand-over cut off after the source forgot it": {
+		wk1(nil),
+		map[string]string{"scsi30": parkedSys},
+		parking.Record{Disks: []parking.ParkedDisk{system, disk}, Intent: park},
+		nil,
+		VMOld,
+		[]string{
+			"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090",
+			"unnamed fast:vm-9031-disk-1 without a name, on the way from scsi1 of VM 9031 to scsi1 of VM 9090; recast roll finds it",
+		},
+	},
+	"a hand-over cut off while the source still names it": {
+		wk1(map[string]string{"scsi1": data}), nil,
+		parking.Record{Disks: []parking.ParkedDisk{disk}, Intent: park},
+		nil,
+		VMOld,
+		[]string{"unnamed fast:vm-9031-disk-1 without a name, on the way from scsi1 of VM 9031 to scsi1 of VM 9090; recast roll finds it"},
+	},
+	"a hand-over that had not begun": {
+		wk1(map[string]string{"scsi1": data}), nil,
+		parking.Record{Disks: []parking.ParkedDisk{disk}, Intent: park},
+		[]string{"fast:vm-9031-disk-1"},
+		VMOld,
+		[]string{"vm fast:vm-9031-disk-1 scsi1 of VM 9031"},
+	},
+	"a holder's disk attached": {
+		wk1(map[string]string{"scsi2": "fast:vm-9201-disk-0"}), nil,
+		parking.Record{Disks: []parking.ParkedDisk{held}},
+		nil,
+		VMOld,
+		[]string{"vm fast:vm-9201-disk-0 scsi2 of VM 9031, owned by VM 9201"},
+	},
+	"a holder's disk detached": {
+		nil, nil,
+		parking.Record{Disks: []parking.ParkedDisk{held}},
+		nil,
+		VMDeleted,
+		[]string{"holder fast:vm-9201-disk-0 with VM 9201, which owns it; detached from VM 9031"},
+	},
+	"reimage, not begun": {
+		wk1(map[string]string{"scsi0": oldSystem}), nil,
+		parking.Record{Strategy: cluster.Reimage, Disks: []parking.ParkedDisk{system}},
+		nil,
+		VMOld,
+		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031"},
+	},
+	"reimage, parked": {
+		wk1(nil),
+		map[string]string{"scsi30": parkedSys},
+		parking.Record{Strategy: cluster.Reimage, Disks: []parking.ParkedDisk{system}},
+		nil,
+		VMSystemParked,
+		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090"},
+	},
+	"reimage, blank": {
+		wk1(map[string]string{"scsi0": newSystem, "description": made}),
+		map[string]string{"scsi30": parkedSys},
+		parking.Record{Strategy: cluster.Reimage, Disks: []parking.ParkedDisk{system}},
+		nil,
+		VMBlankSystem,
+		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090"},
+	},
+	"reimage, being put back": {
+		wk1(map[string]string{"scsi0": oldSystem, "description": made}), nil,
+		parking.Record{Strategy: cluster.Reimage, PutBack: true, Disks: []parking.ParkedDisk{system}},
+		nil,
+		VMOld,
+		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031"},
+	},
+	"rollback, kept disk back": {
+		wk1(map[string]string{"scsi0": "fast:vm-9031-disk-6,serial=recast-9999"}),
+		map[string]string{"scsi30": parkedSys},
+		parking.Record{Strategy: cluster.Rollback, Disks: []parking.ParkedDisk{system}, Restore: &parking.KeptDisk{Key: "scsi29", Slot: "scsi0", Options: "serial=recast-9999", Talos: "v1.13.8"}},
+		nil,
+		VMRestored,
+		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "vm fast:vm-9031-disk-6 scsi0 of VM 9031"},
+	},
+	"rollback, kept disk still parked": {
+		wk1(map[string]string{"scsi0": oldSystem}),
+		map[string]string{"scsi29": keptSys},
+		parking.Record{Strategy: cluster.Rollback, Disks: []parking.ParkedDisk{system}, Restore: &parking.KeptDisk{Key: "scsi29", Slot: "scsi0", Options: "serial=recast-9999"}},
+		nil,
+		VMOld,
+		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031", "parking fast:vm-9090-disk-7 scsi29 of parking VM 9090"},
+	},
+}
+
+func TestHalf(t *testing.T) {
+	t.Parallel()
+	for name, tc := range halves {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rec := tc.rec
+			rec.Node, rec.Run, rec.VMID, rec.UUID, rec.Open = "wk1", "r1", 9031, "u-wk1", true
+			if rec.Strategy == "" {
+				rec.Strategy = cluster.Recreate
+			}
+			px := datacentre{volumes: tc.volumes}
+			if tc.vm != nil {
+				px.vms = append(px.vms, *tc.vm)
+			}
+			h, err := half(t.Context(), px, parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1", Config: tc.parking}, Record: rec}, px.vms, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var where []string
+			for _, d := range h.Disks {
+				where = append(where, string(d.Place)+" "+d.Volid+" "+d.Where)
+			}
+			if h.VMState != tc.state || h.Running != (tc.vm != nil && tc.state != VMStranger) {
+				t.Errorf("VM %s (%s), running %t, want %s", h.VMState, h.VM, h.Running, tc.state)
+			}
+			must.Equal(t, "disks", tc.where, where)
+		})
+	}
+}
+
+func TestAdvise(t *testing.T) {
+	t.Parallel()
+	type half = Half
+	for name, tc := range map[string]struct {
+		h    half
+		want []string
+	}{
+		"all at hand": {half{BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast undo wk1: cancels it: puts the old system disk back"}},
+		"no machine configuration": {half{BuildLocked: true}, []string{
+			"recast roll: finishes it if the node answers; otherwise it puts the old system disk back first, and plans the node again: " +
+				"its machine configuration is neither in a journal here nor in talos.machineConfigs",
+			"recast undo wk1: cancels it: puts the old system disk back",
+		}},
+		"another lock": {half{MachineConfig: true}, []string{
+			"recast roll: puts the old system disk back first, since no lock here has that build, and plans the node again",
+			"recast undo wk1: cancels it: puts the old system disk back",
+		}},
+		"given up":        {half{GivenUp: true}, []string{"recast roll: continues to put the old system disk back"}},
+		"create":          {half{Strategy: cluster.Create, BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast undo wk1: says how to give it up"}},
+		"create, no lock": {half{Strategy: cluster.Create, MachineConfig: true}, []string{"recast plan: says what is missing to finish it", "recast undo wk1: says how to give it up"}},
+		"reshape":         {half{Strategy: cluster.Reshape}, []string{"recast roll: finishes it", "recast undo wk1: cancels it: gives the old settings back"}},
+		"remove":          {half{Strategy: cluster.Remove}, []string{"recast roll: finishes it", "recast undo wk1: cancels it: gives the node its disks and its VM back"}},
+		"rollback":        {half{Strategy: cluster.Rollback}, []string{"recast roll: finishes the rollback"}},
+		"stranger":        {half{VMState: VMStranger}, []string{"qm config 9031: shows which VM has the number; recast does not touch it, and continues when the number is free"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tc.h.Node, tc.h.VMID = "wk1", 9031
+			var got []string
+			for _, a := range tc.h.advise() {
+				got = append(got, a.Command+": "+a.Does)
+			}
+			must.Equal(t, "advice", tc.want, got)
+		})
+	}
+}
+
+var errAway = errors.New("connection refused")
+
+// A VM that can't be read does not count as deleted, nor its disks as lost.
+func TestHalfWhoseVMIsElsewhere(t *testing.T) {
+	t.Parallel()
+	away := &cluster.HostsAway{
+		Hosts: []cluster.AwayHost{{Name: "pve2", Why: "is offline"}},
+		VMs:   []cluster.VM{{ID: 9031, Host: "pve2"}},
+	}
+	moved := cluster.VM{ID: 9031, Host: "pve2", Config: map[string]string{"smbios1": "uuid=u-wk1", "scsi1": "fast:vm-9031-disk-1"}}
+	type example struct {
+		vms   []cluster.VM
+		away  *cluster.HostsAway
+		state VMState
+		vm    string
+		where string
+		next  string
+	}
+	cases := map[string]example{
+		"on a host that is down": {
+			away: away, state: VMAway, vm: "on pve2, which does not answer",
+			where: "not on parking VM 9090; VM 9031 may have it", next: "pvecm status",
+		},
+		"moved": {
+			vms: []cluster.VM{moved}, state: VMOld, where: "scsi1 of VM 9031", next: "recast roll",
+			vm: "the old one; it is on pve2 and the parking VM is on pve1: recast plan says how to bring them together",
+		},
+	}
+	must.Each(t, cases, func(t *testing.T, tc example) {
+		rec := parking.Record{
+			Node: "wk1", Run: "r1", VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate,
+			Disks: []parking.ParkedDisk{{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1"}},
+		}
+		park := parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: rec}
+		h := must.Get(half(t.Context(), datacentre{vms: tc.vms}, park, tc.vms, tc.away))(t)
+		h.BuildLocked, h.MachineConfig = true, true
+		if h.VMState != tc.state || h.VM != tc.vm || h.Disks[0].Where != tc.where || !strings.HasPrefix(h.advise()[0].Command, tc.next) {
+			t.Errorf("%s: %s; disk %s; %v", h.VMState, h.VM, h.Disks[0].Where, h.advise())
+		}
+	})
+}
+
+// Of several parking VMs only one has the disk that a rollback needs.
+func TestTheLastKeptDisk(t *testing.T) {
+	t.Parallel()
+	kept := func(id cluster.VMID, nth int, run string) parking.Parking {
+		return parking.Parking{
+			VM:     cluster.VM{ID: id, Config: map[string]string{"scsi30": "fast:vm-1-disk-0"}},
+			Record: parking.Record{Node: "wk1", Kept: []parking.KeptDisk{{Key: "scsi30", Run: run, Nth: nth}}},
+		}
+	}
+	var res StatusResult
+	for _, p := range []parking.Parking{kept(9090, 2, "20260101-0000-aaaa"), kept(9091, 1, "20260102-0000-aaaa")} {
+		res.Kept = append(res.Kept, keptBy(p)...)
+	}
+	res.adviseLast()
+	if len(res.Kept[0].Next) != 1 || len(res.Kept[1].Next) != 0 {
+		t.Errorf("%+v", res.Kept)
 	}
 }

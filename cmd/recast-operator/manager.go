@@ -29,7 +29,6 @@ import (
 	"github.com/recast-sh/recast/internal/web/frame"
 )
 
-// managerFlags are those of the operator itself.
 type managerFlags struct {
 	leaderElect     bool
 	leaderNamespace string

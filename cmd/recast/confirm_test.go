@@ -1,15 +1,27 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"flag"
 	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/creack/pty"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/pipeline/setup"
 	"github.com/spf13/cobra"
 )
 
@@ -34,9 +46,7 @@ func TestConfirmTypedAhead(t *testing.T) {
 	for typed, want := range map[string]bool{"yes\n": true, "no\n": false} {
 		master, tty := openTerminal(t)
 		const ahead = "yes\n"
-		if _, err := io.WriteString(master, ahead); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(io.WriteString(master, ahead))(t)
 		if _, err := io.ReadFull(master, make([]byte, len("yes\r\n"))); err != nil { // its echo
 			t.Fatal(err)
 		}
@@ -51,15 +61,9 @@ func TestConfirmTypedAhead(t *testing.T) {
 func TestConfirmUnseen(t *testing.T) {
 	t.Parallel()
 	_, tty := openTerminal(t)
-	story, err := os.Create(filepath.Join(t.TempDir(), "roll.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	story := must.Get(os.Create(filepath.Join(t.TempDir(), "roll.log")))(t)
 	defer story.Close()
-	nowhere, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nowhere := must.Get(os.OpenFile(os.DevNull, os.O_WRONLY, 0))(t)
 	defer nowhere.Close()
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -106,9 +110,7 @@ func TestAskedTwice(t *testing.T) {
 	term.patch()
 	roll := term.background("roll.err", "roll", "--yes")
 	term.await("roll.err", "create the VM again")
-	if err := roll.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, roll.Process.Kill())
 	_ = roll.Wait()
 
 	s := term.onScreen("roll")
@@ -144,9 +146,7 @@ func TestTyped(t *testing.T) {
 		root.PersistentFlags().StringP("config", "c", "", "")
 		for _, name := range []string{"prune", "roll"} {
 			c := &cobra.Command{Use: name, Run: func(c *cobra.Command, _ []string) {
-				if got := typed(c); got != want {
-					t.Errorf("%s: %s, want %s", line, got, want)
-				}
+				must.Equal(t, line, want, typed(c))
 				if got := typed(c, "NODE", "--only", "x"); strings.Count(got, "--only") != 1 || !strings.Contains(got, "NODE --only x") {
 					t.Errorf("%s, with more: %s", line, got)
 				}
@@ -166,4 +166,293 @@ func TestTyped(t *testing.T) {
 			t.Errorf("%s: %v", line, err)
 		}
 	}
+}
+
+func TestAsk(t *testing.T) {
+	t.Parallel()
+	storage := setup.Question{Text: "Where?", Choices: []string{"isos", "local"}, Default: "isos", Flag: "--iso-storage"}
+	unsafe := setup.Question{Text: "Where?", Flag: "--endpoint"}
+	checked := setup.Question{Text: "Which?", Flag: "--vmids", Check: func(answer string) error {
+		if answer == "1-2" {
+			return fault.Configf("out of bounds")
+		}
+		return nil
+	}}
+	for name, c := range map[string]struct {
+		q             setup.Question
+		typed         string
+		yes, terminal bool
+		want, said    string
+		kind          fault.Kind // where there is no answer
+	}{
+		"an answer":              {q: storage, typed: "local\n", terminal: true, want: "local", said: "Where? [isos] "},
+		"no more than Enter":     {q: storage, typed: "\n", terminal: true, want: "isos"},
+		"one of the choices":     {q: storage, typed: "fast\nlocal", terminal: true, want: "local", said: `"fast" is not one of isos, local`},
+		"something":              {q: unsafe, typed: "\nx\n", terminal: true, want: "x", said: "an answer is needed"},
+		"a good one":             {q: checked, typed: "1-2\n3-4\n", terminal: true, want: "3-4", said: "out of bounds"},
+		"the end of input":       {q: storage, typed: "", terminal: true, kind: fault.Interrupted},
+		"the end after a wrong":  {q: storage, typed: "fast\n", terminal: true, kind: fault.Interrupted},
+		"--yes":                  {q: storage, yes: true, want: "isos", said: "Where? isos (--iso-storage)"},
+		"--yes on a terminal":    {q: storage, yes: true, terminal: true, typed: "local\n", want: "isos"},
+		"--yes to what is not":   {q: unsafe, yes: true, kind: fault.Config},
+		"nobody there":           {q: storage, typed: "local\n", kind: fault.Config},
+		"nobody, and no default": {q: unsafe, typed: "x\n", kind: fault.Config},
+	} {
+		var said bytes.Buffer
+		a := newAsker(&streams{in: strings.NewReader(c.typed), err: &console{Writer: &said}}, c.yes)
+		a.terminal = c.terminal
+		got, err := a.ask(t.Context(), c.q)
+		if c.want == "" && (err == nil || fault.KindOf(err) != c.kind) || c.want != "" && err != nil || got != c.want {
+			t.Errorf("%s: %q, %v; want %q, kind %d", name, got, err, c.want, c.kind)
+		}
+		must.Contain(t, name, said.String(), c.said)
+	}
+}
+
+// TestAskInterrupted presses Ctrl-C at a question.
+func TestAskInterrupted(t *testing.T) {
+	t.Parallel()
+	in, out := io.Pipe()
+	defer out.Close() // which ends the reader
+	a := newAsker(&streams{in: in, err: &console{Writer: io.Discard}}, false)
+	a.terminal = true
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := a.ask(ctx, setup.Question{Text: "Where?", Flag: "--endpoint"}); exitCodeOf(err) != exitInterrupted {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// TestInterrupt presses Ctrl-C on a real process, once and twice.
+func TestInterrupt(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	t.Parallel()
+	term := openLab(t)
+	term.patch()
+
+	// Once: the node in progress is finished, no other is started.
+	roll := term.background("roll.err", "roll", "--yes")
+	term.await("roll.err", "bring wk1 up")
+	interrupt(t, roll.Process)
+	code := exitCode(roll.Wait())
+	story := term.read("roll.err")
+	has(t, story,
+		"\nstopping: the node in progress is finished first; press Ctrl-C again to stop at once",
+		"✓ recreate wk1", "\nrun ", ": interrupted after ", "\n  wk1 recreated as build ", "\nerror: stopped; not started: roll/",
+	)
+	if code != exitInterrupted || strings.Contains(story, "▸ recreate wk2") {
+		t.Errorf("exit code %d, want %d:\n%s", code, exitInterrupted, story)
+	}
+	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") || !strings.Contains(said, "nothing is unfinished") {
+		t.Errorf("status afterwards:\n%s", said)
+	}
+
+	// Twice: it stops where it is, and says how to go on.
+	roll = term.background("roll.err", "roll", "--yes")
+	term.await("roll.err", "take wk2 down")
+	interrupt(t, roll.Process)
+	term.await("roll.err", "press Ctrl-C again")
+	interrupt(t, roll.Process)
+	code = exitCode(roll.Wait())
+	story = term.read("roll.err")
+	has(t, story, ": interrupted after ", "\n  wk2 recreate ", "\nnext: recast status shows where every disk is; recast roll continues where this one stopped", "\nerror: interrupted: roll/workers/wk2/")
+	if code != exitInterrupted {
+		t.Errorf("exit code %d, want %d:\n%s", code, exitInterrupted, story)
+	}
+	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") {
+		t.Errorf("status afterwards:\n%s", said)
+	}
+	term.typed(exitDone, "roll", "--yes")
+	term.typed(exitDone, "drift")
+	term.typed(exitDone, "lab", "check", "--dir", ".")
+}
+
+func interrupt(t *testing.T, p *os.Process) {
+	t.Helper()
+	must.Do(t, p.Signal(os.Interrupt))
+}
+
+// has requires every text in the output.
+func has(t *testing.T, story string, want ...string) {
+	t.Helper()
+	must.Contain(t, "the story", story, want...)
+}
+
+// TestSuspended stops recast status --watch and recast ui in the middle of a roll, as a laptop that is closed, and
+// continues them when the roll is over: they show the present.
+func TestSuspended(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	t.Parallel()
+	term := openLab(t)
+	term.patch()
+	ui := term.background("url", "ui", "--open=false")
+	term.await("url", "Ctrl-C ends them")
+	p, err := enterPages(regexp.MustCompile(`http://\S+`).FindString(term.read("url")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := func(path, want string) (text string) {
+		t.Helper()
+		for range 1200 {
+			if text, err = p.ask(http.MethodGet, path, nil); err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(text, want) {
+				return text
+			}
+			<-time.After(50 * time.Millisecond)
+		}
+		t.Fatalf("the page %q never held %q:\n%s", path, want, text)
+		return ""
+	}
+	page("", "3 of 3 nodes are stale")
+
+	watch := term.onScreen("status", "--watch")
+	watch.await("nobody holds it")
+	roll := term.onScreen("roll", "--yes")
+	roll.awaitLogged("bring wk1 up")
+	watch.await("wk1  recreate")
+	page("run", `badge open">running`)
+	stop := func(s syscall.Signal) {
+		t.Helper()
+		for _, of := range []*os.Process{watch.cmd.Process, ui.Process} {
+			must.Do(t, of.Signal(s))
+		}
+	}
+	stop(syscall.SIGSTOP)
+	seen := len(watch.seen())
+	if code := roll.end(); code != exitDone {
+		t.Fatalf("exit code %d:\n%s", code, roll.seen())
+	}
+	stop(syscall.SIGCONT)
+
+	watch.await(": done\r\n")
+	if after := watch.seen()[seen:]; strings.Contains(after, "stood still") {
+		t.Errorf("what it shows then:\n%s", after)
+	}
+	page("run", `badge good">done`)
+	if text := page("", "3 of 3 nodes are stale"); !strings.Contains(text, " ago") || strings.Contains(text, ", 0s ago") {
+		t.Errorf("an old reading passes for new:\n%s", text)
+	}
+	must.Get(p.ask(http.MethodPost, "read", url.Values{"what": {"drift"}}))(t)
+	page("", "3 nodes in sync")
+
+	watch.typed("\x03")
+	if code := watch.end(); code != exitDone {
+		t.Errorf("exit code %d of who watched:\n%s", code, watch.seen())
+	}
+	must.Do(t, ui.Process.Signal(os.Interrupt))
+	if code := exitCode(ui.Wait()); code != exitDone {
+		t.Errorf("exit code %d of the pages:\n%s", code, term.read("url"))
+	}
+}
+
+var (
+	killTimes = flag.Int("kill.times", 1, "how often TestKill kills a roll")
+	killSeed  = flag.Uint64("kill.seed", 0, "at which moments TestKill kills; 0: others each time")
+)
+
+// TestKill kills rolls of real processes at random moments and runs the same command
+// again: then every node is in sync, every persistent disk is unchanged, and etcd has
+// its members. Each strategy has a lab of its own. For every second run the local files are lost with
+// the process, as on a CI runner: of three, one or two.
+func TestKill(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	t.Parallel()
+	seed := *killSeed
+	if seed == 0 {
+		seed = rand.Uint64N(1e6)
+	}
+	t.Logf("go test ./cmd/recast -run TestKill -kill.times %d -kill.seed %d", *killTimes, seed)
+	if *killTimes == 1 { // the main suite has no minute for it
+		newKillings(openLab(t, "--workers", "1"), "auto", 5*time.Second, seed, 0).rounds(1)
+		return
+	}
+	for i, by := range []struct {
+		strategy string
+		usual    time.Duration
+	}{{"recreate", 12 * time.Second}, {"reimage", 10 * time.Second}, {"in-place", 8 * time.Second}} {
+		t.Run(by.strategy, func(t *testing.T) {
+			t.Parallel()
+			lab := openLab(t, "--workers", "2", "--control-planes", "3")
+			newKillings(lab, by.strategy, by.usual, seed, i).rounds((*killTimes + 2 - i) / 3)
+		})
+	}
+}
+
+type killings struct {
+	*terminal
+	random   *rand.Rand
+	strategy string        // in recast.yaml
+	usual    time.Duration // how long a roll takes
+	lost     bool          // the next kill takes the local files
+}
+
+func newKillings(lab *terminal, strategy string, usual time.Duration, seed uint64, nth int) *killings {
+	lab.replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+strategy+"\n")
+	return &killings{terminal: lab, random: rand.New(rand.NewPCG(seed+uint64(nth), 0)), strategy: strategy, usual: usual, lost: (seed+uint64(nth))%2 == 1}
+}
+
+// rounds kills rolls, one after the other, and finishes each.
+func (k *killings) rounds(times int) {
+	k.t.Helper()
+	for n := range times {
+		k.round(n)
+	}
+	k.t.Attr("kills-resumed", strconv.Itoa(times))
+	k.t.Attr("promises-broken", "0") // lab check has failed the test otherwise
+}
+
+// round kills one roll and finishes it.
+func (k *killings) round(n int) {
+	k.t.Helper()
+	lost := k.lost
+	k.lost = !lost
+	var after time.Duration
+	for killed := false; !killed; {
+		k.patch()
+		after, killed = k.roll()
+	}
+	said, _ := k.typed(exitDone, "status")
+	if lost {
+		k.t.Attr("journals-lost", "1")
+		if err := os.RemoveAll(filepath.Join(k.dir, ".recast")); err != nil {
+			k.t.Fatal(err)
+		}
+	}
+	began := time.Now()
+	report, _ := k.typed(exitDone, "roll", "--yes")
+	k.typed(exitDone, "drift")
+	kept, _ := k.typed(exitDone, "lab", "check", "--dir", ".")
+	k.t.Logf("%d: %s killed after %s, journal lost: %t, was unfinished: %t; finished in %s: %s%s", n+1, k.strategy, after.Round(time.Millisecond),
+		lost, strings.Contains(said, "\nunfinished ") || strings.Contains(said, "\nmarked "), time.Since(began).Round(time.Millisecond), kept, report)
+}
+
+// roll kills a roll at a random moment, unless it has ended before.
+func (k *killings) roll() (after time.Duration, killed bool) {
+	k.t.Helper()
+	after = time.Duration(k.random.Int64N(int64(k.usual)))
+	began := time.Now()
+	c := k.background("roll.err", "roll", "--yes")
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	select {
+	case err := <-ended:
+		if code := exitCode(err); code != exitDone {
+			k.t.Fatalf("a roll that nobody killed: exit code %d\n%s", code, k.read("roll.err"))
+		}
+		k.usual = time.Since(began)
+		return 0, false
+	case <-time.After(after):
+	}
+	if err := c.Process.Kill(); err != nil {
+		k.t.Fatal(err)
+	}
+	return after, exitCode(<-ended) == -1
 }

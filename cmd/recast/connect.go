@@ -29,7 +29,6 @@ import (
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
-// open reads the configuration.
 func (g *globals) open() (pipeline.Project, error) { return g.openWith(false) }
 
 // openWith is open; alone is as in config.Options.
@@ -56,7 +55,6 @@ func (c *closers) close() {
 	}
 }
 
-// connectImages makes the clients of Image Factory and registry.
 func connectImages(s *streams, p pipeline.Project, cl *closers) (pipeline.Images, error) {
 	s.telemetry.Cluster(p.Config.Cluster)
 	f, err := factory.New(factory.Options{
@@ -80,7 +78,6 @@ func connectImages(s *streams, p pipeline.Project, cl *closers) (pipeline.Images
 	return pipeline.Images{Factory: f, Registry: r, Imager: i, Catalog: r}, nil
 }
 
-// connectRegistry makes the client of registries.
 func connectRegistry(s *streams, p pipeline.Project, cl *closers) (*registry.Client, error) {
 	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions", CAFile: p.Config.Images.CAFile, Wrap: s.telemetry.HTTP("registry")})
 	if err != nil {
@@ -90,7 +87,6 @@ func connectRegistry(s *streams, p pipeline.Project, cl *closers) (*registry.Cli
 	return r, nil
 }
 
-// connectProxmox makes the Proxmox client.
 func connectProxmox(s *streams, p pipeline.Project, cl *closers) (*pve.Client, error) {
 	c := p.Config
 	s.telemetry.Cluster(c.Cluster)
@@ -146,7 +142,6 @@ func connectTalos(s *streams, p pipeline.Project, cl *closers) (*talos.Client, e
 	return t, nil
 }
 
-// kubeconfigFile is where the kubeconfig is.
 func kubeconfigFile() (string, error) {
 	if path := os.Getenv("KUBECONFIG"); path != "" {
 		if len(filepath.SplitList(path)) > 1 {
@@ -180,6 +175,23 @@ func connectKube(s *streams, p pipeline.Project, cl *closers) (*kube.Client, err
 	}
 	cl.add(k.Close)
 	return k, nil
+}
+
+// using opens the project and runs f with what connect makes of it, which is closed afterwards.
+func using[T any](s *streams, g *globals, connect func(*streams, pipeline.Project, *closers) (T, error),
+	f func(pipeline.Project, T, *closers) error,
+) error {
+	p, err := g.open()
+	if err != nil {
+		return err
+	}
+	var cl closers
+	defer cl.close()
+	made, err := connect(s, p, &cl)
+	if err != nil {
+		return err
+	}
+	return f(p, made, &cl)
 }
 
 // fromKube reads something from Kubernetes. It opens the kubeconfig at the first call.
@@ -220,27 +232,24 @@ func machineConfigs(s *streams, p pipeline.Project) (func(ctx context.Context, n
 	return source.Config, nil
 }
 
-// withMachines runs f with the result of connectMachines.
 func (g *globals) withMachines(ctx context.Context, s *streams, f func(context.Context, pipeline.Project, pipeline.Machines) error) error {
 	return g.with(ctx, s, connectMachines, f)
 }
 
-// with opens the project and runs f with its machines.
 func (g *globals) with(ctx context.Context, s *streams, connect func(*streams, pipeline.Project, *closers) (pipeline.Machines, error),
 	f func(context.Context, pipeline.Project, pipeline.Machines) error,
 ) error {
-	p, err := g.open()
-	if err != nil {
-		return err
+	opened := func(s *streams, p pipeline.Project, cl *closers) (pipeline.Machines, error) {
+		m, err := connect(s, p, cl)
+		if err != nil {
+			return m, errOpening{err}
+		}
+		return m, nil
 	}
-	var cl closers
-	defer cl.close()
-	m, err := connect(s, p, &cl)
-	if err != nil {
-		return errOpening{err}
-	}
-	learnLocks(ctx, s, p)
-	return f(ctx, p, m)
+	return using(s, g, opened, func(p pipeline.Project, m pipeline.Machines, _ *closers) error {
+		learnLocks(ctx, s, p)
+		return f(ctx, p, m)
+	})
 }
 
 // connectNotify makes the client of webhooks; nil where none is configured.
@@ -283,7 +292,6 @@ func notifier(s *streams, p pipeline.Project, cl *closers) (cluster.Notifier, er
 	return c, nil
 }
 
-// webhooks returns the state of each webhook, for doctor.
 func webhooks(s *streams, p pipeline.Project, cl *closers) ([]checkup.Webhook, error) {
 	c, err := connectNotify(s, p, cl)
 	if c == nil || err != nil {

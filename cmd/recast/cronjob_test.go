@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
 	network "k8s.io/api/networking/v1"
@@ -30,19 +31,14 @@ type nightly struct {
 
 func readNightly(t *testing.T) (n nightly) {
 	t.Helper()
-	text, err := os.ReadFile(manifests)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(manifests))(t)
 	kinds := map[string]any{
 		"Namespace": &n.Namespace, "ServiceAccount": &n.account, "ClusterRole": &n.role, "ClusterRoleBinding": &n.binding,
 		"ConfigMap": &n.config, "CronJob": &n.job, "NetworkPolicy": &n.network,
 	}
 	for doc := range strings.SplitSeq(string(text), "\n---\n") {
 		var of struct{ Kind string }
-		if err := yaml.Unmarshal([]byte(doc), &of); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, yaml.Unmarshal([]byte(doc), &of))
 		into, ok := kinds[of.Kind]
 		if !ok {
 			t.Fatalf("kind %q, or two of it", of.Kind)
@@ -130,10 +126,7 @@ func TestNightlyToken(t *testing.T) {
 	}
 	t.Parallel()
 	term := openLab(t, "--control-planes", "1", "--workers", "1")
-	readme, err := os.ReadFile(filepath.Join(filepath.Dir(manifests), "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	readme := must.Get(os.ReadFile(filepath.Join(filepath.Dir(manifests), "README.md")))(t)
 	token := ""
 	for _, line := range regexp.MustCompile(`(?m)^pveum (.+)$`).FindAllStringSubmatch(string(readme), -1) {
 		args := strings.Fields(strings.NewReplacer(`"`, "", `'`, "").Replace(line[1]))
@@ -148,9 +141,7 @@ func TestNightlyToken(t *testing.T) {
 	term.env = append(term.env, "PROXMOX_VE_API_TOKEN="+token)
 	without := filepath.Join(term.dir, "without.yaml") // the secrets of machine configurations
 	text := strings.Replace(term.read("recast.yaml"), "talos:\n", "talos:\n  machineConfigs: ./nowhere\n", 1)
-	if err := os.WriteFile(without, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(without, []byte(text), 0o600))
 	file := filepath.Join(t.TempDir(), "recast-drift.prom")
 	if out, _ := term.typed(exitDone, "drift", "--what", "image", "--config", without, "--metrics-file", file); !strings.Contains(out, "2 nodes in sync") {
 		t.Errorf("drift: %s", out)

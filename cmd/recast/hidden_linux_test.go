@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // ordinary is a copy of this program that an ordinary user may run, and the attributes
@@ -22,22 +23,13 @@ import (
 // another user.
 func ordinary(t *testing.T) (self string, as *syscall.SysProcAttr) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self = must.Get(os.Executable())(t)
 	if os.Geteuid() != 0 {
 		return self, nil
 	}
-	dir, err := os.MkdirTemp("", "recast-hidden-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "recast-hidden-"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	from, err := os.Open(self)
-	if err != nil {
-		t.Fatal(err)
-	}
+	from := must.Get(os.Open(self))(t)
 	defer from.Close()
 	self = filepath.Join(dir, "recast")
 	to, err := os.OpenFile(self, os.O_CREATE|os.O_WRONLY, 0o755)
@@ -57,20 +49,14 @@ func ordinary(t *testing.T) (self string, as *syscall.SysProcAttr) {
 func TestTokensAreHidden(t *testing.T) {
 	self, as := ordinary(t)
 	pipe := filepath.Join(t.TempDir(), "recast.yaml")
-	if err := syscall.Mkfifo(pipe, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(pipe, 0o644))
 	for dir := filepath.Dir(pipe); dir != os.TempDir(); dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(dir, 0o755))
 	}
 	c := exec.CommandContext(t.Context(), self, "-c", pipe, "status")
 	c.SysProcAttr, c.Dir = as, os.TempDir()
 	c.Env = []string{"RECAST_TEST_MAIN=1", "PROXMOX_VE_API_TOKEN=planted"}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Start())
 	defer func() { _ = c.Wait() }() // what it makes of an empty configuration is of no interest
 	var config *os.File
 	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
@@ -105,10 +91,7 @@ func TestHiddenHolder(t *testing.T) {
 	c := exec.CommandContext(t.Context(), self)
 	c.SysProcAttr, c.Dir = as, os.TempDir()
 	c.Env = []string{"RECAST_TEST_HOLDER=1", "PATH=" + os.Getenv("PATH")}
-	out, err := c.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(c.Output())(t)
 	var got struct {
 		Holder claim.Holder
 		Dead   bool

@@ -2,18 +2,37 @@ package main
 
 import (
 	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
 	"io"
 	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
-	"github.com/spf13/cobra"
-
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/browser"
+	"github.com/recast-sh/recast/internal/command"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/redact"
+	"github.com/recast-sh/recast/internal/registry"
+	"github.com/recast-sh/recast/internal/report"
+	"github.com/recast-sh/recast/internal/savefile"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/past"
+	"github.com/recast-sh/recast/pipeline/support"
+	"github.com/spf13/cobra"
 )
 
 func newHistoryCmd(s *streams, g *globals) *cobra.Command {
@@ -112,4 +131,333 @@ func hiding(w io.Writer, format string, hide redact.Redactor, print func(io.Writ
 // thisProcess says how to tell whether the process of a past run is still alive.
 func thisProcess() past.Options {
 	return past.Options{Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended}
+}
+
+// htmlPage is where the report of a run goes.
+type htmlPage struct {
+	file string // "-": stdout; "": below .recast/reports
+	open bool   // in a browser
+}
+
+func (h htmlPage) write(ctx context.Context, s *streams, p pipeline.Project, run past.Run) error {
+	file := cmp.Or(h.file, p.Page(run.ID))
+	if file == "-" {
+		return report.Write(s.out, drawn(run))
+	}
+	if err := savePage(file, run); err != nil {
+		return fault.WithHint(err, "recast history RUN --html FILE writes it elsewhere, --html - to stdout")
+	}
+	if _, err := fmt.Fprintln(s.out, nearby(file)); err != nil {
+		return err
+	}
+	if h.open {
+		return browser.Show(ctx, browser.Opener(), file)
+	}
+	return nil
+}
+
+// drawn collects what the report of a run is made of. If the log can't be read, the
+// report says so.
+func drawn(run past.Run) report.Run {
+	log, err := story.ReadDirs(run.Dirs)
+	if err != nil {
+		run.Problems = append(run.Problems, err.Error())
+	}
+	return report.Run{Past: run, Story: log, Now: time.Now(), Version: version, Hide: redact.New(secretsHere()).Text}
+}
+
+// savePage writes the report of a run to a file. It creates the directory if needed.
+func savePage(file string, run past.Run) error {
+	err := os.MkdirAll(filepath.Dir(file), 0o700)
+	if err == nil {
+		err = savefile.Write(file, func(w io.Writer) error { return report.Write(w, drawn(run)) })
+	}
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return nil
+}
+
+// savePages writes the reports of the runs that a command worked on, and returns their
+// files. A report that can't be written is only a warning: the run is over.
+func savePages(s *streams, p pipeline.Project, rep pipeline.Report) (files []string) {
+	for _, id := range append(slices.Clone(rep.Resumed), rep.Run) {
+		if id == "" || !p.Runs().Has(id) {
+			continue // it only finished an earlier one
+		}
+		run, err := p.Runs().Find(id, thisProcess())
+		if err == nil {
+			err = savePage(p.Page(id), run)
+		}
+		if err != nil {
+			fmt.Fprintf(s.err, "warning: no report of run %s: %v\n", id, err)
+			continue
+		}
+		files = append(files, nearby(p.Page(id)))
+	}
+	return files
+}
+
+// nearby is a path relative to the working directory, if it is below that.
+func nearby(path string) string {
+	here, err := os.Getwd()
+	if err != nil || !filepath.IsAbs(path) {
+		return path
+	}
+	if short, err := filepath.Rel(here, path); err == nil && !strings.HasPrefix(short, "..") {
+		return short
+	}
+	return path
+}
+
+const (
+	// shareSoon is when a run is shared first, then after twice that time, and so on until shareOften: even one that is
+	// killed in its first minute has left its plan, which may have to wait for answers.
+	shareSoon = 3 * time.Second
+	// shareOften is the time between two copies of a run that goes on. Copying takes a twentieth of the time at most.
+	shareOften = time.Minute
+	// shareOnce is how long a copy may take while the run goes on: a registry that does not answer is asked again.
+	shareOnce = 5 * time.Minute
+	// shareWait is how long a command waits for its last copy, or for a list, at most.
+	shareWait = 15 * time.Second
+	// learnWait is how long a command on a fresh machine waits for past locks from the mirror.
+	learnWait = 3 * time.Second
+	// recentRuns is how many runs are looked at for past locks.
+	recentRuns = 3
+)
+
+// sharing is how a project's runs are copied; false: they are not.
+func sharing(s *streams, p pipeline.Project, cl *closers) (past.Sharing, bool, error) {
+	list := pipeline.SharedRuns(p)
+	if list == "" {
+		return past.Sharing{}, false, nil
+	}
+	r, err := connectRegistry(s, p, cl)
+	if err != nil {
+		return past.Sharing{}, false, err
+	}
+	return past.Sharing{
+		Runs: p.Runs(), Records: registry.NewRecords(r), List: list, Lock: p.Locks().Text,
+	}, true, nil
+}
+
+// sharer copies the runs of a command to the mirror while they go on, and once more at the end. What it can't do is only a
+// warning: the nodes come first.
+type sharer struct {
+	past.Sharing
+	auto    bool            // not to where anyone can read it
+	secrets func() []string // those here now: a run gets machine configurations while it goes on, and forgets them
+	known   []string        // those that have been
+	hide    redact.Redactor
+
+	mu   sync.Mutex
+	runs []string
+
+	asked bool // whether anyone can read it
+	err   error
+}
+
+// shareRuns returns what is to be called when a run begins (pipeline.RollOptions.Began). Closing cl makes the last copy.
+func shareRuns(ctx context.Context, s *streams, p pipeline.Project, cl *closers) func(run, dir string) {
+	share, wanted, err := sharing(s, p, cl)
+	if !wanted {
+		if err != nil {
+			s.warn("runs are not shared: " + err.Error())
+		}
+		return s.telemetry.Began
+	}
+	h := &sharer{Sharing: share, secrets: func() []string { return slices.Concat(secretsHere(), support.Secrets(p)) }, auto: p.Config.History.Share == config.ShareAuto}
+	h.Hide = redact.Growing(func(b []byte) []byte { return h.hide.JSON(b) })
+	going, stop := context.WithCancel(ctx)
+	var copying sync.WaitGroup
+	copying.Go(func() { h.follow(going) })
+	cl.add(func() error {
+		stop()
+		copying.Wait()
+		if ctx.Err() != nil { // a run that was stopped is shared, too; while a last copy is made, Ctrl-C ends it
+			ctx = context.WithoutCancel(ctx)
+		}
+		h.last(ctx, s)
+		return nil
+	})
+	return func(run, dir string) {
+		s.telemetry.Began(run, dir)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if !slices.Contains(h.runs, run) {
+			h.runs = append(h.runs, run)
+		}
+	}
+}
+
+// follow copies runs until ctx ends.
+func (h *sharer) follow(ctx context.Context) {
+	for wait := shareSoon; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		began := time.Now()
+		once, cancel := context.WithTimeout(ctx, shareOnce)
+		h.err = h.share(once)
+		cancel()
+		if wait = max(min(2*wait, shareOften), 20*time.Since(began)); len(h.begun()) == 0 {
+			wait = shareSoon
+		}
+	}
+}
+
+func (h *sharer) begun() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.runs)
+}
+
+// errForAnyone says why a run is not shared.
+var errForAnyone = errors.New("anyone on the internet can read the mirror: history.share in recast.yaml can be always, or never, which silences this")
+
+func (h *sharer) share(ctx context.Context) error {
+	runs := h.begun()
+	if len(runs) == 0 || errors.Is(h.err, errForAnyone) || errors.Is(h.err, images.ErrDenied) {
+		return h.err
+	}
+	if h.auto && !h.asked {
+		open, err := h.Records.ForAnyone(ctx, h.List)
+		if err != nil {
+			return err
+		}
+		if open {
+			return errForAnyone
+		}
+		h.asked = true
+	}
+	h.known = slices.Concat(h.known, h.secrets())
+	slices.Sort(h.known)
+	h.known = slices.Compact(h.known)
+	h.hide = redact.New(h.known)
+	var errs []error
+	for _, run := range runs {
+		errs = append(errs, h.Share(ctx, run))
+	}
+	return errors.Join(errs...)
+}
+
+// last makes the last copy, and says what was not shared.
+func (h *sharer) last(ctx context.Context, s *streams) {
+	if len(h.begun()) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, shareWait)
+	defer cancel()
+	slow := time.AfterFunc(time.Second, func() { s.say("copying the run to " + h.List + " …") })
+	defer slow.Stop()
+	if err := h.share(ctx); err != nil {
+		s.warn("other machines do not see this run in recast history: " + err.Error())
+	}
+}
+
+// fetchRuns copies runs of other machines to this one, most of them at most; 0: all. Without them, history is what this
+// machine knows.
+func fetchRuns(ctx context.Context, s *streams, p pipeline.Project, most int, warn func(string)) {
+	var cl closers
+	defer cl.close()
+	share, wanted, err := sharing(s, p, &cl)
+	if wanted {
+		ctx, cancel := context.WithTimeout(ctx, shareWait)
+		defer cancel()
+		slow := time.AfterFunc(time.Second, func() { s.say("reading the runs in " + share.List + " …") })
+		defer slow.Stop()
+		err = share.Fetch(ctx, most, warn)
+	}
+	if err != nil {
+		warn("runs of other machines are not shown: " + err.Error())
+	}
+}
+
+// learnLocks finds past locks that this machine does not have: in git, and if there are none, in the runs of other
+// machines. They say what has changed, and what prune keeps. It is only information: errors end it.
+func learnLocks(ctx context.Context, s *streams, p pipeline.Project) {
+	learnFromGit(ctx, p)
+	if !p.Locks().Known() {
+		ctx, cancel := context.WithTimeout(ctx, learnWait)
+		defer cancel()
+		fetchRuns(ctx, s, p, recentRuns, func(string) {})
+	}
+}
+
+// learnFromGit reads recast.lock at the last commits that changed it.
+func learnFromGit(ctx context.Context, p pipeline.Project) {
+	said, _ := askedGit(ctx, p.Config.Dir, "", "log", "-n", "20", "--no-show-signature", "--format=%ct %H", "--", "recast.lock") // no git, or no repository
+	log := strings.Fields(string(said))
+	var asked strings.Builder
+	for i := 1; i < len(log); i += 2 {
+		fmt.Fprintf(&asked, "%s:./recast.lock\n", log[i])
+	}
+	if asked.Len() == 0 {
+		return
+	}
+	answer, _ := askedGit(ctx, p.Config.Dir, asked.String(), "cat-file", "--batch") // up to one that a partial clone lacks
+	var newer time.Time
+	for i := 0; i+1 < len(log); i += 2 { // "<object> blob <bytes>\n<content>\n", or "<name> missing\n"
+		head, rest, _ := bytes.Cut(answer, []byte("\n"))
+		answer = rest
+		fields := strings.Fields(string(head))
+		if len(fields) != 3 || fields[1] != "blob" {
+			continue
+		}
+		size, err := strconv.Atoi(fields[2])
+		seconds, errTime := strconv.ParseInt(log[i], 10, 64)
+		if err != nil || errTime != nil || size < 0 || size >= len(answer) {
+			return
+		}
+		at := time.Unix(seconds, 0)
+		if !newer.IsZero() && !at.Before(newer) { // a rebase gives many commits the same time, and which lock was the last one counts
+			at = newer.Add(-time.Second)
+		}
+		newer = at
+		_ = p.Locks().Learn(answer[:size], at) // it is of another format, or .recast can't be written
+		answer = answer[size+1:]
+	}
+}
+
+// origin says who starts a run, and at which commit of the directory with recast.yaml: as CI systems say it
+// (GitHub, GitLab, Gitea and Forgejo name them alike), else as the system and git do.
+func origin(ctx context.Context, dir string) past.Origin {
+	o := past.Origin{
+		Recast: version,
+		Who:    cmp.Or(os.Getenv("GITHUB_ACTOR"), os.Getenv("GITLAB_USER_LOGIN")),
+		Commit: cmp.Or(os.Getenv("GITHUB_SHA"), os.Getenv("CI_COMMIT_SHA")),
+	}
+	if me, err := user.Current(); err == nil && o.Who == "" {
+		o.Who = me.Username
+	}
+	if o.Commit == "" {
+		o.Commit = commitIn(ctx, dir)
+	}
+	return o
+}
+
+// askGit is how long a run waits for git at most: what it says is only information.
+const askGit = 5 * time.Second
+
+// commitIn is the commit that is checked out in a directory, with a plus if files that git knows have
+// changed since; "" where there is none.
+func commitIn(ctx context.Context, dir string) string {
+	out, err := askedGit(ctx, dir, "", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
+	if err != nil { // no git, no repository, or it is too slow
+		return ""
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// askedGit is what git says of the repository that a directory is in. It asks no remote for what a partial clone lacks: that
+// could ask for a password.
+func askedGit(ctx context.Context, dir, stdin string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, askGit)
+	defer cancel()
+	git := exec.CommandContext(ctx, "git", append([]string{"-C", dir, "-c", "protocol.allow=never"}, args...)...)
+	git.Env, git.Stdin = command.Environ(os.Environ(), nil), strings.NewReader(stdin)
+	git.WaitDelay = time.Second // for what it has started and left
+	return git.Output()
 }

@@ -1,12 +1,19 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -14,8 +21,12 @@ import (
 	"time"
 
 	"github.com/creack/pty"
-
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pump"
+	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/ui"
 )
 
 // TestLiveView rolls on a terminal that is resized, gets Ctrl-C and disappears, while
@@ -35,9 +46,7 @@ func TestLiveView(t *testing.T) {
 	s.resize(20, 5)
 	s.awaitLogged("bring wk1 up")
 	s.resize(100, 30)
-	if code := s.end(); code != exitInterrupted {
-		t.Errorf("exit code %d, want %d", code, exitInterrupted)
-	}
+	must.Equal(t, "exit code", exitInterrupted, s.end())
 	has(t, s.seen(), "Ctrl-C: finish the current nodes", "  ✓ wk1  recreate", "  - wk2  recreate  not started\r\n", "1 of 3 nodes done, 2 not done", "\r\nrun ", "\nerror: ", "stopped; not started: roll/")
 	for _, mode := range []string{"\x1b[>", "\x1b[?u", "\x1b[=", "$p", "\x1b[?1049h"} {
 		if strings.Contains(s.seen(), mode) {
@@ -223,4 +232,302 @@ func (s *screen) endSoon() int {
 	late := time.AfterFunc(2*time.Minute, func() { _ = s.cmd.Process.Kill() })
 	defer late.Stop()
 	return s.end()
+}
+
+// TestReader rolls with its output in a pipe: nobody reads it, or the reader goes away.
+// Neither stops a node half-way, and Ctrl-C still works.
+func TestReader(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	t.Parallel()
+	term := openLab(t)
+	term.patch()
+
+	// Nobody reads: a second Ctrl-C stops it where it is.
+	_, full := fullPipe(t)
+	s := &screen{t: t, cmd: term.recast("roll", "--yes")}
+	s.cmd.Stderr = full
+	must.Do(t, s.cmd.Start())
+	s.awaitLogged("take wk1 down")
+	interrupt(t, s.cmd.Process)
+	<-time.After(200 * time.Millisecond) // nobody can see that the first one was heard
+	interrupt(t, s.cmd.Process)
+	if code := s.endSoon(); code != exitInterrupted {
+		t.Errorf("exit code %d of a roll whose story nobody reads", code)
+	}
+	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") {
+		t.Errorf("status afterwards:\n%s", said)
+	}
+
+	// The reader goes away: the roll continues.
+	s = term.piped("bring wk2 up", "roll", "--yes")
+	if code := s.endSoon(); code != exitDone {
+		t.Errorf("exit code %d of a roll whose reader went away", code)
+	}
+	term.typed(exitDone, "drift")
+
+	// As with Ctrl-C while tee reads: the node in progress is finished.
+	term.patch()
+	s = term.piped("take wk1 down", "roll", "--yes", "--progress", "json")
+	interrupt(t, s.cmd.Process)
+	if code := s.endSoon(); code != exitInterrupted {
+		t.Errorf("exit code %d of a roll that was interrupted with its reader", code)
+	}
+	// If the second Ctrl-C above cut a shutdown off, status says for a while that it is unanswered.
+	if said, _ := term.typed(exitDone, "status", "-o", "json"); !strings.Contains(said, `"open": []`) || !strings.Contains(said, `"marked": []`) {
+		t.Errorf("status afterwards:\n%s", said)
+	}
+	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") {
+		t.Errorf("status afterwards:\n%s", said)
+	}
+	term.typed(exitDone, "lab", "check", "--dir", ".")
+}
+
+// piped runs recast with all its output in a pipe, whose reader goes away once it has
+// read a text.
+func (term *terminal) piped(until string, args ...string) *screen {
+	t := term.t.(*testing.T)
+	t.Helper()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	s := &screen{t: t, cmd: term.recast(args...)}
+	s.cmd.Stdout, s.cmd.Stderr = write, write
+	err = s.cmd.Start()
+	_ = write.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(read); lines.Scan(); {
+		if strings.Contains(lines.Text(), until) {
+			return s
+		}
+	}
+	t.Fatalf("never said %q", until)
+	return nil
+}
+
+// terminal is a session in the working directory of a lab that runs as a separate
+// process.
+type terminal struct {
+	t   testing.TB
+	dir string
+	env []string
+}
+
+// openLab starts a lab that is faster than any real cluster.
+func openLab(t testing.TB, flags ...string) *terminal {
+	t.Helper()
+	term := &terminal{t: t, dir: filepath.Join(t.TempDir(), "lab")}
+	lab := term.recast(append([]string{"lab", "up", "--dir", term.dir, "--speed", "100"}, flags...)...)
+	lab.Dir = filepath.Dir(term.dir)
+	var said bytes.Buffer
+	lab.Stderr, lab.Cancel = &said, func() error { return lab.Process.Signal(os.Interrupt) }
+	must.Do(t, lab.Start())
+	t.Cleanup(func() {
+		if err := lab.Wait(); !errors.Is(err, context.Canceled) {
+			t.Errorf("the lab, interrupted at the end of the test: %v\n%s", err, &said)
+		}
+	})
+	hangs := time.AfterFunc(5*time.Minute, func() { _ = lab.Process.Signal(syscall.SIGQUIT) }) // then it says where
+	awaitFile(t, filepath.Join(term.dir, "lab.json"))
+	hangs.Stop()
+	for line := range strings.Lines(term.read("env")) {
+		setting, exported := strings.CutPrefix(strings.TrimSpace(line), "export ")
+		if !exported {
+			continue // PATH
+		}
+		name, value, _ := strings.Cut(setting, "=")
+		term.env = append(term.env, name+"="+strings.Trim(value, "'"))
+	}
+	term.replace("recast.yaml", "settle: 2s", "settle: 200ms")
+	term.replace("recast.yaml", "poll: 200ms", "poll: 50ms")
+	return term
+}
+
+// recast is this test binary, run as recast in the directory of the lab.
+func (term *terminal) recast(args ...string) *exec.Cmd {
+	self, err := os.Executable()
+	if err != nil {
+		term.t.Fatal(err)
+	}
+	c := exec.CommandContext(term.t.Context(), self, args...)
+	c.Dir = term.dir
+	c.Env = append(append(os.Environ(), "RECAST_TEST_MAIN=1", "NO_COLOR=1"), term.env...)
+	return c
+}
+
+// typed runs recast to its end and requires an exit code.
+func (term *terminal) typed(want int, args ...string) (stdout, stderr string) {
+	term.t.Helper()
+	c := term.recast(args...)
+	var out, story bytes.Buffer
+	c.Stdout, c.Stderr = &out, &story
+	if code := exitCode(c.Run()); code != want {
+		term.t.Fatalf("recast %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), code, want, &story, &out)
+	}
+	return out.String(), story.String()
+}
+
+// exitCode is -1 for a process that was ended by a signal.
+func exitCode(err error) int {
+	if err == nil {
+		return 0
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.ExitCode()
+	}
+	return -2
+}
+
+// background starts recast with its output in a file.
+func (term *terminal) background(story string, args ...string) *exec.Cmd {
+	term.t.Helper()
+	f, err := os.Create(filepath.Join(term.dir, story))
+	if err != nil {
+		term.t.Fatal(err)
+	}
+	defer f.Close() // the child has its own
+	c := term.recast(args...)
+	c.Stdout, c.Stderr = f, f
+	if err := c.Start(); err != nil {
+		term.t.Fatal(err)
+	}
+	return c
+}
+
+// await waits until a file of the directory contains a text.
+func (term *terminal) await(file, text string) {
+	term.t.Helper()
+	for range 1200 {
+		if strings.Contains(term.read(file), text) {
+			return
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+	term.t.Fatalf("%s never held %q:\n%s", file, text, term.read(file))
+}
+
+func (term *terminal) read(file string) string {
+	term.t.Helper()
+	b, err := os.ReadFile(filepath.Join(term.dir, file))
+	if err != nil {
+		term.t.Fatal(err)
+	}
+	return string(b)
+}
+
+func (term *terminal) replace(file, old, fresh string) {
+	term.t.Helper()
+	text := term.read(file)
+	if !strings.Contains(text, old) {
+		term.t.Fatalf("%s does not hold %q:\n%s", file, old, text)
+	}
+	if err := os.WriteFile(filepath.Join(term.dir, file), []byte(strings.ReplaceAll(text, old, fresh)), 0o600); err != nil {
+		term.t.Fatal(err)
+	}
+}
+
+// patch publishes a new version of an extension of every node and updates the lock to
+// it.
+func (term *terminal) patch() {
+	term.t.Helper()
+	term.typed(exitDone, "lab", "patch", "qemu-guest-agent", "--dir", ".")
+	term.typed(exitDone, "lock", "--update")
+}
+
+// fullPipe is a pipe that accepts nothing until someone reads.
+func fullPipe(t *testing.T) (read, write *os.File) {
+	t.Helper()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = read.Close(), write.Close() })
+	must.Do(t, write.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
+	for line := bytes.Repeat([]byte("."), 63); err == nil; {
+		_, err = write.Write(append(line, '\n'))
+	}
+	must.Do(t, write.SetWriteDeadline(time.Time{}))
+	return read, write
+}
+
+// If nobody reads the output, as with a pager, no step waits, and the end waits only a
+// moment. Once there is a reader, it gets what is missing.
+func TestNobodyReads(t *testing.T) {
+	t.Parallel()
+	missing := regexp.MustCompile(`warning: (\d+) lines are missing here: nobody read them in time`)
+	for _, progress := range []string{progressPlain, progressJSON} {
+		read, write := fullPipe(t)
+		s := &streams{err: &console{Writer: write}, interrupts: &interrupts{}}
+		must.Do(t, s.setProgress("recast roll", progress))
+		display := s.displaySteps(t.Context())
+		s.err.pump.Patience = 20 * time.Millisecond
+		const notes = 2 * pump.Queue
+		for i := range notes {
+			display.Emit(step.Event{Path: "roll", Status: step.Note, Text: fmt.Sprintf("note %d", i)})
+		}
+		display.end()
+		fmt.Fprintln(s.err, "error: after the end")
+		s.err.flush()
+
+		var got []byte
+		all := make(chan struct{})
+		go func() {
+			defer close(all)
+			got, _ = io.ReadAll(read)
+		}()
+		s.err.pump.Patience = time.Minute
+		s.err.unbuffer()
+		if s.err.pump != nil {
+			t.Errorf("%s: is not written, though someone reads", progress)
+		}
+		_ = write.Close()
+		<-all
+		m := missing.FindSubmatch(got)
+		if m == nil {
+			t.Errorf("%s: what is missing is not said", progress)
+			continue
+		}
+		if n, err := strconv.Atoi(string(m[1])); err != nil || n+bytes.Count(got, []byte("note ")) != notes+1 {
+			t.Errorf("%s: %d lines are missing, %d are there: %v", progress, n, bytes.Count(got, []byte("note ")), err)
+		}
+	}
+}
+
+// gone is a standard output that nobody reads any more.
+type gone struct{}
+
+func (gone) Write([]byte) (int, error) {
+	return 0, &os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.EPIPE}
+}
+
+func TestAnswered(t *testing.T) {
+	t.Parallel()
+	_, err := fmt.Fprintln(gone{}, "a report")
+	if err == nil || answered(err) != nil {
+		t.Errorf("nobody reads: %v", answered(err))
+	}
+	if err := errors.New("no space left on device"); answered(err) != err {
+		t.Errorf("another error: %v", answered(err))
+	}
+}
+
+// stderr has only the colours of ui's pages.
+func TestConsoleHasOurColoursOnly(t *testing.T) {
+	t.Setenv("NO_COLOR", "")
+	t.Setenv("CLICOLOR_FORCE", "1")
+	var out bytes.Buffer
+	c := &console{Writer: &out}
+	fmt.Fprintf(c, "warning: %s\n", "all\x1b[32m is well\x1b[2J\x07")
+	page := func(fault.Code) string { return "page" }
+	if err := ui.WriteTrouble(c, ui.Trouble{Err: fault.WithHint(errors.New("all\x1b[32m is well"), "wait"), Runbook: page}); err != nil {
+		t.Fatal(err)
+	}
+	const want = "warning: all is well\ufffd\n" +
+		"\x1b[31merror:\x1b[0m all is well\n\x1b[33mhint:\x1b[0m wait\n\x1b[2mrunbook:\x1b[0m page\n"
+	must.Equal(t, "value", want, out.String())
 }

@@ -1,5 +1,5 @@
 // Command recast rebuilds the images of a Talos Linux cluster and rolls them through
-// Proxmox VE, one VM at a time. Each command has a file, which parses flags, calls
+// Proxmox VE, one VM at a time. Each command is a function, which parses flags, calls
 // package pipeline and prints the result through package ui.
 package main
 

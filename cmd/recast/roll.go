@@ -5,14 +5,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
-	"github.com/spf13/cobra"
-
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/holder"
+	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/spf13/cobra"
 )
 
 func newRollCmd(s *streams, g *globals) *cobra.Command {
@@ -114,7 +121,6 @@ func savedPlan(c *cobra.Command, file string) (*planning.Plan, error) {
 	return plan, nil
 }
 
-// rollFlags are the flags of every command that changes nodes.
 type rollFlags struct {
 	policy planning.Policy
 	saved  *planning.Plan
@@ -137,9 +143,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 	return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 		var cl closers
 		defer cl.close()
-		display := s.displaySteps(ctx)
-		run := &step.Runner{Emit: display.Emit}
-		s.telemetry.Watch(run)
+		display, run := s.runner(ctx)
 		tell, err := notifier(s, p, &cl)
 		if err != nil {
 			return err
@@ -186,4 +190,299 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		}
 		return err
 	})
+}
+
+func selection(c *cobra.Command, g *globals, p *planning.Policy) {
+	c.Flags().StringSliceVar(&p.Only, "only", nil, "`nodes` to look at (default: all)")
+	c.Flags().StringSliceVar(&p.Exclude, "exclude", nil, "`nodes` to leave out")
+	for _, flag := range []string{"only", "exclude"} {
+		_ = c.RegisterFlagCompletionFunc(flag, g.completeNodes)
+	}
+	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
+	c.Flags().Var(parts{&p.What}, "what", "`parts` of the nodes to look at: image, config, vm (default: all)")
+	c.Flags().BoolVar(&p.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down during the roll")
+}
+
+// named adds nodes that are arguments: recast roll wk1 is recast roll --only wk1.
+func named(p *planning.Policy, nodes []string) error {
+	if len(nodes) > 0 && len(p.Only) > 0 {
+		return errUsage{errors.New("name nodes as arguments or with --only, not both")}
+	}
+	p.Only = append(p.Only, nodes...)
+	return nil
+}
+
+// labels is the flag that chooses nodes by labels.
+type labels struct{ chosen *cluster.Selector }
+
+func (l labels) Type() string   { return "labels" }
+func (l labels) String() string { return l.chosen.Text }
+
+func (l labels) Set(text string) (err error) {
+	*l.chosen, err = kube.ParseSelector(text)
+	return err
+}
+
+// parts is the flag that chooses what of a node is rolled.
+type parts struct{ chosen *[]planning.What }
+
+func (p parts) Type() string { return "parts" }
+
+func (p parts) String() string {
+	var names []string
+	for _, what := range *p.chosen {
+		names = append(names, string(what))
+	}
+	return strings.Join(names, ",")
+}
+
+func (p parts) Set(text string) error {
+	for part := range strings.SplitSeq(text, ",") {
+		what := planning.What(part)
+		if what != planning.Image && what != planning.Config && what != planning.VM {
+			return fmt.Errorf("%q is none of image, config and vm", part)
+		}
+		*p.chosen = append(*p.chosen, what)
+	}
+	return nil
+}
+
+func newPlanCmd(s *streams, g *globals) *cobra.Command {
+	var policy planning.Policy
+	var out, explain string
+	var exitCode, rehearse bool
+	c := &cobra.Command{
+		Use: "plan [NODE...]", Short: "Show what a roll would do, and why",
+		Long: `Compare every node with the lock and show what a roll would do, in order: which nodes
+are stale and why, which strategy each gets and why, which disks are carried over,
+what would be lost, how long it takes, or why it can't be done; and which of your gates
+(roll.gates) it would check between two nodes. The plan itself does not check them:
+recast doctor does. Changes nothing.
+
+What the plan shows is what a roll runs. recast roll --plan carries out a plan that was
+saved with -o json (docs/schemas/plan.schema.json). -o markdown is for a pull request.
+-o prometheus uses the names of --metrics-file. A node with the annotation
+recast.dev/pause is left alone.
+
+--explain NODE shows one node in detail: what is wanted and what was found, each
+strategy with the reasons against it, what happens to each of its disks, and each step
+of a roll in order, with its duration in earlier rolls.
+
+It shows what scratch VMs prove before the first node; if a rehearsal comes then, too
+(roll.rehearse, --rehearse), on which hosts one boots what; and which scratch VMs of killed
+runs are removed first.`,
+		Example: `  recast plan
+  recast plan --explain wk1
+  recast plan wk1 -o json
+  recast plan -l zone=a
+  recast plan -o json > plan.json
+  recast plan --exit-code      # 2 if a roll would do something`,
+		ValidArgsFunction: g.completeNodes,
+		RunE: func(c *cobra.Command, args []string) error {
+			if explain != "" && out != "text" && out != "json" {
+				return errUsage{errors.New("--explain has the output formats text and json")}
+			}
+			if err := named(&policy, args); err != nil {
+				return err
+			}
+			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+				var tried *bool
+				if c.Flags().Changed("rehearse") {
+					tried = &rehearse
+				}
+				ask := planAsk{out: out, node: explain, policy: policy, rehearse: tried, exitCode: exitCode}
+				code, err := ask.answer(ctx, s, p, m)
+				if err == nil && code == exitDiffers {
+					return errDiffers
+				}
+				return err
+			})
+		},
+	}
+	selection(c, g, &policy)
+	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit 2 if a roll would do something")
+	c.Flags().StringVar(&explain, "explain", "", "show one `node` in detail instead: strategies, disks, steps")
+	c.Flags().BoolVar(&rehearse, "rehearse", false, "show what recast roll --rehearse does (default: roll.rehearse.enabled)")
+	outputFlag(c, &out, "text", "json", "markdown", "prometheus")
+	return c
+}
+
+type planAsk struct {
+	out      string
+	node     string // to explain; "": none
+	policy   planning.Policy
+	rehearse *bool
+	exitCode bool
+}
+
+// answer makes the plan and prints it, or the details of one node. It returns the exit
+// code.
+func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines) (code int, err error) {
+	var plan planning.Plan
+	var e survey.Explanation
+	if a.node == "" {
+		plan, err = pipeline.Plan(ctx, p, m, a.policy, a.rehearse)
+	} else {
+		plan, e, err = pipeline.Explain(ctx, p, m, a.policy, a.rehearse, a.node)
+	}
+	if err != nil {
+		return exitFailed, err
+	}
+	if a.exitCode && len(plan.Work()) > 0 {
+		code = exitDiffers
+	}
+	s.telemetry.Planned(plan)
+	switch {
+	case a.node != "":
+		err = ui.WriteExplanation(s.out, a.out, e)
+	case a.out == "prometheus":
+		err = s.telemetry.WriteMetrics(s.out, code)
+	case a.out == "text":
+		err = errors.Join(ui.WritePlan(s.out, a.out, plan), ui.AdvisePlan(s.out, plan))
+	default:
+		err = ui.WritePlan(s.out, a.out, plan)
+	}
+	return code, err
+}
+
+func newDriftCmd(s *streams, g *globals) *cobra.Command {
+	var out, explain string
+	var deep bool
+	var what []planning.What
+	c := &cobra.Command{
+		Use: "drift", Short: "Check that every node runs exactly the lock",
+		Long: `Compare every node with the lock: Talos version, architecture, platform, Secure
+Boot, schematic with its lock hash, extensions, install image, an upgrade that waits
+for a reboot, boot media and order, Kubernetes version, leftovers of an unfinished
+roll. Changes nothing; suitable for a nightly job. Exits 0 if all nodes are in sync,
+2 on drift, and 1 if a node could not be read, whatever the others show. A talosconfig
+with the role os:reader is enough, except to read the machine configuration and to see an
+upgrade that waits for a reboot. Where talos.machineConfigs has configurations, a node
+that runs another one is stale; --what image leaves that out.
+
+It also shows what a roll has set of storage systems while nodes are away, by which run,
+and what gives it back. If no run is active, that is drift, too.
+
+Without --deep it compares what images say about themselves. With --deep it reads every
+file of every locked extension back from each node and compares it with the image that
+the lock pins by digest; it also finds files in /usr/local that belong to no locked
+extension. That needs a talosconfig with the role os:admin and reads as many bytes
+from each node as its extensions have. CPU microcode and the lists of kernel modules
+can't be compared: a node shows them in another form than an extension image.
+
+--explain NODE shows, link by link, how a running node traces back to a lock: what
+recast.lock wants, which schematic its image carries, which lock that schematic comes
+from (the current one or an earlier one in .recast/locks), its extensions, Talos version,
+boot entry and kernel command line. Each link is proven (recomputed from bytes), claimed
+(the image says so, and nothing contradicts it), unknown, or contradicted (exit code 2).
+Images that recast did not make are described too.
+
+-o json is described in docs/schemas/drift.schema.json. -o markdown is for an issue
+or a chat. -o junit is for the results page of a CI system: each node is a test case
+that fails if the node is stale. -o prometheus is for a Pushgateway and uses the names
+of --metrics-file.`,
+		Example: `  recast drift
+  recast drift --deep -o json
+  recast drift --explain wk1
+  recast drift -o junit > drift.xml`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			connect := connectMachines
+			switch {
+			case explain != "" && (out != "text" && out != "json" || len(what) > 0):
+				return errUsage{errors.New("--explain has the output formats text and json, and no --what")}
+			case explain != "":
+				return traceNode(c.Context(), s, g, explain, out, deep)
+			case len(what) > 0 && !slices.Contains(what, planning.Config):
+				connect = connectServers
+			case len(what) == 1:
+				return errUsage{errors.New("--what config is recast config diff")}
+			}
+			return g.with(c.Context(), s, connect, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+				res, err := drift(ctx, s, p, m, deep)
+				if err != nil {
+					return err
+				}
+				s.telemetry.Drifted(res)
+				code, outcome := driftOutcome(res)
+				if out == "prometheus" {
+					err = s.telemetry.WriteMetrics(s.out, code)
+				} else {
+					err = ui.WriteDrift(s.out, out, res)
+				}
+				return cmp.Or(err, outcome)
+			})
+		},
+	}
+	c.Flags().BoolVar(&deep, "deep", false, "read the files of the extensions back from every node")
+	c.Flags().Var(parts{&what}, "what", "image,vm: without the machine configurations, for a job that has none of them (default: all)")
+	c.Flags().StringVar(&explain, "explain", "", "trace one `node` back to a lock instead")
+	_ = c.RegisterFlagCompletionFunc("explain", g.completeNodes)
+	outputFlag(c, &out, "text", "json", "markdown", "junit", "prometheus")
+	return c
+}
+
+// driftOutcome derives the exit code and error of drift from its result.
+func driftOutcome(res pipeline.DriftResult) (code int, err error) {
+	switch {
+	case res.Unread > 0:
+		return exitFailed, fault.WithHint(fault.Unread.Of(errUnread), "the reasons are in the answer above")
+	case res.Stale > 0, res.HeldLeft:
+		return exitDiffers, errDiffers
+	}
+	return exitDone, nil
+}
+
+func drift(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines, deep bool) (res pipeline.DriftResult, err error) {
+	err = s.withPuller(p, deep, func(r images.Puller) error {
+		if r == nil {
+			res, err = pipeline.Drift(ctx, p, m)
+		} else {
+			res, err = pipeline.DeepDrift(ctx, p, m, r, s.say)
+		}
+		return err
+	})
+	return res, err
+}
+
+// traceNode shows how a running node traces back to a lock.
+func traceNode(ctx context.Context, s *streams, g *globals, node, out string, deep bool) error {
+	return g.withMachines(ctx, s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+		var res observe.Provenance
+		err := s.withPuller(p, deep, func(r images.Puller) (err error) {
+			res, err = pipeline.Provenance(ctx, p, m, r, node, s.say)
+			return err
+		})
+		if err == nil {
+			err = ui.WriteProvenance(s.out, out, res)
+		}
+		if err != nil {
+			return err
+		}
+		switch {
+		case res.Unread != "":
+			return fault.WithHint(fault.Unread.Of(errUnread), "the reason is in the answer above")
+		case res.Contradicted():
+			return errDiffers
+		}
+		return nil
+	})
+}
+
+func (s *streams) say(text string) { fmt.Fprintln(s.err, text) }
+
+func (s *streams) warn(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) }
+
+// withPuller runs f with a client that reads images; nil unless deep.
+func (s *streams) withPuller(p pipeline.Project, deep bool, f func(images.Puller) error) error {
+	if !deep {
+		return f(nil)
+	}
+	var cl closers
+	defer cl.close()
+	r, err := connectRegistry(s, p, &cl)
+	if err != nil {
+		return err
+	}
+	return f(r)
 }

@@ -1,16 +1,25 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
 
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
-
+	"github.com/recast-sh/recast/deploy"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/lab"
 	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/internal/words"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+	"github.com/spf13/pflag"
 )
 
 func newRootCmd(s *streams) *cobra.Command {
@@ -47,7 +56,6 @@ func newRootCmd(s *streams) *cobra.Command {
 	return c
 }
 
-// group adds commands that --help shows together.
 func group(root *cobra.Command, title string, list ...*cobra.Command) {
 	root.AddGroup(&cobra.Group{ID: title, Title: title})
 	for _, c := range list {
@@ -78,7 +86,6 @@ const longHelp = `recast rebuilds the images of a Talos Linux cluster and recrea
 in Proxmox VE, with their persistent disks. Every command explains itself with --help;
 recast lab demo shows all of it, without hardware.`
 
-// firstScreen is the usage of recast itself.
 const firstScreen = `{{range $group := .Groups}}{{.Title}}
 {{range $.Commands}}{{if and .IsAvailableCommand (eq .GroupID $group.ID)}}  {{rpad .Name .NamePadding}} {{.Short}}
 {{end}}{{end}}
@@ -101,7 +108,6 @@ const envHelp = `Environment:
   NO_COLOR, CLICOLOR_FORCE=1  no colours, or colours even without a terminal
   OTEL_EXPORTER_OTLP_ENDPOINT, other OTEL_ variables, TRACEPARENT  traces, over HTTP`
 
-// globals are the flags of every command.
 type globals struct {
 	config   string
 	log      string
@@ -187,4 +193,200 @@ func setColours(when string) error {
 		return os.Setenv("NO_COLOR", "1")
 	}
 	return errUsage{fmt.Errorf("--color %q: use auto, always or never", when)}
+}
+
+// Set by the linker in releases (.goreleaser.yaml).
+var (
+	version = "devel"
+	commit  = ""
+	date    = "" // of the commit
+)
+
+func newVersionCmd(s *streams) *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version of recast", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprint(s.out, builtFrom())
+			return err
+		},
+	}
+}
+
+// builtFrom is the line that recast version prints, and recast --version.
+func builtFrom() string {
+	built := []string{"commit " + revision()}
+	if date != "" {
+		built = append(built, date)
+	}
+	built = append(built, runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH)
+	return fmt.Sprintf("recast %s (%s)\n", version, strings.Join(built, ", "))
+}
+
+// revision is the commit that recast was built from.
+func revision() string {
+	if commit != "" {
+		return commit
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, setting := range info.Settings {
+			if setting.Key == "vcs.revision" {
+				return setting.Value
+			}
+		}
+	}
+	return "unknown"
+}
+
+// newDocsCmd writes the reference page of every command: make docs writes Markdown to
+// the repository, a release writes man pages to its archives.
+func newDocsCmd() *cobra.Command {
+	var dir, out string
+	c := &cobra.Command{
+		Use: "docs", Short: "Write the command reference", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			root := c.Root()
+			root.DisableAutoGenTag = true
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return fmt.Errorf("write the command reference: %w", err)
+			}
+			if out == "man" {
+				return writeManPages(root, dir)
+			}
+			return doc.GenMarkdownTree(root, dir)
+		},
+	}
+	c.Flags().StringVar(&dir, "dir", "docs/reference", "`directory` to write to")
+	c.Flags().Var(oneOf(&out, "markdown", "man"), "format", "format of the pages")
+	return c
+}
+
+// writeManPages writes a page for each command. They are reproducible: their date is
+// the commit's.
+func writeManPages(root *cobra.Command, dir string) error {
+	header := &doc.GenManHeader{Section: "1", Source: "recast " + version, Manual: "recast"}
+	if when, err := time.Parse(time.RFC3339, date); err == nil {
+		header.Date = &when
+	}
+	return doc.GenManTree(root, header, dir)
+}
+
+// completeRuns completes the IDs of past runs, each with its command and result.
+func (g *globals) completeRuns(_ *cobra.Command, args []string, _ string) (ids []cobra.Completion, _ cobra.ShellCompDirective) {
+	p, err := g.open()
+	if err != nil || len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	runs, _ := p.Runs().All(thisProcess()) // runs that can't be read are not offered
+	for _, r := range runs {
+		ids = append(ids, cobra.CompletionWithDesc(r.ID, r.Command()+", "+r.Result))
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
+}
+
+// completeNodes completes the names of nodes, of which an argument names each once.
+func (g *globals) completeNodes(_ *cobra.Command, args []string, _ string) (names []cobra.Completion, _ cobra.ShellCompDirective) {
+	p, err := g.open()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	for _, n := range p.Config.Nodes {
+		if !slices.Contains(args, n.Name) {
+			names = append(names, n.Name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+type choice struct {
+	chosen *string
+	of     []string
+}
+
+// oneOf makes such a flag. The first value is its default.
+func oneOf(chosen *string, of ...string) choice {
+	*chosen = of[0]
+	return choice{chosen, of}
+}
+
+func (c choice) Type() string   { return strings.Join(c.of, "|") }
+func (c choice) String() string { return *c.chosen }
+
+func (c choice) Set(value string) error {
+	if !slices.Contains(c.of, value) {
+		return fmt.Errorf("use one of %s%s", strings.Join(c.of, ", "), words.DidYouMean(value, c.of))
+	}
+	*c.chosen = value
+	return nil
+}
+
+func outputFlag(c *cobra.Command, out *string, formats ...string) {
+	c.Flags().VarP(oneOf(out, formats...), "output", "o", "output `format`: "+strings.Join(formats, ", "))
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)) // fails for a flag that there is not
+}
+
+func newLabCmd(s *streams) *cobra.Command {
+	return lab.Command(lab.Program{
+		Out: s.out, Err: s.err, Differs: errDiffers,
+		Run: func(ctx context.Context, args ...string) error {
+			root := newRootCmd(s)
+			root.SetArgs(args)
+			return root.ExecuteContext(ctx)
+		},
+		Lock: func(ctx context.Context, config string) (map[string]string, error) {
+			p, err := (&globals{config: config}).open()
+			if err != nil {
+				return nil, err
+			}
+			var cl closers
+			defer cl.close()
+			images, err := connectImages(s, p, &cl)
+			if err != nil {
+				return nil, err
+			}
+			res, err := pipeline.Lock(ctx, p, images, pipeline.LockOptions{Update: true})
+			schematics := map[string]string{}
+			for name, e := range res.Lock.Schematics {
+				schematics[name] = e.Schematic
+			}
+			return schematics, err
+		},
+	})
+}
+
+func newOperatorCmd(s *streams) *cobra.Command {
+	c := &cobra.Command{
+		Use: "operator", Short: "Install recast-operator in Kubernetes", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newManifestsCmd(s))
+	return c
+}
+
+func newManifestsCmd(s *streams) *cobra.Command {
+	var o deploy.Options
+	c := &cobra.Command{
+		Use: "manifests", Short: "Print the Kubernetes objects that recast-operator consists of",
+		Long: `Print everything that recast-operator needs as YAML, for kubectl: CRDs, namespace,
+access, the Deployment and its network policy. Nothing is read or sent. The same is
+available as a Kustomize base and as a Helm chart.`,
+		Example: `  recast operator manifests | kubectl apply --server-side -f -
+  recast operator manifests --monitoring | kubectl diff --server-side -f -`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if o.Image == "" && strings.HasPrefix(version, "v") {
+				o.Image = deploy.Image + ":" + version
+			}
+			text, err := deploy.Manifests(o)
+			if err != nil {
+				return errUsage{err}
+			}
+			_, err = fmt.Fprint(s.out, text)
+			return err
+		},
+	}
+	c.Flags().StringVar(&o.Namespace, "namespace", "recast-system", "`namespace` of the operator")
+	c.Flags().StringVar(&o.Image, "image", "", "`image` of the operator and of its Jobs (default: "+deploy.Image+" of the version of this program)")
+	c.Flags().IntVar(&o.Replicas, "replicas", 2, "`number` of pods; one of them works")
+	c.Flags().BoolVar(&o.Monitoring, "monitoring", false, "also a PodMonitor, alerts and a Grafana dashboard; needs the CRDs of the Prometheus operator")
+	return c
 }

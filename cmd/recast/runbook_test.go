@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"io/fs"
 	"os"
@@ -13,11 +16,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/cobra"
-
 	"github.com/recast-sh/recast/docs/runbooks"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/spf13/cobra"
 )
 
 // Every error of a command says what is safe, what to run next, and which page explains
@@ -54,14 +56,8 @@ func TestEveryCodeHasItsPage(t *testing.T) {
 
 func TestEveryPageIsListed(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("../../docs/runbooks/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	readme, err := os.ReadFile("../../docs/runbooks/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("../../docs/runbooks/*.md"))(t)
+	readme := must.Get(os.ReadFile("../../docs/runbooks/README.md"))(t)
 	var have []fault.Code
 	for _, file := range files {
 		if code := strings.TrimSuffix(filepath.Base(file), ".md"); code != "README" {
@@ -71,9 +67,7 @@ func TestEveryPageIsListed(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff(fault.AllCodes(), have); diff != "" {
-		t.Errorf("pages (-codes +pages):\n%s", diff)
-	}
+	must.Equal(t, "pages", fault.AllCodes(), have)
 }
 
 // pagesOf calls do with each page, by its file.
@@ -162,17 +156,14 @@ func TestRunbooksQuoteTheSources(t *testing.T) {
 func allSources(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
-	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
 		b, err := os.ReadFile(path)
 		all.Write(b)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return strings.ReplaceAll(all.String(), `\"`, `"`)
 }
 
@@ -237,9 +228,7 @@ func TestConfigErrorDuringARun(t *testing.T) {
 		"an expired certificate": {fmt.Errorf("roll/workers/wk1: %w", expired), untouched["recast roll"]},
 		"no docker":              {fault.BuildFailed.Configf("neither docker nor podman"), untouched["recast roll"]},
 	} {
-		if got := safeAfter(roll, c.err); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, safeAfter(roll, c.err))
 	}
 	var out bytes.Buffer
 	(&streams{err: &console{Writer: &out}}).exit(roll, fault.WithSafe(expired, "scsi1 is parked"))
@@ -260,4 +249,153 @@ func TestEveryCommandSaysWhatIsSafe(t *testing.T) {
 		}
 	}
 	walk(newRootCmd(&streams{}))
+}
+
+// Wiping a machine without labels loses its configuration with the system disk, or keeps
+// etcd's data, and then its member never joins again.
+func TestEveryResetNamesItsLabels(t *testing.T) {
+	t.Parallel()
+	bare := regexp.MustCompile(`(?i)talosctl [^\n]*\breset\b|\breset (?:its|that|the|this) (?:machine|node)`)
+	for _, p := range readPages(t) {
+		if strings.HasPrefix(p.name, "docs/adr/") {
+			continue
+		}
+		for line := range strings.Lines(p.text) {
+			if bare.MatchString(line) && !strings.Contains(line, "--system-labels-to-wipe") {
+				t.Errorf("%s: %s", p.name, strings.TrimSpace(line))
+			}
+		}
+	}
+	for _, line := range []string{"`talosctl reset` of it", "talosctl -n CP1 reset --reboot", "remove it, reset its machine"} {
+		if !bare.MatchString(line) {
+			t.Errorf("%q passes", line)
+		}
+	}
+}
+
+// A member of etcd must never come back with old data.
+func TestNoPageBringsOldEtcdBack(t *testing.T) {
+	t.Parallel()
+	for _, p := range readPages(t) {
+		before, after, restores := strings.Cut(p.text, "qmrestore")
+		if restores && (!strings.Contains(after, "remove-member") || strings.Contains(before, "remove-member")) {
+			t.Errorf("%s restores a VM and does not say what to do about its etcd member", p.name)
+		}
+	}
+}
+
+// VMID is a node's VM on all pages.
+func TestNoPageDestroysANodesVM(t *testing.T) {
+	t.Parallel()
+	for _, p := range readPages(t) {
+		if strings.Contains(p.text, "qm destroy VMID") && p.name != "docs/notes/proxmox.md" {
+			t.Errorf("%s has qm destroy VMID", p.name)
+		}
+	}
+}
+
+// No page advises a command that frees volumes of a node for good.
+func TestNoPageFreesAnUnusedDisk(t *testing.T) {
+	t.Parallel()
+	frees := regexp.MustCompile(`(?m)^\s*qm set .*--delete unused`)
+	for _, p := range readPages(t) {
+		if frees.MatchString(p.text) && p.name != "docs/notes/proxmox.md" {
+			t.Errorf("%s: %s", p.name, frees.FindString(p.text))
+		}
+	}
+}
+
+// A page can't know how far a run got: if its code can occur while a node is down, the
+// safe: line of that run takes precedence.
+func TestPagesPromiseNoMoreThanTheRun(t *testing.T) {
+	t.Parallel()
+	const counts = "The `safe:` line of your run takes precedence over this page."
+	promise := regexp.MustCompile(`(?i)not touched|nothing was (?:done|touched)|(?:was|were) (?:never |not )?(?:touched|changed)|every disk is|all persistent disks`)
+	risky := riskyCodes(t)
+	// These occur inside the steps of others, or have no risk of their own.
+	for _, code := range []fault.Code{fault.NoJoin, fault.VMLocked, fault.UUIDMismatch, fault.RolledBackByItself} {
+		risky[code] = true
+	}
+	for code := range risky {
+		_, safe, _ := strings.Cut(pageText(t, code), "\n## What is safe\n\n")
+		safe, _, _ = strings.Cut(safe, "\n## ")
+		if promise.MatchString(safe) && !strings.HasPrefix(safe, counts) {
+			t.Errorf("docs/runbooks/%s.md promises too much: %s", code, safe)
+		}
+	}
+	if len(risky) < 9 || !risky[fault.EtcdUnhealthy] || !risky[fault.UpgradeStuck] {
+		t.Errorf("only %v are codes of steps with a risk", risky)
+	}
+}
+
+func pageText(t *testing.T, code fault.Code) string {
+	t.Helper()
+	return repositoryFile(t, "docs/runbooks/"+string(code)+".md")
+}
+
+// riskyCodes are the codes of steps that may interrupt a node, or remove something of it.
+func riskyCodes(t *testing.T) map[fault.Code]bool {
+	t.Helper()
+	files := must.Get(filepath.Glob("../../cluster/*/*.go"))(t)
+	byName := codesByName(t)
+	found := map[fault.Code]bool{}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		tree := must.Get(parser.ParseFile(token.NewFileSet(), file, nil, 0))(t)
+		ast.Inspect(tree, func(n ast.Node) bool {
+			lit, ok := n.(*ast.CompositeLit)
+			if !ok {
+				return true
+			}
+			names := map[string]string{}
+			for _, e := range lit.Elts {
+				if kv, ok := e.(*ast.KeyValueExpr); ok {
+					if s, ok := kv.Value.(*ast.SelectorExpr); ok {
+						if key, ok := kv.Key.(*ast.Ident); ok {
+							names[key.Name] = s.Sel.Name
+						}
+					}
+				}
+			}
+			if code := byName[names["Code"]]; code != "" && (names["Risk"] == "Disruptive" || names["Risk"] == "Destructive") {
+				found[code] = true
+			}
+			return true
+		})
+	}
+	return found
+}
+
+// codesByName maps the names of the constants to their codes.
+func codesByName(t *testing.T) map[string]fault.Code {
+	t.Helper()
+	found := map[string]fault.Code{}
+	for _, m := range regexp.MustCompile(`(?m)^\t(\w+)\s+Code = "([a-z0-9-]+)"`).FindAllStringSubmatch(repositoryFile(t, "internal/fault/fault.go"), -1) {
+		found[m[1]] = fault.Code(m[2])
+	}
+	return found
+}
+
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	for want, err := range map[int]error{
+		exitDone: nil, exitFailed: fault.WithHint(errUnread, "h"), exitDiffers: errDiffers, exitConfig: fault.Configf("x"),
+		exitRefused: fault.Refusedf("x"), exitClaimed: fault.As(fault.Claimed, errUnread), exitInterrupted: fault.As(fault.Interrupted, errUnread),
+	} {
+		var out bytes.Buffer
+		s := &streams{err: &console{Writer: &out}}
+		if got := s.exit(nil, err); got != want {
+			t.Errorf("%v: exit code %d, want %d", err, got, want)
+		}
+		if quiet := err == nil || err == errDiffers; quiet != (out.Len() == 0) {
+			t.Errorf("%v printed %q", err, out.String())
+		}
+	}
+	var out bytes.Buffer
+	(&streams{err: &console{Writer: &out}}).exit(nil, fault.WithHint(errUsage{errors.New("what")}, "do that"))
+	if want := "error: what\nsafe: nothing was changed\nhint: do that\nrunbook: recast runbook config-invalid ("; !strings.HasPrefix(out.String(), want) {
+		t.Errorf("printed %q, want %q…", out.String(), want)
+	}
 }

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	"encoding/hex"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,8 +21,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/past"
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	collectorpb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/proto"
 )
 
 func TestMain(m *testing.M) {
@@ -179,4 +194,227 @@ func conforms(ts *testscript.TestScript, neg bool, args []string) {
 	doc, err := jsonschema.UnmarshalJSON(strings.NewReader(ts.ReadFile("stdout")))
 	ts.Check(err)
 	ts.Check(schema.Validate(doc))
+}
+
+// pages are those of recast ui, as a browser that has opened its URL sees them.
+type pages struct {
+	base   string // http://127.0.0.1:1234/…/
+	cookie *http.Cookie
+}
+
+// enterPages opens the URL that recast ui has printed.
+func enterPages(text string) (pages, error) {
+	first, err := url.Parse(strings.TrimSpace(text))
+	if err != nil {
+		return pages{}, err
+	}
+	answer, err := http.Get(first.String())
+	if err != nil {
+		return pages{}, err
+	}
+	defer answer.Body.Close()
+	if len(answer.Cookies()) != 1 {
+		return pages{}, fmt.Errorf("%s: %s, and no cookie", first, answer.Status)
+	}
+	c := answer.Cookies()[0]
+	return pages{"http://" + first.Host + c.Path, c}, nil
+}
+
+func (p pages) ask(method, path string, form url.Values) (text string, err error) {
+	r, err := http.NewRequest(method, p.base+path, strings.NewReader(form.Encode()))
+	if err != nil {
+		return "", err
+	}
+	r.AddCookie(p.cookie)
+	if method == http.MethodPost {
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		r.Header.Set("Origin", "http://"+r.Host)
+	}
+	answer, err := http.DefaultTransport.RoundTrip(r)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if answer.StatusCode >= http.StatusBadRequest {
+		return string(body), fmt.Errorf("%s %s: %s: %s", method, path, answer.Status, body)
+	}
+	return string(body), err
+}
+
+// visits FILE PATH TEXT… looks at a page of recast ui, whose URL is in a file, until it
+// holds all texts.
+func visits(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: visits file path text…")
+	}
+	p, err := enterPages(ts.ReadFile(args[0]))
+	ts.Check(err)
+	var page, missing string
+	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); <-time.After(50 * time.Millisecond) { // another process is waited for
+		var err error
+		page, err = p.ask(http.MethodGet, args[1], nil)
+		ts.Check(err)
+		missing = ""
+		for _, text := range args[2:] {
+			if !strings.Contains(page, text) {
+				missing = text
+			}
+		}
+		if missing == "" {
+			return
+		}
+	}
+	ts.Fatalf("the page %q never held %q:\n%s", args[1], missing, page)
+}
+
+// presses FILE WHAT presses the button of recast ui that reads something again.
+func presses(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: presses file what")
+	}
+	p, err := enterPages(ts.ReadFile(args[0]))
+	ts.Check(err)
+	_, err = p.ask(http.MethodPost, "read", url.Values{"what": {args[1]}})
+	ts.Check(err)
+}
+
+// typedWith runs recast as a separate process with an environment.
+func typedWith(t *testing.T, env []string, args ...string) (stdout, stderr string) {
+	t.Helper()
+	self := must.Get(os.Executable())(t)
+	c := exec.CommandContext(t.Context(), self, args...)
+	c.Env = append(append(os.Environ(), "RECAST_TEST_MAIN=1", "GORACE="+noNap), env...)
+	var out, story bytes.Buffer
+	c.Stdout, c.Stderr = &out, &story
+	if err := c.Run(); err != nil {
+		t.Fatalf("recast %q: %v\n%s", args, err, &story)
+	}
+	return out.String(), story.String()
+}
+
+// TestTracesAreSent: the environment sets the destination, the parent trace and the
+// service name.
+func TestTracesAreSent(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var got []*tracepb.ResourceSpans
+	var header string
+	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		var request collectorpb.ExportTraceServiceRequest
+		if err != nil || proto.Unmarshal(body, &request) != nil || r.URL.Path != "/v1/traces" {
+			t.Errorf("%s %s: %v", r.Method, r.URL, err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		header, got = r.Header.Get("X-Tenant"), append(got, request.ResourceSpans...)
+	}))
+	defer collector.Close()
+	env := []string{
+		"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL, "OTEL_EXPORTER_OTLP_HEADERS=x-tenant=lab", "OTEL_SERVICE_NAME=nightly",
+		"TRACEPARENT=00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+	}
+	if out, story := typedWith(t, env, "version"); !strings.HasPrefix(out, "recast ") || story != "" {
+		t.Errorf("recast version printed %q and said %q", out, story)
+	}
+	if len(got) != 1 || len(got[0].ScopeSpans) != 1 || len(got[0].ScopeSpans[0].Spans) != 1 || header != "lab" {
+		t.Fatalf("the collector got %v, header %q", got, header)
+	}
+	span := got[0].ScopeSpans[0].Spans[0]
+	if span.Name != "recast version" || hex.EncodeToString(span.TraceId) != "0af7651916cd43dd8448eb211c80319c" || hex.EncodeToString(span.ParentSpanId) != "b7ad6b7169203331" {
+		t.Errorf("span %v", span)
+	}
+	must.Contain(t, "resource", got[0].Resource.String(), `"nightly"`)
+	if _, story := typedWith(t, append(env, "OTEL_SDK_DISABLED=true"), "version"); len(got) != 1 || story != "" {
+		t.Errorf("disabled, and still sent: %v, said %q", got, story)
+	}
+}
+
+// TestTracesThatNobodyTakes: the command works as usual, and reports the problem once.
+func TestTracesThatNobodyTakes(t *testing.T) {
+	t.Parallel()
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	for name, c := range map[string]struct{ env, want string }{
+		"no collector":   {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=" + gone.URL, "warning: traces could not be sent; the command continues without: "},
+		"other protocol": {"OTEL_EXPORTER_OTLP_PROTOCOL=grpc", "warning: no traces: the environment asks for OTLP over grpc; recast speaks http/protobuf alone"},
+	} {
+		out, story := typedWith(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + gone.URL, c.env}, "version")
+		if !strings.HasPrefix(out, "recast ") || !strings.HasPrefix(story, c.want) || strings.Count(story, "\n") != 1 {
+			t.Errorf("%s: printed %q and said %q", name, out, story)
+		}
+	}
+}
+
+// TestCtrlCEndsTheLastCopy: a mirror that does not answer holds nobody who wants to go.
+func TestCtrlCEndsTheLastCopy(t *testing.T) {
+	t.Parallel()
+	asked := make(chan struct{}, 100)
+	mirror := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked <- struct{}{}
+		<-r.Context().Done()
+	}))
+	defer mirror.Close()
+	p := pipeline.Project{Config: &config.Config{Cluster: "c", Dir: t.TempDir()}}
+	p.Config.Images.Mirror = strings.TrimPrefix(mirror.URL, "http://") + "/acme/talos"
+	p.Config.History.Share = config.ShareAlways
+	j := must.Get(journal.Open(p.Runs().Dir, journal.Options{Run: "r"}))(t)
+	defer j.Close()
+	ctx, interrupt := context.WithCancel(t.Context())
+	var cl closers
+	shareRuns(ctx, &streams{err: &console{Writer: io.Discard}}, p, &cl)("r", j.Dir())
+	began := time.Now()
+	ended := make(chan struct{})
+	go func() {
+		cl.close()
+		close(ended)
+	}()
+	<-asked
+	interrupt()
+	<-ended
+	if took := time.Since(began); took > shareWait/2 {
+		t.Errorf("it took %s", took)
+	}
+}
+
+// TestSecretsAreNotShared: what this machine keeps secret is removed from a log that quotes it, however plain it looks.
+func TestSecretsAreNotShared(t *testing.T) {
+	t.Parallel()
+	mirror := httptest.NewServer(factoryapi.NewRegistry(record.New()))
+	defer mirror.Close()
+	p := pipeline.Project{Config: &config.Config{Cluster: "c", Dir: t.TempDir()}}
+	p.Config.Images.Mirror = strings.TrimPrefix(mirror.URL, "http://") + "/acme/talos"
+	p.Config.History.Share = config.ShareAuto
+	j := must.Get(journal.Open(p.Runs().Dir, journal.Options{Run: "r"}))(t)
+	defer j.Close()
+	s := &streams{err: &console{Writer: io.Discard}}
+	var cl closers
+	shareRuns(t.Context(), s, p, &cl)("r", j.Dir())
+	must.Do(t, j.PutSecret("wk1/config", []byte("machine: {token: plainly-a-word}\n")))
+	there := p
+	there.Config = &config.Config{Cluster: "c", Dir: t.TempDir(), Images: p.Config.Images, History: p.Config.History}
+	fetch := func() { fetchRuns(t.Context(), s, there, 0, func(text string) { t.Error(text) }) }
+	for began := time.Now(); ; fetch() { // until the first copy
+		if known, err := there.Runs().List(); err != nil || time.Since(began) > 10*shareSoon {
+			t.Fatalf("it was not shared: %v", err)
+		} else if len(known) > 0 {
+			break
+		}
+		time.Sleep(shareSoon / 10)
+	}
+	err := errors.Join(
+		j.Delete("wk1/config"), // as of a node that is done
+		os.WriteFile(filepath.Join(j.Dir(), story.LogName), []byte(`{"msg":"Talos said: plainly-a-word"}`+"\n"), 0o600),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl.close()
+	fetch()
+	run := must.Get(there.Runs().Find("r", past.Options{}))(t)
+	log, err := os.ReadFile(filepath.Join(run.Dirs[0], story.LogName))
+	if want := `{"msg":"Talos said: [redacted]"}` + "\n"; string(log) != want || err != nil {
+		t.Errorf("%s, %v", log, err)
+	}
 }

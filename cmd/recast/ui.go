@@ -85,7 +85,6 @@ and recast ui --listen 127.0.0.1:8090 there. Ctrl-C ends it.`,
 	return c
 }
 
-// localAddress is the address to listen on.
 func localAddress(text string) (netip.AddrPort, error) {
 	address, err := frame.Local(text)
 	if err == nil {

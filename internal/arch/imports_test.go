@@ -66,7 +66,7 @@ func (r row) uses(s source, pattern string) bool {
 // harnesses are the packages that only tests import and that may import testing.
 var harnesses = []string{
 	"cluster/clustertest", "cluster/clustertest/vmsetting", "cluster/exchange/exchangetest", "cluster/observe/observetest", "cluster/rolling/rollingtest",
-	"internal/pve/api/apitest", "internal/sim/apidoc/apidoctest", "internal/sim/simtest", "internal/sim/schedules", "internal/web/frame/frametest",
+	"internal/pve/api/apitest", "internal/sim/apidoc/apidoctest", "internal/sim/must", "internal/sim/simtest", "internal/sim/schedules", "internal/web/frame/frametest",
 }
 
 func allowed(s source, imported string) bool {

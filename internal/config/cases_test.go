@@ -1,6 +1,17 @@
 package config_test
 
-import "strings"
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/sim/must"
+)
 
 func wholeFileCases() map[string]problemCase {
 	return map[string]problemCase{
@@ -208,4 +219,229 @@ func rollCases() map[string]problemCase {
 		"Kubernetes, a minor":   {small + "kubernetes: {version: v1.35}\n", `16:14: kubernetes.version: "v1.35" is not a version of Kubernetes: write it like v1.35.4`},
 		"Kubernetes, none":      {small + "kubernetes: {}\n", "16:1: kubernetes.version: required"},
 	}
+}
+
+// withGate is small with one gate of those keys, written in braces.
+func withGate(keys string) string { return withRoll("gates:\n    - {" + keys + "}") }
+
+const cephGate = "apiVersion: ceph.rook.io/v1, kind: CephCluster, expr: status.ok"
+
+func gateCases() map[string]problemCase {
+	return map[string]problemCase{
+		"no list":            {withRoll("gates: {}"), "17:3: roll.gates: must be a list, not a section"},
+		"nothing":            {withGate("when: both, kind: A, expr: a"), "18:7: roll.gates[0].apiVersion: required, unless the gate runs a command"},
+		"no expression":      {withGate("apiVersion: v1, kind: Node"), "18:7: roll.gates[0].expr: required, unless the gate runs a command"},
+		"blank expression":   {withGate("apiVersion: v1, kind: Node, expr: ' '"), "18:36: roll.gates[0].expr: required, unless the gate runs a command"},
+		"misspelt key":       {withGate(cephGate + ", labelselector: {}"), `18:73: roll.gates[0].labelselector: unknown key, did you mean "labelSelector"?`},
+		"unknown time":       {withGate(cephGate + ", when: after"), `18:73: roll.gates[0].when: "after" is not one of both, before`},
+		"no time at all":     {withGate(cephGate + ", timeout: 0s"), "18:73: roll.gates[0].timeout: must be longer than 0"},
+		"no version":         {withGate("apiVersion: ceph.rook.io, kind: A, expr: a"), `18:8: roll.gates[0].apiVersion: "ceph.rook.io" is not a group and version of the Kubernetes API: write it like ceph.rook.io/v1`},
+		"resource, not kind": {withGate("apiVersion: v1, kind: nodes, expr: a"), `18:24: roll.gates[0].kind: "nodes" is not a kind of Kubernetes object: write it like CephCluster`},
+		"namespace":          {withGate(cephGate + ", namespace: Rook"), `18:73: roll.gates[0].namespace: "Rook" is not a name of a namespace`},
+		"secrets":            {withGate("apiVersion: v1, kind: Secret, expr: a"), "18:24: roll.gates[0].kind: Secrets are not allowed: the values that an expression reads are shown"},
+		"name and labels":    {withGate(cephGate + ", name: a, labelSelector: {matchLabels: {a: b}}"), "18:82: roll.gates[0].labelSelector: name is given too (line 18): keep one of them"},
+		"no labels":          {withGate(cephGate + ", labelSelector: {}"), "18:73: roll.gates[0].labelSelector: selects every object: give it matchLabels or matchExpressions, or remove it"},
+		"key of a label":     {withGate(cephGate + ", labelSelector: {matchLabels: {'a b': c}}"), `18:103: roll.gates[0].labelSelector.matchLabels."a b": "a b" is not the key of a label`},
+		"value of a label":   {withGate(cephGate + ", labelSelector: {matchLabels: {a: 'b,c'}}"), `18:103: roll.gates[0].labelSelector.matchLabels.a: "b,c" is not the value of a label`},
+		"operator":           {withGate(cephGate + ", labelSelector: {matchExpressions: [{key: a, operator: Is}]}"), `18:117: roll.gates[0].labelSelector.matchExpressions[0].operator: "Is" is not one of In, NotIn, Exists, DoesNotExist, did you mean "In"?`},
+		"no values":          {withGate(cephGate + ", labelSelector: {matchExpressions: [{key: a, operator: In}]}"), "18:108: roll.gates[0].labelSelector.matchExpressions[0].values: required by In"},
+		"values too many":    {withGate(cephGate + ", labelSelector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}"), "18:135: roll.gates[0].labelSelector.matchExpressions[0].values: Exists takes none: remove them"},
+		"empty command":      {withGate("command: []"), "18:8: roll.gates[0].command: names no program: write it like [./check.sh, argument]"},
+		"command as text":    {withGate("command: ./check.sh"), "18:8: roll.gates[0].command: must be a list, not text"},
+		"command and kind":   {withGate("command: [check], kind: Node"), "18:26: roll.gates[0].kind: the gate runs a command (line 18): write two gates"},
+		"two lines":          {withGate(`command: [check], description: "a\nb"`), "18:26: roll.gates[0].description: has more than one line"},
+	}
+}
+
+func TestGates(t *testing.T) {
+	t.Parallel()
+	// Its first one is a health check as tuppr has them.
+	got := must.Get(config.Parse("recast.yaml", []byte(small+`roll:
+  gates:
+    - apiVersion: ceph.rook.io/v1
+      kind: CephCluster
+      name: ceph
+      namespace: rook-ceph
+      description: Ceph
+      timeout: 30m
+      expr: status.ceph.health in ['HEALTH_OK']
+    - apiVersion: apps/v1
+      kind: Deployment
+      labelSelector:
+        matchLabels: {tier: gold, app: ""}
+        matchExpressions:
+          - {key: env, operator: NotIn, values: [test, dev]}
+          - {key: a.b/c, operator: Exists}
+          - {key: d, operator: DoesNotExist}
+      expr: "true"
+      optional: true
+    - {command: [./check.sh, "1"], when: before}
+`), config.Options{}))(t)
+	want := []config.Gate{
+		{
+			APIVersion: "ceph.rook.io/v1", Kind: "CephCluster", Name: "ceph", Namespace: "rook-ceph", Description: "Ceph",
+			When: "both", Timeout: minutes(30), Expr: "status.ceph.health in ['HEALTH_OK']",
+		},
+		{APIVersion: "apps/v1", Kind: "Deployment", When: "both", Timeout: minutes(10), Expr: "true", Optional: true, LabelSelector: config.LabelSelector{
+			MatchLabels: map[string]string{"tier": "gold", "app": ""},
+			MatchExpressions: []config.LabelExpression{
+				{Key: "env", Operator: "NotIn", Values: []string{"test", "dev"}}, {Key: "a.b/c", Operator: "Exists"}, {Key: "d", Operator: "DoesNotExist"},
+			},
+		}},
+		{Command: []string{"./check.sh", "1"}, When: "before", Timeout: config.Duration(10 * time.Minute)},
+	}
+	must.Equal(t, "value", want, got.Roll.Gates)
+	out := must.Get(got.Marshal())(t)
+	again, err := config.Parse("again.yaml", out, config.Options{})
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	must.Equal(t, "written and read again", want, again.Roll.Gates)
+	must.Equal(t, "selector", "app=,tier=gold,env notin (test,dev),a.b/c,!d", got.Roll.Gates[1].LabelSelector.String())
+}
+
+// A bad expression is reported with all other problems.
+func TestGateExpression(t *testing.T) {
+	t.Parallel()
+	o := config.Options{Expr: func(expr string) error {
+		if expr == "status.ok" {
+			return nil
+		}
+		return errors.New("not a valid expression: 1:1: undeclared reference to 'statu'")
+	}}
+	_, err := config.Parse("recast.yaml", []byte(withGate("apiVersion: v1, kind: Node, expr: statu.ok")+"    - {"+cephGate+", timeout: 1}\n"), o)
+	check(t, err, `recast.yaml:18:36: roll.gates[0].expr: not a valid expression: 1:1: undeclared reference to 'statu'
+recast.yaml:19:73: roll.gates[1].timeout: "1" is not a duration: write it like 30s, 10m or 1h30m
+2 problems`)
+}
+
+// withHook is small with one hook of those keys, written in braces.
+func withHook(keys string) string { return withRoll("hooks:\n    beforeNode: [{" + keys + "}]") }
+
+func hookCases() map[string]problemCase {
+	return map[string]problemCase{
+		"a list":          {withRoll("hooks: []"), "17:3: roll.hooks: must be a section with keys, not a list"},
+		"unknown point":   {withRoll("hooks: {beforeNodes: []}"), `17:11: roll.hooks.beforeNodes: unknown key, did you mean "beforeNode"?`},
+		"one hook":        {withRoll("hooks: {beforeNode: {command: [a]}}"), "17:11: roll.hooks.beforeNode: must be a list, not a section"},
+		"no command":      {withHook("timeout: 1m"), "18:18: roll.hooks.beforeNode[0].command: required"},
+		"empty command":   {withHook("command: []"), "18:19: roll.hooks.beforeNode[0].command: names no program: write it like [./drain-lb.sh, argument]"},
+		"blank command":   {withHook("command: [' ']"), "18:19: roll.hooks.beforeNode[0].command: names no program: write it like [./drain-lb.sh, argument]"},
+		"command as text": {withHook("command: ./a.sh"), "18:19: roll.hooks.beforeNode[0].command: must be a list, not text"},
+		"no time at all":  {withHook("command: [a], timeout: 0s"), "18:33: roll.hooks.beforeNode[0].timeout: must be longer than 0"},
+		"no unit":         {withHook("command: [a], timeout: 10"), `18:33: roll.hooks.beforeNode[0].timeout: "10" is not a duration: write it like 30s, 10m or 1h30m`},
+		"two lines":       {withHook(`command: [a], description: "a\nb"`), "18:33: roll.hooks.beforeNode[0].description: has more than one line"},
+		"no name":         {withHook(`command: [a], description: ""`), "18:33: roll.hooks.beforeNode[0].description: is empty: give it a value or remove it"},
+		"an environment":  {withHook("command: [a], env: {A: b}"), "18:33: roll.hooks.beforeNode[0].env: must be a list, not a section"},
+		"a value":         {withHook("command: [a], env: [A=b]"), `18:39: roll.hooks.beforeNode[0].env[0]: "A=b" is not the name of an environment variable: list only names, not values`},
+		"recast's token":  {withHook("command: [a], env: [A, PROXMOX_VE_API_TOKEN]"), "18:42: roll.hooks.beforeNode[0].env[1]: recast passes its Proxmox token to no program: give this one its own token"},
+	}
+}
+
+func TestHooks(t *testing.T) {
+	t.Parallel()
+	got := must.Get(config.Parse("recast.yaml", []byte(small+`roll:
+  hooks:
+    beforeRun:
+      - {description: freeze deployments, command: [./freeze.sh, "on"], timeout: 5m}
+      - command: [date]
+    afterNode: [{command: [ceph, osd, unset, noout]}]
+`), config.Options{}))(t)
+	minute := config.Duration(time.Minute)
+	want := config.Hooks{
+		BeforeRun: []config.Hook{
+			{Description: "freeze deployments", Command: []string{"./freeze.sh", "on"}, Timeout: 5 * minute}, {Command: []string{"date"}, Timeout: minute},
+		},
+		AfterNode: []config.Hook{{Command: []string{"ceph", "osd", "unset", "noout"}, Timeout: minute}},
+	}
+	must.Equal(t, "value", want, got.Roll.Hooks)
+	out := must.Get(got.Marshal())(t)
+	again, err := config.Parse("again.yaml", out, config.Options{})
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	must.Equal(t, "written and read again", want, again.Roll.Hooks)
+}
+
+// TestProgramIsThere: a program that is given by path must exist, relative to recast.yaml.
+func TestProgramIsThere(t *testing.T) {
+	t.Parallel()
+	for list, c := range map[string]struct{ text, where string }{
+		"gates": {withGate("command: [./run.sh]") + "    - {command: [sh]}\n", ":18:8: roll.gates[0]"},
+		"hooks": {withHook("command: [./run.sh]") + "    afterRun: [{command: [sh]}]\n", ":18:19: roll.hooks.beforeNode[0]"},
+	} {
+		path := filepath.Join(t.TempDir(), "recast.yaml")
+		must.Do(t, os.WriteFile(path, []byte(c.text), 0o600))
+		program := filepath.Join(filepath.Dir(path), "run.sh")
+		_, err := config.Load(path, config.Options{})
+		if want := path + c.where + ".command: no such file: " + program; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("err = %v, want %q", err, want)
+		}
+		must.Do(t, os.WriteFile(program, nil, 0o700))
+		if _, err := config.Load(path, config.Options{}); err != nil && strings.Contains(err.Error(), list) {
+			t.Error(err)
+		}
+	}
+}
+
+// withWebhook is small with one webhook of those keys, written in braces.
+func withWebhook(keys string) string { return small + "notify:\n  - {" + keys + "}\n" }
+
+const aURL = "url: https://h/p"
+
+func webhookCases() map[string]problemCase {
+	return map[string]problemCase{
+		"no list":         {small + "notify: {}\n", "16:1: notify: must be a list, not a section"},
+		"nowhere":         {withWebhook("on: [end]"), "17:5: notify[0]: has neither url nor urlEnv: say where to send it"},
+		"two places":      {withWebhook(aURL + ", urlEnv: A"), "17:24: notify[0].urlEnv: url is given too (line 17): keep one of them"},
+		"no URL":          {withWebhook("url: h/p"), "17:6: notify[0].url: is not a URL: write it like https://host/path"},
+		"another scheme":  {withWebhook("url: ftp://h/p"), "17:6: notify[0].url: is not a URL: write it like https://host/path"},
+		"a password":      {withWebhook("url: https://u:p@h/"), "17:6: notify[0].url: holds a user or password: secrets never live in this file, urlEnv names a variable"},
+		"a query":         {withWebhook("url: https://h/?sig=1"), "17:6: notify[0].url: has a query or fragment, which often is a secret: urlEnv names an environment variable for the URL"},
+		"in the clear":    {withWebhook("url: http://h/, headers: {A: {env: B}}"), "17:6: notify[0].url: is not https, and what headers takes from the environment would go in the clear"},
+		"no variable":     {withWebhook("urlEnv: $A"), `17:6: notify[0].urlEnv: "$A" is not a name of an environment variable`},
+		"no event":        {withWebhook(aURL + ", on: []"), "17:24: notify[0].on: is empty: list some of start, failure, end"},
+		"unknown event":   {withWebhook(aURL + ", on: [end, fail]"), `17:34: notify[0].on[1]: "fail" is not one of start, failure, end`},
+		"twice":           {withWebhook(aURL + ", on: [end, end]"), "17:34: notify[0].on[1]: is listed already"},
+		"value in file":   {withWebhook(aURL + ", headers: {Authorization: Bearer x}"), "17:34: notify[0].headers.Authorization: must be a section with keys, not text"},
+		"no value":        {withWebhook(aURL + ", headers: {Authorization: {}}"), "17:34: notify[0].headers.Authorization.env: required"},
+		"no header":       {withWebhook(aURL + ", headers: {'A b': {env: B}}"), `17:34: notify[0].headers."A b": "A b" is not the name of a header`},
+		"type as header":  {withWebhook(aURL + ", headers: {content-type: {env: B}}"), "17:34: notify[0].headers.content-type: is set by contentType"},
+		"another host":    {withWebhook(aURL + ", headers: {Host: {env: B}}"), "17:34: notify[0].headers.Host: is set by the HTTP client: remove it"},
+		"no media type":   {withWebhook(aURL + ", contentType: json"), `17:24: notify[0].contentType: "json" is not a media type: write it like application/json`},
+		"no template":     {withWebhook(aURL + ", template: ''"), "17:24: notify[0].template: is empty: give it a value or remove it"},
+		"secret as a key": {withWebhook(aURL + ", token: x"), "17:24: notify[0].token: secrets never live in this file: export PROXMOX_VE_API_TOKEN"},
+	}
+}
+
+func TestWebhooks(t *testing.T) {
+	t.Parallel()
+	got := must.Get(config.Parse("dir/recast.yaml", []byte(small+`notify:
+  - {url: "http://127.0.0.1:8080/hook"}
+  - urlEnv: SLACK_URL
+    on: [failure]
+    headers: {Authorization: {env: WEBHOOK_AUTH}}
+    contentType: text/plain; charset=utf-8
+    template: "{{.Text}}"
+    caFile: ca.pem
+`), config.Options{Dir: "dir"}))(t)
+	want := []config.Webhook{
+		{URL: "http://127.0.0.1:8080/hook", On: []string{"start", "failure", "end"}, ContentType: "application/json"},
+		{
+			URLEnv: "SLACK_URL", On: []string{"failure"}, Headers: map[string]config.Header{"Authorization": {Env: "WEBHOOK_AUTH"}},
+			ContentType: "text/plain; charset=utf-8", Template: "{{.Text}}", CAFile: "dir/ca.pem",
+		},
+	}
+	must.Equal(t, "value", want, got.Notify)
+	out := must.Get(got.Marshal())(t)
+	if again, err := config.Parse("again.yaml", out, config.Options{}); err != nil || !cmp.Equal(want, again.Notify) {
+		t.Errorf("%v, from\n%s", err, out)
+	}
+}
+
+// A bad template is reported with all other problems.
+func TestWebhookTemplate(t *testing.T) {
+	t.Parallel()
+	o := config.Options{Template: func(string) error { return errors.New("unclosed action") }}
+	_, err := config.Parse("recast.yaml", []byte(withWebhook(aURL+", template: '{{.Text'")), o)
+	check(t, err, "recast.yaml:17:24: notify[0].template: unclosed action\n1 problem")
 }

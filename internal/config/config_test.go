@@ -1,18 +1,22 @@
 package config_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-
 	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const example = "../../examples/recast.yaml"
@@ -142,20 +146,12 @@ func TestParse(t *testing.T) {
 		},
 	}
 	maps.Copy(cases, imageParseCases(home))
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := config.Parse("recast.yaml", []byte(c.data), options(c.env))
-			if err != nil {
-				t.Fatal(err)
-			}
-			w := want()
-			c.edit(w)
-			if diff := cmp.Diff(w, got, cmpopts.IgnoreUnexported(config.Config{})); diff != "" {
-				t.Errorf("-want +got\n%s", diff)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c parseCase) {
+		got := must.Get(config.Parse("recast.yaml", []byte(c.data), options(c.env)))(t)
+		w := want()
+		c.edit(w)
+		must.Equal(t, "value", w, got, cmpopts.IgnoreUnexported(config.Config{}))
+	})
 }
 
 // change returns small with the first old replaced by what replaces it.
@@ -163,23 +159,13 @@ func change(old, by string) string { return strings.Replace(small, old, by, 1) }
 
 func TestExampleIsRight(t *testing.T) {
 	t.Parallel()
-	c, err := config.Load(example, config.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(config.Load(example, config.Options{}))(t)
 	want := config.Schematic{File: "../testdata/schematics/storage.yaml", Path: "../../testdata/schematics/storage.yaml"}
-	if diff := cmp.Diff(want, c.Schematics["storage"]); diff != "" {
-		t.Errorf("schematic: -want +got\n%s", diff)
-	}
-	data, err := os.ReadFile(example)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Equal(t, "schematic", want, c.Schematics["storage"])
+	data := must.Get(os.ReadFile(example))(t)
 	before, _, _ := strings.Cut(string(data), "    vmid: 112")
 	line := strings.Count(before, "\n") + 1
-	if got, want := c.Place("nodes[4].vmid"), fmt.Sprintf("%s:%d:5", example, line); got != want {
-		t.Errorf("Place(nodes[4].vmid) = %q, want %q", got, want)
-	}
+	must.Equal(t, "Place(nodes[4].vmid)", fmt.Sprintf("%s:%d:5", example, line), c.Place("nodes[4].vmid"))
 	if got, want := c.Place("nodes[4].vmid.nothing[3].there"), fmt.Sprintf("%s:%d:5", example, line); got != want {
 		t.Errorf("Place of a path that is not there = %q, want its nearest parent's, %q", got, want)
 	}
@@ -188,37 +174,18 @@ func TestExampleIsRight(t *testing.T) {
 // The example says that it shows the defaults.
 func TestExampleShowsDefaults(t *testing.T) {
 	t.Parallel()
-	data, err := os.ReadFile(example)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := config.Parse("recast.yaml", data, options(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(example))(t)
+	got := must.Get(config.Parse("recast.yaml", data, options(nil)))(t)
 	w := want()
-	if diff := cmp.Diff(w.Roll, got.Roll); diff != "" {
-		t.Errorf("roll: -default +example\n%s", diff)
-	}
-	if diff := cmp.Diff(w.Images, got.Images); diff != "" {
-		t.Errorf("images: -default +example\n%s", diff)
-	}
+	must.Equal(t, "roll", w.Roll, got.Roll)
+	must.Equal(t, "images", w.Images, got.Images)
 }
 
 func TestMarshalIsReadBackTheSame(t *testing.T) {
 	t.Parallel()
-	data, err := os.ReadFile(example)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := config.Parse("recast.yaml", data, options(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(example))(t)
+	c := must.Get(config.Parse("recast.yaml", data, options(nil)))(t)
+	out := must.Get(c.Marshal())(t)
 	for _, line := range []string{"vmids: 9000-9099\n", "poll: 2s\n", "boot: 10m\n", "signature: warn\n", "canary: true\n", "workers: 1\n"} {
 		if !strings.Contains(string(out), line) {
 			t.Errorf("lacks %q:\n%s", line, out)
@@ -228,9 +195,7 @@ func TestMarshalIsReadBackTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if diff := cmp.Diff(c, again, cmpopts.IgnoreUnexported(config.Config{})); diff != "" {
-		t.Errorf("-before +after\n%s", diff)
-	}
+	must.Equal(t, "again", c, again, cmpopts.IgnoreUnexported(config.Config{}))
 }
 
 var block = regexp.MustCompile("(?s)```yaml\n(.*?)```")
@@ -239,10 +204,7 @@ var block = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 func TestNotes(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"hooks", "notify", "gates"} {
-		text, err := os.ReadFile("../../docs/notes/" + name + ".md")
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile("../../docs/notes/" + name + ".md"))(t)
 		found := block.FindAllSubmatch(text, -1)
 		if len(found) == 0 {
 			t.Errorf("%s.md shows nothing", name)
@@ -253,4 +215,237 @@ func TestNotes(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestDurationString(t *testing.T) {
+	t.Parallel()
+	for want, d := range map[string]time.Duration{
+		"0s": 0, "2s": 2 * time.Second, "10s": 10 * time.Second, "1m": time.Minute, "10m": 10 * time.Minute,
+		"1h": time.Hour, "1h30m": 90 * time.Minute, "1h0m5s": time.Hour + 5*time.Second, "20h": 20 * time.Hour,
+		"1m30s": 90 * time.Second, "1.5s": 1500 * time.Millisecond, "-10m": -10 * time.Minute,
+	} {
+		if got := config.Duration(d).String(); got != want {
+			t.Errorf("%v prints as %q, want %q", d, got, want)
+		}
+	}
+}
+
+func TestVMIDRange(t *testing.T) {
+	t.Parallel()
+	var r config.VMIDRange
+	must.Do(t, r.UnmarshalText([]byte("9000-9002")))
+	must.Equal(t, "All", []int{9000, 9001, 9002}, slices.Collect(r.All()))
+	first := 0
+	for id := range r.All() { // a loop that is left early stops the iteration
+		first = id
+		break
+	}
+	must.Equal(t, "first", 9000, first)
+	for id, want := range map[int]bool{8999: false, 9000: true, 9002: true, 9003: false} {
+		if got := r.Contains(id); got != want {
+			t.Errorf("Contains(%d) = %v", id, got)
+		}
+	}
+	if r.Len() != 3 || r.String() != "9000-9002" {
+		t.Errorf("Len = %d, String = %q", r.Len(), r)
+	}
+}
+
+func TestShareOf(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		share       string
+		nodes, want int
+	}{
+		{"1", 10, 1},
+		{"3", 10, 3},
+		{"3", 2, 3}, // a limit, not a demand
+		{"20%", 10, 2},
+		{"20%", 14, 2},
+		{"20%", 4, 1},
+		{"1%", 1, 1},
+		{"1%", 99, 1},
+		{"99%", 100, 99},
+		{"100%", 7, 7},
+		{"50%", 0, 1},
+	} {
+		var s config.Share
+		must.Do(t, s.UnmarshalText([]byte(c.share)))
+		if got := s.Of(c.nodes); got != c.want {
+			t.Errorf("%s of %d = %d, want %d", c.share, c.nodes, got, c.want)
+		}
+		must.Equal(t, c.share+" prints", c.share, s.String())
+	}
+}
+
+func TestMarshalShare(t *testing.T) {
+	t.Parallel()
+	c := must.Get(config.Parse("recast.yaml", []byte(withRoll("maxUnavailable: {workers: 20%}")), options(nil)))(t)
+	out := must.Get(c.Marshal())(t)
+	again := must.Get(config.Parse("recast.yaml", out, options(nil)))(t)
+	if diff := cmp.Diff(c.Roll, again.Roll); diff != "" {
+		t.Errorf("-before +after\n%s\n%s", diff, out)
+	}
+}
+
+// check compares the whole message of an error, which must be of kind Config.
+func check(t *testing.T, err error, want string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no problem, want\n%s", want)
+	}
+	must.Equal(t, "value", want, err.Error())
+	must.Equal(t, "kind", fault.Config, fault.KindOf(err))
+}
+
+// problemCase is a file with one problem; want lacks "recast.yaml:" in front and "1 problem" after it.
+type problemCase struct{ data, want string }
+
+func TestOneProblem(t *testing.T) {
+	t.Parallel()
+	for group, cases := range map[string]map[string]problemCase{
+		"file": wholeFileCases(), "key": keyCases(), "type": typeCases(), "machine configs": machineConfigCases(), "enum": enumCases(), "images": imageCases(), "value": valueCases(), "node": nodeCases(), "roll": rollCases(), "rehearse": rehearseCases(), "gate": gateCases(), "hook": hookCases(), "webhook": webhookCases(), "vm": vmCases(), "surge": surgeCases(),
+	} {
+		for name, c := range cases {
+			t.Run(group+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				_, err := config.Parse("recast.yaml", []byte(c.data), config.Options{})
+				check(t, err, "recast.yaml:"+c.want+"\n1 problem")
+			})
+		}
+	}
+}
+
+// withRoll, withNode, withImages, withProxmox and withNodes return small with a line in that section.
+func withRoll(line string) string    { return small + "roll:\n  " + line + "\n" }
+func withNode(line string) string    { return small + "    " + line + "\n" }
+func withImages(line string) string  { return change("images:", "images:\n  "+line) }
+func withProxmox(line string) string { return change("proxmox:", "proxmox:\n  "+line) }
+func withNodes(lines string) string  { return small[:strings.Index(small, "nodes:")] + lines + "\n" }
+
+func TestAllProblemsAtOnce(t *testing.T) {
+	t.Parallel()
+	_, err := config.Parse("lab/recast.yaml", []byte(`cluster: [home]
+talos: {version: "1"}
+images:
+  iso: {}
+schematics: {}
+proxmox:
+  vmids: 9-8
+  token: x
+nodes:
+  - name: a
+    schematic: default
+    vmid: 101
+  - name: a
+    vmid: 101
+rolls: {}
+`), config.Options{})
+	check(t, err, `lab/recast.yaml:1:1: cluster: must be text, not a list
+lab/recast.yaml:1:1: version: required
+lab/recast.yaml:2:9: talos.version: "1" is not a version of Talos: write it like v1.13.9
+lab/recast.yaml:4:3: images.iso.storage: required
+lab/recast.yaml:5:1: schematics: is empty: name at least one schematic
+lab/recast.yaml:6:1: proxmox.endpoints: required
+lab/recast.yaml:7:3: proxmox.vmids: "9-8" is out of bounds: Proxmox allows 100-999999999
+lab/recast.yaml:8:3: proxmox.token: secrets never live in this file: export PROXMOX_VE_API_TOKEN
+lab/recast.yaml:13:5: nodes[1].name: "a" is there already (line 10)
+lab/recast.yaml:13:5: nodes[1].schematic: required
+lab/recast.yaml:14:5: nodes[1].vmid: 101 is already used by "a" (line 12)
+lab/recast.yaml:15:1: rolls: unknown key, did you mean "roll"?
+12 problems`)
+}
+
+// Nested aliases stay cheap: aliases of unknown keys are not expanded.
+func TestAliasBomb(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	b.WriteString("version: 1\na: &a [x, x]\n")
+	for c := 'b'; c <= 'z'; c++ {
+		b.WriteString(string(c) + ": &" + string(c) + " [" + strings.Repeat("*"+string(c-1)+", ", 9) + "x]\n")
+	}
+	b.WriteString("nodes: &loop [*loop, *z]\n")
+	_, err := config.Parse("recast.yaml", []byte(b.String()), config.Options{})
+	ps, ok := errors.AsType[config.Problems](err)
+	if !ok || len(ps) != 26+2+5 { // the letters, two nodes that are lists, what is missing
+		t.Fatalf("got %d problems:\n%v", len(ps), err)
+	}
+}
+
+func TestLoadChecksFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "recast.yaml")
+	data := change("  version: v1.13.9", "  version: v1.13.9\n  config: .\n  machineConfigs: recast.yaml") + ""
+	data = strings.Replace(data, "images:", "images:\n  caFile: images-ca.pem\n  signingKey: key.pem", 1)
+	data = strings.Replace(data, "proxmox:", "proxmox:\n  caFile: ca.pem", 1) + "roll:\n  etcdSnapshot: recast.yaml\n"
+	write(t, path, data)
+	_, err := config.Load(path, config.Options{})
+	check(t, err, path+":5:3: talos.config: "+dir+" is not a file\n"+
+		path+":6:3: talos.machineConfigs: "+path+" is not a directory\n"+
+		path+":8:3: images.caFile: no such file: "+filepath.Join(dir, "images-ca.pem")+"\n"+
+		path+":9:3: images.signingKey: no such file: "+filepath.Join(dir, "key.pem")+"\n"+
+		path+":13:3: schematics.default: no such file: "+filepath.Join(dir, "base.yaml")+"\n"+
+		path+":15:3: proxmox.caFile: no such file: "+filepath.Join(dir, "ca.pem")+"\n"+
+		path+":22:3: roll.etcdSnapshot: "+path+" is not a directory\n7 problems")
+}
+
+// Credentials of the cluster may be missing: building images does not need them.
+func TestLoadWithoutCredentials(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "recast.yaml")
+	write(t, path, change("  version: v1.13.9", "  version: v1.13.9\n  config: talosconfig\n  machineConfigs: configs"))
+	write(t, filepath.Join(dir, "base.yaml"), "")
+	c := must.Get(config.Load(path, config.Options{}))(t)
+	if c.Talos.Config != filepath.Join(dir, "talosconfig") || c.Talos.MachineConfigs.Path != filepath.Join(dir, "configs") {
+		t.Errorf("credentials at %q and %q", c.Talos.Config, c.Talos.MachineConfigs.Path)
+	}
+}
+
+func TestLoadReadsOnlyFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	missing, large := filepath.Join(dir, "missing.yaml"), filepath.Join(dir, "large.yaml")
+	write(t, large, strings.Repeat("#", 1<<20+1))
+	_, err := config.Load(missing, config.Options{})
+	check(t, err, missing+": no such file")
+	want := []string{"recast init finds the cluster and writes one; or give its path with --config"}
+	must.Equal(t, "hints", want, fault.Hints(err))
+	_, err = config.Load(large, config.Options{})
+	check(t, err, large+": larger than 1024 KiB: this is not a recast.yaml")
+	_, err = config.Load(dir, config.Options{})
+	check(t, err, "read the configuration: read "+dir+": is a directory")
+}
+
+func write(t *testing.T, path, data string) {
+	t.Helper()
+	must.Do(t, os.WriteFile(path, []byte(data), 0o600))
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(small))
+	f.Add([]byte(small + "roll: {canary: no, settle: -1s}\n"))
+	f.Add([]byte("version: 1\nnodes: &n [*n, {name: [a]}, ~]\n? {}\n: *n\n"))
+	f.Add([]byte("\ufeff%YAML 1.2\n---\nversion: 2\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := config.Parse("f", data, config.Options{Dir: "d"})
+		if err == nil {
+			if _, err := c.Marshal(); err != nil {
+				t.Fatalf("marshal: %v", err)
+			}
+			return
+		}
+		ps, ok := errors.AsType[config.Problems](err)
+		if !ok || len(ps) == 0 || fault.KindOf(err) != fault.Config {
+			t.Fatalf("not a list of problems: %v", err)
+		}
+		lines := strings.Count(string(data), "\n") + strings.Count(string(data), "\r") + strings.Count(string(data), "\u0085") +
+			strings.Count(string(data), "\u2028") + strings.Count(string(data), "\u2029") + 1
+		for _, p := range ps {
+			if p.Line < 1 || p.Line > lines+1 || p.Column < 1 || p.Message == "" || strings.ContainsAny(p.String(), "\n\r") {
+				t.Errorf("problem %+v of %q", p, data)
+			}
+		}
+	})
 }

@@ -1,16 +1,18 @@
 package config
 
 import (
+	"cmp"
 	"encoding"
+	"fmt"
 	"iter"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
-
-	"go.yaml.in/yaml/v4"
+	"time"
 
 	"github.com/recast-sh/recast/internal/words"
+	"go.yaml.in/yaml/v4"
 )
 
 // decode decodes n into out, which is one of this package's structs or a value in one. Unlike
@@ -304,4 +306,168 @@ func plain(key string) string {
 		return quote(key)
 	}
 	return key
+}
+
+// Duration is a time.Duration that is read and printed as "10m" or "1h30m".
+type Duration time.Duration
+
+// UnmarshalText reads a duration with its unit.
+func (d *Duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	if err != nil {
+		return fmt.Errorf("%s is not a duration: write it like 30s, 10m or 1h30m", quote(string(text)))
+	}
+	*d = Duration(v)
+	return nil
+}
+
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// String leaves out the zero units that time.Duration prints: "10m", not "10m0s".
+func (d Duration) String() string {
+	s := time.Duration(d).String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// The VMIDs that Proxmox VE allows.
+const (
+	minVMID = 100
+	maxVMID = 999999999
+)
+
+// VMIDRange is a range of VMIDs, both ends included, written "9000-9099".
+type VMIDRange struct{ First, Last int }
+
+// UnmarshalText reads "first-last" and accepts only VMIDs that Proxmox allows.
+func (r *VMIDRange) UnmarshalText(text []byte) error {
+	first, last, ok := strings.Cut(string(text), "-")
+	lo, errLo := strconv.Atoi(first)
+	hi, errHi := strconv.Atoi(last)
+	switch {
+	case !ok || errLo != nil || errHi != nil:
+		return fmt.Errorf("%s is not a range of VMIDs: write it like 9000-9099", quote(string(text)))
+	case lo < minVMID || hi > maxVMID:
+		return fmt.Errorf("%s is out of bounds: Proxmox allows %d-%d", quote(string(text)), minVMID, maxVMID)
+	case lo > hi:
+		return fmt.Errorf("%s runs backwards: did you mean %d-%d?", quote(string(text)), hi, lo)
+	}
+	*r = VMIDRange{lo, hi}
+	return nil
+}
+
+func (r VMIDRange) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+func (r VMIDRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
+
+func (r VMIDRange) Len() int { return r.Last - r.First + 1 }
+
+func (r VMIDRange) Contains(id int) bool { return r.First <= id && id <= r.Last }
+
+// All iterates over the VMIDs of the range, lowest first.
+func (r VMIDRange) All() iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for id := r.First; id <= r.Last; id++ {
+			if !yield(id) {
+				return
+			}
+		}
+	}
+}
+
+// Problem is one thing wrong with the file.
+type Problem struct {
+	File         string
+	Line, Column int    // counted from 1
+	Path         string // "nodes[2].vmid"; "" for the whole file
+	Message      string
+}
+
+// String is the problem on one line: file:line:column: path: message.
+func (p Problem) String() string {
+	where := fmt.Sprintf("%s:%d:%d: ", p.File, p.Line, p.Column)
+	if p.Path != "" {
+		where += p.Path + ": "
+	}
+	return where + p.Message
+}
+
+// Problems is everything wrong with a file, in the order of the file. Load and
+// Parse return it, with kind fault.Config.
+type Problems []Problem
+
+func (ps Problems) Error() string {
+	var b strings.Builder
+	for _, p := range ps {
+		fmt.Fprintln(&b, p)
+	}
+	if len(ps) == 1 {
+		b.WriteString("1 problem")
+	} else {
+		fmt.Fprintf(&b, "%d problems", len(ps))
+	}
+	return b.String()
+}
+
+// report collects problems and the position of each path.
+type report struct {
+	file     string
+	places   map[string]place
+	problems Problems
+	bad      map[string]bool // paths with a problem
+}
+
+func newReport(file string) *report {
+	return &report{file: file, places: map[string]place{}, bad: map[string]bool{}}
+}
+
+// add reports a problem at the position of path. It drops a problem of a path that is
+// bad already or lies in a bad section, since it only follows from that.
+func (r *report) add(path, format string, args ...any) {
+	for p := path; p != ""; p = parent(p) {
+		if r.bad[p] {
+			return
+		}
+	}
+	r.addAt(nearest(r.places, path), path, format, args...)
+}
+
+func (r *report) addAt(at place, path, format string, args ...any) {
+	r.bad[path] = true
+	r.problems = append(r.problems, Problem{
+		File: r.file, Line: at.line, Column: at.column, Path: path,
+		Message: fmt.Sprintf(format, args...),
+	})
+}
+
+func (r *report) given(path string) bool {
+	_, ok := r.places[path]
+	return ok
+}
+
+// line is the line of path, for messages that refer to it.
+func (r *report) line(path string) int { return nearest(r.places, path).line }
+
+// err returns the problems in the order of the file, or nil.
+func (r *report) err() error {
+	if len(r.problems) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(r.problems, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column), cmp.Compare(a.Path, b.Path))
+	})
+	return r.problems
+}
+
+// quote shows a value of the file in a message: one line, not too long.
+func quote(s string) string {
+	if r := []rune(s); len(r) > 60 {
+		s = string(r[:60]) + "…"
+	}
+	return strconv.Quote(s)
 }

@@ -59,14 +59,12 @@ func (r ImageRef) String() string {
 	return s
 }
 
-// Values of images.builder.
 const (
 	BuilderAuto    = "auto"
 	BuilderFactory = "factory"
 	BuilderImager  = "imager"
 )
 
-// Values of images.boot.
 const (
 	BootISO  = "iso"
 	BootDisk = "disk"

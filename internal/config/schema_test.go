@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/invopop/jsonschema"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"go.yaml.in/yaml/v4"
 )
 
@@ -27,22 +27,13 @@ func TestSchemaIsUpToDate(t *testing.T) {
 	e := json.NewEncoder(&out)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	if err := e.Encode(schema(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, e.Encode(schema(t)))
 	got := out.Bytes()
 	if *update {
-		if err := os.WriteFile(schemaFile, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(schemaFile, got, 0o644))
 	}
-	want, err := os.ReadFile(schemaFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("run again with -update: -file +structs\n%s", diff)
-	}
+	want := must.Get(os.ReadFile(schemaFile))(t)
+	must.Equal(t, "run again with -update: -file +structs", string(want), string(got))
 }
 
 // TestSchemaDescribesEveryKey makes a field without a comment an error: it is what editors show.
@@ -70,19 +61,12 @@ func schema(t *testing.T) *jsonschema.Schema {
 		RequiredFromJSONSchemaTags: true,
 		Mapper:                     textSchema,
 	}
-	if err := r.AddGoComments("github.com/recast-sh/recast/internal/config", "./"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.AddGoComments("github.com/recast-sh/recast/internal/config", "./"))
 	s := r.Reflect(&Config{})
 	s.Title = "recast.yaml"
-	data, err := yaml.Dump(defaults())
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(yaml.Dump(defaults()))(t)
 	var values map[string]any
-	if err := yaml.Load(data, &values); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, yaml.Load(data, &values))
 	configs := s.Definitions["Talos"].Properties.Value("machineConfigs")
 	configs.OneOf, configs.Ref = []*jsonschema.Schema{{Type: "string", Examples: []any{"./machine"}}, {Ref: configs.Ref}}, ""
 	for _, section := range []string{"images", "roll"} {

@@ -3,11 +3,278 @@
 package fault
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"syscall"
 )
+
+// Code names a kind of error, for recast runbook CODE. Codes never change; the page of
+// each is docs/runbooks/CODE.md.
+type Code string
+
+// The codes. The first ones are for errors that have only a kind.
+const (
+	FailedCode      Code = "failed"
+	RefusedCode     Code = "refused"
+	ConfigInvalid   Code = "config-invalid"
+	ClaimHeld       Code = "claim-held"
+	InterruptedCode Code = "interrupted"
+
+	NotConfirmed Code = "not-confirmed"
+	ClaimLost    Code = "claim-lost"
+	Differs      Code = "differs"
+	Unread       Code = "unread"
+	ThisMachine  Code = "this-machine"
+	DoctorFound  Code = "doctor-problems"
+
+	// images
+	LockStale         Code = "lock-stale"
+	ExtensionUnknown  Code = "extension-unknown"
+	BuildFailed       Code = "build-failed"
+	ImageDiffers      Code = "image-differs"
+	ISODiffers        Code = "iso-differs"
+	NotPullable       Code = "installer-unpullable"
+	RehearsalFailed   Code = "rehearsal-failed"
+	StorageFull       Code = "storage-full"
+	StorageUnusable   Code = "storage-unusable"
+	StorageBusy       Code = "storage-busy"
+	PlanRefused       Code = "plan-refused"
+	PlanMoved         Code = "plan-moved"
+	GateClosed        Code = "gate-closed"
+	HookFailed        Code = "hook-failed"
+	KubernetesUpgrade Code = "kubernetes-upgrade"
+
+	// connections to servers
+	Unreachable     Code = "unreachable"
+	TLS             Code = "tls"
+	Credentials     Code = "credentials"
+	TokenPrivileges Code = "token-privileges"
+
+	// Proxmox
+	NoQuorum        Code = "no-quorum"
+	HostAway        Code = "host-away"
+	VMLocked        Code = "vm-locked"
+	VMChanged       Code = "vm-changed"
+	TaskFailed      Code = "task-failed"
+	ParkedHalf      Code = "parked-half"
+	VolumeAmbiguous Code = "volume-ambiguous"
+	DiskMismatch    Code = "disk-mismatch"
+	NoWayBack       Code = "no-way-back"
+	PruneRefused    Code = "prune-refused"
+
+	// machines
+	UUIDMismatch       Code = "uuid-mismatch"
+	SystemDiskUnproven Code = "system-disk-unproven"
+	MachineConfig      Code = "machine-config"
+	EtcdUnhealthy      Code = "etcd-unhealthy"
+	EtcdSnapshot       Code = "etcd-snapshot"
+	DrainBlocked       Code = "drain-blocked"
+	NoBoot             Code = "no-boot"
+	NoJoin             Code = "no-join"
+	RolledBackByItself Code = "rolled-back-by-itself"
+	UpgradeStuck       Code = "upgrade-stuck"
+)
+
+// AllCodes lists every code, sorted.
+func AllCodes() []Code {
+	all := []Code{
+		BuildFailed, ClaimHeld, ClaimLost, ConfigInvalid, Credentials, Differs, DiskMismatch, DoctorFound, DrainBlocked,
+		EtcdSnapshot, EtcdUnhealthy, ExtensionUnknown, FailedCode, GateClosed, HookFailed, HostAway, ImageDiffers, NotPullable,
+		InterruptedCode, ISODiffers, KubernetesUpgrade, LockStale, MachineConfig, NoBoot, NoJoin, NoQuorum, NoWayBack, NotConfirmed, PruneRefused,
+		ParkedHalf, PlanMoved, PlanRefused, RefusedCode, RehearsalFailed, RolledBackByItself, StorageBusy, StorageFull, StorageUnusable,
+		SystemDiskUnproven, TaskFailed, ThisMachine, TLS, TokenPrivileges, Unreachable, Unread, UpgradeStuck, UUIDMismatch, VMChanged, VMLocked, VolumeAmbiguous,
+	}
+	slices.Sort(all)
+	return all
+}
+
+type codeError struct {
+	error
+	code Code
+}
+
+func (e *codeError) Unwrap() error { return e.error }
+
+// WithCode gives err a code, which is not part of the message. Of several codes in a
+// chain the outermost counts, since the caller knows more about the context.
+// WithCode(nil, …) is nil.
+func WithCode(err error, c Code) error {
+	if err == nil {
+		return nil
+	}
+	return &codeError{error: err, code: c}
+}
+
+func (c Code) Of(err error) error { return WithCode(err, c) }
+
+// Else gives err the code unless err or an error in it has one already, or its kind
+// has its own code.
+func (c Code) Else(err error) error {
+	if kind := KindOf(err); c == "" || kind != Failed && kind != Refused || len(codes(err)) > 0 {
+		return err
+	}
+	return WithCode(err, c)
+}
+
+// Errorf is a formatted error with the code, of kind Failed.
+func (c Code) Errorf(format string, args ...any) error {
+	return WithCode(fmt.Errorf(format, args...), c)
+}
+
+// Refusedf is a formatted error with the code, of kind Refused.
+func (c Code) Refusedf(format string, args ...any) error {
+	return WithCode(As(Refused, fmt.Errorf(format, args...)), c)
+}
+
+// Configf is a formatted error with the code, of kind Config.
+func (c Code) Configf(format string, args ...any) error {
+	return WithCode(As(Config, fmt.Errorf(format, args...)), c)
+}
+
+// Codes returns the codes of err in the order of its tree, each once. It returns at
+// least one: that of its kind.
+func Codes(err error) []Code {
+	found := codes(err)
+	switch kind := KindOf(err); {
+	case ofThisMachine(err) != "":
+		return []Code{ThisMachine}
+	case len(found) > 0:
+		return found
+	case kind == Interrupted, kind == Failed && errors.Is(err, context.Canceled):
+		return []Code{InterruptedCode}
+	default:
+		return []Code{[...]Code{Failed: FailedCode, Config: ConfigInvalid, Refused: RefusedCode, Claimed: ClaimHeld}[kind]}
+	}
+}
+
+// CodeOf is the first of Codes; CodeOf(nil) is "".
+func CodeOf(err error) Code {
+	if err == nil {
+		return ""
+	}
+	return Codes(err)[0]
+}
+
+// codes returns the codes in err's tree, except below an interruption by the user: what
+// that cancelled is not an error of its own.
+func codes(err error) []Code {
+	var found []Code
+	var walk func(error)
+	walk = func(err error) {
+		switch e := err.(type) {
+		case *codeError:
+			if !slices.Contains(found, e.code) && !errors.Is(e, context.Canceled) {
+				found = append(found, e.code)
+			}
+			return
+		case *kindError:
+			if e.kind == Interrupted {
+				return
+			}
+		}
+		for _, e := range wrapped(err) {
+			walk(e)
+		}
+	}
+	walk(err)
+	return found
+}
+
+// wrapped returns the errors that err wraps directly.
+func wrapped(err error) []error {
+	switch u := err.(type) {
+	case interface{ Unwrap() error }:
+		if e := u.Unwrap(); e != nil {
+			return []error{e}
+		}
+	case interface{ Unwrap() []error }:
+		return u.Unwrap()
+	}
+	return nil
+}
+
+type safeError struct {
+	error
+	safe []string
+}
+
+func (e *safeError) Unwrap() error { return e.error }
+
+// WithSafe adds to err what is safe in spite of it: what was not touched, and where
+// detached disks are kept. WithSafe(nil, …) is nil.
+func WithSafe(err error, lines ...string) error {
+	if err == nil || len(lines) == 0 {
+		return err
+	}
+	return &safeError{error: err, safe: lines}
+}
+
+// Safe returns the lines of the outermost WithSafe in err.
+func Safe(err error) []string {
+	if e, ok := errors.AsType[*safeError](err); ok {
+		return e.safe
+	}
+	return nil
+}
+
+// Next is what to do about an error that has no hint of its own.
+func (c Code) Next() string { return next[c] }
+
+var next = map[Code]string{
+	FailedCode:         "run the same command again: it checks the current state and continues; recast status shows what is unfinished",
+	RefusedCode:        "fix what the message names, then run the same command again",
+	ConfigInvalid:      "correct it where the message says; examples/recast.yaml shows every key",
+	ClaimHeld:          "recast status shows who runs it and how far it is; wait until it ends",
+	InterruptedCode:    "run the same command again to continue; recast status shows what is unfinished",
+	NotConfirmed:       "recast plan shows the plan again; --yes confirms it without asking",
+	ClaimLost:          "recast status shows who has the claim now and what is unfinished",
+	Differs:            "recast plan shows what a roll would do about it",
+	Unread:             "recast doctor says what can't be reached, and why",
+	ThisMachine:        "put that right on this machine, then run the same command again",
+	DoctorFound:        "do what each problem says, then run recast doctor again",
+	LockStale:          "recast lock",
+	ExtensionUnknown:   "correct the name or the version in the schematic, then recast lock",
+	BuildFailed:        "run recast publish --only build again: it continues where it stopped",
+	ImageDiffers:       "recast lock --update takes what is published now; git diff recast.lock shows what that changes",
+	ISODiffers:         "recast prune shows which ISOs are not needed; then run recast publish",
+	NotPullable:        "talosctl image pull, on that node, says why; recast doctor checks the registry from here",
+	RehearsalFailed:    "recast roll --rehearse tries again; recast roll --rehearse=false skips it",
+	StorageFull:        "recast prune frees what is no longer needed; recast doctor shows the free space of each storage",
+	StorageBusy:        "stop what uses the volume, then run the same command again: it first checks whether the volume was renamed",
+	StorageUnusable:    "pvesm status on that Proxmox node; recast doctor shows the content types of each storage",
+	PlanRefused:        "recast plan says why, for each node",
+	PlanMoved:          "recast plan shows what would be done now",
+	GateClosed:         "recast doctor shows the state of the gates; once they hold, run the same command again",
+	HookFailed:         "fix the program that the message names, then run the same command again",
+	KubernetesUpgrade:  "run the same command again: it continues where it stopped",
+	Unreachable:        "recast doctor says what can be reached from here",
+	TLS:                "recast doctor shows which certificate is served, and which is expected",
+	Credentials:        "recast doctor says which credentials are accepted, and until when",
+	TokenPrivileges:    "recast doctor prints the pveum commands that grant what is missing",
+	NoQuorum:           "pvecm status on a Proxmox node; then run the same command again",
+	HostAway:           "pvecm status on another Proxmox node; once that host is back, run the same command again",
+	VMLocked:           "see which task of that VM runs; when none does, run the same command again",
+	VMChanged:          "recast status shows where every disk is; then run the same command again",
+	TaskFailed:         "see that task's log in Proxmox; then run the same command again, which checks what was done",
+	ParkedHalf:         "recast status shows where every disk is, and what to type",
+	VolumeAmbiguous:    "recast status shows where every disk is; nothing was deleted, and nothing is guessed",
+	DiskMismatch:       "recast status shows where every disk is; compare with the configuration of the VM",
+	PruneRefused:       "recast prune shows the current state, and why each thing is kept",
+	NoWayBack:          "recast status shows which system disks are kept",
+	UUIDMismatch:       "talosctl get systeminformation, on that address, shows which machine answers; qm config shows the VM's smbios1",
+	SystemDiskUnproven: "set nodes[].systemDisk.slot in recast.yaml, or give each drive a wwn=",
+	MachineConfig:      "put the machine configuration into the directory of talos.machineConfigs, then run the same command again",
+	EtcdUnhealthy:      "see talosctl etcd status and talosctl etcd alarm list; repair etcd first",
+	EtcdSnapshot:       "recast backup saves a snapshot; without a leader it refuses: recast runbook etcd-unhealthy",
+	DrainBlocked:       "kubectl get pods -A -o wide, and kubectl get pdb -A, show which pods are left and why",
+	NoBoot:             "look at the console of the VM in Proxmox; recast roll continues, and recast status says whether recast undo NODE can cancel it",
+	NoJoin:             "talosctl dmesg, on that node, says more; recast roll waits again, and recast status says whether recast undo NODE can cancel it",
+	RolledBackByItself: "talosctl dmesg, on that node, shows why the new system failed",
+	UpgradeStuck:       "look at the console of the VM in Proxmox; recast status says what was replaced; recast roll waits for it again",
+}
 
 // Kind says how a command must end when an error reaches it. One switch in
 // cmd/recast turns it into an exit code.
@@ -41,10 +308,8 @@ func As(k Kind, err error) error {
 	return &kindError{error: err, kind: k}
 }
 
-// Configf is a formatted error of kind Config.
 func Configf(format string, args ...any) error { return As(Config, fmt.Errorf(format, args...)) }
 
-// Refusedf is a formatted error of kind Refused.
 func Refusedf(format string, args ...any) error { return As(Refused, fmt.Errorf(format, args...)) }
 
 // KindOf returns the kind of err, Failed if it carries none.

@@ -7,18 +7,19 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var errPlain = errors.New("plain")
 
 func TestKindOf(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		err  error
 		want fault.Kind
-	}{
+	}
+	cases := map[string]example{
 		"none":                    {nil, fault.Failed},
 		"plain":                   {errPlain, fault.Failed},
 		"config":                  {fault.Configf("line %d", 3), fault.Config},
@@ -28,22 +29,20 @@ func TestKindOf(t *testing.T) {
 		"the first of several":    {errors.Join(errPlain, fault.Configf("a"), fault.Refusedf("b")), fault.Config},
 		"failed hides what it is": {fault.As(fault.Failed, fault.Configf("a")), fault.Failed},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := fault.KindOf(c.err); got != c.want {
-				t.Errorf("KindOf(%v) = %v, want %v", c.err, got, c.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		if got := fault.KindOf(c.err); got != c.want {
+			t.Errorf("KindOf(%v) = %v, want %v", c.err, got, c.want)
+		}
+	})
 }
 
 func TestHints(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		err  error
 		want []string
-	}{
+	}
+	cases := map[string]example{
 		"none":      {errPlain, nil},
 		"formatted": {fault.WithHint(errPlain, "set %q", "iso.storage"), []string{`set "iso.storage"`}},
 		"outermost first, each once": {
@@ -55,14 +54,9 @@ func TestHints(t *testing.T) {
 			[]string{"one", "two"},
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if diff := cmp.Diff(c.want, fault.Hints(c.err)); diff != "" {
-				t.Errorf("hints (-want +got):\n%s", diff)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		must.Equal(t, "hints", c.want, fault.Hints(c.err))
+	})
 }
 
 // A kind and a hint do not change an error's message and what it wraps.
@@ -83,10 +77,11 @@ func TestMarksKeepTheError(t *testing.T) {
 func TestCodes(t *testing.T) {
 	t.Parallel()
 	cut := fault.As(fault.Interrupted, fmt.Errorf("drain: %w", fault.DrainBlocked.Of(context.Canceled)))
-	cases := map[string]struct {
+	type example struct {
 		err  error
 		want []fault.Code
-	}{
+	}
+	cases := map[string]example{
 		"of its kind: failed":      {errPlain, []fault.Code{fault.FailedCode}},
 		"of its kind: config":      {fault.Configf("x"), []fault.Code{fault.ConfigInvalid}},
 		"of its kind: refused":     {fault.Refusedf("x"), []fault.Code{fault.RefusedCode}},
@@ -99,38 +94,27 @@ func TestCodes(t *testing.T) {
 		"nobody said yes":          {fault.NotConfirmed.Of(fault.As(fault.Interrupted, errPlain)), []fault.Code{fault.NotConfirmed}},
 		"cut off beside a failure": {fault.As(fault.Failed, errors.Join(cut, fault.NoJoin.Of(errPlain))), []fault.Code{fault.NoJoin}},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if diff := cmp.Diff(c.want, fault.Codes(c.err)); diff != "" {
-				t.Errorf("codes (-want +got):\n%s", diff)
-			}
-		})
-	}
-	if got := fault.CodeOf(nil); got != "" {
-		t.Errorf("CodeOf(nil) = %q", got)
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		must.Equal(t, "codes", c.want, fault.Codes(c.err))
+	})
+	must.Equal(t, "CodeOf(nil)", fault.Code(""), fault.CodeOf(nil))
 }
 
 func TestElse(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		err  error
 		want fault.Code
-	}{
+	}
+	cases := map[string]example{
 		"without a code":         {errPlain, fault.NoBoot},
 		"with one further in":    {fmt.Errorf("a: %w", fault.TLS.Of(errPlain)), fault.TLS},
 		"bad configuration":      {fault.Configf("x"), fault.ConfigInvalid},
 		"the claim is another's": {fault.As(fault.Claimed, errPlain), fault.ClaimHeld},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := fault.CodeOf(fault.NoBoot.Else(c.err)); got != c.want {
-				t.Errorf("code %q, want %q", got, c.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		must.Equal(t, "code", c.want, fault.CodeOf(fault.NoBoot.Else(c.err)))
+	})
 	if fault.NoBoot.Else(nil) != nil || fault.Code("").Else(errPlain) != errPlain {
 		t.Error("no error, or no code, makes one")
 	}

@@ -6,12 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const run = "20261121-0421-3f2a"
@@ -26,35 +27,22 @@ func open(t *testing.T, dir string, o journal.Options) *journal.Journal {
 	if o.Run == "" {
 		o.Run = run
 	}
-	j, err := journal.Open(dir, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(dir, o))(t)
 	t.Cleanup(func() { _ = j.Close() }) // most tests close it themselves
 	return j
 }
 
 func closeNow(t *testing.T, j *journal.Journal) {
 	t.Helper()
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.Close())
 }
 
 func TestResume(t *testing.T) {
 	t.Parallel()
-	j, err := journal.Open(t.TempDir(), journal.Options{Run: "r"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(t.TempDir(), journal.Options{Run: "r"}))(t)
 	defer j.Close()
-	before, err := j.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(j.Resume(), j.Finish("failed: x"), j.Resume()); err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(j.Info())(t)
+	must.Do(t, errors.Join(j.Resume(), j.Finish("failed: x"), j.Resume()))
 	if after, err := j.Info(); err != nil || !after.Unfinished() || after != before {
 		t.Errorf("%+v, was %+v; %v", after, before, err)
 	}
@@ -65,7 +53,7 @@ func TestFactsOutliveTheProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state", "journal")
 	j := open(t, dir, journal.Options{})
 	secret := []byte("token: \x00\xff[redacted]\n")
-	if err := errors.Join(
+	must.Do(t, errors.Join(
 		j.Put("node/wk1/disk", fact{"scsi0", 9}),
 		j.Put("node/wk1/disk", fact{"scsi1", 10}),
 		j.Put("node/wk2/disk", fact{}),
@@ -74,9 +62,7 @@ func TestFactsOutliveTheProcess(t *testing.T) {
 		j.PutSecret("node/wk2/disk", secret),
 		j.Delete("node/wk2/disk"),
 		j.Delete("never/was"),
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 	closeNow(t, j)
 
 	j = open(t, dir, journal.Options{})
@@ -109,11 +95,9 @@ func TestOnlyTheOwnerMayRead(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "journal")
 	j := open(t, dir, journal.Options{})
-	if err := errors.Join(j.Put("a", 1), j.PutSecret("b", []byte("x")), j.Finish("done")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(j.Put("a", 1), j.PutSecret("b", []byte("x")), j.Finish("done")))
 	got := map[string]fs.FileMode{}
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -121,17 +105,12 @@ func TestOnlyTheOwnerMayRead(t *testing.T) {
 		name, _ := filepath.Rel(dir, path)
 		got[name] = info.Mode()
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	want := map[string]fs.FileMode{
 		".": fs.ModeDir | 0o700, run: fs.ModeDir | 0o700, run + ".lock": 0o600,
 		run + "/RUN": 0o600, run + "/a.json": 0o600, run + "/b.secret": 0o600,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("modes (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "modes", want, got)
 }
 
 // TestKeptOutOfGit: "git add" does not add machine configurations.
@@ -147,19 +126,11 @@ func TestKeptOutOfGit(t *testing.T) {
 		return string(b)
 	}
 	open(t, filepath.Join(state, "runs"), journal.Options{})
-	if got := read(); got != "*\n" {
-		t.Errorf(".gitignore is %q", got)
-	}
+	must.Equal(t, ".gitignore", "*\n", read())
 	for _, c := range []struct{ was, want string }{{"", "*\n"}, {"*\n!locks\n", "*\n!locks\n"}} {
-		if err := os.WriteFile(file, []byte(c.was), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := journal.KeepOutOfGit(state); err != nil {
-			t.Fatal(err)
-		}
-		if got := read(); got != c.want {
-			t.Errorf("where it was %q it is %q", c.was, got)
-		}
+		must.Do(t, os.WriteFile(file, []byte(c.was), 0o600))
+		must.Do(t, journal.KeepOutOfGit(state))
+		must.Equal(t, "where it was "+c.was, c.want, read())
 	}
 	if err := journal.KeepOutOfGit(file); err == nil {
 		t.Error("a file was taken for the directory")
@@ -170,9 +141,7 @@ func TestOneWriterPerRun(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	j := open(t, dir, journal.Options{})
-	if err := j.Put("a", 1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.Put("a", 1))
 	_, err := journal.Open(dir, journal.Options{Run: run})
 	if fault.KindOf(err) != fault.Claimed || err.Error() != `journal of run "20261121-0421-3f2a": another process has it open` {
 		t.Errorf("second writer: %v", err)
@@ -216,10 +185,11 @@ func TestRefusedWrites(t *testing.T) {
 	t.Parallel()
 	j := open(t, t.TempDir(), journal.Options{})
 	badKey := ` is not a valid key: words of a-z, 0-9, dot, dash and underscore, joined by slashes, 200 bytes at most`
-	cases := map[string]struct {
+	type example struct {
 		err  error
 		want string
-	}{
+	}
+	cases := map[string]example{
 		"a redacted secret": {j.Put("a", struct{ Config secret }{"key"}), "journal a: contains a secret, which is not stored as a fact"},
 		"no JSON":           {j.Put("a", func() {}), "journal a: json: unsupported type: func()"},
 		"empty secret":      {j.PutSecret("a", nil), "journal a: the secret is empty"},
@@ -236,14 +206,11 @@ func TestRefusedWrites(t *testing.T) {
 	if err := j.Delete("quote"); err != nil {
 		t.Error(err)
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if c.err == nil || c.err.Error() != c.want {
-				t.Errorf("err = %v, want %q", c.err, c.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		if c.err == nil || c.err.Error() != c.want {
+			t.Errorf("err = %v, want %q", c.err, c.want)
+		}
+	})
 	if keys, err := j.Keys(""); keys != nil || err != nil {
 		t.Errorf("Keys = %q, %v", keys, err)
 	}
@@ -251,36 +218,30 @@ func TestRefusedWrites(t *testing.T) {
 
 func TestDamageIsNamed(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct{ content, want string }{
+	type example struct{ content, want string }
+	cases := map[string]example{
 		"cut off":       {`{"slot": "scsi`, "unexpected EOF"},
 		"empty":         {"", "EOF"},
 		"unknown field": {`{"slot": "scsi0", "bus": 1}`, `this recast does not know the field "bus": a newer one wrote it, or it was edited`},
 		"two values":    {"{}{}", "more than one value"},
 		"wrong type":    {`[]`, "json: cannot unmarshal array into Go value of type journal_test.fact"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			j := open(t, dir, journal.Options{})
-			file := filepath.Join(dir, run, "node~wk1.json")
-			if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			found, err := j.Get("node/wk1", &fact{})
-			if want := "journal node/wk1: " + file + ": " + c.want; found || err == nil || err.Error() != want {
-				t.Errorf("Get = %t, %v, want %q", found, err, want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		dir := t.TempDir()
+		j := open(t, dir, journal.Options{})
+		file := filepath.Join(dir, run, "node~wk1.json")
+		must.Do(t, os.WriteFile(file, []byte(c.content), 0o600))
+		found, err := j.Get("node/wk1", &fact{})
+		if want := "journal node/wk1: " + file + ": " + c.want; found || err == nil || err.Error() != want {
+			t.Errorf("Get = %t, %v, want %q", found, err, want)
+		}
+	})
 	t.Run("a secret without content", func(t *testing.T) {
 		t.Parallel()
 		dir := t.TempDir()
 		j := open(t, dir, journal.Options{})
 		file := filepath.Join(dir, run, "a.secret")
-		if err := os.WriteFile(file, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, nil, 0o600))
 		if b, found, err := j.Secret("a"); b != nil || found || err == nil || err.Error() != "journal a: "+file+" is empty" {
 			t.Errorf("Secret = %q, %t, %v", b, found, err)
 		}
@@ -290,11 +251,205 @@ func TestDamageIsNamed(t *testing.T) {
 		dir := t.TempDir()
 		j := open(t, dir, journal.Options{})
 		file := filepath.Join(dir, run, "a.json")
-		if err := os.Mkdir(file, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(file, 0o700))
 		if _, err := j.Get("a", new(int)); err == nil || err.Error() != "journal a: "+file+": is a directory" {
 			t.Errorf("err = %v", err)
 		}
 	})
+}
+
+var errKilled = errors.New("killed")
+
+// killAt succeeds n times and then fails.
+func killAt(n int) func(string) error {
+	return func(string) error {
+		if n == 0 {
+			return errKilled
+		}
+		n--
+		return nil
+	}
+}
+
+// life is everything that a run does in this test.
+func life(dir string, sync func(string) error) error {
+	j, err := journal.Open(dir, journal.Options{Run: run, Sync: sync})
+	if err != nil {
+		return err
+	}
+	for _, do := range []func() error{
+		func() error { return j.Put("a", 1) },
+		func() error { return j.Put("a", 2) },
+		func() error { return j.PutSecret("b", []byte("secret")) },
+		func() error { return j.Delete("a") },
+		func() error { return j.Finish("done") },
+	} {
+		if err := do(); err != nil {
+			return errors.Join(err, j.Close())
+		}
+	}
+	return j.Close()
+}
+
+// state is what a later process reads.
+type state struct {
+	A        int
+	B        string
+	Finished bool
+	Runs     int
+}
+
+func read(t *testing.T, dir string) state {
+	t.Helper()
+	runs := must.Get(journal.Runs(dir))(t)
+	s := state{Runs: len(runs)}
+	j := open(t, dir, journal.Options{})
+	defer closeNow(t, j)
+	_, errA := j.Get("a", &s.A)
+	b, _, errB := j.Secret("b")
+	info, errInfo := j.Info()
+	must.Do(t, errors.Join(errA, errB, errInfo))
+	s.B, s.Finished = string(b), !info.Unfinished()
+	return s
+}
+
+func TestCrashAtEverySyncPoint(t *testing.T) {
+	t.Parallel()
+	var points []string
+	must.Do(t, life(t.TempDir(), func(p string) error { points = append(points, p); return nil }))
+	wantPoints := []string{
+		"write start", "written start", "write a", "written a", "write a", "written a",
+		"write b", "written b", "delete a", "deleted a", "write finish", "written finish",
+	}
+	if diff := cmp.Diff(wantPoints, points); diff != "" {
+		t.Fatalf("points (-want +got):\n%s", diff)
+	}
+	after := []state{ // killed before and after each commit
+		{},
+		{Runs: 1},
+		{Runs: 1},
+		{Runs: 1, A: 1},
+		{Runs: 1, A: 1},
+		{Runs: 1, A: 2},
+		{Runs: 1, A: 2},
+		{Runs: 1, A: 2, B: "secret"},
+		{Runs: 1, A: 2, B: "secret"},
+		{Runs: 1, B: "secret"},
+		{Runs: 1, B: "secret"},
+		{Runs: 1, B: "secret", Finished: true},
+	}
+	for n, want := range after {
+		dir := t.TempDir()
+		if err := life(dir, killAt(n)); !errors.Is(err, errKilled) {
+			t.Fatalf("killed at %d (%s): err = %v", n, points[n], err)
+		}
+		if diff := cmp.Diff(want, read(t, dir)); diff != "" {
+			t.Errorf("killed at %d (%s) (-want +got):\n%s", n, points[n], diff)
+		}
+	}
+}
+
+// A killed process leaves half-written files; the next process removes them.
+func TestLeftoversAreRemoved(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	half := filepath.Join(dir, ".new-"+run, "half")
+	must.Do(t, os.MkdirAll(half, 0o700))
+	if runs, err := journal.Runs(dir); runs != nil || err != nil {
+		t.Errorf("Runs = %v, %v", runs, err)
+	}
+	closeNow(t, open(t, dir, journal.Options{}))
+	must.Do(t, os.WriteFile(filepath.Join(dir, run, ".tmp-1"), []byte("{"), 0o600))
+	j := open(t, dir, journal.Options{})
+	must.Do(t, j.Put("a", 1))
+	var names []string
+	for _, d := range []string{dir, filepath.Join(dir, run)} {
+		entries := must.Get(os.ReadDir(d))(t)
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+	}
+	want := []string{run, run + ".lock", "RUN", "a.json"}
+	must.Equal(t, "files", want, names)
+}
+
+// TestCheckPrivate: whatever another user could have created or could change is refused.
+func TestCheckPrivate(t *testing.T) {
+	t.Parallel()
+	must := func(t *testing.T, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		spoil func(t *testing.T, state string)
+		want  string // "": accepted
+	}{
+		"none":         {func(t *testing.T, state string) { must(t, os.RemoveAll(state)) }, ""},
+		"as is":        {func(*testing.T, string) {}, ""},
+		"open to read": {func(t *testing.T, state string) { must(t, os.Chmod(state, 0o755)) }, ""},
+		"what a container left": {func(t *testing.T, state string) {
+			deep := filepath.Join(state, "cache", "imager", "base-1", "out")
+			must(t, os.MkdirAll(deep, 0o700))
+			must(t, os.Chmod(deep, 0o777))
+		}, ""},
+		"a link": {func(t *testing.T, state string) {
+			must(t, os.Rename(state, state+"-there"))
+			must(t, os.Symlink(state+"-there", state))
+		}, ".recast is a symbolic link"},
+		"a file": {func(t *testing.T, state string) {
+			must(t, os.RemoveAll(state))
+			must(t, os.WriteFile(state, nil, 0o600))
+		}, ".recast is not a directory"},
+		"group may write":  {func(t *testing.T, state string) { must(t, os.Chmod(state, 0o770)) }, "other users may write to .recast (mode 0770)"},
+		"others may write": {func(t *testing.T, state string) { must(t, os.Chmod(filepath.Join(state, "runs", run), 0o702)) }, "may write to .recast/runs/" + run + " (mode 0702)"},
+		"a linked run": {func(t *testing.T, state string) {
+			must(t, os.Rename(filepath.Join(state, "runs", run), state+"-run"))
+			must(t, os.Symlink(state+"-run", filepath.Join(state, "runs", run)))
+		}, ".recast/runs/" + run + " is a symbolic link"},
+		"a linked secret": {func(t *testing.T, state string) {
+			must(t, os.Symlink("/dev/null", filepath.Join(state, "runs", run, "wk1~machine-config.secret")))
+		}, "machine-config.secret is a symbolic link"},
+		"a pipe": {func(t *testing.T, state string) { must(t, syscall.Mkfifo(filepath.Join(state, "reports"), 0o600)) }, ".recast/reports is neither a file nor a directory"},
+		"another user's": {func(t *testing.T, state string) {
+			if os.Geteuid() != 0 {
+				t.Skip("only root can change the owner")
+			}
+			must(t, os.Chown(filepath.Join(state, "runs"), 4242, -1))
+		}, ".recast/runs belongs to user 4242, and recast runs as user 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			state := filepath.Join(t.TempDir(), ".recast")
+			closeNow(t, open(t, filepath.Join(state, "runs"), journal.Options{}))
+			c.spoil(t, state)
+			err := journal.CheckPrivate(state)
+			switch {
+			case c.want == "" && err != nil, c.want != "" && (err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), filepath.Dir(state)+"/", ""), c.want)):
+				t.Errorf("err = %v", err)
+			case err != nil && (fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0):
+				t.Errorf("kind %v, hints %q", fault.KindOf(err), fault.Hints(err))
+			}
+		})
+	}
+}
+
+// TestOpenFollowsNoLink: a symbolic link is not a run directory.
+func TestOpenFollowsNoLink(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	closeNow(t, open(t, filepath.Join(dir, "there"), journal.Options{}))
+	here := filepath.Join(dir, "here")
+	must.Do(t, os.MkdirAll(here, 0o700))
+	must.Do(t, os.Symlink(filepath.Join(dir, "there", run), filepath.Join(here, run)))
+	for _, o := range []journal.Options{{Run: run, ReadOnly: true}, {Run: run}} {
+		j, err := journal.Open(here, o)
+		if err == nil {
+			_ = j.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), "is a symbolic link") {
+			t.Errorf("read only %t: %v", o.ReadOnly, err)
+		}
+	}
 }

@@ -4,32 +4,20 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestUnlockBesideAProgramThatStarts: a forked process has all files open until its exec.
 func TestUnlockBesideAProgramThatStarts(t *testing.T) {
 	t.Parallel()
-	root, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(os.OpenRoot(t.TempDir()))(t)
 	defer root.Close()
-	f, err := lock(root, "run.lock")
-	if err != nil {
-		t.Fatal(err)
-	}
-	forked, err := syscall.Dup(int(f.Fd()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(lock(root, "run.lock"))(t)
+	forked := must.Get(syscall.Dup(int(f.Fd())))(t)
 	defer syscall.Close(forked)
-	if err := unlock(f); err != nil {
-		t.Fatal(err)
-	}
-	again, err := lock(root, "run.lock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unlock(f))
+	again := must.Get(lock(root, "run.lock"))(t)
 	if err := unlock(again); err != nil {
 		t.Error(err)
 	}

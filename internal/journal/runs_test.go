@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestRuns(t *testing.T) {
@@ -26,21 +26,14 @@ func TestRuns(t *testing.T) {
 			j := open(t, dir, journal.Options{Run: id})
 			time.Sleep(time.Minute)
 			if id == "b" {
-				if err := j.Finish("done"); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, j.Finish("done"))
 			}
 			closeNow(t, j)
 		}
-		runs, err := journal.Runs(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		runs := must.Get(journal.Runs(dir))(t)
 		killed := journal.RunInfo{ID: "a", Started: start.Add(time.Minute)}
 		done := journal.RunInfo{ID: "b", Started: start, Finished: start.Add(time.Minute), Outcome: "done"}
-		if diff := cmp.Diff([]journal.RunInfo{killed, done}, runs); diff != "" {
-			t.Errorf("Runs (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "Runs", []journal.RunInfo{killed, done}, runs)
 		unfinished, err := journal.Unfinished(dir)
 		if diff := cmp.Diff([]journal.RunInfo{killed}, unfinished); diff != "" || err != nil {
 			t.Errorf("Unfinished: %v (-want +got):\n%s", err, diff)
@@ -60,16 +53,12 @@ func TestRunsNamesEveryDamagedRun(t *testing.T) {
 	dir := t.TempDir()
 	closeNow(t, open(t, dir, journal.Options{Run: "good"}))
 	for id, content := range map[string]string{"cut": `{"started`, "old": "{}"} {
-		if err := errors.Join(
+		must.Do(t, errors.Join(
 			os.Mkdir(filepath.Join(dir, id), 0o700),
 			os.WriteFile(filepath.Join(dir, id, "RUN"), []byte(content), 0o600),
-		); err != nil {
-			t.Fatal(err)
-		}
+		))
 	}
-	if err := os.Mkdir(filepath.Join(dir, "empty"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "empty"), 0o700))
 	runs, err := journal.Runs(dir)
 	if len(runs) != 1 || runs[0].ID != "good" {
 		t.Errorf("Runs = %v", runs)
@@ -131,9 +120,7 @@ func TestRemove(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	j := open(t, dir, journal.Options{})
-	if err := j.PutSecret("wk1/machine-config", []byte("secret")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.PutSecret("wk1/machine-config", []byte("secret")))
 	if err := journal.Remove(dir, run); fault.KindOf(err) != fault.Claimed {
 		t.Errorf("while it is open: %v", err)
 	}
@@ -142,17 +129,11 @@ func TestRemove(t *testing.T) {
 		t.Errorf("before its end: %v", err)
 	}
 	j = open(t, dir, journal.Options{})
-	if err := j.Finish("done"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, j.Finish("done"))
 	closeNow(t, j)
 	// An interrupted removal may have left this.
-	if err := os.MkdirAll(filepath.Join(dir, ".old-"+run, "half"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := journal.Remove(dir, run); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(dir, ".old-"+run, "half"), 0o700))
+	must.Do(t, journal.Remove(dir, run))
 	if files, err := os.ReadDir(dir); len(files) != 0 || err != nil {
 		t.Errorf("left: %v, %v", files, err)
 	}
@@ -182,10 +163,7 @@ func TestForget(t *testing.T) {
 		t.Fatal(err)
 	}
 	closeNow(t, held)
-	files, err := filepath.Glob(filepath.Join(dir, "*", "wk1*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob(filepath.Join(dir, "*", "wk1*")))(t)
 	for i, f := range files {
 		files[i], _ = filepath.Rel(dir, f)
 	}

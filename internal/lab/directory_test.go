@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
+	"testing/synctest"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/sim/network"
 )
 
 var labFiles = map[string][]byte{
@@ -24,9 +26,7 @@ func put(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, content := range files {
 		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
 		_ = os.RemoveAll(file) // a link is to replace the file
 		err := os.WriteFile(file, []byte(content), 0o600)
 		if to, link := strings.CutPrefix(content, "-> "); link {
@@ -43,7 +43,7 @@ func put(t *testing.T, dir string, files map[string]string) {
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	err := filepath.WalkDir(dir, func(file string, e fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(dir, func(file string, e fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(dir, file)
 		switch {
 		case err != nil || e.IsDir():
@@ -56,10 +56,7 @@ func content(t *testing.T, dir string) map[string]string {
 		b, err := os.ReadFile(file)
 		all[name] = string(b)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return all
 }
 
@@ -70,9 +67,7 @@ func writeLab(t *testing.T, dir string, files map[string][]byte) error {
 	if err != nil {
 		return err
 	}
-	if err := d.write(files); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.write(files))
 	if files["recast.yaml"] != nil {
 		put(t, dir, map[string]string{lockName: "locked", ".recast/runs/1": "a run"})
 	}
@@ -117,13 +112,9 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "x")
-			if err := os.Mkdir(dir, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Mkdir(dir, 0o700))
 			if tt.lab != nil {
-				if err := writeLab(t, dir, tt.lab); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, writeLab(t, dir, tt.lab))
 			}
 			put(t, dir, tt.add)
 			before := content(t, dir)
@@ -132,9 +123,7 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), tt.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
 					t.Errorf("%v, want a refusal: %s", err, tt.want)
 				}
-				if diff := cmp.Diff(before, content(t, dir)); diff != "" {
-					t.Errorf("it was refused, and yet: %s", diff)
-				}
+				must.Equal(t, "it was refused, and yet", before, content(t, dir))
 				return
 			}
 			if err != nil {
@@ -142,9 +131,7 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 			}
 			after := content(t, dir)
 			for file, b := range labFiles {
-				if after[file] != string(b) {
-					t.Errorf("%s: %q", file, after[file])
-				}
+				must.Equal(t, file, string(b), after[file])
 			}
 			for file, b := range tt.add {
 				if !slices.Contains([]string{markName, lockName}, file) && !strings.HasPrefix(file, stateName) && after[file] != b {
@@ -161,23 +148,16 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 func TestLabDirectoryIsOfOneLab(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "new", "lab")
-	d, err := openDirectory(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must.Get(openDirectory(dir))(t)
 	second := func() {
 		if _, err := openDirectory(dir); err == nil || !strings.Contains(err.Error(), "a lab runs in") || fault.KindOf(err) != fault.Refused {
 			t.Errorf("a second lab: %v", err)
 		}
 	}
 	second() // while the first one starts
-	if err := d.write(labFiles); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.write(labFiles))
 	second()
-	if err := d.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.Close())
 	if err := writeLab(t, dir, labFiles); err != nil {
 		t.Error(err)
 	}
@@ -188,21 +168,14 @@ func TestConsoleIsNoFileOfOthers(t *testing.T) {
 	home := t.TempDir()
 	put(t, home, map[string]string{"mine": "text", "empty": ""})
 	open := func(file string) error {
-		d, err := openDirectory(filepath.Join(home, "lab"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Get(openDirectory(filepath.Join(home, "lab")))(t)
 		defer d.Close()
 		w, err := d.console(file)
 		if err != nil {
 			return err
 		}
-		if _, err := w.Write([]byte("boot\n")); err != nil {
-			t.Fatal(err)
-		}
-		if err := d.write(labFiles); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(w.Write([]byte("boot\n")))(t)
+		must.Do(t, d.write(labFiles))
 		return w.Close()
 	}
 	if err := open(filepath.Join(home, "mine")); fault.KindOf(err) != fault.Refused || content(t, home)["mine"] != "text" {
@@ -213,17 +186,13 @@ func TestConsoleIsNoFileOfOthers(t *testing.T) {
 			t.Errorf("%q: %v", file, err)
 		}
 	}
-	if got := content(t, home)["log"]; got != "boot\nboot\n" {
-		t.Errorf("two labs' console: %q", got)
-	}
+	must.Equal(t, "two labs' console", "boot\nboot\n", content(t, home)["log"])
 }
 
 func TestEnvOfEveryShell(t *testing.T) {
 	t.Parallel()
 	files := map[string][]byte{}
-	if err := addEnv(files, map[string]string{"A": `it's \1`, "B": "b"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, addEnv(files, map[string]string{"A": `it's \1`, "B": "b"}))
 	for name, want := range map[string]string{
 		envName:  "export A='it'\\''s \\1'\nexport B='b'\nPATH='",
 		fishName: "set -gx A 'it\\'s \\\\1'\nset -gx B 'b'\nset -gx PATH '",
@@ -232,4 +201,67 @@ func TestEnvOfEveryShell(t *testing.T) {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
+}
+
+// TestDemoNoticesAWipedDisk checks that the demo's last check finds a wiped disk.
+func TestDemoNoticesAWipedDisk(t *testing.T) {
+	t.Parallel()
+	before := map[string]string{"data-wk1": "a", "data-wk2": "b"}
+	for name, after := range map[string]map[string]string{
+		"persistent disk data-wk2 has changed: c, before b": {"data-wk1": "a", "data-wk2": "c"},
+		"persistent disk data-wk1 is gone":                  {"data-wk2": "b"},
+	} {
+		if err := sameDisks(before, after); err == nil || err.Error() != name || fault.KindOf(err) != fault.Refused {
+			t.Errorf("%v, want %s", err, name)
+		}
+	}
+	if err := sameDisks(before, before); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUnharmed(t *testing.T) {
+	t.Parallel()
+	before := sim.State{Disks: map[string]string{"data-wk1": "a"}, Etcd: []string{"cp1", "cp2"}}
+	for want, now := range map[string]sim.State{
+		"":                                 before,
+		"persistent disk data-wk1 is gone": {Etcd: before.Etcd},
+		"the members of etcd are cp2; before: cp1, cp2":          {Disks: before.Disks, Etcd: []string{"cp2"}},
+		"the members of etcd are none; before: cp1, cp2":         {Disks: before.Disks},
+		"promise broken: disk data-wk1: no configuration has it": {Disks: before.Disks, Etcd: before.Etcd, Broken: []string{"disk data-wk1: no configuration has it"}},
+	} {
+		got := ""
+		if err := unharmed(before, now); err != nil {
+			got = err.Error()
+		}
+		must.Equal(t, "value", want, got)
+	}
+}
+
+// TestDemoNoticesAWipedDiskOfTheWorld wipes a disk in a datacentre and runs the demo's
+// check.
+func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lab := must.Get(sim.New(t.Context(), sim.Options{
+			Network: network.Memory(), Prefix: "127.42.7", Registry: "127.0.0.1:5000", Factory: "127.0.0.1:8080",
+		}))(t)
+		defer func() {
+			if err := lab.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		if err := lab.Install(t.Context(), map[string]string{"default": "customization: {}", "storage": "customization: {}"}); err != nil {
+			t.Fatal(err)
+		}
+		before := lab.Disks()
+		if err := sameDisks(before, lab.Disks()); err != nil || len(before) != 2 {
+			t.Fatalf("%d disks, nothing was done, yet: %v", len(before), err)
+		}
+		wiped := lab.World.Persistent()[1]
+		lab.World.Media(wiped.Volid, "pve1").Write(nil)
+		if err := sameDisks(before, lab.Disks()); err == nil || !strings.Contains(err.Error(), wiped.Serial+" has changed") {
+			t.Errorf("disk %s was wiped: %v", wiped.Serial, err)
+		}
+	})
 }

@@ -4,12 +4,25 @@
 package live
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/ansi"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
@@ -40,7 +53,6 @@ const (
 	broken                 // pressed twice
 )
 
-// node is one node of the roll.
 type node struct {
 	name     string
 	phase    planning.Phase
@@ -52,7 +64,6 @@ type node struct {
 	over bool // the run ended before its turn
 }
 
-// NewBoard is the board of a command that began then.
 func NewBoard(title string, began time.Time) *Board {
 	return &Board{title: title, began: began}
 }
@@ -84,7 +95,6 @@ func (b *Board) again(at time.Time) {
 	b.began, b.note, b.others, b.fold = at, "", nil, story.Fold{Phases: b.fold.Phases}
 }
 
-// See adds an event.
 func (b *Board) See(at time.Time, e step.Event) {
 	e.Title, e.Text = oneLine(e.Title), oneLine(e.Text)
 	s, turn := b.fold.See(at, e)
@@ -121,10 +131,8 @@ func (b *Board) node(phase planning.Phase, name string) *node {
 	return n
 }
 
-// strategy is how the node is rolled, or is to be.
 func (n *node) strategy() string { return cmp.Or(n.turn.Strategy(), n.planned) }
 
-// begun says whether its turn has come.
 func (n *node) begun() bool { return !n.turn.Began.IsZero() && n.turn.Status != notStarted }
 
 // isAway says whether the node is down; its turn goes on.
@@ -193,3 +201,327 @@ func (b *Board) End(at time.Time) {
 
 // oneLine is text in one printable line, without runs of blanks.
 func oneLine(text string) string { return strings.Join(strings.Fields(foreign.Line(text)), " ") }
+
+// model is a View for the drawing library.
+type model struct {
+	view          *View
+	out           *guard
+	width, height int
+	frame         string
+}
+
+type (
+	tickMsg struct{} // draw another frame
+	endMsg  struct{} // the last frame was drawn
+)
+
+func tick() tea.Cmd {
+	return tea.Tick(frameInterval, func(time.Time) tea.Msg { return tickMsg{} })
+}
+
+func (m *model) Init() tea.Cmd { return tick() }
+
+func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case tea.WindowSizeMsg:
+		m.width, m.height = msg.Width, msg.Height
+		return m, tea.Sequence(m.draw()...)
+	case tickMsg:
+		above := m.draw()
+		return m, tea.Sequence(append(above, tick())...)
+	case endMsg:
+		m.frame = ""
+		return m, tea.Quit
+	}
+	return m, nil
+}
+
+// View implements tea.Model. The cursor stays visible, on its own line below the frame, so
+// that a process that is stopped or killed leaves a usable terminal.
+func (m *model) View() tea.View {
+	content, below := " ", 0
+	if m.frame != "" {
+		content, below = m.frame+"\n ", strings.Count(m.frame, "\n")+1
+	}
+	v := tea.NewView(content)
+	v.DisableBracketedPasteMode = true
+	v.Cursor = tea.NewCursor(0, below)
+	return v
+}
+
+// draw updates the frame, and returns commands that print the lines above it.
+func (m *model) draw() (above []tea.Cmd) {
+	// A bug in the display must not end the run.
+	defer func() {
+		if recover() != nil {
+			m.frame, above = "", nil
+		}
+	}()
+	v := m.view
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.drain()
+	if m.height == 0 || !inFront(m.out.file) {
+		return nil
+	}
+	// Two lines less: one for the cursor, one for the text that scrolls by above.
+	look := v.look(m.width, m.height-2)
+	m.frame = strings.Join(v.board.Frame(time.Now(), look), "\n")
+	if !m.out.drawn.Load() {
+		return nil // lines above need a frame on the screen
+	}
+	for _, text := range v.above {
+		for part := range strings.SplitSeq(ansi.Hardwrap(text, look.Width, true), "\n") {
+			above = append(above, tea.Println(part))
+		}
+	}
+	v.above = nil
+	return above
+}
+
+// guard is the terminal for the drawing library. It filters what would change the
+// terminal's handling of keys: recast does not read keys, and Ctrl-C must remain a signal.
+type guard struct {
+	file *os.File // unexported, so that the library sees only the methods below
+
+	drawn atomic.Bool // something was written
+	dead  atomic.Bool // writes are dropped
+}
+
+// keyModes are queries that the terminal answers as if typed, and changes of its key
+// encoding: with Kitty's keyboard protocol Ctrl-C is no longer a signal. bubbletea sends
+// them even if it does not read keys (cursed_renderer.go, flush).
+var keyModes = regexp.MustCompile("\x1b\\[(?:[<=>?][0-9;]*u|>[0-9;]*m|\\?[0-9;]*\\$p|\\?[0-9;]*n|6n|[0-9]*c|>[0-9]*q)")
+
+// Write starts each frame at the beginning of the cursor's line, because typed keys are
+// echoed there. Errors are dropped.
+func (g *guard) Write(p []byte) (int, error) {
+	if g.dead.Load() {
+		return len(p), nil
+	}
+	kept := keyModes.ReplaceAll(p, nil)
+	if len(kept) == 0 {
+		return len(p), nil
+	}
+	g.drawn.Store(true)
+	if _, err := g.file.Write(append([]byte("\r"), kept...)); err != nil {
+		g.dead.Store(true)
+	}
+	return len(p), nil
+}
+
+func (g *guard) WriteString(s string) (int, error) { return g.Write([]byte(s)) }
+
+// Read returns EOF: the library must not read keys.
+func (g *guard) Read([]byte) (int, error) { return 0, io.EOF }
+
+func (g *guard) Fd() uintptr { return g.file.Fd() }
+
+// Close does nothing: the library must not close the terminal.
+func (g *guard) Close() error { return nil }
+
+// Lines writes events and other text as JSON: one object a line.
+type Lines struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func NewLines(w io.Writer) *Lines { return &Lines{w: w} }
+
+func (l *Lines) Emit(e step.Event) {
+	out := story.Line{Time: time.Now(), Msg: "step", Step: e.Path, Status: e.Status.String(), Title: e.Title, Text: e.Text}
+	if _, node, _ := planning.NodeOfStep(e.Path); node != "" {
+		out.Node = node
+	}
+	if e.Status == step.Started {
+		out.Risk = e.Risk.String()
+	}
+	if e.Err != nil {
+		out.Error, out.Hints = e.Err.Error(), fault.Hints(e.Err)
+	}
+	l.write(out)
+}
+
+// Write writes other text: warnings, errors, hints.
+func (l *Lines) Write(p []byte) (int, error) {
+	for text := range strings.Lines(string(p)) {
+		if text = strings.TrimRight(text, "\r\n"); text != "" {
+			l.write(story.Line{Time: time.Now(), Msg: "said", Text: text})
+		}
+	}
+	return len(p), nil
+}
+
+func (l *Lines) write(out story.Line) {
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(out); err != nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, _ = l.w.Write(foreign.JSON(text.Bytes())) // a closed output must not stop the run
+}
+
+// Follower reads the log of a run that another process writes. An overlong log is renamed
+// to Older, and a new one begins.
+type Follower struct {
+	Path, Older string
+	Written     time.Time // time of the last write; zero: none
+
+	file    os.FileInfo // the file being read; nil: none yet
+	offset  int64
+	partial []byte // an unfinished line
+}
+
+// Read adds the new lines of the log to the board. A missing log counts as empty.
+func (f *Follower) Read(b *Board) error {
+	file, err := os.Open(f.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close() // read only
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	if f.file == nil || !os.SameFile(f.file, info) || info.Size() < f.offset {
+		if err := f.older(b, info); err != nil {
+			return err
+		}
+		f.offset, f.partial = 0, nil
+	}
+	f.file, f.Written = info, info.ModTime()
+	return f.take(b, file, info.Size())
+}
+
+// older reads the unread rest of the older log.
+func (f *Follower) older(b *Board, now os.FileInfo) error {
+	file, err := os.Open(f.Older)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close() // read only
+	info, err := file.Stat()
+	if err != nil || os.SameFile(info, now) { // renamed since it was opened
+		return err
+	}
+	if f.file == nil || !os.SameFile(f.file, info) {
+		f.offset, f.partial = 0, nil
+	}
+	return f.take(b, file, info.Size())
+}
+
+// take reads a file from f.offset up to size.
+func (f *Follower) take(b *Board, file io.ReaderAt, size int64) error {
+	fresh, err := io.ReadAll(io.NewSectionReader(file, f.offset, size-f.offset))
+	f.offset += int64(len(fresh))
+	text := append(f.partial, fresh...)
+	for {
+		one, rest, whole := bytes.Cut(text, []byte("\n"))
+		if !whole {
+			f.partial = bytes.Clone(text)
+			return err
+		}
+		b.logged(one)
+		text = rest
+	}
+}
+
+// logged adds one line of a log.
+func (b *Board) logged(text []byte) {
+	l, ok := story.Parse(text)
+	if ok && l.Msg == "command" && l.Status == step.Started.String() {
+		b.again(l.Time)
+	} else if e, ok := l.Event(); ok {
+		b.See(l.Time, e)
+	}
+}
+
+// The colours of words.
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+	bold   = "1"
+	dim    = "2"
+)
+
+// Look is the size of a frame, and whether it has colours.
+type Look struct {
+	Width, Height int
+	Colour        bool
+}
+
+func (l Look) paint(colour, s string) string {
+	if !l.Colour || s == "" {
+		return s
+	}
+	return "\x1b[" + colour + "m" + s + "\x1b[0m"
+}
+
+// fit truncates a line to the width in cells.
+func (l Look) fit(line string) string {
+	return strings.TrimRight(ansi.Truncate(line, max(1, l.Width), "…"), " ")
+}
+
+// apart puts two texts at the ends of a line; without room it drops the right one.
+func (l Look) apart(left, right string) string {
+	room := l.Width - ansi.StringWidth(left) - ansi.StringWidth(right)
+	if room < 2 {
+		return left
+	}
+	return left + strings.Repeat(" ", min(room, readable)) + right
+}
+
+// readable bounds the gap between the two: on a wide screen the right text would look
+// unrelated.
+const readable = 60
+
+func pad(s string, width int) string {
+	return s + strings.Repeat(" ", max(0, width-ansi.StringWidth(s)))
+}
+
+// took is a duration to the second.
+func took(d time.Duration) string { return max(0, d).Round(time.Second).String() }
+
+// about is an estimated duration.
+func about(d time.Duration) string {
+	switch {
+	case d < 90*time.Second:
+		return fmt.Sprintf("about %ds", int(max(0, d).Round(5*time.Second).Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("about %dm", int(d.Round(time.Minute).Minutes()))
+	}
+	d = d.Round(time.Minute)
+	return fmt.Sprintf("about %dh%dm", int(d.Hours()), int(d.Minutes())%60)
+}
+
+// barCells is the width of a transfer's bar.
+const barCells = 20
+
+func bar(done, total int64) string {
+	full := int(barCells * max(0, min(done, total)) / max(1, total))
+	return "[" + strings.Repeat("█", full) + strings.Repeat("░", barCells-full) + "]"
+}
+
+// names lists at most few names and counts the rest.
+func names(of []string, few int) string {
+	last := ""
+	switch {
+	case len(of) < 2:
+		return strings.Join(of, "")
+	case len(of) <= few+1:
+		of, last = of[:len(of)-1], of[len(of)-1]
+	default:
+		of, last = of[:few], fmt.Sprintf("%d more", len(of)-few)
+	}
+	return strings.Join(of, ", ") + " and " + last
+}

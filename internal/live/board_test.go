@@ -10,12 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/heap"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -241,9 +240,7 @@ func TestBuiltAgain(t *testing.T) {
 	b.starts(100, "build", "build images")
 	b.See(at(101), step.Event{Path: "build/default", Title: "build schematic default", Status: step.Skipped, Text: "the ISO is there"})
 	want := []string{"  ▸ build images  3s", "    ✓ build schematic default: the ISO is there"}
-	if diff := cmp.Diff(want, b.Final(at(103), sizes["80x24"])); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "", want, b.Final(at(103), sizes["80x24"]))
 }
 
 func golden(t *testing.T, name string, lines []string) {
@@ -251,17 +248,10 @@ func golden(t *testing.T, name string, lines []string) {
 	path := filepath.Join("testdata", name+".golden")
 	got := strings.ReplaceAll(strings.Join(lines, "\n"), "\x1b", "␛") + "\n"
 	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(got), 0o600))
 	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	want := must.Get(os.ReadFile(path))(t)
+	must.Equal(t, path, string(want), got)
 }
 
 // maxFrameAllocations limits one drawing.
@@ -303,18 +293,12 @@ func TestNow(t *testing.T) {
 			for _, s := range now.Steps {
 				got = append(got, fmt.Sprintf("%s %s %s %d%% %s", s.Title, s.Mood, s.Took, s.Percent, s.Note))
 			}
-			for _, line := range want {
-				if !strings.Contains(strings.Join(got, "\n"), line) {
-					t.Errorf("without %q:\n%s", line, strings.Join(got, "\n"))
-				}
-			}
+			must.Contain(t, "the page", strings.Join(got, "\n"), want...)
 			var totals string
 			for _, line := range board.totals(at(tc.seconds), Look{}) {
 				totals = line
 			}
-			if diff := cmp.Diff(totals, now.Totals); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "value", totals, now.Totals)
 		})
 	}
 }

@@ -6,10 +6,10 @@ import (
 	"time"
 
 	"github.com/charmbracelet/x/ansi"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // detail is the level of detail of a frame: the first level that fits the screen is used.
@@ -187,7 +187,6 @@ func (b *Board) group(now time.Time, l Look, level detail, wide int, nodes []*no
 	return lines
 }
 
-// nodeState is the state of a node.
 type nodeState int
 
 const (
@@ -284,4 +283,193 @@ func (n *node) drawRunning(now time.Time, l Look, level detail, lead string, at 
 		return []string{line}
 	}
 	return append([]string{line}, noteLines(now, l, "      ", at)...)
+}
+
+// foot is always visible: progress, and what Ctrl-C does.
+func (b *Board) foot(now time.Time, l Look) []string {
+	return append(b.totals(now, l), b.dialogue(l)...)
+}
+
+// totals counts the nodes and estimates the remaining time.
+func (b *Board) totals(now time.Time, l Look) []string {
+	if len(b.nodes) == 0 {
+		return nil
+	}
+	count := map[nodeState]int{}
+	for _, n := range b.nodes {
+		count[n.state()]++
+	}
+	parts := []string{fmt.Sprintf("%d of %d %s done", count[isDone], len(b.nodes), words.Plural(len(b.nodes), "node"))}
+	for _, c := range []struct {
+		of     nodeState
+		colour string
+		what   string
+	}{{isFailed, red, "failed"}, {isRunning, yellow, "in progress"}, {isWaiting, "", "to go"}, {isStopped, "", "not done"}} {
+		if count[c.of] == 0 {
+			continue
+		}
+		text := fmt.Sprintf("%d %s", count[c.of], c.what)
+		if c.colour != "" {
+			text = l.paint(c.colour, text)
+		}
+		parts = append(parts, text)
+	}
+	line := strings.Join(parts, ", ") + "; " + took(b.until(now).Sub(b.began)) + " so far"
+	if left := b.left(now); left > 0 && b.ended.IsZero() {
+		line += ", " + about(left) + " more"
+	}
+	return []string{line}
+}
+
+// left estimates the remaining time: the plan's total, which accounts for parallelism,
+// times the share of the nodes' remaining work, corrected by how long the finished nodes
+// took.
+func (b *Board) left(now time.Time) time.Duration {
+	var all, rest, expected, taken time.Duration
+	for _, n := range b.nodes {
+		all += n.expected
+		switch n.state() {
+		case isDone:
+			if n.expected > 0 && n.turn.Status == done {
+				expected, taken = expected+n.expected, taken+n.turn.Ended.Sub(n.turn.Began)
+			}
+		case isWaiting:
+			if b.end < stopping {
+				rest += n.expected
+			}
+		case isRunning:
+			rest += max(0, n.expected-now.Sub(n.turn.Began))
+		}
+	}
+	if all == 0 {
+		return 0
+	}
+	left := float64(b.total) * float64(rest) / float64(all)
+	if expected > 0 {
+		left *= float64(taken) / float64(expected)
+	}
+	return time.Duration(left)
+}
+
+// dialogue says what a Ctrl-C would do or has done.
+func (b *Board) dialogue(l Look) []string {
+	var out, waiting []string
+	for _, n := range b.nodes {
+		switch n.state() {
+		case isRunning:
+			out = append(out, n.name)
+		case isWaiting:
+			waiting = append(waiting, n.name)
+		}
+	}
+	switch {
+	case !b.ended.IsZero() || b.end == notStoppable:
+		return nil
+	case b.end == canStop:
+		return []string{l.paint(dim, "Ctrl-C: finish the current nodes, then stop")}
+	case b.end == broken:
+		return []string{l.paint(red, "stopping now: run the same command again to resume")}
+	}
+	text := "stopping: what has begun is finished first"
+	if len(out) > 0 {
+		text = fmt.Sprintf("stopping: %s %s finished first", names(out, 3), map[bool]string{true: "is", false: "are"}[len(out) == 1])
+	}
+	if len(waiting) > 0 {
+		text += fmt.Sprintf("; %s %s not started", names(waiting, 2), map[bool]string{true: "is", false: "are"}[len(waiting) == 1])
+	}
+	return []string{
+		l.paint(yellow, text),
+		l.paint(yellow, "Ctrl-C again: stop at once; run the same command again to resume"),
+	}
+}
+
+// Now is a board at a moment, for a page that lays it out in another way than a frame.
+type Now struct {
+	Note   string // the latest about the whole run
+	Totals string // "1 of 3 nodes done, …"
+	Steps  []StepNow
+	Nodes  []NodeNow
+}
+
+type StepNow struct {
+	Title, Note string
+	Mood        string // "good", "bad", "open": it runs
+	Took        string
+	Percent     int // of a transfer; 0: it is none
+}
+
+type NodeNow struct {
+	Node, Strategy string
+	State, Mood    string // Mood as in StepNow; "": it has not begun
+	Took, Text     string
+	Away           string // "2m of ~5m"
+	Late           bool   // it is down for longer than expected
+	Percent        int    // of the expected time, while it is in progress
+	Step           *StepNow
+}
+
+func (b *Board) Now(now time.Time) Now {
+	out := Now{Note: b.note}
+	for _, line := range b.totals(now, Look{}) {
+		out.Totals = line
+	}
+	for _, s := range b.others {
+		if !s.Branch || s.Status == failed {
+			out.Steps = append(out.Steps, stepNow(s, now))
+		}
+	}
+	for _, n := range b.nodes {
+		out.Nodes = append(out.Nodes, n.now(now))
+	}
+	return out
+}
+
+func stepNow(s *story.Stage, now time.Time) StepNow {
+	out := StepNow{Title: s.Title, Note: text(s), Mood: "open", Took: took(now.Sub(s.Began))}
+	if !s.Ended.IsZero() {
+		out.Mood, out.Took = "good", took(s.Ended.Sub(s.Began))
+		if s.Status == failed {
+			out.Mood = "bad"
+		}
+		return out
+	}
+	if done, total, rest, ok := images.ReadProgress(s.Note); ok {
+		out.Percent, out.Note = int(100*done/max(1, total)), rest
+	} else if age := now.Sub(s.NoteAt).Round(time.Second); s.Note != "" && age >= stale {
+		out.Note += " (" + age.String() + " ago)"
+	}
+	return out
+}
+
+func (n *node) now(now time.Time) NodeNow {
+	out := NodeNow{Node: n.name, Strategy: n.strategy(), Text: n.text()}
+	if at := n.current(); at != nil {
+		s := stepNow(at, now)
+		out.Step = &s
+	}
+	t := n.turn
+	if away := t.Away(); away > 0 {
+		out.Away = took(away)
+	}
+	switch n.state() {
+	case isWaiting:
+		if out.State = "to go"; n.expected > 0 {
+			out.Text = about(n.expected)
+		}
+	case isRunning:
+		out.State, out.Mood, out.Took = "in progress", "open", took(now.Sub(t.Began))
+		if n.expected > 0 {
+			out.Percent = int(min(99, 100*now.Sub(t.Began)/n.expected))
+		}
+		if n.isAway() {
+			out.Away, out.Late = n.awayWords(now), n.late(now)
+		}
+	case isStopped:
+		out.State = stoppedWords(n.begun())
+	case isFailed:
+		out.State, out.Mood, out.Took = "failed", "bad", took(t.Ended.Sub(t.Began))
+	case isDone:
+		out.State, out.Mood, out.Took = "done", "good", took(t.Ended.Sub(t.Began))
+	}
+	return out
 }

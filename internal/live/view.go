@@ -89,7 +89,6 @@ func (v *View) tell(what func(*Board)) {
 	v.pending = append(v.pending, what)
 }
 
-// Plan sets what is planned.
 func (v *View) Plan(plan planning.Plan) {
 	at := time.Now()
 	v.tell(func(b *Board) { b.Plan(at, plan) })
@@ -163,7 +162,6 @@ func (v *View) Begin(title string, began time.Time) {
 	v.tell(func(b *Board) { *b = *NewBoard(title, began) })
 }
 
-// Follow adds the new lines of a run's log.
 func (v *View) Follow(f *Follower) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -171,7 +169,6 @@ func (v *View) Follow(f *Follower) error {
 	return f.Read(v.board)
 }
 
-// Say sets the note about the whole run.
 func (v *View) Say(text string) {
 	v.tell(func(b *Board) { b.note = oneLine(text) })
 }
@@ -269,7 +266,6 @@ func (p *program) stop(timeout time.Duration) bool {
 	}
 }
 
-// size is the terminal's size.
 func (p *program) size() (width, height int) {
 	size, err := unix.IoctlGetWinsize(int(p.out.Fd()), unix.TIOCGWINSZ)
 	if err != nil || size.Col == 0 {

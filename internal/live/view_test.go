@@ -5,17 +5,23 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+	"github.com/creack/pty"
 	"github.com/google/go-cmp/cmp"
-
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/live/emulator"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
 )
@@ -30,10 +36,7 @@ func TestGuard(t *testing.T) {
 		"\x1b[6n\x1b[c\x1b[>0q\x1b[?25h":                "\r\x1b[?25h",
 		"up\x1b[3A\x1b[K\x1b[2L\x1b[?2026h":             "\rup\x1b[3A\x1b[K\x1b[2L\x1b[?2026h",
 	} {
-		file, err := os.Create(filepath.Join(t.TempDir(), "tty"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.Create(filepath.Join(t.TempDir(), "tty")))(t)
 		g := &guard{file: file}
 		if n, err := g.Write([]byte(sent)); n != len(sent) || err != nil {
 			t.Errorf("%q: %d, %v", sent, n, err)
@@ -63,15 +66,11 @@ func TestBlockedTerminal(t *testing.T) {
 	defer read.Close()
 	// write stays open: a view that has given up may still use it.
 	fill := bytes.Repeat([]byte("."), 4096)
-	if err := write.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, write.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
 	for err == nil {
 		_, err = write.Write(fill)
 	}
-	if err := write.SetWriteDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, write.SetWriteDeadline(time.Time{}))
 	v := NewView(write, "recast roll", false)
 	v.timeout = 50 * time.Millisecond
 	for i := range 1000 {
@@ -109,9 +108,7 @@ func TestFollow(t *testing.T) {
 	}
 	whole := out.Bytes()
 	for _, upTo := range []int{len(whole) / 2, len(whole)} { // cut within a line
-		if err := os.WriteFile(path, whole[:upTo], 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, whole[:upTo], 0o600))
 		if err := f.Read(b); err != nil {
 			t.Error(err)
 		}
@@ -154,34 +151,23 @@ func TestFollowRotatedLog(t *testing.T) {
 	}
 	logs := func(text string) {
 		t.Helper()
-		file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600))(t)
 		defer file.Close()
-		if _, err := file.WriteString(text); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(file.WriteString(text))(t)
 	}
 	f, b := &Follower{Path: path, Older: older}, NewBoard("recast run r1", begun)
 	holds := func(f *Follower, b *Board, want ...string) {
 		t.Helper()
-		if err := f.Read(b); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.Read(b))
 		var got []string
 		for _, n := range b.nodes {
 			got = append(got, n.name)
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("nodes (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "nodes", want, got)
 	}
 	turn := func() {
 		t.Helper()
-		if err := os.Rename(path, older); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Rename(path, older))
 	}
 	logs(started("wk1") + started("wk2")[:30])
 	holds(f, b, "wk1")
@@ -204,10 +190,7 @@ func TestFollowRotatedLog(t *testing.T) {
 // Lines above the frame survive a resize of the terminal.
 func TestResizedWithLinesAbove(t *testing.T) {
 	t.Parallel()
-	file, err := os.Create(filepath.Join(t.TempDir(), "tty"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Create(filepath.Join(t.TempDir(), "tty")))(t)
 	defer file.Close()
 	m := &model{view: NewView(file, "recast roll", false), out: &guard{file: file}}
 	m.out.drawn.Store(true)
@@ -215,4 +198,222 @@ func TestResizedWithLinesAbove(t *testing.T) {
 	if _, cmd := m.Update(tea.WindowSizeMsg{Width: 80, Height: 24}); cmd == nil {
 		t.Error("a line was accepted and not printed")
 	}
+}
+
+// A real terminal shows one frame, whatever its height was before, the lines above it, and
+// finally the lines of the scrollback.
+func TestViewOnTerminal(t *testing.T) {
+	t.Parallel()
+	s := openScreen(t, 60, 14)
+	v := NewView(s.tty, "recast roll", true)
+	emit := func(path, title string, status step.Status, text string) {
+		v.Emit(step.Event{Path: path, Title: title, Status: status, Text: text})
+	}
+	if v.Print("before the first event") {
+		t.Error("something is drawn before the first event")
+	}
+	emit("roll", "roll 2 of 2 nodes", step.Started, "")
+	s.await("recast roll")
+	for i := 1; i <= 3; i++ { // the frame grows
+		emit("roll/workers", "3 workers", step.Started, "")
+		emit(fmt.Sprintf("roll/workers/wk%d", i), fmt.Sprintf("recreate wk%d", i), step.Started, "")
+		s.await(fmt.Sprintf("%d in progress", i))
+		s.holdsOnce("recast roll")
+	}
+	v.Print("warning: one\nwarning: two\x1b[2J\u009b2J, which is longer than any screen like this one is wide\n")
+	s.await("is wide")
+	emit("roll/workers/wk1/run-hooks", "run the hooks", step.Started, "")
+	emit("roll/workers/wk1/run-hooks", "", step.Note, "hello \x1b[31mfrom a hook")
+	s.await("wk1: hello from a hook")
+	s.holdsOnce("recast roll", "warning: one", "warning: two", "3 in progress")
+	for i := 1; i <= 3; i++ { // and shrinks, on a smaller screen
+		emit(fmt.Sprintf("roll/workers/wk%d", i), fmt.Sprintf("recreate wk%d", i), step.Done, "runs it")
+		s.await(fmt.Sprintf("%d of 3", i))
+	}
+	v.Stopping()
+	s.await("Ctrl-C again")
+	s.holdsOnce("recast roll", "Ctrl-C again")
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+	s.awaitWithout("recast roll", "Ctrl-C")
+	s.await("so far")
+	s.holdsOnce("✓ wk1", "✓ wk2", "✓ wk3", "so far")
+	if v.Print("afterwards") {
+		t.Error("something is drawn after the end")
+	}
+}
+
+// emulated is a terminal and its content, as far as a view needs it.
+type emulated struct {
+	t   *testing.T
+	tty *os.File
+
+	mu     sync.Mutex
+	screen *emulator.Screen
+	raw    bytes.Buffer
+}
+
+func openScreen(t *testing.T, columns, rows int) *emulated {
+	t.Helper()
+	master, tty, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &emulated{t: t, tty: tty, screen: emulator.New(columns, rows)}
+	must.Do(t, pty.Setsize(tty, &pty.Winsize{Rows: uint16(rows), Cols: uint16(columns)}))
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		b := make([]byte, 4096)
+		for {
+			n, err := master.Read(b)
+			s.mu.Lock()
+			s.raw.Write(b[:n])
+			_, _ = s.screen.Write(b[:n]) // it never fails
+			s.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	})
+	t.Cleanup(func() {
+		tty.Close()
+		master.Close()
+		reading.Wait()
+		if len(s.screen.Problems) > 0 || s.screen.Widest >= columns {
+			t.Errorf("a line of %d characters on a screen of %d; %q", s.screen.Widest, columns, s.screen.Problems)
+		}
+	})
+	return s
+}
+
+// text is the content of the terminal and its scrollback.
+func (s *emulated) text() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.screen.Text()
+}
+
+func (s *emulated) await(text string) {
+	s.t.Helper()
+	for range 600 {
+		if strings.Contains(s.text(), text) {
+			return
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	s.t.Fatalf("never showed %q:\n%s\n%q", text, s.text(), s.raw.String())
+}
+
+func (s *emulated) awaitWithout(texts ...string) {
+	s.t.Helper()
+	for _, text := range texts {
+		for round := 0; strings.Contains(s.text(), text); round++ {
+			if round == 600 {
+				s.t.Fatalf("%q has stayed:\n%s", text, s.text())
+			}
+			<-time.After(10 * time.Millisecond)
+		}
+	}
+}
+
+func (s *emulated) holdsOnce(texts ...string) {
+	s.t.Helper()
+	for _, text := range texts {
+		if n := strings.Count(s.text(), text); n != 1 {
+			s.t.Fatalf("holds %q %d times:\n%s\n%q", text, n, s.text(), s.raw.String())
+		}
+	}
+}
+
+const (
+	screenshot = "../../docs/images/live.svg"
+	recorded   = "testdata/lab-roll.jsonl" // log of a roll in recast lab up
+	recordedBy = "testdata/lab-plan.json"  // its plan
+)
+
+// TestScreenshot compares the picture in docs with what the live view draws of a recorded
+// roll; to update it: go test ./internal/live -run Screenshot -update.
+func TestScreenshot(t *testing.T) {
+	t.Parallel()
+	b, now := replay(t, "cp2", "stage rebooting")
+	look := Look{Width: 96, Height: 24, Colour: true}
+	got := svg(b.Frame(now, look), look.Width)
+	if *update {
+		must.Do(t, os.WriteFile(screenshot, []byte(got), 0o600))
+	}
+	want := must.Get(os.ReadFile(screenshot))(t)
+	must.Equal(t, screenshot+" is not current", string(want), got)
+}
+
+// replay is the board of the recorded roll, just after a given note of a node.
+func replay(t *testing.T, node, seen string) (*Board, time.Time) {
+	t.Helper()
+	log := must.Get(os.ReadFile(recorded))(t)
+	text := must.Get(os.ReadFile(recordedBy))(t)
+	var plan planning.Plan
+	must.Do(t, json.Unmarshal(text, &plan))
+	b := NewBoard("recast roll", time.Time{})
+	for text := range bytes.Lines(log) {
+		var l story.Line
+		must.Do(t, json.Unmarshal(text, &l))
+		if b.began.IsZero() && l.Step == "roll" {
+			b.Plan(l.Time, plan)
+			b.CanStop()
+		}
+		b.logged(text)
+		if l.Node == node && strings.Contains(l.Text, seen) {
+			return b, l.Time.Add(2 * time.Second)
+		}
+	}
+	t.Fatalf("%s: %s is never seen at %q", recorded, node, seen)
+	return nil, time.Time{}
+}
+
+// The picture's terminal.
+const (
+	cellWidth, lineHeight, margin = 8.4, 19, 16
+)
+
+var (
+	inks  = map[string]string{red: "#ff6b6b", green: "#69db7c", yellow: "#ffd43b", dim: "#868e96"}
+	spans = regexp.MustCompile("\x1b\\[([0-9]*)m")
+)
+
+// svg is a frame as a picture, with its colours.
+func svg(lines []string, columns int) string {
+	var out strings.Builder
+	width, height := float64(columns)*cellWidth+2*margin, len(lines)*lineHeight+2*margin
+	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %d" font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace" font-size="14">`+"\n", width, height)
+	fmt.Fprintf(&out, `<rect width="100%%" height="100%%" rx="8" fill="#1c1e22"/>`+"\n")
+	for i, text := range lines {
+		column := 0
+		ink, weight := "#dee2e6", "normal"
+		for text != "" {
+			at := spans.FindStringSubmatchIndex(text)
+			part := text
+			if at != nil {
+				part = text[:at[0]]
+			}
+			if n := len([]rune(part)); strings.TrimSpace(part) != "" {
+				fmt.Fprintf(&out, `<text x="%.1f" y="%d" fill="%s" font-weight="%s" textLength="%.1f" xml:space="preserve">%s</text>`+"\n",
+					margin+float64(column)*cellWidth, margin+(i+1)*lineHeight-5, ink, weight, float64(n)*cellWidth, html.EscapeString(part))
+			}
+			column += len([]rune(part))
+			if at == nil {
+				break
+			}
+			switch code := text[at[2]:at[3]]; code {
+			case bold:
+				weight = "bold"
+			case "0":
+				ink, weight = "#dee2e6", "normal"
+			default:
+				ink = inks[code]
+			}
+			text = text[at[1]:]
+		}
+	}
+	out.WriteString("</svg>\n")
+	return out.String()
 }

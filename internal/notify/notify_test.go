@@ -1,14 +1,18 @@
 package notify
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,9 +23,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
@@ -55,10 +58,7 @@ func (r *receiver) serve(t *testing.T, answer http.HandlerFunc) *http.Transport 
 	t.Helper()
 	r.answer = answer
 	n := network.Memory()
-	l, err := n.Listen("hook.example:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(n.Listen("hook.example:80"))(t)
 	// Handlers that still wait end with the connection.
 	s := &http.Server{Handler: r, ErrorLog: log.New(io.Discard, "", 0)}
 	var serving sync.WaitGroup
@@ -89,13 +89,10 @@ func sends(t *testing.T, transport http.RoundTripper, w Webhook, env map[string]
 	if w.On == nil {
 		w.On = everyEvent
 	}
-	c, err := New(Options{
+	c := must.Get(New(Options{
 		Webhooks: []Webhook{w}, Getenv: func(name string) string { return env[name] }, User: "alice", Transport: transport,
 		Warn: func(text string) { warned = append(warned, text) },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	start := time.Now()
 	err = c.Notify(t.Context(), aNotice)
 	return time.Since(start), warned, err
@@ -225,13 +222,10 @@ func TestCancelled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var r receiver
-		c, err := New(Options{
+		c := must.Get(New(Options{
 			Webhooks: []Webhook{{URL: "http://hook.example/", On: everyEvent}}, Getenv: func(string) string { return "" },
 			Transport: r.serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
 		time.AfterFunc(500*time.Millisecond, func() { cancel(errors.New("stopped")) })
@@ -252,9 +246,7 @@ func TestWants(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff(map[string]string{"start": "start ", "failure": "failure ", "end": "failure end "}, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "value", map[string]string{"start": "start ", "failure": "failure ", "end": "failure end "}, got)
 }
 
 // Missing variables are reported beforehand, and nothing is sent.
@@ -321,10 +313,7 @@ func TestCheckTemplate(t *testing.T) {
 // The templates in the notes make JSON of any text, except those that are not for JSON.
 func TestTemplatesOfTheNotes(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/notes/notify.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../docs/notes/notify.md"))(t)
 	found := regexp.MustCompile(`template: '([^']+)'`).FindAllSubmatch(text, -1)
 	if len(found) < 5 {
 		t.Fatalf("found %q", found)
@@ -336,10 +325,7 @@ func TestTemplatesOfTheNotes(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		body, err := parse(string(f[1]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := must.Get(parse(string(f[1])))(t)
 		got, err := (&webhook{body: body}).render(n)
 		if err != nil || !json.Valid(got) && string(got) != n.Text {
 			t.Errorf("%s: %s, %v", f[1], got, err)
@@ -363,20 +349,89 @@ func TestCertificates(t *testing.T) {
 	s.StartTLS()
 	defer s.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
 	if _, _, err := sends(t, nil, Webhook{URL: s.URL + "/h", CAFile: ca}, nil); err != nil || len(r.requests()) != 1 {
 		t.Errorf("%v; it got %q", err, r.requests())
 	}
-	h, err := newWebhook(Webhook{URL: s.URL}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(newWebhook(Webhook{URL: s.URL}, Options{}))(t)
 	if _, err := h.post(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") || len(r.requests()) != 1 {
 		t.Errorf("%v; it got %q", err, r.requests())
 	}
 	if _, err := New(Options{Webhooks: []Webhook{{URL: s.URL, CAFile: "notify_test.go"}}}); err == nil || !strings.HasSuffix(err.Error(), "notify_test.go holds no PEM certificate") {
 		t.Errorf("err = %v", err)
 	}
+}
+
+// quotes are answers that quote the request, in every place where a server can.
+var quotes = map[string]func(said string) string{
+	"body": func(said string) string {
+		return "HTTP/1.1 404 Not Found\r\nContent-Length: " + fmt.Sprint(len(said)) + "\r\n\r\n" + said
+	},
+	"status line": func(said string) string { return "HTTP/1.1 403 " + said + "\r\nContent-Length: 0\r\n\r\n" },
+	"redirect": func(said string) string {
+		return "HTTP/1.1 302 Found\r\nLocation: https://" + said + ".example/" + said + "?" + said + "\r\nContent-Length: 0\r\n\r\n"
+	},
+	"header": func(said string) string {
+		return "HTTP/1.1 500 Oops\r\nServer: " + said + "\r\nContent-Length: 0\r\n\r\n"
+	},
+	"header that is none": func(said string) string { return "HTTP/1.1 500 Oops\r\n" + said + "\r\n\r\n" },
+	"no HTTP at all":      func(said string) string { return said + "\r\n\r\n" },
+	"no status":           func(said string) string { return "HTTP/1.1 " + said + "\r\n\r\n" },
+	"no length":           func(said string) string { return "HTTP/1.1 400 Bad Request\r\nContent-Length: " + said + "\r\n\r\n" },
+	"unknown encoding":    func(said string) string { return "HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: " + said + "\r\n\r\n" },
+}
+
+// TestSecrets: whatever a server answers, no message contains the path or query of the
+// URL, wherever it is configured, or any part of a header.
+func TestSecrets(t *testing.T) {
+	t.Parallel()
+	const address, env = "https://hook.example/services/T0/PATHTOKEN", "https://hook.example/services/T0/PATHTOKEN?sig=QUERYTOKEN"
+	for name, answer := range quotes {
+		for _, said := range []string{env, "PATHTOKEN", "QUERYTOKEN", "sig=QUERYTOKEN", "/services/T0/PATHTOKEN", "Bearer HEADERTOKEN", "HEADERTOKEN"} {
+			for _, w := range []Webhook{{URL: address}, {URLEnv: "URL"}} {
+				w.Headers = map[string]string{"Authorization": "AUTH"}
+				t.Run(name+" with "+said+" "+w.URLEnv, func(t *testing.T) {
+					t.Parallel()
+					synctest.Test(t, func(t *testing.T) {
+						_, warned, err := sends(t, echo(t, answer(said)), w, map[string]string{"AUTH": "Bearer HEADERTOKEN", "URL": env})
+						text := message(err) + strings.Join(warned, "\n")
+						if err == nil || len(warned) != 1 || regexp.MustCompile(`(?i)TOKEN|services|Bearer|sig=`).MatchString(text) {
+							t.Errorf("it says %q", text)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// echo is a connection to a server that always sends the same answer.
+func echo(t *testing.T, answer string) *http.Transport {
+	t.Helper()
+	dial := func(context.Context, string, string) (net.Conn, error) {
+		here, there := net.Pipe()
+		go func() {
+			_, _ = http.ReadRequest(bufio.NewReader(there))
+			_, _ = io.WriteString(there, answer)
+			_ = there.Close()
+		}()
+		return here, nil
+	}
+	transport := &http.Transport{DialContext: dial, DialTLSContext: dial}
+	t.Cleanup(transport.CloseIdleConnections)
+	return transport
+}
+
+// A proxy's password must not reach the report.
+func TestProxyIsNotQuoted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		transport := &http.Transport{Proxy: func(*http.Request) (*url.URL, error) {
+			return nil, errors.New(`invalid proxy address "http://u:s3cret@p"`)
+		}}
+		_, _, err := sends(t, transport, Webhook{}, nil)
+		if want := "webhook hook.example: notice of failure: " + errNoAnswer.Error(); message(err) != want {
+			t.Errorf("err = %v", err)
+		}
+	})
 }

@@ -8,18 +8,29 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator/job"
+	"github.com/recast-sh/recast/internal/operator/window"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-
-	"github.com/recast-sh/recast/api/v1alpha1"
-	"github.com/recast-sh/recast/internal/operator/window"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
 // FieldOwner is the operator's name in server-side apply.
@@ -36,7 +47,6 @@ type Pace struct {
 // DefaultPace is for real clusters.
 var DefaultPace = Pace{FirstRetry: 10 * time.Second, MaxRetry: 5 * time.Minute, Claim: 2 * time.Minute, Recheck: 10 * time.Minute}
 
-// Shared is what all reconcilers work with.
 type Shared struct {
 	Client client.Client
 	// Live reads from the API server, not from the cache.
@@ -171,4 +181,255 @@ func readSchedules(spec v1alpha1.TalosClusterSpec) (schedules, error) {
 func Windows(spec v1alpha1.TalosClusterSpec) (window.Set, error) {
 	plans, err := readSchedules(spec)
 	return plans.windows, err
+}
+
+// Names of the indexes of the cache.
+const (
+	indexCluster = "spec.clusterName"           // of ImageRolls
+	indexSource  = "spec.source.configMap.name" // of TalosClusters
+	indexEvents  = "recast-operator"            // reportingController of Events
+)
+
+// Setup adds the reconcilers of TalosClusters and ImageRolls to a manager.
+func Setup(ctx context.Context, mgr ctrl.Manager, s *Shared) error {
+	s.Client, s.Live, s.Scheme, s.Events = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetScheme(), mgr.GetEventRecorder(indexEvents)
+	index := mgr.GetFieldIndexer()
+	if err := index.IndexField(ctx, &v1alpha1.ImageRoll{}, indexCluster, func(o client.Object) []string {
+		return []string{o.(*v1alpha1.ImageRoll).Spec.ClusterName}
+	}); err != nil {
+		return err
+	}
+	if err := index.IndexField(ctx, &v1alpha1.TalosCluster{}, indexSource, func(o client.Object) []string {
+		if m := o.(*v1alpha1.TalosCluster).Spec.Source.ConfigMap; m != nil {
+			return []string{m.Name}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	configMap := &metav1.PartialObjectMetadata{}
+	configMap.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+	if err := ctrl.NewControllerManagedBy(mgr).For(&v1alpha1.TalosCluster{}).Named("taloscluster").
+		Owns(&batchv1.Job{}).
+		Watches(&v1alpha1.ImageRoll{}, handler.EnqueueRequestsFromMapFunc(clusterOfRoll), builder.WithPredicates(important())).
+		WatchesMetadata(configMap, handler.EnqueueRequestsFromMapFunc(s.clustersOfSource)).
+		Complete(&Clusters{s}); err != nil {
+		return err
+	}
+	return ctrl.NewControllerManagedBy(mgr).For(&v1alpha1.ImageRoll{}).Named("imageroll").
+		Owns(&batchv1.Job{}).
+		Watches(&v1alpha1.TalosCluster{}, handler.EnqueueRequestsFromMapFunc(s.rollsOfCluster), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&v1alpha1.ImageRoll{}, handler.EnqueueRequestsFromMapFunc(s.laterRolls), builder.WithPredicates(important())).
+		Complete(&Rolls{s})
+}
+
+// important lets changes through that matter to others: not the progress within a phase.
+func important() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, ok := e.ObjectOld.(*v1alpha1.ImageRoll)
+		after, ok2 := e.ObjectNew.(*v1alpha1.ImageRoll)
+		if !ok || !ok2 {
+			return true
+		}
+		return before.Status.Phase != after.Status.Phase || before.Generation != after.Generation ||
+			before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() ||
+			summary(before) != summary(after)
+	}}
+}
+
+// summary is "2/5" of a roll.
+func summary(r *v1alpha1.ImageRoll) string {
+	if r.Status.Progress == nil {
+		return ""
+	}
+	return r.Status.Progress.Summary
+}
+
+func clusterOfRoll(_ context.Context, o client.Object) []reconcile.Request {
+	r, ok := o.(*v1alpha1.ImageRoll)
+	if !ok {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Spec.ClusterName}}}
+}
+
+func (s *Shared) clustersOfSource(ctx context.Context, o client.Object) []reconcile.Request {
+	var list v1alpha1.TalosClusterList
+	if err := s.Client.List(ctx, &list, client.InNamespace(o.GetNamespace()), client.MatchingFields{indexSource: o.GetName()}); err != nil {
+		return nil // the cache has no other errors than that it was stopped
+	}
+	var requests []reconcile.Request
+	for _, c := range list.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&c)})
+	}
+	return requests
+}
+
+// rollsOfCluster are the ImageRolls that wait for something of a cluster.
+func (s *Shared) rollsOfCluster(ctx context.Context, o client.Object) []reconcile.Request {
+	return s.unfinished(ctx, o.GetNamespace(), o.GetName())
+}
+
+// laterRolls are the ImageRolls that may have waited for this one.
+func (s *Shared) laterRolls(ctx context.Context, o client.Object) []reconcile.Request {
+	r, ok := o.(*v1alpha1.ImageRoll)
+	if !ok || !r.Status.Phase.Finished() && r.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	return s.unfinished(ctx, r.Namespace, r.Spec.ClusterName)
+}
+
+func (s *Shared) unfinished(ctx context.Context, namespace, cluster string) []reconcile.Request {
+	rolls, err := RollsOf(ctx, s.Client, namespace, cluster)
+	if err != nil {
+		return nil // the cache has no other errors than that it was stopped
+	}
+	var requests []reconcile.Request
+	for _, r := range rolls {
+		if !r.Status.Phase.Finished() {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&r)})
+		}
+	}
+	return requests
+}
+
+// Cached says what the operator keeps in memory, as little as it needs: of Jobs only those that it has made, without
+// their pods' templates, and of ConfigMaps only their versions. Secrets and pods are not cached at all.
+func Cached() cache.Options {
+	return cache.Options{
+		DefaultTransform: strip,
+		ByObject: map[client.Object]cache.ByObject{
+			&batchv1.Job{}:      {Label: labels.SelectorFromSet(job.Made()), Transform: stripJob},
+			&corev1.ConfigMap{}: {Transform: stripConfigMap},
+		},
+	}
+}
+
+// strip removes from an object what says only who has written it, and kubectl's copy of it.
+func strip(o any) (any, error) {
+	m, err := meta.Accessor(o)
+	if err != nil {
+		return o, nil // a tombstone has no metadata
+	}
+	m.SetManagedFields(nil)
+	if a := m.GetAnnotations(); a[corev1.LastAppliedConfigAnnotation] != "" {
+		delete(a, corev1.LastAppliedConfigAnnotation)
+	}
+	return o, nil
+}
+
+// stripJob leaves how a Job is doing.
+func stripJob(o any) (any, error) {
+	if j, ok := o.(*batchv1.Job); ok {
+		j.Spec = batchv1.JobSpec{}
+	}
+	return strip(o)
+}
+
+// stripConfigMap leaves the name and the version of a ConfigMap. There are many that are not recast's.
+func stripConfigMap(o any) (any, error) {
+	if m, ok := o.(*metav1.PartialObjectMetadata); ok {
+		m.Labels, m.Annotations, m.OwnerReferences = nil, nil, nil
+	}
+	return strip(o)
+}
+
+// Metrics are made of the objects in the cache at each scrape, so that every replica has the same.
+type Metrics struct {
+	Objects client.Reader
+	// Context is what reads of the cache end with: Prometheus gives none.
+	Context context.Context
+}
+
+// scrapeTime bounds a scrape.
+const scrapeTime = 10 * time.Second
+
+var (
+	conditionMetric = prometheus.NewDesc("recast_cluster_condition", "1 for the status that a condition of a TalosCluster has.", []string{"namespace", "cluster", "type", "status"}, nil)
+	nodesMetric     = prometheus.NewDesc("recast_cluster_nodes", "Nodes of a TalosCluster.", []string{"namespace", "cluster", "state"}, nil)
+	checkMetric     = prometheus.NewDesc("recast_cluster_check_timestamp_seconds", "When the newest check of a TalosCluster ended.", []string{"namespace", "cluster"}, nil)
+	dueMetric       = prometheus.NewDesc("recast_cluster_check_due_timestamp_seconds", "When the check after the newest one of a TalosCluster is due; none if it is suspended or has no schedule.", []string{"namespace", "cluster"}, nil)
+	phaseMetric     = prometheus.NewDesc("recast_imageroll_phase", "1 for the phase of an ImageRoll that is not finished, or is the newest of its cluster.", []string{"namespace", "roll", "cluster", "phase"}, nil)
+	membersMetric   = prometheus.NewDesc("recast_fleetroll_members", "Clusters of a FleetRoll.", []string{"namespace", "fleet", "phase"}, nil)
+)
+
+func (m Metrics) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{conditionMetric, nodesMetric, checkMetric, dueMetric, phaseMetric, membersMetric} {
+		to <- d
+	}
+}
+
+// Collect implements prometheus.Collector. A cache that is not ready yet yields nothing. The objects belong
+// to the cache: a copy of all of them at each scrape would be most of what the operator allocates.
+func (m Metrics) Collect(to chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(m.Context, scrapeTime)
+	defer cancel()
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	var clusters v1alpha1.TalosClusterList
+	if m.Objects.List(ctx, &clusters, client.UnsafeDisableDeepCopy) == nil {
+		for _, c := range clusters.Items {
+			collectCluster(gauge, c)
+		}
+	}
+	var rolls v1alpha1.ImageRollList
+	if m.Objects.List(ctx, &rolls, client.UnsafeDisableDeepCopy) == nil {
+		newest := map[client.ObjectKey]v1alpha1.ImageRoll{}
+		for _, r := range rolls.Items {
+			key := client.ObjectKey{Namespace: r.Namespace, Name: r.Spec.ClusterName}
+			if last, ok := newest[key]; !ok || last.CreationTimestamp.Before(&r.CreationTimestamp) {
+				newest[key] = r
+			}
+			if !r.Status.Phase.Finished() {
+				gauge(phaseMetric, 1, r.Namespace, r.Name, r.Spec.ClusterName, string(r.Status.Phase))
+			}
+		}
+		for _, r := range newest {
+			if r.Status.Phase.Finished() {
+				gauge(phaseMetric, 1, r.Namespace, r.Name, r.Spec.ClusterName, string(r.Status.Phase))
+			}
+		}
+	}
+	var fleets v1alpha1.FleetRollList
+	if m.Objects.List(ctx, &fleets, client.UnsafeDisableDeepCopy) == nil {
+		for _, f := range fleets.Items {
+			members := map[v1alpha1.MemberPhase]float64{v1alpha1.MemberWaiting: 0, v1alpha1.MemberRunning: 0, v1alpha1.MemberDone: 0, v1alpha1.MemberFailed: 0}
+			for _, member := range f.Status.Members {
+				members[member.Phase]++
+			}
+			for phase, n := range members {
+				gauge(membersMetric, n, f.Namespace, f.Name, string(phase))
+			}
+		}
+	}
+}
+
+func collectCluster(gauge func(*prometheus.Desc, float64, ...string), c v1alpha1.TalosCluster) {
+	for _, k := range c.Status.Conditions {
+		gauge(conditionMetric, 1, c.Namespace, c.Name, k.Type, string(k.Status))
+	}
+	if n := c.Status.Nodes; n != nil {
+		for state, count := range map[string]int32{"total": n.Total, "in-sync": n.InSync, "stale": n.Stale, "unread": n.Unread} {
+			gauge(nodesMetric, float64(count), c.Namespace, c.Name, state)
+		}
+	}
+	if k := c.Status.Check; k != nil && k.Ended != nil {
+		gauge(checkMetric, float64(k.Ended.Unix()), c.Namespace, c.Name)
+	}
+	if due := NextCheck(&c); !due.IsZero() {
+		gauge(dueMetric, float64(due.Unix()), c.Namespace, c.Name)
+	}
+}
+
+// NextCheck is when the check after the newest one is due; zero: never.
+func NextCheck(c *v1alpha1.TalosCluster) time.Time {
+	plans, err := readSchedules(c.Spec)
+	switch {
+	case err != nil || c.Spec.Suspend:
+		return time.Time{} // its conditions say so
+	case c.Status.Check == nil || c.Status.Check.Started == nil:
+		return c.CreationTimestamp.Time
+	}
+	return plans.drift.Next(c.Status.Check.Started.Time)
 }

@@ -4,23 +4,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/deploy"
+	"github.com/recast-sh/recast/internal/operator/attempt"
+	"github.com/recast-sh/recast/internal/operator/job"
+	"github.com/recast-sh/recast/internal/sim/must"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
-
-	"github.com/recast-sh/recast/api/v1alpha1"
-	"github.com/recast-sh/recast/internal/operator/attempt"
 )
 
 // stage is a Kubernetes API in memory, on which the test plays the Jobs.
@@ -55,9 +62,7 @@ func newStage(t *testing.T, play func(attempt.Task) ending) *stage {
 	t.Helper()
 	s := &stage{t: t, now: time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC), play: play}
 	sch := runtime.NewScheme()
-	if err := errors.Join(scheme.AddToScheme(sch), v1alpha1.AddToScheme(sch)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(scheme.AddToScheme(sch), v1alpha1.AddToScheme(sch)))
 	api := fake.NewClientBuilder().WithScheme(sch).
 		WithStatusSubresource(&v1alpha1.TalosCluster{}, &v1alpha1.ImageRoll{}, &batchv1.Job{}).
 		WithIndex(&v1alpha1.ImageRoll{}, indexCluster, func(o client.Object) []string { return []string{o.(*v1alpha1.ImageRoll).Spec.ClusterName} }).
@@ -327,4 +332,75 @@ func condition(list []metav1.Condition, kind string) string {
 		}
 	}
 	return ""
+}
+
+// TestCached: the cache has what the reconcilers read, and little else.
+func TestCached(t *testing.T) {
+	t.Parallel()
+	kept := metav1.ObjectMeta{Namespace: "a", Name: "b", UID: "c", ResourceVersion: "7", Annotations: map[string]string{"recast.dev/talos-target": "v1.13.9"}}
+	full := kept.DeepCopy()
+	full.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
+	full.Annotations[corev1.LastAppliedConfigAnnotation] = "{}"
+	status := batchv1.JobStatus{Active: 1}
+	options := Cached()
+	byKind := func(o client.Object) cache.ByObject {
+		for known, by := range options.ByObject {
+			if cmp.Equal(known, o) {
+				return by
+			}
+		}
+		t.Fatalf("nothing is said of %T", o)
+		return cache.ByObject{}
+	}
+	for name, c := range map[string]struct {
+		strip      func(any) (any, error)
+		full, kept client.Object
+	}{
+		"cluster": {options.DefaultTransform, &v1alpha1.TalosCluster{ObjectMeta: *full.DeepCopy()}, &v1alpha1.TalosCluster{ObjectMeta: kept}},
+		"job": {
+			byKind(&batchv1.Job{}).Transform,
+			&batchv1.Job{ObjectMeta: *full.DeepCopy(), Spec: batchv1.JobSpec{Parallelism: new(int32(1))}, Status: status}, &batchv1.Job{ObjectMeta: kept, Status: status},
+		},
+		"ConfigMap": {
+			byKind(&corev1.ConfigMap{}).Transform,
+			&metav1.PartialObjectMetadata{ObjectMeta: *full.DeepCopy()},
+			&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b", UID: "c", ResourceVersion: "7"}},
+		},
+	} {
+		got, err := c.strip(c.full)
+		if diff := cmp.Diff(any(c.kept), got); diff != "" || err != nil {
+			t.Errorf("%s (-want +got): %v\n%s", name, err, diff)
+		}
+	}
+	made := job.New(job.Spec{Cluster: &v1alpha1.TalosCluster{ObjectMeta: kept}, Task: attempt.Task{Kind: attempt.Check}})
+	if !byKind(&batchv1.Job{}).Label.Matches(labels.Set(made.Labels)) {
+		t.Errorf("a Job with %v is not cached", made.Labels)
+	}
+}
+
+// TestMetrics: what is scraped is what deploy's alerts and dashboard are made of.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, (&bumped{}).play)
+	s.cluster(automatic)
+	s.settle(time.Minute)
+	registry := prometheus.NewPedanticRegistry()
+	must.Do(t, registry.Register(Metrics{Objects: s.api(), Context: t.Context()}))
+	families := must.Get(registry.Gather())(t)
+	known := map[string][]string{}
+	for _, m := range deploy.Metrics {
+		if m.Help != "" { // others are not ours
+			known[m.Name] = slices.Sorted(slices.Values(m.Labels))
+		}
+	}
+	delete(known, "recast_fleetroll_members") // there is no fleet
+	got := map[string][]string{}
+	for _, f := range families {
+		var labels []string
+		for _, l := range f.Metric[0].Label {
+			labels = append(labels, l.GetName())
+		}
+		got[f.GetName()] = labels
+	}
+	must.Equal(t, "metrics", known, got)
 }

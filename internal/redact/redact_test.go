@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/internal/redact"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const secret = "6f1d3c58-aaaa-bbbb-cccc-0123456789ab"
@@ -21,9 +22,7 @@ func TestRedactor(t *testing.T) {
 			t.Errorf("%q became %q", text, got)
 		}
 	}
-	if got := s.Text("a short word stays"); got != "a short word stays" {
-		t.Errorf("a word became %q", got)
-	}
+	must.Equal(t, "a word", "a short word stays", s.Text("a short word stays"))
 }
 
 func TestSecretPatterns(t *testing.T) {
@@ -69,9 +68,7 @@ func TestWordsOfMessages(t *testing.T) {
 		"docker.containerregistry is the name",
 		"the roll was recreatesomething",
 	} {
-		if got := s.Text(text); got != text {
-			t.Errorf("%q became %q", text, got)
-		}
+		must.Equal(t, text, text, s.Text(text))
 	}
 	for text, want := range map[string]string{
 		"password: swordfish":                 "password: [redacted]",
@@ -81,9 +78,7 @@ func TestWordsOfMessages(t *testing.T) {
 		"the roll recreates wk1":              "the roll [redacted] wk1",
 		"api_key: sk-live-abc and more of it": "api_key: [redacted] and more of it",
 	} {
-		if got := s.Text(text); got != want {
-			t.Errorf("%q became %q, want %q", text, got, want)
-		}
+		must.Equal(t, text, want, s.Text(text))
 	}
 }
 
@@ -153,9 +148,7 @@ func TestOwnSentences(t *testing.T) {
 		"https://cp1.example:6443 does not accept the kubeconfig's credentials: x509: certificate has expired or is not yet valid",
 		"gate has-token: 503 Service Unavailable",
 	} {
-		if got := s.Text(text); got != text {
-			t.Errorf("%q became\n%q", text, got)
-		}
+		must.Equal(t, text, text, s.Text(text))
 	}
 }
 
@@ -280,9 +273,7 @@ func TestEnviron(t *testing.T) {
 		"DB_PASSWORD=hunter2 ./run":                                                  "DB_PASSWORD=[redacted] ./run",
 	}
 	for text, want := range cases {
-		if got := hide(text); got != want {
-			t.Errorf("%q became %q, want %q", text, got, want)
-		}
+		must.Equal(t, text, want, hide(text))
 	}
 }
 

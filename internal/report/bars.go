@@ -14,7 +14,6 @@ import (
 // wide is the width of drawings in their own units; they scale to the page.
 const wide = 1000
 
-// axis is the time range of a drawing.
 type axis struct {
 	From, Middle, To time.Time
 }
@@ -26,13 +25,11 @@ func newAxis(from, to time.Time) axis {
 	return axis{from, from.Add(to.Sub(from) / 2), to}
 }
 
-// x is the position of a time.
 func (a axis) x(t time.Time) float64 {
 	at := wide * float64(t.Sub(a.From)) / float64(a.To.Sub(a.From))
 	return float64(int(min(max(at, 0), wide)*10)) / 10
 }
 
-// bar is a period in a drawing.
 type bar struct {
 	X, W  float64
 	Kind  string
@@ -55,7 +52,6 @@ type row struct {
 	Bars             []bar
 }
 
-// Label is the drawing in words.
 func (r row) Label() string { return r.Node + ": " + r.Text }
 
 // rows returns the nodes in the order of their turns, each with its turns and outages.
@@ -122,7 +118,6 @@ func moodOf(status string) string {
 	return "open"
 }
 
-// card is one turn of a node.
 type card struct {
 	ID, Node, Title, Mood, Status, Away, Expected string
 	Took, Text                                    string
@@ -142,7 +137,6 @@ func (c card) Label() string {
 	return c.Node + ": " + strings.Join(parts, ", ")
 }
 
-// stage is one of the stages of a card.
 type stage struct {
 	*story.Stage
 	Kind, Took, Ends string
@@ -265,4 +259,130 @@ func outageOf(n planning.NodePlan) string {
 		return ""
 	}
 	return seconds(n.OutageSeconds)
+}
+
+// chart is a number over time.
+type chart struct {
+	Name, Text    string
+	Line          string // of the drawing
+	Gaps          []bar  // without an answer
+	Top, Bottom   int    // values at its edges
+	Lowest, Least string // label and value of the figure for the lowest value
+	Changes       []change
+	Well          bool // it was never lower than at the end
+}
+
+type change struct {
+	At   time.Time
+	Text string
+}
+
+type reading struct {
+	at      time.Time
+	known   bool
+	is, of  int
+	lacking []string
+}
+
+// tall is the height of a chart in its own units, with some space at both edges.
+const (
+	tall = 100
+	edge = 6
+)
+
+// fewNodes is the number up to which a chart starts at 0; above it, it starts at the lowest value.
+const fewNodes = 12
+
+func (v view) charts() []chart {
+	var out []chart
+	for _, c := range []struct {
+		name, lowest, lack string
+		read               func(planning.Pulse) reading
+	}{
+		{"Ready nodes", "fewest Ready nodes", "not Ready", func(p planning.Pulse) reading {
+			return reading{known: p.Kubernetes, is: p.Ready(), of: p.Nodes, lacking: p.NotReady}
+		}},
+		{"healthy members of etcd", "fewest healthy members of etcd", "not healthy", func(p planning.Pulse) reading {
+			return reading{known: p.Etcd && p.Members > 0, is: p.Well(), of: p.Members, lacking: p.Unwell}
+		}},
+	} {
+		var readings []reading
+		for _, p := range v.Story.Pulses {
+			r := c.read(p.Pulse)
+			r.at = p.At
+			readings = append(readings, r)
+		}
+		if drawn, any := v.chart(readings, c.lack); any {
+			drawn.Name, drawn.Lowest = c.name, c.lowest
+			out = append(out, drawn)
+		}
+	}
+	return out
+}
+
+// chart draws readings: each holds until the next.
+func (v view) chart(readings []reading, lack string) (c chart, any bool) {
+	known := slices.DeleteFunc(slices.Clone(readings), func(r reading) bool { return !r.known })
+	if len(known) == 0 {
+		return c, false
+	}
+	least := slices.MinFunc(known, func(a, b reading) int { return a.is - b.is })
+	c.Least = fmt.Sprintf("%d of %d", least.is, slices.MaxFunc(known, func(a, b reading) int { return a.of - b.of }).of)
+	for _, r := range known {
+		c.Top = max(c.Top, r.of)
+	}
+	c.Top = max(c.Top, 1)
+	if c.Top > fewNodes {
+		c.Bottom = max(0, least.is-2)
+	}
+	last := known[len(known)-1]
+	c.Well = least.is == last.is
+	c.Text = fmt.Sprintf("lowest %d, at the end %d of %d", least.is, last.is, last.of)
+	c.Line, c.Gaps = v.line(readings, c)
+	c.Changes = changes(readings, lack)
+	return c, true
+}
+
+func (v view) line(readings []reading, c chart) (line string, gaps []bar) {
+	var b strings.Builder
+	y := func(is int) float64 {
+		return tall - edge - float64(tall-2*edge)*float64(max(is-c.Bottom, 0))/float64(max(1, c.Top-c.Bottom))
+	}
+	drawing := false
+	for i, r := range readings {
+		until := v.Axis.To
+		if i+1 < len(readings) {
+			until = readings[i+1].at
+		}
+		if !r.known {
+			gaps, drawing = append(gaps, v.Axis.bar(r.at, until, "gap", "no answer for")), false
+			continue
+		}
+		command := "M"
+		if drawing {
+			command = "L"
+		}
+		fmt.Fprintf(&b, "%s%.1f %.1f", command, v.Axis.x(r.at), y(r.is))
+		fmt.Fprintf(&b, "H%.1f", v.Axis.x(until))
+		drawing = true
+	}
+	return b.String(), gaps
+}
+
+// changes lists the readings that differ from the one before.
+func changes(readings []reading, lack string) (out []change) {
+	last := ""
+	for _, r := range readings {
+		text := "no answer"
+		if r.known {
+			text = fmt.Sprintf("%d of %d", r.is, r.of)
+		}
+		if r.known && len(r.lacking) > 0 {
+			text += "; " + lack + ": " + strings.Join(r.lacking, ", ")
+		}
+		if text != last {
+			out, last = append(out, change{r.at, text}), text
+		}
+	}
+	return out
 }

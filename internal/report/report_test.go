@@ -11,18 +11,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -34,27 +33,17 @@ const runs = "../../testdata/runs"
 func fixed(t *testing.T, name string) report.Run {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, ".recast", "runs"), os.DirFS(filepath.Join(runs, name))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(filepath.Join(dir, ".recast", "runs"), os.DirFS(filepath.Join(runs, name))))
 	p := pipeline.Project{Config: &config.Config{Dir: dir}}
-	run, err := p.Runs().Find("", past.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	told, err := story.ReadDirs(run.Dirs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	run := must.Get(p.Runs().Find("", past.Options{}))(t)
+	told := must.Get(story.ReadDirs(run.Dirs))(t)
 	return report.Run{Past: run, Story: told, Now: time.Date(2026, 11, 21, 6, 0, 0, 0, time.UTC), Version: "v0.0.0", Hide: redact.New(nil).Text}
 }
 
 func draw(t *testing.T, r report.Run) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := report.Write(&b, r); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, report.Write(&b, r))
 	return b.String()
 }
 
@@ -69,17 +58,10 @@ func TestGolden(t *testing.T) {
 			requireSound(t, got)
 			file := filepath.Join(runs, name+".html")
 			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(file, []byte(got), 0o644))
 			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", file, diff)
-			}
+			want := must.Get(os.ReadFile(file))(t)
+			must.Equal(t, file, strings.Split(string(want), "\n"), strings.Split(got, "\n"))
 		})
 	}
 }
@@ -152,9 +134,7 @@ func TestResults(t *testing.T) {
 		if result != "failed" {
 			r.Story = story.Story{}
 		}
-		if page := draw(t, r); !strings.Contains(page, want) {
-			t.Errorf("%s: no %q", result, want)
-		}
+		must.Contain(t, result, draw(t, r), want)
 	}
 	draw(t, report.Run{Past: past.Run{ID: "a"}, Hide: strings.Clone}) // of nothing
 }
@@ -223,9 +203,7 @@ func TestNext(t *testing.T) {
 		for _, item := range regexp.MustCompile(`<li>(.*)</li>`).FindAllStringSubmatch(page, -1) {
 			got = append(got, item[1])
 		}
-		if diff := cmp.Diff(c.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		must.Equal(t, name, c.want, got)
 	}
 }
 
@@ -272,8 +250,15 @@ func TestActiveSteps(t *testing.T) {
 		for _, text := range []string{"cut off", ">goes on<", ", goes on<", "goes on;"} {
 			got = append(got, fmt.Sprint(text, " ", strings.Count(page, text)))
 		}
-		if strings.Join(got, ", ") != want {
-			t.Errorf("%s: %s, want %s", result, strings.Join(got, ", "), want)
-		}
+		must.Equal(t, result, want, strings.Join(got, ", "))
+	}
+}
+
+// Text from others can't add markup or change the direction of the page's text.
+func TestForeignTextInThePage(t *testing.T) {
+	t.Parallel()
+	page := draw(t, failed("bad\x1b[31m <script>alert(1)</script>\u202e\u009b1A \u2028fake line"))
+	if foreign.Lines(page) != page || strings.Contains(page, "<script") || !strings.Contains(page, "bad &lt;script&gt;") {
+		t.Errorf("%q", page)
 	}
 }

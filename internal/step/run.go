@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
-
-	"golang.org/x/sync/errgroup"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+	"golang.org/x/sync/errgroup"
 )
 
 // Runner runs trees of steps, one at a time. Its zero value is ready to use.
@@ -312,4 +314,227 @@ func (s Step) kind() string {
 		return ""
 	}
 	return cmp.Or(s.Kind, s.ID)
+}
+
+// ahead runs the Ahead steps of a step. If they fail, or may no longer start, the step
+// itself is not started.
+func (t *tree) ahead(ctx context.Context, s Step, at place) outcome {
+	if len(s.Ahead) == 0 {
+		return outcome{}
+	}
+	if at.scope.ended(ctx) {
+		return t.notStarted(s, at)
+	}
+	if err := checkAhead(s.Ahead, at.held); err != nil {
+		return t.failed(ctx, s, at, err)
+	}
+	out := t.children(ctx, Step{Limit: len(s.Ahead)}, s.Ahead, at)
+	switch {
+	case len(out.failures) > 0:
+		t.Tell(s.event(at, Failed, "", errors.Join(out.failures...)))
+	case len(out.notStarted) > 0:
+		return t.notStarted(s, at)
+	}
+	return out
+}
+
+// lookingAhead runs children in order, Limit of them at a time (plus those that are
+// Beside another), and meanwhile runs the Ahead steps of the next ones.
+func (t *tree) lookingAhead(ctx context.Context, s Step, steps []Step, below func(Step, []outcome) place) []outcome {
+	limit := max(1, s.Limit)
+	outs := make([]outcome, len(steps))
+	prepared := make([]chan struct{}, len(steps))
+	for i := range steps {
+		prepared[i] = make(chan struct{})
+	}
+	window := make(chan struct{}, limit+s.LookAhead+countBeside(steps)) // a token for each child that was started
+	var running, preparing errgroup.Group
+	if limit > 1 {
+		running.SetLimit(limit)
+	}
+	preparing.Go(func() error {
+		for i, child := range steps {
+			window <- struct{}{}
+			preparing.Go(func() error {
+				defer close(prepared[i])
+				outs[i] = t.ahead(ctx, child, below(child, nil))
+				return nil
+			})
+		}
+		return nil
+	})
+	for i, child := range steps {
+		if limit == 1 && !child.Beside || child.Alone || i > 0 && steps[i-1].Alone {
+			_ = running.Wait() // outcomes carry the errors
+		}
+		running.Go(func() error {
+			<-prepared[i]
+			if outs[i].isClean() {
+				outs[i] = t.itself(ctx, child, below(child, outs[:i]))
+			}
+			<-window
+			return nil
+		})
+	}
+	_, _ = running.Wait(), preparing.Wait() // outcomes carry the errors
+	return outs
+}
+
+func countBeside(steps []Step) (n int) {
+	for _, s := range steps {
+		if s.Beside {
+			n++
+		}
+	}
+	return n
+}
+
+// checkAhead is checkSteps for Ahead steps. They may not take slots: with a slot, one
+// could block the steps that run beside it.
+func checkAhead(steps []Step, held []string) error {
+	var problems []error
+	for _, s := range steps {
+		if len(s.Uses) > 0 || s.Whole {
+			problems = append(problems, errors.New("step \""+s.ID+"\" is Ahead of another step, so it can neither take slots nor be Whole"))
+		}
+	}
+	return errors.Join(append(problems, checkSteps(steps, held))...)
+}
+
+// sharedFor is for how long goals share an answer: as long as nothing is done, and no longer, so
+// that a wait in between asks again.
+const sharedFor = time.Second
+
+// answers are what goals have read since a step last did something.
+type answers struct {
+	mu    sync.Mutex
+	known map[any]answer
+}
+
+type answer struct {
+	asked time.Time
+	value any
+	err   error
+}
+
+type answersKey struct{}
+
+// Once returns what read returns. The goal of a step that has ended and that of the next one before
+// it begins have nothing between them: what both read under the same key is read once. A Do always
+// reads.
+func Once[T any](ctx context.Context, key any, read func() (T, error)) (T, error) {
+	a, _ := ctx.Value(answersKey{}).(*answers)
+	if a == nil {
+		return read()
+	}
+	a.mu.Lock()
+	known, there := a.known[key]
+	a.mu.Unlock()
+	if there && wait.Elapsed(known.asked) < sharedFor {
+		value, _ := known.value.(T)
+		return value, known.err
+	}
+	asked := time.Now()
+	value, err := read()
+	if ctx.Err() == nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.known == nil {
+			a.known = map[any]answer{}
+		}
+		a.known[key] = answer{asked, value, err}
+	}
+	return value, err
+}
+
+// within returns the context of goals, which share their answers.
+func (a *answers) within(ctx context.Context) context.Context {
+	return context.WithValue(ctx, answersKey{}, a)
+}
+
+// forget makes goals read again: a step has done something.
+func (a *answers) forget() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.known = nil
+}
+
+// slots are counted permits, shared over a whole tree.
+type slots struct {
+	room map[string]int // Runner.Slots
+
+	mu     sync.Mutex
+	byName map[string]chan struct{} // a token for each step that holds the slot
+}
+
+func newSlots(room map[string]int) *slots {
+	return &slots{room: room, byName: map[string]chan struct{}{}}
+}
+
+func (s *slots) slot(name string) chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, ok := s.byName[name]
+	if !ok {
+		room := 1
+		if n, listed := s.room[name]; listed {
+			room = n
+		}
+		c = make(chan struct{}, room)
+		s.byName[name] = c
+	}
+	return c
+}
+
+// take waits for every named slot, one after the other. It returns true if it holds all
+// of them, and false if the wait was ended; then it holds none.
+func (s *slots) take(ctx context.Context, names []string, ended <-chan struct{}) bool {
+	for i, name := range names {
+		select {
+		case s.slot(name) <- struct{}{}:
+		case <-ended:
+			s.release(names[:i])
+			return false
+		case <-ctx.Done():
+			s.release(names[:i])
+			return false
+		}
+	}
+	// An end that has come already takes precedence over a free slot.
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	default:
+		return true
+	}
+	s.release(names)
+	return false
+}
+
+func (s *slots) release(names []string) {
+	for _, name := range names {
+		<-s.slot(name)
+	}
+}
+
+// without returns the slots of uses that are not held, sorted and once each.
+func without(uses, held []string) []string {
+	var names []string
+	for _, name := range uses {
+		if !slices.Contains(held, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func checkSlots(room map[string]int) error {
+	var problems []error
+	for _, name := range slices.Sorted(maps.Keys(room)) {
+		if room[name] < 1 {
+			problems = append(problems, fmt.Errorf("slot %q has room for %d steps: nothing could ever take it", name, room[name]))
+		}
+	}
+	return errors.Join(problems...)
 }

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
+	"testing/synctest"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/heap"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -81,20 +84,14 @@ func (s story) check(t *testing.T) {
 	var got log
 	r := step.Runner{Emit: got.add}
 	err := r.Run(t.Context(), s.root)
-	if diff := cmp.Diff(s.events, []string(got)); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "events", s.events, []string(got))
 	checkError(t, err, s.err, s.kind)
 }
 
 func checkError(t *testing.T, err error, text string, kind fault.Kind) {
 	t.Helper()
-	if diff := cmp.Diff(text, message(err)); diff != "" {
-		t.Errorf("error (-want +got):\n%s", diff)
-	}
-	if got := fault.KindOf(err); got != kind {
-		t.Errorf("kind = %v, want %v", got, kind)
-	}
+	must.Equal(t, "error", text, message(err))
+	must.Equal(t, "kind", kind, fault.KindOf(err))
 }
 
 func message(err error) string {
@@ -141,12 +138,9 @@ func TestRunOrderAndGoals(t *testing.T) {
 			events: []string{"started a", "done a"},
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s.check(t)
-		})
-	}
+	must.Each(t, stories, func(t *testing.T, s story) {
+		s.check(t)
+	})
 }
 
 func TestRunBranches(t *testing.T) {
@@ -173,12 +167,9 @@ func TestRunBranches(t *testing.T) {
 			err: "a: list its steps: broken",
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s.check(t)
-		})
-	}
+	must.Each(t, stories, func(t *testing.T, s story) {
+		s.check(t)
+	})
 }
 
 func TestRunFailures(t *testing.T) {
@@ -212,12 +203,9 @@ func TestRunFailures(t *testing.T) {
 			err:    "gate: no quorum", kind: fault.Refused,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s.check(t)
-		})
-	}
+	must.Each(t, stories, func(t *testing.T, s story) {
+		s.check(t)
+	})
 }
 
 func whole(s step.Step) step.Step {
@@ -228,11 +216,12 @@ func whole(s step.Step) step.Step {
 func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
 	t.Parallel()
 	ran := func(context.Context) error { panic("ran") }
-	cases := map[string]struct {
+	type example struct {
 		root  step.Step
 		slots map[string]int
 		err   string
-	}{
+	}
+	cases := map[string]example{
 		"closes beside others": {
 			root: branch("r", step.Step{ID: "close", Closes: true, Do: ran}),
 			err:  `r: step "close" closes its branch: it must be Alone, without Ahead steps`,
@@ -254,15 +243,10 @@ func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
 			err:  "r: step 1 (\"\") has no ID\nstep \"a/b\": an ID is one part of a path and has no slash",
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := step.Runner{Slots: c.slots}
-			if diff := cmp.Diff(c.err, message(r.Run(t.Context(), c.root))); diff != "" {
-				t.Errorf("error (-want +got):\n%s", diff)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		r := step.Runner{Slots: c.slots}
+		must.Equal(t, "error", c.err, message(r.Run(t.Context(), c.root)))
+	})
 }
 
 func uses(s step.Step, slots ...string) step.Step {
@@ -279,25 +263,19 @@ func TestRunDescribesEvents(t *testing.T) {
 		r.Note("delete-vm", "task is running")
 		return nil
 	}
-	if err := r.Run(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.Run(t.Context(), s))
 	want := []step.Event{
 		{Path: "delete-vm", Kind: "delete-vm", Title: "delete VM 101", Risk: step.Destructive, Status: step.Started},
 		{Path: "delete-vm", Status: step.Note, Text: "task is running"},
 		{Path: "delete-vm", Kind: "delete-vm", Title: "delete VM 101", Risk: step.Destructive, Status: step.Done},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "events", want, got)
 }
 
 func TestRunDoesNotCatchPanics(t *testing.T) {
 	t.Parallel()
 	defer func() {
-		if got := fmt.Sprint(recover()); got != "a bug" {
-			t.Errorf("recovered %q", got)
-		}
+		must.Equal(t, "recovered", "a bug", fmt.Sprint(recover()))
 	}()
 	var r step.Runner
 	err := r.Run(t.Context(), branch("a", leaf("b", func(context.Context) error { panic("a bug") })))
@@ -321,11 +299,176 @@ func BenchmarkRun(b *testing.B) {
 			nodes = append(nodes, whole(limit(2, branch(fmt.Sprint("node", i), steps...))))
 		}
 		r := step.Runner{Slots: map[string]int{"host": 2}}
-		if err := r.Run(b.Context(), branch("roll", nodes...)); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, r.Run(b.Context(), branch("roll", nodes...)))
 	}
 	if each := allocated() / uint64(b.N); each > maxRunAllocations {
 		b.Errorf("%d allocations for 100 steps, more than %d", each, maxRunAllocations)
 	}
+}
+
+// An event has the kind of its step, and none for a branch.
+func TestKinds(t *testing.T) {
+	t.Parallel()
+	got := map[string]string{}
+	r := step.Runner{Emit: func(e step.Event) { got[e.Path] = e.Kind }}
+	err := r.Run(t.Context(), branch("roll", branch("wk1", leaf("drain", work), step.Step{ID: "scsi1", Kind: "park-disk", Do: work}), whole(branch("none"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"roll": "", "roll/wk1": "", "roll/wk1/drain": "drain", "roll/wk1/scsi1": "park-disk", "roll/none": ""}
+	must.Equal(t, "kinds", want, got)
+}
+
+func TestFailuresHaveTheCodeOfTheirStep(t *testing.T) {
+	t.Parallel()
+	fails := func(err error) func(context.Context) error {
+		return func(context.Context) error { return err }
+	}
+	what := errors.New("what")
+	type example struct {
+		child step.Step
+		want  fault.Code
+	}
+	cases := map[string]example{
+		"of the branch":       {step.Step{ID: "a", Do: fails(what)}, fault.ParkedHalf},
+		"of its own":          {step.Step{ID: "a", Code: fault.DrainBlocked, Do: fails(what)}, fault.DrainBlocked},
+		"of the error itself": {step.Step{ID: "a", Code: fault.DrainBlocked, Do: fails(fault.NoQuorum.Of(what))}, fault.NoQuorum},
+		"of a failing Skip":   {step.Step{ID: "a", Code: fault.NoBoot, Skip: func(context.Context) (string, error) { return "", what }}, fault.NoBoot},
+		"of an unmet goal":    {step.Step{ID: "a", Code: fault.NoBoot, Skip: func(context.Context) (string, error) { return "", nil }}, fault.NoBoot},
+	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		var seen error
+		run := &step.Runner{Emit: func(e step.Event) {
+			if e.Path == "root/a" && e.Status == step.Failed {
+				seen = e.Err
+			}
+		}}
+		err := run.Run(t.Context(), step.Step{ID: "root", Code: fault.ParkedHalf, Steps: func(context.Context) ([]step.Step, error) {
+			return []step.Step{c.child}, nil
+		}})
+		if fault.CodeOf(err) != c.want || fault.CodeOf(seen) != c.want {
+			t.Errorf("code %q, of the event %q, want %q", fault.CodeOf(err), fault.CodeOf(seen), c.want)
+		}
+	})
+}
+
+// TestContextOfSteps: Skip and Do of a step get its context, below that of its branch,
+// and one event ends it.
+func TestContextOfSteps(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	within := func(ctx context.Context) string { text, _ := ctx.Value(key{}).(string); return text }
+	var said log
+	asks := func(id string) step.Step {
+		return step.Step{
+			ID:   id,
+			Skip: func(ctx context.Context) (string, error) { return "asked in" + within(ctx), nil },
+		}
+	}
+	does := leaf("does", func(ctx context.Context) error { return fmt.Errorf("done in%s", within(ctx)) })
+	r := step.Runner{
+		Emit: said.add,
+		Context: func(ctx context.Context, path string) context.Context {
+			return context.WithValue(ctx, key{}, within(ctx)+" "+path)
+		},
+	}
+	if err := r.Run(t.Context(), branch("roll", asks("asks"), does, leaf("late", work))); err == nil {
+		t.Error("nothing failed")
+	}
+	want := log{
+		"started roll",
+		"skipped roll/asks: asked in roll roll/asks",
+		"started roll/does", "failed roll/does: roll/does: done in roll roll/does",
+		"not started roll/late",
+		"failed roll: roll/does: done in roll roll/does",
+	}
+	must.Equal(t, "events", want, said)
+}
+
+// diary records when steps start and end, in seconds.
+type diary struct {
+	start time.Time
+
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *diary) see(e step.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, fmt.Sprintf("%.0f %s %s", time.Since(l.start).Seconds(), e.Path, e.Status))
+}
+
+func takes(id string, seconds int, err error) step.Step {
+	return step.Step{ID: id, Do: func(context.Context) error {
+		time.Sleep(time.Duration(seconds) * time.Second)
+		return err
+	}}
+}
+
+func nodeStep(id string, pull int, err error) step.Step {
+	return step.Step{
+		ID: id, Whole: true, Uses: []string{"turn"}, Ahead: []step.Step{takes("pull", pull, err)},
+		Steps: func(context.Context) ([]step.Step, error) { return []step.Step{takes("roll", 10, nil)}, nil },
+	}
+}
+
+func list(steps ...step.Step) func(context.Context) ([]step.Step, error) {
+	return func(context.Context) ([]step.Step, error) { return steps, nil }
+}
+
+// Ahead steps run while earlier siblings run, for at most LookAhead children, and the
+// order of the children does not change.
+func TestAhead(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("no such image")
+	type example struct {
+		root step.Step
+		want string
+		err  bool
+	}
+	cases := map[string]example{
+		"one ahead": {
+			root: step.Step{ID: "r", LookAhead: 1, Steps: list(nodeStep("a", 3, nil), nodeStep("b", 8, nil), nodeStep("c", 1, nil))},
+			want: "0 a/pull started;3 a/roll started;13 b/roll started;23 c/roll started;0 b/pull started;13 c/pull started",
+		},
+		"the order stays": {
+			root: step.Step{ID: "r", LookAhead: 2, Steps: list(nodeStep("a", 3, nil), nodeStep("b", 30, nil), nodeStep("c", 1, nil))},
+			want: "3 a/roll started;30 b/roll started;40 c/roll started;0 c/pull started",
+		},
+		"a failure lets what was begun end, and no other begin": {
+			root: step.Step{ID: "r", LookAhead: 1, Steps: list(nodeStep("a", 3, nil), nodeStep("b", 8, failed), nodeStep("c", 1, nil))},
+			want: "13 a done;8 b/pull failed;8 b failed;13 c not started", err: true,
+		},
+		"beside": {
+			root: step.Step{ID: "r", Steps: list(takes("a", 5, nil), takes("b", 7, nil), step.Step{ID: "c", Beside: true, Do: takes("", 3, nil).Do}, takes("d", 1, nil))},
+			want: "5 b started;5 c started;8 c done;12 b done;12 d started",
+		},
+	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		synctest.Test(t, func(t *testing.T) {
+			l := &diary{start: time.Now()}
+			err := (&step.Runner{Emit: l.see}).Run(t.Context(), c.root)
+			if (err != nil) != c.err {
+				t.Errorf("error %v", err)
+			}
+			have := "\n" + strings.ReplaceAll(strings.Join(l.lines, "\n"), " r/", " ") + "\n"
+			for want := range strings.SplitSeq(c.want, ";") {
+				if !strings.Contains(have, "\n"+want+"\n") {
+					t.Errorf("no %q in:%s", want, have)
+				}
+			}
+		})
+	})
+}
+
+// A quiet branch emits only the events of its children.
+func TestQuiet(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := &diary{start: time.Now()}
+		root := step.Step{ID: "r", Steps: list(step.Step{ID: "n", Quiet: true, Steps: list(takes("a", 1, nil))})}
+		must.Do(t, (&step.Runner{Emit: l.see}).Run(t.Context(), root))
+		must.Equal(t, "events", []string{"0 r started", "0 r/n/a started", "1 r/n/a done", "1 r done"}, l.lines)
+	})
 }

@@ -7,9 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -57,12 +56,7 @@ func TestRunFailuresAmongSiblings(t *testing.T) {
 			err: "r/a: no quorum\nr/b: broken", kind: fault.Failed,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, s.check)
-		})
-	}
+	must.Each(t, stories, inBubble)
 }
 
 func TestStop(t *testing.T) {
@@ -117,12 +111,7 @@ func TestStop(t *testing.T) {
 			err: "r/a: no quorum\nstopped; not started: r/b", kind: fault.Refused,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, s.check)
-		})
-	}
+	must.Each(t, stories, inBubble)
 }
 
 func TestCancel(t *testing.T) {
@@ -157,12 +146,7 @@ func TestCancel(t *testing.T) {
 			err: "not started: r/late/b: context canceled", kind: fault.Interrupted,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, s.check)
-		})
-	}
+	must.Each(t, stories, inBubble)
 }
 
 func TestDeadlineIsAFailure(t *testing.T) {
@@ -184,9 +168,7 @@ func TestStopHoldsForLaterRuns(t *testing.T) {
 	r := step.Runner{Emit: got.add}
 	r.Stop()
 	err := r.Run(t.Context(), leaf("a", work))
-	if diff := cmp.Diff([]string{"not started a"}, []string(got)); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "events", []string{"not started a"}, []string(got))
 	if message(err) != "stopped; not started: a" || fault.KindOf(err) != fault.Interrupted {
 		t.Errorf("err = %v of kind %v", err, fault.KindOf(err))
 	}
@@ -207,9 +189,7 @@ func TestRunAgainAfterFailure(t *testing.T) {
 		t.Fatalf("err = %v", err)
 	}
 	broken = false
-	if err := r.Run(t.Context(), root); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.Run(t.Context(), root))
 }
 
 func yields(s step.Step) step.Step {
@@ -255,10 +235,109 @@ func TestYields(t *testing.T) {
 			err: "r/wk1/wait: context canceled\nr/wk2/bad: no quorum", kind: fault.Refused,
 		},
 	}
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, s.check)
-		})
+	must.Each(t, stories, inBubble)
+}
+
+func closes(s step.Step) step.Step {
+	s.Alone, s.Closes = true, true
+	return s
+}
+
+func lookAhead(s step.Step) step.Step {
+	s.LookAhead = 1
+	return s
+}
+
+// A step that closes a branch runs only if all siblings before it succeeded.
+func TestCloses(t *testing.T) {
+	t.Parallel()
+	wk := func(id string) step.Step {
+		return whole(branch(id, leaf("a", lasts(second)), leaf("b", lasts(second))))
 	}
+	stories := map[string]timedStory{
+		"stopped during the last one": {
+			root: branch("r", leaf("open", work), wk("wk1"), closes(leaf("close", lasts(1*second))), leaf("next", work)),
+			stop: 1 * second,
+			events: []string{
+				"0s started r", "0s started r/open", "0s done r/open", "0s started r/wk1", "0s started r/wk1/a", "1s done r/wk1/a", "1s started r/wk1/b",
+				"2s done r/wk1/b", "2s done r/wk1", "2s started r/close", "3s done r/close", "3s not started r/next", "3s stopped r",
+			},
+			err: "stopped; not started: r/next", kind: fault.Interrupted,
+		},
+		"stopped with one to come": {
+			root: branch("r", wk("wk1"), leaf("wk2", work), closes(leaf("close", work))),
+			stop: 1 * second,
+			events: []string{
+				"0s started r", "0s started r/wk1", "0s started r/wk1/a", "1s done r/wk1/a", "1s started r/wk1/b",
+				"2s done r/wk1/b", "2s done r/wk1", "2s not started r/wk2", "2s not started r/close", "2s stopped r",
+			},
+			err: "stopped; not started: r/wk2, r/close", kind: fault.Interrupted,
+		},
+		"several at a time": {
+			root: limit(2, branch("r", wk("wk1"), wk("wk2"), closes(leaf("close", lasts(1*second))))),
+			stop: 1 * second,
+			events: []string{
+				"0s started r", "0s started r/wk1", "0s started r/wk1/a", "0s started r/wk2", "0s started r/wk2/a", "1s done r/wk1/a", "1s started r/wk1/b",
+				"1s done r/wk2/a", "1s started r/wk2/b", "2s done r/wk1", "2s done r/wk1/b", "2s done r/wk2", "2s done r/wk2/b", "2s started r/close", "3s done r/close", "3s done r",
+			},
+		},
+		"another branch fails": {
+			root: limit(2, branch("r", leaf("bad", then(lasts(1*second), fails)), lookAhead(branch("x", wk("wk1"), closes(leaf("close", lasts(1*second))))))),
+			events: []string{
+				"0s started r", "0s started r/bad", "0s started r/x", "0s started r/x/wk1", "0s started r/x/wk1/a", "1s failed r/bad: r/bad: broken",
+				"1s done r/x/wk1/a", "1s started r/x/wk1/b", "2s done r/x/wk1/b", "2s done r/x/wk1", "2s started r/x/close", "3s done r/x/close", "3s done r/x", "3s failed r: r/bad: broken",
+			},
+			err: "r/bad: broken",
+		},
+		"one before it fails": {
+			root:   branch("r", leaf("bad", fails), closes(leaf("close", work))),
+			events: []string{"0s started r", "0s started r/bad", "0s failed r/bad: r/bad: broken", "0s not started r/close", "0s failed r: r/bad: broken"},
+			err:    "r/bad: broken",
+		},
+		"it fails itself": {
+			root:   branch("r", branch("x", closes(leaf("close", fails))), leaf("next", work)),
+			events: []string{"0s started r", "0s started r/x", "0s started r/x/close", "0s failed r/x/close: r/x/close: broken", "0s failed r/x: r/x/close: broken", "0s not started r/next", "0s failed r: r/x/close: broken"},
+			err:    "r/x/close: broken",
+		},
+		"cancelled": {
+			root:   branch("r", leaf("a", func(ctx context.Context) error { <-ctx.Done(); return nil }), closes(leaf("close", work))),
+			cancel: 1 * second,
+			events: []string{"0s started r", "0s started r/a", "1s done r/a", "1s not started r/close", "1s stopped r"},
+			err:    "not started: r/close: context canceled", kind: fault.Interrupted,
+		},
+	}
+	must.Each(t, stories, inBubble)
+}
+
+func alone(s step.Step) step.Step {
+	s.Alone = true
+	return s
+}
+
+// A step that runs Alone has no sibling beside it, whatever the Limit is.
+func TestAlone(t *testing.T) {
+	t.Parallel()
+	stories := map[string]timedStory{
+		"before, between and behind": {
+			root: limit(3, branch("r", alone(leaf("a", lasts(1*second))), leaf("b", lasts(2*second)), leaf("c", lasts(1*second)),
+				alone(leaf("d", lasts(1*second))), leaf("e", work), alone(leaf("f", work)))),
+			events: []string{
+				"0s started r", "0s started r/a", "1s done r/a", "1s started r/b", "1s started r/c", "2s done r/c", "3s done r/b", "3s started r/d",
+				"4s done r", "4s done r/d", "4s done r/e", "4s done r/f", "4s started r/e", "4s started r/f",
+			},
+		},
+		"its failure starts no other": {
+			root:   limit(2, branch("r", alone(leaf("a", refuses)), leaf("b", work), alone(leaf("c", work)))),
+			events: []string{"0s failed r/a: r/a: no quorum", "0s failed r: r/a: no quorum", "0s not started r/b", "0s not started r/c", "0s started r", "0s started r/a"},
+			err:    "r/a: no quorum", kind: fault.Refused,
+		},
+		"it is not started behind a failure": {
+			root: limit(2, branch("r", leaf("a", then(lasts(1*second), refuses)), leaf("b", lasts(2*second)), alone(leaf("c", work)))),
+			events: []string{
+				"0s started r", "0s started r/a", "0s started r/b", "1s failed r/a: r/a: no quorum", "2s done r/b", "2s failed r: r/a: no quorum", "2s not started r/c",
+			},
+			err: "r/a: no quorum", kind: fault.Refused,
+		},
+	}
+	must.Each(t, stories, inBubble)
 }

@@ -69,7 +69,6 @@ func (l Line) Event() (e step.Event, ok bool) {
 	return e, true
 }
 
-// statuses are the statuses of steps, by name.
 var statuses = func() map[string]step.Status {
 	byName := map[string]step.Status{}
 	for s := step.Started; s <= step.Stopped; s++ {
@@ -106,7 +105,6 @@ func ReadDirs(names []string) (Story, error) {
 	return Read(dirs...)
 }
 
-// reader builds a story from lines.
 type reader struct {
 	Fold
 	requests map[string]*Requests // by server
@@ -249,7 +247,6 @@ func (r *reader) say(l Line, node, mark, text string) {
 	r.Said = append(r.Said, Said{At: l.Time, Node: node, Mark: mark, Text: text})
 }
 
-// end completes the story.
 func (r *reader) end() Story {
 	for _, name := range slices.Sorted(maps.Keys(r.requests)) {
 		r.Requests = append(r.Requests, *r.requests[name])

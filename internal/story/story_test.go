@@ -7,9 +7,9 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/story"
 )
 
@@ -66,10 +66,7 @@ func read(t *testing.T, files map[string]string) story.Story {
 	for name, text := range files {
 		dir[name] = &fstest.MapFile{Data: []byte(text)}
 	}
-	s, err := story.Read(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(story.Read(dir))(t)
 	return s
 }
 
@@ -168,12 +165,10 @@ func TestCutOffAndResumed(t *testing.T) {
 		"10:02 "+unfinished("wk1/bring-up", "started"),
 		"10:03 "+unfinished("wk1", "done"),
 	)})
-	if diff := cmp.Diff([]string{
+	must.Equal(t, "turns", []string{
 		"wk1 recreate open away 00:10-open; pull 1 done; gate 1 done; drain 7 done; stop 10 done; park ? open",
 		"wk1 recreate done away 10:02-10:03",
-	}, []string{summary(s.Turns[0]), summary(s.Turns[1])}); diff != "" {
-		t.Errorf("turns (-want +got):\n%s", diff)
-	}
+	}, []string{summary(s.Turns[0]), summary(s.Turns[1])})
 	if o, _ := s.Longest(); len(s.Outages()) != 1 || o.Open || o.Seconds() != 593 {
 		t.Errorf("outages %+v", s.Outages())
 	}
@@ -215,12 +210,13 @@ func TestAFailedNodeStaysUnavailable(t *testing.T) {
 func TestLogsThatAreNotWhole(t *testing.T) {
 	t.Parallel()
 	later := lines(recreated[4:]...)
-	cases := map[string]struct {
+	type example struct {
 		files  map[string]string
 		turns  int
 		begins bool
 		broken int
-	}{
+	}
+	cases := map[string]example{
 		"none":           {nil, 0, true, 0},
 		"empty":          {map[string]string{story.LogName: ""}, 0, true, 0},
 		"in two":         {map[string]string{story.OlderLogName: lines(recreated[:4]...), story.LogName: later}, 1, true, 0},
@@ -230,15 +226,12 @@ func TestLogsThatAreNotWhole(t *testing.T) {
 			map[string]string{story.LogName: strings.Repeat("x", 5<<20) + "\n" + later}, 1, false, 1,
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := read(t, c.files)
-			if len(s.Turns) != c.turns || s.Begins != c.begins || s.Broken != c.broken {
-				t.Errorf("%d turns, begins %t, %d broken", len(s.Turns), s.Begins, s.Broken)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		s := read(t, c.files)
+		if len(s.Turns) != c.turns || s.Begins != c.begins || s.Broken != c.broken {
+			t.Errorf("%d turns, begins %t, %d broken", len(s.Turns), s.Begins, s.Broken)
+		}
+	})
 }
 
 // Gates and hooks after a node are not part of the outage; a failure has its hints.

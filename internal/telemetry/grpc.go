@@ -30,7 +30,6 @@ var _ stats.Handler = (*rpcs)(nil)
 
 type callKey struct{}
 
-// TagRPC implements stats.Handler.
 func (r *rpcs) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
 	method := strings.TrimPrefix(info.FullMethodName, "/")
 	c := &call{server: r.server, method: method, change: !reads(method)}
@@ -38,7 +37,6 @@ func (r *rpcs) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Conte
 	return context.WithValue(ctx, callKey{}, c)
 }
 
-// HandleRPC implements stats.Handler.
 func (r *rpcs) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	c, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
@@ -68,10 +66,8 @@ func (r *rpcs) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	}
 }
 
-// TagConn implements stats.Handler.
 func (*rpcs) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 
-// HandleConn implements stats.Handler.
 func (*rpcs) HandleConn(context.Context, stats.ConnStats) {}
 
 // reads says whether a method of Talos' API is read-only; unknown methods are not.

@@ -4,17 +4,26 @@
 package telemetry
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/story"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
-
-	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 )
 
 // Options describe the command, and where to write its telemetry.
@@ -158,3 +167,270 @@ func (t *Telemetry) End(ctx context.Context, exitCode int, err error) {
 
 // seconds is a duration in seconds, to the millisecond, for logs and metrics.
 func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
+
+// Attributes of spans, besides OpenTelemetry's own conventions for HTTP and RPC.
+const (
+	attrCluster  = attribute.Key("recast.cluster")
+	attrRun      = attribute.Key("recast.run")
+	attrOutcome  = attribute.Key("recast.outcome")
+	attrStep     = attribute.Key("recast.step")
+	attrNode     = attribute.Key("recast.node")
+	attrPhase    = attribute.Key("recast.phase")
+	attrTitle    = attribute.Key("recast.title")
+	attrRisk     = attribute.Key("recast.risk")
+	attrStatus   = attribute.Key("recast.status")
+	attrText     = attribute.Key("recast.text")
+	attrServer   = attribute.Key("recast.server")
+	attrExitCode = attribute.Key("process.exit.code")
+
+	attrMethod     = attribute.Key("http.request.method")
+	attrURLPath    = attribute.Key("url.path")
+	attrHTTPStatus = attribute.Key("http.response.status_code")
+	attrRPCSystem  = attribute.Key("rpc.system")
+	attrRPCMethod  = attribute.Key("rpc.method")
+	attrRPCCode    = attribute.Key("rpc.response.status_code")
+	attrAddress    = attribute.Key("server.address")
+	attrErrorType  = attribute.Key("error.type")
+
+	serviceName    = attribute.Key("service.name")
+	serviceVersion = attribute.Key("service.version")
+)
+
+// tracing sends spans to a collector.
+type tracing struct {
+	provider *sdktrace.TracerProvider
+	tracer   trace.Tracer
+	exporter *quietExporter
+}
+
+// startTracing returns nil if no traces are wanted.
+func startTracing(ctx context.Context, o Options) (*tracing, error) {
+	inner := o.Exporter
+	if inner == nil {
+		wanted, err := wantsTraces(o.Env)
+		if err != nil || !wanted {
+			return nil, err
+		}
+		inner, err = otlptracehttp.New(ctx, otlptracehttp.WithRetry(otlptracehttp.RetryConfig{
+			Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: 30 * time.Second,
+		}))
+		if err != nil {
+			return nil, err
+		}
+	}
+	// OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence over our values.
+	described, err := resource.Merge(
+		resource.NewSchemaless(serviceName.String("recast"), serviceVersion.String(o.Version)), resource.Environment())
+	if err != nil {
+		return nil, err
+	}
+	e := &quietExporter{SpanExporter: inner, warn: o.Warn, over: make(chan struct{})}
+	p := sdktrace.NewTracerProvider(sdktrace.WithBatcher(e, queue(o.Env)), sdktrace.WithResource(described))
+	return &tracing{provider: p, tracer: p.Tracer("github.com/recast-sh/recast"), exporter: e}, nil
+}
+
+// queue sizes the queue for a drift over hundreds of nodes, whose spans come within
+// seconds. It respects the environment, over which a plain option would take precedence.
+func queue(env func(string) string) sdktrace.BatchSpanProcessorOption {
+	return func(b *sdktrace.BatchSpanProcessorOptions) {
+		if env == nil || env("OTEL_BSP_MAX_QUEUE_SIZE") == "" {
+			b.MaxQueueSize = 1 << 14
+		}
+	}
+}
+
+// wantsTraces says whether the environment asks for traces, in the protocol that recast
+// speaks.
+func wantsTraces(env func(string) string) (bool, error) {
+	const traces = "OTEL_EXPORTER_OTLP_TRACES_"
+	switch {
+	case env == nil, env("OTEL_SDK_DISABLED") == "true", env("OTEL_TRACES_EXPORTER") == "none":
+		return false, nil
+	case env("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && env(traces+"ENDPOINT") == "":
+		return false, nil
+	}
+	protocol := env(traces + "PROTOCOL")
+	if protocol == "" {
+		protocol = env("OTEL_EXPORTER_OTLP_PROTOCOL")
+	}
+	if protocol != "" && protocol != "http/protobuf" {
+		return false, fmt.Errorf("the environment asks for OTLP over %s; recast speaks http/protobuf alone (port 4318, as a rule)", protocol)
+	}
+	return true, nil
+}
+
+// begin starts the span of the command, as a child of TRACEPARENT.
+func (g *tracing) begin(ctx context.Context, o Options) (context.Context, trace.Span) {
+	if o.Env != nil {
+		ctx = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{
+			"traceparent": o.Env("TRACEPARENT"), "tracestate": o.Env("TRACESTATE"),
+		})
+	}
+	return g.tracer.Start(ctx, o.Command)
+}
+
+// end sends the remaining spans until ctx ends.
+func (g *tracing) end(ctx context.Context) {
+	if err := g.provider.Shutdown(ctx); err != nil {
+		g.exporter.report(fmt.Errorf("remaining spans: %w", err))
+	}
+	close(g.exporter.over)
+}
+
+// quietExporter is an exporter that reports only its first failure; OpenTelemetry would print
+// each. Closing over cancels a running export and all later ones.
+type quietExporter struct {
+	sdktrace.SpanExporter
+	warn func(string)
+	once sync.Once
+	over chan struct{}
+}
+
+func (f *quietExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer cancel()
+	watch.Go(func() {
+		select {
+		case <-f.over:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	if err := f.SpanExporter.ExportSpans(ctx, spans); err != nil {
+		f.report(err)
+	}
+	return nil
+}
+
+func (f *quietExporter) report(err error) {
+	f.once.Do(func() { f.warn("traces could not be sent; the command continues without: " + err.Error()) })
+}
+
+const (
+	maxLog     = 8 << 20
+	maxPending = 1 << 20
+)
+
+// openLog opens a log for appending; only its owner may read it.
+func openLog(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+}
+
+// sink is where log lines go: the --log-file, and the log of the run.
+type sink struct {
+	warn func(string)
+
+	mu      sync.Mutex
+	file    *os.File // nil: not wanted, or writing has failed
+	pending []byte   // lines from before the first run
+	begun   bool     // a run has begun
+	run     *os.File // nil: no run has begun, or writing has failed
+	dir     string   // of the run
+	size    int64    // of the run's log
+}
+
+// Write writes one line, as slog's handlers produce it. It never fails: when a log can't
+// be written, it warns once and stops writing to it.
+func (s *sink) Write(line []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file != nil {
+		if _, err := s.file.Write(line); err != nil {
+			s.giveUp(&s.file, err)
+		}
+	}
+	if !s.begun {
+		s.keep(line)
+	} else if s.run != nil {
+		s.append(line)
+	}
+	return len(line), nil
+}
+
+// keep buffers a line until a run begins; if the buffer is full, it drops the oldest
+// lines.
+func (s *sink) keep(line []byte) {
+	if len(s.pending)+len(line) > maxPending {
+		_, newer, _ := bytes.Cut(s.pending[len(s.pending)/2:], []byte("\n"))
+		s.pending = bytes.Clone(newer)
+	}
+	s.pending = append(s.pending, line...)
+}
+
+func (s *sink) append(line []byte) {
+	if s.size+int64(len(line)) > maxLog {
+		if err := s.rotate(); err != nil {
+			s.giveUp(&s.run, err)
+			return
+		}
+	}
+	n, err := s.run.Write(line)
+	s.size += int64(n)
+	if err != nil {
+		s.giveUp(&s.run, err)
+	}
+}
+
+// rotate renames the log of the run and begins a new one.
+func (s *sink) rotate() error {
+	path := filepath.Join(s.dir, story.LogName)
+	if err := errors.Join(s.run.Close(), os.Rename(path, filepath.Join(s.dir, story.OlderLogName))); err != nil {
+		return err
+	}
+	return s.open()
+}
+
+func (s *sink) open() error {
+	f, err := openLog(filepath.Join(s.dir, story.LogName))
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	s.run, s.size = f, info.Size()
+	return nil
+}
+
+// begin switches to the log of a run.
+func (s *sink) begin(dir string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.begun && s.dir == dir {
+		return
+	}
+	if s.run != nil {
+		_ = s.run.Close() // lines are written unbuffered
+		s.run = nil
+	}
+	s.dir, s.begun = dir, true
+	if err := s.open(); err != nil {
+		s.warn("the run has no log: " + err.Error())
+		return
+	}
+	if pending := s.pending; len(pending) > 0 {
+		s.pending = nil
+		s.append(pending)
+	}
+}
+
+// giveUp warns and closes the log.
+func (s *sink) giveUp(f **os.File, err error) {
+	s.warn("logging stopped: " + err.Error())
+	_ = (*f).Close() // writing has failed already
+	*f = nil
+}
+
+func (s *sink) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range []**os.File{&s.file, &s.run} {
+		if *f != nil {
+			_ = (*f).Close() // lines are written unbuffered
+			*f = nil
+		}
+	}
+}

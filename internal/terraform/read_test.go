@@ -6,9 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/terraform"
 )
 
@@ -78,9 +77,7 @@ func TestDisksOfTelmate(t *testing.T) {
 			if vm.VMID != 101 || vm.Host != "pve2" {
 				t.Errorf("VM %d on %q, by the ID", vm.VMID, vm.Host)
 			}
-			if diff := cmp.Diff(tc.want, vm.Disks); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "value", tc.want, vm.Disks)
 		})
 	}
 }
@@ -91,9 +88,7 @@ func TestOwnersOfVolumes(t *testing.T) {
 		"": 0, "vm-101-disk-0": 101, "101/vm-101-disk-0.qcow2": 101, "base-9000-disk-0/vm-102-disk-0": 102, "local-lvm:vm-103-disk-1": 103,
 		"/dev/disk/by-id/x": 0, "base-9000-disk-0": 0, "local:101/vm-101-disk-0.raw": 101,
 	} {
-		if got := (terraform.Disk{Volume: volume}).Owner(); got != want {
-			t.Errorf("%q is of VM %d, want %d", volume, got, want)
-		}
+		must.Equal(t, volume+" is of VM", want, (terraform.Disk{Volume: volume}).Owner())
 	}
 }
 
@@ -122,9 +117,7 @@ func TestMachines(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []terraform.Machine{{Address: "talos_machine_configuration_apply.a", Node: "192.0.2.1", Role: "worker", Hostname: "wk1", Cluster: "home", Image: "x", Omni: true, Resets: true}}
-	if diff := cmp.Diff(want, doc.Machines); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "value", want, doc.Machines)
 }
 
 // FuzzRead: whatever is in a file, it is read or refused.
@@ -134,10 +127,7 @@ func FuzzRead(f *testing.F) {
 		f.Fatalf("no seeds: %v", err)
 	}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			f.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(file))(f)
 		f.Add(text)
 	}
 	f.Add([]byte(`{"format_version":"1.2","resource_changes":[{"address":"a","mode":"managed","type":"proxmox_vm_qemu","change":{"actions":["update"],"before":{"id":"p/qemu/1"},"after":{"disk":[{"slot":-1,"size":"T"}]},"after_unknown":{"disks":[true]},"replace_paths":[[],[1],"x"]}}]}`))

@@ -9,13 +9,15 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/configs"
 )
 
-// WriteDrift prints the drift of every node.
 func WriteDrift(w io.Writer, format string, res pipeline.DriftResult) error {
 	switch format {
 	case "markdown":
@@ -119,10 +121,7 @@ func codes(nodes []observe.Drift) (order []string, count map[string]int) {
 
 func tally(nodes []observe.Drift) string {
 	order, count := codes(nodes)
-	var parts []string
-	for _, code := range order {
-		parts = append(parts, fmt.Sprintf("%s %d", code, count[code]))
-	}
+	parts := each(order, func(code string) string { return fmt.Sprintf("%s %d", code, count[code]) })
 	return ": " + strings.Join(parts, ", ")
 }
 
@@ -205,7 +204,6 @@ func driftCells(d observe.Drift) string {
 	return strings.Join(cells, " | ")
 }
 
-// DriftWords is the drift of all nodes.
 type DriftWords struct {
 	Sum                   string
 	InSync, Stale, Unread int
@@ -306,10 +304,7 @@ func writeJUnit(w io.Writer, res pipeline.DriftResult) error {
 // junitHeld is the test case of what storage systems are told, which fails if no run gives it back.
 func junitHeld(res pipeline.DriftResult) junitCase {
 	c := junitCase{Name: "held back", Classname: "recast.drift." + res.Cluster, Time: "0"}
-	var lines []string
-	for _, h := range res.Held {
-		lines = append(lines, foreign.Line(heldText(h)))
-	}
+	lines := each(res.Held, func(h pipeline.HeldBack) string { return foreign.Line(heldText(h)) })
 	if text := strings.Join(lines, "\n"); res.HeldLeft {
 		c.Failure = &junitProblem{Message: lines[0], Type: "held-back", Text: text}
 	} else {
@@ -321,10 +316,7 @@ func junitHeld(res pipeline.DriftResult) junitCase {
 // junitOf converts a node to a test case.
 func junitOf(name string, d observe.Drift) junitCase {
 	c := junitCase{Name: d.Node, Classname: "recast.drift." + name, Time: "0"}
-	var lines []string
-	for _, u := range d.Unread {
-		lines = append(lines, "unread: "+u)
-	}
+	lines := each(d.Unread, func(u string) string { return "unread: " + u })
 	for _, r := range d.Reasons {
 		lines = append(lines, r.Code+": "+foreign.Line(r.Text))
 	}
@@ -338,4 +330,189 @@ func junitOf(name string, d observe.Drift) junitCase {
 	}
 	c.Out = strings.Join(append([]string{driftOf(d).said()}, d.Notes...), "\n")
 	return c
+}
+
+func WriteConfigDiffs(w io.Writer, format string, res configs.Diffs) error {
+	return write(w, format, res, func(p *page) {
+		for _, d := range res.Nodes {
+			drawConfigDiff(p, d)
+		}
+		p.wrapped("", "  ", configSum(res))
+	})
+}
+
+func drawConfigDiff(p *page, d configs.Diff) {
+	state, mood := "same", green
+	switch {
+	case len(d.Unread) > 0:
+		state, mood = "unread", red
+	case len(d.Refused) > 0:
+		state, mood = "refused", red
+	case len(d.Changes) > 0:
+		state, mood = "differs", yellow
+	case !d.Wanted:
+		state, mood = "none", dim
+	case d.New:
+		state, mood = "new", yellow
+	case d.Reset:
+		state, mood = "reset", yellow
+	}
+	p.line("%s %s", p.paint(mood, fmt.Sprintf("%-7s", state)), d.Node)
+	p.wrapped("    ", "      ", each(slices.Concat(d.Unread, d.Refused), foreign.Line)...)
+	p.changes("    ", d.Changes)
+	p.wrapped("    ", "      ", d.Notes...)
+}
+
+func configSum(res configs.Diffs) string {
+	wanted := 0
+	for _, d := range res.Nodes {
+		if d.Wanted {
+			wanted++
+		}
+	}
+	sum := fmt.Sprintf("%d of %d configurations differ", res.Differ, wanted)
+	if res.Unread > 0 {
+		sum += fmt.Sprintf(", %d could not be compared", res.Unread)
+	}
+	if none := len(res.Nodes) - wanted; none > 0 {
+		sum += fmt.Sprintf("; nodes without one in talos.machineConfigs: %d", none)
+	}
+	return sum
+}
+
+// mostChanges is how many changed fields of a node's file a plan shows.
+const mostChanges = 8
+
+// widestValue is how many characters of a value are shown.
+const widestValue = 100
+
+// fileFacts returns what the node's file in talos.machineConfigs changes.
+func fileFacts(n planning.NodePlan) []Fact {
+	file := n.ConfigFile
+	switch {
+	case file == nil || !file.Applied:
+		return nil
+	case file.Uncompared != "":
+		return []Fact{{factFile, "not compared with what the node runs: " + file.Uncompared}}
+	}
+	var out []Fact
+	for i, c := range file.Changes {
+		if i == mostChanges {
+			out = append(out, Fact{factFile, fmt.Sprintf("… and %d more: recast plan --explain %s", len(file.Changes)-i, n.Node)})
+			break
+		}
+		out = append(out, Fact{factFile, drawChange(c)})
+	}
+	return out
+}
+
+// drawChange is one line about a field that differs between a file and the running configuration.
+func drawChange(c config.Change) string {
+	where := c.Document
+	if c.Path != "" {
+		where += " " + c.Path
+	}
+	switch {
+	case c.Path == "":
+		return where + ": the document is " + string(c.Kind)
+	case c.Kind == config.Added:
+		return where + ": added: " + cut(c.Wanted)
+	case c.Kind == config.Removed:
+		return where + ": removed: " + cut(c.Found)
+	case c.Kind == config.Reordered:
+		return where + ": in another order: " + cut(c.Found) + " → " + cut(c.Wanted)
+	case c.Found == c.Wanted: // the difference is not shown
+		return where + ": changed: " + cut(c.Found)
+	}
+	return where + ": " + cut(c.Found) + " → " + cut(c.Wanted)
+}
+
+// changes lists fields that differ, each in one line.
+func (p *page) changes(indent string, list []config.Change) {
+	p.wrapped(indent, indent+"  ", each(list, func(c config.Change) string { return foreign.Line(drawChange(c)) })...)
+}
+
+// cut shortens a value; recast plan -o json has the whole value.
+func cut(text string) string {
+	if r := []rune(text); len(r) > widestValue {
+		return string(r[:widestValue]) + "…"
+	}
+	return text
+}
+
+// drawFile lists everything that a node's file changes, or would change.
+func drawFile(p *page, n planning.NodePlan) {
+	if n.ConfigFile == nil || len(n.ConfigFile.Changes) == 0 {
+		return
+	}
+	heading := "what its file in talos.machineConfigs changes"
+	if !n.ConfigFile.Applied {
+		heading = "how its file in talos.machineConfigs differs; it is not applied"
+	}
+	p.heading(heading)
+	p.changes("  ", n.ConfigFile.Changes)
+	p.line("")
+}
+
+// reconfigured returns the nodes whose files change their configuration.
+func reconfigured(plan planning.Plan) []string {
+	var names []string
+	for _, n := range plan.Nodes {
+		if f := n.ConfigFile; f != nil && f.Applied && len(f.Changes) > 0 && len(n.Refused) == 0 {
+			names = append(names, n.Node)
+		}
+	}
+	return names
+}
+
+func WriteProvenance(w io.Writer, format string, res observe.Provenance) error {
+	return write(w, format, res, func(p *page) {
+		p.heading(provenanceTitle(res))
+		for _, l := range res.Links {
+			lead := fmt.Sprintf("  %s  %-10s  ", p.paint(cmp.Or(certain(l.Certainty), dim), fmt.Sprintf("%-12s", l.Certainty)), l.Name)
+			p.wrapped(lead, "                            ", foreign.Line(l.Text))
+			p.wrapped("                            - ", "                              ", each(l.Details, foreign.Line)...)
+		}
+		p.wrapped("", "  ", res.Summary...)
+	})
+}
+
+func provenanceTitle(res observe.Provenance) string {
+	return fmt.Sprintf("%s: %s, %s", res.Node, res.VM, res.Address)
+}
+
+// certain is the mood of a certainty.
+func certain(c observe.Certainty) Mood {
+	switch c {
+	case observe.Proven:
+		return green
+	case observe.Contradicted:
+		return red
+	case observe.Unknown:
+		return yellow
+	}
+	return ""
+}
+
+type ProvenanceWords struct {
+	Title   string
+	Links   []LinkWords
+	Summary []string
+}
+
+type LinkWords struct {
+	Certainty string
+	Mood      Mood
+	Name      string
+	Text      string
+	Details   []string
+}
+
+func ProvenanceInWords(res observe.Provenance, hide func(string) string) ProvenanceWords {
+	out := ProvenanceWords{Title: hide(provenanceTitle(res)), Summary: each(res.Summary, hide)}
+	for _, l := range res.Links {
+		text, details := hide(foreign.Line(l.Text)), each(l.Details, hide)
+		out.Links = append(out.Links, LinkWords{string(l.Certainty), certain(l.Certainty), l.Name, text, details})
+	}
+	return out
 }

@@ -2,11 +2,238 @@ package ui
 
 import (
 	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
+
+func TestWriteDrift(t *testing.T) {
+	t.Parallel()
+	drift := func(node string, reasons ...cluster.Reason) observe.Drift {
+		return observe.Drift{Node: node, Build: "abcdef0123456789", Talos: "v1.13.9", Stale: len(reasons) > 0, Reasons: reasons}
+	}
+	kubernetes := cluster.Reason{Code: "kubernetes-version", Text: "Kubernetes v1.34.0 → v1.35.4", Old: "v1.34.0", New: "v1.35.4"}
+	kept := drift("wk1")
+	kept.Notes = []string{`previous system disk is parked as scsi30 of VM 9090 "recast-parking-wk1" on pve1 (run 20261120-0300-aaaa)`}
+	unread := drift("wk2", cluster.Reason{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "recast-parking-wk2" on pve1`})
+	unread.Unread = []string{"read machine 10.0.0.2: no route to host"}
+	file := cluster.Reason{Code: "extension-file", Text: "/usr/local/sbin/iscsid of extension iscsi-tools v0.2.0: sha256:222222222222 → sha256:333333333333"}
+	held := []pipeline.HeldBack{{
+		What: "Longhorn: replica-replenishment-wait-interval was 600 before recast set it to 1800, while wk1 is away", Run: "20261120-0300-aaaa",
+		Since: time.Date(2026, 11, 20, 3, 1, 0, 0, time.UTC), Next: []pipeline.Advice{{Command: "recast roll", Does: "gives it back"}, {Command: "kubectl patch x", Does: "does so by hand"}},
+	}}
+	for name, res := range map[string]pipeline.DriftResult{
+		"drift-held":       {InSync: true, Held: held, HeldUnread: "LINSTOR: no usable answer", Nodes: []observe.Drift{drift("cp1"), drift("wk1")}},
+		"drift-held-left":  {Held: held, HeldLeft: true, Nodes: []observe.Drift{drift("cp1"), drift("wk1")}},
+		"drift-none":       {InSync: true, Unlisted: []string{"wk8", "wk9"}, Nodes: []observe.Drift{drift("cp1"), kept}},
+		"drift-kubernetes": {Stale: 1, Nodes: []observe.Drift{drift("cp1", kubernetes), drift("wk1")}},
+		"drift-stale": {Stale: 3, Nodes: []observe.Drift{
+			drift("cp1", cluster.Reason{Code: "install-image", Text: "install image of its configuration: factory.example/nocloud-installer/ffff:v1.13.8 → factory.example/nocloud-installer/eeee@sha256:1111"}, kubernetes),
+			drift("wk1", cluster.Reason{Code: "pending-reboot", Text: "talos-v1.13.9~1.efi is installed, but talos-v1.13.8.efi is running: the next reboot starts the other system"},
+				cluster.Reason{Code: "boot-order", Text: "it boots from ide2 before its system disk scsi0"}),
+			drift("wk2", cluster.Reason{Code: "cordoned", Text: "run r1 cordoned it to roll it in-place and did not finish"}, kubernetes),
+		}},
+		"drift-deep": {Stale: 2, Nodes: []observe.Drift{
+			drift("wk1", file, cluster.Reason{Code: "extension-file", Text: "3 more files of extensions are not as locked"}),
+			drift("wk2", cluster.Reason{Code: "extension-digest", Text: "extension iscsi-tools v0.2.0: sha256:000000000000 → sha256:111111111111"}, file),
+		}},
+		"drift-unread": {Unread: 1, Stale: 1, Nodes: []observe.Drift{drift("wk1"), unread}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			res.Cluster = "c1"
+			drawn(t, name, func(b *bytes.Buffer) error { return WriteDrift(b, "text", res) })
+			drawn(t, name+".md", func(b *bytes.Buffer) error { return WriteDrift(b, "markdown", res) })
+			drawn(t, name+".xml", func(b *bytes.Buffer) error { return WriteDrift(b, "junit", res) })
+		})
+	}
+}
+
+func manyDrifts(nodes, stale int) pipeline.DriftResult {
+	res := pipeline.DriftResult{Cluster: "c1", Stale: stale, InSync: stale == 0}
+	for i := range nodes {
+		d := observe.Drift{Node: fmt.Sprintf("wk%03d", i), Talos: "v1.13.9", Build: "abcdef0123456789"}
+		if i < stale {
+			d.Stale, d.Reasons = true, []cluster.Reason{{Code: "talos-version", Text: "Talos v1.13.8 → v1.13.9"}}
+		}
+		res.Nodes = append(res.Nodes, d)
+	}
+	return res
+}
+
+func TestDriftOfManyNodes(t *testing.T) {
+	t.Parallel()
+	res := manyDrifts(500, 2)
+	for _, columns := range []int{0, 40, 80} {
+		out := drawnAt(columns, false, func(p *page) { drawDrifts(p, res) })
+		drawn(t, fmt.Sprintf("drift-of-500-%d-columns", columns), func(b *bytes.Buffer) error { _, err := b.Write(out.Bytes()); return err })
+		if columns > 0 {
+			tooWide(t, out.String(), columns)
+		}
+	}
+	var md bytes.Buffer
+	if err := WriteDrift(&md, "markdown", manyDrifts(500, 500)); err != nil || md.Len() > largest {
+		t.Errorf("%d bytes of Markdown, %v", md.Len(), err)
+	}
+}
+
+// junitRules are the elements that Jenkins' schema of JUnit results allows below
+// each of those that recast writes, and the attributes that each has
+// (jenkinsci/xunit-plugin, types/model/xsd/junit-10.xsd).
+var junitRules = map[string]struct{ below, attrs []string }{
+	"testsuites": {[]string{"testsuite"}, []string{"name", "time", "tests", "failures", "errors"}},
+	"testsuite":  {[]string{"testsuite", "properties", "testcase", "system-out", "system-err"}, []string{"name", "tests", "failures", "errors", "group", "time", "skipped", "timestamp", "hostname", "id", "package", "file", "log", "url"}},
+	"testcase":   {[]string{"skipped", "error", "failure", "system-out", "system-err"}, []string{"name", "time", "classname", "group"}},
+	"failure":    {nil, []string{"type", "message"}},
+	"error":      {nil, []string{"type", "message"}},
+	"system-out": {nil, nil},
+}
+
+// Any result, even one with characters that XML does not allow, is written as valid
+// JUnit results.
+func TestJUnitIsReadable(t *testing.T) {
+	t.Parallel()
+	res := manyDrifts(4, 2)
+	res.Nodes[0].Reasons[0].Text = "]]> & <b> \x1b[31m\x00 \"quoted\""
+	res.Nodes[2].Unread = []string{"no route\nsecond line"}
+	res.Nodes[3].Notes = []string{"kept"}
+	res.Unread = 1
+	var out bytes.Buffer
+	must.Do(t, WriteDrift(&out, "junit", res))
+	counts := map[string]int{}
+	var stack []string
+	d := xml.NewDecoder(&out)
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch token := token.(type) {
+		case xml.StartElement:
+			name := token.Name.Local
+			rule, known := junitRules[name]
+			if len(stack) > 0 && !slices.Contains(junitRules[stack[len(stack)-1]].below, name) || !known {
+				t.Errorf("%s may not be in %v", name, stack)
+			}
+			for _, a := range token.Attr {
+				if !slices.Contains(rule.attrs, a.Name.Local) {
+					t.Errorf("%s may not have %s", name, a.Name.Local)
+				}
+			}
+			stack = append(stack, name)
+			counts[name]++
+		case xml.EndElement:
+			stack = stack[:len(stack)-1]
+		}
+	}
+	want := map[string]int{"testsuites": 1, "testsuite": 1, "testcase": 4, "failure": 2, "error": 1, "system-out": 4}
+	must.Equal(t, "elements", want, counts)
+}
+
+func TestDriftInColours(t *testing.T) {
+	t.Parallel()
+	res := manyDrifts(3, 1)
+	res.Nodes[1].Unread = []string{"no route"}
+	out := drawnAt(0, true, func(p *page) { drawDrifts(p, res) }).String()
+	for _, want := range []string{"\x1b[33mstale\x1b[0m    wk000", "\x1b[31munread\x1b[0m   wk001", "\x1b[32min sync\x1b[0m  wk002"} {
+		must.Contain(t, "text", out, want)
+	}
+}
+
+// changes are differences of every kind, and then more of one.
+func changes(more int) []config.Change {
+	out := []config.Change{
+		{Document: "HostnameConfig", Path: "hostname", Kind: config.Changed, Found: "a", Wanted: "b"},
+		{Document: "UserVolumeConfig data", Kind: config.Removed},
+		{Document: "UserVolumeConfig data", Path: "provisioning.maxSize", Kind: config.Removed, Found: "10GiB"},
+		{Document: "v1alpha1", Path: "cluster.secret", Kind: config.Changed, Found: config.Hidden, Wanted: config.Hidden},
+		{Document: "v1alpha1", Path: `machine.sysctls["vm.swappiness"]`, Kind: config.Added, Wanted: "10"},
+		{Document: "v1alpha1", Path: "machine.network.nameservers", Kind: config.Reordered, Found: "[1.1.1.1, 8.8.8.8]", Wanted: "[8.8.8.8, 1.1.1.1]"},
+		{Document: "v1alpha1", Path: "machine.files[/x].path", Kind: config.Added, Wanted: strings.Repeat("long ", 40)},
+	}
+	for i := range more {
+		out = append(out, config.Change{Document: "v1alpha1", Path: fmt.Sprintf("machine.nodeLabels.l%d", i), Kind: config.Added, Wanted: "\"\""})
+	}
+	return out
+}
+
+func withFile(n planning.NodePlan, f cluster.ConfigFile) planning.NodePlan {
+	n.ConfigFile = &f
+	return n
+}
+
+// TestWriteConfigFiles shows what files of talos.machineConfigs change: the same on two
+// nodes, on one more than a plan shows, on one an unknown change.
+func TestWriteConfigFiles(t *testing.T) {
+	t.Parallel()
+	hash := strings.Repeat("ab", 32)
+	away := withFile(node("wk1", 9031, planning.Unfinished, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Applied: true, Uncompared: "the node is unavailable; the file is the one that run 20261120-0300-aaaa remembered"})
+	inPlace := withFile(node("cp1", 9001, planning.ControlPlanes, cluster.InPlace, 120), cluster.ConfigFile{Hash: hash, Runs: hash, Changes: changes(0)})
+	inPlace.Notes = []string{"its file in talos.machineConfigs differs from what it runs; an upgrade in place leaves the configuration as it is"}
+	few := cluster.ConfigFile{Hash: hash, Runs: hash, Applied: true, Changes: changes(0)}
+	many := withFile(node("wk4", 9034, planning.Canary, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Runs: hash, Applied: true, Changes: changes(10)})
+	same := withFile(node("wk5", 9035, planning.Workers, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Runs: hash, Applied: true})
+	same.Phase = planning.Reset
+	plan := planning.Plan{
+		Run: "20261120-0300-aaaa", MaxUnavailable: 1, PerHost: 1, TotalSeconds: 960,
+		Nodes: []planning.NodePlan{
+			away, same, many, inPlace,
+			withFile(node("wk2", 9032, planning.Workers, cluster.Recreate, 240), few), withFile(node("wk3", 9033, planning.Workers, cluster.Recreate, 240), few),
+		},
+	}
+	drawn(t, "plan-files", func(b *bytes.Buffer) error { return WritePlan(b, "text", plan) })
+	drawn(t, "plan-files.md", func(b *bytes.Buffer) error { return WritePlan(b, "markdown", plan) })
+	drawn(t, "explain-file", func(b *bytes.Buffer) error {
+		return WriteExplanation(b, "text", survey.Explanation{Cluster: "c1", Turn: 1, Of: 1, Plan: many})
+	})
+	drawn(t, "explain-file-in-place", func(b *bytes.Buffer) error {
+		return WriteExplanation(b, "text", survey.Explanation{Cluster: "c1", Turn: 1, Of: 1, Plan: inPlace})
+	})
+}
+
+func TestWriteProvenance(t *testing.T) {
+	t.Parallel()
+	p := observe.Provenance{
+		Node: "wk1", VM: `VM 9031 "wk1" on pve1`, Address: netip.MustParseAddr("127.42.7.31"), Origin: observe.FromLock, Build: "b1", Wanted: "b1",
+		Summary: []string{"contradicted: files: what the node shows does not fit together", "it claims the build that recast.lock wants"},
+		Links: []observe.ProvenanceLink{
+			{Name: "lock", Certainty: observe.Proven, Text: "recast.lock wants schematic storage", Details: []string{"schematic ID cafe", "installer registry.example/x@sha256:11"}},
+			{Name: "schematic", Certainty: observe.Claimed, Text: "the image says that it was built by \x1b[31mImage Factory"},
+			{Name: "cmdline", Certainty: observe.Unknown, Text: "the kernel's command line has no recast.lock"},
+			{Name: "files", Certainty: observe.Contradicted, Text: "1 files of its extensions are not those of the images", Details: []string{"/usr/local/a of extension tool v1: sha256:aa → sha256:bb"}},
+		},
+	}
+	drawn(t, "provenance", func(b *bytes.Buffer) error { return WriteProvenance(b, "text", p) })
+	var out bytes.Buffer
+	must.Do(t, WriteProvenance(&out, "json", p))
+	var back observe.Provenance
+	must.Do(t, json.Unmarshal(out.Bytes(), &back))
+	must.Equal(t, "JSON", p, back, cmpopts.EquateComparable(netip.Addr{}))
+}
 
 func TestWrapped(t *testing.T) {
 	t.Parallel()
@@ -31,9 +258,7 @@ func TestWrapped(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer
 			(&page{w: &out, columns: tc.columns}).wrapped("why: ", "  ", tc.text)
-			if diff := cmp.Diff(tc.want, out.String()); diff != "" {
-				t.Errorf("wrapped (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "wrapped", tc.want, out.String())
 		})
 	}
 }
@@ -51,9 +276,7 @@ func TestColoured(t *testing.T) {
 	} {
 		t.Setenv("NO_COLOR", c.no)
 		t.Setenv("CLICOLOR_FORCE", c.force)
-		if got := coloured(&bytes.Buffer{}); got != c.want {
-			t.Errorf("%s: %t, want %t", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, coloured(&bytes.Buffer{}))
 	}
 }
 
@@ -73,8 +296,172 @@ func TestTogether(t *testing.T) {
 		"a1 a2 a3 a4 a5 b1 b2 b3 b4 b6": "a1…a5, b1…b4, b6",
 		"1 2 3 4":                       "1…4",
 	} {
-		if got := together(strings.Fields(names)); got != want {
-			t.Errorf("%s: %q, want %q", names, got, want)
+		must.Equal(t, names, want, together(strings.Fields(names)))
+	}
+}
+
+// stringsOf are all texts in v.
+func stringsOf(v reflect.Value) (out []string) {
+	switch v.Kind() {
+	case reflect.String:
+		if v.Type() != reflect.TypeFor[Mood]() && v.String() != "" {
+			out = append(out, v.String())
 		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			out = append(out, stringsOf(v.Index(i))...)
+		}
+	case reflect.Struct:
+		for _, field := range v.Fields() {
+			out = append(out, stringsOf(field)...)
+		}
+	}
+	return out
+}
+
+// requireWords: the text output has every text of the words, and the words have each of
+// those texts.
+func requireWords(t *testing.T, text string, words any, texts ...string) {
+	t.Helper()
+	all := stringsOf(reflect.ValueOf(words))
+	if len(all) < 5 {
+		t.Fatalf("only %q", all)
+	}
+	for _, word := range all {
+		if !strings.Contains(spaced(text), spaced(word)) {
+			t.Errorf("the text does not say %q", word)
+		}
+	}
+	for _, want := range texts {
+		if !slices.ContainsFunc(all, func(word string) bool { return strings.Contains(word, want) }) {
+			t.Errorf("the words do not say %q", want)
+		}
+	}
+}
+
+func same(text string) string { return text }
+
+// The words of a plan are those that it prints, none more and no fact less.
+func TestPlanInWords(t *testing.T) {
+	t.Parallel()
+	for name, plan := range map[string]planning.Plan{"every phase": everyPhase(), "many": many(500, 20)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var text bytes.Buffer
+			must.Do(t, WritePlan(&text, "text", plan))
+			must.Do(t, AdvisePlan(&text, plan))
+			var facts []string
+			for _, n := range plan.Nodes {
+				for _, f := range factsOf(n) {
+					facts = append(facts, f.Text)
+				}
+			}
+			words := PlanInWords(plan, same)
+			names := 0
+			for i := range words.Idle {
+				words.Idle[i].Node, names = "", names+1 // many share a line, which leaves names out
+			}
+			for _, p := range words.Phases {
+				names += len(p.Nodes)
+			}
+			if names != len(plan.Nodes) {
+				t.Errorf("%d nodes of %d", names, len(plan.Nodes))
+			}
+			requireWords(t, text.String(), words, append(facts, plan.Warn...)...)
+		})
+	}
+}
+
+func TestDriftInWords(t *testing.T) {
+	t.Parallel()
+	res := pipeline.DriftResult{Stale: 1, Unread: 1, Unlisted: []string{"wk9"}, Nodes: []observe.Drift{
+		{Node: "cp1", Talos: "v1.13.9", Build: "abcdef0123456789"},
+		{Node: "wk1", Talos: "v1.13.8", Build: "abcdef0123456789", Stale: true, Reasons: []cluster.Reason{{Code: "talos", Text: "Talos v1.13.8 → v1.13.9"}}, Notes: []string{"a disk is parked"}},
+		{Node: "wk2", Build: "abcdef0123456789", Unread: []string{"no route to host"}},
+	}}
+	var text bytes.Buffer
+	must.Do(t, WriteDrift(&text, "text", res))
+	words := DriftInWords(res, same)
+	requireWords(t, text.String(), words, "Talos v1.13.8 → v1.13.9", "a disk is parked", "no route to host", "wk9", "recast plan", "recast doctor")
+	var order []string
+	for _, n := range words.Nodes {
+		order = append(order, n.Node+" "+n.State+" "+string(n.Mood))
+	}
+	if want := []string{"wk2 unread bad", "wk1 stale open", "cp1 in sync good"}; !slices.Equal(order, want) || words.InSync != 1 {
+		t.Errorf("nodes %q, %d in sync", order, words.InSync)
+	}
+	hidden := DriftInWords(res, func(string) string { return "x" })
+	if all := strings.Join(stringsOf(reflect.ValueOf(hidden)), " "); strings.Contains(all, "parked") || strings.Contains(all, "route") || strings.Contains(all, "→") {
+		t.Errorf("not hidden: %s", all)
+	}
+}
+
+// Text from a server can't control the terminal.
+func TestForeignTextDoesNotControlTheTerminal(t *testing.T) {
+	t.Parallel()
+	const words = "no space\x1b[2J\x1b]52;c;eA==\x07 left\u009b1A\u202e"
+	var out bytes.Buffer
+	p := NewProgress(&out)
+	p.Emit(step.Event{Path: "roll", Title: "roll " + words, Status: step.Started})
+	p.Emit(step.Event{Path: "roll", Status: step.Note, Text: words})
+	err := fault.WithSafe(fault.WithHint(errors.New(words+"\nand more"), "%s", words), words)
+	must.Do(t, WriteTrouble(&out, Trouble{Err: err, Runbook: func(fault.Code) string { return "" }}))
+	res := pipeline.StatusResult{Kubernetes: words, Problems: []string{words}, Claim: &pipeline.ClaimHeld{}}
+	res.Claim.Holder.Host = words
+	must.Do(t, WriteStatus(&out, "text", res))
+	if foreign.Lines(out.String()) != out.String() || strings.Count(out.String(), "no space left\ufffd1A\ufffd") != 8 {
+		t.Errorf("%q", &out)
+	}
+	must.Contain(t, "an error of several lines", out.String(), "\nand more\n")
+}
+
+// A terminal with colours gets only the colours of paint, and a text that is not from
+// recast can't add lines.
+func TestColoursAreOurs(t *testing.T) {
+	t.Parallel()
+	const words = "disk\x1b[32m is fine\x1b[0m\nsafe: all of it"
+	var out bytes.Buffer
+	p := &page{w: &out, colour: true}
+	p.line("%s %s", p.paint(red, "lost:"), words)
+	p.row(tableOf(widest, []string{words}), "", p.paint(red, words), words)
+	p.wrapped(p.paint(red, "lost:")+" ", "  ", words)
+	const want = "\x1b[31mlost:\x1b[0m disk is fine safe: all of it\n" +
+		"\x1b[31mdisk is fine safe: all of it\x1b[0m  disk is fine safe: all of it\n" +
+		"\x1b[31mlost:\x1b[0m disk is fine\n  safe: all of it\n"
+	must.Equal(t, "value", want, out.String())
+}
+
+// Text from a node can't add markup, rows or lines to a comment or to test results, and
+// the JSON output has the same text without control characters for the terminal.
+func TestForeignTextInReports(t *testing.T) {
+	t.Parallel()
+	const words = "bad\x1b[31m | `code` |\r\n| fake | row |\n## <b>\u202e\u009b1A\x00"
+	drift := observe.Drift{Node: "wk1", Stale: true, Talos: words, Reasons: []cluster.Reason{{Code: "extension", Text: words}}, Notes: []string{words}}
+	res := pipeline.DriftResult{Cluster: "c", Nodes: []observe.Drift{drift}}
+	print := func(format string) string {
+		var out bytes.Buffer
+		must.Do(t, WriteDrift(&out, format, res))
+		if text := out.String(); foreign.Lines(text) != text {
+			t.Errorf("%s: %q", format, text)
+		}
+		return out.String()
+	}
+	print("text")
+	markdown := print("markdown")
+	if strings.Count(markdown, "\n| ") != 2 || strings.Count(markdown, "\n#") != 0 || strings.Contains(markdown, "<b>") {
+		t.Errorf("%s", markdown)
+	}
+	if failure := regexp.MustCompile(`(?s)<failure .*</failure>`).FindString(print("junit")); failure == "" || strings.Contains(failure, "&#xA;") {
+		t.Errorf("%s", failure)
+	}
+	var again pipeline.DriftResult
+	if err := json.Unmarshal([]byte(print("json")), &again); err != nil || again.Nodes[0].Talos != words {
+		t.Errorf("%q: %v", again.Nodes[0].Talos, err)
+	}
+	var plan bytes.Buffer
+	p := planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Drift: drift, Strategy: cluster.Recreate, Why: words, WillLose: []string{words}, Notes: []string{words}}}, Warn: []string{words}}
+	must.Do(t, WritePlan(&plan, "markdown", p))
+	if text := plan.String(); foreign.Lines(text) != text || strings.Count(text, "\n| ") != 2 || strings.Count(text, "\n#") != 0 {
+		t.Errorf("%s", text)
 	}
 }

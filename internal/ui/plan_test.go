@@ -11,12 +11,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -25,22 +28,13 @@ var update = flag.Bool("update", false, "write the golden files anew")
 func drawn(t *testing.T, name string, draw func(*bytes.Buffer) error) {
 	t.Helper()
 	var out bytes.Buffer
-	if err := draw(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, draw(&out))
 	file := filepath.Join("testdata", name+".golden")
 	if *update {
-		if err := os.WriteFile(file, out.Bytes(), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, out.Bytes(), 0o600))
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), out.String()); diff != "" {
-		t.Errorf("drawing (-want +got):\n%s", diff)
-	}
+	want := must.Get(os.ReadFile(file))(t)
+	must.Equal(t, "drawing", string(want), out.String())
 }
 
 var (
@@ -155,9 +149,7 @@ func TestPlanAsJSONIsThePlan(t *testing.T) {
 	t.Parallel()
 	plan := planning.Plan{Cluster: "c1", Nodes: []planning.NodePlan{node("wk1", 9031, planning.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1}
 	var out bytes.Buffer
-	if err := WritePlan(&out, "json", plan); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePlan(&out, "json", plan))
 	var got planning.Plan
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Nodes[0].Strategy != cluster.Recreate || got.Nodes[0].OutageSeconds != 240 {
 		t.Errorf("%+v, %v", got, err)
@@ -171,9 +163,7 @@ func TestLossesAreRed(t *testing.T) {
 	n.WillLose = []string{"PersistentVolume pvc-1 on the system disk will be lost"}
 	drawPlan(&page{w: &out, colour: true}, planning.Plan{Nodes: []planning.NodePlan{n}, TotalSeconds: 240})
 	for _, want := range []string{"\x1b[31mwill be lost: PersistentVolume pvc-1 on the system disk\x1b[0m", "\x1b[31mdata will be lost on wk2\x1b[0m"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q does not hold %q", out.String(), want)
-		}
+		must.Contain(t, "text", out.String(), want)
 	}
 }
 
@@ -260,15 +250,11 @@ func TestPlanOfManyNodes(t *testing.T) {
 	}
 	all := many(500, 500)
 	var text, md bytes.Buffer
-	if err := WritePlan(&text, "text", all); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePlan(&text, "text", all))
 	if lines := strings.Count(text.String(), "\n"); lines > 3*500+20 {
 		t.Errorf("%d lines", lines)
 	}
-	if err := WritePlan(&md, "markdown", all); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePlan(&md, "markdown", all))
 	if md.Len() > largest || !strings.Contains(md.String(), "- 500 on 500 nodes") || strings.Count(md.String(), "wk000…wk499") != 2 {
 		t.Errorf("%d bytes of Markdown:\n%.2000s", md.Len(), md.String())
 	}
@@ -279,12 +265,8 @@ func TestEveryFormHasEveryFact(t *testing.T) {
 	t.Parallel()
 	plan := everyPhase()
 	var text, md bytes.Buffer
-	if err := WritePlan(&text, "text", plan); err != nil {
-		t.Fatal(err)
-	}
-	if err := WritePlan(&md, "markdown", plan); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WritePlan(&text, "text", plan))
+	must.Do(t, WritePlan(&md, "markdown", plan))
 	facts := 0
 	for _, n := range plan.Nodes {
 		for _, f := range factsOf(n) {
@@ -321,4 +303,61 @@ func TestAfterPlan(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
+}
+
+func TestPlanDrawsHooks(t *testing.T) {
+	t.Parallel()
+	run := func(args ...string) cluster.Hook {
+		return cluster.Hook{TimeoutSeconds: 60, Command: cluster.CommandGate{Args: args}}
+	}
+	told := run("./freeze.sh", "on")
+	told.Description = "freeze deployments"
+	drawn(t, "plan-hooks", func(b *bytes.Buffer) error {
+		return WritePlan(b, "text", planning.Plan{
+			Nodes: []planning.NodePlan{node("wk1", 9031, planning.Workers, cluster.InPlace, 120)}, TotalSeconds: 120,
+			Hooks: cluster.Hooks{BeforeRun: []cluster.Hook{told, run("date")}, AfterBatch: []cluster.Hook{run("sync")}, AfterNode: []cluster.Hook{run("sh", "-c", "a\nb\n")}},
+		})
+	})
+}
+
+// A step of a batch belongs to no node, and a node whose hook failed is not touched, or
+// done.
+func TestReportDrawsHooks(t *testing.T) {
+	t.Parallel()
+	p := NewProgress(&bytes.Buffer{})
+	bad := fault.Refusedf("bad")
+	for _, e := range []step.Event{
+		{Path: "roll/workers/hooks_before", Status: step.Started, Title: "run the hooks"},
+		{Path: "roll/workers/hooks_before", Status: step.Done},
+		{Path: "roll/workers/wk1", Status: step.Started, Title: "in-place wk1"},
+		{Path: "roll/workers/wk1/run-hooks-again", Status: step.Failed, Err: bad},
+		{Path: "roll/workers/wk1", Status: step.Failed, Title: "in-place wk1", Err: bad},
+		{Path: "roll/workers/wk2", Status: step.Started, Title: "in-place wk2"},
+		{Path: "roll/workers/wk2/run-hooks", Status: step.Failed, Err: bad},
+		{Path: "roll/workers/wk2", Status: step.Failed, Title: "in-place wk2", Err: bad},
+		{Path: "roll/unfinished/wk3", Status: step.Started, Title: "recreate wk3"},
+		{Path: "roll/unfinished/wk3/run-hooks", Status: step.Failed, Err: bad},
+		{Path: "roll/unfinished/wk3", Status: step.Failed, Title: "recreate wk3", Err: bad},
+	} {
+		p.Emit(e)
+	}
+	var nodes []string
+	for _, n := range p.Fared().Nodes {
+		nodes = append(nodes, n.Node)
+	}
+	if strings.Join(nodes, " ") != "wk1 wk2 wk3" {
+		t.Errorf("nodes %q", nodes)
+	}
+	began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	drawn(t, "report-hooks", func(b *bytes.Buffer) error {
+		return WriteReport(b, "text", pipeline.Report{
+			Run: "r1", Started: began, Ended: began.Add(time.Minute), Outcome: "failed: bad",
+			Hooks: []planning.HookRun{
+				{Point: cluster.BeforeRun, Seconds: 1.5},
+				{Point: cluster.BeforeBatch, Batch: planning.Workers, Seconds: 2, Error: "a ended with 3"},
+				{Point: cluster.AfterNode, Batch: planning.Workers, Node: "wk1", Seconds: 3, Error: "b ended with 4"},
+			},
+			Unsent: []string{"webhook h.example: notice of end: no answer within 10s"},
+		}, p.Fared())
+	})
 }

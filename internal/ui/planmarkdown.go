@@ -124,7 +124,6 @@ func rowOf(n planning.NodePlan) []string {
 	return []string{escape(n.Role), strings.Join(changes, "<br>"), what, escape(why), away}
 }
 
-// batches prints the order of the nodes.
 func batches(p *page, plan planning.Plan) {
 	if len(plan.Work()) < 2 || len(plan.Batches) == 0 {
 		return
@@ -141,10 +140,7 @@ func batches(p *page, plan planning.Plan) {
 
 // before prints which VMs are deleted and created before any node is touched.
 func before(p *page, plan planning.Plan) {
-	var lines []string
-	for _, l := range plan.Scratch {
-		lines = append(lines, "delete "+l.String())
-	}
+	lines := each(plan.Scratch, func(l planning.LeftScratch) string { return "delete " + l.String() })
 	if proofs := plan.Proofs(); proofs != "" {
 		lines = append(lines, "prove "+proofs)
 	}

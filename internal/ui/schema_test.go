@@ -16,16 +16,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/invopop/jsonschema"
-	validator "github.com/santhosh-tekuri/jsonschema/v6"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/configs"
+	validator "github.com/santhosh-tekuri/jsonschema/v6"
 )
 
 // answers are what commands print with -o json, by the name of the schema in docs/schemas.
@@ -58,21 +57,12 @@ func TestSchemasAreUpToDate(t *testing.T) {
 		e := json.NewEncoder(&got)
 		e.SetIndent("", "  ")
 		e.SetEscapeHTML(false)
-		if err := e.Encode(s); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, e.Encode(s))
 		if *update {
-			if err := os.WriteFile(schemaFile(name), got.Bytes(), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(schemaFile(name), got.Bytes(), 0o644))
 		}
-		want, err := os.ReadFile(schemaFile(name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), got.String()); diff != "" {
-			t.Errorf("%s: run again with -update: -file +types\n%s", name, diff)
-		}
+		want := must.Get(os.ReadFile(schemaFile(name)))(t)
+		must.Equal(t, name+": run again with -update: -file +types", string(want), got.String())
 	}
 }
 
@@ -82,15 +72,9 @@ func reflector(t *testing.T) *jsonschema.Reflector {
 	t.Helper()
 	r := &jsonschema.Reflector{Anonymous: true, AllowAdditionalProperties: true, Mapper: wordSchema, CommentMap: map[string]string{}}
 	for _, pattern := range []string{"cluster", "cluster/*", "pipeline", "pipeline/*", "internal/ui"} {
-		files, err := filepath.Glob(filepath.Join("..", "..", pattern, "*.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := must.Get(filepath.Glob(filepath.Join("..", "..", pattern, "*.go")))(t)
 		for _, file := range files {
-			b, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(os.ReadFile(file))(t)
 			if strings.HasSuffix(file, "_test.go") || !bytes.Contains(b, []byte("`json:")) {
 				continue // parsing all of them takes a second
 			}
@@ -181,19 +165,11 @@ func TestSchemasFitWhatIsPrinted(t *testing.T) {
 		},
 		"report": {Report{pipeline.Report{Plan: many(3, 2)}, Fared{Nodes: []NodeFared{{Node: "wk1", Outcome: NodeDone}}}}},
 	} {
-		schema, err := validator.NewCompiler().Compile(schemaFile(name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		schema := must.Get(validator.NewCompiler().Compile(schemaFile(name)))(t)
 		for _, v := range values {
 			var out bytes.Buffer
-			if err := write(&out, "json", v, nil); err != nil {
-				t.Fatal(err)
-			}
-			doc, err := validator.UnmarshalJSON(&out)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, write(&out, "json", v, nil))
+			doc := must.Get(validator.UnmarshalJSON(&out))(t)
 			if err := schema.Validate(doc); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -208,10 +184,7 @@ func TestSchemasFitWhatIsPrinted(t *testing.T) {
 func TestSchemasDescribeWhatTheyPublish(t *testing.T) {
 	t.Parallel()
 	for name := range answers {
-		b, err := os.ReadFile(schemaFile(name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(os.ReadFile(schemaFile(name)))(t)
 		if n := strings.Count(string(b), `"description": `); n < 10 {
 			t.Errorf("%s: %d descriptions", name, n)
 		}

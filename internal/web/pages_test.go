@@ -2,12 +2,14 @@ package web
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,10 +17,12 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/docs/runbooks"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -31,9 +35,7 @@ func TestPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := open(t, options(t.TempDir(), "extension a → b"))
 		for path, want := range map[string]string{"": "not read yet", "plan": "not read yet", "nodes/wk1": "Read</button>", "run": "no run was started on this machine"} {
-			if page := v.page(path); !strings.Contains(page, want) {
-				t.Errorf("%q without %q:\n%s", path, want, page)
-			}
+			must.Contain(t, path, v.page(path), want)
 		}
 		for _, key := range []string{keyDrift, keyPlan, keyStatus, keyNode + "wk1"} {
 			v.read(key)
@@ -47,11 +49,7 @@ func TestPages(t *testing.T) {
 			"runbooks":  {"parked-half", "A replacement is unfinished"},
 		} {
 			page := v.page(path)
-			for _, want := range words {
-				if !strings.Contains(page, want) {
-					t.Errorf("%q without %q:\n%s", path, want, page)
-				}
-			}
+			must.Contain(t, path, page, words...)
 		}
 		if page := v.page(""); strings.Index(page, "wk1</a>") > strings.Index(page, "cp1</a>") {
 			t.Error("a node that is in sync comes first")
@@ -101,9 +99,7 @@ func TestTrouble(t *testing.T) {
 		v.read(keyDrift)
 		page := v.page("")
 		for _, want := range []string{"could not be read at 01:00:00", "is pve1 on?", v.site.frame.Base + `runbooks/unreachable"`, "&lt;script&gt;", "[redacted]", "1h0m ago", "wk1</a>"} {
-			if !strings.Contains(page, want) {
-				t.Errorf("without %q:\n%s", want, page)
-			}
+			must.Contain(t, "the page", page, want)
 		}
 		if !strings.Contains(v.page("runbooks/unreachable"), "<h2>What it means</h2>") {
 			t.Error("the runbook is not drawn")
@@ -140,11 +136,7 @@ func TestRunPage(t *testing.T) {
 	require := func(words ...string) {
 		t.Helper()
 		page := v.page("run")
-		for _, want := range words {
-			if !strings.Contains(page, want) {
-				t.Errorf("without %q:\n%s", want, page)
-			}
-		}
+		must.Contain(t, "the page", page, words...)
 	}
 	cut(200)
 	require(`badge open">running`, "Its report so far", "1 of 6 nodes done, 1 in progress, 4 to go", `<meta http-equiv="refresh" content="4">`, `data-live="2"`, "<progress")
@@ -189,9 +181,7 @@ func TestHistoryPage(t *testing.T) {
 			cancel()
 			return v.page("history")
 		}
-		if page := look(); !strings.Contains(page, "no run is known") {
-			t.Error(page)
-		}
+		must.Contain(t, "text", look(), "no run is known")
 		bring(t, dir, "roll")
 		time.Sleep(time.Minute)
 		for range 2 { // read, and remembered
@@ -279,21 +269,15 @@ func TestTheLastRunIsTheSameEverywhere(t *testing.T) {
 			began := at.Add(time.Duration(i) * 20 * time.Millisecond)
 			text := fmt.Sprintf(`{"started":%q,"finished":%q,"outcome":"done"}`, began.Format(time.RFC3339Nano), began.Add(time.Millisecond).Format(time.RFC3339Nano))
 			for name, content := range map[string]string{"RUN": text, "about.json": `{"command":"roll","by":{"host":"h"}}`} {
-				if err := os.MkdirAll(dir, 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.MkdirAll(dir, 0o700))
+				must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 			}
 		}
 		all, problems := runs.All(past.Options{})
 		if len(problems) > 0 {
 			t.Fatal(problems)
 		}
-		if got := ui.HistoryOf(all, nil, 0, o.Log, o.Hide).Runs[0].ID; got != last {
-			t.Errorf("history: %s", got)
-		}
+		must.Equal(t, "history", last, ui.HistoryOf(all, nil, 0, o.Log, o.Hide).Runs[0].ID)
 		if run, err := runs.Find("", past.Options{}); err != nil || run.ID != last {
 			t.Errorf("report: %s, %v", run.ID, err)
 		}
@@ -308,4 +292,94 @@ func TestTheLastRunIsTheSameEverywhere(t *testing.T) {
 			t.Errorf("ui:\n%s", page)
 		}
 	})
+}
+
+const (
+	benchNodes = 500
+	benchRuns  = 100
+	// maxPageMiB is how much a page or the words of a reading may allocate, maxPastMiB the
+	// first look at all past runs, with their plans.
+	maxPageMiB = 30
+	maxPastMiB = 1000
+)
+
+// BenchmarkPages draws each page of a large cluster with a long history, while a run of all
+// its nodes is active.
+func BenchmarkPages(b *testing.B) {
+	dir := b.TempDir()
+	o := large(b, dir)
+	s := must.Get(New(o))(b)
+	b.Run("read history first", func(b *testing.B) {
+		limited(b, maxPastMiB, func() {
+			clear(s.past)
+			s.history(b.Context())
+		})
+	})
+	for _, key := range []string{keyDrift, keyPlan, keyStatus, keyHistory, keyNode + "wk1"} {
+		b.Run("read "+key, func(b *testing.B) {
+			limited(b, maxPageMiB, func() {
+				value := must.Get(s.read(b.Context(), key))(b)
+				s.readings.done(key, value, nil)
+			})
+		})
+	}
+	v := open(b, o)
+	v.site.readings = s.readings
+	for _, path := range []string{"", "plan", "run", "history", "nodes/wk1", "runbooks"} {
+		b.Run("page "+path, func(b *testing.B) {
+			size := 0
+			limited(b, maxPageMiB, func() { size = len(v.get(path)) })
+			b.ReportMetric(float64(size)/1024, "KiB")
+		})
+	}
+}
+
+// limited measures f, which may allocate no more than that.
+func limited(b *testing.B, mostMiB float64, f func()) {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	n := 0
+	for b.Loop() {
+		f()
+		n++
+	}
+	runtime.ReadMemStats(&after)
+	got := float64(after.TotalAlloc-before.TotalAlloc) / float64(n) / (1 << 20)
+	b.ReportMetric(got, "MiB")
+	if got > mostMiB {
+		b.Errorf("it allocates %.1f MiB, more than %.0f", got, mostMiB)
+	}
+}
+
+// large are the options of a cluster with many nodes, all of them stale, and many runs.
+func large(b *testing.B, dir string) Options {
+	b.Helper()
+	o := options(dir, "extension iscsi-tools v0.2.0: sha256:a92069d1a15d → sha256:71830b79c290")
+	drift := must.Get(o.Drift(b.Context()))(b)
+	plan := must.Get(o.Plan(b.Context()))(b)
+	stale, work := drift.Nodes[1], plan.Nodes[0]
+	drift.Nodes, plan.Nodes = []observe.Drift{}, []planning.NodePlan{}
+	for i := range benchNodes {
+		stale.Node = fmt.Sprintf("wk%d", i)
+		work.Node, work.VMID, work.Drift = stale.Node, 9000+cluster.VMID(i), stale
+		work.Why = "recreate: possible for " + stale.Node
+		drift.Nodes, plan.Nodes = append(drift.Nodes, stale), append(plan.Nodes, work)
+	}
+	drift.Stale = benchNodes
+	o.Drift = func(context.Context) (pipeline.DriftResult, error) { return drift, nil }
+	o.Plan = func(context.Context) (planning.Plan, error) { return plan, nil }
+	text := must.Get(json.Marshal(plan))(b)
+	for i := range benchRuns {
+		at := filepath.Join(dir, ".recast", "runs", fmt.Sprintf("200001%02d-%02d00-feed", i/4+1, i%4))
+		must.Do(b, os.CopyFS(at, os.DirFS(filepath.Join("../../testdata/runs/roll", fixedRun))))
+		write(b, filepath.Join(at, "plan.json"), string(text))
+		if i == benchRuns-1 {
+			began, _, _ := strings.Cut(read(b, filepath.Join(at, "RUN")), ",\n")
+			began = strings.Replace(began, "2000-01-01", "2000-02-01", 1)
+			log := strings.SplitAfter(read(b, filepath.Join(at, story.LogName)), "\n")
+			write(b, filepath.Join(at, "RUN"), began+"}")
+			write(b, filepath.Join(at, story.LogName), strings.Join(log[:300], ""))
+		}
+	}
+	return o
 }

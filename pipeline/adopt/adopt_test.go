@@ -1,16 +1,17 @@
 package adopt_test
 
 import (
+	"encoding/json"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/terraform"
 	"github.com/recast-sh/recast/pipeline/adopt"
 )
@@ -19,14 +20,8 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 func document(t *testing.T, name string) *terraform.Document {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", name+".json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := terraform.Read(name+".json", text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join("testdata", name+".json")))(t)
+	doc := must.Get(terraform.Read(name+".json", text))(t)
 	return doc
 }
 
@@ -64,26 +59,15 @@ func TestLayouts(t *testing.T) {
 			o.Dir = filepath.Join(t.TempDir(), "new")
 			if o.Schematic != "" {
 				o.Schematic = filepath.Join(filepath.Dir(o.Dir), o.Schematic)
-				if err := os.WriteFile(o.Schematic, []byte("customization: {}\n"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(o.Schematic, []byte("customization: {}\n"), 0o600))
 			}
-			res, err := adopt.Adopt(document(t, tc.from), o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			res := must.Get(adopt.Adopt(document(t, tc.from), o))(t)
 			file := filepath.Join(o.Dir, "recast.yaml")
-			c, err := config.Load(file, config.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(config.Load(file, config.Options{}))(t)
 			if len(c.Nodes) != len(res.Nodes) || len(c.Nodes) < 2 {
 				t.Errorf("recast.yaml has %d nodes, and %d were found", len(c.Nodes), len(res.Nodes))
 			}
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(os.ReadFile(file))(t)
 			var blocks strings.Builder
 			for _, k := range res.Keep {
 				if k.Resets {
@@ -101,17 +85,10 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(got), 0o644))
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
+	want := must.Get(os.ReadFile(file))(t)
+	must.Equal(t, name, string(want), got)
 }
 
 // TestUnanswered names all that is missing at once, and writes nothing.
@@ -193,10 +170,7 @@ func TestAHolderIsNoNode(t *testing.T) {
 	for i := range doc.VMs {
 		doc.VMs[i].Shape.Tags, doc.VMs[i].Tainted = []string{"talos"}, doc.VMs[i].Name == "cp1"
 	}
-	res, err := adopt.Adopt(doc, answers(func(o *adopt.Options) { o.Cluster, o.Schematic = "home", "base.yaml" }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Get(adopt.Adopt(doc, answers(func(o *adopt.Options) { o.Cluster, o.Schematic = "home", "base.yaml" })))(t)
 	if len(res.Nodes) != 3 || len(res.Left) != 1 || !strings.Contains(res.Left[0], "VM 9201): it owns disks of other VMs") {
 		t.Errorf("%v, left %q", res.Nodes, res.Left)
 	}
@@ -209,9 +183,7 @@ func TestNothingIsReplaced(t *testing.T) {
 	t.Parallel()
 	o := answers(func(o *adopt.Options) { o.Dir = t.TempDir() })
 	mine := filepath.Join(o.Dir, "recast.yaml")
-	if err := os.WriteFile(mine, []byte("mine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(mine, []byte("mine"), 0o600))
 	if _, err := adopt.Adopt(document(t, "bpg-talos"), o); err == nil || !strings.Contains(err.Error(), "recast.yaml is there already") {
 		t.Errorf("err = %v", err)
 	}
@@ -227,13 +199,192 @@ func TestNothingIsReplaced(t *testing.T) {
 // TestNoSecretIsShown: a state holds machine configurations and keys.
 func TestNoSecretIsShown(t *testing.T) {
 	t.Parallel()
-	res, err := adopt.Adopt(document(t, "bpg-talos"), answers(func(*adopt.Options) {}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := must.Get(adopt.Adopt(document(t, "bpg-talos"), answers(func(*adopt.Options) {})))(t)
 	for _, f := range res.Files {
 		if strings.Contains(string(f.Content), "abc.secret") {
 			t.Errorf("%s has the token of the machine configuration:\n%s", f.Name, f.Content)
 		}
+	}
+}
+
+type object = map[string]any
+
+// node is a VM of bpg/proxmox with two disks.
+func node(change func(object)) object {
+	disk := func(slot string, size int) object {
+		return object{"interface": slot, "datastore_id": "fast", "size": size, "path_in_datastore": "vm-111-" + slot}
+	}
+	vm := object{"vm_id": 111, "node_name": "pve1", "name": "wk1", "disk": []any{disk("scsi0", 20), disk("scsi1", 100)}, "boot_order": nil, "delete_unreferenced_disks_on_destroy": true}
+	if change != nil {
+		change(vm)
+	}
+	return vm
+}
+
+func disks(change func([]any) []any) func(object) {
+	return func(vm object) { vm["disk"] = change(vm["disk"].([]any)) }
+}
+
+func tpm(storage string) func(object) {
+	return func(vm object) { vm["tpm_state"] = []any{object{"datastore_id": storage}} }
+}
+
+func second(key string, value any) func(object) {
+	return disks(func(list []any) []any { list[1].(object)[key] = value; return list })
+}
+
+// one is a VM of Telmate/proxmox with one disk.
+func one(size string, with object) object {
+	vm := object{"vmid": 111, "target_node": "pve1", "name": "wk1", "disks": []any{object{"scsi": []any{object{"scsi0": []any{object{"disk": []any{object{"size": size, "storage": "fast"}}}}}}}}}
+	maps.Copy(vm, with)
+	return vm
+}
+
+func reset(node string) object {
+	return object{"node": node, "on_destroy": object{"reset": true}}
+}
+
+const bpgVM, telmateVM, apply = "proxmox_virtual_environment_vm", "proxmox_vm_qemu", "talos_machine_configuration_apply"
+
+// changes are what a plan does to one resource, and what doctor says of it; "": nothing.
+var changes = map[string]struct {
+	kind          string
+	actions       string
+	before, after object
+	more          object // of the change
+	want          string
+	prevents      string
+}{
+	"no change":          {bpgVM, "no-op", node(nil), node(nil), nil, "", ""},
+	"more memory":        {bpgVM, "update", node(nil), node(func(vm object) { vm["memory"] = []any{object{"dedicated": 4}} }), nil, "", ""},
+	"forgotten":          {bpgVM, "forget", node(nil), nil, nil, "", ""},
+	"made":               {bpgVM, "create", nil, node(nil), nil, "", ""},
+	"a grown disk":       {bpgVM, "update", node(nil), node(second("size", 200)), nil, "", ""},
+	"a new disk":         {bpgVM, "update", node(nil), node(disks(func(l []any) []any { return append(l, object{"interface": "scsi2", "size": 5}) })), nil, "", ""},
+	"destroyed":          {bpgVM, "delete", node(nil), nil, nil, "destroys VM 111 on pve1; scsi0 20G on fast; scsi1 100G on fast; every other volume of the number 111", "prevent_destroy = true"},
+	"replaced":           {bpgVM, "delete,create", node(nil), node(nil), object{"replace_paths": []any{[]any{"clone", 0, "vm_id"}}}, "replaces VM 111", "boot_order, clone]"},
+	"made, then gone":    {bpgVM, "create,delete", node(nil), node(nil), nil, "replaces VM 111", "ignore_changes"},
+	"a removed disk":     {bpgVM, "update", node(nil), node(disks(func(l []any) []any { return l[:1] })), nil, "changes disks of scsi1 100G on fast is removed", "ignore_changes  = [disk"},
+	"a disk shrinks":     {bpgVM, "update", node(nil), node(second("size", 50)), nil, "scsi1 100G on fast shrinks to 50G", "ignore_changes"},
+	"a disk moves":       {bpgVM, "update", node(nil), node(second("datastore_id", "slow")), nil, "scsi1 100G on fast is moved to slow", "ignore_changes"},
+	"another slot":       {bpgVM, "update", node(nil), node(second("interface", "scsi5")), nil, "scsi1 100G on fast is removed", "ignore_changes"},
+	"another volume":     {bpgVM, "update", node(nil), node(second("path_in_datastore", "vm-9-disk-0")), nil, "gives way to the volume vm-9-disk-0", "ignore_changes"},
+	"a size not known":   {bpgVM, "update", node(nil), node(second("size", nil)), object{"after_unknown": object{"disk": []any{object{}, object{"size": true}}}}, "known after apply only", "ignore_changes"},
+	"disks not known":    {bpgVM, "update", node(nil), node(func(vm object) { delete(vm, "disk") }), object{"after_unknown": object{"disk": true}}, "known after apply only", "ignore_changes"},
+	"no TPM state":       {bpgVM, "update", node(tpm("fast")), node(nil), nil, "tpmstate0 on fast is removed", "ignore_changes"},
+	"TPM state moves":    {bpgVM, "update", node(tpm("fast")), node(tpm("slow")), nil, "tpmstate0 on fast is moved to slow", "ignore_changes"},
+	"migrated by it":     {bpgVM, "update", node(nil), node(func(vm object) { vm["node_name"] = "pve2" }), nil, "the VM is migrated from pve1 to pve2", "node_name]"},
+	"Telmate's moves":    {telmateVM, "update", one("32G", nil), one("32G", object{"target_node": "pve2"}), nil, "the VM is migrated from pve1 to pve2", "target_node]"},
+	"a cloned VM gone":   {"proxmox_cloned_vm", "delete", object{"id": 111, "node_name": "pve1", "name": "wk1"}, nil, nil, "destroys VM 111", "prevent_destroy"},
+	"a cloned VM's disk": {"proxmox_cloned_vm", "update", object{"id": 111, "disk": object{"scsi1": object{"size_gb": 9}}}, object{"id": 111, "delete": object{"disk": []any{"scsi1"}}}, nil, "scsi1 9G is deleted", "ignore"},
+	"a disk unnamed":     {"proxmox_cloned_vm", "update", object{"id": 111, "disk": object{"scsi1": object{"size_gb": 9}}}, object{"id": 111}, nil, "", ""},
+	"Telmate's is gone":  {telmateVM, "delete", one("32G", nil), nil, nil, "destroys VM 111 on pve1; scsi0 32G on fast", "prevent_destroy"},
+	"Telmate's shrinks":  {telmateVM, "update", one("32G", nil), one("16G", nil), nil, "scsi0 32G on fast shrinks to 16G", "ignore_changes  = [disks"},
+	"Telmate's ignored":  {telmateVM, "update", one("32G", nil), one("", object{"disks": []any{object{"scsi": []any{object{"scsi0": []any{object{"ignore": true}}}}}}}), nil, "", ""},
+	"another VM":         {bpgVM, "delete", node(func(vm object) { vm["vm_id"] = 112 }), nil, nil, "", ""},
+	"migrated":           {bpgVM, "delete", node(func(vm object) { vm["node_name"] = "pve2" }), nil, nil, "destroys VM 111 on pve2", "prevent_destroy"},
+	"another Proxmox":    {bpgVM, "delete", node(func(vm object) { vm["node_name"], vm["name"] = "other1", "db" }), nil, nil, "", ""},
+	"its holder":         {bpgVM, "delete", node(func(vm object) { vm["vm_id"], vm["name"] = 9201, "data" }), nil, nil, "wk1 (its holder) destroys VM 9201", "prevent_destroy"},
+	"a reset":            {apply, "delete", reset("192.0.2.21"), nil, nil, "wk1 resets the Talos system", "removed {"},
+	"a reset of another": {apply, "delete", reset("192.0.2.99"), nil, nil, "the machine 192.0.2.99 resets", "removed {"},
+	"a reset of a known": {apply, "delete", reset("192.0.2.50"), nil, nil, "", ""},
+	"no reset":           {apply, "delete", object{"node": "192.0.2.21"}, nil, nil, "", ""},
+	"a container":        {"proxmox_virtual_environment_container", "delete", object{"vm_id": 111}, nil, nil, "", ""},
+}
+
+func planOf(t *testing.T, kind, actions string, before, after, more object) *terraform.Document {
+	t.Helper()
+	change := object{"actions": strings.Split(actions, ","), "before": before, "after": after}
+	maps.Copy(change, more)
+	there := func(id int, name, address string) object {
+		return object{"address": bpgVM + "." + name, "mode": "managed", "type": bpgVM, "values": object{"vm_id": id, "name": name, "node_name": "pve1", "ipv4_addresses": []any{[]any{address}}}}
+	}
+	text := must.Get(json.Marshal(object{
+		"format_version": "1.2", "planned_values": object{},
+		"resource_changes": []any{object{"address": `module.a["x"].` + kind + `.this["wk1"]`, "mode": "managed", "type": kind, "name": "this", "change": change}},
+		"prior_state": object{"format_version": "1.0", "values": object{"root_module": object{"resources": []any{
+			there(111, "wk1", "192.0.2.21"), there(500, "other", "192.0.2.50"),
+		}}}},
+	}))(t)
+	doc := must.Get(terraform.Read("plan.json", text))(t)
+	return doc
+}
+
+func wanted() *config.Config {
+	return &config.Config{Cluster: "home", Nodes: []config.Node{{Name: "wk1", VMID: 111, Host: "pve1", Holder: 9201}, {Name: "wk2", VMID: 113}}}
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	for name, tc := range changes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := must.Get(adopt.Check(wanted(), planOf(t, tc.kind, tc.actions, tc.before, tc.after, tc.more), nil))(t)
+			if tc.want == "" {
+				if len(v.Threats) > 0 || v.Err() != nil || len(v.Managed) != 1 {
+					t.Fatalf("%+v", v)
+				}
+				return
+			}
+			if len(v.Threats) != 1 || fault.KindOf(v.Err()) != fault.Refused {
+				t.Fatalf("%+v: %v", v.Threats, v.Err())
+			}
+			got := v.Threats[0]
+			text := got.Node + " " + got.What + " " + strings.Join(got.Loses, "; ")
+			must.Contain(t, "text", text, tc.want)
+			must.Contain(t, "what prevents it", got.Prevents, tc.prevents)
+		})
+	}
+}
+
+// TestWhatPreventsARemoval: a block removed forgets all instances, so one alone is taken out of the state.
+func TestWhatPreventsARemoval(t *testing.T) {
+	t.Parallel()
+	text, _ := json.Marshal(object{
+		"format_version": "1.2", "planned_values": object{},
+		"resource_changes": []any{
+			object{"address": bpgVM + `.this["wk1"]`, "mode": "managed", "type": bpgVM, "action_reason": "delete_because_each_key", "change": object{"actions": []string{"delete"}, "before": node(nil)}},
+			object{"address": bpgVM + ".tainted", "mode": "managed", "type": bpgVM, "action_reason": "replace_because_tainted", "change": object{"actions": []string{"delete", "create"}, "before": node(nil)}},
+			object{"address": bpgVM + ".wk1", "mode": "managed", "type": bpgVM, "action_reason": "delete_because_no_resource_config", "change": object{"actions": []string{"delete"}, "before": node(nil)}},
+		},
+	})
+	doc := must.Get(terraform.Read("plan.json", text))(t)
+	v, err := adopt.Check(wanted(), doc, nil)
+	if err != nil || len(v.Threats) != 3 {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	if got := v.Threats[0]; got.Prevents != "terraform state rm 'proxmox_virtual_environment_vm.this[\"wk1\"]'\n" || got.Because != "delete because each key" {
+		t.Errorf("%+v", got)
+	}
+	if got := v.Threats[1].Prevents; got != "terraform untaint 'proxmox_virtual_environment_vm.tainted'\n" {
+		t.Error(got)
+	}
+	must.Contain(t, "text", v.Threats[2].Prevents, "from = proxmox_virtual_environment_vm.wk1\n")
+}
+
+// TestCheckRefuses: what can't be held against the nodes is no verdict.
+func TestCheckRefuses(t *testing.T) {
+	t.Parallel()
+	if _, err := adopt.Check(wanted(), document(t, "bpg-talos"), nil); err == nil || !strings.Contains(err.Error(), "is a state, not a plan") {
+		t.Errorf("a state: %v", err)
+	}
+	c := wanted()
+	c.Nodes[1].VMID = 0
+	if _, err := adopt.Check(c, document(t, "bpg-count-clone"), nil); err == nil || !strings.Contains(err.Error(), "nodes without vmid: wk2") {
+		t.Errorf("no VMID: %v", err)
+	}
+	for name, doc := range map[string]*terraform.Document{
+		"no actions":      planOf(t, bpgVM, "", node(nil), nil, object{"actions": nil}),
+		"unknown actions": planOf(t, bpgVM, "recycle", node(nil), nil, nil),
+		"no before":       planOf(t, bpgVM, "delete", nil, nil, nil),
+		"no VMID":         planOf(t, bpgVM, "delete", object{"name": "wk1"}, nil, nil),
+	} {
+		if v, err := adopt.Check(wanted(), doc, nil); fault.KindOf(err) != fault.Config {
+			t.Errorf("%s: %+v, %v", name, v, err)
+		}
+	}
+	v, err := adopt.Check(&config.Config{Nodes: []config.Node{{Name: "x", VMID: 4711}}}, document(t, "bpg-count-clone"), nil)
+	if err != nil || v.Err() != nil || len(v.Managed) != 0 {
+		t.Errorf("a plan without nodes: %+v, %v", v, err)
 	}
 }

@@ -1,13 +1,17 @@
 package adopt
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/terraform"
 )
@@ -172,7 +176,6 @@ func (in *adoption) builds(vm terraform.VM) []terraform.Build {
 	return out
 }
 
-// add makes a node of a VM.
 func (in *adoption) add(vm terraform.VM, m terraform.Machine) {
 	n := Node{Name: vm.Name, Role: m.Role, VMID: cluster.VMID(vm.VMID), Host: vm.Host, Address: vm.Address, Disks: []string{}, vm: vm}
 	if m.Hostname != "" {
@@ -188,4 +191,236 @@ func (in *adoption) add(vm terraform.VM, m terraform.Machine) {
 		in.ask("terraform untaint '"+vm.Address+"'", "%s is tainted: the next apply would replace it", n.Name)
 	}
 	in.res.Nodes = append(in.res.Nodes, n)
+}
+
+// describe writes the nodes and their classes.
+func (in *adoption) describe() {
+	for i := range in.res.Nodes {
+		n := &in.res.Nodes[i]
+		in.holder(n)
+		if n.vm.Whole() {
+			n.Class = in.class(n)
+		} else {
+			in.ask("recast init --dir elsewhere", "the shape of %s: %s does not describe all of it", n.Name, n.vm.Type)
+		}
+		at := "NODE"
+		if len(n.vm.Addresses) > 0 {
+			at = n.vm.Addresses[0]
+		}
+		if n.Role == "" {
+			in.ask("talosctl -n "+at+" get machinetype", "is %s a control plane or a worker?", n.Name)
+		}
+		if in.machine(n.vm).Hostname == "" {
+			in.ask("kubectl get nodes -o wide", "do the nodes have the names of their VMs?")
+		}
+		role := n.Role
+		if role == "" {
+			role = "role not told"
+		}
+		in.draft.Nodes = append(in.draft.Nodes, config.DraftNode{
+			Name: n.Name, VMID: int(n.VMID), Class: n.Class, Host: n.Host, Holder: int(n.Holder), Note: role + ", " + n.Address,
+		})
+	}
+}
+
+// holder finds the VM that owns disks of a node.
+func (in *adoption) holder(n *Node) {
+	var owners []int
+	for _, d := range n.vm.Disks {
+		n.Disks = append(n.Disks, d.String())
+		if owner := d.Owner(); owner != 0 && owner != n.vm.VMID && !slices.Contains(owners, owner) {
+			owners = append(owners, owner)
+		}
+	}
+	switch len(owners) {
+	case 0:
+	case 1:
+		n.Holder = cluster.VMID(owners[0])
+	default:
+		in.ask(fmt.Sprintf("qm config %d, as root on %s", n.VMID, n.Host), "which one of the VMs %v is the holder of %s? They all own disks of it", owners, n.Name)
+	}
+}
+
+// class is the class with the shape of a node's VM.
+func (in *adoption) class(n *Node) string {
+	shape := n.vm.Shape
+	system := in.system(n)
+	for _, d := range n.vm.Disks {
+		if system == "" || !n.owns(d) || d.GiB() == 0 || d.Slot == "" {
+			continue // a disk that a class does not name stays as it is; a roll must not make one anew
+		}
+		disk := config.VMDisk{Slot: d.Slot, Storage: &d.Storage, Size: &config.DiskSize{GiB: d.GiB()}}
+		if d.Slot == system {
+			disk.System = new(true)
+		}
+		shape.Disks = append(shape.Disks, disk)
+	}
+	base := map[string]string{"control plane": "control-plane", "worker": "worker", "": "node"}[n.Role]
+	same := 0
+	for _, s := range in.draft.Shapes {
+		if s.Name == base || strings.HasPrefix(s.Name, base+"-") {
+			same++
+			if reflect.DeepEqual(s.VM, shape) {
+				return s.Name
+			}
+		}
+	}
+	name := base
+	if same > 0 {
+		name = fmt.Sprintf("%s-%d", base, same+1)
+	}
+	in.draft.Shapes = append(in.draft.Shapes, config.DraftShape{Name: name, VM: shape})
+	return name
+}
+
+// owns says whether a disk is a volume of the node's own VM: not another VM's, and not a device of the host.
+func (n *Node) owns(d terraform.Disk) bool {
+	owner := d.Owner()
+	return d.Storage != "" && (owner == 0 || owner == n.vm.VMID)
+}
+
+// system is the slot of the disk that Talos is on: the only one, or the only one that is made from an image
+// of Talos. recast proves it again before it replaces a disk.
+func (in *adoption) system(n *Node) string {
+	var own, imaged []terraform.Disk
+	for _, d := range n.vm.Disks {
+		if !n.owns(d) {
+			continue
+		}
+		own = append(own, d)
+		if d.Image != "" && in.ofTalos(d.Image) {
+			imaged = append(imaged, d)
+		}
+	}
+	switch {
+	case len(imaged) == 1:
+		return imaged[0].Slot
+	case len(own) == 1 && len(n.vm.Disks) == 1:
+		return own[0].Slot
+	}
+	var slots []string
+	for _, d := range own {
+		slots = append(slots, d.Slot)
+	}
+	in.ask("recast doctor", "on which disk of %s is Talos: %s? recast proves it from the running machine; system: true in its class says which it must be", n.Name, strings.Join(slots, ", "))
+	return ""
+}
+
+// ofTalos says whether an image is one of Talos.
+func (in *adoption) ofTalos(id string) bool {
+	if talos.MatchString(id) {
+		return true
+	}
+	return slices.ContainsFunc(in.doc.Images, func(im terraform.Image) bool {
+		_, is := terraform.BuildOf(im.URL)
+		return im.ID == id && (is || talos.MatchString(im.URL))
+	})
+}
+
+// images says which images the nodes run.
+func (in *adoption) images() {
+	var all []terraform.Build
+	for _, n := range in.res.Nodes {
+		all = append(all, in.builds(n.vm)...)
+	}
+	of := func(field func(terraform.Build) string) []string {
+		var out []string
+		for _, b := range all {
+			if text := field(b); text != "" {
+				out = append(out, text)
+			}
+		}
+		return out
+	}
+	d := &in.draft
+	at := "talosctl -n NODE "
+	d.Talos = in.need(in.Talos, of(func(b terraform.Build) string { return b.Talos }), "which Talos every node should run", "--talos-version v1.13.9", at+"version")
+	in.res.Talos = d.Talos
+	d.Platform = in.need(in.Platform, of(func(b terraform.Build) string { return b.Platform }), "for which platform the images are", "--platform nocloud", at+"get platformmetadata")
+	factories := of(func(b terraform.Build) string { return b.Factory })
+	if len(factories) == 0 {
+		factories = []string{"https://factory.talos.dev"} // the default of recast.yaml
+	}
+	d.Factory = in.need(in.Factory, factories, "which Image Factory builds the images", "--factory URL", at+"get machineconfig -o yaml | grep image:")
+	d.Extensions = cmp.Or(in.Extensions, "ghcr.io/siderolabs")
+	if d.Arch = "amd64"; len(of(func(b terraform.Build) string { return b.Arch })) > 0 {
+		d.Arch = in.need("", of(func(b terraform.Build) string { return b.Arch }), "for which architecture the images are", "nodes of two architectures need two recast.yaml: --only", at+"version")
+	} else {
+		in.ask(at+"version", "the architecture of the nodes: images.arch is amd64 unless you change it")
+	}
+	secure := of(func(b terraform.Build) string { return fmt.Sprint(b.SecureBoot) })
+	if len(secure) == 0 {
+		in.ask(at+"get securitystate", "do the nodes use Secure Boot? images.secureBoot is false unless you change it")
+	} else {
+		d.SecureBoot = in.need("", secure, "whether the nodes use Secure Boot", "nodes with and without it need two recast.yaml: --only", at+"get securitystate") == "true"
+	}
+	in.ask("kubectl get nodes", "which Kubernetes should the nodes run? kubernetes.version may say it")
+	in.schematics()
+}
+
+// schematics says what the images contain.
+func (in *adoption) schematics() {
+	if in.Schematic != "" {
+		in.given()
+		return
+	}
+	wanted := map[string][]int{} // ID → nodes
+	var order []string
+	var without []string
+	for i, n := range in.res.Nodes {
+		id := ""
+		for _, b := range in.builds(n.vm) {
+			id = b.Schematic // the configuration's installer is first, and an image is what it began with
+			break
+		}
+		if id == "" {
+			without = append(without, n.Name)
+			continue
+		}
+		if wanted[id] == nil {
+			order = append(order, id)
+		}
+		wanted[id] = append(wanted[id], i)
+	}
+	if len(without) > 0 {
+		in.need("", nil, "what the images of "+strings.Join(without, ", ")+" contain", "--schematic FILE", "talosctl -n NODE get extensions; recast init reads it from running nodes")
+	}
+	for _, id := range order {
+		name := "default"
+		if len(order) > 1 {
+			name = "schematic-" + id[:8]
+		}
+		at := slices.IndexFunc(in.doc.Schematics, func(s terraform.Schematic) bool { return s.ID == id })
+		if at < 0 {
+			in.need("", nil, "what the schematic "+id+" contains", "--schematic FILE", fmt.Sprintf("curl -sf %s/schematics/%s, from factories that show it; recast init reads it from running nodes", in.draft.Factory, id))
+			continue
+		}
+		if err := in.schematic(in.doc.Schematics[at], name); err != nil {
+			in.missing = append(in.missing, fault.WithHint(err, "--schematic FILE names another one"))
+			continue
+		}
+		s := config.DraftSchematic{Name: name, File: "schematics/" + name + ".yaml"}
+		for _, i := range wanted[id] {
+			in.draft.Nodes[i].Schematic = name
+			s.Nodes = append(s.Nodes, in.res.Nodes[i].Name)
+		}
+		in.draft.Schematics = append(in.draft.Schematics, s)
+	}
+}
+
+// given has all nodes run the schematic of --schematic.
+func (in *adoption) given() {
+	file, errFile := filepath.Abs(in.Schematic)
+	dir, errDir := filepath.Abs(in.Dir)
+	rel, err := filepath.Rel(dir, file)
+	if errFile != nil || errDir != nil || err != nil {
+		in.missing = append(in.missing, fmt.Errorf("--schematic %s: there is no path to it from %s", in.Schematic, in.Dir))
+		return
+	}
+	s := config.DraftSchematic{Name: "default", File: filepath.ToSlash(rel)}
+	for i, n := range in.res.Nodes {
+		in.draft.Nodes[i].Schematic = s.Name
+		s.Nodes = append(s.Nodes, n.Name)
+	}
+	in.draft.Schematics = []config.DraftSchematic{s}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/terraform"
 	"github.com/recast-sh/recast/pipeline/adopt"
 )
@@ -41,17 +42,11 @@ func homePlan(t *testing.T, nodes []string, change func(i int) planned) *terrafo
 			"actions": strings.Split(c.actions, ","), "before": c.before, "after": c.after, "after_unknown": c.unknown,
 		}})
 	}
-	text, err := json.Marshal(object{
+	text := must.Get(json.Marshal(object{
 		"format_version": "1.2", "planned_values": object{}, "resource_changes": changes,
 		"prior_state": object{"format_version": "1.0", "values": object{"root_module": object{"resources": there}}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := terraform.Read("plan.json", text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
+	doc := must.Get(terraform.Read("plan.json", text))(t)
 	return doc
 }
 
@@ -133,7 +128,7 @@ func TestOutages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			check := func(most int, nodes ...string) adopt.Verdict {
-				v, err := adopt.Check(homeConfig(most), homePlan(t, nodes, func(i int) planned {
+				v := must.Get(adopt.Check(homeConfig(most), homePlan(t, nodes, func(i int) planned {
 					own := func(o object) object {
 						if o == nil && tc.actions == "create" {
 							return nil
@@ -154,10 +149,7 @@ func TestOutages(t *testing.T) {
 						action = "update"
 					}
 					return planned{tc.kind, action, before, own(tc.after), tc.unknown}
-				}), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				}), nil))(t)
 				return v
 			}
 			one := check(1, "wk1")
@@ -201,10 +193,7 @@ func TestOutagesOfUnknownRoles(t *testing.T) {
 		object{"address": "talos_machine.a", "mode": "managed", "type": "talos_machine", "change": object{"actions": []string{"update"}, "before": object{"node": "192.0.2.1", "image": "a"}, "after": object{"node": "192.0.2.1", "image": "b"}}},
 		object{"address": "talos_machine.b", "mode": "managed", "type": "talos_machine", "change": object{"actions": []string{"update"}, "before": object{"image": "a"}, "after": object{"image": "b"}, "after_unknown": object{"node": true}}},
 	}})
-	doc, err := terraform.Read("plan.json", text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := must.Get(terraform.Read("plan.json", text))(t)
 	v, err := adopt.Check(homeConfig(4), doc, nil)
 	if err != nil || fault.KindOf(v.Err()) != fault.Refused || !strings.Contains(v.TooMany, "the machine 192.0.2.1, the machine of talos_machine.b") {
 		t.Errorf("%+v, %v", v, err)
@@ -231,10 +220,7 @@ func TestOutagesBesideANewVM(t *testing.T) {
 			text, _ := json.Marshal(object{"format_version": "1.2", "planned_values": object{}, "resource_changes": []any{
 				object{"address": "vm.new", "mode": "managed", "type": bpgVM, "change": object{"actions": []string{"create"}, "after": tc.made}}, taken("cp1"), taken("cp2"),
 			}})
-			doc, err := terraform.Read("plan.json", text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			doc := must.Get(terraform.Read("plan.json", text))(t)
 			c := homeConfig(4)
 			c.Nodes[0].Address, c.Nodes[1].Address = "192.0.2.1", "192.0.2.2"
 			v, err := adopt.Check(c, doc, nil)
@@ -252,10 +238,7 @@ func TestOutagesByFiles(t *testing.T) {
 		return object{"address": "talos_machine." + node, "mode": "managed", "type": "talos_machine", "change": object{"actions": []string{"update"}, "before": object{"node": node, "image": "a"}, "after": object{"node": node, "image": "b"}}}
 	}
 	text, _ := json.Marshal(object{"format_version": "1.2", "planned_values": object{}, "resource_changes": []any{upgrade("wk1"), upgrade("wk2")}})
-	doc, err := terraform.Read("plan.json", text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := must.Get(terraform.Read("plan.json", text))(t)
 	for _, tc := range []struct {
 		roles   map[string]string
 		refused bool

@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -282,9 +283,7 @@ func TestANodeOfAController(t *testing.T) {
 	if len(d.res.Checks) != 1 || d.res.Checks[0].State != Problem || !strings.Contains(d.res.Checks[0].Seen, "of Cluster API") || fault.KindOf(d.res.Err()) != fault.Refused {
 		t.Errorf("%+v: %v", d.res.Checks, d.res.Err())
 	}
-	if remedy := strings.Join(d.res.Checks[0].Remedy, "\n"); !strings.Contains(remedy, "remove it from recast.yaml") || !strings.Contains(remedy, "TalosControlPlane") {
-		t.Error(remedy)
-	}
+	must.Contain(t, "text", strings.Join(d.res.Checks[0].Remedy, "\n"), "remove it from recast.yaml", "TalosControlPlane")
 }
 
 func TestErr(t *testing.T) {
@@ -384,8 +383,46 @@ func TestISOTransfer(t *testing.T) {
 				Project: pipeline.Project{Config: c}, src: Sources{Proxmox: s, Images: pipeline.Images{Factory: shop{}}},
 				lock: schematics.Lock{Schematics: map[string]schematics.Locked{"default": {ISO: schematics.BootFile{SizeBytes: tc.built}}}},
 			}
-			if got := d.delivery(t.Context(), images.BootISO, "default", "isos", "pve1"); got != tc.want {
-				t.Errorf("got  %s\nwant %s", got, tc.want)
+			must.Equal(t, "value", tc.want, d.delivery(t.Context(), images.BootISO, "default", "isos", "pve1"))
+		})
+	}
+}
+
+// TestDiskImages: storages for disk images are checked as those for ISOs are; where machines can
+// boot the ISO instead, it is no problem that one can't take disk images.
+func TestDiskImages(t *testing.T) {
+	t.Parallel()
+	takes := []string{"iso", "import"}
+	for name, tc := range map[string]struct {
+		boot    string
+		content []string
+		state   State
+		seen    string
+	}{
+		"ISOs":           {config.BootISO, takes, "", ""},
+		"disks":          {config.BootDisk, takes, OK, "50 GiB free"},
+		"disks, none":    {config.BootDisk, takes[:1], Problem, "does not take disk images: its content is iso; content import needs Proxmox VE 8.3 and a storage of files"},
+		"auto":           {config.BootAuto, takes, OK, "50 GiB free"},
+		"auto, the ISOs": {config.BootAuto, takes[:1], Warning, "its content is iso, so machines boot the ISO"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite()
+			s.change("isos", func(i *images.StorageInfo) { i.Content = tc.content })
+			c := configOf(t)
+			if c.Images.Boot = tc.boot; tc.boot != config.BootISO {
+				c.Images.Disk.Storage = []string{"isos"}
+			}
+			res := diagnoseWith(t, c, s)
+			i := slices.IndexFunc(res.Checks, func(c Check) bool { return c.What == "disk image storage isos on pve1" })
+			if i < 0 && tc.state != "" || i >= 0 && (res.Checks[i].State != tc.state || !strings.Contains(res.Checks[i].Seen, tc.seen)) {
+				t.Errorf("want %q: …%s…; got:\n%s", tc.state, tc.seen, printed(res))
+			}
+			granted := slices.ContainsFunc(res.Checks, func(c Check) bool {
+				return strings.Contains(c.Seen, "Datastore.AllocateTemplate") && c.What == "/storage/isos"
+			})
+			if !granted {
+				t.Errorf("no privileges on the storage:\n%s", printed(res))
 			}
 		})
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // Run is a run as its journal on this machine has it. Fields that a killed run did not
@@ -133,7 +134,6 @@ func (r Runs) Find(id string, o Options) (Run, error) {
 	return Run{}, fault.WithHint(fault.Configf("%q is a part of several runs: %s", id, strings.Join(found[:min(5, len(found))], ", ")), "use more of the ID")
 }
 
-// Has says whether the journal of a run is on this machine.
 func (r Runs) Has(id string) bool {
 	infos, _ := journal.Runs(r.Dir) // runs that can't be read do not count
 	return slices.ContainsFunc(infos, func(info journal.RunInfo) bool { return info.ID == id })
@@ -375,4 +375,151 @@ func get[T any](r *Run, j *journal.Journal, key string) *T {
 		r.Problems = append(r.Problems, err.Error())
 	}
 	return v
+}
+
+// skew is by how much the clocks of two machines may differ.
+const skew = 10 * time.Minute
+
+// dated is a run whose start is known, as well as it is.
+type dated struct {
+	planning.Replacing
+	info    journal.RunInfo
+	by      string // the machine whose clock says when; "": unknown
+	guessed bool   // by its ID: its journal is not here, and Proxmox has no time of it
+}
+
+// Order sorts runs that replaced system disks, the newest first: by their journals where those are here, else by what
+// Proxmox has recorded, else by their IDs. sure is false if the last of them may be another one.
+func (r Runs) Order(runs []planning.Replacing) (ordered []planning.Replacing, sure bool) {
+	infos, _ := r.List() // a run that can't be read is as one of another machine
+	var all []dated
+	for _, run := range runs {
+		all = append(all, r.date(run, infos))
+	}
+	slices.SortFunc(all, func(a, b dated) int { return journal.Newer(a.info, b.info) })
+	sure = true
+	for i, d := range all {
+		ordered = append(ordered, d.Replacing)
+		sure = sure && (i == 0 || all[0].follows(d))
+	}
+	return ordered, sure
+}
+
+func (r Runs) date(run planning.Replacing, infos []journal.RunInfo) dated {
+	d := dated{Replacing: run, info: journal.RunInfo{ID: run.Run, Started: run.At}}
+	if d.At.IsZero() {
+		d.info.Started, d.guessed = journal.RunBegan(run.Run), true
+	}
+	i := slices.IndexFunc(infos, func(info journal.RunInfo) bool { return info.ID == run.Run })
+	if i < 0 {
+		return d
+	}
+	known := r.Read(run.Run, Options{})
+	d.info, d.guessed, d.At, d.What = infos[i], false, infos[i].Started, known.Command()
+	if what := known.What(); what != "" {
+		d.What += ", " + what
+	}
+	if known.About != nil {
+		d.by = known.About.By.Host
+	}
+	return d
+}
+
+// follows says whether d certainly started after an earlier run: one claim at a time, so two runs never overlap.
+func (d dated) follows(earlier dated) bool {
+	if d.guessed || earlier.guessed {
+		return false
+	}
+	apart := time.Duration(0)
+	if d.by == "" || d.by != earlier.by {
+		apart = skew
+	}
+	return d.info.Started.Sub(earlier.info.Started) > apart
+}
+
+// Origin is where a run comes from.
+type Origin struct {
+	Recast string `json:"recast,omitempty"` // its version
+	Who    string `json:"who,omitempty"`    // the user, or who started the pipeline
+	Commit string `json:"commit,omitempty"` // of the directory with recast.yaml
+}
+
+// About describes a run. It is kept in the run's journal for history and reports.
+type About struct {
+	Command string       `json:"command"` // "roll", "undo --previous", "undo --cancel"
+	Cluster string       `json:"cluster"` // its name
+	By      claim.Holder `json:"by"`      // the process that started it
+	// Elsewhere says that another machine started it, which has the details, and By only finished it.
+	Elsewhere bool `json:"elsewhere,omitempty"`
+	// GoneOn are the processes that continued it.
+	GoneOn []claim.Holder `json:"goneOn,omitempty"`
+	Origin
+	Talos string `json:"talos"` // of the lock that it was started with
+	Lock  string `json:"lock"`  // hash of that lock
+	// Before is the previous lock, if known, and Changes are the differences.
+	Before  string              `json:"before,omitempty"`
+	Was     string              `json:"was,omitempty"` // its version of Talos
+	Changes []schematics.Change `json:"changes,omitempty"`
+	// Kubernetes is the version in the configuration.
+	Kubernetes string `json:"kubernetes,omitempty"`
+}
+
+// Keys of a run's journal for history and reports.
+const (
+	AboutKey = "about"
+	FatesKey = "fates"
+
+	PlanKey      = "plan"       // the current or last plan
+	FirstPlanKey = "plan/first" // the original plan, once another process continues the run
+
+	UpgradeKey = "upgrade-k8s" // the plan of an upgrade of Kubernetes
+	RestoreKey = "restore"     // that etcd is restored
+)
+
+// Last is the process that works or last worked on the run.
+func (a About) Last() claim.Holder {
+	if n := len(a.GoneOn); n > 0 {
+		return a.GoneOn[n-1]
+	}
+	return a.By
+}
+
+// Running is a run that has not ended according to its journal on this machine: it is
+// active or was killed.
+type Running struct {
+	ID      string
+	Dir     string // of its journal and its log
+	Started time.Time
+	Plan    *planning.Plan // nil: there is none yet
+}
+
+// Running finds the newest run, if it was started on this machine and has not ended.
+func (r Runs) Running() (Running, bool, error) {
+	runs, err := journal.Runs(r.Dir)
+	if len(runs) == 0 || !runs[0].Unfinished() {
+		return Running{}, false, err
+	}
+	now := Running{ID: runs[0].ID, Dir: filepath.Join(r.Dir, runs[0].ID), Started: runs[0].Started}
+	j, err := journal.Open(r.Dir, journal.Options{Run: now.ID, ReadOnly: true})
+	if err != nil {
+		return Running{}, false, err
+	}
+	defer j.Close()
+	var plan planning.Plan
+	found, err := j.Get(PlanKey, &plan)
+	if found {
+		now.Plan = &plan
+	}
+	return now, err == nil, err
+}
+
+// Outcome says how a run that was started here ended; "" while it is active.
+func (r Runs) Outcome(run string) (outcome string, err error) {
+	runs, err := journal.Runs(r.Dir)
+	for _, info := range runs {
+		if info.ID == run && !info.Unfinished() {
+			return info.Outcome, nil
+		}
+	}
+	return "", err
 }

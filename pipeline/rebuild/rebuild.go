@@ -15,7 +15,6 @@ import (
 	"github.com/recast-sh/recast/pipeline/configs"
 )
 
-// Options are the options of Rebuild.
 type Options struct {
 	First  string // the control plane on which etcd begins
 	File   string // the snapshot

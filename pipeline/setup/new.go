@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
@@ -110,7 +111,6 @@ func (in *newCluster) take(ctx context.Context, given string, q Question) (err e
 	return q.Check(given)
 }
 
-// look reads the VMs and the hosts of the Proxmox cluster.
 func (in *newCluster) look(ctx context.Context) error {
 	vms, err := in.src.Proxmox.VMs(ctx)
 	away, lacking := errors.AsType[*cluster.HostsAway](err)
@@ -125,7 +125,6 @@ func (in *newCluster) look(ctx context.Context) error {
 	return in.chooseHosts(ctx, away)
 }
 
-// versions decides on Talos and Kubernetes.
 func (in *newCluster) versions(ctx context.Context) (err error) {
 	d := &in.draft
 	if in.Talos == "" {
@@ -217,7 +216,6 @@ func (in *newCluster) unnamed() error {
 		"--prefix %s- gives the nodes other names, such as %[1]s-cp1", strings.ToLower(in.Cluster))
 }
 
-// described drafts what is written.
 func (in *newCluster) described(context.Context) error {
 	names := []string{"siderolabs/qemu-guest-agent"}
 	for _, x := range in.Install {
@@ -309,4 +307,241 @@ machine:
       - deviceSelector: {physical: true}
         vip: {ip: %s}
 `, in.VIP), nil
+}
+
+// number decides how many nodes of a kind there are.
+func (in *newCluster) number(ctx context.Context, n, given *int, least int, q Question) error {
+	q.Check = func(answer string) (err error) {
+		if *n, err = strconv.Atoi(answer); err != nil || *n < least || *n > 500 {
+			return fault.Configf("%s: %q is no number from %d to 500", q.Flag, answer, least)
+		}
+		return nil
+	}
+	text := ""
+	if given != nil {
+		text = strconv.Itoa(*given)
+	}
+	return in.take(ctx, text, q)
+}
+
+// chooseHosts decides on which Proxmox nodes the VMs are: not on those that do not answer. away may be nil.
+func (in *newCluster) chooseHosts(ctx context.Context, away *cluster.HostsAway) error {
+	all, err := in.src.Proxmox.Hosts(ctx)
+	if err != nil {
+		return fmt.Errorf("list the Proxmox nodes: %w", err)
+	}
+	var online, out []string
+	for _, h := range all {
+		answers := away == nil || !slices.ContainsFunc(away.Hosts, func(a cluster.AwayHost) bool { return a.Name == h.Name })
+		if h.Online && answers {
+			online = append(online, h.Name)
+		} else {
+			out = append(out, h.Name)
+		}
+	}
+	slices.SortFunc(online, cluster.CompareKeys)
+	for _, host := range in.Hosts {
+		if !slices.Contains(online, host) {
+			return fault.WithHint(fault.Configf("%s is no Proxmox node that is online", host), "--host: those that are: %s", strings.Join(online, ", "))
+		}
+	}
+	if len(in.Hosts) > 0 {
+		return nil
+	}
+	if len(online) == 0 {
+		return fault.Refusedf("no Proxmox node is online")
+	}
+	if len(out) > 0 {
+		in.warn("no VM is to be on %s: offline, or without an answer", strings.Join(out, ", "))
+	}
+	in.Hosts = online
+	return nil
+}
+
+// warnOfHosts warns of a host that takes etcd's majority with it.
+func (in *newCluster) warnOfHosts(controlPlanes int) {
+	for _, host := range in.Hosts {
+		var there []string
+		for _, n := range in.found.Nodes {
+			if n.Machine.ControlPlane && n.VM.Host == host {
+				there = append(there, n.Name)
+			}
+		}
+		if controlPlanes > 2 && len(there) > (controlPlanes-1)/2 {
+			in.warn("%s are on %s: etcd loses its majority if that host fails", strings.Join(there, ", "), host)
+		}
+	}
+}
+
+// shaped decides what the VMs are made of, except for their storage.
+func (in *newCluster) shaped(context.Context) error {
+	c := config.DraftClass{Name: "control-plane", Cores: in.Cores, Bridge: in.Bridge}
+	if c.Cores < 1 {
+		return fault.Configf("--cores: %d is too few", c.Cores)
+	}
+	text, unit := strings.CutSuffix(in.Memory, "G")
+	mib, err := strconv.Atoi(text)
+	if unit {
+		mib <<= 10
+	}
+	if c.MemoryMiB = mib; err != nil || mib < 2048 || mib > 16<<20 {
+		return fault.Configf("--memory: %q is no amount of memory from 2G on: write it like 4G, or in MiB like 4096", in.Memory)
+	}
+	if err := c.System.UnmarshalText([]byte(in.SystemDisk)); err != nil || c.System.GiB < 10 {
+		return fault.Configf("--system-disk: %q is no size from 10G on: write it like 20G", in.SystemDisk)
+	}
+	worker := c
+	worker.Name = "worker"
+	if in.DataDisk != "" {
+		worker.Data = &config.DiskSize{}
+		if err := worker.Data.UnmarshalText([]byte(in.DataDisk)); err != nil {
+			return fault.Configf("--data-disk: %w", err)
+		}
+	}
+	in.classes = []config.DraftClass{c, worker}
+	return nil
+}
+
+func (in *newCluster) stored(ctx context.Context) error {
+	names, _, err := in.taking(ctx, "images")
+	if err != nil {
+		return err
+	}
+	hosts := strings.Join(in.hosts(), ", ")
+	switch {
+	case in.Storage != "" && !slices.Contains(names, in.Storage):
+		return fault.WithHint(fault.Refusedf("storage %s does not take disks of VMs on every Proxmox node of the cluster (%s)", in.Storage, hosts),
+			"--storage: one that does: %s; the token needs Datastore.Audit on /storage/%s to see it", strings.Join(names, ", "), in.Storage)
+	case len(names) == 0:
+		return fault.WithHint(fault.Refusedf("no storage takes disks of VMs on every Proxmox node of the cluster (%s)", hosts),
+			"--host leaves a Proxmox node out; the token needs Datastore.Audit on /storage to see storages")
+	case in.Storage == "":
+		if in.Storage, err = in.choose(ctx, "Storages that take disks of VMs", "Where should the disks be?", "--storage", names, ""); err != nil {
+			return err
+		}
+	}
+	for i := range in.classes {
+		in.classes[i].Storage = in.Storage
+	}
+	return nil
+}
+
+// vmids chooses the range for recast's own VMs. Two recast.yaml of one cluster need the
+// same range, or each refuses what the other has left: so if recast has run before, there
+// is no safe default.
+func (in *initial) vmids(ctx context.Context) (err error) {
+	if in.containers, err = in.src.Proxmox.Containers(ctx); err != nil {
+		return fmt.Errorf("list the containers: %w", err)
+	}
+	own := in.found.Own(in.draft.Cluster)
+	read := func(answer string) (r config.VMIDRange, err error) {
+		if err := r.UnmarshalText([]byte(answer)); err != nil {
+			return r, fault.As(fault.Config, err)
+		}
+		return r, in.claimable(r, own)
+	}
+	answer := in.VMIDs
+	if answer == "" {
+		q := Question{Flag: "--vmids", Check: func(answer string) error { _, err := read(answer); return err }}
+		if q.Text = in.rolled(own); q.Text == "" {
+			q.Text, q.Default = "Which VMIDs may recast use for its own VMs (the claim, parked disks)?", in.freeRange().String()
+		}
+		if answer, err = in.src.Ask(ctx, q); err != nil {
+			return err
+		}
+	}
+	if in.draft.VMIDs, err = read(answer); err != nil {
+		return err
+	}
+	if in.rolled(own) != "" && !slices.ContainsFunc(own, survey.IsClaim) {
+		in.warn("recast has run on these nodes before, and no active run shows where its claim is: proxmox.vmids of the other recast.yaml must start with %d too, or each refuses what the other has left", in.draft.VMIDs.First)
+	}
+	if others := in.othersIn(in.draft.VMIDs, own); len(others) > 0 {
+		in.warn("the VMIDs %s should be only for recast's own VMs, but others use some of them: %s", in.draft.VMIDs, strings.Join(others, ", "))
+	}
+	return nil
+}
+
+// rolled asks for the range of another recast.yaml; "" if there is no sign of one.
+func (in *initial) rolled(own []cluster.VM) string {
+	var why string
+	made := in.names(func(n survey.Discovered) bool { return n.VM.MadeBy() != "" })
+	switch {
+	case len(own) > 0:
+		var ids []string
+		for _, vm := range own {
+			ids = append(ids, fmt.Sprintf("VM %d", vm.ID))
+		}
+		why = "its own: " + strings.Join(ids, ", ")
+	case len(made) > 0:
+		why = "it has created the VM of " + strings.Join(made, ", ")
+	default:
+		return ""
+	}
+	return fmt.Sprintf("recast has run on these nodes before (%s). Two recast.yaml of one cluster need the same proxmox.vmids: which range does the other one use?", why)
+}
+
+// claimable refuses a range that can't be that of earlier runs, or whose first number,
+// the claim's, is in use.
+func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
+	for _, vm := range own {
+		claim := survey.IsClaim(vm)
+		switch {
+		case !r.Contains(int(vm.ID)), claim && int(vm.ID) != r.First:
+			what := "is recast's own"
+			if claim {
+				what = "is the claim of a run, with the first number of its range"
+			}
+			return fault.WithHint(fault.Refusedf("%s %s: it belongs to a recast.yaml with other proxmox.vmids than %s, and each of the two would refuse what the other has left", vm, what, r),
+				"--vmids: the range of the recast.yaml that has rolled them. If its proxmox.vmids have changed since, copy that recast.yaml: an older or a wider range may start elsewhere, and its claim with it. "+
+					"If it belongs to another Talos cluster, use --cluster to give this one another name than %s", in.draft.Cluster)
+		case !claim && int(vm.ID) == r.First:
+			return fault.WithHint(fault.Refusedf("%s is recast's own, and not its claim: its range starts before %s", vm, r),
+				"--vmids: the range of the recast.yaml that has rolled them")
+		}
+	}
+	if taken := in.othersIn(config.VMIDRange{First: r.First, Last: r.First}, own); len(taken) > 0 {
+		return fault.WithHint(fault.Refusedf("%s has the first number of %s, which is the claim's", taken[0], r), "--vmids: a range that starts with an unused number")
+	}
+	for _, n := range in.found.Nodes {
+		if int(n.VM.ID) == r.First || int(n.Holder) == r.First {
+			return fault.WithHint(fault.Refusedf("VM %d, which is or has disks of node %s, has the first number of %s, which is the claim's", r.First, n.Name, r),
+				"--vmids: a range that starts with an unused number")
+		}
+	}
+	return nil
+}
+
+// othersIn returns the VMs and containers in a range that are neither nodes, nor own disks
+// of nodes, nor are recast's own.
+func (in *initial) othersIn(r config.VMIDRange, own []cluster.VM) []string {
+	var out []string
+	for _, vm := range in.found.VMs {
+		node := slices.ContainsFunc(in.found.Nodes, func(n survey.Discovered) bool { return n.VM.ID == vm.ID || n.Holder == vm.ID })
+		mine := slices.ContainsFunc(own, func(o cluster.VM) bool { return o.ID == vm.ID })
+		if r.Contains(int(vm.ID)) && !node && !mine {
+			out = append(out, vm.String())
+		}
+	}
+	for _, c := range in.containers {
+		if r.Contains(int(c.ID)) {
+			out = append(out, c.String())
+		}
+	}
+	return out
+}
+
+// freeRange is the first hundred unused VMIDs from 9000 on, or more of them for more
+// nodes.
+func (in *initial) freeRange() config.VMIDRange {
+	size := 100
+	for size < len(in.found.Nodes)+2 {
+		size += 100
+	}
+	r := config.VMIDRange{First: 9000, Last: 9000 + size - 1}
+	for slices.ContainsFunc(in.found.VMs, func(vm cluster.VM) bool { return r.Contains(int(vm.ID)) }) ||
+		slices.ContainsFunc(in.containers, func(c cluster.Container) bool { return r.Contains(int(c.ID)) }) {
+		r.First, r.Last = r.First+100, r.Last+100
+	}
+	return r
 }

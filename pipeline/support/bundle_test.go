@@ -23,6 +23,7 @@ import (
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
@@ -80,10 +81,7 @@ func plantedMachineConfig() []byte {
 // plantRun creates a run with secrets in its journal and log.
 func plantRun(t *testing.T, p pipeline.Project) {
 	t.Helper()
-	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "20261122-0101-aaaa"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(p.Runs().Dir, journal.Options{Run: "20261122-0101-aaaa"}))(t)
 	vm := map[string]any{"VM": map[string]any{"Config": map[string]string{"cipassword": planted["cipassword"], "sshkeys": planted["sshkeys"], "description": planted["notes of a VM"]}}}
 	refused := fmt.Sprintf("the SMBIOS serial %q would configure the blank machine", "ds=nocloud;s=http:"+planted["a serial's URL"])
 	plan := planning.Plan{Cluster: "c1", ID: "abcd", Nodes: []planning.NodePlan{{Node: "wk1", Refused: []string{refused}}}, Hooks: cluster.Hooks{BeforeNode: []cluster.Hook{{Command: cluster.CommandGate{Args: []string{"./silence.sh", planted["an argument of a hook"]}}}}}}
@@ -98,14 +96,11 @@ func plantRun(t *testing.T, p pipeline.Project) {
 		`{"msg":"step","step":"roll/workers/wk1/take-down/drain","text":"it says cipassword: ` + planted["cipassword"] + `, and ` + planted["a machine's CA key"] + `"}`,
 		`{"msg":"cut off by a ki`,
 	}, "\n")
-	err = errors.Join(
+	must.Do(t, errors.Join(
 		j.PutSecret(roll.MachineConfigKey("wk1"), plantedMachineConfig()), j.Put("node/wk1/memory", vm), j.Put("plan", plan),
 		os.WriteFile(filepath.Join(j.Dir(), "log.jsonl"), []byte(log), 0o600),
 		j.Finish("failed: hook: ./x ended with 1: "+planted["what a hook has said"]), j.Close(),
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	))
 }
 
 // plantStopped creates a run that ended with a hook that hung.
@@ -188,9 +183,7 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	p := project(t)
 	p.Config.Nodes = []config.Node{{Name: "wk1", VMID: 9031}}
 	p.Config.Talos.MachineConfigs.Path = t.TempDir()
-	if err := os.WriteFile(filepath.Join(p.Config.Talos.MachineConfigs.Path, "wk1.yaml"), plantedMachineConfig(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(p.Config.Talos.MachineConfigs.Path, "wk1.yaml"), plantedMachineConfig(), 0o600))
 	plantRun(t, p)
 	plantStopped(t, p)
 	plantLock(t, p)
@@ -249,11 +242,7 @@ func requireJSON(t *testing.T, f bundle.File) {
 func requireIn(t *testing.T, b *bundle.Bundle, want map[string][]string) {
 	t.Helper()
 	for name, texts := range want {
-		for _, text := range texts {
-			if got := fileIn(b, name); !strings.Contains(got, text) {
-				t.Errorf("%s lacks %q:\n%s", name, text, got)
-			}
-		}
+		must.Contain(t, name, fileIn(b, name), texts...)
 	}
 }
 

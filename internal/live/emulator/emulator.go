@@ -24,7 +24,6 @@ type Screen struct {
 	rest          []byte   // an incomplete sequence
 }
 
-// New is an empty screen.
 func New(columns, rows int) *Screen {
 	return &Screen{width: columns, height: rows, rows: make([][]rune, rows)}
 }
@@ -40,7 +39,6 @@ func (s *Screen) Text() string {
 
 var sequence = regexp.MustCompile(`^\x1b\[([?>=<]?)([0-9;]*)( ?[@-~])`)
 
-// Write shows bytes of a program.
 func (s *Screen) Write(b []byte) (int, error) {
 	written := len(b)
 	b = append(s.rest, b...)

@@ -1,17 +1,30 @@
+// Package attempt is what runs in the pod of a Job: it puts the files of a cluster together, runs
+// recast on them, and writes what becomes of that into the status of the TalosCluster or the ImageRoll.
+// Nobody has to be there to listen: the operator may be down meanwhile.
 package attempt
 
 import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator/source"
+	"go.yaml.in/yaml/v4"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Exit codes of an attempt. Those of recast are passed on.
@@ -22,7 +35,6 @@ const (
 	ExitRefused = 4
 )
 
-// Attempt is one run of a task.
 type Attempt struct {
 	Task
 	Recast   Recast
@@ -133,3 +145,337 @@ func (a *Attempt) locked(ctx context.Context, command ...string) (ended, error) 
 
 // lockStale is the runbook of a lock that does not fit recast.yaml.
 const lockStale = "lock-stale"
+
+type Kind string
+
+const (
+	Check      Kind = "check"      // recast drift, for a TalosCluster
+	Plan       Kind = "plan"       // recast plan, for an ImageRoll
+	Roll       Kind = "roll"       // recast roll --plan, for an ImageRoll
+	Kubernetes Kind = "kubernetes" // recast upgrade-k8s, for an ImageRoll
+)
+
+// Task is what a Job has to do, as the operator wants it. It is the Job's environment variable
+// RECAST_TASK, so that whoever reads the Job sees all of it.
+type Task struct {
+	Kind      Kind   `json:"kind"`
+	Namespace string `json:"namespace"`
+	Cluster   string `json:"cluster"`        // name of the TalosCluster
+	Roll      string `json:"roll,omitempty"` // name of the ImageRoll
+	Job       string `json:"job"`            // name of the Job
+	// Results is the ConfigMap that is filled with what recast printed. It exists.
+	Results string `json:"results"`
+
+	Source            v1alpha1.Source       `json:"source,omitzero"`
+	TalosVersion      string                `json:"talosVersion,omitempty"`
+	KubernetesVersion string                `json:"kubernetesVersion,omitempty"`
+	Lock              v1alpha1.LockPolicy   `json:"lock,omitempty"`
+	Secrets           []Mounted             `json:"secrets,omitempty"`
+	Files             []v1alpha1.SecretFile `json:"files,omitempty"` // copied beside recast.yaml
+
+	For string `json:"for,omitempty"` // v1alpha1.Check.For
+	// Finished are the nodes that earlier attempts have done.
+	Finished []string `json:"finished,omitempty"`
+	// Continue: an earlier attempt has begun the plan.
+	Continue bool `json:"continue,omitempty"`
+	// PlanHash is that of the plan that was approved.
+	PlanHash string `json:"planHash,omitempty"`
+	// KubernetesRoll: the plan is one of recast upgrade-k8s.
+	KubernetesRoll bool     `json:"kubernetesRoll,omitempty"`
+	Only           []string `json:"only,omitempty"`
+	AcceptOutage   bool     `json:"acceptOutage,omitempty"`
+}
+
+// Mounted is a key of a Secret that must be there for recast to run.
+type Mounted struct {
+	Path      string `json:"path"`                // in the container
+	Secret    string `json:"secret"`              // its name
+	ConfigMap bool   `json:"configMap,omitempty"` // it is a ConfigMap
+	Key       string `json:"key,omitempty"`       // "": any, and path is a directory
+	Field     string `json:"field"`               // of the TalosCluster: "spec.secrets.proxmoxToken"
+}
+
+// ReadTask reads a task from the text of its environment variable.
+func ReadTask(text string) (Task, error) {
+	var t Task
+	if text == "" {
+		return t, fmt.Errorf("%s is not set: this command is for the Jobs that the operator makes", TaskVariable)
+	}
+	if err := json.Unmarshal([]byte(text), &t); err != nil {
+		return t, fmt.Errorf("%s: %w", TaskVariable, err)
+	}
+	return t, nil
+}
+
+// String is the text that ReadTask reads.
+func (t Task) String() string {
+	b, err := json.Marshal(t)
+	if err != nil {
+		return "" // impossible for plain data
+	}
+	return string(b)
+}
+
+// TaskVariable is the environment variable of a task.
+const TaskVariable = "RECAST_TASK"
+
+// Directories in the container.
+const (
+	WorkDir    = "/work"              // recast.yaml and all beside it; in memory, since journals have secrets
+	ScratchDir = "/tmp"               // images while they are unpacked and uploaded
+	BackupDir  = "/backups"           // etcd snapshots
+	SourceDir  = "/run/recast/source" // the ConfigMap of a source
+	PlanDir    = "/run/recast/plan"   // the ConfigMap of a plan
+	LockDir    = "/run/recast/lock"   // the ConfigMap with the lock that the operator keeps
+	TrustDir   = "/run/recast/trust"  // ca.crt
+	SecretsDir = "/run/recast/secrets"
+
+	ProxmoxToken = SecretsDir + "/proxmox/token"
+	Talosconfig  = SecretsDir + "/talos/talosconfig"
+	Kubeconfig   = SecretsDir + "/kubernetes/kubeconfig"
+	AgeKey       = SecretsDir + "/age/age.agekey"
+	GitDir       = SecretsDir + "/git"
+	RegistryDir  = SecretsDir + "/registry" // config.json
+	EnvDir       = SecretsDir + "/env"      // spec.secrets.envFrom, to see whether it is there
+	FilesDir     = SecretsDir + "/files"    // 0, 1, …: spec.secrets.files
+)
+
+// Keys of the ConfigMaps with results.
+const (
+	KeyDrift  = "drift.json"
+	KeyDoctor = "doctor.json"
+	KeyLock   = "recast.lock"
+	KeyPlan   = "plan.json"
+	KeyFiles  = "files.tar.gz" // the files that a plan is of
+	KeyReport = "report.json"
+	KeyHTML   = "report.html"
+)
+
+const configFile = "recast.yaml"
+
+// files puts the files of a cluster together, and returns their revision and their hash.
+func (a *Attempt) files(ctx context.Context) (revision, hash string, err error) {
+	revision, hash, err = source.Fetch(ctx, a.Source, SourceDir, GitDir, a.Recast.Dir)
+	if err != nil {
+		return "", "", err
+	}
+	return revision, hash, a.arrange()
+}
+
+// arrange makes of the files of a source those that recast runs on.
+func (a *Attempt) arrange() error {
+	if err := a.adapt(); err != nil {
+		return err
+	}
+	// A check says, too, what a plan would refuse.
+	if err := packable(a.Recast.Dir, a.Files, func(string, []byte) error { return nil }); err != nil {
+		return err
+	}
+	return a.secretFiles(a.Recast.Dir)
+}
+
+// adapt changes recast.yaml to what the TalosCluster wants, and to where things are in this container.
+func (a *Attempt) adapt() error {
+	name := filepath.Join(a.Recast.Dir, configFile)
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	edits := [][2]string{{"talos.config", Talosconfig}, {"roll.etcdSnapshot", BackupDir}}
+	if a.TalosVersion != "" {
+		edits = append(edits, [2]string{"talos.version", "v" + strings.TrimPrefix(a.TalosVersion, "v")})
+	}
+	if a.KubernetesVersion != "" {
+		edits = append(edits, [2]string{"kubernetes.version", "v" + strings.TrimPrefix(a.KubernetesVersion, "v")})
+	}
+	text, err = edited(text, edits)
+	if err != nil {
+		return fmt.Errorf("%s: %w", configFile, err)
+	}
+	return os.WriteFile(name, text, 0o600)
+}
+
+// edited sets keys of a YAML file, such as talos.version, to texts.
+func edited(text []byte, edits [][2]string) ([]byte, error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(text, &doc); err != nil {
+		return nil, err
+	}
+	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
+		return nil, errors.New("is no mapping of keys to values")
+	}
+	for _, e := range edits {
+		at := doc.Content[0]
+		keys := strings.Split(e[0], ".")
+		for i, key := range keys {
+			value := valueOf(at, key)
+			if value == nil {
+				value = &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+				at.Content = append(at.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}, value)
+			}
+			if i < len(keys)-1 && value.Kind != yaml.MappingNode {
+				return nil, fmt.Errorf("%s: is no mapping of keys to values", strings.Join(keys[:i+1], "."))
+			}
+			at = value
+		}
+		*at = yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: e[1], LineComment: at.LineComment}
+	}
+	return yaml.Marshal(&doc)
+}
+
+func valueOf(mapping *yaml.Node, key string) *yaml.Node {
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		if mapping.Content[i].Value == key {
+			return mapping.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// secretFiles copies spec.secrets.files to where they belong below a directory. A file that the source has,
+// too, is replaced.
+func (t Task) secretFiles(dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for i, f := range t.Files {
+		b, err := os.ReadFile(filepath.Join(FilesDir, strconv.Itoa(i), "file"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // missing names it
+		}
+		if err != nil {
+			return err
+		}
+		if below := filepath.Dir(f.Path); below != "." {
+			if err := root.MkdirAll(below, 0o700); err != nil {
+				return fmt.Errorf("spec.secrets.files[%d].path: %w", i, err)
+			}
+		}
+		if err := root.Remove(f.Path); err != nil && !errors.Is(err, fs.ErrNotExist) { // its mode would stay
+			return fmt.Errorf("spec.secrets.files[%d].path: %w", i, err)
+		}
+		if err := root.WriteFile(f.Path, b, 0o600); err != nil {
+			return fmt.Errorf("spec.secrets.files[%d].path: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// missing lists what is not there of Secrets and ConfigMaps, with the remedy.
+func (t Task) missing() []string {
+	var problems []string
+	for _, m := range t.Secrets {
+		if m.there() {
+			continue
+		}
+		kind, create := "Secret", "secret generic"
+		if m.ConfigMap {
+			kind, create = "ConfigMap", "configmap"
+		}
+		key, from := "key "+m.Key, "--from-file="+m.Key+"=FILE"
+		if m.Key == "" {
+			key, from = "keys", "--from-literal=NAME=VALUE"
+		}
+		problems = append(problems, fmt.Sprintf("%s: the %s %s has no %s, or is missing in the namespace %s: kubectl -n %s create %s %s %s",
+			m.Field, kind, m.Secret, key, t.Namespace, t.Namespace, create, m.Secret, from))
+	}
+	return problems
+}
+
+// there says whether it is mounted and not empty.
+func (m Mounted) there() bool {
+	if m.Key != "" {
+		b, err := os.ReadFile(m.Path)
+		return err == nil && len(bytes.TrimSpace(b)) > 0
+	}
+	entries, err := os.ReadDir(m.Path)
+	return err == nil && slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
+		return !strings.HasPrefix(e.Name(), "..") // what the kubelet needs
+	})
+}
+
+// secretText finds private keys: in PEM, of age, and base64 PEM under key:, as Talos' machine
+// configurations have it. Certificates are under crt:, and what sops has encrypted has none of this.
+var secretText = regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|AGE-SECRET-KEY-1|\bkey["']?:\s*(?:[|>][-+0-9]*\s+)?["']?LS0tLS1CRUdJTi`)
+
+// packable calls do for each file that is kept beside a plan: all but Secrets and what recast made. More
+// people may read a ConfigMap than a Secret, so a private key among them is an error.
+func packable(dir string, secrets []v1alpha1.SecretFile, do func(name string, b []byte) error) error {
+	secret := map[string]bool{}
+	for _, f := range secrets {
+		secret[filepath.Clean(f.Path)] = true
+	}
+	return fs.WalkDir(os.DirFS(dir), ".", func(name string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir() && name == ".recast":
+			return fs.SkipDir
+		case !e.Type().IsRegular() || secret[filepath.FromSlash(name)]:
+			return nil
+		}
+		b, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(name)))
+		if err != nil {
+			return err
+		}
+		if secretText.Match(b) {
+			return exit{ExitConfig, fmt.Errorf("%s has a private key, and the files are kept in a ConfigMap: put it into a Secret and name that in spec.secrets.files", name)}
+		}
+		return do(name, b)
+	})
+}
+
+// pack returns a gzipped tar of the files of a directory.
+func pack(dir string, secrets []v1alpha1.SecretFile) ([]byte, error) {
+	var out bytes.Buffer
+	zip := gzip.NewWriter(&out)
+	archive := tar.NewWriter(zip)
+	err := packable(dir, secrets, func(name string, b []byte) error {
+		if err := archive.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(b))}); err != nil {
+			return err
+		}
+		_, err := archive.Write(b)
+		return err
+	})
+	if err := errors.Join(err, archive.Close(), zip.Close()); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// unpack is the reverse of pack.
+func unpack(dir string, packed io.Reader) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	zip, err := gzip.NewReader(packed)
+	if err != nil {
+		return err
+	}
+	archive := tar.NewReader(zip)
+	for {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if dir := filepath.Dir(h.Name); dir != "." {
+			if err := root.MkdirAll(dir, 0o700); err != nil {
+				return err
+			}
+		}
+		b, err := io.ReadAll(archive)
+		if err != nil {
+			return err
+		}
+		if err := root.WriteFile(h.Name, b, 0o700); err != nil { // as source writes them: any may be a program
+			return err
+		}
+	}
+}

@@ -2,25 +2,30 @@ package attempt
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
-
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/sim/must"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 )
 
 func TestEdited(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		text  string
 		edits [][2]string
 		want  string // "": an error
-	}{
+	}
+	cases := map[string]example{
 		"replaced":    {"# ours\ntalos:\n  # renovate: x\n  version: v1.13.8 # now\n", [][2]string{{"talos.version", "v1.13.9"}}, "# ours\ntalos:\n    # renovate: x\n    version: v1.13.9 # now\n"},
 		"added":       {"talos: {version: v1}\n", [][2]string{{"kubernetes.version", "v1.36.0"}}, "talos: {version: v1}\nkubernetes:\n    version: v1.36.0\n"},
 		"both":        {"a:\n  b: c\n", [][2]string{{"a.b", "1"}, {"a.c", "2"}}, "a:\n    b: \"1\"\n    c: \"2\"\n"},
@@ -29,21 +34,18 @@ func TestEdited(t *testing.T) {
 		"empty":       {"", nil, ""},
 		"no document": {"- a\n", nil, ""},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := edited([]byte(c.text), c.edits)
-			if c.want == "" {
-				if err == nil {
-					t.Errorf("no error, but %q", got)
-				}
-				return
+	must.Each(t, cases, func(t *testing.T, c example) {
+		got, err := edited([]byte(c.text), c.edits)
+		if c.want == "" {
+			if err == nil {
+				t.Errorf("no error, but %q", got)
 			}
-			if diff := cmp.Diff(c.want, string(got)); err != nil || diff != "" {
-				t.Errorf("%v (-want +got):\n%s", err, diff)
-			}
-		})
-	}
+			return
+		}
+		if diff := cmp.Diff(c.want, string(got)); err != nil || diff != "" {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+	})
 }
 
 // TestSaid reads what recast prints on stderr.
@@ -63,22 +65,14 @@ hint: or ask
 runbook: recast runbook refused (https://example.com)
 `
 	for _, part := range []string{said[:30], said[30:120], said[120:]} { // pipes have no lines
-		if _, err := l.Write([]byte(part)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(l.Write([]byte(part)))(t)
 	}
-	if got := l.trouble().String(); got != "2 nodes can't be rolled; wk1: no quorum; wait; or ask" {
-		t.Errorf("trouble: %s", got)
-	}
-	if got := l.trouble().Runbook; got != "refused" {
-		t.Errorf("runbook: %s", got)
-	}
+	must.Equal(t, "trouble", "2 nodes can't be rolled; wk1: no quorum; wait; or ask", l.trouble().String())
+	must.Equal(t, "runbook", "refused", l.trouble().Runbook)
 	if len(events) != 1 || events[0].Node != "wk1" {
 		t.Errorf("events: %+v", events)
 	}
-	if log.String() != said {
-		t.Errorf("the log has %q", log.String())
-	}
+	must.Equal(t, "the log has", said, log.String())
 }
 
 func TestProgress(t *testing.T) {
@@ -95,14 +89,10 @@ func TestProgress(t *testing.T) {
 	got := p.now(a)
 	got.Updated = nil
 	want := v1alpha1.Progress{Done: 1, Total: 3, Summary: "1/3", Finished: []string{"wk2"}, Node: "wk1", Message: "drain: 3 pods are left"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "", want, got)
 	p.see(event{Step: "roll/canary/wk1", Status: "done", Node: "wk1"})
 	p.see(event{Step: "roll/unfinished/other", Status: "done", Node: "other"}) // of an earlier plan
-	if got := p.now(a); got.Summary != "2/3" {
-		t.Errorf("then it is %s", got.Summary)
-	}
+	must.Equal(t, "then", "2/3", p.now(a).Summary)
 }
 
 func TestPack(t *testing.T) {
@@ -110,22 +100,13 @@ func TestPack(t *testing.T) {
 	from, into := t.TempDir(), t.TempDir()
 	for file, text := range map[string]string{"recast.yaml": "a", "schematics/base.yaml": "b", ".recast/runs/x": "secret", "machine/cp1.yaml": "secret"} {
 		file = filepath.Join(from, file)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 	}
-	packed, err := pack(from, []v1alpha1.SecretFile{{Path: "machine//cp1.yaml"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unpack(into, bytes.NewReader(packed)); err != nil {
-		t.Fatal(err)
-	}
+	packed := must.Get(pack(from, []v1alpha1.SecretFile{{Path: "machine//cp1.yaml"}}))(t)
+	must.Do(t, unpack(into, bytes.NewReader(packed)))
 	var files []string
-	err = filepath.WalkDir(into, func(file string, e os.DirEntry, err error) error {
+	err := filepath.WalkDir(into, func(file string, e os.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
 			if info, err := e.Info(); err != nil || info.Mode().Perm() != 0o700 {
 				t.Errorf("%s is no program: %v %v", file, info, err)
@@ -142,9 +123,7 @@ func TestPack(t *testing.T) {
 func TestDoctorLines(t *testing.T) {
 	t.Parallel()
 	got := doctorLines([]byte(`{"checks":[{"what":"quorum","state":"ok","seen":"yes"},{"what":"VM.Audit on /vms","state":"problem","seen":"missing","remedy":["pveum role add A","pveum acl modify /vms"]}]}`))
-	if diff := cmp.Diff([]string{"doctor: VM.Audit on /vms: missing: pveum role add A; pveum acl modify /vms"}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "", []string{"doctor: VM.Audit on /vms: missing: pveum role add A; pveum acl modify /vms"}, got)
 	many := make([]string, 30)
 	if got := firstLines(many); len(got) != maxLines || got[maxLines-1] != "and 11 more" {
 		t.Errorf("%d lines, the last one: %s", len(got), got[len(got)-1])
@@ -153,12 +132,8 @@ func TestDoctorLines(t *testing.T) {
 
 func TestVersions(t *testing.T) {
 	t.Parallel()
-	if got := older(older("", "v1.13.9"), "v1.13.10"); got != "v1.13.9" {
-		t.Errorf("the older one is %s", got)
-	}
-	if got := ifNewer("v1.13.9", "v1.13.9") + ifNewer("v1.13.10", "v1.13.9"); got != "v1.13.10" {
-		t.Errorf("the newer ones are %s", got)
-	}
+	must.Equal(t, "the older one", "v1.13.9", older(older("", "v1.13.9"), "v1.13.10"))
+	must.Equal(t, "the newer ones are", "v1.13.10", ifNewer("v1.13.9", "v1.13.9")+ifNewer("v1.13.10", "v1.13.9"))
 }
 
 func TestTask(t *testing.T) {
@@ -182,9 +157,7 @@ func TestMissing(t *testing.T) {
 	write(t, filepath.Join(dir, "token"), "secret\n")
 	write(t, filepath.Join(dir, "blank"), " \n")
 	write(t, filepath.Join(dir, "env", "HOOK_TOKEN"), "secret")
-	if err := os.MkdirAll(filepath.Join(dir, "absent", "..data"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "absent", "..data"), 0o700))
 	a := &Attempt{Task: Task{Namespace: "clusters", Secrets: []Mounted{
 		{Path: filepath.Join(dir, "token"), Secret: "a", Key: "token", Field: "spec.secrets.proxmoxToken"},
 		{Path: filepath.Join(dir, "blank"), Secret: "b", Key: "talosconfig", Field: "spec.secrets.talosconfig"},
@@ -197,18 +170,17 @@ func TestMissing(t *testing.T) {
 		"spec.secrets.envFrom: the Secret d has no keys, or is missing in the namespace clusters: kubectl -n clusters create secret generic d --from-literal=NAME=VALUE",
 		"spec.job.trustBundle: the ConfigMap e has no key ca.crt, or is missing in the namespace clusters: kubectl -n clusters create configmap e --from-file=ca.crt=FILE",
 	}
-	if diff := cmp.Diff(want, a.missing()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "", want, a.missing())
 }
 
 // TestPackSecrets: private keys do not get into a ConfigMap.
 func TestPackSecrets(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type example struct {
 		text   string
 		secret bool
-	}{
+	}
+	cases := map[string]example{
 		"PEM":               {"-----BEGIN PRIVATE KEY-----\nabc", true},
 		"PEM of a kind":     {"key: |\n  -----BEGIN ED25519 PRIVATE KEY-----\n", true},
 		"age":               {"# public key: age1\nAGE-SECRET-KEY-1ABC\n", true},
@@ -220,23 +192,20 @@ func TestPackSecrets(t *testing.T) {
 		"encrypted by sops": {"key: ENC[AES256_GCM,data:LS0tLS1CRUdJTiBF]\nenc: |\n  -----BEGIN AGE ENCRYPTED FILE-----\n", false},
 		"public key":        {"-----BEGIN PUBLIC KEY-----\n", false},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			write(t, filepath.Join(dir, "machine", "cp1.yaml"), c.text)
-			_, err := pack(dir, nil)
-			if (err != nil) != c.secret {
-				t.Fatalf("%v", err)
-			}
-			if c.secret && (exitOf(err) != ExitConfig || !strings.HasPrefix(err.Error(), "machine/cp1.yaml has a private key") || !strings.HasSuffix(err.Error(), "put it into a Secret and name that in spec.secrets.files")) {
-				t.Errorf("exit code %d: %v", exitOf(err), err)
-			}
-			if _, err := pack(dir, []v1alpha1.SecretFile{{Path: "machine/cp1.yaml"}}); err != nil {
-				t.Errorf("what is in a Secret is not packed: %v", err)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		dir := t.TempDir()
+		write(t, filepath.Join(dir, "machine", "cp1.yaml"), c.text)
+		_, err := pack(dir, nil)
+		if (err != nil) != c.secret {
+			t.Fatalf("%v", err)
+		}
+		if c.secret && (exitOf(err) != ExitConfig || !strings.HasPrefix(err.Error(), "machine/cp1.yaml has a private key") || !strings.HasSuffix(err.Error(), "put it into a Secret and name that in spec.secrets.files")) {
+			t.Errorf("exit code %d: %v", exitOf(err), err)
+		}
+		if _, err := pack(dir, []v1alpha1.SecretFile{{Path: "machine/cp1.yaml"}}); err != nil {
+			t.Errorf("what is in a Secret is not packed: %v", err)
+		}
+	})
 }
 
 // TestArrange: snapshots go to their volume, and a check finds a private key before a plan does.
@@ -244,15 +213,87 @@ func TestArrange(t *testing.T) {
 	t.Parallel()
 	a, _ := testAttempt(t, Check, interceptor.Funcs{})
 	write(t, filepath.Join(a.Recast.Dir, configFile), "version: 1\n")
-	if err := a.arrange(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.arrange())
 	b, err := os.ReadFile(filepath.Join(a.Recast.Dir, configFile))
 	if err != nil || !strings.Contains(string(b), "etcdSnapshot: "+BackupDir) {
 		t.Errorf("etcd snapshots would go into memory: %v\n%s", err, b)
 	}
 	write(t, filepath.Join(a.Recast.Dir, "keys.txt"), "AGE-SECRET-KEY-1ABC")
 	if err := a.arrange(); err == nil || !strings.HasPrefix(err.Error(), "keys.txt has a private key") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestKeep: a large text is compressed, and what was kept of it before goes.
+func TestKeep(t *testing.T) {
+	t.Parallel()
+	a, api := testAttempt(t, Roll, interceptor.Funcs{}, results("lab-1-report"))
+	for _, text := range []string{strings.Repeat("a", maxText+1), "small", strings.Repeat("b", maxText+1)} {
+		must.Do(t, a.keep(t.Context(), map[string][]byte{KeyPlan: []byte(text)}))
+		m := &corev1.ConfigMap{}
+		must.Do(t, api.Get(t.Context(), client.ObjectKeyFromObject(results("lab-1-report")), m))
+		if len(m.Data)+len(m.BinaryData) != 1 {
+			t.Errorf("%d and %d keys", len(m.Data), len(m.BinaryData))
+		}
+		dir := t.TempDir() // as the kubelet mounts it
+		for key, b := range m.BinaryData {
+			write(t, filepath.Join(dir, key), string(b))
+		}
+		for key, s := range m.Data {
+			write(t, filepath.Join(dir, key), s)
+		}
+		if got, err := result(dir, KeyPlan); err != nil || string(got) != text {
+			t.Errorf("%d bytes of %d: %v", len(got), len(text), err)
+		}
+	}
+}
+
+var noConfigMaps = interceptor.Funcs{Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+	return errors.New("etcdserver: request is too large")
+}}
+
+// TestFinishUnkept: how a roll ended is known even if its report can't be kept.
+func TestFinishUnkept(t *testing.T) {
+	t.Parallel()
+	a, api := testAttempt(t, Roll, noConfigMaps, imageRoll(nil), results("lab-1-report"))
+	e := ended{stdout: []byte(`{"run":"r1","outcome":"done"}`)}
+	must.Do(t, a.finish(t.Context(), e, newProgress([]string{"wk1"}, []string{"wk1"})))
+	s := statusOf(t, api)
+	if s.Outcome == nil || s.Outcome.Run != "r1" || s.Outcome.Report != "" || !strings.HasPrefix(s.Outcome.Message, "done; the ConfigMap lab-1-report has no results of this: ") {
+		t.Errorf("outcome: %+v", s.Outcome)
+	}
+	if s.Progress == nil || s.Progress.Summary != "1/1" {
+		t.Errorf("progress: %+v", s.Progress)
+	}
+	e = ended{code: 1, stdout: []byte("no report"), trouble: trouble{Error: "wk1 is not ready"}}
+	must.Do(t, a.finish(t.Context(), e, newProgress(nil, nil)))
+	if o := statusOf(t, api).Outcome; o.ExitCode != 1 || !strings.HasPrefix(o.Message, "wk1 is not ready; read the report of recast: ") {
+		t.Errorf("outcome: %+v", o)
+	}
+}
+
+// TestCheckUnkept: a check is reported even if its results can't be kept.
+func TestCheckUnkept(t *testing.T) {
+	t.Parallel()
+	c := &v1alpha1.TalosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "clusters", Name: "lab"}}
+	a, api := testAttempt(t, Check, noConfigMaps, c)
+	found := v1alpha1.Check{Job: "lab-check-1", ExitCode: 2, Problems: []string{"wk1: no answer"}}
+	if err := a.conclude(t.Context(), found, map[string]any{"nodes": v1alpha1.Nodes{Total: 3}}, map[string][]byte{KeyDrift: []byte("{}")}); err != nil {
+		t.Fatal(err)
+	}
+	must.Do(t, api.Get(t.Context(), client.ObjectKeyFromObject(c), c))
+	if got := c.Status.Check; got == nil || got.ExitCode != 2 || c.Status.Nodes == nil || len(got.Problems) != 2 || !strings.HasPrefix(got.Problems[1], "the ConfigMap lab-1-report has no results of this: ") {
+		t.Errorf("check: %+v", got)
+	}
+}
+
+// TestPlanGone: what the kubelet mounts of a ConfigMap without the plan is no plan.
+func TestPlanGone(t *testing.T) {
+	t.Parallel()
+	a, _ := testAttempt(t, Roll, interceptor.Funcs{}, imageRoll(nil))
+	dir := planOf(t, "{}")
+	must.Do(t, os.Remove(filepath.Join(dir, KeyPlan)))
+	if _, err := a.roll(t.Context(), dir); exitOf(err) != ExitRefused {
 		t.Errorf("%v", err)
 	}
 }

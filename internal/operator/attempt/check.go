@@ -1,19 +1,25 @@
 package attempt
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"go.yaml.in/yaml/v4"
-	"golang.org/x/mod/semver"
+	"sync"
+	"time"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/schematics"
+	"go.yaml.in/yaml/v4"
+	"golang.org/x/mod/semver"
 )
 
 // maxLines is how many lines of a list a status has; the ConfigMap has all of them.
@@ -223,4 +229,266 @@ func ifNewer(version, than string) string {
 		return ""
 	}
 	return version
+}
+
+// plan makes the plan of an ImageRoll, and keeps it together with the files that it is of.
+func (a *Attempt) plan(ctx context.Context) (int, error) {
+	revision, _, err := a.files(ctx)
+	if err != nil {
+		return a.stop(ctx, ExitConfig, err.Error())
+	}
+	if problems := a.missing(); len(problems) > 0 {
+		return a.stop(ctx, ExitConfig, strings.Join(problems, "; "))
+	}
+	made, err := a.locked(ctx, a.planCommand()...)
+	if err != nil {
+		return ExitFailed, err
+	}
+	if made.code != ExitDone {
+		return a.stop(ctx, made.code, made.String())
+	}
+	p := v1alpha1.Plan{ConfigMap: a.Results, Revision: revision}
+	if err := a.describePlan(&p, made.stdout); err != nil {
+		return ExitFailed, err
+	}
+	packed, err := pack(a.Recast.Dir, a.Files)
+	if err != nil {
+		return ExitFailed, err
+	}
+	if len(packed) > maxFiles {
+		return a.stop(ctx, ExitConfig, fmt.Sprintf("the files of the cluster take %d KiB compressed, %d fit beside a plan: name the directory with recast.yaml in spec.source", len(packed)>>10, maxFiles>>10))
+	}
+	if err := a.keep(ctx, map[string][]byte{KeyPlan: made.stdout, KeyFiles: packed}); err != nil {
+		return ExitFailed, err
+	}
+	return ExitDone, a.report(ctx, map[string]any{"plan": p})
+}
+
+// planCommand makes a plan without changing anything.
+func (t Task) planCommand() []string {
+	if t.KubernetesRoll {
+		return kubernetesDryRun()
+	}
+	command := []string{"plan", "-o", "json"}
+	if len(t.Only) > 0 {
+		command = append(command, "--only", strings.Join(t.Only, ","))
+	}
+	if t.AcceptOutage {
+		command = append(command, "--accept-outage")
+	}
+	return command
+}
+
+// describePlan says in a few words what a plan would do.
+func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
+	if a.KubernetesRoll {
+		hash, err := kubernetesHash(text)
+		if err != nil {
+			return err
+		}
+		p.Hash, p.Nodes = hash, 1
+		p.Lines = []string{"upgrade Kubernetes to " + a.Recast.wantedKubernetes()}
+		return nil
+	}
+	id, nodes, err := unfinished(text)
+	if err != nil {
+		return fmt.Errorf("read what recast plan printed: %w", err)
+	}
+	if len(nodes) > 0 {
+		p.Hash, p.Unfinished, p.Nodes, p.LastNode = id, true, int32(len(nodes)), nodes[len(nodes)-1]
+		for _, node := range nodes {
+			p.Lines = append(p.Lines, node+": finish what an earlier run left")
+		}
+		p.Lines = firstLines(p.Lines)
+		return nil
+	}
+	plan, err := planning.Read(text)
+	if err != nil {
+		return fmt.Errorf("read what recast plan printed: %w", err)
+	}
+	p.Hash, p.Refused = plan.ID, firstLines(plan.Refused())
+	for _, n := range plan.Work() {
+		p.Lines, p.LastNode = append(p.Lines, planLine(n)), n.Node
+		p.Nodes++
+	}
+	for _, text := range plan.Surge.Lines() {
+		p.Lines = append(p.Lines, "surge: "+text)
+	}
+	p.Lines = firstLines(p.Lines)
+	return nil
+}
+
+// unfinished returns the nodes of a plan that an earlier run left unfinished, and the plan's ID. recast
+// carries such a plan out, but reads none from a file.
+func unfinished(plan []byte) (id string, nodes []string, err error) {
+	var p struct {
+		ID    string `json:"id"`
+		Nodes []struct {
+			Node   string `json:"node"`
+			Resume bool   `json:"resume"`
+		} `json:"nodes"`
+	}
+	if err := json.Unmarshal(plan, &p); err != nil {
+		return "", nil, err
+	}
+	for _, n := range p.Nodes {
+		if n.Resume {
+			nodes = append(nodes, n.Node)
+		}
+	}
+	return p.ID, nodes, nil
+}
+
+// planLine says what happens to a node: "wk1: recreate, about 2m40s away: extension iscsi-tools …; loses …".
+func planLine(n planning.NodePlan) string {
+	words := n.Node + ": " + string(n.Strategy)
+	if n.OutageSeconds > 0 {
+		words += ", about " + (time.Duration(n.OutageSeconds) * time.Second).String() + " away"
+	}
+	if len(n.Drift.Reasons) > 0 {
+		words += ": " + n.Drift.Reasons[0].Text
+	}
+	if len(n.WillLose) > 0 {
+		words += "; loses " + strings.Join(n.WillLose, ", ")
+	}
+	return words
+}
+
+// Recast is the program that does the work.
+type Recast struct {
+	Binary string
+	Dir    string   // with recast.yaml
+	Env    []string // besides that of this process
+	Log    io.Writer
+	// Signals are passed on: the first one finishes the nodes in progress, the second one stops at once.
+	Signals <-chan os.Signal
+}
+
+// ended is how a command ended.
+type ended struct {
+	code   int
+	stdout []byte
+	trouble
+}
+
+// trouble is the end of what recast printed on stderr, by the words its lines begin with.
+type trouble struct {
+	Error   string // with its further lines
+	Hints   []string
+	Runbook string // its code
+}
+
+// String is an error with its remedy, in one line.
+func (t trouble) String() string {
+	return strings.Join(append([]string{t.Error}, t.Hints...), "; ")
+}
+
+// run runs recast to its end. An error means that it could not be run at all.
+func (r Recast) run(ctx context.Context, onEvent func(event), args ...string) (ended, error) {
+	cmd := exec.CommandContext(ctx, r.Binary, args...)
+	cmd.Dir, cmd.Env = r.Dir, append(os.Environ(), r.Env...)
+	var stdout bytes.Buffer
+	cmd.Stdout = &stdout
+	lines := &lineReader{log: r.Log, onEvent: onEvent}
+	cmd.Stderr = lines
+	cmd.SysProcAttr = dieWithParent()
+	if err := cmd.Start(); err != nil {
+		return ended{}, fmt.Errorf("start recast: %w", err)
+	}
+	done := make(chan struct{})
+	var passing sync.WaitGroup
+	passing.Go(func() {
+		for {
+			select {
+			case s := <-r.Signals:
+				_ = cmd.Process.Signal(s) // it may have ended
+			case <-done:
+				return
+			}
+		}
+	})
+	err := cmd.Wait()
+	close(done)
+	passing.Wait()
+	e := ended{stdout: stdout.Bytes(), trouble: lines.trouble()}
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		if e.code = exit.ExitCode(); e.code < 0 {
+			return e, fmt.Errorf("recast was killed: %w", err)
+		}
+		return e, nil
+	}
+	return e, err
+}
+
+// event is a line of --progress json, as internal/live writes it.
+type event struct {
+	Msg    string `json:"msg"`
+	Step   string `json:"step"`
+	Node   string `json:"node"`
+	Status string `json:"status"`
+	Title  string `json:"title"`
+	Text   string `json:"text"`
+}
+
+// lineReader passes stderr on, and reads it line by line: events, and what else is said.
+type lineReader struct {
+	log     io.Writer
+	onEvent func(event)
+	partial []byte
+	said    []string // the end of what is no event
+}
+
+func (l *lineReader) Write(p []byte) (int, error) {
+	l.partial = append(l.partial, p...)
+	for {
+		line, rest, found := bytes.Cut(l.partial, []byte("\n"))
+		if !found {
+			return len(p), nil
+		}
+		l.line(string(line))
+		l.partial = rest
+	}
+}
+
+func (l *lineReader) line(line string) {
+	fmt.Fprintln(l.log, line)
+	var e event
+	if strings.HasPrefix(line, "{") && json.Unmarshal([]byte(line), &e) == nil {
+		if e.Msg != "said" {
+			if l.onEvent != nil && e.Msg == "step" {
+				l.onEvent(e)
+			}
+			return
+		}
+		line = e.Text // what is printed beside the steps, as everything is without --progress json
+	}
+	const kept = 100
+	l.said = append(l.said, line)
+	l.said = l.said[max(0, len(l.said)-kept):]
+}
+
+// trouble reads the last error: "error: …", then lines that begin with "safe: ", "hint: " and "runbook: ".
+func (l *lineReader) trouble() trouble {
+	if len(l.partial) > 0 {
+		l.line(string(l.partial))
+		l.partial = nil
+	}
+	var t trouble
+	inError := false
+	for _, line := range l.said {
+		switch {
+		case strings.HasPrefix(line, "error: "):
+			t, inError = trouble{Error: strings.TrimPrefix(line, "error: ")}, true
+		case strings.HasPrefix(line, "hint: "):
+			t.Hints, inError = append(t.Hints, strings.TrimPrefix(line, "hint: ")), false
+		case strings.HasPrefix(line, "runbook: recast runbook "):
+			t.Runbook, _, _ = strings.Cut(strings.TrimPrefix(line, "runbook: recast runbook "), " ")
+			inError = false
+		case strings.HasPrefix(line, "safe: "):
+			inError = false
+		case inError && strings.TrimSpace(line) != "":
+			t.Error += "; " + strings.TrimSpace(line)
+		}
+	}
+	return t
 }

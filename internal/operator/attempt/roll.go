@@ -1,19 +1,30 @@
 package attempt
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"time"
-
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/cluster/planning"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // stop reports why nothing was carried out.
@@ -193,4 +204,292 @@ func (a *Attempt) takeOver(ctx context.Context) error {
 		a.Continue, a.Finished = true, p.Finished
 	}
 	return nil
+}
+
+// kubernetesPlan is of what recast upgrade-k8s --dry-run -o json prints that which changes only when someone
+// changes the cluster: no times, no warnings, and not which pods are restarting.
+type kubernetesPlan struct {
+	Cluster string `json:"cluster"`
+	To      string `json:"to"`
+	Nodes   []struct {
+		Node    string        `json:"node"`
+		Role    string        `json:"role"`
+		UUID    string        `json:"uuid"`
+		Address string        `json:"address"`
+		Talos   string        `json:"talos"`
+		Changes []imageChange `json:"changes"`
+	} `json:"nodes"`
+	Proxy *imageChange `json:"kubeProxy"`
+}
+
+type imageChange struct {
+	Component string `json:"component"`
+	From      string `json:"from"`
+	To        string `json:"to"`
+}
+
+// kubernetesHash is the hash of the plan in the report of a dry run.
+func kubernetesHash(report []byte) (string, error) {
+	var r struct {
+		Plan kubernetesPlan `json:"plan"`
+	}
+	if err := json.Unmarshal(report, &r); err != nil {
+		return "", fmt.Errorf("read what recast upgrade-k8s printed: %w", err)
+	}
+	for i := range r.Plan.Nodes { // what has its image and is not ready yet
+		n := &r.Plan.Nodes[i]
+		n.Changes = slices.DeleteFunc(n.Changes, func(c imageChange) bool { return c.From == c.To })
+	}
+	b, err := json.Marshal(r.Plan)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(b))[:16], nil
+}
+
+// stillApproved makes the plan of an upgrade of Kubernetes again, since recast upgrade-k8s takes none from
+// a file. code is not 0 if the upgrade must not begin, for the reason in the message.
+func (a *Attempt) stillApproved(ctx context.Context) (code int, message string, err error) {
+	made, err := a.Recast.run(ctx, nil, kubernetesDryRun()...)
+	if err != nil || made.code != ExitDone {
+		return made.code, made.String(), err
+	}
+	hash, err := kubernetesHash(made.stdout)
+	if err != nil {
+		return ExitFailed, "", err
+	}
+	if hash != a.PlanHash {
+		return ExitFailed, "", exit{ExitRefused, errors.New("things are no longer as planned: make another ImageRoll")}
+	}
+	return ExitDone, "", nil
+}
+
+func kubernetesDryRun() []string { return []string{"upgrade-k8s", "--dry-run", "-o", "json"} }
+
+// Reporter writes to the Kubernetes API. What fails is tried again until a deadline: the API may be
+// away for a while, since a cluster may roll itself.
+type Reporter struct {
+	Client  client.Client
+	Log     io.Writer
+	Patient time.Duration // how long the last words of an attempt are tried
+}
+
+// retryPause is between two tries.
+const retryPause = 2 * time.Second
+
+// lastWords calls write until it succeeds.
+func (r Reporter) lastWords(ctx context.Context, what string, write func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, r.Patient)
+	defer cancel()
+	for {
+		err := write(ctx)
+		if err == nil || apierrors.IsNotFound(err) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsRequestEntityTooLargeError(err) {
+			return err
+		}
+		fmt.Fprintf(r.Log, "%s: %v; trying again\n", what, err)
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", what, err)
+		case <-time.After(retryPause):
+		}
+	}
+}
+
+// status replaces fields of the status of an object. Those that are not named stay.
+func (r Reporter) status(ctx context.Context, o client.Object, fields map[string]any) error {
+	type operation struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value any    `json:"value"`
+	}
+	var patch []operation
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		patch = append(patch, operation{"add", "/status/" + name, fields[name]})
+	}
+	b, err := json.Marshal(patch)
+	if err != nil {
+		return err
+	}
+	return r.Client.Status().Patch(ctx, o, client.RawPatch(types.JSONPatchType, b))
+}
+
+func (t Task) object() client.Object {
+	if t.Kind == Check {
+		return &v1alpha1.TalosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: t.Cluster}}
+	}
+	return &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: t.Roll}}
+}
+
+// What a key of a ConfigMap may take: a text that is larger is compressed, and the files of a plan
+// fit beside it. All keys together may take 1 MiB.
+const (
+	maxText  = 200 << 10
+	maxFiles = 400 << 10
+)
+
+// keep writes results into the ConfigMap that the operator has made for them. A text that is too
+// large is compressed, under its name with .gz.
+func (a *Attempt) keep(ctx context.Context, results map[string][]byte) error {
+	if len(results) == 0 {
+		return nil
+	}
+	data, binary := map[string]any{}, map[string]any{}
+	for key, b := range results {
+		if key == KeyFiles {
+			binary[key] = b
+			continue
+		}
+		data[key], binary[key+".gz"] = string(b), nil // null: what an earlier one had
+		if len(b) <= maxText {
+			continue
+		}
+		var zipped bytes.Buffer
+		w := gzip.NewWriter(&zipped)
+		if _, err := w.Write(b); err != nil {
+			return err
+		}
+		if err := w.Close(); err != nil {
+			return err
+		}
+		data[key], binary[key+".gz"] = nil, zipped.Bytes()
+	}
+	patch, err := json.Marshal(map[string]any{"data": data, "binaryData": binary})
+	if err != nil {
+		return err
+	}
+	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Results}}
+	return a.Reporter.lastWords(ctx, "keep the results in ConfigMap "+a.Results, func(ctx context.Context) error {
+		return a.Reporter.Client.Patch(ctx, m, client.RawPatch(types.MergePatchType, patch))
+	})
+}
+
+// notKept says that keep has failed.
+func (t Task) notKept(err error) string {
+	return fmt.Sprintf("the ConfigMap %s has no results of this: %v", t.Results, err)
+}
+
+// result reads what keep has written, from the volume of the ConfigMap.
+func result(dir, key string) ([]byte, error) {
+	b, err := os.ReadFile(filepath.Join(dir, key))
+	if !errors.Is(err, fs.ErrNotExist) {
+		return b, err
+	}
+	f, err := os.Open(filepath.Join(dir, key+".gz"))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	r, err := gzip.NewReader(f)
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(r)
+}
+
+// report replaces fields of the status of the object that the task is about.
+func (a *Attempt) report(ctx context.Context, fields map[string]any) error {
+	return a.Reporter.lastWords(ctx, "report to "+a.Cluster+" "+a.Roll, func(ctx context.Context) error {
+		return a.Reporter.status(ctx, a.object(), fields)
+	})
+}
+
+// progress is what has happened so far. It may be read while events come.
+type progress struct {
+	mu      sync.Mutex
+	total   int
+	planned []string        // nodes; "": the whole cluster
+	done    map[string]bool // by name
+	node    string
+	message string
+	changed bool
+}
+
+func newProgress(planned, done []string) *progress {
+	p := &progress{total: len(planned), planned: planned, done: map[string]bool{}}
+	for _, node := range done {
+		p.done[node] = true
+	}
+	return p
+}
+
+func (p *progress) see(e event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, node, below := planning.NodeOfStep(e.Step)
+	if node != "" && len(below) == 0 && (e.Status == "done" || e.Status == "skipped") {
+		p.done[node] = true
+	}
+	if e.Node != "" {
+		p.node = e.Node
+	}
+	if e.Status == "started" || e.Status == "note" || e.Status == "failed" {
+		p.message = strings.TrimSuffix(e.Title+": "+e.Text, ": ")
+	}
+	p.changed = true
+}
+
+func (p *progress) now(a *Attempt) v1alpha1.Progress {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.changed = false
+	var finished []string
+	for _, node := range p.planned {
+		if p.done[node] {
+			finished = append(finished, node)
+		}
+	}
+	return v1alpha1.Progress{
+		Done: int32(len(finished)), Total: int32(p.total), Summary: fmt.Sprintf("%d/%d", len(finished), p.total), Finished: finished,
+		Node: p.node, Message: p.message, Updated: new(a.Now()),
+	}
+}
+
+func (p *progress) hasChanged() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.changed
+}
+
+// tellEvery is how often progress is written at most: it is for people who look at it.
+const tellEvery = 3 * time.Second
+
+// tellPatience is how long one write may take.
+const tellPatience = 10 * time.Second
+
+// tell writes the progress while it changes, until stop is called. Who can't be told misses it: the
+// roll does not wait for them.
+func (a *Attempt) tell(ctx context.Context, p *progress) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var telling sync.WaitGroup
+	telling.Go(func() {
+		every := time.NewTicker(tellEvery)
+		defer every.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-every.C:
+			}
+			if p.hasChanged() {
+				a.tellNow(ctx, p)
+			}
+		}
+	})
+	return func() { cancel(); telling.Wait() }
+}
+
+// tellNow writes the progress once. If that fails, tell does it with its next tick.
+func (a *Attempt) tellNow(ctx context.Context, p *progress) {
+	ctx, cancel := context.WithTimeout(ctx, tellPatience)
+	defer cancel()
+	err := a.Reporter.status(ctx, a.object(), map[string]any{"progress": p.now(a)})
+	if err == nil {
+		return
+	}
+	p.mu.Lock()
+	p.changed = true
+	p.mu.Unlock()
+	if !errors.Is(err, context.Canceled) {
+		fmt.Fprintf(a.Reporter.Log, "tell the progress: %v\n", err)
+	}
 }

@@ -4,19 +4,21 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/sim/must"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
-
-	"github.com/recast-sh/recast/api/v1alpha1"
 )
 
 var began = time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
@@ -29,9 +31,7 @@ func clock(seconds int) *metav1.Time {
 func testAttempt(t *testing.T, kind Kind, calls interceptor.Funcs, objects ...client.Object) (*Attempt, client.Client) {
 	t.Helper()
 	s := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(s), v1alpha1.AddToScheme(s)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(corev1.AddToScheme(s), v1alpha1.AddToScheme(s)))
 	api := fake.NewClientBuilder().WithScheme(s).WithStatusSubresource(&v1alpha1.TalosCluster{}, &v1alpha1.ImageRoll{}).
 		WithObjects(objects...).WithInterceptorFuncs(calls).Build()
 	return &Attempt{
@@ -57,9 +57,7 @@ func imageRoll(p *v1alpha1.Progress) *v1alpha1.ImageRoll {
 func statusOf(t *testing.T, api client.Client) v1alpha1.ImageRollStatus {
 	t.Helper()
 	r := imageRoll(nil)
-	if err := api.Get(t.Context(), client.ObjectKeyFromObject(r), r); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, api.Get(t.Context(), client.ObjectKeyFromObject(r), r))
 	return r.Status
 }
 
@@ -67,34 +65,30 @@ func statusOf(t *testing.T, api client.Client) v1alpha1.ImageRollStatus {
 func TestTakeOver(t *testing.T) {
 	t.Parallel()
 	finished := []string{"wk1", "wk2"}
-	cases := map[string]struct {
+	type example struct {
 		progress *v1alpha1.Progress
 		job      string
 		want     bool
-	}{
+	}
+	cases := map[string]example{
 		"first pod":             {nil, "", false},
 		"after another attempt": {&v1alpha1.Progress{Finished: finished, Updated: clock(-10)}, "", false},
 		"after another pod":     {&v1alpha1.Progress{Finished: finished, Updated: clock(0)}, "", true},
 		"outdated Job":          {&v1alpha1.Progress{Finished: finished, Updated: clock(9)}, "lab-1-roll-1", false},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a, api := testAttempt(t, Roll, interceptor.Funcs{}, imageRoll(c.progress))
-			if c.job != "" {
-				a.Job = c.job
-			}
-			if err := a.takeOver(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if got := len(a.Finished) == len(finished); a.Continue != c.want || got != c.want {
-				t.Errorf("continue: %v, finished: %v", a.Continue, a.Finished)
-			}
-			if o := statusOf(t, api).Outcome; o != nil {
-				t.Errorf("an outcome is left: %+v", o)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		a, api := testAttempt(t, Roll, interceptor.Funcs{}, imageRoll(c.progress))
+		if c.job != "" {
+			a.Job = c.job
+		}
+		must.Do(t, a.takeOver(t.Context()))
+		if got := len(a.Finished) == len(finished); a.Continue != c.want || got != c.want {
+			t.Errorf("continue: %v, finished: %v", a.Continue, a.Finished)
+		}
+		if o := statusOf(t, api).Outcome; o != nil {
+			t.Errorf("an outcome is left: %+v", o)
+		}
+	})
 }
 
 // TestTakeOverWithoutAPI: the roll begins as its task says; of a deleted ImageRoll nothing does.
@@ -162,12 +156,8 @@ func TestErrorsAreReported(t *testing.T) {
 	c := &v1alpha1.TalosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "clusters", Name: "lab"}}
 	a, api = testAttempt(t, Check, interceptor.Funcs{}, c)
 	a.For, a.Roll = "generation=1", ""
-	if err := a.reportError(t.Context(), ExitFailed, errors.New("start recast: no such file")); err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.reportError(t.Context(), ExitFailed, errors.New("start recast: no such file")))
+	must.Do(t, api.Get(t.Context(), client.ObjectKeyFromObject(c), c))
 	if got := c.Status.Check; got == nil || got.ExitCode != ExitFailed || got.For != a.For || len(got.Problems) != 1 || got.Ended == nil || got.Started == nil {
 		t.Errorf("the check: %+v", got)
 	}
@@ -179,16 +169,12 @@ func TestUnfinished(t *testing.T) {
 	text := []byte(`{"version":1,"id":"0123456789abcdef","nodes":[{"node":"cp1"},{"node":"wk1","resume":true,"run":"r1"},{"node":"wk2","strategy":"recreate"},{"node":"wk3","resume":true}]}`)
 	a := &Attempt{Task: Task{Kind: Roll, Roll: "lab-1", AcceptOutage: true}, Now: metav1.Now}
 	var p v1alpha1.Plan
-	if err := a.describePlan(&p, text); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.describePlan(&p, text))
 	want := v1alpha1.Plan{
 		Hash: "0123456789abcdef", Unfinished: true, Nodes: 2, LastNode: "wk3",
 		Lines: []string{"wk1: finish what an earlier run left", "wk3: finish what an earlier run left"},
 	}
-	if diff := cmp.Diff(want, p); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "", want, p)
 	if _, _, err := a.approved(text); exitOf(err) != ExitRefused {
 		t.Errorf("another plan than the approved one: %v", err)
 	}
@@ -200,9 +186,7 @@ func TestUnfinished(t *testing.T) {
 	if got := strings.Join(command, " "); got != "roll --only wk1,wk3 --yes -o json --progress json --accept-outage" {
 		t.Errorf("command: %s", got)
 	}
-	if got := done.now(a).Summary; got != "1/2" {
-		t.Errorf("progress: %s", got)
-	}
+	must.Equal(t, "progress", "1/2", done.now(a).Summary)
 	if _, _, err := a.approved([]byte("{")); exitOf(err) != ExitRefused {
 		t.Errorf("what is no plan: %v", err)
 	}
@@ -215,4 +199,97 @@ func exitOf(err error) int {
 
 func results(name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "clusters", Name: name}}
+}
+
+const kubernetesReport = `{"started":"2026-11-27T23:14:34Z","plan":{"cluster":"lab","from":"v1.35.4","to":"v1.36.1","nodes":[
+{"node":"cp1","role":"control-plane","uuid":"u1","address":"10.0.0.1","talos":"v1.13.9","kubelet":"v1.35.4","changes":[{"component":"kubelet","from":"kubelet:v1.35.4","to":"kubelet:v1.36.1"}]}],
+"warnings":["cp1 is the only control plane"]},"dryRun":true,"outcome":"nothing to do"}`
+
+// TestKubernetesHash: it is the same until someone changes the cluster.
+func TestKubernetesHash(t *testing.T) {
+	t.Parallel()
+	hash := func(old, replaced string) string {
+		text := strings.Replace(kubernetesReport, old, replaced, 1)
+		if text == kubernetesReport && old != "" {
+			t.Fatalf("the report has no %s", old)
+		}
+		h := must.Get(kubernetesHash([]byte(text)))(t)
+		return h
+	}
+	planned := hash("", "")
+	for old, replaced := range map[string]string{
+		"23:14:34":                  "23:59:59",
+		"cp1 is the only":           "cp2 is the only",
+		`"changes":[`:               `"lacks":["kube-scheduler is not ready"],"changes":[`,
+		`{"component":"kubelet","f`: `{"component":"kube-proxy","from":"a","to":"a"},{"component":"kubelet","f`,
+	} {
+		if hash(old, replaced) != planned {
+			t.Errorf("%s → %s is another plan", old, replaced)
+		}
+	}
+	for old, replaced := range map[string]string{
+		`"uuid":"u1"`: `"uuid":"u2"`, `"to":"v1.36.1"`: `"to":"v1.36.2"`, "v1.13.9": "v1.13.10",
+		"kubelet:v1.35.4": "kubelet:v1.35.5", `"warnings"`: `"kubeProxy":{"component":"kube-proxy","from":"a","to":"b"},"warnings"`,
+	} {
+		if hash(old, replaced) == planned {
+			t.Errorf("%s → %s is the same plan", old, replaced)
+		}
+	}
+	if _, err := kubernetesHash([]byte("{")); err == nil {
+		t.Error("what is no report has a hash")
+	}
+}
+
+// planOf is a volume with the plan of a roll, as the Plan attempt has kept it.
+func planOf(t *testing.T, plan string) string {
+	t.Helper()
+	files, dir := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(files, configFile), "kubernetes: {version: v1.36.1}\n")
+	packed := must.Get(pack(files, nil))(t)
+	write(t, filepath.Join(dir, KeyFiles), string(packed))
+	write(t, filepath.Join(dir, KeyPlan), plan)
+	return dir
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
+	must.Do(t, os.WriteFile(file, []byte(text), 0o600))
+}
+
+// TestKubernetesAsApproved: the upgrade begins only while the dry run is as it was approved.
+func TestKubernetesAsApproved(t *testing.T) {
+	t.Parallel()
+	planned := must.Get(kubernetesHash([]byte(kubernetesReport)))(t)
+	type example struct {
+		dryRun   string // commands that stand for recast upgrade-k8s --dry-run
+		progress *v1alpha1.Progress
+		code     int
+		message  string
+		upgraded bool
+	}
+	cases := map[string]example{
+		"as planned":  {dryRun: "echo '" + kubernetesReport + "'", message: "done", upgraded: true},
+		"changed":     {dryRun: "echo '" + strings.Replace(kubernetesReport, "u1", "u2", 1) + "'", code: ExitRefused, message: "things are no longer as planned: make another ImageRoll"},
+		"unreachable": {dryRun: "echo 'error: no answer' >&2; exit 1", code: ExitFailed, message: "no answer"},
+		"begun":       {dryRun: "exit 1", progress: &v1alpha1.Progress{Updated: clock(-60)}, message: "done", upgraded: true},
+	}
+	must.Each(t, cases, func(t *testing.T, c example) {
+		a, api := testAttempt(t, Kubernetes, interceptor.Funcs{}, imageRoll(c.progress), results("lab-1-report"))
+		a.PlanHash, a.Recast.Binary = planned, "/bin/sh" // it runs a file that is named like the command
+		write(t, filepath.Join(a.Recast.Dir, "upgrade-k8s"), "[ \"$1\" = --yes ] && { touch upgraded; echo '{\"run\":\"r1\",\"outcome\":\"done\"}'; exit; }\n"+c.dryRun+"\n")
+		code, err := a.roll(t.Context(), planOf(t, kubernetesReport))
+		if known := exitOf(err); known != 0 {
+			code, err = known, a.reportError(t.Context(), known, err)
+		}
+		if err != nil || code != c.code {
+			t.Errorf("exit code %d: %v", code, err)
+		}
+		if o := statusOf(t, api).Outcome; o == nil || o.Message != c.message {
+			t.Errorf("outcome: %+v", o)
+		}
+		if _, err := os.Stat(filepath.Join(a.Recast.Dir, "upgraded")); (err == nil) != c.upgraded {
+			t.Errorf("upgraded: %v", err)
+		}
+	})
 }

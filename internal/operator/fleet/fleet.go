@@ -5,17 +5,27 @@ package fleet
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/ext"
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/expression"
+	"github.com/recast-sh/recast/internal/operator/wave"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/recast-sh/recast/api/v1alpha1"
-	"github.com/recast-sh/recast/internal/operator/wave"
 )
 
 const (
@@ -27,7 +37,6 @@ const (
 	cacheAgain = time.Second
 )
 
-// Reconciler reconciles FleetRolls.
 type Reconciler struct {
 	Client   client.Client
 	Live     client.Reader // reads from the API server, not from the cache
@@ -37,7 +46,6 @@ type Reconciler struct {
 	gates programs
 }
 
-// pass is one look at a FleetRoll.
 type pass struct {
 	*Reconciler
 	fleet    *v1alpha1.FleetRoll
@@ -50,7 +58,6 @@ type pass struct {
 	events   []note                         // sent when the status is saved
 }
 
-// Reconcile looks at a FleetRoll, begins what may begin, and says so in its status.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var f v1alpha1.FleetRoll
 	if err := r.Client.Get(ctx, req.NamespacedName, &f); err != nil {
@@ -95,7 +102,6 @@ func (p *pass) read(ctx context.Context) error {
 	return nil
 }
 
-// step does what is next, and saves the status.
 func (p *pass) step(ctx context.Context) error {
 	plan, invalid := p.gates.plan(p.fleet.Spec)
 	if p.fleet.Status.Started == nil {
@@ -211,4 +217,240 @@ func (p *pass) lastEnd() *metav1.Time {
 		return p.stamp()
 	}
 	return last.DeepCopy()
+}
+
+// exprKept bounds the cache of compiled expressions.
+const exprKept = 1000
+
+type plan struct{ stages []stage }
+
+type stage struct {
+	selector labels.Selector
+	gates    []gate
+}
+
+type gate struct {
+	expr    string
+	program cel.Program
+}
+
+// programs compiles expressions, and keeps them.
+type programs struct {
+	mu   sync.Mutex
+	kept map[string]cel.Program
+}
+
+var gateEnv = sync.OnceValues(func() (*cel.Env, error) {
+	return cel.NewEnv(cel.OptionalTypes(), ext.Strings(), cel.Variable("cluster", cel.DynType))
+})
+
+// plan reads the selectors and gates of a spec. The error names every field that is wrong.
+func (c *programs) plan(spec v1alpha1.FleetRollSpec) (plan, error) {
+	var p plan
+	var problems []error
+	for i, s := range spec.Stages {
+		selector, err := metav1.LabelSelectorAsSelector(&s.Selector)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("spec.stages[%d].selector: %w: use matchLabels, or matchExpressions with In, NotIn, Exists or DoesNotExist", i, err))
+		}
+		read := stage{selector: selector}
+		for j, expr := range s.Gates {
+			program, err := c.compile(expr)
+			if err != nil {
+				problems = append(problems, fmt.Errorf("spec.stages[%d].gates[%d]: %w: write a CEL expression that is true or false, for example cluster.status.nodes.total >= 3", i, j, err))
+			}
+			read.gates = append(read.gates, gate{expr, program})
+		}
+		p.stages = append(p.stages, read)
+	}
+	return p, errors.Join(problems...)
+}
+
+func (c *programs) compile(expr string) (cel.Program, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if program := c.kept[expr]; program != nil {
+		return program, nil
+	}
+	program, _, err := expression.Program(gateEnv, expr)
+	if err != nil {
+		return nil, err
+	}
+	if c.kept == nil || len(c.kept) >= exprKept {
+		c.kept = map[string]cel.Program{}
+	}
+	c.kept[expr] = program
+	return program, nil
+}
+
+// gate says why the gate behind a stage is closed, a line for each cluster. A cluster that was
+// deleted since does not close it.
+func (p *pass) gate(ctx context.Context, stage string, gates []gate) []string {
+	var closed []string
+	for _, m := range p.fleet.Status.Members {
+		c := p.clusters[m.Cluster]
+		if m.Stage != stage || m.Phase != v1alpha1.MemberDone || c == nil {
+			continue
+		}
+		if why := unchecked(c, m); why != "" {
+			closed = append(closed, m.Cluster+": "+why)
+			continue
+		}
+		for _, g := range gates {
+			if why := g.closed(ctx, c); why != "" {
+				closed = append(closed, fmt.Sprintf("%s: %s: %s", m.Cluster, g.expr, why))
+			}
+		}
+	}
+	return closed
+}
+
+// unchecked says why it is not known that every node of a cluster runs what its files say since
+// its roll has ended.
+func unchecked(c *v1alpha1.TalosCluster, m v1alpha1.Member) string {
+	const exitDone, exitDrift = 0, 2
+	check, nodes := c.Status.Check, c.Status.Nodes
+	switch {
+	case check == nil || check.Ended == nil || nodes == nil || m.Ended != nil && begun(check).Before(m.Ended):
+		return "no check has ended that was begun after its roll"
+	case check.ExitCode != exitDone && check.ExitCode != exitDrift:
+		return strings.TrimSuffix(fmt.Sprintf("its check failed with exit code %d: %s", check.ExitCode, strings.Join(check.Problems, "; ")), ": ")
+	case nodes.Stale > 0 || nodes.Unread > 0:
+		return fmt.Sprintf("%d nodes stale, %d unread", nodes.Stale, nodes.Unread)
+	}
+	return ""
+}
+
+// begun is when a check began; when it ended, if that is all that is known.
+func begun(c *v1alpha1.Check) *metav1.Time {
+	if c.Started != nil {
+		return c.Started
+	}
+	return c.Ended
+}
+
+// closed says why an expression is not true of a cluster.
+func (g gate) closed(ctx context.Context, c *v1alpha1.TalosCluster) string {
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(c)
+	if err != nil {
+		return err.Error()
+	}
+	object["apiVersion"], object["kind"] = v1alpha1.GroupVersion.String(), "TalosCluster"
+	out, _, err := g.program.ContextEval(ctx, map[string]any{"cluster": object})
+	if err != nil {
+		return err.Error()
+	}
+	if holds, ok := out.Value().(bool); !ok {
+		return fmt.Sprintf("its value is of type %s, not true or false", out.Type().TypeName())
+	} else if !holds {
+		return "is not true"
+	}
+	return ""
+}
+
+// Field owners of server-side apply. The annotation of a TalosCluster has its own: what is
+// applied replaces all that its owner has set before.
+const (
+	fieldOwner       = "recast-operator"
+	targetFieldOwner = "recast-operator-fleet"
+)
+
+// start makes the ImageRolls that running members do not have yet.
+func (p *pass) start(ctx context.Context) error {
+	var problems []error
+	for i := range p.fleet.Status.Members {
+		m := &p.fleet.Status.Members[i]
+		if m.Phase != v1alpha1.MemberRunning || m.Roll != "" {
+			continue
+		}
+		if err := p.startMember(ctx, m); err != nil {
+			problems = append(problems, fmt.Errorf("begin the roll of TalosCluster %s: %w", m.Cluster, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// startMember sets the target of a cluster, then makes its ImageRoll, which is planned with that
+// target. It may be repeated after any failure: what is there already is not made again.
+func (p *pass) startMember(ctx context.Context, m *v1alpha1.Member) error {
+	name := rollName(p.fleet.Name, m.Cluster)
+	made := p.rolls[name]
+	if made == nil {
+		var roll v1alpha1.ImageRoll
+		err := p.Live.Get(ctx, client.ObjectKey{Namespace: p.fleet.Namespace, Name: name}, &roll)
+		switch {
+		case err == nil && !owns(p.fleet, &roll):
+			p.blocked = append(p.blocked, fmt.Sprintf("TalosCluster %s waits until ImageRoll %s is deleted, which is not of this FleetRoll", m.Cluster, name))
+			p.lookAgain(p.now.Add(startAgain))
+			return nil
+		case err == nil:
+			made = &roll
+		case !apierrors.IsNotFound(err):
+			return err
+		}
+	}
+	if made == nil {
+		ready, err := p.setTarget(ctx, m.Cluster)
+		if err != nil || !ready {
+			return err
+		}
+		if err := p.makeRoll(ctx, name, m.Cluster); err != nil {
+			return err
+		}
+	}
+	m.Roll = name
+	return nil
+}
+
+// setTarget sets the annotation with the version on a TalosCluster. It is ready when the cache
+// has it, because the reconciler of ImageRolls reads the target from the same cache.
+func (p *pass) setTarget(ctx context.Context, cluster string) (ready bool, err error) {
+	want, c := p.fleet.Spec.TalosVersion, p.clusters[cluster]
+	if want == "" || c.Annotations[v1alpha1.AnnotationTalosTarget] == want {
+		return true, nil
+	}
+	o := object("TalosCluster", p.fleet.Namespace, cluster, map[string]any{
+		"uid":         string(c.UID), // else apply would make a cluster that was just deleted
+		"annotations": map[string]any{v1alpha1.AnnotationTalosTarget: want},
+	})
+	if err := p.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(targetFieldOwner), client.ForceOwnership); err != nil {
+		return false, err
+	}
+	var cached v1alpha1.TalosCluster
+	if err := p.Client.Get(ctx, client.ObjectKey{Namespace: p.fleet.Namespace, Name: cluster}, &cached); err != nil {
+		return false, err
+	}
+	if cached.Annotations[v1alpha1.AnnotationTalosTarget] == want {
+		return true, nil
+	}
+	p.lookAgain(p.now.Add(cacheAgain))
+	return false, nil
+}
+
+func (p *pass) makeRoll(ctx context.Context, name, cluster string) error {
+	o := object("ImageRoll", p.fleet.Namespace, name, map[string]any{
+		"labels": map[string]any{v1alpha1.LabelFleet: p.fleet.Name, v1alpha1.LabelCluster: cluster},
+		"ownerReferences": []any{map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "FleetRoll", "name": p.fleet.Name, "uid": string(p.fleet.UID),
+		}},
+	})
+	o.Object["spec"] = map[string]any{"clusterName": cluster, "action": string(v1alpha1.ActionNodes), "approved": true}
+	return p.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(fieldOwner), client.ForceOwnership)
+}
+
+func object(kind, namespace, name string, metadata map[string]any) *unstructured.Unstructured {
+	metadata["namespace"], metadata["name"] = namespace, name
+	o := &unstructured.Unstructured{Object: map[string]any{"metadata": metadata}}
+	o.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kind))
+	return o
+}
+
+// rollName is the name of a cluster's ImageRoll, at most 50 characters.
+func rollName(fleet, cluster string) string {
+	const most, kept = 50, 41
+	name := fleet + "-" + cluster
+	if len(name) <= most {
+		return name
+	}
+	return fmt.Sprintf("%s-%.4x", name[:kept], sha256.Sum256([]byte(name)))
 }

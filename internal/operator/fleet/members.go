@@ -4,15 +4,27 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
-
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	"time"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator/wave"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
 const defaultSiteLabel = "topology.kubernetes.io/region"
@@ -185,7 +197,6 @@ func owns(f *v1alpha1.FleetRoll, roll *v1alpha1.ImageRoll) bool {
 	return slices.ContainsFunc(roll.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == f.UID })
 }
 
-// message is what an ImageRoll says of itself.
 func message(roll *v1alpha1.ImageRoll) string {
 	for _, c := range roll.Status.Conditions {
 		if c.Type == v1alpha1.ConditionReady {
@@ -203,4 +214,267 @@ func some(names []string) string {
 		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
 	}
 	return strings.Join(names, ", ")
+}
+
+// reasonMemberFailed is the reason of the Event of a failed cluster.
+const reasonMemberFailed = "MemberFailed"
+
+// verdict is what the conditions Ready, Progressing and Stalled say together.
+type verdict struct {
+	ready, progressing, stalled bool
+	reason, message             string
+}
+
+func stalled(reason, format string, args ...any) verdict {
+	return verdict{stalled: true, reason: reason, message: fmt.Sprintf(format, args...)}
+}
+
+type note struct {
+	warning      bool
+	reason, text string
+}
+
+type tally struct{ total, waiting, running, done, failed int32 }
+
+func count(members []v1alpha1.Member, of func(v1alpha1.Member) bool) tally {
+	var t tally
+	for _, m := range members {
+		if !of(m) {
+			continue
+		}
+		t.total++
+		switch m.Phase {
+		case v1alpha1.MemberRunning:
+			t.running++
+		case v1alpha1.MemberDone:
+			t.done++
+		case v1alpha1.MemberFailed:
+			t.failed++
+		default:
+			t.waiting++
+		}
+	}
+	return t
+}
+
+func (t tally) String() string {
+	text := fmt.Sprintf("%d of %d clusters done", t.done, t.total)
+	if t.failed > 0 {
+		text += fmt.Sprintf(", %d failed", t.failed)
+	}
+	if t.running > 0 {
+		text += fmt.Sprintf(", %d run", t.running)
+	}
+	return text
+}
+
+func all(v1alpha1.Member) bool { return true }
+
+// verdict says what a decision means.
+func (p *pass) verdict(d wave.Decision) verdict {
+	fleet := count(p.fleet.Status.Members, all)
+	stage := count(p.fleet.Status.Members, func(m v1alpha1.Member) bool { return m.Stage == d.Stage })
+	waits := func(reason, format string, args ...any) verdict {
+		return verdict{progressing: true, reason: reason, message: fmt.Sprintf("stage %s: ", d.Stage) + fmt.Sprintf(format, args...)}
+	}
+	switch d.Reason {
+	case wave.Soaking:
+		return waits(v1alpha1.ReasonSoaking, "%s; watched until %s", stage, d.Again.UTC().Format(time.RFC3339))
+	case wave.Gated:
+		return waits(v1alpha1.ReasonGateClosed, "the next stage waits: %s", lines(d.Closed))
+	case wave.Unapproved:
+		return waits(v1alpha1.ReasonAwaitingApproval, "add it to spec.approvedStages, and it begins")
+	case wave.Paused:
+		return verdict{progressing: fleet.running > 0, reason: v1alpha1.ReasonPaused, message: fmt.Sprintf("spec.state: Paused: nothing begins; %s", fleet)}
+	case wave.Aborted:
+		return stalled(v1alpha1.ReasonAborted, "spec.state: Aborted: nothing begins any more; %s", fleet)
+	case wave.Threshold:
+		return stalled(v1alpha1.ReasonStageFailed, "%s, and spec.abortThreshold is %d: nothing begins; find out why %s failed, then raise spec.abortThreshold or make another FleetRoll", fleet, threshold(p.fleet.Spec), some(failed(p.fleet.Status.Members)))
+	case wave.Succeeded:
+		return verdict{ready: true, reason: v1alpha1.ReasonSucceeded, message: fleet.String()}
+	}
+	if len(p.blocked) > 0 {
+		return waits(v1alpha1.ReasonRetrying, "%s; %s", stage, lines(p.blocked))
+	}
+	return waits(v1alpha1.ReasonRolling, "%s", stage)
+}
+
+func failed(members []v1alpha1.Member) []string {
+	var names []string
+	for _, m := range members {
+		if m.Phase == v1alpha1.MemberFailed {
+			names = append(names, m.Cluster)
+		}
+	}
+	return names
+}
+
+func lines(texts []string) string {
+	const most = 5
+	if more := len(texts) - most; more > 0 {
+		return fmt.Sprintf("%s; and %d more", strings.Join(texts[:most], "; "), more)
+	}
+	return strings.Join(texts, "; ")
+}
+
+// tell sets the conditions and counts, saves them, and makes an Event of a transition.
+func (p *pass) tell(ctx context.Context, v verdict) error {
+	s, t := &p.fleet.Status, count(p.fleet.Status.Members, all)
+	if v.stalled && t.running > 0 {
+		v.progressing = true
+	}
+	s.ObservedGeneration = p.fleet.Generation
+	s.Done, s.Failed, s.Running, s.Summary = t.done, t.failed, t.running, ""
+	if t.total > 0 {
+		s.Summary = fmt.Sprintf("%d/%d", t.done, t.total)
+	}
+	p.condition(v1alpha1.ConditionReady, v.ready, v)
+	p.condition(v1alpha1.ConditionProgressing, v.progressing, v)
+	p.condition(v1alpha1.ConditionStalled, v.stalled, v)
+	before := p.saved.Status
+	if reason(before) != v.reason || before.Stage != s.Stage {
+		p.events = append(p.events, note{warning: v.stalled, reason: v.reason, text: v.message})
+	}
+	return p.save(ctx)
+}
+
+func (p *pass) condition(kind string, is bool, v verdict) {
+	const most = 32768 // bytes, by the API
+	status := metav1.ConditionFalse
+	if is {
+		status = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(&p.fleet.Status.Conditions, metav1.Condition{
+		Type: kind, Status: status, Reason: v.reason, Message: cut(v.message, most),
+		ObservedGeneration: p.fleet.Generation, LastTransitionTime: *p.stamp(),
+	})
+}
+
+// save writes the status, if it has changed, and then sends the Events. It fails with a conflict
+// if the FleetRoll was changed since it was read.
+func (p *pass) save(ctx context.Context) error {
+	if !equality.Semantic.DeepEqual(p.fleet.Status, p.saved.Status) {
+		if err := p.Client.Status().Patch(ctx, p.fleet, client.MergeFromWithOptions(p.saved, client.MergeFromWithOptimisticLock{})); err != nil {
+			return err
+		}
+		p.saved = p.fleet.DeepCopy()
+	}
+	const most = 1000 // bytes: Events have a limit
+	for _, n := range p.events {
+		kind := corev1.EventTypeNormal
+		if n.warning {
+			kind = corev1.EventTypeWarning
+		}
+		p.Recorder.Eventf(p.fleet, nil, kind, n.reason, "Roll", "%s", cut(n.text, most))
+	}
+	p.events = nil
+	return nil
+}
+
+// over says whether a fleet has ended for good. One that was stopped by its threshold has not:
+// it goes on when the threshold is raised.
+func over(s v1alpha1.FleetRollStatus) bool {
+	return s.Ended != nil && (reason(s) == v1alpha1.ReasonSucceeded || reason(s) == v1alpha1.ReasonAborted)
+}
+
+// confirm acknowledges a newer spec of a fleet that is over.
+func (p *pass) confirm(ctx context.Context) error {
+	s := &p.fleet.Status
+	s.ObservedGeneration = p.fleet.Generation
+	for i := range s.Conditions {
+		s.Conditions[i].ObservedGeneration = p.fleet.Generation
+	}
+	return p.save(ctx)
+}
+
+func reason(s v1alpha1.FleetRollStatus) string {
+	if c := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady); c != nil {
+		return c.Reason
+	}
+	return ""
+}
+
+func cut(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "")
+}
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
+	r.Client, r.Live, r.Recorder = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetEventRecorder(fieldOwner)
+	return ctrl.NewControllerManagedBy(mgr).Named("fleetroll").
+		For(&v1alpha1.FleetRoll{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Owns(&v1alpha1.ImageRoll{}, builder.MatchEveryOwner, builder.WithPredicates(rollEnds())).
+		Watches(&v1alpha1.TalosCluster{}, handler.Funcs{CreateFunc: r.clusterCreated, UpdateFunc: r.clusterUpdated, DeleteFunc: r.clusterDeleted}).
+		Complete(reconcile.Func(r.orAgain))
+}
+
+// orAgain reconciles again when the cache was outdated, which is expected and no error to be logged.
+func (r *Reconciler) orAgain(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	result, err := r.Reconcile(ctx, req)
+	if apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: cacheAgain}, nil
+	}
+	return result, err
+}
+
+// rollEnds lets through that an ImageRoll has finished or is gone. What it does meanwhile does
+// not matter here.
+func rollEnds() predicate.Predicate {
+	return predicate.Funcs{
+		CreateFunc:  func(event.CreateEvent) bool { return false },
+		GenericFunc: func(event.GenericEvent) bool { return false },
+		UpdateFunc:  func(e event.UpdateEvent) bool { return finished(e.ObjectNew) && !finished(e.ObjectOld) },
+	}
+}
+
+func finished(o client.Object) bool {
+	roll, ok := o.(*v1alpha1.ImageRoll)
+	return ok && roll.Status.Phase.Finished()
+}
+
+// clusterCreated: a FleetRoll that found no members may find some now.
+func (r *Reconciler) clusterCreated(ctx context.Context, e event.CreateEvent, q queue) {
+	r.enqueue(ctx, q, e.Object, func(f *v1alpha1.FleetRoll) bool { return f.Status.Started == nil })
+}
+
+// clusterUpdated: so may one whose labels or spec have changed, and a closed gate may open.
+func (r *Reconciler) clusterUpdated(ctx context.Context, e event.UpdateEvent, q queue) {
+	settles := e.ObjectNew.GetGeneration() != e.ObjectOld.GetGeneration() || !maps.Equal(e.ObjectNew.GetLabels(), e.ObjectOld.GetLabels())
+	same := e.ObjectNew.GetResourceVersion() == e.ObjectOld.GetResourceVersion() // a resync of the cache
+	r.enqueue(ctx, q, e.ObjectNew, func(f *v1alpha1.FleetRoll) bool {
+		switch {
+		case f.Status.Started == nil:
+			return settles
+		case reason(f.Status) == v1alpha1.ReasonGateClosed && !same:
+			return slices.ContainsFunc(f.Status.Members, func(m v1alpha1.Member) bool {
+				return m.Cluster == e.ObjectNew.GetName() && m.Stage == f.Status.Stage
+			})
+		}
+		return false
+	})
+}
+
+// clusterDeleted: a member that waits or runs fails, and a gate may open.
+func (r *Reconciler) clusterDeleted(ctx context.Context, e event.DeleteEvent, q queue) {
+	r.enqueue(ctx, q, e.Object, func(f *v1alpha1.FleetRoll) bool {
+		return slices.ContainsFunc(f.Status.Members, func(m v1alpha1.Member) bool { return m.Cluster == e.Object.GetName() })
+	})
+}
+
+// enqueue asks for the FleetRolls of an object's namespace that concern it.
+func (r *Reconciler) enqueue(ctx context.Context, q queue, o client.Object, concerns func(*v1alpha1.FleetRoll) bool) {
+	var list v1alpha1.FleetRollList
+	if err := r.Client.List(ctx, &list, client.InNamespace(o.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
+		return // the cache has no other errors than that it was stopped
+	}
+	for i := range list.Items {
+		f := &list.Items[i]
+		if !over(f.Status) && concerns(f) {
+			q.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(f)})
+		}
+	}
 }

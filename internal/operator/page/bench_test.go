@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/recast-sh/recast/api/v1alpha1"
 )
 
 const (
@@ -69,9 +69,7 @@ func large(b *testing.B) *memory {
 	var r v1alpha1.ImageRoll
 	var f v1alpha1.FleetRoll
 	for name, o := range map[string]client.Object{"oslo-1": &c, "oslo-1-4": &r, "autumn": &f} {
-		if err := store.Get(b.Context(), client.ObjectKey{Namespace: "clusters", Name: name}, o); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, store.Get(b.Context(), client.ObjectKey{Namespace: "clusters", Name: name}, o))
 	}
 	for len(c.Status.Check.Reasons) < benchNodes {
 		c.Status.Check.Reasons = append(c.Status.Check.Reasons, c.Status.Check.Reasons[0])

@@ -3,21 +3,21 @@ package page
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
-
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/operator"
 	"github.com/recast-sh/recast/internal/operator/attempt"
 	"github.com/recast-sh/recast/internal/operator/job"
 	"github.com/recast-sh/recast/internal/web/frame"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// clusterLine is a TalosCluster in a row of the table.
 type clusterLine struct {
 	Namespace, Name string
 	State           state
@@ -76,7 +76,6 @@ func (l look) clusterLine(c *v1alpha1.TalosCluster, newest *v1alpha1.ImageRoll) 
 	return out
 }
 
-// nodes counts them.
 func nodes(n *v1alpha1.Nodes) (total, uneven string) {
 	if n == nil {
 		return "", ""
@@ -120,7 +119,6 @@ func (l look) window(spec v1alpha1.TalosClusterSpec) string {
 	return "opens " + l.clock(next)
 }
 
-// clustersView is the first page.
 type clustersView struct {
 	fleetsView
 	InSync, Trouble, Rolling, Waiting int
@@ -176,7 +174,6 @@ func newestRolls(list operator.History) map[client.ObjectKey]*v1alpha1.ImageRoll
 	return out
 }
 
-// clusterView is a TalosCluster.
 type clusterView struct {
 	clusterLine
 	Every             int
@@ -241,4 +238,196 @@ func (v *clusterView) nextOf(c *v1alpha1.TalosCluster) {
 		{"its events", in + " events --for taloscluster/" + c.Name},
 		{"pods of its Jobs", in + " get pods -l " + v1alpha1.LabelCluster + "=" + c.Name},
 	}
+}
+
+type fleetLine struct {
+	Namespace, Name   string
+	State             state
+	Stage             string
+	Done, Failed, All int
+	Running, Waiting  int
+	Began, Took       string
+	began             int64
+}
+
+func (l look) fleetLine(f *v1alpha1.FleetRoll) fleetLine {
+	s := f.Status
+	out := fleetLine{
+		Namespace: f.Namespace, Name: f.Name, State: l.state(s.Conditions), Stage: l.text(s.Stage), All: len(s.Members),
+		Done: int(s.Done), Failed: int(s.Failed), Running: int(s.Running), Began: l.when(s.Started), Took: l.took(s.Started, s.Ended), began: f.CreationTimestamp.Unix(),
+	}
+	out.Waiting = out.All - out.Done - out.Failed - out.Running
+	return out
+}
+
+// over says whether a FleetRoll has ended for good. One that was stopped by its threshold has not: it goes on
+// when that is raised.
+func over(f *v1alpha1.FleetRoll) bool {
+	return f.Status.Ended != nil && (f.Spec.State == v1alpha1.FleetAborted || meta.IsStatusConditionTrue(f.Status.Conditions, v1alpha1.ConditionReady))
+}
+
+// fleetLines are the FleetRolls of which it is true, the newest first.
+func (l look) fleetLines(ctx context.Context, of func(*v1alpha1.FleetRoll) bool) (out []fleetLine, err error) {
+	var list v1alpha1.FleetRollList
+	if err := l.list(ctx, &list); err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		if of(&list.Items[i]) {
+			out = append(out, l.fleetLine(&list.Items[i]))
+		}
+	}
+	slices.SortFunc(out, func(a, b fleetLine) int {
+		return cmp.Or(cmp.Compare(b.began, a.began), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return out, nil
+}
+
+type fleetsView struct {
+	Every   int
+	Caption string
+	Fleets  []fleetLine
+}
+
+func (l look) fleets(ctx context.Context) (string, frame.View, error) {
+	all, err := l.fleetLines(ctx, func(*v1alpha1.FleetRoll) bool { return true })
+	return "fleets", frame.View{Title: "Fleet rolls", Body: fleetsView{seldom, "Every FleetRoll, the newest first", all}}, err
+}
+
+type fleetView struct {
+	fleetLine
+	Every         int
+	Facts         []fact
+	Stages        []stageView
+	Next, Missing []command
+}
+
+type stageView struct {
+	Name, Word, Mood string
+	Facts            []fact
+	Done, All        int
+	Members          []memberLine
+}
+
+type memberLine struct {
+	Namespace, Cluster, Site string
+	Word, Mood               string
+	Roll                     *rollLine
+	Ended                    string
+}
+
+func (l look) fleet(ctx context.Context) (string, frame.View, error) {
+	var f v1alpha1.FleetRoll
+	if err := l.objects.Get(ctx, l.key, &f); err != nil {
+		return "", frame.View{}, err
+	}
+	var rolls v1alpha1.ImageRollList
+	if err := l.list(ctx, &rolls, client.InNamespace(f.Namespace), client.MatchingLabels{v1alpha1.LabelFleet: f.Name}); err != nil {
+		return "", frame.View{}, err
+	}
+	of := map[string]*v1alpha1.ImageRoll{}
+	for i := range rolls.Items {
+		of[rolls.Items[i].Name] = &rolls.Items[i]
+	}
+	v := fleetView{fleetLine: l.fleetLine(&f), Every: seldom}
+	if !over(&f) {
+		v.Every = running
+	}
+	spec := f.Spec
+	v.Facts = facts("spec.state", l.text(string(spec.State)), "Talos", l.text(spec.TalosVersion), "stage", v.Stage, "began", v.Began, "ended", l.when(f.Status.Ended), "took", v.Took,
+		"at a time", fmt.Sprintf("%d, of a site %d", spec.MaxConcurrent, spec.MaxConcurrentPerSite), "site", l.text(spec.SiteLabel), "stops at", fmt.Sprintf("%d failed", max(1, spec.AbortThreshold)))
+	for _, s := range spec.Stages {
+		v.Stages = append(v.Stages, l.stage(&f, s, of))
+	}
+	v.nextOf(&f)
+	return "fleet", frame.View{Title: f.Name, Again: again(v.Every), Body: v}, nil
+}
+
+func (l look) stage(f *v1alpha1.FleetRoll, s v1alpha1.Stage, rolls map[string]*v1alpha1.ImageRoll) stageView {
+	v := stageView{Name: l.text(s.Name), Facts: facts("soak time", soak(s), "gates", strings.Join(l.texts(s.Gates), "; "), "approval", stageApproval(f, s))}
+	for _, m := range f.Status.Members {
+		if m.Stage != s.Name {
+			continue
+		}
+		line := memberLine{Namespace: f.Namespace, Cluster: l.text(m.Cluster), Site: l.text(m.Site), Word: l.inWords(string(m.Phase)), Mood: memberMoods[m.Phase], Ended: l.when(m.Ended)}
+		if r := rolls[m.Roll]; r != nil {
+			roll := l.rollLine(r)
+			line.Roll = &roll
+		}
+		v.All++
+		if m.Phase == v1alpha1.MemberDone {
+			v.Done++
+		}
+		v.Members = append(v.Members, line)
+	}
+	slices.SortStableFunc(v.Members, func(a, b memberLine) int { return memberRank(a) - memberRank(b) })
+	v.Word, v.Mood = l.stageState(f, s.Name, v)
+	return v
+}
+
+var memberMoods = map[v1alpha1.MemberPhase]string{v1alpha1.MemberRunning: open, v1alpha1.MemberDone: good, v1alpha1.MemberFailed: bad}
+
+// memberRank puts failed clusters first, then those that run, then those that wait.
+func memberRank(m memberLine) int { return slices.Index([]string{bad, open, "", good}, m.Mood) }
+
+// stageState is how far a wave is.
+func (l look) stageState(f *v1alpha1.FleetRoll, stage string, v stageView) (word, mood string) {
+	switch s := l.state(f.Status.Conditions); {
+	case f.Status.Started != nil && f.Status.Stage == stage && s.Mood != good && (f.Status.Ended == nil || v.Done < v.All):
+		return s.Word, s.Mood
+	case v.All > 0 && v.Done == v.All:
+		return "done", good
+	}
+	return "not begun", ""
+}
+
+func soak(s v1alpha1.Stage) string {
+	if s.Soak.Duration == 0 {
+		return ""
+	}
+	return s.Soak.Duration.String()
+}
+
+func stageApproval(f *v1alpha1.FleetRoll, s v1alpha1.Stage) string {
+	switch {
+	case s.Approval != v1alpha1.ApprovalManual:
+		return ""
+	case slices.Contains(f.Spec.ApprovedStages, s.Name):
+		return "approved"
+	}
+	return "not approved"
+}
+
+// nextOf is what may be typed, and where the rest is.
+func (v *fleetView) nextOf(f *v1alpha1.FleetRoll) {
+	in := "kubectl -n " + f.Namespace
+	patch := func(what, spec string) command {
+		return command{what, in + " patch fleetroll " + f.Name + " --type=merge -p '{\"spec\":" + spec + "}'"}
+	}
+	c := meta.FindStatusCondition(f.Status.Conditions, v1alpha1.ConditionReady)
+	switch {
+	case c == nil || over(f):
+	case c.Reason == v1alpha1.ReasonAwaitingApproval:
+		v.Next = append(v.Next, patch("begin stage "+v.Stage, approved(f)))
+	case f.Spec.State == v1alpha1.FleetPaused:
+		v.Next = append(v.Next, patch("go on", `{"state":"Running"}`))
+	case c.Reason == v1alpha1.ReasonStageFailed:
+		v.Next = append(v.Next, patch("go on, once it is known why they failed", fmt.Sprintf(`{"abortThreshold":%d}`, f.Status.Failed+1)))
+	default:
+		v.Next = append(v.Next, patch("begin nothing more for now", `{"state":"Paused"}`))
+	}
+	v.Missing = []command{{"its events", in + " events --for fleetroll/" + f.Name}}
+}
+
+// approved is the list of approved stages with that which waits. Only names of stages are in it: the API
+// allows any text in approvedStages, and people copy this into a shell.
+func approved(f *v1alpha1.FleetRoll) string {
+	names := []string{}
+	for _, s := range f.Spec.Stages {
+		if s.Name == f.Status.Stage || slices.Contains(f.Spec.ApprovedStages, s.Name) {
+			names = append(names, s.Name)
+		}
+	}
+	text, _ := json.Marshal(map[string]any{"approvedStages": names}) // strings always can be
+	return string(text)
 }

@@ -9,15 +9,18 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
+	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/operator/page/pagetest"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/web/frame/frametest"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 const secret = "PVEAPIToken=recast@pve!ui=5ec0ffee-1ab0-4000-8000-000000000001"
@@ -30,10 +33,7 @@ type visit struct {
 
 func browse(t testing.TB, objects client.Reader) visit {
 	t.Helper()
-	s, err := New(objects, netip.AddrPort{}, "v0.0.0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(objects, netip.AddrPort{}, "v0.0.0"))(t)
 	s.Now = func() time.Time { return time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC) }
 	return visit{t, s}
 }
@@ -41,10 +41,7 @@ func browse(t testing.TB, objects client.Reader) visit {
 // example is the fleet of testdata.
 func example(t testing.TB) visit {
 	t.Helper()
-	text, err := os.ReadFile("../../../testdata/fleet/objects.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../../../testdata/fleet/objects.yaml"))(t)
 	return browse(t, stored(t, text))
 }
 
@@ -119,11 +116,7 @@ func TestPages(t *testing.T) {
 		"/runbooks/no-quorum":     {"What it means"},
 	} {
 		got := v.words(path)
-		for _, want := range words {
-			if !strings.Contains(got, want) {
-				t.Errorf("%s without %q:\n%s", path, want, got)
-			}
-		}
+		must.Contain(t, path, got, words...)
 	}
 }
 
@@ -218,14 +211,8 @@ func TestNotRead(t *testing.T) {
 // The pages are served on their address until the operator ends, by each replica.
 func TestStart(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := New(stored(t, nil), netip.MustParseAddrPort(l.Addr().String()), "v0.0.0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	s := must.Get(New(stored(t, nil), netip.MustParseAddrPort(l.Addr().String()), "v0.0.0"))(t)
 	if err := s.Start(t.Context()); err == nil || s.NeedLeaderElection() {
 		t.Fatalf("the port is taken: %v", err)
 	}
@@ -249,5 +236,244 @@ func TestStart(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// noon is a look without objects.
+func noon(t *testing.T) look {
+	t.Helper()
+	s := browse(t, nil).site
+	return look{Site: s, at: s.Now()}
+}
+
+func ready(is bool, reason string) []metav1.Condition {
+	status := map[bool]metav1.ConditionStatus{true: metav1.ConditionTrue, false: metav1.ConditionFalse}[is]
+	return []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: "so"}}
+}
+
+// What a cluster's row says first, and how far up it stands.
+func TestClusterLine(t *testing.T) {
+	t.Parallel()
+	l := noon(t)
+	stalled := append(ready(false, v1alpha1.ReasonRefused), metav1.Condition{Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue})
+	roll := func(phase v1alpha1.RollPhase) *v1alpha1.ImageRoll {
+		return &v1alpha1.ImageRoll{Status: v1alpha1.ImageRollStatus{Phase: phase, Conditions: ready(phase == v1alpha1.PhaseSucceeded, "Some")}}
+	}
+	checked := func(hours int) func(*v1alpha1.TalosCluster) {
+		return func(c *v1alpha1.TalosCluster) {
+			at := new(metav1.NewTime(l.at.Add(-time.Duration(hours) * time.Hour)))
+			c.Spec.Drift.Schedule, c.Status.Check = "17 * * * *", &v1alpha1.Check{Started: at, Ended: at}
+		}
+	}
+	cases := map[string]struct {
+		conditions []metav1.Condition
+		change     func(*v1alpha1.TalosCluster)
+		roll       *v1alpha1.ImageRoll
+		want       string
+		rank       int
+	}{
+		"new":                    {want: "not looked at yet open", rank: rankOpen},
+		"in sync":                {conditions: ready(true, "InSync"), want: "in sync good", rank: rankGood},
+		"drifted":                {conditions: ready(false, "Drifted"), want: "drifted open", rank: rankOpen},
+		"stalled":                {conditions: stalled, want: "refused bad", rank: rankTrouble},
+		"suspended":              {conditions: ready(true, "Suspended"), want: "suspended open", rank: rankOpen},
+		"unread":                 {conditions: ready(false, "Drifted"), change: func(c *v1alpha1.TalosCluster) { c.Status.Nodes = &v1alpha1.Nodes{Total: 3, Unread: 1} }, want: "drifted open", rank: rankTrouble},
+		"awaiting approval":      {conditions: ready(false, "Rolling"), roll: roll(v1alpha1.PhaseAwaitingApproval), want: "awaiting approval open", rank: rankPerson},
+		"rolling":                {conditions: ready(false, "Rolling"), roll: roll(v1alpha1.PhaseRolling), want: "rolling open", rank: rankOpen},
+		"rolled":                 {conditions: ready(true, "InSync"), roll: roll(v1alpha1.PhaseSucceeded), want: "in sync good", rank: rankGood},
+		"failed in a fleet":      {conditions: ready(false, "Drifted"), roll: roll(v1alpha1.PhaseFailed), want: "roll failed bad", rank: rankTrouble},
+		"failed, in sync since":  {conditions: ready(true, "InSync"), roll: roll(v1alpha1.PhaseFailed), want: "in sync good", rank: rankGood},
+		"checked":                {conditions: ready(true, "InSync"), change: checked(1), want: "in sync good", rank: rankGood},
+		"overdue":                {conditions: ready(true, "InSync"), change: checked(14), want: "in sync good late", rank: rankTrouble},
+		"overdue, but is rolled": {conditions: ready(false, "Rolling"), change: checked(14), roll: roll(v1alpha1.PhaseRolling), want: "rolling open", rank: rankOpen},
+		"deleted":                {conditions: ready(true, "InSync"), change: func(c *v1alpha1.TalosCluster) { c.DeletionTimestamp = new(metav1.Now()) }, want: "being deleted open", rank: rankOpen},
+	}
+	for name, c := range cases {
+		cluster := &v1alpha1.TalosCluster{Status: v1alpha1.TalosClusterStatus{Conditions: c.conditions}}
+		if c.change != nil {
+			c.change(cluster)
+		}
+		line := l.clusterLine(cluster, c.roll)
+		got := line.State.Word + " " + line.State.Mood
+		if line.Late {
+			got += " late"
+		}
+		if got != c.want || line.rank != c.rank {
+			t.Errorf("%s: %s, rank %d, want %s, rank %d", name, got, line.rank, c.want, c.rank)
+		}
+	}
+}
+
+func TestWindow(t *testing.T) {
+	t.Parallel()
+	l := noon(t)
+	six := metav1.Duration{Duration: 6 * time.Hour}
+	for want, windows := range map[string][]v1alpha1.Window{
+		"always open":            nil,
+		"open until 16:00":       {{Schedule: "0 10 * * *", Duration: six}},
+		"opens 22:00":            {{Schedule: "0 22 * * *", Duration: six}},
+		"opens 2026-11-29 04:00": {{Schedule: "0 4 * * *", Duration: six}},
+		"can't be read":          {{Schedule: "daily at ten", Duration: six}},
+		"opens 21:00":            {{Schedule: "0 22 * * 6", Duration: six, TimeZone: "Europe/Oslo"}, {Schedule: "0 1 1 1 *", Duration: six}},
+	} {
+		must.Equal(t, "value", want, l.window(v1alpha1.TalosClusterSpec{Windows: windows}))
+	}
+}
+
+// The state of a wave is that of its FleetRoll while it is the one that runs.
+func TestStages(t *testing.T) {
+	t.Parallel()
+	l := noon(t)
+	member := func(stage string, phase v1alpha1.MemberPhase) v1alpha1.Member {
+		return v1alpha1.Member{Cluster: stage, Stage: stage, Phase: phase}
+	}
+	began := new(metav1.NewTime(l.at))
+	cases := map[string]struct {
+		at     string
+		reason string
+		phases [2]v1alpha1.MemberPhase
+		ended  bool
+		want   string
+	}{
+		"rolling":   {"one", "Rolling", [2]v1alpha1.MemberPhase{v1alpha1.MemberRunning, v1alpha1.MemberWaiting}, false, "rolling open, not begun "},
+		"soaking":   {"one", "Soaking", [2]v1alpha1.MemberPhase{v1alpha1.MemberDone, v1alpha1.MemberWaiting}, false, "soaking open, not begun "},
+		"approval":  {"two", "AwaitingApproval", [2]v1alpha1.MemberPhase{v1alpha1.MemberDone, v1alpha1.MemberWaiting}, false, "done good, awaiting approval open"},
+		"paused":    {"two", "Paused", [2]v1alpha1.MemberPhase{v1alpha1.MemberDone, v1alpha1.MemberRunning}, false, "done good, paused open"},
+		"aborted":   {"two", "Aborted", [2]v1alpha1.MemberPhase{v1alpha1.MemberDone, v1alpha1.MemberFailed}, true, "done good, aborted open"},
+		"succeeded": {"two", "Succeeded", [2]v1alpha1.MemberPhase{v1alpha1.MemberDone, v1alpha1.MemberDone}, true, "done good, done good"},
+	}
+	for name, c := range cases {
+		f := &v1alpha1.FleetRoll{Spec: v1alpha1.FleetRollSpec{Stages: []v1alpha1.Stage{{Name: "one"}, {Name: "two"}}}}
+		f.Status = v1alpha1.FleetRollStatus{Started: began, Stage: c.at, Conditions: ready(name == "succeeded", c.reason), Members: []v1alpha1.Member{member("one", c.phases[0]), member("two", c.phases[1])}}
+		if c.ended {
+			f.Status.Ended = began
+		}
+		var got []string
+		for _, s := range f.Spec.Stages {
+			v := l.stage(f, s, nil)
+			got = append(got, v.Word+" "+v.Mood)
+		}
+		must.Equal(t, name, c.want, strings.Join(got, ", "))
+	}
+}
+
+// A table shows the beginning of a message, and nothing of one that says that all is well.
+func TestShort(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[state]string{
+		{Mood: bad, Why: "one\ntwo"}: "one", {Mood: good, Why: "one"}: "", {Mood: open}: "",
+		{Mood: bad, Why: strings.Repeat("wörter ", 20)}: strings.TrimSpace(strings.Repeat("wörter ", 15)) + " …",
+		{Mood: bad, Why: strings.Repeat("ö", 200)}:      strings.Repeat("ö", 110) + " …",
+	} {
+		must.Equal(t, s.Why, want, s.Short())
+	}
+}
+
+const hostile = `"><script>alert(1)</script><img src=x onerror=alert(1)>';$(reboot) ` + "\x1b[31m\u202e " + secret
+
+// fill puts hostile text into every string of a value, and one element into each list and pointer.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(hostile)
+	case reflect.Int32, reflect.Int64:
+		v.SetInt(3)
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem())
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0))
+	case reflect.Struct:
+		for _, field := range v.Fields() {
+			if field.CanSet() && v.Type() != reflect.TypeFor[metav1.Time]() {
+				fill(field)
+			}
+		}
+	}
+}
+
+// filled puts three hostile objects, whose names alone are as Kubernetes wants them, into a store. conditions
+// are those of v1alpha1 that have hostile reasons and messages.
+func filled(t *testing.T, phase v1alpha1.RollPhase, ready string) pagetest.Store {
+	t.Helper()
+	conditions := []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: ready, Message: hostile + "\n" + hostile}}
+	c, r, f := &v1alpha1.TalosCluster{}, &v1alpha1.ImageRoll{}, &v1alpha1.FleetRoll{}
+	for _, part := range []any{&c.Spec, &c.Status, &r.Spec, &r.Status, &f.Spec, &f.Status} {
+		fill(reflect.ValueOf(part).Elem())
+	}
+	c.Spec.Windows, c.Spec.Drift.Schedule, c.Spec.Drift.TimeZone = nil, "17 * * * *", ""
+	c.Name, c.Status.Conditions = "a", conditions
+	r.Name, r.Status.Conditions, r.Spec.ClusterName, r.Status.Phase = "a-1", conditions, "a", phase
+	f.Name, f.Status.Conditions = "f", conditions
+	r.Labels = map[string]string{v1alpha1.LabelFleet: "f", v1alpha1.LabelCluster: hostile}
+	f.Spec.Stages[0].Name, f.Status.Stage, f.Status.Members[0].Stage, f.Status.Members[0].Roll = "all", "all", "all", "a-1"
+	store := stored(t, nil)
+	c.Namespace, r.Namespace, f.Namespace = "ns", "ns", "ns"
+	for _, err := range []error{store.Create(t.Context(), c), store.Create(t.Context(), r), store.Create(t.Context(), f)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return store
+}
+
+var all = []string{"/", "/clusters/ns/a", "/rolls/ns/a-1", "/fleets", "/fleets/ns/f"}
+
+// Text of objects adds no markup, no control character and no secret to a page, and nothing to a command that
+// a person copies.
+func TestForeignText(t *testing.T) {
+	t.Parallel()
+	for _, phase := range []v1alpha1.RollPhase{v1alpha1.PhaseAwaitingApproval, v1alpha1.PhaseRolling, v1alpha1.PhaseFailed, hostile} {
+		for _, reason := range []string{v1alpha1.ReasonAwaitingApproval, v1alpha1.ReasonStageFailed, v1alpha1.ReasonPaused, hostile} {
+			v := browse(t, filled(t, phase, reason))
+			for _, path := range all {
+				page := v.page(path)
+				for _, wrong := range []string{"<script>", "<img", "\x1b", "\u202e", "5ec0ffee"} {
+					if strings.Contains(page, wrong) {
+						t.Errorf("%s has %q:\n%s", path, wrong, page)
+					}
+				}
+				if path != "/fleets" && !strings.Contains(page, "&lt;script&gt;") {
+					t.Errorf("%s lacks the text", path)
+				}
+				for _, command := range strings.Split(page, "<pre>kubectl ")[1:] {
+					if line, _, _ := strings.Cut(command, "</pre>"); strings.Contains(line, "reboot") {
+						t.Errorf("%s has the command kubectl %s", path, line)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Objects that the operator has not looked at yet have pages, too.
+func TestNew(t *testing.T) {
+	t.Parallel()
+	v := browse(t, stored(t, []byte(`
+apiVersion: recast.dev/v1alpha1
+kind: TalosCluster
+metadata: {namespace: ns, name: a}
+---
+apiVersion: recast.dev/v1alpha1
+kind: ImageRoll
+metadata: {namespace: ns, name: a-1}
+spec: {clusterName: a}
+---
+apiVersion: recast.dev/v1alpha1
+kind: FleetRoll
+metadata: {namespace: ns, name: f}
+spec: {stages: [{name: all, selector: {}}]}
+`)))
+	for path, want := range map[string]string{
+		"/": "a ns not begun", "/clusters/ns/a": "no check has ended yet", "/rolls/ns/a-1": "not begun", "/fleets": "f ns not looked at yet 0 of 0 done", "/fleets/ns/f": "Stage all not begun 0 of 0 clusters done",
+	} {
+		must.Contain(t, path, v.words(path), want)
+	}
+	none := browse(t, stored(t, nil))
+	for path, want := range map[string]string{"/": "there is no TalosCluster", "/fleets": "there is no FleetRoll"} {
+		must.Contain(t, path, none.words(path), want)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -21,8 +20,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var wanted = map[string]string{"recast.yaml": "version: 1\n", "schematics/base.yaml": "customization: {}\n"}
@@ -34,19 +33,15 @@ func write(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for file, text := range files {
 		file = filepath.Join(dir, file)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 }
 
 func read(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
-	err := filepath.WalkDir(dir, func(file string, e os.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(dir, func(file string, e os.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
 			return err
 		}
@@ -57,10 +52,7 @@ func read(t *testing.T, dir string) map[string]string {
 		rel, _ := filepath.Rel(dir, file)
 		files[filepath.ToSlash(rel)] = string(b)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return files
 }
 
@@ -71,9 +63,7 @@ func TestConfigMap(t *testing.T) {
 		volume, into := t.TempDir(), t.TempDir()
 		write(t, filepath.Join(volume, "..2026"), files)
 		for file := range files {
-			if err := os.Symlink(filepath.Join("..2026", file), filepath.Join(volume, file)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Symlink(filepath.Join("..2026", file), filepath.Join(volume, file)))
 		}
 		revision, hash, err := Fetch(t.Context(), v1alpha1.Source{ConfigMap: &v1alpha1.ConfigMapSource{Name: "a"}}, volume, "", into)
 		if err == nil && hash != revision {
@@ -85,9 +75,7 @@ func TestConfigMap(t *testing.T) {
 	if err != nil || revision != wantedHash {
 		t.Fatalf("revision %q: %v", revision, err)
 	}
-	if diff := cmp.Diff(wanted, got); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "files", wanted, got)
 	if _, other, err := fetch(map[string]string{"recast.yaml": "version: 1\n", "schematics__base.yaml": "customization: {} # changed\n"}); err != nil || other == revision {
 		t.Errorf("other files have the same revision %q: %v", other, err)
 	}
@@ -183,44 +171,24 @@ func TestOCI(t *testing.T) {
 	zip := gzip.NewWriter(&archive)
 	files := tar.NewWriter(zip)
 	for file, text := range map[string]string{"./prod/recast.yaml": "version: 1\n", "prod/schematics/base.yaml": "customization: {}\n", "README.md": "x"} {
-		if err := files.WriteHeader(&tar.Header{Name: file, Mode: 0o644, Size: int64(len(text))}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := files.Write([]byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, files.WriteHeader(&tar.Header{Name: file, Mode: 0o644, Size: int64(len(text))}))
+		must.Get(files.Write([]byte(text)))(t)
 	}
-	if err := files.WriteHeader(&tar.Header{Name: "prod/link", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := files.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := zip.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, files.WriteHeader(&tar.Header{Name: "prod/link", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}))
+	must.Do(t, files.Close())
+	must.Do(t, zip.Close())
 	img, err := mutate.AppendLayers(mutate.MediaType(empty.Image, types.OCIManifestSchema1), static.NewLayer(archive.Bytes(), fluxLayer))
 	if err != nil {
 		t.Fatal(err)
 	}
 	host := strings.TrimPrefix(server.URL, "http://")
-	ref, err := name.ParseReference(host + "/clusters:latest")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Write(ref, img, remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	digest, err := img.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ref := must.Get(name.ParseReference(host + "/clusters:latest"))(t)
+	must.Do(t, remote.Write(ref, img, remote.WithContext(t.Context())))
+	digest := must.Get(img.Digest())(t)
 	into := t.TempDir()
 	revision, hash, err := Fetch(t.Context(), v1alpha1.Source{OCI: &v1alpha1.OCISource{Reference: ref.String(), Path: "prod"}}, "", "", into)
 	if err != nil || revision != digest.String() || hash != wantedHash {
 		t.Fatalf("revision %s, want %s; hash of the files %s: %v", revision, digest, hash, err)
 	}
-	if diff := cmp.Diff(wanted, read(t, into)); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "files", wanted, read(t, into))
 }

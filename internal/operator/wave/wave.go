@@ -15,7 +15,6 @@ import (
 // Phase is how far a member is.
 type Phase int
 
-// The values of Phase.
 const (
 	Waiting Phase = iota
 	Running
@@ -23,14 +22,12 @@ const (
 	Failed
 )
 
-// Member is a cluster.
 type Member struct {
 	Name, Stage, Site string
 	Phase             Phase
 	Ended             time.Time // if it is Done or Failed
 }
 
-// Stage is a part of a fleet.
 type Stage struct {
 	Name             string
 	MaxConcurrent    int // 0: what the fleet may
@@ -44,7 +41,6 @@ type Stage struct {
 // State is what a person wants.
 type State int
 
-// The values of State.
 const (
 	Run State = iota
 	Pause
@@ -65,7 +61,6 @@ type Fleet struct {
 // Reason is what a fleet waits for, or why it is over.
 type Reason int
 
-// The values of Reason.
 const (
 	Rolling    Reason = iota // members run or begin
 	Soaking                  // the stage's soak time has not passed

@@ -15,13 +15,16 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/docs/runbooks"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/style"
+	"github.com/russross/blackfriday/v2"
 )
 
-// Options are what a site puts into the layout.
 type Options struct {
 	Name  string      // of the site
 	Of    string      // what its pages show: "cluster prod"
@@ -36,7 +39,6 @@ type Options struct {
 	Hide func(string) string
 }
 
-// Frame draws the pages of a site.
 type Frame struct {
 	Options
 	pages map[string]*template.Template
@@ -45,7 +47,6 @@ type Frame struct {
 //go:embed pages
 var files embed.FS
 
-// New reads the templates.
 func New(o Options) (*Frame, error) {
 	f := &Frame{Options: o, pages: map[string]*template.Template{}}
 	layout, err := template.New("layout").Funcs(template.FuncMap{
@@ -62,7 +63,6 @@ func New(o Options) (*Frame, error) {
 	return f, errors.Join(f.add(layout, files, "missing", "runbooks", "runbook"), f.add(layout, o.Pages, o.Names...))
 }
 
-// add reads the templates of pages.
 func (f *Frame) add(layout *template.Template, from fs.FS, names ...string) error {
 	for _, name := range names {
 		page, err := layout.Clone()
@@ -77,7 +77,6 @@ func (f *Frame) add(layout *template.Template, from fs.FS, names ...string) erro
 	return nil
 }
 
-// View is the data of a page.
 type View struct {
 	Title string // of a tab: it is that tab
 	Again int    // seconds after which a browser without scripts loads it again; 0: never
@@ -98,7 +97,6 @@ func (f *Frame) Render(w http.ResponseWriter, status int, name string, v View) {
 	_, _ = io.WriteString(w, foreign.Lines(page.String())) // the browser has gone away otherwise
 }
 
-// Missing says that there is no such page.
 func (f *Frame) Missing(w http.ResponseWriter, why string) {
 	f.Render(w, http.StatusNotFound, "missing", View{Title: "Not found", Body: why})
 }
@@ -167,3 +165,52 @@ const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect
 
 // Refuse answers to a request that is not allowed.
 func Refuse(w http.ResponseWriter, why string) { http.Error(w, "refused: "+why, http.StatusForbidden) }
+
+type runbook struct{ Code, Title string }
+
+func (f *Frame) runbooksPage(w http.ResponseWriter, _ *http.Request) {
+	var list []runbook
+	for _, code := range fault.AllCodes() {
+		list = append(list, runbook{string(code), runbooks.Title(string(code))})
+	}
+	f.Render(w, http.StatusOK, "runbooks", View{Title: "Runbooks", Body: list})
+}
+
+func (f *Frame) runbookPage(w http.ResponseWriter, r *http.Request) {
+	code := r.PathValue("code")
+	text, found := runbooks.Page(code)
+	if !found {
+		f.Missing(w, "there is no such runbook")
+		return
+	}
+	heading, text, _ := strings.Cut(text, "\n")
+	f.Render(w, http.StatusOK, "runbook", View{Title: strings.TrimPrefix(heading, "# "), Body: markdown(text)})
+}
+
+// markdown renders a page that is built in. Its links to other runbooks stay here, those to
+// the rest of the documentation lead to where it is published.
+func markdown(text string) template.HTML {
+	html := blackfriday.NewHTMLRenderer(blackfriday.HTMLRendererParameters{Flags: blackfriday.SkipHTML})
+	tree := blackfriday.New(blackfriday.WithExtensions(blackfriday.CommonExtensions)).Parse([]byte(text))
+	var out strings.Builder
+	tree.Walk(func(n *blackfriday.Node, entering bool) blackfriday.WalkStatus {
+		if n.Type == blackfriday.Link && entering {
+			n.Destination = []byte(linked(string(n.Destination)))
+		}
+		return html.RenderNode(&out, n, entering)
+	})
+	return template.HTML(out.String()) //nolint:gosec // from a page that is built in
+}
+
+func linked(to string) string {
+	name, _, _ := strings.Cut(to, "#")
+	code, isPage := strings.CutSuffix(name, ".md")
+	_, here := runbooks.Page(code)
+	switch {
+	case isPage && here:
+		return code
+	case name == "", strings.Contains(to, "://"):
+		return to
+	}
+	return strings.TrimSuffix(runbooks.URL(""), ".md") + to
+}

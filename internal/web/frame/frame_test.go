@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // A request passes if its Host header names this machine: at the port of the pages, or at that which
@@ -50,8 +52,6 @@ func TestLinked(t *testing.T) {
 		"no-join.md": "no-join", "../notes/proxmox.md#undo-by-hand": "https://github.com/recast-sh/recast/blob/main/docs/runbooks/../notes/proxmox.md#undo-by-hand",
 		"https://example.com/a.md": "https://example.com/a.md", "#here": "#here",
 	} {
-		if got := linked(to); got != want {
-			t.Errorf("%s became %s, want %s", to, got, want)
-		}
+		must.Equal(t, to, want, linked(to))
 	}
 }

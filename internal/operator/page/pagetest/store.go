@@ -18,13 +18,11 @@ import (
 	"github.com/recast-sh/recast/api/v1alpha1"
 )
 
-// Store has objects as the operator's cache has them.
 type Store struct {
 	client.Client
 	decoder runtime.Decoder
 }
 
-// New makes an empty store.
 func New() (Store, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {

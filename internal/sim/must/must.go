@@ -1,0 +1,55 @@
+// Package must ends a test at what it can't go on without, and compares values.
+package must
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Do ends the test with an error.
+func Do(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Get is the value of a call, whose error ends the test: must.Get(os.ReadFile(name))(t).
+func Get[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		Do(t, err)
+		return v
+	}
+}
+
+// Equal reports how a value differs from the wanted one. The test goes on.
+func Equal(t testing.TB, what string, want, got any, opts ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, opts...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// Each runs a test of its own for each case, all at the same time.
+func Each[C any](t *testing.T, cases map[string]C, f func(t *testing.T, c C)) {
+	t.Helper()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f(t, c)
+		})
+	}
+}
+
+// Contain reports what a text lacks. The test goes on.
+func Contain(t testing.TB, what, text string, wanted ...string) {
+	t.Helper()
+	for _, want := range wanted {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s lacks %q:\n%s", what, want, text)
+		}
+	}
+}
