@@ -29,17 +29,13 @@ func TestBackup(t *testing.T) {
 		for _, name := range controlPlanes {
 			endpoints = append(endpoints, lab.node(name).Addr.String())
 		}
-		config, err := lab.Talos.Talosconfig(role.EtcdBackup, endpoints...)
-		must(t, err)
+		config := valueOf(lab.Talos.Talosconfig(role.EtcdBackup, endpoints...))(t)
 		lab.Write("talosconfig", config)
 		changes := lab.Recorder.Mutations()
 		var files []string
 		for range 3 {
-			res, err := lab.Client().Backup(t.Context(), pipeline.BackupOptions{Keep: 2})
-			must(t, err)
-			if len(res.Warnings) > 0 || res.Revision == 0 || len(res.Members) != 3 {
-				t.Errorf("%+v", res)
-			}
+			res := valueOf(lab.Client().Backup(t.Context(), pipeline.BackupOptions{Keep: 2}))(t)
+			require(t, len(res.Warnings) == 0 && res.Revision != 0 && len(res.Members) == 3, "%+v", res)
 			if files = append(files, filepath.Base(res.File)); len(files) > 2 && !cmp.Equal(res.Removed, files[:1]) {
 				t.Errorf("removed %q, want %q", res.Removed, files[:1])
 			}
@@ -53,14 +49,10 @@ func TestBackup(t *testing.T) {
 		lab.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3")
 		lab.breakEtcd(talosapi.EtcdFault{Hung: true}, "cp2")
 		time.Sleep(10 * time.Second)
-		res, err := back("one.db")
-		if err != nil || len(lab.Read("one.db")) != int(res.SizeBytes) {
-			t.Fatalf("%+v, %v", res, err)
-		}
+		res := valueOf(back("one.db"))(t)
+		mustBe(t, len(lab.Read("one.db")) == int(res.SizeBytes), "%+v", res)
 		for _, text := range []string{"cp2 does not answer: 127.42.7.12: gave up after 15s: read etcd's status", "alarm NOSPACE on member cp3"} {
-			if !strings.Contains(strings.Join(res.Warnings, "\n"), text) {
-				t.Errorf("no warning %q in %q", text, res.Warnings)
-			}
+			require(t, strings.Contains(strings.Join(res.Warnings, "\n"), text), "no warning %q in %q", text, res.Warnings)
 		}
 		if _, err := back("one.db"); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "one.db exists already") {
 			t.Errorf("overwritten: %v", err)
@@ -77,9 +69,7 @@ func TestBackup(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if now := lab.Recorder.Mutations(); now != changes {
-			t.Errorf("%d calls that change something, before: %d", now, changes)
-		}
+		requireSame(t, changes, lab.Recorder.Mutations(), "… calls that change something (-want +got)")
 	})
 }
 
@@ -94,23 +84,21 @@ func (l *Lab) snapshotFiles() []string {
 	}
 	var names []string
 	for _, e := range entries {
-		info, err := e.Info()
-		must(l.t, err)
+		info := valueOf(e.Info())(l.t)
 		if info.Mode().Perm() != 0o600 {
 			l.t.Errorf("%s has mode %s", e.Name(), info.Mode())
 		}
 		b := l.Read(filepath.Join(snapshots, e.Name()))
 		body := b[:max(0, len(b)-sha256.Size)]
-		if sum := sha256.Sum256(body); len(body) < 4096 || !bytes.Equal(sum[:], b[len(body):]) {
-			l.t.Errorf("%s (%d bytes) does not match its checksum", e.Name(), len(b))
-		}
+		sum := sha256.Sum256(body)
+		require(l.t, len(body) >= 4096 && bytes.Equal(sum[:], b[len(body):]),
+			"%s (%d bytes) does not match its checksum", e.Name(), len(b))
 		names = append(names, e.Name())
 	}
 	return names
 }
 
 func TestSnapshotOfEtcd(t *testing.T) {
-	long(t)
 	cut, flipped, broken := talosapi.EtcdFault{Snapshot: talosapi.SnapshotCut}, talosapi.EtcdFault{Snapshot: talosapi.SnapshotFlipped}, talosapi.EtcdFault{Snapshot: talosapi.SnapshotBroken}
 	type story struct {
 		faults map[string]talosapi.EtcdFault
@@ -126,7 +114,7 @@ func TestSnapshotOfEtcd(t *testing.T) {
 			"no control plane gave a snapshot of etcd that can be used",
 		}},
 	}
-	eachInLab(t, threePlanes, cases, func(t *testing.T, lab *Lab, c story) {
+	eachLong(t, threePlanes, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
 		for node, f := range c.faults {
 			lab.breakEtcd(f, node)
@@ -142,9 +130,8 @@ func TestSnapshotOfEtcd(t *testing.T) {
 			return nil
 		}, nil)
 		_, err := lab.Client().Roll(t.Context(), policyFor("cp1"))
-		if diff := cmp.Diff(c.asked, asked); diff != "" || touched {
-			t.Errorf("asked for a snapshot (-want +got), after cp1 was touched: %t\n%s", touched, diff)
-		}
+		diff := cmp.Diff(c.asked, asked)
+		require(t, diff == "" && !touched, "asked for a snapshot (-want +got), after cp1 was touched: %t\n%s", touched, diff)
 		var want []string
 		if c.texts == nil {
 			want = []string{"etcd-lab-20000101-0000-feed.db"}
@@ -159,13 +146,10 @@ func TestSnapshotOfEtcd(t *testing.T) {
 
 // TestASnapshotForEachRunThatTakesAControlPlane: none for runs with only workers.
 func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension) // only workers have it
 		lab.mustRoll("20000101-0000-0001", planning.Policy{})
-		if files := lab.snapshotFiles(); len(files) > 0 {
-			t.Errorf("a roll of workers left %q", files)
-		}
+		requireNone(t, lab.snapshotFiles(), "a roll of workers left")
 		var want []string
 		for _, run := range []string{"20000101-0000-0002", "20000101-0000-0003"} {
 			lab.Patch(everywhere)
@@ -174,17 +158,14 @@ func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
 			requireSame(t, want, lab.snapshotFiles(), "files (-want +got)")
 		}
 		calls := slices.DeleteFunc(lab.Recorder.Calls(), func(c record.Call) bool { return !strings.HasSuffix(c.Method, "/EtcdSnapshot") })
-		if len(calls) != 2 {
-			t.Errorf("%d snapshots were asked for: %+v", len(calls), calls)
-		}
+		require(t, len(calls) == 2, "%d snapshots were asked for: %+v", len(calls), calls)
 	})
 }
 
 // TestTheSnapshotOfTheRunThatIsResumed: the snapshot from before the crash is used for the
 // rest of that run, unless it was damaged.
 func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
-	long(t)
-	eachInLab(t, threePlanes, map[string]bool{"whole": false, "spoilt": true}, func(t *testing.T, lab *Lab, spoil bool) {
+	eachLong(t, threePlanes, map[string]bool{"whole": false, "spoilt": true}, func(t *testing.T, lab *Lab, spoil bool) {
 		lab.Patch(everywhere)
 		lab.Client().rollKilled(onServer("/qemu/9001/status/shutdown POST"), policyFor(controlPlanes...))
 		file := filepath.Join(snapshots, "etcd-lab-20000101-0000-feed.db")
@@ -194,11 +175,8 @@ func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 		before := len(lab.Recorder.Calls())
 		lab.mustRoll("20000101-0000-feed", policyFor(controlPlanes...))
 		asked := slices.DeleteFunc(lab.Recorder.Calls()[before:], func(c record.Call) bool { return !strings.HasSuffix(c.Method, "/EtcdSnapshot") })
-		if spoil != (len(asked) == 1) {
-			t.Errorf("asked for a snapshot again: %+v", asked)
-		}
-		if files := lab.snapshotFiles(); len(files) != 1 {
-			t.Errorf("files %q", files)
-		}
+		require(t, spoil == (len(asked) == 1), "asked for a snapshot again: %+v", asked)
+		files := lab.snapshotFiles()
+		require(t, len(files) == 1, "files %q", files)
 	})
 }

@@ -44,9 +44,7 @@ func (l *Lab) newCluster(controlPlanes, workers, hosts int) (nodes []string) {
 func (l *Lab) draft(d draft) drafted {
 	l.t.Helper()
 	if d.ours == nil {
-		var err error
-		d.ours, err = talosapi.NewCluster(sim.ClusterName, "https://127.42.7.10:6443", sim.TalosVersion, sim.KubernetesVersion)
-		must(l.t, err)
+		d.ours = valueOf(talosapi.NewCluster(sim.ClusterName, "https://127.42.7.10:6443", sim.TalosVersion, sim.KubernetesVersion))(l.t)
 	}
 	l.Guard(d.ours.Secrets)
 	l.allowShape()
@@ -64,8 +62,7 @@ func (l *Lab) draft(d draft) drafted {
 		if !m.ControlPlane {
 			m.Documents = d.documents
 		}
-		config, err := d.ours.MachineConfig(m)
-		must(l.t, err)
+		config := valueOf(d.ours.MachineConfig(m))(l.t)
 		files[node] = config
 	}
 	for i := range d.controlPlanes {
@@ -77,12 +74,10 @@ func (l *Lab) draft(d draft) drafted {
 	made.lock = l.Configure(text.String())
 	l.Replace("recast.yaml", "roll:\n", fmt.Sprintf("roll:\n  maxUnavailable: {workers: 1, perHost: %d}\n", d.controlPlanes+d.workers))
 	l.MachineConfig = files.read
-	p, err := l.Client().Project()
-	must(l.t, err)
+	p := valueOf(l.Client().Project())(l.t)
 	config, endpoints, err := configs.Begin(l.t.Context(), p, files.read, "cp1")
 	must(l.t, err)
-	access, err := adminconfig.Of(sim.ClusterName, config, endpoints)
-	must(l.t, err)
+	access := valueOf(adminconfig.Of(sim.ClusterName, config, endpoints))(l.t)
 	l.Write("talosconfig", access.Talosconfig)
 	l.Write("kubeconfig", access.Kubeconfig)
 	return made
@@ -95,9 +90,7 @@ func (l *Lab) requireNodes(t *testing.T, nodes []string) {
 	requireInSync(t, l)
 	var planes []string
 	for _, node := range nodes {
-		if made := l.made([]string{node}); made != 1 {
-			t.Errorf("there are %d VMs %s", made, node)
-		}
+		requireSame(t, 1, l.made([]string{node}), "there are … VMs %s (-want +got)", node)
 		if strings.HasPrefix(node, "cp") {
 			planes = append(planes, node)
 		}
@@ -132,14 +125,10 @@ func TestBootstrap(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, s struct{ controlPlanes, workers int }) {
 		nodes := lab.newCluster(s.controlPlanes, s.workers, 3)
 		rep, err := lab.Client().Bootstrap(t.Context(), "cp1")
-		if err != nil {
-			t.Fatalf("%v\n%s", err, rep.Outcome)
-		}
+		mustBe(t, err == nil, "%v\n%s", err, rep.Outcome)
 		requireCluster(t, lab, nodes...)
-		again, err := lab.Client().Bootstrap(t.Context(), "cp1")
-		if err != nil || again.Outcome != "nothing to do" {
-			t.Errorf("again: %s, %v", again.Outcome, err)
-		}
+		again := valueOf(lab.Client().Bootstrap(t.Context(), "cp1"))(t)
+		require(t, again.Outcome == "nothing to do", "again: %s", again.Outcome)
 	})
 }
 
@@ -161,9 +150,7 @@ func TestBootstrapTakesAsLongAsItsLongestChain(t *testing.T) {
 	chain, all := took(1, 1), took(3, 5)
 	ratio := float64(all) / float64(chain)
 	t.Logf("%s for one control plane and a worker, %s for 3 + 5 nodes: %.2f times", chain, all, ratio)
-	if ratio > 1.1 {
-		t.Errorf("3 + 5 nodes take %.2f times as long as one control plane and then a worker", ratio)
-	}
+	require(t, ratio <= 1.1, "3 + 5 nodes take %.2f times as long as one control plane and then a worker", ratio)
 }
 
 // founding is a cluster that is to be made.

@@ -18,15 +18,11 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// destroyVM destroys a VM as an administrator does.
+// destroyVM destroys a VM as an administrator, or a dead host, does.
 func (l *Lab) destroyVM(id int) {
 	l.t.Helper()
 	must(l.t, l.World.PowerOff(id))
-	upid, err := l.World.DestroyVM("root@pam", "pve1", world.DestroyRequest{ID: id})
-	must(l.t, err)
-	if task, _ := l.World.WaitTask(upid); task.ExitStatus != "OK" {
-		l.t.Fatalf("destroy VM %d: %s", id, task.ExitStatus)
-	}
+	l.done(l.World.DestroyVM("root@pam", l.hostOf(id), world.DestroyRequest{ID: id}))
 }
 
 // squatter is a blank machine at an address.
@@ -88,11 +84,10 @@ func TestBootstrapRefused(t *testing.T) {
 			after = s.before(lab, d)
 		}
 		there := lab.made(d.nodes)
-		_, err := lab.as(firstRun).Bootstrap(t.Context(), s.first)
-		requireRefused(t, err, s.says)
-		if made := lab.made(d.nodes) - there; made != s.made || len(lab.EtcdMembers()) != s.etcd {
-			t.Errorf("%d VMs were made, and etcd has %+v", made, lab.EtcdMembers())
-		}
+		requireRefused(t, errOf(lab.as(firstRun).Bootstrap(t.Context(), s.first)), s.says)
+		made := lab.made(d.nodes) - there
+		require(t, made == s.made && len(lab.EtcdMembers()) == s.etcd,
+			"%d VMs were made, and etcd has %+v", made, lab.EtcdMembers())
 		after()
 		must(t, errOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1")))
 		requireCluster(t, lab, d.nodes...)
@@ -126,17 +121,12 @@ func foundling(l *Lab, d drafted) func() {
 // TestBootstrapAfterACluster: a cluster whose machines are gone is not made a second time while disks of
 // it are kept.
 func TestBootstrapAfterACluster(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
 		lab.newCluster(1, 1, 1)
 		must(t, errOf(lab.as(firstRun).Bootstrap(t.Context(), "cp1")))
 		must(t, errOf(lab.as(secondRun).Remove(t.Context(), "wk1")))
 		lab.unlist("wk1")
-		for _, vm := range lab.World.VMs() {
-			if vm.Config["name"] == "cp1" {
-				lab.destroyVM(vm.ID)
-			}
-		}
+		lab.destroyVM(lab.namedVM("cp1").ID)
 		_, err := lab.as(thirdRun).Bootstrap(t.Context(), "cp1")
 		requireRefused(t, err, "has disks of node wk1 of this cluster (recast status lists them): if the cluster is gone for good, recast remove wk1 --free wk1 frees them")
 	})
@@ -144,8 +134,7 @@ func TestBootstrapAfterACluster(t *testing.T) {
 
 // TestBootstrapOfAClusterThatIsThere makes its missing nodes, and nothing else.
 func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
 		lab.newCluster(1, 2, 1)
 		all := lab.Read("recast.yaml")
 		lab.unlist("wk2")
@@ -154,17 +143,13 @@ func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
 		requireDrift(t, lab, "cp1", "wk1")
 		before := lab.World.VMs()
 		lab.Write("recast.yaml", all)
-		rep, err := lab.as(secondRun).Bootstrap(t.Context(), "cp1")
-		must(t, err)
-		if rep.Outcome != "done" {
-			t.Errorf("outcome %q", rep.Outcome)
-		}
+		rep := valueOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1"))(t)
+		require(t, rep.Outcome == "done", "outcome %q", rep.Outcome)
 		requireInSync(t, lab, "cp1", "wk1")
 		for _, vm := range before {
 			now, err := lab.World.LookupVM(vm.Host, vm.ID)
-			if diff := cmp.Diff(vm, now); err != nil || diff != "" {
-				t.Errorf("VM %d (-before +after), %v:\n%s", vm.ID, err, diff)
-			}
+			diff := cmp.Diff(vm, now)
+			require(t, err == nil && diff == "", "VM %d (-before +after), %v:\n%s", vm.ID, err, diff)
 		}
 	})
 }
@@ -173,14 +158,7 @@ func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
 // and the next one finds out what came of it.
 func TestBootstrapLostAnswer(t *testing.T) {
 	const method = "/machine.MachineService/Bootstrap"
-	asked := func(l *Lab) (n int) {
-		for _, c := range l.Recorder.Calls() {
-			if c.Method == method {
-				n++
-			}
-		}
-		return n
-	}
+	asked := func(l *Lab) int { return len(l.sent(0, func(c record.Call) bool { return c.Method == method })) }
 	type story struct {
 		lose func(*Lab, *Client)
 		done bool // the request was carried out
@@ -204,18 +182,15 @@ func TestBootstrapLostAnswer(t *testing.T) {
 		_, err := c.Bootstrap(t.Context(), "cp1")
 		lab.Recorder.Hooks(nil, nil)
 		lab.Silence(nil)
-		if n := asked(lab); n != 1 {
-			t.Errorf("asked %d times", n)
-		}
+		requireSame(t, 1, asked(lab), "asked … times (-want +got)")
 		if s.done {
 			must(t, err)
 		} else {
 			requireFault(t, err, fault.Failed, "run the same command again")
 		}
 		must(t, errOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1")))
-		if n := asked(lab); n > 1 == s.done {
-			t.Errorf("asked %d times in the end", n)
-		}
+		n := asked(lab)
+		require(t, n > 1 != s.done, "asked %d times in the end", n)
 		requireCluster(t, lab, nodes...)
 	})
 }
@@ -249,9 +224,7 @@ func TestTwoBootstrapsAtOnce(t *testing.T) {
 				requireClaimed(t, err, "held by run")
 			}
 		}
-		if lost != 1 {
-			t.Errorf("%d bootstraps lost", lost)
-		}
+		require(t, lost == 1, "%d bootstraps lost", lost)
 		requireCluster(t, lab, nodes...)
 	})
 }

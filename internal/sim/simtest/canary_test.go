@@ -13,9 +13,8 @@ import (
 // them.
 func TestCanarySees(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		if leaks := lab.leaks(); leaks != nil {
-			t.Fatalf("leaks at the beginning: %q", leaks)
-		}
+		leaks := lab.leaks()
+		mustBe(t, leaks == nil, "leaks at the beginning: %q", leaks)
 		b := lab.Talos.Secrets
 		lines := strings.Split(string(b.Certs.K8s.Key), "\n")
 		checked[int](lab)(0, errors.New("line 7: cannot unmarshal `"+lines[1]+"`"))

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -47,20 +46,11 @@ var (
 func (l *Lab) cephDaemon(kind, id, node string) {
 	l.t.Helper()
 	labels := map[string]string{"app": "rook-ceph-" + kind, "ceph_daemon_id": id, kind: id, "topology-location-host": node}
-	l.put(store.Deployments(), &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: "rook-ceph-" + kind + "-" + id, Namespace: "rook-ceph", Labels: labels},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					NodeSelector: map[string]string{corev1.LabelHostname: node},
-					Tolerations:  []corev1.Toleration{{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists}},
-					Containers:   []corev1.Container{{Name: kind, Image: "quay.io/ceph/ceph:v19"}},
-				},
-			},
-		},
-	})
+	l.put(store.Deployments(), deployment("rook-ceph", "rook-ceph-"+kind+"-"+id, labels, corev1.PodSpec{
+		NodeSelector: map[string]string{corev1.LabelHostname: node},
+		Tolerations:  []corev1.Toleration{{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists}},
+		Containers:   []corev1.Container{{Name: kind, Image: "quay.io/ceph/ceph:v19"}},
+	}))
 }
 
 // cephMonitors adds monitors a, b, ... on those nodes.
@@ -74,15 +64,6 @@ func (l *Lab) cephMonitors(nodes ...string) {
 // cephPool adds a pool of a kind, with that content.
 func (l *Lab) cephPool(kind store.Resource, spec map[string]any) {
 	l.put(kind.GroupVersionResource, object(kind, "rook-ceph", "data", map[string]any{"spec": spec}))
-}
-
-// stopCeph stops a daemon.
-func (l *Lab) stopCeph(name string) {
-	l.t.Helper()
-	o := l.stored(store.Deployments(), "rook-ceph", "rook-ceph-"+name)
-	d := o.(*appsv1.Deployment).DeepCopy()
-	d.Spec.Replicas = new(int32(0))
-	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Deployments(), d, store.Main)))
 }
 
 // ceph writes a health of the Ceph cluster.
@@ -126,8 +107,7 @@ func TestPlanOfCeph(t *testing.T) {
 		},
 		"another node's OSD is down": {
 			change: func(l *Lab) {
-				l.stopCeph("osd-1")
-				time.Sleep(5 * time.Second)
+				l.stopProgram("rook-ceph", "rook-ceph-osd-1")
 			},
 			refused: []string{may + "wk2 does not serve all of its own: bring that back first" + off},
 		},
@@ -172,7 +152,7 @@ func TestPlanOfCephPools(t *testing.T) {
 			change: func(l *Lab) {
 				without(store.Deployments(), "rook-ceph", "rook-ceph-osd-0")(l)
 				l.cephMonitors("wk1", "wk2", "cp1")
-				l.stopCeph("mon-c")
+				l.stopProgram("rook-ceph", "rook-ceph-mon-c")
 				time.Sleep(2 * time.Minute)
 			},
 			refused: []string{"Ceph cluster rook-ceph/ceph loses the quorum of its monitors without it: monitor c on cp1 is not in quorum: bring that back first" + off},
@@ -198,12 +178,9 @@ func TestRollWaitsForCeph(t *testing.T) {
 			}
 		}
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if early || seen.most > 1 {
-			t.Errorf("%d at a time; a node went while data was degraded: %v", seen.most, early)
-		}
-		if text := strings.Join(said, "\n"); !strings.Contains(text, "volumes whole with wk1: Ceph cluster rook-ceph/ceph: ") {
-			t.Errorf("said %s", text)
-		}
+		require(t, !early && seen.most <= 1, "%d at a time; a node went while data was degraded: %v", seen.most, early)
+		text := strings.Join(said, "\n")
+		require(t, strings.Contains(text, "volumes whole with wk1: Ceph cluster rook-ceph/ceph: "), "said %s", text)
 		requireInSync(t, lab)
 	})
 }
@@ -255,9 +232,7 @@ func TestPlanOnCephOfHosts(t *testing.T) {
 				plan := lab.plan(planning.Policy{})
 				i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
 				requireSame(t, tc.refused, plan.Nodes[i].Refused, "refused (-want +got)")
-				if warns := slices.Contains(plan.Warn, tc.warn); warns != (tc.warn != "") {
-					t.Errorf("warnings %q", plan.Warn)
-				}
+				requireSame(t, tc.warn != "", slices.Contains(plan.Warn, tc.warn), "warnings %q (-want +got)", plan.Warn)
 			})
 		})
 	}

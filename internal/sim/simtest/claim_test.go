@@ -62,9 +62,8 @@ func (l *Lab) otherToken() cluster.Secret { return l.token("other", "Recast") }
 func requireNoClaim(t *testing.T, lab *Lab) {
 	t.Helper()
 	for _, vm := range lab.World.VMs() {
-		if survey.IsClaim(cluster.VM{Config: vm.Config}) {
-			t.Errorf("VM %d is still a claim: %s", vm.ID, vm.Config["description"])
-		}
+		require(t, !survey.IsClaim(cluster.VM{Config: vm.Config}),
+			"VM %d is still a claim: %s", vm.ID, vm.Config["description"])
 	}
 }
 
@@ -101,12 +100,11 @@ func atPrompt(t *testing.T, ctx context.Context, c *Client) (answer func() rolle
 // TestTwoRollsAtOnce starts a second roll with the first one or soon after it, also from
 // another recast.yaml with proxmox.vmids of its own: one of the two does everything.
 func TestTwoRollsAtOnce(t *testing.T) {
-	long(t)
 	type story struct {
 		token, file bool // the second one has its own
 		late        time.Duration
 	}
-	eachInLab(t, sim.Options{Workers: 2}, map[string]story{
+	eachLong(t, sim.Options{Workers: 2}, map[string]story{
 		"the same token":     {},
 		"two tokens":         {token: true},
 		"two files":          {token: true, file: true},
@@ -136,13 +134,10 @@ func TestTwoRollsAtOnce(t *testing.T) {
 			token, _, _ := strings.Cut(string(clients[i].Token), "=")
 			lost = append(lost, token)
 			requireClaimed(t, r.err, append(vmids, "held by run "+clients[1-i].Run)...)
-			if len(fault.Hints(r.err)) == 0 || r.took > time.Minute {
-				t.Errorf("the loser has hints %q, and it took %s to see that the other one is alive", fault.Hints(r.err), r.took)
-			}
+			require(t, len(fault.Hints(r.err)) != 0 && r.took <= time.Minute,
+				"the loser has hints %q, and it took %s to see that the other one is alive", fault.Hints(r.err), r.took)
 		}
-		if len(lost) != 1 {
-			t.Fatalf("%d rolls lost", len(lost))
-		}
+		mustBe(t, len(lost) == 1, "%d rolls lost", len(lost))
 		for _, task := range lab.World.Tasks() {
 			if s.token && !s.file && task.User == lost[0] { // with a file of its own it makes and deletes a claim
 				t.Errorf("the loser had Proxmox do %s %s", task.Type, task.ID)
@@ -155,8 +150,7 @@ func TestTwoRollsAtOnce(t *testing.T) {
 
 // TestASecondRollChangesNothing rolls while another user looks at a plan.
 func TestASecondRollChangesNothing(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]bool{"the same token": false, "two tokens": true}, func(t *testing.T, lab *Lab, otherToken bool) {
+	eachLong(t, oneWorker(), map[string]bool{"the same token": false, "two tokens": true}, func(t *testing.T, lab *Lab, otherToken bool) {
 		lab.Patch(sim.PatchedExtension)
 		first, second := lab.Client(), lab.second()
 		if otherToken {
@@ -175,9 +169,7 @@ func TestASecondRollChangesNothing(t *testing.T) {
 				t.Errorf("%s %s %s %v was sent", call.Proto, call.Method, call.Path, call.Params)
 			}
 		}
-		if beats == 0 {
-			t.Error("the first run's claim has not beaten")
-		}
+		require(t, beats != 0, "the first run's claim has not beaten")
 		must(t, answer().err)
 		requireDrift(t, lab)
 		requireNoClaim(t, lab)
@@ -186,12 +178,11 @@ func TestASecondRollChangesNothing(t *testing.T) {
 
 // TestTakeOver rolls after the holder of the claim was killed.
 func TestTakeOver(t *testing.T) {
-	long(t)
 	type story struct {
 		elsewhere       bool
 		atLeast, atMost time.Duration
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"on the same machine": {false, 0, 5 * time.Second},
 		"on another machine":  {true, 90 * time.Second, 105 * time.Second},
 	}, func(t *testing.T, lab *Lab, c story) {
@@ -208,12 +199,10 @@ func TestTakeOver(t *testing.T) {
 		start := time.Now()
 		must(t, second.roll(planning.Policy{})(t.Context()))
 		// The images exist already: the time until the plan is due to the claim alone.
-		if took := asked.Sub(start); took < c.atLeast || took > c.atMost {
-			t.Errorf("taken over after %s, want %s to %s", took, c.atLeast, c.atMost)
-		}
-		if r := killed(); r.err == nil {
-			t.Error("the killed roll says that it succeeded")
-		}
+		took := asked.Sub(start)
+		require(t, took >= c.atLeast && took <= c.atMost, "taken over after %s, want %s to %s", took, c.atLeast, c.atMost)
+		r := killed()
+		require(t, r.err != nil, "the killed roll says that it succeeded")
 		requireInSync(t, lab)
 		requireNoClaim(t, lab)
 	})
@@ -222,8 +211,7 @@ func TestTakeOver(t *testing.T) {
 // TestASlowHolderKeepsItsClaim delays every answer of Proxmox to the first run, so that
 // its counter changes rarely.
 func TestASlowHolderKeepsItsClaim(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		first, second := lab.Client(), lab.second()
 		second.Elsewhere, second.Token = true, lab.otherToken()
@@ -248,12 +236,11 @@ func TestASlowHolderKeepsItsClaim(t *testing.T) {
 
 // TestTheClaimEndsWithItsRun checks that runs that ended badly leave no claim.
 func TestTheClaimEndsWithItsRun(t *testing.T) {
-	long(t)
 	type story struct {
 		kind  fault.Kind
 		spoil func(lab *Lab, c *Client, cancel context.CancelFunc)
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"a failure": {fault.Failed, func(lab *Lab, _ *Client, _ context.CancelFunc) {
 			lab.World.FailNext("qmshutdown", "no")
 			lab.World.FailNext("qmstop", "no")
@@ -295,25 +282,21 @@ func (l *Lab) poorToken() cluster.Secret {
 // TestRollWithAClaimInKubernetes rolls in place with a token that may not make VMs, while
 // another token tries to roll too.
 func TestRollWithAClaimInKubernetes(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		lab.inPlace()
 		c := lab.Client()
 		c.Token = lab.poorToken()
 		answer := atPrompt(t, t.Context(), c)
-		status, err := lab.Client().Status(t.Context())
-		if err != nil || status.Claim == nil || status.Claim.Run != c.Run || status.Claim.Lease != "kube-system/recast" {
-			t.Errorf("status: %+v, %v", status.Claim, err)
-		}
+		status := valueOf(lab.Client().Status(t.Context()))(t)
+		require(t, status.Claim != nil && status.Claim.Run == c.Run && status.Claim.Lease == "kube-system/recast",
+			"status: %+v", status.Claim)
 		requireClaimed(t, lab.second().roll(planning.Policy{})(t.Context()), "(Lease kube-system/recast)") // its token may make VMs
 		must(t, answer().err)
 		requireInSync(t, lab)
 		requireNoClaim(t, lab)
 		for _, task := range lab.World.Tasks() {
-			if task.User == "poor@pve!lab" {
-				t.Errorf("Proxmox did %s %s for it", task.Type, task.ID)
-			}
+			require(t, task.User != "poor@pve!lab", "Proxmox did %s %s for it", task.Type, task.ID)
 		}
 		if status, err := lab.Client().Status(t.Context()); err != nil || status.Claim != nil {
 			t.Errorf("afterwards: %+v, %v", status.Claim, err)
@@ -324,8 +307,7 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 // TestClaimInKubernetesOfAKilledRun: the claim is taken over by the same token, and
 // removed by one that may make VMs.
 func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
-	long(t)
-	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]bool{"by the same": true, "by one that may make VMs": false}, func(t *testing.T, lab *Lab, poor bool) {
+	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]bool{"by the same": true, "by one that may make VMs": false}, func(t *testing.T, lab *Lab, poor bool) {
 		lab.Patch(everywhere)
 		lab.inPlace()
 		c, next := lab.Client(), lab.second()
@@ -337,17 +319,15 @@ func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
 		must(t, next.roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)
 		requireNoClaim(t, lab)
-		if status, err := lab.Client().Status(t.Context()); err != nil || status.Claim != nil {
-			t.Errorf("afterwards: %+v, %v", status.Claim, err)
-		}
+		status := valueOf(lab.Client().Status(t.Context()))(t)
+		require(t, status.Claim == nil, "afterwards: %+v", status.Claim)
 	})
 }
 
 // TestLeaseOfTheOnlyControlPlane: the roll is refused, because its claim would be lost
 // with the API.
 func TestLeaseOfTheOnlyControlPlane(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		lab.inPlace()
 		c := lab.Client()

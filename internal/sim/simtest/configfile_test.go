@@ -20,11 +20,7 @@ import (
 // label sets a label of the node in its file.
 func (f configFiles) label(t *testing.T, node, value string) {
 	t.Helper()
-	text := strings.Replace(string(f[node]), "machine:\n", "machine:\n    nodeLabels:\n        from-file: "+value+"\n", 1)
-	if text == string(f[node]) {
-		t.Fatal("the file has no machine section")
-	}
-	f[node] = cluster.Secret(text)
+	f.set(t, node, "nodeLabels:\n        from-file: "+value)
 }
 
 // comment changes the bytes of a file, but not its content.
@@ -32,11 +28,17 @@ func (f configFiles) comment(node string) {
 	f[node] = cluster.Secret("# kept in git\n" + string(f[node]))
 }
 
+// relabel gives a node another label, as talosctl patch would.
+func (l *Lab) relabel(node string) {
+	l.t.Helper()
+	l.editConfig(node, "machine:\n", "machine:\n    nodeLabels:\n        edited: \"true\"\n")
+}
+
 // staleFile is a file of wk1 from before the node got a label.
 func staleFile(t *testing.T, lab *Lab) configFiles {
 	t.Helper()
 	config := lab.configOf("wk1")
-	lab.editMachineConfig(t, "wk1")
+	lab.relabel("wk1")
 	lab.Patch(sim.PatchedExtension)
 	return configFiles{"wk1": config}
 }
@@ -70,8 +72,7 @@ var onlyWorker = planning.Policy{Only: []string{"wk1"}}
 // TestAFileIsShown: the plan to confirm has what a file would change, without secrets, and then the
 // node gets it. What recast sets itself is not shown.
 func TestAFileIsShown(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := staleFile(t, lab)
 		files.label(t, "wk1", "fresh")
 		files.secret("wk1")
@@ -82,9 +83,7 @@ func TestAFileIsShown(t *testing.T) {
 			asked = p.Work()[0]
 			var out bytes.Buffer
 			must(t, ui.WritePlan(&out, "json", p))
-			if strings.Contains(out.String(), hushed) {
-				t.Errorf("it has the secret:\n%s", &out)
-			}
+			require(t, !strings.Contains(out.String(), hushed), "it has the secret:\n%s", &out)
 			return true, nil
 		}
 		must(t, user.roll(onlyWorker)(t.Context()))
@@ -92,16 +91,14 @@ func TestAFileIsShown(t *testing.T) {
 			t.Fatalf("the plan has %+v", asked.ConfigFile)
 		}
 		requireSame(t, relabelled, asked.ConfigFile.Changes, "it shows (-want +got)")
-		if text := string(lab.configOf("wk1")); strings.Contains(text, "edited") || !strings.Contains(text, "from-file: fresh") {
-			t.Error("the node does not run what the file says")
-		}
-		if left := lab.savedConfigs(); len(left) > 0 {
-			t.Errorf("the journal still has %q", left)
-		}
+		text := string(lab.configOf("wk1"))
+		require(t, !strings.Contains(text, "edited") && strings.Contains(text, "from-file: fresh"),
+			"the node does not run what the file says")
+		requireNone(t, lab.savedConfigs(), "the journal still has")
 		lab.Patch(sim.PatchedExtension)
-		if p := lab.planOf(user, "wk1", onlyWorker); p.ConfigFile == nil || len(p.ConfigFile.Changes) > 0 {
-			t.Errorf("once it runs what the file says, the plan has %+v", p.ConfigFile)
-		}
+		p := lab.planOf(user, "wk1", onlyWorker)
+		require(t, p.ConfigFile != nil && len(p.ConfigFile.Changes) == 0,
+			"once it runs what the file says, the plan has %+v", p.ConfigFile)
 		lab.RequireIntact()
 	})
 }
@@ -140,21 +137,16 @@ func TestAFileThatIsNotAsShown(t *testing.T) {
 			return
 		}
 		requireRefused(t, err, "node wk1: "+s.want+" since the plan was made: what the plan showed is no longer what would be applied")
-		if fault.CodeOf(err) != fault.PlanMoved {
-			t.Errorf("its code is %s", fault.CodeOf(err))
-		}
+		require(t, fault.CodeOf(err) == fault.PlanMoved, "its code is %s", fault.CodeOf(err))
 		lab.requireLeftAlone(from, "wk1")
-		if left := lab.savedConfigs(); len(left) > 0 {
-			t.Errorf("the journal has %q", left)
-		}
+		requireNone(t, lab.savedConfigs(), "the journal has")
 	})
 }
 
 // TestInPlaceKeepsToTheFile: an upgrade in place with a file that is not as the plan showed it stops
 // before anything is touched.
 func TestInPlaceKeepsToTheFile(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false", "strategy: in-place")
 		files := staleFile(t, lab)
 		user := files.user(lab, firstRun)
@@ -208,12 +200,9 @@ func TestResumeKeepsToTheFile(t *testing.T) {
 			return true, nil
 		}
 		must(t, second.roll(onlyWorker)(t.Context()))
-		if len(said) == 0 || !strings.HasPrefix(said[0], string(s.first)+" ") || !strings.Contains(said[0], s.says) {
-			t.Errorf("the plans were %q", said)
-		}
-		if !strings.Contains(string(lab.configOf("wk1")), s.runs) {
-			t.Errorf("it does not run %q", s.runs)
-		}
+		require(t, len(said) != 0 && strings.HasPrefix(said[0], string(s.first)+" ") && strings.Contains(said[0], s.says),
+			"the plans were %q", said)
+		require(t, strings.Contains(string(lab.configOf("wk1")), s.runs), "it does not run %q", s.runs)
 		lab.RequireIntact()
 	})
 }
@@ -221,17 +210,16 @@ func TestResumeKeepsToTheFile(t *testing.T) {
 // TestResetKeepsToTheFile: a reset machine has no configuration to compare its file with; it
 // gets the file of the plan, or none.
 func TestResetKeepsToTheFile(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		text := lab.configOf("wk1")
 		files := configFiles{"wk1": text}
 		lab.reset("wk1", "STATE")
 		user := files.user(lab, firstRun)
 		user.Confirm = func(p planning.Plan) (bool, error) {
 			n := p.Work()[0]
-			if f := n.ConfigFile; n.Strategy != cluster.InstallReset || f == nil || !f.Applied || f.Uncompared != "the machine has no configuration" {
-				t.Errorf("%s: %+v", n.Strategy, f)
-			}
+			f := n.ConfigFile
+			require(t, n.Strategy == cluster.InstallReset && f != nil && f.Applied && f.Uncompared == "the machine has no configuration",
+				"%s: %+v", n.Strategy, f)
 			files.label(t, "wk1", "fresh")
 			return true, nil
 		}
@@ -246,16 +234,14 @@ func TestResetKeepsToTheFile(t *testing.T) {
 // savedConfigs are the files of machine configurations in journals here.
 func (l *Lab) savedConfigs() []string {
 	l.t.Helper()
-	files, err := filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret"))
-	must(l.t, err)
+	files := valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t)
 	return files
 }
 
 // TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left in
 // its journal: it is valid, but not the node's.
 func TestDamagedConfigIsNotApplied(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]func([]byte) []byte{
+	eachLong(t, oneWorker(), map[string]func([]byte) []byte{
 		"other bytes": func(b []byte) []byte { return append(b, "# \n"...) },
 		"cut off":     func(b []byte) []byte { return b[:len(b)/2] },
 		"empty":       func([]byte) []byte { return nil },
@@ -263,9 +249,7 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Client().rollKilled(after("delete-vm"), policyFor("wk1"))
 		files := lab.savedConfigs()
-		if len(files) != 1 {
-			t.Fatalf("the journal has %q", files)
-		}
+		mustBe(t, len(files) == 1, "the journal has %q", files)
 		config := readFile(t, files[0])
 		must(t, os.WriteFile(files[0], damage(config), 0o600))
 
@@ -276,24 +260,21 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 		}
 		must(t, second.roll(policyFor("wk1"))(t.Context()))
 		requireInSync(t, lab)
-		if left := lab.savedConfigs(); len(left) > 0 {
-			t.Errorf("the journal still has %q", left)
-		}
+		requireNone(t, lab.savedConfigs(), "the journal still has")
 	})
 }
 
 // TestRecordWithoutASum takes the checksum out of the record of a killed roll: the journal's
 // configuration is not used unverified.
 func TestRecordWithoutASum(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Client().rollKilled(after("delete-vm"), policyFor("wk1"))
 		lab.editRecord("wk1", func(rec *parking.Record) { rec.Config = "" })
 		second := lab.as("20000101-0000-beef")
-		if p := lab.planOf(second, "wk1", planning.Policy{}); p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "says none") {
-			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
-		}
+		p := lab.planOf(second, "wk1", planning.Policy{})
+		require(t, p.Strategy == cluster.PutBack && strings.Contains(p.Why, "says none"),
+			"planned as %s: %s", p.Strategy, p.Why)
 		must(t, second.roll(policyFor("wk1"))(t.Context()))
 		requireInSync(t, lab)
 		lab.RequireIntact()
@@ -303,9 +284,8 @@ func TestRecordWithoutASum(t *testing.T) {
 // TestConfigsAreForgotten checks that no machine configurations are left in the journals
 // after each way in which a node is completed.
 func TestConfigsAreForgotten(t *testing.T) {
-	long(t)
 	only := policyFor("wk1")
-	eachInLab(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
+	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"roll": func(t *testing.T, lab *Lab) {
 			var during int
 			c := lab.Client()
@@ -315,9 +295,7 @@ func TestConfigsAreForgotten(t *testing.T) {
 				}
 			}
 			must(t, c.roll(only)(t.Context()))
-			if during != 1 {
-				t.Errorf("during the roll there were %d", during)
-			}
+			require(t, during == 1, "during the roll there were %d", during)
 		},
 		"roll in place": func(t *testing.T, lab *Lab) {
 			lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: in-place\n")
@@ -346,8 +324,6 @@ func TestConfigsAreForgotten(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, end func(t *testing.T, lab *Lab)) {
 		lab.Patch(sim.PatchedExtension)
 		end(t, lab)
-		if left := lab.savedConfigs(); len(left) > 0 {
-			t.Errorf("the journals still have %q", left)
-		}
+		requireNone(t, lab.savedConfigs(), "the journals still have")
 	})
 }

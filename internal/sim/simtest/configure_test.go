@@ -26,9 +26,7 @@ func (l *Lab) keptConfigs() configFiles {
 func (f configFiles) set(t testing.TB, node, line string) {
 	t.Helper()
 	text := strings.Replace(string(f[node]), "machine:\n", "machine:\n    "+line+"\n", 1)
-	if text == string(f[node]) {
-		t.Fatal("the file has no machine section")
-	}
+	mustBe(t, text != string(f[node]), "the file has no machine section")
 	f[node] = cluster.Secret(text)
 }
 
@@ -74,12 +72,8 @@ func TestConfigure(t *testing.T) {
 				rebooted++
 			}
 		}
-		if want := map[bool]int{true: 1}[s.reboots]; rebooted != want {
-			t.Errorf("%d nodes were rebooted, want %d", rebooted, want)
-		}
-		if left := lab.savedConfigs(); len(left) > 0 {
-			t.Errorf("the journal still has %q", left)
-		}
+		requireSame(t, map[bool]int{true: 1}[s.reboots], rebooted, "… nodes were rebooted (-want +got)")
+		requireNone(t, lab.savedConfigs(), "the journal still has")
 		lab.RequireIntact()
 	})
 }
@@ -87,8 +81,7 @@ func TestConfigure(t *testing.T) {
 // requireStale fails unless drift finds these nodes stale, each for its configuration alone.
 func (c *Client) requireStale(t *testing.T, nodes ...string) {
 	t.Helper()
-	res, err := c.Drift(t.Context())
-	must(t, err)
+	res := valueOf(c.Drift(t.Context()))(t)
 	var stale []string
 	for _, d := range res.Nodes {
 		if len(d.Unread) > 0 || d.Stale && len(d.Of(false, true, false).Reasons) < len(d.Reasons) {
@@ -98,9 +91,7 @@ func (c *Client) requireStale(t *testing.T, nodes ...string) {
 			stale = append(stale, d.Node)
 		}
 	}
-	if fmt.Sprint(stale) != fmt.Sprint(nodes) {
-		t.Errorf("stale: %v, want %v", stale, nodes)
-	}
+	require(t, fmt.Sprint(stale) == fmt.Sprint(nodes), "stale: %v, want %v", stale, nodes)
 }
 
 // TestWrongNetworkHeals: a node that is not healthy with its configuration gets the old one back by
@@ -119,9 +110,7 @@ func TestWrongNetworkHeals(t *testing.T) {
 		requireFault(t, err, fault.Failed, "wk1 is not healthy with its new configuration", s.says, "Talos has taken it back")
 		lab.requireServing("wk1")
 		lab.requireLeftAlone(from, "wk2")
-		if string(lab.configOf("wk1")) != string(before) {
-			t.Error("wk1 keeps another configuration than before")
-		}
+		require(t, string(lab.configOf("wk1")) == string(before), "wk1 keeps another configuration than before")
 		files.user(lab, secondRun).requireStale(t, "wk1", "wk2")
 	})
 }
@@ -157,13 +146,11 @@ func TestWhatIsRolled(t *testing.T) {
 		files.set(t, "wk1", noReboot)
 		user := files.user(lab, firstRun)
 		policy := planning.Policy{Only: []string{"wk1"}, What: []planning.What{s.what}}
-		if p := lab.planOf(user, "wk1", policy); p.Strategy != s.want {
-			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
-		}
+		p := lab.planOf(user, "wk1", policy)
+		require(t, p.Strategy == s.want, "planned as %s: %s", p.Strategy, p.Why)
 		must(t, user.roll(policy)(t.Context()))
-		if p := lab.planOf(user, "wk1", planning.Policy{}); p.Strategy != s.left {
-			t.Errorf("what is left is planned as %s: %s", p.Strategy, p.Why)
-		}
+		p = lab.planOf(user, "wk1", planning.Policy{})
+		require(t, p.Strategy == s.left, "what is left is planned as %s: %s", p.Strategy, p.Why)
 	})
 }
 
@@ -216,12 +203,8 @@ func TestBadConfigurationIsGivenBack(t *testing.T) {
 		requireFault(t, err, fault.Failed, "wk1 is not healthy with its new configuration", s.says)
 		lab.requireServing("wk1")
 		lab.requireLeftAlone(from, "wk2")
-		if string(lab.configOf("wk1")) != string(before) {
-			t.Error("wk1 keeps another configuration than before")
-		}
-		if left := lab.savedConfigs(); len(left) > 0 {
-			t.Errorf("the journal still has %q", left)
-		}
+		require(t, string(lab.configOf("wk1")) == string(before), "wk1 keeps another configuration than before")
+		requireNone(t, lab.savedConfigs(), "the journal still has")
 	})
 }
 
@@ -258,21 +241,15 @@ func TestAControlPlaneSurvives(t *testing.T) {
 		touched := 0
 		for _, node := range []string{"cp1", "cp2", "cp3"} {
 			lab.requireServing(node)
-			if string(lab.configOf(node)) != before[node] {
-				t.Errorf("%s keeps another configuration than before", node)
-			}
+			require(t, string(lab.configOf(node)) == before[node], "%s keeps another configuration than before", node)
 			if strings.Contains(err.Error(), node+" is not healthy") {
 				touched++
 			} else {
 				lab.requireLeftAlone(from, node)
 			}
 		}
-		if touched != 1 {
-			t.Errorf("%d control planes were touched: %v", touched, err)
-		}
-		if left := lab.savedConfigs(); len(left) > 0 {
-			t.Errorf("the journal still has %q", left)
-		}
+		require(t, touched == 1, "%d control planes were touched: %v", touched, err)
+		requireNone(t, lab.savedConfigs(), "the journal still has")
 	})
 }
 
@@ -285,9 +262,9 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 		files["wk1"] = cluster.Secret(strings.Replace(text, "    install:\n", "    install:\n        extraKernelArgs: [net.ifnames=0]\n", 1))
 		user := files.user(lab, firstRun)
 		n := lab.planOf(user, "wk1", planning.Policy{})
-		if notes := strings.Join(n.Notes, "; "); n.Strategy != cluster.ApplyConfig || !strings.Contains(notes, "takes effect at a recreate or reimage by ISO at the earliest") {
-			t.Errorf("planned as %s: %q", n.Strategy, notes)
-		}
+		notes := strings.Join(n.Notes, "; ")
+		require(t, n.Strategy == cluster.ApplyConfig && strings.Contains(notes, "takes effect at a recreate or reimage by ISO at the earliest"),
+			"planned as %s: %q", n.Strategy, notes)
 		only := planning.Policy{Only: []string{"wk1"}}
 		must(t, user.roll(only)(t.Context()))
 		lab.Patch(sim.PatchedExtension)

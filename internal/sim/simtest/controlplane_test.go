@@ -36,7 +36,6 @@ func (l *Lab) kubernetesAnswers() error {
 
 // TestControlPlanesByCount rolls clusters of one, two and five control planes.
 func TestControlPlanesByCount(t *testing.T) {
-	long(t)
 	const alone = "it is the only control plane: the Kubernetes API is down meanwhile"
 	type story struct {
 		planes   int
@@ -46,7 +45,7 @@ func TestControlPlanesByCount(t *testing.T) {
 		outage   bool // etcd has no quorum meanwhile
 		note     string
 	}
-	eachIn(t, func(c story) sim.Options {
+	eachLongIn(t, func(c story) sim.Options {
 		return sim.Options{ControlPlanes: c.planes, Workers: 1, EtcdOnData: c.onData}
 	}, map[string]story{
 		"one, its data kept": {planes: 1, onData: true, strategy: cluster.Recreate, kept: true, outage: true, note: alone},
@@ -66,17 +65,14 @@ func TestControlPlanesByCount(t *testing.T) {
 		}
 		rep := lab.Client().mustRoll(planning.Policy{Only: names, AcceptOutage: c.planes == 2})
 		for _, n := range rep.Plan.Nodes {
-			if n.Strategy != c.strategy || !strings.Contains(strings.Join(n.Notes, "; "), c.note) {
-				t.Errorf("%s: %s (%s), notes %q", n.Node, n.Strategy, n.Why, n.Notes)
-			}
+			require(t, n.Strategy == c.strategy && strings.Contains(strings.Join(n.Notes, "; "), c.note),
+				"%s: %s (%s), notes %q", n.Node, n.Strategy, n.Why, n.Notes)
 		}
 		after := lab.memberIDs()
-		if diff := cmp.Diff(before, after); (diff == "") != c.kept || len(after) != c.planes {
-			t.Errorf("members of etcd (-before +after):\n%s", diff)
-		}
-		if v := lab.EtcdViolations(); (len(v) > 0) != c.outage {
-			t.Errorf("outages of etcd: %q", v)
-		}
+		diff := cmp.Diff(before, after)
+		require(t, (diff == "") == c.kept && len(after) == c.planes, "members of etcd (-before +after):\n%s", diff)
+		v := lab.EtcdViolations()
+		require(t, (len(v) > 0) == c.outage, "outages of etcd: %q", v)
 		lab.RequireIntact()
 	})
 }
@@ -107,17 +103,13 @@ func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 					lab.loseJournal()
 				}
 				if c.at != stories["shut down"].at { // the shutdown continues for a while
-					if err := lab.kubernetesAnswers(); err == nil {
-						t.Error("the Kubernetes API answers")
-					}
+					require(t, lab.kubernetesAnswers() != nil, "the Kubernetes API answers")
 				}
 				rep := lab.Client().mustRoll(cp1)
 				requireSame(t, []string{first.Run}, rep.Resumed, "resumed (-want +got)")
 				if fresh := rep.Plan.Nodes[0]; len(rep.Plan.Nodes) != 1 || fresh.Node != "cp1" || fresh.Drift.Stale {
-					again, err := lab.Client().Plan(t.Context(), cp1)
-					if err != nil || len(again.Work()) > 0 {
-						t.Errorf("cp1 is not done: %+v, %v", again.Work(), err)
-					}
+					again := valueOf(lab.Client().Plan(t.Context(), cp1))(t)
+					require(t, len(again.Work()) == 0, "cp1 is not done: %+v", again.Work())
 				}
 				requireSame(t, members, lab.memberIDs(), "members of etcd (-before +after)")
 				lab.RequireIntact()
@@ -147,16 +139,13 @@ func TestTheOnlyControlPlaneHangs(t *testing.T) {
 
 func withoutKubernetes(s *talosScene) {
 	s.t.Helper()
-	if s.kubernetesAnswers() == nil {
-		s.t.Error("the Kubernetes API answers")
-	}
+	require(s.t, s.kubernetesAnswers() != nil, "the Kubernetes API answers")
 }
 
 // TestAControlPlaneIsOffBeforeItLeaves: the VM is powered off between a run's death and
 // the next run. Its member is removed only if the others keep the quorum.
 func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
-	long(t)
-	eachIn(t, func(planes int) sim.Options { return sim.Options{ControlPlanes: planes, Workers: 1} }, storiesOf(2, 3), func(t *testing.T, lab *Lab, planes int) {
+	eachLongIn(t, func(planes int) sim.Options { return sim.Options{ControlPlanes: planes, Workers: 1} }, storiesOf(2, 3), func(t *testing.T, lab *Lab, planes int) {
 		lab.Patch(everywhere)
 		cp1 := planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}
 		lab.Client().rollKilled(onServer("/nodes/cp1 PATCH"), cp1)
@@ -170,9 +159,8 @@ func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 		}
 		must(t, err)
 		requireRecord(t, lab, "cp1", true, planes == 2)
-		if ids := lab.memberIDs(); len(ids) != planes {
-			t.Errorf("members of etcd: %v", ids)
-		}
+		ids := lab.memberIDs()
+		require(t, len(ids) == planes, "members of etcd: %v", ids)
 		lab.RequireIntact()
 	})
 }

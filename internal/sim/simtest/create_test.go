@@ -46,22 +46,18 @@ func TestCreate(t *testing.T) {
 		user := lab.Client()
 		requireDrift(t, lab, s.node)
 		p := lab.planOf(user, s.node, planning.Policy{})
-		if p.Strategy != cluster.Create || len(p.Refused) > 0 || p.VMID == 0 {
-			t.Fatalf("planned as %s, %s: %v", p.Strategy, p.Why, p.Refused)
-		}
+		mustBe(t, p.Strategy == cluster.Create && len(p.Refused) == 0 && p.VMID != 0,
+			"planned as %s, %s: %v", p.Strategy, p.Why, p.Refused)
 		must(t, user.roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)
-		if _, err := lab.Kube.Node(t.Context(), s.node); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(lab.Kube.Node(t.Context(), s.node)))
 	})
 }
 
 // TestControlPlanesComeAndGo makes three control planes of one, and one of three, each step by a command
 // of its own.
 func TestControlPlanesComeAndGo(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		members := func(want ...string) {
 			t.Helper()
 			requireSame(t, want, lab.memberNames(), "members of etcd (-want +got)")
@@ -73,8 +69,7 @@ func TestControlPlanesComeAndGo(t *testing.T) {
 			requireInSync(t, lab)
 		}
 		members("cp1", "cp2", "cp3")
-		_, err := lab.Client().Remove(t.Context(), "cp1")
-		requireRefused(t, err, "the talosconfig has no other endpoint")
+		requireRefused(t, errOf(lab.Client().Remove(t.Context(), "cp1")), "the talosconfig has no other endpoint")
 		for _, node := range []string{"cp3", "cp2"} {
 			must(t, errOf(lab.Client().Remove(t.Context(), node)))
 			lab.unlist(node)
@@ -94,9 +89,9 @@ func TestCreateOfAnotherCluster(t *testing.T) {
 		must(t, err)
 		lab.MachineConfig = configFiles{"wk2": regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(file, []byte("${1}abcdef.0123456789abcdef"))}.read
 		p := lab.planOf(lab.Client(), "wk2", planning.Policy{})
-		if refused := strings.Join(p.Refused, "\n"); !strings.Contains(refused, "differs from wk1 in the machine's token, the bootstrap token of Kubernetes: is it the file of another cluster?") {
-			t.Errorf("refused: %q", refused)
-		}
+		refused := strings.Join(p.Refused, "\n")
+		require(t, strings.Contains(refused, "differs from wk1 in the machine's token, the bootstrap token of Kubernetes: is it the file of another cluster?"),
+			"refused: %q", refused)
 		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), "is it the file of another cluster?")
 	})
 }
@@ -112,9 +107,8 @@ func TestCreateRefused(t *testing.T) {
 		lab.addNode("wk2", "wk1", "")
 		lab.Replace("recast.yaml", s.old, s.new)
 		p := lab.planOf(lab.Client(), "wk2", planning.Policy{})
-		if refused := strings.Join(p.Refused, "\n"); !strings.Contains(refused, s.refused) {
-			t.Errorf("refused: %q, want %q", refused, s.refused)
-		}
+		refused := strings.Join(p.Refused, "\n")
+		require(t, strings.Contains(refused, s.refused), "refused: %q, want %q", refused, s.refused)
 	})
 }
 
@@ -131,16 +125,13 @@ func TestCreateKilled(t *testing.T) {
 			},
 			do: rolls(planning.Policy{}), choose: chosenPoints,
 			goOn: func(t *testing.T, lab *Lab, at point) bool {
-				_, err := lab.Client().Recover(t.Context(), s.node)
-				requireFault(t, err, fault.Refused)
+				requireFault(t, errOf(lab.Client().Recover(t.Context(), s.node)), fault.Refused)
 				lab.finish(t, rolls(planning.Policy{}))
 				return false
 			},
 			end: func(t *testing.T, lab *Lab) string {
 				requireInSync(t, lab)
-				if made := lab.made([]string{s.node}); made != 1 {
-					t.Errorf("there are %d VMs %s", made, s.node)
-				}
+				requireSame(t, 1, lab.made([]string{s.node}), "there are … VMs %s (-want +got)", s.node)
 				return ""
 			},
 		}.killEverywhere)
@@ -170,15 +161,9 @@ func (l *Lab) unlist(node string) {
 // requireRemoved fails unless nothing of a node is left but its disks, which no prune frees.
 func (l *Lab) requireRemoved(t *testing.T, node string, disks int) {
 	t.Helper()
-	if _, err := l.Kube.Node(t.Context(), node); err == nil {
-		t.Errorf("Kubernetes has node %s still", node)
-	}
-	if l.made([]string{node}) > 0 {
-		t.Errorf("VM %s is there still", node)
-	}
-	if slices.Contains(l.memberNames(), node) {
-		t.Errorf("etcd has member %s still", node)
-	}
+	require(t, errOf(l.Kube.Node(t.Context(), node)) != nil, "Kubernetes has node %s still", node)
+	require(t, l.made([]string{node}) <= 0, "VM %s is there still", node)
+	require(t, !slices.Contains(l.memberNames(), node), "etcd has member %s still", node)
 	kept := func() (n int) {
 		res := l.status()
 		for _, k := range res.Kept {
@@ -188,21 +173,13 @@ func (l *Lab) requireRemoved(t *testing.T, node string, disks int) {
 		}
 		return n
 	}
-	if got := kept(); got != disks {
-		t.Errorf("status lists %d disks of it, want %d", got, disks)
-	}
+	requireSame(t, disks, kept(), "status lists … disks of it (-want +got)")
 	zero := 0
-	_, err := l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks, KeepDisks: &zero})
-	must(t, err)
-	if got := kept(); got != disks {
-		t.Errorf("after a prune, status lists %d disks of it, want %d", got, disks)
-	}
+	must(t, errOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks, KeepDisks: &zero})))
+	requireSame(t, disks, kept(), "after a prune, status lists … disks of it (-want +got)")
 	l.RequireIntact()
-	rep, err := l.Client().prune(t.Context(), pipeline.PruneOptions{Removed: node})
-	must(t, err)
-	if got := kept(); got != 0 {
-		t.Errorf("once they are freed, status lists %d disks of it: %+v", got, rep.Disks)
-	}
+	rep := valueOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Removed: node}))(t)
+	requireSame(t, 0, kept(), "once they are freed, status lists … disks of it: %+v (-want +got)", rep.Disks)
 }
 
 // TestRemove takes nodes away. Their disks stay until they are freed by name.
@@ -219,21 +196,16 @@ func TestRemove(t *testing.T) {
 			requireDrift(t, lab)
 			lab.requireRemoved(t, node, map[bool]int{true: 3, false: 2}[strings.HasPrefix(node, "wk")])
 		}
-		if ha := lab.World.HA(); len(ha) > 0 {
-			t.Errorf("Proxmox HA has %v still", ha)
-		}
+		requireNone(t, lab.World.HA(), "Proxmox HA has … still")
 		lab.requireEtcd()
 	})
 }
 
 // TestNotRemoved refuses what would end the cluster, or what is not there.
 func TestNotRemoved(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		_, err := lab.Client().Remove(t.Context(), "cp1")
-		requireFault(t, err, fault.Refused, "it is the only control plane")
-		_, err = lab.Client().Remove(t.Context(), "wk9")
-		requireFault(t, err, fault.Config, `no node "wk9"`)
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		requireFault(t, errOf(lab.Client().Remove(t.Context(), "cp1")), fault.Refused, "it is the only control plane")
+		requireFault(t, errOf(lab.Client().Remove(t.Context(), "wk9")), fault.Config, `no node "wk9"`)
 		requireInSync(t, lab)
 	})
 }

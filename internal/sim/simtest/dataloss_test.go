@@ -55,8 +55,7 @@ func turnedOff(t *testing.T, l *Lab) {
 // TestNoDiskIsLostWithoutConsent: in whichever way a system disk leaves a node, volumes on it are
 // refused with the remedy, and listed once acceptLoss names them.
 func TestNoDiskIsLostWithoutConsent(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]door{
+	eachLong(t, oneWorker(), map[string]door{
 		"rollback":                       {leave: byRollback, plan: cluster.Rollback},
 		"recover of a node that serves":  {at: before("finish/keep"), leave: byRecover, plan: cluster.PutBack},
 		"put-back of a roll, node off":   {at: before("finish/keep"), then: turnedOff, leave: byRoll, plan: cluster.PutBack, unread: true},
@@ -87,15 +86,11 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 		before := lab.machinesDump()
 		rep, err := d.leave(t.Context(), lab.as(secondRun))
 		if d.plan == "" {
-			if err != nil || len(rep.Plan.Nodes[0].WillLose) > 0 {
-				t.Errorf("it asks for what is not on that disk: %v", err)
-			}
+			require(t, err == nil && len(rep.Plan.Nodes[0].WillLose) == 0, "it asks for what is not on that disk: %v", err)
 			return
 		}
 		d.requireRefused(t, rep, err)
-		if after := lab.machinesDump(); after != before {
-			t.Errorf("something was changed:\n%s", after)
-		}
+		requireSame(t, before, lab.machinesDump(), "something was changed:\n… (-want +got)")
 		accept := []string{"pv/pvc-1"}
 		if d.unread {
 			accept = append(accept, "unread/"+firstRun)
@@ -110,9 +105,7 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 			return true, nil
 		}
 		must(t, errOf(d.leave(t.Context(), c)))
-		if !slices.Contains(shown, pvLost) {
-			t.Errorf("shown as lost: %q", shown)
-		}
+		require(t, slices.Contains(shown, pvLost), "shown as lost: %q", shown)
 		lab.RequireIntact()
 	})
 }
@@ -121,13 +114,11 @@ func (d door) requireRefused(t *testing.T, rep pipeline.Report, err error) {
 	t.Helper()
 	requireRefused(t, err, pvRefused)
 	i := slices.IndexFunc(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
-	if i < 0 {
-		t.Fatalf("plan %+v", rep.Plan)
-	}
+	mustBe(t, i >= 0, "plan %+v", rep.Plan)
 	n := rep.Plan.Nodes[i]
-	if unread := strings.Contains(strings.Join(n.Refused, "\n"), "unread/"+firstRun); n.Strategy != d.plan || unread != d.unread {
-		t.Errorf("%s, refused because the machine does not answer: %t, want %t: %q", n.Strategy, unread, d.unread, n.Refused)
-	}
+	unread := strings.Contains(strings.Join(n.Refused, "\n"), "unread/"+firstRun)
+	require(t, n.Strategy == d.plan && unread == d.unread,
+		"%s, refused because the machine does not answer: %t, want %t: %q", n.Strategy, unread, d.unread, n.Refused)
 }
 
 // TestBoundMeanwhile: a volume that is bound between the plan and the exchange is
@@ -210,13 +201,10 @@ func (l *Lab) systemDisks() string {
 // No rollback boots it; recast prune frees it, and so does the end of the node's next
 // roll.
 func TestGivenUpDiskIsKept(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
+	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"prune": func(t *testing.T, lab *Lab) {
-			rep, err := lab.Client().pruneDisks(t.Context(), 1, nil)
-			if err != nil || len(rep.Disks) != 1 || !rep.Disks[0].GivenUp || !rep.Disks[0].Removed {
-				t.Errorf("pruned %+v, %v", rep.Disks, err)
-			}
+			rep := valueOf(lab.Client().pruneDisks(t.Context(), 1, nil))(t)
+			require(t, len(rep.Disks) == 1 && rep.Disks[0].GivenUp && rep.Disks[0].Removed, "pruned %+v", rep.Disks)
 		},
 		"the next roll": func(t *testing.T, lab *Lab) {
 			p := lab.planOf(lab.Client(), "wk1", planning.Policy{})
@@ -232,18 +220,14 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 		media := lab.media(volidOf(lab, wk1, "scsi0"))
 		must(t, lab.as(secondRun).giveUp("wk1")(t.Context()))
 		res, err := lab.Client().Status(t.Context())
-		if err != nil || len(res.Kept) != 1 || !res.Kept[0].GivenUp || res.Kept[0].Run != firstRun {
-			t.Fatalf("kept %+v, %v", res.Kept, err)
-		}
-		if lab.media(res.Kept[0].Volid) != media {
-			t.Error("another disk is kept")
-		}
+		mustBe(t, err == nil && len(res.Kept) == 1 && res.Kept[0].GivenUp && res.Kept[0].Run == firstRun,
+			"kept %+v, %v", res.Kept, err)
+		require(t, lab.media(res.Kept[0].Volid) == media, "another disk is kept")
 		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "no earlier system disk of it is parked")
 		next(t, lab)
-		res, err = lab.Client().Status(t.Context())
-		if err != nil || slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }) {
-			t.Errorf("kept after all: %+v, %v", res.Kept, err)
-		}
+		res = valueOf(lab.Client().Status(t.Context()))(t)
+		require(t, !slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }),
+			"kept after all: %+v", res.Kept)
 		lab.RequireIntact()
 	})
 }
@@ -251,9 +235,8 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 // TestPlanNamesDisksAsTheyAreNow: for an unfinished replacement the plan has each disk's
 // present name and place, not the earlier ones.
 func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
-	long(t)
 	inAMove := onServer("/qemu/9031/move_disk POST")
-	eachInLab(t, oneWorker(), map[string]moment{
+	eachLong(t, oneWorker(), map[string]moment{
 		"on the parking VM":       after("delete-vm"),
 		"some on either":          after("park/scsi0"),
 		"given back":              before("bring-up/configure"),
@@ -279,8 +262,6 @@ func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
 				t.Errorf("%s is said to be %s, %s; there is\n%s", d.Key, d.Volid, d.Where, lab.systemDisks())
 			}
 		}
-		if unnamed != want {
-			t.Errorf("%d disks without a name: %+v", unnamed, n)
-		}
+		require(t, unnamed == want, "%d disks without a name: %+v", unnamed, n)
 	})
 }

@@ -30,7 +30,8 @@ func TestRecreateOnEveryBus(t *testing.T) {
 		l.World.WriteByHand(wk1, "scsi1", "volume="+wk1Data+",iothread=on,discard=on,ssd=TRUE,serial=data-wk1,backup=on,size=20480M")
 	}
 	const lsi = "scsihw=lsi"
-	for name, s := range map[string]story{
+	o := func(s story) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1, DiskBus: s.bus} }
+	eachLongIn(t, o, map[string]story{
 		"virtio-scsi-single": {bus: "scsi", system: "scsi0"},
 		"virtio-scsi-pci":    {bus: "scsi", system: "scsi0", bring: whileOff(change("scsihw=virtio-scsi-pci"))},
 		"two disks of one size, no system serial": {bus: "scsi", system: "scsi0", bring: whileOff(change(
@@ -42,31 +43,23 @@ func TestRecreateOnEveryBus(t *testing.T) {
 		"IDE":                      {bus: "ide", system: "ide0"},
 		"written by hand":          {bus: "scsi", system: "scsi0", bring: byHand},
 		"written by hand, reimage": {bus: "scsi", strategy: cluster.Reimage, system: "scsi0", bring: byHand},
-	} {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, DiskBus: s.bus}, func(t *testing.T, lab *Lab) {
-				if s.strategy != "" {
-					strategy(s.strategy)(lab)
-				}
-				if s.bring != nil {
-					s.bring(lab)
-				}
-				for _, run := range []string{firstRun, secondRun} {
-					lab.Patch(sim.PatchedExtension)
-					rep, err := lab.as(run).Roll(t.Context(), onlyWorker)
-					if err != nil || rep.Outcome != "done" {
-						t.Fatalf("%s: %s, %v", run, rep.Outcome, err)
-					}
-					drive := lab.vm(wk1).Config[s.system]
-					if !strings.Contains(drive, "serial=recast-") || strings.Contains(drive, ",wwn=0x3") != (s.bus != "virtio") {
-						t.Errorf("its system disk is %s", drive)
-					}
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, s story) {
+		if s.strategy != "" {
+			strategy(s.strategy)(lab)
+		}
+		if s.bring != nil {
+			s.bring(lab)
+		}
+		for _, run := range []string{firstRun, secondRun} {
+			lab.Patch(sim.PatchedExtension)
+			rep := valueOf(lab.as(run).Roll(t.Context(), onlyWorker))(t)
+			mustBe(t, rep.Outcome == "done", "%s: %s", run, rep.Outcome)
+			drive := lab.vm(wk1).Config[s.system]
+			require(t, strings.Contains(drive, "serial=recast-") && strings.Contains(drive, ",wwn=0x3") == (s.bus != "virtio"),
+				"its system disk is %s", drive)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // withoutSerials are workers with two data disks as Proxmox' own dialogue makes them.
@@ -94,9 +87,9 @@ func TestRecreateWithoutSerials(t *testing.T) {
 				begin: func(t *testing.T) identified {
 					lab := New(t, o)
 					lab.Patch(sim.PatchedExtension)
-					if plan := planOf(t, lab, "wk1"); plan.Strategy != cluster.Recreate || len(plan.Refused) > 0 {
-						t.Fatalf("planned as %s: %s %q", plan.Strategy, plan.Why, plan.Refused)
-					}
+					plan := planOf(t, lab, "wk1")
+					mustBe(t, plan.Strategy == cluster.Recreate && len(plan.Refused) == 0,
+						"planned as %s: %s %q", plan.Strategy, plan.Why, plan.Refused)
 					return identified{lab, dataDrives(lab)}
 				},
 				do: rolls(planning.Policy{}),
@@ -140,8 +133,7 @@ func dataDrives(lab *Lab) map[string]string {
 // TestSwappedDisksWithoutSerialsGetNoConfiguration: two drives of one size with the same
 // options have swapped volumes. Only the content shows that.
 func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
-	long(t)
-	inLab(t, withoutSerials("scsi", ""), func(t *testing.T, lab *Lab) {
+	inLongLab(t, withoutSerials("scsi", ""), func(t *testing.T, lab *Lab) {
 		must(t, errOf(lab.World.Resize("", "pve1", world.ResizeRequest{ID: wk1, Disk: "scsi1", Size: "+1G"})))
 		whileOff()(lab)
 		lab.Patch(sim.PatchedExtension)
@@ -164,12 +156,8 @@ func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
 		err := lab.Client().roll(onlyWorker)(t.Context())
 		requireRefused(t, err, "the persistent volume u-data with partition UUID")
 		requireRefused(t, err, "is on sdc, and not on sdb, which is scsi1")
-		if applied.Load() || !swapped.Load() {
-			t.Fatalf("swapped %t, configured %t", swapped.Load(), applied.Load())
-		}
-		if lab.vm(wk1).Running {
-			t.Error("the machine with the wrong disks runs")
-		}
+		mustBe(t, !applied.Load() && swapped.Load(), "swapped %t, configured %t", swapped.Load(), applied.Load())
+		require(t, !lab.vm(wk1).Running, "the machine with the wrong disks runs")
 		lab.Recorder.Hooks(nil, nil)
 		swap()
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
@@ -186,15 +174,14 @@ func TestOneVolumeInTwoSlots(t *testing.T) {
 		refused := func(what string, c *Client, strategy cluster.Strategy) {
 			t.Helper()
 			n := lab.planOf(c, "wk1", planning.Policy{})
-			if len(n.Refused) != 1 || !strings.HasSuffix(n.Refused[0], want) || n.Strategy != strategy {
-				t.Errorf("%s: planned as %q, refused %q", what, n.Strategy, n.Refused)
-			}
+			require(t, len(n.Refused) == 1 && strings.HasSuffix(n.Refused[0], want) && n.Strategy == strategy,
+				"%s: planned as %q, refused %q", what, n.Strategy, n.Refused)
 		}
 		files := lab.keptConfigs()
 		files.set(t, "wk1", noReboot)
-		if n := lab.planOf(files.user(lab, firstRun), "wk1", planning.Policy{}); n.Strategy != cluster.ApplyConfig || len(n.Refused) > 0 {
-			t.Errorf("a configuration without a reboot: planned as %q, refused %q", n.Strategy, n.Refused)
-		}
+		n := lab.planOf(files.user(lab, firstRun), "wk1", planning.Policy{})
+		require(t, n.Strategy == cluster.ApplyConfig && len(n.Refused) == 0,
+			"a configuration without a reboot: planned as %q, refused %q", n.Strategy, n.Refused)
 		files = lab.keptConfigs()
 		files.set(t, "wk1", needsReboot)
 		refused("a configuration with a reboot", files.user(lab, firstRun), cluster.ApplyConfig)
@@ -207,25 +194,23 @@ func TestOneVolumeInTwoSlots(t *testing.T) {
 			t.Errorf("rolled: %v", err)
 		}
 		res := diagnosis(t, lab.Client())
-		if !slices.ContainsFunc(res.Checks, func(c checkup.Check) bool {
+		require(t, slices.ContainsFunc(res.Checks, func(c checkup.Check) bool {
 			return c.State == checkup.Problem && c.What == "wk1" && strings.HasSuffix(c.Seen, want)
-		}) {
-			t.Errorf("doctor sees %q", problems(res))
-		}
+		}), "doctor sees %q", problems(res))
 		lab.typed(t, "qm set 9031 --delete scsi5,scsi6")
-		if n := planOf(t, lab, "wk1"); len(n.Refused) > 0 {
-			t.Errorf("afterwards: %q", n.Refused)
-		}
+		n = planOf(t, lab, "wk1")
+		require(t, len(n.Refused) == 0, "afterwards: %q", n.Refused)
 		lab.RequireIntact()
 	})
 }
 
 // TestAVolumeInTheSlotsOfTwoVMs: what the printed commands do leaves the volume with the node.
 func TestAVolumeInTheSlotsOfTwoVMs(t *testing.T) {
-	for name, s := range map[string]struct {
+	type story struct {
 		bring edit
 		want  string
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"another VM, off":        {func(l *Lab) { l.DefineVM(9050, map[string]string{"name": "copy", "scsi0": wk1Data}) }, "the volume of scsi1 is also scsi0 of VM 9050: qm set 9050 --delete scsi0"},
 		"the other slot is used": {whileOff(change("sata3=" + wk1Data)), "the volume of sata3 is also scsi1: qm set 9031 --delete scsi1"}, // the kernel names sata3 first, so Talos uses that
 		"by its path": {
@@ -233,24 +218,19 @@ func TestAVolumeInTheSlotsOfTwoVMs(t *testing.T) {
 			"the volume of scsi1 is also scsi5: qm set 9031 --delete scsi5",
 		},
 		"detached": {func(l *Lab) { l.World.WriteByHand(wk1, "unused3", wk1Data) }, "the volume of scsi1 is also unused3: qm disk rescan --vmid 9031"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				s.bring(lab)
-				n := planOf(t, lab, "wk1")
-				if len(n.Refused) != 1 || !strings.HasSuffix(n.Refused[0], s.want+" keeps the volume") {
-					t.Fatalf("refused %q", n.Refused)
-				}
-				_, command, _ := strings.Cut(s.want, ": ")
-				lab.typed(t, command)
-				if n := planOf(t, lab, "wk1"); n.Strategy != cluster.Recreate || len(n.Refused) > 0 {
-					t.Errorf("afterwards %s is planned, %q refused", n.Strategy, n.Refused)
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.Patch(sim.PatchedExtension)
+		s.bring(lab)
+		n := planOf(t, lab, "wk1")
+		mustBe(t, len(n.Refused) == 1 && strings.HasSuffix(n.Refused[0], s.want+" keeps the volume"),
+			"refused %q", n.Refused)
+		_, command, _ := strings.Cut(s.want, ": ")
+		lab.typed(t, command)
+		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.Recreate || len(n.Refused) > 0 {
+			t.Errorf("afterwards %s is planned, %q refused", n.Strategy, n.Refused)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // typed runs commands on the Proxmox host, and gives machines that they restart the time to be back.

@@ -30,8 +30,7 @@ func (c *Client) Doctor(ctx context.Context) (checkup.Result, error) {
 
 func diagnosis(t *testing.T, c *Client) checkup.Result {
 	t.Helper()
-	res, err := c.Doctor(t.Context())
-	must(t, err)
+	res := valueOf(c.Doctor(t.Context()))(t)
 	return res
 }
 
@@ -57,17 +56,14 @@ func TestDoctorInAHealthyLab(t *testing.T) {
 			checkup.GroupProxmox, checkup.GroupPrivileges, checkup.GroupStorage, checkup.GroupTalos, checkup.GroupKubernetes,
 			checkup.GroupImages, checkup.GroupNodes,
 		} {
-			if !slices.ContainsFunc(res.Checks, func(c checkup.Check) bool { return c.Group == group }) {
-				t.Errorf("nothing was looked at in group %s", group)
-			}
+			require(t, slices.ContainsFunc(res.Checks, func(c checkup.Check) bool { return c.Group == group }),
+				"nothing was looked at in group %s", group)
 		}
 		vmid := lab.Nodes[0].VMID
 		lab.World.SetLock(vmid, "backup")
 		res = diagnosis(t, lab.Client())
 		i := slices.IndexFunc(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
-		if i < 0 {
-			t.Fatalf("no check speaks of the lock: %+v", res.Checks)
-		}
+		mustBe(t, i >= 0, "no check speaks of the lock: %+v", res.Checks)
 		c := res.Checks[i]
 		if c.State != checkup.Warning || len(c.Remedy) != 1 || !strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)) {
 			t.Errorf("%+v", c)
@@ -80,9 +76,7 @@ func (l *Lab) pveum(lines []string) {
 	l.t.Helper()
 	for _, line := range lines {
 		words := strings.Fields(strings.ReplaceAll(line, "'", ""))
-		if words[0] != "pveum" {
-			l.t.Fatalf("no line for a shell: %q", line)
-		}
+		mustBe(l.t, words[0] == "pveum", "no line for a shell: %q", line)
 		must(l.t, errOf(l.Pveum(words[1:])))
 	}
 }
@@ -90,16 +84,14 @@ func (l *Lab) pveum(lines []string) {
 // TestDoctorForATokenWithNothing: a new token with exactly what doctor prints can roll,
 // and needs all of it.
 func TestDoctorForATokenWithNothing(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		strategy(cluster.Recreate)(lab)
 		c := lab.Client()
 		c.Token = cluster.Secret(sim.PoorToken)
 		res := diagnosis(t, c)
-		if fault.KindOf(res.Err()) != fault.Refused || len(res.Grants) == 0 {
-			t.Fatalf("%v, grants %q:\n%s", res.Err(), res.Grants, strings.Join(problems(res), "\n"))
-		}
+		mustBe(t, fault.KindOf(res.Err()) == fault.Refused && len(res.Grants) != 0,
+			"%v, grants %q:\n%s", res.Err(), res.Grants, strings.Join(problems(res), "\n"))
 		lab.pveum(res.Grants)
 		if res := diagnosis(t, c); res.Err() != nil {
 			t.Fatalf("after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
@@ -119,9 +111,7 @@ func TestDoctorForATokenThatPrunes(t *testing.T) {
 		lab.pveum(survey.NeedsToPrune([]string{"isos"}, nil).Grants().Lines("poor@pve!lab"))
 		named := lacks(diagnosis(t, c))
 		for _, want := range []string{"Datastore.Audit on /storage/fast", "VM.Config.Disk on /vms", "SDN.Use on /sdn/zones/localnetwork/vmbr0"} {
-			if !slices.Contains(named, want) {
-				t.Errorf("doctor names %q, and not %s", named, want)
-			}
+			require(t, slices.Contains(named, want), "doctor names %q, and not %s", named, want)
 		}
 	})
 }
@@ -140,16 +130,15 @@ func requireEachIsNamed(t *testing.T, lab *Lab, c *Client) {
 			lab.World.Revoke(acl)
 			lab.World.Grant(fewer)
 			res := diagnosis(t, c)
-			if named := lacks(res); !onlyNames(named, taken, acl.Path) || fault.KindOf(res.Err()) != fault.Refused {
-				t.Errorf("without %s on %s doctor names %q: %v\n%s", taken, acl.Path, named, res.Err(), strings.Join(problems(res), "\n"))
-			}
+			named := lacks(res)
+			require(t, onlyNames(named, taken, acl.Path) && fault.KindOf(res.Err()) == fault.Refused,
+				"without %s on %s doctor names %q: %v\n%s", taken, acl.Path, named, res.Err(), strings.Join(problems(res), "\n"))
 			lab.World.Revoke(fewer)
 			lab.World.Grant(acl)
 		}
 	}
-	if res := diagnosis(t, c); res.Err() != nil {
-		t.Errorf("all is granted again: %v", res.Err())
-	}
+	res := diagnosis(t, c)
+	require(t, res.Err() == nil, "all is granted again: %v", res.Err())
 }
 
 // lacks are the missing privileges in doctor's result, "privilege on path".
@@ -189,33 +178,26 @@ func TestDoctorContinuesAfterErrors(t *testing.T) {
 		}
 		got := problems(res)
 		for _, want := range []string{"Proxmox: quorum: ", "Talos: wk1: ", "images: lock: "} {
-			if !slices.ContainsFunc(got, func(p string) bool { return strings.HasPrefix(p, want) }) {
-				t.Errorf("no problem %q", want)
-			}
+			require(t, slices.ContainsFunc(got, func(p string) bool { return strings.HasPrefix(p, want) }),
+				"no problem %q", want)
 		}
-		if len(got) != 3 {
-			t.Errorf("problems:\n%s", strings.Join(got, "\n"))
-		}
+		require(t, len(got) == 3, "problems:\n%s", strings.Join(got, "\n"))
 		wk := res.Nodes[1]
 		if !wk.Unread || !slices.ContainsFunc(wk.Against[cluster.Recreate], func(r string) bool { return strings.Contains(r, "its setting args") }) {
 			t.Errorf("of wk1 it says %+v", wk)
 		}
-		if cp := res.Nodes[0]; cp.Unread || cp.Strategy != cluster.InPlace {
-			t.Errorf("of cp1 it says %+v", cp)
-		}
+		cp := res.Nodes[0]
+		require(t, !cp.Unread && cp.Strategy == cluster.InPlace, "of cp1 it says %+v", cp)
 	})
 }
 
 // TestRegisteredTags: a new VM with such a tag needs Sys.Modify, which must be detected
 // while the old one exists.
 func TestRegisteredTags(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.World.RegisterTags("talos", "other")
-		if named := lacks(diagnosis(t, lab.Client())); !slices.Equal(named, []string{"Sys.Modify on /"}) {
-			t.Errorf("doctor names %q", named)
-		}
+		requireSame(t, []string{"Sys.Modify on /"}, lacks(diagnosis(t, lab.Client())), "doctor names (-want +got)")
 		requireRollRefused(t, lab, "the Proxmox token lacks privileges: Sys.Modify on /", "pveum acl modify / ")
 		lab.World.AddRole("Recast", append(sim.Privileges(), "Sys.Modify")...)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))

@@ -38,11 +38,9 @@ type founder struct {
 // cluster; its endpoint is the address that its first control plane gets.
 func newFounder(t *testing.T, lab *Lab, talos string) *founder {
 	t.Helper()
-	ours, err := talosapi.NewCluster("ours", "https://127.42.7.10:6443", talos, sim.KubernetesVersion)
-	must(t, err)
+	ours := valueOf(talosapi.NewCluster("ours", "https://127.42.7.10:6443", talos, sim.KubernetesVersion))(t)
 	lab.Guard(ours.Secrets)
-	talosconfig, err := ours.Talosconfig(role.Admin, founded("cp1").String())
-	must(t, err)
+	talosconfig := valueOf(ours.Talosconfig(role.Admin, founded("cp1").String()))(t)
 	lab.Write("talosconfig", talosconfig)
 	lock := lab.Configure("vmClasses:\n  node: {memory: 4096, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}]}\nnodes:\n  - {name: cp1, schematic: default, class: node, host: pve1, address: 127.42.7.251}\n")
 	return lab.founder(ours, lock, talos)
@@ -54,8 +52,7 @@ func (l *Lab) founder(ours *talosapi.Cluster, lock schematics.Lock, talos string
 	must(l.t, l.Client().Publish(l.t.Context()))
 	s := l.session()
 	l.t.Cleanup(s.end)
-	isos, err := s.machines.Proxmox.(*pve.Client).ISOs(l.t.Context(), "pve1", sim.ISOStorage)
-	must(l.t, err)
+	isos := valueOf(s.machines.Proxmox.(*pve.Client).ISOs(l.t.Context(), "pve1", sim.ISOStorage))(l.t)
 	return &founder{
 		Lab: l, session: s, ours: ours, iso: sim.ISOStorage + ":iso/" + isos[0].Name,
 		installer: "127.0.0.1:8080/nocloud-installer/" + lock.Schematics["default"].SchematicID + ":" + talos,
@@ -87,16 +84,14 @@ func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
 		vm["ide0"], vm["ipconfig0"] = "fast:cloudinit", "ip="+addr.String()+"/24,gw=127.42.7.1"
 	}
 	must(f.t, f.machines.Proxmox.CreateVM(ctx, "pve1", cluster.VMID(id), vm))
-	made, err := f.machines.Proxmox.VM(ctx, cluster.VMID(id))
-	must(f.t, err)
+	made := valueOf(f.machines.Proxmox.VM(ctx, cluster.VMID(id)))(f.t)
 	must(f.t, f.machines.Proxmox.Start(ctx, made))
 	return uuid
 }
 
 // configure gives a blank machine its first configuration.
 func (f *founder) configure(addr netip.Addr, uuid, name string) {
-	config, err := f.ours.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: strings.HasPrefix(name, "cp"), Installer: f.installer})
-	must(f.t, err)
+	config := valueOf(f.ours.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: strings.HasPrefix(name, "cp"), Installer: f.installer}))(f.t)
 	must(f.t, f.talos.ApplyConfig(f.t.Context(), addr, uuid, config))
 }
 
@@ -115,9 +110,7 @@ func (f *founder) bootstrapSoon(addr netip.Addr) {
 		err := f.bootstrap(addr)
 		switch client.StatusCode(err) {
 		case codes.OK:
-			if !early {
-				f.t.Error("a machine that installs Talos accepted a bootstrap")
-			}
+			require(f.t, early, "a machine that installs Talos accepted a bootstrap")
 			return
 		case codes.FailedPrecondition:
 			early = true
@@ -153,8 +146,7 @@ func (f *founder) kubeconfig(addr netip.Addr) (file []byte) {
 // nodes are the Ready nodes that a kubeconfig shows at an address of the API.
 func (f *founder) nodes(kubeconfig []byte, at string) (ready []string, err error) {
 	file := bytes.ReplaceAll(kubeconfig, []byte("127.42.7.10:6443"), []byte(at+":6443"))
-	k, err := kube.New(file, kube.Options{Dial: f.Lab.Lab.Client().DialContext, Poll: time.Second})
-	must(f.t, err)
+	k := valueOf(kube.New(file, kube.Options{Dial: f.Lab.Lab.Client().DialContext, Poll: time.Second}))(f.t)
 	defer k.Close()
 	nodes, err := k.Nodes(f.t.Context())
 	for _, n := range nodes {
@@ -167,9 +159,8 @@ func (f *founder) nodes(kubeconfig []byte, at string) (ready []string, err error
 
 func (f *founder) requireNodes(kubeconfig []byte, at netip.Addr, want ...string) {
 	f.t.Helper()
-	if got, err := f.nodes(kubeconfig, at.String()); err != nil || !slices.Equal(got, want) {
-		f.t.Errorf("Ready nodes at %s: %q, %v; want %q", at, got, err, want)
-	}
+	got := valueOf(f.nodes(kubeconfig, at.String()))(f.t)
+	require(f.t, slices.Equal(got, want), "Ready nodes at %s: %q; want %q", at, got, want)
 }
 
 // sharedAddress is that of the load balancer before the API servers.
@@ -191,9 +182,8 @@ func TestClusterFromNothing(t *testing.T) {
 		requireCode(t, f.bootstrap(cp1), codes.Unavailable) // its certificate is not that of the cluster
 		f.configure(cp1, uuid, "cp1")
 		for _, at := range []netip.Addr{sharedAddress, cp1} {
-			if _, err := lab.Lab.Client().DialContext(t.Context(), "tcp", at.String()+":6443"); err == nil {
-				t.Errorf("there is a Kubernetes API at %s", at)
-			}
+			require(t, errOf(lab.Lab.Client().DialContext(t.Context(), "tcp", at.String()+":6443")) != nil,
+				"there is a Kubernetes API at %s", at)
 		}
 		f.bootstrapSoon(cp1)
 		time.Sleep(time.Minute)
@@ -203,18 +193,12 @@ func TestClusterFromNothing(t *testing.T) {
 		f.requireNodes(kubeconfig, cp1, "cp1")
 		other, err := lab.Kubeconfig("system:masters", time.Hour) // by the lab's own CA
 		must(t, err)
-		if _, err := f.nodes(other, sharedAddress.String()); err == nil {
-			t.Error("the API's certificate is not of the cluster's CA")
-		}
-		if _, err := f.nodes(certificateAuthority.ReplaceAll(other, certificateAuthority.Find(kubeconfig)), sharedAddress.String()); err == nil {
-			t.Error("a client's certificate of another CA is accepted")
-		}
-		if _, err := lab.Kube.Store().Get(t.Context(), store.Deployments(), "default", "web"); err == nil {
-			t.Error("a new cluster has the lab's workload")
-		}
-		if _, err := lab.Kube.Store().Get(t.Context(), store.Deployments(), "kube-system", "coredns"); err != nil {
-			t.Error(err)
-		}
+		require(t, errOf(f.nodes(other, sharedAddress.String())) != nil, "the API's certificate is not of the cluster's CA")
+		require(t, errOf(f.nodes(certificateAuthority.ReplaceAll(other, certificateAuthority.Find(kubeconfig)), sharedAddress.String())) != nil,
+			"a client's certificate of another CA is accepted")
+		require(t, errOf(lab.Kube.Store().Get(t.Context(), store.Deployments(), "default", "web")) != nil,
+			"a new cluster has the lab's workload")
+		must(t, errOf(lab.Kube.Store().Get(t.Context(), store.Deployments(), "kube-system", "coredns")))
 
 		uuids := map[string]string{"cp2": f.start(102, "cp2"), "wk1": f.start(103, "wk1"), "wk2": f.start(104, "wk2")}
 		time.Sleep(time.Minute)
@@ -224,12 +208,9 @@ func TestClusterFromNothing(t *testing.T) {
 		f.configure(wk2, uuids["wk2"], "wk2")
 		time.Sleep(5 * time.Minute)
 		f.requireNodes(kubeconfig, cp2, "cp1", "cp2", "wk1", "wk2")
-		if err := f.bootstrap(wk1); err == nil {
-			t.Error("a worker accepted a bootstrap")
-		}
-		if members, err := f.talos.Members(t.Context()); err != nil || len(members) != 4 {
-			t.Errorf("members %+v, %v", members, err)
-		}
+		require(t, f.bootstrap(wk1) != nil, "a worker accepted a bootstrap")
+		members := valueOf(f.talos.Members(t.Context()))(t)
+		require(t, len(members) == 4, "members %+v", members)
 		for _, v := range append(lab.EtcdViolations(), lab.World.Violations()...) {
 			t.Error(v)
 		}
@@ -250,23 +231,17 @@ func TestBootstrapTwice(t *testing.T) {
 			t.Errorf("before the bootstrap there are %d nodes, %v", len(nodes), err)
 		}
 		must(t, f.bootstrap(founded("cp1")))
-		if v := lab.EtcdViolations(); len(v) > 0 {
-			t.Errorf("one bootstrap: %q", v)
-		}
+		requireNone(t, lab.EtcdViolations(), "one bootstrap")
 		must(t, f.bootstrap(founded("cp2")))
 		time.Sleep(time.Minute)
-		if v := lab.EtcdViolations(); len(v) != 1 || !strings.Contains(v[0], " formed etcd number 2") {
-			t.Errorf("two bootstraps: %q", v)
-		}
-		if s := lab.State(); len(s.Broken) != 1 {
-			t.Errorf("recast lab check says %q", s.Broken)
-		}
+		v := lab.EtcdViolations()
+		require(t, len(v) == 1 && strings.Contains(v[0], " formed etcd number 2"), "two bootstraps: %q", v)
+		s := lab.State()
+		require(t, len(s.Broken) == 1, "recast lab check says %q", s.Broken)
 	})
 }
 
 func requireCode(t *testing.T, err error, want codes.Code) {
 	t.Helper()
-	if got := client.StatusCode(err); got != want {
-		t.Errorf("%v; want %s", err, want)
-	}
+	requireSame(t, want, client.StatusCode(err), "%v (-want +got)", err)
 }

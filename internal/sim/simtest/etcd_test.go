@@ -15,7 +15,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -123,10 +122,7 @@ var controlPlanes = []string{"cp1", "cp2", "cp3"}
 // mustRoll is a roll that must succeed.
 func (l *Lab) mustRoll(run string, p planning.Policy) planning.Plan {
 	l.t.Helper()
-	rep, err := l.as(run).Roll(l.t.Context(), p)
-	if err != nil {
-		l.t.Fatalf("%v\nhints %q", err, fault.Hints(err))
-	}
+	rep := valueOf(l.as(run).Roll(l.t.Context(), p))(l.t)
 	return rep.Plan
 }
 
@@ -139,14 +135,13 @@ func (l *Lab) mustRoll(run string, p planning.Policy) planning.Plan {
 //   - A machine that joins etcd removes the member with its own name, whoever that is (talos
 //     PR #3715).
 func TestPeersRoll(t *testing.T) {
-	long(t)
 	type story struct {
 		strategy cluster.Strategy
 		onData   bool
 	}
 	options := func(c story) sim.Options { return sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: c.onData} }
 	stories := storiesOf(story{cluster.Recreate, false}, story{cluster.Recreate, true}, story{cluster.Reimage, true}, story{cluster.InPlace, false})
-	eachIn(t, options, stories, func(t *testing.T, lab *Lab, c story) {
+	eachLongIn(t, options, stories, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("strategy: "+string(c.strategy), "maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(everywhere)
 		w, who := lab.watchEtcd(), lab.identities()
@@ -169,9 +164,8 @@ func TestPeersRoll(t *testing.T) {
 			if !inPlace {
 				requireRecord(t, lab, name, !kept, !kept)
 			}
-			if (w.ids[name] == after[name]) != kept {
-				t.Errorf("%s was etcd member %s and is %s, its data kept: %t", name, w.ids[name], after[name], kept)
-			}
+			require(t, (w.ids[name] == after[name]) == kept,
+				"%s was etcd member %s and is %s, its data kept: %t", name, w.ids[name], after[name], kept)
 		}
 		requireSame(t, want, w.seen, "what happened to etcd (-want +got)")
 		requireSame(t, who, lab.identities(), "UUID and address by name (-before +after)")
@@ -193,15 +187,13 @@ func (l *Lab) identities() map[string]string {
 func requireRecord(t *testing.T, lab *Lab, node string, etcdOn, left bool) {
 	t.Helper()
 	_, rec := lab.recordOf(node)
-	if len(rec.Kept) != 1 || rec.Kept[0].Left != left || rec.Kept[0].EtcdOn != etcdOn {
-		t.Errorf("the record of %s: %+v", node, rec.Kept)
-	}
+	require(t, len(rec.Kept) == 1 && rec.Kept[0].Left == left && rec.Kept[0].EtcdOn == etcdOn,
+		"the record of %s: %+v", node, rec.Kept)
 }
 
 // TestPeers14TheOnlyOneIsNotWiped: upgrades wiped single control planes (talos #5794, #1768).
 func TestPeers14TheOnlyOneIsNotWiped(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	eachLong(t, oneWorker(), newDisks, func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		lab.setRoll("strategy: " + string(s))
 		lab.Patch(everywhere)
 		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
@@ -229,17 +221,14 @@ func (l *Lab) makeInit(name string) {
 	})
 	l.talosctl(name, func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
 	time.Sleep(3 * time.Minute)
-	if !strings.Contains(string(l.configOf(name)), typeInit) {
-		l.t.Fatalf("%s is not of that type", name)
-	}
+	mustBe(l.t, strings.Contains(string(l.configOf(name)), typeInit), "%s is not of that type", name)
 }
 
 // requireOneEtcd fails if a second etcd was begun, or members are missing.
 func (l *Lab) requireOneEtcd(members ...string) {
 	l.t.Helper()
-	if got := l.memberNames(); !slices.Equal(got, members) {
-		l.t.Errorf("etcd has %q, want %q", got, members)
-	}
+	got := l.memberNames()
+	require(l.t, slices.Equal(got, members), "etcd has %q, want %q", got, members)
 	l.requireEtcd()
 }
 
@@ -250,9 +239,9 @@ func TestTypeInit(t *testing.T) {
 		lab.makeInit("cp1")
 		lab.Patch(everywhere)
 		only := planning.Policy{Only: []string{"cp1"}}
-		if p := lab.planOf(lab.Client(), "cp1", only); p.Strategy != cluster.InPlace || !strings.Contains(p.Why, beginsAlone) || len(p.Refused) > 0 {
-			t.Errorf("planned as %s, %s: %q", p.Strategy, p.Why, p.Refused)
-		}
+		p := lab.planOf(lab.Client(), "cp1", only)
+		require(t, p.Strategy == cluster.InPlace && strings.Contains(p.Why, beginsAlone) && len(p.Refused) == 0,
+			"planned as %s, %s: %q", p.Strategy, p.Why, p.Refused)
 		for _, s := range []string{"recreate", "reimage"} {
 			user := lab.Client()
 			lab.Replace("recast.yaml", "vmid: 9001}", "vmid: 9001, strategy: "+s+"}")
@@ -267,13 +256,13 @@ func TestTypeInit(t *testing.T) {
 		user := files.user(lab, firstRun)
 		configure := only
 		configure.What = []planning.What{planning.Config}
-		if p := lab.planOf(user, "cp1", configure); p.Strategy != cluster.ApplyConfig || len(p.Refused) > 0 {
-			t.Fatalf("another type is planned as %s: %q", p.Strategy, p.Refused)
-		}
+		p = lab.planOf(user, "cp1", configure)
+		mustBe(t, p.Strategy == cluster.ApplyConfig && len(p.Refused) == 0,
+			"another type is planned as %s: %q", p.Strategy, p.Refused)
 		must(t, user.roll(configure)(t.Context()))
-		if p := lab.planOf(user, "cp1", only); p.Strategy != cluster.Recreate || len(p.Refused) > 0 {
-			t.Fatalf("with another type it is planned as %s, %s: %q", p.Strategy, p.Why, p.Refused)
-		}
+		p = lab.planOf(user, "cp1", only)
+		mustBe(t, p.Strategy == cluster.Recreate && len(p.Refused) == 0,
+			"with another type it is planned as %s, %s: %q", p.Strategy, p.Why, p.Refused)
 		must(t, user.roll(only)(t.Context()))
 		lab.requireOneEtcd("cp1", "cp2", "cp3")
 		lab.RequireIntact()

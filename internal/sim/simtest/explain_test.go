@@ -19,11 +19,10 @@ import (
 // Explain is recast plan --explain.
 func (c *Client) Explain(t *testing.T, node string) survey.Explanation {
 	t.Helper()
-	e, err := connected(t.Context(), c, func(s *session) (survey.Explanation, error) {
+	e := valueOf(connected(t.Context(), c, func(s *session) (survey.Explanation, error) {
 		_, e, err := pipeline.Explain(t.Context(), s.project, s.machines, planning.Policy{}, nil, node)
 		return e, err
-	})
-	must(t, err)
+	}))(t)
 	return e
 }
 
@@ -31,58 +30,49 @@ func (c *Client) Explain(t *testing.T, node string) survey.Explanation {
 // their order, for workers and control planes and every strategy.
 func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 	long(t)
-	for _, strategy := range []string{"auto", "reimage", "in-place"} {
-		t.Run(strategy, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1, Holder: strategy == "auto"}, func(t *testing.T, lab *Lab) {
-				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+strategy+"\n")
-				lab.Patch(everywhere)
-				nodes := []string{"cp1", "wk1"}
-				want, got := map[string][]string{}, map[string][]string{}
-				for _, name := range nodes {
-					for _, s := range lab.Client().Explain(t, name).Steps {
-						want[name] = append(want[name], s.Path)
-					}
-					if len(want[name]) < 8 {
-						t.Fatalf("%s: only %q are explained", name, want[name])
-					}
-				}
-				c := lab.Client()
-				c.Emit = func(e step.Event) {
-					_, node, below := planning.NodeOfStep(e.Path)
-					if e.Status != step.Started && e.Status != step.Skipped || e.Kind == "" || want[node] == nil {
-						return
-					}
-					if at := strings.Join(below, "/"); !slices.Contains(got[node], at) { // preparations run twice
-						got[node] = append(got[node], at)
-					}
-				}
-				must(t, c.roll(planning.Policy{})(t.Context()))
-				for _, name := range nodes {
-					requireSame(t, want[name], got[name], "%s (-explained +run)", name)
-				}
-			})
-		})
-	}
+	eachIn(t, func(strategy string) sim.Options {
+		return sim.Options{ControlPlanes: 3, Workers: 1, Holder: strategy == "auto"}
+	}, storiesOf("auto", "reimage", "in-place"), func(t *testing.T, lab *Lab, strategy string) {
+		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+strategy+"\n")
+		lab.Patch(everywhere)
+		nodes := []string{"cp1", "wk1"}
+		want, got := map[string][]string{}, map[string][]string{}
+		for _, name := range nodes {
+			for _, s := range lab.Client().Explain(t, name).Steps {
+				want[name] = append(want[name], s.Path)
+			}
+			mustBe(t, len(want[name]) >= 8, "%s: only %q are explained", name, want[name])
+		}
+		c := lab.Client()
+		c.Emit = func(e step.Event) {
+			_, node, below := planning.NodeOfStep(e.Path)
+			if e.Status != step.Started && e.Status != step.Skipped || e.Kind == "" || want[node] == nil {
+				return
+			}
+			if at := strings.Join(below, "/"); !slices.Contains(got[node], at) { // preparations run twice
+				got[node] = append(got[node], at)
+			}
+		}
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		for _, name := range nodes {
+			requireSame(t, want[name], got[name], "%s (-explained +run)", name)
+		}
+	})
 }
 
 // TestDeepDriftSeesALabelThatLies: a factory that has not noticed the patch builds the old
 // content under the new schematic, and a person upgrades a node to that by hand.
 func TestDeepDriftSeesALabelThatLies(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		must(t, errOf(lab.Lab.Patch(t.Context(), sim.PatchedExtension, false)))
-		res, err := lab.Client().Lock(t.Context(), pipeline.LockOptions{Update: true})
-		must(t, err)
+		res := valueOf(lab.Client().Lock(t.Context(), pipeline.LockOptions{Update: true}))(t)
 		upgradeByHand(t, lab, res.Lock.Schematics["storage"].Schematic)
 		d := requireDrift(t, lab, "wk1") // only by its configuration's install image
 		for _, r := range d.Nodes[1].Reasons {
-			if r.Code != "install-image" {
-				t.Errorf("labels differ: %+v", r)
-			}
+			require(t, r.Code == "install-image", "labels differ: %+v", r)
 		}
 		requirePatchedFile(t, lab)
-		p, err := lab.Client().Provenance(t.Context(), "wk1")
-		must(t, err)
+		p := valueOf(lab.Client().Provenance(t.Context(), "wk1"))(t)
 		files := slices.IndexFunc(p.Links, func(l observe.ProvenanceLink) bool { return l.Name == "files" })
 		if files < 0 || p.Links[files].Certainty != observe.Contradicted || p.Build != p.Wanted || p.Origin != observe.FromLock {
 			t.Errorf("provenance of wk1: %+v", p)
@@ -94,13 +84,11 @@ func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 // every node's.
 func requirePatchedFile(t *testing.T, lab *Lab) {
 	t.Helper()
-	res, err := lab.Client().DeepDrift(t.Context())
-	must(t, err)
+	res := valueOf(lab.Client().DeepDrift(t.Context()))(t)
 	var found []cluster.Reason
 	for _, d := range res.Nodes {
-		if len(d.Unread) > 0 || !strings.Contains(strings.Join(d.Notes, "\n"), "of its extensions compared") {
-			t.Errorf("%s: unread %q, notes %q", d.Node, d.Unread, d.Notes)
-		}
+		require(t, len(d.Unread) == 0 && strings.Contains(strings.Join(d.Notes, "\n"), "of its extensions compared"),
+			"%s: unread %q, notes %q", d.Node, d.Unread, d.Notes)
 		for _, r := range d.Reasons {
 			if r.Code == "extension-file" {
 				found = append(found, r)

@@ -131,9 +131,7 @@ func (w *watched) judge(t *testing.T, name string, most limits) {
 	rate := float64(waiting) / w.nodeSeconds
 	fmt.Printf("%-20s roll %9s critical path %9s waste %.2f %% requests per node %.0f, %.2f a second of waiting, connections per node %.0f\n",
 		name, w.took().Round(10*time.Millisecond), critical.Round(10*time.Millisecond), 100*waste, float64(all)/nodes, rate, float64(w.dials)/nodes)
-	if waste > most.waste {
-		t.Errorf("%.2f %% more than the critical path", 100*waste)
-	}
+	require(t, waste <= most.waste, "%.2f %% more than the critical path", 100*waste)
 	if most.asking > 0 && rate > most.asking {
 		t.Errorf("%.2f requests a second of waiting", rate)
 	}
@@ -218,13 +216,12 @@ func (w *watched) serial() (sum time.Duration) {
 
 // A roll takes a small fraction of its nodes' serial time.
 func TestRollBesidesTheSerialSum(t *testing.T) {
-	long(t)
 	type story struct {
 		options sim.Options
 		roll    []string
 		most    float64
 	}
-	eachIn(t, func(c story) sim.Options { return c.options }, map[string]story{
+	eachLongIn(t, func(c story) sim.Options { return c.options }, map[string]story{
 		"3+2":   {sim.Options{ControlPlanes: 3, Workers: 2, Times: seedTimes()}, []string{"strategy: in-place", "reboot: kexec", "workersBeside: true", "maxUnavailable: {workers: 1, perHost: 2}"}, 0.52},
 		"3+100": {sim.Options{ControlPlanes: 3, Workers: 100, Hosts: 5, Times: seedTimes()}, []string{"strategy: in-place", "reboot: kexec", "maxUnavailable: {workers: 10%, perHost: 10}"}, 1. / 8},
 	}, func(t *testing.T, lab *Lab, c story) {
@@ -233,8 +230,6 @@ func TestRollBesidesTheSerialSum(t *testing.T) {
 		sum := w.serial()
 		part := w.took().Seconds() / sum.Seconds()
 		fmt.Printf("%s roll %s, one node after another %s: %.3f\n", t.Name(), w.took().Round(time.Second), sum.Round(time.Second), part)
-		if part > c.most {
-			t.Errorf("%.3f of one node after another, wanted at most %.3f", part, c.most)
-		}
+		require(t, part <= c.most, "%.3f of one node after another, wanted at most %.3f", part, c.most)
 	})
 }

@@ -74,20 +74,18 @@ func (m managed) require(t *testing.T, lab *Lab, host string) {
 // requireRunning fails the test unless wk1's VM runs on that host and starts with it.
 func (l *Lab) requireRunning(host string) {
 	l.t.Helper()
-	vm, err := l.World.LookupVM(host, worker1)
-	if err != nil || !vm.Running || vm.Config["onboot"] != "1" {
-		l.t.Errorf("on %q, running %t, onboot %q, %v", l.hostOf(worker1), vm.Running, vm.Config["onboot"], err)
-	}
+	vm := valueOf(l.World.LookupVM(host, worker1))(l.t)
+	require(l.t, vm.Running && vm.Config["onboot"] == "1",
+		"on %q, running %t, onboot %q", l.hostOf(worker1), vm.Running, vm.Config["onboot"])
 }
 
 // TestAVMUnderHA rolls it: HA does not start it meanwhile, and manages it again as before.
 func TestAVMUnderHA(t *testing.T) {
-	long(t)
 	type story struct {
 		strategy cluster.Strategy
 		resource world.HAResource
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"recreate":          {cluster.Recreate, startedByUs()},
 		"reimage":           {cluster.Reimage, startedByUs()},
 		"in-place":          {cluster.InPlace, startedByUs()},
@@ -102,12 +100,8 @@ func TestAVMUnderHA(t *testing.T) {
 		c, removed := lab.Client(), false
 		c.Emit = whenStarted("wk1/bring-up", func() { removed = len(lab.World.HA()) == 0 })
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if removed != (s.strategy != cluster.InPlace) {
-			t.Errorf("out of HA while it was down: %t", removed)
-		}
-		if starts := startedByHA(lab); len(starts) > 0 {
-			t.Errorf("HA has started it: %q", starts)
-		}
+		require(t, removed == (s.strategy != cluster.InPlace), "out of HA while it was down: %t", removed)
+		requireNone(t, startedByHA(lab), "HA has started it")
 		before.require(t, lab, "pve1")
 		requireInSync(t, lab)
 	})
@@ -116,12 +110,11 @@ func TestAVMUnderHA(t *testing.T) {
 // TestAKilledRollOfAVMUnderHA kills a roll before and after each of its changes of HA and
 // of the VM's power, and runs it again.
 func TestAKilledRollOfAVMUnderHA(t *testing.T) {
-	long(t)
 	type story struct {
 		at      string
 		journal bool
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"out of HA, no journal":  {"take-down/park", false},
 		"on, with the journal":   {"bring-up/start", true},
 		"back in HA, no journal": {"finish/restore-ha", false},
@@ -142,17 +135,15 @@ func TestAKilledRollOfAVMUnderHA(t *testing.T) {
 
 // TestAStopThatFails leaves the node serving, and HA and onboot unchanged.
 func TestAStopThatFails(t *testing.T) {
-	long(t)
 	type story struct{ fail, text string }
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"HA can't be changed": {"DELETE /cluster/ha/resources/" + worker1HA, `take VM 9031 "wk1" on pve1 out of Proxmox HA: `},
 		"the VM is locked":    {"PUT /nodes/pve1/qemu/9031/config", `unset onboot of VM 9031 "wk1" on pve1: `},
 	}, func(t *testing.T, lab *Lab, s story) {
 		before := lab.manageByHA(startedByUs())
 		lab.Patch(sim.PatchedExtension)
 		lab.World.FailNext(s.fail, "not now")
-		err := lab.Client().roll(planning.Policy{})(t.Context())
-		requireError(t, err, "roll/workers/wk1/take-down/stop: "+s.text)
+		requireError(t, lab.Client().roll(planning.Policy{})(t.Context()), "roll/workers/wk1/take-down/stop: "+s.text)
 		lab.requireServing("wk1")
 		before.require(t, lab, "pve1")
 		requireDrift(t, lab, "wk1")
@@ -164,8 +155,7 @@ func TestAStopThatFails(t *testing.T) {
 
 // TestParkingOnEveryHost rolls nodes on two hosts, with their own disks and with data VMs'.
 func TestParkingOnEveryHost(t *testing.T) {
-	long(t)
-	eachIn(t, func(holder bool) sim.Options { return sim.Options{Workers: 2, Hosts: 2, Holder: holder} }, map[string]bool{"own disks": false, "disks of data VMs": true}, func(t *testing.T, lab *Lab, holder bool) {
+	eachLongIn(t, func(holder bool) sim.Options { return sim.Options{Workers: 2, Hosts: 2, Holder: holder} }, map[string]bool{"own disks": false, "disks of data VMs": true}, func(t *testing.T, lab *Lab, holder bool) {
 		lab.setRoll("maxUnavailable: {workers: 2}")
 		for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
 			lab.Patch(sim.PatchedExtension)
@@ -210,9 +200,8 @@ func TestLateHA(t *testing.T) {
 		}, 0)
 		err := lab.second().roll(planning.Policy{})(t.Context())
 		lab.Recorder.Hooks(nil, nil)
-		if starts := startedByHA(lab); len(starts) > 0 {
-			t.Errorf("HA has started it: %q (%v)", starts, err)
-		}
+		starts := startedByHA(lab)
+		require(t, len(starts) == 0, "HA has started it: %q (%v)", starts, err)
 		lab.RequireIntact()
 		if err != nil {
 			must(t, lab.second().roll(planning.Policy{})(t.Context()))

@@ -63,9 +63,7 @@ func (w window) interrupt(t *testing.T, lab *Lab) error {
 	defer lab.Recorder.Hooks(nil, nil)
 	c := lab.Client()
 	err := c.roll(onlyWorker)(t.Context())
-	if err == nil {
-		t.Fatal("the roll succeeded")
-	}
+	mustBe(t, err != nil, "the roll succeeded")
 	c.Kill()
 	if w.noQuorum {
 		lab.World.SetQuorum(true)
@@ -94,9 +92,7 @@ func TestCutOffHandOver(t *testing.T) {
 		if err := w.interrupt(t, lab); !strings.Contains(err.Error(), "hand ") {
 			t.Errorf("the first roll: %v", err)
 		}
-		if len(lab.strays()) != 1 {
-			t.Fatalf("without a name: %q", lab.strays())
-		}
+		mustBe(t, len(lab.strays()) == 1, "without a name: %q", lab.strays())
 		lab.waitReady(t)
 		if !w.journal {
 			lab.loseJournal()
@@ -125,20 +121,18 @@ func (l *Lab) waitReady(t *testing.T) {
 // stray makes a volume with a VM's number that no configuration names.
 func (l *Lab) stray(t *testing.T, vmid int) string {
 	t.Helper()
-	volid, err := l.World.Alloc(sim.DiskStorage, "pve1", vmid, 1<<30, world.NewMedia(nil))
-	must(t, err)
+	volid := valueOf(l.World.Alloc(sim.DiskStorage, "pve1", vmid, 1<<30, world.NewMedia(nil)))(t)
 	return volid
 }
 
 // TestHandOverWithStrays: older unnamed volumes are distinguished; one that appeared
 // meanwhile is not, and a person must decide.
 func TestHandOverWithStrays(t *testing.T) {
-	long(t)
 	type story struct {
 		window
 		fresh string // where a volume appears meanwhile; "": nowhere
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"none, but some from long ago": {window{move: parksData, stop: world.AfterRename}, ""},
 		"at the target":                {window{move: parksData, stop: world.AfterSource, journal: true}, "target"},
 		"at the source":                {window{move: parksData, stop: world.AfterSource}, "source"},
@@ -177,9 +171,8 @@ func TestHandOverWithStrays(t *testing.T) {
 		}
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		requireInSync(t, lab, "cp1")
-		if got := lab.strays(); len(got) != strays {
-			t.Errorf("strays %q, want %d: none is recast's to free", got, strays)
-		}
+		got := lab.strays()
+		require(t, len(got) == strays, "strays %q, want %d: none is recast's to free", got, strays)
 	})
 }
 
@@ -204,10 +197,8 @@ func requireInTheWay(t *testing.T, lab *Lab, fresh string) {
 // parkingID is the VM that has wk1's disks now.
 func (l *Lab) parkingID(t *testing.T) int {
 	t.Helper()
-	res, err := l.Client().Status(t.Context())
-	if err != nil || len(res.Open) != 1 {
-		t.Fatalf("status %+v, %v", res, err)
-	}
+	res := valueOf(l.Client().Status(t.Context()))(t)
+	mustBe(t, len(res.Open) == 1, "status %+v", res)
 	return int(res.Open[0].Parking)
 }
 
@@ -226,8 +217,7 @@ func spaceLeave(lab *Lab, bytes int64) {
 // TestARollNeedsRoomForTheNewDisks: the old system disks stay parked, so a roll without
 // space for the new ones does not begin; once prune has freed the older ones it does.
 func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.World.Preallocate(sim.DiskStorage)
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
@@ -236,14 +226,10 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 		before := len(lab.Recorder.Calls())
 		const want = "storage fast on pve1 has 9216 MiB free, but a new system disk takes 10 GiB there while the old one stays parked"
 		requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "wk1: "+want)
-		for _, call := range lab.Recorder.Calls()[before:] {
-			if call.Mutation && !ofClaim(call) {
-				t.Errorf("the refused roll sent %s %s %s all the same", call.Proto, call.Method, call.Path)
-			}
-		}
-		if got := problems(diagnosis(t, lab.Client())); len(got) == 0 || !strings.Contains(strings.Join(got, "\n"), "room for system disks on fast of pve1: "+want) {
-			t.Errorf("doctor says %q", got)
-		}
+		lab.requireNothingSent(before)
+		got := problems(diagnosis(t, lab.Client()))
+		require(t, len(got) != 0 && strings.Contains(strings.Join(got, "\n"), "room for system disks on fast of pve1: "+want),
+			"doctor says %q", got)
 		must(t, errOf(lab.Client().pruneDisks(t.Context(), 0, nil)))
 		must(t, lab.as("20000102-0000-feed").roll(onlyWorker)(t.Context()))
 		lab.RequireIntact()
@@ -253,7 +239,6 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 // TestHandOverOnABusyStorage: a rename that fails on a busy storage is retried, each time
 // after a check whether it has happened.
 func TestHandOverOnABusyStorage(t *testing.T) {
-	long(t)
 	type story struct {
 		storage     string
 		strategy    cluster.Strategy
@@ -262,7 +247,7 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 		fault       world.RenameFault
 	}
 	options := func(s story) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1, DiskType: s.storage} }
-	eachIn(t, options, map[string]story{
+	eachLongIn(t, options, map[string]story{
 		"zfs, while parking":                {"zfspool", cluster.Recreate, "take-down/park/scsi1", parksData, 5, world.RenameBusy},
 		"zfs, too slow":                     {"zfspool", cluster.Recreate, "take-down/park/scsi0", parksSystem, 1, world.RenameTimeout},
 		"zfs, too slow, but it was renamed": {"zfspool", cluster.Recreate, "take-down/park/scsi1", parksData, 1, world.RenameTimeoutDone},
@@ -275,9 +260,8 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 		c := lab.Client()
 		c.Emit = notes(s.step, &said)
 		must(t, c.roll(onlyWorker)(t.Context()))
-		if !strings.Contains(strings.Join(said, "\n"), "its storage is busy: tried again for 5m0s at most") {
-			t.Errorf("the reason of the wait is not shown: %q", said)
-		}
+		require(t, strings.Contains(strings.Join(said, "\n"), "its storage is busy: tried again for 5m0s at most"),
+			"the reason of the wait is not shown: %q", said)
 		requireInSync(t, lab, "cp1")
 		lab.requireKept(1)
 	})
@@ -286,10 +270,9 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 // TestHandOverOnAStorageThatStaysBusy: it fails after some minutes with a hint, and the
 // same command continues.
 func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
-	long(t)
 	o := oneWorker()
 	o.DiskType = "zfspool"
-	inLab(t, o, func(t *testing.T, lab *Lab) {
+	inLongLab(t, o, func(t *testing.T, lab *Lab) {
 		resumption{strategy: cluster.Recreate}.prepare(lab)
 		var since time.Time
 		lab.beforeMove(parksData, func() {
@@ -298,15 +281,11 @@ func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
 		})
 		err := lab.Client().roll(onlyWorker)(t.Context())
 		took := time.Since(since)
-		if fault.CodeOf(err) != fault.StorageBusy || !strings.Contains(err.Error(), "dataset is busy") {
-			t.Fatalf("err = %v, code %s", err, fault.CodeOf(err))
-		}
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "lsof") || !strings.Contains(hints, "same command again") {
-			t.Errorf("hints: %s", hints)
-		}
-		if took < 3*time.Minute || took > 7*time.Minute {
-			t.Errorf("it was tried for %s", took)
-		}
+		mustBe(t, fault.CodeOf(err) == fault.StorageBusy && strings.Contains(err.Error(), "dataset is busy"),
+			"err = %v, code %s", err, fault.CodeOf(err))
+		hints := strings.Join(fault.Hints(err), "\n")
+		require(t, strings.Contains(hints, "lsof") && strings.Contains(hints, "same command again"), "hints: %s", hints)
+		require(t, took >= 3*time.Minute && took <= 7*time.Minute, "it was tried for %s", took)
 		lab.Recorder.Hooks(nil, nil)
 		lab.World.NoMoreFailures()
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))

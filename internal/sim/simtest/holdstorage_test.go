@@ -113,12 +113,8 @@ func TestRollHoldsTheRebuild(t *testing.T) {
 				must(t, c.roll(planning.Policy{})(t.Context()))
 				lab.requireWaits("30", "")
 				requireSame(t, []string{"wk1", "wk2"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
-				if looked != 3 {
-					t.Errorf("looked %d times", looked)
-				}
-				if !slices.Contains(said, waitSetting+" of Longhorn is "+set+" instead of 30") {
-					t.Errorf("said %q", said)
-				}
+				require(t, looked == 3, "looked %d times", looked)
+				require(t, slices.Contains(said, waitSetting+" of Longhorn is "+set+" instead of 30"), "said %q", said)
 				requireInSync(t, lab)
 			})
 		})
@@ -198,7 +194,7 @@ func goOnAfterKills(t *testing.T, in inLabOf, moments []moment, killed func(*tes
 func TestLeftHold(t *testing.T) {
 	long(t)
 	const memo = `{"was":"600","set":"1800","nodes":{"wk1":1800}}`
-	ways := map[string]func(ctx context.Context, c *Client) error{
+	ways := map[string]deed{
 		"roll with nothing to do": func(ctx context.Context, c *Client) error { return c.roll(planning.Policy{})(ctx) },
 		"recover": func(ctx context.Context, c *Client) error {
 			_, err := c.Recover(ctx, "wk1")
@@ -208,27 +204,21 @@ func TestLeftHold(t *testing.T) {
 			return nil
 		},
 	}
-	for name, do := range ways {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-				lab.runLonghorn("wk1", "wk2")
-				lab.setWaits("1800", memo)
-				plan := lab.plan(planning.Policy{})
-				const held = "Longhorn: " + waitSetting + " was 600 before recast set it to 1800, while wk1 is away"
-				if len(plan.Storage) != 1 || plan.Storage[0].Held != held || plan.Storage[0].WaitSeconds != 600 {
-					t.Errorf("planned %+v", plan.Storage)
-				}
-				status := lab.status()
-				if len(status.Held) != 1 || status.Held[0].What != held || len(status.Held[0].Next) != 2 {
-					t.Errorf("status %+v", status.Held)
-				}
-				requireStorageCheck(t, lab, "Longhorn", checkup.Warning, waitSetting+" was 600 before recast set it to 1800, while wk1 is away")
-				must(t, do(t.Context(), lab.Client()))
-				lab.requireWaits("600", "")
-				requireNoClaim(t, lab)
-			})
-		})
-	}
+	eachInLab(t, sim.Options{Workers: 2}, ways, func(t *testing.T, lab *Lab, do deed) {
+		lab.runLonghorn("wk1", "wk2")
+		lab.setWaits("1800", memo)
+		plan := lab.plan(planning.Policy{})
+		const held = "Longhorn: " + waitSetting + " was 600 before recast set it to 1800, while wk1 is away"
+		require(t, len(plan.Storage) == 1 && plan.Storage[0].Held == held && plan.Storage[0].WaitSeconds == 600,
+			"planned %+v", plan.Storage)
+		status := lab.status()
+		require(t, len(status.Held) == 1 && status.Held[0].What == held && len(status.Held[0].Next) == 2,
+			"status %+v", status.Held)
+		requireStorageCheck(t, lab, "Longhorn", checkup.Warning, waitSetting+" was 600 before recast set it to 1800, while wk1 is away")
+		must(t, do(t.Context(), lab.Client()))
+		lab.requireWaits("600", "")
+		requireNoClaim(t, lab)
+	})
 }
 
 // requireStorageCheck requires that line of doctor about Longhorn.
@@ -278,9 +268,7 @@ func TestHoldChangedBySomeoneElse(t *testing.T) {
 		c.Emit = allOf(note, change)
 		must(t, c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 		lab.requireWaits("1000", "")
-		if !slices.Contains(said, waitSetting+" of Longhorn stays 1000: someone else has set that") {
-			t.Errorf("said %q", said)
-		}
+		require(t, slices.Contains(said, waitSetting+" of Longhorn stays 1000: someone else has set that"), "said %q", said)
 	})
 }
 
@@ -299,9 +287,7 @@ func TestHoldOfTwoWorkersAtATime(t *testing.T) {
 			most = max(most, strings.Count(memo, `"wk`))
 		}
 		must(t, c.roll(planning.Policy{Only: []string{"wk1", "wk2"}})(t.Context()))
-		if most != 2 {
-			t.Errorf("held for %d at a time", most)
-		}
+		require(t, most == 2, "held for %d at a time", most)
 		lab.requireWaits("30", "")
 		requireSame(t, []string{"wk1", "wk3"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
 		requireSame(t, []string{"wk2", "wk4"}, lab.replicasOn("pvc-2"), "replicas (-want +got)")

@@ -113,15 +113,13 @@ func killHooked(t *testing.T, lab *Lab, step string) *hooker {
 // Programs run at their points with the documented environment, and their output is shown
 // and kept.
 func TestHooks(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Write("hook.sh", []byte("#!/bin/sh\nenv | grep ^RECAST_ | sort | tr '\\n' ' ' >>asked\necho >>asked\necho \"$RECAST_HOOK with ${PROXMOX_VE_API_TOKEN-no token}\"\n"))
 		must(t, os.Chmod(filepath.Join(lab.Dir, "hook.sh"), 0o700))
 		lab.setRoll(strings.ReplaceAll(everyHook, "[h]", "[./hook.sh]"))
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
-		plan, err := c.Plan(t.Context(), planning.Policy{})
-		must(t, err)
+		plan := valueOf(c.Plan(t.Context(), planning.Policy{}))(t)
 		for _, p := range hook.Points() {
 			want := []cluster.Hook{{TimeoutSeconds: 60, Command: cluster.CommandGate{Args: []string{"./hook.sh"}, Dir: lab.Dir}}}
 			requireSame(t, want, plan.Hooks.At(p), "%s in the plan (-want +got)", p)
@@ -167,12 +165,10 @@ func TestHooks(t *testing.T) {
 		for _, h := range rep.Hooks {
 			kept = append(kept, fmt.Sprintf("%s %s %s %d %s%s", h.Point, h.Batch, h.Node, *h.Exit, h.Error, h.Output))
 		}
-		if len(kept) != 6 || kept[2] != "beforeNode workers wk1 0 beforeNode with no token\n" {
-			t.Errorf("the report has %q", kept)
-		}
-		if at := string(lab.Read(".recast/runs/20000101-0000-feed/wk1~hooks~afternode~1.json")); !strings.Contains(at, `"output": "afterNode with no token\n"`) {
-			t.Errorf("the journal has %s", at)
-		}
+		require(t, len(kept) == 6 && kept[2] == "beforeNode workers wk1 0 beforeNode with no token\n",
+			"the report has %q", kept)
+		at := string(lab.Read(".recast/runs/20000101-0000-feed/wk1~hooks~afternode~1.json"))
+		require(t, strings.Contains(at, `"output": "afterNode with no token\n"`), "the journal has %s", at)
 		requireInSync(t, lab)
 	})
 }
@@ -197,19 +193,15 @@ func TestAHookBefore(t *testing.T) {
 		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "was touched") && !strings.Contains(hints, "not touched") {
 			t.Errorf("hints %q", hints)
 		}
-		if len(seen.order) > 0 {
-			t.Errorf("was out: %q", seen.order)
-		}
+		requireNone(t, seen.order, "was out")
 		for _, call := range withoutPulls(changesOfNodes(lab.Recorder.Calls()[before:])) {
 			t.Errorf("%s was sent", call)
 		}
 		env := strings.Join(h.envs["afterRun"], "\n")
-		if !strings.Contains(env, "RECAST_OUTCOME=failed\nRECAST_ERROR="+want.err+"\nRECAST_NODES_DONE=\n") {
-			t.Errorf("the environment of the hook after the run:\n%s", env)
-		}
-		if end := rep.Hooks[failed]; end.Error != "h ended with 3: at "+want.ran[failed] || *end.Exit != 3 {
-			t.Errorf("the report has %+v", rep.Hooks)
-		}
+		require(t, strings.Contains(env, "RECAST_OUTCOME=failed\nRECAST_ERROR="+want.err+"\nRECAST_NODES_DONE=\n"),
+			"the environment of the hook after the run:\n%s", env)
+		end := rep.Hooks[failed]
+		require(t, end.Error == "h ended with 3: at "+want.ran[failed] && *end.Exit == 3, "the report has %+v", rep.Hooks)
 		h.require(t, want.ran...)
 		requireNoClaim(t, lab)
 		requireDrift(t, lab, "wk1")
@@ -241,8 +233,7 @@ func TestAHookAfterANode(t *testing.T) {
 
 // The hooks of a batch run before and after all of its nodes, however many are down at a time.
 func TestHooksOfABatch(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("maxUnavailable: {workers: 2, perHost: 2}")
 		lab.Patch(everywhere)
 		c, h := withHooks(lab, func(_ context.Context, at string) (int, error) {
@@ -260,9 +251,8 @@ func TestHooksOfABatch(t *testing.T) {
 			`beforeBatch control-planes, beforeNode cp1, afterNode cp1, afterBatch control-planes, beforeBatch workers, (beforeNode wk., ){2}(afterNode wk., ){2}afterBatch workers, afterRun$`).MatchString(got) {
 			t.Errorf("hooks: %s", got)
 		}
-		if nodes := variable(h.envs["beforeBatch workers"], "RECAST_NODES"); nodes != "wk2 wk3" {
-			t.Errorf("the hook of the batch got the nodes %q", nodes)
-		}
+		nodes := variable(h.envs["beforeBatch workers"], "RECAST_NODES")
+		require(t, nodes == "wk2 wk3", "the hook of the batch got the nodes %q", nodes)
 	})
 }
 

@@ -17,17 +17,14 @@ import (
 // A command that first finishes an earlier run makes two plans: the hooks before it get
 // the first one, those after it both.
 func TestHooksAroundTwoPlans(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false")
 		h := killHooked(t, lab, "wk1/bring-up")
 		must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
 		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished",
 			"beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
 		for point, want := range map[string]string{"beforeRun": "wk1", "beforeBatch workers": "wk2", "afterRun": "wk1 wk2"} {
-			if got := variable(h.envs[point], "RECAST_NODES"); got != want {
-				t.Errorf("%s got %q, want %q", point, got, want)
-			}
+			requireSame(t, want, variable(h.envs[point], "RECAST_NODES"), "%s got (-want +got)", point)
 		}
 		requireDrift(t, lab)
 	})
@@ -59,8 +56,7 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 			})
 			lab.Patch(everywhere)
 			c.Emit = whenStarted("workers/wk1/upgrade", func() { close(working) })
-			_, err := c.Roll(t.Context(), planning.Policy{})
-			requireRefused(t, err, "roll/control-planes/cp1/run-hooks")
+			requireRefused(t, c.roll(planning.Policy{})(t.Context()), "roll/control-planes/cp1/run-hooks")
 			ran := strings.Join(h.ran, ", ")
 			if !strings.HasSuffix(ran, "afterNode wk1, afterBatch workers, afterRun") || strings.Contains(ran, "afterBatch control-planes") {
 				t.Errorf("hooks: %s", ran)
@@ -93,9 +89,9 @@ func TestHooksOfABatchLeftOpen(t *testing.T) {
 		c, h := withHooks(lab, nil)
 		end(lab, c)
 		_, err := c.Roll(t.Context(), planning.Policy{})
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "the hooks after the batch workers were not run, and the next run runs them only if it still has a node to roll in it") {
-			t.Errorf("%v; hints %q", err, hints)
-		}
+		hints := strings.Join(fault.Hints(err), "\n")
+		require(t, strings.Contains(hints, "the hooks after the batch workers were not run, and the next run runs them only if it still has a node to roll in it"),
+			"%v; hints %q", err, hints)
 		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun")
 		requireDrift(t, lab)
 	})
@@ -103,8 +99,7 @@ func TestHooksOfABatchLeftOpen(t *testing.T) {
 
 // No hook runs for a node that was paused after the plan was made.
 func TestHooksOfAPausedNode(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c, h := withHooks(lab, func(_ context.Context, at string) (int, error) {
 			if at == "beforeBatch workers" {
 				lab.pause("wk1", "a disk is being replaced")
@@ -121,13 +116,12 @@ func TestHooksOfAPausedNode(t *testing.T) {
 // The notices of start and end together delay the end of a run no more than one of them
 // alone.
 func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
-	long(t)
 	type story struct {
 		takes  time.Duration // each
 		cancel bool
 		want   time.Duration
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"both hang":                {time.Hour, false, 35 * time.Second},
 		"both are slow":            {20 * time.Second, false, 22 * time.Second},
 		"the first is soon there":  {time.Second, false, 2 * time.Second},
@@ -149,13 +143,12 @@ func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
 			}
 		}
 		rep, err := client.Roll(ctx, planning.Policy{})
-		if err == nil || len(told.got) != 2 || told.got[1].Event != cluster.NoticeFailure {
-			t.Errorf("%v; told %+v", err, told.got)
-		}
+		require(t, err != nil && len(told.got) == 2 && told.got[1].Event == cluster.NoticeFailure,
+			"%v; told %+v", err, told.got)
 		// The claim is released before.
-		if took := time.Since(ended); took < c.want || took > c.want+2*time.Second {
-			t.Errorf("the end took %s, want %s; unsent %q", took, c.want, rep.Unsent)
-		}
+		took := time.Since(ended)
+		require(t, took >= c.want && took <= c.want+2*time.Second,
+			"the end took %s, want %s; unsent %q", took, c.want, rep.Unsent)
 	})
 }
 
@@ -186,9 +179,8 @@ func TestCtrlCInAHook(t *testing.T) {
 			}
 		})
 		requireFault(t, client.roll(planning.Policy{})(t.Context()), fault.Interrupted)
-		if outcome := variable(h.envs["afterRun"], "RECAST_OUTCOME"); outcome != "interrupted" {
-			t.Errorf("outcome in the environment of the hook after the run: %s", outcome)
-		}
+		outcome := variable(h.envs["afterRun"], "RECAST_OUTCOME")
+		require(t, outcome == "interrupted", "outcome in the environment of the hook after the run: %s", outcome)
 		h.require(t, c.ran...)
 		requireDrift(t, lab, c.stale...)
 		requireNoClaim(t, lab)
@@ -197,8 +189,7 @@ func TestCtrlCInAHook(t *testing.T) {
 
 // After a second Ctrl-C the hooks after the run have at most 30 s.
 func TestCtrlCTwiceInTheLastHook(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var pressed time.Time
@@ -212,9 +203,8 @@ func TestCtrlCTwiceInTheLastHook(t *testing.T) {
 			return 0, context.Cause(within)
 		})
 		_, err := c.Roll(ctx, planning.Policy{})
-		if took := time.Since(pressed); err == nil || took < 29*time.Second || took > 2*time.Minute {
-			t.Errorf("after %s: %v", took, err)
-		}
+		took := time.Since(pressed)
+		require(t, err != nil && took >= 29*time.Second && took <= 2*time.Minute, "after %s: %v", took, err)
 		requireDrift(t, lab)
 	})
 }
@@ -227,17 +217,14 @@ func TestHooksOfAKilledRun(t *testing.T) {
 		h := killHooked(t, lab, c.at)
 		must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
 		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished", "afterRun")
-		if resumed := variable(h.envs["afterNode wk1"], "RECAST_RESUMED"); resumed != "true" {
-			t.Errorf("RECAST_RESUMED is %s", resumed)
-		}
+		requireSame(t, "true", variable(h.envs["afterNode wk1"], "RECAST_RESUMED"), "RECAST_RESUMED is (-want +got)")
 		requireInSync(t, lab)
 	})
 }
 
 // A failed hook leaves unfinished work as it is.
 func TestAHookBeforeUnfinishedWork(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		h := killHooked(t, lab, "wk1/bring-up")
 		h.do = failAt("beforeNode wk1")
 		requireFault(t, h.next(lab).roll(planning.Policy{})(t.Context()), fault.Refused, "wk1 is as the earlier run had left it")

@@ -29,57 +29,45 @@ func hostsRefused(t *testing.T, what string, do func(context.Context) error, wan
 	requireFault(t, err, fault.Refused)
 	said := fmt.Sprint(err, fault.Hints(err))
 	for _, text := range want {
-		if !strings.Contains(said, text) {
-			t.Errorf("%s: it does not say %q: %s", what, text, said)
-		}
+		require(t, strings.Contains(said, text), "%s: it does not say %q: %s", what, text, said)
 	}
-	if took := time.Since(began); took > hostsQuick {
-		t.Errorf("%s: it took %s", what, took)
-	}
+	took := time.Since(began)
+	require(t, took <= hostsQuick, "%s: it took %s", what, took)
 }
 
 // TestAHostIsDown with a node on it: everything known about the others is reported, and
 // nothing is rolled.
 func TestAHostIsDown(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 2, Hosts: 3}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 2, Hosts: 3}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.World.CrashHost("pve3")
 		time.Sleep(2 * time.Minute)
 		began, c := time.Now(), lab.Client()
 		const down = "Proxmox host pve3 is offline"
 
-		plan, err := c.Plan(t.Context(), planning.Policy{})
-		must(t, err)
+		plan := valueOf(c.Plan(t.Context(), planning.Policy{}))(t)
 		const waits = "wk1: other nodes are not Ready: wk2: bring them back first; one more out would be one too many. A worker that is to stay away: kubectl cordon it, or name it in roll.ignoreNodes\n"
 		want := "wk2: its VM 9032 is on pve3, and " + down + ": bring pve3 back, or leave the node out with --exclude"
-		if got := strings.Join(plan.Refused(), "\n"); got != waits+want || !strings.Contains(strings.Join(plan.Warn, "\n"), down) {
-			t.Errorf("the plan refuses %q, warns of %q", got, plan.Warn)
-		}
-		if work := plan.Work(); len(work) != 1 || work[0].Node != "wk1" || work[0].Strategy != cluster.Recreate {
-			t.Errorf("work %+v", work)
-		}
-		drift, err := c.Drift(t.Context())
-		must(t, err)
+		got := strings.Join(plan.Refused(), "\n")
+		require(t, got == waits+want && strings.Contains(strings.Join(plan.Warn, "\n"), down),
+			"the plan refuses %q, warns of %q", got, plan.Warn)
+		work := plan.Work()
+		require(t, len(work) == 1 && work[0].Node == "wk1" && work[0].Strategy == cluster.Recreate, "work %+v", work)
+		drift := valueOf(c.Drift(t.Context()))(t)
 		for i, want := range []string{"cp1 false 0", "wk1 true 0", "wk2 false 1"} {
-			if d := drift.Nodes[i]; fmt.Sprint(d.Node, " ", d.Stale, " ", len(d.Unread)) != want {
-				t.Errorf("drift of %s: %+v, want %s", d.Node, d, want)
-			}
+			d := drift.Nodes[i]
+			require(t, fmt.Sprint(d.Node, " ", d.Stale, " ", len(d.Unread)) == want,
+				"drift of %s: %+v, want %s", d.Node, d, want)
 		}
-		status, err := c.Status(t.Context())
-		must(t, err)
-		if got := strings.Join(status.Problems, "\n"); got != down+", so VM 9032 can't be read" {
-			t.Errorf("status: %q", got)
-		}
-		if took := time.Since(began); took > hostsQuick {
-			t.Errorf("reading took %s", took)
-		}
+		status := valueOf(c.Status(t.Context()))(t)
+		requireSame(t, down+", so VM 9032 can't be read", strings.Join(status.Problems, "\n"), "status (-want +got)")
+		took := time.Since(began)
+		require(t, took <= hostsQuick, "reading took %s", took)
 
 		before := lab.Recorder.Mutations()
 		hostsRefused(t, "roll", lab.Client().roll(planning.Policy{}), want)
-		if n := lab.Recorder.Mutations() - before; n > 0 {
-			t.Errorf("%d changing requests were sent", n)
-		}
+		n := lab.Recorder.Mutations() - before
+		require(t, n <= 0, "%d changing requests were sent", n)
 		hostsRefused(t, "roll --exclude wk2", lab.Client().roll(planning.Policy{Exclude: []string{"wk2"}}), "other nodes are not Ready: wk2")
 
 		lab.World.BootHost("pve3")
@@ -91,8 +79,7 @@ func TestAHostIsDown(t *testing.T) {
 
 // TestAHostOfOthersIsDown: its VM can't refer to a disk on local storage.
 func TestAHostOfOthersIsDown(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 1, Hosts: 3}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 1, Hosts: 3}, func(t *testing.T, lab *Lab) {
 		// Its disk has the same name as wk1's; but pve3 has another storage.
 		must(t, lab.World.DefineVM("pve3", 500, map[string]string{"name": "other", "scsi0": "fast:1"}, nil))
 		lab.Patch(sim.PatchedExtension)
@@ -107,12 +94,11 @@ func TestAHostOfOthersIsDown(t *testing.T) {
 // TestResumeWhileAHostIsDown: the transaction's host stops it, another one does not. When its
 // own boots, that starts no unfinished VM, and the next run finishes it and restores onboot.
 func TestResumeWhileAHostIsDown(t *testing.T) {
-	long(t)
 	type story struct {
 		strategy cluster.Strategy
 		at, host string
 	}
-	eachInLab(t, sim.Options{Workers: 1, Hosts: 3}, map[string]story{
+	eachLong(t, sim.Options{Workers: 1, Hosts: 3}, map[string]story{
 		"its own, parked":          {cluster.Recreate, "take-down/park/scsi1", "pve2"},
 		"its own, deleted":         {cluster.Recreate, "bring-up/create-vm", "pve2"},
 		"its own, started":         {cluster.Recreate, "bring-up/start", "pve2"},
@@ -168,9 +154,7 @@ func TestAHostThatRebootsAtEveryPoint(t *testing.T) {
 			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 			lab.Recorder.Hooks(nil, nil)
 		})
-		if points < 10 {
-			t.Fatalf("an undisturbed roll changes Proxmox only %d times", points)
-		}
+		mustBe(t, points >= 10, "an undisturbed roll changes Proxmox only %d times", points)
 		for at := 1; at <= points; at++ {
 			if !*crashAll && uint64(at)%5 != *crashSeed%5 {
 				continue
@@ -216,12 +200,11 @@ func TestAHostThatRebootsWhileTalosIsInstalled(t *testing.T) {
 // TestKilledWhileTheDiskIsRenewed: after the half-installed disk is parked, and after the
 // VM has got another one.
 func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
-	long(t)
 	type story struct {
 		strategy  cluster.Strategy
 		allocated bool
 	}
-	eachInLab(t, sim.Options{Workers: 1, Hosts: 3}, map[string]story{
+	eachLong(t, sim.Options{Workers: 1, Hosts: 3}, map[string]story{
 		"recreate, parked":    {cluster.Recreate, false},
 		"recreate, allocated": {cluster.Recreate, true},
 		"reimage, parked":     {cluster.Reimage, false},
@@ -231,9 +214,7 @@ func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
 		c.Emit = whenStarted("bring-up/wait-healthy", func() { time.AfterFunc(12*time.Second, func() { lab.World.RebootHost("pve2", time.Minute) }) })
-		if err := c.roll(planning.Policy{})(t.Context()); err == nil {
-			t.Fatal("the roll succeeded without its host")
-		}
+		mustBe(t, c.roll(planning.Policy{})(t.Context()) != nil, "the roll succeeded without its host")
 		time.Sleep(10 * time.Minute)
 		cut := moment{server: "/qemu/9031/move_disk POST", with: "disk=scsi0"}
 		if s.allocated {
@@ -276,16 +257,13 @@ func hostsReboot(t *testing.T, s cluster.Strategy, off time.Duration, arm func(l
 	if err != nil && !released && !strings.Contains(fmt.Sprint(err, fault.Hints(err)), "pve2") {
 		t.Errorf("%s: the error does not name the host: %v", where, err)
 	}
-	if broken := hostsStarts(lab); broken != nil {
-		t.Errorf("%s: %v", where, broken)
-	}
+	broken := hostsStarts(lab)
+	require(t, broken == nil, "%s: %v", where, broken)
 	next := lab.second().roll(planning.Policy{})(t.Context())
 	if hostsHalfMade(lab, next) {
 		next = lab.as("20000101-0000-cafe").roll(planning.Policy{})(t.Context())
 	}
-	if next != nil {
-		t.Fatalf("%s (%v): the next roll: %v", where, err, next)
-	}
+	mustBe(t, next == nil, "%s (%v): the next roll: %v", where, err, next)
 	lab.requireRolledOn(t, "pve2")
 }
 
@@ -305,8 +283,7 @@ func hostsHalfMade(lab *Lab, err error) bool {
 	for _, vm := range lab.World.VMs() {
 		if hint := fmt.Sprintf("qm unlock %d && qm destroy %d", vm.ID, vm.ID); strings.Contains(fmt.Sprint(fault.Hints(err)), hint) {
 			lab.World.SetLock(vm.ID, "")
-			upid, err := lab.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})
-			must(lab.t, err)
+			upid := valueOf(lab.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID}))(lab.t)
 			lab.World.WaitTask(upid)
 			return true
 		}

@@ -14,27 +14,27 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// hostOf is a VM's host; "" if there is no such VM.
-func (l *Lab) hostOf(id int) string {
+// vmWith is a VM of which that holds; its zero value if there is none.
+func (l *Lab) vmWith(is func(world.VM) bool) (found world.VM) {
 	for _, vm := range l.World.VMs() {
-		if vm.ID == id {
-			return vm.Host
+		if is(vm) {
+			return vm
 		}
 	}
-	return ""
+	return found
+}
+
+// hostOf is a VM's host; "" if there is no such VM.
+func (l *Lab) hostOf(id int) string {
+	return l.vmWith(func(vm world.VM) bool { return vm.ID == id }).Host
 }
 
 // migrate moves a VM as its administrator would, running or not.
 func (l *Lab) migrate(id int, to string) {
 	l.t.Helper()
 	from := l.hostOf(id)
-	vm, err := l.World.LookupVM(from, id)
-	must(l.t, err)
-	upid, err := l.World.Migrate("", from, world.MigrateRequest{ID: id, Target: to, Online: vm.Running, WithLocalDisks: vm.Running})
-	must(l.t, err)
-	if task, _ := l.World.WaitTask(upid); task.ExitStatus != "OK" {
-		l.t.Fatalf("migrate VM %d to %s: %s", id, to, task.ExitStatus)
-	}
+	vm := valueOf(l.World.LookupVM(from, id))(l.t)
+	l.done(l.World.Migrate("", from, world.MigrateRequest{ID: id, Target: to, Online: vm.Running, WithLocalDisks: vm.Running}))
 	time.Sleep(20 * time.Second) // until the cluster's list has it
 }
 
@@ -43,9 +43,7 @@ func (l *Lab) parkingsByHost() string {
 	var out []string
 	for _, vm := range l.World.VMs() {
 		rec, ok, err := parking.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config})
-		if err != nil {
-			l.t.Error(err)
-		}
+		must(l.t, err)
 		if ok {
 			out = append(out, fmt.Sprintf("%s:%d", vm.Host, len(rec.Kept)))
 		}
@@ -57,16 +55,13 @@ func (l *Lab) parkingsByHost() string {
 // TestANodeThatWasMoved between its rolls has a parking VM on each host where it was
 // rolled, and can roll back only on the host of its last system disk.
 func TestANodeThatWasMoved(t *testing.T) {
-	long(t)
 	options := func(shared bool) sim.Options { return sim.Options{Workers: 1, Hosts: 3, SharedDisks: shared} }
-	eachIn(t, options, map[string]bool{"local storage": false, "shared storage": true}, func(t *testing.T, lab *Lab, _ bool) {
+	eachLongIn(t, options, map[string]bool{"local storage": false, "shared storage": true}, func(t *testing.T, lab *Lab, _ bool) {
 		roll := func(run, parked string) {
 			t.Helper()
 			lab.Patch(sim.PatchedExtension)
 			must(t, lab.as(run).roll(planning.Policy{})(t.Context()))
-			if got := lab.parkingsByHost(); got != parked {
-				t.Errorf("kept disks by host: %s, want %s", got, parked)
-			}
+			requireSame(t, parked, lab.parkingsByHost(), "kept disks by host (-want +got)")
 		}
 		roll("20000101-0001-aaaa", "pve2:1")
 		lab.migrate(worker1, "pve3")
@@ -74,9 +69,7 @@ func TestANodeThatWasMoved(t *testing.T) {
 		lab.requireRunning("pve3")
 
 		must(t, lab.as("20000101-0020-aaaa").goBack("wk1")(t.Context()))
-		if got := lab.parkingsByHost(); got != "pve2:1 pve3:1" {
-			t.Errorf("kept disks by host after the rollback: %s", got)
-		}
+		requireSame(t, "pve2:1 pve3:1", lab.parkingsByHost(), "kept disks by host after the rollback (-want +got)")
 		requireDrift(t, lab, "wk1") // it runs the previous lock
 		lab.migrate(worker1, "pve2")
 		hostsRefused(t, "rollback", lab.as("20000101-0030-aaaa").goBack("wk1"), "the system disk that run 20000101-0020-aaaa replaced is scsi",
@@ -91,7 +84,6 @@ func TestANodeThatWasMoved(t *testing.T) {
 // TestMovedInTheMiddle of a replacement: nothing is destroyed, the error says how to
 // reunite the VMs, and then the replacement is finished.
 func TestMovedInTheMiddle(t *testing.T) {
-	long(t)
 	type story struct {
 		at      string
 		parking bool // that one is moved
@@ -99,7 +91,7 @@ func TestMovedInTheMiddle(t *testing.T) {
 		online  bool // the VM runs
 	}
 	options := func(s story) sim.Options { return sim.Options{Workers: 1, Hosts: 3, SharedDisks: s.shared} }
-	eachIn(t, options, map[string]story{
+	eachLongIn(t, options, map[string]story{
 		"the VM, while its disks are parked": {at: "take-down/park/scsi1"},
 		"the VM, on shared storage":          {at: "take-down/park/scsi1", shared: true},
 		"the VM, when it runs again":         {at: "bring-up/wait-healthy", online: true},
@@ -122,9 +114,7 @@ func TestMovedInTheMiddle(t *testing.T) {
 		says := fmt.Sprintf("on pve3: qm migrate %d pve2%s)", id, online)
 		hostsRefused(t, "roll", lab.second().roll(planning.Policy{}), "was moved since", says)
 		hostsRefused(t, "recover", lab.second().giveUp("wk1"), "was moved since", says)
-		if changes := changesOfNodes(lab.Recorder.Calls()[before:]); len(changes) > 0 {
-			t.Errorf("changes: %q", changes)
-		}
+		requireNone(t, changesOfNodes(lab.Recorder.Calls()[before:]), "changes")
 		lab.migrate(id, "pve2")
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		lab.requireRolledOn(t, "pve2")
@@ -134,12 +124,11 @@ func TestMovedInTheMiddle(t *testing.T) {
 // TestHAMovesTheVM while it is still under HA: that is detected before it is powered off,
 // and leaves a serving node.
 func TestHAMovesTheVM(t *testing.T) {
-	long(t)
 	type story struct {
 		at   string // the step before which it moves; "": at the confirmation
 		says string
 	}
-	eachInLab(t, sim.Options{Workers: 1, Hosts: 3, SharedDisks: true}, map[string]story{
+	eachLong(t, sim.Options{Workers: 1, Hosts: 3, SharedDisks: true}, map[string]story{
 		"between plan and gate":  {"", `VM 9031 "wk1" on pve3 was on pve2 when the plan was made`},
 		"between gate and drain": {"take-down/remember", `VM 9031 "wk1" on pve3 was on pve2 when the plan was made`},
 		"while it is drained":    {"take-down/drain", `VM 9031 "wk1" on pve3 was on pve2 when its replacement was begun`},
@@ -148,9 +137,7 @@ func TestHAMovesTheVM(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
 		move := func() {
-			if err := lab.World.MigrateHA(worker1HA, "pve3"); err != nil {
-				t.Error(err)
-			}
+			must(t, lab.World.MigrateHA(worker1HA, "pve3"))
 			time.Sleep(2 * time.Minute)
 		}
 		if s.at != "" {
@@ -171,23 +158,18 @@ func TestHAMovesTheVM(t *testing.T) {
 // TestHADoesNotRecoverAHalfMadeVM whose host is down for long: it is out of HA since
 // before it was powered off, and back under HA at the end.
 func TestHADoesNotRecoverAHalfMadeVM(t *testing.T) {
-	long(t)
-	steps := []string{"take-down/park/scsi0", "bring-up/start", "bring-up/wait-healthy"}
-	eachNamed(t, sim.Options{Workers: 1, Hosts: 3, SharedDisks: true}, steps, func(t *testing.T, lab *Lab, at string) {
+	steps := storiesOf("take-down/park/scsi0", "bring-up/start", "bring-up/wait-healthy")
+	eachLong(t, sim.Options{Workers: 1, Hosts: 3, SharedDisks: true}, steps, func(t *testing.T, lab *Lab, at string) {
 		before := lab.manageByHA(startedByUs())
 		lab.Patch(sim.PatchedExtension)
 		lab.rollKilledWhen(at)
 		time.Sleep(time.Minute)
 		lab.World.CrashHost("pve2")
 		time.Sleep(20 * time.Minute)
-		if host := lab.hostOf(worker1); host != "pve2" {
-			t.Errorf("it was recovered on %q", host)
-		}
+		requireSame(t, "pve2", lab.hostOf(worker1), "it was recovered on (-want +got)")
 		lab.World.BootHost("pve2")
 		time.Sleep(5 * time.Minute)
-		if starts := startedByHA(lab); len(starts) > 0 {
-			t.Errorf("it was started: %q", starts)
-		}
+		requireNone(t, startedByHA(lab), "it was started")
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		before.require(t, lab, "pve2")
 		requireInSync(t, lab)

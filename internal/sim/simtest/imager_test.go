@@ -28,14 +28,11 @@ import (
 // installerBase is an image on which an installer can be built.
 func installerBase(t *testing.T) v1.ImageIndex {
 	t.Helper()
-	img, err := random.Image(512, 1)
-	must(t, err)
-	config, err := img.ConfigFile()
-	must(t, err)
+	img := valueOf(random.Image(512, 1))(t)
+	config := valueOf(img.ConfigFile())(t)
 	config = config.DeepCopy()
 	config.OS, config.Architecture = "linux", "amd64"
-	img, err = mutate.ConfigFile(img, config)
-	must(t, err)
+	img = valueOf(mutate.ConfigFile(img, config))(t)
 	return mutate.AppendManifests(empty.Index, mutate.IndexAddendum{
 		Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}},
 	})
@@ -49,17 +46,14 @@ func imagerBuilds(t *testing.T, lab *Lab, talos string) (client *Client, runs *[
 	lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
 	lab.Replace("recast.yaml", "storage: schematics/storage.yaml", `storage: {file: schematics/storage.yaml, extensions: ["`+ownRepository+`:1.7.15"]}`)
 	client, runs = lab.Client(), new([]string)
-	var err error
 	// A process can't run in a bubble: the lab's imager is called directly.
-	client.Imager, err = imager.New(imager.Options{
+	client.Imager = valueOf(imager.New(imager.Options{
 		Command: []string{"imager", "{out}"},
 		Run: func(_ context.Context, args []string, profile []byte) error {
 			return sim.Build(profile, args[1], func(kind string, _ *artefact.Image) { *runs = append(*runs, kind) })
 		},
-	})
-	must(t, err)
-	_, err = client.Lock(t.Context(), pipeline.LockOptions{})
-	must(t, err)
+	}))(t)
+	must(t, errOf(client.Lock(t.Context(), pipeline.LockOptions{})))
 	return client, runs
 }
 
@@ -80,9 +74,9 @@ func TestPreparedByImager(t *testing.T) {
 		lab.BootsDisks(s.boot)
 		client, runs := imagerBuilds(t, lab, s.talos)
 		checks := diagnosis(t, client).Checks
-		if i := slices.IndexFunc(checks, func(c checkup.Check) bool { return c.What == "disk image of storage on local" }); i < 0 || checks[i].State != s.doctor || !strings.Contains(checks[i].Seen, s.refused) {
-			t.Errorf("doctor: %+v", checks)
-		}
+		i := slices.IndexFunc(checks, func(c checkup.Check) bool { return c.What == "disk image of storage on local" })
+		require(t, i >= 0 && checks[i].State == s.doctor && strings.Contains(checks[i].Seen, s.refused),
+			"doctor: %+v", checks)
 		before := lab.Disks()
 		rep, err := client.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 		if s.doctor == checkup.Problem {
@@ -95,12 +89,11 @@ func TestPreparedByImager(t *testing.T) {
 			want = append(want, sim.Disk)
 		}
 		n, e := rep.Plan.Nodes[0], readLock(t, lab).Schematics["storage"]
-		if diff := cmp.Diff(want, *runs); diff != "" || n.Prepared != e.Disk.Name || (n.Prepared == "") != (s.refused != "") {
-			t.Errorf("prepared from %q, the lock has %+v; the imager built (-want +got):\n%s", n.Prepared, e.Disk, diff)
-		}
-		if notes := strings.Join(n.Notes, "; "); !strings.Contains(notes, s.refused) {
-			t.Errorf("notes: %s", notes)
-		}
+		diff := cmp.Diff(want, *runs)
+		require(t, diff == "" && n.Prepared == e.Disk.Name && (n.Prepared == "") == (s.refused != ""),
+			"prepared from %q, the lock has %+v; the imager built (-want +got):\n%s", n.Prepared, e.Disk, diff)
+		notes := strings.Join(n.Notes, "; ")
+		require(t, strings.Contains(notes, s.refused), "notes: %s", notes)
 		lab.requireRolledFrom(t, before)
 	})
 }
@@ -108,27 +101,19 @@ func TestPreparedByImager(t *testing.T) {
 // TestRollWhatTheImagerBuilt: for one lock the factory builds one schematic and the imager
 // the other. The provenance of a node with the imager's build is complete.
 func TestRollWhatTheImagerBuilt(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		client, runs := imagerBuilds(t, lab, world.TalosVersion)
 		client.mustRoll(planning.Policy{})
 		requireInSync(t, lab)
-		if len(*runs) != 2 {
-			t.Errorf("the imager built %q", *runs)
-		}
+		require(t, len(*runs) == 2, "the imager built %q", *runs)
 		for name, e := range readLock(t, lab).Schematics {
 			if !strings.HasPrefix(e.Installer, "127.0.0.1:5000/acme/talos@") || e.ISO.SHA256 == "" || (e.Signer == "") != (name == "storage") {
 				t.Errorf("%s: installer %s, signer %q, ISO %+v", name, e.Installer, e.Signer, e.ISO)
 			}
 		}
-		p, err := lab.Client().Provenance(t.Context(), "wk1")
-		must(t, err)
-		if p.Origin != observe.FromLock || p.Build != p.Wanted || p.Contradicted() {
-			t.Errorf("provenance: %+v", p)
-		}
-		left, err := os.ReadDir(filepath.Join(lab.Dir, ".recast", "cache", "imager"))
-		if err != nil || len(left) > 0 {
-			t.Errorf("left: %v, %v", left, err)
-		}
+		p := valueOf(lab.Client().Provenance(t.Context(), "wk1"))(t)
+		require(t, p.Origin == observe.FromLock && p.Build == p.Wanted && !p.Contradicted(), "provenance: %+v", p)
+		left := valueOf(os.ReadDir(filepath.Join(lab.Dir, ".recast", "cache", "imager")))(t)
+		require(t, len(left) == 0, "left: %v", left)
 	})
 }

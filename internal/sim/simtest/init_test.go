@@ -54,14 +54,11 @@ func TestInit(t *testing.T) {
 			}
 			inLab(t, shape.o, func(t *testing.T, lab *Lab) {
 				me := lab.Client()
-				res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{})
-				must(t, err)
+				res := valueOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{}))(t)
 				if diff := cmp.Diff(shape.want, res.Nodes); shape.want != nil && diff != "" {
 					t.Errorf("nodes (-want +got):\n%s", diff)
 				}
-				if len(res.Warnings) > 0 {
-					t.Errorf("it warns: %q", res.Warnings)
-				}
+				requireNone(t, res.Warnings, "it warns")
 				requireSameBuilds(t, lab, me)
 				requireInitInSync(t, me)
 				if !testing.Short() {
@@ -77,10 +74,9 @@ func (l *Lab) rollFrom(t *testing.T, me *Client) {
 	t.Helper()
 	must(t, errOf(l.Lab.Patch(t.Context(), sim.CommonExtension, true)))
 	must(t, errOf(me.Lock(t.Context(), pipeline.LockOptions{Update: true})))
-	rep, err := me.Roll(t.Context(), planning.Policy{})
-	if err != nil || rep.Outcome != "done" || len(rep.Plan.Work()) != len(l.Nodes) {
-		t.Errorf("a roll by what init has written: %v, %+v", err, rep.Outcome)
-	}
+	rep := valueOf(me.Roll(t.Context(), planning.Policy{}))(t)
+	require(t, rep.Outcome == "done" && len(rep.Plan.Work()) == len(l.Nodes),
+		"a roll by what init has written, %+v", rep.Outcome)
 	requireInitInSync(t, me)
 	l.RequireIntact()
 }
@@ -90,10 +86,8 @@ func (l *Lab) rollFrom(t *testing.T, me *Client) {
 func requireSameBuilds(t *testing.T, lab *Lab, me *Client) {
 	t.Helper()
 	builds := func(dir string) map[string]string {
-		conf, err := config.Load(filepath.Join(dir, "recast.yaml"), config.Options{})
-		must(t, err)
-		lock, err := schematics.ReadLock(filepath.Join(dir, "recast.lock"))
-		must(t, err)
+		conf := valueOf(config.Load(filepath.Join(dir, "recast.yaml"), config.Options{}))(t)
+		lock := valueOf(schematics.ReadLock(filepath.Join(dir, "recast.lock")))(t)
 		out := map[string]string{}
 		for _, n := range conf.Nodes {
 			out[n.Name] = lock.Schematics[n.Schematic].BuildID
@@ -105,22 +99,15 @@ func requireSameBuilds(t *testing.T, lab *Lab, me *Client) {
 
 func requireInitInSync(t *testing.T, me *Client) {
 	t.Helper()
-	drift, err := me.Drift(t.Context())
-	must(t, err)
-	if !drift.InSync {
-		t.Errorf("drift: %+v", drift.Nodes)
-	}
-	plan, err := me.Plan(t.Context(), planning.Policy{})
-	must(t, err)
-	if work := plan.Work(); len(work) > 0 {
-		t.Errorf("there is something to do: %+v", work)
-	}
+	drift := valueOf(me.Drift(t.Context()))(t)
+	require(t, drift.InSync, "drift: %+v", drift.Nodes)
+	plan := valueOf(me.Plan(t.Context(), planning.Policy{}))(t)
+	requireNone(t, plan.Work(), "there is something to do")
 }
 
 // TestInitRefuses: for any fault of the cluster, init writes nothing.
 func TestInitRefuses(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
 		refused := func(what string, c *Client, o setup.InitOptions, want ...string) {
 			t.Helper()
 			dir := filepath.Join(t.TempDir(), "new")
@@ -131,9 +118,7 @@ func TestInitRefuses(t *testing.T) {
 			}
 			said := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
 			for _, text := range want {
-				if !strings.Contains(said, text) {
-					t.Errorf("%s: it does not say %q, but\n%s", what, text, said)
-				}
+				require(t, strings.Contains(said, text), "%s: it does not say %q, but\n%s", what, text, said)
 			}
 			if files, err := os.ReadDir(dir); err == nil {
 				t.Errorf("%s: it has made a directory with %v", what, files)
@@ -161,21 +146,17 @@ func TestInitRefuses(t *testing.T) {
 		me := lab.Client()
 		res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{Exclude: []string{"wk1"}})
 		must(t, err)
-		if len(res.Nodes) != 1 || !slices.Equal(res.Left, []string{"wk1"}) {
-			t.Errorf("without wk1 it found %+v, left %q", res.Nodes, res.Left)
-		}
-		if text := read(t, me.Dir, "recast.yaml"); !strings.Contains(text, "# wk1 was left out") {
-			t.Errorf("recast.yaml does not say who was left out:\n%s", text)
-		}
+		require(t, len(res.Nodes) == 1 && slices.Equal(res.Left, []string{"wk1"}),
+			"without wk1 it found %+v, left %q", res.Nodes, res.Left)
+		text := read(t, me.Dir, "recast.yaml")
+		require(t, strings.Contains(text, "# wk1 was left out"), "recast.yaml does not say who was left out:\n%s", text)
 		requireInitInSync(t, me)
 
 		before := tree(t, me.Dir)
 		_, err = lab.Client().Init(t.Context(), me.Dir, setup.InitOptions{Exclude: []string{"wk1"}})
 		requireFault(t, err, fault.Config, "recast.yaml, recast.lock are there already")
 		requireSame(t, before, tree(t, me.Dir), "refused, it has changed (-before +after)")
-		if _, err := lab.Client().Init(t.Context(), me.Dir, setup.InitOptions{Exclude: []string{"wk1"}, Force: true}); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(lab.Client().Init(t.Context(), me.Dir, setup.InitOptions{Exclude: []string{"wk1"}, Force: true})))
 		after := tree(t, me.Dir)
 		maps.DeleteFunc(after, func(name, _ string) bool { return strings.HasPrefix(name, ".recast/") })
 		requireSame(t, before, after, "forced, it has written something else (-before +after)")
@@ -185,9 +166,7 @@ func TestInitRefuses(t *testing.T) {
 		for _, who := range []string{"poor@pve", "poor@pve!lab"} {
 			lab.World.Grant(world.ACL{Path: "/", Who: who, Role: "Auditor", Propagate: true})
 		}
-		if _, err := poor.Init(t.Context(), t.TempDir(), setup.InitOptions{Exclude: []string{"wk1"}}); err != nil {
-			t.Error(err, fault.Hints(err))
-		}
+		must(t, errOf(poor.Init(t.Context(), t.TempDir(), setup.InitOptions{Exclude: []string{"wk1"}})))
 	})
 }
 
@@ -198,30 +177,23 @@ func TestInitForeign(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		lab := NewForeign(t, sim.Options{Workers: 1})
 		me := lab.Client()
-		res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{})
-		if err != nil {
-			t.Fatal(err, fault.Hints(err))
-		}
+		res := valueOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{}))(t)
 		for _, file := range []string{"default", "storage"} {
 			ours := map[string]string{"default": "control-plane", "storage": "worker"}[file]
 			requireSame(t, idOf(t, lab.Dir, file), idOf(t, me.Dir, ours),
 				"schematics/%s.yaml has another schematic ID than what the nodes run", ours)
 		}
-		drift, err := me.Drift(t.Context())
-		must(t, err)
+		drift := valueOf(me.Drift(t.Context()))(t)
 		requireSame(t, drift.Nodes, res.Drift, "what init said (-drift +init)")
 		for _, d := range drift.Nodes {
-			if len(d.Reasons) != 1 || d.Reasons[0].Code != "unknown-build" {
-				t.Errorf("%s is stale for %+v", d.Node, d.Reasons)
-			}
+			require(t, len(d.Reasons) == 1 && d.Reasons[0].Code == "unknown-build", "%s is stale for %+v", d.Node, d.Reasons)
 		}
 	})
 }
 
 func idOf(t *testing.T, dir, name string) string {
 	t.Helper()
-	s, err := schematics.Parse(name, []byte(read(t, dir, "schematics/"+name+".yaml")))
-	must(t, err)
+	s := valueOf(schematics.Parse(name, []byte(read(t, dir, "schematics/"+name+".yaml"))))(t)
 	return s.ID()
 }
 
@@ -235,23 +207,21 @@ func read(t *testing.T, dir, name string) string {
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+	must(t, filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
 			return err
 		}
 		name, err := filepath.Rel(dir, path)
 		out[name] = read(t, dir, name)
 		return err
-	})
-	must(t, err)
+	}))
 	return out
 }
 
 // TestInitAfterARoll: the cluster was rolled with another recast.yaml; a second one gets
 // the same numbers, or none. The nodes' present schematic contains a secret.
 func TestInitAfterARoll(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Write("schematics/storage.yaml", append(lab.Read("schematics/storage.yaml"), "  extraKernelArgs: [talos.environment=http_proxy=http://me:hunter2@proxy.example]\n"...))
 		lab.Patch(sim.PatchedExtension)
 		requireMode(t, lab.Dir, "recast.lock", 0o600)
@@ -260,17 +230,11 @@ func TestInitAfterARoll(t *testing.T) {
 
 		for vmids, want := range map[string]string{"": "recast has run on these nodes before (its own: VM 9002", "9100-9199": "is recast's own: it belongs to a recast.yaml with other proxmox.vmids"} {
 			dir := filepath.Join(t.TempDir(), "new")
-			_, err := lab.Client().Init(t.Context(), dir, setup.InitOptions{VMIDs: vmids})
-			requireError(t, err, want)
-			if _, err := os.Stat(dir); err == nil {
-				t.Errorf("--vmids %q: it has made a directory", vmids)
-			}
+			requireError(t, errOf(lab.Client().Init(t.Context(), dir, setup.InitOptions{VMIDs: vmids})), want)
+			require(t, errOf(os.Stat(dir)) != nil, "--vmids %q: it has made a directory", vmids)
 		}
 		me := lab.Client()
-		res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{VMIDs: "9000-9099"})
-		if err != nil {
-			t.Fatal(err, fault.Hints(err))
-		}
+		res := valueOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{VMIDs: "9000-9099"}))(t)
 		if said := strings.Join(res.Warnings, "\n"); !strings.Contains(said, "schematics/worker.yaml and recast.lock hold secrets, as the image of wk1 does (the kernel argument talos.environment): commit neither") ||
 			strings.Contains(said, "hunter2") || strings.Join(res.Secret, " ") != "recast.lock schematics/worker.yaml" {
 			t.Errorf("it warns %q, and calls %q secret", said, res.Secret)
@@ -309,12 +273,9 @@ func TestContainersHaveNumbers(t *testing.T) {
 			t.Errorf("doctor says of containers: %v", found)
 		}
 		me := lab.Client()
-		if _, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{}); err != nil {
-			t.Fatal(err, fault.Hints(err))
-		}
-		if text := read(t, me.Dir, "recast.yaml"); !strings.Contains(text, "vmids: 9200-9299") {
-			t.Errorf("it proposes numbers of containers:\n%s", text)
-		}
+		must(t, errOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{})))
+		text := read(t, me.Dir, "recast.yaml")
+		require(t, strings.Contains(text, "vmids: 9200-9299"), "it proposes numbers of containers:\n%s", text)
 		_, err := lab.Client().Init(t.Context(), t.TempDir(), setup.InitOptions{VMIDs: "9100-9199"})
 		requireError(t, err, `container 9100 "mail" on pve1 has the first number of 9100-9199`)
 	})

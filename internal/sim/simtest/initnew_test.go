@@ -30,7 +30,7 @@ func ofNew(controlPlanes, workers int) (setup.InitOptions, setup.NewOptions) {
 // TestInitNew writes what a cluster from nothing is made of: every node has a whole VM, and a configuration
 // that Talos takes.
 func TestInitNew(t *testing.T) {
-	for name, s := range map[string]struct {
+	type story struct {
 		controlPlanes, workers int
 		talos                  string
 		change                 func(*setup.NewOptions)
@@ -38,7 +38,9 @@ func TestInitNew(t *testing.T) {
 		endpoint               string
 		files                  []string
 		warns                  string
-	}{
+	}
+	o := func(s story) sim.Options { return sim.Options{Workers: 1, Hosts: 2, TalosVersion: s.talos} }
+	eachIn(t, o, map[string]story{
 		"one and two": {1, 2, "", func(*setup.NewOptions) {}, []string{
 			"home-cp1 control plane 127.42.7.101 on pve1: system disk scsi0 20G", "home-wk1 worker 127.42.7.102 on pve2: system disk scsi0 20G", "home-wk2 worker 127.42.7.103 on pve1: system disk scsi0 20G",
 		}, "https://127.42.7.101:6443", []string{"recast.yaml", "recast.lock", "secrets.yaml", "schematics/default.yaml"}, "secrets.yaml is not encrypted"},
@@ -56,64 +58,50 @@ func TestInitNew(t *testing.T) {
 			[]string{"recast.yaml", "recast.lock", "patches/control-plane.yaml", "secrets.yaml", "schematics/default.yaml"},
 			"home-cp1, home-cp3 are on pve1: etcd loses its majority if that host fails",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 1, Hosts: 2, TalosVersion: s.talos}, func(t *testing.T, lab *Lab) {
-				me := lab.Client()
-				o, n := ofNew(s.controlPlanes, s.workers)
-				if s.talos != "" {
-					o.Talos = s.talos
-				}
-				s.change(&n)
-				res, err := me.InitNew(t.Context(), t.TempDir(), o, n)
-				if err != nil {
-					t.Fatal(err, fault.Hints(err))
-				}
-				var nodes []string
-				for _, n := range res.Nodes {
-					nodes = append(nodes, fmt.Sprintf("%s %s %s on %s: %s", n.Name, n.Role(), n.Address, n.Host, n.Disks()))
-				}
-				requireSame(t, s.nodes, nodes, "nodes (-want +got)")
-				if diff := cmp.Diff(s.files, res.Files); diff != "" || res.Endpoint != s.endpoint || !strings.Contains(strings.Join(res.Warnings, "\n"), s.warns) {
-					t.Errorf("files (-want +got):\n%s\nendpoint %s, warnings %q", diff, res.Endpoint, res.Warnings)
-				}
-				requireMode(t, me.Dir, "secrets.yaml", 0o600)
-				requireMakes(t, me)
-				if strings.Contains(read(t, me.Dir, "recast.yaml"), "<no value>") {
-					t.Error("recast.yaml has a place that nothing filled in")
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, s story) {
+		me := lab.Client()
+		o, n := ofNew(s.controlPlanes, s.workers)
+		if s.talos != "" {
+			o.Talos = s.talos
+		}
+		s.change(&n)
+		res := valueOf(me.InitNew(t.Context(), t.TempDir(), o, n))(t)
+		var nodes []string
+		for _, n := range res.Nodes {
+			nodes = append(nodes, fmt.Sprintf("%s %s %s on %s: %s", n.Name, n.Role(), n.Address, n.Host, n.Disks()))
+		}
+		requireSame(t, s.nodes, nodes, "nodes (-want +got)")
+		diff := cmp.Diff(s.files, res.Files)
+		require(t, diff == "" && res.Endpoint == s.endpoint && strings.Contains(strings.Join(res.Warnings, "\n"), s.warns),
+			"files (-want +got):\n%s\nendpoint %s, warnings %q", diff, res.Endpoint, res.Warnings)
+		requireMode(t, me.Dir, "secrets.yaml", 0o600)
+		requireMakes(t, me)
+		require(t, !strings.Contains(read(t, me.Dir, "recast.yaml"), "<no value>"),
+			"recast.yaml has a place that nothing filled in")
+	})
 }
 
 // requireMakes requires a whole VM of each node, and a configuration that is valid in Talos' eyes.
 func requireMakes(t *testing.T, me *Client) {
 	t.Helper()
-	p, err := me.Project()
-	must(t, err)
-	lock, err := schematics.ReadLock(filepath.Join(me.Dir, "recast.lock"))
-	must(t, err)
+	p := valueOf(me.Project())(t)
+	lock := valueOf(schematics.ReadLock(filepath.Join(me.Dir, "recast.lock")))(t)
 	r := p.Config.Talos.MachineConfigs.Render
-	source, err := machineconfig.New(machineconfig.Options{Place: "recast.yaml", Base: me.Dir, Render: &machineconfig.Render{
+	source := valueOf(machineconfig.New(machineconfig.Options{Place: "recast.yaml", Base: me.Dir, Render: &machineconfig.Render{
 		Cluster: p.Config.Cluster, Endpoint: r.Endpoint, Secrets: r.Secrets, Talos: r.Talos, Kubernetes: p.Config.Kubernetes.Version,
 		Installer: "ghcr.io/siderolabs/installer:" + p.Config.Talos.Version, ControlPlanes: r.ControlPlanes, OfControls: r.Patches.ControlPlanes,
-	}})
-	must(t, err)
+	}}))(t)
 	for _, w := range p.Wanted(lock) {
-		if lacks := shape.Lacks(w); len(lacks) > 0 {
-			t.Errorf("%s lacks %q", w.Name, lacks)
-		}
+		lacks := shape.Lacks(w)
+		require(t, len(lacks) == 0, "%s lacks %q", w.Name, lacks)
 		text, _, err := source.Config(t.Context(), w.Name)
 		must(t, err)
-		cfg, err := configloader.NewFromBytes(text)
-		must(t, err)
+		cfg := valueOf(configloader.NewFromBytes(text))(t)
 		if _, err := cfg.ValidateAsClient(machine{}); err != nil {
 			t.Errorf("the configuration of %s: %v", w.Name, err)
 		}
-		if got := cfg.Machine().Type().IsControlPlane(); got != strings.Contains(w.Name, "cp") {
-			t.Errorf("%s is a control plane: %t", w.Name, got)
-		}
+		got := cfg.Machine().Type().IsControlPlane()
+		require(t, got == strings.Contains(w.Name, "cp"), "%s is a control plane: %t", w.Name, got)
 	}
 }
 
@@ -165,15 +153,12 @@ func TestInitNewRefuses(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), s.err) || !strings.Contains(strings.Join(fault.Hints(err), "\n"), s.hint) {
 				t.Errorf("%s: %v, hints %q; want %q, %q", name, err, fault.Hints(err), s.err, s.hint)
 			}
-			if _, err := os.Stat(dir); err == nil {
-				t.Errorf("%s: it has made the directory", name)
-			}
+			require(t, errOf(os.Stat(dir)) != nil, "%s: it has made the directory", name)
 		}
 		poor := lab.Client()
 		poor.Token = cluster.Secret(sim.PoorToken)
 		o, n := ofNew(1, 2)
-		_, err := poor.InitNew(t.Context(), t.TempDir(), o, n)
-		requireRefused(t, err, "it lacks Sys.Audit on /, VM.Audit on /vms")
+		requireRefused(t, errOf(poor.InitNew(t.Context(), t.TempDir(), o, n)), "it lacks Sys.Audit on /, VM.Audit on /vms")
 	})
 }
 
@@ -204,14 +189,13 @@ func TestInitNewHosts(t *testing.T) {
 	inLab(t, sim.Options{Workers: 1, Hosts: 3}, func(t *testing.T, lab *Lab) {
 		lab.World.CrashHost("pve2")
 		o, n := ofNew(1, 2)
-		res, err := lab.Client().InitNew(t.Context(), t.TempDir(), o, n)
-		must(t, err)
+		res := valueOf(lab.Client().InitNew(t.Context(), t.TempDir(), o, n))(t)
 		var on []string
 		for _, n := range res.Nodes {
 			on = append(on, n.Host)
 		}
-		if diff := cmp.Diff([]string{"pve1", "pve3", "pve1"}, on); diff != "" || !strings.Contains(strings.Join(res.Warnings, "\n"), "no VM is to be on pve2: offline") {
-			t.Errorf("hosts (-want +got):\n%s\nwarnings %q", diff, res.Warnings)
-		}
+		diff := cmp.Diff([]string{"pve1", "pve3", "pve1"}, on)
+		require(t, diff == "" && strings.Contains(strings.Join(res.Warnings, "\n"), "no VM is to be on pve2: offline"),
+			"hosts (-want +got):\n%s\nwarnings %q", diff, res.Warnings)
 	})
 }

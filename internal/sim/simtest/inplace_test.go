@@ -24,8 +24,7 @@ func (l *Lab) inPlace(more ...string) {
 // locked is the lock's entry for the image of workers, or of control planes.
 func (l *Lab) locked(node string) schematics.Locked {
 	l.t.Helper()
-	lock, err := schematics.ReadLock(filepath.Join(l.Dir, "recast.lock"))
-	must(l.t, err)
+	lock := valueOf(schematics.ReadLock(filepath.Join(l.Dir, "recast.lock")))(l.t)
 	if strings.HasPrefix(node, "cp") {
 		return lock.Schematics["default"]
 	}
@@ -53,8 +52,7 @@ func (l *Lab) machine(name string) cluster.Machine {
 	l.t.Helper()
 	s := l.session()
 	defer s.end()
-	m, err := s.machines.Talos.Machine(l.t.Context(), l.node(name).Addr)
-	must(l.t, err)
+	m := valueOf(s.machines.Talos.Machine(l.t.Context(), l.node(name).Addr))(l.t)
 	return m
 }
 
@@ -62,18 +60,15 @@ func (l *Lab) machine(name string) cluster.Machine {
 func (l *Lab) requireServing(name string) {
 	l.t.Helper()
 	node := l.kubeNode(name)
-	if node.Spec.Unschedulable || !isReady(node) {
-		l.t.Errorf("%s: unschedulable %t, Ready %t", name, node.Spec.Unschedulable, isReady(node))
-	}
-	if res, err := l.Client().Status(l.t.Context()); err != nil || len(res.Marked) > 0 {
-		l.t.Errorf("marks %+v, %v", res.Marked, err)
-	}
+	require(l.t, !node.Spec.Unschedulable && isReady(node),
+		"%s: unschedulable %t, Ready %t", name, node.Spec.Unschedulable, isReady(node))
+	res := valueOf(l.Client().Status(l.t.Context()))(l.t)
+	require(l.t, len(res.Marked) == 0, "marks %+v", res.Marked)
 }
 
 // TestInPlaceUpgrade upgrades with the API of the node's version; afterwards the
 // configuration names the new installer.
 func TestInPlaceUpgrade(t *testing.T) {
-	long(t)
 	apart := []string{"ImageService/Pull", "evict", "ImageService/Pull", "LifecycleService/Upgrade", "MachineService/Reboot", "MachineService/ApplyConfiguration"}
 	legacy := []string{"evict", "MachineService/Upgrade", "MachineService/ApplyConfiguration"}
 	type story struct {
@@ -82,7 +77,7 @@ func TestInPlaceUpgrade(t *testing.T) {
 		to    string // another version of Talos
 		calls []string
 	}
-	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
+	eachLongIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"1.13, worker":                 {oneWorker(), "wk1", "", apart},
 		"1.13, control plane":          {sim.Options{ControlPlanes: 3, Workers: 1}, "cp2", "", apart[2:]},
 		"1.13, the only control plane": {oneWorker(), "cp1", "", apart},
@@ -101,12 +96,10 @@ func TestInPlaceUpgrade(t *testing.T) {
 		must(t, lab.Client().roll(policyFor(c.node))(t.Context()))
 		requireSame(t, c.calls, lab.upgradeCalls(since), "calls")
 		m, want := lab.machine(c.node), lab.locked(c.node)
-		if m.InstallImage != want.Installer || !strings.Contains(want.Installer, "@sha256:") {
-			t.Errorf("the configuration names %s, want %s", m.InstallImage, want.Installer)
-		}
-		if m.BootID == old.BootID || m.BootEntry == old.BootEntry || m.Schematic.LockHash() != want.LockHash {
-			t.Errorf("before %+v, now %+v", old, m)
-		}
+		require(t, m.InstallImage == want.Installer && strings.Contains(want.Installer, "@sha256:"),
+			"the configuration names %s, want %s", m.InstallImage, want.Installer)
+		require(t, m.BootID != old.BootID && m.BootEntry != old.BootEntry && m.Schematic.LockHash() == want.LockHash,
+			"before %+v, now %+v", old, m)
 		lab.requireUpgraded(t, c.node)
 		lab.requireKept(0)
 		if c.o.ControlPlanes == 3 {
@@ -143,9 +136,8 @@ func TestInPlaceKilled(t *testing.T) {
 				}
 				must(t, lab.Client().roll(policyFor("wk1"))(t.Context()))
 				calls := lab.upgradeCalls(since)
-				if installs := strings.Count(strings.Join(calls, " "), "LifecycleService/Upgrade"); installs != 1 {
-					t.Errorf("installed %d times: %q", installs, calls)
-				}
+				installs := strings.Count(strings.Join(calls, " "), "LifecycleService/Upgrade")
+				require(t, installs == 1, "installed %d times: %q", installs, calls)
 				lab.requireUpgraded(t, "wk1")
 				lab.requireKept(0)
 			})
@@ -156,14 +148,12 @@ func TestInPlaceKilled(t *testing.T) {
 // TestInPlaceBesideTheSameInstallation: a person has installed the build that runs once more, as
 // another entry, and not booted it. faultsInPlace has another build.
 func TestInPlaceBesideTheSameInstallation(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		must(t, lab.Client().Publish(t.Context()))
 		lab.installBy(t, "wk1", lab.locked("wk1").Installer)
 		res := lab.drift()
-		if r := res.Nodes[1].Reasons; len(r) == 0 || r[0].Code != "pending-reboot" {
-			t.Errorf("reasons %+v", r)
-		}
+		r := res.Nodes[1].Reasons
+		require(t, len(r) != 0 && r[0].Code == "pending-reboot", "reasons %+v", r)
 	})
 }
 
@@ -188,14 +178,10 @@ func TestEntryOfTheBootBefore(t *testing.T) {
 		c, said := lab.Client(), ""
 		c.Emit = func(e step.Event) { said += e.Text + "\n" }
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if !strings.Contains(said, "it says that it booted") {
-			t.Error("nothing was said of the entry")
-		}
+		require(t, strings.Contains(said, "it says that it booted"), "nothing was said of the entry")
 		requireDrift(t, lab)
-		rep, err := lab.as(secondRun).Roll(t.Context(), planning.Policy{})
-		if err != nil || rep.Outcome != "nothing to do" {
-			t.Errorf("the next roll: %s, %v", rep.Outcome, err)
-		}
+		rep := valueOf(lab.as(secondRun).Roll(t.Context(), planning.Policy{}))(t)
+		require(t, rep.Outcome == "nothing to do", "the next roll: %s", rep.Outcome)
 		whileOff()(lab)
 		requireDrift(t, lab)
 	})
@@ -206,15 +192,12 @@ func TestEntryOfTheBootBefore(t *testing.T) {
 // replacement's installation has since written its own entry there, which has the name of
 // the older one.
 func TestRollbackAfterAnUpgradeInPlace(t *testing.T) {
-	long(t)
-	eachNamed(t, oneWorker(), []cluster.Strategy{cluster.Recreate, cluster.Reimage}, func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	eachLong(t, oneWorker(), newDisks, func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		lab.inPlace()
 		lab.Patch(everywhere)
 		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
 		upgraded, m := lab.builds(), lab.machine("wk1")
-		if !strings.HasSuffix(m.BootEntry, "~1.efi") {
-			t.Fatalf("boots %s", m.BootEntry)
-		}
+		mustBe(t, strings.HasSuffix(m.BootEntry, "~1.efi"), "boots %s", m.BootEntry)
 		lab.Replace("recast.yaml", "strategy: in-place", "strategy: "+string(s))
 		lab.Patch(everywhere)
 		must(t, lab.as(secondRun).roll(onlyWorker)(t.Context()))

@@ -50,9 +50,7 @@ const (
 func (l *Lab) mustUpgradeKubernetes() {
 	l.t.Helper()
 	c := l.as("20000101-0002-feed")
-	if err := c.upgradeKubernetes(l.t.Context()); err != nil {
-		l.t.Fatalf("%v\nhints %q", err, fault.Hints(err))
-	}
+	must(l.t, c.upgradeKubernetes(l.t.Context()))
 	l.requireKubernetes(nextKubernetes)
 }
 
@@ -61,15 +59,12 @@ func (l *Lab) versions() map[string]string {
 	l.t.Helper()
 	s := l.session()
 	defer s.end()
-	nodes, err := s.machines.Kube.Nodes(l.t.Context())
-	must(l.t, err)
-	pods, err := s.machines.Kube.StaticPods(l.t.Context())
-	must(l.t, err)
+	nodes := valueOf(s.machines.Kube.Nodes(l.t.Context()))(l.t)
+	pods := valueOf(s.machines.Kube.StaticPods(l.t.Context()))(l.t)
 	out := map[string]string{}
 	note := func(node, what, version string) { out[node] += fmt.Sprintf("%s=%s ", what, version) }
 	for _, n := range nodes {
-		m, err := s.machines.Talos.Kubernetes(l.t.Context(), n.Addresses[0])
-		must(l.t, err)
+		m := valueOf(s.machines.Talos.Kubernetes(l.t.Context(), n.Addresses[0]))(l.t)
 		for _, c := range cluster.Components {
 			if image := m.Images.Of(c); image != "" {
 				note(n.Name, strings.TrimPrefix(string(c), "kube-"), image[strings.LastIndex(image, ":")+1:])
@@ -80,8 +75,7 @@ func (l *Lab) versions() map[string]string {
 	for _, p := range pods {
 		note(p.Node, "pod", p.Image[strings.LastIndex(p.Image, "/")+1:])
 	}
-	set, err := s.machines.Kube.ProxySet(l.t.Context())
-	must(l.t, err)
+	set := valueOf(s.machines.Kube.ProxySet(l.t.Context()))(l.t)
 	out["kube-proxy"] = set.Image[strings.LastIndex(set.Image, ":")+1:]
 	return out
 }
@@ -111,18 +105,13 @@ func TestUpgradeKubernetes(t *testing.T) {
 			t.Fatalf("dry run %+v, %v", rep, err)
 		}
 		for _, call := range lab.Recorder.Calls()[from:] {
-			if call.Mutation {
-				t.Errorf("a dry run has changed something: %s %s", call.Method, call.Path)
-			}
+			require(t, !call.Mutation, "a dry run has changed something: %s %s", call.Method, call.Path)
 		}
 		rep, err = lab.Client().UpgradeKubernetes(t.Context(), nextKubernetes, false)
-		if err != nil || rep.Outcome != "done" {
-			t.Fatalf("%+v, %v\nhints %q", rep, err, fault.Hints(err))
-		}
+		mustBe(t, err == nil && rep.Outcome == "done", "%+v, %v\nhints %q", rep, err, fault.Hints(err))
 		lab.requireKubernetes(nextKubernetes)
-		if after := lab.boots(); !slices.Equal(boots, after) {
-			t.Errorf("boots %q, then %q", boots, after)
-		}
+		after := lab.boots()
+		require(t, slices.Equal(boots, after), "boots %q, then %q", boots, after)
 		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), nextKubernetes, false); err != nil || rep.Outcome != "nothing to do" || rep.Run != "" {
 			t.Errorf("again: %+v, %v", rep, err)
 		}

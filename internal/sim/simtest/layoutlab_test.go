@@ -71,9 +71,7 @@ func (l *layoutLab) protect() {
 			continue // a device of the host, which outlives the VM
 		}
 		media := l.World.Media(volid, l.node.Host)
-		if media == nil {
-			l.t.Fatalf("there is no %s", volid)
-		}
+		mustBe(l.t, media != nil, "there is no %s", volid)
 		d := world.Protected{Serial: l.of.Name + " " + key, Media: media, Held: !strings.Contains(volid, fmt.Sprintf("vm-%d-", l.node.VMID))}
 		disk, _ := artefact.ReadDisk(media.Bytes()) // foreign content has no EPHEMERAL
 		if slices.ContainsFunc(disk.Partitions, func(p artefact.Partition) bool { return p.Label == "EPHEMERAL" }) {
@@ -86,8 +84,7 @@ func (l *layoutLab) protect() {
 
 func (l *layoutLab) vm() world.VM {
 	l.t.Helper()
-	vm, err := l.World.LookupVM(l.node.Host, l.node.VMID)
-	must(l.t, err)
+	vm := valueOf(l.World.LookupVM(l.node.Host, l.node.VMID))(l.t)
 	return vm
 }
 
@@ -143,9 +140,7 @@ func (l *layoutLab) lift() {
 		default:
 			_, err = shell.Run(words)
 		}
-		if err != nil {
-			l.t.Fatalf("%s: %v", command, err)
-		}
+		mustBe(l.t, err == nil, "%s: %v", command, err)
 	}
 	if key, value, images := strings.Cut(strings.TrimPrefix(l.of.Lift.Config, "images."), ": "); images {
 		was := regexp.MustCompile("(?m)^  " + key + ": .*$").Find(l.Read("recast.yaml"))
@@ -162,11 +157,9 @@ func (l *layoutLab) kubectl(words []string) error {
 	if len(words) != 9 || words[0] != "-n" || words[2] != "patch" || words[5] != "--type" || words[6] != "merge" || words[7] != "-p" {
 		return errors.New("only kubectl -n … patch … --type merge -p … is known")
 	}
-	config, err := clientcmd.RESTConfigFromKubeConfig([]byte(l.Read("kubeconfig")))
-	must(l.t, err)
+	config := valueOf(clientcmd.RESTConfigFromKubeConfig([]byte(l.Read("kubeconfig"))))(l.t)
 	config.Dial = l.Lab.Lab.Client().DialContext
-	transport, err := rest.HTTPClientFor(config)
-	must(l.t, err)
+	transport := valueOf(rest.HTTPClientFor(config))(l.t)
 	defer utilnet.CloseIdleConnectionsFor(transport.Transport)
 	client, err := dynamic.NewForConfigAndClient(config, transport)
 	must(l.t, err)

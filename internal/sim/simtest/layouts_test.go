@@ -48,9 +48,7 @@ func TestLayouts(t *testing.T) {
 	if *layoutsDir != ownLayouts || slices.ContainsFunc(verdicts, func(v verdict) bool { return v.Name == "" }) {
 		return // only some were requested
 	}
-	if len(all) < 25 {
-		t.Errorf("only %d layouts", len(all))
-	}
+	require(t, len(all) >= 25, "only %d layouts", len(all))
 	page := layoutPage(verdicts)
 	if *layoutsUpdate {
 		must(t, os.WriteFile(layoutsPage, []byte(page), 0o644))
@@ -63,8 +61,7 @@ func TestLayouts(t *testing.T) {
 
 func loadLayouts(t *testing.T) []layouts.Layout {
 	t.Helper()
-	all, err := layouts.Load(*layoutsDir)
-	must(t, err)
+	all := valueOf(layouts.Load(*layoutsDir))(t)
 	slices.SortFunc(all, func(a, b layouts.Layout) int { return strings.Compare(a.Name, b.Name) }) // as on the page
 	return all
 }
@@ -168,9 +165,7 @@ func (l *layoutLab) requireRolled(before map[string]string) {
 	l.t.Helper()
 	l.RequireIntact()
 	plan := l.plan(l.policy())
-	if work := plan.Work(); len(work) > 0 {
-		l.t.Errorf("after the roll there is still something to do: %+v", work)
-	}
+	requireNone(l.t, plan.Work(), "after the roll there is still something to do")
 	requireSame(l.t, before, l.shape(), "the VM is not what it was (-before +now)")
 }
 

@@ -65,14 +65,10 @@ func TestRollKeepsLINSTORFromEvicting(t *testing.T) {
 				t.Errorf("held for %s: %s, %v", n, held[n], err)
 			}
 			lab.requireEvictAfter(n, was, false)
-			if lab.Kube.LINSTOR().Evicted(n) {
-				t.Errorf("%s was evicted", n)
-			}
+			require(t, !lab.Kube.LINSTOR().Evicted(n), "%s was evicted", n)
 		}
 		for _, want := range []string{evictAfter + " of wk1 in LINSTOR is 60 instead of the controller's", evictAfter + " of wk2 in LINSTOR is 60 instead of 2"} {
-			if !slices.Contains(said, want) {
-				t.Errorf("%q is missing in %q", want, said)
-			}
+			require(t, slices.Contains(said, want), "%q is missing in %q", want, said)
 		}
 		requireInSync(t, lab)
 	})
@@ -83,9 +79,8 @@ func TestLINSTOREvictsWithoutHold(t *testing.T) {
 	inEvictingLab(t, func(t *testing.T, lab *Lab) {
 		lab.setRoll("storage: {linstor: off}", "strategy: recreate")
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		if c := lab.Kube.LINSTOR(); !c.Evicted("wk1") || c.Whole("pvc-1") {
-			t.Error("wk1 was not evicted")
-		}
+		c := lab.Kube.LINSTOR()
+		require(t, c.Evicted("wk1") && !c.Whole("pvc-1"), "wk1 was not evicted")
 	})
 }
 
@@ -112,9 +107,7 @@ func TestLINSTORHoldOfAKilledRun(t *testing.T) {
 		}
 	}, func(t *testing.T, lab *Lab) {
 		lab.requireEvictAfter("wk1", "2", false)
-		if lab.Kube.LINSTOR().Evicted("wk1") {
-			t.Error("wk1 was evicted")
-		}
+		require(t, !lab.Kube.LINSTOR().Evicted("wk1"), "wk1 was evicted")
 	})
 }
 
@@ -186,18 +179,16 @@ func TestLINSTORHoldIsLeft(t *testing.T) {
 		requireFault(t, err, fault.Failed, "give back what storage systems were told")
 		const undo = `by hand: echo '{"override_props":{},"delete_props":["DrbdOptions/AutoEvictAfterTime","Aux/recast.dev/hold"]}' | ` +
 			"kubectl replace --raw /api/v1/namespaces/piraeus-datastore/services/linstor-controller:3370/proxy/v1/nodes/wk1 -f -"
-		if hints := fault.Hints(err); !slices.Contains(hints, undo) {
-			t.Errorf("hints %q", hints)
-		}
+		hints := fault.Hints(err)
+		require(t, slices.Contains(hints, undo), "hints %q", hints)
 		lab.Recorder.Hooks(nil, nil)
 		lab.requireEvictAfter("wk1", "60", true)
 		requireNoClaim(t, lab)
 		requireHeldInDrift(t, lab, true)
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		lab.requireEvictAfter("wk1", "", false)
-		if res, err := lab.Client().Drift(t.Context()); err != nil || len(res.Held) > 0 || !res.InSync {
-			t.Errorf("%+v, %v", res, err)
-		}
+		res := valueOf(lab.Client().Drift(t.Context()))(t)
+		require(t, len(res.Held) == 0 && res.InSync, "%+v", res)
 	})
 }
 
@@ -205,9 +196,7 @@ func TestLINSTORHoldIsLeft(t *testing.T) {
 func requireHeldInDrift(t *testing.T, lab *Lab, left bool) {
 	t.Helper()
 	res := lab.drift()
-	if len(res.Held) != 1 || res.HeldLeft != left || res.InSync {
-		t.Fatalf("%+v", res)
-	}
+	mustBe(t, len(res.Held) == 1 && res.HeldLeft == left && !res.InSync, "%+v", res)
 	h := res.Held[0]
 	if h.What != "LINSTOR: "+evictAfter+" of wk1 was not set before recast set it to 60, while wk1 is away" || h.Run == "" || time.Since(h.Since) > time.Hour || len(h.Next) != 2 {
 		t.Errorf("%+v", h)
@@ -225,9 +214,7 @@ func TestDriftDuringARoll(t *testing.T) {
 			requireHeldInDrift(t, lab, false)
 		})
 		must(t, c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
-		if !looked {
-			t.Error("it did not look")
-		}
+		require(t, looked, "it did not look")
 	})
 }
 

@@ -34,27 +34,42 @@ func (l *Lab) runLINSTOR(workers ...string) {
 // runProgram runs a program with an HTTP API, as a Deployment behind a Service.
 func (l *Lab) runProgram(namespace, name, container string, labels map[string]string, port int32) {
 	l.t.Helper()
-	l.put(store.Deployments(), &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: container, Image: "registry.example.org/" + container}}},
-			},
-		},
-	})
+	l.put(store.Deployments(), deployment(namespace, name, labels, corev1.PodSpec{
+		Containers: []corev1.Container{{Name: container, Image: "registry.example.org/" + container}},
+	}))
 	l.put(store.Services(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
 		Spec:       corev1.ServiceSpec{Selector: labels, Ports: []corev1.ServicePort{{Name: "api", Port: port}}},
 	})
 }
 
+// deployment is one pod of a program.
+func deployment(namespace, name string, labels map[string]string, pod corev1.PodSpec) *appsv1.Deployment {
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
+		},
+	}
+}
+
+// daemonSet is a pod of a program on each node.
+func daemonSet(namespace, name string, pod corev1.PodSpec) *appsv1.DaemonSet {
+	labels := map[string]string{"app": name}
+	return &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
+		},
+	}
+}
+
 // stopProgram scales the Deployment of a program down.
 func (l *Lab) stopProgram(namespace, name string) {
 	l.t.Helper()
-	o := l.stored(store.Deployments(), namespace, name)
-	d := o.(*appsv1.Deployment).DeepCopy()
+	d := l.stored(store.Deployments(), namespace, name).(*appsv1.Deployment).DeepCopy()
 	d.Spec.Replicas = new(int32(0))
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Deployments(), d, store.Main)))
 	time.Sleep(10 * time.Second)
@@ -235,9 +250,7 @@ func TestRollWaitsForLINSTOR(t *testing.T) {
 		whole: func(l *Lab) bool { return l.Kube.LINSTOR().Whole("pvc-1") },
 		says:  []string{"volumes whole with wk1: LINSTOR: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: pvc-1"},
 		end: func(l *Lab) {
-			if got := l.Kube.LINSTOR().Property(evictAfter); got != "17" {
-				l.t.Errorf("%s is %s", evictAfter, got)
-			}
+			requireSame(l.t, "17", l.Kube.LINSTOR().Property(evictAfter), "%s is (-want +got)", evictAfter)
 		},
 	})
 }
@@ -260,9 +273,7 @@ func TestQuorumOfTwoWorkersAtATime(t *testing.T) {
 				lab.Kube.LINSTOR().AddVolume(v)
 				seen := lab.watchOutage()
 				must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-				if seen.most != tc.most {
-					t.Errorf("%d workers at a time, want %d", seen.most, tc.most)
-				}
+				require(t, seen.most == tc.most, "%d workers at a time, want %d", seen.most, tc.most)
 				requireInSync(t, lab)
 			})
 		})

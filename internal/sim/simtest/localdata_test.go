@@ -4,9 +4,7 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim"
@@ -29,19 +27,16 @@ func (l *Lab) installPiraeus() {
 func daemons(namespace, name, at string) edit {
 	return func(l *Lab) {
 		l.t.Helper()
-		labels := map[string]string{"app": name}
-		spec := corev1.PodSpec{
-			Containers: []corev1.Container{{Name: name, Image: "registry.k8s.io/pause", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
-			Volumes:    []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: at}}}},
-		}
-		l.put(store.DaemonSets(), &appsv1.DaemonSet{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
-			Spec: appsv1.DaemonSetSpec{
-				Selector: &metav1.LabelSelector{MatchLabels: labels},
-				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec},
-			},
-		})
+		l.put(store.DaemonSets(), daemonSet(namespace, name, writesTo(name, at)))
 		time.Sleep(20 * time.Second)
+	}
+}
+
+// writesTo is a pod that writes to a host path.
+func writesTo(name, at string) corev1.PodSpec {
+	return corev1.PodSpec{
+		Containers: []corev1.Container{{Name: name, Image: "registry.k8s.io/pause", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+		Volumes:    []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: at}}}},
 	}
 }
 

@@ -23,36 +23,31 @@ const ownRepository = "127.0.0.1:5000/acme/frr"
 // push stores images in the lab's registry and returns their digest.
 func push(t *testing.T, lab *Lab, ref string, images v1.ImageIndex) string {
 	t.Helper()
-	tag, err := name.NewTag(ref)
-	must(t, err)
+	tag := valueOf(name.NewTag(ref))(t)
 	must(t, remote.WriteIndex(tag, images, remote.WithContext(t.Context()), remote.WithTransport(lab.Registry.Transport())))
-	digest, err := images.Digest()
-	must(t, err)
+	digest := valueOf(images.Digest())(t)
 	return digest.String()
 }
 
 // frr is a user's own extension, of that version and content.
 func frr(t *testing.T, version, content string) v1.ImageIndex {
 	t.Helper()
-	index, err := artefact.ExtensionIndex(artefact.Extension{
+	index := valueOf(artefact.ExtensionIndex(artefact.Extension{
 		Name: "frr", Version: version, Author: "Acme", Files: map[string][]byte{"/usr/local/bin/frr": []byte(content)},
-	})
-	must(t, err)
+	}))(t)
 	return index
 }
 
 // TestLockOfOwnExtension: an extension in no list is resolved in its own registry, and the
 // lock follows its tag only on request.
 func TestLockOfOwnExtension(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		one := push(t, lab, ownRepository+":1.7", frr(t, "1.7.15", "one"))
 		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
 		lab.Replace("recast.yaml", "storage: schematics/storage.yaml", "storage: {file: schematics/storage.yaml, extensions: ["+ownRepository+":1.7]}")
 		lock := func(o pipeline.LockOptions) (schematics.Extension, pipeline.LockResult) {
 			t.Helper()
-			res, err := lab.Client().Lock(t.Context(), o)
-			must(t, err)
+			res := valueOf(lab.Client().Lock(t.Context(), o))(t)
 			list := res.Lock.Schematics["storage"].Extensions
 			return list[len(list)-1], res
 		}
@@ -60,9 +55,8 @@ func TestLockOfOwnExtension(t *testing.T) {
 			return schematics.Extension{Name: "frr", Version: "1.7.15", Ref: ownRepository, Digest: digest, Explicit: true, Tag: "1.7"}
 		}
 		got, res := lock(pipeline.LockOptions{})
-		if diff := cmp.Diff(locked(one), got); diff != "" || !res.Written {
-			t.Errorf("at first (-want +got):\n%s", diff)
-		}
+		diff := cmp.Diff(locked(one), got)
+		require(t, diff == "" && res.Written, "at first (-want +got):\n%s", diff)
 		two := push(t, lab, ownRepository+":1.7", frr(t, "1.7.15", "two"))
 		if got, res := lock(pipeline.LockOptions{}); got.Digest != one || res.Differs {
 			t.Errorf("without --update: %+v, differs %t", got, res.Differs)
@@ -107,14 +101,9 @@ func TestImagesForAnotherArchitecture(t *testing.T) {
 			strategy(s)(lab)
 			before := len(lab.Recorder.Calls())
 			rep, err := lab.Client().Roll(t.Context(), policyFor("wk1"))
-			if diff := cmp.Diff([]string{"wk1: " + refused}, rep.Plan.Refused()); diff != "" || fault.KindOf(err) != fault.Refused {
-				t.Errorf("%s: err = %v (-want +got):\n%s", s, err, diff)
-			}
-			for _, call := range lab.Recorder.Calls()[before:] {
-				if call.Mutation && !ofClaim(call) {
-					t.Errorf("%s: a roll sent %s %s %s all the same", s, call.Proto, call.Method, call.Path)
-				}
-			}
+			diff := cmp.Diff([]string{"wk1: " + refused}, rep.Plan.Refused())
+			require(t, diff == "" && fault.KindOf(err) == fault.Refused, "%s: err = %v (-want +got):\n%s", s, err, diff)
+			lab.requireNothingSent(before)
 			lab.Write("recast.yaml", config)
 		}
 		requireSame(t, boots, []string{lab.bootID("cp1"), lab.bootID("wk1")}, "boots (-before +after)")
@@ -125,8 +114,7 @@ func TestImagesForAnotherArchitecture(t *testing.T) {
 // TestImagesForAnotherPlatform: a node changes its platform with its image, by any
 // strategy, unless its address comes from the old platform.
 func TestImagesForAnotherPlatform(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	eachLong(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		strategy(s)(lab)
 		whileOff(change("ide0=fast:cloudinit", "ipconfig0=ip=127.42.7.31/24"))(lab)
 		lab.lockImages("platform: metal")
@@ -135,32 +123,26 @@ func TestImagesForAnotherPlatform(t *testing.T) {
 		whileOff(change("ipconfig0=ip=dhcp"))(lab)
 		rep := lab.Client().mustRoll(policyFor("wk1"))
 		note := "platform nocloud → metal: network settings that are in neither its machine configuration nor DHCP will be others"
-		if n := rep.Plan.Work()[0]; len(n.Notes) == 0 || n.Notes[0] != note {
-			t.Errorf("notes: %q", n.Notes)
-		}
+		n := rep.Plan.Work()[0]
+		require(t, len(n.Notes) != 0 && n.Notes[0] == note, "notes: %q", n.Notes)
 		lab.requireUpgraded(t, "wk1")
-		if m := lab.machine("wk1"); m.Platform != "metal" {
-			t.Errorf("it runs platform %s", m.Platform)
-		}
+		m := lab.machine("wk1")
+		require(t, m.Platform == "metal", "it runs platform %s", m.Platform)
 	})
 }
 
 // requireTrouble requires an error with that code that says which disks are safe.
 func requireTrouble(t *testing.T, err error, code fault.Code, safe string) {
 	t.Helper()
-	if got := fault.CodeOf(err); got != code {
-		t.Errorf("code %q, want %q, of: %v", got, code, err)
-	}
-	if got := strings.Join(fault.Safe(err), "\n"); !strings.Contains(got, safe) {
-		t.Errorf("it says that safe is %q, not %q", got, safe)
-	}
+	requireSame(t, code, fault.CodeOf(err), "code …, of: %v (-want +got)", err)
+	got := strings.Join(fault.Safe(err), "\n")
+	require(t, strings.Contains(got, safe), "it says that safe is %q, not %q", got, safe)
 }
 
 // TestTheLockIsGoneBetweenTwoPlans: a roll has finished another one's work and then can't
 // make its own plan: it must not say that nothing was touched.
 func TestTheLockIsGoneBetweenTwoPlans(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.rollKilledWhen("wk1/take-down/stop")
 		next := lab.second()

@@ -89,19 +89,15 @@ func loseClaim(t *testing.T, lab *Lab, s cluster.Strategy, at string) {
 		lost, seized, ran = time.Now(), len(lab.Recorder.Calls()), len(hooks.ran)
 	})
 	rep, err := c.Roll(t.Context(), planning.Policy{})
-	if lost.IsZero() {
-		t.Fatalf("the roll never came to that step: %v", err)
-	}
+	mustBe(t, !lost.IsZero(), "the roll never came to that step: %v", err)
 	requireClaimed(t, err, "lost the claim of cluster lab: to run 20000101-0000-face")
 	if fault.CodeOf(err) != fault.ClaimLost || rep.Code != fault.ClaimLost || !strings.Contains(rep.Outcome, "lost the claim") {
 		t.Errorf("code %s, outcome %s", fault.CodeOf(err), rep.Outcome)
 	}
-	if took := time.Since(lost); took > 20*time.Second {
-		t.Errorf("it ended after %s", took)
-	}
-	if changes := changesOfNodes(lab.Recorder.Calls()[seized:]); len(changes)+len(late) > 0 {
-		t.Errorf("after the claim was lost: %q, %q", changes, late)
-	}
+	took := time.Since(lost)
+	require(t, took <= 20*time.Second, "it ended after %s", took)
+	changes := changesOfNodes(lab.Recorder.Calls()[seized:])
+	require(t, len(changes)+len(late) <= 0, "after the claim was lost: %q, %q", changes, late)
 	if len(hooks.ran) != ran {
 		t.Errorf("hooks after the claim was lost: %q", hooks.ran[ran:])
 	}
@@ -117,8 +113,7 @@ func loseClaim(t *testing.T, lab *Lab, s cluster.Strategy, at string) {
 // TestALostClaimEndsADrain takes the claim from a run that waits for a PodDisruptionBudget:
 // it ends with its next heartbeat, and leaves the node to the next run.
 func TestALostClaimEndsADrain(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Budget(0)
 		c := lab.Client()
@@ -130,9 +125,8 @@ func TestALostClaimEndsADrain(t *testing.T) {
 		lab.seize(c.Run, "20000101-0000-face")
 		seized := time.Now()
 		requireClaimed(t, (<-ended).err, "take-down/drain: drain wk1: lost the claim")
-		if took := time.Since(seized); took > 20*time.Second {
-			t.Errorf("it kept draining for %s", took)
-		}
+		took := time.Since(seized)
+		require(t, took <= 20*time.Second, "it kept draining for %s", took)
 		lab.Budget(1)
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		requireDrift(t, lab)
@@ -143,8 +137,7 @@ func TestALostClaimEndsADrain(t *testing.T) {
 // TestANetworkThatComesBack cuts a run off until another one has taken over, and then
 // reconnects it.
 func TestANetworkThatComesBack(t *testing.T) {
-	long(t)
-	eachNamed(t, oneWorker(), []string{"take-down/drain", "bring-up/attach", "bring-up/finish"}, func(t *testing.T, lab *Lab, at string) {
+	eachLong(t, oneWorker(), storiesOf("take-down/drain", "bring-up/attach", "bring-up/finish"), func(t *testing.T, lab *Lab, at string) {
 		lab.Patch(sim.PatchedExtension)
 		first, second := lab.Client(), lab.elsewhere()
 		second.Token = lab.otherToken()
@@ -156,9 +149,8 @@ func TestANetworkThatComesBack(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		first.Mend()
 		mended := len(lab.Recorder.Calls())
-		if r := <-ended; r.err == nil {
-			t.Error("the run that was cut off says that it succeeded")
-		}
+		r := <-ended
+		require(t, r.err != nil, "the run that was cut off says that it succeeded")
 		must(t, (<-finished).err)
 		token, _, _ := strings.Cut(string(first.Token), "=")
 		for _, call := range lab.Recorder.Calls()[mended:] {

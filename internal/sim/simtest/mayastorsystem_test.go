@@ -38,18 +38,10 @@ func (l *Lab) runMayastor(workers ...string) {
 // agentCore is the control plane's Deployment, as the chart has it.
 func agentCore(args ...string) *appsv1.Deployment {
 	labels := map[string]string{"app": "agent-core", "openebs.io/release": "openebs"}
-	return &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: "openebs-agent-core", Namespace: openebsSpace, Labels: labels},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{Containers: []corev1.Container{
-					{Name: "agent-core", Image: "openebs/mayastor-agent-core:v2.8.0", Args: args}, {Name: "agent-ha-cluster", Image: "openebs/mayastor-agent-ha-cluster:v2.8.0"},
-				}},
-			},
-		},
-	}
+	return deployment(openebsSpace, "openebs-agent-core", labels, corev1.PodSpec{Containers: []corev1.Container{
+		{Name: "agent-core", Image: "openebs/mayastor-agent-core:v2.8.0", Args: args},
+		{Name: "agent-ha-cluster", Image: "openebs/mayastor-agent-ha-cluster:v2.8.0"},
+	}})
 }
 
 // servedElsewhere adds a volume whose target is on a node, and its pod on another.

@@ -32,9 +32,7 @@ func (l *Lab) onto(node, host, settings string) {
 // requireOn fails unless wk1 is on that host.
 func (l *Lab) requireOn(host string) {
 	l.t.Helper()
-	if is := l.hostOf(worker1); is != host {
-		l.t.Errorf("it is on %s", is)
-	}
+	requireSame(l.t, host, l.hostOf(worker1), "it is on (-want +got)")
 }
 
 // TestMigrated moves a node's VM, by itself or before whatever else its node gets.
@@ -63,9 +61,8 @@ func TestMigrated(t *testing.T) {
 		before := lab.Disks()
 		user := lab.Client()
 		p := lab.planOf(user, "wk1", planning.Policy{})
-		if p.Strategy != s.strategy || len(p.Refused) > 0 {
-			t.Fatalf("planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
-		}
+		mustBe(t, p.Strategy == s.strategy && len(p.Refused) == 0,
+			"planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
 		must(t, user.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 		lab.requireOn("pve3")
 		starts, moves := 0, 0
@@ -77,9 +74,7 @@ func TestMigrated(t *testing.T) {
 				moves++
 			}
 		}
-		if starts != s.starts || moves != 1 {
-			t.Errorf("started %d times, want %d; migrated %d times", starts, s.starts, moves)
-		}
+		require(t, starts == s.starts && moves == 1, "started %d times, want %d; migrated %d times", starts, s.starts, moves)
 		for serial, sum := range before {
 			if s.strategy == cluster.Reshape && lab.Disks()[serial] != sum && strings.HasPrefix(serial, "data") {
 				t.Errorf("disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
@@ -127,8 +122,7 @@ func TestNotMigrated(t *testing.T) {
 		if s.with != nil {
 			s.with(lab)
 		}
-		err := lab.Client().roll(planning.Policy{})(t.Context())
-		requireFault(t, err, fault.Refused, s.says)
+		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), fault.Refused, s.says)
 		lab.requireOn("pve2")
 	})
 }
@@ -192,9 +186,8 @@ func TestLateMigration(t *testing.T) {
 		err := lab.second().roll(planning.Policy{})(t.Context())
 		lab.Recorder.Hooks(nil, nil)
 		x.deliver()
-		if !strings.HasSuffix(x.said, ": 200") || lab.hostOf(worker1) != "pve3" {
-			t.Errorf("the late migration: %q; it is on %s", x.said, lab.hostOf(worker1))
-		}
+		require(t, strings.HasSuffix(x.said, ": 200") && lab.hostOf(worker1) == "pve3",
+			"the late migration: %q; it is on %s", x.said, lab.hostOf(worker1))
 		lab.RequireIntact()
 		if err != nil {
 			if lab.hostOf(worker1) == "pve3" {
@@ -217,15 +210,13 @@ func TestMigratedInVain(t *testing.T) {
 		err := lab.as(firstRun).roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast undo wk1 gives VM 9031 its old settings back")
 		lab.requireOn("pve3")
-		_, err = lab.as(secondRun).Recover(t.Context(), "wk1")
-		must(t, err)
+		must(t, errOf(lab.as(secondRun).Recover(t.Context(), "wk1")))
 		lab.requireServing("wk1")
 		lab.RequireIntact()
 		after := lab.vmOf("wk1").Config
 		delete(after, "meta")
 		delete(before, "meta")
-		if diff := cmp.Diff(before, after); diff != "" || lab.hostOf(worker1) != "pve2" {
-			t.Errorf("on %s (-before +after):\n%s", lab.hostOf(worker1), diff)
-		}
+		diff := cmp.Diff(before, after)
+		require(t, diff == "" && lab.hostOf(worker1) == "pve2", "on %s (-before +after):\n%s", lab.hostOf(worker1), diff)
 	})
 }

@@ -48,8 +48,7 @@ func requireFirewall(t *testing.T, lab *Lab, want world.Firewall) {
 
 // TestAFirewallIsCarriedOver, with its rules in order, before the VM is started.
 func TestAFirewallIsCarriedOver(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.behindFirewall(wholeFirewall())
 		started := false
 		lab.Recorder.Hooks(func(call record.Call) error {
@@ -60,9 +59,7 @@ func TestAFirewallIsCarriedOver(t *testing.T) {
 			return nil
 		}, nil)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		if !started {
-			t.Error("it was not started")
-		}
+		require(t, started, "it was not started")
 		requireInSync(t, lab)
 		requireFirewall(t, lab, wholeFirewall())
 	})
@@ -71,7 +68,6 @@ func TestAFirewallIsCarriedOver(t *testing.T) {
 // TestAnInvalidFirewallIsDetected: an invalid firewall is detected before the node is
 // touched: by the plan if Proxmox reports it, else when the parking VM gets it.
 func TestAnInvalidFirewallIsDetected(t *testing.T) {
-	long(t)
 	stale := wholeFirewall()
 	stale.Rules = append(stale.Rules, world.FirewallRule{"type": "in", "action": "ACCEPT", "source": "gone", "enable": "1"})
 	type story struct {
@@ -79,7 +75,7 @@ func TestAnInvalidFirewallIsDetected(t *testing.T) {
 		refuse bool
 		want   string
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"its alias is gone":           {of: stale, want: `a firewall that Proxmox would not take again (rule 4: {"source":"no such alias 'gone'"})`},
 		"a set that the token has no": {of: wholeFirewall(), refuse: true, want: "no such ipset 'zone-all'"},
 	}, func(t *testing.T, lab *Lab, tc story) {
@@ -89,20 +85,15 @@ func TestAnInvalidFirewallIsDetected(t *testing.T) {
 		}
 		began := lab.boots()
 		err := lab.Client().roll(planning.Policy{})(t.Context())
-		if !strings.Contains(fmt.Sprint(err), tc.want) {
-			t.Errorf("err = %v, want %q", err, tc.want)
-		}
-		if !slices.Equal(lab.boots(), began) {
-			t.Error("the node was touched")
-		}
+		require(t, strings.Contains(fmt.Sprint(err), tc.want), "err = %v, want %q", err, tc.want)
+		require(t, slices.Equal(lab.boots(), began), "the node was touched")
 		requireFirewall(t, lab, tc.of)
 	})
 }
 
 // TestAFirewallThatChangesMeanwhile is not lost: the VM stays.
 func TestAFirewallThatChangesMeanwhile(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]int{"the VM's": wk1, "the parking VM's": 9002}, func(t *testing.T, lab *Lab, of int) {
+	eachLong(t, oneWorker(), map[string]int{"the VM's": wk1, "the parking VM's": 9002}, func(t *testing.T, lab *Lab, of int) {
 		lab.behindFirewall(wholeFirewall())
 		other := wholeFirewall()
 		other.Rules = other.Rules[1:]
@@ -123,16 +114,13 @@ func TestAFirewallThatChangesMeanwhile(t *testing.T) {
 // TestALateRule is added when the firewall is complete already: after its sender was
 // killed, the next run has written all of it. Proxmox puts it before all others.
 func TestALateRule(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]int{"the new VM": wk1, "the parking VM": 9002}, func(t *testing.T, lab *Lab, of int) {
+	eachLong(t, oneWorker(), map[string]int{"the new VM": wk1, "the parking VM": 9002}, func(t *testing.T, lab *Lab, of int) {
 		lab.behindFirewall(wholeFirewall())
 		x := lab.rollKilledBy(toVM("POST", fmt.Sprintf("/qemu/%d/firewall/rules", of)), planning.Policy{})
 		x.deliverBefore(toVM("POST", "/qemu/9031/status/"), exchange.LateQueue)
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		time.Sleep(exchange.LateQueue)
-		if !strings.HasSuffix(x.said, ": 200") {
-			t.Errorf("the late rule: %q", x.said)
-		}
+		require(t, strings.HasSuffix(x.said, ": 200"), "the late rule: %q", x.said)
 		requireDrift(t, lab)
 		requireFirewall(t, lab, wholeFirewall())
 	})
@@ -144,14 +132,12 @@ func (l *Lab) mesh(document bool) {
 	s := l.session()
 	defer s.end()
 	for _, name := range []string{"cp1", "wk1"} {
-		n := l.node(name)
-		text, err := s.machines.Talos.MachineConfig(l.t.Context(), n.Addr)
-		must(l.t, err)
-		on := strings.Replace(string(text), "machine:\n", "machine:\n    network: {kubespan: {enabled: true}}\n", 1)
+		n, text := l.node(name), string(l.configOf(name))
+		on := strings.Replace(text, "machine:\n", "machine:\n    network: {kubespan: {enabled: true}}\n", 1)
 		if document {
-			on = string(text) + "\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\nenabled: true\n"
+			on = text + "\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\nenabled: true\n"
 		}
-		must(l.t, s.machines.Talos.ReplaceConfig(l.t.Context(), n.Addr, n.UUID, cluster.Secret(on)))
+		l.editConfig(name, text, on)
 		must(l.t, s.machines.Talos.Reboot(l.t.Context(), n.Addr, n.UUID, "")) // it registers anew
 		time.Sleep(5 * time.Minute)
 	}
@@ -160,40 +146,36 @@ func (l *Lab) mesh(document bool) {
 // TestKubeSpan: a node that gets another system disk is a second peer with the address of its old one. Where the old one
 // lists first, it is not reached until discovery has forgotten that: the plan says so, and the roll waits for it.
 func TestKubeSpan(t *testing.T) {
-	for name, tc := range map[string]struct {
+	type story struct {
 		ids      string
 		document bool
 		late     bool
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"the new one lists first": {ids: "!"},
 		"the old one lists first": {ids: "~", document: true, late: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.mesh(tc.document)
-				lab.Patch(sim.PatchedExtension)
-				lab.NodeIDsBegin(tc.ids)
-				n := planOf(t, lab, "wk1")
-				if !n.KubeSpan || !slices.Contains(n.Notes, planning.OldPeer) || planning.Outage(n) != planning.PeerLasts {
-					t.Fatalf("planned %v, %s, notes %q", n.KubeSpan, planning.Outage(n), n.Notes)
-				}
-				c := lab.Client()
-				var said []string
-				note := notes("wait-healthy", &said)
-				c.Emit = note
-				began := time.Now()
-				must(t, c.roll(onlyWorker)(context.WithoutCancel(t.Context())))
-				if took := time.Since(began); took > planning.PeerLasts != tc.late {
-					t.Errorf("it took %s", took)
-				}
-				text := strings.Join(said, "\n")
-				if tc.late && !strings.Contains(text, planning.OldPeer) {
-					t.Errorf("said %s", text)
-				}
-				requireInSync(t, lab)
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, tc story) {
+		lab.mesh(tc.document)
+		lab.Patch(sim.PatchedExtension)
+		lab.NodeIDsBegin(tc.ids)
+		n := planOf(t, lab, "wk1")
+		if !n.KubeSpan || !slices.Contains(n.Notes, planning.OldPeer) || planning.Outage(n) != planning.PeerLasts {
+			t.Fatalf("planned %v, %s, notes %q", n.KubeSpan, planning.Outage(n), n.Notes)
+		}
+		c := lab.Client()
+		var said []string
+		note := notes("wait-healthy", &said)
+		c.Emit = note
+		began := time.Now()
+		must(t, c.roll(onlyWorker)(context.WithoutCancel(t.Context())))
+		took := time.Since(began)
+		require(t, took > planning.PeerLasts == tc.late, "it took %s", took)
+		text := strings.Join(said, "\n")
+		if tc.late && !strings.Contains(text, planning.OldPeer) {
+			t.Errorf("said %s", text)
+		}
+		requireInSync(t, lab)
+	})
 }
 
 // wk1's address in its machine configuration.
@@ -209,18 +191,14 @@ const orByDHCP = "; or reserve it for MAC bc:24:11:00:23:47 in DHCP and have the
 
 // addressed gives wk1 a document about its address; reserved says whether DHCP reserves the
 // address.
-func (l *Lab) addressed(t *testing.T, document string, reserved bool) {
-	t.Helper()
-	s := l.session()
-	defer s.end()
+func (l *Lab) addressed(document string, reserved bool) {
+	l.t.Helper()
 	if reserved { // before the machine asks
 		l.Reserve("wk1", true)
 	}
-	n := l.node("wk1")
-	config, err := s.machines.Talos.MachineConfig(t.Context(), n.Addr)
-	must(t, err)
-	documents := slices.DeleteFunc(strings.Split(string(config), "---\n"), func(doc string) bool { return strings.Contains(doc, "\nkind: LinkConfig\n") })
-	must(t, s.machines.Talos.ReplaceConfig(t.Context(), n.Addr, n.UUID, cluster.Secret(strings.Join(append(documents, document), "---\n"))))
+	config := string(l.configOf("wk1"))
+	documents := slices.DeleteFunc(strings.Split(config, "---\n"), func(doc string) bool { return strings.Contains(doc, "\nkind: LinkConfig\n") })
+	l.editConfig("wk1", config, strings.Join(append(documents, document), "---\n"))
 	if !reserved {
 		l.Reserve("wk1", false)
 	}
@@ -247,9 +225,8 @@ type renewal struct {
 // where it was killed.
 func (r renewal) play(t *testing.T, lab *Lab, note string, killed func()) {
 	t.Helper()
-	if n := planOf(t, lab, "wk1"); !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
-		t.Errorf("refused %q, notes %q", n.Refused, n.Notes)
-	}
+	n := planOf(t, lab, "wk1")
+	require(t, slices.Contains(n.Notes, note) && len(n.Refused) == 0, "refused %q, notes %q", n.Refused, n.Notes)
 	if r.killed != (moment{}) {
 		lab.Client().rollKilled(r.killed, onlyWorker)
 		time.Sleep(time.Minute)
@@ -268,8 +245,7 @@ func (r renewal) play(t *testing.T, lab *Lab, note string, killed func()) {
 // gets a new system disk, because its blank machine is told the address, and the VM is
 // unchanged.
 func TestStaticAddressOnNoCloud(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]renewal{
+	eachLong(t, oneWorker(), map[string]renewal{
 		"recreate":                 {strategy: cluster.Recreate},
 		"recreate, with a VM":      {strategy: cluster.Recreate, killed: after("create-vm")},
 		"recreate, blank":          {strategy: cluster.Recreate, killed: before("bring-up/configure")},
@@ -280,45 +256,41 @@ func TestStaticAddressOnNoCloud(t *testing.T) {
 		"reimage, given up":        {strategy: cluster.Reimage, killed: before("bring-up/configure"), recover: true},
 	}, func(t *testing.T, lab *Lab, r renewal) {
 		strategy(r.strategy)(lab)
-		lab.addressed(t, staticAddress, false)
+		lab.addressed(staticAddress, false)
 		whileOff(change("ide0=fast:cloudinit", "ipconfig0=ip=dhcp"))(lab)
 		lab.Patch(everywhere)
 		before := lab.settings()
 		const note = "its blank machine gets the node's address from the VM's cloud-init drive: ipconfig0 is gw=127.42.7.1,ip=127.42.7.31/24 for that boot, and as before at the end"
 		r.play(t, lab, note, func() {
-			if got := lab.settings()["ipconfig0"]; got != "gw=127.42.7.1,ip=127.42.7.31/24" {
-				t.Errorf("where it was killed the VM has ipconfig0: %s", got)
-			}
+			got := lab.settings()["ipconfig0"]
+			require(t, got == "gw=127.42.7.1,ip=127.42.7.31/24", "where it was killed the VM has ipconfig0: %s", got)
 		})
 		requireSame(t, before, lab.settings(), "settings of the VM (-before +after)")
-		if n := planOf(t, lab, "wk1"); n.Addr.String() != "127.42.7.31" {
-			t.Errorf("it is at %s", n.Addr)
-		}
+		n := planOf(t, lab, "wk1")
+		require(t, n.Addr.String() == "127.42.7.31", "it is at %s", n.Addr)
 	})
 }
 
 // TestStaticAddressOnMetal: a blank machine would have another address, so there is none,
 // and every remedy in the plan works.
 func TestStaticAddressOnMetal(t *testing.T) {
-	long(t)
 	const (
 		platform = "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address"
 		drive    = "give the VM a cloud-init drive (qm set 9031 --scsi30 fast:cloudinit)"
 	)
-	eachInLab(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
+	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"in-place": nil,
-		"DHCP":     func(t *testing.T, lab *Lab) { lab.addressed(t, dhcpAddress, true) },
+		"DHCP":     func(t *testing.T, lab *Lab) { lab.addressed(dhcpAddress, true) },
 		"nocloud": func(t *testing.T, lab *Lab) {
 			change("scsi30=fast:cloudinit")(lab)
-			if got := planOf(t, lab, "wk1").Why; !strings.Contains(got, onlyHere+platform+orByDHCP) {
-				t.Errorf("with a cloud-init drive: %s", got)
-			}
+			got := planOf(t, lab, "wk1").Why
+			require(t, strings.Contains(got, onlyHere+platform+orByDHCP), "with a cloud-init drive: %s", got)
 			lab.Replace("recast.yaml", "platform: metal", "platform: nocloud")
 			lab.Patch(everywhere)
 		},
 	}, func(t *testing.T, lab *Lab, remedy func(t *testing.T, lab *Lab)) {
 		lab.lockImages("platform: metal")
-		lab.addressed(t, staticAddress, false)
+		lab.addressed(staticAddress, false)
 		const reason = onlyHere + platform + ", and " + drive + orByDHCP
 		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 			config := lab.Read("recast.yaml")
@@ -339,9 +311,9 @@ func TestStaticAddressOnMetal(t *testing.T) {
 			t.Errorf("with the remedy it is %s: %s %q", n.Strategy, n.Why, n.Refused)
 		}
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		if m := lab.machine("wk1"); !strings.Contains(string(lab.Read("recast.yaml")), "platform: "+m.Platform) {
-			t.Errorf("it runs platform %s", m.Platform)
-		}
+		m := lab.machine("wk1")
+		require(t, strings.Contains(string(lab.Read("recast.yaml")), "platform: "+m.Platform),
+			"it runs platform %s", m.Platform)
 		lab.RequireIntact()
 	})
 }
@@ -349,14 +321,14 @@ func TestStaticAddressOnMetal(t *testing.T) {
 // TestAddressOnAVLAN: neither DHCP nor a cloud-init drive creates the link.
 func TestAddressOnAVLAN(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.addressed(t, vlanAddress, true)
+		lab.addressed(vlanAddress, true)
 		whileOff(change("ide0=fast:cloudinit"))(lab)
 		lab.Patch(everywhere)
 		const reason = "its address 127.42.7.31 is on eth0.42 (vlan), a link that only its machine configuration makes, so a blank machine would not have it: " +
 			"have Proxmox tag the VM's network card instead (tag= of netN), and give the address to the card itself, or use in-place"
-		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.InPlace || n.Why != "in-place: recreate and reimage are impossible ("+reason+")" {
-			t.Errorf("%s: %s", n.Strategy, n.Why)
-		}
+		n := planOf(t, lab, "wk1")
+		require(t, n.Strategy == cluster.InPlace && n.Why == "in-place: recreate and reimage are impossible ("+reason+")",
+			"%s: %s", n.Strategy, n.Why)
 	})
 }
 
@@ -377,8 +349,6 @@ func TestAnotherAddressIsRefused(t *testing.T) {
 			lab.Replace("recast.yaml", " strategy: "+strategy+",", "")
 		}
 		lab.requireLeftAlone(from, "wk1")
-		if now := lab.vmOf("wk1").Config["ipconfig0"]; now != has {
-			t.Errorf("it has %q", now)
-		}
+		requireSame(t, has, lab.vmOf("wk1").Config["ipconfig0"], "it has (-want +got)")
 	})
 }

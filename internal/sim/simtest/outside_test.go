@@ -58,40 +58,27 @@ func labUp(t *testing.T) string {
 }
 
 func talksTalos(t *testing.T, talosconfig string) {
-	config, err := clientconfig.Open(talosconfig)
-	must(t, err)
-	c, err := client.New(t.Context(), client.WithConfig(config))
-	must(t, err)
+	config := valueOf(clientconfig.Open(talosconfig))(t)
+	c := valueOf(client.New(t.Context(), client.WithConfig(config)))(t)
 	defer c.Close()
-	version, err := c.Version(t.Context())
-	must(t, err)
-	if tag := version.GetMessages()[0].GetVersion().GetTag(); tag != "v1.13.9" {
-		t.Errorf("Talos %s", tag)
-	}
-	extensions, err := safe.StateListAll[*runtime.ExtensionStatus](t.Context(), c.COSI)
-	if err != nil || extensions.Len() < 2 {
-		t.Errorf("%d extensions, %v", extensions.Len(), err)
-	}
+	version := valueOf(c.Version(t.Context()))(t)
+	requireSame(t, "v1.13.9", version.GetMessages()[0].GetVersion().GetTag(), "Talos (-want +got)")
+	extensions := valueOf(safe.StateListAll[*runtime.ExtensionStatus](t.Context(), c.COSI))(t)
+	require(t, extensions.Len() >= 2, "%d extensions", extensions.Len())
 }
 
 func drains(t *testing.T, kubeconfig string) {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	must(t, err)
-	api, err := kubernetes.NewForConfig(config)
-	must(t, err)
-	node, err := api.CoreV1().Nodes().Get(t.Context(), "wk1", metav1.GetOptions{})
-	must(t, err)
+	config := valueOf(clientcmd.BuildConfigFromFlags("", kubeconfig))(t)
+	api := valueOf(kubernetes.NewForConfig(config))(t)
+	node := valueOf(api.CoreV1().Nodes().Get(t.Context(), "wk1", metav1.GetOptions{}))(t)
 	helper := &drain.Helper{
 		Ctx: t.Context(), Client: api, Timeout: time.Minute, GracePeriodSeconds: -1, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true,
 		EvictErrorRetryDelay: 100 * time.Millisecond, Out: t.Output(), ErrOut: t.Output(),
 	}
 	must(t, drain.RunCordonOrUncordon(helper, node, true))
 	must(t, drain.RunNodeDrain(helper, "wk1"))
-	pods, err := api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=wk1"})
-	must(t, err)
+	pods := valueOf(api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=wk1"}))(t)
 	for _, p := range pods.Items {
-		if len(p.OwnerReferences) == 0 || p.OwnerReferences[0].Kind != "DaemonSet" {
-			t.Errorf("pod %s is still there", p.Name)
-		}
+		require(t, len(p.OwnerReferences) != 0 && p.OwnerReferences[0].Kind == "DaemonSet", "pod %s is still there", p.Name)
 	}
 }

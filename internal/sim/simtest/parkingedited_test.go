@@ -65,9 +65,8 @@ func TestParkingVMWithADamagedRecord(t *testing.T) {
 		write(strings.Replace(notes, `"node":"wk1"`, `"node":wk1`, 1))
 		for node, refused := range map[string]bool{"wk1": true, "wk2": false} {
 			n := planOf(t, lab, node)
-			if got := strings.Contains(strings.Join(n.Refused, "\n"), "was its parking VM, and its Notes"); got != refused {
-				t.Errorf("%s: refused %q", node, n.Refused)
-			}
+			got := strings.Contains(strings.Join(n.Refused, "\n"), "was its parking VM, and its Notes")
+			require(t, got == refused, "%s: refused %q", node, n.Refused)
 		}
 		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk2"}})(t.Context()))
 		write(notes)
@@ -92,8 +91,7 @@ func TestUndoWithTwinParkingVMs(t *testing.T) {
 		roll()
 		twin := lab.parkingOf("wk1")
 		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": notes, "name": "recast-parking-wk1"}})
-		rep, err := lab.Client().Undo(t.Context(), onlyWorker, planning.Undone{})
-		must(t, err)
+		rep := valueOf(lab.Client().Undo(t.Context(), onlyWorker, planning.Undone{}))(t)
 		if n := rep.Plan.Work()[0]; twin == first || n.Restore == nil || int(n.Found.Parking.VM.ID) != twin {
 			t.Errorf("it boots %+v of VM %d, not of VM %d: %s", n.Restore, n.Found.Parking.VM.ID, twin, n.Why)
 		}
@@ -102,8 +100,7 @@ func TestUndoWithTwinParkingVMs(t *testing.T) {
 
 // TestParkingVMThatAPersonEdits: no other setting of a parking VM keeps its node from being rolled.
 func TestParkingVMThatAPersonEdits(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		strategy(cluster.Recreate)(lab)
 		lab.Patch(everywhere)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))

@@ -56,9 +56,7 @@ func TestProvedBeforeTheDelete(t *testing.T) {
 		err := lab.Client().roll(onlyWorker)(t.Context())
 		lab.Recorder.Hooks(nil, nil)
 		requireFault(t, err, fault.Refused, s.want, "no node was touched")
-		if now := lab.bootID("wk1"); now != boot {
-			t.Errorf("wk1 was restarted")
-		}
+		requireSame(t, boot, lab.bootID("wk1"), "wk1 was restarted (-want +got)")
 		lab.requireUntouched(before)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		requireDrift(t, lab, "cp1")
@@ -95,9 +93,7 @@ func TestHandOverIsRemembered(t *testing.T) {
 			before := len(lab.Recorder.Calls())
 			must(t, lab.Client().roll(onlyWorker)(t.Context()))
 			got := lab.scratchCalls(before)
-			if !slices.Equal(got, want) {
-				t.Errorf("sent %q, want %q", got, want)
-			}
+			require(t, slices.Equal(got, want), "sent %q, want %q", got, want)
 		}
 		handOver := []string{"POST qemu", "POST qemu", "POST move_disk", "POST move_disk", "DELETE 9099", "DELETE 9098"}
 		roll(slices.Concat(create, handOver))
@@ -130,9 +126,7 @@ func TestProofsKilled(t *testing.T) {
 				return chosenPoints(t, points[begin.at-1:end.at+1])
 			},
 			goOn: func(t *testing.T, lab proving, at point) bool {
-				if lab.bootID("wk1") != lab.boot {
-					t.Error("wk1 was restarted")
-				}
+				require(t, lab.bootID("wk1") == lab.boot, "wk1 was restarted")
 				if at.at%3 == 0 {
 					rep, err := lab.second().pruneDisks(t.Context(), -1, nil)
 					if must(t, err); slices.ContainsFunc(rep.Scratch, func(v rehearse.ScratchVerdict) bool { return !v.Removed }) {
@@ -177,9 +171,8 @@ func TestRebuildIsProved(t *testing.T) {
 				_, err := b.as(secondRun).Rebuild(t.Context(), b.file)
 				b.Recorder.Hooks(nil, nil)
 				requireFault(t, err, fault.Refused, c.want)
-				if now := b.namedVM("cp1"); now.ID != vm.ID || now.Config["scsi0"] != vm.Config["scsi0"] {
-					t.Errorf("cp1 is %+v, was %+v", now, vm)
-				}
+				now := b.namedVM("cp1")
+				require(t, now.ID == vm.ID && now.Config["scsi0"] == vm.Config["scsi0"], "cp1 is %+v, was %+v", now, vm)
 				b.World.AddRole("Recast", sim.Privileges()...)
 				must(t, errOf(b.as(thirdRun).Rebuild(t.Context(), b.file)))
 				b.require(t)

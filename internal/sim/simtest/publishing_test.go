@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
@@ -26,58 +27,44 @@ import (
 func TestPublishAndPrune(t *testing.T) {
 	long(t)
 	t.Parallel()
-	for _, delivery := range []string{"upload", "download-url"} {
-		t.Run(delivery, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Replace("recast.yaml", "iso: {storage", "iso: {delivery: "+delivery+", storage")
-				lab.World.AddRole("Publishes", "Sys.AccessNetwork", "Datastore.Allocate")
-				for _, who := range lab.World.ACLs() {
-					lab.World.Grant(world.ACL{Path: "/", Who: who.Who, Role: "Publishes", Propagate: true})
-				}
-				for range 3 { // the previous lock is for rollback and stays
-					lab.Patch(sim.PatchedExtension)
-					must(t, lab.Client().Publish(t.Context()))
-				}
-				if lab.asked("POST", "/"+delivery) == 0 {
-					t.Errorf("nothing was published by %s", delivery)
-				}
-				rep, err := lab.Client().prune(t.Context(), pipeline.PruneOptions{})
-				must(t, err)
-				removed := 0
-				for _, v := range rep.ISOs {
-					if v.Removed {
-						removed++
-					}
-				}
-				if deletes := lab.asked("DELETE", "/content/"); removed == 0 || removed != deletes {
-					t.Errorf("%d removed by %d requests: %q", removed, deletes, rep.ISOs)
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), storiesOf("upload", "download-url"), func(t *testing.T, lab *Lab, delivery string) {
+		lab.Replace("recast.yaml", "iso: {storage", "iso: {delivery: "+delivery+", storage")
+		lab.World.AddRole("Publishes", "Sys.AccessNetwork", "Datastore.Allocate")
+		for _, who := range lab.World.ACLs() {
+			lab.World.Grant(world.ACL{Path: "/", Who: who.Who, Role: "Publishes", Propagate: true})
+		}
+		for range 3 { // the previous lock is for rollback and stays
+			lab.Patch(sim.PatchedExtension)
+			must(t, lab.Client().Publish(t.Context()))
+		}
+		require(t, lab.asked("POST", "/"+delivery) != 0, "nothing was published by %s", delivery)
+		rep := valueOf(lab.Client().prune(t.Context(), pipeline.PruneOptions{}))(t)
+		removed := 0
+		for _, v := range rep.ISOs {
+			if v.Removed {
+				removed++
+			}
+		}
+		deletes := lab.asked("DELETE", "/content/")
+		require(t, removed != 0 && removed == deletes, "%d removed by %d requests: %q", removed, deletes, rep.ISOs)
+		lab.RequireIntact()
+	})
 }
 
 // asked counts the requests to Proxmox with that method and with part in their path.
 func (l *Lab) asked(method, part string) int {
-	n := 0
-	for _, c := range l.Recorder.Calls() {
-		if c.Proto == "proxmox" && c.Method == method && strings.Contains(c.Path, part) {
-			n++
-		}
-	}
-	return n
+	return len(l.sent(0, func(c record.Call) bool {
+		return c.Proto == "proxmox" && c.Method == method && strings.Contains(c.Path, part)
+	}))
 }
 
 // TestPublishWithoutThePrivilege: Proxmox would receive the whole upload first.
 func TestPublishWithoutThePrivilege(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return p == "Datastore.AllocateTemplate" })...)
-		err := lab.Client().Publish(t.Context())
-		requireRefused(t, err, "lacks privileges: Datastore.AllocateTemplate on /storage/isos")
-		if n := lab.asked("POST", "/upload"); n > 0 {
-			t.Errorf("%d uploads", n)
-		}
+		requireRefused(t, lab.Client().Publish(t.Context()), "lacks privileges: Datastore.AllocateTemplate on /storage/isos")
+		n := lab.asked("POST", "/upload")
+		require(t, n <= 0, "%d uploads", n)
 	})
 }
 
@@ -114,14 +101,11 @@ func TestPublishThroughTrouble(t *testing.T) {
 			"fetch-iso: the factory is building the ISO, 1m0s",
 			"fetch-iso: the download broke off after 0 MiB (unexpected EOF), beginning again in 1s (2 of 5)",
 		} {
-			if !slices.Contains(notes, want) {
-				t.Errorf("not told: %s\n%s", want, strings.Join(notes, "\n"))
-			}
+			require(t, slices.Contains(notes, want), "not told: %s\n%s", want, strings.Join(notes, "\n"))
 		}
 		built := lab.Factory.Built()
-		if once := slices.Compact(slices.Sorted(slices.Values(built))); len(built) == before || len(once) != len(built) {
-			t.Errorf("built: %q, %d of them before", built, before)
-		}
+		once := slices.Compact(slices.Sorted(slices.Values(built)))
+		require(t, len(built) != before && len(once) == len(built), "built: %q, %d of them before", built, before)
 	})
 }
 
@@ -132,14 +116,12 @@ func TestSignatureOfTheFactory(t *testing.T) {
 		lab.Replace("recast.yaml", "images:\n", "images:\n  signature: require\n")
 		must(t, lab.Client().Publish(t.Context()))
 		for name, e := range readLock(t, lab).Schematics {
-			if len(e.Signer) != 64 || e.Installer == "" || e.ISO.SHA256 == "" {
-				t.Errorf("%s: signer %q of %q, %+v", name, e.Signer, e.Installer, e.ISO)
-			}
+			require(t, len(e.Signer) == 64 && e.Installer != "" && e.ISO.SHA256 != "",
+				"%s: signer %q of %q, %+v", name, e.Signer, e.Installer, e.ISO)
 		}
 		lab.Write("key.pem", publicKey(t))
 		lab.Replace("recast.yaml", "images:\n", "images:\n  signingKey: key.pem\n")
-		err := lab.Client().Publish(t.Context())
-		requireRefused(t, err, " is signed, but not by the key ")
+		requireRefused(t, lab.Client().Publish(t.Context()), " is signed, but not by the key ")
 	})
 }
 
@@ -150,32 +132,25 @@ func TestVerifiedOnce(t *testing.T) {
 		calls, begun, lock := len(lab.Recorder.Calls()), time.Now(), string(lab.Read("recast.lock"))
 		must(t, lab.Client().Publish(t.Context()))
 		for _, c := range lab.Recorder.Calls()[calls:] {
-			if c.Mutation || strings.Contains(c.Path, "/blobs/") || strings.Contains(c.Path, "/image/") {
-				t.Errorf("nothing is to be done, but %s %s", c.Method, c.Path)
-			}
+			require(t, !c.Mutation && !strings.Contains(c.Path, "/blobs/") && !strings.Contains(c.Path, "/image/"),
+				"nothing is to be done, but %s %s", c.Method, c.Path)
 		}
-		if took := time.Since(begun); took > time.Second {
-			t.Errorf("nothing is to be done, but it took %s", took)
-		}
-		if got := string(lab.Read("recast.lock")); got != lock {
-			t.Error("the lock was written")
-		}
+		took := time.Since(begun)
+		require(t, took <= time.Second, "nothing is to be done, but it took %s", took)
+		requireSame(t, lock, string(lab.Read("recast.lock")), "the lock was written (-want +got)")
 	})
 }
 
 func readLock(t *testing.T, lab *Lab) schematics.Lock {
 	t.Helper()
-	lock, err := schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock"))
-	must(t, err)
+	lock := valueOf(schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock")))(t)
 	return lock
 }
 
 func publicKey(t *testing.T) []byte {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
-	der, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
-	must(t, err)
+	key := valueOf(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := valueOf(x509.MarshalPKIXPublicKey(&key.PublicKey))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 }
 
@@ -184,8 +159,7 @@ func publicKey(t *testing.T) []byte {
 // lock needs them. The rest is complete: with it a node is rolled, whose machine
 // configuration names the copy in the mirror, and which pulls that.
 func TestPruneTheMirror(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const repository = "127.0.0.1:5000/acme/talos"
 		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: "+repository+"\n")
 		for range 3 {
@@ -206,13 +180,11 @@ func TestPruneTheMirror(t *testing.T) {
 			return lab.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneMirror, OlderThan: time.Hour})
 		}
 		rep, err := prune()
-		if err != nil || len(rep.Mirror) == 0 || len(rep.GoingMirror()) != 0 {
-			t.Errorf("at once: %v, %d of %d go", err, len(rep.GoingMirror()), len(rep.Mirror))
-		}
+		require(t, err == nil && len(rep.Mirror) != 0 && len(rep.GoingMirror()) == 0,
+			"at once: %v, %d of %d go", err, len(rep.GoingMirror()), len(rep.Mirror))
 		for _, v := range rep.Mirror {
-			if !slices.Contains(v.Keep, "it was built less than 1h ago") || time.Since(v.Built) > time.Hour {
-				t.Errorf("%s, built at %s, is kept by %q", v, v.Built, v.Keep)
-			}
+			require(t, slices.Contains(v.Keep, "it was built less than 1h ago") && time.Since(v.Built) <= time.Hour,
+				"%s, built at %s, is kept by %q", v, v.Built, v.Keep)
 		}
 		time.Sleep(time.Hour)
 		rep, err = prune()
@@ -227,9 +199,9 @@ func TestPruneTheMirror(t *testing.T) {
 			}
 		}
 		// Of each: the index, its two images, the signature.
-		if got := len(deletes()); removed == 0 || removed == len(rep.Mirror) || got != 4*removed {
-			t.Errorf("%d of %d removed by %d requests: %q", removed, len(rep.Mirror), got, deletes())
-		}
+		got := len(deletes())
+		require(t, removed != 0 && removed != len(rep.Mirror) && got == 4*removed,
+			"%d of %d removed by %d requests: %q", removed, len(rep.Mirror), got, deletes())
 		before := len(deletes())
 		if rep, err = prune(); err != nil || len(deletes()) != before || len(rep.GoingMirror()) != 0 {
 			t.Errorf("again: %v, %d more requests, %d go", err, len(deletes())-before, len(rep.GoingMirror()))
@@ -239,13 +211,10 @@ func TestPruneTheMirror(t *testing.T) {
 		requireInSync(t, lab)
 		installer := readLock(t, lab).Schematics["storage"].Installer
 		_, digest, _ := strings.Cut(installer, "@")
-		if installer != repository+"@"+digest {
-			t.Errorf("the lock names %s", installer)
-		}
+		require(t, installer == repository+"@"+digest, "the lock names %s", installer)
 		// A roll itself reads no blob of the copy.
-		if len(asked("GET", "manifests/"+digest)) == 0 || len(asked("GET", "blobs/")) == 0 {
-			t.Error("no manifest or no blob was pulled from the mirror")
-		}
+		require(t, len(asked("GET", "manifests/"+digest)) != 0 && len(asked("GET", "blobs/")) != 0,
+			"no manifest or no blob was pulled from the mirror")
 	})
 }
 

@@ -14,16 +14,14 @@ import (
 // withRange is another client with its own recast.yaml.
 func (l *Lab) withRange(vmids string) *Client {
 	l.t.Helper()
-	c, err := l.WithRange(filepath.Join(l.t.TempDir(), "other"), vmids)
-	must(l.t, err)
+	c := valueOf(l.WithRange(filepath.Join(l.t.TempDir(), "other"), vmids))(l.t)
 	return c
 }
 
 // TestUnfinishedWorkOfAnotherFile: a run with other proxmox.vmids was killed in the middle. Its
 // own recast.yaml finishes that; status reports it with any.
 func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		other, me := lab.withRange("9100-9199"), lab.Client()
 		other.killedAt(t, before("take-down/park/scsi1"), other.roll(planning.Policy{}))
@@ -33,17 +31,14 @@ func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
 			_, err := me.Roll(t.Context(), planning.Policy{})
 			said := fmt.Sprint(err, fault.Hints(err))
 			for _, want := range append(wants, "9000-9099", "9100-9199", "use the same proxmox.vmids") {
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(said, want) {
-					t.Errorf("%s: it does not say %q: %s", what, want, said)
-				}
+				require(t, fault.KindOf(err) == fault.Refused && strings.Contains(said, want),
+					"%s: it does not say %q: %s", what, want, said)
 			}
-			if n := lab.Recorder.Mutations() - before; n > 0 {
-				t.Errorf("%s: %d changing requests", what, n)
-			}
+			n := lab.Recorder.Mutations() - before
+			require(t, n <= 0, "%s: %d changing requests", what, n)
 		}
 		refused("beside a dead claim", `VM 9100 "recast-claim"`, "has ended without giving it back")
-		res, err := me.Status(t.Context())
-		must(t, err)
+		res := valueOf(me.Status(t.Context()))(t)
 		if res.Claim == nil || res.Claim.VMID != 9100 || res.Claim.VMIDs != "9100-9199" || len(res.Open) != 1 || res.Open[0].Node != "wk1" ||
 			!strings.Contains(strings.Join(res.Problems, "\n"), "it was made with proxmox.vmids 9100-9199, and this recast.yaml has 9000-9099") {
 			t.Errorf("status: claim %+v, open %+v, problems %q", res.Claim, res.Open, res.Problems)

@@ -105,11 +105,8 @@ func TestRecover(t *testing.T) {
 				if !r.journal {
 					lab.loseJournal()
 				}
-				rep, err := lab.Client().Recover(t.Context(), r.node)
-				must(t, err)
-				if rep.Outcome != "done" || strings.Join(rep.Resumed, " ") != c.Run {
-					t.Errorf("report %+v", rep)
-				}
+				rep := valueOf(lab.Client().Recover(t.Context(), r.node))(t)
+				require(t, rep.Outcome == "done" && strings.Join(rep.Resumed, " ") == c.Run, "report %+v", rep)
 				lab.requireRecovered(before)
 			})
 		})
@@ -268,8 +265,7 @@ func TestRecoverRefused(t *testing.T) {
 		}
 		c.begin(t, lab)
 		before := lab.machinesDump()
-		_, err := lab.Client().Recover(t.Context(), c.node)
-		requireFault(t, err, fault.Refused, c.text, c.hint)
+		requireFault(t, errOf(lab.Client().Recover(t.Context(), c.node)), fault.Refused, c.text, c.hint)
 		requireSame(t, before, lab.machinesDump(), "it changed something")
 		must(t, lab.as("20000101-0000-cafe").roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)

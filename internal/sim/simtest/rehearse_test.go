@@ -54,9 +54,7 @@ func (l *Lab) requireUntouched(before int) {
 
 func (l *Lab) requireNoScratch() {
 	l.t.Helper()
-	if left := l.scratches(); len(left) > 0 {
-		l.t.Errorf("left: %q", left)
-	}
+	requireNone(l.t, l.scratches(), "left")
 	for _, volid := range l.strays() {
 		l.t.Errorf("no configuration names volume %s", volid)
 	}
@@ -80,16 +78,14 @@ func TestRehearse(t *testing.T) {
 			}
 		}
 		rep := c.mustRoll(planning.Policy{})
-		if len(order) == 0 || order[0] != "roll/rehearse" {
-			t.Errorf("order: %q", order)
-		}
+		require(t, len(order) != 0 && order[0] == "roll/rehearse", "order: %q", order)
 		requireDrift(t, lab)
 		var seen []string
 		for _, r := range rep.Rehearsed {
 			seen = append(seen, fmt.Sprintf("%s %s %v: %q", r.Host, r.Firmware, r.Nodes, r.Unseen))
-			if byDisk := boot == cluster.BootFromDisk; strings.HasSuffix(r.Disk, ".qcow2") != byDisk || strings.HasSuffix(r.ISO, ".iso") == byDisk {
-				t.Errorf("rehearsed ISO %q, disk %q", r.ISO, r.Disk)
-			}
+			byDisk := boot == cluster.BootFromDisk
+			require(t, strings.HasSuffix(r.Disk, ".qcow2") == byDisk && strings.HasSuffix(r.ISO, ".iso") != byDisk,
+				"rehearsed ISO %q, disk %q", r.ISO, r.Disk)
 		}
 		slices.Sort(seen)
 		firmware := "OVMF, q35, CPU host"
@@ -106,7 +102,6 @@ func TestRehearse(t *testing.T) {
 // TestRehearseFirmware tests an ISO with a node's firmware, and with every way to find the
 // scratch VM.
 func TestRehearseFirmware(t *testing.T) {
-	long(t)
 	const fixed = "rehearse: {addresses: [127.42.7.251/24], gateway: 127.42.7.1}"
 	type story struct {
 		bring                 func(*Lab)
@@ -128,7 +123,7 @@ func TestRehearseFirmware(t *testing.T) {
 			"OVMF, q35, CPU host", "invalid IP", "the image has no qemu-guest-agent to tell its address, and roll.rehearse.addresses has none for it",
 		},
 	}
-	eachInLab(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+	eachLong(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
 		c.bring(lab)
 		lab.Patch(sim.PatchedExtension)
 		client := lab.rehearsing()
@@ -141,13 +136,9 @@ func TestRehearseFirmware(t *testing.T) {
 		rep, err := client.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 		lab.Recorder.Hooks(nil, nil)
 		must(t, err)
-		if len(rep.Rehearsed) != 1 {
-			t.Fatalf("rehearsed %+v", rep.Rehearsed)
-		}
+		mustBe(t, len(rep.Rehearsed) == 1, "rehearsed %+v", rep.Rehearsed)
 		got := rep.Rehearsed[0]
-		if got.Firmware != c.firmware || got.Addr.String() != c.at || got.Unseen != c.blindly {
-			t.Errorf("rehearsed %+v", got)
-		}
+		require(t, got.Firmware == c.firmware && got.Addr.String() == c.at && got.Unseen == c.blindly, "rehearsed %+v", got)
 		for key, value := range made.Params {
 			if strings.HasPrefix(key, "scsi") && key != "scsihw" || strings.Contains(value, lab.node("wk1").MAC) || strings.Contains(value, lab.node("wk1").UUID) {
 				t.Errorf("the scratch VM has %s: %s", key, value)
@@ -197,8 +188,7 @@ func TestRehearsalFails(t *testing.T) {
 		}, fault.Failed, "create scratch VM 9099 on pve1"},
 		"the address of a stranger": {func(t *testing.T, l *Lab) {
 			l.setRoll("rehearse: {addresses: [127.42.7.251/24]}")
-			stranger, err := l.network.Listen("127.42.7.251:9999")
-			must(t, err)
+			stranger := valueOf(l.network.Listen("127.42.7.251:9999"))(t)
 			t.Cleanup(func() { must(t, stranger.Close()) })
 		}, fault.Refused, "127.42.7.251 is to be the address of a scratch VM, and a host that refuses connections to 127.42.7.251:50000 has it"},
 	}
@@ -208,9 +198,8 @@ func TestRehearsalFails(t *testing.T) {
 		boot, before := lab.bootID("wk1"), len(lab.Recorder.Calls())
 		rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 		lab.Silence(nil)
-		if fault.KindOf(err) != c.kind || !strings.Contains(message(err), c.want) || len(fault.Hints(err)) == 0 {
-			t.Errorf("kind %d: %v\nhints %q", fault.KindOf(err), err, fault.Hints(err))
-		}
+		require(t, fault.KindOf(err) == c.kind && strings.Contains(message(err), c.want) && len(fault.Hints(err)) != 0,
+			"kind %d: %v\nhints %q", fault.KindOf(err), err, fault.Hints(err))
 		if len(rep.Rehearsed) != 0 || lab.bootID("wk1") != boot {
 			t.Errorf("rehearsed %+v, boot of wk1 %s, before it %s", rep.Rehearsed, lab.bootID("wk1"), boot)
 		}
@@ -238,9 +227,7 @@ func TestRehearsalKilled(t *testing.T) {
 				first := slices.IndexFunc(points, func(p point) bool {
 					return strings.Contains(p.name, "POST") && strings.HasSuffix(p.name, "/qemu")
 				})
-				if first < 0 || last < first {
-					t.Fatalf("points %q", points)
-				}
+				mustBe(t, first >= 0 && last >= first, "points %q", points)
 				return everyPoint(t, points[first:last+2])
 			},
 			goOn: func(t *testing.T, lab *Lab, _ point) bool {
@@ -297,8 +284,7 @@ func TestCtrlCInARehearsal(t *testing.T) {
 						}
 						pressed = time.Now()
 						token, _, _ := strings.Cut(lab.Token(), "=")
-						_, err := lab.World.Shutdown(token, "pve1", world.ShutdownRequest{ID: 777, Timeout: 10 * time.Minute})
-						must(t, err)
+						must(t, errOf(lab.World.Shutdown(token, "pve1", world.ShutdownRequest{ID: 777, Timeout: 10 * time.Minute})))
 						c.Runner.Stop()
 						if twice {
 							cancel()
@@ -307,12 +293,9 @@ func TestCtrlCInARehearsal(t *testing.T) {
 					before := len(lab.Recorder.Calls())
 					_, err := c.Roll(ctx, planning.Policy{})
 					lab.Recorder.Hooks(nil, nil)
-					if fault.KindOf(err) != fault.Interrupted || pressed.IsZero() {
-						t.Errorf("kind %d: %v", fault.KindOf(err), err)
-					}
-					if took := time.Since(pressed); took > 30*time.Second {
-						t.Errorf("it took %s to end", took)
-					}
+					require(t, fault.KindOf(err) == fault.Interrupted && !pressed.IsZero(), "kind %d: %v", fault.KindOf(err), err)
+					took := time.Since(pressed)
+					require(t, took <= 30*time.Second, "it took %s to end", took)
 					lab.requireUntouched(before)
 					lab.RequireIntact()
 				})

@@ -18,8 +18,7 @@ import (
 // TestRehearseBoth: where one node boots a prepared disk and another one the ISO, both are tried out on
 // their host, each with what it boots alone.
 func TestRehearseBoth(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.BootsDisks("auto")
 		lab.setRoll("rehearse: {addresses: [127.42.7.251/24]}")
 		whileOff(remove("bios"), discard("efidisk0"))(lab) // wk1
@@ -53,29 +52,25 @@ func TestRehearseBoth(t *testing.T) {
 
 // TestRehearseADiskOn: a prepared disk is tried out on the bus of the node's system disk.
 func TestRehearseADiskOn(t *testing.T) {
-	for _, bus := range []string{"virtio", "sata"} {
-		t.Run(bus, func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{Workers: 1, DiskBus: bus}, func(t *testing.T, lab *Lab) {
-				lab.BootsDisks("disk")
-				lab.Patch(everywhere)
-				var made record.Call
-				lab.Recorder.Hooks(nil, func(call record.Call) {
-					if call.Params["name"] == planning.ScratchName(scratchVM) {
-						made = call
-					}
-				})
-				rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
-				lab.Recorder.Hooks(nil, nil)
-				must(t, err)
-				if len(rep.Rehearsed) != 1 || rep.Rehearsed[0].Unseen != "" || !strings.Contains(made.Params[bus+"0"], ",import-from=") {
-					t.Errorf("rehearsed %+v, made %v", rep.Rehearsed, made.Params)
-				}
-				lab.requireNoScratch()
-				lab.RequireIntact()
-			})
+	o := func(bus string) sim.Options { return sim.Options{Workers: 1, DiskBus: bus} }
+	eachLongIn(t, o, storiesOf("virtio", "sata"), func(t *testing.T, lab *Lab, bus string) {
+		lab.BootsDisks("disk")
+		lab.Patch(everywhere)
+		var made record.Call
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if call.Params["name"] == planning.ScratchName(scratchVM) {
+				made = call
+			}
 		})
-	}
+		rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+		lab.Recorder.Hooks(nil, nil)
+		must(t, err)
+		if len(rep.Rehearsed) != 1 || rep.Rehearsed[0].Unseen != "" || !strings.Contains(made.Params[bus+"0"], ",import-from=") {
+			t.Errorf("rehearsed %+v, made %v", rep.Rehearsed, made.Params)
+		}
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
 }
 
 // TestRehearsalOfADiskLost: Proxmox's answer to every k-th change is lost, that to the import too.
@@ -86,9 +81,8 @@ func TestRehearsalOfADiskLost(t *testing.T) {
 		lost := lab.loseEvery(k)
 		rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 		lab.Recorder.Hooks(nil, nil)
-		if err != nil || len(rep.Rehearsed) != 1 || lost.Load() < 3 {
-			t.Fatalf("report %+v, %d answers lost, error %v", rep, lost.Load(), err)
-		}
+		mustBe(t, err == nil && len(rep.Rehearsed) == 1 && lost.Load() >= 3,
+			"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
 		lab.requireNoScratch()
 		lab.RequireIntact()
 	})
@@ -115,9 +109,8 @@ func TestRehearsalOfADiskLate(t *testing.T) {
 		must(t, lab.second().roll(only)(t.Context()))
 		x.deliver()
 		lab.Recorder.Hooks(nil, nil)
-		if left := lab.scratches(); x.said == "" || len(left) != s.left {
-			t.Errorf("left %q, late %q", left, x.said)
-		}
+		left := lab.scratches()
+		require(t, x.said != "" && len(left) == s.left, "left %q, late %q", left, x.said)
 		must(t, errOf(lab.second().pruneDisks(t.Context(), -1, nil)))
 		lab.requireNoScratch()
 		lab.RequireIntact()
@@ -129,38 +122,31 @@ func (l *Lab) leaveScratch(t *testing.T) {
 	l.Patch(sim.PatchedExtension)
 	c := l.rehearsing()
 	c.killedAt(t, onServer("/9099/status/start POST"), c.roll(planning.Policy{Only: []string{"wk1"}}))
-	if left := l.scratches(); len(left) != 1 {
-		t.Fatalf("left: %q", left)
-	}
+	left := l.scratches()
+	mustBe(t, len(left) == 1, "left: %q", left)
 }
 
 // TestPruneScratchVMs: a killed run's scratch VMs are removed even if there is nothing to
 // roll; until then doctor and plan report them.
 func TestPruneScratchVMs(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
 		second := lab.second()
 		warned := slices.ContainsFunc(diagnosis(t, second).Checks, func(c checkup.Check) bool {
 			return c.What == "VM 9099" && c.State == checkup.Warning && strings.Contains(strings.Join(c.Remedy, ""), "recast prune deletes it")
 		})
-		if !warned {
-			t.Error("doctor says nothing of it")
-		}
+		require(t, warned, "doctor says nothing of it")
 		inSync := planning.Policy{Only: []string{"cp1"}}
-		plan, err := second.Plan(t.Context(), inSync)
-		if err != nil || len(plan.Scratch) > 0 || !strings.Contains(strings.Join(plan.Warn, ""), `VM 9099 "recast-rehearse-9099" on pve1, which run`) {
-			t.Errorf("planned to clear %v, warned %q, %v", plan.Scratch, plan.Warn, err)
-		}
+		plan := valueOf(second.Plan(t.Context(), inSync))(t)
+		require(t, len(plan.Scratch) == 0 && strings.Contains(strings.Join(plan.Warn, ""), `VM 9099 "recast-rehearse-9099" on pve1, which run`),
+			"planned to clear %v, warned %q", plan.Scratch, plan.Warn)
 		must(t, second.roll(inSync)(t.Context()))
-		if left := lab.scratches(); len(left) != 1 {
-			t.Fatalf("left: %q", left)
-		}
+		left := lab.scratches()
+		mustBe(t, len(left) == 1, "left: %q", left)
 		asked := 0
 		rep, err := second.pruneDisks(t.Context(), -1, func(rep pipeline.PruneReport) { asked = len(rep.GoingScratch()) })
-		if err != nil || asked != 1 || len(rep.Scratch) != 1 || !rep.Scratch[0].Removed {
-			t.Errorf("asked for %d, report %+v, %v", asked, rep.Scratch, err)
-		}
+		require(t, err == nil && asked == 1 && len(rep.Scratch) == 1 && rep.Scratch[0].Removed,
+			"asked for %d, report %+v, %v", asked, rep.Scratch, err)
 		lab.requireNoScratch()
 		lab.RequireIntact()
 	})
@@ -169,19 +155,16 @@ func TestPruneScratchVMs(t *testing.T) {
 // TestAChangedScratchVMIsKept: a killed run's scratch VM is deleted neither by a roll nor by
 // prune once it has something that recast did not make, and both say why.
 func TestAChangedScratchVMIsKept(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
 		lab.EditVM(scratchVM, "scsi5", "fast:3,serial=someone")
 		const why = "is not a drive that it was created with"
 		requireRefused(t, lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()), why)
 		rep, err := lab.second().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
-		if err != nil || len(rep.Scratch) != 1 || !strings.Contains(strings.Join(rep.Scratch[0].Keep, ""), why) {
-			t.Errorf("report %+v, %v", rep.Scratch, err)
-		}
-		if left := lab.scratches(); len(left) != 1 {
-			t.Errorf("left: %q", left)
-		}
+		require(t, err == nil && len(rep.Scratch) == 1 && strings.Contains(strings.Join(rep.Scratch[0].Keep, ""), why),
+			"report %+v, %v", rep.Scratch, err)
+		left := lab.scratches()
+		require(t, len(left) == 1, "left: %q", left)
 		lab.RequireIntact()
 	})
 }
@@ -189,18 +172,15 @@ func TestAChangedScratchVMIsKept(t *testing.T) {
 // TestPlanOfARehearsal: a plan lists the VMs to remove and to make, and a saved one is
 // rolled with the rehearsals that it lists, whatever has happened to those VMs.
 func TestPlanOfARehearsal(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
 		must(t, lab.Client().Publish(t.Context()))
 		planner, only := lab.second(), planning.Policy{Only: []string{"wk1"}}
-		without, err := planner.Plan(t.Context(), only)
-		if err != nil || len(without.Trials) > 0 || len(without.Scratch) != 1 {
-			t.Errorf("planned %v, to clear %v, %v", without.Trials, without.Scratch, err)
-		}
+		without := valueOf(planner.Plan(t.Context(), only))(t)
+		require(t, len(without.Trials) == 0 && len(without.Scratch) == 1,
+			"planned %v, to clear %v", without.Trials, without.Scratch)
 		planner.Rehearse = new(true)
-		plan, err := planner.Plan(t.Context(), only)
-		must(t, err)
+		plan := valueOf(planner.Plan(t.Context(), only))(t)
 		var seen []string
 		for _, s := range plan.Scratch {
 			seen = append(seen, fmt.Sprintf("%d %s", s.VMID, s.Host))
@@ -212,10 +192,9 @@ func TestPlanOfARehearsal(t *testing.T) {
 		roller := lab.second()
 		roller.Saved = lab.reread(plan)
 		must(t, errOf(lab.second().pruneDisks(t.Context(), -1, nil)))
-		rep, err := roller.Roll(t.Context(), planning.Policy{})
-		if err != nil || len(rep.Rehearsed) != 1 || rep.Plan.ID != plan.ID {
-			t.Errorf("rehearsed %+v by plan %s of %s, %v", rep.Rehearsed, rep.Plan.ID, plan.ID, err)
-		}
+		rep := valueOf(roller.Roll(t.Context(), planning.Policy{}))(t)
+		require(t, len(rep.Rehearsed) == 1 && rep.Plan.ID == plan.ID,
+			"rehearsed %+v by plan %s of %s", rep.Rehearsed, rep.Plan.ID, plan.ID)
 		lab.requireNoScratch()
 		lab.RequireIntact()
 	})

@@ -150,18 +150,13 @@ func TestReleases(t *testing.T) {
 		writeStates(t, *writeRelease)
 		return
 	}
-	files, err := filepath.Glob(filepath.Join(releaseDir, "*", "*.txtar"))
-	must(t, err)
-	if len(files) == 0 {
-		t.Fatal("there is no release")
-	}
+	files := valueOf(filepath.Glob(filepath.Join(releaseDir, "*", "*.txtar")))(t)
+	mustBe(t, len(files) != 0, "there is no release")
 	states := leavings()
 	for _, file := range files {
 		state := strings.TrimSuffix(filepath.Base(file), ".txtar")
 		s, known := states[state]
-		if !known {
-			t.Fatalf("%s: no test brings a lab there", file)
-		}
+		mustBe(t, known, "%s: no test brings a lab there", file)
 		for _, way := range s.ways {
 			t.Run(filepath.Base(filepath.Dir(file))+"/"+state+"/"+way, func(t *testing.T) {
 				if state != "recreate-deleted" {
@@ -213,9 +208,7 @@ func (s leaving) goOn(t *testing.T, lab *Lab, way, before string) {
 
 // writeStates writes the states of a release that is to come.
 func writeStates(t *testing.T, release string) {
-	if slices.Contains(released(t), release) {
-		t.Fatalf("what %s has written does not change any more", release)
-	}
+	mustBe(t, !slices.Contains(released(t), release), "what %s has written does not change any more", release)
 	dir := filepath.Join(releaseDir, release)
 	must(t, errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)))
 	for name, s := range leavings() {
@@ -244,8 +237,7 @@ func TestEveryReleaseIsTested(t *testing.T) {
 	if len(want) == 0 {
 		want = []string{"v0.1.0"} // the first one is to come: its states are what today's recast leaves
 	}
-	entries, err := os.ReadDir(releaseDir)
-	must(t, err)
+	entries := valueOf(os.ReadDir(releaseDir))(t)
 	var got []string
 	for _, e := range entries {
 		got = append(got, e.Name())

@@ -3,6 +3,7 @@ package simtest
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,8 +14,33 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/pipeline"
 )
+
+// require fails unless that holds; the text says what is so instead.
+func require(t testing.TB, holds bool, text string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Errorf(text, args...)
+	}
+}
+
+// mustBe is require for what the rest of a test needs: it ends it.
+func mustBe(t testing.TB, holds bool, text string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatalf(text, args...)
+	}
+}
+
+// requireNone fails if there is any.
+func requireNone[T any](t testing.TB, found []T, what string) {
+	t.Helper()
+	if len(found) > 0 {
+		t.Errorf("%s: %+v", what, found)
+	}
+}
 
 // requireSame fails unless the values are equal; what says of what they are, and which of them is the wanted one.
 func requireSame(t testing.TB, want, got any, what string, args ...any) {
@@ -95,6 +121,19 @@ func (l *Lab) requireEtcd() {
 	l.t.Helper()
 	for _, v := range l.EtcdViolations() {
 		l.t.Errorf("etcd: %s", v)
+	}
+}
+
+// sent are the calls since one that a test looks for.
+func (l *Lab) sent(from int, is func(record.Call) bool) []record.Call {
+	return slices.DeleteFunc(l.Recorder.Calls()[from:], func(c record.Call) bool { return !is(c) })
+}
+
+// requireNothingSent fails if something was changed since a call, but for the claim and by those protocols.
+func (l *Lab) requireNothingSent(from int, but ...string) {
+	l.t.Helper()
+	for _, c := range l.sent(from, func(c record.Call) bool { return c.Mutation && !ofClaim(c) && !slices.Contains(but, c.Proto) }) {
+		l.t.Errorf("%s %s %s was sent all the same", c.Proto, c.Method, c.Path)
 	}
 }
 

@@ -95,8 +95,7 @@ func (l *Lab) applyInsecure(node string, config []byte) {
 // TestResetToNothing: a person has wiped the whole system disk, and the machine boots
 // nothing. recast's hint repairs it.
 func TestResetToNothing(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		config := lab.configOf("wk1")
 		lab.Patch(everywhere)
 		lab.reset("wk1")
@@ -104,12 +103,8 @@ func TestResetToNothing(t *testing.T) {
 		_, err := lab.Client().Roll(t.Context(), policyFor("wk1"))
 		hints := strings.Join(fault.Hints(err), "\n")
 		say := regexp.MustCompile(`recast publish, then on pve1 qm set 9031 --ide2 (\S+),media=cdrom && qm stop 9031 && qm start 9031; in maintenance mode talosctl apply-config --insecure -n 127.42.7.31 --file wk1.yaml `).FindStringSubmatch(hints)
-		if say == nil {
-			t.Fatalf("%v\nhints: %s", err, hints)
-		}
-		if touched := lab.touched(from, "wk1"); len(touched) > 0 {
-			t.Errorf("wk1 was touched: %q", touched)
-		}
+		mustBe(t, say != nil, "%v\nhints: %s", err, hints)
+		requireNone(t, lab.touched(from, "wk1"), "wk1 was touched")
 		n := lab.node("wk1")
 		must(t, lab.Client().Publish(t.Context()))
 		must(t, lab.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"ide2": say[1] + ",media=cdrom"}}))
@@ -144,20 +139,18 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 			lab.requireLeftAlone(from, "wk1")
 			// recast config diff says the same of who the machine would be, whichever nodes are named. The plan adds volumes.
 			for _, nodes := range [][]string{nil, {"wk1"}} {
-				res, err := connected(t.Context(), user, func(s *session) (configs.Diffs, error) {
+				res := valueOf(connected(t.Context(), user, func(s *session) (configs.Diffs, error) {
 					return configs.Compare(t.Context(), s.project, s.machines, nodes...)
-				})
-				must(t, err)
+				}))(t)
 				d := res.Nodes[len(res.Nodes)-1]
-				if plan := lab.planOf(user, "wk1", onlyWorker); !d.Reset || len(d.Refused) == 0 || res.Same || res.Differ != 1 || !slices.Equal(d.Refused, plan.Refused[:min(len(d.Refused), len(plan.Refused))]) || !strings.Contains(d.Refused[0], says) {
-					t.Errorf("config diff %v: %+v; the plan: %q", nodes, res, plan.Refused)
-				}
+				plan := lab.planOf(user, "wk1", onlyWorker)
+				require(t, d.Reset && len(d.Refused) != 0 && !res.Same && res.Differ == 1 && slices.Equal(d.Refused, plan.Refused[:min(len(d.Refused), len(plan.Refused))]) && strings.Contains(d.Refused[0], says),
+					"config diff %v: %+v; the plan: %q", nodes, res, plan.Refused)
 			}
 		}
 		user := configFiles{"wk1": own}.user(lab, firstRun)
-		if p := lab.planOf(user, "wk1", onlyWorker); p.Strategy != cluster.InstallReset || len(p.Refused) > 0 {
-			t.Errorf("planned as %s: %q", p.Strategy, p.Refused)
-		}
+		p := lab.planOf(user, "wk1", onlyWorker)
+		require(t, p.Strategy == cluster.InstallReset && len(p.Refused) == 0, "planned as %s: %q", p.Strategy, p.Refused)
 		must(t, user.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 		lab.RequireIntact()
 	})
@@ -203,18 +196,15 @@ func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 		lab.Replace("recast.yaml", "vmid: 9031}", "vmid: 9031, acceptLoss: [u-data]}")
 		edited := func(old, fresh string) cluster.Secret {
 			text := strings.Replace(string(own), old, fresh, 1)
-			if text == string(own) {
-				t.Fatalf("the configuration has no %q", old)
-			}
+			mustBe(t, text != string(own), "the configuration has no %q", old)
 			return cluster.Secret(text)
 		}
 		encrypted := edited("kind: UserVolumeConfig\n", "kind: UserVolumeConfig\nencryption: {provider: luks2, keys: [{slot: 0, nodeID: {}}]}\n")
 		refused := func(file cluster.Secret, says string) {
 			t.Helper()
 			n := lab.planOf(configFiles{"wk1": file}.user(lab, firstRun), "wk1", onlyWorker)
-			if all := strings.Join(n.Refused, "\n"); !strings.Contains(all, says) {
-				t.Errorf("%s: %q, want %q", n.Strategy, all, says)
-			}
+			all := strings.Join(n.Refused, "\n")
+			require(t, strings.Contains(all, says), "%s: %q, want %q", n.Strategy, all, says)
 		}
 		for _, stale := range []bool{false, true} {
 			if stale {
@@ -224,9 +214,8 @@ func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 			refused(encrypted, "has another encryption for UserVolumeConfig data, whose volume is on the disk sdb")
 		}
 		other := configFiles{"wk1": edited("hostname: wk1", "hostname: CP1.example.com")}
-		if n := lab.planOf(other.user(lab, firstRun), "wk1", onlyWorker); len(n.Refused) > 0 {
-			t.Errorf("one file for several nodes, which each of them runs: %q", n.Refused)
-		}
+		n := lab.planOf(other.user(lab, firstRun), "wk1", onlyWorker)
+		require(t, len(n.Refused) == 0, "one file for several nodes, which each of them runs: %q", n.Refused)
 		other.set(t, "wk1", noReboot)
 		refused(other["wk1"], "gives it the hostname cp1: is it the file of that node?")
 		lab.reset("wk1", "STATE")
@@ -240,8 +229,6 @@ func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 func withOtherCA(t *testing.T, file cluster.Secret) cluster.Secret {
 	t.Helper()
 	certs := regexp.MustCompile(`crt: (\S+)`).FindAllSubmatch(file, -1)
-	if len(certs) != 2 {
-		t.Fatalf("%d certificates, not those of Talos and Kubernetes", len(certs))
-	}
+	mustBe(t, len(certs) == 2, "%d certificates, not those of Talos and Kubernetes", len(certs))
 	return cluster.Secret(strings.Replace(string(file), string(certs[1][1]), string(certs[0][1]), 1))
 }

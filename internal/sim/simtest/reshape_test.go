@@ -34,13 +34,8 @@ func (l *Lab) shapeAll(all, workers string) {
 
 func (l *Lab) vmOf(node string) world.VM {
 	l.t.Helper()
-	for _, vm := range l.World.VMs() {
-		if vm.ID == l.node(node).VMID {
-			return vm
-		}
-	}
-	l.t.Fatalf("%s has no VM", node)
-	return world.VM{}
+	id := l.node(node).VMID
+	return valueOf(l.World.LookupVM(l.hostOf(id), id))(l.t)
 }
 
 // reshaping is a shape that a node gets, and how.
@@ -101,25 +96,15 @@ func TestReshape(t *testing.T) {
 		}
 		user := lab.Client()
 		p := lab.planOf(user, s.node, planning.Policy{})
-		if p.Strategy != s.strategy || len(p.VM) == 0 || len(p.Refused) > 0 {
-			t.Fatalf("planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
-		}
+		mustBe(t, p.Strategy == s.strategy && len(p.VM) != 0 && len(p.Refused) == 0,
+			"planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
 		from := len(lab.Recorder.Calls())
 		must(t, user.roll(planning.Policy{Only: []string{s.node}})(t.Context()))
-		starts := 0
-		for _, c := range lab.Recorder.Calls()[from:] {
-			if c.Proto == "proxmox" && c.Method == "POST" && strings.HasSuffix(c.Path, fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID)) {
-				starts++
-			}
-		}
-		if starts != s.starts {
-			t.Errorf("its VM was started %d times, want %d", starts, s.starts)
-		}
+		starts := lab.sent(from, toVM("POST", fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID)))
+		require(t, len(starts) == s.starts, "its VM was started %d times, want %d", len(starts), s.starts)
 		vm := lab.vmOf(s.node)
 		for key, want := range s.has {
-			if !strings.Contains(vm.Config[key], want) {
-				t.Errorf("%s is %q, want %q", key, vm.Config[key], want)
-			}
+			require(t, strings.Contains(vm.Config[key], want), "%s is %q, want %q", key, vm.Config[key], want)
 		}
 		lab.requireServing(s.node)
 		stale := lab.others(s.node)
@@ -135,8 +120,7 @@ func TestReshape(t *testing.T) {
 func TestReshapeInVain(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]func(*testing.T, *Lab){
 		"recovered": func(t *testing.T, lab *Lab) {
-			_, err := lab.as(secondRun).Recover(t.Context(), "wk1")
-			must(t, err)
+			must(t, errOf(lab.as(secondRun).Recover(t.Context(), "wk1")))
 			requireDrift(t, lab, "wk1")
 		},
 		"corrected": func(t *testing.T, lab *Lab) {

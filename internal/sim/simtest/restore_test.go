@@ -12,7 +12,6 @@ import (
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
-	"github.com/siderolabs/talos/pkg/machinery/constants"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -27,16 +26,8 @@ import (
 // backUp takes a backup of the lab's etcd.
 func (l *Lab) backUp() pipeline.BackupResult {
 	l.t.Helper()
-	res, err := l.Client().Backup(l.t.Context(), pipeline.BackupOptions{})
-	must(l.t, err)
+	res := valueOf(l.Client().Backup(l.t.Context(), pipeline.BackupOptions{}))(l.t)
 	return res
-}
-
-// loseEtcd boots a control plane without its etcd data.
-func (l *Lab) loseEtcd(name string) {
-	l.t.Helper()
-	must(l.t, l.ResetNode(l.t.Context(), name, constants.EphemeralPartitionLabel))
-	time.Sleep(2 * time.Minute)
 }
 
 // kubernetes is the identities of the objects in Kubernetes, by key, without pods and
@@ -61,10 +52,9 @@ var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmap
 // note creates an object in Kubernetes.
 func (l *Lab) note(name string) {
 	l.t.Helper()
-	_, err := l.Kube.Store().Create(l.t.Context(), configMaps, &corev1.ConfigMap{
+	must(l.t, errOf(l.Kube.Store().Create(l.t.Context(), configMaps, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, Data: map[string]string{"is": name},
-	})
-	must(l.t, err)
+	})))
 }
 
 // TestRestoreOfTheOnlyControlPlane: its etcd is lost, and restored as it was saved.
@@ -72,30 +62,20 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.note("before")
 		before, saved := lab.kubernetes(), lab.backUp()
-		if saved.Member != "cp1" || saved.Revision == 0 || len(saved.Warnings) > 0 {
-			t.Errorf("saved %+v", saved)
-		}
+		require(t, saved.Member == "cp1" && saved.Revision != 0 && len(saved.Warnings) == 0, "saved %+v", saved)
 		lab.note("after")
-		lab.loseEtcd("cp1")
-		if ids := lab.memberIDs(); lab.serves() {
-			t.Errorf("Kubernetes answers without etcd, whose members are %v", ids)
-		}
+		lab.reset("cp1", "EPHEMERAL")
+		ids := lab.memberIDs()
+		require(t, lab.kubernetesAnswers() != nil, "Kubernetes answers without etcd, whose members are %v", ids)
 		rep, err := lab.Client().Restore(t.Context(), saved.File, "cp1")
-		if err != nil {
-			t.Fatalf("%v\nhints %q", err, fault.Hints(err))
-		}
-		if rep.Outcome != "done" || rep.Resumes || !strings.Contains(rep.VM, "9001") {
-			t.Errorf("report %+v", rep)
-		}
+		must(t, err)
+		require(t, rep.Outcome == "done" && !rep.Resumes && strings.Contains(rep.VM, "9001"), "report %+v", rep)
 		requireSame(t, before, lab.kubernetes(), "Kubernetes (-before +after)")
-		if now := slices.Collect(maps.Keys(lab.memberIDs())); !slices.Equal(now, []string{"cp1"}) {
-			t.Errorf("members %q", now)
-		}
+		requireSame(t, []string{"cp1"}, slices.Collect(maps.Keys(lab.memberIDs())), "members (-want +got)")
 		requireInSync(t, lab)
 		lab.requireKubelets("wk1")
-		if len(rep.Afterwards) != 1 || !strings.HasPrefix(rep.Afterwards[0], "restart whatever watches Kubernetes") {
-			t.Errorf("afterwards %q", rep.Afterwards)
-		}
+		require(t, len(rep.Afterwards) == 1 && strings.HasPrefix(rep.Afterwards[0], "restart whatever watches Kubernetes"),
+			"afterwards %q", rep.Afterwards)
 
 		// An etcd that has data is never overwritten.
 		from := len(lab.Recorder.Calls())
@@ -117,23 +97,14 @@ func (l *Lab) requireKubelets(nodes ...string) {
 	time.Sleep(time.Minute)
 	for _, name := range nodes {
 		o := l.stored(store.Pods(), "default", "new-on-"+name)
-		if phase := o.(*corev1.Pod).Status.Phase; phase != corev1.PodRunning {
-			l.t.Errorf("the kubelet of %s did not start a new pod: it is %q", name, phase)
-		}
+		phase := o.(*corev1.Pod).Status.Phase
+		require(l.t, phase == corev1.PodRunning, "the kubelet of %s did not start a new pod: it is %q", name, phase)
 	}
 }
 
 // restore is Restore of cp1 without its report.
 func (c *Client) restore(file string) func(context.Context) error {
 	return func(ctx context.Context) error { return errOf(c.Restore(ctx, file, "cp1")) }
-}
-
-// serves says whether the Kubernetes API answers.
-func (l *Lab) serves() bool {
-	s := l.session()
-	defer s.end()
-	_, err := s.machines.Kube.Nodes(l.t.Context())
-	return err == nil
 }
 
 // TestRestoreIsInterrupted: killed after any changing call, and run again, it has the same
@@ -144,7 +115,7 @@ func TestRestoreIsInterrupted(t *testing.T) {
 		t.Run(fmt.Sprint("after change ", n+1), func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				before, saved := lab.kubernetes(), lab.backUp()
-				lab.loseEtcd("cp1")
+				lab.reset("cp1", "EPHEMERAL")
 				user := lab.Client()
 				var changes, bootstraps atomic.Int64
 				lab.Recorder.Hooks(nil, func(c record.Call) {
@@ -167,9 +138,7 @@ func TestRestoreIsInterrupted(t *testing.T) {
 				case rep.Resumes != (rep.Run == user.Run):
 					t.Errorf("%+v", rep)
 				}
-				if bootstraps.Load() != 1 {
-					t.Errorf("told to bootstrap %d times", bootstraps.Load())
-				}
+				require(t, bootstraps.Load() == 1, "told to bootstrap %d times", bootstraps.Load())
 				requireSame(t, before, lab.kubernetes(), "Kubernetes (-before +after)")
 				requireDrift(t, lab)
 			})
@@ -180,10 +149,9 @@ func TestRestoreIsInterrupted(t *testing.T) {
 // TestRestoreLosesAnAnswer: recast checks whether a bootstrap was begun, and never just
 // retries.
 func TestRestoreLosesAnAnswer(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]bool{"to a bootstrap": true, "and the bootstrap": false}, func(t *testing.T, lab *Lab, arrives bool) {
+	eachLong(t, oneWorker(), map[string]bool{"to a bootstrap": true, "and the bootstrap": false}, func(t *testing.T, lab *Lab, arrives bool) {
 		before, saved := lab.kubernetes(), lab.backUp()
-		lab.loseEtcd("cp1")
+		lab.reset("cp1", "EPHEMERAL")
 		user := lab.Client()
 		var asked, done atomic.Int64
 		lab.Recorder.Hooks(func(c record.Call) error {
@@ -202,14 +170,10 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "restore/recover-etcd: etcd on cp1: gave up after 3m0s; last seen: Preparing: Running pre state") || len(fault.Hints(err)) == 0 {
 				t.Errorf("err = %v", err)
 			}
-			if safe := fault.Safe(err); len(safe) > 0 {
-				t.Errorf("safe is %q, after the request to bootstrap etcd", safe)
-			}
+			requireNone(t, fault.Safe(err), "safe is …, after the request to bootstrap etcd")
 			_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
 		}
-		if err != nil || done.Load() != 1 {
-			t.Errorf("%d bootstraps, %v", done.Load(), err)
-		}
+		require(t, err == nil && done.Load() == 1, "%d bootstraps, %v", done.Load(), err)
 		requireSame(t, before, lab.kubernetes(), "Kubernetes (-before +after)")
 	})
 }
@@ -217,10 +181,9 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 // TestRestoreOnceMore: after a restore that Talos completed on its own, a new one is possible
 // a day later.
 func TestRestoreOnceMore(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		saved := lab.backUp()
-		lab.loseEtcd("cp1")
+		lab.reset("cp1", "EPHEMERAL")
 		user := lab.Client()
 		user.killedAt(t, onServer("/machine.MachineService/Bootstrap"), user.restore(saved.File))
 		time.Sleep(24 * time.Hour)
@@ -239,10 +202,9 @@ func TestRestoreOnceMore(t *testing.T) {
 
 // TestRestoreAfterAForeignBootstrap: interrupted before the bootstrap, it recognizes an etcd that a person began meanwhile.
 func TestRestoreAfterAForeignBootstrap(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		saved := lab.backUp()
-		lab.loseEtcd("cp1")
+		lab.reset("cp1", "EPHEMERAL")
 		user := lab.Client()
 		user.killedAt(t, onServer("/machine.MachineService/EtcdRecover"), user.restore(saved.File))
 		lab.talosctl("cp1", func(ctx context.Context, c *client.Client) error {
@@ -273,7 +235,7 @@ func TestRestoreIsRefused(t *testing.T) {
 			must(t, l.World.PowerOff(l.node("cp2").VMID))
 			must(t, l.World.PowerOff(l.node("cp3").VMID))
 			time.Sleep(45 * time.Minute) // Talos' discovery drops them after 30
-			l.loseEtcd("cp1")
+			l.reset("cp1", "EPHEMERAL")
 		}, "can't be determined: Talos' discovery does not know cp2, cp3 at present"},
 		"another VM": {1, func(_ *testing.T, l *Lab, _ string) { l.Replace("recast.yaml", "vmid: 9001", "vmid: 9002") }, "not VM 9002 as configured"},
 	}
@@ -283,8 +245,7 @@ func TestRestoreIsRefused(t *testing.T) {
 			c.spoil(t, lab, saved.File)
 		}
 		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-		_, err := lab.Client().Restore(t.Context(), saved.File, "cp1")
-		requireRefused(t, err, c.text)
+		requireRefused(t, errOf(lab.Client().Restore(t.Context(), saved.File, "cp1")), c.text)
 		lab.requireLeftAlone(from, "cp1")
 		requireSame(t, ids, lab.memberIDs(), "members of etcd (-before +after)")
 	})

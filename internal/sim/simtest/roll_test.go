@@ -21,38 +21,46 @@ func inLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 	synctest.Test(t, func(t *testing.T) { f(t, New(t, o)) })
 }
 
+// inLongLab is inLab for a long test.
+func inLongLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	long(t)
+	inLab(t, o, f)
+}
+
+// played is what a test does with a story in its lab.
+type played[S any] = func(t *testing.T, lab *Lab, story S)
+
 // eachInLab plays each story in a lab of its own.
-func eachInLab[S any](t *testing.T, o sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
+func eachInLab[S any](t *testing.T, o sim.Options, stories map[string]S, f played[S]) {
 	t.Helper()
 	eachIn(t, func(S) sim.Options { return o }, stories, f)
 }
 
 // eachIn is eachInLab where each story has its own options.
-func eachIn[S any](t *testing.T, o func(story S) sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
+func eachIn[S any](t *testing.T, o func(story S) sim.Options, stories map[string]S, f played[S]) {
 	t.Helper()
 	for name, story := range stories {
 		t.Run(name, func(t *testing.T) { inLab(t, o(story), func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
 	}
 }
 
-// eachNamed is eachInLab for stories of which the name says all, such as a step or a strategy.
-func eachNamed[S ~string](t *testing.T, o sim.Options, stories []S, f func(t *testing.T, lab *Lab, story S)) {
+// eachLong is eachInLab for long stories, of which a slice has some.
+func eachLong[S any](t *testing.T, o sim.Options, stories map[string]S, f played[S]) {
 	t.Helper()
-	for _, story := range stories {
-		t.Run(string(story), func(t *testing.T) { inLab(t, o, func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
+	eachLongIn(t, func(S) sim.Options { return o }, stories, f)
+}
+
+// eachLongIn is eachLong where each story has its own options.
+func eachLongIn[S any](t *testing.T, o func(story S) sim.Options, stories map[string]S, f played[S]) {
+	t.Helper()
+	for name, story := range stories {
+		t.Run(name, func(t *testing.T) { inLongLab(t, o(story), func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
 	}
 }
 
-// eachLong is eachInLab for long stories, of which a slice has some.
-func eachLong[S any](t *testing.T, o sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
-	t.Helper()
-	for name, story := range stories {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, o, func(t *testing.T, lab *Lab) { f(t, lab, story) })
-		})
-	}
-}
+// newDisks are the strategies that give a node another system disk.
+var newDisks = storiesOf(cluster.Recreate, cluster.Reimage)
 
 // eachLongStory is eachLong for stories that make their own labs.
 func eachLongStory[S any](t *testing.T, stories map[string]S, play func(*testing.T, S)) {
@@ -71,39 +79,30 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 		before := lab.Disks()
 		lab.Patch(sim.PatchedExtension)
 		res := requireDrift(t, lab, "wk1", "wk2")
-		if r := res.Nodes[1].Reasons; len(r) != 1 || r[0].Code != "extension-digest" || !strings.Contains(r[0].Text, "iscsi-tools v0.2.0: sha256:") {
-			t.Errorf("wk1 is stale because of %+v", r)
-		}
+		r := res.Nodes[1].Reasons
+		require(t, len(r) == 1 && r[0].Code == "extension-digest" && strings.Contains(r[0].Text, "iscsi-tools v0.2.0: sha256:"),
+			"wk1 is stale because of %+v", r)
 		rep := lab.Client().mustRoll(planning.Policy{})
-		if rep.Outcome != "done" || len(rep.Plan.Work()) != 2 {
-			t.Errorf("report %+v", rep)
-		}
+		require(t, rep.Outcome == "done" && len(rep.Plan.Work()) == 2, "report %+v", rep)
 		requireInSync(t, lab)
 		after := lab.Disks()
 		for serial, sum := range before {
-			if after[serial] != sum {
-				t.Errorf("disk %s: %s before, %s after", serial, sum, after[serial])
-			}
+			require(t, after[serial] == sum, "disk %s: %s before, %s after", serial, sum, after[serial])
 		}
-		again, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		if err != nil || again.Outcome != "nothing to do" || again.Run != "" {
-			t.Errorf("a second roll: %+v, %v", again, err)
-		}
+		again := valueOf(lab.Client().Roll(t.Context(), planning.Policy{}))(t)
+		require(t, again.Outcome == "nothing to do" && again.Run == "", "a second roll: %+v", again)
 	})
 }
 
 func TestRollTwiceUsesTheParkingVMAgain(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
 			lab.Patch(sim.PatchedExtension)
 			must(t, lab.as(run).roll(planning.Policy{})(t.Context()))
 			requireDrift(t, lab)
 		}
-		res, err := lab.Client().Status(t.Context())
-		if err != nil || len(res.Open) != 0 || len(res.Kept) != 1 {
-			t.Errorf("status %+v, %v", res, err)
-		}
+		res := valueOf(lab.Client().Status(t.Context()))(t)
+		require(t, len(res.Open) == 0 && len(res.Kept) == 1, "status %+v", res)
 		lab.RequireIntact()
 	})
 }
@@ -129,8 +128,7 @@ func TestRollOfAnotherPatch(t *testing.T) {
 }
 
 func TestSwappedISOsAreNoticed(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		// The swap needs two builds on the storage: the control planes have another one.
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().Publish(t.Context()))
@@ -139,10 +137,8 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 		requireRefused(t, err, "it booted v1.13.9 with schematic")
 		requireTrouble(t, err, fault.NoBoot, "scsi0 (the old system disk) parked on VM ")
 		lab.RequireIntact()
-		vm, err := lab.World.LookupVM("pve1", 9031)
-		if err != nil || vm.Running {
-			t.Errorf("the VM that booted the wrong bytes: %+v, %v", vm, err)
-		}
+		vm := valueOf(lab.World.LookupVM("pve1", 9031))(t)
+		require(t, !vm.Running, "the VM that booted the wrong bytes: %+v", vm)
 		lab.SwapISOs() // someone restores the right content
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		requireDrift(t, lab)
@@ -155,20 +151,16 @@ func TestAWipedDiskIsNoticed(t *testing.T) {
 		for _, d := range lab.World.Persistent() {
 			lab.World.Media(d.Volid, "pve1").Write(nil)
 		}
-		if after := lab.Disks(); after["data-wk1"] == before["data-wk1"] {
-			t.Error("the datacentre hashes a wiped disk as before")
-		}
-		if len(lab.World.Violations()) == 0 {
-			t.Error("a wiped persistent disk broke no promise")
-		}
+		after := lab.Disks()
+		require(t, after["data-wk1"] != before["data-wk1"], "the datacentre hashes a wiped disk as before")
+		require(t, len(lab.World.Violations()) != 0, "a wiped persistent disk broke no promise")
 	})
 }
 
 // A VM in a pool is in it again after it was recreated, and so is its parking VM: pools
 // decide on permissions.
 func TestRecreatedInItsPool(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.World.AddPool("talos")
 		must(t, lab.World.JoinPool("", worker1, "talos", false))
 		lab.Patch(sim.CommonExtension)
@@ -188,7 +180,6 @@ func TestRecreatedInItsPool(t *testing.T) {
 // TestReplicationOutlivesARoll: a job that a new system disk would break stops the roll of
 // its node; the remedy in the refusal lifts it, and the job continues.
 func TestReplicationOutlivesARoll(t *testing.T) {
-	long(t)
 	const id = "9031-0"
 	type story struct {
 		lift     edit
@@ -196,7 +187,7 @@ func TestReplicationOutlivesARoll(t *testing.T) {
 	}
 	o := oneWorker()
 	o.DiskType = "zfspool"
-	eachInLab(t, o, map[string]story{
+	eachLong(t, o, map[string]story{
 		"the system disk is left out": {func(l *Lab) { change("scsi0=" + l.vm(wk1).Config["scsi0"] + ",replicate=0")(l) }, cluster.Reimage},
 		"the job is made again":       {func(l *Lab) { l.World.RemoveReplication(id) }, cluster.Recreate},
 	}, func(t *testing.T, lab *Lab, s story) {
@@ -205,9 +196,8 @@ func TestReplicationOutlivesARoll(t *testing.T) {
 		must(t, lab.World.RunReplication(id))
 		resumption{strategy: s.strategy}.prepare(lab)
 		err := lab.Client().roll(onlyWorker)(t.Context())
-		if fault.CodeOf(err) != fault.PlanRefused || !strings.Contains(err.Error(), "replication 9031-0 of the VM") {
-			t.Fatalf("with the job: %v", err)
-		}
+		mustBe(t, fault.CodeOf(err) == fault.PlanRefused && strings.Contains(err.Error(), "replication 9031-0 of the VM"),
+			"with the job: %v", err)
 		s.lift(lab)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		if len(lab.World.Replication()) == 0 {
@@ -238,9 +228,7 @@ func TestRestrictedTags(t *testing.T) {
 			requireDrift(t, lab, "cp1")
 		}
 		lab.RequireIntact()
-		if got := lab.vmConfig(wk1)["tags"]; got != "talos" {
-			t.Errorf("tags = %q", got)
-		}
+		requireSame(t, "talos", lab.vmConfig(wk1)["tags"], "tags = (-want +got)")
 	})
 }
 
@@ -253,10 +241,7 @@ func TestTagThatGoesWithItsVM(t *testing.T) {
 		lab.World.RestrictTags(world.TagAccess{Allow: "existing"})
 		lab.Patch(everywhere)
 		before := fmt.Sprint(lab.vmConfig(wk1))
-		err := lab.Client().roll(onlyWorker)(t.Context())
-		requireRefused(t, err, "the Proxmox token lacks privileges: Sys.Modify on /")
-		if now := fmt.Sprint(lab.vmConfig(wk1)); now != before {
-			t.Errorf("%s\nwas\n%s", now, before)
-		}
+		requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "the Proxmox token lacks privileges: Sys.Modify on /")
+		requireSame(t, before, fmt.Sprint(lab.vmConfig(wk1)), "…\nwas\n… (-want +got)")
 	})
 }

@@ -32,13 +32,12 @@ func (l *Lab) builds() string {
 // TestRollback boots a node's previous system disk, keeps the present one, and then rolls
 // back to that.
 func TestRollback(t *testing.T) {
-	long(t)
 	type story struct {
 		o        sim.Options
 		node     string
 		strategy cluster.Strategy
 	}
-	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
+	eachLongIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"worker after recreate":                           {oneWorker(), "wk1", cluster.Recreate},
 		"worker after reimage":                            {oneWorker(), "wk1", cluster.Reimage},
 		"worker with a data VM":                           {sim.Options{ControlPlanes: 1, Workers: 1, Holder: true}, "wk1", cluster.Recreate},
@@ -52,11 +51,10 @@ func TestRollback(t *testing.T) {
 		must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
 		rolled := lab.builds()
 
-		rep, err := lab.as(secondRun).Rollback(t.Context(), planning.Policy{Only: []string{c.node}})
-		must(t, err)
-		if n := rep.Plan.Nodes; len(n) != 1 || n[0].Strategy != cluster.Rollback || !strings.Contains(n[0].Why, "boots the system disk that run "+firstRun+" replaced: Talos v1.13.9") {
-			t.Errorf("plan %+v", n)
-		}
+		rep := valueOf(lab.as(secondRun).Rollback(t.Context(), planning.Policy{Only: []string{c.node}}))(t)
+		n := rep.Plan.Nodes
+		require(t, len(n) == 1 && n[0].Strategy == cluster.Rollback && strings.Contains(n[0].Why, "boots the system disk that run "+firstRun+" replaced: Talos v1.13.9"),
+			"plan %+v", n)
 		requireSame(t, old, lab.builds(), "builds after the rollback")
 		requireDrift(t, lab, lab.others("")...)
 		lab.requireKept(1)
@@ -145,7 +143,7 @@ func TestRollbackRefused(t *testing.T) {
 	}
 	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"the machine configuration has changed": {
-			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { lab.editMachineConfig(t, "wk1") },
+			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { lab.relabel("wk1") },
 			"wk1: its machine configuration has changed since: put the previous lock back, with what it is of",
 		},
 		"the kubelet has another version": {
@@ -174,8 +172,7 @@ func TestRollbackRefused(t *testing.T) {
 		must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
 		c.spoil(t, lab)
 		before := lab.machinesDump()
-		err := lab.as(thirdRun).goBack(c.node)(t.Context())
-		requireRefused(t, err, c.text)
+		requireRefused(t, lab.as(thirdRun).goBack(c.node)(t.Context()), c.text)
 		requireSame(t, before, lab.machinesDump(), "it changed something")
 		lab.RequireIntact()
 	})
@@ -184,37 +181,15 @@ func TestRollbackRefused(t *testing.T) {
 // editKept changes the last kept disk in the record of a node's parking VM.
 func (l *Lab) editKept(t *testing.T, node string, change func(*parking.KeptDisk)) {
 	t.Helper()
-	id := l.parkingOf(node)
-	rec, _, err := parking.ReadRecord(cluster.VM{Config: l.vmConfig(id)})
-	must(t, err)
-	change(&rec.Kept[len(rec.Kept)-1])
-	text, err := rec.Description()
-	must(t, err)
-	l.EditVM(id, "description", text)
-}
-
-// editMachineConfig gives a node another label, as talosctl patch would.
-func (l *Lab) editMachineConfig(t *testing.T, node string) {
-	t.Helper()
-	s := l.session()
-	defer s.end()
-	n := l.node(node)
-	config, err := s.machines.Talos.MachineConfig(t.Context(), n.Addr)
-	must(t, err)
-	text := strings.Replace(string(config), "machine:\n", "machine:\n    nodeLabels:\n        edited: \"true\"\n", 1)
-	if text == string(config) {
-		t.Fatal("its configuration has no machine section")
-	}
-	must(t, s.machines.Talos.ReplaceConfig(t.Context(), n.Addr, n.UUID, cluster.Secret(text)))
+	l.editRecord(node, func(rec *parking.Record) { change(&rec.Kept[len(rec.Kept)-1]) })
 }
 
 // TestUndoMeansTheRunThatStartedLast: of two rolls of one minute, the second one has the ID that sorts first. On the
 // machine that did both, undo without a node is about that one. Another machine has no journal of them, and their times in
 // Proxmox may be of two clocks: there the run is to be named.
 func TestUndoMeansTheRunThatStartedLast(t *testing.T) {
-	long(t)
 	const first, last = "20000101-0000-ffff", "20000101-0000-0000"
-	eachIn(t, func(bool) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 2} }, map[string]bool{"on the same machine": false, "on another machine": true},
+	eachLongIn(t, func(bool) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 2} }, map[string]bool{"on the same machine": false, "on another machine": true},
 		func(t *testing.T, lab *Lab, elsewhere bool) {
 			lab.Patch(everywhere)
 			must(t, lab.as(first).roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
@@ -226,10 +201,8 @@ func TestUndoMeansTheRunThatStartedLast(t *testing.T) {
 				requireFault(t, err, fault.Refused, "is not certain", first, last)
 				run = "0000-0000"
 			}
-			rep, err := c.Undo(t.Context(), planning.Policy{}, planning.Undone{Run: run})
-			must(t, err)
-			if n := rep.Plan.Work(); len(n) != 1 || n[0].Node != "wk2" {
-				t.Errorf("undone: %+v", n)
-			}
+			rep := valueOf(c.Undo(t.Context(), planning.Policy{}, planning.Undone{Run: run}))(t)
+			n := rep.Plan.Work()
+			require(t, len(n) == 1 && n[0].Node == "wk2", "undone: %+v", n)
 		})
 }

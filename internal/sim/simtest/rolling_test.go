@@ -86,7 +86,6 @@ func (l *Lab) setRoll(keys ...string) {
 
 // TestOrder checks the order in which nodes go down.
 func TestOrder(t *testing.T) {
-	long(t)
 	type story struct {
 		options sim.Options
 		roll    []string
@@ -105,7 +104,7 @@ func TestOrder(t *testing.T) {
 		"only":                               {policy: planning.Policy{Only: []string{"wk2", "cp1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 		"exclude":                            {policy: planning.Policy{Exclude: []string{"wk1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 	}
-	eachIn(t, func(c story) sim.Options { return c.options }, cases, func(t *testing.T, lab *Lab, c story) {
+	eachLongIn(t, func(c story) sim.Options { return c.options }, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll(c.roll...)
 		lab.Patch(everywhere)
 		if c.before != "" {
@@ -114,21 +113,18 @@ func TestOrder(t *testing.T) {
 		seen := lab.watchOutage()
 		must(t, lab.second().roll(c.policy)(t.Context()))
 		requireSame(t, c.order, seen.order, "order (-want +got)")
-		if seen.most != 1 {
-			t.Errorf("%d nodes were out at a time", seen.most)
-		}
+		require(t, seen.most == 1, "%d nodes were out at a time", seen.most)
 		requireInSync(t, lab, c.stale...)
 	})
 }
 
 // TestAFailingCanary stops everything else, as does the first of the workers that go first.
 func TestAFailingCanary(t *testing.T) {
-	long(t)
 	type story struct {
 		roll []string
 		says string
 	}
-	eachInLab(t, sim.Options{Workers: 3}, map[string]story{
+	eachLong(t, sim.Options{Workers: 3}, map[string]story{
 		"a canary":      {[]string{"maxUnavailable: {workers: 3, perHost: 3}"}, "roll/canary/wk1/take-down/drain: drain wk1: "},
 		"workers first": {[]string{"order: workers-first", "canary: false"}, "roll/workers/wk1/take-down/drain: drain wk1: "},
 	}, func(t *testing.T, lab *Lab, c story) {
@@ -144,16 +140,13 @@ func TestAFailingCanary(t *testing.T) {
 			t.Error("wk1 is still cordoned")
 		}
 		for _, d := range requireDrift(t, lab, "cp1", "wk1", "wk2", "wk3").Nodes {
-			if len(d.Reasons) != 1 {
-				t.Errorf("%s was not taken down, yet: %+v", d.Node, d.Reasons)
-			}
+			require(t, len(d.Reasons) == 1, "%s was not taken down, yet: %+v", d.Node, d.Reasons)
 		}
 	})
 }
 
 // TestWorkersAtATime rolls four workers, in less time than sequentially.
 func TestWorkersAtATime(t *testing.T) {
-	long(t)
 	type story struct {
 		hosts             int
 		at                string
@@ -164,7 +157,7 @@ func TestWorkersAtATime(t *testing.T) {
 		"half":         {1, "{workers: 50%, perHost: 4}", 2, 2},
 		"one per host": {2, "{workers: 4}", 2, 1},
 	}
-	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 4, Hosts: c.hosts} }, cases, func(t *testing.T, lab *Lab, c story) {
+	eachLongIn(t, func(c story) sim.Options { return sim.Options{Workers: 4, Hosts: c.hosts} }, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("canary: false")
 		lab.Patch(sim.PatchedExtension)
 		start := time.Now()
@@ -176,17 +169,11 @@ func TestWorkersAtATime(t *testing.T) {
 		start = time.Now()
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		took := time.Since(start)
-		if seen.most != c.most {
-			t.Errorf("%d were out at a time, want %d", seen.most, c.most)
-		}
+		require(t, seen.most == c.most, "%d were out at a time, want %d", seen.most, c.most)
 		for host, n := range seen.perHost {
-			if n != c.mostPerHost {
-				t.Errorf("%d of %s were out at a time, want %d", n, host, c.mostPerHost)
-			}
+			require(t, n == c.mostPerHost, "%d of %s were out at a time, want %d", n, host, c.mostPerHost)
 		}
-		if parallel := took < serial*3/4; parallel != (c.most > 1) {
-			t.Errorf("it took %s; one after the other: %s", took, serial)
-		}
+		requireSame(t, (c.most > 1), took < serial*3/4, "it took %s; one after the other: %s (-want +got)", took, serial)
 		requireInSync(t, lab)
 	})
 }
@@ -194,7 +181,6 @@ func TestWorkersAtATime(t *testing.T) {
 // TestOneOfThreeFails rolls two workers at a time, of which one fails while it is down:
 // the other one is finished, the third is not touched.
 func TestOneOfThreeFails(t *testing.T) {
-	long(t)
 	type story struct {
 		fail string // a request to Proxmox
 		down bool
@@ -203,25 +189,20 @@ func TestOneOfThreeFails(t *testing.T) {
 		"before it is taken down": {"PUT /nodes/pve1/qemu/9031/config", false},
 		"when it is down":         {"POST /nodes/pve1/qemu/9031/move_disk", true},
 	}
-	eachInLab(t, sim.Options{Workers: 3}, cases, func(t *testing.T, lab *Lab, c story) {
+	eachLong(t, sim.Options{Workers: 3}, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
 		lab.Patch(sim.PatchedExtension)
 		lab.World.FailNext(c.fail, "the disk is on fire")
 		seen := lab.watchOutage()
 		err := lab.Client().roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Failed, "roll/workers/wk1/", "the disk is on fire")
-		if says := strings.Contains(strings.Join(fault.Hints(err), "\n"), "still unfinished, cordoned or down: wk1. recast roll"); says != c.down {
-			t.Errorf("hints %q", fault.Hints(err))
-		}
-		if slices.Contains(seen.order, "wk3") {
-			t.Error("wk3 was touched")
-		}
+		says := strings.Contains(strings.Join(fault.Hints(err), "\n"), "still unfinished, cordoned or down: wk1. recast roll")
+		require(t, says == c.down, "hints %q", fault.Hints(err))
+		require(t, !slices.Contains(seen.order, "wk3"), "wk3 was touched")
 		if seen.look(); seen.isOut("wk2") {
 			t.Error("wk2 was not finished")
 		}
-		if seen.isOut("wk1") != c.down {
-			t.Errorf("wk1 is out: %t", seen.isOut("wk1"))
-		}
+		require(t, seen.isOut("wk1") == c.down, "wk1 is out: %t", seen.isOut("wk1"))
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)
 	})
@@ -229,15 +210,13 @@ func TestOneOfThreeFails(t *testing.T) {
 
 // TestAForeignCordonStays rolls a node that a person has cordoned.
 func TestAForeignCordonStays(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	eachLong(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		lab.setRoll("strategy: " + string(s))
 		lab.Patch(sim.PatchedExtension)
 		lab.Cordon("wk1", true)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || !node.Spec.Unschedulable {
-			t.Errorf("wk1 takes pods (%v)", err)
-		}
+		node := valueOf(lab.Kube.Node(t.Context(), "wk1"))(t)
+		require(t, node.Spec.Unschedulable, "wk1 takes pods ()")
 		requireDrift(t, lab)
 	})
 }
@@ -287,9 +266,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 		if refused := strings.Join(plan.Refused(), "\n"); !strings.Contains(refused, c.refuse) || c.refuse == "" && refused != "" {
 			t.Errorf("the plan refuses %q", refused)
 		}
-		if !strings.Contains(strings.Join(plan.Warn, "\n"), c.warns) {
-			t.Errorf("the plan warns of %q", plan.Warn)
-		}
+		require(t, strings.Contains(strings.Join(plan.Warn, "\n"), c.warns), "the plan warns of %q", plan.Warn)
 		before := len(lab.Recorder.Calls())
 		_, err := lab.Client().Roll(t.Context(), only)
 		if c.refuse == "" {
@@ -306,8 +283,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 // TestSettle watches a node for the configured time, from the moment at which it stays
 // healthy.
 func TestSettle(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	eachLong(t, oneWorker(), storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		lab.Replace("recast.yaml", "settle: 2s", "settle: 90s")
 		lab.setRoll("strategy: " + string(s))
 		lab.Patch(sim.PatchedExtension)
@@ -327,8 +303,7 @@ func TestSettle(t *testing.T) {
 			}
 		}
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if took := done.Sub(settling); settling.IsZero() || took < 90*time.Second || took > 100*time.Second {
-			t.Errorf("it settled for %s", took)
-		}
+		took := done.Sub(settling)
+		require(t, !settling.IsZero() && took >= 90*time.Second && took <= 100*time.Second, "it settled for %s", took)
 	})
 }

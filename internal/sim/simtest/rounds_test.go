@@ -203,10 +203,8 @@ func benchmarkNodeRoll(b *testing.B, o sim.Options, strategy cluster.Strategy, m
 			l.Patch(sim.CommonExtension)
 			lab += processorTime(t) - begin
 			before := len(l.Recorder.Calls())
-			rep, err := l.Client().Roll(t.Context(), planning.Policy{})
-			if err != nil || len(rep.Plan.Work()) != len(l.Nodes) {
-				t.Fatalf("rolled %d nodes: %v", len(rep.Plan.Work()), err)
-			}
+			rep := valueOf(l.Client().Roll(t.Context(), planning.Policy{}))(t)
+			mustBe(t, len(rep.Plan.Work()) == len(l.Nodes), "rolled %d nodes", len(rep.Plan.Work()))
 			requests += len(l.Recorder.Calls()) - before
 		})
 		all += processorTime(b) - begin

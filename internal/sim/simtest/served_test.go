@@ -7,9 +7,7 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -39,21 +37,18 @@ func TestAServerThatKnowsNodesByName(t *testing.T) {
 	inLab(t, twoWorkers, func(t *testing.T, lab *Lab) {
 		lab.isImpatient()
 		lab.Patch(sim.PatchedExtension)
-		pods := podsOf("db")
-		pods.Spec.Volumes = []corev1.Volume{{Name: "disk", VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{TargetPortal: "10.0.0.1", IQN: "iqn.2000-01.com.example:disk"}}}}
-		lab.put(store.DaemonSets(), &appsv1.DaemonSet{
-			ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: corev1.NamespaceDefault},
-			Spec:       appsv1.DaemonSetSpec{Selector: selecting("db"), Template: pods},
-		})
+		pods := podsOf("db").Spec
+		pods.Volumes = []corev1.Volume{{Name: "disk", VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{TargetPortal: "10.0.0.1", IQN: "iqn.2000-01.com.example:disk"}}}}
+		lab.put(store.DaemonSets(), daemonSet(corev1.NamespaceDefault, "db", pods))
 		lab.letInAll()
 		time.Sleep(20 * time.Second)
 		was := lab.initiators()
 		workers := planning.Policy{Only: []string{"wk1", "wk2"}, MaxUnavailable: func(int) int { return 2 }}
 		for _, node := range workers.Only {
 			n := lab.planOf(lab.Client(), node, workers)
-			if notes := strings.Join(n.Notes, "\n"); !strings.Contains(notes, "its name for iSCSI ("+was[node]+") changes with the system disk, as its machine-id does: where the server of volume disk of DaemonSet default/db lets") {
-				t.Errorf("%s: %q", node, notes)
-			}
+			notes := strings.Join(n.Notes, "\n")
+			require(t, strings.Contains(notes, "its name for iSCSI ("+was[node]+") changes with the system disk, as its machine-id does: where the server of volume disk of DaemonSet default/db lets"),
+				"%s: %q", node, notes)
 		}
 		var said []string
 		user := lab.Client()
@@ -64,12 +59,9 @@ func TestAServerThatKnowsNodesByName(t *testing.T) {
 			!strings.Contains(err.Error(), "with volume disk of DaemonSet default/db on iSCSI, on wk1, whose name is "+is["wk1"]+" (before: "+was["wk1"]+")") {
 			t.Fatalf("err = %v", err)
 		}
-		if is["wk1"] == was["wk1"] || is["wk2"] != was["wk2"] {
-			t.Fatalf("names before %v, after %v", was, is)
-		}
-		if all := strings.Join(said, "\n"); !strings.Contains(all, "its name for iSCSI is now "+is["wk1"]) {
-			t.Errorf("it does not say its new name:\n%s", all)
-		}
+		mustBe(t, is["wk1"] != was["wk1"] && is["wk2"] == was["wk2"], "names before %v, after %v", was, is)
+		all := strings.Join(said, "\n")
+		require(t, strings.Contains(all, "its name for iSCSI is now "+is["wk1"]), "it does not say its new name:\n%s", all)
 		if err := lab.Client().roll(workers)(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "wk1, whose name is "+is["wk1"]) || lab.initiators()["wk2"] != was["wk2"] {
 			t.Fatalf("the next roll: %v", err)
 		}

@@ -225,3 +225,12 @@ func must(t testing.TB, err error) {
 
 // errOf is the error of a call whose result does not matter.
 func errOf[T any](_ T, err error) error { return err }
+
+// valueOf is the result of a call that must succeed.
+func valueOf[T any](value T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		must(t, err)
+		return value
+	}
+}

@@ -102,9 +102,7 @@ func (c undoCell) run(t *testing.T) {
 			})
 		}
 	}
-	if undone < tried/2 {
-		t.Errorf("cut off in %d ways, and only %d times there was something to undo", tried, undone)
-	}
+	require(t, undone >= tried/2, "cut off in %d ways, and only %d times there was something to undo", tried, undone)
 	t.Logf("%d calls, cut off in %d ways, undone from %d states", len(calls), tried, undone)
 }
 
@@ -223,9 +221,7 @@ func readUndoDoc(t *testing.T) undoDoc {
 	t.Helper()
 	b := readFile(t, undoDocument)
 	_, text, found := strings.Cut(string(b), "\n## Undo by hand\n")
-	if !found {
-		t.Fatal("the document has no section Undo by hand")
-	}
+	mustBe(t, found, "the document has no section Undo by hand")
 	text, _, _ = strings.Cut(text, "\n## ")
 	doc := undoDoc{functions: map[string]string{}}
 	for _, block := range shellBlocks(text) {

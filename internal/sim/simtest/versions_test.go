@@ -98,22 +98,17 @@ func TestAReleaseThatBreaks(t *testing.T) {
 			return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(text, says) })
 		}
 		plan := lab.plan(planning.Policy{})
-		if named(plan.Warn) {
-			t.Errorf("without an integer: %q", plan.Warn)
-		}
+		require(t, !named(plan.Warn), "without an integer: %q", plan.Warn)
 		lab.editConfig("cp1", "    scheduler:\n", "    scheduler:\n        config: {parallelism: 16}\n")
 		plan = lab.plan(planning.Policy{})
-		if !named(plan.Warn) || len(plan.Work()) > 0 {
-			t.Errorf("the plan warns %q, and does %+v", plan.Warn, plan.Work())
-		}
+		require(t, named(plan.Warn) && len(plan.Work()) == 0, "the plan warns %q, and does %+v", plan.Warn, plan.Work())
 		res := lab.drift()
 		if !named(res.Nodes[0].Notes) || !res.InSync {
 			t.Errorf("drift notes %q", res.Nodes[0].Notes)
 		}
 		lab.Patch(everywhere)
-		if n := lab.planOf(lab.Client(), "cp1", policyFor("cp1")); !named(n.Refused) {
-			t.Errorf("another image of the same release: %q", n.Refused)
-		}
+		n := lab.planOf(lab.Client(), "cp1", policyFor("cp1"))
+		require(t, named(n.Refused), "another image of the same release: %q", n.Refused)
 	})
 }
 
@@ -147,14 +142,12 @@ func TestUnsupportedVersions(t *testing.T) {
 					t.Errorf("the plan refuses %q", got)
 				}
 				notes := requireDrift(t, lab, "cp1", "wk1").Nodes[1].Notes
-				if told := slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, c.plan) }); told != (c.plan != "") {
-					t.Errorf("drift notes %q", notes)
-				}
+				told := slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, c.plan) })
+				require(t, told == (c.plan != ""), "drift notes %q", notes)
 				before := lab.machine("wk1")
 				requireRefused(t, lab.Client().roll(policyFor("wk1"))(t.Context()), c.plan+c.roll)
-				if m := lab.machine("wk1"); m.BootID != before.BootID || m.TalosVersion != talos14 {
-					t.Errorf("before %+v, now %+v", before, m)
-				}
+				m := lab.machine("wk1")
+				require(t, m.BootID == before.BootID && m.TalosVersion == talos14, "before %+v, now %+v", before, m)
 				lab.requireServing("wk1")
 				lab.RequireIntact()
 			})

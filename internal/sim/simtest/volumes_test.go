@@ -60,10 +60,9 @@ func TestASelectorIsSaid(t *testing.T) {
 			if (refused != "") != tc.refused || !strings.Contains(said, tc.says) || tc.says == "" && strings.Contains(said, "selector") {
 				t.Errorf("%s: refused %q, notes %q", name, refused, notes)
 			}
-			diffs, err := connected(t.Context(), user, func(s *session) (configs.Diffs, error) {
+			diffs := valueOf(connected(t.Context(), user, func(s *session) (configs.Diffs, error) {
 				return configs.Compare(t.Context(), s.project, s.machines, "wk1")
-			})
-			must(t, err)
+			}))(t)
 			if all := strings.Join(diffs.Nodes[0].Notes, "\n"); diffs.Differ != 1 || !strings.Contains(all, tc.says) || tc.says == "" && all != "" {
 				t.Errorf("%s: config diff says %q", name, all)
 			}
@@ -131,18 +130,14 @@ func TestAVolumeThatNoDiskCanBe(t *testing.T) {
 		was := files["wk1"]
 		files.document("wk1", big)
 		err := files.user(lab, firstRun).roll(onlyWorker)(t.Context())
-		if err == nil || fault.KindOf(err) != fault.Failed || !strings.Contains(err.Error(), stuck) {
-			t.Fatalf("err = %v", err)
-		}
-		if text := string(lab.configOf("wk1")); strings.Contains(text, "name: big") {
-			t.Error("it keeps that configuration")
-		}
+		mustBe(t, err != nil && fault.KindOf(err) == fault.Failed && strings.Contains(err.Error(), stuck), "err = %v", err)
+		text := string(lab.configOf("wk1"))
+		require(t, !strings.Contains(text, "name: big"), "it keeps that configuration")
 		lab.editConfig("wk1", strings.TrimRight(string(was), "\n"), strings.TrimRight(string(was), "\n")+"\n---\n"+big)
 		d := lab.drift()
 		for _, n := range d.Nodes {
-			if notes := strings.Join(n.Notes, "\n"); strings.Contains(notes, stuck) != (n.Node == "wk1") {
-				t.Errorf("%s: notes %q", n.Node, notes)
-			}
+			notes := strings.Join(n.Notes, "\n")
+			require(t, strings.Contains(notes, stuck) == (n.Node == "wk1"), "%s: notes %q", n.Node, notes)
 		}
 		lab.RequireIntact()
 	})
@@ -154,8 +149,7 @@ const userVolume = "apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\n"
 // volume on the data disk, whose partition the node would have without mounting it, so that pods
 // would write elsewhere. The whole file is applied.
 func TestAFileThatCannotBeApplied(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := staleFile(t, lab)
 		whole := string(files["wk1"])
 		for want, text := range map[string]string{
@@ -164,9 +158,8 @@ func TestAFileThatCannotBeApplied(t *testing.T) {
 		} {
 			files["wk1"] = cluster.Secret(text)
 			all := strings.Join(lab.planOf(files.user(lab, firstRun), "wk1", onlyWorker).Refused, "\n")
-			if !strings.Contains(all, "its file in talos.machineConfigs "+want) || strings.Contains(all, "hush") {
-				t.Errorf("refused: %q, want %q", all, want)
-			}
+			require(t, strings.Contains(all, "its file in talos.machineConfigs "+want) && !strings.Contains(all, "hush"),
+				"refused: %q, want %q", all, want)
 		}
 		files["wk1"] = cluster.Secret(whole)
 		must(t, files.user(lab, secondRun).roll(onlyWorker)(t.Context()))
@@ -178,8 +171,7 @@ func TestAFileThatCannotBeApplied(t *testing.T) {
 // TestUserVolumeIsAwaited: a node with an unmounted partition is not healthy before Talos
 // manages the volume again.
 func TestUserVolumeIsAwaited(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		user, edited := lab.Client(), false
 		document := userVolumeIn(t, string(lab.configOf("wk1")))
@@ -189,8 +181,7 @@ func TestUserVolumeIsAwaited(t *testing.T) {
 				lab.editConfig("wk1", "---\n"+document, "")
 			}
 		}
-		err := user.roll(onlyWorker)(t.Context())
-		requireError(t, err, "persistent volume u-data is none")
+		requireError(t, user.roll(onlyWorker)(t.Context()), "persistent volume u-data is none")
 		lab.RequireIntact()
 
 		lab.editConfig("wk1", "version: v1alpha1\n", document+"---\nversion: v1alpha1\n")
@@ -204,9 +195,7 @@ func TestUserVolumeIsAwaited(t *testing.T) {
 func userVolumeIn(t *testing.T, config string) string {
 	t.Helper()
 	_, rest, found := strings.Cut(config, userVolume)
-	if !found {
-		t.Fatalf("no user volume in\n%s", config)
-	}
+	mustBe(t, found, "no user volume in\n%s", config)
 	rest, _, _ = strings.Cut(rest, "---\n")
 	return userVolume + rest
 }
@@ -260,33 +249,28 @@ func (l *Lab) detachOnDrain(node string, vmid int) {
 // the driver's. It is detached by the drain; the run dies after the new VM's start, the pod's
 // disk comes back meanwhile, and another process continues.
 func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		addPodDisk(lab)
 		lab.World.Protect(world.Protected{Serial: "media", Media: lab.media(podVolid)})
 		lab.EditVM(wk1, "scsi7", podVolid)
 		proxmoxVolume(podFile)(lab)
 		lab.Patch(sim.PatchedExtension)
 		strategy(cluster.Recreate)(lab)
-		if n := planOf(t, lab, "wk1"); len(n.Refused) > 0 || n.Strategy != cluster.Recreate {
-			t.Fatalf("%s, refused %q", n.Strategy, n.Refused)
-		}
+		n := planOf(t, lab, "wk1")
+		mustBe(t, len(n.Refused) == 0 && n.Strategy == cluster.Recreate, "%s, refused %q", n.Strategy, n.Refused)
 		go lab.detachOnDrain("wk1", wk1)
 		lab.Client().rollKilled(onServer("/qemu/9031/status/start POST"), onlyWorker)
 		lab.EditVM(wk1, "scsi7", podVolid)
 		lab.finish(t, rolls(onlyWorker))
 		lab.RequireIntact()
-		if drive := lab.vm(wk1).Config["scsi7"]; drive != podVolid+",size=1G" {
-			t.Errorf("the pod's disk: %q", drive)
-		}
+		requireSame(t, podVolid+",size=1G", lab.vm(wk1).Config["scsi7"], "the pod's disk (-want +got)")
 	})
 }
 
 // TestAPodsDiskComesToTheNextNode when the previous one is drained: that is no change
 // since the plan, but a new drive of another kind is.
 func TestAPodsDiskComesToTheNextNode(t *testing.T) {
-	long(t)
-	eachInLab(t, sim.Options{Workers: 2}, map[string]bool{"a pod's": true, "someone's": false}, func(t *testing.T, lab *Lab, isPods bool) {
+	eachLong(t, sim.Options{Workers: 2}, map[string]bool{"a pod's": true, "someone's": false}, func(t *testing.T, lab *Lab, isPods bool) {
 		addPodDisk(lab)
 		if isPods {
 			proxmoxVolume(podFile)(lab)
