@@ -2,18 +2,22 @@ package simtest
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/mayastor"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
@@ -263,5 +267,188 @@ func TestRollbackOnCephOfHosts(t *testing.T) {
 		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "storage fast has disks of its VM, and "+inactiveSays)
 		lab.World.SetCeph(world.Ceph{})
 		must(t, lab.as(thirdRun).goBack("wk1")(t.Context()))
+	})
+}
+
+const (
+	openebsSpace = "openebs"
+	mayastorUUID = "4be37dbd-4b60-44f3-b807-08f6693522ac"
+)
+
+var diskPools = resource("openebs.io/v1beta2", "diskpools", "DiskPool", true)
+
+// runMayastor installs Mayastor as its chart does: its API behind a Service, and a pool on each worker.
+func (l *Lab) runMayastor(workers ...string) {
+	l.t.Helper()
+	l.Kube.Define(diskPools)
+	l.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: openebsSpace}})
+	l.runProgram(openebsSpace, "openebs-api-rest", "api-rest", map[string]string{"app": "api-rest", "openebs.io/release": "openebs"}, 8081)
+	l.put(store.Deployments(), agentCore())
+	for _, name := range workers {
+		l.put(diskPools.GroupVersionResource, object(diskPools, openebsSpace, "pool-on-"+name, map[string]any{
+			"spec": map[string]any{"node": name, "disks": []any{"/dev/vdb"}}, "status": map[string]any{"cr_state": "Created", "pool_status": "Online"},
+		}))
+		l.Kube.Mayastor().AddNode(name)
+	}
+	time.Sleep(10 * time.Second) // its pod starts
+}
+
+// agentCore is the control plane's Deployment, as the chart has it.
+func agentCore(args ...string) *appsv1.Deployment {
+	labels := map[string]string{"app": "agent-core", "openebs.io/release": "openebs"}
+	return deployment(openebsSpace, "openebs-agent-core", labels, corev1.PodSpec{Containers: []corev1.Container{
+		{Name: "agent-core", Image: "openebs/mayastor-agent-core:v2.8.0", Args: args},
+		{Name: "agent-ha-cluster", Image: "openebs/mayastor-agent-ha-cluster:v2.8.0"},
+	}})
+}
+
+// servedElsewhere adds a volume whose target is on a node, and its pod on another.
+func (l *Lab) servedElsewhere(target, user string) {
+	l.Kube.Mayastor().AddVolume(mayastor.Volume{
+		UUID: mayastorUUID, Wanted: 2, Target: target, Users: []string{user}, Replicas: []*mayastor.Replica{{Node: "wk1", Child: "Online"}, {Node: "wk2", Child: "Online"}},
+	})
+}
+
+// nexus adds a published volume of Mayastor with healthy replicas on those nodes.
+func (l *Lab) nexus(wanted int, nodes ...string) {
+	v := mayastor.Volume{UUID: mayastorUUID, Wanted: wanted}
+	for _, n := range nodes {
+		v.Replicas = append(v.Replicas, &mayastor.Replica{Node: n, Child: "Online"})
+	}
+	l.Kube.Mayastor().AddVolume(v)
+}
+
+// TestPlanOfMayastor: a node is refused, by the volume's UUID, while no other node has a healthy replica.
+func TestPlanOfMayastor(t *testing.T) {
+	const here = "Mayastor volume " + mayastorUUID + " has its only healthy replica on it"
+	const off = ", or roll.storage: {mayastor: off} does not look at it"
+	const may = "Mayastor may have volumes on it and does not say how they are now: "
+	planStorage(t, (*Lab).runMayastor, map[string]storageCase{
+		"two healthy replicas": {change: func(l *Lab) { l.nexus(2, "wk1", "wk2") }},
+		"the last replica": {
+			change:  func(l *Lab) { l.nexus(2, "wk1") },
+			refused: []string{here + ": wait until Mayastor has made another" + off},
+		},
+		"the only one wanted": {
+			change: func(l *Lab) { l.nexus(1, "wk1") },
+			notes:  []string{"Mayastor volume " + mayastorUUID + " has its only replica on it, and is not there while the node is away"},
+		},
+		"a rebuild runs": {
+			change: func(l *Lab) {
+				l.nexus(2, "wk1", "wk2")
+				l.Kube.Mayastor().SetReplica(mayastorUUID, "wk2", func(r *mayastor.Replica) { r.Child = "Degraded" })
+			},
+			refused: []string{here + ": another one is being rebuilt: wait until that is done" + off},
+		},
+		"the other's node is down": {
+			change: func(l *Lab) {
+				l.Kube.Mayastor().AddNode("wk9")
+				l.nexus(2, "wk1", "wk9")
+				time.Sleep(time.Minute)
+			},
+			refused: []string{here + ": wk9 is Offline for Mayastor: bring that back first" + off},
+		},
+		"its API is away": {
+			change: func(l *Lab) {
+				l.nexus(2, "wk1", "wk2")
+				l.stopProgram(openebsSpace, "openebs-api-rest")
+			},
+			refused: []string{may + `no usable answer from service openebs/openebs-api-rest: no endpoints available for service "openebs-api-rest": bring its controllers back first` + off},
+		},
+		"it has no API": {
+			change:  without(store.Services(), openebsSpace, "openebs-api-rest"),
+			refused: []string{may + "there is no Service with app=api-rest,openebs.io/release: bring its controllers back first" + off},
+		},
+		"not published": {change: func(l *Lab) {
+			l.Kube.Mayastor().AddVolume(mayastor.Volume{
+				UUID: mayastorUUID, Wanted: 2, Unpublished: true, Replicas: []*mayastor.Replica{{Node: "wk1"}, {Node: "wk2"}},
+			})
+		}},
+		"its target, its pod elsewhere": {
+			change: func(l *Lab) { l.servedElsewhere("wk1", "wk2") },
+			notes:  []string{"Mayastor volume " + mayastorUUID + " is used by wk2 through it: what writes to it waits until Mayastor serves it through another node"},
+		},
+		"its target, its pod elsewhere, and no HA": {
+			change: func(l *Lab) {
+				l.servedElsewhere("wk1", "wk2")
+				l.Kube.Mayastor().DisableHA()
+				without(store.Deployments(), openebsSpace, "openebs-agent-core")(l)
+				l.put(store.Deployments(), agentCore("--disable-ha"))
+			},
+			refused: []string{"Mayastor volume " + mayastorUUID + " is used by wk2 through it, and waits for it while it is away: its HA agents are off (--disable-ha): " +
+				"turn on agents.ha.enabled of its chart, or move the pods that use it to the node" + off},
+		},
+		"its pod, its target elsewhere": {change: func(l *Lab) { l.servedElsewhere("wk2", "wk1") }},
+		"not looked at": {change: func(l *Lab) {
+			l.nexus(2, "wk1")
+			l.setRoll("storage: off")
+		}},
+	})
+}
+
+// TestRollWaitsForMayastor: each node is out with a replica, Mayastor rebuilds it, and the next node waits for that.
+func TestRollWaitsForMayastor(t *testing.T) {
+	long(t)
+	rollWaits(t, storageRoll{
+		run: (*Lab).runMayastor, volume: func(l *Lab) { l.nexus(2, "wk1", "wk2") },
+		whole: func(l *Lab) bool { return l.Kube.Mayastor().Whole(mayastorUUID) },
+		says:  []string{"volumes whole with wk1: Mayastor: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: " + mayastorUUID},
+	})
+}
+
+// initiators are the names for iSCSI of all nodes.
+func (l *Lab) initiators() map[string]string {
+	l.t.Helper()
+	out := map[string]string{}
+	nodes := l.allStored(store.Nodes(), "")
+	for _, n := range nodes {
+		out[n.GetName()] = cluster.InitiatorName(cluster.ISCSI, n.(*corev1.Node).Status.NodeInfo.MachineID)
+	}
+	return out
+}
+
+// letInAll has the server of iSCSI let in all nodes by their present names, and no other.
+func (l *Lab) letInAll() { l.Kube.LetIn(slices.Collect(maps.Values(l.initiators()))...) }
+
+// TestAServerThatKnowsNodesByName: a node with a new system disk has another name for iSCSI, which the server has to let
+// in before the next node goes; the roll names the old and the new one.
+func TestAServerThatKnowsNodesByName(t *testing.T) {
+	inLab(t, twoWorkers, func(t *testing.T, lab *Lab) {
+		lab.isImpatient()
+		lab.Patch(sim.PatchedExtension)
+		pods := podsOf("db").Spec
+		pods.Volumes = []corev1.Volume{{Name: "disk", VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{TargetPortal: "10.0.0.1", IQN: "iqn.2000-01.com.example:disk"}}}}
+		lab.put(store.DaemonSets(), daemonSet(corev1.NamespaceDefault, "db", pods))
+		lab.letInAll()
+		time.Sleep(20 * time.Second)
+		was := lab.initiators()
+		workers := planning.Policy{Only: []string{"wk1", "wk2"}, MaxUnavailable: func(int) int { return 2 }}
+		for _, node := range workers.Only {
+			n := lab.planOf(lab.Client(), node, workers)
+			notes := strings.Join(n.Notes, "\n")
+			require(t, strings.Contains(notes, "its name for iSCSI ("+was[node]+") changes with the system disk, as its machine-id does: where the server of volume disk of DaemonSet default/db lets"),
+				"%s: %q", node, notes)
+		}
+		var said []string
+		user := lab.Client()
+		user.Emit = func(e step.Event) { said = append(said, e.Text) }
+		err := user.roll(workers)(t.Context())
+		is := lab.initiators()
+		if err == nil || !strings.Contains(err.Error(), "wk1 is done and takes pods, but no other node is to follow") ||
+			!strings.Contains(err.Error(), "with volume disk of DaemonSet default/db on iSCSI, on wk1, whose name is "+is["wk1"]+" (before: "+was["wk1"]+")") {
+			t.Fatalf("err = %v", err)
+		}
+		mustBe(t, is["wk1"] != was["wk1"] && is["wk2"] == was["wk2"], "names before %v, after %v", was, is)
+		all := strings.Join(said, "\n")
+		require(t, strings.Contains(all, "its name for iSCSI is now "+is["wk1"]), "it does not say its new name:\n%s", all)
+		if err := lab.Client().roll(workers)(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "wk1, whose name is "+is["wk1"]) || lab.initiators()["wk2"] != was["wk2"] {
+			t.Fatalf("the next roll: %v", err)
+		}
+		lab.letInAll()
+		time.Sleep(20 * time.Second)
+		user = lab.Client()
+		user.Emit = whenStarted("wk2/await-served-again", lab.letInAll)
+		must(t, user.roll(workers)(t.Context()))
+		lab.RequireIntact()
 	})
 }
