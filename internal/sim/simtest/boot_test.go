@@ -123,8 +123,7 @@ func TestSettingsOfRootThatChangeNothing(t *testing.T) {
 		if n = planOf(t, lab, "wk1"); n.Strategy != cluster.Recreate || !slices.Contains(n.Renewed, "arch (left out: its host is x86_64)") {
 			t.Errorf("lifted: %s: %s; renewed %q", n.Strategy, n.Why, n.Renewed)
 		}
-		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		requireInSync(t, lab, "cp1")
+		lab.Client().rollTo(t, onlyWorker, "cp1")
 		s := lab.settings()
 		require(t, s["affinity"] == "" && s["arch"] == "", "affinity %q, arch %q", s["affinity"], s["arch"])
 	})
@@ -180,13 +179,11 @@ func TestAKilledFirstBootIsNoProof(t *testing.T) {
 			}
 		}
 		requireSame(t, []string{"unfinished/wk1", "canary/wk2"}, firmware, "through the firmware (-want +got)")
-		must(t, lab.as(secondRun).roll(workers)(t.Context()))
-		requireInSync(t, lab)
+		lab.as(secondRun).rollTo(t, workers)
 	})
 }
 
-// wholeFirewall has one of everything that a VM's firewall can have; its rules refer to
-// earlier entries.
+// wholeFirewall has one of everything that a VM's firewall can have; its rules refer to earlier entries.
 func wholeFirewall() world.Firewall {
 	return world.Firewall{
 		Options: map[string]string{"enable": "1", "policy_in": "DROP", "log_level_in": "info"},
@@ -273,8 +270,7 @@ func TestAFirewallThatChangesMeanwhile(t *testing.T) {
 		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), "the firewall of ")
 		lab.Recorder.Hooks(nil, nil)
 		lab.World.SetFirewall(of, wholeFirewall())
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireDrift(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 		requireFirewall(t, lab, wholeFirewall())
 	})
 }
@@ -357,8 +353,7 @@ const onlyHere = "its address 127.42.7.31 (eth0) is in its machine configuration
 
 const orByDHCP = "; or reserve it for MAC bc:24:11:00:23:47 in DHCP and have the machine configuration say dhcp: true there; or use in-place"
 
-// addressed gives wk1 a document about its address; reserved says whether DHCP reserves the
-// address.
+// addressed gives wk1 a document about its address; reserved says whether DHCP reserves the address.
 func (l *Lab) addressed(document string, reserved bool) {
 	l.t.Helper()
 	if reserved { // before the machine asks
@@ -389,8 +384,7 @@ type renewal struct {
 	recover  bool
 }
 
-// play does all that in a lab where the node is stale. Its plan has that note; killed is called
-// where it was killed.
+// play does all that in a lab where the node is stale. Its plan has that note; killed is called where it was killed.
 func (r renewal) play(t *testing.T, lab *Lab, note string, killed func()) {
 	t.Helper()
 	n := planOf(t, lab, "wk1")
@@ -403,15 +397,13 @@ func (r renewal) play(t *testing.T, lab *Lab, note string, killed func()) {
 	if r.recover {
 		must(t, lab.Client().giveUp("wk1")(t.Context()))
 	} else {
-		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		requireDrift(t, lab, "cp1")
+		lab.Client().rollTo(t, onlyWorker, "cp1")
 	}
 	lab.RequireIntact()
 }
 
-// TestStaticAddressOnNoCloud: a node whose address is only in its machine configuration
-// gets a new system disk, because its blank machine is told the address, and the VM is
-// unchanged.
+// TestStaticAddressOnNoCloud: a node whose address is only in its machine configuration gets a new system disk, because
+// its blank machine is told the address, and the VM is unchanged.
 func TestStaticAddressOnNoCloud(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]renewal{
 		"recreate":                 {strategy: cluster.Recreate},

@@ -91,8 +91,7 @@ func (l *Lab) draft(d draft) drafted {
 	return made
 }
 
-// requireNodes fails the test unless nothing is stale, each node has one VM, and etcd's members are the
-// control planes.
+// requireNodes fails the test unless nothing is stale, each node has one VM, and etcd's members are the control planes.
 func (l *Lab) requireNodes(t *testing.T, nodes []string) {
 	t.Helper()
 	requireInSync(t, l)
@@ -140,8 +139,7 @@ func TestBootstrap(t *testing.T) {
 	})
 }
 
-// TestBootstrapTakesAsLongAsItsLongestChain: eight nodes take no longer than one control plane, and then
-// one worker.
+// TestBootstrapTakesAsLongAsItsLongestChain: eight nodes take no longer than one control plane, and then one worker.
 func TestBootstrapTakesAsLongAsItsLongestChain(t *testing.T) {
 	long(t)
 	took := func(controlPlanes, workers int) (took time.Duration) {
@@ -282,8 +280,7 @@ func foundling(l *Lab, d drafted) func() {
 	}
 }
 
-// TestBootstrapAfterACluster: a cluster whose machines are gone is not made a second time while disks of
-// it are kept.
+// TestBootstrapAfterACluster: a cluster whose machines are gone is not made a second time while disks of it are kept.
 func TestBootstrapAfterACluster(t *testing.T) {
 	inLongLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
 		lab.newCluster(1, 1, 1)

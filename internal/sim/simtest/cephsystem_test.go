@@ -247,13 +247,11 @@ func TestCephOfHostsBeforeANode(t *testing.T) {
 	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.World.SetCeph(world.Ceph{})
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/gate", func() { lab.World.SetCeph(inactive) })
+		c := lab.Client().hears(whenStarted("wk1/gate", func() { lab.World.SetCeph(inactive) }))
 		requireRefused(t, c.roll(planning.Policy{})(t.Context()), "wk1 has disks on storage fast: "+inactiveSays)
 		requireDrift(t, lab, "wk1")
 		lab.World.SetCeph(world.Ceph{})
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 	})
 }
 
@@ -430,8 +428,7 @@ func TestAServerThatKnowsNodesByName(t *testing.T) {
 				"%s: %q", node, notes)
 		}
 		var said []string
-		user := lab.Client()
-		user.Emit = func(e step.Event) { said = append(said, e.Text) }
+		user := lab.Client().hears(func(e step.Event) { said = append(said, e.Text) })
 		err := user.roll(workers)(t.Context())
 		is := lab.initiators()
 		if err == nil || !strings.Contains(err.Error(), "wk1 is done and takes pods, but no other node is to follow") ||
@@ -446,8 +443,7 @@ func TestAServerThatKnowsNodesByName(t *testing.T) {
 		}
 		lab.letInAll()
 		time.Sleep(20 * time.Second)
-		user = lab.Client()
-		user.Emit = whenStarted("wk2/await-served-again", lab.letInAll)
+		user = lab.Client().hears(whenStarted("wk2/await-served-again", lab.letInAll))
 		must(t, user.roll(workers)(t.Context()))
 		lab.RequireIntact()
 	})

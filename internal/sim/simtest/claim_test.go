@@ -212,8 +212,7 @@ func TestTakeOver(t *testing.T) {
 	})
 }
 
-// TestASlowHolderKeepsItsClaim delays every answer of Proxmox to the first run, so that
-// its counter changes rarely.
+// TestASlowHolderKeepsItsClaim delays every answer of Proxmox to the first run, so that its counter changes rarely.
 func TestASlowHolderKeepsItsClaim(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -271,8 +270,7 @@ func TestTheClaimEndsWithItsRun(t *testing.T) {
 			t.Errorf("kind %d, want %d: %v", fault.KindOf(err), s.kind, err)
 		}
 		requireNoClaim(t, lab)
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireDrift(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 		requireNoClaim(t, lab)
 	})
 }
@@ -308,8 +306,7 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 	})
 }
 
-// TestClaimInKubernetesOfAKilledRun: the claim is taken over by the same token, and
-// removed by one that may make VMs.
+// TestClaimInKubernetesOfAKilledRun: the claim is taken over by the same token, and removed by one that may make VMs.
 func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
 	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]bool{"by the same": true, "by one that may make VMs": false}, func(t *testing.T, lab *Lab, poor bool) {
 		lab.Patch(everywhere)
@@ -320,16 +317,14 @@ func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
 		if poor {
 			next.Token = c.Token
 		}
-		must(t, next.roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		next.rollTo(t, planning.Policy{})
 		requireNoClaim(t, lab)
 		status := valueOf(lab.Client().Status(t.Context()))(t)
 		require(t, status.Claim == nil, "afterwards: %+v", status.Claim)
 	})
 }
 
-// TestLeaseOfTheOnlyControlPlane: the roll is refused, because its claim would be lost
-// with the API.
+// TestLeaseOfTheOnlyControlPlane: the roll is refused, because its claim would be lost with the API.
 func TestLeaseOfTheOnlyControlPlane(t *testing.T) {
 	inLongLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
@@ -373,8 +368,7 @@ func changesOfNodes(calls []record.Call) []string {
 	return out
 }
 
-// withoutPulls removes image pulls, which are requested before the node's turn, while it
-// serves.
+// withoutPulls removes image pulls, which are requested before the node's turn, while it serves.
 func withoutPulls(changes []string) []string {
 	return slices.DeleteFunc(changes, func(c string) bool { return c == "talos /machine.ImageService/Pull" })
 }
@@ -430,8 +424,7 @@ func loseClaim(t *testing.T, lab *Lab, s cluster.Strategy, at string) {
 	// The new holder is dead: nothing has beaten for it.
 	next := lab.second()
 	next.Commands = hooks
-	must(t, next.roll(planning.Policy{})(t.Context()))
-	requireInSync(t, lab)
+	next.rollTo(t, planning.Policy{})
 	requireNoClaim(t, lab)
 }
 
@@ -453,14 +446,12 @@ func TestALostClaimEndsADrain(t *testing.T) {
 		took := time.Since(seized)
 		require(t, took <= 20*time.Second, "it kept draining for %s", took)
 		lab.Budget(1)
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireDrift(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 		requireNoClaim(t, lab)
 	})
 }
 
-// TestANetworkThatComesBack cuts a run off until another one has taken over, and then
-// reconnects it.
+// TestANetworkThatComesBack cuts a run off until another one has taken over, and then reconnects it.
 func TestANetworkThatComesBack(t *testing.T) {
 	eachLong(t, oneWorker(), storiesOf("take-down/drain", "bring-up/attach", "bring-up/finish"), func(t *testing.T, lab *Lab, at string) {
 		lab.Patch(sim.PatchedExtension)
@@ -522,8 +513,7 @@ func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
 		}
 		next := lab.withRange("9100-9199")
 		next.Run = "20000101-0000-cafe"
-		must(t, next.roll(planning.Policy{})(t.Context()))
-		requireDrift(t, lab)
+		next.rollTo(t, planning.Policy{})
 		lab.Patch(sim.PatchedExtension)
 		requireNoClaim(t, lab)
 		refused("beside an old system disk", "keeps the previous system disk of node wk1", "9000-9101 holds them all")

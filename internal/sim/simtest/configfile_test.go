@@ -261,8 +261,7 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 		if p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "its old system disk is put back: the machine configuration in the journal is damaged: its SHA-256 is ") {
 			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
 		}
-		must(t, second.roll(policyFor("wk1"))(t.Context()))
-		requireInSync(t, lab)
+		second.rollTo(t, policyFor("wk1"))
 		requireNone(t, lab.savedConfigs(), "the journal still has")
 	})
 }
@@ -278,8 +277,7 @@ func TestRecordWithoutASum(t *testing.T) {
 		p := lab.planOf(second, "wk1", planning.Policy{})
 		require(t, p.Strategy == cluster.PutBack && strings.Contains(p.Why, "says none"),
 			"planned as %s: %s", p.Strategy, p.Why)
-		must(t, second.roll(policyFor("wk1"))(t.Context()))
-		requireInSync(t, lab)
+		second.rollTo(t, policyFor("wk1"))
 		lab.RequireIntact()
 	})
 }
@@ -291,12 +289,11 @@ func TestConfigsAreForgotten(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"roll": func(t *testing.T, lab *Lab) {
 			var during int
-			c := lab.Client()
-			c.Emit = func(e step.Event) {
+			c := lab.Client().hears(func(e step.Event) {
 				if before("bring-up/configure").is(e) {
 					during = len(lab.savedConfigs())
 				}
-			}
+			})
 			must(t, c.roll(only)(t.Context()))
 			require(t, during == 1, "during the roll there were %d", during)
 		},

@@ -127,8 +127,7 @@ func TestWrongNetworkHeals(t *testing.T) {
 	})
 }
 
-// TestConfigureWithAnUpgrade: a node that is upgraded in place gets its configuration in the same
-// outage.
+// TestConfigureWithAnUpgrade: a node that is upgraded in place gets its configuration in the same outage.
 func TestConfigureWithAnUpgrade(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]string{"without another reboot": noReboot, "with one": needsReboot}, func(t *testing.T, lab *Lab, line string) {
 		lab.setRoll("canary: false", "strategy: in-place")
@@ -166,8 +165,7 @@ func TestWhatIsRolled(t *testing.T) {
 	})
 }
 
-// TestAnotherIdentityIsRefused: a configuration must not make a node another one, nor take a volume
-// from it.
+// TestAnotherIdentityIsRefused: a configuration must not make a node another one, nor take a volume from it.
 func TestAnotherIdentityIsRefused(t *testing.T) {
 	type story struct {
 		change func(t *testing.T, text string) string
@@ -290,9 +288,8 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 	})
 }
 
-// TestResetMachine: a person has reset a node, which is in maintenance mode. If its
-// configuration is at hand a roll applies it and then rolls the node to the wanted build;
-// else the error says which command to type, and that works.
+// TestResetMachine: a person has reset a node, which is in maintenance mode. If its configuration is at hand a roll
+// applies it and then rolls the node to the wanted build; else the error says which command to type, and that works.
 func TestResetMachine(t *testing.T) {
 	type story struct {
 		node   string

@@ -124,8 +124,7 @@ func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 	}
 }
 
-// TestTheOnlyControlPlaneHangs: the Kubernetes API is down too, and with it the mark on its
-// Node.
+// TestTheOnlyControlPlaneHangs: the Kubernetes API is down too, and with it the mark on its Node.
 func TestTheOnlyControlPlaneHangs(t *testing.T) {
 	long(t)
 	alone := sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}

@@ -48,14 +48,12 @@ func TestCreate(t *testing.T) {
 		p := lab.planOf(user, s.node, planning.Policy{})
 		mustBe(t, p.Strategy == cluster.Create && len(p.Refused) == 0 && p.VMID != 0,
 			"planned as %s, %s: %v", p.Strategy, p.Why, p.Refused)
-		must(t, user.roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		user.rollTo(t, planning.Policy{})
 		must(t, errOf(lab.Kube.Node(t.Context(), s.node)))
 	})
 }
 
-// TestControlPlanesComeAndGo makes three control planes of one, and one of three, each step by a command
-// of its own.
+// TestControlPlanesComeAndGo makes three control planes of one, and one of three, each step by a command of its own.
 func TestControlPlanesComeAndGo(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		members := func(want ...string) {
@@ -65,8 +63,7 @@ func TestControlPlanesComeAndGo(t *testing.T) {
 		}
 		for _, node := range []string{"cp2", "cp3"} {
 			lab.addNode(node, "cp1", "")
-			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-			requireInSync(t, lab)
+			lab.Client().rollTo(t, planning.Policy{})
 		}
 		members("cp1", "cp2", "cp3")
 		requireRefused(t, errOf(lab.Client().Remove(t.Context(), "cp1")), "the talosconfig has no other endpoint")
@@ -112,8 +109,7 @@ func TestCreateRefused(t *testing.T) {
 	})
 }
 
-// TestCreateKilled kills the making of a node at points of every kind, and goes on with its journal or
-// without.
+// TestCreateKilled kills the making of a node at points of every kind, and goes on with its journal or without.
 func TestCreateKilled(t *testing.T) {
 	long(t)
 	for _, s := range []struct{ node, like string }{{"wk2", "wk1"}, {"cp2", "cp1"}} {
@@ -356,8 +352,7 @@ func TestReshapeInVain(t *testing.T) {
 		},
 		"corrected": func(t *testing.T, lab *Lab) {
 			lab.Replace("recast.yaml", "cores: 32", "cores: 4")
-			must(t, lab.as(secondRun).roll(planning.Policy{})(t.Context()))
-			requireDrift(t, lab)
+			lab.as(secondRun).rollTo(t, planning.Policy{})
 		},
 	}, func(t *testing.T, lab *Lab, then func(*testing.T, *Lab)) {
 		before := lab.vmOf("wk1").Config

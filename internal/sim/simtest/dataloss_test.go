@@ -201,9 +201,8 @@ func (l *Lab) systemDisks() string {
 	return strings.Join(out, "\n")
 }
 
-// TestGivenUpDiskIsKept: the system disk of a cancelled replacement is parked with a name.
-// No rollback boots it; recast prune frees it, and so does the end of the node's next
-// roll.
+// TestGivenUpDiskIsKept: the system disk of a cancelled replacement is parked with a name. No rollback boots it; recast
+// prune frees it, and so does the end of the node's next roll.
 func TestGivenUpDiskIsKept(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"prune": func(t *testing.T, lab *Lab) {
@@ -383,8 +382,7 @@ func localRefusals() []refusal {
 	}
 }
 
-// Since 1.14 Talos reports the volume groups, so that only the one on the system disk counts as
-// lost.
+// Since 1.14 Talos reports the volume groups, so that only the one on the system disk counts as lost.
 func TestVolumeGroupsAreToldApart(t *testing.T) {
 	o := oneWorker()
 	o.TalosVersion = talos14

@@ -86,8 +86,7 @@ func (l *Lab) pveum(lines []string) {
 	}
 }
 
-// TestDoctorForATokenWithNothing: a new token with exactly what doctor prints can roll,
-// and needs all of it.
+// TestDoctorForATokenWithNothing: a new token with exactly what doctor prints can roll, and needs all of it.
 func TestDoctorForATokenWithNothing(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -102,8 +101,7 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 			t.Fatalf("after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
 		}
 		requireEachIsNamed(t, lab, c)
-		must(t, c.roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		c.rollTo(t, planning.Policy{})
 	})
 }
 
@@ -157,8 +155,7 @@ func lacks(res checkup.Result) []string {
 	return out
 }
 
-// onlyNames: doctor reports that one, at its path or, if it sees the nodes' storages and
-// bridges, at the paths below.
+// onlyNames: doctor reports that one, at its path or, if it sees the nodes' storages and bridges, at the paths below.
 func onlyNames(named []string, privilege, path string) bool {
 	return len(named) > 0 && !slices.ContainsFunc(named, func(n string) bool {
 		at, ok := strings.CutPrefix(n, privilege+" on ")
@@ -196,8 +193,7 @@ func TestDoctorContinuesAfterErrors(t *testing.T) {
 	})
 }
 
-// TestRegisteredTags: a new VM with such a tag needs Sys.Modify, which must be detected
-// while the old one exists.
+// TestRegisteredTags: a new VM with such a tag needs Sys.Modify, which must be detected while the old one exists.
 func TestRegisteredTags(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -205,8 +201,7 @@ func TestRegisteredTags(t *testing.T) {
 		requireSame(t, []string{"Sys.Modify on /"}, lacks(diagnosis(t, lab.Client())), "doctor names (-want +got)")
 		requireRollRefused(t, lab, "the Proxmox token lacks privileges: Sys.Modify on /", "pveum acl modify / ")
 		lab.World.AddRole("Recast", append(sim.Privileges(), "Sys.Modify")...)
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.Client().rollTo(t, planning.Policy{})
 	})
 }
 
@@ -274,8 +269,7 @@ func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 	})
 }
 
-// requirePatchedFile: drift --deep reports one file of the patched extension, and compares
-// every node's.
+// requirePatchedFile: drift --deep reports one file of the patched extension, and compares every node's.
 func requirePatchedFile(t *testing.T, lab *Lab) {
 	t.Helper()
 	res := valueOf(lab.Client().DeepDrift(t.Context()))(t)

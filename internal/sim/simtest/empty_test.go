@@ -256,8 +256,7 @@ func requireCode(t *testing.T, err error, want codes.Code) {
 	requireSame(t, want, client.StatusCode(err), "%v (-want +got)", err)
 }
 
-// TestOutsideClients uses a lab served by recast lab up with other clients, like a user in
-// another terminal.
+// TestOutsideClients uses a lab served by recast lab up with other clients, like a user in another terminal.
 func TestOutsideClients(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -266,8 +265,7 @@ func TestOutsideClients(t *testing.T) {
 	t.Run("client-go and kubectl drain", func(t *testing.T) { drains(t, filepath.Join(dir, "kubeconfig")) })
 }
 
-// labUp builds recast, serves a lab with it until the test ends, and returns its working
-// directory.
+// labUp builds recast, serves a lab with it until the test ends, and returns its working directory.
 func labUp(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -129,8 +129,7 @@ func TestGateOfEtcd(t *testing.T) {
 	})
 }
 
-// TestWorkersDoNotWaitForEtcd: an unhealthy member stops the roll of control planes, but
-// not of workers before them.
+// TestWorkersDoNotWaitForEtcd: an unhealthy member stops the roll of control planes, but not of workers before them.
 func TestWorkersDoNotWaitForEtcd(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "roll:\n", "roll:\n  order: workers-first\n")
@@ -163,9 +162,8 @@ func parseMember(hex string) uint64 {
 	return id
 }
 
-// TestEtcdTroubleAfterwards breaks etcd while a control plane is down: the roll waits for
-// a temporary fault, ends with the name of a permanent one, and the next run continues
-// once that is repaired.
+// TestEtcdTroubleAfterwards breaks etcd while a control plane is down: the roll waits for a temporary fault, ends with
+// the name of a permanent one, and the next run continues once that is repaired.
 func TestEtcdTroubleAfterwards(t *testing.T) {
 	long(t)
 	faults := map[string]*talosFault{
@@ -224,8 +222,7 @@ func (c resetAfterLeaving) options() sim.Options {
 	return sim.Options{ControlPlanes: c.planes, Workers: 1}
 }
 
-// play runs the command that makes cp1 leave, and again if it is killed before the step at or
-// refused.
+// play runs the command that makes cp1 leave, and again if it is killed before the step at or refused.
 func (c resetAfterLeaving) play(t *testing.T, lab *Lab, at string, command func(*Client) func(context.Context) error) {
 	left := lab.memberIDs()["cp1"]
 	lab.Recorder.Hooks(func(call record.Call) error {

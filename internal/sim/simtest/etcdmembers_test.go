@@ -62,8 +62,7 @@ func (l *Lab) editRecord(node string, edit func(*parking.Record)) {
 	l.EditVM(park, "description", text)
 }
 
-// TestPeers19TheLastOneStays: the only remaining control plane was cordoned (kured #841),
-// or deleted.
+// TestPeers19TheLastOneStays: the only remaining control plane was cordoned (kured #841), or deleted.
 func TestPeers19TheLastOneStays(t *testing.T) {
 	type story struct {
 		planes int
@@ -193,10 +192,9 @@ func impostor(t *testing.T, l *Lab, name, machine string) {
 	l.apply(machine, config)
 }
 
-// TestRemovedMember: a person removes a control plane's member while it keeps its data
-// (facts: "the member has been permanently removed from the cluster"). doctor reports it.
-// If the data is on the system disk, a roll repairs it; else the roll is refused before it
-// touches anything, and the remedy works.
+// TestRemovedMember: a person removes a control plane's member while it keeps its data (facts: "the member has been
+// permanently removed from the cluster"). doctor reports it. If the data is on the system disk, a roll repairs it; else
+// the roll is refused before it touches anything, and the remedy works.
 func TestRemovedMember(t *testing.T) {
 	options := func(onData bool) sim.Options { return sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData} }
 	eachLongIn(t, options, map[string]bool{"on the system disk": false, "on a disk of its own": true}, func(t *testing.T, lab *Lab, onData bool) {

@@ -29,9 +29,8 @@ type limits struct {
 	asking float64       // requests per second and waiting node; 0: not counted
 }
 
-// Without latency only recast's own pauses take time, and requests are counted at the moments when
-// nothing else happens. With it, every request that follows another one adds to both durations (see
-// TestRounds).
+// Without latency only recast's own pauses take time, and requests are counted at the moments when nothing else
+// happens. With it, every request that follows another one adds to both durations (see TestRounds).
 var (
 	atNoLatency = limits{waste: 0.01, longer: 2 * time.Second, asking: 2}
 	atLatency   = limits{waste: 0.13, longer: 8 * time.Second}
@@ -63,8 +62,7 @@ func rollWatched(t *testing.T, lab *Lab) *watched {
 		lab: lab, drained: map[string]time.Time{}, empty: map[string]time.Time{}, ready: map[string]time.Time{}, out: map[string]time.Time{},
 		requests: map[time.Time]int{}, work: map[time.Time]bool{},
 	}
-	c := lab.Client()
-	c.Emit = w.see
+	c := lab.Client().hears(w.see)
 	lab.Recorder.Hooks(func(c record.Call) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -127,8 +125,7 @@ func (w *watched) asked() (all, waiting int) {
 
 func (w *watched) took() time.Duration { return w.end.Sub(w.began) }
 
-// judge prints the figures of the roll, and fails the test if it is too slow or sends too
-// many requests.
+// judge prints the figures of the roll, and fails the test if it is too slow or sends too many requests.
 func (w *watched) judge(t *testing.T, name string, most limits) {
 	t.Helper()
 	critical := w.lab.criticalPath(w.plan, w.began, w.end, w.drained)
@@ -144,8 +141,7 @@ func (w *watched) judge(t *testing.T, name string, most limits) {
 	}
 }
 
-// requireOutages fails the test if a node was unavailable, from drained to Ready, for
-// longer than the world needs.
+// requireOutages fails the test if a node was unavailable, from drained to Ready, for longer than the world needs.
 func (w *watched) requireOutages(t *testing.T, most limits) {
 	t.Helper()
 	var longest time.Duration
@@ -170,8 +166,7 @@ func atOnce(lab *Lab, roll ...string) {
 
 var fastAll = flag.Bool("fast.all", false, "recreate a hundred nodes too")
 
-// A roll takes hardly longer than the world's delays for its steps, with 20 ms for each answer of
-// each server.
+// A roll takes hardly longer than the world's delays for its steps, with 20 ms for each answer of each server.
 func TestRollNearTheCriticalPath(t *testing.T) {
 	cases := map[string]struct {
 		options sim.Options
@@ -277,9 +272,8 @@ func (a *asking) listen(lab *Lab, c *Client) {
 	}, nil)
 }
 
-// rounds are the requests between two moments that followed one after another: while one was in
-// flight, no other counts. Of the looks at a task only the last one counts: until then Proxmox was at
-// work, however often it was asked.
+// rounds are the requests between two moments that followed one after another: while one was in flight, no other
+// counts. Of the looks at a task only the last one counts: until then Proxmox was at work, however often it was asked.
 func (a *asking) rounds(from, to time.Time) (rounds []ask) {
 	last := map[string]int{}
 	for i, x := range a.asks {

@@ -94,14 +94,12 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 	})
 }
 
-// A gate that stays closed stops the roll after the finished node, and the next roll
-// before the next node is touched.
+// A gate that stays closed stops the roll after the finished node, and the next roll before the next node is touched.
 func TestGateStopsTheRollAfterANode(t *testing.T) {
 	eachLong(t, sim.Options{Workers: 2}, storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		gated(t, lab, volumeGate)
 		lab.setRoll("strategy: " + string(s))
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/gate", func() { lab.volume("pvc-1", "degraded") })
+		c := lab.Client().hears(whenStarted("wk1/gate", func() { lab.volume("pvc-1", "degraded") }))
 		err := c.roll(planning.Policy{})(t.Context())
 		const want = `roll/canary/wk1/ask-gates-again: wk1 is done and takes pods, but no other node is to follow: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: `
 		requireFault(t, err, fault.Failed, want)
@@ -118,8 +116,7 @@ func TestGateStopsTheRollAfterANode(t *testing.T) {
 		requireDrift(t, lab, "wk2")
 
 		lab.volume("pvc-1", "healthy")
-		must(t, lab.as(thirdRun).roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.as(thirdRun).rollTo(t, planning.Policy{})
 	})
 }
 
@@ -217,8 +214,7 @@ func TestPlanShowsGates(t *testing.T) {
 	})
 }
 
-// Doctor asks every gate about objects once. It looks for the programs of gates and hooks,
-// and runs none.
+// Doctor asks every gate about objects once. It looks for the programs of gates and hooks, and runs none.
 func TestDoctorAsksGates(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		gated(t, lab, "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, expr: status.robustness == 'healthy'}, "+

@@ -29,8 +29,7 @@ type managed struct {
 	rules     []world.HARule
 }
 
-// manageByHA puts wk1 under HA with its own settings and a rule, and lets recast's token
-// change that.
+// manageByHA puts wk1 under HA with its own settings and a rule, and lets recast's token change that.
 func (l *Lab) manageByHA(r world.HAResource) managed {
 	r.SID = worker1HA
 	l.World.AddHA(r)
@@ -321,8 +320,7 @@ func TestMovedInTheMiddle(t *testing.T) {
 	})
 }
 
-// TestHAMovesTheVM while it is still under HA: that is detected before it is powered off,
-// and leaves a serving node.
+// TestHAMovesTheVM while it is still under HA: that is detected before it is powered off, and leaves a serving node.
 func TestHAMovesTheVM(t *testing.T) {
 	type story struct {
 		at   string // the step before which it moves; "": at the confirmation

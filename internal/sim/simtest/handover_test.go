@@ -171,8 +171,7 @@ func TestHandOverWithStrays(t *testing.T) {
 			lab.EditVM(to, "scsi1", lost+",serial=data-wk1")
 			requireInTheWay(t, lab, volid)
 		}
-		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		requireInSync(t, lab, "cp1")
+		lab.Client().rollTo(t, onlyWorker, "cp1")
 		got := lab.strays()
 		require(t, len(got) == strays, "strays %q, want %d: none is recast's to free", got, strays)
 	})
@@ -259,8 +258,7 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 		resumption{strategy: s.strategy}.prepare(lab)
 		lab.beforeMove(s.move, func() { lab.World.BusyStorage(sim.DiskStorage, s.times, s.fault) })
 		var said []string
-		c := lab.Client()
-		c.Emit = notes(s.step, &said)
+		c := lab.Client().hears(notes(s.step, &said))
 		must(t, c.roll(onlyWorker)(t.Context()))
 		require(t, strings.Contains(strings.Join(said, "\n"), "its storage is busy: tried again for 5m0s at most"),
 			"the reason of the wait is not shown: %q", said)
@@ -269,8 +267,7 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 	})
 }
 
-// TestHandOverOnAStorageThatStaysBusy: it fails after some minutes with a hint, and the
-// same command continues.
+// TestHandOverOnAStorageThatStaysBusy: it fails after some minutes with a hint, and the same command continues.
 func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
 	o := oneWorker()
 	o.DiskType = "zfspool"
@@ -290,8 +287,7 @@ func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
 		require(t, took >= 3*time.Minute && took <= 7*time.Minute, "it was tried for %s", took)
 		lab.Recorder.Hooks(nil, nil)
 		lab.World.NoMoreFailures()
-		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		requireInSync(t, lab, "cp1")
+		lab.Client().rollTo(t, onlyWorker, "cp1")
 		lab.requireKept(1)
 	})
 }
@@ -341,8 +337,7 @@ func TestProvedBeforeTheDelete(t *testing.T) {
 		requireFault(t, err, fault.Refused, s.want, "no node was touched")
 		requireSame(t, boot, lab.bootID("wk1"), "wk1 was restarted (-want +got)")
 		lab.requireUntouched(before)
-		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		requireDrift(t, lab, "cp1")
+		lab.Client().rollTo(t, onlyWorker, "cp1")
 		lab.requireNoScratch()
 		lab.RequireIntact()
 	})

@@ -171,8 +171,7 @@ func goOnAfterKills(t *testing.T, in inLabOf, moments []moment, killed func(*tes
 					next := lab.second()
 					switch way {
 					case "roll":
-						must(t, next.roll(onlyWorker)(t.Context()))
-						requireInSync(t, lab, "wk2", "wk3")
+						next.rollTo(t, onlyWorker, "wk2", "wk3")
 					case "recover":
 						_, err := next.Recover(t.Context(), "wk1")
 						if err != nil && fault.KindOf(err) != fault.Refused { // nothing was begun, or it is done
@@ -281,11 +280,10 @@ func TestHoldOfTwoWorkersAtATime(t *testing.T) {
 		lab.replicated("pvc-1", 2, "wk1", "wk3")
 		lab.replicated("pvc-2", 2, "wk2", "wk4")
 		most := 0
-		c := lab.Client()
-		c.Emit = func(step.Event) {
+		c := lab.Client().hears(func(step.Event) {
 			_, memo := lab.waits()
 			most = max(most, strings.Count(memo, `"wk`))
-		}
+		})
 		must(t, c.roll(planning.Policy{Only: []string{"wk1", "wk2"}})(t.Context()))
 		require(t, most == 2, "held for %d at a time", most)
 		lab.requireWaits("30", "")

@@ -111,8 +111,7 @@ func killHooked(t *testing.T, lab *Lab, step string) *hooker {
 	return h
 }
 
-// Programs run at their points with the documented environment, and their output is shown
-// and kept.
+// Programs run at their points with the documented environment, and their output is shown and kept.
 func TestHooks(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Write("hook.sh", []byte("#!/bin/sh\nenv | grep ^RECAST_ | sort | tr '\\n' ' ' >>asked\necho >>asked\necho \"$RECAST_HOOK with ${PROXMOX_VE_API_TOKEN-no token}\"\n"))
@@ -195,9 +194,7 @@ func TestAHookBefore(t *testing.T) {
 			t.Errorf("hints %q", hints)
 		}
 		requireNone(t, seen.order, "was out")
-		for _, call := range withoutPulls(changesOfNodes(lab.Recorder.Calls()[before:])) {
-			t.Errorf("%s was sent", call)
-		}
+		requireNone(t, withoutPulls(changesOfNodes(lab.Recorder.Calls()[before:])), "sent")
 		env := strings.Join(h.envs["afterRun"], "\n")
 		require(t, strings.Contains(env, "RECAST_OUTCOME=failed\nRECAST_ERROR="+want.err+"\nRECAST_NODES_DONE=\n"),
 			"the environment of the hook after the run:\n%s", env)
@@ -214,8 +211,7 @@ func TestAHookBefore(t *testing.T) {
 	})
 }
 
-// A failed hook after a node stops the roll there; the next one continues with the next
-// node.
+// A failed hook after a node stops the roll there; the next one continues with the next node.
 func TestAHookAfterANode(t *testing.T) {
 	eachLong(t, sim.Options{Workers: 2}, storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		lab.setRoll("canary: false", "reboot: kexec", "strategy: "+string(s)) // else the first in-place upgrade is alone
@@ -315,8 +311,7 @@ func TestHooksAroundTwoPlans(t *testing.T) {
 	})
 }
 
-// However a run ends during the last node of a batch, the hooks after the batch run once
-// that node is done.
+// However a run ends during the last node of a batch, the hooks after the batch run once that node is done.
 func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 	long(t)
 	t.Run("Ctrl-C", func(t *testing.T) {
@@ -398,8 +393,7 @@ func TestHooksOfAPausedNode(t *testing.T) {
 	})
 }
 
-// The notices of start and end together delay the end of a run no more than one of them
-// alone.
+// The notices of start and end together delay the end of a run no more than one of them alone.
 func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
 	type story struct {
 		takes  time.Duration // each

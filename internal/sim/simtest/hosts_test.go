@@ -33,15 +33,12 @@ func hostsRefused(t *testing.T, what string, do func(context.Context) error, wan
 	err := do(t.Context())
 	requireFault(t, err, fault.Refused)
 	said := fmt.Sprint(err, fault.Hints(err))
-	for _, text := range want {
-		require(t, strings.Contains(said, text), "%s: it does not say %q: %s", what, text, said)
-	}
+	requireSays(t, what+": "+said, want...)
 	took := time.Since(began)
 	require(t, took <= hostsQuick, "%s: it took %s", what, took)
 }
 
-// TestAHostIsDown with a node on it: everything known about the others is reported, and
-// nothing is rolled.
+// TestAHostIsDown with a node on it: everything known about the others is reported, and nothing is rolled.
 func TestAHostIsDown(t *testing.T) {
 	inLongLab(t, sim.Options{Workers: 2, Hosts: 3}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -77,8 +74,7 @@ func TestAHostIsDown(t *testing.T) {
 
 		lab.World.BootHost("pve3")
 		must(t, lab.WaitReady(t.Context()))
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.Client().rollTo(t, planning.Policy{})
 	})
 }
 
@@ -90,8 +86,7 @@ func TestAHostOfOthersIsDown(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.World.CrashHost("pve3")
 		time.Sleep(2 * time.Minute)
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.Client().rollTo(t, planning.Policy{})
 		lab.requireKept(1)
 	})
 }
@@ -202,8 +197,7 @@ func TestAHostThatRebootsWhileTalosIsInstalled(t *testing.T) {
 	}
 }
 
-// TestKilledWhileTheDiskIsRenewed: after the half-installed disk is parked, and after the
-// VM has got another one.
+// TestKilledWhileTheDiskIsRenewed: after the half-installed disk is parked, and after the VM has got another one.
 func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
 	type story struct {
 		strategy  cluster.Strategy
@@ -282,8 +276,7 @@ func (l *Lab) requireRolledOn(t *testing.T, host string) {
 	requireNoClaim(t, l)
 }
 
-// hostsHalfMade follows the hint about a VM whose creation was interrupted: only root can
-// remove that lock.
+// hostsHalfMade follows the hint about a VM whose creation was interrupted: only root can remove that lock.
 func hostsHalfMade(lab *Lab, err error) bool {
 	for _, vm := range lab.World.VMs() {
 		if hint := fmt.Sprintf("qm unlock %d && qm destroy %d", vm.ID, vm.ID); strings.Contains(fmt.Sprint(fault.Hints(err)), hint) {
@@ -296,8 +289,7 @@ func hostsHalfMade(lab *Lab, err error) bool {
 	return false
 }
 
-// hostsStarts says whether a rebooted host has started a node's VM during its replacement,
-// or a parking VM.
+// hostsStarts says whether a rebooted host has started a node's VM during its replacement, or a parking VM.
 func hostsStarts(lab *Lab) error {
 	vms := map[string]map[string]string{}
 	for _, vm := range lab.World.VMs() {

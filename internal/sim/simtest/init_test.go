@@ -121,9 +121,7 @@ func TestInitRefuses(t *testing.T) {
 				return
 			}
 			said := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
-			for _, text := range want {
-				require(t, strings.Contains(said, text), "%s: it does not say %q, but\n%s", what, text, said)
-			}
+			requireSays(t, what+": "+said, want...)
 			if files, err := os.ReadDir(dir); err == nil {
 				t.Errorf("%s: it has made a directory with %v", what, files)
 			}

@@ -35,8 +35,7 @@ func (l *Lab) locked(node string) schematics.Locked {
 	return lock.Schematics["storage"]
 }
 
-// upgradeCalls are the calls of an upgrade in place since a call, in order; evictions are
-// listed once.
+// upgradeCalls are the calls of an upgrade in place since a call, in order; evictions are listed once.
 func (l *Lab) upgradeCalls(since int) []string {
 	var out []string
 	for _, c := range l.Recorder.Calls()[since:] {
@@ -70,8 +69,7 @@ func (l *Lab) requireServing(name string) {
 	require(l.t, len(res.Marked) == 0, "marks %+v", res.Marked)
 }
 
-// TestInPlaceUpgrade upgrades with the API of the node's version; afterwards the
-// configuration names the new installer.
+// TestInPlaceUpgrade upgrades with the API of the node's version; afterwards the configuration names the new installer.
 func TestInPlaceUpgrade(t *testing.T) {
 	apart := []string{"ImageService/Pull", "evict", "ImageService/Pull", "LifecycleService/Upgrade", "MachineService/Reboot", "MachineService/ApplyConfiguration"}
 	legacy := []string{"evict", "MachineService/Upgrade", "MachineService/ApplyConfiguration"}
@@ -171,9 +169,8 @@ func (l *Lab) installBy(t *testing.T, node, installer string) {
 	must(t, errOf(s.machines.Talos.Install(t.Context(), n.Addr, n.UUID, installer, "", quiet)))
 }
 
-// TestEntryOfTheBootBefore: a machine whose kernel can't write EFI variables reports,
-// after a kexec, the previous boot entry as its own. Its upgrade completes and is not
-// repeated, and there is no warning of a pending reboot.
+// TestEntryOfTheBootBefore: a machine whose kernel can't write EFI variables reports, after a kexec, the previous boot
+// entry as its own. Its upgrade completes and is not repeated, and there is no warning of a pending reboot.
 func TestEntryOfTheBootBefore(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.setRoll("strategy: in-place", "reboot: kexec")
@@ -191,10 +188,9 @@ func TestEntryOfTheBootBefore(t *testing.T) {
 	})
 }
 
-// TestRollbackAfterAnUpgradeInPlace: a system disk that was upgraded in place has two boot
-// entries of the same version of Talos. The EFI disk says which one boots, and the
-// replacement's installation has since written its own entry there, which has the name of
-// the older one.
+// TestRollbackAfterAnUpgradeInPlace: a system disk that was upgraded in place has two boot entries of the same version
+// of Talos. The EFI disk says which one boots, and the replacement's installation has since written its own entry
+// there, which has the name of the older one.
 func TestRollbackAfterAnUpgradeInPlace(t *testing.T) {
 	eachLong(t, oneWorker(), newDisks, func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		lab.inPlace()
@@ -433,8 +429,7 @@ func (l *Lab) requireKubernetes(version string) {
 	}
 }
 
-// TestUpgradeKubernetes: everything gets the next minor version, nothing reboots, and then
-// there is nothing to do.
+// TestUpgradeKubernetes: everything gets the next minor version, nothing reboots, and then there is nothing to do.
 func TestUpgradeKubernetes(t *testing.T) {
 	longParts(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, func(t *testing.T, lab *Lab) {

@@ -36,8 +36,7 @@ type layoutLab struct {
 	node sim.Node
 }
 
-// newLayoutLab starts a layout's lab; secrets are those of another lab of it, nil: new
-// ones.
+// newLayoutLab starts a layout's lab; secrets are those of another lab of it, nil: new ones.
 func newLayoutLab(t *testing.T, layout layouts.Layout, secrets *talosapi.Cluster) *layoutLab {
 	t.Helper()
 	o := layout.Options()
@@ -92,9 +91,8 @@ func (l *layoutLab) vm() world.VM {
 	return vm
 }
 
-// shape is the VM's configuration without what a roll may change: names of volumes, the
-// system disk, regenerated values, the mark of the run, and the boot ISO's CD drive, which
-// stays empty if the VM had none.
+// shape is the VM's configuration without what a roll may change: names of volumes, the system disk, regenerated
+// values, the mark of the run, and the boot ISO's CD drive, which stays empty if the VM had none.
 func (l *layoutLab) shape() map[string]string {
 	shape := map[string]string{}
 	for key, value := range l.vm().Merged() {
@@ -192,8 +190,7 @@ type verdict struct {
 	lifted *planning.NodePlan // after the layout's remedy; nil: not needed, or there is none
 }
 
-// TestLayouts plans a roll of every layout, as it is and after its remedy, and compares
-// the results with their page.
+// TestLayouts plans a roll of every layout, as it is and after its remedy, and compares the results with their page.
 func TestLayouts(t *testing.T) {
 	all := loadLayouts(t)
 	verdicts := make([]verdict, len(all))
@@ -259,9 +256,8 @@ func (l *layoutLab) requirePrinted(plan planning.NodePlan) {
 	}
 }
 
-// TestLayoutsAreRolled rolls every layout as far as recast and the layout's remedy allow,
-// kills another such roll once, right after the VM is deleted or half-way, resumes it, and
-// compares.
+// TestLayoutsAreRolled rolls every layout as far as recast and the layout's remedy allow, kills another such roll once,
+// right after the VM is deleted or half-way, resumes it, and compares.
 func TestLayoutsAreRolled(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -320,8 +316,7 @@ func readyLayout(t *testing.T, l *layoutLab) planning.NodePlan {
 
 func (l *layoutLab) policy() planning.Policy { return planning.Policy{Only: []string{l.of.Node}} }
 
-// requireRolled fails the test unless the node runs the new build on the same VM, and no
-// promise was broken.
+// requireRolled fails the test unless the node runs the new build on the same VM, and no promise was broken.
 func (l *layoutLab) requireRolled(before map[string]string) {
 	l.t.Helper()
 	l.RequireIntact()

@@ -294,17 +294,15 @@ func TestRollStopsWhereDRBDStaysApart(t *testing.T) {
 	inStorageLab(t, (*Lab).runLINSTOR, 2, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
 		lab.drbd("pvc-1", 2, "wk1", "wk2")
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/await-storage-again", func() {
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() {
 			lab.Kube.LINSTOR().SetCopy("pvc-1", "wk1", func(k *linstor.Copy) { k.Cut = true })
-		})
+		}))
 		err := c.roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Failed, "roll/canary/wk1/await-storage-again: wk1 is done and takes pods, but no other node is to follow: volumes whole with wk1: gave up after 2m0s; last seen: LINSTOR: 0 of 2 replicas healthy")
 		requireDrift(t, lab, "wk2")
 		lab.Kube.LINSTOR().SetCopy("pvc-1", "wk1", func(k *linstor.Copy) { k.Cut = false })
 		time.Sleep(time.Minute)
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 	})
 }
 
@@ -465,8 +463,7 @@ func TestLINSTORHoldIsRefused(t *testing.T) {
 func TestLINSTORHoldIsLeft(t *testing.T) {
 	long(t)
 	inEvictingLab(t, func(t *testing.T, lab *Lab) {
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/await-storage-again", func() { silentLINSTOR(lab) })
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { silentLINSTOR(lab) }))
 		err := c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
 		requireFault(t, err, fault.Failed, "give back what storage systems were told")
 		const undo = `by hand: echo '{"override_props":{},"delete_props":["DrbdOptions/AutoEvictAfterTime","Aux/recast.dev/hold"]}' | ` +
@@ -500,11 +497,10 @@ func TestDriftDuringARoll(t *testing.T) {
 	long(t)
 	inEvictingLab(t, func(t *testing.T, lab *Lab) {
 		looked := false
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/await-storage-again", func() {
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() {
 			looked = true
 			requireHeldInDrift(t, lab, false)
-		})
+		}))
 		must(t, c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 		require(t, looked, "it did not look")
 	})

@@ -166,8 +166,7 @@ func TestTheLockIsGoneBetweenTwoPlans(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.rollKilledWhen("wk1/take-down/stop")
-		next := lab.second()
-		next.Emit = whenStarted("wk1/bring-up/finish", func() { lab.Replace("recast.lock", "", "") })
+		next := lab.second().hears(whenStarted("wk1/bring-up/finish", func() { lab.Replace("recast.lock", "", "") }))
 		_, err := next.Roll(t.Context(), planning.Policy{})
 		requireFault(t, err, fault.Config)
 		requireTrouble(t, err, fault.LockStale, "wk1: finished, with all their disks")
@@ -314,9 +313,8 @@ func TestPublishWithoutThePrivilege(t *testing.T) {
 	})
 }
 
-// TestPublishThroughTrouble: an Image Factory takes five minutes for each image, behind a
-// proxy with a timeout of one minute that is down at first, and a download breaks.
-// Everything is built once, and the user sees what takes so long.
+// TestPublishThroughTrouble: an Image Factory takes five minutes for each image, behind a proxy with a timeout of one
+// minute that is down at first, and a download breaks. Everything is built once, and the user sees what takes so long.
 func TestPublishThroughTrouble(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -330,13 +328,12 @@ func TestPublishThroughTrouble(t *testing.T) {
 		}
 
 		var notes []string
-		c := lab.Client()
-		c.Emit = func(e step.Event) {
+		c := lab.Client().hears(func(e step.Event) {
 			if e.Status == step.Note {
 				_, name, _ := strings.Cut(strings.TrimPrefix(e.Path, "build/"), "/")
 				notes = append(notes, name+": "+e.Text)
 			}
-		}
+		})
 		must(t, c.Publish(t.Context()))
 		const patience = "the factory answered 504 Gateway Timeout; the factory is still building, asking again in 10s"
 		for _, want := range []string{
@@ -355,8 +352,7 @@ func TestPublishThroughTrouble(t *testing.T) {
 	})
 }
 
-// TestSignatureOfTheFactory: the configuration of signatures reaches the code that
-// verifies them.
+// TestSignatureOfTheFactory: the configuration of signatures reaches the code that verifies them.
 func TestSignatureOfTheFactory(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "images:\n", "images:\n  signature: require\n")
@@ -400,10 +396,9 @@ func publicKey(t *testing.T) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 }
 
-// TestPruneTheMirror mirrors the builds of three locks, and removes those of the first
-// with their signatures once they are an hour old: neither the present nor the previous
-// lock needs them. The rest is complete: with it a node is rolled, whose machine
-// configuration names the copy in the mirror, and which pulls that.
+// TestPruneTheMirror mirrors the builds of three locks, and removes those of the first with their signatures once they
+// are an hour old: neither the present nor the previous lock needs them. The rest is complete: with it a node is
+// rolled, whose machine configuration names the copy in the mirror, and which pulls that.
 func TestPruneTheMirror(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const repository = "127.0.0.1:5000/acme/talos"
@@ -453,8 +448,7 @@ func TestPruneTheMirror(t *testing.T) {
 			t.Errorf("again: %v, %d more requests, %d go", err, len(deletes())-before, len(rep.GoingMirror()))
 		}
 		since = len(lab.Recorder.Calls())
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.Client().rollTo(t, planning.Policy{})
 		installer := readLock(t, lab).Schematics["storage"].Installer
 		_, digest, _ := strings.Cut(installer, "@")
 		require(t, installer == repository+"@"+digest, "the lock names %s", installer)
@@ -469,8 +463,7 @@ func TestPruneTheMirror(t *testing.T) {
 func TestSignedInstallers(t *testing.T) {
 	inLab(t, sim.Options{Workers: 1, SignsInstallers: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
-		must(t, lab.Client().roll(policyFor("wk1"))(t.Context()))
-		requireInSync(t, lab)
+		lab.Client().rollTo(t, policyFor("wk1"))
 		lab.RequireIntact()
 	})
 }

@@ -61,8 +61,7 @@ func TestPauseDuringARoll(t *testing.T) {
 		lab.setRoll("canary: false")
 		lab.Patch(sim.PatchedExtension)
 		seen := lab.watchOutage()
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/bring-up", func() { lab.pause("wk2", "someone works on it") })
+		c := lab.Client().hears(whenStarted("wk1/bring-up", func() { lab.pause("wk2", "someone works on it") }))
 		_, err := c.Roll(t.Context(), planning.Policy{})
 		const want = "roll/workers/wk2/gate: wk2 was paused since the plan was made: someone works on it"
 		requireMessage(t, err, fault.Refused, want)
@@ -71,8 +70,7 @@ func TestPauseDuringARoll(t *testing.T) {
 		require(t, rep.Outcome == "nothing to do", "%s", rep.Outcome)
 		requireDrift(t, lab, "wk2")
 		lab.pause("wk2", "")
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 	})
 }
 
@@ -115,8 +113,7 @@ func TestAPausedNodeIsFinished(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.rollKilledWhen("wk1/bring-up/create-vm")
 		lab.pause("wk1", "someone works on it")
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 	})
 }
 

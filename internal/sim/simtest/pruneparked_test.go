@@ -47,8 +47,7 @@ func (c *Client) pruneDisks(ctx context.Context, keep int, confirm func(pipeline
 	return c.prune(ctx, o)
 }
 
-// parkOld makes the parking VM of a node with an old system disk of each of the runs, as
-// finished rolls would leave it.
+// parkOld makes the parking VM of a node with an old system disk of each of the runs, as finished rolls would leave it.
 func (l *Lab) parkOld(id int, node string, runs ...string) {
 	l.t.Helper()
 	l.DefineVM(id, map[string]string{"name": "recast-parking-" + node, "memory": "16", "protection": "1", "onboot": "0"})
@@ -120,8 +119,7 @@ func TestCrashPrune(t *testing.T) {
 	}.killEverywhere(t)
 }
 
-// TestPruneLooksAgain: any change between the question and the answer stops it; only what
-// was shown is freed.
+// TestPruneLooksAgain: any change between the question and the answer stops it; only what was shown is freed.
 func TestPruneLooksAgain(t *testing.T) {
 	long(t)
 	const parkingID = 9040
@@ -154,8 +152,7 @@ func TestPruneLooksAgain(t *testing.T) {
 	})
 }
 
-// TestPruneLeavesTheUnknown: a drive that is in no record keeps its parking VM, and so
-// does an unnamed volume.
+// TestPruneLeavesTheUnknown: a drive that is in no record keeps its parking VM, and so does an unnamed volume.
 func TestPruneLeavesTheUnknown(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.parkOld(9040, "wk1", firstRun)
@@ -290,9 +287,8 @@ func TestRetentionCannotFree(t *testing.T) {
 	})
 }
 
-// TestCrashRetention kills the second roll of a worker at each point from the closing of
-// its record on: the next roll, with its journal or without, frees what it was about to
-// free.
+// TestCrashRetention kills the second roll of a worker at each point from the closing of its record on: the next roll,
+// with its journal or without, frees what it was about to free.
 func TestCrashRetention(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -339,9 +335,8 @@ func TestCrashRetention(t *testing.T) {
 	}.killEverywhere(t)
 }
 
-// TestParkingVMWithOtherNotes: a parking VM whose Notes a person has edited is known by its name. Its node
-// gets no second one; the line that the plan prints lets it have one, and once the Notes are back, both are
-// recast's.
+// TestParkingVMWithOtherNotes: a parking VM whose Notes a person has edited is known by its name. Its node gets no
+// second one; the line that the plan prints lets it have one, and once the Notes are back, both are recast's.
 func TestParkingVMWithOtherNotes(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		strategy(cluster.Recreate)(lab)

@@ -16,8 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// machinesDump is settledDump of only the lab's own machines and their Nodes, without
-// parking VMs, ISOs and the like.
+// machinesDump is settledDump of only the lab's own machines and their Nodes, without parking VMs, ISOs and the like.
 func (l *Lab) machinesDump() string {
 	l.t.Helper()
 	var b strings.Builder
@@ -170,8 +169,7 @@ func TestRecoverKilled(t *testing.T) {
 					lab.requireRecovered(dump)
 					return
 				}
-				must(t, lab.as("20000101-0000-beef").roll(planning.Policy{Only: []string{c.node}})(t.Context()))
-				requireInSync(t, lab, lab.others(c.node)...)
+				lab.as("20000101-0000-beef").rollTo(t, planning.Policy{Only: []string{c.node}}, lab.others(c.node)...)
 				lab.requireKept(1)
 			})
 		})
@@ -269,8 +267,7 @@ func TestRecoverRefused(t *testing.T) {
 		before := lab.machinesDump()
 		requireFault(t, errOf(lab.Client().Recover(t.Context(), c.node)), fault.Refused, c.text, c.hint)
 		requireSame(t, before, lab.machinesDump(), "it changed something")
-		must(t, lab.as("20000101-0000-cafe").roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.as("20000101-0000-cafe").rollTo(t, planning.Policy{})
 	})
 }
 
@@ -289,8 +286,7 @@ func (l *Lab) builds() string {
 	return strings.Join(out, "\n")
 }
 
-// TestRollback boots a node's previous system disk, keeps the present one, and then rolls
-// back to that.
+// TestRollback boots a node's previous system disk, keeps the present one, and then rolls back to that.
 func TestRollback(t *testing.T) {
 	type story struct {
 		o        sim.Options

@@ -68,8 +68,7 @@ func (l *Lab) requireNoScratch() {
 // rehearsedBy are the two ways in which a new machine boots.
 var rehearsedBy = map[string]string{"by ISO": cluster.BootFromISO, "by disk": cluster.BootFromDisk}
 
-// TestRehearse tests one image on two hosts, at the same time, before any node is taken
-// down.
+// TestRehearse tests one image on two hosts, at the same time, before any node is taken down.
 func TestRehearse(t *testing.T) {
 	eachInLab(t, sim.Options{Workers: 2, Hosts: 2}, rehearsedBy, func(t *testing.T, lab *Lab, boot string) {
 		lab.BootsDisks(boot)
@@ -103,8 +102,7 @@ func TestRehearse(t *testing.T) {
 	})
 }
 
-// TestRehearseFirmware tests an ISO with a node's firmware, and with every way to find the
-// scratch VM.
+// TestRehearseFirmware tests an ISO with a node's firmware, and with every way to find the scratch VM.
 func TestRehearseFirmware(t *testing.T) {
 	const fixed = "rehearse: {addresses: [127.42.7.251/24], gateway: 127.42.7.1}"
 	type story struct {

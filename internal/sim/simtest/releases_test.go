@@ -318,8 +318,7 @@ func TestFormatsThatOneReleaseShows(t *testing.T) {
 			inLab(t, o, func(t *testing.T, lab *Lab) {
 				lab.setRoll("strategy: recreate")
 				lab.wantTalos(c.from, c.to)
-				must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
-				requireInSync(t, lab, "cp1")
+				lab.Client().rollTo(t, planning.Policy{Only: []string{"wk1"}}, "cp1")
 			})
 		})
 	}

@@ -33,17 +33,15 @@ const (
 	listPage    = 500  // objects in an answer of Kubernetes
 )
 
-// mostAsked are the maximum requests and bytes of a command: fixed ones, and those for
-// each node.
+// mostAsked are the maximum requests and bytes of a command: fixed ones, and those for each node.
 type mostAsked struct {
 	proxmox, ofNode int   // requests to Proxmox
 	bytesOfNode     int64 // of Proxmox' answers
 	talos           int   // requests to all machines, besides 24 to each
 }
 
-// TestOneLook: plan and doctor request nothing twice from Kubernetes and Proxmox, whatever
-// the number of nodes and volumes. Only requests about a VM or a machine grow with the
-// number of nodes; Kubernetes sends each object once.
+// TestOneLook: plan and doctor request nothing twice from Kubernetes and Proxmox, whatever the number of nodes and
+// volumes. Only requests about a VM or a machine grow with the number of nodes; Kubernetes sends each object once.
 func TestOneLook(t *testing.T) {
 	commands := map[string]struct {
 		run  func(c *Client, t *testing.T) error

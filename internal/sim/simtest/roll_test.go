@@ -20,6 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -103,19 +104,6 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 	})
 }
 
-func TestRollTwiceUsesTheParkingVMAgain(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
-			lab.Patch(sim.PatchedExtension)
-			must(t, lab.as(run).roll(planning.Policy{})(t.Context()))
-			requireDrift(t, lab)
-		}
-		res := valueOf(lab.Client().Status(t.Context()))(t)
-		require(t, len(res.Open) == 0 && len(res.Kept) == 1, "status %+v", res)
-		lab.RequireIntact()
-	})
-}
-
 // TestRollOfAnotherPatch rolls patches of two extensions, one after the other: that of the workers, and
 // that of all nodes.
 func TestRollOfAnotherPatch(t *testing.T) {
@@ -130,8 +118,7 @@ func TestRollOfAnotherPatch(t *testing.T) {
 		}
 		for _, extension := range []string{sim.PatchedExtension, sim.CommonExtension} {
 			lab.Patch(extension)
-			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-			requireInSync(t, lab)
+			lab.Client().rollTo(t, planning.Policy{})
 		}
 	})
 }
@@ -149,8 +136,7 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 		vm := valueOf(lab.World.LookupVM("pve1", 9031))(t)
 		require(t, !vm.Running, "the VM that booted the wrong bytes: %+v", vm)
 		lab.SwapISOs() // someone restores the right content
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		requireDrift(t, lab)
+		lab.Client().rollTo(t, planning.Policy{})
 	})
 }
 
@@ -166,8 +152,7 @@ func TestAWipedDiskIsNoticed(t *testing.T) {
 	})
 }
 
-// A VM in a pool is in it again after it was recreated, and so is its parking VM: pools
-// decide on permissions.
+// A VM in a pool is in it again after it was recreated, and so is its parking VM: pools decide on permissions.
 func TestRecreatedInItsPool(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.World.AddPool("talos")
@@ -233,8 +218,7 @@ func TestRestrictedTags(t *testing.T) {
 		if tc.recover {
 			must(t, lab.Client().giveUp("wk1")(t.Context()))
 		} else {
-			must(t, lab.Client().roll(onlyWorker)(t.Context()))
-			requireDrift(t, lab, "cp1")
+			lab.Client().rollTo(t, onlyWorker, "cp1")
 		}
 		lab.RequireIntact()
 		requireSame(t, "talos", lab.vmConfig(wk1)["tags"], "tags = (-want +got)")
@@ -294,11 +278,7 @@ func requireFault(t testing.TB, err error, kind fault.Kind, says ...string) {
 	if err == nil || fault.KindOf(err) != kind {
 		t.Errorf("kind %d, want %d: %s", fault.KindOf(err), kind, all)
 	}
-	for _, text := range says {
-		if !strings.Contains(all, text) {
-			t.Errorf("it does not say %q:\n%s", text, all)
-		}
-	}
+	requireSays(t, all, says...)
 }
 
 // requireMessage fails unless the error is of that kind and has exactly this text.
@@ -351,6 +331,27 @@ func requireDrift(t *testing.T, lab *Lab, stale ...string) pipeline.DriftResult 
 		t.Fatalf("stale %q, want %q: %+v", got, stale, res.Nodes)
 	}
 	return res
+}
+
+// rollTo rolls, and then finds these nodes stale and no other, and every persistent disk intact.
+func (c *Client) rollTo(t *testing.T, policy planning.Policy, stale ...string) {
+	t.Helper()
+	must(t, c.roll(policy)(t.Context()))
+	requireInSync(t, c.lab, stale...)
+}
+
+// hears has the client's events heard.
+func (c *Client) hears(hear func(step.Event)) *Client {
+	c.Emit = hear
+	return c
+}
+
+// requireSays fails unless a text has all of these.
+func requireSays(t testing.TB, all string, says ...string) {
+	t.Helper()
+	for _, text := range says {
+		require(t, strings.Contains(all, text), "it does not say %q:\n%s", text, all)
+	}
 }
 
 // requireEtcd fails the test if etcd was used in a way that may lose it.

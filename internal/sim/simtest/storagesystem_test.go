@@ -19,8 +19,7 @@ import (
 
 const longhornSpace = "longhorn-system"
 
-// runLonghorn installs Longhorn as its manager writes its objects: its DaemonSet, settings, and a node for
-// each worker.
+// runLonghorn installs Longhorn as its manager writes its objects: its DaemonSet, settings, and a node for each worker.
 func (l *Lab) runLonghorn(workers ...string) {
 	l.t.Helper()
 	l.installLonghorn()
@@ -123,8 +122,7 @@ func inStorageLab(t *testing.T, run func(l *Lab, names ...string), workers int, 
 	})
 }
 
-// TestPlanOfReplicatedVolumes: a node is refused, by the volume's name, while no other node has a healthy
-// replica.
+// TestPlanOfReplicatedVolumes: a node is refused, by the volume's name, while no other node has a healthy replica.
 func TestPlanOfReplicatedVolumes(t *testing.T) {
 	const here = "Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only healthy replica on it"
 	const off = ", or roll.storage: {longhorn: off} does not look at it"
@@ -191,8 +189,7 @@ func (l *Lab) longhornNodeDown(name string) {
 	}))
 }
 
-// TestRollWaitsForReplicas: each node is out with a replica, Longhorn fills that again, and the next node
-// waits for it.
+// TestRollWaitsForReplicas: each node is out with a replica, Longhorn fills that again, and the next node waits for it.
 func TestRollWaitsForReplicas(t *testing.T) {
 	long(t)
 	const want = "volumes whole with wk1: Longhorn: 1 of 2 replicas healthy, 1 being rebuilt (%d %%); " +
@@ -272,8 +269,7 @@ func TestRollStopsWhereVolumesStayBroken(t *testing.T) {
 
 		lab.copyOf("pvc-1", "wk7", func(spec map[string]any) { spec["nodeID"] = "wk1" })
 		time.Sleep(time.Minute)
-		must(t, lab.as(thirdRun).roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.as(thirdRun).rollTo(t, planning.Policy{})
 	})
 }
 
@@ -308,8 +304,7 @@ func TestInterruptedRollWaitsForReplicas(t *testing.T) {
 			t.Error("the volume did not notice")
 		}
 		whole := false
-		c := lab.second()
-		c.Emit = whenStarted("wk2/take-down", func() { whole = lab.robust("pvc-1") })
+		c := lab.second().hears(whenStarted("wk2/take-down", func() { whole = lab.robust("pvc-1") }))
 		must(t, c.roll(planning.Policy{})(t.Context()))
 		require(t, whole, "wk2 went before the volume was whole")
 		requireInSync(t, lab)

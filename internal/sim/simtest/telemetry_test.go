@@ -294,8 +294,7 @@ func TestTelemetryKeepsSecrets(t *testing.T) {
 	})
 }
 
-// TestCanarySees leaks secrets on purpose: the check at the end of every story must detect
-// them.
+// TestCanarySees leaks secrets on purpose: the check at the end of every story must detect them.
 func TestCanarySees(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		leaks := lab.leaks()

@@ -19,10 +19,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestUndoByHand interrupts the exchange of a VM around every single call, and in the
-// windows of every hand-over, and then follows docs/notes/proxmox.md: the lines in the
-// parking VM's notes, and what the document says comes after them. Nothing else is used,
-// and nothing of recast.
+// TestUndoByHand interrupts the exchange of a VM around every single call, and in the windows of every hand-over, and
+// then follows docs/notes/proxmox.md: the lines in the parking VM's notes, and what the document says comes after them.
+// Nothing else is used, and nothing of recast.
 func TestUndoByHand(t *testing.T) {
 	long(t)
 	doc := readUndoDoc(t)
@@ -112,8 +111,7 @@ func (c undoCell) run(t *testing.T) {
 // undoSlice is the default share of interruptions: 1 in that many.
 const undoSlice = 20
 
-// undoCuts are the ways in which a process ends around a call. A hand-over has two more,
-// inside Proxmox.
+// undoCuts are the ways in which a process ends around a call. A hand-over has two more, inside Proxmox.
 func undoCuts(call record.Call) []matrixFault {
 	every := func(record.Call) bool { return true }
 	cuts := []matrixFault{
@@ -353,10 +351,9 @@ func (d undoDoc) end(sh *undoShell, park int) error {
 	return sh.World.SetConfig("root@pam", sh.Host, world.ChangeRequest{ID: park, Set: map[string]string{"description": edited}})
 }
 
-// undoShell runs the lines of the manual undo like a Proxmox host's shell, with a small
-// subset: functions with the document's bodies, conditions and commands joined by &&,
-// quotes, and the output of functions as part of a word. The output of the functions is as
-// the document says.
+// undoShell runs the lines of the manual undo like a Proxmox host's shell, with a small subset: functions with the
+// document's bodies, conditions and commands joined by &&, quotes, and the output of functions as part of a word. The
+// output of the functions is as the document says.
 type undoShell struct {
 	sim.Shell
 	functions map[string]string // bodies by name
@@ -560,9 +557,8 @@ func (sh *undoShell) words(command string) ([]string, error) {
 	return words, nil
 }
 
-// TestUndoRollByHand kills the roll of a worker and restores it by hand: it boots its old
-// system and is a healthy node again. The next roll finds nothing to finish and rolls it
-// again.
+// TestUndoRollByHand kills the roll of a worker and restores it by hand: it boots its old system and is a healthy node
+// again. The next roll finds nothing to finish and rolls it again.
 func TestUndoRollByHand(t *testing.T) {
 	long(t)
 	doc := readUndoDoc(t)
@@ -580,8 +576,7 @@ func TestUndoRollByHand(t *testing.T) {
 				lab.World.Delay(3 * time.Minute) // it boots
 				requireSame(t, old, lab.builds(), "builds")
 				lab.RequireIntact()
-				must(t, lab.as(secondRun).roll(only)(t.Context()))
-				requireDrift(t, lab, "cp1")
+				lab.as(secondRun).rollTo(t, only, "cp1")
 				lab.requireKept(1)
 				lab.RequireIntact()
 			})

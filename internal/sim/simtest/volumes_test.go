@@ -171,8 +171,7 @@ func TestAFileThatCannotBeApplied(t *testing.T) {
 	})
 }
 
-// TestUserVolumeIsAwaited: a node with an unmounted partition is not healthy before Talos
-// manages the volume again.
+// TestUserVolumeIsAwaited: a node with an unmounted partition is not healthy before Talos manages the volume again.
 func TestUserVolumeIsAwaited(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -229,8 +228,7 @@ func addPodDisk(l *Lab) {
 	must(l.t, l.World.AddLUN("fast", "pve1", podFile, 1<<30, world.NewMedia([]byte("films"))))
 }
 
-// detachOnDrain detaches the pod's disk from a node's VM soon after the node is cordoned, as
-// the driver does.
+// detachOnDrain detaches the pod's disk from a node's VM soon after the node is cordoned, as the driver does.
 func (l *Lab) detachOnDrain(node string, vmid int) {
 	for {
 		n, err := l.Kube.Node(l.t.Context(), node)
@@ -279,13 +277,12 @@ func TestAPodsDiskComesToTheNextNode(t *testing.T) {
 			proxmoxVolume(podFile)(lab)
 		}
 		lab.Patch(sim.PatchedExtension)
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/bring-up", func() {
+		c := lab.Client().hears(whenStarted("wk1/bring-up", func() {
 			lab.EditVM(9032, "scsi7", podVolid)
 			if isPods {
 				go lab.detachOnDrain("wk2", 9032)
 			}
-		})
+		}))
 		_, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1", "wk2"}})
 		if isPods && err != nil || !isPods && fault.CodeOf(err) != fault.PlanMoved {
 			t.Fatal(err)
@@ -346,9 +343,8 @@ func withoutSerials(bus, scsihw string) sim.Options {
 	return sim.Options{ControlPlanes: 1, Workers: 1, Layouts: []sim.Layout{{Data: 2}, {Bus: bus, SCSI: scsihw, Data: 2, NoSerials: true}}}
 }
 
-// TestRecreateWithoutSerials: a node whose drives have no serial= is recreated by its
-// drives' addresses, sizes and content. A resume after a crash, with the journal or
-// without, proves the same, and no drive gets another option.
+// TestRecreateWithoutSerials: a node whose drives have no serial= is recreated by its drives' addresses, sizes and
+// content. A resume after a crash, with the journal or without, proves the same, and no drive gets another option.
 func TestRecreateWithoutSerials(t *testing.T) {
 	for name, o := range map[string]sim.Options{
 		"virtio-scsi-single": withoutSerials("scsi", ""),
@@ -439,8 +435,7 @@ func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
 		require(t, !lab.vm(wk1).Running, "the machine with the wrong disks runs")
 		lab.Recorder.Hooks(nil, nil)
 		swap()
-		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		requireInSync(t, lab)
+		lab.Client().rollTo(t, onlyWorker)
 	})
 }
 
