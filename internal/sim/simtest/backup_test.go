@@ -192,8 +192,7 @@ func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 // backUp takes a backup of the lab's etcd.
 func (l *Lab) backUp() pipeline.BackupResult {
 	l.t.Helper()
-	res := valueOf(l.Client().Backup(l.t.Context(), pipeline.BackupOptions{}))(l.t)
-	return res
+	return valueOf(l.Client().Backup(l.t.Context(), pipeline.BackupOptions{}))(l.t)
 }
 
 // kubernetes is the identities of the objects in Kubernetes, by key, without pods and frequently changing objects.

@@ -58,9 +58,8 @@ func TestBootOrderThatNoStrategyMends(t *testing.T) {
 		require(t, slices.ContainsFunc(rep.Afterwards, func(text string) bool {
 			return strings.HasPrefix(text, "wk1 is left as it is") && strings.HasSuffix(text, command)
 		}), "afterwards %q", rep.Afterwards)
-		m := lab.machine("wk1")
-		require(t, m.BootID == before.BootID, "wk1 was rebooted")
-		res := valueOf(lab.Client().Drift(t.Context()))(t)
+		require(t, lab.machine("wk1").BootID == before.BootID, "wk1 was rebooted")
+		res := lab.drift()
 		require(t, !res.Nodes[0].Stale && res.Nodes[1].Stale, "%+v", res.Nodes)
 		change("boot=order=scsi0;net0")(lab)
 		if n := planOf(t, lab, "wk1"); len(n.Refused) > 0 {
@@ -443,8 +442,7 @@ func TestStaticAddressOnMetal(t *testing.T) {
 		"DHCP":     func(t *testing.T, lab *Lab) { lab.addressed(dhcpAddress, true) },
 		"nocloud": func(t *testing.T, lab *Lab) {
 			change("scsi30=fast:cloudinit")(lab)
-			got := planOf(t, lab, "wk1").Why
-			require(t, strings.Contains(got, onlyHere+platform+orByDHCP), "with a cloud-init drive: %s", got)
+			requireSays(t, planOf(t, lab, "wk1").Why, onlyHere+platform+orByDHCP)
 			lab.Replace("recast.yaml", "platform: metal", "platform: nocloud")
 			lab.Patch(everywhere)
 		},

@@ -183,8 +183,7 @@ func TestRollWaitsForCeph(t *testing.T) {
 		}
 		must(t, c.roll(planning.Policy{})(t.Context()))
 		require(t, !early && seen.most <= 1, "%d at a time; a node went while data was degraded: %v", seen.most, early)
-		text := strings.Join(said, "\n")
-		require(t, strings.Contains(text, "volumes whole with wk1: Ceph cluster rook-ceph/ceph: "), "said %s", text)
+		requireSays(t, strings.Join(said, "\n"), "volumes whole with wk1: Ceph cluster rook-ceph/ceph: ")
 		requireInSync(t, lab)
 	})
 }
@@ -436,8 +435,7 @@ func TestAServerThatKnowsNodesByName(t *testing.T) {
 			t.Fatalf("err = %v", err)
 		}
 		mustBe(t, is["wk1"] != was["wk1"] && is["wk2"] == was["wk2"], "names before %v, after %v", was, is)
-		all := strings.Join(said, "\n")
-		require(t, strings.Contains(all, "its name for iSCSI is now "+is["wk1"]), "it does not say its new name:\n%s", all)
+		requireSays(t, strings.Join(said, "\n"), "its name for iSCSI is now "+is["wk1"])
 		if err := lab.Client().roll(workers)(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "wk1, whose name is "+is["wk1"]) || lab.initiators()["wk2"] != was["wk2"] {
 			t.Fatalf("the next roll: %v", err)
 		}

@@ -205,8 +205,7 @@ func TestTakeOver(t *testing.T) {
 		// The images exist already: the time until the plan is due to the claim alone.
 		took := asked.Sub(start)
 		require(t, took >= c.atLeast && took <= c.atMost, "taken over after %s, want %s to %s", took, c.atLeast, c.atMost)
-		r := killed()
-		require(t, r.err != nil, "the killed roll says that it succeeded")
+		require(t, killed().err != nil, "the killed roll says that it succeeded")
 		requireInSync(t, lab)
 		requireNoClaim(t, lab)
 	})
@@ -290,7 +289,7 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 		c := lab.Client()
 		c.Token = lab.poorToken()
 		answer := atPrompt(t, t.Context(), c)
-		status := valueOf(lab.Client().Status(t.Context()))(t)
+		status := lab.status()
 		require(t, status.Claim != nil && status.Claim.Run == c.Run && status.Claim.Lease == "kube-system/recast",
 			"status: %+v", status.Claim)
 		requireClaimed(t, lab.second().roll(planning.Policy{})(t.Context()), "(Lease kube-system/recast)") // its token may make VMs
@@ -319,7 +318,7 @@ func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
 		}
 		next.rollTo(t, planning.Policy{})
 		requireNoClaim(t, lab)
-		status := valueOf(lab.Client().Status(t.Context()))(t)
+		status := lab.status()
 		require(t, status.Claim == nil, "afterwards: %+v", status.Claim)
 	})
 }
@@ -465,8 +464,7 @@ func TestANetworkThatComesBack(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		first.Mend()
 		mended := len(lab.Recorder.Calls())
-		r := <-ended
-		require(t, r.err != nil, "the run that was cut off says that it succeeded")
+		require(t, (<-ended).err != nil, "the run that was cut off says that it succeeded")
 		must(t, (<-finished).err)
 		token, _, _ := strings.Cut(string(first.Token), "=")
 		for _, call := range lab.Recorder.Calls()[mended:] {
@@ -482,8 +480,7 @@ func TestANetworkThatComesBack(t *testing.T) {
 // withRange is another client with its own recast.yaml.
 func (l *Lab) withRange(vmids string) *Client {
 	l.t.Helper()
-	c := valueOf(l.WithRange(filepath.Join(l.t.TempDir(), "other"), vmids))(l.t)
-	return c
+	return valueOf(l.WithRange(filepath.Join(l.t.TempDir(), "other"), vmids))(l.t)
 }
 
 // TestUnfinishedWorkOfAnotherFile: a run with other proxmox.vmids was killed in the middle. Its

@@ -237,8 +237,7 @@ func TestResetKeepsToTheFile(t *testing.T) {
 // savedConfigs are the files of machine configurations in journals here.
 func (l *Lab) savedConfigs() []string {
 	l.t.Helper()
-	files := valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t)
-	return files
+	return valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t)
 }
 
 // TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left in
@@ -274,9 +273,7 @@ func TestRecordWithoutASum(t *testing.T) {
 		lab.Client().rollKilled(after("delete-vm"), policyFor("wk1"))
 		lab.editRecord("wk1", func(rec *parking.Record) { rec.Config = "" })
 		second := lab.as("20000101-0000-beef")
-		p := lab.planOf(second, "wk1", planning.Policy{})
-		require(t, p.Strategy == cluster.PutBack && strings.Contains(p.Why, "says none"),
-			"planned as %s: %s", p.Strategy, p.Why)
+		requirePlanned(t, lab.planOf(second, "wk1", planning.Policy{}), cluster.PutBack, "says none")
 		second.rollTo(t, policyFor("wk1"))
 		lab.RequireIntact()
 	})

@@ -157,11 +157,9 @@ func TestWhatIsRolled(t *testing.T) {
 		files.set(t, "wk1", noReboot)
 		user := files.user(lab, firstRun)
 		policy := planning.Policy{Only: []string{"wk1"}, What: []planning.What{s.what}}
-		p := lab.planOf(user, "wk1", policy)
-		require(t, p.Strategy == s.want, "planned as %s: %s", p.Strategy, p.Why)
+		requirePlanned(t, lab.planOf(user, "wk1", policy), s.want)
 		must(t, user.roll(policy)(t.Context()))
-		p = lab.planOf(user, "wk1", planning.Policy{})
-		require(t, p.Strategy == s.left, "what is left is planned as %s: %s", p.Strategy, p.Why)
+		requirePlanned(t, lab.planOf(user, "wk1", planning.Policy{}), s.left)
 	})
 }
 
@@ -414,8 +412,7 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 			}
 		}
 		user := configFiles{"wk1": own}.user(lab, firstRun)
-		p := lab.planOf(user, "wk1", onlyWorker)
-		require(t, p.Strategy == cluster.InstallReset && len(p.Refused) == 0, "planned as %s: %q", p.Strategy, p.Refused)
+		requirePlanned(t, lab.planOf(user, "wk1", onlyWorker), cluster.InstallReset)
 		must(t, user.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 		lab.RequireIntact()
 	})

@@ -114,7 +114,7 @@ func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 				rep := lab.Client().mustRoll(cp1)
 				requireSame(t, []string{first.Run}, rep.Resumed, "resumed (-want +got)")
 				if fresh := rep.Plan.Nodes[0]; len(rep.Plan.Nodes) != 1 || fresh.Node != "cp1" || fresh.Drift.Stale {
-					again := valueOf(lab.Client().Plan(t.Context(), cp1))(t)
+					again := lab.plan(cp1)
 					require(t, len(again.Work()) == 0, "cp1 is not done: %+v", again.Work())
 				}
 				requireSame(t, members, lab.memberIDs(), "members of etcd (-before +after)")
@@ -273,8 +273,7 @@ var controlPlanes = []string{"cp1", "cp2", "cp3"}
 // mustRoll is a roll that must succeed.
 func (l *Lab) mustRoll(run string, p planning.Policy) planning.Plan {
 	l.t.Helper()
-	rep := valueOf(l.as(run).Roll(l.t.Context(), p))(l.t)
-	return rep.Plan
+	return valueOf(l.as(run).Roll(l.t.Context(), p))(l.t).Plan
 }
 
 // TestPeersRoll rolls three control planes, however many may be down at a time.
@@ -390,9 +389,7 @@ func TestTypeInit(t *testing.T) {
 		lab.makeInit("cp1")
 		lab.Patch(everywhere)
 		only := planning.Policy{Only: []string{"cp1"}}
-		p := lab.planOf(lab.Client(), "cp1", only)
-		require(t, p.Strategy == cluster.InPlace && strings.Contains(p.Why, beginsAlone) && len(p.Refused) == 0,
-			"planned as %s, %s: %q", p.Strategy, p.Why, p.Refused)
+		requirePlanned(t, lab.planOf(lab.Client(), "cp1", only), cluster.InPlace, beginsAlone)
 		for _, s := range []string{"recreate", "reimage"} {
 			user := lab.Client()
 			lab.Replace("recast.yaml", "vmid: 9001}", "vmid: 9001, strategy: "+s+"}")
@@ -407,13 +404,9 @@ func TestTypeInit(t *testing.T) {
 		user := files.user(lab, firstRun)
 		configure := only
 		configure.What = []planning.What{planning.Config}
-		p = lab.planOf(user, "cp1", configure)
-		mustBe(t, p.Strategy == cluster.ApplyConfig && len(p.Refused) == 0,
-			"another type is planned as %s: %q", p.Strategy, p.Refused)
+		requirePlanned(t, lab.planOf(user, "cp1", configure), cluster.ApplyConfig)
 		must(t, user.roll(configure)(t.Context()))
-		p = lab.planOf(user, "cp1", only)
-		mustBe(t, p.Strategy == cluster.Recreate && len(p.Refused) == 0,
-			"with another type it is planned as %s, %s: %q", p.Strategy, p.Why, p.Refused)
+		requirePlanned(t, lab.planOf(user, "cp1", only), cluster.Recreate)
 		must(t, user.roll(only)(t.Context()))
 		lab.requireOneEtcd("cp1", "cp2", "cp3")
 		lab.RequireIntact()

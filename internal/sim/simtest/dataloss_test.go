@@ -228,7 +228,7 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 		require(t, lab.media(res.Kept[0].Volid) == media, "another disk is kept")
 		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "no earlier system disk of it is parked")
 		next(t, lab)
-		res = valueOf(lab.Client().Status(t.Context()))(t)
+		res = lab.status()
 		require(t, !slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }),
 			"kept after all: %+v", res.Kept)
 		lab.RequireIntact()

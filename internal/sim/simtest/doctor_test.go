@@ -35,8 +35,7 @@ func (c *Client) Doctor(ctx context.Context) (checkup.Result, error) {
 
 func diagnosis(t *testing.T, c *Client) checkup.Result {
 	t.Helper()
-	res := valueOf(c.Doctor(t.Context()))(t)
-	return res
+	return valueOf(c.Doctor(t.Context()))(t)
 }
 
 // problems lists the problems of a diagnosis, "group: what: seen".

@@ -123,8 +123,7 @@ func (l *Lab) waitReady(t *testing.T) {
 // stray makes a volume with a VM's number that no configuration names.
 func (l *Lab) stray(t *testing.T, vmid int) string {
 	t.Helper()
-	volid := valueOf(l.World.Alloc(sim.DiskStorage, "pve1", vmid, 1<<30, world.NewMedia(nil)))(t)
-	return volid
+	return valueOf(l.World.Alloc(sim.DiskStorage, "pve1", vmid, 1<<30, world.NewMedia(nil)))(t)
 }
 
 // TestHandOverWithStrays: older unnamed volumes are distinguished; one that appeared
@@ -198,7 +197,7 @@ func requireInTheWay(t *testing.T, lab *Lab, fresh string) {
 // parkingID is the VM that has wk1's disks now.
 func (l *Lab) parkingID(t *testing.T) int {
 	t.Helper()
-	res := valueOf(l.Client().Status(t.Context()))(t)
+	res := l.status()
 	mustBe(t, len(res.Open) == 1, "status %+v", res)
 	return int(res.Open[0].Parking)
 }
@@ -282,8 +281,7 @@ func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
 		took := time.Since(since)
 		mustBe(t, fault.CodeOf(err) == fault.StorageBusy && strings.Contains(err.Error(), "dataset is busy"),
 			"err = %v, code %s", err, fault.CodeOf(err))
-		hints := strings.Join(fault.Hints(err), "\n")
-		require(t, strings.Contains(hints, "lsof") && strings.Contains(hints, "same command again"), "hints: %s", hints)
+		requireSays(t, strings.Join(fault.Hints(err), "\n"), "lsof", "same command again")
 		require(t, took >= 3*time.Minute && took <= 7*time.Minute, "it was tried for %s", took)
 		lab.Recorder.Hooks(nil, nil)
 		lab.World.NoMoreFailures()

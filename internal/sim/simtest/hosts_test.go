@@ -350,9 +350,7 @@ func TestMigrated(t *testing.T) {
 		}
 		before := lab.Disks()
 		user := lab.Client()
-		p := lab.planOf(user, "wk1", planning.Policy{})
-		mustBe(t, p.Strategy == s.strategy && len(p.Refused) == 0,
-			"planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
+		requirePlanned(t, lab.planOf(user, "wk1", planning.Policy{}), s.strategy)
 		must(t, user.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 		lab.requireOn("pve3")
 		starts, moves := 0, 0

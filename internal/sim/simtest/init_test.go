@@ -150,8 +150,7 @@ func TestInitRefuses(t *testing.T) {
 		must(t, err)
 		require(t, len(res.Nodes) == 1 && slices.Equal(res.Left, []string{"wk1"}),
 			"without wk1 it found %+v, left %q", res.Nodes, res.Left)
-		text := read(t, me.Dir, "recast.yaml")
-		require(t, strings.Contains(text, "# wk1 was left out"), "recast.yaml does not say who was left out:\n%s", text)
+		requireSays(t, read(t, me.Dir, "recast.yaml"), "# wk1 was left out")
 		requireInitInSync(t, me)
 
 		before := tree(t, me.Dir)
@@ -276,8 +275,7 @@ func TestContainersHaveNumbers(t *testing.T) {
 		}
 		me := lab.Client()
 		must(t, errOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{})))
-		text := read(t, me.Dir, "recast.yaml")
-		require(t, strings.Contains(text, "vmids: 9200-9299"), "it proposes numbers of containers:\n%s", text)
+		requireSays(t, read(t, me.Dir, "recast.yaml"), "vmids: 9200-9299")
 		_, err := lab.Client().Init(t.Context(), t.TempDir(), setup.InitOptions{VMIDs: "9100-9199"})
 		requireError(t, err, `container 9100 "mail" on pve1 has the first number of 9100-9199`)
 	})

@@ -55,8 +55,7 @@ func (l *Lab) machine(name string) cluster.Machine {
 	l.t.Helper()
 	s := l.session()
 	defer s.end()
-	m := valueOf(s.machines.Talos.Machine(l.t.Context(), l.node(name).Addr))(l.t)
-	return m
+	return valueOf(s.machines.Talos.Machine(l.t.Context(), l.node(name).Addr))(l.t)
 }
 
 // requireServing: the node is Ready, schedulable and unmarked.
@@ -65,8 +64,7 @@ func (l *Lab) requireServing(name string) {
 	node := l.kubeNode(name)
 	require(l.t, !node.Spec.Unschedulable && isReady(node),
 		"%s: unschedulable %t, Ready %t", name, node.Spec.Unschedulable, isReady(node))
-	res := valueOf(l.Client().Status(l.t.Context()))(l.t)
-	require(l.t, len(res.Marked) == 0, "marks %+v", res.Marked)
+	requireNone(l.t, l.status().Marked, "marks")
 }
 
 // TestInPlaceUpgrade upgrades with the API of the node's version; afterwards the configuration names the new installer.

@@ -87,8 +87,7 @@ func (l *layoutLab) protect() {
 
 func (l *layoutLab) vm() world.VM {
 	l.t.Helper()
-	vm := valueOf(l.World.LookupVM(l.node.Host, l.node.VMID))(l.t)
-	return vm
+	return valueOf(l.World.LookupVM(l.node.Host, l.node.VMID))(l.t)
 }
 
 // shape is the VM's configuration without what a roll may change: names of volumes, the system disk, regenerated

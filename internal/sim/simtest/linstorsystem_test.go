@@ -476,7 +476,7 @@ func TestLINSTORHoldIsLeft(t *testing.T) {
 		requireHeldInDrift(t, lab, true)
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		lab.requireEvictAfter("wk1", "", false)
-		res := valueOf(lab.Client().Drift(t.Context()))(t)
+		res := lab.drift()
 		require(t, len(res.Held) == 0 && res.InSync, "%+v", res)
 	})
 }

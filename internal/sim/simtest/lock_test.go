@@ -241,8 +241,7 @@ func TestPreparedByImager(t *testing.T) {
 		diff := cmp.Diff(want, *runs)
 		require(t, diff == "" && n.Prepared == e.Disk.Name && (n.Prepared == "") == (s.refused != ""),
 			"prepared from %q, the lock has %+v; the imager built (-want +got):\n%s", n.Prepared, e.Disk, diff)
-		notes := strings.Join(n.Notes, "; ")
-		require(t, strings.Contains(notes, s.refused), "notes: %s", notes)
+		requireSays(t, strings.Join(n.Notes, "; "), s.refused)
 		lab.requireRolledFrom(t, before)
 	})
 }
@@ -262,8 +261,7 @@ func TestRollWhatTheImagerBuilt(t *testing.T) {
 		}
 		p := valueOf(lab.Client().Provenance(t.Context(), "wk1"))(t)
 		require(t, p.Origin == observe.FromLock && p.Build == p.Wanted && !p.Contradicted(), "provenance: %+v", p)
-		left := valueOf(os.ReadDir(filepath.Join(lab.Dir, ".recast", "cache", "imager")))(t)
-		require(t, len(left) == 0, "left: %v", left)
+		requireNone(t, valueOf(os.ReadDir(filepath.Join(lab.Dir, ".recast", "cache", "imager")))(t), "left")
 	})
 }
 
@@ -385,8 +383,7 @@ func TestVerifiedOnce(t *testing.T) {
 
 func readLock(t *testing.T, lab *Lab) schematics.Lock {
 	t.Helper()
-	lock := valueOf(schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock")))(t)
-	return lock
+	return valueOf(schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock")))(t)
 }
 
 func publicKey(t *testing.T) []byte {

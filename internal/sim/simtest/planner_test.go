@@ -144,10 +144,10 @@ func TestRollOfASavedPlan(t *testing.T) {
 		saved := lab.save(planning.Policy{Only: []string{"wk2"}})
 		must(t, lab.rollOf(saved))
 		requireDrift(t, lab, "wk1")
-		runs := valueOf(lab.Client().Status(t.Context()))(t)
+		runs := lab.status()
 		require(t, strings.HasSuffix(runs.LastRun.ID, saved.RunSuffix()) && len(runs.LastRun.Took) == 1 && runs.LastRun.Took[0].OutageSeconds != 0,
 			"%+v", runs.LastRun)
-		plan := valueOf(lab.Client().Plan(t.Context(), planning.Policy{}))(t)
+		plan := lab.plan(planning.Policy{})
 		require(t, plan.Work()[0].OutageFrom == "an earlier roll of workers" && plan.Work()[0].OutageSeconds == runs.LastRun.Took[0].OutageSeconds,
 			"%+v", plan.Work())
 		lab.RequireIntact()

@@ -275,8 +275,7 @@ func TestRebuildGoesOn(t *testing.T) {
 // otherSnapshot is a snapshot of the same cluster at another time.
 func (b *broken) otherSnapshot(t *testing.T) []byte {
 	t.Helper()
-	content := readFile(t, b.other)
-	return content
+	return readFile(t, b.other)
 }
 
 // TestRebuildIsNotNeeded: what a rebuild was taking away is put back once the others are there again.

@@ -426,8 +426,7 @@ func (l *Lab) namesBefore() map[string]string {
 	}
 	maps.DeleteFunc(names, func(_, name string) bool { return name == "" })
 	for _, m := range l.EtcdMembers() {
-		id, err := strconv.ParseUint(m.ID, 16, 64)
-		must(l.t, err)
+		id := valueOf(strconv.ParseUint(m.ID, 16, 64))(l.t)
 		names["etcd member "+m.Name] = strconv.FormatUint(id, 10)
 	}
 	return names
@@ -455,8 +454,7 @@ func (l *Lab) namesAfter(names map[string]string) {
 			names[fmt.Sprintf("MAC address of VM %d", vm.ID)], _, _ = strings.Cut(mac, ",")
 		}
 	}
-	secrets, err := filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret"))
-	must(l.t, err)
+	secrets := valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t)
 	for _, file := range secrets {
 		b := readFile(l.t, file)
 		sum := sha256.Sum256(b)
@@ -481,15 +479,12 @@ func archive(names map[string]string, found traces) []byte {
 // released are the traces of a release, with the names of this lab instead of its own.
 func (l *Lab) released(file string, names map[string]string) traces {
 	l.t.Helper()
-	a, err := txtar.ParseFile(file)
-	must(l.t, err)
+	a := valueOf(txtar.ParseFile(file))(l.t)
 	var pairs []string
 	for line := range strings.Lines(string(a.Comment)) {
 		name, old, ok := strings.Cut(strings.TrimSpace(line), ": ")
 		now, there := names[name]
-		if !ok || !there {
-			l.t.Fatalf("%s: %q is no name of this lab: %v", file, line, names)
-		}
+		mustBe(l.t, ok && there, "%s: %q is no name of this lab: %v", file, line, names)
 		pairs = append(pairs, old, now)
 	}
 	rename := strings.NewReplacer(pairs...)
@@ -506,16 +501,13 @@ func (l *Lab) released(file string, names map[string]string) traces {
 // repacked is the packed memory in a record with other names.
 func repacked(l *Lab, packed string, rename *strings.Replacer) string {
 	l.t.Helper()
-	b, err := base64.RawURLEncoding.DecodeString(packed)
-	must(l.t, err)
-	r, err := gzip.NewReader(bytes.NewReader(b))
-	must(l.t, err)
+	b := valueOf(base64.RawURLEncoding.DecodeString(packed))(l.t)
+	r := valueOf(gzip.NewReader(bytes.NewReader(b)))(l.t)
 	text, err := io.ReadAll(r)
 	must(l.t, err)
 	var out bytes.Buffer
 	w := gzip.NewWriter(&out)
-	_, err = rename.WriteString(w, string(text))
-	must(l.t, err)
+	must(l.t, errOf(rename.WriteString(w, string(text))))
 	must(l.t, w.Close())
 	return base64.RawURLEncoding.EncodeToString(out.Bytes())
 }

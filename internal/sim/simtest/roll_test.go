@@ -146,8 +146,7 @@ func TestAWipedDiskIsNoticed(t *testing.T) {
 		for _, d := range lab.World.Persistent() {
 			lab.World.Media(d.Volid, "pve1").Write(nil)
 		}
-		after := lab.Disks()
-		require(t, after["data-wk1"] != before["data-wk1"], "the datacentre hashes a wiped disk as before")
+		require(t, lab.Disks()["data-wk1"] != before["data-wk1"], "the datacentre hashes a wiped disk as before")
 		require(t, len(lab.World.Violations()) != 0, "a wiped persistent disk broke no promise")
 	})
 }
@@ -319,8 +318,7 @@ func requireInSync(t *testing.T, lab *Lab, stale ...string) {
 
 func requireDrift(t *testing.T, lab *Lab, stale ...string) pipeline.DriftResult {
 	t.Helper()
-	res, err := lab.Client().Drift(t.Context())
-	must(t, err)
+	res := valueOf(lab.Client().Drift(t.Context()))(t)
 	var got []string
 	for _, d := range res.Nodes {
 		if d.Stale {
@@ -354,6 +352,13 @@ func requireSays(t testing.TB, all string, says ...string) {
 	}
 }
 
+// requirePlanned fails unless a node is planned so, with nothing refused, and why has these texts.
+func requirePlanned(t testing.TB, n planning.NodePlan, s cluster.Strategy, why ...string) {
+	t.Helper()
+	require(t, n.Strategy == s && len(n.Refused) == 0, "%s is planned as %q, refused %q", n.Node, n.Strategy, n.Refused)
+	requireSays(t, n.Why, why...)
+}
+
 // requireEtcd fails the test if etcd was used in a way that may lose it.
 func (l *Lab) requireEtcd() {
 	l.t.Helper()
@@ -378,47 +383,35 @@ func (l *Lab) requireNothingSent(from int, but ...string) {
 // plan is what a roll would do now.
 func (l *Lab) plan(policy planning.Policy) planning.Plan {
 	l.t.Helper()
-	plan, err := l.Client().Plan(l.t.Context(), policy)
-	must(l.t, err)
-	return plan
+	return valueOf(l.Client().Plan(l.t.Context(), policy))(l.t)
 }
 
 func (l *Lab) status() pipeline.StatusResult {
 	l.t.Helper()
-	res, err := l.Client().Status(l.t.Context())
-	must(l.t, err)
-	return res
+	return valueOf(l.Client().Status(l.t.Context()))(l.t)
 }
 
 func (l *Lab) drift() pipeline.DriftResult {
 	l.t.Helper()
-	res, err := l.Client().Drift(l.t.Context())
-	must(l.t, err)
-	return res
+	return valueOf(l.Client().Drift(l.t.Context()))(l.t)
 }
 
 // session is a connected client, which the caller ends.
 func (l *Lab) session() *session {
 	l.t.Helper()
-	s, err := l.Client().connect(l.t.Context())
-	must(l.t, err)
-	return s
+	return valueOf(l.Client().connect(l.t.Context()))(l.t)
 }
 
 // kubeNode is a node in Kubernetes.
 func (l *Lab) kubeNode(name string) *corev1.Node {
 	l.t.Helper()
-	node, err := l.Kube.Node(l.t.Context(), name)
-	must(l.t, err)
-	return node
+	return valueOf(l.Kube.Node(l.t.Context(), name))(l.t)
 }
 
 // stored is an object in Kubernetes.
 func (l *Lab) stored(r schema.GroupVersionResource, namespace, name string) store.Object {
 	l.t.Helper()
-	o, err := l.Kube.Store().Get(l.t.Context(), r, namespace, name)
-	must(l.t, err)
-	return o
+	return valueOf(l.Kube.Store().Get(l.t.Context(), r, namespace, name))(l.t)
 }
 
 // allStored are the objects of a kind in Kubernetes.
@@ -432,14 +425,10 @@ func (l *Lab) allStored(r schema.GroupVersionResource, namespace string) []store
 // mustRoll is a roll that has to succeed.
 func (c *Client) mustRoll(policy planning.Policy) pipeline.Report {
 	c.lab.t.Helper()
-	rep, err := c.Roll(c.lab.t.Context(), policy)
-	must(c.lab.t, err)
-	return rep
+	return valueOf(c.Roll(c.lab.t.Context(), policy))(c.lab.t)
 }
 
 func readFile(t testing.TB, name string) []byte {
 	t.Helper()
-	content, err := os.ReadFile(name)
-	must(t, err)
-	return content
+	return valueOf(os.ReadFile(name))(t)
 }

@@ -214,8 +214,7 @@ func TestAForeignCordonStays(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Cordon("wk1", true)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		node := valueOf(lab.Kube.Node(t.Context(), "wk1"))(t)
-		require(t, node.Spec.Unschedulable, "wk1 takes pods ()")
+		require(t, lab.kubeNode("wk1").Spec.Unschedulable, "wk1 takes pods")
 		requireDrift(t, lab)
 	})
 }

@@ -134,8 +134,7 @@ func TestAVolumeThatNoDiskCanBe(t *testing.T) {
 		files.document("wk1", big)
 		err := files.user(lab, firstRun).roll(onlyWorker)(t.Context())
 		mustBe(t, err != nil && fault.KindOf(err) == fault.Failed && strings.Contains(err.Error(), stuck), "err = %v", err)
-		text := string(lab.configOf("wk1"))
-		require(t, !strings.Contains(text, "name: big"), "it keeps that configuration")
+		require(t, !strings.Contains(string(lab.configOf("wk1")), "name: big"), "it keeps that configuration")
 		lab.editConfig("wk1", strings.TrimRight(string(was), "\n"), strings.TrimRight(string(was), "\n")+"\n---\n"+big)
 		d := lab.drift()
 		for _, n := range d.Nodes {
@@ -257,8 +256,7 @@ func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 		proxmoxVolume(podFile)(lab)
 		lab.Patch(sim.PatchedExtension)
 		strategy(cluster.Recreate)(lab)
-		n := planOf(t, lab, "wk1")
-		mustBe(t, len(n.Refused) == 0 && n.Strategy == cluster.Recreate, "%s, refused %q", n.Strategy, n.Refused)
+		requirePlanned(t, planOf(t, lab, "wk1"), cluster.Recreate)
 		go lab.detachOnDrain("wk1", wk1)
 		lab.Client().rollKilled(onServer("/qemu/9031/status/start POST"), onlyWorker)
 		lab.EditVM(wk1, "scsi7", podVolid)
@@ -362,9 +360,7 @@ func TestRecreateWithoutSerials(t *testing.T) {
 				begin: func(t *testing.T) identified {
 					lab := New(t, o)
 					lab.Patch(sim.PatchedExtension)
-					plan := planOf(t, lab, "wk1")
-					mustBe(t, plan.Strategy == cluster.Recreate && len(plan.Refused) == 0,
-						"planned as %s: %s %q", plan.Strategy, plan.Why, plan.Refused)
+					requirePlanned(t, planOf(t, lab, "wk1"), cluster.Recreate)
 					return identified{lab, dataDrives(lab)}
 				},
 				do: rolls(planning.Policy{}),
@@ -453,9 +449,7 @@ func TestOneVolumeInTwoSlots(t *testing.T) {
 		}
 		files := lab.keptConfigs()
 		files.set(t, "wk1", noReboot)
-		n := lab.planOf(files.user(lab, firstRun), "wk1", planning.Policy{})
-		require(t, n.Strategy == cluster.ApplyConfig && len(n.Refused) == 0,
-			"a configuration without a reboot: planned as %q, refused %q", n.Strategy, n.Refused)
+		requirePlanned(t, lab.planOf(files.user(lab, firstRun), "wk1", planning.Policy{}), cluster.ApplyConfig)
 		files = lab.keptConfigs()
 		files.set(t, "wk1", needsReboot)
 		refused("a configuration with a reboot", files.user(lab, firstRun), cluster.ApplyConfig)
@@ -472,8 +466,7 @@ func TestOneVolumeInTwoSlots(t *testing.T) {
 			return c.State == checkup.Problem && c.What == "wk1" && strings.HasSuffix(c.Seen, want)
 		}), "doctor sees %q", problems(res))
 		lab.typed(t, "qm set 9031 --delete scsi5,scsi6")
-		n = planOf(t, lab, "wk1")
-		require(t, len(n.Refused) == 0, "afterwards: %q", n.Refused)
+		requireNone(t, planOf(t, lab, "wk1").Refused, "afterwards")
 		lab.RequireIntact()
 	})
 }
