@@ -144,7 +144,7 @@ func TestAnImageThatBootsByKexecOnly(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		build := lab.planOf(lab.Client(), "wk1", planning.Policy{}).Wanted.Build
 		lab.BreakImage(build.SchematicID, talosapi.KexecOnly)
-		workers := planning.Policy{Only: []string{"wk1", "wk2", "wk3"}}
+		workers := policyFor("wk1", "wk2", "wk3")
 		before := lab.boots()
 		err := lab.Client().roll(workers)(t.Context())
 		changed := 0
@@ -168,7 +168,7 @@ func TestAKilledFirstBootIsNoProof(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 3}, func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(sim.PatchedExtension)
-		workers := planning.Policy{Only: []string{"wk1", "wk2", "wk3"}}
+		workers := policyFor("wk1", "wk2", "wk3")
 		lab.as(firstRun).rollKilled(after("upgrade/reboot"), workers)
 		plan := lab.plan(workers)
 		var firmware []string
@@ -503,7 +503,7 @@ func TestAnotherAddressIsRefused(t *testing.T) {
 		lab.Patch(everywhere)
 		for _, strategy := range []string{"recreate", "reimage", "in-place"} {
 			lab.Replace("recast.yaml", "{name: wk1,", "{name: wk1, strategy: "+strategy+",")
-			requireRefused(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()), "etcd, Kubernetes and the talosconfig would not find it")
+			requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "etcd, Kubernetes and the talosconfig would not find it")
 			lab.Replace("recast.yaml", " strategy: "+strategy+",", "")
 		}
 		lab.requireLeftAlone(from, "wk1")

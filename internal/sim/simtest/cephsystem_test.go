@@ -110,9 +110,7 @@ func TestPlanOfCeph(t *testing.T) {
 			refused: []string{may + "Rook checked its health 20m0s ago: its operator may be away: wait until it has repaired that" + off},
 		},
 		"another node's OSD is down": {
-			change: func(l *Lab) {
-				l.stopProgram("rook-ceph", "rook-ceph-osd-1")
-			},
+			change:  func(l *Lab) { l.stopProgram("rook-ceph", "rook-ceph-osd-1") },
 			refused: []string{may + "wk2 does not serve all of its own: bring that back first" + off},
 		},
 	})
@@ -259,7 +257,7 @@ func TestRollbackOnCephOfHosts(t *testing.T) {
 	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.setRoll("strategy: " + string(cluster.Recreate))
-		must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
 		lab.World.SetCeph(inactive)
 		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "storage fast has disks of its VM, and "+inactiveSays)
 		lab.World.SetCeph(world.Ceph{})

@@ -334,9 +334,7 @@ type badInput struct {
 }
 
 func badInputs() map[string]badInput {
-	edit := func(file, old, fresh string) func(*Lab) {
-		return func(l *Lab) { l.Replace(file, old, fresh) }
-	}
+	edit := func(file, old, fresh string) func(*Lab) { return func(l *Lab) { l.Replace(file, old, fresh) } }
 	return map[string]badInput{
 		"unknown key": {edit("recast.yaml", "settle: 2s", "setle: 2s"), fault.Config, "recast.yaml:21:3: roll.setle: ", ""},
 		"missing file": {

@@ -273,10 +273,9 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 		notes := strings.Join(n.Notes, "; ")
 		require(t, n.Strategy == cluster.ApplyConfig && strings.Contains(notes, "takes effect at a recreate or reimage by ISO at the earliest"),
 			"planned as %s: %q", n.Strategy, notes)
-		only := planning.Policy{Only: []string{"wk1"}}
-		must(t, user.roll(only)(t.Context()))
+		must(t, user.roll(onlyWorker)(t.Context()))
 		lab.Patch(sim.PatchedExtension)
-		must(t, user.roll(only)(t.Context())) // a recreate, whose installer has the configuration
+		must(t, user.roll(onlyWorker)(t.Context())) // a recreate, whose installer has the configuration
 		lab.Patch(sim.CommonExtension)
 		lab.inPlace()
 		n = lab.planOf(user, "wk1", planning.Policy{})
@@ -413,7 +412,7 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 		}
 		user := configFiles{"wk1": own}.user(lab, firstRun)
 		requirePlanned(t, lab.planOf(user, "wk1", onlyWorker), cluster.InstallReset)
-		must(t, user.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, user.roll(onlyWorker)(t.Context()))
 		lab.RequireIntact()
 	})
 }

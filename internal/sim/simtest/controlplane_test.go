@@ -388,7 +388,7 @@ func TestTypeInit(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: sim.None}, func(t *testing.T, lab *Lab) {
 		lab.makeInit("cp1")
 		lab.Patch(everywhere)
-		only := planning.Policy{Only: []string{"cp1"}}
+		only := policyFor("cp1")
 		requirePlanned(t, lab.planOf(lab.Client(), "cp1", only), cluster.InPlace, beginsAlone)
 		for _, s := range []string{"recreate", "reimage"} {
 			user := lab.Client()

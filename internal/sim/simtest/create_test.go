@@ -326,7 +326,7 @@ func TestReshape(t *testing.T) {
 		mustBe(t, p.Strategy == s.strategy && len(p.VM) != 0 && len(p.Refused) == 0,
 			"planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
 		from := len(lab.Recorder.Calls())
-		must(t, user.roll(planning.Policy{Only: []string{s.node}})(t.Context()))
+		must(t, user.roll(policyFor(s.node))(t.Context()))
 		starts := lab.sent(from, toVM("POST", fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID)))
 		require(t, len(starts) == s.starts, "its VM was started %d times, want %d", len(starts), s.starts)
 		vm := lab.vmOf(s.node)

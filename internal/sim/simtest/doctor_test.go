@@ -169,9 +169,8 @@ func TestDoctorContinuesAfterErrors(t *testing.T) {
 		lab.World.SetQuorum(false)
 		c := lab.Client()
 		wk1 := lab.Nodes[1].Addr.String()
-		c.Reroute = func(addr string) string {
-			return strings.ReplaceAll(addr, wk1, "127.42.7.250") // an unused address
-		}
+		const unused = "127.42.7.250"
+		c.Reroute = func(addr string) string { return strings.ReplaceAll(addr, wk1, unused) }
 		lab.Replace("recast.lock", "", "")
 		res := diagnosis(t, c)
 		if fault.KindOf(res.Err()) != fault.Config { // of the lock

@@ -273,7 +273,7 @@ func TestDoctorOfTwoEtcds(t *testing.T) {
 // it again without data; the volume stays, empty.
 func TestAFileWithoutEtcdsVolume(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: sim.None, EtcdOnData: true, EtcdVolume: true, TalosVersion: talos14}, func(t *testing.T, lab *Lab) {
-		only := planning.Policy{Only: []string{"cp2"}}
+		only := policyFor("cp2")
 		own := lab.configOf("cp2")
 		docs := strings.Split(string(own), "---\n")
 		kept := slices.DeleteFunc(slices.Clone(docs), func(d string) bool { return strings.Contains(d, "kind: VolumeConfig\nname: ETCD\n") })

@@ -358,7 +358,7 @@ func TestRounds(t *testing.T) {
 				var a asking
 				client := lab.Client()
 				a.listen(lab, client)
-				_, err := client.Roll(t.Context(), planning.Policy{Only: []string{c.node}})
+				_, err := client.Roll(t.Context(), policyFor(c.node))
 				lab.Recorder.Hooks(nil, nil)
 				must(t, err)
 				lab.RequireIntact()

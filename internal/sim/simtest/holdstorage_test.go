@@ -126,7 +126,7 @@ func TestRebuildWithoutHold(t *testing.T) {
 	long(t)
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
 		lab.setRoll("storage: off")
-		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		requireSame(t, []string{"wk1", "wk2", "wk3"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
 		lab.requireWaits("30", "")
 	})
@@ -265,7 +265,7 @@ func TestHoldChangedBySomeoneElse(t *testing.T) {
 		var said []string
 		note, change := notes("await-storage-again", &said), whenStarted("wk1/take-down", func() { lab.setWaits("1000", "") })
 		c.Emit = allOf(note, change)
-		must(t, c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, c.roll(onlyWorker)(t.Context()))
 		lab.requireWaits("1000", "")
 		require(t, slices.Contains(said, waitSetting+" of Longhorn stays 1000: someone else has set that"), "said %q", said)
 	})
@@ -284,7 +284,7 @@ func TestHoldOfTwoWorkersAtATime(t *testing.T) {
 			_, memo := lab.waits()
 			most = max(most, strings.Count(memo, `"wk`))
 		})
-		must(t, c.roll(planning.Policy{Only: []string{"wk1", "wk2"}})(t.Context()))
+		must(t, c.roll(policyFor("wk1", "wk2"))(t.Context()))
 		require(t, most == 2, "held for %d at a time", most)
 		lab.requireWaits("30", "")
 		requireSame(t, []string{"wk1", "wk3"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")

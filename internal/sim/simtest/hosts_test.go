@@ -351,7 +351,7 @@ func TestMigrated(t *testing.T) {
 		before := lab.Disks()
 		user := lab.Client()
 		requirePlanned(t, lab.planOf(user, "wk1", planning.Policy{}), s.strategy)
-		must(t, user.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, user.roll(onlyWorker)(t.Context()))
 		lab.requireOn("pve3")
 		starts, moves := 0, 0
 		for _, task := range lab.World.Tasks() {

@@ -313,7 +313,7 @@ func readyLayout(t *testing.T, l *layoutLab) planning.NodePlan {
 	return v.plan
 }
 
-func (l *layoutLab) policy() planning.Policy { return planning.Policy{Only: []string{l.of.Node}} }
+func (l *layoutLab) policy() planning.Policy { return policyFor(l.of.Node) }
 
 // requireRolled fails the test unless the node runs the new build on the same VM, and no promise was broken.
 func (l *layoutLab) requireRolled(before map[string]string) {

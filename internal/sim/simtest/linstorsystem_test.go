@@ -464,7 +464,7 @@ func TestLINSTORHoldIsLeft(t *testing.T) {
 	long(t)
 	inEvictingLab(t, func(t *testing.T, lab *Lab) {
 		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { silentLINSTOR(lab) }))
-		err := c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
+		err := c.roll(onlyWorker)(t.Context())
 		requireFault(t, err, fault.Failed, "give back what storage systems were told")
 		const undo = `by hand: echo '{"override_props":{},"delete_props":["DrbdOptions/AutoEvictAfterTime","Aux/recast.dev/hold"]}' | ` +
 			"kubectl replace --raw /api/v1/namespaces/piraeus-datastore/services/linstor-controller:3370/proxy/v1/nodes/wk1 -f -"
@@ -501,7 +501,7 @@ func TestDriftDuringARoll(t *testing.T) {
 			looked = true
 			requireHeldInDrift(t, lab, false)
 		}))
-		must(t, c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, c.roll(onlyWorker)(t.Context()))
 		require(t, looked, "it did not look")
 	})
 }
@@ -512,7 +512,7 @@ func TestHoldBesideASilentSystem(t *testing.T) {
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
 		lab.runLINSTOR()
 		lab.stopProgram(piraeusSpace, "linstor-controller")
-		err := lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
+		err := lab.Client().roll(onlyWorker)(t.Context())
 		requireFault(t, err, fault.Failed, "give back what storage systems were told: read what storage systems were told: gave up after 20s")
 		lab.requireWaits("30", "")
 		requireDrift(t, lab, "wk2", "wk3")

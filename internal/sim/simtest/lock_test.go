@@ -227,7 +227,7 @@ func TestPreparedByImager(t *testing.T) {
 		require(t, i >= 0 && checks[i].State == s.doctor && strings.Contains(checks[i].Seen, s.refused),
 			"doctor: %+v", checks)
 		before := lab.Disks()
-		rep, err := client.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+		rep, err := client.Roll(t.Context(), onlyWorker)
 		if s.doctor == checkup.Problem {
 			requireFault(t, err, fault.Refused, "no disk image of schematic storage is made: "+s.refused)
 			return

@@ -325,7 +325,7 @@ func TestItsOwnClusterIsRefused(t *testing.T) {
 			lab.Write("kubeconfig", b)
 		}
 		if len(c.says) == 0 { // until the drain of the node that a bare pod would be lost from
-			client.rollTo(t, planning.Policy{Only: []string{"cp1"}}, "wk1", "wk2")
+			client.rollTo(t, policyFor("cp1"), "wk1", "wk2")
 			return
 		}
 		plan := valueOf(client.Plan(t.Context(), c.policy))(t)

@@ -141,7 +141,7 @@ func TestNodesOfOneHolder(t *testing.T) {
 func TestRollOfASavedPlan(t *testing.T) {
 	inLongLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
-		saved := lab.save(planning.Policy{Only: []string{"wk2"}})
+		saved := lab.save(policyFor("wk2"))
 		must(t, lab.rollOf(saved))
 		requireDrift(t, lab, "wk1")
 		runs := lab.status()
@@ -219,7 +219,7 @@ func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 		if c.lost {
 			lab.loseJournal() // a plan says less of images whose locks are not there
 		}
-		saved := lab.save(planning.Policy{Only: []string{"wk1"}})
+		saved := lab.save(onlyWorker)
 		lab.killSaved(saved, c.at)
 		if c.lost {
 			lab.loseJournal()

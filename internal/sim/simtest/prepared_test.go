@@ -46,7 +46,7 @@ func TestPrepared(t *testing.T) {
 				order = append(order, e.Path[strings.LastIndex(e.Path, "/")+1:])
 			}
 		}
-		rep := c.mustRoll(planning.Policy{Only: []string{s.node}})
+		rep := c.mustRoll(policyFor(s.node))
 		requireSame(t, "prepare-disk drain", strings.Join(order, " "), "order (-want +got)")
 		n := rep.Plan.Nodes[0]
 		require(t, n.Strategy == s.strategy && strings.HasSuffix(n.Prepared, ".qcow2"),
@@ -77,7 +77,7 @@ func TestPreparedAnotherEntry(t *testing.T) {
 		roll := func(strategy cluster.Strategy) planning.NodePlan {
 			lab.Replace("recast.yaml", "strategy: "+string(now), "strategy: "+string(strategy))
 			now = strategy
-			rep := valueOf(next().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}))(t)
+			rep := valueOf(next().Roll(t.Context(), onlyWorker))(t)
 			requireDrift(t, lab, "cp1")
 			return rep.Plan.Nodes[0]
 		}
@@ -138,7 +138,7 @@ func TestPreparedOutage(t *testing.T) {
 					away = time.Since(stopped)
 				}
 			}
-			c.mustRoll(planning.Policy{Only: []string{"wk1"}})
+			c.mustRoll(onlyWorker)
 		})
 		return away
 	}

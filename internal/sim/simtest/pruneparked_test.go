@@ -391,7 +391,7 @@ func TestParkingVMWithADamagedRecord(t *testing.T) {
 			got := strings.Contains(strings.Join(n.Refused, "\n"), "was its parking VM, and its Notes")
 			require(t, got == refused, "%s: refused %q", node, n.Refused)
 		}
-		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk2"}})(t.Context()))
+		must(t, lab.Client().roll(policyFor("wk2"))(t.Context()))
 		write(notes)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		lab.RequireIntact()

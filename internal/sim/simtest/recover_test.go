@@ -102,7 +102,7 @@ func TestRecover(t *testing.T) {
 				lab := r.lab(t)
 				before := lab.machinesDump()
 				c := lab.Client()
-				c.killedAt(t, r.at, c.roll(planning.Policy{Only: []string{r.node}}))
+				c.killedAt(t, r.at, c.roll(policyFor(r.node)))
 				if !r.journal {
 					lab.loseJournal()
 				}
@@ -156,7 +156,7 @@ func TestRecoverKilled(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				lab := c.lab(t)
 				dump := lab.machinesDump()
-				lab.Client().rollKilled(c.at, planning.Policy{Only: []string{c.node}})
+				lab.Client().rollKilled(c.at, policyFor(c.node))
 				second := lab.Client()
 				second.killedAt(t, c.then, second.giveUp(c.node))
 				lab.loseJournal()
@@ -169,7 +169,7 @@ func TestRecoverKilled(t *testing.T) {
 					lab.requireRecovered(dump)
 					return
 				}
-				lab.as("20000101-0000-beef").rollTo(t, planning.Policy{Only: []string{c.node}}, lab.others(c.node)...)
+				lab.as("20000101-0000-beef").rollTo(t, policyFor(c.node), lab.others(c.node)...)
 				lab.requireKept(1)
 			})
 		})
@@ -253,9 +253,7 @@ func TestRecoverRefused(t *testing.T) {
 		},
 		"its etcd member is gone": {
 			sim.Options{ControlPlanes: 3, Workers: 1},
-			"cp2", func(t *testing.T, lab *Lab) {
-				lab.Client().rollKilled(onServer("EtcdLeaveCluster"), planning.Policy{Only: []string{"cp2"}})
-			},
+			"cp2", func(t *testing.T, lab *Lab) { lab.Client().rollKilled(onServer("EtcdLeaveCluster"), policyFor("cp2")) },
 			"which is no member any more: it would never join again", "let recast roll finish the replacement instead",
 		},
 	}, func(t *testing.T, lab *Lab, c story) {
@@ -304,10 +302,10 @@ func TestRollback(t *testing.T) {
 		members := lab.EtcdMembers()
 		old := lab.builds()
 		lab.Patch(everywhere)
-		must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
+		must(t, lab.as(firstRun).roll(policyFor(c.node))(t.Context()))
 		rolled := lab.builds()
 
-		rep := valueOf(lab.as(secondRun).Rollback(t.Context(), planning.Policy{Only: []string{c.node}}))(t)
+		rep := valueOf(lab.as(secondRun).Rollback(t.Context(), policyFor(c.node)))(t)
 		n := rep.Plan.Nodes
 		require(t, len(n) == 1 && n[0].Strategy == cluster.Rollback && strings.Contains(n[0].Why, "boots the system disk that run "+firstRun+" replaced: Talos v1.13.9"),
 			"plan %+v", n)
@@ -355,13 +353,13 @@ func TestRollbackKilled(t *testing.T) {
 			inLab(t, o, func(t *testing.T, lab *Lab) {
 				old := lab.builds()
 				lab.Patch(everywhere)
-				must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
+				must(t, lab.as(firstRun).roll(policyFor(c.node))(t.Context()))
 				second := lab.as(secondRun)
 				second.killedAt(t, c.at, second.goBack(c.node))
 				if !c.journal {
 					lab.loseJournal()
 				}
-				p := lab.planOf(lab.Client(), c.node, planning.Policy{Only: []string{c.node}})
+				p := lab.planOf(lab.Client(), c.node, policyFor(c.node))
 				if p.Strategy != cluster.Rollback || !p.Resume || len(p.Refused) > 0 || !strings.Contains(p.Why, "run "+secondRun+" began to roll it back") {
 					t.Errorf("planned as %s: %s; %q", p.Strategy, p.Why, p.Refused)
 				}
@@ -372,7 +370,7 @@ func TestRollbackKilled(t *testing.T) {
 					confirmed++
 					return p.Run == secondRun, nil
 				}
-				if err := third.roll(planning.Policy{Only: []string{c.node}})(t.Context()); fault.KindOf(err) != fault.Interrupted || confirmed != 2 {
+				if err := third.roll(policyFor(c.node))(t.Context()); fault.KindOf(err) != fault.Interrupted || confirmed != 2 {
 					t.Fatalf("confirmed %d plans: %v", confirmed, err)
 				}
 				requireSame(t, old, lab.builds(), "builds after the rollback")
@@ -425,7 +423,7 @@ func TestRollbackRefused(t *testing.T) {
 		},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
-		must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
+		must(t, lab.as(firstRun).roll(policyFor(c.node))(t.Context()))
 		c.spoil(t, lab)
 		before := lab.machinesDump()
 		requireRefused(t, lab.as(thirdRun).goBack(c.node)(t.Context()), c.text)
@@ -448,8 +446,8 @@ func TestUndoMeansTheRunThatStartedLast(t *testing.T) {
 	eachLongIn(t, func(bool) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 2} }, map[string]bool{"on the same machine": false, "on another machine": true},
 		func(t *testing.T, lab *Lab, elsewhere bool) {
 			lab.Patch(everywhere)
-			must(t, lab.as(first).roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
-			must(t, lab.as(last).roll(planning.Policy{Only: []string{"wk2"}})(t.Context()))
+			must(t, lab.as(first).roll(onlyWorker)(t.Context()))
+			must(t, lab.as(last).roll(policyFor("wk2"))(t.Context()))
 			c, run := lab.as("20000101-0000-8888"), ""
 			if c.Elsewhere = elsewhere; elsewhere {
 				lab.loseJournal()

@@ -135,7 +135,7 @@ func TestRehearseFirmware(t *testing.T) {
 				made = call
 			}
 		})
-		rep, err := client.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+		rep, err := client.Roll(t.Context(), onlyWorker)
 		lab.Recorder.Hooks(nil, nil)
 		must(t, err)
 		mustBe(t, len(rep.Rehearsed) == 1, "rehearsed %+v", rep.Rehearsed)
@@ -198,7 +198,7 @@ func TestRehearsalFails(t *testing.T) {
 		lab.Patch(everywhere)
 		c.bring(t, lab)
 		boot, before := lab.bootID("wk1"), len(lab.Recorder.Calls())
-		rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+		rep, err := lab.rehearsing().Roll(t.Context(), onlyWorker)
 		lab.Silence(nil)
 		require(t, fault.KindOf(err) == c.kind && strings.Contains(message(err), c.want) && len(fault.Hints(err)) != 0,
 			"kind %d: %v\nhints %q", fault.KindOf(err), err, fault.Hints(err))
@@ -320,7 +320,7 @@ func TestRehearseBoth(t *testing.T) {
 				made = append(made, fmt.Sprintf("%s, scsi0 %t, medium %t, %s", call.Params["boot"], strings.Contains(call.Params["scsi0"], ",import-from=local:import/"), strings.Contains(call.Params["ide2"], ".iso"), call.Params["ipconfig0"]))
 			}
 		})
-		rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1", "wk2"}})
+		rep, err := lab.rehearsing().Roll(t.Context(), policyFor("wk1", "wk2"))
 		lab.Recorder.Hooks(nil, nil)
 		must(t, err)
 		want := []string{"order=ide2, scsi0 false, medium true, ip=127.42.7.251/24", "order=scsi0, scsi0 true, medium false, ip=127.42.7.251/24"}
@@ -353,7 +353,7 @@ func TestRehearseADiskOn(t *testing.T) {
 				made = call
 			}
 		})
-		rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+		rep, err := lab.rehearsing().Roll(t.Context(), onlyWorker)
 		lab.Recorder.Hooks(nil, nil)
 		must(t, err)
 		if len(rep.Rehearsed) != 1 || rep.Rehearsed[0].Unseen != "" || !strings.Contains(made.Params[bus+"0"], ",import-from=") {
@@ -370,7 +370,7 @@ func TestRehearsalOfADiskLost(t *testing.T) {
 		lab.BootsDisks("disk")
 		lab.Patch(everywhere)
 		lost := lab.loseEvery(k)
-		rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+		rep, err := lab.rehearsing().Roll(t.Context(), onlyWorker)
 		lab.Recorder.Hooks(nil, nil)
 		mustBe(t, err == nil && len(rep.Rehearsed) == 1 && lost.Load() >= 3,
 			"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
@@ -394,10 +394,9 @@ func TestRehearsalOfADiskLate(t *testing.T) {
 		lab.BootsDisks("disk")
 		lab.setRoll("rehearse: {enabled: true}")
 		lab.Patch(everywhere)
-		only := planning.Policy{Only: []string{"wk1"}}
-		x := lab.rollKilledBy(makes, only)
+		x := lab.rollKilledBy(makes, onlyWorker)
 		x.deliverBefore(s.then, 0)
-		must(t, lab.second().roll(only)(t.Context()))
+		must(t, lab.second().roll(onlyWorker)(t.Context()))
 		x.deliver()
 		lab.Recorder.Hooks(nil, nil)
 		left := lab.scratches()
@@ -412,7 +411,7 @@ func TestRehearsalOfADiskLate(t *testing.T) {
 func (l *Lab) leaveScratch(t *testing.T) {
 	l.Patch(sim.PatchedExtension)
 	c := l.rehearsing()
-	c.killedAt(t, onServer("/9099/status/start POST"), c.roll(planning.Policy{Only: []string{"wk1"}}))
+	c.killedAt(t, onServer("/9099/status/start POST"), c.roll(onlyWorker))
 	left := l.scratches()
 	mustBe(t, len(left) == 1, "left: %q", left)
 }
@@ -427,7 +426,7 @@ func TestPruneScratchVMs(t *testing.T) {
 			return c.What == "VM 9099" && c.State == checkup.Warning && strings.Contains(strings.Join(c.Remedy, ""), "recast prune deletes it")
 		})
 		require(t, warned, "doctor says nothing of it")
-		inSync := planning.Policy{Only: []string{"cp1"}}
+		inSync := policyFor("cp1")
 		plan := valueOf(second.Plan(t.Context(), inSync))(t)
 		require(t, len(plan.Scratch) == 0 && strings.Contains(strings.Join(plan.Warn, ""), `VM 9099 "recast-rehearse-9099" on pve1, which run`),
 			"planned to clear %v, warned %q", plan.Scratch, plan.Warn)
@@ -450,7 +449,7 @@ func TestAChangedScratchVMIsKept(t *testing.T) {
 		lab.leaveScratch(t)
 		lab.EditVM(scratchVM, "scsi5", "fast:3,serial=someone")
 		const why = "is not a drive that it was created with"
-		requireRefused(t, lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()), why)
+		requireRefused(t, lab.second().roll(onlyWorker)(t.Context()), why)
 		rep, err := lab.second().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
 		require(t, err == nil && len(rep.Scratch) == 1 && strings.Contains(strings.Join(rep.Scratch[0].Keep, ""), why),
 			"report %+v, %v", rep.Scratch, err)
@@ -466,7 +465,7 @@ func TestPlanOfARehearsal(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
 		must(t, lab.Client().Publish(t.Context()))
-		planner, only := lab.second(), planning.Policy{Only: []string{"wk1"}}
+		planner, only := lab.second(), onlyWorker
 		without := valueOf(planner.Plan(t.Context(), only))(t)
 		require(t, len(without.Trials) == 0 && len(without.Scratch) == 1,
 			"planned %v, to clear %v", without.Trials, without.Scratch)

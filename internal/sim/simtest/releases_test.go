@@ -30,7 +30,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -61,7 +60,6 @@ var (
 
 // leavings are the states of which every release has left a file, by its name.
 func leavings() map[string]leaving {
-	onlyIn := func(node string) planning.Policy { return planning.Policy{Only: []string{node}} }
 	rolled := func(node string, o sim.Options, s cluster.Strategy, at moment, ways []string, more ...func(*Lab)) leaving {
 		kept := 1
 		if s == cluster.InPlace {
@@ -73,9 +71,7 @@ func leavings() map[string]leaving {
 				prepare(lab)
 			}
 			lab.Patch(everywhere)
-		}, func(t *testing.T, lab *Lab) {
-			lab.as(firstRun).rollKilled(at, onlyIn(node))
-		}, ways, kept, false}
+		}, func(t *testing.T, lab *Lab) { lab.as(firstRun).rollKilled(at, policyFor(node)) }, ways, kept, false}
 	}
 	one, three, prepared := oneWorker(), sim.Options{ControlPlanes: 3, Workers: 1}, func(lab *Lab) { lab.BootsDisks("disk") }
 	impatient := func(lab *Lab) { lab.runLonghorn("wk1", "wk2", "wk3"); lab.isImpatient() }
@@ -87,7 +83,7 @@ func leavings() map[string]leaving {
 	}
 	shaped := func(node string, prepare func(*Lab), at moment, ways []string) leaving {
 		return leaving{node, one, func(lab *Lab) { lab.allowShape(); prepare(lab) }, func(t *testing.T, lab *Lab) {
-			lab.as(firstRun).rollKilled(at, onlyIn(node))
+			lab.as(firstRun).rollKilled(at, policyFor(node))
 		}, ways, 0, true}
 	}
 	return map[string]leaving{
@@ -197,7 +193,7 @@ func (s leaving) goOn(t *testing.T, lab *Lab, way, before string) {
 	}
 	c := lab.as(thirdRun)
 	c.Elsewhere = true
-	do, stale := c.roll(planning.Policy{Only: []string{s.node}}), lab.others(s.node)
+	do, stale := c.roll(policyFor(s.node)), lab.others(s.node)
 	switch way {
 	case "undo":
 		do = c.giveUp(s.node)
@@ -318,7 +314,7 @@ func TestFormatsThatOneReleaseShows(t *testing.T) {
 			inLab(t, o, func(t *testing.T, lab *Lab) {
 				lab.setRoll("strategy: recreate")
 				lab.wantTalos(c.from, c.to)
-				lab.Client().rollTo(t, planning.Policy{Only: []string{"wk1"}}, "cp1")
+				lab.Client().rollTo(t, onlyWorker, "cp1")
 			})
 		})
 	}

@@ -335,7 +335,7 @@ func TestNoticesOfARunThatDidNotBegin(t *testing.T) {
 		c.Confirm = func(planning.Plan) (bool, error) { return false, nil }
 		mustBe(t, c.roll(planning.Policy{})(t.Context()) != nil, "it was confirmed")
 		told.require(t)
-		mustBe(t, c.roll(planning.Policy{Only: []string{"wk9"}})(t.Context()) != nil, "there is a wk9")
+		mustBe(t, c.roll(policyFor("wk9"))(t.Context()) != nil, "there is a wk9")
 		told.require(t, `failure roll  failed {[] [] []} "no node \"wk9\" in the configuration, did you mean \"wk1\"?": recast roll of lab: failed`)
 
 		ctx, cancel := context.WithCancel(t.Context())

@@ -101,14 +101,14 @@ func TestOrder(t *testing.T) {
 		"workers first":                      {roll: []string{"order: workers-first"}, order: []string{"wk1", "wk2", "cp1"}},
 		"no canary":                          {roll: []string{"canary: false"}, order: []string{"cp1", "wk1", "wk2"}},
 		"someone runs the new build already": {before: "wk2", order: []string{"cp1", "wk1"}},
-		"only":                               {policy: planning.Policy{Only: []string{"wk2", "cp1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
+		"only":                               {policy: policyFor("wk2", "cp1"), order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 		"exclude":                            {policy: planning.Policy{Exclude: []string{"wk1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 	}
 	eachLongIn(t, func(c story) sim.Options { return c.options }, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll(c.roll...)
 		lab.Patch(everywhere)
 		if c.before != "" {
-			must(t, lab.Client().roll(planning.Policy{Only: []string{c.before}})(t.Context()))
+			must(t, lab.Client().roll(policyFor(c.before))(t.Context()))
 		}
 		seen := lab.watchOutage()
 		must(t, lab.second().roll(c.policy)(t.Context()))
@@ -161,7 +161,7 @@ func TestWorkersAtATime(t *testing.T) {
 		lab.setRoll("canary: false")
 		lab.Patch(sim.PatchedExtension)
 		start := time.Now()
-		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1", "wk2"}})(t.Context()))
+		must(t, lab.Client().roll(policyFor("wk1", "wk2"))(t.Context()))
 		serial := 2 * time.Since(start) // of four
 		lab.Patch(sim.PatchedExtension)
 		lab.setRoll("maxUnavailable: " + c.at)
@@ -223,9 +223,7 @@ func TestAForeignCordonStays(t *testing.T) {
 // a person has taken down, does not count.
 func TestAnotherNodeIsDown(t *testing.T) {
 	long(t)
-	off := func(node string) func(*Lab) {
-		return func(l *Lab) { must(l.t, l.World.PowerOff(l.node(node).VMID)) }
-	}
+	off := func(node string) func(*Lab) { return func(l *Lab) { must(l.t, l.World.PowerOff(l.node(node).VMID)) } }
 	foreign := func(l *Lab) {
 		l.Kube.NodeUp(kubeapi.NodeInfo{Name: "gpu1", UUID: "5ec0ffee-0000-4000-8000-0000000000aa", BootID: "b"})
 		time.Sleep(time.Minute)
@@ -259,7 +257,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 		lab.Patch(everywhere)
 		c.spoil(lab)
 		time.Sleep(2 * time.Minute) // until Kubernetes reports it
-		only := planning.Policy{Only: []string{c.only}}
+		only := policyFor(c.only)
 		plan := lab.plan(only)
 		if refused := strings.Join(plan.Refused(), "\n"); !strings.Contains(refused, c.refuse) || c.refuse == "" && refused != "" {
 			t.Errorf("the plan refuses %q", refused)

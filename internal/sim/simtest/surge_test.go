@@ -217,7 +217,7 @@ func TestSurgeAfterAFailure(t *testing.T) {
 			p := lab.planOf(lab.Client(), surgeNode, planning.Policy{})
 			require(t, p.Strategy == "" && strings.HasPrefix(p.Why, "it serves while workers are away"),
 				"it is planned as %s: %s", p.Strategy, p.Why)
-			plan, err := lab.Client().Plan(t.Context(), planning.Policy{Only: []string{"cp1"}})
+			plan, err := lab.Client().Plan(t.Context(), policyFor("cp1"))
 			if must(t, err); len(plan.Work()) > 0 || plan.Surge != nil {
 				t.Errorf("with --only cp1: %+v", plan.Surge)
 			}
@@ -307,7 +307,7 @@ func TestSurgeByMistake(t *testing.T) {
 		lab.AddSurge(1)
 		node, _, _ := strings.Cut(refused[0], ":")
 		lab.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", class: surge, host: pve1, surge: true, vm: {ipconfig: ['ip=127.42.7.252/24,gw=127.42.7.1']},")
-		plan := lab.plan(planning.Policy{Only: []string{node}})
+		plan := lab.plan(policyFor(node))
 		requireSays(t, strings.Join(plan.Refused(), "\n"), refused...)
 		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), refused[0])
 		must(t, errOf(lab.Kube.Node(t.Context(), node)))

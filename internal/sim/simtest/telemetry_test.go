@@ -285,7 +285,7 @@ func TestTelemetryKeepsSecrets(t *testing.T) {
 		must(t, lab.Trouble("wk1", talosapi.Trouble{Refuses: "yaml: unmarshal errors:\n  line 4: cannot unmarshal !!str `" + b.TrustdInfo.Token + "` into []string\n" +
 			"unknown keys found during decoding:\ncluster:\n    sercet: " + b.Cluster.Secret + "\n    token: " + b.Secrets.BootstrapToken + "\n"}))
 		c, ctx, _ := lab.observed(t, newCollector(lab))
-		_, err := c.Roll(ctx, planning.Policy{Only: []string{"wk1"}})
+		_, err := c.Roll(ctx, onlyWorker)
 		c.Telemetry.End(ctx, 1, err)
 		if !strings.Contains(message(err), "the machine rejects the configuration: ") || !strings.Contains(string(lab.Read("log.jsonl")), `"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`) {
 			t.Errorf("%v\n%s", err, lab.Read("log.jsonl"))

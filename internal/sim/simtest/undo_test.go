@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -567,8 +566,7 @@ func TestUndoRollByHand(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				resumption{strategy: cluster.Recreate}.prepare(lab)
 				old := lab.builds()
-				only := planning.Policy{Only: []string{"wk1"}}
-				lab.as(firstRun).rollKilled(at, only)
+				lab.as(firstRun).rollKilled(at, onlyWorker)
 				park := lab.parkingID(t)
 				vm := lab.vm(park)
 				sh := &undoShell{Shell: lab.Shell("pve1")}
@@ -576,7 +574,7 @@ func TestUndoRollByHand(t *testing.T) {
 				lab.World.Delay(3 * time.Minute) // it boots
 				requireSame(t, old, lab.builds(), "builds")
 				lab.RequireIntact()
-				lab.as(secondRun).rollTo(t, only, "cp1")
+				lab.as(secondRun).rollTo(t, onlyWorker, "cp1")
 				lab.requireKept(1)
 				lab.RequireIntact()
 			})

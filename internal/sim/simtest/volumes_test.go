@@ -281,7 +281,7 @@ func TestAPodsDiskComesToTheNextNode(t *testing.T) {
 				go lab.detachOnDrain("wk2", 9032)
 			}
 		}))
-		_, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1", "wk2"}})
+		_, err := c.Roll(t.Context(), policyFor("wk1", "wk2"))
 		if isPods && err != nil || !isPods && fault.CodeOf(err) != fault.PlanMoved {
 			t.Fatal(err)
 		}
@@ -458,7 +458,7 @@ func TestOneVolumeInTwoSlots(t *testing.T) {
 		lab.inPlace()
 		refused("in-place", lab.Client(), cluster.InPlace)
 		boots := lab.boots()
-		if err := lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()); err == nil || !slices.Equal(boots, lab.boots()) {
+		if err := lab.Client().roll(onlyWorker)(t.Context()); err == nil || !slices.Equal(boots, lab.boots()) {
 			t.Errorf("rolled: %v", err)
 		}
 		res := diagnosis(t, lab.Client())
