@@ -375,7 +375,8 @@ func (l *Lab) sent(from int, is func(record.Call) bool) []record.Call {
 // requireNothingSent fails if something was changed since a call, but for the claim and by those protocols.
 func (l *Lab) requireNothingSent(from int, but ...string) {
 	l.t.Helper()
-	for _, c := range l.sent(from, func(c record.Call) bool { return c.Mutation && !ofClaim(c) && !slices.Contains(but, c.Proto) }) {
+	wrong := func(c record.Call) bool { return c.Mutation && !ofClaim(c) && !slices.Contains(but, c.Proto) }
+	for _, c := range l.sent(from, wrong) {
 		l.t.Errorf("%s %s %s was sent all the same", c.Proto, c.Method, c.Path)
 	}
 }
