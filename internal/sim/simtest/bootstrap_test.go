@@ -3,15 +3,23 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/adminconfig"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline/configs"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -44,9 +52,7 @@ func (l *Lab) newCluster(controlPlanes, workers, hosts int) (nodes []string) {
 func (l *Lab) draft(d draft) drafted {
 	l.t.Helper()
 	if d.ours == nil {
-		var err error
-		d.ours, err = talosapi.NewCluster(sim.ClusterName, "https://127.42.7.10:6443", sim.TalosVersion, sim.KubernetesVersion)
-		must(l.t, err)
+		d.ours = valueOf(talosapi.NewCluster(sim.ClusterName, "https://127.42.7.10:6443", sim.TalosVersion, sim.KubernetesVersion))(l.t)
 	}
 	l.Guard(d.ours.Secrets)
 	l.allowShape()
@@ -64,8 +70,7 @@ func (l *Lab) draft(d draft) drafted {
 		if !m.ControlPlane {
 			m.Documents = d.documents
 		}
-		config, err := d.ours.MachineConfig(m)
-		must(l.t, err)
+		config := valueOf(d.ours.MachineConfig(m))(l.t)
 		files[node] = config
 	}
 	for i := range d.controlPlanes {
@@ -77,27 +82,22 @@ func (l *Lab) draft(d draft) drafted {
 	made.lock = l.Configure(text.String())
 	l.Replace("recast.yaml", "roll:\n", fmt.Sprintf("roll:\n  maxUnavailable: {workers: 1, perHost: %d}\n", d.controlPlanes+d.workers))
 	l.MachineConfig = files.read
-	p, err := l.Client().Project()
-	must(l.t, err)
+	p := valueOf(l.Client().Project())(l.t)
 	config, endpoints, err := configs.Begin(l.t.Context(), p, files.read, "cp1")
 	must(l.t, err)
-	access, err := adminconfig.Of(sim.ClusterName, config, endpoints)
-	must(l.t, err)
+	access := valueOf(adminconfig.Of(sim.ClusterName, config, endpoints))(l.t)
 	l.Write("talosconfig", access.Talosconfig)
 	l.Write("kubeconfig", access.Kubeconfig)
 	return made
 }
 
-// requireNodes fails the test unless nothing is stale, each node has one VM, and etcd's members are the
-// control planes.
+// requireNodes fails the test unless nothing is stale, each node has one VM, and etcd's members are the control planes.
 func (l *Lab) requireNodes(t *testing.T, nodes []string) {
 	t.Helper()
 	requireInSync(t, l)
 	var planes []string
 	for _, node := range nodes {
-		if made := l.made([]string{node}); made != 1 {
-			t.Errorf("there are %d VMs %s", made, node)
-		}
+		requireSame(t, 1, l.made([]string{node}), "there are … VMs %s (-want +got)", node)
 		if strings.HasPrefix(node, "cp") {
 			planes = append(planes, node)
 		}
@@ -132,19 +132,14 @@ func TestBootstrap(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, s struct{ controlPlanes, workers int }) {
 		nodes := lab.newCluster(s.controlPlanes, s.workers, 3)
 		rep, err := lab.Client().Bootstrap(t.Context(), "cp1")
-		if err != nil {
-			t.Fatalf("%v\n%s", err, rep.Outcome)
-		}
+		mustBe(t, err == nil, "%v\n%s", err, rep.Outcome)
 		requireCluster(t, lab, nodes...)
-		again, err := lab.Client().Bootstrap(t.Context(), "cp1")
-		if err != nil || again.Outcome != "nothing to do" {
-			t.Errorf("again: %s, %v", again.Outcome, err)
-		}
+		again := valueOf(lab.Client().Bootstrap(t.Context(), "cp1"))(t)
+		require(t, again.Outcome == "nothing to do", "again: %s", again.Outcome)
 	})
 }
 
-// TestBootstrapTakesAsLongAsItsLongestChain: eight nodes take no longer than one control plane, and then
-// one worker.
+// TestBootstrapTakesAsLongAsItsLongestChain: eight nodes take no longer than one control plane, and then one worker.
 func TestBootstrapTakesAsLongAsItsLongestChain(t *testing.T) {
 	long(t)
 	took := func(controlPlanes, workers int) (took time.Duration) {
@@ -161,9 +156,7 @@ func TestBootstrapTakesAsLongAsItsLongestChain(t *testing.T) {
 	chain, all := took(1, 1), took(3, 5)
 	ratio := float64(all) / float64(chain)
 	t.Logf("%s for one control plane and a worker, %s for 3 + 5 nodes: %.2f times", chain, all, ratio)
-	if ratio > 1.1 {
-		t.Errorf("3 + 5 nodes take %.2f times as long as one control plane and then a worker", ratio)
-	}
+	require(t, ratio <= 1.1, "3 + 5 nodes take %.2f times as long as one control plane and then a worker", ratio)
 }
 
 // founding is a cluster that is to be made.
@@ -185,4 +178,214 @@ func TestBootstrapKilled(t *testing.T) {
 		choose: chosenPoints,
 		end:    func(t *testing.T, f founding) string { requireCluster(t, f.Lab, f.nodes...); return "" },
 	}.killEverywhere(t)
+}
+
+// destroyVM destroys a VM as an administrator, or a dead host, does.
+func (l *Lab) destroyVM(id int) {
+	l.t.Helper()
+	must(l.t, l.World.PowerOff(id))
+	l.done(l.World.DestroyVM("root@pam", l.hostOf(id), world.DestroyRequest{ID: id}))
+}
+
+// squatter is a blank machine at an address.
+func squatter(addr string) func(*Lab, drafted) func() {
+	return func(l *Lab, d drafted) func() {
+		l.founder(d.ours, d.lock, sim.TalosVersion).startAt(600, "squatter", netip.MustParseAddr(addr))
+		time.Sleep(time.Minute)
+		return func() { l.destroyVM(600) }
+	}
+}
+
+// otherFile gives a node another file; nil: none.
+func otherFile(node string, edit func(cluster.Secret) cluster.Secret) func(*Lab, drafted) func() {
+	return func(l *Lab, _ drafted) func() {
+		right := l.MachineConfig
+		l.MachineConfig = func(ctx context.Context, of string) (cluster.Secret, bool, error) {
+			text, there, err := right(ctx, of)
+			if of == node {
+				text = edit(text)
+			}
+			return text, there && text != nil, err
+		}
+		return func() { l.MachineConfig = right }
+	}
+}
+
+// TestBootstrapRefused: no cluster begins beside what is there, or with the wrong files. Once that is
+// corrected, the same command makes it.
+func TestBootstrapRefused(t *testing.T) {
+	type story struct {
+		first  string
+		before func(*Lab, drafted) (after func())
+		made   int // VMs of nodes that are made all the same
+		etcd   int // members of etcd
+		says   string
+	}
+	vm := func(id int, name, yaml string) func(*Lab, drafted) func() {
+		return func(l *Lab, _ drafted) func() {
+			l.Replace("recast.yaml", "{name: cp1,", "{name: cp1,"+yaml)
+			l.DefineVM(id, map[string]string{"name": name})
+			return func() { l.destroyVM(id) }
+		}
+	}
+	eachLong(t, sim.Options{Empty: true}, map[string]story{
+		"a VM has a node's name":             {"cp1", vm(500, "wk1", ""), 0, 0, `wk1: it is in recast.yaml, and there is something of it: its name has VM 500 "wk1"`},
+		"a VM has a node's number":           {"cp1", vm(500, "else", " vmid: 500,"), 0, 0, `cp1: it is in recast.yaml, and there is something of it: its number has VM 500 "else"`},
+		"a machine has the first's address":  {"cp1", squatter("127.42.7.11"), 0, 0, "a machine in maintenance mode answers at 127.42.7.11, which is to be the address of cp1"},
+		"a machine has a worker's address":   {"cp1", squatter("127.42.7.31"), 1, 1, "a machine in maintenance mode answers at 127.42.7.31, which is to be the address of wk1"},
+		"a machine of the cluster elsewhere": {"cp1", foundling, 1, 0, "Talos' discovery knows another machine of this cluster, cp3: etcd was not begun on cp1"},
+		"with a worker":                      {"wk1", nil, 0, 0, "a cluster begins with a control plane, and its machine configuration is that of a worker"},
+		"with a file of another cluster": {"cp1", otherFile("wk1", func(text cluster.Secret) cluster.Secret {
+			return regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(text, []byte("${1}abcdef.0123456789abcdef"))
+		}), 0, 0, "the bootstrap token of Kubernetes: is it the file of another cluster?"},
+		"without a file of the first": {"cp1", otherFile("cp1", func(cluster.Secret) cluster.Secret { return nil }), 0, 0, "cp1: its machine configuration is not in talos.machineConfigs"},
+	}, func(t *testing.T, lab *Lab, s story) {
+		d := lab.draft(draft{controlPlanes: 1, workers: 1, hosts: 1})
+		after := func() {}
+		if s.before != nil {
+			after = s.before(lab, d)
+		}
+		there := lab.made(d.nodes)
+		requireRefused(t, errOf(lab.as(firstRun).Bootstrap(t.Context(), s.first)), s.says)
+		made := lab.made(d.nodes) - there
+		require(t, made == s.made && len(lab.EtcdMembers()) == s.etcd,
+			"%d VMs were made, and etcd has %+v", made, lab.EtcdMembers())
+		after()
+		must(t, errOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1")))
+		requireCluster(t, lab, d.nodes...)
+	})
+}
+
+// made counts the VMs with names of nodes.
+func (l *Lab) made(nodes []string) (n int) {
+	for _, vm := range l.World.VMs() {
+		if slices.Contains(nodes, vm.Config["name"]) {
+			n++
+		}
+	}
+	return n
+}
+
+// foundling is a control plane of the cluster that is not in recast.yaml, made by hand. Discovery forgets
+// it half an hour after it is gone.
+func foundling(l *Lab, d drafted) func() {
+	f := l.founder(d.ours, d.lock, sim.TalosVersion)
+	uuid := f.start(600, "cp3")
+	time.Sleep(time.Minute)
+	f.configure(founded("cp3"), uuid, "cp3")
+	time.Sleep(3 * time.Minute)
+	return func() {
+		l.destroyVM(600)
+		time.Sleep(31 * time.Minute)
+	}
+}
+
+// TestBootstrapAfterACluster: a cluster whose machines are gone is not made a second time while disks of it are kept.
+func TestBootstrapAfterACluster(t *testing.T) {
+	inLongLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
+		lab.newCluster(1, 1, 1)
+		must(t, errOf(lab.as(firstRun).Bootstrap(t.Context(), "cp1")))
+		must(t, errOf(lab.as(secondRun).Remove(t.Context(), "wk1")))
+		lab.unlist("wk1")
+		lab.destroyVM(lab.namedVM("cp1").ID)
+		_, err := lab.as(thirdRun).Bootstrap(t.Context(), "cp1")
+		requireRefused(t, err, "has disks of node wk1 of this cluster (recast status lists them): if the cluster is gone for good, recast remove wk1 --free wk1 frees them")
+	})
+}
+
+// TestBootstrapOfAClusterThatIsThere makes its missing nodes, and nothing else.
+func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
+	inLongLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
+		lab.newCluster(1, 2, 1)
+		all := lab.Read("recast.yaml")
+		lab.unlist("wk2")
+		must(t, errOf(lab.as(firstRun).Bootstrap(t.Context(), "cp1")))
+		lab.Patch(everywhere)
+		requireDrift(t, lab, "cp1", "wk1")
+		before := lab.World.VMs()
+		lab.Write("recast.yaml", all)
+		rep := valueOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1"))(t)
+		require(t, rep.Outcome == "done", "outcome %q", rep.Outcome)
+		requireInSync(t, lab, "cp1", "wk1")
+		for _, vm := range before {
+			now, err := lab.World.LookupVM(vm.Host, vm.ID)
+			diff := cmp.Diff(vm, now)
+			require(t, err == nil && diff == "", "VM %d (-before +after), %v:\n%s", vm.ID, err, diff)
+		}
+	})
+}
+
+// TestBootstrapLostAnswer: the answer to Talos' Bootstrap is lost. Its command never asks a second time,
+// and the next one finds out what came of it.
+func TestBootstrapLostAnswer(t *testing.T) {
+	const method = "/machine.MachineService/Bootstrap"
+	asked := func(l *Lab) int { return len(l.sent(0, func(c record.Call) bool { return c.Method == method })) }
+	type story struct {
+		lose func(*Lab, *Client)
+		done bool // the request was carried out
+	}
+	eachLong(t, sim.Options{Empty: true}, map[string]story{
+		"it was carried out": {func(l *Lab, c *Client) {
+			l.Recorder.Hooks(nil, func(call record.Call) {
+				if call.Method == method {
+					c.Cut()
+					time.AfterFunc(10*time.Second, c.Mend)
+				}
+			})
+		}, true},
+		"it was not": {func(l *Lab, _ *Client) {
+			l.Silence(func(r talosapi.Request) bool { return r.Method == method })
+		}, false},
+	}, func(t *testing.T, lab *Lab, s story) {
+		nodes := lab.newCluster(1, 1, 1)
+		c := lab.as(firstRun)
+		s.lose(lab, c)
+		_, err := c.Bootstrap(t.Context(), "cp1")
+		lab.Recorder.Hooks(nil, nil)
+		lab.Silence(nil)
+		requireSame(t, 1, asked(lab), "asked … times (-want +got)")
+		if s.done {
+			must(t, err)
+		} else {
+			requireFault(t, err, fault.Failed, "run the same command again")
+		}
+		must(t, errOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1")))
+		n := asked(lab)
+		require(t, n > 1 != s.done, "asked %d times in the end", n)
+		requireCluster(t, lab, nodes...)
+	})
+}
+
+// TestTwoBootstrapsAtOnce: of two people, one makes the cluster, whatever the other's recast.yaml says of
+// recast's own VMs.
+func TestTwoBootstrapsAtOnce(t *testing.T) {
+	type story struct {
+		file bool // the second one has its own
+		late time.Duration
+	}
+	eachLong(t, sim.Options{Empty: true, Hosts: 2}, map[string]story{
+		"one file":            {},
+		"two files":           {file: true},
+		"two files, 20s late": {file: true, late: 20 * time.Second},
+	}, func(t *testing.T, lab *Lab, s story) {
+		nodes := lab.newCluster(1, 1, 2)
+		clients := []*Client{lab.Client(), lab.second()}
+		if s.file {
+			clients[1] = lab.withRange("9100-9199")
+		}
+		ended := make(chan error, len(clients))
+		for i, c := range clients {
+			time.Sleep(time.Duration(i) * s.late)
+			go func() { ended <- errOf(c.Bootstrap(t.Context(), "cp1")) }()
+		}
+		lost := 0
+		for range clients {
+			if err := <-ended; err != nil {
+				lost++
+				requireClaimed(t, err, "held by run")
+			}
+		}
+		require(t, lost == 1, "%d bootstraps lost", lost)
+		requireCluster(t, lab, nodes...)
+	})
 }

@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -14,7 +15,9 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/mayastor"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
@@ -47,20 +50,11 @@ var (
 func (l *Lab) cephDaemon(kind, id, node string) {
 	l.t.Helper()
 	labels := map[string]string{"app": "rook-ceph-" + kind, "ceph_daemon_id": id, kind: id, "topology-location-host": node}
-	l.put(store.Deployments(), &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: "rook-ceph-" + kind + "-" + id, Namespace: "rook-ceph", Labels: labels},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					NodeSelector: map[string]string{corev1.LabelHostname: node},
-					Tolerations:  []corev1.Toleration{{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists}},
-					Containers:   []corev1.Container{{Name: kind, Image: "quay.io/ceph/ceph:v19"}},
-				},
-			},
-		},
-	})
+	l.put(store.Deployments(), deployment("rook-ceph", "rook-ceph-"+kind+"-"+id, labels, corev1.PodSpec{
+		NodeSelector: map[string]string{corev1.LabelHostname: node},
+		Tolerations:  []corev1.Toleration{{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists}},
+		Containers:   []corev1.Container{{Name: kind, Image: "quay.io/ceph/ceph:v19"}},
+	}))
 }
 
 // cephMonitors adds monitors a, b, ... on those nodes.
@@ -74,15 +68,6 @@ func (l *Lab) cephMonitors(nodes ...string) {
 // cephPool adds a pool of a kind, with that content.
 func (l *Lab) cephPool(kind store.Resource, spec map[string]any) {
 	l.put(kind.GroupVersionResource, object(kind, "rook-ceph", "data", map[string]any{"spec": spec}))
-}
-
-// stopCeph stops a daemon.
-func (l *Lab) stopCeph(name string) {
-	l.t.Helper()
-	o := l.stored(store.Deployments(), "rook-ceph", "rook-ceph-"+name)
-	d := o.(*appsv1.Deployment).DeepCopy()
-	d.Spec.Replicas = new(int32(0))
-	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Deployments(), d, store.Main)))
 }
 
 // ceph writes a health of the Ceph cluster.
@@ -125,10 +110,7 @@ func TestPlanOfCeph(t *testing.T) {
 			refused: []string{may + "Rook checked its health 20m0s ago: its operator may be away: wait until it has repaired that" + off},
 		},
 		"another node's OSD is down": {
-			change: func(l *Lab) {
-				l.stopCeph("osd-1")
-				time.Sleep(5 * time.Second)
-			},
+			change:  func(l *Lab) { l.stopProgram("rook-ceph", "rook-ceph-osd-1") },
 			refused: []string{may + "wk2 does not serve all of its own: bring that back first" + off},
 		},
 	})
@@ -172,7 +154,7 @@ func TestPlanOfCephPools(t *testing.T) {
 			change: func(l *Lab) {
 				without(store.Deployments(), "rook-ceph", "rook-ceph-osd-0")(l)
 				l.cephMonitors("wk1", "wk2", "cp1")
-				l.stopCeph("mon-c")
+				l.stopProgram("rook-ceph", "rook-ceph-mon-c")
 				time.Sleep(2 * time.Minute)
 			},
 			refused: []string{"Ceph cluster rook-ceph/ceph loses the quorum of its monitors without it: monitor c on cp1 is not in quorum: bring that back first" + off},
@@ -198,12 +180,8 @@ func TestRollWaitsForCeph(t *testing.T) {
 			}
 		}
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if early || seen.most > 1 {
-			t.Errorf("%d at a time; a node went while data was degraded: %v", seen.most, early)
-		}
-		if text := strings.Join(said, "\n"); !strings.Contains(text, "volumes whole with wk1: Ceph cluster rook-ceph/ceph: ") {
-			t.Errorf("said %s", text)
-		}
+		require(t, !early && seen.most <= 1, "%d at a time; a node went while data was degraded: %v", seen.most, early)
+		requireSays(t, strings.Join(said, "\n"), "volumes whole with wk1: Ceph cluster rook-ceph/ceph: ")
 		requireInSync(t, lab)
 	})
 }
@@ -255,9 +233,7 @@ func TestPlanOnCephOfHosts(t *testing.T) {
 				plan := lab.plan(planning.Policy{})
 				i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
 				requireSame(t, tc.refused, plan.Nodes[i].Refused, "refused (-want +got)")
-				if warns := slices.Contains(plan.Warn, tc.warn); warns != (tc.warn != "") {
-					t.Errorf("warnings %q", plan.Warn)
-				}
+				requireSame(t, tc.warn != "", slices.Contains(plan.Warn, tc.warn), "warnings %q (-want +got)", plan.Warn)
 			})
 		})
 	}
@@ -268,13 +244,11 @@ func TestCephOfHostsBeforeANode(t *testing.T) {
 	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.World.SetCeph(world.Ceph{})
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/gate", func() { lab.World.SetCeph(inactive) })
+		c := lab.Client().hears(whenStarted("wk1/gate", func() { lab.World.SetCeph(inactive) }))
 		requireRefused(t, c.roll(planning.Policy{})(t.Context()), "wk1 has disks on storage fast: "+inactiveSays)
 		requireDrift(t, lab, "wk1")
 		lab.World.SetCeph(world.Ceph{})
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 	})
 }
 
@@ -283,10 +257,190 @@ func TestRollbackOnCephOfHosts(t *testing.T) {
 	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.setRoll("strategy: " + string(cluster.Recreate))
-		must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
 		lab.World.SetCeph(inactive)
 		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "storage fast has disks of its VM, and "+inactiveSays)
 		lab.World.SetCeph(world.Ceph{})
 		must(t, lab.as(thirdRun).goBack("wk1")(t.Context()))
+	})
+}
+
+const (
+	openebsSpace = "openebs"
+	mayastorUUID = "4be37dbd-4b60-44f3-b807-08f6693522ac"
+)
+
+var diskPools = resource("openebs.io/v1beta2", "diskpools", "DiskPool", true)
+
+// runMayastor installs Mayastor as its chart does: its API behind a Service, and a pool on each worker.
+func (l *Lab) runMayastor(workers ...string) {
+	l.t.Helper()
+	l.Kube.Define(diskPools)
+	l.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: openebsSpace}})
+	l.runProgram(openebsSpace, "openebs-api-rest", "api-rest", map[string]string{"app": "api-rest", "openebs.io/release": "openebs"}, 8081)
+	l.put(store.Deployments(), agentCore())
+	for _, name := range workers {
+		l.put(diskPools.GroupVersionResource, object(diskPools, openebsSpace, "pool-on-"+name, map[string]any{
+			"spec": map[string]any{"node": name, "disks": []any{"/dev/vdb"}}, "status": map[string]any{"cr_state": "Created", "pool_status": "Online"},
+		}))
+		l.Kube.Mayastor().AddNode(name)
+	}
+	time.Sleep(10 * time.Second) // its pod starts
+}
+
+// agentCore is the control plane's Deployment, as the chart has it.
+func agentCore(args ...string) *appsv1.Deployment {
+	labels := map[string]string{"app": "agent-core", "openebs.io/release": "openebs"}
+	return deployment(openebsSpace, "openebs-agent-core", labels, corev1.PodSpec{Containers: []corev1.Container{
+		{Name: "agent-core", Image: "openebs/mayastor-agent-core:v2.8.0", Args: args},
+		{Name: "agent-ha-cluster", Image: "openebs/mayastor-agent-ha-cluster:v2.8.0"},
+	}})
+}
+
+// servedElsewhere adds a volume whose target is on a node, and its pod on another.
+func (l *Lab) servedElsewhere(target, user string) {
+	l.Kube.Mayastor().AddVolume(mayastor.Volume{
+		UUID: mayastorUUID, Wanted: 2, Target: target, Users: []string{user}, Replicas: []*mayastor.Replica{{Node: "wk1", Child: "Online"}, {Node: "wk2", Child: "Online"}},
+	})
+}
+
+// nexus adds a published volume of Mayastor with healthy replicas on those nodes.
+func (l *Lab) nexus(wanted int, nodes ...string) {
+	v := mayastor.Volume{UUID: mayastorUUID, Wanted: wanted}
+	for _, n := range nodes {
+		v.Replicas = append(v.Replicas, &mayastor.Replica{Node: n, Child: "Online"})
+	}
+	l.Kube.Mayastor().AddVolume(v)
+}
+
+// TestPlanOfMayastor: a node is refused, by the volume's UUID, while no other node has a healthy replica.
+func TestPlanOfMayastor(t *testing.T) {
+	const here = "Mayastor volume " + mayastorUUID + " has its only healthy replica on it"
+	const off = ", or roll.storage: {mayastor: off} does not look at it"
+	const may = "Mayastor may have volumes on it and does not say how they are now: "
+	planStorage(t, (*Lab).runMayastor, map[string]storageCase{
+		"two healthy replicas": {change: func(l *Lab) { l.nexus(2, "wk1", "wk2") }},
+		"the last replica": {
+			change:  func(l *Lab) { l.nexus(2, "wk1") },
+			refused: []string{here + ": wait until Mayastor has made another" + off},
+		},
+		"the only one wanted": {
+			change: func(l *Lab) { l.nexus(1, "wk1") },
+			notes:  []string{"Mayastor volume " + mayastorUUID + " has its only replica on it, and is not there while the node is away"},
+		},
+		"a rebuild runs": {
+			change: func(l *Lab) {
+				l.nexus(2, "wk1", "wk2")
+				l.Kube.Mayastor().SetReplica(mayastorUUID, "wk2", func(r *mayastor.Replica) { r.Child = "Degraded" })
+			},
+			refused: []string{here + ": another one is being rebuilt: wait until that is done" + off},
+		},
+		"the other's node is down": {
+			change: func(l *Lab) {
+				l.Kube.Mayastor().AddNode("wk9")
+				l.nexus(2, "wk1", "wk9")
+				time.Sleep(time.Minute)
+			},
+			refused: []string{here + ": wk9 is Offline for Mayastor: bring that back first" + off},
+		},
+		"its API is away": {
+			change: func(l *Lab) {
+				l.nexus(2, "wk1", "wk2")
+				l.stopProgram(openebsSpace, "openebs-api-rest")
+			},
+			refused: []string{may + `no usable answer from service openebs/openebs-api-rest: no endpoints available for service "openebs-api-rest": bring its controllers back first` + off},
+		},
+		"it has no API": {
+			change:  without(store.Services(), openebsSpace, "openebs-api-rest"),
+			refused: []string{may + "there is no Service with app=api-rest,openebs.io/release: bring its controllers back first" + off},
+		},
+		"not published": {change: func(l *Lab) {
+			l.Kube.Mayastor().AddVolume(mayastor.Volume{
+				UUID: mayastorUUID, Wanted: 2, Unpublished: true, Replicas: []*mayastor.Replica{{Node: "wk1"}, {Node: "wk2"}},
+			})
+		}},
+		"its target, its pod elsewhere": {
+			change: func(l *Lab) { l.servedElsewhere("wk1", "wk2") },
+			notes:  []string{"Mayastor volume " + mayastorUUID + " is used by wk2 through it: what writes to it waits until Mayastor serves it through another node"},
+		},
+		"its target, its pod elsewhere, and no HA": {
+			change: func(l *Lab) {
+				l.servedElsewhere("wk1", "wk2")
+				l.Kube.Mayastor().DisableHA()
+				without(store.Deployments(), openebsSpace, "openebs-agent-core")(l)
+				l.put(store.Deployments(), agentCore("--disable-ha"))
+			},
+			refused: []string{"Mayastor volume " + mayastorUUID + " is used by wk2 through it, and waits for it while it is away: its HA agents are off (--disable-ha): " +
+				"turn on agents.ha.enabled of its chart, or move the pods that use it to the node" + off},
+		},
+		"its pod, its target elsewhere": {change: func(l *Lab) { l.servedElsewhere("wk2", "wk1") }},
+		"not looked at": {change: func(l *Lab) {
+			l.nexus(2, "wk1")
+			l.setRoll("storage: off")
+		}},
+	})
+}
+
+// TestRollWaitsForMayastor: each node is out with a replica, Mayastor rebuilds it, and the next node waits for that.
+func TestRollWaitsForMayastor(t *testing.T) {
+	long(t)
+	rollWaits(t, storageRoll{
+		run: (*Lab).runMayastor, volume: func(l *Lab) { l.nexus(2, "wk1", "wk2") },
+		whole: func(l *Lab) bool { return l.Kube.Mayastor().Whole(mayastorUUID) },
+		says:  []string{"volumes whole with wk1: Mayastor: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: " + mayastorUUID},
+	})
+}
+
+// initiators are the names for iSCSI of all nodes.
+func (l *Lab) initiators() map[string]string {
+	l.t.Helper()
+	out := map[string]string{}
+	nodes := l.allStored(store.Nodes(), "")
+	for _, n := range nodes {
+		out[n.GetName()] = cluster.InitiatorName(cluster.ISCSI, n.(*corev1.Node).Status.NodeInfo.MachineID)
+	}
+	return out
+}
+
+// letInAll has the server of iSCSI let in all nodes by their present names, and no other.
+func (l *Lab) letInAll() { l.Kube.LetIn(slices.Collect(maps.Values(l.initiators()))...) }
+
+// TestAServerThatKnowsNodesByName: a node with a new system disk has another name for iSCSI, which the server has to let
+// in before the next node goes; the roll names the old and the new one.
+func TestAServerThatKnowsNodesByName(t *testing.T) {
+	inLab(t, twoWorkers, func(t *testing.T, lab *Lab) {
+		lab.isImpatient()
+		lab.Patch(sim.PatchedExtension)
+		pods := podsOf("db").Spec
+		pods.Volumes = []corev1.Volume{{Name: "disk", VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{TargetPortal: "10.0.0.1", IQN: "iqn.2000-01.com.example:disk"}}}}
+		lab.put(store.DaemonSets(), daemonSet(corev1.NamespaceDefault, "db", pods))
+		lab.letInAll()
+		time.Sleep(20 * time.Second)
+		was := lab.initiators()
+		workers := planning.Policy{Only: []string{"wk1", "wk2"}, MaxUnavailable: func(int) int { return 2 }}
+		for _, node := range workers.Only {
+			n := lab.planOf(lab.Client(), node, workers)
+			notes := strings.Join(n.Notes, "\n")
+			require(t, strings.Contains(notes, "its name for iSCSI ("+was[node]+") changes with the system disk, as its machine-id does: where the server of volume disk of DaemonSet default/db lets"),
+				"%s: %q", node, notes)
+		}
+		var said []string
+		user := lab.Client().hears(func(e step.Event) { said = append(said, e.Text) })
+		err := user.roll(workers)(t.Context())
+		is := lab.initiators()
+		if err == nil || !strings.Contains(err.Error(), "wk1 is done and takes pods, but no other node is to follow") ||
+			!strings.Contains(err.Error(), "with volume disk of DaemonSet default/db on iSCSI, on wk1, whose name is "+is["wk1"]+" (before: "+was["wk1"]+")") {
+			t.Fatalf("err = %v", err)
+		}
+		mustBe(t, is["wk1"] != was["wk1"] && is["wk2"] == was["wk2"], "names before %v, after %v", was, is)
+		requireSays(t, strings.Join(said, "\n"), "its name for iSCSI is now "+is["wk1"])
+		if err := lab.Client().roll(workers)(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "wk1, whose name is "+is["wk1"]) || lab.initiators()["wk2"] != was["wk2"] {
+			t.Fatalf("the next roll: %v", err)
+		}
+		lab.letInAll()
+		time.Sleep(20 * time.Second)
+		user = lab.Client().hears(whenStarted("wk2/await-served-again", lab.letInAll))
+		must(t, user.roll(workers)(t.Context()))
+		lab.RequireIntact()
 	})
 }

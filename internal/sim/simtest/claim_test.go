@@ -3,6 +3,10 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -62,9 +66,8 @@ func (l *Lab) otherToken() cluster.Secret { return l.token("other", "Recast") }
 func requireNoClaim(t *testing.T, lab *Lab) {
 	t.Helper()
 	for _, vm := range lab.World.VMs() {
-		if survey.IsClaim(cluster.VM{Config: vm.Config}) {
-			t.Errorf("VM %d is still a claim: %s", vm.ID, vm.Config["description"])
-		}
+		require(t, !survey.IsClaim(cluster.VM{Config: vm.Config}),
+			"VM %d is still a claim: %s", vm.ID, vm.Config["description"])
 	}
 }
 
@@ -101,12 +104,11 @@ func atPrompt(t *testing.T, ctx context.Context, c *Client) (answer func() rolle
 // TestTwoRollsAtOnce starts a second roll with the first one or soon after it, also from
 // another recast.yaml with proxmox.vmids of its own: one of the two does everything.
 func TestTwoRollsAtOnce(t *testing.T) {
-	long(t)
 	type story struct {
 		token, file bool // the second one has its own
 		late        time.Duration
 	}
-	eachInLab(t, sim.Options{Workers: 2}, map[string]story{
+	eachLong(t, sim.Options{Workers: 2}, map[string]story{
 		"the same token":     {},
 		"two tokens":         {token: true},
 		"two files":          {token: true, file: true},
@@ -136,13 +138,10 @@ func TestTwoRollsAtOnce(t *testing.T) {
 			token, _, _ := strings.Cut(string(clients[i].Token), "=")
 			lost = append(lost, token)
 			requireClaimed(t, r.err, append(vmids, "held by run "+clients[1-i].Run)...)
-			if len(fault.Hints(r.err)) == 0 || r.took > time.Minute {
-				t.Errorf("the loser has hints %q, and it took %s to see that the other one is alive", fault.Hints(r.err), r.took)
-			}
+			require(t, len(fault.Hints(r.err)) != 0 && r.took <= time.Minute,
+				"the loser has hints %q, and it took %s to see that the other one is alive", fault.Hints(r.err), r.took)
 		}
-		if len(lost) != 1 {
-			t.Fatalf("%d rolls lost", len(lost))
-		}
+		mustBe(t, len(lost) == 1, "%d rolls lost", len(lost))
 		for _, task := range lab.World.Tasks() {
 			if s.token && !s.file && task.User == lost[0] { // with a file of its own it makes and deletes a claim
 				t.Errorf("the loser had Proxmox do %s %s", task.Type, task.ID)
@@ -155,8 +154,7 @@ func TestTwoRollsAtOnce(t *testing.T) {
 
 // TestASecondRollChangesNothing rolls while another user looks at a plan.
 func TestASecondRollChangesNothing(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]bool{"the same token": false, "two tokens": true}, func(t *testing.T, lab *Lab, otherToken bool) {
+	eachLong(t, oneWorker(), map[string]bool{"the same token": false, "two tokens": true}, func(t *testing.T, lab *Lab, otherToken bool) {
 		lab.Patch(sim.PatchedExtension)
 		first, second := lab.Client(), lab.second()
 		if otherToken {
@@ -175,9 +173,7 @@ func TestASecondRollChangesNothing(t *testing.T) {
 				t.Errorf("%s %s %s %v was sent", call.Proto, call.Method, call.Path, call.Params)
 			}
 		}
-		if beats == 0 {
-			t.Error("the first run's claim has not beaten")
-		}
+		require(t, beats != 0, "the first run's claim has not beaten")
 		must(t, answer().err)
 		requireDrift(t, lab)
 		requireNoClaim(t, lab)
@@ -186,12 +182,11 @@ func TestASecondRollChangesNothing(t *testing.T) {
 
 // TestTakeOver rolls after the holder of the claim was killed.
 func TestTakeOver(t *testing.T) {
-	long(t)
 	type story struct {
 		elsewhere       bool
 		atLeast, atMost time.Duration
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"on the same machine": {false, 0, 5 * time.Second},
 		"on another machine":  {true, 90 * time.Second, 105 * time.Second},
 	}, func(t *testing.T, lab *Lab, c story) {
@@ -208,22 +203,17 @@ func TestTakeOver(t *testing.T) {
 		start := time.Now()
 		must(t, second.roll(planning.Policy{})(t.Context()))
 		// The images exist already: the time until the plan is due to the claim alone.
-		if took := asked.Sub(start); took < c.atLeast || took > c.atMost {
-			t.Errorf("taken over after %s, want %s to %s", took, c.atLeast, c.atMost)
-		}
-		if r := killed(); r.err == nil {
-			t.Error("the killed roll says that it succeeded")
-		}
+		took := asked.Sub(start)
+		require(t, took >= c.atLeast && took <= c.atMost, "taken over after %s, want %s to %s", took, c.atLeast, c.atMost)
+		require(t, killed().err != nil, "the killed roll says that it succeeded")
 		requireInSync(t, lab)
 		requireNoClaim(t, lab)
 	})
 }
 
-// TestASlowHolderKeepsItsClaim delays every answer of Proxmox to the first run, so that
-// its counter changes rarely.
+// TestASlowHolderKeepsItsClaim delays every answer of Proxmox to the first run, so that its counter changes rarely.
 func TestASlowHolderKeepsItsClaim(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		first, second := lab.Client(), lab.second()
 		second.Elsewhere, second.Token = true, lab.otherToken()
@@ -248,12 +238,11 @@ func TestASlowHolderKeepsItsClaim(t *testing.T) {
 
 // TestTheClaimEndsWithItsRun checks that runs that ended badly leave no claim.
 func TestTheClaimEndsWithItsRun(t *testing.T) {
-	long(t)
 	type story struct {
 		kind  fault.Kind
 		spoil func(lab *Lab, c *Client, cancel context.CancelFunc)
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"a failure": {fault.Failed, func(lab *Lab, _ *Client, _ context.CancelFunc) {
 			lab.World.FailNext("qmshutdown", "no")
 			lab.World.FailNext("qmstop", "no")
@@ -280,8 +269,7 @@ func TestTheClaimEndsWithItsRun(t *testing.T) {
 			t.Errorf("kind %d, want %d: %v", fault.KindOf(err), s.kind, err)
 		}
 		requireNoClaim(t, lab)
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireDrift(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 		requireNoClaim(t, lab)
 	})
 }
@@ -295,25 +283,21 @@ func (l *Lab) poorToken() cluster.Secret {
 // TestRollWithAClaimInKubernetes rolls in place with a token that may not make VMs, while
 // another token tries to roll too.
 func TestRollWithAClaimInKubernetes(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		lab.inPlace()
 		c := lab.Client()
 		c.Token = lab.poorToken()
 		answer := atPrompt(t, t.Context(), c)
-		status, err := lab.Client().Status(t.Context())
-		if err != nil || status.Claim == nil || status.Claim.Run != c.Run || status.Claim.Lease != "kube-system/recast" {
-			t.Errorf("status: %+v, %v", status.Claim, err)
-		}
+		status := lab.status()
+		require(t, status.Claim != nil && status.Claim.Run == c.Run && status.Claim.Lease == "kube-system/recast",
+			"status: %+v", status.Claim)
 		requireClaimed(t, lab.second().roll(planning.Policy{})(t.Context()), "(Lease kube-system/recast)") // its token may make VMs
 		must(t, answer().err)
 		requireInSync(t, lab)
 		requireNoClaim(t, lab)
 		for _, task := range lab.World.Tasks() {
-			if task.User == "poor@pve!lab" {
-				t.Errorf("Proxmox did %s %s for it", task.Type, task.ID)
-			}
+			require(t, task.User != "poor@pve!lab", "Proxmox did %s %s for it", task.Type, task.ID)
 		}
 		if status, err := lab.Client().Status(t.Context()); err != nil || status.Claim != nil {
 			t.Errorf("afterwards: %+v, %v", status.Claim, err)
@@ -321,11 +305,9 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 	})
 }
 
-// TestClaimInKubernetesOfAKilledRun: the claim is taken over by the same token, and
-// removed by one that may make VMs.
+// TestClaimInKubernetesOfAKilledRun: the claim is taken over by the same token, and removed by one that may make VMs.
 func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
-	long(t)
-	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]bool{"by the same": true, "by one that may make VMs": false}, func(t *testing.T, lab *Lab, poor bool) {
+	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]bool{"by the same": true, "by one that may make VMs": false}, func(t *testing.T, lab *Lab, poor bool) {
 		lab.Patch(everywhere)
 		lab.inPlace()
 		c, next := lab.Client(), lab.second()
@@ -334,26 +316,207 @@ func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
 		if poor {
 			next.Token = c.Token
 		}
-		must(t, next.roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		next.rollTo(t, planning.Policy{})
 		requireNoClaim(t, lab)
-		if status, err := lab.Client().Status(t.Context()); err != nil || status.Claim != nil {
-			t.Errorf("afterwards: %+v, %v", status.Claim, err)
-		}
+		status := lab.status()
+		require(t, status.Claim == nil, "afterwards: %+v", status.Claim)
 	})
 }
 
-// TestLeaseOfTheOnlyControlPlane: the roll is refused, because its claim would be lost
-// with the API.
+// TestLeaseOfTheOnlyControlPlane: the roll is refused, because its claim would be lost with the API.
 func TestLeaseOfTheOnlyControlPlane(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		lab.inPlace()
 		c := lab.Client()
 		c.Token = lab.poorToken()
 		requireRefused(t, c.roll(planning.Policy{})(t.Context()), "which is lost with the only control plane")
 		must(t, c.roll(onlyWorker)(t.Context()))
+		requireNoClaim(t, lab)
+	})
+}
+
+// elsewhere is a client on another machine: with the same files but no journal.
+func (l *Lab) elsewhere() *Client {
+	l.t.Helper()
+	c := l.second()
+	c.Elsewhere, c.Dir = true, l.t.TempDir()
+	must(l.t, os.CopyFS(c.Dir, os.DirFS(l.Dir)))
+	must(l.t, os.RemoveAll(filepath.Join(c.Dir, ".recast", "runs")))
+	return c
+}
+
+// seize writes another run into the claim, as a takeover does.
+func (l *Lab) seize(from, by string) {
+	l.t.Helper()
+	vm := l.vm(claimVM)
+	l.EditVM(claimVM, "description", strings.ReplaceAll(vm.Config["description"], from, by))
+}
+
+// changesOfNodes are the changing requests to machines, to their VMs and to Nodes.
+func changesOfNodes(calls []record.Call) []string {
+	claim := strconv.Itoa(claimVM)
+	var out []string
+	for _, c := range calls {
+		images := c.Proto == "factory" || c.Proto == "registry" || strings.Contains(c.Path, "/storage/")
+		ofClaim := c.Params["vmid"] == claim || strings.Contains(c.Path, "/qemu/"+claim)
+		if c.Mutation && !images && !ofClaim && !ofScratch(c) {
+			out = append(out, strings.TrimSpace(c.Proto+" "+c.Method+" "+c.Path))
+		}
+	}
+	return out
+}
+
+// withoutPulls removes image pulls, which are requested before the node's turn, while it serves.
+func withoutPulls(changes []string) []string {
+	return slices.DeleteFunc(changes, func(c string) bool { return c == "talos /machine.ImageService/Pull" })
+}
+
+// TestALostClaim takes the claim from a run at the beginning of each of its steps: it changes nothing
+// after that, runs no hook, ends soon and says why, and the next run finishes its work.
+func TestALostClaim(t *testing.T) {
+	for s, steps := range map[cluster.Strategy][]string{
+		cluster.Recreate: {
+			"gate", "take-down/remember", "take-down/drain", "take-down/stop", "take-down/park/scsi0", "bring-up/create-vm", "bring-up/start",
+			"bring-up/configure", "bring-up/wait-healthy", "bring-up/finish/eject", "bring-up/finish/restore-node", "bring-up/finish/uncordon",
+		},
+		cluster.InPlace: {"pull", "upgrade/install", "upgrade/reboot", "finish/set-installer", "finish/uncordon"},
+	} {
+		for _, at := range steps {
+			t.Run(string(s)+"/"+at, func(t *testing.T) {
+				long(t)
+				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) { loseClaim(t, lab, s, at) })
+			})
+		}
+	}
+}
+
+func loseClaim(t *testing.T, lab *Lab, s cluster.Strategy, at string) {
+	strategy(s)(lab)
+	c, hooks := withHooks(lab, nil)
+	var lost time.Time
+	seized, ran := 0, 0
+	var late []string
+	lab.Recorder.Hooks(nil, func(call record.Call) {
+		if call.Mutation && !lost.IsZero() && time.Since(lost) > time.Second {
+			late = append(late, fmt.Sprint(time.Since(lost), call.Proto, call.Method, call.Path))
+		}
+	})
+	c.Emit = whenStarted("wk1/"+at, func() {
+		lab.seize(c.Run, "20000101-0000-face")
+		lost, seized, ran = time.Now(), len(lab.Recorder.Calls()), len(hooks.ran)
+	})
+	rep, err := c.Roll(t.Context(), planning.Policy{})
+	mustBe(t, !lost.IsZero(), "the roll never came to that step: %v", err)
+	requireClaimed(t, err, "lost the claim of cluster lab: to run 20000101-0000-face")
+	if fault.CodeOf(err) != fault.ClaimLost || rep.Code != fault.ClaimLost || !strings.Contains(rep.Outcome, "lost the claim") {
+		t.Errorf("code %s, outcome %s", fault.CodeOf(err), rep.Outcome)
+	}
+	took := time.Since(lost)
+	require(t, took <= 20*time.Second, "it ended after %s", took)
+	changes := changesOfNodes(lab.Recorder.Calls()[seized:])
+	require(t, len(changes)+len(late) <= 0, "after the claim was lost: %q, %q", changes, late)
+	if len(hooks.ran) != ran {
+		t.Errorf("hooks after the claim was lost: %q", hooks.ran[ran:])
+	}
+	lab.Recorder.Hooks(nil, nil)
+	// The new holder is dead: nothing has beaten for it.
+	next := lab.second()
+	next.Commands = hooks
+	next.rollTo(t, planning.Policy{})
+	requireNoClaim(t, lab)
+}
+
+// TestALostClaimEndsADrain takes the claim from a run that waits for a PodDisruptionBudget:
+// it ends with its next heartbeat, and leaves the node to the next run.
+func TestALostClaimEndsADrain(t *testing.T) {
+	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		lab.Budget(0)
+		c := lab.Client()
+		draining := make(chan struct{})
+		c.Emit = whenStarted("take-down/drain", func() { close(draining) })
+		ended := inRoll(t.Context(), c, planning.Policy{})
+		<-draining
+		time.Sleep(time.Minute)
+		lab.seize(c.Run, "20000101-0000-face")
+		seized := time.Now()
+		requireClaimed(t, (<-ended).err, "take-down/drain: drain wk1: lost the claim")
+		took := time.Since(seized)
+		require(t, took <= 20*time.Second, "it kept draining for %s", took)
+		lab.Budget(1)
+		lab.second().rollTo(t, planning.Policy{})
+		requireNoClaim(t, lab)
+	})
+}
+
+// TestANetworkThatComesBack cuts a run off until another one has taken over, and then reconnects it.
+func TestANetworkThatComesBack(t *testing.T) {
+	eachLong(t, oneWorker(), storiesOf("take-down/drain", "bring-up/attach", "bring-up/finish"), func(t *testing.T, lab *Lab, at string) {
+		lab.Patch(sim.PatchedExtension)
+		first, second := lab.Client(), lab.elsewhere()
+		second.Token = lab.otherToken()
+		cut := make(chan struct{})
+		first.Emit = whenStarted("wk1/"+at, func() { first.Cut(); close(cut) })
+		ended := inRoll(t.Context(), first, planning.Policy{})
+		<-cut
+		finished := inRoll(t.Context(), second, planning.Policy{})
+		time.Sleep(2 * time.Minute)
+		first.Mend()
+		mended := len(lab.Recorder.Calls())
+		require(t, (<-ended).err != nil, "the run that was cut off says that it succeeded")
+		must(t, (<-finished).err)
+		token, _, _ := strings.Cut(string(first.Token), "=")
+		for _, call := range lab.Recorder.Calls()[mended:] {
+			if call.Mutation && call.Proto == "proxmox" && call.User == token {
+				t.Errorf("the first run sent %s %s %v", call.Method, call.Path, call.Params)
+			}
+		}
+		requireInSync(t, lab)
+		requireNoClaim(t, lab)
+	})
+}
+
+// withRange is another client with its own recast.yaml.
+func (l *Lab) withRange(vmids string) *Client {
+	l.t.Helper()
+	return valueOf(l.WithRange(filepath.Join(l.t.TempDir(), "other"), vmids))(l.t)
+}
+
+// TestUnfinishedWorkOfAnotherFile: a run with other proxmox.vmids was killed in the middle. Its
+// own recast.yaml finishes that; status reports it with any.
+func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		other, me := lab.withRange("9100-9199"), lab.Client()
+		other.killedAt(t, before("take-down/park/scsi1"), other.roll(planning.Policy{}))
+		refused := func(what string, wants ...string) {
+			t.Helper()
+			before := lab.Recorder.Mutations()
+			_, err := me.Roll(t.Context(), planning.Policy{})
+			said := fmt.Sprint(err, fault.Hints(err))
+			for _, want := range append(wants, "9000-9099", "9100-9199", "use the same proxmox.vmids") {
+				require(t, fault.KindOf(err) == fault.Refused && strings.Contains(said, want),
+					"%s: it does not say %q: %s", what, want, said)
+			}
+			n := lab.Recorder.Mutations() - before
+			require(t, n <= 0, "%s: %d changing requests", what, n)
+		}
+		refused("beside a dead claim", `VM 9100 "recast-claim"`, "has ended without giving it back")
+		res := valueOf(me.Status(t.Context()))(t)
+		if res.Claim == nil || res.Claim.VMID != 9100 || res.Claim.VMIDs != "9100-9199" || len(res.Open) != 1 || res.Open[0].Node != "wk1" ||
+			!strings.Contains(strings.Join(res.Problems, "\n"), "it was made with proxmox.vmids 9100-9199, and this recast.yaml has 9000-9099") {
+			t.Errorf("status: claim %+v, open %+v, problems %q", res.Claim, res.Open, res.Problems)
+		}
+		next := lab.withRange("9100-9199")
+		next.Run = "20000101-0000-cafe"
+		next.rollTo(t, planning.Policy{})
+		lab.Patch(sim.PatchedExtension)
+		requireNoClaim(t, lab)
+		refused("beside an old system disk", "keeps the previous system disk of node wk1", "9000-9101 holds them all")
+		must(t, me.setRange("9000-9199"))
+		must(t, me.roll(planning.Policy{})(t.Context()))
+		lab.RequireIntact()
 		requireNoClaim(t, lab)
 	})
 }

@@ -13,18 +13,17 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // label sets a label of the node in its file.
 func (f configFiles) label(t *testing.T, node, value string) {
 	t.Helper()
-	text := strings.Replace(string(f[node]), "machine:\n", "machine:\n    nodeLabels:\n        from-file: "+value+"\n", 1)
-	if text == string(f[node]) {
-		t.Fatal("the file has no machine section")
-	}
-	f[node] = cluster.Secret(text)
+	f.set(t, node, "nodeLabels:\n        from-file: "+value)
 }
 
 // comment changes the bytes of a file, but not its content.
@@ -32,11 +31,17 @@ func (f configFiles) comment(node string) {
 	f[node] = cluster.Secret("# kept in git\n" + string(f[node]))
 }
 
+// relabel gives a node another label, as talosctl patch would.
+func (l *Lab) relabel(node string) {
+	l.t.Helper()
+	l.editConfig(node, "machine:\n", "machine:\n    nodeLabels:\n        edited: \"true\"\n")
+}
+
 // staleFile is a file of wk1 from before the node got a label.
 func staleFile(t *testing.T, lab *Lab) configFiles {
 	t.Helper()
 	config := lab.configOf("wk1")
-	lab.editMachineConfig(t, "wk1")
+	lab.relabel("wk1")
 	lab.Patch(sim.PatchedExtension)
 	return configFiles{"wk1": config}
 }
@@ -70,8 +75,7 @@ var onlyWorker = planning.Policy{Only: []string{"wk1"}}
 // TestAFileIsShown: the plan to confirm has what a file would change, without secrets, and then the
 // node gets it. What recast sets itself is not shown.
 func TestAFileIsShown(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := staleFile(t, lab)
 		files.label(t, "wk1", "fresh")
 		files.secret("wk1")
@@ -82,9 +86,7 @@ func TestAFileIsShown(t *testing.T) {
 			asked = p.Work()[0]
 			var out bytes.Buffer
 			must(t, ui.WritePlan(&out, "json", p))
-			if strings.Contains(out.String(), hushed) {
-				t.Errorf("it has the secret:\n%s", &out)
-			}
+			require(t, !strings.Contains(out.String(), hushed), "it has the secret:\n%s", &out)
 			return true, nil
 		}
 		must(t, user.roll(onlyWorker)(t.Context()))
@@ -92,16 +94,14 @@ func TestAFileIsShown(t *testing.T) {
 			t.Fatalf("the plan has %+v", asked.ConfigFile)
 		}
 		requireSame(t, relabelled, asked.ConfigFile.Changes, "it shows (-want +got)")
-		if text := string(lab.configOf("wk1")); strings.Contains(text, "edited") || !strings.Contains(text, "from-file: fresh") {
-			t.Error("the node does not run what the file says")
-		}
-		if left := lab.savedConfigs(); len(left) > 0 {
-			t.Errorf("the journal still has %q", left)
-		}
+		text := string(lab.configOf("wk1"))
+		require(t, !strings.Contains(text, "edited") && strings.Contains(text, "from-file: fresh"),
+			"the node does not run what the file says")
+		requireNone(t, lab.savedConfigs(), "the journal still has")
 		lab.Patch(sim.PatchedExtension)
-		if p := lab.planOf(user, "wk1", onlyWorker); p.ConfigFile == nil || len(p.ConfigFile.Changes) > 0 {
-			t.Errorf("once it runs what the file says, the plan has %+v", p.ConfigFile)
-		}
+		p := lab.planOf(user, "wk1", onlyWorker)
+		require(t, p.ConfigFile != nil && len(p.ConfigFile.Changes) == 0,
+			"once it runs what the file says, the plan has %+v", p.ConfigFile)
 		lab.RequireIntact()
 	})
 }
@@ -140,21 +140,16 @@ func TestAFileThatIsNotAsShown(t *testing.T) {
 			return
 		}
 		requireRefused(t, err, "node wk1: "+s.want+" since the plan was made: what the plan showed is no longer what would be applied")
-		if fault.CodeOf(err) != fault.PlanMoved {
-			t.Errorf("its code is %s", fault.CodeOf(err))
-		}
+		require(t, fault.CodeOf(err) == fault.PlanMoved, "its code is %s", fault.CodeOf(err))
 		lab.requireLeftAlone(from, "wk1")
-		if left := lab.savedConfigs(); len(left) > 0 {
-			t.Errorf("the journal has %q", left)
-		}
+		requireNone(t, lab.savedConfigs(), "the journal has")
 	})
 }
 
 // TestInPlaceKeepsToTheFile: an upgrade in place with a file that is not as the plan showed it stops
 // before anything is touched.
 func TestInPlaceKeepsToTheFile(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false", "strategy: in-place")
 		files := staleFile(t, lab)
 		user := files.user(lab, firstRun)
@@ -208,12 +203,9 @@ func TestResumeKeepsToTheFile(t *testing.T) {
 			return true, nil
 		}
 		must(t, second.roll(onlyWorker)(t.Context()))
-		if len(said) == 0 || !strings.HasPrefix(said[0], string(s.first)+" ") || !strings.Contains(said[0], s.says) {
-			t.Errorf("the plans were %q", said)
-		}
-		if !strings.Contains(string(lab.configOf("wk1")), s.runs) {
-			t.Errorf("it does not run %q", s.runs)
-		}
+		require(t, len(said) != 0 && strings.HasPrefix(said[0], string(s.first)+" ") && strings.Contains(said[0], s.says),
+			"the plans were %q", said)
+		require(t, strings.Contains(string(lab.configOf("wk1")), s.runs), "it does not run %q", s.runs)
 		lab.RequireIntact()
 	})
 }
@@ -221,17 +213,16 @@ func TestResumeKeepsToTheFile(t *testing.T) {
 // TestResetKeepsToTheFile: a reset machine has no configuration to compare its file with; it
 // gets the file of the plan, or none.
 func TestResetKeepsToTheFile(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		text := lab.configOf("wk1")
 		files := configFiles{"wk1": text}
 		lab.reset("wk1", "STATE")
 		user := files.user(lab, firstRun)
 		user.Confirm = func(p planning.Plan) (bool, error) {
 			n := p.Work()[0]
-			if f := n.ConfigFile; n.Strategy != cluster.InstallReset || f == nil || !f.Applied || f.Uncompared != "the machine has no configuration" {
-				t.Errorf("%s: %+v", n.Strategy, f)
-			}
+			f := n.ConfigFile
+			require(t, n.Strategy == cluster.InstallReset && f != nil && f.Applied && f.Uncompared == "the machine has no configuration",
+				"%s: %+v", n.Strategy, f)
 			files.label(t, "wk1", "fresh")
 			return true, nil
 		}
@@ -246,16 +237,13 @@ func TestResetKeepsToTheFile(t *testing.T) {
 // savedConfigs are the files of machine configurations in journals here.
 func (l *Lab) savedConfigs() []string {
 	l.t.Helper()
-	files, err := filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret"))
-	must(l.t, err)
-	return files
+	return valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t)
 }
 
 // TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left in
 // its journal: it is valid, but not the node's.
 func TestDamagedConfigIsNotApplied(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]func([]byte) []byte{
+	eachLong(t, oneWorker(), map[string]func([]byte) []byte{
 		"other bytes": func(b []byte) []byte { return append(b, "# \n"...) },
 		"cut off":     func(b []byte) []byte { return b[:len(b)/2] },
 		"empty":       func([]byte) []byte { return nil },
@@ -263,9 +251,7 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Client().rollKilled(after("delete-vm"), policyFor("wk1"))
 		files := lab.savedConfigs()
-		if len(files) != 1 {
-			t.Fatalf("the journal has %q", files)
-		}
+		mustBe(t, len(files) == 1, "the journal has %q", files)
 		config := readFile(t, files[0])
 		must(t, os.WriteFile(files[0], damage(config), 0o600))
 
@@ -274,28 +260,21 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 		if p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "its old system disk is put back: the machine configuration in the journal is damaged: its SHA-256 is ") {
 			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
 		}
-		must(t, second.roll(policyFor("wk1"))(t.Context()))
-		requireInSync(t, lab)
-		if left := lab.savedConfigs(); len(left) > 0 {
-			t.Errorf("the journal still has %q", left)
-		}
+		second.rollTo(t, policyFor("wk1"))
+		requireNone(t, lab.savedConfigs(), "the journal still has")
 	})
 }
 
 // TestRecordWithoutASum takes the checksum out of the record of a killed roll: the journal's
 // configuration is not used unverified.
 func TestRecordWithoutASum(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Client().rollKilled(after("delete-vm"), policyFor("wk1"))
 		lab.editRecord("wk1", func(rec *parking.Record) { rec.Config = "" })
 		second := lab.as("20000101-0000-beef")
-		if p := lab.planOf(second, "wk1", planning.Policy{}); p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "says none") {
-			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
-		}
-		must(t, second.roll(policyFor("wk1"))(t.Context()))
-		requireInSync(t, lab)
+		requirePlanned(t, lab.planOf(second, "wk1", planning.Policy{}), cluster.PutBack, "says none")
+		second.rollTo(t, policyFor("wk1"))
 		lab.RequireIntact()
 	})
 }
@@ -303,21 +282,17 @@ func TestRecordWithoutASum(t *testing.T) {
 // TestConfigsAreForgotten checks that no machine configurations are left in the journals
 // after each way in which a node is completed.
 func TestConfigsAreForgotten(t *testing.T) {
-	long(t)
 	only := policyFor("wk1")
-	eachInLab(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
+	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"roll": func(t *testing.T, lab *Lab) {
 			var during int
-			c := lab.Client()
-			c.Emit = func(e step.Event) {
+			c := lab.Client().hears(func(e step.Event) {
 				if before("bring-up/configure").is(e) {
 					during = len(lab.savedConfigs())
 				}
-			}
+			})
 			must(t, c.roll(only)(t.Context()))
-			if during != 1 {
-				t.Errorf("during the roll there were %d", during)
-			}
+			require(t, during == 1, "during the roll there were %d", during)
 		},
 		"roll in place": func(t *testing.T, lab *Lab) {
 			lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: in-place\n")
@@ -346,8 +321,86 @@ func TestConfigsAreForgotten(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, end func(t *testing.T, lab *Lab)) {
 		lab.Patch(sim.PatchedExtension)
 		end(t, lab)
-		if left := lab.savedConfigs(); len(left) > 0 {
-			t.Errorf("the journals still have %q", left)
-		}
+		requireNone(t, lab.savedConfigs(), "the journals still have")
 	})
+}
+
+// badInput is a user's or the world's invalid input to a roll.
+type badInput struct {
+	spoil func(l *Lab)
+	kind  fault.Kind
+	text  string // of the error: place and problem
+	hint  string // the remedy; "" if the message contains it
+}
+
+func badInputs() map[string]badInput {
+	edit := func(file, old, fresh string) func(*Lab) { return func(l *Lab) { l.Replace(file, old, fresh) } }
+	return map[string]badInput{
+		"unknown key": {edit("recast.yaml", "settle: 2s", "setle: 2s"), fault.Config, "recast.yaml:21:3: roll.setle: ", ""},
+		"missing file": {
+			edit("recast.yaml", "schematics/storage.yaml", "schematics/nowhere.yaml"), fault.Config, "schematics/nowhere.yaml", "",
+		},
+		"unknown extension": {
+			func(l *Lab) {
+				l.Replace("schematics/storage.yaml", "siderolabs/iscsi-tools", "siderolabs/iscsi-tool")
+				_, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{})
+				requireFault(l.t, err, fault.Config, "schematics/storage.yaml:5:9", "siderolabs/iscsi-tools")
+			}, fault.Config, "schematic storage has changed since it was locked", "recast lock",
+		},
+		"no lock": {edit("recast.lock", "", "removed"), fault.Config, "recast.lock", "recast lock"},
+		"a node that matches no VM": {
+			func(l *Lab) { l.EditVM(9031, "smbios1", "uuid=00000000-0000-4000-8000-000000000000") },
+			fault.Config, "node wk1: no VM has its SMBIOS UUID 5ec0ffee-0000-4000-8000-000000009031", "VM.Audit",
+		},
+		"a node that matches two VMs": {
+			func(l *Lab) {
+				l.DefineVM(9050, map[string]string{"name": "clone", "smbios1": "uuid=5EC0FFEE-0000-4000-8000-000000009031"})
+			},
+			fault.Config, "node wk1: 2 VMs have its SMBIOS UUID", "a UUID of its own",
+		},
+		"a VMID of another VM": {
+			edit("recast.yaml", "vmid: 9031", "vmid: 9032"), fault.Refused, "node wk1: its UUID 5ec0ffee-0000-4000-8000-000000009031 belongs to VM 9031", "nodes[].vmid",
+		},
+		"a node that Kubernetes does not know": {
+			edit("recast.yaml", "{name: wk1,", "{name: wk7,"), fault.Config, "node wk7: Kubernetes knows no node of that name", "cp1 wk1",
+		},
+		"full storage": {
+			func(l *Lab) { l.World.FillStorage(sim.ISOStorage) }, fault.Refused, "isos", "",
+		},
+		"an ACL entry that would go with the VM": {
+			func(l *Lab) {
+				l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: recreate\n")
+				l.World.Grant(world.ACL{Path: "/vms/9031", Who: "recast@pve!lab", Role: "Recast", Propagate: true})
+			}, fault.Refused, "wk1: the VM has an ACL entry at /vms/9031", "--exclude",
+		},
+		"no quorum": {
+			func(l *Lab) { l.World.SetQuorum(false) }, fault.Refused, "no quorum", "pvecm status",
+		},
+	}
+}
+
+// TestBadInput rolls with an invalid input: there is one clear error with its remedy, and
+// nothing in the datacentre has changed.
+func TestBadInput(t *testing.T) {
+	for name, bad := range badInputs() {
+		t.Run(name, func(t *testing.T) {
+			if name != "no quorum" {
+				long(t)
+			}
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				bad.spoil(lab)
+				before := len(lab.Recorder.Calls())
+				requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), bad.kind, bad.text, bad.hint)
+				lab.requireNothingSent(before, "factory")
+				lab.RequireIntact()
+			})
+		})
+	}
+}
+
+// ofClaim says whether a request only creates, beats or removes the claim.
+func ofClaim(call record.Call) bool {
+	const vms = "/api2/json/nodes/pve1/qemu"
+	return call.Proto == "proxmox" && (call.Path == vms && call.Method == "POST" || strings.HasPrefix(call.Path, vms+"/9000"))
 }

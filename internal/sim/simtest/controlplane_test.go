@@ -1,12 +1,18 @@
 package simtest
 
 import (
+	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -36,7 +42,6 @@ func (l *Lab) kubernetesAnswers() error {
 
 // TestControlPlanesByCount rolls clusters of one, two and five control planes.
 func TestControlPlanesByCount(t *testing.T) {
-	long(t)
 	const alone = "it is the only control plane: the Kubernetes API is down meanwhile"
 	type story struct {
 		planes   int
@@ -46,7 +51,7 @@ func TestControlPlanesByCount(t *testing.T) {
 		outage   bool // etcd has no quorum meanwhile
 		note     string
 	}
-	eachIn(t, func(c story) sim.Options {
+	eachLongIn(t, func(c story) sim.Options {
 		return sim.Options{ControlPlanes: c.planes, Workers: 1, EtcdOnData: c.onData}
 	}, map[string]story{
 		"one, its data kept": {planes: 1, onData: true, strategy: cluster.Recreate, kept: true, outage: true, note: alone},
@@ -66,17 +71,14 @@ func TestControlPlanesByCount(t *testing.T) {
 		}
 		rep := lab.Client().mustRoll(planning.Policy{Only: names, AcceptOutage: c.planes == 2})
 		for _, n := range rep.Plan.Nodes {
-			if n.Strategy != c.strategy || !strings.Contains(strings.Join(n.Notes, "; "), c.note) {
-				t.Errorf("%s: %s (%s), notes %q", n.Node, n.Strategy, n.Why, n.Notes)
-			}
+			require(t, n.Strategy == c.strategy && strings.Contains(strings.Join(n.Notes, "; "), c.note),
+				"%s: %s (%s), notes %q", n.Node, n.Strategy, n.Why, n.Notes)
 		}
 		after := lab.memberIDs()
-		if diff := cmp.Diff(before, after); (diff == "") != c.kept || len(after) != c.planes {
-			t.Errorf("members of etcd (-before +after):\n%s", diff)
-		}
-		if v := lab.EtcdViolations(); (len(v) > 0) != c.outage {
-			t.Errorf("outages of etcd: %q", v)
-		}
+		diff := cmp.Diff(before, after)
+		require(t, (diff == "") == c.kept && len(after) == c.planes, "members of etcd (-before +after):\n%s", diff)
+		v := lab.EtcdViolations()
+		require(t, (len(v) > 0) == c.outage, "outages of etcd: %q", v)
 		lab.RequireIntact()
 	})
 }
@@ -107,17 +109,13 @@ func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 					lab.loseJournal()
 				}
 				if c.at != stories["shut down"].at { // the shutdown continues for a while
-					if err := lab.kubernetesAnswers(); err == nil {
-						t.Error("the Kubernetes API answers")
-					}
+					require(t, lab.kubernetesAnswers() != nil, "the Kubernetes API answers")
 				}
 				rep := lab.Client().mustRoll(cp1)
 				requireSame(t, []string{first.Run}, rep.Resumed, "resumed (-want +got)")
 				if fresh := rep.Plan.Nodes[0]; len(rep.Plan.Nodes) != 1 || fresh.Node != "cp1" || fresh.Drift.Stale {
-					again, err := lab.Client().Plan(t.Context(), cp1)
-					if err != nil || len(again.Work()) > 0 {
-						t.Errorf("cp1 is not done: %+v, %v", again.Work(), err)
-					}
+					again := lab.plan(cp1)
+					require(t, len(again.Work()) == 0, "cp1 is not done: %+v", again.Work())
 				}
 				requireSame(t, members, lab.memberIDs(), "members of etcd (-before +after)")
 				lab.RequireIntact()
@@ -126,8 +124,7 @@ func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 	}
 }
 
-// TestTheOnlyControlPlaneHangs: the Kubernetes API is down too, and with it the mark on its
-// Node.
+// TestTheOnlyControlPlaneHangs: the Kubernetes API is down too, and with it the mark on its Node.
 func TestTheOnlyControlPlaneHangs(t *testing.T) {
 	long(t)
 	alone := sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}
@@ -147,16 +144,13 @@ func TestTheOnlyControlPlaneHangs(t *testing.T) {
 
 func withoutKubernetes(s *talosScene) {
 	s.t.Helper()
-	if s.kubernetesAnswers() == nil {
-		s.t.Error("the Kubernetes API answers")
-	}
+	require(s.t, s.kubernetesAnswers() != nil, "the Kubernetes API answers")
 }
 
 // TestAControlPlaneIsOffBeforeItLeaves: the VM is powered off between a run's death and
 // the next run. Its member is removed only if the others keep the quorum.
 func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
-	long(t)
-	eachIn(t, func(planes int) sim.Options { return sim.Options{ControlPlanes: planes, Workers: 1} }, storiesOf(2, 3), func(t *testing.T, lab *Lab, planes int) {
+	eachLongIn(t, func(planes int) sim.Options { return sim.Options{ControlPlanes: planes, Workers: 1} }, storiesOf(2, 3), func(t *testing.T, lab *Lab, planes int) {
 		lab.Patch(everywhere)
 		cp1 := planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}
 		lab.Client().rollKilled(onServer("/nodes/cp1 PATCH"), cp1)
@@ -170,9 +164,251 @@ func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 		}
 		must(t, err)
 		requireRecord(t, lab, "cp1", true, planes == 2)
-		if ids := lab.memberIDs(); len(ids) != planes {
-			t.Errorf("members of etcd: %v", ids)
+		ids := lab.memberIDs()
+		require(t, len(ids) == planes, "members of etcd: %v", ids)
+		lab.RequireIntact()
+	})
+}
+
+// etcdSeen is what a roll did to etcd and the control planes.
+type etcdSeen struct {
+	Fewest int                 // minimum number of voting members
+	Out    int                 // maximum number of control planes down at once
+	Asked  []string            // calls that change etcd: method and node
+	Lost   map[string][]string // members missing right after a node's leave, by node
+	Wrong  []string            // leaves at a wrong time
+}
+
+// etcdWatch looks before and after every call of a roll.
+type etcdWatch struct {
+	lab  *Lab
+	mu   sync.Mutex
+	seen etcdSeen
+	ids  map[string]string // of the members at the beginning, by name
+	last map[string]string // members before the latest call that changes etcd
+}
+
+// watchEtcd starts the checks; it replaces the recorder's hooks.
+func (l *Lab) watchEtcd() *etcdWatch {
+	w := &etcdWatch{lab: l, ids: l.memberIDs(), seen: etcdSeen{Fewest: len(l.EtcdMembers()), Lost: map[string][]string{}}}
+	l.Recorder.Hooks(w.before, w.after)
+	return w
+}
+
+// memberIDs are the voting members of etcd, by name.
+func (l *Lab) memberIDs() map[string]string {
+	ids := map[string]string{}
+	for _, m := range l.EtcdMembers() {
+		if !m.Learner {
+			ids[m.Name] = m.ID
 		}
+	}
+	return ids
+}
+
+func (w *etcdWatch) method(c record.Call) (string, bool) {
+	method, isMachine := strings.CutPrefix(c.Method, "/machine.MachineService/Etcd")
+	return method, isMachine && c.Mutation
+}
+
+func (w *etcdWatch) before(c record.Call) error {
+	method, ok := w.method(c)
+	if !ok {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last = w.lab.memberIDs()
+	node := w.lab.nameOf(c.Target)
+	w.seen.Asked = append(w.seen.Asked, method+" "+node)
+	if method == "LeaveCluster" {
+		if len(w.last) != len(w.ids) {
+			w.seen.Wrong = append(w.seen.Wrong, fmt.Sprintf("%s was made to leave while the voting members were %v", node, w.last))
+		}
+		if n := w.lab.node(node); !w.lab.runs(n) {
+			w.seen.Wrong = append(w.seen.Wrong, node+" was made to leave when its VM was off")
+		}
+	}
+	return nil
+}
+
+func (w *etcdWatch) after(c record.Call) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.lab.memberIDs()
+	if method, ok := w.method(c); ok && method == "LeaveCluster" {
+		for _, name := range slices.Sorted(maps.Keys(w.last)) {
+			if node := w.lab.nameOf(c.Target); now[name] != w.last[name] {
+				w.seen.Lost[node] = append(w.seen.Lost[node], name)
+			}
+		}
+	}
+	w.seen.Fewest = min(w.seen.Fewest, len(now))
+	out := 0
+	for _, n := range w.lab.Nodes {
+		if n.ControlPlane && !w.lab.runs(n) {
+			out++
+		}
+	}
+	w.seen.Out = max(w.seen.Out, out)
+}
+
+func (l *Lab) runs(n sim.Node) bool {
+	vm, err := l.World.LookupVM(n.Host, n.VMID)
+	return err == nil && vm.Running
+}
+
+// nameOf is the name of the node at an address.
+func (l *Lab) nameOf(addr string) string {
+	for _, n := range l.Nodes {
+		if n.Addr.String() == addr {
+			return n.Name
+		}
+	}
+	return addr
+}
+
+var controlPlanes = []string{"cp1", "cp2", "cp3"}
+
+// mustRoll is a roll that must succeed.
+func (l *Lab) mustRoll(run string, p planning.Policy) planning.Plan {
+	l.t.Helper()
+	return valueOf(l.as(run).Roll(l.t.Context(), p))(l.t).Plan
+}
+
+// TestPeersRoll rolls three control planes, however many may be down at a time.
+//   - Upgrades of three control planes lost or removed members (talos #9153, #9789, #8759,
+//     #7423). The data of a removed member is unusable for ever (facts: "the member has been
+//     permanently removed").
+//   - The next member was removed before the previous one was back (cacppt #225, #150).
+//   - Removing a member by name deleted the wrong node's data (talos #3340).
+//   - A machine that joins etcd removes the member with its own name, whoever that is (talos
+//     PR #3715).
+func TestPeersRoll(t *testing.T) {
+	type story struct {
+		strategy cluster.Strategy
+		onData   bool
+	}
+	options := func(c story) sim.Options { return sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: c.onData} }
+	stories := storiesOf(story{cluster.Recreate, false}, story{cluster.Recreate, true}, story{cluster.Reimage, true}, story{cluster.InPlace, false})
+	eachLongIn(t, options, stories, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("strategy: "+string(c.strategy), "maxUnavailable: {workers: 3, perHost: 3}")
+		lab.Patch(everywhere)
+		w, who := lab.watchEtcd(), lab.identities()
+		lab.mustRoll(firstRun, policyFor(controlPlanes...))
+		requireMembers(t, lab, "", false)
+		lab.RequireIntact()
+
+		inPlace := c.strategy == cluster.InPlace
+		kept, after := c.onData || inPlace, lab.memberIDs()
+		want := etcdSeen{Fewest: 3, Out: 1, Lost: map[string][]string{}}
+		if inPlace {
+			want.Out = 0
+		}
+		for _, name := range controlPlanes {
+			if !kept {
+				want.Fewest = 2
+				want.Asked = append(want.Asked, "ForfeitLeadership "+name, "LeaveCluster "+name)
+				want.Lost[name] = []string{name}
+			}
+			if !inPlace {
+				requireRecord(t, lab, name, !kept, !kept)
+			}
+			require(t, (w.ids[name] == after[name]) == kept,
+				"%s was etcd member %s and is %s, its data kept: %t", name, w.ids[name], after[name], kept)
+		}
+		requireSame(t, want, w.seen, "what happened to etcd (-want +got)")
+		requireSame(t, who, lab.identities(), "UUID and address by name (-before +after)")
+	})
+}
+
+// identities is the identity of each node.
+func (l *Lab) identities() map[string]string {
+	l.t.Helper()
+	out := map[string]string{}
+	for _, n := range l.Nodes {
+		k := l.kubeNode(n.Name)
+		out[n.Name] = fmt.Sprint(k.Status.NodeInfo.SystemUUID, " ", k.Status.Addresses)
+	}
+	return out
+}
+
+// requireRecord checks what a control plane's parking VM says about etcd.
+func requireRecord(t *testing.T, lab *Lab, node string, etcdOn, left bool) {
+	t.Helper()
+	_, rec := lab.recordOf(node)
+	require(t, len(rec.Kept) == 1 && rec.Kept[0].Left == left && rec.Kept[0].EtcdOn == etcdOn,
+		"the record of %s: %+v", node, rec.Kept)
+}
+
+// TestPeers14TheOnlyOneIsNotWiped: upgrades wiped single control planes (talos #5794, #1768).
+func TestPeers14TheOnlyOneIsNotWiped(t *testing.T) {
+	eachLong(t, oneWorker(), newDisks, func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		lab.setRoll("strategy: " + string(s))
+		lab.Patch(everywhere)
+		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{AcceptOutage: true})
+		requireRefused(t, err, "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk")
+		lab.requireLeftAlone(from, "cp1")
+		lab.requireLeftAlone(from, "wk1")
+		requireSame(t, ids, lab.memberIDs(), "members of etcd (-before +after)")
+	})
+}
+
+const (
+	typeControlPlane = "type: controlplane"
+	typeInit         = "type: init"
+	beginsAlone      = "Talos begins a new, empty etcd"
+)
+
+// makeInit gives a control plane the type that an old talosctl gen config gave the first one. It keeps etcd's data.
+func (l *Lab) makeInit(name string) {
+	l.t.Helper()
+	text := strings.Replace(string(l.configOf(name)), typeControlPlane, typeInit, 1)
+	l.talosctl(name, func(ctx context.Context, c *client.Client) error {
+		_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: []byte(text), Mode: machineapi.ApplyConfigurationRequest_STAGED})
+		return err
+	})
+	l.talosctl(name, func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
+	time.Sleep(3 * time.Minute)
+	mustBe(l.t, strings.Contains(string(l.configOf(name)), typeInit), "%s is not of that type", name)
+}
+
+// requireOneEtcd fails if a second etcd was begun, or members are missing.
+func (l *Lab) requireOneEtcd(members ...string) {
+	l.t.Helper()
+	got := l.memberNames()
+	require(l.t, slices.Equal(got, members), "etcd has %q, want %q", got, members)
+	l.requireEtcd()
+}
+
+// TestTypeInit: no strategy takes etcd's data from a control plane of type init, which would begin a second
+// etcd without them; another type lifts that.
+func TestTypeInit(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: sim.None}, func(t *testing.T, lab *Lab) {
+		lab.makeInit("cp1")
+		lab.Patch(everywhere)
+		only := policyFor("cp1")
+		requirePlanned(t, lab.planOf(lab.Client(), "cp1", only), cluster.InPlace, beginsAlone)
+		for _, s := range []string{"recreate", "reimage"} {
+			user := lab.Client()
+			lab.Replace("recast.yaml", "vmid: 9001}", "vmid: 9001, strategy: "+s+"}")
+			from := len(lab.Recorder.Calls())
+			requireRefused(t, user.roll(only)(t.Context()), beginsAlone)
+			lab.requireLeftAlone(from, "cp1")
+			lab.Replace("recast.yaml", ", strategy: "+s+"}", "}")
+		}
+		requireRefused(t, errOf(lab.Client().Remove(t.Context(), "cp1")), beginsAlone)
+
+		files := configFiles{"cp1": cluster.Secret(strings.Replace(string(lab.configOf("cp1")), typeInit, typeControlPlane, 1))}
+		user := files.user(lab, firstRun)
+		configure := only
+		configure.What = []planning.What{planning.Config}
+		requirePlanned(t, lab.planOf(user, "cp1", configure), cluster.ApplyConfig)
+		must(t, user.roll(configure)(t.Context()))
+		requirePlanned(t, lab.planOf(user, "cp1", only), cluster.Recreate)
+		must(t, user.roll(only)(t.Context()))
+		lab.requireOneEtcd("cp1", "cp2", "cp3")
 		lab.RequireIntact()
 	})
 }

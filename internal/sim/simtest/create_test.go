@@ -46,22 +46,16 @@ func TestCreate(t *testing.T) {
 		user := lab.Client()
 		requireDrift(t, lab, s.node)
 		p := lab.planOf(user, s.node, planning.Policy{})
-		if p.Strategy != cluster.Create || len(p.Refused) > 0 || p.VMID == 0 {
-			t.Fatalf("planned as %s, %s: %v", p.Strategy, p.Why, p.Refused)
-		}
-		must(t, user.roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
-		if _, err := lab.Kube.Node(t.Context(), s.node); err != nil {
-			t.Error(err)
-		}
+		mustBe(t, p.Strategy == cluster.Create && len(p.Refused) == 0 && p.VMID != 0,
+			"planned as %s, %s: %v", p.Strategy, p.Why, p.Refused)
+		user.rollTo(t, planning.Policy{})
+		must(t, errOf(lab.Kube.Node(t.Context(), s.node)))
 	})
 }
 
-// TestControlPlanesComeAndGo makes three control planes of one, and one of three, each step by a command
-// of its own.
+// TestControlPlanesComeAndGo makes three control planes of one, and one of three, each step by a command of its own.
 func TestControlPlanesComeAndGo(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		members := func(want ...string) {
 			t.Helper()
 			requireSame(t, want, lab.memberNames(), "members of etcd (-want +got)")
@@ -69,12 +63,10 @@ func TestControlPlanesComeAndGo(t *testing.T) {
 		}
 		for _, node := range []string{"cp2", "cp3"} {
 			lab.addNode(node, "cp1", "")
-			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-			requireInSync(t, lab)
+			lab.Client().rollTo(t, planning.Policy{})
 		}
 		members("cp1", "cp2", "cp3")
-		_, err := lab.Client().Remove(t.Context(), "cp1")
-		requireRefused(t, err, "the talosconfig has no other endpoint")
+		requireRefused(t, errOf(lab.Client().Remove(t.Context(), "cp1")), "the talosconfig has no other endpoint")
 		for _, node := range []string{"cp3", "cp2"} {
 			must(t, errOf(lab.Client().Remove(t.Context(), node)))
 			lab.unlist(node)
@@ -94,9 +86,9 @@ func TestCreateOfAnotherCluster(t *testing.T) {
 		must(t, err)
 		lab.MachineConfig = configFiles{"wk2": regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(file, []byte("${1}abcdef.0123456789abcdef"))}.read
 		p := lab.planOf(lab.Client(), "wk2", planning.Policy{})
-		if refused := strings.Join(p.Refused, "\n"); !strings.Contains(refused, "differs from wk1 in the machine's token, the bootstrap token of Kubernetes: is it the file of another cluster?") {
-			t.Errorf("refused: %q", refused)
-		}
+		refused := strings.Join(p.Refused, "\n")
+		require(t, strings.Contains(refused, "differs from wk1 in the machine's token, the bootstrap token of Kubernetes: is it the file of another cluster?"),
+			"refused: %q", refused)
 		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), "is it the file of another cluster?")
 	})
 }
@@ -112,14 +104,12 @@ func TestCreateRefused(t *testing.T) {
 		lab.addNode("wk2", "wk1", "")
 		lab.Replace("recast.yaml", s.old, s.new)
 		p := lab.planOf(lab.Client(), "wk2", planning.Policy{})
-		if refused := strings.Join(p.Refused, "\n"); !strings.Contains(refused, s.refused) {
-			t.Errorf("refused: %q, want %q", refused, s.refused)
-		}
+		refused := strings.Join(p.Refused, "\n")
+		require(t, strings.Contains(refused, s.refused), "refused: %q, want %q", refused, s.refused)
 	})
 }
 
-// TestCreateKilled kills the making of a node at points of every kind, and goes on with its journal or
-// without.
+// TestCreateKilled kills the making of a node at points of every kind, and goes on with its journal or without.
 func TestCreateKilled(t *testing.T) {
 	long(t)
 	for _, s := range []struct{ node, like string }{{"wk2", "wk1"}, {"cp2", "cp1"}} {
@@ -131,16 +121,13 @@ func TestCreateKilled(t *testing.T) {
 			},
 			do: rolls(planning.Policy{}), choose: chosenPoints,
 			goOn: func(t *testing.T, lab *Lab, at point) bool {
-				_, err := lab.Client().Recover(t.Context(), s.node)
-				requireFault(t, err, fault.Refused)
+				requireFault(t, errOf(lab.Client().Recover(t.Context(), s.node)), fault.Refused)
 				lab.finish(t, rolls(planning.Policy{}))
 				return false
 			},
 			end: func(t *testing.T, lab *Lab) string {
 				requireInSync(t, lab)
-				if made := lab.made([]string{s.node}); made != 1 {
-					t.Errorf("there are %d VMs %s", made, s.node)
-				}
+				requireSame(t, 1, lab.made([]string{s.node}), "there are … VMs %s (-want +got)", s.node)
 				return ""
 			},
 		}.killEverywhere)
@@ -170,15 +157,9 @@ func (l *Lab) unlist(node string) {
 // requireRemoved fails unless nothing of a node is left but its disks, which no prune frees.
 func (l *Lab) requireRemoved(t *testing.T, node string, disks int) {
 	t.Helper()
-	if _, err := l.Kube.Node(t.Context(), node); err == nil {
-		t.Errorf("Kubernetes has node %s still", node)
-	}
-	if l.made([]string{node}) > 0 {
-		t.Errorf("VM %s is there still", node)
-	}
-	if slices.Contains(l.memberNames(), node) {
-		t.Errorf("etcd has member %s still", node)
-	}
+	require(t, errOf(l.Kube.Node(t.Context(), node)) != nil, "Kubernetes has node %s still", node)
+	require(t, l.made([]string{node}) <= 0, "VM %s is there still", node)
+	require(t, !slices.Contains(l.memberNames(), node), "etcd has member %s still", node)
 	kept := func() (n int) {
 		res := l.status()
 		for _, k := range res.Kept {
@@ -188,21 +169,13 @@ func (l *Lab) requireRemoved(t *testing.T, node string, disks int) {
 		}
 		return n
 	}
-	if got := kept(); got != disks {
-		t.Errorf("status lists %d disks of it, want %d", got, disks)
-	}
+	requireSame(t, disks, kept(), "status lists … disks of it (-want +got)")
 	zero := 0
-	_, err := l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks, KeepDisks: &zero})
-	must(t, err)
-	if got := kept(); got != disks {
-		t.Errorf("after a prune, status lists %d disks of it, want %d", got, disks)
-	}
+	must(t, errOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks, KeepDisks: &zero})))
+	requireSame(t, disks, kept(), "after a prune, status lists … disks of it (-want +got)")
 	l.RequireIntact()
-	rep, err := l.Client().prune(t.Context(), pipeline.PruneOptions{Removed: node})
-	must(t, err)
-	if got := kept(); got != 0 {
-		t.Errorf("once they are freed, status lists %d disks of it: %+v", got, rep.Disks)
-	}
+	rep := valueOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Removed: node}))(t)
+	requireSame(t, 0, kept(), "once they are freed, status lists … disks of it: %+v (-want +got)", rep.Disks)
 }
 
 // TestRemove takes nodes away. Their disks stay until they are freed by name.
@@ -219,21 +192,16 @@ func TestRemove(t *testing.T) {
 			requireDrift(t, lab)
 			lab.requireRemoved(t, node, map[bool]int{true: 3, false: 2}[strings.HasPrefix(node, "wk")])
 		}
-		if ha := lab.World.HA(); len(ha) > 0 {
-			t.Errorf("Proxmox HA has %v still", ha)
-		}
+		requireNone(t, lab.World.HA(), "Proxmox HA has … still")
 		lab.requireEtcd()
 	})
 }
 
 // TestNotRemoved refuses what would end the cluster, or what is not there.
 func TestNotRemoved(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		_, err := lab.Client().Remove(t.Context(), "cp1")
-		requireFault(t, err, fault.Refused, "it is the only control plane")
-		_, err = lab.Client().Remove(t.Context(), "wk9")
-		requireFault(t, err, fault.Config, `no node "wk9"`)
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		requireFault(t, errOf(lab.Client().Remove(t.Context(), "cp1")), fault.Refused, "it is the only control plane")
+		requireFault(t, errOf(lab.Client().Remove(t.Context(), "wk9")), fault.Config, `no node "wk9"`)
 		requireInSync(t, lab)
 	})
 }
@@ -269,4 +237,144 @@ func TestRemoveKilled(t *testing.T) {
 			},
 		}.killEverywhere)
 	}
+}
+
+// shape gives a node a class with these settings of its VM.
+func (l *Lab) shape(node, settings string) {
+	l.t.Helper()
+	l.Replace("recast.yaml", "nodes:\n", "vmClasses:\n  shaped: {"+settings+"}\nnodes:\n")
+	l.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", class: shaped,")
+}
+
+// shapeAll gives all nodes a class, and workers further settings.
+func (l *Lab) shapeAll(all, workers string) {
+	l.t.Helper()
+	l.Replace("recast.yaml", "nodes:\n", "vmClasses:\n  shaped: {"+all+"}\nnodes:\n")
+	for _, n := range l.Nodes {
+		more := ", class: shaped,"
+		if !n.ControlPlane {
+			more += " vm: {" + workers + "},"
+		}
+		l.Replace("recast.yaml", "{name: "+n.Name+",", "{name: "+n.Name+more)
+	}
+}
+
+func (l *Lab) vmOf(node string) world.VM {
+	l.t.Helper()
+	id := l.node(node).VMID
+	return valueOf(l.World.LookupVM(l.hostOf(id), id))(l.t)
+}
+
+// reshaping is a shape that a node gets, and how.
+type reshaping struct {
+	node, settings string
+	with           func(*Lab) // what else is to be rolled
+	strategy       cluster.Strategy
+	starts         int // how often the VM is started
+	has            map[string]string
+}
+
+func reshapings() map[string]reshaping {
+	memory := map[string]string{"memory": "6144", "onboot": "1"}
+	return map[string]reshaping{
+		"tags and order":  {"wk1", "tags: [talos, prod], startup: 'order=3', description: a worker", nil, cluster.Reshape, 0, map[string]string{"tags": "prod;talos", "startup": "order=3", "description": "a worker"}},
+		"a disk grown":    {"wk1", "disks: [{slot: scsi1, size: 30G, backup: true}]", nil, cluster.Reshape, 0, map[string]string{"scsi1": "size=30G"}},
+		"a disk added":    {"wk1", "disks: [{slot: scsi2, storage: fast, size: 5G, serial: more}]", nil, cluster.Reshape, 0, map[string]string{"scsi2": "serial=more"}},
+		"a pool and HA":   {"wk1", "pool: talos, ha: {state: started, max_restart: 2}", nil, cluster.Reshape, 0, nil},
+		"memory":          {"wk1", "memory: 6144, cores: 4, onboot: true", nil, cluster.Reshape, 1, memory},
+		"a control plane": {"cp1", "memory: 6144, onboot: true", nil, cluster.Reshape, 1, memory},
+		"options of a disk, and another": {
+			"wk1", "disks: [{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}]", nil, cluster.Reshape, 1, map[string]string{"scsi1": "cache=writeback", "sata1": "size=2G"},
+		},
+		"with another image, recreated": {
+			"wk1", "memory: 6144, onboot: true, disks: [{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}]",
+			func(l *Lab) { l.Patch(sim.CommonExtension) }, cluster.Recreate, 1, memory,
+		},
+		"with another image, reimaged": {
+			"wk1", "memory: 6144, onboot: true, disks: [{slot: scsi1, cache: writeback}]",
+			func(l *Lab) {
+				l.Patch(sim.CommonExtension)
+				l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: reimage\n")
+			}, cluster.Reimage, 1, memory,
+		},
+		"with another image, in place": {
+			"wk1", "memory: 6144, onboot: true", func(l *Lab) { l.Patch(sim.CommonExtension); l.inPlace() }, cluster.InPlace, 1, memory,
+		},
+		"with a configuration":         {"wk1", "memory: 6144, onboot: true", withConfig(noReboot), cluster.ApplyConfig, 1, memory},
+		"with one that needs a reboot": {"wk1", "memory: 6144, onboot: true", withConfig(needsReboot), cluster.ApplyConfig, 1, memory},
+	}
+}
+
+func withConfig(line string) func(*Lab) {
+	return func(l *Lab) {
+		files := l.keptConfigs()
+		files.set(l.t, "wk1", line)
+		l.MachineConfig = files.read
+	}
+}
+
+// TestReshape gives a node's VM another shape, in one outage with whatever else it gets, or in none.
+func TestReshape(t *testing.T) {
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, reshapings(), func(t *testing.T, lab *Lab, s reshaping) {
+		lab.allowShape()
+		lab.shape(s.node, s.settings)
+		if s.with != nil {
+			s.with(lab)
+		}
+		user := lab.Client()
+		p := lab.planOf(user, s.node, planning.Policy{})
+		mustBe(t, p.Strategy == s.strategy && len(p.VM) != 0 && len(p.Refused) == 0,
+			"planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
+		from := len(lab.Recorder.Calls())
+		must(t, user.roll(policyFor(s.node))(t.Context()))
+		starts := lab.sent(from, toVM("POST", fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID)))
+		require(t, len(starts) == s.starts, "its VM was started %d times, want %d", len(starts), s.starts)
+		vm := lab.vmOf(s.node)
+		for key, want := range s.has {
+			require(t, strings.Contains(vm.Config[key], want), "%s is %q, want %q", key, vm.Config[key], want)
+		}
+		lab.requireServing(s.node)
+		stale := lab.others(s.node)
+		if s.with == nil || s.strategy == cluster.ApplyConfig {
+			stale = nil
+		}
+		requireInSync(t, lab, stale...)
+	})
+}
+
+// TestReshapeInVain: a VM that does not start with its new settings gets the old ones back, by recover
+// or by another recast.yaml.
+func TestReshapeInVain(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]func(*testing.T, *Lab){
+		"recovered": func(t *testing.T, lab *Lab) {
+			must(t, errOf(lab.as(secondRun).Recover(t.Context(), "wk1")))
+			requireDrift(t, lab, "wk1")
+		},
+		"corrected": func(t *testing.T, lab *Lab) {
+			lab.Replace("recast.yaml", "cores: 32", "cores: 4")
+			lab.as(secondRun).rollTo(t, planning.Policy{})
+		},
+	}, func(t *testing.T, lab *Lab, then func(*testing.T, *Lab)) {
+		before := lab.vmOf("wk1").Config
+		lab.shape("wk1", "cores: 32, machine: q35, nics: [{}, {bridge: vmbr0}], disks: [{slot: scsi1, cache: writeback}]")
+		err := lab.as(firstRun).roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast undo wk1 gives VM 9031 its old settings back")
+		then(t, lab)
+		lab.requireServing("wk1")
+		lab.RequireIntact()
+		if after := lab.vmOf("wk1").Config; strings.Contains(string(lab.Read("recast.yaml")), "cores: 32") {
+			delete(after, "meta")
+			delete(before, "meta")
+			requireSame(t, before, after, "after recover (-before +after)")
+		}
+	})
+}
+
+// TestReshapeWithLostAnswers gives VMs another shape while Proxmox's answer to every k-th change is lost.
+func TestReshapeWithLostAnswers(t *testing.T) {
+	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3, 5), func(t *testing.T, lab *Lab, k int64) {
+		lab.shapeAll("memory: 6144, tags: [talos]", "disks: [{slot: scsi1, size: 25G, cache: writeback}, {slot: scsi2, storage: fast, size: 1G}]")
+		lab.rollUnanswered(k, 3)
+		requireInSync(t, lab)
+	})
 }

@@ -7,10 +7,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
@@ -55,8 +59,7 @@ func turnedOff(t *testing.T, l *Lab) {
 // TestNoDiskIsLostWithoutConsent: in whichever way a system disk leaves a node, volumes on it are
 // refused with the remedy, and listed once acceptLoss names them.
 func TestNoDiskIsLostWithoutConsent(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]door{
+	eachLong(t, oneWorker(), map[string]door{
 		"rollback":                       {leave: byRollback, plan: cluster.Rollback},
 		"recover of a node that serves":  {at: before("finish/keep"), leave: byRecover, plan: cluster.PutBack},
 		"put-back of a roll, node off":   {at: before("finish/keep"), then: turnedOff, leave: byRoll, plan: cluster.PutBack, unread: true},
@@ -87,15 +90,11 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 		before := lab.machinesDump()
 		rep, err := d.leave(t.Context(), lab.as(secondRun))
 		if d.plan == "" {
-			if err != nil || len(rep.Plan.Nodes[0].WillLose) > 0 {
-				t.Errorf("it asks for what is not on that disk: %v", err)
-			}
+			require(t, err == nil && len(rep.Plan.Nodes[0].WillLose) == 0, "it asks for what is not on that disk: %v", err)
 			return
 		}
 		d.requireRefused(t, rep, err)
-		if after := lab.machinesDump(); after != before {
-			t.Errorf("something was changed:\n%s", after)
-		}
+		requireSame(t, before, lab.machinesDump(), "something was changed:\n… (-want +got)")
 		accept := []string{"pv/pvc-1"}
 		if d.unread {
 			accept = append(accept, "unread/"+firstRun)
@@ -110,9 +109,7 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 			return true, nil
 		}
 		must(t, errOf(d.leave(t.Context(), c)))
-		if !slices.Contains(shown, pvLost) {
-			t.Errorf("shown as lost: %q", shown)
-		}
+		require(t, slices.Contains(shown, pvLost), "shown as lost: %q", shown)
 		lab.RequireIntact()
 	})
 }
@@ -121,13 +118,11 @@ func (d door) requireRefused(t *testing.T, rep pipeline.Report, err error) {
 	t.Helper()
 	requireRefused(t, err, pvRefused)
 	i := slices.IndexFunc(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
-	if i < 0 {
-		t.Fatalf("plan %+v", rep.Plan)
-	}
+	mustBe(t, i >= 0, "plan %+v", rep.Plan)
 	n := rep.Plan.Nodes[i]
-	if unread := strings.Contains(strings.Join(n.Refused, "\n"), "unread/"+firstRun); n.Strategy != d.plan || unread != d.unread {
-		t.Errorf("%s, refused because the machine does not answer: %t, want %t: %q", n.Strategy, unread, d.unread, n.Refused)
-	}
+	unread := strings.Contains(strings.Join(n.Refused, "\n"), "unread/"+firstRun)
+	require(t, n.Strategy == d.plan && unread == d.unread,
+		"%s, refused because the machine does not answer: %t, want %t: %q", n.Strategy, unread, d.unread, n.Refused)
 }
 
 // TestBoundMeanwhile: a volume that is bound between the plan and the exchange is
@@ -206,17 +201,13 @@ func (l *Lab) systemDisks() string {
 	return strings.Join(out, "\n")
 }
 
-// TestGivenUpDiskIsKept: the system disk of a cancelled replacement is parked with a name.
-// No rollback boots it; recast prune frees it, and so does the end of the node's next
-// roll.
+// TestGivenUpDiskIsKept: the system disk of a cancelled replacement is parked with a name. No rollback boots it; recast
+// prune frees it, and so does the end of the node's next roll.
 func TestGivenUpDiskIsKept(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
+	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"prune": func(t *testing.T, lab *Lab) {
-			rep, err := lab.Client().pruneDisks(t.Context(), 1, nil)
-			if err != nil || len(rep.Disks) != 1 || !rep.Disks[0].GivenUp || !rep.Disks[0].Removed {
-				t.Errorf("pruned %+v, %v", rep.Disks, err)
-			}
+			rep := valueOf(lab.Client().pruneDisks(t.Context(), 1, nil))(t)
+			require(t, len(rep.Disks) == 1 && rep.Disks[0].GivenUp && rep.Disks[0].Removed, "pruned %+v", rep.Disks)
 		},
 		"the next roll": func(t *testing.T, lab *Lab) {
 			p := lab.planOf(lab.Client(), "wk1", planning.Policy{})
@@ -232,18 +223,14 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 		media := lab.media(volidOf(lab, wk1, "scsi0"))
 		must(t, lab.as(secondRun).giveUp("wk1")(t.Context()))
 		res, err := lab.Client().Status(t.Context())
-		if err != nil || len(res.Kept) != 1 || !res.Kept[0].GivenUp || res.Kept[0].Run != firstRun {
-			t.Fatalf("kept %+v, %v", res.Kept, err)
-		}
-		if lab.media(res.Kept[0].Volid) != media {
-			t.Error("another disk is kept")
-		}
+		mustBe(t, err == nil && len(res.Kept) == 1 && res.Kept[0].GivenUp && res.Kept[0].Run == firstRun,
+			"kept %+v, %v", res.Kept, err)
+		require(t, lab.media(res.Kept[0].Volid) == media, "another disk is kept")
 		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "no earlier system disk of it is parked")
 		next(t, lab)
-		res, err = lab.Client().Status(t.Context())
-		if err != nil || slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }) {
-			t.Errorf("kept after all: %+v, %v", res.Kept, err)
-		}
+		res = lab.status()
+		require(t, !slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }),
+			"kept after all: %+v", res.Kept)
 		lab.RequireIntact()
 	})
 }
@@ -251,9 +238,8 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 // TestPlanNamesDisksAsTheyAreNow: for an unfinished replacement the plan has each disk's
 // present name and place, not the earlier ones.
 func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
-	long(t)
 	inAMove := onServer("/qemu/9031/move_disk POST")
-	eachInLab(t, oneWorker(), map[string]moment{
+	eachLong(t, oneWorker(), map[string]moment{
 		"on the parking VM":       after("delete-vm"),
 		"some on either":          after("park/scsi0"),
 		"given back":              before("bring-up/configure"),
@@ -279,8 +265,134 @@ func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
 				t.Errorf("%s is said to be %s, %s; there is\n%s", d.Key, d.Volid, d.Where, lab.systemDisks())
 			}
 		}
-		if unnamed != want {
-			t.Errorf("%d disks without a name: %+v", unnamed, n)
+		require(t, unnamed == want, "%d disks without a name: %+v", unnamed, n)
+	})
+}
+
+var (
+	linstorSatellites = resource("piraeus.io/v1", "linstorsatellites", "LinstorSatellite", false)
+	linstorClusters   = resource("piraeus.io/v1", "linstorclusters", "LinstorCluster", false)
+)
+
+// installPiraeus serves the kinds of Piraeus.
+func (l *Lab) installPiraeus() {
+	l.Kube.Define(linstorSatellites)
+	l.Kube.Define(linstorClusters)
+}
+
+// daemons are pods on every node that write to a host path.
+func daemons(namespace, name, at string) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		l.put(store.DaemonSets(), daemonSet(namespace, name, writesTo(name, at)))
+		time.Sleep(20 * time.Second)
+	}
+}
+
+// writesTo is a pod that writes to a host path.
+func writesTo(name, at string) corev1.PodSpec {
+	return corev1.PodSpec{
+		Containers: []corev1.Container{{Name: name, Image: "registry.k8s.io/pause", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+		Volumes:    []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: at}}}},
+	}
+}
+
+func noDaemons(namespace, name string) edit {
+	return func(l *Lab) {
+		without(store.DaemonSets(), namespace, name)(l)
+		time.Sleep(time.Minute)
+	}
+}
+
+// pool is a LINSTOR storage pool on wk1.
+func pool(kind string, pairs ...string) edit {
+	spec := map[string]any{}
+	for i := 0; i < len(pairs); i += 2 {
+		spec[pairs[i]] = pairs[i+1]
+	}
+	return func(l *Lab) {
+		l.t.Helper()
+		l.put(linstorSatellites.GroupVersionResource, object(linstorSatellites, "", "wk1", map[string]any{
+			"spec": map[string]any{"storagePools": []any{map[string]any{"name": "pool", kind: spec}}},
+		}))
+	}
+}
+
+// physicalVolume is a partition with an LVM physical volume.
+func physicalVolume(label, group string) artefact.Partition {
+	return artefact.Partition{
+		Label: label, UUID: "0b5f0000-0000-4000-8000-0000000000" + label[len(label)-2:],
+		Filesystem: "lvm2-pv", FilesystemUUID: "aaaaaa-bbbb-cccc-dddd-eeee-ffff-0000" + label[len(label)-2:], VolumeGroup: group,
+	}
+}
+
+// twoGroups puts LINSTOR's volume group on the data disk, and another one on the system disk.
+func twoGroups(l *Lab) {
+	l.t.Helper()
+	pool("lvmPool", "volumeGroup", "vg0")(l)
+	whileOff(partitioned(wk1System, physicalVolume("r-lvm11", "vg1")), partitioned(wk1Data, physicalVolume("r-lvm22", "vg0")))(l)
+}
+
+func all(edits ...edit) edit {
+	return func(l *Lab) {
+		for _, e := range edits {
+			e(l)
 		}
+	}
+}
+
+// localRefusals are data of pods, LINSTOR and LVM that exist only on the system disk.
+func localRefusals() []refusal {
+	only := func(what, name string) string {
+		return what + " is on the system disk and would be lost: move it to a disk of its own, or name " + name + " in nodes[].acceptLoss"
+	}
+	loss := func(name, what string, bring, undo edit) refusal {
+		return refusal{
+			name: what, bring: bring, lift: acceptLoss(name), undo: undo,
+			both: []string{only(what, name)}, lost: []string{what + " on the system disk will be lost"},
+		}
+	}
+	topolvm := volume("pvc-1", corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "topolvm.io", VolumeHandle: "h"}})
+	const pv = "PersistentVolume pvc-1 (claim default/db-0)"
+	noVolume, noPool := without(store.Volumes(), "", "pvc-1"), without(linstorSatellites.GroupVersionResource, "", "wk1")
+	const vg0 = "LINSTOR storage pool pool (vg0)"
+	return []refusal{
+		loss("hostpath/var/lib/agent", "hostPath /var/lib/agent (DaemonSet default/agent)", daemons("default", "agent", "/var/lib/agent"), noDaemons("default", "agent")),
+		{name: "what a DaemonSet makes anew", bring: daemons("default", "vector", "/var/lib/vector"), undo: noDaemons("default", "vector")},
+		{name: "hostPath on another disk", bring: daemons("default", "agent", "/var/mnt/data/agent"), undo: noDaemons("default", "agent")},
+		loss("linstor/var/lib/linstor-pools/pool", "LINSTOR storage pool pool (/var/lib/linstor-pools/pool)", pool("fileThinPool"), noPool),
+		{name: "LINSTOR's files on another disk", bring: pool("filePool", "directory", "/var/mnt/data/linstor"), undo: noPool},
+		loss("pv/pvc-1", pv, topolvm, noVolume),
+		{
+			name: "TopoLVM on another disk", bring: all(topolvm, whileOff(partitioned(wk1Data, physicalVolume("r-lvm22", "vg0")))),
+			undo: all(noVolume, whileOff(unpartitioned(wk1Data, 1))),
+		},
+		{
+			name: "TopoLVM on the system disk", bring: all(topolvm, whileOff(partitioned(wk1System, physicalVolume("r-lvm11", "vg1")))),
+			both: []string{only("volume r-lvm11", "r-lvm11"), only(pv, "pv/pvc-1")}, lift: acceptLoss("r-lvm11", "pv/pvc-1"),
+			lost: []string{"volume r-lvm11 on the system disk will be lost", pv + " on the system disk will be lost"},
+			undo: all(noVolume, whileOff(unpartitioned(wk1System, 1))),
+		},
+		{
+			name: "two volume groups, and Talos before 1.14 does not tell them apart", bring: twoGroups,
+			both: []string{only("volume r-lvm11", "r-lvm11"), only(vg0, "linstor/pool")}, lift: acceptLoss("r-lvm11", "linstor/pool"),
+			lost: []string{"volume r-lvm11 on the system disk will be lost", vg0 + " on the system disk will be lost"},
+			undo: all(noPool, whileOff(unpartitioned(wk1System, 1), unpartitioned(wk1Data, 1))),
+		},
+	}
+}
+
+// Since 1.14 Talos reports the volume groups, so that only the one on the system disk counts as lost.
+func TestVolumeGroupsAreToldApart(t *testing.T) {
+	o := oneWorker()
+	o.TalosVersion = talos14
+	inLab(t, o, func(t *testing.T, lab *Lab) {
+		lab.installPiraeus()
+		lab.Patch(sim.PatchedExtension)
+		twoGroups(lab)
+		strategy(cluster.Recreate)(lab)
+		n := planOf(t, lab, "wk1")
+		want := []string{"volume r-lvm11 is on the system disk and would be lost: move it to a disk of its own, or name r-lvm11 in nodes[].acceptLoss"}
+		requireSame(t, want, n.Refused, "refused (-want +got)")
 	})
 }

@@ -52,11 +52,9 @@ func (l *Lab) allowShape() {
 // configOf is a machine's present configuration.
 func (l *Lab) configOf(node string) cluster.Secret {
 	l.t.Helper()
-	s, err := l.Client().connect(l.t.Context())
-	must(l.t, err)
+	s := valueOf(l.Client().connect(l.t.Context()))(l.t)
 	defer s.end()
-	config, err := s.machines.Talos.MachineConfig(l.t.Context(), l.node(node).Addr)
-	must(l.t, err)
+	config := valueOf(s.machines.Talos.MachineConfig(l.t.Context(), l.node(node).Addr))(l.t)
 	return config
 }
 

@@ -6,13 +6,18 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
@@ -30,9 +35,7 @@ func (c *Client) Doctor(ctx context.Context) (checkup.Result, error) {
 
 func diagnosis(t *testing.T, c *Client) checkup.Result {
 	t.Helper()
-	res, err := c.Doctor(t.Context())
-	must(t, err)
-	return res
+	return valueOf(c.Doctor(t.Context()))(t)
 }
 
 // problems lists the problems of a diagnosis, "group: what: seen".
@@ -57,17 +60,14 @@ func TestDoctorInAHealthyLab(t *testing.T) {
 			checkup.GroupProxmox, checkup.GroupPrivileges, checkup.GroupStorage, checkup.GroupTalos, checkup.GroupKubernetes,
 			checkup.GroupImages, checkup.GroupNodes,
 		} {
-			if !slices.ContainsFunc(res.Checks, func(c checkup.Check) bool { return c.Group == group }) {
-				t.Errorf("nothing was looked at in group %s", group)
-			}
+			require(t, slices.ContainsFunc(res.Checks, func(c checkup.Check) bool { return c.Group == group }),
+				"nothing was looked at in group %s", group)
 		}
 		vmid := lab.Nodes[0].VMID
 		lab.World.SetLock(vmid, "backup")
 		res = diagnosis(t, lab.Client())
 		i := slices.IndexFunc(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
-		if i < 0 {
-			t.Fatalf("no check speaks of the lock: %+v", res.Checks)
-		}
+		mustBe(t, i >= 0, "no check speaks of the lock: %+v", res.Checks)
 		c := res.Checks[i]
 		if c.State != checkup.Warning || len(c.Remedy) != 1 || !strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)) {
 			t.Errorf("%+v", c)
@@ -80,33 +80,27 @@ func (l *Lab) pveum(lines []string) {
 	l.t.Helper()
 	for _, line := range lines {
 		words := strings.Fields(strings.ReplaceAll(line, "'", ""))
-		if words[0] != "pveum" {
-			l.t.Fatalf("no line for a shell: %q", line)
-		}
+		mustBe(l.t, words[0] == "pveum", "no line for a shell: %q", line)
 		must(l.t, errOf(l.Pveum(words[1:])))
 	}
 }
 
-// TestDoctorForATokenWithNothing: a new token with exactly what doctor prints can roll,
-// and needs all of it.
+// TestDoctorForATokenWithNothing: a new token with exactly what doctor prints can roll, and needs all of it.
 func TestDoctorForATokenWithNothing(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		strategy(cluster.Recreate)(lab)
 		c := lab.Client()
 		c.Token = cluster.Secret(sim.PoorToken)
 		res := diagnosis(t, c)
-		if fault.KindOf(res.Err()) != fault.Refused || len(res.Grants) == 0 {
-			t.Fatalf("%v, grants %q:\n%s", res.Err(), res.Grants, strings.Join(problems(res), "\n"))
-		}
+		mustBe(t, fault.KindOf(res.Err()) == fault.Refused && len(res.Grants) != 0,
+			"%v, grants %q:\n%s", res.Err(), res.Grants, strings.Join(problems(res), "\n"))
 		lab.pveum(res.Grants)
 		if res := diagnosis(t, c); res.Err() != nil {
 			t.Fatalf("after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
 		}
 		requireEachIsNamed(t, lab, c)
-		must(t, c.roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		c.rollTo(t, planning.Policy{})
 	})
 }
 
@@ -119,9 +113,7 @@ func TestDoctorForATokenThatPrunes(t *testing.T) {
 		lab.pveum(survey.NeedsToPrune([]string{"isos"}, nil).Grants().Lines("poor@pve!lab"))
 		named := lacks(diagnosis(t, c))
 		for _, want := range []string{"Datastore.Audit on /storage/fast", "VM.Config.Disk on /vms", "SDN.Use on /sdn/zones/localnetwork/vmbr0"} {
-			if !slices.Contains(named, want) {
-				t.Errorf("doctor names %q, and not %s", named, want)
-			}
+			require(t, slices.Contains(named, want), "doctor names %q, and not %s", named, want)
 		}
 	})
 }
@@ -140,16 +132,15 @@ func requireEachIsNamed(t *testing.T, lab *Lab, c *Client) {
 			lab.World.Revoke(acl)
 			lab.World.Grant(fewer)
 			res := diagnosis(t, c)
-			if named := lacks(res); !onlyNames(named, taken, acl.Path) || fault.KindOf(res.Err()) != fault.Refused {
-				t.Errorf("without %s on %s doctor names %q: %v\n%s", taken, acl.Path, named, res.Err(), strings.Join(problems(res), "\n"))
-			}
+			named := lacks(res)
+			require(t, onlyNames(named, taken, acl.Path) && fault.KindOf(res.Err()) == fault.Refused,
+				"without %s on %s doctor names %q: %v\n%s", taken, acl.Path, named, res.Err(), strings.Join(problems(res), "\n"))
 			lab.World.Revoke(fewer)
 			lab.World.Grant(acl)
 		}
 	}
-	if res := diagnosis(t, c); res.Err() != nil {
-		t.Errorf("all is granted again: %v", res.Err())
-	}
+	res := diagnosis(t, c)
+	require(t, res.Err() == nil, "all is granted again: %v", res.Err())
 }
 
 // lacks are the missing privileges in doctor's result, "privilege on path".
@@ -163,8 +154,7 @@ func lacks(res checkup.Result) []string {
 	return out
 }
 
-// onlyNames: doctor reports that one, at its path or, if it sees the nodes' storages and
-// bridges, at the paths below.
+// onlyNames: doctor reports that one, at its path or, if it sees the nodes' storages and bridges, at the paths below.
 func onlyNames(named []string, privilege, path string) bool {
 	return len(named) > 0 && !slices.ContainsFunc(named, func(n string) bool {
 		at, ok := strings.CutPrefix(n, privilege+" on ")
@@ -179,9 +169,8 @@ func TestDoctorContinuesAfterErrors(t *testing.T) {
 		lab.World.SetQuorum(false)
 		c := lab.Client()
 		wk1 := lab.Nodes[1].Addr.String()
-		c.Reroute = func(addr string) string {
-			return strings.ReplaceAll(addr, wk1, "127.42.7.250") // an unused address
-		}
+		const unused = "127.42.7.250"
+		c.Reroute = func(addr string) string { return strings.ReplaceAll(addr, wk1, unused) }
 		lab.Replace("recast.lock", "", "")
 		res := diagnosis(t, c)
 		if fault.KindOf(res.Err()) != fault.Config { // of the lock
@@ -189,36 +178,131 @@ func TestDoctorContinuesAfterErrors(t *testing.T) {
 		}
 		got := problems(res)
 		for _, want := range []string{"Proxmox: quorum: ", "Talos: wk1: ", "images: lock: "} {
-			if !slices.ContainsFunc(got, func(p string) bool { return strings.HasPrefix(p, want) }) {
-				t.Errorf("no problem %q", want)
-			}
+			require(t, slices.ContainsFunc(got, func(p string) bool { return strings.HasPrefix(p, want) }),
+				"no problem %q", want)
 		}
-		if len(got) != 3 {
-			t.Errorf("problems:\n%s", strings.Join(got, "\n"))
-		}
+		require(t, len(got) == 3, "problems:\n%s", strings.Join(got, "\n"))
 		wk := res.Nodes[1]
 		if !wk.Unread || !slices.ContainsFunc(wk.Against[cluster.Recreate], func(r string) bool { return strings.Contains(r, "its setting args") }) {
 			t.Errorf("of wk1 it says %+v", wk)
 		}
-		if cp := res.Nodes[0]; cp.Unread || cp.Strategy != cluster.InPlace {
-			t.Errorf("of cp1 it says %+v", cp)
+		cp := res.Nodes[0]
+		require(t, !cp.Unread && cp.Strategy == cluster.InPlace, "of cp1 it says %+v", cp)
+	})
+}
+
+// TestRegisteredTags: a new VM with such a tag needs Sys.Modify, which must be detected while the old one exists.
+func TestRegisteredTags(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		lab.World.RegisterTags("talos", "other")
+		requireSame(t, []string{"Sys.Modify on /"}, lacks(diagnosis(t, lab.Client())), "doctor names (-want +got)")
+		requireRollRefused(t, lab, "the Proxmox token lacks privileges: Sys.Modify on /", "pveum acl modify / ")
+		lab.World.AddRole("Recast", append(sim.Privileges(), "Sys.Modify")...)
+		lab.Client().rollTo(t, planning.Policy{})
+	})
+}
+
+// Explain is recast plan --explain.
+func (c *Client) Explain(t *testing.T, node string) survey.Explanation {
+	t.Helper()
+	e := valueOf(connected(t.Context(), c, func(s *session) (survey.Explanation, error) {
+		_, e, err := pipeline.Explain(t.Context(), s.project, s.machines, planning.Policy{}, nil, node)
+		return e, err
+	}))(t)
+	return e
+}
+
+// TestWhatIsExplainedIsWhatRuns: recast plan --explain lists the steps of the roll in
+// their order, for workers and control planes and every strategy.
+func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
+	long(t)
+	eachIn(t, func(strategy string) sim.Options {
+		return sim.Options{ControlPlanes: 3, Workers: 1, Holder: strategy == "auto"}
+	}, storiesOf("auto", "reimage", "in-place"), func(t *testing.T, lab *Lab, strategy string) {
+		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+strategy+"\n")
+		lab.Patch(everywhere)
+		nodes := []string{"cp1", "wk1"}
+		want, got := map[string][]string{}, map[string][]string{}
+		for _, name := range nodes {
+			for _, s := range lab.Client().Explain(t, name).Steps {
+				want[name] = append(want[name], s.Path)
+			}
+			mustBe(t, len(want[name]) >= 8, "%s: only %q are explained", name, want[name])
+		}
+		c := lab.Client()
+		c.Emit = func(e step.Event) {
+			_, node, below := planning.NodeOfStep(e.Path)
+			if e.Status != step.Started && e.Status != step.Skipped || e.Kind == "" || want[node] == nil {
+				return
+			}
+			if at := strings.Join(below, "/"); !slices.Contains(got[node], at) { // preparations run twice
+				got[node] = append(got[node], at)
+			}
+		}
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		for _, name := range nodes {
+			requireSame(t, want[name], got[name], "%s (-explained +run)", name)
 		}
 	})
 }
 
-// TestRegisteredTags: a new VM with such a tag needs Sys.Modify, which must be detected
-// while the old one exists.
-func TestRegisteredTags(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
-		lab.World.RegisterTags("talos", "other")
-		if named := lacks(diagnosis(t, lab.Client())); !slices.Equal(named, []string{"Sys.Modify on /"}) {
-			t.Errorf("doctor names %q", named)
+// TestDeepDriftSeesALabelThatLies: a factory that has not noticed the patch builds the old
+// content under the new schematic, and a person upgrades a node to that by hand.
+func TestDeepDriftSeesALabelThatLies(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		must(t, errOf(lab.Lab.Patch(t.Context(), sim.PatchedExtension, false)))
+		res := valueOf(lab.Client().Lock(t.Context(), pipeline.LockOptions{Update: true}))(t)
+		upgradeByHand(t, lab, res.Lock.Schematics["storage"].Schematic)
+		d := requireDrift(t, lab, "wk1") // only by its configuration's install image
+		for _, r := range d.Nodes[1].Reasons {
+			require(t, r.Code == "install-image", "labels differ: %+v", r)
 		}
-		requireRollRefused(t, lab, "the Proxmox token lacks privileges: Sys.Modify on /", "pveum acl modify / ")
-		lab.World.AddRole("Recast", append(sim.Privileges(), "Sys.Modify")...)
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		requirePatchedFile(t, lab)
+		p := valueOf(lab.Client().Provenance(t.Context(), "wk1"))(t)
+		files := slices.IndexFunc(p.Links, func(l observe.ProvenanceLink) bool { return l.Name == "files" })
+		if files < 0 || p.Links[files].Certainty != observe.Contradicted || p.Build != p.Wanted || p.Origin != observe.FromLock {
+			t.Errorf("provenance of wk1: %+v", p)
+		}
 	})
+}
+
+// requirePatchedFile: drift --deep reports one file of the patched extension, and compares every node's.
+func requirePatchedFile(t *testing.T, lab *Lab) {
+	t.Helper()
+	res := valueOf(lab.Client().DeepDrift(t.Context()))(t)
+	var found []cluster.Reason
+	for _, d := range res.Nodes {
+		require(t, len(d.Unread) == 0 && strings.Contains(strings.Join(d.Notes, "\n"), "of its extensions compared"),
+			"%s: unread %q, notes %q", d.Node, d.Unread, d.Notes)
+		for _, r := range d.Reasons {
+			if r.Code == "extension-file" {
+				found = append(found, r)
+			}
+		}
+	}
+	if len(found) != 1 || !strings.HasPrefix(found[0].Text, "/usr/local/sbin/iscsid of extension iscsi-tools v0.2.0: sha256:") ||
+		!strings.HasPrefix(found[0].Old, "sha256:") || !strings.HasPrefix(found[0].New, "sha256:") || found[0].Old == found[0].New {
+		t.Errorf("files that differ: %+v", found)
+	}
+}
+
+// upgradeByHand installs what the factory builds from a schematic, as talosctl upgrade does.
+func upgradeByHand(t *testing.T, lab *Lab, schematic string) {
+	t.Helper()
+	s := lab.session()
+	defer s.end()
+	id, _, err := s.images.Factory.Register(t.Context(), schematic)
+	must(t, err)
+	n, before := lab.node("wk1"), lab.machine("wk1")
+	repository := s.images.Factory.InstallerRepository(images.ISORequest{SchematicID: id, Platform: "nocloud"})
+	lab.installBy(t, n.Name, repository+":"+before.TalosVersion)
+	must(t, s.machines.Talos.Reboot(t.Context(), n.Addr, n.UUID, ""))
+	for {
+		m, err := cluster.ReadMachine(t.Context(), s.machines.Talos, n.Addr)
+		if err == nil && m.BootID != before.BootID && m.Ready && m.Stage == "running" {
+			return
+		}
+		time.Sleep(time.Second)
+	}
 }

@@ -18,8 +18,7 @@ func (l *Lab) settledDump() string {
 	var b strings.Builder
 	b.WriteString(l.World.Dump(l.describe, world.RenewedByProxmox()...))
 	for _, n := range l.Nodes {
-		node, err := l.Kube.Node(l.t.Context(), n.Name)
-		must(l.t, err)
+		node := valueOf(l.Kube.Node(l.t.Context(), n.Name))(l.t)
 		fmt.Fprintf(&b, "node %s: cordoned %t, labels %v, taints %v\n", n.Name, node.Spec.Unschedulable, node.Labels, node.Spec.Taints)
 	}
 	return withoutAttempts(l.withoutMadeUpUUIDs(b.String()))

@@ -5,16 +5,26 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cosi-project/runtime/pkg/safe"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/kubectl/pkg/drain"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/kube"
@@ -38,11 +48,9 @@ type founder struct {
 // cluster; its endpoint is the address that its first control plane gets.
 func newFounder(t *testing.T, lab *Lab, talos string) *founder {
 	t.Helper()
-	ours, err := talosapi.NewCluster("ours", "https://127.42.7.10:6443", talos, sim.KubernetesVersion)
-	must(t, err)
+	ours := valueOf(talosapi.NewCluster("ours", "https://127.42.7.10:6443", talos, sim.KubernetesVersion))(t)
 	lab.Guard(ours.Secrets)
-	talosconfig, err := ours.Talosconfig(role.Admin, founded("cp1").String())
-	must(t, err)
+	talosconfig := valueOf(ours.Talosconfig(role.Admin, founded("cp1").String()))(t)
 	lab.Write("talosconfig", talosconfig)
 	lock := lab.Configure("vmClasses:\n  node: {memory: 4096, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}]}\nnodes:\n  - {name: cp1, schematic: default, class: node, host: pve1, address: 127.42.7.251}\n")
 	return lab.founder(ours, lock, talos)
@@ -54,8 +62,7 @@ func (l *Lab) founder(ours *talosapi.Cluster, lock schematics.Lock, talos string
 	must(l.t, l.Client().Publish(l.t.Context()))
 	s := l.session()
 	l.t.Cleanup(s.end)
-	isos, err := s.machines.Proxmox.(*pve.Client).ISOs(l.t.Context(), "pve1", sim.ISOStorage)
-	must(l.t, err)
+	isos := valueOf(s.machines.Proxmox.(*pve.Client).ISOs(l.t.Context(), "pve1", sim.ISOStorage))(l.t)
 	return &founder{
 		Lab: l, session: s, ours: ours, iso: sim.ISOStorage + ":iso/" + isos[0].Name,
 		installer: "127.0.0.1:8080/nocloud-installer/" + lock.Schematics["default"].SchematicID + ":" + talos,
@@ -87,16 +94,14 @@ func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
 		vm["ide0"], vm["ipconfig0"] = "fast:cloudinit", "ip="+addr.String()+"/24,gw=127.42.7.1"
 	}
 	must(f.t, f.machines.Proxmox.CreateVM(ctx, "pve1", cluster.VMID(id), vm))
-	made, err := f.machines.Proxmox.VM(ctx, cluster.VMID(id))
-	must(f.t, err)
+	made := valueOf(f.machines.Proxmox.VM(ctx, cluster.VMID(id)))(f.t)
 	must(f.t, f.machines.Proxmox.Start(ctx, made))
 	return uuid
 }
 
 // configure gives a blank machine its first configuration.
 func (f *founder) configure(addr netip.Addr, uuid, name string) {
-	config, err := f.ours.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: strings.HasPrefix(name, "cp"), Installer: f.installer})
-	must(f.t, err)
+	config := valueOf(f.ours.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: strings.HasPrefix(name, "cp"), Installer: f.installer}))(f.t)
 	must(f.t, f.talos.ApplyConfig(f.t.Context(), addr, uuid, config))
 }
 
@@ -115,9 +120,7 @@ func (f *founder) bootstrapSoon(addr netip.Addr) {
 		err := f.bootstrap(addr)
 		switch client.StatusCode(err) {
 		case codes.OK:
-			if !early {
-				f.t.Error("a machine that installs Talos accepted a bootstrap")
-			}
+			require(f.t, early, "a machine that installs Talos accepted a bootstrap")
 			return
 		case codes.FailedPrecondition:
 			early = true
@@ -153,8 +156,7 @@ func (f *founder) kubeconfig(addr netip.Addr) (file []byte) {
 // nodes are the Ready nodes that a kubeconfig shows at an address of the API.
 func (f *founder) nodes(kubeconfig []byte, at string) (ready []string, err error) {
 	file := bytes.ReplaceAll(kubeconfig, []byte("127.42.7.10:6443"), []byte(at+":6443"))
-	k, err := kube.New(file, kube.Options{Dial: f.Lab.Lab.Client().DialContext, Poll: time.Second})
-	must(f.t, err)
+	k := valueOf(kube.New(file, kube.Options{Dial: f.Lab.Lab.Client().DialContext, Poll: time.Second}))(f.t)
 	defer k.Close()
 	nodes, err := k.Nodes(f.t.Context())
 	for _, n := range nodes {
@@ -167,9 +169,8 @@ func (f *founder) nodes(kubeconfig []byte, at string) (ready []string, err error
 
 func (f *founder) requireNodes(kubeconfig []byte, at netip.Addr, want ...string) {
 	f.t.Helper()
-	if got, err := f.nodes(kubeconfig, at.String()); err != nil || !slices.Equal(got, want) {
-		f.t.Errorf("Ready nodes at %s: %q, %v; want %q", at, got, err, want)
-	}
+	got := valueOf(f.nodes(kubeconfig, at.String()))(f.t)
+	require(f.t, slices.Equal(got, want), "Ready nodes at %s: %q; want %q", at, got, want)
 }
 
 // sharedAddress is that of the load balancer before the API servers.
@@ -191,9 +192,8 @@ func TestClusterFromNothing(t *testing.T) {
 		requireCode(t, f.bootstrap(cp1), codes.Unavailable) // its certificate is not that of the cluster
 		f.configure(cp1, uuid, "cp1")
 		for _, at := range []netip.Addr{sharedAddress, cp1} {
-			if _, err := lab.Lab.Client().DialContext(t.Context(), "tcp", at.String()+":6443"); err == nil {
-				t.Errorf("there is a Kubernetes API at %s", at)
-			}
+			require(t, errOf(lab.Lab.Client().DialContext(t.Context(), "tcp", at.String()+":6443")) != nil,
+				"there is a Kubernetes API at %s", at)
 		}
 		f.bootstrapSoon(cp1)
 		time.Sleep(time.Minute)
@@ -203,18 +203,12 @@ func TestClusterFromNothing(t *testing.T) {
 		f.requireNodes(kubeconfig, cp1, "cp1")
 		other, err := lab.Kubeconfig("system:masters", time.Hour) // by the lab's own CA
 		must(t, err)
-		if _, err := f.nodes(other, sharedAddress.String()); err == nil {
-			t.Error("the API's certificate is not of the cluster's CA")
-		}
-		if _, err := f.nodes(certificateAuthority.ReplaceAll(other, certificateAuthority.Find(kubeconfig)), sharedAddress.String()); err == nil {
-			t.Error("a client's certificate of another CA is accepted")
-		}
-		if _, err := lab.Kube.Store().Get(t.Context(), store.Deployments(), "default", "web"); err == nil {
-			t.Error("a new cluster has the lab's workload")
-		}
-		if _, err := lab.Kube.Store().Get(t.Context(), store.Deployments(), "kube-system", "coredns"); err != nil {
-			t.Error(err)
-		}
+		require(t, errOf(f.nodes(other, sharedAddress.String())) != nil, "the API's certificate is not of the cluster's CA")
+		require(t, errOf(f.nodes(certificateAuthority.ReplaceAll(other, certificateAuthority.Find(kubeconfig)), sharedAddress.String())) != nil,
+			"a client's certificate of another CA is accepted")
+		require(t, errOf(lab.Kube.Store().Get(t.Context(), store.Deployments(), "default", "web")) != nil,
+			"a new cluster has the lab's workload")
+		must(t, errOf(lab.Kube.Store().Get(t.Context(), store.Deployments(), "kube-system", "coredns")))
 
 		uuids := map[string]string{"cp2": f.start(102, "cp2"), "wk1": f.start(103, "wk1"), "wk2": f.start(104, "wk2")}
 		time.Sleep(time.Minute)
@@ -224,12 +218,9 @@ func TestClusterFromNothing(t *testing.T) {
 		f.configure(wk2, uuids["wk2"], "wk2")
 		time.Sleep(5 * time.Minute)
 		f.requireNodes(kubeconfig, cp2, "cp1", "cp2", "wk1", "wk2")
-		if err := f.bootstrap(wk1); err == nil {
-			t.Error("a worker accepted a bootstrap")
-		}
-		if members, err := f.talos.Members(t.Context()); err != nil || len(members) != 4 {
-			t.Errorf("members %+v, %v", members, err)
-		}
+		require(t, f.bootstrap(wk1) != nil, "a worker accepted a bootstrap")
+		members := valueOf(f.talos.Members(t.Context()))(t)
+		require(t, len(members) == 4, "members %+v", members)
 		for _, v := range append(lab.EtcdViolations(), lab.World.Violations()...) {
 			t.Error(v)
 		}
@@ -250,23 +241,80 @@ func TestBootstrapTwice(t *testing.T) {
 			t.Errorf("before the bootstrap there are %d nodes, %v", len(nodes), err)
 		}
 		must(t, f.bootstrap(founded("cp1")))
-		if v := lab.EtcdViolations(); len(v) > 0 {
-			t.Errorf("one bootstrap: %q", v)
-		}
+		requireNone(t, lab.EtcdViolations(), "one bootstrap")
 		must(t, f.bootstrap(founded("cp2")))
 		time.Sleep(time.Minute)
-		if v := lab.EtcdViolations(); len(v) != 1 || !strings.Contains(v[0], " formed etcd number 2") {
-			t.Errorf("two bootstraps: %q", v)
-		}
-		if s := lab.State(); len(s.Broken) != 1 {
-			t.Errorf("recast lab check says %q", s.Broken)
-		}
+		v := lab.EtcdViolations()
+		require(t, len(v) == 1 && strings.Contains(v[0], " formed etcd number 2"), "two bootstraps: %q", v)
+		s := lab.State()
+		require(t, len(s.Broken) == 1, "recast lab check says %q", s.Broken)
 	})
 }
 
 func requireCode(t *testing.T, err error, want codes.Code) {
 	t.Helper()
-	if got := client.StatusCode(err); got != want {
-		t.Errorf("%v; want %s", err, want)
+	requireSame(t, want, client.StatusCode(err), "%v (-want +got)", err)
+}
+
+// TestOutsideClients uses a lab served by recast lab up with other clients, like a user in another terminal.
+func TestOutsideClients(t *testing.T) {
+	long(t)
+	t.Parallel()
+	dir := labUp(t)
+	t.Run("machinery", func(t *testing.T) { talksTalos(t, filepath.Join(dir, "talosconfig")) })
+	t.Run("client-go and kubectl drain", func(t *testing.T) { drains(t, filepath.Join(dir, "kubeconfig")) })
+}
+
+// labUp builds recast, serves a lab with it until the test ends, and returns its working directory.
+func labUp(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	binary := filepath.Join(dir, "recast")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "../../../cmd/recast").CombinedOutput(); err != nil {
+		t.Fatalf("build recast: %v\n%s", err, out)
+	}
+	lab := filepath.Join(dir, "lab")
+	var out bytes.Buffer
+	c := exec.CommandContext(t.Context(), binary, "lab", "up", "--dir", lab, "--speed", "40")
+	c.Stdout, c.Stderr = &out, &out
+	must(t, c.Start())
+	t.Cleanup(func() {
+		if err := c.Wait(); err == nil { // the test's context has killed it
+			t.Logf("the lab ended by itself:\n%s", out.String())
+		}
+	})
+	for range 1800 {
+		if _, err := os.Stat(filepath.Join(lab, "lab.json")); err == nil {
+			return lab
+		}
+		<-time.After(100 * time.Millisecond) // waiting for another process
+	}
+	t.Fatal("the lab never got ready")
+	return ""
+}
+
+func talksTalos(t *testing.T, talosconfig string) {
+	config := valueOf(clientconfig.Open(talosconfig))(t)
+	c := valueOf(client.New(t.Context(), client.WithConfig(config)))(t)
+	defer c.Close()
+	version := valueOf(c.Version(t.Context()))(t)
+	requireSame(t, "v1.13.9", version.GetMessages()[0].GetVersion().GetTag(), "Talos (-want +got)")
+	extensions := valueOf(safe.StateListAll[*runtime.ExtensionStatus](t.Context(), c.COSI))(t)
+	require(t, extensions.Len() >= 2, "%d extensions", extensions.Len())
+}
+
+func drains(t *testing.T, kubeconfig string) {
+	config := valueOf(clientcmd.BuildConfigFromFlags("", kubeconfig))(t)
+	api := valueOf(kubernetes.NewForConfig(config))(t)
+	node := valueOf(api.CoreV1().Nodes().Get(t.Context(), "wk1", metav1.GetOptions{}))(t)
+	helper := &drain.Helper{
+		Ctx: t.Context(), Client: api, Timeout: time.Minute, GracePeriodSeconds: -1, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true,
+		EvictErrorRetryDelay: 100 * time.Millisecond, Out: t.Output(), ErrOut: t.Output(),
+	}
+	must(t, drain.RunCordonOrUncordon(helper, node, true))
+	must(t, drain.RunNodeDrain(helper, "wk1"))
+	pods := valueOf(api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=wk1"}))(t)
+	for _, p := range pods.Items {
+		require(t, len(p.OwnerReferences) != 0 && p.OwnerReferences[0].Kind == "DaemonSet", "pod %s is still there", p.Name)
 	}
 }

@@ -24,9 +24,7 @@ import (
 func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
 	l.t.Helper()
 	for _, name := range names {
-		if err := l.BreakEtcd(name, f); err != nil {
-			l.t.Error(err)
-		}
+		must(l.t, l.BreakEtcd(name, f))
 	}
 }
 
@@ -65,13 +63,11 @@ func (l *Lab) touched(from int, name string) []string {
 // requireLeftAlone fails unless the node is untouched and schedulable.
 func (l *Lab) requireLeftAlone(from int, name string) {
 	l.t.Helper()
-	if touched := l.touched(from, name); len(touched) > 0 {
-		l.t.Errorf("%s was touched: %q", name, touched)
-	}
+	touched := l.touched(from, name)
+	require(l.t, len(touched) == 0, "%s was touched: %q", name, touched)
 	n := l.node(name)
-	if vm, err := l.World.LookupVM(n.Host, n.VMID); err != nil || !vm.Running {
-		l.t.Errorf("%s: %+v, %v", name, vm, err)
-	}
+	vm := valueOf(l.World.LookupVM(n.Host, n.VMID))(l.t)
+	require(l.t, vm.Running, "%s: %+v", name, vm)
 	if k, err := l.Kube.Node(l.t.Context(), name); err == nil && k.Spec.Unschedulable {
 		l.t.Errorf("%s is cordoned", name)
 	}
@@ -80,7 +76,6 @@ func (l *Lab) requireLeftAlone(from int, name string) {
 // TestGateOfEtcd rolls one control plane while etcd needs it: what the members say reaches
 // the gate. TestUnhealthyEtcd and the rows of cluster/gate have each judgement.
 func TestGateOfEtcd(t *testing.T) {
-	long(t)
 	type story struct {
 		spoil  func(l *Lab)
 		policy planning.Policy
@@ -89,7 +84,7 @@ func TestGateOfEtcd(t *testing.T) {
 	broken := func(f talosapi.EtcdFault, names ...string) func(*Lab) {
 		return func(l *Lab) { l.breakEtcd(f, names...) }
 	}
-	eachInLab(t, threePlanes, map[string]story{
+	eachLong(t, threePlanes, map[string]story{
 		"another member is out of space": {broken(talosapi.EtcdFault{NoSpace: true}, "cp3"), policyFor("cp1"), []string{"alarm NOSPACE on member cp3"}},
 		"another member is hung":         {broken(talosapi.EtcdFault{Hung: true}, "cp3"), policyFor("cp1"), []string{"cp3 does not answer: 127.42.7.13: gave up after 15s: read etcd's status"}},
 		"another member is of another age": {
@@ -129,18 +124,14 @@ func TestGateOfEtcd(t *testing.T) {
 			return
 		}
 		requireFault(t, err, fault.Refused, c.text...)
-		if len(fault.Hints(err)) == 0 {
-			t.Errorf("no hint: %v", err)
-		}
+		require(t, len(fault.Hints(err)) != 0, "no hint: %v", err)
 		lab.requireLeftAlone(from, "cp1")
 	})
 }
 
-// TestWorkersDoNotWaitForEtcd: an unhealthy member stops the roll of control planes, but
-// not of workers before them.
+// TestWorkersDoNotWaitForEtcd: an unhealthy member stops the roll of control planes, but not of workers before them.
 func TestWorkersDoNotWaitForEtcd(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "roll:\n", "roll:\n  order: workers-first\n")
 		lab.Patch(everywhere)
 		lab.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2")
@@ -171,9 +162,8 @@ func parseMember(hex string) uint64 {
 	return id
 }
 
-// TestEtcdTroubleAfterwards breaks etcd while a control plane is down: the roll waits for
-// a temporary fault, ends with the name of a permanent one, and the next run continues
-// once that is repaired.
+// TestEtcdTroubleAfterwards breaks etcd while a control plane is down: the roll waits for a temporary fault, ends with
+// the name of a permanent one, and the next run continues once that is repaired.
 func TestEtcdTroubleAfterwards(t *testing.T) {
 	long(t)
 	faults := map[string]*talosFault{
@@ -232,8 +222,7 @@ func (c resetAfterLeaving) options() sim.Options {
 	return sim.Options{ControlPlanes: c.planes, Workers: 1}
 }
 
-// play runs the command that makes cp1 leave, and again if it is killed before the step at or
-// refused.
+// play runs the command that makes cp1 leave, and again if it is killed before the step at or refused.
 func (c resetAfterLeaving) play(t *testing.T, lab *Lab, at string, command func(*Client) func(context.Context) error) {
 	left := lab.memberIDs()["cp1"]
 	lab.Recorder.Hooks(func(call record.Call) error {
@@ -246,9 +235,8 @@ func (c resetAfterLeaving) play(t *testing.T, lab *Lab, at string, command func(
 	if c.killed {
 		user.killedAt(t, before(at), command(user))
 		time.Sleep(3 * time.Minute)
-		if is := lab.memberIDs()["cp1"]; is == "" || is == left {
-			t.Fatalf("cp1 is member %q, it was %q", is, left)
-		}
+		is := lab.memberIDs()["cp1"]
+		mustBe(t, is != "" && is != left, "cp1 is member %q, it was %q", is, left)
 		user = lab.as(thirdRun)
 	}
 	if c.off {
@@ -266,17 +254,15 @@ func (c resetAfterLeaving) play(t *testing.T, lab *Lab, at string, command func(
 		err = command(lab.Client())(t.Context())
 	}
 	must(t, err)
-	if voters := lab.memberIDs(); len(voters) != c.planes || voters["cp1"] == "" {
-		t.Errorf("voting members of etcd: %v", voters)
-	}
+	voters := lab.memberIDs()
+	require(t, len(voters) == c.planes && voters["cp1"] != "", "voting members of etcd: %v", voters)
 	lab.RequireIntact()
 }
 
 // TestResetAfterItLeft: a reset makes a control plane that has left etcd join again. Its vote must
 // not be lost with its disk: it leaves once more, here and in the run after a kill.
 func TestResetAfterItLeft(t *testing.T) {
-	long(t)
-	eachIn(t, resetAfterLeaving.options, map[string]resetAfterLeaving{
+	eachLongIn(t, resetAfterLeaving.options, map[string]resetAfterLeaving{
 		"of two":                   {planes: 2},
 		"of three":                 {planes: 3},
 		"killed":                   {planes: 2, killed: true},
@@ -293,8 +279,7 @@ func TestResetAfterItLeft(t *testing.T) {
 // TestReplacementResetAfterItLeft: a cancelled replacement leaves etcd too; if it is reset then, it
 // joins again before it is down.
 func TestReplacementResetAfterItLeft(t *testing.T) {
-	long(t)
-	eachIn(t, resetAfterLeaving.options, map[string]resetAfterLeaving{
+	eachLongIn(t, resetAfterLeaving.options, map[string]resetAfterLeaving{
 		"of two":              {planes: 2},
 		"of three":            {planes: 3},
 		"of two, shut down":   {planes: 2, slow: 30 * time.Second, refused: "put-back/stop: ask cp2 for the members of etcd"}, // and is started again

@@ -24,8 +24,7 @@ import (
 // TestPeers18EtcdNeverGoesBack: one worker's failure reverted the whole cluster and
 // downgraded etcd (omni #2373). A rollback across a minor version of etcd is refused.
 func TestPeers18EtcdNeverGoesBack(t *testing.T) {
-	long(t)
-	eachInLab(t, threePlanes, storiesOf("3.6.11", "3.7.0"), func(t *testing.T, lab *Lab, kept string) {
+	eachLong(t, threePlanes, storiesOf("3.6.11", "3.7.0"), func(t *testing.T, lab *Lab, kept string) {
 		lab.Patch(everywhere)
 		lab.mustRoll(firstRun, policyFor("cp1"))
 		lab.editRecord("cp1", func(rec *parking.Record) { rec.Kept[0].Etcd = kept })
@@ -59,15 +58,12 @@ func (l *Lab) editRecord(node string, edit func(*parking.Record)) {
 	l.t.Helper()
 	park, rec := l.recordOf(node)
 	edit(&rec)
-	text, err := rec.Description()
-	must(l.t, err)
+	text := valueOf(rec.Description())(l.t)
 	l.EditVM(park, "description", text)
 }
 
-// TestPeers19TheLastOneStays: the only remaining control plane was cordoned (kured #841),
-// or deleted.
+// TestPeers19TheLastOneStays: the only remaining control plane was cordoned (kured #841), or deleted.
 func TestPeers19TheLastOneStays(t *testing.T) {
-	long(t)
 	type story struct {
 		planes int
 		off    []string
@@ -83,7 +79,7 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 		"one of two is off, after the plan":    {2, []string{"cp2"}, true, "etcd"},
 	}
 	options := func(c story) sim.Options { return sim.Options{ControlPlanes: c.planes, Workers: 1, EtcdOnData: true} }
-	eachIn(t, options, cases, func(t *testing.T, lab *Lab, c story) {
+	eachLongIn(t, options, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
 		from := len(lab.Recorder.Calls())
 		off := func() {
@@ -99,9 +95,8 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 			off()
 		}
 		_, err := user.Roll(t.Context(), planning.Policy{Only: []string{"cp1"}, AcceptOutage: c.text == "etcd"})
-		if err == nil || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) == 0 {
-			t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), c.text)
-		}
+		require(t, err != nil && strings.Contains(err.Error(), c.text) && len(fault.Hints(err)) != 0,
+			"err = %v, hints %q, want %q", err, fault.Hints(err), c.text)
 		lab.requireLeftAlone(from, "cp1")
 	})
 }
@@ -152,12 +147,8 @@ func TestPeers17ANameOfTwo(t *testing.T) {
 		from := len(lab.Recorder.Calls())
 		_, err := lab.Client().Roll(t.Context(), policyFor("cp2"))
 		requireFault(t, err, c.kind, c.text)
-		if len(fault.Hints(err)) == 0 {
-			t.Errorf("no hint: %v", err)
-		}
-		if touched := lab.touched(from, "cp2"); len(touched) > 0 {
-			t.Errorf("cp2 was touched: %q", touched)
-		}
+		require(t, len(fault.Hints(err)) != 0, "no hint: %v", err)
+		requireNone(t, lab.touched(from, "cp2"), "cp2 was touched")
 	})
 }
 
@@ -180,40 +171,33 @@ func rename(t *testing.T, l *Lab, names map[string]string) {
 func (l *Lab) editEtcd(t *testing.T, node string, old, fresh string) {
 	t.Helper()
 	n := l.node(node)
-	vm, err := l.World.LookupVM(n.Host, n.VMID)
-	must(t, err)
+	vm := valueOf(l.World.LookupVM(n.Host, n.VMID))(t)
 	volid, _, _ := strings.Cut(vm.Config["scsi0"], ",")
 	media := l.World.Media(volid, n.Host)
-	disk, err := artefact.ReadDisk(media.Bytes())
-	must(t, err)
+	disk := valueOf(artefact.ReadDisk(media.Bytes()))(t)
 	edited := false
 	for i, p := range disk.Partitions {
 		data := bytes.Replace(p.Data, []byte(old), []byte(fresh), 1)
 		edited = edited || !bytes.Equal(data, p.Data)
 		disk.Partitions[i].Data = data
 	}
-	if !edited {
-		t.Fatalf("the system disk of %s has no %s", node, old)
-	}
+	mustBe(t, edited, "the system disk of %s has no %s", node, old)
 	media.Write(artefact.WriteDisk(disk))
 }
 
 // impostor gives another machine a control plane's configuration, including its name.
 func impostor(t *testing.T, l *Lab, name, machine string) {
 	t.Helper()
-	config, err := l.Talos.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: true, Installer: "ghcr.io/siderolabs/installer:" + sim.TalosVersion, InstallSerial: "sys-" + machine})
-	must(t, err)
+	config := valueOf(l.Talos.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: true, Installer: "ghcr.io/siderolabs/installer:" + sim.TalosVersion, InstallSerial: "sys-" + machine}))(t)
 	l.apply(machine, config)
 }
 
-// TestRemovedMember: a person removes a control plane's member while it keeps its data
-// (facts: "the member has been permanently removed from the cluster"). doctor reports it.
-// If the data is on the system disk, a roll repairs it; else the roll is refused before it
-// touches anything, and the remedy works.
+// TestRemovedMember: a person removes a control plane's member while it keeps its data (facts: "the member has been
+// permanently removed from the cluster"). doctor reports it. If the data is on the system disk, a roll repairs it; else
+// the roll is refused before it touches anything, and the remedy works.
 func TestRemovedMember(t *testing.T) {
-	long(t)
 	options := func(onData bool) sim.Options { return sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData} }
-	eachIn(t, options, map[string]bool{"on the system disk": false, "on a disk of its own": true}, func(t *testing.T, lab *Lab, onData bool) {
+	eachLongIn(t, options, map[string]bool{"on the system disk": false, "on a disk of its own": true}, func(t *testing.T, lab *Lab, onData bool) {
 		lab.Patch(everywhere)
 		removed := lab.memberIDs()["cp2"]
 		lab.removeMember(removed)
@@ -225,11 +209,9 @@ func TestRemovedMember(t *testing.T) {
 			t.Errorf("doctor says\n%s", strings.Join(problems(res), "\n"))
 		}
 		plan := lab.planOf(lab.Client(), "cp2", policyFor("cp2"))
-		if !slices.ContainsFunc(plan.Drift.Notes, func(n string) bool {
+		require(t, slices.ContainsFunc(plan.Drift.Notes, func(n string) bool {
 			return strings.Contains(n, "its machine is not well: ") && strings.Contains(n, "etcd")
-		}) {
-			t.Errorf("the plan's notes: %q", plan.Drift.Notes)
-		}
+		}), "the plan's notes: %q", plan.Drift.Notes)
 
 		from := len(lab.Recorder.Calls())
 		if _, err := lab.Client().Roll(t.Context(), policyFor("cp2")); onData {
@@ -241,9 +223,7 @@ func TestRemovedMember(t *testing.T) {
 			t.Fatal(err)
 		}
 		requireMembers(t, lab, "", false)
-		if lab.memberIDs()["cp2"] == removed {
-			t.Error("cp2 is the removed member")
-		}
+		require(t, lab.memberIDs()["cp2"] != removed, "cp2 is the removed member")
 		if err := diagnosis(t, lab.Client()).Err(); err != nil {
 			t.Errorf("afterwards: %v", err)
 		}
@@ -272,8 +252,7 @@ func (l *Lab) reset(node string, labels ...string) {
 // TestDoctorOfTwoEtcds: if a control plane has formed its own etcd, doctor's result must
 // not depend on who is asked first, and must not advise to wipe anything.
 func TestDoctorOfTwoEtcds(t *testing.T) {
-	long(t)
-	inLab(t, threePlanes, func(t *testing.T, lab *Lab) {
+	inLongLab(t, threePlanes, func(t *testing.T, lab *Lab) {
 		splitBrain(lab)
 		time.Sleep(time.Minute)
 		var said []string
@@ -294,13 +273,11 @@ func TestDoctorOfTwoEtcds(t *testing.T) {
 // it again without data; the volume stays, empty.
 func TestAFileWithoutEtcdsVolume(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: sim.None, EtcdOnData: true, EtcdVolume: true, TalosVersion: talos14}, func(t *testing.T, lab *Lab) {
-		only := planning.Policy{Only: []string{"cp2"}}
+		only := policyFor("cp2")
 		own := lab.configOf("cp2")
 		docs := strings.Split(string(own), "---\n")
 		kept := slices.DeleteFunc(slices.Clone(docs), func(d string) bool { return strings.Contains(d, "kind: VolumeConfig\nname: ETCD\n") })
-		if len(kept) != len(docs)-1 {
-			t.Fatalf("%d of %d documents are left", len(kept), len(docs))
-		}
+		mustBe(t, len(kept) == len(docs)-1, "%d of %d documents are left", len(kept), len(docs))
 		files := configFiles{"cp2": cluster.Secret(strings.Join(kept, "---\n"))}
 		member := func() string {
 			for _, m := range lab.EtcdMembers() {
@@ -321,9 +298,8 @@ func TestAFileWithoutEtcdsVolume(t *testing.T) {
 				t.Errorf("%s: planned as %s, refused %q", strategy, n.Strategy, n.Refused)
 			}
 			requireRefused(t, user.roll(only)(t.Context()), lacks)
-			if now := lab.machine("cp2"); now.BootID != before.BootID || member() != was {
-				t.Errorf("%s: cp2 was touched", strategy)
-			}
+			now := lab.machine("cp2")
+			require(t, now.BootID == before.BootID && member() == was, "%s: cp2 was touched", strategy)
 		}
 		accept := func() { lab.Replace("recast.yaml", "{name: cp2,", "{name: cp2, acceptLoss: [ETCD],") }
 
@@ -340,12 +316,9 @@ func TestAFileWithoutEtcdsVolume(t *testing.T) {
 		}
 		must(t, user.roll(only)(t.Context()))
 		now := lab.machine("cp2")
-		if now.BootID == before.BootID || member() == was || member() == "" || len(lab.EtcdMembers()) != 3 {
-			t.Errorf("etcd has %+v, and cp2 was member %s", lab.EtcdMembers(), was)
-		}
-		if on := now.DisksWith("ETCD"); !slices.Equal(on, []string{"sdb"}) {
-			t.Errorf("the volume is on %q", on)
-		}
+		require(t, now.BootID != before.BootID && member() != was && member() != "" && len(lab.EtcdMembers()) == 3,
+			"etcd has %+v, and cp2 was member %s", lab.EtcdMembers(), was)
+		requireSame(t, []string{"sdb"}, now.DisksWith("ETCD"), "the volume is on (-want +got)")
 		if got := lab.EtcdViolations(); len(got) > 0 {
 			t.Error(got)
 		}

@@ -71,8 +71,7 @@ func notes(suffix string, into *[]string) func(step.Event) {
 // The storage rebuilds once the node is back, and the next node waits for that. Meanwhile
 // no API answers for a while, which is retried.
 func TestGateHoldsTheNextNodeBack(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		gated(t, lab, volumeGate)
 		c := lab.Client()
 		var said []string
@@ -90,21 +89,17 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 		if len(said) < 2 || !strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") || !strings.Contains(said[1], "no answer from https://") {
 			t.Errorf("said %q", said)
 		}
-		if healthy.IsZero() || next.Before(healthy) {
-			t.Errorf("healthy at %s, the next node went at %s", healthy, next)
-		}
+		require(t, !healthy.IsZero() && !next.Before(healthy), "healthy at %s, the next node went at %s", healthy, next)
 		requireInSync(t, lab)
 	})
 }
 
-// A gate that stays closed stops the roll after the finished node, and the next roll
-// before the next node is touched.
+// A gate that stays closed stops the roll after the finished node, and the next roll before the next node is touched.
 func TestGateStopsTheRollAfterANode(t *testing.T) {
 	eachLong(t, sim.Options{Workers: 2}, storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		gated(t, lab, volumeGate)
 		lab.setRoll("strategy: " + string(s))
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/gate", func() { lab.volume("pvc-1", "degraded") })
+		c := lab.Client().hears(whenStarted("wk1/gate", func() { lab.volume("pvc-1", "degraded") }))
 		err := c.roll(planning.Policy{})(t.Context())
 		const want = `roll/canary/wk1/ask-gates-again: wk1 is done and takes pods, but no other node is to follow: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: `
 		requireFault(t, err, fault.Failed, want)
@@ -115,15 +110,13 @@ func TestGateStopsTheRollAfterANode(t *testing.T) {
 		seen, start := lab.watchOutage(), time.Now()
 		err = lab.second().roll(planning.Policy{})(t.Context())
 		requireRefused(t, err, `roll/workers/wk2/ask-gates: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded: `)
-		if took := time.Since(start); took < 2*time.Minute || len(seen.order) > 0 {
-			t.Errorf("after %s; was out: %q", took, seen.order)
-		}
+		took := time.Since(start)
+		require(t, took >= 2*time.Minute && len(seen.order) == 0, "after %s; was out: %q", took, seen.order)
 		requireNoClaim(t, lab)
 		requireDrift(t, lab, "wk2")
 
 		lab.volume("pvc-1", "healthy")
-		must(t, lab.as(thirdRun).roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.as(thirdRun).rollTo(t, planning.Policy{})
 	})
 }
 
@@ -190,8 +183,7 @@ func TestCtrlCInAGate(t *testing.T) {
 // A program decides whether the roll may continue. It runs in the directory of
 // recast.yaml, and its last output is shown.
 func TestGateOfACommand(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Write("check.sh", []byte("#!/bin/sh\necho \"$RECAST_WHEN $RECAST_NODE $RECAST_STRATEGY\" >>asked\necho \"token ${PROXMOX_VE_API_TOKEN-none}\"\ntest -e fine || { echo 'not fine'; exit 3; }\n"))
 		must(t, os.Chmod(filepath.Join(lab.Dir, "check.sh"), 0o700))
 		lab.setRoll("gates: [{description: it is fine, command: [./check.sh], timeout: 5s}]")
@@ -202,9 +194,7 @@ func TestGateOfACommand(t *testing.T) {
 		lab.Write("fine", nil)
 		lab.Write("asked", nil)
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		if asked := string(lab.Read("asked")); asked != "before wk1 recreate\nafter wk1 recreate\n" {
-			t.Errorf("asked %q", asked)
-		}
+		requireSame(t, "before wk1 recreate\nafter wk1 recreate\n", string(lab.Read("asked")), "asked (-want +got)")
 		requireDrift(t, lab)
 	})
 }
@@ -224,8 +214,7 @@ func TestPlanShowsGates(t *testing.T) {
 	})
 }
 
-// Doctor asks every gate about objects once. It looks for the programs of gates and hooks,
-// and runs none.
+// Doctor asks every gate about objects once. It looks for the programs of gates and hooks, and runs none.
 func TestDoctorAsksGates(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		gated(t, lab, "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, expr: status.robustness == 'healthy'}, "+
@@ -255,9 +244,9 @@ func TestDoctorAsksGates(t *testing.T) {
 		}
 		requireFault(t, res.Err(), fault.Refused)
 		lab.volume("pvc-1", "degraded")
-		if got := said(diagnosis(t, lab.Client()))[0]; got != "warning longhorn.io/v1beta2 Volume: does not hold: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded" {
-			t.Errorf("said %q", got)
-		}
+		got := said(diagnosis(t, lab.Client()))[0]
+		require(t, got == "warning longhorn.io/v1beta2 Volume: does not hold: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded",
+			"said %q", got)
 	})
 }
 
@@ -274,10 +263,8 @@ func TestGatePresets(t *testing.T) {
 		resource("postgresql.cnpg.io/v1", "clusters", "Cluster", true),
 		linstorClusters, linstorSatellites,
 	}
-	presets, err := filepath.Glob("../../../examples/gates/*.yaml")
-	if err != nil || len(presets) != 4 {
-		t.Fatalf("%d presets: %v", len(presets), err)
-	}
+	presets := valueOf(filepath.Glob("../../../examples/gates/*.yaml"))(t)
+	mustBe(t, len(presets) == 4, "%d presets", len(presets))
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		for _, r := range served {
 			lab.Kube.Define(r)
@@ -298,9 +285,8 @@ func TestGatePresets(t *testing.T) {
 func TestGatePresetOfTaints(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		gates := lab.preset("../../../examples/gates/piraeus.yaml", lab.Read("recast.yaml"))[2:]
-		if got := lab.failing(gates); got != nil {
-			t.Errorf("without a taint: %q", got)
-		}
+		got := lab.failing(gates)
+		require(t, got == nil, "without a taint: %q", got)
 		node := lab.kubeNode("wk1")
 		node.Spec.Taints = []corev1.Taint{{Key: "drbd.linbit.com/lost-quorum", Effect: corev1.TaintEffectNoSchedule}}
 		must(t, errOf(lab.Kube.Store().Update(t.Context(), store.Nodes(), node, store.Main)))
@@ -322,15 +308,11 @@ func (l *Lab) preset(file string, config []byte) []cluster.UserGate {
 	l.t.Helper()
 	b := readFile(l.t, file)
 	_, gates, found := strings.Cut(string(b), "\nroll:\n")
-	if !found {
-		l.t.Fatalf("%s has no section roll", file)
-	}
+	mustBe(l.t, found, "%s has no section roll", file)
 	l.Write("recast.yaml", config)
 	l.Replace("recast.yaml", "roll:\n", "roll:\n"+gates)
 	plan, err := l.Client().Plan(l.t.Context(), planning.Policy{})
-	if err != nil {
-		l.t.Fatalf("%s: %v", file, err)
-	}
+	mustBe(l.t, err == nil, "%s: %v", file, err)
 	l.Write("recast.yaml", config)
 	return plan.Gates
 }
@@ -359,9 +341,7 @@ func (l *Lab) fill(objects []map[string]any, served []store.Resource) (remove fu
 			undo = append(undo, func() { without(r.GroupVersionResource, u.GetNamespace(), u.GetName())(l) })
 		}
 	}
-	if len(undo) != len(objects) {
-		l.t.Fatalf("%d of %d objects are of a kind that is served", len(undo), len(objects))
-	}
+	mustBe(l.t, len(undo) == len(objects), "%d of %d objects are of a kind that is served", len(undo), len(objects))
 	return func() {
 		for _, f := range undo {
 			f()
@@ -377,9 +357,7 @@ func (l *Lab) failing(gates []cluster.UserGate) []string {
 	var out []string
 	for _, g := range gates {
 		holds, seen, err := rolling.GateAsker{Objects: s.machines.Objects}.Look(l.t.Context(), g)
-		if err != nil {
-			l.t.Fatalf("%s: %v", g, err)
-		}
+		mustBe(l.t, err == nil, "%s: %v", g, err)
 		if !holds {
 			out = append(out, g.String()+": "+seen)
 		}

@@ -3,6 +3,7 @@ package simtest
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -63,9 +64,7 @@ func (w window) interrupt(t *testing.T, lab *Lab) error {
 	defer lab.Recorder.Hooks(nil, nil)
 	c := lab.Client()
 	err := c.roll(onlyWorker)(t.Context())
-	if err == nil {
-		t.Fatal("the roll succeeded")
-	}
+	mustBe(t, err != nil, "the roll succeeded")
 	c.Kill()
 	if w.noQuorum {
 		lab.World.SetQuorum(true)
@@ -94,9 +93,7 @@ func TestCutOffHandOver(t *testing.T) {
 		if err := w.interrupt(t, lab); !strings.Contains(err.Error(), "hand ") {
 			t.Errorf("the first roll: %v", err)
 		}
-		if len(lab.strays()) != 1 {
-			t.Fatalf("without a name: %q", lab.strays())
-		}
+		mustBe(t, len(lab.strays()) == 1, "without a name: %q", lab.strays())
 		lab.waitReady(t)
 		if !w.journal {
 			lab.loseJournal()
@@ -125,20 +122,17 @@ func (l *Lab) waitReady(t *testing.T) {
 // stray makes a volume with a VM's number that no configuration names.
 func (l *Lab) stray(t *testing.T, vmid int) string {
 	t.Helper()
-	volid, err := l.World.Alloc(sim.DiskStorage, "pve1", vmid, 1<<30, world.NewMedia(nil))
-	must(t, err)
-	return volid
+	return valueOf(l.World.Alloc(sim.DiskStorage, "pve1", vmid, 1<<30, world.NewMedia(nil)))(t)
 }
 
 // TestHandOverWithStrays: older unnamed volumes are distinguished; one that appeared
 // meanwhile is not, and a person must decide.
 func TestHandOverWithStrays(t *testing.T) {
-	long(t)
 	type story struct {
 		window
 		fresh string // where a volume appears meanwhile; "": nowhere
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"none, but some from long ago": {window{move: parksData, stop: world.AfterRename}, ""},
 		"at the target":                {window{move: parksData, stop: world.AfterSource, journal: true}, "target"},
 		"at the source":                {window{move: parksData, stop: world.AfterSource}, "source"},
@@ -175,11 +169,9 @@ func TestHandOverWithStrays(t *testing.T) {
 			lab.EditVM(to, "scsi1", lost+",serial=data-wk1")
 			requireInTheWay(t, lab, volid)
 		}
-		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		requireInSync(t, lab, "cp1")
-		if got := lab.strays(); len(got) != strays {
-			t.Errorf("strays %q, want %d: none is recast's to free", got, strays)
-		}
+		lab.Client().rollTo(t, onlyWorker, "cp1")
+		got := lab.strays()
+		require(t, len(got) == strays, "strays %q, want %d: none is recast's to free", got, strays)
 	})
 }
 
@@ -204,10 +196,8 @@ func requireInTheWay(t *testing.T, lab *Lab, fresh string) {
 // parkingID is the VM that has wk1's disks now.
 func (l *Lab) parkingID(t *testing.T) int {
 	t.Helper()
-	res, err := l.Client().Status(t.Context())
-	if err != nil || len(res.Open) != 1 {
-		t.Fatalf("status %+v, %v", res, err)
-	}
+	res := l.status()
+	mustBe(t, len(res.Open) == 1, "status %+v", res)
 	return int(res.Open[0].Parking)
 }
 
@@ -226,8 +216,7 @@ func spaceLeave(lab *Lab, bytes int64) {
 // TestARollNeedsRoomForTheNewDisks: the old system disks stay parked, so a roll without
 // space for the new ones does not begin; once prune has freed the older ones it does.
 func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.World.Preallocate(sim.DiskStorage)
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
@@ -236,14 +225,10 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 		before := len(lab.Recorder.Calls())
 		const want = "storage fast on pve1 has 9216 MiB free, but a new system disk takes 10 GiB there while the old one stays parked"
 		requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "wk1: "+want)
-		for _, call := range lab.Recorder.Calls()[before:] {
-			if call.Mutation && !ofClaim(call) {
-				t.Errorf("the refused roll sent %s %s %s all the same", call.Proto, call.Method, call.Path)
-			}
-		}
-		if got := problems(diagnosis(t, lab.Client())); len(got) == 0 || !strings.Contains(strings.Join(got, "\n"), "room for system disks on fast of pve1: "+want) {
-			t.Errorf("doctor says %q", got)
-		}
+		lab.requireNothingSent(before)
+		got := problems(diagnosis(t, lab.Client()))
+		require(t, len(got) != 0 && strings.Contains(strings.Join(got, "\n"), "room for system disks on fast of pve1: "+want),
+			"doctor says %q", got)
 		must(t, errOf(lab.Client().pruneDisks(t.Context(), 0, nil)))
 		must(t, lab.as("20000102-0000-feed").roll(onlyWorker)(t.Context()))
 		lab.RequireIntact()
@@ -253,7 +238,6 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 // TestHandOverOnABusyStorage: a rename that fails on a busy storage is retried, each time
 // after a check whether it has happened.
 func TestHandOverOnABusyStorage(t *testing.T) {
-	long(t)
 	type story struct {
 		storage     string
 		strategy    cluster.Strategy
@@ -262,7 +246,7 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 		fault       world.RenameFault
 	}
 	options := func(s story) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1, DiskType: s.storage} }
-	eachIn(t, options, map[string]story{
+	eachLongIn(t, options, map[string]story{
 		"zfs, while parking":                {"zfspool", cluster.Recreate, "take-down/park/scsi1", parksData, 5, world.RenameBusy},
 		"zfs, too slow":                     {"zfspool", cluster.Recreate, "take-down/park/scsi0", parksSystem, 1, world.RenameTimeout},
 		"zfs, too slow, but it was renamed": {"zfspool", cluster.Recreate, "take-down/park/scsi1", parksData, 1, world.RenameTimeoutDone},
@@ -272,24 +256,20 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 		resumption{strategy: s.strategy}.prepare(lab)
 		lab.beforeMove(s.move, func() { lab.World.BusyStorage(sim.DiskStorage, s.times, s.fault) })
 		var said []string
-		c := lab.Client()
-		c.Emit = notes(s.step, &said)
+		c := lab.Client().hears(notes(s.step, &said))
 		must(t, c.roll(onlyWorker)(t.Context()))
-		if !strings.Contains(strings.Join(said, "\n"), "its storage is busy: tried again for 5m0s at most") {
-			t.Errorf("the reason of the wait is not shown: %q", said)
-		}
+		require(t, strings.Contains(strings.Join(said, "\n"), "its storage is busy: tried again for 5m0s at most"),
+			"the reason of the wait is not shown: %q", said)
 		requireInSync(t, lab, "cp1")
 		lab.requireKept(1)
 	})
 }
 
-// TestHandOverOnAStorageThatStaysBusy: it fails after some minutes with a hint, and the
-// same command continues.
+// TestHandOverOnAStorageThatStaysBusy: it fails after some minutes with a hint, and the same command continues.
 func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
-	long(t)
 	o := oneWorker()
 	o.DiskType = "zfspool"
-	inLab(t, o, func(t *testing.T, lab *Lab) {
+	inLongLab(t, o, func(t *testing.T, lab *Lab) {
 		resumption{strategy: cluster.Recreate}.prepare(lab)
 		var since time.Time
 		lab.beforeMove(parksData, func() {
@@ -298,19 +278,183 @@ func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
 		})
 		err := lab.Client().roll(onlyWorker)(t.Context())
 		took := time.Since(since)
-		if fault.CodeOf(err) != fault.StorageBusy || !strings.Contains(err.Error(), "dataset is busy") {
-			t.Fatalf("err = %v, code %s", err, fault.CodeOf(err))
-		}
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "lsof") || !strings.Contains(hints, "same command again") {
-			t.Errorf("hints: %s", hints)
-		}
-		if took < 3*time.Minute || took > 7*time.Minute {
-			t.Errorf("it was tried for %s", took)
-		}
+		mustBe(t, fault.CodeOf(err) == fault.StorageBusy && strings.Contains(err.Error(), "dataset is busy"),
+			"err = %v, code %s", err, fault.CodeOf(err))
+		requireSays(t, strings.Join(fault.Hints(err), "\n"), "lsof", "same command again")
+		require(t, took >= 3*time.Minute && took <= 7*time.Minute, "it was tried for %s", took)
 		lab.Recorder.Hooks(nil, nil)
 		lab.World.NoMoreFailures()
-		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		requireInSync(t, lab, "cp1")
+		lab.Client().rollTo(t, onlyWorker, "cp1")
 		lab.requireKept(1)
 	})
+}
+
+// whenScratch has f called when the roll looks whether the first scratch VM's number is free.
+func whenScratch(f func(*Lab)) func(*Lab) {
+	return func(l *Lab) {
+		done := false
+		l.Recorder.Hooks(func(call record.Call) error {
+			if !done && call.Method == "POST" && call.Params["vmid"] == strconv.Itoa(scratchVM) {
+				done = true
+				f(l)
+			}
+			return nil
+		}, nil)
+	}
+}
+
+// TestProvedBeforeTheDelete: what Proxmox would refuse once the node's VM is deleted, a new VM or a storage's
+// hand-over, it refuses to scratch VMs before the drain.
+func TestProvedBeforeTheDelete(t *testing.T) {
+	type story struct {
+		strategy cluster.Strategy
+		bring    func(*Lab)
+		want     string
+	}
+	eachInLab(t, oneWorker(), map[string]story{
+		"a create that is refused": {
+			cluster.Recreate, whenScratch(func(l *Lab) { l.World.FailNext("qmcreate", "Permission check failed (/mapping/cpu/x, Mapping.Use)") }),
+			"Proxmox is to create the VM of wk1 again on pve1, and a scratch VM with its settings could not be made and deleted there",
+		},
+		"a storage that hands nothing over": {
+			cluster.Recreate, func(l *Lab) { l.World.FailNext("qmmove", "storage does not support renaming volumes") },
+			"storage fast on pve1 is to hand disks over from one VM to another, and a scratch volume on it did not go there and back",
+		},
+		"such a storage, reimage": {
+			cluster.Reimage, func(l *Lab) { l.World.FailNext("qmmove", "storage does not support renaming volumes") },
+			"storage fast on pve1 is to hand disks over from one VM to another, and a scratch volume on it did not go there and back",
+		},
+	}, func(t *testing.T, lab *Lab, s story) {
+		strategy(s.strategy)(lab)
+		lab.Patch(everywhere)
+		s.bring(lab)
+		boot, before := lab.bootID("wk1"), len(lab.Recorder.Calls())
+		err := lab.Client().roll(onlyWorker)(t.Context())
+		lab.Recorder.Hooks(nil, nil)
+		requireFault(t, err, fault.Refused, s.want, "no node was touched")
+		requireSame(t, boot, lab.bootID("wk1"), "wk1 was restarted (-want +got)")
+		lab.requireUntouched(before)
+		lab.Client().rollTo(t, onlyWorker, "cp1")
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
+}
+
+// scratchCalls are the changes that a roll sent about scratch VMs.
+func (l *Lab) scratchCalls(from int) (out []string) {
+	for _, call := range l.Recorder.Calls()[from:] {
+		if call.Mutation && ofScratch(call) {
+			out = append(out, call.Method+" "+call.Path[strings.LastIndex(call.Path, "/")+1:])
+		}
+	}
+	return out
+}
+
+// ofScratch says whether a request is about a scratch VM.
+func ofScratch(call record.Call) bool {
+	id, _ := strconv.Atoi(call.Params["vmid"])
+	return strings.Contains(call.Path, "/qemu/909") || id >= scratchVM-9 && id <= scratchVM
+}
+
+// TestHandOverIsRemembered: a storage that has handed a volume over is not tried again, unless no journal
+// knows; the create is, in each run.
+func TestHandOverIsRemembered(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		strategy(cluster.Recreate)(lab)
+		create := []string{"POST qemu", "PUT config", "DELETE 9099"}
+		roll := func(want []string) {
+			t.Helper()
+			lab.Patch(everywhere)
+			before := len(lab.Recorder.Calls())
+			must(t, lab.Client().roll(onlyWorker)(t.Context()))
+			got := lab.scratchCalls(before)
+			require(t, slices.Equal(got, want), "sent %q, want %q", got, want)
+		}
+		handOver := []string{"POST qemu", "POST qemu", "POST move_disk", "POST move_disk", "DELETE 9099", "DELETE 9098"}
+		roll(slices.Concat(create, handOver))
+		roll(create)
+		lab.loseJournal()
+		roll(slices.Concat(create, handOver))
+	})
+}
+
+// proving is a roll of wk1 that has not been away yet.
+type proving struct {
+	*Lab
+	boot string
+}
+
+// TestProofsKilled kills a roll at the points of its proofs: prune recognises what is left, and the next roll,
+// after it or at once, finishes.
+func TestProofsKilled(t *testing.T) {
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		t.Run(string(s), killGrid[proving]{
+			begin: func(t *testing.T) proving {
+				lab := New(t, oneWorker())
+				strategy(s)(lab)
+				lab.Patch(everywhere)
+				return proving{lab, lab.bootID("wk1")}
+			},
+			do: rolls(onlyWorker),
+			choose: func(t *testing.T, points []point) []point {
+				begin, end := namedPoint(t, points, "journal written plan"), namedPoint(t, points, "journal written hands-over")
+				return chosenPoints(t, points[begin.at-1:end.at+1])
+			},
+			goOn: func(t *testing.T, lab proving, at point) bool {
+				require(t, lab.bootID("wk1") == lab.boot, "wk1 was restarted")
+				if at.at%3 == 0 {
+					rep, err := lab.second().pruneDisks(t.Context(), -1, nil)
+					must(t, err)
+					for _, v := range rep.Scratch {
+						if !v.Removed {
+							t.Errorf("not pruned: %+v", v)
+						}
+					}
+					lab.requireNoScratch()
+				}
+				must(t, lab.second().roll(onlyWorker)(t.Context()))
+				return false
+			},
+			end: func(t *testing.T, lab proving) string {
+				lab.requireNoScratch()
+				lab.RequireIntact()
+				requireDrift(t, lab.Lab, "cp1")
+				return ""
+			},
+		}.killEverywhere)
+	}
+}
+
+// TestRebuildIsProved: a control plane of a broken cluster is not taken away before Proxmox has shown that it
+// creates the new VM, for this token.
+func TestRebuildIsProved(t *testing.T) {
+	long(t)
+	for name, c := range map[string]struct {
+		bring func(*broken)
+		want  string
+	}{
+		"a create that is refused": {func(b *broken) {
+			whenScratch(func(l *Lab) { l.World.FailNext("qmcreate", "Permission check failed (/mapping/cpu/x, Mapping.Use)") })(b.Lab)
+		}, "Proxmox is to create the VM of cp1 again on pve1"},
+		"a privilege that only the create needs": {func(b *broken) {
+			b.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return p == "VM.Config.CPU" })...)
+		}, "the Proxmox token lacks privileges: VM.Config.CPU on /vms"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				b := breakCluster(t, 1)
+				vm := b.namedVM("cp1")
+				must(t, b.World.PowerOff(vm.ID))
+				c.bring(b)
+				_, err := b.as(secondRun).Rebuild(t.Context(), b.file)
+				b.Recorder.Hooks(nil, nil)
+				requireFault(t, err, fault.Refused, c.want)
+				now := b.namedVM("cp1")
+				require(t, now.ID == vm.ID && now.Config["scsi0"] == vm.Config["scsi0"], "cp1 is %+v, was %+v", now, vm)
+				b.World.AddRole("Recast", sim.Privileges()...)
+				must(t, errOf(b.as(thirdRun).Rebuild(t.Context(), b.file)))
+				b.require(t)
+			})
+		})
+	}
 }

@@ -113,12 +113,8 @@ func TestRollHoldsTheRebuild(t *testing.T) {
 				must(t, c.roll(planning.Policy{})(t.Context()))
 				lab.requireWaits("30", "")
 				requireSame(t, []string{"wk1", "wk2"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
-				if looked != 3 {
-					t.Errorf("looked %d times", looked)
-				}
-				if !slices.Contains(said, waitSetting+" of Longhorn is "+set+" instead of 30") {
-					t.Errorf("said %q", said)
-				}
+				require(t, looked == 3, "looked %d times", looked)
+				require(t, slices.Contains(said, waitSetting+" of Longhorn is "+set+" instead of 30"), "said %q", said)
 				requireInSync(t, lab)
 			})
 		})
@@ -130,7 +126,7 @@ func TestRebuildWithoutHold(t *testing.T) {
 	long(t)
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
 		lab.setRoll("storage: off")
-		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		requireSame(t, []string{"wk1", "wk2", "wk3"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
 		lab.requireWaits("30", "")
 	})
@@ -175,8 +171,7 @@ func goOnAfterKills(t *testing.T, in inLabOf, moments []moment, killed func(*tes
 					next := lab.second()
 					switch way {
 					case "roll":
-						must(t, next.roll(onlyWorker)(t.Context()))
-						requireInSync(t, lab, "wk2", "wk3")
+						next.rollTo(t, onlyWorker, "wk2", "wk3")
 					case "recover":
 						_, err := next.Recover(t.Context(), "wk1")
 						if err != nil && fault.KindOf(err) != fault.Refused { // nothing was begun, or it is done
@@ -198,7 +193,7 @@ func goOnAfterKills(t *testing.T, in inLabOf, moments []moment, killed func(*tes
 func TestLeftHold(t *testing.T) {
 	long(t)
 	const memo = `{"was":"600","set":"1800","nodes":{"wk1":1800}}`
-	ways := map[string]func(ctx context.Context, c *Client) error{
+	ways := map[string]deed{
 		"roll with nothing to do": func(ctx context.Context, c *Client) error { return c.roll(planning.Policy{})(ctx) },
 		"recover": func(ctx context.Context, c *Client) error {
 			_, err := c.Recover(ctx, "wk1")
@@ -208,27 +203,21 @@ func TestLeftHold(t *testing.T) {
 			return nil
 		},
 	}
-	for name, do := range ways {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-				lab.runLonghorn("wk1", "wk2")
-				lab.setWaits("1800", memo)
-				plan := lab.plan(planning.Policy{})
-				const held = "Longhorn: " + waitSetting + " was 600 before recast set it to 1800, while wk1 is away"
-				if len(plan.Storage) != 1 || plan.Storage[0].Held != held || plan.Storage[0].WaitSeconds != 600 {
-					t.Errorf("planned %+v", plan.Storage)
-				}
-				status := lab.status()
-				if len(status.Held) != 1 || status.Held[0].What != held || len(status.Held[0].Next) != 2 {
-					t.Errorf("status %+v", status.Held)
-				}
-				requireStorageCheck(t, lab, "Longhorn", checkup.Warning, waitSetting+" was 600 before recast set it to 1800, while wk1 is away")
-				must(t, do(t.Context(), lab.Client()))
-				lab.requireWaits("600", "")
-				requireNoClaim(t, lab)
-			})
-		})
-	}
+	eachInLab(t, sim.Options{Workers: 2}, ways, func(t *testing.T, lab *Lab, do deed) {
+		lab.runLonghorn("wk1", "wk2")
+		lab.setWaits("1800", memo)
+		plan := lab.plan(planning.Policy{})
+		const held = "Longhorn: " + waitSetting + " was 600 before recast set it to 1800, while wk1 is away"
+		require(t, len(plan.Storage) == 1 && plan.Storage[0].Held == held && plan.Storage[0].WaitSeconds == 600,
+			"planned %+v", plan.Storage)
+		status := lab.status()
+		require(t, len(status.Held) == 1 && status.Held[0].What == held && len(status.Held[0].Next) == 2,
+			"status %+v", status.Held)
+		requireStorageCheck(t, lab, "Longhorn", checkup.Warning, waitSetting+" was 600 before recast set it to 1800, while wk1 is away")
+		must(t, do(t.Context(), lab.Client()))
+		lab.requireWaits("600", "")
+		requireNoClaim(t, lab)
+	})
 }
 
 // requireStorageCheck requires that line of doctor about Longhorn.
@@ -276,11 +265,9 @@ func TestHoldChangedBySomeoneElse(t *testing.T) {
 		var said []string
 		note, change := notes("await-storage-again", &said), whenStarted("wk1/take-down", func() { lab.setWaits("1000", "") })
 		c.Emit = allOf(note, change)
-		must(t, c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, c.roll(onlyWorker)(t.Context()))
 		lab.requireWaits("1000", "")
-		if !slices.Contains(said, waitSetting+" of Longhorn stays 1000: someone else has set that") {
-			t.Errorf("said %q", said)
-		}
+		require(t, slices.Contains(said, waitSetting+" of Longhorn stays 1000: someone else has set that"), "said %q", said)
 	})
 }
 
@@ -293,15 +280,12 @@ func TestHoldOfTwoWorkersAtATime(t *testing.T) {
 		lab.replicated("pvc-1", 2, "wk1", "wk3")
 		lab.replicated("pvc-2", 2, "wk2", "wk4")
 		most := 0
-		c := lab.Client()
-		c.Emit = func(step.Event) {
+		c := lab.Client().hears(func(step.Event) {
 			_, memo := lab.waits()
 			most = max(most, strings.Count(memo, `"wk`))
-		}
-		must(t, c.roll(planning.Policy{Only: []string{"wk1", "wk2"}})(t.Context()))
-		if most != 2 {
-			t.Errorf("held for %d at a time", most)
-		}
+		})
+		must(t, c.roll(policyFor("wk1", "wk2"))(t.Context()))
+		require(t, most == 2, "held for %d at a time", most)
 		lab.requireWaits("30", "")
 		requireSame(t, []string{"wk1", "wk3"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
 		requireSame(t, []string{"wk2", "wk4"}, lab.replicasOn("pvc-2"), "replicas (-want +got)")

@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -28,78 +33,60 @@ func hostsRefused(t *testing.T, what string, do func(context.Context) error, wan
 	err := do(t.Context())
 	requireFault(t, err, fault.Refused)
 	said := fmt.Sprint(err, fault.Hints(err))
-	for _, text := range want {
-		if !strings.Contains(said, text) {
-			t.Errorf("%s: it does not say %q: %s", what, text, said)
-		}
-	}
-	if took := time.Since(began); took > hostsQuick {
-		t.Errorf("%s: it took %s", what, took)
-	}
+	requireSays(t, what+": "+said, want...)
+	took := time.Since(began)
+	require(t, took <= hostsQuick, "%s: it took %s", what, took)
 }
 
-// TestAHostIsDown with a node on it: everything known about the others is reported, and
-// nothing is rolled.
+// TestAHostIsDown with a node on it: everything known about the others is reported, and nothing is rolled.
 func TestAHostIsDown(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 2, Hosts: 3}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 2, Hosts: 3}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.World.CrashHost("pve3")
 		time.Sleep(2 * time.Minute)
 		began, c := time.Now(), lab.Client()
 		const down = "Proxmox host pve3 is offline"
 
-		plan, err := c.Plan(t.Context(), planning.Policy{})
-		must(t, err)
+		plan := valueOf(c.Plan(t.Context(), planning.Policy{}))(t)
 		const waits = "wk1: other nodes are not Ready: wk2: bring them back first; one more out would be one too many. A worker that is to stay away: kubectl cordon it, or name it in roll.ignoreNodes\n"
 		want := "wk2: its VM 9032 is on pve3, and " + down + ": bring pve3 back, or leave the node out with --exclude"
-		if got := strings.Join(plan.Refused(), "\n"); got != waits+want || !strings.Contains(strings.Join(plan.Warn, "\n"), down) {
-			t.Errorf("the plan refuses %q, warns of %q", got, plan.Warn)
-		}
-		if work := plan.Work(); len(work) != 1 || work[0].Node != "wk1" || work[0].Strategy != cluster.Recreate {
-			t.Errorf("work %+v", work)
-		}
-		drift, err := c.Drift(t.Context())
-		must(t, err)
+		got := strings.Join(plan.Refused(), "\n")
+		require(t, got == waits+want && strings.Contains(strings.Join(plan.Warn, "\n"), down),
+			"the plan refuses %q, warns of %q", got, plan.Warn)
+		work := plan.Work()
+		require(t, len(work) == 1 && work[0].Node == "wk1" && work[0].Strategy == cluster.Recreate, "work %+v", work)
+		drift := valueOf(c.Drift(t.Context()))(t)
 		for i, want := range []string{"cp1 false 0", "wk1 true 0", "wk2 false 1"} {
-			if d := drift.Nodes[i]; fmt.Sprint(d.Node, " ", d.Stale, " ", len(d.Unread)) != want {
-				t.Errorf("drift of %s: %+v, want %s", d.Node, d, want)
-			}
+			d := drift.Nodes[i]
+			require(t, fmt.Sprint(d.Node, " ", d.Stale, " ", len(d.Unread)) == want,
+				"drift of %s: %+v, want %s", d.Node, d, want)
 		}
-		status, err := c.Status(t.Context())
-		must(t, err)
-		if got := strings.Join(status.Problems, "\n"); got != down+", so VM 9032 can't be read" {
-			t.Errorf("status: %q", got)
-		}
-		if took := time.Since(began); took > hostsQuick {
-			t.Errorf("reading took %s", took)
-		}
+		status := valueOf(c.Status(t.Context()))(t)
+		requireSame(t, down+", so VM 9032 can't be read", strings.Join(status.Problems, "\n"), "status (-want +got)")
+		took := time.Since(began)
+		require(t, took <= hostsQuick, "reading took %s", took)
 
 		before := lab.Recorder.Mutations()
 		hostsRefused(t, "roll", lab.Client().roll(planning.Policy{}), want)
-		if n := lab.Recorder.Mutations() - before; n > 0 {
-			t.Errorf("%d changing requests were sent", n)
-		}
+		n := lab.Recorder.Mutations() - before
+		require(t, n <= 0, "%d changing requests were sent", n)
 		hostsRefused(t, "roll --exclude wk2", lab.Client().roll(planning.Policy{Exclude: []string{"wk2"}}), "other nodes are not Ready: wk2")
 
 		lab.World.BootHost("pve3")
 		must(t, lab.WaitReady(t.Context()))
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.Client().rollTo(t, planning.Policy{})
 	})
 }
 
 // TestAHostOfOthersIsDown: its VM can't refer to a disk on local storage.
 func TestAHostOfOthersIsDown(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 1, Hosts: 3}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 1, Hosts: 3}, func(t *testing.T, lab *Lab) {
 		// Its disk has the same name as wk1's; but pve3 has another storage.
 		must(t, lab.World.DefineVM("pve3", 500, map[string]string{"name": "other", "scsi0": "fast:1"}, nil))
 		lab.Patch(sim.PatchedExtension)
 		lab.World.CrashHost("pve3")
 		time.Sleep(2 * time.Minute)
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.Client().rollTo(t, planning.Policy{})
 		lab.requireKept(1)
 	})
 }
@@ -107,12 +94,11 @@ func TestAHostOfOthersIsDown(t *testing.T) {
 // TestResumeWhileAHostIsDown: the transaction's host stops it, another one does not. When its
 // own boots, that starts no unfinished VM, and the next run finishes it and restores onboot.
 func TestResumeWhileAHostIsDown(t *testing.T) {
-	long(t)
 	type story struct {
 		strategy cluster.Strategy
 		at, host string
 	}
-	eachInLab(t, sim.Options{Workers: 1, Hosts: 3}, map[string]story{
+	eachLong(t, sim.Options{Workers: 1, Hosts: 3}, map[string]story{
 		"its own, parked":          {cluster.Recreate, "take-down/park/scsi1", "pve2"},
 		"its own, deleted":         {cluster.Recreate, "bring-up/create-vm", "pve2"},
 		"its own, started":         {cluster.Recreate, "bring-up/start", "pve2"},
@@ -168,9 +154,7 @@ func TestAHostThatRebootsAtEveryPoint(t *testing.T) {
 			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 			lab.Recorder.Hooks(nil, nil)
 		})
-		if points < 10 {
-			t.Fatalf("an undisturbed roll changes Proxmox only %d times", points)
-		}
+		mustBe(t, points >= 10, "an undisturbed roll changes Proxmox only %d times", points)
 		for at := 1; at <= points; at++ {
 			if !*crashAll && uint64(at)%5 != *crashSeed%5 {
 				continue
@@ -213,15 +197,13 @@ func TestAHostThatRebootsWhileTalosIsInstalled(t *testing.T) {
 	}
 }
 
-// TestKilledWhileTheDiskIsRenewed: after the half-installed disk is parked, and after the
-// VM has got another one.
+// TestKilledWhileTheDiskIsRenewed: after the half-installed disk is parked, and after the VM has got another one.
 func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
-	long(t)
 	type story struct {
 		strategy  cluster.Strategy
 		allocated bool
 	}
-	eachInLab(t, sim.Options{Workers: 1, Hosts: 3}, map[string]story{
+	eachLong(t, sim.Options{Workers: 1, Hosts: 3}, map[string]story{
 		"recreate, parked":    {cluster.Recreate, false},
 		"recreate, allocated": {cluster.Recreate, true},
 		"reimage, parked":     {cluster.Reimage, false},
@@ -231,9 +213,7 @@ func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
 		c.Emit = whenStarted("bring-up/wait-healthy", func() { time.AfterFunc(12*time.Second, func() { lab.World.RebootHost("pve2", time.Minute) }) })
-		if err := c.roll(planning.Policy{})(t.Context()); err == nil {
-			t.Fatal("the roll succeeded without its host")
-		}
+		mustBe(t, c.roll(planning.Policy{})(t.Context()) != nil, "the roll succeeded without its host")
 		time.Sleep(10 * time.Minute)
 		cut := moment{server: "/qemu/9031/move_disk POST", with: "disk=scsi0"}
 		if s.allocated {
@@ -276,16 +256,13 @@ func hostsReboot(t *testing.T, s cluster.Strategy, off time.Duration, arm func(l
 	if err != nil && !released && !strings.Contains(fmt.Sprint(err, fault.Hints(err)), "pve2") {
 		t.Errorf("%s: the error does not name the host: %v", where, err)
 	}
-	if broken := hostsStarts(lab); broken != nil {
-		t.Errorf("%s: %v", where, broken)
-	}
+	broken := hostsStarts(lab)
+	require(t, broken == nil, "%s: %v", where, broken)
 	next := lab.second().roll(planning.Policy{})(t.Context())
 	if hostsHalfMade(lab, next) {
 		next = lab.as("20000101-0000-cafe").roll(planning.Policy{})(t.Context())
 	}
-	if next != nil {
-		t.Fatalf("%s (%v): the next roll: %v", where, err, next)
-	}
+	mustBe(t, next == nil, "%s (%v): the next roll: %v", where, err, next)
 	lab.requireRolledOn(t, "pve2")
 }
 
@@ -299,14 +276,12 @@ func (l *Lab) requireRolledOn(t *testing.T, host string) {
 	requireNoClaim(t, l)
 }
 
-// hostsHalfMade follows the hint about a VM whose creation was interrupted: only root can
-// remove that lock.
+// hostsHalfMade follows the hint about a VM whose creation was interrupted: only root can remove that lock.
 func hostsHalfMade(lab *Lab, err error) bool {
 	for _, vm := range lab.World.VMs() {
 		if hint := fmt.Sprintf("qm unlock %d && qm destroy %d", vm.ID, vm.ID); strings.Contains(fmt.Sprint(fault.Hints(err)), hint) {
 			lab.World.SetLock(vm.ID, "")
-			upid, err := lab.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})
-			must(lab.t, err)
+			upid := valueOf(lab.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID}))(lab.t)
 			lab.World.WaitTask(upid)
 			return true
 		}
@@ -314,8 +289,7 @@ func hostsHalfMade(lab *Lab, err error) bool {
 	return false
 }
 
-// hostsStarts says whether a rebooted host has started a node's VM during its replacement,
-// or a parking VM.
+// hostsStarts says whether a rebooted host has started a node's VM during its replacement, or a parking VM.
 func hostsStarts(lab *Lab) error {
 	vms := map[string]map[string]string{}
 	for _, vm := range lab.World.VMs() {
@@ -332,4 +306,205 @@ func hostsStarts(lab *Lab) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// twoHosts have wk1 on pve2; its disks are on a storage that all see.
+func twoHosts() sim.Options { return sim.Options{Workers: 1, Hosts: 3, SharedDisks: true} }
+
+// onto wants a node's VM on another host, and gives the token what that takes.
+func (l *Lab) onto(node, host, settings string) {
+	l.t.Helper()
+	l.allow("Migrates", "VM.Migrate", "Sys.Console", "Mapping.Use")
+	l.shape(node, settings)
+	l.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", host: "+host+",")
+}
+
+// requireOn fails unless wk1 is on that host.
+func (l *Lab) requireOn(host string) {
+	l.t.Helper()
+	requireSame(l.t, host, l.hostOf(worker1), "it is on (-want +got)")
+}
+
+// TestMigrated moves a node's VM, by itself or before whatever else its node gets.
+func TestMigrated(t *testing.T) {
+	type story struct {
+		settings string
+		with     func(*Lab)
+		strategy cluster.Strategy
+		starts   int
+	}
+	eachLong(t, twoHosts(), map[string]story{
+		"while it runs":              {"tags: [moved]", nil, cluster.Reshape, 0},
+		"and nothing else":           {"", nil, cluster.Reshape, 0},
+		"before another memory":      {"memory: 6144", nil, cluster.Reshape, 1},
+		"before it is recreated":     {"memory: 6144", func(l *Lab) { l.Patch(sim.CommonExtension) }, cluster.Recreate, 1},
+		"before it is upgraded":      {"memory: 6144", func(l *Lab) { l.Patch(sim.CommonExtension); l.inPlace() }, cluster.InPlace, 1},
+		"before its configuration":   {"", withConfig(needsReboot), cluster.ApplyConfig, 0},
+		"off, with a device":         {"memory: 6144", func(l *Lab) { l.mapped("wk1") }, cluster.Reshape, 1},
+		"off, as HA manages it":      {"memory: 6144", func(l *Lab) { l.manageByHA(startedByUs()) }, cluster.Reshape, 1},
+		"off, after it was upgraded": {"memory: 6144", func(l *Lab) { l.mapped("wk1"); l.Patch(sim.CommonExtension); l.inPlace() }, cluster.InPlace, 1},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.onto("wk1", "pve3", s.settings)
+		if s.with != nil {
+			s.with(lab)
+		}
+		before := lab.Disks()
+		user := lab.Client()
+		requirePlanned(t, lab.planOf(user, "wk1", planning.Policy{}), s.strategy)
+		must(t, user.roll(onlyWorker)(t.Context()))
+		lab.requireOn("pve3")
+		starts, moves := 0, 0
+		for _, task := range lab.World.Tasks() {
+			switch {
+			case task.Type == "qmstart" && task.ID == "9031":
+				starts++
+			case task.Type == "qmigrate":
+				moves++
+			}
+		}
+		require(t, starts == s.starts && moves == 1, "started %d times, want %d; migrated %d times", starts, s.starts, moves)
+		for serial, sum := range before {
+			if s.strategy == cluster.Reshape && lab.Disks()[serial] != sum && strings.HasPrefix(serial, "data") {
+				t.Errorf("disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
+			}
+		}
+		lab.requireServing("wk1")
+		lab.RequireIntact()
+	})
+}
+
+// mapped gives a node's VM a device that every host has, and which keeps it on its host while it runs.
+func (l *Lab) mapped(node string) {
+	l.World.AddMapping("pci", "gpu", "pve1", "pve2", "pve3")
+	l.withDevice(node, "mapping=gpu")
+}
+
+// withDevice gives a node's VM a PCI device.
+func (l *Lab) withDevice(node, device string) {
+	l.t.Helper()
+	id := l.node(node).VMID
+	must(l.t, l.World.PowerOff(id))
+	must(l.t, l.World.SetConfig("root@pam", l.hostOf(id), world.ChangeRequest{ID: id, Set: map[string]string{"hostpci0": device}}))
+	must(l.t, l.World.PowerOn(id))
+	time.Sleep(3 * time.Minute)
+	must(l.t, l.WaitReady(l.t.Context()))
+}
+
+// TestNotMigrated: what the plan refuses, and what to do instead.
+func TestNotMigrated(t *testing.T) {
+	type story struct {
+		shared bool
+		with   func(*Lab)
+		to     string
+		says   string
+	}
+	eachIn(t, func(s story) sim.Options { return sim.Options{Workers: 1, Hosts: 3, SharedDisks: s.shared} }, map[string]story{
+		"local disks":                            {false, nil, "pve3", "on a storage of pve2 only, and a migration would replace it by a copy: on pve2: qm migrate 9031 pve3 --online --with-local-disks"},
+		"no such host":                           {true, nil, "pve9", "Proxmox does not know pve9 as a host for it"},
+		"a host's device":                        {true, func(l *Lab) { l.withDevice("wk1", "0000:01:00.0") }, "pve3", "hostpci0 is a device of pve2"},
+		"a mapped one, and nothing needs it off": {true, func(l *Lab) { l.mapped("wk1") }, "pve3", "hostpci0 keeps it from being migrated while it runs, and nothing else needs it off"},
+		"no privilege":                           {true, func(l *Lab) { l.World.AddRole("Migrates", "Sys.Console") }, "pve3", "lacks privileges: VM.Migrate on /vms"},
+		"HA":                                     {true, func(l *Lab) { l.manageByHA(startedByUs()) }, "pve3", "ha-manager migrate vm:9031 pve3"},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.onto("wk1", s.to, "")
+		if s.with != nil {
+			s.with(lab)
+		}
+		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), fault.Refused, s.says)
+		lab.requireOn("pve2")
+	})
+}
+
+// TestMigrationKilled kills a roll that migrates a VM at points of every kind, and goes on.
+func TestMigrationKilled(t *testing.T) {
+	long(t)
+	for name, prepare := range map[string]func(*Lab){
+		"while it runs": func(l *Lab) { l.onto("wk1", "pve3", "tags: [moved]") },
+		"off":           func(l *Lab) { l.manageByHA(startedByUs()); l.onto("wk1", "pve3", "memory: 6144") },
+		"recreated":     func(l *Lab) { l.onto("wk1", "pve3", ""); l.Patch(sim.CommonExtension) },
+	} {
+		t.Run(name, killGrid[*Lab]{
+			begin: func(t *testing.T) *Lab {
+				lab := New(t, twoHosts())
+				prepare(lab)
+				return lab
+			},
+			do: rolls(planning.Policy{}), journal: true,
+			choose: func(t *testing.T, points []point) []point {
+				chosen := chosenPoints(t, points)
+				if at := namedPoint(t, points, "/migrate"); !slices.Contains(chosen, at) {
+					chosen = append(chosen, at)
+				}
+				return chosen
+			},
+			end: func(t *testing.T, lab *Lab) string {
+				requireInSync(t, lab)
+				lab.requireOn("pve3")
+				return ""
+			},
+		}.killEverywhere)
+	}
+}
+
+// TestMigrationUnanswered loses the answer to every k-th change.
+func TestMigrationUnanswered(t *testing.T) {
+	eachLong(t, twoHosts(), storiesOf[int64](1, 2, 3), func(t *testing.T, lab *Lab, k int64) {
+		lab.onto("wk1", "pve3", "tags: [moved]")
+		lab.rollUnanswered(k, 1)
+		requireInSync(t, lab)
+	})
+}
+
+// TestLateMigration: Proxmox migrates the VM during a later exchange. No disk is lost, and the node is
+// rolled in the end, once the VM is back.
+func TestLateMigration(t *testing.T) {
+	at := map[string]func(record.Call) bool{
+		"before its disks are parked": toVM("POST", "/qemu/9031/move_disk"),
+		"before it is deleted":        toVM("DELETE", "/qemu/9031"),
+		"before it gets them back":    func(c record.Call) bool { return toVM("POST", "/move_disk")(c) && !strings.Contains(c.Path, "/9031/") },
+		"before it is started":        toVM("POST", "/qemu/9031/status/start"),
+	}
+	eachLong(t, twoHosts(), at, func(t *testing.T, lab *Lab, when func(record.Call) bool) {
+		plain := lab.Read("recast.yaml")
+		lab.onto("wk1", "pve3", "")
+		x := lab.rollKilledBy(toVM("POST", "/qemu/9031/migrate"), planning.Policy{})
+		must(t, os.WriteFile(filepath.Join(lab.Dir, "recast.yaml"), plain, 0o600))
+		lab.Patch(sim.PatchedExtension)
+		x.deliverBefore(when, 0)
+		err := lab.second().roll(planning.Policy{})(t.Context())
+		lab.Recorder.Hooks(nil, nil)
+		x.deliver()
+		require(t, strings.HasSuffix(x.said, ": 200") && lab.hostOf(worker1) == "pve3",
+			"the late migration: %q; it is on %s", x.said, lab.hostOf(worker1))
+		lab.RequireIntact()
+		if err != nil {
+			if lab.hostOf(worker1) == "pve3" {
+				lab.migrate(worker1, "pve2")
+			}
+			must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		}
+		requireInSync(t, lab)
+		lab.RequireIntact()
+	})
+}
+
+// TestMigratedInVain: a VM that was migrated while it was off, and does not start there, gets its old
+// settings and its old host back.
+func TestMigratedInVain(t *testing.T) {
+	eachLong(t, twoHosts(), map[string]struct{}{"recovered": {}}, func(t *testing.T, lab *Lab, _ struct{}) {
+		lab.manageByHA(startedByUs())
+		before := lab.vmOf("wk1").Config
+		lab.onto("wk1", "pve3", "cores: 32")
+		err := lab.as(firstRun).roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast undo wk1 gives VM 9031 its old settings back")
+		lab.requireOn("pve3")
+		must(t, errOf(lab.as(secondRun).Recover(t.Context(), "wk1")))
+		lab.requireServing("wk1")
+		lab.RequireIntact()
+		after := lab.vmOf("wk1").Config
+		delete(after, "meta")
+		delete(before, "meta")
+		diff := cmp.Diff(before, after)
+		require(t, diff == "" && lab.hostOf(worker1) == "pve2", "on %s (-before +after):\n%s", lab.hostOf(worker1), diff)
+	})
 }

@@ -1,18 +1,176 @@
 package simtest
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/layouts"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
+
+// layoutLab is a lab of a layout whose node is stale.
+type layoutLab struct {
+	*Lab
+	of   layouts.Layout
+	node sim.Node
+}
+
+// newLayoutLab starts a layout's lab; secrets are those of another lab of it, nil: new ones.
+func newLayoutLab(t *testing.T, layout layouts.Layout, secrets *talosapi.Cluster) *layoutLab {
+	t.Helper()
+	o := layout.Options()
+	o.Talos = secrets
+	l := &layoutLab{Lab: New(t, o), of: layout}
+	l.node = l.Lab.node(layout.Node)
+	l.World.AddRole("Recast", append(sim.Privileges(), "Mapping.Use", "Sys.Console", "Sys.Modify")...) // as doctor would advise
+	must(t, layout.Furnish(t.Context(), l.Lab.Lab))
+	time.Sleep(time.Minute) // pods start
+	l.protect()
+	l.line(layout.Recast)
+	extension := sim.PatchedExtension
+	if l.node.ControlPlane {
+		extension = sim.CommonExtension
+	}
+	l.Patch(extension)
+	return l
+}
+
+// line adds to the node's line in recast.yaml.
+func (l *layoutLab) line(more string) {
+	l.t.Helper()
+	if more != "" {
+		l.Replace("recast.yaml", "{name: "+l.of.Node+",", "{name: "+l.of.Node+", "+more+",")
+	}
+}
+
+// protect makes every disk of the node except the system disk a protected one.
+func (l *layoutLab) protect() {
+	l.t.Helper()
+	vm := l.vm()
+	for _, key := range layouts.Persistent(vm.Config, l.node.SystemDrive()) {
+		volid, _, _ := strings.Cut(vm.Config[key], ",")
+		if strings.HasPrefix(volid, "/") {
+			continue // a device of the host, which outlives the VM
+		}
+		media := l.World.Media(volid, l.node.Host)
+		mustBe(l.t, media != nil, "there is no %s", volid)
+		d := world.Protected{Serial: l.of.Name + " " + key, Media: media, Held: !strings.Contains(volid, fmt.Sprintf("vm-%d-", l.node.VMID))}
+		disk, _ := artefact.ReadDisk(media.Bytes()) // foreign content has no EPHEMERAL
+		if slices.ContainsFunc(disk.Partitions, func(p artefact.Partition) bool { return p.Label == "EPHEMERAL" }) {
+			d.Identity = talosapi.Lasting
+		}
+		l.World.Protect(d)
+		l.persistent = append(l.persistent, content{d.Serial, media.SHA256()})
+	}
+}
+
+func (l *layoutLab) vm() world.VM {
+	l.t.Helper()
+	return valueOf(l.World.LookupVM(l.node.Host, l.node.VMID))(l.t)
+}
+
+// shape is the VM's configuration without what a roll may change: names of volumes, the system disk, regenerated
+// values, the mark of the run, and the boot ISO's CD drive, which stays empty if the VM had none.
+func (l *layoutLab) shape() map[string]string {
+	shape := map[string]string{}
+	for key, value := range l.vm().Merged() {
+		d, err := cluster.ParseDisk(key, value)
+		switch {
+		case key == "arch" && value == "x86_64": // the hosts' default
+			continue
+		case key == l.node.SystemDrive(), slices.Contains([]string{"meta", "vmgenid", "digest"}, key), err == nil && d.CDROM && !d.CloudInit():
+			continue
+		case err == nil && !d.CDROM:
+			slices.Sort(d.Options)
+			value = strings.Join(d.Options, ",")
+		case key == "boot":
+			value = regexp.MustCompile(`;ide\d`).ReplaceAllString(value, "")
+		case key == "description":
+			value = regexp.MustCompile(`\n?recast: run=.*`).ReplaceAllString(value, "")
+		}
+		if value != "" {
+			shape[key] = value
+		}
+	}
+	return shape
+}
+
+// lift applies the layout's manual remedy.
+func (l *layoutLab) lift() {
+	l.t.Helper()
+	shell := l.Shell(l.node.Host)
+	for _, command := range l.of.Lift.Commands {
+		words := strings.Fields(command)
+		var err error
+		switch {
+		case strings.HasPrefix(command, "qm reboot "):
+			l.powerCycle(l.node)
+		case strings.HasPrefix(command, "pvesh create /cluster/mapping/pci --id "):
+			l.World.AddMapping("pci", words[4], l.node.Host)
+		case strings.HasPrefix(command, "pvesh create /cluster/mapping/usb --id "):
+			l.World.AddMapping("usb", words[4], l.node.Host)
+		case words[0] == "kubectl":
+			err = l.kubectl(words[1:])
+		case words[0] == "pveum":
+			_, err = l.Pveum(words[1:])
+		case strings.HasPrefix(command, "pvesr delete "):
+			l.World.RemoveReplication(words[2])
+		case strings.HasPrefix(command, "qm delsnapshot "):
+			err = l.World.DeleteSnapshot(l.node.VMID, words[3])
+		default:
+			_, err = shell.Run(words)
+		}
+		mustBe(l.t, err == nil, "%s: %v", command, err)
+	}
+	if key, value, images := strings.Cut(strings.TrimPrefix(l.of.Lift.Config, "images."), ": "); images {
+		was := regexp.MustCompile("(?m)^  " + key + ": .*$").Find(l.Read("recast.yaml"))
+		l.Replace("recast.yaml", string(was), "  "+key+": "+value)
+		l.lock()
+	}
+	l.line(l.of.Lift.Recast)
+}
+
+// kubectl is kubectl -n NAMESPACE patch RESOURCE.GROUP NAME --type merge -p PATCH of a custom
+// resource, and a wait of some minutes for controllers.
+func (l *layoutLab) kubectl(words []string) error {
+	l.t.Helper()
+	if len(words) != 9 || words[0] != "-n" || words[2] != "patch" || words[5] != "--type" || words[6] != "merge" || words[7] != "-p" {
+		return errors.New("only kubectl -n … patch … --type merge -p … is known")
+	}
+	config := valueOf(clientcmd.RESTConfigFromKubeConfig([]byte(l.Read("kubeconfig"))))(l.t)
+	config.Dial = l.Lab.Lab.Client().DialContext
+	transport := valueOf(rest.HTTPClientFor(config))(l.t)
+	defer utilnet.CloseIdleConnectionsFor(transport.Transport)
+	client, err := dynamic.NewForConfigAndClient(config, transport)
+	must(l.t, err)
+	resource, group, _ := strings.Cut(words[3], ".")
+	kind := schema.GroupVersionResource{Group: group, Version: "v1beta2", Resource: resource}
+	patch := []byte(strings.Trim(words[8], "'"))
+	_, err = client.Resource(kind).Namespace(words[1]).Patch(l.t.Context(), words[4], types.MergePatchType, patch, metav1.PatchOptions{})
+	time.Sleep(5 * time.Minute)
+	return err
+}
 
 var (
 	layoutsUpdate = flag.Bool("layouts.update", false, "write the page of layouts anew")
@@ -31,8 +189,7 @@ type verdict struct {
 	lifted *planning.NodePlan // after the layout's remedy; nil: not needed, or there is none
 }
 
-// TestLayouts plans a roll of every layout, as it is and after its remedy, and compares
-// the results with their page.
+// TestLayouts plans a roll of every layout, as it is and after its remedy, and compares the results with their page.
 func TestLayouts(t *testing.T) {
 	all := loadLayouts(t)
 	verdicts := make([]verdict, len(all))
@@ -48,9 +205,7 @@ func TestLayouts(t *testing.T) {
 	if *layoutsDir != ownLayouts || slices.ContainsFunc(verdicts, func(v verdict) bool { return v.Name == "" }) {
 		return // only some were requested
 	}
-	if len(all) < 25 {
-		t.Errorf("only %d layouts", len(all))
-	}
+	require(t, len(all) >= 25, "only %d layouts", len(all))
 	page := layoutPage(verdicts)
 	if *layoutsUpdate {
 		must(t, os.WriteFile(layoutsPage, []byte(page), 0o644))
@@ -63,8 +218,7 @@ func TestLayouts(t *testing.T) {
 
 func loadLayouts(t *testing.T) []layouts.Layout {
 	t.Helper()
-	all, err := layouts.Load(*layoutsDir)
-	must(t, err)
+	all := valueOf(layouts.Load(*layoutsDir))(t)
 	slices.SortFunc(all, func(a, b layouts.Layout) int { return strings.Compare(a.Name, b.Name) }) // as on the page
 	return all
 }
@@ -101,9 +255,8 @@ func (l *layoutLab) requirePrinted(plan planning.NodePlan) {
 	}
 }
 
-// TestLayoutsAreRolled rolls every layout as far as recast and the layout's remedy allow,
-// kills another such roll once, right after the VM is deleted or half-way, resumes it, and
-// compares.
+// TestLayoutsAreRolled rolls every layout as far as recast and the layout's remedy allow, kills another such roll once,
+// right after the VM is deleted or half-way, resumes it, and compares.
 func TestLayoutsAreRolled(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -160,17 +313,14 @@ func readyLayout(t *testing.T, l *layoutLab) planning.NodePlan {
 	return v.plan
 }
 
-func (l *layoutLab) policy() planning.Policy { return planning.Policy{Only: []string{l.of.Node}} }
+func (l *layoutLab) policy() planning.Policy { return policyFor(l.of.Node) }
 
-// requireRolled fails the test unless the node runs the new build on the same VM, and no
-// promise was broken.
+// requireRolled fails the test unless the node runs the new build on the same VM, and no promise was broken.
 func (l *layoutLab) requireRolled(before map[string]string) {
 	l.t.Helper()
 	l.RequireIntact()
 	plan := l.plan(l.policy())
-	if work := plan.Work(); len(work) > 0 {
-		l.t.Errorf("after the roll there is still something to do: %+v", work)
-	}
+	requireNone(l.t, plan.Work(), "after the roll there is still something to do")
 	requireSame(l.t, before, l.shape(), "the VM is not what it was (-before +now)")
 }
 

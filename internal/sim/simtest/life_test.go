@@ -100,27 +100,17 @@ func (l *life) deploy() {
 		}
 		volid, _, _ := strings.Cut(vm.Config["scsi1"], ",")
 		media := l.World.Media(volid, vm.Host)
-		disk, err := artefact.ReadDisk(media.Bytes())
-		must(l.t, err)
-		if len(disk.Partitions) != 1 || disk.Partitions[0].Label != "u-data" {
-			l.t.Fatalf("Talos made %+v on the data disk of %s", disk.Partitions, node)
-		}
+		disk := valueOf(artefact.ReadDisk(media.Bytes()))(l.t)
+		mustBe(l.t, len(disk.Partitions) == 1 && disk.Partitions[0].Label == "u-data",
+			"Talos made %+v on the data disk of %s", disk.Partitions, node)
 		disk.Partitions[0].Data = []byte("what only " + node + " has\n")
 		media.Write(artefact.WriteDisk(disk))
 		l.World.Protect(world.Protected{Serial: "data-" + node, Media: media})
 		l.persistent = append(l.persistent, content{"data-" + node, media.SHA256()})
+		pod := writesTo("db", "/var/mnt/data")
+		pod.NodeSelector = map[string]string{corev1.LabelHostname: node}
 		labels := map[string]string{"app": "db-" + node}
-		l.put(store.Deployments(), &appsv1.Deployment{
-			ObjectMeta: metav1.ObjectMeta{Name: "db-" + node, Namespace: metav1.NamespaceDefault},
-			Spec: appsv1.DeploymentSpec{
-				Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
-					NodeSelector: map[string]string{corev1.LabelHostname: node},
-					Containers:   []corev1.Container{{Name: "db", Image: "registry.k8s.io/pause", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
-					Volumes:      []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/mnt/data"}}}},
-				}},
-			},
-		})
+		l.put(store.Deployments(), deployment(metav1.NamespaceDefault, "db-"+node, labels, pod))
 	}
 	time.Sleep(time.Minute)
 }
@@ -133,9 +123,8 @@ func (l *life) requireRunning(t *testing.T) {
 			continue
 		}
 		o := l.stored(store.Deployments(), metav1.NamespaceDefault, "db-"+node)
-		if d := o.(*appsv1.Deployment); d.Status.ReadyReplicas != 1 {
-			t.Errorf("%s: %d pods are ready", d.Name, d.Status.ReadyReplicas)
-		}
+		d := o.(*appsv1.Deployment)
+		require(t, d.Status.ReadyReplicas == 1, "%s: %d pods are ready", d.Name, d.Status.ReadyReplicas)
 	}
 }
 
@@ -159,12 +148,8 @@ func (l *life) requireParked(t *testing.T, node string) {
 			disks++
 		}
 	}
-	if disks != 2 {
-		t.Errorf("status lists %d disks of %s: %+v", disks, node, res.Kept)
-	}
-	if l.made([]string{node}) > 0 {
-		t.Errorf("%s has a VM still", node)
-	}
+	require(t, disks == 2, "status lists %d disks of %s: %+v", disks, node, res.Kept)
+	require(t, l.made([]string{node}) <= 0, "%s has a VM still", node)
 }
 
 // live goes through a stage.
@@ -200,8 +185,7 @@ var madeUp = regexp.MustCompile(`(u-data|EPHEMERAL) [0-9a-f-]{36} [0-9a-f-]{36}|
 // end is the world in the end, without the parking VMs of nodes that were only reshaped.
 func (l *life) end(t *testing.T) string {
 	t.Helper()
-	_, err := l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})
-	must(t, err)
+	must(t, errOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})))
 	var b strings.Builder
 	b.WriteString(madeUp.ReplaceAllString(l.settledDump(), "made up"))
 	for _, name := range l.nodes {
@@ -230,25 +214,15 @@ func TestLife(t *testing.T) {
 		}
 		l.requireRunning(t)
 		disks := slices.Sorted(maps.Keys(l.Disks())) // those of wk1 and wk2 with their content, too
-		if want := []string{"data-wk1", "data-wk2", "u-data of wk1", "u-data of wk2", "u-data of wk3"}; !slices.Equal(disks, want) {
-			t.Errorf("protected disks %q, want %q", disks, want)
-		}
-		if want := []string{"cp1", "cp2", "cp3", "wk1", "wk3"}; !slices.Equal(l.nodes, want) {
-			t.Errorf("nodes %q, want %q", l.nodes, want)
-		}
+		want := []string{"data-wk1", "data-wk2", "u-data of wk1", "u-data of wk2", "u-data of wk3"}
+		require(t, slices.Equal(disks, want), "protected disks %q, want %q", disks, want)
+		requireSame(t, []string{"cp1", "cp2", "cp3", "wk1", "wk3"}, l.nodes, "nodes (-want +got)")
 		l.requireParked(t, "wk2")
 	})
 }
 
 // started counts the starts of VMs.
-func (l *life) started() (n int) {
-	for _, c := range l.Recorder.Calls() {
-		if c.Proto == "proxmox" && c.Method == "POST" && strings.HasSuffix(c.Path, "/status/start") {
-			n++
-		}
-	}
-	return n
-}
+func (l *life) started() int { return len(l.sent(0, toVM("POST", "/status/start"))) }
 
 // TestLifeKilled kills the command of every stage at points of every kind, and types it again, with its
 // journal or without: it ends as without the kill.

@@ -1,6 +1,10 @@
 package simtest
 
 import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -9,9 +13,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/linstor"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 const piraeusSpace = "piraeus-datastore"
@@ -34,27 +42,42 @@ func (l *Lab) runLINSTOR(workers ...string) {
 // runProgram runs a program with an HTTP API, as a Deployment behind a Service.
 func (l *Lab) runProgram(namespace, name, container string, labels map[string]string, port int32) {
 	l.t.Helper()
-	l.put(store.Deployments(), &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: container, Image: "registry.example.org/" + container}}},
-			},
-		},
-	})
+	l.put(store.Deployments(), deployment(namespace, name, labels, corev1.PodSpec{
+		Containers: []corev1.Container{{Name: container, Image: "registry.example.org/" + container}},
+	}))
 	l.put(store.Services(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
 		Spec:       corev1.ServiceSpec{Selector: labels, Ports: []corev1.ServicePort{{Name: "api", Port: port}}},
 	})
 }
 
+// deployment is one pod of a program.
+func deployment(namespace, name string, labels map[string]string, pod corev1.PodSpec) *appsv1.Deployment {
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
+		},
+	}
+}
+
+// daemonSet is a pod of a program on each node.
+func daemonSet(namespace, name string, pod corev1.PodSpec) *appsv1.DaemonSet {
+	labels := map[string]string{"app": name}
+	return &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
+		},
+	}
+}
+
 // stopProgram scales the Deployment of a program down.
 func (l *Lab) stopProgram(namespace, name string) {
 	l.t.Helper()
-	o := l.stored(store.Deployments(), namespace, name)
-	d := o.(*appsv1.Deployment).DeepCopy()
+	d := l.stored(store.Deployments(), namespace, name).(*appsv1.Deployment).DeepCopy()
 	d.Spec.Replicas = new(int32(0))
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Deployments(), d, store.Main)))
 	time.Sleep(10 * time.Second)
@@ -235,9 +258,7 @@ func TestRollWaitsForLINSTOR(t *testing.T) {
 		whole: func(l *Lab) bool { return l.Kube.LINSTOR().Whole("pvc-1") },
 		says:  []string{"volumes whole with wk1: LINSTOR: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: pvc-1"},
 		end: func(l *Lab) {
-			if got := l.Kube.LINSTOR().Property(evictAfter); got != "17" {
-				l.t.Errorf("%s is %s", evictAfter, got)
-			}
+			requireSame(l.t, "17", l.Kube.LINSTOR().Property(evictAfter), "%s is (-want +got)", evictAfter)
 		},
 	})
 }
@@ -260,9 +281,7 @@ func TestQuorumOfTwoWorkersAtATime(t *testing.T) {
 				lab.Kube.LINSTOR().AddVolume(v)
 				seen := lab.watchOutage()
 				must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-				if seen.most != tc.most {
-					t.Errorf("%d workers at a time, want %d", seen.most, tc.most)
-				}
+				require(t, seen.most == tc.most, "%d workers at a time, want %d", seen.most, tc.most)
 				requireInSync(t, lab)
 			})
 		})
@@ -275,16 +294,230 @@ func TestRollStopsWhereDRBDStaysApart(t *testing.T) {
 	inStorageLab(t, (*Lab).runLINSTOR, 2, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
 		lab.drbd("pvc-1", 2, "wk1", "wk2")
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/await-storage-again", func() {
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() {
 			lab.Kube.LINSTOR().SetCopy("pvc-1", "wk1", func(k *linstor.Copy) { k.Cut = true })
-		})
+		}))
 		err := c.roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Failed, "roll/canary/wk1/await-storage-again: wk1 is done and takes pods, but no other node is to follow: volumes whole with wk1: gave up after 2m0s; last seen: LINSTOR: 0 of 2 replicas healthy")
 		requireDrift(t, lab, "wk2")
 		lab.Kube.LINSTOR().SetCopy("pvc-1", "wk1", func(k *linstor.Copy) { k.Cut = false })
 		time.Sleep(time.Minute)
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		lab.second().rollTo(t, planning.Policy{})
+	})
+}
+
+const (
+	evictAfter  = "DrbdOptions/AutoEvictAfterTime"
+	linstorHold = "Aux/recast.dev/hold"
+)
+
+// evicting has LINSTOR evict nodes that are away for that many minutes.
+func (l *Lab) evicting(minutes string) {
+	l.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAllowEviction", "True")
+	l.Kube.LINSTOR().SetProperty(evictAfter, minutes)
+}
+
+// requireEvictAfter compares the property of a node, and whether recast remembers what it was.
+func (l *Lab) requireEvictAfter(node, value string, held bool) {
+	l.t.Helper()
+	c := l.Kube.LINSTOR()
+	if v, memo := c.NodeProperty(node, evictAfter), c.NodeProperty(node, linstorHold); v != value || memo != "" != held {
+		l.t.Errorf("%s of %s is %q, memo %q", evictAfter, node, v, memo)
+	}
+}
+
+// inEvictingLab runs a test with a LINSTOR on three workers that evicts each of them within its outage.
+func inEvictingLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	inStorageLab(t, (*Lab).runLINSTOR, 3, func(t *testing.T, lab *Lab) {
+		lab.drbd("pvc-1", 2, "wk1", "wk2")
+		lab.evicting("1")
+		test(t, lab)
+	})
+}
+
+// TestRollKeepsLINSTORFromEvicting: no node is evicted while it is away, and each has its own property back.
+func TestRollKeepsLINSTORFromEvicting(t *testing.T) {
+	long(t)
+	inEvictingLab(t, func(t *testing.T, lab *Lab) {
+		lab.Kube.LINSTOR().SetNodeProperty("wk2", evictAfter, "2")
+		var said []string
+		held := map[string]string{}
+		c := lab.Client()
+		goes := func(n string) func(step.Event) {
+			return whenStarted(n+"/take-down", func() { held[n] = lab.Kube.LINSTOR().NodeProperty(n, linstorHold) })
+		}
+		c.Emit = allOf(notes("await-storage", &said), goes("wk1"), goes("wk2"))
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		for n, was := range map[string]string{"wk1": "", "wk2": "2"} {
+			var m replica.Memo
+			if err := json.Unmarshal([]byte(held[n]), &m); err != nil || m.Was != was || m.Set != "60" || m.Nodes[n] != 60 || m.Run == "" || m.Since.IsZero() {
+				t.Errorf("held for %s: %s, %v", n, held[n], err)
+			}
+			lab.requireEvictAfter(n, was, false)
+			require(t, !lab.Kube.LINSTOR().Evicted(n), "%s was evicted", n)
+		}
+		for _, want := range []string{evictAfter + " of wk1 in LINSTOR is 60 instead of the controller's", evictAfter + " of wk2 in LINSTOR is 60 instead of 2"} {
+			require(t, slices.Contains(said, want), "%q is missing in %q", want, said)
+		}
 		requireInSync(t, lab)
 	})
 }
+
+// TestLINSTOREvictsWithoutHold: the lab's LINSTOR evicts a node as the real one does, so that the others prove something.
+func TestLINSTOREvictsWithoutHold(t *testing.T) {
+	inEvictingLab(t, func(t *testing.T, lab *Lab) {
+		lab.setRoll("storage: {linstor: off}", "strategy: recreate")
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		c := lab.Kube.LINSTOR()
+		require(t, c.Evicted("wk1") && !c.Whole("pvc-1"), "wk1 was not evicted")
+	})
+}
+
+// putOfNode is recast's change of wk1 in LINSTOR.
+const putOfNode = "services/linstor-controller:3370/proxy/v1/nodes/wk1 " + http.MethodPut
+
+// TestLINSTORHoldOfAKilledRun: wherever a run is killed, the next one gives back exactly what was there, and so does
+// recover.
+func TestLINSTORHoldOfAKilledRun(t *testing.T) {
+	long(t)
+	moments := []moment{
+		{server: putOfNode, unsent: true}, onServer(putOfNode), before("wk1/take-down/delete-vm"), before("finish/uncordon"), before("wk1/await-storage-again"),
+	}
+	inLab := func(t *testing.T, test func(t *testing.T, lab *Lab)) {
+		inEvictingLab(t, func(t *testing.T, lab *Lab) {
+			lab.setRoll("strategy: recreate")
+			lab.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "2")
+			test(t, lab)
+		})
+	}
+	goOnAfterKills(t, inLab, moments, func(t *testing.T, lab *Lab, m moment) {
+		if set := lab.Kube.LINSTOR().NodeProperty("wk1", evictAfter); !m.unsent && set != "60" {
+			t.Errorf("the killed run left %s", set)
+		}
+	}, func(t *testing.T, lab *Lab) {
+		lab.requireEvictAfter("wk1", "2", false)
+		require(t, !lab.Kube.LINSTOR().Evicted("wk1"), "wk1 was evicted")
+	})
+}
+
+// TestLINSTORHoldChangedBySomeoneElse: their value stays.
+func TestLINSTORHoldChangedBySomeoneElse(t *testing.T) {
+	long(t)
+	inEvictingLab(t, func(t *testing.T, lab *Lab) {
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/take-down", func() { lab.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "90") })
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		lab.requireEvictAfter("wk1", "90", false)
+	})
+}
+
+// TestDoctorOfLINSTOR: doctor says when it evicts nodes, and what becomes of that.
+func TestDoctorOfLINSTOR(t *testing.T) {
+	const evicts = "1 volume; evicts a node that is away for %s (" + evictAfter + ")"
+	cases := map[string]struct {
+		do    func(l *Lab)
+		state checkup.State
+		seen  string
+	}{
+		"never":       {func(*Lab) {}, checkup.OK, "1 volume"},
+		"soon":        {func(l *Lab) { l.evicting("20") }, checkup.OK, fmt.Sprintf(evicts, 20*time.Minute) + ", and wk1 is expected to be away for 4m0s: a roll has it wait 1h0m0s"},
+		"after a day": {func(l *Lab) { l.evicting("1440") }, checkup.OK, fmt.Sprintf(evicts, 24*time.Hour)},
+		"what is left": {func(l *Lab) {
+			l.evicting("20")
+			l.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "60")
+			l.Kube.LINSTOR().SetNodeProperty("wk1", linstorHold, `{"was":"","set":"60","nodes":{"wk1":60}}`)
+		}, checkup.Warning, evictAfter + " of wk1 was not set before recast set it to 60, while wk1 is away"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			inStorageLab(t, (*Lab).runLINSTOR, 2, func(t *testing.T, lab *Lab) {
+				lab.drbd("pvc-1", 2, "wk1", "wk2")
+				tc.do(lab)
+				requireStorageCheck(t, lab, "LINSTOR", tc.state, tc.seen)
+			})
+		})
+	}
+}
+
+// TestLINSTORHoldIsRefused: if the property can't be changed, the node is not touched; doctor names the right before.
+func TestLINSTORHoldIsRefused(t *testing.T) {
+	long(t)
+	set := func(l *Lab) string {
+		c := l.Kube.LINSTOR()
+		return c.NodeProperty("wk1", evictAfter) + " " + c.NodeProperty("wk1", linstorHold)
+	}
+	refusedHolds(t, inEvictingLab, "LINSTOR", set, map[string]refusedHold{
+		"no answer": {silentLINSTOR, "have LINSTOR wait for wk1: gave up after 1m0s", ""},
+		"no right": {func(l *Lab) {
+			l.mayAll(func(r kubeapi.Request) bool { return r.Verb != "update" || r.Resource != "services/proxy" })
+		}, `cannot update resource "services/proxy"`, "the kubeconfig may not update services/proxy of LINSTOR's controller"},
+		"a memo that recast does not know": {func(l *Lab) {
+			l.Kube.LINSTOR().SetNodeProperty("wk1", linstorHold, "{}")
+		}, "property " + linstorHold + " of LINSTOR's node wk1 is not as recast writes it", ""},
+	})
+}
+
+// TestLINSTORHoldIsLeft: if the property can't be given back, the roll says so, with the command that does it, and fails;
+// the next one gives it back.
+func TestLINSTORHoldIsLeft(t *testing.T) {
+	long(t)
+	inEvictingLab(t, func(t *testing.T, lab *Lab) {
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { silentLINSTOR(lab) }))
+		err := c.roll(onlyWorker)(t.Context())
+		requireFault(t, err, fault.Failed, "give back what storage systems were told")
+		const undo = `by hand: echo '{"override_props":{},"delete_props":["DrbdOptions/AutoEvictAfterTime","Aux/recast.dev/hold"]}' | ` +
+			"kubectl replace --raw /api/v1/namespaces/piraeus-datastore/services/linstor-controller:3370/proxy/v1/nodes/wk1 -f -"
+		hints := fault.Hints(err)
+		require(t, slices.Contains(hints, undo), "hints %q", hints)
+		lab.Recorder.Hooks(nil, nil)
+		lab.requireEvictAfter("wk1", "60", true)
+		requireNoClaim(t, lab)
+		requireHeldInDrift(t, lab, true)
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		lab.requireEvictAfter("wk1", "", false)
+		res := lab.drift()
+		require(t, len(res.Held) == 0 && res.InSync, "%+v", res)
+	})
+}
+
+// requireHeldInDrift compares what drift says of the property of wk1: it is drift once no run is active.
+func requireHeldInDrift(t *testing.T, lab *Lab, left bool) {
+	t.Helper()
+	res := lab.drift()
+	mustBe(t, len(res.Held) == 1 && res.HeldLeft == left && !res.InSync, "%+v", res)
+	h := res.Held[0]
+	if h.What != "LINSTOR: "+evictAfter+" of wk1 was not set before recast set it to 60, while wk1 is away" || h.Run == "" || time.Since(h.Since) > time.Hour || len(h.Next) != 2 {
+		t.Errorf("%+v", h)
+	}
+}
+
+// TestDriftDuringARoll: what an active roll holds is shown, and no drift.
+func TestDriftDuringARoll(t *testing.T) {
+	long(t)
+	inEvictingLab(t, func(t *testing.T, lab *Lab) {
+		looked := false
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() {
+			looked = true
+			requireHeldInDrift(t, lab, false)
+		}))
+		must(t, c.roll(onlyWorker)(t.Context()))
+		require(t, looked, "it did not look")
+	})
+}
+
+// TestHoldBesideASilentSystem: what one system is told is given back though another one does not answer.
+func TestHoldBesideASilentSystem(t *testing.T) {
+	long(t)
+	inImpatientLab(t, func(t *testing.T, lab *Lab) {
+		lab.runLINSTOR()
+		lab.stopProgram(piraeusSpace, "linstor-controller")
+		err := lab.Client().roll(onlyWorker)(t.Context())
+		requireFault(t, err, fault.Failed, "give back what storage systems were told: read what storage systems were told: gave up after 20s")
+		lab.requireWaits("30", "")
+		requireDrift(t, lab, "wk2", "wk3")
+	})
+}
+
+// silentLINSTOR has no change of wk1 in LINSTOR arrive.
+func silentLINSTOR(l *Lab) { l.dropsCalls(putOfNode) }

@@ -60,7 +60,6 @@ var everySlice = []string{
 	"TestRecreatedInItsPool",
 	"TestRetention",
 	"TestRollOfASavedPlan",
-	"TestRollTwiceUsesTheParkingVMAgain",
 	"TestRollWithLostAnswers",
 	"TestRollback",
 	"TestSwappedDisksWithoutSerialsGetNoConfiguration",
@@ -99,9 +98,8 @@ func long(t *testing.T) {
 	}
 }
 
-// longRow leaves a subtest that has to prepare a world for its parts to the slices, and
-// returns what leaves each of its parts to those of them that have the subtest: else every
-// slice would prepare every world.
+// longRow leaves a subtest that has to prepare a world for its parts to the slices, and returns what leaves each of its
+// parts to those of them that have the subtest: else every slice would prepare every world.
 func longRow(t *testing.T) (part func(t *testing.T)) {
 	t.Helper()
 	longParts(t)

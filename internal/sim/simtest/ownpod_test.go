@@ -174,7 +174,6 @@ func (j *job) run(t *testing.T) {
 
 // TestRollOfItsOwnCluster rolls every node, those that recast's pods run on as well.
 func TestRollOfItsOwnCluster(t *testing.T) {
-	long(t)
 	type story struct {
 		job
 		alone   int // 1: a single control plane
@@ -185,7 +184,8 @@ func TestRollOfItsOwnCluster(t *testing.T) {
 		waited  []string
 		stale   []string // afterwards
 	}
-	eachIn(t, func(c story) sim.Options { return sim.Options{ControlPlanes: 3 - 2*c.alone, Workers: 2} }, map[string]story{
+	o := func(c story) sim.Options { return sim.Options{ControlPlanes: 3 - 2*c.alone, Workers: 2} }
+	eachLongIn(t, o, map[string]story{
 		"on a worker": {
 			job: job{on: []string{"wk1", "wk2"}}, out: []string{"wk2", "cp1", "cp2", "cp3", "wk1"}, evicted: []string{"wk1"},
 		},
@@ -252,8 +252,7 @@ func (l *Lab) savedOn(node string) *planning.Plan {
 	l.t.Helper()
 	planner, c := job{Lab: l, on: []string{node}}, l.Client()
 	c.Pod, _ = planner.start()
-	plan, err := c.Plan(l.t.Context(), planning.Policy{})
-	must(l.t, err)
+	plan := valueOf(c.Plan(l.t.Context(), planning.Policy{}))(l.t)
 	planner.end(c.Pod.Name)
 	return l.reread(plan)
 }
@@ -271,17 +270,14 @@ func (l *Lab) requireRolledFrom(t *testing.T, disks map[string]string) {
 // TestItsPodIsEvictedMeanwhile: where someone else evicts recast's pod while another node is out, that is the first
 // Ctrl-C, as everywhere: the node is finished.
 func TestItsPodIsEvictedMeanwhile(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 1, Workers: 3}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 3}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		before := lab.Disks()
 		j := job{Lab: lab, on: []string{"wk1", "wk2"}, grace: time.Hour, says: "stopped; not started: roll/workers"}
 		j.emit = whenStarted("wk2/bring-up", func() {
 			must(t, lab.Kube.Evict(t.Context(), metav1.NamespaceDefault, "roll-0", metav1.DeleteOptions{}))
 		})
-		if err := j.once(t); err == nil {
-			t.Error("it went on")
-		}
+		require(t, j.once(t) != nil, "it went on")
 		requireDrift(t, lab, "wk1", "wk3")
 		j.run(t)
 		requireInSync(t, lab)
@@ -292,7 +288,6 @@ func TestItsPodIsEvictedMeanwhile(t *testing.T) {
 
 // TestItsOwnClusterIsRefused where Kubernetes could not start another pod, or does not say where this one is.
 func TestItsOwnClusterIsRefused(t *testing.T) {
-	long(t)
 	const outside = "recast runs as a pod of this cluster, on wk1: should that pod end meanwhile, nothing could start another one. Run recast from outside of the cluster"
 	type story struct {
 		planes    int
@@ -312,7 +307,7 @@ func TestItsOwnClusterIsRefused(t *testing.T) {
 			says: []string{"wk2: whether recast runs as a pod of this cluster, and on which node, is not known: read pod default/roll-0: ", `cannot get resource "pods"`, "or, where recast is no pod of this cluster, unset RECAST_POD_NAMESPACE, RECAST_POD_NAME and RECAST_POD_UID"},
 		},
 	}
-	eachIn(t, func(c story) sim.Options {
+	eachLongIn(t, func(c story) sim.Options {
 		return sim.Options{ControlPlanes: c.planes, Workers: 2, EtcdOnData: c.planes < 3}
 	}, stories, func(t *testing.T, lab *Lab, c story) {
 		if c.roll != "" {
@@ -326,29 +321,19 @@ func TestItsOwnClusterIsRefused(t *testing.T) {
 		}
 		if c.forbidden != "" {
 			lab.Kube.Grant("recast", func(r kubeapi.Request) bool { return r.Verb != "get" || r.Resource != c.forbidden })
-			b, err := lab.Kubeconfig("recast", time.Hour)
-			must(t, err)
+			b := valueOf(lab.Kubeconfig("recast", time.Hour))(t)
 			lab.Write("kubeconfig", b)
 		}
 		if len(c.says) == 0 { // until the drain of the node that a bare pod would be lost from
-			must(t, client.roll(planning.Policy{Only: []string{"cp1"}})(t.Context()))
-			requireInSync(t, lab, "wk1", "wk2")
+			client.rollTo(t, policyFor("cp1"), "wk1", "wk2")
 			return
 		}
-		plan, err := client.Plan(t.Context(), c.policy)
-		must(t, err)
+		plan := valueOf(client.Plan(t.Context(), c.policy))(t)
 		refused := strings.Join(plan.Refused(), "\n")
 		before := len(lab.Recorder.Calls())
-		err = client.roll(c.policy)(t.Context())
-		requireFault(t, err, fault.Refused, c.says...)
-		for _, text := range c.says {
-			if !strings.Contains(refused, text) {
-				t.Errorf("the plan does not say %q:\n%s", text, refused)
-			}
-		}
-		if changes := changesOfNodes(lab.Recorder.Calls()[before:]); len(changes) > 0 {
-			t.Errorf("changes: %q", changes)
-		}
+		requireFault(t, client.roll(c.policy)(t.Context()), fault.Refused, c.says...)
+		requireSays(t, refused, c.says...)
+		requireNone(t, changesOfNodes(lab.Recorder.Calls()[before:]), "changes")
 		if c.planes < 3 {
 			must(t, errOf(client.Drift(t.Context()))) // what only reads does not ask
 		}

@@ -43,10 +43,8 @@ func (l *Lab) save(policy planning.Policy) *planning.Plan {
 // reread writes a plan and reads it back.
 func (l *Lab) reread(plan planning.Plan) *planning.Plan {
 	l.t.Helper()
-	b, err := json.Marshal(plan)
-	must(l.t, err)
-	saved, err := planning.Read(b)
-	must(l.t, err)
+	b := valueOf(json.Marshal(plan))(l.t)
+	saved := valueOf(planning.Read(b))(l.t)
 	return &saved
 }
 
@@ -59,32 +57,27 @@ func (l *Lab) rollOf(saved *planning.Plan) error {
 
 // TestPauseDuringARoll: a node of the plan that is paused meanwhile is not taken down.
 func TestPauseDuringARoll(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false")
 		lab.Patch(sim.PatchedExtension)
 		seen := lab.watchOutage()
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/bring-up", func() { lab.pause("wk2", "someone works on it") })
+		c := lab.Client().hears(whenStarted("wk1/bring-up", func() { lab.pause("wk2", "someone works on it") }))
 		_, err := c.Roll(t.Context(), planning.Policy{})
 		const want = "roll/workers/wk2/gate: wk2 was paused since the plan was made: someone works on it"
 		requireMessage(t, err, fault.Refused, want)
 		requireSame(t, []string{"wk1"}, seen.order, "nodes that were out (-want +got)")
-		if rep, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil || rep.Outcome != "nothing to do" {
-			t.Errorf("%s, %v", rep.Outcome, err)
-		}
+		rep := valueOf(lab.second().Roll(t.Context(), planning.Policy{}))(t)
+		require(t, rep.Outcome == "nothing to do", "%s", rep.Outcome)
 		requireDrift(t, lab, "wk2")
 		lab.pause("wk2", "")
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 	})
 }
 
 // TestAControllerTakesANode: a node that Cluster API has taken over since the plan was made is not touched, and no
 // command plans to; the others are rolled, and what was begun is finished.
 func TestAControllerTakesANode(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		const mark, its = "cluster.x-k8s.io/machine", "is of Cluster API (cluster.x-k8s.io/machine: wk-7), which creates and deletes its VM"
 		lab.setRoll("canary: false")
 		lab.Patch(sim.PatchedExtension)
@@ -94,17 +87,15 @@ func TestAControllerTakesANode(t *testing.T) {
 			lab.annotate("wk1", mark, "wk-6") // this one is out already
 			lab.annotate("wk2", mark, "wk-7")
 		})
-		_, err := c.Roll(t.Context(), planning.Policy{})
-		requireMessage(t, err, fault.Refused, "roll/workers/wk2/gate: node wk2 "+its)
+		requireMessage(t, c.roll(planning.Policy{})(t.Context()), fault.Refused, "roll/workers/wk2/gate: node wk2 "+its)
 		lab.annotate("wk1", mark, "")
 		_, errRemove := lab.second().Remove(t.Context(), "wk2")
 		for name, err := range map[string]error{
 			"roll":   lab.second().roll(planning.Policy{})(t.Context()),
 			"remove": errRemove,
 		} {
-			if fault.CodeOf(err) != fault.PlanRefused || !strings.Contains(message(err), "wk2: it "+its) {
-				t.Errorf("%s: %v", name, err)
-			}
+			require(t, fault.CodeOf(err) == fault.PlanRefused && strings.Contains(message(err), "wk2: it "+its),
+				"%s: %v", name, err)
 		}
 		must(t, lab.second().roll(planning.Policy{Exclude: []string{"wk2"}})(t.Context()))
 		lab.annotate("wk1", mark, "wk-7")
@@ -118,31 +109,26 @@ func TestAControllerTakesANode(t *testing.T) {
 }
 
 func TestAPausedNodeIsFinished(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.rollKilledWhen("wk1/bring-up/create-vm")
 		lab.pause("wk1", "someone works on it")
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 	})
 }
 
 // TestNodesOfOneHolder are never down at the same time, whatever the limits are.
 func TestNodesOfOneHolder(t *testing.T) {
-	long(t)
 	type story struct {
 		holder bool
 		most   int
 	}
-	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 3, Holder: c.holder} }, map[string]story{"one holder": {true, 1}, "none": {false, 3}}, func(t *testing.T, lab *Lab, c story) {
+	eachLongIn(t, func(c story) sim.Options { return sim.Options{Workers: 3, Holder: c.holder} }, map[string]story{"one holder": {true, 1}, "none": {false, 3}}, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("canary: false", "maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(sim.PatchedExtension)
 		seen := lab.watchOutage()
 		rep := lab.Client().mustRoll(planning.Policy{})
-		if seen.most != c.most {
-			t.Errorf("%d were out at a time", seen.most)
-		}
+		require(t, seen.most == c.most, "%d were out at a time", seen.most)
 		told := slices.ContainsFunc(rep.Plan.Work()[0].Notes, func(n string) bool { return strings.HasSuffix(n, "of wk2, wk3: they are never out at the same time") })
 		if told != c.holder {
 			t.Errorf("notes: %q", rep.Plan.Work()[0].Notes)
@@ -153,20 +139,17 @@ func TestNodesOfOneHolder(t *testing.T) {
 
 // TestRollOfASavedPlan does what the plan says, and refuses it afterwards.
 func TestRollOfASavedPlan(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
-		saved := lab.save(planning.Policy{Only: []string{"wk2"}})
+		saved := lab.save(policyFor("wk2"))
 		must(t, lab.rollOf(saved))
 		requireDrift(t, lab, "wk1")
-		runs, err := lab.Client().Status(t.Context())
-		if err != nil || !strings.HasSuffix(runs.LastRun.ID, saved.RunSuffix()) || len(runs.LastRun.Took) != 1 || runs.LastRun.Took[0].OutageSeconds == 0 {
-			t.Errorf("%+v, %v", runs.LastRun, err)
-		}
-		plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
-		if err != nil || plan.Work()[0].OutageFrom != "an earlier roll of workers" || plan.Work()[0].OutageSeconds != runs.LastRun.Took[0].OutageSeconds {
-			t.Errorf("%+v, %v", plan.Work(), err)
-		}
+		runs := lab.status()
+		require(t, strings.HasSuffix(runs.LastRun.ID, saved.RunSuffix()) && len(runs.LastRun.Took) == 1 && runs.LastRun.Took[0].OutageSeconds != 0,
+			"%+v", runs.LastRun)
+		plan := lab.plan(planning.Policy{})
+		require(t, plan.Work()[0].OutageFrom == "an earlier roll of workers" && plan.Work()[0].OutageSeconds == runs.LastRun.Took[0].OutageSeconds,
+			"%+v", plan.Work())
 		lab.RequireIntact()
 	})
 }
@@ -189,11 +172,9 @@ func TestASavedPlanIsRefused(t *testing.T) {
 				saved := lab.save(planning.Policy{})
 				c.move(lab)
 				seen := lab.watchOutage()
-				err := lab.rollOf(saved)
-				requireRefused(t, err, ":\n  "+c.want)
-				if out := slices.DeleteFunc(seen.order, func(n string) bool { return n == "wk1" && strings.HasPrefix(name, "an ") }); len(out) > 0 {
-					t.Errorf("nodes that were out: %q", out)
-				}
+				requireRefused(t, lab.rollOf(saved), ":\n  "+c.want)
+				out := slices.DeleteFunc(seen.order, func(n string) bool { return n == "wk1" && strings.HasPrefix(name, "an ") })
+				require(t, len(out) == 0, "nodes that were out: %q", out)
 				lab.RequireIntact()
 			})
 		})
@@ -238,7 +219,7 @@ func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 		if c.lost {
 			lab.loseJournal() // a plan says less of images whose locks are not there
 		}
-		saved := lab.save(planning.Policy{Only: []string{"wk1"}})
+		saved := lab.save(onlyWorker)
 		lab.killSaved(saved, c.at)
 		if c.lost {
 			lab.loseJournal()
@@ -250,8 +231,7 @@ func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 
 // A plan made with --accept-outage is rolled with it.
 func TestASavedPlanAcceptsItsOutage(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 2, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 2, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false", "strategy: in-place")
 		lab.Patch(everywhere)
 		must(t, lab.rollOf(lab.save(planning.Policy{AcceptOutage: true})))

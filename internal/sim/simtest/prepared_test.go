@@ -46,19 +46,14 @@ func TestPrepared(t *testing.T) {
 				order = append(order, e.Path[strings.LastIndex(e.Path, "/")+1:])
 			}
 		}
-		rep := c.mustRoll(planning.Policy{Only: []string{s.node}})
-		if got := strings.Join(order, " "); got != "prepare-disk drain" {
-			t.Errorf("order: %s", got)
-		}
+		rep := c.mustRoll(policyFor(s.node))
+		requireSame(t, "prepare-disk drain", strings.Join(order, " "), "order (-want +got)")
 		n := rep.Plan.Nodes[0]
-		if n.Strategy != s.strategy || !strings.HasSuffix(n.Prepared, ".qcow2") {
-			t.Errorf("planned: %s, %q", n.Strategy, n.Prepared)
-		}
+		require(t, n.Strategy == s.strategy && strings.HasSuffix(n.Prepared, ".qcow2"),
+			"planned: %s, %q", n.Strategy, n.Prepared)
 		for _, call := range lab.Recorder.Calls() {
 			for key, value := range call.Params {
-				if strings.Contains(value, ".iso,media=cdrom") {
-					t.Errorf("%s %s: %s=%s", call.Method, call.Path, key, value)
-				}
+				require(t, !strings.Contains(value, ".iso,media=cdrom"), "%s %s: %s=%s", call.Method, call.Path, key, value)
 			}
 		}
 		if _, there := lab.vmOf(s.node).Config["ide2"]; !there {
@@ -66,9 +61,8 @@ func TestPrepared(t *testing.T) {
 		}
 		lab.requireRolledFrom(t, before)
 		lab.requireKept(1)
-		if !lab.machine(s.node).FromImage || lab.machine("cp1").FromImage {
-			t.Errorf("%s is not the one that runs from a disk image", s.node)
-		}
+		require(t, lab.machine(s.node).FromImage && !lab.machine("cp1").FromImage,
+			"%s is not the one that runs from a disk image", s.node)
 	})
 }
 
@@ -76,16 +70,14 @@ func TestPrepared(t *testing.T) {
 // the new disk does not have. Nothing takes it for an upgrade that waits for a reboot, and the next
 // installer writes another, even if that has the same name.
 func TestPreparedAnotherEntry(t *testing.T) {
-	long(t)
-	eachInLab(t, sim.Options{Workers: 1, TalosVersion: talos12, NextTalos: sim.TalosVersion}, map[string]string{"of another version": "talos-v1.12.6.efi", "of the same version": "talos-v1.13.9~1.efi"}, func(t *testing.T, lab *Lab, gone string) {
+	eachLong(t, sim.Options{Workers: 1, TalosVersion: talos12, NextTalos: sim.TalosVersion}, map[string]string{"of another version": "talos-v1.12.6.efi", "of the same version": "talos-v1.13.9~1.efi"}, func(t *testing.T, lab *Lab, gone string) {
 		now, runs := cluster.InPlace, 0
 		next := func() *Client { runs++; return lab.as(fmt.Sprintf("20000101-0000-%04x", runs)) }
 		lab.setRoll("strategy: " + string(now))
 		roll := func(strategy cluster.Strategy) planning.NodePlan {
 			lab.Replace("recast.yaml", "strategy: "+string(now), "strategy: "+string(strategy))
 			now = strategy
-			rep, err := next().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
-			must(t, err)
+			rep := valueOf(next().Roll(t.Context(), onlyWorker))(t)
 			requireDrift(t, lab, "cp1")
 			return rep.Plan.Nodes[0]
 		}
@@ -105,9 +97,8 @@ func TestPreparedAnotherEntry(t *testing.T) {
 			lab.Patch(everywhere)
 		}
 		lab.BootsDisks("disk")
-		if n := roll(cluster.Recreate); n.Prepared == "" {
-			t.Errorf("not prepared: %q", n.Notes)
-		}
+		n := roll(cluster.Recreate)
+		require(t, n.Prepared != "", "not prepared: %q", n.Notes)
 		requireGone("boots a prepared disk", gone)
 		lab.talosctl("wk1", func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
 		time.Sleep(5 * time.Minute)
@@ -147,15 +138,13 @@ func TestPreparedOutage(t *testing.T) {
 					away = time.Since(stopped)
 				}
 			}
-			c.mustRoll(planning.Policy{Only: []string{"wk1"}})
+			c.mustRoll(onlyWorker)
 		})
 		return away
 	}
 	iso, disk := away(t, cluster.BootFromISO), away(t, cluster.BootFromDisk)
 	t.Logf("away for %s by the ISO, and for %s by a prepared disk: %.2f times", iso, disk, float64(disk)/float64(iso))
-	if disk == 0 || float64(disk) > 0.6*float64(iso) {
-		t.Errorf("%s by a prepared disk, %s by the ISO", disk, iso)
-	}
+	require(t, disk != 0 && float64(disk) <= 0.6*float64(iso), "%s by a prepared disk, %s by the ISO", disk, iso)
 }
 
 // TestPreparedKilled: whoever goes on after a kill, or cancels, ends as always, and every disk that was
@@ -220,14 +209,13 @@ func TestPreparedLost(t *testing.T) {
 // TestPreparedLate: what a killed run had sent for a prepared disk is processed while the next one is at
 // work: before its own import, before the disk changes hands, before the VM starts.
 func TestPreparedLate(t *testing.T) {
-	long(t)
 	type story struct {
 		strategy   cluster.Strategy
 		held, then func(record.Call) bool
 	}
 	imports, grows, given := withParam("/config", "import-from="), withParam("/resize", "scsi"), withParam("/move_disk", "scsi29")
 	moves, starts := withParam("/move_disk", "scsi0"), toVM("POST", "/qemu/9031/status/start")
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"the import, at once":      {cluster.Recreate, imports, imports},
 		"the import, then a move":  {cluster.Recreate, imports, moves},
 		"the import, then a start": {cluster.Recreate, imports, starts},
@@ -246,9 +234,7 @@ func TestPreparedLate(t *testing.T) {
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		x.deliver()
 		lab.Recorder.Hooks(nil, nil)
-		if x.said == "" {
-			t.Error("nothing came late")
-		}
+		require(t, x.said != "", "nothing came late")
 		requireInSync(t, lab)
 		lab.requireRolledFrom(t, before)
 		lab.requireKept(1)
@@ -267,9 +253,7 @@ func TestPreparedGone(t *testing.T) {
 		lab.configure(world.ChangeRequest{ID: park, Delete: []string{"scsi29"}})
 		err := lab.second().roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Refused, "scsi29")
-		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "recast undo wk1") {
-			t.Errorf("hints %q", hints)
-		}
+		requireSays(t, strings.Join(fault.Hints(err), "; "), "recast undo wk1")
 		must(t, errOf(lab.second().Recover(t.Context(), "wk1")))
 		lab.requireServing("wk1")
 	})

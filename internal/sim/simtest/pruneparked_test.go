@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim"
@@ -46,8 +47,7 @@ func (c *Client) pruneDisks(ctx context.Context, keep int, confirm func(pipeline
 	return c.prune(ctx, o)
 }
 
-// parkOld makes the parking VM of a node with an old system disk of each of the runs, as
-// finished rolls would leave it.
+// parkOld makes the parking VM of a node with an old system disk of each of the runs, as finished rolls would leave it.
 func (l *Lab) parkOld(id int, node string, runs ...string) {
 	l.t.Helper()
 	l.DefineVM(id, map[string]string{"name": "recast-parking-" + node, "memory": "16", "protection": "1", "onboot": "0"})
@@ -59,26 +59,19 @@ func (l *Lab) parkOld(id int, node string, runs ...string) {
 		kept := slices.DeleteFunc(strings.Split(options, ","), func(o string) bool { return o == "backup=0" })
 		rec.Kept = append(rec.Kept, parking.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: strings.Join(kept, ","), Talos: "v1.13.9"})
 	}
-	text, err := rec.Description()
-	must(l.t, err)
+	text := valueOf(rec.Description())(l.t)
 	l.EditVM(id, "description", text)
 }
 
 // vmConfig is a VM's configuration; nil if there is none.
 func (l *Lab) vmConfig(id int) map[string]string {
-	for _, vm := range l.World.VMs() {
-		if vm.ID == id {
-			return vm.Config
-		}
-	}
-	return nil
+	return l.vmWith(func(vm world.VM) bool { return vm.ID == id }).Config
 }
 
 // diskVolumes are the volids on the disk storage of pve1.
 func (l *Lab) diskVolumes() []string {
 	l.t.Helper()
-	infos, err := l.World.Volumes(sim.DiskStorage, "pve1")
-	must(l.t, err)
+	infos := valueOf(l.World.Volumes(sim.DiskStorage, "pve1"))(l.t)
 	var out []string
 	for _, i := range infos {
 		out = append(out, i.Volid)
@@ -89,12 +82,7 @@ func (l *Lab) diskVolumes() []string {
 
 // parkingOf is the number of a node's parking VM; 0 if it has none.
 func (l *Lab) parkingOf(node string) int {
-	for _, vm := range l.World.VMs() {
-		if vm.Config["name"] == "recast-parking-"+node {
-			return vm.ID
-		}
-	}
-	return 0
+	return l.vmWith(func(vm world.VM) bool { return vm.Config["name"] == "recast-parking-"+node }).ID
 }
 
 // TestCrashPrune kills a prune at each change that it makes, and runs it again. It prunes the disks of a node
@@ -124,16 +112,14 @@ func TestCrashPrune(t *testing.T) {
 			requireNoClaim(t, lab)
 			lab.requireKept(1)
 			lab.RequireIntact()
-			if lab.parkingOf("wk9") != 0 || lab.vmConfig(9040)["protection"] != "1" {
-				t.Errorf("parking VM of wk9: %d; that of wk1: %v", lab.parkingOf("wk9"), lab.vmConfig(9040))
-			}
+			require(t, lab.parkingOf("wk9") == 0 && lab.vmConfig(9040)["protection"] == "1",
+				"parking VM of wk9: %d; that of wk1: %v", lab.parkingOf("wk9"), lab.vmConfig(9040))
 			return lab.settledDump()
 		},
 	}.killEverywhere(t)
 }
 
-// TestPruneLooksAgain: any change between the question and the answer stops it; only what
-// was shown is freed.
+// TestPruneLooksAgain: any change between the question and the answer stops it; only what was shown is freed.
 func TestPruneLooksAgain(t *testing.T) {
 	long(t)
 	const parkingID = 9040
@@ -160,25 +146,20 @@ func TestPruneLooksAgain(t *testing.T) {
 		})
 		lab.World.SetQuorum(true)
 		requireError(t, err, tc.text)
-		if len(rep.GoingDisks()) != 1 || rep.GoingDisks()[0].Removed {
-			t.Errorf("report %+v", rep)
-		}
+		require(t, len(rep.GoingDisks()) == 1 && !rep.GoingDisks()[0].Removed, "report %+v", rep)
 		requireSame(t, before, lab.diskVolumes(), "volumes changed")
 		lab.RequireIntact()
 	})
 }
 
-// TestPruneLeavesTheUnknown: a drive that is in no record keeps its parking VM, and so
-// does an unnamed volume.
+// TestPruneLeavesTheUnknown: a drive that is in no record keeps its parking VM, and so does an unnamed volume.
 func TestPruneLeavesTheUnknown(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.parkOld(9040, "wk1", firstRun)
 		lab.EditVM(9040, "scsi3", sim.DiskStorage+":1,serial=mine")
 		lab.parkOld(9041, "wk9", firstRun)
-		lost, err := lab.World.AllocDisk("", "pve1", world.AllocRequest{Storage: sim.DiskStorage, VMID: 9041, Name: "vm-9041-disk-7.raw", Bytes: 1 << 30})
-		must(t, err)
-		rep, err := lab.Client().pruneDisks(t.Context(), 0, nil)
-		must(t, err)
+		lost := valueOf(lab.World.AllocDisk("", "pve1", world.AllocRequest{Storage: sim.DiskStorage, VMID: 9041, Name: "vm-9041-disk-7.raw", Bytes: 1 << 30}))(t)
+		rep := valueOf(lab.Client().pruneDisks(t.Context(), 0, nil))(t)
 		var why []string
 		for _, v := range rep.VMs {
 			why = append(why, strings.Join(v.Keep, "; "))
@@ -189,13 +170,10 @@ func TestPruneLeavesTheUnknown(t *testing.T) {
 		}
 		requireSame(t, want, why, "why the parking VMs stay (-want +got)")
 		for id, stays := range map[int]string{9040: "scsi3", 9041: "protection"} {
-			if config := lab.vmConfig(id); config["scsi30"] != "" || config[stays] == "" {
-				t.Errorf("VM %d has %v", id, config)
-			}
+			config := lab.vmConfig(id)
+			require(t, config["scsi30"] == "" && config[stays] != "", "VM %d has %v", id, config)
 		}
-		if !slices.Contains(lab.diskVolumes(), lost) {
-			t.Errorf("%s is gone", lost)
-		}
+		require(t, slices.Contains(lab.diskVolumes(), lost), "%s is gone", lost)
 	})
 }
 
@@ -207,8 +185,7 @@ func volidOf(lab *Lab, id int, key string) string {
 // TestAParkingVMThatCameLate: Proxmox makes the parking VM of a dead run after the next one has
 // rolled the node with another. Rolls ignore it, and prune deletes it.
 func TestAParkingVMThatCameLate(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		first := lab.parkingOf("wk1")
@@ -218,23 +195,17 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 			Cluster: rec.Cluster, Node: rec.Node, Run: "19991231-2359-dead", Parking: 9050, VMIDs: rec.VMIDs, Build: rec.Build, Strategy: cluster.Recreate,
 			VMID: rec.VMID, UUID: rec.UUID, VMName: rec.VMName, Addr: rec.Addr, Open: true, Stage: "blank",
 		}
-		text, err := late.Description()
-		must(t, err)
+		text := valueOf(late.Description())(t)
 		lab.DefineVM(9050, map[string]string{"name": "recast-parking-wk1", "memory": "16", "protection": "1", "onboot": "0", "description": text})
 
 		lab.setRoll("strategy: reimage")
 		lab.Patch(sim.CommonExtension)
 		must(t, lab.second().roll(onlyWorker)(t.Context()))
-		rep, err := lab.second().pruneDisks(t.Context(), -1, nil)
-		must(t, err)
+		rep := valueOf(lab.second().pruneDisks(t.Context(), -1, nil))(t)
 		for _, v := range rep.VMs {
-			if v.Removed != (v.VMID == 9050) {
-				t.Errorf("VM %d: removed %t, goes %q, keep %q", v.VMID, v.Removed, v.Goes, v.Keep)
-			}
+			require(t, v.Removed == (v.VMID == 9050), "VM %d: removed %t, goes %q, keep %q", v.VMID, v.Removed, v.Goes, v.Keep)
 		}
-		if lab.vmConfig(first) == nil || lab.vmConfig(9050) != nil {
-			t.Error("the wrong parking VM was deleted")
-		}
+		require(t, lab.vmConfig(first) != nil && lab.vmConfig(9050) == nil, "the wrong parking VM was deleted")
 		lab.RequireIntact()
 	})
 }
@@ -242,8 +213,7 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 // TestRetention rolls a worker repeatedly: one old system disk stays, and earlier ones are
 // freed as the plan showed. Then prune frees the last one too.
 func TestRetention(t *testing.T) {
-	long(t)
-	eachNamed(t, oneWorker(), []cluster.Strategy{cluster.Recreate, cluster.Reimage}, func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	eachLong(t, oneWorker(), newDisks, func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		strategy(s)(lab)
 		volumes := len(lab.diskVolumes())
 		for i, run := range []string{firstRun, secondRun, thirdRun} {
@@ -256,29 +226,26 @@ func TestRetention(t *testing.T) {
 				t.Errorf("roll %d frees %v", i+1, plan.Frees)
 			}
 			lab.requireKept(1)
-			if got := len(lab.diskVolumes()); got != volumes+1 {
-				t.Errorf("%d volumes after roll %d, before the first one %d: %q", got, i+1, volumes, lab.diskVolumes())
-			}
+			got := len(lab.diskVolumes())
+			require(t, got == volumes+1,
+				"%d volumes after roll %d, before the first one %d: %q", got, i+1, volumes, lab.diskVolumes())
 			lab.RequireIntact()
 		}
-		if park := lab.parkingOf("wk1"); lab.vmConfig(park)["protection"] != "1" {
-			t.Errorf("the parking VM is not protected: %v", lab.vmConfig(park))
-		}
+		park := lab.parkingOf("wk1")
+		require(t, lab.vmConfig(park)["protection"] == "1", "the parking VM is not protected: %v", lab.vmConfig(park))
 
 		// By default prune frees nothing; on request, everything.
 		rep, err := lab.Client().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
 		if err != nil || len(rep.Disks) != 1 || len(rep.Disks[0].Keep) != 1 || rep.Disks[0].Run != thirdRun || len(rep.VMs) != 1 || len(rep.VMs[0].Keep) == 0 {
 			t.Errorf("prune: %+v, %v", rep, err)
 		}
-		rep, err = lab.Client().pruneDisks(t.Context(), 0, nil)
-		if err != nil || len(rep.Disks) != 1 || !rep.Disks[0].Removed || rep.Disks[0].SizeBytes == 0 || len(rep.VMs) != 1 || !rep.VMs[0].Removed {
-			t.Errorf("prune --keep-disks 0: %+v, %v", rep, err)
-		}
+		rep = valueOf(lab.Client().pruneDisks(t.Context(), 0, nil))(t)
+		require(t, len(rep.Disks) == 1 && rep.Disks[0].Removed && rep.Disks[0].SizeBytes != 0 && len(rep.VMs) == 1 && rep.VMs[0].Removed,
+			"prune --keep-disks 0: %+v", rep)
 		lab.requireKept(0)
 		requireNoClaim(t, lab)
-		if park := lab.parkingOf("wk1"); park != 0 || len(lab.diskVolumes()) != volumes {
-			t.Errorf("parking VM %d, volumes %q", park, lab.diskVolumes())
-		}
+		park = lab.parkingOf("wk1")
+		require(t, park == 0 && len(lab.diskVolumes()) == volumes, "parking VM %d, volumes %q", park, lab.diskVolumes())
 		lab.RequireIntact()
 		requireRefused(t, lab.Client().goBack("wk1")(t.Context()), "no earlier system disk of it is parked")
 	})
@@ -287,8 +254,7 @@ func TestRetention(t *testing.T) {
 // TestRetentionCannotFree: if a superseded disk can't be freed, the roll of a healthy node
 // does not fail. The disk stays, and prune says why.
 func TestRetentionCannotFree(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
 		lab.Patch(everywhere)
@@ -303,22 +269,17 @@ func TestRetentionCannotFree(t *testing.T) {
 				notes = append(notes, e.Text)
 			}
 		}
-		rep, err := c.Roll(t.Context(), onlyWorker)
-		if err != nil || rep.Outcome != "done" {
-			t.Fatalf("outcome %s: %v", rep.Outcome, err)
-		}
-		if all := strings.Join(notes, "; "); !strings.Contains(all, `VM 9050 "thief" on pve1 refers to it as well: it stays`) || !strings.Contains(all, "recast prune can free it") {
-			t.Errorf("notes %q", notes)
-		}
+		rep := valueOf(c.Roll(t.Context(), onlyWorker))(t)
+		mustBe(t, rep.Outcome == "done", "outcome %s", rep.Outcome)
+		all := strings.Join(notes, "; ")
+		require(t, strings.Contains(all, `VM 9050 "thief" on pve1 refers to it as well: it stays`) && strings.Contains(all, "recast prune can free it"),
+			"notes %q", notes)
 		requireDrift(t, lab, lab.others("wk1")...)
 		lab.requireKept(2)
-		if lab.vmConfig(lab.parkingOf("wk1"))["protection"] != "1" {
-			t.Error("the parking VM is not protected")
-		}
-		pruned, err := lab.Client().pruneDisks(t.Context(), -1, nil)
-		if err != nil || len(pruned.Disks) != 2 || !strings.Contains(strings.Join(pruned.Disks[0].Keep, ""), "thief") {
-			t.Errorf("prune: %+v, %v", pruned.Disks, err)
-		}
+		require(t, lab.vmConfig(lab.parkingOf("wk1"))["protection"] == "1", "the parking VM is not protected")
+		pruned := valueOf(lab.Client().pruneDisks(t.Context(), -1, nil))(t)
+		require(t, len(pruned.Disks) == 2 && strings.Contains(strings.Join(pruned.Disks[0].Keep, ""), "thief"),
+			"prune: %+v", pruned.Disks)
 		lab.configure(world.ChangeRequest{ID: 9050, Delete: []string{"scsi0"}})
 		must(t, errOf(lab.Client().pruneDisks(t.Context(), -1, nil)))
 		lab.requireKept(1)
@@ -326,9 +287,8 @@ func TestRetentionCannotFree(t *testing.T) {
 	})
 }
 
-// TestCrashRetention kills the second roll of a worker at each point from the closing of
-// its record on: the next roll, with its journal or without, frees what it was about to
-// free.
+// TestCrashRetention kills the second roll of a worker at each point from the closing of its record on: the next roll,
+// with its journal or without, frees what it was about to free.
 func TestCrashRetention(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -355,9 +315,7 @@ func TestCrashRetention(t *testing.T) {
 					first = i
 				}
 			}
-			if first < 2 {
-				t.Fatalf("an undisturbed roll frees nothing: %q", points)
-			}
+			mustBe(t, first >= 2, "an undisturbed roll frees nothing: %q", points)
 			freed := points[first]
 			last := points[first-2:] // before, the record is closed and the protection lifted
 			return chosenKills(t, last, 1, func(p point) bool { return p.at == freed.at || p.at == freed.at+1 })
@@ -375,4 +333,111 @@ func TestCrashRetention(t *testing.T) {
 			return lab.settledDump()
 		},
 	}.killEverywhere(t)
+}
+
+// TestParkingVMWithOtherNotes: a parking VM whose Notes a person has edited is known by its name. Its node gets no
+// second one; the line that the plan prints lets it have one, and once the Notes are back, both are recast's.
+func TestParkingVMWithOtherNotes(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		strategy(cluster.Recreate)(lab)
+		roll := func() error {
+			lab.Patch(everywhere)
+			return lab.Client().roll(onlyWorker)(t.Context())
+		}
+		must(t, roll())
+		first := lab.parkingOf("wk1")
+		notes := lab.vmConfig(first)["description"]
+		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": "do not touch"}})
+
+		lab.Patch(everywhere)
+		n := planOf(t, lab, "wk1")
+		if !slices.ContainsFunc(n.Refused, func(r string) bool { return strings.Contains(r, "was its parking VM, and its Notes") }) {
+			t.Fatalf("refused %q", n.Refused)
+		}
+		command := "qm set 9002 --name kept-wk1"
+		if !strings.Contains(n.Refused[0], command) {
+			t.Errorf("%q lacks %q", n.Refused[0], command)
+		}
+		must(t, errOf(lab.Shell("pve1").Run(strings.Fields(command))))
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		lab.RequireIntact()
+
+		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": notes, "name": "recast-parking-wk1"}})
+		requireDrift(t, lab, "cp1")
+		must(t, roll())
+		requireDrift(t, lab, "cp1")
+		lab.RequireIntact()
+	})
+}
+
+// TestParkingVMWithADamagedRecord: what a person writes behind the record does no harm; a record that can't be read keeps
+// its own node from being changed, and no other.
+func TestParkingVMWithADamagedRecord(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
+		strategy(cluster.Recreate)(lab)
+		lab.Patch(everywhere)
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		park := lab.parkingOf("wk1")
+		notes := lab.vmConfig(park)["description"]
+		write := func(text string) {
+			lab.configure(world.ChangeRequest{ID: park, Set: map[string]string{"description": text}})
+		}
+		write(notes + " (do not touch, Bob)")
+		requireDrift(t, lab, "cp1", "wk2")
+		lab.Patch(sim.PatchedExtension)
+		write(strings.Replace(notes, `"node":"wk1"`, `"node":wk1`, 1))
+		for node, refused := range map[string]bool{"wk1": true, "wk2": false} {
+			n := planOf(t, lab, node)
+			got := strings.Contains(strings.Join(n.Refused, "\n"), "was its parking VM, and its Notes")
+			require(t, got == refused, "%s: refused %q", node, n.Refused)
+		}
+		must(t, lab.Client().roll(policyFor("wk2"))(t.Context()))
+		write(notes)
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		lab.RequireIntact()
+	})
+}
+
+// TestUndoWithTwinParkingVMs: the second parking VM counts the node's disks anew; the last one is still the last.
+func TestUndoWithTwinParkingVMs(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		strategy(cluster.Recreate)(lab)
+		roll := func() {
+			lab.Patch(everywhere)
+			must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		}
+		roll()
+		roll()
+		first := lab.parkingOf("wk1")
+		notes := lab.vmConfig(first)["description"]
+		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": "do not touch", "name": "kept-wk1"}})
+		roll()
+		twin := lab.parkingOf("wk1")
+		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": notes, "name": "recast-parking-wk1"}})
+		rep := valueOf(lab.Client().Undo(t.Context(), onlyWorker, planning.Undone{}))(t)
+		if n := rep.Plan.Work()[0]; twin == first || n.Restore == nil || int(n.Found.Parking.VM.ID) != twin {
+			t.Errorf("it boots %+v of VM %d, not of VM %d: %s", n.Restore, n.Found.Parking.VM.ID, twin, n.Why)
+		}
+	})
+}
+
+// TestParkingVMThatAPersonEdits: no other setting of a parking VM keeps its node from being rolled.
+func TestParkingVMThatAPersonEdits(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		strategy(cluster.Recreate)(lab)
+		lab.Patch(everywhere)
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		park := lab.parkingOf("wk1")
+		for key, value := range map[string]string{
+			"name": "mine", "tags": "keep", "protection": "0", "memory": "512", "onboot": "1", "net0": "virtio,bridge=vmbr0", "ide2": "none,media=cdrom",
+		} {
+			lab.configure(world.ChangeRequest{ID: park, Set: map[string]string{key: value}})
+			lab.Patch(everywhere)
+			if err := lab.Client().roll(onlyWorker)(t.Context()); err != nil {
+				t.Fatalf("%s=%s: %v", key, value, err)
+			}
+			lab.RequireIntact()
+		}
+		requireDrift(t, lab, "cp1")
+	})
 }

@@ -33,24 +33,9 @@ func (c *Client) Rebuild(ctx context.Context, file string) (pipeline.Report, err
 // namedVM is the VM of a node, by its name.
 func (l *Lab) namedVM(node string) world.VM {
 	l.t.Helper()
-	vms := l.World.VMs()
-	i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.Config["name"] == node })
-	if i < 0 {
-		l.t.Fatalf("there is no VM %s", node)
-	}
-	return vms[i]
-}
-
-// destroy deletes the VM of a node with its disks, as a person or a dead host does.
-func (l *Lab) destroy(node string) {
-	l.t.Helper()
-	vm := l.namedVM(node)
-	must(l.t, l.World.PowerOff(vm.ID))
-	upid, err := l.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})
-	must(l.t, err)
-	if task, ended := l.World.WaitTask(upid); !ended || task.ExitStatus != "OK" {
-		l.t.Fatalf("VM %s was not destroyed: %+v", node, task)
-	}
+	vm := l.vmWith(func(vm world.VM) bool { return vm.Config["name"] == node })
+	mustBe(l.t, vm.ID != 0, "there is no VM %s", node)
+	return vm
 }
 
 // broken is a cluster whose etcd has lost its quorum, with a snapshot of it.
@@ -76,7 +61,7 @@ func breakCluster(t *testing.T, controlPlanes int, destroyed ...string) *broken 
 	b.note("after")
 	b.other = b.backUp().File
 	for _, node := range destroyed {
-		b.destroy(node)
+		b.destroyVM(b.namedVM(node).ID)
 	}
 	time.Sleep(time.Minute)
 	b.worker = b.namedVM("wk1")
@@ -136,13 +121,8 @@ func TestRebuild(t *testing.T) {
 		if s.destroyed == nil {
 			must(t, b.World.PowerOff(b.namedVM("cp1").ID))
 		}
-		rep, err := b.as(secondRun).Rebuild(t.Context(), b.file)
-		if err != nil {
-			t.Fatalf("%v\nhints %q", err, fault.Hints(err))
-		}
-		if rep.Outcome != "done" {
-			t.Errorf("outcome %q", rep.Outcome)
-		}
+		rep := valueOf(b.as(secondRun).Rebuild(t.Context(), b.file))(t)
+		require(t, rep.Outcome == "done", "outcome %q", rep.Outcome)
 		b.require(t)
 		requireSame(t, s.kept, b.kept(t), "parked disks (-want +got)")
 	})
@@ -210,18 +190,17 @@ func TestRebuildRefused(t *testing.T) {
 		"etcd has a leader":  {3, outOfReach("kubernetes"), "has a leader, so the cluster is not broken"},
 		"it is out of reach": {3, outOfReach("kubernetes", "talos"), "its VM runs, and its etcd does not say whether it has a leader"},
 		"a snapshot of another cluster": {1, func(t *testing.T, b *broken) {
-			b.destroy("cp1")
+			b.destroyVM(b.namedVM("cp1").ID)
 			other := New(t, sim.Options{ControlPlanes: 3, Workers: 1})
 			must(t, errOf(other.Client().Remove(t.Context(), "cp1")))
 			b.file = other.backUp().File
 		}, "is it a snapshot of another cluster?"},
 		"its VM may have another name": {1, func(t *testing.T, b *broken) {
-			b.destroy("cp1")
-			_, err := b.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})
-			must(t, err)
+			b.destroyVM(b.namedVM("cp1").ID)
+			must(t, errOf(b.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})))
 		}, "no VM has its name, and none answers at its address"},
 		"no machine configuration": {1, func(_ *testing.T, b *broken) {
-			b.destroy("cp1")
+			b.destroyVM(b.namedVM("cp1").ID)
 			all := b.MachineConfig
 			b.MachineConfig = func(ctx context.Context, node string) (cluster.Secret, bool, error) {
 				text, _, err := all(ctx, node)
@@ -239,8 +218,7 @@ func TestRebuildRefused(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		before := b.World.VMs()
-		err := errOf(b.as(secondRun).Rebuild(t.Context(), b.file))
-		requireError(t, err, s.err)
+		requireError(t, errOf(b.as(secondRun).Rebuild(t.Context(), b.file)), s.err)
 		var names []string
 		for _, vms := range [][]world.VM{before, b.World.VMs()} {
 			var of []string
@@ -286,8 +264,7 @@ func TestRebuildGoesOn(t *testing.T) {
 		must(t, errOf(b.as("20000101-0000-0009").Rebuild(t.Context(), b.file)))
 		b.require(t)
 		requireSame(t, []string{"cp1 true"}, b.kept(t), "parked disks (-want +got)")
-		freed, err := b.Client().prune(t.Context(), pipeline.PruneOptions{Removed: "cp1"})
-		must(t, err)
+		freed := valueOf(b.Client().prune(t.Context(), pipeline.PruneOptions{Removed: "cp1"}))(t)
 		if kept := b.kept(t); len(kept) > 0 {
 			t.Errorf("once they are freed, status lists %q: %s, kept because %q", kept, freed.Disks, freed.Disks[0].Keep)
 		}
@@ -298,8 +275,7 @@ func TestRebuildGoesOn(t *testing.T) {
 // otherSnapshot is a snapshot of the same cluster at another time.
 func (b *broken) otherSnapshot(t *testing.T) []byte {
 	t.Helper()
-	content := readFile(t, b.other)
-	return content
+	return readFile(t, b.other)
 }
 
 // TestRebuildIsNotNeeded: what a rebuild was taking away is put back once the others are there again.
@@ -314,8 +290,7 @@ func TestRebuildIsNotNeeded(t *testing.T) {
 		time.Sleep(time.Minute)
 		first := b.as(secondRun)
 		first.killedAt(t, after("take-down/park"), func(ctx context.Context) error { return errOf(first.Rebuild(ctx, b.file)) })
-		_, err := b.Client().Recover(t.Context(), "cp1")
-		requireRefused(t, err, "its cluster is not there to take it back")
+		requireRefused(t, errOf(b.Client().Recover(t.Context(), "cp1")), "its cluster is not there to take it back")
 		for _, id := range off {
 			must(t, b.World.PowerOn(id))
 		}
@@ -323,8 +298,6 @@ func TestRebuildIsNotNeeded(t *testing.T) {
 		requireRefused(t, errOf(b.Client().Rebuild(t.Context(), b.file)), "the cluster's Kubernetes API answers")
 		must(t, errOf(b.Client().Recover(t.Context(), "cp1")))
 		requireInSync(t, b.Lab)
-		if len(b.memberIDs()) != 3 {
-			t.Errorf("members %v", b.memberIDs())
-		}
+		require(t, len(b.memberIDs()) == 3, "members %v", b.memberIDs())
 	})
 }

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
@@ -18,6 +20,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // scratchVM is the VMID that the first scratch VM takes: the last of recast's own.
@@ -54,9 +58,7 @@ func (l *Lab) requireUntouched(before int) {
 
 func (l *Lab) requireNoScratch() {
 	l.t.Helper()
-	if left := l.scratches(); len(left) > 0 {
-		l.t.Errorf("left: %q", left)
-	}
+	requireNone(l.t, l.scratches(), "left")
 	for _, volid := range l.strays() {
 		l.t.Errorf("no configuration names volume %s", volid)
 	}
@@ -66,8 +68,7 @@ func (l *Lab) requireNoScratch() {
 // rehearsedBy are the two ways in which a new machine boots.
 var rehearsedBy = map[string]string{"by ISO": cluster.BootFromISO, "by disk": cluster.BootFromDisk}
 
-// TestRehearse tests one image on two hosts, at the same time, before any node is taken
-// down.
+// TestRehearse tests one image on two hosts, at the same time, before any node is taken down.
 func TestRehearse(t *testing.T) {
 	eachInLab(t, sim.Options{Workers: 2, Hosts: 2}, rehearsedBy, func(t *testing.T, lab *Lab, boot string) {
 		lab.BootsDisks(boot)
@@ -80,16 +81,14 @@ func TestRehearse(t *testing.T) {
 			}
 		}
 		rep := c.mustRoll(planning.Policy{})
-		if len(order) == 0 || order[0] != "roll/rehearse" {
-			t.Errorf("order: %q", order)
-		}
+		require(t, len(order) != 0 && order[0] == "roll/rehearse", "order: %q", order)
 		requireDrift(t, lab)
 		var seen []string
 		for _, r := range rep.Rehearsed {
 			seen = append(seen, fmt.Sprintf("%s %s %v: %q", r.Host, r.Firmware, r.Nodes, r.Unseen))
-			if byDisk := boot == cluster.BootFromDisk; strings.HasSuffix(r.Disk, ".qcow2") != byDisk || strings.HasSuffix(r.ISO, ".iso") == byDisk {
-				t.Errorf("rehearsed ISO %q, disk %q", r.ISO, r.Disk)
-			}
+			byDisk := boot == cluster.BootFromDisk
+			require(t, strings.HasSuffix(r.Disk, ".qcow2") == byDisk && strings.HasSuffix(r.ISO, ".iso") != byDisk,
+				"rehearsed ISO %q, disk %q", r.ISO, r.Disk)
 		}
 		slices.Sort(seen)
 		firmware := "OVMF, q35, CPU host"
@@ -103,10 +102,8 @@ func TestRehearse(t *testing.T) {
 	})
 }
 
-// TestRehearseFirmware tests an ISO with a node's firmware, and with every way to find the
-// scratch VM.
+// TestRehearseFirmware tests an ISO with a node's firmware, and with every way to find the scratch VM.
 func TestRehearseFirmware(t *testing.T) {
-	long(t)
 	const fixed = "rehearse: {addresses: [127.42.7.251/24], gateway: 127.42.7.1}"
 	type story struct {
 		bring                 func(*Lab)
@@ -128,7 +125,7 @@ func TestRehearseFirmware(t *testing.T) {
 			"OVMF, q35, CPU host", "invalid IP", "the image has no qemu-guest-agent to tell its address, and roll.rehearse.addresses has none for it",
 		},
 	}
-	eachInLab(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+	eachLong(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
 		c.bring(lab)
 		lab.Patch(sim.PatchedExtension)
 		client := lab.rehearsing()
@@ -138,16 +135,12 @@ func TestRehearseFirmware(t *testing.T) {
 				made = call
 			}
 		})
-		rep, err := client.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+		rep, err := client.Roll(t.Context(), onlyWorker)
 		lab.Recorder.Hooks(nil, nil)
 		must(t, err)
-		if len(rep.Rehearsed) != 1 {
-			t.Fatalf("rehearsed %+v", rep.Rehearsed)
-		}
+		mustBe(t, len(rep.Rehearsed) == 1, "rehearsed %+v", rep.Rehearsed)
 		got := rep.Rehearsed[0]
-		if got.Firmware != c.firmware || got.Addr.String() != c.at || got.Unseen != c.blindly {
-			t.Errorf("rehearsed %+v", got)
-		}
+		require(t, got.Firmware == c.firmware && got.Addr.String() == c.at && got.Unseen == c.blindly, "rehearsed %+v", got)
 		for key, value := range made.Params {
 			if strings.HasPrefix(key, "scsi") && key != "scsihw" || strings.Contains(value, lab.node("wk1").MAC) || strings.Contains(value, lab.node("wk1").UUID) {
 				t.Errorf("the scratch VM has %s: %s", key, value)
@@ -197,8 +190,7 @@ func TestRehearsalFails(t *testing.T) {
 		}, fault.Failed, "create scratch VM 9099 on pve1"},
 		"the address of a stranger": {func(t *testing.T, l *Lab) {
 			l.setRoll("rehearse: {addresses: [127.42.7.251/24]}")
-			stranger, err := l.network.Listen("127.42.7.251:9999")
-			must(t, err)
+			stranger := valueOf(l.network.Listen("127.42.7.251:9999"))(t)
 			t.Cleanup(func() { must(t, stranger.Close()) })
 		}, fault.Refused, "127.42.7.251 is to be the address of a scratch VM, and a host that refuses connections to 127.42.7.251:50000 has it"},
 	}
@@ -206,11 +198,10 @@ func TestRehearsalFails(t *testing.T) {
 		lab.Patch(everywhere)
 		c.bring(t, lab)
 		boot, before := lab.bootID("wk1"), len(lab.Recorder.Calls())
-		rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+		rep, err := lab.rehearsing().Roll(t.Context(), onlyWorker)
 		lab.Silence(nil)
-		if fault.KindOf(err) != c.kind || !strings.Contains(message(err), c.want) || len(fault.Hints(err)) == 0 {
-			t.Errorf("kind %d: %v\nhints %q", fault.KindOf(err), err, fault.Hints(err))
-		}
+		require(t, fault.KindOf(err) == c.kind && strings.Contains(message(err), c.want) && len(fault.Hints(err)) != 0,
+			"kind %d: %v\nhints %q", fault.KindOf(err), err, fault.Hints(err))
 		if len(rep.Rehearsed) != 0 || lab.bootID("wk1") != boot {
 			t.Errorf("rehearsed %+v, boot of wk1 %s, before it %s", rep.Rehearsed, lab.bootID("wk1"), boot)
 		}
@@ -238,9 +229,7 @@ func TestRehearsalKilled(t *testing.T) {
 				first := slices.IndexFunc(points, func(p point) bool {
 					return strings.Contains(p.name, "POST") && strings.HasSuffix(p.name, "/qemu")
 				})
-				if first < 0 || last < first {
-					t.Fatalf("points %q", points)
-				}
+				mustBe(t, first >= 0 && last >= first, "points %q", points)
 				return everyPoint(t, points[first:last+2])
 			},
 			goOn: func(t *testing.T, lab *Lab, _ point) bool {
@@ -297,8 +286,7 @@ func TestCtrlCInARehearsal(t *testing.T) {
 						}
 						pressed = time.Now()
 						token, _, _ := strings.Cut(lab.Token(), "=")
-						_, err := lab.World.Shutdown(token, "pve1", world.ShutdownRequest{ID: 777, Timeout: 10 * time.Minute})
-						must(t, err)
+						must(t, errOf(lab.World.Shutdown(token, "pve1", world.ShutdownRequest{ID: 777, Timeout: 10 * time.Minute})))
 						c.Runner.Stop()
 						if twice {
 							cancel()
@@ -307,16 +295,197 @@ func TestCtrlCInARehearsal(t *testing.T) {
 					before := len(lab.Recorder.Calls())
 					_, err := c.Roll(ctx, planning.Policy{})
 					lab.Recorder.Hooks(nil, nil)
-					if fault.KindOf(err) != fault.Interrupted || pressed.IsZero() {
-						t.Errorf("kind %d: %v", fault.KindOf(err), err)
-					}
-					if took := time.Since(pressed); took > 30*time.Second {
-						t.Errorf("it took %s to end", took)
-					}
+					require(t, fault.KindOf(err) == fault.Interrupted && !pressed.IsZero(), "kind %d: %v", fault.KindOf(err), err)
+					took := time.Since(pressed)
+					require(t, took <= 30*time.Second, "it took %s to end", took)
 					lab.requireUntouched(before)
 					lab.RequireIntact()
 				})
 			})
 		}
 	}
+}
+
+// TestRehearseBoth: where one node boots a prepared disk and another one the ISO, both are tried out on
+// their host, each with what it boots alone.
+func TestRehearseBoth(t *testing.T) {
+	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+		lab.BootsDisks("auto")
+		lab.setRoll("rehearse: {addresses: [127.42.7.251/24]}")
+		whileOff(remove("bios"), discard("efidisk0"))(lab) // wk1
+		lab.Patch(everywhere)
+		var made []string
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if call.Params["name"] == planning.ScratchName(scratchVM) && call.Params["ipconfig0"] != "" { // those that boot
+				made = append(made, fmt.Sprintf("%s, scsi0 %t, medium %t, %s", call.Params["boot"], strings.Contains(call.Params["scsi0"], ",import-from=local:import/"), strings.Contains(call.Params["ide2"], ".iso"), call.Params["ipconfig0"]))
+			}
+		})
+		rep, err := lab.rehearsing().Roll(t.Context(), policyFor("wk1", "wk2"))
+		lab.Recorder.Hooks(nil, nil)
+		must(t, err)
+		want := []string{"order=ide2, scsi0 false, medium true, ip=127.42.7.251/24", "order=scsi0, scsi0 true, medium false, ip=127.42.7.251/24"}
+		if slices.Sort(made); !cmp.Equal(want, made) {
+			t.Errorf("made (-want +got):\n%s", cmp.Diff(want, made))
+		}
+		var seen []string
+		for _, r := range rep.Rehearsed {
+			seen = append(seen, fmt.Sprintf("%s %s, disk %t, at %s: %q", r.Nodes, r.Firmware, r.Disk != "", r.Addr, r.Unseen))
+		}
+		slices.Sort(seen)
+		requireSame(t, []string{
+			`[wk1] SeaBIOS, q35, CPU host, disk false, at 127.42.7.251: ""`,
+			`[wk2] OVMF, q35, CPU host, disk on scsi (virtio-scsi-single), disk true, at 127.42.7.251: ""`,
+		}, seen, "rehearsed (-want +got)")
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
+}
+
+// TestRehearseADiskOn: a prepared disk is tried out on the bus of the node's system disk.
+func TestRehearseADiskOn(t *testing.T) {
+	o := func(bus string) sim.Options { return sim.Options{Workers: 1, DiskBus: bus} }
+	eachLongIn(t, o, storiesOf("virtio", "sata"), func(t *testing.T, lab *Lab, bus string) {
+		lab.BootsDisks("disk")
+		lab.Patch(everywhere)
+		var made record.Call
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if call.Params["name"] == planning.ScratchName(scratchVM) {
+				made = call
+			}
+		})
+		rep, err := lab.rehearsing().Roll(t.Context(), onlyWorker)
+		lab.Recorder.Hooks(nil, nil)
+		must(t, err)
+		if len(rep.Rehearsed) != 1 || rep.Rehearsed[0].Unseen != "" || !strings.Contains(made.Params[bus+"0"], ",import-from=") {
+			t.Errorf("rehearsed %+v, made %v", rep.Rehearsed, made.Params)
+		}
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
+}
+
+// TestRehearsalOfADiskLost: Proxmox's answer to every k-th change is lost, that to the import too.
+func TestRehearsalOfADiskLost(t *testing.T) {
+	eachLong(t, oneWorker(), storiesOf[int64](1, 2, 3), func(t *testing.T, lab *Lab, k int64) {
+		lab.BootsDisks("disk")
+		lab.Patch(everywhere)
+		lost := lab.loseEvery(k)
+		rep, err := lab.rehearsing().Roll(t.Context(), onlyWorker)
+		lab.Recorder.Hooks(nil, nil)
+		mustBe(t, err == nil && len(rep.Rehearsed) == 1 && lost.Load() >= 3,
+			"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
+}
+
+// TestRehearsalOfADiskLate: the scratch VM that a killed run had asked for is made, with its disk, while
+// the next run makes its own one, or starts it. Whoever comes after that deletes what is left.
+func TestRehearsalOfADiskLate(t *testing.T) {
+	makes := withParam("/qemu", "import-from=")
+	type story struct {
+		then func(record.Call) bool
+		left int
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"at once":      {makes, 1},
+		"then a start": {toVM("POST", "/qemu/9099/status/start"), 0},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.BootsDisks("disk")
+		lab.setRoll("rehearse: {enabled: true}")
+		lab.Patch(everywhere)
+		x := lab.rollKilledBy(makes, onlyWorker)
+		x.deliverBefore(s.then, 0)
+		must(t, lab.second().roll(onlyWorker)(t.Context()))
+		x.deliver()
+		lab.Recorder.Hooks(nil, nil)
+		left := lab.scratches()
+		require(t, x.said != "" && len(left) == s.left, "left %q, late %q", left, x.said)
+		must(t, errOf(lab.second().pruneDisks(t.Context(), -1, nil)))
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
+}
+
+// leaveScratch kills a roll whose scratch VM was just started.
+func (l *Lab) leaveScratch(t *testing.T) {
+	l.Patch(sim.PatchedExtension)
+	c := l.rehearsing()
+	c.killedAt(t, onServer("/9099/status/start POST"), c.roll(onlyWorker))
+	left := l.scratches()
+	mustBe(t, len(left) == 1, "left: %q", left)
+}
+
+// TestPruneScratchVMs: a killed run's scratch VMs are removed even if there is nothing to
+// roll; until then doctor and plan report them.
+func TestPruneScratchVMs(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.leaveScratch(t)
+		second := lab.second()
+		warned := slices.ContainsFunc(diagnosis(t, second).Checks, func(c checkup.Check) bool {
+			return c.What == "VM 9099" && c.State == checkup.Warning && strings.Contains(strings.Join(c.Remedy, ""), "recast prune deletes it")
+		})
+		require(t, warned, "doctor says nothing of it")
+		inSync := policyFor("cp1")
+		plan := valueOf(second.Plan(t.Context(), inSync))(t)
+		require(t, len(plan.Scratch) == 0 && strings.Contains(strings.Join(plan.Warn, ""), `VM 9099 "recast-rehearse-9099" on pve1, which run`),
+			"planned to clear %v, warned %q", plan.Scratch, plan.Warn)
+		must(t, second.roll(inSync)(t.Context()))
+		left := lab.scratches()
+		mustBe(t, len(left) == 1, "left: %q", left)
+		asked := 0
+		rep, err := second.pruneDisks(t.Context(), -1, func(rep pipeline.PruneReport) { asked = len(rep.GoingScratch()) })
+		require(t, err == nil && asked == 1 && len(rep.Scratch) == 1 && rep.Scratch[0].Removed,
+			"asked for %d, report %+v, %v", asked, rep.Scratch, err)
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
+}
+
+// TestAChangedScratchVMIsKept: a killed run's scratch VM is deleted neither by a roll nor by
+// prune once it has something that recast did not make, and both say why.
+func TestAChangedScratchVMIsKept(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.leaveScratch(t)
+		lab.EditVM(scratchVM, "scsi5", "fast:3,serial=someone")
+		const why = "is not a drive that it was created with"
+		requireRefused(t, lab.second().roll(onlyWorker)(t.Context()), why)
+		rep, err := lab.second().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
+		require(t, err == nil && len(rep.Scratch) == 1 && strings.Contains(strings.Join(rep.Scratch[0].Keep, ""), why),
+			"report %+v, %v", rep.Scratch, err)
+		left := lab.scratches()
+		require(t, len(left) == 1, "left: %q", left)
+		lab.RequireIntact()
+	})
+}
+
+// TestPlanOfARehearsal: a plan lists the VMs to remove and to make, and a saved one is
+// rolled with the rehearsals that it lists, whatever has happened to those VMs.
+func TestPlanOfARehearsal(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.leaveScratch(t)
+		must(t, lab.Client().Publish(t.Context()))
+		planner, only := lab.second(), onlyWorker
+		without := valueOf(planner.Plan(t.Context(), only))(t)
+		require(t, len(without.Trials) == 0 && len(without.Scratch) == 1,
+			"planned %v, to clear %v", without.Trials, without.Scratch)
+		planner.Rehearse = new(true)
+		plan := valueOf(planner.Plan(t.Context(), only))(t)
+		var seen []string
+		for _, s := range plan.Scratch {
+			seen = append(seen, fmt.Sprintf("%d %s", s.VMID, s.Host))
+		}
+		for _, r := range plan.Trials {
+			seen = append(seen, fmt.Sprintf("%s %s %s %v %t", r.Host, r.Firmware, r.Schematic, r.Nodes, strings.HasSuffix(r.ISO, ".iso")))
+		}
+		requireSame(t, []string{"9099 pve1", "pve1 OVMF, q35, CPU host storage [wk1] true"}, seen, "planned (-want +got)")
+		roller := lab.second()
+		roller.Saved = lab.reread(plan)
+		must(t, errOf(lab.second().pruneDisks(t.Context(), -1, nil)))
+		rep := valueOf(roller.Roll(t.Context(), planning.Policy{}))(t)
+		require(t, len(rep.Rehearsed) == 1 && rep.Plan.ID == plan.ID,
+			"rehearsed %+v by plan %s of %s", rep.Rehearsed, rep.Plan.ID, plan.ID)
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
 }

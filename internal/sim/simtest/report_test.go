@@ -3,19 +3,23 @@ package simtest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/pipeline/past"
@@ -35,20 +39,16 @@ func (l *Lab) logged(c *Client) *Client {
 // past reads a run as recast history --html does, and renders it.
 func (l *Lab) past(id string) (past.Run, story.Story, string) {
 	l.t.Helper()
-	p, err := l.Client().Project()
-	must(l.t, err)
-	run, err := p.Runs().Find(id, past.Options{Dead: l.isKilled})
-	must(l.t, err)
-	told, err := story.ReadDirs(run.Dirs)
-	must(l.t, err)
+	p := valueOf(l.Client().Project())(l.t)
+	run := valueOf(p.Runs().Find(id, past.Options{Dead: l.isKilled}))(l.t)
+	told := valueOf(story.ReadDirs(run.Dirs))(l.t)
 	var b bytes.Buffer
 	must(l.t, report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}))
 	l.canary.hear(b.String())
 	return run, told, b.String()
 }
 
-// keepRun stores a run's files, without secrets and without most of the requests in its
-// log.
+// keepRun stores a run's files, without secrets and without most of the requests in its log.
 func (l *Lab) keepRun(name string, run past.Run) {
 	l.t.Helper()
 	if !*updateReports {
@@ -57,8 +57,7 @@ func (l *Lab) keepRun(name string, run past.Run) {
 	to := filepath.Join("../../../testdata/runs", name, run.ID)
 	must(l.t, os.RemoveAll(filepath.Dir(to)))
 	must(l.t, os.MkdirAll(to, 0o755))
-	files, err := os.ReadDir(run.Dirs[0])
-	must(l.t, err)
+	files := valueOf(os.ReadDir(run.Dirs[0]))(l.t)
 	kept := []string{"RUN", "about.json", "plan.json", "plan~first.json", "fates.json", story.LogName}
 	for _, f := range files {
 		if !slices.Contains(kept, f.Name()) && !strings.Contains(f.Name(), "hooks") && !strings.HasSuffix(f.Name(), "~took.json") {
@@ -77,8 +76,7 @@ func (l *Lab) keepRun(name string, run past.Run) {
 
 // TestReportOfARoll: the report of a run matches what was done to its nodes.
 func TestReportOfARoll(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 3, Hosts: 2}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 3, Hosts: 2}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("hooks: {beforeNode: [{description: silence the alerts, command: [h]}], afterRun: [{command: [h]}]}")
 		lab.Patch(everywhere)
 		c := lab.logged(lab.Client())
@@ -94,11 +92,7 @@ func TestReportOfARoll(t *testing.T) {
 			requireTurn(t, turn, run)
 		}
 		requirePulse(t, told)
-		for _, want := range []string{`data-node="cp1"`, `data-node="wk3"`, "silence the alerts", "at beforeNode wk1", rep.Run, "6 of 6", "qemu-guest-agent"} {
-			if !strings.Contains(page, want) {
-				t.Errorf("the report has no %q", want)
-			}
-		}
+		requireSays(t, page, `data-node="cp1"`, `data-node="wk3"`, "silence the alerts", "at beforeNode wk1", rep.Run, "6 of 6", "qemu-guest-agent")
 		lab.RequireIntact()
 	})
 }
@@ -111,15 +105,12 @@ func requireTurn(t *testing.T, turn *story.Turn, run past.Run) {
 		if s.Status == "done" {
 			names = append(names, s.Name)
 		}
-		if s.Ended.Before(s.Began) || s.Ended.After(turn.Ended) {
-			t.Errorf("%s, %s: from %s to %s, its turn ended at %s", turn.Node, s.Name, s.Began, s.Ended, turn.Ended)
-		}
+		require(t, !s.Ended.Before(s.Began) && !s.Ended.After(turn.Ended),
+			"%s, %s: from %s to %s, its turn ended at %s", turn.Node, s.Name, s.Began, s.Ended, turn.Ended)
 	}
 	all := " " + strings.Join(names, " ") + " "
 	for _, want := range []string{"drain", "stop", "park", "delete-vm", "create-vm", "start", "boot", "configure", "join", "settle", "finish"} {
-		if !strings.Contains(all, " "+want+" ") {
-			t.Errorf("%s has no stage %s:%s", turn.Node, want, all)
-		}
+		require(t, strings.Contains(all, " "+want+" "), "%s has no stage %s:%s", turn.Node, want, all)
 	}
 	for _, took := range run.Took {
 		away := int(turn.AwayTo.Sub(turn.AwayFrom).Round(time.Second).Seconds())
@@ -129,8 +120,7 @@ func requireTurn(t *testing.T, turn *story.Turn, run past.Run) {
 	}
 }
 
-// requirePulse: a control plane that is down is reported, and everything is healthy in the
-// end.
+// requirePulse: a control plane that is down is reported, and everything is healthy in the end.
 func requirePulse(t *testing.T, told story.Story) {
 	t.Helper()
 	members, ready := 3, 6
@@ -143,15 +133,13 @@ func requirePulse(t *testing.T, told story.Story) {
 		}
 	}
 	last := told.Pulses[len(told.Pulses)-1]
-	if members != 2 || ready != 5 || !last.Kubernetes || last.Ready() != 6 {
-		t.Errorf("%d looks: etcd had %d healthy members at least, Kubernetes %d Ready nodes; in the end %+v", len(told.Pulses), members, ready, last)
-	}
+	require(t, members == 2 && ready == 5 && last.Kubernetes && last.Ready() == 6,
+		"%d looks: etcd had %d healthy members at least, Kubernetes %d Ready nodes; in the end %+v", len(told.Pulses), members, ready, last)
 }
 
 // TestReportOfAKilledRun: it has what is known, and after a resume the outcome.
 func TestReportOfAKilledRun(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.logged(lab.Client())
 		ctx, cancel := context.WithCancel(t.Context())
@@ -161,20 +149,17 @@ func TestReportOfAKilledRun(t *testing.T) {
 		c.Emit = whenStarted("wk1/bring-up", func() {
 			c.Kill()
 			cancel()
-			info, err := os.Stat(log)
-			must(t, err)
+			info := valueOf(os.Stat(log))(t)
 			size = info.Size()
 		})
-		if _, err := c.Roll(ctx, planning.Policy{}); err == nil {
-			t.Fatal("it was not killed")
-		}
+		mustBe(t, c.roll(planning.Policy{})(ctx) != nil, "it was not killed")
 		// A dead process would not have written the end; its last line is unfinished.
 		must(t, os.Truncate(log, size-10))
 		unfinish(t, filepath.Join(lab.Dir, ".recast/runs", c.Run))
 		run, told, page := lab.past(c.Run)
-		if turn := told.Turns[0]; run.Result != "killed" || turn.Status != "" || turn.AwayFrom.IsZero() || !turn.AwayTo.IsZero() {
-			t.Errorf("%s; %+v", run.Result, turn)
-		}
+		turn := told.Turns[0]
+		require(t, run.Result == "killed" && turn.Status == "" && !turn.AwayFrom.IsZero() && turn.AwayTo.IsZero(),
+			"%s; %+v", run.Result, turn)
 		if o, any := told.Longest(); !any || !o.Open || !strings.Contains(page, "recast roll continues where this one stopped") {
 			t.Errorf("outage %+v", o)
 		}
@@ -201,9 +186,7 @@ func unfinish(t *testing.T, dir string) {
 	must(t, os.Remove(filepath.Join(dir, "fates.json")))
 	info := readFile(t, filepath.Join(dir, "RUN"))
 	began, _, found := strings.Cut(string(info), `,`+"\n")
-	if !found {
-		t.Fatalf("RUN holds %s", info)
-	}
+	mustBe(t, found, "RUN holds %s", info)
 	must(t, os.WriteFile(filepath.Join(dir, "RUN"), []byte(began+"\n}\n"), 0o600))
 }
 
@@ -212,34 +195,27 @@ func inShort(run past.Run) string {
 	return fmt.Sprintf("%s, %d of %d, ended %t, wk2 because %s", run.Result, done, planned, !run.Finished.IsZero(), run.Plan.Nodes[1].Why)
 }
 
-// TestReportOfAResumedRun: a run's second worker failed and was finished in the
-// morning. The report covers all of it: the purpose, how many nodes were done, and how
-// long that worker was unavailable.
+// TestReportOfAResumedRun: a run's second worker failed and was finished in the morning. The report covers all of it:
+// the purpose, how many nodes were done, and how long that worker was unavailable.
 func TestReportOfAResumedRun(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false")
 		lab.Patch(sim.PatchedExtension)
 		c := lab.logged(lab.Client())
 		c.Emit = whenStarted("wk2/bring-up", func() { lab.World.FailNext("qmcreate", "no space left") })
 		_, err := c.Roll(t.Context(), planning.Policy{})
-		if err == nil {
-			t.Fatal("it did not fail")
-		}
+		mustBe(t, err != nil, "it did not fail")
 		c.Telemetry.End(t.Context(), 1, err)
 		first, told, _ := lab.past(c.Run)
 		why := first.Plan.Nodes[1].Why
 		if got, want := inShort(first), "failed, 1 of 2, ended true, wk2 because "+why; got != want {
 			t.Errorf("it failed: %s, want %s", got, want)
 		}
-		if names := told.NotBack(); !slices.Equal(names, []string{"wk2"}) {
-			t.Errorf("not back: %v", names)
-		}
+		requireSame(t, []string{"wk2"}, told.NotBack(), "not back (-want +got)")
 		time.Sleep(8 * time.Hour)
 
 		again := lab.logged(lab.second())
-		_, err = again.Roll(t.Context(), planning.Policy{})
-		must(t, err)
+		must(t, errOf(again.Roll(t.Context(), planning.Policy{})))
 		again.Telemetry.End(t.Context(), 0, nil)
 		run, told, page := lab.past(c.Run)
 		if got, want := inShort(run), "done, 2 of 2, ended true, wk2 because "+why; got != want {
@@ -248,25 +224,132 @@ func TestReportOfAResumedRun(t *testing.T) {
 		if o, _ := told.Longest(); o.Node != "wk2" || o.Open || o.Seconds() < 8*3600 {
 			t.Errorf("outage %+v", o)
 		}
-		if !strings.Contains(page, "away 8h") {
-			t.Error("the report does not say how long wk2 was unavailable")
-		}
+		require(t, strings.Contains(page, "away 8h"), "the report does not say how long wk2 was unavailable")
 		lab.RequireIntact()
 	})
 }
 
 // A roll whose last hook failed has failed, in the history too.
 func TestHistoryOfAFailedHookAfterTheRun(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c, _ := withHooks(lab, failAt("afterRun"))
-		if _, err := c.Roll(t.Context(), planning.Policy{}); err == nil {
-			t.Fatal("it did not fail")
-		}
+		mustBe(t, c.roll(planning.Policy{})(t.Context()) != nil, "it did not fail")
 		run, _, _ := lab.past(c.Run)
-		if run.Result != "failed" || !strings.HasPrefix(run.Error, "every node is done: ") || len(run.Fates.Done) != 1 {
-			t.Errorf("%s, %s, %+v", run.Result, run.Error, run.Fates)
-		}
+		require(t, run.Result == "failed" && strings.HasPrefix(run.Error, "every node is done: ") && len(run.Fates.Done) == 1,
+			"%s, %s, %+v", run.Result, run.Error, run.Fates)
 		requireDrift(t, lab)
+	})
+}
+
+// chat simulates a slow webhook.
+type chat struct {
+	takes time.Duration
+	err   error
+
+	mu  sync.Mutex
+	got []cluster.Notice
+}
+
+func (c *chat) Notify(ctx context.Context, n cluster.Notice) error {
+	c.mu.Lock()
+	c.got = append(c.got, n)
+	c.mu.Unlock()
+	select {
+	case <-time.After(c.takes):
+		return c.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// require compares the notices, without their times.
+func (c *chat) require(t *testing.T, want ...string) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var got []string
+	for _, n := range c.got {
+		text, _, _ := strings.Cut(n.Text, " after ")
+		got = append(got, fmt.Sprintf("%s %s %s %s %q %q: %s", n.Event, n.Command, n.Run, n.Outcome, n.Nodes, n.Error, text))
+		require(t, !n.Started.IsZero() && n.Ended.IsZero() == (n.Event == cluster.NoticeStart) && n.Host == "test",
+			"started %s, ended %s on %s", n.Started, n.Ended, n.Host)
+	}
+	requireSame(t, want, got, "notices (-want +got)")
+	c.got = nil
+}
+
+// A run sends notices when it begins and ends, and does not wait for those in between.
+func TestNotices(t *testing.T) {
+	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+		lab.setRoll("canary: false")
+		c, h := withHooks(lab, failAt("afterNode wk1"))
+		told := &chat{takes: 5 * time.Minute}
+		c.Notify = told
+		var began, gone time.Time
+		begins := whenStarted("before-run", func() { began = time.Now() })
+		goes := whenStarted("wk1/take-down", func() { gone = time.Now() })
+		c.Emit = func(e step.Event) { begins(e); goes(e) }
+		mustBe(t, c.roll(planning.Policy{})(t.Context()) != nil, "no failure")
+		took := gone.Sub(began)
+		require(t, !gone.IsZero() && took <= time.Minute, "the first node went %s after the start", took)
+		const err = `roll/workers/wk1/run-hooks-again: wk1 is done and takes pods, but no other node is to follow: hook \"h\": h ended with 3: at afterNode wk1`
+		told.require(t, `start roll 20000101-0000-feed  {[] [] ["wk1" "wk2"]} "": recast roll of lab has started, to do: wk1, wk2`,
+			`failure roll 20000101-0000-feed failed {[] ["wk1"] ["wk2"]} "`+err+`": recast roll of lab: failed`)
+
+		h.do, told.takes = nil, 0
+		again := h.next(lab)
+		again.Notify = told
+		must(t, again.roll(planning.Policy{})(t.Context()))
+		told.require(t, `start roll `+again.Run+`  {[] [] ["wk2"]} "": recast roll of lab has started, to do: wk2`,
+			`end roll `+again.Run+` done {["wk2"] [] []} "": recast roll of lab: done`)
+
+		// With nothing to do there is no notice.
+		idle := lab.second()
+		idle.Notify = told
+		must(t, idle.roll(planning.Policy{})(t.Context()))
+		told.require(t)
+	})
+}
+
+// An unreachable webhook does not fail a roll; the report says so.
+func TestNoticesThatDoNotArrive(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		c.Notify = &chat{err: errors.New("webhook h: notice: it answers with 500\nwebhook i: it is not set")}
+		rep := valueOf(c.Roll(t.Context(), planning.Policy{}))(t)
+		require(t, rep.Outcome == "done", "%q", rep.Outcome)
+		const h, i = "webhook h: notice: it answers with 500", "webhook i: it is not set"
+		requireSame(t, []string{h, i, h, i}, rep.Unsent, "unsent notices (-want +got)")
+		requireDrift(t, lab)
+	})
+}
+
+// A refused roll sends notices too; a declined one does not, and after a second Ctrl-C recast waits for no webhook.
+func TestNoticesOfARunThatDidNotBegin(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		told := &chat{}
+		c := lab.Client()
+		c.Notify = told
+		c.Confirm = func(planning.Plan) (bool, error) { return false, nil }
+		mustBe(t, c.roll(planning.Policy{})(t.Context()) != nil, "it was confirmed")
+		told.require(t)
+		mustBe(t, c.roll(policyFor("wk9"))(t.Context()) != nil, "there is a wk9")
+		told.require(t, `failure roll  failed {[] [] []} "no node \"wk9\" in the configuration, did you mean \"wk1\"?": recast roll of lab: failed`)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		c = lab.second()
+		told.takes = time.Hour
+		c.Notify = told
+		var pressed time.Time
+		c.Emit = whenStarted("wk1/bring-up", func() { pressed = time.Now(); cancel() })
+		mustBe(t, c.roll(planning.Policy{})(ctx) != nil, "it was not interrupted")
+		took := time.Since(pressed)
+		require(t, took <= time.Minute, "it took %s to end", took)
+		n := len(told.got)
+		require(t, n == 2 && told.got[1].Outcome == "interrupted" && told.got[1].Event == cluster.NoticeFailure,
+			"told %+v", told.got)
 	})
 }

@@ -33,17 +33,15 @@ const (
 	listPage    = 500  // objects in an answer of Kubernetes
 )
 
-// mostAsked are the maximum requests and bytes of a command: fixed ones, and those for
-// each node.
+// mostAsked are the maximum requests and bytes of a command: fixed ones, and those for each node.
 type mostAsked struct {
 	proxmox, ofNode int   // requests to Proxmox
 	bytesOfNode     int64 // of Proxmox' answers
 	talos           int   // requests to all machines, besides 24 to each
 }
 
-// TestOneLook: plan and doctor request nothing twice from Kubernetes and Proxmox, whatever
-// the number of nodes and volumes. Only requests about a VM or a machine grow with the
-// number of nodes; Kubernetes sends each object once.
+// TestOneLook: plan and doctor request nothing twice from Kubernetes and Proxmox, whatever the number of nodes and
+// volumes. Only requests about a VM or a machine grow with the number of nodes; Kubernetes sends each object once.
 func TestOneLook(t *testing.T) {
 	commands := map[string]struct {
 		run  func(c *Client, t *testing.T) error
@@ -116,8 +114,7 @@ func (l *Lab) objectsOnce(kinds ...string) (objects map[string]int, bytes int64)
 		list := l.allStored(r.GroupVersionResource, "")
 		objects[r.Resource] = len(list)
 		for _, o := range list {
-			b, err := json.Marshal(o)
-			must(l.t, err)
+			b := valueOf(json.Marshal(o))(l.t)
 			bytes += int64(len(b)) + 1
 		}
 	}
@@ -158,17 +155,16 @@ func (a asked) require(t *testing.T, command string, most mostAsked, nodes int, 
 	}
 	limits := map[string]int{"kubernetes": lists, "proxmox": most.proxmox + most.ofNode*nodes, "talos": most.talos + 24*nodes}
 	for proto, limit := range limits {
-		if a.Requests[proto] > limit {
-			t.Errorf("%s: %s was asked %d times about %d nodes, more than %d", command, proto, a.Requests[proto], nodes, limit)
-		}
+		require(t, a.Requests[proto] <= limit,
+			"%s: %s was asked %d times about %d nodes, more than %d", command, proto, a.Requests[proto], nodes, limit)
 	}
 	const around = 64 << 10 // lists have a head, and the groups no objects
-	if limit := once + around; a.Bytes["kubernetes"] > limit {
-		t.Errorf("%s: Kubernetes has sent %d bytes, all objects once are %d", command, a.Bytes["kubernetes"], limit)
-	}
-	if limit := around + most.bytesOfNode*int64(nodes); a.Bytes["proxmox"] > limit {
-		t.Errorf("%s: Proxmox has sent %d bytes about %d nodes, more than %d", command, a.Bytes["proxmox"], nodes, limit)
-	}
+	limit := once + around
+	require(t, a.Bytes["kubernetes"] <= limit,
+		"%s: Kubernetes has sent %d bytes, all objects once are %d", command, a.Bytes["kubernetes"], limit)
+	limit = around + most.bytesOfNode*int64(nodes)
+	require(t, a.Bytes["proxmox"] <= limit,
+		"%s: Proxmox has sent %d bytes about %d nodes, more than %d", command, a.Bytes["proxmox"], nodes, limit)
 }
 
 // TestDriftAsksLittle counts the requests of a drift, and how many of them depend on an
@@ -187,14 +183,11 @@ func TestDriftAsksLittle(t *testing.T) {
 			"talos":      13*nodes + 1, // each machine; the members
 			"kubernetes": 2,            // the Nodes, and which storage systems there are
 		} {
-			if asked := after[proto] - before[proto]; asked > most {
-				t.Errorf("%s was asked %d times about %d nodes, more than %d", proto, asked, nodes, most)
-			}
+			asked := after[proto] - before[proto]
+			require(t, asked <= most, "%s was asked %d times about %d nodes, more than %d", proto, asked, nodes, most)
 		}
 		const most = 10 // including handshakes
-		if waits > most {
-			t.Errorf("it waited for %d answers one after the other, more than %d", waits, most)
-		}
+		require(t, waits <= most, "it waited for %d answers one after the other, more than %d", waits, most)
 	})
 }
 
@@ -242,8 +235,7 @@ func TestNothingToDo(t *testing.T) {
 func (l *Lab) requireIdle(t *testing.T, stage string, checksums int, run func(*Client) error) {
 	t.Helper()
 	file := filepath.Join(l.Dir, "recast.lock")
-	was, err := os.Stat(file)
-	must(t, err)
+	was := valueOf(os.Stat(file))(t)
 	lock, calls, tasks, start := l.Read("recast.lock"), len(l.Recorder.Calls()), len(l.World.Tasks()), time.Now()
 	if err := run(l.Client()); err != nil {
 		t.Fatalf("%s: %v", stage, err)
@@ -253,26 +245,20 @@ func (l *Lab) requireIdle(t *testing.T, stage string, checksums int, run func(*C
 	compared = compared[:len(compared)-tasks] // the latest are first
 	for _, task := range compared {
 		took -= task.End.Sub(task.Start)
-		if log := strings.Join(task.Log, "\n"); task.Type != "download" || !strings.Contains(log, "no need to download") {
-			t.Errorf("%s: task %s: %s", stage, task.UPID, log)
-		}
+		log := strings.Join(task.Log, "\n")
+		require(t, task.Type == "download" && strings.Contains(log, "no need to download"),
+			"%s: task %s: %s", stage, task.UPID, log)
 	}
 	if took >= time.Second*time.Duration(max(1, checksums)) { // each is polled for
 		t.Errorf("%s took %s, the comparing of %d checksums left out", stage, took, checksums)
 	}
-	if len(compared) != checksums {
-		t.Errorf("%s had %d checksums compared, want %d", stage, len(compared), checksums)
-	}
+	require(t, len(compared) == checksums, "%s had %d checksums compared, want %d", stage, len(compared), checksums)
 	for _, c := range l.Recorder.Calls()[calls:] {
-		if !harmless(c) {
-			t.Errorf("%s: %s %s %s", stage, c.Proto, c.Method, c.Path)
-		}
+		require(t, harmless(c), "%s: %s %s %s", stage, c.Proto, c.Method, c.Path)
 	}
-	is, err := os.Stat(file)
-	must(t, err)
-	if !bytes.Equal(l.Read("recast.lock"), lock) || !is.ModTime().Equal(was.ModTime()) || !os.SameFile(was, is) {
-		t.Errorf("%s wrote recast.lock", stage)
-	}
+	is := valueOf(os.Stat(file))(t)
+	require(t, bytes.Equal(l.Read("recast.lock"), lock) && is.ModTime().Equal(was.ModTime()) && os.SameFile(was, is),
+		"%s wrote recast.lock", stage)
 }
 
 // harmless says whether a request neither changes anything nor reads image content.

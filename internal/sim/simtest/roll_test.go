@@ -2,16 +2,26 @@ package simtest
 
 import (
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // inLab runs a test in a lab in memory.
@@ -21,38 +31,46 @@ func inLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 	synctest.Test(t, func(t *testing.T) { f(t, New(t, o)) })
 }
 
+// inLongLab is inLab for a long test.
+func inLongLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	long(t)
+	inLab(t, o, f)
+}
+
+// played is what a test does with a story in its lab.
+type played[S any] = func(t *testing.T, lab *Lab, story S)
+
 // eachInLab plays each story in a lab of its own.
-func eachInLab[S any](t *testing.T, o sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
+func eachInLab[S any](t *testing.T, o sim.Options, stories map[string]S, f played[S]) {
 	t.Helper()
 	eachIn(t, func(S) sim.Options { return o }, stories, f)
 }
 
 // eachIn is eachInLab where each story has its own options.
-func eachIn[S any](t *testing.T, o func(story S) sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
+func eachIn[S any](t *testing.T, o func(story S) sim.Options, stories map[string]S, f played[S]) {
 	t.Helper()
 	for name, story := range stories {
 		t.Run(name, func(t *testing.T) { inLab(t, o(story), func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
 	}
 }
 
-// eachNamed is eachInLab for stories of which the name says all, such as a step or a strategy.
-func eachNamed[S ~string](t *testing.T, o sim.Options, stories []S, f func(t *testing.T, lab *Lab, story S)) {
+// eachLong is eachInLab for long stories, of which a slice has some.
+func eachLong[S any](t *testing.T, o sim.Options, stories map[string]S, f played[S]) {
 	t.Helper()
-	for _, story := range stories {
-		t.Run(string(story), func(t *testing.T) { inLab(t, o, func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
+	eachLongIn(t, func(S) sim.Options { return o }, stories, f)
+}
+
+// eachLongIn is eachLong where each story has its own options.
+func eachLongIn[S any](t *testing.T, o func(story S) sim.Options, stories map[string]S, f played[S]) {
+	t.Helper()
+	for name, story := range stories {
+		t.Run(name, func(t *testing.T) { inLongLab(t, o(story), func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
 	}
 }
 
-// eachLong is eachInLab for long stories, of which a slice has some.
-func eachLong[S any](t *testing.T, o sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
-	t.Helper()
-	for name, story := range stories {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, o, func(t *testing.T, lab *Lab) { f(t, lab, story) })
-		})
-	}
-}
+// newDisks are the strategies that give a node another system disk.
+var newDisks = storiesOf(cluster.Recreate, cluster.Reimage)
 
 // eachLongStory is eachLong for stories that make their own labs.
 func eachLongStory[S any](t *testing.T, stories map[string]S, play func(*testing.T, S)) {
@@ -71,40 +89,18 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 		before := lab.Disks()
 		lab.Patch(sim.PatchedExtension)
 		res := requireDrift(t, lab, "wk1", "wk2")
-		if r := res.Nodes[1].Reasons; len(r) != 1 || r[0].Code != "extension-digest" || !strings.Contains(r[0].Text, "iscsi-tools v0.2.0: sha256:") {
-			t.Errorf("wk1 is stale because of %+v", r)
-		}
+		r := res.Nodes[1].Reasons
+		require(t, len(r) == 1 && r[0].Code == "extension-digest" && strings.Contains(r[0].Text, "iscsi-tools v0.2.0: sha256:"),
+			"wk1 is stale because of %+v", r)
 		rep := lab.Client().mustRoll(planning.Policy{})
-		if rep.Outcome != "done" || len(rep.Plan.Work()) != 2 {
-			t.Errorf("report %+v", rep)
-		}
+		require(t, rep.Outcome == "done" && len(rep.Plan.Work()) == 2, "report %+v", rep)
 		requireInSync(t, lab)
 		after := lab.Disks()
 		for serial, sum := range before {
-			if after[serial] != sum {
-				t.Errorf("disk %s: %s before, %s after", serial, sum, after[serial])
-			}
+			require(t, after[serial] == sum, "disk %s: %s before, %s after", serial, sum, after[serial])
 		}
-		again, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		if err != nil || again.Outcome != "nothing to do" || again.Run != "" {
-			t.Errorf("a second roll: %+v, %v", again, err)
-		}
-	})
-}
-
-func TestRollTwiceUsesTheParkingVMAgain(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
-			lab.Patch(sim.PatchedExtension)
-			must(t, lab.as(run).roll(planning.Policy{})(t.Context()))
-			requireDrift(t, lab)
-		}
-		res, err := lab.Client().Status(t.Context())
-		if err != nil || len(res.Open) != 0 || len(res.Kept) != 1 {
-			t.Errorf("status %+v, %v", res, err)
-		}
-		lab.RequireIntact()
+		again := valueOf(lab.Client().Roll(t.Context(), planning.Policy{}))(t)
+		require(t, again.Outcome == "nothing to do" && again.Run == "", "a second roll: %+v", again)
 	})
 }
 
@@ -122,15 +118,13 @@ func TestRollOfAnotherPatch(t *testing.T) {
 		}
 		for _, extension := range []string{sim.PatchedExtension, sim.CommonExtension} {
 			lab.Patch(extension)
-			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-			requireInSync(t, lab)
+			lab.Client().rollTo(t, planning.Policy{})
 		}
 	})
 }
 
 func TestSwappedISOsAreNoticed(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		// The swap needs two builds on the storage: the control planes have another one.
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().Publish(t.Context()))
@@ -139,13 +133,10 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 		requireRefused(t, err, "it booted v1.13.9 with schematic")
 		requireTrouble(t, err, fault.NoBoot, "scsi0 (the old system disk) parked on VM ")
 		lab.RequireIntact()
-		vm, err := lab.World.LookupVM("pve1", 9031)
-		if err != nil || vm.Running {
-			t.Errorf("the VM that booted the wrong bytes: %+v, %v", vm, err)
-		}
+		vm := valueOf(lab.World.LookupVM("pve1", 9031))(t)
+		require(t, !vm.Running, "the VM that booted the wrong bytes: %+v", vm)
 		lab.SwapISOs() // someone restores the right content
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		requireDrift(t, lab)
+		lab.Client().rollTo(t, planning.Policy{})
 	})
 }
 
@@ -155,20 +146,14 @@ func TestAWipedDiskIsNoticed(t *testing.T) {
 		for _, d := range lab.World.Persistent() {
 			lab.World.Media(d.Volid, "pve1").Write(nil)
 		}
-		if after := lab.Disks(); after["data-wk1"] == before["data-wk1"] {
-			t.Error("the datacentre hashes a wiped disk as before")
-		}
-		if len(lab.World.Violations()) == 0 {
-			t.Error("a wiped persistent disk broke no promise")
-		}
+		require(t, lab.Disks()["data-wk1"] != before["data-wk1"], "the datacentre hashes a wiped disk as before")
+		require(t, len(lab.World.Violations()) != 0, "a wiped persistent disk broke no promise")
 	})
 }
 
-// A VM in a pool is in it again after it was recreated, and so is its parking VM: pools
-// decide on permissions.
+// A VM in a pool is in it again after it was recreated, and so is its parking VM: pools decide on permissions.
 func TestRecreatedInItsPool(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.World.AddPool("talos")
 		must(t, lab.World.JoinPool("", worker1, "talos", false))
 		lab.Patch(sim.CommonExtension)
@@ -188,7 +173,6 @@ func TestRecreatedInItsPool(t *testing.T) {
 // TestReplicationOutlivesARoll: a job that a new system disk would break stops the roll of
 // its node; the remedy in the refusal lifts it, and the job continues.
 func TestReplicationOutlivesARoll(t *testing.T) {
-	long(t)
 	const id = "9031-0"
 	type story struct {
 		lift     edit
@@ -196,7 +180,7 @@ func TestReplicationOutlivesARoll(t *testing.T) {
 	}
 	o := oneWorker()
 	o.DiskType = "zfspool"
-	eachInLab(t, o, map[string]story{
+	eachLong(t, o, map[string]story{
 		"the system disk is left out": {func(l *Lab) { change("scsi0=" + l.vm(wk1).Config["scsi0"] + ",replicate=0")(l) }, cluster.Reimage},
 		"the job is made again":       {func(l *Lab) { l.World.RemoveReplication(id) }, cluster.Recreate},
 	}, func(t *testing.T, lab *Lab, s story) {
@@ -205,9 +189,8 @@ func TestReplicationOutlivesARoll(t *testing.T) {
 		must(t, lab.World.RunReplication(id))
 		resumption{strategy: s.strategy}.prepare(lab)
 		err := lab.Client().roll(onlyWorker)(t.Context())
-		if fault.CodeOf(err) != fault.PlanRefused || !strings.Contains(err.Error(), "replication 9031-0 of the VM") {
-			t.Fatalf("with the job: %v", err)
-		}
+		mustBe(t, fault.CodeOf(err) == fault.PlanRefused && strings.Contains(err.Error(), "replication 9031-0 of the VM"),
+			"with the job: %v", err)
 		s.lift(lab)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		if len(lab.World.Replication()) == 0 {
@@ -234,13 +217,10 @@ func TestRestrictedTags(t *testing.T) {
 		if tc.recover {
 			must(t, lab.Client().giveUp("wk1")(t.Context()))
 		} else {
-			must(t, lab.Client().roll(onlyWorker)(t.Context()))
-			requireDrift(t, lab, "cp1")
+			lab.Client().rollTo(t, onlyWorker, "cp1")
 		}
 		lab.RequireIntact()
-		if got := lab.vmConfig(wk1)["tags"]; got != "talos" {
-			t.Errorf("tags = %q", got)
-		}
+		requireSame(t, "talos", lab.vmConfig(wk1)["tags"], "tags = (-want +got)")
 	})
 }
 
@@ -253,10 +233,203 @@ func TestTagThatGoesWithItsVM(t *testing.T) {
 		lab.World.RestrictTags(world.TagAccess{Allow: "existing"})
 		lab.Patch(everywhere)
 		before := fmt.Sprint(lab.vmConfig(wk1))
-		err := lab.Client().roll(onlyWorker)(t.Context())
-		requireRefused(t, err, "the Proxmox token lacks privileges: Sys.Modify on /")
-		if now := fmt.Sprint(lab.vmConfig(wk1)); now != before {
-			t.Errorf("%s\nwas\n%s", now, before)
-		}
+		requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "the Proxmox token lacks privileges: Sys.Modify on /")
+		requireSame(t, before, fmt.Sprint(lab.vmConfig(wk1)), "…\nwas\n… (-want +got)")
 	})
+}
+
+// require fails unless that holds; the text says what is so instead.
+func require(t testing.TB, holds bool, text string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Errorf(text, args...)
+	}
+}
+
+// mustBe is require for what the rest of a test needs: it ends it.
+func mustBe(t testing.TB, holds bool, text string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatalf(text, args...)
+	}
+}
+
+// requireNone fails if there is any.
+func requireNone[T any](t testing.TB, found []T, what string) {
+	t.Helper()
+	if len(found) > 0 {
+		t.Errorf("%s: %+v", what, found)
+	}
+}
+
+// requireSame fails unless the values are equal; what says of what they are, and which of them is the wanted one.
+func requireSame(t testing.TB, want, got any, what string, args ...any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s:\n%s", fmt.Sprintf(what, args...), diff)
+	}
+}
+
+// requireFault fails unless the error is of that kind, and it and its hints say all of these texts.
+func requireFault(t testing.TB, err error, kind fault.Kind, says ...string) {
+	t.Helper()
+	all := message(err) + "\n" + strings.Join(fault.Hints(err), "\n")
+	if err == nil || fault.KindOf(err) != kind {
+		t.Errorf("kind %d, want %d: %s", fault.KindOf(err), kind, all)
+	}
+	requireSays(t, all, says...)
+}
+
+// requireMessage fails unless the error is of that kind and has exactly this text.
+func requireMessage(t *testing.T, err error, kind fault.Kind, want string) {
+	t.Helper()
+	if fault.KindOf(err) != kind || message(err) != want {
+		t.Errorf("kind %d, want %d: %v\nwant %s", fault.KindOf(err), kind, err, want)
+	}
+}
+
+// requireRefused fails unless the error is a refusal whose message has this text.
+func requireRefused(t testing.TB, err error, text string) {
+	t.Helper()
+	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), text) {
+		t.Errorf("err = %v (kind %d), want it refused: %s", err, fault.KindOf(err), text)
+	}
+}
+
+// requireError fails unless there is an error, and it and its hints say all of these texts.
+func requireError(t testing.TB, err error, says ...string) {
+	t.Helper()
+	requireFault(t, err, fault.KindOf(err), says...)
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// requireInSync fails unless drift finds these nodes stale and no other, and every persistent disk is intact.
+func requireInSync(t *testing.T, lab *Lab, stale ...string) {
+	t.Helper()
+	requireDrift(t, lab, stale...)
+	lab.RequireIntact()
+}
+
+func requireDrift(t *testing.T, lab *Lab, stale ...string) pipeline.DriftResult {
+	t.Helper()
+	res := valueOf(lab.Client().Drift(t.Context()))(t)
+	var got []string
+	for _, d := range res.Nodes {
+		if d.Stale {
+			got = append(got, d.Node)
+		}
+	}
+	if strings.Join(got, " ") != strings.Join(stale, " ") || res.Unread > 0 {
+		t.Fatalf("stale %q, want %q: %+v", got, stale, res.Nodes)
+	}
+	return res
+}
+
+// rollTo rolls, and then finds these nodes stale and no other, and every persistent disk intact.
+func (c *Client) rollTo(t *testing.T, policy planning.Policy, stale ...string) {
+	t.Helper()
+	must(t, c.roll(policy)(t.Context()))
+	requireInSync(t, c.lab, stale...)
+}
+
+// hears has the client's events heard.
+func (c *Client) hears(hear func(step.Event)) *Client {
+	c.Emit = hear
+	return c
+}
+
+// requireSays fails unless a text has all of these.
+func requireSays(t testing.TB, all string, says ...string) {
+	t.Helper()
+	for _, text := range says {
+		require(t, strings.Contains(all, text), "it does not say %q:\n%s", text, all)
+	}
+}
+
+// requirePlanned fails unless a node is planned so, with nothing refused, and why has these texts.
+func requirePlanned(t testing.TB, n planning.NodePlan, s cluster.Strategy, why ...string) {
+	t.Helper()
+	require(t, n.Strategy == s && len(n.Refused) == 0, "%s is planned as %q, refused %q", n.Node, n.Strategy, n.Refused)
+	requireSays(t, n.Why, why...)
+}
+
+// requireEtcd fails the test if etcd was used in a way that may lose it.
+func (l *Lab) requireEtcd() {
+	l.t.Helper()
+	for _, v := range l.EtcdViolations() {
+		l.t.Errorf("etcd: %s", v)
+	}
+}
+
+// sent are the calls since one that a test looks for.
+func (l *Lab) sent(from int, is func(record.Call) bool) []record.Call {
+	return slices.DeleteFunc(l.Recorder.Calls()[from:], func(c record.Call) bool { return !is(c) })
+}
+
+// requireNothingSent fails if something was changed since a call, but for the claim and by those protocols.
+func (l *Lab) requireNothingSent(from int, but ...string) {
+	l.t.Helper()
+	wrong := func(c record.Call) bool { return c.Mutation && !ofClaim(c) && !slices.Contains(but, c.Proto) }
+	for _, c := range l.sent(from, wrong) {
+		l.t.Errorf("%s %s %s was sent all the same", c.Proto, c.Method, c.Path)
+	}
+}
+
+// plan is what a roll would do now.
+func (l *Lab) plan(policy planning.Policy) planning.Plan {
+	l.t.Helper()
+	return valueOf(l.Client().Plan(l.t.Context(), policy))(l.t)
+}
+
+func (l *Lab) status() pipeline.StatusResult {
+	l.t.Helper()
+	return valueOf(l.Client().Status(l.t.Context()))(l.t)
+}
+
+func (l *Lab) drift() pipeline.DriftResult {
+	l.t.Helper()
+	return valueOf(l.Client().Drift(l.t.Context()))(l.t)
+}
+
+// session is a connected client, which the caller ends.
+func (l *Lab) session() *session {
+	l.t.Helper()
+	return valueOf(l.Client().connect(l.t.Context()))(l.t)
+}
+
+// kubeNode is a node in Kubernetes.
+func (l *Lab) kubeNode(name string) *corev1.Node {
+	l.t.Helper()
+	return valueOf(l.Kube.Node(l.t.Context(), name))(l.t)
+}
+
+// stored is an object in Kubernetes.
+func (l *Lab) stored(r schema.GroupVersionResource, namespace, name string) store.Object {
+	l.t.Helper()
+	return valueOf(l.Kube.Store().Get(l.t.Context(), r, namespace, name))(l.t)
+}
+
+// allStored are the objects of a kind in Kubernetes.
+func (l *Lab) allStored(r schema.GroupVersionResource, namespace string) []store.Object {
+	l.t.Helper()
+	all, _, err := l.Kube.Store().List(l.t.Context(), r, namespace)
+	must(l.t, err)
+	return all
+}
+
+// mustRoll is a roll that has to succeed.
+func (c *Client) mustRoll(policy planning.Policy) pipeline.Report {
+	c.lab.t.Helper()
+	return valueOf(c.Roll(c.lab.t.Context(), policy))(c.lab.t)
+}
+
+func readFile(t testing.TB, name string) []byte {
+	t.Helper()
+	return valueOf(os.ReadFile(name))(t)
 }

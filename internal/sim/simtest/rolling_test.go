@@ -86,7 +86,6 @@ func (l *Lab) setRoll(keys ...string) {
 
 // TestOrder checks the order in which nodes go down.
 func TestOrder(t *testing.T) {
-	long(t)
 	type story struct {
 		options sim.Options
 		roll    []string
@@ -102,33 +101,30 @@ func TestOrder(t *testing.T) {
 		"workers first":                      {roll: []string{"order: workers-first"}, order: []string{"wk1", "wk2", "cp1"}},
 		"no canary":                          {roll: []string{"canary: false"}, order: []string{"cp1", "wk1", "wk2"}},
 		"someone runs the new build already": {before: "wk2", order: []string{"cp1", "wk1"}},
-		"only":                               {policy: planning.Policy{Only: []string{"wk2", "cp1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
+		"only":                               {policy: policyFor("wk2", "cp1"), order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 		"exclude":                            {policy: planning.Policy{Exclude: []string{"wk1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 	}
-	eachIn(t, func(c story) sim.Options { return c.options }, cases, func(t *testing.T, lab *Lab, c story) {
+	eachLongIn(t, func(c story) sim.Options { return c.options }, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll(c.roll...)
 		lab.Patch(everywhere)
 		if c.before != "" {
-			must(t, lab.Client().roll(planning.Policy{Only: []string{c.before}})(t.Context()))
+			must(t, lab.Client().roll(policyFor(c.before))(t.Context()))
 		}
 		seen := lab.watchOutage()
 		must(t, lab.second().roll(c.policy)(t.Context()))
 		requireSame(t, c.order, seen.order, "order (-want +got)")
-		if seen.most != 1 {
-			t.Errorf("%d nodes were out at a time", seen.most)
-		}
+		require(t, seen.most == 1, "%d nodes were out at a time", seen.most)
 		requireInSync(t, lab, c.stale...)
 	})
 }
 
 // TestAFailingCanary stops everything else, as does the first of the workers that go first.
 func TestAFailingCanary(t *testing.T) {
-	long(t)
 	type story struct {
 		roll []string
 		says string
 	}
-	eachInLab(t, sim.Options{Workers: 3}, map[string]story{
+	eachLong(t, sim.Options{Workers: 3}, map[string]story{
 		"a canary":      {[]string{"maxUnavailable: {workers: 3, perHost: 3}"}, "roll/canary/wk1/take-down/drain: drain wk1: "},
 		"workers first": {[]string{"order: workers-first", "canary: false"}, "roll/workers/wk1/take-down/drain: drain wk1: "},
 	}, func(t *testing.T, lab *Lab, c story) {
@@ -144,16 +140,13 @@ func TestAFailingCanary(t *testing.T) {
 			t.Error("wk1 is still cordoned")
 		}
 		for _, d := range requireDrift(t, lab, "cp1", "wk1", "wk2", "wk3").Nodes {
-			if len(d.Reasons) != 1 {
-				t.Errorf("%s was not taken down, yet: %+v", d.Node, d.Reasons)
-			}
+			require(t, len(d.Reasons) == 1, "%s was not taken down, yet: %+v", d.Node, d.Reasons)
 		}
 	})
 }
 
 // TestWorkersAtATime rolls four workers, in less time than sequentially.
 func TestWorkersAtATime(t *testing.T) {
-	long(t)
 	type story struct {
 		hosts             int
 		at                string
@@ -164,11 +157,11 @@ func TestWorkersAtATime(t *testing.T) {
 		"half":         {1, "{workers: 50%, perHost: 4}", 2, 2},
 		"one per host": {2, "{workers: 4}", 2, 1},
 	}
-	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 4, Hosts: c.hosts} }, cases, func(t *testing.T, lab *Lab, c story) {
+	eachLongIn(t, func(c story) sim.Options { return sim.Options{Workers: 4, Hosts: c.hosts} }, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("canary: false")
 		lab.Patch(sim.PatchedExtension)
 		start := time.Now()
-		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1", "wk2"}})(t.Context()))
+		must(t, lab.Client().roll(policyFor("wk1", "wk2"))(t.Context()))
 		serial := 2 * time.Since(start) // of four
 		lab.Patch(sim.PatchedExtension)
 		lab.setRoll("maxUnavailable: " + c.at)
@@ -176,17 +169,11 @@ func TestWorkersAtATime(t *testing.T) {
 		start = time.Now()
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		took := time.Since(start)
-		if seen.most != c.most {
-			t.Errorf("%d were out at a time, want %d", seen.most, c.most)
-		}
+		require(t, seen.most == c.most, "%d were out at a time, want %d", seen.most, c.most)
 		for host, n := range seen.perHost {
-			if n != c.mostPerHost {
-				t.Errorf("%d of %s were out at a time, want %d", n, host, c.mostPerHost)
-			}
+			require(t, n == c.mostPerHost, "%d of %s were out at a time, want %d", n, host, c.mostPerHost)
 		}
-		if parallel := took < serial*3/4; parallel != (c.most > 1) {
-			t.Errorf("it took %s; one after the other: %s", took, serial)
-		}
+		requireSame(t, (c.most > 1), took < serial*3/4, "it took %s; one after the other: %s (-want +got)", took, serial)
 		requireInSync(t, lab)
 	})
 }
@@ -194,7 +181,6 @@ func TestWorkersAtATime(t *testing.T) {
 // TestOneOfThreeFails rolls two workers at a time, of which one fails while it is down:
 // the other one is finished, the third is not touched.
 func TestOneOfThreeFails(t *testing.T) {
-	long(t)
 	type story struct {
 		fail string // a request to Proxmox
 		down bool
@@ -203,41 +189,32 @@ func TestOneOfThreeFails(t *testing.T) {
 		"before it is taken down": {"PUT /nodes/pve1/qemu/9031/config", false},
 		"when it is down":         {"POST /nodes/pve1/qemu/9031/move_disk", true},
 	}
-	eachInLab(t, sim.Options{Workers: 3}, cases, func(t *testing.T, lab *Lab, c story) {
+	eachLong(t, sim.Options{Workers: 3}, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
 		lab.Patch(sim.PatchedExtension)
 		lab.World.FailNext(c.fail, "the disk is on fire")
 		seen := lab.watchOutage()
 		err := lab.Client().roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Failed, "roll/workers/wk1/", "the disk is on fire")
-		if says := strings.Contains(strings.Join(fault.Hints(err), "\n"), "still unfinished, cordoned or down: wk1. recast roll"); says != c.down {
-			t.Errorf("hints %q", fault.Hints(err))
-		}
-		if slices.Contains(seen.order, "wk3") {
-			t.Error("wk3 was touched")
-		}
+		says := strings.Contains(strings.Join(fault.Hints(err), "\n"), "still unfinished, cordoned or down: wk1. recast roll")
+		require(t, says == c.down, "hints %q", fault.Hints(err))
+		require(t, !slices.Contains(seen.order, "wk3"), "wk3 was touched")
 		if seen.look(); seen.isOut("wk2") {
 			t.Error("wk2 was not finished")
 		}
-		if seen.isOut("wk1") != c.down {
-			t.Errorf("wk1 is out: %t", seen.isOut("wk1"))
-		}
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		require(t, seen.isOut("wk1") == c.down, "wk1 is out: %t", seen.isOut("wk1"))
+		lab.second().rollTo(t, planning.Policy{})
 	})
 }
 
 // TestAForeignCordonStays rolls a node that a person has cordoned.
 func TestAForeignCordonStays(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	eachLong(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		lab.setRoll("strategy: " + string(s))
 		lab.Patch(sim.PatchedExtension)
 		lab.Cordon("wk1", true)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || !node.Spec.Unschedulable {
-			t.Errorf("wk1 takes pods (%v)", err)
-		}
+		require(t, lab.kubeNode("wk1").Spec.Unschedulable, "wk1 takes pods")
 		requireDrift(t, lab)
 	})
 }
@@ -246,9 +223,7 @@ func TestAForeignCordonStays(t *testing.T) {
 // a person has taken down, does not count.
 func TestAnotherNodeIsDown(t *testing.T) {
 	long(t)
-	off := func(node string) func(*Lab) {
-		return func(l *Lab) { must(l.t, l.World.PowerOff(l.node(node).VMID)) }
-	}
+	off := func(node string) func(*Lab) { return func(l *Lab) { must(l.t, l.World.PowerOff(l.node(node).VMID)) } }
 	foreign := func(l *Lab) {
 		l.Kube.NodeUp(kubeapi.NodeInfo{Name: "gpu1", UUID: "5ec0ffee-0000-4000-8000-0000000000aa", BootID: "b"})
 		time.Sleep(time.Minute)
@@ -282,14 +257,12 @@ func TestAnotherNodeIsDown(t *testing.T) {
 		lab.Patch(everywhere)
 		c.spoil(lab)
 		time.Sleep(2 * time.Minute) // until Kubernetes reports it
-		only := planning.Policy{Only: []string{c.only}}
+		only := policyFor(c.only)
 		plan := lab.plan(only)
 		if refused := strings.Join(plan.Refused(), "\n"); !strings.Contains(refused, c.refuse) || c.refuse == "" && refused != "" {
 			t.Errorf("the plan refuses %q", refused)
 		}
-		if !strings.Contains(strings.Join(plan.Warn, "\n"), c.warns) {
-			t.Errorf("the plan warns of %q", plan.Warn)
-		}
+		require(t, strings.Contains(strings.Join(plan.Warn, "\n"), c.warns), "the plan warns of %q", plan.Warn)
 		before := len(lab.Recorder.Calls())
 		_, err := lab.Client().Roll(t.Context(), only)
 		if c.refuse == "" {
@@ -297,17 +270,13 @@ func TestAnotherNodeIsDown(t *testing.T) {
 			return
 		}
 		requireRefused(t, err, c.refuse)
-		for _, call := range withoutPulls(changesOfNodes(lab.Recorder.Calls()[before:])) {
-			t.Errorf("%s was sent", call)
-		}
+		requireNone(t, withoutPulls(changesOfNodes(lab.Recorder.Calls()[before:])), "sent")
 	})
 }
 
-// TestSettle watches a node for the configured time, from the moment at which it stays
-// healthy.
+// TestSettle watches a node for the configured time, from the moment at which it stays healthy.
 func TestSettle(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	eachLong(t, oneWorker(), storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		lab.Replace("recast.yaml", "settle: 2s", "settle: 90s")
 		lab.setRoll("strategy: " + string(s))
 		lab.Patch(sim.PatchedExtension)
@@ -327,8 +296,7 @@ func TestSettle(t *testing.T) {
 			}
 		}
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if took := done.Sub(settling); settling.IsZero() || took < 90*time.Second || took > 100*time.Second {
-			t.Errorf("it settled for %s", took)
-		}
+		took := done.Sub(settling)
+		require(t, !settling.IsZero() && took >= 90*time.Second && took <= 100*time.Second, "it settled for %s", took)
 	})
 }

@@ -228,7 +228,7 @@ func silentVerbs() map[string]silentVerb {
 	verbs := map[string]silentVerb{
 		"restore cp1": {o: oneWorker(), node: "cp1", inSync: true, prepare: func(_ *testing.T, l *Lab) {
 			l.backUp()
-			l.loseEtcd("cp1")
+			l.reset("cp1", "EPHEMERAL")
 		}, do: func(c *Client, node string) func(context.Context) error {
 			return func(ctx context.Context) error {
 				_, err := c.Restore(ctx, filepath.Join(c.Dir, snapshots, c.lab.snapshotFiles()[0]), node)

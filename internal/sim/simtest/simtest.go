@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -112,6 +113,26 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 		l.persistent = append(l.persistent, content{serial, sum})
 	}
 	return l
+}
+
+// Configure writes the files of a user who makes a cluster in an empty lab: recast.yaml with
+// that text about its classes and nodes, the schematics default and storage, and their lock,
+// which it returns.
+func (l *Lab) Configure(nodes string) schematics.Lock {
+	l.t.Helper()
+	l.Write("recast.yaml", []byte(l.Config(nodes)))
+	for name, content := range l.Schematics() {
+		l.Write(name, content)
+	}
+	return l.lockSchematics()
+}
+
+// Guard makes the test fail if recast shows one of these secrets, as it does for those of the
+// lab's own cluster.
+func (l *Lab) Guard(secrets *secrets.Bundle) {
+	l.canary.mu.Lock()
+	defer l.canary.mu.Unlock()
+	l.canary.addBundle(secrets)
 }
 
 // lockSchematics locks the schematics of the new working directory.
@@ -225,3 +246,12 @@ func must(t testing.TB, err error) {
 
 // errOf is the error of a call whose result does not matter.
 func errOf[T any](_ T, err error) error { return err }
+
+// valueOf is the result of a call that must succeed.
+func valueOf[T any](value T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		must(t, err)
+		return value
+	}
+}

@@ -6,9 +6,7 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/recast-sh/recast/cluster"
@@ -21,22 +19,13 @@ import (
 
 const longhornSpace = "longhorn-system"
 
-// runLonghorn installs Longhorn as its manager writes its objects: its DaemonSet, settings, and a node for
-// each worker.
+// runLonghorn installs Longhorn as its manager writes its objects: its DaemonSet, settings, and a node for each worker.
 func (l *Lab) runLonghorn(workers ...string) {
 	l.t.Helper()
 	l.installLonghorn()
-	labels := map[string]string{"app": "longhorn-manager"}
-	l.put(store.DaemonSets(), &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "longhorn-manager", Namespace: longhornSpace},
-		Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "longhorn-manager", Image: "longhornio/longhorn-manager:v1.10.0"}}},
-			},
-		},
-	})
+	l.put(store.DaemonSets(), daemonSet(longhornSpace, "longhorn-manager", corev1.PodSpec{
+		Containers: []corev1.Container{{Name: "longhorn-manager", Image: "longhornio/longhorn-manager:v1.10.0"}},
+	}))
 	l.longhornSetting("node-drain-policy", "block-if-contains-last-replica")
 	l.longhornSetting("replica-replenishment-wait-interval", "600")
 	for _, name := range workers {
@@ -133,8 +122,7 @@ func inStorageLab(t *testing.T, run func(l *Lab, names ...string), workers int, 
 	})
 }
 
-// TestPlanOfReplicatedVolumes: a node is refused, by the volume's name, while no other node has a healthy
-// replica.
+// TestPlanOfReplicatedVolumes: a node is refused, by the volume's name, while no other node has a healthy replica.
 func TestPlanOfReplicatedVolumes(t *testing.T) {
 	const here = "Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only healthy replica on it"
 	const off = ", or roll.storage: {longhorn: off} does not look at it"
@@ -201,8 +189,7 @@ func (l *Lab) longhornNodeDown(name string) {
 	}))
 }
 
-// TestRollWaitsForReplicas: each node is out with a replica, Longhorn fills that again, and the next node
-// waits for it.
+// TestRollWaitsForReplicas: each node is out with a replica, Longhorn fills that again, and the next node waits for it.
 func TestRollWaitsForReplicas(t *testing.T) {
 	long(t)
 	const want = "volumes whole with wk1: Longhorn: 1 of 2 replicas healthy, 1 being rebuilt (%d %%); " +
@@ -226,7 +213,7 @@ type storageRoll struct {
 func rollWaits(t *testing.T, r storageRoll) {
 	t.Helper()
 	ways := []cluster.Strategy{cluster.Recreate, cluster.InPlace}
-	eachNamed(t, sim.Options{Workers: 2}, ways, func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	eachInLab(t, sim.Options{Workers: 2}, storiesOf(ways...), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		r.run(lab, "wk1", "wk2")
 		lab.Patch(sim.PatchedExtension)
 		lab.setRoll("strategy: " + string(s))
@@ -239,13 +226,9 @@ func rollWaits(t *testing.T, r storageRoll) {
 			notes("await-storage-again", &said), whenStarted("wk2/take-down", look), whenStarted("wk2/upgrade", look),
 		)
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if !whole || !r.whole(lab) {
-			t.Error("a node went while the volume was not whole, or it is not in the end")
-		}
+		require(t, whole && r.whole(lab), "a node went while the volume was not whole, or it is not in the end")
 		for _, want := range r.says {
-			if !slices.Contains(said, want) {
-				t.Errorf("said %q", said)
-			}
+			require(t, slices.Contains(said, want), "said %q", said)
 		}
 		if r.end != nil {
 			r.end(lab)
@@ -286,8 +269,7 @@ func TestRollStopsWhereVolumesStayBroken(t *testing.T) {
 
 		lab.copyOf("pvc-1", "wk7", func(spec map[string]any) { spec["nodeID"] = "wk1" })
 		time.Sleep(time.Minute)
-		must(t, lab.as(thirdRun).roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.as(thirdRun).rollTo(t, planning.Policy{})
 	})
 }
 
@@ -304,9 +286,8 @@ func TestReplicasOfTwoWorkersAtATime(t *testing.T) {
 		faulted := false
 		c.Emit = func(step.Event) { faulted = faulted || lab.robustness("pvc-1") == "faulted" }
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if faulted || seen.most > 1 || !lab.robust("pvc-1") || !lab.robust("pvc-2") {
-			t.Errorf("%d at a time, faulted: %v", seen.most, faulted)
-		}
+		require(t, !faulted && seen.most <= 1 && lab.robust("pvc-1") && lab.robust("pvc-2"),
+			"%d at a time, faulted: %v", seen.most, faulted)
 		requireInSync(t, lab)
 	})
 }
@@ -318,19 +299,14 @@ func TestInterruptedRollWaitsForReplicas(t *testing.T) {
 		lab.replicated("pvc-1", 2, "wk1", "wk2")
 		first := lab.Client()
 		first.Emit = whenStarted("wk1/bring-up/start", first.Kill)
-		if err := first.roll(planning.Policy{})(t.Context()); err == nil {
-			t.Fatal("it was killed")
-		}
+		mustBe(t, first.roll(planning.Policy{})(t.Context()) != nil, "it was killed")
 		if time.Sleep(10 * time.Second); lab.robust("pvc-1") {
 			t.Error("the volume did not notice")
 		}
 		whole := false
-		c := lab.second()
-		c.Emit = whenStarted("wk2/take-down", func() { whole = lab.robust("pvc-1") })
+		c := lab.second().hears(whenStarted("wk2/take-down", func() { whole = lab.robust("pvc-1") }))
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if !whole {
-			t.Error("wk2 went before the volume was whole")
-		}
+		require(t, whole, "wk2 went before the volume was whole")
 		requireInSync(t, lab)
 	})
 }

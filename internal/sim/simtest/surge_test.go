@@ -72,16 +72,13 @@ func (l *Lab) watchCapacity(ctx context.Context) (c *capacity, stop func()) {
 	for _, n := range nodes {
 		c.see(n.(*corev1.Node), false)
 	}
-	w, err := l.Kube.Store().Watch(ctx, store.Nodes(), revision)
-	must(l.t, err)
+	w := valueOf(l.Kube.Store().Watch(ctx, store.Nodes(), revision))(l.t)
 	var under sync.WaitGroup
 	under.Go(func() {
 		for {
 			e, err := w.Next(ctx)
 			if err != nil {
-				if !errors.Is(err, context.Canceled) {
-					l.t.Errorf("watch the Nodes: %v", err)
-				}
+				require(l.t, errors.Is(err, context.Canceled), "watch the Nodes: %v", err)
 				return
 			}
 			c.see(e.Object.(*corev1.Node), e.Type == watch.Deleted)
@@ -93,17 +90,11 @@ func (l *Lab) watchCapacity(ctx context.Context) (c *capacity, stop func()) {
 // requireNoSurge fails unless nothing is left of the surge node: no VM, no Node, no disk.
 func (l *Lab) requireNoSurge(t *testing.T) {
 	t.Helper()
-	if _, err := l.Kube.Node(t.Context(), surgeNode); err == nil {
-		t.Errorf("Kubernetes has node %s still", surgeNode)
-	}
-	if l.made([]string{surgeNode}) > 0 {
-		t.Errorf("VM %s is there still", surgeNode)
-	}
+	require(t, errOf(l.Kube.Node(t.Context(), surgeNode)) != nil, "Kubernetes has node %s still", surgeNode)
+	require(t, l.made([]string{surgeNode}) <= 0, "VM %s is there still", surgeNode)
 	res := l.status()
 	for _, k := range res.Kept {
-		if k.Node == surgeNode {
-			t.Errorf("a disk of it is kept: %+v", k)
-		}
+		require(t, k.Node != surgeNode, "a disk of it is kept: %+v", k)
 	}
 }
 
@@ -121,9 +112,9 @@ func TestSurge(t *testing.T) {
 		lab.Replace("recast.yaml", "  surge: 1\n", "  surge: "+s.surge+"\n")
 		lab.setRoll("maxUnavailable: {workers: "+s.out+", perHost: 3}", "canary: false")
 		requireInSync(t, lab)
-		if p := lab.planOf(lab.Client(), surgeNode, planning.Policy{}); p.Strategy != "" || p.Why != "it is there only during a roll" {
-			t.Fatalf("without a worker to renew: %s, %s", p.Strategy, p.Why)
-		}
+		p := lab.planOf(lab.Client(), surgeNode, planning.Policy{})
+		mustBe(t, p.Strategy == "" && p.Why == "it is there only during a roll",
+			"without a worker to renew: %s, %s", p.Strategy, p.Why)
 		lab.Patch(sim.PatchedExtension)
 		c, stop := lab.watchCapacity(t.Context())
 		rep := lab.Client().mustRoll(planning.Policy{})
@@ -143,16 +134,14 @@ func TestSurge(t *testing.T) {
 // TestSurgeAgain makes a surge node of which an earlier roll has left a parking VM, and an entry in Talos'
 // discovery. It has UEFI, so a disk for its variables.
 func TestSurgeAgain(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.AddSurge(1)
 		lab.Replace("recast.yaml", "surge: {memory: 4096,", "surge: {memory: 4096, bios: ovmf, machine: q35,")
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		lab.requireNoSurge(t)
 		count := func() (vms, volumes int) {
-			disks, err := lab.World.Volumes("fast", "pve1")
-			must(t, err)
+			disks := valueOf(lab.World.Volumes("fast", "pve1"))(t)
 			return len(lab.World.VMs()), len(disks)
 		}
 		vms, volumes := count()
@@ -161,9 +150,8 @@ func TestSurgeAgain(t *testing.T) {
 		c, stop := lab.watchCapacity(t.Context())
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		stop()
-		if !c.surged || c.early || c.least != 2 {
-			t.Errorf("at least %d served; surged %t, drained too early %t", c.least, c.surged, c.early)
-		}
+		require(t, c.surged && !c.early && c.least == 2,
+			"at least %d served; surged %t, drained too early %t", c.least, c.surged, c.early)
 		lab.requireNoSurge(t)
 		requireInSync(t, lab)
 		if v, d := count(); v != vms || d != volumes {
@@ -179,16 +167,13 @@ func (l *Lab) requireSurgeStays(t *testing.T) {
 		t.Errorf("the surge node is gone: %v", err)
 	}
 	res := l.status()
-	if !slices.Equal(res.Surge, []string{surgeNode}) {
-		t.Errorf("status says that %q are left over", res.Surge)
-	}
+	require(t, slices.Equal(res.Surge, []string{surgeNode}), "status says that %q are left over", res.Surge)
 }
 
 // TestSurgeWithData does not remove a surge node with data that only it has. The roll says why, and the
 // next one removes the node once that may be lost.
 func TestSurgeWithData(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.AddSurge(1)
 		daemons("default", "agent", "/var/lib/agent")(lab)
 		acceptLoss("hostpath/var/lib/agent")(lab)
@@ -199,9 +184,9 @@ func TestSurgeWithData(t *testing.T) {
 		lab.requireSurgeStays(t)
 		requireRefused(t, errOf(lab.Client().Remove(t.Context(), surgeNode)), "is on the system disk and would be lost")
 		lab.Replace("recast.yaml", "{name: "+surgeNode+",", "{name: "+surgeNode+", acceptLoss: [hostpath/var/lib/agent],")
-		if p := lab.planOf(lab.Client(), surgeNode, planning.Policy{}); p.Strategy != cluster.Remove || p.Phase != planning.SurgeEnd || len(p.WillLose) != 1 {
-			t.Errorf("left over, it is planned as %s in phase %s: %v", p.Strategy, p.Phase, p.WillLose)
-		}
+		p := lab.planOf(lab.Client(), surgeNode, planning.Policy{})
+		require(t, p.Strategy == cluster.Remove && p.Phase == planning.SurgeEnd && len(p.WillLose) == 1,
+			"left over, it is planned as %s in phase %s: %v", p.Strategy, p.Phase, p.WillLose)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		lab.requireNoSurge(t)
 		requireInSync(t, lab)
@@ -210,8 +195,7 @@ func TestSurgeWithData(t *testing.T) {
 
 // TestSurgeGetsData: data that came after its removal was planned counts as well.
 func TestSurgeGetsData(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.AddSurge(1)
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
@@ -230,10 +214,10 @@ func TestSurgeGetsData(t *testing.T) {
 func TestSurgeAfterAFailure(t *testing.T) {
 	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]func(t *testing.T, lab *Lab){
 		"the next roll goes on": func(t *testing.T, lab *Lab) {
-			if p := lab.planOf(lab.Client(), surgeNode, planning.Policy{}); p.Strategy != "" || !strings.HasPrefix(p.Why, "it serves while workers are away") {
-				t.Errorf("it is planned as %s: %s", p.Strategy, p.Why)
-			}
-			plan, err := lab.Client().Plan(t.Context(), planning.Policy{Only: []string{"cp1"}})
+			p := lab.planOf(lab.Client(), surgeNode, planning.Policy{})
+			require(t, p.Strategy == "" && strings.HasPrefix(p.Why, "it serves while workers are away"),
+				"it is planned as %s: %s", p.Strategy, p.Why)
+			plan, err := lab.Client().Plan(t.Context(), policyFor("cp1"))
 			if must(t, err); len(plan.Work()) > 0 || plan.Surge != nil {
 				t.Errorf("with --only cp1: %+v", plan.Surge)
 			}
@@ -310,9 +294,7 @@ func TestSurgeTakesNoMemory(t *testing.T) {
 		lab.Replace("recast.yaml", "  surge: 1\n", "  surge: 0\n")
 		lab.Replace("recast.yaml", "surge: {memory: 4096,", "surge: {memory: 53248,") // nearly all that pve1 has left
 		lab.Replace("recast.yaml", "{name: wk1,", "{name: wk1, vm: {memory: 6144},")
-		if p := lab.planOf(lab.Client(), "wk1", planning.Policy{}); p.Strategy != cluster.Reshape || len(p.Refused) > 0 {
-			t.Errorf("wk1 is planned as %s, refused %q", p.Strategy, p.Refused)
-		}
+		requirePlanned(t, lab.planOf(lab.Client(), "wk1", planning.Policy{}), cluster.Reshape)
 	})
 }
 
@@ -325,16 +307,10 @@ func TestSurgeByMistake(t *testing.T) {
 		lab.AddSurge(1)
 		node, _, _ := strings.Cut(refused[0], ":")
 		lab.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", class: surge, host: pve1, surge: true, vm: {ipconfig: ['ip=127.42.7.252/24,gw=127.42.7.1']},")
-		plan := lab.plan(planning.Policy{Only: []string{node}})
-		for _, text := range refused {
-			if all := strings.Join(plan.Refused(), "\n"); !strings.Contains(all, text) {
-				t.Errorf("it is not refused with %q: %s", text, all)
-			}
-		}
+		plan := lab.plan(policyFor(node))
+		requireSays(t, strings.Join(plan.Refused(), "\n"), refused...)
 		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), refused[0])
-		if _, err := lab.Kube.Node(t.Context(), node); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(lab.Kube.Node(t.Context(), node)))
 	})
 }
 
@@ -382,9 +358,7 @@ func TestSurgeKilled(t *testing.T) {
 		},
 		end: func(t *testing.T, s surging) string {
 			s.stop()
-			if s.early || s.least < 1 {
-				t.Errorf("at least %d served, drained too early %t", s.least, s.early)
-			}
+			require(t, !s.early && s.least >= 1, "at least %d served, drained too early %t", s.least, s.early)
 			requireInSync(t, s.Lab)
 			s.requireNoSurge(t)
 			return ""

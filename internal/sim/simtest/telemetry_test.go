@@ -3,6 +3,7 @@ package simtest
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -65,8 +66,7 @@ func exporterTo(t *testing.T, dial func(context.Context) (net.Conn, error)) sdkt
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
 	t.Cleanup(transport.CloseIdleConnections)
-	e, err := otlptracehttp.New(t.Context(), otlptracehttp.WithEndpoint("127.42.7.200:4318"), otlptracehttp.WithInsecure(), otlptracehttp.WithHTTPClient(&http.Client{Transport: transport}))
-	must(t, err)
+	e := valueOf(otlptracehttp.New(t.Context(), otlptracehttp.WithEndpoint("127.42.7.200:4318"), otlptracehttp.WithInsecure(), otlptracehttp.WithHTTPClient(&http.Client{Transport: transport})))(t)
 	return e
 }
 
@@ -87,22 +87,18 @@ func (l *Lab) observed(t *testing.T, e sdktrace.SpanExporter) (c *Client, ctx co
 // TestTelemetryOfARoll: the collector sees run → node → step → call, the metrics match the
 // report, and the log has every change that the servers saw.
 func TestTelemetryOfARoll(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		received := newCollector(lab)
 		c, ctx, warned := lab.observed(t, received)
 		progress := ui.NewProgress(io.Discard)
 		c.Emit = progress.Emit
 		calls := len(lab.Recorder.Calls())
-		rep, err := c.Roll(ctx, planning.Policy{})
-		must(t, err)
+		rep := valueOf(c.Roll(ctx, planning.Policy{}))(t)
 		c.Telemetry.Cluster("lab")
 		c.Telemetry.Rolled(rep, progress.Fared())
 		c.Telemetry.End(ctx, 0, nil)
-		if len(*warned) > 0 {
-			t.Errorf("warned of %q", *warned)
-		}
+		requireNone(t, *warned, "warned of")
 		requireTree(t, received)
 		requireLog(t, lab, calls)
 		requireMetrics(t, lab, rep, progress.Fared())
@@ -130,9 +126,7 @@ func requireTree(t *testing.T, c *collector) {
 	for _, s := range c.spans {
 		line := c.lineage(s)
 		seen[line] = true
-		if !strings.HasPrefix(line, "recast roll") {
-			t.Errorf("a span that is not of the run: %s", line)
-		}
+		require(t, strings.HasPrefix(line, "recast roll"), "a span that is not of the run: %s", line)
 		if parent := c.spans[s.Parent().SpanID()]; parent != nil && (s.StartTime().Before(parent.StartTime()) || s.StartTime().After(parent.EndTime())) {
 			t.Errorf("%s does not begin within the span that it is in", line)
 		}
@@ -148,9 +142,7 @@ func requireTree(t *testing.T, c *collector) {
 		node + " / take-down / drain / POST kubernetes", node + " / take-down / delete-vm / DELETE proxmox",
 		node + " / bring-up / create-vm / POST proxmox", node + " / bring-up / configure / machine.MachineService/ApplyConfiguration",
 	} {
-		if !seen[want] {
-			t.Errorf("no span %s", want)
-		}
+		require(t, seen[want], "no span %s", want)
 	}
 	if t.Failed() {
 		t.Log(strings.Join(slices.Sorted(maps.Keys(seen)), "\n"))
@@ -162,9 +154,7 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 	t.Helper()
 	asked := lab.Read("log.jsonl")
 	run := lab.Read(".recast/runs/20000101-0000-feed/" + story.LogName)
-	if !bytes.HasPrefix(asked, run) {
-		t.Error("the log of the run is not that which was asked for")
-	}
+	require(t, bytes.HasPrefix(asked, run), "the log of the run is not that which was asked for")
 	got := map[string]int{}
 	status := map[string]int{}
 	for line := range bytes.Lines(asked) {
@@ -190,8 +180,7 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 	if status["started"] == 0 || status["started"] != status["done"] || status["note"] == 0 || status["failed"] > 0 {
 		t.Errorf("events of steps: %v", status)
 	}
-	info, err := os.Stat(filepath.Join(lab.Dir, ".recast/runs/20000101-0000-feed", story.LogName))
-	must(t, err)
+	info := valueOf(os.Stat(filepath.Join(lab.Dir, ".recast/runs/20000101-0000-feed", story.LogName)))(t)
 	if info.Mode().Perm() != 0o600 {
 		t.Errorf("the log of the run has mode %s", info.Mode())
 	}
@@ -200,14 +189,11 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared) {
 	t.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(lab.Read("roll.prom")))
-	must(t, err)
+	families := valueOf(parser.TextToMetricFamilies(bytes.NewReader(lab.Read("roll.prom"))))(t)
 	value := func(name string, labels ...string) float64 {
 		t.Helper()
 		f := families[name]
-		if f == nil || f.GetHelp() == "" {
-			t.Fatalf("no metric %s", name)
-		}
+		mustBe(t, f != nil && f.GetHelp() != "", "no metric %s", name)
 		for _, m := range f.Metric {
 			var has []string
 			for _, l := range m.Label {
@@ -223,9 +209,8 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 	}
 	n := fared.Nodes[0]
 	of := []string{"node=wk1", "phase=workers", "strategy=recreate"}
-	if got := value("recast_node_outage_seconds", of...); got != float64(n.AwaySeconds) || got == 0 {
-		t.Errorf("outage %v, the report says %d", got, n.AwaySeconds)
-	}
+	got := value("recast_node_outage_seconds", of...)
+	require(t, got == float64(n.AwaySeconds) && got != 0, "outage %v, the report says %d", got, n.AwaySeconds)
 	for _, m := range families["recast_step_duration_seconds"].Metric {
 		for _, l := range m.Label {
 			if slices.Contains([]string{"roll", "workers", "wk1", "take-down", "scsi1", "build", "base"}, l.GetValue()) && l.GetName() == "step" {
@@ -239,23 +224,20 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 			stages += m.GetGauge().GetValue()
 		}
 	}
-	if total < float64(n.AwaySeconds) || stages > total+0.1 || stages < 0.9*total {
-		t.Errorf("the turn of wk1 took %v, its stages %v, away %d", total, stages, n.AwaySeconds)
-	}
+	require(t, total >= float64(n.AwaySeconds) && stages <= total+0.1 && stages >= 0.9*total,
+		"the turn of wk1 took %v, its stages %v, away %d", total, stages, n.AwaySeconds)
 	if got, want := value("recast_run_duration_seconds"), rep.Ended.Sub(rep.Started).Seconds(); got < want-0.01 || got > want+0.01 {
 		t.Errorf("the run took %v, the report says %v", got, want)
 	}
 	for _, server := range []string{"proxmox", "kubernetes", "registry", "factory"} {
-		if value("recast_requests_total", "server="+server, "class=2xx") == 0 {
-			t.Errorf("no request to %s was answered", server)
-		}
+		require(t, value("recast_requests_total", "server="+server, "class=2xx") != 0,
+			"no request to %s was answered", server)
 	}
 	value("recast_requests_total", "server=talos", "class=OK")
 	value("recast_run_info", "run=20000101-0000-feed", "outcome=done")
 	value("recast_node_roll_info", append(of, "outcome=done")...)
-	if value("recast_command_exit_code") != 0 || value("recast_step_duration_seconds", "step=drain") == 0 {
-		t.Error("the exit code, or the time of drains, is not what it was")
-	}
+	require(t, value("recast_command_exit_code") == 0 && value("recast_step_duration_seconds", "step=drain") != 0,
+		"the exit code, or the time of drains, is not what it was")
 }
 
 // TestTelemetryWithoutACollector: a collector that refuses, hangs or fails costs a roll no
@@ -278,42 +260,63 @@ func TestTelemetryWithoutACollector(t *testing.T) {
 				}
 				c, ctx, warned := lab.observed(t, e)
 				began := time.Now()
-				_, err := c.Roll(ctx, planning.Policy{})
-				must(t, err)
+				must(t, errOf(c.Roll(ctx, planning.Policy{})))
 				took[name] = time.Since(began)
 				began = time.Now()
 				c.Telemetry.End(ctx, 0, nil)
-				if end := time.Since(began); end > 5*time.Second {
-					t.Errorf("the end took %s", end)
-				}
-				if (len(*warned) == 1) != (dial != nil) {
-					t.Errorf("warned of %q", *warned)
-				}
+				end := time.Since(began)
+				require(t, end <= 5*time.Second, "the end took %s", end)
+				require(t, (len(*warned) == 1) == (dial != nil), "warned of %q", *warned)
 			})
 		})
 	}
 	for name, d := range took {
-		if d != took["nobody wants traces"] {
-			t.Errorf("%s: the roll took %s, without traces %s", name, d, took["nobody wants traces"])
-		}
+		require(t, d == took["nobody wants traces"],
+			"%s: the roll took %s, without traces %s", name, d, took["nobody wants traces"])
 	}
 }
 
 // TestTelemetryKeepsSecrets: a machine quotes the configuration that it rejects, in whole or
 // in part. No secret is in the message, and of that call the telemetry has only its code.
 func TestTelemetryKeepsSecrets(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		b := lab.Talos.Secrets
 		lab.Patch(everywhere)
 		must(t, lab.Trouble("wk1", talosapi.Trouble{Refuses: "yaml: unmarshal errors:\n  line 4: cannot unmarshal !!str `" + b.TrustdInfo.Token + "` into []string\n" +
 			"unknown keys found during decoding:\ncluster:\n    sercet: " + b.Cluster.Secret + "\n    token: " + b.Secrets.BootstrapToken + "\n"}))
 		c, ctx, _ := lab.observed(t, newCollector(lab))
-		_, err := c.Roll(ctx, planning.Policy{Only: []string{"wk1"}})
+		_, err := c.Roll(ctx, onlyWorker)
 		c.Telemetry.End(ctx, 1, err)
 		if !strings.Contains(message(err), "the machine rejects the configuration: ") || !strings.Contains(string(lab.Read("log.jsonl")), `"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`) {
 			t.Errorf("%v\n%s", err, lab.Read("log.jsonl"))
 		}
 		lab.RequireIntact()
+	})
+}
+
+// TestCanarySees leaks secrets on purpose: the check at the end of every story must detect them.
+func TestCanarySees(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		leaks := lab.leaks()
+		mustBe(t, leaks == nil, "leaks at the beginning: %q", leaks)
+		b := lab.Talos.Secrets
+		lines := strings.Split(string(b.Certs.K8s.Key), "\n")
+		checked[int](lab)(0, errors.New("line 7: cannot unmarshal `"+lines[1]+"`"))
+		checked[string](lab)("token: "+b.TrustdInfo.Token, nil)
+		lab.Write(".recast/note", []byte("key: "+base64.StdEncoding.EncodeToString(b.Certs.OS.Key)))
+		lab.Write(".recast/runs/x/config.secret", b.Certs.Etcd.Key)
+		lab.Write("env", []byte(lab.Token()))
+		lab.EditVM(9031, "description", lab.Token())
+		must(t, os.Chmod(filepath.Join(lab.Dir, ".recast/runs/x/config.secret"), 0o644))
+		want := []string{
+			"what recast said has Kubernetes' CA", "what recast said has trustd's token", "VM 9031 has the Proxmox token",
+			filepath.Join(lab.Dir, ".recast/note") + " has Talos' CA",
+			filepath.Join(lab.Dir, ".recast/runs/x/config.secret") + " has mode -rw-r--r--",
+		}
+		requireSame(t, want, lab.leaks(), "leaks (-want +got)")
+		lab.canary.heard.Reset()
+		lab.EditVM(9031, "description", "")
+		must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast/note")))
+		must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast/runs/x")))
 	})
 }
