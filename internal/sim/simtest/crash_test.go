@@ -61,8 +61,7 @@ func chosenWholes() []whole {
 	return drawn(wholes(), fewCombinations, *crashSeed, "")
 }
 
-// drawn are n of a list, or all if there are fewer, in an order that depends on the seed and
-// a name.
+// drawn are n of a list, or all if there are fewer, in an order that depends on the seed and a name.
 func drawn[E any](list []E, n int, seed uint64, name string) []E {
 	var stream uint64
 	for _, b := range []byte(name) {
@@ -71,6 +70,13 @@ func drawn[E any](list []E, n int, seed uint64, name string) []E {
 	list = slices.Clone(list)
 	rand.New(rand.NewPCG(seed, stream)).Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 	return list[:min(n, len(list))]
+}
+
+// reference is the points and the final state of an undisturbed roll.
+type reference struct {
+	points  []point
+	dump    string
+	secrets *talosapi.Cluster // shared, so that two worlds can be compared
 }
 
 // crashed is a lab with a whole cluster to roll.
@@ -155,8 +161,7 @@ func (w whole) end(t *testing.T, lab *Lab) string {
 // everywhere is an extension that every node of the lab has.
 const everywhere = "qemu-guest-agent"
 
-// wholeNodes is the number of nodes in a whole cluster: three control planes and two
-// workers, or one in a short run.
+// wholeNodes is the number of nodes in a whole cluster: three control planes and two workers, or one in a short run.
 func wholeNodes() int {
 	if testing.Short() {
 		return 4
@@ -195,8 +200,7 @@ func (w whole) keepsEtcd() bool {
 	return w.etcdOnData || w.strategy.KeepsVM() || w.strategy == cluster.Reshape
 }
 
-// prepare makes every node stale: of those that get another configuration, every second one
-// reboots for it.
+// prepare makes every node stale: of those that get another configuration, every second one reboots for it.
 func (w whole) prepare(lab *Lab) {
 	if w.shaped {
 		lab.shapeAll("memory: 6144, cores: 3, tags: [talos]", "disks: [{slot: scsi1, size: 25G, cache: writeback}]")
@@ -241,9 +245,7 @@ func requireMembers(t *testing.T, lab *Lab, before string, kept bool) {
 			t.Errorf("%s is a learner still", m.Name)
 		}
 	}
-	if got := strings.Join(names, " "); got != "cp1 cp2 cp3" {
-		t.Errorf("members of etcd: %s", got)
-	}
+	requireSame(t, "cp1 cp2 cp3", strings.Join(names, " "), "members of etcd (-want +got)")
 	if after := fmt.Sprint(lab.EtcdMembers()); kept && after != before {
 		t.Errorf("members of etcd: %s, before: %s", after, before)
 	}
@@ -314,8 +316,7 @@ func resumptions() []resumption {
 	return all
 }
 
-// usual is the default slice: the most common case at points of every kind, and one or
-// two of each other.
+// usual is the default slice: the most common case at points of every kind, and one or two of each other.
 func (r resumption) usual() bool {
 	var points []moment
 	switch {
@@ -331,9 +332,8 @@ func (r resumption) usual() bool {
 	return slices.Contains(points, r.at)
 }
 
-// TestResumeWithoutTheJournal kills a roll and finishes it without its journal: forward if
-// nothing secret is missing, else through the old system disk, which has it. Either way
-// the result is that of an undisturbed roll.
+// TestResumeWithoutTheJournal kills a roll and finishes it without its journal: forward if nothing secret is missing,
+// else through the old system disk, which has it. Either way the result is that of an undisturbed roll.
 func TestResumeWithoutTheJournal(t *testing.T) {
 	long(t)
 	references := map[string]func() reference{}
@@ -393,17 +393,15 @@ func (r resumption) run(t *testing.T, ref reference) {
 	}
 }
 
-// TestResumeAfterTheLockMovedOn finishes, with a new lock, what was begun with the
-// previous one: with its own build if that lock is still known here, else through the old
-// system disk. Then the node is rolled to the new one.
+// TestResumeAfterTheLockMovedOn finishes, with a new lock, what was begun with the previous one: with its own build
+// if that lock is still known here, else through the old system disk. Then the node is rolled to the new one.
 func TestResumeAfterTheLockMovedOn(t *testing.T) {
-	long(t)
 	type story struct {
 		at      moment
 		journal bool
 		why     string
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"the past lock is here":                     {after("delete-vm"), true, "did not finish"},
 		"the past lock is lost":                     {after("delete-vm"), false, "is in no lock that is here"},
 		"the past lock is lost, the new build runs": {before("finish/keep"), false, "is in no lock that is here"},
@@ -421,9 +419,7 @@ func TestResumeAfterTheLockMovedOn(t *testing.T) {
 			t.Errorf("plan: %s: %s", p.Strategy, p.Why)
 		}
 		rep := second.mustRoll(planning.Policy{})
-		if strings.Join(rep.Resumed, " ") != first.Run || rep.Run != second.Run {
-			t.Errorf("run %s resumed %q", rep.Run, rep.Resumed)
-		}
+		requireSame(t, second.Run+" resumes "+first.Run, rep.Run+" resumes "+strings.Join(rep.Resumed, " "), "the run (-want +got)")
 		requireInSync(t, lab)
 		lab.requireKept(1)
 	})
@@ -477,8 +473,7 @@ func twoAtATime(ctx context.Context, lab *Lab, at int, press func(c *Client)) (*
 
 // TestCtrlCOnce finishes the nodes in progress, and starts no other.
 func TestCtrlCOnce(t *testing.T) {
-	long(t)
-	eachInLab(t, sim.Options{Workers: 3}, storiesOf(moments(1)...), func(t *testing.T, lab *Lab, at int) {
+	eachLong(t, sim.Options{Workers: 3}, storiesOf(moments(1)...), func(t *testing.T, lab *Lab, at int) {
 		seen := lab.watchOutage()
 		press, rep, err := twoAtATime(t.Context(), lab, at, func(c *Client) { c.Runner.Stop() })
 		requireFault(t, err, fault.Interrupted, "stopped; not started: roll/workers/wk")
@@ -498,8 +493,7 @@ func TestCtrlCOnce(t *testing.T) {
 
 // TestCtrlCTwice stops a roll of two workers at a time at once; the next one finishes it.
 func TestCtrlCTwice(t *testing.T) {
-	long(t)
-	eachInLab(t, sim.Options{Workers: 3}, storiesOf(moments(2)...), func(t *testing.T, lab *Lab, at int) {
+	eachLong(t, sim.Options{Workers: 3}, storiesOf(moments(2)...), func(t *testing.T, lab *Lab, at int) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var pressed time.Time
@@ -509,9 +503,7 @@ func TestCtrlCTwice(t *testing.T) {
 		}
 		requireNoClaim(t, lab)
 		// Proxmox and the machines continue what they were told to do.
-		if err := lab.second().roll(planning.Policy{})(t.Context()); err != nil {
-			t.Fatalf("pressed at %s: the next roll: %v", press.pressed, err)
-		}
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)
 		for _, n := range lab.Nodes {
 			lab.requireServing(n.Name)
@@ -521,8 +513,7 @@ func TestCtrlCTwice(t *testing.T) {
 
 // TestCtrlCBeforeTheFirstNode takes no node down.
 func TestCtrlCBeforeTheFirstNode(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
 		c.Confirm = func(planning.Plan) (bool, error) { c.Runner.Stop(); return true, nil }
@@ -543,9 +534,7 @@ func TestKillsAreCounted(t *testing.T) {
 	}
 	names := []string{"a", "b", "a", beat + "1", beat + "1", beat + "1", "c"}
 	want := []point{{"a", 1, 1}, {"b", 1, 2}, {"a", 2, 3}, {beat + "1", 1, 4}, {beat + "1", 2, 5}, {"c", 1, 6}}
-	for i, p := range pointsOf(names) {
-		if i >= len(want) || p != want[i] {
-			t.Errorf("point %d is %+v", i, p)
-		}
+	if got := pointsOf(names); !slices.Equal(got, want) {
+		t.Errorf("points %+v, want %+v", got, want)
 	}
 }

@@ -52,8 +52,7 @@ func foreignWays() []foreignWay {
 	return append(all, foreignWay{cluster.Recreate, false, true}, foreignWay{cluster.Reimage, true, true}, foreignWay{cluster.PutBack, false, true})
 }
 
-// foreignMoment is right before Proxmox acts on the n-th change, or the first one of a
-// kind, or right after that.
+// foreignMoment is right before Proxmox acts on the n-th change, or the first one of a kind, or right after that.
 type foreignMoment struct {
 	change int
 	is     func(record.Call) bool
@@ -92,8 +91,7 @@ func isForeignChange(c record.Call) bool {
 	return c.Proto == "proxmox" && c.Mutation && !strings.Contains(c.Path, fmt.Sprintf("/qemu/%d", claimVM)) && c.Params["vmid"] != fmt.Sprint(claimVM)
 }
 
-// disturbed runs the replacement and calls do at a moment. came is false if the run ended
-// earlier.
+// disturbed runs the replacement and calls do at a moment. came is false if the run ended earlier.
 func (s *foreignScene) disturbed(ctx context.Context, t *testing.T, at foreignMoment, do func()) (came bool, err error) {
 	t.Helper()
 	var mu sync.Mutex
@@ -222,8 +220,7 @@ func (s *foreignScene) dataKey() (vm world.VM, key string, err error) {
 	return vm, "", errors.New("the data disk is in neither")
 }
 
-// saidForeign is an error's text, and its hints except those that only say that something
-// is unfinished.
+// saidForeign is an error's text, and its hints except those that only say that something is unfinished.
 func saidForeign(err error) (said string, hints []string) {
 	hints = slices.DeleteFunc(fault.Hints(err), func(h string) bool { return strings.HasPrefix(h, "still unfinished, cordoned or down") })
 	return err.Error() + "\n" + strings.Join(hints, "\n"), hints
@@ -313,8 +310,7 @@ func newForeignExchange(t *testing.T, way foreignWay) *foreignScene {
 	return s
 }
 
-// exchange is a process that begins or continues the exchange, and waits for other users'
-// locks as a roll does.
+// exchange is a process that begins or continues the exchange, and waits for other users' locks as a roll does.
 func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cluster.Strategy) error {
 	ctx, life := lab.live(ctx)
 	defer life.kill()
@@ -326,10 +322,9 @@ func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cl
 // foreignFew is the number of ways to exchange a system that are played unless all are to be.
 const foreignFew = 8
 
-// TestForeignHands: another person does something to the VMs, at every moment of every
-// kind of exchange. Nothing is lost except what they have broken themselves; the exchange
-// continues or says what is where and what to do; and once the act is reverted the
-// exchange completes.
+// TestForeignHands: another person does something to the VMs, at every moment of every kind of exchange. Nothing is
+// lost except what they have broken themselves; the exchange continues or says what is where and what to do; and once
+// the act is reverted the exchange completes.
 func TestForeignHands(t *testing.T) {
 	ways := foreignWays()
 	switch {
@@ -364,8 +359,7 @@ func (s *foreignScene) exchanged() error {
 	return nil
 }
 
-// run disturbs a scene, checks the result, reverts the disturbance, and checks that the
-// next run completes.
+// run disturbs a scene, checks the result, reverts the disturbance, and checks that the next run completes.
 func (c foreignCell) run(t *testing.T, s *foreignScene, r *foreignResults) {
 	r.cells.Add(1)
 	var undo func()
@@ -505,8 +499,7 @@ func newForeignRoll(t *testing.T, way foreignWay) (s *foreignScene, lab *Lab) {
 	return s, lab
 }
 
-// TestForeignHandsInARoll is TestForeignHands for a whole roll of a worker, with a machine
-// in the VM.
+// TestForeignHandsInARoll is TestForeignHands for a whole roll of a worker, with a machine in the VM.
 func TestForeignHandsInARoll(t *testing.T) {
 	long(t)
 	for _, way := range foreignWays() {

@@ -308,8 +308,7 @@ func (s *foreignScene) finished() bool {
 	return err == nil && !strings.Contains(park.Config["description"], `"open":true`)
 }
 
-// migratesForeign migrates a VM with its disks to the other host. Holders' disks can't
-// move.
+// migratesForeign migrates a VM with its disks to the other host. Holders' disks can't move.
 func migratesForeign(s *foreignScene, vm world.VM, _ string) (func(), error) {
 	to := map[string]string{s.host: s.other, s.other: s.host}[vm.Host]
 	move := func(from, to string) error {
@@ -447,9 +446,7 @@ func TestTheVMIDIsTaken(t *testing.T) {
 		}
 		if c.err == "" {
 			must(t, err)
-			if got := s.parking(); got != c.vmid+1 {
-				t.Errorf("the parking VM is %d", got)
-			}
+			requireSame(t, c.vmid+1, s.parking(), "the parking VM (-want +got)")
 		} else {
 			if err == nil {
 				t.Fatal("it continued with their VM")

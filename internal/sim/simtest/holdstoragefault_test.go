@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -87,8 +85,8 @@ func TestHoldIsRefused(t *testing.T) {
 // one that finishes it does, and so does recover.
 func TestHoldStaysWhileTheNodeIsOut(t *testing.T) {
 	long(t)
-	for name, do := range map[string]func(ctx context.Context, c *Client) error{
-		"roll":    func(ctx context.Context, c *Client) error { return c.roll(planning.Policy{Only: []string{"wk1"}})(ctx) },
+	for name, do := range map[string]deed{
+		"roll":    rolls(onlyWorker),
 		"recover": func(ctx context.Context, c *Client) error { return errOf(c.Recover(ctx, "wk1")) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -97,7 +95,7 @@ func TestHoldStaysWhileTheNodeIsOut(t *testing.T) {
 				defer interrupt()
 				c := lab.Client()
 				c.Emit = whenStarted("wk1/bring-up/start", interrupt)
-				if err := c.roll(planning.Policy{Only: []string{"wk1"}})(ctx); err == nil {
+				if err := c.roll(onlyWorker)(ctx); err == nil {
 					t.Fatal("it was interrupted")
 				}
 				requireNoClaim(t, lab)
@@ -132,18 +130,15 @@ func TestHoldIsLeft(t *testing.T) {
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
 		c := lab.Client()
 		c.Emit = whenStarted("wk1/await-storage-again", func() { unanswered(lab) })
-		err := c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
-		requireFault(t, err, fault.Failed, "give back what storage systems were told")
-		if hints := fault.Hints(err); !slices.ContainsFunc(hints, func(h string) bool { return strings.Contains(h, `by hand: kubectl --namespace longhorn-system patch`) }) {
-			t.Errorf("hints %q", hints)
-		}
+		err := c.roll(onlyWorker)(t.Context())
+		requireFault(t, err, fault.Failed, "give back what storage systems were told", "by hand: kubectl --namespace longhorn-system patch")
 		lab.Recorder.Hooks(nil, nil)
 		if v, _ := lab.waits(); v != "480" {
 			t.Errorf("it is %s", v)
 		}
 		requireNoClaim(t, lab)
 		time.Sleep(time.Minute)
-		must(t, lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, lab.second().roll(onlyWorker)(t.Context()))
 		lab.requireWaits("30", "")
 	})
 }

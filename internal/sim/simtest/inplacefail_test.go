@@ -62,9 +62,7 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 			return
 		}
 		requireRefused(t, err, "came back as the old system once, and is never tried again with the same image")
-		if calls := lab.upgradeCalls(since); len(calls) > 0 {
-			t.Errorf("again: %q", calls)
-		}
+		requireSame(t, 0, len(lab.upgradeCalls(since)), "calls for the same build again")
 		lab.Patch(everywhere) // another build
 		must(t, lab.as(thirdRun).roll(policyFor("wk1"))(t.Context()))
 		lab.requireUpgraded(t, "wk1")
@@ -80,9 +78,8 @@ func foreseen(note string) func(*talosScene) {
 	}
 }
 
-// TestInPlaceThatDoesNotComeBack: the policy decides what happens at the boot deadline
-// (faultsInPlace has stop, and reimage of one that hangs), and of what comes back as its
-// old system the same build is not tried in place again.
+// TestInPlaceThatDoesNotComeBack: the policy decides what happens at the boot deadline (faultsInPlace has stop, and
+// reimage of one that hangs), and of what comes back as its old system the same build is not tried in place again.
 func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 	long(t)
 	var old string // the build that it ran
@@ -100,9 +97,7 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 			remedy: func(s *talosScene) {
 				s.requireServing("wk1")
 				s.requireKept(1)
-				if m := s.machine("wk1"); m.Schematic.LockHash() != old {
-					s.t.Errorf("it runs lock %s", m.Schematic.LockHash())
-				}
+				requireSame(s.t, old, s.machine("wk1").Schematic.LockHash(), "the build (-before +now)")
 				if p := s.planOf(s.Client(), "wk1", s.only()); len(p.Refused) == 0 || !strings.Contains(p.Refused[0], "never tried again") {
 					s.t.Errorf("planned again as %s: %q", p.Strategy, p.Refused)
 				}
@@ -168,9 +163,8 @@ func TestOldUpgradeCutOffInItsPull(t *testing.T) {
 	})
 }
 
-// TestInPlaceThatNeverLeftItsBoot: a run finds the machine marked and unreachable and
-// assumes a reboot. If it comes back in the same boot, the new system was never tried, and
-// the build does not count as failed.
+// TestInPlaceThatNeverLeftItsBoot: a run finds the machine marked and unreachable and assumes a reboot. If it comes
+// back in the same boot, the new system was never tried, and the build does not count as failed.
 func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 	long(t)
 	inLabCutOff(t, func(t *testing.T, lab *Lab) {
@@ -197,8 +191,7 @@ func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 // TestInstallerGoneWhileItDrains: Talos removes unused images after an hour
 // (controllers/cri/image_gc.go), and a drain may last longer.
 func TestInstallerGoneWhileItDrains(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)
 		c := lab.Client()
@@ -211,8 +204,7 @@ func TestInstallerGoneWhileItDrains(t *testing.T) {
 // TestInstallerAtWorkUnseen: another installer is running, and for a while its progress
 // can't be read. That must not count as its failure.
 func TestInstallerAtWorkUnseen(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)
 		must(t, lab.Client().Publish(t.Context()))
@@ -249,12 +241,10 @@ func TestInstallerAtWorkUnseen(t *testing.T) {
 	})
 }
 
-// TestLeaveWithoutAnAnswer: etcd removes the member before Talos deletes its data, and the
-// call was interrupted in between. The roll continues; the old system disk, which could
-// never join again, is no rollback target.
+// TestLeaveWithoutAnAnswer: etcd removes the member before Talos deletes its data, and the call was interrupted in
+// between. The roll continues; the old system disk, which could never join again, is no rollback target.
 func TestLeaveWithoutAnAnswer(t *testing.T) {
-	long(t)
-	inLab(t, threePlanes, func(t *testing.T, lab *Lab) {
+	inLongLab(t, threePlanes, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		left := false
 		lab.Recorder.Hooks(func(r record.Call) error {
@@ -355,16 +345,13 @@ func TestKilledBeforeItIsHealthy(t *testing.T) {
 		err := files.user(lab, secondRun).rollNode(s.node)(t.Context())
 		requireFault(t, err, fault.Failed, s.node+" is not healthy with its new configuration", "it was given its old configuration back, and serves again")
 		lab.requireServing(s.node)
-		if string(lab.configOf(s.node)) != was {
-			t.Errorf("%s keeps another configuration than before", s.node)
-		}
+		requireSame(t, was, string(lab.configOf(s.node)), "the configuration of %s (-before +now)", s.node)
 	})
 }
 
 // TestARefusalAfterTheDrain: a node that does not get its configuration takes pods again.
 func TestARefusalAfterTheDrain(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := lab.keptConfigs()
 		files.set(t, "wk1", needsReboot)
 		user := files.user(lab, firstRun)

@@ -20,7 +20,6 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
-	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
@@ -90,9 +89,8 @@ func namedPoint(t testing.TB, points []point, text string) point {
 	return points[i]
 }
 
-// killer counts the points at which a run can die, and kills it at one of them: right
-// after a server has acted on a changing request and before the answer is sent, or around
-// a journal write.
+// killer counts the points at which a run can die, and kills it at one of them: right after a server has acted on a
+// changing request and before the answer is sent, or around a journal write.
 type killer struct {
 	client *Client
 	cancel context.CancelFunc
@@ -459,6 +457,13 @@ func inBubble(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
+// inLongLab is inLab for a test that is long.
+func inLongLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	long(t)
+	inLab(t, o, f)
+}
+
 // eachInBubble plays each story in a bubble of its own.
 func eachInBubble[S any](t *testing.T, stories map[string]S, play func(t *testing.T, story S)) {
 	t.Helper()
@@ -481,8 +486,7 @@ func (l *Lab) loseJournal() {
 	must(l.t, os.RemoveAll(filepath.Join(l.Dir, ".recast")))
 }
 
-// machineConfigs are the present configurations of all nodes, as a user would have saved
-// them to files.
+// machineConfigs are the present configurations of all nodes, as a user would have saved them to files.
 func (l *Lab) machineConfigs() func(_ context.Context, node string) (cluster.Secret, bool, error) {
 	l.t.Helper()
 	return l.keptConfigs().read
@@ -585,11 +589,4 @@ func (l *Lab) strays() []string {
 		}
 	}
 	return out
-}
-
-// reference is the points and the final state of an undisturbed roll.
-type reference struct {
-	points  []point
-	dump    string
-	secrets *talosapi.Cluster // shared, so that two worlds can be compared
 }

@@ -27,8 +27,7 @@ var (
 	matrixSlice = flag.Int("matrix.slice", 1, "so many faults in each of some exchanges, unless -matrix.all")
 )
 
-// matrixFew is the fraction of exchanges that is played by default, 1 in that many: make
-// test has other things to do.
+// matrixFew is the fraction of exchanges that is played by default, 1 in that many: make test has other things to do.
 const matrixFew = 17
 
 // matrixExchange is one way to exchange the system of a VM, or to cancel the exchange.
@@ -84,8 +83,7 @@ func killedThere(point string) matrixFault {
 	return f
 }
 
-// matrixReference is the calls of an undisturbed exchange to Proxmox, and its possible
-// final worlds.
+// matrixReference is the calls of an undisturbed exchange to Proxmox, and its possible final worlds.
 type matrixReference struct {
 	calls                    []matrixCall
 	start, replaced, putBack string
@@ -151,9 +149,8 @@ func (x matrixExchange) undisturbed(t *testing.T) (ref matrixReference) {
 	return ref
 }
 
-// TestMatrix plays every fault at every call of every exchange, each in its own world,
-// continues from the resulting state, forward and back, and compares the world with that
-// of the undisturbed exchange.
+// TestMatrix plays every fault at every call of every exchange, each in its own world, continues from the resulting
+// state, forward and back, and compares the world with that of the undisturbed exchange.
 func TestMatrix(t *testing.T) {
 	few := uint64(matrixFew)
 	if testing.Short() {
@@ -291,8 +288,7 @@ func (m *matrixRun) goOn(t *testing.T, l *matrixLab, where string, f matrixFault
 	m.fails(t, where+what, l.deviations(m.ref, back, f.leaves)...)
 }
 
-// goOn is the next process. Only root can remove the VM of a killed creation: recast says
-// so, and root does.
+// goOn is the next process. Only root can remove the VM of a killed creation: recast says so, and root does.
 func (l *matrixLab) goOn(ctx context.Context, strategy cluster.Strategy, back bool) error {
 	l.settle()
 	l.removeHalfMade(func(id int) bool { return id != matrixVM })
@@ -333,10 +329,9 @@ func (l *matrixLab) deviations(ref matrixReference, back, leaves bool) []string 
 	return list
 }
 
-// differs compares the world with the expected final one. An exchange that was complete,
-// or had not begun, can't be cancelled. Without quorum a delete frees the cloud-init drive
-// before it fails; Proxmox recreates that at the VM's next start (qemu-server,
-// Cloudinit.pm, commit_cloudinit_disk).
+// differs compares the world with the expected final one. An exchange that was complete, or had not begun, can't be
+// cancelled. Without quorum a delete frees the cloud-init drive before it fails; Proxmox recreates that at the VM's
+// next start (qemu-server, Cloudinit.pm, commit_cloudinit_disk).
 func (l *matrixLab) differs(ref matrixReference, back, renews bool) string {
 	as := func(dump string) string { return dump }
 	if renews {

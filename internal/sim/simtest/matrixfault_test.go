@@ -270,9 +270,8 @@ func (s *struck) comesTo(call record.Call) bool {
 	return true
 }
 
-// matrixLate is a request of a dead process, which Proxmox processes during the next one:
-// right before the n-th of its changes. If that makes fewer changes, the request is
-// dropped.
+// matrixLate is a request of a dead process, which Proxmox processes during the next one: right before the n-th of
+// its changes. If that makes fewer changes, the request is dropped.
 type matrixLate struct {
 	call record.Call
 	held *record.Held
@@ -309,15 +308,13 @@ func lateFaults() []matrixFault {
 	}
 }
 
-// keepsOff says whether a call removes a VM's onboot. If the exchange was cancelled
-// meanwhile, a late one finds exactly the configuration that it expects:
-// docs/notes/proxmox.md, requests that come late.
+// keepsOff says whether a call removes a VM's onboot. If the exchange was cancelled meanwhile, a late one finds
+// exactly the configuration that it expects: docs/notes/proxmox.md, requests that come late.
 func keepsOff(call record.Call) bool {
 	return lockedVM(call) == matrixVM && len(call.Params) == 2 && call.Params["onboot"] == "0"
 }
 
-// deliverBefore processes the requests that are due right before this change of the
-// process.
+// deliverBefore processes the requests that are due right before this change of the process.
 func (life *matrixLife) deliverBefore(call record.Call) {
 	if !call.Mutation {
 		return

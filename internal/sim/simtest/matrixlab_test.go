@@ -47,8 +47,7 @@ const (
 	matrixSystemGiB = 12 // of the new system disk; the old one is smaller
 )
 
-// matrixLab is a simulated Proxmox with fault injection. An exchange needs nothing else,
-// so one takes milliseconds.
+// matrixLab is a simulated Proxmox with fault injection. An exchange needs nothing else, so one takes milliseconds.
 type matrixLab struct {
 	t        *testing.T
 	world    *world.World
@@ -222,7 +221,6 @@ func (s matrixShape) held(i int) bool {
 
 // build makes the VM, its holder and the parking VM of an earlier exchange.
 func (l *matrixLab) build() {
-	l.t.Helper()
 	w := l.world
 	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl", "snippets", "import"}})
 	w.AddStorage(world.Storage{ID: "data", Type: "dir", Content: []string{"images"}})
@@ -253,7 +251,6 @@ func (l *matrixLab) build() {
 
 // define makes a VM whose disks have distinct content.
 func (l *matrixLab) define(id int, config, disks map[string]string, held bool) {
-	l.t.Helper()
 	content := map[string]*world.Media{}
 	for _, key := range slices.Sorted(maps.Keys(disks)) {
 		name := fmt.Sprintf("%s of VM %d", key, id)
@@ -268,10 +265,8 @@ func (l *matrixLab) define(id int, config, disks map[string]string, held bool) {
 // vm is the VM whose system is exchanged.
 func (l *matrixLab) vm() (world.VM, error) { return l.world.LookupVM(matrixHost, matrixVM) }
 
-// buildHolder makes the VM that owns the node's data disks, and returns the node's drives
-// that name them.
+// buildHolder makes the VM that owns the node's data disks, and returns the node's drives that name them.
 func (l *matrixLab) buildHolder() map[string]string {
-	l.t.Helper()
 	held, disks := map[string]string{}, map[string]string{}
 	for i := range l.shape.data {
 		if l.shape.held(i) {
@@ -292,7 +287,6 @@ func (l *matrixLab) buildHolder() map[string]string {
 }
 
 func (l *matrixLab) buildVM(held map[string]string) {
-	l.t.Helper()
 	s := l.shape
 	config := map[string]string{
 		"name": matrixNode, "memory": "4096", "cores": "2", "cpu": "x86-64-v2-AES", "ostype": "l26", "machine": "q35", "scsihw": "virtio-scsi-single",
@@ -331,10 +325,8 @@ func (l *matrixLab) buildVM(held map[string]string) {
 	l.define(matrixVM, config, disks, false)
 }
 
-// buildParking makes the parking VM of an earlier exchange, with the node's previous
-// system disk.
+// buildParking makes the parking VM of an earlier exchange, with the node's previous system disk.
 func (l *matrixLab) buildParking() {
-	l.t.Helper()
 	rec := parking.Record{
 		Cluster: matrixCluster, Node: matrixNode, Run: "19991231-0000-dead", Build: "1e0f", Strategy: cluster.Recreate,
 		VMID: matrixVM, UUID: "00000000-0000-4000-8000-000000009011", VMName: matrixNode,
@@ -378,8 +370,7 @@ func (l *matrixLab) names() map[*world.Media][]matrixName {
 	return names
 }
 
-// lookAfter is look after a call that can have changed something, itself or by an earlier
-// call's worker.
+// lookAfter is look after a call that can have changed something, itself or by an earlier call's worker.
 func (l *matrixLab) lookAfter(call record.Call) {
 	busy := l.working()
 	l.mu.Lock()

@@ -411,8 +411,7 @@ func apiAway(s *talosScene) {
 
 func apiBack(s *talosScene) { s.Recorder.Hooks(nil, nil) }
 
-// asUserWithout is a kubeconfig of a user who may do everything except create that
-// resource.
+// asUserWithout is a kubeconfig of a user who may do everything except create that resource.
 func asUserWithout(resource string) func(*talosScene) {
 	return func(s *talosScene) {
 		s.Kube.Grant("recast", func(r kubeapi.Request) bool { return r.Resource != resource })

@@ -96,9 +96,7 @@ func (f *talosFault) run(t *testing.T) {
 	for name, content := range s.kept {
 		s.Write(name, content)
 	}
-	if got := s.stand(); got != f.stands {
-		t.Errorf("%s: %s, want %s", f.rolls, got, f.stands)
-	}
+	requireSame(t, f.stands, s.stand(), "%s afterwards (-want +got)", f.rolls)
 	s.RequireIntact()
 	if f.spares && err != nil {
 		requireSame(t, was, s.machineState(), "the machine is not as it was (-before +now)")
@@ -254,9 +252,8 @@ func (s *talosScene) machineState() machineState {
 	return machineState{Config: maps.Clone(vm.Config), Boot: m.BootID}
 }
 
-// TestTalosFaults plays each of them in its own world: the roll ends in time and says what
-// a person needs to know, nothing irreplaceable is lost, and after the fault the remedy
-// ends in sync.
+// TestTalosFaults plays each of them in its own world: the roll ends in time and says what a person needs to know,
+// nothing irreplaceable is lost, and after the fault the remedy ends in sync.
 func TestTalosFaults(t *testing.T) {
 	for name, f := range talosFaults() {
 		t.Run(name, func(t *testing.T) {
@@ -275,10 +272,9 @@ func eachFault(t *testing.T, faults map[string]*talosFault) {
 	eachInBubble(t, faults, func(t *testing.T, f *talosFault) { f.run(t) })
 }
 
-// TestDrainFaults plays each fault in its own world, for a node that is recreated and for
-// one that is upgraded in place: the roll says which pod or volume blocks it and why, the
-// VM is not touched before all are gone, and after the fault the same command ends in
-// sync.
+// TestDrainFaults plays each fault in its own world, for a node that is recreated and for one that is upgraded in
+// place: the roll says which pod or volume blocks it and why, the VM is not touched before all are gone, and after
+// the fault the same command ends in sync.
 func TestDrainFaults(t *testing.T) {
 	faults := 0
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
