@@ -168,7 +168,6 @@ func TestOldUpgradeCutOffInItsPull(t *testing.T) {
 func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 	long(t)
 	inLabCutOff(t, func(t *testing.T, lab *Lab) {
-
 		var away atomic.Bool
 		c := lab.as(secondRun)
 		c.Reroute = func(addr string) string {
@@ -177,8 +176,7 @@ func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 			}
 			return addr
 		}
-		gone, back := whenStarted("wk1/gate", func() { away.Store(true) }), whenStarted("wk1/wait-healthy", func() { away.Store(false) })
-		c.Emit = func(e step.Event) { gone(e); back(e) }
+		c.Emit = allOf(whenStarted("wk1/gate", func() { away.Store(true) }), whenStarted("wk1/wait-healthy", func() { away.Store(false) }))
 		err := c.roll(policyFor("wk1"))(t.Context())
 		if fault.KindOf(err) != fault.Failed || strings.Contains(err.Error(), "came back as its old system") {
 			t.Errorf("kind %d: %v, %q", fault.KindOf(err), err, fault.Hints(err))

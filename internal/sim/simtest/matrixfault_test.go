@@ -144,9 +144,7 @@ func clusterFaults() []matrixFault {
 		}
 	}
 	// The host crashes and boots again a minute later.
-	crashed := func(life *matrixLife) {
-		life.later(time.Minute, func() { life.world.BootHost(matrixHost) })
-	}
+	crashed := func(life *matrixLife) { life.later(time.Minute, func() { life.world.BootHost(matrixHost) }) }
 	locks := func(call record.Call) bool { return lockedVM(call) != 0 }
 	const untilMended = 24 * time.Hour
 	return []matrixFault{
@@ -171,17 +169,12 @@ func lockedVM(call record.Call) int {
 	if !onNode(call) {
 		return 0
 	}
-	if taskOf(call) == "qmcreate" {
-		return atoi(call.Params["vmid"])
+	id := call.Params["vmid"]
+	if taskOf(call) != "qmcreate" {
+		_, rest, _ := strings.Cut(matrixPath(call), "/qemu/")
+		id, _, _ = strings.Cut(rest, "/")
 	}
-	_, rest, _ := strings.Cut(matrixPath(call), "/qemu/")
-	id, _, _ := strings.Cut(rest, "/")
-	return atoi(id)
-}
-
-// atoi is 0 for an invalid number.
-func atoi(s string) int {
-	n, err := strconv.Atoi(s)
+	n, err := strconv.Atoi(id)
 	if err != nil {
 		return 0
 	}

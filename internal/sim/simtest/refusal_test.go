@@ -246,9 +246,7 @@ const (
 type edit func(*Lab)
 
 // whileOff makes edits while wk1 is powered off, and waits until it is back.
-func whileOff(edits ...edit) edit {
-	return func(l *Lab) { l.powerCycle(l.node("wk1"), edits...) }
-}
+func whileOff(edits ...edit) edit { return func(l *Lab) { l.powerCycle(l.node("wk1"), edits...) } }
 
 // powerCycle powers a node off, makes edits, powers it on, and waits until it is back.
 func (l *Lab) powerCycle(n sim.Node, edits ...edit) {

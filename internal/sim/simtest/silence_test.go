@@ -29,9 +29,7 @@ import (
 // rpc is a request to a machine: a method, and the type of the resource that it reads.
 type rpc struct{ method, resource string }
 
-func (r rpc) String() string {
-	return strings.TrimSpace(path.Base(r.method) + " " + r.resource)
-}
+func (r rpc) String() string { return strings.TrimSpace(path.Base(r.method) + " " + r.resource) }
 
 // connection is a machine that accepts connections and never answers anything.
 var connection = rpc{method: "connection"}
@@ -452,9 +450,7 @@ func slowStrikes() map[string]func(l *Lab, c *Client) {
 		},
 	}
 	for _, server := range sim.SlowServers {
-		strikes["slow "+server] = func(l *Lab, _ *Client) {
-			must(l.t, l.Slow(server, slowFor))
-		}
+		strikes["slow "+server] = func(l *Lab, _ *Client) { must(l.t, l.Slow(server, slowFor)) }
 	}
 	return strikes
 }
@@ -463,9 +459,7 @@ func slowStrikes() map[string]func(l *Lab, c *Client) {
 // step fails, and the final world is that of an undisturbed roll.
 func TestSlowServers(t *testing.T) {
 	for _, s := range slowRolls() {
-		ref := sync.OnceValues(func() (string, *talosapi.Cluster) {
-			return s.play(t, nil, func(*Lab, *Client) {})
-		})
+		ref := sync.OnceValues(func() (string, *talosapi.Cluster) { return s.play(t, nil, func(*Lab, *Client) {}) })
 		for name, strike := range slowStrikes() {
 			t.Run(s.String()+" "+name, func(t *testing.T) {
 				long(t)

@@ -46,8 +46,6 @@ func breakInstaller(d talosapi.Defect) func(*talosScene) {
 	}
 }
 
-func mendInstaller(s *talosScene) { s.BreakImage(s.locked(s.rolls).Installer, talosapi.Sound) }
-
 // recreated is the same build, rolled by recreate.
 func recreated(s *talosScene) {
 	s.Replace("recast.yaml", "strategy: in-place", "strategy: recreate")
@@ -106,8 +104,7 @@ func published(s *talosScene) { must(s.t, s.Client().Publish(s.t.Context())) }
 // newVersion changes the lock to another version of Talos.
 func newVersion(s *talosScene) {
 	s.Replace("recast.yaml", "version: "+s.o.TalosVersion, "version: "+sim.TalosVersion)
-	_, err := s.Client().Lock(s.t.Context(), pipeline.LockOptions{Update: true})
-	must(s.t, err)
+	must(s.t, errOf(s.Client().Lock(s.t.Context(), pipeline.LockOptions{Update: true})))
 }
 
 // isoOf is the published boot ISO of the workers' image of a version.

@@ -202,7 +202,7 @@ func faultsOfEtcd() map[string]*talosFault {
 func faultsInPlace() map[string]*talosFault {
 	rows := map[string]*talosFault{
 		"it comes back as the old version": {
-			o: sim.Options{TalosVersion: "v1.12.6"}, first: newVersion, begins: breakInstaller(talosapi.RollsBack), mends: mendInstaller, remedy: recreated, parks: true,
+			o: sim.Options{TalosVersion: "v1.12.6"}, first: newVersion, begins: breakInstaller(talosapi.RollsBack), mends: breakInstaller(talosapi.Sound), remedy: recreated, parks: true,
 			says: []string{"it came back as its old system: Talos v1.12.6 → v1.13.9", "talosctl -n 127.42.7.31 dmesg shows why", "not tried in place on it again"}, stands: untouched,
 		},
 		"it comes back as another build": {
