@@ -103,7 +103,8 @@ func (s *foreignScene) disturbed(ctx context.Context, t *testing.T, at foreignMo
 		switch {
 		case came:
 		case passed:
-			now = c.Proto == "proxmox" && !s.ourTasks()
+			ours := func(task world.Task) bool { return task.Running && task.User != "" }
+			now = c.Proto == "proxmox" && !slices.ContainsFunc(s.world.Tasks(), ours)
 		case isForeignChange(c) && (len(s.changes)+1 == at.change || at.is != nil && at.is(c)):
 			passed, now = true, !at.after
 		}
@@ -143,11 +144,6 @@ func (s *foreignScene) heard(text string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Contains(s.notes, text)
-}
-
-// ourTasks says whether a task of recast is running.
-func (s *foreignScene) ourTasks() bool {
-	return slices.ContainsFunc(s.world.Tasks(), func(task world.Task) bool { return task.Running && task.User != "" })
 }
 
 // parking is the parking VM; 0 if there is none.
@@ -385,7 +381,8 @@ func (c foreignCell) run(t *testing.T, s *foreignScene, r *foreignResults) {
 		// Proxmox was told to start the VM when no other VM had its disks.
 		together := strings.HasSuffix(change, "/status/start") && strings.Contains(v, "is in the running VMs")
 		// Their disk was created in the VM after the request to delete that: a delete has no digest (Qemu.pm, destroy_vm).
-		late := strings.HasPrefix(change, "DELETE") && strings.Contains(change, "/qemu/") && strings.HasPrefix(v, "disk theirs:")
+		deletes := strings.HasPrefix(change, "DELETE") && strings.Contains(change, "/qemu/")
+		late := deletes && strings.HasPrefix(v, "disk theirs:")
 		if !c.at.after && (together || late) {
 			theirs = append(theirs, v)
 		}

@@ -239,7 +239,8 @@ func movesForeign(s *foreignScene, vm world.VM, key string) (func(), error) {
 			return nil, err
 		}
 	}
-	return nil, errors.Join(s.frees(vm.ID, old), s.change(vm.ID, map[string]string{"protection": cmp.Or(vm.Config["protection"], "0")}))
+	protection := cmp.Or(vm.Config["protection"], "0")
+	return nil, errors.Join(s.frees(vm.ID, old), s.change(vm.ID, map[string]string{"protection": protection}))
 }
 
 func reassignsForeign(s *foreignScene, vm world.VM, key string) (func(), error) {

@@ -71,18 +71,6 @@ const (
 	allAttached = "all-attached"
 )
 
-// killedThere kills a process at such a point.
-func killedThere(point string) matrixFault {
-	f := processFaults()[0]
-	f.meets = func(call record.Call) bool {
-		if point == vmDeleted {
-			return taskOf(call) == "qmcreate" && lockedVM(call) == matrixVM
-		}
-		return call.Params["onboot"] == "1" && taskOf(call) == "" || strings.HasPrefix(call.Params["delete"], "onboot") || strings.HasPrefix(call.Params["delete"], "protection")
-	}
-	return f
-}
-
 // matrixReference is the calls of an undisturbed exchange to Proxmox, and its possible final worlds.
 type matrixReference struct {
 	calls                    []matrixCall
@@ -110,7 +98,14 @@ func (x matrixExchange) begin(t *testing.T) *matrixLab {
 // killAt runs an exchange up to one of the points.
 func (l *matrixLab) killAt(strategy cluster.Strategy, point string) {
 	l.t.Helper()
-	hit, err := l.suffer(strategy, matrixProcess{strikes: []matrixStrike{{killedThere(point), 1}}})
+	f := processFaults()[0]
+	f.meets = func(call record.Call) bool {
+		if point == vmDeleted {
+			return taskOf(call) == "qmcreate" && lockedVM(call) == matrixVM
+		}
+		return call.Params["onboot"] == "1" && taskOf(call) == "" || strings.HasPrefix(call.Params["delete"], "onboot") || strings.HasPrefix(call.Params["delete"], "protection")
+	}
+	hit, err := l.suffer(strategy, matrixProcess{strikes: []matrixStrike{{f, 1}}})
 	if err == nil || !hit[0].came() {
 		l.t.Fatalf("the exchange was not cut off at %s: %v", point, err)
 	}
@@ -140,7 +135,8 @@ func (x matrixExchange) undisturbed(t *testing.T) (ref matrixReference) {
 		}
 		l.killAt(x.strategy, allAttached)
 		ref.putBack = run(l, true)
-		requireSame(t, withoutParking(ref.start), withoutParking(ref.putBack), "put back, the VM is not what it was (-before +now)")
+		start, putBack := withoutParking(ref.start), withoutParking(ref.putBack)
+		requireSame(t, start, putBack, "put back, the VM is not what it was (-before +now)")
 	})
 	synctest.Test(t, func(t *testing.T) { ref.replaced = run(newMatrixLab(t, x.shape), false) })
 	if x.givenUp != "" {
@@ -229,7 +225,9 @@ func (m *matrixRun) strikeAt(t *testing.T, p matrixStrike) (never error) {
 	disturbed := func(t *testing.T) (l *matrixLab, hit *struck, where string, err error) {
 		l = m.begin(t)
 		hits, err := l.suffer(m.strategy, matrixProcess{back: m.givenUp != "", strikes: []matrixStrike{p}})
-		return l, hits[0], fmt.Sprintf("%s: %s at %d, %s %s", m, p.fault.name, p.at, hits[0].call.Method, matrixPath(hits[0].call)), err
+		hit = hits[0]
+		where = fmt.Sprintf("%s: %s at %d, %s %s", m, p.fault.name, p.at, hit.call.Method, matrixPath(hit.call))
+		return l, hit, where, err
 	}
 	synctest.Test(t, func(t *testing.T) {
 		l, hit, where, err := disturbed(t)

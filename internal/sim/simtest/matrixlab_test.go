@@ -365,7 +365,9 @@ func (l *matrixLab) names() map[*world.Media][]matrixName {
 		}
 	}
 	for _, list := range names {
-		slices.SortFunc(list, func(a, b matrixName) int { return cmp.Or(cmp.Compare(a.vm, b.vm), strings.Compare(a.key, b.key)) })
+		slices.SortFunc(list, func(a, b matrixName) int {
+			return cmp.Or(cmp.Compare(a.vm, b.vm), strings.Compare(a.key, b.key))
+		})
 	}
 	return names
 }

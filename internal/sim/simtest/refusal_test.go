@@ -208,7 +208,11 @@ func encryptsData(old, key string) edit {
 
 // documents makes these the only additional documents of wk1's machine configuration.
 func documents(docs ...string) edit {
-	return configured(func(_ *Lab, config []byte) []byte { return withDocuments(config, docs) })
+	return configured(func(_ *Lab, config []byte) []byte {
+		const mark = "\n# further documents\n"
+		text, _, _ := strings.Cut(string(config), mark)
+		return []byte(strings.Join(append([]string{text + mark}, docs...), "---\n"))
+	})
 }
 
 // configured changes wk1's machine configuration on its disk.
@@ -462,14 +466,6 @@ func plainSchematic(customization string) edit {
 // masked hides what differs between runs.
 func masked(text string) string {
 	return regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d UTC`).ReplaceAllString(text, "TIME")
-}
-
-const documentsMark = "\n# further documents\n"
-
-// withDocuments replaces the additional documents of a machine configuration.
-func withDocuments(config []byte, docs []string) []byte {
-	text, _, _ := strings.Cut(string(config), documentsMark)
-	return []byte(strings.Join(append([]string{text + documentsMark}, docs...), "---\n"))
 }
 
 // labels are those of a disk's partitions.

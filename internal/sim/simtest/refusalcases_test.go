@@ -239,7 +239,9 @@ func diskRefusals() []refusal {
 				configuration("{name: wk1,", "{name: wk1, holder: 9053,")(l)
 				whileOff(reassign(wk1, "scsi0", 9053, "scsi5"), change("scsi0=fast:9053/vm-9053-disk-0.raw,serial=sys-wk1"), change("boot=order=scsi0;ide2"))(l)
 			}, lift: whileOff(remove("scsi0"), reassign(9053, "scsi5", wk1, "scsi0"), change("boot=order=scsi0;ide2"), change("scsi0="+wk1SystemDrive)),
-			both: []string{"the system disk scsi0 (fast:9053/vm-9053-disk-0.raw) belongs to the holder, VM 9053: reassign it to VM 9031"},
+			both: []string{
+				"the system disk scsi0 (fast:9053/vm-9053-disk-0.raw) belongs to the holder, VM 9053: reassign it to VM 9031",
+			},
 		},
 		{
 			name: "disk of a storage driver", bring: func(l *Lab) {

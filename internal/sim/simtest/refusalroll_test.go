@@ -215,7 +215,8 @@ func TestNothingIsPossible(t *testing.T) {
 			size      = "in-place can't make the system disk scsi0 larger (10G → 20G): remove nodes[].systemDisk.sizeGiB, or use recreate or reimage"
 		)
 		n := planOf(t, lab, "wk1")
-		requireSame(t, []string{"recreate, reimage: " + snapshots, "recreate: " + ofRoot("args"), "in-place: " + size}, n.Refused, "refused (-want +got)")
+		want := []string{"recreate, reimage: " + snapshots, "recreate: " + ofRoot("args"), "in-place: " + size}
+		requireSame(t, want, n.Refused, "refused (-want +got)")
 		requireSame(t, "no strategy is possible", n.Why, "why (-want +got)")
 		requireRollRefused(t, lab, "wk1: recreate, reimage: "+snapshots, "--exclude")
 		requireInPlace(t, lab, "larger system disk", size)

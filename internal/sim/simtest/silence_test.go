@@ -410,10 +410,6 @@ type slowRoll struct {
 
 func (s slowRoll) String() string { return fmt.Sprintf("%s %s", s.strategy, s.node) }
 
-func slowRolls() []slowRoll {
-	return []slowRoll{{"wk1", cluster.Recreate}, {"cp2", cluster.Recreate}, {"wk1", cluster.InPlace}, {"cp2", cluster.InPlace}}
-}
-
 // play rolls the node, calls strike at the beginning of each step, and returns the final world.
 func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *Lab, c *Client)) (dump string, own *talosapi.Cluster) {
 	t.Helper()
@@ -458,7 +454,8 @@ func slowStrikes() map[string]func(l *Lab, c *Client) {
 // TestSlowServers: while an API is slow, or refuses every connection, for a minute at every single step of a node, no
 // step fails, and the final world is that of an undisturbed roll.
 func TestSlowServers(t *testing.T) {
-	for _, s := range slowRolls() {
+	rolls := []slowRoll{{"wk1", cluster.Recreate}, {"cp2", cluster.Recreate}, {"wk1", cluster.InPlace}, {"cp2", cluster.InPlace}}
+	for _, s := range rolls {
 		ref := sync.OnceValues(func() (string, *talosapi.Cluster) { return s.play(t, nil, func(*Lab, *Client) {}) })
 		for name, strike := range slowStrikes() {
 			t.Run(s.String()+" "+name, func(t *testing.T) {

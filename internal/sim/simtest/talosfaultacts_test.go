@@ -244,9 +244,9 @@ func alien(s *talosScene) {
 
 func unplugged(s *talosScene) {
 	n := s.rolled()
-	for _, r := range []world.ChangeRequest{{Set: map[string]string{"protection": "0"}}, {Delete: []string{"scsi5"}}, {Delete: []string{"unused0"}}} {
-		r.ID = n.VMID
-		must(s.t, s.World.SetConfig("", n.Host, r))
+	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"protection": "0"}}))
+	for _, key := range []string{"scsi5", "unused0"} {
+		must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Delete: []string{key}}))
 	}
 }
 

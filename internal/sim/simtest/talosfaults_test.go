@@ -296,7 +296,8 @@ func TestCtrlCInADrain(t *testing.T) {
 	faults := map[string]*talosFault{}
 	for s, step := range drainSteps {
 		faults[string(s)] = &talosFault{
-			strategy: s, first: deployed(stubborn), at: step, begins: meanwhile(10*time.Second, func(s *talosScene) { s.interrupt() }), mends: later,
+			strategy: s, first: deployed(stubborn), mends: later,
+			at: step, begins: meanwhile(10*time.Second, func(s *talosScene) { s.interrupt() }),
 			kind: fault.Interrupted, says: []string{"context canceled"}, stands: leftCordoned(s), spares: true,
 		}
 	}
