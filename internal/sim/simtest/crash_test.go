@@ -52,7 +52,7 @@ func TestCrash(t *testing.T) {
 			}
 			t.Run(w.String()+"/"+journal, func(t *testing.T) {
 				t.Parallel()
-				w.killed(t, j == 1)
+				w.crashesEverywhere(t, j == 1)
 			})
 		}
 	}
@@ -82,8 +82,8 @@ type crashed struct {
 	members string // of etcd, before the roll
 }
 
-// killed kills the roll of a whole cluster and runs it again, with its journal or without.
-func (w whole) killed(t *testing.T, lost bool) {
+// crashesEverywhere kills the roll of a whole cluster and runs it again, with its journal or without.
+func (w whole) crashesEverywhere(t *testing.T, lost bool) {
 	var secrets *talosapi.Cluster // of the undisturbed world, which comes first
 	var broken atomic.Int64
 	t.Cleanup(func() { t.Attr("violations", strconv.FormatInt(broken.Load(), 10)) })
