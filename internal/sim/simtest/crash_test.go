@@ -122,9 +122,7 @@ func (w whole) crashesEverywhere(t *testing.T, lost bool) {
 			return w.end(t, l.Lab)
 		},
 		choose: func(t *testing.T, points []point) []point {
-			if len(points) < 30 {
-				t.Fatalf("an undisturbed roll has only %d points: %q", len(points), points)
-			}
+			mustBe(t, len(points) >= 30, "an undisturbed roll has only %d points: %q", len(points), points)
 			return chosenPoints(t, points)
 		},
 	}.killEverywhere(t)
@@ -134,13 +132,9 @@ func (w whole) crashesEverywhere(t *testing.T, lost bool) {
 func (w whole) requirePlanned(t *testing.T, lab *Lab) {
 	t.Helper()
 	plan := lab.plan(planning.Policy{})
-	if len(plan.Work()) != wholeNodes() {
-		t.Fatalf("plan %+v", plan)
-	}
+	mustBe(t, len(plan.Work()) == wholeNodes(), "plan %+v", plan)
 	for _, n := range plan.Work() {
-		if n.Strategy != w.strategy {
-			t.Errorf("%s was planned as %s: %s", n.Node, n.Strategy, n.Why)
-		}
+		require(t, n.Strategy == w.strategy, "%s was planned as %s: %s", n.Node, n.Strategy, n.Why)
 	}
 }
 
@@ -233,14 +227,11 @@ func requireMembers(t *testing.T, lab *Lab, before string, kept bool) {
 	var names []string
 	for _, m := range lab.EtcdMembers() {
 		names = append(names, m.Name)
-		if m.Learner {
-			t.Errorf("%s is a learner still", m.Name)
-		}
+		require(t, !m.Learner, "%s is a learner still", m.Name)
 	}
 	requireSame(t, "cp1 cp2 cp3", strings.Join(names, " "), "members of etcd (-want +got)")
-	if after := fmt.Sprint(lab.EtcdMembers()); kept && after != before {
-		t.Errorf("members of etcd: %s, before: %s", after, before)
-	}
+	after := fmt.Sprint(lab.EtcdMembers())
+	require(t, !kept || after == before, "members of etcd: %s, before: %s", after, before)
 	lab.requireEtcd()
 }
 
@@ -374,15 +365,13 @@ func (r resumption) run(t *testing.T, ref reference) {
 		t.Errorf("planned as %s, want %s: %s", p.Strategy, want, p.Why)
 	}
 	rep := c.mustRoll(policyFor(r.node))
-	if got := strings.Join(rep.Resumed, " "); got != "20000101-0000-feed" || rep.Outcome == "" {
-		t.Errorf("resumed %q, outcome %q", got, rep.Outcome)
-	}
+	got := strings.Join(rep.Resumed, " ")
+	require(t, got == "20000101-0000-feed" && rep.Outcome != "", "resumed %q, outcome %q", got, rep.Outcome)
 	lab.RequireIntact()
 	requireSame(t, ref.dump, lab.settledDump(), "the world differs from an undisturbed one")
 	requireDrift(t, lab, lab.others(r.node)...)
-	if v := lab.EtcdViolations(); len(v) > 0 && r.node != "wk1" {
-		t.Errorf("etcd: %q", v)
-	}
+	v := lab.EtcdViolations()
+	require(t, len(v) == 0 || r.node == "wk1", "etcd: %q", v)
 }
 
 // TestResumeAfterTheLockMovedOn finishes, with a new lock, what was begun with the previous one: with its own build
@@ -407,9 +396,7 @@ func TestResumeAfterTheLockMovedOn(t *testing.T) {
 		}
 		second := lab.as("20000101-0000-beef")
 		p := lab.planOf(second, "wk1", planning.Policy{})
-		if !p.Resume || !strings.Contains(p.Why, c.why) {
-			t.Errorf("plan: %s: %s", p.Strategy, p.Why)
-		}
+		require(t, p.Resume && strings.Contains(p.Why, c.why), "plan: %s: %s", p.Strategy, p.Why)
 		rep := second.mustRoll(planning.Policy{})
 		requireSame(t, second.Run, rep.Run, "the run (-want +got)")
 		requireSame(t, []string{first.Run}, rep.Resumed, "what it resumed (-want +got)")
@@ -470,9 +457,7 @@ func TestCtrlCOnce(t *testing.T) {
 		seen := lab.watchOutage()
 		press, rep, err := twoAtATime(t.Context(), lab, at, func(c *Client) { c.Runner.Stop() })
 		requireFault(t, err, fault.Interrupted, "stopped; not started: roll/workers/wk")
-		if !strings.Contains(rep.Outcome, "stopped; not started: ") {
-			t.Errorf("outcome %q", rep.Outcome)
-		}
+		require(t, strings.Contains(rep.Outcome, "stopped; not started: "), "outcome %q", rep.Outcome)
 		stale := slices.DeleteFunc([]string{"wk1", "wk2", "wk3"}, func(node string) bool { return slices.Contains(press.begun, node) })
 		requireDrift(t, lab, stale...)
 		slices.Sort(press.begun)
@@ -527,7 +512,6 @@ func TestKillsAreCounted(t *testing.T) {
 	}
 	names := []string{"a", "b", "a", beat + "1", beat + "1", beat + "1", "c"}
 	want := []point{{"a", 1, 1}, {"b", 1, 2}, {"a", 2, 3}, {beat + "1", 1, 4}, {beat + "1", 2, 5}, {"c", 1, 6}}
-	if got := pointsOf(names); !slices.Equal(got, want) {
-		t.Errorf("points %+v, want %+v", got, want)
-	}
+	got := pointsOf(names)
+	require(t, slices.Equal(got, want), "points %+v, want %+v", got, want)
 }

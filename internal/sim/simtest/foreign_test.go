@@ -127,9 +127,7 @@ func (s *foreignScene) disturbed(ctx context.Context, t *testing.T, at foreignMo
 func (s *foreignScene) undisturbed(t *testing.T) int {
 	t.Helper()
 	_, err := s.disturbed(t.Context(), t, foreignMoment{}, nil)
-	if err != nil || len(s.changes) < 8 {
-		t.Fatalf("%d changes: %q: %v", len(s.changes), s.changes, err)
-	}
+	mustBe(t, err == nil && len(s.changes) >= 8, "%d changes: %q: %v", len(s.changes), s.changes, err)
 	return len(s.changes)
 }
 
@@ -264,9 +262,7 @@ func foreignHands(t *testing.T, way foreignWay, n int, begin func(t *testing.T, 
 			})
 		}
 	})
-	if r.cells.Load() > 10 && r.struck.Load() == 0 {
-		t.Error("no act was possible")
-	}
+	require(t, r.cells.Load() <= 10 || r.struck.Load() != 0, "no act was possible")
 	for name, n := range map[string]*atomic.Int64{"cells": &r.cells, "struck": &r.struck, "stopped": &r.stopped, "violations": &r.violations} {
 		t.Attr(name, strconv.FormatInt(n.Load(), 10))
 	}
@@ -430,9 +426,7 @@ func requireForeignSaid(t *testing.T, s *foreignScene, err error) {
 	said, hints := saidForeign(err)
 	named := slices.ContainsFunc([]int{s.vm, s.park, s.parking()}, func(id int) bool { return strings.Contains(said, fmt.Sprintf("VM %d", id)) }) ||
 		strings.Contains(said, fmt.Sprintf("SMBIOS UUID 5ec0ffee-0000-4000-8000-%012d", s.vm)) // where neither it nor its record is there
-	if !named || len(hints) == 0 {
-		t.Errorf("it names no VM, or does not say what to do: %s", said)
-	}
+	require(t, named && len(hints) != 0, "it names no VM, or does not say what to do: %s", said)
 	exchange := strings.HasPrefix(said, "replace/") || strings.HasPrefix(said, "put-back/")
 	if exchange && !strings.Contains(said, fmt.Sprintf("where the disks of VM %d are: ", s.vm)) {
 		t.Errorf("it does not say where the disks are: %s", said)

@@ -442,16 +442,12 @@ func TestTheVMIDIsTaken(t *testing.T) {
 			undo, errAct = s.play(foreignActNamed(c.act))
 			must(t, errAct)
 		})
-		if !came {
-			t.Fatal("it could not be taken")
-		}
+		mustBe(t, came, "it could not be taken")
 		if c.err == "" {
 			must(t, err)
 			requireSame(t, c.vmid+1, s.parking(), "the parking VM (-want +got)")
 		} else {
-			if err == nil {
-				t.Fatal("it continued with their VM")
-			}
+			mustBe(t, err != nil, "it continued with their VM")
 			requireForeignSaid(t, s, err)
 			requireRefused(t, s.again(t.Context()), c.err)
 			undo()
@@ -482,9 +478,7 @@ func TestTwoNodesShareAHolder(t *testing.T) {
 		})
 		must(t, lab.rollInTime(t, firstRun))
 		lab.Recorder.Hooks(nil, nil)
-		if together.Load() {
-			t.Error("they were rolled at the same time")
-		}
+		require(t, !together.Load(), "they were rolled at the same time")
 		lab.requireRolled(t)
 		requireSame(t, before, fmt.Sprint(lab.vm(9201).Config), "the holder (-before +after)")
 	})
@@ -515,9 +509,7 @@ func TestAdviceKeepsAForeignDisk(t *testing.T) {
 		if came && err != nil && !strings.Contains(err.Error(), "has scsi5") {
 			err = s.again(t.Context()) // their command crossed a change of ours
 		}
-		if !came || err == nil || !strings.Contains(err.Error(), "has scsi5") {
-			t.Fatalf("came %t, err = %v", came, err)
-		}
+		mustBe(t, came && err != nil && strings.Contains(err.Error(), "has scsi5"), "came %t, err = %v", came, err)
 		must(t, s.defineStranger())
 		if c.detach {
 			s.typed(t, fmt.Sprintf("qm set %d --protection 0", s.vm))
@@ -543,9 +535,8 @@ func (s *foreignScene) typed(t *testing.T, command string) {
 	t.Helper()
 	shell := sim.Shell{World: s.world, Host: s.host}
 	filled := strings.NewReplacer("OTHER", strconv.Itoa(foreignVM), "KEY", "scsi5").Replace(command)
-	if said, err := shell.Run(strings.Fields(filled)); err != nil {
-		t.Fatalf("%s: %v\n%s", filled, err, said)
-	}
+	said, err := shell.Run(strings.Fields(filled))
+	mustBe(t, err == nil, "%s: %v\n%s", filled, err, said)
 }
 
 // TestBackupIsWaitedOut runs a backup of the VM, or its parking VM, during a roll: the
@@ -570,12 +561,9 @@ func TestBackupIsWaitedOut(t *testing.T) {
 				s, lab := newForeignRoll(t, foreignWay{c.strategy, false, false})
 				at := foreignMoment{is: func(call record.Call) bool { return strings.HasSuffix(call.Path, c.change) }}
 				came, err := s.disturbed(t.Context(), t, at, func() { must(t, errOf(s.play(foreignActNamed(c.act)))) })
-				if !came || err != nil {
-					t.Fatalf("came %t: %v", came, err)
-				}
-				if want := fmt.Sprintf("waiting for VM %d: it is locked (backup)", c.vm); !s.heard(want) {
-					t.Errorf("it did not say %q", want)
-				}
+				mustBe(t, came && err == nil, "came %t: %v", came, err)
+				want := fmt.Sprintf("waiting for VM %d: it is locked (backup)", c.vm)
+				require(t, s.heard(want), "it did not say %q", want)
 				requireDrift(t, lab)
 				lab.requireKept(1)
 				lab.RequireIntact()

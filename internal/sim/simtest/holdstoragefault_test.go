@@ -95,9 +95,8 @@ func TestHoldStaysWhileTheNodeIsOut(t *testing.T) {
 				defer interrupt()
 				c := lab.Client()
 				c.Emit = whenStarted("wk1/bring-up/start", interrupt)
-				if err := c.roll(onlyWorker)(ctx); err == nil {
-					t.Fatal("it was interrupted")
-				}
+				err := c.roll(onlyWorker)(ctx)
+				mustBe(t, err != nil, "it was interrupted")
 				requireNoClaim(t, lab)
 				lab.requireWaits("480", `{"was":"30","set":"480","nodes":{"wk1":480}}`)
 				must(t, do(t.Context(), lab.second()))
@@ -133,9 +132,8 @@ func TestHoldIsLeft(t *testing.T) {
 		err := c.roll(onlyWorker)(t.Context())
 		requireFault(t, err, fault.Failed, "give back what storage systems were told", "by hand: kubectl --namespace longhorn-system patch")
 		lab.Recorder.Hooks(nil, nil)
-		if v, _ := lab.waits(); v != "480" {
-			t.Errorf("it is %s", v)
-		}
+		v, _ := lab.waits()
+		require(t, v == "480", "it is %s", v)
 		requireNoClaim(t, lab)
 		time.Sleep(time.Minute)
 		must(t, lab.second().roll(onlyWorker)(t.Context()))

@@ -72,9 +72,8 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 // foreseen requires that the plan has such a note.
 func foreseen(note string) func(*talosScene) {
 	return func(s *talosScene) {
-		if notes := strings.Join(s.planOf(s.Client(), s.rolls, s.only()).Notes, "\n"); !strings.Contains(notes, note) {
-			s.t.Errorf("notes %q lack %q", notes, note)
-		}
+		notes := strings.Join(s.planOf(s.Client(), s.rolls, s.only()).Notes, "\n")
+		require(s.t, strings.Contains(notes, note), "notes %q lack %q", notes, note)
 	}
 }
 
@@ -125,9 +124,7 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 			begins: inTurn(breakImage(talosapi.RollsBack), breakEtcd(talosapi.EtcdFault{Down: true}, "cp2")),
 			says:   []string{"it came back as its old system, but that is not healthy"}, stands: untouched,
 			mends: func(s *talosScene) {
-				if slices.Contains(s.upgradeCalls(0), "MachineService/Rollback") {
-					s.t.Error("it was asked to roll back")
-				}
+				require(s.t, !slices.Contains(s.upgradeCalls(0), "MachineService/Rollback"), "it was asked to roll back")
 				s.breakEtcd(talosapi.EtcdFault{}, "cp2")
 				time.Sleep(5 * time.Minute)
 				s.requireServing("cp2")
@@ -232,9 +229,7 @@ func TestInstallerAtWorkUnseen(t *testing.T) {
 		lab.Recorder.Hooks(nil, nil)
 		<-installed
 		must(t, err)
-		if busy.Load() < 2 {
-			t.Error("no other installer was met")
-		}
+		require(t, busy.Load() >= 2, "no other installer was met")
 		lab.requireUpgraded(t, "wk1")
 	})
 }
@@ -256,9 +251,7 @@ func TestLeaveWithoutAnAnswer(t *testing.T) {
 		err := lab.as(firstRun).roll(policyFor("cp2"))(t.Context())
 		lab.Recorder.Hooks(nil, nil)
 		must(t, err)
-		if !left {
-			t.Error("it was not asked to leave")
-		}
+		require(t, left, "it was not asked to leave")
 		requireDrift(t, lab, "cp1", "cp3", "wk1")
 		requireMembers(t, lab, "", false)
 		requireRefused(t, lab.as(secondRun).goBack("cp2")(t.Context()), "its old system disk holds the data of an etcd member that did not leave")
@@ -295,9 +288,7 @@ func TestConfigureWithLostAnswers(t *testing.T) {
 			lab.Recorder.Hooks(nil, nil)
 			if changes.Load() < int64(cut) {
 				must(t, err)
-				if cut < 4 {
-					t.Errorf("only %d changes", cut-1)
-				}
+				require(t, cut >= 4, "only %d changes", cut-1)
 				return
 			}
 			if err != nil && (fault.KindOf(err) == fault.Config || len(fault.Hints(err)) == 0) {

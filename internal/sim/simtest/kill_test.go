@@ -83,9 +83,7 @@ func pointsOf(names []string) (points []point) {
 func namedPoint(t testing.TB, points []point, text string) point {
 	t.Helper()
 	i := slices.IndexFunc(points, func(p point) bool { return strings.Contains(p.name, text) })
-	if i < 0 {
-		t.Fatalf("no point is named %q: %q", text, points)
-	}
+	mustBe(t, i >= 0, "no point is named %q: %q", text, points)
 	return points[i]
 }
 
@@ -160,9 +158,7 @@ func (l *Lab) carryOut(ctx context.Context, die point, do deed) (*killer, error)
 func (l *Lab) finish(t *testing.T, do deed) (points []point, broken int) {
 	t.Helper()
 	k, err := l.carryOut(t.Context(), point{}, do)
-	if err != nil {
-		t.Fatalf("%sthe command failed: %s", l.died, message(err))
-	}
+	mustBe(t, err == nil, "%sthe command failed: %s", l.died, message(err))
 	return pointsOf(k.names), l.tellBroken(t, k)
 }
 
@@ -259,16 +255,13 @@ var killCounts sync.Map
 func expectKills(t *testing.T, want int) {
 	t.Helper()
 	var n atomic.Int64
-	if _, twice := killCounts.LoadOrStore(t.Name(), &n); twice {
-		t.Fatal("kills are expected twice")
-	}
+	_, twice := killCounts.LoadOrStore(t.Name(), &n)
+	mustBe(t, !twice, "kills are expected twice")
 	t.Cleanup(func() {
 		killCounts.Delete(t.Name())
 		t.Attr("killed", strconv.FormatInt(n.Load(), 10))
 		someSubtests := strings.Contains(flag.Lookup("test.run").Value.String(), "/")
-		if !t.Failed() && !someSubtests && int(n.Load()) < want {
-			t.Errorf("%d kills have happened, want %d", n.Load(), want)
-		}
+		require(t, t.Failed() || someSubtests || int(n.Load()) >= want, "%d kills have happened, want %d", n.Load(), want)
 	})
 }
 
@@ -321,9 +314,7 @@ func chosenKills[K any](t *testing.T, all []K, kills int, usual func(K) bool) []
 			}
 		}
 	}
-	if len(part) == 0 {
-		t.Fatalf("none of %d kills is chosen", len(all))
-	}
+	mustBe(t, len(part) != 0, "none of %d kills is chosen", len(all))
 	t.Attr("points", strconv.Itoa(len(all)))
 	expectKills(t, kills*len(part))
 	return part
@@ -457,13 +448,6 @@ func inBubble(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
-// inLongLab is inLab for a test that is long.
-func inLongLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
-	t.Helper()
-	long(t)
-	inLab(t, o, f)
-}
-
 // eachInBubble plays each story in a bubble of its own.
 func eachInBubble[S any](t *testing.T, stories map[string]S, play func(t *testing.T, story S)) {
 	t.Helper()
@@ -518,9 +502,7 @@ func (l *Lab) planOf(c *Client, node string, policy planning.Policy) planning.No
 	plan, err := c.Plan(l.t.Context(), policy)
 	must(l.t, err)
 	i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
-	if i < 0 {
-		l.t.Fatalf("the plan leaves %s out: %+v", node, plan.Nodes)
-	}
+	mustBe(l.t, i >= 0, "the plan leaves %s out: %+v", node, plan.Nodes)
 	return plan.Nodes[i]
 }
 

@@ -80,9 +80,7 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 			_, err := lab.Client().UpgradeKubernetes(t.Context(), to, false)
 			requireRefused(t, err, text)
 			for _, c := range lab.Recorder.Calls()[from:] {
-				if c.Mutation {
-					t.Errorf("something was changed: %s %s", c.Method, c.Path)
-				}
+				require(t, !c.Mutation, "something was changed: %s %s", c.Method, c.Path)
 			}
 		}
 		refuse("v1.37.0", "v1.35.4 → v1.37.0 skips v1.36")
@@ -173,9 +171,7 @@ func (l *Lab) editConfig(node, old, fresh string) {
 	l.t.Helper()
 	config := string(l.configOf(node))
 	text := strings.Replace(config, old, fresh, 1)
-	if text == config {
-		l.t.Fatalf("%s has no %q in its configuration", node, old)
-	}
+	mustBe(l.t, text != config, "%s has no %q in its configuration", node, old)
 	s, n := l.session(), l.node(node)
 	defer s.end()
 	must(l.t, s.machines.Talos.ReplaceConfig(l.t.Context(), n.Addr, n.UUID, cluster.Secret(text)))
@@ -202,9 +198,7 @@ func TestUpgradeKubernetesIsKilled(t *testing.T) {
 		pull += strings.Count(p.name, "Pull")
 		kills = append(kills, kill{p, false}, kill{p, true})
 	}
-	if config != 6 || pull < 7 {
-		t.Errorf("%d configurations and %d pulls among %q", config, pull, points)
-	}
+	require(t, config == 6 && pull >= 7, "%d configurations and %d pulls among %q", config, pull, points)
 	for _, k := range chosenKills(t, kills, 1, func(k kill) bool { return k.at%5 == 2 && k.elsewhere == (k.at%2 == 0) }) {
 		where := map[bool]string{false: "here", true: "elsewhere"}[k.elsewhere]
 		t.Run(fmt.Sprint(k.at, " ", strings.ReplaceAll(k.name, "/", " "), " ", where), func(t *testing.T) {
@@ -251,9 +245,7 @@ func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, c story) {
 		config := lab.configOf("wk1")
 		edited := bytes.Replace(config, []byte("certSANs: []"), []byte("certSANs: [192.0.2.1]"), 1)
-		if bytes.Equal(edited, config) {
-			t.Fatal("nothing is changed")
-		}
+		mustBe(t, !bytes.Equal(edited, config), "nothing is changed")
 		lab.talosctl("wk1", func(ctx context.Context, cl *client.Client) error {
 			// A machine that has just booted shows no stored configuration, so no trial either.
 			_, err := cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT})

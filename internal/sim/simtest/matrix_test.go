@@ -106,9 +106,7 @@ func (l *matrixLab) killAt(strategy cluster.Strategy, point string) {
 		return call.Params["onboot"] == "1" && taskOf(call) == "" || strings.HasPrefix(call.Params["delete"], "onboot") || strings.HasPrefix(call.Params["delete"], "protection")
 	}
 	hit, err := l.suffer(strategy, matrixProcess{strikes: []matrixStrike{{f, 1}}})
-	if err == nil || !hit[0].came() {
-		l.t.Fatalf("the exchange was not cut off at %s: %v", point, err)
-	}
+	mustBe(l.t, err != nil && hit[0].came(), "the exchange was not cut off at %s: %v", point, err)
 }
 
 // undisturbed determines the reference of an exchange.
@@ -118,13 +116,11 @@ func (x matrixExchange) undisturbed(t *testing.T) (ref matrixReference) {
 		ctx, life := l.live(l.t.Context())
 		ref.calls = nil
 		life.watch(&ref.calls)
-		if err := life.exchange(ctx, x.strategy, back); err != nil {
-			l.t.Fatalf("undisturbed: %v", err)
-		}
+		err := life.exchange(ctx, x.strategy, back)
+		mustBe(l.t, err == nil, "undisturbed: %v", err)
 		text := l.dump()
-		if problems := l.problems(); len(problems) > 0 {
-			l.t.Fatalf("undisturbed: %q", problems)
-		}
+		problems := l.problems()
+		mustBe(l.t, len(problems) == 0, "undisturbed: %q", problems)
 		return text
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -506,9 +502,7 @@ func TestMatrixSees(t *testing.T) {
 				must(t, c.do(l))
 				l.look(record.Call{Method: "after"})
 				seen := strings.Join(append(l.broken, l.unfreed()...), "\n")
-				if c.want == "" && seen != "" || !strings.Contains(seen, c.want) {
-					t.Errorf("seen %q, want %q", seen, c.want)
-				}
+				require(t, (c.want != "" || seen == "") && strings.Contains(seen, c.want), "seen %q, want %q", seen, c.want)
 			})
 		})
 	}

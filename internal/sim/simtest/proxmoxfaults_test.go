@@ -118,9 +118,7 @@ func TestRollThroughTroubles(t *testing.T) {
 				begins := func(l *Lab) func() {
 					came := l.atChange(n, func() { time.AfterFunc(o.lasts, o.begins(l)) })
 					return func() {
-						if !came.Load() {
-							l.t.Fatalf("the roll makes fewer changes than %d", n)
-						}
+						mustBe(l.t, came.Load(), "the roll makes fewer changes than %d", n)
 						time.Sleep(o.lasts)
 					}
 				}
@@ -168,9 +166,7 @@ func (l *Lab) rollInTime(t *testing.T, run string) error {
 // requireSaid fails unless the error or one of its hints contains one of these.
 func requireSaid(t *testing.T, err error, says []string) {
 	t.Helper()
-	if err == nil {
-		t.Fatalf("the roll did not fail; it was to say %q", says)
-	}
+	mustBe(t, err != nil, "the roll did not fail; it was to say %q", says)
 	all := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
 	if !slices.ContainsFunc(says, func(text string) bool { return strings.Contains(all, text) }) {
 		t.Errorf("the roll failed and says none of %q:\n%s", says, all)
@@ -346,9 +342,8 @@ func TestRollWithoutItsStorage(t *testing.T) {
 			first.Emit = whenStarted("gate", func() { setStorage(lab, false) })
 		}
 		requireSaid(t, first.roll(planning.Policy{})(t.Context()), []string{says[s.before]})
-		if node := lab.kubeNode("wk1"); node.Spec.Unschedulable || !isReady(node) {
-			t.Error("wk1 does not serve any more")
-		}
+		node := lab.kubeNode("wk1")
+		require(t, !node.Spec.Unschedulable && isReady(node), "wk1 does not serve any more")
 		requireDrift(t, lab, "wk1")
 		setStorage(lab, true)
 		must(t, lab.rollInTime(t, secondRun))
@@ -380,9 +375,8 @@ func (l *Lab) rollKilledBy(is func(record.Call) bool, p planning.Policy) *late {
 		cancel()
 		return held
 	}, nil)
-	if err := c.roll(p)(ctx); err == nil || !killed {
-		l.t.Fatalf("the run was to be killed (%t): %v", killed, err)
-	}
+	err := c.roll(p)(ctx)
+	mustBe(l.t, err != nil && killed, "the run was to be killed (%t): %v", killed, err)
 	l.Recorder.Hooks(nil, nil)
 	return &late{lab: l, deliver: sync.OnceFunc(func() {
 		held.Deliver()
@@ -421,9 +415,7 @@ func TestLateDelete(t *testing.T) {
 		x := lab.rollKilledBy(toVM("DELETE", "/qemu/9031"), planning.Policy{})
 		x.deliverBefore(toVM("POST", "/qemu/9031/status/start"), 0)
 		must(t, end(t.Context(), lab.Client()))
-		if !strings.HasSuffix(x.said, ": 500") {
-			t.Errorf("the late delete was not refused: %q", x.said)
-		}
+		require(t, strings.HasSuffix(x.said, ": 500"), "the late delete was not refused: %q", x.said)
 		for serial, sum := range before {
 			if lab.Disks()[serial] != sum && !strings.HasPrefix(serial, "recast-") && !strings.Contains(serial, "sys") {
 				t.Errorf("disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
@@ -496,9 +488,8 @@ func TestLateStart(t *testing.T) {
 		before := lab.machinesDump()
 		x := lab.rollKilledBy(toVM("POST", "/qemu/9031/status/start"), planning.Policy{})
 		x.deliverBefore(toVM("POST", "/move_disk"), exchange.LateQueue)
-		if rep, err := lab.Client().Recover(t.Context(), "wk1"); err != nil || rep.Outcome != "done" {
-			t.Errorf("%s, %v", rep.Outcome, err)
-		}
+		rep, err := lab.Client().Recover(t.Context(), "wk1")
+		require(t, err == nil && rep.Outcome == "done", "%s, %v", rep.Outcome, err)
 		lab.requireRecovered(before)
 	})
 }
@@ -536,9 +527,8 @@ func TestRollWithLostAnswers(t *testing.T) {
 		lab.rollUnanswered(k, 3)
 		lab.requireRolled(t)
 		for serial, sum := range lab.Disks() {
-			if was, persistent := before[serial]; persistent && was != sum {
-				t.Errorf("disk %s: %s before, %s after", serial, was, sum)
-			}
+			was, persistent := before[serial]
+			require(t, !persistent || was == sum, "disk %s: %s before, %s after", serial, was, sum)
 		}
 	})
 }
@@ -563,9 +553,7 @@ func TestRollWithLostChanges(t *testing.T) {
 				break
 			}
 		}
-		if err != nil || lost.Load() == 0 {
-			t.Fatalf("%d changes lost: %v", lost.Load(), err)
-		}
+		mustBe(t, err == nil && lost.Load() != 0, "%d changes lost: %v", lost.Load(), err)
 		lab.Recorder.Hooks(nil, nil)
 		requireInSync(t, lab)
 	})

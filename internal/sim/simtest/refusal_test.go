@@ -81,9 +81,7 @@ func TestEveryRefusal(t *testing.T) {
 		})
 	}
 	t.Attr("refusals", strconv.Itoa(n))
-	if n < 60 {
-		t.Errorf("only %d refusals", n)
-	}
+	require(t, n >= 60, "only %d refusals", n)
 }
 
 func requireRefusal(t *testing.T, lab *Lab, r refusal) {
@@ -173,9 +171,7 @@ func requireStrategy(t *testing.T, lab *Lab, want cluster.Strategy) {
 func planOf(t *testing.T, lab *Lab, node string) planning.NodePlan {
 	t.Helper()
 	plan := lab.plan(planning.Policy{Only: []string{node}})
-	if len(plan.Nodes) != 1 {
-		t.Fatalf("a plan for %s: %+v", node, plan.Nodes)
-	}
+	mustBe(t, len(plan.Nodes) == 1, "a plan for %s: %+v", node, plan.Nodes)
 	return plan.Nodes[0]
 }
 
@@ -199,9 +195,7 @@ func encryptsData(old, key string) edit {
 		encrypted, err := talosapi.Encrypted(media.Bytes(), "u-data", l.node("wk1").UUID, state, key != "")
 		must(l.t, err)
 		media.Write(encrypted)
-		if !bytes.Contains(config, []byte(volume+encryption(old))) {
-			l.t.Fatalf("no %q in\n%s", volume+encryption(old), config)
-		}
+		mustBe(l.t, bytes.Contains(config, []byte(volume+encryption(old))), "no %q in\n%s", volume+encryption(old), config)
 		return bytes.Replace(config, []byte(volume+encryption(old)), []byte(volume+encryption(key)), 1)
 	})
 }
@@ -306,9 +300,8 @@ func (l *Lab) configure(r world.ChangeRequest) {
 func (l *Lab) done(upid string, err error) {
 	l.t.Helper()
 	must(l.t, err)
-	if task, ok := l.World.WaitTask(upid); !ok || task.ExitStatus != "OK" {
-		l.t.Fatalf("%+v", task)
-	}
+	task, ok := l.World.WaitTask(upid)
+	mustBe(l.t, ok && task.ExitStatus == "OK", "%+v", task)
 }
 
 // setting is a setting of wk1 that needs a restart, and its removal.
@@ -349,9 +342,7 @@ func partitions(volid string, change func([]artefact.Partition) []artefact.Parti
 func (l *Lab) media(volid string) *world.Media {
 	l.t.Helper()
 	m := l.World.Media(volid, "pve1")
-	if m == nil {
-		l.t.Fatalf("there is no %s", volid)
-	}
+	mustBe(l.t, m != nil, "there is no %s", volid)
 	return m
 }
 

@@ -36,9 +36,7 @@ func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
 		}
 		requireSame(t, before.Config, after.Config, "its configuration (-before +after)")
 		requireSame(t, wholeFirewall(), lab.World.FirewallOf(wk1), "its firewall (-want +got)")
-		if !slices.Contains(lab.World.ACLs(), acl) {
-			t.Errorf("its ACL entry is gone: %+v", lab.World.ACLs())
-		}
+		require(t, slices.Contains(lab.World.ACLs(), acl), "its ACL entry is gone: %+v", lab.World.ACLs())
 	})
 }
 
@@ -224,9 +222,8 @@ func TestNothingIsPossible(t *testing.T) {
 		lift(lab)
 		lab.Client().mustRoll(planning.Policy{})
 		requireDrift(t, lab)
-		if drive := lab.vm(wk1).Config["scsi0"]; !strings.Contains(drive, "size=20G") {
-			t.Errorf("the system disk: %s", drive)
-		}
+		drive := lab.vm(wk1).Config["scsi0"]
+		require(t, strings.Contains(drive, "size=20G"), "the system disk: %s", drive)
 		lab.RequireIntact()
 	})
 }
@@ -257,9 +254,8 @@ func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
 	before := len(lab.Recorder.Calls())
 	_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 	requireRefused(t, err, text)
-	if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, hint) {
-		t.Errorf("hints %q lack %q", hints, hint)
-	}
+	hints := strings.Join(fault.Hints(err), "\n")
+	require(t, strings.Contains(hints, hint), "hints %q lack %q", hints, hint)
 	for _, call := range lab.Recorder.Calls()[before:] {
 		if call.Mutation && call.Proto != "factory" && !ofClaim(call) {
 			t.Errorf("%s %s %s was sent all the same", call.Proto, call.Method, call.Path)
@@ -297,9 +293,8 @@ func TestChangesSinceThePlanAreSeen(t *testing.T) {
 			_, err := c.Roll(t.Context(), planning.Policy{})
 			requireRefused(t, err, "recreate became impossible for wk1 since the plan was made: "+tc.text)
 			tc.lift(lab)
-			if diff := cmp.Diff(before, lab.vm(wk1).Config); diff != "" {
-				t.Fatalf("after %q (-before +after):\n%s", tc.text, diff)
-			}
+			diff := cmp.Diff(before, lab.vm(wk1).Config)
+			mustBe(t, diff == "", "after %q (-before +after):\n%s", tc.text, diff)
 		}
 		must(t, lab.as("20000101-0000-beef").roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)

@@ -117,9 +117,7 @@ func (v silentVerb) lab(t *testing.T) (l *Lab, members map[string]string) {
 func (v silentVerb) at(t *testing.T, c silentCell) {
 	l, members := v.lab(t)
 	m, err := l.during(c, func() error { return inTime(t.Context(), t, v.do(l.as(secondRun), v.node)) })
-	if m.vmid == 0 {
-		t.Fatalf("no machine was asked for it %d times: %v", c.n, m.counted)
-	}
+	mustBe(t, m.vmid != 0, "no machine was asked for it %d times: %v", c.n, m.counted)
 	l.RequireIntact()
 	if err != nil {
 		if kind := fault.KindOf(err); kind != fault.Failed && kind != fault.Refused || len(fault.Hints(err)) == 0 {
@@ -322,9 +320,8 @@ func inTime(ctx context.Context, t *testing.T, do func(context.Context) error) e
 	t.Helper()
 	start := time.Now()
 	err := do(ctx)
-	if took := time.Since(start); took > longestRoll {
-		t.Errorf("it took %s: %v", took, err)
-	}
+	took := time.Since(start)
+	require(t, took <= longestRoll, "it took %s: %v", took, err)
 	return err
 }
 
@@ -385,9 +382,8 @@ func readSilently(t *testing.T, read func(context.Context, *Client) (any, error)
 	for _, c := range undisturbed.cells() {
 		start := time.Now()
 		m, _ := l.during(c, do) // the error is part of the output
-		if took := time.Since(start); took > longestRead {
-			t.Errorf("%s: it took %s", c, took)
-		}
+		took := time.Since(start)
+		require(t, took <= longestRead, "%s: it took %s", c, took)
 		if said != usual {
 			l.requireNamed(t, said, c.what, m.vmid)
 		}
@@ -427,9 +423,7 @@ func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *L
 			strike(l, c)
 		}
 		must(t, c.roll(policyFor(s.node))(t.Context()))
-		if strikes < 10 {
-			t.Errorf("it was slow in %d steps only", strikes)
-		}
+		require(t, strikes >= 10, "it was slow in %d steps only", strikes)
 		l.requireUpgraded(t, s.node)
 		requireNoClaim(t, l)
 		dump, own = l.settledDump(), l.Talos

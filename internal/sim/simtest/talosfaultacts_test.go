@@ -84,9 +84,8 @@ func restarted(s *talosScene) {
 
 // joinedAnew deletes the node's etcd data, as doctor advises too, and continues.
 func joinedAnew(s *talosScene) {
-	if said := problems(diagnosis(s.t, s.Client())); !slices.Contains(said, "Talos: etcd: cp2 is a learner: it does not vote yet") {
-		s.t.Errorf("doctor says %q", said)
-	}
+	said := problems(diagnosis(s.t, s.Client()))
+	require(s.t, slices.Contains(said, "Talos: etcd: cp2 is a learner: it does not vote yet"), "doctor says %q", said)
 	s.reset(s.rolls, "EPHEMERAL")
 	must(s.t, s.as(secondRun).roll(s.only())(s.t.Context()))
 }
@@ -169,9 +168,7 @@ func (l *Lab) reconfigure(node, old, fresh string) {
 	l.t.Helper()
 	config := l.configOf(node)
 	edited := bytes.ReplaceAll(config, []byte(old), []byte(fresh))
-	if bytes.Equal(edited, config) {
-		l.t.Fatalf("nothing of the configuration of %s is changed", node)
-	}
+	mustBe(l.t, !bytes.Equal(edited, config), "nothing of the configuration of %s is changed", node)
 	l.apply(node, edited)
 }
 

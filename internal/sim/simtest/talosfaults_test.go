@@ -89,9 +89,7 @@ func (f *talosFault) run(t *testing.T) {
 	s.strike()
 	err := inTime(ctx, t, s.client.roll(s.only()))
 	s.Recorder.Hooks(nil, nil)
-	if !s.struck.Load() {
-		t.Errorf("the fault did not strike: no step %q started, and no call %q came", s.at, s.call)
-	}
+	require(t, s.struck.Load(), "the fault did not strike: no step %q started, and no call %q came", s.at, s.call)
 	s.requireSaid(err)
 	for name, content := range s.kept {
 		s.Write(name, content)
@@ -158,13 +156,10 @@ func (s *talosScene) requireSaid(err error) {
 		return
 	}
 	for _, text := range s.says {
-		if !strings.Contains(all, text) {
-			s.t.Errorf("it does not say %q:\n%s", text, all)
-		}
+		require(s.t, strings.Contains(all, text), "it does not say %q:\n%s", text, all)
 	}
-	if told := strings.Join(s.heard, "\n"); !strings.Contains(told, s.noted) {
-		s.t.Errorf("%q was not shown:\n%s", s.noted, told)
-	}
+	told := strings.Join(s.heard, "\n")
+	require(s.t, strings.Contains(told, s.noted), "%q was not shown:\n%s", s.noted, told)
 }
 
 // stand is the state of the node and its old system disk.
@@ -214,9 +209,7 @@ func (l *Lab) requireWell(node string, kept int, members map[string]string) {
 			l.t.Errorf("etcd's member %s was %s and is %q", name, id, now[name])
 		}
 	}
-	if len(now) != len(members) {
-		l.t.Errorf("members of etcd before: %v, now: %v", members, now)
-	}
+	require(l.t, len(now) == len(members), "members of etcd before: %v, now: %v", members, now)
 }
 
 // recovered cancels the replacement, and rolls to another build.
