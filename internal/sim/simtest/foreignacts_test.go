@@ -4,10 +4,19 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
+	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -41,12 +50,9 @@ func foreignActNamed(name string) foreignAct {
 func editsForeign(key string, value func(old string) string) func(*foreignScene, world.VM, string) (func(), error) {
 	return func(s *foreignScene, vm world.VM, _ string) (func(), error) {
 		old, had := vm.Config[key]
-		undo := func() {
-			if had {
-				s.change(vm.ID, map[string]string{key: old})
-			} else {
-				s.change(vm.ID, nil, key)
-			}
+		undo := func() { s.change(vm.ID, map[string]string{key: old}) }
+		if !had {
+			undo = func() { s.change(vm.ID, nil, key) }
 		}
 		return undo, s.change(vm.ID, map[string]string{key: value(old)})
 	}
@@ -83,9 +89,7 @@ func foreignEdits() []foreignAct {
 		}},
 		{name: "spoils the record", on: ofParking, do: editsForeign("description", func(old string) string { return strings.Replace(old, `{"cluster"`, `{"cluster`, 1) })},
 		{name: "removes the record", on: ofParking, do: editsForeign("description", to("Nothing to see."))},
-		{name: "resizes the data disk", on: ofData, do: func(s *foreignScene, vm world.VM, key string) (func(), error) {
-			return nil, s.task(s.world.Resize("", s.host, world.ResizeRequest{ID: vm.ID, Disk: key, Size: "+1G"}))
-		}},
+		{name: "resizes the data disk", on: ofData, do: resizesForeign},
 		{name: "moves the data disk to another storage", on: ofData, do: movesForeign},
 		{name: "reassigns the data disk", on: ofData, do: reassignsForeign, destroys: true}, // its name: it may come back under another one
 		{name: "attaches a volume of a pod", on: ofVM, do: attachesForeignPod},
@@ -137,6 +141,29 @@ func (s *foreignScene) defineStranger() error {
 	return s.world.DefineVM(s.host, foreignVM, map[string]string{"name": "stranger", "memory": "512"}, nil)
 }
 
+func (s *foreignScene) move(from int, key string, to int, toKey string) error {
+	return s.task(s.world.MoveDisk("", s.host, world.MoveRequest{ID: from, Disk: key, Target: to, TargetDisk: toKey}))
+}
+
+// gives moves a disk into a VM outside of the cluster.
+func (s *foreignScene) gives(from int, key, toKey string) error {
+	if err := s.defineStranger(); err != nil {
+		return err
+	}
+	return s.move(from, key, foreignVM, toKey)
+}
+
+// frees deletes a detached volume of a VM.
+func (s *foreignScene) frees(id int, volid string) error {
+	vm, err := s.look(id)
+	for unused, value := range vm.Config {
+		if value == volid {
+			err = errors.Join(err, s.change(id, nil, unused))
+		}
+	}
+	return err
+}
+
 // detach removes a drive from a VM; a protected VM does not allow it.
 func (s *foreignScene) detach(id int, key string) error {
 	vm, err := s.look(id)
@@ -159,14 +186,14 @@ func addsForeignDisk(s *foreignScene, vm world.VM, _ string) (func(), error) {
 	// Its owner moves it into another VM.
 	return func() {
 		d := s.diskNamed("theirs")
-		if d.VMID != vm.ID || s.defineStranger() != nil {
+		if d.VMID != vm.ID {
 			return
 		}
 		if !strings.HasPrefix(d.Key, "unused") {
 			s.detach(vm.ID, d.Key)
 			d = s.diskNamed("theirs")
 		}
-		s.task(s.world.MoveDisk("", s.host, world.MoveRequest{ID: vm.ID, Disk: d.Key, Target: foreignVM, TargetDisk: "scsi5"}))
+		s.gives(vm.ID, d.Key, "scsi5")
 	}, s.protect(vm.ID, "scsi5", "theirs")
 }
 
@@ -192,6 +219,10 @@ func detachesForeign(s *foreignScene, vm world.VM, key string) (func(), error) {
 	}, s.detach(vm.ID, key)
 }
 
+func resizesForeign(s *foreignScene, vm world.VM, key string) (func(), error) {
+	return nil, s.task(s.world.Resize("", s.host, world.ResizeRequest{ID: vm.ID, Disk: key, Size: "+1G"}))
+}
+
 // movesForeign is move_disk to another storage, with delete=1.
 func movesForeign(s *foreignScene, vm world.VM, key string) (func(), error) {
 	if vm.Config["lock"] != "" || s.way.holder {
@@ -203,41 +234,27 @@ func movesForeign(s *foreignScene, vm world.VM, key string) (func(), error) {
 	if err != nil {
 		return nil, err
 	}
-	protection := cmp.Or(vm.Config["protection"], "0")
 	for _, set := range []map[string]string{{"protection": "0"}, {key: volid + "," + options}} {
 		if err := s.change(vm.ID, set); err != nil {
 			return nil, err
 		}
 	}
-	if vm, err = s.look(vm.ID); err != nil {
-		return nil, err
-	}
-	for unused, value := range vm.Config {
-		if value == old {
-			err = errors.Join(err, s.change(vm.ID, nil, unused))
-		}
-	}
-	return nil, errors.Join(err, s.change(vm.ID, map[string]string{"protection": protection}))
+	protection := cmp.Or(vm.Config["protection"], "0")
+	return nil, errors.Join(s.frees(vm.ID, old), s.change(vm.ID, map[string]string{"protection": protection}))
 }
 
 func reassignsForeign(s *foreignScene, vm world.VM, key string) (func(), error) {
 	if s.way.holder {
 		return nil, errors.New("that would rename it under its holder")
 	}
-	if err := s.defineStranger(); err != nil {
-		return nil, err
-	}
-	move := func(from, to int, fromKey, toKey string) error {
-		return s.task(s.world.MoveDisk("", s.host, world.MoveRequest{ID: from, Disk: fromKey, Target: to, TargetDisk: toKey}))
-	}
 	return func() {
 		for _, id := range []int{vm.ID, s.parking(), s.vm} {
 			if _, err := s.look(id); err == nil && s.data().VMID == foreignVM {
-				move(foreignVM, id, "scsi1", key)
+				s.move(foreignVM, "scsi1", id, key)
 				return
 			}
 		}
-	}, move(vm.ID, foreignVM, key, "scsi1")
+	}, s.gives(vm.ID, key, "scsi1")
 }
 
 // attachesForeignPod is what proxmox-csi does for a pod.
@@ -292,8 +309,7 @@ func (s *foreignScene) finished() bool {
 	return err == nil && !strings.Contains(park.Config["description"], `"open":true`)
 }
 
-// migratesForeign migrates a VM with its disks to the other host. Holders' disks can't
-// move.
+// migratesForeign migrates a VM with its disks to the other host. Holders' disks can't move.
 func migratesForeign(s *foreignScene, vm world.VM, _ string) (func(), error) {
 	to := map[string]string{s.host: s.other, s.other: s.host}[vm.Host]
 	move := func(from, to string) error {
@@ -348,9 +364,210 @@ func takesForeign(s *foreignScene, vm world.VM, _ string) (func(), error) {
 		return nil, err
 	}
 	return func() {
-		if s.defineStranger() == nil {
-			s.task(s.world.MoveDisk("", s.host, world.MoveRequest{ID: vm.ID, Disk: "scsi0", Target: foreignVM, TargetDisk: "scsi9"}))
-			s.task(s.world.DestroyVM("", s.host, world.DestroyRequest{ID: vm.ID}))
-		}
+		s.gives(vm.ID, "scsi0", "scsi9")
+		s.task(s.world.DestroyVM("", s.host, world.DestroyRequest{ID: vm.ID}))
 	}, s.protect(vm.ID, "scsi0", "thief")
+}
+
+// preparedActs are what others do to the new system disk while it is prepared on the parking VM. None of
+// it loses anything: it can be made again.
+func preparedActs() []foreignAct {
+	return []foreignAct{
+		{name: "detaches the prepared disk", on: ofPrepared, do: func(s *foreignScene, vm world.VM, key string) (func(), error) {
+			volid, _, _ := strings.Cut(vm.Config[key], ",")
+			return func() { s.takesAway(vm.ID, volid) }, s.detach(vm.ID, key)
+		}},
+		{name: "deletes the prepared disk", on: ofPrepared, do: deletesPrepared},
+		{name: "resizes the prepared disk", on: ofPrepared, do: resizesForeign},
+		{name: "moves the prepared disk to another storage", on: ofPrepared, do: movesForeign},
+		{name: "reassigns the prepared disk", on: ofPrepared, do: func(s *foreignScene, vm world.VM, key string) (func(), error) {
+			return nil, s.gives(vm.ID, key, "scsi1")
+		}},
+		{name: "boots the prepared disk first", on: ofPrepared, do: func(s *foreignScene, vm world.VM, key string) (func(), error) {
+			return nil, s.change(vm.ID, map[string]string{"boot": "order=" + key})
+		}},
+	}
+}
+
+// ofPrepared finds the prepared disk on the parking VM.
+func ofPrepared(s *foreignScene) (vm world.VM, key string, err error) {
+	vm, err = s.look(s.parking())
+	rec, _, errRecord := parking.ReadRecord(cluster.VM{Config: vm.Config})
+	if err := errors.Join(err, errRecord); err != nil {
+		return vm, "", err
+	}
+	entry, known := rec.SpareEntry(rec.Run, rec.SpareKey)
+	if !known || vm.Config[entry.Key] == "" {
+		return vm, "", errors.New("no prepared disk is on the parking VM")
+	}
+	return vm, entry.Key, nil
+}
+
+// takesAway gives a detached volume of a VM to one of theirs.
+func (s *foreignScene) takesAway(id int, volid string) {
+	vm, err := s.look(id)
+	for key, value := range vm.Config {
+		if err == nil && value == volid {
+			s.gives(id, key, "scsi1")
+		}
+	}
+}
+
+func deletesPrepared(s *foreignScene, vm world.VM, key string) (func(), error) {
+	volid, _, _ := strings.Cut(vm.Config[key], ",")
+	if err := errors.Join(s.change(vm.ID, map[string]string{"protection": "0"}), s.change(vm.ID, nil, key)); err != nil {
+		return nil, err
+	}
+	return nil, s.frees(vm.ID, volid)
+}
+
+// TestTheVMIDIsTaken: another person makes a VM under a number right before recast does:
+// their VM is left alone. The parking VM takes the next number; a node's VM needs its own.
+func TestTheVMIDIsTaken(t *testing.T) {
+	long(t)
+	type story struct {
+		act  string
+		vmid int
+		err  string
+	}
+	eachInBubble(t, map[string]story{
+		"of the VM":         {"takes the VMID", matrixVM, `VM 9011 "thief" on pve1 has UUID `},
+		"of the parking VM": {"takes the VMID of the parking VM", matrixParking, ""},
+	}, func(t *testing.T, c story) {
+		s := newForeignExchange(t, foreignWay{cluster.Recreate, false, false})
+		var undo func()
+		made := func(call record.Call) bool { return call.Params["vmid"] == strconv.Itoa(c.vmid) }
+		came, err := s.disturbed(t.Context(), t, foreignMoment{is: made}, func() {
+			var errAct error
+			undo, errAct = s.play(foreignActNamed(c.act))
+			must(t, errAct)
+		})
+		mustBe(t, came, "it could not be taken")
+		if c.err == "" {
+			must(t, err)
+			requireSame(t, c.vmid+1, s.parking(), "the parking VM (-want +got)")
+		} else {
+			mustBe(t, err != nil, "it continued with their VM")
+			requireForeignSaid(t, s, err)
+			requireRefused(t, s.again(t.Context()), c.err)
+			undo()
+			must(t, s.again(t.Context()))
+		}
+		must(t, s.ended())
+		s.requireNothingElse(t, nil, "in the end")
+	})
+}
+
+// TestTwoNodesShareAHolder rolls two workers with data disks of one VM sequentially,
+// although two may be down at a time, and leaves that VM unchanged.
+func TestTwoNodesShareAHolder(t *testing.T) {
+	o := sim.Options{ControlPlanes: 1, Workers: 2, Holder: true}
+	eachLong(t, o, storiesOf(cluster.Recreate, cluster.Reimage), func(t *testing.T, lab *Lab, strategy cluster.Strategy) {
+		lab.setRoll("strategy: "+string(strategy), "maxUnavailable: {workers: 2, perHost: 2}")
+		lab.Patch(sim.PatchedExtension)
+		before := fmt.Sprint(lab.vm(9201).Config)
+		var together atomic.Bool
+		lab.Recorder.Hooks(nil, func(record.Call) {
+			open := 0
+			for _, vm := range lab.World.VMs() {
+				open += strings.Count(vm.Config["description"], `"open":true`)
+			}
+			if open == 2 {
+				together.Store(true)
+			}
+		})
+		must(t, lab.rollInTime(t, firstRun))
+		lab.Recorder.Hooks(nil, nil)
+		require(t, !together.Load(), "they were rolled at the same time")
+		lab.requireRolled(t)
+		requireSame(t, before, fmt.Sprint(lab.vm(9201).Config), "the holder (-before +after)")
+	})
+}
+
+// advised are the commands in hints.
+var advised = regexp.MustCompile(`qm disk move \d+ \w+ --target-vmid OTHER --target-disk KEY|qm set \d+ --delete [a-z]+\d+`)
+
+// TestAdviceKeepsAForeignDisk: a person attaches a disk to a VM during its exchange, and
+// then types only what the hints say: their disk stays, and the exchange completes.
+func TestAdviceKeepsAForeignDisk(t *testing.T) {
+	long(t)
+	created := foreignMoment{is: func(c record.Call) bool { return c.Params["vmid"] == strconv.Itoa(matrixVM) }, after: true}
+	parked := foreignMoment{is: func(c record.Call) bool { return strings.HasSuffix(c.Path, "/move_disk") }, after: true}
+	type story struct {
+		at      foreignMoment
+		detach  bool   // as the page says
+		refused string // then
+	}
+	eachInBubble(t, map[string]story{
+		"the new VM":           {at: created, refused: "has scsi5"},
+		"the new VM, detached": {at: created, detach: true},
+		"the old VM":           {at: parked, refused: "has scsi5"},
+		"the old VM, detached": {at: parked, detach: true, refused: "has unused0"},
+	}, func(t *testing.T, c story) {
+		s := newForeignExchange(t, foreignWay{cluster.Recreate, false, false})
+		came, err := s.disturbed(t.Context(), t, c.at, func() { must(t, errOf(s.play(foreignActNamed("adds a disk")))) })
+		if came && err != nil && !strings.Contains(err.Error(), "has scsi5") {
+			err = s.again(t.Context()) // their command crossed a change of ours
+		}
+		mustBe(t, came && err != nil && strings.Contains(err.Error(), "has scsi5"), "came %t, err = %v", came, err)
+		must(t, s.defineStranger())
+		if c.detach {
+			s.typed(t, fmt.Sprintf("qm set %d --protection 0", s.vm))
+			s.typed(t, fmt.Sprintf("qm set %d --delete scsi5", s.vm))
+			err = s.again(t.Context())
+		}
+		if c.refused == "" {
+			must(t, err)
+		} else {
+			requireError(t, err, c.refused)
+			for _, command := range advised.FindAllString(strings.Join(fault.Hints(err), "\n"), -1) {
+				s.typed(t, command)
+			}
+			must(t, s.again(t.Context()))
+		}
+		must(t, s.ended())
+		s.requireNothingElse(t, nil, "in the end")
+	})
+}
+
+// typed runs a command from a hint, with one of their VMs in place of OTHER.
+func (s *foreignScene) typed(t *testing.T, command string) {
+	t.Helper()
+	shell := sim.Shell{World: s.world, Host: s.host}
+	filled := strings.NewReplacer("OTHER", strconv.Itoa(foreignVM), "KEY", "scsi5").Replace(command)
+	said, err := shell.Run(strings.Fields(filled))
+	mustBe(t, err == nil, "%s: %v\n%s", filled, err, said)
+}
+
+// TestBackupIsWaitedOut runs a backup of the VM, or its parking VM, during a roll: the
+// roll waits, says so, and completes.
+func TestBackupIsWaitedOut(t *testing.T) {
+	for _, c := range []struct {
+		strategy cluster.Strategy
+		act      string
+		vm       int
+		change   string // requested from Proxmox at that moment
+	}{
+		{cluster.Recreate, "backs the VM up", wk1, "/qemu/9031/status/shutdown"},
+		{cluster.Recreate, "backs the VM up", wk1, "/qemu/9031/move_disk"},
+		{cluster.Recreate, "backs the VM up", wk1, "/qemu/9031"},
+		{cluster.Reimage, "backs the VM up", wk1, "/qemu/9031/status/start"},
+		{cluster.Recreate, "backs the parking VM up", claimVM + 2, "/qemu/9031/move_disk"},
+		{cluster.Reimage, "backs the parking VM up", claimVM + 2, "/qemu/9002/config"},
+	} {
+		t.Run(fmt.Sprintf("%s/%s before %s", c.strategy, c.act, strings.ReplaceAll(c.change, "/", " ")), func(t *testing.T) {
+			long(t)
+			inBubble(t, func(t *testing.T) {
+				s, lab := newForeignRoll(t, foreignWay{c.strategy, false, false})
+				at := foreignMoment{is: func(call record.Call) bool { return strings.HasSuffix(call.Path, c.change) }}
+				came, err := s.disturbed(t.Context(), t, at, func() { must(t, errOf(s.play(foreignActNamed(c.act)))) })
+				mustBe(t, came && err == nil, "came %t: %v", came, err)
+				want := fmt.Sprintf("waiting for VM %d: it is locked (backup)", c.vm)
+				require(t, s.heard(want), "it did not say %q", want)
+				requireDrift(t, lab)
+				lab.requireKept(1)
+				lab.RequireIntact()
+			})
+		})
+	}
 }

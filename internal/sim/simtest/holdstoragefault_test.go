@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -87,8 +85,8 @@ func TestHoldIsRefused(t *testing.T) {
 // one that finishes it does, and so does recover.
 func TestHoldStaysWhileTheNodeIsOut(t *testing.T) {
 	long(t)
-	for name, do := range map[string]func(ctx context.Context, c *Client) error{
-		"roll":    func(ctx context.Context, c *Client) error { return c.roll(planning.Policy{Only: []string{"wk1"}})(ctx) },
+	for name, do := range map[string]deed{
+		"roll":    rolls(onlyWorker),
 		"recover": func(ctx context.Context, c *Client) error { return errOf(c.Recover(ctx, "wk1")) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -97,9 +95,8 @@ func TestHoldStaysWhileTheNodeIsOut(t *testing.T) {
 				defer interrupt()
 				c := lab.Client()
 				c.Emit = whenStarted("wk1/bring-up/start", interrupt)
-				if err := c.roll(planning.Policy{Only: []string{"wk1"}})(ctx); err == nil {
-					t.Fatal("it was interrupted")
-				}
+				err := c.roll(onlyWorker)(ctx)
+				mustBe(t, err != nil, "it was interrupted")
 				requireNoClaim(t, lab)
 				lab.requireWaits("480", `{"was":"30","set":"480","nodes":{"wk1":480}}`)
 				must(t, do(t.Context(), lab.second()))
@@ -132,18 +129,14 @@ func TestHoldIsLeft(t *testing.T) {
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
 		c := lab.Client()
 		c.Emit = whenStarted("wk1/await-storage-again", func() { unanswered(lab) })
-		err := c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
-		requireFault(t, err, fault.Failed, "give back what storage systems were told")
-		if hints := fault.Hints(err); !slices.ContainsFunc(hints, func(h string) bool { return strings.Contains(h, `by hand: kubectl --namespace longhorn-system patch`) }) {
-			t.Errorf("hints %q", hints)
-		}
+		err := c.roll(onlyWorker)(t.Context())
+		requireFault(t, err, fault.Failed, "give back what storage systems were told", "by hand: kubectl --namespace longhorn-system patch")
 		lab.Recorder.Hooks(nil, nil)
-		if v, _ := lab.waits(); v != "480" {
-			t.Errorf("it is %s", v)
-		}
+		v, _ := lab.waits()
+		require(t, v == "480", "it is %s", v)
 		requireNoClaim(t, lab)
 		time.Sleep(time.Minute)
-		must(t, lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, lab.second().roll(onlyWorker)(t.Context()))
 		lab.requireWaits("30", "")
 	})
 }

@@ -1,11 +1,11 @@
 package simtest
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -15,17 +15,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/step"
 )
-
-// eachFault plays each fault in its own world.
-func eachFault(t *testing.T, faults map[string]*talosFault) {
-	t.Helper()
-	for name, f := range faults {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, f.run)
-		})
-	}
-}
 
 // TestInPlaceThatChangesNothing: after any fault before the new system boots, the node
 // runs its old system and is schedulable again.
@@ -73,43 +62,23 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 			return
 		}
 		requireRefused(t, err, "came back as the old system once, and is never tried again with the same image")
-		if calls := lab.upgradeCalls(since); len(calls) > 0 {
-			t.Errorf("again: %q", calls)
-		}
+		requireSame(t, 0, len(lab.upgradeCalls(since)), "calls for the same build again")
 		lab.Patch(everywhere) // another build
 		must(t, lab.as(thirdRun).roll(policyFor("wk1"))(t.Context()))
 		lab.requireUpgraded(t, "wk1")
 	})
 }
 
-// TestInPlaceUnderAuto: after a build has failed in place once, auto chooses another strategy for
-// it.
-func TestInPlaceUnderAuto(t *testing.T) {
-	long(t)
-	inBubble(t, (&talosFault{
-		strategy: cluster.InPlace, begins: breakImage(talosapi.RollsBack), mends: breakImage(talosapi.Sound), parks: true,
-		says: []string{"it came back as its old system"}, stands: untouched,
-		remedy: func(s *talosScene) {
-			s.Replace("recast.yaml", "strategy: in-place", "strategy: auto")
-			if p := s.planOf(s.Client(), "wk1", s.only()); p.Strategy != cluster.Recreate || len(p.Refused) > 0 {
-				s.t.Errorf("planned as %s: %s; %q", p.Strategy, p.Why, p.Refused)
-			}
-			must(s.t, s.as(secondRun).roll(s.only())(s.t.Context()))
-		},
-	}).run)
-}
-
 // foreseen requires that the plan has such a note.
 func foreseen(note string) func(*talosScene) {
 	return func(s *talosScene) {
-		if notes := strings.Join(s.planOf(s.Client(), s.rolls, s.only()).Notes, "\n"); !strings.Contains(notes, note) {
-			s.t.Errorf("notes %q lack %q", notes, note)
-		}
+		notes := strings.Join(s.planOf(s.Client(), s.rolls, s.only()).Notes, "\n")
+		require(s.t, strings.Contains(notes, note), "notes %q lack %q", notes, note)
 	}
 }
 
-// TestInPlaceThatDoesNotComeBack: the policy decides what happens at the boot deadline.
-// faultsInPlace has stop, and reimage of one that hangs.
+// TestInPlaceThatDoesNotComeBack: the policy decides what happens at the boot deadline (faultsInPlace has stop, and
+// reimage of one that hangs), and of what comes back as its old system the same build is not tried in place again.
 func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 	long(t)
 	var old string // the build that it ran
@@ -127,9 +96,7 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 			remedy: func(s *talosScene) {
 				s.requireServing("wk1")
 				s.requireKept(1)
-				if m := s.machine("wk1"); m.Schematic.LockHash() != old {
-					s.t.Errorf("it runs lock %s", m.Schematic.LockHash())
-				}
+				requireSame(s.t, old, s.machine("wk1").Schematic.LockHash(), "the build (-before +now)")
 				if p := s.planOf(s.Client(), "wk1", s.only()); len(p.Refused) == 0 || !strings.Contains(p.Refused[0], "never tried again") {
 					s.t.Errorf("planned again as %s: %q", p.Strategy, p.Refused)
 				}
@@ -141,27 +108,41 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 			begins: inTurn(breakImage(talosapi.Hangs), foreseen("should it not come back, a reimage is not possible: the build that it runs is in no past lock that is here")),
 			says:   []string{"and it can't be asked to roll back", "look at its console in Proxmox"}, stands: "on, cordoned",
 		},
+		"the old system, and then auto": { // which chooses another strategy
+			strategy: cluster.InPlace, begins: breakImage(talosapi.RollsBack), mends: breakImage(talosapi.Sound), parks: true,
+			says: []string{"it came back as its old system"}, stands: untouched,
+			remedy: func(s *talosScene) {
+				s.Replace("recast.yaml", "strategy: in-place", "strategy: auto")
+				if p := s.planOf(s.Client(), "wk1", s.only()); p.Strategy != cluster.Recreate || len(p.Refused) > 0 {
+					s.t.Errorf("planned as %s: %s; %q", p.Strategy, p.Why, p.Refused)
+				}
+				must(s.t, s.as(secondRun).roll(s.only())(s.t.Context()))
+			},
+		},
+		"the old system, whose etcd does not start": { // a rollback would boot the broken system again
+			o: threePlanes, rolls: "cp2", strategy: cluster.InPlace, at: "upgrade/reboot",
+			begins: inTurn(breakImage(talosapi.RollsBack), breakEtcd(talosapi.EtcdFault{Down: true}, "cp2")),
+			says:   []string{"it came back as its old system, but that is not healthy"}, stands: untouched,
+			mends: func(s *talosScene) {
+				require(s.t, !slices.Contains(s.upgradeCalls(0), "MachineService/Rollback"), "it was asked to roll back")
+				s.breakEtcd(talosapi.EtcdFault{}, "cp2")
+				time.Sleep(5 * time.Minute)
+				s.requireServing("cp2")
+			},
+			remedy: (*talosScene).again,
+		},
 	})
 }
 
-// TestInPlaceBackButNotHealthy: a control plane came back as its old system, whose etcd
-// does not start. A rollback would boot the broken system again.
-func TestInPlaceBackButNotHealthy(t *testing.T) {
-	long(t)
-	inBubble(t, (&talosFault{
-		o: threePlanes, rolls: "cp2", strategy: cluster.InPlace, at: "upgrade/reboot",
-		begins: inTurn(breakImage(talosapi.RollsBack), breakEtcd(talosapi.EtcdFault{Down: true}, "cp2")),
-		says:   []string{"it came back as its old system, but that is not healthy"}, stands: untouched,
-		mends: func(s *talosScene) {
-			if slices.Contains(s.upgradeCalls(0), "MachineService/Rollback") {
-				s.t.Error("it was asked to roll back")
-			}
-			s.breakEtcd(talosapi.EtcdFault{}, "cp2")
-			time.Sleep(5 * time.Minute)
-			s.requireServing("cp2")
-		},
-		remedy: (*talosScene).again,
-	}).run)
+// inLabCutOff has a worker with the old API whose upgrade was cut off before its one call.
+func inLabCutOff(t *testing.T, f func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
+		lab.inPlace()
+		lab.Patch(everywhere)
+		lab.as(firstRun).rollKilled(moment{server: "MachineService/Upgrade", unsent: true}, policyFor("wk1"))
+		f(t, lab)
+	})
 }
 
 // TestOldUpgradeCutOffInItsPull: before 1.13 the one call first pulls the installer, and
@@ -169,10 +150,7 @@ func TestInPlaceBackButNotHealthy(t *testing.T) {
 // the old system for a failed upgrade that has come back.
 func TestOldUpgradeCutOffInItsPull(t *testing.T) {
 	long(t)
-	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
-		lab.inPlace()
-		lab.Patch(everywhere)
-		lab.as(firstRun).rollKilled(moment{server: "MachineService/Upgrade", unsent: true}, policyFor("wk1"))
+	inLabCutOff(t, func(t *testing.T, lab *Lab) {
 		since := len(lab.Recorder.Calls())
 		must(t, lab.as(secondRun).roll(policyFor("wk1"))(t.Context()))
 		if calls := lab.upgradeCalls(since); !slices.Contains(calls, "MachineService/Upgrade") || slices.Contains(calls, "MachineService/Reboot") {
@@ -182,16 +160,11 @@ func TestOldUpgradeCutOffInItsPull(t *testing.T) {
 	})
 }
 
-// TestInPlaceThatNeverLeftItsBoot: a run finds the machine marked and unreachable and
-// assumes a reboot. If it comes back in the same boot, the new system was never tried, and
-// the build does not count as failed.
+// TestInPlaceThatNeverLeftItsBoot: a run finds the machine marked and unreachable and assumes a reboot. If it comes
+// back in the same boot, the new system was never tried, and the build does not count as failed.
 func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 	long(t)
-	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
-		lab.inPlace()
-		lab.Patch(everywhere)
-		lab.as(firstRun).rollKilled(moment{server: "MachineService/Upgrade", unsent: true}, policyFor("wk1"))
-
+	inLabCutOff(t, func(t *testing.T, lab *Lab) {
 		var away atomic.Bool
 		c := lab.as(secondRun)
 		c.Reroute = func(addr string) string {
@@ -200,8 +173,7 @@ func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 			}
 			return addr
 		}
-		gone, back := whenStarted("wk1/gate", func() { away.Store(true) }), whenStarted("wk1/wait-healthy", func() { away.Store(false) })
-		c.Emit = func(e step.Event) { gone(e); back(e) }
+		c.Emit = allOf(whenStarted("wk1/gate", func() { away.Store(true) }), whenStarted("wk1/wait-healthy", func() { away.Store(false) }))
 		err := c.roll(policyFor("wk1"))(t.Context())
 		if fault.KindOf(err) != fault.Failed || strings.Contains(err.Error(), "came back as its old system") {
 			t.Errorf("kind %d: %v, %q", fault.KindOf(err), err, fault.Hints(err))
@@ -214,8 +186,7 @@ func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 // TestInstallerGoneWhileItDrains: Talos removes unused images after an hour
 // (controllers/cri/image_gc.go), and a drain may last longer.
 func TestInstallerGoneWhileItDrains(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)
 		c := lab.Client()
@@ -228,8 +199,7 @@ func TestInstallerGoneWhileItDrains(t *testing.T) {
 // TestInstallerAtWorkUnseen: another installer is running, and for a while its progress
 // can't be read. That must not count as its failure.
 func TestInstallerAtWorkUnseen(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)
 		must(t, lab.Client().Publish(t.Context()))
@@ -259,19 +229,15 @@ func TestInstallerAtWorkUnseen(t *testing.T) {
 		lab.Recorder.Hooks(nil, nil)
 		<-installed
 		must(t, err)
-		if busy.Load() < 2 {
-			t.Error("no other installer was met")
-		}
+		require(t, busy.Load() >= 2, "no other installer was met")
 		lab.requireUpgraded(t, "wk1")
 	})
 }
 
-// TestLeaveWithoutAnAnswer: etcd removes the member before Talos deletes its data, and the
-// call was interrupted in between. The roll continues; the old system disk, which could
-// never join again, is no rollback target.
+// TestLeaveWithoutAnAnswer: etcd removes the member before Talos deletes its data, and the call was interrupted in
+// between. The roll continues; the old system disk, which could never join again, is no rollback target.
 func TestLeaveWithoutAnAnswer(t *testing.T) {
-	long(t)
-	inLab(t, threePlanes, func(t *testing.T, lab *Lab) {
+	inLongLab(t, threePlanes, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		left := false
 		lab.Recorder.Hooks(func(r record.Call) error {
@@ -285,12 +251,143 @@ func TestLeaveWithoutAnAnswer(t *testing.T) {
 		err := lab.as(firstRun).roll(policyFor("cp2"))(t.Context())
 		lab.Recorder.Hooks(nil, nil)
 		must(t, err)
-		if !left {
-			t.Error("it was not asked to leave")
-		}
+		require(t, left, "it was not asked to leave")
 		requireDrift(t, lab, "cp1", "cp3", "wk1")
 		requireMembers(t, lab, "", false)
 		requireRefused(t, lab.as(secondRun).goBack("cp2")(t.Context()), "its old system disk holds the data of an etcd member that did not leave")
 		lab.RequireIntact()
+	})
+}
+
+// TestConfigureWithLostAnswers cuts recast off right after each change that it makes to a machine: for a
+// moment, so that the answer is lost; and for longer than a trial lasts.
+func TestConfigureWithLostAnswers(t *testing.T) {
+	type story struct {
+		line string
+		away time.Duration
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"without a reboot":                {noReboot, 5 * time.Second},
+		"with a reboot":                   {needsReboot, 5 * time.Second},
+		"without a reboot, away for long": {noReboot, 20 * time.Minute},
+		"with a reboot, away for long":    {needsReboot, 20 * time.Minute},
+	}, func(t *testing.T, lab *Lab, s story) {
+		files := lab.keptConfigs()
+		files.set(t, "wk1", s.line)
+		start := files["wk1"]
+		for cut := 1; ; cut++ {
+			user := files.user(lab, fmt.Sprintf("20000101-0000-%04d", 2*cut))
+			var changes atomic.Int64
+			lab.Recorder.Hooks(nil, func(c record.Call) {
+				if c.Proto == "talos" && c.Mutation && changes.Add(1) == int64(cut) {
+					user.Cut()
+					time.AfterFunc(s.away, user.Mend)
+				}
+			})
+			err := user.roll(onlyWorker)(t.Context())
+			lab.Recorder.Hooks(nil, nil)
+			if changes.Load() < int64(cut) {
+				must(t, err)
+				require(t, cut >= 4, "only %d changes", cut-1)
+				return
+			}
+			if err != nil && (fault.KindOf(err) == fault.Config || len(fault.Hints(err)) == 0) {
+				t.Errorf("change %d: %v, hints %q", cut, err, fault.Hints(err))
+			}
+			if err != nil {
+				must(t, files.user(lab, fmt.Sprintf("20000101-0000-%04d", 2*cut+1)).roll(onlyWorker)(t.Context()))
+			}
+			files.user(lab, firstRun).requireStale(t)
+			lab.requireServing("wk1")
+			lab.RequireIntact()
+			files["wk1"] = cluster.Secret(strings.Replace(string(start), s.line, strings.NewReplacer(`"1"`, fmt.Sprintf("%q", fmt.Sprint(cut+1)), "renderD*", fmt.Sprint("renderD", cut)).Replace(s.line), 1))
+		}
+	})
+}
+
+// TestKilledBeforeItIsHealthy: the next run gives a node its old configuration back, too.
+func TestKilledBeforeItIsHealthy(t *testing.T) {
+	type story struct {
+		node, from, to string
+		upgrade        bool
+	}
+	const server, other = "registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64"
+	eachLong(t, threePlanes, map[string]story{
+		"a control plane without its API server": {"cp2", server, other, false},
+		"and after an upgrade in place":          {"cp2", server, other, true},
+		"a control plane without its kubelet":    {"cp2", "ghcr.io/siderolabs/kubelet", "ghcr.io/nobody/kubelet", false},
+	}, func(t *testing.T, lab *Lab, s story) {
+		files := lab.keptConfigs()
+		was := string(files[s.node])
+		files.set(t, s.node, needsReboot)
+		files[s.node] = cluster.Secret(strings.Replace(string(files[s.node]), s.from, s.to, 1))
+		lab.brokenImage(s.node, s.to+":v1.35.4", talosapi.Unready)
+		at := before("wait-healthy")
+		if s.upgrade {
+			at = before("configure/wait-healthy")
+			lab.setRoll("canary: false", "strategy: in-place")
+			lab.Patch(everywhere)
+		}
+		user := files.user(lab, firstRun)
+		user.killedAt(t, at, user.rollNode(s.node))
+		time.Sleep(5 * time.Minute)
+		err := files.user(lab, secondRun).rollNode(s.node)(t.Context())
+		requireFault(t, err, fault.Failed, s.node+" is not healthy with its new configuration", "it was given its old configuration back, and serves again")
+		lab.requireServing(s.node)
+		requireSame(t, was, string(lab.configOf(s.node)), "the configuration of %s (-before +now)", s.node)
+	})
+}
+
+// TestARefusalAfterTheDrain: a node that does not get its configuration takes pods again.
+func TestARefusalAfterTheDrain(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		files := lab.keptConfigs()
+		files.set(t, "wk1", needsReboot)
+		user := files.user(lab, firstRun)
+		user.Emit = func(e step.Event) {
+			if after("drain").is(e) {
+				files.set(t, "wk1", noReboot)
+			}
+		}
+		requireRefused(t, user.roll(onlyWorker)(t.Context()), "its file in talos.machineConfigs was changed")
+		lab.requireServing("wk1")
+		must(t, files.user(lab, secondRun).roll(onlyWorker)(t.Context()))
+		files.user(lab, thirdRun).requireStale(t)
+	})
+}
+
+// TestWhoComesBackAppliesNothing: a run that is cut off right after it has begun a trial, or staged a
+// configuration, loses its claim to one with another recast.yaml, and changes nothing when it is back.
+func TestWhoComesBackAppliesNothing(t *testing.T) {
+	type story struct{ line, other string }
+	eachLong(t, oneWorker(), map[string]story{
+		"without a reboot": {noReboot, `sysctls: {vm.swappiness: "9"}`},
+		"with a reboot":    {needsReboot, strings.Replace(needsReboot, "0666", "0600", 1)},
+	}, func(t *testing.T, lab *Lab, s story) {
+		mine, theirs := lab.keptConfigs(), lab.keptConfigs()
+		mine.set(t, "wk1", s.line)
+		theirs.set(t, "wk1", s.other)
+		first, second := mine.user(lab, firstRun), lab.second()
+		second.Elsewhere, second.MachineConfig = true, theirs.read
+		var changes atomic.Int64
+		gone, back := make(chan struct{}), make(chan struct{})
+		lab.Recorder.Hooks(nil, func(c record.Call) {
+			if c.Proto == "talos" && c.Mutation && changes.Add(1) == 3 {
+				first.Cut()
+				close(gone)
+				time.AfterFunc(150*time.Second, func() { first.Mend(); close(back) })
+			}
+		})
+		ended := make(chan error, 1)
+		go func() { ended <- first.roll(onlyWorker)(t.Context()) }()
+		<-gone
+		must(t, second.roll(onlyWorker)(t.Context()))
+		<-back
+		if err := <-ended; fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "lost the claim") {
+			t.Errorf("the first run ends with %v", err)
+		}
+		second.requireStale(t)
+		lab.requireServing("wk1")
+		requireNoClaim(t, lab)
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,8 +16,13 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // errKilled is the journal's error for a killed run.
@@ -76,15 +83,12 @@ func pointsOf(names []string) (points []point) {
 func namedPoint(t testing.TB, points []point, text string) point {
 	t.Helper()
 	i := slices.IndexFunc(points, func(p point) bool { return strings.Contains(p.name, text) })
-	if i < 0 {
-		t.Fatalf("no point is named %q: %q", text, points)
-	}
+	mustBe(t, i >= 0, "no point is named %q: %q", text, points)
 	return points[i]
 }
 
-// killer counts the points at which a run can die, and kills it at one of them: right
-// after a server has acted on a changing request and before the answer is sent, or around
-// a journal write.
+// killer counts the points at which a run can die, and kills it at one of them: right after a server has acted on a
+// changing request and before the answer is sent, or around a journal write.
 type killer struct {
 	client *Client
 	cancel context.CancelFunc
@@ -154,9 +158,7 @@ func (l *Lab) carryOut(ctx context.Context, die point, do deed) (*killer, error)
 func (l *Lab) finish(t *testing.T, do deed) (points []point, broken int) {
 	t.Helper()
 	k, err := l.carryOut(t.Context(), point{}, do)
-	if err != nil {
-		t.Fatalf("%sthe command failed: %s", l.died, message(err))
-	}
+	mustBe(t, err == nil, "%sthe command failed: %s", l.died, message(err))
 	return pointsOf(k.names), l.tellBroken(t, k)
 }
 
@@ -199,6 +201,7 @@ type killGrid[W interface{ itself() *Lab }] struct {
 
 	choose  func(t *testing.T, points []point) []point // such as chosenPoints, named here for TestMakeCrash
 	journal bool                                       // it is never lost; else every second kill loses it
+	broken  *atomic.Int64                              // the number of broken promises is added to it; may be nil
 }
 
 // killEverywhere plays the grid.
@@ -221,15 +224,19 @@ func (g killGrid[W]) killEverywhere(t *testing.T) {
 func (g killGrid[W]) kill(t *testing.T, at point, undisturbed string) {
 	w := g.begin(t)
 	lab := w.itself()
-	lab.diesAt(t, at, g.do)
+	broken := lab.diesAt(t, at, g.do)
 	t.Logf("killed at %s", at)
 	if !g.journal && at.at%2 == 0 {
 		lab.loseJournal()
 	}
 	if g.goOn == nil {
-		lab.finish(t, g.do)
+		_, more := lab.finish(t, g.do)
+		broken += more
 	} else if g.goOn(t, w, at) {
 		return
+	}
+	if g.broken != nil {
+		g.broken.Add(int64(broken))
 	}
 	requireSame(t, undisturbed, g.end(t, w), "killed at %s: the world differs from an undisturbed one", at)
 }
@@ -248,16 +255,13 @@ var killCounts sync.Map
 func expectKills(t *testing.T, want int) {
 	t.Helper()
 	var n atomic.Int64
-	if _, twice := killCounts.LoadOrStore(t.Name(), &n); twice {
-		t.Fatal("kills are expected twice")
-	}
+	_, twice := killCounts.LoadOrStore(t.Name(), &n)
+	mustBe(t, !twice, "kills are expected twice")
 	t.Cleanup(func() {
 		killCounts.Delete(t.Name())
 		t.Attr("killed", strconv.FormatInt(n.Load(), 10))
 		someSubtests := strings.Contains(flag.Lookup("test.run").Value.String(), "/")
-		if !t.Failed() && !someSubtests && int(n.Load()) < want {
-			t.Errorf("%d kills have happened, want %d", n.Load(), want)
-		}
+		require(t, t.Failed() || someSubtests || int(n.Load()) >= want, "%d kills have happened, want %d", n.Load(), want)
 	})
 }
 
@@ -310,9 +314,7 @@ func chosenKills[K any](t *testing.T, all []K, kills int, usual func(K) bool) []
 			}
 		}
 	}
-	if len(part) == 0 {
-		t.Fatalf("none of %d kills is chosen", len(all))
-	}
+	mustBe(t, len(part) != 0, "none of %d kills is chosen", len(all))
 	t.Attr("points", strconv.Itoa(len(all)))
 	expectKills(t, kills*len(part))
 	return part
@@ -325,16 +327,248 @@ func chosenPoints(t *testing.T, points []point) []point {
 	return chosenKills(t, points, 1, func(p point) bool { return len(one) > 0 && p == one[0] })
 }
 
-func TestKillsAreCounted(t *testing.T) {
-	t.Parallel()
-	if byKill(errors.New("the disk is full")) || byKill(nil) || !byKill(errors.Join(errors.New("x"), context.Canceled)) {
-		t.Error("byKill takes another error for a kill")
-	}
-	names := []string{"a", "b", "a", beat + "1", beat + "1", beat + "1", "c"}
-	want := []point{{"a", 1, 1}, {"b", 1, 2}, {"a", 2, 3}, {beat + "1", 1, 4}, {beat + "1", 2, 5}, {"c", 1, 6}}
-	for i, p := range pointsOf(names) {
-		if i >= len(want) || p != want[i] {
-			t.Errorf("point %d is %+v", i, p)
+// whenStarted calls f once, when a step whose path ends in suffix starts.
+func whenStarted(suffix string, f func()) func(step.Event) {
+	var once sync.Once
+	return func(e step.Event) {
+		if e.Status == step.Started && strings.HasSuffix("/"+e.Path, "/"+suffix) {
+			once.Do(f)
 		}
 	}
+}
+
+// allOf has each of them hear every event.
+func allOf(hear ...func(step.Event)) func(step.Event) {
+	return func(e step.Event) {
+		for _, h := range hear {
+			h(e)
+		}
+	}
+}
+
+// moment is a point of a run at which its process is killed: before or after a step, around
+// a request, or right before a change of its journal.
+type moment struct {
+	step    string // suffix of its path
+	after   bool   // after the step
+	server  string // suffix of "path method", or of a method: right after a server has acted on it
+	with    string // "parameter=how it begins" of the request
+	unsent  bool   // the server does not act on it
+	journal string // the change
+}
+
+func before(step string) moment   { return moment{step: step} }
+func after(step string) moment    { return moment{step: step, after: true} }
+func onServer(call string) moment { return moment{server: call} }
+
+func (m moment) String() string {
+	switch {
+	case m.server != "":
+		return "on " + m.server[strings.LastIndex(m.server, "/")+1:]
+	case m.after:
+		return "after " + m.step
+	}
+	return "before " + m.step + m.journal
+}
+
+func (m moment) is(e step.Event) bool {
+	status := map[bool]step.Status{false: step.Started, true: step.Done}[m.after]
+	return m.step != "" && e.Status == status && strings.HasSuffix("/"+e.Path, "/"+m.step)
+}
+
+func (m moment) isCall(c record.Call) bool {
+	path, _, _ := strings.Cut(c.Path, "?")
+	if name, begins, with := strings.Cut(m.with, "="); with && !strings.HasPrefix(c.Params[name], begins) {
+		return false
+	}
+	return strings.HasSuffix(path+" "+c.Method, m.server) || strings.HasSuffix(c.Method, m.server)
+}
+
+// killedAt runs do as a process that is killed at that moment: it sends no more requests,
+// and writes nothing more to its journal.
+func (c *Client) killedAt(t testing.TB, m moment, do func(ctx context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var dead atomic.Bool
+	die := func() {
+		if dead.CompareAndSwap(false, true) {
+			c.Kill()
+			cancel()
+		}
+	}
+	c.Emit = func(e step.Event) {
+		if m.is(e) {
+			die()
+		}
+	}
+	c.JournalSync = func(point string) error {
+		if point == m.journal {
+			die()
+		}
+		if dead.Load() {
+			return errKilled
+		}
+		return nil
+	}
+	if m.server != "" {
+		c.lab.Recorder.Hooks(func(call record.Call) error {
+			if !m.unsent || !m.isCall(call) {
+				return nil
+			}
+			die()
+			return errKilled
+		}, func(call record.Call) {
+			if !m.unsent && m.isCall(call) {
+				die()
+			}
+		})
+		defer c.lab.Recorder.Hooks(nil, nil)
+	}
+	err := do(ctx)
+	requireKilled(t, dead.Load(), err, m.String())
+}
+
+// rollKilled is a roll that is killed at a moment.
+func (c *Client) rollKilled(m moment, policy planning.Policy) {
+	c.lab.t.Helper()
+	c.killedAt(c.lab.t, m, c.roll(policy))
+}
+
+// rollKilledWhen kills a roll when a step whose path ends in at starts.
+func (l *Lab) rollKilledWhen(at string) {
+	l.t.Helper()
+	l.Client().rollKilled(before(at), planning.Policy{})
+}
+
+// inBubble runs a test that makes its own lab.
+func inBubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, f)
+}
+
+// eachInBubble plays each story in a bubble of its own.
+func eachInBubble[S any](t *testing.T, stories map[string]S, play func(t *testing.T, story S)) {
+	t.Helper()
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) { inBubble(t, func(t *testing.T) { play(t, s) }) })
+	}
+}
+
+// roll is Roll without its report.
+func (c *Client) roll(policy planning.Policy) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := c.Roll(ctx, policy)
+		return err
+	}
+}
+
+// loseJournal simulates another machine, without recast's own files.
+func (l *Lab) loseJournal() {
+	l.t.Helper()
+	must(l.t, os.RemoveAll(filepath.Join(l.Dir, ".recast")))
+}
+
+// machineConfigs are the present configurations of all nodes, as a user would have saved them to files.
+func (l *Lab) machineConfigs() func(_ context.Context, node string) (cluster.Secret, bool, error) {
+	l.t.Helper()
+	return l.keptConfigs().read
+}
+
+// policyFor is the policy of a roll of these nodes alone.
+func policyFor(nodes ...string) planning.Policy { return planning.Policy{Only: nodes} }
+
+// storiesOf names each story by what it prints.
+func storiesOf[S any](all ...S) map[string]S {
+	stories := map[string]S{}
+	for _, s := range all {
+		stories[fmt.Sprint(s)] = s
+	}
+	return stories
+}
+
+// requireUpgraded fails unless the node is in sync and serves, every other one is as stale as
+// before, and every persistent disk is intact.
+func (l *Lab) requireUpgraded(t *testing.T, node string) {
+	t.Helper()
+	requireInSync(t, l, l.others(node)...)
+	l.requireServing(node)
+}
+
+// planOf is what a roll would do to one node now.
+func (l *Lab) planOf(c *Client, node string, policy planning.Policy) planning.NodePlan {
+	l.t.Helper()
+	plan, err := c.Plan(l.t.Context(), policy)
+	must(l.t, err)
+	i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
+	mustBe(l.t, i >= 0, "the plan leaves %s out: %+v", node, plan.Nodes)
+	return plan.Nodes[i]
+}
+
+// others are the lab's nodes except one.
+func (l *Lab) others(but string) []string {
+	var out []string
+	for _, n := range l.Nodes {
+		if n.Name != but {
+			out = append(out, n.Name)
+		}
+	}
+	return out
+}
+
+const (
+	firstRun  = "20000101-0000-0001"
+	secondRun = "20000101-0000-0002"
+	thirdRun  = "20000101-0000-0003"
+)
+
+// as is a client whose run has that ID.
+func (l *Lab) as(run string) *Client {
+	c := l.Client()
+	c.Run = run
+	return c
+}
+
+// requireKept fails unless exactly that many old system disks are parked, each with a name, besides those
+// of cancelled replacements, and the disk storage has no stray volumes.
+func (l *Lab) requireKept(want int) {
+	l.t.Helper()
+	res, err := l.Client().Status(l.t.Context())
+	if err != nil || len(res.Open) != 0 || len(res.Marked) != 0 || len(slices.DeleteFunc(slices.Clone(res.Kept), func(k pipeline.Kept) bool { return k.GivenUp })) != want || res.Claim != nil {
+		l.t.Errorf("status %+v, %v; want %d kept disks and nothing open", res, err, want)
+	}
+	for _, volid := range l.strays() {
+		l.t.Errorf("no configuration names volume %s", volid)
+	}
+}
+
+// strays are the volumes on the disk storage that no VM's configuration names.
+func (l *Lab) strays() []string {
+	l.t.Helper()
+	shared := slices.ContainsFunc(l.World.Storages("pve1"), func(s world.StorageStatus) bool { return s.ID == sim.DiskStorage && s.Shared })
+	on := func(host, volid string) string {
+		if shared {
+			return volid
+		}
+		return host + " " + volid
+	}
+	named := map[string]bool{}
+	for _, vm := range l.World.VMs() {
+		for _, value := range vm.Config {
+			volid, _, _ := strings.Cut(value, ",")
+			named[on(vm.Host, volid)] = true
+		}
+	}
+	var out []string
+	for _, host := range l.World.Hosts() {
+		volumes, err := l.World.Volumes(sim.DiskStorage, host)
+		must(l.t, err)
+		for _, v := range volumes {
+			if !named[on(host, v.Volid)] {
+				out = append(out, v.Volid)
+			}
+		}
+	}
+	return out
 }

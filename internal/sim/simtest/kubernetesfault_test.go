@@ -28,9 +28,8 @@ func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
 
 // TestUpgradeKubernetesFetchesFirst: if an image can't be pulled nothing is restarted.
 func TestUpgradeKubernetesFetchesFirst(t *testing.T) {
-	long(t)
 	type story struct{ node, image string }
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"a kubelet of a worker": {"wk1", "ghcr.io/siderolabs/kubelet:v1.36.1"},
 		"kube-proxy":            {"wk1", "registry.k8s.io/kube-proxy:v1.36.1"},
 		"a scheduler":           {"cp1", "registry.k8s.io/kube-scheduler:v1.36.1"},
@@ -73,8 +72,7 @@ func TestUpgradeKubernetesStops(t *testing.T) {
 
 // TestUpgradeKubernetesRefuses impossible upgrades before anything is changed.
 func TestUpgradeKubernetesRefuses(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, threePlanes, func(t *testing.T, lab *Lab) {
 		before := lab.versions()
 		refuse := func(to, text string) {
 			t.Helper()
@@ -82,9 +80,7 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 			_, err := lab.Client().UpgradeKubernetes(t.Context(), to, false)
 			requireRefused(t, err, text)
 			for _, c := range lab.Recorder.Calls()[from:] {
-				if c.Mutation {
-					t.Errorf("something was changed: %s %s", c.Method, c.Path)
-				}
+				require(t, !c.Mutation, "something was changed: %s %s", c.Method, c.Path)
 			}
 		}
 		refuse("v1.37.0", "v1.35.4 → v1.37.0 skips v1.36")
@@ -107,7 +103,7 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 // TestARollKeepsKubernetes: a node is recreated with the Kubernetes that it ran, even if
 // the user's file names an older or newer one.
 func TestARollKeepsKubernetes(t *testing.T) {
-	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]string{"an older file": "v1.35.4", "a newer file": "v1.37.0"}, func(t *testing.T, lab *Lab, fresh string) {
+	eachLong(t, threePlanes, map[string]string{"an older file": "v1.35.4", "a newer file": "v1.37.0"}, func(t *testing.T, lab *Lab, fresh string) {
 		files := lab.machineConfigs()
 		must(t, lab.Client().upgradeKubernetes(t.Context()))
 		lab.Patch(sim.PatchedExtension)
@@ -122,11 +118,9 @@ func TestARollKeepsKubernetes(t *testing.T) {
 	})
 }
 
-// TestRollAfterAnInterruptedUpgrade: a roll keeps every node's Kubernetes, and then the
-// upgrade continues.
+// TestRollAfterAnInterruptedUpgrade: a roll keeps every node's Kubernetes, and then the upgrade continues.
 func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := lab.machineConfigs()
 		begun := lab.Client()
 		begun.killedAt(t, before("upgrade-k8s/kube-scheduler/cp1"), begun.upgradeKubernetes)
@@ -138,21 +132,18 @@ func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
 		c := lab.as("20000101-0001-feed")
 		c.MachineConfig = files
 		must(t, c.roll(policyFor("wk1"))(t.Context()))
-		if after := lab.versions(); after["wk1"] != half["wk1"] {
-			t.Errorf("wk1 ran %s, runs %s", half["wk1"], after["wk1"])
-		}
+		requireSame(t, half["wk1"], lab.versions()["wk1"], "versions of wk1 (-before +after)")
 		lab.mustUpgradeKubernetes()
 	})
 }
 
 // TestUpgradeKubernetesLooksAgain: changes during the confirmation are not overwritten.
 func TestUpgradeKubernetesLooksAgain(t *testing.T) {
-	long(t)
 	type story struct {
 		meanwhile func(l *Lab)
 		want      string // "": it continues
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"nothing happens": {func(*Lab) { time.Sleep(time.Hour) }, ""},
 		"some of it gets done": {func(l *Lab) {
 			l.editConfig("cp1", "kube-scheduler:v1.35.4", "kube-scheduler:v1.36.1")
@@ -178,20 +169,15 @@ func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 // editConfig replaces a part of a machine's configuration, without a reboot.
 func (l *Lab) editConfig(node, old, fresh string) {
 	l.t.Helper()
-	s := l.session()
+	config := string(l.configOf(node))
+	text := strings.Replace(config, old, fresh, 1)
+	mustBe(l.t, text != config, "%s has no %q in its configuration", node, old)
+	s, n := l.session(), l.node(node)
 	defer s.end()
-	n := l.node(node)
-	config, err := s.machines.Talos.MachineConfig(l.t.Context(), n.Addr)
-	must(l.t, err)
-	text := strings.Replace(string(config), old, fresh, 1)
-	if text == string(config) {
-		l.t.Fatalf("%s has no %q in its configuration", node, old)
-	}
 	must(l.t, s.machines.Talos.ReplaceConfig(l.t.Context(), n.Addr, n.UUID, cluster.Secret(text)))
 }
 
-// TestUpgradeKubernetesIsKilled at every point, and run again with its journal or without:
-// the result is the same.
+// TestUpgradeKubernetesIsKilled at every point, and run again with its journal or without: the result is the same.
 func TestUpgradeKubernetesIsKilled(t *testing.T) {
 	long(t)
 	var points []point
@@ -212,9 +198,7 @@ func TestUpgradeKubernetesIsKilled(t *testing.T) {
 		pull += strings.Count(p.name, "Pull")
 		kills = append(kills, kill{p, false}, kill{p, true})
 	}
-	if config != 6 || pull < 7 {
-		t.Errorf("%d configurations and %d pulls among %q", config, pull, points)
-	}
+	require(t, config == 6 && pull >= 7, "%d configurations and %d pulls among %q", config, pull, points)
 	for _, k := range chosenKills(t, kills, 1, func(k kill) bool { return k.at%5 == 2 && k.elsewhere == (k.at%2 == 0) }) {
 		where := map[bool]string{false: "here", true: "elsewhere"}[k.elsewhere]
 		t.Run(fmt.Sprint(k.at, " ", strings.ReplaceAll(k.name, "/", " "), " ", where), func(t *testing.T) {
@@ -237,28 +221,22 @@ func (l *Lab) killUpgrade(t *testing.T, at point, elsewhere bool) {
 		c.Elsewhere = true
 	}
 	rep, err := c.UpgradeKubernetes(l.t.Context(), nextKubernetes, false)
-	if err != nil {
-		l.t.Fatalf("%v\nhints %q", err, fault.Hints(err))
-	}
-	if rep.Outcome != "done" && rep.Outcome != "nothing to do" {
+	if must(l.t, err); rep.Outcome != "done" && rep.Outcome != "nothing to do" {
 		l.t.Errorf("%+v", rep)
 	}
 	l.requireKubernetes(nextKubernetes)
-	if after := l.boots(); strings.Join(boots, " ") != strings.Join(after, " ") {
-		l.t.Errorf("boots %q, then %q", boots, after)
-	}
+	requireSame(l.t, boots, l.boots(), "boots (-before +after)")
 	l.RequireIntact()
 }
 
 // TestUpgradeKubernetesLeavesStagedConfigurations: a configuration that is staged for the
 // next boot, or on trial, does not become active with a component's image.
 func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
-	long(t)
 	type story struct {
 		mode machineapi.ApplyConfigurationRequest_Mode
 		over func(l *Lab)
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"staged": {machineapi.ApplyConfigurationRequest_STAGED, func(l *Lab) {
 			l.talosctl("wk1", func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
 			time.Sleep(2 * time.Minute)
@@ -267,9 +245,7 @@ func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, c story) {
 		config := lab.configOf("wk1")
 		edited := bytes.Replace(config, []byte("certSANs: []"), []byte("certSANs: [192.0.2.1]"), 1)
-		if bytes.Equal(edited, config) {
-			t.Fatal("nothing is changed")
-		}
+		mustBe(t, !bytes.Equal(edited, config), "nothing is changed")
 		lab.talosctl("wk1", func(ctx context.Context, cl *client.Client) error {
 			// A machine that has just booted shows no stored configuration, so no trial either.
 			_, err := cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT})
@@ -287,8 +263,7 @@ func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 // TestUpgradeKubernetesWaitsForWhatIsDown: even if every image is as wanted, the upgrade
 // waits for a component that does not run.
 func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const image, plain, verbose = "registry.k8s.io/kube-scheduler:v1.35.4", "    scheduler:\n", "    scheduler:\n        extraArgs:\n            v: \"3\"\n"
 		lab.brokenImage("cp1", image, talosapi.Loops)
 		lab.editConfig("cp1", plain, verbose) // it restarts
@@ -309,8 +284,7 @@ func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
 	})
 }
 
-// TestUpgradeKubernetesNeedsEveryControlPlane: a member of etcd without a Node object is
-// not skipped.
+// TestUpgradeKubernetesNeedsEveryControlPlane: a member of etcd without a Node object is not skipped.
 func TestUpgradeKubernetesNeedsEveryControlPlane(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", fmt.Sprintf("  - {name: cp3, schematic: %s, vmid: %d}\n", lab.node("cp3").Schematic, lab.node("cp3").VMID), "")

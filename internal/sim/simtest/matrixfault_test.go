@@ -2,13 +2,18 @@ package simtest
 
 import (
 	"errors"
+	"flag"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -139,9 +144,7 @@ func clusterFaults() []matrixFault {
 		}
 	}
 	// The host crashes and boots again a minute later.
-	crashed := func(life *matrixLife) {
-		life.later(time.Minute, func() { life.world.BootHost(matrixHost) })
-	}
+	crashed := func(life *matrixLife) { life.later(time.Minute, func() { life.world.BootHost(matrixHost) }) }
 	locks := func(call record.Call) bool { return lockedVM(call) != 0 }
 	const untilMended = 24 * time.Hour
 	return []matrixFault{
@@ -166,17 +169,12 @@ func lockedVM(call record.Call) int {
 	if !onNode(call) {
 		return 0
 	}
-	if taskOf(call) == "qmcreate" {
-		return atoi(call.Params["vmid"])
+	id := call.Params["vmid"]
+	if taskOf(call) != "qmcreate" {
+		_, rest, _ := strings.Cut(matrixPath(call), "/qemu/")
+		id, _, _ = strings.Cut(rest, "/")
 	}
-	_, rest, _ := strings.Cut(matrixPath(call), "/qemu/")
-	id, _, _ := strings.Cut(rest, "/")
-	return atoi(id)
-}
-
-// atoi is 0 for an invalid number.
-func atoi(s string) int {
-	n, err := strconv.Atoi(s)
+	n, err := strconv.Atoi(id)
 	if err != nil {
 		return 0
 	}
@@ -201,10 +199,11 @@ type matrixStrike struct {
 // struck is a strike and its state.
 type struck struct {
 	matrixStrike
-	seen int // calls that count
-	seq  int // of the call that it struck; 0: none yet
-	call record.Call
+	seen int         // calls that count
+	call record.Call // that it struck; its zero value: none yet
 }
+
+func (s *struck) came() bool { return s.call.Seq > 0 }
 
 // watch records the calls of an undisturbed process.
 func (life *matrixLife) watch(calls *[]matrixCall) {
@@ -244,7 +243,7 @@ func (life *matrixLife) strike(strikes ...matrixStrike) []*struck {
 		}
 		return nil
 	}, func(call record.Call) {
-		for _, s := range which(func(s *struck) bool { return s.seq == call.Seq && s.fault.after != nil }) {
+		for _, s := range which(func(s *struck) bool { return s.call.Seq == call.Seq && s.fault.after != nil }) {
 			s.fault.after(life, call)
 		}
 		life.lookAfter(call)
@@ -260,13 +259,12 @@ func (s *struck) comesTo(call record.Call) bool {
 	if s.seen++; s.seen != s.at {
 		return false
 	}
-	s.seq, s.call = call.Seq, call
+	s.call = call
 	return true
 }
 
-// matrixLate is a request of a dead process, which Proxmox processes during the next one:
-// right before the n-th of its changes. If that makes fewer changes, the request is
-// dropped.
+// matrixLate is a request of a dead process, which Proxmox processes during the next one: right before the n-th of
+// its changes. If that makes fewer changes, the request is dropped.
 type matrixLate struct {
 	call record.Call
 	held *record.Held
@@ -303,15 +301,13 @@ func lateFaults() []matrixFault {
 	}
 }
 
-// keepsOff says whether a call removes a VM's onboot. If the exchange was cancelled
-// meanwhile, a late one finds exactly the configuration that it expects:
-// docs/notes/proxmox.md, requests that come late.
+// keepsOff says whether a call removes a VM's onboot. If the exchange was cancelled meanwhile, a late one finds
+// exactly the configuration that it expects: docs/notes/proxmox.md, requests that come late.
 func keepsOff(call record.Call) bool {
 	return lockedVM(call) == matrixVM && len(call.Params) == 2 && call.Params["onboot"] == "0"
 }
 
-// deliverBefore processes the requests that are due right before this change of the
-// process.
+// deliverBefore processes the requests that are due right before this change of the process.
 func (life *matrixLife) deliverBefore(call record.Call) {
 	if !call.Mutation {
 		return
@@ -348,4 +344,121 @@ func (l *matrixLab) pending() (text string) {
 		}
 	}
 	return text
+}
+
+var matrixSchedules = flag.Int("matrix.schedules", 1, "so many random schedules of faults")
+
+// schedule is a random story of one exchange: processes that continue it one after the
+// other, forward or back, each into a fault.
+type schedule struct {
+	matrixExchange
+	lives []matrixProcess
+	back  bool // the last, undisturbed process cancels
+}
+
+// matrixProcess is one process of recast that meets faults.
+type matrixProcess struct {
+	back    bool
+	strikes []matrixStrike
+	hasty   bool // the next one begins at once, while Proxmox still works for this one
+}
+
+func (s schedule) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s of %+v", s.strategy, s.shape)
+	for i, life := range s.lives {
+		fmt.Fprintf(&b, "\n  process %d, back %t, hasty %t:", i+1, life.back, life.hasty)
+		for _, strike := range life.strikes {
+			fmt.Fprintf(&b, " %s at %d", strike.fault.name, strike.at)
+		}
+	}
+	fmt.Fprintf(&b, "\n  the last process, back %t", s.back)
+	return b.String()
+}
+
+// drawSchedule draws one with about as many calls as an undisturbed exchange.
+func drawSchedule(r *rand.Rand, x matrixExchange, ref matrixReference) schedule {
+	s := schedule{matrixExchange: x}
+	gaveUp := func() bool { return x.strategy != cluster.Rollback && r.IntN(4) == 0 }
+	faults := matrixFaults()
+	for left := 1 + r.IntN(4); left > 0; {
+		life := matrixProcess{back: gaveUp(), hasty: r.IntN(2) == 0}
+		for range min(left, 1+r.IntN(2)) {
+			f := faults[r.IntN(len(faults))]
+			meets := 0
+			for _, call := range ref.calls {
+				if f.strikesAt(call.Call) {
+					meets++
+				}
+			}
+			left--
+			life.strikes = append(life.strikes, matrixStrike{f, 1 + r.IntN(max(1, meets))})
+		}
+		s.lives = append(s.lives, life)
+	}
+	s.back = gaveUp()
+	return s
+}
+
+// TestMatrixSchedules draws exchanges with several faults one after the other; each must
+// end in one of the two final worlds.
+func TestMatrixSchedules(t *testing.T) {
+	for n := range *matrixSchedules {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(*matrixSeed, uint64(n)))
+			strategy := []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.Rollback}[r.IntN(3)]
+			x := matrixExchange{strategy: strategy, shape: drawShape(r, strategy)}
+			ref := x.undisturbed(t)
+			s := drawSchedule(r, x, ref)
+			defer func() { // a bubble that fails ends its test
+				if t.Failed() {
+					t.Logf("-matrix.seed=%d -run 'TestMatrixSchedules/%d$':\n%s", *matrixSeed, n, s)
+				}
+			}()
+			struck := 0
+			synctest.Test(t, func(t *testing.T) { struck = s.play(t, ref) })
+			t.Attr("schedules", "1")
+			t.Attr("struck", strconv.Itoa(struck))
+		})
+	}
+}
+
+// play runs a schedule and returns how many of its faults have struck.
+func (s schedule) play(t *testing.T, ref matrixReference) (struck int) {
+	t.Helper()
+	l := s.begin(t)
+	back, leaves := s.back, false // leaves: Proxmox itself may leave a volume behind
+	for _, life := range s.lives {
+		l.removeHalfMade(func(int) bool { return true })
+		hits, _ := l.suffer(s.strategy, life) // only the last process must succeed
+		for _, hit := range hits {
+			if hit.came() {
+				struck++
+			}
+			leaves = leaves || hit.fault.leaves
+		}
+		back = back || life.back
+	}
+	if err := l.goOn(t.Context(), s.strategy, s.back); err != nil {
+		t.Errorf("the last process: %v\n%s", err, l.state())
+	}
+	for _, problem := range l.deviations(ref, back, leaves) {
+		t.Error(problem)
+	}
+	return struck
+}
+
+// suffer runs one process into its faults. Their effects in Proxmox are repaired before
+// the next process, unless that is hasty.
+func (l *matrixLab) suffer(strategy cluster.Strategy, p matrixProcess) ([]*struck, error) {
+	l.t.Helper()
+	ctx, life := l.live(l.t.Context())
+	hits := life.strike(p.strikes...)
+	err := life.exchange(ctx, strategy, p.back)
+	life.cancel()
+	if !p.hasty {
+		l.settle()
+	}
+	return hits, err
 }

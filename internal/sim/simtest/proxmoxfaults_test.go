@@ -2,8 +2,11 @@ package simtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,24 +14,21 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
-
-// longestRoll is the maximum duration of a roll of a lab's workers in lab time, under any
-// fault.
-const longestRoll = 30 * time.Minute
 
 // trouble is a temporary fault of Proxmox.
 type trouble struct {
 	hosts  int
 	lasts  time.Duration
 	begins func(l *Lab) (ends func())
-	// says are texts of which a failed roll has at least one in its error or its hints; none:
-	// it must not fail.
+	// says are texts of which a failed roll has at least one in its error or its hints; none: it must not fail.
 	says []string
 }
 
@@ -62,28 +62,37 @@ func holdLocks(l *Lab) func() {
 	}
 }
 
-func disableToken(l *Lab) func() {
-	id, secret, _ := strings.Cut(l.Token(), "=")
-	l.World.AddToken(world.Token{ID: id, Secret: "another one", Privsep: true})
-	return func() { l.World.AddToken(world.Token{ID: id, Secret: secret, Privsep: true}) }
+// off is a trouble in which something is off.
+func off(set func(l *Lab, on bool)) func(*Lab) func() {
+	return func(l *Lab) func() {
+		set(l, false)
+		return func() { set(l, true) }
+	}
 }
+
+func setToken(l *Lab, on bool) {
+	id, secret, _ := strings.Cut(l.Token(), "=")
+	if !on {
+		secret = "another one"
+	}
+	l.World.AddToken(world.Token{ID: id, Secret: secret, Privsep: true})
+}
+
+func setStorage(l *Lab, on bool) { l.World.SetStorageActive(sim.DiskStorage, "pve1", on) }
 
 func troubles() map[string]trouble {
 	unreached := []string{"the node that was asked does not reach pve", "can't prove that we still hold the claim"}
 	return map[string]trouble{
 		"hosts do not reach each other": {2, time.Minute, breakProxies(world.ConnectionTimedOut), unreached},
 		"answers of hosts are lost":     {2, time.Minute, breakProxies(world.AnswerTimedOut), unreached},
-		"the token is disabled":         {1, time.Minute, disableToken, []string{"Proxmox does not accept the API token recast@pve!lab: check that it exists"}},
-		"no quorum": {1, time.Minute, func(l *Lab) func() {
-			l.World.SetQuorum(false)
-			return func() { l.World.SetQuorum(true) }
-		}, []string{"look at pvecm status on a Proxmox node"}},
-		"the disks' storage is offline": {1, time.Minute, func(l *Lab) func() {
-			l.World.SetStorageActive(sim.DiskStorage, "pve1", false)
-			return func() { l.World.SetStorageActive(sim.DiskStorage, "pve1", true) }
-		}, []string{"see what is wrong with that storage on its node"}},
-		"locks are held for a while": {1, time.Minute, holdLocks, nil},
-		"locks are held":             {1, 10 * time.Minute, holdLocks, []string{"Proxmox is at work on the same VM or storage: see its running tasks"}},
+		"the token is disabled":         {1, time.Minute, off(setToken), []string{"Proxmox does not accept the API token recast@pve!lab: check that it exists"}},
+		"no quorum": {
+			1, time.Minute, off(func(l *Lab, on bool) { l.World.SetQuorum(on) }),
+			[]string{"look at pvecm status on a Proxmox node"},
+		},
+		"the disks' storage is offline": {1, time.Minute, off(setStorage), []string{"see what is wrong with that storage on its node"}},
+		"locks are held for a while":    {1, time.Minute, holdLocks, nil},
+		"locks are held":                {1, 10 * time.Minute, holdLocks, []string{"Proxmox is at work on the same VM or storage: see its running tasks"}},
 	}
 }
 
@@ -109,9 +118,7 @@ func TestRollThroughTroubles(t *testing.T) {
 				begins := func(l *Lab) func() {
 					came := l.atChange(n, func() { time.AfterFunc(o.lasts, o.begins(l)) })
 					return func() {
-						if !came.Load() {
-							l.t.Fatalf("the roll makes fewer changes than %d", n)
-						}
+						mustBe(l.t, came.Load(), "the roll makes fewer changes than %d", n)
 						time.Sleep(o.lasts)
 					}
 				}
@@ -133,8 +140,7 @@ type faultyRoll struct {
 // play rolls into the fault: this roll, or the next one after the fault, ends in sync, and
 // a failed one says what to do.
 func (f faultyRoll) play(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: f.hosts}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: f.hosts}, func(t *testing.T, lab *Lab) {
 		if f.strategy != "" {
 			lab.setRoll("strategy: " + string(f.strategy))
 		}
@@ -145,9 +151,7 @@ func (f faultyRoll) play(t *testing.T) {
 		ends()
 		if err != nil {
 			requireSaid(t, err, f.says)
-			if err := lab.rollInTime(t, secondRun); err != nil {
-				t.Fatalf("the roll after it: %v", err)
-			}
+			must(t, lab.rollInTime(t, secondRun))
 		}
 		lab.requireRolled(t)
 	})
@@ -159,30 +163,14 @@ func (l *Lab) rollInTime(t *testing.T, run string) error {
 	return inTime(t.Context(), t, l.as(run).roll(planning.Policy{}))
 }
 
-// inTime fails the test if do exceeds longestRoll.
-func inTime(ctx context.Context, t *testing.T, do func(context.Context) error) error {
-	t.Helper()
-	start := time.Now()
-	err := do(ctx)
-	if took := time.Since(start); took > longestRoll {
-		t.Errorf("it took %s: %v", took, err)
-	}
-	return err
-}
-
 // requireSaid fails unless the error or one of its hints contains one of these.
 func requireSaid(t *testing.T, err error, says []string) {
 	t.Helper()
-	if err == nil {
-		t.Fatalf("the roll did not fail; it was to say %q", says)
-	}
+	mustBe(t, err != nil, "the roll did not fail; it was to say %q", says)
 	all := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
-	for _, text := range says {
-		if strings.Contains(all, text) {
-			return
-		}
+	if !slices.ContainsFunc(says, func(text string) bool { return strings.Contains(all, text) }) {
+		t.Errorf("the roll failed and says none of %q:\n%s", says, all)
 	}
-	t.Errorf("the roll failed and says none of %q:\n%s", says, all)
 }
 
 // requireRolled requires that both workers are rolled.
@@ -217,49 +205,45 @@ func TestRollWithSlowReads(t *testing.T) {
 	}
 }
 
-// The API of the first of two endpoints is down, from some change on. The other one is used.
+// The API of the first of two endpoints is down, from a change with that number on. The other one is used.
 func TestRollWithADeadEntryNode(t *testing.T) {
-	long(t)
-	for _, n := range []int64{0, 3, 12, 31} {
-		t.Run(fmt.Sprintf("from change %d on", n), func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: 2}, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				conf, err := lab.Client().Project()
-				must(t, err)
-				entry, err := url.Parse(conf.Config.Proxmox.Endpoints[0])
-				must(t, err)
-				var changes atomic.Int64
-				var dead atomic.Bool
-				dead.Store(n == 0)
-				lab.Recorder.Hooks(func(c record.Call) error {
-					if c.Proto == "proxmox" && c.Mutation && changes.Add(1) == n {
-						dead.Store(true)
-					}
-					if c.Proto == "proxmox" && c.Target == "pve1" && dead.Load() {
-						return errKilled // its connections break
-					}
-					return nil
-				}, nil)
-				for _, run := range []string{firstRun, secondRun} {
-					c := lab.as(run)
-					c.Reroute = func(addr string) string {
-						if addr == entry.Host && dead.Load() {
-							return "127.42.7.250:8006" // an unused address
-						}
-						return addr
-					}
-					err = inTime(t.Context(), t, c.roll(planning.Policy{}))
-					if err == nil || n == 0 {
-						break
-					}
-					requireSaid(t, err, []string{"no answer: it may or may not have happened"})
+	o := sim.Options{ControlPlanes: 1, Workers: 2, Hosts: 2}
+	eachLong(t, o, storiesOf[int64](0, 3, 12, 31), func(t *testing.T, lab *Lab, n int64) {
+		lab.Patch(sim.PatchedExtension)
+		conf, err := lab.Client().Project()
+		must(t, err)
+		entry, err := url.Parse(conf.Config.Proxmox.Endpoints[0])
+		must(t, err)
+		var changes atomic.Int64
+		var dead atomic.Bool
+		dead.Store(n == 0)
+		lab.Recorder.Hooks(func(c record.Call) error {
+			if c.Proto == "proxmox" && c.Mutation && changes.Add(1) == n {
+				dead.Store(true)
+			}
+			if c.Proto == "proxmox" && c.Target == "pve1" && dead.Load() {
+				return errKilled // its connections break
+			}
+			return nil
+		}, nil)
+		for _, run := range []string{firstRun, secondRun} {
+			c := lab.as(run)
+			c.Reroute = func(addr string) string {
+				if addr == entry.Host && dead.Load() {
+					return "127.42.7.250:8006" // an unused address
 				}
-				must(t, err)
-				lab.Recorder.Hooks(nil, nil)
-				lab.requireRolled(t)
-			})
-		})
-	}
+				return addr
+			}
+			err = inTime(t.Context(), t, c.roll(planning.Policy{}))
+			if err == nil || n == 0 {
+				break
+			}
+			requireSaid(t, err, []string{"no answer: it may or may not have happened"})
+		}
+		must(t, err)
+		lab.Recorder.Hooks(nil, nil)
+		lab.requireRolled(t)
+	})
 }
 
 // taskTypes are the types of tasks in a roll by recreate.
@@ -267,8 +251,7 @@ func taskTypes() []string {
 	return []string{"imgcopy", "qmcreate", "qmshutdown", "qmmove", "qmconfig", "qmdestroy", "qmstart"}
 }
 
-// TestRollWithKilledWorkers kills the worker of one task of each type, so that its
-// progress is unknown.
+// TestRollWithKilledWorkers kills the worker of one task of each type, so that its progress is unknown.
 func TestRollWithKilledWorkers(t *testing.T) {
 	for _, kind := range taskTypes() {
 		if kind == "qmcreate" {
@@ -302,8 +285,7 @@ func (l *Lab) killWorker(kind, id string) (killed func()) {
 
 // TestRollWithAKilledCreation: the leftover VM is locked, and only root can remove it.
 func TestRollWithAKilledCreation(t *testing.T) {
-	long(t)
-	eachInLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]int{"of the claim": claimVM, "of a node": worker1}, func(t *testing.T, lab *Lab, vmid int) {
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]int{"of the claim": claimVM, "of a node": worker1}, func(t *testing.T, lab *Lab, vmid int) {
 		lab.Patch(sim.PatchedExtension)
 		killed := lab.killWorker("qmcreate", fmt.Sprint(vmid))
 		err := lab.rollInTime(t, firstRun)
@@ -315,9 +297,7 @@ func TestRollWithAKilledCreation(t *testing.T) {
 		requireSaid(t, err, []string{fmt.Sprintf("with qm unlock %d && qm destroy %[1]d, then run the same command again", vmid)})
 		lab.World.SetLock(vmid, "")
 		lab.done(lab.World.DestroyVM("", "pve1", world.DestroyRequest{ID: vmid}))
-		if err := lab.rollInTime(t, thirdRun); err != nil {
-			t.Fatalf("the roll after it: %v", err)
-		}
+		must(t, lab.rollInTime(t, thirdRun))
 		lab.requireRolled(t)
 	})
 }
@@ -338,35 +318,243 @@ func TestRollWithWarnings(t *testing.T) {
 // TestRollWithoutItsStorage: a storage that is unreachable when the plan is made, or right
 // afterwards, is detected while the node still serves.
 func TestRollWithoutItsStorage(t *testing.T) {
+	type story struct {
+		strategy cluster.Strategy
+		before   string
+	}
+	says := map[string]string{
+		"the plan": "wk1: storage fast is not active on pve1: see pvesm status there",
+		"the gate": "read storage fast, on which efidisk0 of VM 9031 is, before that is taken down: ",
+	}
+	stories := map[string]story{}
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		for before, says := range map[string]string{
-			"the plan": "wk1: storage fast is not active on pve1: see pvesm status there",
-			"the gate": "read storage fast, on which efidisk0 of VM 9031 is, before that is taken down: ",
-		} {
-			t.Run(fmt.Sprintf("%s/before %s", s, before), func(t *testing.T) {
-				long(t)
-				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-					lab.setRoll("strategy: " + string(s))
-					lab.Patch(sim.PatchedExtension)
-					goes := func() { lab.World.SetStorageActive(sim.DiskStorage, "pve1", false) }
-					first := lab.as(firstRun)
-					if before == "the plan" {
-						goes()
-					} else {
-						first.Emit = whenStarted("gate", goes)
-					}
-					_, err := first.Roll(t.Context(), planning.Policy{})
-					requireSaid(t, err, []string{says})
-					node, err := lab.Kube.Node(t.Context(), "wk1")
-					if must(t, err); node.Spec.Unschedulable || !isReady(node) {
-						t.Error("wk1 does not serve any more")
-					}
-					requireDrift(t, lab, "wk1")
-					lab.World.SetStorageActive(sim.DiskStorage, "pve1", true)
-					must(t, lab.rollInTime(t, secondRun))
-					requireInSync(t, lab)
-				})
-			})
+		for before := range says {
+			stories[fmt.Sprintf("%s/before %s", s, before)] = story{s, before}
 		}
 	}
+	eachLong(t, oneWorker(), stories, func(t *testing.T, lab *Lab, s story) {
+		lab.setRoll("strategy: " + string(s.strategy))
+		lab.Patch(sim.PatchedExtension)
+		first := lab.as(firstRun)
+		if s.before == "the plan" {
+			setStorage(lab, false)
+		} else {
+			first.Emit = whenStarted("gate", func() { setStorage(lab, false) })
+		}
+		requireSaid(t, first.roll(planning.Policy{})(t.Context()), []string{says[s.before]})
+		node := lab.kubeNode("wk1")
+		require(t, !node.Spec.Unschedulable && isReady(node), "wk1 does not serve any more")
+		requireDrift(t, lab, "wk1")
+		setStorage(lab, true)
+		must(t, lab.rollInTime(t, secondRun))
+		requireInSync(t, lab)
+	})
+}
+
+// late is one request that Proxmox processes after its sender's death.
+type late struct {
+	lab     *Lab
+	deliver func() // makes Proxmox process the request, and waits for its end
+	said    string // answer of the late call
+}
+
+// rollKilledBy rolls, and kills that run when it has sent the first matching request,
+// which Proxmox does not process before deliver.
+func (l *Lab) rollKilledBy(is func(record.Call) bool, p planning.Policy) *late {
+	l.t.Helper()
+	ctx, cancel := context.WithCancel(l.t.Context())
+	defer cancel()
+	c := l.Client()
+	held, killed := record.Hold(record.NoAnswer), false
+	l.Recorder.Hooks(func(call record.Call) error {
+		if killed || !call.Mutation || !is(call) {
+			return nil
+		}
+		killed = true
+		c.Kill()
+		cancel()
+		return held
+	}, nil)
+	err := c.roll(p)(ctx)
+	mustBe(l.t, err != nil && killed, "the run was to be killed (%t): %v", killed, err)
+	l.Recorder.Hooks(nil, nil)
+	return &late{lab: l, deliver: sync.OnceFunc(func() {
+		held.Deliver()
+		for _, task := range l.World.Tasks() {
+			l.World.WaitTask(task.UPID)
+		}
+	})}
+}
+
+// deliverBefore delivers it right before the first matching call, or when the time limit of Proxmox has passed.
+func (x *late) deliverBefore(is func(record.Call) bool, within time.Duration) {
+	x.lab.Recorder.Hooks(func(call record.Call) error {
+		if !call.Late && call.Mutation && is(call) {
+			x.deliver()
+		}
+		return nil
+	}, func(call record.Call) {
+		if call.Late {
+			x.said = fmt.Sprintf("%s %s: %d", call.Method, call.Path, call.Status)
+		}
+	})
+	if within > 0 {
+		time.AfterFunc(within-time.Second, x.deliver)
+	}
+}
+
+// TestLateDelete: the delete of the old VM is processed when the new VM with its number
+// has every disk and is stopped.
+func TestLateDelete(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]deed{
+		"roll":    rolls(planning.Policy{}),
+		"recover": func(ctx context.Context, c *Client) error { return c.giveUp("wk1")(ctx) },
+	}, func(t *testing.T, lab *Lab, end deed) {
+		lab.Patch(sim.PatchedExtension)
+		before := lab.Disks()
+		x := lab.rollKilledBy(toVM("DELETE", "/qemu/9031"), planning.Policy{})
+		x.deliverBefore(toVM("POST", "/qemu/9031/status/start"), 0)
+		must(t, end(t.Context(), lab.Client()))
+		require(t, strings.HasSuffix(x.said, ": 500"), "the late delete was not refused: %q", x.said)
+		for serial, sum := range before {
+			if lab.Disks()[serial] != sum && !strings.HasPrefix(serial, "recast-") && !strings.Contains(serial, "sys") {
+				t.Errorf("disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
+			}
+		}
+		lab.RequireIntact()
+		requireSame(t, "", lab.vm(wk1).Config["protection"], "VM 9031 had no protection")
+	})
+}
+
+// stopTimeout is that of the lab's recast.yaml.
+const stopTimeout = time.Minute
+
+// TestLateShutdown: the shutdown of one control plane is processed when another one is
+// down, unless that is later than Proxmox's time limit for it.
+func TestLateShutdown(t *testing.T) {
+	type story struct {
+		first  string // recast's next action on cp1 after its sender's death
+		policy planning.Policy
+	}
+	eachLong(t, threePlanes, map[string]story{
+		"finished": {"", policyFor("cp1", "cp2")},
+		"put back": {"cp1", policyFor("cp2")},
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), policyFor("cp1"))
+		x.deliverBefore(func(call record.Call) bool {
+			return toVM("POST", "/qemu/9002/status/start")(call) || toVM("DELETE", "/qemu/9002")(call)
+		}, stopTimeout+exchange.LateQueue)
+		if c.first != "" {
+			must(t, errOf(lab.Client().Recover(t.Context(), c.first)))
+		}
+		err := lab.as(secondRun).roll(c.policy)(t.Context())
+		x.deliver()
+		lab.requireEtcd()
+		if err != nil && fault.KindOf(err) != fault.Refused {
+			t.Error(err)
+		}
+		lab.RequireIntact()
+	})
+}
+
+// TestLateRequestIsTold: status shows a request without an answer, until its time limit has passed.
+func TestLateRequestIsTold(t *testing.T) {
+	inLongLab(t, threePlanes, func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
+		x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), policyFor("cp1"))
+		told := func() []string { return lab.status().Unanswered }
+		const want = "waits up to 6m0s before it takes another control plane out"
+		if got := told(); len(got) != 1 || !strings.Contains(got[0], "shutdown of VM 9001") || !strings.Contains(got[0], want) {
+			t.Errorf("status tells of %q", got)
+		}
+		res, err := lab.Client().Doctor(t.Context())
+		if err != nil || !slices.ContainsFunc(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, want) }) {
+			t.Errorf("doctor does not tell of it: %+v, %v", res.Checks, err)
+		}
+		must(t, errOf(lab.Client().Recover(t.Context(), "cp1")))
+		requireSame(t, 1, len(told()), "what status tells of once its record is closed")
+		must(t, lab.as(secondRun).roll(policyFor("cp2"))(t.Context()))
+		requireSame(t, 0, len(told()), "what status tells of when its time is over")
+		x.deliver() // a server must not keep it
+	})
+}
+
+// TestLateStart: the start of a VM is processed when it is stopped to get its old disks
+// back, unless that is later than Proxmox's time limit for it.
+func TestLateStart(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		before := lab.machinesDump()
+		x := lab.rollKilledBy(toVM("POST", "/qemu/9031/status/start"), planning.Policy{})
+		x.deliverBefore(toVM("POST", "/move_disk"), exchange.LateQueue)
+		rep, err := lab.Client().Recover(t.Context(), "wk1")
+		require(t, err == nil && rep.Outcome == "done", "%s, %v", rep.Outcome, err)
+		lab.requireRecovered(before)
+	})
+}
+
+// loseEvery breaks the connection in place of the answer to every k-th change by Proxmox,
+// and returns the number of lost answers.
+func (l *Lab) loseEvery(k int64) *atomic.Int64 {
+	var changes, lost atomic.Int64
+	l.Recorder.Hooks(nil, func(c record.Call) {
+		if c.Proto == "proxmox" && c.Mutation && changes.Add(1)%k == 0 {
+			lost.Add(1)
+			panic(http.ErrAbortHandler)
+		}
+	})
+	return &lost
+}
+
+// rollUnanswered is a roll that is done at once although every k-th answer of Proxmox is lost, and at least so many.
+func (l *Lab) rollUnanswered(k, least int64) {
+	l.t.Helper()
+	lost := l.loseEvery(k)
+	rep, err := l.Client().Roll(l.t.Context(), planning.Policy{})
+	l.Recorder.Hooks(nil, nil)
+	if err != nil || rep.Outcome != "done" || lost.Load() < least {
+		l.t.Fatalf("report %+v, %d answers lost, error %v", rep, lost.Load(), err)
+	}
+}
+
+// TestRollWithLostAnswers rolls two workers while Proxmox's answer to every k-th change is lost:
+// it ends in sync without a second run.
+func TestRollWithLostAnswers(t *testing.T) {
+	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3, 7), func(t *testing.T, lab *Lab, k int64) {
+		before := lab.Disks()
+		lab.Patch(sim.PatchedExtension)
+		lab.rollUnanswered(k, 3)
+		lab.requireRolled(t)
+		for serial, sum := range lab.Disks() {
+			was, persistent := before[serial]
+			require(t, !persistent || was == sum, "disk %s: %s before, %s after", serial, was, sum)
+		}
+	})
+}
+
+// TestRollWithLostChanges rolls a worker while every k-th change does not reach Proxmox:
+// idempotent ones are retried, any other ends the run, and the next one continues.
+func TestRollWithLostChanges(t *testing.T) {
+	eachLong(t, oneWorker(), storiesOf[int64](3, 5, 7), func(t *testing.T, lab *Lab, k int64) {
+		lab.Patch(sim.PatchedExtension)
+		var changes, lost atomic.Int64
+		lab.Recorder.Hooks(func(c record.Call) error {
+			if c.Proto == "proxmox" && c.Mutation && changes.Add(1)%k == 0 {
+				lost.Add(1)
+				return errKilled
+			}
+			return nil
+		}, nil)
+		var err error
+		for run := range 20 {
+			_, err = lab.as(fmt.Sprintf("20000101-0000-%04d", run)).Roll(t.Context(), planning.Policy{})
+			if !errors.Is(err, cluster.ErrLostAnswer) {
+				break
+			}
+		}
+		mustBe(t, err == nil && lost.Load() != 0, "%d changes lost: %v", lost.Load(), err)
+		lab.Recorder.Hooks(nil, nil)
+		requireInSync(t, lab)
+	})
 }

@@ -3,20 +3,28 @@ package simtest
 import (
 	"bytes"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // refusal is a property of wk1 that prevents recreate, or also reimage.
@@ -67,17 +75,13 @@ func TestEveryRefusal(t *testing.T) {
 				for _, r := range list {
 					requireRefusal(t, lab, r)
 				}
-				if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatalf("with everything lifted: %v", err)
-				}
+				lab.Client().mustRoll(planning.Policy{}) // with everything lifted
 				requireInSync(t, lab)
 			})
 		})
 	}
 	t.Attr("refusals", strconv.Itoa(n))
-	if n < 60 {
-		t.Errorf("only %d refusals", n)
-	}
+	require(t, n >= 60, "only %d refusals", n)
 }
 
 func requireRefusal(t *testing.T, lab *Lab, r refusal) {
@@ -129,14 +133,11 @@ func requireAuto(t *testing.T, lab *Lab, r refusal) {
 	requireSame(t, why, masked(n.Why), "%s: why (-want +got)", r.name)
 }
 
-// requireAsked checks the result of a requested strategy; if it is refused, a roll does
-// nothing but say so.
+// requireAsked checks the result of a requested strategy; if it is refused, a roll does nothing but say so.
 func requireAsked(t *testing.T, lab *Lab, name string, s cluster.Strategy, want []string) {
 	t.Helper()
 	if len(want) == 0 {
-		if n := planOf(t, lab, "wk1"); n.Strategy != s || len(n.Refused) > 0 {
-			t.Errorf("%s: %s asked for, planned as %s, refused %q", name, s, n.Strategy, n.Refused)
-		}
+		requireStrategy(t, lab, s)
 		return
 	}
 	before := len(lab.Recorder.Calls())
@@ -159,161 +160,19 @@ func requireAsked(t *testing.T, lab *Lab, name string, s cluster.Strategy, want 
 	}
 }
 
+// requireStrategy fails unless wk1 can be rolled, and would be by that strategy.
+func requireStrategy(t *testing.T, lab *Lab, want cluster.Strategy) {
+	t.Helper()
+	if n := planOf(t, lab, "wk1"); n.Strategy != want || len(n.Refused) > 0 {
+		t.Errorf("planned as %s, want %s: %s; refused %q", n.Strategy, want, n.Why, n.Refused)
+	}
+}
+
 func planOf(t *testing.T, lab *Lab, node string) planning.NodePlan {
 	t.Helper()
 	plan := lab.plan(planning.Policy{Only: []string{node}})
-	if len(plan.Nodes) != 1 {
-		t.Fatalf("a plan for %s: %+v", node, plan.Nodes)
-	}
+	mustBe(t, len(plan.Nodes) == 1, "a plan for %s: %+v", node, plan.Nodes)
 	return plan.Nodes[0]
-}
-
-const (
-	wk1SystemDrive = wk1System + ",iothread=1,discard=on,ssd=1,serial=sys-wk1"
-	rawDisk        = "/dev/disk/by-id/nvme-1"
-)
-
-// diskRefusals are drives that can't be moved, or could be the wrong ones.
-func diskRefusals() []refusal {
-	entangled := func(name string, bring edit, lift edit, reasons ...string) refusal {
-		return refusal{name: name, bring: bring, lift: lift, both: reasons}
-	}
-	return append([]refusal{
-		{
-			name: "device of the host", bring: func(l *Lab) {
-				l.World.AddDevice("pve1", rawDisk, 1<<30, world.NewMedia(nil))
-				change("scsi2=" + rawDisk + ",serial=nvme-1")(l)
-			}, lift: remove("scsi2"),
-			also: []string{"scsi2 is a device of the host (" + rawDisk + "), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage"},
-		},
-		entangled("system disk of the holder", func(l *Lab) {
-			l.DefineVM(9053, map[string]string{"name": "holder"})
-			configuration("{name: wk1,", "{name: wk1, holder: 9053,")(l)
-			whileOff(reassign(wk1, "scsi0", 9053, "scsi5"), change("scsi0=fast:9053/vm-9053-disk-0.raw,serial=sys-wk1"), change("boot=order=scsi0;ide2"))(l)
-		}, whileOff(remove("scsi0"), reassign(9053, "scsi5", wk1, "scsi0"), change("boot=order=scsi0;ide2"), change("scsi0="+wk1SystemDrive)),
-			"the system disk scsi0 (fast:9053/vm-9053-disk-0.raw) belongs to the holder, VM 9053: reassign it to VM 9031"),
-		{
-			name: "disk of a storage driver", bring: func(l *Lab) {
-				must(l.t, l.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)))
-				change("scsi7=fast:9999/vm-9999-pvc-0b5f.raw")(l)
-				proxmoxVolume("9999/vm-9999-pvc-0b5f.raw")(l)
-			}, undo: all(remove("scsi7"), without(store.Volumes(), "", "pvc-proxmox")),
-		},
-	}, append(storageRefusals(), provenRefusals()...)...)
-}
-
-// storageRefusals are disks on storages that can't reassign them to a parking VM.
-func storageRefusals() []refusal {
-	blind := world.ACL{Path: "/storage/dark", Who: "recast@pve!lab", Role: "Blind", Propagate: true}
-	return []refusal{
-		{
-			name: "data disk on ZFS over iSCSI", bring: func(l *Lab) {
-				l.World.AddStorage(world.Storage{ID: "zi", Type: "zfs", Shared: true, Content: []string{"images"}})
-				change("scsi2=zi:1,serial=zi-1")(l)
-			}, lift: discard("scsi2"),
-			also: []string{"scsi2 (zi:vm-9031-disk-0) is on storage zi of type zfs, which can't give a disk to another VM: move it to another storage"},
-		},
-		{
-			name: "storage that the token may not see", bring: func(l *Lab) {
-				l.World.AddStorage(world.Storage{ID: "dark", Type: "dir", Content: []string{"images"}})
-				change("scsi2=dark:1,serial=dark-1")(l)
-				l.World.AddRole("Blind", "VM.Audit")
-				l.World.Grant(blind)
-			},
-			also: []string{"scsi2 (dark:9031/vm-9031-disk-0.raw) is on storage dark, which Proxmox does not list: grant the token Datastore.Audit there"},
-			lift: func(l *Lab) { l.World.Revoke(blind) }, undo: discard("scsi2"),
-		},
-	}
-}
-
-func reassign(from int, key string, to int, toKey string) edit {
-	return func(l *Lab) {
-		l.t.Helper()
-		l.done(l.World.MoveDisk("", "pve1", world.MoveRequest{ID: from, Disk: key, Target: to, TargetDisk: toKey}))
-	}
-}
-
-// provenRefusals are system disks that can't be proven, and data disks that could not be afterwards.
-func provenRefusals() []refusal {
-	const (
-		vm    = `VM 9031 "wk1" on pve1: system disk can't be proven: `
-		names = ": give the drive a name of its own that Talos shows: with qm set 9031 add wwn=0x3 and 15 more hex digits to it (serial= if it is a virtioN), restart the VM once, and try again; with scsihw virtio-scsi-single SCSI drives need none"
-		wwn   = ",wwn=0x3000000000000001"
-	)
-	return []refusal{
-		{
-			name: "two blank disks of one size", bring: change("scsi2=fast:3", "scsi3=fast:3"),
-			also: []string{"the persistent disks scsi2 and scsi3 have one size, and nothing that tells them apart is on them, so the new VM could not prove that each came back to its place: " +
-				"qm set 9031 --scsi3 fast:9031/vm-9031-disk-4.raw,size=3G,serial=9031-scsi3 gives one of them a name; the VM need not be restarted for that"},
-			lift: change("scsi3=fast:9031/vm-9031-disk-4.raw,size=3G,serial=9031-scsi3"), undo: discard("scsi2", "scsi3"),
-		},
-		{
-			name:  "neither serial nor address, and one size twice",
-			bring: whileOff(change("scsihw=megasas", "scsi0="+wk1System, "scsi2=fast:10,serial=other")),
-			both:  []string{vm + "no drive matches sda (no serial or WWID of a drive, and sdc has the same size)" + names},
-			lift:  whileOff(change("scsi0=" + wk1SystemDrive + wwn)), undo: whileOff(discard("scsi2"), change("scsihw=virtio-scsi-single", "scsi0="+wk1SystemDrive)),
-		},
-		{
-			name:  "data disk that could be either",
-			bring: whileOff(change("scsihw=megasas", "scsi0="+wk1SystemDrive+wwn, "scsi2=fast:20,serial=other")),
-			both: []string{"what is on sdb (u-data) could be on scsi1 or scsi2, and which of the machine's disks that is can't be determined: " +
-				"qm set 9031 --scsi1 " + wk1Data + ",discard=on,iothread=1,size=20G,ssd=1,serial=9031-scsi1,wwn=0x3eb37482376a108b, then shut VM 9031 down and start it (a reboot from inside is not enough), so that Talos shows the name"},
-			lift: whileOff(change("scsi1=" + wk1Data + ",discard=on,iothread=1,size=20G,ssd=1,serial=9031-scsi1,wwn=0x3eb37482376a108b")),
-			undo: whileOff(discard("scsi2"), change("scsihw=virtio-scsi-single", "scsi0="+wk1SystemDrive,
-				"scsi1="+wk1Data+",iothread=1,discard=on,ssd=1,serial=data-wk1")),
-		},
-		{
-			name: "another slot configured", bring: configuration("{name: wk1,", "{name: wk1, systemDisk: {slot: scsi1},"),
-			both: []string{vm + "the configuration says scsi1, but the machine runs from scsi0 (address /pci0000:00/0000:00:1e.0/0000:05:04.0/0000:09:01.0/virtio2/host2/target2:0:0/2:0:0:0): correct or remove nodes[].systemDisk.slot"},
-			lift: configuration("slot: scsi1", "slot: scsi0"),
-		},
-	}
-}
-
-// partitionRefusals are Talos' volumes on the disks that would be lost, could not be
-// unlocked again, or would be mistaken for others.
-func partitionRefusals() []refusal {
-	onData := func(label string, reasons ...string) refusal {
-		return refusal{
-			name: label + " on the data disk", bring: whileOff(partitioned(wk1Data, labelled(label))), lift: whileOff(unpartitioned(wk1Data, 1)), both: reasons,
-		}
-	}
-	const (
-		user = "apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: cache\n" +
-			"provisioning: {diskSelector: {match: system_disk}, minSize: 1GB, maxSize: 1GB}\n"
-		existing = "apiVersion: v1alpha1\nkind: ExistingVolumeConfig\nname: old\ndiscovery: {volumeSelector: {match: volume.partition_label == 'scratch'}}\n"
-	)
-	unmade := whileOff(documents(), unpartitioned(wk1System, 1))
-	twice := loss("u-data", "volume u-data", whileOff(partitioned(wk1System, labelled("u-data"))), nil)
-	twice.name, twice.lost, twice.lift = "user volume twice", nil, unmade
-	twice.both = append(twice.both, "the label u-data is there twice, on sda and on sdb: Talos uses the one on sda: give the other one another label")
-	return append([]refusal{
-		onData("META", "sdb carries a META partition (sdb2): the boot ISO would take Talos for installed and halt: delete that partition",
-			"the label META is there twice, on sda and on sdb: Talos uses the one on sda: give the other one another label"),
-		onData("ETCD"), // its configuration has etcd in a directory
-		onData("IMAGECACHE", "sdb carries a IMAGECACHE partition (sdb2) that Talos does not use now and might use then: give that partition another label, which keeps what is on it"),
-		onData("u-more"),
-		twice,
-		loss("u-cache", "volume u-cache", whileOff(documents(user)), unmade),
-		loss("e-old", "volume e-old", whileOff(partitioned(wk1System, labelled("scratch")), documents(existing)), unmade),
-	}, encryptionRefusals()...)
-}
-
-// encryptionRefusals are volumes whose keys would be lost.
-func encryptionRefusals() []refusal {
-	return []refusal{
-		{
-			name: "locked to STATE", bring: whileOff(encryptsData("", "nodeID: {}, lockToState: true")),
-			both: []string{"volume u-data is encrypted with lockToState and would be unreadable once STATE is gone: add a key without lockToState and remove that one, or use in-place"},
-			lift: whileOff(encryptsData("nodeID: {}, lockToState: true", "nodeID: {}")), undo: whileOff(encryptsData("nodeID: {}", "")),
-		},
-		{
-			name: "TPM that is not Proxmox's", bring: whileOff(documents("apiVersion: v1alpha1\nkind: VolumeConfig\nname: STATE\n"+encryption("tpm: {}")), change("args=-tpmdev emulator,id=tpm0,chardev=tpm")),
-			both: []string{"volume STATE is encrypted with a TPM key, but the VM has no tpmstate0 that recast could keep: add another key and remove that one, or use in-place"},
-			also: []string{ofRoot("args")},
-			lift: whileOff(remove("args"), change("tpmstate0=fast:1,version=v2.0")), undo: whileOff(documents(), discard("tpmstate0")),
-		},
-	}
 }
 
 // encryption is the section of a volume's document that gives it a key; "" for none.
@@ -336,16 +195,18 @@ func encryptsData(old, key string) edit {
 		encrypted, err := talosapi.Encrypted(media.Bytes(), "u-data", l.node("wk1").UUID, state, key != "")
 		must(l.t, err)
 		media.Write(encrypted)
-		if !bytes.Contains(config, []byte(volume+encryption(old))) {
-			l.t.Fatalf("no %q in\n%s", volume+encryption(old), config)
-		}
+		mustBe(l.t, bytes.Contains(config, []byte(volume+encryption(old))), "no %q in\n%s", volume+encryption(old), config)
 		return bytes.Replace(config, []byte(volume+encryption(old)), []byte(volume+encryption(key)), 1)
 	})
 }
 
 // documents makes these the only additional documents of wk1's machine configuration.
 func documents(docs ...string) edit {
-	return configured(func(_ *Lab, config []byte) []byte { return withDocuments(config, docs) })
+	return configured(func(_ *Lab, config []byte) []byte {
+		const mark = "\n# further documents\n"
+		text, _, _ := strings.Cut(string(config), mark)
+		return []byte(strings.Join(append([]string{text + mark}, docs...), "---\n"))
+	})
 }
 
 // configured changes wk1's machine configuration on its disk.
@@ -357,4 +218,262 @@ func configured(change func(l *Lab, config []byte) []byte) edit {
 		must(l.t, err)
 		media.Write(b)
 	}
+}
+
+func reassign(from int, key string, to int, toKey string) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		l.done(l.World.MoveDisk("", "pve1", world.MoveRequest{ID: from, Disk: key, Target: to, TargetDisk: toKey}))
+	}
+}
+
+func strategy(s cluster.Strategy) edit {
+	return configuration("roll:\n", "roll:\n  strategy: "+string(s)+"\n")
+}
+
+// wk1 is the VM of the worker that most refusals are about.
+const wk1 = 9031
+
+// Its volumes, as the lab makes them.
+const (
+	wk1System = "fast:9031/vm-9031-disk-1.raw"
+	wk1Data   = "fast:9031/vm-9031-disk-2.raw"
+)
+
+// edit is a change of the lab by a refusal's fixture, or its reversal.
+type edit func(*Lab)
+
+// whileOff makes edits while wk1 is powered off, and waits until it is back.
+func whileOff(edits ...edit) edit { return func(l *Lab) { l.powerCycle(l.node("wk1"), edits...) } }
+
+// powerCycle powers a node off, makes edits, powers it on, and waits until it is back.
+func (l *Lab) powerCycle(n sim.Node, edits ...edit) {
+	l.t.Helper()
+	boot := l.bootID(n.Name)
+	must(l.t, l.World.PowerOff(n.VMID))
+	for _, e := range edits {
+		e(l)
+	}
+	must(l.t, l.World.PowerOn(n.VMID))
+	for range 300 {
+		if l.bootID(n.Name) != boot {
+			break
+		}
+		time.Sleep(time.Second)
+	}
+	must(l.t, l.WaitReady(l.t.Context()))
+}
+
+func (l *Lab) bootID(node string) string {
+	l.t.Helper()
+	return l.kubeNode(node).Status.NodeInfo.BootID
+}
+
+// change is an administrator's change of wk1's configuration: key=value pairs.
+func change(pairs ...string) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		set := map[string]string{}
+		for _, p := range pairs {
+			key, value, _ := strings.Cut(p, "=")
+			set[key] = value
+		}
+		l.configure(world.ChangeRequest{ID: wk1, Set: set})
+	}
+}
+
+func remove(keys ...string) edit {
+	return func(l *Lab) { l.configure(world.ChangeRequest{ID: wk1, Delete: keys}) }
+}
+
+// discard frees drives that remove would only detach.
+func discard(keys ...string) edit {
+	return func(l *Lab) { l.configure(world.ChangeRequest{ID: wk1, Delete: keys, Force: true}) }
+}
+
+func (l *Lab) configure(r world.ChangeRequest) {
+	l.t.Helper()
+	must(l.t, l.World.SetConfig("", "pve1", r))
+}
+
+// done requires a task to end well.
+func (l *Lab) done(upid string, err error) {
+	l.t.Helper()
+	must(l.t, err)
+	task, ok := l.World.WaitTask(upid)
+	mustBe(l.t, ok && task.ExitStatus == "OK", "%+v", task)
+}
+
+// setting is a setting of wk1 that needs a restart, and its removal.
+func setting(key, value string) (bring, lift edit) {
+	return whileOff(change(key + "=" + value)), whileOff(remove(key))
+}
+
+// configuration edits recast.yaml; the check reverts it.
+func configuration(old, fresh string) edit {
+	return func(l *Lab) { l.Replace("recast.yaml", old, fresh) }
+}
+
+func acceptLoss(names ...string) edit {
+	return configuration("{name: wk1,", "{name: wk1, acceptLoss: ['"+strings.Join(names, "', '")+"'],")
+}
+
+// partitioned adds partitions to a disk, as a person would.
+func partitioned(volid string, added ...artefact.Partition) edit {
+	return partitions(volid, func(p []artefact.Partition) []artefact.Partition { return append(p, added...) })
+}
+
+// unpartitioned deletes the last partitions of a disk.
+func unpartitioned(volid string, n int) edit {
+	return partitions(volid, func(p []artefact.Partition) []artefact.Partition { return p[:len(p)-n] })
+}
+
+func partitions(volid string, change func([]artefact.Partition) []artefact.Partition) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		media := l.media(volid)
+		disk, err := artefact.ReadDisk(media.Bytes())
+		must(l.t, err)
+		disk.Partitions = change(disk.Partitions)
+		media.Write(artefact.WriteDisk(disk))
+	}
+}
+
+func (l *Lab) media(volid string) *world.Media {
+	l.t.Helper()
+	m := l.World.Media(volid, "pve1")
+	mustBe(l.t, m != nil, "there is no %s", volid)
+	return m
+}
+
+func labelled(label string) artefact.Partition {
+	return artefact.Partition{Label: label, UUID: "0b5f0000-0000-4000-8000-000000000001", Filesystem: "xfs", FilesystemUUID: "0b5f0000-0000-4000-8000-000000000002"}
+}
+
+func (l *Lab) lock() {
+	l.t.Helper()
+	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{})))
+}
+
+// put adds a Kubernetes object.
+func (l *Lab) put(r schema.GroupVersionResource, o store.Object) {
+	l.t.Helper()
+	must(l.t, errOf(l.Kube.Store().Create(l.t.Context(), r, o)))
+}
+
+func without(r schema.GroupVersionResource, namespace, name string) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		must(l.t, errOf(l.Kube.Store().Delete(l.t.Context(), r, namespace, name, metav1.DeleteOptions{})))
+	}
+}
+
+// volume is a bound PersistentVolume, on wk1 unless its source says otherwise.
+func volume(name string, source corev1.PersistentVolumeSource, more ...func(*corev1.PersistentVolume)) edit {
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeSource: source, StorageClassName: "local", PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: "default", Name: "db-0"},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{"wk1"}}},
+			}}}},
+		},
+		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
+	}
+	for _, m := range more {
+		m(pv)
+	}
+	return func(l *Lab) { l.put(store.Volumes(), pv.DeepCopy()) }
+}
+
+func local(path string) corev1.PersistentVolumeSource {
+	return corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path}}
+}
+
+var (
+	longhornNodes    = resource("longhorn.io/v1beta2", "nodes", "Node", true)
+	longhornReplicas = resource("longhorn.io/v1beta2", "replicas", "Replica", true)
+	longhornSettings = resource("longhorn.io/v1beta2", "settings", "Setting", true)
+	longhornEngines  = resource("longhorn.io/v1beta2", "engines", "Engine", true)
+	longhornKinds    = []store.Resource{longhornNodes, longhornVolumes, longhornReplicas, longhornSettings, longhornEngines}
+	cephClusters     = resource("ceph.rook.io/v1", "cephclusters", "CephCluster", true)
+)
+
+// longhorn has two replicas on wk1, in that directory.
+func longhorn(path string) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		l.put(longhornNodes.GroupVersionResource, object(longhornNodes, "longhorn-system", "wk1", map[string]any{
+			"spec": map[string]any{"disks": map[string]any{"default": map[string]any{"diskType": "filesystem", "path": path}}},
+			"status": map[string]any{"diskStatus": map[string]any{"default": map[string]any{
+				"diskUUID": "0b5f", "scheduledReplica": map[string]any{"r1": int64(1 << 30), "r2": int64(1 << 30)},
+				"conditions": []any{map[string]any{"type": "Ready", "status": "True"}},
+			}}},
+		}))
+	}
+}
+
+// rook has a monitor on wk1 with its data below that directory.
+func rook(dir string) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		l.put(cephClusters.GroupVersionResource, object(cephClusters, "rook-ceph", "ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": dir}}))
+		l.put(store.Pods(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "rook-ceph-mon-a", Namespace: "rook-ceph", Labels: map[string]string{"app": "rook-ceph-mon"}},
+			Spec: corev1.PodSpec{
+				NodeName: "wk1", Containers: []corev1.Container{{Name: "mon", Image: "quay.io/ceph/ceph"}},
+				Volumes: []corev1.Volume{{Name: "ceph-daemon-data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir + "/mon-a/data"}}}},
+			},
+		})
+	}
+}
+
+func object(r store.Resource, namespace, name string, content map[string]any) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: content}
+	u.SetGroupVersionKind(r.GVK())
+	u.SetNamespace(namespace)
+	u.SetName(name)
+	return u
+}
+
+// schematic changes the workers' schematic and locks it.
+func schematic(customization string) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		l.Replace("schematics/storage.yaml", "customization:\n", "customization:\n"+customization)
+		l.lock()
+	}
+}
+
+func plainSchematic(customization string) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		l.Replace("schematics/storage.yaml", customization, "")
+		l.lock()
+	}
+}
+
+// masked hides what differs between runs.
+func masked(text string) string {
+	return regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d UTC`).ReplaceAllString(text, "TIME")
+}
+
+// labels are those of a disk's partitions.
+func (l *Lab) labels(volid string) []string {
+	l.t.Helper()
+	disk, err := artefact.ReadDisk(l.media(volid).Bytes())
+	must(l.t, err)
+	var labels []string
+	for _, p := range disk.Partitions {
+		labels = append(labels, p.Label)
+	}
+	return labels
+}
+
+func (l *Lab) vm(id int) world.VM {
+	l.t.Helper()
+	vm, err := l.World.LookupVM("pve1", id)
+	must(l.t, err)
+	return vm
 }

@@ -2,16 +2,11 @@ package simtest
 
 import (
 	"regexp"
-	"slices"
 	"strings"
-	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -75,8 +70,7 @@ func onVNet(name string, v world.VNet, shown bool, also ...string) refusal {
 func cloudRefusals() []refusal {
 	return []refusal{{
 		name: "provider ID", bring: func(l *Lab) {
-			n := l.kubeNode("wk1")
-			n = n.DeepCopy()
+			n := l.kubeNode("wk1").DeepCopy()
 			n.Spec.ProviderID = "proxmox://lab/9031"
 			must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), n, store.Main)))
 		},
@@ -162,21 +156,14 @@ func occupiedRefusals() []refusal {
 }
 
 func snapshot(name string, memory bool) edit {
-	return func(l *Lab) {
-		l.t.Helper()
-		must(l.t, l.World.AddSnapshot(wk1, world.Snapshot{Name: name, Memory: memory}))
-	}
+	return func(l *Lab) { must(l.t, l.World.AddSnapshot(wk1, world.Snapshot{Name: name, Memory: memory})) }
 }
 
 func noSnapshot(name string) edit {
-	return func(l *Lab) {
-		l.t.Helper()
-		must(l.t, l.World.DeleteSnapshot(wk1, name))
-	}
+	return func(l *Lab) { must(l.t, l.World.DeleteSnapshot(wk1, name)) }
 }
 
-// loss is the refusal to lose what exists only on the system disk: acceptLoss lifts it, and
-// then it is listed.
+// loss is the refusal to lose what exists only on the system disk: acceptLoss lifts it, and then it is listed.
 func loss(name, what string, bring, undo edit) refusal {
 	return refusal{
 		name: what, bring: bring, lift: acceptLoss(name), undo: undo, lost: []string{what + " on the system disk will be lost"},
@@ -231,80 +218,144 @@ func preconfiguredRefusals() []refusal {
 	}
 }
 
-// TestPrivileges removes single privileges from the token: a strategy that needs them is
-// refused before anything is touched.
-func TestPrivileges(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
-		lab.World.AddMapping("pci", "gpu", "pve1")
-		lab.World.AddMapping("usb", "dongle", "pve1")
-		whileOff(change(
-			"startup=order=1", "hostpci0=mapping=gpu", "usb0=mapping=dongle", "rng0=source=/dev/hwrng", "virtiofs0=dirid=share",
-		))(lab)
-		lab.World.AddHA(world.HAResource{SID: "vm:9031", State: "started"})
-		const (
-			ofHA      = "Sys.Console on /"
-			ofVM      = "Sys.Console, Sys.Modify on /; Mapping.Use on /mapping/dir/share; Mapping.Use on /mapping/hwrng; Mapping.Use on /mapping/pci/gpu; Mapping.Use on /mapping/usb/dongle"
-			onVMs     = " on /vms"
-			onStorage = "Datastore.AllocateSpace on /storage/fast"
-		)
-		config := lab.Read("recast.yaml")
-		for _, tc := range []struct {
-			strategy cluster.Strategy
-			without  []string // of the lab's role
-			lacks    string
-		}{
-			{cluster.Recreate, nil, ofVM},
-			{cluster.Recreate, []string{"VM.Config.Network", "VM.Config.CPU"}, ofVM + "; VM.Config.CPU, VM.Config.Network" + onVMs},
-			{cluster.Recreate, []string{"SDN.Use"}, ofVM + "; SDN.Use on /sdn/zones/localnetwork/vmbr0"},
-			{cluster.Recreate, []string{"Datastore.AllocateSpace"}, ofVM + "; " + onStorage},
-			{cluster.Recreate, []string{"Datastore.AllocateTemplate"}, ofVM + "; Datastore.AllocateTemplate on /storage/isos"},
-			{cluster.Reimage, nil, ofHA},
-			{cluster.Reimage, []string{"VM.Config.Network", "VM.Config.CPU", "VM.Config.HWType", "SDN.Use"}, ofHA},
-			{cluster.Reimage, []string{"VM.Config.Disk", "VM.Config.CDROM"}, ofHA + "; VM.Config.CDROM, VM.Config.Disk" + onVMs},
-			{cluster.Reimage, []string{"Datastore.AllocateSpace"}, ofHA + "; " + onStorage},
-		} {
-			strategy(tc.strategy)(lab)
-			lab.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return slices.Contains(tc.without, p) })...)
-			requireRollRefused(t, lab, "the Proxmox token lacks privileges: "+tc.lacks, "pveum acl modify")
-			lab.Write("recast.yaml", config)
-		}
-	})
+const (
+	wk1SystemDrive = wk1System + ",iothread=1,discard=on,ssd=1,serial=sys-wk1"
+	rawDisk        = "/dev/disk/by-id/nvme-1"
+)
+
+// diskRefusals are drives that can't be moved, or could be the wrong ones.
+func diskRefusals() []refusal {
+	return append([]refusal{
+		{
+			name: "device of the host", bring: func(l *Lab) {
+				l.World.AddDevice("pve1", rawDisk, 1<<30, world.NewMedia(nil))
+				change("scsi2=" + rawDisk + ",serial=nvme-1")(l)
+			}, lift: remove("scsi2"),
+			also: []string{"scsi2 is a device of the host (" + rawDisk + "), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage"},
+		},
+		{
+			name: "system disk of the holder", bring: func(l *Lab) {
+				l.DefineVM(9053, map[string]string{"name": "holder"})
+				configuration("{name: wk1,", "{name: wk1, holder: 9053,")(l)
+				whileOff(reassign(wk1, "scsi0", 9053, "scsi5"), change("scsi0=fast:9053/vm-9053-disk-0.raw,serial=sys-wk1"), change("boot=order=scsi0;ide2"))(l)
+			}, lift: whileOff(remove("scsi0"), reassign(9053, "scsi5", wk1, "scsi0"), change("boot=order=scsi0;ide2"), change("scsi0="+wk1SystemDrive)),
+			both: []string{
+				"the system disk scsi0 (fast:9053/vm-9053-disk-0.raw) belongs to the holder, VM 9053: reassign it to VM 9031",
+			},
+		},
+		{
+			name: "disk of a storage driver", bring: func(l *Lab) {
+				must(l.t, l.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)))
+				change("scsi7=fast:9999/vm-9999-pvc-0b5f.raw")(l)
+				proxmoxVolume("9999/vm-9999-pvc-0b5f.raw")(l)
+			}, undo: all(remove("scsi7"), without(store.Volumes(), "", "pvc-proxmox")),
+		},
+	}, append(storageRefusals(), provenRefusals()...)...)
 }
 
-// TestFewPrivilegesSuffice rolls with the minimum privileges of a strategy.
-func TestFewPrivilegesSuffice(t *testing.T) {
-	long(t)
-	t.Parallel()
-	claim := []string{"Sys.Audit", "VM.Audit", "VM.Allocate", "VM.Config.Memory", "VM.Config.Options", "Datastore.Audit", "Datastore.AllocateTemplate"}
-	reimage := append(slices.Clone(claim), "VM.Config.Disk", "VM.Config.CDROM", "VM.PowerMgmt", "Datastore.AllocateSpace")
-	recreate := append(slices.Clone(reimage), "VM.Config.CPU", "VM.Config.HWType", "VM.Config.Network", "SDN.Use")
-	for name, s := range map[string]struct {
-		strategy   cluster.Strategy
-		privileges []string
-		rehearsed  int // scratch VMs that boot a disk
-	}{
-		"in-place":                            {cluster.InPlace, claim, 0},
-		"reimage":                             {cluster.Reimage, reimage, 0},
-		"recreate":                            {cluster.Recreate, recreate, 0},
-		"recreate by disk, after a rehearsal": {cluster.Recreate, recreate, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				if s.rehearsed > 0 {
-					lab.BootsDisks("disk")
-					lab.setRoll("rehearse: {enabled: true, addresses: [127.42.7.251/24]}")
-				}
-				lab.Patch(sim.PatchedExtension)
-				strategy(s.strategy)(lab)
-				lab.World.AddRole("Recast", s.privileges...)
-				rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
-				if must(t, err); len(rep.Rehearsed) != s.rehearsed {
-					t.Errorf("rehearsed %v", rep.Rehearsed)
-				}
-				requireInSync(t, lab)
-			})
-		})
+// storageRefusals are disks on storages that can't reassign them to a parking VM.
+func storageRefusals() []refusal {
+	blind := world.ACL{Path: "/storage/dark", Who: "recast@pve!lab", Role: "Blind", Propagate: true}
+	return []refusal{
+		{
+			name: "data disk on ZFS over iSCSI", bring: func(l *Lab) {
+				l.World.AddStorage(world.Storage{ID: "zi", Type: "zfs", Shared: true, Content: []string{"images"}})
+				change("scsi2=zi:1,serial=zi-1")(l)
+			}, lift: discard("scsi2"),
+			also: []string{"scsi2 (zi:vm-9031-disk-0) is on storage zi of type zfs, which can't give a disk to another VM: move it to another storage"},
+		},
+		{
+			name: "storage that the token may not see", bring: func(l *Lab) {
+				l.World.AddStorage(world.Storage{ID: "dark", Type: "dir", Content: []string{"images"}})
+				change("scsi2=dark:1,serial=dark-1")(l)
+				l.World.AddRole("Blind", "VM.Audit")
+				l.World.Grant(blind)
+			},
+			also: []string{"scsi2 (dark:9031/vm-9031-disk-0.raw) is on storage dark, which Proxmox does not list: grant the token Datastore.Audit there"},
+			lift: func(l *Lab) { l.World.Revoke(blind) }, undo: discard("scsi2"),
+		},
+	}
+}
+
+// provenRefusals are system disks that can't be proven, and data disks that could not be afterwards.
+func provenRefusals() []refusal {
+	const (
+		vm    = `VM 9031 "wk1" on pve1: system disk can't be proven: `
+		names = ": give the drive a name of its own that Talos shows: with qm set 9031 add wwn=0x3 and 15 more hex digits to it (serial= if it is a virtioN), restart the VM once, and try again; with scsihw virtio-scsi-single SCSI drives need none"
+		wwn   = ",wwn=0x3000000000000001"
+	)
+	return []refusal{
+		{
+			name: "two blank disks of one size", bring: change("scsi2=fast:3", "scsi3=fast:3"),
+			also: []string{"the persistent disks scsi2 and scsi3 have one size, and nothing that tells them apart is on them, so the new VM could not prove that each came back to its place: " +
+				"qm set 9031 --scsi3 fast:9031/vm-9031-disk-4.raw,size=3G,serial=9031-scsi3 gives one of them a name; the VM need not be restarted for that"},
+			lift: change("scsi3=fast:9031/vm-9031-disk-4.raw,size=3G,serial=9031-scsi3"), undo: discard("scsi2", "scsi3"),
+		},
+		{
+			name:  "neither serial nor address, and one size twice",
+			bring: whileOff(change("scsihw=megasas", "scsi0="+wk1System, "scsi2=fast:10,serial=other")),
+			both:  []string{vm + "no drive matches sda (no serial or WWID of a drive, and sdc has the same size)" + names},
+			lift:  whileOff(change("scsi0=" + wk1SystemDrive + wwn)), undo: whileOff(discard("scsi2"), change("scsihw=virtio-scsi-single", "scsi0="+wk1SystemDrive)),
+		},
+		{
+			name:  "data disk that could be either",
+			bring: whileOff(change("scsihw=megasas", "scsi0="+wk1SystemDrive+wwn, "scsi2=fast:20,serial=other")),
+			both: []string{"what is on sdb (u-data) could be on scsi1 or scsi2, and which of the machine's disks that is can't be determined: " +
+				"qm set 9031 --scsi1 " + wk1Data + ",discard=on,iothread=1,size=20G,ssd=1,serial=9031-scsi1,wwn=0x3eb37482376a108b, then shut VM 9031 down and start it (a reboot from inside is not enough), so that Talos shows the name"},
+			lift: whileOff(change("scsi1=" + wk1Data + ",discard=on,iothread=1,size=20G,ssd=1,serial=9031-scsi1,wwn=0x3eb37482376a108b")),
+			undo: whileOff(discard("scsi2"), change("scsihw=virtio-scsi-single", "scsi0="+wk1SystemDrive,
+				"scsi1="+wk1Data+",iothread=1,discard=on,ssd=1,serial=data-wk1")),
+		},
+		{
+			name: "another slot configured", bring: configuration("{name: wk1,", "{name: wk1, systemDisk: {slot: scsi1},"),
+			both: []string{vm + "the configuration says scsi1, but the machine runs from scsi0 (address /pci0000:00/0000:00:1e.0/0000:05:04.0/0000:09:01.0/virtio2/host2/target2:0:0/2:0:0:0): correct or remove nodes[].systemDisk.slot"},
+			lift: configuration("slot: scsi1", "slot: scsi0"),
+		},
+	}
+}
+
+// partitionRefusals are Talos' volumes on the disks that would be lost, could not be
+// unlocked again, or would be mistaken for others.
+func partitionRefusals() []refusal {
+	onData := func(label string, reasons ...string) refusal {
+		return refusal{
+			name: label + " on the data disk", bring: whileOff(partitioned(wk1Data, labelled(label))), lift: whileOff(unpartitioned(wk1Data, 1)), both: reasons,
+		}
+	}
+	const (
+		user = "apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: cache\n" +
+			"provisioning: {diskSelector: {match: system_disk}, minSize: 1GB, maxSize: 1GB}\n"
+		existing = "apiVersion: v1alpha1\nkind: ExistingVolumeConfig\nname: old\ndiscovery: {volumeSelector: {match: volume.partition_label == 'scratch'}}\n"
+	)
+	unmade := whileOff(documents(), unpartitioned(wk1System, 1))
+	twice := loss("u-data", "volume u-data", whileOff(partitioned(wk1System, labelled("u-data"))), nil)
+	twice.name, twice.lost, twice.lift = "user volume twice", nil, unmade
+	twice.both = append(twice.both, "the label u-data is there twice, on sda and on sdb: Talos uses the one on sda: give the other one another label")
+	return append([]refusal{
+		onData("META", "sdb carries a META partition (sdb2): the boot ISO would take Talos for installed and halt: delete that partition",
+			"the label META is there twice, on sda and on sdb: Talos uses the one on sda: give the other one another label"),
+		onData("ETCD"), // its configuration has etcd in a directory
+		onData("IMAGECACHE", "sdb carries a IMAGECACHE partition (sdb2) that Talos does not use now and might use then: give that partition another label, which keeps what is on it"),
+		onData("u-more"),
+		twice,
+		loss("u-cache", "volume u-cache", whileOff(documents(user)), unmade),
+		loss("e-old", "volume e-old", whileOff(partitioned(wk1System, labelled("scratch")), documents(existing)), unmade),
+	}, encryptionRefusals()...)
+}
+
+// encryptionRefusals are volumes whose keys would be lost.
+func encryptionRefusals() []refusal {
+	return []refusal{
+		{
+			name: "locked to STATE", bring: whileOff(encryptsData("", "nodeID: {}, lockToState: true")),
+			both: []string{"volume u-data is encrypted with lockToState and would be unreadable once STATE is gone: add a key without lockToState and remove that one, or use in-place"},
+			lift: whileOff(encryptsData("nodeID: {}, lockToState: true", "nodeID: {}")), undo: whileOff(encryptsData("nodeID: {}", "")),
+		},
+		{
+			name: "TPM that is not Proxmox's", bring: whileOff(documents("apiVersion: v1alpha1\nkind: VolumeConfig\nname: STATE\n"+encryption("tpm: {}")), change("args=-tpmdev emulator,id=tpm0,chardev=tpm")),
+			both: []string{"volume STATE is encrypted with a TPM key, but the VM has no tpmstate0 that recast could keep: add another key and remove that one, or use in-place"},
+			also: []string{ofRoot("args")},
+			lift: whileOff(remove("args"), change("tpmstate0=fast:1,version=v2.0")), undo: whileOff(documents(), discard("tpmstate0")),
+		},
 	}
 }

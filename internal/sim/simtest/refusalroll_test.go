@@ -18,25 +18,17 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-func strategy(s cluster.Strategy) edit {
-	return configuration("roll:\n", "roll:\n  strategy: "+string(s)+"\n")
-}
-
-// TestWhatADeleteWouldDropIsKeptByReimage rolls a VM with everything that prevents
-// recreate: all of it survives.
+// TestWhatADeleteWouldDropIsKeptByReimage rolls a VM with everything that prevents recreate: all of it survives.
 func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		acl := world.ACL{Path: "/vms/9031", Who: "alice@pve", Role: "PVEVMUser", Propagate: true}
 		lab.World.Grant(acl)
 		lab.World.SetFirewall(wk1, wholeFirewall())
 		whileOff(change("args=-cpu host,+vmx", "hostpci0=0000:01:00.0", "cipassword=secret", "protection=1"))(lab)
 		before := lab.vm(wk1)
-		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.Reimage {
-			t.Fatalf("planned as %s: %s", n.Strategy, n.Why)
-		}
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		requireStrategy(t, lab, cluster.Reimage)
+		lab.Client().mustRoll(planning.Policy{})
 		requireInSync(t, lab)
 		after := lab.vm(wk1)
 		for _, config := range []map[string]string{before.Config, after.Config} {
@@ -44,39 +36,31 @@ func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
 		}
 		requireSame(t, before.Config, after.Config, "its configuration (-before +after)")
 		requireSame(t, wholeFirewall(), lab.World.FirewallOf(wk1), "its firewall (-want +got)")
-		if !slices.Contains(lab.World.ACLs(), acl) {
-			t.Errorf("its ACL entry is gone: %+v", lab.World.ACLs())
-		}
+		require(t, slices.Contains(lab.World.ACLs(), acl), "its ACL entry is gone: %+v", lab.World.ACLs())
 	})
 }
 
 // TestWhatIsOnTheSystemDiskIsKeptByInPlace rolls a node whose system disk must stay.
 func TestWhatIsOnTheSystemDiskIsKeptByInPlace(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		whileOff(partitioned(wk1System, labelled("u-cache")))(lab)
 		snapshot("before", false)(lab)
-		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.InPlace {
-			t.Fatalf("planned as %s: %s", n.Strategy, n.Why)
-		}
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		requireStrategy(t, lab, cluster.InPlace)
+		lab.Client().mustRoll(planning.Policy{})
 		requireInSync(t, lab)
 		vm := lab.vm(wk1)
 		if labels := lab.labels(wk1System); !slices.Contains(labels, "u-cache") || !strings.HasPrefix(vm.Config["scsi0"], wk1System+",") {
 			t.Errorf("its system disk is %s and has %q", vm.Config["scsi0"], labels)
 		}
-		if len(vm.Snapshots) != 1 {
-			t.Errorf("its snapshots: %+v", vm.Snapshots)
-		}
+		requireSame(t, 1, len(vm.Snapshots), "its snapshots")
 	})
 }
 
 // TestAcceptedLossesAreShownAndRolled accepts the loss of everything on a system disk: the
 // plan lists it, and the roll loses it and nothing else.
 func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.installLonghorn()
 		lab.Patch(sim.PatchedExtension)
 		whileOff(partitioned(wk1System, labelled("u-cache"), labelled("scratch")))(lab)
@@ -84,10 +68,7 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 		volume("pvc-2", local("/var/mnt/data/pvc-2"))(lab)
 		longhorn("/var/lib/longhorn")(lab)
 		acceptLoss("u-cache", "scratch", "pv/pvc-1")(lab)
-		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		if err != nil {
-			t.Fatalf("one of the losses is not accepted, so it is rolled in place: %v", err)
-		}
+		lab.Client().mustRoll(planning.Policy{}) // one of the losses is not accepted, so it is rolled in place
 		if labels := lab.labels(wk1System); !slices.Contains(labels, "u-cache") {
 			t.Fatalf("partitions %q", labels)
 		}
@@ -101,9 +82,8 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 			"Longhorn disk default (2 replicas) on the system disk will be lost",
 			"PersistentVolume pvc-1 (claim default/db-0) on the system disk will be lost",
 		}
-		if diff := cmp.Diff(want, n.WillLose); n.Strategy != cluster.Recreate || diff != "" {
-			t.Errorf("%s, will lose (-want +got):\n%s", n.Strategy, diff)
-		}
+		requireSame(t, cluster.Recreate, n.Strategy, "strategy")
+		requireSame(t, want, n.WillLose, "will lose (-want +got)")
 		const named = "acceptLoss names pv/pvc-9, but nothing of that name is on its system disk"
 		requireSame(t, []string{named}, n.Notes, "notes (-want +got)")
 		requireInSync(t, lab)
@@ -117,8 +97,7 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 // TestKernelArgumentsThatConfigureAreRolledAwayInPlace: a plan refuses them, in place too. Where the node has got
 // them by another hand, it goes on in place, with and without them, and then it can be recreated.
 func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const would = ", which would configure the blank machine before recast can: roll in-place once, to an image without it"
 		customization := "  extraKernelArgs: ['talos.config=http://10.0.0.1/wk1.yaml?token=secret', talos.config.inline=KLUv]\n"
 		schematic(customization)(lab)
@@ -153,9 +132,15 @@ func requireNoWayIn(t *testing.T, lab *Lab, reasons ...string) {
 		want = append(want, "recreate, reimage, in-place: "+r)
 	}
 	requireSame(t, want, planOf(t, lab, "wk1").Refused, "refused (-want +got)")
+	requireInPlace(t, lab, "a way in without a way out", reasons...)
+}
+
+// requireInPlace is requireAsked for an upgrade in place.
+func requireInPlace(t *testing.T, lab *Lab, name string, want ...string) {
+	t.Helper()
 	config := lab.Read("recast.yaml")
 	strategy(cluster.InPlace)(lab)
-	requireAsked(t, lab, "a way in without a way out", cluster.InPlace, reasons)
+	requireAsked(t, lab, name, cluster.InPlace, want)
 	lab.Write("recast.yaml", config)
 }
 
@@ -166,18 +151,15 @@ func TestAMachineOfOmni(t *testing.T) {
 		schematic(customization)(lab)
 		requireNoWayIn(t, lab, bringsArg("siderolink.api"))
 		upgradeByHand(t, lab, lab.locked("wk1").Schematic)
-		config := lab.Read("recast.yaml")
 		lab.Patch(sim.PatchedExtension)
-		strategy(cluster.InPlace)(lab)
-		requireAsked(t, lab, "Omni", cluster.InPlace, []string{"Omni looks after the machine (siderolink.api=grpc://10.0.0.1:8090) and would undo this: " +
-			"take the machine out of Omni, and the argument out of the schematic: in-place rolls to an image without it"})
-		lab.Write("recast.yaml", config)
+		requireInPlace(t, lab, "Omni", "Omni looks after the machine (siderolink.api=grpc://10.0.0.1:8090) and would undo this: "+
+			"take the machine out of Omni, and the argument out of the schematic: in-place rolls to an image without it")
 		plainSchematic(customization)(lab)
 		n := planOf(t, lab, "wk1")
 		if n.Strategy != cluster.InPlace || len(n.Refused) > 0 || !slices.Contains(n.Notes, "its image no longer joins it to Omni (siderolink.api=grpc://10.0.0.1:8090): remove the machine in Omni, too") {
 			t.Errorf("to an image without the argument: %s (%s), refused %q, notes %q", n.Strategy, n.Why, n.Refused, n.Notes)
 		}
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		lab.Client().mustRoll(planning.Policy{})
 		requireInSync(t, lab)
 		lab.RequireIntact()
 	})
@@ -206,23 +188,21 @@ func TestUndoOfAMachineOfOmni(t *testing.T) {
 
 // TestAHoldersDisksAreRefusedUntilItIsNamed removes the holder from the configuration.
 func TestAHoldersDisksAreRefusedUntilItIsNamed(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: true}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		requireRefusal(t, lab, refusal{
 			name: "holder that is not named", bring: configuration("wk1, schematic: storage, vmid: 9031, holder: 9201", "wk1, schematic: storage, vmid: 9031"),
 			both: []string{"scsi1 (fast:9201/vm-9201-disk-0.raw) belongs to VM 9201: name that as nodes[].holder, or reassign the disk to VM 9031"},
 			lift: configuration("vmid: 9031", "vmid: 9031, holder: 9201"),
 		})
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		lab.Client().mustRoll(planning.Policy{})
 		requireInSync(t, lab)
 	})
 }
 
 // TestNothingIsPossible refuses a node under auto if there is a reason against each strategy.
 func TestNothingIsPossible(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		snapshot("before", false)(lab)
 		bring, lift := setting("args", "-cpu host,+vmx")
@@ -234,21 +214,16 @@ func TestNothingIsPossible(t *testing.T) {
 		)
 		n := planOf(t, lab, "wk1")
 		want := []string{"recreate, reimage: " + snapshots, "recreate: " + ofRoot("args"), "in-place: " + size}
-		if diff := cmp.Diff(want, n.Refused); diff != "" || n.Why != "no strategy is possible" {
-			t.Errorf("%s, refused (-want +got):\n%s", n.Why, diff)
-		}
+		requireSame(t, want, n.Refused, "refused (-want +got)")
+		requireSame(t, "no strategy is possible", n.Why, "why (-want +got)")
 		requireRollRefused(t, lab, "wk1: recreate, reimage: "+snapshots, "--exclude")
-		brought := lab.Read("recast.yaml")
-		strategy(cluster.InPlace)(lab)
-		requireAsked(t, lab, "larger system disk", cluster.InPlace, []string{size})
-		lab.Write("recast.yaml", brought)
+		requireInPlace(t, lab, "larger system disk", size)
 		noSnapshot("before")(lab)
 		lift(lab)
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		lab.Client().mustRoll(planning.Policy{})
 		requireDrift(t, lab)
-		if drive := lab.vm(wk1).Config["scsi0"]; !strings.Contains(drive, "size=20G") {
-			t.Errorf("the system disk: %s", drive)
-		}
+		drive := lab.vm(wk1).Config["scsi0"]
+		require(t, strings.Contains(drive, "size=20G"), "the system disk: %s", drive)
 		lab.RequireIntact()
 	})
 }
@@ -273,16 +248,14 @@ func TestEtcdRefusesANewSystemDisk(t *testing.T) {
 	})
 }
 
-// requireRollRefused rolls: it must be refused with that text and hint, and nothing must
-// be done.
+// requireRollRefused rolls: it must be refused with that text and hint, and nothing must be done.
 func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
 	t.Helper()
 	before := len(lab.Recorder.Calls())
 	_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 	requireRefused(t, err, text)
-	if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, hint) {
-		t.Errorf("hints %q lack %q", hints, hint)
-	}
+	hints := strings.Join(fault.Hints(err), "\n")
+	require(t, strings.Contains(hints, hint), "hints %q lack %q", hints, hint)
 	for _, call := range lab.Recorder.Calls()[before:] {
 		if call.Mutation && call.Proto != "factory" && !ofClaim(call) {
 			t.Errorf("%s %s %s was sent all the same", call.Proto, call.Method, call.Path)
@@ -290,18 +263,10 @@ func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
 	}
 }
 
-func (l *Lab) vm(id int) world.VM {
-	l.t.Helper()
-	vm, err := l.World.LookupVM("pve1", id)
-	must(l.t, err)
-	return vm
-}
-
 // TestChangesSinceThePlanAreSeen makes changes during the confirmation that the VM's
 // digest does not show: the node is left as it is.
 func TestChangesSinceThePlanAreSeen(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		strategy(cluster.Recreate)(lab)
 		acl := world.ACL{Path: "/vms/9031", Who: "alice@pve", Role: "PVEVMUser"}
@@ -326,15 +291,81 @@ func TestChangesSinceThePlanAreSeen(t *testing.T) {
 			c := lab.as(fmt.Sprintf("20000101-0000-000%d", i))
 			c.Confirm = func(planning.Plan) (bool, error) { tc.bring(lab); return true, nil }
 			_, err := c.Roll(t.Context(), planning.Policy{})
-			if text := "recreate became impossible for wk1 since the plan was made: " + tc.text; fault.KindOf(err) != fault.Refused || !strings.Contains(fmt.Sprint(err), text) {
-				t.Errorf("err = %v, want %q", err, text)
-			}
+			requireRefused(t, err, "recreate became impossible for wk1 since the plan was made: "+tc.text)
 			tc.lift(lab)
-			if diff := cmp.Diff(before, lab.vm(wk1).Config); diff != "" {
-				t.Fatalf("after %q (-before +after):\n%s", tc.text, diff)
-			}
+			diff := cmp.Diff(before, lab.vm(wk1).Config)
+			mustBe(t, diff == "", "after %q (-before +after):\n%s", tc.text, diff)
 		}
 		must(t, lab.as("20000101-0000-beef").roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
+	})
+}
+
+// TestPrivileges removes single privileges from the token: a strategy that needs them is
+// refused before anything is touched.
+func TestPrivileges(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		lab.World.AddMapping("pci", "gpu", "pve1")
+		lab.World.AddMapping("usb", "dongle", "pve1")
+		whileOff(change(
+			"startup=order=1", "hostpci0=mapping=gpu", "usb0=mapping=dongle", "rng0=source=/dev/hwrng", "virtiofs0=dirid=share",
+		))(lab)
+		lab.World.AddHA(world.HAResource{SID: "vm:9031", State: "started"})
+		const (
+			ofHA      = "Sys.Console on /"
+			ofVM      = "Sys.Console, Sys.Modify on /; Mapping.Use on /mapping/dir/share; Mapping.Use on /mapping/hwrng; Mapping.Use on /mapping/pci/gpu; Mapping.Use on /mapping/usb/dongle"
+			onVMs     = " on /vms"
+			onStorage = "Datastore.AllocateSpace on /storage/fast"
+		)
+		config := lab.Read("recast.yaml")
+		for _, tc := range []struct {
+			strategy cluster.Strategy
+			without  []string // of the lab's role
+			lacks    string
+		}{
+			{cluster.Recreate, nil, ofVM},
+			{cluster.Recreate, []string{"VM.Config.Network", "VM.Config.CPU"}, ofVM + "; VM.Config.CPU, VM.Config.Network" + onVMs},
+			{cluster.Recreate, []string{"SDN.Use"}, ofVM + "; SDN.Use on /sdn/zones/localnetwork/vmbr0"},
+			{cluster.Recreate, []string{"Datastore.AllocateSpace"}, ofVM + "; " + onStorage},
+			{cluster.Recreate, []string{"Datastore.AllocateTemplate"}, ofVM + "; Datastore.AllocateTemplate on /storage/isos"},
+			{cluster.Reimage, nil, ofHA},
+			{cluster.Reimage, []string{"VM.Config.Network", "VM.Config.CPU", "VM.Config.HWType", "SDN.Use"}, ofHA},
+			{cluster.Reimage, []string{"VM.Config.Disk", "VM.Config.CDROM"}, ofHA + "; VM.Config.CDROM, VM.Config.Disk" + onVMs},
+			{cluster.Reimage, []string{"Datastore.AllocateSpace"}, ofHA + "; " + onStorage},
+		} {
+			strategy(tc.strategy)(lab)
+			lab.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return slices.Contains(tc.without, p) })...)
+			requireRollRefused(t, lab, "the Proxmox token lacks privileges: "+tc.lacks, "pveum acl modify")
+			lab.Write("recast.yaml", config)
+		}
+	})
+}
+
+// TestFewPrivilegesSuffice rolls with the minimum privileges of a strategy.
+func TestFewPrivilegesSuffice(t *testing.T) {
+	claim := []string{"Sys.Audit", "VM.Audit", "VM.Allocate", "VM.Config.Memory", "VM.Config.Options", "Datastore.Audit", "Datastore.AllocateTemplate"}
+	reimage := append(slices.Clone(claim), "VM.Config.Disk", "VM.Config.CDROM", "VM.PowerMgmt", "Datastore.AllocateSpace")
+	recreate := append(slices.Clone(reimage), "VM.Config.CPU", "VM.Config.HWType", "VM.Config.Network", "SDN.Use")
+	type story struct {
+		strategy   cluster.Strategy
+		privileges []string
+		rehearsed  int // scratch VMs that boot a disk
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"in-place":                            {cluster.InPlace, claim, 0},
+		"reimage":                             {cluster.Reimage, reimage, 0},
+		"recreate":                            {cluster.Recreate, recreate, 0},
+		"recreate by disk, after a rehearsal": {cluster.Recreate, recreate, 1},
+	}, func(t *testing.T, lab *Lab, s story) {
+		if s.rehearsed > 0 {
+			lab.BootsDisks("disk")
+			lab.setRoll("rehearse: {enabled: true, addresses: [127.42.7.251/24]}")
+		}
+		lab.Patch(sim.PatchedExtension)
+		strategy(s.strategy)(lab)
+		lab.World.AddRole("Recast", s.privileges...)
+		requireSame(t, s.rehearsed, len(lab.Client().mustRoll(planning.Policy{}).Rehearsed), "what was rehearsed")
 		requireInSync(t, lab)
 	})
 }

@@ -22,15 +22,14 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
 
 // rpc is a request to a machine: a method, and the type of the resource that it reads.
 type rpc struct{ method, resource string }
 
-func (r rpc) String() string {
-	return strings.TrimSpace(path.Base(r.method) + " " + r.resource)
-}
+func (r rpc) String() string { return strings.TrimSpace(path.Base(r.method) + " " + r.resource) }
 
 // connection is a machine that accepts connections and never answers anything.
 var connection = rpc{method: "connection"}
@@ -105,16 +104,20 @@ type silentVerb struct {
 	do      func(c *Client, node string) func(context.Context) error
 }
 
+// lab is a lab before the command, and its members of etcd before that.
+func (v silentVerb) lab(t *testing.T) (l *Lab, members map[string]string) {
+	l = New(t, v.o)
+	members = l.memberIDs()
+	v.prepare(t, l)
+	return l, members
+}
+
 // at silences a machine, and checks how the command ends, and that the same one succeeds
 // once the machine answers again.
 func (v silentVerb) at(t *testing.T, c silentCell) {
-	l := New(t, v.o)
-	members := l.memberIDs()
-	v.prepare(t, l)
+	l, members := v.lab(t)
 	m, err := l.during(c, func() error { return inTime(t.Context(), t, v.do(l.as(secondRun), v.node)) })
-	if m.vmid == 0 {
-		t.Fatalf("no machine was asked for it %d times: %v", c.n, m.counted)
-	}
+	mustBe(t, m.vmid != 0, "no machine was asked for it %d times: %v", c.n, m.counted)
 	l.RequireIntact()
 	if err != nil {
 		if kind := fault.KindOf(err); kind != fault.Failed && kind != fault.Refused || len(fault.Hints(err)) == 0 {
@@ -231,8 +234,7 @@ func silentVerbs() map[string]silentVerb {
 			l.reset("cp1", "EPHEMERAL")
 		}, do: func(c *Client, node string) func(context.Context) error {
 			return func(ctx context.Context) error {
-				_, err := c.Restore(ctx, filepath.Join(c.Dir, snapshots, c.lab.snapshotFiles()[0]), node)
-				return err
+				return errOf(c.Restore(ctx, filepath.Join(c.Dir, snapshots, c.lab.snapshotFiles()[0]), node))
 			}
 		}},
 	}
@@ -301,19 +303,31 @@ func silentReads() map[string]func(context.Context, *Client) (any, error) {
 		"doctor":       func(ctx context.Context, c *Client) (any, error) { return c.Doctor(ctx) },
 		"backup": func(ctx context.Context, c *Client) (any, error) {
 			time.Sleep(time.Second) // its file is named by the time
-			_, err := c.Backup(ctx, pipeline.BackupOptions{})
-			return nil, err
+			return nil, errOf(c.Backup(ctx, pipeline.BackupOptions{}))
 		},
 	}
 }
 
-// longestRead is the maximum duration of a read-only command.
-const longestRead = 3 * time.Minute
+// longestRoll is the maximum duration of a roll of a lab's workers in lab time, under any
+// fault, and longestRead that of a read-only command.
+const (
+	longestRoll = 30 * time.Minute
+	longestRead = 3 * time.Minute
+)
 
-// TestSilence silences a machine for each of recast's requests to machines, the first time
-// and half-way, in every command: it ends in time with an error that says who does not
-// answer what, nothing is lost, and the same command succeeds once the machine answers
-// again.
+// inTime fails the test if do exceeds longestRoll.
+func inTime(ctx context.Context, t *testing.T, do func(context.Context) error) error {
+	t.Helper()
+	start := time.Now()
+	err := do(ctx)
+	took := time.Since(start)
+	require(t, took <= longestRoll, "it took %s: %v", took, err)
+	return err
+}
+
+// TestSilence silences a machine for each of recast's requests to machines, the first time and half-way, in every
+// command: it ends in time with an error that says who does not answer what, nothing is lost, and the same command
+// succeeds once the machine answers again.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	var silenced atomic.Int64
@@ -323,9 +337,7 @@ func TestSilence(t *testing.T) {
 			part := longRow(t)
 			var undisturbed *mute
 			synctest.Test(t, func(t *testing.T) {
-				l := New(t, v.o)
-				members := l.memberIDs()
-				v.prepare(t, l)
+				l, members := v.lab(t)
 				var err error
 				undisturbed, err = l.during(silentCell{}, func() error { return v.do(l.as(secondRun), v.node)(t.Context()) })
 				must(t, err)
@@ -370,18 +382,83 @@ func readSilently(t *testing.T, read func(context.Context, *Client) (any, error)
 	for _, c := range undisturbed.cells() {
 		start := time.Now()
 		m, _ := l.during(c, do) // the error is part of the output
-		if took := time.Since(start); took > longestRead {
-			t.Errorf("%s: it took %s", c, took)
-		}
+		took := time.Since(start)
+		require(t, took <= longestRead, "%s: it took %s", c, took)
 		if said != usual {
 			l.requireNamed(t, said, c.what, m.vmid)
 		}
 		silenced++
 	}
 	must(t, do())
-	if said != usual {
-		t.Errorf("it answers again, but\n%s", said)
-	}
+	requireSame(t, usual, said, "once it answers again (-usual +now)")
 	l.RequireIntact()
 	return silenced
+}
+
+// slowFor is how long an API is slow, or refuses connections, at each step.
+const slowFor = time.Minute
+
+// slowRoll is one node that is rolled while an API is slow.
+type slowRoll struct {
+	node     string
+	strategy cluster.Strategy
+}
+
+func (s slowRoll) String() string { return fmt.Sprintf("%s %s", s.strategy, s.node) }
+
+// play rolls the node, calls strike at the beginning of each step, and returns the final world.
+func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *Lab, c *Client)) (dump string, own *talosapi.Cluster) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(t, sim.Options{ControlPlanes: 3, Workers: 1, Talos: secrets})
+		l.setRoll("strategy: " + string(s.strategy))
+		l.Patch(everywhere)
+		c := l.Client()
+		strikes := 0
+		c.Emit = func(e step.Event) {
+			if !strings.Contains(e.Path, "/"+s.node) || e.Status != step.Started {
+				return
+			}
+			strikes++
+			strike(l, c)
+		}
+		must(t, c.roll(policyFor(s.node))(t.Context()))
+		require(t, strikes >= 10, "it was slow in %d steps only", strikes)
+		l.requireUpgraded(t, s.node)
+		requireNoClaim(t, l)
+		dump, own = l.settledDump(), l.Talos
+	})
+	return dump, own
+}
+
+// slowStrikes are the faults at the beginning of a step.
+func slowStrikes() map[string]func(l *Lab, c *Client) {
+	strikes := map[string]func(l *Lab, c *Client){
+		"refused": func(l *Lab, c *Client) {
+			c.Cut()
+			time.AfterFunc(slowFor, c.Mend)
+		},
+	}
+	for _, server := range sim.SlowServers {
+		strikes["slow "+server] = func(l *Lab, _ *Client) { must(l.t, l.Slow(server, slowFor)) }
+	}
+	return strikes
+}
+
+// TestSlowServers: while an API is slow, or refuses every connection, for a minute at every single step of a node, no
+// step fails, and the final world is that of an undisturbed roll.
+func TestSlowServers(t *testing.T) {
+	rolls := []slowRoll{{"wk1", cluster.Recreate}, {"cp2", cluster.Recreate}, {"wk1", cluster.InPlace}, {"cp2", cluster.InPlace}}
+	for _, s := range rolls {
+		ref := sync.OnceValues(func() (string, *talosapi.Cluster) { return s.play(t, nil, func(*Lab, *Client) {}) })
+		for name, strike := range slowStrikes() {
+			t.Run(s.String()+" "+name, func(t *testing.T) {
+				long(t)
+				t.Parallel()
+				want, secrets := ref()
+				got, _ := s.play(t, secrets, strike)
+				requireSame(t, want, got, "the world differs from an undisturbed one (-undisturbed +here)")
+			})
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -15,9 +16,19 @@ import (
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
 	"github.com/siderolabs/talos/pkg/machinery/role"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
@@ -34,8 +45,6 @@ func breakInstaller(d talosapi.Defect) func(*talosScene) {
 		s.BreakImage(s.locked(s.rolls).Installer, d)
 	}
 }
-
-func mendInstaller(s *talosScene) { s.BreakImage(s.locked(s.rolls).Installer, talosapi.Sound) }
 
 // recreated is the same build, rolled by recreate.
 func recreated(s *talosScene) {
@@ -75,9 +84,8 @@ func restarted(s *talosScene) {
 
 // joinedAnew deletes the node's etcd data, as doctor advises too, and continues.
 func joinedAnew(s *talosScene) {
-	if said := problems(diagnosis(s.t, s.Client())); !slices.Contains(said, "Talos: etcd: cp2 is a learner: it does not vote yet") {
-		s.t.Errorf("doctor says %q", said)
-	}
+	said := problems(diagnosis(s.t, s.Client()))
+	require(s.t, slices.Contains(said, "Talos: etcd: cp2 is a learner: it does not vote yet"), "doctor says %q", said)
 	s.reset(s.rolls, "EPHEMERAL")
 	must(s.t, s.as(secondRun).roll(s.only())(s.t.Context()))
 }
@@ -90,16 +98,12 @@ func inTurn(acts ...func(*talosScene)) func(*talosScene) {
 	}
 }
 
-// swapISOs puts the control planes' image under the name of the workers'.
-func swapISOs(s *talosScene) { s.SwapISOs() }
-
 func published(s *talosScene) { must(s.t, s.Client().Publish(s.t.Context())) }
 
 // newVersion changes the lock to another version of Talos.
 func newVersion(s *talosScene) {
 	s.Replace("recast.yaml", "version: "+s.o.TalosVersion, "version: "+sim.TalosVersion)
-	_, err := s.Client().Lock(s.t.Context(), pipeline.LockOptions{Update: true})
-	must(s.t, err)
+	must(s.t, errOf(s.Client().Lock(s.t.Context(), pipeline.LockOptions{Update: true})))
 }
 
 // isoOf is the published boot ISO of the workers' image of a version.
@@ -154,26 +158,17 @@ func straight(s *talosScene) { s.route.Store(nil) }
 func certified(addr string, machines ...string) func(*talosScene) {
 	return func(s *talosScene) {
 		for _, m := range machines {
-			s.certify(m, addr)
+			s.reconfigure(m, "certSANs: []", "certSANs: ["+addr+"]")
 		}
 	}
 }
 
-func (l *Lab) certify(machine, addr string) {
-	l.t.Helper()
-	l.reconfigure(machine, func(config []byte) []byte {
-		return bytes.Replace(config, []byte("certSANs: []"), []byte("certSANs: ["+addr+"]"), 1)
-	})
-}
-
 // reconfigure changes a node's configuration as a person does, and reboots it.
-func (l *Lab) reconfigure(node string, edit func([]byte) []byte) {
+func (l *Lab) reconfigure(node, old, fresh string) {
 	l.t.Helper()
 	config := l.configOf(node)
-	edited := edit(bytes.Clone(config))
-	if bytes.Equal(edited, config) {
-		l.t.Fatalf("nothing of the configuration of %s is changed", node)
-	}
+	edited := bytes.ReplaceAll(config, []byte(old), []byte(fresh))
+	mustBe(l.t, !bytes.Equal(edited, config), "nothing of the configuration of %s is changed", node)
 	l.apply(node, edited)
 }
 
@@ -189,11 +184,7 @@ func (l *Lab) apply(node string, config []byte) {
 
 // renamed gives a node another's name.
 func renamed(node, from, to string) func(*talosScene) {
-	return func(s *talosScene) {
-		s.reconfigure(node, func(config []byte) []byte {
-			return bytes.ReplaceAll(config, []byte("hostname: "+from), []byte("hostname: "+to))
-		})
-	}
+	return func(s *talosScene) { s.reconfigure(node, "hostname: "+from, "hostname: "+to) }
 }
 
 // expiring is a talosconfig whose certificate expires after life.
@@ -265,3 +256,250 @@ func rebooted(s *talosScene) {
 	s.talosctl(s.rolls, func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
 	time.Sleep(2 * time.Minute)
 }
+
+// usurped is a worker with cp2's configuration and so its name, in Kubernetes and etcd.
+func usurped(s *talosScene) {
+	s.was = s.configOf("wk2")
+	impostor(s.t, s.Lab, "cp2", "wk2")
+}
+
+// unnoticed deletes the usurper's Node.
+func unnoticed(s *talosScene) {
+	s.Lab.Kube.NodeDown(s.Lab.node("wk2").UUID)
+	forgotten("cp2")(s)
+}
+
+// forgotten is a Node that a person deletes.
+func forgotten(node string) func(*talosScene) { return dropped(store.Nodes(), "", node) }
+
+// restored gives that worker its own configuration back, and removes it as cp2 from etcd.
+func restored(s *talosScene) {
+	s.apply("wk2", s.was)
+	for _, m := range s.EtcdMembers() {
+		if m.Name == "cp2" {
+			s.talosctl("cp1", func(ctx context.Context, c *client.Client) error {
+				return c.EtcdRemoveMemberByID(ctx, &machineapi.EtcdRemoveMemberByIDRequest{MemberId: parseMember(m.ID)})
+			})
+		}
+	}
+}
+
+// meanwhile acts after a drain has lasted d.
+func meanwhile(d time.Duration, act func(*talosScene)) func(*talosScene) {
+	return func(s *talosScene) { time.AfterFunc(d, func() { act(s) }) }
+}
+
+// dropped is an object that a person deletes.
+func dropped(r schema.GroupVersionResource, namespace, name string) func(*talosScene) {
+	return func(s *talosScene) { without(r, namespace, name)(s.Lab) }
+}
+
+// shop is a workload of one pod, on the rolled node.
+func shop(*appsv1.Deployment) {}
+
+// stubborn has a process that ignores SIGTERM.
+func stubborn(d *appsv1.Deployment) {
+	d.Spec.Template.Spec.Containers[0].Command = []string{"sleep", "infinity"}
+}
+
+// guarded has pods with a program's finalizer.
+func guarded(d *appsv1.Deployment) { d.Spec.Template.Finalizers = []string{"example.com/guard"} }
+
+func inNamespace(name string) func(*appsv1.Deployment) {
+	return func(d *appsv1.Deployment) { d.Namespace = name }
+}
+
+func podsOf(app string) corev1.PodTemplateSpec {
+	return corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: app, Image: app}}},
+	}
+}
+
+func selecting(app string) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
+}
+
+func deployed(edits ...func(*appsv1.Deployment)) func(*talosScene) {
+	return func(s *talosScene) {
+		d := &appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Name: "shop", Namespace: corev1.NamespaceDefault},
+			Spec:       appsv1.DeploymentSpec{Replicas: new(int32(1)), Selector: selecting("shop"), Template: podsOf("shop")},
+		}
+		for _, edit := range edits {
+			edit(d)
+		}
+		if d.Namespace != corev1.NamespaceDefault {
+			s.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: d.Namespace}})
+		}
+		s.put(store.Deployments(), d)
+		time.Sleep(20 * time.Second)
+	}
+}
+
+// stateful is a workload whose pod always has the same name.
+func stateful(s *talosScene) {
+	s.put(store.StatefulSets(), &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: corev1.NamespaceDefault},
+		Spec:       appsv1.StatefulSetSpec{Selector: selecting("db"), Template: podsOf("db")},
+	})
+	time.Sleep(20 * time.Second)
+}
+
+func bare(s *talosScene) {
+	s.put(store.Pods(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: corev1.NamespaceDefault},
+		Spec:       corev1.PodSpec{NodeName: s.rolls, Containers: []corev1.Container{{Name: "bare", Image: "bare"}}},
+	})
+}
+
+func gone(pod string) func(*talosScene) {
+	return func(s *talosScene) {
+		dropped(store.Pods(), corev1.NamespaceDefault, pod)(s)
+		time.Sleep(5 * time.Second)
+	}
+}
+
+// unguarded removes the finalizer from the pods.
+func unguarded(s *talosScene) {
+	update := func(r schema.GroupVersionResource, o store.Object) {
+		must(s.t, errOf(s.Kube.Store().Update(s.t.Context(), r, o, store.Main)))
+		time.Sleep(5 * time.Second)
+	}
+	d := s.stored(store.Deployments(), corev1.NamespaceDefault, "shop").(*appsv1.Deployment).DeepCopy()
+	d.Spec.Template.Finalizers = nil
+	update(store.Deployments(), d)
+	for _, p := range s.allStored(store.Pods(), corev1.NamespaceDefault) {
+		p := p.(*corev1.Pod).DeepCopy()
+		p.Finalizers = nil
+		update(store.Pods(), p)
+	}
+}
+
+// budgeted protects the shop's pod for ever.
+func budgeted(name string) func(*talosScene) {
+	return func(s *talosScene) {
+		s.put(store.Budgets(), &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: corev1.NamespaceDefault},
+			Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1)), Selector: selecting("shop")},
+		})
+		time.Sleep(5 * time.Second)
+	}
+}
+
+func unbudgeted(name string) func(*talosScene) {
+	return dropped(store.Budgets(), corev1.NamespaceDefault, name)
+}
+
+// kubeletDies stops only the kubelet; the machine and its API run.
+func kubeletDies(s *talosScene) { s.Kube.NodeDown(s.rolled().UUID) }
+
+func apiAway(s *talosScene) {
+	s.Recorder.Hooks(func(c record.Call) error {
+		if c.Proto == "kubernetes" {
+			return errors.New("connection reset by peer")
+		}
+		return nil
+	}, nil)
+}
+
+func apiBack(s *talosScene) { s.Recorder.Hooks(nil, nil) }
+
+// asUserWithout is a kubeconfig of a user who may do everything except create that resource.
+func asUserWithout(resource string) func(*talosScene) {
+	return func(s *talosScene) {
+		s.Kube.Grant("recast", func(r kubeapi.Request) bool { return r.Resource != resource })
+		s.useKubeconfig("recast", time.Hour)
+	}
+}
+
+func expiringKubeconfig(life time.Duration) func(*talosScene) {
+	return func(s *talosScene) { s.useKubeconfig("system:masters", life) }
+}
+
+func (s *talosScene) useKubeconfig(group string, life time.Duration) {
+	s.keep("kubeconfig")
+	b, err := s.Kubeconfig(group, life)
+	must(s.t, err)
+	s.Write("kubeconfig", b)
+}
+
+// podDisk attaches a volume to the VM as a CSI driver does.
+func podDisk(s *talosScene) {
+	must(s.t, s.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)))
+	s.EditVM(s.rolled().VMID, "scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")
+	proxmoxVolume("9999/vm-9999-pvc-0b5f.raw")(s.Lab)
+}
+
+func podDiskGone(s *talosScene) {
+	must(s.t, s.World.SetConfig("", "pve1", world.ChangeRequest{ID: s.rolled().VMID, Delete: []string{"scsi7"}}))
+}
+
+// podDiskFreed deletes its claim.
+func podDiskFreed(s *talosScene) {
+	s.done(s.World.DeleteVolume("", "pve1", "fast:9999/vm-9999-pvc-0b5f.raw"))
+}
+
+// claimed is a volume of a CSI driver, with its claim's name.
+func (s *talosScene) claimed(name, claim, driver, handle string, modes ...corev1.PersistentVolumeAccessMode) {
+	s.put(store.Volumes(), &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes:            modes,
+			ClaimRef:               &corev1.ObjectReference{Namespace: corev1.NamespaceDefault, Name: claim},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle}},
+		},
+	})
+}
+
+// attached is a volume that its driver can't detach.
+func attached(s *talosScene) {
+	s.claimed("pv-1", "data", "csi.example.com", "disk-1")
+	s.put(store.Attachments(), &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: "stuck"},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: "csi.example.com", NodeName: s.rolls, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: new("pv-1")}},
+		Status: storagev1.VolumeAttachmentStatus{
+			Attached: true, DetachError: &storagev1.VolumeError{Message: "rpc error: code = Internal desc = disk is busy"},
+		},
+	})
+}
+
+// agent is a DaemonSet whose pod uses a volume that its driver shares among nodes.
+func agent(s *talosScene) {
+	s.claimed("pv-2", "agent", "cephfs.csi.ceph.com", "0001-0009-agent", corev1.ReadWriteMany)
+	s.put(store.Claims(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: corev1.NamespaceDefault}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-2"},
+	})
+	pods := podsOf("agent")
+	pods.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "agent"},
+	}}}
+	s.put(store.DaemonSets(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: corev1.NamespaceDefault},
+		Spec:       appsv1.DaemonSetSpec{Selector: selecting("agent"), Template: pods},
+	})
+	time.Sleep(20 * time.Second)
+	c := s.session()
+	defer c.end()
+	volumes, err := c.machines.Kube.AttachedVolumes(s.t.Context(), s.rolls)
+	must(s.t, err)
+	if len(volumes) != 1 || !strings.HasPrefix(volumes[0].User, "DaemonSet pod default/agent-") {
+		s.t.Errorf("attached: %+v", volumes)
+	}
+}
+
+// hooked has a webhook that denies changes of these resources.
+func hooked(resources ...string) func(*talosScene) {
+	return func(s *talosScene) {
+		s.Kube.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {
+			for _, resource := range resources {
+				if r.Resource == resource && (r.Verb == "delete" || r.Resource == "pods/eviction") && r.Namespace == corev1.NamespaceDefault {
+					return &metav1.Status{Code: http.StatusForbidden, Message: "not during trading hours", Reason: metav1.StatusReasonForbidden}
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func unhooked(s *talosScene) { s.Kube.SetWebhook("", nil) }

@@ -7,6 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -27,8 +28,12 @@ var (
 var fiveHours = talosapi.Trouble{Clock: 5 * time.Hour}
 
 func talosFaults() map[string]*talosFault {
+	return joined(faultsOfBoots(), faultsOfIdentity(), faultsOfNames(), faultsOfInstalls(), faultsOfEtcd(), faultsInPlace(), normalTroubles())
+}
+
+func joined(tables ...map[string]*talosFault) map[string]*talosFault {
 	all := map[string]*talosFault{}
-	for _, rows := range []map[string]*talosFault{faultsOfBoots(), faultsOfIdentity(), faultsOfNames(), faultsOfInstalls(), faultsOfEtcd(), faultsInPlace(), normalTroubles()} {
+	for _, rows := range tables {
 		maps.Copy(all, rows)
 	}
 	return all
@@ -47,7 +52,7 @@ func faultsOfBoots() map[string]*talosFault {
 			stands: "off",
 		},
 		"the boot ISO is another build": {
-			begins: inTurn(published, swapISOs), mends: swapISOs,
+			begins: inTurn(published, (*talosScene).SwapISOs), mends: (*talosScene).SwapISOs,
 			kind: fault.Refused, says: []string{"VM 9031 was stopped before anything was applied", "it booted v1.13.9 with schematic"}, stands: isOff,
 		},
 		"the maintenance API never comes": {
@@ -197,7 +202,7 @@ func faultsOfEtcd() map[string]*talosFault {
 func faultsInPlace() map[string]*talosFault {
 	rows := map[string]*talosFault{
 		"it comes back as the old version": {
-			o: sim.Options{TalosVersion: "v1.12.6"}, first: newVersion, begins: breakInstaller(talosapi.RollsBack), mends: mendInstaller, remedy: recreated, parks: true,
+			o: sim.Options{TalosVersion: "v1.12.6"}, first: newVersion, begins: breakInstaller(talosapi.RollsBack), mends: breakInstaller(talosapi.Sound), remedy: recreated, parks: true,
 			says: []string{"it came back as its old system: Talos v1.12.6 → v1.13.9", "talosctl -n 127.42.7.31 dmesg shows why", "not tried in place on it again"}, stands: untouched,
 		},
 		"it comes back as another build": {
@@ -262,6 +267,203 @@ func normalTroubles() map[string]*talosFault {
 		"someone has installed a build and not booted it": {begins: inTurn(published, installedBy("cp1")), stands: untouched},
 		"the endpoint is an address that moves": {
 			o: threePlanes, rolls: "cp2", first: virtualEndpoint, at: "take-down/stop", begins: func(s *talosScene) { s.lead(virtual, "cp3") }, stands: untouched,
+		},
+	}
+}
+
+// faultsOfNames: another machine takes the node's name, or the node another name, at every
+// moment before recast uses the name.
+func faultsOfNames() map[string]*talosFault {
+	const (
+		another = "Kubernetes has UUID 5ec0ffee-0000-4000-8000-000000009032 for node wk1, whose VM 9031 has 5ec0ffee-0000-4000-8000-000000009031: two machines have its name"
+		whose   = `it is the machine of VM 9032 "wk2" on pve1`
+		remedy  = "give every machine a hostname of its own"
+	)
+	var (
+		taken    = renamed("wk2", "wk2", "wk1")
+		given    = renamed("wk2", "wk1", "wk2")
+		twoAndWk = sim.Options{ControlPlanes: 3, Workers: 2}
+	)
+	rows := map[string]*talosFault{
+		"two nodes have its hostname": {
+			begins: taken,
+			says:   []string{`node wk1: its UUID 5ec0ffee-0000-4000-8000-000000009032 belongs to VM 9032 "wk2" on pve1, not to VM 9031`, "has that VM's machine been given the hostname of wk1?"}, stands: untouched,
+		},
+		"two nodes have its hostname when it is to be drained":           {short: true, at: "take-down/drain", begins: taken, says: []string{another, whose, remedy}, stands: untouched},
+		"two nodes have its hostname when it is to be configured":        {at: "bring-up/start", begins: taken, mends: inTurn(given, forgotten("wk1")), says: []string{another, whose, remedy}, stands: isOut},
+		"two nodes have its hostname when it is to take pods":            {at: "finish/uncordon", begins: taken, says: []string{another, whose, remedy}, stands: isOut},
+		"two nodes have its hostname when it is to be drained, in place": {strategy: cluster.InPlace, at: "upgrade/drain", begins: taken, says: []string{another, whose, remedy}, stands: untouched},
+		"two nodes have its hostname when it is to take pods, in place":  {strategy: cluster.InPlace, at: "finish/uncordon", begins: taken, says: []string{another, whose, remedy}, stands: "on, cordoned"},
+		"it is given another hostname when it is to be drained":          {at: "take-down/drain", begins: renamed("wk1", "wk1", "wk9"), mends: inTurn(renamed("wk1", "wk9", "wk1"), forgotten("wk9")), says: []string{"the machine of wk1 is node wk9 now", "see who has changed its hostname"}, stands: untouched},
+		"another machine takes its hostname before it leaves etcd":       {o: twoAndWk, rolls: "cp2", at: "take-down/leave-etcd", begins: usurped, mends: restored, says: []string{"for node cp2, whose VM 9002 has", "is named cp2, but runs on 127.42.7.32", whose, remedy}, stands: untouched},
+		"another machine takes its hostname when it is to be configured": {o: twoAndWk, rolls: "cp2", at: "bring-up/start", begins: usurped, mends: inTurn(restored, forgotten("cp2")), says: []string{"for node cp2, whose VM 9002 has", whose, remedy}, stands: isOut},
+		"another machine takes its member of etcd, but has no kubelet":   {o: twoAndWk, rolls: "cp2", at: "bring-up/start", begins: inTurn(usurped, unnoticed), mends: restored, says: []string{"is named cp2, but runs on 127.42.7.32, which has UUID 5ec0ffee-0000-4000-8000-000000009032: another machine has its name", whose, remedy}, stands: "on, its old disk parked"},
+	}
+	for _, f := range rows {
+		f.kind = fault.Refused
+		if f.o.ControlPlanes == 0 {
+			f.o = twoWorkers
+		}
+		if f.mends == nil {
+			f.mends = given
+		}
+	}
+	return rows
+}
+
+// atDrain is the moment of faults during a drain.
+const atDrain = "drain"
+
+var drainSteps = map[cluster.Strategy]string{cluster.Recreate: "take-down/drain", cluster.InPlace: "upgrade/drain"}
+
+// drainFaults are the faults for each strategy.
+func drainFaults(s cluster.Strategy) map[string]*talosFault {
+	all := joined(faultsOfBudgets(), faultsOfAdmission(s), faultsOfPods(), faultsOfTheAPI(s), faultsOfVolumes(s))
+	for _, f := range all {
+		f.strategy = s
+		if len(f.roll) == 0 {
+			f.roll = []string{"drain: {timeout: 1m}"}
+		}
+		if f.at == atDrain {
+			f.at = drainSteps[s]
+		}
+		f.spares = true
+	}
+	return all
+}
+
+const deleteAfter = "drain: {timeout: 1m, onTimeout: delete}"
+
+// faultsOfBudgets: a PodDisruptionBudget does not allow an eviction.
+func faultsOfBudgets() map[string]*talosFault {
+	const needs = "PodDisruptionBudget default/shop needs 1 healthy pods and has 1 currently"
+	const two = "PodDisruptionBudgets default/shop and default/shop-too cover it, and Kubernetes evicts no pod that more than one covers"
+	return map[string]*talosFault{
+		"a budget that never allows it": {
+			short: true, first: inTurn(deployed(shop), budgeted("shop")), mends: unbudgeted("shop"),
+			says:   []string{"drain node wk1: gave up after 1m0s; last seen: pods left: default/shop-", "(" + needs + ")", "give the workload a replica to spare or loosen its budget", "roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (1m0s)"},
+			stands: untouched,
+		},
+		"a budget that never allows it, and deletion after that": {
+			roll: []string{deleteAfter}, first: inTurn(deployed(shop), budgeted("shop")),
+			noted: "which was refused for 1m0s (roll.drain.onTimeout: delete): " + needs, stands: untouched,
+		},
+		"a budget that allows it after a while": {
+			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, unbudgeted("shop")),
+			noted: "can't go yet: Cannot evict pod as it would violate the pod's disruption budget. The disruption budget shop needs 1 healthy pods and has 1 currently", stands: untouched,
+		},
+		"two budgets for one pod": {
+			first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")), mends: inTurn(unbudgeted("shop"), unbudgeted("shop-too")),
+			says: []string{two, "change the PodDisruptionBudgets so that only one covers a pod"}, noted: "This pod has more than one PodDisruptionBudget", stands: untouched,
+		},
+	}
+}
+
+// leftCordoned is the state of a running node that could not be uncordoned.
+func leftCordoned(s cluster.Strategy) string {
+	if s == cluster.InPlace {
+		return "on, cordoned"
+	}
+	return isOut // by its record, which errs on the safe side
+}
+
+// faultsOfAdmission: webhooks decide on evictions too.
+func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
+	const denied = `admission webhook "hours.example.com" denied the request: not during trading hours`
+	return map[string]*talosFault{
+		"a webhook that denies it": {
+			first: inTurn(deployed(shop), hooked("pods/eviction")), mends: unhooked,
+			says: []string{"default/shop-", "(" + denied + ")", "change the webhook or policy that denies it to allow the eviction"}, noted: "can't go yet: " + denied, stands: untouched,
+		},
+		"a webhook that denies every deletion, too": {
+			roll: []string{deleteAfter}, first: inTurn(deployed(shop), hooked("pods/eviction", "pods")), mends: unhooked,
+			says: []string{"gave up after 1m0s", denied}, noted: "deleting pod default/shop-", stands: untouched,
+		},
+		"evictions that the user may not make": {
+			first: inTurn(deployed(shop), asUserWithout("pods/eviction")), kind: fault.Refused,
+			says:   []string{`User "admin" cannot create resource "pods/eviction" in API group "" in the namespace`, "the kubeconfig's user needs to read nodes"},
+			stands: untouched,
+		},
+		"a kubeconfig that expires meanwhile": {
+			first: inTurn(deployed(shop), budgeted("shop")), begins: expiringKubeconfig(50 * time.Second), mends: unbudgeted("shop"),
+			says: []string{"does not accept the kubeconfig's credentials: Unauthorized", "is left cordoned: run the same command again to continue from there"}, stands: leftCordoned(s),
+		},
+		"a namespace that is being terminated": {
+			first: deployed(stubborn, inNamespace("old")), at: atDrain, begins: dropped(store.Namespaces(), "", "old"),
+			noted: "unable to create new content in namespace old because it is being terminated", stands: untouched,
+		},
+	}
+}
+
+// faultsOfPods: pods that do not end, or must not be evicted.
+func faultsOfPods() map[string]*talosFault {
+	const lost = "no controller would bring these pods back: default/bare"
+	return map[string]*talosFault{
+		"a pod that ignores SIGTERM": {first: deployed(stubborn), noted: "pod default/shop-", stands: untouched},
+		"a pod with a finalizer": {
+			first: deployed(guarded), mends: unguarded,
+			says: []string{"default/shop-", "(still terminating, waiting for finalizers example.com/guard)", "whoever set the finalizers of a pod has to remove them"}, stands: untouched,
+		},
+		"a pod without a controller": {first: bare, mends: gone("bare"), kind: fault.Refused, says: []string{lost, "set roll.drain.force: true"}, stands: untouched},
+		"a pod without a controller, by force": {
+			roll: []string{"drain: {timeout: 1m, force: true}"}, first: bare, noted: "pod default/bare is gone", stands: untouched,
+		},
+		"a pod without a controller that comes meanwhile": {
+			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, bare), mends: inTurn(gone("bare"), unbudgeted("shop")),
+			kind: fault.Refused, says: []string{lost}, stands: untouched,
+		},
+		"a StatefulSet whose pod comes back elsewhere": {o: twoWorkers, first: stateful, noted: "pod default/db-0 is gone", stands: untouched},
+		"a kubelet that is dead": {
+			first: deployed(shop), at: atDrain, begins: kubeletDies, mends: rebooted,
+			says:   []string{"default/shop-", "(still terminating, its grace period was over ", "its node is not Ready: its kubelet does not answer", "talosctl -n wk1 service kubelet"},
+			stands: untouched,
+		},
+	}
+}
+
+// faultsOfTheAPI: Kubernetes does not answer, or the Node is gone.
+func faultsOfTheAPI(s cluster.Strategy) map[string]*talosFault {
+	return map[string]*talosFault{
+		"an API that is away for a while": {first: deployed(stubborn), at: atDrain, begins: inTurn(meanwhile(10*time.Second, apiAway), meanwhile(25*time.Second, apiBack)), noted: "no answer from https://127.42.7.", stands: untouched},
+		"an API that is away for good": {
+			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, apiAway), mends: unbudgeted("shop"),
+			says:   []string{"gave up after 1m0s", "no answer from https://127.42.7.", "before that: pods left: default/shop-", "is left cordoned: run the same command again to continue from there"},
+			stands: leftCordoned(s),
+		},
+		"a Node that someone deletes": {
+			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, forgotten("wk1")), mends: inTurn(rebooted, unbudgeted("shop")),
+			kind: fault.Refused, says: []string{"Kubernetes has no node wk1 any more", "talosctl -n wk1 service kubelet restart"}, stands: untouched,
+		},
+		"a Node that someone uncordons": {
+			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, func(s *talosScene) { s.Cordon("wk1", false) }), mends: unbudgeted("shop"),
+			kind: fault.Refused, says: []string{"node wk1 is schedulable: someone has uncordoned it meanwhile"}, stands: untouched,
+		},
+	}
+}
+
+// faultsOfVolumes: pods' volumes are not detached. A machine that is upgraded in place
+// keeps its disks, including those of pods.
+func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
+	hangs := &talosFault{
+		first: podDisk, mends: inTurn(podDiskGone, podDiskFreed), kind: fault.Refused, stands: untouched,
+		says: []string{"disks of pods to leave VM 9031: gave up after ", "still there: scsi7 (fast:9999/vm-9999-pvc-0b5f.raw)", "qm set 9031 --delete KEY"},
+	}
+	if s == cluster.InPlace {
+		hangs = &talosFault{first: podDisk, stands: untouched}
+	}
+	return map[string]*talosFault{
+		"a disk of a pod that stays on the VM": hangs,
+		"a disk of a pod that leaves the VM late": {
+			first: podDisk, at: atDrain, begins: meanwhile(20*time.Second, podDiskGone), mends: podDiskFreed, stands: untouched,
+		},
+		"a volume of a pod that the drain leaves": {first: agent, stands: untouched},
+		"a volume that is never detached": {
+			first: attached, mends: dropped(store.Attachments(), "", "stuck"),
+			says: []string{
+				"volumes of wk1 detached: gave up after 1m0s", "still attached: PersistentVolume pv-1 (claim default/data, driver csi.example.com) can't be detached: rpc error: code = Internal desc = disk is busy",
+				"nothing of VM 9031 was touched",
+			},
+			stands: untouched,
 		},
 	}
 }

@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
-
-	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
-	"github.com/siderolabs/talos/pkg/machinery/client"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -60,6 +58,8 @@ type talosScene struct {
 	was    cluster.Secret                    // a machine's original configuration
 	heard  []string
 	struck atomic.Bool // the fault has begun
+
+	interrupt context.CancelFunc // ends the context of the roll
 }
 
 func (f *talosFault) run(t *testing.T) {
@@ -70,7 +70,10 @@ func (f *talosFault) run(t *testing.T) {
 	}
 	f.rolls = cmp.Or(f.rolls, "wk1")
 	f.strategy = cmp.Or(f.strategy, cluster.Recreate)
-	s := &talosScene{talosFault: f, t: t, Lab: New(t, o)}
+	s := &talosScene{talosFault: f, t: t, Lab: New(t, o), kept: map[string][]byte{}}
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	s.interrupt = interrupt
 	s.client = s.as(firstRun)
 	s.client.Reroute = s.rerouted
 	s.setRoll(append(f.roll, "strategy: "+string(f.strategy))...)
@@ -84,18 +87,14 @@ func (f *talosFault) run(t *testing.T) {
 	s.Patch(everywhere)
 	members := s.memberIDs()
 	s.strike()
-	err := inTime(t.Context(), t, s.client.roll(s.only()))
+	err := inTime(ctx, t, s.client.roll(s.only()))
 	s.Recorder.Hooks(nil, nil)
-	if !s.struck.Load() {
-		t.Errorf("the fault did not strike: no step %q started, and no call %q came", s.at, s.call)
-	}
+	require(t, s.struck.Load(), "the fault did not strike: no step %q started, and no call %q came", s.at, s.call)
 	s.requireSaid(err)
 	for name, content := range s.kept {
 		s.Write(name, content)
 	}
-	if got := s.stand(); got != f.stands {
-		t.Errorf("%s: %s, want %s", f.rolls, got, f.stands)
-	}
+	requireSame(t, f.stands, s.stand(), "%s afterwards (-want +got)", f.rolls)
 	s.RequireIntact()
 	if f.spares && err != nil {
 		requireSame(t, was, s.machineState(), "the machine is not as it was (-before +now)")
@@ -146,12 +145,7 @@ func (s *talosScene) hear(e step.Event) {
 }
 
 // keep restores a file after the roll.
-func (s *talosScene) keep(name string) {
-	if s.kept == nil {
-		s.kept = map[string][]byte{}
-	}
-	s.kept[name] = s.Read(name)
-}
+func (s *talosScene) keep(name string) { s.kept[name] = s.Read(name) }
 
 // requireSaid checks the roll's result and messages.
 func (s *talosScene) requireSaid(err error) {
@@ -162,13 +156,10 @@ func (s *talosScene) requireSaid(err error) {
 		return
 	}
 	for _, text := range s.says {
-		if !strings.Contains(all, text) {
-			s.t.Errorf("it does not say %q:\n%s", text, all)
-		}
+		require(s.t, strings.Contains(all, text), "it does not say %q:\n%s", text, all)
 	}
-	if told := strings.Join(s.heard, "\n"); !strings.Contains(told, s.noted) {
-		s.t.Errorf("%q was not shown:\n%s", s.noted, told)
-	}
+	told := strings.Join(s.heard, "\n")
+	require(s.t, strings.Contains(told, s.noted), "%q was not shown:\n%s", s.noted, told)
 }
 
 // stand is the state of the node and its old system disk.
@@ -198,7 +189,11 @@ func (s *talosScene) stand() string {
 func (s *talosScene) requireWell(members map[string]string) {
 	s.t.Helper()
 	requireDrift(s.t, s.Lab, s.others(s.rolls)...)
-	s.Lab.requireWell(s.rolls, map[bool]int{true: 0, false: 1}[s.strategy == cluster.InPlace && !s.parks], members)
+	kept := 1
+	if s.strategy == cluster.InPlace && !s.parks {
+		kept = 0
+	}
+	s.Lab.requireWell(s.rolls, kept, members)
 }
 
 // requireWell requires a node to serve in a healthy cluster with that many kept disks and no
@@ -214,9 +209,7 @@ func (l *Lab) requireWell(node string, kept int, members map[string]string) {
 			l.t.Errorf("etcd's member %s was %s and is %q", name, id, now[name])
 		}
 	}
-	if len(now) != len(members) {
-		l.t.Errorf("members of etcd before: %v, now: %v", members, now)
-	}
+	require(l.t, len(now) == len(members), "members of etcd before: %v, now: %v", members, now)
 }
 
 // recovered cancels the replacement, and rolls to another build.
@@ -234,9 +227,26 @@ func (s *talosScene) again() {
 	must(s.t, s.as(thirdRun).roll(s.only())(s.t.Context()))
 }
 
-// TestTalosFaults plays each of them in its own world: the roll ends in time and says what
-// a person needs to know, nothing irreplaceable is lost, and after the fault the remedy
-// ends in sync.
+type machineState struct {
+	Config map[string]string
+	Boot   string
+}
+
+// machineState is the machine's state that a failed drain must not change.
+func (s *talosScene) machineState() machineState {
+	s.t.Helper()
+	n := s.rolled()
+	vm, err := s.World.LookupVM(n.Host, n.VMID)
+	must(s.t, err)
+	c := s.session()
+	defer c.end()
+	m, err := cluster.ReadMachine(s.t.Context(), c.machines.Talos, n.Addr)
+	must(s.t, err)
+	return machineState{Config: maps.Clone(vm.Config), Boot: m.BootID}
+}
+
+// TestTalosFaults plays each of them in its own world: the roll ends in time and says what a person needs to know,
+// nothing irreplaceable is lost, and after the fault the remedy ends in sync.
 func TestTalosFaults(t *testing.T) {
 	for name, f := range talosFaults() {
 		t.Run(name, func(t *testing.T) {
@@ -244,75 +254,69 @@ func TestTalosFaults(t *testing.T) {
 				long(t)
 			}
 			t.Attr("sum:talos-faults", "1")
-			t.Parallel()
-			synctest.Test(t, f.run)
+			inBubble(t, f.run)
 		})
 	}
 }
 
-// faultsOfNames: another machine takes the node's name, or the node another name, at every
-// moment before recast uses the name.
-func faultsOfNames() map[string]*talosFault {
-	const (
-		another = "Kubernetes has UUID 5ec0ffee-0000-4000-8000-000000009032 for node wk1, whose VM 9031 has 5ec0ffee-0000-4000-8000-000000009031: two machines have its name"
-		whose   = `it is the machine of VM 9032 "wk2" on pve1`
-		remedy  = "give every machine a hostname of its own"
-	)
-	var (
-		taken    = renamed("wk2", "wk2", "wk1")
-		given    = renamed("wk2", "wk1", "wk2")
-		twoAndWk = sim.Options{ControlPlanes: 3, Workers: 2}
-	)
-	rows := map[string]*talosFault{
-		"two nodes have its hostname": {
-			begins: taken,
-			says:   []string{`node wk1: its UUID 5ec0ffee-0000-4000-8000-000000009032 belongs to VM 9032 "wk2" on pve1, not to VM 9031`, "has that VM's machine been given the hostname of wk1?"}, stands: untouched,
-		},
-		"two nodes have its hostname when it is to be drained":           {short: true, at: "take-down/drain", begins: taken, says: []string{another, whose, remedy}, stands: untouched},
-		"two nodes have its hostname when it is to be configured":        {at: "bring-up/start", begins: taken, mends: inTurn(given, forgotten("wk1")), says: []string{another, whose, remedy}, stands: isOut},
-		"two nodes have its hostname when it is to take pods":            {at: "finish/uncordon", begins: taken, says: []string{another, whose, remedy}, stands: isOut},
-		"two nodes have its hostname when it is to be drained, in place": {strategy: cluster.InPlace, at: "upgrade/drain", begins: taken, says: []string{another, whose, remedy}, stands: untouched},
-		"two nodes have its hostname when it is to take pods, in place":  {strategy: cluster.InPlace, at: "finish/uncordon", begins: taken, says: []string{another, whose, remedy}, stands: "on, cordoned"},
-		"it is given another hostname when it is to be drained":          {at: "take-down/drain", begins: renamed("wk1", "wk1", "wk9"), mends: inTurn(renamed("wk1", "wk9", "wk1"), forgotten("wk9")), says: []string{"the machine of wk1 is node wk9 now", "see who has changed its hostname"}, stands: untouched},
-		"another machine takes its hostname before it leaves etcd":       {o: twoAndWk, rolls: "cp2", at: "take-down/leave-etcd", begins: usurped, mends: restored, says: []string{"for node cp2, whose VM 9002 has", "is named cp2, but runs on 127.42.7.32", whose, remedy}, stands: untouched},
-		"another machine takes its hostname when it is to be configured": {o: twoAndWk, rolls: "cp2", at: "bring-up/start", begins: usurped, mends: inTurn(restored, forgotten("cp2")), says: []string{"for node cp2, whose VM 9002 has", whose, remedy}, stands: isOut},
-		"another machine takes its member of etcd, but has no kubelet":   {o: twoAndWk, rolls: "cp2", at: "bring-up/start", begins: inTurn(usurped, unnoticed), mends: restored, says: []string{"is named cp2, but runs on 127.42.7.32, which has UUID 5ec0ffee-0000-4000-8000-000000009032: another machine has its name", whose, remedy}, stands: "on, its old disk parked"},
-	}
-	for _, f := range rows {
-		f.kind = fault.Refused
-		if f.o.ControlPlanes == 0 {
-			f.o = twoWorkers
-		}
-		if f.mends == nil {
-			f.mends = given
-		}
-	}
-	return rows
+// eachFault plays each fault in its own world.
+func eachFault(t *testing.T, faults map[string]*talosFault) {
+	t.Helper()
+	eachInBubble(t, faults, func(t *testing.T, f *talosFault) { f.run(t) })
 }
 
-// usurped is a worker with cp2's configuration and so its name, in Kubernetes and etcd.
-func usurped(s *talosScene) {
-	s.was = s.configOf("wk2")
-	impostor(s.t, s.Lab, "cp2", "wk2")
-}
-
-// unnoticed deletes the usurper's Node.
-func unnoticed(s *talosScene) {
-	s.Lab.Kube.NodeDown(s.Lab.node("wk2").UUID)
-	forgotten("cp2")(s)
-}
-
-// forgotten is a Node that a person deletes.
-func forgotten(node string) func(*talosScene) { return dropped(store.Nodes(), "", node) }
-
-// restored gives that worker its own configuration back, and removes it as cp2 from etcd.
-func restored(s *talosScene) {
-	s.apply("wk2", s.was)
-	for _, m := range s.EtcdMembers() {
-		if m.Name == "cp2" {
-			s.talosctl("cp1", func(ctx context.Context, c *client.Client) error {
-				return c.EtcdRemoveMemberByID(ctx, &machineapi.EtcdRemoveMemberByIDRequest{MemberId: parseMember(m.ID)})
-			})
+// TestDrainFaults plays each fault in its own world, for a node that is recreated and for one that is upgraded in
+// place: the roll says which pod or volume blocks it and why, the VM is not touched before all are gone, and after
+// the fault the same command ends in sync.
+func TestDrainFaults(t *testing.T) {
+	faults := 0
+	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
+		for name, f := range drainFaults(strategy) {
+			if testing.Short() && !(f.short && strategy == cluster.Recreate) {
+				continue
+			}
+			faults++
+			t.Run(string(strategy)+"/"+name, func(t *testing.T) { inBubble(t, f.run) })
 		}
 	}
+	t.Attr("drain-faults", fmt.Sprint(faults))
+}
+
+// TestCtrlCInADrain interrupts a roll while a pod is terminating. It leaves a cordoned,
+// complete node, from which the next roll continues; it evicts only the remaining pods.
+func TestCtrlCInADrain(t *testing.T) {
+	long(t)
+	faults := map[string]*talosFault{}
+	for s, step := range drainSteps {
+		faults[string(s)] = &talosFault{
+			strategy: s, first: deployed(stubborn), mends: later,
+			at: step, begins: meanwhile(10*time.Second, func(s *talosScene) { s.interrupt() }),
+			kind: fault.Interrupted, says: []string{"context canceled"}, stands: leftCordoned(s), spares: true,
+		}
+	}
+	eachFault(t, faults)
+}
+
+// toRack labels a Node as a person would.
+func (l *Lab) toRack(name, rack string) {
+	l.t.Helper()
+	node := l.kubeNode(name)
+	node.Labels["rack"] = rack
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main)))
+}
+
+// TestMetadataOfTheSameNode: a person's changes of a Node during its roll are kept; a new
+// Node of that name gets the old one's metadata.
+func TestMetadataOfTheSameNode(t *testing.T) {
+	long(t)
+	racked := func(meanwhile func(*talosScene), want string) *talosFault {
+		return &talosFault{
+			first: func(s *talosScene) { s.toRack("wk1", "a") }, at: "bring-up/start", begins: meanwhile, stands: untouched,
+			mends: func(s *talosScene) { requireSame(s.t, want, s.kubeNode("wk1").Labels["rack"], "rack (-want +got)") },
+		}
+	}
+	eachFault(t, map[string]*talosFault{
+		"someone moves it to another rack": racked(func(s *talosScene) { s.toRack("wk1", "b") }, "b"),
+		"someone deletes it":               racked(forgotten("wk1"), "a"),
+	})
 }

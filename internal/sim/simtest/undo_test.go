@@ -59,7 +59,7 @@ type undoCell struct {
 }
 
 func (c undoCell) String() string {
-	name := matrixExchange{c.strategy, c.givenUp, c.shape.owned, c.shape.prepared}.String()
+	name := matrixExchange{c.strategy, c.givenUp, c.shape}.String()
 	if c.shape.orphan {
 		name += "-stray"
 	}
