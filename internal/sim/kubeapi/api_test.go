@@ -3,24 +3,28 @@ package kubeapi_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -306,4 +310,123 @@ func TestServesOnRealSockets(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Errorf("serve after its listener was closed: %v", err)
 	}
+}
+
+// A list comes in pages of one revision, while etcd has that revision.
+func TestListsComeInPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		r := widgets(true)
+		l.Define(r)
+		c := l.dynamic(t).Resource(r.GroupVersionResource)
+		make := func(name string) {
+			if _, err := c.Namespace("default").Create(t.Context(), widget(name, 1), metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range 5 {
+			make(fmt.Sprintf("w%d", i))
+		}
+		var got, revisions []string
+		o := metav1.ListOptions{Limit: 2}
+		for {
+			list, err := c.List(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, w := range list.Items {
+				got = append(got, w.GetName())
+			}
+			left := int64(0)
+			if n := list.GetRemainingItemCount(); n != nil {
+				left = *n
+			}
+			got, revisions = append(got, fmt.Sprintf("|%d", left)), append(revisions, list.GetResourceVersion())
+			make(fmt.Sprintf("w0later%d", len(got))) // in no page: it is newer
+			if o.Continue = list.GetContinue(); o.Continue == "" {
+				break
+			}
+		}
+		if diff := cmp.Diff([]string{"w0", "w1", "|3", "w2", "w3", "|1", "w4", "|0"}, got); diff != "" {
+			t.Error(diff)
+		}
+		if revisions = slices.Compact(revisions); len(revisions) != 1 {
+			t.Errorf("pages of the revisions %v", revisions)
+		}
+		list, err := c.List(t.Context(), metav1.ListOptions{Limit: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(6 * time.Minute)
+		_, err = c.List(t.Context(), metav1.ListOptions{Limit: 2, Continue: list.GetContinue()})
+		status, is := err.(apierrors.APIStatus)
+		if !is || !apierrors.IsResourceExpired(err) || status.Status().Continue == "" {
+			t.Fatalf("an old token: %v", err)
+		}
+		rest, err := c.List(t.Context(), metav1.ListOptions{Limit: 100, Continue: status.Status().Continue})
+		if err != nil || len(rest.Items) != 6 { // present objects, including newer ones
+			t.Errorf("the rest as it is now: %d, %v", len(rest.Items), err)
+		}
+		if _, err := c.List(t.Context(), metav1.ListOptions{ResourceVersion: "1", Continue: list.GetContinue()}); !apierrors.IsBadRequest(err) {
+			t.Errorf("a token and a revision: %v", err)
+		}
+		selected, err := c.List(t.Context(), metav1.ListOptions{Limit: 1, LabelSelector: "!none"})
+		if err != nil || selected.GetContinue() == "" || selected.GetRemainingItemCount() != nil {
+			t.Errorf("a list with a selector tells how many are left: %v, %v", selected, err)
+		}
+		if _, err := c.List(t.Context(), metav1.ListOptions{Continue: "nonsense"}); !apierrors.IsBadRequest(err) {
+			t.Errorf("no token at all: %v", err)
+		}
+	})
+}
+
+// deploy creates a Deployment of the app through the API.
+func deploy(t *testing.T, c kubernetes.Interface, app string, replicas int32, volumes ...corev1.Volume) {
+	t.Helper()
+	labels := map[string]string{"app": app}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: app},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: app, Image: app}}, Volumes: volumes},
+			},
+		},
+	}
+	if _, err := c.AppsV1().Deployments("default").Create(t.Context(), d, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func protect(t *testing.T, c kubernetes.Interface, app string, minAvailable int) {
+	t.Helper()
+	b := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: app},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MinAvailable: new(intstr.FromInt(minAvailable)),
+			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
+		},
+	}
+	if _, err := c.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), b, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// podsOn lists the pods on a node, by name without the generated suffix.
+func podsOn(t *testing.T, c kubernetes.Interface, node string) []string {
+	t.Helper()
+	pods, err := c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{}
+	for _, p := range pods.Items {
+		name, _, _ := strings.Cut(p.Name, "-")
+		if p.Namespace == "kube-system" {
+			name = p.GenerateName
+		}
+		names = append(names, name)
+	}
+	return names
 }

@@ -3,6 +3,10 @@
 package table
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -15,8 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // Of is the table of these objects, which all have the prototype's kind. Each row contains
@@ -136,4 +142,283 @@ func since(t metav1.Time) string {
 		return "<unknown>"
 	}
 	return duration.HumanDuration(time.Since(t.Time))
+}
+
+func binding(o metav1.Object, what string, docs map[string]string, role rbacv1.RoleRef, subjects []rbacv1.Subject) kind {
+	var users, groups, accounts []string
+	for _, s := range subjects {
+		switch s.Kind {
+		case rbacv1.UserKind:
+			users = append(users, s.Name)
+		case rbacv1.GroupKind:
+			groups = append(groups, s.Name)
+		case rbacv1.ServiceAccountKind:
+			accounts = append(accounts, s.Namespace+"/"+s.Name)
+		}
+	}
+	return kind{
+		columns(text("Role", docs["roleRef"]), age(), wide("Users", "Users in the "+what), wide("Groups", "Groups in the "+what), wide("ServiceAccounts", "ServiceAccounts in the "+what)),
+		[]any{
+			o.GetName(), role.Kind + "/" + role.Name, since(o.GetCreationTimestamp()),
+			strings.Join(users, ", "), strings.Join(groups, ", "), strings.Join(accounts, ", "),
+		},
+	}
+}
+
+func certificateRequest(o *certificatesv1.CertificateSigningRequest) kind {
+	spec := o.Spec.SwaggerDoc()
+	life := "<none>"
+	if s := o.Spec.ExpirationSeconds; s != nil {
+		life = duration.HumanDuration(time.Duration(*s) * time.Second)
+	}
+	return kind{
+		columns(
+			age(), text("SignerName", spec["signerName"]), text("Requestor", spec["request"]), text("RequestedDuration", spec["expirationSeconds"]),
+			text("Condition", o.Status.SwaggerDoc()["conditions"]),
+		),
+		[]any{o.Name, since(o.CreationTimestamp), cmp.Or(o.Spec.SignerName, "<none>"), o.Spec.Username, life, requestStatus(o)},
+	}
+}
+
+func requestStatus(o *certificatesv1.CertificateSigningRequest) string {
+	has := map[certificatesv1.RequestConditionType]bool{}
+	for _, c := range o.Status.Conditions {
+		has[c.Type] = true
+	}
+	status := "Pending"
+	switch {
+	case has[certificatesv1.CertificateDenied]:
+		status = "Denied"
+	case has[certificatesv1.CertificateApproved]:
+		status = "Approved"
+	}
+	if has[certificatesv1.CertificateFailed] {
+		status += ",Failed"
+	}
+	if len(o.Status.Certificate) > 0 {
+		status += ",Issued"
+	}
+	return status
+}
+
+// template are the columns and cells about the containers of a pod template.
+func template(t corev1.PodTemplateSpec) ([]metav1.TableColumnDefinition, []any) {
+	var names, images []string
+	for _, c := range t.Spec.Containers {
+		names, images = append(names, c.Name), append(images, c.Image)
+	}
+	return []metav1.TableColumnDefinition{
+		wide("Containers", "Names of each container in the template."), wide("Images", "Images referenced by each container in the template."),
+	}, []any{strings.Join(names, ","), strings.Join(images, ",")}
+}
+
+// replicas are as wanted, by default one.
+func replicas(wanted *int32) int64 {
+	if wanted == nil {
+		return 1
+	}
+	return int64(*wanted)
+}
+
+func daemonSet(o *appsv1.DaemonSet) kind {
+	docs, s := o.Status.SwaggerDoc(), o.Status
+	defs, cells := template(o.Spec.Template)
+	return kind{
+		append(columns(
+			integer("Desired", docs["desiredNumberScheduled"]), integer("Current", docs["currentNumberScheduled"]), integer("Ready", docs["numberReady"]),
+			integer("Up-to-date", docs["updatedNumberScheduled"]), integer("Available", docs["numberAvailable"]),
+			text("Node Selector", o.Spec.Template.Spec.SwaggerDoc()["nodeSelector"]), age(),
+		), append(defs, wide("Selector", o.Spec.SwaggerDoc()["selector"]))...),
+		append([]any{
+			o.Name, int64(s.DesiredNumberScheduled), int64(s.CurrentNumberScheduled), int64(s.NumberReady), int64(s.UpdatedNumberScheduled), int64(s.NumberAvailable),
+			labels.FormatLabels(o.Spec.Template.Spec.NodeSelector), since(o.CreationTimestamp),
+		}, append(cells, metav1.FormatLabelSelector(o.Spec.Selector))...),
+	}
+}
+
+func deployment(o *appsv1.Deployment) kind {
+	docs, s := o.Status.SwaggerDoc(), o.Status
+	defs, cells := template(o.Spec.Template)
+	selector := "<invalid>"
+	if parsed, err := metav1.LabelSelectorAsSelector(o.Spec.Selector); err == nil {
+		selector = parsed.String()
+	}
+	return kind{
+		append(columns(
+			text("Ready", "Number of the pod with ready state"), text("Up-to-date", docs["updatedReplicas"]), text("Available", docs["availableReplicas"]), age(),
+		), append(defs, wide("Selector", o.Spec.SwaggerDoc()["selector"]))...),
+		append([]any{
+			o.Name, fmt.Sprintf("%d/%d", s.ReadyReplicas, replicas(o.Spec.Replicas)), int64(s.UpdatedReplicas), int64(s.AvailableReplicas), since(o.CreationTimestamp),
+		}, append(cells, selector)...),
+	}
+}
+
+func replicaSet(o *appsv1.ReplicaSet) kind {
+	spec, status := o.Spec.SwaggerDoc(), o.Status.SwaggerDoc()
+	defs, cells := template(o.Spec.Template)
+	return kind{
+		append(columns(
+			integer("Desired", spec["replicas"]), integer("Current", status["replicas"]), integer("Ready", status["readyReplicas"]), age(),
+		), append(defs, wide("Selector", spec["selector"]))...),
+		append([]any{
+			o.Name, replicas(o.Spec.Replicas), int64(o.Status.Replicas), int64(o.Status.ReadyReplicas), since(o.CreationTimestamp),
+		}, append(cells, metav1.FormatLabelSelector(o.Spec.Selector))...),
+	}
+}
+
+func statefulSet(o *appsv1.StatefulSet) kind {
+	defs, cells := template(o.Spec.Template)
+	return kind{
+		append(columns(text("Ready", "Number of the pod with ready state"), age()), defs...),
+		append([]any{o.Name, fmt.Sprintf("%d/%d", o.Status.ReadyReplicas, replicas(o.Spec.Replicas)), since(o.CreationTimestamp)}, cells...),
+	}
+}
+
+func budget(o *policyv1.PodDisruptionBudget) kind {
+	limit := func(l *intstr.IntOrString) string {
+		if l == nil {
+			return "N/A"
+		}
+		return l.String()
+	}
+	return kind{
+		columns(
+			text("Min Available", "The minimum number of pods that must be available."), text("Max Unavailable", "The maximum number of pods that may be unavailable."),
+			integer("Allowed Disruptions", "Calculated number of pods that may be disrupted at this time."), age(),
+		),
+		[]any{o.Name, limit(o.Spec.MinAvailable), limit(o.Spec.MaxUnavailable), int64(o.Status.DisruptionsAllowed), since(o.CreationTimestamp)},
+	}
+}
+
+func lease(o *coordinationv1.Lease) kind {
+	holder := ""
+	if o.Spec.HolderIdentity != nil {
+		holder = *o.Spec.HolderIdentity
+	}
+	return kind{columns(text("Holder", o.Spec.SwaggerDoc()["holderIdentity"]), age()), []any{o.Name, holder, since(o.CreationTimestamp)}}
+}
+
+// value is what p points to, or otherwise if it is nil: the real server's default, which the
+// lab does not store.
+func value[T ~string](p *T, otherwise string) string {
+	if p == nil {
+		return otherwise
+	}
+	return string(*p)
+}
+
+func volume(o *corev1.PersistentVolume) kind {
+	spec, status := o.Spec.SwaggerDoc(), o.Status.SwaggerDoc()
+	capacity, claimed := o.Spec.Capacity[corev1.ResourceStorage], ""
+	if ref := o.Spec.ClaimRef; ref != nil {
+		claimed = ref.Namespace + "/" + ref.Name
+	}
+	class := cmp.Or(o.Annotations[corev1.BetaStorageClassAnnotation], o.Spec.StorageClassName)
+	return kind{
+		columns(
+			text("Capacity", spec["capacity"]), text("Access Modes", spec["accessModes"]), text("Reclaim Policy", spec["persistentVolumeReclaimPolicy"]),
+			text("Status", status["phase"]), text("Claim", spec["claimRef"]), text("StorageClass", "StorageClass of the pv"),
+			text("VolumeAttributesClass", "VolumeAttributesClass of the pv"), text("Reason", status["reason"]), age(), wide("VolumeMode", spec["volumeMode"]),
+		),
+		[]any{
+			o.Name, capacity.String(), modes(o.Spec.AccessModes), string(o.Spec.PersistentVolumeReclaimPolicy), phase(o, o.Status.Phase), claimed, class,
+			value(o.Spec.VolumeAttributesClassName, "<unset>"), o.Status.Reason, since(o.CreationTimestamp), value(o.Spec.VolumeMode, string(corev1.PersistentVolumeFilesystem)),
+		},
+	}
+}
+
+func claim(o *corev1.PersistentVolumeClaim) kind {
+	spec, status := o.Spec.SwaggerDoc(), o.Status.SwaggerDoc()
+	capacity, access := "", ""
+	if o.Spec.VolumeName != "" {
+		bound := o.Status.Capacity[corev1.ResourceStorage]
+		capacity, access = bound.String(), modes(o.Status.AccessModes)
+	}
+	class := cmp.Or(o.Annotations[corev1.BetaStorageClassAnnotation], value(o.Spec.StorageClassName, ""))
+	return kind{
+		columns(
+			text("Status", status["phase"]), text("Volume", spec["volumeName"]), text("Capacity", status["capacity"]), text("Access Modes", status["accessModes"]),
+			text("StorageClass", "StorageClass of the pvc"), text("VolumeAttributesClass", "VolumeAttributesClass of the pvc"), age(), wide("VolumeMode", spec["volumeMode"]),
+		),
+		[]any{
+			o.Name, phase(o, o.Status.Phase), o.Spec.VolumeName, capacity, access, class,
+			value(o.Spec.VolumeAttributesClassName, "<unset>"), since(o.CreationTimestamp), value(o.Spec.VolumeMode, string(corev1.PersistentVolumeFilesystem)),
+		},
+	}
+}
+
+// phase is Pending on the real server from the start.
+func phase[T ~string](o metav1.Object, now T) string {
+	if o.GetDeletionTimestamp() != nil {
+		return "Terminating"
+	}
+	return cmp.Or(string(now), "Pending")
+}
+
+// modes is GetAccessModesAsString of Kubernetes' pkg/apis/core/v1/helper.
+func modes(given []corev1.PersistentVolumeAccessMode) string {
+	var out []string
+	for _, m := range []struct {
+		mode  corev1.PersistentVolumeAccessMode
+		short string
+	}{
+		{corev1.ReadWriteOnce, "RWO"}, {corev1.ReadOnlyMany, "ROX"}, {corev1.ReadWriteMany, "RWX"}, {corev1.ReadWriteOncePod, "RWOP"},
+	} {
+		if slices.Contains(given, m.mode) {
+			out = append(out, m.short)
+		}
+	}
+	return strings.Join(out, ",")
+}
+
+func storageClass(o *storagev1.StorageClass) kind {
+	docs := o.SwaggerDoc()
+	return kind{
+		columns(
+			text("Provisioner", docs["provisioner"]), text("ReclaimPolicy", docs["reclaimPolicy"]), text("VolumeBindingMode", docs["volumeBindingMode"]),
+			text("AllowVolumeExpansion", docs["allowVolumeExpansion"]), age(),
+		),
+		[]any{
+			o.Name, o.Provisioner, value(o.ReclaimPolicy, string(corev1.PersistentVolumeReclaimDelete)),
+			value(o.VolumeBindingMode, string(storagev1.VolumeBindingImmediate)), o.AllowVolumeExpansion != nil && *o.AllowVolumeExpansion, since(o.CreationTimestamp),
+		},
+	}
+}
+
+// effectiveDefault is the class of new claims: of those marked as default the newest, then
+// the first by name.
+func effectiveDefault(objects []runtime.Object) *storagev1.StorageClass {
+	var found *storagev1.StorageClass
+	for _, obj := range objects {
+		o, ok := obj.(*storagev1.StorageClass)
+		if !ok {
+			return nil
+		}
+		if o.Annotations["storageclass.kubernetes.io/is-default-class"] != "true" && o.Annotations["storageclass.beta.kubernetes.io/is-default-class"] != "true" {
+			continue
+		}
+		if found == nil || cmp.Or(o.CreationTimestamp.Compare(found.CreationTimestamp.Time), strings.Compare(found.Name, o.Name)) > 0 {
+			found = o
+		}
+	}
+	return found
+}
+
+func attachment(o *storagev1.VolumeAttachment) kind {
+	spec := o.Spec.SwaggerDoc()
+	attacher := text("Attacher", spec["attacher"])
+	attacher.Format = "name"
+	attached := text("Attached", o.Status.SwaggerDoc()["attached"])
+	attached.Type = "boolean"
+	return kind{
+		columns(attacher, text("PV", o.Spec.Source.SwaggerDoc()["persistentVolumeName"]), text("Node", spec["nodeName"]), attached, age()),
+		[]any{o.Name, o.Spec.Attacher, value(o.Spec.Source.PersistentVolumeName, ""), o.Spec.NodeName, o.Status.Attached, since(o.CreationTimestamp)},
+	}
+}
+
+func csiNode(o *storagev1.CSINode) kind {
+	return kind{
+		columns(integer("Drivers", "Drivers indicates the number of CSI drivers registered on the node"), age()),
+		[]any{o.Name, int64(len(o.Spec.Drivers)), since(o.CreationTimestamp)},
+	}
 }
