@@ -57,23 +57,14 @@ func TestBootImagesRoundTrip(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, err := tt.make(image("amd64"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := tt.read(b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must1(tt.make(image("amd64")))(t)
+			got := must1(tt.read(b))(t)
 			want := booted("amd64")
 			tt.want(&want)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("read image (-want +got):\n%s", diff)
 			}
-			again, err := tt.make(got)
-			if err != nil {
-				t.Fatal(err)
-			}
+			again := must1(tt.make(got))(t)
 			if !bytes.Equal(b, again) {
 				t.Error("the same image made twice has other bytes")
 			}
@@ -83,10 +74,7 @@ func TestBootImagesRoundTrip(t *testing.T) {
 			if len(b) > tt.limit {
 				t.Errorf("%d bytes: larger than the lab can afford", len(b))
 			}
-			uki, err := artefact.UKI(want)
-			if err != nil {
-				t.Fatal(err)
-			}
+			uki := must1(artefact.UKI(want))(t)
 			requireDamageFound(t, b, uki, tt.read)
 		})
 	}
@@ -95,18 +83,9 @@ func TestBootImagesRoundTrip(t *testing.T) {
 // madeTwice is what a machine finds in the UKI of img, which made again has the same bytes.
 func madeTwice(t *testing.T, img artefact.Image) artefact.Image {
 	t.Helper()
-	b, err := artefact.UKI(img)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := artefact.ReadUKI(b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	again, err := artefact.UKI(got)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must1(artefact.UKI(img))(t)
+	got := must1(artefact.ReadUKI(b))(t)
+	again := must1(artefact.UKI(got))(t)
 	if !bytes.Equal(b, again) {
 		t.Error("the image that was read, made again, has other bytes")
 	}
@@ -189,18 +168,10 @@ var built = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
 func TestInstallerRoundTrip(t *testing.T) {
 	t.Parallel()
-	idx, err := artefact.Installer(built, image("amd64"), image("arm64"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := validate.Index(idx); err != nil {
-		t.Fatal(err)
-	}
+	idx := must1(artefact.Installer(built, image("amd64"), image("arm64")))(t)
+	must(t, validate.Index(idx))
 	for _, arch := range []string{"amd64", "arm64"} {
-		got, err := artefact.ReadInstaller(idx, arch)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must1(artefact.ReadInstaller(idx, arch))(t)
 		if diff := cmp.Diff(booted(arch), got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", arch, diff)
 		}
@@ -208,10 +179,7 @@ func TestInstallerRoundTrip(t *testing.T) {
 	if _, err := artefact.ReadInstaller(idx, "riscv64"); err == nil {
 		t.Error("an architecture that the index lacks was read")
 	}
-	again, err := artefact.Installer(built, image("amd64"), image("arm64"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must1(artefact.Installer(built, image("amd64"), image("arm64")))(t)
 	if a, b := digest(t, idx), digest(t, again); a != b {
 		t.Errorf("made twice: %s and %s", a, b)
 	}
@@ -222,17 +190,11 @@ func TestInstallerOfSomethingElse(t *testing.T) {
 	if _, err := artefact.ReadInstaller(empty.Index, "amd64"); err == nil {
 		t.Error("empty index: no error")
 	}
-	idx, err := artefact.ExtensionIndex(agent())
-	if err != nil {
-		t.Fatal(err)
-	}
+	idx := must1(artefact.ExtensionIndex(agent()))(t)
 	if _, err := artefact.ReadInstaller(idx, "amd64"); !errors.Is(err, artefact.ErrNotBootable) {
 		t.Errorf("extension image: err = %v", err)
 	}
-	installer, err := artefact.Installer(built, image("amd64"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	installer := must1(artefact.Installer(built, image("amd64")))(t)
 	if _, err := artefact.ReadExtension(installer, "amd64"); err == nil {
 		t.Error("installer read as an extension: no error")
 	}
@@ -240,18 +202,10 @@ func TestInstallerOfSomethingElse(t *testing.T) {
 
 func TestExtensionRoundTrip(t *testing.T) {
 	t.Parallel()
-	idx, err := artefact.ExtensionIndex(agent())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := validate.Index(idx); err != nil {
-		t.Fatal(err)
-	}
+	idx := must1(artefact.ExtensionIndex(agent()))(t)
+	must(t, validate.Index(idx))
 	for _, arch := range []string{"amd64", "arm64"} {
-		got, err := artefact.ReadExtension(idx, arch)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must1(artefact.ReadExtension(idx, arch))(t)
 		want := agent()
 		want.Digest = digest(t, idx)
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -274,20 +228,14 @@ func TestExtensionDigestFollowsItsContent(t *testing.T) {
 		"a target":     {func(e *artefact.Extension) { e.Links["/usr/local/lib/containers/qemu-guest-agent/etc"] = "/usr" }, false},
 		"version":      {func(e *artefact.Extension) { e.Version = "11.0.3" }, false},
 	}
-	base, err := artefact.ExtensionIndex(agent())
-	if err != nil {
-		t.Fatal(err)
-	}
+	base := must1(artefact.ExtensionIndex(agent()))(t)
 	before := digest(t, base)
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := agent()
 			tt.change(&e)
-			idx, err := artefact.ExtensionIndex(e)
-			if err != nil {
-				t.Fatal(err)
-			}
+			idx := must1(artefact.ExtensionIndex(e))(t)
 			if got := digest(t, idx) == before; got != tt.same {
 				t.Errorf("same digest = %v, want %v", got, tt.same)
 			}
@@ -301,17 +249,9 @@ func TestExtensionsListRoundTrip(t *testing.T) {
 		{Ref: "ghcr.io/siderolabs/qemu-guest-agent:11.0.2@sha256:" + strings.Repeat("b", 64), Author: "Sidero Labs", Description: "agent: yes"},
 		{Ref: "ghcr.io/siderolabs/iscsi-tools:v0.2.0@sha256:" + strings.Repeat("a", 64)},
 	}
-	img, err := artefact.ExtensionsList(want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := validate.Image(img); err != nil {
-		t.Fatal(err)
-	}
-	got, err := artefact.ReadExtensionsList(img)
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := must1(artefact.ExtensionsList(want))(t)
+	must(t, validate.Image(img))
+	got := must1(artefact.ReadExtensionsList(img))(t)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("list (-want +got):\n%s", diff)
 	}
@@ -327,10 +267,7 @@ func TestDiskRoundTrip(t *testing.T) {
 		{Label: "META", UUID: "u2"},
 	}}
 	b := artefact.WriteDisk(want)
-	got, err := artefact.ReadDisk(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must1(artefact.ReadDisk(b))(t)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("disk (-want +got):\n%s", diff)
 	}
@@ -386,10 +323,7 @@ func requireValid(t *testing.T, img artefact.Image) {
 
 func digest(t *testing.T, idx interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
-	h, err := idx.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must1(idx.Digest())(t)
 	return h.String()
 }
 
@@ -459,23 +393,11 @@ func TestModuleDependencies(t *testing.T) {
 // TestForeignTalosBoots: Talos' own part may be anybody's, as long as it is complete.
 func TestForeignTalosBoots(t *testing.T) {
 	t.Parallel()
-	packed, err := os.ReadFile("../../../testdata/bootimages/uefi.iso.zst")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := zstd.NewReader(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	packed := must1(os.ReadFile("../../../testdata/bootimages/uefi.iso.zst"))(t)
+	d := must1(zstd.NewReader(nil))(t)
 	defer d.Close()
-	b, err := d.DecodeAll(packed, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	img, err := artefact.ReadISO(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must1(d.DecodeAll(packed, nil))(t)
+	img := must1(artefact.ReadISO(b))(t)
 	if len(img.Extensions) != 1 || img.Extensions[0].Name != "tools" || img.SchematicID != "ce4c" {
 		t.Fatalf("extensions %+v and schematic %q", img.Extensions, img.SchematicID)
 	}
@@ -497,15 +419,9 @@ func TestForeignTalosBoots(t *testing.T) {
 // TestReadImagesAreTheCallersOwn: changes by one reader are invisible to the next one.
 func TestReadImagesAreTheCallersOwn(t *testing.T) {
 	t.Parallel()
-	b, err := artefact.UKI(image("amd64"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must1(artefact.UKI(image("amd64")))(t)
 	for range 3 {
-		img, err := artefact.ReadUKI(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		img := must1(artefact.ReadUKI(b))(t)
 		if diff := cmp.Diff(booted("amd64"), img); diff != "" {
 			t.Fatalf("read image (-want +got):\n%s", diff)
 		}

@@ -43,9 +43,7 @@ func TestPatchStory(t *testing.T) {
 		require("installer at first", l.installer(first), before)
 
 		oldDigest, after, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if oldDigest != before || after == before {
 			t.Fatalf("patched %s to %s, was listed as %s", oldDigest, after, before)
 		}
@@ -83,30 +81,15 @@ func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 		}
 		installer := func(image string) made {
 			t.Helper()
-			idx, err := l.pull(factoryAddr + "/" + image + "/" + id + ":" + talosVersion)
-			if err != nil {
-				t.Fatal(err)
-			}
-			m, err := idx.IndexManifest()
-			if err != nil {
-				t.Fatal(err)
-			}
+			idx := must1(l.pull(factoryAddr + "/" + image + "/" + id + ":" + talosVersion))(t)
+			m := must1(idx.IndexManifest())(t)
 			var times []time.Time
 			for _, d := range m.Manifests {
-				img, err := idx.Image(d.Digest)
-				if err != nil {
-					t.Fatal(err)
-				}
-				config, err := img.ConfigFile()
-				if err != nil {
-					t.Fatal(err)
-				}
+				img := must1(idx.Image(d.Digest))(t)
+				config := must1(img.ConfigFile())(t)
 				times = append(times, config.Created.UTC())
 			}
-			digest, err := idx.Digest()
-			if err != nil {
-				t.Fatal(err)
-			}
+			digest := must1(idx.Digest())(t)
 			if len(times) != 2 || times[0] != times[1] {
 				t.Errorf("%s says %s of its architectures", image, times)
 			}
@@ -128,13 +111,8 @@ func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 		if got := installer("installer"); got != first {
 			t.Errorf("what is in the registry is served as it is: %v, want %v", got, first)
 		}
-		lost, err := name.NewDigest(registryAddr + "/factory/metal-installer/" + id + "@" + first.digest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := remote.Delete(lost, remote.WithContext(t.Context()), remote.WithTransport(l.transport)); err != nil {
-			t.Fatal(err)
-		}
+		lost := must1(name.NewDigest(registryAddr + "/factory/metal-installer/" + id + "@" + first.digest))(t)
+		must(t, remote.Delete(lost, remote.WithContext(t.Context()), remote.WithTransport(l.transport)))
 		if got := installer("metal-installer"); got.at.Sub(first.at) < time.Hour {
 			t.Errorf("new content says that it was built at %s", got.at)
 		}
@@ -145,22 +123,14 @@ func TestPatchChangesContentNotVersion(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		read := func() artefact.Extension {
 			t.Helper()
-			idx, err := l.pull(registryAddr + "/siderolabs/iscsi-tools:v0.2.0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			e, err := artefact.ReadExtension(idx, "amd64")
-			if err != nil {
-				t.Fatal(err)
-			}
+			idx := must1(l.pull(registryAddr + "/siderolabs/iscsi-tools:v0.2.0"))(t)
+			e := must1(artefact.ReadExtension(idx, "amd64"))(t)
 			return e
 		}
 		digests := map[string]bool{read().Digest: true}
 		for i := range 3 {
 			_, digest, err := l.catalog.Patch(t.Context(), talosVersion, "iscsi-tools")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			e := read()
 			if e.Digest != digest || e.Version != "v0.2.0" {
 				t.Errorf("patch %d: the tag holds %s %s, want %s", i, e.Version, e.Digest, digest)
@@ -186,9 +156,7 @@ func TestBuildContinuesWithoutItsClient(t *testing.T) {
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet,
 			"http://"+factoryAddr+"/v2/nocloud-installer/"+id+"/manifests/"+talosVersion, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if resp, err := l.transport.RoundTrip(req); err == nil {
 			t.Fatalf("answered in a second: %s", resp.Status)
 		}
@@ -305,9 +273,7 @@ func TestInstallersAreSigned(t *testing.T) {
 			t.Errorf("found %t; by the published key: %t", found, found && sig.by(l.published()))
 		}
 		var got any
-		if err := json.Unmarshal(sig.payload, &got); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(sig.payload, &got))
 		want := map[string]any{
 			"critical": map[string]any{
 				"identity": map[string]any{"docker-reference": registryAddr + "/factory/nocloud-installer/" + id},
@@ -357,21 +323,14 @@ func TestUnsignedIsBuiltAgain(t *testing.T) {
 		if got := built(); got != 1 {
 			t.Errorf("built %d times", got)
 		}
-		repository, err := name.NewRepository(registryAddr + "/factory/nocloud-installer/" + id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		repository := must1(name.NewRepository(registryAddr + "/factory/nocloud-installer/" + id))(t)
 		tag := repository.Tag("sha256-" + strings.TrimPrefix(digest, "sha256:") + ".sig")
 		opts := []remote.Option{remote.WithContext(t.Context()), remote.WithTransport(l.transport)}
-		if err := remote.Delete(tag, opts...); err != nil {
-			t.Fatal(err)
-		}
+		must(t, remote.Delete(tag, opts...))
 		if _, sig, found := l.signatureOf(id); !found || !sig.by(l.published()) || built() != 2 {
 			t.Errorf("unsigned: found %t, built %d times", found, built())
 		}
-		if err := remote.Write(tag, empty.Image, opts...); err != nil {
-			t.Fatal(err)
-		}
+		must(t, remote.Write(tag, empty.Image, opts...))
 		if _, sig, found := l.signatureOf(id); !found || !sig.by(l.published()) || built() != 3 {
 			t.Errorf("unsigned: found %t, built %d times", found, built())
 		}
@@ -380,9 +339,6 @@ func TestUnsignedIsBuiltAgain(t *testing.T) {
 
 func newKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must1(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	return key
 }

@@ -23,10 +23,7 @@ import (
 
 func TestExtensionList(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
-		list, err := l.client.ExtensionsVersions(t.Context(), talosVersion)
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := must1(l.client.ExtensionsVersions(t.Context(), talosVersion))(t)
 		var names []string
 		for _, e := range list {
 			names = append(names, e.Name)
@@ -38,14 +35,8 @@ func TestExtensionList(t *testing.T) {
 		if diff := cmp.Diff(want, names); diff != "" {
 			t.Errorf("names (-want +got):\n%s", diff)
 		}
-		idx, err := l.pull(registryAddr + "/siderolabs/qemu-guest-agent:11.0.2")
-		if err != nil {
-			t.Fatal(err)
-		}
-		pushed, err := idx.Digest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		idx := must1(l.pull(registryAddr + "/siderolabs/qemu-guest-agent:11.0.2"))(t)
+		pushed := must1(idx.Digest())(t)
 		agent := client.ExtensionInfo{
 			Name: "siderolabs/qemu-guest-agent", Ref: registryAddr + "/siderolabs/qemu-guest-agent:11.0.2",
 			Digest: pushed.String(), Author: "Markus Reiter",
@@ -148,10 +139,7 @@ func TestAssets(t *testing.T) {
 			}
 		}
 
-		img, err := artefact.ReadISO([]byte(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		img := must1(artefact.ReadISO([]byte(body)))(t)
 		_, line := l.do(http.MethodGet, "/image/"+id+"/1.13.9/cmdline-nocloud-amd64", "")
 		if !strings.HasPrefix(line, "talos.platform=nocloud ") || !strings.HasSuffix(line, " recast.lock=sha256-abc") {
 			t.Errorf("cmdline = %q", line)
@@ -180,9 +168,7 @@ func TestOnlyTheISOHasMeta(t *testing.T) {
 		id, _, err := l.client.SchematicCreate(t.Context(), schematic.Schematic{Customization: schematic.Customization{
 			Meta: []schematic.MetaValue{{Key: 0xc, Value: "x"}},
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		const arg = "talos.environment=INSTALLER_META_BASE64=MHhjPXg=" // 0xc=x
 		if line := l.iso(id).Cmdline; !strings.Contains(line, arg) {
 			t.Errorf("ISO: %q", line)
@@ -196,9 +182,7 @@ func TestOnlyTheISOHasMeta(t *testing.T) {
 func TestRenamedExtension(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		e := artefact.Extension{Name: "i915", Version: "1", Files: map[string][]byte{"/x": nil}}
-		if err := l.catalog.Publish(t.Context(), talosVersion, []artefact.Extension{e}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.catalog.Publish(t.Context(), talosVersion, []artefact.Extension{e}))
 		img := l.iso(l.register([]string{"siderolabs/i915-ucode"}))
 		if len(img.Extensions) != 1 || img.Extensions[0].Name != "i915" {
 			t.Errorf("extensions = %v", img.Extensions)
@@ -211,14 +195,8 @@ func TestInstallerReferences(t *testing.T) {
 		id := l.register([]string{"siderolabs/qemu-guest-agent"})
 		digest := func(reference string) string {
 			t.Helper()
-			idx, err := l.pull(factoryAddr + "/" + reference)
-			if err != nil {
-				t.Fatal(err)
-			}
-			h, err := idx.Digest()
-			if err != nil {
-				t.Fatal(err)
-			}
+			idx := must1(l.pull(factoryAddr + "/" + reference))(t)
+			h := must1(idx.Digest())(t)
 			return h.String()
 		}
 		byTag := digest("nocloud-installer/" + id + ":" + talosVersion)
@@ -331,9 +309,7 @@ func TestLists(t *testing.T) {
 		URL: "http://factory", Registry: "127.0.0.1:5000", Transport: registry.Transport(), Recorder: rec,
 		Versions: []string{"v1.13.7", "v1.13.8", "v1.13.9"}, Broken: []string{"v1.13.8"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer factory.Close()
 	digest := "sha256:" + strings.Repeat("a", 64)
 	publish := func(talos, name string) {
@@ -343,9 +319,7 @@ func TestLists(t *testing.T) {
 		if name == "" {
 			list = nil
 		}
-		if err := catalog.PublishOverlays(t.Context(), talos, list); err != nil {
-			t.Fatal(err)
-		}
+		must(t, catalog.PublishOverlays(t.Context(), talos, list))
 	}
 	publish("v1.13.9", "rpi_generic")
 	publish("v1.13.7", "")
@@ -505,27 +479,17 @@ func TestStore(t *testing.T) {
 func TestDeletedManifestsLoseTheirTags(t *testing.T) {
 	t.Parallel()
 	opts := []remote.Option{remote.WithContext(t.Context()), remote.WithTransport(factoryapi.NewRegistry(record.New()).Transport())}
-	repository, err := name.NewRepository(registryAddr + "/acme/talos")
-	if err != nil {
-		t.Fatal(err)
-	}
+	repository := must1(name.NewRepository(registryAddr + "/acme/talos"))(t)
 	one, errOne := random.Image(16, 1)
 	other, errOther := random.Image(16, 1)
 	if errOne != nil || errOther != nil {
 		t.Fatal(errOne, errOther)
 	}
 	for tag, img := range map[string]remote.Taggable{"a": one, "b": one, "c": other} {
-		if err := remote.Push(repository.Tag(tag), img, opts...); err != nil {
-			t.Fatal(err)
-		}
+		must(t, remote.Push(repository.Tag(tag), img, opts...))
 	}
-	digest, err := one.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Delete(repository.Digest(digest.String()), opts...); err != nil {
-		t.Fatal(err)
-	}
+	digest := must1(one.Digest())(t)
+	must(t, remote.Delete(repository.Digest(digest.String()), opts...))
 	tags, err := remote.List(repository, opts...)
 	if diff := cmp.Diff([]string{"c"}, tags); diff != "" || err != nil {
 		t.Errorf("%v, tags (-want +got):\n%s", err, diff)

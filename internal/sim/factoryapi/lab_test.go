@@ -71,10 +71,7 @@ func inLabWith(t *testing.T, set func(*factoryapi.Options), test func(*testing.T
 			},
 		}
 		set(&o)
-		factory, err := factoryapi.New(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		factory := must1(factoryapi.New(o))(t)
 		net := network.Memory()
 		serve(t, net, registryAddr, registry)
 		serve(t, net, factoryAddr, factory)
@@ -82,27 +79,19 @@ func inLabWith(t *testing.T, set func(*factoryapi.Options), test func(*testing.T
 
 		transport := &http.Transport{DialContext: net.Dialer().DialContext}
 		t.Cleanup(transport.CloseIdleConnections)
-		c, err := client.New("http://"+factoryAddr, client.WithClient(http.Client{Transport: transport}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must1(client.New("http://"+factoryAddr, client.WithClient(http.Client{Transport: transport})))(t)
 		l := &lab{
 			t: t, recorder: rec, factory: factory, transport: transport, client: c,
 			catalog: factoryapi.Catalog{Registry: registryAddr, Transport: registry.Transport()},
 		}
-		if err := l.catalog.Publish(t.Context(), talosVersion, factoryapi.Official()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.catalog.Publish(t.Context(), talosVersion, factoryapi.Official()))
 		test(t, l)
 	})
 }
 
 func serve(t *testing.T, net *network.Network, addr string, h http.Handler) {
 	t.Helper()
-	l, err := net.Listen(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must1(net.Listen(addr))(t)
 	srv := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
 	go func() { _ = srv.Serve(l) }() // returns when srv is closed
 	t.Cleanup(func() { _ = srv.Close() })
@@ -156,14 +145,8 @@ func (l *lab) iso(id string) artefact.Image {
 // digestOf is the digest of the extension image with the same content; boot images don't contain it.
 func digestOf(t *testing.T, e artefact.Extension) string {
 	t.Helper()
-	idx, err := artefact.ExtensionIndex(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := idx.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	idx := must1(artefact.ExtensionIndex(e))(t)
+	h := must1(idx.Digest())(t)
 	return h.String()
 }
 
@@ -204,4 +187,21 @@ func (l *lab) listed() string {
 	}
 	l.t.Fatal("the guest agent is not listed")
 	return ""
+}
+
+// must ends the test at an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// must1 is the value of a call that must succeed: must1(f())(t).
+func must1[V any](v V, err error) func(testing.TB) V {
+	return func(t testing.TB) V {
+		t.Helper()
+		must(t, err)
+		return v
+	}
 }

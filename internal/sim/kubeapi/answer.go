@@ -154,18 +154,6 @@ func (s *Server) kindOf(obj runtime.Object) (schema.GroupVersionKind, error) {
 	if gvk := obj.GetObjectKind().GroupVersionKind(); !gvk.Empty() {
 		return gvk, nil
 	}
-	switch obj.(type) {
-	case *metav1.Status:
-		return schema.GroupVersionKind{Version: "v1", Kind: "Status"}, nil
-	case *metav1.APIVersions:
-		return schema.GroupVersionKind{Version: "v1", Kind: "APIVersions"}, nil
-	case *metav1.APIGroupList:
-		return schema.GroupVersionKind{Version: "v1", Kind: "APIGroupList"}, nil
-	case *metav1.APIGroup:
-		return schema.GroupVersionKind{Version: "v1", Kind: "APIGroup"}, nil
-	case *metav1.APIResourceList:
-		return schema.GroupVersionKind{Version: "v1", Kind: "APIResourceList"}, nil
-	}
 	gvks, _, err := s.scheme.ObjectKinds(obj)
 	if err != nil {
 		return schema.GroupVersionKind{}, err

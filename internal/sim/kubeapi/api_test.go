@@ -36,14 +36,10 @@ func TestStatusErrors(t *testing.T) {
 		leases := c.CoordinationV1().Leases("kube-system")
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "recast"}}
 		stored, err := leases.Create(t.Context(), lease, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		stale := stored.DeepCopy()
 		stored.Spec.HolderIdentity = new("a")
-		if _, err := leases.Update(t.Context(), stored, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must1(leases.Update(t.Context(), stored, metav1.UpdateOptions{}))(t)
 		stale.Spec.HolderIdentity = new("b")
 
 		_, twice := leases.Create(t.Context(), lease, metav1.CreateOptions{})
@@ -92,9 +88,7 @@ func TestPatches(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				maps := newLab(t).client(t, "system:masters").CoreV1().ConfigMaps("default")
 				cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Data: map[string]string{"a": "1", "b": "2"}}
-				if _, err := maps.Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				must1(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
 				got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
 				if tc.want == nil {
 					if !apierrors.IsBadRequest(err) {
@@ -102,9 +96,7 @@ func TestPatches(t *testing.T) {
 					}
 					return
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if diff := cmp.Diff(tc.want, got.Data); diff != "" {
 					t.Errorf("data (-want +got):\n%s", diff)
 				}
@@ -118,9 +110,7 @@ func TestStatusAndSpecAreWrittenApart(t *testing.T) {
 		c := newLab(t).client(t, "system:masters")
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Status: corev1.NodeStatus{Phase: corev1.NodeRunning}}
 		n, err := c.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		type view struct {
 			Phase      corev1.NodePhase
 			PodCIDR    string
@@ -152,9 +142,7 @@ func TestDiscovery(t *testing.T) {
 			t.Errorf("version = %+v, %v", v, err)
 		}
 		_, lists, err := c.Discovery().ServerGroupsAndResources()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var served []string
 		for _, l := range lists {
 			for _, r := range l.APIResources {
@@ -182,21 +170,11 @@ func TestWatchSeesWhatItSelects(t *testing.T) {
 			cfg := l.config(t, "system:masters")
 			cfg.ContentType = accept
 			cfg.AcceptContentTypes = accept
-			c, err := kubernetes.NewForConfig(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			w, err := c.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "rack=a"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			c := must1(kubernetes.NewForConfig(cfg))(t)
+			w := must1(c.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "rack=a"}))(t)
+			must1(c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}))(t)
 			for _, patch := range []string{`{"metadata":{"labels":{"rack":"a"}}}`, `{"metadata":{"labels":{"b":"c"}}}`, `{"metadata":{"labels":{"rack":null}}}`} {
-				if _, err := c.CoreV1().Nodes().Patch(t.Context(), "x", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				must1(c.CoreV1().Nodes().Patch(t.Context(), "x", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 			}
 			var got []watch.EventType
 			for range 3 {
@@ -262,9 +240,7 @@ func TestRecorderSeesAndBreaksRequests(t *testing.T) {
 			n, err := l.Node(t.Context(), "wk1")
 			acted = err == nil && n.Spec.Unschedulable
 		})
-		if err := cordon(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cordon())
 		if !acted {
 			t.Error("the after hook ran before the server acted")
 		}
@@ -285,10 +261,7 @@ func TestRecorderSeesAndBreaksRequests(t *testing.T) {
 func TestServesOnRealSockets(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must1(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	cfg := l.config(t, "system:masters")
@@ -296,10 +269,7 @@ func TestServesOnRealSockets(t *testing.T) {
 		var d net.Dialer
 		return d.DialContext(ctx, network, listener.Addr().String())
 	}
-	c, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must1(kubernetes.NewForConfig(cfg))(t)
 	list, err := c.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 4 {
 		t.Errorf("namespaces = %v, %v", list, err)
@@ -320,9 +290,7 @@ func TestListsComeInPages(t *testing.T) {
 		l.Define(r)
 		c := l.dynamic(t).Resource(r.GroupVersionResource)
 		make := func(name string) {
-			if _, err := c.Namespace("default").Create(t.Context(), widget(name, 1), metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must1(c.Namespace("default").Create(t.Context(), widget(name, 1), metav1.CreateOptions{}))(t)
 		}
 		for i := range 5 {
 			make(fmt.Sprintf("w%d", i))
@@ -330,10 +298,7 @@ func TestListsComeInPages(t *testing.T) {
 		var got, revisions []string
 		o := metav1.ListOptions{Limit: 2}
 		for {
-			list, err := c.List(t.Context(), o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			list := must1(c.List(t.Context(), o))(t)
 			for _, w := range list.Items {
 				got = append(got, w.GetName())
 			}
@@ -354,9 +319,7 @@ func TestListsComeInPages(t *testing.T) {
 			t.Errorf("pages of the revisions %v", revisions)
 		}
 		list, err := c.List(t.Context(), metav1.ListOptions{Limit: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		time.Sleep(6 * time.Minute)
 		_, err = c.List(t.Context(), metav1.ListOptions{Limit: 2, Continue: list.GetContinue()})
 		status, is := err.(apierrors.APIStatus)
@@ -394,9 +357,7 @@ func deploy(t *testing.T, c kubernetes.Interface, app string, replicas int32, vo
 			},
 		},
 	}
-	if _, err := c.AppsV1().Deployments("default").Create(t.Context(), d, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must1(c.AppsV1().Deployments("default").Create(t.Context(), d, metav1.CreateOptions{}))(t)
 }
 
 func protect(t *testing.T, c kubernetes.Interface, app string, minAvailable int) {
@@ -408,18 +369,13 @@ func protect(t *testing.T, c kubernetes.Interface, app string, minAvailable int)
 			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
 		},
 	}
-	if _, err := c.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), b, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must1(c.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), b, metav1.CreateOptions{}))(t)
 }
 
 // podsOn lists the pods on a node, by name without the generated suffix.
 func podsOn(t *testing.T, c kubernetes.Interface, node string) []string {
 	t.Helper()
-	pods, err := c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pods := must1(c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}))(t)
 	names := []string{}
 	for _, p := range pods.Items {
 		name, _, _ := strings.Cut(p.Name, "-")

@@ -29,10 +29,7 @@ type seenNode struct {
 
 func look(t *testing.T, c kubernetes.Interface, name string) seenNode {
 	t.Helper()
-	n, err := c.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must1(c.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
 	s := seenNode{BootID: n.Status.NodeInfo.BootID, Rack: n.Labels["rack"]}
 	for _, cond := range n.Status.Conditions {
 		if cond.Type == corev1.NodeReady {
@@ -89,10 +86,7 @@ func TestPodsOfALostNodeStayTerminating(t *testing.T) {
 		deploy(t, c, "web", 2)
 		time.Sleep(20 * time.Second)
 		phases := func() map[string]int {
-			pods, err := c.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			pods := must1(c.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"}))(t)
 			count := map[string]int{}
 			for _, p := range pods.Items {
 				what := p.Spec.NodeName + " " + string(p.Status.Phase)
@@ -139,10 +133,7 @@ func TestMirrorPods(t *testing.T) {
 		show := func(step string, want ...string) (uids map[string]types.UID) {
 			t.Helper()
 			time.Sleep(20 * time.Second)
-			pods, err := c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "tier=control-plane"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			pods := must1(c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "tier=control-plane"}))(t)
 			var got []string
 			uids = map[string]types.UID{}
 			for _, p := range pods.Items {
@@ -185,10 +176,7 @@ func TestSameStorySamePods(t *testing.T) {
 			time.Sleep(20 * time.Second)
 			l.NodeDown(node("wk2", 1).UUID)
 			time.Sleep(10 * time.Minute)
-			list, err := c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			list := must1(c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{}))(t)
 			for _, p := range list.Items {
 				pods = append(pods, p.Name+" on "+p.Spec.NodeName+" "+string(p.UID))
 			}
@@ -209,10 +197,7 @@ func TestNodeLeases(t *testing.T) {
 		renewed := func() map[string]time.Duration {
 			t.Helper()
 			time.Sleep(15 * time.Second)
-			leases, err := c.CoordinationV1().Leases("kube-node-lease").List(t.Context(), metav1.ListOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			leases := must1(c.CoordinationV1().Leases("kube-node-lease").List(t.Context(), metav1.ListOptions{}))(t)
 			out := map[string]time.Duration{}
 			for _, lease := range leases.Items {
 				if *lease.Spec.HolderIdentity != lease.Name || lease.OwnerReferences[0].Kind != "Node" {
@@ -233,9 +218,7 @@ func TestNodeLeases(t *testing.T) {
 		if l.Revision() < revision+3 {
 			t.Errorf("the revision went from %d to %d", revision, l.Revision())
 		}
-		if err := c.CoreV1().Nodes().Delete(t.Context(), "wk2", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.CoreV1().Nodes().Delete(t.Context(), "wk2", metav1.DeleteOptions{}))
 		if diff := cmp.Diff(map[string]time.Duration{"wk1": 0}, renewed()); diff != "" {
 			t.Errorf("wk2 is deleted (-want +got):\n%s", diff)
 		}
@@ -282,16 +265,12 @@ func TestLonghornEvicts(t *testing.T) {
 				l := newLab(t, "wk1", "wk2")
 				l.Define(longhornNodes)
 				for _, n := range []*unstructured.Unstructured{tc.wk1, tc.wk2} {
-					if _, err := l.Store().Create(t.Context(), longhornNodes.GroupVersionResource, n); err != nil {
-						t.Fatal(err)
-					}
+					must1(l.Store().Create(t.Context(), longhornNodes.GroupVersionResource, n))(t)
 				}
 				time.Sleep(5 * time.Minute)
 				count, left := 0, []string(nil)
 				objects, _, err := l.Store().List(t.Context(), longhornNodes.GroupVersionResource, "")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				for _, o := range objects {
 					replicas, _, _ := unstructured.NestedMap(o.(*unstructured.Unstructured).Object, "status", "diskStatus", "default-disk", "scheduledReplica")
 					count += len(replicas)
@@ -319,16 +298,11 @@ func TestDumpAndLoad(t *testing.T) {
 		l := newLab(t, "wk1")
 		ctx, s, r := t.Context(), l.Store(), widgets(false)
 		l.Define(r)
-		if _, err := s.Create(ctx, r.GroupVersionResource, widget("kept", 3)); err != nil {
-			t.Fatal(err)
-		}
+		must1(s.Create(ctx, r.GroupVersionResource, widget("kept", 3)))(t)
 		time.Sleep(time.Minute)
 		values := func() map[string]string {
 			t.Helper()
-			all, err := l.Dump(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			all := must1(l.Dump(ctx))(t)
 			out, revisions := map[string]string{}, []uint64{}
 			for _, kv := range all {
 				if strings.HasPrefix(kv.Key, "/registry/leases/kube-node-lease/") {
@@ -348,27 +322,16 @@ func TestDumpAndLoad(t *testing.T) {
 				t.Errorf("there is no %s", key)
 			}
 		}
-		dump, err := l.Dump(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.Delete(ctx, r.GroupVersionResource, "default", "kept", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.Create(ctx, r.GroupVersionResource, widget("later", 4)); err != nil {
-			t.Fatal(err)
-		}
-		if err := l.Load(dump); err != nil {
-			t.Fatal(err)
-		}
+		dump := must1(l.Dump(ctx))(t)
+		must1(s.Delete(ctx, r.GroupVersionResource, "default", "kept", metav1.DeleteOptions{}))(t)
+		must1(s.Create(ctx, r.GroupVersionResource, widget("later", 4)))(t)
+		must(t, l.Load(dump))
 		time.Sleep(time.Minute)
 		if diff := cmp.Diff(before, values()); diff != "" {
 			t.Errorf("(-before +after):\n%s", diff)
 		}
 
-		if err := l.Renew(ctx, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.Renew(ctx, nil))
 		fresh := values()
 		if fresh["/registry/namespaces/kube-system"] == "" || fresh["/registry/example.org/widgets/default/kept"] != "" {
 			t.Errorf("a new cluster has %d objects", len(fresh))

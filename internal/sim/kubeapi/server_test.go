@@ -36,9 +36,7 @@ func bare(t *testing.T, c kubernetes.Interface, namespace string, command ...str
 		ObjectMeta: metav1.ObjectMeta{Name: "bare"},
 		Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare", Image: "bare", Command: command}}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	time.Sleep(10 * time.Second)
 	return p
 }
@@ -108,13 +106,9 @@ func TestNamespaceIsTerminated(t *testing.T) {
 		l := newLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		namespaces := c.CoreV1().Namespaces()
-		if _, err := namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "old"}}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must1(namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "old"}}, metav1.CreateOptions{}))(t)
 		bare(t, c, "old", "sleep", "infinity")
-		if err := namespaces.Delete(t.Context(), "old", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, namespaces.Delete(t.Context(), "old", metav1.DeleteOptions{}))
 		ns, err := namespaces.Get(t.Context(), "old", metav1.GetOptions{})
 		if err != nil || ns.Status.Phase != corev1.NamespaceTerminating {
 			t.Fatalf("namespace %+v, %v", ns.Status, err)
@@ -184,9 +178,7 @@ func TestServiceProxy(t *testing.T) {
 		refused(err, http.StatusNotFound, `services "linstor-controller" not found`)
 		labels := map[string]string{"app": "linstor-controller"}
 		put := func(s *corev1.Service) {
-			if _, err := l.Store().Create(t.Context(), store.Services(), s); err != nil {
-				t.Fatal(err)
-			}
+			must1(l.Store().Create(t.Context(), store.Services(), s))(t)
 		}
 		put(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: "linstor-controller", Namespace: "default"},
@@ -199,9 +191,7 @@ func TestServiceProxy(t *testing.T) {
 		pod := func(name, container string, labels map[string]string) {
 			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", Labels: labels}, Spec: corev1.PodSpec{NodeName: "wk1"}}
 			p.Spec.Containers = []corev1.Container{{Name: container, Image: "x"}}
-			if _, err := l.Store().Create(t.Context(), store.Pods(), p); err != nil {
-				t.Fatal(err)
-			}
+			must1(l.Store().Create(t.Context(), store.Pods(), p))(t)
 		}
 		pod("a", "linstor-controller", labels)
 		pod("b", "other", map[string]string{"app": "other"})
@@ -268,9 +258,7 @@ func tableOf(t *testing.T, c *kubernetes.Clientset, path, accept string) (*metav
 		return nil, err
 	}
 	table := &metav1.Table{}
-	if err := json.Unmarshal(b, table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(b, table))
 	return table, nil
 }
 
@@ -280,9 +268,7 @@ func TestTables(t *testing.T) {
 		l := newLab(t, "wk1")
 		r := widgets(false)
 		l.Define(r)
-		if _, err := l.Store().Create(t.Context(), r.GroupVersionResource, widget("one", 1)); err != nil {
-			t.Fatal(err)
-		}
+		must1(l.Store().Create(t.Context(), r.GroupVersionResource, widget("one", 1)))(t)
 		c := l.client(t, "system:masters")
 		deploy(t, c, "web", 1)
 		time.Sleep(20 * time.Second)
@@ -309,10 +295,7 @@ func TestTables(t *testing.T) {
 		for include, want := range map[string]string{
 			"": "PartialObjectMetadata", "Metadata": "PartialObjectMetadata", "Object": "Node", "None": "",
 		} {
-			table, err := tableOf(t, c, "/api/v1/nodes?includeObject="+include, asTable)
-			if err != nil {
-				t.Fatal(err)
-			}
+			table := must1(tableOf(t, c, "/api/v1/nodes?includeObject="+include, asTable))(t)
 			var row struct{ Kind string }
 			if raw := table.Rows[0].Object.Raw; len(raw) > 0 && json.Unmarshal(raw, &row) != nil || row.Kind != want {
 				t.Errorf("includeObject=%s: %s", include, raw)
@@ -336,9 +319,7 @@ func TestWatchTables(t *testing.T) {
 		c := l.client(t, "system:masters")
 		time.Sleep(20 * time.Second)
 		body, err := c.CoreV1().RESTClient().Get().RequestURI("/api/v1/nodes?watch=true&timeoutSeconds=60").SetHeader("Accept", asTable).Stream(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer func() { _ = body.Close() }()
 		go l.NodeDown(node("wk1", 0).UUID)
 		var got []string
@@ -347,9 +328,7 @@ func TestWatchTables(t *testing.T) {
 				Type   string
 				Object metav1.Table
 			}
-			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal(lines.Bytes(), &e))
 			got = append(got, fmt.Sprintf("%s %d columns: %v", e.Type, len(e.Object.ColumnDefinitions), e.Object.Rows[0].Cells[:3]))
 		}
 		want := []string{"ADDED 10 columns: [wk1 Ready <none>]", "MODIFIED 0 columns: [wk1 Ready <none>]", "MODIFIED 0 columns: [wk1 NotReady <none>]"}
@@ -364,20 +343,12 @@ func TestWatchTables(t *testing.T) {
 func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 	t.Helper()
 	pair := upstream.ca.issue(t, "lab", []string{"system:masters"})
-	kubeconfig, err := kubeapi.Kubeconfig("upstream", "https://"+apiAddr, upstream.ca.cert, pair.cert, pair.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	up, err := kubeapi.ReadUpstream(kubeconfig, upstream.net.Dialer().DialContext)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must1(kubeapi.Kubeconfig("upstream", "https://"+apiAddr, upstream.ca.cert, pair.cert, pair.key))(t)
+	up := must1(kubeapi.ReadUpstream(kubeconfig, upstream.net.Dialer().DialContext))(t)
 	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
 	server := l.ca.issue(t, "kube-apiserver", nil)
 	cert, err := tls.X509KeyPair(server.cert, server.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var mu sync.Mutex
 	var refused []error
 	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
@@ -385,13 +356,8 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 		Version: "v1.35.4", Recorder: l.calls, Upstream: up,
 		Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	listener, err := l.net.Listen(apiAddr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	listener := must1(l.net.Listen(apiAddr))(t)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	t.Cleanup(func() {
@@ -448,9 +414,7 @@ func TestBridge(t *testing.T) {
 		if err := evict(); !apierrors.IsTooManyRequests(err) {
 			t.Errorf("eviction against the budget: %v, want a refusal", err)
 		}
-		if err := c.PolicyV1().PodDisruptionBudgets("default").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.PolicyV1().PodDisruptionBudgets("default").Delete(t.Context(), "web", metav1.DeleteOptions{}))
 		if err := evict(); err != nil {
 			t.Errorf("eviction: %v", err)
 		}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,7 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 
+	"github.com/recast-sh/recast/internal/sim/kubeapi/control"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/linstor"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/mayastor"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -111,10 +112,10 @@ func (s *Server) grant(ctx context.Context, pod *corev1.Pod, dryRun bool) error 
 			}}
 		}
 		b := budgets[0].DeepCopy()
-		if !ready(pod) && b.Spec.UnhealthyPodEvictionPolicy != nil && *b.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow {
+		if !control.PodReady(pod) && b.Spec.UnhealthyPodEvictionPolicy != nil && *b.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow {
 			return nil
 		}
-		if !ready(pod) && b.Status.CurrentHealthy >= b.Status.DesiredHealthy && b.Status.DesiredHealthy > 0 {
+		if !control.PodReady(pod) && b.Status.CurrentHealthy >= b.Status.DesiredHealthy && b.Status.DesiredHealthy > 0 {
 			return nil
 		}
 		if err := refusal(b); err != nil || dryRun {
@@ -175,15 +176,6 @@ func (s *Server) budgetsOf(ctx context.Context, pod *corev1.Pod) ([]*policyv1.Po
 	return budgets, nil
 }
 
-func ready(p *corev1.Pod) bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
 // LINSTOR is the controller that a pod with a container linstor-controller runs.
 func (s *Server) LINSTOR() *linstor.Controller { return s.control.LINSTOR }
 
@@ -198,7 +190,7 @@ func (s *Server) programs() map[string]http.Handler {
 // proxy passes a request on to a pod behind a Service (ResourceLocation in pkg/registry/core/service/storage/storage.go
 // of Kubernetes).
 func (s *Server) proxy(r *http.Request, t target) (answer, error) {
-	scheme, name, port, ok := splitService(t.name)
+	scheme, name, port, ok := utilnet.SplitSchemeNamePort(t.name)
 	if !ok {
 		return answer{}, apierrors.NewBadRequest(fmt.Sprintf("invalid service request %q", t.name))
 	}
@@ -220,19 +212,6 @@ func (s *Server) proxy(r *http.Request, t target) (answer, error) {
 	return answer{program: program, path: "/" + t.below}, nil
 }
 
-// splitService is SplitSchemeNamePort in pkg/util/net/port_split.go of apimachinery.
-func splitService(id string) (scheme, name, port string, ok bool) {
-	switch parts := strings.Split(id, ":"); len(parts) {
-	case 1:
-		return "", parts[0], "", true
-	case 2:
-		return "", parts[0], parts[1], true
-	case 3:
-		return parts[0], parts[1], parts[2], parts[0] == "" || parts[0] == "http" || parts[0] == "https"
-	}
-	return "", "", "", false
-}
-
 func hasPort(service *corev1.Service, port string) bool {
 	for _, p := range service.Spec.Ports {
 		if p.Name == port || strconv.Itoa(int(p.Port)) == port {
@@ -251,7 +230,7 @@ func (s *Server) endpoint(ctx context.Context, service *corev1.Service) (http.Ha
 	selector := labels.SelectorFromSet(service.Spec.Selector)
 	for _, o := range pods {
 		pod := o.(*corev1.Pod)
-		if len(service.Spec.Selector) == 0 || !selector.Matches(labels.Set(pod.Labels)) || pod.DeletionTimestamp != nil || !ready(pod) {
+		if len(service.Spec.Selector) == 0 || !selector.Matches(labels.Set(pod.Labels)) || pod.DeletionTimestamp != nil || !control.PodReady(pod) {
 			continue
 		}
 		for _, container := range pod.Spec.Containers {

@@ -73,10 +73,7 @@ func TestApply(t *testing.T) {
 				t.Errorf("%s: what is there (-want +got):\n%s", step.name, diff)
 			}
 		}
-		before, err := apply("kubectl", `{"a":"2","c":"1"}`, false, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		before := must1(apply("kubectl", `{"a":"2","c":"1"}`, false, false))(t)
 		if after, err := apply("kubectl", `{"a":"2","c":"1"}`, false, false); err != nil || after.ResourceVersion != before.ResourceVersion {
 			t.Errorf("the same again is revision %s after %s, %v", after.ResourceVersion, before.ResourceVersion, err)
 		}
@@ -93,14 +90,9 @@ func TestDaemonSetRollsOut(t *testing.T) {
 			t.Fatalf("at first %v", got)
 		}
 		patch := `{"spec":{"template":{"spec":{"containers":[{"name":"kube-proxy","image":"registry.k8s.io/kube-proxy:v1.36.1"}]}}}}`
-		if _, err := c.AppsV1().DaemonSets("kube-system").Patch(t.Context(), "kube-proxy", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must1(c.AppsV1().DaemonSets("kube-system").Patch(t.Context(), "kube-proxy", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 		for i := 0; ; i++ {
-			ds, err := c.AppsV1().DaemonSets("kube-system").Get(t.Context(), "kube-proxy", metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			ds := must1(c.AppsV1().DaemonSets("kube-system").Get(t.Context(), "kube-proxy", metav1.GetOptions{}))(t)
 			if ds.Status.NumberReady < 2 || i > 60 {
 				t.Fatalf("after %d s: %+v", i, ds.Status)
 			}
@@ -118,10 +110,7 @@ func TestDaemonSetRollsOut(t *testing.T) {
 // proxies counts the pods of kube-proxy by image.
 func proxies(t *testing.T, c kubernetes.Interface) map[string]int {
 	t.Helper()
-	pods, err := c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-proxy"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pods := must1(c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-proxy"}))(t)
 	images := map[string]int{}
 	for _, p := range pods.Items {
 		images[p.Spec.Containers[0].Image]++
@@ -138,10 +127,7 @@ func widgets(status bool) store.Resource {
 
 func (l *lab) dynamic(t *testing.T) dynamic.Interface {
 	t.Helper()
-	c, err := dynamic.NewForConfig(l.config(t, "system:masters"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must1(dynamic.NewForConfig(l.config(t, "system:masters")))(t)
 	return c
 }
 
@@ -166,10 +152,7 @@ func TestCustomResourcesAreServedOnceDefined(t *testing.T) {
 		l := newLab(t)
 		c, r := l.dynamic(t), widgets(true)
 		groups := func() []string {
-			lists, err := l.client(t, "system:masters").Discovery().ServerPreferredResources()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lists := must1(l.client(t, "system:masters").Discovery().ServerPreferredResources())(t)
 			var served []string
 			for _, list := range lists {
 				for _, res := range list.APIResources {
@@ -192,14 +175,10 @@ func TestCustomResourcesAreServedOnceDefined(t *testing.T) {
 			t.Fatalf("empty: %v, %v", list, err)
 		}
 		for _, name := range []string{"b", "a"} {
-			if _, err := l.Store().Create(t.Context(), r.GroupVersionResource, widget(name, 1)); err != nil {
-				t.Fatal(err)
-			}
+			must1(l.Store().Create(t.Context(), r.GroupVersionResource, widget(name, 1)))(t)
 		}
 		list, err = c.Resource(r.GroupVersionResource).List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name!=zzz"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var got []string
 		for _, w := range list.Items {
 			got = append(got, w.GetKind()+" "+w.GetName())
@@ -219,17 +198,11 @@ type life struct {
 
 func lifeOf(t *testing.T, w *unstructured.Unstructured, err error) life {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	size, _, err := unstructured.NestedInt64(w.Object, "spec", "size")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	phase, _, err := unstructured.NestedString(w.Object, "status", "phase")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return life{size, phase, w.GetGeneration()}
 }
 
@@ -269,12 +242,8 @@ func TestCustomResourcesRefuse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newLab(t).widgets(t, true)
 		first, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2}}`), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must1(c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2}}`), metav1.PatchOptions{}))(t)
 		stale := `{"metadata":{"resourceVersion":"` + first.GetResourceVersion() + `"},"spec":{"size":3}}`
 		_, stalePatch := c.Patch(t.Context(), "a", types.MergePatchType, []byte(stale), metav1.PatchOptions{})
 		_, staleUpdate := c.Update(t.Context(), first, metav1.UpdateOptions{})
@@ -296,16 +265,9 @@ func TestCustomResourcesRefuse(t *testing.T) {
 func TestCustomResourcesAreWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newLab(t).widgets(t, true)
-		w, err := c.Watch(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		w := must1(c.Watch(t.Context(), metav1.ListOptions{}))(t)
+		must1(c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{}))(t)
+		must(t, c.Delete(t.Context(), "a", metav1.DeleteOptions{}))
 		var got []string
 		for range 2 {
 			e := <-w.ResultChan()
@@ -324,9 +286,7 @@ func TestCertificateRequestsAreSelectedBySigner(t *testing.T) {
 		c := l.client(t, "system:masters").CertificatesV1().CertificateSigningRequests()
 		for name, signer := range map[string]string{"a": certificatesv1.KubeletServingSignerName, "b": certificatesv1.KubeAPIServerClientSignerName} {
 			r := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: signer}}
-			if _, err := c.Create(t.Context(), r, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must1(c.Create(t.Context(), r, metav1.CreateOptions{}))(t)
 		}
 		list, err := c.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName})
 		if err != nil || len(list.Items) != 1 || list.Items[0].Name != "a" {
@@ -396,9 +356,7 @@ func TestOwners(t *testing.T) {
 			_, err := c.Patch(t.Context(), "web", types.ApplyPatchType, []byte(body), metav1.PatchOptions{FieldManager: manager})
 			return err
 		}
-		if err := apply("a", `{"port":80,"protocol":"TCP","name":"http"}`); err != nil {
-			t.Fatal(err)
-		}
+		must(t, apply("a", `{"port":80,"protocol":"TCP","name":"http"}`))
 		if err := apply("b", `{"port":443,"protocol":"TCP","name":"https"}`); err != nil {
 			t.Errorf("another port: %v", err)
 		}

@@ -23,10 +23,7 @@ func listening(t *testing.T, latency time.Duration) (*network.Network, net.Liste
 	t.Helper()
 	n := network.Memory()
 	n.Latency = latency
-	l, err := n.Listen("127.42.7.1:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must1(n.Listen("127.42.7.1:80"))(t)
 	return n, l
 }
 
@@ -44,9 +41,7 @@ func TestAddressWithoutAListener(t *testing.T) {
 		}
 		dial("127.42.7.1:443", syscall.ECONNREFUSED)
 		dial("127.42.7.11:80", syscall.EHOSTUNREACH)
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.Close())
 		dial("127.42.7.1:80", syscall.EHOSTUNREACH)
 	})
 }
@@ -115,10 +110,7 @@ func TestDelayedDataArrives(t *testing.T) {
 			_ = l.Close()
 		}()
 		began := time.Now()
-		conn, err := n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must1(n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80"))(t)
 		got, err := io.ReadAll(conn)
 		_ = conn.Close()
 		n.Wait()
@@ -193,10 +185,7 @@ func TestClosedByTheOther(t *testing.T) {
 				_ = conn.Close()
 			}
 		}()
-		conn, err := n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must1(n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80"))(t)
 		synctest.Wait()
 		for range 2 {
 			if n, err := conn.Write([]byte("hello")); n != 5 || err != nil {
@@ -247,14 +236,8 @@ func TestStreamPastTheWire(t *testing.T) {
 		defer l.Close()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.42.7.1/", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := must1(http.NewRequestWithContext(ctx, http.MethodGet, "http://127.42.7.1/", nil))(t)
+		resp := must1(client.Do(req))(t)
 		lines := bufio.NewScanner(resp.Body)
 		for i := range 3 {
 			if !lines.Scan() || lines.Text() != fmt.Sprint(i) {
@@ -306,4 +289,21 @@ func TestSlowHeaderPastTheWire(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// must ends the test at an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// must1 is the value of a call that must succeed: must1(f())(t).
+func must1[V any](v V, err error) func(testing.TB) V {
+	return func(t testing.TB) V {
+		t.Helper()
+		must(t, err)
+		return v
+	}
 }

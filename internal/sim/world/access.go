@@ -311,11 +311,7 @@ const ticketLife = 2 * time.Hour
 type Ticket struct{ Ticket, CSRF string }
 
 // SetPassword adds a user with a password; id is "name@realm".
-func (w *World) SetPassword(id, password string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.passwords[id] = password
-}
+func (w *World) SetPassword(id, password string) { w.set(func() { w.passwords[id] = password }) }
 
 // Login issues a ticket. The password may be a valid ticket.
 func (w *World) Login(user, password string) (Ticket, error) {

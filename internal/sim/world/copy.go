@@ -3,6 +3,7 @@ package world
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"path"
 	"slices"
@@ -26,13 +27,11 @@ func (w *World) MakeTemplate(user, host string, id int) (string, error) {
 	if err := v.checkTemplate(); err != nil {
 		return "", err
 	}
-	return w.startTask(host, "qmtemplate", strconv.Itoa(id), user, func(t *task) error {
-		return w.withVM(t, host, id, func(v *vm) error {
-			if err := v.checkTemplate(); err != nil {
-				return err
-			}
-			return w.makeTemplate(v)
-		})
+	return w.vmTask("qmtemplate", user, host, id, func(_ *task, v *vm) error {
+		if err := v.checkTemplate(); err != nil {
+			return err
+		}
+		return w.makeTemplate(v)
 	}), nil
 }
 
@@ -55,11 +54,7 @@ func (w *World) makeTemplate(v *vm) error {
 	if err := w.edit(v, func() error { v.config["template"] = "1"; return nil }); err != nil {
 		return err
 	}
-	for _, key := range v.diskKeys() {
-		d, err := parseDrive(key, v.config[key])
-		if err != nil {
-			return err
-		}
+	for key, d := range v.disks() {
 		s, vol, err := w.volume(d.volid, v.host)
 		if err != nil {
 			return err
@@ -79,12 +74,15 @@ func (w *World) makeTemplate(v *vm) error {
 	return nil
 }
 
-// diskKeys lists the keys of disks with a volume, in bus order.
-func (v *vm) diskKeys() []string {
-	return slices.DeleteFunc(driveKeys(v.config), func(key string) bool {
-		d, err := parseDrive(key, v.config[key])
-		return err != nil || d.empty() || d.cdrom() || strings.HasPrefix(key, "unused")
-	})
+// disks are the disks in use with a volume, by key, in bus order.
+func (v *vm) disks() iter.Seq2[string, drive] {
+	return func(yield func(string, drive) bool) {
+		for key, d := range drivesIn(v.config) {
+			if !d.cdrom() && !strings.HasPrefix(key, "unused") && !yield(key, d) {
+				return
+			}
+		}
+	}
 }
 
 // CloneRequest asks for a copy of a VM.
@@ -109,16 +107,14 @@ func (w *World) Clone(user, host string, r CloneRequest) (string, error) {
 	if err := w.checkClone(user, host, r); err != nil {
 		return "", err
 	}
-	return w.startTask(host, "qmclone", strconv.Itoa(r.ID), user, func(t *task) error {
-		return w.withVM(t, host, r.ID, func(v *vm) error {
-			if err := w.checkClone(user, host, r); err != nil {
-				return err
-			}
-			if err := w.clone(v, r); err != nil {
-				return fmt.Errorf("clone failed: %w", err)
-			}
-			return nil
-		})
+	return w.vmTask("qmclone", user, host, r.ID, func(_ *task, v *vm) error {
+		if err := w.checkClone(user, host, r); err != nil {
+			return err
+		}
+		if err := w.clone(v, r); err != nil {
+			return fmt.Errorf("clone failed: %w", err)
+		}
+		return nil
 	}), nil
 }
 
@@ -143,8 +139,8 @@ func (w *World) checkClone(user, host string, r CloneRequest) error {
 	if err := v.checkLock(); err != nil {
 		return err
 	}
-	for _, key := range v.diskKeys() {
-		storageID, _, _ := strings.Cut(driveVolid(key, v.config[key]), ":")
+	for _, d := range v.disks() {
+		storageID, _, _ := strings.Cut(d.volid, ":")
 		if err := w.check(user, "/storage/"+storageID, "Datastore.AllocateSpace"); err != nil {
 			return err
 		}
@@ -155,10 +151,9 @@ func (w *World) checkClone(user, host string, r CloneRequest) error {
 	if w.vms[r.NewID] != nil {
 		return failf("unable to create VM %d: config file already exists", r.NewID)
 	}
-	for _, key := range v.diskKeys() {
-		volid := driveVolid(key, v.config[key])
-		if !r.full(v) && key != "tpmstate0" && !strings.HasPrefix(path.Base(volid), "base-") {
-			return failf("Linked clone feature is not supported for '%s' (%s)", volid, key)
+	for key, d := range v.disks() {
+		if !r.full(v) && key != "tpmstate0" && !strings.HasPrefix(path.Base(d.volid), "base-") {
+			return failf("Linked clone feature is not supported for '%s' (%s)", d.volid, key)
 		}
 	}
 	return nil
@@ -173,8 +168,8 @@ func (w *World) clone(v *vm, r CloneRequest) error {
 	copied := newVM(r.NewID, v.host, config)
 	copied.pool = r.Pool
 	var made []string
-	for _, key := range v.diskKeys() {
-		volid, err := w.cloneDisk(copied, key, !r.full(v) && key != "tpmstate0")
+	for key, d := range v.disks() {
+		volid, err := w.cloneDisk(copied, key, d, !r.full(v) && key != "tpmstate0")
 		if err != nil {
 			for _, volid := range made {
 				_ = w.freeVolume(volid, v.host) // Proxmox warns at most
@@ -205,11 +200,7 @@ func (w *World) clone(v *vm, r CloneRequest) error {
 
 // cloneDisk replaces the volume of a copied VM's key by a new one. A linked clone has its
 // base in its name, and on a file system is always a qcow2.
-func (w *World) cloneDisk(copied *vm, key string, linked bool) (volid string, err error) {
-	d, err := parseDrive(key, copied.config[key])
-	if err != nil {
-		return "", err
-	}
+func (w *World) cloneDisk(copied *vm, key string, d drive, linked bool) (volid string, err error) {
 	s, vol, err := w.volume(d.volid, copied.host)
 	if err != nil {
 		return "", err
@@ -321,9 +312,8 @@ func (w *World) forgetSnapshot(v *vm, name string) error {
 
 // saveState allocates the volume for a VM's memory on the storage of its first disk.
 func (w *World) saveState(v *vm, snapshot string) (volid string, err error) {
-	for _, key := range driveKeys(v.config) {
-		d, err := parseDrive(key, v.config[key])
-		if err != nil || d.empty() || d.cdrom() {
+	for _, d := range drivesIn(v.config) {
+		if d.cdrom() {
 			continue
 		}
 		s, _, err := w.volume(d.volid, v.host)
@@ -374,16 +364,14 @@ func (w *World) CreateSnapshot(user, host string, r SnapshotRequest) (string, er
 	if _, err := w.vmOn(host, r.ID); err != nil {
 		return "", err
 	}
-	return w.startTask(host, "qmsnapshot", strconv.Itoa(r.ID), user, func(t *task) error {
-		return w.withVM(t, host, r.ID, func(v *vm) error {
-			if err := w.checkSnapshot(v, r.Name); err != nil {
-				return err
-			}
-			if err := w.writeConfig(v); err != nil {
-				return err
-			}
-			return w.snapshot(v, Snapshot{Name: r.Name, Description: r.Description, Memory: r.Memory && v.proc != nil})
-		})
+	return w.vmTask("qmsnapshot", user, host, r.ID, func(_ *task, v *vm) error {
+		if err := w.checkSnapshot(v, r.Name); err != nil {
+			return err
+		}
+		if err := w.writeConfig(v); err != nil {
+			return err
+		}
+		return w.snapshot(v, Snapshot{Name: r.Name, Description: r.Description, Memory: r.Memory && v.proc != nil})
 	}), nil
 }
 
@@ -396,11 +384,7 @@ func (w *World) checkSnapshot(v *vm, name string) error {
 	if slices.ContainsFunc(v.snapshots, func(s Snapshot) bool { return s.Name == name }) {
 		return failf("snapshot name '%s' already used", name)
 	}
-	for _, key := range driveKeys(v.config) {
-		d, err := parseDrive(key, v.config[key])
-		if err != nil || d.empty() || d.cdrom() || strings.HasPrefix(key, "unused") {
-			continue
-		}
+	for _, d := range v.disks() {
 		s, vol, err := w.volume(d.volid, v.host)
 		if err != nil {
 			return err
@@ -419,13 +403,11 @@ func (w *World) RemoveSnapshot(user, host string, id int, name string) (string, 
 	if err := w.check(user, vmPath(id), "VM.Snapshot"); err != nil {
 		return "", err
 	}
-	return w.startTask(host, "qmdelsnapshot", strconv.Itoa(id), user, func(t *task) error {
-		return w.withVM(t, host, id, func(v *vm) error {
-			if err := w.writeConfig(v); err != nil {
-				return err
-			}
-			return w.forgetSnapshot(v, name)
-		})
+	return w.vmTask("qmdelsnapshot", user, host, id, func(_ *task, v *vm) error {
+		if err := w.writeConfig(v); err != nil {
+			return err
+		}
+		return w.forgetSnapshot(v, name)
 	}), nil
 }
 
@@ -528,9 +510,10 @@ func (b *backup) archive(vmid int) error {
 // hasBackedUp says whether the VM has a disk that backups include (get_backup_volumes in
 // QemuConfig.pm).
 func (v *vm) hasBackedUp() bool {
-	return slices.ContainsFunc(driveKeys(v.config), func(key string) bool {
-		d, err := parseDrive(key, v.config[key])
-		left := err != nil || d.empty() || d.cdrom() || strings.HasPrefix(key, "unused")
-		return !left && d.options["backup"] != "0" && (key != "efidisk0" || v.config["bios"] == "ovmf")
-	})
+	for key, d := range v.disks() {
+		if d.options["backup"] != "0" && (key != "efidisk0" || v.config["bios"] == "ovmf") {
+			return true
+		}
+	}
+	return false
 }

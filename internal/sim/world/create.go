@@ -301,9 +301,7 @@ func (w *World) DefineVM(host string, id int, config map[string]string, content 
 // WriteByHand adds a line to a VM's configuration file, as an editor would: unchecked and
 // unnormalized.
 func (w *World) WriteByHand(id int, key, value string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.vms[id].config[key] = value
+	w.set(func() { w.vms[id].config[key] = value })
 }
 
 // AddISO puts an ISO file on a storage; host matters if the storage is not shared.
@@ -342,16 +340,16 @@ func (w *World) addFile(kind, storageID, host, name string, content []byte) erro
 }
 
 // AddPool makes a resource pool.
-func (w *World) AddPool(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.pools[name] = true
-}
+func (w *World) AddPool(name string) { w.set(func() { w.pools[name] = true }) }
 
 // Pools maps each pool to the VMIDs in it, in order.
 func (w *World) Pools() map[string][]int {
 	w.mu.Look()
 	defer w.mu.Unlock()
+	return w.poolMembers()
+}
+
+func (w *World) poolMembers() map[string][]int {
 	pools := map[string][]int{}
 	for name := range w.pools {
 		pools[name] = nil
@@ -487,12 +485,8 @@ func (w *World) checkClones(v *vm) error {
 	if v.config["template"] != "1" {
 		return nil
 	}
-	for _, key := range driveKeys(v.config) {
-		d, err := parseDrive(key, v.config[key])
-		if err != nil || d.empty() || d.cdrom() {
-			continue
-		}
-		if s, vol, err := w.volume(d.volid, v.host); err == nil && s != nil && s.cloned(v.host, vol) {
+	for _, d := range drivesIn(v.config) {
+		if s, vol, err := w.volume(d.volid, v.host); !d.cdrom() && err == nil && s != nil && s.cloned(v.host, vol) {
 			return failf("base volume '%s' is still in use by linked cloned", d.volid)
 		}
 	}
@@ -517,10 +511,8 @@ func (w *World) freeUnreferenced(v *vm) {
 func (v *vm) destroyedVolids() []string {
 	seen := map[string]bool{}
 	add := func(config map[string]string) {
-		for _, key := range driveKeys(config) {
-			if d, err := parseDrive(key, config[key]); err == nil && !d.empty() {
-				seen[d.volid] = true
-			}
+		for _, d := range drivesIn(config) {
+			seen[d.volid] = true
 		}
 	}
 	add(v.config)

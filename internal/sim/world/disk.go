@@ -235,9 +235,7 @@ type moveStop struct {
 // StopNextMove kills the worker of the next move_disk at that point, like kill -9; with
 // crash the whole host crashes.
 func (w *World) StopNextMove(after MoveStage, crash bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.moveStops = append(w.moveStops, moveStop{after: after, crash: crash})
+	w.set(func() { w.moveStops = append(w.moveStops, moveStop{after: after, crash: crash}) })
 }
 
 // stopsMove says whether a worker ends here; mu must be held.
@@ -279,13 +277,11 @@ func (w *World) Resize(user, host string, r ResizeRequest) (string, error) {
 	if !ok {
 		return "", BadParam("size", "value does not match the regex pattern")
 	}
-	return w.startTask(host, "resize", strconv.Itoa(r.ID), user, func(t *task) error {
-		return w.withVM(t, host, r.ID, func(v *vm) error {
-			if r.Digest != "" && r.Digest != v.digest() {
-				return failf("checksum mismatch (file change by other user?)")
-			}
-			return w.resize(user, v, r.Disk, size, strings.HasPrefix(r.Size, "+"))
-		})
+	return w.vmTask("resize", user, host, r.ID, func(_ *task, v *vm) error {
+		if r.Digest != "" && r.Digest != v.digest() {
+			return failf("checksum mismatch (file change by other user?)")
+		}
+		return w.resize(user, v, r.Disk, size, strings.HasPrefix(r.Size, "+"))
 	}), nil
 }
 

@@ -80,11 +80,7 @@ func (w *World) AddHA(r HAResource) {
 }
 
 // AddHARule adds a rule.
-func (w *World) AddHARule(r HARule) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.haRules = append(w.haRules, r)
-}
+func (w *World) AddHARule(r HARule) { w.set(func() { w.haRules = append(w.haRules, r) }) }
 
 // HA lists the HA resources by SID.
 func (w *World) HA() []HAResource {
@@ -472,21 +468,8 @@ func (w *World) guestEnded(sid string) {
 
 // requestMigration is the task of a managed VM's migration: it only asks HA.
 func (w *World) requestMigration(user, host string, r MigrateRequest) string {
-	return w.startTask(host, "hamigrate", strconv.Itoa(r.ID), user, func(t *task) error {
-		if err := t.begin(taskTime); err != nil {
-			return err
-		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		t.logf("Requesting HA migration for VM %d to node %s", r.ID, r.Target)
-		s := w.ha[haSID(r.ID)]
-		if s == nil || s.manager == "error" || !w.hasQuorum() {
-			return failf("command 'ha-manager migrate vm:%d %s' failed: exit code 255", r.ID, r.Target)
-		}
-		s.target = r.Target
-		w.manage(haSID(r.ID))
-		return nil
-	})
+	what, command := fmt.Sprintf("migration for VM %d to node %s", r.ID, r.Target), fmt.Sprintf("migrate vm:%d %s", r.ID, r.Target)
+	return w.askHA("hamigrate", user, host, r.ID, what, command, func(s *haService) { s.target = r.Target })
 }
 
 // requestHA is the task of a managed VM's start or stop: it only asks HA.
@@ -495,18 +478,24 @@ func (w *World) requestHA(user, host string, id int, state string, apply func(*h
 	if state == "stopped" {
 		kind, word, command = "hastop", "stop", "crm-command stop vm:%d 0"
 	}
+	return w.askHA(kind, user, host, id, fmt.Sprintf("%s for VM %d", word, id), fmt.Sprintf(command, id), func(s *haService) {
+		s.options["state"] = state
+		apply(s)
+	})
+}
+
+func (w *World) askHA(kind, user, host string, id int, what, command string, apply func(*haService)) (upid string) {
 	return w.startTask(host, kind, strconv.Itoa(id), user, func(t *task) error {
 		if err := t.begin(taskTime); err != nil {
 			return err
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		t.logf("Requesting HA %s for VM %d", word, id)
+		t.logf("Requesting HA %s", what)
 		s := w.ha[haSID(id)]
 		if s == nil || s.manager == "error" || !w.hasQuorum() {
-			return failf("command 'ha-manager "+command+"' failed: exit code 255", id)
+			return failf("command 'ha-manager %s' failed: exit code 255", command)
 		}
-		s.options["state"] = state
 		apply(s)
 		w.manage(haSID(id))
 		return nil

@@ -314,9 +314,7 @@ type rootDisk struct{ total, used int64 }
 
 // SetRootDisk sets the size and usage of a host's root disk.
 func (w *World) SetRootDisk(host string, total, used int64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	*w.root(host) = rootDisk{total: total, used: used}
+	w.set(func() { *w.root(host) = rootDisk{total: total, used: used} })
 }
 
 // RootDisk is the size and usage of a host's root disk, including uploads in /var/tmp.
@@ -350,9 +348,7 @@ func (w *World) takeRoot(host string, more int64) bool {
 
 // SetClock sets a host's clock off by offset from now on: earlier timestamps stay.
 func (w *World) SetClock(host string, offset time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.clocks[host] = offset
+	w.set(func() { w.clocks[host] = offset })
 }
 
 // Clock is the time on a host's clock.
@@ -419,11 +415,7 @@ func (w *World) BreakProxy(host string, f ProxyFailure) {
 
 // SetDaemon says whether a host's pvedaemon runs, which its pveproxy needs for requests
 // that require root.
-func (w *World) SetDaemon(host string, runs bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.noDaemon[host] = !runs
-}
+func (w *World) SetDaemon(host string, runs bool) { w.set(func() { w.noDaemon[host] = !runs }) }
 
 // DaemonRuns says whether a host's pvedaemon runs.
 func (w *World) DaemonRuns(host string) bool {
@@ -467,9 +459,7 @@ func (c Ceph) Health() string {
 
 // SetCeph sets up Ceph on the hosts, or changes what it says.
 func (w *World) SetCeph(c Ceph) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.ceph = &Ceph{Checks: maps.Clone(c.Checks), Silent: c.Silent}
+	w.set(func() { w.ceph = &Ceph{Checks: maps.Clone(c.Checks), Silent: c.Silent} })
 }
 
 // Ceph is what the hosts' Ceph says. Without one, the error is that of a host on which it is not installed

@@ -42,9 +42,7 @@ type BackupJob struct {
 
 // AddReplication gives a VM a replication job.
 func (w *World) AddReplication(j ReplicationJob) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.replication = append(w.replication, j)
+	w.set(func() { w.replication = append(w.replication, j) })
 }
 
 // RemoveReplication removes a replication job.
@@ -77,11 +75,7 @@ func (w *World) replicatesTo(vmid int, target string) bool {
 }
 
 // AddBackupJob adds an entry to the backup schedule. It never runs on its own: see StartBackup.
-func (w *World) AddBackupJob(j BackupJob) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.backups = append(w.backups, j)
-}
+func (w *World) AddBackupJob(j BackupJob) { w.set(func() { w.backups = append(w.backups, j) }) }
 
 // RemoveBackupJob removes an entry from the backup schedule.
 func (w *World) RemoveBackupJob(id string) {
@@ -166,9 +160,8 @@ func (w *World) replicate(j *ReplicationJob) error {
 // replicatable is get_replicatable_volumes (qemu-server, QemuConfig.pm).
 func (w *World) replicatable(v *vm) (map[string]*volume, error) {
 	out := map[string]*volume{}
-	for _, key := range driveKeys(v.config) {
-		d, err := parseDrive(key, v.config[key])
-		if err != nil || d.empty() || d.cdrom() || slices.Contains([]string{"0", "off", "no", "false"}, strings.ToLower(cmp.Or(d.options["replicate"], "1"))) {
+	for _, d := range drivesIn(v.config) {
+		if d.cdrom() || slices.Contains([]string{"0", "off", "no", "false"}, strings.ToLower(cmp.Or(d.options["replicate"], "1"))) {
 			continue
 		}
 		s, vol, err := w.volume(d.volid, v.host)

@@ -210,9 +210,8 @@ func (w *World) checkLocalDevices(v *vm, target string, running bool) error {
 func (m *migration) scan(v *vm) ([]localVolume, error) {
 	var found []localVolume
 	refused := false
-	for _, key := range driveKeys(v.config) {
-		d, err := parseDrive(key, v.config[key])
-		if err != nil || d.empty() || d.options["shared"] == "1" {
+	for key, d := range drivesIn(v.config) {
+		if d.options["shared"] == "1" {
 			continue
 		}
 		s, _, err := m.w.volume(d.volid, v.host)
@@ -345,9 +344,9 @@ func (m *migration) handOver() error {
 
 // rename puts the copies' names into the configuration.
 func (m *migration) rename(v *vm) {
-	for _, key := range driveKeys(v.config) {
+	for key, d := range drivesIn(v.config) {
 		for _, l := range m.volumes {
-			if d, err := parseDrive(key, v.config[key]); err == nil && d.volid == l.source {
+			if d.volid == l.source {
 				d.volid = l.target
 				v.config[key] = d.String()
 			}
@@ -466,11 +465,10 @@ func (w *World) lackingStorages(v *vm, host string) []string {
 func (w *World) localDisks(v *vm) []LocalDisk {
 	var found []LocalDisk
 	add := func(config map[string]string) {
-		for _, key := range driveKeys(config) {
-			d, err := parseDrive(key, config[key])
+		for key, d := range drivesIn(config) {
 			id, _, _ := strings.Cut(d.volid, ":")
 			known := slices.ContainsFunc(found, func(l LocalDisk) bool { return l.Volid == d.volid })
-			if s := w.storages[id]; err != nil || known || d.empty() || d.options["shared"] == "1" || s != nil && s.Shared {
+			if s := w.storages[id]; known || d.options["shared"] == "1" || s != nil && s.Shared {
 				continue
 			}
 			l := LocalDisk{Volid: d.volid, Key: key, CDROM: d.cdrom(), Unused: strings.HasPrefix(key, "unused")}
@@ -490,9 +488,7 @@ func (w *World) localDisks(v *vm) []LocalDisk {
 // AddMapping adds a resource mapping of devices on hosts, which VMs can name: kind is
 // "pci" or "usb".
 func (w *World) AddMapping(kind, id string, hosts ...string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.mappings[kind+" "+id] = toSet(hosts)
+	w.set(func() { w.mappings[kind+" "+id] = toSet(hosts) })
 }
 
 // mappingOf is the mapped device that an option names; "" if none.

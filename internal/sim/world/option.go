@@ -3,6 +3,7 @@ package world
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"regexp"
@@ -79,11 +80,7 @@ func optionName(key string) string {
 	if name == "numa" {
 		return "numa#"
 	}
-	indexed := []string{
-		"audio", "hostpci", "ide", "ipconfig", "net", "parallel", "rng", "sata", "scsi", "serial",
-		"unused", "usb", "virtio", "virtiofs",
-	}
-	if slices.Contains(indexed, name) {
+	if _, indexed := lastIndex[name]; indexed {
 		return name
 	}
 	return key
@@ -283,6 +280,18 @@ func driveKeys(config map[string]string) []string {
 	}
 	slices.SortFunc(keys, compareKeys)
 	return keys
+}
+
+// drivesIn are the drives of a configuration that have a volume, unused ones included, by key, in bus
+// order.
+func drivesIn(config map[string]string) iter.Seq2[string, drive] {
+	return func(yield func(string, drive) bool) {
+		for _, key := range driveKeys(config) {
+			if d, err := parseDrive(key, config[key]); err == nil && !d.empty() && !yield(key, d) {
+				return
+			}
+		}
+	}
 }
 
 // compareKeys orders "scsi2" before "scsi10".

@@ -62,19 +62,17 @@ func (w *World) Start(user, host string, id int) (string, error) {
 
 // startVM starts the task; mu must be held.
 func (w *World) startVM(user, host string, id int) (upid string) {
-	return w.startTask(host, "qmstart", strconv.Itoa(id), user, func(t *task) error {
-		return w.withVM(t, host, id, func(v *vm) error {
-			p, err := w.launch(v)
-			if err == nil && v.temporaryVariables() {
-				t.warnf("no efidisk configured! Using temporary efivars disk.")
-			}
-			w.mu.Unlock()
-			if err == nil {
-				w.boot(p)
-			}
-			w.mu.Lock()
-			return err
-		})
+	return w.vmTask("qmstart", user, host, id, func(t *task, v *vm) error {
+		p, err := w.launch(v)
+		if err == nil && v.temporaryVariables() {
+			t.warnf("no efidisk configured! Using temporary efivars disk.")
+		}
+		w.mu.Unlock()
+		if err == nil {
+			w.boot(p)
+		}
+		w.mu.Lock()
+		return err
 	})
 }
 
@@ -93,11 +91,9 @@ func (w *World) Stop(user, host string, id int) (string, error) {
 }
 
 func (w *World) stopVM(user, host string, id int) (upid string) {
-	return w.startTask(host, "qmstop", strconv.Itoa(id), user, func(t *task) error {
-		return w.withVM(t, host, id, func(v *vm) error {
-			w.cut(v, v.proc)
-			return nil
-		})
+	return w.vmTask("qmstop", user, host, id, func(_ *task, v *vm) error {
+		w.cut(v, v.proc)
+		return nil
 	})
 }
 
@@ -125,9 +121,7 @@ func (w *World) shutdownVM(user, host string, r ShutdownRequest) (upid string) {
 	if r.Timeout == 0 {
 		r.Timeout = time.Minute
 	}
-	return w.startTask(host, "qmshutdown", strconv.Itoa(r.ID), user, func(t *task) error {
-		return w.withVM(t, host, r.ID, func(v *vm) error { return w.powerButton(t, v, r) })
-	})
+	return w.vmTask("qmshutdown", user, host, r.ID, func(t *task, v *vm) error { return w.powerButton(t, v, r) })
 }
 
 // Reset restarts a VM's guest in a task; the process keeps running.
@@ -144,35 +138,35 @@ func (w *World) Reset(user, host string, id int) (string, error) {
 	if v.proc == nil {
 		return "", failf("VM %d not running", id)
 	}
-	return w.startTask(host, "qmreset", strconv.Itoa(id), user, func(t *task) error {
-		return w.withVM(t, host, id, w.restart)
-	}), nil
+	return w.vmTask("qmreset", user, host, id, func(_ *task, v *vm) error { return w.restart(v) }), nil
 }
 
-// withVM runs a worker under the lock of a VM's configuration. It calls act with mu held;
-// act may release it meanwhile.
-func (w *World) withVM(t *task, host string, id int, act func(*vm) error) error {
-	unlock, err := w.lockConfig(id)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := t.begin(taskTime); err != nil {
-		return err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
-		return ErrClosed
-	}
-	v, err := w.vmOn(host, id)
-	if err != nil {
-		return err
-	}
-	if err := v.checkLock(); err != nil {
-		return err
-	}
-	return act(v)
+// vmTask starts a worker that acts under the lock of a VM's configuration; mu must be held. It calls
+// act with mu held; act may release it meanwhile.
+func (w *World) vmTask(kind, user, host string, id int, act func(*task, *vm) error) (upid string) {
+	return w.startTask(host, kind, strconv.Itoa(id), user, func(t *task) error {
+		unlock, err := w.lockConfig(id)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if err := t.begin(taskTime); err != nil {
+			return err
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.closed {
+			return ErrClosed
+		}
+		v, err := w.vmOn(host, id)
+		if err != nil {
+			return err
+		}
+		if err := v.checkLock(); err != nil {
+			return err
+		}
+		return act(t, v)
+	})
 }
 
 // cut ends a process and waits for its guest's end; mu is held, but released meanwhile.
@@ -391,8 +385,8 @@ func (w *World) hardware(v *vm, p *process) *Hardware {
 // cloudInit is the network part of the VM's cloud-init drive, which is rewritten at every
 // start (vm_start_nolock in QemuServer.pm).
 func (v *vm) cloudInit() map[int]string {
-	for _, key := range driveKeys(v.config) {
-		if d, err := parseDrive(key, v.config[key]); err != nil || !isCloudInit(d.volid) {
+	for _, d := range drivesIn(v.config) {
+		if !isCloudInit(d.volid) {
 			continue
 		}
 		settings := map[int]string{}

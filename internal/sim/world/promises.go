@@ -373,15 +373,7 @@ func (w *World) dumpStorage(d *dumper, s *storage) {
 }
 
 func (w *World) dumpAccess(d *dumper) {
-	pools := map[string][]int{}
-	for name := range w.pools {
-		pools[name] = nil
-	}
-	for _, id := range w.vmids() {
-		if p := w.vms[id].pool; p != "" {
-			pools[p] = append(pools[p], id)
-		}
-	}
+	pools := w.poolMembers()
 	for _, name := range slices.Sorted(maps.Keys(pools)) {
 		d.linef("pool %s: %v", name, pools[name])
 	}

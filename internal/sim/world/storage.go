@@ -133,6 +133,15 @@ func (s *storage) at(host string) map[string]*volume {
 	return s.volumes[host]
 }
 
+// ofStorage changes a storage, if there is one of that name.
+func (w *World) ofStorage(id string, change func(*storage)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s, ok := w.storages[id]; ok {
+		change(s)
+	}
+}
+
 // storageOn finds a storage of a host.
 func (w *World) storageOn(id, host string) (*storage, error) {
 	s, ok := w.storages[id]
@@ -408,11 +417,7 @@ func (s *storage) filePath(name string) string {
 
 // SetStorageActive sets whether a host can reach one of its storages.
 func (w *World) SetStorageActive(id, host string, active bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if s, ok := w.storages[id]; ok {
-		s.offline[host] = !active
-	}
+	w.ofStorage(id, func(s *storage) { s.offline[host] = !active })
 }
 
 // activate is activate_storage of pve-storage's Storage.pm and its plugins, which precedes
@@ -443,11 +448,7 @@ const (
 
 // BusyStorage makes the next n renames of a storage's volumes fail; n < 0: all until NoMoreFailures.
 func (w *World) BusyStorage(id string, n int, fault RenameFault) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if s, ok := w.storages[id]; ok {
-		s.busy, s.busyAs = n, fault
-	}
+	w.ofStorage(id, func(s *storage) { s.busy, s.busyAs = n, fault })
 }
 
 // busyRename is how the next rename fails; 0: it does not. LVM can rename logical volumes
@@ -503,11 +504,7 @@ type ThinPool struct {
 // SetThinPool sets the usage of a host's pool below an lvmthin storage. Its names and size
 // are the storage's.
 func (w *World) SetThinPool(id, host string, p ThinPool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if s, ok := w.storages[id]; ok {
-		s.pools[host] = p
-	}
+	w.ofStorage(id, func(s *storage) { s.pools[host] = p })
 }
 
 // ThinPools lists the thin pools of a host, by storage.

@@ -243,16 +243,12 @@ type failure struct {
 // FailNext makes the next task of a type ("qmcreate"), or the next request ("POST /nodes/pve1/qemu", path
 // without /api2/json, by prefix), fail with message and without any effect.
 func (w *World) FailNext(match, message string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.failures = append(w.failures, failure{match: match, message: message})
+	w.set(func() { w.failures = append(w.failures, failure{match: match, message: message}) })
 }
 
 // WarnNext makes the next task of a type do its work and end with a warning.
 func (w *World) WarnNext(taskType, message string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.failures = append(w.failures, failure{match: taskType, message: message, warns: true})
+	w.set(func() { w.failures = append(w.failures, failure{match: taskType, message: message, warns: true}) })
 }
 
 // PendingFailures are those of FailNext, WarnNext and StopNextMove that have not happened yet.
@@ -307,15 +303,7 @@ func (w *World) takeFailure(taskType string) failure {
 }
 
 // FillStorage leaves no free space on a storage until FreeStorage.
-func (w *World) FillStorage(id string) { w.setFull(id, true) }
+func (w *World) FillStorage(id string) { w.ofStorage(id, func(s *storage) { s.full = true }) }
 
 // FreeStorage undoes FillStorage.
-func (w *World) FreeStorage(id string) { w.setFull(id, false) }
-
-func (w *World) setFull(id string, full bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if s, ok := w.storages[id]; ok {
-		s.full = full
-	}
-}
+func (w *World) FreeStorage(id string) { w.ofStorage(id, func(s *storage) { s.full = false }) }

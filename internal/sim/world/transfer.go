@@ -87,16 +87,8 @@ func (w *World) reach(s *storage, entry, target string) error {
 // removes the previous file.
 func (w *World) importFile(t *task, s *storage, host, name string, r UploadRequest) error {
 	t.printf("starting file import from: %s", r.Spool.Name)
-	if r.Algorithm != "" {
-		got, err := hexDigest(r.Algorithm, r.Spool.media.Open())
-		if err != nil {
-			return err
-		}
-		if !strings.EqualFold(got, r.Checksum) {
-			t.printf("calculating checksum...")
-			return fmt.Errorf("checksum mismatch: got '%s' != expect '%s'", got, r.Checksum)
-		}
-		t.printf("calculating checksum...OK, checksum verified")
+	if err := verify(t, r.Spool.media, r.Algorithm, r.Checksum); err != nil {
+		return err
 	}
 	if err := checkImage(r.Content, name, r.Spool.Name, r.Spool.media); err != nil {
 		return err
@@ -185,32 +177,17 @@ func (s *storage) putISO(host, name string, data []byte) {
 
 // hexDigest is a checksum as Proxmox writes it.
 func hexDigest(algorithm string, r io.Reader) (string, error) {
-	h := newHash(algorithm)
-	if h == nil {
+	made := map[string]func() hash.Hash{
+		"md5": md5.New, "sha1": sha1.New, "sha224": sha256.New224, "sha256": sha256.New, "sha384": sha512.New384, "sha512": sha512.New,
+	}[algorithm]
+	if made == nil {
 		return "", fmt.Errorf("unknown algorithm '%s'", algorithm)
 	}
+	h := made()
 	if _, err := io.Copy(h, r); err != nil {
 		return "", fmt.Errorf("read: %w", err)
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
-}
-
-func newHash(algorithm string) hash.Hash {
-	switch algorithm {
-	case "md5":
-		return md5.New()
-	case "sha1":
-		return sha1.New()
-	case "sha224":
-		return sha256.New224()
-	case "sha256":
-		return sha256.New()
-	case "sha384":
-		return sha512.New384()
-	case "sha512":
-		return sha512.New()
-	}
-	return nil
 }
 
 // DownloadRequest asks a host to fetch a file.
@@ -319,7 +296,7 @@ func (w *World) fetchTo(t *task, s *storage, host, partial string, r DownloadReq
 	if err := t.delay(copyTime(file.Size())); err != nil {
 		return fmt.Errorf("download failed: %w", err)
 	}
-	if err := verify(t, file.media, r); err != nil {
+	if err := verify(t, file.media, r.Algorithm, r.Checksum); err != nil {
 		return err
 	}
 	name, _, _ := strings.Cut(partial, ".tmp_dwnl")
@@ -329,17 +306,17 @@ func (w *World) fetchTo(t *task, s *storage, host, partial string, r DownloadReq
 	return nil
 }
 
-func verify(t *task, m *Media, r DownloadRequest) error {
-	if r.Algorithm == "" {
+func verify(t *task, m *Media, algorithm, checksum string) error {
+	if algorithm == "" {
 		return nil
 	}
-	got, err := hexDigest(r.Algorithm, m.Open())
+	got, err := hexDigest(algorithm, m.Open())
 	if err != nil {
 		return err
 	}
-	if !strings.EqualFold(got, r.Checksum) {
+	if !strings.EqualFold(got, checksum) {
 		t.printf("calculating checksum...")
-		return fmt.Errorf("checksum mismatch: got '%s' != expect '%s'", got, r.Checksum)
+		return fmt.Errorf("checksum mismatch: got '%s' != expect '%s'", got, checksum)
 	}
 	t.printf("calculating checksum...OK, checksum verified")
 	return nil
@@ -423,18 +400,10 @@ func address(target string) string {
 type DialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
 // SetDial sets how hosts connect outside of the datacentre. Without it they can't.
-func (w *World) SetDial(dial DialFunc) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.dial = dial
-}
+func (w *World) SetDial(dial DialFunc) { w.set(func() { w.dial = dial }) }
 
 // SetOutbound sets whether a host can connect outside of the datacentre.
-func (w *World) SetOutbound(host string, open bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.isolated[host] = !open
-}
+func (w *World) SetOutbound(host string, open bool) { w.set(func() { w.isolated[host] = !open }) }
 
 // webRequest is a host's request to a web server.
 type webRequest struct {

@@ -414,11 +414,7 @@ func (f Firewall) clone() Firewall {
 }
 
 // SetFirewall sets a VM's firewall file.
-func (w *World) SetFirewall(vmid int, f Firewall) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.setFirewall(vmid, f.clone())
-}
+func (w *World) SetFirewall(vmid int, f Firewall) { w.set(func() { w.setFirewall(vmid, f.clone()) }) }
 
 // setFirewall removes an empty file, as save_vmfw_conf does.
 func (w *World) setFirewall(vmid int, f Firewall) {

@@ -305,11 +305,7 @@ func (w *World) MaySee(user, volid string) bool {
 
 // RegisterTags makes tags of VMs privileged: only users with Sys.Modify on / may add or
 // remove them.
-func (w *World) RegisterTags(tags ...string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.registered = toSet(tags)
-}
+func (w *World) RegisterTags(tags ...string) { w.set(func() { w.registered = toSet(tags) }) }
 
 // RegisteredTags lists the privileged tags.
 func (w *World) RegisteredTags() []string {
@@ -326,11 +322,7 @@ type TagAccess struct {
 }
 
 // RestrictTags sets user-tag-access.
-func (w *World) RestrictTags(a TagAccess) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.tagAccess = a
-}
+func (w *World) RestrictTags(a TagAccess) { w.set(func() { w.tagAccess = a }) }
 
 // TagAccess returns user-tag-access.
 func (w *World) TagAccess() TagAccess {

@@ -306,21 +306,13 @@ func (s *storage) room(host string, size int64) bool {
 
 // SetCapacity sets a storage's size, per host if it is not shared.
 func (w *World) SetCapacity(id string, bytes int64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if s, ok := w.storages[id]; ok {
-		s.Capacity = bytes
-	}
+	w.ofStorage(id, func(s *storage) { s.Capacity = bytes })
 }
 
 // Preallocate makes a storage of files allocate new images fully, like its option
 // preallocation.
 func (w *World) Preallocate(id string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if s, ok := w.storages[id]; ok {
-		s.Preallocation = "falloc"
-	}
+	w.ofStorage(id, func(s *storage) { s.Preallocation = "falloc" })
 }
 
 // errNoInfo is what Proxmox makes of qemu-img's failure to open a file.

@@ -110,6 +110,13 @@ func (l *lock) Lock() {
 // Look locks without a change.
 func (l *lock) Look() { l.Mutex.Lock() }
 
+// set makes a change with mu held.
+func (w *World) set(change func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change()
+}
+
 // Changes grows whenever something in the datacentre may have changed. If it is unchanged,
 // nothing has.
 func (w *World) Changes() uint64 {
@@ -135,11 +142,7 @@ func New(o Options) *World {
 
 // SetFirmware sets the firmware of VMs that are powered on from now on. Without one, a
 // running VM does nothing and ignores its power button.
-func (w *World) SetFirmware(f Firmware) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.firmware = f
-}
+func (w *World) SetFirmware(f Firmware) { w.set(func() { w.firmware = f }) }
 
 // AddHost adds a Proxmox node.
 func (w *World) AddHost(name string) {

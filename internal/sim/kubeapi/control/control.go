@@ -171,7 +171,6 @@ func (m *Manager) took(node, what string, d time.Duration) {
 
 // pass does the next step of everything and returns when a timer ends next. A write that conflicts with another
 // client's is left to the pass that the other write causes.
-// else's is left to the pass which that other write causes.
 func (m *Manager) pass(ctx context.Context) (next time.Time, ok bool, err error) {
 	m.timers.begin()
 	for _, stage := range m.stages {
@@ -213,14 +212,23 @@ func all[T store.Object](ctx context.Context, s store.Store, r schema.GroupVersi
 	return list, nil
 }
 
-// controlledBy says whether the object belongs to the controller with that UID.
-func controlledBy(obj, owner store.Object) bool {
-	ref := metav1.GetControllerOfNoCopy(obj)
-	return ref != nil && ref.UID == owner.GetUID()
+// each acts on all objects of a resource, until an error.
+func each[T store.Object](ctx context.Context, s store.Store, r schema.GroupVersionResource, act func(T) error) error {
+	list, err := all[T](ctx, s, r)
+	if err != nil {
+		return err
+	}
+	for _, o := range list {
+		if err := act(o); err != nil {
+			return fmt.Errorf("%s %s/%s: %w", r.Resource, o.GetNamespace(), o.GetName(), err)
+		}
+	}
+	return nil
 }
 
+// owned are the objects that belong to the controller owner.
 func owned[T store.Object](list []T, owner store.Object) []T {
-	return slices.DeleteFunc(slices.Clone(list), func(o T) bool { return !controlledBy(o, owner) })
+	return slices.DeleteFunc(slices.Clone(list), func(o T) bool { return !metav1.IsControlledBy(o, owner) })
 }
 
 // timers are the running simulated durations. A timer that a pass does not ask for is

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -41,11 +42,9 @@ func (m *Manager) moveReplicas(ctx context.Context) error {
 	if err != nil || len(nodes) == 0 {
 		return err
 	}
-	for i := range nodes {
-		nodes[i] = nodes[i].DeepCopy()
-	}
 	var disks []longhornDisk
 	for _, n := range nodes {
+		n = n.DeepCopy()
 		specs, _, _ := unstructured.NestedMap(n.Object, "spec", "disks")
 		for _, id := range slices.Sorted(maps.Keys(specs)) {
 			disks = append(disks, longhornDisk{n, id})
@@ -108,13 +107,10 @@ func (m *Manager) takes(ctx context.Context, d longhornDisk, volume string, disk
 		return false
 	}
 	k := o.(*corev1.Node)
-	ready := slices.ContainsFunc(k.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
 	has := slices.ContainsFunc(disks, func(o longhornDisk) bool {
 		return o.node == d.node && slices.ContainsFunc(slices.Collect(maps.Keys(o.replicas())), func(r string) bool { return volumeOf(r) == volume })
 	})
-	return ready && !k.Spec.Unschedulable && !has
+	return readiness(k) == corev1.ConditionTrue && !k.Spec.Unschedulable && !has
 }
 
 func (m *Manager) moveReplica(ctx context.Context, replica string, from, to longhornDisk) error {
@@ -159,12 +155,7 @@ func (m *Manager) moveObject(ctx context.Context, replica, name string, to longh
 	fresh := o.(*unstructured.Unstructured).DeepCopy()
 	fresh.SetName(name)
 	fresh.SetResourceVersion("")
-	labels := fresh.GetLabels()
-	if labels == nil {
-		labels = map[string]string{}
-	}
-	labels["longhornnode"] = to.node.GetName()
-	fresh.SetLabels(labels)
+	fresh.SetLabels(labels.Merge(fresh.GetLabels(), labels.Set{"longhornnode": to.node.GetName()}))
 	uuid, _, _ := unstructured.NestedString(to.node.Object, "status", "diskStatus", to.id, "diskUUID")
 	path, _, _ := unstructured.NestedString(to.node.Object, "spec", "disks", to.id, "path")
 	for field, value := range map[string]string{"nodeID": to.node.GetName(), "diskID": uuid, "diskPath": path} {
@@ -393,15 +384,11 @@ func (m *Manager) setCopy(ctx context.Context, r *unstructured.Unstructured, hea
 // showFilling writes in the volume's Engine, if there is one, how much of a replica is filled, as the engine
 // controller does from what the engine answers (refreshEngine in controller/engine_controller.go).
 func (m *Manager) showFilling(ctx context.Context, volume, r *unstructured.Unstructured, part float64) error {
-	engines, err := all[*unstructured.Unstructured](ctx, m.store, longhorn.WithResource("engines"))
-	if err != nil {
-		return err
-	}
-	for _, e := range engines {
+	return each(ctx, m.store, longhorn.WithResource("engines"), func(e *unstructured.Unstructured) error {
 		addresses, _, _ := unstructured.NestedStringMap(e.Object, "status", "currentReplicaAddressMap")
 		address := addresses[r.GetName()]
 		if text(e, "spec", "volumeName") != volume.GetName() || address == "" {
-			continue
+			return nil
 		}
 		status := map[string]any{"isRebuilding": part < 1, "progress": int64(100 * part), "state": "in_progress", "error": ""}
 		if part == 1 {
@@ -416,9 +403,7 @@ func (m *Manager) showFilling(ctx context.Context, volume, r *unstructured.Unstr
 		if err := unstructured.SetNestedMap(fresh.Object, rebuilds, "status", "rebuildStatus"); err != nil {
 			return err
 		}
-		if _, err := m.store.Update(ctx, longhorn.WithResource("engines"), fresh, store.Status); err != nil {
-			return err
-		}
-	}
-	return nil
+		_, err := m.store.Update(ctx, longhorn.WithResource("engines"), fresh, store.Status)
+		return err
+	})
 }

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -94,16 +95,13 @@ func (m *Manager) running() map[string]*kubelet {
 }
 
 func (m *Manager) syncNodes(ctx context.Context) error {
-	nodes, err := all[*corev1.Node](ctx, m.store, store.Nodes())
+	kubelets := m.running()
+	err := each(ctx, m.store, store.Nodes(), func(n *corev1.Node) error {
+		defer delete(kubelets, n.Name)
+		return m.syncNode(ctx, n, kubelets[n.Name])
+	})
 	if err != nil {
 		return err
-	}
-	kubelets := m.running()
-	for _, n := range nodes {
-		if err := m.syncNode(ctx, n, kubelets[n.Name]); err != nil {
-			return fmt.Errorf("node %s: %w", n.Name, err)
-		}
-		delete(kubelets, n.Name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
 		if k := kubelets[name]; !k.registered {
@@ -133,27 +131,13 @@ func (m *Manager) register(ctx context.Context, k *kubelet) error {
 
 // mark sets the labels, annotations and taints of kubelet and machine.
 func (k *kubelet) mark(n *corev1.Node) {
-	labels := map[string]string{
-		"beta.kubernetes.io/arch": "amd64",
-		"beta.kubernetes.io/os":   "linux",
-		corev1.LabelArchStable:    "amd64",
-		corev1.LabelOSStable:      "linux",
-		corev1.LabelHostname:      k.Name,
-	}
-	maps.Copy(labels, k.Labels)
-	annotations := map[string]string{
-		"node.alpha.kubernetes.io/ttl":                           "0",
-		"volumes.kubernetes.io/controller-managed-attach-detach": "true",
-	}
-	maps.Copy(annotations, k.Annotations)
-	if n.Labels == nil {
-		n.Labels = map[string]string{}
-	}
-	if n.Annotations == nil {
-		n.Annotations = map[string]string{}
-	}
-	maps.Copy(n.Labels, labels)
-	maps.Copy(n.Annotations, annotations)
+	n.Labels = labels.Merge(labels.Merge(n.Labels, labels.Set{
+		"beta.kubernetes.io/arch": "amd64", corev1.LabelArchStable: "amd64",
+		"beta.kubernetes.io/os": "linux", corev1.LabelOSStable: "linux", corev1.LabelHostname: k.Name,
+	}), k.Labels)
+	n.Annotations = labels.Merge(labels.Merge(n.Annotations, labels.Set{
+		"node.alpha.kubernetes.io/ttl": "0", "volumes.kubernetes.io/controller-managed-attach-detach": "true",
+	}), k.Annotations)
 }
 
 // report sets the status that a kubelet sends at start.
@@ -384,16 +368,7 @@ func (m *Manager) renewLease(ctx context.Context, node string) error {
 // attachVolumes is the external-attacher of every CSI driver: it attaches what the
 // attach-detach controller requests, and detaches what that has released.
 func (m *Manager) attachVolumes(ctx context.Context) error {
-	attachments, err := all[*storagev1.VolumeAttachment](ctx, m.store, store.Attachments())
-	if err != nil {
-		return err
-	}
-	for _, a := range attachments {
-		if err := m.attachVolume(ctx, a); err != nil {
-			return fmt.Errorf("attachment %s: %w", a.Name, err)
-		}
-	}
-	return nil
+	return each(ctx, m.store, store.Attachments(), func(a *storagev1.VolumeAttachment) error { return m.attachVolume(ctx, a) })
 }
 
 func (m *Manager) attachVolume(ctx context.Context, a *storagev1.VolumeAttachment) error {

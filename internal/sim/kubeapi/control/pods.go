@@ -21,10 +21,6 @@ import (
 // runPods does what a kubelet does with the pods of its node. Pods of a node without a
 // running kubelet stay as they are, but become unready once the node is lost.
 func (m *Manager) runPods(ctx context.Context) error {
-	pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
-	if err != nil {
-		return err
-	}
 	nodes, err := all[*corev1.Node](ctx, m.store, store.Nodes())
 	if err != nil {
 		return err
@@ -34,16 +30,13 @@ func (m *Manager) runPods(ctx context.Context) error {
 		byName[n.Name] = n
 	}
 	kubelets := m.running()
-	for _, p := range pods {
+	return each(ctx, m.store, store.Pods(), func(p *corev1.Pod) error {
 		n := byName[p.Spec.NodeName]
 		if n == nil {
-			continue
+			return nil
 		}
-		if err := m.runPod(ctx, p, n, kubelets[n.Name]); err != nil {
-			return fmt.Errorf("pod %s/%s: %w", p.Namespace, p.Name, err)
-		}
-	}
-	return nil
+		return m.runPod(ctx, p, n, kubelets[n.Name])
+	})
 }
 
 func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *kubelet) error {
@@ -63,7 +56,7 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 	case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
 		return nil
 	case !up:
-		if m.alone() && podReady(p) && readiness(n) != corev1.ConditionTrue {
+		if m.alone() && PodReady(p) && readiness(n) != corev1.ConditionTrue {
 			lost := withReadiness(p, corev1.ConditionFalse)
 			lost.Status.ContainerStatuses = p.Status.ContainerStatuses // only the kubelet knows them
 			return m.writePod(ctx, lost)
@@ -71,7 +64,7 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 		return nil
 	case isMirror(p):
 		return m.reflect(ctx, p, k)
-	case podReady(p):
+	case PodReady(p):
 		return nil
 	case !m.timers.due("start/"+string(p.UID)+k.BootID, startAfter):
 		return nil
@@ -124,7 +117,8 @@ func podIP(p *corev1.Pod) string {
 	return fmt.Sprintf("10.244.%d.%d", byte(s>>8), byte(s))
 }
 
-func podReady(p *corev1.Pod) bool {
+// PodReady says whether a pod has the condition Ready.
+func PodReady(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
@@ -170,28 +164,17 @@ func endsAfter(p *corev1.Pod) time.Duration {
 // evictFromLost deletes the pods of a node that has been unreachable for long; without a
 // kubelet they stay terminating.
 func (m *Manager) evictFromLost(ctx context.Context) error {
-	nodes, err := all[*corev1.Node](ctx, m.store, store.Nodes())
-	if err != nil {
-		return err
-	}
-	for _, n := range nodes {
+	return each(ctx, m.store, store.Nodes(), func(n *corev1.Node) error {
 		if readiness(n) != corev1.ConditionUnknown || !m.timers.due("evict/"+string(n.UID), evictAfter) {
-			continue
+			return nil
 		}
-		pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
-		if err != nil {
-			return err
-		}
-		for _, p := range pods {
+		return each(ctx, m.store, store.Pods(), func(p *corev1.Pod) error {
 			if p.Spec.NodeName != n.Name || p.DeletionTimestamp != nil || staysOnNode(p) {
-				continue
+				return nil
 			}
-			if _, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{}); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+			return m.deletePod(ctx, p)
+		})
+	})
 }
 
 // staysOnNode says whether the pod belongs to its node: a DaemonSet's or a static one.
@@ -305,11 +288,10 @@ func (s StaticPod) mirrors(p *corev1.Pod, n *corev1.Node) bool {
 func (s StaticPod) mirror(n *corev1.Node) *corev1.Pod {
 	p := s.Pod.DeepCopy()
 	p.Name += "-" + n.Name
-	if p.Annotations == nil {
-		p.Annotations = map[string]string{}
-	}
-	p.Annotations[corev1.MirrorPodAnnotationKey], p.Annotations[configHash] = s.Hash, s.Hash
-	p.Annotations[configSource], p.Annotations[configSeen] = "http", time.Now().UTC().Format(time.RFC3339Nano)
+	p.Annotations = labels.Merge(p.Annotations, labels.Set{
+		corev1.MirrorPodAnnotationKey: s.Hash, configHash: s.Hash,
+		configSource: "http", configSeen: time.Now().UTC().Format(time.RFC3339Nano),
+	})
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID, Controller: new(true)}}
 	p.Spec.NodeName = n.Name
 	p.Spec.Tolerations = []corev1.Toleration{{Effect: corev1.TaintEffectNoExecute, Operator: corev1.TolerationOpExists}}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +41,7 @@ func active(p *corev1.Pod) bool {
 func readyPods(pods []*corev1.Pod) int32 {
 	var n int32
 	for _, p := range pods {
-		if podReady(p) {
+		if PodReady(p) {
 			n++
 		}
 	}
@@ -57,6 +56,12 @@ func wantedReplicas(n *int32) int {
 	return int(*n)
 }
 
+// deletePod lets a pod end in its grace period.
+func (m *Manager) deletePod(ctx context.Context, p *corev1.Pod) error {
+	_, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{})
+	return err
+}
+
 func (m *Manager) createPod(ctx context.Context, p *corev1.Pod) error {
 	if m.terminating(ctx, p.Namespace) {
 		return nil
@@ -69,20 +74,15 @@ func (m *Manager) createPod(ctx context.Context, p *corev1.Pod) error {
 
 // syncDaemonSets creates a DaemonSet's pod on every Node that it selects.
 func (m *Manager) syncDaemonSets(ctx context.Context) error {
-	sets, err := all[*appsv1.DaemonSet](ctx, m.store, store.DaemonSets())
-	if err != nil {
-		return err
-	}
 	nodes, err := all[*corev1.Node](ctx, m.store, store.Nodes())
 	if err != nil {
 		return err
 	}
-	for _, ds := range sets {
-		pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
+	return each(ctx, m.store, store.DaemonSets(), func(ds *appsv1.DaemonSet) error {
+		pods, err := m.podsOf(ctx, ds)
 		if err != nil {
 			return err
 		}
-		pods = owned(pods, ds)
 		hash, err := templateHash(ds.Spec.Template)
 		if err != nil {
 			return err
@@ -100,11 +100,7 @@ func (m *Manager) syncDaemonSets(ctx context.Context) error {
 				continue
 			}
 			p := podFrom(ds, "DaemonSet", ds.Spec.Template)
-			p.Labels = maps.Clone(p.Labels)
-			if p.Labels == nil {
-				p.Labels = map[string]string{}
-			}
-			p.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] = hash
+			metav1.SetMetaDataLabel(&p.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, hash)
 			p.Spec.NodeName = n.Name
 			if err := m.createPod(ctx, p); err != nil {
 				return err
@@ -119,11 +115,14 @@ func (m *Manager) syncDaemonSets(ctx context.Context) error {
 		fresh.Status.DesiredNumberScheduled, fresh.Status.CurrentNumberScheduled = wanted, int32(len(pods))
 		fresh.Status.NumberReady, fresh.Status.NumberAvailable = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = ds.Generation
-		if err := m.writeStatus(ctx, store.DaemonSets(), &fresh, equality.Semantic.DeepEqual(ds.Status, fresh.Status)); err != nil {
-			return err
-		}
-	}
-	return nil
+		return m.writeStatus(ctx, store.DaemonSets(), ds, &fresh)
+	})
+}
+
+// podsOf are the pods that a workload controls now.
+func (m *Manager) podsOf(ctx context.Context, owner store.Object) ([]*corev1.Pod, error) {
+	pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
+	return owned(pods, owner), err
 }
 
 func living(pods []*corev1.Pod) []*corev1.Pod {
@@ -137,13 +136,13 @@ func (m *Manager) renew(ctx context.Context, outdated []*corev1.Pod, unavailable
 		if p.DeletionTimestamp != nil {
 			continue
 		}
-		if podReady(p) {
+		if PodReady(p) {
 			if unavailable > 0 {
 				continue
 			}
 			unavailable++
 		}
-		if _, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{}); err != nil {
+		if err := m.deletePod(ctx, p); err != nil {
 			return err
 		}
 	}
@@ -152,8 +151,8 @@ func (m *Manager) renew(ctx context.Context, outdated []*corev1.Pod, unavailable
 
 // writeStatus writes the status of an object unless it is unchanged. The store keeps a
 // copy.
-func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource, fresh store.Object, same bool) error {
-	if same {
+func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource, old, fresh store.Object) error {
+	if equality.Semantic.DeepEqual(old, fresh) {
 		return nil
 	}
 	_, err := m.store.Update(ctx, r, fresh, store.Status)
@@ -162,23 +161,19 @@ func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource
 
 // syncReplicaSets replaces pods as soon as they are terminating, not when they are gone.
 func (m *Manager) syncReplicaSets(ctx context.Context) error {
-	sets, err := all[*appsv1.ReplicaSet](ctx, m.store, store.ReplicaSets())
-	if err != nil {
-		return err
-	}
-	for _, rs := range sets {
-		pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
+	return each(ctx, m.store, store.ReplicaSets(), func(rs *appsv1.ReplicaSet) error {
+		pods, err := m.podsOf(ctx, rs)
 		if err != nil {
 			return err
 		}
-		pods = slices.DeleteFunc(owned(pods, rs), func(p *corev1.Pod) bool { return !active(p) })
+		pods = living(pods)
 		for range wantedReplicas(rs.Spec.Replicas) - len(pods) {
 			if err := m.createPod(ctx, podFrom(rs, "ReplicaSet", rs.Spec.Template)); err != nil {
 				return err
 			}
 		}
 		for i := wantedReplicas(rs.Spec.Replicas); i < len(pods); i++ {
-			if _, err := m.store.Delete(ctx, store.Pods(), rs.Namespace, pods[i].Name, metav1.DeleteOptions{}); err != nil {
+			if err := m.deletePod(ctx, pods[i]); err != nil {
 				return err
 			}
 		}
@@ -186,25 +181,17 @@ func (m *Manager) syncReplicaSets(ctx context.Context) error {
 		fresh.Status.Replicas, fresh.Status.FullyLabeledReplicas = int32(len(pods)), int32(len(pods))
 		fresh.Status.ReadyReplicas, fresh.Status.AvailableReplicas = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = rs.Generation
-		if err := m.writeStatus(ctx, store.ReplicaSets(), &fresh, equality.Semantic.DeepEqual(rs.Status, fresh.Status)); err != nil {
-			return err
-		}
-	}
-	return nil
+		return m.writeStatus(ctx, store.ReplicaSets(), rs, &fresh)
+	})
 }
 
 // syncStatefulSets recreates pod N only when the old one is gone.
 func (m *Manager) syncStatefulSets(ctx context.Context) error {
-	sets, err := all[*appsv1.StatefulSet](ctx, m.store, store.StatefulSets())
-	if err != nil {
-		return err
-	}
-	for _, sts := range sets {
-		pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
+	return each(ctx, m.store, store.StatefulSets(), func(sts *appsv1.StatefulSet) error {
+		pods, err := m.podsOf(ctx, sts)
 		if err != nil {
 			return err
 		}
-		pods = owned(pods, sts)
 		for i := range wantedReplicas(sts.Spec.Replicas) {
 			p := podFrom(sts, "StatefulSet", sts.Spec.Template)
 			p.GenerateName, p.Name = "", fmt.Sprintf("%s-%d", sts.Name, i)
@@ -219,29 +206,19 @@ func (m *Manager) syncStatefulSets(ctx context.Context) error {
 		fresh.Status.Replicas, fresh.Status.CurrentReplicas = int32(len(pods)), int32(len(pods))
 		fresh.Status.ReadyReplicas, fresh.Status.AvailableReplicas = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = sts.Generation
-		if err := m.writeStatus(ctx, store.StatefulSets(), &fresh, equality.Semantic.DeepEqual(sts.Status, fresh.Status)); err != nil {
-			return err
-		}
-	}
-	return nil
+		return m.writeStatus(ctx, store.StatefulSets(), sts, &fresh)
+	})
 }
 
 // syncDeployments keeps one ReplicaSet per template; older ones are scaled down at once.
 func (m *Manager) syncDeployments(ctx context.Context) error {
-	deployments, err := all[*appsv1.Deployment](ctx, m.store, store.Deployments())
-	if err != nil {
-		return err
-	}
-	for _, d := range deployments {
+	return each(ctx, m.store, store.Deployments(), func(d *appsv1.Deployment) error {
 		sets, err := all[*appsv1.ReplicaSet](ctx, m.store, store.ReplicaSets())
 		if err != nil {
 			return err
 		}
-		if err := m.syncDeployment(ctx, d, owned(sets, d)); err != nil {
-			return fmt.Errorf("deployment %s/%s: %w", d.Namespace, d.Name, err)
-		}
-	}
-	return nil
+		return m.syncDeployment(ctx, d, owned(sets, d))
+	})
 }
 
 func (m *Manager) syncDeployment(ctx context.Context, d *appsv1.Deployment, sets []*appsv1.ReplicaSet) error {
@@ -277,7 +254,7 @@ func (m *Manager) syncDeployment(ctx context.Context, d *appsv1.Deployment, sets
 	}
 	fresh.Status.UnavailableReplicas = max(0, replicas-fresh.Status.AvailableReplicas)
 	fresh.Status.Conditions = deploymentConditions(&fresh, replicas)
-	return m.writeStatus(ctx, store.Deployments(), &fresh, equality.Semantic.DeepEqual(d.Status, fresh.Status))
+	return m.writeStatus(ctx, store.Deployments(), d, &fresh)
 }
 
 // deploymentConditions say whether the deployment is available and complete; an unchanged
@@ -342,20 +319,13 @@ const grantedFor = 2 * time.Minute
 
 // syncBudgets updates the status of PodDisruptionBudgets, on which evictions are based.
 func (m *Manager) syncBudgets(ctx context.Context) error {
-	budgets, err := all[*policyv1.PodDisruptionBudget](ctx, m.store, store.Budgets())
-	if err != nil {
-		return err
-	}
-	for _, b := range budgets {
+	return each(ctx, m.store, store.Budgets(), func(b *policyv1.PodDisruptionBudget) (err error) {
 		fresh := *b
 		if fresh.Status, err = m.budgetStatus(ctx, b); err != nil {
-			return fmt.Errorf("pod disruption budget %s/%s: %w", b.Namespace, b.Name, err)
-		}
-		if err := m.writeStatus(ctx, store.Budgets(), &fresh, equality.Semantic.DeepEqual(b.Status, fresh.Status)); err != nil {
 			return err
 		}
-	}
-	return nil
+		return m.writeStatus(ctx, store.Budgets(), b, &fresh)
+	})
 }
 
 func (m *Manager) budgetStatus(ctx context.Context, b *policyv1.PodDisruptionBudget) (policyv1.PodDisruptionBudgetStatus, error) {
@@ -392,7 +362,7 @@ func (m *Manager) budgetStatus(ctx context.Context, b *policyv1.PodDisruptionBud
 				status.DisruptedPods = map[string]metav1.Time{}
 			}
 			status.DisruptedPods[p.Name] = at
-		case podReady(p):
+		case PodReady(p):
 			status.CurrentHealthy++
 		}
 	}
@@ -418,23 +388,19 @@ func (m *Manager) expectedPods(ctx context.Context, pods []*corev1.Pod) (int, er
 			continue
 		}
 		counted[string(ref.UID)] = true
-		switch ref.Kind {
-		case "ReplicaSet":
-			o, err := m.store.Get(ctx, store.ReplicaSets(), p.Namespace, ref.Name)
-			if err != nil && !apierrors.IsNotFound(err) {
-				return 0, err
-			}
-			if rs, ok := o.(*appsv1.ReplicaSet); ok {
-				expected += wantedReplicas(rs.Spec.Replicas)
-			}
-		case "StatefulSet":
-			o, err := m.store.Get(ctx, store.StatefulSets(), p.Namespace, ref.Name)
-			if err != nil && !apierrors.IsNotFound(err) {
-				return 0, err
-			}
-			if sts, ok := o.(*appsv1.StatefulSet); ok {
-				expected += wantedReplicas(sts.Spec.Replicas)
-			}
+		r, scales := map[string]schema.GroupVersionResource{"ReplicaSet": store.ReplicaSets(), "StatefulSet": store.StatefulSets()}[ref.Kind]
+		if !scales {
+			continue
+		}
+		o, err := m.store.Get(ctx, r, p.Namespace, ref.Name)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return 0, err
+		}
+		switch o := o.(type) {
+		case *appsv1.ReplicaSet:
+			expected += wantedReplicas(o.Spec.Replicas)
+		case *appsv1.StatefulSet:
+			expected += wantedReplicas(o.Spec.Replicas)
 		}
 	}
 	return expected, nil
@@ -499,13 +465,8 @@ func (m *Manager) collectOne(ctx context.Context, r schema.GroupVersionResource,
 // really deleted. Kubernetes keeps objects whose owner's kind it can't map (apiResource in
 // its controller/garbagecollector).
 func collects(ref metav1.OwnerReference) bool {
-	switch schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind() {
-	case schema.GroupKind{Group: appsv1.GroupName, Kind: "DaemonSet"}, schema.GroupKind{Group: appsv1.GroupName, Kind: "Deployment"},
-		schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}, schema.GroupKind{Group: appsv1.GroupName, Kind: "StatefulSet"},
-		schema.GroupKind{Kind: "Node"}:
-		return true
-	}
-	return false
+	kinds := []string{"DaemonSet.apps", "Deployment.apps", "ReplicaSet.apps", "StatefulSet.apps", "Node"}
+	return slices.Contains(kinds, schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind().String())
 }
 
 // terminateAfter is the namespace controller's delay, in which others can notice
@@ -515,31 +476,21 @@ const terminateAfter = 5 * time.Second
 // terminateNamespaces deletes the content of terminating namespaces, and then the
 // namespaces.
 func (m *Manager) terminateNamespaces(ctx context.Context) error {
-	namespaces, err := all[*corev1.Namespace](ctx, m.store, store.Namespaces())
-	if err != nil {
-		return err
-	}
-	for _, ns := range namespaces {
+	return each(ctx, m.store, store.Namespaces(), func(ns *corev1.Namespace) error {
 		if ns.DeletionTimestamp == nil || !m.timers.due("terminate/"+string(ns.UID), terminateAfter) {
-			continue
+			return nil
 		}
-		left, err := m.emptyNamespace(ctx, ns.Name)
-		if err != nil {
+		if left, err := m.emptyNamespace(ctx, ns.Name); err != nil || left > 0 {
 			return err
-		}
-		if left > 0 {
-			continue
 		}
 		fresh := ns.DeepCopy()
 		fresh.Spec.Finalizers = nil
 		if _, err := m.store.Update(ctx, store.Namespaces(), fresh, store.Main); err != nil {
 			return err
 		}
-		if _, err := m.store.Delete(ctx, store.Namespaces(), "", ns.Name, metav1.DeleteOptions{}); err != nil {
-			return err
-		}
-	}
-	return nil
+		_, err := m.store.Delete(ctx, store.Namespaces(), "", ns.Name, metav1.DeleteOptions{})
+		return err
+	})
 }
 
 // emptyNamespace returns how many objects are left.
