@@ -96,17 +96,10 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 		return err
 	}
 	m := talosapi.Machine{Hostname: n.Name, ControlPlane: n.ControlPlane, Installer: installer}
-	if n.bus == "virtio" {
-		m.InstallDisk = "/dev/vda"
-	}
 	elsewhere := n.ControlPlane && n.Persistent
 	var label string
 	m.Documents, label = l.documents(n)
-	config, err := l.Talos.MachineConfig(m)
-	if err != nil {
-		return err
-	}
-	system, err := l.machines.Preinstalled(config, uki, elsewhere && !l.o.EtcdVolume)
+	system, err := l.preinstalled(m, n.bus, uki, elsewhere && !l.o.EtcdVolume, n.ControlPlane && !elsewhere, member)
 	if err != nil {
 		return err
 	}
@@ -132,11 +125,6 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 		}
 		protect = func() { l.World.Protect(disk) }
 	}
-	if n.ControlPlane && !elsewhere {
-		if system, err = talosapi.WithEtcd(system, member); err != nil {
-			return err
-		}
-	}
 	var more []world.Protected
 	for i := 2; i <= n.data; i++ {
 		disk := world.Protected{Serial: n.moreSerial(i), Media: world.NewMedia(talosapi.DataDisk(fmt.Sprintf("u-data%d", i), n.content(fmt.Sprintf(" on disk %d", i))))}
@@ -154,6 +142,22 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 		l.World.Protect(disk)
 	}
 	return nil
+}
+
+// preinstalled is the system disk of a machine, on that bus, with etcd's data if that is there.
+func (l *Lab) preinstalled(m talosapi.Machine, bus string, uki []byte, ephemeralElsewhere, etcd bool, member talosapi.EtcdData) ([]byte, error) {
+	if bus == "virtio" {
+		m.InstallDisk = "/dev/vda"
+	}
+	config, err := l.Talos.MachineConfig(m)
+	if err != nil {
+		return nil, err
+	}
+	system, err := l.machines.Preinstalled(config, uki, ephemeralElsewhere)
+	if err != nil || !etcd {
+		return system, err
+	}
+	return talosapi.WithEtcd(system, member)
 }
 
 // defineHolders makes the data VMs, one per host, that own the persistent disks of its nodes.
@@ -201,7 +205,7 @@ func (l *Lab) WaitReady(ctx context.Context) error {
 		waiting := ""
 		for _, n := range l.Nodes {
 			node, err := l.Kube.Node(ctx, n.Name)
-			if err != nil || !ready(node) {
+			if err != nil || !Ready(node) {
 				waiting = n.Name
 			}
 		}
@@ -214,13 +218,11 @@ func (l *Lab) WaitReady(ctx context.Context) error {
 	}
 }
 
-func ready(n *corev1.Node) bool {
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
+// Ready says whether a Node has the condition Ready.
+func Ready(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 // Disks is the SHA-256 of the protected content of every persistent disk, by serial.

@@ -88,7 +88,7 @@ func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
 // apiServer answers at its machine's address, and on connections handed over from the
 // shared address.
 type apiServer struct {
-	shared *handedOver
+	shared *network.Queue
 	door   network.Door
 	cancel context.CancelFunc
 	done   sync.WaitGroup
@@ -96,7 +96,7 @@ type apiServer struct {
 
 func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServer {
 	ctx, cancel := context.WithCancel(ctx)
-	r := &apiServer{shared: newHandedOver(), cancel: cancel}
+	r := &apiServer{shared: network.NewQueue(), cancel: cancel}
 	addr := net.JoinHostPort(s.Address.String(), kubernetesPort)
 	who := kubeapi.Identity{Version: s.Version, Certificate: s.Certificate, ClientCA: s.Clients, Unready: !s.Ready}
 	r.door = network.Door{Handler: l.Kube, Context: l.Kube.As(ctx, who), Certificate: s.Certificate.Leaf, HTTP2: true}
@@ -172,12 +172,7 @@ func (f *frontDoor) door() (network.Door, bool) {
 func (f *frontDoor) leave(r *apiServer) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for i, b := range f.behind {
-		if b == r {
-			f.behind = append(f.behind[:i:i], f.behind[i+1:]...)
-			break
-		}
-	}
+	f.behind = slices.DeleteFunc(slices.Clone(f.behind), func(b *apiServer) bool { return b == r })
 	if len(f.behind) == 0 && f.listener != nil {
 		_ = f.listener.Close() // refuse new connections
 		f.listener = nil
@@ -196,51 +191,11 @@ func (f *frontDoor) accept(listener net.Listener) {
 			to = f.behind[0]
 		}
 		f.mu.Unlock()
-		if to == nil || !to.shared.hand(conn) {
+		if to == nil || to.shared.Hand(f.ctx, conn) != nil {
 			_ = conn.Close() // no API server takes it
 		}
 	}
 }
-
-// handedOver is a listener whose connections come from another listener.
-type handedOver struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func newHandedOver() *handedOver {
-	return &handedOver{conns: make(chan net.Conn), closed: make(chan struct{})}
-}
-
-// hand passes a connection to Accept; it is false once h is closed.
-func (h *handedOver) hand(conn net.Conn) bool {
-	select {
-	case h.conns <- conn:
-		return true
-	case <-h.closed:
-		return false
-	}
-}
-
-// Accept implements net.Listener.
-func (h *handedOver) Accept() (net.Conn, error) {
-	select {
-	case conn := <-h.conns:
-		return conn, nil
-	case <-h.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-// Close implements net.Listener.
-func (h *handedOver) Close() error {
-	h.once.Do(func() { close(h.closed) })
-	return nil
-}
-
-// Addr implements net.Listener.
-func (h *handedOver) Addr() net.Addr { return &net.TCPAddr{} }
 
 // manifests are the objects that Talos has applied to the lab's own cluster.
 func (l *Lab) manifests() ([]map[string]any, error) {

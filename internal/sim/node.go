@@ -242,21 +242,9 @@ func (v VM) complete(n Node) map[string]string {
 // installVM makes the machine of a node with a VM from Options.VMs.
 func (l *Lab) installVM(n Node, v VM, installer string, uki []byte, member talosapi.EtcdData) error {
 	m := talosapi.Machine{Hostname: n.Name, ControlPlane: n.ControlPlane, Installer: installer, Documents: v.Documents}
-	if v.bus() == "virtio" {
-		m.InstallDisk = "/dev/vda"
-	}
-	config, err := l.Talos.MachineConfig(m)
+	system, err := l.preinstalled(m, v.bus(), uki, v.ephemeralElsewhere(), n.ControlPlane, member)
 	if err != nil {
 		return err
-	}
-	system, err := l.machines.Preinstalled(config, uki, v.ephemeralElsewhere())
-	if err != nil {
-		return err
-	}
-	if n.ControlPlane {
-		if system, err = talosapi.WithEtcd(system, member); err != nil {
-			return err
-		}
 	}
 	content := map[string]*world.Media{v.systemDisk(): world.NewMedia(system)}
 	if v.Config["efidisk0"] != "" {

@@ -53,7 +53,7 @@ func UKI(img Image) ([]byte, error) {
 	if err := img.validate(); err != nil {
 		return nil, err
 	}
-	return madeUKIs.get(img, func() ([]byte, error) {
+	return made(&madeUKIs, img, func() ([]byte, error) {
 		initrd, err := initramfs(img)
 		if err != nil {
 			return nil, fmt.Errorf("make initramfs: %w", err)
@@ -70,7 +70,7 @@ func UKI(img Image) ([]byte, error) {
 
 // ReadUKI reads a unified kernel image; anything else, or a damaged one, is ErrNotBootable.
 func ReadUKI(b []byte) (Image, error) {
-	return readImages.get(b, func() (Image, error) {
+	return readImage(&readImages, b, func() (Image, error) {
 		u, err := bootimage.OpenUKI(bytes.NewReader(b), int64(len(b)))
 		if err != nil {
 			return Image{}, fmt.Errorf("%w: %w", ErrNotBootable, err)
@@ -514,11 +514,9 @@ func (e Extension) open(name string) ([]byte, error) {
 // A process boots the same few images and disks thousands of times, so built and parsed
 // ones are cached. An evicted result is computed again.
 var (
-	madeUKIs   = makeCache{keep: keptImages}
-	madeISOs   = makeCache{keep: keptImages}
-	readImages = readCache{keep: keptImages}
-	readISOs   = readCache{keep: keptImages}
-	readDisks  memo[Disk]
+	madeUKIs, madeISOs   memo[[]byte]
+	readImages, readISOs memo[Image]
+	readDisks            memo[Disk]
 )
 
 // keptImages limits each cache: at some 10 KiB for a UKI and 100 KiB for an ISO, 30 MiB in all.
@@ -531,14 +529,22 @@ type memo[V any] struct {
 	order [][sha256.Size]byte
 }
 
-func (m *memo[V]) get(key [sha256.Size]byte) (V, bool) {
+// of is the cached result, or a computed one.
+func (m *memo[V]) of(key [sha256.Size]byte, compute func() (V, error)) (V, error) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	v, ok := m.found[key]
-	return v, ok
+	m.mu.Unlock()
+	if ok {
+		return v, nil
+	}
+	v, err := compute()
+	if err == nil {
+		m.put(key, v)
+	}
+	return v, err
 }
 
-func (m *memo[V]) put(key [sha256.Size]byte, v V, keep int) {
+func (m *memo[V]) put(key [sha256.Size]byte, v V) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, ok := m.found[key]; ok {
@@ -547,7 +553,7 @@ func (m *memo[V]) put(key [sha256.Size]byte, v V, keep int) {
 	if m.found == nil {
 		m.found = map[[sha256.Size]byte]V{}
 	}
-	if len(m.order) >= keep {
+	if len(m.order) >= keptImages {
 		delete(m.found, m.order[0])
 		m.order = m.order[1:]
 	}
@@ -555,40 +561,17 @@ func (m *memo[V]) put(key [sha256.Size]byte, v V, keep int) {
 	m.order = append(m.order, key)
 }
 
-type makeCache struct {
-	memo memo[[]byte]
-	keep int
-}
-
-func (c *makeCache) get(img Image, build func() ([]byte, error)) ([]byte, error) {
+// made is what an image is packed as.
+func made(cache *memo[[]byte], img Image, build func() ([]byte, error)) ([]byte, error) {
 	input, err := json.Marshal(img)
 	if err != nil {
 		return nil, fmt.Errorf("encode image: %w", err)
 	}
-	key := sha256.Sum256(input)
-	if b, ok := c.memo.get(key); ok {
-		return b, nil
-	}
-	b, err := build()
-	if err == nil {
-		c.memo.put(key, b, c.keep)
-	}
-	return b, err
+	return cache.of(sha256.Sum256(input), build)
 }
 
-type readCache struct {
-	memo memo[Image]
-	keep int
-}
-
-func (c *readCache) get(b []byte, read func() (Image, error)) (Image, error) {
-	key := sha256.Sum256(b)
-	if img, ok := c.memo.get(key); ok {
-		return img.clone(), nil
-	}
-	img, err := read()
-	if err == nil {
-		c.memo.put(key, img.clone(), c.keep)
-	}
-	return img, err
+// readImage is the caller's own copy of the image in b.
+func readImage(cache *memo[Image], b []byte, read func() (Image, error)) (Image, error) {
+	img, err := cache.of(sha256.Sum256(b), read)
+	return img.clone(), err
 }

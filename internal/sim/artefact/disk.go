@@ -64,9 +64,7 @@ func ReadDisk(b []byte) (Disk, error) {
 	if len(b) == 0 {
 		return Disk{}, nil
 	}
-	key := sha256.Sum256(b)
-	d, known := readDisks.get(key)
-	if !known {
+	d, err := readDisks.of(sha256.Sum256(b), func() (d Disk, err error) {
 		rest, err := unseal(diskKind, b, &d)
 		if err == nil && len(rest) > 0 {
 			err = fmt.Errorf("%d bytes after its end", len(rest))
@@ -77,9 +75,9 @@ func ReadDisk(b []byte) (Disk, error) {
 		for i, p := range d.Partitions {
 			d.Partitions[i].Data = slices.Clip(p.Data) // append copies it
 		}
-		readDisks.put(key, d, keptImages)
-	}
-	return Disk{Partitions: slices.Clone(d.Partitions)}, nil
+		return d, nil
+	})
+	return Disk{Partitions: slices.Clone(d.Partitions)}, err
 }
 
 // DiskForm is what a disk image has beside its content.
@@ -113,22 +111,9 @@ func DiskImage(img Image, form DiskForm) ([]byte, error) {
 }
 
 func rawDiskImage(img Image, form DiskForm) ([]byte, error) {
-	uki, err := UKI(img)
+	files, err := bootFiles(img, "")
 	if err != nil {
 		return nil, err
-	}
-	loader, err := SystemdBoot(img.Arch)
-	if err != nil {
-		return nil, err
-	}
-	removable := "EFI/BOOT/BOOTX64.EFI"
-	if img.Arch == "arm64" {
-		removable = "EFI/BOOT/BOOTAA64.EFI"
-	}
-	files := map[string][]byte{
-		removable: loader,
-		"EFI/Linux/Talos-" + img.TalosVersion + ".efi": uki,
-		"loader/loader.conf":                           []byte("# systemd-boot configuration\n\ntimeout 10\n"),
 	}
 	maps.Copy(files, form.Files)
 	esp, err := espImage(files)
@@ -447,30 +432,36 @@ func ISO(img Image) ([]byte, error) {
 	if err := img.validate(); err != nil {
 		return nil, err
 	}
-	return madeISOs.get(img, func() ([]byte, error) {
-		uki, err := UKI(img)
+	return made(&madeISOs, img, func() ([]byte, error) {
+		files, err := bootFiles(img, "\nsecure-boot-enroll off\n")
 		if err != nil {
 			return nil, err
 		}
-		boot, err := SystemdBoot(img.Arch)
-		if err != nil {
-			return nil, err
-		}
-		removable := "EFI/BOOT/BOOTX64.EFI"
-		if img.Arch == "arm64" {
-			removable = "EFI/BOOT/BOOTAA64.EFI"
-		}
-		esp, err := espImage(map[string][]byte{
-			removable: boot,
-			"EFI/Linux/Talos-" + img.TalosVersion + ".efi": uki,
-			"loader/loader.conf":                           []byte("# systemd-boot configuration\n\ntimeout 10\n\nsecure-boot-enroll off\n"),
-			"loader/random-seed":                           make([]byte, 32),
-		})
+		files["loader/random-seed"] = make([]byte, 32)
+		esp, err := espImage(files)
 		if err != nil {
 			return nil, err
 		}
 		return burn("TALOS_"+strings.ToUpper(strings.NewReplacer(".", "_", "-", "_").Replace(img.TalosVersion)), esp), nil
 	})
+}
+
+// bootFiles are an EFI system partition's, by path; more is the end of loader.conf.
+func bootFiles(img Image, more string) (map[string][]byte, error) {
+	uki, err := UKI(img)
+	if err != nil {
+		return nil, err
+	}
+	loader, err := SystemdBoot(img.Arch)
+	removable := "EFI/BOOT/BOOTX64.EFI"
+	if img.Arch == "arm64" {
+		removable = "EFI/BOOT/BOOTAA64.EFI"
+	}
+	return map[string][]byte{
+		removable: loader,
+		"EFI/Linux/Talos-" + img.TalosVersion + ".efi": uki,
+		"loader/loader.conf":                           []byte("# systemd-boot configuration\n\ntimeout 10\n" + more),
+	}, err
 }
 
 // SystemdBoot is the boot loader for that architecture, in ISOs and installers alike.
@@ -480,7 +471,7 @@ func SystemdBoot(arch string) ([]byte, error) {
 
 // ReadISO reads a boot ISO; anything else, or a damaged one, is ErrNotBootable.
 func ReadISO(b []byte) (Image, error) {
-	return readISOs.get(b, func() (Image, error) {
+	return readImage(&readISOs, b, func() (Image, error) {
 		iso, err := bootimage.OpenISO(bytes.NewReader(b), int64(len(b)))
 		if err == nil && iso.UKI == nil {
 			err = errors.New("ISO: nothing in it for UEFI, which every machine of the lab has")

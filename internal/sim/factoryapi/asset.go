@@ -96,14 +96,10 @@ func parseAsset(name string) (order, error) {
 	if rest, ok := strings.CutPrefix(name, "cmdline-"); ok {
 		return parsePlatform(cmdline, rest)
 	}
-	if rest, ok := strings.CutSuffix(name, ".iso"); ok {
-		return parsePlatform(iso, rest)
-	}
-	if rest, ok := strings.CutSuffix(name, "-uki.efi"); ok {
-		return parsePlatform(uki, rest)
-	}
-	if rest, ok := strings.CutSuffix(name, ".qcow2"); ok {
-		return parsePlatform(disk, rest)
+	for k, ending := range map[kind]string{iso: ".iso", uki: "-uki.efi", disk: ".qcow2"} {
+		if rest, ok := strings.CutSuffix(name, ending); ok {
+			return parsePlatform(k, rest)
+		}
 	}
 	for _, known := range []string{"kernel-", "initramfs-", ".raw", ".qcow2.", ".vhd", ".ova", ".tar"} {
 		if strings.Contains(name, known) {

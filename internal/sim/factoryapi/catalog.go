@@ -158,15 +158,23 @@ type extensionInfo struct {
 	Description string `json:"description"`
 }
 
-func (f *Factory) officialExtensions(w http.ResponseWriter, r *http.Request) error {
-	tag, err := versionTag(r.PathValue("version"))
-	if err != nil {
-		return err
+// official answers with a list of a Talos version.
+func official[T any](list func(ctx context.Context, tag string) ([]T, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		tag, err := versionTag(r.PathValue("version"))
+		if err != nil {
+			return err
+		}
+		found, err := list(r.Context(), tag)
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(w).Encode(found)
 	}
-	refs, err := f.extensions(r.Context(), tag)
-	if err != nil {
-		return err
-	}
+}
+
+func (f *Factory) officialExtensions(ctx context.Context, tag string) ([]extensionInfo, error) {
+	refs, err := f.extensions(ctx, tag)
 	list := make([]extensionInfo, 0, len(refs))
 	for _, e := range refs {
 		list = append(list, extensionInfo{
@@ -174,23 +182,25 @@ func (f *Factory) officialExtensions(w http.ResponseWriter, r *http.Request) err
 			Author: e.author, Description: e.description,
 		})
 	}
-	return json.NewEncoder(w).Encode(list)
+	return list, err
 }
 
 // extensions returns the list of a Talos version: it is fetched once and then kept until a
 // restart, whatever the registry has.
 func (f *Factory) extensions(ctx context.Context, tag string) ([]extensionRef, error) {
+	lists := func(m *memory) map[string][]extensionRef { return m.extensions }
+	return remembered(ctx, f, lists, "extensions", tag, f.fetchExtensions)
+}
+
+// remembered is the kept list of a Talos version, fetched first if there is none.
+func remembered[T any](ctx context.Context, f *Factory, of func(*memory) map[string]T, what, tag string, fetch func(context.Context, string) (T, error)) (list T, err error) {
 	if err := f.requireVersion(tag); err != nil {
-		return nil, err
+		return list, err
 	}
 	f.mu.Lock()
 	m := f.memory
 	f.mu.Unlock()
-	return remembered(ctx, f, m, m.extensions, "extensions", tag, f.fetchExtensions)
-}
-
-// remembered is the kept list, fetched first if there is none.
-func remembered[T any](ctx context.Context, f *Factory, m *memory, lists map[string]T, what, tag string, fetch func(context.Context, string) (T, error)) (T, error) {
+	lists := of(m)
 	look := func() (T, bool) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -200,9 +210,12 @@ func remembered[T any](ctx context.Context, f *Factory, m *memory, lists map[str
 	if list, ok := look(); ok {
 		return list, nil
 	}
-	_, err, _ := m.fetches.Do(what+"/"+tag, func() (any, error) {
+	_, err, _ = m.fetches.Do(what+"/"+tag, func() (any, error) {
 		ctx, done := f.outlive(ctx)
 		defer done()
+		if err := f.take(ctx, listTakes); err != nil {
+			return nil, err
+		}
 		list, err := fetch(ctx, tag)
 		if err != nil {
 			return nil, err
@@ -212,14 +225,11 @@ func remembered[T any](ctx context.Context, f *Factory, m *memory, lists map[str
 		lists[tag] = list
 		return nil, nil
 	})
-	list, _ := look()
+	list, _ = look()
 	return list, err
 }
 
 func (f *Factory) fetchExtensions(ctx context.Context, tag string) ([]extensionRef, error) {
-	if err := f.take(ctx, listTakes); err != nil {
-		return nil, err
-	}
 	img, err := f.registry.image(ctx, extensionsImage, tag)
 	if err != nil {
 		return nil, err
@@ -265,27 +275,17 @@ func findExtension(refs []extensionRef, wanted string) (extensionRef, bool) {
 // renamed is the present name of an extension. See siderolabs/image-factory,
 // internal/profile/profile.go, ExtensionNameAlias.
 func renamed(extension string) string {
-	switch extension {
-	case "siderolabs/v4l-uvc":
-		return "siderolabs/v4l-uvc-drivers"
-	case "siderolabs/usb-modem":
-		return "siderolabs/usb-modem-drivers"
-	case "siderolabs/gasket":
-		return "siderolabs/gasket-driver"
-	case "siderolabs/talos-vmtoolsd":
-		return "siderolabs/vmtoolsd-guest-agent"
-	case "siderolabs/xe-guest-utilities":
-		return "siderolabs/xen-guest-agent"
-	case "siderolabs/nvidia-container-toolkit", "siderolabs/nvidia-open-gpu-kernel-modules", "siderolabs/nonfree-kmod-nvidia":
-		return extension + "-lts"
-	case "siderolabs/nvidia-fabricmanager":
-		return "siderolabs/nvidia-fabric-manager-lts"
-	case "siderolabs/i915-ucode":
-		return "siderolabs/i915"
-	case "siderolabs/amdgpu-firmware":
-		return "siderolabs/amdgpu"
+	name := strings.TrimPrefix(extension, "siderolabs/")
+	now := map[string]string{
+		"v4l-uvc": "v4l-uvc-drivers", "usb-modem": "usb-modem-drivers", "gasket": "gasket-driver", "talos-vmtoolsd": "vmtoolsd-guest-agent",
+		"xe-guest-utilities": "xen-guest-agent", "nvidia-container-toolkit": "nvidia-container-toolkit-lts",
+		"nvidia-open-gpu-kernel-modules": "nvidia-open-gpu-kernel-modules-lts", "nonfree-kmod-nvidia": "nonfree-kmod-nvidia-lts",
+		"nvidia-fabricmanager": "nvidia-fabric-manager-lts", "i915-ucode": "i915", "amdgpu-firmware": "amdgpu",
+	}[name]
+	if now == "" || name == extension {
+		return extension
 	}
-	return extension
+	return "siderolabs/" + now
 }
 
 // overlaysImage is the repository of the lists of official overlays, by Talos version.
@@ -328,43 +328,28 @@ type overlayInfo struct {
 	Digest string `json:"digest"`
 }
 
-func (f *Factory) officialOverlays(w http.ResponseWriter, r *http.Request) error {
-	tag, err := versionTag(r.PathValue("version"))
-	if err != nil {
-		return err
-	}
-	listed, err := f.overlays(r.Context(), tag)
-	if err != nil {
-		return err
-	}
+func (f *Factory) officialOverlays(ctx context.Context, tag string) ([]overlayInfo, error) {
+	listed, err := f.overlays(ctx, tag)
 	list := make([]overlayInfo, 0, len(listed))
 	for _, o := range listed {
 		image, err := name.NewTag(o.Image)
 		if err != nil {
-			return fmt.Errorf("failed to parse tagged reference %s: %w", o.Image, err)
+			return nil, fmt.Errorf("failed to parse tagged reference %s: %w", o.Image, err)
 		}
 		list = append(list, overlayInfo{Name: o.Name, Image: image.RepositoryStr(), Ref: image.String(), Digest: o.Digest})
 	}
-	return json.NewEncoder(w).Encode(list)
+	return list, err
 }
 
 // overlays returns the list of a Talos version, kept like that of extensions.
 func (f *Factory) overlays(ctx context.Context, tag string) ([]Overlay, error) {
-	if err := f.requireVersion(tag); err != nil {
-		return nil, err
-	}
-	f.mu.Lock()
-	m := f.memory
-	f.mu.Unlock()
-	return remembered(ctx, f, m, m.overlays, "overlays", tag, f.fetchOverlays)
+	lists := func(m *memory) map[string][]Overlay { return m.overlays }
+	return remembered(ctx, f, lists, "overlays", tag, f.fetchOverlays)
 }
 
 // fetchOverlays fails for an empty list too, like the real one: see
 // siderolabs/image-factory, internal/artifacts/versions.go, extractOverlayList.
 func (f *Factory) fetchOverlays(ctx context.Context, tag string) ([]Overlay, error) {
-	if err := f.take(ctx, listTakes); err != nil {
-		return nil, err
-	}
 	img, err := f.registry.image(ctx, overlaysImage, tag)
 	if err != nil {
 		return nil, err

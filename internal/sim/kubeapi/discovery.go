@@ -79,20 +79,12 @@ func (t target) node() string {
 
 // verb is the request's verb in Kubernetes' terms.
 func (t target) verb(r *http.Request) string {
-	switch r.Method {
-	case http.MethodPost:
-		return "create"
-	case http.MethodPut:
-		return "update"
-	case http.MethodPatch:
-		return "patch"
-	case http.MethodDelete:
-		if t.name == "" {
-			return "deletecollection"
-		}
-		return "delete"
-	}
+	verb := map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}[r.Method]
 	switch {
+	case verb == "delete" && t.name == "":
+		return "deletecollection"
+	case verb != "":
+		return verb
 	case isWatch(r):
 		return "watch"
 	case t.name == "":

@@ -35,15 +35,18 @@ type lab struct {
 
 func newLab(t *testing.T, nodes ...string) *lab {
 	t.Helper()
+	return startLab(t, kubeapi.Options{}, nodes...)
+}
+
+// startLab starts an API with these options, which its version and recorder are added to.
+func startLab(t *testing.T, o kubeapi.Options, nodes ...string) *lab {
+	t.Helper()
 	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
 	server := l.ca.issue(t, "kube-apiserver", nil)
-	cert, err := tls.X509KeyPair(server.cert, server.key)
-	must(t, err)
+	cert := must1(tls.X509KeyPair(server.cert, server.key))(t)
 	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
-	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{
-		Version: "v1.35.4", Recorder: l.calls,
-	})
-	must(t, err)
+	o.Version, o.Recorder = "v1.35.4", l.calls
+	l.Server = must1(kubeapi.New(t.Context(), o))(t)
 	listener := must1(l.net.Listen(apiAddr))(t)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()

@@ -398,13 +398,10 @@ var (
 	_ runtime.ObjectCreater   = oneVersion{}
 )
 
-// Default implements runtime.ObjectDefaulter.
 func (oneVersion) Default(runtime.Object) {}
 
-// New implements runtime.ObjectCreater.
 func (oneVersion) New(kind schema.GroupVersionKind) (runtime.Object, error) { return custom(kind), nil }
 
-// Convert implements runtime.ObjectConvertor.
 func (oneVersion) Convert(in, out, _ any) error {
 	from, ok := in.(*unstructured.Unstructured)
 	to, fits := out.(*unstructured.Unstructured)
@@ -415,12 +412,10 @@ func (oneVersion) Convert(in, out, _ any) error {
 	return nil
 }
 
-// ConvertToVersion implements runtime.ObjectConvertor.
 func (oneVersion) ConvertToVersion(in runtime.Object, _ runtime.GroupVersioner) (runtime.Object, error) {
 	return in, nil
 }
 
-// ConvertFieldLabel implements runtime.ObjectConvertor.
 func (oneVersion) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {
 	return label, value, nil
 }

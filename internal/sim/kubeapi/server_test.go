@@ -2,7 +2,6 @@ package kubeapi_test
 
 import (
 	"bufio"
-	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -25,8 +24,6 @@ import (
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
-	"github.com/recast-sh/recast/internal/sim/network"
-	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 // bare creates a bare pod on wk1 and waits until it runs.
@@ -345,28 +342,9 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 	pair := upstream.ca.issue(t, "lab", []string{"system:masters"})
 	kubeconfig := must1(kubeapi.Kubeconfig("upstream", "https://"+apiAddr, upstream.ca.cert, pair.cert, pair.key))(t)
 	up := must1(kubeapi.ReadUpstream(kubeconfig, upstream.net.Dialer().DialContext))(t)
-	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
-	server := l.ca.issue(t, "kube-apiserver", nil)
-	cert, err := tls.X509KeyPair(server.cert, server.key)
-	must(t, err)
 	var mu sync.Mutex
 	var refused []error
-	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
-	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{
-		Version: "v1.35.4", Recorder: l.calls, Upstream: up,
-		Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) },
-	})
-	must(t, err)
-	listener := must1(l.net.Listen(apiAddr))(t)
-	served := make(chan error, 1)
-	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-		if err := <-served; err != nil {
-			t.Errorf("serve: %v", err)
-		}
+	t.Cleanup(func() { // after the lab's own
 		_ = up.Close() // it never fails
 		mu.Lock()
 		defer mu.Unlock()
@@ -374,10 +352,7 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 			t.Errorf("refused: %v", refused)
 		}
 	})
-	for i, name := range nodes {
-		l.NodeUp(node(name, i))
-	}
-	return l
+	return startLab(t, kubeapi.Options{Upstream: up, Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) }}, nodes...)
 }
 
 // TestBridge: kubelets work on the objects of another control plane, and clients reach it

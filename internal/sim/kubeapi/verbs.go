@@ -138,19 +138,24 @@ func (s *Server) list(r *http.Request, t target) (answer, error) {
 	return ok(list), nil
 }
 
-func (s *Server) create(r *http.Request, t target) (answer, error) {
+// received is the object that a client has sent whole, and warnings about it.
+func (s *Server) received(r *http.Request, t target) (obj store.Object, warnings []string, err error) {
 	b, err := read(r)
 	if err != nil {
-		return answer{}, err
+		return nil, nil, err
 	}
-	obj, err := s.decodeObject(b, t)
-	if err != nil {
-		return answer{}, err
+	if obj, err = s.decodeObject(b, t); err != nil {
+		return nil, nil, err
 	}
-	if t.resource.Namespaced && t.namespace == "" {
-		return answer{}, apierrors.NewBadRequest("an empty namespace may not be set during creation")
+	if t.verb(r) == "create" && t.resource.Namespaced && t.namespace == "" {
+		return nil, nil, apierrors.NewBadRequest("an empty namespace may not be set during creation")
 	}
-	warnings, err := s.unknownInObject(r, t, b)
+	warnings, err = s.unknownInObject(r, t, b)
+	return obj, warnings, err
+}
+
+func (s *Server) create(r *http.Request, t target) (answer, error) {
+	obj, warnings, err := s.received(r, t)
 	if err != nil {
 		return answer{}, err
 	}
@@ -163,15 +168,7 @@ func (s *Server) create(r *http.Request, t target) (answer, error) {
 }
 
 func (s *Server) update(r *http.Request, t target) (answer, error) {
-	b, err := read(r)
-	if err != nil {
-		return answer{}, err
-	}
-	obj, err := s.decodeObject(b, t)
-	if err != nil {
-		return answer{}, err
-	}
-	warnings, err := s.unknownInObject(r, t, b)
+	obj, warnings, err := s.received(r, t)
 	if err != nil {
 		return answer{}, err
 	}

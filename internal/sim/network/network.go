@@ -59,7 +59,7 @@ func (n *Network) listen(addr string) (net.Listener, error) {
 	if _, taken := n.listeners[addr]; taken {
 		return nil, &net.OpError{Op: "listen", Net: "tcp", Err: syscall.EADDRINUSE}
 	}
-	l := &memListener{pipeListener: newPipeListener(), addr: memAddr(addr), net: n}
+	l := &memListener{Queue: NewQueue(), addr: memAddr(addr), net: n}
 	n.listeners[addr] = l
 	return l, nil
 }
@@ -76,7 +76,7 @@ func (n *Network) listener(addr string) (*memListener, bool) {
 }
 
 type memListener struct {
-	*pipeListener
+	*Queue
 	addr memAddr
 	net  *Network
 	once sync.Once
@@ -91,7 +91,7 @@ func (l *memListener) Addr() net.Addr { return l.addr }
 
 // Accept fails only when the listener is closed, with a TCP listener's error.
 func (l *memListener) Accept() (net.Conn, error) {
-	conn, err := l.pipeListener.Accept()
+	conn, err := l.Queue.Accept()
 	if err != nil {
 		return nil, &net.OpError{Op: "accept", Net: "tcp", Addr: l.addr, Err: net.ErrClosed}
 	}
@@ -110,7 +110,7 @@ func (l *memListener) Close() error {
 			end()
 		}
 	})
-	return l.pipeListener.Close()
+	return l.Queue.Close()
 }
 
 type memAddr string
@@ -180,11 +180,11 @@ func (d *Dialer) dial(ctx context.Context, netw, addr string) (net.Conn, error) 
 	if !ok {
 		return nil, d.net.unanswered(addr)
 	}
-	conn, err := l.DialContext(ctx)
-	if err != nil {
+	up, down := newStream(), newStream()
+	if err := l.Hand(ctx, newPipeConn(up, down)); err != nil {
 		return nil, fmt.Errorf("dial %s: %w", addr, err)
 	}
-	return &memConn{Conn: conn, remote: l.addr}, nil
+	return &memConn{Conn: newPipeConn(down, up), remote: l.addr}, nil
 }
 
 // Cut breaks all connections of this client and refuses later ones.
@@ -260,42 +260,46 @@ func failed(addr string, err error) error {
 	return &net.OpError{Op: "dial", Net: "tcp", Addr: memAddr(addr), Err: err}
 }
 
-// pipeListener passes the server's ends of in-memory connections to Accept.
-type pipeListener struct {
+// Queue is a listener whose connections are handed to it.
+type Queue struct {
 	queue chan net.Conn
 	done  chan struct{}
 	once  sync.Once
 }
 
-func newPipeListener() *pipeListener {
-	return &pipeListener{queue: make(chan net.Conn), done: make(chan struct{})}
+// NewQueue makes a listener without an address. The caller closes it.
+func NewQueue() *Queue { return &Queue{queue: make(chan net.Conn), done: make(chan struct{})} }
+
+// Hand waits until Accept takes a connection, the queue is closed or ctx ends.
+func (q *Queue) Hand(ctx context.Context, conn net.Conn) error {
+	select {
+	case q.queue <- conn:
+		return nil
+	case <-q.done:
+		return net.ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
-func (l *pipeListener) Accept() (net.Conn, error) {
+// Accept implements net.Listener.
+func (q *Queue) Accept() (net.Conn, error) {
 	select {
-	case c := <-l.queue:
+	case c := <-q.queue:
 		return c, nil
-	case <-l.done:
+	case <-q.done:
 		return nil, net.ErrClosed
 	}
 }
 
-func (l *pipeListener) Close() error {
-	l.once.Do(func() { close(l.done) })
+// Close implements net.Listener.
+func (q *Queue) Close() error {
+	q.once.Do(func() { close(q.done) })
 	return nil
 }
 
-func (l *pipeListener) DialContext(ctx context.Context) (net.Conn, error) {
-	up, down := newStream(), newStream()
-	select {
-	case l.queue <- newPipeConn(up, down):
-		return newPipeConn(down, up), nil
-	case <-l.done:
-		return nil, net.ErrClosed
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
+// Addr implements net.Listener.
+func (*Queue) Addr() net.Addr { return memAddr("memory") }
 
 // pipeConn is one end of a buffered connection. Its deadlines are exact: after a reset an
 // earlier deadline has no late effect. net/http relies on that when it keeps a connection

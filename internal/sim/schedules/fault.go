@@ -354,7 +354,7 @@ func surgeKinds() []kind {
 			if err := p.task(p.lab.World.Stop("", vm.Host, vm.ID)); err != nil {
 				return nil, err
 			}
-			if err := p.lab.World.SetConfig("", vm.Host, world.ChangeRequest{ID: vm.ID, Set: map[string]string{"protection": "0"}}); err != nil {
+			if err := p.set(vm, map[string]string{"protection": "0"}); err != nil {
 				return nil, err
 			}
 			return nil, p.task(p.lab.World.DestroyVM("", vm.Host, world.DestroyRequest{ID: vm.ID}))
@@ -417,23 +417,11 @@ func preparedKinds() []kind {
 		if !p.await(prepared) {
 			return nil, errNothing
 		}
-		set := func(set map[string]string, del ...string) error {
-			return p.lab.World.SetConfig("", park.Host, world.ChangeRequest{ID: park.ID, Set: set, Delete: del})
+		freed, err := p.free(park, disk.Key)
+		if err == nil && !freed {
+			err = errNothing // it was handed over meanwhile
 		}
-		volid, _, _ := strings.Cut(park.Config[disk.Key], ",")
-		if err := set(map[string]string{"protection": "0"}); err != nil {
-			return nil, err
-		}
-		if err := set(nil, disk.Key); err != nil {
-			return nil, err
-		}
-		now, _ := p.vm(park.ID)
-		for key, value := range now.Config {
-			if strings.HasPrefix(key, "unused") && value == volid {
-				return nil, set(nil, key)
-			}
-		}
-		return nil, errNothing // it was handed over meanwhile
+		return nil, err
 	}}}
 }
 

@@ -375,22 +375,8 @@ func (p *play) reuse(node int) (func(), error) {
 		return nil, errNothing
 	}
 	volid, _, _ := strings.Cut(park.Config[rec.Kept[0].Key], ",")
-	set := func(set map[string]string, del ...string) error {
-		return p.lab.World.SetConfig("", park.Host, world.ChangeRequest{ID: park.ID, Set: set, Delete: del})
-	}
-	if err := set(map[string]string{"protection": "0"}); err != nil {
+	if _, err := p.free(park, rec.Kept[0].Key); err != nil {
 		return nil, err
-	}
-	if err := set(nil, rec.Kept[0].Key); err != nil {
-		return nil, err
-	}
-	vm, _ := p.vm(park.ID)
-	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
-		if strings.HasPrefix(key, "unused") && vm.Config[key] == volid {
-			if err := set(nil, key); err != nil {
-				return nil, err
-			}
-		}
 	}
 	path := volid[strings.LastIndexAny(volid, ":/")+1:]
 	name, err := p.lab.World.AllocDisk("", park.Host, world.AllocRequest{Storage: sim.DiskStorage, VMID: park.ID, Name: path, Bytes: 1 << 30, Format: "raw"})
@@ -398,7 +384,30 @@ func (p *play) reuse(node int) (func(), error) {
 		return nil, err
 	}
 	p.lab.World.Protect(world.Protected{Serial: fmt.Sprintf("theirs-%d", node), Media: p.lab.World.Media(name, park.Host)})
-	return func() { p.takeAway(park.ID, name) }, set(map[string]string{rec.Kept[0].Key: name + theirSerial, "protection": "1"})
+	return func() { p.takeAway(park.ID, name) }, p.set(park, map[string]string{rec.Kept[0].Key: name + theirSerial, "protection": "1"})
+}
+
+// set changes a VM's configuration like a person.
+func (p *play) set(vm world.VM, set map[string]string, del ...string) error {
+	return p.lab.World.SetConfig("", vm.Host, world.ChangeRequest{ID: vm.ID, Set: set, Delete: del})
+}
+
+// free frees a disk of a parking VM by hand; false: it was gone meanwhile.
+func (p *play) free(park world.VM, key string) (freed bool, err error) {
+	volid, _, _ := strings.Cut(park.Config[key], ",")
+	if err := p.set(park, map[string]string{"protection": "0"}); err != nil {
+		return false, err
+	}
+	if err := p.set(park, nil, key); err != nil {
+		return false, err
+	}
+	vm, _ := p.vm(park.ID)
+	for _, unused := range slices.Sorted(maps.Keys(vm.Config)) {
+		if strings.HasPrefix(unused, "unused") && vm.Config[unused] == volid {
+			return true, p.set(park, nil, unused)
+		}
+	}
+	return false, nil
 }
 
 // takeAway moves another person's volume into a VM of their own.

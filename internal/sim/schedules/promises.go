@@ -299,7 +299,7 @@ func (p *play) ended() (problems []string) {
 		switch {
 		case err != nil:
 			note("Node %s: %v", n.Name, err)
-		case !ready(k):
+		case !sim.Ready(k):
 			note("Node %s is not Ready", n.Name)
 		case k.Spec.Unschedulable && !p.cordonedByPeople(n.Name):
 			note("Node %s is cordoned still", n.Name)
@@ -321,12 +321,6 @@ func (p *play) cordonedByPeople(name string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.cordoned[name]
-}
-
-func ready(k *corev1.Node) bool {
-	return slices.ContainsFunc(k.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // Manual remedies in hints.

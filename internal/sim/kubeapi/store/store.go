@@ -89,50 +89,26 @@ var (
 	storage = storagev1.SchemeGroupVersion.WithResource
 )
 
-// Nodes is the resource nodes.
-func Nodes() schema.GroupVersionResource { return core("nodes") }
+// The resources that the lab itself works with.
 
-// Namespaces is the resource namespaces.
-func Namespaces() schema.GroupVersionResource { return core("namespaces") }
-
-// Pods is the resource pods.
-func Pods() schema.GroupVersionResource { return core("pods") }
-
-// Services is the resource services.
-func Services() schema.GroupVersionResource { return core("services") }
-
-// Volumes is the resource persistentvolumes.
-func Volumes() schema.GroupVersionResource { return core("persistentvolumes") }
-
-// Claims is the resource persistentvolumeclaims.
-func Claims() schema.GroupVersionResource { return core("persistentvolumeclaims") }
-
-// DaemonSets is the resource daemonsets.
-func DaemonSets() schema.GroupVersionResource { return apps("daemonsets") }
-
-// Deployments is the resource deployments.
-func Deployments() schema.GroupVersionResource { return apps("deployments") }
-
-// ReplicaSets is the resource replicasets.
-func ReplicaSets() schema.GroupVersionResource { return apps("replicasets") }
-
-// StatefulSets is the resource statefulsets.
+func Nodes() schema.GroupVersionResource        { return core("nodes") }
+func Namespaces() schema.GroupVersionResource   { return core("namespaces") }
+func Pods() schema.GroupVersionResource         { return core("pods") }
+func Services() schema.GroupVersionResource     { return core("services") }
+func Volumes() schema.GroupVersionResource      { return core("persistentvolumes") }
+func Claims() schema.GroupVersionResource       { return core("persistentvolumeclaims") }
+func DaemonSets() schema.GroupVersionResource   { return apps("daemonsets") }
+func Deployments() schema.GroupVersionResource  { return apps("deployments") }
+func ReplicaSets() schema.GroupVersionResource  { return apps("replicasets") }
 func StatefulSets() schema.GroupVersionResource { return apps("statefulsets") }
-
-// Budgets is the resource poddisruptionbudgets.
 func Budgets() schema.GroupVersionResource {
 	return policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")
 }
-
-// Attachments is the resource volumeattachments.
 func Attachments() schema.GroupVersionResource { return storage("volumeattachments") }
-
-// Leases is the resource leases.
 func Leases() schema.GroupVersionResource {
 	return coordinationv1.SchemeGroupVersion.WithResource("leases")
 }
 
-// CertificateRequests is the resource certificatesigningrequests.
 func CertificateRequests() schema.GroupVersionResource {
 	return certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests")
 }
