@@ -60,8 +60,7 @@ func kubernetesClient(t *testing.T, lab *sim.Lab) *kubernetes.Clientset {
 	cfg.Dial, cfg.QPS = lab.Client().DialContext, -1
 	h := must1(rest.HTTPClientFor(cfg))(t)
 	t.Cleanup(h.CloseIdleConnections)
-	c := must1(kubernetes.NewForConfigAndClient(cfg, h))(t)
-	return c
+	return must1(kubernetes.NewForConfigAndClient(cfg, h))(t)
 }
 
 func memberNames(lab *sim.Lab) string {

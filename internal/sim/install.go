@@ -411,7 +411,7 @@ func (l *Lab) Files() (map[string][]byte, error) {
 // Kubeconfig is the kubeconfig of a user of the lab's own cluster in group, valid for life. The group
 // system:masters has every permission.
 func (l *Lab) Kubeconfig(group string, life time.Duration) ([]byte, error) {
-	cert, key, err := issueFor(life, &l.kubeCA, pkix.Name{CommonName: "admin", Organization: []string{group}}, nil)
+	cert, key, err := issue(life, &l.kubeCA, pkix.Name{CommonName: "admin", Organization: []string{group}}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -512,11 +512,7 @@ const tenYears = 10 * 365 * 24 * time.Hour
 
 // issue makes a certificate for a server at those addresses, or for a client. A nil
 // authority makes a self-signed one.
-func issue(a *authority, subject pkix.Name, addrs []string) (certPEM, keyPEM []byte, err error) {
-	return issueFor(tenYears, a, subject, addrs)
-}
-
-func issueFor(life time.Duration, a *authority, subject pkix.Name, addrs []string) (certPEM, keyPEM []byte, err error) {
+func issue(life time.Duration, a *authority, subject pkix.Name, addrs []string) (certPEM, keyPEM []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make key: %w", err)
@@ -555,7 +551,7 @@ func issueFor(life time.Duration, a *authority, subject pkix.Name, addrs []strin
 
 // issuePair is issue for one of the lab's servers.
 func issuePair(a *authority, name string, addrs []string) (tls.Certificate, error) {
-	certPEM, keyPEM, err := issue(a, pkix.Name{CommonName: name}, addrs)
+	certPEM, keyPEM, err := issue(tenYears, a, pkix.Name{CommonName: name}, addrs)
 	if err != nil {
 		return tls.Certificate{}, err
 	}

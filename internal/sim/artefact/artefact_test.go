@@ -288,14 +288,9 @@ func TestDiskRoundTrip(t *testing.T) {
 }
 
 func FuzzRead(f *testing.F) {
-	iso, err := artefact.ISO(image("amd64"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	iso := must1(artefact.ISO(image("amd64")))(f)
 	uki, err := artefact.UKI(image("arm64"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	f.Add(iso)
 	f.Add(uki)
 	f.Add(artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{{Label: "STATE"}}}))
@@ -323,8 +318,7 @@ func requireValid(t *testing.T, img artefact.Image) {
 
 func digest(t *testing.T, idx interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
-	h := must1(idx.Digest())(t)
-	return h.String()
+	return must1(idx.Digest())(t).String()
 }
 
 // TestFirmwareIsMoved: imager moves it out of the extensions, because the kernel needs it before they are

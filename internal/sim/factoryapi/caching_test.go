@@ -124,8 +124,7 @@ func TestPatchChangesContentNotVersion(t *testing.T) {
 		read := func() artefact.Extension {
 			t.Helper()
 			idx := must1(l.pull(registryAddr + "/siderolabs/iscsi-tools:v0.2.0"))(t)
-			e := must1(artefact.ReadExtension(idx, "amd64"))(t)
-			return e
+			return must1(artefact.ReadExtension(idx, "amd64"))(t)
 		}
 		digests := map[string]bool{read().Digest: true}
 		for i := range 3 {
@@ -196,38 +195,22 @@ type signature struct {
 
 func (l *lab) signatureOf(id string) (digest string, sig signature, found bool) {
 	l.t.Helper()
-	idx, err := l.pull(factoryAddr + "/nocloud-installer/" + id + ":" + talosVersion)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	idx := must1(l.pull(factoryAddr + "/nocloud-installer/" + id + ":" + talosVersion))(l.t)
 	d, err := idx.Digest()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	path := "/v2/nocloud-installer/" + id + "/manifests/sha256-" + d.Hex + ".sig"
 	if resp, _ := l.do(http.MethodGet, path, ""); resp.StatusCode == http.StatusNotFound {
 		return d.String(), signature{}, false
 	}
-	tag, err := name.NewTag(factoryAddr + "/nocloud-installer/" + id + ":sha256-" + d.Hex + ".sig")
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	img, err := remote.Image(tag, remote.WithContext(l.t.Context()), remote.WithTransport(l.transport))
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	m, err := img.Manifest()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	tag := must1(name.NewTag(factoryAddr + "/nocloud-installer/" + id + ":sha256-" + d.Hex + ".sig"))(l.t)
+	img := must1(remote.Image(tag, remote.WithContext(l.t.Context()), remote.WithTransport(l.transport)))(l.t)
+	m := must1(img.Manifest())(l.t)
 	layers, err := img.Layers()
 	if err != nil || len(layers) != 1 {
 		l.t.Fatalf("%d layers, %v", len(layers), err)
 	}
 	content, err := layers[0].Compressed()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer content.Close()
 	if sig.payload, err = io.ReadAll(content); err != nil {
 		l.t.Fatal(err)
@@ -253,10 +236,7 @@ func (l *lab) published() *ecdsa.PublicKey {
 	if block == nil || block.Type != "PUBLIC KEY" {
 		l.t.Fatalf("no key: %s", body)
 	}
-	key, err := x509.ParsePKIXPublicKey(block.Bytes)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	key := must1(x509.ParsePKIXPublicKey(block.Bytes))(l.t)
 	return key.(*ecdsa.PublicKey)
 }
 
@@ -339,6 +319,5 @@ func TestUnsignedIsBuiltAgain(t *testing.T) {
 
 func newKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
-	key := must1(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	return key
+	return must1(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 }

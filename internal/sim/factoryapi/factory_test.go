@@ -196,8 +196,7 @@ func TestInstallerReferences(t *testing.T) {
 		digest := func(reference string) string {
 			t.Helper()
 			idx := must1(l.pull(factoryAddr + "/" + reference))(t)
-			h := must1(idx.Digest())(t)
-			return h.String()
+			return must1(idx.Digest())(t).String()
 		}
 		byTag := digest("nocloud-installer/" + id + ":" + talosVersion)
 		if got := digest("nocloud-installer/" + id + ":latest"); got != byTag {
@@ -369,9 +368,7 @@ type got struct {
 
 func (l *lab) see(path string) (got, error) {
 	req, err := http.NewRequestWithContext(l.t.Context(), http.MethodGet, "http://"+factoryAddr+path, nil)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	start := time.Now()
 	resp, err := l.transport.RoundTrip(req)
 	if err != nil {

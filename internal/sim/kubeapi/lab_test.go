@@ -75,8 +75,7 @@ func node(name string, i int) kubeapi.NodeInfo {
 // client is a normal client-go client with a kubeconfig.
 func (l *lab) client(t *testing.T, organization ...string) *kubernetes.Clientset {
 	t.Helper()
-	c := must1(kubernetes.NewForConfig(l.config(t, organization...)))(t)
-	return c
+	return must1(kubernetes.NewForConfig(l.config(t, organization...)))(t)
 }
 
 func (l *lab) config(t *testing.T, organization ...string) *rest.Config {

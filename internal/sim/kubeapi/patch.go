@@ -255,16 +255,12 @@ func (s *Server) apply(r *http.Request, t target, body []byte) (answer, error) {
 	}
 	for try := 1; ; try++ {
 		a, err := s.applyOnce(r, t, body, manager)
-		if apierrors.IsConflict(err) && !fieldConflict(err) && try < patchTries {
+		ofFields := apierrors.HasStatusCause(err, metav1.CauseTypeFieldManagerConflict) // and not of the revision
+		if apierrors.IsConflict(err) && !ofFields && try < patchTries {
 			continue
 		}
 		return a, err
 	}
-}
-
-// fieldConflict says whether a conflict is about field ownership, not about the revision.
-func fieldConflict(err error) bool {
-	return apierrors.HasStatusCause(err, metav1.CauseTypeFieldManagerConflict)
 }
 
 func (s *Server) applyOnce(r *http.Request, t target, body []byte, manager string) (answer, error) {

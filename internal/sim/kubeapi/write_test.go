@@ -127,8 +127,7 @@ func widgets(status bool) store.Resource {
 
 func (l *lab) dynamic(t *testing.T) dynamic.Interface {
 	t.Helper()
-	c := must1(dynamic.NewForConfig(l.config(t, "system:masters")))(t)
-	return c
+	return must1(dynamic.NewForConfig(l.config(t, "system:masters")))(t)
 }
 
 // widgets defines widgets and is a client of those in the namespace default.

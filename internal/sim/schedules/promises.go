@@ -363,7 +363,8 @@ func (p *play) remedy(err error) {
 		}
 	}
 	for _, found := range staysLearner.FindAllStringSubmatch(hints, -1) {
-		p.empty(p.nodeWhere(func(n sim.Node) bool { return n.Addr.String() == found[1] }), found[2])
+		name := p.lab.Nodes[p.nodeWhere(func(n sim.Node) bool { return n.Addr.String() == found[1] })].Name
+		p.tell("reset %s: %s", name, said(p.lab.ResetNode(p.ctx, name, found[2])))
 	}
 	for _, found := range wasMoved.FindAllStringSubmatch(text+hints, -1) {
 		if vm, there := p.vm(atoi(found[1])); there {
@@ -413,12 +414,6 @@ func (p *play) reboot(node int) {
 	}
 	p.tell("reboot %s: %s", p.lab.Nodes[node].Name, said(err))
 	sleep(p.ctx, 2*time.Minute)
-}
-
-// empty wipes the volume with a node's etcd data.
-func (p *play) empty(node int, label string) {
-	name := p.lab.Nodes[node].Name
-	p.tell("reset %s: %s", name, said(p.lab.ResetNode(p.ctx, name, label)))
 }
 
 // giveUp runs recast undo.

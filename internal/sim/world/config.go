@@ -1,6 +1,7 @@
 package world
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -147,10 +148,7 @@ func (w *World) checkRequest(user string, r *ChangeRequest) error {
 	if len(r.Set)+len(r.Delete)+len(r.Revert) == 0 {
 		return failf("no options specified")
 	}
-	if err := r.checkLists(); err != nil {
-		return err
-	}
-	if err := checkDrives(r.Set); err != nil {
+	if err := cmp.Or(r.checkLists(), checkDrives(r.Set)); err != nil {
 		return err
 	}
 	for _, key := range driveKeys(r.Set) {
@@ -158,13 +156,8 @@ func (w *World) checkRequest(user string, r *ChangeRequest) error {
 			return err
 		}
 	}
-	if err := w.checkKeys(user, r.ID, "", slices.Concat(r.Delete, slices.Sorted(maps.Keys(r.Set)))); err != nil {
-		return err
-	}
-	if err := w.checkVolumes(user, r.ID, r.Set); err != nil {
-		return err
-	}
-	return w.checkBridges(user, r.Set)
+	keys := slices.Concat(r.Delete, slices.Sorted(maps.Keys(r.Set)))
+	return cmp.Or(w.checkKeys(user, r.ID, "", keys), w.checkVolumes(user, r.ID, r.Set), w.checkBridges(user, r.Set))
 }
 
 // checkLists checks the lists of keys for conflicts.

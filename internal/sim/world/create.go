@@ -1,6 +1,7 @@
 package world
 
 import (
+	"cmp"
 	"crypto/rand"
 	"fmt"
 	"maps"
@@ -69,11 +70,8 @@ func (w *World) checkCreate(user string, r CreateRequest, config map[string]stri
 	if w.checkVM(user, r.ID, r.Pool, "VM.Allocate") != nil {
 		return &Error{Status: 403, Message: "Permission check failed"}
 	}
-	if err := w.checkVolumes(user, r.ID, config); err != nil {
-		return err
-	}
 	keys := slices.Sorted(maps.Keys(config))
-	if err := w.checkKeys(user, r.ID, r.Pool, keys); err != nil {
+	if err := cmp.Or(w.checkVolumes(user, r.ID, config), w.checkKeys(user, r.ID, r.Pool, keys)); err != nil {
 		return err
 	}
 	for _, key := range keys {
@@ -84,10 +82,7 @@ func (w *World) checkCreate(user string, r CreateRequest, config map[string]stri
 			return err
 		}
 	}
-	if err := w.checkBridges(user, config); err != nil {
-		return err
-	}
-	return checkDrives(config)
+	return cmp.Or(w.checkBridges(user, config), checkDrives(config))
 }
 
 // create is the worker. When it fails, it frees the volumes that it allocated and removes
@@ -306,14 +301,7 @@ func (w *World) WriteByHand(id int, key, value string) {
 
 // AddISO puts an ISO file on a storage; host matters if the storage is not shared.
 func (w *World) AddISO(storageID, host, name string, content []byte) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s, err := w.storageOn(storageID, host)
-	if err != nil {
-		return fmt.Errorf("add ISO %s: %w", name, err)
-	}
-	s.putISO(host, name, content)
-	return nil
+	return w.addFile(isoKind, storageID, host, name, content)
 }
 
 // AddSnippet puts a file on a storage that configurations can name.
@@ -335,7 +323,7 @@ func (w *World) addFile(kind, storageID, host, name string, content []byte) erro
 	}
 	v := s.put(host, kind+"/"+name)
 	v.media.Write(content)
-	v.size = int64(len(content))
+	v.size, v.created = int64(len(content)), time.Now()
 	return nil
 }
 
@@ -399,10 +387,7 @@ func (w *World) DestroyVM(user, host string, r DestroyRequest) (string, error) {
 	if r.Unreferenced {
 		w.violate("DELETE of VM %d with destroy-unreferenced-disks", r.ID)
 	}
-	if err := w.check(user, vmPath(r.ID), "VM.Allocate"); err != nil {
-		return "", err
-	}
-	if err := w.checkDestroy(host, r); err != nil {
+	if err := cmp.Or(w.check(user, vmPath(r.ID), "VM.Allocate"), w.checkDestroy(host, r)); err != nil {
 		return "", err
 	}
 	return w.startTask(host, "qmdestroy", strconv.Itoa(r.ID), user, func(t *task) error {
@@ -446,10 +431,7 @@ func (w *World) checkDestroy(host string, r DestroyRequest) error {
 // destroy frees first and then writes: without quorum the disks are gone and the
 // configuration stays.
 func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
-	if err := v.checkLock(); err != nil {
-		return err
-	}
-	if err := w.checkClones(v); err != nil {
+	if err := cmp.Or(v.checkLock(), w.checkClones(v)); err != nil {
 		return err
 	}
 	for _, volid := range v.destroyedVolids() {

@@ -26,10 +26,8 @@ func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 	r.TargetDisk = cmp.Or(r.TargetDisk, r.Disk)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := w.checkMoveRights(user, r); err != nil {
-		return "", err
-	}
-	if err := w.checkMove(user, host, r); err != nil {
+	const right = "VM.Config.Disk"
+	if err := cmp.Or(w.check(user, vmPath(r.ID), right), w.check(user, vmPath(r.Target), right), w.checkMove(user, host, r)); err != nil {
 		return "", err
 	}
 	id := fmt.Sprintf("%d-%s>%d-%s", r.ID, r.Disk, r.Target, r.TargetDisk)
@@ -65,15 +63,6 @@ func (w *World) lockBoth(source, target int) (unlock func(), err error) {
 	return func() { second(); first() }, nil
 }
 
-func (w *World) checkMoveRights(user string, r MoveRequest) error {
-	for _, id := range []int{r.ID, r.Target} {
-		if err := w.check(user, vmPath(id), "VM.Config.Disk"); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (w *World) checkMove(user, host string, r MoveRequest) error {
 	if r.ID == r.Target {
 		return BadParam("target-vmid", "must be different than source VMID to reassign disk")
@@ -89,18 +78,13 @@ func (w *World) checkMove(user, host string, r MoveRequest) error {
 	case source.host != host:
 		return noConfigFile(host, r.ID)
 	}
-	for _, v := range []*vm{source, target} {
-		if err := v.checkLock(); err != nil {
-			return err
-		}
+	if err := cmp.Or(source.checkLock(), target.checkLock()); err != nil {
+		return err
 	}
 	if source.config["template"] == "1" || target.config["template"] == "1" {
 		return failf("Can't move disks from or to template VMs")
 	}
-	if err := source.checkMoveDigest(r.Digest); err != nil {
-		return err
-	}
-	if err := target.checkMoveDigest(r.TargetDigest); err != nil {
+	if err := cmp.Or(source.checkMoveDigest(r.Digest), target.checkMoveDigest(r.TargetDigest)); err != nil {
 		return err
 	}
 	if _, ok := source.config[r.Disk]; !ok {
@@ -117,13 +101,6 @@ func (v *vm) checkMoveDigest(digest string) error {
 		return failf("VM %d: detected modified configuration - file changed by other user? Try again.", v.id)
 	}
 	return nil
-}
-
-// dropFromBoot removes a deleted key from the boot order.
-func (v *vm) dropFromBoot(key string) {
-	if boot, ok := v.config["boot"]; ok {
-		v.config["boot"] = withoutBoot(boot, key)
-	}
 }
 
 func (w *World) checkMoveDisk(user string, source *vm, r MoveRequest) error {
@@ -148,7 +125,7 @@ func (w *World) checkMoveDisk(user string, source *vm, r MoveRequest) error {
 		return failf("Storage does not support moving of this disk to another VM")
 	case source.proc != nil && !strings.HasPrefix(r.Disk, "unused"):
 		return failf("Cannot move disk to another VM while the source VM is running - detach first")
-	case !fitsKey(r.TargetDisk, source.config[r.Disk]):
+	case misfit(r.TargetDisk, source.config[r.Disk]) != "":
 		return failf("failed to parse source disk for target disk format - %s", misfit(r.TargetDisk, source.config[r.Disk]))
 	case w.replicates(r.Target) != "" && !s.replicates():
 		return failf("Cannot move disk to a replicated VM. Storage does not support replication!")
@@ -156,10 +133,8 @@ func (w *World) checkMoveDisk(user string, source *vm, r MoveRequest) error {
 	return w.check(user, "/storage/"+s.ID, "Datastore.AllocateSpace")
 }
 
-// fitsKey says whether a drive's value is valid for another key: every bus has its own
+// misfit is why a drive's value is not valid for another key, "" if it is: every bus has its own
 // options.
-func fitsKey(target, value string) bool { return misfit(target, value) == "" }
-
 func misfit(target, value string) string {
 	if strings.HasPrefix(target, "unused") {
 		return "" // it keeps only the volume
@@ -201,7 +176,9 @@ func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 	t.logf("removing disk '%s' from VM '%d' config", r.Disk, r.ID)
 	err = w.edit(source, func() error {
 		delete(source.config, r.Disk)
-		source.dropFromBoot(r.Disk)
+		if boot, ok := source.config["boot"]; ok {
+			source.config["boot"] = withoutBoot(boot, r.Disk)
+		}
 		return nil
 	})
 	if err != nil {

@@ -143,13 +143,7 @@ func (w *World) haStatus(vmid int) HAStatus {
 func (w *World) CreateHA(user, sid string, options map[string]string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := w.check(user, "/", "Sys.Console"); err != nil {
-		return err
-	}
-	if err := checkHAOptions(options); err != nil {
-		return err
-	}
-	if err := w.checkQuorum(); err != nil {
+	if err := cmp.Or(w.check(user, "/", "Sys.Console"), checkHAOptions(options), w.checkQuorum()); err != nil {
 		return err
 	}
 	sid, err := w.parseSID(sid)
@@ -171,10 +165,7 @@ func (w *World) CreateHA(user, sid string, options map[string]string) error {
 func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, digest string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := w.check(user, "/", "Sys.Console"); err != nil {
-		return err
-	}
-	if err := checkHAOptions(set); err != nil {
+	if err := cmp.Or(w.check(user, "/", "Sys.Console"), checkHAOptions(set)); err != nil {
 		return err
 	}
 	sid, err := w.parseSID(sid)
@@ -195,8 +186,9 @@ func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, 
 	case s == nil:
 		return failf("update resource failed: no such resource '%s'", sid)
 	}
+	known := []string{"state", "group", "max_restart", "max_relocate", "failback", "comment"}
 	for _, name := range del {
-		if !slices.Contains(haOptions(), name) {
+		if !slices.Contains(known, name) {
 			return failf("update resource failed: no such option '%s'", name)
 		}
 		delete(s.options, name)
@@ -272,10 +264,6 @@ func (w *World) parseSID(sid string) (string, error) {
 		return "", failf("unable to parse service id '%s'", sid)
 	}
 	return sid, nil
-}
-
-func haOptions() []string {
-	return []string{"state", "group", "max_restart", "max_relocate", "failback", "comment"}
 }
 
 // checkHAOptions validates options and normalizes booleans as Proxmox does, in place.

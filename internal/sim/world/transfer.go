@@ -168,13 +168,6 @@ func (s *storage) put(host, name string) *volume {
 	return v
 }
 
-// putISO writes an ISO at once.
-func (s *storage) putISO(host, name string, data []byte) {
-	v := s.put(host, "iso/"+name)
-	v.media.Write(data)
-	v.size, v.created = int64(len(data)), time.Now()
-}
-
 // hexDigest is a checksum as Proxmox writes it.
 func hexDigest(algorithm string, r io.Reader) (string, error) {
 	made := map[string]func() hash.Hash{

@@ -218,8 +218,6 @@ func (c *Controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func decode(r *http.Request, into any) error { return json.NewDecoder(r.Body).Decode(into) }
-
 func write(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
@@ -416,7 +414,7 @@ func (c *Controller) modify(w http.ResponseWriter, r *http.Request, node string)
 		Delete           []string          `json:"delete_props"`
 		DeleteNamespaces []string          `json:"delete_namespaces"`
 	}
-	if err := decode(r, &m); err != nil {
+	if err := json.NewDecoder(r.Body).Decode(&m); err != nil {
 		write(w, http.StatusBadRequest, answer(parseError, "Unable to parse input json."))
 		return
 	}
