@@ -218,7 +218,6 @@ func (l *Lab) WaitReady(ctx context.Context) error {
 	}
 }
 
-// Ready says whether a Node has the condition Ready.
 func Ready(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue

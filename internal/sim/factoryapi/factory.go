@@ -234,7 +234,6 @@ func (a *answer) Write(b []byte) (int, error) {
 	return a.body.Write(b)
 }
 
-// send sends the answer.
 func (a *answer) send(w http.ResponseWriter) {
 	a.WriteHeader(http.StatusOK)
 	maps.Copy(w.Header(), a.header)

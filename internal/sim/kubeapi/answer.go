@@ -161,7 +161,6 @@ func (s *Server) kindOf(obj runtime.Object) (schema.GroupVersionKind, error) {
 	return gvks[0], nil
 }
 
-// write sends the answer.
 func (s *Server) write(w http.ResponseWriter, r *http.Request, a answer) {
 	switch {
 	case a.program != nil:

@@ -115,7 +115,7 @@ func (s *Server) Renew(ctx context.Context, manifests []map[string]any) error {
 	if err := s.replace(nil); err != nil {
 		return err
 	}
-	return seed(ctx, s.store, manifests)
+	return s.seed(ctx, manifests)
 }
 
 func (s *Server) replace(objects map[schema.GroupVersionResource][]store.Object) error {
@@ -159,46 +159,46 @@ func (s *Server) restored(value []byte) (r schema.GroupVersionResource, o store.
 
 // seed creates the content of a new Talos cluster: namespaces and Talos' manifests. It
 // leaves existing objects of a real server alone.
-func seed(ctx context.Context, s store.Store, objects []map[string]any) error {
+func (s *Server) seed(ctx context.Context, objects []map[string]any) error {
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease} {
 		ns := &corev1.Namespace{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelMetadataName: name}},
 			Status:     corev1.NamespaceStatus{Phase: corev1.NamespaceActive},
 		}
-		if _, err := s.Create(ctx, store.Namespaces(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
+		if _, err := s.store.Create(ctx, store.Namespaces(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("make namespace %s: %w", name, err)
 		}
 	}
-	scheme, err := store.NewScheme()
-	if err != nil {
-		return fmt.Errorf("register kinds: %w", err)
-	}
 	for _, o := range objects {
-		if err := plant(ctx, s, scheme, &unstructured.Unstructured{Object: o}); err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("make %s %s: %w", o["kind"], (&unstructured.Unstructured{Object: o}).GetName(), err)
+		u := &unstructured.Unstructured{Object: o}
+		if err := s.Plant(ctx, u); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("make %s %s: %w", u.GetKind(), u.GetName(), err)
 		}
 	}
 	return nil
 }
 
-// plant creates an object given as JSON.
-func plant(ctx context.Context, s store.Store, scheme *runtime.Scheme, u *unstructured.Unstructured) error {
-	all := store.Resources()
-	i := slices.IndexFunc(all, func(r store.Resource) bool { return r.GVK() == u.GroupVersionKind() })
+// Plant creates an object given as JSON, of any kind that is served.
+func (s *Server) Plant(ctx context.Context, u *unstructured.Unstructured) error {
+	served := s.serves()
+	i := slices.IndexFunc(served, func(r store.Resource) bool { return r.GVK() == u.GroupVersionKind() })
 	if i < 0 {
 		return fmt.Errorf("%s is not served", u.GroupVersionKind())
 	}
-	typed, err := scheme.New(u.GroupVersionKind())
-	if err != nil {
-		return err
+	obj := store.Object(u)
+	if store.BuiltIn(served[i]) {
+		typed, err := s.scheme.New(u.GroupVersionKind())
+		if err != nil {
+			return err
+		}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, typed); err != nil {
+			return err
+		}
+		obj = typed.(store.Object)
+		complete(obj)
+		obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
 	}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, typed); err != nil {
-		return err
-	}
-	obj := typed.(store.Object)
-	complete(obj)
-	obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
-	_, err = s.Create(ctx, all[i].GroupVersionResource, obj)
+	_, err := s.store.Create(ctx, served[i].GroupVersionResource, obj)
 	return err
 }
 

@@ -98,7 +98,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 		}
 		s.store = s.remote
 	}
-	if err := seed(ctx, s.store, o.Manifests); err != nil {
+	if err := s.seed(ctx, o.Manifests); err != nil {
 		return nil, err
 	}
 	if o.Upstream != nil {
@@ -224,7 +224,6 @@ func (s *Server) Close() error {
 	return s.control.Close()
 }
 
-// ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.enter() {
 		panic(http.ErrAbortHandler)
@@ -389,7 +388,6 @@ func (s *Server) hooked() (string, Webhook) {
 	return s.webhookName, s.webhook
 }
 
-// request is the Request for a target.
 func (t target) request(verb string) Request {
 	resource := t.resource.Resource
 	if t.sub != "" {

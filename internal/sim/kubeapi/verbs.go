@@ -279,7 +279,6 @@ func (s *Server) removeAll(r *http.Request, t target) (answer, error) {
 	return ok(&metav1.Status{Status: metav1.StatusSuccess}), nil
 }
 
-// dryRun says whether the request is a dry run.
 func dryRun(r *http.Request) bool {
 	return slices.Contains(r.URL.Query()["dryRun"], "All")
 }

@@ -18,8 +18,6 @@ import (
 
 	"go.yaml.in/yaml/v4"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -214,7 +212,7 @@ func (l Layout) Furnish(ctx context.Context, lab *sim.Lab) error {
 		return fmt.Errorf("layout %s: %w", l.Name, err)
 	}
 	for _, o := range objects {
-		if err := o.add(ctx, lab); err != nil {
+		if err := add(ctx, lab, o); err != nil {
 			return fmt.Errorf("layout %s: add %s %s: %w", l.Name, o.GetKind(), o.GetName(), err)
 		}
 	}
@@ -262,10 +260,8 @@ func (l Layout) before(w *world.World) error {
 	return nil
 }
 
-type object struct{ *unstructured.Unstructured }
-
-func (l Layout) objects() ([]object, error) {
-	var all []object
+func (l Layout) objects() ([]*unstructured.Unstructured, error) {
+	var all []*unstructured.Unstructured
 	for dec := yaml.NewDecoder(bytes.NewReader([]byte(l.Kubernetes))); ; {
 		var content map[string]any
 		switch err := dec.Decode(&content); {
@@ -284,7 +280,7 @@ func (l Layout) objects() ([]object, error) {
 		if err := u.UnmarshalJSON(b); err != nil { // with an API's number types
 			return nil, fmt.Errorf("read its objects: %w", err)
 		}
-		all = append(all, object{u})
+		all = append(all, u)
 	}
 }
 
@@ -293,38 +289,18 @@ var together = map[string][]string{"longhorn.io": {"Node", "Volume", "Replica", 
 
 // add creates the object in the lab's Kubernetes, after its definition if it is a custom
 // resource.
-func (o object) add(ctx context.Context, lab *sim.Lab) error {
+func add(ctx context.Context, lab *sim.Lab, o *unstructured.Unstructured) error {
 	gvk := o.GroupVersionKind()
-	known := slices.IndexFunc(store.Resources(), func(r store.Resource) bool { return r.GVK() == gvk })
-	if known < 0 {
-		resource := func(kind string) store.Resource {
-			return store.Resource{
-				GroupVersionResource: gvk.GroupVersion().WithResource(strings.ToLower(kind) + "s"),
-				Kind:                 kind, Namespaced: o.GetNamespace() != "", Status: true,
-			}
+	define := func(kind string) {
+		lab.Kube.Define(store.Resource{
+			GroupVersionResource: gvk.GroupVersion().WithResource(strings.ToLower(kind) + "s"),
+			Kind:                 kind, Namespaced: o.GetNamespace() != "", Status: true,
+		})
+	}
+	if !slices.ContainsFunc(store.Resources(), func(r store.Resource) bool { return r.GVK() == gvk }) {
+		for _, kind := range append(slices.Clone(together[gvk.Group]), gvk.Kind) {
+			define(kind)
 		}
-		for _, kind := range together[gvk.Group] {
-			lab.Kube.Define(resource(kind))
-		}
-		r := resource(gvk.Kind)
-		lab.Kube.Define(r)
-		return create(ctx, lab, r.GroupVersionResource, o.Unstructured)
 	}
-	scheme, err := store.NewScheme()
-	if err != nil {
-		return err
-	}
-	typed, err := scheme.New(gvk)
-	if err != nil {
-		return err
-	}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, typed); err != nil {
-		return err
-	}
-	return create(ctx, lab, store.Resources()[known].GroupVersionResource, typed.(store.Object))
-}
-
-func create(ctx context.Context, lab *sim.Lab, r schema.GroupVersionResource, o store.Object) error {
-	_, err := lab.Kube.Store().Create(ctx, r, o)
-	return err
+	return lab.Kube.Plant(ctx, o)
 }

@@ -134,7 +134,6 @@ type Dialer struct {
 	believed map[belief][]*x509.Certificate
 }
 
-// Dialer makes a new client.
 func (n *Network) Dialer() *Dialer {
 	return &Dialer{net: n, conns: map[net.Conn]struct{}{}, direct: map[int]func(){}, believed: map[belief][]*x509.Certificate{}}
 }

@@ -84,7 +84,6 @@ func (c Case) String() string {
 	return strings.Join(words, " ")
 }
 
-// Parse parses the text of a case.
 func Parse(line string) (c Case, err error) {
 	for word := range strings.FieldsSeq(line) {
 		name, value, _ := strings.Cut(word, "=")
@@ -216,7 +215,6 @@ func some[T any](d drawer, from ...T) []T {
 	return out
 }
 
-// Draw makes the case of a seed.
 func Draw(seed uint64) Case {
 	d := drawer{rand.New(rand.NewPCG(seed, 0))}
 	c := Case{

@@ -49,7 +49,6 @@ func (f Fault) String() string {
 // longest limits when a fault begins, and how long it lasts.
 const longest = 24 * time.Hour
 
-// ParseFault parses the text of a fault.
 func ParseFault(s string) (f Fault, err error) {
 	what, when, found := strings.Cut(s, "@")
 	if !found {
@@ -86,7 +85,6 @@ func ParseFault(s string) (f Fault, err error) {
 	return f, nil
 }
 
-// kind is one kind of fault.
 type kind struct {
 	name   string
 	weight int  // relative frequency
@@ -362,7 +360,6 @@ func surgeKinds() []kind {
 	}
 }
 
-// surgeVMs are the VMs of surge nodes.
 func surgeVMs(vms []world.VM) []world.VM {
 	return slices.DeleteFunc(slices.Clone(vms), func(vm world.VM) bool { return !strings.HasPrefix(vm.Config["name"], simtest.SurgeNode) })
 }

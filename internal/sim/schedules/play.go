@@ -357,12 +357,10 @@ type Tally struct {
 	persons map[string]int
 }
 
-// NewTally is an empty Tally.
 func NewTally() *Tally {
 	return &Tally{drawn: map[string]map[string]int{}, persons: map[string]int{}}
 }
 
-// Add adds the result of one case.
 func (t *Tally) Add(c Case, r Result) {
 	t.Schedules++
 	t.NodeRolls += r.NodeRolls

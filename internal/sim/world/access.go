@@ -38,7 +38,6 @@ type ACL struct {
 	Propagate bool
 }
 
-// AddToken adds an API token.
 func (w *World) AddToken(t Token) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -56,7 +55,6 @@ func (w *World) ExpireToken(id string, over bool) {
 	}
 }
 
-// AddRole defines a role.
 func (w *World) AddRole(name string, privileges ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -288,7 +286,6 @@ func (w *World) Role(name string) []string {
 	return slices.Clone(w.role(name))
 }
 
-// HasRole says whether a role exists.
 func (w *World) HasRole(name string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -329,7 +326,6 @@ func (w *World) Login(user, password string) (Ticket, error) {
 	return Ticket{Ticket: w.sign("PVE:"+user, now), CSRF: w.sign(user, now)}, nil
 }
 
-// VerifyTicket returns the user of a ticket.
 func (w *World) VerifyTicket(ticket string) (user string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -346,7 +346,6 @@ type SnapshotRequest struct {
 	Memory      bool
 }
 
-// CreateSnapshot makes a snapshot, in a task.
 func (w *World) CreateSnapshot(user, host string, r SnapshotRequest) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -391,7 +390,6 @@ func (w *World) checkSnapshot(v *vm, name string) error {
 	return nil
 }
 
-// RemoveSnapshot removes a snapshot, in a task.
 func (w *World) RemoveSnapshot(user, host string, id int, name string) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -327,7 +327,6 @@ func (w *World) addFile(kind, storageID, host, name string, content []byte) erro
 	return nil
 }
 
-// AddPool makes a resource pool.
 func (w *World) AddPool(name string) { w.set(func() { w.pools[name] = true }) }
 
 // Pools maps each pool to the VMIDs in it, in order.

@@ -79,7 +79,6 @@ func (w *World) AddHA(r HAResource) {
 	w.manage(r.SID)
 }
 
-// AddHARule adds a rule.
 func (w *World) AddHARule(r HARule) { w.set(func() { w.haRules = append(w.haRules, r) }) }
 
 // HA lists the HA resources by SID.

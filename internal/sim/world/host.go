@@ -351,7 +351,6 @@ func (w *World) SetClock(host string, offset time.Duration) {
 	w.set(func() { w.clocks[host] = offset })
 }
 
-// Clock is the time on a host's clock.
 func (w *World) Clock(host string) time.Time {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -482,7 +481,6 @@ type VNet struct {
 	IPAM       bool
 }
 
-// AddVNet adds a VNet.
 func (w *World) AddVNet(v VNet) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -40,19 +40,16 @@ type BackupJob struct {
 	Comment  string
 }
 
-// AddReplication gives a VM a replication job.
 func (w *World) AddReplication(j ReplicationJob) {
 	w.set(func() { w.replication = append(w.replication, j) })
 }
 
-// RemoveReplication removes a replication job.
 func (w *World) RemoveReplication(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.replication = slices.DeleteFunc(w.replication, func(j ReplicationJob) bool { return j.ID == id })
 }
 
-// Replication lists the replication jobs.
 func (w *World) Replication() []ReplicationJob {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -84,14 +81,12 @@ func (w *World) RemoveBackupJob(id string) {
 	w.backups = slices.DeleteFunc(w.backups, func(j BackupJob) bool { return j.ID == id })
 }
 
-// BackupJobs lists the backup schedule.
 func (w *World) BackupJobs() []BackupJob {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.backups)
 }
 
-// purgeJobs removes a VM from every job.
 func (w *World) purgeJobs(vmid int) {
 	w.replication = slices.DeleteFunc(w.replication, func(j ReplicationJob) bool { return j.Guest == vmid })
 	for i := range w.backups {

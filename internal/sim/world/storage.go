@@ -71,7 +71,6 @@ type volume struct {
 	synced  map[string]int64 // replication jobs: which of their snapshots it has
 }
 
-// AddStorage defines a storage.
 func (w *World) AddStorage(s Storage) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -142,7 +141,6 @@ func (w *World) ofStorage(id string, change func(*storage)) {
 	}
 }
 
-// storageOn finds a storage of a host.
 func (w *World) storageOn(id, host string) (*storage, error) {
 	s, ok := w.storages[id]
 	if !ok {

@@ -256,7 +256,6 @@ func (w *World) DefineContainer(c Container) error {
 	return nil
 }
 
-// Containers lists all containers.
 func (w *World) Containers() []Container {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -276,7 +275,6 @@ func (w *World) unused(id int) error {
 	return nil
 }
 
-// CreatePool makes a resource pool.
 func (w *World) CreatePool(name string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

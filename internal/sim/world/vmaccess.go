@@ -387,7 +387,6 @@ func (w *World) checkTags(user string, id int, pool, old, value string) error {
 	return nil
 }
 
-// tagsOf returns a VM's tags.
 func (w *World) tagsOf(id int) string {
 	if v := w.vms[id]; v != nil {
 		return v.config["tags"]

@@ -11,6 +11,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -224,6 +225,16 @@ func each[T store.Object](ctx context.Context, s store.Store, r schema.GroupVers
 		}
 	}
 	return nil
+}
+
+// setStatus writes one value into the status of a custom object.
+func (m *Manager) setStatus(ctx context.Context, r schema.GroupVersionResource, u *unstructured.Unstructured, value any, field string) error {
+	fresh := u.DeepCopy()
+	if err := unstructured.SetNestedField(fresh.Object, value, "status", field); err != nil {
+		return err
+	}
+	_, err := m.store.Update(ctx, r, fresh, store.Status)
+	return err
 }
 
 // owned are the objects that belong to the controller owner.

@@ -25,7 +25,6 @@ const rebuildAfter = 30 * time.Second
 
 var longhorn = schema.GroupVersion{Group: "longhorn.io", Version: "v1beta2"}
 
-// longhornDisk is a disk of a Longhorn node.
 type longhornDisk struct {
 	node *unstructured.Unstructured
 	id   string
@@ -249,11 +248,7 @@ func (m *Manager) standings(ctx context.Context, nodes []*unstructured.Unstructu
 		if !changed {
 			continue
 		}
-		fresh := n.DeepCopy()
-		if err := unstructured.SetNestedSlice(fresh.Object, conditions, "status", "conditions"); err != nil {
-			return err
-		}
-		if _, err := m.store.Update(ctx, longhorn.WithResource("nodes"), fresh, store.Status); err != nil {
+		if err := m.setStatus(ctx, longhorn.WithResource("nodes"), n, conditions, "conditions"); err != nil {
 			return err
 		}
 	}
@@ -312,11 +307,7 @@ func (m *Manager) heal(ctx context.Context, c copies, nodes []*unstructured.Unst
 	if text(c.volume, "status", "robustness") == robustness {
 		return nil
 	}
-	if err := unstructured.SetNestedField(c.volume.Object, robustness, "status", "robustness"); err != nil {
-		return err
-	}
-	_, err := m.store.Update(ctx, longhorn.WithResource("volumes"), c.volume, store.Status)
-	return err
+	return m.setStatus(ctx, longhorn.WithResource("volumes"), c.volume, robustness, "robustness")
 }
 
 // replenish begins to fill a failed replica again whose node is up, or else, after the wait, one on a node
@@ -373,12 +364,7 @@ func (m *Manager) setCopy(ctx context.Context, r *unstructured.Unstructured, hea
 	if err != nil {
 		return err
 	}
-	fresh := o.(*unstructured.Unstructured).DeepCopy()
-	if err := unstructured.SetNestedField(fresh.Object, state, "status", "currentState"); err != nil {
-		return err
-	}
-	_, err = m.store.Update(ctx, longhorn.WithResource("replicas"), fresh, store.Status)
-	return err
+	return m.setStatus(ctx, longhorn.WithResource("replicas"), o.(*unstructured.Unstructured), state, "currentState")
 }
 
 // showFilling writes in the volume's Engine, if there is one, how much of a replica is filled, as the engine
@@ -394,16 +380,11 @@ func (m *Manager) showFilling(ctx context.Context, volume, r *unstructured.Unstr
 		if part == 1 {
 			status["state"] = "complete"
 		}
-		fresh := e.DeepCopy()
-		rebuilds, _, _ := unstructured.NestedMap(fresh.Object, "status", "rebuildStatus")
+		rebuilds, _, _ := unstructured.NestedMap(e.Object, "status", "rebuildStatus")
 		if rebuilds == nil {
 			rebuilds = map[string]any{}
 		}
 		rebuilds["tcp://"+address] = status
-		if err := unstructured.SetNestedMap(fresh.Object, rebuilds, "status", "rebuildStatus"); err != nil {
-			return err
-		}
-		_, err := m.store.Update(ctx, longhorn.WithResource("engines"), fresh, store.Status)
-		return err
+		return m.setStatus(ctx, longhorn.WithResource("engines"), e, rebuilds, "rebuildStatus")
 	})
 }

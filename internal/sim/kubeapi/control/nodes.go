@@ -271,7 +271,6 @@ func join(have, more []corev1.Taint) []corev1.Taint {
 	return have
 }
 
-// tolerated says whether the pod tolerates these taints.
 func tolerated(pod *corev1.Pod, taints []corev1.Taint) bool {
 	for _, t := range taints {
 		if t.Effect == corev1.TaintEffectPreferNoSchedule {

@@ -117,7 +117,6 @@ func podIP(p *corev1.Pod) string {
 	return fmt.Sprintf("10.244.%d.%d", byte(s>>8), byte(s))
 }
 
-// PodReady says whether a pod has the condition Ready.
 func PodReady(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue

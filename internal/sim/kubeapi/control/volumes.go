@@ -210,17 +210,13 @@ func (m *Manager) checkCeph(ctx context.Context) error {
 		if len(state.osds) == 0 || !m.timers.again("ceph/"+c.GetNamespace()+"/"+c.GetName(), cephChecks) {
 			continue
 		}
-		fresh := c.DeepCopy()
 		details := state.details(slices.DeleteFunc(slices.Clone(pools), func(p *unstructured.Unstructured) bool { return p.GetNamespace() != c.GetNamespace() }))
 		health := "HEALTH_OK"
 		if len(details) > 0 {
 			health = "HEALTH_WARN"
 		}
 		status := map[string]any{"health": health, "details": details, "lastChecked": stamp()}
-		if err := unstructured.SetNestedMap(fresh.Object, status, "status", "ceph"); err != nil {
-			return err
-		}
-		if _, err := m.store.Update(ctx, cephClusters, fresh, store.Status); err != nil {
+		if err := m.setStatus(ctx, cephClusters, c, status, "ceph"); err != nil {
 			return err
 		}
 	}

@@ -22,7 +22,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// podFrom makes a pod of a workload's template.
 func podFrom(owner store.Object, kind string, t corev1.PodTemplateSpec) *corev1.Pod {
 	t = *t.DeepCopy()
 	gvk := appsv1.SchemeGroupVersion.WithKind(kind)

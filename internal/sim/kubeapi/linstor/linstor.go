@@ -95,13 +95,10 @@ func (c *Controller) Evicted(node string) bool {
 	return c.evicted[node]
 }
 
-// AddVolume adds a volume.
 func (c *Controller) AddVolume(v Volume) { c.change(func() { c.volumes = append(c.volumes, &v) }) }
 
-// SetProperty sets a property of the controller.
 func (c *Controller) SetProperty(key, value string) { c.change(func() { c.props[key] = value }) }
 
-// Property reads a property of the controller.
 func (c *Controller) Property(key string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,7 +108,6 @@ func (c *Controller) Property(key string) string {
 // EnableTLS is spec.apiTLS of the LinstorCluster: port 3370 then only redirects.
 func (c *Controller) EnableTLS() { c.change(func() { c.tls = true }) }
 
-// SetCopy changes a copy of a volume.
 func (c *Controller) SetCopy(volume, node string, set func(*Copy)) {
 	c.change(func() {
 		for _, v := range c.volumes {

@@ -95,7 +95,6 @@ func kindOf(gvk schema.GroupVersionKind) object {
 	return object{"group": gvk.Group, "version": gvk.Version, "kind": gvk.Kind}
 }
 
-// object is a JSON object.
 type object = map[string]any
 
 // schemas are the models of a document by name, made from Go types and what those say about

@@ -55,7 +55,6 @@ func NewMemory() *Memory {
 	}
 }
 
-// Get reads one object.
 func (m *Memory) Get(_ context.Context, r schema.GroupVersionResource, namespace, name string) (Object, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,7 +69,6 @@ func (m *Memory) get(r schema.GroupVersionResource, k key) (Object, error) {
 	return obj, nil
 }
 
-// List reads all objects of a resource.
 func (m *Memory) List(_ context.Context, r schema.GroupVersionResource, namespace string) ([]Object, string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -98,7 +96,6 @@ func (m *Memory) all(r schema.GroupVersionResource) []Object {
 	return list
 }
 
-// Create adds an object.
 func (m *Memory) Create(_ context.Context, r schema.GroupVersionResource, obj Object) (Object, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -153,7 +150,6 @@ func (m *Memory) suffix() string {
 	return string(b)
 }
 
-// Update writes one part of an object.
 func (m *Memory) Update(_ context.Context, r schema.GroupVersionResource, obj Object, part Part) (Object, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

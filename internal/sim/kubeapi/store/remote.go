@@ -41,7 +41,6 @@ func NewRemote(base *url.URL, transport http.RoundTripper) (*Remote, error) {
 	return &Remote{base: base, client: &http.Client{Transport: transport}, scheme: scheme}, nil
 }
 
-// Get reads one object.
 func (s *Remote) Get(ctx context.Context, r schema.GroupVersionResource, namespace, name string) (Object, error) {
 	return s.object(ctx, http.MethodGet, r, namespace, []string{name}, nil)
 }
