@@ -114,7 +114,7 @@ func (m *Manager) syncDaemonSets(ctx context.Context) error {
 		fresh.Status.DesiredNumberScheduled, fresh.Status.CurrentNumberScheduled = wanted, int32(len(pods))
 		fresh.Status.NumberReady, fresh.Status.NumberAvailable = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = ds.Generation
-		return m.writeStatus(ctx, store.DaemonSets(), ds, &fresh)
+		return m.writeStatus(ctx, store.DaemonSets(), &fresh, ds.Status, fresh.Status)
 	})
 }
 
@@ -150,8 +150,8 @@ func (m *Manager) renew(ctx context.Context, outdated []*corev1.Pod, unavailable
 
 // writeStatus writes the status of an object unless it is unchanged. The store keeps a
 // copy.
-func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource, old, fresh store.Object) error {
-	if equality.Semantic.DeepEqual(old, fresh) {
+func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource, fresh store.Object, was, is any) error {
+	if equality.Semantic.DeepEqual(was, is) {
 		return nil
 	}
 	_, err := m.store.Update(ctx, r, fresh, store.Status)
@@ -180,7 +180,7 @@ func (m *Manager) syncReplicaSets(ctx context.Context) error {
 		fresh.Status.Replicas, fresh.Status.FullyLabeledReplicas = int32(len(pods)), int32(len(pods))
 		fresh.Status.ReadyReplicas, fresh.Status.AvailableReplicas = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = rs.Generation
-		return m.writeStatus(ctx, store.ReplicaSets(), rs, &fresh)
+		return m.writeStatus(ctx, store.ReplicaSets(), &fresh, rs.Status, fresh.Status)
 	})
 }
 
@@ -205,7 +205,7 @@ func (m *Manager) syncStatefulSets(ctx context.Context) error {
 		fresh.Status.Replicas, fresh.Status.CurrentReplicas = int32(len(pods)), int32(len(pods))
 		fresh.Status.ReadyReplicas, fresh.Status.AvailableReplicas = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = sts.Generation
-		return m.writeStatus(ctx, store.StatefulSets(), sts, &fresh)
+		return m.writeStatus(ctx, store.StatefulSets(), &fresh, sts.Status, fresh.Status)
 	})
 }
 
@@ -253,7 +253,7 @@ func (m *Manager) syncDeployment(ctx context.Context, d *appsv1.Deployment, sets
 	}
 	fresh.Status.UnavailableReplicas = max(0, replicas-fresh.Status.AvailableReplicas)
 	fresh.Status.Conditions = deploymentConditions(&fresh, replicas)
-	return m.writeStatus(ctx, store.Deployments(), d, &fresh)
+	return m.writeStatus(ctx, store.Deployments(), &fresh, d.Status, fresh.Status)
 }
 
 // deploymentConditions say whether the deployment is available and complete; an unchanged
@@ -323,7 +323,7 @@ func (m *Manager) syncBudgets(ctx context.Context) error {
 		if fresh.Status, err = m.budgetStatus(ctx, b); err != nil {
 			return err
 		}
-		return m.writeStatus(ctx, store.Budgets(), b, &fresh)
+		return m.writeStatus(ctx, store.Budgets(), &fresh, b.Status, fresh.Status)
 	})
 }
 
