@@ -1,7 +1,6 @@
 package world
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -148,7 +147,7 @@ func (w *World) checkRequest(user string, r *ChangeRequest) error {
 	if len(r.Set)+len(r.Delete)+len(r.Revert) == 0 {
 		return failf("no options specified")
 	}
-	if err := cmp.Or(r.checkLists(), checkDrives(r.Set)); err != nil {
+	if err := firstError(r.checkLists(), checkDrives(r.Set)); err != nil {
 		return err
 	}
 	for _, key := range driveKeys(r.Set) {
@@ -157,7 +156,7 @@ func (w *World) checkRequest(user string, r *ChangeRequest) error {
 		}
 	}
 	keys := slices.Concat(r.Delete, slices.Sorted(maps.Keys(r.Set)))
-	return cmp.Or(w.checkKeys(user, r.ID, "", keys), w.checkVolumes(user, r.ID, r.Set), w.checkBridges(user, r.Set))
+	return firstError(w.checkKeys(user, r.ID, "", keys), w.checkVolumes(user, r.ID, r.Set), w.checkBridges(user, r.Set))
 }
 
 // checkLists checks the lists of keys for conflicts.

@@ -98,8 +98,8 @@ type CloneRequest struct {
 func (w *World) Clone(user, host string, r CloneRequest) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	rights := cmp.Or(w.check(user, vmPath(r.ID), "VM.Clone"), w.checkVM(user, r.NewID, r.Pool, "VM.Allocate"))
-	if err := cmp.Or(rights, w.checkClone(user, host, r)); err != nil {
+	rights := firstError(w.check(user, vmPath(r.ID), "VM.Clone"), w.checkVM(user, r.NewID, r.Pool, "VM.Allocate"))
+	if err := firstError(rights, w.checkClone(user, host, r)); err != nil {
 		return "", err
 	}
 	return w.vmTask("qmclone", user, host, r.ID, func(_ *task, v *vm) error {

@@ -1,7 +1,6 @@
 package world
 
 import (
-	"cmp"
 	"crypto/rand"
 	"fmt"
 	"maps"
@@ -71,7 +70,7 @@ func (w *World) checkCreate(user string, r CreateRequest, config map[string]stri
 		return &Error{Status: 403, Message: "Permission check failed"}
 	}
 	keys := slices.Sorted(maps.Keys(config))
-	if err := cmp.Or(w.checkVolumes(user, r.ID, config), w.checkKeys(user, r.ID, r.Pool, keys)); err != nil {
+	if err := firstError(w.checkVolumes(user, r.ID, config), w.checkKeys(user, r.ID, r.Pool, keys)); err != nil {
 		return err
 	}
 	for _, key := range keys {
@@ -82,7 +81,7 @@ func (w *World) checkCreate(user string, r CreateRequest, config map[string]stri
 			return err
 		}
 	}
-	return cmp.Or(w.checkBridges(user, config), checkDrives(config))
+	return firstError(w.checkBridges(user, config), checkDrives(config))
 }
 
 // create is the worker. When it fails, it frees the volumes that it allocated and removes
@@ -386,7 +385,7 @@ func (w *World) DestroyVM(user, host string, r DestroyRequest) (string, error) {
 	if r.Unreferenced {
 		w.violate("DELETE of VM %d with destroy-unreferenced-disks", r.ID)
 	}
-	if err := cmp.Or(w.check(user, vmPath(r.ID), "VM.Allocate"), w.checkDestroy(host, r)); err != nil {
+	if err := firstError(w.check(user, vmPath(r.ID), "VM.Allocate"), w.checkDestroy(host, r)); err != nil {
 		return "", err
 	}
 	return w.startTask(host, "qmdestroy", strconv.Itoa(r.ID), user, func(t *task) error {
@@ -430,7 +429,7 @@ func (w *World) checkDestroy(host string, r DestroyRequest) error {
 // destroy frees first and then writes: without quorum the disks are gone and the
 // configuration stays.
 func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
-	if err := cmp.Or(v.checkLock(), w.checkClones(v)); err != nil {
+	if err := firstError(v.checkLock(), w.checkClones(v)); err != nil {
 		return err
 	}
 	for _, volid := range v.destroyedVolids() {

@@ -27,7 +27,7 @@ func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	const right = "VM.Config.Disk"
-	if err := cmp.Or(w.check(user, vmPath(r.ID), right), w.check(user, vmPath(r.Target), right), w.checkMove(user, host, r)); err != nil {
+	if err := firstError(w.check(user, vmPath(r.ID), right), w.check(user, vmPath(r.Target), right), w.checkMove(user, host, r)); err != nil {
 		return "", err
 	}
 	id := fmt.Sprintf("%d-%s>%d-%s", r.ID, r.Disk, r.Target, r.TargetDisk)
@@ -78,13 +78,13 @@ func (w *World) checkMove(user, host string, r MoveRequest) error {
 	case source.host != host:
 		return noConfigFile(host, r.ID)
 	}
-	if err := cmp.Or(source.checkLock(), target.checkLock()); err != nil {
+	if err := firstError(source.checkLock(), target.checkLock()); err != nil {
 		return err
 	}
 	if source.config["template"] == "1" || target.config["template"] == "1" {
 		return failf("Can't move disks from or to template VMs")
 	}
-	if err := cmp.Or(source.checkMoveDigest(r.Digest), target.checkMoveDigest(r.TargetDigest)); err != nil {
+	if err := firstError(source.checkMoveDigest(r.Digest), target.checkMoveDigest(r.TargetDigest)); err != nil {
 		return err
 	}
 	if _, ok := source.config[r.Disk]; !ok {

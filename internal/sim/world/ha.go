@@ -142,7 +142,7 @@ func (w *World) haStatus(vmid int) HAStatus {
 func (w *World) CreateHA(user, sid string, options map[string]string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := cmp.Or(w.check(user, "/", "Sys.Console"), checkHAOptions(options), w.checkQuorum()); err != nil {
+	if err := firstError(w.check(user, "/", "Sys.Console"), checkHAOptions(options), w.checkQuorum()); err != nil {
 		return err
 	}
 	sid, err := w.parseSID(sid)
@@ -164,7 +164,7 @@ func (w *World) CreateHA(user, sid string, options map[string]string) error {
 func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, digest string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := cmp.Or(w.check(user, "/", "Sys.Console"), checkHAOptions(set)); err != nil {
+	if err := firstError(w.check(user, "/", "Sys.Console"), checkHAOptions(set)); err != nil {
 		return err
 	}
 	sid, err := w.parseSID(sid)

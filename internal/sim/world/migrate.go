@@ -1,7 +1,6 @@
 package world
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -391,7 +390,7 @@ type LocalDisk struct {
 func (w *World) CheckMigration(user, host string, id int) (MigrationCheck, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := cmp.Or(w.check(user, vmPath(id), "VM.Migrate"), w.checkQuorum()); err != nil {
+	if err := firstError(w.check(user, vmPath(id), "VM.Migrate"), w.checkQuorum()); err != nil {
 		return MigrationCheck{}, err
 	}
 	v, err := w.vmOn(host, id)

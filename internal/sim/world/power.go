@@ -48,7 +48,7 @@ func (w *World) PowerOff(id int) error {
 func (w *World) Start(user, host string, id int) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := cmp.Or(w.check(user, vmPath(id), "VM.PowerMgmt"), w.checkQuorum()); err != nil {
+	if err := firstError(w.check(user, vmPath(id), "VM.PowerMgmt"), w.checkQuorum()); err != nil {
 		return "", err
 	}
 	if w.haStatus(id).Managed {
@@ -275,7 +275,7 @@ func (w *World) launch(v *vm) (*process, error) {
 		return nil, failf("VM %d already running", v.id)
 	}
 	w.applyPending("", v)
-	if err := cmp.Or(v.checkCPUs(), w.checkNetworks(v), w.checkMappings(v)); err != nil {
+	if err := firstError(v.checkCPUs(), w.checkNetworks(v), w.checkMappings(v)); err != nil {
 		return nil, err
 	}
 	used := w.references()

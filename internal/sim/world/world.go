@@ -323,3 +323,13 @@ func denied(path, privilege string) error {
 func noConfigFile(host string, id int) error {
 	return failf("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", host, id)
 }
+
+// firstError answers the first of several checks that failed.
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
