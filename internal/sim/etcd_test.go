@@ -27,10 +27,7 @@ import (
 func start(t *testing.T, o sim.Options, ready bool) *sim.Lab {
 	t.Helper()
 	o.Network, o.Prefix, o.Registry, o.Factory = network.Memory(), "127.42.7", "127.0.0.1:5000", "127.0.0.1:8080"
-	lab, err := sim.New(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := must1(sim.New(t.Context(), o))(t)
 	t.Cleanup(func() {
 		if err := lab.Close(); err != nil {
 			t.Error(err)
@@ -45,42 +42,25 @@ func start(t *testing.T, o sim.Options, ready bool) *sim.Lab {
 func install(t *testing.T, lab *sim.Lab) {
 	t.Helper()
 	files, err := lab.Files()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = lab.Install(t.Context(), map[string]string{
 		"default": string(files["schematics/default.yaml"]), "storage": string(files["schematics/storage.yaml"]),
 	})
 	if err == nil {
 		err = lab.WaitReady(t.Context())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // kubernetesClient is client-go with the lab's kubeconfig.
 func kubernetesClient(t *testing.T, lab *sim.Lab) *kubernetes.Clientset {
 	t.Helper()
-	files, err := lab.Files()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := clientcmd.RESTConfigFromKubeConfig(files["kubeconfig"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must1(lab.Files())(t)
+	cfg := must1(clientcmd.RESTConfigFromKubeConfig(files["kubeconfig"]))(t)
 	cfg.Dial, cfg.QPS = lab.Client().DialContext, -1
-	h, err := rest.HTTPClientFor(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must1(rest.HTTPClientFor(cfg))(t)
 	t.Cleanup(h.CloseIdleConnections)
-	c, err := kubernetes.NewForConfigAndClient(cfg, h)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return must1(kubernetes.NewForConfigAndClient(cfg, h))(t)
 }
 
 func memberNames(lab *sim.Lab) string {
@@ -129,12 +109,8 @@ func TestEtcdDataOnAPersistentDiskIsProtected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lab := start(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: true}, true)
 		before := lab.Disks()
-		if err := lab.World.PowerOff(9003); err != nil {
-			t.Fatal(err)
-		}
-		if err := lab.World.PowerOn(9003); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.World.PowerOff(9003))
+		must(t, lab.World.PowerOn(9003))
 		time.Sleep(2 * time.Minute)
 		if diff := cmp.Diff(before, lab.Disks()); diff != "" {
 			t.Errorf("disks (-before +after):\n%s", diff)
@@ -175,9 +151,7 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 				if on {
 					change = lab.World.PowerOn
 				}
-				if err := change(id); err != nil {
-					t.Fatal(err)
-				}
+				must(t, change(id))
 			}
 			synctest.Wait() // wait until connections to stopped machines have broken
 		}
@@ -215,9 +189,7 @@ func TestBreakEtcd(t *testing.T) {
 		if err := lab.BreakEtcd("wk1", talosapi.EtcdFault{Down: true}); err == nil {
 			t.Error("a worker has no etcd")
 		}
-		if err := lab.BreakEtcd("cp1", talosapi.EtcdFault{Down: true}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.BreakEtcd("cp1", talosapi.EtcdFault{Down: true}))
 		time.Sleep(time.Minute)
 		_, err := c.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 		if err == nil || !strings.Contains(err.Error(), "etcdserver: request timed out") {
@@ -235,10 +207,7 @@ func TestRaftIndex(t *testing.T) {
 		index := func() (all uint64) {
 			t.Helper()
 			for i, node := range []string{"cp1", "cp2", "cp3"} {
-				s, err := machineClient(t, lab, node).EtcdStatus(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				s := must1(machineClient(t, lab, node).EtcdStatus(t.Context()))(t)
 				m := s.GetMessages()[0].GetMemberStatus()
 				if i > 0 && m.GetRaftIndex() != all || m.GetRaftAppliedIndex() != m.GetRaftIndex() {
 					t.Errorf("%s: index %d, applied %d, of another member %d", node, m.GetRaftIndex(), m.GetRaftAppliedIndex(), all)
@@ -250,9 +219,7 @@ func TestRaftIndex(t *testing.T) {
 		before := index()
 		c := kubernetesClient(t, lab).CoreV1().ConfigMaps("default")
 		for _, name := range []string{"a", "b"} {
-			if _, err := c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must1(c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 		}
 		if after := index(); after != before+2 {
 			t.Errorf("the index went from %d to %d", before, after)
@@ -262,4 +229,21 @@ func TestRaftIndex(t *testing.T) {
 			t.Errorf("a minute in which three kubelets renewed their leases ended at %d, it began at %d", idle, before+2)
 		}
 	})
+}
+
+// must ends the test at an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// must1 is the value of a call that must succeed: must1(f())(t).
+func must1[V any](v V, err error) func(testing.TB) V {
+	return func(t testing.TB) V {
+		t.Helper()
+		must(t, err)
+		return v
+	}
 }

@@ -3,6 +3,7 @@ package artefact_test
 import (
 	"bytes"
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"github.com/klauspost/compress/zstd"
+
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
@@ -54,23 +57,14 @@ func TestBootImagesRoundTrip(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, err := tt.make(image("amd64"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := tt.read(b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must1(tt.make(image("amd64")))(t)
+			got := must1(tt.read(b))(t)
 			want := booted("amd64")
 			tt.want(&want)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("read image (-want +got):\n%s", diff)
 			}
-			again, err := tt.make(got)
-			if err != nil {
-				t.Fatal(err)
-			}
+			again := must1(tt.make(got))(t)
 			if !bytes.Equal(b, again) {
 				t.Error("the same image made twice has other bytes")
 			}
@@ -80,10 +74,7 @@ func TestBootImagesRoundTrip(t *testing.T) {
 			if len(b) > tt.limit {
 				t.Errorf("%d bytes: larger than the lab can afford", len(b))
 			}
-			uki, err := artefact.UKI(want)
-			if err != nil {
-				t.Fatal(err)
-			}
+			uki := must1(artefact.UKI(want))(t)
 			requireDamageFound(t, b, uki, tt.read)
 		})
 	}
@@ -92,18 +83,9 @@ func TestBootImagesRoundTrip(t *testing.T) {
 // madeTwice is what a machine finds in the UKI of img, which made again has the same bytes.
 func madeTwice(t *testing.T, img artefact.Image) artefact.Image {
 	t.Helper()
-	b, err := artefact.UKI(img)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := artefact.ReadUKI(b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	again, err := artefact.UKI(got)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must1(artefact.UKI(img))(t)
+	got := must1(artefact.ReadUKI(b))(t)
+	again := must1(artefact.UKI(got))(t)
 	if !bytes.Equal(b, again) {
 		t.Error("the image that was read, made again, has other bytes")
 	}
@@ -186,18 +168,10 @@ var built = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
 func TestInstallerRoundTrip(t *testing.T) {
 	t.Parallel()
-	idx, err := artefact.Installer(built, image("amd64"), image("arm64"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := validate.Index(idx); err != nil {
-		t.Fatal(err)
-	}
+	idx := must1(artefact.Installer(built, image("amd64"), image("arm64")))(t)
+	must(t, validate.Index(idx))
 	for _, arch := range []string{"amd64", "arm64"} {
-		got, err := artefact.ReadInstaller(idx, arch)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must1(artefact.ReadInstaller(idx, arch))(t)
 		if diff := cmp.Diff(booted(arch), got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", arch, diff)
 		}
@@ -205,10 +179,7 @@ func TestInstallerRoundTrip(t *testing.T) {
 	if _, err := artefact.ReadInstaller(idx, "riscv64"); err == nil {
 		t.Error("an architecture that the index lacks was read")
 	}
-	again, err := artefact.Installer(built, image("amd64"), image("arm64"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must1(artefact.Installer(built, image("amd64"), image("arm64")))(t)
 	if a, b := digest(t, idx), digest(t, again); a != b {
 		t.Errorf("made twice: %s and %s", a, b)
 	}
@@ -219,17 +190,11 @@ func TestInstallerOfSomethingElse(t *testing.T) {
 	if _, err := artefact.ReadInstaller(empty.Index, "amd64"); err == nil {
 		t.Error("empty index: no error")
 	}
-	idx, err := artefact.ExtensionIndex(agent())
-	if err != nil {
-		t.Fatal(err)
-	}
+	idx := must1(artefact.ExtensionIndex(agent()))(t)
 	if _, err := artefact.ReadInstaller(idx, "amd64"); !errors.Is(err, artefact.ErrNotBootable) {
 		t.Errorf("extension image: err = %v", err)
 	}
-	installer, err := artefact.Installer(built, image("amd64"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	installer := must1(artefact.Installer(built, image("amd64")))(t)
 	if _, err := artefact.ReadExtension(installer, "amd64"); err == nil {
 		t.Error("installer read as an extension: no error")
 	}
@@ -237,18 +202,10 @@ func TestInstallerOfSomethingElse(t *testing.T) {
 
 func TestExtensionRoundTrip(t *testing.T) {
 	t.Parallel()
-	idx, err := artefact.ExtensionIndex(agent())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := validate.Index(idx); err != nil {
-		t.Fatal(err)
-	}
+	idx := must1(artefact.ExtensionIndex(agent()))(t)
+	must(t, validate.Index(idx))
 	for _, arch := range []string{"amd64", "arm64"} {
-		got, err := artefact.ReadExtension(idx, arch)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must1(artefact.ReadExtension(idx, arch))(t)
 		want := agent()
 		want.Digest = digest(t, idx)
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -271,20 +228,14 @@ func TestExtensionDigestFollowsItsContent(t *testing.T) {
 		"a target":     {func(e *artefact.Extension) { e.Links["/usr/local/lib/containers/qemu-guest-agent/etc"] = "/usr" }, false},
 		"version":      {func(e *artefact.Extension) { e.Version = "11.0.3" }, false},
 	}
-	base, err := artefact.ExtensionIndex(agent())
-	if err != nil {
-		t.Fatal(err)
-	}
+	base := must1(artefact.ExtensionIndex(agent()))(t)
 	before := digest(t, base)
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := agent()
 			tt.change(&e)
-			idx, err := artefact.ExtensionIndex(e)
-			if err != nil {
-				t.Fatal(err)
-			}
+			idx := must1(artefact.ExtensionIndex(e))(t)
 			if got := digest(t, idx) == before; got != tt.same {
 				t.Errorf("same digest = %v, want %v", got, tt.same)
 			}
@@ -298,17 +249,9 @@ func TestExtensionsListRoundTrip(t *testing.T) {
 		{Ref: "ghcr.io/siderolabs/qemu-guest-agent:11.0.2@sha256:" + strings.Repeat("b", 64), Author: "Sidero Labs", Description: "agent: yes"},
 		{Ref: "ghcr.io/siderolabs/iscsi-tools:v0.2.0@sha256:" + strings.Repeat("a", 64)},
 	}
-	img, err := artefact.ExtensionsList(want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := validate.Image(img); err != nil {
-		t.Fatal(err)
-	}
-	got, err := artefact.ReadExtensionsList(img)
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := must1(artefact.ExtensionsList(want))(t)
+	must(t, validate.Image(img))
+	got := must1(artefact.ReadExtensionsList(img))(t)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("list (-want +got):\n%s", diff)
 	}
@@ -324,10 +267,7 @@ func TestDiskRoundTrip(t *testing.T) {
 		{Label: "META", UUID: "u2"},
 	}}
 	b := artefact.WriteDisk(want)
-	got, err := artefact.ReadDisk(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must1(artefact.ReadDisk(b))(t)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("disk (-want +got):\n%s", diff)
 	}
@@ -348,14 +288,9 @@ func TestDiskRoundTrip(t *testing.T) {
 }
 
 func FuzzRead(f *testing.F) {
-	iso, err := artefact.ISO(image("amd64"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	iso := must1(artefact.ISO(image("amd64")))(f)
 	uki, err := artefact.UKI(image("arm64"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	f.Add(iso)
 	f.Add(uki)
 	f.Add(artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{{Label: "STATE"}}}))
@@ -383,9 +318,126 @@ func requireValid(t *testing.T, img artefact.Image) {
 
 func digest(t *testing.T, idx interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
-	h, err := idx.Digest()
-	if err != nil {
-		t.Fatal(err)
+	return must1(idx.Digest())(t).String()
+}
+
+// TestFirmwareIsMoved: imager moves it out of the extensions, because the kernel needs it before they are
+// mounted.
+func TestFirmwareIsMoved(t *testing.T) {
+	t.Parallel()
+	img := image("amd64")
+	img.Extensions[1].Files = map[string][]byte{
+		"/usr/local/bin/tool":                         []byte("tool"),
+		"/usr/lib/firmware/i915/adlp_dmc.bin":         []byte("firmware"),
+		"/usr/lib/firmware/intel-ucode/06-55-04":      []byte("one"),
+		"/usr/lib/firmware/intel-ucode/06-55-07":      []byte("two"),
+		"/usr/lib/firmware/amd-ucode/microcode_amd.b": []byte("no microcode by its name"),
 	}
-	return h.String()
+	img.Extensions[1].Links = map[string]string{
+		"/usr/local/lib/firmware":              "../../lib/firmware",
+		"/usr/lib/firmware/card.bin":           "i915/adlp_dmc.bin",
+		"/usr/lib/firmware/a.bin":              "./card.bin",
+		"/usr/lib/firmware/intel-ucode/00-one": "06-55-04",
+	}
+	got := madeTwice(t, img)
+	want := booted("amd64")
+	want.Extensions[1].Files = map[string][]byte{"/usr/local/bin/tool": []byte("tool")}
+	want.Extensions[1].Links = map[string]string{"/usr/local/lib/firmware": "../../lib/firmware"}
+	want.Loose = map[string][]byte{
+		"/usr/lib/firmware/i915/adlp_dmc.bin":         []byte("firmware"),
+		"/usr/lib/firmware/card.bin":                  []byte("firmware"),
+		"/usr/lib/firmware/a.bin":                     []byte("firmware"),
+		"/usr/lib/firmware/amd-ucode/microcode_amd.b": []byte("no microcode by its name"),
+		"/kernel/x86/microcode/GenuineIntel.bin":      []byte("oneonetwo"),
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("read image (-want +got):\n%s", diff)
+	}
+}
+
+// TestModuleDependencies: imager runs depmod over all kernel modules and puts the result into one more extension.
+func TestModuleDependencies(t *testing.T) {
+	t.Parallel()
+	img := image("amd64")
+	const dir = "/usr/lib/modules/6.18.0-talos/"
+	img.Extensions[1].Files = map[string][]byte{dir + "extras/card.ko": []byte("module")}
+	got := madeTwice(t, img)
+	want := booted("amd64")
+	want.Extensions[1].Files = img.Extensions[1].Files
+	want.Extensions = append(want.Extensions, artefact.Extension{
+		Name: "modules.dep", Version: "6.18.0-talos", Author: "Talos Machinery", Description: "Combined modules.dep for all extensions",
+		Files: map[string][]byte{
+			dir + "modules.dep":   []byte("extras/card.ko:\n"),
+			dir + "modules.alias": []byte("# Aliases extracted from modules themselves.\n"),
+		},
+	})
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("read image (-want +got):\n%s", diff)
+	}
+	img.Extensions[1].Files = map[string][]byte{"/usr/lib/modules/5.0.0/card.ko": nil}
+	if _, err := artefact.UKI(img); err == nil {
+		t.Error("an image with modules of another kernel was made")
+	}
+	img.Kernel = "5.0.0"
+	if got = madeTwice(t, img); got.Kernel != "5.0.0" || got.Extensions[2].Version != "5.0.0" {
+		t.Errorf("with that kernel: %+v", got)
+	}
+}
+
+// TestForeignTalosBoots: Talos' own part may be anybody's, as long as it is complete.
+func TestForeignTalosBoots(t *testing.T) {
+	t.Parallel()
+	packed := must1(os.ReadFile("../../../testdata/bootimages/uefi.iso.zst"))(t)
+	d := must1(zstd.NewReader(nil))(t)
+	defer d.Close()
+	b := must1(d.DecodeAll(packed, nil))(t)
+	img := must1(artefact.ReadISO(b))(t)
+	if len(img.Extensions) != 1 || img.Extensions[0].Name != "tools" || img.SchematicID != "ce4c" {
+		t.Fatalf("extensions %+v and schematic %q", img.Extensions, img.SchematicID)
+	}
+	want := map[string]string{"/usr/local/lib/symlink": "../bin/tool"}
+	if diff := cmp.Diff(want, img.Extensions[0].Links); diff != "" {
+		t.Errorf("links (-want +got):\n%s", diff)
+	}
+	magic := []byte("\x28\xb5\x2f\xfd")
+	own := bytes.Index(b, magic)
+	added := own + 1 + bytes.Index(b[own+1:], magic)
+	end := b[added-20 : added]
+	bad := bytes.Clone(end)
+	bad[19] ^= 1
+	if _, err := artefact.ReadISO(bytes.ReplaceAll(b, end, bad)); !errors.Is(err, artefact.ErrNotBootable) {
+		t.Errorf("with a changed byte in Talos' own part: err = %v", err)
+	}
+}
+
+// TestReadImagesAreTheCallersOwn: changes by one reader are invisible to the next one.
+func TestReadImagesAreTheCallersOwn(t *testing.T) {
+	t.Parallel()
+	b := must1(artefact.UKI(image("amd64")))(t)
+	for range 3 {
+		img := must1(artefact.ReadUKI(b))(t)
+		if diff := cmp.Diff(booted("amd64"), img); diff != "" {
+			t.Fatalf("read image (-want +got):\n%s", diff)
+		}
+		delete(img.Extensions[0].Files, "/usr/local/etc/containers/qemu-guest-agent.yaml")
+		img.Extensions[0].Links["/new"] = "x"
+		img.Extensions[1].Name = "changed"
+	}
+}
+
+func TestUserData(t *testing.T) {
+	t.Parallel()
+	const config = "version: v1alpha1\n"
+	iso := artefact.CloudInitISO([]byte(config))
+	if got, ok := artefact.UserData(iso); !ok || string(got) != config {
+		t.Errorf("user data %q, %t", got, ok)
+	}
+	if _, err := artefact.ReadISO(iso); err == nil {
+		t.Error("it boots")
+	}
+	for name, b := range map[string][]byte{"nothing": nil, "text": make([]byte, 1<<17), "cut off": iso[:20*2048]} {
+		if _, ok := artefact.UserData(b); ok {
+			t.Errorf("%s has user data", name)
+		}
+	}
 }

@@ -23,21 +23,12 @@ func TestForeignToolsReadIt(t *testing.T) {
 	img := image("amd64")
 	img.Extensions[0].Files["/usr/lib/firmware/intel-ucode/06-55-04"] = []byte("microcode")
 	img.Extensions[0].Files["/usr/local/lib/large"] = make([]byte, 300<<10)
-	b, err := artefact.ISO(img)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must1(artefact.ISO(img))(t)
 	uki, err := artefact.UKI(img)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "uki"), uki, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "talos.iso"), b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "uki"), uki, 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "talos.iso"), b, 0o600))
 	script := `set -e
 xorriso -indev talos.iso -report_el_torito plain 2>/dev/null | grep -q 'UEFI.*y '
 tail -c +$((24 * 2048 + 1)) talos.iso > esp
@@ -88,12 +79,8 @@ func TestQEMUReadsDiskImages(t *testing.T) {
 	dir := t.TempDir()
 	for name, by := range map[string]artefact.Compression{"plain": artefact.Plain, "zlib": artefact.Zlib, "zstd": artefact.Zstd} {
 		b, err := artefact.DiskImage(image("amd64"), artefact.DiskForm{BIOS: true, By: by})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
 	}
 	script := `set -e
 for name in plain zlib zstd; do
@@ -114,5 +101,22 @@ done
 		if !strings.Contains(string(out), want) {
 			t.Errorf("sfdisk shows no %s:\n%s", want, out)
 		}
+	}
+}
+
+// must ends the test at an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// must1 is the value of a call that must succeed: must1(f())(t).
+func must1[V any](v V, err error) func(testing.TB) V {
+	return func(t testing.TB) V {
+		t.Helper()
+		must(t, err)
+		return v
 	}
 }

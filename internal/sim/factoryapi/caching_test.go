@@ -2,15 +2,28 @@ package factoryapi_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/factoryapi"
 )
 
 // TestPatchStory: what siderolabs/image-factory v1.4.0 was observed to do when an
@@ -30,9 +43,7 @@ func TestPatchStory(t *testing.T) {
 		require("installer at first", l.installer(first), before)
 
 		oldDigest, after, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if oldDigest != before || after == before {
 			t.Fatalf("patched %s to %s, was listed as %s", oldDigest, after, before)
 		}
@@ -70,30 +81,15 @@ func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 		}
 		installer := func(image string) made {
 			t.Helper()
-			idx, err := l.pull(factoryAddr + "/" + image + "/" + id + ":" + talosVersion)
-			if err != nil {
-				t.Fatal(err)
-			}
-			m, err := idx.IndexManifest()
-			if err != nil {
-				t.Fatal(err)
-			}
+			idx := must1(l.pull(factoryAddr + "/" + image + "/" + id + ":" + talosVersion))(t)
+			m := must1(idx.IndexManifest())(t)
 			var times []time.Time
 			for _, d := range m.Manifests {
-				img, err := idx.Image(d.Digest)
-				if err != nil {
-					t.Fatal(err)
-				}
-				config, err := img.ConfigFile()
-				if err != nil {
-					t.Fatal(err)
-				}
+				img := must1(idx.Image(d.Digest))(t)
+				config := must1(img.ConfigFile())(t)
 				times = append(times, config.Created.UTC())
 			}
-			digest, err := idx.Digest()
-			if err != nil {
-				t.Fatal(err)
-			}
+			digest := must1(idx.Digest())(t)
 			if len(times) != 2 || times[0] != times[1] {
 				t.Errorf("%s says %s of its architectures", image, times)
 			}
@@ -115,13 +111,8 @@ func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 		if got := installer("installer"); got != first {
 			t.Errorf("what is in the registry is served as it is: %v, want %v", got, first)
 		}
-		lost, err := name.NewDigest(registryAddr + "/factory/metal-installer/" + id + "@" + first.digest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := remote.Delete(lost, remote.WithContext(t.Context()), remote.WithTransport(l.transport)); err != nil {
-			t.Fatal(err)
-		}
+		lost := must1(name.NewDigest(registryAddr + "/factory/metal-installer/" + id + "@" + first.digest))(t)
+		must(t, remote.Delete(lost, remote.WithContext(t.Context()), remote.WithTransport(l.transport)))
 		if got := installer("metal-installer"); got.at.Sub(first.at) < time.Hour {
 			t.Errorf("new content says that it was built at %s", got.at)
 		}
@@ -132,22 +123,13 @@ func TestPatchChangesContentNotVersion(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		read := func() artefact.Extension {
 			t.Helper()
-			idx, err := l.pull(registryAddr + "/siderolabs/iscsi-tools:v0.2.0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			e, err := artefact.ReadExtension(idx, "amd64")
-			if err != nil {
-				t.Fatal(err)
-			}
-			return e
+			idx := must1(l.pull(registryAddr + "/siderolabs/iscsi-tools:v0.2.0"))(t)
+			return must1(artefact.ReadExtension(idx, "amd64"))(t)
 		}
 		digests := map[string]bool{read().Digest: true}
 		for i := range 3 {
 			_, digest, err := l.catalog.Patch(t.Context(), talosVersion, "iscsi-tools")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			e := read()
 			if e.Digest != digest || e.Version != "v0.2.0" {
 				t.Errorf("patch %d: the tag holds %s %s, want %s", i, e.Version, e.Digest, digest)
@@ -173,9 +155,7 @@ func TestBuildContinuesWithoutItsClient(t *testing.T) {
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet,
 			"http://"+factoryAddr+"/v2/nocloud-installer/"+id+"/manifests/"+talosVersion, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if resp, err := l.transport.RoundTrip(req); err == nil {
 			t.Fatalf("answered in a second: %s", resp.Status)
 		}
@@ -206,4 +186,138 @@ func TestConcurrentRequestsShareOneBuild(t *testing.T) {
 			t.Errorf("took %s, want one list and one build", took)
 		}
 	})
+}
+
+// signature is the content of a signature tag, fetched through the factory.
+type signature struct {
+	payload, signature []byte
+}
+
+func (l *lab) signatureOf(id string) (digest string, sig signature, found bool) {
+	l.t.Helper()
+	idx := must1(l.pull(factoryAddr + "/nocloud-installer/" + id + ":" + talosVersion))(l.t)
+	d, err := idx.Digest()
+	must(l.t, err)
+	path := "/v2/nocloud-installer/" + id + "/manifests/sha256-" + d.Hex + ".sig"
+	if resp, _ := l.do(http.MethodGet, path, ""); resp.StatusCode == http.StatusNotFound {
+		return d.String(), signature{}, false
+	}
+	tag := must1(name.NewTag(factoryAddr + "/nocloud-installer/" + id + ":sha256-" + d.Hex + ".sig"))(l.t)
+	img := must1(remote.Image(tag, remote.WithContext(l.t.Context()), remote.WithTransport(l.transport)))(l.t)
+	m := must1(img.Manifest())(l.t)
+	layers, err := img.Layers()
+	if err != nil || len(layers) != 1 {
+		l.t.Fatalf("%d layers, %v", len(layers), err)
+	}
+	content, err := layers[0].Compressed()
+	must(l.t, err)
+	defer content.Close()
+	if sig.payload, err = io.ReadAll(content); err != nil {
+		l.t.Fatal(err)
+	}
+	sig.signature, err = base64.StdEncoding.DecodeString(m.Layers[0].Annotations["dev.cosignproject.cosign/signature"])
+	if err != nil || m.Layers[0].MediaType != "application/vnd.dev.cosign.simplesigning.v1+json" {
+		l.t.Fatalf("layer of type %s: %v", m.Layers[0].MediaType, err)
+	}
+	return d.String(), sig, true
+}
+
+// published is the factory's public key; nil if it has none.
+func (l *lab) published() *ecdsa.PublicKey {
+	l.t.Helper()
+	resp, body := l.do(http.MethodGet, "/oci/cosign/signing-key.pub", "")
+	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != "application/x-pem-file" {
+		l.t.Fatalf("%s, %s", resp.Status, resp.Header.Get("Content-Type"))
+	}
+	if body == "" {
+		return nil
+	}
+	block, _ := pem.Decode([]byte(body))
+	if block == nil || block.Type != "PUBLIC KEY" {
+		l.t.Fatalf("no key: %s", body)
+	}
+	key := must1(x509.ParsePKIXPublicKey(block.Bytes))(l.t)
+	return key.(*ecdsa.PublicKey)
+}
+
+func (s signature) by(key *ecdsa.PublicKey) bool {
+	hash := sha256.Sum256(s.payload)
+	return ecdsa.VerifyASN1(key, hash[:], s.signature)
+}
+
+func TestInstallersAreSigned(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		id := l.register(nil)
+		digest, sig, found := l.signatureOf(id)
+		if !found || !sig.by(l.published()) {
+			t.Errorf("found %t; by the published key: %t", found, found && sig.by(l.published()))
+		}
+		var got any
+		must(t, json.Unmarshal(sig.payload, &got))
+		want := map[string]any{
+			"critical": map[string]any{
+				"identity": map[string]any{"docker-reference": registryAddr + "/factory/nocloud-installer/" + id},
+				"image":    map[string]any{"docker-manifest-digest": digest},
+				"type":     "cosign container image signature",
+			},
+			"optional": nil,
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("payload (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestSigningKeys(t *testing.T) {
+	t.Parallel()
+	mine, theirs := newKey(t), newKey(t)
+	for title, tc := range map[string]struct {
+		factoryapi.Signing
+		signedBy, published *ecdsa.PublicKey
+	}{
+		"handed in":      {factoryapi.Signing{Key: mine}, &mine.PublicKey, &mine.PublicKey},
+		"another's told": {factoryapi.Signing{Key: mine, Published: &theirs.PublicKey}, &mine.PublicKey, &theirs.PublicKey},
+		"keyless":        {factoryapi.Signing{Keyless: true}, nil, nil},
+	} {
+		t.Run(title, func(t *testing.T) {
+			inSigningLab(t, tc.Signing, func(t *testing.T, l *lab) {
+				_, sig, found := l.signatureOf(l.register(nil))
+				if found != (tc.signedBy != nil) || found && !sig.by(tc.signedBy) {
+					t.Errorf("signature: found %t, not by the key", found)
+				}
+				if got := l.published(); got == nil != (tc.published == nil) || got != nil && !got.Equal(tc.published) {
+					t.Errorf("another key is published")
+				}
+			})
+		})
+	}
+}
+
+// TestUnsignedIsBuiltAgain: an installer in the registry is served only with the factory's signature.
+func TestUnsignedIsBuiltAgain(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		id := l.register(nil)
+		digest, _, _ := l.signatureOf(id)
+		built := func() int { return strings.Count(strings.Join(l.factory.Built(), "\n"), "installer "+id) }
+		l.signatureOf(id)
+		if got := built(); got != 1 {
+			t.Errorf("built %d times", got)
+		}
+		repository := must1(name.NewRepository(registryAddr + "/factory/nocloud-installer/" + id))(t)
+		tag := repository.Tag("sha256-" + strings.TrimPrefix(digest, "sha256:") + ".sig")
+		opts := []remote.Option{remote.WithContext(t.Context()), remote.WithTransport(l.transport)}
+		must(t, remote.Delete(tag, opts...))
+		if _, sig, found := l.signatureOf(id); !found || !sig.by(l.published()) || built() != 2 {
+			t.Errorf("unsigned: found %t, built %d times", found, built())
+		}
+		must(t, remote.Write(tag, empty.Image, opts...))
+		if _, sig, found := l.signatureOf(id); !found || !sig.by(l.published()) || built() != 3 {
+			t.Errorf("unsigned: found %t, built %d times", found, built())
+		}
+	})
+}
+
+func newKey(t *testing.T) *ecdsa.PrivateKey {
+	t.Helper()
+	return must1(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 }

@@ -4,14 +4,24 @@
 package factoryapi
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
 	"net/http"
+	"path"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
-	"github.com/recast-sh/recast/internal/sim/record"
 	"golang.org/x/sync/singleflight"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 // Build durations at speed 1.
@@ -97,8 +107,8 @@ func (f *Factory) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", handler(f.healthy))
 	mux.Handle("GET /versions", handler(f.versions))
-	mux.Handle("GET /version/{version}/extensions/official", handler(f.officialExtensions))
-	mux.Handle("GET /version/{version}/overlays/official", handler(f.officialOverlays))
+	mux.Handle("GET /version/{version}/extensions/official", official(f.officialExtensions))
+	mux.Handle("GET /version/{version}/overlays/official", official(f.officialOverlays))
 	mux.Handle("POST /schematics", handler(f.createSchematic))
 	mux.Handle("GET /schematics/{schematic}", handler(f.getSchematic))
 	mux.Handle("GET /image/{schematic}/{version}/{asset}", handler(f.asset))
@@ -198,4 +208,282 @@ func (f *Factory) take(ctx context.Context, d time.Duration) error {
 func (f *Factory) healthy(w http.ResponseWriter, _ *http.Request) error {
 	w.WriteHeader(http.StatusOK)
 	return nil
+}
+
+// answer buffers a response until the server has finished acting.
+type answer struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func newAnswer() *answer { return &answer{header: http.Header{}} }
+
+var _ http.ResponseWriter = (*answer)(nil)
+
+func (a *answer) Header() http.Header { return a.header }
+
+func (a *answer) WriteHeader(status int) {
+	if a.status == 0 {
+		a.status = status
+	}
+}
+
+func (a *answer) Write(b []byte) (int, error) {
+	a.WriteHeader(http.StatusOK)
+	return a.body.Write(b)
+}
+
+func (a *answer) send(w http.ResponseWriter) {
+	a.WriteHeader(http.StatusOK)
+	maps.Copy(w.Header(), a.header)
+	w.WriteHeader(a.status)
+	_, _ = w.Write(a.body.Bytes()) // fails only if the client is gone
+}
+
+// response is the answer as a client gets it.
+func (a *answer) response(req *http.Request) *http.Response {
+	a.WriteHeader(http.StatusOK)
+	return &http.Response{
+		Status: fmt.Sprintf("%d %s", a.status, http.StatusText(a.status)), StatusCode: a.status,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: a.header, Body: io.NopCloser(bytes.NewReader(a.body.Bytes())),
+		ContentLength: int64(a.body.Len()), Request: req,
+	}
+}
+
+// recorded calls the recorder's hooks around next; if the recorder refuses a request, it
+// breaks the connection.
+func recorded(rec *record.Recorder, proto string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		call, err := rec.Begin(record.Call{
+			Proto: proto, Target: r.Host, Method: r.Method, Path: r.URL.RequestURI(),
+			Mutation: r.Method != http.MethodGet && r.Method != http.MethodHead,
+		})
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		a := newAnswer()
+		next.ServeHTTP(a, r)
+		rec.End(call)
+		a.send(w)
+	})
+}
+
+// failure is an error whose text the factory shows, with its status.
+type failure struct {
+	status int
+	error
+}
+
+func failf(status int, format string, args ...any) error {
+	return &failure{status: status, error: fmt.Errorf(format, args...)}
+}
+
+func invalidf(format string, args ...any) error {
+	return failf(http.StatusBadRequest, format, args...)
+}
+
+func missingf(format string, args ...any) error {
+	return failf(http.StatusNotFound, format, args...)
+}
+
+// handler is an endpoint; fail answers its errors.
+type handler func(w http.ResponseWriter, r *http.Request) error
+
+func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if err := h(w, r); err != nil {
+		fail(w, err)
+	}
+}
+
+// fail answers like the real factory: the whole error chain for user errors, and "internal
+// server error" for all others.
+func fail(w http.ResponseWriter, err error) {
+	if f, ok := errors.AsType[*failure](err); ok {
+		http.Error(w, err.Error(), f.status)
+		return
+	}
+	http.Error(w, "internal server error", http.StatusInternalServerError)
+}
+
+// Trouble is a fault of a request, as its client sees it.
+type Trouble func(w http.ResponseWriter, r *http.Request, factory http.Handler)
+
+// strike is a Trouble for future requests.
+type strike struct {
+	times   int
+	prefix  string
+	trouble Trouble
+}
+
+// Strike applies a Trouble to the next requests, times in number, whose path begins with
+// prefix: "/image/".
+func (f *Factory) Strike(times int, prefix string, t Trouble) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.strikes = append(f.strikes, strike{times: times, prefix: prefix, trouble: t})
+}
+
+// struck returns the handler of a request: the factory's, or a Trouble's.
+func (f *Factory) struck(r *http.Request) http.Handler {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, s := range f.strikes {
+		if s.times > 0 && strings.HasPrefix(r.URL.Path, s.prefix) {
+			f.strikes[i].times--
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				ctx, done := f.untilClosed(r.Context())
+				defer done()
+				s.trouble(w, r.WithContext(ctx), f.recorded)
+			})
+		}
+	}
+	return f.recorded
+}
+
+// Down is a proxy that can't reach the factory. It answers with its own page, and with
+// Retry-After unless that is 0.
+func Down(status int, retryAfter time.Duration) Trouble {
+	return func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+		if retryAfter > 0 {
+			w.Header().Set("Retry-After", strconv.Itoa(int(retryAfter/time.Second)))
+		}
+		page(w, status)
+	}
+}
+
+// Failing is the factory's own answer to a failure of its registry or tools.
+func Failing() Trouble {
+	return func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+		http.Error(w, "internal server error", http.StatusInternalServerError)
+	}
+}
+
+// Unaware is one of several factories that does not know a schematic yet that another one
+// has just stored (siderolabs/image-factory, internal/schematic/storage/cache).
+func Unaware() Trouble {
+	return func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		id := path.Base(path.Dir(path.Dir(r.URL.Path))) // of /image/<id>/<version>/<asset>, /v2/<image>/<id>/manifests/<tag>
+		http.Error(w, fmt.Sprintf("schematic ID %q not found", id), http.StatusNotFound)
+	}
+}
+
+// Refused is a connection that ends without an answer.
+func Refused() Trouble {
+	return func(http.ResponseWriter, *http.Request, http.Handler) { panic(http.ErrAbortHandler) }
+}
+
+// Impatient is a proxy with a timeout; the factory continues with the request.
+func (f *Factory) Impatient(patience time.Duration) Trouble {
+	return func(w http.ResponseWriter, r *http.Request, factory http.Handler) {
+		a, aborted := newAnswer(), false
+		answered := make(chan struct{})
+		f.serving.Go(func() {
+			defer close(answered)
+			defer func() { aborted = recover() != nil }()
+			factory.ServeHTTP(a, r)
+		})
+		timer := time.NewTimer(patience)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			page(w, http.StatusGatewayTimeout)
+		case <-answered:
+			if aborted {
+				panic(http.ErrAbortHandler)
+			}
+			a.send(w)
+		}
+	}
+}
+
+// Cut is a connection that breaks after that many bytes of a body.
+func Cut(afterBytes int) Trouble {
+	return short(afterBytes, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+}
+
+// CutByStore is a factory whose own store breaks after that many bytes. Its error goes
+// into the body, because that has begun.
+func CutByStore(afterBytes int) Trouble {
+	return short(afterBytes, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "internal server error\n") // the client may be gone
+	})
+}
+
+// Stall is a connection that stalls after that many bytes of a body.
+func Stall(afterBytes int) Trouble {
+	return short(afterBytes, func(_ http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+		panic(http.ErrAbortHandler)
+	})
+}
+
+// short sends the first bytes of an answer and then calls end.
+func short(bytes int, end func(http.ResponseWriter, *http.Request)) Trouble {
+	return func(w http.ResponseWriter, r *http.Request, factory http.Handler) {
+		a := newAnswer()
+		factory.ServeHTTP(a, r)
+		if a.body.Len() <= bytes {
+			a.send(w)
+			return
+		}
+		a.header.Set("Content-Length", strconv.Itoa(a.body.Len()))
+		a.body.Truncate(bytes)
+		a.send(w)
+		_ = http.NewResponseController(w).Flush() // the bytes must be sent
+		end(w, r)
+	}
+}
+
+// page is nginx's error page.
+func page(w http.ResponseWriter, status int) {
+	text := fmt.Sprintf("%d %s", status, nginx(status))
+	w.Header().Set("Content-Type", "text/html")
+	w.WriteHeader(status)
+	_, _ = fmt.Fprintf(w, "<html>\r\n<head><title>%s</title></head>\r\n<body>\r\n<center><h1>%s</h1></center>\r\n"+
+		"<hr><center>nginx</center>\r\n</body>\r\n</html>\r\n", text, text) // the client may be gone
+}
+
+// nginx is nginx's name of a status, if unusual.
+func nginx(status int) string {
+	switch status {
+	case http.StatusServiceUnavailable:
+		return "Service Temporarily Unavailable"
+	case http.StatusGatewayTimeout:
+		return "Gateway Time-out"
+	}
+	return http.StatusText(status)
+}
+
+// Official is a small set of official extensions, with fake content.
+func Official() []artefact.Extension {
+	const sidero = "Sidero Labs"
+	return []artefact.Extension{
+		service("iscsi-tools", "v0.2.0", sidero, "iscsid", "This system extension provides iscsi-tools."),
+		service("qemu-guest-agent", "11.0.2", "Markus Reiter", "qemu-ga", "This system extension provides the QEMU Guest Agent service."),
+		service("tailscale", "1.94.2", "Tailscale, Inc.", "tailscaled", "This system extension provides the Tailscale VPN service."),
+		program("util-linux-tools", "2.41.2", sidero, "/usr/local/sbin/fstrim", "This system extension provides util-linux tools."),
+		program("intel-ucode", "20260210", sidero, "/usr/lib/firmware/intel-ucode/06-55-04", "This system extension provides Intel microcode binaries."),
+	}
+}
+
+// service is an extension that runs a container.
+func service(name, version, author, binary, description string) artefact.Extension {
+	return artefact.Extension{
+		Name: name, Version: version, Author: author, Description: description,
+		Files: map[string][]byte{
+			"/usr/local/etc/containers/" + name + ".yaml": fmt.Appendf(nil,
+				"name: %s\ncontainer:\n  entrypoint: ./%s\nrestart: always\n", name, binary),
+			"/usr/local/lib/containers/" + name + "/" + binary: fmt.Appendf(nil, "\x7fELF %s %s\n", binary, version),
+		},
+	}
+}
+
+// program is an extension of one file.
+func program(name, version, author, path, description string) artefact.Extension {
+	return artefact.Extension{
+		Name: name, Version: version, Author: author, Description: description,
+		Files: map[string][]byte{path: fmt.Appendf(nil, "\x7fELF %s %s\n", path, version)},
+	}
 }

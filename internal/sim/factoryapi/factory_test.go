@@ -2,6 +2,7 @@ package factoryapi_test
 
 import (
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -9,6 +10,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/siderolabs/image-factory/pkg/client"
 	"github.com/siderolabs/image-factory/pkg/schematic"
 
@@ -19,10 +23,7 @@ import (
 
 func TestExtensionList(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
-		list, err := l.client.ExtensionsVersions(t.Context(), talosVersion)
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := must1(l.client.ExtensionsVersions(t.Context(), talosVersion))(t)
 		var names []string
 		for _, e := range list {
 			names = append(names, e.Name)
@@ -34,14 +35,8 @@ func TestExtensionList(t *testing.T) {
 		if diff := cmp.Diff(want, names); diff != "" {
 			t.Errorf("names (-want +got):\n%s", diff)
 		}
-		idx, err := l.pull(registryAddr + "/siderolabs/qemu-guest-agent:11.0.2")
-		if err != nil {
-			t.Fatal(err)
-		}
-		pushed, err := idx.Digest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		idx := must1(l.pull(registryAddr + "/siderolabs/qemu-guest-agent:11.0.2"))(t)
+		pushed := must1(idx.Digest())(t)
 		agent := client.ExtensionInfo{
 			Name: "siderolabs/qemu-guest-agent", Ref: registryAddr + "/siderolabs/qemu-guest-agent:11.0.2",
 			Digest: pushed.String(), Author: "Markus Reiter",
@@ -144,10 +139,7 @@ func TestAssets(t *testing.T) {
 			}
 		}
 
-		img, err := artefact.ReadISO([]byte(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		img := must1(artefact.ReadISO([]byte(body)))(t)
 		_, line := l.do(http.MethodGet, "/image/"+id+"/1.13.9/cmdline-nocloud-amd64", "")
 		if !strings.HasPrefix(line, "talos.platform=nocloud ") || !strings.HasSuffix(line, " recast.lock=sha256-abc") {
 			t.Errorf("cmdline = %q", line)
@@ -176,9 +168,7 @@ func TestOnlyTheISOHasMeta(t *testing.T) {
 		id, _, err := l.client.SchematicCreate(t.Context(), schematic.Schematic{Customization: schematic.Customization{
 			Meta: []schematic.MetaValue{{Key: 0xc, Value: "x"}},
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		const arg = "talos.environment=INSTALLER_META_BASE64=MHhjPXg=" // 0xc=x
 		if line := l.iso(id).Cmdline; !strings.Contains(line, arg) {
 			t.Errorf("ISO: %q", line)
@@ -192,9 +182,7 @@ func TestOnlyTheISOHasMeta(t *testing.T) {
 func TestRenamedExtension(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		e := artefact.Extension{Name: "i915", Version: "1", Files: map[string][]byte{"/x": nil}}
-		if err := l.catalog.Publish(t.Context(), talosVersion, []artefact.Extension{e}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.catalog.Publish(t.Context(), talosVersion, []artefact.Extension{e}))
 		img := l.iso(l.register([]string{"siderolabs/i915-ucode"}))
 		if len(img.Extensions) != 1 || img.Extensions[0].Name != "i915" {
 			t.Errorf("extensions = %v", img.Extensions)
@@ -207,15 +195,8 @@ func TestInstallerReferences(t *testing.T) {
 		id := l.register([]string{"siderolabs/qemu-guest-agent"})
 		digest := func(reference string) string {
 			t.Helper()
-			idx, err := l.pull(factoryAddr + "/" + reference)
-			if err != nil {
-				t.Fatal(err)
-			}
-			h, err := idx.Digest()
-			if err != nil {
-				t.Fatal(err)
-			}
-			return h.String()
+			idx := must1(l.pull(factoryAddr + "/" + reference))(t)
+			return must1(idx.Digest())(t).String()
 		}
 		byTag := digest("nocloud-installer/" + id + ":" + talosVersion)
 		if got := digest("nocloud-installer/" + id + ":latest"); got != byTag {
@@ -327,9 +308,7 @@ func TestLists(t *testing.T) {
 		URL: "http://factory", Registry: "127.0.0.1:5000", Transport: registry.Transport(), Recorder: rec,
 		Versions: []string{"v1.13.7", "v1.13.8", "v1.13.9"}, Broken: []string{"v1.13.8"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer factory.Close()
 	digest := "sha256:" + strings.Repeat("a", 64)
 	publish := func(talos, name string) {
@@ -339,9 +318,7 @@ func TestLists(t *testing.T) {
 		if name == "" {
 			list = nil
 		}
-		if err := catalog.PublishOverlays(t.Context(), talos, list); err != nil {
-			t.Fatal(err)
-		}
+		must(t, catalog.PublishOverlays(t.Context(), talos, list))
 	}
 	publish("v1.13.9", "rpi_generic")
 	publish("v1.13.7", "")
@@ -374,5 +351,148 @@ func TestLists(t *testing.T) {
 	factory.Restart()
 	if diff := cmp.Diff(listed("rpi_5"), ask(overlays)); diff != "" {
 		t.Errorf("after a restart (-want +got):\n%s", diff)
+	}
+}
+
+const storeAddr = "127.0.0.1:8081"
+
+// got is an answer as the client sees it.
+type got struct {
+	status     int
+	kind       string
+	retryAfter string
+	body       string
+	cut        bool
+	took       time.Duration
+}
+
+func (l *lab) see(path string) (got, error) {
+	req, err := http.NewRequestWithContext(l.t.Context(), http.MethodGet, "http://"+factoryAddr+path, nil)
+	must(l.t, err)
+	start := time.Now()
+	resp, err := l.transport.RoundTrip(req)
+	if err != nil {
+		return got{took: time.Since(start)}, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		l.t.Error(err)
+	}
+	return got{
+		status: resp.StatusCode, kind: resp.Header.Get("Content-Type"), retryAfter: resp.Header.Get("Retry-After"),
+		body: string(body), cut: err != nil, took: time.Since(start),
+	}, nil
+}
+
+func TestTroubles(t *testing.T) {
+	t.Parallel()
+	const versions = `["v1.13.8","v1.13.9","v1.14.0-rc.0"]` + "\n"
+	nginx := func(text string) string {
+		return "<html>\r\n<head><title>" + text + "</title></head>\r\n<body>\r\n<center><h1>" + text + "</h1></center>\r\n<hr><center>nginx</center>\r\n</body>\r\n</html>\r\n"
+	}
+	for name, tc := range map[string]struct {
+		trouble factoryapi.Trouble
+		path    string
+		want    got
+	}{
+		"down":         {factoryapi.Down(502, 0), "/versions", got{status: 502, kind: "text/html", body: nginx("502 Bad Gateway")}},
+		"limited":      {factoryapi.Down(429, time.Minute), "/versions", got{status: 429, kind: "text/html", retryAfter: "60", body: nginx("429 Too Many Requests")}},
+		"failing":      {factoryapi.Failing(), "/versions", got{status: 500, kind: "text/plain; charset=utf-8", body: "internal server error\n"}},
+		"unaware":      {factoryapi.Unaware(), "/image/abc/v1.13.9/x.iso", got{status: 404, kind: "text/plain; charset=utf-8", body: "schematic ID \"abc\" not found\n"}},
+		"cut":          {factoryapi.Cut(7), "/versions", got{status: 200, kind: "text/plain; charset=utf-8", body: versions[:7], cut: true}},
+		"cut by store": {factoryapi.CutByStore(7), "/versions", got{status: 200, kind: "text/plain; charset=utf-8", body: versions[:7] + "internal server error\n", cut: true}},
+		"cut too late": {factoryapi.Cut(7000), "/versions", got{status: 200, kind: "text/plain; charset=utf-8", body: versions}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, func(t *testing.T, l *lab) {
+				l.factory.Strike(1, tc.path, tc.trouble)
+				answer, err := l.see(tc.path)
+				if diff := cmp.Diff(tc.want, answer, cmp.AllowUnexported(got{})); err != nil || diff != "" {
+					t.Errorf("%v (-want +got):\n%s", err, diff)
+				}
+				if answer, err = l.see("/versions"); err != nil || answer.body != versions {
+					t.Errorf("afterwards: %+v, %v", answer, err)
+				}
+			})
+		})
+	}
+}
+
+// TestBuilt: HEAD builds too, and cached assets are not rebuilt.
+func TestBuilt(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		id := l.register(nil)
+		iso := "/image/" + id + "/" + talosVersion + "/nocloud-amd64.iso"
+		l.do(http.MethodHead, iso, "")
+		l.do(http.MethodGet, iso, "")
+		l.do(http.MethodHead, "/v2/metal-installer/"+id+"/manifests/"+talosVersion, "")
+		l.do(http.MethodGet, "/v2/metal-installer/"+id+"/manifests/"+talosVersion, "")
+		l.do(http.MethodHead, "/v2/metal-installer/"+id+"/manifests/sha256-"+strings.Repeat("0", 64)+".sig", "")
+		want := []string{"iso " + id + " " + talosVersion + " nocloud-amd64", "installer " + id + " " + talosVersion + " metal"}
+		if diff := cmp.Diff(want, l.factory.Built()); diff != "" {
+			t.Errorf("built (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestStore: an image is only available by the signed URL that the factory redirects to.
+func TestStore(t *testing.T) {
+	inLabWith(t, func(o *factoryapi.Options) { o.Store = "http://" + storeAddr }, func(t *testing.T, l *lab) {
+		path := "/image/" + l.register(nil) + "/" + talosVersion + "/nocloud-amd64.iso"
+		if head, _ := l.do(http.MethodHead, path, ""); head.StatusCode != http.StatusOK || head.ContentLength < 1 {
+			t.Errorf("HEAD: %s, %d bytes", head.Status, head.ContentLength)
+		}
+		resp, _ := l.do(http.MethodGet, path, "")
+		link := resp.Header.Get("Location")
+		if resp.StatusCode != http.StatusFound || !strings.HasPrefix(link, "http://"+storeAddr+"/") {
+			t.Fatalf("GET: %s to %q", resp.Status, link)
+		}
+		name, _, _ := strings.Cut(strings.TrimPrefix(link, "http://"+storeAddr), "?")
+		for text, tc := range map[string]struct {
+			link, authorization string
+			status              int
+			code                string
+		}{
+			"signed":             {link, "", http.StatusOK, ""},
+			"signed for another": {strings.Replace(link, name, "/other", 1), "", http.StatusForbidden, "<Code>SignatureDoesNotMatch</Code>"},
+			"not signed":         {"http://" + storeAddr + name, "", http.StatusForbidden, "<Code>SignatureDoesNotMatch</Code>"},
+			"other credentials":  {link, "Basic abc", http.StatusBadRequest, "<Code>InvalidArgument</Code>"},
+		} {
+			req := httptest.NewRequest(http.MethodGet, tc.link, nil)
+			if tc.authorization != "" {
+				req.Header.Set("Authorization", tc.authorization)
+			}
+			rec := httptest.NewRecorder()
+			l.factory.Store().ServeHTTP(rec, req)
+			if rec.Code != tc.status || !strings.Contains(rec.Body.String(), tc.code) {
+				t.Errorf("%s: %d %.300q", text, rec.Code, rec.Body)
+			}
+		}
+	})
+}
+
+// TestDeletedManifestsLoseTheirTags: as in real registries, unlike the library that the lab uses.
+func TestDeletedManifestsLoseTheirTags(t *testing.T) {
+	t.Parallel()
+	opts := []remote.Option{remote.WithContext(t.Context()), remote.WithTransport(factoryapi.NewRegistry(record.New()).Transport())}
+	repository := must1(name.NewRepository(registryAddr + "/acme/talos"))(t)
+	one, errOne := random.Image(16, 1)
+	other, errOther := random.Image(16, 1)
+	if errOne != nil || errOther != nil {
+		t.Fatal(errOne, errOther)
+	}
+	for tag, img := range map[string]remote.Taggable{"a": one, "b": one, "c": other} {
+		must(t, remote.Push(repository.Tag(tag), img, opts...))
+	}
+	digest := must1(one.Digest())(t)
+	must(t, remote.Delete(repository.Digest(digest.String()), opts...))
+	tags, err := remote.List(repository, opts...)
+	if diff := cmp.Diff([]string{"c"}, tags); diff != "" || err != nil {
+		t.Errorf("%v, tags (-want +got):\n%s", err, diff)
+	}
+	err = remote.Delete(repository.Digest(digest.String()), opts...)
+	if err == nil {
+		t.Errorf("a second deletion is answered with less than %d", http.StatusNotFound)
 	}
 }

@@ -71,10 +71,7 @@ func inLabWith(t *testing.T, set func(*factoryapi.Options), test func(*testing.T
 			},
 		}
 		set(&o)
-		factory, err := factoryapi.New(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		factory := must1(factoryapi.New(o))(t)
 		net := network.Memory()
 		serve(t, net, registryAddr, registry)
 		serve(t, net, factoryAddr, factory)
@@ -82,27 +79,19 @@ func inLabWith(t *testing.T, set func(*factoryapi.Options), test func(*testing.T
 
 		transport := &http.Transport{DialContext: net.Dialer().DialContext}
 		t.Cleanup(transport.CloseIdleConnections)
-		c, err := client.New("http://"+factoryAddr, client.WithClient(http.Client{Transport: transport}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must1(client.New("http://"+factoryAddr, client.WithClient(http.Client{Transport: transport})))(t)
 		l := &lab{
 			t: t, recorder: rec, factory: factory, transport: transport, client: c,
 			catalog: factoryapi.Catalog{Registry: registryAddr, Transport: registry.Transport()},
 		}
-		if err := l.catalog.Publish(t.Context(), talosVersion, factoryapi.Official()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.catalog.Publish(t.Context(), talosVersion, factoryapi.Official()))
 		test(t, l)
 	})
 }
 
 func serve(t *testing.T, net *network.Network, addr string, h http.Handler) {
 	t.Helper()
-	l, err := net.Listen(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must1(net.Listen(addr))(t)
 	srv := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
 	go func() { _ = srv.Serve(l) }() // returns when srv is closed
 	t.Cleanup(func() { _ = srv.Close() })
@@ -115,28 +104,18 @@ func (l *lab) register(extensions []string, args ...string) string {
 		ExtraKernelArgs:  args,
 		SystemExtensions: schematic.SystemExtensions{OfficialExtensions: extensions},
 	}})
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return id
 }
 
 // do sends a request and returns the answer with its body.
 func (l *lab) do(method, path, body string) (*http.Response, string) {
 	l.t.Helper()
-	req, err := http.NewRequestWithContext(l.t.Context(), method, "http://"+factoryAddr+path, strings.NewReader(body))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	req := must1(http.NewRequestWithContext(l.t.Context(), method, "http://"+factoryAddr+path, strings.NewReader(body)))(l.t)
 	resp, err := l.transport.RoundTrip(req)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	b := must1(io.ReadAll(resp.Body))(l.t)
 	return resp, string(b)
 }
 
@@ -146,57 +125,34 @@ func (l *lab) iso(id string) artefact.Image {
 	if resp.StatusCode != http.StatusOK {
 		l.t.Fatalf("ISO: %s: %s", resp.Status, body)
 	}
-	img, err := artefact.ReadISO([]byte(body))
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	return img
+	return must1(artefact.ReadISO([]byte(body)))(l.t)
 }
 
 // digestOf is the digest of the extension image with the same content; boot images don't contain it.
 func digestOf(t *testing.T, e artefact.Extension) string {
 	t.Helper()
-	idx, err := artefact.ExtensionIndex(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := idx.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h.String()
+	idx := must1(artefact.ExtensionIndex(e))(t)
+	return must1(idx.Digest())(t).String()
 }
 
 // pull pulls an image through the factory or from the registry.
 func (l *lab) pull(reference string) (v1.ImageIndex, error) {
 	l.t.Helper()
-	ref, err := name.ParseReference(reference)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	ref := must1(name.ParseReference(reference))(l.t)
 	return remote.Index(ref, remote.WithContext(l.t.Context()), remote.WithTransport(l.transport))
 }
 
 func (l *lab) installer(id string) artefact.Image {
 	l.t.Helper()
-	idx, err := l.pull(factoryAddr + "/nocloud-installer/" + id + ":" + talosVersion)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	img, err := artefact.ReadInstaller(idx, "amd64")
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	return img
+	idx := must1(l.pull(factoryAddr + "/nocloud-installer/" + id + ":" + talosVersion))(l.t)
+	return must1(artefact.ReadInstaller(idx, "amd64"))(l.t)
 }
 
 // listed is the digest of the guest agent in the factory's list.
 func (l *lab) listed() string {
 	l.t.Helper()
 	list, err := l.client.ExtensionsVersions(l.t.Context(), talosVersion)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	for _, e := range list {
 		if e.Name == "siderolabs/qemu-guest-agent" {
 			return e.Digest
@@ -204,4 +160,21 @@ func (l *lab) listed() string {
 	}
 	l.t.Fatal("the guest agent is not listed")
 	return ""
+}
+
+// must ends the test at an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// must1 is the value of a call that must succeed: must1(f())(t).
+func must1[V any](v V, err error) func(testing.TB) V {
+	return func(t testing.TB) V {
+		t.Helper()
+		must(t, err)
+		return v
+	}
 }

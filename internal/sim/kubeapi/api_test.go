@@ -3,24 +3,28 @@ package kubeapi_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -32,14 +36,10 @@ func TestStatusErrors(t *testing.T) {
 		leases := c.CoordinationV1().Leases("kube-system")
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "recast"}}
 		stored, err := leases.Create(t.Context(), lease, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		stale := stored.DeepCopy()
 		stored.Spec.HolderIdentity = new("a")
-		if _, err := leases.Update(t.Context(), stored, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must1(leases.Update(t.Context(), stored, metav1.UpdateOptions{}))(t)
 		stale.Spec.HolderIdentity = new("b")
 
 		_, twice := leases.Create(t.Context(), lease, metav1.CreateOptions{})
@@ -88,9 +88,7 @@ func TestPatches(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				maps := newLab(t).client(t, "system:masters").CoreV1().ConfigMaps("default")
 				cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Data: map[string]string{"a": "1", "b": "2"}}
-				if _, err := maps.Create(t.Context(), cm, metav1.CreateOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				must1(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
 				got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
 				if tc.want == nil {
 					if !apierrors.IsBadRequest(err) {
@@ -98,9 +96,7 @@ func TestPatches(t *testing.T) {
 					}
 					return
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if diff := cmp.Diff(tc.want, got.Data); diff != "" {
 					t.Errorf("data (-want +got):\n%s", diff)
 				}
@@ -114,9 +110,7 @@ func TestStatusAndSpecAreWrittenApart(t *testing.T) {
 		c := newLab(t).client(t, "system:masters")
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Status: corev1.NodeStatus{Phase: corev1.NodeRunning}}
 		n, err := c.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		type view struct {
 			Phase      corev1.NodePhase
 			PodCIDR    string
@@ -148,9 +142,7 @@ func TestDiscovery(t *testing.T) {
 			t.Errorf("version = %+v, %v", v, err)
 		}
 		_, lists, err := c.Discovery().ServerGroupsAndResources()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var served []string
 		for _, l := range lists {
 			for _, r := range l.APIResources {
@@ -178,21 +170,11 @@ func TestWatchSeesWhatItSelects(t *testing.T) {
 			cfg := l.config(t, "system:masters")
 			cfg.ContentType = accept
 			cfg.AcceptContentTypes = accept
-			c, err := kubernetes.NewForConfig(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			w, err := c.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "rack=a"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			c := must1(kubernetes.NewForConfig(cfg))(t)
+			w := must1(c.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "rack=a"}))(t)
+			must1(c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}))(t)
 			for _, patch := range []string{`{"metadata":{"labels":{"rack":"a"}}}`, `{"metadata":{"labels":{"b":"c"}}}`, `{"metadata":{"labels":{"rack":null}}}`} {
-				if _, err := c.CoreV1().Nodes().Patch(t.Context(), "x", types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				must1(c.CoreV1().Nodes().Patch(t.Context(), "x", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 			}
 			var got []watch.EventType
 			for range 3 {
@@ -258,9 +240,7 @@ func TestRecorderSeesAndBreaksRequests(t *testing.T) {
 			n, err := l.Node(t.Context(), "wk1")
 			acted = err == nil && n.Spec.Unschedulable
 		})
-		if err := cordon(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cordon())
 		if !acted {
 			t.Error("the after hook ran before the server acted")
 		}
@@ -281,10 +261,7 @@ func TestRecorderSeesAndBreaksRequests(t *testing.T) {
 func TestServesOnRealSockets(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must1(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	cfg := l.config(t, "system:masters")
@@ -292,10 +269,7 @@ func TestServesOnRealSockets(t *testing.T) {
 		var d net.Dialer
 		return d.DialContext(ctx, network, listener.Addr().String())
 	}
-	c, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must1(kubernetes.NewForConfig(cfg))(t)
 	list, err := c.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 4 {
 		t.Errorf("namespaces = %v, %v", list, err)
@@ -306,4 +280,109 @@ func TestServesOnRealSockets(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Errorf("serve after its listener was closed: %v", err)
 	}
+}
+
+// A list comes in pages of one revision, while etcd has that revision.
+func TestListsComeInPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		r := widgets(true)
+		l.Define(r)
+		c := l.dynamic(t).Resource(r.GroupVersionResource)
+		make := func(name string) {
+			must1(c.Namespace("default").Create(t.Context(), widget(name, 1), metav1.CreateOptions{}))(t)
+		}
+		for i := range 5 {
+			make(fmt.Sprintf("w%d", i))
+		}
+		var got, revisions []string
+		o := metav1.ListOptions{Limit: 2}
+		for {
+			list := must1(c.List(t.Context(), o))(t)
+			for _, w := range list.Items {
+				got = append(got, w.GetName())
+			}
+			left := int64(0)
+			if n := list.GetRemainingItemCount(); n != nil {
+				left = *n
+			}
+			got, revisions = append(got, fmt.Sprintf("|%d", left)), append(revisions, list.GetResourceVersion())
+			make(fmt.Sprintf("w0later%d", len(got))) // in no page: it is newer
+			if o.Continue = list.GetContinue(); o.Continue == "" {
+				break
+			}
+		}
+		if diff := cmp.Diff([]string{"w0", "w1", "|3", "w2", "w3", "|1", "w4", "|0"}, got); diff != "" {
+			t.Error(diff)
+		}
+		if revisions = slices.Compact(revisions); len(revisions) != 1 {
+			t.Errorf("pages of the revisions %v", revisions)
+		}
+		list, err := c.List(t.Context(), metav1.ListOptions{Limit: 2})
+		must(t, err)
+		time.Sleep(6 * time.Minute)
+		_, err = c.List(t.Context(), metav1.ListOptions{Limit: 2, Continue: list.GetContinue()})
+		status, is := err.(apierrors.APIStatus)
+		if !is || !apierrors.IsResourceExpired(err) || status.Status().Continue == "" {
+			t.Fatalf("an old token: %v", err)
+		}
+		rest, err := c.List(t.Context(), metav1.ListOptions{Limit: 100, Continue: status.Status().Continue})
+		if err != nil || len(rest.Items) != 6 { // present objects, including newer ones
+			t.Errorf("the rest as it is now: %d, %v", len(rest.Items), err)
+		}
+		if _, err := c.List(t.Context(), metav1.ListOptions{ResourceVersion: "1", Continue: list.GetContinue()}); !apierrors.IsBadRequest(err) {
+			t.Errorf("a token and a revision: %v", err)
+		}
+		selected, err := c.List(t.Context(), metav1.ListOptions{Limit: 1, LabelSelector: "!none"})
+		if err != nil || selected.GetContinue() == "" || selected.GetRemainingItemCount() != nil {
+			t.Errorf("a list with a selector tells how many are left: %v, %v", selected, err)
+		}
+		if _, err := c.List(t.Context(), metav1.ListOptions{Continue: "nonsense"}); !apierrors.IsBadRequest(err) {
+			t.Errorf("no token at all: %v", err)
+		}
+	})
+}
+
+// deploy creates a Deployment of the app through the API.
+func deploy(t *testing.T, c kubernetes.Interface, app string, replicas int32, volumes ...corev1.Volume) {
+	t.Helper()
+	labels := map[string]string{"app": app}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: app},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: app, Image: app}}, Volumes: volumes},
+			},
+		},
+	}
+	must1(c.AppsV1().Deployments("default").Create(t.Context(), d, metav1.CreateOptions{}))(t)
+}
+
+func protect(t *testing.T, c kubernetes.Interface, app string, minAvailable int) {
+	t.Helper()
+	b := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: app},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MinAvailable: new(intstr.FromInt(minAvailable)),
+			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
+		},
+	}
+	must1(c.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), b, metav1.CreateOptions{}))(t)
+}
+
+// podsOn lists the pods on a node, by name without the generated suffix.
+func podsOn(t *testing.T, c kubernetes.Interface, node string) []string {
+	t.Helper()
+	pods := must1(c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}))(t)
+	names := []string{}
+	for _, p := range pods.Items {
+		name, _, _ := strings.Cut(p.Name, "-")
+		if p.Namespace == "kube-system" {
+			name = p.GenerateName
+		}
+		names = append(names, name)
+	}
+	return names
 }

@@ -10,13 +10,94 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
+	"sigs.k8s.io/yaml"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/openapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
+
+// target is what a request's path names.
+type target struct {
+	resource        store.Resource // zero if the path names no served resource
+	namespace, name string
+	sub             string // subresource: "status", "eviction", "proxy"
+	below           string // path after the subresource proxy
+}
+
+func (t target) known() bool { return t.resource.Kind != "" }
+
+// target reads /api/v1/… and /apis/GROUP/VERSION/… paths.
+func (s *Server) target(path string) target {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	var group, version string
+	switch {
+	case len(parts) >= 3 && parts[0] == "api":
+		version, parts = parts[1], parts[2:]
+	case len(parts) >= 4 && parts[0] == "apis":
+		group, version, parts = parts[1], parts[2], parts[3:]
+	default:
+		return target{}
+	}
+	var t target
+	if len(parts) >= 3 && parts[0] == "namespaces" && parts[2] != "status" && parts[2] != "finalize" {
+		t.namespace, parts = parts[1], parts[2:]
+	}
+	served := s.serves()
+	i := slices.IndexFunc(served, func(r store.Resource) bool {
+		return r.Group == group && r.Version == version && r.Resource == parts[0]
+	})
+	if i < 0 {
+		return target{}
+	}
+	t.resource = served[i]
+	if len(parts) > 3 && parts[2] == "proxy" && t.resource.GroupVersionResource == store.Services() {
+		t.below, parts = strings.Join(parts[3:], "/"), parts[:3]
+	}
+	if len(parts) > 3 {
+		return target{}
+	}
+	if len(parts) > 1 {
+		t.name = parts[1]
+	}
+	if len(parts) > 2 {
+		t.sub = parts[2]
+	}
+	return t
+}
+
+// node is the node in the request's path, if any.
+func (t target) node() string {
+	if t.resource.GroupVersionResource == store.Nodes() {
+		return t.name
+	}
+	return ""
+}
+
+// verb is the request's verb in Kubernetes' terms.
+func (t target) verb(r *http.Request) string {
+	verb := map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}[r.Method]
+	switch {
+	case verb == "delete" && t.name == "":
+		return "deletecollection"
+	case verb != "":
+		return verb
+	case isWatch(r):
+		return "watch"
+	case t.name == "":
+		return "list"
+	}
+	return "get"
+}
+
+// isWatch says whether a GET asks for a stream of changes.
+func isWatch(r *http.Request) bool {
+	v := r.URL.Query().Get("watch")
+	return v == "true" || v == "1"
+}
 
 // meta answers requests that are not about objects: health, version, discovery.
 func (s *Server) meta(r *http.Request) answer {
@@ -143,4 +224,73 @@ func (s *Server) resources(gv schema.GroupVersion) *metav1.APIResourceList {
 		}
 	}
 	return list
+}
+
+// Define serves a custom resource from now on, as if its definition had been applied. Its
+// objects are *unstructured.Unstructured, in the store too.
+func (s *Server) Define(r store.Resource) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.defined = append(s.defined, r)
+}
+
+// serves lists all served resources, custom ones last.
+func (s *Server) serves() []store.Resource {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Concat(s.built, s.defined)
+}
+
+// newObject is an empty object or list of that kind.
+func (s *Server) newObject(gvk schema.GroupVersionKind) (runtime.Object, error) {
+	if s.scheme.Recognizes(gvk) {
+		return s.scheme.New(gvk)
+	}
+	return custom(gvk), nil
+}
+
+func (s *Server) newList(gvk schema.GroupVersionKind) (runtime.Object, error) {
+	listed := gvk
+	listed.Kind += "List"
+	if s.scheme.Recognizes(gvk) {
+		return s.scheme.New(listed)
+	}
+	list := &unstructured.UnstructuredList{Object: map[string]any{}}
+	list.SetGroupVersionKind(listed)
+	return list, nil
+}
+
+func custom(gvk schema.GroupVersionKind) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{}}
+	u.SetGroupVersionKind(gvk)
+	return u
+}
+
+func isCustom(obj runtime.Object) bool {
+	switch obj.(type) {
+	case *unstructured.Unstructured, *unstructured.UnstructuredList:
+		return true
+	}
+	return false
+}
+
+// decodeCustom reads JSON or YAML; custom resources have no protobuf.
+func decodeCustom(b []byte, gvk schema.GroupVersionKind) (runtime.Object, error) {
+	asJSON, err := yaml.YAMLToJSON(b)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("decode %s: %v", gvk.Kind, err))
+	}
+	obj, _, err := unstructured.UnstructuredJSONScheme.Decode(asJSON, &gvk, nil)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("decode %s: %v", gvk.Kind, err))
+	}
+	return obj, nil
+}
+
+// part is the part that an update of the target touches.
+func (t target) part() store.Part {
+	if t.sub == "" && !t.resource.Status {
+		return store.Whole
+	}
+	return store.Part(t.sub)
 }

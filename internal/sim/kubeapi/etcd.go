@@ -8,11 +8,15 @@ import (
 	"slices"
 	"strconv"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/manifests"
 )
 
 // Stored is an object as stored in etcd.
@@ -111,7 +115,7 @@ func (s *Server) Renew(ctx context.Context, manifests []map[string]any) error {
 	if err := s.replace(nil); err != nil {
 		return err
 	}
-	return seed(ctx, s.store, manifests)
+	return s.seed(ctx, manifests)
 }
 
 func (s *Server) replace(objects map[schema.GroupVersionResource][]store.Object) error {
@@ -151,4 +155,78 @@ func (s *Server) restored(value []byte) (r schema.GroupVersionResource, o store.
 		return r, nil, fmt.Errorf("%s is not served", gvks[0])
 	}
 	return all[i].GroupVersionResource, o, nil
+}
+
+// seed creates the content of a new Talos cluster: namespaces and Talos' manifests. It
+// leaves existing objects of a real server alone.
+func (s *Server) seed(ctx context.Context, objects []map[string]any) error {
+	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease} {
+		ns := &corev1.Namespace{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelMetadataName: name}},
+			Status:     corev1.NamespaceStatus{Phase: corev1.NamespaceActive},
+		}
+		if _, err := s.store.Create(ctx, store.Namespaces(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("make namespace %s: %w", name, err)
+		}
+	}
+	for _, o := range objects {
+		u := &unstructured.Unstructured{Object: o}
+		if err := s.Plant(ctx, u); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("make %s %s: %w", u.GetKind(), u.GetName(), err)
+		}
+	}
+	return nil
+}
+
+// Plant creates an object given as JSON, of any kind that is served.
+func (s *Server) Plant(ctx context.Context, u *unstructured.Unstructured) error {
+	served := s.serves()
+	i := slices.IndexFunc(served, func(r store.Resource) bool { return r.GVK() == u.GroupVersionKind() })
+	if i < 0 {
+		return fmt.Errorf("%s is not served", u.GroupVersionKind())
+	}
+	obj := store.Object(u)
+	if store.BuiltIn(served[i]) {
+		typed, err := s.scheme.New(u.GroupVersionKind())
+		if err != nil {
+			return err
+		}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, typed); err != nil {
+			return err
+		}
+		obj = typed.(store.Object)
+		complete(obj)
+		obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+	}
+	_, err := s.store.Create(ctx, served[i].GroupVersionResource, obj)
+	return err
+}
+
+// bootstrap are the default objects of a new cluster.
+func bootstrap(version string) ([]map[string]any, error) {
+	all, err := manifests.Render(manifests.Of(version))
+	if err != nil {
+		return nil, err
+	}
+	var objects []map[string]any
+	for _, m := range all {
+		objects = append(objects, m.Objects...)
+	}
+	return objects, nil
+}
+
+// complete does what the API server does to a new object: it moves a Secret's stringData
+// to data.
+func complete(obj store.Object) {
+	s, ok := obj.(*corev1.Secret)
+	if !ok || len(s.StringData) == 0 {
+		return
+	}
+	if s.Data == nil {
+		s.Data = map[string][]byte{}
+	}
+	for name, text := range s.StringData {
+		s.Data[name] = []byte(text)
+	}
+	s.StringData = nil
 }

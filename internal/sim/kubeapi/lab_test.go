@@ -35,23 +35,19 @@ type lab struct {
 
 func newLab(t *testing.T, nodes ...string) *lab {
 	t.Helper()
+	return startLab(t, kubeapi.Options{}, nodes...)
+}
+
+// startLab starts an API with these options, which its version and recorder are added to.
+func startLab(t *testing.T, o kubeapi.Options, nodes ...string) *lab {
+	t.Helper()
 	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
 	server := l.ca.issue(t, "kube-apiserver", nil)
-	cert, err := tls.X509KeyPair(server.cert, server.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert := must1(tls.X509KeyPair(server.cert, server.key))(t)
 	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
-	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{
-		Version: "v1.35.4", Recorder: l.calls,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	listener, err := l.net.Listen(apiAddr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o.Version, o.Recorder = "v1.35.4", l.calls
+	l.Server = must1(kubeapi.New(t.Context(), o))(t)
+	listener := must1(l.net.Listen(apiAddr))(t)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	t.Cleanup(func() {
@@ -79,30 +75,17 @@ func node(name string, i int) kubeapi.NodeInfo {
 // client is a normal client-go client with a kubeconfig.
 func (l *lab) client(t *testing.T, organization ...string) *kubernetes.Clientset {
 	t.Helper()
-	c, err := kubernetes.NewForConfig(l.config(t, organization...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return must1(kubernetes.NewForConfig(l.config(t, organization...)))(t)
 }
 
 func (l *lab) config(t *testing.T, organization ...string) *rest.Config {
 	t.Helper()
 	pair := l.ca.issue(t, "admin", organization)
-	kubeconfig, err := kubeapi.Kubeconfig("lab", "https://"+apiAddr, l.ca.cert, pair.cert, pair.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must1(kubeapi.Kubeconfig("lab", "https://"+apiAddr, l.ca.cert, pair.cert, pair.key))(t)
+	cfg := must1(clientcmd.RESTConfigFromKubeConfig(kubeconfig))(t)
 	cfg.Dial = l.net.Dialer().DialContext
 	cfg.QPS = -1
-	httpClient, err := rest.HTTPClientFor(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	httpClient := must1(rest.HTTPClientFor(cfg))(t)
 	// All clients of this config share the transport.
 	t.Cleanup(httpClient.CloseIdleConnections)
 	return cfg
@@ -118,22 +101,13 @@ type keyPair struct{ cert, key []byte }
 
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must1(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must1(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
+	leaf := must1(x509.ParseCertificate(der))(t)
 	return &authority{cert: pemBlock("CERTIFICATE", der), leaf: leaf, key: key}
 }
 
@@ -145,27 +119,35 @@ func (a *authority) pool() *x509.CertPool {
 
 func (a *authority) issue(t *testing.T, name string, organization []string) keyPair {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must1(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name, Organization: organization},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(12 * time.Hour),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 		IPAddresses: []net.IP{net.ParseIP("127.42.7.10")},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.leaf, &key.PublicKey, a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must1(x509.CreateCertificate(rand.Reader, template, a.leaf, &key.PublicKey, a.key))(t)
+	pkcs8 := must1(x509.MarshalPKCS8PrivateKey(key))(t)
 	return keyPair{cert: pemBlock("CERTIFICATE", der), key: pemBlock("PRIVATE KEY", pkcs8)}
 }
 
 func pemBlock(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}
+
+// must ends the test at an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// must1 is the value of a call that must succeed: must1(f())(t).
+func must1[V any](v V, err error) func(testing.TB) V {
+	return func(t testing.TB) V {
+		t.Helper()
+		must(t, err)
+		return v
+	}
 }

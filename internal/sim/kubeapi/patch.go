@@ -1,17 +1,31 @@
 package kubeapi
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"mime"
 	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/client-go/applyconfigurations"
 	"sigs.k8s.io/yaml"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
 // patchTries is how often a patch without its own revision is retried on a newer object.
@@ -125,4 +139,321 @@ func merge(doc, patch any) any {
 		}
 	}
 	return d
+}
+
+// operation is one operation of a JSON patch (RFC 6902); move and copy are not supported.
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value"`
+}
+
+func jsonPatch(before, patch []byte) ([]byte, error) {
+	var doc any
+	if err := json.Unmarshal(before, &doc); err != nil {
+		return nil, err
+	}
+	var operations []operation
+	if err := json.Unmarshal(patch, &operations); err != nil {
+		return nil, err
+	}
+	for _, o := range operations {
+		if !strings.HasPrefix(o.Path, "/") {
+			return nil, fmt.Errorf("%s %q: not a path below the object", o.Op, o.Path)
+		}
+		changed, err := o.apply(doc, pointer(o.Path))
+		if err != nil {
+			return nil, fmt.Errorf("%s %s: %w", o.Op, o.Path, err)
+		}
+		doc = changed
+	}
+	return json.Marshal(doc)
+}
+
+// pointer splits an RFC 6901 pointer.
+func pointer(path string) []string {
+	parts := strings.Split(path[1:], "/")
+	for i, p := range parts {
+		parts[i] = strings.NewReplacer("~1", "/", "~0", "~").Replace(p)
+	}
+	return parts
+}
+
+// apply returns doc with the operation applied at path.
+func (o operation) apply(doc any, path []string) (any, error) {
+	switch d := doc.(type) {
+	case map[string]any:
+		child, found := d[path[0]]
+		if len(path) > 1 {
+			changed, err := o.apply(child, path[1:])
+			d[path[0]] = changed
+			return d, err
+		}
+		keep, value, err := o.at(child, found)
+		if keep {
+			d[path[0]] = value
+		} else {
+			delete(d, path[0])
+		}
+		return d, err
+	case []any:
+		return o.applyToList(d, path)
+	}
+	return doc, fmt.Errorf("nothing at %q", path[0])
+}
+
+func (o operation) applyToList(d []any, path []string) (any, error) {
+	if len(path) == 1 && path[0] == "-" && o.Op == "add" {
+		return append(d, o.Value), nil
+	}
+	i, err := strconv.Atoi(path[0])
+	if err != nil || i < 0 || i > len(d) || i == len(d) && (len(path) > 1 || o.Op != "add") {
+		return d, fmt.Errorf("no element %q in a list of %d", path[0], len(d))
+	}
+	if len(path) > 1 {
+		d[i], err = o.apply(d[i], path[1:])
+		return d, err
+	}
+	if o.Op == "add" {
+		return slices.Insert(d, i, o.Value), nil
+	}
+	keep, value, err := o.at(d[i], true)
+	if !keep {
+		return slices.Delete(d, i, i+1), err
+	}
+	d[i] = value
+	return d, err
+}
+
+// at applies the operation to one value: keep says whether the value stays.
+func (o operation) at(have any, found bool) (keep bool, value any, err error) {
+	if !found && o.Op != "add" {
+		return false, nil, fmt.Errorf("nothing there")
+	}
+	switch o.Op {
+	case "add", "replace":
+		return true, o.Value, nil
+	case "remove":
+		return false, nil, nil
+	case "test":
+		if !reflect.DeepEqual(have, o.Value) {
+			return true, have, fmt.Errorf("the value differs")
+		}
+		return true, have, nil
+	}
+	return found, have, fmt.Errorf("operation %q is not served", o.Op)
+}
+
+// apply is a server-side apply: it sets the manager's fields, keeps those of other owners,
+// and creates a missing object.
+func (s *Server) apply(r *http.Request, t target, body []byte) (answer, error) {
+	manager := r.URL.Query().Get("fieldManager")
+	if manager == "" {
+		return answer{}, apierrors.NewInvalid(schema.GroupKind{Group: "meta.k8s.io", Kind: "PatchOptions"}, "", field.ErrorList{
+			field.Required(field.NewPath("fieldManager"), "is required for apply patch"),
+		})
+	}
+	for try := 1; ; try++ {
+		a, err := s.applyOnce(r, t, body, manager)
+		ofFields := apierrors.HasStatusCause(err, metav1.CauseTypeFieldManagerConflict) // and not of the revision
+		if apierrors.IsConflict(err) && !ofFields && try < patchTries {
+			continue
+		}
+		return a, err
+	}
+}
+
+func (s *Server) applyOnce(r *http.Request, t target, body []byte, manager string) (answer, error) {
+	applied := map[string]any{}
+	if err := yaml.Unmarshal(body, &applied); err != nil {
+		return answer{}, apierrors.NewBadRequest("error decoding YAML: " + err.Error())
+	}
+	old, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return answer{}, err
+	}
+	live, err := loose(old, t)
+	if err != nil {
+		return answer{}, err
+	}
+	fields, err := fieldManager(t)
+	if err != nil {
+		return answer{}, err
+	}
+	merged, err := fields.Apply(live, &unstructured.Unstructured{Object: applied}, manager, r.URL.Query().Get("force") == "true")
+	if known := apierrors.APIStatus(nil); err != nil && !errors.As(err, &known) { // a field that the kind does not have
+		return unstored(err), nil
+	}
+	if err != nil {
+		return answer{}, err
+	}
+	b, err := json.Marshal(merged)
+	if err != nil {
+		return answer{}, fmt.Errorf("encode %s: %w", t.name, err)
+	}
+	obj, err := s.decodeObject(b, t)
+	if err != nil {
+		return answer{}, err
+	}
+	if old == nil {
+		return s.add(r, t, obj)
+	}
+	obj, err = s.put(r, t, obj)
+	return answer{code: http.StatusOK, body: obj}, err
+}
+
+// loose is the object as unstructured data; an empty one of the target's kind if obj is nil.
+func loose(obj store.Object, t target) (*unstructured.Unstructured, error) {
+	u := &unstructured.Unstructured{Object: map[string]any{}}
+	if obj != nil {
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+		if err != nil {
+			return nil, fmt.Errorf("encode %s: %w", t.name, err)
+		}
+		u.Object = content
+	}
+	u.SetGroupVersionKind(t.resource.GVK())
+	u.SetName(t.name)
+	if t.namespace != "" {
+		u.SetNamespace(t.namespace)
+	}
+	return u, nil
+}
+
+// builtIn has the schemas of the built-in kinds, which are read when they are first needed.
+var builtIn = sync.OnceValues(func() (managedfields.TypeConverter, error) {
+	scheme, err := store.NewScheme()
+	if err != nil {
+		return nil, err
+	}
+	return applyconfigurations.NewTypeConverter(scheme), nil
+})
+
+// fieldManager is the API server's own. A custom resource has no schema here: its lists are
+// owned and replaced as a whole.
+func fieldManager(t target) (m *managedfields.FieldManager, err error) {
+	kind, version := t.resource.GVK(), t.resource.GroupVersion()
+	if store.BuiltIn(t.resource) {
+		types, failed := builtIn()
+		if failed != nil {
+			return nil, fmt.Errorf("read the schemas: %w", failed)
+		}
+		m, err = managedfields.NewDefaultFieldManager(types, oneVersion{}, oneVersion{}, oneVersion{}, kind, version, t.sub, nil)
+	} else {
+		m, err = managedfields.NewDefaultCRDFieldManager(managedfields.NewDeducedTypeConverter(), oneVersion{}, oneVersion{}, oneVersion{}, kind, version, t.sub, nil)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("track the fields of %s: %w", t.resource.Kind, err)
+	}
+	return m, nil
+}
+
+// own records field owners, on objects that were ever applied or if the client has a name
+// for itself, as kubectl has; the real server does so on every object. old is nil for a new
+// object.
+func (s *Server) own(r *http.Request, t target, old, obj store.Object) (store.Object, error) {
+	manager := r.URL.Query().Get("fieldManager")
+	if manager == "" && (old == nil || len(old.GetManagedFields()) == 0) {
+		return obj, nil
+	}
+	before, err := loose(old, t)
+	if err != nil {
+		return nil, err
+	}
+	after, err := loose(obj, t)
+	if err != nil {
+		return nil, err
+	}
+	if t.part() == store.Main && t.resource.Status { // this write leaves the status as it is
+		delete(before.Object, "status")
+		delete(after.Object, "status")
+	}
+	fields, err := fieldManager(t)
+	if err != nil {
+		return nil, err
+	}
+	if manager == "" {
+		manager, _, _ = strings.Cut(r.UserAgent(), "/")
+	}
+	updated, err := fields.Update(before, after, manager)
+	if err != nil {
+		return nil, fmt.Errorf("track the fields of %s: %w", t.name, err)
+	}
+	obj = obj.DeepCopyObject().(store.Object)
+	obj.SetManagedFields(updated.(*unstructured.Unstructured).GetManagedFields())
+	return obj, nil
+}
+
+// oneVersion is the field manager's view of versions and defaults: one version, no
+// defaults.
+type oneVersion struct{}
+
+var (
+	_ runtime.ObjectConvertor = oneVersion{}
+	_ runtime.ObjectDefaulter = oneVersion{}
+	_ runtime.ObjectCreater   = oneVersion{}
+)
+
+func (oneVersion) Default(runtime.Object) {}
+
+func (oneVersion) New(kind schema.GroupVersionKind) (runtime.Object, error) { return custom(kind), nil }
+
+func (oneVersion) Convert(in, out, _ any) error {
+	from, ok := in.(*unstructured.Unstructured)
+	to, fits := out.(*unstructured.Unstructured)
+	if !ok || !fits {
+		return fmt.Errorf("convert %T to %T", in, out)
+	}
+	to.Object = from.Object
+	return nil
+}
+
+func (oneVersion) ConvertToVersion(in runtime.Object, _ runtime.GroupVersioner) (runtime.Object, error) {
+	return in, nil
+}
+
+func (oneVersion) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {
+	return label, value, nil
+}
+
+// unknownFields are the fields of an object in JSON or YAML that its kind does not have or
+// that it has twice, as warnings, or as a strict decoding error if the client wants that.
+// A custom resource has no schema here, and a protobuf no field that is unknown.
+func (s *Server) unknownFields(r *http.Request, t target, b []byte) (warnings []string, err error) {
+	directive, gvk := r.URL.Query().Get("fieldValidation"), t.resource.GVK()
+	if directive == metav1.FieldValidationIgnore || !s.scheme.Recognizes(gvk) || bytes.HasPrefix(b, []byte("k8s\x00")) {
+		return nil, nil
+	}
+	media := runtime.ContentTypeYAML
+	if bytes.HasPrefix(bytes.TrimSpace(b), []byte("{")) {
+		media = runtime.ContentTypeJSON
+	}
+	info, _ := runtime.SerializerInfoForMediaType(s.codecs.SupportedMediaTypes(), media) // a codec factory has both
+	into, err := s.scheme.New(gvk)
+	if err != nil {
+		return nil, fmt.Errorf("make %s: %w", gvk.Kind, err)
+	}
+	_, _, err = info.StrictSerializer.Decode(b, &gvk, into)
+	strict, is := runtime.AsStrictDecodingError(err)
+	switch {
+	case !is:
+		return nil, nil // other errors are those of decoding it
+	case directive == metav1.FieldValidationStrict:
+		return nil, err
+	}
+	for _, e := range strict.Errors() {
+		warnings = append(warnings, e.Error())
+	}
+	return warnings, nil
+}
+
+// unknownInObject is unknownFields of an object that a client sends whole
+// (transformDecodeError in apiserver's endpoints/handlers/rest.go).
+func (s *Server) unknownInObject(r *http.Request, t target, b []byte) (warnings []string, err error) {
+	warnings, err = s.unknownFields(r, t, b)
+	if err != nil {
+		gvk := t.resource.GVK()
+		err = apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", gvk.Kind, t.resource.Version, gvk.Kind, err))
+	}
+	return warnings, err
 }

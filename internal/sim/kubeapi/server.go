@@ -13,11 +13,17 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/control"
@@ -92,7 +98,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 		}
 		s.store = s.remote
 	}
-	if err := seed(ctx, s.store, o.Manifests); err != nil {
+	if err := s.seed(ctx, o.Manifests); err != nil {
 		return nil, err
 	}
 	if o.Upstream != nil {
@@ -218,7 +224,6 @@ func (s *Server) Close() error {
 	return s.control.Close()
 }
 
-// ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.enter() {
 		panic(http.ErrAbortHandler)
@@ -247,4 +252,200 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w = s.o.Recorder.Counted(w, call)
 	}
 	s.write(w, r, a)
+}
+
+// masters is the group whose members may do everything; others may do what is granted.
+const masters = "system:masters"
+
+// reviews is where everybody may ask for their own permissions (system:basic-user).
+const reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+type user struct {
+	name   string // "": anonymous
+	groups []string
+}
+
+// Grant sets what the members of a group may do.
+func (s *Server) Grant(group string, may func(Request) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.granted == nil {
+		s.granted = map[string]func(Request) bool{}
+	}
+	s.granted[group] = may
+}
+
+// authenticate takes user and groups from the CN and O of the client certificate, as
+// Kubernetes does.
+func (s *Server) authenticate(r *http.Request) user {
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		return user{}
+	}
+	cert := r.TLS.PeerCertificates[0]
+	who, _ := r.Context().Value(identityKey{}).(Identity)
+	if who.ClientCA == nil || !s.verifies(cert, who.ClientCA, time.Now()) {
+		return user{}
+	}
+	return user{name: cert.Subject.CommonName, groups: cert.Subject.Organization}
+}
+
+// client is a certificate in DER, and whom an API server trusts to issue it.
+type client struct {
+	cert   string
+	issuer *x509.CertPool
+}
+
+// verifies says whether a certificate is valid now. Its chains are cached.
+func (s *Server) verifies(cert *x509.Certificate, issuer *x509.CertPool, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	who := client{string(cert.Raw), issuer}
+	chain, known := s.verified[who]
+	if !known {
+		chains, err := cert.Verify(x509.VerifyOptions{Roots: issuer, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		if err != nil {
+			return false
+		}
+		chain = chains[0]
+		s.verified[who] = chain
+	}
+	return !slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.Before(c.NotBefore) || now.After(c.NotAfter) })
+}
+
+func (s *Server) may(u user, r Request) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(u.groups, func(group string) bool {
+		may := s.granted[group]
+		return group == masters || may != nil && may(r)
+	})
+}
+
+// authorize refuses unknown users with 401 and others without permission with 403. Health,
+// version and reviews are open to everybody.
+func (s *Server) authorize(u user, r *http.Request, t target) error {
+	switch r.URL.Path {
+	case "/healthz", "/livez", "/readyz", "/version":
+		return nil
+	}
+	if u.name == "" {
+		return apierrors.NewUnauthorized("Unauthorized")
+	}
+	asked := t.request(t.verb(r))
+	if r.URL.Path == reviews || s.may(u, asked) {
+		return nil
+	}
+	where := "at the cluster scope"
+	if t.namespace != "" {
+		where = fmt.Sprintf("in the namespace %q", t.namespace)
+	}
+	return apierrors.NewForbidden(schema.GroupResource{Group: t.resource.Group, Resource: t.resource.Resource}, t.name,
+		//lint:ignore ST1005 the API server's own wording
+		fmt.Errorf("User %q cannot %s resource %q in API group %q %s", u.name, asked.Verb, asked.Resource, t.resource.Group, where))
+}
+
+// review answers whether the user may do something.
+func (s *Server) review(r *http.Request, u user) answer {
+	b, err := read(r)
+	if err != nil {
+		return failed(err)
+	}
+	decoded, err := s.decode(b, authorizationv1.SchemeGroupVersion.WithKind("SelfSubjectAccessReview"))
+	if err != nil {
+		return failed(err)
+	}
+	review, ok := decoded.(*authorizationv1.SelfSubjectAccessReview)
+	if !ok || review.Spec.ResourceAttributes == nil {
+		return failed(apierrors.NewBadRequest("only SelfSubjectAccessReviews of resources are served"))
+	}
+	a := review.Spec.ResourceAttributes
+	resource := strings.TrimSuffix(a.Resource+"/"+a.Subresource, "/")
+	review.Status.Allowed = s.may(u, Request{Verb: a.Verb, Resource: resource, Namespace: a.Namespace, Name: a.Name})
+	return answer{code: http.StatusCreated, body: review}
+}
+
+// Request is what a webhook or the authorization decides on.
+type Request struct {
+	Verb            string // "create", "delete", …
+	Resource        string // with its subresource: "pods/eviction"
+	Namespace, Name string
+}
+
+// Webhook denies a request with a status, or admits it with nil.
+type Webhook func(Request) *metav1.Status
+
+// SetWebhook sets a validating admission webhook of that name for all changes; nil removes
+// it.
+func (s *Server) SetWebhook(name string, w Webhook) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.webhookName, s.webhook = name, w
+}
+
+func (s *Server) hooked() (string, Webhook) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.webhookName, s.webhook
+}
+
+func (t target) request(verb string) Request {
+	resource := t.resource.Resource
+	if t.sub != "" {
+		resource += "/" + t.sub
+	}
+	return Request{Verb: verb, Resource: resource, Namespace: t.namespace, Name: t.name}
+}
+
+// admit admits a change: first the namespace decides, then the webhook.
+func (s *Server) admit(ctx context.Context, t target, verb string) error {
+	if verb == "get" || verb == "list" || verb == "watch" {
+		return nil
+	}
+	if verb == "create" && t.namespace != "" {
+		if err := s.admitNamespace(ctx, t); err != nil {
+			return err
+		}
+	}
+	name, hook := s.hooked()
+	if hook == nil {
+		return nil
+	}
+	if denied := hook(t.request(verb)); denied != nil {
+		return deniedBy(name, denied)
+	}
+	return nil
+}
+
+// admitNamespace refuses new objects, and evictions, in a terminating namespace
+// (plugin/namespace/lifecycle in apiserver).
+func (s *Server) admitNamespace(ctx context.Context, t target) error {
+	ns, err := s.store.Get(ctx, store.Namespaces(), "", t.namespace)
+	if err != nil {
+		return err
+	}
+	if ns.(*corev1.Namespace).Status.Phase != corev1.NamespaceTerminating {
+		return nil
+	}
+	denied := apierrors.NewForbidden(schema.GroupResource{Group: t.resource.Group, Resource: t.resource.Resource}, t.name,
+		fmt.Errorf("unable to create new content in namespace %s because it is being terminated", t.namespace))
+	denied.ErrStatus.Details.Causes = append(denied.ErrStatus.Details.Causes, metav1.StatusCause{
+		Type: corev1.NamespaceTerminatingCause, Field: "metadata.namespace",
+		Message: fmt.Sprintf("namespace %s is being terminated", t.namespace),
+	})
+	return denied
+}
+
+// deniedBy is the server's error for a webhook's denial (ToStatusErr in apiserver's
+// admission/plugin/webhook/errors).
+func deniedBy(name string, denied *metav1.Status) error {
+	status := *denied
+	status.Status = metav1.StatusFailure
+	status.Code = max(status.Code, http.StatusBadRequest)
+	by := fmt.Sprintf("admission webhook %q denied the request", name)
+	if why := cmp.Or(status.Message, string(status.Reason)); why != "" {
+		status.Message = by + ": " + why
+	} else {
+		status.Message = by + " without explanation"
+	}
+	return &apierrors.StatusError{ErrStatus: status}
 }

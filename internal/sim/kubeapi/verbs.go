@@ -1,12 +1,24 @@
 package kubeapi
 
 import (
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -126,19 +138,24 @@ func (s *Server) list(r *http.Request, t target) (answer, error) {
 	return ok(list), nil
 }
 
-func (s *Server) create(r *http.Request, t target) (answer, error) {
+// received is the object that a client has sent whole, and warnings about it.
+func (s *Server) received(r *http.Request, t target) (obj store.Object, warnings []string, err error) {
 	b, err := read(r)
 	if err != nil {
-		return answer{}, err
+		return nil, nil, err
 	}
-	obj, err := s.decodeObject(b, t)
-	if err != nil {
-		return answer{}, err
+	if obj, err = s.decodeObject(b, t); err != nil {
+		return nil, nil, err
 	}
-	if t.resource.Namespaced && t.namespace == "" {
-		return answer{}, apierrors.NewBadRequest("an empty namespace may not be set during creation")
+	if t.verb(r) == "create" && t.resource.Namespaced && t.namespace == "" {
+		return nil, nil, apierrors.NewBadRequest("an empty namespace may not be set during creation")
 	}
-	warnings, err := s.unknownInObject(r, t, b)
+	warnings, err = s.unknownInObject(r, t, b)
+	return obj, warnings, err
+}
+
+func (s *Server) create(r *http.Request, t target) (answer, error) {
+	obj, warnings, err := s.received(r, t)
 	if err != nil {
 		return answer{}, err
 	}
@@ -151,15 +168,7 @@ func (s *Server) create(r *http.Request, t target) (answer, error) {
 }
 
 func (s *Server) update(r *http.Request, t target) (answer, error) {
-	b, err := read(r)
-	if err != nil {
-		return answer{}, err
-	}
-	obj, err := s.decodeObject(b, t)
-	if err != nil {
-		return answer{}, err
-	}
-	warnings, err := s.unknownInObject(r, t, b)
+	obj, warnings, err := s.received(r, t)
 	if err != nil {
 		return answer{}, err
 	}
@@ -268,4 +277,225 @@ func (s *Server) removeAll(r *http.Request, t target) (answer, error) {
 		}
 	}
 	return ok(&metav1.Status{Status: metav1.StatusSuccess}), nil
+}
+
+func dryRun(r *http.Request) bool {
+	return slices.Contains(r.URL.Query()["dryRun"], "All")
+}
+
+// add creates an object, or only pretends to in a dry run.
+func (s *Server) add(r *http.Request, t target, obj store.Object) (answer, error) {
+	if t.resource.Namespaced {
+		ns := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+		if _, err := s.store.Get(r.Context(), ns, "", t.namespace); err != nil {
+			return answer{}, err
+		}
+	}
+	if t.resource.Status {
+		store.ClearStatus(obj)
+	}
+	if !dryRun(r) {
+		obj, err := s.store.Create(r.Context(), t.resource.GroupVersionResource, obj)
+		return answer{code: http.StatusCreated, body: obj}, err
+	}
+	if obj.GetName() == "" {
+		obj.SetName(obj.GetGenerateName() + strings.Repeat("x", 5))
+	}
+	if _, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, obj.GetName()); err == nil {
+		return answer{}, apierrors.NewAlreadyExists(t.resource.GroupResource(), obj.GetName())
+	}
+	obj.SetUID(types.UID("00000000-0000-4000-8000-ffffffffffff"))
+	obj.SetGeneration(1)
+	return answer{code: http.StatusCreated, body: obj}, nil
+}
+
+// put writes the target's part of an object, or only pretends to in a dry run.
+func (s *Server) put(r *http.Request, t target, obj store.Object) (store.Object, error) {
+	if !dryRun(r) {
+		return s.store.Update(r.Context(), t.resource.GroupVersionResource, obj, t.part())
+	}
+	old, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name)
+	if err != nil {
+		return nil, err
+	}
+	return store.Preview(t.resource.GroupVersionResource, old, obj, t.part())
+}
+
+// selection is the filter of a list, watch or deletecollection. As on the real server an unsupported field
+// is an error: ignoring it would match everything.
+func (s *Server) selection(r *http.Request, t target) (func(store.Object) bool, error) {
+	q := r.URL.Query()
+	byLabel, err := labels.Parse(q.Get("labelSelector"))
+	if err != nil {
+		return nil, apierrors.NewBadRequest("labelSelector: " + err.Error())
+	}
+	byField, err := fields.ParseSelector(q.Get("fieldSelector"))
+	if err != nil {
+		return nil, apierrors.NewBadRequest("fieldSelector: " + err.Error())
+	}
+	empty, err := s.newObject(t.resource.GVK())
+	if err != nil {
+		return nil, fmt.Errorf("make %s: %w", t.resource.Kind, err)
+	}
+	prototype := selectable(empty.(store.Object))
+	for _, requirement := range byField.Requirements() {
+		if !prototype.Has(requirement.Field) {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("field label not supported: %s", requirement.Field))
+		}
+	}
+	return func(o store.Object) bool {
+		switch {
+		case t.namespace != "" && o.GetNamespace() != t.namespace, t.name != "" && o.GetName() != t.name:
+			return false
+		}
+		return byLabel.Matches(labels.Set(o.GetLabels())) && byField.Matches(selectable(o))
+	}, nil
+}
+
+func selectable(o store.Object) fields.Set {
+	set := fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()}
+	switch o := o.(type) {
+	case *corev1.Pod:
+		set["spec.nodeName"] = o.Spec.NodeName
+		set["spec.schedulerName"] = o.Spec.SchedulerName
+		set["spec.restartPolicy"] = string(o.Spec.RestartPolicy)
+		set["status.phase"] = string(o.Status.Phase)
+		set["status.podIP"] = o.Status.PodIP
+	case *corev1.Node:
+		set["spec.unschedulable"] = strconv.FormatBool(o.Spec.Unschedulable)
+	case *corev1.Namespace:
+		set["status.phase"] = string(o.Status.Phase)
+	case *corev1.Secret:
+		set["type"] = string(o.Type)
+	case *corev1.Event:
+		selectEvent(set, o)
+	case *certificatesv1.CertificateSigningRequest:
+		set["spec.signerName"] = o.Spec.SignerName
+	}
+	return set
+}
+
+// selectEvent is ToSelectableFields of Kubernetes' registry/core/event.
+func selectEvent(set fields.Set, o *corev1.Event) {
+	about := o.InvolvedObject
+	set["involvedObject.kind"] = about.Kind
+	set["involvedObject.namespace"] = about.Namespace
+	set["involvedObject.name"] = about.Name
+	set["involvedObject.uid"] = string(about.UID)
+	set["involvedObject.apiVersion"] = about.APIVersion
+	set["involvedObject.resourceVersion"] = about.ResourceVersion
+	set["involvedObject.fieldPath"] = about.FieldPath
+	set["reason"] = o.Reason
+	set["reportingComponent"] = o.ReportingController
+	set["source"] = cmp.Or(o.Source.Component, o.ReportingController)
+	set["type"] = o.Type
+}
+
+// pageLife is how long a list can be continued: until etcd's compaction (kube-apiserver's
+// --etcd-compaction-interval).
+const pageLife = 5 * time.Minute
+
+// kept is the content of a collection at a revision, for lists that continue.
+type kept struct {
+	objects  []store.Object
+	revision string
+	until    time.Time
+}
+
+// pageToken is the content of "continue" (apiserver, pkg/storage/continue.go).
+type pageToken struct {
+	APIVersion string `json:"v"`
+	Revision   int64  `json:"rv"`
+	Start      string `json:"start"` // key before the next page
+}
+
+// latest is the revision of a token that continues with the present objects.
+const latest = -1
+
+func keyOf(o store.Object) string { return o.GetNamespace() + "/" + o.GetName() }
+
+// page cuts a list by "limit" and "continue". The first page has the present objects, the
+// others those of the same revision. The remaining count is only given for lists without a
+// selector (apiserver, pkg/storage/etcd3/store.go, GetList).
+func (s *Server) page(t target, q url.Values, match func(store.Object) bool, objects []store.Object, revision string) ([]store.Object, metav1.ListMeta, error) {
+	now := kept{objects: objects, revision: revision, until: time.Now().Add(pageLife)}
+	start := ""
+	if token := q.Get("continue"); token != "" {
+		if rv := q.Get("resourceVersion"); rv != "" && rv != "0" {
+			return nil, metav1.ListMeta{}, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
+		}
+		var err error
+		if start, now, err = s.resume(t, token, now); err != nil {
+			return nil, metav1.ListMeta{}, err
+		}
+	}
+	limit, err := strconv.Atoi(q.Get("limit"))
+	if q.Get("limit") != "" && (err != nil || limit < 0) {
+		return nil, metav1.ListMeta{}, apierrors.NewBadRequest("limit: must be a non-negative integer")
+	}
+	var page []store.Object
+	last := ""
+	for i, o := range now.objects {
+		switch {
+		case start != "" && keyOf(o) <= start || !match(o):
+		case limit > 0 && len(page) == limit:
+			listed := metav1.ListMeta{ResourceVersion: now.revision, Continue: s.keep(t, now, last)}
+			if q.Get("labelSelector") == "" && q.Get("fieldSelector") == "" {
+				listed.RemainingItemCount = new(int64(len(now.objects) - i))
+			}
+			return page, listed, nil
+		default:
+			page, last = append(page, o), keyOf(o)
+		}
+	}
+	return page, metav1.ListMeta{ResourceVersion: now.revision}, nil
+}
+
+// pagesOf is the key of a kept collection.
+func pagesOf(t target, revision string) string {
+	return t.resource.GroupVersionResource.String() + " of " + t.namespace + "@" + revision
+}
+
+func (s *Server) keep(t target, k kept, last string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, old := range s.pages {
+		if time.Now().After(old.until) {
+			delete(s.pages, key)
+		}
+	}
+	s.pages[pagesOf(t, k.revision)] = k
+	revision, _ := strconv.ParseInt(k.revision, 10, 64) // the store's revisions are numbers
+	return encodeToken(revision, last)
+}
+
+func encodeToken(revision int64, start string) string {
+	b, _ := json.Marshal(pageToken{APIVersion: "meta.k8s.io/v1", Revision: revision, Start: start}) // never fails: strings and a number
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// resume finds the list that a token continues. If etcd has dropped its revision, the error
+// has a token for the rest of the present list (apiserver, pkg/storage/etcd3/errors.go,
+// handleCompactedErrorForPaging).
+func (s *Server) resume(t target, token string, now kept) (start string, k kept, err error) {
+	b, err := base64.RawURLEncoding.DecodeString(token)
+	var at pageToken
+	if err != nil || json.Unmarshal(b, &at) != nil || at.Start == "" || at.Revision == 0 {
+		return "", k, apierrors.NewBadRequest("continue key is not valid")
+	}
+	if at.Revision == latest {
+		return at.Start, now, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k, found := s.pages[pagesOf(t, strconv.FormatInt(at.Revision, 10))]
+	if !found || time.Now().After(k.until) {
+		expired := apierrors.NewResourceExpired("The provided continue parameter is too old to display a consistent list result. " +
+			"You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder " +
+			"of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or " +
+			"deleted between the time the first chunk was returned and now may show up in the list.")
+		expired.ErrStatus.Continue = encodeToken(latest, at.Start)
+		return "", k, expired
+	}
+	return at.Start, k, nil
 }

@@ -1,10 +1,14 @@
 package network_test
 
 import (
+	"bufio"
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,10 +23,7 @@ func listening(t *testing.T, latency time.Duration) (*network.Network, net.Liste
 	t.Helper()
 	n := network.Memory()
 	n.Latency = latency
-	l, err := n.Listen("127.42.7.1:80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must1(n.Listen("127.42.7.1:80"))(t)
 	return n, l
 }
 
@@ -40,9 +41,7 @@ func TestAddressWithoutAListener(t *testing.T) {
 		}
 		dial("127.42.7.1:443", syscall.ECONNREFUSED)
 		dial("127.42.7.11:80", syscall.EHOSTUNREACH)
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.Close())
 		dial("127.42.7.1:80", syscall.EHOSTUNREACH)
 	})
 }
@@ -111,10 +110,7 @@ func TestDelayedDataArrives(t *testing.T) {
 			_ = l.Close()
 		}()
 		began := time.Now()
-		conn, err := n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must1(n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80"))(t)
 		got, err := io.ReadAll(conn)
 		_ = conn.Close()
 		n.Wait()
@@ -122,4 +118,192 @@ func TestDelayedDataArrives(t *testing.T) {
 			t.Errorf("%q, %v after %s", got, err, took)
 		}
 	})
+}
+
+// TestKeptConnections sends requests that net/http must not repeat sequentially over one
+// connection: none may fail.
+func TestKeptConnections(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, plain, false, func(s *served, w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, "answer ", s.acted) })
+		defer s.end()
+		for i := range 500 {
+			res, err := s.client.Post(s.at.String(), "text/plain", strings.NewReader("request"))
+			if err != nil {
+				t.Fatalf("request %d: %v", i+1, err)
+			}
+			got, err := io.ReadAll(res.Body)
+			_ = res.Body.Close()
+			if want := fmt.Sprint("answer ", i+1); err != nil || string(got) != want {
+				t.Fatalf("got %q, %v; want %q", got, err, want)
+			}
+		}
+		if n := s.dialer.Dials(); n != 1 {
+			t.Errorf("%d connections were made", n)
+		}
+	})
+}
+
+func TestDeadlines(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n, l := listening(t, 0)
+		accepted := make(chan error)
+		go func() {
+			_, err := l.Accept()
+			accepted <- err
+		}()
+		conn, err := n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80")
+		if err != nil || <-accepted != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("read: %v", err)
+		}
+		synctest.Wait() // both deadlines have passed
+		if _, err := conn.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("write: %v", err)
+		}
+		_ = conn.SetDeadline(time.Time{})
+		if _, err := conn.Write([]byte("x")); err != nil {
+			t.Errorf("write without deadline: %v", err)
+		}
+		_ = conn.Close()
+		_ = l.Close()
+	})
+}
+
+// Data sent before the other end closed is read, whatever was written meanwhile.
+func TestClosedByTheOther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n, l := listening(t, 0)
+		go func() {
+			if conn, err := l.Accept(); err == nil {
+				_, _ = conn.Write([]byte("no"))
+				_ = conn.Close()
+			}
+		}()
+		conn := must1(n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80"))(t)
+		synctest.Wait()
+		for range 2 {
+			if n, err := conn.Write([]byte("hello")); n != 5 || err != nil {
+				t.Errorf("write at once: %d, %v", n, err)
+			}
+		}
+		const more = 1 << 20 // larger than the buffer
+		if n, err := conn.Write(make([]byte, more)); n == 0 || n == more || !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("write of much: %d, %v", n, err)
+		}
+		if _, err := conn.Write([]byte("hello")); !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("write later: %v", err)
+		}
+		if b, err := io.ReadAll(conn); string(b) != "no" || err != nil {
+			t.Errorf("read %q, %v", b, err)
+		}
+		_ = conn.Close()
+		_ = l.Close()
+	})
+}
+
+// directly is a client of an in-memory server whose handler it reaches without the wire.
+func directly(t *testing.T, h http.HandlerFunc) (*http.Client, *network.Dialer, io.Closer) {
+	t.Helper()
+	n, l := listening(t, 0)
+	n.Open(t.Context(), "127.42.7.1:80", func() (network.Door, bool) { return network.Door{Handler: h}, true })
+	d := n.Dialer()
+	return &http.Client{Transport: d.Direct(&http.Transport{DialContext: d.DialContext, ResponseHeaderTimeout: time.Minute})}, d, l
+}
+
+// TestStreamPastTheWire reads flushed data while the handler runs, and ends the stream at the
+// client.
+func TestStreamPastTheWire(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		left := make(chan error, 1)
+		client, _, l := directly(t, func(w http.ResponseWriter, r *http.Request) {
+			for i := 0; r.Context().Err() == nil; i++ {
+				_, _ = fmt.Fprintln(w, i)
+				_ = http.NewResponseController(w).Flush()
+				select {
+				case <-time.After(time.Second):
+				case <-r.Context().Done():
+				}
+			}
+			left <- r.Context().Err()
+		})
+		defer l.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		req := must1(http.NewRequestWithContext(ctx, http.MethodGet, "http://127.42.7.1/", nil))(t)
+		resp := must1(client.Do(req))(t)
+		lines := bufio.NewScanner(resp.Body)
+		for i := range 3 {
+			if !lines.Scan() || lines.Text() != fmt.Sprint(i) {
+				t.Errorf("line %q, %v, want %d", lines.Text(), lines.Err(), i)
+			}
+		}
+		cancel()
+		if lines.Scan() || !errors.Is(lines.Err(), context.Canceled) {
+			t.Errorf("after the client's end: %q, %v", lines.Text(), lines.Err())
+		}
+		_ = resp.Body.Close()
+		if err := <-left; !errors.Is(err, context.Canceled) {
+			t.Errorf("the handler: %v", err)
+		}
+	})
+}
+
+// TestClosedServerPastTheWire: a closed server refuses requests, and a client that is cut off can send none.
+func TestClosedServerPastTheWire(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		client, d, l := directly(t, func(http.ResponseWriter, *http.Request) {})
+		if resp, err := client.Get("http://127.42.7.1/"); err != nil || resp.StatusCode != http.StatusOK {
+			t.Errorf("%v, %v", resp, err)
+		}
+		d.Cut()
+		if _, err := client.Get("http://127.42.7.1/"); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("cut off: %v", err)
+		}
+		d.Mend()
+		_ = l.Close()
+		if _, err := client.Get("http://127.42.7.1/"); !errors.Is(err, syscall.EHOSTUNREACH) {
+			t.Errorf("ended: %v", err)
+		}
+	})
+}
+
+// TestSlowHeaderPastTheWire: net/http's own limit and the client's hold.
+func TestSlowHeaderPastTheWire(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		client, _, l := directly(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		defer l.Close()
+		if _, err := client.Get("http://127.42.7.1/"); err == nil || !strings.Contains(err.Error(), "timeout awaiting response headers") {
+			t.Error(err)
+		}
+		client.Timeout = 10 * time.Second
+		if _, err := client.Get("http://127.42.7.1/"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	})
+}
+
+// must ends the test at an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// must1 is the value of a call that must succeed: must1(f())(t).
+func must1[V any](v V, err error) func(testing.TB) V {
+	return func(t testing.TB) V {
+		t.Helper()
+		must(t, err)
+		return v
+	}
 }

@@ -46,18 +46,10 @@ const (
 func certificate(t *testing.T) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.ParseIP("127.42.7.1")}, IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must1(x509.CreateCertificate(rand.Reader, c, c, key.Public(), key))(t)
+	leaf := must1(x509.ParseCertificate(der))(t)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
@@ -67,9 +59,7 @@ func serve(t *testing.T, p protocol, direct bool, handle func(*served, http.Resp
 	const addr = "127.42.7.1:443"
 	n := network.Memory()
 	l, err := n.Listen(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := &served{dialer: n.Dialer(), at: &url.URL{Scheme: "https", Host: addr, Path: "/"}}
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.acted++
@@ -200,9 +190,7 @@ func TestTheDoorMatchesTheWire(t *testing.T) {
 							s := serve(t, p, direct, handle)
 							defer s.end()
 							req, err := http.NewRequest(method, s.at.String(), nil)
-							if err != nil {
-								t.Fatal(err)
-							}
+							must(t, err)
 							if method == http.MethodPost {
 								req.Body, req.ContentLength = io.NopCloser(strings.NewReader("sent")), 4
 							}
@@ -236,9 +224,7 @@ func TestUntrustedServer(t *testing.T) {
 				defer s.end()
 				s.tls.RootCAs = x509.NewCertPool()
 				req, err := http.NewRequest(http.MethodGet, s.at.String(), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				said = s.outcome(req)
 			})
 			return said

@@ -3,9 +3,13 @@
 package record
 
 import (
+	"context"
+	"errors"
 	"maps"
+	"net/http"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Call is one request at the server's side.
@@ -156,4 +160,198 @@ func (r *Recorder) Mutations() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.mutations
+}
+
+// Held is what a before hook returns to make a Proxmox server delay a request, as busy
+// workers do, or a proxy that timed out. The sender gets the Answer that Held was made
+// with, or none, and does not learn what became of the request.
+//
+// Deliver makes the server process the request, with the permissions, locks, digests and
+// protection of that moment. The hooks then run around the same call, with the same Seq
+// and with Late set.
+type Held struct {
+	answer Answer
+	due    chan struct{} // closed by Deliver
+	over   chan struct{} // closed when the request was processed or dropped
+	once   sync.Once
+	ended  sync.Once
+}
+
+// Answer is what a proxy between client and server answers in the server's place.
+type Answer struct {
+	Status      int // 0: no answer, the connection breaks
+	Reason      string
+	ContentType string
+	Body        string
+	After       time.Duration // how long the sender waits for it
+}
+
+var (
+	// NoAnswer is a connection that breaks at once.
+	NoAnswer = Answer{}
+	// GatewayTimeout is nginx's answer, in front of Proxmox, after its proxy_read_timeout, 60
+	// s by default (ngx_http_special_response.c, ngx_http_error_504_page).
+	GatewayTimeout = Answer{
+		Status: 504, Reason: "Gateway Time-out", ContentType: "text/html", After: time.Minute,
+		Body: "<html>\r\n<head><title>504 Gateway Time-out</title></head>\r\n<body>\r\n<center><h1>504 Gateway Time-out</h1></center>\r\n<hr><center>nginx</center>\r\n</body>\r\n</html>\r\n",
+	}
+	// BusyWorkers is pveproxy's answer after 30 s when all pvedaemon workers are busy: the
+	// request stays in the queue of its socket (AnyEvent.pm, proxy_request).
+	BusyWorkers = Answer{Status: 596, Reason: "Connection timed out", ContentType: "application/json;charset=UTF-8", After: 30 * time.Second}
+)
+
+// Hold makes a Held whose sender gets a.
+func Hold(a Answer) *Held {
+	return &Held{answer: a, due: make(chan struct{}), over: make(chan struct{})}
+}
+
+// Error implements error: a server that can't hold a request drops it.
+func (h *Held) Error() string { return "the request is held" }
+
+// Deliver makes the server process the request now. It returns when the server has done so
+// or was closed; a worker that the request started may still run. The before hook of the
+// same request must not call it.
+func (h *Held) Deliver() {
+	h.once.Do(func() { close(h.due) })
+	<-h.over
+}
+
+// Answer is what the sender gets unless the request is processed earlier.
+func (h *Held) Answer() Answer { return h.answer }
+
+// Due is closed when the request is to be processed.
+func (h *Held) Due() <-chan struct{} { return h.due }
+
+// Over is closed when the request was processed or dropped.
+func (h *Held) Over() <-chan struct{} { return h.over }
+
+// End closes Over. The server that holds the request calls it.
+func (h *Held) End() { h.ended.Do(func() { close(h.over) }) }
+
+// AsHeld is the Held in a before hook's error; nil if there is none.
+func AsHeld(err error) *Held {
+	if h, is := errors.AsType[*Held](err); is {
+		return h
+	}
+	return nil
+}
+
+// counted reports the size of an answer's body to the recorder.
+type counted struct {
+	http.ResponseWriter
+	recorder *Recorder
+	call     Call
+}
+
+// Counted is w with the bytes of the body counted for c's answer.
+func (r *Recorder) Counted(w http.ResponseWriter, c Call) http.ResponseWriter {
+	return counted{w, r, c}
+}
+
+func (w counted) Write(b []byte) (int, error) {
+	w.recorder.sent(w.call, len(b))
+	return w.ResponseWriter.Write(b)
+}
+
+// Unwrap implements the interface of http.ResponseController.
+func (w counted) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (r *Recorder) sent(c Call, bytes int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if kept := r.kept(c); kept != nil {
+		kept.Bytes += int64(bytes)
+	}
+}
+
+// slowness knows which servers are slow, and until when.
+type slowness struct {
+	mu      sync.Mutex
+	until   map[string]time.Time // by protocol
+	changed chan struct{}        // closed at the next change
+}
+
+// Slow stalls the servers of a protocol ("proxmox", "talos", "kubernetes") for d: they
+// process requests that arrive meanwhile only afterwards, unless the client has gone by
+// then. 0 ends it.
+func (r *Recorder) Slow(proto string, d time.Duration) {
+	s := &r.slow
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.until == nil {
+		s.until = map[string]time.Time{}
+	}
+	s.until[proto] = time.Now().Add(d)
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
+}
+
+func (s *slowness) of(proto string) (left time.Duration, changed <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if left = time.Until(s.until[proto]); left <= 0 {
+		return 0, nil
+	}
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	return left, s.changed
+}
+
+// Await returns when a server of that protocol may process a request: at once unless it is
+// stalled. The error is that of ctx, the client's.
+func (r *Recorder) Await(ctx context.Context, proto string) error {
+	for {
+		left, changed := r.slow.of(proto)
+		if left == 0 {
+			return nil
+		}
+		over := time.NewTimer(left)
+		select {
+		case <-ctx.Done():
+			over.Stop()
+			return ctx.Err()
+		case <-changed:
+			over.Stop()
+		case <-over.C:
+		}
+	}
+}
+
+// Delay is a time that the simulated world took for something.
+type Delay struct {
+	VMIDs    []int  // the VMs concerned; none if it concerns a node
+	Node     string // of Kubernetes
+	What     string // "boot", "qmmove"
+	From, To time.Time
+}
+
+// Timeline is every delay of one world, or the last ones: see [Keeping]. The zero value is
+// ready to use, and a nil Timeline keeps nothing.
+type Timeline struct {
+	keep   int
+	mu     sync.Mutex
+	delays []Delay
+}
+
+// Add keeps a finished delay.
+func (t *Timeline) Add(d Delay) {
+	if t == nil || !d.From.Before(d.To) {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.delays = trim(append(t.delays, d), t.keep)
+}
+
+// Delays returns a copy of all delays so far, in the order in which they ended.
+func (t *Timeline) Delays() []Delay {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.delays)
 }

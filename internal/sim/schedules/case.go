@@ -6,9 +6,13 @@ package schedules
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim"
@@ -80,7 +84,6 @@ func (c Case) String() string {
 	return strings.Join(words, " ")
 }
 
-// Parse parses the text of a case.
 func Parse(line string) (c Case, err error) {
 	for word := range strings.FieldsSeq(line) {
 		name, value, _ := strings.Cut(word, "=")
@@ -184,4 +187,334 @@ func (c Case) roll() []string {
 		"bootFailure: " + cmp.Or(c.BootFailure, "stop"),
 		"drain: {timeout: 2m, onTimeout: " + cmp.Or(c.DrainTimeout, "stop") + "}",
 	}
+}
+
+// Seed is the seed of case n of a run, from 0; case 0 has the run's own.
+func Seed(run uint64, n int) uint64 {
+	if n == 0 {
+		return run
+	}
+	return rand.New(rand.NewPCG(run, uint64(n))).Uint64()
+}
+
+// drawer draws values from one seed.
+type drawer struct{ *rand.Rand }
+
+// oneOf is true with probability 1/n.
+func (d drawer) oneOf(n int) bool { return d.IntN(n) == 0 }
+
+func pick[T any](d drawer, from ...T) T { return from[d.IntN(len(from))] }
+
+// some is a short random list.
+func some[T any](d drawer, from ...T) []T {
+	n := pick(d, 1, 1, 1, 2, 3)
+	out := make([]T, n)
+	for i := range out {
+		out[i] = pick(d, from...)
+	}
+	return out
+}
+
+func Draw(seed uint64) Case {
+	d := drawer{rand.New(rand.NewPCG(seed, 0))}
+	c := Case{
+		ControlPlanes: pick(d, 1, 1, 1, 2, 3, 3, 3, 3, 4, 5), Workers: d.workers(), Hosts: pick(d, 1, 1, 2, 2, 3, 3, 4, 5),
+		Shared: d.oneOf(4), EtcdOnData: d.oneOf(2), WorkersFirst: d.oneOf(3), NoCanary: d.oneOf(3),
+		Out: pick(d, "", "", "2", "3", "25%", "50%"), PerHost: pick(d, 0, 0, 2, 3), Keep: pick(d, 0, 0, 2),
+		BootFailure: pick(d, "", "rollback", "reimage"), DrainTimeout: pick(d, "", "", "delete"),
+		Talos: pick(d, "", "", "", "v1.12.6"), Changes: []string{pick(d, changePatch, changePatch, changeTalos)},
+	}
+	if !c.Shared {
+		c.Storage = pick(d, "", "", "lvmthin", "zfspool")
+	}
+	if d.oneOf(3) {
+		c.Changes = append(c.Changes, changePatch)
+	}
+	if d.oneOf(6) {
+		c.Changes = append(c.Changes, changeBack)
+	}
+	c.disks(d)
+	c.strategies(d)
+	c.faults(d)
+	c.Direct = !d.oneOf(8)
+	c.serials(d)
+	c.boots(d)
+	return c
+}
+
+// workers is usually a small number.
+func (d drawer) workers() int {
+	switch n := d.IntN(100); {
+	case n < 5:
+		return 0
+	case n < 85:
+		return pick(d, 1, 1, 1, 2, 2, 3, 4, 5)
+	case n < 98:
+		return 6 + d.IntN(10)
+	}
+	return 30 + d.IntN(21)
+}
+
+// mostHeld is the maximum number of nodes with a disk on one host's data VM: SCSI has 31
+// slots.
+const mostHeld = 25
+
+func (c *Case) disks(d drawer) {
+	c.Bus = some(d, "scsi", "scsi", "virtio", "sata")
+	c.Data = some(d, 0, 1, 1, 1, 2, 3)
+	c.Holder = d.oneOf(4) && c.nodes() <= mostHeld
+	if d.oneOf(12) {
+		c.Bus, c.Data = []string{"ide"}, []int{1} // one of its four slots is the CD-ROM's
+	}
+	tidy(&c.Bus, "scsi")
+	tidy(&c.Data, 1)
+}
+
+// serials are drawn last, so that the rest of a seed's case stays the same.
+func (c *Case) serials(d drawer) {
+	c.NoSerials = some(d, true, true, false)
+	c.SCSI = pick(d, "", "", "", "virtio-scsi-pci", "lsi")
+	tidy(&c.NoSerials, false)
+	c.Firewall = d.oneOf(3)
+}
+
+// mostPerHost is the maximum number of nodes on a host beside surge nodes, which need memory there, too.
+const mostPerHost = 12
+
+// boots draws how machines boot, surge nodes, and what other people do to their disks and VMs. No disk is
+// prepared for another version of Talos where EFI variables name the old one.
+func (c *Case) boots(d drawer) {
+	c.Boot = pick(d, "", "", "auto", cluster.BootFromDisk)
+	if c.Boot == cluster.BootFromDisk && slices.Contains(c.Changes, changeTalos) {
+		c.Boot = "auto"
+	}
+	c.Surge = min(pick(d, 0, 0, 0, 0, 1, 1, 2), c.Workers)
+	if c.nodes() > mostPerHost*c.Hosts {
+		c.Surge = 0
+	}
+	add := func(is bool, kinds []kind) {
+		if is && len(c.Faults) < mostFaults && d.oneOf(3) {
+			c.Faults = append(c.Faults, c.fault(d, pick(d, kinds...)))
+		}
+	}
+	add(c.Boot != "", preparedKinds())
+	add(c.Surge > 0, surgeKinds())
+}
+
+// tidy removes a list that contains only the default.
+func tidy[T comparable](list *[]T, usual T) {
+	for _, v := range *list {
+		if v != usual {
+			return
+		}
+	}
+	*list = nil
+}
+
+// strategies avoids the impossible for control planes: with one or two of them, those with
+// etcd's data on the system disk can't be recreated, and before Talos 1.13 one of two
+// refuses an upgrade in place.
+func (c *Case) strategies(d drawer) {
+	c.Strategy = some(d, cluster.Auto, cluster.Auto, cluster.Recreate, cluster.Reimage, cluster.InPlace)
+	switch {
+	case c.ControlPlanes == 2 && c.Talos != "":
+		c.EtcdOnData = true
+		c.Strategy = some(d, cluster.Auto, cluster.Recreate, cluster.Reimage)
+	case c.ControlPlanes < 3 && !c.EtcdOnData:
+		c.Strategy = []cluster.Strategy{pick(d, cluster.Auto, cluster.InPlace)}
+	}
+	tidy(&c.Strategy, cluster.Auto)
+}
+
+const (
+	mostFaults = 6
+	// callsOfNode is the approximate number of changing calls to roll a node.
+	callsOfNode = 20
+	// timeOfNode is the approximate duration of that.
+	timeOfNode = 90 * time.Second
+)
+
+func (c *Case) faults(d drawer) {
+	var bag []kind
+	for _, k := range kinds() {
+		for range k.weight {
+			bag = append(bag, k)
+		}
+	}
+	for range d.IntN(mostFaults + 1) {
+		c.Faults = append(c.Faults, c.fault(d, pick(d, bag...)))
+	}
+}
+
+// fault draws when, where and for how long.
+func (c *Case) fault(d drawer, k kind) Fault {
+	f := Fault{Name: k.name, Where: -1}
+	if k.onNode {
+		f.Where = d.IntN(c.nodes())
+	}
+	work := c.nodes() * len(c.Changes)
+	if k.atCall || d.IntN(3) > 0 {
+		f.Call = 1 + d.IntN(callsOfNode*work)
+	} else {
+		f.After = time.Duration(1+d.IntN(work*int(timeOfNode/time.Second))) * time.Second
+	}
+	if k.lasts || k.mayLast && d.oneOf(2) {
+		f.For = time.Duration(pick(d, 5, 20, 60, 120, 300)) * time.Second
+		if k.holds != nil {
+			f.For = min(f.For, longestLate)
+		}
+	}
+	return f
+}
+
+// talosOf is the machines' first version.
+func (c Case) talosOf() string {
+	if c.Talos == "" {
+		return sim.TalosVersion
+	}
+	return c.Talos
+}
+
+// Smaller lists slightly smaller cases, the largest reductions first.
+func (c Case) Smaller() (list []Case) {
+	add := func(change func(c *Case)) {
+		s := c.clone()
+		change(&s)
+		s.Faults = slices.DeleteFunc(s.Faults, func(f Fault) bool { return f.Where >= s.nodes() })
+		if s.String() != c.String() && s.check() == nil {
+			list = append(list, s)
+		}
+	}
+	if n := len(c.Faults); n > 2 {
+		add(func(c *Case) { c.Faults = c.Faults[:n/2] })
+		add(func(c *Case) { c.Faults = c.Faults[n/2:] })
+	}
+	for i := range c.Faults {
+		add(func(c *Case) { c.Faults = slices.Delete(c.Faults, i, i+1) })
+	}
+	if len(c.Changes) > 1 {
+		add(func(c *Case) { c.Changes = c.Changes[:1] })
+	}
+	add(func(c *Case) { c.Workers /= 2 })
+	add(func(c *Case) { c.Workers-- })
+	add(func(c *Case) { c.ControlPlanes = 1 })
+	add(func(c *Case) { c.ControlPlanes = min(3, c.ControlPlanes) })
+	add(func(c *Case) { c.Hosts = 1 })
+	add(func(c *Case) { c.Hosts = max(1, c.Hosts-1) })
+	for _, change := range []func(c *Case){
+		func(c *Case) { c.Bus = nil }, func(c *Case) { c.Data = nil }, func(c *Case) { c.Holder = false }, func(c *Case) { c.Storage, c.Shared = "", false },
+		func(c *Case) { c.EtcdOnData = false }, func(c *Case) { c.Strategy = c.Strategy[:min(1, len(c.Strategy))] }, func(c *Case) { c.Strategy = nil },
+		func(c *Case) { c.Talos = "" }, func(c *Case) { c.Out, c.PerHost = "", 0 }, func(c *Case) { c.Keep = 0 },
+		func(c *Case) { c.BootFailure, c.DrainTimeout = "", "" }, func(c *Case) { c.WorkersFirst, c.NoCanary = false, false },
+		func(c *Case) { c.Changes[0] = changePatch }, func(c *Case) { c.Boot = "" }, func(c *Case) { c.Surge = 0 }, func(c *Case) { c.Surge = min(1, c.Surge) },
+	} {
+		add(change)
+	}
+	return list
+}
+
+func (c Case) clone() Case {
+	c.Bus, c.Data, c.Strategy = slices.Clone(c.Bus), slices.Clone(c.Data), slices.Clone(c.Strategy)
+	c.Changes, c.Faults = slices.Clone(c.Changes), slices.Clone(c.Faults)
+	return c
+}
+
+// Shrink looks for the smallest case that still fails, within that many tries and that
+// time.
+func Shrink(c Case, tries int, until time.Time, fails func(Case) bool) Case {
+	for again := true; again; {
+		again = false
+		list := c.Smaller()
+		for i := 0; i < len(list); i++ {
+			if tries--; tries < 0 || time.Now().After(until) {
+				return c
+			}
+			if !fails(list[i]) {
+				continue
+			}
+			c, again = list[i], true
+			list = c.Smaller() // the same position: the reductions before it did not fail
+			i--
+		}
+	}
+	return c
+}
+
+func number(name string, to *int) field {
+	return field{name, func(*Case) string {
+		if *to == 0 {
+			return ""
+		}
+		return strconv.Itoa(*to)
+	}, func(_ *Case, value string) (err error) {
+		*to, err = strconv.Atoi(value)
+		return err
+	}}
+}
+
+func yes(name string, to *bool) field {
+	return field{name, func(*Case) string {
+		if !*to {
+			return ""
+		}
+		return "yes"
+	}, func(_ *Case, value string) error {
+		if *to = value == "yes"; !*to {
+			return errors.New("yes, or leave it out")
+		}
+		return nil
+	}}
+}
+
+// word is a field with one of some values; any value if none are given.
+func word(name string, to *string, oneOf ...string) field {
+	return field{name, func(*Case) string { return *to }, func(_ *Case, value string) error {
+		if *to = value; len(oneOf) > 0 && !slices.Contains(oneOf, value) || value == "" {
+			return fmt.Errorf("one of %s", strings.Join(oneOf, ", "))
+		}
+		return nil
+	}}
+}
+
+// list is a comma-separated field.
+func list[T any](name string, to *[]T, parse func(string) (T, error)) field {
+	return field{name, func(*Case) string {
+		var words []string
+		for _, v := range *to {
+			words = append(words, fmt.Sprint(v))
+		}
+		return strings.Join(words, ",")
+	}, func(_ *Case, value string) error {
+		*to = nil
+		for w := range strings.SplitSeq(value, ",") {
+			v, err := parse(w)
+			if err != nil {
+				return err
+			}
+			*to = append(*to, v)
+		}
+		return nil
+	}}
+}
+
+func bus(s string) (string, error) {
+	if !slices.Contains([]string{"scsi", "virtio", "sata", "ide"}, s) {
+		return "", fmt.Errorf("%q is no bus", s)
+	}
+	return s, nil
+}
+
+func change(s string) (string, error) {
+	if s != changePatch && s != changeTalos && s != changeBack {
+		return "", fmt.Errorf("%q is none of %s, %s and %s", s, changePatch, changeTalos, changeBack)
+	}
+	return s, nil
+}
+
+func strategy(s string) (cluster.Strategy, error) {
+	all := []cluster.Strategy{cluster.Auto, cluster.Recreate, cluster.Reimage, cluster.InPlace}
+	if !slices.Contains(all, cluster.Strategy(s)) {
+		return "", fmt.Errorf("%q is no strategy: %v", s, all)
+	}
+	return cluster.Strategy(s), nil
 }

@@ -1,14 +1,22 @@
 package schedules
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/simtest"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // Fault is one fault: its kind, its node or host, when it begins and how long it lasts.
@@ -41,7 +49,6 @@ func (f Fault) String() string {
 // longest limits when a fault begins, and how long it lasts.
 const longest = 24 * time.Hour
 
-// ParseFault parses the text of a fault.
 func ParseFault(s string) (f Fault, err error) {
 	what, when, found := strings.Cut(s, "@")
 	if !found {
@@ -78,7 +85,6 @@ func ParseFault(s string) (f Fault, err error) {
 	return f, nil
 }
 
-// kind is one kind of fault.
 type kind struct {
 	name   string
 	weight int  // relative frequency
@@ -112,4 +118,445 @@ func kindOf(name string) (kind, bool) {
 		return kind{}, false
 	}
 	return all[i], true
+}
+
+// aim prepares the case's faults.
+func (p *play) aim() {
+	for _, f := range p.c.Faults {
+		k, _ := kindOf(f.Name) // it was parsed or drawn
+		s := &struck{Fault: f, kind: k}
+		p.list = append(p.list, s)
+		if f.Call == 0 {
+			p.mu.Lock()
+			s.timer = time.AfterFunc(f.After, func() {
+				if p.begin(s) {
+					p.strike(s)
+				}
+			})
+			p.mu.Unlock()
+		}
+	}
+}
+
+// begin says whether a fault may strike now.
+func (p *play) begin(s *struck) bool {
+	p.lookAtEtcdBefore(s)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.begun || p.over {
+		return false
+	}
+	s.begun = true
+	p.beside.Add(1)
+	return true
+}
+
+// strike runs a fault's act, and ends it in time.
+func (p *play) strike(s *struck) {
+	defer p.beside.Done()
+	if s.act == nil {
+		p.came(s, nil)
+		return
+	}
+	end, err := s.act(p, s)
+	p.came(s, err)
+	if err != nil {
+		return
+	}
+	p.mu.Lock()
+	s.end, s.since = end, time.Now()
+	late := p.calm && !s.foreign || p.over
+	if s.For > 0 && !late {
+		s.timer = time.AfterFunc(s.For, func() { p.finish(s) })
+	}
+	p.mu.Unlock()
+	if late {
+		p.finish(s)
+	}
+}
+
+func (p *play) came(s *struck, err error) {
+	p.tell("%s: %v", s.Fault, err)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		p.res.Struck[s.Name]++
+	}
+}
+
+// finish ends a fault, once.
+func (p *play) finish(s *struck) {
+	p.mu.Lock()
+	end := s.end
+	s.end = nil
+	p.mu.Unlock()
+	if end != nil {
+		end()
+		p.tell("%s is over", s.Fault)
+	}
+}
+
+// endAll ends every fault and prevents new ones; people says whether to revert people's
+// changes too.
+func (p *play) endAll(people bool) {
+	p.mu.Lock()
+	list := slices.Clone(p.list)
+	p.calm = true
+	for _, s := range list {
+		if s.begun = true; s.timer != nil {
+			s.timer.Stop()
+		}
+	}
+	p.mu.Unlock()
+	for _, s := range list {
+		if people || !s.foreign {
+			p.finish(s)
+		}
+	}
+	p.lab.World.NoMoreFailures()
+}
+
+// isOurs says whether a call is a change by recast.
+func isOurs(call record.Call) bool {
+	return call.Mutation && (call.Proto == "proxmox" || call.Proto == "talos" || call.Proto == "kubernetes")
+}
+
+// before is the before hook of all servers.
+func (p *play) before(call record.Call) error {
+	if call.Late { // recast can't prevent it any more
+		return nil
+	}
+	p.deliverBefore(call)
+	p.mu.Lock()
+	away := p.apiAway > 0 && call.Proto == "kubernetes"
+	var due []*struck
+	if isOurs(call) && !away {
+		p.calls++
+		due = p.dueAt(p.calls, call)
+	}
+	p.mu.Unlock()
+	p.lookAtEtcdBefore(due...)
+	due = p.beginAt(call, due)
+	p.lookBefore(call)
+	p.lookAtCall(call)
+	if away {
+		return errStruck
+	}
+	var dropped error
+	for _, s := range due {
+		if s.kind.before != nil {
+			if err := s.kind.before(p, s); err != nil {
+				dropped = err
+			}
+		}
+	}
+	held := dropped
+	for _, s := range due {
+		switch {
+		case s.kind.holds != nil && dropped == nil:
+			held = p.hold(s, call)
+		case s.kind.after == nil || dropped != nil: // otherwise it strikes after the server has acted
+			go p.strike(s)
+		}
+	}
+	return held
+}
+
+// dueAt are the faults that strike at call n, including at most one that waits for a
+// request to hold; p.mu must be held.
+func (p *play) dueAt(n int, call record.Call) (due []*struck) {
+	held := false
+	for _, s := range p.list {
+		switch {
+		case s.begun:
+		case s.kind.holds == nil && s.Call == n:
+			due = append(due, s)
+		case s.kind.holds != nil && s.Call <= n && !held && s.mayHold(call):
+			held = true
+			due = append(due, s)
+		}
+	}
+	return due
+}
+
+// beginAt begins the due faults, unless none may begin any more.
+func (p *play) beginAt(call record.Call, due []*struck) []*struck {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	due = slices.DeleteFunc(due, func(s *struck) bool { return s.begun })
+	for _, s := range due {
+		s.begun, s.call = true, call
+		p.beside.Add(1)
+	}
+	return due
+}
+
+// after is the after hook: the server has acted and the answer is not sent yet.
+func (p *play) after(call record.Call) {
+	p.mu.Lock()
+	var due []*struck
+	for _, s := range p.list {
+		if s.begun && s.kind.after != nil && s.call.Seq == call.Seq && call.Seq != 0 {
+			due = append(due, s)
+			s.call.Seq = 0
+		}
+	}
+	p.res.Calls++
+	p.mu.Unlock()
+	for _, s := range due {
+		s.kind.after(p, s)
+		p.strike(s)
+	}
+	p.lookAfter(call)
+}
+
+// said is an error's text with its hints.
+func said(err error) string {
+	if err == nil {
+		return "done"
+	}
+	return err.Error() + " | " + strings.Join(fault.Hints(err), " | ")
+}
+
+var particular = regexp.MustCompile(`(cp|wk|pve)\d+|\d+[.:\d]*`)
+
+// person counts errors that need a person, and checks that recast says what to do.
+func (p *play) person(err error) {
+	if err == nil {
+		return
+	}
+	if len(fault.Hints(err)) == 0 {
+		p.fail("it needs a person, and does not say what to do: %v", err)
+	}
+	reason := particular.ReplaceAllString(err.Error(), "N")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.res.Persons[reason[max(0, len(reason)-200):]]++
+}
+
+// surgeKinds are what happens to the VMs of surge nodes.
+func surgeKinds() []kind {
+	return []kind{
+		{name: "surge-off", lasts: true, act: func(p *play, _ *struck) (func(), error) {
+			vm, err := p.awaitSurge()
+			if err != nil {
+				return nil, err
+			}
+			return func() { p.startFound(vm.ID) }, p.lab.World.PowerOff(vm.ID)
+		}},
+		{name: "surge-deleted", foreign: true, act: func(p *play, _ *struck) (func(), error) {
+			vm, err := p.awaitSurge()
+			if err != nil {
+				return nil, err
+			}
+			if err := p.task(p.lab.World.Stop("", vm.Host, vm.ID)); err != nil {
+				return nil, err
+			}
+			if err := p.set(vm, map[string]string{"protection": "0"}); err != nil {
+				return nil, err
+			}
+			return nil, p.task(p.lab.World.DestroyVM("", vm.Host, world.DestroyRequest{ID: vm.ID}))
+		}},
+	}
+}
+
+func surgeVMs(vms []world.VM) []world.VM {
+	return slices.DeleteFunc(slices.Clone(vms), func(vm world.VM) bool { return !strings.HasPrefix(vm.Config["name"], simtest.SurgeNode) })
+}
+
+// awaitSurge waits until a surge node's VM runs.
+func (p *play) awaitSurge() (vm world.VM, err error) {
+	runs := func() bool {
+		for _, vm = range surgeVMs(p.lab.World.VMs()) {
+			if vm.Running {
+				return true
+			}
+		}
+		return false
+	}
+	if !p.await(runs) {
+		return vm, errNothing
+	}
+	return vm, nil
+}
+
+// lookAtSurge checks that all surge nodes are there while a worker is out, unless a person has deleted one.
+func (p *play) lookAtSurge(vms []world.VM, workers []string, after string) {
+	deleted := slices.ContainsFunc(p.c.Faults, func(f Fault) bool { return f.Name == "surge-deleted" })
+	if there := len(surgeVMs(vms)); len(workers) > 0 && there < p.c.Surge && !deleted {
+		p.fail("workers %v are out, and %d of %d surge nodes are there (after %s)", workers, there, p.c.Surge, after)
+	}
+}
+
+// endedSurge is what is left of surge nodes: nothing is to be.
+func (p *play) endedSurge() (problems []string) {
+	for _, vm := range surgeVMs(p.lab.World.VMs()) {
+		problems = append(problems, fmt.Sprintf("VM %d %s is there still", vm.ID, vm.Config["name"]))
+	}
+	for i := range p.c.Surge {
+		name := fmt.Sprintf("%s%d", simtest.SurgeNode, i+1)
+		if _, err := p.lab.Kube.NodeNow(p.ctx, name); err == nil {
+			problems = append(problems, fmt.Sprintf("Node %s is there still", name))
+		}
+	}
+	return problems
+}
+
+// preparedKinds are what other people do to a system disk that is prepared on a parking VM.
+func preparedKinds() []kind {
+	return []kind{{name: "prepared-gone", foreign: true, act: func(p *play, _ *struck) (func(), error) {
+		var park world.VM
+		var disk parking.KeptDisk
+		prepared := func() (there bool) {
+			park, disk, there = preparedDisk(p.lab.World.VMs())
+			return there
+		}
+		if !p.await(prepared) {
+			return nil, errNothing
+		}
+		freed, err := p.free(park, disk.Key)
+		if err == nil && !freed {
+			err = errNothing // it was handed over meanwhile
+		}
+		return nil, err
+	}}}
+}
+
+// preparedDisk finds a prepared disk on a parking VM.
+func preparedDisk(vms []world.VM) (park world.VM, disk parking.KeptDisk, there bool) {
+	for _, vm := range vms {
+		rec, found, err := parking.ReadRecord(cluster.VM{Config: vm.Config})
+		if err != nil || !found || !rec.Open || rec.Prepared == "" {
+			continue
+		}
+		if disk, known := rec.SpareEntry(rec.Run, rec.SpareKey); known && vm.Config[disk.Key] != "" {
+			return vm, disk, true
+		}
+	}
+	return world.VM{}, parking.KeptDisk{}, false
+}
+
+// longestLate is when a request is processed at the latest if its worst moment does not
+// come.
+const longestLate = 4 * time.Minute
+
+// late is a request held by Proxmox whose sender no longer waits.
+type late struct {
+	call  record.Call
+	vmid  int // VM that it affects; 0: none
+	genID string
+	since time.Time
+	held  *record.Held
+}
+
+// lateKinds are requests that Proxmox processes after their sender got a timeout, lost the
+// connection, or died: after the fault's duration, or at the worst moment if it has none.
+func lateKinds() []kind {
+	die := func(away bool) func(*play) { return func(p *play) { p.kill(away) } }
+	return []kind{
+		{name: "late", weight: 3, atCall: true, mayLast: true, holds: &record.GatewayTimeout},
+		{name: "late-busy", weight: 2, atCall: true, mayLast: true, holds: &record.BusyWorkers},
+		{name: "late-lost", weight: 2, atCall: true, mayLast: true, holds: &record.NoAnswer},
+		{name: "late-kill", weight: 4, atCall: true, mayLast: true, holds: &record.NoAnswer, sent: die(false)},
+		{name: "late-away", weight: 3, atCall: true, mayLast: true, holds: &record.NoAnswer, sent: die(true)},
+	}
+}
+
+// mayHold says whether a fault applies to a call. Only calls that Proxmox processes
+// whatever the VM's state, without a digest, have a worst moment.
+func (s *struck) mayHold(call record.Call) bool {
+	if call.Proto != "proxmox" || strings.HasSuffix(pathOf(call), "/upload") {
+		return false
+	}
+	return s.For > 0 || slices.Contains([]string{"qmdestroy", "qmshutdown", "qmstop", "qmstart", "qmcreate"}, taskOf(call))
+}
+
+// hold holds a request, and returns the error that makes the server do so.
+func (p *play) hold(s *struck, call record.Call) error {
+	defer p.beside.Done()
+	l := &late{call: call, since: time.Now(), held: record.Hold(*s.kind.holds)}
+	if id, err := strconv.Atoi(vmOfCall(call)); err == nil {
+		l.vmid = id
+	}
+	if vm, found := p.vm(l.vmid); found {
+		l.genID = vm.Config["vmgenid"]
+	}
+	p.came(s, nil)
+	p.tell("%s holds %s %s %v", s.Fault, call.Method, call.Path, call.Params)
+	p.mu.Lock()
+	s.late, s.since, s.end = l, l.since, func() { p.deliver(l) }
+	s.timer = time.AfterFunc(cmp.Or(s.For, longestLate), func() { p.finish(s) })
+	calm := p.calm || p.over
+	p.mu.Unlock()
+	if calm { // all other faults have ended
+		p.beside.Go(func() { p.finish(s) })
+	}
+	if s.sent != nil {
+		s.sent(p)
+	}
+	return l.held
+}
+
+// deliver processes a held request and waits for its worker; a shutdown takes as long as
+// its guest.
+func (p *play) deliver(l *late) {
+	l.held.Deliver()
+	p.tell("%s %s is carried out, %s late", l.call.Method, l.call.Path, time.Since(l.since).Round(time.Second))
+	for _, task := range p.lab.World.Tasks() {
+		if task.Running && task.Type == taskOf(l.call) && task.ID == strconv.Itoa(l.vmid) && task.Type != "qmshutdown" {
+			p.lab.World.WaitTask(task.UPID)
+		}
+	}
+}
+
+// deliverBefore delivers the requests whose worst moment is before the next change of
+// recast.
+func (p *play) deliverBefore(next record.Call) {
+	if !isOurs(next) {
+		return
+	}
+	p.mu.Lock()
+	list := slices.DeleteFunc(slices.Clone(p.list), func(s *struck) bool { return s.late == nil || s.end == nil || s.For > 0 })
+	p.mu.Unlock()
+	for _, s := range list {
+		if p.isWorst(s.late, next) {
+			p.finish(s)
+		}
+	}
+}
+
+// isWorst says whether a request does the most harm right before another one.
+func (p *play) isWorst(l *late, next record.Call) bool {
+	vm, there := p.vm(l.vmid)
+	node := p.nodeWhere(func(n sim.Node) bool { return n.VMID == l.vmid })
+	about := next.Proto == "proxmox" && vmOfCall(next) == strconv.Itoa(l.vmid)
+	switch taskOf(l.call) {
+	case "qmdestroy": // the number has a new VM: a node's has all its disks when it is about to start
+		starts := about && taskOf(next) == "qmstart"
+		return there && !vm.Running && vm.Config["vmgenid"] != l.genID && (starts || node < 0)
+	case "qmshutdown", "qmstop":
+		return there && vm.Running && p.isMissed(node, vm, l.since)
+	case "qmstart": // its disks are being moved
+		return there && !vm.Running && about && (taskOf(next) == "qmmove" || taskOf(next) == "qmdestroy")
+	case "qmcreate": // recast has just seen that there is none
+		return !there && about && taskOf(next) == "qmcreate"
+	}
+	return false
+}
+
+// isMissed says whether a node must not go down now: another control plane is down, or, if
+// it is the only one, it has just come back.
+func (p *play) isMissed(node int, vm world.VM, since time.Time) bool {
+	if node < 0 {
+		return false
+	}
+	if p.lab.Nodes[node].ControlPlane && p.c.ControlPlanes >= 3 {
+		for i, n := range p.lab.Nodes {
+			if other, err := p.vmOf(i); i != node && n.ControlPlane && (err != nil || !other.Running) {
+				return true
+			}
+		}
+		return false
+	}
+	return vm.Started.After(since)
 }

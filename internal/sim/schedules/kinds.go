@@ -15,7 +15,6 @@ import (
 
 var errStruck = errors.New("struck by a fault")
 
-// kinds are all kinds of faults.
 func kinds() []kind {
 	return slices.Concat(processKinds(), lateKinds(), clockKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), otherKinds(), preparedKinds(), surgeKinds())
 }
@@ -110,22 +109,14 @@ func machineKinds() []kind {
 			p.mute(id, true)
 			return func() { p.mute(id, false) }, nil
 		}},
-		{name: "off", weight: 2, onNode: true, lasts: true, etcd: true, act: func(p *play, s *struck) (func(), error) {
-			vm, err := p.vmOf(s.Where)
-			if err != nil || !vm.Running {
-				return nil, errNothing
-			}
+		{name: "off", weight: 2, onNode: true, lasts: true, etcd: true, act: toVM(runs, func(p *play, s *struck, vm world.VM) (func(), error) {
 			// A person starts it again, unless recast is replacing it.
 			return func() { p.startAgain(s.Where) }, p.lab.World.PowerOff(vm.ID)
-		}},
-		{name: "reset", weight: 1, onNode: true, etcd: true, act: func(p *play, s *struck) (func(), error) {
-			vm, err := p.vmOf(s.Where)
-			if err != nil || !vm.Running {
-				return nil, errNothing
-			}
-			_, err = p.lab.World.Reset("", vm.Host, vm.ID)
+		})},
+		{name: "reset", weight: 1, onNode: true, etcd: true, act: toVM(runs, func(p *play, _ *struck, vm world.VM) (func(), error) {
+			_, err := p.lab.World.Reset("", vm.Host, vm.ID)
 			return nil, err
-		}},
+		})},
 		{name: "etcd", weight: 2, onNode: true, lasts: true, etcd: true, act: func(p *play, s *struck) (func(), error) {
 			node := p.lab.Nodes[s.Where]
 			if !node.ControlPlane {
@@ -138,6 +129,22 @@ func machineKinds() []kind {
 
 // errNothing says that the fault does not apply now.
 var errNothing = errors.New("there is nothing to do it to")
+
+// toVM is an act on a node's VM, if that is there and in that state.
+func toVM(is func(world.VM) bool, act func(p *play, s *struck, vm world.VM) (func(), error)) func(*play, *struck) (func(), error) {
+	return func(p *play, s *struck) (func(), error) {
+		vm, err := p.vmOf(s.Where)
+		if err != nil || !is(vm) {
+			return nil, errNothing
+		}
+		return act(p, s, vm)
+	}
+}
+
+func runs(vm world.VM) bool     { return vm.Running }
+func rests(vm world.VM) bool    { return !vm.Running }
+func unlocked(vm world.VM) bool { return vm.Config["lock"] == "" }
+func anyhow(world.VM) bool      { return true }
 
 // foreignKinds are other people's changes of the VMs, as root@pam.
 func foreignKinds() []kind {
@@ -154,32 +161,20 @@ func foreignKinds() []kind {
 			release, err := p.lab.World.HoldLock(p.lab.Nodes[s.Where].VMID)
 			return release, err
 		}},
-		{name: "lock", weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
-			vm, err := p.vmOf(s.Where)
-			if err != nil || vm.Config["lock"] != "" {
-				return nil, errNothing
-			}
+		{name: "lock", weight: 1, onNode: true, foreign: true, act: toVM(unlocked, func(p *play, s *struck, vm world.VM) (func(), error) {
 			p.lab.World.SetLock(vm.ID, "suspended")
 			// After a reboot in between, the host could not start it.
 			return func() {
 				p.lab.World.SetLock(vm.ID, "")
 				p.startAgain(s.Where)
 			}, nil
-		}},
-		{name: "stop", weight: 1, onNode: true, foreign: true, etcd: true, act: func(p *play, s *struck) (func(), error) {
-			vm, err := p.vmOf(s.Where)
-			if err != nil || !vm.Running {
-				return nil, errNothing
-			}
+		})},
+		{name: "stop", weight: 1, onNode: true, foreign: true, etcd: true, act: toVM(runs, func(p *play, s *struck, vm world.VM) (func(), error) {
 			return func() { p.startAgain(s.Where) }, p.task(p.lab.World.Stop("", vm.Host, vm.ID))
-		}},
-		{name: "start", weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
-			vm, err := p.vmOf(s.Where)
-			if err != nil || vm.Running {
-				return nil, errNothing
-			}
+		})},
+		{name: "start", weight: 1, onNode: true, foreign: true, act: toVM(rests, func(p *play, _ *struck, vm world.VM) (func(), error) {
 			return nil, p.task(p.lab.World.Start("", vm.Host, vm.ID))
-		}},
+		})},
 		{name: "migrate", weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
 			vm, err := p.vmOf(s.Where)
 			if err != nil || p.c.Hosts < 2 || p.c.Holder {
@@ -197,11 +192,7 @@ func foreignKinds() []kind {
 
 // edited is a changed value of a VM's key, which is reverted in the end.
 func edited(name, key, value string) kind {
-	return kind{name: name, weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
-		vm, err := p.vmOf(s.Where)
-		if err != nil {
-			return nil, errNothing
-		}
+	return kind{name: name, weight: 1, onNode: true, foreign: true, act: toVM(anyhow, func(p *play, s *struck, vm world.VM) (func(), error) {
 		old := vm.Config[key]
 		set := func(to string) error {
 			return p.lab.World.SetConfig("", p.hostOf(s.Where), world.ChangeRequest{ID: vm.ID, Set: map[string]string{key: to}})
@@ -214,7 +205,7 @@ func edited(name, key, value string) kind {
 				}
 			}
 		}, set(value)
-	}}
+	})}
 }
 
 func pathOf(call record.Call) string {

@@ -1,18 +1,24 @@
 package schedules
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/simtest"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -340,4 +346,193 @@ func (p *play) fail(format string, args ...any) {
 	if !known {
 		p.tell("PROBLEM: %s", text)
 	}
+}
+
+// Tally adds up the results of a run.
+type Tally struct {
+	Schedules, NodeRolls, Runs, Calls, Faults, Violations int
+	Virtual                                               time.Duration
+
+	drawn   map[string]map[string]int // drawn values: subject, value, count
+	persons map[string]int
+}
+
+func NewTally() *Tally {
+	return &Tally{drawn: map[string]map[string]int{}, persons: map[string]int{}}
+}
+
+func (t *Tally) Add(c Case, r Result) {
+	t.Schedules++
+	t.NodeRolls += r.NodeRolls
+	t.Runs += r.Runs
+	t.Calls += r.Calls
+	t.Virtual += r.Virtual
+	if len(r.Problems) > 0 {
+		t.Violations++
+	}
+	count := func(subject string, values ...string) {
+		if t.drawn[subject] == nil {
+			t.drawn[subject] = map[string]int{}
+		}
+		for _, v := range values {
+			t.drawn[subject][v]++
+		}
+	}
+	for name, n := range r.Struck {
+		t.Faults += n
+		for range n {
+			count("faults that struck", name)
+		}
+	}
+	for reason, n := range r.Persons {
+		t.persons[reason] += n
+	}
+	count("control planes", fmt.Sprint(c.ControlPlanes))
+	count("workers", workers(c.Workers))
+	count("hosts", fmt.Sprint(c.Hosts))
+	for i := range c.nodes() {
+		count("strategy of nodes", string(c.strategy(i)))
+	}
+	count("disks", cmp.Or(c.Storage, "dir")+map[bool]string{true: ", shared"}[c.Shared]+map[bool]string{true: ", data VM"}[c.Holder])
+	count("etcd's data on", map[bool]string{true: "a persistent disk", false: "the system disk"}[c.EtcdOnData])
+	count("rounds", strings.Join(c.Changes, ", "))
+	count("machines boot", cmp.Or(c.Boot, "iso"))
+	count("surge nodes", fmt.Sprint(c.Surge))
+	count("faults drawn", fmt.Sprint(len(c.Faults)))
+	count("recast and servers", map[bool]string{true: "without a wire", false: "over the wire"}[c.Direct])
+}
+
+// workers is the class of a number of workers.
+func workers(n int) string {
+	switch {
+	case n <= 5:
+		return fmt.Sprintf("%2d", n)
+	case n <= 15:
+		return " 6-15"
+	}
+	return "16-50"
+}
+
+// widest is the length of the longest bar.
+const widest = 40
+
+// Distribution prints the drawn values with a bar for each.
+func (t *Tally) Distribution(w io.Writer) {
+	for _, subject := range slices.Sorted(maps.Keys(t.drawn)) {
+		fmt.Fprintln(w, subject)
+		values := t.drawn[subject]
+		most := slices.Max(slices.Collect(maps.Values(values)))
+		for _, v := range slices.Sorted(maps.Keys(values)) {
+			fmt.Fprintf(w, "  %-24s %6d %s\n", v, values[v], strings.Repeat("#", (values[v]*widest+most-1)/most))
+		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(t.persons)) {
+		fmt.Fprintf(w, "took a person %d times: …%s\n", t.persons[reason], reason)
+	}
+}
+
+// String is the line of figures.
+func (t *Tally) String() string {
+	return fmt.Sprintf("%d schedules, %d node-rolls, %d runs, %d faults, %d violations, %s of virtual time, %d calls",
+		t.Schedules, t.NodeRolls, t.Runs, t.Faults, t.Violations, t.Virtual.Round(time.Minute), t.Calls)
+}
+
+// renewed are keys that Proxmox regenerates when a VM is recreated.
+var renewed = []string{"digest", "vmgenid", "meta"}
+
+// endedVMs compares the nodes' VMs with their initial state.
+func (p *play) endedVMs() (problems []string) {
+	for i, n := range p.lab.Nodes {
+		was := p.first[i]
+		vm, err := p.vmOf(i)
+		if err != nil {
+			problems = append(problems, fmt.Sprintf("VM %d of %s is gone", n.VMID, n.Name))
+			continue
+		}
+		if !vm.Running {
+			problems = append(problems, fmt.Sprintf("VM %d of %s is off", n.VMID, n.Name))
+		}
+		for _, key := range slices.Sorted(maps.Keys(union(was.Config, vm.Config))) {
+			before, now := p.comparable(n, key, was.Config[key]), p.comparable(n, key, vm.Config[key])
+			if before != now && !p.edited(i, key) {
+				problems = append(problems, fmt.Sprintf("VM %d of %s: %s was %q and is %q", n.VMID, n.Name, key, before, now))
+			}
+		}
+		if now, want := fmt.Sprint(p.lab.World.FirewallOf(n.VMID)), fmt.Sprint(p.firewall()); now != want {
+			problems = append(problems, fmt.Sprintf("VM %d of %s: its firewall was %s and is %s", n.VMID, n.Name, want, now))
+		}
+	}
+	return append(append(problems, p.endedSurge()...), p.strays()...)
+}
+
+// firewall is that of every node's VM.
+func (p *play) firewall() world.Firewall {
+	if p.c.Firewall {
+		return walled
+	}
+	return world.Firewall{}
+}
+
+func union(a, b map[string]string) map[string]string {
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	return all
+}
+
+// comparable is a value without what a replacement changes: names of volumes, and the
+// serial of a new system disk.
+func (p *play) comparable(n sim.Node, key, value string) string {
+	switch {
+	case slices.Contains(renewed, key):
+		return ""
+	case key == n.SystemDrive():
+		return fmt.Sprint(value != "")
+	case key == "description":
+		said, _, _ := strings.Cut(value, "\nrecast: run=") // the creator of the VM
+		return said
+	case cluster.IsDiskKey(key) && value != "":
+		volid, options, _ := strings.Cut(value, ",")
+		storage, _, _ := strings.Cut(volid, ":")
+		list := strings.Split(options, ",")
+		slices.Sort(list)
+		return storage + " " + strings.Join(list, ",")
+	}
+	return value
+}
+
+// edited says whether a person has changed that key of a node's VM, or migrated the VM.
+func (p *play) edited(node int, key string) bool {
+	return slices.ContainsFunc(p.c.Faults, func(f Fault) bool {
+		return f.Where == node && (f.Name == key || f.Name == "migrate" || f.Name == "snapshot" && key == "parent")
+	})
+}
+
+// strays are volumes without a configuration, unless a fault may leave some behind.
+func (p *play) strays() (problems []string) {
+	for _, f := range p.c.Faults {
+		if k, _ := kindOf(f.Name); k.litters {
+			return nil
+		}
+	}
+	named := map[*world.Media]bool{}
+	for _, vm := range p.lab.World.VMs() {
+		for _, value := range vm.Config {
+			volid, _, _ := strings.Cut(value, ",")
+			if m := p.lab.World.Media(volid, vm.Host); m != nil {
+				named[m] = true
+			}
+		}
+	}
+	for _, host := range p.lab.World.Hosts() {
+		volumes, err := p.lab.World.Volumes(sim.DiskStorage, host)
+		if err != nil {
+			continue // its host is down
+		}
+		for _, v := range volumes {
+			if !named[p.lab.World.Media(v.Volid, host)] {
+				problems = append(problems, fmt.Sprintf("no configuration names volume %s on %s", v.Volid, host))
+			}
+		}
+	}
+	return problems
 }

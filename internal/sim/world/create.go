@@ -69,11 +69,8 @@ func (w *World) checkCreate(user string, r CreateRequest, config map[string]stri
 	if w.checkVM(user, r.ID, r.Pool, "VM.Allocate") != nil {
 		return &Error{Status: 403, Message: "Permission check failed"}
 	}
-	if err := w.checkVolumes(user, r.ID, config); err != nil {
-		return err
-	}
 	keys := slices.Sorted(maps.Keys(config))
-	if err := w.checkKeys(user, r.ID, r.Pool, keys); err != nil {
+	if err := firstError(w.checkVolumes(user, r.ID, config), w.checkKeys(user, r.ID, r.Pool, keys)); err != nil {
 		return err
 	}
 	for _, key := range keys {
@@ -84,10 +81,7 @@ func (w *World) checkCreate(user string, r CreateRequest, config map[string]stri
 			return err
 		}
 	}
-	if err := w.checkBridges(user, config); err != nil {
-		return err
-	}
-	return checkDrives(config)
+	return firstError(w.checkBridges(user, config), checkDrives(config))
 }
 
 // create is the worker. When it fails, it frees the volumes that it allocated and removes
@@ -272,4 +266,274 @@ func newUUID() string {
 	rand.Read(b[:])
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// DefineVM adds a VM without a request. config is as in the API ("scsi0":
+// "fast:10,serial=s"); content is the content of newly allocated disks, by key.
+func (w *World) DefineVM(host string, id int, config map[string]string, content map[string]*Media) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.vms[id] != nil {
+		return fmt.Errorf("define VM %d: it exists already", id)
+	}
+	v := newVM(id, host, map[string]string{})
+	config = maps.Clone(config)
+	if v.pool = config["pool"]; v.pool != "" {
+		w.pools[v.pool] = true
+		delete(config, "pool")
+	}
+	if err := checkOptions(config); err != nil {
+		return fmt.Errorf("define VM %d: %w", id, err)
+	}
+	if _, err := w.fill(v, config, content); err != nil {
+		return fmt.Errorf("define VM %d: %w", id, err)
+	}
+	w.vms[id] = v
+	return nil
+}
+
+// WriteByHand adds a line to a VM's configuration file, as an editor would: unchecked and
+// unnormalized.
+func (w *World) WriteByHand(id int, key, value string) {
+	w.set(func() { w.vms[id].config[key] = value })
+}
+
+// AddISO puts an ISO file on a storage; host matters if the storage is not shared.
+func (w *World) AddISO(storageID, host, name string, content []byte) error {
+	return w.addFile(isoKind, storageID, host, name, content)
+}
+
+// AddSnippet puts a file on a storage that configurations can name.
+func (w *World) AddSnippet(storageID, host, name string, content []byte) error {
+	return w.addFile(snippetKind, storageID, host, name, content)
+}
+
+// AddImage puts a disk image on a storage from which drives can be made.
+func (w *World) AddImage(storageID, host, name string, content []byte) error {
+	return w.addFile(importKind, storageID, host, name, content)
+}
+
+func (w *World) addFile(kind, storageID, host, name string, content []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s, err := w.storageOn(storageID, host)
+	if err != nil {
+		return fmt.Errorf("add %s/%s: %w", kind, name, err)
+	}
+	v := s.put(host, kind+"/"+name)
+	v.media.Write(content)
+	v.size, v.created = int64(len(content)), time.Now()
+	return nil
+}
+
+func (w *World) AddPool(name string) { w.set(func() { w.pools[name] = true }) }
+
+// Pools maps each pool to the VMIDs in it, in order.
+func (w *World) Pools() map[string][]int {
+	w.mu.Look()
+	defer w.mu.Unlock()
+	return w.poolMembers()
+}
+
+func (w *World) poolMembers() map[string][]int {
+	pools := map[string][]int{}
+	for name := range w.pools {
+		pools[name] = nil
+	}
+	for _, id := range w.vmids() {
+		if p := w.vms[id].pool; p != "" {
+			pools[p] = append(pools[p], id)
+		}
+	}
+	return pools
+}
+
+// SetLock sets or, with "", clears the lock of a VM's configuration: "backup", "migrate", ….
+func (w *World) SetLock(vmid int, lock string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if v := w.vms[vmid]; v != nil {
+		if v.config["lock"] = lock; lock == "" {
+			delete(v.config, "lock")
+		}
+	}
+}
+
+// SetQMP makes a running VM report another QMP status: "io-error", "internal-error", "paused".
+func (w *World) SetQMP(vmid int, status string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if v := w.vms[vmid]; v != nil {
+		v.qmp = status
+	}
+}
+
+// DestroyRequest asks for a VM's deletion.
+type DestroyRequest struct {
+	ID           int
+	Purge        bool // remove it from HA, backup and replication jobs too
+	Unreferenced bool // also free every volume named for it, even if used elsewhere
+}
+
+// DestroyVM deletes a VM and its own volumes: checks at once, the rest in a task.
+func (w *World) DestroyVM(user, host string, r DestroyRequest) (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if r.Purge {
+		w.violate("DELETE of VM %d with purge", r.ID)
+	}
+	if r.Unreferenced {
+		w.violate("DELETE of VM %d with destroy-unreferenced-disks", r.ID)
+	}
+	if err := firstError(w.check(user, vmPath(r.ID), "VM.Allocate"), w.checkDestroy(host, r)); err != nil {
+		return "", err
+	}
+	return w.startTask(host, "qmdestroy", strconv.Itoa(r.ID), user, func(t *task) error {
+		unlock, err := w.lockConfig(r.ID)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if err := t.begin(taskTime); err != nil {
+			return err
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if err := w.checkDestroy(host, r); err != nil {
+			return err
+		}
+		return w.destroy(t, w.vms[r.ID], r)
+	}), nil
+}
+
+func (w *World) checkDestroy(host string, r DestroyRequest) error {
+	v, err := w.vmOn(host, r.ID)
+	if err != nil {
+		return err
+	}
+	if v.config["protection"] == "1" {
+		return failf("can't remove VM %d - protection mode enabled", r.ID)
+	}
+	if w.haStatus(r.ID).Configured && !r.Purge {
+		return failf("unable to remove VM %d - used in HA resources and purge parameter not set.", r.ID)
+	}
+	if job := w.replicates(r.ID); job != "" && !r.Purge {
+		return failf("There is a replication job '%s' for guest '%d' - Please remove that first.", job, r.ID)
+	}
+	if v.proc != nil {
+		return failf("VM %d is running - destroy failed", r.ID)
+	}
+	return nil
+}
+
+// destroy frees first and then writes: without quorum the disks are gone and the
+// configuration stays.
+func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
+	if err := firstError(v.checkLock(), w.checkClones(v)); err != nil {
+		return err
+	}
+	for _, volid := range v.destroyedVolids() {
+		if volumeOwner(volid) != v.id {
+			continue
+		}
+		if err := w.freeVolume(volid, v.host); err != nil {
+			t.warnf("Could not remove disk '%s', check manually: %v", volid, err)
+		}
+	}
+	if r.Unreferenced {
+		w.freeUnreferenced(v)
+	}
+	if err := w.writeConfig(v); err != nil {
+		return err
+	}
+	if r.Purge {
+		if w.ha[haSID(v.id)] != nil {
+			w.removeHA(haSID(v.id))
+			t.logf("NOTE: removed VM %d from HA resource configuration.", v.id)
+		}
+		w.purgeJobs(v.id)
+	}
+	delete(w.firewalls, v.id)
+	w.acls = slices.DeleteFunc(w.acls, func(a ACL) bool { return a.Path == vmPath(v.id) })
+	w.privilegeCache = nil
+	delete(w.vms, v.id)
+	return nil
+}
+
+// checkClones refuses to delete a template that has linked clones.
+func (w *World) checkClones(v *vm) error {
+	if v.config["template"] != "1" {
+		return nil
+	}
+	for _, d := range drivesIn(v.config) {
+		if s, vol, err := w.volume(d.volid, v.host); !d.cdrom() && err == nil && s != nil && s.cloned(v.host, vol) {
+			return failf("base volume '%s' is still in use by linked cloned", d.volid)
+		}
+	}
+	return nil
+}
+
+func (w *World) freeUnreferenced(v *vm) {
+	for _, s := range w.storages {
+		if s.on(v.host) {
+			for name := range s.at(v.host) {
+				if volumeOwner(name) == v.id {
+					_ = w.freeVolume(s.ID+":"+name, v.host) // Proxmox only warns
+				}
+			}
+		}
+	}
+}
+
+// destroyedVolids lists the volumes to free if they are the VM's own: those in the
+// configuration, pending changes included, and the memory of snapshots. Volumes that only
+// a snapshot's disks name are left behind (destroy_vm in QemuServer.pm).
+func (v *vm) destroyedVolids() []string {
+	seen := map[string]bool{}
+	add := func(config map[string]string) {
+		for _, d := range drivesIn(config) {
+			seen[d.volid] = true
+		}
+	}
+	add(v.config)
+	add(v.pending)
+	for _, s := range v.snapshots {
+		if state := s.Config["vmstate"]; state != "" {
+			seen[state] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(seen))
+}
+
+// DeleteVolume deletes a volume of a storage, in use or not, in a task.
+func (w *World) DeleteVolume(user, host, volid string) (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	storageID, _, _ := strings.Cut(volid, ":")
+	if err := w.check(user, "/storage/"+storageID, "Datastore.Allocate"); err != nil {
+		return "", err
+	}
+	if _, err := w.storageOn(storageID, host); err != nil {
+		return "", err
+	}
+	id := storageID // not the volume's name: API2/Storage/Content.pm
+	if owner := volumeOwner(volid); owner != 0 {
+		id = strconv.Itoa(owner) + "@" + storageID
+	}
+	return w.startTask(host, "imgdel", id, user, func(t *task) error {
+		if err := t.begin(taskTime / 2); err != nil {
+			return err
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if _, _, err := w.volume(volid, host); err != nil {
+			t.logf("%v", err)
+			return nil
+		}
+		if err := w.freeVolume(volid, host); err != nil {
+			return err
+		}
+		t.logf("Removed volume '%s'", volid)
+		return nil
+	}), nil
 }

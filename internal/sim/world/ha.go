@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // HAResource is a resource of Proxmox HA as it is configured.
@@ -78,12 +79,7 @@ func (w *World) AddHA(r HAResource) {
 	w.manage(r.SID)
 }
 
-// AddHARule adds a rule.
-func (w *World) AddHARule(r HARule) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.haRules = append(w.haRules, r)
-}
+func (w *World) AddHARule(r HARule) { w.set(func() { w.haRules = append(w.haRules, r) }) }
 
 // HA lists the HA resources by SID.
 func (w *World) HA() []HAResource {
@@ -146,13 +142,7 @@ func (w *World) haStatus(vmid int) HAStatus {
 func (w *World) CreateHA(user, sid string, options map[string]string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := w.check(user, "/", "Sys.Console"); err != nil {
-		return err
-	}
-	if err := checkHAOptions(options); err != nil {
-		return err
-	}
-	if err := w.checkQuorum(); err != nil {
+	if err := firstError(w.check(user, "/", "Sys.Console"), checkHAOptions(options), w.checkQuorum()); err != nil {
 		return err
 	}
 	sid, err := w.parseSID(sid)
@@ -174,10 +164,7 @@ func (w *World) CreateHA(user, sid string, options map[string]string) error {
 func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, digest string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := w.check(user, "/", "Sys.Console"); err != nil {
-		return err
-	}
-	if err := checkHAOptions(set); err != nil {
+	if err := firstError(w.check(user, "/", "Sys.Console"), checkHAOptions(set)); err != nil {
 		return err
 	}
 	sid, err := w.parseSID(sid)
@@ -198,8 +185,9 @@ func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, 
 	case s == nil:
 		return failf("update resource failed: no such resource '%s'", sid)
 	}
+	known := []string{"state", "group", "max_restart", "max_relocate", "failback", "comment"}
 	for _, name := range del {
-		if !slices.Contains(haOptions(), name) {
+		if !slices.Contains(known, name) {
 			return failf("update resource failed: no such option '%s'", name)
 		}
 		delete(s.options, name)
@@ -277,10 +265,6 @@ func (w *World) parseSID(sid string) (string, error) {
 	return sid, nil
 }
 
-func haOptions() []string {
-	return []string{"state", "group", "max_restart", "max_relocate", "failback", "comment"}
-}
-
 // checkHAOptions validates options and normalizes booleans as Proxmox does, in place.
 func checkHAOptions(options map[string]string) error {
 	wrong := map[string]string{}
@@ -307,4 +291,200 @@ func checkHAOptions(options map[string]string) error {
 		return badParams(wrong)
 	}
 	return nil
+}
+
+// The cluster's manager checks its resources every ten seconds; a host's manager carries
+// out its decisions a few seconds later.
+const (
+	clusterRound = 10 * time.Second
+	hostRound    = 5 * time.Second
+)
+
+// manage starts HA's managers for a resource, if they do not run already; mu must be held.
+func (w *World) manage(sid string) {
+	s := w.ha[sid]
+	if s == nil || s.busy {
+		return
+	}
+	s.busy = true
+	if !w.spawn(func() { w.runManagers(sid, s) }) {
+		s.busy = false
+	}
+}
+
+// runManagers runs rounds until the VM is in the requested state.
+func (w *World) runManagers(sid string, s *haService) {
+	for {
+		if !w.Delay(clusterRound) {
+			return
+		}
+		w.mu.Lock()
+		more := w.clusterManager(sid, s)
+		s.busy = more
+		w.mu.Unlock()
+		if !more || !w.Delay(hostRound) {
+			return
+		}
+		w.hostManager(sid, s)
+	}
+}
+
+// clusterManager decides what to do next, and says whether there is anything to do.
+// Without quorum, or on a host that is down, there is nothing for now.
+func (w *World) clusterManager(sid string, s *haService) (more bool) {
+	v := w.haVM(sid)
+	if w.ha[sid] != s || v == nil || !w.hasQuorum() || w.down[v.host] {
+		return false
+	}
+	running := v.proc != nil && !v.proc.paused
+	if s.target != "" && s.target != v.host && s.manager != "error" && !w.down[s.target] {
+		s.manager = "migrate"
+		return true
+	}
+	s.target = ""
+	switch s.state() {
+	case "ignored":
+		s.manager = ""
+	case "started":
+		if s.manager == "error" {
+			return false
+		}
+		s.manager = "started"
+		return !running
+	case "stopped", "disabled":
+		s.manager = "stopped"
+		if running {
+			s.manager = "request_stop"
+		}
+		return running
+	}
+	return false
+}
+
+func (w *World) haVM(sid string) *vm {
+	id, err := strconv.Atoi(strings.TrimPrefix(sid, "vm:"))
+	if err != nil {
+		return nil
+	}
+	return w.vms[id]
+}
+
+// hostManager starts or stops the VM with a task of root's and waits for it. It retries a
+// failed start max_restart times; then the state is "error".
+func (w *World) hostManager(sid string, s *haService) {
+	w.mu.Lock()
+	v := w.haVM(sid)
+	if w.ha[sid] != s || v == nil || w.down[v.host] {
+		w.mu.Unlock()
+		return
+	}
+	upid := w.order(v, s)
+	w.mu.Unlock()
+	if upid == "" {
+		return
+	}
+	t, _ := w.WaitTask(upid)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s.target = ""
+	if t.Type != "qmstart" || t.ExitStatus == "OK" || v.proc != nil {
+		s.failed = 0
+		return
+	}
+	limit := 1
+	if n, err := strconv.Atoi(s.options["max_restart"]); err == nil {
+		limit = n
+	}
+	if s.failed++; s.failed > limit {
+		s.manager, s.failed = "error", 0
+	}
+}
+
+// order starts the task for the manager's decision.
+func (w *World) order(v *vm, s *haService) (upid string) {
+	const root = "root@pam"
+	switch {
+	case s.manager == "migrate":
+		return w.migrateVM(root, v.host, MigrateRequest{ID: v.id, Target: s.target, Online: true})
+	case s.manager == "started" && v.proc == nil:
+		return w.startVM(root, v.host, v.id)
+	case s.manager != "request_stop":
+		return ""
+	case s.now:
+		upid = w.stopVM(root, v.host, v.id)
+	default:
+		timeout := time.Duration(s.timeout) * time.Second
+		upid = w.shutdownVM(root, v.host, ShutdownRequest{ID: v.id, Timeout: timeout, ForceStop: true})
+	}
+	s.now, s.timeout = false, 0
+	return upid
+}
+
+// removeHA removes a resource from the configuration; the manager notices in its next round.
+// mu must be held.
+func (w *World) removeHA(sid string) {
+	s := w.ha[sid]
+	delete(w.ha, sid)
+	w.haLeaving[sid] = s
+	w.spawn(func() {
+		w.Delay(clusterRound)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.haLeaving[sid] == s {
+			delete(w.haLeaving, sid)
+		}
+	})
+}
+
+// guestEnded tells HA that a VM's process has ended; mu must be held.
+func (w *World) guestEnded(sid string) {
+	w.manage(sid)
+	s := w.haLeaving[sid]
+	if s == nil || s.manager != "started" {
+		return
+	}
+	w.spawn(func() {
+		w.Delay(hostRound)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if v := w.haVM(sid); w.haLeaving[sid] == s && v != nil && v.proc == nil && !w.down[v.host] {
+			w.startVM("root@pam", v.host, v.id)
+		}
+	})
+}
+
+// requestMigration is the task of a managed VM's migration: it only asks HA.
+func (w *World) requestMigration(user, host string, r MigrateRequest) string {
+	what, command := fmt.Sprintf("migration for VM %d to node %s", r.ID, r.Target), fmt.Sprintf("migrate vm:%d %s", r.ID, r.Target)
+	return w.askHA("hamigrate", user, host, r.ID, what, command, func(s *haService) { s.target = r.Target })
+}
+
+// requestHA is the task of a managed VM's start or stop: it only asks HA.
+func (w *World) requestHA(user, host string, id int, state string, apply func(*haService)) string {
+	kind, word, command := "hastart", "start", "set vm:%d --state started"
+	if state == "stopped" {
+		kind, word, command = "hastop", "stop", "crm-command stop vm:%d 0"
+	}
+	return w.askHA(kind, user, host, id, fmt.Sprintf("%s for VM %d", word, id), fmt.Sprintf(command, id), func(s *haService) {
+		s.options["state"] = state
+		apply(s)
+	})
+}
+
+func (w *World) askHA(kind, user, host string, id int, what, command string, apply func(*haService)) (upid string) {
+	return w.startTask(host, kind, strconv.Itoa(id), user, func(t *task) error {
+		if err := t.begin(taskTime); err != nil {
+			return err
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		t.logf("Requesting HA %s", what)
+		s := w.ha[haSID(id)]
+		if s == nil || s.manager == "error" || !w.hasQuorum() {
+			return failf("command 'ha-manager %s' failed: exit code 255", command)
+		}
+		apply(s)
+		w.manage(haSID(id))
+		return nil
+	})
 }

@@ -71,7 +71,6 @@ type volume struct {
 	synced  map[string]int64 // replication jobs: which of their snapshots it has
 }
 
-// AddStorage defines a storage.
 func (w *World) AddStorage(s Storage) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -133,7 +132,15 @@ func (s *storage) at(host string) map[string]*volume {
 	return s.volumes[host]
 }
 
-// storageOn finds a storage of a host.
+// ofStorage changes a storage, if there is one of that name.
+func (w *World) ofStorage(id string, change func(*storage)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s, ok := w.storages[id]; ok {
+		change(s)
+	}
+}
+
 func (w *World) storageOn(id, host string) (*storage, error) {
 	s, ok := w.storages[id]
 	if !ok {
@@ -376,4 +383,144 @@ func (w *World) Media(volid, host string) *Media {
 		return nil
 	}
 	return v.media
+}
+
+// Path is the directory of a storage of files; "" for others.
+func (s Storage) Path() string {
+	switch {
+	case (&storage{Storage: s}).block(), s.Type == "pbs", s.Type == "esxi":
+		return ""
+	case s.ID == "local":
+		return "/var/lib/vz"
+	}
+	return "/mnt/pve/" + s.ID
+}
+
+// filePath is the path of the volume with this name.
+func (s *storage) filePath(name string) string {
+	if s.Path() == "" {
+		return "/dev/" + s.ID + "/" + name
+	}
+	dir, file, _ := strings.Cut(name, "/")
+	switch dir {
+	case "iso":
+		return s.Path() + "/template/iso/" + file
+	case "vztmpl":
+		return s.Path() + "/template/cache/" + file
+	case "import":
+		return s.Path() + "/import/" + file
+	}
+	return s.Path() + "/images/" + name
+}
+
+// SetStorageActive sets whether a host can reach one of its storages.
+func (w *World) SetStorageActive(id, host string, active bool) {
+	w.ofStorage(id, func(s *storage) { s.offline[host] = !active })
+}
+
+// activate is activate_storage of pve-storage's Storage.pm and its plugins, which precedes
+// any use of a storage.
+func (s *storage) activate(host string) error {
+	switch {
+	case !s.offline[host]:
+		return nil
+	case s.block():
+		return failf("activating storage '%s' failed", s.ID)
+	case s.Type == "dir" || s.Type == "btrfs":
+		return failf("unable to activate storage '%s' - directory '%s' does not exist or is unreachable", s.ID, s.Path())
+	}
+	return failf("storage '%s' is not online", s.ID)
+}
+
+// RenameFault is how the rename of a volume that is briefly in use fails.
+type RenameFault int
+
+const (
+	// RenameBusy fails at once without effect.
+	RenameBusy RenameFault = iota + 1
+	// RenameTimeout times out: the volume keeps its name.
+	RenameTimeout
+	// RenameTimeoutDone times out after the volume was renamed.
+	RenameTimeoutDone
+)
+
+// BusyStorage makes the next n renames of a storage's volumes fail; n < 0: all until NoMoreFailures.
+func (w *World) BusyStorage(id string, n int, fault RenameFault) {
+	w.ofStorage(id, func(s *storage) { s.busy, s.busyAs = n, fault })
+}
+
+// busyRename is how the next rename fails; 0: it does not. LVM can rename logical volumes
+// in use (lvrename), so it never fails there.
+func (s *storage) busyRename() RenameFault {
+	if s.busy == 0 || s.Type == "lvm" || s.Type == "lvmthin" {
+		return 0
+	}
+	if s.busy > 0 {
+		s.busy--
+	}
+	return s.busyAs
+}
+
+// rename renames a volume. It may fail after the rename.
+func (s *storage) rename(host string, vol *volume, name string) error {
+	from, fault := vol.name, s.busyRename()
+	if fault == 0 || fault == RenameTimeoutDone {
+		delete(s.at(host), vol.name)
+		vol.name = name
+		s.at(host)[vol.name] = vol
+	}
+	if fault != 0 {
+		return s.renameError(fault, from, name)
+	}
+	return nil
+}
+
+// renameError is an error of pve-storage (ZFSPoolPlugin.pm, RBDPlugin.pm and Plugin.pm,
+// rename_volume). A command that times out is killed (pve-common, Cmd.pm, run_command);
+// only ZFS commands have a timeout (zfs_request).
+func (s *storage) renameError(fault RenameFault, from, to string) error {
+	switch {
+	case s.Type == "zfspool" && fault == RenameBusy:
+		return fmt.Errorf("zfs error: cannot rename '%s/%s': dataset is busy", s.Pool, path.Base(from))
+	case s.Type == "zfspool":
+		return fmt.Errorf("command 'zfs rename %s/%s %s/%s' failed: got timeout", s.Pool, path.Base(from), s.Pool, path.Base(to))
+	case s.Type == "rbd" && fault == RenameBusy:
+		return fmt.Errorf("could not rename image '%s' to '%s': rbd: rename error: (16) Device or resource busy", path.Base(from), path.Base(to))
+	case s.Type == "rbd":
+		return fmt.Errorf("could not rename image '%s' to '%s': rbd: rename error: (110) Connection timed out", path.Base(from), path.Base(to))
+	}
+	return fmt.Errorf("rename '%s' to '%s' failed - Device or resource busy", s.filePath(from), s.filePath(to))
+}
+
+// ThinPool is an LVM thin pool as its host sees it.
+type ThinPool struct {
+	VolumeGroup, Name          string
+	Size, Used                 int64 // bytes; Used counts bytes written, not allocated
+	MetadataSize, MetadataUsed int64
+}
+
+// SetThinPool sets the usage of a host's pool below an lvmthin storage. Its names and size
+// are the storage's.
+func (w *World) SetThinPool(id, host string, p ThinPool) {
+	w.ofStorage(id, func(s *storage) { s.pools[host] = p })
+}
+
+// ThinPools lists the thin pools of a host, by storage.
+func (w *World) ThinPools(host string) []ThinPool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var list []ThinPool
+	for _, id := range slices.Sorted(maps.Keys(w.storages)) {
+		s := w.storages[id]
+		if s.Type != "lvmthin" || !s.on(host) || s.offline[host] {
+			continue
+		}
+		p, ok := s.pools[host]
+		if !ok {
+			p = ThinPool{MetadataSize: s.Capacity / 100, MetadataUsed: s.Capacity / 1000}
+		}
+		p.VolumeGroup, p.Name, p.Size, p.Used = s.VolumeGroup, s.ThinPool, s.Capacity, s.used(host)
+		list = append(list, p)
+	}
+	return list
 }

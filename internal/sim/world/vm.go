@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -236,4 +237,240 @@ func (w *World) sharedView(v *vm) VM {
 		out.QMP, out.Started = cmp.Or(v.qmp, "running"), v.proc.started
 	}
 	return out
+}
+
+// Container is an LXC container. It only occupies its number.
+type Container struct {
+	ID         int
+	Name, Host string
+}
+
+// DefineContainer adds a container without a request.
+func (w *World) DefineContainer(c Container) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.unused(c.ID); err != nil {
+		return fmt.Errorf("define container: %w", err)
+	}
+	w.containers = append(w.containers, c)
+	return nil
+}
+
+func (w *World) Containers() []Container {
+	w.mu.Look()
+	defer w.mu.Unlock()
+	return slices.Clone(w.containers)
+}
+
+// unused fails if a VM or a container has that number (pve-cluster, Cluster.pm, check_vmid_unused).
+func (w *World) unused(id int) error {
+	if old, ok := w.vms[id]; ok {
+		return fmt.Errorf("VM %d already exists on node '%s'", id, old.host)
+	}
+	for _, c := range w.containers {
+		if c.ID == id {
+			return fmt.Errorf("CT %d already exists on node '%s'", id, c.Host)
+		}
+	}
+	return nil
+}
+
+func (w *World) CreatePool(name string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case !w.hasQuorum():
+		return failf("create pool failed: cfs-lock 'file-user_cfg' error: no quorum!")
+	case w.pools[name]:
+		return failf("create pool failed: pool '%s' already exists", name)
+	}
+	w.pools[name] = true
+	return nil
+}
+
+// JoinPool adds a VM to a pool, or moves it there: its configuration does not change (pve-manager,
+// PVE/API2/Pool.pm, update_pool).
+func (w *World) JoinPool(user string, id int, pool string, move bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	vm, err := w.inPools(user, id, pool)
+	switch {
+	case err != nil:
+		return err
+	case vm.pool == pool:
+		return failf(poolsFailed+"VM %d is already a pool member", id)
+	case vm.pool != "" && !move:
+		return failf(poolsFailed+"VM %d belongs already to pool '%s'", id, vm.pool)
+	}
+	vm.pool = pool
+	return nil
+}
+
+// LeavePool takes a VM out of a pool.
+func (w *World) LeavePool(user string, id int, pool string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	vm, err := w.inPools(user, id, pool)
+	switch {
+	case err != nil:
+		return err
+	case vm.pool != pool:
+		return failf(poolsFailed+"VM %d is not a pool member", id)
+	}
+	vm.pool = ""
+	return nil
+}
+
+const poolsFailed = "update pools failed: "
+
+// inPools returns a VM whose pool the user may change; mu must be held.
+func (w *World) inPools(user string, id int, pool string) (*vm, error) {
+	switch {
+	case !w.hasQuorum():
+		return nil, failf(poolsFailed + "cfs-lock 'file-user_cfg' error: no quorum!")
+	case !w.pools[pool]:
+		return nil, failf(poolsFailed+"pool '%s' does not exist", pool)
+	}
+	if err := w.check(user, vmPath(id), "Permissions.Modify", "VM.Allocate"); err != nil { // check_perm_modify of RPCEnvironment.pm
+		return nil, err
+	}
+	if w.vms[id] == nil {
+		return nil, failf(poolsFailed+"VM %d does not exist", id)
+	}
+	return w.vms[id], nil
+}
+
+// statusRound is how often a host's pvestatd reports its VMs to the cluster.
+const statusRound = 10 * time.Second
+
+// Report is the cluster's knowledge of a VM, which may lag behind its host's.
+type Report struct {
+	Known   bool // its host has reported it since it was made: else status and name are unknown
+	Running bool
+}
+
+// Report is the latest report of the VM's host.
+func (w *World) Report(id int) Report {
+	w.mu.Look()
+	defer w.mu.Unlock()
+	v, ok := w.vms[id]
+	if !ok {
+		return Report{}
+	}
+	last := time.Now().Truncate(w.scaled(statusRound))
+	before := func(t time.Time) bool { return !t.After(last) }
+	known := v.made.Before(last)
+	switch {
+	case v.proc != nil:
+		return Report{Known: known, Running: before(v.proc.started)}
+	case before(v.stopped):
+		return Report{Known: known}
+	}
+	return Report{Known: known, Running: before(v.ranSince)}
+}
+
+// markNew says that a VM was just made.
+func (v *vm) markNew() { v.made = time.Now() }
+
+// Firewall is the firewall of one VM: /etc/pve/firewall/<vmid>.fw.
+type Firewall struct {
+	Options map[string]string // "enable", "policy_in"
+	Rules   []FirewallRule
+	Aliases []FirewallAlias
+	IPSets  []FirewallSet
+}
+
+// FirewallRule is one rule by its API fields ("type", "action", "dport"); the first
+// matching rule counts. A rule without "enable" is disabled.
+type FirewallRule map[string]string
+
+// FirewallAlias is a name for an address.
+type FirewallAlias struct{ Name, CIDR, Comment string }
+
+// FirewallSet is a set of addresses.
+type FirewallSet struct {
+	Name, Comment string
+	Members       []FirewallMember
+}
+
+// FirewallMember is one address of a set.
+type FirewallMember struct {
+	CIDR, Comment string
+	NoMatch       bool
+}
+
+func (f Firewall) clone() Firewall {
+	f.Options = maps.Clone(f.Options)
+	f.Rules, f.Aliases, f.IPSets = slices.Clone(f.Rules), slices.Clone(f.Aliases), slices.Clone(f.IPSets)
+	for i, r := range f.Rules {
+		f.Rules[i] = maps.Clone(r)
+	}
+	for i := range f.IPSets {
+		f.IPSets[i].Members = slices.Clone(f.IPSets[i].Members)
+	}
+	return f
+}
+
+// SetFirewall sets a VM's firewall file.
+func (w *World) SetFirewall(vmid int, f Firewall) { w.set(func() { w.setFirewall(vmid, f.clone()) }) }
+
+// setFirewall removes an empty file, as save_vmfw_conf does.
+func (w *World) setFirewall(vmid int, f Firewall) {
+	if len(f.Options)+len(f.Rules)+len(f.Aliases)+len(f.IPSets) == 0 {
+		delete(w.firewalls, vmid)
+		return
+	}
+	w.firewalls[vmid] = f
+}
+
+// ChangeFirewall changes a VM's firewall file under its lock, unless change fails. As in
+// Proxmox, the VM need not exist.
+func (w *World) ChangeFirewall(vmid int, change func(*Firewall) error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f := w.firewalls[vmid].clone()
+	if err := change(&f); err != nil {
+		return err
+	}
+	w.setFirewall(vmid, f)
+	return nil
+}
+
+// FirewallOf is a VM's firewall; an empty one without a file.
+func (w *World) FirewallOf(vmid int) Firewall {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.firewalls[vmid].clone()
+}
+
+// Alias is the index of an alias, by its name in any case; -1 if there is none.
+func (f Firewall) Alias(name string) int {
+	return slices.IndexFunc(f.Aliases, func(a FirewallAlias) bool { return strings.EqualFold(a.Name, name) })
+}
+
+// Set is the index of a set; -1 if there is none.
+func (f Firewall) Set(name string) int {
+	return slices.IndexFunc(f.IPSets, func(s FirewallSet) bool { return s.Name == name })
+}
+
+// aliasName distinguishes a name from an address.
+var aliasName = regexp.MustCompile(`^(?:guest/|dc/)?([A-Za-z][A-Za-z0-9\-_]+)$`)
+
+// Resolves says which alias or set in an address is missing (pve-firewall,
+// PVE/Firewall.pm, verify_rule). The cluster has no sets or aliases.
+func (f Firewall) Resolves(param, address string) error {
+	if set, is := strings.CutPrefix(address, "+"); is {
+		_, name, scoped := strings.Cut(set, "/")
+		if !scoped {
+			name = set
+		}
+		if f.Set(name) < 0 {
+			return BadParam(param, "no such ipset '%s'", name)
+		}
+		return nil
+	}
+	if m := aliasName.FindStringSubmatch(address); m != nil && f.Alias(m[1]) < 0 {
+		return BadParam(param, "no such alias '%s'", address)
+	}
+	return nil
 }

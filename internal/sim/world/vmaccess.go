@@ -1,6 +1,7 @@
 package world
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strconv"
@@ -175,4 +176,228 @@ func isCDROM(key, value string) bool {
 	}
 	d, err := parseDrive(key, value)
 	return err == nil && d.cdrom()
+}
+
+// checkDrives checks the form of drives that are set ($check_drive_param in Qemu.pm).
+func checkDrives(set map[string]string) error {
+	for _, key := range driveKeys(set) {
+		if strings.HasPrefix(key, "unused") {
+			continue
+		}
+		d, err := parseDrive(key, set[key])
+		if err != nil {
+			return err
+		}
+		if d.options["import-from"] != "" {
+			if err := checkImportForm(key, d); err != nil {
+				return err
+			}
+		}
+		if _, name, _ := strings.Cut(d.volid, ":"); strings.HasPrefix(name, "iso/") && d.options["media"] != "cdrom" {
+			return BadParam(key, "explicit 'media=cdrom' is required for iso images")
+		}
+	}
+	return nil
+}
+
+// checkVolumes checks the volumes of drives that are set: space for new ones, access to
+// existing ones ($check_storage_access in Qemu.pm).
+func (w *World) checkVolumes(user string, id int, set map[string]string) error {
+	for _, key := range driveKeys(set) {
+		d, err := parseDrive(key, set[key])
+		if err != nil {
+			return err
+		}
+		if err := w.checkDriveVolume(user, id, key, d); err != nil {
+			return err
+		}
+		if source := d.options["import-from"]; source != "" {
+			if err := w.checkSource(user, id, key, source); err != nil {
+				return err
+			}
+		}
+	}
+	if storageID := set["vmstatestorage"]; storageID != "" {
+		return w.check(user, "/storage/"+storageID, "Datastore.AllocateSpace")
+	}
+	return nil
+}
+
+func (w *World) checkDriveVolume(user string, id int, key string, d drive) error {
+	storageID, _, isRequest := d.request()
+	switch {
+	case d.volid == "none", isRequest && isCloudInit(d.volid):
+		return nil
+	case d.volid == "cdrom":
+		return w.check(user, "/", "Sys.Console")
+	case !isRequest:
+		return w.checkAttached(user, id, key, d.volid)
+	}
+	if err := w.check(user, "/storage/"+storageID, "Datastore.AllocateSpace"); err != nil {
+		return err
+	}
+	s, known := w.storages[storageID]
+	if !known {
+		return failf("storage '%s' does not exist", storageID)
+	}
+	if !s.holds("images") {
+		return BadParam("storage", "storage '%s' does not support vm images", storageID)
+	}
+	return nil
+}
+
+// checkAttached checks the access to an existing volume, and that it can be a drive.
+func (w *World) checkAttached(user string, id int, key, volid string) error {
+	if err := w.checkVolume(user, id, volid); err != nil || !strings.Contains(volid, ":") {
+		return err
+	}
+	if _, kind, _, err := w.kindOf(volid); err != nil || !attachable(kind) {
+		return cmp.Or(err, BadParam(key, "content type needs to be 'images' or 'iso'"))
+	}
+	return nil
+}
+
+// checkVolume is the check before a volume is attached to VM id, or shown (id 0)
+// (check_volume_access in Storage.pm).
+func (w *World) checkVolume(user string, id int, volid string) error {
+	storageID, _, ok := strings.Cut(volid, ":")
+	if !ok {
+		if user == "" || user == "root@pam" {
+			return nil
+		}
+		return failf("Only root can pass arbitrary filesystem paths.")
+	}
+	_, kind, _, err := w.kindOf(volid)
+	if err != nil {
+		return err
+	}
+	owner, path := volumeOwner(volid), "/storage/"+storageID
+	if w.check(user, path, "Datastore.Allocate") == nil {
+		return nil
+	}
+	switch {
+	case kind == isoKind, kind == templateKind, kind == importKind:
+		return w.check(user, path, "Datastore.AllocateSpace", "Datastore.Audit")
+	case owner == 0:
+		return failf("missing privileges to access %s", volid)
+	case owner == id:
+		return nil
+	}
+	if err := w.check(user, path, "Datastore.Audit"); err != nil {
+		return err
+	}
+	return w.check(user, vmPath(owner), "VM.Config.Disk")
+}
+
+// CheckVolume is the check before a volume's attributes are shown.
+func (w *World) CheckVolume(user, volid string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.checkVolume(user, 0, volid)
+}
+
+// MaySee says whether the content listing shows a volume to user.
+func (w *World) MaySee(user, volid string) bool {
+	w.mu.Look()
+	defer w.mu.Unlock()
+	return w.checkVolume(user, 0, volid) == nil
+}
+
+// RegisterTags makes tags of VMs privileged: only users with Sys.Modify on / may add or
+// remove them.
+func (w *World) RegisterTags(tags ...string) { w.set(func() { w.registered = toSet(tags) }) }
+
+// RegisteredTags lists the privileged tags.
+func (w *World) RegisteredTags() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Sorted(maps.Keys(w.registered))
+}
+
+// TagAccess is datacenter.cfg's user-tag-access: which tags a user without Sys.Modify on / may add to
+// a VM or take from it (pve-cluster, DataCenterConfig.pm).
+type TagAccess struct {
+	Allow string   // "free", "existing", "list" or "none"; "" is "free"
+	List  []string // user-allow-list: always allowed, unless Allow is "none"
+}
+
+// RestrictTags sets user-tag-access.
+func (w *World) RestrictTags(a TagAccess) { w.set(func() { w.tagAccess = a }) }
+
+// TagAccess returns user-tag-access.
+func (w *World) TagAccess() TagAccess {
+	w.mu.Look()
+	defer w.mu.Unlock()
+	return w.tagAccess
+}
+
+// AllowedTags lists the known tags that user may set: those of the VMs that it may see,
+// without the privileged ones (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
+func (w *World) AllowedTags(user string) []string {
+	w.mu.Look()
+	defer w.mu.Unlock()
+	list := slices.AppendSeq([]string{}, maps.Keys(w.allowedTags(user))) // an empty list, not null
+	slices.Sort(list)
+	return list
+}
+
+func (w *World) allowedTags(user string) map[string]bool {
+	privileged := w.check(user, "/", "Sys.Modify") == nil
+	allow := cmp.Or(w.tagAccess.Allow, "free")
+	allowed := map[string]bool{}
+	if allow != "none" || privileged {
+		maps.Copy(allowed, toSet(w.tagAccess.List))
+	}
+	if allow == "free" || allow == "existing" || privileged {
+		for id, v := range w.vms {
+			for _, tag := range splitTags(v.config["tags"]) {
+				if privileged || w.check(user, vmPath(id), "VM.Audit") == nil {
+					allowed[tag] = true
+				}
+			}
+		}
+	}
+	if privileged {
+		maps.Copy(allowed, w.registered)
+		return allowed
+	}
+	maps.DeleteFunc(allowed, func(tag string, _ bool) bool { return w.registered[tag] })
+	return allowed
+}
+
+// checkTags checks every added or removed tag (GuestHelpers.pm, assert_tag_permissions). old are the
+// tags before.
+func (w *World) checkTags(user string, id int, pool, old, value string) error {
+	if err := w.checkVM(user, id, pool, "VM.Config.Options"); err != nil {
+		return err
+	}
+	was, is := toSet(splitTags(old)), toSet(splitTags(value))
+	all := maps.Clone(was)
+	maps.Copy(all, is)
+	if w.check(user, "/", "Sys.Modify") == nil {
+		return nil
+	}
+	free := cmp.Or(w.tagAccess.Allow, "free") == "free"
+	allowed := w.allowedTags(user)
+	for _, tag := range slices.Sorted(maps.Keys(all)) {
+		if was[tag] != is[tag] && (w.registered[tag] || !free && !allowed[tag]) {
+			return denied("/", "Sys.Modify for modifying tag '"+tag+"'")
+		}
+	}
+	return nil
+}
+
+func (w *World) tagsOf(id int) string {
+	if v := w.vms[id]; v != nil {
+		return v.config["tags"]
+	}
+	return ""
+}
+
+// noTags is what create_vm hands to assert_tag_permissions as the tags before: an empty hash in place of
+// a string, which reads as one more tag that is taken away (qemu-server 9.2, API2/Qemu.pm, create_vm).
+const noTags = "HASH(0x5581a1d7c2b8)"
+
+func splitTags(tags string) []string {
+	return strings.FieldsFunc(tags, func(r rune) bool { return strings.ContainsRune(";, ", r) })
 }

@@ -6,6 +6,7 @@ package world
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -109,6 +110,13 @@ func (l *lock) Lock() {
 // Look locks without a change.
 func (l *lock) Look() { l.Mutex.Lock() }
 
+// set makes a change with mu held.
+func (w *World) set(change func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change()
+}
+
 // Changes grows whenever something in the datacentre may have changed. If it is unchanged,
 // nothing has.
 func (w *World) Changes() uint64 {
@@ -134,11 +142,7 @@ func New(o Options) *World {
 
 // SetFirmware sets the firmware of VMs that are powered on from now on. Without one, a
 // running VM does nothing and ignores its power button.
-func (w *World) SetFirmware(f Firmware) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.firmware = f
-}
+func (w *World) SetFirmware(f Firmware) { w.set(func() { w.firmware = f }) }
 
 // AddHost adds a Proxmox node.
 func (w *World) AddHost(name string) {
@@ -284,6 +288,48 @@ func (w *World) writeConfig(v *vm) error {
 	if !w.hasQuorum() {
 		w.lastPID++
 		return failf("unable to open file '/etc/pve/nodes/%s/qemu-server/%d.conf.tmp.%d' - Permission denied", v.host, v.id, w.lastPID)
+	}
+	return nil
+}
+
+// Error is an error answer of the Proxmox API: status, message and per-parameter errors.
+type Error struct {
+	Status  int
+	Message string
+	Params  map[string]string // errors of single parameters, for status 400
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// failf is an error with the status that Proxmox uses for everything except bad parameters
+// and missing privileges, "not found" included.
+func failf(format string, args ...any) error {
+	return &Error{Status: 500, Message: fmt.Sprintf(format, args...)}
+}
+
+// BadParam is Proxmox's answer to one invalid parameter.
+func BadParam(name, format string, args ...any) error {
+	return badParams(map[string]string{name: fmt.Sprintf(format, args...)})
+}
+
+func badParams(params map[string]string) error {
+	return &Error{Status: 400, Message: "Parameter verification failed.", Params: params}
+}
+
+func denied(path, privilege string) error {
+	return &Error{Status: 403, Message: fmt.Sprintf("Permission check failed (%s, %s)", path, privilege)}
+}
+
+func noConfigFile(host string, id int) error {
+	return failf("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", host, id)
+}
+
+// firstError answers the first of several checks that failed.
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

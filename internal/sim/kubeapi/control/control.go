@@ -11,6 +11,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -171,7 +172,6 @@ func (m *Manager) took(node, what string, d time.Duration) {
 
 // pass does the next step of everything and returns when a timer ends next. A write that conflicts with another
 // client's is left to the pass that the other write causes.
-// else's is left to the pass which that other write causes.
 func (m *Manager) pass(ctx context.Context) (next time.Time, ok bool, err error) {
 	m.timers.begin()
 	for _, stage := range m.stages {
@@ -213,12 +213,103 @@ func all[T store.Object](ctx context.Context, s store.Store, r schema.GroupVersi
 	return list, nil
 }
 
-// controlledBy says whether the object belongs to the controller with that UID.
-func controlledBy(obj, owner store.Object) bool {
-	ref := metav1.GetControllerOfNoCopy(obj)
-	return ref != nil && ref.UID == owner.GetUID()
+// each acts on all objects of a resource, until an error.
+func each[T store.Object](ctx context.Context, s store.Store, r schema.GroupVersionResource, act func(T) error) error {
+	list, err := all[T](ctx, s, r)
+	if err != nil {
+		return err
+	}
+	for _, o := range list {
+		if err := act(o); err != nil {
+			return fmt.Errorf("%s %s/%s: %w", r.Resource, o.GetNamespace(), o.GetName(), err)
+		}
+	}
+	return nil
 }
 
+// setStatus writes one value into the status of a custom object.
+func (m *Manager) setStatus(ctx context.Context, r schema.GroupVersionResource, u *unstructured.Unstructured, value any, field string) error {
+	fresh := u.DeepCopy()
+	if err := unstructured.SetNestedField(fresh.Object, value, "status", field); err != nil {
+		return err
+	}
+	_, err := m.store.Update(ctx, r, fresh, store.Status)
+	return err
+}
+
+// owned are the objects that belong to the controller owner.
 func owned[T store.Object](list []T, owner store.Object) []T {
-	return slices.DeleteFunc(slices.Clone(list), func(o T) bool { return !controlledBy(o, owner) })
+	return slices.DeleteFunc(slices.Clone(list), func(o T) bool { return !metav1.IsControlledBy(o, owner) })
+}
+
+// timers are the running simulated durations. A timer that a pass does not ask for is
+// dropped, because its reason is gone. Timers that end at the same moment end in the same
+// pass.
+type timers struct {
+	speed   float64
+	running map[string]*timer
+	now     time.Time // of this pass
+}
+
+type timer struct {
+	began time.Time
+	end   time.Time
+	asked bool // in this pass
+}
+
+func newTimers(speed float64) *timers {
+	return &timers{speed: speed, running: map[string]*timer{}}
+}
+
+func (t *timers) begin() {
+	t.now = time.Now()
+	for _, r := range t.running {
+		r.asked = false
+	}
+}
+
+// due says whether d has passed since key was first asked for; d may be another one each time.
+func (t *timers) due(key string, d time.Duration) bool {
+	r, ok := t.running[key]
+	if !ok {
+		r = &timer{began: t.now}
+		t.running[key] = r
+	}
+	r.end, r.asked = r.began.Add(time.Duration(float64(d)/t.speed)), true
+	return !t.now.Before(r.end)
+}
+
+// part is how much of d has passed since key was first asked for, from 0 to 1.
+func (t *timers) part(key string, d time.Duration) float64 {
+	r, ok := t.running[key]
+	if !ok {
+		return 0
+	}
+	return min(1, float64(t.now.Sub(r.began))*t.speed/float64(d))
+}
+
+// again is true the first time and then every d.
+func (t *timers) again(key string, d time.Duration) bool {
+	r, ok := t.running[key]
+	if ok && t.now.Before(r.end) {
+		r.asked = true
+		return false
+	}
+	t.running[key] = &timer{end: t.now.Add(time.Duration(float64(d) / t.speed)), asked: true}
+	return true
+}
+
+// end drops timers that the pass did not ask for and returns when the next one ends; ok is
+// false if there is none.
+func (t *timers) end() (next time.Time, ok bool) {
+	for key, r := range t.running {
+		if !r.asked {
+			delete(t.running, key)
+			continue
+		}
+		if r.end.After(t.now) && (!ok || r.end.Before(next)) {
+			next, ok = r.end, true
+		}
+	}
+	return next, ok
 }

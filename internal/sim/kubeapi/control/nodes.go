@@ -6,12 +6,18 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
@@ -89,16 +95,13 @@ func (m *Manager) running() map[string]*kubelet {
 }
 
 func (m *Manager) syncNodes(ctx context.Context) error {
-	nodes, err := all[*corev1.Node](ctx, m.store, store.Nodes())
+	kubelets := m.running()
+	err := each(ctx, m.store, store.Nodes(), func(n *corev1.Node) error {
+		defer delete(kubelets, n.Name)
+		return m.syncNode(ctx, n, kubelets[n.Name])
+	})
 	if err != nil {
 		return err
-	}
-	kubelets := m.running()
-	for _, n := range nodes {
-		if err := m.syncNode(ctx, n, kubelets[n.Name]); err != nil {
-			return fmt.Errorf("node %s: %w", n.Name, err)
-		}
-		delete(kubelets, n.Name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
 		if k := kubelets[name]; !k.registered {
@@ -128,27 +131,13 @@ func (m *Manager) register(ctx context.Context, k *kubelet) error {
 
 // mark sets the labels, annotations and taints of kubelet and machine.
 func (k *kubelet) mark(n *corev1.Node) {
-	labels := map[string]string{
-		"beta.kubernetes.io/arch": "amd64",
-		"beta.kubernetes.io/os":   "linux",
-		corev1.LabelArchStable:    "amd64",
-		corev1.LabelOSStable:      "linux",
-		corev1.LabelHostname:      k.Name,
-	}
-	maps.Copy(labels, k.Labels)
-	annotations := map[string]string{
-		"node.alpha.kubernetes.io/ttl":                           "0",
-		"volumes.kubernetes.io/controller-managed-attach-detach": "true",
-	}
-	maps.Copy(annotations, k.Annotations)
-	if n.Labels == nil {
-		n.Labels = map[string]string{}
-	}
-	if n.Annotations == nil {
-		n.Annotations = map[string]string{}
-	}
-	maps.Copy(n.Labels, labels)
-	maps.Copy(n.Annotations, annotations)
+	n.Labels = labels.Merge(labels.Merge(n.Labels, labels.Set{
+		"beta.kubernetes.io/arch": "amd64", corev1.LabelArchStable: "amd64",
+		"beta.kubernetes.io/os": "linux", corev1.LabelOSStable: "linux", corev1.LabelHostname: k.Name,
+	}), k.Labels)
+	n.Annotations = labels.Merge(labels.Merge(n.Annotations, labels.Set{
+		"node.alpha.kubernetes.io/ttl": "0", "volumes.kubernetes.io/controller-managed-attach-detach": "true",
+	}), k.Annotations)
 }
 
 // report sets the status that a kubelet sends at start.
@@ -239,4 +228,168 @@ func setCondition(n *corev1.Node, t corev1.NodeConditionType, s corev1.Condition
 	c := corev1.NodeCondition{Type: t, Status: s, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
 	n.Status.Conditions = slices.DeleteFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == t })
 	n.Status.Conditions = append(n.Status.Conditions, c)
+}
+
+func taint(key string, effect corev1.TaintEffect) corev1.Taint {
+	return corev1.Taint{Key: key, Effect: effect}
+}
+
+// conditionTaints are the node's taints, with those for its state updated: cordoned, not
+// ready, unreachable.
+func conditionTaints(n *corev1.Node) []corev1.Taint {
+	var due []corev1.Taint
+	switch readiness(n) {
+	case corev1.ConditionTrue:
+	case corev1.ConditionUnknown:
+		due = append(due,
+			taint(corev1.TaintNodeUnreachable, corev1.TaintEffectNoSchedule),
+			taint(corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute))
+	default:
+		due = append(due, taint(corev1.TaintNodeNotReady, corev1.TaintEffectNoSchedule))
+	}
+	if n.Spec.Unschedulable {
+		due = append(due, taint(corev1.TaintNodeUnschedulable, corev1.TaintEffectNoSchedule))
+	}
+	var taints []corev1.Taint
+	for _, t := range n.Spec.Taints {
+		switch t.Key {
+		case corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable, corev1.TaintNodeUnschedulable:
+		default:
+			taints = append(taints, t)
+		}
+	}
+	return append(taints, due...)
+}
+
+// join adds the missing taints.
+func join(have, more []corev1.Taint) []corev1.Taint {
+	for _, t := range more {
+		if !slices.ContainsFunc(have, func(h corev1.Taint) bool { return h.MatchTaint(&t) }) {
+			have = append(have, t)
+		}
+	}
+	return have
+}
+
+func tolerated(pod *corev1.Pod, taints []corev1.Taint) bool {
+	for _, t := range taints {
+		if t.Effect == corev1.TaintEffectPreferNoSchedule {
+			continue
+		}
+		if !slices.ContainsFunc(pod.Spec.Tolerations, func(tol corev1.Toleration) bool { return tolerates(tol, t) }) {
+			return false
+		}
+	}
+	return true
+}
+
+func tolerates(tol corev1.Toleration, t corev1.Taint) bool {
+	if tol.Effect != "" && tol.Effect != t.Effect || tol.Key != "" && tol.Key != t.Key {
+		return false
+	}
+	if tol.Operator == corev1.TolerationOpExists {
+		return true
+	}
+	return tol.Key != "" && tol.Value == t.Value
+}
+
+const (
+	heartbeat     = 10 * time.Second // between renewals of a node's Lease
+	leaseDuration = 40               // seconds
+	// crowded is settle for a real server, where every pass costs requests.
+	crowded = 50 * time.Millisecond
+)
+
+// NewKubelets starts only the kubelets and the attachers of the CSI drivers: real
+// controllers work on the same objects. A kubelet continues after errors of the API;
+// refused gets them.
+func NewKubelets(ctx context.Context, s store.Store, speed float64, refused func(error)) (*Manager, error) {
+	m := &Manager{store: s, timers: newTimers(speed), kick: make(chan struct{}, 1), settle: crowded, refused: refused, reflected: map[types.UID]reflection{}}
+	m.stages = []func(context.Context) error{m.syncNodes, m.renewLeases, m.syncMirrorPods, m.runPods, m.attachVolumes}
+	if err := m.start(ctx, []schema.GroupVersionResource{store.Nodes(), store.Pods(), store.Attachments()}); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// renewLeases renews the Leases of running kubelets: that of a new one at once, all of them
+// together every heartbeat.
+func (m *Manager) renewLeases(ctx context.Context) error {
+	kubelets := m.running()
+	if len(kubelets) > 0 && m.timers.again("leases", heartbeat) {
+		for _, k := range kubelets {
+			k.leased = false
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
+		k := kubelets[name]
+		if k.leased {
+			continue
+		}
+		err := m.renewLease(ctx, name)
+		if k.leased = err == nil; err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("lease of node %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// renewLease makes the Lease if it is missing. A kubelet without a Node makes none
+// (SetNodeOwnerFunc in its util/nodelease.go).
+func (m *Manager) renewLease(ctx context.Context, node string) error {
+	now := metav1.NowMicro()
+	o, err := m.store.Get(ctx, store.Leases(), corev1.NamespaceNodeLease, node)
+	if apierrors.IsNotFound(err) {
+		owner, err := m.store.Get(ctx, store.Nodes(), "", node)
+		if err != nil {
+			return err
+		}
+		_, err = m.store.Create(ctx, store.Leases(), &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: node, Namespace: corev1.NamespaceNodeLease,
+				OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: owner.GetUID()}},
+			},
+			Spec: coordinationv1.LeaseSpec{
+				HolderIdentity: &node, LeaseDurationSeconds: new(int32(leaseDuration)), RenewTime: &now,
+			},
+		})
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	lease := o.(*coordinationv1.Lease).DeepCopy()
+	lease.Spec.RenewTime = &now
+	_, err = m.store.Update(ctx, store.Leases(), lease, store.Main)
+	return err
+}
+
+// attachVolumes is the external-attacher of every CSI driver: it attaches what the
+// attach-detach controller requests, and detaches what that has released.
+func (m *Manager) attachVolumes(ctx context.Context) error {
+	return each(ctx, m.store, store.Attachments(), func(a *storagev1.VolumeAttachment) error { return m.attachVolume(ctx, a) })
+}
+
+func (m *Manager) attachVolume(ctx context.Context, a *storagev1.VolumeAttachment) error {
+	finalizer := "external-attacher/" + a.Spec.Attacher
+	fresh := a.DeepCopy()
+	switch held := slices.Contains(a.Finalizers, finalizer); {
+	case a.DeletionTimestamp != nil && held && m.timers.due("detach/"+string(a.UID), detachAfter):
+		m.took(a.Spec.NodeName, "detach", detachAfter)
+		fresh.Finalizers = slices.DeleteFunc(fresh.Finalizers, func(f string) bool { return f == finalizer })
+		_, err := m.store.Update(ctx, store.Attachments(), fresh, store.Main)
+		return err
+	case a.DeletionTimestamp != nil || a.Status.Attached:
+		return nil
+	case !held:
+		fresh.Finalizers = append(fresh.Finalizers, finalizer)
+		o, err := m.store.Update(ctx, store.Attachments(), fresh, store.Main)
+		if err != nil {
+			return err
+		}
+		fresh = o.(*storagev1.VolumeAttachment).DeepCopy()
+	}
+	fresh.Status.Attached = true
+	_, err := m.store.Update(ctx, store.Attachments(), fresh, store.Status)
+	return err
 }

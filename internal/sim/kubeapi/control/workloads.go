@@ -2,21 +2,26 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"maps"
+	"hash/fnv"
 	"slices"
+	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// podFrom makes a pod of a workload's template.
 func podFrom(owner store.Object, kind string, t corev1.PodTemplateSpec) *corev1.Pod {
 	t = *t.DeepCopy()
 	gvk := appsv1.SchemeGroupVersion.WithKind(kind)
@@ -35,7 +40,7 @@ func active(p *corev1.Pod) bool {
 func readyPods(pods []*corev1.Pod) int32 {
 	var n int32
 	for _, p := range pods {
-		if podReady(p) {
+		if PodReady(p) {
 			n++
 		}
 	}
@@ -50,6 +55,12 @@ func wantedReplicas(n *int32) int {
 	return int(*n)
 }
 
+// deletePod lets a pod end in its grace period.
+func (m *Manager) deletePod(ctx context.Context, p *corev1.Pod) error {
+	_, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{})
+	return err
+}
+
 func (m *Manager) createPod(ctx context.Context, p *corev1.Pod) error {
 	if m.terminating(ctx, p.Namespace) {
 		return nil
@@ -62,20 +73,15 @@ func (m *Manager) createPod(ctx context.Context, p *corev1.Pod) error {
 
 // syncDaemonSets creates a DaemonSet's pod on every Node that it selects.
 func (m *Manager) syncDaemonSets(ctx context.Context) error {
-	sets, err := all[*appsv1.DaemonSet](ctx, m.store, store.DaemonSets())
-	if err != nil {
-		return err
-	}
 	nodes, err := all[*corev1.Node](ctx, m.store, store.Nodes())
 	if err != nil {
 		return err
 	}
-	for _, ds := range sets {
-		pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
+	return each(ctx, m.store, store.DaemonSets(), func(ds *appsv1.DaemonSet) error {
+		pods, err := m.podsOf(ctx, ds)
 		if err != nil {
 			return err
 		}
-		pods = owned(pods, ds)
 		hash, err := templateHash(ds.Spec.Template)
 		if err != nil {
 			return err
@@ -93,11 +99,7 @@ func (m *Manager) syncDaemonSets(ctx context.Context) error {
 				continue
 			}
 			p := podFrom(ds, "DaemonSet", ds.Spec.Template)
-			p.Labels = maps.Clone(p.Labels)
-			if p.Labels == nil {
-				p.Labels = map[string]string{}
-			}
-			p.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] = hash
+			metav1.SetMetaDataLabel(&p.ObjectMeta, appsv1.DefaultDaemonSetUniqueLabelKey, hash)
 			p.Spec.NodeName = n.Name
 			if err := m.createPod(ctx, p); err != nil {
 				return err
@@ -112,11 +114,14 @@ func (m *Manager) syncDaemonSets(ctx context.Context) error {
 		fresh.Status.DesiredNumberScheduled, fresh.Status.CurrentNumberScheduled = wanted, int32(len(pods))
 		fresh.Status.NumberReady, fresh.Status.NumberAvailable = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = ds.Generation
-		if err := m.writeStatus(ctx, store.DaemonSets(), &fresh, equality.Semantic.DeepEqual(ds.Status, fresh.Status)); err != nil {
-			return err
-		}
-	}
-	return nil
+		return m.writeStatus(ctx, store.DaemonSets(), &fresh, ds.Status, fresh.Status)
+	})
+}
+
+// podsOf are the pods that a workload controls now.
+func (m *Manager) podsOf(ctx context.Context, owner store.Object) ([]*corev1.Pod, error) {
+	pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
+	return owned(pods, owner), err
 }
 
 func living(pods []*corev1.Pod) []*corev1.Pod {
@@ -130,13 +135,13 @@ func (m *Manager) renew(ctx context.Context, outdated []*corev1.Pod, unavailable
 		if p.DeletionTimestamp != nil {
 			continue
 		}
-		if podReady(p) {
+		if PodReady(p) {
 			if unavailable > 0 {
 				continue
 			}
 			unavailable++
 		}
-		if _, err := m.store.Delete(ctx, store.Pods(), p.Namespace, p.Name, metav1.DeleteOptions{}); err != nil {
+		if err := m.deletePod(ctx, p); err != nil {
 			return err
 		}
 	}
@@ -145,8 +150,8 @@ func (m *Manager) renew(ctx context.Context, outdated []*corev1.Pod, unavailable
 
 // writeStatus writes the status of an object unless it is unchanged. The store keeps a
 // copy.
-func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource, fresh store.Object, same bool) error {
-	if same {
+func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource, fresh store.Object, was, is any) error {
+	if equality.Semantic.DeepEqual(was, is) {
 		return nil
 	}
 	_, err := m.store.Update(ctx, r, fresh, store.Status)
@@ -155,23 +160,19 @@ func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource
 
 // syncReplicaSets replaces pods as soon as they are terminating, not when they are gone.
 func (m *Manager) syncReplicaSets(ctx context.Context) error {
-	sets, err := all[*appsv1.ReplicaSet](ctx, m.store, store.ReplicaSets())
-	if err != nil {
-		return err
-	}
-	for _, rs := range sets {
-		pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
+	return each(ctx, m.store, store.ReplicaSets(), func(rs *appsv1.ReplicaSet) error {
+		pods, err := m.podsOf(ctx, rs)
 		if err != nil {
 			return err
 		}
-		pods = slices.DeleteFunc(owned(pods, rs), func(p *corev1.Pod) bool { return !active(p) })
+		pods = living(pods)
 		for range wantedReplicas(rs.Spec.Replicas) - len(pods) {
 			if err := m.createPod(ctx, podFrom(rs, "ReplicaSet", rs.Spec.Template)); err != nil {
 				return err
 			}
 		}
 		for i := wantedReplicas(rs.Spec.Replicas); i < len(pods); i++ {
-			if _, err := m.store.Delete(ctx, store.Pods(), rs.Namespace, pods[i].Name, metav1.DeleteOptions{}); err != nil {
+			if err := m.deletePod(ctx, pods[i]); err != nil {
 				return err
 			}
 		}
@@ -179,25 +180,17 @@ func (m *Manager) syncReplicaSets(ctx context.Context) error {
 		fresh.Status.Replicas, fresh.Status.FullyLabeledReplicas = int32(len(pods)), int32(len(pods))
 		fresh.Status.ReadyReplicas, fresh.Status.AvailableReplicas = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = rs.Generation
-		if err := m.writeStatus(ctx, store.ReplicaSets(), &fresh, equality.Semantic.DeepEqual(rs.Status, fresh.Status)); err != nil {
-			return err
-		}
-	}
-	return nil
+		return m.writeStatus(ctx, store.ReplicaSets(), &fresh, rs.Status, fresh.Status)
+	})
 }
 
 // syncStatefulSets recreates pod N only when the old one is gone.
 func (m *Manager) syncStatefulSets(ctx context.Context) error {
-	sets, err := all[*appsv1.StatefulSet](ctx, m.store, store.StatefulSets())
-	if err != nil {
-		return err
-	}
-	for _, sts := range sets {
-		pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
+	return each(ctx, m.store, store.StatefulSets(), func(sts *appsv1.StatefulSet) error {
+		pods, err := m.podsOf(ctx, sts)
 		if err != nil {
 			return err
 		}
-		pods = owned(pods, sts)
 		for i := range wantedReplicas(sts.Spec.Replicas) {
 			p := podFrom(sts, "StatefulSet", sts.Spec.Template)
 			p.GenerateName, p.Name = "", fmt.Sprintf("%s-%d", sts.Name, i)
@@ -212,9 +205,318 @@ func (m *Manager) syncStatefulSets(ctx context.Context) error {
 		fresh.Status.Replicas, fresh.Status.CurrentReplicas = int32(len(pods)), int32(len(pods))
 		fresh.Status.ReadyReplicas, fresh.Status.AvailableReplicas = readyPods(pods), readyPods(pods)
 		fresh.Status.ObservedGeneration = sts.Generation
-		if err := m.writeStatus(ctx, store.StatefulSets(), &fresh, equality.Semantic.DeepEqual(sts.Status, fresh.Status)); err != nil {
+		return m.writeStatus(ctx, store.StatefulSets(), &fresh, sts.Status, fresh.Status)
+	})
+}
+
+// syncDeployments keeps one ReplicaSet per template; older ones are scaled down at once.
+func (m *Manager) syncDeployments(ctx context.Context) error {
+	return each(ctx, m.store, store.Deployments(), func(d *appsv1.Deployment) error {
+		sets, err := all[*appsv1.ReplicaSet](ctx, m.store, store.ReplicaSets())
+		if err != nil {
+			return err
+		}
+		return m.syncDeployment(ctx, d, owned(sets, d))
+	})
+}
+
+func (m *Manager) syncDeployment(ctx context.Context, d *appsv1.Deployment, sets []*appsv1.ReplicaSet) error {
+	hash, err := templateHash(d.Spec.Template)
+	if err != nil {
+		return err
+	}
+	replicas := int32(wantedReplicas(d.Spec.Replicas))
+	fresh := *d
+	fresh.Status = appsv1.DeploymentStatus{ObservedGeneration: d.Generation, Conditions: d.Status.Conditions}
+	found := false
+	for _, rs := range sets {
+		want := int32(0)
+		if strings.HasSuffix(rs.Name, "-"+hash) {
+			found, want = true, replicas
+			fresh.Status.UpdatedReplicas = rs.Status.Replicas
+		}
+		fresh.Status.Replicas += rs.Status.Replicas
+		fresh.Status.ReadyReplicas += rs.Status.ReadyReplicas
+		fresh.Status.AvailableReplicas += rs.Status.AvailableReplicas
+		if int32(wantedReplicas(rs.Spec.Replicas)) != want {
+			scaled := rs.DeepCopy()
+			scaled.Spec.Replicas = &want
+			if _, err := m.store.Update(ctx, store.ReplicaSets(), scaled, store.Main); err != nil {
+				return err
+			}
+		}
+	}
+	if !found {
+		if _, err := m.store.Create(ctx, store.ReplicaSets(), replicaSet(d, hash, replicas)); err != nil {
 			return err
 		}
 	}
+	fresh.Status.UnavailableReplicas = max(0, replicas-fresh.Status.AvailableReplicas)
+	fresh.Status.Conditions = deploymentConditions(&fresh, replicas)
+	return m.writeStatus(ctx, store.Deployments(), &fresh, d.Status, fresh.Status)
+}
+
+// deploymentConditions say whether the deployment is available and complete; an unchanged
+// condition keeps the time of its last change.
+func deploymentConditions(d *appsv1.Deployment, replicas int32) []appsv1.DeploymentCondition {
+	truth := map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue, false: corev1.ConditionFalse}
+	available := appsv1.DeploymentCondition{Type: appsv1.DeploymentAvailable, Status: truth[d.Status.AvailableReplicas >= replicas-mayMiss(d, replicas)], Reason: "MinimumReplicasAvailable"}
+	if available.Status == corev1.ConditionFalse {
+		available.Reason = "MinimumReplicasUnavailable"
+	}
+	progressing := appsv1.DeploymentCondition{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionTrue, Reason: "NewReplicaSetAvailable"}
+	if d.Status.UpdatedReplicas < replicas || d.Status.AvailableReplicas < replicas {
+		progressing.Reason = "ReplicaSetUpdated"
+	}
+	all := []appsv1.DeploymentCondition{available, progressing}
+	for i, c := range all {
+		all[i].LastTransitionTime, all[i].LastUpdateTime = metav1.Now().Rfc3339Copy(), metav1.Now().Rfc3339Copy()
+		for _, old := range d.Status.Conditions {
+			if old.Type == c.Type && old.Status == c.Status && old.Reason == c.Reason {
+				all[i] = old
+			}
+		}
+	}
+	return all
+}
+
+// mayMiss is the number of replicas that a deployment may lack: a quarter by default.
+func mayMiss(d *appsv1.Deployment, replicas int32) int32 {
+	share := intstr.FromString("25%")
+	if s := d.Spec.Strategy.RollingUpdate; s != nil && s.MaxUnavailable != nil {
+		share = *s.MaxUnavailable
+	}
+	n, err := intstr.GetScaledValueFromIntOrPercent(&share, int(replicas), false)
+	if err != nil {
+		return 0
+	}
+	return int32(n)
+}
+
+func replicaSet(d *appsv1.Deployment, hash string, replicas int32) *appsv1.ReplicaSet {
+	return &appsv1.ReplicaSet{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: d.Name + "-" + hash, Namespace: d.Namespace, Labels: d.Spec.Template.Labels,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))},
+		},
+		Spec: appsv1.ReplicaSetSpec{Replicas: &replicas, Selector: d.Spec.Selector, Template: d.Spec.Template},
+	}
+}
+
+func templateHash(t corev1.PodTemplateSpec) (string, error) {
+	b, err := json.Marshal(t)
+	if err != nil {
+		return "", fmt.Errorf("hash pod template: %w", err)
+	}
+	h := fnv.New32a()
+	_, _ = h.Write(b) // a hash never fails
+	return fmt.Sprintf("%08x", h.Sum32()), nil
+}
+
+// grantedFor is how long a granted eviction counts until its deletion must come.
+const grantedFor = 2 * time.Minute
+
+// syncBudgets updates the status of PodDisruptionBudgets, on which evictions are based.
+func (m *Manager) syncBudgets(ctx context.Context) error {
+	return each(ctx, m.store, store.Budgets(), func(b *policyv1.PodDisruptionBudget) (err error) {
+		fresh := *b
+		if fresh.Status, err = m.budgetStatus(ctx, b); err != nil {
+			return err
+		}
+		return m.writeStatus(ctx, store.Budgets(), &fresh, b.Status, fresh.Status)
+	})
+}
+
+func (m *Manager) budgetStatus(ctx context.Context, b *policyv1.PodDisruptionBudget) (policyv1.PodDisruptionBudgetStatus, error) {
+	status := policyv1.PodDisruptionBudgetStatus{ObservedGeneration: b.Generation}
+	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	if err != nil {
+		return status, err
+	}
+	objects, _, err := m.store.List(ctx, store.Pods(), b.Namespace)
+	if err != nil {
+		return status, err
+	}
+	var pods []*corev1.Pod
+	for _, o := range objects {
+		if p := o.(*corev1.Pod); selector.Matches(labels.Set(p.Labels)) && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
+			pods = append(pods, p)
+		}
+	}
+	expected, err := m.expectedPods(ctx, pods)
+	if err != nil {
+		return status, err
+	}
+	desired, err := desiredHealthy(b.Spec, expected)
+	if err != nil {
+		return status, err
+	}
+	for _, p := range pods {
+		at, disrupted := b.Status.DisruptedPods[p.Name]
+		switch {
+		case p.DeletionTimestamp != nil:
+		case disrupted && time.Since(at.Time) < grantedFor:
+			// Its eviction was granted; the deletion will follow.
+			if status.DisruptedPods == nil {
+				status.DisruptedPods = map[string]metav1.Time{}
+			}
+			status.DisruptedPods[p.Name] = at
+		case PodReady(p):
+			status.CurrentHealthy++
+		}
+	}
+	status.ExpectedPods, status.DesiredHealthy = int32(expected), int32(desired)
+	status.DisruptionsAllowed = max(0, status.CurrentHealthy-status.DesiredHealthy)
+	if expected == 0 {
+		status.DisruptionsAllowed = 0
+	}
+	return status, nil
+}
+
+// expectedPods is the number of pods that the pods' workloads want, plus bare pods.
+func (m *Manager) expectedPods(ctx context.Context, pods []*corev1.Pod) (int, error) {
+	expected := 0
+	counted := map[string]bool{}
+	for _, p := range pods {
+		ref := metav1.GetControllerOfNoCopy(p)
+		if ref == nil {
+			expected++
+			continue
+		}
+		if counted[string(ref.UID)] {
+			continue
+		}
+		counted[string(ref.UID)] = true
+		r, scales := map[string]schema.GroupVersionResource{"ReplicaSet": store.ReplicaSets(), "StatefulSet": store.StatefulSets()}[ref.Kind]
+		if !scales {
+			continue
+		}
+		o, err := m.store.Get(ctx, r, p.Namespace, ref.Name)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return 0, err
+		}
+		switch o := o.(type) {
+		case *appsv1.ReplicaSet:
+			expected += wantedReplicas(o.Spec.Replicas)
+		case *appsv1.StatefulSet:
+			expected += wantedReplicas(o.Spec.Replicas)
+		}
+	}
+	return expected, nil
+}
+
+func desiredHealthy(s policyv1.PodDisruptionBudgetSpec, expected int) (int, error) {
+	if s.MaxUnavailable != nil {
+		n, err := intstr.GetScaledValueFromIntOrPercent(s.MaxUnavailable, expected, true)
+		return max(0, expected-n), err
+	}
+	if s.MinAvailable != nil {
+		return intstr.GetScaledValueFromIntOrPercent(s.MinAvailable, expected, true)
+	}
+	return 0, nil
+}
+
+// collect deletes objects without their owners, and the pods of deleted Nodes.
+func (m *Manager) collect(ctx context.Context) error {
+	owners := map[string]bool{}
+	for _, r := range watched() {
+		objects, _, err := m.store.List(ctx, r, "")
+		if err != nil {
+			return err
+		}
+		for _, o := range objects {
+			owners[string(o.GetUID())] = true
+		}
+	}
+	for _, r := range []schema.GroupVersionResource{store.ReplicaSets(), store.Pods(), store.Leases()} {
+		objects, _, err := m.store.List(ctx, r, "")
+		if err != nil {
+			return err
+		}
+		for _, o := range objects {
+			if err := m.collectOne(ctx, r, o, owners); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
+}
+
+func (m *Manager) collectOne(ctx context.Context, r schema.GroupVersionResource, o store.Object, owners map[string]bool) error {
+	if p, ok := o.(*corev1.Pod); ok && p.Spec.NodeName != "" {
+		if _, err := m.store.Get(ctx, store.Nodes(), "", p.Spec.NodeName); apierrors.IsNotFound(err) {
+			_, err := m.store.Delete(ctx, r, p.Namespace, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+			return err
+		} else if err != nil {
+			return err
+		}
+	}
+	refs := o.GetOwnerReferences()
+	if len(refs) == 0 || o.GetDeletionTimestamp() != nil ||
+		slices.ContainsFunc(refs, func(ref metav1.OwnerReference) bool { return !collects(ref) || owners[string(ref.UID)] }) {
+		return nil
+	}
+	_, err := m.store.Delete(ctx, r, o.GetNamespace(), o.GetName(), metav1.DeleteOptions{})
+	return err
+}
+
+// collects says whether objects of that kind are known here, so that a missing one was
+// really deleted. Kubernetes keeps objects whose owner's kind it can't map (apiResource in
+// its controller/garbagecollector).
+func collects(ref metav1.OwnerReference) bool {
+	kinds := []string{"DaemonSet.apps", "Deployment.apps", "ReplicaSet.apps", "StatefulSet.apps", "Node"}
+	return slices.Contains(kinds, schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind().String())
+}
+
+// terminateAfter is the namespace controller's delay, in which others can notice
+// (namespaceDeletionGracePeriod in Kubernetes).
+const terminateAfter = 5 * time.Second
+
+// terminateNamespaces deletes the content of terminating namespaces, and then the
+// namespaces.
+func (m *Manager) terminateNamespaces(ctx context.Context) error {
+	return each(ctx, m.store, store.Namespaces(), func(ns *corev1.Namespace) error {
+		if ns.DeletionTimestamp == nil || !m.timers.due("terminate/"+string(ns.UID), terminateAfter) {
+			return nil
+		}
+		if left, err := m.emptyNamespace(ctx, ns.Name); err != nil || left > 0 {
+			return err
+		}
+		fresh := ns.DeepCopy()
+		fresh.Spec.Finalizers = nil
+		if _, err := m.store.Update(ctx, store.Namespaces(), fresh, store.Main); err != nil {
+			return err
+		}
+		_, err := m.store.Delete(ctx, store.Namespaces(), "", ns.Name, metav1.DeleteOptions{})
+		return err
+	})
+}
+
+// emptyNamespace returns how many objects are left.
+func (m *Manager) emptyNamespace(ctx context.Context, name string) (left int, err error) {
+	for _, r := range store.Resources() {
+		if !r.Namespaced {
+			continue
+		}
+		objects, _, err := m.store.List(ctx, r.GroupVersionResource, name)
+		if err != nil {
+			return 0, err
+		}
+		left += len(objects)
+		for _, o := range objects {
+			if o.GetDeletionTimestamp() != nil {
+				continue
+			}
+			if _, err := m.store.Delete(ctx, r.GroupVersionResource, name, o.GetName(), metav1.DeleteOptions{}); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return left, nil
+}
+
+// terminating says whether a namespace refuses new objects.
+func (m *Manager) terminating(ctx context.Context, name string) bool {
+	ns, err := m.store.Get(ctx, store.Namespaces(), "", name)
+	return err == nil && ns.GetDeletionTimestamp() != nil
 }

@@ -63,7 +63,6 @@ func (c *ControlPlane) AddNode(name string) {
 	c.change(func() { c.nodes, c.up[name] = append(c.nodes, name), true })
 }
 
-// AddVolume adds a volume.
 func (c *ControlPlane) AddVolume(v Volume) { c.change(func() { c.volumes = append(c.volumes, &v) }) }
 
 // DisableHA has no target move from a node that is lost (--disable-ha of agent-core).
@@ -88,7 +87,6 @@ func (c *ControlPlane) target(v *Volume) string {
 	return target
 }
 
-// SetReplica changes a replica of a volume.
 func (c *ControlPlane) SetReplica(volume, node string, set func(*Replica)) {
 	c.change(func() {
 		for _, v := range c.volumes {

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
@@ -92,4 +93,294 @@ func (s schemas) add(r store.Resource) (string, error) {
 
 func kindOf(gvk schema.GroupVersionKind) object {
 	return object{"group": gvk.Group, "version": gvk.Version, "kind": gvk.Kind}
+}
+
+type object = map[string]any
+
+// schemas are the models of a document by name, made from Go types and what those say about
+// themselves. They lack what only the comments of the types' sources say: list types,
+// enumerations and most defaults.
+type schemas struct {
+	scheme *runtime.Scheme
+	of     schema.GroupVersion // the document's
+	models object
+}
+
+// The methods that types of Kubernetes' API have for kube-openapi.
+type (
+	named      interface{ OpenAPIModelName() string }
+	typed      interface{ OpenAPISchemaType() []string }
+	formatted  interface{ OpenAPISchemaFormat() string }
+	several    interface{ OpenAPIV3OneOfTypes() []string }
+	documented interface{ SwaggerDoc() map[string]string }
+)
+
+// of is the schema of a type: a reference if it has a name.
+func (s schemas) schema(t reflect.Type) object {
+	if t.Kind() == reflect.Pointer {
+		return s.schema(t.Elem())
+	}
+	if n, is := reflect.Zero(t).Interface().(named); is {
+		name := n.OpenAPIModelName()
+		if s.models[name] == nil {
+			s.models[name] = object{} // it may contain itself
+			s.models[name] = s.kinds(t, s.model(t))
+		}
+		return reference(name)
+	}
+	switch t.Kind() {
+	case reflect.String:
+		return object{"type": "string"}
+	case reflect.Bool:
+		return object{"type": "boolean"}
+	case reflect.Int64:
+		return object{"type": "integer", "format": "int64"}
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Uint8, reflect.Uint16, reflect.Uint32:
+		return object{"type": "integer", "format": "int32"}
+	case reflect.Float32, reflect.Float64:
+		return object{"type": "number", "format": "double"}
+	case reflect.Map:
+		return object{"type": "object", "additionalProperties": s.schema(t.Elem())}
+	case reflect.Slice:
+		if t.Elem().Kind() == reflect.Uint8 {
+			return object{"type": "string", "format": "byte"}
+		}
+		return object{"type": "array", "items": s.schema(t.Elem())}
+	}
+	return s.model(t)
+}
+
+func reference(name string) object { return object{"$ref": "#/components/schemas/" + name} }
+
+func (s schemas) model(t reflect.Type) object {
+	zero := reflect.Zero(t).Interface()
+	m := object{"type": "object"}
+	if d := docs(zero)[""]; d != "" {
+		m["description"] = d
+	}
+	if f, is := zero.(formatted); is && f.OpenAPISchemaFormat() != "" {
+		m["format"] = f.OpenAPISchemaFormat()
+	}
+	if types, is := zero.(several); is {
+		var one []object
+		for _, t := range types.OpenAPIV3OneOfTypes() {
+			one = append(one, object{"type": t})
+		}
+		delete(m, "type")
+		m["oneOf"] = one
+		return m
+	}
+	if is, own := zero.(typed); own {
+		m["type"] = is.OpenAPISchemaType()[0]
+		return m
+	}
+	if t.Kind() != reflect.Struct {
+		return m
+	}
+	properties, must := object{}, []string{}
+	s.fields(t, properties, &must)
+	if len(properties) > 0 {
+		m["properties"] = properties
+	}
+	if len(must) > 0 {
+		m["required"] = must
+	}
+	return m
+}
+
+// kinds adds to a model which kinds it is of, in this document and in all of them.
+func (s schemas) kinds(t reflect.Type, m object) object {
+	o, is := reflect.New(t).Interface().(runtime.Object)
+	if !is {
+		return m
+	}
+	gvks, _, err := s.scheme.ObjectKinds(o)
+	if err != nil { // it has none
+		return m
+	}
+	var kinds []object
+	for _, gvk := range gvks {
+		if gvk.GroupVersion() == s.of || gvk.Group == "" && gvk.Version == "v1" {
+			kinds = append(kinds, kindOf(gvk))
+		}
+	}
+	m["x-kubernetes-group-version-kind"] = kinds
+	return m
+}
+
+// fields adds the fields of a struct, and of those that it embeds.
+func (s schemas) fields(t reflect.Type, properties object, must *[]string) {
+	described := docs(reflect.Zero(t).Interface())
+	for f := range t.Fields() {
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case name == "-" || !f.IsExported():
+			continue
+		case strings.Contains(options, "inline") || name == "" && f.Anonymous:
+			s.fields(f.Type, properties, must)
+			continue
+		}
+		if required(t, name, !strings.Contains(options, "omit")) {
+			*must = append(*must, name)
+		}
+		properties[name] = s.property(f, described[name])
+	}
+}
+
+func (s schemas) property(f reflect.StructField, description string) object {
+	p := s.schema(f.Type)
+	if p["$ref"] != nil {
+		_, scalar := reflect.Zero(f.Type).Interface().(typed)
+		p = object{"allOf": []object{p}}
+		if f.Type.Kind() == reflect.Struct && !scalar {
+			p["default"] = object{}
+		}
+	}
+	if description != "" {
+		p["description"] = description
+	}
+	for extension, tag := range map[string]string{"x-kubernetes-patch-strategy": "patchStrategy", "x-kubernetes-patch-merge-key": "patchMergeKey"} {
+		if v := f.Tag.Get(tag); v != "" {
+			p[extension] = v
+		}
+	}
+	return p
+}
+
+func docs(of any) map[string]string {
+	if d, is := of.(documented); is {
+		return d.SwaggerDoc()
+	}
+	return nil
+}
+
+const metaV1 = "io.k8s.apimachinery.pkg.apis.meta.v1."
+
+// describe adds the paths of a resource whose objects have that model.
+func describe(paths object, r store.Resource, model string) {
+	all, in := "/"+Path(r.GroupVersion())+"/"+r.Resource, []object{}
+	if r.Namespaced {
+		paths[all] = object{"get": operation(r, "list", "list or watch objects of kind "+r.Kind, model+"List", selecting...)}
+		all = "/" + Path(r.GroupVersion()) + "/namespaces/{namespace}/" + r.Resource
+		in = append(in, inPath("namespace"))
+	}
+	create := operation(r, "post", "create a "+r.Kind, model, writing...)
+	create["requestBody"] = body(model, "*/*")
+	paths[all] = object{
+		"parameters": in,
+		"get":        operation(r, "list", "list or watch objects of kind "+r.Kind, model+"List", selecting...),
+		"post":       create,
+		"delete":     operation(r, "deletecollection", "delete collection of "+r.Kind, metaV1+"Status", selecting...),
+	}
+	one := append(slices.Clone(in), inPath("name"))
+	paths[all+"/{name}"] = item(r, model, one)
+	if r.Status {
+		status := item(r, model, one)
+		delete(status, "delete")
+		paths[all+"/{name}/status"] = status
+	}
+}
+
+// item are the operations on one object.
+func item(r store.Resource, model string, parameters []object) object {
+	replace := operation(r, "put", "replace the specified "+r.Kind, model, writing...)
+	replace["requestBody"] = body(model, "*/*")
+	remove := operation(r, "delete", "delete a "+r.Kind, metaV1+"Status", "dryRun", "gracePeriodSeconds", "orphanDependents", "propagationPolicy")
+	remove["requestBody"] = body(metaV1+"DeleteOptions", "*/*")
+	patch := operation(r, "patch", "partially update the specified "+r.Kind, model, append(slices.Clone(writing), "force")...)
+	kinds := []types.PatchType{types.JSONPatchType, types.MergePatchType, types.ApplyYAMLPatchType}
+	if store.BuiltIn(r) {
+		kinds = append(kinds, types.StrategicMergePatchType)
+	}
+	patch["requestBody"] = body(metaV1+"Patch", kinds...)
+	return object{
+		"parameters": parameters,
+		"get":        operation(r, "get", "read the specified "+r.Kind, model),
+		"put":        replace, "patch": patch, "delete": remove,
+	}
+}
+
+// The query parameters of writes and of lists.
+var (
+	writing   = []string{"dryRun", "fieldManager", "fieldValidation"}
+	selecting = []string{"continue", "fieldSelector", "labelSelector", "limit", "resourceVersion", "resourceVersionMatch", "sendInitialEvents", "timeoutSeconds", "watch"}
+)
+
+func operation(r store.Resource, action, description, model string, parameters ...string) object {
+	given := []object{}
+	for _, name := range parameters {
+		given = append(given, object{"name": name, "in": "query", "schema": object{"type": typeOf(name), "uniqueItems": true}})
+	}
+	return object{
+		"description": description, "parameters": given,
+		"responses":           object{"200": object{"description": "OK", "content": content(model, runtime.ContentTypeJSON)}},
+		"x-kubernetes-action": action, "x-kubernetes-group-version-kind": kindOf(r.GVK()),
+	}
+}
+
+func typeOf(parameter string) string {
+	switch parameter {
+	case "limit", "timeoutSeconds", "gracePeriodSeconds":
+		return "integer"
+	case "watch", "force", "sendInitialEvents", "orphanDependents":
+		return "boolean"
+	}
+	return "string"
+}
+
+func inPath(name string) object {
+	return object{"name": name, "in": "path", "required": true, "schema": object{"type": "string", "uniqueItems": true}}
+}
+
+func body[T ~string](model string, media ...T) object {
+	return object{"content": content(model, media...)}
+}
+
+func content[T ~string](model string, media ...T) object {
+	out := object{}
+	for _, m := range media {
+		out[string(m)] = object{"schema": reference(model)}
+	}
+	return out
+}
+
+// unlike has the fields that are required although their JSON is omitted if empty, or the
+// other way around: the comments of their types say so (+required, +optional).
+// internal/e2e/kubernetes compares the models with those that Kubernetes publishes.
+var unlike = map[string][]string{
+	"io.k8s.api.apps.v1.DaemonSet":                       {"spec"},
+	"io.k8s.api.apps.v1.DaemonSetCondition":              {"status", "type"},
+	"io.k8s.api.apps.v1.Deployment":                      {"spec"},
+	"io.k8s.api.apps.v1.DeploymentCondition":             {"status", "type"},
+	"io.k8s.api.apps.v1.ReplicaSet":                      {"spec"},
+	"io.k8s.api.apps.v1.ReplicaSetCondition":             {"status", "type"},
+	"io.k8s.api.apps.v1.StatefulSet":                     {"spec"},
+	"io.k8s.api.apps.v1.StatefulSetCondition":            {"status", "type"},
+	"io.k8s.api.apps.v1.StatefulSetOrdinals":             {"start"},
+	"io.k8s.api.apps.v1.StatefulSetSpec":                 {"serviceName"},
+	"io.k8s.api.apps.v1.StatefulSetStatus":               {"availableReplicas"},
+	"io.k8s.api.core.v1.AzureFilePersistentVolumeSource": {"secretNamespace"},
+	"io.k8s.api.core.v1.ContainerImage":                  {"names"},
+	"io.k8s.api.core.v1.ContainerRestartRule":            {"action"},
+	"io.k8s.api.core.v1.ContainerRestartRuleOnExitCodes": {"operator"},
+	"io.k8s.api.core.v1.Event":                           {"reportingComponent", "reportingInstance"},
+	"io.k8s.api.core.v1.GRPCAction":                      {"service"},
+	"io.k8s.api.core.v1.ImageVolumeStatus":               {"imageRef"},
+	"io.k8s.api.core.v1.NodeRuntimeHandler":              {"name"},
+	"io.k8s.api.core.v1.PodCertificateProjection":        {"keyType", "signerName"},
+	"io.k8s.api.core.v1.ProjectedVolumeSource":           {"sources"},
+	"io.k8s.api.core.v1.TypedLocalObjectReference":       {"apiGroup"},
+	"io.k8s.api.core.v1.TypedObjectReference":            {"apiGroup"},
+	"io.k8s.api.policy.v1.PodDisruptionBudgetStatus":     {"currentHealthy", "desiredHealthy", "disruptionsAllowed", "expectedPods"},
+	"io.k8s.api.rbac.v1.ClusterRole":                     {"rules"},
+	"io.k8s.api.rbac.v1.Role":                            {"rules"},
+	"io.k8s.api.rbac.v1.RoleRef":                         {"apiGroup"},
+	"io.k8s.api.storage.v1.CSINodeDriver":                {"topologyKeys"},
+}
+
+// required says whether a field of a struct is required, given whether its JSON is never
+// omitted.
+func required(t reflect.Type, field string, always bool) bool {
+	n, is := reflect.Zero(t).Interface().(named)
+	return always != (is && slices.Contains(unlike[n.OpenAPIModelName()], field))
 }

@@ -6,14 +6,18 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -51,7 +55,6 @@ func NewMemory() *Memory {
 	}
 }
 
-// Get reads one object.
 func (m *Memory) Get(_ context.Context, r schema.GroupVersionResource, namespace, name string) (Object, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -66,7 +69,6 @@ func (m *Memory) get(r schema.GroupVersionResource, k key) (Object, error) {
 	return obj, nil
 }
 
-// List reads all objects of a resource.
 func (m *Memory) List(_ context.Context, r schema.GroupVersionResource, namespace string) ([]Object, string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,7 +96,6 @@ func (m *Memory) all(r schema.GroupVersionResource) []Object {
 	return list
 }
 
-// Create adds an object.
 func (m *Memory) Create(_ context.Context, r schema.GroupVersionResource, obj Object) (Object, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -149,7 +150,6 @@ func (m *Memory) suffix() string {
 	return string(b)
 }
 
-// Update writes one part of an object.
 func (m *Memory) Update(_ context.Context, r schema.GroupVersionResource, obj Object, part Part) (Object, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -256,3 +256,213 @@ func (m *Memory) Revision() uint64 {
 }
 
 func (m *Memory) revisionString() string { return strconv.FormatUint(m.revision, 10) }
+
+// Delete removes an object, or marks it if something must happen first: a kubelet ends the
+// pods of its node, finalizers must be removed, and a namespace's controller deletes its
+// content.
+func (m *Memory) Delete(_ context.Context, r schema.GroupVersionResource, namespace, name string, o metav1.DeleteOptions) (Object, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := key{namespace, name}
+	old, err := m.get(r, k)
+	if err != nil {
+		return nil, err
+	}
+	if err := preconditions(r, old, o.Preconditions); err != nil {
+		return nil, err
+	}
+	fresh := duplicate(old)
+	grace := gracePeriod(old, o)
+	ns, _ := fresh.(*corev1.Namespace)
+	if grace == 0 && len(old.GetFinalizers()) == 0 && (ns == nil || len(ns.Spec.Finalizers) == 0) {
+		m.remove(r, k, fresh, old)
+		return fresh, nil
+	}
+	deadline := metav1.Time{Time: time.Now().Add(time.Duration(grace) * time.Second).Truncate(time.Second)}
+	if at := old.GetDeletionTimestamp(); at != nil && !deadline.Before(at) {
+		return old, nil
+	}
+	fresh.SetDeletionTimestamp(&deadline)
+	fresh.SetDeletionGracePeriodSeconds(&grace)
+	if ns != nil {
+		ns.Status.Phase = corev1.NamespaceTerminating
+	}
+	m.put(r, watch.Modified, fresh, old)
+	return fresh, nil
+}
+
+func preconditions(r schema.GroupVersionResource, old Object, p *metav1.Preconditions) error {
+	if p == nil {
+		return nil
+	}
+	if p.UID != nil && *p.UID != old.GetUID() {
+		return apierrors.NewConflict(r.GroupResource(), old.GetName(),
+			fmt.Errorf("precondition failed: UID in precondition: %s, UID in object meta: %s", *p.UID, old.GetUID()))
+	}
+	if p.ResourceVersion != nil && *p.ResourceVersion != old.GetResourceVersion() {
+		return apierrors.NewConflict(r.GroupResource(), old.GetName(),
+			fmt.Errorf("precondition failed: ResourceVersion in precondition: %s, ResourceVersion in object meta: %s",
+				*p.ResourceVersion, old.GetResourceVersion()))
+	}
+	return nil
+}
+
+// gracePeriod is the object's grace period in seconds.
+func gracePeriod(obj Object, o metav1.DeleteOptions) int64 {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok || pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return 0
+	}
+	if o.GracePeriodSeconds != nil {
+		return max(0, *o.GracePeriodSeconds)
+	}
+	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
+		return *s
+	}
+	return corev1.DefaultTerminationGracePeriodSeconds
+}
+
+func duplicate(obj Object) Object { return obj.DeepCopyObject().(Object) }
+
+// merge is old with one part of obj, and says whether that differs from old. Fields of the
+// server stay unchanged.
+func merge(old, obj Object, part Part) (Object, bool) {
+	var fresh Object
+	if part == Status {
+		fresh = duplicate(old)
+		copyField(fresh, duplicate(obj), "Status")
+	} else {
+		fresh = duplicate(obj)
+		if part != Whole {
+			copyField(fresh, duplicate(old), "Status")
+		}
+		fresh.SetUID(old.GetUID())
+		fresh.SetCreationTimestamp(old.GetCreationTimestamp())
+		fresh.SetDeletionTimestamp(old.GetDeletionTimestamp())
+		fresh.SetDeletionGracePeriodSeconds(old.GetDeletionGracePeriodSeconds())
+		fresh.SetGeneration(old.GetGeneration())
+		if !equality.Semantic.DeepEqual(field(old, "Spec"), field(fresh, "Spec")) {
+			fresh.SetGeneration(old.GetGeneration() + 1)
+		}
+	}
+	fresh.SetResourceVersion(old.GetResourceVersion())
+	fresh.GetObjectKind().SetGroupVersionKind(old.GetObjectKind().GroupVersionKind())
+	return fresh, !equality.Semantic.DeepEqual(old, fresh)
+}
+
+// field is a field of the object, nil if its type has none.
+func field(obj Object, name string) any {
+	if u, ok := obj.(*unstructured.Unstructured); ok {
+		return u.Object[strings.ToLower(name)]
+	}
+	f := reflect.ValueOf(obj).Elem().FieldByName(name)
+	if !f.IsValid() {
+		return nil
+	}
+	return f.Interface()
+}
+
+func copyField(to, from Object, name string) {
+	if u, ok := to.(*unstructured.Unstructured); ok {
+		if v := field(from, name); v != nil {
+			u.Object[strings.ToLower(name)] = v
+		} else {
+			delete(u.Object, strings.ToLower(name))
+		}
+		return
+	}
+	if f := reflect.ValueOf(to).Elem().FieldByName(name); f.IsValid() {
+		f.Set(reflect.ValueOf(from).Elem().FieldByName(name))
+	}
+}
+
+// ClearStatus clears the status, which a client may not set at creation.
+func ClearStatus(obj Object) {
+	if u, ok := obj.(*unstructured.Unstructured); ok {
+		delete(u.Object, "status")
+		return
+	}
+	if f := reflect.ValueOf(obj).Elem().FieldByName("Status"); f.IsValid() {
+		f.SetZero()
+	}
+}
+
+type change struct {
+	revision uint64
+	resource schema.GroupVersionResource
+	event    Event
+}
+
+// tell appends to the history and wakes the watchers.
+func (m *Memory) tell(r schema.GroupVersionResource, e Event) {
+	m.history = append(m.history, change{revision: m.revision, resource: r, event: e})
+	if len(m.history) >= 2*historyKept {
+		m.history = append([]change(nil), m.history[len(m.history)-historyKept:]...)
+	}
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// Watch reads the history from a revision on.
+func (m *Memory) Watch(_ context.Context, r schema.GroupVersionResource, revision string) (Watch, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := &memoryWatch{store: m, resource: r, seen: m.revision}
+	if revision != "" {
+		seen, err := strconv.ParseUint(revision, 10, 64)
+		if err != nil {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version %q", revision))
+		}
+		w.seen = seen
+	}
+	return w, nil
+}
+
+type memoryWatch struct {
+	store    *Memory
+	resource schema.GroupVersionResource
+	seen     uint64 // revision
+}
+
+var _ Watch = (*memoryWatch)(nil)
+
+func (w *memoryWatch) Next(ctx context.Context) (Event, error) {
+	for {
+		e, ok, changed, err := w.step()
+		if ok || err != nil {
+			return e, err
+		}
+		select {
+		case <-ctx.Done():
+			return Event{}, context.Cause(ctx)
+		case <-changed:
+		}
+	}
+}
+
+// step does not wait: it returns an event, or the channel that is closed at the next
+// change.
+func (w *memoryWatch) step() (e Event, ok bool, changed <-chan struct{}, err error) {
+	m := w.store
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w.seen >= m.revision {
+		return Event{}, false, m.changed, nil
+	}
+	// Every change has its own revision, so the history has no gaps.
+	first := m.history[0].revision
+	if w.seen+1 < first {
+		return Event{}, false, nil, apierrors.NewResourceExpired(
+			fmt.Sprintf("too old resource version: %d (%d)", w.seen, first))
+	}
+	for _, c := range m.history[w.seen+1-first:] {
+		w.seen = c.revision
+		if c.resource == w.resource {
+			return c.event, true, nil, nil
+		}
+	}
+	return Event{}, false, m.changed, nil
+}
+
+// Stop does nothing: a watch in memory is only a position.
+func (w *memoryWatch) Stop() {}

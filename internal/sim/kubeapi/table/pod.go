@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func pod(o *corev1.Pod) kind {
+func pod(o *corev1.Pod) []cell {
 	status, spec := o.Status.SwaggerDoc(), o.Spec.SwaggerDoc()
 	s := look(o)
 	restarts := strconv.Itoa(s.restarts)
@@ -21,16 +21,12 @@ func pod(o *corev1.Pod) kind {
 	if len(o.Status.PodIPs) > 0 {
 		ip = o.Status.PodIPs[0].IP
 	}
-	return kind{
-		columns(
-			text("Ready", "The aggregate readiness state of this pod for accepting traffic."), text("Status", "The aggregate status of the containers in this pod."),
-			text("Restarts", "The number of times the containers in this pod have been restarted and when the last container in this pod has restarted."), age(),
-			wide("IP", status["podIP"]), wide("Node", spec["nodeName"]), wide("Nominated Node", status["nominatedNodeName"]), wide("Readiness Gates", spec["readinessGates"]),
-		),
-		[]any{
-			o.Name, fmt.Sprintf("%d/%d", s.ready, s.containers), s.reason, restarts, since(o.CreationTimestamp),
-			cmp.Or(ip, "<none>"), cmp.Or(o.Spec.NodeName, "<none>"), cmp.Or(o.Status.NominatedNodeName, "<none>"), gates(o),
-		},
+	return []cell{
+		name(o), text("Ready", "The aggregate readiness state of this pod for accepting traffic.", fmt.Sprintf("%d/%d", s.ready, s.containers)),
+		text("Status", "The aggregate status of the containers in this pod.", s.reason),
+		text("Restarts", "The number of times the containers in this pod have been restarted and when the last container in this pod has restarted.", restarts),
+		age(o), wide("IP", status["podIP"], cmp.Or(ip, "<none>")), wide("Node", spec["nodeName"], cmp.Or(o.Spec.NodeName, "<none>")),
+		wide("Nominated Node", status["nominatedNodeName"], cmp.Or(o.Status.NominatedNodeName, "<none>")), wide("Readiness Gates", spec["readinessGates"], gates(o)),
 	}
 }
 

@@ -3,6 +3,11 @@
 package table
 
 import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -15,22 +20,29 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // Of is the table of these objects, which all have the prototype's kind. Each row contains
 // its object.
 func Of(prototype metav1.Object, objects []runtime.Object) (*metav1.Table, error) {
-	t := &metav1.Table{ColumnDefinitions: kindOf(prototype).columns, Rows: []metav1.TableRow{}}
+	t := &metav1.Table{Rows: []metav1.TableRow{}}
+	for _, c := range cells(prototype) {
+		t.ColumnDefinitions = append(t.ColumnDefinitions, c.TableColumnDefinition)
+	}
 	defaultClass := effectiveDefault(objects)
 	for _, o := range objects {
 		m, err := meta.Accessor(o)
 		if err != nil {
 			return nil, err
 		}
-		k := kindOf(m)
-		row := metav1.TableRow{Cells: k.cells, Object: runtime.RawExtension{Object: o}}
+		row := metav1.TableRow{Object: runtime.RawExtension{Object: o}}
+		for _, c := range cells(m) {
+			row.Cells = append(row.Cells, c.value)
+		}
 		switch o := o.(type) {
 		case *corev1.Pod:
 			row.Conditions = completed(o)
@@ -44,20 +56,21 @@ func Of(prototype metav1.Object, objects []runtime.Object) (*metav1.Table, error
 	return t, nil
 }
 
-// kind is what an object's table looks like, and its own row.
-type kind struct {
-	columns []metav1.TableColumnDefinition
-	cells   []any
+// cell is a column, and what an object has in it.
+type cell struct {
+	metav1.TableColumnDefinition
+	value any
 }
 
-func kindOf(obj metav1.Object) kind {
+// cells are an object's row. The small kinds are here, the others in functions of their own.
+func cells(obj metav1.Object) []cell {
 	switch o := obj.(type) {
 	case *corev1.ConfigMap:
-		return configMap(o)
+		return []cell{name(o), text("Data", o.SwaggerDoc()["data"], int64(len(o.Data)+len(o.BinaryData))), age(o)}
 	case *corev1.Event:
 		return event(o)
 	case *corev1.Namespace:
-		return namespace(o)
+		return []cell{name(o), text("Status", "The status of the namespace", string(o.Status.Phase)), age(o)}
 	case *corev1.Node:
 		return node(o)
 	case *corev1.PersistentVolume:
@@ -67,23 +80,29 @@ func kindOf(obj metav1.Object) kind {
 	case *corev1.Pod:
 		return pod(o)
 	case *corev1.Secret:
-		return secret(o)
+		kind := string(cmp.Or(o.Type, corev1.SecretTypeOpaque))
+		return []cell{name(o), text("Type", o.SwaggerDoc()["type"], kind), text("Data", o.SwaggerDoc()["data"], int64(len(o.Data))), age(o)}
 	case *corev1.Service:
 		return service(o)
 	case *corev1.ServiceAccount:
-		return kind{columns(age()), []any{o.Name, since(o.CreationTimestamp)}}
+		return []cell{name(o), age(o)}
 	case *appsv1.DaemonSet:
 		return daemonSet(o)
 	case *appsv1.Deployment:
 		return deployment(o)
 	case *appsv1.ReplicaSet:
-		return replicaSet(o)
+		spec, status := o.Spec.SwaggerDoc(), o.Status.SwaggerDoc()
+		return slices.Concat([]cell{
+			name(o), integer("Desired", spec["replicas"], replicas(o.Spec.Replicas)), integer("Current", status["replicas"], int64(o.Status.Replicas)),
+			integer("Ready", status["readyReplicas"], int64(o.Status.ReadyReplicas)), age(o),
+		}, template(o.Spec.Template), []cell{wide("Selector", spec["selector"], metav1.FormatLabelSelector(o.Spec.Selector))})
 	case *appsv1.StatefulSet:
-		return statefulSet(o)
+		ready := fmt.Sprintf("%d/%d", o.Status.ReadyReplicas, replicas(o.Spec.Replicas))
+		return append([]cell{name(o), text("Ready", "Number of the pod with ready state", ready), age(o)}, template(o.Spec.Template)...)
 	case *certificatesv1.CertificateSigningRequest:
 		return certificateRequest(o)
 	case *coordinationv1.Lease:
-		return lease(o)
+		return []cell{name(o), text("Holder", o.Spec.SwaggerDoc()["holderIdentity"], value(o.Spec.HolderIdentity, "")), age(o)}
 	case *policyv1.PodDisruptionBudget:
 		return budget(o)
 	case *rbacv1.RoleBinding:
@@ -91,44 +110,44 @@ func kindOf(obj metav1.Object) kind {
 	case *rbacv1.ClusterRoleBinding:
 		return binding(o, "clusterRoleBinding", o.SwaggerDoc(), o.RoleRef, o.Subjects)
 	case *storagev1.CSINode:
-		return csiNode(o)
+		return []cell{name(o), integer("Drivers", "Drivers indicates the number of CSI drivers registered on the node", int64(len(o.Spec.Drivers))), age(o)}
 	case *storagev1.StorageClass:
 		return storageClass(o)
 	case *storagev1.VolumeAttachment:
 		return attachment(o)
 	case *unstructured.Unstructured: // whose definition has no additionalPrinterColumns
-		created := age()
+		created := age(o)
 		created.Type = "date"
-		return kind{columns(created), []any{o.GetName(), since(o.GetCreationTimestamp())}}
+		return []cell{name(o), created}
 	}
 	// NewDefaultTableConvertor in apiserver's registry/rest
-	created := text("Created At", metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"])
+	created := text("Created At", metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"], obj.GetCreationTimestamp().UTC().Format(time.RFC3339))
 	created.Type = "date"
-	return kind{columns(created), []any{obj.GetName(), obj.GetCreationTimestamp().UTC().Format(time.RFC3339)}}
+	return []cell{name(obj), created}
 }
 
-// columns begin with the object's name.
-func columns(others ...metav1.TableColumnDefinition) []metav1.TableColumnDefinition {
-	name := text("Name", metav1.ObjectMeta{}.SwaggerDoc()["name"])
-	name.Format = "name"
-	return append([]metav1.TableColumnDefinition{name}, others...)
+// name is the first column of almost every kind.
+func name(o metav1.Object) cell {
+	c := text("Name", metav1.ObjectMeta{}.SwaggerDoc()["name"], o.GetName())
+	c.Format = "name"
+	return c
 }
 
-func text(name, description string) metav1.TableColumnDefinition {
-	return metav1.TableColumnDefinition{Name: name, Type: "string", Description: description}
+func text(name, description string, value any) cell {
+	return cell{metav1.TableColumnDefinition{Name: name, Type: "string", Description: description}, value}
 }
 
-func integer(name, description string) metav1.TableColumnDefinition {
-	return metav1.TableColumnDefinition{Name: name, Type: "integer", Description: description}
+func integer(name, description string, value int64) cell {
+	return cell{metav1.TableColumnDefinition{Name: name, Type: "integer", Description: description}, value}
 }
 
 // wide is a column that is printed with -o wide only.
-func wide(name, description string) metav1.TableColumnDefinition {
-	return metav1.TableColumnDefinition{Name: name, Type: "string", Description: description, Priority: 1}
+func wide(name, description string, value any) cell {
+	return cell{metav1.TableColumnDefinition{Name: name, Type: "string", Description: description, Priority: 1}, value}
 }
 
-func age() metav1.TableColumnDefinition {
-	return text("Age", metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"])
+func age(o metav1.Object) cell {
+	return text("Age", metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"], since(o.GetCreationTimestamp()))
 }
 
 func since(t metav1.Time) string {
@@ -136,4 +155,340 @@ func since(t metav1.Time) string {
 		return "<unknown>"
 	}
 	return duration.HumanDuration(time.Since(t.Time))
+}
+
+// event begins with another column than the others.
+func event(o *corev1.Event) []cell {
+	docs, name := o.SwaggerDoc(), name(o)
+	name.Priority = 1
+	first := since(o.FirstTimestamp)
+	if o.FirstTimestamp.IsZero() {
+		first = since(metav1.Time(o.EventTime))
+	}
+	last := since(o.LastTimestamp)
+	if o.LastTimestamp.IsZero() {
+		last = first
+	}
+	count := cmp.Or(o.Count, 1)
+	if o.Series != nil {
+		last, count = since(metav1.Time(o.Series.LastObservedTime)), o.Series.Count
+	}
+	about := strings.ToLower(o.InvolvedObject.Kind)
+	if o.InvolvedObject.Name != "" {
+		about += "/" + o.InvolvedObject.Name
+	}
+	source := cmp.Or(o.Source.Component, o.ReportingController)
+	if instance := cmp.Or(o.Source.Host, o.ReportingInstance); instance != "" {
+		source += ", " + instance
+	}
+	return []cell{
+		text("Last Seen", docs["lastTimestamp"], last), text("Type", docs["type"], o.Type), text("Reason", docs["reason"], o.Reason),
+		text("Object", docs["involvedObject"], about), wide("Subobject", o.InvolvedObject.SwaggerDoc()["fieldPath"], o.InvolvedObject.FieldPath),
+		wide("Source", docs["source"], source), text("Message", docs["message"], strings.TrimSpace(o.Message)),
+		wide("First Seen", docs["firstTimestamp"], first), wide("Count", docs["count"], int64(count)), name,
+	}
+}
+
+func node(o *corev1.Node) []cell {
+	info, docs := o.Status.NodeInfo, o.Status.NodeInfo.SwaggerDoc()
+	status := "Unknown"
+	for _, c := range o.Status.Conditions {
+		switch {
+		case c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue:
+			status = "Ready"
+		case c.Type == corev1.NodeReady:
+			status = "NotReady"
+		}
+	}
+	if o.Spec.Unschedulable {
+		status += ",SchedulingDisabled"
+	}
+	kernel := cmp.Or(info.KernelVersion, "<unknown>")
+	if info.Architecture != "" {
+		kernel += " (" + info.Architecture + ")"
+	}
+	addresses := o.Status.SwaggerDoc()["addresses"]
+	return []cell{
+		name(o), text("Status", "The status of the node", status), text("Roles", "The roles of the node", cmp.Or(strings.Join(roles(o), ","), "<none>")),
+		age(o), text("Version", docs["kubeletVersion"], info.KubeletVersion), wide("Internal-IP", addresses, address(o, corev1.NodeInternalIP)),
+		wide("External-IP", addresses, address(o, corev1.NodeExternalIP)), wide("OS-Image", docs["osImage"], cmp.Or(info.OSImage, "<unknown>")),
+		wide("Kernel-Version", docs["kernelVersion"], kernel),
+		wide("Container-Runtime", docs["containerRuntimeVersion"], cmp.Or(info.ContainerRuntimeVersion, "<unknown>")),
+	}
+}
+
+func roles(o *corev1.Node) []string {
+	found := map[string]bool{}
+	for label, value := range o.Labels {
+		role, named := strings.CutPrefix(label, "node-role.kubernetes.io/")
+		if label == "kubernetes.io/role" {
+			role, named = value, true
+		}
+		if named && role != "" {
+			found[role] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+func address(o *corev1.Node, t corev1.NodeAddressType) string {
+	for _, a := range o.Status.Addresses {
+		if a.Type == t {
+			return a.Address
+		}
+	}
+	return "<none>"
+}
+
+// service shows what the real server sets as defaults, which the lab does not store.
+func service(o *corev1.Service) []cell {
+	docs := o.Spec.SwaggerDoc()
+	ip := o.Spec.ClusterIP
+	if len(o.Spec.ClusterIPs) > 0 {
+		ip = o.Spec.ClusterIPs[0]
+	}
+	var ports []string
+	for _, p := range o.Spec.Ports {
+		number := fmt.Sprint(p.Port)
+		if p.NodePort > 0 {
+			number += fmt.Sprintf(":%d", p.NodePort)
+		}
+		ports = append(ports, number+"/"+string(cmp.Or(p.Protocol, corev1.ProtocolTCP)))
+	}
+	return []cell{
+		name(o), text("Type", docs["type"], string(cmp.Or(o.Spec.Type, corev1.ServiceTypeClusterIP))), text("Cluster-IP", docs["clusterIP"], cmp.Or(ip, "<none>")),
+		text("External-IP", docs["externalIPs"], externalIP(o)), text("Port(s)", docs["ports"], cmp.Or(strings.Join(ports, ","), "<none>")), age(o),
+		wide("Selector", docs["selector"], labels.FormatLabels(o.Spec.Selector)),
+	}
+}
+
+func externalIP(o *corev1.Service) string {
+	given := strings.Join(o.Spec.ExternalIPs, ",")
+	switch o.Spec.Type {
+	case corev1.ServiceTypeExternalName:
+		return o.Spec.ExternalName
+	case corev1.ServiceTypeLoadBalancer:
+		found := map[string]bool{}
+		for _, i := range o.Status.LoadBalancer.Ingress {
+			found[cmp.Or(i.IP, i.Hostname)] = true
+		}
+		delete(found, "")
+		all := append(slices.Sorted(maps.Keys(found)), o.Spec.ExternalIPs...)
+		return cmp.Or(strings.Join(all, ","), "<pending>")
+	}
+	return cmp.Or(given, "<none>")
+}
+
+// value is what p points to, or otherwise if it is nil: the real server's default, which the
+// lab does not store.
+func value[T ~string](p *T, otherwise string) string {
+	if p == nil {
+		return otherwise
+	}
+	return string(*p)
+}
+
+func volume(o *corev1.PersistentVolume) []cell {
+	spec, status := o.Spec.SwaggerDoc(), o.Status.SwaggerDoc()
+	capacity, claimed := o.Spec.Capacity[corev1.ResourceStorage], ""
+	if ref := o.Spec.ClaimRef; ref != nil {
+		claimed = ref.Namespace + "/" + ref.Name
+	}
+	class := cmp.Or(o.Annotations[corev1.BetaStorageClassAnnotation], o.Spec.StorageClassName)
+	return []cell{
+		name(o), text("Capacity", spec["capacity"], capacity.String()), text("Access Modes", spec["accessModes"], modes(o.Spec.AccessModes)),
+		text("Reclaim Policy", spec["persistentVolumeReclaimPolicy"], string(o.Spec.PersistentVolumeReclaimPolicy)),
+		text("Status", status["phase"], phase(o, o.Status.Phase)), text("Claim", spec["claimRef"], claimed), text("StorageClass", "StorageClass of the pv", class),
+		text("VolumeAttributesClass", "VolumeAttributesClass of the pv", value(o.Spec.VolumeAttributesClassName, "<unset>")),
+		text("Reason", status["reason"], o.Status.Reason), age(o),
+		wide("VolumeMode", spec["volumeMode"], value(o.Spec.VolumeMode, string(corev1.PersistentVolumeFilesystem))),
+	}
+}
+
+func claim(o *corev1.PersistentVolumeClaim) []cell {
+	spec, status := o.Spec.SwaggerDoc(), o.Status.SwaggerDoc()
+	capacity, access := "", ""
+	if o.Spec.VolumeName != "" {
+		bound := o.Status.Capacity[corev1.ResourceStorage]
+		capacity, access = bound.String(), modes(o.Status.AccessModes)
+	}
+	class := cmp.Or(o.Annotations[corev1.BetaStorageClassAnnotation], value(o.Spec.StorageClassName, ""))
+	return []cell{
+		name(o), text("Status", status["phase"], phase(o, o.Status.Phase)), text("Volume", spec["volumeName"], o.Spec.VolumeName),
+		text("Capacity", status["capacity"], capacity), text("Access Modes", status["accessModes"], access), text("StorageClass", "StorageClass of the pvc", class),
+		text("VolumeAttributesClass", "VolumeAttributesClass of the pvc", value(o.Spec.VolumeAttributesClassName, "<unset>")), age(o),
+		wide("VolumeMode", spec["volumeMode"], value(o.Spec.VolumeMode, string(corev1.PersistentVolumeFilesystem))),
+	}
+}
+
+// phase is Pending on the real server from the start.
+func phase[T ~string](o metav1.Object, now T) string {
+	if o.GetDeletionTimestamp() != nil {
+		return "Terminating"
+	}
+	return cmp.Or(string(now), "Pending")
+}
+
+// modes is GetAccessModesAsString of Kubernetes' pkg/apis/core/v1/helper.
+func modes(given []corev1.PersistentVolumeAccessMode) string {
+	var out []string
+	for _, m := range []struct {
+		mode  corev1.PersistentVolumeAccessMode
+		short string
+	}{
+		{corev1.ReadWriteOnce, "RWO"}, {corev1.ReadOnlyMany, "ROX"}, {corev1.ReadWriteMany, "RWX"}, {corev1.ReadWriteOncePod, "RWOP"},
+	} {
+		if slices.Contains(given, m.mode) {
+			out = append(out, m.short)
+		}
+	}
+	return strings.Join(out, ",")
+}
+
+func storageClass(o *storagev1.StorageClass) []cell {
+	docs, grows := o.SwaggerDoc(), o.AllowVolumeExpansion != nil && *o.AllowVolumeExpansion
+	return []cell{
+		name(o), text("Provisioner", docs["provisioner"], o.Provisioner),
+		text("ReclaimPolicy", docs["reclaimPolicy"], value(o.ReclaimPolicy, string(corev1.PersistentVolumeReclaimDelete))),
+		text("VolumeBindingMode", docs["volumeBindingMode"], value(o.VolumeBindingMode, string(storagev1.VolumeBindingImmediate))),
+		text("AllowVolumeExpansion", docs["allowVolumeExpansion"], grows), age(o),
+	}
+}
+
+// effectiveDefault is the class of new claims: of those marked as default the newest, then
+// the first by name.
+func effectiveDefault(objects []runtime.Object) *storagev1.StorageClass {
+	var found *storagev1.StorageClass
+	for _, obj := range objects {
+		o, ok := obj.(*storagev1.StorageClass)
+		if !ok {
+			return nil
+		}
+		if o.Annotations["storageclass.kubernetes.io/is-default-class"] != "true" && o.Annotations["storageclass.beta.kubernetes.io/is-default-class"] != "true" {
+			continue
+		}
+		if found == nil || cmp.Or(o.CreationTimestamp.Compare(found.CreationTimestamp.Time), strings.Compare(found.Name, o.Name)) > 0 {
+			found = o
+		}
+	}
+	return found
+}
+
+func attachment(o *storagev1.VolumeAttachment) []cell {
+	spec := o.Spec.SwaggerDoc()
+	attacher := text("Attacher", spec["attacher"], o.Spec.Attacher)
+	attacher.Format = "name"
+	attached := text("Attached", o.Status.SwaggerDoc()["attached"], o.Status.Attached)
+	attached.Type = "boolean"
+	pv := text("PV", o.Spec.Source.SwaggerDoc()["persistentVolumeName"], value(o.Spec.Source.PersistentVolumeName, ""))
+	return []cell{name(o), attacher, pv, text("Node", spec["nodeName"], o.Spec.NodeName), attached, age(o)}
+}
+
+func binding(o metav1.Object, what string, docs map[string]string, role rbacv1.RoleRef, subjects []rbacv1.Subject) []cell {
+	var users, groups, accounts []string
+	for _, s := range subjects {
+		switch s.Kind {
+		case rbacv1.UserKind:
+			users = append(users, s.Name)
+		case rbacv1.GroupKind:
+			groups = append(groups, s.Name)
+		case rbacv1.ServiceAccountKind:
+			accounts = append(accounts, s.Namespace+"/"+s.Name)
+		}
+	}
+	return []cell{
+		name(o), text("Role", docs["roleRef"], role.Kind+"/"+role.Name), age(o), wide("Users", "Users in the "+what, strings.Join(users, ", ")),
+		wide("Groups", "Groups in the "+what, strings.Join(groups, ", ")), wide("ServiceAccounts", "ServiceAccounts in the "+what, strings.Join(accounts, ", ")),
+	}
+}
+
+func certificateRequest(o *certificatesv1.CertificateSigningRequest) []cell {
+	spec := o.Spec.SwaggerDoc()
+	life := "<none>"
+	if s := o.Spec.ExpirationSeconds; s != nil {
+		life = duration.HumanDuration(time.Duration(*s) * time.Second)
+	}
+	return []cell{
+		name(o), age(o), text("SignerName", spec["signerName"], cmp.Or(o.Spec.SignerName, "<none>")), text("Requestor", spec["request"], o.Spec.Username),
+		text("RequestedDuration", spec["expirationSeconds"], life), text("Condition", o.Status.SwaggerDoc()["conditions"], requestStatus(o)),
+	}
+}
+
+func requestStatus(o *certificatesv1.CertificateSigningRequest) string {
+	has := map[certificatesv1.RequestConditionType]bool{}
+	for _, c := range o.Status.Conditions {
+		has[c.Type] = true
+	}
+	status := "Pending"
+	switch {
+	case has[certificatesv1.CertificateDenied]:
+		status = "Denied"
+	case has[certificatesv1.CertificateApproved]:
+		status = "Approved"
+	}
+	if has[certificatesv1.CertificateFailed] {
+		status += ",Failed"
+	}
+	if len(o.Status.Certificate) > 0 {
+		status += ",Issued"
+	}
+	return status
+}
+
+// template are the cells about the containers of a pod template.
+func template(t corev1.PodTemplateSpec) []cell {
+	var names, images []string
+	for _, c := range t.Spec.Containers {
+		names, images = append(names, c.Name), append(images, c.Image)
+	}
+	return []cell{
+		wide("Containers", "Names of each container in the template.", strings.Join(names, ",")),
+		wide("Images", "Images referenced by each container in the template.", strings.Join(images, ",")),
+	}
+}
+
+// replicas are as wanted, by default one.
+func replicas(wanted *int32) int64 {
+	if wanted == nil {
+		return 1
+	}
+	return int64(*wanted)
+}
+
+func daemonSet(o *appsv1.DaemonSet) []cell {
+	docs, s, spec := o.Status.SwaggerDoc(), o.Status, o.Spec.Template.Spec
+	return slices.Concat([]cell{
+		name(o), integer("Desired", docs["desiredNumberScheduled"], int64(s.DesiredNumberScheduled)),
+		integer("Current", docs["currentNumberScheduled"], int64(s.CurrentNumberScheduled)), integer("Ready", docs["numberReady"], int64(s.NumberReady)),
+		integer("Up-to-date", docs["updatedNumberScheduled"], int64(s.UpdatedNumberScheduled)),
+		integer("Available", docs["numberAvailable"], int64(s.NumberAvailable)),
+		text("Node Selector", spec.SwaggerDoc()["nodeSelector"], labels.FormatLabels(spec.NodeSelector)), age(o),
+	}, template(o.Spec.Template), []cell{wide("Selector", o.Spec.SwaggerDoc()["selector"], metav1.FormatLabelSelector(o.Spec.Selector))})
+}
+
+func deployment(o *appsv1.Deployment) []cell {
+	docs, s := o.Status.SwaggerDoc(), o.Status
+	selector := "<invalid>"
+	if parsed, err := metav1.LabelSelectorAsSelector(o.Spec.Selector); err == nil {
+		selector = parsed.String()
+	}
+	ready := fmt.Sprintf("%d/%d", s.ReadyReplicas, replicas(o.Spec.Replicas))
+	return slices.Concat([]cell{
+		name(o), text("Ready", "Number of the pod with ready state", ready), text("Up-to-date", docs["updatedReplicas"], int64(s.UpdatedReplicas)),
+		text("Available", docs["availableReplicas"], int64(s.AvailableReplicas)), age(o),
+	}, template(o.Spec.Template), []cell{wide("Selector", o.Spec.SwaggerDoc()["selector"], selector)})
+}
+
+func budget(o *policyv1.PodDisruptionBudget) []cell {
+	limit := func(l *intstr.IntOrString) string {
+		if l == nil {
+			return "N/A"
+		}
+		return l.String()
+	}
+	return []cell{
+		name(o), text("Min Available", "The minimum number of pods that must be available.", limit(o.Spec.MinAvailable)),
+		text("Max Unavailable", "The maximum number of pods that may be unavailable.", limit(o.Spec.MaxUnavailable)),
+		integer("Allowed Disruptions", "Calculated number of pods that may be disrupted at this time.", int64(o.Status.DisruptionsAllowed)), age(o),
+	}
 }

@@ -1,0 +1,437 @@
+package kubeapi_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// TestApply: a server-side apply creates, changes nothing the second time, removes fields
+// that its manager dropped, and keeps the fields of others.
+func TestApply(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(t, "system:masters").CoreV1().ConfigMaps("default")
+		apply := func(manager, data string, force, dry bool) (*corev1.ConfigMap, error) {
+			o := metav1.PatchOptions{FieldManager: manager}
+			if manager != "" {
+				o.Force = &force
+			}
+			if dry {
+				o.DryRun = []string{metav1.DryRunAll}
+			}
+			body := fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"m","namespace":"default"},"data":%s}`, data)
+			return c.Patch(t.Context(), "m", types.ApplyPatchType, []byte(body), o)
+		}
+		for _, step := range []struct {
+			name, manager, data string
+			force, dry          bool
+			want                map[string]string // of the answer
+			err                 func(error) bool
+			there               map[string]string // afterwards
+		}{
+			{name: "nobody", data: `{"a":"1"}`, err: apierrors.IsInvalid},
+			{name: "only to see", manager: "talos", data: `{"a":"1"}`, dry: true, want: map[string]string{"a": "1"}},
+			{name: "create", manager: "talos", data: `{"a":"1","b":"1"}`, want: map[string]string{"a": "1", "b": "1"}, there: map[string]string{"a": "1", "b": "1"}},
+			{name: "another's own", manager: "kubectl", data: `{"c":"1"}`, want: map[string]string{"a": "1", "b": "1", "c": "1"}, there: map[string]string{"a": "1", "b": "1", "c": "1"}},
+			{name: "another's", manager: "kubectl", data: `{"a":"2"}`, err: apierrors.IsConflict, there: map[string]string{"a": "1", "b": "1", "c": "1"}},
+			{name: "taken", manager: "kubectl", data: `{"a":"2","c":"1"}`, force: true, want: map[string]string{"a": "2", "b": "1", "c": "1"}, there: map[string]string{"a": "2", "b": "1", "c": "1"}},
+			{name: "taken back", manager: "talos", data: `{}`, want: map[string]string{"a": "2", "c": "1"}, there: map[string]string{"a": "2", "c": "1"}},
+			{name: "only to see again", manager: "kubectl", data: `{}`, dry: true, there: map[string]string{"a": "2", "c": "1"}},
+		} {
+			got, err := apply(step.manager, step.data, step.force, step.dry)
+			if step.err != nil && !step.err(err) || step.err == nil && err != nil {
+				t.Errorf("%s: %v", step.name, err)
+			}
+			if diff := cmp.Diff(step.want, got.Data); err == nil && diff != "" {
+				t.Errorf("%s: answer (-want +got):\n%s", step.name, diff)
+			}
+			now, err := c.Get(t.Context(), "m", metav1.GetOptions{})
+			if step.there == nil && !apierrors.IsNotFound(err) {
+				t.Errorf("%s: it is there: %v", step.name, err)
+			}
+			if diff := cmp.Diff(step.there, now.Data); diff != "" {
+				t.Errorf("%s: what is there (-want +got):\n%s", step.name, diff)
+			}
+		}
+		before := must1(apply("kubectl", `{"a":"2","c":"1"}`, false, false))(t)
+		if after, err := apply("kubectl", `{"a":"2","c":"1"}`, false, false); err != nil || after.ResourceVersion != before.ResourceVersion {
+			t.Errorf("the same again is revision %s after %s, %v", after.ResourceVersion, before.ResourceVersion, err)
+		}
+	})
+}
+
+// TestDaemonSetRollsOut: a new template replaces the pods, one node after the other.
+func TestDaemonSetRollsOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1", "wk2", "wk3")
+		c := l.client(t, "system:masters")
+		time.Sleep(20 * time.Second)
+		if got := proxies(t, c); got["registry.k8s.io/kube-proxy:v1.35.4"] != 3 {
+			t.Fatalf("at first %v", got)
+		}
+		patch := `{"spec":{"template":{"spec":{"containers":[{"name":"kube-proxy","image":"registry.k8s.io/kube-proxy:v1.36.1"}]}}}}`
+		must1(c.AppsV1().DaemonSets("kube-system").Patch(t.Context(), "kube-proxy", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+		for i := 0; ; i++ {
+			ds := must1(c.AppsV1().DaemonSets("kube-system").Get(t.Context(), "kube-proxy", metav1.GetOptions{}))(t)
+			if ds.Status.NumberReady < 2 || i > 60 {
+				t.Fatalf("after %d s: %+v", i, ds.Status)
+			}
+			if ds.Status.ObservedGeneration == ds.Generation && ds.Status.UpdatedNumberScheduled == 3 && ds.Status.NumberReady == 3 {
+				break
+			}
+			time.Sleep(time.Second)
+		}
+		if got := proxies(t, c); got["registry.k8s.io/kube-proxy:v1.36.1"] != 3 || len(got) != 1 {
+			t.Errorf("in the end %v", got)
+		}
+	})
+}
+
+// proxies counts the pods of kube-proxy by image.
+func proxies(t *testing.T, c kubernetes.Interface) map[string]int {
+	t.Helper()
+	pods := must1(c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-proxy"}))(t)
+	images := map[string]int{}
+	for _, p := range pods.Items {
+		images[p.Spec.Containers[0].Image]++
+	}
+	return images
+}
+
+func widgets(status bool) store.Resource {
+	return store.Resource{
+		GroupVersionResource: schema.GroupVersionResource{Group: "example.org", Version: "v1beta1", Resource: "widgets"},
+		Kind:                 "Widget", Short: []string{"wg"}, Namespaced: true, Status: status,
+	}
+}
+
+func (l *lab) dynamic(t *testing.T) dynamic.Interface {
+	t.Helper()
+	return must1(dynamic.NewForConfig(l.config(t, "system:masters")))(t)
+}
+
+// widgets defines widgets and is a client of those in the namespace default.
+func (l *lab) widgets(t *testing.T, status bool) dynamic.ResourceInterface {
+	t.Helper()
+	r := widgets(status)
+	l.Define(r)
+	return l.dynamic(t).Resource(r.GroupVersionResource).Namespace("default")
+}
+
+func widget(name string, size int64) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "example.org/v1beta1", "kind": "Widget",
+		"metadata": map[string]any{"name": name, "namespace": "default"},
+		"spec":     map[string]any{"size": size}, "status": map[string]any{"phase": "Made"},
+	}}
+}
+
+func TestCustomResourcesAreServedOnceDefined(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c, r := l.dynamic(t), widgets(true)
+		groups := func() []string {
+			lists := must1(l.client(t, "system:masters").Discovery().ServerPreferredResources())(t)
+			var served []string
+			for _, list := range lists {
+				for _, res := range list.APIResources {
+					if list.GroupVersion == "example.org/v1beta1" {
+						served = append(served, res.Name+" "+res.Kind)
+					}
+				}
+			}
+			return served
+		}
+		if _, err := c.Resource(r.GroupVersionResource).List(t.Context(), metav1.ListOptions{}); !apierrors.IsNotFound(err) || groups() != nil {
+			t.Fatalf("before it is defined: %v, %v", err, groups())
+		}
+		l.Define(r)
+		if diff := cmp.Diff([]string{"widgets Widget"}, groups()); diff != "" {
+			t.Errorf("discovery (-want +got):\n%s", diff)
+		}
+		list, err := c.Resource(r.GroupVersionResource).List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(list.Items) != 0 {
+			t.Fatalf("empty: %v, %v", list, err)
+		}
+		for _, name := range []string{"b", "a"} {
+			must1(l.Store().Create(t.Context(), r.GroupVersionResource, widget(name, 1)))(t)
+		}
+		list, err = c.Resource(r.GroupVersionResource).List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name!=zzz"})
+		must(t, err)
+		var got []string
+		for _, w := range list.Items {
+			got = append(got, w.GetKind()+" "+w.GetName())
+		}
+		if diff := cmp.Diff([]string{"WidgetList", "Widget a", "Widget b"}, slices.Insert(got, 0, list.GetKind())); diff != "" {
+			t.Errorf("list (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// life is what a client sees of a widget after each of its actions.
+type life struct {
+	Size       int64
+	Phase      string
+	Generation int64
+}
+
+func lifeOf(t *testing.T, w *unstructured.Unstructured, err error) life {
+	t.Helper()
+	must(t, err)
+	size, _, err := unstructured.NestedInt64(w.Object, "spec", "size")
+	must(t, err)
+	phase, _, err := unstructured.NestedString(w.Object, "status", "phase")
+	must(t, err)
+	return life{size, phase, w.GetGeneration()}
+}
+
+func TestCustomResourcesKeepTheirHalvesApart(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		status bool
+		want   []life // created, main part patched, status patched or whole updated
+	}{
+		"status subresource": {true, []life{{1, "", 1}, {2, "", 2}, {2, "Ready", 2}}},
+		"one piece":          {false, []life{{1, "Made", 1}, {2, "Odd", 2}, {2, "Ready", 2}}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				c := newLab(t).widgets(t, tc.status)
+				w, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
+				got := []life{lifeOf(t, w, err)}
+				w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2},"status":{"phase":"Odd"}}`), metav1.PatchOptions{})
+				got = append(got, lifeOf(t, w, err))
+				var sub []string
+				if tc.status {
+					sub = []string{"status"}
+				}
+				w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"status":{"phase":"Ready"}}`), metav1.PatchOptions{}, sub...)
+				got = append(got, lifeOf(t, w, err))
+				if diff := cmp.Diff(tc.want, got); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestCustomResourcesRefuse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newLab(t).widgets(t, true)
+		first, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
+		must(t, err)
+		must1(c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2}}`), metav1.PatchOptions{}))(t)
+		stale := `{"metadata":{"resourceVersion":"` + first.GetResourceVersion() + `"},"spec":{"size":3}}`
+		_, stalePatch := c.Patch(t.Context(), "a", types.MergePatchType, []byte(stale), metav1.PatchOptions{})
+		_, staleUpdate := c.Update(t.Context(), first, metav1.UpdateOptions{})
+		_, blindUpdate := c.Update(t.Context(), widget("a", 3), metav1.UpdateOptions{})
+		_, strategic := c.Patch(t.Context(), "a", types.StrategicMergePatchType, []byte(`{"spec":{"size":3}}`), metav1.PatchOptions{})
+		got := []metav1.StatusReason{}
+		for _, err := range []error{stalePatch, staleUpdate, blindUpdate, strategic} {
+			got = append(got, apierrors.ReasonForError(err))
+		}
+		want := []metav1.StatusReason{
+			metav1.StatusReasonConflict, metav1.StatusReasonConflict, metav1.StatusReasonInvalid, metav1.StatusReasonUnsupportedMediaType,
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestCustomResourcesAreWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newLab(t).widgets(t, true)
+		w := must1(c.Watch(t.Context(), metav1.ListOptions{}))(t)
+		must1(c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{}))(t)
+		must(t, c.Delete(t.Context(), "a", metav1.DeleteOptions{}))
+		var got []string
+		for range 2 {
+			e := <-w.ResultChan()
+			got = append(got, string(e.Type)+" "+e.Object.GetObjectKind().GroupVersionKind().Kind)
+		}
+		w.Stop()
+		if diff := cmp.Diff([]string{string(watch.Added) + " Widget", string(watch.Deleted) + " Widget"}, got); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestCertificateRequestsAreSelectedBySigner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(t, "system:masters").CertificatesV1().CertificateSigningRequests()
+		for name, signer := range map[string]string{"a": certificatesv1.KubeletServingSignerName, "b": certificatesv1.KubeAPIServerClientSignerName} {
+			r := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: signer}}
+			must1(c.Create(t.Context(), r, metav1.CreateOptions{}))(t)
+		}
+		list, err := c.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName})
+		if err != nil || len(list.Items) != 1 || list.Items[0].Name != "a" {
+			t.Errorf("list = %+v, %v", list, err)
+		}
+	})
+}
+
+// warned collects warnings of the API.
+type warned []string
+
+func (w *warned) HandleWarningHeader(_ int, _, text string) { *w = append(*w, text) }
+
+// TestUnknownFields: a field that a kind does not have is a warning, or an error for a client
+// that wants so.
+func TestUnknownFields(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(t, "system:masters").AppsV1().RESTClient()
+		const (
+			wrong = `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web","namespace":"default"},"spec":{"replcas":1}}`
+			path  = "/apis/apps/v1/namespaces/default/deployments"
+		)
+		said := &warned{}
+		post := func(validation string) error {
+			*said = nil
+			return c.Post().RequestURI(path+"?dryRun=All&fieldValidation="+validation).WarningHandler(said).SetHeader("Content-Type", "application/json").Body([]byte(wrong)).Do(t.Context()).Error()
+		}
+		for _, validation := range []string{"", "Warn"} {
+			if err := post(validation); err != nil || len(*said) != 1 || (*said)[0] != `unknown field "spec.replcas"` {
+				t.Errorf("%q: %v, warned of %q", validation, err, *said)
+			}
+		}
+		if err := post("Ignore"); err != nil || len(*said) != 0 {
+			t.Errorf("Ignore: %v, warned of %q", err, *said)
+		}
+		const refused = `Deployment in version "v1" cannot be handled as a Deployment: strict decoding error: unknown field "spec.replcas"`
+		if err := post("Strict"); err == nil || err.Error() != refused {
+			t.Errorf("Strict: %v", err)
+		}
+		deploy(t, l.client(t, "system:masters"), "web", 1)
+		patch := func(kind types.PatchType) error {
+			return c.Patch(kind).RequestURI(path + "/web?fieldValidation=Strict&fieldManager=me").Body([]byte(wrong)).Do(t.Context()).Error()
+		}
+		for kind, want := range map[types.PatchType]string{
+			types.MergePatchType:          `strict decoding error: unknown field "spec.replcas"`,
+			types.StrategicMergePatchType: `strict decoding error: unknown field "spec.replcas"`,
+			types.ApplyPatchType:          "failed to create typed patch object (default/web; apps/v1, Kind=Deployment): .spec.replcas: field not declared in schema",
+		} {
+			if err := patch(kind); err == nil || !strings.HasSuffix(err.Error(), want) {
+				t.Errorf("%s: %v", kind, err)
+			}
+		}
+	})
+}
+
+var _ rest.WarningHandler = (*warned)(nil)
+
+// TestOwners: a client with a name owns the fields that it sets, and entries of a list have
+// owners of their own.
+func TestOwners(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(t, "system:masters").CoreV1().Services("default")
+		apply := func(manager, port string) error {
+			body := `{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},"spec":{"ports":[` + port + `]}}`
+			_, err := c.Patch(t.Context(), "web", types.ApplyPatchType, []byte(body), metav1.PatchOptions{FieldManager: manager})
+			return err
+		}
+		must(t, apply("a", `{"port":80,"protocol":"TCP","name":"http"}`))
+		if err := apply("b", `{"port":443,"protocol":"TCP","name":"https"}`); err != nil {
+			t.Errorf("another port: %v", err)
+		}
+		err := apply("b", `{"port":80,"protocol":"TCP","name":"web"}`)
+		if err == nil || err.Error() != `Apply failed with 1 conflict: conflict with "a": .spec.ports[port=80,protocol="TCP"].name` {
+			t.Errorf("the same port: %v", err)
+		}
+	})
+}
+
+// TestOpenAPI: the index names a document for each group, and a document has what kubectl
+// apply and explain look for.
+func TestOpenAPI(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		l.Define(widgets(false))
+		c := l.client(t, "system:masters").CoreV1().RESTClient()
+		var index struct {
+			Paths map[string]struct{ ServerRelativeURL string }
+		}
+		fetch := func(uri string, into any) {
+			t.Helper()
+			b, err := c.Get().RequestURI(uri).SetHeader("Accept", "application/json").DoRaw(t.Context())
+			if err == nil {
+				err = json.Unmarshal(b, into)
+			}
+			if err != nil {
+				t.Fatalf("%s: %v", uri, err)
+			}
+		}
+		fetch("/openapi/v3", &index)
+		for _, r := range append(store.Resources(), widgets(false)) {
+			group := "apis/" + r.GroupVersion().String()
+			if r.Group == "" {
+				group = "api/v1"
+			}
+			var doc struct {
+				Components struct {
+					Schemas map[string]struct {
+						Kinds      []map[string]string `json:"x-kubernetes-group-version-kind"`
+						Properties map[string]map[string]any
+					}
+				}
+				Paths map[string]struct {
+					Patch struct {
+						Kind        map[string]string `json:"x-kubernetes-group-version-kind"`
+						Parameters  []struct{ Name string }
+						RequestBody struct{ Content map[string]any }
+					}
+				}
+			}
+			fetch(index.Paths[group].ServerRelativeURL, &doc)
+			patched, described := false, false
+			for _, p := range doc.Paths {
+				validates := false
+				for _, parameter := range p.Patch.Parameters {
+					validates = validates || parameter.Name == "fieldValidation"
+				}
+				_, strategic := p.Patch.RequestBody.Content[string(types.StrategicMergePatchType)]
+				patched = patched || p.Patch.Kind["kind"] == r.Kind && validates && strategic == (r.Group != widgets(false).Group)
+			}
+			for _, m := range doc.Components.Schemas {
+				described = described || len(m.Kinds) == 1 && m.Kinds[0]["kind"] == r.Kind
+			}
+			if !patched || !described {
+				t.Errorf("%s: patch %v, schema %v", r.Kind, patched, described)
+			}
+			if r.Kind == "Pod" {
+				containers := doc.Components.Schemas["io.k8s.api.core.v1.PodSpec"].Properties["containers"]
+				if containers["x-kubernetes-patch-merge-key"] != "name" || containers["x-kubernetes-patch-strategy"] != "merge" {
+					t.Errorf("containers: %v", containers)
+				}
+			}
+		}
+		if _, err := c.Get().RequestURI("/openapi/v3/apis/batch/v1").DoRaw(t.Context()); err == nil {
+			t.Error("a group that is not served has a document")
+		}
+	})
+}
