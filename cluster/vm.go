@@ -155,7 +155,7 @@ func Forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"
 // HalfMade is the error for a VM that stays Forming. Only root can remove its lock.
 func HalfMade(vm VM) error {
 	err := fault.ClaimHeld.Refusedf("%s is locked by its creation (create), and nothing else is known of it", vm)
-	if !vm.Bare() {
+	if !vm.empty() {
 		return fault.WithHint(err, "%s. qm config %d shows what it has: it is no VM that recast may delete, so another one has that number; see whose it is", vm.tasks(), vm.ID)
 	}
 	return fault.WithHint(err, "%s. Where none does any more, it was killed: remove what it left there, as root, with "+
@@ -177,13 +177,17 @@ func (vm VM) Unlock() string {
 
 // Bare says whether the VM does not run and has nothing that a delete would free: no drive, snapshot or saved
 // state.
-func (vm VM) Bare() bool {
+func (vm VM) Bare() bool { return !vm.Running && vm.empty() }
+
+// empty is Bare of a VM whose power state may not have been read: qm destroy itself refuses one that runs
+// (qemu-server, API2/Qemu.pm, destroy_vm).
+func (vm VM) empty() bool {
 	for key := range vm.Config {
 		if IsDiskKey(key) || key == "vmstate" || key == "parent" {
 			return false
 		}
 	}
-	return !vm.Running && !vm.Template
+	return !vm.Template
 }
 
 // Locked says whether a task that ends by itself holds the VM.

@@ -20,7 +20,7 @@ func TestHalfMade(t *testing.T) {
 		"a detached one":       {func(vm *VM) { vm.Config["unused0"] = "fast:vm-9000-disk-0" }, false},
 		"a snapshot":           {func(vm *VM) { vm.Config["parent"] = "a" }, false},
 		"a saved state":        {func(vm *VM) { vm.Config["vmstate"] = "fast:vm-9000-state-a" }, false},
-		"it runs":              {func(vm *VM) { vm.Running = true }, false},
+		"its power not read":   {func(vm *VM) { vm.Running = true }, true}, // see VMConfig
 		"a template":           {func(vm *VM) { vm.Template = true }, false},
 	} {
 		t.Run(name, func(t *testing.T) {

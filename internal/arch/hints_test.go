@@ -15,7 +15,7 @@ var destructive = regexp.MustCompile(`qm destroy|qm set [^"]*--delete|qm unlock|
 
 // advised are the files whose texts tell a person to run one, each with what shows that nothing uses the thing by then.
 var advised = map[string]string{
-	"cluster/vm.go":                   "HalfMade: VM.Bare, after a look at its tasks. Unlock: after that look; of a suspended VM it warns. WithoutCustom: a setting",
+	"cluster/vm.go":                   "HalfMade: a VM without a drive, after a look at its tasks. Unlock: after that look; of a suspended VM it warns. WithoutCustom: a setting",
 	"cluster/claim/state.go":          "VM.Bare, and a watch after which no run holds the claim",
 	"cluster/etcd/view.go":            "Leftover: the member does not answer, after a look. EmptyData: callers prove that no etcd uses the data; of EPHEMERAL after a look at the rest",
 	"cluster/exchange/drives.go":      "the VM is off, and the volume stays with its owner",

@@ -534,20 +534,23 @@ func TestRollWithLostAnswers(t *testing.T) {
 }
 
 // TestRollWithLostChanges rolls a worker while every k-th change does not reach Proxmox:
-// idempotent ones are retried, any other ends the run, and the next one continues.
+// idempotent ones are retried, any other ends the run, and the next one continues. In each run one change more lies
+// between two that are lost, or the same change of each run would be.
 func TestRollWithLostChanges(t *testing.T) {
 	eachLong(t, oneWorker(), storiesOf[int64](3, 5, 7), func(t *testing.T, lab *Lab, k int64) {
 		lab.Patch(sim.PatchedExtension)
-		var changes, lost atomic.Int64
+		var changes, lost, every atomic.Int64
 		lab.Recorder.Hooks(func(c record.Call) error {
-			if c.Proto == "proxmox" && c.Mutation && changes.Add(1)%k == 0 {
+			if c.Proto == "proxmox" && c.Mutation && changes.Add(1)%every.Load() == 0 {
 				lost.Add(1)
 				return errKilled
 			}
 			return nil
 		}, nil)
 		var err error
-		for run := range 20 {
+		for run := range int64(20) {
+			every.Store(k + run)
+			changes.Store(0)
 			_, err = lab.as(fmt.Sprintf("20000101-0000-%04d", run)).Roll(t.Context(), planning.Policy{})
 			if !errors.Is(err, cluster.ErrLostAnswer) {
 				break
