@@ -34,7 +34,7 @@ const (
 	// planParts are what a plan needs of a machine that it leaves as it is.
 	planParts = comparedParts | TypePart | BootIDPart
 	// leftParts are those that planParts lacks, and which boot they are of.
-	leftParts = standingParts | NodenamePart | HostnamePart | BootIDPart | VolumesPart | AddressesPart
+	leftParts = NodenamePart | HostnamePart | BootIDPart | VolumesPart | AddressesPart
 )
 
 // PartReader reads parts of a configured machine.
@@ -95,10 +95,10 @@ func (m Machine) Complete(ctx context.Context, talos PartReader, addr netip.Addr
 	if err != nil {
 		return Machine{}, err
 	}
-	if m.ConfigHidden || rest.BootID != m.BootID || rest.UUID != m.UUID {
+	if m.ConfigHidden || rest.BootID != m.BootID {
 		return ReadMachine(ctx, talos, addr)
 	}
-	m.MachineStanding, m.Hostname, m.Nodename = rest.MachineStanding, rest.Hostname, rest.Nodename
+	m.Hostname, m.Nodename = rest.Hostname, rest.Nodename
 	m.FromImage, m.Disks, m.SystemDisk, m.Addresses = rest.FromImage, rest.Disks, rest.SystemDisk, rest.Addresses
 	m.Volumes, m.VolumeStatuses, m.PoolMembers = rest.Volumes, rest.VolumeStatuses, rest.PoolMembers
 	return m, nil
