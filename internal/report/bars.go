@@ -211,7 +211,7 @@ var kinds = []struct {
 	legend
 	stages []string
 }{
-	{legend{"ready", "looks first"}, []string{"ask-gates", "await-storage", "run-hooks", "gate", "pull", "remember", "keep-off", "unprotect"}},
+	{legend{"ready", "looks first"}, []string{"ask-gates", "await-storage", "await-served", "run-hooks", "gate", "pull", "remember", "keep-off", "unprotect"}},
 	{legend{"drain", "drain, leave etcd"}, []string{"drain", "leave-etcd"}},
 	{legend{"stop", "stop, delete"}, []string{"stop", "delete-vm", "give-up"}},
 	{legend{"disks", "disks: park, attach"}, []string{"park", "attach", "blank-disk", "restore-disk", "renew-disk", "free-blank", "park-new", "hand-over", "detach"}},

@@ -433,10 +433,10 @@ func (t *Turn) see(at time.Time, e step.Event) {
 // node is checked, pulls its installer, is drained and tries a configuration, it is still up.
 func (t *Turn) goes(at time.Time, below []string) {
 	switch below[0] {
-	case "run-hooks-again", "await-storage-again", "ask-gates-again":
+	case "run-hooks-again", "await-storage-again", "await-served-again", "ask-gates-again":
 		t.back(at)
 		return
-	case "ask-gates", "await-storage", "run-hooks", "gate", "pull", "remember", "drain", "try", "stage":
+	case "ask-gates", "await-storage", "await-served", "run-hooks", "gate", "pull", "remember", "drain", "try", "stage":
 		return
 	case "take-down", "upgrade":
 		if len(below) == 1 || slices.Contains([]string{"remember", "prepare-disk", "drain"}, below[1]) {

@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -288,32 +287,34 @@ func TestFared(t *testing.T) {
 	})
 }
 
-// A node serves while its gates are checked, before and after.
+// A node serves while its gates, and the volumes that other nodes need, are checked, before and after.
 func TestFaredWithGates(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := NewProgress(io.Discard)
-		r := &step.Runner{Emit: p.Emit}
-		ask := func(again string) step.Step { return lasting("ask-gates"+again, "ask the gates", time.Hour, nil) }
-		waiting := step.Step{ID: "ask-gates", Title: "ask the gates", Yields: true, Do: func(ctx context.Context) error {
-			time.AfterFunc(time.Minute, r.Stop)
-			<-ctx.Done()
-			return context.Cause(ctx)
-		}}
-		err := r.Run(t.Context(), branch("roll", "roll 2 of 2 nodes", branch("workers", "2 workers",
-			branch("wk1", "recreate wk1", ask(""), branch("bring-up", "bring wk1 up", lasting("create", "create it", time.Minute, nil)), ask("-again")),
-			branch("wk2", "recreate wk2", waiting))))
-		if fault.KindOf(err) != fault.Interrupted {
-			t.Error(err)
-		}
-		want := []NodeFared{
-			{Node: "wk1", Phase: "workers", Strategy: "recreate", Outcome: NodeDone, AwaySeconds: 60},
-			{Node: "wk2", Phase: "workers", Strategy: "recreate", Outcome: NodeStopped, Gates: "before"},
-		}
-		if d := cmp.Diff(want, p.Fared().Nodes); d != "" {
-			t.Error(d)
-		}
-	})
+	for _, id := range []string{"ask-gates", "await-storage", "await-served"} {
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p := NewProgress(io.Discard)
+				r := &step.Runner{Emit: p.Emit}
+				ask := func(again string) step.Step { return lasting(id+again, "ask", time.Hour, nil) }
+				waiting := step.Step{ID: id, Title: "ask", Yields: true, Do: func(ctx context.Context) error {
+					time.AfterFunc(time.Minute, r.Stop)
+					<-ctx.Done()
+					return context.Cause(ctx)
+				}}
+				err := r.Run(t.Context(), branch("roll", "roll 2 of 2 nodes", branch("workers", "2 workers",
+					branch("wk1", "recreate wk1", ask(""), branch("bring-up", "bring wk1 up", lasting("create", "create it", time.Minute, nil)), ask("-again")),
+					branch("wk2", "recreate wk2", waiting))))
+				if fault.KindOf(err) != fault.Interrupted {
+					t.Error(err)
+				}
+				must.Equal(t, "fared", []NodeFared{
+					{Node: "wk1", Phase: "workers", Strategy: "recreate", Outcome: NodeDone, AwaySeconds: 60},
+					{Node: "wk2", Phase: "workers", Strategy: "recreate", Outcome: NodeStopped, Gates: "before"},
+				}, p.Fared().Nodes)
+			})
+		})
+	}
 }
 
 func TestWriteReport(t *testing.T) {

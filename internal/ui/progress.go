@@ -151,9 +151,9 @@ func faredOf(run story.Story) (fared Fared) {
 func (n *NodeFared) see(s *story.Stage, below string) {
 	if s.Status == step.Failed.String() {
 		switch first, _, _ := strings.Cut(below, "/"); first {
-		case "ask-gates", "await-storage":
+		case "ask-gates", "await-storage", "await-served":
 			n.Gates = "before"
-		case "ask-gates-again", "await-storage-again":
+		case "ask-gates-again", "await-storage-again", "await-served-again":
 			n.Gates = "after"
 		case "run-hooks":
 			n.Hooks = "before"
