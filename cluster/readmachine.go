@@ -34,7 +34,7 @@ const (
 	// planParts are what a plan needs of a machine that it leaves as it is.
 	planParts = comparedParts | TypePart | BootIDPart
 	// leftParts are those that planParts lacks, and which boot they are of.
-	leftParts = NodenamePart | HostnamePart | BootIDPart | VolumesPart | AddressesPart
+	leftParts = UUIDPart | NodenamePart | HostnamePart | BootIDPart | VolumesPart | AddressesPart
 )
 
 // PartReader reads parts of a configured machine.
@@ -95,7 +95,7 @@ func (m Machine) Complete(ctx context.Context, talos PartReader, addr netip.Addr
 	if err != nil {
 		return Machine{}, err
 	}
-	if m.ConfigHidden || rest.BootID != m.BootID {
+	if m.ConfigHidden || rest.BootID != m.BootID || rest.UUID != m.UUID {
 		return ReadMachine(ctx, talos, addr)
 	}
 	m.Hostname, m.Nodename = rest.Hostname, rest.Nodename

@@ -120,12 +120,19 @@ func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observa
 	if err != nil {
 		return o, err
 	}
-	whole := src.complete(ctx, wanted, o.Found)
+	whole, err := src.complete(ctx, wanted, o.Found)
+	if err != nil {
+		return o, err
+	}
 	ObserveFiles(ctx, src, wanted, o.Found)
-	if !whole && src.complete(ctx, wanted, o.Found) { // for a file that differs
+	if whole {
+		return o, nil
+	}
+	whole, err = src.complete(ctx, wanted, o.Found)
+	if whole && err == nil { // for a file that differs
 		ObserveFiles(ctx, src, wanted, o.Found)
 	}
-	return o, nil
+	return o, err
 }
 
 // readFirst reads of a machine what a plan needs to see whether it has anything to do.
@@ -138,25 +145,24 @@ func (src Sources) readFirst(ctx context.Context, f *Found) (cluster.Machine, er
 
 // complete reads the rest of every machine if one of the nodes is not settled: what a plan does to one node may depend
 // on the disks of others.
-func (src Sources) complete(ctx context.Context, wanted []cluster.Wanted, found []Found) (done bool) {
+func (src Sources) complete(ctx context.Context, wanted []cluster.Wanted, found []Found) (done bool, err error) {
 	settled := true
 	for i := range found {
 		settled = settled && (src.Past == nil || found[i].settled(wanted[i], src.Past))
 	}
 	if settled {
-		return false
+		return false, nil
 	}
-	eachFound(found, func(i int, f *Found) {
+	return true, tryFound(found, MachinesAtOnce, func(i int, f *Found) error {
 		if f.Machine == nil {
-			return
+			return nil
 		}
 		first := *f.Machine
-		f.Machine = nil
-		ReadMachine(ctx, src, func(ctx context.Context, f *Found) (cluster.Machine, error) {
+		f.Machine, f.Unsupported, f.fit, f.ConfigRefused = nil, nil, nil, nil
+		return observeMachine(ctx, src, func(ctx context.Context, f *Found) (cluster.Machine, error) {
 			return first.Complete(ctx, src.Talos, f.Addr)
 		}, wanted[i], f)
 	})
-	return true
 }
 
 // settled says whether a plan leaves the node as it is, whatever else its machine would say.

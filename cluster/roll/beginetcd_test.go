@@ -72,7 +72,7 @@ func (b *blankPlane) MachineConfig(context.Context, netip.Addr) (cluster.Secret,
 	return b.config, nil
 }
 
-// TestFirst: etcd begins only where no other machine of the cluster is known.
+// TestBeginEtcd: etcd begins only where no other machine of the cluster is known.
 func TestBeginEtcd(t *testing.T) {
 	t.Parallel()
 	member := func(name string) cluster.Member { return cluster.Member{Nodename: name} }

@@ -15,7 +15,7 @@ import (
 // life lists everything that happens to a node, in order; a step that does not apply is left out. Rehearsals and a
 // snapshot of etcd come before the first node (Roller.Steps), the user's hooks around each batch
 // (hookRunner.AroundBatch). Every Skip asks the world whether its step is done, so an interrupted roll resumes by
-// running the same list again. What must hold before anything is touched is in package gate (Gate.look).
+// running the same list again. What must hold before anything is touched is in rolling (Node.look).
 func (n *node) life() []step.Step {
 	p, s := n.Plan, n.Plan.Strategy
 	isNew, removes, upgrades := s.From() == cluster.Nowhere, s.VM() == cluster.VMGone, s.Upgrades()

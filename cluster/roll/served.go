@@ -21,7 +21,7 @@ import (
 type served struct {
 	*rolling.Node
 	Files    cluster.FileReader
-	LeftOpen func(error) error // as Points.LeftOpen
+	LeftOpen func(error) error // as healing.LeftOpen
 }
 
 const (

@@ -98,7 +98,7 @@ func TestGateServingRows(t *testing.T) {
 	}, "read machine", "was restarted", "last seen")
 }
 
-// TestSteps: what is changed while the node serves, in order.
+// TestServingSteps: what is changed while the node serves, in order.
 func TestServingSteps(t *testing.T) {
 	t.Parallel()
 	host := shape.Difference{Key: "host", Wanted: "pve2", When: shape.Live}

@@ -322,7 +322,7 @@ func TestReleaseAgrees(t *testing.T) {
 	build := g.Builds[0]
 	for _, set := range regexp.MustCompile(`-X main\.(\w+)=`).FindAllStringSubmatch(build.Ldflags[0], -1) {
 		if !strings.Contains(repositoryFile(t, "cmd/recast/root.go"), "\n\t"+set[1]+" ") {
-			t.Errorf("the linker sets %s, which is no variable of version.go", set[1])
+			t.Errorf("the linker sets %s, which is no variable of root.go", set[1])
 		}
 	}
 	makefile := repositoryFile(t, "Makefile")

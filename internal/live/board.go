@@ -310,11 +310,13 @@ func (g *guard) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// WriteString is Write, for io.WriteString.
 func (g *guard) WriteString(s string) (int, error) { return g.Write([]byte(s)) }
 
 // Read returns EOF: the library must not read keys.
 func (g *guard) Read([]byte) (int, error) { return 0, io.EOF }
 
+// Fd is that of the terminal.
 func (g *guard) Fd() uintptr { return g.file.Fd() }
 
 // Close does nothing: the library must not close the terminal.

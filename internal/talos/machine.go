@@ -38,9 +38,9 @@ func (c *Client) ReadParts(ctx context.Context, addr netip.Addr, parts cluster.M
 
 // readParts asks for the parts in two rounds, each at once over one connection.
 func readParts(ctx context.Context, s session, parts cluster.MachineParts) (m cluster.Machine, err error) {
-	first := parts & beforeOthers
+	first := parts & (cluster.StandingPart | cluster.VersionPart) // so that readiness is never newer than what it is compared with
 	if parts&cluster.IfReady != 0 {
-		first &^= cluster.VersionPart
+		first = parts & (cluster.StandingPart | cluster.UUIDPart)
 	}
 	err = readRound(ctx, s, &m, first)
 	if err == nil && (parts&cluster.IfReady == 0 || m.Stage == runtime.MachineStageRunning.String() && m.Ready) {
@@ -52,25 +52,22 @@ func readParts(ctx context.Context, s session, parts cluster.MachineParts) (m cl
 	return m, nil
 }
 
-// beforeOthers is read before the rest, so that the machine's readiness is never newer than what it is compared with.
-const beforeOthers = cluster.StandingPart | cluster.VersionPart | cluster.UUIDPart | cluster.NodenamePart
-
 // readings read the parts of a machine. Each fills in its own fields, or adds to those of readStatus.
 var readings = []struct {
 	part cluster.MachineParts
 	read func(context.Context, session, *cluster.Machine) error
 }{
-	{cluster.UUIDPart, readHardware},
-	{cluster.StandingPart, readStatus},
 	{cluster.VersionPart, readVersion},
+	{cluster.StandingPart, readStatus},
+	{cluster.UUIDPart, readHardware},
 	{cluster.NodenamePart, readNodename},
 	{cluster.HostnamePart, readHostname},
 	{cluster.TypePart, readType},
-	{cluster.BootIDPart, readBootID},
 	{cluster.SystemPart, readSecurity},
 	{cluster.SystemPart, readBootedEntry},
 	{cluster.SystemPart, readNextBoot},
 	{cluster.SystemPart, readExtensions},
+	{cluster.BootIDPart, readBootID},
 	{cluster.DisksPart, readDisks},
 	{cluster.VolumesPart, readBlock},
 	{cluster.ConfigPart, readFromConfig},

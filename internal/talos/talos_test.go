@@ -111,6 +111,11 @@ func checkParts(t *testing.T, c *Client, node cluster.Machine) {
 	if whole, err := cluster.ReadArrivedWhole(ctx, c, workerAddr); err != nil || !cmp.Equal(node, whole, cmpopts.IgnoreFields(cluster.Machine{}, "Addresses")) {
 		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node, whole))
 	}
+	first, errFirst := cluster.ReadForPlan(ctx, c, workerAddr)
+	completed, err := first.Complete(ctx, c, workerAddr)
+	if errFirst != nil || err != nil || first.Volumes != nil || !cmp.Equal(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})) {
+		t.Errorf("completed (-machine +completed): %v, %v\n%s", errFirst, err, cmp.Diff(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})))
+	}
 	if image, err := c.InstallImage(ctx, workerAddr); err != nil || image != node.InstallImage || image == "" {
 		t.Errorf("install image %q of %+v: %v", image, node, err)
 	}

@@ -3,6 +3,7 @@ package talos
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -217,6 +218,18 @@ func TestReplaceConfigWaits(t *testing.T) {
 		err := client.ReplaceConfig(t.Context(), cpAddr, cpUUID, cluster.Secret("a: b"))
 		if (err != nil) != c.fails || err != nil && !strings.Contains(err.Error(), "already in progress") || len(n.done()) != c.asked {
 			t.Errorf("asked %d times: %v", len(n.done()), err)
+		}
+	})
+}
+
+// A configuration that Talos quotes in a refusal is not shown.
+func TestReplaceConfigHidesValues(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const secret = "hunter-two-is-a-secret"
+		n := &fakeNode{answer: status.Error(codes.InvalidArgument, fmt.Sprintf("unknown key %q", secret))}
+		err := n.start(t).ReplaceConfig(t.Context(), cpAddr, cpUUID, cluster.Secret("machine: "+secret))
+		if err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("err = %v", err)
 		}
 	})
 }

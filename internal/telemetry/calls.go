@@ -135,6 +135,7 @@ func (w *watched) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
+// CloseIdleConnections is called by http.Client.
 func (w *watched) CloseIdleConnections() {
 	if c, ok := w.inner.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()

@@ -271,7 +271,6 @@ func TestEveryEndpointIsAsked(t *testing.T) {
 	}
 }
 
-// TestErr: failures to read take precedence over expected refusals.
 // TestANodeOfAController: another controller creates and deletes its VM.
 func TestANodeOfAController(t *testing.T) {
 	t.Parallel()
@@ -286,6 +285,7 @@ func TestANodeOfAController(t *testing.T) {
 	must.Contain(t, "text", strings.Join(d.res.Checks[0].Remedy, "\n"), "remove it from recast.yaml", "TalosControlPlane")
 }
 
+// TestErr: failures to read take precedence over expected refusals.
 func TestErr(t *testing.T) {
 	t.Parallel()
 	problem := func(k fault.Kind) Check { return Check{State: Problem, kind: k} }

@@ -111,6 +111,14 @@ func same(t *testing.T, want, got any) {
 	}
 }
 
+// taskOK ends the test unless a task has ended well.
+func taskOK(t *testing.T, ended any) {
+	t.Helper()
+	if ended != "OK" {
+		t.Fatal(ended)
+	}
+}
+
 // certificate is made inside the bubble, whose clock decides its validity.
 func certificate(t *testing.T) tls.Certificate {
 	t.Helper()

@@ -72,7 +72,7 @@ func TestMigrate(t *testing.T) {
 			want = "500 Configuration file 'nodes/pve1/qemu-server/9012.conf' does not exist"
 		}
 		same(t, want, l.do("PUT", migrant+"/config", "cores=2").Status)
-		same(t, "OK", l.ended(upid))
+		taskOK(t, l.ended(upid))
 		vm, err := l.world.LookupVM("pve2", 9012)
 		must(t, err)
 		same(t, []any{test.want, "", test.running}, []any{vm.Config["scsi0"], vm.Config["lock"], vm.Running})
@@ -187,7 +187,7 @@ func TestHAMigrates(t *testing.T) {
 			vm := l.vm(9012)
 			return []any{vm.Host, vm.Running, vm.HA.State}
 		}
-		same(t, "OK", l.task("POST", migrant+"/migrate", "target=pve2", "online=1"))
+		taskOK(t, l.task("POST", migrant+"/migrate", "target=pve2", "online=1"))
 		same(t, []any{"pve1", true, "started"}, where())
 		time.Sleep(time.Minute)
 		same(t, []any{"pve2", true, "started"}, where())
@@ -221,7 +221,7 @@ func TestBackupJobsKeepDeletedVMs(t *testing.T) {
 			map[string]any{"id": "nightly", "type": "vzdump", "enabled": 1.0, "schedule": "02:00", "storage": "pbs", "vmid": "9011,9012", "next-run": 1e9, "mode": "snapshot"},
 			map[string]any{"id": "rest", "type": "vzdump", "enabled": 0.0, "schedule": "sun 03:00", "all": 1.0, "exclude": "9011"},
 		}
-		same(t, "OK", l.task("DELETE", vm))
+		taskOK(t, l.task("DELETE", vm))
 		same(t, want, l.do("GET", "/cluster/backup").Data)
 	})
 }
@@ -240,7 +240,7 @@ func TestRunningBackupLocks(t *testing.T) {
 			t.Errorf("the second one: %+v", task)
 		}
 		same(t, "500 VM is locked (backup)", l.do("PUT", vm+"/config", "memory=1024").Status)
-		same(t, "OK", l.ended(upid))
+		taskOK(t, l.ended(upid))
 		l.putOK(vm+"/config", "memory=1024")
 		upid = l.world.StartBackup("root@pam", "pve1", time.Hour, 9011)
 		time.Sleep(time.Second)

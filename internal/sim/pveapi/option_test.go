@@ -104,7 +104,7 @@ func TestOptionsSurviveARecreate(t *testing.T) {
 							first[with] = also
 						}
 					}
-					same(t, "OK", l.task("POST", "/nodes/pve1/qemu", form(first)...))
+					taskOK(t, l.task("POST", "/nodes/pve1/qemu", form(first)...))
 					shown := l.config(9012)
 					same(t, stored(key, value), fmt.Sprint(shown[key]))
 					again := map[string]string{"vmid": "9013"}
@@ -117,7 +117,7 @@ func TestOptionsSurviveARecreate(t *testing.T) {
 					if again["template"] == "1" {
 						delete(again, "template") // another template can't use the base volume
 					}
-					same(t, "OK", l.task("POST", "/nodes/pve1/qemu", form(again)...))
+					taskOK(t, l.task("POST", "/nodes/pve1/qemu", form(again)...))
 					want := maps.Clone(shown)
 					if want["template"] != nil {
 						delete(want, "template")
@@ -237,13 +237,13 @@ func TestMappedDevices(t *testing.T) {
 		}
 		same(t, "403 Permission check failed ("+use+", Mapping.Use)", create())
 		l.world.Grant(world.ACL{Path: use, Who: tokenID, Role: "Maps"})
-		same(t, "OK", create())
+		taskOK(t, create())
 		const start = "/nodes/pve1/qemu/9012/status/start"
 		same(t, "PCI device mapping not found for 'gpu'", l.task("POST", start))
 		l.world.AddMapping("pci", "gpu", "pve2")
 		same(t, "PCI device mapping not found for 'gpu'", l.task("POST", start))
 		l.world.AddMapping("pci", "gpu", "pve1", "pve2")
-		same(t, "OK", l.task("POST", start))
+		taskOK(t, l.task("POST", start))
 		same(t, "500 only root can set 'hostpci1' config for non-mapped devices", l.do("PUT", "/nodes/pve1/qemu/9012/config", "hostpci1=0000:01:00.0").Status)
 	})
 }
@@ -251,7 +251,7 @@ func TestMappedDevices(t *testing.T) {
 // TestOtherNames: cdrom is ide2, and a description is limited to what the file can hold.
 func TestOtherNames(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
-		same(t, "OK", l.task("POST", "/nodes/pve1/qemu", "vmid=9012", "cdrom=isos:iso/boot.iso", "description=text\n\n"))
+		taskOK(t, l.task("POST", "/nodes/pve1/qemu", "vmid=9012", "cdrom=isos:iso/boot.iso", "description=text\n\n"))
 		if got := l.config(9012); got["ide2"] != "isos:iso/boot.iso,media=cdrom,size=3" || got["cdrom"] != nil || got["description"] != "text" {
 			t.Error(got)
 		}

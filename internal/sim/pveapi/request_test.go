@@ -139,7 +139,7 @@ func TestShutdown(t *testing.T) {
 	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
 		g := &guest{world: l.world, killed: make(chan struct{}), deaf: test.deaf}
 		l.world.SetFirmware(g)
-		same(t, "OK", l.task("POST", vm+"/status/start"))
+		taskOK(t, l.task("POST", vm+"/status/start"))
 		drives := g.hw.Drives()
 		var seen []string
 		for _, d := range drives {
@@ -463,7 +463,7 @@ func TestLargeUpload(t *testing.T) {
 			t.Errorf("%d MiB are held", held>>20)
 		}
 		tasks := l.world.Tasks()
-		same(t, "OK", l.ended(tasks[0].UPID))
+		taskOK(t, l.ended(tasks[0].UPID))
 		if m := l.world.Media("isos:iso/large.iso", "pve1"); m == nil || m.Size() != size {
 			t.Errorf("%v", m)
 		}

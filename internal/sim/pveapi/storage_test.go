@@ -67,7 +67,7 @@ func TestLUNs(t *testing.T) {
 		same(t, "500 missing privileges to access san:0.0.1.scsi-3601", l.do("PUT", vm+"/config", "scsi5=san:0.0.1.scsi-3601").Status)
 		same(t, "200 OK", l.root("PUT", vm+"/config", "scsi5=san:0.0.1.scsi-3601").Status)
 		same(t, "500 can't allocate space in iscsi storage", l.do("PUT", vm+"/config", "scsi6=san:1").Status)
-		same(t, "OK", l.task("DELETE", vm))
+		taskOK(t, l.task("DELETE", vm))
 		same(t, []string{"san:0.0.1.scsi-3601"}, l.volumes("san"))
 	})
 }
@@ -114,7 +114,7 @@ func TestRoomByStorage(t *testing.T) {
 	inEachLab(t, tests, func(t *testing.T, l *lab, tc row) {
 		tc.storage.ID, tc.storage.Content, tc.storage.Capacity = "st", images, 25*gib
 		l.world.AddStorage(tc.storage)
-		same(t, "OK", l.task("POST", "/nodes/pve1/qemu", "vmid=9020", "scsi0=st:10"))
+		taskOK(t, l.task("POST", "/nodes/pve1/qemu", "vmid=9020", "scsi0=st:10"))
 		s := l.do("GET", "/nodes/pve1/storage/st/status").Data.(map[string]any)
 		want := []any{float64(tc.used), float64(25 * gib), float64(25*gib - tc.used)}
 		same(t, want, []any{s["used"], s["total"], s["avail"]})
@@ -145,8 +145,8 @@ func TestHolderKeepsItsDisk(t *testing.T) {
 		l.putOK(vm+"/config", "scsi4="+held, "protection=1")
 		l.putOK(vm+"/config", "protection=0")
 		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
-		same(t, "OK", l.task("POST", vm+"/move_disk", "disk=scsi1", "target-vmid=9090"))
-		same(t, "OK", l.task("DELETE", vm))
+		taskOK(t, l.task("POST", vm+"/move_disk", "disk=scsi1", "target-vmid=9090"))
+		taskOK(t, l.task("DELETE", vm))
 		same(t, []string(nil), l.world.Violations())
 		if got := l.world.Media(held, "pve1"); got != m {
 			t.Error("the holder's disk is gone")
@@ -200,7 +200,7 @@ func TestHoldersDiskIsLost(t *testing.T) {
 		},
 	}, func(t *testing.T, l *lab, test row) {
 		l.hold(t)
-		same(t, "OK", test.do(l))
+		taskOK(t, test.do(l))
 		same(t, test.want, l.world.Violations())
 	})
 }

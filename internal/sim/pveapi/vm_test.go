@@ -83,7 +83,7 @@ func TestSnapshotsHoldTheirVolumes(t *testing.T) {
 		l.putOK(vm+"/config", "delete=scsi1")
 		volid := "fast:9011/vm-9011-disk-2.raw"
 		same(t, "500 unable to delete '"+volid+"' - volume is still in use (snapshot?)", l.do("PUT", vm+"/config", "delete=unused0").Status)
-		same(t, "OK", l.task("DELETE", vm))
+		taskOK(t, l.task("DELETE", vm))
 		same(t, []string(nil), l.volumes("fast"))
 	})
 }
@@ -125,7 +125,7 @@ func TestDestroyTakesPendingVolumes(t *testing.T) {
 			t.Fatal(got)
 		}
 		same(t, nil, l.do("GET", vm+"/config?current=1").Data.(map[string]any)["scsi2"])
-		same(t, "OK", l.task("DELETE", vm))
+		taskOK(t, l.task("DELETE", vm))
 		same(t, []string(nil), l.volumes("fast"))
 	})
 }
@@ -213,7 +213,7 @@ func TestMoveWindows(t *testing.T) {
 func (l *lab) dropDangling(t *testing.T) {
 	t.Helper()
 	if l.world.VMs()[0].Running {
-		same(t, "OK", l.task("POST", vm+"/status/stop"))
+		taskOK(t, l.task("POST", vm+"/status/stop"))
 	}
 	same(t, "volume 'fast:9011/vm-9011-disk-2.raw' does not exist", l.task("POST", vm+"/status/start"))
 	want := "500 volume 'fast:9011/vm-9011-disk-2.raw' does not exist"
@@ -308,7 +308,7 @@ func TestVariablesAreOnTheEFIDisk(t *testing.T) {
 		b := &booter{}
 		l.world.SetFirmware(b)
 		const at = "/nodes/pve1/qemu/9012"
-		same(t, "OK", l.task("POST", "/nodes/pve1/qemu", append(test.vm, "vmid=9012", "memory=512")...))
+		taskOK(t, l.task("POST", "/nodes/pve1/qemu", append(test.vm, "vmid=9012", "memory=512")...))
 		for range 2 {
 			same(t, test.ends, l.task("POST", at+"/status/start"))
 			if len(b.boots) == 2 {
@@ -321,7 +321,7 @@ func TestVariablesAreOnTheEFIDisk(t *testing.T) {
 			return
 		}
 		l.task("POST", "/nodes/pve1/qemu", "vmid=9013", "bios=ovmf")
-		same(t, "OK", l.task("POST", at+"/move_disk", "disk=efidisk0", "target-vmid=9013"))
+		taskOK(t, l.task("POST", at+"/move_disk", "disk=efidisk0", "target-vmid=9013"))
 		l.task("POST", "/nodes/pve1/qemu/9013/status/start")
 		same(t, test.parked, b.boots[3:])
 	})
@@ -397,10 +397,10 @@ func TestSnapshotOfATemplate(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.AddRole("Snapshots", append(talosRole(), "VM.Snapshot")...)
 		l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: "Snapshots", Propagate: true})
-		same(t, "OK", l.task("POST", "/nodes/pve1/qemu", "vmid=9012", "scsi0=thin:1", "scsi1=thin:1", "description=text", "protection=1"))
+		taskOK(t, l.task("POST", "/nodes/pve1/qemu", "vmid=9012", "scsi0=thin:1", "scsi1=thin:1", "description=text", "protection=1"))
 		l.putOK("/nodes/pve1/qemu/9012/config", "protection=0")
 		l.putOK("/nodes/pve1/qemu/9012/config", "delete=scsi1")
-		same(t, "OK", l.task("POST", "/nodes/pve1/qemu/9012/snapshot", "snapname=one"))
+		taskOK(t, l.task("POST", "/nodes/pve1/qemu/9012/snapshot", "snapname=one"))
 		got := l.do("GET", "/nodes/pve1/qemu/9012/snapshot/one/config").Data.(map[string]any)
 		if got["unused0"] != nil || got["description"] != nil || got["scsi0"] != "thin:vm-9012-disk-0,size=1G" {
 			t.Error(got)

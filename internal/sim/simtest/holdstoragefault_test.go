@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -130,7 +131,8 @@ func TestHoldIsLeft(t *testing.T) {
 		c := lab.Client()
 		c.Emit = whenStarted("wk1/await-storage-again", func() { unanswered(lab) })
 		err := c.roll(onlyWorker)(t.Context())
-		requireFault(t, err, fault.Failed, "give back what storage systems were told", "by hand: kubectl --namespace longhorn-system patch")
+		requireFault(t, err, fault.Failed, "give back what storage systems were told")
+		requireSays(t, strings.Join(fault.Hints(err), "\n"), "by hand: kubectl --namespace longhorn-system patch")
 		lab.Recorder.Hooks(nil, nil)
 		v, _ := lab.waits()
 		require(t, v == "480", "it is %s", v)

@@ -37,23 +37,30 @@ const (
 type mostAsked struct {
 	proxmox, ofNode int   // requests to Proxmox
 	bytesOfNode     int64 // of Proxmox' answers
-	talos           int   // requests to all machines, besides 24 to each
+	talos           int   // requests to all machines
+	talosOfNode     int   // … to each
 }
 
 // TestOneLook: plan and doctor request nothing twice from Kubernetes and Proxmox, whatever the number of nodes and
 // volumes. Only requests about a VM or a machine grow with the number of nodes; Kubernetes sends each object once.
 func TestOneLook(t *testing.T) {
 	commands := map[string]struct {
-		run  func(c *Client, t *testing.T) error
-		most mostAsked
+		patch string // of a schematic, before
+		run   func(c *Client, t *testing.T) error
+		most  mostAsked
 	}{
 		"plan": {
-			func(c *Client, t *testing.T) error { return errOf(c.Plan(t.Context(), planning.Policy{})) },
-			mostAsked{proxmox: 16, ofNode: 6, bytesOfNode: 3 << 10, talos: 1},
+			run:  func(c *Client, t *testing.T) error { return errOf(c.Plan(t.Context(), planning.Policy{})) },
+			most: mostAsked{proxmox: 16, ofNode: 6, bytesOfNode: 3 << 10, talos: 1, talosOfNode: 16},
+		},
+		"plan with work": {
+			patch: sim.PatchedExtension,
+			run:   func(c *Client, t *testing.T) error { return errOf(c.Plan(t.Context(), planning.Policy{})) },
+			most:  mostAsked{proxmox: 16, ofNode: 6, bytesOfNode: 3 << 10, talos: 1, talosOfNode: 30},
 		},
 		"doctor": {
-			func(c *Client, t *testing.T) error { return errOf(c.Doctor(t.Context())) },
-			mostAsked{proxmox: 46, ofNode: 7, bytesOfNode: 3 << 10, talos: 12},
+			run:  func(c *Client, t *testing.T) error { return errOf(c.Doctor(t.Context())) },
+			most: mostAsked{proxmox: 46, ofNode: 7, bytesOfNode: 3 << 10, talos: 12, talosOfNode: 24},
 		},
 	}
 	for _, nodes := range []int{10, 60, 500} {
@@ -67,6 +74,9 @@ func TestOneLook(t *testing.T) {
 				lab.putVolumes(manyVolumes)
 				objects, once := lab.objectsOnce("nodes", "pods", "persistentvolumes")
 				for _, name := range slices.Sorted(maps.Keys(commands)) {
+					if patch := commands[name].patch; patch != "" {
+						lab.Patch(patch)
+					}
 					from := len(lab.Recorder.Calls())
 					must(t, commands[name].run(lab.Client(), t))
 					asked := sum(lab.Recorder.Calls()[from:])
@@ -153,7 +163,7 @@ func (a asked) require(t *testing.T, command string, most mostAsked, nodes int, 
 	for _, n := range objects {
 		lists += max(1, (n+listPage-1)/listPage)
 	}
-	limits := map[string]int{"kubernetes": lists, "proxmox": most.proxmox + most.ofNode*nodes, "talos": most.talos + 24*nodes}
+	limits := map[string]int{"kubernetes": lists, "proxmox": most.proxmox + most.ofNode*nodes, "talos": most.talos + most.talosOfNode*nodes}
 	for proto, limit := range limits {
 		require(t, a.Requests[proto] <= limit,
 			"%s: %s was asked %d times about %d nodes, more than %d", command, proto, a.Requests[proto], nodes, limit)

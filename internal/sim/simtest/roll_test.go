@@ -355,7 +355,7 @@ func requireSays(t testing.TB, all string, says ...string) {
 // requirePlanned fails unless a node is planned so, with nothing refused, and why has these texts.
 func requirePlanned(t testing.TB, n planning.NodePlan, s cluster.Strategy, why ...string) {
 	t.Helper()
-	require(t, n.Strategy == s && len(n.Refused) == 0, "%s is planned as %q, refused %q", n.Node, n.Strategy, n.Refused)
+	require(t, n.Strategy == s && len(n.Refused) == 0, "%s is planned as %q (%s), refused %q", n.Node, n.Strategy, n.Why, n.Refused)
 	requireSays(t, n.Why, why...)
 }
 

@@ -336,14 +336,18 @@ type Trouble struct {
 
 // Trouble sets the faults of a VM's machine; they survive power cycles.
 func (fw *Firmware) Trouble(vmid int, t Trouble) {
-	fw.hub.change(func() { fw.hub.troubles[vmid] = t })
+	fw.hub.change(func() {
+		fw.hub.troubles[vmid] = t
+		close(fw.hub.troubled)
+		fw.hub.troubled = make(chan struct{})
+	})
 }
 
 // trouble is the machine's faults, and a channel closed when they may have changed.
 func (m *machine) trouble() (Trouble, <-chan struct{}) {
 	m.fw.hub.mu.Lock()
 	defer m.fw.hub.mu.Unlock()
-	return m.fw.hub.troubles[m.hw.VMID], m.fw.hub.changed
+	return m.fw.hub.troubles[m.hw.VMID], m.fw.hub.troubled
 }
 
 // has is the machine's present faults.

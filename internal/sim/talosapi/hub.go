@@ -29,6 +29,7 @@ type hub struct {
 	mu         sync.Mutex
 	up         map[int]*boot         // the running ones, by VMID
 	troubles   map[int]Trouble       // by VMID
+	troubled   chan struct{}         // closed at the next change of troubles
 	defects    map[string]Defect     // by schematic ID, installer reference, or build
 	affiliates map[string]*affiliate // by cluster (see discoveryOf), "/" and node ID
 	issuers    map[*boot]issuer
@@ -64,7 +65,7 @@ func newHub() *hub {
 	return &hub{
 		affiliates: map[string]*affiliate{}, issuers: map[*boot]issuer{}, etcds: map[string][]*etcd.Cluster{},
 		faults: map[int]EtcdFault{}, recovery: map[int][]byte{}, kubernetes: map[*boot]APIServer{}, changed: make(chan struct{}),
-		up: map[int]*boot{}, troubles: map[int]Trouble{}, defects: map[string]Defect{},
+		up: map[int]*boot{}, troubles: map[int]Trouble{}, troubled: make(chan struct{}), defects: map[string]Defect{},
 	}
 }
 

@@ -400,17 +400,20 @@ func written(r resource.Resource) (resource.Resource, error) {
 	}
 	key := writtenKey{r.Metadata().Type(), string(message.GetSpec().GetProtoSpec())}
 	writtenSpecs.mu.Lock()
-	defer writtenSpecs.mu.Unlock()
 	text, ok := writtenSpecs.found[key]
+	writtenSpecs.mu.Unlock()
 	if !ok {
 		b, err := yaml.Marshal(r.Spec())
 		if err != nil {
 			return nil, fmt.Errorf("write %s: %w", r.Metadata(), err)
 		}
-		if text = string(b); len(writtenSpecs.found) >= keptSpecs {
+		text = string(b)
+		writtenSpecs.mu.Lock()
+		if len(writtenSpecs.found) >= keptSpecs {
 			clear(writtenSpecs.found)
 		}
 		writtenSpecs.found[key] = text
+		writtenSpecs.mu.Unlock()
 	}
 	message.Spec.YamlSpec = text
 	return protobuf.Unmarshal(message)
