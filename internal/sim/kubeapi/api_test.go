@@ -91,8 +91,8 @@ func TestPatches(t *testing.T) {
 				must1(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
 				got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
 				if tc.want == nil {
-					if !apierrors.IsBadRequest(err) {
-						t.Fatalf("err = %v, want a bad request", err)
+					if known := apierrors.APIStatus(nil); !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity {
+						t.Fatalf("err = %v, want 422", err)
 					}
 					return
 				}

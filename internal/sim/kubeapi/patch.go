@@ -7,12 +7,10 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
-	"reflect"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -77,6 +75,9 @@ func (s *Server) patchOnce(r *http.Request, t target, kind types.PatchType, patc
 	default:
 		return a, unsupportedPatch(t, kind)
 	}
+	if known := apierrors.APIStatus(nil); errors.As(err, &known) {
+		return a, err
+	}
 	if err != nil {
 		return a, apierrors.NewBadRequest(err.Error())
 	}
@@ -109,139 +110,26 @@ func unsupportedPatch(t target, kind types.PatchType) error {
 		fmt.Sprintf("patches of type %q are not served", kind), 0, false)
 }
 
-// mergePatch is RFC 7396.
+// mergePatch is RFC 7396. kubectl may send YAML, a superset of JSON.
 func mergePatch(before, patch []byte) ([]byte, error) {
-	var doc, p any
-	if err := json.Unmarshal(before, &doc); err != nil {
+	patch, err := yaml.YAMLToJSON(patch)
+	if err != nil {
 		return nil, err
 	}
-	// kubectl may send YAML, a superset of JSON.
-	if err := yaml.Unmarshal(patch, &p); err != nil {
-		return nil, err
-	}
-	return json.Marshal(merge(doc, p))
+	return jsonpatch.MergePatch(before, patch)
 }
 
-func merge(doc, patch any) any {
-	p, ok := patch.(map[string]any)
-	if !ok {
-		return patch
-	}
-	d, ok := doc.(map[string]any)
-	if !ok {
-		d = map[string]any{}
-	}
-	for k, v := range p {
-		if v == nil {
-			delete(d, k)
-		} else {
-			d[k] = merge(d[k], v)
-		}
-	}
-	return d
-}
-
-// operation is one operation of a JSON patch (RFC 6902); move and copy are not supported.
-type operation struct {
-	Op    string `json:"op"`
-	Path  string `json:"path"`
-	Value any    `json:"value"`
-}
-
+// jsonPatch is RFC 6902, by the API server's own library: applyJSPatch in apiserver's endpoints/handlers/patch.go.
 func jsonPatch(before, patch []byte) ([]byte, error) {
-	var doc any
-	if err := json.Unmarshal(before, &doc); err != nil {
-		return nil, err
+	operations, err := jsonpatch.DecodePatch(patch)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
 	}
-	var operations []operation
-	if err := json.Unmarshal(patch, &operations); err != nil {
-		return nil, err
+	after, err := operations.Apply(before)
+	if err != nil {
+		return nil, apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
 	}
-	for _, o := range operations {
-		if !strings.HasPrefix(o.Path, "/") {
-			return nil, fmt.Errorf("%s %q: not a path below the object", o.Op, o.Path)
-		}
-		changed, err := o.apply(doc, pointer(o.Path))
-		if err != nil {
-			return nil, fmt.Errorf("%s %s: %w", o.Op, o.Path, err)
-		}
-		doc = changed
-	}
-	return json.Marshal(doc)
-}
-
-// pointer splits an RFC 6901 pointer.
-func pointer(path string) []string {
-	parts := strings.Split(path[1:], "/")
-	for i, p := range parts {
-		parts[i] = strings.NewReplacer("~1", "/", "~0", "~").Replace(p)
-	}
-	return parts
-}
-
-// apply returns doc with the operation applied at path.
-func (o operation) apply(doc any, path []string) (any, error) {
-	switch d := doc.(type) {
-	case map[string]any:
-		child, found := d[path[0]]
-		if len(path) > 1 {
-			changed, err := o.apply(child, path[1:])
-			d[path[0]] = changed
-			return d, err
-		}
-		keep, value, err := o.at(child, found)
-		if keep {
-			d[path[0]] = value
-		} else {
-			delete(d, path[0])
-		}
-		return d, err
-	case []any:
-		return o.applyToList(d, path)
-	}
-	return doc, fmt.Errorf("nothing at %q", path[0])
-}
-
-func (o operation) applyToList(d []any, path []string) (any, error) {
-	if len(path) == 1 && path[0] == "-" && o.Op == "add" {
-		return append(d, o.Value), nil
-	}
-	i, err := strconv.Atoi(path[0])
-	if err != nil || i < 0 || i > len(d) || i == len(d) && (len(path) > 1 || o.Op != "add") {
-		return d, fmt.Errorf("no element %q in a list of %d", path[0], len(d))
-	}
-	if len(path) > 1 {
-		d[i], err = o.apply(d[i], path[1:])
-		return d, err
-	}
-	if o.Op == "add" {
-		return slices.Insert(d, i, o.Value), nil
-	}
-	keep, value, err := o.at(d[i], true)
-	if !keep {
-		return slices.Delete(d, i, i+1), err
-	}
-	d[i] = value
-	return d, err
-}
-
-// at applies the operation to one value: keep says whether the value stays.
-func (o operation) at(have any, found bool) (keep bool, value any, err error) {
-	if !found && o.Op != "add" {
-		return false, nil, fmt.Errorf("nothing there")
-	}
-	switch o.Op {
-	case "add", "replace":
-		return true, o.Value, nil
-	case "remove":
-		return false, nil, nil
-	case "test":
-		if !reflect.DeepEqual(have, o.Value) {
-			return true, have, fmt.Errorf("the value differs")
-		}
-		return true, have, nil
-	}
-	return found, have, fmt.Errorf("operation %q is not served", o.Op)
+	return after, nil
 }
 
 // apply is a server-side apply: it sets the manager's fields, keeps those of other owners,
