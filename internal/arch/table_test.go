@@ -243,6 +243,7 @@ var table = []row{
 		machinery, "!" + talosDial, cosi, pki, grpc, protobuf, yaml, uuid,
 	}},
 	// not a client: the schemas by which the real server merges what is applied
+	{pkg: "internal/sim/kubeapi/store", allow: []string{"k8s.io/client-go/dynamic", "k8s.io/client-go/rest"}}, // of a real API server
 	{pkg: "internal/sim/kubeapi", allow: []string{"k8s.io/client-go/applyconfigurations", "gopkg.in/evanphx/json-patch.v4"}},
 	{pkg: "internal/sim/kubeapi/...", allow: []string{
 		"internal/sim/kubeapi/...", "internal/sim/manifests", "internal/sim/record", k8sAPI, apimachine, "sigs.k8s.io/yaml",

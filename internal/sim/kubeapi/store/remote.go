@@ -1,13 +1,10 @@
 package store
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"slices"
@@ -16,16 +13,18 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 )
 
 // Remote is a Store on a real API server, which assigns UIDs and revisions, validates and
 // refuses.
 type Remote struct {
-	base   *url.URL
-	client *http.Client
+	client dynamic.Interface
 	scheme *runtime.Scheme
 }
 
@@ -38,29 +37,27 @@ func NewRemote(base *url.URL, transport http.RoundTripper) (*Remote, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register kinds: %w", err)
 	}
-	return &Remote{base: base, client: &http.Client{Transport: transport}, scheme: scheme}, nil
+	unlimited := &rest.Config{Host: base.String(), UserAgent: "lab", QPS: -1}
+	client, err := dynamic.NewForConfigAndClient(unlimited, &http.Client{Transport: transport})
+	if err != nil {
+		return nil, fmt.Errorf("make the API server's client: %w", err)
+	}
+	return &Remote{client: client, scheme: scheme}, nil
 }
 
 func (s *Remote) Get(ctx context.Context, r schema.GroupVersionResource, namespace, name string) (Object, error) {
-	return s.object(ctx, http.MethodGet, r, namespace, []string{name}, nil)
+	return s.typed(r)(s.client.Resource(r).Namespace(namespace).Get(ctx, name, metav1.GetOptions{}))
 }
 
 // List reads all pages in one request: no lab's cluster is too large for that.
 func (s *Remote) List(ctx context.Context, r schema.GroupVersionResource, namespace string) ([]Object, string, error) {
-	var list struct {
-		Metadata metav1.ListMeta   `json:"metadata"`
-		Items    []json.RawMessage `json:"items"`
-	}
-	b, err := s.do(ctx, http.MethodGet, s.path(r, namespace), nil)
+	list, err := s.client.Resource(r).Namespace(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, "", err
 	}
-	if err := json.Unmarshal(b, &list); err != nil {
-		return nil, "", fmt.Errorf("read list of %s: %w", r.Resource, err)
-	}
 	objects := make([]Object, 0, len(list.Items))
-	for _, item := range list.Items {
-		o, err := s.decode(r, item)
+	for i := range list.Items {
+		o, err := s.typed(r)(&list.Items[i], nil)
 		if err != nil {
 			return nil, "", err
 		}
@@ -69,160 +66,100 @@ func (s *Remote) List(ctx context.Context, r schema.GroupVersionResource, namesp
 	slices.SortFunc(objects, func(a, b Object) int {
 		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
 	})
-	return objects, list.Metadata.ResourceVersion, nil
+	return objects, list.GetResourceVersion(), nil
 }
 
 // Create creates an object. As for any client, its status is dropped.
 func (s *Remote) Create(ctx context.Context, r schema.GroupVersionResource, obj Object) (Object, error) {
-	return s.object(ctx, http.MethodPost, r, obj.GetNamespace(), nil, obj)
+	u, err := loose(r, obj)
+	if err != nil {
+		return nil, err
+	}
+	return s.typed(r)(s.client.Resource(r).Namespace(obj.GetNamespace()).Create(ctx, u, metav1.CreateOptions{}))
 }
 
 // Update writes one part.
 func (s *Remote) Update(ctx context.Context, r schema.GroupVersionResource, obj Object, part Part) (Object, error) {
-	path := []string{obj.GetName()}
-	if part == Status {
-		path = append(path, string(Status))
+	u, err := loose(r, obj)
+	if err != nil {
+		return nil, err
 	}
-	return s.object(ctx, http.MethodPut, r, obj.GetNamespace(), path, obj)
+	var below []string
+	if part == Status {
+		below = append(below, string(Status))
+	}
+	return s.typed(r)(s.client.Resource(r).Namespace(obj.GetNamespace()).Update(ctx, u, metav1.UpdateOptions{}, below...))
 }
 
-// Delete deletes an object. If the server answers with a Status, the object is gone.
+// Delete deletes an object, and reads what became of it.
 func (s *Remote) Delete(ctx context.Context, r schema.GroupVersionResource, namespace, name string, o metav1.DeleteOptions) (Object, error) {
-	o.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}
 	before, err := s.Get(ctx, r, namespace, name)
 	if err != nil {
 		return nil, err
 	}
-	b, err := s.do(ctx, http.MethodDelete, s.path(r, namespace, name), o)
-	if err != nil {
+	if err := s.client.Resource(r).Namespace(namespace).Delete(ctx, name, o); err != nil {
 		return nil, err
 	}
-	var kind metav1.TypeMeta
-	if err := json.Unmarshal(b, &kind); err != nil {
-		return nil, fmt.Errorf("read what became of %s %s: %w", r.Resource, name, err)
-	}
-	if kind.Kind == "Status" {
+	after, err := s.Get(ctx, r, namespace, name)
+	if apierrors.IsNotFound(err) || err == nil && after.GetUID() != before.GetUID() {
 		return before, nil
 	}
-	return s.decode(r, b)
+	return after, err
 }
 
 // Evict evicts a pod if its budget allows it.
 func (s *Remote) Evict(ctx context.Context, namespace, name string, o metav1.DeleteOptions) error {
-	_, err := s.do(ctx, http.MethodPost, s.path(Pods(), namespace, name, "eviction"), &policyv1.Eviction{
+	eviction := &policyv1.Eviction{
 		TypeMeta:   metav1.TypeMeta{APIVersion: policyv1.SchemeGroupVersion.String(), Kind: "Eviction"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, DeleteOptions: &o,
-	})
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(eviction)
+	if err != nil {
+		return fmt.Errorf("encode eviction: %w", err)
+	}
+	_, err = s.client.Resource(Pods()).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{}, "eviction")
 	return err
 }
 
-// object sends obj, unless it is nil, and returns the object in the answer.
-func (s *Remote) object(ctx context.Context, method string, r schema.GroupVersionResource, namespace string, path []string, obj Object) (Object, error) {
-	var body any
-	if obj != nil {
-		kind, err := kindOf(r)
-		if err != nil {
-			return nil, err
-		}
-		obj = duplicate(obj)
-		obj.GetObjectKind().SetGroupVersionKind(kind)
-		body = obj
-	}
-	b, err := s.do(ctx, method, s.path(r, namespace, path...), body)
-	if err != nil {
-		return nil, err
-	}
-	return s.decode(r, b)
-}
-
-// path is the URL of a resource, an object or a subresource.
-func (s *Remote) path(r schema.GroupVersionResource, namespace string, rest ...string) *url.URL {
-	parts := []string{"apis", r.Group, r.Version}
-	if r.Group == "" {
-		parts = []string{"api", r.Version}
-	}
-	if namespace != "" {
-		parts = append(parts, "namespaces", namespace)
-	}
-	return s.base.JoinPath(append(append(parts, r.Resource), rest...)...)
-}
-
-// do sends a request; an unsuccessful answer becomes an API status.
-func (s *Remote) do(ctx context.Context, method string, at *url.URL, body any) ([]byte, error) {
-	resp, err := s.send(ctx, method, at, body)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return nil, fmt.Errorf("read the API server's answer: %w", err)
-	}
-	return b, nil
-}
-
-// send is do for an answer that the caller reads and closes.
-func (s *Remote) send(ctx context.Context, method string, at *url.URL, body any) (*http.Response, error) {
-	var content io.Reader
-	if body != nil {
-		b, err := json.Marshal(body)
-		if err != nil {
-			return nil, fmt.Errorf("encode request: %w", err)
-		}
-		content = bytes.NewReader(b)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, at.String(), content)
-	if err != nil {
-		return nil, fmt.Errorf("ask the API server: %w", err)
-	}
-	req.Header.Set("Accept", runtime.ContentTypeJSON)
-	req.Header.Set("User-Agent", "lab")
-	if body != nil {
-		req.Header.Set("Content-Type", runtime.ContentTypeJSON)
-	}
-	resp, err := s.client.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("ask the API server: %w", err)
-	}
-	if resp.StatusCode/100 != 2 {
-		defer resp.Body.Close()
-		return nil, refusal(resp)
-	}
-	return resp, nil
-}
-
-// refusal reads the Status of an unsuccessful answer.
-func refusal(resp *http.Response) error {
-	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil {
-		return fmt.Errorf("read the API server's refusal: %w", err)
-	}
-	var status metav1.Status
-	if json.Unmarshal(b, &status) != nil || status.Kind != "Status" {
-		status = metav1.Status{Status: metav1.StatusFailure, Message: string(b)}
-	}
-	status.Code = int32(resp.StatusCode)
-	return &apierrors.StatusError{ErrStatus: status}
-}
-
-func (s *Remote) decode(r schema.GroupVersionResource, b []byte) (Object, error) {
+// loose is an object as the dynamic client sends it.
+func loose(r schema.GroupVersionResource, obj Object) (*unstructured.Unstructured, error) {
 	kind, err := kindOf(r)
 	if err != nil {
 		return nil, err
 	}
-	decoded, err := s.scheme.New(kind)
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
 	if err != nil {
-		return nil, fmt.Errorf("make %s: %w", kind.Kind, err)
+		return nil, fmt.Errorf("encode %s: %w", kind.Kind, err)
 	}
-	if err := json.Unmarshal(b, decoded); err != nil {
-		return nil, fmt.Errorf("read %s: %w", kind.Kind, err)
+	u := &unstructured.Unstructured{Object: content}
+	u.SetGroupVersionKind(kind)
+	return u, nil
+}
+
+// typed turns an answer of the dynamic client into an object of the resource's Go type.
+func (s *Remote) typed(r schema.GroupVersionResource) func(*unstructured.Unstructured, error) (Object, error) {
+	return func(u *unstructured.Unstructured, err error) (Object, error) {
+		if err != nil {
+			return nil, err
+		}
+		kind, err := kindOf(r)
+		if err != nil {
+			return nil, err
+		}
+		made, err := s.scheme.New(kind)
+		if err != nil {
+			return nil, fmt.Errorf("make %s: %w", kind.Kind, err)
+		}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, made); err != nil {
+			return nil, fmt.Errorf("read %s: %w", kind.Kind, err)
+		}
+		o, ok := made.(Object)
+		if !ok {
+			return nil, errors.New(kind.Kind + " is no object")
+		}
+		o.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{}) // the store's objects don't have it
+		return o, nil
 	}
-	o, ok := decoded.(Object)
-	if !ok {
-		return nil, errors.New(kind.Kind + " is no object")
-	}
-	o.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{}) // the store's objects don't have it
-	return o, nil
 }
 
 func kindOf(r schema.GroupVersionResource) (schema.GroupVersionKind, error) {
@@ -252,9 +189,7 @@ type remoteWatch struct {
 	store    *Remote
 	resource schema.GroupVersionResource
 	seen     string // revision; "": start at present
-	stream   io.ReadCloser
-	events   *json.Decoder
-	end      context.CancelFunc
+	stream   watch.Interface
 }
 
 var _ Watch = (*remoteWatch)(nil)
@@ -263,8 +198,8 @@ var _ Watch = (*remoteWatch)(nil)
 // server has dropped, ends the wait.
 func (w *remoteWatch) Next(ctx context.Context) (Event, error) {
 	for {
-		e, ok, err := w.step(ctx)
-		if ok {
+		e, err := w.step(ctx)
+		if err == nil && e.Type != watch.Bookmark {
 			return e, nil
 		}
 		if ctx.Err() != nil {
@@ -272,7 +207,7 @@ func (w *remoteWatch) Next(ctx context.Context) (Event, error) {
 			return Event{}, context.Cause(ctx)
 		}
 		if err == nil {
-			continue // a bookmark
+			continue
 		}
 		w.Stop()
 		if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
@@ -286,60 +221,53 @@ func (w *remoteWatch) Next(ctx context.Context) (Event, error) {
 	}
 }
 
+var errStreamEnded = errors.New("the stream has ended")
+
 // step reads one event of the stream, and opens one if needed.
-func (w *remoteWatch) step(ctx context.Context) (e Event, ok bool, err error) {
-	if w.stream == nil {
-		if err := w.open(ctx); err != nil {
-			return Event{}, false, err
-		}
+func (w *remoteWatch) step(ctx context.Context) (Event, error) {
+	if err := w.open(ctx); err != nil {
+		return Event{}, err
 	}
-	var frame struct {
-		Type   watch.EventType `json:"type"`
-		Object json.RawMessage `json:"object"`
+	var e watch.Event
+	var more bool
+	select {
+	case <-ctx.Done():
+		return Event{}, ctx.Err()
+	case e, more = <-w.stream.ResultChan():
 	}
-	if err := w.events.Decode(&frame); err != nil {
-		return Event{}, false, err
+	u, ok := e.Object.(*unstructured.Unstructured)
+	switch {
+	case !more:
+		return Event{}, errStreamEnded
+	case e.Type == watch.Error || !ok:
+		return Event{}, apierrors.FromObject(e.Object)
 	}
-	if frame.Type == watch.Error {
-		var status metav1.Status
-		if err := json.Unmarshal(frame.Object, &status); err != nil {
-			return Event{}, false, err
-		}
-		return Event{}, false, &apierrors.StatusError{ErrStatus: status}
-	}
-	o, err := w.store.decode(w.resource, frame.Object)
+	o, err := w.store.typed(w.resource)(u, nil)
 	if err != nil {
-		return Event{}, false, err
+		return Event{}, err
 	}
 	w.seen = o.GetResourceVersion()
-	return Event{Type: frame.Type, Object: o}, frame.Type != watch.Bookmark, nil
+	return Event{Type: e.Type, Object: o}, nil
 }
 
-func (w *remoteWatch) open(ctx context.Context) error {
+// open opens a stream if there is none. It outlives the call, and ends with its context.
+func (w *remoteWatch) open(ctx context.Context) (err error) {
+	if w.stream != nil {
+		return nil
+	}
 	if w.seen == "" {
-		var err error
 		if _, w.seen, err = w.store.List(ctx, w.resource, ""); err != nil {
 			return err
 		}
 	}
-	at := w.store.path(w.resource, "")
-	at.RawQuery = url.Values{"watch": {"1"}, "resourceVersion": {w.seen}, "allowWatchBookmarks": {"true"}}.Encode()
-	// The stream outlives the call that opened it, and ends with its context.
-	ctx, end := context.WithCancel(ctx)
-	resp, err := w.store.send(ctx, http.MethodGet, at, nil)
-	if err != nil {
-		end()
-		return err
-	}
-	w.stream, w.events, w.end = resp.Body, json.NewDecoder(resp.Body), end
-	return nil
+	w.stream, err = w.store.client.Resource(w.resource).Watch(ctx, metav1.ListOptions{ResourceVersion: w.seen, AllowWatchBookmarks: true})
+	return err
 }
 
 // Stop ends the stream.
 func (w *remoteWatch) Stop() {
 	if w.stream != nil {
-		w.end()
-		_ = w.stream.Close() // it has ended
+		w.stream.Stop()
 		w.stream = nil
 	}
 }
