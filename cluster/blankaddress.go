@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// MachineAddress is one of a machine's addresses as its Talos shows it.
+// MachineAddress is an address of a machine, as its Talos shows it.
 type MachineAddress struct {
 	Prefix  netip.Prefix
 	Link    string       // "eth0"
@@ -21,10 +21,11 @@ type MachineAddress struct {
 	Gateway netip.Addr   // of the default route over the link; invalid: there is none
 }
 
-// AddressLayer says where Talos has an address from (machinery, resources/network/configlayer.go).
+// AddressLayer is the part of Talos' network configuration that an address comes from (machinery,
+// resources/network/configlayer.go).
 type AddressLayer string
 
-// The layers. LayerKernel is not one of Talos': no part of Talos asked for the address.
+// The layers. LayerKernel is not a layer of Talos: no part of Talos asked for the address.
 const (
 	LayerKernel        AddressLayer = ""
 	LayerCmdline       AddressLayer = "cmdline"
@@ -36,10 +37,10 @@ const (
 // AddressLease says how an address of layer operator was obtained.
 type AddressLease struct {
 	Operator string // "dhcp4", "dhcp6", "vip"; "": unknown
-	DUID     bool   // it identifies itself to the server by a DUID of the configuration
+	DUID     bool   // the machine identifies itself to the DHCP server by a DUID of its configuration
 }
 
-// blankVM is the VM that will boot with nothing on its system disk.
+// blankVM is a VM that will boot with nothing on its system disk.
 type blankVM struct {
 	ID         int
 	Config     map[string]string // of the VM, as Proxmox has it
@@ -50,13 +51,13 @@ type blankVM struct {
 	NoNetwork  string            // the command that takes network= out of cicustom
 }
 
-// BlankSetting is one of a VM's settings as it must be for the blank boot.
+// BlankSetting is a setting that a VM must have for the blank boot.
 type BlankSetting struct{ Key, Value string }
 
-// AddressObstacle is why a blank machine will not have an address; the zero value: it will.
+// AddressObstacle says why a blank machine will not have its address; the zero value: it will have the address.
 type AddressObstacle struct {
 	Text    string // with a remedy
-	Command string // that lifts it, as root on the VM's host; "": none does
+	Command string // lifts the obstacle, run as root on the VM's host; "": no command does
 	Config  string // what recast.yaml must also say before the next recast lock: "images.platform: nocloud"
 }
 
@@ -64,8 +65,8 @@ func addressObstacle(format string, args ...any) AddressObstacle {
 	return AddressObstacle{Text: fmt.Sprintf(format, args...)}
 }
 
-// reachBlank says how the blank machine will have that address, one of the machine's present addresses:
-// by itself, if set is nil, or with a setting of the VM. against says why it will not.
+// reachBlank says how the blank machine will have addr, one of the machine's present addresses: by itself if set is
+// nil, else with that setting of the VM. against says why the machine will not have addr.
 func reachBlank(addr netip.Addr, all []MachineAddress, b blankVM) (set *BlankSetting, against AddressObstacle) {
 	i := slices.IndexFunc(all, func(a MachineAddress) bool { return a.Prefix.Addr() == addr })
 	if i < 0 {
@@ -106,8 +107,8 @@ func (a MachineAddress) unmade() AddressObstacle {
 	return AddressObstacle{Text: text + "give the address to the VM's network card itself, or use in-place"}
 }
 
-// leased is about an address from DHCP. Talos requests one on every card that has no other
-// configuration, in maintenance mode, too (controllers/network/operator_config.go).
+// leased handles an address from DHCP. Talos requests an address on every card without other configuration, also in
+// maintenance mode (controllers/network/operator_config.go).
 func (b blankVM) leased(a MachineAddress, card string) (*BlankSetting, AddressObstacle) {
 	switch {
 	case a.Lease.Operator != "dhcp4":
@@ -122,8 +123,8 @@ func (b blankVM) leased(a MachineAddress, card string) (*BlankSetting, AddressOb
 	return nil, AddressObstacle{}
 }
 
-// given is about an address from the machine's configuration, or from its platform, which Talos
-// copies to the system disk (platform_config_store.go).
+// given handles an address from the machine configuration, or from the platform. Talos copies what the platform says
+// to the system disk (platform_config_store.go).
 func (b blankVM) given(a MachineAddress, card string) (*BlankSetting, AddressObstacle) {
 	addr, key := a.Prefix.Addr(), "ipconfig"+card
 	ip, gw := "ip", "gw"
@@ -141,7 +142,7 @@ func (b blankVM) given(a MachineAddress, card string) (*BlankSetting, AddressObs
 	return &BlankSetting{key, value}, AddressObstacle{}
 }
 
-// gateway is the gateway that a cloud-init drive can state for the address's network; "": none.
+// gateway returns the gateway that a cloud-init drive can state for the address's network; "": none.
 func (a MachineAddress) gateway() (string, AddressObstacle) {
 	addr := a.Prefix.Addr()
 	switch {
@@ -154,8 +155,7 @@ func (a MachineAddress) gateway() (string, AddressObstacle) {
 	return "", addressObstacle("its gateway %s is not in the network of its address %s, which a cloud-init drive can't tell a blank machine: reserve the address for MAC %s in DHCP and have the machine configuration say dhcp: true there, or use in-place", a.Gateway, a.Prefix, a.MAC)
 }
 
-// untold says why the VM's cloud-init drive would not give that setting, which has its address, to
-// the blank machine.
+// untold says why the VM's cloud-init drive would not give the blank machine the setting with its address.
 func (b blankVM) untold(a MachineAddress, key, value string) AddressObstacle {
 	var first []string
 	var o AddressObstacle
@@ -190,7 +190,7 @@ func (b blankVM) untold(a MachineAddress, key, value string) AddressObstacle {
 	return o
 }
 
-// argued is about an address from a kernel argument, which is part of an image.
+// argued handles an address from a kernel argument. Kernel arguments are part of an image.
 func (b blankVM) argued(a MachineAddress) AddressObstacle {
 	for _, arg := range b.KernelArgs {
 		if rest, ok := strings.CutPrefix(arg, "ip="); ok {
@@ -203,8 +203,8 @@ func (b blankVM) argued(a MachineAddress) AddressObstacle {
 	return addressObstacle("its address %s is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once", a.Prefix.Addr())
 }
 
-// announced is about an address that the kernel made from a router advertisement: it stays the same
-// if it is made from the card's MAC.
+// announced handles an address that the kernel made from a router advertisement. The address stays the same if it is
+// made from the card's MAC.
 func (a MachineAddress) announced() AddressObstacle {
 	if a.Prefix.Addr().Is6() && a.Prefix.Addr() == eui64(a.Prefix, a.MAC) {
 		return AddressObstacle{}
@@ -212,7 +212,7 @@ func (a MachineAddress) announced() AddressObstacle {
 	return addressObstacle("its address %s comes from nothing that Talos knows of and is not made of MAC %s, so whether a blank machine would have it can't be determined: use in-place", a.Prefix.Addr(), a.MAC)
 }
 
-// card is the number of the VM's network card with that MAC; "" if there is none.
+// card returns the number of the VM's network card with that MAC; "" if no card has it.
 func (b blankVM) card(mac string) string {
 	for key, value := range b.Config {
 		n, ok := strings.CutPrefix(key, "net")
@@ -234,8 +234,8 @@ func (b blankVM) readsDrive() bool {
 	return b.Platform == "nocloud" && b.CloudInit != "" && !b.otherFormat() && !strings.Contains(","+b.Config["cicustom"], ",network=")
 }
 
-// otherFormat says whether the drive is written in a format other than nocloud's. Windows gets one
-// by default (qemu-server, Cloudinit.pm, get_cloudinit_format).
+// otherFormat says whether the drive is written in a format other than nocloud's. The default for Windows is another
+// format (qemu-server, Cloudinit.pm, get_cloudinit_format).
 func (b blankVM) otherFormat() bool {
 	if citype := b.Config["citype"]; citype != "" {
 		return citype != "nocloud"
@@ -243,7 +243,7 @@ func (b blankVM) otherFormat() bool {
 	return strings.HasPrefix(b.Config["ostype"], "w")
 }
 
-// freeDrive is an unused SCSI drive of the VM: Proxmox can hot-plug a SCSI drive, but not an IDE
+// freeDrive returns the key of an unused SCSI drive of the VM: Proxmox can hot-plug a SCSI drive, but not an IDE
 // drive.
 func (b blankVM) freeDrive() string {
 	for n := 30; n > 0; n-- {
@@ -263,8 +263,8 @@ func option(value, name string) string {
 	return ""
 }
 
-// ipconfig is a value of ipconfigN with an address and a gateway of one IP version; settings of the
-// other version stay.
+// ipconfig returns a value of ipconfigN with this address and gateway of one IP version. Settings of the other
+// version stay.
 func ipconfig(old, ip, address, gw, gateway string) string {
 	parts := slices.DeleteFunc(strings.Split(old, ","), func(part string) bool {
 		name, _, _ := strings.Cut(part, "=")
@@ -278,7 +278,7 @@ func ipconfig(old, ip, address, gw, gateway string) string {
 	return strings.Join(parts, ",")
 }
 
-// eui64 is the address that a card with that MAC gives itself in a network.
+// eui64 returns the address that a card with that MAC gives itself in a network.
 func eui64(network netip.Prefix, mac string) netip.Addr {
 	hw, err := net.ParseMAC(mac)
 	if err != nil || len(hw) != 6 || network.Bits() > 64 {

@@ -21,8 +21,8 @@ type Reason struct {
 	New  string `json:"new,omitempty"`
 }
 
-// History returns what a lock hash ("sha256-…") stands for, in the current lock or a past one. known is
-// false for a hash that is in none of our locks.
+// History returns the content that a lock hash ("sha256-…") stands for, in the current lock or a past one. known is
+// false if none of our locks has the hash.
 type History func(lockHash string) (content LockedContent, known bool)
 
 // DiffImage compares the image that a machine runs with a build.
@@ -41,8 +41,8 @@ func DiffImage(b Build, m RunningSystem, past History) []Reason {
 	return append(out, extensions...)
 }
 
-// diffSchematic names what differs between the schematic that an image states and the build's; byName says that
-// extensions differ by name or version, which the caller lists.
+// diffSchematic lists how the schematic that an image states differs from the build's. byName says that extensions
+// differ by name or version: the caller lists those.
 func diffSchematic(b Build, s SchematicEntry, past History, byName bool) []Reason {
 	var out []Reason
 	found := s.LockHash()
@@ -68,7 +68,8 @@ func diffSchematic(b Build, s SchematicEntry, past History, byName bool) []Reaso
 	return out
 }
 
-// Asked lists how the build's schematic differs from the one that an image states, but for its extensions.
+// Asked lists how the build's schematic differs from the schematic that an image states, except for which extensions
+// they have.
 func (b Build) Asked(s SchematicEntry) ([]config.SchematicChange, error) {
 	if b.Schematic == nil || s.ID == b.SchematicID {
 		return nil, nil
@@ -81,7 +82,7 @@ func (b Build) Asked(s SchematicEntry) ([]config.SchematicChange, error) {
 	return config.CompareSchematics(found, wanted), nil
 }
 
-// DiffTarget compares what the schematic does not state: architecture, platform and Secure Boot.
+// DiffTarget compares architecture, platform and Secure Boot, which a schematic does not state.
 func DiffTarget(b Build, m RunningSystem) []Reason {
 	var out []Reason
 	if m.Arch != "" && m.Arch != b.Arch {
@@ -105,7 +106,7 @@ func OnOff(on bool) string {
 	return "off"
 }
 
-// diffDigests names what the two hashes stand for, if a past lock has the found one.
+// diffDigests lists how the contents of the two lock hashes differ, if a past lock has the found hash.
 func diffDigests(b Build, found string, past History) []Reason {
 	old, known := past(found)
 	var out []Reason
@@ -125,7 +126,8 @@ func diffDigests(b Build, found string, past History) []Reason {
 	return []Reason{{"lock", fmt.Sprintf("%s: %s → %s", what, words.Short(found), words.Short(b.LockHash)), found, b.LockHash}}
 }
 
-// diffContent names the extensions whose digest changed, another overlay, and a rebuild.
+// diffContent lists the extensions whose digest changed, an overlay of the same name whose digest changed, and a
+// changed number of rebuilds.
 func diffContent(old LockedContent, b Build) []Reason {
 	var out []Reason
 	for _, e := range b.Extensions {
@@ -220,7 +222,7 @@ func (s SchematicEntry) LockHash() string {
 // interrupted installation its stage is "running".
 func (m Machine) IsBeingInstalled() bool { return m.FromISO && m.Stage != "running" }
 
-// DiffInstalled compares what the machine would become without us: at its next boot, or when it is
+// DiffInstalled compares the build with what the machine would become without recast: at its next boot, or when it is
 // reinstalled from its own configuration.
 func DiffInstalled(b Build, m RunningSystem, installImage string) []Reason {
 	var out []Reason
@@ -258,30 +260,31 @@ func (b Build) installs(image string) bool {
 // Title is the name and the version.
 func (e LockedExtension) Title() string { return strings.TrimSpace(e.Name + " " + e.Version) }
 
-// PreviousLock is a way back that needs no kept disk. recast refuses a lock that does not match
-// recast.yaml and the schematics beside it.
+// PreviousLock says how to go back without a kept disk. recast refuses a lock that does not match recast.yaml and the
+// schematics beside it.
 const PreviousLock = "put the previous lock back, with what it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/), and recast roll"
 
-// InstallArgs are the kernel arguments that the machine's configuration has for GRUB
-// (machine.install.extraKernelArgs), and those of them that the running kernel has. byImage says that the
-// configuration has GRUB take those of the image instead (grubUseUKICmdline).
+// InstallArgs returns the kernel arguments for GRUB in the machine's configuration (machine.install.extraKernelArgs)
+// as named, and those of them that the running kernel has as running. byImage says that the configuration makes GRUB
+// take the image's arguments instead (grubUseUKICmdline).
 func (m Machine) InstallArgs() (named, running []string, byImage bool) {
 	if !bytes.Contains(m.Configs.Active, []byte("extraKernelArgs")) {
-		return nil, nil, false // each plan asks it of each node: parsing takes longer
+		return nil, nil, false // each plan calls this for each node: parsing takes longer
 	}
 	docs, err := config.Parse(m.Configs.Active)
 	if err != nil {
-		return nil, nil, false // refused where it is compared
+		return nil, nil, false // the comparison refuses such a configuration
 	}
 	named, byImage = docs.InstallArgs()
-	named = slices.DeleteFunc(named, func(arg string) bool { return strings.HasPrefix(arg, "-") }) // takes one away
+	named = slices.DeleteFunc(named, func(arg string) bool { return strings.HasPrefix(arg, "-") }) // "-name" removes an argument
 	has := strings.Fields(string(m.Cmdline))
 	return named, Where(named, func(arg string) bool { return slices.Contains(has, arg) }), byImage
 }
 
-// ArgsLost are arguments that the running kernel has from the configuration alone, and the wanted image has not. Those
-// of the running image are compared with the wanted one's. Another value of the image's replaces one, unless the kernel
-// has the argument several times, as console.
+// ArgsLost returns the arguments that the running kernel has from the configuration alone and the wanted image lacks.
+// Arguments that the running image's schematic states are left out: they are compared with the wanted image's
+// elsewhere. An argument of the wanted image replaces one of the same name, unless the kernel has that argument
+// several times, for example console.
 func (w Wanted) ArgsLost(m Machine) []string {
 	_, running, _ := m.InstallArgs()
 	if len(running) == 0 {
@@ -298,7 +301,8 @@ func (w Wanted) ArgsLost(m Machine) []string {
 	})
 }
 
-// DropsArgs says why what a strategy installs gets no arguments of the configuration; "" if it gets them.
+// DropsArgs says why a system that a strategy installs gets no kernel arguments from the configuration; "" if it gets
+// them.
 func (w Wanted) DropsArgs(vm VM, m Machine, s Strategy) string {
 	const systemdBoot = "systemd-boot takes only those of the image"
 	_, _, byImage := m.InstallArgs()
@@ -315,8 +319,8 @@ func (w Wanted) DropsArgs(vm VM, m Machine, s Strategy) string {
 	return ""
 }
 
-// TellArgs says of kernel arguments in a configuration when they take effect, and which of those that the kernel has
-// its next one will not have; none: they do, or there are none.
+// TellArgs says when kernel arguments in a configuration take effect, and which arguments of the running kernel its
+// next kernel will lack. It returns nothing if all arguments are in effect and stay, or if there are none.
 func (w Wanted) TellArgs(vm VM, m Machine) []string {
 	if len(m.Cmdline) == 0 {
 		return nil
@@ -340,8 +344,8 @@ func (w Wanted) TellArgs(vm VM, m Machine) []string {
 	return out
 }
 
-// ByGRUB says whether GRUB boots the machine: it does with SeaBIOS, and with UEFI where an installer before
-// Talos 1.10 wrote it, so that no entry of systemd-boot is known.
+// ByGRUB says whether GRUB boots the machine: with SeaBIOS, and with UEFI where an installer before Talos 1.10 wrote
+// GRUB, so that no entry of systemd-boot is known.
 func (m Machine) ByGRUB(vm VM) bool {
 	return vm.ByBIOS() || !m.FromISO && m.BootEntry == "" && m.NextBoot == ""
 }
@@ -349,7 +353,8 @@ func (m Machine) ByGRUB(vm VM) bool {
 // ByBIOS says whether the VM's firmware is SeaBIOS, which is Proxmox' default.
 func (vm VM) ByBIOS() bool { return vm.Config["bios"] != "ovmf" }
 
-// ShownArg is a kernel argument as it may be shown: what Talos itself reads may be secret.
+// ShownArg returns a kernel argument as it may be shown. Of an argument that Talos itself reads, it returns only the
+// name: the value may be secret.
 func ShownArg(arg string) string {
 	if name := ArgName(arg); strings.HasPrefix(name, "talos.") || GivesConfig(arg) {
 		return name
@@ -373,7 +378,7 @@ func whenArgs(vm VM, m Machine, byImage bool) string {
 
 const useUKI = "machine.install.grubUseUKICmdline"
 
-// ArgsWait says when kernel arguments for GRUB that a file changes take effect; "": it changes none.
+// ArgsWait says when changes of kernel arguments for GRUB in a file take effect; "": the file changes none.
 func ArgsWait(vm VM, m Machine, changes []config.Change) string {
 	for _, c := range changes {
 		for _, field := range []string{"machine.install.extraKernelArgs", useUKI} {
@@ -389,15 +394,14 @@ func ArgsWait(vm VM, m Machine, changes []config.Change) string {
 	return ""
 }
 
-// omniArg is the kernel argument that joins a machine to Omni, OmniDocument the document of a machine
-// configuration that does (controllers/siderolink of Talos read both).
+// omniArg is the kernel argument that joins a machine to Omni. OmniDocument is the document of a machine
+// configuration that does the same. Talos' controllers/siderolink read both.
 const (
 	omniArg      = "siderolink.api"
 	OmniDocument = "SideroLinkConfig"
 )
 
-// Omni returns what joins the machine to Omni: kernel arguments that it was booted with, and the
-// document of its configuration.
+// Omni returns what joins the machine to Omni: kernel arguments of its boot, and the document in its configuration.
 func (m Machine) Omni() []string {
 	out := Where(m.ConfigArgs, func(arg string) bool { return ArgName(arg) == omniArg })
 	if len(m.Configs.Active) == 0 {
@@ -409,8 +413,8 @@ func (m Machine) Omni() []string {
 	return out
 }
 
-// OmniAfter returns what of Omni() is still there once the machine runs another image. A kernel argument
-// that its schematic does not state is from elsewhere (the VM, machine.install.extraKernelArgs) and stays.
+// OmniAfter returns the part of Omni() that stays once the machine runs the build's image. A kernel argument that the
+// running image's schematic does not state comes from elsewhere (the VM, machine.install.extraKernelArgs) and stays.
 func (m Machine) OmniAfter(b Build) []string {
 	now := m.Omni()
 	if len(now) == 0 {
@@ -424,18 +428,18 @@ func (m Machine) OmniAfter(b Build) []string {
 	})
 }
 
-// stated is what the schematic asks of the image, as far as it can be read.
+// stated returns the schematic, as far as it can be read.
 func (s SchematicEntry) stated() config.Schematic {
-	out, _ := config.ParseSchematic(s.YAML) // an unreadable one is said to be that where it is compared
+	out, _ := config.ParseSchematic(s.YAML) // the comparison reports an unreadable schematic
 	return out
 }
 
-// OwnConfig lists by what the image configures a machine before recast does: kernel arguments, by their
-// names, and a machine configuration in it. Talos looks for a configuration in the image, the kernel arguments
-// and the platform before it enters maintenance mode (internal/app/machined/pkg/controllers/config/acquire.go).
+// OwnConfig lists how the image configures a machine before recast does: kernel arguments, by their names, and an
+// embedded machine configuration. Talos looks for a configuration in the image, the kernel arguments and the platform
+// before it enters maintenance mode (internal/app/machined/pkg/controllers/config/acquire.go).
 func (b Build) OwnConfig() []string { return ownConfig(b.KernelArgs, b.EmbedsConfig) }
 
-// OwnConfig lists the same of the image that the machine runs, and of the kernel arguments that it was booted with.
+// OwnConfig lists the same for the image that the machine runs and for the kernel arguments of its boot.
 func (m Machine) OwnConfig() []string {
 	stated := m.Schematic.stated()
 	embeds := stated.EmbeddedConfig != "" || slices.ContainsFunc(m.Extensions, func(e ExtensionEntry) bool { return e.Name == ConfigEntry })
@@ -455,7 +459,7 @@ func ownConfig(args []string, embeds bool) []string {
 	return out
 }
 
-// EmbeddedConfig is how OwnConfig calls the machine configuration in an image.
+// EmbeddedConfig is OwnConfig's name for the machine configuration in an image.
 const EmbeddedConfig = "embedded machine configuration"
 
 // GivesConfig recognises kernel arguments that name a configuration, or a server that has one.

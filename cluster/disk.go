@@ -20,8 +20,8 @@ type Disk struct {
 
 var (
 	diskKey = regexp.MustCompile(`^(?:(?:ide|sata|scsi|virtio|unused)\d+|efidisk0|tpmstate0)$`)
-	// fileOwner is for file storages, where the directory names a volume's owner, whatever the file
-	// is called (Storage/Plugin.pm, parse_volname).
+	// fileOwner is for file storages: the directory names a volume's owner, whatever the file is called
+	// (Storage/Plugin.pm, parse_volname).
 	fileOwner   = regexp.MustCompile(`^(?:\d+/[^/]+/)?(\d+)/[^/]+$`)
 	volumeOwner = regexp.MustCompile(`(?:^|/)(?:vm|base)-(\d+)-[^/]+$`)
 )
@@ -29,8 +29,8 @@ var (
 // IsDiskKey says whether a configuration key names a drive.
 func IsDiskKey(key string) bool { return diskKey.MatchString(key) }
 
-// ParseDisk parses a drive's value, "volid,option=value,…". The volume is the part without a name,
-// or named file or volume, in any position (pve-common, JSONSchema.pm, parse_property_string).
+// ParseDisk parses a drive's value, "volid,option=value,…". The volume is the part without a name, or the part named
+// file or volume, in any position (pve-common, JSONSchema.pm, parse_property_string).
 func ParseDisk(key, value string) (Disk, error) {
 	if !IsDiskKey(key) {
 		return Disk{}, fmt.Errorf("%q is not a drive", key)
@@ -73,11 +73,11 @@ func ParseDisk(key, value string) (Disk, error) {
 	return d, nil
 }
 
-// CloudInit says whether this is Proxmox's own cloud-init drive: generated, deleted and recreated
-// with the VM.
+// CloudInit says whether this is Proxmox's own cloud-init drive: Proxmox generates, deletes and recreates it with the
+// VM.
 func (d Disk) CloudInit() bool { return cloudInit.MatchString(d.Volid) }
 
-// cloudInit is how Proxmox recognises its own (PVE/QemuServer/Drive.pm, drive_is_cloudinit):
+// cloudInit matches Proxmox's own cloud-init drives, as Proxmox does (PVE/QemuServer/Drive.pm, drive_is_cloudinit).
 // vm-9011-data-cloudinit is a user's disk.
 var cloudInit = regexp.MustCompile(`[:/](?:vm-\d+-)?cloudinit(?:\.(?:raw|qcow2|vmdk))?$`)
 
@@ -100,7 +100,7 @@ func (d Disk) Flag(name string) bool {
 	return on
 }
 
-// With returns the options with one set to value, in its place or at the end.
+// With returns the options with one option set to value, in its place or at the end.
 func (d Disk) With(name, value string) []string {
 	out := slices.Clone(d.Options)
 	for i, o := range out {
@@ -256,9 +256,9 @@ var (
 	byteRates = []string{"bps", "bps_rd", "bps_wr"}
 )
 
-// DriveOptions returns a drive's options as Proxmox reads them, sorted, to compare two drives. It
-// leaves out the size: that is the volume's, users can resize it, and Proxmox reads it again
-// whenever it writes the drive (API2/Qemu.pm, create_disks).
+// DriveOptions returns a drive's options as Proxmox reads them, sorted, to compare two drives. It leaves out the
+// size: the size belongs to the volume, users can change it, and Proxmox reads it again whenever it writes the drive
+// (API2/Qemu.pm, create_disks).
 func DriveOptions(options []string) []string {
 	var read []string
 	for _, o := range options {
@@ -281,7 +281,7 @@ func DriveOptions(options []string) []string {
 	return read
 }
 
-// SameOptions compares options of drives as Proxmox reads them: their order does not matter.
+// SameOptions compares options of drives as Proxmox reads them, in any order.
 func SameOptions(a, b []string) bool { return slices.Equal(DriveOptions(a), DriveOptions(b)) }
 
 // ParseBoolean reads a boolean as Proxmox does (pve-common, JSONSchema.pm, parse_boolean).
@@ -355,10 +355,9 @@ func JoinOptions(volid, options string) string {
 	return volid + "," + options
 }
 
-// OtherMedia returns the VM's media that are not for the blank boot, by drive. Any ISO may hold
-// cloud-init data, which would configure the machine before recast does (Talos,
-// platform/nocloud/metadata.go, configFromCD). It leaves out boot ISOs, and what is in the drive
-// that the boot ISO takes.
+// OtherMedia returns the VM's media that are not for the blank boot, by drive. Any ISO may hold cloud-init data,
+// which would configure the machine before recast does (Talos, platform/nocloud/metadata.go, configFromCD).
+// OtherMedia leaves out boot ISOs, and the medium in the drive that the boot ISO takes.
 func (vm VM) OtherMedia() (map[string]Disk, error) {
 	disks, err := vm.Disks()
 	if err != nil {
@@ -373,19 +372,19 @@ func (vm VM) OtherMedia() (map[string]Disk, error) {
 	return out, nil
 }
 
-// DiskSelector is what one document of a machine configuration selects of a machine's disks, or of what is on them.
+// DiskSelector is what one document of a machine configuration selects: disks of a machine, or volumes on them.
 type DiskSelector struct {
-	ID       string // of the volume that it is for, as in VolumeStatus; "": for none
+	ID       string // of the volume that the selector is for, as in VolumeStatus; "": for no volume
 	Document string // "UserVolumeConfig data", "machine.install.diskSelector"
 	Match    string // the expression, or the device of machine.disks
 	Kind     SelectorKind
 	Found    []string // what matches, in Talos' order: "sdb", "sdb1"; without what Talos never takes
-	System   string   // the one of Found that is on the system disk; "": none is
-	Unknown  string   // why it can't be evaluated now; "": it was
-	Broken   string   // Talos' own error: it fails with this on each machine
+	System   string   // the entry of Found that is on the system disk; "": none is
+	Unknown  string   // why the selector can't be evaluated now; "": it was evaluated
+	Broken   string   // Talos' own error: the selector fails with it on each machine
 }
 
-// SelectorKind says what Talos does with what a selector finds.
+// SelectorKind says what Talos does with the matches of a selector.
 type SelectorKind string
 
 // The kinds of selectors.
@@ -399,11 +398,11 @@ const (
 )
 
 // outcomes say what Talos does if a selector matches nothing, more than one thing, or something on the system disk
-// (block/internal/volumes/locate.go, user_disk_config.go, unattended_install.go); "": as it is meant to.
+// (block/internal/volumes/locate.go, user_disk_config.go, unattended_install.go); "": Talos does what was intended.
 type outcomes struct {
-	noun                     string // for what it finds
+	noun                     string // what the selector looks for
 	nothing, several, system string
-	fatal                    string // the fields with which the node would not be whole
+	fatal                    string // the outcomes, by field, with which the node would not be whole
 }
 
 const (
@@ -422,10 +421,10 @@ var selectorOutcomes = map[SelectorKind]outcomes{
 	ForInstall:   {"disk", "recast names the disk itself, but nobody else could install the machine with it", "recast names the disk itself, Talos alone would erase the first one", "", ""},
 }
 
-// TellSelectors says what is to be known of the selectors of a machine's configuration; refused are those with which
-// the machine would not be whole.
+// TellSelectors reports on the selectors of a machine's configuration: notes for the user, and as refused the
+// selectors with which the machine would not be whole.
 func TellSelectors(selectors []DiskSelector, machine string) (notes, refused []string) {
-	later := map[string][]string{} // documents by why they can't be evaluated
+	later := map[string][]string{} // documents, by the reason why they can't be evaluated
 	for _, s := range selectors {
 		if s.Unknown != "" {
 			later[s.Unknown] = append(later[s.Unknown], s.Document)
@@ -473,7 +472,7 @@ func (s DiskSelector) tell(machine string) (text string, fatal bool) {
 	return strings.Join(says, "; "), fatal
 }
 
-// byDefault says whether the selector of a system volume puts it where Talos does without one.
+// byDefault says whether the selector of a system volume puts the volume where Talos puts it without a selector.
 func (s DiskSelector) byDefault() bool {
 	return s.Match == "system_disk" && strings.HasPrefix(s.Document, "VolumeConfig ")
 }

@@ -8,8 +8,8 @@ import (
 	"net/url"
 )
 
-// Address returns where to reach the member's machine: its node's address, since etcd's peers may
-// use a separate network; without a known node, the address in its peer URLs.
+// Address returns where to reach the member's machine: the address of its node, since etcd's peers may use a separate
+// network. If the node is not known, it returns the address in the member's peer URLs.
 func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
 	if e, is := Find(known, func(e Endpoint) bool { return e.Node == m.Name }); is {
 		return e.Addr, nil
@@ -34,7 +34,7 @@ func (m EtcdMember) Label() string {
 	return fmt.Sprintf("%x", m.ID) // added, but not started yet
 }
 
-// IsLearner is the text after the name of a learner.
+// IsLearner follows the name of a learner in messages.
 const IsLearner = " is a learner: it does not vote yet"
 
 // EtcdBootstrapper makes a machine begin an etcd of its own. Calls that change the machine refuse
@@ -44,8 +44,8 @@ type EtcdBootstrapper interface {
 	EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error)
 	// EtcdRecover uploads a snapshot; it can be repeated. ErrNotYet as for EtcdBootstrap.
 	EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error
-	// EtcdBootstrap starts etcd with that content, and returns when the machine has accepted
-	// that. ErrNotYet if it is too early: retry; refused if the machine has data of etcd.
+	// EtcdBootstrap starts etcd with that content, and returns when the machine has accepted the request. ErrNotYet
+	// says that it is too early: retry. The request is refused if the machine has data of etcd.
 	EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content EtcdContent) error
 }
 
@@ -56,5 +56,5 @@ type EtcdContent string
 const (
 	EtcdEmpty    EtcdContent = ""
 	EtcdSnapshot EtcdContent = "snapshot" // that was uploaded
-	EtcdCopy     EtcdContent = "copy"     // of a database, uploaded: it has no checksum
+	EtcdCopy     EtcdContent = "copy"     // an uploaded copy of a database, which has no checksum
 )

@@ -43,7 +43,7 @@ func (h Hook) String() string { return cmp.Or(h.Description, h.About()) }
 // About is what the hook runs.
 func (h Hook) About() string { return h.Command.line() }
 
-// Timeout is how long it may run.
+// Timeout is how long the hook may run.
 func (h Hook) Timeout() time.Duration { return time.Duration(h.TimeoutSeconds) * time.Second }
 
 // At lists the hooks of one point.
@@ -112,7 +112,7 @@ func (g UserGate) About() string {
 	return about
 }
 
-// line returns the program with its arguments on one line, even if one is a script.
+// line returns the program with its arguments on one line, even if an argument is a script.
 func (c CommandGate) line() string {
 	var words []string
 	for _, arg := range c.Args {

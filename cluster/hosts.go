@@ -9,12 +9,11 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// HostsAway is the error of a read that lacks what is on unavailable Proxmox hosts. Only a host
-// itself has the configurations of its VMs; the rest of the cluster knows little more than their
-// VMIDs.
+// HostsAway is the error of a read that lacks the VMs on unavailable Proxmox hosts. Only a host itself has the
+// configurations of its VMs; the rest of the cluster knows little more than their VMIDs.
 type HostsAway struct {
 	Hosts []AwayHost // by name
-	VMs   []VM       // what is on them, by VMID, without configuration
+	VMs   []VM       // on these hosts, by VMID, without configuration
 }
 
 // AwayHost is a Proxmox host that does not answer.
@@ -53,7 +52,7 @@ func (e *HostsAway) VM(id VMID) (VM, bool) {
 	return Find(e.VMs, func(vm VM) bool { return vm.ID == id })
 }
 
-// Without leaves out these VMs, and hosts that have no others.
+// Without returns e without these VMs, and without hosts that have no others.
 func (e *HostsAway) Without(ids []VMID) *HostsAway {
 	left := Where(e.VMs, func(vm VM) bool { return !slices.Contains(ids, vm.ID) })
 	return &HostsAway{VMs: left, Hosts: Where(e.Hosts, func(h AwayHost) bool {
@@ -79,10 +78,10 @@ func Numbers(vms []VM) string {
 	return "VMs " + strings.Join(ids, ", ")
 }
 
-// OnOtherHosts says where the VM and the parking VM of an unfinished replacement are if one of them
-// was migrated since, and how to move it back; "" if both are on the host where it began. vm is nil
-// while it is deleted. Proxmox moves a disk only between VMs of one host, on shared storages too
-// (qemu-server, API2/Qemu.pm, move_vm_disk).
+// OnOtherHosts says where the VM and the parking VM of an unfinished replacement are if either was migrated since,
+// and how to move it back; "" if both are on the host where the replacement began. vm is nil while the VM is deleted.
+// Proxmox moves a disk only between VMs of one host, on shared storages too (qemu-server, API2/Qemu.pm,
+// move_vm_disk).
 func OnOtherHosts(vm *VM, park VM, begun string, away *HostsAway, id VMID) string {
 	if there, known := away.VM(id); vm == nil && known {
 		return fmt.Sprintf("VM %d is on %s, and %s: bring %s back first; nothing was destroyed", id, there.Host, away.Who(), there.Host)
@@ -115,8 +114,8 @@ func MigrateCommand(vm VM, to string) string {
 	return command
 }
 
-// RequireQuorum is checked right before every destructive call: without quorum Proxmox deletes a
-// VM's disks first and fails afterwards.
+// RequireQuorum fails if the Proxmox cluster has no quorum. It is called right before every destructive call: without
+// quorum Proxmox deletes a VM's disks first and fails afterwards.
 func RequireQuorum(ctx context.Context, px HostReader) error {
 	quorate, err := px.Quorate(ctx)
 	if err != nil {

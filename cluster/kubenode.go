@@ -29,7 +29,7 @@ func Pause(annotations map[string]string) string {
 	return why
 }
 
-// Unpause is the command that lets a paused node be taken out again.
+// Unpause returns the command that lets recast take out a paused node again.
 func Unpause(node string) string {
 	return "kubectl annotate node " + node + " " + PauseMark + "- lifts that"
 }
@@ -39,8 +39,8 @@ func (m Mark) Begun(now Mark) bool {
 	return m.Strategy == now.Strategy && m.Build == now.Build && m.BootID == now.BootID
 }
 
-// Pools returns the members of the machine's pools, with its system disk as GoneSystemDisk: the
-// name that it has once the machine does not answer.
+// Pools returns the members of the machine's pools. It names the system disk GoneSystemDisk, which is its name once
+// the machine does not answer.
 func (m Machine) Pools() []PoolMember {
 	out := slices.Clone(m.PoolMembers)
 	for i := range out {
@@ -68,7 +68,7 @@ type LocalData struct {
 
 	Format string // of the pool that it is in: FormatLVM or FormatZFS; "" for a file or directory, or if unknown
 	Group  string // name of that volume group or pool; "" if unknown
-	Access string // ISCSI or NVMeoF: a volume on a server of these, which may let in machines by their names; not on a node
+	Access string // ISCSI or NVMeoF: the volume is on a server of that protocol, not on a node; the server may admit machines by their names
 	Handle string // of a Proxmox volume, by its CSI driver: it is not bound to one node
 
 	Lift    string // how to move it to other nodes, in words; "" if that is impossible
@@ -78,7 +78,7 @@ type LocalData struct {
 // AttachedVolume is a volume that Kubernetes counts as attached to a node.
 type AttachedVolume struct {
 	Attachment string // the VolumeAttachment
-	Volume     string // the PersistentVolume; "" for one that only its pod names
+	Volume     string // the PersistentVolume; "" for a volume that only its pod names
 	Claim      string // "namespace/name"; "" if it has none
 	Driver     string // that attaches and detaches it: "csi.proxmox.sinextra.dev"
 	Trouble    string // what the driver reports; "" for nothing
@@ -123,7 +123,7 @@ func RoleOf(controlPlane bool) string {
 	return Worker
 }
 
-// LacksNode says what Kubernetes does not know yet about a node's current boot.
+// LacksNode says what a node still lacks in Kubernetes in its current boot; "" if it lacks nothing.
 func LacksNode(ctx context.Context, kube NodeReader, node, uuid, bootID string) (string, error) {
 	k, err := kube.Node(ctx, node)
 	switch {
@@ -153,12 +153,12 @@ func LacksReady(ctx context.Context, kube NodeReader, k KubeNode, uuid, bootID s
 	return "", err
 }
 
-// IsWatched says whether the watches of a machine and its Node report when the lack is over.
+// IsWatched says whether the watches of a machine and its Node report the end of this lack.
 func IsWatched(lacks string) bool {
 	return strings.HasPrefix(lacks, StandsIn) || slices.Contains([]string{nodeUnknown, bootUnseen, nodeNotReady}, lacks)
 }
 
-// Settling is what a wait reports of a node that lacks nothing, until the settling time is over.
+// Settling is what a wait reports for a node that lacks nothing, until the settling time is over.
 const Settling = "healthy, settling"
 
 const (
@@ -167,7 +167,7 @@ const (
 	nodeUnknown  = "Kubernetes does not know it yet"
 )
 
-// Unanswered adds to a failed wait the change that got no answer: it may never have happened.
+// Unanswered adds to the error of a failed wait the change that got no answer: the change may never have happened.
 func Unanswered(lost, waited error) error {
 	if lost == nil || waited == nil {
 		return waited
@@ -175,8 +175,8 @@ func Unanswered(lost, waited error) error {
 	return fmt.Errorf("%w; before that: %w", waited, lost)
 }
 
-// LacksStaticPods names the first thing that the static pods of a control plane lack to run as its
-// machine's configuration says; "" if they lack nothing.
+// LacksStaticPods names the first thing that keeps the static pods of a control plane from running as its machine's
+// configuration says; "" if nothing does.
 func LacksStaticPods(ctx context.Context, kube ComponentReader, node string, addr netip.Addr, m MachineKubernetes) (string, error) {
 	pods, err := kube.StaticPods(ctx)
 	if err != nil {
@@ -201,8 +201,7 @@ func LacksStaticPod(ctx context.Context, kube ComponentReader, pods []StaticPod,
 	return lacksAPIServer(ctx, kube, addr, m)
 }
 
-// LacksPod says how a static pod, as Kubernetes shows it, differs from the one that its machine
-// should run.
+// LacksPod says how a static pod, as Kubernetes shows it, differs from the pod that its machine should run.
 func LacksPod(pods []StaticPod, node string, c Component, m MachineKubernetes) string {
 	i := slices.IndexFunc(pods, func(p StaticPod) bool { return p.Node == node && p.Component == c })
 	if i < 0 {
@@ -246,8 +245,8 @@ func lacksAPIServer(ctx context.Context, kube ComponentReader, addr netip.Addr, 
 // its reads get no answer. Each retry checks the step's goal first, and a step can be retried
 // wherever it was interrupted.
 
-// IsUnanswered says whether err is only that a server gave no clear answer to a read, or to a
-// change that is safe to repeat. With a refusal beside that it is false.
+// IsUnanswered says whether err means only that a server gave no clear answer to a read, or to a change that is safe
+// to repeat. It is false if err also contains a refusal for another reason.
 func IsUnanswered(err error) bool {
 	if _, isFinal := errors.AsType[*FinalError](err); isFinal || isClear(err) {
 		return false
@@ -286,20 +285,20 @@ func (e *SilentError) Error() string        { return e.Err.Error() }
 func (e *SilentError) Unwrap() error        { return e.Err }
 func (e *SilentError) Is(target error) bool { return target == ErrNotNow }
 
-// RepeatableError is a change whose answer was lost and that is safe to repeat.
+// RepeatableError is the error of a change whose answer was lost and that is safe to repeat.
 type RepeatableError struct{ Err error }
 
 func (e *RepeatableError) Error() string { return e.Err.Error() }
 func (e *RepeatableError) Unwrap() error { return e.Err }
 
-// FinalError is an error after which a step is not retried: it was retried for long enough, or the
-// node was restored.
+// FinalError is an error after which a step is not retried: the step was retried for long enough, or the node was
+// restored.
 type FinalError struct{ Err error }
 
 func (e *FinalError) Error() string { return e.Err.Error() }
 func (e *FinalError) Unwrap() error { return e.Err }
 
-// UnprovenError says why something was not done: it is unknown whether the claim is ours.
+// UnprovenError says that something was not done because it is unknown whether the claim is ours.
 type UnprovenError struct{ Err error }
 
 func (e *UnprovenError) Error() string { return e.Err.Error() }
@@ -334,21 +333,21 @@ func WithUnanswered(ctx context.Context) (context.Context, func() bool) {
 
 type unansweredKey struct{}
 
-// The environment that names the pod, from Kubernetes' downward API.
+// The environment variables that name recast's pod, from Kubernetes' downward API.
 const (
 	PodNamespaceVar = "RECAST_POD_NAMESPACE"
 	PodNameVar      = "RECAST_POD_NAME"
 	PodUIDVar       = "RECAST_POD_UID"
 )
 
-// OwnPod is the pod in which recast runs, as the environment names it; the zero OwnPod: it names none. It may be
-// one of another cluster than that which is rolled: the UID tells. If it is one of that cluster, recast evicts it last
-// from its node, and ends; the pod that replaces it goes on.
+// OwnPod is the pod in which recast runs, as the environment names it; the zero OwnPod: the environment names no pod.
+// The pod may be in another cluster than the one that is rolled: the UID tells. If it is in that cluster, recast
+// evicts it last from its node, and ends; the pod that replaces it continues.
 type OwnPod struct{ Namespace, Name, UID string }
 
 func (p OwnPod) String() string { return p.Namespace + "/" + p.Name }
 
-// OwnPodFromEnv reads the environment. It refuses one that names only a part of a pod.
+// OwnPodFromEnv reads the OwnPod from the environment. It refuses an environment that names only a part of a pod.
 func OwnPodFromEnv(getenv func(string) string) (OwnPod, error) {
 	p := OwnPod{Namespace: getenv(PodNamespaceVar), Name: getenv(PodNameVar), UID: getenv(PodUIDVar)}
 	var missing []string

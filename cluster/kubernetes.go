@@ -22,20 +22,19 @@ const (
 	Kubelet           Component = "kubelet"
 )
 
-// Components are all of them in the order in which Kubernetes is upgraded: none
-// may be newer than the oldest API server
-// (https://kubernetes.io/releases/version-skew-policy/).
+// Components are all components in the order in which Kubernetes is upgraded: no component may be newer than the
+// oldest API server (https://kubernetes.io/releases/version-skew-policy/).
 var Components = []Component{APIServer, ControllerManager, Scheduler, KubeProxy, Kubelet}
 
 // StaticPods are the components that a control plane runs as static pods.
 var StaticPods = []Component{APIServer, ControllerManager, Scheduler}
 
-// KubernetesImages are the images of Kubernetes of one machine; "" for what it does not run.
+// KubernetesImages are the images of Kubernetes of one machine; "" for a component that the machine does not run.
 type KubernetesImages struct {
 	APIServer         string `json:",omitempty"`
 	ControllerManager string `json:",omitempty"`
 	Scheduler         string `json:",omitempty"`
-	KubeProxy         string `json:",omitempty"` // that its Talos makes the manifest of
+	KubeProxy         string `json:",omitempty"` // in the manifest that its Talos makes
 	Kubelet           string `json:",omitempty"`
 }
 
@@ -69,14 +68,14 @@ type MachineKubernetes struct {
 	UUID         string // SMBIOS UUID, lower-case
 	TalosVersion string // "v1.13.9"
 	BootID       string
-	Images       KubernetesImages // that it should run: from its configuration, or Talos' own where that names none
-	// Revisions are the revisions of the configurations that its static pods are made from: a pod
-	// with a lower one has not been replaced yet.
+	Images       KubernetesImages // that the machine should run: those of its configuration, or Talos' own where the configuration names none
+	// Revisions are the revisions of the configurations that its static pods are made from. A pod with a lower
+	// revision has not been replaced yet.
 	Revisions      map[Component]uint64
 	KubeletHealthy bool // Talos' service
 	APIPort        int  // of its API server; 0: it runs none
-	// Pending says that the running configuration is not the stored one: another is staged for the
-	// next boot, or is being tried. Editing the stored one would activate all of it.
+	// Pending says that the running configuration is not the stored one: another configuration is staged for the
+	// next boot, or is being tried. Editing the stored configuration would activate all of it.
 	Pending bool
 }
 
@@ -150,8 +149,8 @@ func (r imageRef) String() string {
 	return r.Repository + ":" + r.Prefix + strings.TrimPrefix(r.Version.String(), "v") + r.Suffix
 }
 
-// ImageOf returns an image with another version. It fails if the image is pinned by a digest: that
-// of the other version is unknown.
+// ImageOf returns an image with another version. It fails if the image is pinned by a digest: the digest of the other
+// version is unknown.
 func ImageOf(image string, v Version) (string, error) {
 	r, err := ParseImage(image)
 	switch {
@@ -169,9 +168,9 @@ func ImageOf(image string, v Version) (string, error) {
 	return r.String(), nil
 }
 
-// Retag returns image, as a configuration names it, with the version of like, the image that runs,
-// but in its own repository. It returns like if image is "". If a tag is a vendor's, it returns
-// image where both tags are equal, and like within one repository.
+// Retag returns image, which a configuration names, with the version of like, the image that runs. The repository
+// stays that of image. Retag returns like if image is "". If a tag is a vendor's, it returns image where both tags
+// are equal, and like where both images are in one repository.
 func Retag(image, like string) (string, error) {
 	if image == "" || image == like {
 		return like, nil
@@ -193,8 +192,8 @@ func Retag(image, like string) (string, error) {
 	return retagged, nil
 }
 
-// takesOver says whether like can replace an image of the same repository: both tags are versions,
-// though perhaps a vendor's, and image has no digest.
+// takesOver says whether like can replace image: both are in the same repository, both tags are versions, perhaps a
+// vendor's, and image has no digest.
 func takesOver(image, like string) bool {
 	a, tagA, digest := splitImage(image)
 	b, tagB, _ := splitImage(like)
@@ -234,11 +233,11 @@ func ParseVersion(s string) (Version, error) {
 	return Version{number(1), number(2), number(3), m[4]}, nil
 }
 
-// upstreamPre matches the pre-release part of an upstream Kubernetes version. Anything else there
-// is a vendor's, with an order of its own.
+// upstreamPre matches the pre-release part of an upstream Kubernetes version. Any other pre-release part is a
+// vendor's, with an order of its own.
 var upstreamPre = regexp.MustCompile(`^(alpha|beta|rc)\.\d+$`)
 
-// ofVendor says whether Kubernetes itself never had this version.
+// ofVendor says whether the version is a vendor's own, which Kubernetes itself never had.
 func (v Version) ofVendor() bool { return v.pre != "" && !upstreamPre.MatchString(v.pre) }
 
 // CheckKubernetesVersion refuses a version that is not one of Kubernetes itself.

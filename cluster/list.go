@@ -2,7 +2,7 @@ package cluster
 
 import "slices"
 
-// Each returns what of makes of each of the values; nil if there are none.
+// Each applies of to each value and returns the results; nil if there are no values.
 func Each[T, R any](values []T, of func(T) R) (out []R) {
 	for _, v := range values {
 		out = append(out, of(v))
@@ -10,7 +10,7 @@ func Each[T, R any](values []T, of func(T) R) (out []R) {
 	return out
 }
 
-// Where returns those of the values that are so; nil if none is.
+// Where returns the values for which is returns true; nil if there are none.
 func Where[T any](values []T, is func(T) bool) (out []T) {
 	for _, v := range values {
 		if is(v) {
@@ -20,7 +20,7 @@ func Where[T any](values []T, is func(T) bool) (out []T) {
 	return out
 }
 
-// TrueFirst compares what is so before what is not.
+// TrueFirst orders true before false.
 func TrueFirst(a, b bool) int {
 	switch {
 	case a == b:
@@ -31,7 +31,7 @@ func TrueFirst(a, b bool) int {
 	return 1
 }
 
-// Find returns the first of the values that is the one; false if none is.
+// Find returns the first value for which is returns true; ok is false if there is none.
 func Find[T any](values []T, is func(T) bool) (found T, ok bool) {
 	if i := slices.IndexFunc(values, is); i >= 0 {
 		return values[i], true

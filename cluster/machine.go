@@ -31,18 +31,18 @@ type Machine struct {
 	Disks        []MachineDisk // without CD-ROMs, loop and read-only devices
 	SystemDisk   string        // device name ("sda"); "" in maintenance mode
 	Volumes      []Volume
-	// VolumeStatuses are the volumes of its configuration, wherever they are; none while it has none.
+	// VolumeStatuses are the volumes of its configuration, wherever they are; none while it has no configuration.
 	VolumeStatuses []VolumeStatus
 	PoolMembers    []PoolMember // of LVM and ZFS, on drives and elsewhere
 	InstallImage   string       // machine.install.image or UnattendedInstallConfig; "" when it can't be read
-	Configs        Configs      // none while it has no configuration, or hides it
+	Configs        Configs      // none while it has no configuration, or hides its configuration
 	ConfigHidden   bool         // see ComparedMachine
 	Encryption     []Encryption
-	Remembered     bool             // it does not answer: this was recorded earlier, without its system disk
-	Addresses      []MachineAddress // its present ones; see AddressesPart
+	Remembered     bool             // the machine does not answer: this was recorded earlier, without its system disk
+	Addresses      []MachineAddress // present addresses; see AddressesPart
 }
 
-// MachineStanding says which machine answers, and how far it has come.
+// MachineStanding says which machine answers, and which stage it has reached.
 type MachineStanding struct {
 	UUID  string // SMBIOS UUID, lower-case
 	Stage string // "maintenance", "installing", "booting", "running", …
@@ -66,7 +66,7 @@ type RunningSystem struct {
 	ConfigArgs   []string         // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"
 }
 
-// MachineIdentity is who a machine is.
+// MachineIdentity identifies a machine.
 type MachineIdentity struct{ UUID, Nodename string }
 
 // BootedMachine is a machine in one of its boots.
@@ -82,7 +82,7 @@ type BlankMachine struct {
 	Fingerprint string // of the certificate that it presented, as talosctl apply-config --cert-fingerprint takes it
 }
 
-// ComparedMachine is what Diff compares of a machine.
+// ComparedMachine is the part of a machine that Diff compares.
 type ComparedMachine struct {
 	MachineStanding
 	RunningSystem
@@ -104,17 +104,17 @@ func (m ComparedMachine) Machine() Machine {
 	}
 }
 
-// Booted is what ReadBooted reads of m.
+// Booted returns the part of m that ReadBooted reads.
 func (m Machine) Booted() BootedMachine {
 	return BootedMachine{m.MachineStanding, m.RunningSystem, m.BootID}
 }
 
-// Compared is what ReadCompared reads of m.
+// Compared returns the part of m that ReadCompared reads.
 func (m Machine) Compared() ComparedMachine {
 	return ComparedMachine{m.MachineStanding, m.RunningSystem, m.Disks, m.SystemDisk, m.VolumeStatuses, m.InstallImage, m.Configs, m.ConfigHidden, m.Encryption}
 }
 
-// StandsIn is how the text of Standing begins.
+// StandsIn is the beginning of the text of Standing.
 const StandsIn = "stage "
 
 // Standing describes a machine that does not run yet, or is not ready.
@@ -125,7 +125,7 @@ func (m MachineStanding) Standing() string {
 	return fmt.Sprintf("%s%s, not ready: %s", StandsIn, m.Stage, words.OrNone(strings.Join(m.Unmet, ", ")))
 }
 
-// CheckBooted compares what a machine booted from a build's ISO, or its disk image, with that build.
+// CheckBooted compares the system that a machine booted from a build's ISO, or its disk image, with that build.
 func (b Build) CheckBooted(m RunningSystem) (problems []error) {
 	if m.Schematic.LockHash() != b.LockHash || m.Schematic.ID != b.SchematicID || m.TalosVersion != b.TalosVersion {
 		problems = append(problems, fault.WithHint(
@@ -139,8 +139,8 @@ func (b Build) CheckBooted(m RunningSystem) (problems []error) {
 	return problems
 }
 
-// InstallsApart says whether the machine's Talos has an API that installs
-// without a reboot (LifecycleService, since 1.13).
+// InstallsApart says whether the machine's Talos has an API that installs without a reboot (LifecycleService, since
+// 1.13).
 func (m RunningSystem) InstallsApart() bool {
 	major, minor, _ := strings.Cut(strings.TrimPrefix(m.TalosVersion, "v"), ".")
 	minor, _, _ = strings.Cut(minor, ".")
@@ -152,10 +152,9 @@ func (m RunningSystem) InstallsApart() bool {
 // selects.
 func (m Machine) Installable() bool { return m.FromISO || m.SystemDisk == "" }
 
-// PendingReboot says whether the installed system is another than the running one. The entry that a
-// machine says it booted may be of the previous boot: after a kexec Talos knows the new one only if
-// the kernel could write an EFI variable (controllers/runtime/booted_entry.go). So the running
-// version is compared too.
+// PendingReboot says whether the installed system differs from the running one. The entry that a machine says it
+// booted may be the entry of the previous boot: after a kexec Talos knows the new entry only if the kernel could
+// write an EFI variable (controllers/runtime/booted_entry.go). So the running version is compared too.
 func (m RunningSystem) PendingReboot() bool {
 	if m.NextBoot == "" || m.BootEntry == "" || m.NextBoot == m.BootEntry {
 		return false
@@ -164,22 +163,22 @@ func (m RunningSystem) PendingReboot() bool {
 	return entryVersion(m.BootEntry) == runs || entryVersion(m.NextBoot) != runs
 }
 
-// entryVersion is the Talos version in the name of a boot entry, "talos-v1.14.1~2.efi".
+// entryVersion returns the Talos version in the name of a boot entry, "talos-v1.14.1~2.efi".
 func entryVersion(entry string) string {
 	version, _ := strings.CutPrefix(strings.TrimSuffix(entry, ".efi"), "talos-")
 	version, _, _ = strings.Cut(version, "~")
 	return version
 }
 
-// Booted is what is known of a machine's boot entries and what it does not say itself.
+// Booted is what is known of a machine's boot entries and the machine does not say itself.
 type Booted struct {
 	BootID string `json:"boot,omitempty"`
-	Entry  string `json:"entry,omitempty"` // what it runs in that boot
+	Entry  string `json:"entry,omitempty"` // the entry that the machine runs in that boot
 	Gone   string `json:"gone,omitempty"`  // NextBoot that an earlier system disk has left
 }
 
-// Corrected returns m with the entries that the Node's machine really runs and boots next. bootID is ""
-// if it was not read.
+// Corrected returns m with the entries that the Node's machine really runs and boots next. bootID is "" if it was not
+// read.
 func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
 	if gone := k.Booted.Gone; gone != "" && m.NextBoot == gone && (k.Mark == nil || !k.Mark.Installed) {
 		m.NextBoot = ""
@@ -193,11 +192,11 @@ func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
 	return m
 }
 
-// BlankAddress says how the node's machine will have addr when it boots from a build's ISO with
-// nothing on its system disk: see reachBlank.
+// BlankAddress says how the node's machine will have addr when it boots from a build's ISO with nothing on its system
+// disk: see reachBlank.
 func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *BlankSetting, against AddressObstacle) {
 	blank := blankVM{ID: int(vm.ID), Config: vm.Config, Platform: b.Platform, KernelArgs: b.KernelArgs, NoNetwork: vm.WithoutCustom("network")}
-	disks, _ := vm.Disks() // what can't be read is refused elsewhere
+	disks, _ := vm.Disks() // an unreadable drive is refused elsewhere
 	for _, d := range disks {
 		switch {
 		case d.CloudInit():
@@ -209,8 +208,8 @@ func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *BlankSetting
 	return reachBlank(addr, m.Addresses, blank)
 }
 
-// InstallDisk is the disk that the machine runs from, to be named in its configuration; the zero value
-// if nothing names it.
+// InstallDisk returns the disk that the machine runs from, to name it in the machine's configuration. It returns the
+// zero value if the disk is not known, or has no serial, WWID or bus path.
 func (m Machine) InstallDisk() MachineDisk {
 	d, _ := Find(m.Disks, func(d MachineDisk) bool { return d.Device == m.SystemDisk })
 	if d.Serial+d.WWID+d.BusPath == "" {
@@ -221,10 +220,10 @@ func (m Machine) InstallDisk() MachineDisk {
 
 // MachineFiles are the files of one running machine.
 type MachineFiles interface {
-	// List calls each for all that is below a directory, or, unless deep, only for its entries.
-	// each must not call back. ErrNotFound if there is no such directory.
+	// List calls each for the entries of a directory, and if deep, for everything below them. each must not call
+	// back. ErrNotFound if the directory does not exist.
 	List(ctx context.Context, dir string, deep bool, each func(MachineFile) error) error
-	// Read writes a regular file to w. Any other size than sizeBytes is an error.
+	// Read writes a regular file to w. A size other than sizeBytes is an error.
 	Read(ctx context.Context, name string, sizeBytes int64, w io.Writer) error
 }
 
@@ -262,17 +261,17 @@ type ConfigFile struct {
 // Differs says whether the node does not run what the file says.
 func (f ConfigFile) Differs() bool { return len(f.Changes) > 0 || f.Pending }
 
-// Configs are a machine's configurations, all documents as they are stored. They differ while one is
-// on trial, or waits for a reboot.
+// Configs are a machine's configurations, all documents as they are stored. Stored and Active differ while a
+// configuration is on trial, or waits for a reboot.
 type Configs struct {
 	Stored Secret // for the next boot
 	Active Secret // that it runs
-	// Booted says that no configuration was stored since the machine booted: it shows only what it
-	// runs, which may be on trial.
+	// Booted says that no configuration was stored since the machine booted: the machine shows only the
+	// configuration that it runs, which may be on trial.
 	Booted bool
 }
 
-// Same says whether both say the same, however they are written.
+// Same says whether both configurations have the same content, however they are written.
 func (c Configs) Same() bool {
 	if bytes.Equal(c.Stored, c.Active) {
 		return true
@@ -282,8 +281,7 @@ func (c Configs) Same() bool {
 	return errStored == nil && errActive == nil && stored == active
 }
 
-// ConfigPlace says where the machine configuration is that an unfinished replacement gives its
-// node.
+// ConfigPlace is the place of the machine configuration that an unfinished replacement gives its node.
 type ConfigPlace string
 
 // The places. ConfigNowhere: only the old system disk has it.
@@ -297,26 +295,26 @@ const (
 type FoundFile struct {
 	ConfigFile
 	Sum      string   // of its bytes
-	Role     string   // that it gives its node: ControlPlane or Worker
-	TypeInit bool     // it is of machine.type init: see strategy.AgainstInit
-	Identity []string // what would make the node another one, or one of another cluster
-	// Beside is the node with whose configuration the file of a machine without one was compared, or
-	// Talosconfig; "": with nothing.
+	Role     string   // that the file gives its node: ControlPlane or Worker
+	TypeInit bool     // the file is of machine.type init: see strategy.AgainstInit
+	Identity []string // what would make the node another node, or a node of another cluster
+	// Beside says with what the file of a machine without a configuration was compared: the node whose
+	// configuration was used, or Talosconfig; "": with nothing.
 	Beside string
-	// Names is the other node of recast.yaml whose name it gives its machine; "": it gives none of those.
+	// Names is the other node of recast.yaml whose name the file gives its machine; "": no other node's.
 	Names string
-	Omni  bool // it joins the machine to Omni
-	// Encryption says how it encrypts volumes, if it differs from what the node runs.
+	Omni  bool // the file joins the machine to Omni
+	// Encryption says how the file encrypts volumes, if it differs from what the node runs.
 	Encryption []Encryption
-	Err        error // why it can't be used, or not compared with what the node runs
-	// Volumes are those that it defines; nil where the node has none yet, or the file says what the node runs.
+	Err        error // why the file can't be used, or can't be compared with what the node runs
+	// Volumes are those that the file defines; nil where the node has none yet, or the file says what the node runs.
 	Volumes []ConfigVolume
-	// Selectors are what it selects on the machine, if it differs from what the node runs.
+	// Selectors are what the file selects on the machine, if it differs from what the node runs.
 	Selectors []DiskSelector
 }
 
-// Talosconfig stands for a node where no node shows a configuration: of a file only the CA of Talos was
-// compared, with the one that the talosconfig trusts.
+// Talosconfig stands for a node where no node shows a configuration. Then only the CA of Talos in a file was
+// compared, with the CA that the talosconfig trusts.
 const Talosconfig = "the talosconfig"
 
 // NodeRole is the node's role as part of its identity.
@@ -325,8 +323,8 @@ const NodeRole = "the node's role"
 // TalosCA is the CA of Talos as part of a node's identity.
 const TalosCA = "the CA of Talos"
 
-// NeutralPatch sets what recast sets itself to the same values in every configuration, so that no
-// two differ by it.
+// NeutralPatch sets the fields that recast sets to the same values in every configuration, so that no two
+// configurations differ by these fields.
 var NeutralPatch = ConfigPatch{Installer: "recast.invalid/installer@sha256:" + strings.Repeat("0", 64), Disk: MachineDisk{Serial: "recast"}, Hostname: "recast"}
 
 // Text returns the hash of a configuration's content.
@@ -338,14 +336,14 @@ func Text(text Secret) (string, error) {
 	return docs.Hash(), nil
 }
 
-// OfTypeInit says whether a configuration is of machine.type init. One that can't be read is not: Talos
-// refuses it.
+// OfTypeInit says whether a configuration is of machine.type init. It is false for a configuration that can't be
+// read: Talos refuses it.
 func OfTypeInit(text Secret) bool {
 	docs, err := config.Parse(text)
 	return err == nil && docs.TypeInit()
 }
 
-// HashOf returns what binds a plan to a node's file; "" if no file is applied.
+// HashOf returns the hashes that bind a plan to a node's file; "" if no file is applied.
 func (f *ConfigFile) HashOf() (file, runs string) {
 	if f == nil || !f.Applied {
 		return "", ""
@@ -363,14 +361,14 @@ func ConfigSum(config []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ConfigVolume is what a machine configuration makes of one volume that holds data, as the Talos that reads it
-// understands it: whatever document names the volume, and if none does.
+// ConfigVolume is one volume that holds data, as the Talos that reads a machine configuration understands it,
+// whichever document names the volume, and even if no document does.
 type ConfigVolume struct {
 	ID         string // as in VolumeStatus
 	Document   string // what defines it, or would: "UserVolumeConfig data", "VolumeConfig ETCD", "machine.disks /dev/sdb"
 	Type       VolumeType
 	Place      string // what selects its disk, or the volume itself; "": where Talos puts it by default
-	Found      bool   // Place is how Talos finds the volume again; else its partition's label is
+	Found      bool   // Talos finds the volume again by Place, not by its partition's label
 	Mount      string // only where the configuration chooses it
 	Encryption VolumeEncryption
 	Filesystem string // that Talos formats it with: "xfs"; "": none, or always anew
@@ -379,13 +377,13 @@ type ConfigVolume struct {
 // VolumeEncryption says how a volume is encrypted, without its secrets.
 type VolumeEncryption struct {
 	Format string         // "": not encrypted
-	Keys   map[int]string // by slot; two keys are the same exactly if these are
+	Keys   map[int]string // by slot; two keys are the same exactly if these texts are
 }
 
-// Opens says whether a configuration with this encryption opens a volume that was encrypted with another one. slot is
-// that of the key that has opened it; nil: unknown. Talos tries its keys by slot, and adds and removes keys once one
-// of them fits (Handler.Open and syncKeys in internal/pkg/encryption/encryption.go), but encrypts no volume that has
-// something on it, and mounts none that is encrypted as if it was not (HandleEncryption in
+// Opens says whether a configuration with this encryption opens a volume that was encrypted as was. slot is the slot
+// of the key that has opened the volume; nil: unknown. Talos tries its keys by slot, and adds and removes keys once a
+// key fits (Handler.Open and syncKeys in internal/pkg/encryption/encryption.go). But it encrypts no volume that has
+// something on it, and mounts no encrypted volume as an unencrypted one (HandleEncryption in
 // controllers/block/internal/volumes/encrypt.go, Format in format.go).
 func (e VolumeEncryption) Opens(was VolumeEncryption, slot *int) bool {
 	if e.Format != was.Format {

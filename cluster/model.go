@@ -1,6 +1,5 @@
-// Package cluster compares what is wanted of every node with what is found,
-// plans how to bring each node there, and rolls them one by one without ever
-// losing a persistent disk.
+// Package cluster compares the wanted state of every node with the found one, plans how to bring each node there, and
+// rolls the nodes one by one without ever losing a persistent disk.
 package cluster
 
 import (
@@ -69,7 +68,7 @@ func (c Container) String() string { return fmt.Sprintf("container %d %q on %s",
 type Ties struct {
 	// Firewall is deleted with the VM, and given to the new VM.
 	Firewall FirewallConfig
-	// Dropped is deleted with the VM, too, and can't be given to a new VM; in words.
+	// Dropped says in words what else is deleted with the VM, and can't be given to a new VM.
 	Dropped   []string
 	ACL       []ACLEntry // on the VM itself, as far as our token sees them; deleted with it
 	Jobs      []ReplicationJob
@@ -86,8 +85,7 @@ type Ties struct {
 	Snippets []string
 }
 
-// VNet is a network of Proxmox' SDN, or a bridge without a name like those of the hosts' own
-// bridges.
+// VNet is a network of Proxmox' SDN, or a bridge whose name is unlike those of the hosts' own bridges.
 type VNet struct {
 	Name   string
 	IPAM   bool // the VNet's zone keeps the addresses of VMs
@@ -125,17 +123,17 @@ type Storage struct {
 	Type   string // "dir", "lvmthin", "zfspool", "rbd", …
 	Shared bool
 	Thick  bool   // a new disk takes its whole size at once, not what is written to it
-	Pool   string // what it is on ("pve/data", "rpool/vm"): storages on the same one share its free space; "": not shared with other storages
+	Pool   string // what the storage is on ("pve/data", "rpool/vm"): storages on the same pool share its free space; "": not shared with other storages
 	Dir    string // directory of a storage of files, on each host; "": it has none
 }
 
-// Migration is what Proxmox has against migrating a VM to another host.
+// Migration says whether Proxmox can migrate a VM to another host, and what prevents it.
 type Migration struct {
 	Allowed    bool     // the host has the VM's storages and mapped devices, and HA does not object
 	Lacks      []string // why not, in words
 	LocalDisks []string // volids
 	Resources  []string // devices that keep the VM, as it is now, on its host
-	WhileOff   []string // those that do so while it is off
+	WhileOff   []string // devices that also keep the VM on its host while it is off
 	Along      []string // HA resources that Proxmox HA moves with it
 }
 
@@ -188,7 +186,7 @@ type MachineDisk struct {
 
 // Volume is a partition or filesystem that Talos has discovered on a disk, or would.
 type Volume struct {
-	// ID is that of the volume of Talos that is here (VolumeStatus): "EPHEMERAL", "u-data", "e-backup", "/dev/sdb-1"
+	// ID is the ID of the Talos volume that is here (VolumeStatus): "EPHEMERAL", "u-data", "e-backup", "/dev/sdb-1"
 	// of machine.disks; "" if Talos has none here.
 	ID             string `json:",omitempty"`
 	Device         string // "sda4"
@@ -239,7 +237,7 @@ type KubeNode struct {
 	Mark           *Mark  // why recast cordoned it; nil if it did not
 	Pause          string // why a person paused it: see PauseMark; "" if it is not paused
 	FailedBuild    string // build whose in-place upgrade came back as the old system
-	Booted         Booted // what its machine really runs in that boot; "": what it says itself
+	Booted         Booted // what its machine really runs in that boot; zero: what the machine says itself
 	ProviderID     string // set if a cloud controller manages the Node
 	KubeletVersion string
 	Addresses      []netip.Addr
@@ -293,11 +291,11 @@ type Build struct {
 	LockHash     string            // the value of the recast.lock kernel argument: "sha256-…"
 	Extensions   []LockedExtension // official ones sorted by name, then those of recast.yaml
 	Overlay      LockedOverlay     // zero: none
-	Rebuild      int               // how often the same content was asked to be built again
+	Rebuild      int               // how often a rebuild of the same content was requested
 	Installer    string            // by digest, as the node pulls it; "" until built
 	ISOName      string            // file name on Proxmox storage
 	DiskName     string            // file name of the disk image on Proxmox storage; "": there is none
-	NoDisk       string            // why there is none, although images.boot wants it
+	NoDisk       string            // why there is no disk image, although images.boot wants one
 	DiskBytes    int64             // size of the disk that the disk image describes
 	KernelArgs   []string          // that the schematic adds
 	EmbedsConfig bool              // the schematic has a machine configuration in it

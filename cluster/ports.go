@@ -20,8 +20,8 @@ var ErrChanged = errors.New("changed by someone else")
 // ErrLocked says that nothing was done because another task has locked a VM's configuration.
 var ErrLocked = errors.New("locked by someone's task")
 
-// ErrStorageBusy says that a volume could not be renamed because it was in use, or that the rename
-// took too long: it may have its new name anyway, or get it later.
+// ErrStorageBusy says that a volume could not be renamed because it was in use, or that the rename took too long:
+// then the volume may have its new name anyway, or get it later.
 var ErrStorageBusy = errors.New("its storage is busy with the volume")
 
 // ErrExists says that a VM with that VMID already exists somewhere in the Proxmox cluster.
@@ -35,9 +35,8 @@ var ErrLostAnswer = errors.New("no answer: it may or may not have happened")
 // stores is unknown.
 var ErrNoAnswer = errors.New("no answer")
 
-// ErrNotNow says that a server gave no clear answer to a read: it was not reached, it was too slow,
-// or it failed. A retry may get an answer. A change has this error only if nothing was sent, or if
-// it is safe to repeat.
+// ErrNotNow says that a server gave no clear answer to a read: the server was not reached, was too slow, or failed. A
+// retry may get an answer. A change has this error only if nothing was sent, or if the change is safe to repeat.
 var ErrNotNow = errors.New("no answer just now")
 
 // ErrBusy says that a machine is already installing; nothing was started.
@@ -50,8 +49,8 @@ var ErrNotYet = errors.New("it is not ready for that yet")
 type Access interface {
 	// TokenID names the token, without its secret: "recast@pve!roll".
 	TokenID() string
-	// Permissions reads what the token may do at a path of the access tree
-	// ("/", "/vms/9011"), which need not exist.
+	// Permissions reads what the token may do at a path of the access tree ("/", "/vms/9011"). The path need not
+	// exist.
 	Permissions(ctx context.Context, path string) (Privileges, error)
 	// Standing reads at each of the paths the privileges of the token and its user.
 	Standing(ctx context.Context, paths []string) (map[string]Standing, error)
@@ -74,12 +73,12 @@ type VMReader interface {
 	// VM reads one VM afresh, on any host of the cluster, but without its pool. ErrNotFound if
 	// there is none.
 	VM(ctx context.Context, id VMID) (VM, error)
-	// VMConfig is VM without reading the power state: the VM counts as running, so nothing is done
-	// to it that requires it to be off.
+	// VMConfig is VM without reading the power state: the VM counts as running, so nothing is done to the VM that
+	// requires it to be off.
 	VMConfig(ctx context.Context, id VMID) (VM, error)
 	// VMState reads whether a VM is on: VM without its configuration.
 	VMState(ctx context.Context, id VMID) (VMState, error)
-	// Pool names the resource pool that a VM is in; "" if in none.
+	// Pool names the resource pool that a VM is in; "" if it is in no pool.
 	Pool(ctx context.Context, id VMID) (string, error)
 }
 
@@ -94,7 +93,7 @@ type TieReader interface {
 	Firewall(ctx context.Context, vm VM) (FirewallConfig, error)
 	// HAResource reads the VM's resource in Proxmox HA; nil if there is none.
 	HAResource(ctx context.Context, id VMID) (*HAResource, error)
-	// Migration reads what is against migrating a VM to another host.
+	// Migration reads whether Proxmox can migrate a VM to another host, and what prevents it.
 	Migration(ctx context.Context, vm VM, to string) (Migration, error)
 	// GuestAddrs asks a VM's guest agent which addresses its network cards have. ErrNotYet if no
 	// agent answers; of kind fault.Refused if our token may not ask.
@@ -109,8 +108,8 @@ type StorageReader interface {
 	Room(ctx context.Context, host string) (Room, error)
 	// HasVolume says whether VMs on that host can use a volume (an ISO, for example).
 	HasVolume(ctx context.Context, host, volid string) (bool, error)
-	// OwnedVolumes lists the disk images on a storage, as that host sees it, that have that VMID in
-	// their name: volids, sorted, whether or not a VM refers to them.
+	// OwnedVolumes lists the disk images on a storage, as that host sees it, whose names have that VMID: volids,
+	// sorted, whether or not a VM refers to them.
 	OwnedVolumes(ctx context.Context, host, storage string, owner VMID) ([]string, error)
 }
 
@@ -142,7 +141,8 @@ type Editor interface {
 	CreateVM(ctx context.Context, host string, id VMID, config map[string]string) error
 	// SetConfig sets and deletes configuration keys. ErrChanged if the digest is no longer vm's.
 	SetConfig(ctx context.Context, vm VM, set map[string]string, del []string) error
-	// FreeDisk frees the volume behind vm's key, which must be vm's own, and removes the key. ErrChanged as for SetConfig.
+	// FreeDisk frees the volume behind vm's key, which must be vm's own, and removes the key. ErrChanged as for
+	// SetConfig.
 	FreeDisk(ctx context.Context, vm VM, key string) error
 	// DeleteVM deletes a stopped VM and every volume that it owns. It never sends purge or
 	// destroy-unreferenced-disks.
@@ -155,8 +155,8 @@ type Editor interface {
 	GrowDisk(ctx context.Context, vm VM, key, size string) error
 	// SetPool moves a VM into a resource pool. Its configuration does not change.
 	SetPool(ctx context.Context, id VMID, pool string) error
-	// SetFirewall gives a VM exactly this firewall. After an error any part of it may be done. Its
-	// requests have no digest: one without an answer may take effect late.
+	// SetFirewall gives a VM exactly this firewall. After an error any part of the change may be done. The requests
+	// have no digest: a request without an answer may take effect late.
 	SetFirewall(ctx context.Context, vm VM, want FirewallConfig) error
 }
 
@@ -164,11 +164,11 @@ type Editor interface {
 type Power interface {
 	// Start starts a VM and fails if it does not start.
 	Start(ctx context.Context, vm VM) error
-	// Shutdown asks the guest to power off and returns an error if it has not within grace.
+	// Shutdown asks the guest to power off and returns an error if the guest has not done so within grace.
 	Shutdown(ctx context.Context, vm VM, grace time.Duration) error
 	// Stop switches the VM off at once, without the guest.
 	Stop(ctx context.Context, vm VM) error
-	// Migrate moves a VM to another host, while it runs if it does, and returns once it is there.
+	// Migrate moves a VM, running or stopped, to another host, and returns once the VM is there.
 	Migrate(ctx context.Context, vm VM, to string) error
 }
 
@@ -176,7 +176,7 @@ type Power interface {
 type Tasks interface {
 	// OwnTasks lists, in words, the running tasks that our token started for VMs that of accepts.
 	OwnTasks(ctx context.Context, of func(VMID) bool) ([]string, error)
-	// OwnTasksOf lists the ones for one VM that run on one host.
+	// OwnTasksOf lists the running tasks that our token started for one VM on one host.
 	OwnTasksOf(ctx context.Context, host string, id VMID) ([]string, error)
 }
 
@@ -214,8 +214,8 @@ type MachineReader interface {
 	KubernetesReader
 	MemberReader
 	Compatibility
-	// WatchMachine reports, until ctx ends, that the machine at addr, configured or not, starts or
-	// stops to answer, or changes its state: see wait.Watch.
+	// WatchMachine reports, until ctx ends, that the machine at addr, configured or not, starts or stops answering,
+	// or changes its state: see wait.Watch.
 	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
 }
 
@@ -223,7 +223,7 @@ type MachineReader interface {
 type ConfigReader interface {
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
-	// MachineConfigs reads the one for the next boot, and the one that it runs.
+	// MachineConfigs reads the configuration for the next boot, and the configuration that the machine runs.
 	MachineConfigs(ctx context.Context, addr netip.Addr) (Configs, error)
 	// SilentResolvers lists the machine's DNS servers if none of them answers.
 	SilentResolvers(ctx context.Context, addr netip.Addr) ([]string, error)
@@ -233,7 +233,7 @@ type ConfigReader interface {
 
 // KubernetesReader reads what a configured machine's Talos says about the Kubernetes on it.
 type KubernetesReader interface {
-	// Kubernetes reads all of it.
+	// Kubernetes reads all of MachineKubernetes.
 	Kubernetes(ctx context.Context, addr netip.Addr) (MachineKubernetes, error)
 	// KubernetesImages reads only the UUID and the Images.
 	KubernetesImages(ctx context.Context, addr netip.Addr) (MachineKubernetes, error)
@@ -254,9 +254,8 @@ type MemberReader interface {
 
 // Compatibility knows what Talos supports. It sends no requests.
 type Compatibility interface {
-	// Unsupported says why a machine can't be brought from one version of Talos to the other, and
-	// what to do instead; nothing if it can. kubelet is the version of Kubernetes that it runs, ""
-	// if unknown.
+	// Unsupported says why a machine can't be brought from one version of Talos to the other, and what to do instead;
+	// nothing if it can. kubelet is the version of Kubernetes that the machine runs, "" if unknown.
 	Unsupported(from, to, kubelet string) []string
 	// UnsupportedKubernetes says why this Talos does not support this Kubernetes; "" if it does.
 	UnsupportedKubernetes(talos, kubernetes string) string
@@ -276,8 +275,8 @@ type Etcd interface {
 type EtcdReader interface {
 	// EtcdMembers lists the members as the control plane at addr knows them, by name.
 	EtcdMembers(ctx context.Context, addr netip.Addr) ([]EtcdMember, error)
-	// EtcdStatus reads the status of the member at addr from itself, with its alarms. If only those
-	// can't be read, the status is returned with the error.
+	// EtcdStatus reads the status of the member at addr from that member, with the alarms. If only the alarms can't
+	// be read, the status is returned with the error.
 	EtcdStatus(ctx context.Context, addr netip.Addr) (EtcdStatus, error)
 	// EtcdSnapshot streams a snapshot of the member at addr: a database file, followed by its
 	// SHA-256. It fails if the machine that answers runs another member; 0 accepts any.
@@ -293,33 +292,34 @@ type TalosReader interface {
 // Upgrader replaces the system of a running machine in place. Each call refuses
 // unless the machine at addr has that UUID.
 type Upgrader interface {
-	// PullInstaller makes the machine fetch an installer by digest and returns when
-	// it has it; supported is false on a Talos that has no API for it (before 1.13).
+	// PullInstaller makes the machine fetch an installer by digest and returns when the machine has it; supported is
+	// false on a Talos that has no API for this (before 1.13).
 	PullInstaller(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (supported bool, err error)
-	// PullImage makes the machine fetch the image of a component, and returns when it has it.
+	// PullImage makes the machine fetch the image of a component, and returns when the machine has the image.
 	PullImage(ctx context.Context, addr netip.Addr, uuid string, c Component, image string, say func(string)) error
-	// Install writes the installer's system beside the running one, with the API
-	// that the machine's version has. reboots is true where that API reboots the
-	// machine by itself afterwards (before 1.13), as how says; otherwise it returns when it is installed.
+	// Install writes the installer's system beside the running one, with the API that the machine's version has.
+	// reboots is true where that API reboots the machine by itself afterwards (before 1.13), as how says; otherwise
+	// Install returns when the system is installed.
 	Install(ctx context.Context, addr netip.Addr, uuid, installer string, how Reboot, say func(string)) (reboots bool, err error)
-	// Reboot restarts the machine; it returns when the machine has accepted it.
+	// Reboot restarts the machine; it returns when the machine has accepted the request.
 	Reboot(ctx context.Context, addr netip.Addr, uuid string, how Reboot) error
 	// Rollback makes the other boot entry the default one and reboots.
 	Rollback(ctx context.Context, addr netip.Addr, uuid string) error
 }
 
-// Configurer gives running machines another configuration, none of them with a reboot. Each call
-// refuses unless the machine at addr has that UUID. Talos' refusal is of kind fault.Refused.
+// Configurer gives running machines another configuration without rebooting them. Each call refuses unless the
+// machine at addr has that UUID. Talos' refusal is of kind fault.Refused.
 type Configurer interface {
 	// ReplaceConfig makes the machine run a configuration from now on, and ends a trial.
 	ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
-	// TryConfig makes the machine run a configuration until limit has passed: then it runs the one
-	// from before again by itself, whoever still reaches it, unless it was given one meanwhile.
+	// TryConfig makes the machine run a configuration on trial. When limit has passed, the machine returns to its
+	// previous configuration by itself, whether or not anyone still reaches it, unless it was given another
+	// configuration meanwhile.
 	TryConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret, limit time.Duration) error
 	// StageConfig makes the machine run a configuration from its next boot on.
 	StageConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
-	// CheckConfig asks the machine what it would do with a configuration: refuse it, or reboot for
-	// it (Talos up to 1.13 knows). Talos up to 1.13 ends a trial by that.
+	// CheckConfig asks the machine whether it would refuse a configuration, or reboot for it (Talos up to 1.13
+	// knows). In Talos up to 1.13 this call ends a trial.
 	CheckConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) (reboots bool, err error)
 }
 
@@ -331,37 +331,38 @@ type Maintenance interface {
 	ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
 }
 
-// MaintenanceReader reads such machines and configurations, and changes nothing.
+// MaintenanceReader reads machines without a configuration, and configurations. It changes nothing.
 type MaintenanceReader interface {
 	// MaintenanceMachine reads a machine in maintenance mode.
 	MaintenanceMachine(ctx context.Context, addr netip.Addr) (BlankMachine, error)
-	// Taken says in words who has an address, whatever runs there; "": it is free, since nothing
-	// answers. An unclear response is an error.
+	// Taken says in words who has an address, whatever runs there; "": the address is free, since nothing answers. An
+	// unclear response is an error.
 	Taken(ctx context.Context, addr netip.Addr) (by string, err error)
 	// PatchConfig returns config with the installer image, the install disk (by its best
 	// identifier), the hostname and versions of Kubernetes set, and all else unchanged. It refuses
 	// what Talos itself would refuse. It sends no requests.
 	PatchConfig(config Secret, p ConfigPatch) (Secret, error)
-	// ConfigEffect says what it would do to a node to get another configuration than it runs, but
-	// for what PatchConfig has set in both. It sends no requests.
+	// ConfigEffect says how a node would be affected by the configuration wanted in place of the one that it runs,
+	// leaving out what PatchConfig has set in both. It sends no requests.
 	ConfigEffect(runs, wanted Secret) (ConfigEffect, error)
 	// TrustedCA says whether the talosconfig trusts the CA of Talos in a configuration; known is false if it
 	// names no CA. It sends no requests.
 	TrustedCA(config Secret) (trusted, known bool, err error)
 	// ConfigVolumes lists the volumes that hold data and that a configuration defines for a version of Talos; "": a
-	// recent one. It sends no requests.
+	// recent version. It sends no requests.
 	ConfigVolumes(config Secret, talos string) ([]ConfigVolume, error)
-	// Selectors evaluates what a configuration, as a version of Talos reads it, selects on the machine at addr: blank is
-	// one in maintenance mode. If addr is invalid, or the machine does not answer, they are Unknown.
+	// Selectors evaluates the selectors of a configuration, as a version of Talos reads it, on the machine at addr.
+	// blank says that the machine is in maintenance mode. If addr is invalid, or the machine does not answer, the
+	// selectors are Unknown.
 	Selectors(ctx context.Context, addr netip.Addr, blank bool, config Secret, talos string) ([]DiskSelector, error)
 }
 
-// ConfigEffect is what another configuration does to a node that runs.
+// ConfigEffect is the effect of another configuration on a running node.
 type ConfigEffect struct {
-	Identity []string // what would make it another node, or one of another cluster, in words
+	Identity []string // what would make it another node, or a node of another cluster, in words
 	Reboot   []string // the fields that take effect only at the next boot
 	Unknown  []string // documents of kinds that recast does not know: the node's Talos judges them
-	// Encryption says how the wanted one encrypts volumes.
+	// Encryption says how the wanted configuration encrypts volumes.
 	Encryption []Encryption
 }
 
@@ -369,19 +370,21 @@ type ConfigEffect struct {
 // changes nothing.
 type ConfigPatch struct {
 	Installer string      // image reference by digest
-	Disk      MachineDisk // the one to install on, as the machine shows it
+	Disk      MachineDisk // the disk to install on, as the machine shows it
 	Hostname  string
-	// Kubernetes has the versions of the images. One that is named keeps its repository; others are set as a whole.
+	// Kubernetes has the versions of the images. An image that the configuration names keeps its repository; others
+	// are set as a whole.
 	Kubernetes KubernetesImages
-	// Talos is the version that will read it: what is newer than that is refused. It sets nothing.
+	// Talos is the version that will read the configuration: what is newer than that version is refused. It sets
+	// nothing.
 	Talos string
-	Runs  bool // a machine has it already: what its release fails with is no reason to refuse it
+	Runs  bool // a machine has the configuration already: an error of its own release is no reason to refuse it
 }
 
 // FileReader opens the files of running machines.
 type FileReader interface {
-	// Files calls look with the files of the machine at addr; all that look reads comes from one
-	// boot of it. It refuses unless the machine has that UUID.
+	// Files calls look with the files of the machine at addr. Everything that look reads comes from one boot of the
+	// machine. Files refuses unless the machine has that UUID.
 	Files(ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, MachineFiles) error) error
 }
 
@@ -410,9 +413,9 @@ type NodeReader interface {
 	Node(ctx context.Context, name string) (KubeNode, error)
 	// WatchNode reports when the Node becomes Ready, perhaps in another boot: see wait.Watch.
 	WatchNode(ctx context.Context, node string, tell func(look bool)) error
-	// OwnNode is the node on which recast runs, as a pod of this cluster; "" if it does not.
+	// OwnNode returns the node on which recast runs as a pod of this cluster; "" if recast does not run in it.
 	OwnNode(ctx context.Context) (string, error)
-	// PendingCertificates names the certificate requests of its kubelet that wait for approval.
+	// PendingCertificates names the certificate requests of the node's kubelet that wait for approval.
 	PendingCertificates(ctx context.Context, node string) ([]string, error)
 	// OtherOwners lists, in words, what else in the cluster would change the versions of nodes:
 	// upgraders like tuppr, unless they are suspended.
@@ -432,39 +435,39 @@ type NodeWriter interface {
 	// SetFailedBuild records on the Node the build whose in-place upgrade came back as the old
 	// system; "" clears it.
 	SetFailedBuild(ctx context.Context, node, build string) error
-	// SetBooted records on the Node what is known of its machine's boot entries; Booted{} removes it.
+	// SetBooted records on the Node what is known of its machine's boot entries; Booted{} removes the record.
 	SetBooted(ctx context.Context, node string, b Booted) error
 	// Drain evicts the pods of a cordoned node, respecting PodDisruptionBudgets, until only
 	// DaemonSet and mirror pods are left. Until the timeout it retries refused evictions and waits
 	// for an unavailable API. say gets a line for each pod and each refusal. recast's own pod goes
-	// last, and the drain ends with ownpod.OwnPodEvicted.
+	// last, and the drain ends with OwnPodEvicted.
 	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
 	// RestoreMetadata restores the node's labels, annotations and taints, except for keys that
 	// Kubernetes and Talos manage themselves.
 	RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error
 }
 
-// VolumeReader reads volumes, where they are, and which data is on one node only.
+// VolumeReader reads volumes, where they are, and the data that is on one node only.
 type VolumeReader interface {
 	replica.HoldReader
-	// AttachedVolumes lists the volumes attached to the node, or still being detached, by name,
-	// each with the pod that uses it and that a drain leaves.
+	// AttachedVolumes lists the volumes attached to the node, or still being detached, by name. If a pod that a drain
+	// leaves in place uses a volume, the entry names the pod.
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
 	// ServedUsers lists the pods that use volumes on iSCSI or NVMe-oF, sorted.
 	ServedUsers(ctx context.Context) ([]ServedUser, error)
 	// WatchDetached reports when a volume was detached from the node: see wait.Watch.
 	WatchDetached(ctx context.Context, node string, tell func(look bool)) error
-	// LocalData reads what is bound to each of the nodes, again on each call: local and hostPath
-	// PersistentVolumes with affinity to it that are in use, what its pods write to it,
-	// directories of Longhorn and Rook, pools of LINSTOR. The key "" has the volumes of Proxmox'
-	// CSI driver.
+	// LocalData reads the data that is bound to each of the nodes, again on each call: local and hostPath
+	// PersistentVolumes with affinity to the node that are in use, data that its pods write to it, directories of
+	// Longhorn and Rook, pools of LINSTOR. The key "" has the volumes of Proxmox' CSI driver.
 	LocalData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, error)
 	// Replicas reads the volumes that storage systems keep on several nodes, again on each call. A
 	// system that is not installed is left out.
 	Replicas(ctx context.Context) ([]replica.System, error)
-	// NodeData is LocalData and Replicas with one look.
+	// NodeData returns LocalData and Replicas from one read.
 	NodeData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, []replica.System, error)
-	// WatchReplicas reports when something of that replica.System has become healthy: see wait.Watch.
+	// WatchReplicas reports when something of the storage system, a replica.System, has become healthy: see
+	// wait.Watch.
 	WatchReplicas(ctx context.Context, system string, tell func(look bool)) error
 	// PodVolumes lists the handles of all volumes of Proxmox' CSI driver.
 	PodVolumes(ctx context.Context) ([]string, error)
@@ -472,7 +475,7 @@ type VolumeReader interface {
 
 // ComponentReader reads which Kubernetes the cluster runs.
 type ComponentReader interface {
-	// APIServer asks the API server at this address for its version. An error says that it does not
+	// APIServer asks the API server at this address for its version. An error says that the API server does not
 	// serve, or refuses us.
 	APIServer(ctx context.Context, addr netip.AddrPort) (version string, err error)
 	// StaticPods lists the static pods of control planes, by node and component.
@@ -511,8 +514,8 @@ type ObjectJudge interface {
 	Judge(ctx context.Context, g ObjectGate) (Judged, error)
 }
 
-// CommandRunner runs a program once, with env added to its environment. An error means that it did
-// not start, or was stopped before its end.
+// CommandRunner runs a program once, with env added to its environment. An error means that the program did not
+// start, or was stopped before its end.
 type CommandRunner interface {
 	// RunGate runs a gate's program; said is what it printed last.
 	RunGate(ctx context.Context, g CommandGate, env []string) (exit int, said string, err error)
@@ -536,15 +539,15 @@ type Leases interface {
 	// Lease reads the claim's Lease. ErrNotFound if there is none; ErrNoAnswer if
 	// the API can't tell.
 	Lease(ctx context.Context) (Lease, error)
-	// CreateLease creates it. ErrExists if another run was faster.
+	// CreateLease creates the claim's Lease. ErrExists if another run was faster.
 	CreateLease(ctx context.Context, l Lease) error
-	// UpdateLease writes it if its UID and revision are unchanged, else ErrChanged.
+	// UpdateLease writes the Lease if its UID and revision are unchanged, else returns ErrChanged.
 	UpdateLease(ctx context.Context, l Lease) error
-	// DeleteLease deletes it if its UID and revision are unchanged, else ErrChanged.
+	// DeleteLease deletes the Lease if its UID and revision are unchanged, else returns ErrChanged.
 	DeleteLease(ctx context.Context, l Lease) error
 }
 
-// Lease is a Lease that is a claim.
+// Lease is a Kubernetes Lease that holds a claim.
 type Lease struct {
 	Name     string // as Kubernetes knows it: "kube-system/recast"
 	UID      string // "" before it is created

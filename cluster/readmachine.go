@@ -23,23 +23,23 @@ const (
 	ConfigPart                     // InstallImage, Configs and Encryption; it is an error if our talosconfig may not read them
 	VisibleConfigPart              // ConfigPart, or ConfigHidden
 	AddressesPart                  // Addresses
-	// IfReady asks a machine that is not running and ready only for UUIDPart and StandingPart.
+	// IfReady limits the read to UUIDPart and StandingPart if the machine is not running and ready.
 	IfReady
 
 	standingParts = UUIDPart | StandingPart
 	bootedParts   = standingParts | VersionPart | BootIDPart | SystemPart
 	comparedParts = standingParts | VersionPart | SystemPart | DisksPart | VisibleConfigPart
-	// WholeMachine is all of it.
+	// WholeMachine is all parts.
 	WholeMachine = bootedParts | NodenamePart | HostnamePart | TypePart | VolumesPart | ConfigPart | AddressesPart
-	// planParts are what a plan needs of a machine that it leaves as it is.
+	// planParts are the parts that a plan needs of a machine that it leaves as it is.
 	planParts = comparedParts | TypePart | BootIDPart
-	// leftParts are those that planParts lacks, and which boot they are of.
+	// leftParts are the parts that planParts lacks, and which machine and boot they are of.
 	leftParts = UUIDPart | NodenamePart | HostnamePart | BootIDPart | VolumesPart | AddressesPart
 )
 
 // PartReader reads parts of a configured machine.
 type PartReader interface {
-	// ReadParts leaves what was not asked for unset. Readiness is never newer than what it is compared with. The
+	// ReadParts leaves the other parts unset. Readiness is never newer than the parts that it is compared with. The
 	// error names the address; a machine that answers but refuses our certificate is an error, too.
 	ReadParts(ctx context.Context, addr netip.Addr, parts MachineParts) (Machine, error)
 }
@@ -61,19 +61,20 @@ func ReadIdentity(ctx context.Context, talos PartReader, addr netip.Addr) (Machi
 	return MachineIdentity{UUID: m.UUID, Nodename: m.Nodename}, err
 }
 
-// ReadBooted reads ReadStanding, which system is booted, in which boot, and which would boot next.
+// ReadBooted reads what ReadStanding reads, which system is booted, in which boot, and which system would boot next.
 func ReadBooted(ctx context.Context, talos PartReader, addr netip.Addr) (BootedMachine, error) {
 	m, err := talos.ReadParts(ctx, addr, bootedParts)
 	return m.Booted(), err
 }
 
-// ReadArrived reads ReadBooted if the machine is running and ready, else ReadStanding only.
+// ReadArrived reads what ReadBooted reads if the machine is running and ready, else only what ReadStanding reads.
 func ReadArrived(ctx context.Context, talos PartReader, addr netip.Addr) (BootedMachine, error) {
 	m, err := talos.ReadParts(ctx, addr, bootedParts|IfReady)
 	return m.Booted(), err
 }
 
-// ReadArrivedWhole is ReadArrived, but reads all that ReadMachine reads except for its addresses.
+// ReadArrivedWhole reads what ReadMachine reads, except for the addresses, if the machine is running and ready, else
+// only what ReadStanding reads.
 func ReadArrivedWhole(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
 	return talos.ReadParts(ctx, addr, WholeMachine&^AddressesPart|IfReady)
 }
@@ -84,12 +85,13 @@ func ReadCompared(ctx context.Context, talos PartReader, addr netip.Addr) (Compa
 	return m.Compared(), err
 }
 
-// ReadForPlan reads what a plan needs of a machine that it leaves as it is; Complete reads the rest.
+// ReadForPlan reads the parts that a plan needs of a machine that it leaves as it is. Complete reads the rest.
 func ReadForPlan(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
 	return talos.ReadParts(ctx, addr, planParts)
 }
 
-// Complete reads what ReadForPlan has left out of a machine. If the machine has restarted since, all of it is read again.
+// Complete reads the parts that ReadForPlan leaves out. If the machine has restarted since, is another machine, or
+// hid its configuration, Complete reads all of it again.
 func (m Machine) Complete(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
 	rest, err := talos.ReadParts(ctx, addr, leftParts)
 	if err != nil {

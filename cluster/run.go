@@ -36,8 +36,7 @@ func IsTookKey(key string) bool { return strings.HasSuffix(key, tookKey) }
 
 const handsOver = "hands-over/"
 
-// HandsOver is the fact in a run's journal that a storage handed a volume over from one VM to another
-// on a host.
+// HandsOver is a fact in a run's journal: a storage on a host handed a volume over from one VM to another.
 type HandsOver struct {
 	Host    string `json:"host"`
 	Storage string `json:"storage"`
@@ -49,10 +48,10 @@ func (h HandsOver) Key() string {
 	return handsOver + hex.EncodeToString(sum[:6])
 }
 
-// IsHandsOverKey reports whether key is that of a HandsOver.
+// IsHandsOverKey says whether a key of the journal is for a HandsOver.
 func IsHandsOverKey(key string) bool { return strings.HasPrefix(key, handsOver) }
 
-// Notice tells of a run to who is not there to watch it.
+// Notice tells someone who does not watch the run about it.
 type Notice struct {
 	Event   NoticeEvent `json:"event"`
 	Command string      `json:"command"` // "roll"
@@ -64,12 +63,12 @@ type Notice struct {
 	Hints   []string    `json:"hints"`
 	Started time.Time   `json:"started"`
 	Ended   time.Time   `json:"ended,omitzero"` // zero at the start
-	Host    string      `json:"host"`           // that recast runs on
+	Host    string      `json:"host"`           // on which recast runs
 	User    string      `json:"user"`           // who runs it there; the notifier knows
-	Text    string      `json:"text"`           // all of it on a line
+	Text    string      `json:"text"`           // the whole notice on one line
 }
 
-// NoticeEvent is what a notice is sent for.
+// NoticeEvent is the reason for a notice.
 type NoticeEvent string
 
 // The events of a run. At its end a run sends one notice: NoticeFailure unless it is done.
@@ -79,14 +78,14 @@ const (
 	NoticeEnd     NoticeEvent = "end"
 )
 
-// Fates are the nodes of a run by what has become of them, each list sorted.
+// Fates lists the nodes of a run by their outcome, each list sorted.
 type Fates struct {
 	Done   []string `json:"done"`
 	Failed []string `json:"failed"`
-	Left   []string `json:"left"` // not come to, or stopped on the way
+	Left   []string `json:"left"` // not reached, or stopped on the way
 }
 
-// Notifier sends notices. Its error names each that did not arrive, and has no secret in it.
+// Notifier sends notices. The error of Notify names each notice that did not arrive, and contains no secret.
 type Notifier interface {
 	Notify(ctx context.Context, n Notice) error
 }
@@ -100,15 +99,15 @@ type Timing struct {
 	Join   time.Duration // configuration applied to healthy
 	Try    time.Duration // configuration on trial to healthy
 	Drain  time.Duration
-	Heal   time.Duration // node back to replicated volumes whole, and how long the node waits for that before it goes
+	Heal   time.Duration // node back to replicated volumes whole; also how long a node waits for whole volumes before it goes
 }
 
 // rarely is the factor for the poll interval while a watch is open: a silent watch is not
 // necessarily lost.
 const rarely = 10
 
-// Await calls look until it is done, at the interval of t. It stops at once if our own credentials
-// are wrong: waiting does not help.
+// Await calls look at the interval of t until look is done. It stops at once if our own credentials are wrong:
+// waiting does not help.
 func (t Timing) Await(ctx context.Context, w wait.For, look wait.Look) error {
 	w.Every, w.Watched = t.Poll, rarely*t.Poll
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {

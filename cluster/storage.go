@@ -12,20 +12,20 @@ import (
 
 // Room is the space that a host has for disks of VMs.
 type Room struct {
-	Storages  []StorageRoom // those that take disks of VMs there, by name
+	Storages  []StorageRoom // the storages that take disks of VMs on the host, by name
 	ThinPools []ThinPool    // of the host, if such a storage is on one
-	ErrPools  error         // of reading them
+	ErrPools  error         // of reading ThinPools
 	Err       error         // why none of this could be read
 }
 
-// StorageRoom is one storage as a host sees it. One that is not active has no figures.
+// StorageRoom is one storage as a host sees it. A storage that is not active has no figures.
 type StorageRoom struct {
 	Name        string
 	Active      bool
 	Total, Free int64 // bytes
 
-	Ceph    bool     // on the Proxmox hosts' own Ceph, which says the following
-	Blocked string   // why reads or writes wait; "": they don't
+	Ceph    bool     // on the Proxmox hosts' own Ceph, which reports Blocked and Notes
+	Blocked string   // why reads or writes wait; "": they do not wait
 	Notes   []string // what may become worse
 }
 
@@ -48,18 +48,18 @@ func RoomOn(ctx context.Context, px StorageReader, host string) Room {
 	return room
 }
 
-// Host is the state of a Proxmox node, as it says itself. What could not be read is zero and has
-// its reason in Errs.
+// Host is the state of a Proxmox node, as the node says itself. A value that could not be read is zero, and Errs has
+// the reason.
 type Host struct {
 	Name      string
 	Online    bool
-	Entry     bool   // the one whose API answered: uploads are spooled there
+	Entry     bool   // the host whose API answered: uploads are spooled there
 	Version   string // "9.2.11"
 	Clock     time.Time
 	Asked     time.Time // the time to compare Clock with
 	SpoolFree int64     // bytes free on its root filesystem, which has /var/tmp
 	ThinPools []ThinPool
-	ErrPools  error // of reading them: a host need not have LVM at all
+	ErrPools  error // of reading ThinPools: a host need not have LVM at all
 	Errs      []error
 }
 
@@ -136,7 +136,8 @@ func storageNamed(name string, storages []Storage) (Storage, bool) {
 	return Find(storages, func(s Storage) bool { return s.Name == name })
 }
 
-// volumeGroup is what a volume's name is unique in. Thin and thick volumes of one LVM group share its names.
+// volumeGroup returns the namespace in which a volume's name is unique. Thin and thick volumes of one LVM group share
+// a namespace.
 func (s Storage) volumeGroup() string {
 	if strings.HasPrefix(s.Type, "lvm") {
 		group, _, _ := strings.Cut(s.Pool, "/")
@@ -145,8 +146,8 @@ func (s Storage) volumeGroup() string {
 	return s.Pool
 }
 
-// atPath says whether a path of a host is that of a volume. The device mapper doubles the hyphens of a
-// name. Where the storage's own path is not known, the volume's name decides.
+// atPath says whether a path on a host is the path of a volume. The device mapper doubles the hyphens of a name.
+// Where the storage's own path is not known, the volume's name decides.
 func atPath(at string, d Disk, storages []Storage) bool {
 	at = strings.ReplaceAll(path.Clean(at), "--", "-")
 	name := path.Base(d.image())

@@ -29,10 +29,10 @@ const (
 // Strategies are what a user can ask for, in the order in which Auto tries them.
 var Strategies = []Strategy{Recreate, Reimage, InPlace}
 
-// From is how a strategy finds the node.
+// From is the state in which a strategy finds the node.
 type From int
 
-// The ways to find a node.
+// The states in which a strategy finds a node.
 const (
 	Nowhere From = iota + 1 // there is no VM
 	Serving                 // as a node of the cluster, or meant to be one
@@ -49,30 +49,30 @@ const (
 	VMAgain                       // it is deleted and made again
 	VMOff                         // it is stopped for a while, and kept
 	VMUntouched                   // it is neither stopped nor deleted; the machine in it may reboot
-	VMAsBefore                    // it gets the disks and settings that it had
+	VMAsBefore                    // it gets its earlier disks and settings back
 	VMGone                        // it is deleted
 )
 
-// SystemFate is what the node's system disk is afterwards.
+// SystemFate says which system disk the node has afterwards.
 type SystemFate int
 
 // The fates of a system disk.
 const (
-	SystemNew    SystemFate = iota + 1 // another one, without data
-	SystemStays                        // the same one
-	SystemKept                         // an earlier one, that was kept
-	SystemOld                          // the one of before the replacement that is cancelled
+	SystemNew    SystemFate = iota + 1 // another disk, without data
+	SystemStays                        // the same disk
+	SystemKept                         // an earlier disk, which was kept
+	SystemOld                          // the disk from before the cancelled replacement
 	SystemParked                       // it is on the parking VM
 )
 
-// What git says of a node, and a strategy brings to it.
+// What a strategy can bring to a node from git.
 const (
 	bringsImage  = 1 << iota // of Talos
 	bringsConfig             // the machine configuration
 	bringsShape              // the VM's settings
 )
 
-// row is what a strategy does to a node, in which time and words.
+// row says what a strategy does to a node, how long that takes, and the words for it.
 type row struct {
 	from   From
 	vm     VMFate
@@ -82,7 +82,7 @@ type row struct {
 	words  Words
 }
 
-// Words are those of one strategy.
+// Words are the words for one strategy in messages.
 type Words struct {
 	OnIt   string // "recreate it"
 	Done   string // "recreated", of the node
@@ -92,9 +92,9 @@ type Words struct {
 	First  string // why one node goes first, if nothing else does: "none runs the new build yet"
 }
 
-// rows is the table of strategies. Whatever a node's strategy decides is a question of its row.
+// rows is the table of strategies. Every question about a strategy is answered by its row.
 var rows = map[Strategy]row{
-	Auto: {from: Serving}, // for which none was possible
+	Auto: {from: Serving}, // for a node for which no strategy was possible
 	Create: {Nowhere, VMMade, SystemNew, bringsImage | bringsConfig | bringsShape, 4 * time.Minute, Words{
 		Done: "was made", Cancel: "says how to give it up",
 	}},
@@ -127,33 +127,33 @@ var rows = map[Strategy]row{
 	}},
 }
 
-// From is how the strategy finds the node.
+// From returns the state in which the strategy finds the node.
 func (s Strategy) From() From { return rows[s].from }
 
 // VM is what becomes of the node's VM.
 func (s Strategy) VM() VMFate { return rows[s].vm }
 
-// System is what the node's system disk is afterwards.
+// System says which system disk the node has afterwards.
 func (s Strategy) System() SystemFate { return rows[s].system }
 
-// Brings says whether the strategy brings anything of what git says to the node.
+// Brings says whether the strategy brings anything to the node from git.
 func (s Strategy) Brings() bool { return rows[s].brings != 0 }
 
 // BringsImage, BringsConfig and BringsShape say what the strategy brings to the node, where it differs.
 func (s Strategy) BringsImage() bool { return rows[s].brings&bringsImage != 0 }
 
-// BringsConfig is of the machine configuration: see BringsImage.
+// BringsConfig says so for the machine configuration: see BringsImage.
 func (s Strategy) BringsConfig() bool { return rows[s].brings&bringsConfig != 0 }
 
-// BringsShape is of the VM's settings: see BringsImage.
+// BringsShape says so for the VM's settings: see BringsImage.
 func (s Strategy) BringsShape() bool { return rows[s].brings&bringsShape != 0 }
 
-// Outage is how long a node is expected to be out: shutdown, parking and the 146 s
-// from power on to ready that a recreated node took under software emulation (Talos v1.14.1 in
-// QEMU), so an upper bound for the boot. An in-place upgrade saves the installation and one boot.
+// Outage is how long a node is expected to be out. It includes shutdown, parking and the boot: a recreated node took
+// 146 s from power on to ready under software emulation (Talos v1.14.1 in QEMU), which is an upper bound. An in-place
+// upgrade saves the installation and one boot.
 func (s Strategy) Outage() time.Duration { return rows[s].outage }
 
-// Words of the strategy.
+// Words returns the words for the strategy, with defaults where its row has none.
 func (s Strategy) Words() Words {
 	w := rows[s].words
 	w.OnIt = cmp.Or(w.OnIt, string(s)+" it")
@@ -166,7 +166,7 @@ func (s Strategy) Words() Words {
 // KeepsVM says whether the strategy takes a node out and leaves its VM and disks as they are.
 func (s Strategy) KeepsVM() bool { return s.From() == Serving && s.VM() == VMUntouched }
 
-// KeepsImage says whether a node that serves gets something, but no image.
+// KeepsImage says whether the strategy brings something to a serving node, but no image.
 func (s Strategy) KeepsImage() bool { return s.From() == Serving && s.Brings() && !s.BringsImage() }
 
 // DeletesVM says whether the strategy deletes the node's VM, once all its disks are parked.
@@ -175,13 +175,13 @@ func (s Strategy) DeletesVM() bool { return s.VM() == VMAgain || s.VM() == VMGon
 // MakesVM says whether the strategy creates the node's VM.
 func (s Strategy) MakesVM() bool { return s.VM() == VMMade || s.VM() == VMAgain }
 
-// Upgrades says whether the strategy installs another image beside the one that runs.
+// Upgrades says whether the strategy installs another image beside the running one.
 func (s Strategy) Upgrades() bool { return s.System() == SystemStays && s.BringsImage() }
 
 // Installs says whether Talos is installed on a new system disk.
 func (s Strategy) Installs() bool { return s.System() == SystemNew }
 
-// Replaces says whether the strategy gives a node that serves another system disk, without data.
+// Replaces says whether the strategy gives a serving node another system disk, without data.
 func (s Strategy) Replaces() bool { return s.From() == Serving && s.Installs() }
 
 // ParksNothing says whether the strategy moves no disk to the parking VM.
@@ -196,7 +196,7 @@ func (s Strategy) SwapsSystem() bool {
 	return s.Replaces() || s.System() == SystemKept || s.System() == SystemOld
 }
 
-// SwapsInVM says whether the VM that gets another system disk stays the same one.
+// SwapsInVM says whether the strategy swaps the system disk and keeps the VM.
 func (s Strategy) SwapsInVM() bool { return s.VM() == VMOff && s.System() != SystemStays }
 
 // DisksWith lists the disks that carry a volume with that label, one entry for each volume.

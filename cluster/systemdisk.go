@@ -12,9 +12,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// ProveSystemDisk finds the drive that Talos is installed on: by what the running machine says
-// about its system disk (see matchDisk), never by a guess. slot is the drive that the user
-// configured ("scsi0", or "" for none), and must agree.
+// ProveSystemDisk finds the drive that Talos is installed on: by what the running machine says about its system disk
+// (see matchDisk), never by a guess. slot is the drive that the user configured ("scsi0", or "" for none), and must
+// be the same drive.
 func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 	refuse := func(format string, args ...any) (Disk, error) {
 		err := fault.SystemDiskUnproven.Refusedf("%s: system disk can't be proven: %s", vm, fmt.Sprintf(format, args...))
@@ -65,9 +65,9 @@ func (m Machine) MachineDisks(vm VM, drives []Disk, key string) []MachineDisk {
 	})
 }
 
-// PersistentVolumes returns the volumes on the VM's own persistent drives. It leaves out disks that
-// a storage system attached over the network: those come and go with their pods. It fails if it
-// can't tell which is which, or a lost volume would go unnoticed.
+// PersistentVolumes returns the volumes on the VM's own persistent drives. It leaves out disks that a storage system
+// attached over the network: those come and go with their pods. It fails if it can't tell which drive a volume is on:
+// otherwise a lost volume would go unnoticed.
 func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, error) {
 	known, own := map[string]bool{}, map[string]bool{}
 	var lost []Disk
@@ -93,9 +93,9 @@ func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, 
 	return out, nil
 }
 
-// matchDisk finds the drives that can be the machine's disk, and says how: by a name or a bus
-// address that both have, else by a size that no other disk has. It excludes drives that match
-// another of the machine's disks by name or address.
+// matchDisk finds the drives that can be the machine's disk, and says how: by a name or a bus address that both have,
+// else by a size that no other disk has. It leaves out drives that match another disk of the machine by name or
+// address.
 func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk, how string) {
 	if found, how := tellDisk(vm, drives, disk); how != "" {
 		return found, how
@@ -116,9 +116,9 @@ func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk,
 	}), fmt.Sprintf("size %d", disk.SizeBytes)
 }
 
-// tellDisk is matchDisk by the disk's own name or address only; how is "" if it shows neither.
-// Talos shows no serial of SCSI and SATA disks: it reads serials from sysfs, where only newer
-// kernels have them (GetProperties in go-blockdevice, block/disks.go in machined).
+// tellDisk is matchDisk by the disk's own name or address only; how is "" if the disk shows neither. Talos shows no
+// serial of SCSI and SATA disks: it reads serials from sysfs, where only newer kernels have them (GetProperties in
+// go-blockdevice, block/disks.go in machined).
 func tellDisk(vm VM, drives []Disk, disk MachineDisk) (found []Disk, how string) {
 	keep := func(match func(Disk) bool) []Disk { return Where(drives, match) }
 	if found := keep(func(d Disk) bool { return disk.WWID != "" && slices.Contains(d.wwids(), disk.WWID) }); len(found) > 0 {
@@ -133,7 +133,7 @@ func tellDisk(vm VM, drives []Disk, disk MachineDisk) (found []Disk, how string)
 	return nil, ""
 }
 
-// serial is the drive's, as qemu-server reads it (print_drivedevice_full); "" for none.
+// serial returns the drive's serial, as qemu-server reads it (print_drivedevice_full); "" for none.
 func (d Disk) serial() string {
 	serial, err := url.PathUnescape(d.Option("serial"))
 	if err != nil {
@@ -142,7 +142,7 @@ func (d Disk) serial() string {
 	return serial
 }
 
-// hasSerial says whether Talos may show the drive's serial so: unchanged, or in the form of udev's ata_id,
+// hasSerial says whether Talos may show the drive's serial as shown: unchanged, or in the form of udev's ata_id,
 // which Talos uses for IDE drives.
 func (d Disk) hasSerial(shown string) bool {
 	serial := d.serial()
@@ -165,8 +165,8 @@ func (d Disk) wwids() []string {
 
 const naa = "naa."
 
-// contradicts says whether the machine's disk shows a name that is not the drive's. A name that it
-// does not show proves nothing: it may have been set after the VM was started.
+// contradicts says whether the machine's disk shows a name that is not the drive's. A name that the disk does not
+// show proves nothing: the name may have been set after the VM was started.
 func (d Disk) contradicts(disk MachineDisk) bool {
 	return strings.HasPrefix(disk.WWID, naa) && !slices.Contains(d.wwids(), disk.WWID) ||
 		disk.Serial != "" && d.serial() != "" && !d.hasSerial(disk.Serial)

@@ -57,17 +57,16 @@ func (e ACLEntry) Propagates() string {
 	return " --propagate 0"
 }
 
-// Privileges are what a token holds at one path of Proxmox's access tree. The value says whether it
-// holds at the paths below, too.
+// Privileges are what a token holds at one path of Proxmox's access tree. The value says whether the privilege also
+// holds at the paths below.
 type Privileges map[string]bool
 
-// Standing is what a token and its user have at a path of the access tree, from
-// entries there or above.
+// Standing has the privileges of a token and its user at a path of the access tree, from entries there or above.
 type Standing struct {
 	Token Privileges // no more than User has, if the token's privileges are separated
 	User  Privileges
-	// TokenEntry and UserEntry say who has an entry at that very path: another role is added to it,
-	// but a first entry replaces all that comes from above.
+	// TokenEntry and UserEntry say who has an entry at that very path. Another role is added to an existing entry,
+	// but a first entry replaces all privileges from above.
 	TokenEntry, UserEntry bool
 	// Whole says that User and the entries could be read.
 	Whole bool

@@ -56,8 +56,8 @@ func (vm VM) Arch() string {
 	}
 }
 
-// FixedAddress returns the cloud-init setting that gives a VM an address without DHCP; "" if none
-// does. Without a cloud-init drive, these settings have no effect.
+// FixedAddress returns the cloud-init setting that gives a VM an address without DHCP; "" if no setting does. Without
+// a cloud-init drive, these settings have no effect.
 func (vm VM) FixedAddress() string {
 	disks, _ := vm.Disks() // an unreadable drive is no cloud-init drive
 	if !slices.ContainsFunc(disks, Disk.CloudInit) {
@@ -104,8 +104,8 @@ const (
 	MaxDescription = 8192
 )
 
-// splitMark returns a VM's description without the line with which a run of recast marked it, and what
-// that says: "run build=ID".
+// splitMark splits a VM's description: own is the text without the mark line of a run of recast, and mark is what
+// that line says: "run build=ID".
 func splitMark(description string) (own, mark string) {
 	var kept []string
 	for line := range strings.SplitSeq(strings.TrimRight(description, "\n"), "\n") {
@@ -124,7 +124,7 @@ func (vm VM) OwnDescription() string {
 	return own
 }
 
-// Redescribed is another description of the VM, with the mark that it has.
+// Redescribed returns the description own with the VM's present mark.
 func (vm VM) Redescribed(own string) string {
 	if _, mark := splitMark(vm.Config["description"]); mark != "" {
 		return strings.TrimLeft(own+"\n"+RunMark+mark, "\n")
@@ -139,8 +139,7 @@ func (vm VM) MadeBy() string {
 	return run
 }
 
-// MadeFrom returns the ID of the build that a run of recast made the VM from,
-// "" if none did.
+// MadeFrom returns the ID of the build from which a run of recast made the VM, "" if no run did.
 func (vm VM) MadeFrom() string {
 	_, mark := splitMark(vm.Config["description"])
 	_, build, _ := strings.Cut(mark, " build=")
@@ -167,7 +166,7 @@ func (vm VM) tasks() string {
 	return fmt.Sprintf("pvesh get /nodes/%s/tasks --source active --vmid %d lists its tasks that still run", vm.Host, vm.ID)
 }
 
-// Unlock says what to do about a lock that nothing takes away.
+// Unlock says what to do about a lock that no task removes.
 func (vm VM) Unlock() string {
 	if vm.Lock == "suspended" || vm.Lock == "suspending" {
 		return fmt.Sprintf("it is suspended: qm resume %d has it go on; qm unlock %[1]d throws the saved state away", vm.ID)
@@ -179,7 +178,7 @@ func (vm VM) Unlock() string {
 // state.
 func (vm VM) Bare() bool { return !vm.Running && vm.empty() }
 
-// empty is Bare of a VM whose power state may not have been read: qm destroy itself refuses one that runs
+// empty is Bare for a VM whose power state may not have been read: qm destroy itself refuses a running VM
 // (qemu-server, API2/Qemu.pm, destroy_vm).
 func (vm VM) empty() bool {
 	for key := range vm.Config {
@@ -197,7 +196,7 @@ func Locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }
 // PVE/QemuServer.pm, $confdesc: lock).
 var passing = []string{"backup", "clone", "migrate", "rollback", "snapshot", "snapshot-delete"}
 
-// SwitchedOff adds to the error of reading a machine that its VM is off, which was not intended.
+// SwitchedOff adds to the error of reading a machine that its VM is off unintentionally.
 func SwitchedOff(vm VMState, err error) error {
 	return fault.WithHint(fmt.Errorf("%s is switched off: %w", vm, err), "start %s in Proxmox", vm)
 }
@@ -242,8 +241,8 @@ func (j ReplicationJob) Create() string {
 	return command
 }
 
-// Shape is what recast.yaml says about a node's VM, in Proxmox' own words. What it does not say stays
-// as it is found.
+// Shape is what recast.yaml says about a node's VM, in Proxmox' own words. Settings that it does not name stay as
+// they are found.
 type Shape struct {
 	Class    string            // its name in the config; "": only the node's own settings
 	Addr     netip.Addr        // that the node's machine has; invalid: there is none, or it is unknown
@@ -260,7 +259,7 @@ type Shape struct {
 // ShapeDisk is one disk of a Shape.
 type ShapeDisk struct {
 	Key     string // "scsi1"
-	Storage string // "": as found, so that it can't be a new disk
+	Storage string // "": as found; then the disk can't be a new one
 	SizeGiB int    // 0: as found
 	Options []string
 }
@@ -310,9 +309,8 @@ func NumberedBus(key string) string {
 	return bus
 }
 
-// ForRoot returns a VM's settings that only root@pam can change, sorted: a new VM can't get them.
-// Without arch a VM has its host's architecture (PVE/QemuServer/Helpers.pm, get_vm_arch), hostArch;
-// so an arch that says the same is left out.
+// ForRoot returns a VM's settings that only root@pam can change, sorted: a new VM can't get them. It leaves out an
+// arch equal to hostArch: a VM without arch has its host's architecture (PVE/QemuServer/Helpers.pm, get_vm_arch).
 func (vm VM) ForRoot(hostArch string) []string {
 	var keys []string
 	for key, value := range vm.Config {
@@ -337,8 +335,8 @@ func RequireRemakeable(vm VM, hostArch string) error {
 		"reimage keeps such a VM. If its node does without (qm config %d shows what it is): qm set %[1]d --delete %s, as root, then run the same command again", vm.ID, strings.Join(keys, ","))
 }
 
-// MadeAnew lists what Proxmox itself sets in a VM that is recreated (API2/Qemu.pm, create_vm). A
-// token can't write vmgenid, and no user can write meta.
+// MadeAnew lists the settings that Proxmox itself sets in a VM that is recreated (API2/Qemu.pm, create_vm). A token
+// can't write vmgenid, and no user can write meta.
 func (vm VM) MadeAnew() []string {
 	var out []string
 	switch vm.Config["vmgenid"] {
@@ -372,8 +370,8 @@ func BootDevices(boot string) []string {
 // deleted VM. A token can't write vmgenid.
 var NeverCarried = []string{"digest", "meta", "vmgenid", "lock", "parent", "snaptime", "runningmachine", "runningcpu", "running-nets-host-mtu", "vmstate"}
 
-// OldSettings returns the configuration that a new VM takes over from an old one: all but the disks
-// and what Proxmox sets itself.
+// OldSettings returns the configuration that a new VM takes over from an old one: everything except the disks and
+// what Proxmox sets itself.
 func OldSettings(vm VM) map[string]string {
 	config := map[string]string{}
 	for key, value := range vm.Config {
@@ -393,14 +391,14 @@ func OldSettings(vm VM) map[string]string {
 	return config
 }
 
-// newCloudInit is the value that makes Proxmox create a cloud-init drive like d.
+// newCloudInit returns the value that makes Proxmox create a cloud-init drive like d.
 func newCloudInit(d Disk) string {
 	return Disk{Volid: d.Storage() + ":cloudinit", Options: WithFormat(WithoutOption(d, "size", "media", "format"))}.Value()
 }
 
-// WithFormat returns the options of d, with the format that its volume's name shows. File storages
-// have a default of their own, and cloud-init drives another (API2/Qemu.pm, create_disks); block
-// storages show no format, and need none.
+// WithFormat returns the options of d, with the format that its volume's name shows. File storages have a default
+// format of their own, and another one for cloud-init drives (API2/Qemu.pm, create_disks). Names on block storages
+// show no format, and need none.
 func WithFormat(d Disk) []string {
 	for _, format := range []string{"raw", "qcow2", "vmdk"} {
 		if strings.HasSuffix(d.Volid, "."+format) {
@@ -410,7 +408,7 @@ func WithFormat(d Disk) []string {
 	return d.Options
 }
 
-// WithoutOption drops options: ones that only Proxmox sets, or that change.
+// WithoutOption returns d without these options: options that only Proxmox sets, or that change.
 func WithoutOption(d Disk, names ...string) Disk {
 	d.Options = slices.DeleteFunc(slices.Clone(d.Options), func(o string) bool {
 		name, _, _ := strings.Cut(o, "=")
@@ -419,7 +417,7 @@ func WithoutOption(d Disk, names ...string) Disk {
 	return d
 }
 
-// CDKey picks the CD drive for the boot ISO: an empty one, else an existing one, else a free key.
+// CDKey picks the CD drive for the boot ISO: an empty drive, else an existing one, else a free key.
 func CDKey(config map[string]string, disks []Disk) string {
 	drive := ""
 	for _, d := range disks {
@@ -453,11 +451,10 @@ var (
 	usbID      = regexp.MustCompile(`^[0-9a-fA-F]{4}:[0-9a-fA-F]{4}$`)
 )
 
-// MapDevice returns the command that gives the VM a host device by a mapping, which a new VM can
-// have too, in place of the device's address; "" if no command can. It restarts the node, since
-// Proxmox does not plug the device into a running VM. A mapping must name all that the host shows
-// of a PCI device, or the VM does not start (pve-guest-common, Mapping/PCI.pm, assert_valid); it
-// can't replace several at once.
+// MapDevice returns the command that gives the VM a host device by a mapping in place of the device's address; "" if
+// no command can. A new VM can have the mapping, too. The command restarts the node, since Proxmox does not plug the
+// device into a running VM. A mapping must name all that the host shows of a PCI device, or the VM does not start
+// (pve-guest-common, Mapping/PCI.pm, assert_valid). It can't replace several devices at once.
 func (vm VM) MapDevice(key, value string) string {
 	options := strings.Split(value, ",")
 	host, rest := "", []string{}
@@ -496,8 +493,8 @@ func (vm VM) MapDevice(key, value string) string {
 	return fmt.Sprintf("pvesh create /cluster/mapping/%s --id %s --map %s && qm set %d --%s %s && qm reboot %d", kind, name, device, vm.ID, key, words.Quote(fresh), vm.ID)
 }
 
-// FirewallConfig is the firewall of a VM, which Proxmox VE keeps in /etc/pve/firewall/VMID.fw and deletes
-// with the VM; the zero value is that of a VM without one.
+// FirewallConfig is the firewall of a VM, which Proxmox VE keeps in /etc/pve/firewall/VMID.fw and deletes with the
+// VM; the zero value: the VM has no firewall.
 type FirewallConfig struct {
 	Options FirewallEntry   // "enable", "policy_in"
 	Aliases []FirewallEntry // "name", "cidr", "comment"; by name
@@ -505,8 +502,8 @@ type FirewallConfig struct {
 	Rules   []FirewallEntry // "type", "action", "dport" …; the first that matches counts
 }
 
-// FirewallEntry is one object of a firewall, by the names that Proxmox' API has for its fields, as text. A
-// field without a value is not in it.
+// FirewallEntry is one object of a firewall: texts by the names that Proxmox' API has for its fields. A field without
+// a value is left out.
 type FirewallEntry map[string]string
 
 // FirewallSet is an IP set.
@@ -524,7 +521,7 @@ func (c FirewallConfig) Unsettable() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(c.Options)), func(name string) bool { return slices.Contains(settable, name) })
 }
 
-// Empty says that the VM has no firewall of its own.
+// Empty says whether the VM has no firewall of its own.
 func (c FirewallConfig) Empty() bool {
 	return len(c.Options) == 0 && len(c.Aliases) == 0 && len(c.Sets) == 0 && len(c.Rules) == 0
 }

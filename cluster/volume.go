@@ -19,13 +19,13 @@ const (
 	formatMD    = "linux_raid_member" // a disk or partition of a software RAID
 )
 
-// ShownSince is the first release of Talos that detects a format, with go-blockdevice 2.0.30 and
-// 2.0.32 (blkid/internal/chain). Older ones show nothing on such a disk, or what is inside a RAID,
-// whose superblock may be at the end.
+// ShownSince is the first release of Talos that detects a format, with go-blockdevice 2.0.30 and 2.0.32
+// (blkid/internal/chain). Older releases show nothing on such a disk, or show the content of a RAID, whose superblock
+// may be at the end.
 var ShownSince = map[string]Version{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 14, 0, ""}}
 
-// Shows says whether the machine's Talos detects such a format. What it does not detect can't be
-// found missing; its drive was compared in Proxmox.
+// Shows says whether the machine's Talos detects the format. Content that Talos does not detect can't be found
+// missing; its drive was compared in Proxmox.
 func (m RunningSystem) Shows(format string) bool {
 	since, late := ShownSince[format]
 	if !late {
@@ -70,15 +70,15 @@ func NameThem(vm VM, drives []Disk) string {
 	return fmt.Sprintf("%s, then shut VM %d down and start it (a reboot from inside is not enough), so that Talos shows the name", NameLines(vm, drives), vm.ID)
 }
 
-// NameLines returns the commands for that. Of several drives that can't be told apart, the last one
+// NameLines returns the commands that name these drives. Of several drives that can't be told apart, the last one
 // needs no name once the others have one.
 func NameLines(vm VM, drives []Disk) string {
 	lines := Each(drives[:max(1, len(drives)-1)], func(d Disk) string { return d.NameLine(vm, true) })
 	return strings.Join(lines, " && ")
 }
 
-// NameLine returns the command that gives the drive a unique serial. If shown, the machine must
-// show it, so it adds a WWN: Talos shows no serial of a SCSI disk.
+// NameLine returns the command that gives the drive a unique serial. If shown, the machine must show the name, so the
+// command adds a WWN: Talos shows no serial of a SCSI disk.
 func (d Disk) NameLine(vm VM, shown bool) string {
 	serial := fmt.Sprintf("%d-%s", vm.ID, d.Key)
 	options := append(WithoutOption(d, "serial").Options, "serial="+serial)
@@ -88,8 +88,7 @@ func (d Disk) NameLine(vm VM, shown bool) string {
 	return fmt.Sprintf("qm set %d --%s %s", vm.ID, d.Key, words.Quote(Disk{Volid: d.Volid, Options: options}.Value()))
 }
 
-// Identity identifies the content of one of the machine's disks by its labels and UUIDs; "" if it
-// has none.
+// Identity identifies the content of one of the machine's disks by labels and UUIDs; "" if the disk has none.
 func (m Machine) Identity(device string) string {
 	var names []string
 	for _, v := range m.Volumes {
@@ -109,13 +108,13 @@ func (v Volume) String() string {
 // constants; ETCD and the three after it since 1.14).
 var TalosLabels = []string{"EFI", "BIOS", "BOOT", "META", "STATE", "EPHEMERAL", "IMAGECACHE", "ETCD", "CRI", "KUBELET", "LOG"}
 
-// SystemOnly are those that Talos creates on the system disk only.
+// SystemOnly are the labels of partitions that Talos creates on the system disk only.
 var SystemOnly = []string{"EFI", "BIOS", "BOOT", "META", "STATE"}
 
 const (
 	UserVolume = "u-" // prefix of a user volume's label
-	RawVolume  = "r-" // of a raw volume's
-	SwapVolume = "s-" // of a swap volume's, which holds nothing
+	RawVolume  = "r-" // prefix of a raw volume's label
+	SwapVolume = "s-" // prefix of a swap volume's label; a swap volume holds no data
 	// ExistingVolume is the prefix of an existing volume's ID.
 	ExistingVolume = "e-"
 	userMounts     = "/var/mnt" // where user volumes are mounted
@@ -123,11 +122,11 @@ const (
 	ephemeralMount = "/var" // where EPHEMERAL is
 )
 
-// OnPartition are the system volumes that are partitions only where a VolumeConfig with provisioning says so, since Talos
-// 1.14; else directories on EPHEMERAL.
+// OnPartition are the system volumes that are partitions only if a VolumeConfig with provisioning says so, since
+// Talos 1.14. Otherwise they are directories on EPHEMERAL.
 var OnPartition = []string{"ETCD", "CRI", "KUBELET", "LOG"}
 
-// Document returns the kind and name of the document that defines a partition with that label; "" if no such
+// Document returns the kind and name of the document that defines a partition with the volume's label; "" if no
 // document does (machinery, constants, and config/types/block).
 func (v Volume) Document() string {
 	if slices.Contains(OnPartition, v.Label) {
@@ -198,8 +197,8 @@ func (m Machine) PoolElsewhere(format, group string) bool {
 	return found && m.SystemDisk != ""
 }
 
-// BareSystemDisk says whether the system disk has only what Talos itself requires, so that it holds
-// no data. That is unknown for a machine that does not answer.
+// BareSystemDisk says whether the system disk has only what Talos itself requires, so that it holds no data. It is
+// false for a machine that does not answer, since its disk is unknown.
 func (m Machine) BareSystemDisk() bool {
 	more := slices.ContainsFunc(m.Volumes, func(v Volume) bool {
 		return v.Disk == m.SystemDisk && !slices.Contains(SystemOnly, v.Label)
@@ -238,8 +237,8 @@ func (m Machine) UseOf(device string) DiskUse {
 	return out
 }
 
-// UsesTwin says whether the machine uses the same volume at another device, and nothing but Talos can use
-// this one: a raw volume is used by its path, which may mean either device.
+// UsesTwin says whether the machine uses the same volume at another device, and only Talos can use v. A raw volume
+// does not count: it is used by its path, which may mean either device.
 func (m Machine) UsesTwin(v Volume) bool {
 	return slices.ContainsFunc(m.Volumes, func(o Volume) bool {
 		managed := slices.Contains(TalosLabels, o.Label) || strings.HasPrefix(o.Label, UserVolume) && o.Mount != ""
@@ -247,8 +246,8 @@ func (m Machine) UsesTwin(v Volume) bool {
 	})
 }
 
-// VolumeStatus is a volume of a machine's configuration as Talos reports it: a partition, a whole disk, a directory on
-// EPHEMERAL, or what the VM's host shares with it.
+// VolumeStatus is a volume of a machine's configuration as Talos reports it: a partition, a whole disk, a directory
+// on EPHEMERAL, or a directory that the VM's host shares with the machine.
 type VolumeStatus struct {
 	ID       string // "EPHEMERAL", "u-data", "r-data", "s-swap", "e-backup", "x-share", "/dev/sdb-1" of machine.disks
 	Type     VolumeType
@@ -274,7 +273,8 @@ const (
 // Ready says whether Talos uses the volume.
 func (s VolumeStatus) Ready() bool { return s.Phase == "ready" }
 
-// Exists says whether there is a volume with data, even if Talos can't use it now, as one that no key opens.
+// Exists says whether the volume is there with its data, even if Talos can't use it now, for example because no key
+// opens it.
 func (s VolumeStatus) Exists() bool { return s.Ready() || s.Location != "" }
 
 // VolumeStatus returns the volume of the machine's configuration with that ID.
@@ -282,16 +282,16 @@ func (m Machine) VolumeStatus(id string) (VolumeStatus, bool) {
 	return Find(m.VolumeStatuses, func(s VolumeStatus) bool { return s.ID == id })
 }
 
-// HasVolume says whether the volume of that ID has been made: Talos has it somewhere, or would find it by the label of
-// its partition.
+// HasVolume says whether the volume with that ID has been made: Talos has it somewhere, or would find it by the label
+// of its partition.
 func (m Machine) HasVolume(id string) bool {
 	s, there := m.VolumeStatus(id)
 	return there && s.Location != "" || len(m.DisksWith(id)) > 0
 }
 
 // EtcdVolume says what holds etcd's data: its own partition, or a directory on EPHEMERAL. Only the machine's
-// configuration decides that, not the label of a partition (see TalosLabels). Of a machine that shows no volumes of
-// its configuration, a partition of that name counts.
+// configuration decides that, not the label of a partition (see TalosLabels). If a machine shows no volumes of its
+// configuration, a partition with the label ETCD counts.
 func (m Machine) EtcdVolume() VolumeType {
 	s, there := m.VolumeStatus("ETCD")
 	if there && s.Type == PartitionVolume || len(m.VolumeStatuses) == 0 && len(m.DisksWith("ETCD")) > 0 {
@@ -311,8 +311,8 @@ func (m Machine) NamesOf(s VolumeStatus) []string {
 	return names
 }
 
-// LossNames are the names of a volume by which acceptLoss can name it: its ID, the label of its partition, and where
-// it has none, its device.
+// LossNames returns the names by which acceptLoss can name a volume: its ID, the label of its partition, and without
+// a label, its device.
 func (v Volume) LossNames() []string {
 	names := slices.DeleteFunc([]string{v.ID, v.Label}, func(name string) bool { return name == "" })
 	if v.Label == "" {
@@ -321,8 +321,9 @@ func (v Volume) LossNames() []string {
 	return slices.Compact(names)
 }
 
-// Stuck says in words that Talos can't make or find the volume, and why; "": it can, or has not tried. Of an existing
-// volume that it does not find Talos says "missing" (block/internal/volumes/locate.go, provisionNewVolume): it makes none.
+// Stuck says in words that Talos can't make or find the volume, and why; "": it can, or has not tried. Talos says
+// "missing" of an existing volume that it does not find (block/internal/volumes/locate.go, provisionNewVolume), since
+// it makes no existing volume.
 func (s VolumeStatus) Stuck() string {
 	if s.Phase != "failed" && s.Phase != "waiting" && !(s.Phase == "missing" && strings.HasPrefix(s.ID, ExistingVolume)) {
 		return ""
@@ -330,12 +331,13 @@ func (s VolumeStatus) Stuck() string {
 	return strings.TrimSuffix("its volume "+s.ID+" is "+s.Phase+": "+s.Error, ": ")
 }
 
-// Stuck are the volumes of the machine that are stuck.
+// Stuck returns the volumes of the machine that are stuck.
 func (m Machine) Stuck() []VolumeStatus {
 	return slices.DeleteFunc(slices.Clone(m.VolumeStatuses), func(s VolumeStatus) bool { return s.Stuck() == "" })
 }
 
-// StuckVolumes are the volumes of the machine that are stuck, but not in the same way those of before.
+// StuckVolumes says in words which volumes of the machine are stuck. It leaves out volumes that were stuck in the
+// same way before.
 func (m Machine) StuckVolumes(before []VolumeStatus) (out []string) {
 	for _, s := range m.VolumeStatuses {
 		why := s.Stuck()
@@ -354,16 +356,16 @@ func (d Disk) CSI() bool { return d.Pod }
 // vm-9999-pvc-UUID (pkg/csi/controller.go, CreateVolume). They are unique.
 var csiVolume = regexp.MustCompile(`(?:^|/)vm-\d+-pvc-[^/]+$`)
 
-// LikeCSI says whether the disk has a name as that driver gives it.
+// LikeCSI says whether the name of the disk has the form of that driver's names.
 func (d Disk) LikeCSI() bool {
 	_, name, _ := strings.Cut(d.Volid, ":")
 	return csiVolume.MatchString(strings.TrimSuffix(name, path.Ext(name)))
 }
 
-// PodVolumes returns the volumes in the VM's drives that one of these handles means:
-// REGION/ZONE/STORAGE/VOLUME, where ZONE is the host that has the volume, "" on a shared storage
-// (pkg/utils/volume/volume.go there). Older releases wrote the host where the volume was made, even
-// if the VM is on another one: so ZONE does not count for names that the driver gives.
+// PodVolumes returns the volumes in the VM's drives that one of these handles means: REGION/ZONE/STORAGE/VOLUME,
+// where ZONE is the host that has the volume, "" on a shared storage (pkg/utils/volume/volume.go there). Older
+// releases wrote the host where the volume was made, even if the VM is now on another host. So ZONE does not count
+// for names that the driver gives.
 func (vm VM) PodVolumes(handles []string) []string {
 	if len(handles) == 0 {
 		return nil
@@ -391,7 +393,7 @@ func (vm VM) Doubtful(d Disk) bool {
 	return !d.CDROM && !d.OfHost() && !d.Pod && d.Owner != vm.ID
 }
 
-// KnowPods reads the volumes of pods if a drive of the VM may be one, and adds those to Pods.
+// KnowPods reads the volumes of pods if a drive of the VM may be a pod's, and adds those in the VM's drives to Pods.
 func (vm *VM) KnowPods(ctx context.Context, handles func(context.Context) ([]string, error)) error {
 	disks, err := vm.Disks()
 	if err != nil || !slices.ContainsFunc(disks, vm.Doubtful) {
@@ -417,8 +419,8 @@ func (vm VM) DropCSI() {
 	})
 }
 
-// SameButPods says whether a VM is unchanged except for disks of pods: a node gets those when
-// another node is drained.
+// SameButPods says whether a VM is unchanged except for disks of pods: a node gets such disks when another node is
+// drained.
 func (vm VM) SameButPods(ctx context.Context, now VM, handles func(context.Context) ([]string, error)) (bool, error) {
 	now.Pods = vm.Pods
 	if err := now.KnowPods(ctx, handles); err != nil {
@@ -454,14 +456,14 @@ type ServedUser struct {
 	Trouble string // what its CSI driver reports; "" for nothing
 }
 
-// InitiatorFile is where a machine has its name for a protocol.
+// InitiatorFile returns the file in which a machine has its name for a protocol.
 func InitiatorFile(protocol string) string {
 	return map[string]string{ISCSI: "/etc/iscsi/initiatorname.iscsi", NVMeoF: "/etc/nvme/hostnqn"}[protocol]
 }
 
-// InitiatorName is the name by which a server of that protocol knows a machine of Talos: it follows from the machine-id,
-// and that from the node ID in STATE (controllers/files/iqn.go and nqn.go; the UUID of the latter has the first 16
-// characters of the machine-id, as bytes). "": it is not known.
+// InitiatorName returns the name by which a server of that protocol knows a machine of Talos; "" if it is not known.
+// The name follows from the machine-id, and the machine-id from the node ID in STATE (controllers/files/iqn.go and
+// nqn.go; the UUID of the latter has the first 16 characters of the machine-id, as bytes).
 func InitiatorName(protocol, machineID string) string {
 	if len(machineID) < 16 {
 		return ""
