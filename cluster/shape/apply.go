@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// changer is what VMs are changed with.
+// changer is the part of Proxmox that changes VMs.
 type changer interface {
 	cluster.Editor
 	cluster.HA
@@ -21,15 +21,15 @@ type changer interface {
 	cluster.VMReader
 }
 
-// Running is the VM of a node that stays up while it is changed.
+// Running is the VM of a node that stays up during the change.
 type Running struct {
 	Proxmox changer
 	VMID    cluster.VMID
 	Shape   cluster.Shape
-	Machine func(ctx context.Context) (cluster.Machine, error) // reads the node's
+	Machine func(ctx context.Context) (cluster.Machine, error) // reads the node's machine
 }
 
-// Now reads the VM, and how it differs from its shape.
+// Now reads the VM, and compares it with its shape.
 func (r Running) Now(ctx context.Context) (vm cluster.VM, ds Differences, err error) {
 	if vm, err = r.Proxmox.VM(ctx, r.VMID); err != nil {
 		return vm, nil, fmt.Errorf("look up VM %d: %w", r.VMID, err)
@@ -49,9 +49,9 @@ func (r Running) Now(ctx context.Context) (vm cluster.VM, ds Differences, err er
 	return vm, ds, err
 }
 
-// Lacks names what of the live differences is not put right yet, or that the machine does not see every
-// disk of the shape as large as Proxmox has it; "" if nothing. A disk that nothing tells from others of
-// the machine is not looked for.
+// Lacks names the live differences that are left, or else a disk of the shape that the machine does not see, or sees
+// smaller than Proxmox has it; "" if there is none. It skips a disk that can't be told apart from other disks of the
+// machine.
 func (r Running) Lacks(ctx context.Context) (string, error) {
 	vm, ds, err := r.Now(ctx)
 	if live := ds.At(Live); err != nil || len(live) > 0 {
@@ -80,7 +80,7 @@ func (r Running) Lacks(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// Apply puts the live differences right. say receives what is done.
+// Apply puts the live differences right. say receives each action.
 func (r Running) Apply(ctx context.Context, say func(string)) error {
 	vm, ds, err := r.Now(ctx)
 	if err != nil {
@@ -103,8 +103,8 @@ func (r Running) Apply(ctx context.Context, say func(string)) error {
 	return applyAround(ctx, r.Proxmox, vm, r.Shape, ds, say)
 }
 
-// Settings returns what to set in the VM's configuration to put these differences right. Growing a
-// disk is no setting.
+// Settings returns what to set in the VM's configuration to put these differences right. It leaves out the growth of
+// disks, which is no setting.
 func Settings(vm cluster.VM, s cluster.Shape, ds Differences) (map[string]string, error) {
 	set := map[string]string{}
 	now := func(key string) string {
@@ -161,7 +161,7 @@ func Grow(ctx context.Context, px interface {
 	return nil
 }
 
-// ignored is the state of a resource that Proxmox HA leaves alone.
+// ignored is the state of a resource that Proxmox HA does not touch.
 const ignored = "ignored"
 
 // applyAround puts right what Proxmox keeps outside of the VM's configuration.
@@ -199,7 +199,7 @@ func applyAround(ctx context.Context, px changer, vm cluster.VM, s cluster.Shape
 		}
 		want.Settings[key] = value
 	}
-	if ha == nil { // such a request may be carried out late, when the VM is meant to be off, and must not start it then
+	if ha == nil { // the request may be carried out late, when the VM must be off; it must not start the VM then
 		first := want
 		first.State = ignored
 		if err := px.AddHA(ctx, first); err != nil {
@@ -210,8 +210,8 @@ func applyAround(ctx context.Context, px changer, vm cluster.VM, s cluster.Shape
 }
 
 // cloudInit says whether a cloud-init drive gives the setting to the machine (PVE/QemuServer.pm,
-// $confdesc_cloudinit). Such a setting never waits for the VM to be off, as others do that need it
-// (vmconfig_hotplug_pending has them all as fast-plug): the drive is made again at each start.
+// $confdesc_cloudinit). Such a setting does not wait until the VM is off (vmconfig_hotplug_pending has them all as
+// fast-plug): the drive is made again at each start.
 func cloudInit(key string) bool {
 	return cluster.NumberedBus(key) == "ipconfig" ||
 		slices.Contains([]string{"cicustom", "cipassword", "citype", "ciupgrade", "ciuser", "nameserver", "searchdomain", "sshkeys"}, key)
@@ -228,7 +228,7 @@ func givesAddress(value string, addr netip.Addr) bool {
 	return false
 }
 
-// addresses is a value of ipconfigN with its options in order, and its addresses as they are usually written.
+// addresses returns a value of ipconfigN with sorted options, and with its addresses as they are usually written.
 func addresses(value string) string {
 	var options []string
 	for o := range strings.SplitSeq(value, ",") {
@@ -244,7 +244,7 @@ func addresses(value string) string {
 	return strings.Join(options, ",")
 }
 
-// Lacks lists what a node's shape has to say besides, so that a VM can be made of it.
+// Lacks lists what else a node's shape has to say before a VM can be made from it.
 func Lacks(w cluster.Wanted) []string {
 	var out []string
 	lacks := func(what string, is bool) {
@@ -265,7 +265,7 @@ func Lacks(w cluster.Wanted) []string {
 	return out
 }
 
-// system is the disk of the shape that Talos is installed on.
+// system returns the disk of the shape that Talos is installed on.
 func system(w cluster.Wanted) (cluster.ShapeDisk, bool) {
 	return cluster.Find(w.Shape.Disks, func(d cluster.ShapeDisk) bool {
 		return d.Key == w.SystemDisk && d.Storage != ""
@@ -275,8 +275,8 @@ func system(w cluster.Wanted) (cluster.ShapeDisk, bool) {
 // Defaults of a new VM, as Talos needs them.
 var newVM = map[string]string{"ostype": "l26", "scsihw": "virtio-scsi-single", "cpu": "host", "cores": "2"}
 
-// New is a node's VM as it will be made, with its system disk as the only disk: what Lacks lists must
-// not be missing. The others are added before it is started.
+// New returns a node's VM as it will be made, with its system disk as the only disk. Lacks must return nothing for w.
+// The other disks are added before the VM is started.
 func New(w cluster.Wanted, id cluster.VMID, uuid string) cluster.VM {
 	vm := cluster.VM{ID: id, Name: w.Name, Host: w.Shape.Host, Pool: w.Shape.Pool, Config: maps.Clone(newVM)}
 	maps.Copy(vm.Config, w.Shape.Settings)
@@ -294,7 +294,7 @@ func New(w cluster.Wanted, id cluster.VMID, uuid string) cluster.VM {
 	return vm
 }
 
-// Firmware is the disk for the variables of a new VM's UEFI; none if it has a BIOS.
+// Firmware returns the disk for the UEFI variables of a new VM; none if the VM has a BIOS.
 func Firmware(vm cluster.VM, storage string) map[string]string {
 	if vm.Config["bios"] != "ovmf" {
 		return nil
@@ -302,7 +302,7 @@ func Firmware(vm cluster.VM, storage string) map[string]string {
 	return map[string]string{"efidisk0": storage + ":1,efitype=4m,pre-enrolled-keys=0"}
 }
 
-// UUID is the UUID of a new VM (RFC 9562, version 8), the same whenever a run asks for it.
+// UUID returns the UUID of a new VM (RFC 9562, version 8). It is the same each time that a run asks for it.
 func UUID(run, node string) string {
 	b := sha256.Sum256([]byte("uuid/" + run + "/" + node))
 	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80

@@ -1,5 +1,5 @@
-// Package shape compares a VM with the shape that recast.yaml wants of it, and changes it: what
-// Proxmox applies to a VM that runs, and what it takes a VM that is off for.
+// Package shape compares a VM with the shape that recast.yaml wants for it, and changes the VM. Proxmox applies some
+// changes to a running VM, and the others only to a VM that is off.
 package shape
 
 import (
@@ -34,8 +34,8 @@ type Difference struct {
 	When   When   `json:"when"`
 	Why    string `json:"why,omitempty"` // of Never, and what to do instead; of Off, where that is not plain
 
-	setting string // Proxmox' key of it: "net0"; "" for what is not in the VM's configuration
-	option  string // of that setting: "tag"; "": all of it
+	setting string // Proxmox' key of the setting: "net0"; "" for a setting outside of the VM's configuration
+	option  string // of that setting: "tag"; "": the whole setting
 	grows   bool   // the size of a disk, which has a request of its own
 }
 
@@ -44,13 +44,13 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%s: %s → %s", d.Key, cmp.Or(d.Found, "none"), d.Wanted)
 }
 
-// InConfig says whether the VM's configuration differs, not what Proxmox keeps beside it.
+// InConfig says whether the difference is in the VM's configuration, and not in what Proxmox keeps beside it.
 func (d Difference) InConfig() bool { return d.setting != "" }
 
 // Differences are those of one VM.
 type Differences []Difference
 
-// At are the differences that are put right at that time.
+// At returns the differences that are put right at that time.
 func (ds Differences) At(w When) Differences {
 	return slices.DeleteFunc(slices.Clone(ds), func(d Difference) bool { return d.When != w })
 }
@@ -73,12 +73,12 @@ func (ds Differences) Changed() []string {
 	return keys
 }
 
-// String lists them.
+// String lists the differences.
 func (ds Differences) String() string {
 	return strings.Join(cluster.Each(ds, Difference.String), ", ")
 }
 
-// Compare lists what of a VM is not as wanted. ha is the VM's resource in Proxmox HA; nil: it has none.
+// Compare lists how a VM differs from its shape. ha is the VM's resource in Proxmox HA; nil: the VM has none.
 func Compare(vm cluster.VM, ha *cluster.HAResource, s cluster.Shape) (Differences, error) {
 	c := comparison{vm: vm, addr: s.Addr}
 	for _, key := range slices.Sorted(maps.Keys(s.Settings)) {
@@ -109,9 +109,9 @@ type comparison struct {
 
 func (c *comparison) add(d Difference) { c.found = append(c.found, d) }
 
-// live are the settings that Proxmox applies to a VM that runs (qemu-server, PVE/QemuServer.pm,
-// vmconfig_hotplug_pending): the others become pending, some of them only where the VM's hotplug says
-// so.
+// live are the settings that Proxmox applies to a running VM (qemu-server, PVE/QemuServer.pm,
+// vmconfig_hotplug_pending). Changes of the other settings become pending, some of them only where the VM's hotplug
+// says so.
 var live = []string{"cpuunits", "description", "onboot", "shares", "startup", "tags"}
 
 // value compares a setting that holds one value.
@@ -141,7 +141,7 @@ func (c *comparison) value(key, wanted string) {
 	c.add(d)
 }
 
-// defaults are what settings mean that a VM does not have (PVE/QemuServer.pm, $confdesc).
+// defaults are the values of settings that a VM's configuration leaves out (PVE/QemuServer.pm, $confdesc).
 var defaults = map[string]string{
 	"balloon": "", "bios": "seabios", "cores": "1", "cpu": "kvm64", "memory": "512", "numa": "0", "onboot": "0", "ostype": "other", "scsihw": "lsi", "shares": "1000", "sockets": "1", "machine": "pc",
 }
@@ -149,7 +149,7 @@ var defaults = map[string]string{
 // defaultKeys are the options whose name may be left out.
 var defaultKeys = map[string]string{"agent": "enabled", "cpu": "cputype", "machine": "type", "memory": "current", "startup": "order"}
 
-// normal is a setting as Proxmox reads it, to compare it.
+// normal returns a setting as Proxmox reads it, for comparison.
 func normal(key, value string) string {
 	value = cmp.Or(strings.TrimSpace(value), defaults[key])
 	if cluster.NumberedBus(key) == "ipconfig" {
@@ -177,7 +177,7 @@ func normal(key, value string) string {
 	return value
 }
 
-// cardModels are the models of network cards, which name the option with the card's address:
+// cardModels are the models of network cards. The option with the card's MAC is named after the model:
 // "virtio=BC:24:…".
 var cardModels = []string{"e1000", "e1000-82540em", "e1000-82544gc", "e1000-82545em", "e1000e", "i82551", "i82557b", "i82559er", "ne2k_isa", "ne2k_pci", "pcnet", "rtl8139", "virtio", "vmxnet3"}
 
@@ -207,7 +207,7 @@ func split(key, value string) (of map[string]string, order []string) {
 	return of, order
 }
 
-// joined is the value of a device in a configuration, a network card's as Proxmox writes it.
+// joined returns the value of a device in a configuration; for a network card, as Proxmox writes it.
 func joined(key string, of map[string]string, order []string) string {
 	var out []string
 	isCard := cluster.NumberedBus(key) == "net"
@@ -226,7 +226,7 @@ func joined(key string, of map[string]string, order []string) string {
 	return strings.Join(out, ",")
 }
 
-// newDevice is the value of a device that is not there yet.
+// newDevice returns the value of a device that the VM does not have yet.
 func newDevice(key, wanted string) string {
 	of, order := split(key, wanted)
 	if cluster.NumberedBus(key) == "net" && of["model"] == "" {
@@ -235,10 +235,10 @@ func newDevice(key, wanted string) string {
 	return joined(key, of, order)
 }
 
-// switches are the options of devices that are on or off; off where they are missing.
+// switches are the options of devices that are on or off. A missing option is off.
 var switches = []string{"enabled", "firewall", "link_down"}
 
-// device compares the options that are wanted of a device.
+// device compares the wanted options of a device.
 func (c *comparison) device(key, wanted string) {
 	have, there := c.vm.Config[key]
 	if !there {
@@ -321,12 +321,13 @@ func (c *comparison) disk(d cluster.ShapeDisk) error {
 	return nil
 }
 
-// offByDefault is what a drive's option means that is missing ($drivedesc_base in PVE/QemuServer/Drive.pm).
+// offByDefault returns the value that Proxmox takes for a missing option of a drive ($drivedesc_base in
+// PVE/QemuServer/Drive.pm).
 func offByDefault(name string) string {
 	return map[string]string{"backup": "1", "replicate": "1", "iothread": "0", "ssd": "0", "discard": "ignore"}[name]
 }
 
-// newDisk is the difference of a disk that is not there.
+// newDisk returns the difference of a disk that the VM does not have.
 func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
 	diff := Difference{Key: d.Key, Wanted: Allocation(d), When: Off, setting: d.Key}
 	switch {
@@ -338,19 +339,18 @@ func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
 	return diff
 }
 
-// Allocation is the value of a drive that makes Proxmox allocate a new disk.
+// Allocation returns the value of a drive with which Proxmox allocates a new disk.
 func Allocation(d cluster.ShapeDisk) string {
 	return cluster.Disk{Volid: fmt.Sprintf("%s:%d", d.Storage, d.SizeGiB), Options: d.Options}.Value()
 }
 
-// noticesSize says whether a guest that runs sees a new or grown disk in that slot. Proxmox plugs no
-// disks into IDE and SATA.
+// noticesSize says whether a running guest sees a new or grown disk in that slot. Proxmox plugs no disks into IDE and
+// SATA.
 func noticesSize(key string) bool {
 	return strings.HasPrefix(key, "scsi") || strings.HasPrefix(key, "virtio")
 }
 
-// plugsDisks says whether Proxmox plugs disks into a VM that runs (PVE/QemuServer.pm,
-// parse_hotplug_features).
+// plugsDisks says whether Proxmox plugs disks into a running VM (PVE/QemuServer.pm, parse_hotplug_features).
 func plugsDisks(vm cluster.VM) bool {
 	hotplug, set := vm.Config["hotplug"]
 	return !set || hotplug == "1" || slices.Contains(strings.FieldsFunc(hotplug, func(r rune) bool { return strings.ContainsRune(",; ", r) }), "disk")
@@ -381,7 +381,7 @@ func (c *comparison) highAvailability(ha *cluster.HAResource, wanted map[string]
 	}
 }
 
-// host compares the VM's host. Whether the VM can be migrated shows with what Proxmox says: see Settle.
+// host compares the VM's host. Settle says later whether the VM can be migrated: Proxmox has to be asked.
 func (c *comparison) host(wanted string) {
 	if wanted != "" && wanted != c.vm.Host {
 		c.add(Difference{Key: hostKey, Found: c.vm.Host, Wanted: wanted, When: Never, Why: byHand(c.vm, wanted)})
@@ -394,13 +394,13 @@ func byHand(vm cluster.VM, to string) string {
 	return fmt.Sprintf("on %s: %s", vm.Host, cluster.MigrateCommand(vm, to))
 }
 
-// Moves is the host to which the VM is to be migrated at that time; "" if to none.
+// Moves returns the host to which the VM is migrated at that time; "" if to none.
 func (ds Differences) Moves(w When) string {
 	d, _ := cluster.Find(ds.At(w), func(d Difference) bool { return d.Key == hostKey })
 	return d.Wanted
 }
 
-// Settle says when the difference of the host is put right, if there is one.
+// Settle sets when the difference of the host is put right, if there is one.
 func (ds Differences) Settle(vm cluster.VM, m cluster.Migration, storages []cluster.Storage) {
 	for i := range ds {
 		d := &ds[i]
@@ -444,7 +444,7 @@ func Migratable(vm cluster.VM, to string, m cluster.Migration, storages []cluste
 	switch {
 	case len(against) > 0:
 		return Never, strings.Join(against, "; ") + ": " + byHand(vm, to)
-	case vm.HA: // its request has no task that ends with the migration, and may be carried out any time later
+	case vm.HA: // the request to Proxmox HA has no task that ends with the migration, and may be carried out at any later time
 		return Off, "Proxmox HA manages it, and would migrate it when it sees fit"
 	case len(m.Resources) > 0:
 		return Off, strings.Join(m.Resources, ", ") + " keeps it from being migrated while it runs"
@@ -454,13 +454,13 @@ func Migratable(vm cluster.VM, to string, m cluster.Migration, storages []cluste
 	return Live, ""
 }
 
-// mover reads what is against a migration.
+// mover reads what prevents a migration.
 type mover interface {
 	cluster.TieReader
 	cluster.StorageReader
 }
 
-// RequireMigratable refuses a migration that is not possible at that time, or not any more.
+// RequireMigratable refuses a migration that is not possible at that time, or is no longer possible.
 func RequireMigratable(ctx context.Context, px mover, vm cluster.VM, to string, w When) error {
 	said, err := px.Migration(ctx, vm, to)
 	if err != nil {
@@ -476,8 +476,8 @@ func RequireMigratable(ctx context.Context, px mover, vm cluster.VM, to string, 
 	return nil
 }
 
-// localVolumes lists the volumes that only the VM's host has, for all that Proxmox or its storages say.
-// An unused disk and the medium of a drive count, too.
+// localVolumes lists the volumes that only the VM's host has, according to Proxmox or its storages. An unused disk
+// and the medium of a drive count, too.
 func localVolumes(vm cluster.VM, m cluster.Migration, storages []cluster.Storage) []string {
 	local := slices.Clone(m.LocalDisks)
 	for _, key := range slices.SortedFunc(maps.Keys(vm.Config), cluster.CompareKeys) {
