@@ -17,9 +17,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// WipeByReset is how a machine deletes its etcd data, and everything else in that volume. Without the
-// flags Talos first drains the node, which needs Kubernetes, and leaves etcd, which is not there;
-// then it switches the machine off.
+// WipeByReset is the command with which a machine deletes its etcd data, and everything else in that volume. Without
+// the flags Talos first drains the node, which needs Kubernetes, and leaves etcd, which does not run; then it
+// switches the machine off.
 const WipeByReset = "talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)"
 
 // FindTarget looks for a node at the talosconfig's endpoints: Kubernetes, which would know its
@@ -60,12 +60,12 @@ func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.
 type Restore struct {
 	Begin
 	Kube cluster.NodeReader
-	Left func(text string) // as of Kubelets
+	Left func(text string) // see Kubelets
 
 	waited bool // the node was seen healthy
 }
 
-// Steps are the steps of a restore.
+// Steps returns the steps of a restore.
 func (r *Restore) Steps() step.Step {
 	return step.Step{ID: "restore", Code: fault.EtcdSnapshot, Title: "restore etcd on " + r.Target.Node, Steps: func(context.Context) ([]step.Step, error) {
 		return []step.Step{
@@ -88,7 +88,8 @@ func (r *Restore) awaitHealthy(ctx context.Context) error {
 	return err
 }
 
-// healthy is the goal of awaitHealthy; before that has ended, only its wait says what is missing.
+// healthy is the goal of awaitHealthy. Until awaitHealthy has seen the node healthy, healthy returns no error: the
+// wait itself says what is missing.
 func (r *Restore) healthy(ctx context.Context) (string, error) {
 	what, err := r.lacks(ctx)
 	switch {
@@ -100,7 +101,7 @@ func (r *Restore) healthy(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// lacks names the first thing that the node still lacks; "" when it is healthy.
+// lacks names the first thing that the node still lacks; "" when the node is healthy.
 func (r *Restore) lacks(ctx context.Context) (string, error) {
 	m, err := cluster.ReadMachine(ctx, r.Talos, r.Target.Addr)
 	switch {
@@ -121,12 +122,12 @@ func (r *Restore) lacks(ctx context.Context) (string, error) {
 	return cluster.LacksNode(ctx, r.Kube, r.Target.Node, m.UUID, m.BootID)
 }
 
-// Target is the one control plane of a cluster, with no etcd or a new one.
+// Target is the only control plane of a cluster, with no etcd or a new one.
 type Target struct {
 	Node string     `json:"node"`
 	Addr netip.Addr `json:"address"`
 	UUID string     `json:"uuid"`
-	Data bool       `json:"-"` // it has data of etcd
+	Data bool       `json:"-"` // the machine has data of etcd
 }
 
 const disasterRecovery = "https://docs.siderolabs.com/talos/latest/build-and-extend-talos/cluster-operations-and-maintenance/disaster-recovery"
@@ -136,9 +137,9 @@ func notSingle(node string, others ...string) error {
 		"as long as one of them has etcd's data, let %s join it; where none has: %s", node, disasterRecovery)
 }
 
-// requireSingle refuses if the cluster has other control planes, or may have: they would continue
-// with their own etcd. Talos' discovery forgets a machine that is off within half an hour, and
-// knows none if discovery is switched off.
+// requireSingle refuses if the cluster has, or may have, other control planes: they would continue with their own
+// etcd. Talos' discovery forgets a machine that is off within half an hour, and knows no machine if discovery is
+// switched off.
 func requireSingle(ctx context.Context, talos cluster.MemberReader, node string, nodes []string) error {
 	members, err := talos.Members(ctx)
 	if err != nil {
@@ -162,10 +163,9 @@ func requireSingle(ctx context.Context, talos cluster.MemberReader, node string,
 	return nil
 }
 
-// Begin makes a machine begin an etcd: the first member of a new one, or the only one of one that is
-// restored. It can be interrupted anywhere: an incomplete snapshot does not match its checksum, and
-// the next upload replaces it (Talos 1.14 does not even keep it); etcd is bootstrapped only where it
-// has no data.
+// Begin makes a machine begin an etcd: the first member of a new etcd, or the only member of a restored one. Begin
+// can be interrupted anywhere: an incomplete snapshot does not match its checksum, and the next upload replaces it
+// (Talos 1.14 does not even keep it); etcd is bootstrapped only where it has no data.
 type Begin struct {
 	Talos  cluster.Talos
 	Target Target
@@ -175,7 +175,7 @@ type Begin struct {
 	Above  string // path of the step above
 	Say    func(path, text string)
 	// Bootstraps is called before Talos is asked to bootstrap: from then on etcd may have data.
-	Bootstraps func() error // nil: nothing is
+	Bootstraps func() error // nil: nothing is called
 	// Failed is what to do if etcd does not begin.
 	Failed string
 
@@ -183,13 +183,13 @@ type Begin struct {
 	ran  bool   // etcd was seen running
 }
 
-// Step is the step that makes it.
+// Step returns the step that begins etcd.
 func (b *Begin) Step(id string) step.Step {
 	b.path = b.Above + "/" + id
 	return step.Step{ID: id, Code: b.code(), Title: "begin etcd on " + b.Target.Node + " with " + b.with(), Risk: step.Destructive, Skip: b.begun, Do: b.begin}
 }
 
-// code is that of a failure.
+// code returns the code of a failure.
 func (b *Begin) code() fault.Code {
 	if b.File == "" {
 		return fault.EtcdUnhealthy
@@ -225,7 +225,7 @@ func (b *Begin) etcdRuns(ctx context.Context) (string, error) {
 	return fmt.Sprintf("etcd %s runs on %s as member %x", s.Version, b.Target.Node, s.MemberID), nil
 }
 
-// begun is etcdRuns. Until etcd has been seen running, no answer is no error.
+// begun is etcdRuns, but ignores errors until etcd has been seen running.
 func (b *Begin) begun(ctx context.Context) (string, error) {
 	why, err := b.etcdRuns(ctx)
 	if !b.ran {
@@ -234,7 +234,7 @@ func (b *Begin) begun(ctx context.Context) (string, error) {
 	return why, err
 }
 
-// insist repeats do while the machine is not ready for it.
+// insist repeats do until the machine is ready for it.
 func (b *Begin) insist(ctx context.Context, name string, do func(context.Context) error) error {
 	b.Say(b.path, name)
 	return b.wait(ctx, b.path, name, func(ctx context.Context) (bool, string, error) {
@@ -248,7 +248,7 @@ func (b *Begin) insist(ctx context.Context, name string, do func(context.Context
 
 func (b *Begin) begin(ctx context.Context) error {
 	var lost error
-	if !b.Target.Data { // else an earlier run has bootstrapped it
+	if !b.Target.Data { // else an earlier run has bootstrapped etcd
 		if b.File != "" {
 			if err := b.insist(ctx, "upload the snapshot to "+b.Target.Node, b.upload); err != nil {
 				return err
@@ -262,7 +262,7 @@ func (b *Begin) begin(ctx context.Context) error {
 		begin := "make " + b.Target.Node + " begin with " + b.with()
 		if err := b.insist(ctx, begin, func(ctx context.Context) error {
 			err := b.Talos.EtcdBootstrap(ctx, b.Target.Addr, b.Target.UUID, b.content())
-			if errors.Is(err, cluster.ErrLostAnswer) { // never repeated: from here on we only watch
+			if errors.Is(err, cluster.ErrLostAnswer) { // the request is never repeated: from here on we only watch
 				lost = fault.Prefix(begin, err)
 				b.Say(b.path, err.Error())
 				return nil
@@ -307,13 +307,13 @@ func (b *Begin) wait(ctx context.Context, path, name string, look wait.Look) err
 	return err
 }
 
-// Source is what the etcd of a broken cluster begins with again; the zero value: it begins empty.
+// Source is the content with which the etcd of a broken cluster begins again; the zero value: etcd begins empty.
 type Source struct {
 	File   string
 	Copied bool                                  // see Begin
 	Sum    func(context.Context) (string, error) // reads File again, and returns its SHA-256
-	Left   func(text string)                     // as of Kubelets
-	Gone   []string                              // the control planes that are made again: what discovery still knows of them is old
+	Left   func(text string)                     // see Kubelets
+	Gone   []string                              // the control planes that are made again: their entries in discovery are old
 }
 
 // Require refuses a snapshot that is not the planned one.

@@ -83,12 +83,12 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// smallestDatabase is one page, of the smallest size that a machine has.
+// smallestDatabase is one page, in the smallest page size that a machine has.
 const smallestDatabase = 4096
 
-// ReadSnapshot checks what etcd itself checks before a restore: a database,
-// followed by the SHA-256 of all of it unless it was copied from a member's data
-// directory (etcdutl/snapshot, hasChecksum and copyAndVerifyDB).
+// ReadSnapshot checks a file as etcd itself does before a restore. The file must be a database, followed by the
+// SHA-256 of the whole database unless it was copied from a member's data directory (etcdutl/snapshot, hasChecksum
+// and copyAndVerifyDB).
 func ReadSnapshot(ctx context.Context, file string, copied bool) (found Snapshot, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -135,9 +135,9 @@ func ReadSnapshot(ctx context.Context, file string, copied bool) (found Snapshot
 	return found, nil
 }
 
-// BackUp saves a snapshot of the most up-to-date of the members at these addresses: the leader,
-// else another voting member that follows one. Problems of the others are warnings. It refuses if
-// members do not agree on the data, because no snapshot can then be trusted.
+// BackUp saves a snapshot of the most up-to-date of the members at these addresses: the leader, else another voting
+// member that follows a leader. Problems of other members are warnings. BackUp refuses if members do not agree on the
+// data, because then no snapshot can be trusted.
 func BackUp(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file string, say func(string)) (Backup, error) {
 	v, at, problems := atEndpoints(ctx, etcd, ask)
 	if err := ctx.Err(); err != nil {
@@ -184,9 +184,8 @@ type Backup struct {
 	Warnings []string `json:"warnings,omitempty"` // what is wrong with etcd, and members that gave no usable snapshot
 }
 
-// atEndpoints asks each address for the status of its member, and the first that can answer for the
-// list of members. It asks members that are at none of these addresses at the one that they
-// publish.
+// atEndpoints asks each address for the status of its member, and the first voting member that knows a leader for the
+// list of members. A member that is at none of these addresses is asked at the address that it publishes.
 func atEndpoints(ctx context.Context, view cluster.EtcdReader, ask []netip.Addr) (v View, at map[uint64]netip.Addr, problems []error) {
 	v = View{Statuses: map[uint64]cluster.EtcdStatus{}, Errs: map[uint64]error{}}
 	at = map[uint64]netip.Addr{}

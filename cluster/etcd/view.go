@@ -1,8 +1,8 @@
-// Package etcd says how the members of etcd stand, as the control planes tell it, and has the steps
-// that begin and restore it. [Look] asks the control planes and makes a [View]; whether a member may be
-// taken out is read from that. [Begin] makes a machine begin an etcd of its own. [Restore] has the steps
-// that give the only control plane of a cluster its etcd back from a snapshot; [FindTarget] finds that
-// machine, and refuses where there may be others.
+// Package etcd reads the state of the members of etcd from the control planes, and has the steps that begin and
+// restore etcd. [Look] asks the control planes and makes a [View]; the View shows whether a member may be taken out.
+// [Begin] makes a machine begin an etcd of its own. [Restore] has the steps that restore etcd on the only control
+// plane of a cluster from a snapshot; [FindTarget] finds that machine, and refuses where there may be other control
+// planes.
 package etcd
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// View is the cluster as all of its members describe it.
+// View is etcd as all of its members describe it.
 type View struct {
 	Members  []cluster.EtcdMember
 	Statuses map[uint64]cluster.EtcdStatus
@@ -113,7 +113,7 @@ func (v View) SilentOr(refusal error, wrong []string) error {
 // Unhealthy lists the problems of every member but the one named except.
 func (v View) Unhealthy(except string) []string {
 	var out []string
-	leaders := map[uint64][]string{} // the members that follow it, by leader
+	leaders := map[uint64][]string{} // members by the leader that they follow
 	seen := map[string]bool{}
 	for _, m := range v.Members {
 		if m.Name == except {
@@ -244,8 +244,8 @@ func AdviceForLearner(node string, addr netip.Addr, m *cluster.Machine) string {
 		"until it joins again with empty data: %s", addr, EmptyData(node, addr, m))
 }
 
-// Leftover says what to do about a member that no control plane is known to run. One that answers is at work: it is
-// somebody's.
+// Leftover says what to do about a member that no control plane is known to run. A member that answers belongs to
+// some machine.
 func (v View) Leftover(m cluster.EtcdMember) string {
 	who := fmt.Sprintf("talosctl get members shows which machine has the name, and %s are its addresses", words.OrNone(strings.Join(m.Peers, ", ")))
 	if _, answers := v.Statuses[m.ID]; answers {
@@ -254,8 +254,8 @@ func (v View) Leftover(m cluster.EtcdMember) string {
 	return fmt.Sprintf("%s; it does not answer now: where its machine is gone for good, talosctl etcd remove-member %x removes it", who, m.ID)
 }
 
-// EmptyData says how to wipe the etcd data of a control plane that nothing uses, so that it joins again; m may be
-// nil. EPHEMERAL holds more than that.
+// EmptyData says how to wipe the unused etcd data of a control plane, so that the control plane joins again; m may be
+// nil. EPHEMERAL holds more than etcd data.
 func EmptyData(node string, addr netip.Addr, m *cluster.Machine) string {
 	command := func(label string) string {
 		return fmt.Sprintf("talosctl reset -n %s --graceful=false --reboot --system-labels-to-wipe %s, which also wipes whatever else that volume holds", addr, label)
@@ -286,13 +286,13 @@ func HasData(ctx context.Context, files cluster.FileReader, at cluster.Endpoint,
 	return found, nil
 }
 
-// DataDir is where Talos keeps etcd's data; it bootstraps a new etcd only if that is empty
+// DataDir is where Talos keeps etcd's data. Talos bootstraps a new etcd only if the directory is empty
 // (internal/app/machined/internal/server/v1alpha1, Bootstrap).
 const DataDir = "/var/lib/etcd"
 
-// AfterRestore is what still has to be done by hand once etcd is restored. Its revision is lower than before: whoever
-// watches Kubernetes from a revision that will only come again is told of nothing until then
-// (https://github.com/etcd-io/etcd/issues/16028), and Talos restores without raising it (startInit in
+// AfterRestore says what still has to be done by hand once etcd is restored. The restored revision is lower than
+// before. A client that watches Kubernetes from a revision that etcd has not reached again gets no events until then
+// (https://github.com/etcd-io/etcd/issues/16028). Talos restores without raising the revision (startInit in
 // internal/app/machined/pkg/system/services/etcd.go).
 const AfterRestore = "restart whatever watches Kubernetes and ran all the time: the network plugin (kubectl -n kube-system rollout restart daemonset, " +
 	"each by its name), kube-proxy, CoreDNS, storage drivers, operators and controllers of your own, on each worker and outside of the cluster"
@@ -305,17 +305,18 @@ type Kubelets struct {
 		cluster.KubeletRestarter
 	}
 	Kube  cluster.NodeReader
-	Fresh []string // nodes whose machines have only started since
+	Fresh []string // nodes whose machines started only after that
 	Say   func(text string)
 	Left  func(text string) // gets what a person has to restart
 }
 
-// Step is the step that does.
+// Step returns the step that restarts the kubelets.
 func (k Kubelets) Step() step.Step {
 	return step.Step{ID: "restart-kubelets", Title: "restart the kubelets that still watch the lost etcd", Risk: step.Disruptive, Do: k.restart}
 }
 
-// restart does not fail for a machine that does not answer: if that is off, its kubelet starts later.
+// restart restarts the kubelets. It does not fail for a machine that does not answer: if the machine is off, its
+// kubelet starts later.
 func (k Kubelets) restart(ctx context.Context) error {
 	at, err := k.machines(ctx)
 	if err != nil {
@@ -341,10 +342,11 @@ func (k Kubelets) restart(ctx context.Context) error {
 	return k.awaitReady(ctx, again)
 }
 
-// readyWithin is how long a kubelet that was restarted may take until its Node is Ready: at first it is not.
+// readyWithin is how long a Node may take to be Ready after its kubelet was restarted. At first the Node is not
+// Ready.
 const readyWithin = time.Minute
 
-// awaitReady waits for the Nodes of kubelets that were restarted.
+// awaitReady waits for the Nodes of the restarted kubelets.
 func (k Kubelets) awaitReady(ctx context.Context, again []string) error {
 	w := wait.For{Name: "the nodes whose kubelets were restarted to be Ready", Every: 2 * time.Second, Timeout: readyWithin, Seen: k.Say}
 	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
@@ -369,7 +371,8 @@ type kubeletAt struct {
 	addr netip.Addr
 }
 
-// machines are those that Talos' discovery or the restored Kubernetes knows: either may lack some.
+// machines returns the machines that Talos' discovery or the restored Kubernetes knows, without those of Fresh.
+// Either of the two may lack some.
 func (k Kubelets) machines(ctx context.Context) (at []kubeletAt, err error) {
 	members, err := k.Talos.Members(ctx)
 	if err != nil {
