@@ -28,8 +28,9 @@ const (
 	Reordered Kind = "reordered"
 )
 
-// OfKubernetesVersion says whether only the version of an image of Kubernetes differs, or only one
-// of the two names the image: recast upgrade-k8s upgrades Kubernetes.
+// OfKubernetesVersion says whether only the version of an image of Kubernetes differs. That is also so if only one of
+// the two configurations names the image, and in the repository that Talos takes by default. recast upgrade-k8s
+// upgrades Kubernetes.
 func (c Change) OfKubernetesVersion() bool {
 	usual, is := kubernetesImages[c.Document+" "+c.Path]
 	if !is {
@@ -38,7 +39,7 @@ func (c Change) OfKubernetesVersion() bool {
 	return repository(cmp.Or(c.Found, usual)) == repository(cmp.Or(c.Wanted, usual))
 }
 
-// repository is an image reference without its version.
+// repository returns an image reference without its version.
 func repository(image string) string {
 	name, _, _ := strings.Cut(image, "@")
 	if colon := strings.LastIndex(name, ":"); colon > strings.LastIndex(name, "/") {
@@ -47,8 +48,8 @@ func repository(image string) string {
 	return name
 }
 
-// kubernetesImages are where a configuration names the images of Kubernetes, and the repositories
-// that Talos takes where it names none (constants.go of Talos' machinery).
+// kubernetesImages has the fields that name images of Kubernetes, and the repositories that Talos takes where a
+// configuration names none (constants.go of Talos' machinery).
 var kubernetesImages = map[string]string{
 	"v1alpha1 cluster.apiServer.image":         "registry.k8s.io/kube-apiserver",
 	"v1alpha1 cluster.controllerManager.image": "registry.k8s.io/kube-controller-manager",
@@ -106,7 +107,7 @@ func union[V any](a, b map[string]V) map[string]V {
 	return all
 }
 
-// comparison collects the changes of one document after the other.
+// comparison collects the changes, one document after the other.
 type comparison struct {
 	screen
 	document string
@@ -123,7 +124,7 @@ func (c *comparison) add(path []part, k Kind, found, wanted string) {
 	c.changes = append(c.changes, Change{Document: c.name(c.document), Path: c.path(path), Kind: k, Found: found, Wanted: wanted})
 }
 
-// at is path with one more step. It shares no memory with other paths.
+// at returns path with one more step. The result shares no memory with other paths.
 func at(path []part, key string, entry bool) []part {
 	return append(slices.Clip(path), part{key, entry})
 }
@@ -168,7 +169,7 @@ func (c *comparison) whole(path []part, v *value, k Kind) {
 	}
 }
 
-// one adds a value that only one side has.
+// one adds a single change for a value that only one side has.
 func (c *comparison) one(path []part, v *value, k Kind) {
 	if k == Added {
 		c.add(path, k, "", c.show(path, v))
@@ -212,7 +213,7 @@ func (c *comparison) list(path []part, a, b *value) {
 	}
 }
 
-// places are the indices of keys.
+// places returns the index of each key.
 func places(keys []string) map[string]int {
 	at := map[string]int{}
 	for i, key := range keys {
@@ -237,8 +238,8 @@ func (c *comparison) byIndex(path []part, a, b []*value) {
 // naming are the keys that identify the entries of Talos' lists.
 var naming = []string{"name", "interface", "path", "network", "endpoint", "ip"}
 
-// keysOf names each entry of two lists, without duplicates in either list; nil if no key does. The
-// entries of lists of scalars are their own names.
+// keysOf returns a name for each entry of two lists, without duplicates in either list; nil if no key names the
+// entries so. entries says that the lists have scalars, which are their own names.
 func keysOf(a, b *value) (keysA, keysB []string, entries bool) {
 	for _, key := range append([]string{""}, naming...) {
 		keysA, okA := entryKeys(a, key)
@@ -250,8 +251,8 @@ func keysOf(a, b *value) (keysA, keysB []string, entries bool) {
 	return nil, nil, false
 }
 
-// entryKeys returns the values of a key in each entry; for "" the entries themselves, which must be
-// scalars.
+// entryKeys returns the value of a key in each entry; for "" the entries themselves. The values must be scalars
+// without duplicates.
 func entryKeys(v *value, key string) ([]string, bool) {
 	keys, seen := []string{}, map[string]bool{}
 	for _, entry := range v.items {
@@ -272,30 +273,31 @@ func plainKey(key string) bool {
 	return key != "" && !strings.ContainsAny(key, ".[]\" :=\\") && quoted(key) == key
 }
 
-// Discovers says whether the configuration has its machine register with the discovery of its cluster.
+// Discovers says whether the configuration makes its machine register with the discovery of its cluster.
 func (d Documents) Discovers() bool {
 	return d.Has("DiscoveryServiceConfig") || slices.Contains(d.said([]string{"cluster", "discovery", "enabled"}, "", nil), "true")
 }
 
-// DiscoveryService says whether it does so with a discovery service: the registry in Kubernetes knows a machine by its
-// Node, and forgets nothing late.
+// DiscoveryService says whether the machine registers with a discovery service. The registry in Kubernetes is none:
+// it knows a machine by its Node, and forgets without delay.
 func (d Documents) DiscoveryService() bool {
 	off := d.said([]string{"cluster", "discovery", "registries", "service", "disabled"}, "", nil)
 	return d.Has("DiscoveryServiceConfig") || d.Discovers() && !slices.Contains(off, "true")
 }
 
-// Hostname is the name that the configuration gives its machine; "" if it gives none.
+// Hostname returns the name that the configuration gives its machine; "" if it gives none.
 func (d Documents) Hostname() string {
 	return cmp.Or(d.said([]string{"machine", "network", "hostname"}, "HostnameConfig", []string{"hostname"})...)
 }
 
-// KubeSpan says whether the configuration has its machine take part in KubeSpan (machine.network.kubespan, or the
+// KubeSpan says whether the configuration makes its machine take part in KubeSpan (machine.network.kubespan, or the
 // document KubeSpanConfig of Talos 1.13 and later).
 func (d Documents) KubeSpan() bool {
 	return slices.Contains(d.said([]string{"machine", "network", "kubespan", "enabled"}, "KubeSpanConfig", []string{"enabled"}), "true")
 }
 
-// said are the values of a setting that stands at a path of the main document, or of documents of a kind; "": of none.
+// said returns the values of a setting, from path main in the main document and from path in documents of a kind; "":
+// from no other documents.
 func (d Documents) said(main []string, kind string, path []string) (values []string) {
 	for _, doc := range d.list {
 		at := main
@@ -317,10 +319,10 @@ func (d Documents) Has(kind string) bool {
 	return slices.ContainsFunc(d.list, func(doc document) bool { return doc.kind() == kind })
 }
 
-// InstallArgs are the kernel arguments of machine.install.extraKernelArgs; byImage says that GRUB is to
-// take those of the boot image instead (grubUseUKICmdline). UnattendedInstallConfig has neither: an
-// installer without that section takes the image's. An entry with several arguments is several: Talos joins all
-// entries before it reads them (siderolabs/go-procfs, Cmdline.AppendAll).
+// InstallArgs returns the kernel arguments of machine.install.extraKernelArgs. byImage says that GRUB is to take the
+// boot image's arguments instead (grubUseUKICmdline). UnattendedInstallConfig has neither setting: an installer
+// without that section takes the image's arguments. An entry may hold several arguments: Talos joins all entries
+// before it reads them (siderolabs/go-procfs, Cmdline.AppendAll).
 func (d Documents) InstallArgs() (args []string, byImage bool) {
 	for _, doc := range d.list {
 		if doc.id != MainDocument {

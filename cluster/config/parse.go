@@ -1,9 +1,8 @@
-// Package config compares two machine configurations document by document and
-// field by field, and shows what differs without showing a secret.
+// Package config compares two machine configurations document by document and field by field, and shows what differs
+// without showing a secret.
 //
-// It reads plain YAML and knows no kind of document, so that one of a newer Talos
-// is compared like any other. [CompareSchematics] does the same for what two schematics
-// ask of an image.
+// It reads plain YAML and knows no kind of document, so a document of a newer Talos is compared like any other.
+// [CompareSchematics] does the same for what two schematics ask of an image.
 package config
 
 import (
@@ -38,7 +37,7 @@ func (d document) kind() string {
 	return kind
 }
 
-// value is a YAML value without its style: exactly one of fields, items and scalar is meant.
+// value is a YAML value without its style. A mapping has fields, a list has items, and a scalar has text and shown.
 type value struct {
 	kind   kind
 	fields map[string]*value
@@ -165,7 +164,7 @@ func (p *parser) value(n *yaml.Node) (*value, error) {
 	return &value{}, nil // an empty document
 }
 
-// mapping reads a mapping. It takes fields from "<<" if the mapping does not have its own.
+// mapping reads a mapping. A field of the mapping takes precedence over the same field of "<<".
 func (p *parser) mapping(n *yaml.Node) (*value, error) {
 	v := &value{kind: mapping, fields: map[string]*value{}}
 	var merged []*value
@@ -197,8 +196,8 @@ func (p *parser) mapping(n *yaml.Node) (*value, error) {
 	return v, nil
 }
 
-// merge gives v the fields of the value of "<<": a mapping, or a list of mappings, where earlier
-// ones take precedence.
+// merge adds to v the fields of the value of "<<" that v lacks. The value is a mapping, or a list of mappings, where
+// earlier mappings take precedence.
 func (v *value) merge(from *value) {
 	for key, child := range from.fields {
 		if _, own := v.fields[key]; !own {
@@ -210,11 +209,11 @@ func (v *value) merge(from *value) {
 	}
 }
 
-// decimal is a number that reads the same in a field of strings and in one of numbers.
+// decimal matches a number that reads the same in a field of strings and in a field of numbers.
 var decimal = regexp.MustCompile(`^-?(?:0|[1-9][0-9]*)$`)
 
-// scalarOf compares by text, as a field of strings would read it: 1 and "1" are the same. So are
-// two spellings of a non-decimal integer, such as 0644 and 0o644.
+// scalarOf returns the value of a scalar. Scalars are compared by text, as a field of strings would read it: 1 and
+// "1" are the same. So are two spellings of a non-decimal integer, such as 0644 and 0o644.
 func scalarOf(n *yaml.Node) *value {
 	v := &value{kind: scalar, text: n.Value, shown: n.Value}
 	switch tag := n.ShortTag(); {
@@ -274,8 +273,8 @@ func (v *value) write(h hash.Hash) {
 	}
 }
 
-// Role is the one that the configuration gives its node, as Kubernetes' users know it: "control-plane"
-// or "worker".
+// Role returns the role that the configuration gives its node, as Kubernetes' users know it: "control-plane" or
+// "worker".
 func (d Documents) Role() string {
 	if t := d.machineType(); t == "controlplane" || t == typeInit {
 		return "control-plane"
@@ -283,7 +282,7 @@ func (d Documents) Role() string {
 	return "worker" // Talos takes "join" for that as well (config/machine, ParseType)
 }
 
-// SaysRole says whether the configuration has a machine.type: Role takes one without for a worker's.
+// SaysRole says whether the configuration has a machine.type. Without a machine.type, Role returns "worker".
 func (d Documents) SaysRole() bool { return d.machineType() != "" }
 
 // TypeInit says whether the configuration is of a control plane of machine.type init.
@@ -291,7 +290,7 @@ func (d Documents) TypeInit() bool { return d.machineType() == typeInit }
 
 const typeInit = "init"
 
-// machineType is the machine.type; "": it has none.
+// machineType returns the machine.type; "": there is none.
 func (d Documents) machineType() string {
 	for _, doc := range d.list {
 		if doc.id != MainDocument {
@@ -304,9 +303,9 @@ func (d Documents) machineType() string {
 	return ""
 }
 
-// SameButForRecast says whether two configurations differ in nothing but what recast sets in each:
-// installer, install disk, hostname, and the versions of Kubernetes. If it says no, they may be the
-// same nevertheless: one of them may be written in other documents.
+// SameButForRecast says whether two configurations differ in nothing but what recast sets in each: installer, install
+// disk, hostname, and the versions of Kubernetes. Even if it returns false, they may have the same meaning: one of
+// them may be written in other documents.
 func SameButForRecast(a, b Documents) bool { return a.neutral().Hash() == b.neutral().Hash() }
 
 // setByRecast are the fields that recast sets, by the kind of document.
@@ -322,7 +321,7 @@ var setByRecast = map[string][][]string{
 	"HostnameConfig":          {{"hostname"}, {"auto"}},
 }
 
-// neutral is d without those fields, and without versions in images of Kubernetes.
+// neutral returns d without the fields of setByRecast, and without versions in images of Kubernetes.
 func (d Documents) neutral() Documents {
 	var out Documents
 	for _, doc := range d.list {
@@ -340,7 +339,7 @@ func (d Documents) neutral() Documents {
 	return out
 }
 
-// at is the value at a path of keys; nil if there is none.
+// at returns the value at a path of keys; nil if there is none.
 func (v *value) at(path []string) *value {
 	for _, key := range path {
 		if v = v.fields[key]; v == nil {
@@ -350,8 +349,8 @@ func (v *value) at(path []string) *value {
 	return v
 }
 
-// with is a copy of v with another value at a path that it has; nil removes it, and mappings that
-// become empty.
+// with returns a copy of v with another value at a path. v stays as it is if it has no value there. If other is nil,
+// the value is removed, and so are mappings that become empty.
 func (v *value) with(path []string, other *value) *value {
 	child := v.fields[path[0]]
 	if child == nil {

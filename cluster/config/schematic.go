@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/redact"
 )
 
-// Schematic is what a schematic asks of an image, beside its extensions, as a running image states it.
+// Schematic is what a schematic asks of an image, as a running image states it.
 type Schematic struct {
 	KernelArgs     []string          // without recast's own
 	Meta           map[string]string // by key
@@ -89,7 +89,7 @@ func metaKey(key any) string {
 	return fmt.Sprintf("%#x", n)
 }
 
-// flatten writes each value of a tree by its path. Empty values ask for nothing.
+// flatten writes each value of a tree to out by its path. Empty values ask for nothing and are left out.
 func flatten(path string, value any, out map[string]string) {
 	switch v := value.(type) {
 	case nil:
@@ -115,7 +115,7 @@ type SchematicChange struct {
 	Old, New string // "": it is not there
 }
 
-// String says what differs, as a person would.
+// String says what differs in words for people.
 func (c SchematicChange) String() string {
 	switch {
 	case c.Old == c.New:
@@ -128,7 +128,8 @@ func (c SchematicChange) String() string {
 	return fmt.Sprintf("%s: %s → %s", c.What, c.Old, c.New)
 }
 
-// CompareSchematics lists how wanted differs from found, but for the extensions by name: a node lists those itself.
+// CompareSchematics lists how wanted differs from found. Of the extensions it compares only the order: a node itself
+// lists which extensions it has.
 func CompareSchematics(found, wanted Schematic) []SchematicChange {
 	out := compareArgs(found.KernelArgs, wanted.KernelArgs)
 	out = append(out, compareMeta(found.Meta, wanted.Meta)...)
@@ -147,8 +148,8 @@ func CompareSchematics(found, wanted Schematic) []SchematicChange {
 	return out
 }
 
-// compareArgs compares kernel arguments as lists: an argument may be there more than once, and of two
-// with one name the later one counts.
+// compareArgs compares kernel arguments as lists: an argument may be there more than once, and of two arguments with
+// the same name the later one counts.
 func compareArgs(was, is []string) []SchematicChange {
 	gone, fresh := without(was, is), without(is, was)
 	var out []SchematicChange
@@ -172,7 +173,7 @@ func compareArgs(was, is []string) []SchematicChange {
 	return out
 }
 
-// without are the entries of list, without one for each that other has.
+// without returns list, with one entry removed for each equal entry of other.
 func without(list, other []string) []string {
 	list = slices.Clone(list)
 	for _, o := range other {
@@ -195,7 +196,8 @@ func compareMeta(was, is map[string]string) []SchematicChange {
 	return out
 }
 
-// metaShown hides a value that is no short line: it may be a configuration with keys in it.
+// metaShown returns a META value as it may be shown. It hides a value that is not a short line: the value may be a
+// configuration with keys in it.
 func metaShown(value string, there bool) string {
 	switch {
 	case !there:
@@ -206,7 +208,7 @@ func metaShown(value string, there bool) string {
 	return shown(value)
 }
 
-// names say what the paths of a schematic are to a person.
+// names has the words for the paths of a schematic.
 var names = []struct{ prefix, code, what string }{
 	{"overlay.name", "overlay", "overlay"},
 	{"overlay.image", "overlay", "image of the overlay"},
@@ -226,10 +228,10 @@ func named(path string) (code, what string) {
 	return "schematic", "schematic's " + path
 }
 
-// show is a kernel argument without what is secret in it.
+// show returns a kernel argument without its secrets.
 func show(arg string) string { shown, _ := redact.KernelArg(arg); return shown }
 
-// shown is another value, without what looks like a secret.
+// shown returns any other value without what looks like a secret.
 func shown(value string) string { return redact.New(nil).Text(value) }
 
 func each(list []string, change func(string) string) []string {

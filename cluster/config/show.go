@@ -15,12 +15,11 @@ import (
 	"github.com/recast-sh/recast/internal/redact"
 )
 
-// Hidden replaces a value that is secret as a whole. It differs from redact.Mark: a journal treats
-// that as a secret that should have been kept, and refuses the fact that has it.
+// Hidden replaces a value that is secret as a whole. It differs from redact.Mark: a journal treats redact.Mark as a
+// secret that should have been kept, and refuses a fact with it.
 const Hidden = "[redacted value]"
 
-// screen removes secrets from what is shown of a configuration: by path, and by value at every
-// other place.
+// screen removes secrets from what is shown of a configuration: by path, and everywhere else by value.
 type screen struct {
 	secrets map[string]bool // whole values
 	known   redact.Redactor
@@ -38,8 +37,8 @@ func newScreen(of ...Documents) screen {
 	return s
 }
 
-// collect finds the secrets of a value. In fields that another program reads, texts that are short
-// enough to be a word of the configuration are no secrets.
+// collect finds the secrets of a value. In fields that another program reads, a text that is short enough to be a
+// word of the configuration is not a secret.
 func (s *screen) collect(v *value, path []string, foreign *[]string) {
 	for key, child := range v.fields {
 		s.collect(child, append(slices.Clip(path), key), foreign)
@@ -61,13 +60,13 @@ func (s *screen) collect(v *value, path []string, foreign *[]string) {
 
 // show writes a value on one line, without secrets.
 func (s screen) show(path []part, v *value) string {
-	if text := s.flow(keysIn(path), v); text != redact.Mark { // a list of that one word would be the mark
+	if text := s.flow(keysIn(path), v); text != redact.Mark { // a list with that one word would look like the mark
 		return text
 	}
 	return Hidden
 }
 
-// keysIn are the keys of a path, which say what a value is.
+// keysIn returns the keys of a path. The keys say what a value is.
 func keysIn(path []part) []string {
 	var keys []string
 	for _, p := range path {
@@ -112,7 +111,7 @@ func (s screen) scalar(path []string, text string) string {
 	return s.name(text)
 }
 
-// name shows a text that is no secret by its place, but may be one by its value.
+// name shows a text that is not secret by its place, but may be secret by its value.
 func (s screen) name(text string) string {
 	if s.secrets[text] {
 		return Hidden
