@@ -36,7 +36,7 @@ type Options struct {
 	RootCAs     *x509.CertPool
 	Dial        func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
 	Poll        time.Duration                                                     // pause between two polls of a task or a VM, shorter at the start of a task; 0: 1 s
-	Wrap        func(http.RoundTripper) http.RoundTripper                         // wraps the transport of each attempt at a request; may be nil
+	Wrap        func(http.RoundTripper) http.RoundTripper                         // wraps the transport of each attempt; may be nil
 	Warn        func(text string)                                                 // receives the warnings of tasks that succeed; may be nil
 }
 
