@@ -15,8 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// mutation is one change, with what is needed to find out its outcome if the answer
-// is lost.
+// mutation is one change, with the means to find out its outcome if the answer is lost.
 type mutation struct {
 	method, path string
 	params       map[string]string

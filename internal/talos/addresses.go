@@ -24,7 +24,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// networkFacts are what Talos reports of a machine's network.
+// networkFacts are the resources in which Talos describes a machine's network.
 type networkFacts struct {
 	statuses  []*network.AddressStatus
 	specs     []*network.AddressSpec

@@ -183,7 +183,7 @@ func (m mapping) in(keys ...string) (_ mapping, ok bool) {
 	return m, true
 }
 
-// edit follows keys to a mapping and creates what is missing on the way.
+// edit follows keys to a mapping and creates the missing mappings on the way.
 func (m mapping) edit(keys ...string) (mapping, error) {
 	for _, key := range keys {
 		v := m.get(key)

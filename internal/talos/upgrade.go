@@ -207,7 +207,7 @@ func (c *Client) Reboot(ctx context.Context, addr netip.Addr, uuid string, how c
 	})
 }
 
-// Rollback makes the other boot entry the default one and reboots.
+// Rollback makes the other boot entry the default and reboots.
 func (c *Client) Rollback(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
 		return s.Client.Rollback(ctx)

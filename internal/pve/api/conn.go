@@ -4,7 +4,8 @@
 //
 // The package uses go-proxmox only to encode and decode the plain requests (Get, Post, Put, Delete). Errors of
 // go-proxmox lose what Proxmox says, so the transport below go-proxmox turns answers into an *Error first. Its
-// Task.Wait mistakes a failed task for a successful one. It streams no upload and returns no header (see Conn.Send).
+// Task.Wait mistakes a failed task for a successful one. go-proxmox streams no upload and returns no header (see
+// Conn.Send).
 package api
 
 import (

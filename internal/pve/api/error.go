@@ -318,8 +318,8 @@ func isCertificate(err error) bool {
 
 var (
 	// lockTimeout matches a lock that was not acquired in time (PVE/Tools.pm, lock_file_full; pve-cluster,
-	// Cluster.pm, cfs_lock). The lock must be the whole message: in a longer message, or in the message for one of
-	// several parameters, Proxmox has done other work.
+	// Cluster.pm, cfs_lock). The pattern matches only a whole message: in a longer message, or in the message for one
+	// of several parameters, Proxmox has done other work.
 	lockTimeout = regexp.MustCompile(`^(?:unable to create VM \d+ - )?(?:can't lock file '[^']+' - got timeout|cfs-lock '[^']+' error: got lock request timeout)\s*$`)
 	// vmLocked matches the lock in a VM's configuration (AbstractConfig.pm,
 	// check_lock).
