@@ -1,4 +1,5 @@
-// Package holder says which process this is, in the claim of a cluster, and whether another one has ended.
+// Package holder describes this process in the claim of a cluster, and reports whether another holder has ended or is
+// suspended.
 package holder
 
 import (
@@ -12,13 +13,13 @@ import (
 	"github.com/recast-sh/recast/cluster/claim"
 )
 
-// This describes this process in a claim.
+// This returns this process as the holder of a claim.
 func This() claim.Holder { return thisMachine().holder() }
 
-// Dead says whether another holder was a process of this machine that has ended.
+// Dead reports whether another holder was a process of this machine that has ended.
 func Dead(other claim.Holder) bool { return thisMachine().dead(other) }
 
-// Suspended says whether another holder is a process of this machine that is stopped, by Ctrl-Z or SIGSTOP.
+// Suspended reports whether another holder is a process of this machine that is stopped, by Ctrl-Z or SIGSTOP.
 func Suspended(other claim.Holder) bool { return thisMachine().suspended(other) }
 
 // machine reads processes of this machine.
@@ -32,15 +33,15 @@ func thisMachine() machine {
 	return machine{proc: "/proc", pid: os.Getpid(), signal: func(pid int) error { return syscall.Kill(pid, 0) }}
 }
 
-// holder leaves Boot and Namespace empty if the system has no procfs (macOS), or if
-// /proc shows the processes of another PID namespace. Such a holder is never declared
+// holder returns this process as the holder of a claim. It leaves Boot and Namespace empty if the system has no
+// procfs (macOS), or if /proc shows the processes of another PID namespace. A holder without them is never declared
 // dead.
 func (m machine) holder() claim.Holder {
 	h := claim.Holder{PID: m.pid}
 	if name, err := os.Hostname(); err == nil {
 		h.Host = name
 	}
-	// A container may have the host's /proc: there its PIDs mean other processes.
+	// A container may have the host's /proc, in which the container's PIDs mean other processes.
 	if self, err := os.Readlink(filepath.Join(m.proc, "self")); err != nil || self != strconv.Itoa(m.pid) {
 		return h
 	}
@@ -56,11 +57,10 @@ func (m machine) holder() claim.Holder {
 	return h
 }
 
-// dead is true only if the process provably does not exist: in the same boot and PID
-// namespace, no process has its PID, that process was started at another time, or it has
-// ended and was not reaped yet, as in a container whose first process reaps none. If
-// the process is hidden, the answer is false and the heartbeat of its claim decides:
-// procfs mounted with hidepid, and another user's process (EPERM: it exists).
+// dead reports whether the process provably does not exist: in the same boot and PID namespace, no process has its
+// PID, or the process with its PID was started at another time, or the process has ended and was not reaped yet, as
+// in a container whose first process reaps none. If the process is hidden, the answer is false and the heartbeat of
+// its claim decides: procfs mounted with hidepid, and another user's process (EPERM: it exists).
 func (m machine) dead(other claim.Holder) bool {
 	switch {
 	case !m.here(other):
@@ -72,21 +72,23 @@ func (m machine) dead(other claim.Holder) bool {
 	return start != "" && other.Start != "" && (start != other.Start || m.ended(other.PID))
 }
 
-// ended says whether a process has ended, with all its threads: a leader that has may leave others running.
+// ended reports whether a process has ended, with all its threads: a leader that has ended may leave other threads
+// running.
 func (m machine) ended(pid int) bool {
 	fields := m.fields(pid)
 	threads, err := os.ReadDir(filepath.Join(m.proc, strconv.Itoa(pid), "task"))
 	return err == nil && len(threads) <= 1 && len(fields) > 0 && (fields[0] == "Z" || fields[0] == "X")
 }
 
-// here says whether another holder's PID can be asked about: it is of the same boot and PID namespace.
+// here reports whether this process can ask about another holder's PID: the holder has the same boot and PID
+// namespace.
 func (m machine) here(other claim.Holder) bool {
 	me := m.holder()
 	return me.Boot != "" && other.Boot == me.Boot && other.Namespace == me.Namespace && other.Host == me.Host &&
 		other.PID > 0 // kill(2) would mean a group
 }
 
-// suspended is true only if the same process is there and stopped: proc_pid_stat(5) has it in state T.
+// suspended reports whether the same process exists and is stopped: in state T of proc_pid_stat(5).
 func (m machine) suspended(other claim.Holder) bool {
 	if !m.here(other) {
 		return false
@@ -95,9 +97,8 @@ func (m machine) suspended(other claim.Holder) bool {
 	return len(fields) > 0 && fields[0] == "T" && other.Start != "" && other.Start == m.start(other.PID)
 }
 
-// start is when a process was started, in clock ticks since boot: the 22nd field of
-// its stat (proc_pid_stat(5)). "" if that cannot be read: there is no such process, or
-// hidepid hides it.
+// start returns when a process was started, in clock ticks since boot: the 22nd field of its stat (proc_pid_stat(5)).
+// "" if the stat cannot be read: there is no such process, or hidepid hides the process.
 func (m machine) start(pid int) string {
 	fields := m.fields(pid)
 	if len(fields) < 20 {
@@ -106,7 +107,8 @@ func (m machine) start(pid int) string {
 	return fields[19]
 }
 
-// fields are those of a process' stat from the third field on: the second, the name in parentheses, may hold anything.
+// fields returns the fields of a process' stat from the third on. The second field, the name in parentheses, may hold
+// any characters.
 func (m machine) fields(pid int) []string {
 	b, err := os.ReadFile(filepath.Join(m.proc, strconv.Itoa(pid), "stat"))
 	if err != nil {

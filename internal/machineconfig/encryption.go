@@ -20,19 +20,19 @@ import (
 	"github.com/recast-sh/recast/internal/redact"
 )
 
-// keyVariables are the variables by which sops and age find their keys, and the key
-// services of clouds their credentials.
+// keyVariables are the variables in which sops and age look for their keys, and in which the key services of clouds
+// look for credentials.
 var keyVariables = []string{"SOPS_*", "AGE_*", "AWS_*", "AZURE_*", "GOOGLE_*", "CLOUDSDK_*", "VAULT_*", "HC_VAULT_*", "GNUPGHOME", "GPG_*", "SSH_AUTH_SOCK"}
 
 var (
-	// github.com/getsops/sops, stores/yaml: metadata are the mapping "sops" of each document.
+	// github.com/getsops/sops, stores/yaml: the mapping "sops" of each document holds the metadata.
 	sopsMetadata = regexp.MustCompile(`(?m)^sops:\s*$`)
 	sopsMAC      = regexp.MustCompile(`(?m)^\s+mac: ["']?ENC\[`)
 	// filippo.io/age, internal/format and armor.
 	ageHeaders = [][]byte{[]byte("age-encryption.org/v1"), []byte("-----BEGIN AGE ENCRYPTED FILE-----")}
 )
 
-// encryption names the program that encrypted a text; "" for plaintext.
+// encryption returns the name of the program that encrypted a text; "" for plaintext.
 func encryption(text []byte) string {
 	for _, header := range ageHeaders {
 		if bytes.HasPrefix(bytes.TrimLeft(text, " \t\r\n"), header) {
@@ -78,7 +78,7 @@ func (s *Source) decrypted(ctx context.Context, f file) ([]byte, error) {
 	return plain.Bytes(), nil
 }
 
-// ageKeys finds the file with age identities where sops looks for it
+// ageKeys returns the file with age identities, from the places where sops looks for the file
 // (github.com/getsops/sops, age/keysource.go).
 func (s *Source) ageKeys() (string, error) {
 	variable := func(name string) string {
@@ -101,8 +101,8 @@ func (s *Source) ageKeys() (string, error) {
 	return file, err
 }
 
-// Encrypt returns a configuration as sops encrypts it for a file with this absolute path: by the rules
-// in the .sops.yaml that it finds in o.Base or above. It fails if a secret stays in the clear.
+// Encrypt returns a configuration as sops encrypts it for a file with this absolute path: by the rules in the
+// .sops.yaml that sops finds in o.Base or above. Encrypt fails if a secret stays in the clear.
 func (o Options) Encrypt(ctx context.Context, path string, text cluster.Secret) ([]byte, error) {
 	var out bytes.Buffer
 	secrets := redact.YAML(text)
@@ -121,9 +121,9 @@ func (o Options) Encrypt(ctx context.Context, path string, text cluster.Secret) 
 	return out.Bytes(), nil
 }
 
-// Protect encrypts a text for a file with this absolute path: by age for these recipients, or without any
-// by SOPS if a .sops.yaml in o.Base or above has a rule for the file. by names the program; "" if neither
-// is so: then out is the text.
+// Protect encrypts a text for a file with this absolute path. With recipients, Protect uses age. Without recipients,
+// it uses SOPS if a .sops.yaml in o.Base or above has a rule for the file. by names the program. Otherwise by is "",
+// and out is the text.
 func (o Options) Protect(ctx context.Context, path string, recipients []string, text cluster.Secret) (out []byte, by string, err error) {
 	if len(recipients) > 0 {
 		out, err = o.encryptByAge(ctx, path, recipients, text)
@@ -158,8 +158,8 @@ func (o Options) encryptByAge(ctx context.Context, path string, recipients []str
 	return out.Bytes(), nil
 }
 
-// ruled says whether the .sops.yaml that sops finds from o.Base on has a rule for the file, as sops
-// decides it: by path_regex, on the path relative to the .sops.yaml (github.com/getsops/sops, config/config.go).
+// ruled reports whether the .sops.yaml that sops finds from o.Base on has a rule for the file. It decides as sops
+// does: by path_regex, on the path relative to the .sops.yaml (github.com/getsops/sops, config/config.go).
 func (o Options) ruled(path string) (bool, error) {
 	for dir := o.Base; ; dir = filepath.Dir(dir) {
 		file := filepath.Join(dir, ".sops.yaml")

@@ -11,7 +11,7 @@ const (
 	ramfs = 0x858458f6
 )
 
-// inMemory is a directory whose files are in memory; that of temporary files if there is none.
+// inMemory returns a directory whose files are in memory; the directory of temporary files if there is none.
 func inMemory() string {
 	for _, dir := range []string{os.Getenv("XDG_RUNTIME_DIR"), "/dev/shm"} {
 		var fs syscall.Statfs_t

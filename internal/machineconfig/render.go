@@ -28,19 +28,19 @@ import (
 	"github.com/recast-sh/recast/internal/redact"
 )
 
-// Render says what configurations are made of, as talosctl gen config makes them: of secrets, and of
-// patches, which are applied in this order.
+// Render says from which secrets and patches configurations are made, as talosctl gen config makes them. The patches
+// are applied in this order.
 type Render struct {
 	Cluster       string
 	Endpoint      string // of Kubernetes: "https://10.0.0.1:6443"
 	Secrets       string // path of a file of talosctl gen secrets
-	Talos         string // release whose defaults they have, and whose documents: "v1.14"
+	Talos         string // release that determines their defaults and documents: "v1.14"
 	Kubernetes    string // version: "v1.35.4"
-	Installer     string // image; recast sets its own before it applies a configuration, and the disk
+	Installer     string // image; recast sets its own image, and the disk, before it applies a configuration
 	ControlPlanes []string
 	SANs          []string // further names and addresses of the Kubernetes API
 	DNSDomain     string   // "": cluster.local
-	All           []string // paths of the patches of every node, of its role, and of its own
+	All           []string // paths of the patches of every node; below: of a role, and of single nodes
 	OfControls    []string
 	OfWorkers     []string
 	OfNode        map[string][]string
@@ -89,7 +89,7 @@ func (s *Source) newInput(ctx context.Context, r Render) (*generate.Input, error
 	}
 	bundle := &secrets.Bundle{Clock: secrets.NewClock()}
 	if err := yaml.Unmarshal(text, bundle); err != nil || bundle.Cluster == nil || bundle.Secrets == nil || bundle.Certs == nil {
-		return nil, fault.WithHint(fault.MachineConfig.Configf("%s has no secrets of a cluster", r.Secrets), // the parser's error may quote them
+		return nil, fault.WithHint(fault.MachineConfig.Configf("%s has no secrets of a cluster", r.Secrets), // the parser's error may quote the secrets
 			"talosctl gen secrets makes such a file; talosctl gen secrets --from-controlplane-config makes one from the configuration of a control plane that runs")
 	}
 	if err := bundle.Validate(contract); err != nil {
@@ -135,14 +135,14 @@ func (s *Source) patched(ctx context.Context, cfg config.Provider, path string) 
 }
 
 var (
-	// quoted is what a parser quotes of the file that it rejects.
+	// quoted matches what a parser quotes of the file that it rejects.
 	quoted = regexp.MustCompile("`[^`]*`")
-	// unknownKeys are the fields that Talos' decoder does not know, which it prints with their values.
+	// unknownKeys matches the fields that Talos' decoder does not know; the decoder prints them with their values.
 	unknownKeys = regexp.MustCompile(`(?s)(unknown keys found during decoding:\n)(.*)`)
 	keyOnly     = regexp.MustCompile(`(?m)^(\s*(?:- )?[\w./-]+:).*$|^.*$`)
 )
 
-// withoutValues is a parser's error without values of the file, which may be secret.
+// withoutValues returns a parser's error without values of the file, which may be secret.
 func withoutValues(err error, text []byte) string {
 	said := quoted.ReplaceAllString(redact.New(redact.YAML(text)).Text(err.Error()), redact.Mark)
 	return unknownKeys.ReplaceAllStringFunc(said, func(listing string) string {
@@ -151,7 +151,7 @@ func withoutValues(err error, text []byte) string {
 	})
 }
 
-// read reads a file, and decrypts it where it is encrypted.
+// read reads a file, and decrypts an encrypted file.
 func (s *Source) read(ctx context.Context, path string) ([]byte, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -163,18 +163,18 @@ func (s *Source) read(ctx context.Context, path string) ([]byte, error) {
 	return s.decrypted(ctx, file{text, filepath.Clean(path)})
 }
 
-// NewestTalos is the newest version of Talos whose configurations this recast knows.
+// NewestTalos returns the newest version of Talos whose configurations this recast knows.
 func NewestTalos() string { return strings.TrimSpace(gendata.VersionTag) }
 
 // oldestTalos is the first release whose nodes recast rolls (see internal/talos).
 var oldestTalos = config.TalosVersion1_12
 
-// KubernetesFor is the version of Kubernetes for a new cluster with that Talos: the wanted one, which
-// Talos has to support, or else the newest that this recast knows; "" if Talos does not support that.
+// KubernetesFor returns the version of Kubernetes for a new cluster with that Talos: the wanted version, which Talos
+// has to support, or else the newest version that this recast knows; "" if Talos does not support the newest.
 func KubernetesFor(talos, wanted string) (string, error) {
 	target, err := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: talos})
 	if err == nil {
-		err = target.UpgradeableFrom(target) // the tables have it
+		err = target.UpgradeableFrom(target) // the tables have this version
 	}
 	release, errRelease := config.ParseContractFromVersion(talos)
 	if err != nil || errRelease != nil || oldestTalos.Greater(release) {

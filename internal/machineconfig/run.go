@@ -20,11 +20,11 @@ import (
 
 const (
 	runTimeout = 5 * time.Minute // for a program that writes all files
-	longRun    = time.Second     // after which a running program is told of
+	longRun    = time.Second     // after which the user is told of a running program
 	maxOutput  = 64 << 20        // bytes of all files
 )
 
-// run has the program write its files into a new directory, reads them, and removes it.
+// run has the program write its files into a new directory, reads the files, and removes the directory.
 func (s *Source) run(ctx context.Context) (files map[string][]byte, err error) {
 	dir, err := newOutputDir()
 	if err != nil {
@@ -54,8 +54,8 @@ func (s *Source) run(ctx context.Context) (files map[string][]byte, err error) {
 	return files, nil
 }
 
-// program runs a program to its end. An error has its last lines, without what looks like a
-// secret and without those that it has read or written, which secrets returns afterwards.
+// program runs a program to its end. An error has the program's last lines, without what looks like a secret. It also
+// lacks the secrets that the program has read or written, which secrets returns afterwards.
 func (o Options) program(ctx context.Context, p command.Program, secrets func() []string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("it was stopped because it had not ended after %s", runTimeout))
 	defer cancel()
@@ -83,7 +83,7 @@ func (s *Source) explained(program string, err error) error {
 
 // readAll reads all files below a directory, by their paths in it.
 func readAll(dir string) (files map[string][]byte, err error) {
-	root, err := os.OpenRoot(dir) // which no symbolic link leads out of
+	root, err := os.OpenRoot(dir) // no symbolic link leads out of it
 	if err != nil {
 		return nil, err
 	}
@@ -107,8 +107,8 @@ func readAll(dir string) (files map[string][]byte, err error) {
 	return files, err
 }
 
-// outputDir is a directory for plaintext: only its user can read it, it is in memory if the
-// system has a file system there, and it is locked while its process lives.
+// outputDir is a directory for plaintext. Only its user can read the directory. It is in memory if the system has a
+// file system there, and it is locked while its process lives.
 type outputDir struct {
 	path string
 	lock *os.File
@@ -116,13 +116,13 @@ type outputDir struct {
 
 const outputPrefix = "recast-configs-"
 
-// newOutputDir makes one, after it has removed those of processes that were killed.
+// newOutputDir makes an output directory, after it has removed the directories of killed processes.
 func newOutputDir() (outputDir, error) {
 	parent := inMemory()
 	left, _ := filepath.Glob(filepath.Join(parent, outputPrefix+"*")) // the pattern is valid
 	for _, path := range left {
 		if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) < time.Minute {
-			continue // it may not be locked yet
+			continue // the directory may not be locked yet
 		}
 		if lock, err := lockDir(path); err == nil {
 			_ = outputDir{path, lock}.remove() // the next run tries again
@@ -139,7 +139,8 @@ func newOutputDir() (outputDir, error) {
 	return outputDir{path, lock}, nil
 }
 
-// lockDir locks a directory until the file is closed; an error if a process has locked it.
+// lockDir locks a directory until the caller closes the file. It returns an error if a process has locked the
+// directory.
 func lockDir(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -151,7 +152,7 @@ func lockDir(path string) (*os.File, error) {
 	return f, nil
 }
 
-// remove deletes the directory with all that is in it, then the lock.
+// remove deletes the directory with its contents, then the lock.
 func (d outputDir) remove() error {
 	err := os.RemoveAll(d.path)
 	if err != nil {

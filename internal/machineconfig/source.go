@@ -1,7 +1,6 @@
-// Package machineconfig reads machine configurations from where the user keeps them: from
-// the files of a directory, from what a program writes, or from secrets and patches, of which it
-// makes them as talosctl gen config does. It decrypts what SOPS or age
-// encrypted. Its type is [Source].
+// Package machineconfig reads machine configurations from where the user keeps them: from the files of a directory or
+// from the output of a program. It can also make configurations from secrets and patches, as talosctl gen config
+// does. It decrypts what SOPS or age encrypted. Its type is [Source].
 package machineconfig
 
 import (
@@ -20,7 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Options say where configurations are: Dir, Command or Render is given.
+// Options say where configurations are. One of Dir, Command and Render is set.
 type Options struct {
 	Place   string                   // of the setting, for messages: "recast.yaml:6:3: talos.machineConfigs"
 	File    func(node string) string // path of a node's file within the directory
@@ -30,7 +29,7 @@ type Options struct {
 	Base    string            // working directory of programs
 	Env     []string          // this process's environment
 	Pass    []string          // names of further variables for programs
-	Note    func(line string) // told which program takes longer than a second; may be nil
+	Note    func(line string) // receives the name of a program that takes longer than a second; may be nil
 }
 
 // Source reads configurations. It may be used by several goroutines.
@@ -38,7 +37,7 @@ type Source struct {
 	o Options
 
 	mu      sync.Mutex
-	input   *generate.Input                // that a rendered one is made of
+	input   *generate.Input                // from which configurations are rendered
 	patches map[string]configpatcher.Patch // by path
 	written map[string][]byte              // by the program, by path
 	failed  error                          // of the program
@@ -53,7 +52,8 @@ func New(o Options) (*Source, error) {
 	return s, s.checkDir()
 }
 
-// checkDir tells a directory without a node's file from one that is not there.
+// checkDir distinguishes a missing file of a node from a missing directory: it returns an error if the directory
+// can't be read.
 func (s *Source) checkDir() error {
 	if _, err := os.ReadDir(s.o.Dir); err != nil {
 		return fault.MachineConfig.Configf("%s: %w", s.o.Place, err)
@@ -61,8 +61,8 @@ func (s *Source) checkDir() error {
 	return nil
 }
 
-// Config returns the configuration of a node, decrypted; false if there is none. A file is
-// read again by each call; a program runs once.
+// Config returns the configuration of a node, decrypted; false if there is none. Each call reads a file again; a
+// program runs once.
 func (s *Source) Config(ctx context.Context, node string) (text cluster.Secret, found bool, err error) {
 	if s.o.Render != nil {
 		text, err = s.rendered(ctx, node)
@@ -83,7 +83,7 @@ func (s *Source) Config(ctx context.Context, node string) (text cluster.Secret, 
 	return text, err == nil, err
 }
 
-// file is a node's configuration as it is kept.
+// file is a node's configuration as the user keeps it.
 type file struct {
 	text []byte
 	name string // in messages
@@ -102,7 +102,7 @@ func (s *Source) file(_ context.Context, name string) (*file, error) {
 	return nil, s.checkDir()
 }
 
-// output returns a file that the program has written; nil if it has written none for the node.
+// output returns a file that the program has written; nil if the program has written none for the node.
 func (s *Source) output(ctx context.Context, name string) (*file, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

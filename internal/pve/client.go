@@ -1,6 +1,6 @@
-// Package pve implements what the domain needs of Proxmox VE with one [Client]. It waits
-// for tasks itself, finds out what became of changes whose answer was lost, and turns
-// what Proxmox shows into the domain's terms.
+// Package pve implements the domain's interfaces to Proxmox VE with one [Client]. The Client waits for the tasks of
+// Proxmox, finds out the outcome of changes whose answer was lost, and translates what Proxmox shows into the
+// domain's terms.
 package pve
 
 import (
@@ -75,7 +75,7 @@ func (c *Client) permissions(ctx context.Context, path, of string) (cluster.Priv
 	}
 	held := make(cluster.Privileges, len(paths[path]))
 	for privilege, propagates := range paths[path] {
-		held[privilege] = toBool(propagates) // every listed privilege is granted
+		held[privilege] = toBool(propagates) // a listed privilege is granted, whether it propagates or not
 	}
 	return held, nil
 }
@@ -118,11 +118,10 @@ func (c *Client) Standing(ctx context.Context, paths []string) (map[string]clust
 	return out, nil
 }
 
-// seesEveryVM refuses unless the token provably sees every VM; otherwise lists are
-// incomplete without an error. The token's privileges alone prove nothing:
-// /access/permissions omits paths without any (RPCEnvironment.pm,
-// get_effective_permissions), so that a gap below /vms shows only in comparison with
-// the access control list, which must be complete itself.
+// seesEveryVM refuses unless the token provably sees every VM; otherwise lists are incomplete without an error. The
+// token's privileges alone prove nothing: /access/permissions omits paths on which the token has none
+// (RPCEnvironment.pm, get_effective_permissions). A gap below /vms therefore shows only in comparison with the access
+// control list, which must itself be complete.
 func (c *Client) seesEveryVM(ctx context.Context) error {
 	var held map[string]map[string]json.RawMessage
 	if err := c.conn.Get(ctx, "/access/permissions", &held); err != nil {
@@ -161,9 +160,9 @@ type aclEntry struct {
 	Propagate                json.RawMessage
 }
 
-// hidesPool reports whether an entry takes away our privileges on the VMs of a pool:
-// NoAccess there is the only role that overrides entries elsewhere
-// (RPCEnvironment.pm, compile_acl_path). Members are unknown: any group counts.
+// hidesPool reports whether an ACL entry takes away our privileges on the VMs of a pool: NoAccess there is the only
+// role that overrides entries elsewhere (RPCEnvironment.pm, compile_acl_path). The members of a group are unknown, so
+// an entry for any group counts.
 func (c *Client) hidesPool(e aclEntry) bool {
 	switch {
 	case e.RoleID != "NoAccess":
@@ -174,7 +173,7 @@ func (c *Client) hidesPool(e aclEntry) bool {
 	return e.Type == "group" && (e.Path == "/pool" || strings.HasPrefix(e.Path, "/pool/"))
 }
 
-// refuseUnseen refuses: VMs that the token does not see may use anything.
+// refuseUnseen returns a refusal, because recast would take what an unseen VM uses for unused.
 func (c *Client) refuseUnseen(path, privilege, note string) error {
 	err := fault.TokenPrivileges.Refusedf("the token %s does not provably see every VM of the Proxmox cluster: it has no %s on %s%s", c.conn.TokenID, privilege, path, note)
 	return fault.WithHint(err, "recast would take what an unseen VM uses for unused. The token needs VM.Audit on /vms and Sys.Audit on /, "+

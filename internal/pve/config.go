@@ -25,10 +25,9 @@ func (r rawConfig) normalise() (config map[string]string, digest string, err err
 		switch {
 		case len(raw) == 0 || bytes.Equal(raw, []byte("null")):
 		case raw[0] == '{' && (key == "cloudinit" || key == "special-sections"):
-			// The section [special:cloudinit] holds what the cloud-init drive was
-			// made from, fleecing the images of a backup. parse_vm_config of
-			// QemuServer.pm keeps them beside the settings, and load_current_config
-			// (pve-guest-common, AbstractConfig.pm) returns them.
+			// The section [special:cloudinit] holds what the cloud-init drive was made from; the section fleecing
+			// holds the images of a backup. parse_vm_config of QemuServer.pm keeps them beside the settings, and
+			// load_current_config (pve-guest-common, AbstractConfig.pm) returns them.
 		case raw[0] == '{' || raw[0] == '[':
 			return nil, "", foreign.Error(fmt.Errorf("%s is neither a text nor a number: %s", key, raw))
 		case key == "digest":
@@ -68,7 +67,7 @@ func toBool(raw json.RawMessage) bool {
 // flexInt is an integer that Proxmox writes as a number or a string; null is 0.
 type flexInt int64
 
-// UnmarshalJSON reads either form.
+// UnmarshalJSON reads a number, a string or null.
 func (n *flexInt) UnmarshalJSON(b []byte) error {
 	if bytes.Equal(b, []byte("null")) {
 		*n = 0
@@ -175,7 +174,7 @@ func sameValue(key, want, now string) bool {
 // hasOptions reports whether all requested options are present.
 func hasOptions(want, now string) bool { return containsAll(optionsOf(want), optionsOf(now)) }
 
-// hasDriveOptions is hasOptions for drives. It ignores what only controls the allocation.
+// hasDriveOptions is hasOptions for drives. It ignores options that only control the allocation.
 func hasDriveOptions(want, now string) bool {
 	asked := slices.DeleteFunc(cluster.DriveOptions(optionsOf(want)), func(o string) bool {
 		name, _, _ := strings.Cut(o, "=")

@@ -66,8 +66,8 @@ func (c *Client) refused(ctx context.Context, vm cluster.VM, touched []string, e
 	if isNoConfig(err) {
 		return fault.WithHint(err, "VM %d was deleted or migrated by someone else since it was read: see where it is, then run the same command again", vm.ID)
 	}
-	// Deleting a device first removes it from the boot order. That pending change
-	// outlives the revert of the other one (Qemu.pm, update_vm_api).
+	// Deleting a device first removes it from the boot order. The pending change of the boot order outlives the
+	// revert of the deletion (Qemu.pm, update_vm_api).
 	touched = append(touched, "boot")
 	if revertErr := c.revertPending(ctx, vm, touched); revertErr != nil {
 		return errors.Join(err, revertErr)
@@ -75,8 +75,8 @@ func (c *Client) refused(ctx context.Context, vm cluster.VM, touched []string, e
 	return err
 }
 
-// configChange returns a change of a configuration. A slow one runs in a worker,
-// because the node that forwards a long request gives up.
+// configChange returns a change of a configuration. A slow change runs in a worker, because the node that forwards a
+// long request gives up.
 func configChange(vm cluster.VM, params map[string]string, slow bool) mutation {
 	m := mutation{method: http.MethodPut, path: vmPath(vm, "config"), params: params, repeatable: true}
 	if slow {
@@ -85,10 +85,9 @@ func configChange(vm cluster.VM, params map[string]string, slow bool) mutation {
 	return m
 }
 
-// revertPending reverts what a refused change left pending: Proxmox keeps a delete
-// that the running guest did not follow, or that failed on a stopped one, and
-// retries it when the VM stops or starts (QemuServer.pm, vmconfig_apply_pending).
-// What was pending before stays.
+// revertPending reverts what a refused change left pending. Proxmox keeps a delete that the running guest did not
+// follow, or that failed on a stopped VM, and retries it when the VM stops or starts (QemuServer.pm,
+// vmconfig_apply_pending). Changes that were pending before stay.
 func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []string) error {
 	now := was
 	if err := c.readConfig(ctx, &now); isNoConfig(err) {
@@ -147,7 +146,7 @@ func (c *Client) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) 
 	})
 }
 
-// SetPool implements cluster.Editor. A second request is refused, since the VM is in the pool already.
+// SetPool implements cluster.Editor. Proxmox refuses a second request, because the VM is in the pool already.
 func (c *Client) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
 	return c.changes.carryOut(ctx, mutation{
 		method: http.MethodPut, path: "/pools", params: map[string]string{"poolid": pool, "vms": strconv.Itoa(int(id)), "allow-move": "1"},

@@ -208,14 +208,13 @@ func (c *Client) clock(ctx context.Context, host string) (time.Time, error) {
 	return time.Unix(int64(answer.Time), 0), nil
 }
 
-// uptime is how long a host has been up, as a file in its /proc says.
+// uptime is how long a host has been up, from a file in its /proc.
 type uptime struct {
 	seconds float64
 	hz      float64 // ticks per second
 }
 
-// ago is the start, in ticks, of a process that began so long ago; 0 if the host was
-// not up then.
+// ago returns the start, in ticks, of a process that began d ago; 0 if the host was not up then.
 func (u uptime) ago(d time.Duration) uint64 { return uint64(max(0, u.seconds-d.Seconds()) * u.hz) }
 
 // userHz is the tick rate of a host that does not report it; every Linux for PCs uses it.
@@ -228,10 +227,9 @@ type unreachableHosts struct {
 	vms []cluster.VM
 }
 
-// offline returns the hosts that the cluster reports as offline. They are not
-// queried: each request would take 30 s to fail. Proxmox reports this to every user,
-// from its current membership (pve-manager, API2Tools.pm, extract_node_stats); the
-// state of a VM there stays unchanged for minutes.
+// offline returns the hosts that the cluster reports as offline. recast does not query them: each request would take
+// 30 s to fail. Proxmox reports offline hosts to every user, from its current membership (pve-manager, API2Tools.pm,
+// extract_node_stats); the state of a VM on an offline host stays unchanged for minutes.
 func (c *Client) offline(ctx context.Context) (*unreachableHosts, error) {
 	_, offline, err := c.Nodes(ctx)
 	if err != nil {
@@ -250,8 +248,8 @@ func (a *unreachableHosts) has(host string) bool {
 	return a.why[host] != ""
 }
 
-// noteIfUnreachable reports whether err means that the VM's host does not answer. If so, it
-// records both, so that the host's other VMs need not be queried.
+// noteIfUnreachable reports whether err means that the VM's host does not answer. If so, it records the host and the
+// VM, so that the host's other VMs need not be queried.
 func (a *unreachableHosts) noteIfUnreachable(vm cluster.VM, err error) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -271,15 +269,14 @@ func (a *unreachableHosts) noteIfUnreachable(vm cluster.VM, err error) bool {
 	return true
 }
 
-// addVM records a VM on such a host.
+// addVM records a VM on an unreachable host.
 func (a *unreachableHosts) addVM(vm cluster.VM) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.vms = append(a.vms, vm)
 }
 
-// err is nil while no VM is missing, even if hosts are unreachable. It must be the
-// last call on a.
+// err returns nil while no VM is missing, even if hosts are unreachable. No other method of a may be called after it.
 func (a *unreachableHosts) err() error {
 	if len(a.vms) == 0 {
 		return nil

@@ -131,7 +131,7 @@ func (c *Client) Download(ctx context.Context, d images.Download) error {
 			"checksum": d.SHA256, "checksum-algorithm": "sha256",
 		},
 		worker: worker{d.Host, "download", d.Name},
-		// A second download finds the first one's file, or loads the same one.
+		// A second download finds the file of the first, or loads the same file.
 		repeatable: true,
 		look: func(ctx context.Context) (sight, error) {
 			size, found, err := c.storedFile(ctx, d.Host, d.Storage, contentOf(d.Name), d.Name)
@@ -150,9 +150,8 @@ func (c *Client) Download(ctx context.Context, d images.Download) error {
 // uploadAttempts bounds how often an ISO is sent when answers are lost.
 const uploadAttempts = 3
 
-// Upload implements images.Store. It holds only a buffer of the ISO in memory. An
-// upload whose answer was lost and that had no effect is sent again: whichever of
-// them Proxmox stores, the bytes are the same.
+// Upload implements images.Store. It holds only a buffer of the ISO in memory. It sends an upload again if its answer
+// was lost and it had no effect: the bytes are the same, whichever upload Proxmox stores.
 func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 	if err := checkFileName(u.Name); err != nil {
 		return err
@@ -186,10 +185,9 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 	}
 }
 
-// mayUpload refuses what Proxmox would refuse without our receiving the answer:
-// Proxmox checks this privilege before it reads the file and answers three seconds
-// later, but closes a connection on which more than half a megabyte has arrived by
-// then, and takes data on a connection that it knows for a bad request (pve-manager,
+// mayUpload refuses an upload that Proxmox would refuse without our receiving the answer. Proxmox checks this
+// privilege before it reads the file, and answers three seconds later. By then it closes a connection on which more
+// than half a megabyte has arrived, and takes data on a connection that it knows for a bad request (pve-manager,
 // HTTPServer.pm, auth_handler; pve-http-server, AnyEvent.pm).
 func (c *Client) mayUpload(ctx context.Context, storage string) error {
 	const privilege = "Datastore.AllocateTemplate"
@@ -204,10 +202,9 @@ func (c *Client) mayUpload(ctx context.Context, storage string) error {
 	return nil
 }
 
-// fileName matches what Proxmox leaves as it is (pve-storage, Storage.pm,
-// normalize_content_filename) and takes for an ISO or a disk image. The length is
-// checked separately: in the pattern it would slow the compiling, at every start, a
-// thousandfold.
+// fileName matches the names that Proxmox does not change (pve-storage, Storage.pm, normalize_content_filename) and
+// accepts for an ISO or a disk image. The length is checked separately: a length in the pattern would slow its
+// compilation, at every start, a thousandfold.
 var fileName = regexp.MustCompile(`^[a-zA-Z0-9_.-]+\.(iso|qcow2)$`)
 
 const maxFileName = 255
@@ -220,7 +217,7 @@ func checkFileName(name string) error {
 	return nil
 }
 
-// contentOf is the kind of content that a file of that name is on Proxmox.
+// contentOf returns Proxmox's content type of a file with that name.
 func contentOf(name string) string {
 	if strings.HasSuffix(name, ".qcow2") {
 		return importContent
@@ -246,10 +243,9 @@ func (c *Client) sendISO(ctx context.Context, path string, u images.Upload) (upi
 	return upid, whole, errors.Join(err, bodies.close())
 }
 
-// findUpload finds out what became of an upload whose answer was lost. Its task runs
-// on whichever node received it: uploads are not forwarded to their host. again says
-// that the upload had no effect; absent says that no file of the right size existed
-// before.
+// findUpload finds out the outcome of an upload whose answer was lost. The upload's task runs on the node that
+// received the upload: Proxmox does not forward uploads to their host. again says that the upload had no effect;
+// absent says that no file of the right size existed before.
 func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, sent time.Time, lost error) (again bool, err error) {
 	upid, stored := "", false
 	w := wait.For{Name: "find out whether the upload arrived", Every: c.conn.Poll}
@@ -313,8 +309,8 @@ func newForm(u images.Upload) (form, error) {
 	return form{head: b.Bytes()[:head], tail: b.Bytes()[head:], contentType: w.FormDataContentType()}, nil
 }
 
-// uploads holds the bodies of one upload's attempts. net/http may still read a body
-// for a moment after it has returned an answer; close ends that.
+// uploads holds the bodies of one upload's attempts. net/http may still read a body for a moment after it has
+// returned an answer; close ends that reading.
 type uploads struct {
 	form   form
 	upload images.Upload
@@ -457,9 +453,8 @@ func (c *Client) Uses(ctx context.Context) ([]images.Use, error) {
 	return slices.Concat(found...), nil
 }
 
-// usesOf reads one VM. GET config merges pending changes, and so omits what a
-// running VM still has in a drive that is to be removed; the list of pending changes
-// has both.
+// usesOf reads one VM. It reads the list of pending changes, which has the old and the new value. GET config merges
+// pending changes, and so omits what a running VM still has in a drive that is to be removed.
 func (c *Client) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error) {
 	var rows []pendingRow
 	if err := c.conn.Get(ctx, vmPath(vm, "pending"), &rows); err != nil {
@@ -470,7 +465,7 @@ func (c *Client) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error
 		switch r.Key {
 		case "description":
 			continue
-		case "name": // the cluster's list may not have it yet
+		case "name": // the cluster's list may not have the name yet
 			vm.Name = cmp.Or(scalar(r.Value), vm.Name)
 		}
 		for _, value := range []json.RawMessage{r.Value, r.Pending} {

@@ -15,21 +15,20 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// mutation is one change, with what is needed to find out its outcome if the answer
-// is lost.
+// mutation is one change, with the means to find out its outcome if the answer is lost.
 type mutation struct {
 	method, path string
 	params       map[string]string
 
-	worker worker // kind "" if the answer comes only when all is done
+	worker worker // kind "": the answer comes only when all is done
 	clean  bool   // a worker that ends with warnings has failed
 	slot   bool   // the worker changes storages or configurations: see slots
 
 	// repeatable says that Proxmox refuses a second request because of its digest,
 	// VMID or requested state: sent twice, it is done once.
 	repeatable bool
-	// lockable says that the change can go on once the VM's lock is released. With a
-	// digest it cannot: the lock is part of the configuration.
+	// lockable says that the change can go on once the VM's lock is released. A change with a digest cannot: the lock
+	// is part of the configuration.
 	lockable bool
 
 	look func(ctx context.Context) (sight, error)
@@ -38,16 +37,15 @@ type mutation struct {
 	unseen bool
 }
 
-// changer makes changes, and finds out what became of those whose answer is lost.
+// changer makes changes, and finds out the outcome of those whose answer was lost.
 type changer struct {
 	*api.Conn
 	tasks *tasks
 	slots slots
 }
 
-// carryOut makes a change and returns when it is done. If the answer is lost, it
-// looks for the effect; a change that certainly did not happen is sent again where
-// that is safe. It waits for locks that others hold.
+// carryOut makes a change and returns when the change is done. If the answer is lost, carryOut looks for the effect,
+// and sends a change again that certainly did not happen, where that is safe. It waits for locks that others hold.
 func (c *changer) carryOut(ctx context.Context, m mutation) error {
 	if m.slot {
 		release, err := c.slots.take(ctx, m.worker.host)
@@ -70,12 +68,12 @@ func (c *changer) once(ctx context.Context, m mutation) error {
 	if !again || ctx.Err() != nil {
 		return err
 	}
-	cluster.NoteUnanswered(ctx) // the first one may still arrive, after the second
+	cluster.NoteUnanswered(ctx) // the first request may still arrive, after the second
 	upid, err = c.submit(ctx, m)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	// The second one may also have collided with the first one, arriving late.
+	// The second request may also have collided with the first, which arrived late.
 	_, err = c.findOut(ctx, m, upid, sent, err)
 	return err
 }
@@ -129,7 +127,7 @@ func retryLocked(ctx context.Context, m mutation, do func() error) error {
 		case lookErr != nil:
 			return errors.Join(err, lookErr)
 		case seen.state == reached && m.lockable:
-			return nil // the VM is on, or off, whoever switched it
+			return nil // the VM is on, or off, as wanted, whoever switched it
 		case seen.is != nil:
 			return fmt.Errorf("%w; %w: %s", err, seen.is, seen.what)
 		case seen.state != untouched:
@@ -138,16 +136,15 @@ func retryLocked(ctx context.Context, m mutation, do func() error) error {
 	}
 }
 
-// slotsPerHost bounds how many of our tasks change storages and configurations on
-// one host at a time. They wait for each other's locks, and Proxmox gives up on a
-// lock after 10 s (pve-cluster, Cluster.pm, cfs_lock): more tasks would fail, not be
-// faster. Proxmox's own bulk actions use 4 (datacenter.cfg, max_workers).
+// slotsPerHost bounds how many of our tasks change storages and configurations on one host at a time. The tasks wait
+// for each other's locks, and Proxmox gives up on a lock after 10 s (pve-cluster, Cluster.pm, cfs_lock): with more
+// tasks some would fail, and none be faster. Proxmox's own bulk actions use 4 (datacenter.cfg, max_workers).
 const slotsPerHost = 4
 
 // slots counts our tasks on each host. It is safe for concurrent use.
 type slots struct{ hosts sync.Map }
 
-// take waits for a free slot. The caller returns it with release.
+// take waits for a free slot. The caller gives the slot back with release.
 func (s *slots) take(ctx context.Context, host string) (release func(), err error) {
 	kept, _ := s.hosts.LoadOrStore(host, make(chan struct{}, slotsPerHost))
 	slot := kept.(chan struct{})
@@ -160,15 +157,14 @@ func (s *slots) take(ctx context.Context, host string) (release func(), err erro
 }
 
 const (
-	// searchTime bounds how long Proxmox is asked what became of a change, including
-	// the time it is unreachable.
+	// searchTime bounds how long recast asks Proxmox for the outcome of a change, including the time in which Proxmox
+	// is unreachable.
 	searchTime = 2 * time.Minute
-	// lateness is how long a change whose answer was lost may take to show itself or
-	// its worker. The server waits up to 10 s for the VM's lock (Qemu.pm,
-	// create_vm), then starts the worker.
+	// lateness is how long a change whose answer was lost may take to show its effect or its worker. The server waits
+	// up to 10 s for the VM's lock (Qemu.pm, create_vm), then starts the worker.
 	lateness = 15 * time.Second
-	// writeLateness is the same for a repeatable change without a worker: whichever
-	// of two requests comes second is refused.
+	// writeLateness is the lateness of a repeatable change without a worker: Proxmox refuses whichever of two
+	// requests comes second.
 	writeLateness = 5 * time.Second
 	// settled is how long after a worker's end its result may take to show on every
 	// host.
@@ -189,13 +185,12 @@ const (
 type sight struct {
 	state state
 	what  string
-	is    error // the error that a superseding change amounts to
+	is    error // the error that stands for a superseding change
 }
 
-// findOut finds out what became of a change whose answer was lost: from its worker
-// if there is one, otherwise from its goal. err is nil if the change was made, and
-// the worker's error if that failed. again says that the change did not happen and
-// can be sent again; err then wraps lost.
+// findOut finds out the outcome of a change whose answer was lost: from its worker if there is one, otherwise from
+// its goal. err is nil if the change was made, and the worker's error if the worker failed. again says that the
+// change did not happen and can be sent again; err then wraps lost.
 func (c *changer) findOut(ctx context.Context, m mutation, known string, sent time.Time, lost error) (again bool, err error) {
 	upid, seen := known, sight{}
 	if upid == "" {
@@ -231,8 +226,7 @@ func (c *changer) findOut(ctx context.Context, m mutation, known string, sent ti
 	return false, fmt.Errorf("%w; since then: %s", lost, seen.what)
 }
 
-// trace looks for the change's worker and at its goal, until one of them shows or
-// should have shown.
+// trace looks for the change's worker and checks its goal, until either shows or should have shown.
 func (c *changer) trace(ctx context.Context, m mutation, sent time.Time) (upid string, seen sight, err error) {
 	late := lateness
 	if m.worker.kind == "" && m.repeatable {
@@ -246,8 +240,7 @@ func (c *changer) trace(ctx context.Context, m mutation, sent time.Time) (upid s
 			}
 		}
 		seen, err = m.look(ctx)
-		// Without a worker the change is a single write: it cannot follow another
-		// one.
+		// A change without a worker is a single write, which cannot follow a superseding change.
 		return seen.state == reached || seen.state == superseded && m.worker.kind == "", seen.what, err
 	})
 	return upid, seen, err
@@ -264,7 +257,7 @@ func (c *changer) watch(ctx context.Context, m mutation) (seen sight, err error)
 	return seen, err
 }
 
-// search looks until what it sees is final, or until so long after Proxmox first answered.
+// search calls look until its result is final, or until late has passed since Proxmox first answered.
 func search(ctx context.Context, w wait.For, late time.Duration, look func(context.Context) (bool, string, error)) error {
 	var since time.Time // when Proxmox first answered
 	w.Timeout = searchTime
@@ -280,8 +273,8 @@ func search(ctx context.Context, w wait.For, late time.Duration, look func(conte
 	})
 }
 
-// seeCreated checks whether the VM exists as it was to be created. One that differs
-// belongs to someone else, even if the same token made it.
+// seeCreated checks whether the VM exists as it was to be created. A VM that differs belongs to someone else, even if
+// the same token made it.
 func (c *Client) seeCreated(host string, id cluster.VMID, want map[string]string) func(context.Context) (sight, error) {
 	want = maps.Clone(want)
 	delete(want, "pool") // not part of the configuration
@@ -303,8 +296,7 @@ func (c *Client) seeCreated(host string, id cluster.VMID, want map[string]string
 	}
 }
 
-// seeAbsent returns absent for a VM that its host does not have, if no other host
-// has it either.
+// seeAbsent returns absent for a VM that is missing on its host, if no other host has the VM either.
 func (c *Client) seeAbsent(ctx context.Context, id cluster.VMID, absent sight) (sight, error) {
 	free, err := c.isFree(ctx, id)
 	if err != nil || free {
@@ -324,7 +316,7 @@ func (c *Client) seeConfig(vm cluster.VM, set map[string]string, del []string) f
 		if differs := differing(set, now.Config); len(differs) > 0 {
 			return conflicting(vm, differs...), nil
 		}
-		// Only its volume distinguishes a newly allocated drive from the one before.
+		// Only the volume distinguishes a newly allocated drive from the drive before.
 		for key, value := range set {
 			if allocates(key, value) && volid(now.Config[key]) == volid(vm.Config[key]) {
 				return conflicting(vm, key), nil

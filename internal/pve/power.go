@@ -77,8 +77,7 @@ func (c *Client) switchTo(ctx context.Context, vm cluster.VM, what, state string
 	})
 }
 
-// awaitState waits until QEMU itself is in that state: a "running" VM may be one
-// that QEMU has paused because of an error.
+// awaitState waits until QEMU itself is in that state: QEMU may have paused a "running" VM because of an error.
 func (c *Client) awaitState(ctx context.Context, vm cluster.VM, state string, within time.Duration) error {
 	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), First: firstPoll, Every: c.conn.Poll, Timeout: within}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
@@ -141,7 +140,7 @@ func (c *Client) Migration(ctx context.Context, vm cluster.VM, to string) (clust
 	return m, nil
 }
 
-// lacks says in words what a host does not have for a VM.
+// lacks describes what a host does not have for a VM.
 func lacks(raw json.RawMessage, host string) []string {
 	var hosts map[string]map[string][]json.RawMessage
 	if err := json.Unmarshal(raw, &hosts); err != nil {
@@ -165,10 +164,9 @@ func lacks(raw json.RawMessage, host string) []string {
 	return out
 }
 
-// Migrate implements cluster.Power. Once the VM is there, a second request finds no such VM on the old
-// host.
+// Migrate implements cluster.Power. After the migration, the old host refuses a second request: it has no such VM.
 func (c *Client) Migrate(ctx context.Context, vm cluster.VM, to string) error {
-	if vm.HA { // such a request has no task that ends with it
+	if vm.HA { // no task ends with a migration by Proxmox HA
 		return fault.Refusedf("Proxmox HA manages %s, and decides itself where it runs", vm)
 	}
 	params := map[string]string{"target": to}
@@ -225,7 +223,7 @@ var (
 	// noResource matches the answer about a resource that does not exist, status 500
 	// (API2/HA/Resources.pm, api_copy_config).
 	noResource = regexp.MustCompile(`no such resource '[^']*'`)
-	// notManaged matches the answer to its removal; "resource 'vm:101' is not HA
+	// notManaged matches the answer to the removal of a resource that does not exist; "resource 'vm:101' is not HA
 	// managed" before pve-ha-manager 2.0-7.
 	notManaged = regexp.MustCompile(`not HA managed`)
 )
@@ -247,7 +245,7 @@ func haResource(id cluster.VMID, raw rawConfig) (*cluster.HAResource, error) {
 	if err != nil {
 		return nil, fmt.Errorf("HA resource %s: %w", sid(id), err)
 	}
-	// Without a state it is started (HA/Config.pm, read_and_check_resources_config).
+	// A resource without a state is started (HA/Config.pm, read_and_check_resources_config).
 	r := &cluster.HAResource{VMID: id, State: cmp.Or(settings["state"], "started"), Settings: settings}
 	for _, key := range []string{"sid", "type", "state"} {
 		delete(settings, key)
@@ -352,7 +350,7 @@ func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 	return c.awaitHA(ctx, r.VMID, true)
 }
 
-// SetHA implements cluster.HA. The same settings twice change nothing.
+// SetHA implements cluster.HA. Sending the same settings twice changes nothing more.
 func (c *Client) SetHA(ctx context.Context, r cluster.HAResource) error {
 	params := maps.Clone(r.Settings)
 	if params == nil {
@@ -400,8 +398,7 @@ func sameHA(now, want cluster.HAResource) error {
 		"see whose they are (ha-manager config), and correct them with ha-manager set %s", sid(now.VMID))
 }
 
-// haValues are all settings of a resource. "enabled" is the old word for
-// "started" (HA/Config.pm).
+// haValues returns all settings of a resource. "enabled" is the old word for "started" (HA/Config.pm).
 func haValues(r cluster.HAResource) map[string]string {
 	all := map[string]string{}
 	maps.Copy(all, r.Settings)
@@ -412,9 +409,8 @@ func haValues(r cluster.HAResource) map[string]string {
 	return all
 }
 
-// awaitHA waits until Proxmox HA manages the VM, or no longer does. The HA status
-// lists what is configured and what the resource manager still manages; the VM's own
-// status shows only the former.
+// awaitHA waits until Proxmox HA manages the VM, or no longer does. The HA status lists the configured resources and
+// those that the resource manager still manages; the VM's own status shows only the configured ones.
 func (c *Client) awaitHA(ctx context.Context, id cluster.VMID, managed bool) error {
 	name := "Proxmox HA releases " + sid(id)
 	if managed {
@@ -445,7 +441,7 @@ func (c *Client) haState(ctx context.Context, id cluster.VMID) (state string, fo
 	return "", false, nil
 }
 
-// seeHA checks whether a VM is in Proxmox HA as wanted; nil means not in it.
+// seeHA checks whether a VM is in Proxmox HA as wanted; want is nil if the VM is not to be in Proxmox HA.
 func (c *Client) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now, err := c.HAResource(ctx, id)

@@ -119,11 +119,11 @@ func (c *Client) volume(ctx context.Context, host, volid string) (volumeRow, boo
 	return rows[i], true, nil
 }
 
-// storageConfig is a section of storage.cfg. Whoever may use the storage sees all of
-// it except passwords (pve-storage, API2/Storage/Config.pm, index).
+// storageConfig is a section of storage.cfg. A token that may use the storage sees the whole section except passwords
+// (pve-storage, API2/Storage/Config.pm, index).
 type storageConfig struct {
 	Storage, Type string
-	Shared        json.RawMessage // also set for types that always are (Storage/Plugin.pm)
+	Shared        json.RawMessage // also set for types that are always shared (Storage/Plugin.pm)
 	Sparse        json.RawMessage
 	Preallocation string
 	VG            string `json:"vgname"`
@@ -151,11 +151,10 @@ func (c *Client) Storages(ctx context.Context) ([]cluster.Storage, error) {
 	return found, nil
 }
 
-// thick reports whether an image takes its full size when it is created. File
-// storages do so only if configured: by default raw is sparse and of qcow2 only the
-// metadata is written (Storage/Plugin.pm, preallocation_cmd_opt). ZFS reserves a
-// volume's size unless the storage is sparse (ZFSPoolPlugin.pm, zfs_create_zvol).
-// LVM always does, also for qcow2 (LVMPlugin.pm, alloc_lvm_image).
+// thick reports whether an image takes its full size when it is created. File storages allocate the full size only if
+// configured: by default a raw image is sparse, and only the metadata of a qcow2 image is written (Storage/Plugin.pm,
+// preallocation_cmd_opt). ZFS reserves a volume's size unless the storage is sparse (ZFSPoolPlugin.pm,
+// zfs_create_zvol). LVM always allocates the full size, also for qcow2 (LVMPlugin.pm, alloc_lvm_image).
 func (s storageConfig) thick() bool {
 	switch s.Type {
 	case "lvmthin", "rbd":
@@ -188,9 +187,8 @@ func (s storageConfig) pool() string {
 	return ""
 }
 
-// Room implements cluster.StorageReader. Asked for a content type, Proxmox lists only
-// the storages that are enabled for the host and accept it (Storage.pm,
-// storage_info).
+// Room implements cluster.StorageReader. A request with a content type lists only the storages that are enabled for
+// the host and accept that content (Storage.pm, storage_info).
 func (c *Client) Room(ctx context.Context, host string) (cluster.Room, error) {
 	at := "/nodes/" + url.PathEscape(host)
 	var rows []struct {
@@ -234,9 +232,9 @@ func bytesOf(n json.Number) int64 {
 	return int64(f)
 }
 
-// MayImport implements images.Importer: the storage must have the content type, which
-// Proxmox has since 8.3, and be readable (pve-storage, Storage.pm, check_volume_access).
-// That the disk's own storage has space for it is a matter of that storage.
+// MayImport implements images.Importer. The storage must have the content type, which Proxmox has since 8.3, and must
+// be readable (pve-storage, Storage.pm, check_volume_access). MayImport does not check the free space on the storage
+// of the disk.
 func (c *Client) MayImport(ctx context.Context, host, storage string) (why string, err error) {
 	info, err := c.Storage(ctx, host, storage)
 	if err != nil {
@@ -258,10 +256,10 @@ func (c *Client) MayImport(ctx context.Context, host, storage string) (why strin
 	return "the token has neither Datastore.Audit nor Datastore.AllocateSpace on " + path, nil
 }
 
-// onCeph says whether storages of that type are on a Ceph.
+// onCeph reports whether storages of that type are on a Ceph.
 func onCeph(kind string) bool { return kind == "rbd" || kind == "cephfs" }
 
-// cephStatus is the part that we read of what "ceph status" and "ceph health detail" say (pve-manager,
+// cephStatus is the part that recast reads of the output of "ceph status" and "ceph health detail" (pve-manager,
 // PVE/Ceph/Tools.pm, ceph_cluster_status).
 type cephStatus struct {
 	Health struct {
@@ -273,8 +271,8 @@ type cephStatus struct {
 	}
 }
 
-// The health checks of Ceph (https://docs.ceph.com/en/latest/rados/operations/health-checks/) with which reads or
-// writes wait, and those that precede them.
+// Health checks of Ceph (https://docs.ceph.com/en/latest/rados/operations/health-checks/). While one of cephBlocks
+// holds, reads or writes wait; cephWarns precede cephBlocks.
 var (
 	cephBlocks = []string{"PG_AVAILABILITY", "OBJECT_UNFOUND", "OSD_FULL", "POOL_FULL"}
 	cephWarns  = []string{"OSD_BACKFILLFULL", "OSD_NEARFULL", "POOL_BACKFILLFULL", "POOL_NEARFULL", "POOL_NEAR_FULL", "PG_RECOVERY_FULL"}
@@ -286,8 +284,8 @@ var (
 	cephHolds = []string{"norecover", "nobackfill", "pauserec"}
 )
 
-// readCeph asks the hosts' own Ceph how it is, for storages that are on it: those without an address of monitors
-// (pve-storage, CephConfig.pm). Where the host is not set up for Ceph, there is no answer.
+// readCeph reads the status of the hosts' own Ceph, for the storages on it: those without an address of monitors
+// (pve-storage, CephConfig.pm). A host without a configured Ceph gives no status.
 func (c *Client) readCeph(ctx context.Context, at string, rooms []cluster.StorageRoom) error {
 	var configs []storageConfig
 	if err := c.conn.Get(ctx, "/storage", &configs); err != nil {
@@ -319,13 +317,13 @@ func (c *Client) readCeph(ctx context.Context, at string, rooms []cluster.Storag
 	return nil
 }
 
-// isNotCeph says whether the host has no Ceph, or none that is set up (PVE/Ceph/Tools.pm, check_ceph_inited).
+// isNotCeph reports whether the host has no Ceph, or has not configured it (PVE/Ceph/Tools.pm, check_ceph_inited).
 func isNotCeph(err error) bool {
 	failed, ok := errors.AsType[*api.Error](err)
 	return ok && (strings.Contains(failed.Said(), "binary not installed: ") || strings.Contains(failed.Said(), "pveceph configuration not initialized"))
 }
 
-// judge says why reads or writes wait, and what may become worse.
+// judge returns why reads or writes wait, and what may become worse.
 func (s cephStatus) judge() (blocked string, notes []string) {
 	if s.Health.Status == "" {
 		return "the Proxmox hosts' Ceph does not say how it is", nil

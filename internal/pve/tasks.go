@@ -38,9 +38,8 @@ type tasks struct {
 	durations durations
 }
 
-// finish waits for the task that a change started. One that ends with warnings has
-// done its work: they go to Options.Warn. Where a warning makes the work incomplete,
-// use await.
+// finish waits for the task that a change started. A task that ends with warnings has done its work: finish passes
+// the warnings to Options.Warn. Where a warning means incomplete work, use await.
 func (c *tasks) finish(ctx context.Context, upid string) error {
 	err := c.await(ctx, upid)
 	if e, ok := errors.AsType[*api.TaskError](err); ok && api.IsWarnings(e.Exit) {
@@ -50,8 +49,8 @@ func (c *tasks) finish(ctx context.Context, upid string) error {
 	return err
 }
 
-// await waits until a task has ended and returns nil only for OK. If it gives up
-// earlier, the task goes on: the error wraps cluster.ErrLostAnswer.
+// await waits until a task has ended and returns nil only for OK. If await gives up earlier, the task goes on: the
+// error wraps cluster.ErrLostAnswer.
 func (c *tasks) await(ctx context.Context, raw string) error {
 	upid, err := api.ParseUPID(raw)
 	if err != nil {
@@ -105,8 +104,8 @@ func (c *tasks) taskStatus(ctx context.Context, upid api.UPID) (taskStatus, erro
 	return s, err
 }
 
-// taskLog returns the end of a task's log; empty if it cannot be read, because it
-// only illustrates an error.
+// taskLog returns the end of a task's log. The result is empty if the log cannot be read, because the log only
+// illustrates an error.
 func (c *tasks) taskLog(ctx context.Context, upid api.UPID) []string {
 	var rows []struct {
 		T json.RawMessage `json:"t"`
@@ -116,7 +115,7 @@ func (c *tasks) taskLog(ctx context.Context, upid api.UPID) []string {
 	}
 	var lines []string
 	for _, row := range rows {
-		// An empty log is shown as one line (PVE/Tools.pm, dump_logfile).
+		// Proxmox shows an empty log as one line (PVE/Tools.pm, dump_logfile).
 		if line := strings.TrimSpace(scalar(row.T)); line != "" && line != "no content" && !strings.HasPrefix(line, "TASK ") {
 			lines = append(lines, c.Redact(line))
 		}
@@ -124,9 +123,8 @@ func (c *tasks) taskLog(ctx context.Context, upid api.UPID) []string {
 	return lines[max(0, len(lines)-logTail):]
 }
 
-// OwnTasks implements cluster.Tasks. Tasks of an earlier process of ours, killed
-// since, keep running, on any host. A token always sees its own tasks
-// (API2/Tasks.pm).
+// OwnTasks implements cluster.Tasks. Tasks that a killed recast process started keep running, on any host. A token
+// always sees its own tasks (API2/Tasks.pm).
 func (c *Client) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]string, error) {
 	online, _, err := c.Nodes(ctx)
 	if err != nil {
@@ -174,8 +172,8 @@ func (c *Client) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) (
 	return running, err
 }
 
-// activeTasks lists the tasks that run on a host: our own, and with Sys.Audit on it
-// those of others. What could be read is returned along with an error.
+// activeTasks lists the tasks that run on a host: our own, and with Sys.Audit on it those of others. If some rows
+// cannot be read, the other tasks are returned along with an error.
 func (c *Client) activeTasks(ctx context.Context, host string) ([]api.UPID, error) {
 	var rows []struct {
 		UPID    string
@@ -209,13 +207,12 @@ func vmWorker(vm cluster.VM, kind string) worker {
 	return worker{vm.Host, kind, strconv.Itoa(int(vm.ID))}
 }
 
-// startedSince finds the task that our token started for a request sent at that
-// time, and whose name we never received; "" if there is none. It uses no clock: any
-// may be wrong, or be reset. A task's name says when its worker began, counted from
-// its host's boot (pve-common, RESTEnvironment.pm, fork_worker), and the host's
-// uptime says how long ago that was. A task from before that boot is not found: it
-// ended with its host, and the caller checks its goal. Another process with the same
-// token may have done the same at the same time: the caller checks what was done.
+// startedSince finds the task that our token started for a request sent at that time, if recast never received the
+// task's name; "" if there is none. It uses no clock: any clock may be wrong, or be reset. A task's name says when
+// its worker began, counted from its host's boot (pve-common, RESTEnvironment.pm, fork_worker), and the host's uptime
+// says how long ago the boot was. startedSince does not find a task from before that boot: the task ended with its
+// host, and the caller checks its goal. Another process with the same token may have made the same request at the
+// same time: the caller checks what was done.
 func (c *tasks) startedSince(ctx context.Context, w worker, sent time.Time) (string, error) {
 	query := url.Values{"source": {"all"}, "typefilter": {w.kind}, "limit": {"500"}}
 	path := "/nodes/" + url.PathEscape(w.host) + "/tasks?" + query.Encode()
@@ -252,15 +249,15 @@ func (c *tasks) startedSince(ctx context.Context, w worker, sent time.Time) (str
 	return "", wait.Stop(fmt.Errorf("%d tasks could be the one: %s and %s", len(found), found[0].Raw, found[1].Raw))
 }
 
-// durations records how long tasks took, by kind. Proxmox does not announce the end
-// of a task, so the next one of its kind is polled when it is due.
+// durations records how long tasks took, by kind. Proxmox does not announce the end of a task, so recast polls the
+// next task of the same kind when its end is due.
 type durations struct {
 	mu   sync.Mutex
 	last map[string]estimate
 }
 
-// estimate is how long a kind of task takes: the duration of the last one, or less if
-// the last ones, ended in a row, were over at the first look.
+// estimate is how long a kind of task takes: the duration of the last task, or less if the last tasks (ended in a
+// row) were over at the first look.
 type estimate struct {
 	time  time.Duration
 	ended int
@@ -286,8 +283,7 @@ func (t *durations) expected(u api.UPID) time.Duration {
 	return t.last[u.Type].time
 }
 
-// add records a task that succeeded: it still ran after ran (0: never seen running),
-// and had ended after ended.
+// add records a task that succeeded. The task still ran after ran (0: never seen running), and had ended after ended.
 func (t *durations) add(u api.UPID, ran, ended time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -299,9 +295,9 @@ func (t *durations) add(u api.UPID, ran, ended time.Duration) {
 	switch {
 	case ran == 0:
 		now = estimate{ended - ended/shorter[min(before, len(shorter)-1)], before + 1}
-	case ended-ran < ended/8: // otherwise the polls were too far apart for a better one
+	case ended-ran < ended/8: // otherwise the polls were too far apart for a better estimate
 		now.time = ran + (ended-ran)/2
 	}
 	t.last[kindOf(u)] = now
-	t.last[u.Type] = estimate{time: now.time} // the best one for other tasks of this type
+	t.last[u.Type] = estimate{time: now.time} // the best estimate for other tasks of this type
 }

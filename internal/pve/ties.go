@@ -48,15 +48,14 @@ func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRea
 	return of
 }
 
-// look reads many VMs and reads only once what Proxmox keeps in one place for all of
-// them. It is dropped with its answers afterwards, so that later reads are fresh.
+// look reads many VMs. What Proxmox keeps in one place for all VMs, look reads only once. The look and its answers
+// are dropped afterwards, so that later reads are fresh.
 type look struct {
 	*Client
 	reads sync.Map // of *onceRead, by name
 }
 
-// once returns what read returns, shared by all callers in the look that use that
-// name.
+// once returns the result of read, which all callers in the look that use that name share.
 func once[T any](ctx context.Context, l *look, name string, read func() (T, error)) (T, error) {
 	kept, begun := l.reads.LoadOrStore(name, &onceRead{done: make(chan struct{})})
 	r := kept.(*onceRead)
@@ -72,7 +71,7 @@ func once[T any](ctx context.Context, l *look, name string, read func() (T, erro
 	}
 }
 
-// onceRead is an answer that others may wait for.
+// onceRead is an answer of look; other callers may wait until it is done.
 type onceRead struct {
 	done   chan struct{} // closed when the rest is known
 	answer any
@@ -119,7 +118,7 @@ func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEn
 	return entries[fmt.Sprintf("/vms/%d", id)], err
 }
 
-// tagOptions is what the datacentre says of tags.
+// tagOptions are the settings of the datacentre about tags.
 type tagOptions struct {
 	Allowed []string `json:"allowed-tags"`
 	Access  struct {
@@ -128,10 +127,9 @@ type tagOptions struct {
 	} `json:"user-tag-access"` // only for a token with Sys.Audit on /
 }
 
-// restrictedTags returns the VM's tags that Proxmox does not allow us to set on a new VM: registered
-// ones, those outside of user-tag-access, and, where that allows the tags that exist, those that no
-// other VM has: they exist no more once the VM is deleted (pve-guest-common, GuestHelpers.pm,
-// get_allowed_tags).
+// restrictedTags returns the VM's tags that Proxmox does not allow us to set on a new VM: registered tags, and tags
+// outside of user-tag-access. If user-tag-access allows existing tags, the result also has the tags that no other VM
+// has: such a tag no longer exists once the VM is deleted (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
 func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, error) {
 	mine := splitTags(vm.Config["tags"])
 	if len(mine) == 0 {
@@ -166,9 +164,8 @@ func splitTags(tags string) []string {
 	return strings.FieldsFunc(tags, func(r rune) bool { return strings.ContainsRune(";, ", r) })
 }
 
-// hostArch returns the architecture of the VM's host in a VM's spelling. It is read
-// only if the VM sets arch. Proxmox 7 does not report it; later versions not to
-// every token.
+// hostArch returns the architecture of the VM's host in a VM's spelling. recast reads it only if the VM sets arch.
+// Proxmox 7 does not report the architecture; later versions do not report it to every token.
 func (l *look) hostArch(ctx context.Context, vm cluster.VM) (string, error) {
 	if vm.Config["arch"] == "" {
 		return "", nil
@@ -358,9 +355,9 @@ func splitList(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(",; \t\n\x00", r) })
 }
 
-// due says when a backup with that start time (Unix seconds) is due; "" if later
-// than cluster.BusyWithin. now is the time at the host that computed it: our clock
-// may differ. 0 means that Proxmox does not report the time.
+// due says when a backup with that start time (Unix seconds) is due; "" if later than cluster.BusyWithin. now is the
+// time at the host that computed the start time: our clock may differ. A start time of 0 means that Proxmox does not
+// report it.
 func due(unix int64, now time.Time) string {
 	at := time.Unix(unix, 0)
 	switch {
@@ -372,8 +369,8 @@ func due(unix int64, now time.Time) string {
 	return "due at " + at.UTC().Format("2006-01-02 15:04 MST")
 }
 
-// replicationJobs lists the VM's replication jobs, disabled ones too: each
-// makes Proxmox refuse to delete the VM (Qemu.pm, destroy_vm).
+// replicationJobs lists the VM's replication jobs, disabled jobs too: each job makes Proxmox refuse to delete the VM
+// (Qemu.pm, destroy_vm).
 func (l *look) replicationJobs(ctx context.Context, id cluster.VMID) ([]cluster.ReplicationJob, error) {
 	byGuest, err := once(ctx, l, "replication jobs", func() (map[cluster.VMID][]cluster.ReplicationJob, error) {
 		var rows []struct {
@@ -399,8 +396,8 @@ type replication struct {
 	PID   flexInt // of the running worker
 }
 
-// replications describes the VM's running replication jobs. A job that is only due
-// does not block: most are due every few minutes. Only the VM's host knows.
+// replications describes the VM's running replication jobs. A job that is only due does not block: most are due every
+// few minutes. Only the VM's host knows the state of a job.
 func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.ReplicationJob) ([]string, error) {
 	if len(jobs) == 0 {
 		return nil, nil
@@ -421,7 +418,7 @@ func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.R
 	return busy, nil
 }
 
-// derived are the fields that Proxmox adds when it shows an entry.
+// derived are the fields that Proxmox adds when it shows a firewall entry.
 var derived = []string{"digest", "ipversion", "pos"}
 
 // Firewall implements cluster.TieReader.
@@ -470,8 +467,7 @@ func firewallEntries(list []map[string]json.RawMessage) (out []cluster.FirewallE
 	return out
 }
 
-// firewallEntry returns the fields without the derived ones. Proxmox shows numbers
-// as numbers or as text.
+// firewallEntry returns the fields except the derived ones. Proxmox shows numbers as numbers or as text.
 func firewallEntry(fields map[string]json.RawMessage) cluster.FirewallEntry {
 	out := cluster.FirewallEntry{}
 	for name, raw := range fields {

@@ -63,7 +63,7 @@ func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 // meanwhile.
 const relists = 10
 
-// behind reports whether a VM is complete that the list shows in creation.
+// behind reports whether the list still shows a VM in creation that its host shows as complete.
 func behind(rows []resource, vms []cluster.VM) bool {
 	return slices.ContainsFunc(vms, func(vm cluster.VM) bool {
 		return vm.Lock != createLock && slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == vm.ID && r.Lock == createLock })
@@ -74,8 +74,8 @@ func behind(rows []resource, vms []cluster.VM) bool {
 // PVE/API2/Qemu.pm, create_vm; pve-guest-common, AbstractConfig.pm, create_and_lock_config).
 const createLock = "create"
 
-// configsOf reads the configurations of the listed VMs, except on the hosts that are
-// away. lacking is the error for those on hosts that do not answer; nil if there are none.
+// configsOf reads the configurations of the listed VMs, except on the hosts that are away. lacking is the error for
+// the VMs on hosts that do not answer; nil if there are no such VMs.
 func (c *Client) configsOf(ctx context.Context, rows []resource, away *unreachableHosts) (found []cluster.VM, lacking, err error) {
 	vms := make([]*cluster.VM, len(rows)) // nil: deleted, or unreachable
 	g, ctx := errgroup.WithContext(ctx)
@@ -117,8 +117,7 @@ func (c *Client) configsOf(ctx context.Context, rows []resource, away *unreachab
 	return found, away.err(), nil
 }
 
-// Listed lists every VM in the cluster's list: without configurations, and about 10
-// s late.
+// Listed lists every VM in the cluster's list, without configurations. The list is about 10 s late.
 func (c *Client) Listed(ctx context.Context) ([]cluster.VM, error) {
 	rows, err := c.resources(ctx)
 	if err != nil {
@@ -174,8 +173,8 @@ func fromResource(r resource) cluster.VM {
 	}
 }
 
-// readVM fills in the configuration and the current state, asked for at the same time:
-// neither is as of the other, in whatever order they are read.
+// readVM fills in the configuration and the current state. It requests both at the same time: read in either order,
+// they could be of different moments.
 func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
 	state := *vm
 	var g errgroup.Group
@@ -197,8 +196,8 @@ func (c *Client) readState(ctx context.Context, vm *cluster.VM) error {
 	return nil
 }
 
-// readConfig fills in the configuration. Digest is that of the configuration read
-// here: a concurrent change is detected when the digest is used.
+// readConfig fills in the configuration. Digest belongs to the configuration read here: a concurrent change is
+// detected when the digest is used.
 func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
 	var rows []pendingRow
 	if err := c.conn.Get(ctx, vmPath(*vm, "pending"), &rows); err != nil {
@@ -309,12 +308,12 @@ func (c *Client) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState,
 	return vm.State(), err
 }
 
-// isOn proves that a VM is where it was seen. One that is off there may run
-// elsewhere by now, unknown to its old host if that is cut off from the cluster.
+// isOn reports whether a VM runs, which proves that the VM is where it was seen. A VM that is off there may by now
+// run elsewhere, unknown to its old host if that host is cut off from the cluster.
 func isOn(vm cluster.VM) bool { return vm.Running }
 
-// findVM reads a VM on whichever host it is. A read at the host where it was last seen counts
-// only if proves accepts it; nil accepts any.
+// findVM reads a VM on whichever host it is. A read at the host where the VM was last seen counts only if proves
+// accepts the read VM; a nil proves accepts any.
 func (c *Client) findVM(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (cluster.VM, error) {
 	vm, found, err := c.whereSeen(ctx, id, read, proves)
 	if found {
@@ -333,7 +332,7 @@ func (c *Client) findVM(ctx context.Context, id cluster.VMID, read reading, prov
 	if isStale(err) {
 		err = fault.WithHint(fault.TokenPrivileges.Of(err), "it may be a container, or the token lacks VM.Audit on /vms/%d", id)
 	}
-	vm.Pool = "" // whereSeen does not know it either
+	vm.Pool = "" // whereSeen does not know the pool either
 	return vm, err
 }
 
@@ -347,8 +346,8 @@ func isStale(err error) bool {
 	return ok
 }
 
-// lookupVM reads a VM where the cluster's list says it is. If the list and the nodes
-// disagree, only Proxmox's register of numbers can tell that it does not exist.
+// lookupVM reads a VM where the cluster's list says that it is. If the list and the nodes disagree, only Proxmox's
+// register of VMIDs can tell that the VM does not exist.
 func (c *Client) lookupVM(ctx context.Context, id cluster.VMID, read reading) (cluster.VM, error) {
 	asked := time.Now()
 	var rows []resource
@@ -409,31 +408,30 @@ func (c *Client) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
 	return err == nil, err
 }
 
-// seenFor is how long a VM is first looked for where it was seen, before the
-// cluster's list is read. A host that still shows a VM that has moved is cut off
-// from the cluster: it cannot change anything, and its report that a VM is off is
-// not trusted (see isOn).
+// seenFor is how long recast first looks for a VM where it was seen, before it reads the cluster's list. A host that
+// still shows a VM that has moved is cut off from the cluster: the host cannot change anything, and its report that a
+// VM is off is not trusted (see isOn).
 const seenFor = 15 * time.Second
 
 // lastSeen records on which hosts VMs were recently seen.
 type lastSeen struct {
 	mu    sync.Mutex
 	hosts map[cluster.VMID]sighting
-	gone  map[cluster.VMID]bool // those that we deleted, and that were not seen again
+	gone  map[cluster.VMID]bool // VMs that we deleted and have not seen again
 }
 
 type sighting struct {
 	host string
 	at   time.Time
-	off  bool // it was off when it was last read, or listed
+	off  bool // the VM was off when it was last read, or listed
 
-	// stateless says that the list has no state of it yet, as of a VM that was made a
-	// moment ago; otherwise its host may be unreachable.
+	// stateless says that the list has no state of the VM. The VM was created a moment ago, or its host may be
+	// unreachable.
 	stateless bool
 }
 
-// list records the cluster's list, requested at that time. If it has no state for a
-// VM, the host may be unreachable, unless the VM was seen there just before.
+// list records the cluster's list, requested at that time. A VM without a state is recorded only if it was seen on
+// that host before; otherwise the host may be unreachable.
 func (l *lastSeen) list(rows []resource, at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -453,8 +451,8 @@ func (l *lastSeen) list(rows []resource, at time.Time) {
 	}
 }
 
-// add records that Proxmox put a VM on that host, or that it was read there after
-// the list was requested at that time.
+// add records that Proxmox put a VM on that host, or that recast read the VM there after it had requested the list at
+// the sighting's time.
 func (l *lastSeen) add(id cluster.VMID, s sighting) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -469,7 +467,7 @@ func (l *lastSeen) of(id cluster.VMID) (s sighting, found bool) {
 	return s, found && wait.Elapsed(s.at) < seenFor
 }
 
-// isOff notes whether the VM was off when it was read.
+// isOff records whether the VM was off when it was read.
 func (l *lastSeen) isOff(id cluster.VMID, off bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -499,10 +497,9 @@ func (l *lastSeen) forget(id cluster.VMID) {
 	delete(l.hosts, id)
 }
 
-// whereSeen reads a VM where it was last seen. found is false if it must be looked
-// up: the host no longer shows it, or the token no longer may (rights from a pool
-// end with the VM), or the read proves nothing. If the host does not answer, the list
-// decides whether the VM is still there; the host is not asked again.
+// whereSeen reads a VM where it was last seen. found is false if the caller must look the VM up: the host no longer
+// shows the VM, or no longer to this token (rights from a pool end with the VM), or the read proves nothing. If the
+// host does not answer, the cluster's list decides whether the VM is still there; the host is not asked again.
 func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (vm cluster.VM, found bool, err error) {
 	s, known := c.seen.of(id)
 	if !known {
@@ -535,9 +532,9 @@ func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading, p
 	return cluster.VM{}, !answered, err
 }
 
-// listedBeside asks for what lookupVM asks for before it reads a VM, at the same time as
-// the VM is read where it was seen. The returned func waits for it, and reports whether
-// the cluster's list shows the VM on that host, which belongs to the cluster.
+// listedBeside makes the requests with which lookupVM begins, while the caller reads the VM where it was seen. The
+// returned func waits for the answers, and reports whether the cluster's list shows the VM on that host, which
+// belongs to the cluster.
 func (c *Client) listedBeside(ctx context.Context, id cluster.VMID, s sighting) func() bool {
 	asked, agrees := time.Now(), false
 	var g errgroup.Group

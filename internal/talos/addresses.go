@@ -24,7 +24,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// networkFacts are what Talos reports of a machine's network.
+// networkFacts are the resources in which Talos describes a machine's network.
 type networkFacts struct {
 	statuses  []*network.AddressStatus
 	specs     []*network.AddressSpec
@@ -33,9 +33,8 @@ type networkFacts struct {
 	routes    []*network.RouteStatus
 }
 
-// readAddresses reads the machine's addresses, each with its source. The layer is
-// that of the address in force: a lower layer may have the same address
-// (controllers/network/address_merge.go).
+// readAddresses reads the machine's addresses, each with its source. The layer belongs to the address in force: a
+// lower layer may have the same address (controllers/network/address_merge.go).
 func readAddresses(ctx context.Context, s session, m *cluster.Machine) error {
 	var f networkFacts
 	err := inParallel(
@@ -71,7 +70,8 @@ func (f networkFacts) addresses() []cluster.MachineAddress {
 	return all
 }
 
-// layer is where Talos has an address from; cluster.LayerKernel if Talos did not request it.
+// layer returns the layer of the configuration that requested an address; cluster.LayerKernel if Talos did not
+// request the address.
 func (f networkFacts) layer(address netip.Prefix) cluster.AddressLayer {
 	for _, spec := range f.specs {
 		if spec.TypedSpec().Address == address {
@@ -100,7 +100,7 @@ func (f networkFacts) describeLink(a *cluster.MachineAddress) {
 	}
 }
 
-// lease is the operator that obtained an address of a link.
+// lease returns the operator that obtained an address of a link.
 func (f networkFacts) lease(a cluster.MachineAddress) (lease cluster.AddressLease) {
 	for _, operator := range f.operators {
 		o := operator.TypedSpec()
@@ -117,7 +117,7 @@ func (f networkFacts) lease(a cluster.MachineAddress) (lease cluster.AddressLeas
 	return lease
 }
 
-// Members asks the talosconfig's endpoints, one after the other until one answers.
+// Members asks the talosconfig's endpoints for the members, one endpoint after the other until one answers.
 func (c *Client) Members(ctx context.Context) ([]cluster.Member, error) {
 	var problems []error
 	for _, endpoint := range c.endpoints {
@@ -137,9 +137,9 @@ func (c *Client) Members(ctx context.Context) ([]cluster.Member, error) {
 	return nil, fmt.Errorf("no endpoint of the talosconfig answers: %w", errors.Join(problems...))
 }
 
-// readMembers takes a machine's node name from the resource's ID: the hostname in it
-// includes a domain if the machine knows one, even from DHCP alone
-// (controllers/cluster/member.go, local_affiliate.go).
+// readMembers reads the cluster's members. It takes a machine's node name from the resource's ID: the hostname in the
+// resource includes a domain if the machine knows a domain, even from DHCP alone (controllers/cluster/member.go,
+// local_affiliate.go).
 func readMembers(ctx context.Context, s session) ([]cluster.Member, error) {
 	all, err := list[*clusterres.Member](ctx, s, clusterres.NewMember(clusterres.NamespaceName, "").Metadata())
 	if err != nil {
@@ -163,8 +163,8 @@ func (c *Client) SilentResolvers(ctx context.Context, addr netip.Addr) ([]string
 	return ask(ctx, c, addr, readSilentResolvers)
 }
 
-// readSilentResolvers asks the host DNS cache, whose servers the machine checks with each read
-// (dns_upstream.go in machinery). A machine without that cache says nothing of them.
+// readSilentResolvers asks the host DNS cache, whose servers the machine checks with each read (dns_upstream.go in
+// machinery). A machine without that cache reports nothing about its servers.
 func readSilentResolvers(ctx context.Context, s session) ([]string, error) {
 	kind := resource.NewMetadata(network.NamespaceName, network.DNSUpstreamType, "", resource.VersionUndefined)
 	// The spec is YAML only: the library's own type is a connection, which can't be read.
@@ -196,16 +196,15 @@ func readSilentResolvers(ctx context.Context, s session) ([]string, error) {
 	return silent, nil
 }
 
-// probePorts are tried to see whether an address is in use: a machine that drops
-// packets to other ports may serve one of these. They are those of Talos,
-// Kubernetes, Proxmox, SSH and HTTPS.
+// probePorts are the ports that recast tries to see whether an address is in use: those of Talos, Kubernetes,
+// Proxmox, SSH and HTTPS. A machine that drops packets to other ports may serve one of these.
 var probePorts = []string{"50000", "6443", "8006", "22", "443"}
 
 // probeTimeout is how long an address must stay silent: longer than ARP's 3 s.
 const probeTimeout = 5 * time.Second
 
-// Taken implements cluster.Maintenance. An address counts as free only if it stays
-// silent or the network reports it unreachable; a proxy's word does not count.
+// Taken implements cluster.Maintenance. An address counts as free only if it stays silent or the network reports it
+// unreachable; the report of a proxy does not count.
 func (c *Client) Taken(ctx context.Context, addr netip.Addr) (by string, err error) {
 	if slices.ContainsFunc(c.endpoints, func(e string) bool { return hostOf(e) == addr.String() }) {
 		return "an endpoint of the talosconfig", nil
@@ -238,7 +237,7 @@ func (c *Client) answers(ctx context.Context, at string) (string, error) {
 	switch {
 	case ctx.Err() != nil:
 		return "", context.Cause(ctx)
-	case !ok || failed.Op != "dial" || failed.Addr == nil || failed.Addr.String() != at: // perhaps of a proxy
+	case !ok || failed.Op != "dial" || failed.Addr == nil || failed.Addr.String() != at: // perhaps the error of a proxy
 		return "", err
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
 		return "a host that refuses connections to " + at, nil
@@ -248,7 +247,7 @@ func (c *Client) answers(ctx context.Context, at string) (string, error) {
 	return "", err
 }
 
-// hostOf is the host of an endpoint, which may have a port.
+// hostOf returns the host of an endpoint, which may have a port.
 func hostOf(endpoint string) string {
 	if host, _, err := net.SplitHostPort(endpoint); err == nil {
 		return host

@@ -64,9 +64,8 @@ func (c *Client) configure(ctx context.Context, addr netip.Addr, uuid string, re
 	})
 }
 
-// apply retries while another configuration is being applied, within the call's
-// time: Talos accepts one at a time and queues none (v1alpha1_server.go,
-// ApplyConfiguration).
+// apply sends a configuration. It retries while another configuration is being applied, within the call's time: Talos
+// accepts one at a time and queues none (v1alpha1_server.go, ApplyConfiguration).
 func apply(ctx context.Context, s session, req *machineapi.ApplyConfigurationRequest) (*machineapi.ApplyConfigurationResponse, error) {
 	const pause = time.Second
 	for {
@@ -83,8 +82,7 @@ func apply(ctx context.Context, s session, req *machineapi.ApplyConfigurationReq
 	}
 }
 
-// checkUUID refuses to use a connection to another machine than the intended one;
-// untouched says what was not done.
+// checkUUID refuses a connection to another machine than the intended one; untouched says what was not done.
 func checkUUID(ctx context.Context, s session, uuid, untouched string) error {
 	found, err := readUUID(ctx, s)
 	switch {
@@ -96,7 +94,7 @@ func checkUUID(ctx context.Context, s session, uuid, untouched string) error {
 	return nil
 }
 
-// change makes one call that changes the machine, if it has that UUID.
+// change makes one call that changes the machine, if the machine has that UUID.
 func (c *Client) change(
 	ctx context.Context, addr netip.Addr, uuid string, limit time.Duration, do func(context.Context, session) error,
 ) error {
@@ -108,7 +106,7 @@ func (c *Client) change(
 	})
 }
 
-// changed distinguishes an answer to a change from a lost one.
+// changed distinguishes the answer to a change from a lost answer.
 func changed(err error) error {
 	err = answer(err)
 	if e, ok := errors.AsType[*answerError](err); ok && e.lost() {
@@ -156,7 +154,8 @@ func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, 
 	})
 }
 
-// TrustedCA implements cluster.Maintenance. Workers have the certificate, too, without its key.
+// TrustedCA implements cluster.Maintenance. The configuration of a worker also has the certificate of the CA, without
+// its key.
 func (c *Client) TrustedCA(config cluster.Secret) (trusted, known bool, err error) {
 	own := c.config.Contexts[c.config.Context].CA
 	if own == "" {
@@ -184,7 +183,7 @@ func (c *Client) TrustedCA(config cluster.Secret) (trusted, known bool, err erro
 	return false, true, nil
 }
 
-// certificates are those in a PEM text that can be read.
+// certificates returns the readable certificates in a PEM text.
 func certificates(text []byte) (out []*x509.Certificate) {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		if crt, err := x509.ParseCertificate(block.Bytes); err == nil {

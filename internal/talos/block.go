@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// blockView holds a machine's disks and what was found on them, as its resources report it.
+// blockView holds a machine's disks and their contents, as the machine's resources report them.
 type blockView struct {
 	disks    []*block.Disk
 	volumes  []*block.DiscoveredVolume
@@ -22,16 +22,16 @@ type blockView struct {
 	physical []*storage.LVMPhysicalVolumeStatus
 }
 
-// imageMeta is the UUID of the partition META in each disk image since Talos 1.13: an installer makes a new one for each
-// disk, and an upgrade leaves the partitions as they are (createPartitions in cmd/installer/pkg/install/install.go, and
-// GUIDFromLabel in pkg/makefs).
+// imageMeta is the UUID of the partition META in each disk image since Talos 1.13. An installer makes a new UUID for
+// each disk, and an upgrade leaves the partitions as they are (createPartitions in
+// cmd/installer/pkg/install/install.go, and GUIDFromLabel in pkg/makefs).
 const imageMeta = "cf04f137-101e-8ec6-9627-fa3f51cdabb8"
 
 func isImageMeta(v *block.VolumeStatus) bool {
 	return v.Metadata().ID() == constants.MetaPartitionLabel && strings.EqualFold(v.TypedSpec().PartitionUUID, imageMeta)
 }
 
-// readDisks is readBlock without the disks' contents: no disk counts as blank.
+// readDisks does the same as readBlock without the disks' contents: no disk counts as blank.
 func readDisks(ctx context.Context, s session, m *cluster.Machine) error {
 	var v blockView
 	err := v.read(ctx, s, &m.SystemDisk, false)
@@ -40,7 +40,7 @@ func readDisks(ctx context.Context, s session, m *cluster.Machine) error {
 	return err
 }
 
-// read reads all but physical, and the device of the system disk; the volumes only with contents.
+// read reads everything except physical, and the device of the system disk. It reads the volumes only with contents.
 func (v *blockView) read(ctx context.Context, s session, system *string, contents bool) error {
 	reads := []func() error{
 		listing(ctx, s, block.NewDisk(block.NamespaceName, "").Metadata(), &v.disks),
@@ -78,8 +78,8 @@ func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
 	return nil
 }
 
-// virtualDisks are the name prefixes of block devices that are not drives of the VM:
-// the kernel makes them from other devices or from the network.
+// virtualDisks are the name prefixes of block devices that are not drives of the VM: the kernel makes these devices
+// from other devices or from the network.
 var virtualDisks = []string{"loop", "ram", "zram", "dm-", "md", "nbd", "rbd", "drbd"}
 
 func isDrive(d *block.Disk) bool {
@@ -103,7 +103,7 @@ func (v blockView) machineDisks() []cluster.MachineDisk {
 	return out
 }
 
-// whole is what was found on the disk as a whole; nil if it was not probed.
+// whole returns what was found on the disk as a whole; nil if the disk was not probed.
 func (v blockView) whole(disk string) *block.DiscoveredVolumeSpec {
 	for _, found := range v.volumes {
 		if found.Metadata().ID() == disk {
@@ -122,10 +122,10 @@ func (v blockView) blank(disk string) bool {
 	return !slices.ContainsFunc(v.volumes, func(found *block.DiscoveredVolume) bool { return found.TypedSpec().Parent == disk })
 }
 
-// partitionTables are the formats of a partitioned disk as a whole: that is not a volume.
+// partitionTables are the formats of a partitioned disk as a whole. Such a disk is not itself a volume.
 var partitionTables = []string{"", "gpt", "mbr", "dos"}
 
-// machineVolumes returns the drives' partitions, and the drives that are one filesystem.
+// machineVolumes returns the drives' partitions, and the drives that consist of one filesystem.
 func (v blockView) machineVolumes() []cluster.Volume {
 	drives := map[string]bool{}
 	for _, d := range v.disks {
@@ -155,10 +155,10 @@ func (v blockView) machineVolumes() []cluster.Volume {
 	return out
 }
 
-// managed is the Talos volume on this device, or the partition that its label would put here; nil if there is none. A
-// volume that Talos has elsewhere does not count, nor one that is a directory: Talos 1.14 has ETCD, CRI, KUBELET and
-// LOG on EPHEMERAL, whatever partition has that label, unless its configuration provisions them
-// (volumeconfig/system_volumes.go, GetPromotableSystemVolumesTransformer).
+// managed returns the Talos volume on this device, or the volume that Talos would put on this partition because of
+// its label; nil if there is none. A volume that Talos has elsewhere does not count. A volume that is a directory
+// does not count either: Talos 1.14 has ETCD, CRI, KUBELET and LOG on EPHEMERAL, whatever partition has that label,
+// unless its configuration provisions them (volumeconfig/system_volumes.go, GetPromotableSystemVolumesTransformer).
 func (v blockView) managed(found *block.DiscoveredVolumeSpec) *block.VolumeStatus {
 	for _, s := range v.statuses {
 		if location := s.TypedSpec().Location; location != "" && location == found.DevPath {
@@ -173,8 +173,8 @@ func (v blockView) managed(found *block.DiscoveredVolumeSpec) *block.VolumeStatu
 	return nil
 }
 
-// readPhysicalVolumes reads LVM's physical volumes, if there are any: Talos reports
-// them since 1.14 (LVMScanController, controllers/storage).
+// readPhysicalVolumes reads LVM's physical volumes, if the machine has any. Talos reports physical volumes since 1.14
+// (LVMScanController, controllers/storage).
 func readPhysicalVolumes(ctx context.Context, s session, volumes []*block.DiscoveredVolume) ([]*storage.LVMPhysicalVolumeStatus, error) {
 	if !slices.ContainsFunc(volumes, func(found *block.DiscoveredVolume) bool { return found.TypedSpec().Name == cluster.FormatLVM }) {
 		return nil, nil
@@ -182,8 +182,8 @@ func readPhysicalVolumes(ctx context.Context, s session, volumes []*block.Discov
 	return list[*storage.LVMPhysicalVolumeStatus](ctx, s, storage.NewLVMPhysicalVolumeStatus(storage.NamespaceName, "").Metadata())
 }
 
-// poolMembers returns the devices that carry a part of a volume group or of a ZFS
-// pool. What is on a network device (RBD) is not on this machine.
+// poolMembers returns the devices that carry a part of a volume group or of a ZFS pool. A part on a network device
+// (RBD) is not on this machine.
 func (v blockView) poolMembers() []cluster.PoolMember {
 	var out []cluster.PoolMember
 	seen := map[string]bool{}
@@ -210,7 +210,7 @@ func (v blockView) poolMembers() []cluster.PoolMember {
 	return out
 }
 
-// groupOf is the volume group of a physical volume, by its UUID.
+// groupOf returns the volume group of the physical volume with this UUID.
 func (v blockView) groupOf(uuid string) string {
 	for _, pv := range v.physical {
 		if uuid != "" && pv.TypedSpec().UUID == uuid {
@@ -220,8 +220,8 @@ func (v blockView) groupOf(uuid string) string {
 	return ""
 }
 
-// drivesUnder returns the drives below a device: itself, or those below an
-// encrypted, mapped or mirrored one; none if one of them is not a drive.
+// drivesUnder returns the drives below a device: the device itself, or the drives below an encrypted, mapped or
+// mirrored device. It returns none if one of them is not a drive.
 func (v blockView) drivesUnder(device string) []string {
 	i := slices.IndexFunc(v.disks, func(d *block.Disk) bool { return d.Metadata().ID() == device })
 	if i < 0 {
@@ -245,11 +245,11 @@ func (v blockView) drivesUnder(device string) []string {
 	return slices.Compact(out)
 }
 
-// holding are the types of volumes that hold data. The others are made anew at each boot, and so are the directories
-// that every machine has (volumeconfig/system_volumes.go), whose IDs are paths.
+// holding are the types of volumes that hold data. Talos makes volumes of other types anew at each boot, as well as
+// the directories that every machine has (volumeconfig/system_volumes.go), whose IDs are paths.
 var holding = []block.VolumeType{block.VolumeTypePartition, block.VolumeTypeDisk, block.VolumeTypeDirectory, block.VolumeTypeExternal}
 
-// volumeStatuses are the volumes of the machine's configuration that hold data, sorted by ID.
+// volumeStatuses returns the volumes of the machine's configuration that hold data, sorted by ID.
 func (v blockView) volumeStatuses() []cluster.VolumeStatus {
 	var out []cluster.VolumeStatus
 	for _, s := range v.statuses {
@@ -266,7 +266,7 @@ func (v blockView) volumeStatuses() []cluster.VolumeStatus {
 	return out
 }
 
-// driveAt is the drive that a device is, or is a partition of; "" if none is.
+// driveAt returns the drive that is the device, or that has the device as a partition; "" if there is none.
 func (v blockView) driveAt(location string) string {
 	device, is := strings.CutPrefix(location, "/dev/")
 	if !is {
@@ -285,7 +285,7 @@ func (v blockView) driveAt(location string) string {
 	return ""
 }
 
-// mountOf is where Talos mounts a volume. The parent of a mount is a directory, or EPHEMERAL
+// mountOf returns the path at which Talos mounts a volume. The parent of a mount is a directory, or EPHEMERAL
 // (volumeconfig/system_volumes.go).
 func mountOf(spec block.MountSpec) string {
 	switch target, parent := spec.TargetPath, spec.ParentID; {

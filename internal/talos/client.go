@@ -1,6 +1,6 @@
-// Package talos talks to the machines of a Talos cluster through Talos' own client
-// library: a [Client] has their state, their etcd, their configuration, including the
-// first one of a blank machine, and upgrades in place.
+// Package talos talks to the machines of a Talos cluster through Talos' own client library. A [Client] reads their
+// state, their etcd and their configuration, applies configurations, including the first one of a blank machine, and
+// upgrades machines in place.
 package talos
 
 import (
@@ -34,7 +34,7 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// defaultTimeout bounds one call of Client, with all its requests to one machine.
+// defaultTimeout bounds one call of Client, including all its requests to one machine.
 const defaultTimeout = 15 * time.Second
 
 // DialFunc connects as net.Dialer.DialContext does.
@@ -54,7 +54,7 @@ type Options struct {
 // Client talks to the machines of one cluster. It is safe for concurrent use and
 // opens a new connection for every call.
 type Client struct {
-	config    *clientconfig.Config // one context, without a proxy: dial handles that
+	config    *clientconfig.Config // one context, without a proxy: dial handles the proxy
 	endpoints []string
 	dial      DialFunc
 	timeout   time.Duration
@@ -105,20 +105,19 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-// identity is who recast is on a connection.
+// identity says with which credentials recast opens a connection.
 type identity struct {
 	as    client.OptionFunc
 	over  []grpc.DialOption
 	blank bool // no credentials
 }
 
-// keptSessions bounds the kept TLS sessions; it exceeds the machines of a cluster.
+// keptSessions bounds the kept TLS sessions. The bound exceeds the number of machines in a cluster.
 const keptSessions = 1024
 
-// withCredentials reads a context's credentials once, if they are only a
-// certificate. Every call opens a new connection, which resumes the machine's TLS
-// session; a machine that has rebooted does not know the session and makes a full
-// handshake.
+// withCredentials reads a context's credentials once, if they consist only of a certificate. Every call opens a new
+// connection, which resumes the machine's TLS session; a machine that has rebooted does not know the session and
+// makes a full handshake.
 func (c *Client) withCredentials(own clientconfig.Context) (identity, error) {
 	if own.Crt == "" || own.Cluster != "" || own.Auth.Basic != nil || own.Auth.SideroV1 != nil {
 		return identity{as: client.WithConfig(c.config)}, nil
@@ -131,7 +130,7 @@ func (c *Client) withCredentials(own clientconfig.Context) (identity, error) {
 	ca, err := base64.StdEncoding.DecodeString(own.CA)
 	switch {
 	case own.CA == "":
-		roots = nil // those of this machine's system
+		roots = nil // the roots of this machine's system
 	case err != nil || !roots.AppendCertsFromPEM(ca):
 		return identity{}, fault.Credentials.Configf("context %q of the talosconfig: its CA can't be read", c.config.Context)
 	}
@@ -168,7 +167,7 @@ func checkExpiry(name string, expires time.Time) error {
 // Close does nothing: every call closes its own connection.
 func (*Client) Close() error { return nil }
 
-// Context is the name of the talosconfig's context.
+// Context returns the name of the talosconfig's context.
 func (c *Client) Context() string { return c.config.Context }
 
 // Addrs returns the endpoints and nodes of the talosconfig that are addresses.
@@ -201,7 +200,8 @@ func (c *Client) Endpoints(ctx context.Context) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// resolve accepts all forms of an endpoint that talosctl does, if it is a machine's own apid.
+// resolve returns the address of an endpoint. It accepts all forms of an endpoint that talosctl accepts, if the
+// endpoint is a machine's own apid.
 func resolve(ctx context.Context, endpoint string) (netip.Addr, error) {
 	host := strings.TrimSuffix(strings.TrimPrefix(endpoint, "["), "]")
 	if h, port, err := net.SplitHostPort(endpoint); err == nil {
@@ -221,8 +221,8 @@ func resolve(ctx context.Context, endpoint string) (netip.Addr, error) {
 	return addrs[0].Unmap(), nil
 }
 
-// Expires is when the certificate of a talosconfig's current context expires; zero
-// if it has none that can be read.
+// Expires returns when the certificate of a talosconfig's current context expires; zero if no certificate can be
+// read.
 func Expires(talosconfig []byte) time.Time {
 	parsed, err := clientconfig.FromBytes(talosconfig)
 	if err != nil || parsed.Contexts[parsed.Context] == nil {
@@ -235,8 +235,8 @@ func Expires(talosconfig []byte) time.Time {
 	return crt.Leaf.NotAfter
 }
 
-// errConnectionLost says that a call's connection broke. A new one could reach
-// another machine, or another boot of the same one.
+// errConnectionLost says that a call's connection broke. A new connection could reach another machine, or another
+// boot of the same machine.
 var errConnectionLost = errors.New("the connection broke")
 
 // silentError ends a call whose machine has been silent for that long.
@@ -263,7 +263,7 @@ func ask[T any](ctx context.Context, c *Client, addr netip.Addr, read func(conte
 	return found, err
 }
 
-// callWithin is call with a deadline of its own.
+// callWithin is call with its own deadline.
 func (c *Client) callWithin(ctx context.Context, addr string, limit time.Duration, do func(context.Context, session) error) error {
 	return c.with(ctx, addr, limit, do, c.as)
 }
@@ -271,8 +271,8 @@ func (c *Client) callWithin(ctx context.Context, addr string, limit time.Duratio
 // patience sets how long the machine may take to send the next message; 0 is for ever.
 type patience func(time.Duration)
 
-// callPatient is call without a deadline for the whole: the machine may take as long
-// as it keeps sending. The first message has the usual timeout.
+// callPatient is call without a deadline for the whole call: the machine may take any time while it keeps sending.
+// The first message has the usual timeout.
 func (c *Client) callPatient(parent context.Context, addr string, do func(context.Context, session, patience) error) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
@@ -291,13 +291,12 @@ func (c *Client) callPatient(parent context.Context, addr string, do func(contex
 	return c.with(ctx, addr, 0, func(ctx context.Context, s session) error { return do(ctx, s, wait) }, c.as)
 }
 
-// callBlank talks to whatever is at addr, without credentials on either side: the
-// certificate of a machine in maintenance mode cannot be verified.
+// callBlank talks to the machine at addr, without credentials on either side: the certificate of a machine in
+// maintenance mode cannot be verified.
 //
-// Its fingerprint is recorded but not checked: Talos makes a new certificate, with a
-// new key, whenever its addresses or its name change within a boot
-// (controllers/secrets/api.go, maintenance_cert_sans.go). Callers read the UUID over
-// this connection before they change anything over it.
+// callBlank records the certificate's fingerprint but does not check it: Talos makes a new certificate, with a new
+// key, whenever its addresses or its name change within a boot (controllers/secrets/api.go,
+// maintenance_cert_sans.go). Callers read the UUID over this connection before they change anything over it.
 func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context.Context, session) error) error {
 	var asked atomic.Bool
 	var shown atomic.Pointer[string]
@@ -323,7 +322,7 @@ func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context
 	return err
 }
 
-// with has no deadline of its own if limit is 0.
+// with opens a connection and calls do. If limit is 0, with adds no deadline.
 func (c *Client) with(
 	parent context.Context, addr string, limit time.Duration, do func(context.Context, session) error, who identity,
 ) error {
@@ -338,7 +337,7 @@ func (c *Client) with(
 	}
 	options := slices.Concat([]grpc.DialOption{
 		grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast"),
-		grpc.WithReadBufferSize(4 << 10), // a connection carries few, short answers; long ones need no buffer
+		grpc.WithReadBufferSize(4 << 10), // a connection carries few, short answers; long answers need no buffer
 	}, c.grpc, who.over)
 	tc, err := client.New(ctx, who.as, client.WithEndpoints(addr), client.WithGRPCDialOptions(options...))
 	if err != nil {
@@ -373,7 +372,7 @@ func explainSilence(err error, addr string) error {
 	return fault.WithHint(fault.Unreachable.Of(err), "the console of its VM and talosctl -n %s dmesg say more; a machine that stays silent has to be restarted", addr)
 }
 
-// once connects a single time.
+// once returns a dial function that connects a single time.
 func once(dial DialFunc) func(context.Context, string) (net.Conn, error) {
 	var connected atomic.Bool
 	return func(ctx context.Context, addr string) (net.Conn, error) {
@@ -392,7 +391,7 @@ func once(dial DialFunc) func(context.Context, string) (net.Conn, error) {
 	}
 }
 
-// answerError is the answer of a machine, or of the way to it, without gRPC's wrapping.
+// answerError is the error of a machine, or of the way to the machine, without gRPC's wrapping.
 type answerError struct {
 	code codes.Code
 	text string
@@ -401,9 +400,9 @@ type answerError struct {
 
 func (e *answerError) Error() string { return foreign.Line(e.text) }
 
-// Is matches cluster.ErrNotNow if the machine, or something on the way to it, could
-// not answer for now. A failed identity check is a definite answer. gRPC keeps only the text of what
-// this machine lacks to connect.
+// Is matches cluster.ErrNotNow if the machine, or something on the way to it, could not answer for now. A failed
+// identity check is a definite answer. Is matches syscall.EMFILE by its text: gRPC keeps only the text of what this
+// machine lacks to connect.
 func (e *answerError) Is(target error) bool {
 	if target == syscall.EMFILE {
 		return e.code == codes.Unavailable && strings.HasSuffix(e.text, ": "+syscall.EMFILE.Error())
@@ -415,7 +414,7 @@ func (e *answerError) Is(target error) bool {
 }
 func (e *answerError) Unwrap() error { return e.err }
 
-// answer makes err readable. answer(nil) is nil.
+// answer returns err without gRPC's wrapping. answer(nil) is nil.
 func answer(err error) error {
 	if err == nil {
 		return nil
@@ -480,7 +479,7 @@ var reasons = []reason{
 	},
 }
 
-// reason is nil for an answer that explains itself.
+// reason returns the explanation of an error; nil for an error that explains itself.
 func (e *answerError) reason() *reason {
 	i := slices.IndexFunc(reasons, func(r reason) bool { return r.is(e) })
 	if i < 0 {
@@ -491,7 +490,7 @@ func (e *answerError) reason() *reason {
 
 func (e *answerError) errorHas(text string) bool { return strings.Contains(e.err.Error(), text) }
 
-// unwrapped is a status message without the layers of gRPC's transport.
+// unwrapped returns a status message without the layers of gRPC's transport.
 func unwrapped(st *status.Status) string {
 	text := st.Message()
 	for _, layer := range []string{"last connection error: ", "connection error: desc = ", "transport: ", "Error while dialing: ", "authentication handshake failed: "} {
@@ -517,7 +516,7 @@ func (e *answerError) lost() bool {
 	return false
 }
 
-// hinted adds the remedy if one is known.
+// hinted adds the remedy of an error if it is known.
 func hinted(err error) error {
 	e, ok := errors.AsType[*answerError](err)
 	if !ok || errors.Is(err, context.Canceled) {

@@ -28,15 +28,15 @@ import (
 // document is one YAML document of a machine configuration.
 type document struct {
 	raw  []byte     // including the line "---" that begins it
-	node *yaml.Node // nil where it is empty or only comments
+	node *yaml.Node // nil if the document is empty or only comments
 	root mapping
-	orig any // as decoded before any edit
+	orig any // the content as decoded before any edit
 }
 
-// kind is "" for the document that holds machine and cluster.
+// kind returns the document's kind; "" for the document that holds machine and cluster.
 func (d *document) kind() string { return d.root.text("kind") }
 
-// parseDocuments splits a configuration; its errors do not quote it. Joining
+// parseDocuments splits a configuration into its documents. Its errors do not quote the configuration. Joining
 // unedited documents gives the same bytes.
 func parseDocuments(config []byte) ([]*document, error) {
 	var docs []*document
@@ -143,7 +143,7 @@ func layout(root *yaml.Node) (indent int, compact bool) {
 	return indent, compact
 }
 
-// mapping edits a YAML mapping in place; what is not named keeps its order, style and comments.
+// mapping edits a YAML mapping in place. Keys that are not named keep their order, style and comments.
 type mapping struct{ node *yaml.Node }
 
 func (m mapping) index(key string) int {
@@ -163,7 +163,7 @@ func (m mapping) get(key string) *yaml.Node {
 	return nil
 }
 
-// text is the scalar at key; "" if there is none or it is something else.
+// text returns the scalar at key; "" if there is none or the value is something else.
 func (m mapping) text(key string) string {
 	if v := m.get(key); v != nil && v.Kind == yaml.ScalarNode && v.Tag != "!!null" {
 		return v.Value
@@ -171,7 +171,7 @@ func (m mapping) text(key string) string {
 	return ""
 }
 
-// in follows keys to a mapping; ok is false if one is missing or not a mapping.
+// in follows keys to a mapping; ok is false if a key is missing or is not a mapping.
 func (m mapping) in(keys ...string) (_ mapping, ok bool) {
 	for _, key := range keys {
 		v := m.get(key)
@@ -183,7 +183,7 @@ func (m mapping) in(keys ...string) (_ mapping, ok bool) {
 	return m, true
 }
 
-// edit follows keys to a mapping and creates what is missing on the way.
+// edit follows keys to a mapping and creates the missing mappings on the way.
 func (m mapping) edit(keys ...string) (mapping, error) {
 	for _, key := range keys {
 		v := m.get(key)
@@ -205,12 +205,12 @@ func (m mapping) put(key string, value *yaml.Node) {
 		return
 	}
 	if len(m.node.Content) == 0 {
-		m.node.Style &^= yaml.FlowStyle // it was written {}
+		m.node.Style &^= yaml.FlowStyle // the mapping was written {}
 	}
 	m.node.Content = append(m.node.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}, value)
 }
 
-// set gives key a scalar of that tag; an equal one stays untouched.
+// set gives key a scalar of that tag; an equal scalar stays untouched.
 func (m mapping) set(key, tag, value string) {
 	fresh := &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value}
 	if old := m.get(key); old != nil && old.Kind == yaml.ScalarNode {
@@ -228,10 +228,10 @@ func (m mapping) del(key string) {
 	}
 }
 
-// documentsSince lists the kinds of configuration documents, and names of such, that
-// Talos releases after 1.12 added: those that their machinery registers
-// (registry.Register in config/types) and the previous one, v1.12.0 or v1.13.9, does
-// not, and those that config/types/block/volume_config.go allows since.
+// documentsSince lists the kinds of configuration documents, and the names of VolumeConfig documents, that Talos
+// releases after 1.12 added. The kinds are those that the machinery of the release registers (registry.Register in
+// config/types) and that of the previous release, v1.12.0 or v1.13.9, does not. The names are those that
+// config/types/block/volume_config.go allows since.
 var documentsSince = []struct {
 	release   *config.VersionContract
 	documents []string
@@ -254,9 +254,9 @@ var documentsSince = []struct {
 	}},
 }
 
-// fieldsSince lists the fields that releases after 1.12.0 added to kinds of documents that earlier ones have:
-// the difference of what their machinery decodes (config/types, config/schemas/config.schema.json). A
-// path leads through every entry of a list. A release without a patch level is the first of its minor version.
+// fieldsSince lists the fields that releases after 1.12.0 added to kinds of documents that earlier releases have: the
+// difference of what their machinery decodes (config/types, config/schemas/config.schema.json). A path leads through
+// every entry of a list. A release without a patch level is the first of its minor version.
 var fieldsSince = []struct{ release, kind, paths string }{
 	{"v1.12.4", "", "machine.network.kubespan.filters.excludeAdvertisedNetworks"}, // neither in v1.12.1
 	{"v1.13", "", "cluster.network.cni.flannel.kubeNetworkPoliciesEnabled"},
@@ -274,8 +274,8 @@ var fieldsSince = []struct{ release, kind, paths string }{
 	{"v1.14", "VolumeConfig", "encryption.allowDiscards filesystem mount.disableAccessTime scrub trim"},
 }
 
-// checkVersion refuses documents and fields that the Talos that will read them does not know.
-// Talos reads strictly: one such document, and it rejects the whole configuration.
+// checkVersion refuses documents and fields that are unknown to the Talos that will read them. Talos reads strictly:
+// because of one unknown document or field, Talos rejects the whole configuration.
 func checkVersion(docs []*document, p cluster.ConfigPatch) error {
 	if _, err := config.ParseContractFromVersion(p.Talos); err != nil {
 		return nil //nolint:nilerr // the version that reads it is unknown
@@ -317,7 +317,7 @@ func checkVersion(docs []*document, p cluster.ConfigPatch) error {
 		"a configuration for Talos %s does not work on an older one: set talos.version to %s or later, or give the node its own configuration (talos.machineConfigs)", needs, needs)
 }
 
-// checkIssue refuses what the Talos that will read it reads, and then fails with.
+// checkIssue refuses a configuration that the Talos that will read it accepts, and then fails with.
 func checkIssue(docs []*document, p cluster.ConfigPatch) error {
 	issue, known := knownissue.Of(p.Talos)
 	if !known || !issue.Scheduler {
@@ -331,7 +331,7 @@ func checkIssue(docs []*document, p cluster.ConfigPatch) error {
 	return nil
 }
 
-// hasInteger says whether an integer is anywhere below a field.
+// hasInteger reports whether an integer is anywhere below a field.
 func hasInteger(value any, path ...string) bool {
 	switch v := value.(type) {
 	case map[string]any:
@@ -351,11 +351,11 @@ func hasInteger(value any, path ...string) bool {
 	return false
 }
 
-// title names a document in an error: its kind and its name; "" for the main one.
+// title returns the name of a document for an error: its kind and its name; "" for the main document.
 func (d *document) title() string { return strings.TrimSpace(d.kind() + " " + d.root.text("name")) }
 
-// has says whether a value has a field, in any entry of a list on the way. An empty field is there as well:
-// Talos refuses to read its name.
+// has reports whether a value has a field, in any entry of a list on the way. An empty field counts as well: Talos
+// refuses to read its name.
 func has(value any, path []string) bool {
 	switch v := value.(type) {
 	case []any:
@@ -367,7 +367,8 @@ func has(value any, path []string) bool {
 	return false
 }
 
-// older says whether a version is before a release: "v1.13.3" is before "v1.13.4" and "v1.14", "v1.14.0-rc.1" is not before "v1.14".
+// older reports whether a version is before a release: "v1.13.3" is before "v1.13.4" and "v1.14", "v1.14.0-rc.1" is
+// not before "v1.14".
 func older(version, release string) bool {
 	numbers := func(v string) []int {
 		v, _, _ = strings.Cut(strings.TrimPrefix(v, "v"), "-")
@@ -380,8 +381,8 @@ func older(version, release string) bool {
 	return slices.Compare(numbers(version), numbers(release)) < 0
 }
 
-// checkUnknown refuses documents of kinds that recast does not know, unless the Talos that will
-// read them is newer than all that recast knows: that one has to judge them.
+// checkUnknown refuses documents of kinds that recast does not know, unless the Talos that will read them is newer
+// than all releases that recast knows: the newer Talos has to judge them.
 func checkUnknown(unknown []string, p cluster.ConfigPatch) error {
 	reader, err := config.ParseContractFromVersion(p.Talos)
 	newest := documentsSince[len(documentsSince)-1].release
@@ -410,7 +411,7 @@ var (
 	lineNo     = regexp.MustCompile(`line \d+`)
 )
 
-// withoutValues removes from a message about a configuration whatever may be one of its
+// withoutValues removes from a message about a configuration every text that may be one of the configuration's
 // values: parsers and validators quote what they reject.
 func withoutValues(text string, config []byte) string {
 	values, ok := scalars(config)
@@ -441,10 +442,10 @@ func oneLine(text string) string {
 			parts = append(parts, line)
 		}
 	}
-	return strings.NewReplacer(":; ", ": ", "&&; ", "&& ").Replace(strings.Join(parts, "; ")) // of a long CEL expression, too
+	return strings.NewReplacer(":; ", ": ", "&&; ", "&& ").Replace(strings.Join(parts, "; ")) // also in a long CEL expression
 }
 
-// linesOf keeps only the position of a parser's message: ", line 3".
+// linesOf keeps only the position from a parser's message: ", line 3".
 func linesOf(text string) string {
 	if l := lineNo.FindString(text); l != "" {
 		return ", " + l
@@ -467,7 +468,7 @@ func scalars(config []byte) (values []string, ok bool) {
 				return
 			}
 			for line := range strings.Lines(n.Value) {
-				// A plain word may be one of the message's: "disk", "worker".
+				// A plain word may belong to the message: "disk", "worker".
 				if line = strings.TrimSpace(line); len(line) >= minRedacted && (secret || !redact.Word(line)) {
 					values = append(values, line)
 				}

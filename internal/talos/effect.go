@@ -50,8 +50,8 @@ func (*Client) ConfigEffect(runs, wanted cluster.Secret) (cluster.ConfigEffect, 
 	return effect, err
 }
 
-// identities are what makes a machine this node of this cluster, each as it counts, in whatever
-// document it is written.
+// identities are the parts of a configuration that make a machine this node of this cluster. Each part has the value
+// that takes effect, in whatever document it is written.
 var identities = []struct {
 	name string
 	of   func(config.Config) any
@@ -106,7 +106,8 @@ var identities = []struct {
 	}},
 }
 
-// part is a value of a part of the configuration; none if there is no such part.
+// part returns a function that reads a value from a part of the configuration; the function returns none if there is
+// no such part.
 func part[T comparable](none any, of func(config.Config) T, value func(T) any) func(config.Config) any {
 	return func(c config.Config) any {
 		if p := of(c); p != *new(T) {
@@ -116,22 +117,23 @@ func part[T comparable](none any, of func(config.Config) T, value func(T) any) f
 	}
 }
 
-// kubernetesCA is the CA of Kubernetes as part of a node's identity. Control planes issue with it, and workers accept it
-// (config.K8sAPIServerCAConfig).
+// kubernetesCA is the CA of Kubernetes as part of a node's identity. Control planes issue certificates with the CA,
+// and workers accept it (config.K8sAPIServerCAConfig).
 const kubernetesCA = "the CA of Kubernetes"
 
-// wholeOnControlPlanes is the identity that a worker has in part, or not at all.
+// wholeOnControlPlanes are the parts of the identity that a worker has only in part, or not at all.
 var wholeOnControlPlanes = []string{
 	cluster.TalosCA, "the aggregator CA of Kubernetes", "the service account key of Kubernetes", "the keys that encrypt Kubernetes' secrets", "the CA of etcd",
 }
 
-// differ names what of the identity differs, of what nodes of both roles have.
+// differ returns the names of the parts of the identity that differ. Of a control plane and a worker it compares only
+// what both roles have.
 func differ(was, is config.Config) []string {
 	var out []string
 	before, after := was.Machine().Type(), is.Machine().Type()
 	for _, i := range identities {
 		if i.name == cluster.NodeRole && before == machine.TypeInit && after == machine.TypeControlPlane {
-			continue // it is a control plane still, and no longer begins an etcd of its own
+			continue // the node is still a control plane, and no longer begins its own etcd
 		}
 		if i.name == kubernetesCA && !(before.IsControlPlane() && after.IsControlPlane()) {
 			if apart(acceptedCAs(was), acceptedCAs(is)) {
@@ -152,15 +154,15 @@ func differ(was, is config.Config) []string {
 	return out
 }
 
-// sameCertificate says whether what nodes of both roles have of a CA, its certificate, is the same. What
-// one of them lacks is.
+// sameCertificate reports whether the certificate of a CA, which nodes of both roles have, is the same. A certificate
+// that one of the nodes lacks counts as the same.
 func sameCertificate(a, b any) bool {
 	x, isCA := a.(*talosx509.PEMEncodedCertificateAndKey)
 	y, also := b.(*talosx509.PEMEncodedCertificateAndKey)
 	return !isCA || !also || x == nil || y == nil || len(x.Crt) == 0 || len(y.Crt) == 0 || bytes.Equal(x.Crt, y.Crt)
 }
 
-// acceptedCAs are the CAs of Kubernetes that a node accepts, the issuing one included.
+// acceptedCAs returns the CAs of Kubernetes that a node accepts, including the issuing CA.
 func acceptedCAs(c config.Config) (out []*x509.Certificate) {
 	if ca := c.K8sAPIServerCAConfig(); ca != nil {
 		for _, accepted := range ca.AcceptedCAs() {
@@ -170,12 +172,12 @@ func acceptedCAs(c config.Config) (out []*x509.Certificate) {
 	return out
 }
 
-// apart says whether both accept some CA, and none that the other does: while a CA is rotated, both accept two.
+// apart reports whether a and b both have CAs, but none in common: while a CA is rotated, both nodes accept two.
 func apart(a, b []*x509.Certificate) bool {
 	return len(a) > 0 && len(b) > 0 && !slices.ContainsFunc(a, func(ca *x509.Certificate) bool { return slices.ContainsFunc(b, ca.Equal) })
 }
 
-// keysIn are the secrets in a configuration of encryption, sorted.
+// keysIn returns the secrets in a configuration of encryption, sorted.
 func keysIn(v any) (keys []string) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -194,11 +196,11 @@ func keysIn(v any) (keys []string) {
 	return keys
 }
 
-// needReboot lists the fields that take effect only at the next boot: of the main document those
-// that Talos 1.12 and 1.13 refuse to change without one (CanApplyImmediate in
-// v1alpha1_runtime.go; Talos 1.14 looks no more and changes none of them either), etcd's, which Talos
-// reads when it starts that service, and never starts again (PreFunc in services/etcd.go), variables
-// of the environment, which running services keep (SetUserEnvVars), and the like.
+// needReboot lists the fields that take effect only at the next boot. They are the fields of the main document that
+// Talos 1.12 and 1.13 refuse to change without a reboot (CanApplyImmediate in v1alpha1_runtime.go; Talos 1.14 no
+// longer checks, and changes none of these fields either); the fields of etcd, which Talos reads when it starts that
+// service, and never starts again (PreFunc in services/etcd.go); the variables of the environment, which running
+// services keep (SetUserEnvVars); and the like.
 func needReboot(was, is config.Provider) ([]string, error) {
 	now, then := was.RawV1Alpha1(), is.RawV1Alpha1().DeepCopy()
 	then.ConfigDebug = now.ConfigDebug
@@ -237,20 +239,21 @@ func needReboot(was, is config.Provider) ([]string, error) {
 	wanted := moduleParameters(is)
 	for name, now := range moduleParameters(was) {
 		if parameters, stays := wanted[name]; stays && !slices.Equal(now, parameters) {
-			out = append(out, "parameters of kernel module "+name) // a loaded module keeps them (controllers/runtime/kernel_module_spec.go)
+			out = append(out, "parameters of kernel module "+name) // a loaded module keeps its parameters (controllers/runtime/kernel_module_spec.go)
 		}
 	}
 	slices.Sort(out)
 	return out, nil
 }
 
-// readAtStart are documents, or sections of the main one, that what runs keeps until the next boot.
+// readAtStart are documents, or sections of the main document, whose old values running services keep until the next
+// boot.
 var readAtStart = []struct {
 	document string
 	of       func(config.Config) any
 }{
 	{"EnvironmentConfig", func(c config.Config) any { return c.Environment() }},
-	{"RegistryAuthConfig", func(c config.Config) any { // CRI reads it when it starts (RegistryAuth's comment in v1alpha1_types.go)
+	{"RegistryAuthConfig", func(c config.Config) any { // CRI reads the credentials when it starts (RegistryAuth's comment in v1alpha1_types.go)
 		all := map[string][4]string{}
 		for registry, auth := range c.RegistryAuthConfigs() {
 			all[registry] = [4]string{auth.Username(), auth.Password(), auth.Auth(), auth.IdentityToken()}
@@ -286,8 +289,8 @@ func changesOf(a, b *v1alpha1.Config) ([]machineconfig.Change, error) {
 	return machineconfig.Compare(docs[0], docs[1]), nil
 }
 
-// loadKnown reads a configuration without the documents of kinds that recast does not know,
-// which unknown names: a newer Talos may know them.
+// loadKnown reads a configuration without the documents of kinds that recast does not know. unknown names those
+// kinds: a newer Talos may know them.
 func loadKnown(text cluster.Secret) (cfg config.Provider, unknown []string, err error) {
 	cfg, err = configloader.NewFromBytes(text)
 	if err == nil {
@@ -314,6 +317,6 @@ func loadKnown(text cluster.Secret) (cfg config.Provider, unknown []string, err 
 	return cfg, unknown, nil
 }
 
-// notRegistered is in the loader's error for a kind of document that it does not know; the error
-// itself is internal (config/internal/registry).
+// notRegistered is part of the loader's error for a document of an unknown kind; the error itself is internal
+// (config/internal/registry).
 const notRegistered = "not registered"

@@ -20,12 +20,12 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// Deadlines of calls about etcd: without quorum it does not answer at all.
+// Deadlines of calls about etcd: etcd without quorum does not answer at all.
 const (
 	etcdReadTimeout    = 15 * time.Second
 	etcdForfeitTimeout = 30 * time.Second
-	etcdLeaveTimeout   = 6 * time.Minute // Talos itself tries for five while etcd is unhealthy, then empties the data directory
-	snapshotSilence    = time.Minute     // for one piece of a snapshot; the whole has no limit
+	etcdLeaveTimeout   = 6 * time.Minute // Talos tries for five minutes while etcd is unhealthy, then empties the data directory
+	snapshotSilence    = time.Minute     // for one piece of a snapshot; the whole snapshot has no limit
 )
 
 // EtcdMembers asks the machine's own member for the members, sorted by name. A
@@ -80,16 +80,16 @@ func etcdStatus(ctx context.Context, s session) (cluster.EtcdStatus, error) {
 	}
 	alarms, corrupt, err := etcdAlarms(ctx, s)
 	if err != nil {
-		return st, err // that it has a leader is known all the same
+		return st, err // the rest of the status, with the leader, is known all the same
 	}
 	st.Corrupt = corrupt
-	// The status has them, too, but by number (etcd api/v3rpc/maintenance.go).
+	// The status has the alarms, too, but by number (etcd api/v3rpc/maintenance.go).
 	st.Errors = append(slices.DeleteFunc(st.Errors, func(e string) bool { return strings.HasPrefix(e, "memberID:") }), alarms...)
 	return st, nil
 }
 
-// etcdAlarms describes the alarms of all members; corrupt says whether one of them
-// reports that the members do not hold the same data.
+// etcdAlarms describes the alarms of all members; corrupt says whether an alarm reports that the members do not hold
+// the same data.
 func etcdAlarms(ctx context.Context, s session) (out []string, corrupt bool, err error) {
 	answers, err := s.EtcdAlarmList(ctx)
 	one, err := single("list etcd's alarms", answers, err)
@@ -113,8 +113,8 @@ func etcdAlarms(ctx context.Context, s session) (out []string, corrupt bool, err
 	return out, corrupt, nil
 }
 
-// EtcdSnapshot copies every byte that the machine sends to w. A truncated snapshot
-// is an error; w then has part of it.
+// EtcdSnapshot copies every byte that the machine sends to w. A truncated snapshot is an error; w then has received a
+// part of the snapshot.
 func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint64, w io.Writer) error {
 	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := requireEtcdRuns(ctx, s, addr.String()); err != nil {
@@ -155,8 +155,8 @@ func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint6
 	})
 }
 
-// EtcdForfeit makes the machine's member hand over leadership if it has it. An etcd
-// that does not run is no leader, and a request to it would hang.
+// EtcdForfeit makes the machine's member hand over leadership if the member is the leader. An etcd that does not run
+// is no leader, and a request to it would hang.
 func (c *Client) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, etcdForfeitTimeout, func(ctx context.Context, s session) error {
 		switch state, _, err := etcdService(ctx, s); {
@@ -181,12 +181,12 @@ func (c *Client) EtcdLeave(ctx context.Context, addr netip.Addr, uuid string) er
 // etcdServing is the state of the service etcd while its server runs.
 const etcdServing = "Running"
 
-// etcdError is a failed call about etcd on a machine that answers otherwise.
+// etcdError is a failed call about etcd on a machine that answers other calls.
 type etcdError struct{ error }
 
 func (e *etcdError) Unwrap() error { return e.error }
 
-// askEtcd is ask for what the machine's own etcd answers.
+// askEtcd is ask for reads that the machine's own etcd answers.
 func askEtcd[T any](ctx context.Context, c *Client, addr netip.Addr, read func(context.Context, session) (T, error)) (found T, err error) {
 	err = c.callWithin(ctx, addr.String(), etcdReadTimeout, func(ctx context.Context, s session) (err error) {
 		if err := requireEtcdRuns(ctx, s, addr.String()); err != nil {
@@ -200,8 +200,8 @@ func askEtcd[T any](ctx context.Context, c *Client, addr netip.Addr, read func(c
 	return found, err
 }
 
-// requireEtcdRuns refuses calls about an etcd that does not run, or not yet: they
-// would hang until the caller gives up, while the list of services answers at once.
+// requireEtcdRuns refuses calls about an etcd that does not run, or not yet: the calls would hang until the caller
+// gives up, while the list of services answers at once.
 func requireEtcdRuns(ctx context.Context, s session, addr string) error {
 	state, last, err := etcdService(ctx, s)
 	if answeredWith(codes.PermissionDenied, err) {
@@ -209,7 +209,7 @@ func requireEtcdRuns(ctx context.Context, s session, addr string) error {
 	}
 	switch {
 	case errors.Is(err, errNoEtcd):
-		return nil // the call itself reports that it is not a control plane
+		return nil // the call itself reports that the machine is not a control plane
 	case err != nil:
 		return err
 	case state == etcdServing:
@@ -223,7 +223,7 @@ func requireEtcdRuns(ctx context.Context, s session, addr string) error {
 		"and the first one of a new cluster begins with talosctl bootstrap", addr, addr)
 }
 
-// errNoEtcd says that a machine has no such service.
+// errNoEtcd says that a machine has no service etcd.
 var errNoEtcd = errors.New("list the services: there is no etcd")
 
 // etcdService returns the state of the service and its last event.
@@ -258,9 +258,9 @@ func (c *Client) EtcdService(ctx context.Context, addr netip.Addr) (state, last 
 	return state, last, err
 }
 
-// EtcdRecover uploads a snapshot for EtcdBootstrap to begin with. Talos accepts any
-// number of uploads, and before 1.14 keeps a truncated one; when a truncated upload
-// ends, it may remove a later one there (v1alpha1_server.go, EtcdRecover).
+// EtcdRecover uploads a snapshot with which EtcdBootstrap begins. Talos accepts any number of uploads. Before 1.14,
+// Talos keeps a truncated upload; when a truncated upload ends, Talos may remove a later upload there
+// (v1alpha1_server.go, EtcdRecover).
 func (c *Client) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error {
 	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was done"); err != nil {
@@ -280,7 +280,7 @@ func (c *Client) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, 
 			}
 			wait(snapshotSilence)
 			if n == 0 || stream.Send(&common.Data{Bytes: piece[:n]}) != nil {
-				break // the answer says why it accepts no more
+				break // the answer says why the machine accepts no more
 			}
 		}
 		if _, err := stream.CloseAndRecv(); err != nil {
@@ -290,7 +290,7 @@ func (c *Client) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, 
 	})
 }
 
-// EtcdBootstrap makes the machine begin an etcd of its own; it returns when Talos has accepted that.
+// EtcdBootstrap makes the machine begin its own etcd. It returns when Talos has accepted the request.
 func (c *Client) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content cluster.EtcdContent) error {
 	return c.change(ctx, addr, uuid, bootstrapTimeout, func(ctx context.Context, s session) error {
 		err := s.Bootstrap(ctx, &machineapi.BootstrapRequest{RecoverEtcd: content != cluster.EtcdEmpty, RecoverSkipHashCheck: content == cluster.EtcdCopy})
@@ -301,7 +301,7 @@ func (c *Client) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string
 	})
 }
 
-// notYet marks an answer that says that it is too early.
+// notYet marks an answer that says that the request came too early.
 func notYet(err error) error {
 	err = answer(err)
 	if answeredWith(codes.FailedPrecondition, err) {

@@ -25,8 +25,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Kubernetes reads what a configured machine's Talos reports of its Kubernetes. The
-// images are those that Talos derived from the configuration, which may name none.
+// Kubernetes reads what the Talos of a configured machine reports about its Kubernetes. The images are those that
+// Talos derived from the configuration, which may name none.
 func (c *Client) Kubernetes(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
 	return ask(ctx, c, addr, readKubernetes)
 }
@@ -91,9 +91,8 @@ func readStaticPods(ctx context.Context, s session, k *cluster.MachineKubernetes
 	return nil
 }
 
-// podConfig reads the configuration of a static pod, whose revision the pod carries.
-// Since 1.14 its ID has a prefix (watchControlPlaneConfig in
-// pkg/cluster/kubernetes/talos_managed.go).
+// podConfig reads the configuration of a static pod; the pod carries the revision of that configuration. Since 1.14
+// its ID has a prefix (watchControlPlaneConfig in pkg/cluster/kubernetes/talos_managed.go).
 func podConfig[T resource.Resource](ctx context.Context, s session, kind resource.Type, id resource.ID) (r T, found bool, err error) {
 	all, err := list[T](ctx, s, resource.NewMetadata(k8s.ControlPlaneNamespaceName, kind, "", resource.VersionUndefined))
 	for _, id := range []resource.ID{k8s.FinalPrefix + id, id} {
@@ -129,16 +128,16 @@ func readKubeletHealth(ctx context.Context, s session, k *cluster.MachineKuberne
 	return nil
 }
 
-// readPending compares the active configuration with the stored one. One that was tried
-// right after a boot can't be detected: see readConfigs.
+// readPending compares the active configuration with the stored one. A configuration that was tried right after a
+// boot can't be detected: see readConfigs.
 func readPending(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
 	c, err := readConfigs(ctx, s)
 	k.Pending = err == nil && !sameConfig(c.Active, c.Stored)
 	return err
 }
 
-// sameConfig reports whether two configurations have the same content, however they
-// are written. Unreadable ones must be the same bytes.
+// sameConfig reports whether two configurations have the same content, in whatever form they are written. Unreadable
+// configurations must have the same bytes.
 func sameConfig(a, b cluster.Secret) bool {
 	if bytes.Equal(a, b) {
 		return true
@@ -185,10 +184,9 @@ func (c *Client) RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane
 	return out, err
 }
 
-// removedKubeletGates returns the kubelet's feature gates that the next version
-// removes. Sidero's table has one list for all components, but checks only static
-// pods (go-kubernetes upgrade/checks.go, Run): it gets a pod with the kubelet's
-// gates.
+// removedKubeletGates returns the kubelet's feature gates that the next version removes. Sidero's table has one list
+// for all components, but checks only static pods (go-kubernetes upgrade/checks.go, Run). removedKubeletGates
+// therefore gives it a pod with the kubelet's gates.
 func removedKubeletGates(ctx context.Context, s session, path *upgrade.Path) ([]upgrade.ComponentItem, error) {
 	spec, found, err := get[*k8s.KubeletSpec](ctx, s, k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID).Metadata())
 	if err != nil || !found {
@@ -208,7 +206,7 @@ func removedKubeletGates(ctx context.Context, s session, path *upgrade.Path) ([]
 	return removed.FeatureGates, err
 }
 
-// removedBy is what an upgrade of Kubernetes removes of what one machine's resources have.
+// removedBy returns the items of one machine's resources that an upgrade of Kubernetes removes.
 func removedBy(
 	ctx context.Context, path *upgrade.Path, st state.State, node string, controlPlane bool,
 ) (upgrade.ComponentRemovedItemsError, error) {
@@ -258,9 +256,9 @@ func removedItems(e upgrade.ComponentRemovedItemsError, to string) (out []string
 	return out
 }
 
-// PullImage makes the machine fetch a component's image to the namespace that runs
-// it: Talos runs the kubelet in a namespace of its own, the kubelet the rest
-// (prePullImages in pkg/cluster/kubernetes/talos_managed.go).
+// PullImage makes the machine fetch a component's image to the namespace that runs the component: Talos runs the
+// kubelet in a separate namespace, the kubelet runs the rest (prePullImages in
+// pkg/cluster/kubernetes/talos_managed.go).
 func (c *Client) PullImage(ctx context.Context, addr netip.Addr, uuid string, part cluster.Component, image string, say func(string)) error {
 	namespace := common.ContainerdNamespace_NS_CRI
 	if part == cluster.Kubelet {
@@ -282,7 +280,7 @@ func (c *Client) PullImage(ctx context.Context, addr netip.Addr, uuid string, pa
 	})
 }
 
-// oldPull uses the only API before 1.13, which sends a single answer.
+// oldPull pulls an image with the only API before 1.13, which sends a single answer.
 func oldPull(ctx context.Context, s session, namespace common.ContainerdNamespace, image string) error {
 	//lint:ignore SA1019 there is no other before 1.13
 	_, err := s.MachineClient.ImagePull(ctx, &machineapi.ImagePullRequest{Namespace: namespace, Reference: image})

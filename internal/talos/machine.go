@@ -36,9 +36,9 @@ func (c *Client) ReadParts(ctx context.Context, addr netip.Addr, parts cluster.M
 	return ask(ctx, c, addr, func(ctx context.Context, s session) (cluster.Machine, error) { return readParts(ctx, s, parts) })
 }
 
-// readParts asks for the parts in two rounds, each at once over one connection.
+// readParts requests the parts in two rounds. All requests of a round go out at once over one connection.
 func readParts(ctx context.Context, s session, parts cluster.MachineParts) (m cluster.Machine, err error) {
-	first := parts & (cluster.StandingPart | cluster.VersionPart) // so that readiness is never newer than what it is compared with
+	first := parts & (cluster.StandingPart | cluster.VersionPart) // readiness is never newer than what it is compared with
 	if parts&cluster.IfReady != 0 {
 		first = parts & (cluster.StandingPart | cluster.UUIDPart)
 	}
@@ -52,7 +52,8 @@ func readParts(ctx context.Context, s session, parts cluster.MachineParts) (m cl
 	return m, nil
 }
 
-// readings read the parts of a machine. Each fills in its own fields, or adds to those of readStatus.
+// readings are the functions that read the parts of a machine. Each function fills in its own fields, or adds to the
+// fields of readStatus.
 var readings = []struct {
 	part cluster.MachineParts
 	read func(context.Context, session, *cluster.Machine) error
@@ -98,10 +99,9 @@ func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
 	return nil
 }
 
-// readBareVersion is readVersion for the maintenance mode of Talos before 1.13,
-// whose service has the method for SideroLink only
-// (internal/app/maintenance/server.go). It does not report the image's architecture:
-// a wrong one would not have booted.
+// readBareVersion is readVersion for the maintenance mode of Talos before 1.13, whose service has the method for
+// SideroLink only (internal/app/maintenance/server.go). readBareVersion does not report the image's architecture: an
+// image of a wrong architecture would not have booted.
 func readBareVersion(ctx context.Context, s session, m *cluster.Machine) error {
 	version, found, err := get[*runtime.Version](ctx, s, runtime.NewVersion().Metadata())
 	if err != nil || !found {
@@ -149,7 +149,7 @@ func readSecurity(ctx context.Context, s session, m *cluster.Machine) error {
 	return err
 }
 
-// securityState is nil if the machine has none.
+// securityState reads the machine's security state; nil if the machine has none.
 func securityState(ctx context.Context, s session) (*runtime.SecurityStateSpec, error) {
 	security, found, err := get[*runtime.SecurityState](ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata())
 	if err != nil || !found {
@@ -164,7 +164,7 @@ func readBootedEntry(ctx context.Context, s session, m *cluster.Machine) error {
 	var booted string
 	err := inParallel(
 		getting(ctx, s, runtime.NewBootedEntrySpec().Metadata(), func(entry *runtime.BootedEntry) {
-			booted = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is in the installer's spelling
+			booted = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec the entry is in the installer's spelling
 		}),
 		func() error { return readCmdline(ctx, s, m) },
 	)
@@ -224,8 +224,8 @@ func readExtensions(ctx context.Context, s session, m *cluster.Machine) error {
 	return nil
 }
 
-// readAllowedConfig is readFromConfig for callers that compare and shut nothing
-// down: if the talosconfig may not read configurations, the rest is still compared.
+// readAllowedConfig is readFromConfig for callers that compare and shut nothing down: if the talosconfig may not read
+// configurations, these callers still compare the rest.
 func readAllowedConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	err := readFromConfig(ctx, s, m)
 	if answeredWith(codes.PermissionDenied, err) {
@@ -235,9 +235,9 @@ func readAllowedConfig(ctx context.Context, s session, m *cluster.Machine) error
 	return err
 }
 
-// readFromConfig leaves its fields empty if there is no configuration. One that our
-// talosconfig may not read is an error: volumes that would not survive a recreate
-// must not look as if they did.
+// readFromConfig reads the fields that come from the configuration. It leaves the fields empty if there is no
+// configuration. A configuration that our talosconfig may not read is an error: volumes that would not survive a
+// recreate must not look as if they did.
 func readFromConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	if s.blank {
 		return nil
@@ -261,7 +261,7 @@ func readFromConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	return nil
 }
 
-// readStatus reads the machine's stage, and what keeps it from being ready.
+// readStatus reads the machine's stage, and the reasons why the machine is not ready.
 func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
 	var install *runtime.UnattendedInstallStatusSpec
 	err := inParallel(
@@ -283,8 +283,8 @@ func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
 	if install == nil {
 		return err
 	}
-	// The stage is "running" meanwhile: unattended_install.go in machined is a
-	// controller, not part of a sequence.
+	// The stage is "running" during an unattended install: unattended_install.go in machined is a controller, not
+	// part of a sequence.
 	if install.Phase == runtime.UnattendedInstallPhaseInstalling || install.Phase == runtime.UnattendedInstallPhaseWaitingForReboot {
 		m.Stage = runtime.MachineStageInstalling.String()
 	}
@@ -294,12 +294,12 @@ func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
 	return err
 }
 
-// loaderEntryFile is the EFI variable with systemd-boot's default entry; nothing
-// else shows an installed upgrade that has not been booted yet.
+// loaderEntryFile is the EFI variable with systemd-boot's default entry. Nothing else shows an installed upgrade that
+// has not been booted yet.
 const loaderEntryFile = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 
-// readNextBoot leaves the field empty if the machine has no such variable (BIOS, or
-// nothing installed yet), or if our talosconfig may not read files.
+// readNextBoot reads the boot entry of the next boot. It leaves the field empty if the machine has no such variable
+// (BIOS, or nothing installed yet), or if our talosconfig may not read files.
 func readNextBoot(ctx context.Context, s session, m *cluster.Machine) error {
 	if s.blank {
 		return nil
@@ -307,7 +307,7 @@ func readNextBoot(ctx context.Context, s session, m *cluster.Machine) error {
 	b, err := file(ctx, s, loaderEntryFile)
 	if e, ok := errors.AsType[*answerError](err); ok {
 		switch e.code {
-		case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.Unknown: // Unknown: an older Talos reports a missing file so
+		case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.Unknown: // Unknown: an older Talos, for a missing file
 			return nil
 		}
 	}
@@ -318,8 +318,8 @@ func readNextBoot(ctx context.Context, s session, m *cluster.Machine) error {
 	return nil
 }
 
-// loaderEntry is the text of an EFI variable, lower-case: four bytes of attributes,
-// then UTF-16 up to a NUL. It is "" for anything else, including a truncated entry.
+// loaderEntry returns the text of an EFI variable, lower-case: four bytes of attributes, then UTF-16 up to a NUL. It
+// returns "" for anything else, including a truncated entry.
 func loaderEntry(variable []byte) string {
 	if len(variable) < 4 {
 		return ""
@@ -341,18 +341,19 @@ func loaderEntry(variable []byte) string {
 
 const cmdlineFile = "/proc/cmdline"
 
-// readCmdline falls back to the file if Talos does not have the resource.
+// readCmdline reads the kernel command line: from the resource, or from the file if Talos does not have the resource.
 func readCmdline(ctx context.Context, s session, m *cluster.Machine) error {
 	text, known, err := cmdline(ctx, s)
 	if known {
 		m.Cmdline, m.ConfigArgs = cluster.Secret(text), configArgs(text)
-		// Only ISOs have it (pkg/imager/imager.go).
+		// Only ISOs have this argument (pkg/imager/imager.go).
 		m.FromISO = slices.Contains(strings.Fields(text), constants.KernelParamHaltIfInstalled+"=1")
 	}
 	return err
 }
 
-// cmdline is not known on a machine without the resource to a caller who may not read files: os:reader, or nobody.
+// cmdline returns the kernel command line. known is false on a machine without the resource if the caller may not
+// read files: with os:reader, or without credentials.
 func cmdline(ctx context.Context, s session) (text string, known bool, err error) {
 	line, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
 	switch {
@@ -368,13 +369,13 @@ func cmdline(ctx context.Context, s session) (text string, known bool, err error
 	return string(bytes.TrimSpace(b)), err == nil, err
 }
 
-// configKeys are the kernel arguments from which Talos takes a configuration, or the
-// address of a server that provides one (controllers/config/acquire.go).
+// configKeys are the kernel arguments from which Talos takes a configuration, or the address of a server that
+// provides a configuration (controllers/config/acquire.go).
 var configKeys = []string{
 	constants.KernelParamConfig, constants.KernelParamConfigInline, constants.KernelParamConfigEarly, constants.KernelParamSideroLink,
 }
 
-// configArgs keeps only the server's name of each value: the rest may be a token or the configuration.
+// configArgs keeps only the server's name of each value: the rest of a value may be a token or the configuration.
 func configArgs(cmdline string) []string {
 	var out []string
 	for arg := range strings.FieldsSeq(cmdline) {
@@ -396,8 +397,7 @@ func configArgs(cmdline string) []string {
 // errNoConfig says that a machine has no configuration.
 var errNoConfig = errors.New("it has no configuration")
 
-// MachineConfig reads the machine's whole configuration, byte by byte as it is
-// stored for the next boot.
+// MachineConfig reads the machine's whole configuration, with exactly the bytes that are stored for the next boot.
 func (c *Client) MachineConfig(ctx context.Context, addr netip.Addr) (cluster.Secret, error) {
 	configs, err := c.MachineConfigs(ctx, addr)
 	return configs.Stored, err
@@ -408,8 +408,9 @@ func (c *Client) MachineConfigs(ctx context.Context, addr netip.Addr) (cluster.C
 	return ask(ctx, c, addr, readConfigs)
 }
 
-// readConfigs reads both with one request. A machine that booted with the configuration on its disk
-// shows no stored one until another is applied (controllers/config/acquire.go, Run).
+// readConfigs reads the active and the stored configuration with one request. A machine that booted with the
+// configuration on its disk shows no stored configuration until another is applied (controllers/config/acquire.go,
+// Run).
 func readConfigs(ctx context.Context, s session) (c cluster.Configs, err error) {
 	all := resource.NewMetadata(config.NamespaceName, config.MachineConfigType, "", resource.VersionUndefined)
 	rs, err := s.COSI.List(ctx, all, state.WithListUnmarshalOptions(state.WithSkipProtobufUnmarshal()))
@@ -438,8 +439,8 @@ func (c *Client) InstallImage(ctx context.Context, addr netip.Addr) (string, err
 	return m.InstallImage, err
 }
 
-// configIn takes the bytes from the message: the client library's own type would parse them,
-// refuse what a newer Talos has added, and quote it.
+// configIn takes the bytes from the message. The client library's own type would parse the bytes, refuse what a newer
+// Talos has added, and quote it.
 func configIn(r resource.Resource) (cluster.Secret, error) {
 	wire, err := wireSpec(r)
 	if err != nil {

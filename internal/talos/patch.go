@@ -17,21 +17,21 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// The documents of a machine configuration that name what to install where, and the machine.
+// Documents of a machine configuration that name the machine, or what to install and where.
 const (
 	installKind  = "UnattendedInstallConfig"
 	hostnameKind = "HostnameConfig"
 )
 
-// PatchConfig edits the installer, install disk, hostname and Kubernetes versions
-// where the configuration has them. A document that needs no edit keeps its bytes;
-// an edited one keeps all of its other keys and values, which is checked.
+// PatchConfig edits the installer, install disk, hostname and Kubernetes versions in the places where the
+// configuration has them. A document that needs no edit keeps its bytes. An edited document keeps all of its other
+// keys and values; PatchConfig checks that.
 //
-// Talos' configpatcher applies the patches that users write (internal/machineconfig), but can't do this: it decodes all
-// documents and encodes them again. Of "type: worker # a worker" it drops the comment; it adds version: "" and
-// certSANs: [], which nobody has set; a document of a kind that came after recast's release, such as
-// "kind: LaterConfig", it refuses, where the node's own Talos knows it; and it merges a diskSelector into the one that is
-// there, so that {wwid: x} over {type: nvme} asks for both (TestConfigpatcher).
+// PatchConfig does not use Talos' configpatcher, which applies the patches that users write (internal/machineconfig).
+// The configpatcher decodes all documents and encodes them again. It drops the comment of "type: worker # a worker".
+// It adds version: "" and certSANs: [], which nobody has set. It refuses a document of a kind that is newer than
+// recast's release, such as "kind: LaterConfig", although the node's own Talos knows that kind. It merges a
+// diskSelector into an existing diskSelector, so that {wwid: x} over {type: nvme} requires both (TestConfigpatcher).
 func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
 	if p == (cluster.ConfigPatch{Talos: p.Talos}) {
 		return nil, fault.MachineConfig.Refusedf("neither installer nor disk nor hostname nor Kubernetes is given")
@@ -60,22 +60,24 @@ func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluste
 	return patched, nil
 }
 
-// setting is what a patch sets in the main document, or in the document that replaces that part of it.
+// setting is a value that a patch sets in the main document, or in the document that replaces that part of the main
+// document.
 type setting struct {
 	kind        string // of the other document
-	legacy, own place  // in the main document, and in the other one
+	legacy, own place  // in the main document, and in the other document
 	tag         string // "": the key is removed
 	alone       bool   // the key is the only one of its mapping
-	retag       bool   // only the version of the text is taken
+	retag       bool   // only the version is taken from the text
 }
 
-// place is where a setting is written, and as what; no path: nowhere.
+// place is where a setting is written, and with which text. Without a path, the setting is written nowhere.
 type place struct {
 	path []string
 	text string
 }
 
-// settings are those of a patch. The disk has been proven blank: wiping would only take time.
+// settings returns the settings of a patch. Nothing is wiped: the disk has been proven blank, and wiping would only
+// take time.
 func settings(p cluster.ConfigPatch) (all []setting) {
 	at := func(text string, path ...string) place { return place{path, text} }
 	if p.Installer != "" {
@@ -161,7 +163,7 @@ func (s setting) write(root mapping, at place) error {
 	return nil
 }
 
-// findDocuments finds the main document, which must exist, and those that replace parts of it.
+// findDocuments finds the main document, which must exist, and the documents that replace parts of it.
 func findDocuments(docs []*document) (main, install, hostname *document, err error) {
 	for _, d := range docs {
 		if d.node == nil {
@@ -197,7 +199,7 @@ func attribute(d cluster.MachineDisk) (legacy, cel, value string) {
 	return "busPath", "bus_path", d.BusPath
 }
 
-// installImage is the installer that a configuration names; "" if it cannot be read.
+// installImage returns the installer that a configuration names; "" if the installer cannot be read.
 func installImage(docs []*document) string {
 	main, install, _, err := findDocuments(docs)
 	if err != nil {
@@ -218,9 +220,8 @@ func textOf(m mapping, key string) string {
 	return strings.TrimSpace(m.text(key))
 }
 
-// kubernetesPlaces are where a configuration names the images of Kubernetes: in
-// separate documents since 1.14, otherwise in the main one. A configuration may mix
-// both kinds (config/generate/stdpatches/guess.go).
+// kubernetesPlaces are the places where a configuration names the images of Kubernetes: in separate documents since
+// 1.14, otherwise in the main document. A configuration may mix both kinds (config/generate/stdpatches/guess.go).
 var kubernetesPlaces = []struct {
 	component cluster.Component
 	kind      string
@@ -276,7 +277,7 @@ func checkRest(before, after []byte, p cluster.ConfigPatch) error {
 	return nil
 }
 
-// without is the document's content without what the patch sets.
+// without returns the document's content except the values that the patch sets.
 func without(d *document, p cluster.ConfigPatch) any {
 	tree := d.orig
 	for _, s := range settings(p) {
@@ -301,7 +302,7 @@ func without(d *document, p cluster.ConfigPatch) any {
 	return tree
 }
 
-// cut copies a tree without the value at path, and without mappings that become empty.
+// cut returns a copy of a tree without the value at path, and without mappings that become empty.
 func cut(tree any, path ...string) any {
 	m, ok := tree.(map[string]any)
 	if !ok {
@@ -321,16 +322,16 @@ func cut(tree any, path ...string) any {
 	return m
 }
 
-// machineMode is what configurations are validated for: a bare machine that will
-// install itself on a disk, or is already installed.
+// machineMode is the mode in which configurations are validated: for a bare machine that will install itself on a
+// disk, or is already installed.
 type machineMode struct{ installs bool }
 
 func (machineMode) String() string          { return "metal" }
 func (m machineMode) RequiresInstall() bool { return m.installs }
 func (machineMode) InContainer() bool       { return false }
 
-// checkPatched reads the configuration as Talos will, and checks that it means what
-// the patch asked for.
+// checkPatched reads the configuration as Talos will, and checks that the configuration means what the patch
+// requested.
 func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 	cfg, unknown, err := loadKnown(patched)
 	if err != nil {
@@ -376,7 +377,7 @@ func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 	return nil
 }
 
-// installTarget is what Talos will install, and how it will choose the disk.
+// installTarget returns the image that Talos will install, and the selector with which Talos will choose the disk.
 func installTarget(cfg config.Provider) (image string, selector *cel.Expression, err error) {
 	if u := cfg.UnattendedInstallConfig(); u != nil {
 		match := u.VolumeSelector()

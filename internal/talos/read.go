@@ -33,8 +33,8 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// get reads one resource; found is false if the machine does not have it, or its
-// Talos, older or newer, does not know the kind.
+// get reads one resource; found is false if the machine does not have the resource, or if its Talos, older or newer,
+// does not know the kind.
 func get[T resource.Resource](ctx context.Context, s session, ptr resource.Pointer) (r T, found bool, err error) {
 	r, err = safe.StateGet[T](ctx, s.COSI, ptr)
 	switch {
@@ -62,16 +62,15 @@ func list[T resource.Resource](ctx context.Context, s session, kind resource.Poi
 	return all, nil
 }
 
-// unknownKind reports whether the machine's Talos does not know the kind of
-// resource. It then answers as for a missing permission
-// (internal/app/resources/access.go).
+// unknownKind reports whether the machine's Talos does not know the kind of resource. Talos then answers as for a
+// missing permission (internal/app/resources/access.go).
 func unknownKind(err error) bool {
 	st := client.Status(err)
 	return st != nil && st.Code() == codes.PermissionDenied &&
 		strings.HasPrefix(st.Message(), `resource type "`) && strings.HasSuffix(st.Message(), `" is not supported`)
 }
 
-// wireSpec is the specification of a resource that was not decoded.
+// wireSpec returns the specification of a resource that was not decoded.
 func wireSpec(r resource.Resource) (*v1alpha1.Spec, error) {
 	wire, ok := r.(*protobuf.Resource)
 	if !ok {
@@ -106,17 +105,17 @@ func file(ctx context.Context, s session, path string) (content []byte, err erro
 	return content, err
 }
 
-// session is a connection to one machine. It is never re-established: all reads
-// through it come from the same boot of the same machine.
+// session is a connection to one machine. recast never re-establishes a session: all reads through it come from the
+// same boot of the same machine.
 type session struct {
 	*client.Client
 	blank bool // in maintenance mode: no credentials, no secrets
-	// fingerprint is that of the machine's certificate; nil unless it is blank.
+	// fingerprint is the fingerprint of the machine's certificate; nil unless the machine is blank.
 	fingerprint *atomic.Pointer[string]
 }
 
-// inParallel runs all reads and returns the first error in their order, because which of
-// them fails first is random.
+// inParallel runs all reads and returns the first error in the order of the reads, because which read fails first is
+// random.
 func inParallel(reads ...func() error) error {
 	errs := make([]error, len(reads))
 	var all sync.WaitGroup
@@ -151,7 +150,7 @@ func listing[T resource.Resource](ctx context.Context, s session, kind resource.
 	}
 }
 
-// single returns the only answer, of the machine that was asked; what was asked begins its errors.
+// single returns the only answer, which comes from the machine that was asked. The text of asked begins the errors.
 func single[R interface{ GetMessages() []T }, T any](asked string, answers R, err error) (one T, _ error) {
 	if err != nil {
 		return one, fmt.Errorf("%s: %w", asked, answer(err))
@@ -196,7 +195,7 @@ type machineFiles struct {
 
 var _ cluster.MachineFiles = machineFiles{}
 
-// List lists a directory without itself.
+// List lists the contents of a directory, without the directory itself.
 func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func(cluster.MachineFile) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends a stream that is not read to its end
@@ -220,7 +219,7 @@ func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func
 			continue
 		}
 		if err := each(cluster.MachineFile{
-			// Its name has the links in dir resolved.
+			// The full name has the links in dir resolved.
 			Path: path.Join(dir, f.GetRelativeName()), Mode: fs.FileMode(f.GetMode()), SizeBytes: f.GetSize(), Link: f.GetLink(),
 		}); err != nil {
 			return err
@@ -228,8 +227,8 @@ func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func
 	}
 }
 
-// missing turns a machine's error about a missing directory into
-// cluster.ErrNotFound. It has no code, only the kernel's message.
+// missing turns a machine's error about a missing directory into cluster.ErrNotFound. The error has no code of its
+// own, only the kernel's message.
 func missing(err error) error {
 	err = answer(err)
 	e, ok := errors.AsType[*answerError](err)
@@ -239,9 +238,8 @@ func missing(err error) error {
 	return err
 }
 
-// Read reads a file of a known size: a machine that fails to read on ends the stream
-// as if the file had ended (pkg/chunker/stream of Talos), and one that sends too
-// much is cut off.
+// Read reads a file of a known size. A machine that fails to read on ends the stream as if the file had ended
+// (pkg/chunker/stream of Talos). A machine that sends too much is cut off.
 func (m machineFiles) Read(ctx context.Context, name string, sizeBytes int64, w io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -278,8 +276,8 @@ func unreadable(err error) error {
 	return err
 }
 
-// Claims reads what the machine at addr reports about the image that it runs. A
-// reader's role suffices; what requires an admin is omitted.
+// Claims reads what the machine at addr reports about its running image. A reader's role suffices; what requires an
+// admin is omitted.
 func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (observe.Claims, error) {
 	return ask(ctx, c, addr, func(ctx context.Context, s session) (claims observe.Claims, err error) {
 		if err := checkUUID(ctx, s, uuid, "what it says was not read"); err != nil {
@@ -363,8 +361,7 @@ func claimBoot(ctx context.Context, s session, c *observe.Claims) error {
 // lockArg is the kernel argument that carries a lock hash.
 const lockArg = "recast.lock="
 
-// claimCmdline keeps only recast's own argument of the command line: the others may
-// contain tokens.
+// claimCmdline keeps only recast's own argument of the command line: the other arguments may contain tokens.
 func claimCmdline(ctx context.Context, s session, c *observe.Claims) error {
 	text, known, err := cmdline(ctx, s)
 	c.Booted.Cmdline = known

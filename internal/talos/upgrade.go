@@ -22,20 +22,19 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// How long a machine may be silent while it pulls and installs.
+// How long a machine may be silent while it pulls and installs an image.
 const (
 	pullSilence    = 5 * time.Minute
 	installSilence = 5 * time.Minute
-	// Before 1.14 a pull is retried for 20 minutes, and only its end says why
-	// (PullTimeout in internal/pkg/containers/image/image.go). The oldest API
-	// answers once, after that.
+	// Before 1.14 Talos retries a pull for 20 minutes, and only the end of the pull says why it failed (PullTimeout
+	// in internal/pkg/containers/image/image.go). The oldest API answers once, after the retries.
 	patientPullSilence = 25 * time.Minute
 	oldInstallTimeout  = 25 * time.Minute
 	rebootTimeout      = 30 * time.Second
 )
 
-// containerd is where talosctl pulls and runs installers: the store on EPHEMERAL,
-// not the one in memory (cmd/talosctl/cmd/talos/image.go, containerdInstance).
+// containerd is the store into which talosctl pulls installers and from which it runs them: the store on EPHEMERAL,
+// not the store in memory (cmd/talosctl/cmd/talos/image.go, containerdInstance).
 func containerd() *common.ContainerdInstance {
 	return &common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: common.ContainerdNamespace_NS_SYSTEM}
 }
@@ -69,7 +68,7 @@ func pull(ctx context.Context, s session, to *common.ContainerdInstance, image s
 	return nil
 }
 
-// pulled waits for the image's name on the machine, which comes last.
+// pulled waits for the last message of a pull: the image's name on the machine.
 func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullResponse], heard func(), say func(string)) error {
 	p, name := &pullProgress{say: say, layers: map[string]pulledLayer{}}, ""
 	for {
@@ -90,10 +89,9 @@ func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullRespons
 	}
 }
 
-// Install writes the installer's system beside the running one. The machine fetches
-// the installer again if it no longer has it: it removes unreferenced images after
-// an hour (controllers/cri/image_gc.go), and a drain may take longer. The error
-// wraps cluster.ErrLostAnswer if the outcome is unknown, and cluster.ErrBusy if
+// Install writes the installer's system beside the running system. The machine fetches the installer again if it no
+// longer has the installer: Talos removes unreferenced images after an hour (controllers/cri/image_gc.go), and a
+// drain may take longer. The error wraps cluster.ErrLostAnswer if the outcome is unknown, and cluster.ErrBusy if
 // another installer is running.
 func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer string, how cluster.Reboot, say func(string)) (reboots bool, err error) {
 	err = c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
@@ -159,8 +157,8 @@ func installed(stream grpc.ServerStreamingClient[machineapi.LifecycleServiceUpgr
 	}
 }
 
-// failedInstall distinguishes the service's own code Internal, an answer, from that
-// of a broken transport (internal/app/lifecycle/lifecycle.go, Upgrade).
+// failedInstall distinguishes the code Internal of the service, which is an answer, from the code Internal of a
+// broken transport (internal/app/lifecycle/lifecycle.go, Upgrade).
 func failedInstall(err error, last lastLines) error {
 	err = answer(err)
 	e, ok := errors.AsType[*answerError](err)
@@ -170,12 +168,11 @@ func failedInstall(err error, last lastLines) error {
 	return changed(err)
 }
 
-// oldInstall uses the only API before 1.13: it answers when the installer has been
-// pulled and installs afterwards. preserve, the default since 1.8, keeps EPHEMERAL.
-// On a control plane, 1.12 locks a mutex in etcd and refuses unless every member is
-// up and there are not exactly two, whatever preserve says; only force would skip
-// that (v1alpha1_server.go, Upgrade). An upgrade during another one is acknowledged
-// and dropped: only the system that boots then shows it.
+// oldInstall uses the only API before 1.13. That API answers when Talos has pulled the installer, and installs
+// afterwards. preserve, the default since 1.8, keeps EPHEMERAL. On a control plane, Talos 1.12 locks a mutex in etcd
+// and refuses unless every member is up and there are not exactly two, whatever preserve says; only force would skip
+// that check (v1alpha1_server.go, Upgrade). Talos acknowledges and drops an upgrade during another one: only the
+// system that boots then shows it.
 func oldInstall(ctx context.Context, s session, installer string, how cluster.Reboot, say func(string)) error {
 	say("the machine pulls the installer, then installs it and reboots")
 	request := &machineapi.UpgradeRequest{Image: installer, Preserve: true}
@@ -198,8 +195,8 @@ func oldInstall(ctx context.Context, s session, installer string, how cluster.Re
 	return nil
 }
 
-// Reboot restarts the machine; it returns when the machine has accepted the request. Talos' own mode is kexec
-// where the kernel can; POWERCYCLE skips that (v1alpha1_sequencer.go, Reboot).
+// Reboot restarts the machine. It returns when the machine has accepted the request. Talos' own mode is kexec if the
+// kernel can do it; POWERCYCLE skips kexec (v1alpha1_sequencer.go, Reboot).
 func (c *Client) Reboot(ctx context.Context, addr netip.Addr, uuid string, how cluster.Reboot) error {
 	var mode []client.RebootMode
 	if how == cluster.ByFirmware {
@@ -210,15 +207,15 @@ func (c *Client) Reboot(ctx context.Context, addr netip.Addr, uuid string, how c
 	})
 }
 
-// Rollback makes the other boot entry the default one and reboots.
+// Rollback makes the other boot entry the default and reboots.
 func (c *Client) Rollback(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
 		return s.Client.Rollback(ctx)
 	})
 }
 
-// RestartKubelet implements cluster.KubeletRestarter. Of a cluster's services, Talos lets the API restart the kubelet
-// (APIRestartAllowed in internal/app/machined/pkg/system/services/kubelet.go).
+// RestartKubelet implements cluster.KubeletRestarter. Talos lets the API restart the kubelet, among a cluster's
+// services (APIRestartAllowed in internal/app/machined/pkg/system/services/kubelet.go).
 func (c *Client) RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
 		_, err := s.Client.ServiceRestart(ctx, "kubelet")
@@ -226,9 +223,9 @@ func (c *Client) RestartKubelet(ctx context.Context, addr netip.Addr, uuid strin
 	})
 }
 
-// lifecycleAPI returns how long the machine may be silent while it pulls an image
-// for its lifecycle API; 0 if it has none. As for talosctl, the version decides: the
-// API exists since 1.13.0-alpha.3 (cmd/talosctl/cmd/talos/upgrade.go).
+// lifecycleAPI returns how long the machine may be silent while it pulls an image for its lifecycle API; 0 if the
+// machine has no lifecycle API. As for talosctl, the version decides: the API exists since 1.13.0-alpha.3
+// (cmd/talosctl/cmd/talos/upgrade.go).
 func lifecycleAPI(ctx context.Context, s session) (pull time.Duration, err error) {
 	var m cluster.Machine
 	if err := readVersion(ctx, s, &m); err != nil {
@@ -255,10 +252,10 @@ func lifecycleAPI(ctx context.Context, s session) (pull time.Duration, err error
 type pullProgress struct {
 	say    func(string)
 	layers map[string]pulledLayer
-	said   int64 // tenths of the whole
+	said   int64 // tenths of the whole pull
 }
 
-// pulledLayer is in bytes; total is the largest one reported.
+// pulledLayer is the progress of a layer in bytes; total is the largest reported total.
 type pulledLayer struct{ done, total int64 }
 
 // add reports the progress whenever another tenth is done.

@@ -9,14 +9,13 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// oldest is the first release whose nodes are rolled. Earlier ones do not report
-// which boot entry they run (CHANGELOG.md of Talos, 1.12.0-alpha.0), so that a boot
-// of the installed system cannot be verified.
+// oldest is the first release whose nodes recast rolls. Earlier releases do not report which boot entry they run
+// (CHANGELOG.md of Talos, 1.12.0-alpha.0), so recast cannot verify that they booted the installed system.
 var oldest = config.TalosVersion1_12
 
-// Unsupported implements cluster.Compatibility with Talos' own tables. In Talos only
-// an installer checks them (cmd/installer/pkg/install/preflight.go), so nothing does
-// when a machine is recreated, and nothing checks those for Kubernetes.
+// Unsupported implements cluster.Compatibility with Talos' own tables. In Talos only an installer checks the tables
+// (cmd/installer/pkg/install/preflight.go). Nothing checks them when a machine is recreated, and nothing checks the
+// tables for Kubernetes.
 func (*Client) Unsupported(from, to, kubelet string) []string {
 	host, errHost := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: from})
 	target, errTarget := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: to})
@@ -27,7 +26,7 @@ func (*Client) Unsupported(from, to, kubelet string) []string {
 		return []string{fmt.Sprintf("it runs Talos %q, which is not a version that recast knows", from)}
 	case errTarget != nil || errWanted != nil:
 		return []string{fmt.Sprintf("Talos %q is not a version that recast knows", to)}
-	case target.UpgradeableFrom(target) != nil: // the tables do not have it
+	case target.UpgradeableFrom(target) != nil: // the tables do not have this version
 		return []string{fmt.Sprintf("this recast does not know Talos %s, neither its upgrades nor its machine configuration: "+
 			"use a recast that does, or another talos.version", to)}
 	}
@@ -38,7 +37,7 @@ func (*Client) Unsupported(from, to, kubelet string) []string {
 	if err := target.UpgradeableFrom(host); err != nil {
 		out = append(out, fmt.Sprintf("Talos does not support %s → %s (%s): %s", from, to, err, remedy(old, wanted, host)))
 	}
-	if kubelet == "" || old.Major == wanted.Major && old.Minor == wanted.Minor { // it runs this version already
+	if kubelet == "" || old.Major == wanted.Major && old.Minor == wanted.Minor { // the node already runs this minor version
 		return out
 	}
 	kubernetes, err := compatibility.ParseKubernetesVersion(kubelet)
@@ -51,7 +50,7 @@ func (*Client) Unsupported(from, to, kubelet string) []string {
 	return out
 }
 
-// remedy is what to do instead of an unsupported upgrade.
+// remedy returns what to do instead of an unsupported upgrade.
 func remedy(old, wanted *config.VersionContract, host *compatibility.TalosVersion) string {
 	if !wanted.Greater(old) {
 		return "it cannot be downgraded that far; set talos.version to a newer one"
@@ -117,7 +116,7 @@ func supported(talos string) (oldest, newest int) {
 	return oldest, newest
 }
 
-// version is nil for an invalid version.
+// version parses a version of Talos; nil if it is invalid.
 func version(talos string) *compatibility.TalosVersion {
 	v, err := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: talos})
 	if err != nil {
@@ -126,7 +125,7 @@ func version(talos string) *compatibility.TalosVersion {
 	return v
 }
 
-// NewestRelease returns the newest of some versions that is no pre-release, "" if none is.
+// NewestRelease returns the newest of some versions that is not a pre-release, "" if all are.
 func NewestRelease(versions []string) string {
 	newest := ""
 	for _, v := range versions {
@@ -137,8 +136,9 @@ func NewestRelease(versions []string) string {
 	return newest
 }
 
-// NextKubernetes returns the first release of the minor version after that of kubernetes, if a Talos
-// supports it. "": it does not, or a version is not known. Kubernetes is upgraded one minor version at a time.
+// NextKubernetes returns the first release of the minor version after that of kubernetes, if the given Talos supports
+// it. It returns "" if Talos does not, or if a version is not known. Kubernetes is upgraded one minor version at a
+// time.
 func NextKubernetes(talos, kubernetes string) string {
 	var minor int
 	if _, err := fmt.Sscanf(semver.MajorMinor(kubernetes), "v1.%d", &minor); err != nil {

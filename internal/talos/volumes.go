@@ -46,14 +46,14 @@ func (*Client) ConfigVolumes(text cluster.Secret, talos string) ([]cluster.Confi
 	return out, nil
 }
 
-// configVolume is a volume of a configuration, with the selector of its disk, or of itself.
+// configVolume is a volume of a configuration, with the selector of the volume's disk, or of the volume itself.
 type configVolume struct {
 	cluster.ConfigVolume
 	expr *cel.Expression // nil: none
 	kind cluster.SelectorKind
 }
 
-// partitionVolume is a volume that Talos makes on a disk; its names are to be added.
+// partitionVolume returns a volume that Talos makes on a disk. The caller adds the names.
 func partitionVolume(p configs.VolumeProvisioningConfig, e configs.EncryptionConfig) configVolume {
 	v := configVolume{kind: cluster.ForPartition}
 	v.Type, v.Encryption = cluster.PartitionVolume, volumeEncryption(e)
@@ -63,7 +63,7 @@ func partitionVolume(p configs.VolumeProvisioningConfig, e configs.EncryptionCon
 	return v
 }
 
-// systemVolumes are those that every machine has, as volumeconfig/system_volumes.go reads them.
+// systemVolumes returns the volumes that every machine has, as volumeconfig/system_volumes.go reads them.
 func systemVolumes(cfg config.Config, talos string) []configVolume {
 	var out []configVolume
 	add := func(id string, v configVolume) {
@@ -94,7 +94,8 @@ func systemVolumes(cfg config.Config, talos string) []configVolume {
 // promotableSince is the first Talos in which ETCD, CRI, KUBELET and LOG can be partitions.
 const promotableSince = "v1.14.0-alpha.0"
 
-// userVolumes are those that documents name (volumeconfig/user_volumes.go), and machine.disks (user_disk_config.go).
+// userVolumes returns the volumes that documents name (volumeconfig/user_volumes.go), and the volumes of
+// machine.disks (user_disk_config.go).
 func userVolumes(cfg config.Config) []configVolume {
 	var out []configVolume
 	add := func(prefix, kind, name string, v configVolume) {
@@ -144,7 +145,7 @@ func userVolumes(cfg config.Config) []configVolume {
 	return out
 }
 
-// volumeEncryption is an encryption without its secrets. Options that only change how fast it is are left out.
+// volumeEncryption returns an encryption without its secrets. It leaves out options that only change the speed.
 func volumeEncryption(e configs.EncryptionConfig) cluster.VolumeEncryption {
 	if e == nil || e.Provider() == blockres.EncryptionProviderNone {
 		return cluster.VolumeEncryption{}
@@ -159,7 +160,8 @@ func volumeEncryption(e configs.EncryptionConfig) cluster.VolumeEncryption {
 	return out
 }
 
-// unguessable keeps what is made of a short passphrase from being compared with guesses.
+// unguessable keys the hashes of encryption keys, so that nobody can compare the hash of a short passphrase with
+// guesses.
 var unguessable = rand.Text()
 
 func keyOf(k configs.EncryptionKey) string {
@@ -180,20 +182,19 @@ func keyOf(k configs.EncryptionKey) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// volumePrefix is what Talos puts before the name in a document of that kind to name the volume.
+// volumePrefix is the prefix that Talos puts before the name in a document of that kind to name the volume.
 var volumePrefix = map[string]string{
 	"VolumeConfig": "", "UserVolumeConfig": constants.UserVolumePrefix,
 	"RawVolumeConfig": constants.RawVolumePrefix, "SwapVolumeConfig": constants.SwapVolumePrefix,
 }
 
-// encryptionSpec is how a volume is encrypted. Keys are kept undecoded, so that what
-// a newer Talos adds is seen.
+// encryptionSpec is how a volume is encrypted. The keys stay undecoded, so that recast sees what a newer Talos adds.
 type encryptionSpec struct {
 	Provider string           `yaml:"provider"`
 	Keys     []map[string]any `yaml:"keys"`
 }
 
-// volumeDocument is what is read of the main document and of volume documents.
+// volumeDocument is the part that recast reads of the main document and of volume documents.
 type volumeDocument struct {
 	Kind       string          `yaml:"kind"`
 	Name       string          `yaml:"name"`
@@ -206,7 +207,7 @@ type volumeDocument struct {
 	} `yaml:"machine"`
 }
 
-// encryption lists the volumes that a configuration encrypts, by name. Its errors do not quote it.
+// encryption lists the volumes that a configuration encrypts, by name. Its errors do not quote the configuration.
 func encryption(docs []*document) ([]cluster.Encryption, error) {
 	var out []cluster.Encryption
 	for _, d := range docs {
@@ -232,8 +233,8 @@ func encryption(docs []*document) ([]cluster.Encryption, error) {
 	return out, nil
 }
 
-// volume returns nothing without encryption. One key locked to STATE is enough to
-// count as locked: which key opened a volume is unknown.
+// volume returns the encryption of a volume, or nothing without encryption. One key locked to STATE is enough to
+// count as locked: recast does not know which key opened a volume.
 func (e *encryptionSpec) volume(name string) []cluster.Encryption {
 	if e == nil || e.Provider == "" && len(e.Keys) == 0 {
 		return nil
@@ -254,7 +255,7 @@ func (e *encryptionSpec) volume(name string) []cluster.Encryption {
 	return []cluster.Encryption{v}
 }
 
-// selector is one of a configuration.
+// selector is a selector of disks or volumes in a configuration.
 type selector struct {
 	cluster.DiskSelector
 	expr cel.Expression // none for a device of machine.disks
@@ -267,7 +268,7 @@ func (c *Client) Selectors(ctx context.Context, addr netip.Addr, blank bool, tex
 		return nil, err
 	}
 	if cfg.Machine() == nil {
-		return nil, nil // ConfigVolumes refuses it
+		return nil, nil // ConfigVolumes refuses such a configuration
 	}
 	all := selectorsOf(cfg, talos)
 	if len(all) == 0 {
@@ -285,14 +286,14 @@ func (c *Client) Selectors(ctx context.Context, addr netip.Addr, blank bool, tex
 	return out, nil
 }
 
-// selectable is what selectors are evaluated on.
+// selectable is the view of a machine on which selectors are evaluated.
 type selectable struct {
 	blockView
 	system string // device of the system disk: "sda"; "": there is none yet
 	cfg    config.Provider
 }
 
-// selectable reads a machine; unknown says why it could not.
+// selectable reads a machine; unknown says why the read failed.
 func (c *Client) selectable(ctx context.Context, addr netip.Addr, blank bool) (on selectable, unknown string) {
 	if !addr.IsValid() {
 		return on, "its disks are not known before its machine runs"
@@ -310,7 +311,7 @@ func (c *Client) selectable(ctx context.Context, addr netip.Addr, blank bool) (o
 	return on, ""
 }
 
-// selectorsOf are those of all documents that select a disk, or something on one.
+// selectorsOf returns the selectors of all documents that select a disk, or something on a disk.
 func selectorsOf(cfg config.Provider, talos string) (out []selector) {
 	add := func(kind cluster.SelectorKind, id, document string, expr cel.Expression) {
 		out = append(out, selector{cluster.DiskSelector{ID: id, Document: document, Match: expr.String(), Kind: kind}, expr})
@@ -336,7 +337,7 @@ func selectorsOf(cfg config.Provider, talos string) (out []selector) {
 	return append(out, machineSelectors(cfg)...)
 }
 
-// machineSelectors are those of the main document, and of the one that stands for its section install.
+// machineSelectors returns the selectors of the main document, and of the document that replaces its section install.
 func machineSelectors(cfg config.Provider) (out []selector) {
 	if u := cfg.UnattendedInstallConfig(); u != nil {
 		expr := u.VolumeSelector()
@@ -352,7 +353,7 @@ func machineSelectors(cfg config.Provider) (out []selector) {
 	return out
 }
 
-// selecting says how Talos looks for what the selectors of each kind match.
+// selecting says how Talos looks for the matches of each kind of selector.
 var selecting = map[cluster.SelectorKind]func(selectable, selector) ([]string, error){
 	cluster.ForPartition: func(on selectable, s selector) ([]string, error) {
 		return on.disksWith(s.expr, provisionable, func(id string) map[string]any {
@@ -362,11 +363,11 @@ var selecting = map[cluster.SelectorKind]func(selectable, selector) ([]string, e
 			return map[string]any{"system_disk": id == on.system}
 		})
 	},
-	// locateDiskByDiskMatch, which has no system_disk, and takes every kind of disk
+	// as locateDiskByDiskMatch, which has no system_disk, and takes every kind of disk
 	cluster.ForWholeDisk: func(on selectable, s selector) ([]string, error) {
 		return on.disksWith(s.expr, anyDisk, func(string) map[string]any { return nil })
 	},
-	// MatchDisks in blockhelpers
+	// as MatchDisks in blockhelpers
 	cluster.ForInstall: func(on selectable, s selector) ([]string, error) {
 		return on.disksWith(s.expr, anyDisk, func(string) map[string]any { return map[string]any{"system_disk": false} })
 	},
@@ -375,7 +376,7 @@ var selecting = map[cluster.SelectorKind]func(selectable, selector) ([]string, e
 	cluster.ForMembers:  selectable.members,
 }
 
-// evaluate sets what is found on a machine.
+// evaluate sets the matches of the selector on a machine.
 func (s *selector) evaluate(on selectable) {
 	found, err := selecting[s.Kind](on, *s)
 	switch {
@@ -399,10 +400,11 @@ func (s *selector) evaluate(on selectable) {
 
 func anyDisk(*blockres.DiskSpec) bool { return true }
 
-// provisionable leaves out what Talos makes no partition on (findCandidateDisks; a CD has another format, or none).
+// provisionable reports whether Talos makes partitions on the disk (findCandidateDisks; a CD has another format, or
+// none).
 func provisionable(d *blockres.DiskSpec) bool { return !d.Readonly && !d.CDROM }
 
-// disksWith are the disks that an expression matches; vars are its variables besides disk.
+// disksWith returns the disks that an expression matches; vars are the variables of the expression besides disk.
 func (on selectable) disksWith(expr cel.Expression, kept func(*blockres.DiskSpec) bool, vars func(id string) map[string]any) (found []string, err error) {
 	for _, d := range on.disks {
 		if !kept(d.TypedSpec()) {
@@ -425,7 +427,7 @@ func (on selectable) disksWith(expr cel.Expression, kept func(*blockres.DiskSpec
 	return found, nil
 }
 
-// deviceOf is the disk that a path of machine.disks means.
+// deviceOf returns the disk at a path of machine.disks.
 func (on selectable) deviceOf(s selector) ([]string, error) {
 	for _, d := range on.disks {
 		if spec := d.TypedSpec(); spec.DevPath == s.Match || slices.Contains(spec.Symlinks, s.Match) {
@@ -435,8 +437,8 @@ func (on selectable) deviceOf(s selector) ([]string, error) {
 	return nil, nil
 }
 
-// existing are the volumes that somebody has made. Talos takes the first one (locateVolumeByMatch): after that, an
-// error does not matter to it.
+// existing returns the matching volumes among those that already exist. Talos takes the first match
+// (locateVolumeByMatch) and ignores an error after it.
 func (on selectable) existing(s selector) (found []string, err error) {
 	disks := map[string]*blockpb.DiskSpec{}
 	for _, d := range on.disks {
@@ -467,7 +469,7 @@ func (on selectable) existing(s selector) (found []string, err error) {
 	return found, nil
 }
 
-// members are what a volume group or an array can be made of (matchingMemberDevices in
+// members returns the devices from which Talos can make a volume group or an array (matchingMemberDevices in
 // controllers/storage/md_array_reconcile.go).
 func (on selectable) members(s selector) (found []string, err error) {
 	system := ""
@@ -493,7 +495,7 @@ func (on selectable) members(s selector) (found []string, err error) {
 	return found, nil
 }
 
-// parent is the disk that a partition is on; "": it is none.
+// parent returns the disk that has the partition; "" if the device is not a partition.
 func (on selectable) parent(device string) string {
 	for _, v := range on.volumes {
 		if v.Metadata().ID() == device {

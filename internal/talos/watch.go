@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// connectPause is between two attempts to connect to an unreachable machine, which
-	// send nothing, and connectTimeout bounds one of them.
+	// connectPause is the pause between two attempts to connect to an unreachable machine, which send nothing;
+	// connectTimeout bounds one attempt.
 	connectPause   = 100 * time.Millisecond
 	connectTimeout = time.Second
-	// retryPause is between attempts on a machine that accepts the connection and nothing more.
+	// retryPause is the pause between two attempts on a machine that accepts the connection and nothing more.
 	retryPause = time.Second
 	// followTime bounds one stream: after a power failure nothing else ends it.
 	followTime = time.Minute
 )
 
-// Standings of a machine other than the stages that it stays in.
+// Standings of a machine other than the stages in which a machine stays.
 const (
 	unreachable = "away"
 	changing    = "busy" // between stages
@@ -34,7 +34,7 @@ const (
 func (c *Client) WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error {
 	last := ""
 	become := func(status string) {
-		// changing is news only for a machine that was unreachable.
+		// The standing changing is news only for a machine that was unreachable.
 		tell(status != last && (status != changing || last == unreachable))
 		last = status
 	}
@@ -77,8 +77,8 @@ func (c *Client) canConnect(ctx context.Context, addr netip.Addr) bool {
 	return true
 }
 
-// follow reports the machine's status for as long as the machine does. accepted says
-// whether it accepted us, and broken whether the machine ended the stream.
+// follow reports the machine's status for as long as the machine does. accepted says whether the machine accepted us,
+// and broken whether the machine ended the stream.
 func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become func(string)) (accepted, broken bool) {
 	ctx, cancel := context.WithTimeout(ctx, followTime)
 	defer cancel()
@@ -102,14 +102,14 @@ func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become
 		}
 	}
 	if blank {
-		_ = c.callBlank(ctx, addr, watch) // it ended, or never began
+		_ = c.callBlank(ctx, addr, watch) // the stream ended, or never began
 	} else {
 		_ = c.callWithin(ctx, addr.String(), 0, watch)
 	}
 	return accepted, broken
 }
 
-// statusOf is the part of a machine's status worth reporting: not each step of a boot.
+// statusOf returns the part of a machine's status that is worth reporting: not each step of a boot.
 func statusOf(e state.Event) string {
 	status, ok := e.Resource.(*runtime.MachineStatus)
 	if !ok || e.Type == state.Destroyed {

@@ -1,6 +1,7 @@
 // Package transport ends, resumes and repeats exchanges over HTTP. A limit for a whole request would interrupt large
-// images on slow lines, and http.Transport has none for a body that stops midway: here each part of an exchange has its
-// own. What the limits are, which requests may be repeated and what answers mean is each server's.
+// images on slow lines, and http.Transport has no limit for a body that stops midway. In this package each part of an
+// exchange has its own limit. The limits, the requests that may be repeated and the meaning of answers depend on the
+// server.
 package transport
 
 import (
@@ -17,7 +18,7 @@ import (
 // Stalled says that a part of an exchange took too long.
 type Stalled struct {
 	Text  string
-	Again bool // it is worth a retry
+	Again bool // a retry makes sense
 }
 
 func (e *Stalled) Error() string { return e.Text }
@@ -33,7 +34,7 @@ type Watch struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
-	sent  bool // the rest of the request no longer matters
+	sent  bool // the request was answered or failed: the rest of it no longer matters
 }
 
 // NewWatch returns a watch, and the context of the exchange that the watch ends.
@@ -85,7 +86,7 @@ func (w *Watch) explainStall(err error) error {
 	return err
 }
 
-// Answer returns the body of an answer. A Read that takes longer ends with err; Close ends the exchange.
+// Answer returns the body of an answer. A Read that takes longer than after ends with err; Close ends the exchange.
 func (w *Watch) Answer(body io.ReadCloser, after time.Duration, err *Stalled) io.ReadCloser {
 	return &answer{ReadCloser: body, watch: w, after: after, stalled: err, explain: w.Explain}
 }
@@ -127,7 +128,8 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// sending watches the server accept what was read of the request's body.
+// sending starts the timer for the server: it has to accept what was read of the request's body, or to answer after
+// the end of the body.
 func (w *Watch) sending(more bool, l Limits) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -140,7 +142,7 @@ func (w *Watch) sending(more bool, l Limits) {
 	}
 }
 
-// preparing stops the timer: the source that is read has its own.
+// preparing stops the timer while the body is read from its source, which has its own timer.
 func (w *Watch) preparing() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -163,7 +165,7 @@ type Limits struct {
 	Stall  time.Duration // for the next byte of a body, in either direction
 
 	Resumes int           // of one download
-	Pause   time.Duration // before the first of them; the next ones double it
+	Pause   time.Duration // before the first resume; each further resume doubles the pause
 	// Resumable says which requests are answered with the same bytes each time, so that the answer may come in pieces.
 	Resumable func(*http.Request) bool
 }
@@ -194,7 +196,7 @@ func (t Limited) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// resumable is the size of an answer that can be resumed; 0 if it cannot.
+// resumable returns the size of an answer that can be resumed; 0 if the answer cannot be resumed.
 func (t Limited) resumable(req *http.Request, resp *http.Response) int64 {
 	if req.Method != http.MethodGet || resp.StatusCode != http.StatusOK || resp.Uncompressed ||
 		!t.Resumable(req) || req.Header.Get("Range") != "" {
@@ -234,7 +236,7 @@ type download struct {
 	req     *http.Request
 	watch   *Watch
 	body    io.ReadCloser
-	size    int64 // 0: it cannot be resumed
+	size    int64 // 0: the download cannot be resumed
 	done    int64
 	resumes int
 }
@@ -247,7 +249,7 @@ func (d *download) Read(p []byte) (int, error) {
 			return n, err
 		}
 		if n > 0 {
-			// What has come is returned first; the next Read meets the error again.
+			// Read returns the received bytes first; the next Read meets the error again.
 			return n, nil
 		}
 		if d.done >= d.size || d.req.Context().Err() != nil {
@@ -259,10 +261,10 @@ func (d *download) Read(p []byte) (int, error) {
 	}
 }
 
-// resume asks for the rest, until it comes or a retry is pointless.
+// resume requests the rest until the rest comes or a retry is pointless.
 func (d *download) resume() error {
 	d.watch.Close()
-	// An interrupted body has nothing more to say.
+	// The error of closing an interrupted body means nothing.
 	_ = d.body.Close()
 	err := errors.New("it broke off too often")
 	for d.resumes < d.Resumes {
@@ -278,7 +280,7 @@ func (d *download) resume() error {
 	return err
 }
 
-// rest asks once; again says that a retry makes sense.
+// rest requests the rest once; again says that a retry makes sense.
 func (d *download) rest() (again bool, err error) {
 	req := d.req.Clone(d.req.Context())
 	req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", d.done, d.size-1))
@@ -289,7 +291,7 @@ func (d *download) rest() (again bool, err error) {
 	want := fmt.Sprintf("bytes %d-%d/%d", d.done, d.size-1, d.size)
 	if got := resp.Header.Get("Content-Range"); resp.StatusCode != http.StatusPartialContent || got != want {
 		w.Close()
-		// It is not what was requested, whatever it says.
+		// The body is not the requested part, so its error does not matter.
 		_ = resp.Body.Close()
 		return resp.StatusCode >= http.StatusInternalServerError,
 			fmt.Errorf("%s answers %q to the request for the rest, after %d of %d bytes", d.Server, resp.Status, d.done, d.size)
@@ -300,7 +302,7 @@ func (d *download) rest() (again bool, err error) {
 
 func (d *download) Close() error { return d.body.Close() }
 
-// Pause waits, or returns the error of ctx when that ends before.
+// Pause waits for d. It returns the error of ctx if ctx ends before.
 func Pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -315,8 +317,8 @@ func Pause(ctx context.Context, d time.Duration) error {
 // Dial makes a connection, as net.Dialer.DialContext does.
 type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// BoundedDial bounds each attempt to make a connection, and for how long the peer may accept no data. That bounds the
-// sending of a body of any size: an ISO may take an hour.
+// BoundedDial bounds each attempt to make a connection, and for how long the peer may accept no data. The second
+// bound applies to a body of any size: sending an ISO may take an hour.
 func BoundedDial(dial Dial, connect, stall time.Duration) Dial {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, connect)
@@ -339,7 +341,7 @@ type stallConn struct {
 	dead  error     // why nothing more can be written
 }
 
-// SetWriteDeadline implements net.Conn. It applies in addition to the bound.
+// SetWriteDeadline implements net.Conn. The deadline applies in addition to the bound.
 func (c *stallConn) SetWriteDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -353,7 +355,7 @@ func (c *stallConn) SetDeadline(t time.Time) error {
 }
 
 func (c *stallConn) Write(p []byte) (written int, err error) {
-	// In pieces, each with the whole bound: one large write may take long on a slow line.
+	// Write sends pieces, each with the whole bound: one large write may take long on a slow line.
 	const piece = 64 << 10
 	for written < len(p) && err == nil {
 		var n int
@@ -381,7 +383,8 @@ func (c *stallConn) begin() error {
 	return c.Conn.SetWriteDeadline(deadline)
 }
 
-// end records an error. TLS sends a close alert even on a failed connection, which would wait for the peer once more.
+// end records an error. TLS sends a close alert even on a failed connection; without the record, the alert would wait
+// for the peer once more.
 func (c *stallConn) end(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package wait waits until a condition holds: [Until] asks a [Look] again and again, as a
-// [For] says. If it gives up, its error says what it saw last.
+// Package wait waits until a condition holds. [Until] calls a [Look] again and again, as a [For] says. If Until gives
+// up, its error says what the Look saw last.
 package wait
 
 import (
@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// Look checks the condition once. It returns whether the wait is over and, in a few
-// words, what it saw ("2 of 3 members"). After an error the wait continues, and the
-// error counts as what was seen; wrap it in Stop to end the wait at once.
+// Look checks the condition once. It returns whether the wait is over and, in a few words, what it saw ("2 of 3
+// members"). After an error the wait continues, and the error counts as what was seen; an error wrapped in Stop ends
+// the wait at once.
 type Look func(ctx context.Context) (done bool, seen string, err error)
 
 type stopError struct{ error }
@@ -28,9 +28,9 @@ func Stop(err error) error {
 	return &stopError{err}
 }
 
-// Watch reports changes until ctx ends or the watch is lost. It calls tell once it is in
-// place, and whenever something has changed; look says whether to look at once. It is
-// only a hint: the Look decides whether the condition holds.
+// Watch reports changes until ctx ends or the watch is lost. It calls tell once it is in place, and whenever
+// something has changed; look says whether to look at once. A report is only a hint: the Look decides whether the
+// condition holds.
 type Watch func(ctx context.Context, tell func(look bool)) error
 
 // For names a wait and bounds it.
@@ -38,13 +38,13 @@ type For struct {
 	Name     string        // what is waited for: "etcd on cp1 healthy"
 	First    time.Duration // shortest pause; pauses grow with the time since the wait started, or since the last hint; 0: Every
 	Every    time.Duration // longest pause between two looks
-	Expected time.Duration // how long it will take, if known: the first look is then, and the next ones follow closely
+	Expected time.Duration // how long the wait will take, if known: the first look is then, and the next looks follow closely
 	Timeout  time.Duration // 0: until the context ends
 
 	Watches []Watch       // are restarted when they are lost
-	Watched time.Duration // longest pause while all watches are in place; the shortest is a quarter of it; 0: Every
-	// Due is the longest pause while a Look measures a duration, with or without
-	// watches; 0: no limit. May be nil.
+	Watched time.Duration // longest pause while all watches are in place; the shortest is a quarter of it, but at least Every; 0: Every
+	// Due returns the pause while a Look measures a duration, with or without watches, at most Every; 0: Due sets no
+	// pause. May be nil.
 	Due func() time.Duration
 
 	Seen func(seen string) // is called when what is seen changes; may be nil
@@ -72,15 +72,14 @@ func (w For) pause(since time.Duration, watched bool) time.Duration {
 		return w.Every
 	case since < w.Expected:
 		share = w.Expected - since
-	case w.Expected > 0: // at first, as long as it is late
+	case w.Expected > 0: // soon after Expected, at most as long as the wait is late
 		share = min(share, max(since-w.Expected, w.Expected/finePart))
 	}
 	return min(max(share, w.First), w.Every)
 }
 
-// Until looks until it is done, and returns nil; or until the timeout, the
-// context, or a Stop error ends it. The error then holds the name, how long it
-// waited and what was seen last:
+// Until calls look until look is done, and returns nil; or until the timeout, the context, or a Stop error ends the
+// wait. The error then holds the name, how long Until waited and what was seen last:
 //
 //	etcd on cp1 healthy: gave up after 15m0s; last seen: 2 of 3 members: context deadline exceeded
 func Until(ctx context.Context, w For, look Look) error {
@@ -174,7 +173,7 @@ func (h *hints) watch(ctx context.Context) {
 		}
 		w.began = time.Now()
 		h.running.Go(func() {
-			_ = w.watch(ctx, func(look bool) { // its error does not matter: the wait still polls
+			_ = w.watch(ctx, func(look bool) { // the error of a watch does not matter: the wait still polls
 				w.inPlace.Store(true)
 				if look {
 					h.hint()
@@ -182,7 +181,7 @@ func (h *hints) watch(ctx context.Context) {
 			})
 			lost := w.inPlace.Swap(false)
 			w.runs.Store(false)
-			if lost { // the current pause assumes that it is in place
+			if lost { // the current pause assumes that the watch is in place
 				h.hint()
 			}
 		})
@@ -196,7 +195,7 @@ func (h *hints) hint() {
 	}
 }
 
-// complete says whether there are watches and all of them are in place.
+// complete reports whether there are watches and all of them are in place.
 func (h *hints) complete() bool {
 	for _, w := range h.all {
 		if !w.inPlace.Load() {
@@ -206,9 +205,8 @@ func (h *hints) complete() bool {
 	return len(h.all) > 0
 }
 
-// All asks at the same time what does not depend on each other's answers, which takes one
-// round instead of several, and waits for all of them. Its error joins theirs, in the
-// order of asks.
+// All runs asks that do not depend on each other's answers at the same time, which takes one round instead of
+// several, and waits for all of them. All joins their errors, in the order of asks.
 func All(asks ...func() error) error {
 	errs := make([]error, len(asks))
 	var all sync.WaitGroup
@@ -219,8 +217,8 @@ func All(asks ...func() error) error {
 	return errors.Join(errs...)
 }
 
-// Elapsed returns the time since then by the clock that shows more: a monotonic clock stops while a
-// machine sleeps, and a wall clock can be set back.
+// Elapsed returns the time since then, by the clock that shows more: a monotonic clock stops while a machine sleeps,
+// and a wall clock can be set back.
 func Elapsed(then time.Time) time.Duration {
 	now := time.Now()
 	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))

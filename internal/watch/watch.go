@@ -1,5 +1,5 @@
-// Package watch draws the run of a cluster that is active, for recast status --watch: from its log if it
-// was started on this machine, else from what Proxmox knows about it. [Watcher] only looks.
+// Package watch draws the active run of a cluster, for recast status --watch. It draws the run from its log if the
+// run was started on this machine, else from what Proxmox knows about the run. [Watcher] only looks.
 package watch
 
 import (
@@ -56,8 +56,7 @@ func New(p pipeline.Project, px pipeline.Listing, src pipeline.StatusSources, vi
 	return w
 }
 
-// Until watches, and returns the result at the end of the run; "" if the user leaves
-// before that.
+// Until watches until the run ends, and returns the result; "" if the user leaves before that.
 func (w *Watcher) Until(ctx context.Context) (last string, err error) {
 	tick := time.NewTicker(watchHere)
 	defer tick.Stop()
@@ -108,9 +107,8 @@ func (w *Watcher) once(ctx context.Context) (last string, err error) {
 	return "", nil
 }
 
-// passed says whether the run that was started here is over although its journal does
-// not say so: it may have been killed here and finished elsewhere. Then another run has
-// taken the claim since the log was written last.
+// passed reports whether the run that was started here is over although its journal does not say so: the run may have
+// been killed here and finished elsewhere. Another run has then taken the claim since the log was written last.
 func (w *Watcher) passed(r past.Running) bool {
 	if !w.found || w.beat.Run == r.ID {
 		return false
@@ -135,12 +133,12 @@ func (w *Watcher) turnAway() {
 func (w *Watcher) over() error {
 	outcome, err := w.p.Runs().Outcome(w.here.ID)
 	w.ended = fmt.Sprintf("run %s: %s", w.here.ID, outcome)
-	err = errors.Join(err, w.view.Follow(w.follow)) // what was logged last
+	err = errors.Join(err, w.view.Follow(w.follow)) // the last lines of the log
 	w.here, w.due = past.Running{}, w.now
 	return err
 }
 
-// gone is how the last run that was started here ended; "" while one is active.
+// gone returns how the last run that was started here ended; "" while a run is active.
 func (w *Watcher) gone() string {
 	if w.here.ID != "" {
 		return ""
@@ -185,8 +183,8 @@ func (w *Watcher) pulse(ctx context.Context) {
 	w.pace(watchBeat)
 }
 
-// heart stores whether the claim's counter changed. Time in which the claim can't be
-// read does not count as standing still.
+// heart stores whether the claim's counter changed. The time in which the claim can't be read does not count as a
+// standstill.
 func (w *Watcher) heart(now claim.State, found bool, err error) {
 	if w.claimErr = err; err != nil {
 		w.beaten, w.checked = w.now, w.now
@@ -198,10 +196,10 @@ func (w *Watcher) heart(now claim.State, found bool, err error) {
 	w.beat, w.found, w.checked = now, found, w.now
 }
 
-// stood is how long the claim's counter has not changed.
+// stood returns for how long the claim's counter has not changed.
 func (w *Watcher) stood() time.Duration { return w.checked.Sub(w.beaten).Round(time.Second) }
 
-// silent is how long ago the run that was started here wrote to its log.
+// silent returns how long ago the run that was started here wrote to its log.
 func (w *Watcher) silent() time.Duration {
 	written := w.here.Started
 	if w.follow.Written.After(written) {
@@ -210,7 +208,7 @@ func (w *Watcher) silent() time.Duration {
 	return w.now.Sub(written).Round(time.Second)
 }
 
-// suspended is past.Run.Suspended for the active run, whether its journal or only its claim is here.
+// suspended returns past.Run.Suspended of the active run, whether this machine has its journal or only its claim.
 func (w *Watcher) suspended() string {
 	if w.here.ID != "" {
 		return w.p.Runs().Read(w.here.ID, past.Options{Suspended: w.stopped}).Suspended()
@@ -238,7 +236,7 @@ func (w *Watcher) heartbeat() string {
 	return fmt.Sprintf("%s holds the claim, heartbeat %d", w.beat.Holder, w.beat.Beat)
 }
 
-// Leaving is what to print when the user leaves; "" if no run is active.
+// Leaving returns the text to print when the user leaves; "" if no run is active.
 func (w *Watcher) Leaving() string {
 	run := cmp.Or(w.here.ID, w.beat.Run)
 	logs := w.here.ID != "" && w.silent() < claim.Watch
@@ -266,9 +264,9 @@ func (w *Watcher) elsewhere(ctx context.Context) (last string, err error) {
 			w.pace(watchBeat)
 			return "", nil
 		case first:
-			w.px.Requests() // the first ones do not count, as in recast status
+			w.px.Requests() // the requests of the first read do not count, as in recast status
 		}
-		res.Kept = nil // a run does not change them
+		res.Kept = nil // a run does not change the kept disks
 		var text strings.Builder
 		if err := ui.WriteStatus(&text, "text", res); err != nil {
 			return "", err
@@ -290,7 +288,7 @@ func (w *Watcher) elsewhere(ctx context.Context) (last string, err error) {
 	return "", nil
 }
 
-// looked says when Proxmox was asked, and when it will be again.
+// looked says when recast read Proxmox last, and when it will read Proxmox again.
 func (w *Watcher) looked(now time.Time) string {
 	text := fmt.Sprintf("Proxmox was read %s ago, next in %s (at most one request every %s)",
 		now.Sub(w.asked).Round(time.Second), max(0, w.due.Sub(now)).Round(time.Second), watchPace)
@@ -300,13 +298,13 @@ func (w *Watcher) looked(now time.Time) string {
 	return text
 }
 
-// isDue says whether it is time to ask Proxmox again, by either clock: the monotonic one stands still while this machine
-// sleeps, and what was read before would pass for new.
+// isDue reports whether it is time to ask Proxmox again, by either clock. The monotonic clock stands still while this
+// machine sleeps, and an old answer would pass for new.
 func (w *Watcher) isDue() bool {
 	return !w.now.Before(w.due) || !w.now.Round(0).Before(w.due.Round(0))
 }
 
-// pace sets when to ask Proxmox again, by the number of requests of this time.
+// pace sets when to ask Proxmox again, by the number of requests since the last call.
 func (w *Watcher) pace(least time.Duration) {
 	w.due = w.now.Add(max(least, time.Duration(w.px.Requests())*watchPace))
 }

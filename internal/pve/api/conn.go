@@ -1,10 +1,11 @@
-// Package api carries requests to the API of a Proxmox cluster over a Conn: to
-// whichever node answers, repeated only where that is safe. Every answer other than
-// success is an *Error, which wraps the errors that callers branch on.
+// Package api sends requests to the API of a Proxmox cluster over a Conn. Whichever node answers serves a request,
+// and a request is repeated only where that is safe. Every answer other than success is an *Error, which wraps the
+// errors that callers branch on.
 //
-// go-proxmox encodes and decodes the plain requests (Get, Post, Put, Delete), and nothing else of it is used. Its
-// errors lose what Proxmox says, so the transport below it turns answers into an *Error first; its Task.Wait takes a task
-// that failed for one that succeeded; it streams no upload and returns no header (see Conn.Send).
+// The package uses go-proxmox only to encode and decode the plain requests (Get, Post, Put, Delete). Errors of
+// go-proxmox lose what Proxmox says, so the transport below go-proxmox turns answers into an *Error first. Its
+// Task.Wait mistakes a failed task for a successful one. go-proxmox streams no upload and returns no header (see
+// Conn.Send).
 package api
 
 import (
@@ -27,7 +28,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Options say where the Proxmox cluster is and how to prove who we are.
+// Options say where the Proxmox cluster is and how recast authenticates itself.
 type Options struct {
 	Endpoints   []string       // "https://pve1.example:8006", several nodes of one cluster; tried in order
 	Token       cluster.Secret // "user@realm!id=uuid"
@@ -36,7 +37,7 @@ type Options struct {
 	RootCAs     *x509.CertPool
 	Dial        func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
 	Poll        time.Duration                                                     // pause between two polls of a task or a VM, shorter at the start of a task; 0: 1 s
-	Wrap        func(http.RoundTripper) http.RoundTripper                         // wraps what carries each attempt at a request; nil: nothing
+	Wrap        func(http.RoundTripper) http.RoundTripper                         // wraps the transport of each attempt; may be nil
 	Warn        func(text string)                                                 // receives the warnings of tasks that succeed; may be nil
 }
 
@@ -56,7 +57,7 @@ type Conn struct {
 
 var tokenForm = regexp.MustCompile(`^([^@!=\s]+@[^@!=\s]+![^@!=\s]+)=(\S+)$`)
 
-// Connect makes no connection yet. The caller closes it.
+// Connect returns a Conn and makes no connection yet. The caller closes the Conn.
 func Connect(o Options) (*Conn, error) {
 	m := tokenForm.FindStringSubmatch(strings.TrimSpace(string(o.Token)))
 	if m == nil {
@@ -76,7 +77,7 @@ func Connect(o Options) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Redirects are not followed: the token would be sent along.
+	// The client follows no redirect: the token would be sent along.
 	hc := &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	c := &Conn{
 		http: hc, relay: t, base: endpoints[0].String() + apiPrefix,
@@ -106,17 +107,17 @@ func (c *Conn) GoString() string { return c.String() }
 // Redact removes the secret from a text of Proxmox.
 func (c *Conn) Redact(text string) string { return c.relay.redact(text) }
 
-// User is the user whose token it is: "user@realm".
+// User returns the user to whom the token belongs: "user@realm".
 func (c *Conn) User() string {
 	user, _, _ := strings.Cut(c.TokenID, "!")
 	return user
 }
 
-// Remember makes the connection read only once what stays valid while a command runs
-// that changes nothing; see cacheable. Call it before the first request.
+// Remember makes the connection keep the answers that stay valid while a command runs that changes nothing, and read
+// each only once; see cacheable. Call Remember before the first request.
 func (c *Conn) Remember() { c.memory = &memory{} }
 
-// Get reads what is at a path into out.
+// Get reads the resource at a path into out.
 func (c *Conn) Get(ctx context.Context, path string, out any) error {
 	ask := func(out any) error { return c.clean(http.MethodGet, path, c.px.Get(ctx, path, out)) }
 	if c.memory != nil && cacheable(path) {
@@ -161,7 +162,7 @@ func (c *Conn) clean(method, path string, err error) error {
 	return c.Explain(err)
 }
 
-// GetDated is Get, and returns the answer's Date header; zero if there is none.
+// GetDated does the same as Get, and also returns the answer's Date header; zero if there is none.
 func (c *Conn) GetDated(ctx context.Context, path string, out any) (time.Time, error) {
 	header, err := c.Send(ctx, http.MethodGet, path, nil, out)
 	date, errDate := http.ParseTime(header.Get("Date"))
@@ -171,8 +172,8 @@ func (c *Conn) GetDated(ctx context.Context, path string, out any) (time.Time, e
 	return date, nil
 }
 
-// Send sends a request, after prepare has given it a body. It is for what go-proxmox
-// cannot do. An error wraps cluster.ErrLostAnswer if a change may have happened anyway.
+// Send sends a request, after prepare has given the request a body. Send does what go-proxmox cannot do. An error
+// wraps cluster.ErrLostAnswer if a change may have happened anyway.
 func (c *Conn) Send(ctx context.Context, method, path string, prepare func(*http.Request), out any) (http.Header, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, http.NoBody)
 	if err != nil {
@@ -236,7 +237,7 @@ func cacheable(path string) bool {
 	return ok && below && (strings.HasPrefix(what, "storage") || strings.HasPrefix(what, "disks/"))
 }
 
-// answer is one that others may wait for.
+// answer is an answer of memory; other callers may wait until it is done.
 type answer struct {
 	done chan struct{} // closed when the rest is known
 	data json.RawMessage

@@ -50,8 +50,7 @@ func (e *Error) Error() string {
 	return foreign.Line(b.String())
 }
 
-// Said is the server's message: the body's, which proxies do not lose, else the
-// status line's.
+// Said returns the server's message: that of the body, which proxies do not lose, or else that of the status line.
 func (e *Error) Said() string {
 	if e.Message != "" {
 		return e.Message
@@ -59,7 +58,7 @@ func (e *Error) Said() string {
 	return e.Reason
 }
 
-// text is everything that the server said, to match known wordings against.
+// text returns the server's whole answer, in which callers look for known wordings.
 func (e *Error) text() string {
 	parts := []string{e.Reason, e.Message}
 	for _, name := range slices.Sorted(maps.Keys(e.Params)) {
@@ -68,7 +67,7 @@ func (e *Error) text() string {
 	return strings.Join(parts, "\n")
 }
 
-// Unwrap returns the sentinels that the answer amounts to.
+// Unwrap returns the sentinels that match the answer.
 func (e *Error) Unwrap() []error {
 	errs := sentinels(e.text())
 	temporary := e.Status >= http.StatusInternalServerError || e.Status == http.StatusTooManyRequests
@@ -81,8 +80,8 @@ func (e *Error) Unwrap() []error {
 	return errs
 }
 
-// isGateway reports whether the entry node, or a proxy in front, got no answer from
-// the server that should have done the work. Proxmox uses 595, 596 and 599.
+// isGateway reports whether the entry node, or a proxy in front, got no answer from the server that does the work.
+// Proxmox uses 595, 596 and 599.
 func isGateway(status int) bool {
 	return status >= 590 && status <= 599 ||
 		status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
@@ -166,10 +165,9 @@ func parseError(method, path string, status int, statusLine string, body []byte)
 	return e
 }
 
-// noUser reports whether Proxmox failed, before doing anything, because it lost the
-// request's user: that is one variable per pvedaemon process, which auth_handler
-// sets and the end of any request clears, even while another request's body is still
-// being read (pve-manager, HTTPServer.pm).
+// noUser reports whether Proxmox failed, before doing anything, because it lost the request's user. Each pvedaemon
+// process keeps the user in one variable: auth_handler sets the variable, and the end of any request clears it, even
+// while another request's body is still being read (pve-manager, HTTPServer.pm).
 func (e *Error) noUser() bool {
 	return e.Status == http.StatusInternalServerError && strings.TrimSpace(e.Said()) == "user name not set"
 }
@@ -181,29 +179,27 @@ func (e *Error) redact(clean func(string) string) {
 	}
 }
 
-// IsForbidden reports whether the token may not do that.
+// IsForbidden reports whether the token lacks a privilege for the request.
 func IsForbidden(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	return ok && e.Status == http.StatusForbidden
 }
 
-// IsUnanswered reports whether the node we asked got no answer from the host that it
-// forwarded the request to.
+// IsUnanswered reports whether the entry node got no answer from the host to which it forwarded the request.
 func IsUnanswered(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	return ok && e.Status >= 590 && e.Status <= 599
 }
 
-// busyRename matches pve-storage's errors for a volume that it could not rename
-// because it was briefly in use, or because renaming took too long. LVM renames
-// volumes in use and waits for its own locks: it has no such error.
+// busyRename matches pve-storage's errors for a volume that it could not rename because it was briefly in use, or
+// because renaming took too long. LVM has no such error: it renames volumes in use and waits for its own locks.
 var busyRename = regexp.MustCompile(`(?m)` +
 	// ZFSPoolPlugin.pm, rename_volume, zfs_request: udev or multipathd has just
 	// opened the device, or a replication takes a snapshot. Proxmox itself retries a
 	// destroy (zfs_delete_zvol), but not a rename.
 	`^zfs error: cannot rename '[^']*': dataset is busy\s*$` +
-	// In a worker, the limit of 5 s becomes 5 min (zfs_request). The command is then
-	// killed (pve-common, Cmd.pm, run_command), the kernel's work is not.
+	// In a worker, the limit of 5 s becomes 5 min (zfs_request). The command is then killed (pve-common, Cmd.pm,
+	// run_command), but the kernel goes on.
 	`|^command 'zfs rename [^']*' failed: got timeout\s*$` +
 	// RBDPlugin.pm, rename_volume, run_rbd_command: another client holds the image, or
 	// the cluster is slow.
@@ -213,15 +209,15 @@ var busyRename = regexp.MustCompile(`(?m)` +
 
 var missingPrivilege = regexp.MustCompile(`Permission check failed \(([^,()]+), ([^()]+)\)`)
 
-// The ways in which Proxmox says that pmxcfs lets nothing be written (PVE/Cluster.pm,
-// check_cfs_quorum; a file below /etc/pve is read-only then), and that a storage
-// can't be used just now (activate_storage of pve-storage's Storage.pm and plugins).
+// noQuorum matches the errors of a pmxcfs that accepts no writes (PVE/Cluster.pm, check_cfs_quorum; a file below
+// /etc/pve is read-only then). noStorage matches the errors of a storage that can't be used just now
+// (activate_storage of pve-storage's Storage.pm and plugins).
 var (
 	noQuorum  = regexp.MustCompile(`no quorum[?!]|unable to open file '/etc/pve/[^']*' - Permission denied`)
 	noStorage = regexp.MustCompile(`unable to activate storage '|activating storage '[^']*' failed|storage '[^']*' is not online`)
 )
 
-// Explain attaches what is known about mending an error, and its kind.
+// Explain adds the kind of an error, and a hint at the remedy if one is known.
 func (c *Conn) Explain(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		switch e.Status {
@@ -290,7 +286,7 @@ func (c *Conn) HintPrivilege(err error, path, privilege string) error {
 		"an ACL entry made by hand overrides those above it", c.TokenID, privilege, path)
 }
 
-// hintGateway says who did not answer whom: the node that was asked is well.
+// hintGateway adds a hint that names who did not answer whom.
 func hintGateway(e *Error, err error) error {
 	if e.Status < 590 {
 		return fault.WithHint(fault.Unreachable.Of(err), "a proxy in front of Proxmox did not get an answer from it: name the nodes themselves in proxmox.endpoints")
@@ -303,7 +299,7 @@ func hintGateway(e *Error, err error) error {
 	return fault.WithHint(fault.HostAway.Of(err), "the node that was asked does not reach %s: see whether that one is up, and its pveproxy and pvedaemon", node)
 }
 
-// namesOf are the names and addresses that a certificate is for, as others use them.
+// namesOf returns the names and addresses of a certificate, except those of the local host.
 func namesOf(c *x509.Certificate) []string {
 	names := slices.DeleteFunc(slices.Clone(c.DNSNames), func(name string) bool { return name == "localhost" })
 	for _, ip := range c.IPAddresses {
@@ -314,17 +310,16 @@ func namesOf(c *x509.Certificate) []string {
 	return names
 }
 
-// isCertificate says that the server's certificate was not trusted.
+// isCertificate reports whether the server's certificate was not trusted.
 func isCertificate(err error) bool {
 	why, _ := Untrusted(err)
 	return why != ""
 }
 
 var (
-	// lockTimeout matches a lock that was not acquired in time (PVE/Tools.pm,
-	// lock_file_full; pve-cluster, Cluster.pm, cfs_lock). It must be the whole
-	// message: within a longer one, or for one parameter of several, other work was
-	// done.
+	// lockTimeout matches a lock that was not acquired in time (PVE/Tools.pm, lock_file_full; pve-cluster,
+	// Cluster.pm, cfs_lock). The pattern matches only a whole message: in a longer message, or in the message for one
+	// of several parameters, Proxmox has done other work.
 	lockTimeout = regexp.MustCompile(`^(?:unable to create VM \d+ - )?(?:can't lock file '[^']+' - got timeout|cfs-lock '[^']+' error: got lock request timeout)\s*$`)
 	// vmLocked matches the lock in a VM's configuration (AbstractConfig.pm,
 	// check_lock).
@@ -399,14 +394,14 @@ type TaskError struct {
 
 func (e *TaskError) Error() string {
 	s := "task " + e.UPID.String() + ": " + e.Exit
-	// A plain failure repeats the last line of the log; these say nothing by themselves.
+	// The status of a plain failure repeats the last line of the log; these statuses need the log.
 	if len(e.Log) > 0 && (IsWarnings(e.Exit) || noStatus.MatchString(e.Exit)) {
 		s += " (" + strings.Join(e.Log, " | ") + ")"
 	}
 	return foreign.Line(s)
 }
 
-// Unwrap returns the sentinels that the task's exit status amounts to.
+// Unwrap returns the sentinels that match the task's exit status.
 func (e *TaskError) Unwrap() []error {
 	errs := sentinels(e.Exit)
 	if noStatus.MatchString(e.Exit) {
@@ -415,9 +410,9 @@ func (e *TaskError) Unwrap() []error {
 	return errs
 }
 
-// noStatus matches the status of a task whose worker was killed, for example with
-// its node: the last line of the log, if not lost too, is none that a worker ends
-// with (PVE/Tools.pm, upid_read_status). How far the task got is unknown.
+// noStatus matches the status of a task whose worker was killed, for example with its node. The last line of the log,
+// if not lost too, is then not the line with which a worker ends (PVE/Tools.pm, upid_read_status). How far the task
+// got is unknown.
 var noStatus = regexp.MustCompile(`^(?:unexpected status|unable to extract last line|unable to read tail \(got \d* bytes\)|unable to open file - .*)$`)
 
 func IsWarnings(exit string) bool { return strings.HasPrefix(exit, "WARNINGS:") }

@@ -34,21 +34,20 @@ const (
 	// is well above the 30 s after which the entry node gives up on the node that it
 	// forwarded the request to, and reports that (AnyEvent.pm, proxy_request).
 	headerTimeout = 90 * time.Second
-	// readTimeout bounds one attempt at a read; a little above 30 s for the same reason.
+	// readTimeout bounds one attempt at a read. It is a little above 30 s for the same reason.
 	readTimeout = 40 * time.Second
-	// retryBudget is how long after the first attempt another may start. Each
-	// endpoint answers a read about a node that is down with 595 after 30 s: two of
-	// them must suffice.
+	// retryBudget is how long after the first attempt another may start. Each endpoint answers a read about a node
+	// that is down with 595 after 30 s: two endpoints must suffice.
 	retryBudget = 45 * time.Second
-	// idleTimeout is below the 5 s after which pveproxy closes an idle connection,
-	// so that no request runs into the closing.
+	// idleTimeout is below the 5 s after which pveproxy closes an idle connection, so that no request meets a closing
+	// connection.
 	idleTimeout = 3 * time.Second
 	maxAnswer   = 64 << 20
 
 	apiPrefix = "/api2/json"
 )
 
-// After each round over all endpoints without an answer comes a pause; they double.
+// A pause follows each round over all endpoints without an answer; each pause doubles the one before.
 const (
 	pauses     = 3
 	firstPause = 500 * time.Millisecond
@@ -59,21 +58,19 @@ var (
 	errSlowAnswer = fmt.Errorf("the answer did not end within %s", headerTimeout)
 )
 
-// relay sends each request to the endpoint that answered last, and to the others
-// if no connection can be made. It turns every answer except success into an *Error,
-// which go-proxmox would lose. It retries reads that got no answer; it sends a
-// change again only if nothing was sent the first time, or if Proxmox lost the
-// request's user (see Error.noUser). An attempt bounds a body's stall, not the time
-// that it takes to send.
+// relay sends each request to the endpoint that answered last, and to the others if no connection can be made. It
+// turns every answer except success into an *Error, which go-proxmox would lose. It retries reads that got no answer.
+// It sends a change again only if nothing was sent the first time, or if Proxmox lost the request's user (see
+// Error.noUser). An attempt bounds how long a body may stall, not how long the whole body may take.
 type relay struct {
 	endpoints []*url.URL
 	reads     *http.Transport
-	// writes makes a connection for each request: on a reused one that the server
-	// has just closed, we would not know whether the change arrived.
+	// writes makes a connection for each request: on a reused connection that the server has just closed, recast
+	// would not know whether the change arrived.
 	writes  *http.Transport
 	current atomic.Int64 // index into endpoints
 	redact  func(string) string
-	wrap    func(http.RoundTripper) http.RoundTripper // wraps both
+	wrap    func(http.RoundTripper) http.RoundTripper // wraps the transports of reads and of writes
 }
 
 func newRelay(endpoints []*url.URL, o Options, secret string) (*relay, error) {
@@ -116,12 +113,13 @@ func (t *relay) close() {
 	t.writes.CloseIdleConnections()
 }
 
-// unreachableError says that no endpoint could be connected to.
+// unreachableError says that recast could not connect to any endpoint.
 type unreachableError struct{ errs []error }
 
 func (e *unreachableError) Unwrap() []error { return e.errs }
 
-// Is matches cluster.ErrNotNow: nothing was sent, not even of a change.
+// Is matches cluster.ErrNotNow, because nothing was sent, not even of a change; except if an endpoint is not the
+// intended server.
 func (e *unreachableError) Is(target error) bool {
 	return target == cluster.ErrNotNow && !slices.ContainsFunc(e.errs, isIdentity)
 }
@@ -132,7 +130,7 @@ type silentError struct{ error }
 func (e *silentError) Unwrap() error        { return e.error }
 func (e *silentError) Is(target error) bool { return target == cluster.ErrNotNow }
 
-// isIdentity reports whether the server that answers is not the intended one.
+// isIdentity reports whether the error means that another server than the intended one answered.
 func isIdentity(err error) bool {
 	_, other := errors.AsType[*FingerprintError](err)
 	return other || isCertificate(err)
@@ -149,7 +147,7 @@ func (e *unreachableError) Error() string {
 // RoundTrip implements http.RoundTripper. The answer's body is held in memory.
 func (t *relay) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body != nil && req.GetBody != nil {
-		defer func() { _ = req.Body.Close() }() // every attempt gets a body of its own
+		defer func() { _ = req.Body.Close() }() // every attempt has its own body
 	}
 	start := time.Now()
 	for round := 0; ; round++ {
@@ -245,8 +243,8 @@ func (t *relay) try(req *http.Request, to *url.URL) (resp *http.Response, sent b
 	return nil, sent, err
 }
 
-// answer reads the whole answer, so that a truncated one counts as none, and turns
-// everything except Proxmox's own form of success into an *Error.
+// answer reads the whole answer and turns everything except Proxmox's own form of success into an *Error. A truncated
+// answer counts as no answer.
 func (t *relay) answer(resp *http.Response) (*http.Response, error) {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if closeErr := resp.Body.Close(); err == nil {
@@ -275,9 +273,8 @@ func (t *relay) answer(resp *http.Response) (*http.Response, error) {
 	return resp, nil
 }
 
-// ReadsAtOnce bounds the concurrent requests for one list. A host serves as many at
-// once as pveproxy has workers, three by default, and queues the rest: this keeps
-// them busy while answers are in transit.
+// ReadsAtOnce bounds the concurrent requests for one list. A host serves as many requests at once as pveproxy has
+// workers, three by default, and queues the rest: the queue keeps the workers busy while answers are in transit.
 const ReadsAtOnce = 16
 
 // keptSessions bounds the kept TLS sessions: one per host is needed.
@@ -297,8 +294,8 @@ func (e *FingerprintError) Error() string {
 // tlsConfig decides what to trust: the pinned certificates if there are any, else
 // the given authorities, else the system's.
 func tlsConfig(o Options) (*tls.Config, error) {
-	// Changes use new connections, which resume the TLS session of an earlier one:
-	// the verification set up here then runs, too.
+	// Changes use new connections, which resume the TLS session of an earlier one. The verification below runs for a
+	// resumed session, too.
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.RootCAs, ClientSessionCache: tls.NewLRUClientSessionCache(keptSessions)}
 	if o.Fingerprint != "" {
 		pins, err := parseFingerprints(o.Fingerprint)
@@ -361,9 +358,8 @@ func formatFingerprint(sum [sha256.Size]byte) string {
 	return strings.ReplaceAll(fmt.Sprintf("% X", sum), " ", ":")
 }
 
-// Untrusted returns why the server's certificate is not trusted; "" if err is
-// something else. wrongName says that it is for other names: pinning it would mean
-// pinning any server at that address.
+// Untrusted returns why the server's certificate is not trusted; "" if err is something else. wrongName says that the
+// certificate has other names: to pin it would mean to pin any server at that address.
 func Untrusted(err error) (why string, wrongName bool) {
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
 		return "its issuer is not trusted by this machine", false
@@ -377,9 +373,8 @@ func Untrusted(err error) (why string, wrongName bool) {
 	return "", false
 }
 
-// Fingerprint reads the SHA-256 fingerprint of the certificate that a server
-// presents. It sends nothing and proves nothing: a person has to compare it. A nil
-// dial uses the machine's network.
+// Fingerprint reads the SHA-256 fingerprint of the certificate that a server presents. It sends no request. The
+// result proves nothing: a person has to compare the fingerprint. A nil dial uses the machine's network.
 func Fingerprint(ctx context.Context, endpoint string, dial func(ctx context.Context, network, addr string) (net.Conn, error)) (string, error) {
 	urls, err := parseEndpoints([]string{endpoint})
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package apitest has Proxmox nodes for tests that answer only what a test tells them
-// to: a Site is a network, its Nodes are Fakes with Routes.
+// Package apitest provides Proxmox nodes for tests. A Fake answers a request only with the Routes that a test set; a
+// Site is a network of Fakes.
 package apitest
 
 import (
@@ -36,31 +36,31 @@ const (
 // Route answers one kind of request.
 type Route func(w http.ResponseWriter, r *http.Request)
 
-// Fake is a Proxmox node that answers only what a test tells it to.
+// Fake is a Proxmox node that answers a request only as a test has set.
 type Fake struct {
 	mu     sync.Mutex
 	routes map[string][]Route // "GET /path" -> answers in turn, the last one repeats
 	seen   []string
 }
 
-// On sets the answers to a request: "GET /path".
+// On sets the answers to a request, such as "GET /path".
 func (f *Fake) On(request string, answers ...Route) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.routes[request] = answers
 }
 
-// Answers are those that On has set.
+// Answers returns the answers to a request that On has set.
 func (f *Fake) Answers(request string) []Route { return f.routes[request] }
 
-// Requests are those that came, in order.
+// Requests returns the received requests, in order.
 func (f *Fake) Requests() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return append([]string(nil), f.seen...)
 }
 
-// Changes are the requests other than reads.
+// Changes returns the requests other than reads.
 func Changes(requests []string) []string {
 	return slices.DeleteFunc(requests, func(r string) bool { return strings.HasPrefix(r, "GET ") })
 }
@@ -89,7 +89,7 @@ func Data(json string) Route {
 	}
 }
 
-// Raw answers with a status line as written, which net/http cannot.
+// Raw answers with exactly this status line, which net/http cannot send.
 func Raw(status, body string) Route {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		conn, _, err := w.(http.Hijacker).Hijack()
@@ -104,7 +104,7 @@ func Raw(status, body string) Route {
 // Lost breaks the connection instead of answering.
 func Lost(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
-// After answers late, unless the client is gone by then.
+// After answers after d, unless the client disconnects before.
 func After(d time.Duration, then Route) Route {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -151,22 +151,22 @@ func (s *Site) Serve(t *testing.T, host string, h http.Handler) {
 	})
 }
 
-// Pool has the certificate of the site.
+// Pool returns a pool with the certificate of the site.
 func (s *Site) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(s.Cert.Leaf)
 	return pool
 }
 
-// Fingerprint is that of the site's certificate.
+// Fingerprint returns the fingerprint of the site's certificate.
 func (s *Site) Fingerprint() string { return Fingerprint(s.Cert.Leaf) }
 
-// Fingerprint is the SHA-256 of a certificate: "AA:BB:…".
+// Fingerprint returns the SHA-256 of a certificate: "AA:BB:…".
 func Fingerprint(c *x509.Certificate) string {
 	return strings.ReplaceAll(fmt.Sprintf("% X", sha256.Sum256(c.Raw)), " ", ":")
 }
 
-// NewCertificate makes a certificate of pve1, pve2 and addresses that is its own authority.
+// NewCertificate makes a self-signed certificate for pve1, pve2 and the addresses.
 func NewCertificate(t *testing.T, addrs ...net.IP) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -189,7 +189,7 @@ func NewCertificate(t *testing.T, addrs ...net.IP) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-// SilentDial connects every client to a server that accepts and never speaks.
+// SilentDial connects every client to a server that accepts the connection and sends nothing.
 func SilentDial(ctx context.Context, _, _ string) (net.Conn, error) {
 	here, there := net.Pipe()
 	context.AfterFunc(ctx, func() { _ = there.Close() })
