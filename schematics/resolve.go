@@ -216,9 +216,9 @@ type WarningKind string
 
 // The kinds of warning.
 const (
-	FactoryDiffers       WarningKind = "factory-differs"         // the factory has an extension or overlay with another digest
+	FactoryDiffers       WarningKind = "factory-differs"         // the factory would build from another digest
 	Republished          WarningKind = "republished"             // an official extension's digest in the registry's list is not the locked one
-	TagMoved             WarningKind = "tag-moved"               // the tag names another digest than the given one, or is gone
+	TagMoved             WarningKind = "tag-moved"               // the tag is gone or names another digest than given
 	Renamed              WarningKind = "renamed"                 // an official extension has a new name
 	BrokenVersion        WarningKind = "broken-version"          // the factory marked the locked Talos version as broken, or its makers withdrew it
 	SecureBootKeyDiffers WarningKind = "secure-boot-key-differs" // the factory signs with another key than the locked one
