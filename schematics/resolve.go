@@ -216,7 +216,7 @@ type WarningKind string
 
 // The kinds of warning.
 const (
-	FactoryDiffers       WarningKind = "factory-differs"         // the factory would build from another digest
+	FactoryDiffers       WarningKind = "factory-differs"         // the factory has another digest of an extension or overlay
 	Republished          WarningKind = "republished"             // an official extension's digest in the registry's list is not the locked one
 	TagMoved             WarningKind = "tag-moved"               // the tag is gone or names another digest than given
 	Renamed              WarningKind = "renamed"                 // an official extension has a new name
