@@ -358,8 +358,8 @@ func (b Builder) record(a Artefact, e schematics.Locked, got schematics.Disk) er
 	})
 }
 
-// verify compares a file's content with the lock. A factory has rebuilt a file whose checksum is not the locked one:
-// the bytes of a rebuild always differ. diskBytes is the size of the disk that a disk image describes.
+// verify compares a file's content with the lock. If the file's checksum is not the locked one, a factory has rebuilt
+// the file: the bytes of a rebuild always differ. diskBytes is the size of the disk that a disk image describes.
 func (b Builder) verify(ctx context.Context, a Artefact, name string, m *sharedState, f *os.File, got schematics.BootFile, note func(string)) (diskBytes int64, err error) {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {

@@ -35,7 +35,7 @@ type Options struct {
 	// Command is a program of the user and its arguments, in which {out} stands for the output directory. Empty: the
 	// imager's image is run, by docker or else podman.
 	Command []string
-	Env     []string      // names of the program's variables in addition to those of command.Environ and of engines
+	Env     []string      // names of variables that are passed on in addition to those of command.Environ and of engines
 	Image   string        // repository of the imager's image; "": DefaultImage
 	Timeout time.Duration // for one run; 0: half an hour
 	// Run replaces the program and gets its arguments and standard input. Nil: a process runs.
