@@ -34,7 +34,7 @@ type Images interface {
 // tags and labels prove nothing. One Verifier serves a whole run and reads every
 // locked extension image once. It is not safe for concurrent use.
 //
-// It cannot compare the installer's own programs, an ISO's GRUB, and the bytes of Talos itself and of systemd-boot
+// A Verifier cannot compare the installer's own programs, an ISO's GRUB, or the bytes of Talos itself and systemd-boot
 // (they are the same in ISO and installer, and signed by the factory). Of depmod's output it compares only the names.
 type Verifier struct {
 	images  Images
