@@ -1,6 +1,5 @@
-// Package images makes the images of a lock exist: a [Builder] builds, fetches and checks
-// them, and a [Publisher] brings the boot ISOs to Proxmox storage. Each step is skipped
-// if its result exists.
+// Package images makes the images that a lock describes: a [Builder] builds, fetches and checks them, and a
+// [Publisher] brings the boot ISOs and disk images to Proxmox storage. A step is skipped if its result exists.
 package images
 
 import (
@@ -21,8 +20,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Builder builds the images that the lock describes. It trusts nothing that it gets
-// before it has compared it with the lock.
+// Builder builds the images that the lock describes. It trusts received data only after it has compared the data with
+// the lock.
 type Builder struct {
 	Factory   Factory
 	Registry  Registry
@@ -32,20 +31,19 @@ type Builder struct {
 	Cache     *Cache
 	Ledger    *Ledger
 	ByImager  ImagerBuilder // for what the factory cannot build
-	// Mirror is the repository from which nodes pull installers; "": the factory's.
-	// An installer that is there may be gone from the factory.
+	// Mirror is the repository from which nodes pull installers; "": the factory's. The factory may no longer have an
+	// installer that the mirror has.
 	Mirror string
-	// Disk reports whether a schematic's disk image is wanted, too; nil: none is.
+	// Disk reports whether a schematic's disk image is wanted, too; nil: no disk image is wanted.
 	Disk func(schematic string) bool
-	// Published says where the ISO or the disk image of a schematic is already
-	// published, so that it need not be fetched; "" if it is missing somewhere. May be
-	// nil: always fetch.
+	// Published says where the ISO or the disk image of a schematic is published; a published file is not fetched.
+	// reason is "" if the file is missing somewhere. May be nil: always fetch.
 	Published func(ctx context.Context, of Artefact, schematic string) (reason string, err error)
 	// Note receives the progress of the step at a path below Step: "build/default/fetch-iso". May be nil.
 	Note func(path, text string)
 }
 
-// Step is a tree that ends with an installer and a boot ISO for every schematic of the lock.
+// Step returns a tree of steps that end with an installer and a boot ISO for every schematic of the lock.
 func (b Builder) Step() step.Step {
 	return step.Step{
 		ID: "build", Code: fault.BuildFailed, Title: "build images",
@@ -72,7 +70,7 @@ func (b Builder) schematic(name string) step.Step {
 	}
 }
 
-// haveAll says where everything is that is wanted of a schematic, if all of it exists.
+// haveAll says where the installer and the wanted files of a schematic are; "" if one of them is missing.
 func (b Builder) haveAll(ctx context.Context, name string) (string, error) {
 	installer, err := b.haveInstaller(ctx, name)
 	if err != nil || installer == "" {
@@ -89,7 +87,7 @@ func (b Builder) haveAll(ctx context.Context, name string) (string, error) {
 	return strings.Join(have, "; "), nil
 }
 
-// wanted lists the files that are wanted of a schematic.
+// wanted lists the kinds of files that are wanted of a schematic.
 func (b Builder) wanted(name string) []Artefact {
 	if b.Disk != nil && b.Disk(name) {
 		return []Artefact{BootISO, DiskImage}
@@ -97,8 +95,8 @@ func (b Builder) wanted(name string) []Artefact {
 	return []Artefact{BootISO}
 }
 
-// factorySteps end with an installer, an ISO and, if wanted, a disk image in the lock. Each is recorded after
-// its content was verified.
+// factorySteps returns the steps that record an installer, an ISO and, if wanted, a disk image in the lock. Each of
+// them is recorded after its content was verified.
 func (b Builder) factorySteps(name string) []step.Step {
 	m := new(sharedState)
 	steps := []step.Step{
@@ -136,7 +134,7 @@ func (b Builder) factorySteps(name string) []step.Step {
 	return steps
 }
 
-// fetchStep ends with the file in the lock, and in the cache or published.
+// fetchStep returns the step that ends with the file recorded in the lock, and in the cache or published.
 func (b Builder) fetchStep(a Artefact, name string, m *sharedState) step.Step {
 	return step.Step{
 		ID: "fetch-" + artefacts[a].noun, Code: fault.ImageDiffers, Title: fmt.Sprintf("fetch the %s and compare what it holds with the lock", a),
@@ -145,10 +143,10 @@ func (b Builder) fetchStep(a Artefact, name string, m *sharedState) step.Step {
 	}
 }
 
-// sharedState is the state that the steps of a schematic share.
+// sharedState is shared by the steps of a schematic.
 type sharedState struct {
 	installer string      // repository@digest, not verified yet
-	boot      verify.Boot // of the verified installer
+	boot      verify.Boot // what the verified installer boots
 }
 
 // checkFactory refuses to build while the factory would build something other than the lock says.
@@ -184,14 +182,14 @@ func (b Builder) register(ctx context.Context, name string) error {
 	return e.CheckRegistered(name, id, text)
 }
 
-// haveInstaller says which verified installer the lock records, if it can be pulled
-// and its signature satisfies the policy.
+// haveInstaller names the verified installer that the lock records; "" if it cannot be pulled or its signature does
+// not satisfy the policy.
 func (b Builder) haveInstaller(ctx context.Context, name string) (string, error) {
 	_, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return "", err
 	}
-	if !b.ByImager.builds(name) { // we build it ourselves, without a signature
+	if !b.ByImager.builds(name) { // the imager's installers have no signature
 		if settled, err := b.Signature.settled(e); err != nil || !settled {
 			return "", err
 		}
@@ -199,7 +197,7 @@ func (b Builder) haveInstaller(ctx context.Context, name string) (string, error)
 	return b.pullable(ctx, name)
 }
 
-// pullable says which installer the lock records, if it can be pulled.
+// pullable names the installer that the lock records; "" if neither the mirror nor the factory has it.
 func (b Builder) pullable(ctx context.Context, name string) (string, error) {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
@@ -219,7 +217,8 @@ func (b Builder) pullable(ctx context.Context, name string) (string, error) {
 	return "installer " + shortDigest(digest) + " is there", nil
 }
 
-// resolveInstaller returns the installer to verify: the lock's if it exists, otherwise what the factory builds.
+// resolveInstaller returns the installer to verify: the lock's if it can be pulled, otherwise what the factory
+// builds.
 func (b Builder) resolveInstaller(ctx context.Context, name string) (string, error) {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
@@ -248,13 +247,13 @@ func (b Builder) resolveInstaller(ctx context.Context, name string) (string, err
 	return repository + "@" + digest, nil
 }
 
-// verifyInstaller records the installer if it is what the lock describes.
+// verifyInstaller verifies the installer and records it in the lock.
 func (b Builder) verifyInstaller(ctx context.Context, name string, m *sharedState) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return err
 	}
-	if m.installer == "" { // the first look found it
+	if m.installer == "" { // the step resolve-installer was skipped
 		if m.installer, err = b.resolveInstaller(ctx, name); err != nil {
 			return err
 		}
@@ -267,7 +266,7 @@ func (b Builder) verifyInstaller(ctx context.Context, name string, m *sharedStat
 	}
 	m.boot = boot
 	if _, digest, _ := strings.Cut(m.installer, "@"); signer == "" && strings.HasSuffix(e.Installer, "@"+digest) {
-		signer = e.Signer // of these very bytes, whatever the current policy
+		signer = e.Signer // who signed the same bytes, whatever the policy is now
 	}
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.Installer, e.Signer = m.installer, signer })
 }
@@ -283,7 +282,7 @@ func (b Builder) installerBoot(ctx context.Context, lock schematics.Lock, e sche
 	return b.Verifier.Installer(ctx, lock, e, read, note)
 }
 
-// haveFile says where the file that the lock records is, cached or published.
+// haveFile says where the file that the lock records is: in the cache or published; "" if it is in neither place.
 func (b Builder) haveFile(ctx context.Context, a Artefact, name string) (string, error) {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
@@ -306,7 +305,7 @@ func (b Builder) haveFile(ctx context.Context, a Artefact, name string) (string,
 	return b.Published(ctx, a, name)
 }
 
-// fetch records the file if it is what the lock describes.
+// fetch downloads a file from the factory, verifies it and records it in the lock.
 func (b Builder) fetch(ctx context.Context, a Artefact, name string, m *sharedState) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
@@ -329,7 +328,8 @@ func (b Builder) fetch(ctx context.Context, a Artefact, name string, m *sharedSt
 	return b.record(a, e, got)
 }
 
-// keep verifies a file and stores it in the cache. The lock's very bytes were verified before.
+// keep stores a file in the cache. It verifies the file unless the lock records the same file, whose bytes were
+// verified before.
 func (b Builder) keep(
 	ctx context.Context, a Artefact, name string, m *sharedState, body io.Reader, announced int64, want schematics.BootFile, note func(string),
 ) (schematics.Disk, error) {
@@ -347,7 +347,7 @@ func (b Builder) keep(
 	return schematics.Disk{BootFile: got, DiskBytes: diskBytes}, err
 }
 
-// record records a file that was verified.
+// record records a verified file in the lock.
 func (b Builder) record(a Artefact, e schematics.Locked, got schematics.Disk) error {
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) {
 		if a == DiskImage {
@@ -358,9 +358,8 @@ func (b Builder) record(a Artefact, e schematics.Locked, got schematics.Disk) er
 	})
 }
 
-// verify compares a file's content with the lock. One with another checksum than the
-// locked was rebuilt by a factory, whose bytes always differ. diskBytes is the size of
-// the disk that a disk image describes.
+// verify compares a file's content with the lock. If the file's checksum is not the locked one, a factory has rebuilt
+// the file: the bytes of a rebuild always differ. diskBytes is the size of the disk that a disk image describes.
 func (b Builder) verify(ctx context.Context, a Artefact, name string, m *sharedState, f *os.File, got schematics.BootFile, note func(string)) (diskBytes int64, err error) {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
@@ -383,7 +382,7 @@ func (b Builder) verify(ctx context.Context, a Artefact, name string, m *sharedS
 	return diskBytes, err
 }
 
-// noteFor reports the progress of a step of a schematic.
+// noteFor returns a function that reports the progress of a step of a schematic.
 func (b Builder) noteFor(schematic, step string) func(text string) {
 	return func(text string) {
 		if b.Note != nil {
@@ -392,7 +391,7 @@ func (b Builder) noteFor(schematic, step string) func(text string) {
 	}
 }
 
-// RequestOf names the images of a locked schematic to the factory.
+// RequestOf returns the request for the images of a locked schematic, as the factory takes it.
 func RequestOf(lock schematics.Lock, e schematics.Locked) ISORequest {
 	return ISORequest{
 		SchematicID: e.SchematicID, Talos: lock.Talos, Platform: lock.Platform, Arch: lock.Arch, SecureBoot: lock.SecureBoot,
@@ -410,7 +409,7 @@ type Ledger struct {
 	lock schematics.Lock
 }
 
-// NewLedger takes a lock and the function that writes it to its file.
+// NewLedger returns a Ledger for a lock. save writes the lock to its file.
 func NewLedger(lock schematics.Lock, save func(schematics.Lock) error) *Ledger {
 	return &Ledger{save: save, lock: lock.Clone()}
 }
@@ -422,7 +421,7 @@ func (l *Ledger) Lock() schematics.Lock {
 	return l.lock.Clone()
 }
 
-// entry returns the lock and its schematic of that name.
+// entry returns the lock and its schematic with the given name.
 func (l *Ledger) entry(name string) (schematics.Lock, schematics.Locked, error) {
 	lock := l.Lock()
 	e, ok := lock.Schematics[name]
@@ -432,7 +431,7 @@ func (l *Ledger) entry(name string) (schematics.Lock, schematics.Locked, error) 
 	return lock, e, nil
 }
 
-// record changes every entry of that build and saves the lock. If that fails, nothing changes.
+// record changes every schematic with that build ID and saves the lock. If saving fails, nothing changes.
 func (l *Ledger) record(buildID string, change func(*schematics.Locked)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -499,8 +498,8 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadProgress parses the note of a transfer: how much of how much is done, in
-// bytes, and the rest of the note. ok is false for any other note.
+// ReadProgress parses the note of a transfer: done and total are bytes, rest is the whole note without a comma at its
+// end. ok is false for any other note.
 func ReadProgress(note string) (done, total int64, rest string, ok bool) {
 	amount, _, _ := strings.Cut(note, ", ")
 	so, of, found := strings.Cut(amount, " of ")
@@ -515,7 +514,7 @@ func ReadProgress(note string) (done, total int64, rest string, ok bool) {
 	return done, total, strings.TrimSuffix(note, ", "), true
 }
 
-// readSize parses what size has written.
+// readSize parses a size that words.Size has written.
 func readSize(text string) (int64, error) {
 	number, unit, _ := strings.Cut(text, " ")
 	n, err := strconv.ParseInt(number, 10, 64)

@@ -26,22 +26,22 @@ import (
 // Cache is a directory of ISOs and disk images that were fetched and checked.
 type Cache struct {
 	dir     string
-	largest int64                           // bound for a file
-	free    func(dir string) (int64, error) // bytes that may be written there
+	largest int64                           // bytes; the limit for one file
+	free    func(dir string) (int64, error) // bytes that may be written to dir
 
 	mu   sync.Mutex
 	sums map[string]hashed // nil: not read yet
 }
 
-// NewCache uses a directory, which is created when something is stored.
+// NewCache returns the cache in a directory. The directory is created when a file is stored.
 func NewCache(dir string) *Cache {
 	return &Cache{dir: dir, largest: verify.Largest, free: freeSpace}
 }
 
 func (c *Cache) path(name string) string { return filepath.Join(c.dir, name) }
 
-// look returns the file of that name on disk; found is false if it does not exist. A
-// file is hashed again only after its size or time has changed.
+// look returns the cached file with the given name; found is false if it does not exist. A file is hashed again only
+// after its size or time has changed.
 func (c *Cache) look(name string) (iso schematics.BootFile, found bool, err error) {
 	f, err := os.Open(c.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -69,9 +69,9 @@ func (c *Cache) look(name string) (iso schematics.BootFile, found bool, err erro
 	return iso, true, nil
 }
 
-// store streams a file into the cache and returns it. It keeps nothing unless the
-// file is complete, equals want where that is known, and passes check, which may be
-// nil. announced is the size that the sender promised; -1 if unknown.
+// store streams a file into the cache and returns it. It keeps the file only if the file is complete, equals want as
+// far as want is known, and passes check, which may be nil. announced is the size that the sender promised; -1 if
+// unknown.
 func (c *Cache) store(body io.Reader, announced int64, want schematics.BootFile, check func(f *os.File, got schematics.BootFile) error) (iso schematics.BootFile, err error) {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return iso, fmt.Errorf("make the image cache: %w", err)
@@ -130,7 +130,7 @@ func (c *Cache) checkSpace(name string, announced int64) error {
 	return nil
 }
 
-// receive writes a body to a file and returns what came, if that is complete.
+// receive writes body to a file and returns what it received. An incomplete file is an error.
 func receive(f *os.File, body io.Reader, announced int64, want schematics.BootFile) (schematics.BootFile, error) {
 	sum := sha256.New()
 	n, err := io.Copy(io.MultiWriter(f, sum), body)
@@ -141,7 +141,7 @@ func receive(f *os.File, body io.Reader, announced int64, want schematics.BootFi
 	return iso, checkReceived(iso, announced, want)
 }
 
-// checkReceived compares what was received with what was announced and with the lock.
+// checkReceived compares the received file with the announced size and with the lock.
 func checkReceived(got schematics.BootFile, announced int64, want schematics.BootFile) error {
 	switch {
 	case got.SizeBytes == 0:
@@ -160,16 +160,16 @@ func (c *Cache) open(name string) (io.ReadCloser, error) { return os.Open(c.path
 
 func partial(name string) string { return "." + name + ".*.part" }
 
-// sweep removes what killed runs left long ago; what is younger may belong to another process.
+// sweep removes what killed runs left long ago. Anything younger than olderThan may belong to another process.
 func sweep(dir, pattern string, olderThan time.Duration, remove func(path string) error) {
 	left, err := os.ReadDir(dir)
 	if err != nil {
-		return // what cannot be listed only costs space
+		return // a directory that cannot be listed only costs space
 	}
 	for _, e := range left {
 		ours, _ := filepath.Match(pattern, e.Name()) // only a malformed pattern is an error
 		if info, err := e.Info(); ours && err == nil && time.Since(info.ModTime()) > olderThan {
-			_ = remove(filepath.Join(dir, e.Name())) // as above
+			_ = remove(filepath.Join(dir, e.Name())) // a file that cannot be removed only costs space
 		}
 	}
 }
@@ -183,7 +183,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// sumsFile is where a cache keeps its checksums. It only saves time: what cannot be read or written is hashed again.
+// sumsFile is the name of a cache's file of checksums. The file only saves time: without it, images are hashed again.
 const sumsFile = ".sums.json"
 
 // hashed is the state of a file when it was hashed.
@@ -202,7 +202,7 @@ func (c *Cache) known(name string, info os.FileInfo) (sha256 string, ok bool) {
 	return h.SHA256, ok && h.Size == info.Size() && h.Changed.Equal(info.ModTime())
 }
 
-// load reads what earlier processes have recorded, once.
+// load reads the checksums that earlier processes have recorded, once.
 func (c *Cache) load() {
 	if c.sums != nil {
 		return
@@ -237,23 +237,23 @@ func (c *Cache) remember(name string, info os.FileInfo, sha256 string) {
 	}
 }
 
-// CachedFile is a file of ours in the image cache, or a directory for verifying one.
+// CachedFile is a file of ours in the image cache, or a directory in which images are verified.
 type CachedFile struct {
 	Name      string    `json:"name"`
 	SizeBytes int64     `json:"sizeBytes"`
 	Changed   time.Time `json:"changed"`
-	Partial   bool      `json:"partial,omitempty"` // no image: a build's temporary file, perhaps of a killed one
+	Partial   bool      `json:"partial,omitempty"` // no image: a build's temporary file, perhaps of a killed build
 }
 
 func (f CachedFile) String() string { return f.Name + " in the cache" }
 
-// The names of temporary files of Cache and Verifier: os.CreateTemp and os.MkdirTemp put digits for a "*".
+// The names of temporary files of Cache and Verifier: os.CreateTemp and os.MkdirTemp replace "*" by digits.
 var (
 	ourPartial = regexp.MustCompile(`^\.(.+\.(?:iso|qcow2))\.\d+\.part$`)
 	ourScratch = regexp.MustCompile(`^\.verify-\d+$`)
 )
 
-// Files lists our files in the cache, sorted by name. Files with other names, and links, are not ours.
+// Files lists our files in the cache, sorted by name. Links, and files with other names, are not ours.
 func (c *Cache) Files() ([]CachedFile, error) {
 	root, err := os.OpenRoot(c.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -293,7 +293,7 @@ func isPartial(e fs.DirEntry) bool {
 	return e.Type().IsRegular() && m != nil && ourISO.MatchString(m[1])
 }
 
-// sizeBelow is the size of a file, or of all files in a directory; unreadable ones count as 0.
+// sizeBelow is the size of a file, or of all files in a directory; an unreadable file counts as 0.
 func sizeBelow(tree fs.FS, name string) (sum int64) {
 	_ = fs.WalkDir(tree, name, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -310,14 +310,13 @@ func sizeBelow(tree fs.FS, name string) (sum int64) {
 // CacheVerdict is the decision about a file in the cache.
 type CacheVerdict struct {
 	CachedFile
-	Goes    string   `json:"goes,omitempty"` // why it goes, if that is not obvious
-	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
-	Removed bool     `json:"removed"`        // it no longer exists
+	Goes    string   `json:"goes,omitempty"` // why the file goes, if that is not obvious
+	Keep    []string `json:"keep,omitempty"` // why the file stays; none: it can go
+	Removed bool     `json:"removed"`        // the file no longer exists
 }
 
-// JudgeCache decides for each file whether it can go: for ISOs by the rule of
-// JudgeISOs, for leftovers of killed builds by age alone, because another build may
-// be using them.
+// JudgeCache decides for each file whether it can go. The rule of JudgeISOs decides about ISOs and disk images. Age
+// alone decides about leftovers of killed builds, because another build may be using them.
 func JudgeCache(files []CachedFile, uses []Use, need Needed, olderThan time.Duration, now time.Time) []CacheVerdict {
 	verdicts := []CacheVerdict{}
 	for _, f := range files {
@@ -338,7 +337,7 @@ func JudgeCache(files []CachedFile, uses []Use, need Needed, olderThan time.Dura
 // CachePruner removes the files of the cache that can go.
 type CachePruner struct {
 	Cache    *Cache
-	Verdicts []CacheVerdict // removed ones are marked
+	Verdicts []CacheVerdict // Removed is set for each file that was removed
 	Write    Write
 }
 
@@ -361,7 +360,7 @@ func (p CachePruner) Steps() []step.Step {
 	})
 }
 
-// remove deletes a file if it is still the one that was found. An os.Root follows no link out of the cache.
+// remove deletes a file unless it was changed since it was listed. An os.Root follows no link out of the cache.
 func (c *Cache) remove(f CachedFile) error {
 	root, err := os.OpenRoot(c.dir)
 	if err != nil {

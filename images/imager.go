@@ -19,10 +19,10 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// ImagerBuilder builds with Talos' imager what no Image Factory can: schematics with
-// extensions that only their registry has.
+// ImagerBuilder builds, with Talos' imager, what no Image Factory can build: schematics with extensions that only
+// their own registry has.
 type ImagerBuilder struct {
-	// Builds says whether the imager builds that schematic; nil: none.
+	// Builds reports whether the imager builds a schematic; nil: it builds none.
 	Builds   func(schematic string) bool
 	Imager   Imager
 	Archives Archives
@@ -36,11 +36,12 @@ type ImagerBuilder struct {
 // builds reports whether the imager builds a schematic's images.
 func (i ImagerBuilder) builds(schematic string) bool { return i.Builds != nil && i.Builds(schematic) }
 
-// imagerSteps end with an installer in the mirror, and an ISO and, if wanted, a disk image in the lock.
+// imagerSteps returns the steps that end with an installer in the mirror, and an ISO and, if wanted, a disk image in
+// the lock.
 //
-// The imager never makes the same bytes twice (times of files, see
-// docs/notes/images.md). So the mirror keeps all of it for everyone who has the lock or
-// resolves the same build: installers by their tags, what machines boot beside them.
+// The imager never makes the same bytes twice (times of files, see docs/notes/images.md). So the mirror keeps all
+// images for everyone who has the lock or resolves the same build: installers under their tags, boot ISOs and disk
+// images beside the installers.
 func (b Builder) imagerSteps(name string) []step.Step {
 	title := "have the imager build installer and boot ISO"
 	if len(b.wanted(name)) > 1 {
@@ -66,7 +67,7 @@ func (b Builder) imagerSteps(name string) []step.Step {
 	}}
 }
 
-// imagerCan says why the imager cannot build a schematic.
+// imagerCan returns why the imager cannot build a schematic; nil if it can.
 func (b Builder) imagerCan(name string) error {
 	lock, e, err := b.Ledger.entry(name)
 	switch {
@@ -85,7 +86,7 @@ func (b Builder) imagerCan(name string) error {
 	return nil
 }
 
-// installer ensures that the mirror has an installer, and records it.
+// installer ensures that the mirror has the installer, and records it in the lock.
 func (w *workspace) installer(ctx context.Context) error {
 	have, err := w.pullable(ctx, w.name)
 	if err != nil || have != "" {
@@ -120,7 +121,7 @@ func (w *workspace) installer(ctx context.Context) error {
 	if w.built.boot, err = w.installerBoot(ctx, lock, e, ref, w.note); err != nil {
 		return w.explainMismatch(fmt.Errorf("verify %s: %w", ref, err), tag, found)
 	}
-	// The tag comes last: it marks what was pushed as complete and verified.
+	// The tag comes last: it marks the pushed image as complete and verified.
 	if !found {
 		if err := w.ByImager.Copier.Tag(ctx, ref, tag); err != nil {
 			return fmt.Errorf("tag the installer: %w", err)
@@ -129,7 +130,7 @@ func (w *workspace) installer(ctx context.Context) error {
 	return w.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.Installer, e.Signer = ref, "" })
 }
 
-// explainMismatch adds a hint about an image that is not what the lock describes.
+// explainMismatch adds a hint to the error of an image that differs from the lock.
 func (w *workspace) explainMismatch(err error, tag string, found bool) error {
 	if found {
 		return fault.WithHint(err, "someone has pushed something else as %s: see whose it is; once nobody uses that tag, delete it from the registry", tag)
@@ -137,7 +138,7 @@ func (w *workspace) explainMismatch(err error, tag string, found bool) error {
 	return fault.WithHint(err, "the imager has built something else than requested: check which version images.imager names")
 }
 
-// builtUponBase checks what no other check does: the installer's own programs.
+// builtUponBase checks the installer's own programs, which no other check covers.
 func (w *workspace) builtUponBase(ctx context.Context, lock schematics.Lock, ref string) error {
 	base, err := w.pinned(ctx, w.ByImager.Base, lock.Talos)
 	if err != nil {
@@ -151,7 +152,7 @@ func (w *workspace) builtUponBase(ctx context.Context, lock schematics.Lock, ref
 func (w *workspace) tagged(ctx context.Context, tag string) (digest string, found bool, err error) {
 	digest, found, err = w.ByImager.Copier.Head(ctx, tag)
 	if errors.Is(err, ErrDenied) {
-		return "", false, nil // a repository that the first push creates, or the push will be denied, too
+		return "", false, nil // either the first push creates the repository, or the push will be denied, too
 	}
 	if err != nil {
 		return "", false, fmt.Errorf("look for an installer in the mirror: %w", err)
@@ -182,7 +183,8 @@ func (w *workspace) makeInstaller(ctx context.Context, lock schematics.Lock, e s
 	return digest, nil
 }
 
-// file ensures that the boot ISO or the disk image is in the cache and beside the installer, and records it.
+// file ensures that the boot ISO or the disk image is in the cache and beside the installer, and records it in the
+// lock.
 func (w *workspace) file(ctx context.Context, a Artefact) error {
 	have, err := w.haveFile(ctx, a, w.name)
 	if err != nil || have != "" {
@@ -213,13 +215,13 @@ func (w *workspace) file(ctx context.Context, a Artefact) error {
 	return w.record(a, e, got)
 }
 
-// mirrored reports whether the installer is in the mirror. One that the factory
-// built, before the imager took over, is not.
+// mirrored reports whether the installer is in the mirror. An installer that the factory built, before the imager
+// took over, is not.
 func (w *workspace) mirrored(e schematics.Locked) bool {
 	return strings.HasPrefix(e.Installer, w.Mirror+"@")
 }
 
-// kept looks for the build's file beside its installer: the lock's, or any if none is locked yet.
+// kept looks beside the installer for the build's file: the locked file, or any if none is locked yet.
 func (w *workspace) kept(ctx context.Context, a Artefact, e schematics.Locked, want schematics.BootFile) (schematics.BootFile, bool, error) {
 	if !w.mirrored(e) {
 		return schematics.BootFile{}, false, nil
@@ -252,8 +254,8 @@ func (w *workspace) fetchKept(ctx context.Context, a Artefact, e schematics.Lock
 	return got, nil
 }
 
-// makeFile builds the file. It is pushed to the mirror before it is recorded: only
-// then is a lock that names it of use to others.
+// makeFile builds a file. It pushes the file to the mirror before the file is recorded: only then is a lock that
+// names the file of use to others.
 func (w *workspace) makeFile(ctx context.Context, a Artefact, lock schematics.Lock, e schematics.Locked) (got schematics.Disk, err error) {
 	job, err := w.job(ctx, lock, e)
 	if err != nil {
@@ -287,7 +289,7 @@ func (w *workspace) makeFile(ctx context.Context, a Artefact, lock schematics.Lo
 	return got, nil
 }
 
-// abandonedAfter is the age of a directory that only a killed run can have left.
+// abandonedAfter is the age from which a temporary directory can only be left from a killed run.
 const abandonedAfter = 24 * time.Hour
 
 // workspace is where the imager builds one schematic.
@@ -295,7 +297,7 @@ type workspace struct {
 	Builder
 	name  string
 	top   string // private; "" until something is built
-	dir   string // in top: what the imager sees
+	dir   string // in top: the directory that the imager sees
 	made  ImagerJob
 	built sharedState // of the verified installer
 }
@@ -304,8 +306,8 @@ func (w *workspace) note(text string) { w.noteFor(w.name, "run-imager")(text) }
 
 func (w *workspace) say(format string, args ...any) { w.note(fmt.Sprintf(format, args...)) }
 
-// job fetches the inputs of all outputs on its first call. The imager itself gets
-// no credentials and needs no network.
+// job returns the inputs of all outputs, which it fetches on its first call. The imager itself gets no credentials
+// and needs no network.
 func (w *workspace) job(ctx context.Context, lock schematics.Lock, e schematics.Locked) (ImagerJob, error) {
 	if w.top != "" {
 		return w.made, nil
@@ -348,9 +350,8 @@ func (w *workspace) job(ctx context.Context, lock schematics.Lock, e schematics.
 	return job, nil
 }
 
-// open creates the directories. The outer one is private. The inner one, which is
-// mounted into a container, is writable for all, because user namespaces may map
-// root in there to any user.
+// open creates two directories. The outer one is private. The inner one is mounted into a container and is writable
+// for all, because user namespaces may map root in the container to any user.
 func (w *workspace) open() error {
 	if err := os.MkdirAll(w.ByImager.Scratch, 0o700); err != nil {
 		return err
@@ -377,7 +378,7 @@ func (w *workspace) remove() error {
 	return nil
 }
 
-// pinned is a repository with the current digest of its tag for a Talos version.
+// pinned returns a repository with the current digest of its tag for a Talos version.
 func (w *workspace) pinned(ctx context.Context, repository, talos string) (string, error) {
 	digest, found, err := w.Registry.Digest(ctx, repository+":"+talos)
 	if err != nil {
@@ -403,7 +404,8 @@ func (w *workspace) baseInstaller(ctx context.Context, lock schematics.Lock) (Im
 	return in, nil
 }
 
-// overlay fetches it twice: its own programs run beside the imager, its files go into the image.
+// overlay fetches the overlay twice: for this machine, where the overlay's programs run beside the imager, and for
+// the image, which gets the overlay's files.
 func (w *workspace) overlay(ctx context.Context, lock schematics.Lock, e schematics.Locked) (*ImagerOverlay, error) {
 	if e.Overlay == nil {
 		return nil, nil
@@ -420,7 +422,7 @@ func (w *workspace) overlay(ctx context.Context, lock schematics.Lock, e schemat
 	return &ImagerOverlay{Name: e.Overlay.Name, Host: host, Target: target}, nil
 }
 
-// fetch writes the files of an image into the directory as one tar.
+// fetch writes the files of an image into the job's directory as one tar.
 func (w *workspace) fetch(ctx context.Context, ref, arch, name string) (in ImagerInput, err error) {
 	in = ImagerInput{Ref: ref, File: "in/" + name}
 	body, err := w.Puller.Extract(ctx, ref, arch)

@@ -23,8 +23,8 @@ type Mirror struct {
 	Note func(path, text string)
 }
 
-// Step is a tree that ends with every installer in the repository, tagged with
-// its Talos version and build ID. Run it after the Builder's.
+// Step returns a tree of steps that end with every installer in the repository, tagged with its Talos version and
+// build ID. Run it after the Builder's.
 func (m Mirror) Step() step.Step {
 	return step.Step{
 		ID: "mirror", Code: fault.BuildFailed, Title: "mirror installers to " + m.Repository,
@@ -42,7 +42,8 @@ func (m Mirror) Step() step.Step {
 	}
 }
 
-// mirrored says where the installer is, if it exists and the lock names it there.
+// mirrored says where the mirrored installer is; "" if the mirror does not have it or the lock does not name it
+// there.
 func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 	lock, e, err := m.Ledger.entry(name)
 	if err != nil || e.Installer == "" {
@@ -51,7 +52,7 @@ func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 	tag := m.tag(lock, e)
 	found, err := m.tagged(ctx, tag, e)
 	if errors.Is(err, ErrDenied) {
-		return "", nil // a repository that the first push creates; Do checks again after it
+		return "", nil // the first push creates such a repository; Do checks again after the push
 	}
 	if repository, _, _ := strings.Cut(e.Installer, "@"); err != nil || !found || repository != m.Repository {
 		return "", err
@@ -59,7 +60,7 @@ func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 	return tag + " is there", nil
 }
 
-// mirror sets the tag last, so an interrupted copy never looks like a complete installer.
+// mirror copies the installer and sets the tag last, so an interrupted copy never looks like a complete installer.
 func (m Mirror) mirror(ctx context.Context, name string) error {
 	lock, e, err := m.Ledger.entry(name)
 	if err != nil {
@@ -100,8 +101,8 @@ func (m Mirror) mirror(ctx context.Context, name string) error {
 	return m.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.Installer = ref })
 }
 
-// tagged reports whether the tag exists. Its name holds the build ID, so a tag on
-// another image than the lock's is refused.
+// tagged reports whether the tag exists. The tag's name holds the build ID, so a tag on another image than the lock's
+// is refused.
 func (m Mirror) tagged(ctx context.Context, tag string, e schematics.Locked) (bool, error) {
 	got, found, err := m.Copier.Head(ctx, tag)
 	if err != nil {
@@ -120,7 +121,7 @@ func (m Mirror) tag(lock schematics.Lock, e schematics.Locked) string {
 	return m.Repository + ":" + TagOf(lock, e)
 }
 
-// TagOf is the tag under which the installer of a locked schematic is mirrored.
+// TagOf returns the tag under which the installer of a locked schematic is mirrored.
 func TagOf(lock schematics.Lock, e schematics.Locked) string {
 	return lock.Talos + "-" + schematics.Short(e.BuildID)
 }
@@ -129,13 +130,13 @@ func TagOf(lock schematics.Lock, e schematics.Locked) string {
 type MirrorShelf interface {
 	// Tags lists the tags of a repository; none if it does not exist.
 	Tags(ctx context.Context, repository string) ([]string, error)
-	// Named returns what a tag names. found is false only if the registry definitely has none.
+	// Named returns what a tag names. found is false only if the registry definitely has no such tag.
 	Named(ctx context.Context, tag string) (n Named, found bool, err error)
-	// Built is the build time recorded in what ref names; zero if there is none.
+	// Built returns the build time that is recorded in the image ref; zero if none is recorded.
 	Built(ctx context.Context, ref string) (time.Time, error)
 	// Referrers lists the digests of the manifests with ref (by digest) as their subject.
 	Referrers(ctx context.Context, ref string) ([]string, error)
-	// Delete removes the manifest that ref (by digest) names, with all its tags. A missing one is not an error.
+	// Delete removes the manifest that ref (by digest) names, with all its tags. A missing manifest is not an error.
 	Delete(ctx context.Context, ref string) error
 }
 
@@ -150,7 +151,7 @@ type MirrorTag struct {
 	Repository string    `json:"repository"`
 	Tag        string    `json:"tag"`
 	Digest     string    `json:"digest"`
-	Built      time.Time `json:"built,omitzero"` // of ours, from the image; zero if unknown
+	Built      time.Time `json:"built,omitzero"` // only for our tags, from the image; zero if unknown
 	Lists      []string  `json:"-"`              // as in Named
 }
 
@@ -163,12 +164,12 @@ func (m MirrorTag) names(digest string) bool {
 var (
 	// ourTag matches Mirror's tags of installers; its group is the beginning of the build ID.
 	ourTag = regexp.MustCompile(`^v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})$`)
-	// attachedTag matches the tag of what belongs to the digest in its name: cosign's
-	// signature, or the list of referrers in a registry without the referrers API.
+	// attachedTag matches the tag of what belongs to the digest in the tag's name: cosign's signature, or the list of
+	// referrers in a registry without the referrers API.
 	attachedTag = regexp.MustCompile(`^(sha256)-([0-9a-f]{64})(?:\.sig)?$`)
 )
 
-// ListMirror lists every tag of a repository, including foreign ones: no tag may lose what it names.
+// ListMirror lists every tag of a repository, including foreign tags: no tag may lose the image that it names.
 func ListMirror(ctx context.Context, shelf MirrorShelf, repository string) ([]MirrorTag, error) {
 	names, err := shelf.Tags(ctx, repository)
 	if err != nil {
@@ -199,14 +200,13 @@ func ListMirror(ctx context.Context, shelf MirrorShelf, repository string) ([]Mi
 // MirrorVerdict is the decision about one of our tags.
 type MirrorVerdict struct {
 	MirrorTag
-	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
-	Removed bool     `json:"removed"`        // it no longer exists
+	Keep    []string `json:"keep,omitempty"` // why the tag stays; none: it can go
+	Removed bool     `json:"removed"`        // the tag no longer exists
 }
 
-// JudgeMirror decides for each of our tags whether it can go: nothing needs it, no
-// remaining tag names the same image, and it was built before olderThan.
-// Needed.Names holds tags and digests here. The age protects what other Talos
-// clusters, with their own locks, have just put into a shared repository.
+// JudgeMirror decides for each of our tags whether it can go: nothing needs it, no remaining tag names the same
+// image, and the image is older than olderThan. Needed.Names holds tags and digests here. The age protects images
+// that other Talos clusters, with their own locks, have just put into a shared repository.
 func JudgeMirror(tags []MirrorTag, need Needed, olderThan time.Duration, now time.Time) []MirrorVerdict {
 	verdicts := []MirrorVerdict{}
 	for _, t := range tags {
@@ -221,7 +221,7 @@ func JudgeMirror(tags []MirrorTag, need Needed, olderThan time.Duration, now tim
 		v.Keep = append(v.Keep, tooYoung(t.Built, olderThan, now, "it was built less than %s ago")...)
 		verdicts = append(verdicts, v)
 	}
-	// A tag that stays may keep another one.
+	// A tag that stays may keep another tag.
 	for changed := true; changed; {
 		changed = false
 		staying := stayingTags(tags, verdicts)
@@ -235,7 +235,7 @@ func JudgeMirror(tags []MirrorTag, need Needed, olderThan time.Duration, now tim
 	return verdicts
 }
 
-// stayingTags returns all tags except those that go and what belongs to them.
+// stayingTags returns all tags except those that go and those of what belongs to their images.
 func stayingTags(tags []MirrorTag, verdicts []MirrorVerdict) []MirrorTag {
 	going := map[string]bool{}
 	for _, v := range verdicts {
@@ -246,7 +246,7 @@ func stayingTags(tags []MirrorTag, verdicts []MirrorVerdict) []MirrorTag {
 	return slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return going[t.Tag] || going[subjectOf(t.Tag)] })
 }
 
-// subjectOf is the digest that a tag's content belongs to; "" for an independent tag.
+// subjectOf returns the digest that a tag's content belongs to; "" for an independent tag.
 func subjectOf(tag string) string {
 	m := attachedTag.FindStringSubmatch(tag)
 	if m == nil {
@@ -271,7 +271,7 @@ func namedBy(tags []MirrorTag, digest string) []string {
 // MirrorPruner removes the mirrored installers that can go.
 type MirrorPruner struct {
 	Shelf    MirrorShelf
-	Verdicts []MirrorVerdict // removed ones are marked
+	Verdicts []MirrorVerdict // Removed is set for each tag that was removed
 	Write    Write
 }
 
@@ -308,10 +308,9 @@ func (p MirrorPruner) delete(ctx context.Context, v *MirrorVerdict) error {
 	return nil
 }
 
-// toDelete returns the digests to delete with a tag, after another look at all tags.
-// What belongs to the image comes first, because it cannot be found afterwards; the
-// manifests that the image lists come last, so that no tag is left on a part of an
-// image. A registry deletes a digest with all its tags.
+// toDelete returns the digests to delete with a tag, after another look at all tags. The image's signature and
+// referrers come first, because they cannot be found afterwards. The manifests that the image lists come last, so
+// that no tag is left on a part of an image. A registry deletes a digest with all its tags.
 func (p MirrorPruner) toDelete(ctx context.Context, v *MirrorVerdict) ([]string, error) {
 	tags, err := ListMirror(ctx, p.Shelf, v.Repository)
 	if err != nil {
@@ -339,7 +338,7 @@ func (p MirrorPruner) toDelete(ctx context.Context, v *MirrorVerdict) ([]string,
 	return append(toDelete, slices.DeleteFunc(slices.Clone(tags[at].Lists), taken)...), nil
 }
 
-// attachments returns the digests of what belongs to an image: its signature and its referrers.
+// attachments returns the digests of an image's signature and referrers.
 func (p MirrorPruner) attachments(ctx context.Context, v *MirrorVerdict, tags []MirrorTag) ([]string, error) {
 	parts, err := p.Shelf.Referrers(ctx, v.Repository+"@"+v.Digest)
 	if err != nil {

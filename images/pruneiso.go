@@ -27,9 +27,9 @@ type Shelf interface {
 	DeleteISO(ctx context.Context, iso StoredISO) error
 }
 
-// StoredISO is an ISO, or a disk image, on a storage: its name tells which.
+// StoredISO is an ISO, or a disk image, on a storage. Its name tells which of the two.
 type StoredISO struct {
-	Host      string    `json:"host"` // of a shared storage: any host that sees it
+	Host      string    `json:"host"` // for a shared storage: any host that sees it
 	Storage   string    `json:"storage"`
 	Shared    bool      `json:"shared"`
 	Name      string    `json:"name"`
@@ -39,7 +39,7 @@ type StoredISO struct {
 
 func (i StoredISO) String() string { return i.Name + " on " + i.target().String() }
 
-// Of is what it is. Shelf lists each kind on its own.
+// Of returns the kind of the file. Shelf lists each kind on its own.
 func (i StoredISO) Of() Artefact {
 	if strings.HasSuffix(i.Name, ".qcow2") {
 		return DiskImage
@@ -54,8 +54,8 @@ func (i StoredISO) target() target {
 // ourISO matches Publisher's names of ISOs and disk images; its group is the beginning of the build ID.
 var ourISO = regexp.MustCompile(`^recast-v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})-(?:nocloud|metal)-(?:amd64|arm64)\.(?:iso|qcow2)$`)
 
-// ListISOs lists the ISOs, or the disk images, with our names on those storages, on every
-// online host, sorted; unseen describes where it could not look.
+// ListISOs lists the ISOs, or the disk images, with our names on the given storages, on every online host, sorted.
+// unseen describes the places that could not be checked.
 func ListISOs(ctx context.Context, shelf Shelf, of Artefact, storages []string) (isos []StoredISO, unseen []string, err error) {
 	online, offline, err := shelf.Nodes(ctx)
 	if err != nil {
@@ -76,7 +76,7 @@ func ListISOs(ctx context.Context, shelf Shelf, of Artefact, storages []string) 
 
 func (i StoredISO) order() string { return i.Storage + " " + i.Host + " " + i.Name }
 
-// listStorage looks at a shared storage once, at a local one on each host that has it.
+// listStorage lists a shared storage once, and a local storage on each host that has it.
 func listStorage(ctx context.Context, shelf Shelf, of Artefact, storage string, hosts []string) (isos []StoredISO, unseen []string, err error) {
 	for _, host := range hosts {
 		info, err := shelf.Storage(ctx, host, storage)
@@ -136,13 +136,13 @@ func (n Needed) why(name, short string) []string {
 // Verdict is the decision about an ISO or a disk image.
 type Verdict struct {
 	StoredISO
-	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
-	Removed bool     `json:"removed"`        // it no longer exists
+	Keep    []string `json:"keep,omitempty"` // why the file stays; none: it can go
+	Removed bool     `json:"removed"`        // the file no longer exists
 }
 
-// JudgeISOs decides for each file whether it can go: nothing refers to it, nothing
-// needs it, and it is older than olderThan. The age protects what other Talos
-// clusters, with their own locks, have just put onto a shared storage.
+// JudgeISOs decides for each file whether it can go: nothing refers to it, nothing needs it, and it is older than
+// olderThan. The age protects files that other Talos clusters, with their own locks, have just put onto a shared
+// storage.
 func JudgeISOs(isos []StoredISO, uses []Use, need Needed, olderThan time.Duration, now time.Time) []Verdict {
 	verdicts := make([]Verdict, 0, len(isos))
 	for _, iso := range isos {
@@ -164,7 +164,8 @@ func keepISO(name string, changed time.Time, uses []Use, need Needed, olderThan 
 	return append(keep, tooYoung(changed, olderThan, now, "it is younger than %s")...)
 }
 
-// tooYoung says why what is of that time stays; young takes the age that it lacks.
+// tooYoung says why something that was made at a time stays. young is the format of that reason; its argument is
+// olderThan.
 func tooYoung(of time.Time, olderThan time.Duration, now time.Time, young string) []string {
 	switch {
 	case olderThan == 0:
@@ -187,13 +188,13 @@ func shortDuration(d time.Duration) string {
 	return text
 }
 
-// Write sends one change, or fails if nothing may be changed any more: see claim.Held.Write.
+// Write sends one change. It fails if changes are no longer allowed: see claim.Held.Write.
 type Write func(ctx context.Context, send func(context.Context) error) error
 
 // Pruner removes the ISOs and disk images that can go.
 type Pruner struct {
 	Shelf    Shelf
-	Verdicts []Verdict // removed ones are marked
+	Verdicts []Verdict // Removed is set for each file that was removed
 	Write    Write
 }
 
@@ -213,7 +214,7 @@ func (p Pruner) Steps() []step.Step {
 	})
 }
 
-// removal is how something is removed that has no reason to stay.
+// removal says why a thing stays, if it does, and how it is removed.
 type removal struct {
 	id, kind string
 	what     fmt.Stringer
@@ -223,7 +224,7 @@ type removal struct {
 	do       func(ctx context.Context) error
 }
 
-// removals returns the steps for what has no reason to stay.
+// removals returns a step for each thing that has no reason to stay.
 func removals[V any](verdicts []V, of func(*V) removal) []step.Step {
 	var steps []step.Step
 	for i := range verdicts {
@@ -247,7 +248,8 @@ func removals[V any](verdicts []V, of func(*V) removal) []step.Step {
 }
 
 func (p Pruner) deleteUnused(ctx context.Context, iso StoredISO) error {
-	// Proxmox deletes even an ISO in a running VM's drive (API2/Storage/Content.pm), so check again right before.
+	// Proxmox deletes even an ISO in a running VM's drive (API2/Storage/Content.pm), so the uses are read again right
+	// before.
 	uses, err := p.Shelf.Uses(ctx)
 	if err != nil {
 		return err

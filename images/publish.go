@@ -22,22 +22,23 @@ import (
 type Publisher struct {
 	Of       Artefact
 	Store    Store
-	Factory  URLs // from where Proxmox can download files
+	Factory  URLs // where Proxmox can download files
 	Cache    *Cache
 	Ledger   *Ledger
-	Storages []string            // every one gets the file
-	Hosts    map[string][]string // schematic → the hosts whose VMs boot its file; without any it is not published
+	Storages []string            // every storage gets the file
+	Hosts    map[string][]string // schematic → the hosts whose VMs boot its file; without hosts it is not published
 	Delivery Delivery
-	// ByImager reports whether the imager built a schematic's file, which then has no URL; nil: none.
+	// ByImager reports whether the imager built a schematic's file, which then has no URL; nil: the imager built
+	// none.
 	ByImager func(schematic string) bool
 	// Note receives the progress of the step at a path below Step: "publish/default/upload-cephfs",
 	// for disk images "publish-disks/default/upload-cephfs". May be nil.
 	Note func(path, text string)
 
-	verified map[string]bool // target and file → Proxmox has compared its checksum in this run, or cannot
+	verified map[string]bool // target and file → Proxmox has compared the checksum in this run, or could not
 }
 
-// Step is a tree that ends with every file on every storage that needs it. Run it after the Builder's.
+// Step returns a tree of steps that end with every file on every storage that needs it. Run it after the Builder's.
 func (p Publisher) Step() step.Step {
 	p.verified = map[string]bool{}
 	return step.Step{
@@ -54,7 +55,7 @@ func (p Publisher) Step() step.Step {
 	}
 }
 
-// Published says where the file of a schematic is; "" if it was not built yet or is missing somewhere.
+// Published says where the file of a schematic is; "" if the file was not built yet or is missing somewhere.
 func (p Publisher) Published(ctx context.Context, name string) (string, error) {
 	j, err := p.job(ctx, name)
 	if err != nil {
@@ -81,10 +82,10 @@ type job struct {
 	file      schematics.BootFile
 	url       string
 	present   []target
-	missing   []target // or with a file of another size under its name
+	missing   []target // without the file, or with a file of another size under its name
 }
 
-// job looks at every target of a schematic that was built; an unbuilt one has none.
+// job looks at every target of a schematic. A schematic that was not built yet has none.
 func (p Publisher) job(ctx context.Context, name string) (job, error) {
 	lock, e, err := p.Ledger.entry(name)
 	if err != nil {
@@ -131,7 +132,7 @@ func (p Publisher) schematic(name string) step.Step {
 	}
 }
 
-// done is Published for a file whose checksums were compared wherever possible.
+// done returns what Published returns, once the checksums were compared wherever possible; "" before.
 func (p Publisher) done(ctx context.Context, name string) (string, error) {
 	j, err := p.job(ctx, name)
 	if err != nil || j.published() == "" {
@@ -171,7 +172,7 @@ func (j job) steps(ctx context.Context) ([]step.Step, error) {
 	return steps, nil
 }
 
-// look reports whether a file of that name is on the target, and its size.
+// look reports whether the target has a file with the job's file name, and the size of that file.
 func (j job) look(ctx context.Context, t target) (sizeBytes int64, found bool, err error) {
 	sizeBytes, found, err = j.Of.Stored(ctx, j.Store, t.host, t.storage, j.file.Name)
 	if err != nil {
@@ -240,11 +241,12 @@ const (
 // way is how the file gets to one target.
 type way struct {
 	download bool
-	why      string // for people; "" if the configuration says so
+	why      string // for people; "" if the configuration decides
 	cached   bool   // the file has to be in the cache
 }
 
-// way chooses. A host downloads the lock's bytes: Proxmox compares the checksum before the file gets its name.
+// way chooses how the file gets to a target. A host downloads the lock's bytes: Proxmox compares the checksum before
+// the file gets its name.
 func (j job) way(ctx context.Context, t target) (way, error) {
 	upload := way{cached: true}
 	if j.Delivery == ByUpload {
@@ -275,7 +277,7 @@ func (j job) noDownload(ctx context.Context, t target) (string, error) {
 	return NoDownload(ctx, j.Store, t.host, t.storage, j.url, j.file)
 }
 
-// BuiltByImager is why such an ISO cannot be downloaded.
+// BuiltByImager is the reason why a file that the imager built cannot be downloaded.
 const BuiltByImager = "the imager has built it, so no Image Factory has it"
 
 // NoDownload says why a host cannot download the factory's file to a storage; "" if it can.
@@ -304,7 +306,7 @@ func hostOf(link string) string {
 	return u.Hostname()
 }
 
-// deliver is the step that brings the file to a target.
+// deliver returns the step that brings the file to a target.
 func (j job) deliver(t target, w way) step.Step {
 	s := step.Step{
 		ID: "upload-" + t.id(), Kind: "upload", Title: fmt.Sprintf("upload %s to %s", j.file.Name, t),
@@ -336,8 +338,8 @@ func (j job) note(id, text string) {
 	}
 }
 
-// upload sends the file from the cache. It replaces a file of that name, so it first
-// checks whether anything uses one that has appeared meanwhile.
+// upload sends the file from the cache. Proxmox replaces a file of the same name, so upload first checks whether
+// anything uses a file that has appeared meanwhile.
 func (j job) upload(ctx context.Context, t target, id string) error {
 	_, found, err := j.look(ctx, t)
 	if err == nil && found {
@@ -358,9 +360,9 @@ func (j job) upload(ctx context.Context, t target, id string) error {
 	return nil
 }
 
-// download makes the host fetch the file, and uploads it if that fails and is
-// allowed. What such a download stores later is the same file: Proxmox renames it to
-// its name only after it has compared the checksum.
+// download makes the host fetch the file. If that fails, download uploads the file if uploads are allowed. A failed
+// download may still store the file later, and it is the same file: Proxmox renames it to its name only after it has
+// compared the checksum.
 func (j job) download(ctx context.Context, t target, id string) error {
 	err := j.fetch(ctx, t)
 	switch {
@@ -386,8 +388,8 @@ func (j job) fetch(ctx context.Context, t target) error {
 	return nil
 }
 
-// unverified returns the targets whose file of the right name and size could be
-// compared with the lock's checksum, and was not yet.
+// unverified returns the targets whose file has the right name and size, and whose checksum could be compared with
+// the lock's, but was not yet.
 func (j job) unverified(ctx context.Context) ([]target, error) {
 	if j.Delivery == ByUpload {
 		return nil, nil
@@ -410,9 +412,8 @@ func (j job) unverified(ctx context.Context) ([]target, error) {
 
 func (j job) key(t target) string { return t.id() + " " + j.file.Name }
 
-// verify makes Proxmox compare an existing file, whoever stored it, with the lock:
-// download-url with a checksum does that and downloads nothing (pve-common,
-// Tools.pm, download_file_from_url).
+// verify returns the step that makes Proxmox compare an existing file, whoever stored it, with the lock: download-url
+// with a checksum compares the file and downloads nothing (pve-common, Tools.pm, download_file_from_url).
 func (j job) verify(t target) step.Step {
 	id := "verify-" + t.id()
 	return step.Step{
@@ -435,7 +436,7 @@ func (j job) verify(t target) step.Step {
 	}
 }
 
-// replace uploads the file over one of its name and size with other bytes.
+// replace uploads the file over a file that has the same name and size, but other bytes.
 func (j job) replace(ctx context.Context, t target, id string, differs error) error {
 	if err := j.mayReplace(ctx, t); err != nil {
 		return err

@@ -34,8 +34,8 @@ const (
 // SignaturePolicy is the user's choice for the installers of a factory.
 type SignaturePolicy struct {
 	Mode SignatureMode
-	// Key returns the public key, in PEM, that must have signed. Nil: the one that
-	// the factory publishes, which at least detects that the key changes.
+	// Key returns the public key, in PEM, that must have signed the installers. Nil: the key that the factory
+	// publishes, which at least detects that the key changes.
 	Key func() ([]byte, error)
 }
 
@@ -48,7 +48,7 @@ func (p SignaturePolicy) settled(e schematics.Locked) (bool, error) {
 	return err == nil && key.fingerprint == e.Signer, err
 }
 
-// key is the user's key.
+// key reads the user's key.
 func (p SignaturePolicy) key() (signingKey, error) {
 	text, err := p.Key()
 	if err != nil {
@@ -61,10 +61,9 @@ func (p SignaturePolicy) key() (signingKey, error) {
 	return key, nil
 }
 
-// signer checks who signed an installer (repository@digest) and returns the
-// fingerprint of the key, to be recorded; "" without an error if there is no
-// signature and the policy accepts that. note receives what the policy only warns
-// about.
+// signer checks who signed an installer (repository@digest) and returns the fingerprint of the key, to be recorded;
+// "" without an error if there is no valid signature and the policy accepts this. note receives what the policy only
+// warns about.
 func (b Builder) signer(ctx context.Context, name, installer string, note func(text string)) (string, error) {
 	if b.Signature.Mode == SignatureOff {
 		return "", nil
@@ -79,7 +78,8 @@ func (b Builder) signer(ctx context.Context, name, installer string, note func(t
 	return "", nil
 }
 
-// signature fails with kind Refused if there is no valid one.
+// signature returns the fingerprint of the key that signed an installer. Without a valid signature it fails with kind
+// Refused.
 func (b Builder) signature(ctx context.Context, name, installer string) (string, error) {
 	_, digest, _ := strings.Cut(installer, "@")
 	key, err := b.signingKey(ctx)
@@ -105,8 +105,8 @@ func (b Builder) signature(ctx context.Context, name, installer string) (string,
 	return key.fingerprint, nil
 }
 
-// signers returns the keys that the lock knows; none if the user names a key, which
-// is trusted whatever signed before.
+// signers returns the keys that the lock knows. It returns none if the user names a key: that key is trusted, whoever
+// signed before.
 func (b Builder) signers(name string) []string {
 	if b.Signature.Key != nil {
 		return nil
@@ -121,7 +121,7 @@ func (b Builder) signers(name string) []string {
 // signingKey is a public key that signs installers.
 type signingKey struct {
 	key         crypto.PublicKey
-	fingerprint string // SHA-256 of its DER form, in hex
+	fingerprint string // SHA-256 of the key's DER form, in hex
 }
 
 func (b Builder) signingKey(ctx context.Context) (signingKey, error) {
@@ -193,7 +193,7 @@ func (k signingKey) verify(ref, digest string, signatures []Signature) error {
 	}
 }
 
-// signed reports whether the key made a signature.
+// signed reports whether the key made the signature s.
 func (k signingKey) signed(s Signature) bool {
 	sum := sha256.Sum256(s.Payload)
 	switch key := k.key.(type) {
@@ -208,7 +208,7 @@ func (k signingKey) signed(s Signature) bool {
 	}
 }
 
-// signedDigest reads the digest that a signature is about.
+// signedDigest reads the digest that a signature signs.
 func signedDigest(payload []byte) (string, error) {
 	var p struct {
 		Critical struct {

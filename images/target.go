@@ -17,7 +17,7 @@ type target struct {
 	host    string // for a shared storage: the host that receives the upload
 	storage string
 	info    StorageInfo
-	wrong   bool // a file of that name and of another size is there
+	wrong   bool // a file with the same name and another size is there
 }
 
 func (t target) String() string {
@@ -35,8 +35,8 @@ func (t target) id() string {
 	return t.storage + "-" + t.host
 }
 
-// targets are the places for the files of VMs on these hosts: a shared storage once,
-// a local one on each host. All problems with the storages are reported at once.
+// targets returns the places for the files of VMs on the given hosts: a shared storage once, a local storage on each
+// host. It reports all problems with the storages at once.
 func targets(ctx context.Context, store Storages, of Artefact, storages, hosts []string) ([]target, error) {
 	hosts = slices.Compact(slices.Sorted(slices.Values(hosts)))
 	var list []target
@@ -66,7 +66,7 @@ func targets(ctx context.Context, store Storages, of Artefact, storages, hosts [
 	return list, errors.Join(errs...)
 }
 
-// lookAt returns the storage as each host that has it sees it.
+// lookAt returns a storage as each host that has it sees it.
 func lookAt(ctx context.Context, store Storages, of Artefact, storage string, hosts []string) ([]target, error) {
 	var list []target
 	for _, host := range hosts {
@@ -97,12 +97,12 @@ func lookAt(ctx context.Context, store Storages, of Artefact, storage string, ho
 
 // Storages describes storages of Proxmox.
 type Storages interface {
-	// Storage reads a storage as that host sees it. ErrNoStorage if the host has none of that name.
+	// Storage reads a storage as a host sees it. The error is ErrNoStorage if the host has no storage of that name.
 	Storage(ctx context.Context, host, storage string) (StorageInfo, error)
 }
 
-// Usable returns those of the storages that take files of that kind, and those of the
-// hosts that see one of them, sorted; why says what is wrong with the others.
+// Usable returns the storages that take files of the given kind, and the hosts that see one of these storages,
+// sorted. why says what is wrong with the other storages and hosts.
 func Usable(ctx context.Context, store Storages, of Artefact, storages, hosts []string) (usable, served []string, why []error, err error) {
 	for _, storage := range storages {
 		on, err := lookAt(ctx, store, of, storage, hosts)
@@ -127,12 +127,12 @@ func Usable(ctx context.Context, store Storages, of Artefact, storages, hosts []
 	return usable, served, why, nil
 }
 
-// DiskHosts says, before anything is built or sent, on which storages disk images are published, and
-// leaves in hosts, by schematic, only those that see one. If all of them have to, what is unusable is
-// an error; otherwise why says what it is.
+// DiskHosts says, before anything is built or sent, on which storages disk images are published. In hosts, by
+// schematic, it leaves only the hosts that see such a storage. If all is set, every storage and host has to be
+// usable, and an unusable one is an error; otherwise why says what is unusable.
 func DiskHosts(ctx context.Context, store Storages, storages []string, hosts map[string][]string, all bool) (usable []string, why []error, err error) {
 	if all || len(hosts) == 0 {
-		for _, name := range slices.Sorted(maps.Keys(hosts)) { // all would mostly say the same
+		for _, name := range slices.Sorted(maps.Keys(hosts)) { // the errors of all schematics would mostly say the same
 			if _, err = targets(ctx, store, DiskImage, storages, hosts[name]); err != nil {
 				break
 			}
@@ -154,19 +154,19 @@ func DiskHosts(ctx context.Context, store Storages, storages []string, hosts map
 // Artefact is a kind of file that machines boot and that a [Publisher] brings to Proxmox storage.
 type Artefact int
 
-// The kinds of Artefact. Proxmox keeps them as content of the types "iso" and
-// "import", and knows them by the ends of their names.
+// The kinds of Artefact. Proxmox keeps them as content of the types "iso" and "import", and recognises them by the
+// ends of their names.
 const (
 	BootISO Artefact = iota
 	DiskImage
 )
 
-// artefacts is what the kinds differ in.
+// artefacts holds what differs between the kinds.
 var artefacts = [...]struct {
 	name, plural string // in messages
 	noun         string // in step IDs, titles and settings
 	content      string // the type on Proxmox storage
-	since        string // which Proxmox VE has that type, if not every one; import came with pve-storage 8.2.8
+	since        string // the Proxmox VE that has the type, if not every one; import came with pve-storage 8.2.8
 	publish      string // the ID of the Publisher's step
 	output       ImagerOutput
 	stored       func(Finder, context.Context, string, string, string) (int64, bool, error)
@@ -183,24 +183,24 @@ var artefacts = [...]struct {
 	},
 }
 
-// String is what messages call one.
+// String returns the kind's name in messages.
 func (a Artefact) String() string { return artefacts[a].name }
 
-// Plural is what messages call many.
+// Plural returns the plural of the kind's name in messages.
 func (a Artefact) Plural() string { return artefacts[a].plural }
 
-// Content is its content type on Proxmox storage.
+// Content returns the kind's content type on Proxmox storage.
 func (a Artefact) Content() string { return artefacts[a].content }
 
-// Setting is the key of the storages for it in recast.yaml.
+// Setting returns the key in recast.yaml that names the kind's storages.
 func (a Artefact) Setting() string { return "images." + artefacts[a].noun + ".storage" }
 
-// Stored looks for a file of it on a storage.
+// Stored looks for a file of the kind on a storage.
 func (a Artefact) Stored(ctx context.Context, s Finder, host, storage, name string) (sizeBytes int64, found bool, err error) {
 	return artefacts[a].stored(s, ctx, host, storage, name)
 }
 
-// File is what a lock has of it; without SHA256 it was not built yet.
+// File returns the kind's file in a lock. Without SHA256 the file was not built yet.
 func (a Artefact) File(lock schematics.Lock, e schematics.Locked) schematics.BootFile {
 	if a == BootISO {
 		return e.ISO

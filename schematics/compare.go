@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Change is a schematic whose image changes with the new lock; nodes that run the old one are stale.
+// Change is a schematic whose image changes with the new lock. Nodes that run the old image are stale.
 type Change struct {
 	Schematic string   `json:"schematic"`
 	OldBuild  string   `json:"oldBuild"` // "": the schematic is new
@@ -21,7 +21,7 @@ type Change struct {
 	Reasons   []string `json:"reasons"` // for people, one line each; includes Moved
 }
 
-// Moved is an extension with another pin. Old is the zero value for one that was added, New for one that was removed.
+// Moved is an extension with another pin. Old is zero for an added extension, New for a removed one.
 type Moved struct {
 	Old Extension `json:"old"`
 	New Extension `json:"new"`
@@ -125,8 +125,8 @@ func moved(was, is []Extension) []Moved {
 	return list
 }
 
-// Matches returns how the lock differs from the current configuration: a lock of
-// other files, another Talos version or platform must not be built or rolled out.
+// Matches returns how the lock differs from the current configuration. A lock of other files, or of another Talos
+// version or platform, must not be built or rolled out.
 func (l Lock) Matches(req Request) error {
 	var errs []error
 	differ := func(what, locked, configured string) {
@@ -162,7 +162,7 @@ func (l Lock) Matches(req Request) error {
 	return errors.Join(errs...)
 }
 
-// hasExplicit reports whether the entry's explicit extensions are those, in that order.
+// hasExplicit reports whether the entry's explicit extensions are the wanted ones, in the same order.
 func (e Locked) hasExplicit(wanted []Explicit) bool {
 	var locked []Extension
 	for _, x := range e.Extensions {
@@ -175,8 +175,8 @@ func (e Locked) hasExplicit(wanted []Explicit) bool {
 	})
 }
 
-// CheckFactory refuses a factory that would build something other than the lock
-// says, under the lock's name: kind Refused, with all differences.
+// CheckFactory refuses a factory that would build something other than the lock says, under the lock's name. The
+// error is of kind Refused and lists all differences.
 func (l Lock) CheckFactory(ctx context.Context, name string, f Factory) error {
 	e := l.Schematics[name]
 	extensions, err := f.Extensions(ctx, l.Talos)
@@ -205,9 +205,9 @@ func (l Lock) CheckFactory(ctx context.Context, name string, f Factory) error {
 	return fault.BuildFailed.Of(fault.As(fault.Refused, errors.Join(errs...)))
 }
 
-// CheckRegistered compares a schematic that a factory registered with the locked
-// one: id is the factory's ID, text its canonical form. What the factory builds
-// under another ID is not what the lock describes: kind Refused.
+// CheckRegistered compares the schematic that a factory registered with the locked one: id is the factory's ID, text
+// the factory's canonical form. Another ID is an error of kind Refused: what the factory would build is not what the
+// lock describes.
 func (e Locked) CheckRegistered(name, id, text string) error {
 	if id == e.SchematicID {
 		return nil
@@ -227,7 +227,7 @@ func (e Locked) CheckRegistered(name, id, text string) error {
 		"one of them is too old for what line %d says", line)
 }
 
-// firstDifference is the first line, counted from 1, that differs; 0 if none does.
+// firstDifference returns the first line, counted from 1, that differs; 0 if none does.
 func firstDifference(a, b string) (line int, inA, inB string) {
 	for restA, restB := a, b; restA != "" || restB != ""; {
 		ended := restA == "" || restB == ""
@@ -240,11 +240,11 @@ func firstDifference(a, b string) (line int, inA, inB string) {
 	return 0, "", ""
 }
 
-// unquoted is a line of YAML without quotes.
+// unquoted returns a line of YAML without quotes.
 func unquoted(line string) string { return strings.NewReplacer(`"`, "", "'", "").Replace(line) }
 
-// Outdated lists the extensions of e that a factory with that list would build from
-// another digest, sorted by name. Factories have no explicit ones.
+// Outdated lists the extensions of e that a factory with the list served would build from another digest, sorted by
+// name. It leaves out explicit extensions, which factories do not have.
 func (e Locked) Outdated(served []OfficialExtension) []Warning {
 	have := index(served)
 	var list []Warning
@@ -256,7 +256,7 @@ func (e Locked) Outdated(served []OfficialExtension) []Warning {
 	return list
 }
 
-// OutdatedOverlay is Outdated for the overlay.
+// OutdatedOverlay does the same as Outdated for the overlay.
 func (e Locked) OutdatedOverlay(served []OfficialOverlay) []Warning {
 	if e.Overlay == nil {
 		return nil
@@ -281,7 +281,7 @@ func differs(what, subject, locked, served string) Warning {
 	return w
 }
 
-// outdatedWithHints is Outdated with hints from the registry's list.
+// outdatedWithHints returns the warnings of Outdated with hints from the registry's list.
 func (e Locked) outdatedWithHints(served []OfficialExtension, official map[string]OfficialExtension) []Warning {
 	list := e.Outdated(served)
 	for i, w := range list {

@@ -36,7 +36,7 @@ type Lock struct {
 type Locked struct {
 	File        string `yaml:"file" json:"file"`
 	BuildID     string `yaml:"buildID" json:"buildID"`         // 64 hex digits
-	SchematicID string `yaml:"schematicID" json:"schematicID"` // as we compute it; the factory's must be equal
+	SchematicID string `yaml:"schematicID" json:"schematicID"` // as we compute it; the factory's ID must be equal
 	LockHash    string `yaml:"lockHash" json:"lockHash"`       // "sha256-…"
 	// Extensions are the official ones, sorted by name, and then the explicit ones
 	// in the order of recast.yaml, which is their build order.
@@ -62,10 +62,10 @@ type Extension struct {
 	Version string `yaml:"version" json:"version"`
 	Ref     string `yaml:"ref" json:"ref"` // repository: "ghcr.io/siderolabs/qemu-guest-agent"
 	Digest  string `yaml:"digest" json:"digest"`
-	// Explicit: its reference is given in recast.yaml, and no factory builds it: it
-	// is not official, or has another digest.
+	// Explicit says that recast.yaml gives the extension's reference. No factory builds it: it is not official, or
+	// has another digest.
 	Explicit bool `yaml:"explicit,omitempty" json:"explicit,omitempty"`
-	// Tag is the one in an explicit reference; "" if that has only a digest.
+	// Tag is the tag in an explicit reference; "" if the reference has only a digest.
 	Tag string `yaml:"tag,omitempty" json:"tag,omitempty"`
 }
 
@@ -83,15 +83,15 @@ func (e Extension) Official() string {
 	return path
 }
 
-// BootFile is a boot ISO, or the file of a disk image. SHA256 and SizeBytes are zero until it was built.
+// BootFile is a boot ISO, or the file of a disk image. SHA256 and SizeBytes are zero until the file was built.
 type BootFile struct {
 	Name      string `yaml:"name" json:"name"`
 	SHA256    string `yaml:"sha256" json:"sha256"` // hex
 	SizeBytes int64  `yaml:"sizeBytes" json:"sizeBytes"`
 }
 
-// Disk is a disk image, in the format qcow2, with Talos on it: what a machine has that booted the
-// ISO and installed Talos.
+// Disk is a disk image, in the format qcow2, with Talos on it. It is what a machine's disk holds after the machine
+// has booted the ISO and installed Talos.
 type Disk struct {
 	BootFile  `yaml:",inline"`
 	DiskBytes int64 `yaml:"diskBytes" json:"diskBytes"` // size of the disk that the file describes
@@ -159,7 +159,7 @@ func (e Locked) EmbedsConfig() bool {
 	return err == nil && s.doc.Customization.EmbeddedMachineConfiguration != ""
 }
 
-// keepBuilt copies the results of builds that old has, too.
+// keepBuilt copies the results of old's builds to the same builds in l.
 func (l *Lock) keepBuilt(old Lock) {
 	built := map[string]Locked{}
 	for _, e := range old.Schematics {
@@ -175,7 +175,7 @@ func (l *Lock) keepBuilt(old Lock) {
 	}
 }
 
-// keepSigners copies the verified signers. Locking the same builds changes nothing.
+// keepSigners copies the verified signers of old. If the builds are the same, the list does not change.
 func (l *Lock) keepSigners(old Lock) {
 	l.Signers = old.Signers
 	if l.Key() != old.Key() {
@@ -199,7 +199,7 @@ func (l Lock) KnownSigners() []string {
 	return slices.Compact(known)
 }
 
-// checksum hashes JSON, whose form, unlike YAML's, does not depend on the library.
+// checksum hashes the lock as JSON. Unlike YAML's, JSON's form does not depend on the library.
 func (l Lock) checksum() string {
 	l.Checksum = ""
 	text, err := json.Marshal(l)
@@ -209,7 +209,7 @@ func (l Lock) checksum() string {
 	return "sha256-" + sum(string(text))
 }
 
-// shortLen is how many digits of a build ID names and displays show.
+// shortLen is the number of digits of a build ID in names and displays.
 const shortLen = 12
 
 // Short is the part of a build ID that names and displays use.
@@ -222,8 +222,8 @@ func sum(text string) string {
 
 func idOf(canonical string) string { return sum(canonical) }
 
-// lockHashOf is the value of the recast.lock kernel argument: an extension that
-// changes under the same version changes it, and with it the schematic ID.
+// lockHashOf returns the value of the recast.lock kernel argument. An extension that changes under the same version
+// changes the value, and thereby the schematic ID.
 func lockHashOf(e Locked) string {
 	return "sha256-" + sum(strings.Join(append(officialDigests(e), otherContent(e)...), "\n"))
 }
@@ -249,15 +249,15 @@ func buildIDOf(l Lock, e Locked) string {
 // isoNameOf is the name of a build's boot ISO wherever it is stored.
 func isoNameOf(l Lock, e Locked) string { return l.nameOf(e) + ".iso" }
 
-// DiskName is the name of a build's disk image wherever it is stored. Proxmox takes the
-// format of a disk image from it.
+// DiskName is the name of a build's disk image wherever it is stored. Proxmox takes the format of a disk image from
+// the name.
 func (l Lock) DiskName(e Locked) string { return l.nameOf(e) + ".qcow2" }
 
 func (l Lock) nameOf(e Locked) string {
 	return fmt.Sprintf("recast-%s-%s-%s-%s", l.Talos, Short(e.BuildID), l.Platform, l.Arch)
 }
 
-// officialDigests are sorted: the schematic's text defines the order.
+// officialDigests returns the digests of the official extensions, sorted: the schematic's text defines their order.
 func officialDigests(e Locked) []string {
 	digests := make([]string, 0, len(e.Extensions))
 	for _, x := range e.Extensions {
@@ -269,9 +269,8 @@ func officialDigests(e Locked) []string {
 	return digests
 }
 
-// otherContent returns a line for each part of an image other than official
-// extensions, in build order, and a line for what gives the same content another
-// name.
+// otherContent returns a line for each part of an image other than official extensions, in build order. If there are
+// rebuilds, a last line counts them: a rebuild gives the same content another name.
 func otherContent(e Locked) []string {
 	var lines []string
 	for _, x := range e.Extensions {
@@ -302,7 +301,8 @@ type Customization struct {
 	Meta           []MetaValue
 	Bootloader     string         // of a boot ISO: "sd-boot", "grub", "dual-boot"; "": Talos' own choice
 	OverlayOptions map[string]any // of the overlay, if there is one
-	// EmbeddedConfigSHA256 is of the machine configuration embedded in the image, in hex; "" without one.
+	// EmbeddedConfigSHA256 is the SHA-256, in hex, of the machine configuration embedded in the image; "" without
+	// one.
 	EmbeddedConfigSHA256 string
 }
 
@@ -334,7 +334,7 @@ func (e Locked) Customization() (Customization, error) {
 	return c, nil
 }
 
-// NoDisk says why no disk image of a schematic of this lock is made; "": one can be.
+// NoDisk says why no disk image of a schematic of this lock is made; "" if a disk image can be made.
 func (l Lock) NoDisk(e Locked, byImager bool) string {
 	s, err := Parse(e.File, []byte(e.Schematic))
 	if err != nil { // impossible for a lock that was resolved or read
@@ -382,9 +382,8 @@ func (e Locked) BuildOrder() ([]Extension, error) {
 	return order, nil
 }
 
-// official is the index of the extension that schematics and factories know by that
-// name: with the digest of the list, or else with one that recast.yaml gives. -1 if
-// there is none.
+// official returns the index of the extension that schematics and factories know by name. It prefers an extension
+// with the digest of the list to one with a digest that recast.yaml gives. It returns -1 if there is none.
 func (e Locked) official(name string) int {
 	i := slices.IndexFunc(e.Extensions, func(x Extension) bool { return !x.Explicit && x.Official() == name })
 	if i >= 0 {

@@ -23,9 +23,8 @@ const (
 const restore = "put the committed one back: git checkout recast.lock. Without one, remove it and run `recast lock`, " +
 	"which takes the digests that the registries have now"
 
-// ReadLock reads recast.lock and refuses one that was truncated, edited by hand or
-// is inconsistent; errors are of kind Config. If there is none, errors.Is(err,
-// fs.ErrNotExist).
+// ReadLock reads recast.lock. It refuses a lock that was truncated, edited by hand or is inconsistent; errors are of
+// kind Config. If the file does not exist, the error is fs.ErrNotExist by errors.Is.
 func ReadLock(path string) (Lock, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -38,8 +37,8 @@ func ReadLock(path string) (Lock, error) {
 	return l, fault.WithHint(err, restore)
 }
 
-// WriteLock writes recast.lock so that after a crash either the old or the new one
-// exists. If it holds secrets, only its owner may read it.
+// WriteLock writes recast.lock so that after a crash either the old or the new lock exists. If the lock holds
+// secrets, only its owner may read it.
 func WriteLock(path string, l Lock) error {
 	mode := fs.FileMode(0o644)
 	if l.HoldsSecrets() {
@@ -51,9 +50,9 @@ func WriteLock(path string, l Lock) error {
 	return nil
 }
 
-// ReplaceLock writes recast.lock if it is still the one that was read; a zero was
-// means that there was none. During a build, which takes minutes, another recast or
-// git may write another lock, which the results for the old one must not overwrite.
+// ReplaceLock writes recast.lock if the file still holds the lock was; a zero was means that there was no file.
+// During a build, which takes minutes, another recast or git may write another lock. The results for the old lock
+// must not overwrite that lock.
 func ReplaceLock(path string, was, l Lock) error {
 	now, err := ReadLock(path)
 	switch {
@@ -62,7 +61,7 @@ func ReplaceLock(path string, was, l Lock) error {
 	case err != nil:
 		return err
 	case now.checksum() == l.checksum():
-		return nil // someone else wrote the same
+		return nil // someone else wrote the same lock
 	case now.checksum() != was.checksum():
 		return fault.WithHint(fault.LockStale.Refusedf("%s was changed by someone else meanwhile: it is left as it is", path),
 			"another recast, or git, was at work here. Run the same command again: finished builds are not repeated")
@@ -92,15 +91,15 @@ func formatLock(l Lock) ([]byte, error) {
 	return append([]byte(header), data...), nil
 }
 
-// ParseLock reads the text of a lock, whose name is for errors. It checks what the lock says of itself: that its sum, and each
-// lock hash, is that of its content.
+// ParseLock reads the text of a lock. name is for errors. ParseLock checks that the lock's checksum, and each lock
+// hash, matches the lock's content.
 func ParseLock(name string, data []byte) (Lock, error) {
 	root, err := singleDocument(name, data)
 	if err != nil {
 		return Lock{}, err
 	}
 	at := place{file: name, root: root}
-	// A newer format is detected before its unknown keys are.
+	// The version is checked first, so that a newer format is not reported as unknown keys.
 	if v := child(root, "version"); v == nil || v.Value != fmt.Sprint(lockVersion) {
 		return Lock{}, at.errorf([]any{"version"}, "this recast reads locks of version %d only", lockVersion)
 	}
@@ -185,7 +184,7 @@ func (e Locked) check(l Lock, bad func(key, format string, args ...any)) {
 	}
 }
 
-// check reports what no disk image of that name can have: one is recorded whole.
+// check reports values that no disk image with that name can have. A recorded disk image has all its values.
 func (d Disk) check(name string, bad func(key, format string, args ...any)) {
 	if d.Name != name {
 		bad("disk", "it is named %q, not %q", d.Name, name)
@@ -246,8 +245,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Archive stores a lock in a directory of past locks, which it creates. It replaces
-// an archived lock of the same builds.
+// Archive stores a lock in a directory of past locks, and creates the directory. It replaces an archived lock of the
+// same builds.
 func Archive(dir string, l Lock) error {
 	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
@@ -259,8 +258,8 @@ func Archive(dir string, l Lock) error {
 	return nil
 }
 
-// Learn is Archive for a lock that was the current one at a time, which git or so remembers. What is in the directory
-// already stays as it is.
+// Learn archives a lock that was the current one at the time at, such as a lock from git's history. It keeps a lock of
+// the same builds that is already in the directory.
 func Learn(dir string, l Lock, at time.Time) error {
 	file := filepath.Join(dir, l.Key()+".lock")
 	if _, err := os.Stat(file); err == nil {
@@ -281,8 +280,8 @@ type History struct {
 // Locks returns the locks of the history.
 func (h History) Locks() []Lock { return slices.Clone(h.locks) }
 
-// ReadHistory reads the past locks of a directory, which need not exist, and adds others. A hash proves digests, not names:
-// of two locks with it, the one that comes first names the extensions.
+// ReadHistory reads the past locks of a directory, which need not exist, and adds others. A lock hash proves digests,
+// not names: of two locks with the same hash, the one that comes first names the extensions.
 func ReadHistory(dir string, others ...Lock) (History, error) {
 	h := History{byHash: map[string]Locked{}}
 	files, err := filepath.Glob(filepath.Join(dir, "*.lock"))
@@ -318,16 +317,16 @@ func (h *History) add(l Lock) {
 	}
 }
 
-// ByLockHash returns a schematic whose image carries this lock hash ("sha256-…"): its extensions, its overlay
-// and its rebuilds are those of that image. ok is false if no known lock has it.
+// ByLockHash returns a schematic whose image carries this lock hash ("sha256-…"): its extensions, overlay and
+// rebuilds are those of the image. ok is false if no known lock has the hash.
 func (h History) ByLockHash(hash string) (e Locked, ok bool) {
 	e, ok = h.byHash[hash]
 	e.Extensions = slices.Clone(e.Extensions)
 	return e, ok
 }
 
-// Previous is the most recently archived lock of other builds than l's in a
-// directory of past locks, the one to go back to; found is false if there is none.
+// Previous returns the lock to go back to: the most recently archived lock, in a directory of past locks, of other
+// builds than l's. found is false if there is none.
 func Previous(dir string, l Lock) (previous Lock, found bool, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.lock"))
 	if err != nil {

@@ -22,7 +22,7 @@ type Catalog interface {
 	Official(ctx context.Context, talos string) ([]OfficialExtension, error)
 }
 
-// OfficialExtension is an extension in a list of official ones.
+// OfficialExtension is an extension in a list of official extensions.
 type OfficialExtension struct {
 	Name        string // in schematics: "siderolabs/qemu-guest-agent"
 	Version     string // "11.0.2"
@@ -32,14 +32,14 @@ type OfficialExtension struct {
 	Description string
 }
 
-// Sources is what a lock is resolved against.
+// Sources are what a lock is resolved against.
 type Sources struct {
 	Catalog Catalog
 	Images  ExtensionImages // nil only if no schematic has an extension
 	Factory Factory         // nil only if no factory builds
 }
 
-// Request is what to lock.
+// Request says what to lock.
 type Request struct {
 	Talos      string
 	TalosPlace string // in recast.yaml, for errors: "recast.yaml:5:3: talos.version"
@@ -47,10 +47,9 @@ type Request struct {
 	Platform   string
 	SecureBoot bool
 	Files      map[string]File // by the schematics' names in the config
-	// Old is the current lock, nil if there is none. The results of an unchanged
-	// build are kept. So are digests: of official extensions while the Talos version
-	// is the same, of others while the reference is; unless Update requests the
-	// current ones of registry and factory.
+	// Old is the current lock; nil if there is none. Resolve keeps the results of an unchanged build. It also keeps
+	// digests: of official extensions while the Talos version is the same, of other extensions while their reference
+	// is the same. With Update, it takes the current digests of registry and factory instead.
 	Old    *Lock
 	Update bool
 	// Note receives what is read next: a server may take minutes to answer. May be nil.
@@ -61,7 +60,7 @@ type Request struct {
 type File struct {
 	Path       string
 	Data       []byte
-	Extensions []Explicit // those that recast.yaml adds to the file's
+	Extensions []Explicit // extensions that recast.yaml adds to those in the file
 	Imager     bool       // the Talos imager builds it, so no factory is asked about it
 	Rebuild    bool       // build the same content again, under another name
 }
@@ -115,7 +114,7 @@ type resolver struct {
 	req       Request
 	from      Sources
 	lock      Lock
-	known     map[string]OfficialExtension // with the digests to lock
+	known     map[string]OfficialExtension // official extensions by name, with the digests to lock
 	served    served
 	described map[string]ExtensionImage // by repository@digest
 	warnings  warningList
@@ -166,8 +165,8 @@ func (r *resolver) resolveOne(ctx context.Context, name string, s Schematic) (e 
 	return e, nil, nil
 }
 
-// rebuild is the count to lock. It never decreases while the schematic is
-// configured: a factory still serves what it built under an abandoned name.
+// rebuild returns the rebuild count to lock. It never decreases while the schematic is configured: a factory still
+// serves what it built under an abandoned name.
 func (r *resolver) rebuild(name string) int {
 	count := 0
 	if r.req.Old != nil {
@@ -217,20 +216,20 @@ type WarningKind string
 
 // The kinds of warning.
 const (
-	FactoryDiffers       WarningKind = "factory-differs"         // it would build an extension or overlay from another digest
+	FactoryDiffers       WarningKind = "factory-differs"         // the factory has another digest of an extension or overlay
 	Republished          WarningKind = "republished"             // an official extension's digest in the registry's list is not the locked one
-	TagMoved             WarningKind = "tag-moved"               // from the digest given with it, or the tag is gone
+	TagMoved             WarningKind = "tag-moved"               // the tag is gone or names another digest than given
 	Renamed              WarningKind = "renamed"                 // an official extension has a new name
 	BrokenVersion        WarningKind = "broken-version"          // the factory marked the locked Talos version as broken, or its makers withdrew it
 	SecureBootKeyDiffers WarningKind = "secure-boot-key-differs" // the factory signs with another key than the locked one
 )
 
-// Warning is a problem with a lock that could be made nevertheless.
+// Warning is a problem with a lock that does not prevent making the lock.
 type Warning struct {
 	Kind    WarningKind `json:"kind"`
 	Subject string      `json:"subject"`          // an extension, "siderolabs/qemu-guest-agent", an overlay, an image, a Talos version
 	Locked  string      `json:"locked,omitempty"` // digest that the lock has
-	Found   string      `json:"found,omitempty"`  // current digest; "": there is none
+	Found   string      `json:"found,omitempty"`  // current digest; "" if there is none
 	Text    string      `json:"text"`
 	Hint    string      `json:"hint"`
 }

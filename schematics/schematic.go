@@ -1,6 +1,5 @@
-// Package schematics turns schematic files into a [Lock]: what every image of a cluster
-// is made of, down to the digest of each extension. [Resolve] makes one, [ReadLock] reads
-// it.
+// Package schematics turns schematic files into a [Lock]: what every image of a cluster is made of, down to the
+// digest of each extension. [Resolve] makes a lock, [ReadLock] reads one.
 package schematics
 
 import (
@@ -30,8 +29,8 @@ type Schematic struct {
 	canonical string
 }
 
-// Parse reads a schematic as strictly as an Image Factory does. name is the file's,
-// for errors; they name the line of each problem and are of kind Config.
+// Parse reads a schematic as strictly as an Image Factory does. name is the file's name, for errors. Errors name the
+// line of each problem and are of kind Config.
 func Parse(name string, data []byte) (Schematic, error) {
 	root, err := singleDocument(name, data)
 	if err != nil {
@@ -51,8 +50,8 @@ func Parse(name string, data []byte) (Schematic, error) {
 	return s, nil
 }
 
-// singleDocument returns the only document of a YAML file. An Image Factory reads
-// the first and silently drops the others.
+// singleDocument returns the only document of a YAML file. An Image Factory reads the first document and silently
+// drops the others.
 func singleDocument(name string, data []byte) (*yaml.Node, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var root, second yaml.Node
@@ -70,8 +69,8 @@ func singleDocument(name string, data []byte) (*yaml.Node, error) {
 	return root.Content[0], nil
 }
 
-// canonical is the text whose SHA-256 is the schematic ID. An Image Factory must
-// read the same schematic back from it, or its ID would differ.
+// canonical returns the text whose SHA-256 is the schematic ID. An Image Factory must read the same schematic back
+// from the text, or the factory's ID would differ.
 func canonical(doc schematic.Schematic) (string, error) {
 	text, err := doc.Marshal()
 	if err != nil {
@@ -91,10 +90,10 @@ func canonical(doc schematic.Schematic) (string, error) {
 	return string(text), nil
 }
 
-// Canonical is the schematic as an Image Factory stores it.
+// Canonical returns the schematic as an Image Factory stores it.
 func (s Schematic) Canonical() string { return s.canonical }
 
-// ID is the ID that an Image Factory assigns to the schematic, if it writes YAML as we do.
+// ID returns the ID that an Image Factory assigns to the schematic, if the factory writes YAML as we do.
 func (s Schematic) ID() string { return idOf(s.canonical) }
 
 // Extensions lists the official extensions by name, in the order of the file, which is their build order.
@@ -102,7 +101,7 @@ func (s Schematic) Extensions() []string {
 	return slices.Clone(s.doc.Customization.SystemExtensions.OfficialExtensions)
 }
 
-// lockHash is the value of the last kernel argument if that is recast's; otherwise "".
+// lockHash returns the value of the last kernel argument if that argument is recast's; otherwise "".
 func (s Schematic) lockHash() string {
 	args := s.doc.Customization.ExtraKernelArgs
 	if len(args) == 0 {
@@ -124,7 +123,7 @@ func (s Schematic) withLock(hash string) (Schematic, error) {
 	return s, err
 }
 
-// withoutLock is the canonical form without recast's own kernel argument: what the user wrote.
+// withoutLock returns the canonical form without recast's own kernel argument: what the user wrote.
 func (s Schematic) withoutLock() string {
 	if s.lockHash() == "" {
 		return s.canonical
@@ -132,20 +131,20 @@ func (s Schematic) withoutLock() string {
 	args := s.doc.Customization.ExtraKernelArgs
 	s.doc.Customization.ExtraKernelArgs = args[:len(args)-1]
 	text, err := canonical(s.doc)
-	if err != nil { // impossible: the longer one could be written
+	if err != nil { // impossible: the longer schematic could be written
 		return s.canonical
 	}
 	return text
 }
 
-// Secrets describes what in the schematic is secret: a machine configuration, or a way to get one. It quotes nothing.
+// Secrets describes the secrets in the schematic: a machine configuration, or a way to get one. It quotes no secret.
 func (s Schematic) Secrets() []string {
 	var out []string
 	if s.EmbedsConfig() {
 		out = append(out, "the machine configuration that it embeds")
 	}
 	for _, arg := range s.doc.Customization.ExtraKernelArgs {
-		for arg := range strings.FieldsSeq(arg) { // one entry may hold several
+		for arg := range strings.FieldsSeq(arg) { // one entry may hold several arguments
 			if _, name := redact.KernelArg(arg); name != "" {
 				out = append(out, "the kernel argument "+name)
 			}
@@ -162,7 +161,7 @@ func (s Schematic) Secrets() []string {
 
 var privateKey = regexp.MustCompile(`(?i)private_?key"?\s*:\s*"?[^"\s]`)
 
-// HoldsSecrets reports whether one of the schematics has secrets. An unreadable one may.
+// HoldsSecrets reports whether one of the schematics has secrets. An unreadable schematic counts as having some.
 func (l Lock) HoldsSecrets() bool {
 	for _, e := range l.Schematics {
 		if s, err := Parse(e.File, []byte(e.Schematic)); err != nil || len(s.Secrets()) > 0 {
@@ -182,13 +181,13 @@ func Unlocked(name string, data []byte) (Schematic, error) {
 	return Parse(name, []byte(s.withoutLock()))
 }
 
-// EmbedsConfig reports whether its images embed a machine configuration.
+// EmbedsConfig reports whether the schematic's images embed a machine configuration.
 func (s Schematic) EmbedsConfig() bool {
 	return s.doc.Customization.EmbeddedMachineConfiguration != ""
 }
 
-// Guess is the schematic of an image that states none, from the extensions that its
-// node lists. unknown are those that match no official extension.
+// Guess returns the schematic of an image that states none, from the extensions that the image's node lists. unknown
+// are the listed extensions that match no official one.
 func Guess(name string, listed []string, official []OfficialExtension) (s Schematic, unknown []string, err error) {
 	var names []string
 	for _, x := range listed {
@@ -224,7 +223,7 @@ func (p place) errorf(path []any, format string, args ...any) error {
 	return fault.As(fault.Config, fmt.Errorf("%s: %w", p.at(path), fmt.Errorf(format, args...)))
 }
 
-// at is the place of the value under path, or of the nearest value above it.
+// at returns the place of the value under path, or of the nearest value above it.
 func (p place) at(path []any) string {
 	n := p.root
 	for _, elem := range path {

@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// index finds extensions by name. Of two with one name, factories build the first.
+// index returns the extensions by name. Of two extensions with one name, factories build the first.
 func index(list []OfficialExtension) map[string]OfficialExtension {
 	m := make(map[string]OfficialExtension, len(list))
 	for _, x := range list {
@@ -113,8 +113,8 @@ func (s Schematic) unknownExtension(at []any, name, talos string, known map[stri
 	return withSuggestion(err, name, slices.Sorted(maps.Keys(known)), "siderolabs/qemu-guest-agent")
 }
 
-// describe reads an extension image's description of itself once. An image that is
-// unusable for the architecture is a problem.
+// describe reads an extension image's description of itself, once. An image that is unusable for the architecture is
+// returned as a problem.
 func (r *resolver) describe(ctx context.Context, repository, digest string) (image ExtensionImage, problem, err error) {
 	ref := repository + "@" + digest
 	image, ok := r.described[ref]
@@ -180,9 +180,9 @@ func overlayNamed(list []OfficialOverlay, name string) (found OfficialOverlay, o
 	return found, false
 }
 
-// renamed returns the current name of an official extension that schematics may
-// still call by an older one. Image Factories translate it when they build. See
-// ExtensionNameAlias in siderolabs/image-factory, internal/profile/profile.go.
+// renamed returns the current name of an official extension that schematics may still call by an older name. Image
+// Factories translate the older name when they build. See ExtensionNameAlias in siderolabs/image-factory,
+// internal/profile/profile.go.
 func renamed(name string) string {
 	return map[string]string{
 		"siderolabs/v4l-uvc":                        "siderolabs/v4l-uvc-drivers",
@@ -199,7 +199,7 @@ func renamed(name string) string {
 	}[name]
 }
 
-// withSuggestion adds the name that was probably meant, or else an example.
+// withSuggestion adds a hint to err: the name that was probably meant, or else an example.
 func withSuggestion(err error, unknown string, names []string, example string) error {
 	if like := suggest(unknown, names); like != "" {
 		return fault.WithHint(err, "did you mean %q?", like)
@@ -218,19 +218,18 @@ func suggest(unknown string, names []string) string {
 
 // ExtensionImages reads extension images that recast.yaml names itself.
 type ExtensionImages interface {
-	// Digest returns the digest of what ref (a tag or a digest) names, which may be
-	// an index. found is false only if the registry definitely has none.
+	// Digest returns the digest of the manifest that ref (a tag or a digest) names; the manifest may be an index.
+	// found is false only if the registry definitely has no such manifest.
 	Digest(ctx context.Context, ref string) (digest string, found bool, err error)
-	// Describe reads an image's description of itself, by digest, for an
-	// architecture. A missing image, or one that is not an extension, is an error of
-	// kind Config.
+	// Describe reads the description of itself that an image (by digest) has for an architecture. A missing image, or
+	// an image that is not an extension, is an error of kind Config.
 	Describe(ctx context.Context, ref, arch string) (ExtensionImage, error)
 }
 
 // ExtensionImage is an extension image's description of itself, in manifest.yaml.
 type ExtensionImage struct {
 	Architectures []string // for which the image exists, sorted: "amd64"
-	Name, Version string   // "" if the requested architecture is not among them
+	Name, Version string   // "" if the image does not exist for the requested architecture
 }
 
 // Explicit is an extension image that recast.yaml names itself.
@@ -252,7 +251,7 @@ func (x Explicit) String() string {
 	return s
 }
 
-// explicit resolves an extension to be built in after others.
+// explicit resolves an extension that recast.yaml names. It is built in after others.
 func (r *resolver) explicit(ctx context.Context, x Explicit, f File, others []Extension) (e Extension, problem, err error) {
 	bad := func(format string, args ...any) (Extension, error, error) {
 		return Extension{}, fault.As(fault.Config, fmt.Errorf("%s: %w", x.Place, fmt.Errorf(format, args...))), nil
@@ -287,7 +286,7 @@ func (r *resolver) explicit(ctx context.Context, x Explicit, f File, others []Ex
 	return Extension{Name: image.Name, Version: image.Version, Ref: x.Repository, Digest: digest, Explicit: true, Tag: x.Tag}, nil, nil
 }
 
-// digestOf is the digest to lock: the given one, the one locked for the tag, or what the tag names now.
+// digestOf returns the digest to lock: the given one, the one locked for the tag, or the one that the tag names now.
 func (r *resolver) digestOf(ctx context.Context, x Explicit) (digest string, found bool, err error) {
 	if x.Digest == "" {
 		if locked, ok := r.lockedDigest(x); ok && !r.req.Update {
@@ -312,7 +311,7 @@ func (r *resolver) digestOf(ctx context.Context, x Explicit) (digest string, fou
 	return x.Digest, true, nil
 }
 
-// lockedDigest is the current lock's digest for a tag.
+// lockedDigest returns the current lock's digest for a tag.
 func (r *resolver) lockedDigest(x Explicit) (string, bool) {
 	if r.req.Old == nil {
 		return "", false
@@ -348,8 +347,8 @@ type Factory interface {
 	// Broken lists the Talos versions that the factory has marked as broken: it
 	// builds nothing for them, and has no lists for them.
 	Broken(ctx context.Context) ([]string, error)
-	// SecureBootCertificate is the PEM certificate with which the factory signs
-	// images for Secure Boot. A factory that signs none is an error of kind Config.
+	// SecureBootCertificate returns the PEM certificate with which the factory signs images for Secure Boot. A
+	// factory that signs none is an error of kind Config.
 	SecureBootCertificate(ctx context.Context) ([]byte, error)
 }
 
@@ -363,7 +362,7 @@ type OfficialOverlay struct {
 
 // served is what the factory says it would build.
 type served struct {
-	asked      bool // it has something to build, and builds the Talos version
+	asked      bool // the list was read: the factory has something to build, and builds the Talos version
 	extensions []OfficialExtension
 	overlays   []OfficialOverlay
 }
@@ -405,8 +404,8 @@ func (r *resolver) askFactory(ctx context.Context, parsed map[string]Schematic) 
 	return nil
 }
 
-// askExtensions asks for the factory's list. A version marked as broken has none:
-// siderolabs/image-factory, internal/artifacts, validateTalosVersion.
+// askExtensions reads the factory's list of extensions. The factory has no list for a version that is marked as
+// broken: siderolabs/image-factory, internal/artifacts, validateTalosVersion.
 func (r *resolver) askExtensions(ctx context.Context) error {
 	talos := r.req.Talos
 	r.req.note("the Image Factory's list of extensions for Talos %s", talos)
@@ -437,7 +436,8 @@ func (r *resolver) askExtensions(ctx context.Context) error {
 	return nil
 }
 
-// warnOfIssue warns of a release that no factory marks. Whether one of its defects concerns a node, only the node's plan can say.
+// warnOfIssue warns of a release that has a known issue, but that no factory marks as broken. Only a node's plan can
+// say whether a defect of the release concerns the node.
 func (r *resolver) warnOfIssue() {
 	if issue, known := knownissue.Of(r.req.Talos); known && !issue.Scheduler {
 		r.warnings.add(Warning{Kind: BrokenVersion, Subject: r.req.Talos, Text: issue.String(), Hint: issue.Hint()})
@@ -479,7 +479,7 @@ func (l Lock) checkSecureBoot(certificate []byte) error {
 		enrolHint)
 }
 
-// secureBootKey is the SHA-256 of a certificate.
+// secureBootKey returns the SHA-256 of a PEM certificate's DER form.
 func secureBootKey(certificate []byte) (string, error) {
 	block, _ := pem.Decode(certificate)
 	if block == nil || block.Type != "CERTIFICATE" {
@@ -488,8 +488,8 @@ func secureBootKey(certificate []byte) (string, error) {
 	return sum(string(block.Bytes)), nil
 }
 
-// compareWithList warns of official extensions that were republished since they were
-// locked, unless the factory already builds those, which has its own warning.
+// compareWithList warns of official extensions that were republished since they were locked. It does not warn if the
+// factory already builds the republished ones: another warning says so.
 func (r *resolver) compareWithList(official map[string]OfficialExtension) {
 	for _, name := range r.lock.Names() {
 		for _, x := range r.lock.Schematics[name].Extensions {

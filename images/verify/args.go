@@ -21,9 +21,8 @@ const (
 	metaPrefix  = "INSTALLER_META_BASE64="
 )
 
-// ownArgs are the arguments that Talos 1.10 and later add themselves: see
-// DefaultArgs and SecureBootArgs in pkg/machinery/kernel and the KernelArgs of the
-// platforms metal and nocloud in siderolabs/talos.
+// ownArgs returns the arguments that Talos 1.10 and later add themselves: see DefaultArgs and SecureBootArgs in
+// pkg/machinery/kernel and the KernelArgs of the platforms metal and nocloud in siderolabs/talos.
 func ownArgs() map[string][]string {
 	return map[string][]string{
 		consoleArg:                {"tty0", "tty1", "ttyS0", "ttyAMA0"},
@@ -50,11 +49,11 @@ type wantedArgs struct {
 	extra    []string // the schematic's, recast's own last
 	meta     []schematics.MetaValue
 	iso      bool
-	overlay  bool // adds arguments that only its program knows
+	overlay  bool // the overlay adds arguments that only its program knows
 }
 
-// check lists how a command line differs from imager's: Talos' own arguments and
-// then the schematic's. See buildCmdline in pkg/imager of siderolabs/talos.
+// check lists how a command line differs from imager's, which has Talos' own arguments and then the schematic's. See
+// buildCmdline in pkg/imager of siderolabs/talos.
 func (w wantedArgs) check(line string) []string {
 	extra := parseArgs(strings.Join(w.extra, " "))
 	got := parseArgs(line)
@@ -77,8 +76,8 @@ func (w wantedArgs) check(line string) []string {
 	return found
 }
 
-// checkOwn checks a command line without the schematic's arguments. An unknown
-// argument that the schematic names, too, is as wanted.
+// checkOwn checks a command line without the schematic's arguments. It accepts an unknown argument that the schematic
+// names, too.
 func (w wantedArgs) checkOwn(own, extra cmdline) []string {
 	var found []string
 	known := ownArgs()
@@ -144,8 +143,8 @@ type cmdline []argument
 
 type argument struct {
 	key      string
-	values   []string // "" for a key without one
-	replaced bool     // by the schematic's values
+	values   []string // "" for a key without a value
+	replaced bool     // the schematic's values replace Talos' own
 }
 
 func parseArgs(line string) cmdline {
@@ -184,7 +183,7 @@ func (c cmdline) add(key string, values ...string) cmdline {
 // replaces reports whether the schematic's values of a key replace Talos' own.
 func replaces(key string) bool { return key == consoleArg || key == platformArg }
 
-// less is a command line before the schematic's arguments were added.
+// less returns the command line before the schematic's arguments were added.
 func (c cmdline) less(extra cmdline) cmdline {
 	var own cmdline
 	for _, a := range c {
@@ -196,7 +195,8 @@ func (c cmdline) less(extra cmdline) cmdline {
 		case len(a.values) >= len(e.values) && slices.Equal(a.values[len(a.values)-len(e.values):], e.values):
 			a.values = a.values[:len(a.values)-len(e.values)]
 		}
-		// Talos' own values that the schematic removes leave their key in place, for the values that it adds.
+		// If the schematic removes Talos' own values, their key stays in place for the values that the schematic
+		// adds.
 		emptied := ownArgs()[a.key] != nil && extra.find("-"+a.key) != nil
 		if len(a.values) > 0 || emptied {
 			own = append(own, a)
@@ -205,12 +205,12 @@ func (c cmdline) less(extra cmdline) cmdline {
 	return own
 }
 
-// plus is a command line with the schematic's arguments as imager adds them.
+// plus returns the command line with the schematic's arguments, as imager adds them.
 func (c cmdline) plus(extra cmdline) cmdline {
 	c = slices.Clone(c)
 	for _, e := range extra {
 		switch key, negated := strings.CutPrefix(e.key, "-"); {
-		case negated && key != "": // a lone "-" is an argument like others
+		case negated && key != "": // a lone "-" is an ordinary argument
 			c = c.without(key, e.values)
 		case replaces(e.key) && c.find(e.key) != nil:
 			c.find(e.key).values = e.values
@@ -221,9 +221,8 @@ func (c cmdline) plus(extra cmdline) cmdline {
 	return c
 }
 
-// without removes values of a key; the key keeps its place for values that are added
-// later. An empty first value removes the key. See AppendAll of
-// siderolabs/go-procfs.
+// without removes values of a key. The key keeps its place for values that are added later. An empty first value
+// removes the key: see AppendAll of siderolabs/go-procfs.
 func (c cmdline) without(key string, values []string) cmdline {
 	var left cmdline
 	for _, a := range c {

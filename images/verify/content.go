@@ -47,7 +47,7 @@ type wanted struct {
 type wantedEntry struct {
 	name   string
 	locked *lockedExtension
-	config string // SHA-256 of the machine configuration, of configEntry
+	config string // SHA-256 of the machine configuration, for configEntry
 }
 
 // wanted reads the locked extension images of e.
@@ -85,9 +85,8 @@ func (v *Verifier) wanted(ctx context.Context, lock schematics.Lock, e schematic
 	return w, err
 }
 
-// asListed sorts as imager does: it keeps extensions in directories named 0, 1, 2
-// and so on and reads these in the order of their names: 1, 10, 11, 2. See List in
-// internal/pkg/extensions of siderolabs/talos.
+// asListed sorts entries as imager does. imager keeps extensions in directories named 0, 1, 2 and so on, and reads
+// the directories in the order of their names: 1, 10, 11, 2. See List in internal/pkg/extensions of siderolabs/talos.
 func asListed(entries []wantedEntry) []wantedEntry {
 	numbers := make([]int, len(entries))
 	for i := range numbers {
@@ -110,7 +109,7 @@ type part struct {
 	cmdline     string
 	kernel      *io.SectionReader
 	initrd      *io.SectionReader
-	read        checked // another part, whose identical initrd need not be read again
+	read        checked // a part that was read before; an identical initrd is not read again
 }
 
 func ukiPart(name string, u *bootimage.UKI, iso bool) part {
@@ -119,14 +118,14 @@ func ukiPart(name string, u *bootimage.UKI, iso bool) part {
 	}
 }
 
-// checked is what was read of a part.
+// checked is what check has read of a part.
 type checked struct {
 	Boot
 	raw    string // SHA-256 of its initrd as stored
 	initrd bootimage.Initrd
 }
 
-// check compares one way to boot with what is wanted. err says that it could not compare.
+// check compares one way to boot with what is wanted. err says that check could not compare.
 func (w *wanted) check(p part, dir string) (got checked, mismatches []error, err error) {
 	if p.arch != "" && p.arch != w.lock.Arch {
 		mismatches = append(mismatches, mismatch(OtherArch, "%s: it is for %s, but the lock is for %s", p.name, p.arch, w.lock.Arch))
@@ -259,8 +258,8 @@ func (e wantedEntry) embedded(name string, got bootimage.Extension) []error {
 	return nil
 }
 
-// generated checks the output of depmod for the extensions' kernel modules, which is
-// the last extension, and returns the others.
+// generated checks the output of depmod for the extensions' kernel modules, which is the last extension, and returns
+// the other extensions.
 func (w *wanted) generated(name, release string, list []bootimage.Extension) ([]bootimage.Extension, []error) {
 	last := len(list) - 1
 	if last < 0 || list[last].Name != modulesEntry {
@@ -271,7 +270,7 @@ func (w *wanted) generated(name, release string, list []bootimage.Extension) ([]
 		return list, nil
 	}
 	if !w.modules {
-		return list, nil // reported as added
+		return list, nil // the caller reports the extension as added
 	}
 	x, odd := list[last], []string{}
 	for file, f := range x.Files {
@@ -294,10 +293,9 @@ func (w *wanted) generated(name, release string, list []bootimage.Extension) ([]
 // maxNamed is how many differing files a message names; the others are counted.
 const maxNamed = 3
 
-// treeDiff says which files of a tree differ from the wanted one; "" if none do. It
-// does not compare owners, because imager gives every file to root, nor directories,
-// times and extended attributes, which imager sets itself (see Untar in pkg/archiver
-// and Compress in internal/pkg/extensions of siderolabs/talos).
+// treeDiff says which files of a tree differ from the wanted ones; "" if none do. It does not compare owners, because
+// imager gives every file to root. It does not compare directories, times and extended attributes, because imager
+// sets these itself (see Untar in pkg/archiver and Compress in internal/pkg/extensions of siderolabs/talos).
 func treeDiff(want, got bootimage.Tree, same func(want, got bootimage.File) string) string {
 	var found []string
 	all := maps.Clone(want)
@@ -337,7 +335,7 @@ func sameFile(want, got bootimage.File) string {
 	if why := sameContent(want, got); why != "" {
 		return why
 	}
-	if want.HardLink && got.SHA256 == emptySum { // imager has neither followed it nor taken its file's mode
+	if want.HardLink && got.SHA256 == emptySum { // imager has not followed the link, nor taken the mode
 		want.Mode = want.LinkMode
 	}
 	if w, g := permissions(want), permissions(got); w != g {
@@ -346,15 +344,15 @@ func sameFile(want, got bootimage.File) string {
 	return ""
 }
 
-// sameContent compares everything except permissions: those of files that imager
-// moves into the initramfs depend on the umask of the process that ran it.
+// sameContent compares everything except permissions. The permissions of files that imager moves into the initramfs
+// depend on the umask of the process that ran imager.
 func sameContent(want, got bootimage.File) string {
 	switch {
 	case want.Mode.Type() != got.Mode.Type():
 		return fmt.Sprintf("is a %s, locked is a %s", kindOf(got), kindOf(want))
 	case want.Link != got.Link:
 		return fmt.Sprintf("points to %q, locked is %q", got.Link, want.Link)
-	case want.HardLink && got.SHA256 == emptySum: // imager has not followed it: see bootimage.File
+	case want.HardLink && got.SHA256 == emptySum: // imager has not followed the link: see bootimage.File
 	case want.SHA256 != got.SHA256 || want.SizeBytes != got.SizeBytes:
 		return fmt.Sprintf("has %d bytes with SHA-256 %s, locked are %d with %s",
 			got.SizeBytes, shortSum(got.SHA256), want.SizeBytes, shortSum(want.SHA256))
@@ -362,7 +360,7 @@ func sameContent(want, got bootimage.File) string {
 	return ""
 }
 
-// permissions are those of a regular file; a link's mean nothing.
+// permissions returns the permissions of a regular file. Those of a link mean nothing.
 func permissions(f bootimage.File) fs.FileMode {
 	if f.Mode.Type() != 0 {
 		return 0
@@ -383,9 +381,8 @@ func kindOf(f bootimage.File) string {
 
 func shortSum(sha256 string) string { return sha256[:min(len(sha256), 12)] }
 
-// firmwareDir is what imager moves out of extensions, because the kernel looks for
-// firmware before any extension is mounted: see Compress in internal/pkg/extensions
-// of siderolabs/talos.
+// firmwareDir holds the files that imager moves out of extensions, because the kernel looks for firmware before any
+// extension is mounted: see Compress in internal/pkg/extensions of siderolabs/talos.
 const firmwareDir = "/usr/lib/firmware"
 
 const (
@@ -393,8 +390,8 @@ const (
 	amdMicrocode   = "/kernel/x86/microcode/AuthenticAMD.bin"
 )
 
-// microcodeBlob is the blob, read early by the kernel, to which imager appends a
-// file; "" if the file is not CPU microcode: see earlyCPUUcode, ibid.
+// microcodeBlob returns the blob to which imager appends a file; the kernel reads the blob early. It returns "" if
+// the file is not CPU microcode: see earlyCPUUcode, ibid.
 func microcodeBlob(name string) string {
 	dir, base := path.Split(name)
 	switch dir {
@@ -413,8 +410,8 @@ func isFirmware(name string) bool {
 	return name == firmwareDir || strings.HasPrefix(name, firmwareDir+"/")
 }
 
-// split divides an extension's files as imager does: what stays in it, what moves
-// into the initramfs beside it, and which files become part of a microcode blob.
+// split divides an extension's files as imager does: kept stays in the extension, moved goes into the initramfs
+// beside the extension, and microcode lists the files that become part of each microcode blob.
 func split(files bootimage.Tree) (kept, moved bootimage.Tree, microcode map[string][]string, err error) {
 	kept, moved, microcode = bootimage.Tree{}, bootimage.Tree{}, map[string][]string{}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -427,12 +424,12 @@ func split(files bootimage.Tree) (kept, moved bootimage.Tree, microcode map[stri
 			if f.Mode.Type() != 0 {
 				return nil, nil, nil, fmt.Errorf("%s is CPU microcode, but a %s", name, kindOf(f))
 			}
-			if !f.HardLink { // imager finds it empty
+			if !f.HardLink { // imager finds a hard link empty
 				microcode[blob] = append(microcode[blob], name)
 			}
 			continue
 		}
-		if f.Mode.Type() == fs.ModeSymlink { // imager copies what a link points to
+		if f.Mode.Type() == fs.ModeSymlink { // imager copies the file that a link points to
 			if f, err = follow(files, name); err != nil {
 				return nil, nil, nil, err
 			}
@@ -461,11 +458,11 @@ func follow(files bootimage.Tree, name string) (bootimage.File, error) {
 	return bootimage.File{}, fmt.Errorf("%s leads through more than %d links", name, most)
 }
 
-// looseFiles returns what imager puts beside the extensions, in their order: a later
-// file replaces an earlier one, and microcode is appended.
+// looseFiles returns the files that imager puts beside the extensions. It takes the extensions in their order: a
+// later file replaces an earlier one, and microcode is appended.
 func looseFiles(order []*lockedExtension) (bootimage.Tree, error) {
 	loose := bootimage.Tree{}
-	blobs := map[string][]string{} // files that hold the parts of each
+	blobs := map[string][]string{} // the files that hold the parts of each blob
 	for _, x := range order {
 		maps.Copy(loose, x.moved)
 		for blob, parts := range x.microcode {
@@ -482,7 +479,7 @@ func looseFiles(order []*lockedExtension) (bootimage.Tree, error) {
 	return loose, nil
 }
 
-// joined describes the concatenation of these files.
+// joined describes the concatenation of files.
 func joined(files []string) (bootimage.File, error) {
 	sum := sha256.New()
 	var total int64
@@ -505,11 +502,10 @@ func copyFile(w io.Writer, name string) (int64, error) {
 	return io.Copy(w, f)
 }
 
-// keepMicrocode reads an extension image again and keeps its microcode in files of
-// dir: the hash covers all parts together, so the parts' own hashes do not help. It
-// returns the files of each blob, sorted by name.
+// keepMicrocode reads an extension image again and keeps its microcode in files of dir: the hash of a blob covers all
+// its parts together, so the parts' own hashes do not help. It returns the files of each blob, sorted by name.
 func (v *Verifier) keepMicrocode(ctx context.Context, ref, arch, dir string, microcode map[string][]string) (map[string][]string, error) {
-	kept := map[string]string{} // by the path in the image
+	kept := map[string]string{} // files by the path in the image
 	parts := map[string][]string{}
 	for blob, names := range microcode {
 		for _, name := range names {
@@ -532,8 +528,8 @@ func (v *Verifier) keepMicrocode(ctx context.Context, ref, arch, dir string, mic
 	return parts, err
 }
 
-// eachFile calls do for every regular file of a tar, by its path without a leading
-// slash, and reads the stream to its end, so that the whole of it is checked.
+// eachFile calls do for every regular file of a tar, with its path without a leading slash. It reads the stream to
+// its end, so that the whole stream is checked.
 func eachFile(stream io.Reader, do func(name string, r io.Reader) error) error {
 	return eachEntry(stream, func(kind byte, name string, r io.Reader) error {
 		if kind != tar.TypeReg {
@@ -543,7 +539,7 @@ func eachFile(stream io.Reader, do func(name string, r io.Reader) error) error {
 	})
 }
 
-// eachEntry is eachFile for all entries, including directories and links.
+// eachEntry does the same as eachFile for all entries, including directories and links.
 func eachEntry(stream io.Reader, do func(kind byte, name string, r io.Reader) error) error {
 	t := tar.NewReader(stream)
 	for {

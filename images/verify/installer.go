@@ -17,9 +17,9 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Where imager puts what it adds to the base installer: constants.UKIAssetPath and
-// constants.ImagerOverlayBasePath of siderolabs/talos, and outInstaller in
-// pkg/imager. Since Talos 1.10 the UKI has the same name for Secure Boot.
+// The paths where imager puts what it adds to the base installer: constants.UKIAssetPath and
+// constants.ImagerOverlayBasePath of siderolabs/talos, and outInstaller in pkg/imager. Since Talos 1.10 the UKI has
+// the same name for Secure Boot.
 const (
 	installRoot   = "usr/install/"
 	ukiFile       = "vmlinuz.efi"
@@ -29,17 +29,17 @@ const (
 	overlayBinary = overlayRoot + "installers/default"
 )
 
-// installerFiles is what an installer holds in addition to its own programs.
+// installerFiles describes what an installer holds in addition to its own programs.
 type installerFiles struct {
 	uki     string         // local file; "" if there is none
-	loader  string         // likewise, systemd-boot
-	options string         // likewise, those of the overlay
+	loader  string         // likewise, of systemd-boot
+	options string         // likewise, of the overlay's options
 	overlay bootimage.Tree // by the path in the image
-	odd     []string       // unexpected files among those that it installs
-	archs   []string       // of odd
+	odd     []string       // unexpected files among those that the installer installs
+	archs   []string       // the architectures of the files in odd
 }
 
-// unpackInstaller reads an installer to its end and keeps the UKI in dir.
+// unpackInstaller reads an installer to its end and keeps the UKI, the boot loader and the overlay's options in dir.
 func unpackInstaller(arch string, files io.Reader, dir string) (installerFiles, error) {
 	held := installerFiles{overlay: bootimage.Tree{}}
 	own := installRoot + arch + "/"
@@ -47,7 +47,7 @@ func unpackInstaller(arch string, files io.Reader, dir string) (installerFiles, 
 		switch {
 		case kind == tar.TypeDir:
 		case kind != tar.TypeReg:
-			// Unpacking the image would follow the link instead of using what is compared here.
+			// Unpacking the image would follow such a link instead of using the file that is compared here.
 			if inside := name + "/"; strings.HasPrefix(inside, installRoot) || strings.HasPrefix(inside, overlayRoot) || strings.HasPrefix(installRoot, inside) {
 				held.odd = append(held.odd, "/"+name)
 			}
@@ -114,11 +114,11 @@ func (v *Verifier) compareBootFiles(ctx context.Context, lock schematics.Lock, e
 	return mismatches, nil
 }
 
-// otherOptions compares the options that the installer passes to the overlay's
-// program with the schematic's. imager rewrites them as YAML.
+// otherOptions compares the options that the installer passes to the overlay's program with the schematic's options.
+// imager rewrites the options as YAML.
 func (h installerFiles) otherOptions(e schematics.Locked) ([]error, error) {
 	if h.options == "" {
-		return nil, nil // reported as missing
+		return nil, nil // compareBootFiles reports the file as missing
 	}
 	c, err := e.Customization()
 	if err != nil {
@@ -139,7 +139,7 @@ func (h installerFiles) otherOptions(e schematics.Locked) ([]error, error) {
 	return []error{mismatch(OtherFiles, "installer: /%s gives the overlay other options than the locked schematic", overlayArgs)}, nil
 }
 
-// overlay returns what a locked overlay adds to an installer.
+// overlay returns the files that a locked overlay adds to an installer.
 func (v *Verifier) overlay(ctx context.Context, arch string, o schematics.Overlay) (bootimage.Tree, error) {
 	ref := o.Ref + "@" + o.Digest
 	image, err := v.images.Extract(ctx, ref, arch)
@@ -163,7 +163,7 @@ func (v *Verifier) overlay(ctx context.Context, arch string, o schematics.Overla
 	return files, nil
 }
 
-// firstFew names the first few of a list.
+// firstFew formats the first few names of a list.
 func firstFew(list []string) string {
 	text := strings.Join(list[:min(len(list), maxNamed)], ", ")
 	if more := len(list) - maxNamed; more > 0 {

@@ -18,10 +18,10 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// programSum identifies a UEFI program: a boot loader always, a kernel of an image for Secure Boot. Each build
-// signs those again, with the time of signing (Sign in internal/pkg/secureboot/pesign of
-// siderolabs/talos), and an Image Factory with keys for Secure Boot signs those of an ordinary installer, too, but not
-// of its ISO (siderolabs/image-factory#538). So the sum covers only the signed content.
+// programSum identifies a UEFI program by its signed content. The program is a boot loader, or the kernel of an image
+// for Secure Boot. Each build signs those again, with the time of signing (Sign in internal/pkg/secureboot/pesign of
+// siderolabs/talos). An Image Factory with keys for Secure Boot signs those of an ordinary installer, too, but not of
+// its ISO (siderolabs/image-factory#538).
 func programSum(program *io.SectionReader) (string, error) {
 	skip, err := unsigned(program)
 	if err != nil {
@@ -35,7 +35,7 @@ func programSum(program *io.SectionReader) (string, error) {
 	if len(skip) > 2 {
 		end = skip[2].from
 	}
-	// Signing pads a program with zeros to where the table may begin.
+	// Signing pads a program with zeros up to where the certificate table may begin.
 	if _, err := sum.Write(make([]byte, -end&(tableAlignment-1))); err != nil {
 		return "", err
 	}
@@ -45,13 +45,13 @@ func programSum(program *io.SectionReader) (string, error) {
 // span is a range of bytes.
 type span struct{ from, to int64 }
 
-// tableAlignment is that of a certificate table, in bytes.
+// tableAlignment is the alignment of a certificate table, in bytes.
 const tableAlignment = 8
 
-// unsigned lists, in order, the parts of a PE file that a signature does not cover:
-// checksum, the entry of the certificate table, and the table itself. See the
-// Windows Authenticode Portable Executable Signature Format. The table has to be what ends the file, behind
-// everything that is loaded: what it hides from a comparison is never run.
+// unsigned lists, in order, the parts of a PE file that a signature does not cover: checksum, the entry of the
+// certificate table, and the table itself. See the Windows Authenticode Portable Executable Signature Format. The
+// table has to be the end of the file, after everything that is loaded: bytes that the table hides from a comparison
+// are then never run.
 func unsigned(pe *io.SectionReader) ([]span, error) {
 	const peHeader, optionalHeader, checksum, sizeOfHeaders = 0x3c, 24, 64, 60
 	r := &fields{r: pe}
@@ -86,7 +86,7 @@ func unsigned(pe *io.SectionReader) ([]span, error) {
 	case from%tableAlignment != 0, from < loaded, size == 0, from+size > pe.Size(), pe.Size()-from-size >= tableAlignment:
 		return nil, fmt.Errorf("its certificate table is from %d to %d of %d bytes, and not behind its sections at the end", from, from+size, pe.Size())
 	}
-	return append(spans, span{from, pe.Size()}), nil // what pads the table is of it
+	return append(spans, span{from, pe.Size()}), nil // padding after the table belongs to the table
 }
 
 // fields reads little-endian numbers. After an error, all of them are 0.
@@ -106,7 +106,7 @@ func (f *fields) number(at int64, bytes int) int64 {
 	return int64(binary.LittleEndian.Uint32(b[:]))
 }
 
-// loadedEnd is where the last section ends in the file.
+// loadedEnd returns where the last section ends in the file.
 func (f *fields) loadedEnd(header, sections, end int64) int64 {
 	const entry, sizeOfRawData, pointerToRawData = 40, 16, 20
 	n := f.number(header+6, 2)
@@ -118,7 +118,7 @@ func (f *fields) loadedEnd(header, sections, end int64) int64 {
 	return end
 }
 
-// hashWithout hashes everything except some parts, which are in order.
+// hashWithout hashes everything except the parts in skip, which are in order.
 func hashWithout(sum io.Writer, r *io.SectionReader, skip []span) error {
 	at := int64(0)
 	for _, s := range append(skip[:len(skip):len(skip)], span{r.Size(), r.Size()}) {
@@ -133,7 +133,7 @@ func hashWithout(sum io.Writer, r *io.SectionReader, skip []span) error {
 	return nil
 }
 
-// rawSum is the SHA-256 of a section.
+// rawSum returns the SHA-256 of a section.
 func rawSum(r *io.SectionReader) (string, error) {
 	f, err := hashed256(io.NewSectionReader(r, 0, r.Size()))
 	return f.SHA256, err
@@ -281,7 +281,7 @@ func notSigned(program *io.SectionReader, certificate string) error {
 	var outer contentInfo
 	var signed signedData
 	var is indirectData
-	var content asn1.RawValue // whose tag and length are not signed
+	var content asn1.RawValue // the tag and length of content are not signed
 	_, err = asn1.Unmarshal(table, &outer)
 	if err == nil {
 		_, err = asn1.Unmarshal(outer.Content.Bytes, &signed)
@@ -314,7 +314,7 @@ func notSigned(program *io.SectionReader, certificate string) error {
 	return fmt.Errorf("it is signed by %s", shortSum(by))
 }
 
-// verify checks a signature of attributes, one of which is the hash of the content.
+// verify checks a signature of attributes. One of the attributes is the hash of the content.
 func (s signerInfo) verify(by *x509.Certificate, content []byte) error {
 	var list []attribute
 	if _, err := asn1.UnmarshalWithParams(s.Attributes.FullBytes, &list, "set,tag:0"); err != nil {

@@ -34,18 +34,18 @@ type Images interface {
 // tags and labels prove nothing. One Verifier serves a whole run and reads every
 // locked extension image once. It is not safe for concurrent use.
 //
-// It cannot compare the installer's own programs and an ISO's GRUB, the bytes of
-// Talos itself and of systemd-boot (they are the same in ISO and installer, and
-// signed by the factory), and the output of depmod, of which it compares the names.
+// A Verifier cannot compare the installer's own programs, an ISO's GRUB, or the bytes of Talos itself and systemd-boot
+// (they are the same in ISO and installer, and signed by the factory). Of depmod's output it compares only the names.
 type Verifier struct {
 	images  Images
 	parent  string
 	scratch string // "" until something was kept
 	known   map[string]*lockedExtension
-	largest int64 // installer, unpacked
+	largest int64 // bytes; the limit for an unpacked installer
 }
 
-// New reads extension images through images and keeps temporary files in its own directory below dir.
+// New returns a Verifier that reads extension images through images and keeps temporary files in a directory of its
+// own below dir.
 func New(images Images, dir string) *Verifier {
 	return &Verifier{images: images, parent: dir, known: map[string]*lockedExtension{}, largest: Largest}
 }
@@ -60,7 +60,7 @@ func (v *Verifier) Close() error {
 	return err
 }
 
-// abandonedAfter is the age of a directory that only a killed run can have left.
+// abandonedAfter is the age from which a temporary directory can only be left from a killed run.
 const abandonedAfter = 24 * time.Hour
 
 const scratchPattern = ".verify-*"
@@ -85,7 +85,7 @@ func (v *Verifier) temp() (string, error) {
 	return dir, nil
 }
 
-// sweepScratch removes what killed runs left long ago.
+// sweepScratch removes the directories that killed runs left long ago.
 func sweepScratch(parent string) {
 	left, err := filepath.Glob(filepath.Join(parent, scratchPattern))
 	if err != nil {
@@ -98,7 +98,7 @@ func sweepScratch(parent string) {
 	}
 }
 
-// Boot is what a verified installer boots; an ISO of the same build boots the same.
+// Boot is what a verified installer boots. An ISO of the same build boots the same.
 type Boot struct {
 	kernel string // see programSum
 	talos  string // SHA-256 of Talos' own part of the initramfs
@@ -159,8 +159,8 @@ func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schema
 	return boot.Boot, errors.Join(append(odd, errs...)...)
 }
 
-// ISO verifies the boot ISO of e, every way to boot it, and that it is of the same
-// build as the installer that boot describes.
+// ISO verifies the boot ISO of e: every way to boot it, and that it is of the same build as the installer that boot
+// describes.
 func (v *Verifier) ISO(ctx context.Context, lock schematics.Lock, e schematics.Locked, r io.ReaderAt, sizeBytes int64, boot Boot, note func(text string)) error {
 	dir, err := v.temp()
 	if err != nil {
@@ -229,10 +229,10 @@ type lockedExtension struct {
 	locked      schematics.Extension
 	is          bootimage.Extension
 	kept, moved bootimage.Tree
-	microcode   map[string][]string // local files with the parts of a blob
+	microcode   map[string][]string // local files with the parts of each blob
 }
 
-// extension reads a locked extension image, once; it calls begin if it has to read.
+// extension reads a locked extension image, once. It calls begin before it reads.
 func (v *Verifier) extension(ctx context.Context, x schematics.Extension, arch string, begin func()) (*lockedExtension, error) {
 	ref := x.Ref + "@" + x.Digest
 	if known := v.known[ref+" "+arch]; known != nil {
@@ -278,19 +278,18 @@ func (l *lockedExtension) hasModules() bool {
 	return false
 }
 
-// An image that a BIOS boots, too, says so in META: see buildImage in pkg/imager of
-// siderolabs/talos. Talos removes the value on the first boot.
+// An image that a BIOS boots, too, says this in META: see buildImage in pkg/imager of siderolabs/talos. Talos removes
+// the value on the first boot.
 const (
 	bootloaderMeta = 0x11
 	dualBoot       = "dual-boot"
 )
 
-// Disk verifies the disk image of e, a qcow2 file, and that it is of the same build as
-// the installer that boot describes. It returns the size of the disk in it, by which a
-// copy of the disk is recognised.
+// Disk verifies the disk image of e, a qcow2 file, and that it is of the same build as the installer that boot
+// describes. It returns the size of the disk in the file. A copy of the disk is recognised by this size.
 //
-// Only what UEFI boots is compared, and META. An image may have GRUB for a BIOS beside
-// it, on a file system that nothing here reads: no machine may boot it by BIOS.
+// Disk compares only META and what UEFI boots. An image may also have GRUB for a BIOS, on a file system that nothing
+// here reads: no machine may boot the image by BIOS.
 func (v *Verifier) Disk(ctx context.Context, lock schematics.Lock, e schematics.Locked, r io.ReaderAt, fileBytes int64, boot Boot, note func(text string)) (diskBytes int64, err error) {
 	const name = "disk image"
 	dir, err := v.temp()
@@ -351,8 +350,8 @@ func (w *wanted) besideUKI(name string, esp *bootimage.ESP) (mismatches []error,
 	return mismatches, nil
 }
 
-// metaValues compares META with the schematic's values, of which the last one of a key
-// counts. Values may be secrets: only keys are named.
+// metaValues compares META with the schematic's values. The last value of a key counts. Values may be secrets, so
+// only keys are named.
 func (w *wanted) metaValues(name string, disk *diskimage.Image) []error {
 	want, got := map[uint8]string{}, map[uint8]string{}
 	for _, m := range w.args.meta {
@@ -385,7 +384,7 @@ func (w *wanted) metaValues(name string, disk *diskimage.Image) []error {
 	return []error{mismatch(OtherConfig, "%s: other META values than locked: %s", name, strings.Join(differ, "; "))}
 }
 
-// MismatchKind says in what an image differs from the lock.
+// MismatchKind says how an image differs from the lock.
 type MismatchKind string
 
 // The kinds of mismatch.
@@ -395,15 +394,15 @@ const (
 	OtherTalos       MismatchKind = "other-talos"       // of another Talos version
 	ExtensionMissing MismatchKind = "extension-missing" // the lock has it, the image does not
 	ExtensionAdded   MismatchKind = "extension-added"   // the image has it, the lock does not
-	ExtensionOrder   MismatchKind = "extension-order"   // the right ones in another order
-	ExtensionVersion MismatchKind = "extension-version" // of that name, but of another version
-	ExtensionContent MismatchKind = "extension-content" // of that name and version, but with other files
+	ExtensionOrder   MismatchKind = "extension-order"   // the right extensions in another order
+	ExtensionVersion MismatchKind = "extension-version" // the locked name, but another version
+	ExtensionContent MismatchKind = "extension-content" // the locked name and version, but other files
 	OtherFirmware    MismatchKind = "other-firmware"    // files beside the extensions
 	OtherModules     MismatchKind = "other-modules"     // the generated dependencies of kernel modules
 	OtherConfig      MismatchKind = "other-config"      // the machine configuration that the image brings, or its META values
 	OtherSchematic   MismatchKind = "other-schematic"   // the entry that says what the image was made of
 	OtherArgs        MismatchKind = "other-args"        // kernel arguments
-	OtherFiles       MismatchKind = "other-files"       // of the installer, where Talos' boot files lie
+	OtherFiles       MismatchKind = "other-files"       // files of the installer, where Talos' boot files lie
 	Bootloader       MismatchKind = "bootloader"        // what starts an ISO is not what the installer installs
 	OtherSigner      MismatchKind = "other-signer"      // signed for Secure Boot by another certificate than the locked one
 	OtherBuild       MismatchKind = "other-build"       // ISO and installer differ in kernel or Talos itself
@@ -417,7 +416,7 @@ type Mismatch struct {
 
 func (m *Mismatch) Error() string { return m.Text }
 
-// mismatch is a Mismatch with its remedy, of kind Refused.
+// mismatch returns a Mismatch with its remedy, of kind Refused.
 func mismatch(kind MismatchKind, format string, args ...any) error {
 	err := fault.ImageDiffers.Of(fault.As(fault.Refused, &Mismatch{Kind: kind, Text: fmt.Sprintf(format, args...)}))
 	if hint := kind.hint(); hint != "" {
@@ -426,8 +425,8 @@ func mismatch(kind MismatchKind, format string, args ...any) error {
 	return err
 }
 
-// unreadable is the error of reading a boot image: Damaged, unless it could not read
-// for another reason, such as a full disk.
+// unreadable wraps the error of reading a boot image. The image is Damaged, unless reading failed for another reason,
+// such as a full disk.
 func unreadable(what string, err error) error {
 	if errors.Is(err, bootimage.ErrFormat) {
 		return mismatch(Damaged, "%s: %v", what, err)
@@ -440,7 +439,7 @@ func unreadable(what string, err error) error {
 const otherContentHint = "the factory built other content under this name, or someone pushed it. Restart the factory, or wait until it has the locked extensions. " +
 	"It serves an installer for ever once built: if it is still refused then, " + rebuildHint
 
-// rebuildHint is how to get around what a factory, or a mirror, has under a name.
+// rebuildHint says how to get around what a factory, or a mirror, has under a name.
 const rebuildHint = "`recast lock --rebuild SCHEMATIC` builds the same content under another name"
 
 func (k MismatchKind) hint() string {
@@ -466,12 +465,12 @@ func (k MismatchKind) hint() string {
 	}
 }
 
-// Largest is far above any installer, boot ISO or disk image: these have 80 to 400 MiB, or
-// somewhat more with firmware and drivers of graphics cards. A server that sends
-// more does not send an image of Talos, and might never end.
+// Largest is a limit far above any installer, boot ISO or disk image: these have 80 to 400 MiB, or somewhat more with
+// firmware and drivers of graphics cards. A server that sends more does not send an image of Talos, and might never
+// end.
 const Largest = 4 << 30
 
-// Bounded returns a reader of r that fails after most bytes.
+// Bounded returns a reader of r that fails after more than most bytes.
 func Bounded(r io.Reader, most int64) io.Reader { return &bounded{Reader: r, most: most} }
 
 type bounded struct {
@@ -487,7 +486,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TooLarge is the error of a file with more than most bytes, of kind Refused.
+// TooLarge returns the error of a file with more than most bytes, of kind Refused.
 func TooLarge(most int64) error {
 	return fault.WithHint(fault.Refusedf("more than %s, which no image of Talos has", words.Size(most)),
 		"see what answers at images.factory and images.mirror, and whether a proxy is in between")

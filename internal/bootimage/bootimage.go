@@ -21,7 +21,7 @@ import (
 // ErrFormat says that bytes are damaged, or not in the expected format.
 var ErrFormat = errors.New("damaged or of a foreign format")
 
-// refuse wraps the error of a part: with ErrFormat, unless the bytes are not to blame.
+// refuse wraps the error of a part. The error becomes ErrFormat, unless the bytes are not to blame for it.
 func refuse(part string, err error) error {
 	if o, ok := errors.AsType[outsideError](err); ok {
 		return fmt.Errorf("%s: %w", part, o.err)
@@ -29,8 +29,8 @@ func refuse(part string, err error) error {
 	return fmt.Errorf("%s: %w: %w", part, ErrFormat, err)
 }
 
-// outsideError is an error that the bytes are not to blame for: they could not be
-// fetched, a temporary file could not be written, or the consumer stopped.
+// outsideError is an error that the bytes did not cause: they could not be fetched, a temporary file could not be
+// written, or the consumer stopped.
 type outsideError struct{ err error }
 
 func (e outsideError) Error() string { return e.err.Error() }
@@ -43,7 +43,7 @@ func outside(err error) error {
 	return outsideError{err}
 }
 
-// source records why reading ended, whatever its readers make of that.
+// source records the error that ended reading, whatever its readers make of the error.
 type source struct {
 	io.Reader
 	io.ReaderAt // for random access
@@ -61,7 +61,7 @@ func (s *source) record(n int, err error) (int, error) {
 	return n, err
 }
 
-// or returns the error of reading, or err if there was none.
+// or returns the recorded error of reading instead of err, if there is one. A nil err stays nil.
 func (s *source) or(err error) error {
 	if err != nil && s.err != nil {
 		return s.err
@@ -69,7 +69,7 @@ func (s *source) or(err error) error {
 	return err
 }
 
-// opened returns v, or why the bytes of src are none of a part.
+// opened returns v, or the reason why src does not hold a part.
 func opened[T any](part string, src *source, v T, err error) (T, error) {
 	if err != nil {
 		var none T
@@ -93,9 +93,8 @@ type File struct {
 	SizeBytes int64       // of a regular file
 	SHA256    string      // hex, of a regular file's content
 	Link      string      // target of a symbolic link
-	// HardLink says that the archive of an image has it as a hard link to an earlier
-	// file, whose content is given here. imager makes an empty file of it (Untar in
-	// pkg/archiver of Talos).
+	// HardLink says that the archive of an image has the file as a hard link to an earlier file, whose content is
+	// given here. imager makes an empty file of the link (Untar in pkg/archiver of Talos).
 	HardLink bool
 	LinkMode fs.FileMode // of a hard link's own entry: the empty file has these permissions
 }
@@ -103,8 +102,8 @@ type File struct {
 // Tree holds the files of a file system by absolute path on the node, without directories.
 type Tree map[string]File
 
-// Contents receives each regular file while it is read: the squashfs that holds it
-// ("0.sqsh"; "" for a loose file) and its path. It need not read content to the end.
+// Contents receives each regular file while it is read: image is the squashfs that holds the file ("0.sqsh"; "" for a
+// loose file), path is the file's path. Contents need not read the file to its end.
 type Contents func(image, path string, content io.Reader) error
 
 // Bounds of one initramfs or extension. Talos' largest extensions have about 5000
@@ -155,7 +154,7 @@ func (b *budget) keep(texts ...string) error {
 	return nil
 }
 
-// add adds a file once: of two files with one name, it depends on the unpacker which counts.
+// add adds a file. It refuses a second file with the same name: which of the two counts depends on the unpacker.
 func (t Tree) add(name string, f File) error {
 	if _, ok := t[name]; ok {
 		return fmt.Errorf("%s occurs twice", name)
@@ -164,7 +163,7 @@ func (t Tree) add(name string, f File) error {
 	return nil
 }
 
-// absolute is the path on the node of a name in an archive: "rootfs/usr", "./usr" and "/usr" are usual.
+// absolute returns the path on the node for a name in an archive: "rootfs/usr", "./usr" and "/usr" are usual.
 func absolute(name string) (string, error) {
 	if len(name) > maxPathBytes || strings.ContainsRune(name, 0) {
 		return "", errors.New("a file name is not a path")

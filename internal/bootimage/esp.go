@@ -31,27 +31,27 @@ const (
 // espLoader is what firmware starts from an unknown medium.
 var espLoader = map[string]string{"amd64": "efi/boot/bootx64.efi", "arm64": "efi/boot/bootaa64.efi"}
 
-// ESP is an EFI system partition: what UEFI boots from it.
+// ESP is what UEFI boots from an EFI system partition.
 type ESP struct {
 	UKI *UKI // nil if there is none
 
 	// Beside the UKI:
 	Loader      *io.SectionReader // systemd-boot
-	Certificate string            // by which it is signed: SHA-256, in hex; "" if there is none
+	Certificate string            // the certificate that signs the UKI: SHA-256, in hex; "" if there is none
 	Keys        []string          // files for Secure Boot: the certificate, keys to enrol
 	Odd         []string          // files that no image of Talos has
 
-	enrol map[string]*io.SectionReader // those of Keys that systemd-boot enrols
+	enrol map[string]*io.SectionReader // the files of Keys that systemd-boot enrols
 }
 
-// OpenESP reads the EFI system partition of a disk. UKI is nil if it holds none: it is
-// GRUB's own then, and the rest is not read.
+// OpenESP reads the EFI system partition of a disk. UKI is nil if the partition holds none: it is GRUB's own then,
+// and the rest is not read.
 func OpenESP(r io.ReaderAt, sizeBytes int64) (*ESP, error) {
 	src, e := &source{ReaderAt: r}, &ESP{}
 	return opened("EFI system partition", src, e, e.readESP(io.NewSectionReader(src, 0, sizeBytes)))
 }
 
-// readESP reads an EFI system partition. One without a UKI is GRUB's own and is ignored.
+// readESP reads an EFI system partition. A partition without a UKI is GRUB's own and is ignored.
 func (e *ESP) readESP(r *io.SectionReader) error {
 	fat, err := openFAT(r)
 	if errors.Is(err, errNotFAT32) {
@@ -162,8 +162,8 @@ const (
 	certificateKey = "\xa1\x59\xc0\xa5\xe4\x94\xa7\x4a\x87\xb5\xab\x15\x5c\x2b\xf0\x72" // EFI_CERT_X509_GUID
 )
 
-// Enrolled lists the certificates that systemd-boot would enrol for Secure Boot: the
-// SHA-256 of each, in hex, sorted. Anything else that it would enrol is refused.
+// Enrolled lists the certificates that systemd-boot would enrol for Secure Boot: the SHA-256 of each, in hex, sorted.
+// It refuses anything else that systemd-boot would enrol.
 func (e *ESP) Enrolled() ([]string, error) {
 	var all []string
 	for name, file := range e.enrol {
@@ -213,7 +213,7 @@ func certificatesOf(b []byte) (sums []string, err error) {
 	return sums, nil
 }
 
-// certificateSum is the SHA-256 of a certificate, in either form.
+// certificateSum returns the SHA-256 of a certificate, in PEM or DER form.
 func certificateSum(b []byte) string {
 	if block, _ := pem.Decode(b); block != nil {
 		b = block.Bytes
@@ -232,9 +232,9 @@ type fat32 struct {
 	clusterBytes int64
 	tableAt      int64
 	dataAt       int64
-	clusters     uint32 // the highest number
+	clusters     uint32 // the highest number of a cluster
 	root         uint32
-	page         []byte // of the table, the last one read
+	page         []byte // the page of the table that was read last
 	pageAt       int64
 }
 
@@ -250,14 +250,14 @@ const (
 	fatParent       = "..         "
 	fatPageBytes    = 4096
 	maxFATDirectory = 2 << 20 // by the specification
-	maxFATPieces    = 1 << 16 // of one file; mcopy writes one
+	maxFATPieces    = 1 << 16 // of one file; mcopy writes one piece
 
-	maxFATDirectories = 64 // of Talos: 8
+	maxFATDirectories = 64 // an image of Talos has 8
 	maxFATFiles       = 1024
 )
 
-// openFAT recognises FAT32 by the BIOS parameter block. Firmware that counts
-// clusters would take a small one for FAT16; imager pads its own to be large enough.
+// openFAT recognises FAT32 by the BIOS parameter block. Firmware that counts clusters would take a small FAT32 for
+// FAT16; imager pads its own to be large enough.
 func openFAT(r *io.SectionReader) (*fat32, error) {
 	b, err := bytesAt(r, 0, 512)
 	if err != nil {
@@ -294,7 +294,7 @@ func openFAT(r *io.SectionReader) (*fat32, error) {
 
 func powerOfTwo(n int64) bool { return n > 0 && n&(n-1) == 0 }
 
-// next is the cluster after another.
+// next returns the cluster after another.
 func (f *fat32) next(cluster uint32) (uint32, error) {
 	at := f.tableAt + 4*int64(cluster)
 	if page := at &^ (fatPageBytes - 1); page != f.pageAt {

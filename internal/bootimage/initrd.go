@@ -31,17 +31,15 @@ const (
 // ReadInitrd reads an initramfs to its end. Its temporary files are in the directory
 // scratch, and are removed when it returns.
 //
-// Talos' own part is the first compressed archive. Before it imager puts an
-// uncompressed archive with the CPU microcode, which the kernel has to find before
-// it unpacks anything, and after it one with the extensions
-// (pkg/imager/extensions/rebuild.go of Talos).
+// Talos' own part is the first compressed archive. Before it, imager puts an uncompressed archive with the CPU
+// microcode, which the kernel has to find before it unpacks anything. After it, imager puts an archive with the
+// extensions (pkg/imager/extensions/rebuild.go of Talos).
 func ReadInitrd(r io.Reader, scratch string) (Initrd, error) {
 	return ReadInitrdContents(r, scratch, nil)
 }
 
-// ReadInitrdContents is ReadInitrd that also passes on the content of each added
-// file, and unpacks Talos' own part as a kernel does: it finds damage anywhere in
-// it.
+// ReadInitrdContents does the same as ReadInitrd. It also passes on the content of each added file, and unpacks
+// Talos' own part as a kernel does: it finds damage anywhere in that part.
 func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd, error) {
 	i := &initrdReader{
 		scratch: scratch, contents: contents, budget: newBudget(),
@@ -51,7 +49,7 @@ func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd,
 	err := eachMember(src, i.archive, func(kind string, member io.Reader) (err error) {
 		if i.out.BaseSHA256 == "" {
 			i.out.BaseSHA256, err = rawSum(member, func(member io.Reader) error {
-				if contents == nil { // its digest does not need it unpacked, and it is large
+				if contents == nil { // the digest covers the packed bytes, and the part is large
 					return nil
 				}
 				return i.budget.unpack(kind, member, bootable)
@@ -249,8 +247,8 @@ func (m metadata) extension(image string, files Tree) Extension {
 	}
 }
 
-// layers matches extensions.yaml with the squashfs files: Talos mounts what the
-// former lists, so each has to exist, once, and no other.
+// layers matches extensions.yaml with the squashfs files. Talos mounts what extensions.yaml lists, so each of these
+// files has to exist, once, and no other file.
 func (i *initrdReader) layers() error {
 	var config struct {
 		Layers []struct {
@@ -283,7 +281,7 @@ const spooledInMemory = 1 << 20
 // spool holds input that has to be read in another order than it arrives.
 type spool struct {
 	io.ReaderAt
-	file *os.File // nil if it is in memory
+	file *os.File // nil if the input is in memory
 }
 
 // newSpool reads all of r, which has sizeBytes; the caller closes it.
@@ -315,7 +313,7 @@ func (s spool) close() error {
 	return outside(errors.Join(s.file.Close(), os.Remove(s.file.Name())))
 }
 
-// writer distinguishes an error of the temporary file, such as a full disk, from one of the source.
+// writer distinguishes an error of the temporary file, such as a full disk, from an error of the source.
 type writer struct{ f *os.File }
 
 func (w writer) Write(p []byte) (int, error) {
@@ -323,7 +321,7 @@ func (w writer) Write(p []byte) (int, error) {
 	return n, outside(err)
 }
 
-// newc is a cpio archive in the only format that the kernel unpacks
+// newc reads a cpio archive in the only format that the kernel unpacks
 // (Documentation/driver-api/early-userspace/buffer-format.rst).
 //
 // u-root v0.16.0 and cavaliergopher/cpio v1.0.1 take an archive that is cut between two
@@ -350,10 +348,10 @@ type cpioEntry struct {
 	id        inode
 }
 
-// inode identifies the entries of one file: all but one of them lack the content.
+// inode identifies the entries of one file. All but one of these entries lack the content.
 type inode struct{ number, major, minor uint32 }
 
-// next moves to the next entry and returns its content; io.EOF is the archive's own end.
+// next moves to the next entry and returns its content. At the archive's own end it returns io.EOF.
 func (c *newc) next() (cpioEntry, io.Reader, error) {
 	if c.body != nil {
 		if _, err := io.Copy(io.Discard, c.body); err != nil {
@@ -503,8 +501,8 @@ func readExtension(r io.Reader) (Extension, error) {
 	return m.Metadata.extension("", files), nil
 }
 
-// addTarred adds what is below rootfs/; except for that and the manifest, Talos
-// allows only directories (Load in internal/pkg/extensions/extensions.go).
+// addTarred adds the files below rootfs/. Apart from rootfs/ and the manifest, Talos allows only directories (Load in
+// internal/pkg/extensions/extensions.go).
 func addTarred(files Tree, name string, h *tar.Header, content io.Reader, b *budget) error {
 	if h.Typeflag == tar.TypeDir || h.Typeflag == tar.TypeXGlobalHeader {
 		return nil

@@ -23,8 +23,7 @@ type GRUB struct {
 	Initrd  *io.SectionReader // /boot/initramfs.xz
 }
 
-// OpenISO reads the structure of a boot ISO of sizeBytes; it has at least one of the
-// two ways to boot.
+// OpenISO reads the structure of a boot ISO of sizeBytes. The ISO boots in at least one of the two ways.
 //
 // imager makes three forms (pkg/imager/iso of Talos): for UEFI only, with an EFI
 // system partition that holds the UKI; for GRUB only, in Talos before 1.10 and for
@@ -160,7 +159,7 @@ func parseRecord(b []byte) (isoEntry, error) {
 	return e, err
 }
 
-// rockRidgeName is the NM entry of a record's system use area (IEEE P1282, 4.1.4).
+// rockRidgeName returns the name in the NM entry of a record's system use area (IEEE P1282, 4.1.4).
 func rockRidgeName(b []byte) (string, error) {
 	for len(b) >= 4 && b[2] >= 4 {
 		n := int(b[2])
@@ -209,9 +208,8 @@ func (v *volume) list(d isoEntry) ([]isoEntry, error) {
 	return found, nil
 }
 
-// find follows a path; false if it does not exist. GRUB uses Joliet names if there
-// are no Rock Ridge names (set_rockridge in its fs/iso9660.c), so the two must not
-// differ.
+// find follows a path; it returns false if the path does not exist. GRUB uses Joliet names if there are no Rock Ridge
+// names (set_rockridge in its fs/iso9660.c), so the two kinds of names must not differ.
 func (v *volume) find(path string) (isoEntry, bool, error) {
 	e := v.root
 	for part := range strings.SplitSeq(path, "/") {
@@ -307,8 +305,8 @@ func (v *volume) readCatalogue(at int64) error {
 	return nil
 }
 
-// bootEntry records an entry; e[8:] is its first sector. The size beside it is too
-// small for an EFI system partition, and firmware ignores it.
+// bootEntry records an entry; e[8:] is its first sector. The size beside the sector is too small for an EFI system
+// partition, and firmware ignores that size.
 func (v *volume) bootEntry(platform byte, e []byte) error {
 	switch platform {
 	case platformBIOS:
@@ -335,7 +333,7 @@ const (
 	maxGRUBConfig = 64 << 10
 )
 
-// grub is what GRUB boots; nil if the ISO has no GRUB configuration.
+// grub returns what GRUB boots; nil if the ISO has no GRUB configuration.
 func (v *volume) grub() (*GRUB, error) {
 	_, ok, err := v.find(grubConfig)
 	if err != nil || !ok {
@@ -362,17 +360,17 @@ func (v *volume) grub() (*GRUB, error) {
 	return g, nil
 }
 
-// grubSyntax are the characters that let a line be more than one command with plain words.
+// grubSyntax holds the characters that let a line be more than one command with plain words.
 const grubSyntax = "\\{}&$|;<>\"'`"
 
-// plainCommand are the commands of Talos' grub.cfg whose words have no special meaning to GRUB.
+// plainCommand holds the commands of Talos' grub.cfg whose words have no special meaning to GRUB.
 var plainCommand = map[string]bool{"set": true, "insmod": true, "terminal_input": true, "terminal_output": true}
 
 var menuEntry = regexp.MustCompile(`^\s*menuentry "[^"\\$` + "`" + `]*" \{\s*$`)
 
-// defaultCmdline reads the command line of the first menu entry, which Talos'
-// grub.cfg makes the default. To GRUB the file is a program; commands that Talos'
-// own (pkg/imager/iso/grub.cfg) does not have are refused.
+// defaultCmdline reads the command line of the first menu entry, which Talos' grub.cfg makes the default. GRUB runs
+// grub.cfg as a program, so defaultCmdline refuses commands that Talos' own file (pkg/imager/iso/grub.cfg) does not
+// have.
 func defaultCmdline(config string) (string, error) {
 	var cmdline string
 	entries, kernels, initrds, chosen := 0, 0, 0, "0"

@@ -14,10 +14,9 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// An initramfs is a sequence of members with zero bytes between them. Each is a cpio
-// archive, or one or several compressed ones. The rules are those of
-// unpack_to_rootfs in Linux' init/initramfs.c; there, a compressed member is a
-// single stream and has to hold whole archives.
+// An initramfs is a sequence of members with zero bytes between them. A member is one cpio archive, or one or several
+// compressed archives. The rules are those of unpack_to_rootfs in Linux' init/initramfs.c; there, a compressed member
+// is a single stream and has to hold whole archives.
 
 const (
 	maxWindowBytes   = 32 << 20 // of zstd; imager's level 18 asks for 8 MiB
@@ -115,8 +114,8 @@ func (g *gzipMember) advance() (err error) {
 	return err
 }
 
-// recorder keeps the bytes that gzipMember unpacks. Because it reads single bytes, the
-// unpacker never takes one beyond the member.
+// recorder keeps the bytes that gzipMember unpacks. The unpacker never takes a byte beyond the member, because
+// recorder also reads single bytes.
 type recorder struct {
 	r     *bufio.Reader
 	taken []byte
@@ -191,7 +190,7 @@ func eachArchive(r *bufio.Reader, read func(*bufio.Reader) error) error {
 	}
 }
 
-// rawSum is the SHA-256 of a member as stored in the initramfs, including what use does not read.
+// rawSum returns the SHA-256 of a member as stored in the initramfs, including the bytes that use does not read.
 func rawSum(member io.Reader, use func(io.Reader) error) (string, error) {
 	sum := sha256.New()
 	tee := io.TeeReader(member, sum)
@@ -353,7 +352,7 @@ func (x *xzStream) chunk() error {
 	return nil
 }
 
-// index passes the index and the stream's footer; the unpacker compares them with the stream.
+// index passes on the index and the stream's footer; the unpacker compares them with the stream.
 func (x *xzStream) index() error {
 	size := int64(1) // includes the indicator, which was read already
 	number := func() (uint64, error) {

@@ -70,7 +70,7 @@ const (
 	maxDepth           = 64
 )
 
-// readSquashfs reads every file; visit gets the regular ones' content.
+// readSquashfs reads every file. visit gets the content of regular files.
 func readSquashfs(r io.ReaderAt, sizeBytes int64, b *budget, visit func(path string, content io.Reader) error) (Tree, error) {
 	s := &squashfs{ReaderAt: io.NewSectionReader(r, 0, sizeBytes), budget: b, seen: map[uint64]bool{}, metas: map[int64]metaBlock{}}
 	if err := s.open(sizeBytes); err != nil {
@@ -146,7 +146,7 @@ type metadataReader struct {
 	s     *squashfs
 	next  int64 // position of the next block
 	block []byte
-	err   error // of take
+	err   error // the error of take
 }
 
 // metadata reads from an offset in the metadata block at a position.
@@ -241,8 +241,8 @@ type compressor struct {
 	close  func()
 }
 
-// newCompressor supports what imager requests from mksquashfs, xz before Talos 1.8
-// and zstd since, and gzip, mksquashfs' default.
+// newCompressor supports the compressions that imager requests from mksquashfs, xz before Talos 1.8 and zstd since,
+// and gzip, mksquashfs' default.
 func newCompressor(id uint16, blockBytes int) (compressor, error) {
 	out := make([]byte, 0, max(blockBytes, metadataBytes))
 	switch id {
@@ -348,7 +348,7 @@ func (c *squashfsContent) dataBlock(size int) error {
 	return err
 }
 
-// data reads a block of file data; it is valid until the next one is read.
+// data reads a block of file data. The block is valid until the next one is read.
 func (s *squashfs) data(at int64, length uint32) ([]byte, error) {
 	size := length &^ uncompressedData
 	if size > s.super.BlockBytes {

@@ -77,9 +77,9 @@ func openUKI(r io.ReaderAt, sizeBytes int64) (*UKI, error) {
 	return u, nil
 }
 
-// checkHeader refuses what debug/pe accepts: debug/pe reads object files as well as
-// programs, and loads a whole symbol table into memory. imager's UKIs have none
-// (AssembleNative in internal/pkg/uki/internal/pe of Talos).
+// checkHeader refuses headers that debug/pe accepts: debug/pe reads object files as well as programs, and loads a
+// whole symbol table into memory. imager's UKIs have no symbol table (AssembleNative in internal/pkg/uki/internal/pe
+// of Talos).
 func checkHeader(r io.ReaderAt) error {
 	const at, symbols = 0x3c, 4 + 8 // of the PE header, and of PointerToSymbolTable in it
 	b, err := bytesAt(r, 0, at+4)
@@ -124,10 +124,9 @@ func (u *UKI) readTexts(r io.ReaderAt, main map[string]*pe.Section, sizeBytes in
 	return err
 }
 
-// mainProfile finds the sections of a UKI's first profile as systemd-stub does: of
-// equal names the first counts, and sections after the first .profile override those
-// before it (pe_locate_profile_sections in systemd's pe.c). Later profiles may only
-// change the command line, as Talos' own do.
+// mainProfile finds the sections of a UKI's first profile as systemd-stub does. Of sections with one name the first
+// counts, and sections after the first .profile override those before it (pe_locate_profile_sections in systemd's
+// pe.c). Later profiles may only change the command line, as Talos' own do.
 func mainProfile(sections []*pe.Section) (map[string]*pe.Section, error) {
 	common, first := map[string]*pe.Section{}, map[string]*pe.Section{}
 	profiles := 0
@@ -156,7 +155,7 @@ func mainProfile(sections []*pe.Section) (map[string]*pe.Section, error) {
 	return common, nil
 }
 
-// sectionOf is the content of a section as the loader would put it into memory, without the file's padding.
+// sectionOf returns the content of a section as the loader would put it into memory, without the file's padding.
 func sectionOf(r io.ReaderAt, sections map[string]*pe.Section, name string, sizeBytes int64) (*io.SectionReader, error) {
 	s := sections[name]
 	if s == nil {
@@ -168,7 +167,7 @@ func sectionOf(r io.ReaderAt, sections map[string]*pe.Section, name string, size
 	return io.NewSectionReader(r, int64(s.Offset), int64(s.VirtualSize)), nil
 }
 
-// versionOf is VERSION_ID of a Talos os-release file.
+// versionOf returns VERSION_ID of a Talos os-release file.
 func versionOf(osRelease string) (string, error) {
 	var version string
 	lines := bufio.NewScanner(strings.NewReader(osRelease))
@@ -211,7 +210,7 @@ func stubSum(r io.ReaderAt, file *pe.File, sizeBytes int64) (string, error) {
 	}
 	own, end := true, int64(0)
 	for _, s := range file.Sections {
-		if int64(s.VirtualAddress) < end { // it would replace what is compared
+		if int64(s.VirtualAddress) < end { // the section would replace what is compared
 			return "", fmt.Errorf("section %s overlaps another one in memory", s.Name)
 		}
 		end = int64(s.VirtualAddress) + int64(max(s.VirtualSize, s.Size))
@@ -220,7 +219,7 @@ func stubSum(r io.ReaderAt, file *pe.File, sizeBytes int64) (string, error) {
 			continue
 		}
 		place := s.VirtualAddress
-		if !own { // it follows sections of any length
+		if !own { // the section follows sections of any length
 			place = 0
 		}
 		fmt.Fprintf(sum, "%q %t %d %d %d %d\n", s.Name, own, place, s.VirtualSize, s.Size, s.Characteristics)
@@ -234,10 +233,9 @@ func stubSum(r io.ReaderAt, file *pe.File, sizeBytes int64) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// KernelRelease is the release (uname -r) recorded in a kernel; "" if there is none.
-// An x86 kernel has it in its boot header (Documentation/arch/x86/boot.rst of Linux,
-// fields header and kernel_version). The header of an arm64 kernel has no such
-// field.
+// KernelRelease returns the release (uname -r) recorded in a kernel; "" if there is none. An x86 kernel has the
+// release in its boot header (Documentation/arch/x86/boot.rst of Linux, fields header and kernel_version). The header
+// of an arm64 kernel has no such field.
 func KernelRelease(kernel io.ReaderAt) string {
 	const magic, version, setup, longest = 0x202, 0x20e, 0x200, 256
 	var header [version + 2 - magic]byte

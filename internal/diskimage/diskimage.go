@@ -3,9 +3,8 @@
 // internal/bootimage it needs no root, mount or other program, and its memory does not
 // grow with an image.
 //
-// All input is untrusted. Whatever is damaged, foreign or not understood is refused
-// with bootimage.ErrFormat. It knows the images of Talos 1.10 and later: see
-// cmd/installer/pkg/install and pkg/imager of siderolabs/talos.
+// All input is untrusted. Whatever is damaged, foreign or not understood is refused with bootimage.ErrFormat. The
+// package knows the images of Talos 1.10 and later: see cmd/installer/pkg/install and pkg/imager of siderolabs/talos.
 package diskimage
 
 import (
@@ -56,7 +55,7 @@ func Open(r io.ReaderAt, fileBytes int64) (*Image, error) {
 	return i, err
 }
 
-// OpenRaw is Open for the disk itself, of sizeBytes.
+// OpenRaw does the same as Open for the disk itself, of sizeBytes.
 func OpenRaw(r io.ReaderAt, sizeBytes int64) (*Image, error) {
 	i, err := openDisk(io.NewSectionReader(r, 0, sizeBytes))
 	if err != nil && !errors.Is(err, bootimage.ErrFormat) {
@@ -65,7 +64,7 @@ func OpenRaw(r io.ReaderAt, sizeBytes int64) (*Image, error) {
 	return i, err
 }
 
-// asFormat makes damage of the file bootimage.ErrFormat.
+// asFormat turns damage of the qcow2 file into bootimage.ErrFormat.
 func asFormat(err error) error {
 	if errors.Is(err, qcow2.ErrFormat) {
 		return damaged{err}
@@ -73,7 +72,7 @@ func asFormat(err error) error {
 	return err
 }
 
-// damaged is an error as bootimage.ErrFormat, said once.
+// damaged makes an error bootimage.ErrFormat. Its text says only once that something is damaged.
 type damaged struct{ err error }
 
 func (d damaged) Error() string {
@@ -86,10 +85,10 @@ func (d damaged) Error() string {
 func (d damaged) Is(target error) bool { return target == bootimage.ErrFormat }
 func (d damaged) Unwrap() error        { return d.err }
 
-// content is a disk whose damage is bootimage.ErrFormat, whenever it is read.
+// content is a disk. Damage that is found while reading is bootimage.ErrFormat.
 type content struct {
 	disk    *qcow2.Disk
-	outside error // that the bytes are not to blame for
+	outside error // an error that the bytes are not to blame for
 }
 
 func (c *content) ReadAt(p []byte, off int64) (int, error) {
@@ -143,9 +142,8 @@ const (
 	metaSum    = metaBytes - 36
 )
 
-// readMeta reads a META partition, which is blank if it has no values. Talos also takes
-// values in the older form of syslinux, from the end of the partition, which imager
-// never writes: whatever follows the copies is refused.
+// readMeta reads a META partition; a partition without values is blank. Talos also takes values in the older form of
+// syslinux, from the end of the partition. imager never writes that form, so whatever follows the copies is refused.
 func readMeta(r *io.SectionReader) ([]Value, error) {
 	if r.Size() < 2*metaBytes {
 		return nil, fmt.Errorf("a partition of %d bytes", r.Size())
@@ -198,7 +196,7 @@ func metaValues(b []byte) ([]Value, error) {
 	return values, nil
 }
 
-// blank requires zeros.
+// blank refuses anything but zeros.
 func blank(r io.Reader) error {
 	b := make([]byte, 32<<10)
 	for {

@@ -29,7 +29,7 @@ var (
 	linuxType = guid("0FC63DAF-8483-4772-8E79-3D69D8477DE4")
 )
 
-// talosPartitions are those that imager makes; STATE and EPHEMERAL come with the first boot.
+// talosPartitions are the partitions that imager makes; STATE and EPHEMERAL come with the first boot.
 var talosPartitions = map[string][typeBytes]byte{efiLabel: efiType, biosLabel: biosType, bootLabel: linuxType, metaLabel: linuxType}
 
 // guid is a GUID's mixed-endian form.
@@ -52,8 +52,8 @@ func guid(text string) (b [typeBytes]byte) {
 type table struct {
 	partitions  []partition
 	entriesSum  uint32
-	entries     uint64 // where they begin, in sectors, like all places here
-	first, last uint64 // usable
+	entries     uint64 // the first sector of the entries; all places here are in sectors
+	first, last uint64 // the usable sectors
 	disk        [16]byte
 }
 
@@ -69,14 +69,14 @@ func (t *table) find(label string) int {
 
 func (t *table) has(label string) bool { return t.find(label) >= 0 }
 
-// open is the content of a partition that the table has.
+// open returns the content of a partition. The table has to have the partition.
 func (t *table) open(label string, disk *io.SectionReader) *io.SectionReader {
 	p := t.partitions[t.find(label)]
 	return io.NewSectionReader(disk, int64(p.first)*sector, int64(p.last-p.first+1)*sector)
 }
 
-// readTable reads the partition table and its backup, which have to be equal, and the
-// partitions of a Talos that was never booted.
+// readTable reads the partition table and its backup. The two have to be equal, and have the partitions of a Talos
+// that was never booted.
 func readTable(disk *io.SectionReader) (*table, error) {
 	last := uint64(disk.Size()/sector) - 1
 	boot, err := bytesAt(disk, 0, sector)
@@ -101,7 +101,8 @@ func readTable(disk *io.SectionReader) (*table, error) {
 	return t, t.check()
 }
 
-// readHeader reads the table whose header is in a sector, with its other copy's in another.
+// readHeader reads the table whose header is in the sector at. The header of the table's other copy is in the sector
+// other.
 func readHeader(disk *io.SectionReader, at, other uint64) (*table, error) {
 	if at >= uint64(disk.Size()/sector) {
 		return nil, io.ErrUnexpectedEOF
@@ -157,7 +158,7 @@ func (t *table) readEntries(disk *io.SectionReader, count int) error {
 	return nil
 }
 
-// label is a partition's name, in UTF-16.
+// label returns a partition's name, which the table has in UTF-16.
 func label(b []byte) string {
 	var units []uint16
 	for ; len(b) > 0; b = b[2:] {
@@ -170,7 +171,7 @@ func label(b []byte) string {
 	return string(utf16.Decode(units))
 }
 
-// check requires Talos' own partitions, each once and apart from the others.
+// check refuses any partitions but Talos' own, each once and apart from the others. EFI and META have to be there.
 func (t *table) check() error {
 	for i, p := range t.partitions {
 		kind, known := talosPartitions[p.label]

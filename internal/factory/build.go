@@ -21,19 +21,19 @@ import (
 // tellEvery is how often a long build is reported.
 const tellEvery = 30 * time.Second
 
-// made is what messages call what the factory builds, and how its name ends.
+// made holds the name of each kind of image in messages, and the ending of its file name.
 var made = map[images.Artefact]struct{ title, ending string }{
 	images.BootISO: {"ISO", ".iso"}, images.DiskImage: {"disk image", ".qcow2"},
 }
 
-// ImageURL is where the factory serves a boot ISO, which it builds on the first request, or a
-// disk image, which a host can download from there as content "import": nothing else would unpack it.
+// ImageURL returns where the factory serves a boot ISO or a disk image. The factory builds an ISO on the first
+// request. A host can download a disk image from there as content "import": nothing else would unpack it.
 func (c *Client) ImageURL(of images.Artefact, req images.ISORequest) string {
 	file := req.Platform + "-" + req.Arch + suffix(req) + made[of].ending
 	return c.base.JoinPath("image", req.SchematicID, req.Talos, file).String()
 }
 
-// Image requests an image. No HEAD comes first: the factory would build the image for that, too.
+// Image requests an image. No HEAD comes first: the factory would build the image for a HEAD, too.
 func (c *Client) Image(
 	ctx context.Context, of images.Artefact, req images.ISORequest, note func(string),
 ) (io.ReadCloser, int64, error) {
@@ -87,7 +87,7 @@ func serialize(note func(string)) func(string) {
 	}
 }
 
-// reportEvery reports every tellEvery how long something takes, until it is stopped.
+// reportEvery reports, every tellEvery, how long something takes, until stop is called.
 func reportEvery(note func(string), what string) (stop func()) {
 	begun, over := time.Now(), make(chan struct{})
 	var telling sync.WaitGroup
@@ -106,10 +106,10 @@ func reportEvery(note func(string), what string) (stop func()) {
 	return func() { close(over); telling.Wait() }
 }
 
-// manifests are the accepted types of an installer: the factory makes an index.
+// manifests are the accepted types of an installer's manifest: the factory makes an index.
 const manifests = "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json"
 
-// InstallerRepository is where the factory, which is also a registry, has a schematic's installers.
+// InstallerRepository returns the repository of a schematic's installers in the factory, which is also a registry.
 func (c *Client) InstallerRepository(req images.ISORequest) string {
 	return c.base.Host + "/" + installerImage(req) + "/" + req.SchematicID
 }
@@ -123,10 +123,9 @@ func suffix(req images.ISORequest) string {
 	return ""
 }
 
-// BuildInstaller makes the factory build a schematic's installer, for every
-// architecture, and returns when it can be pulled. The factory builds it on a
-// request for its tag's manifest; registry clients send that, too, but with less
-// patience.
+// BuildInstaller makes the factory build a schematic's installer, for every architecture, and returns when the
+// installer can be pulled. The factory builds it on a request for the manifest of its tag. Registry clients send this
+// request, too, but with less patience.
 func (c *Client) BuildInstaller(ctx context.Context, req images.ISORequest, note func(string)) error {
 	note = serialize(note)
 	defer reportEvery(note, "the factory is building the installer")()
@@ -146,16 +145,13 @@ func (c *Client) BuildInstaller(ctx context.Context, req images.ISORequest, note
 	return c.explainMissing(err, req)
 }
 
-// heldBack is how many of the received bytes are not yet passed on. If the factory's
-// own store breaks, "internal server error" ends up in the body: the factory answers
-// by http.Error after sending half the image (image-factory,
-// internal/frontend/http/image.go). The held bytes are dropped when a connection
-// breaks.
+// heldBack is the number of received bytes that are not yet passed on. If the factory's own store breaks, "internal
+// server error" ends up in the body: the factory answers by http.Error after sending half the image (image-factory,
+// internal/frontend/http/image.go). The held bytes are dropped when a connection breaks.
 const heldBack = 64
 
-// download is an ISO or a disk image in transit. The factory ignores Range, so that an interrupted
-// download is read again from its beginning. The bytes up to the break must be the
-// same: the factory does not build the same bytes twice.
+// download is an ISO or a disk image in transit. The factory ignores Range, so an interrupted download is read again
+// from its beginning. The bytes up to the break must be the same: the factory does not build the same bytes twice.
 type download struct {
 	what    string // "ISO"
 	open    func(after time.Duration) (io.ReadCloser, int64, error)
@@ -174,7 +170,7 @@ type download struct {
 	failed   error
 }
 
-// Read returns all but the last bytes received; those once it is complete.
+// Read returns all received bytes but the last heldBack. It returns those once the download is complete.
 func (d *download) Read(p []byte) (int, error) {
 	for d.failed == nil {
 		if give := d.readable(); give > 0 {

@@ -1,6 +1,6 @@
-// Package factory is the adapter to an Image Factory: a [Client] has its schematics, its
-// lists, its ISOs and the builds of its installers. Installers are pulled from it as from
-// any registry.
+// Package factory is the adapter to an Image Factory. A [Client] registers schematics, reads the factory's lists,
+// downloads ISOs and disk images, and has installers built. Installers are pulled from a factory as from any
+// registry.
 package factory
 
 import (
@@ -126,7 +126,7 @@ func (s *server) get(path ...string) request {
 	return request{method: http.MethodGet, link: s.base.JoinPath(path...).String(), within: answerWithin}
 }
 
-// send sends a request once. Anything but success is an error; on success the caller closes the body.
+// send sends a request once. Any answer but success is an error; on success the caller closes the body.
 func (s *server) send(ctx context.Context, r request) (*http.Response, error) {
 	ctx, w := transport.NewWatch(ctx)
 	w.Begin(r.within, &transport.Stalled{Text: fmt.Sprintf("no answer within %s", r.within)})
@@ -175,8 +175,8 @@ func (s *server) do(ctx context.Context, r request) (*http.Response, error) {
 	return resp, err
 }
 
-// withoutQuery shortens the URL of a store to which the factory redirects: its query
-// is a signature that lets anyone download.
+// withoutQuery removes the query from the URL of a store to which the factory redirects: the query is a signature
+// that lets anyone download.
 func withoutQuery(link string) string {
 	u, err := url.Parse(link)
 	if err != nil {
@@ -186,7 +186,7 @@ func withoutQuery(link string) string {
 	return u.Redacted()
 }
 
-// isPage reports whether the answer is a web page: the factory's API has none.
+// isPage reports whether the answer is a web page, which the factory's API never sends.
 func isPage(resp *http.Response) bool {
 	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	return err == nil && kind == "text/html"
@@ -228,10 +228,8 @@ func (s *server) askJSON(ctx context.Context, r request, into any) error {
 // maxRedirects suffices for a store behind a CDN behind a load balancer.
 const maxRedirects = 5
 
-// follow allows redirects to the factory's own store: it answers a GET of an image
-// with 302 to S3 or a CDN if it has one (image-factory,
-// internal/frontend/http/image.go). net/http drops credentials when the host
-// changes.
+// follow allows redirects to the factory's own store. A factory with such a store answers a GET of an image with 302
+// to S3 or a CDN (image-factory, internal/frontend/http/image.go). net/http drops credentials when the host changes.
 func follow(next *http.Request, via []*http.Request) error {
 	last := via[len(via)-1]
 	switch {
@@ -240,7 +238,8 @@ func follow(next *http.Request, via []*http.Request) error {
 	case last.URL.Scheme == "https" && next.URL.Scheme != "https":
 		return permanent{fmt.Errorf("redirected to %s, which is not encrypted", next.URL.Host)}
 	case next.Method != last.Method:
-		// A POST that became a GET asks for something else. A factory behind https does this to a URL with http.
+		// A POST that became a GET asks for something else. A factory behind https redirects a POST so if the URL has
+		// http.
 		return permanent{fmt.Errorf("redirected to %s://%s, which a %s does not follow: use that URL in images.factory",
 			next.URL.Scheme, next.URL.Host, last.Method)}
 	}
@@ -250,7 +249,7 @@ func follow(next *http.Request, via []*http.Request) error {
 // Error is an answer other than success.
 type Error struct {
 	Factory string // its URL
-	Via     string // the host that it redirected to, if that one answered
+	Via     string // the host to which the factory redirected, if that host answered
 	Status  int    // of HTTP
 	Message string // the server's message; may be empty
 
@@ -269,7 +268,7 @@ func (e *Error) Error() string {
 	return text
 }
 
-// status is "503 Service Unavailable"; proxies' own numbers have no name.
+// status returns "503 Service Unavailable"; numbers that only proxies use have no name.
 func (e *Error) status() string {
 	return strings.TrimSpace(fmt.Sprintf("%d %s", e.Status, http.StatusText(e.Status)))
 }
@@ -279,7 +278,7 @@ func hasStatus(err error, status int) bool {
 	return ok && e.Status == status
 }
 
-// refusal returns an error for an answer that is not a success.
+// refusal returns the error for an answer that is not a success.
 func (s *server) refusal(resp *http.Response) error {
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorText))
 	if err != nil {
@@ -304,7 +303,7 @@ var remedies = map[int]string{
 	http.StatusTooManyRequests:     "the factory limits how often it answers: wait a while",
 }
 
-// hinted adds a remedy. See image-factory, internal/frontend/http/http.go, MatchError.
+// hinted adds a remedy to the error. See image-factory, internal/frontend/http/http.go, MatchError.
 func (e *Error) hinted() error {
 	if hint := remedies[e.Status]; hint != "" {
 		return fault.WithHint(fault.BuildFailed.Of(e), "%s", hint)
@@ -328,10 +327,10 @@ var (
 	noise = regexp.MustCompile(`(?is)<(?:style|script|head)\b.*?</(?:style|script|head)>|<!--.*?-->`)
 )
 
-// maxPage bounds the text shown of a page.
+// maxPage bounds the text that is shown of a page.
 const maxPage = 200
 
-// message returns the text; of a web page, its title or the beginning of its text.
+// message returns the text of an answer; of a web page, its title or the beginning of its text.
 func message(text []byte) string {
 	s := strings.TrimSpace(string(text))
 	if strings.HasPrefix(s, "<") {
@@ -348,7 +347,7 @@ func message(text []byte) string {
 	return foreign.Line(s)
 }
 
-// unreachable wraps an error on the way to the factory or back.
+// unreachable wraps an error that occurred on the way to the factory or back.
 func (s *server) unreachable(err error) error {
 	err = fmt.Errorf("image factory %s: %w", s.base, foreign.Error(err))
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
@@ -367,17 +366,17 @@ func (s *server) foreign(err error) error {
 
 const (
 	attempts    = 5 // with pauses of 1, 2, 4 and 8 s
-	attempts500 = 3 // of the factory's own "internal server error", which may be for good
+	attempts500 = 3 // of the factory's own "internal server error", which may be permanent
 	maxPause    = 2 * time.Minute
 	// buildTimeout is how long a build may take: the factory gives up after 20
 	// minutes, including the wait for a worker (image-factory,
 	// internal/asset/asset.go).
 	buildTimeout = 25 * time.Minute
-	// unknownPause is the pause after a newly registered schematic is unknown: each of
-	// several factories caches for 30 s that it did not exist (image-factory,
-	// cmd/options.go, NegativeTTL).
+	// unknownPause is the pause after the factory does not know a newly registered schematic: each of several
+	// factories caches for 30 s that the schematic did not exist (image-factory, cmd/options.go, NegativeTTL).
 	unknownPause = 10 * time.Second
-	// unknownSchematic distinguishes that from an unknown version (image-factory, internal/schematic/storage).
+	// unknownSchematic distinguishes an unknown schematic from an unknown version (image-factory,
+	// internal/schematic/storage).
 	unknownSchematic = "schematic ID"
 )
 
@@ -394,9 +393,8 @@ type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// retry retries ask while its error may be temporary. All our requests are
-// repeatable: those other than GET register a schematic, whose ID is its content's
-// hash.
+// retry calls ask again while its error may be temporary. All our requests are repeatable: requests other than GET
+// register a schematic, whose ID is the hash of its content.
 func retry(ctx context.Context, e purpose, note func(string), ask func() error) error {
 	start := time.Now()
 	counted := 0 // attempts, except those during which the factory is still building
@@ -427,7 +425,7 @@ func retry(ctx context.Context, e purpose, note func(string), ask func() error) 
 	}
 }
 
-// retryPolicy returns how many attempts an error is worth, and how long to wait after this one.
+// retryPolicy returns how many attempts an error is worth, and how long to wait after this attempt.
 func retryPolicy(err error, e purpose, attempt int) (attemptsInAll int, wait time.Duration) {
 	wait = time.Second << (attempt - 1)
 	answer, ok := errors.AsType[*Error](err)
@@ -456,7 +454,7 @@ func gaveUpWaiting(err error) bool {
 	return hasStatus(err, http.StatusGatewayTimeout) || hasStatus(err, 524)
 }
 
-// isConfigError reports whether an error on the way to the factory is due to the configuration.
+// isConfigError reports whether the configuration has caused an error on the way to the factory.
 func isConfigError(err error) bool {
 	if _, ok := errors.AsType[permanent](err); ok {
 		return true
@@ -489,7 +487,7 @@ func innermost(err error) string {
 	return err.Error()
 }
 
-// retryAfter is how long the server asks to wait: in seconds, or until a time.
+// retryAfter returns how long the server asks to wait: in seconds, or until a time.
 func retryAfter(resp *http.Response) time.Duration {
 	text := resp.Header.Get("Retry-After")
 	if seconds, err := strconv.ParseUint(text, 10, 31); err == nil {

@@ -34,7 +34,7 @@ func (c *Client) Broken(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A factory that does not know the parameter lists what it builds.
+	// A factory that does not know the parameter lists the versions that it builds.
 	if slices.ContainsFunc(broken, func(v string) bool { return slices.Contains(versions, v) }) {
 		return nil, nil
 	}
@@ -62,7 +62,7 @@ func (c *Client) Overlays(ctx context.Context, talos string) ([]schematics.Offic
 	var list []client.OverlayInfo
 	if err := c.askJSON(ctx, c.get("version", talos, "overlays", "official"), &list); err != nil {
 		if hasStatus(err, http.StatusInternalServerError) {
-			// The real one does so, too: its list of overlays must not be empty.
+			// The real factory gives this answer, too: its list of overlays must not be empty.
 			err = fault.WithHint(err, "a factory without overlays for Talos %s gives this answer, too", talos)
 		}
 		return nil, c.unknownVersion(err)
@@ -91,7 +91,7 @@ func splitTag(ref string) (repository, tag string) {
 	return ref[:max(i, 0)], ref[i+1:]
 }
 
-// Knows reports whether a schematic is registered.
+// Knows reports whether the factory has registered a schematic.
 func (c *Client) Knows(ctx context.Context, id string) (bool, error) {
 	_, err := c.ask(ctx, c.get("schematics", id))
 	if hasStatus(err, http.StatusNotFound) {
@@ -100,7 +100,8 @@ func (c *Client) Knows(ctx context.Context, id string) (bool, error) {
 	return err == nil, err
 }
 
-// Register registers a schematic. One that the factory rejects is an error of kind Config with the factory's message.
+// Register registers a schematic. If the factory rejects the schematic, the error is of kind Config and has the
+// factory's message.
 func (c *Client) Register(ctx context.Context, canonical string) (id, stored string, err error) {
 	r := c.get("schematics")
 	r.method, r.body = http.MethodPost, []byte(canonical)
@@ -117,16 +118,15 @@ func (c *Client) Register(ctx context.Context, canonical string) (id, stored str
 	if answer.Schematic != "" {
 		return answer.ID, answer.Schematic, nil
 	}
-	text, err := c.ask(ctx, c.get("schematics", answer.ID)) // older ones return only the ID
+	text, err := c.ask(ctx, c.get("schematics", answer.ID)) // older factories return only the ID
 	if err != nil {
 		return "", "", fmt.Errorf("read the schematic back: %w", err)
 	}
 	return answer.ID, string(text), nil
 }
 
-// SigningKey is the public key (PEM) with which the factory says it signs
-// installers; nil if it has none: older ones, and those that sign without a key of
-// their own, which return nothing.
+// SigningKey returns the public key (PEM) with which the factory says it signs installers. It returns nil if the
+// factory has none: an older factory, or a factory that signs without a key of its own and returns nothing.
 func (c *Client) SigningKey(ctx context.Context) ([]byte, error) {
 	key, err := c.ask(ctx, c.get("oci", "cosign", "signing-key.pub"))
 	if hasStatus(err, http.StatusNotFound) {
@@ -141,13 +141,13 @@ func (c *Client) SigningKey(ctx context.Context) ([]byte, error) {
 	return c.requirePEM(key, "signing key")
 }
 
-// SecureBootCertificate is the certificate (PEM) with which the factory signs images
-// for Secure Boot. A factory that signs none is an error of kind Config.
+// SecureBootCertificate returns the certificate (PEM) with which the factory signs images for Secure Boot. A factory
+// that signs none is an error of kind Config.
 func (c *Client) SecureBootCertificate(ctx context.Context) ([]byte, error) {
 	cert, err := c.ask(ctx, c.get("secureboot", "signing-cert.pem"))
 	switch {
 	case hasStatus(err, http.StatusInternalServerError), hasStatus(err, http.StatusNotFound):
-		// It answers 500 if Secure Boot is disabled (image-factory, internal/secureboot/secureboot.go).
+		// The factory answers 500 if Secure Boot is disabled (image-factory, internal/secureboot/secureboot.go).
 		return nil, fault.WithHint(fault.As(fault.Config, fmt.Errorf("certificate for Secure Boot: %w", err)),
 			"a factory without images for Secure Boot gives this answer: set images.secureBoot to false, or name another factory in images.factory")
 	case err != nil:

@@ -32,13 +32,13 @@ const outArgument = "{out}"
 
 // Options says what to run.
 type Options struct {
-	// Command is a program of the user and its arguments, in which {out} stands for
-	// the output directory. None: the imager's image, by docker or else podman.
+	// Command is a program of the user and its arguments, in which {out} stands for the output directory. Empty: the
+	// imager's image is run, by docker or else podman.
 	Command []string
-	Env     []string      // names of variables that it gets in addition to those of command.Environ and of engines
+	Env     []string      // names of variables that are passed on in addition to those of command.Environ and of engines
 	Image   string        // repository of the imager's image; "": DefaultImage
 	Timeout time.Duration // for one run; 0: half an hour
-	// Run replaces the program; it gets the arguments and the standard input. Nil: a process runs.
+	// Run replaces the program and gets its arguments and standard input. Nil: a process runs.
 	Run func(ctx context.Context, args []string, stdin []byte) error
 }
 
@@ -47,12 +47,12 @@ type Client struct {
 	command []string
 	image   string
 	timeout time.Duration
-	env     []string // of whatever is run
+	env     []string // of whatever program is run
 	find    func(program string) (path string, err error)
 	run     func(ctx context.Context, p program, stdin []byte, note func(string)) error
 }
 
-// New runs nothing yet. A command without {out} is an error of kind Config.
+// New returns a client and runs nothing yet. A command without {out} is an error of kind Config.
 func New(o Options) (*Client, error) {
 	if len(o.Command) > 0 && !slices.ContainsFunc(o.Command[1:], func(a string) bool { return strings.Contains(a, outArgument) }) {
 		return nil, fault.WithHint(fault.Configf("images.imager.command: no argument says where the output goes"),
@@ -78,7 +78,7 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-// Image is the repository of the image that is run; "" for a user's command.
+// Image returns the repository of the image that is run; "" for a user's command.
 func (c *Client) Image() string {
 	if len(c.command) > 0 {
 		return ""
@@ -128,7 +128,7 @@ type program struct {
 	stop []string // ends what a signal to the program may not reach; nil: nothing
 }
 
-// program chooses the command. name is that of the container, if any.
+// program returns the command to run. name is the name of the container, if there is one.
 func (c *Client) program(dir, image, name string) (program, error) {
 	if len(c.command) > 0 {
 		var args []string
@@ -153,10 +153,9 @@ func (c *Client) program(dir, image, name string) (program, error) {
 		"install one of them, or name a program that builds images in images.imager.command")
 }
 
-// container runs the imager without privileges and without a network: no output needs
-// devices (see schematics.Lock.NoDisk), and all inputs are already in the directory. SELinux
-// lets a container into a directory only if it is relabelled (Z), which has no
-// effect elsewhere.
+// container returns the command that runs the imager without privileges and without a network: no output needs
+// devices (see schematics.Lock.NoDisk), and all inputs are already in the directory. SELinux lets a container into a
+// directory only if the directory is relabelled (Z). Elsewhere Z has no effect.
 func container(engine, dir, image, name string) program {
 	const mounted = "/out" // the imager's default output directory
 	return program{
@@ -214,7 +213,7 @@ func checkOutput(path string) error {
 	return nil
 }
 
-// outputName is the imager's name for its output: siderolabs/talos pkg/imager/profile/profile.go, OutputPath.
+// outputName returns the imager's name for its output: siderolabs/talos pkg/imager/profile/profile.go, OutputPath.
 func outputName(job images.ImagerJob) string {
 	switch job.Output {
 	case images.OutputInstaller:
@@ -228,7 +227,7 @@ func outputName(job images.ImagerJob) string {
 // stopWithin bounds the time to stop a container.
 const stopWithin = 10 * time.Second
 
-// run runs the program to its end. If the context ends first, the program and all that it started end, too.
+// run runs the program to its end. If the context ends first, the program and everything that it started end, too.
 func (p program) run(ctx context.Context, timeout time.Duration, stdin []byte, note func(string)) error {
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it was stopped because it had not ended after %v", timeout))
 	defer cancel()
@@ -240,8 +239,8 @@ func (p program) run(ctx context.Context, timeout time.Duration, stdin []byte, n
 	return errors.Join(err, last(said))
 }
 
-// stopContainer ends the container, if there is one: the program only asked a daemon
-// to run it. An error means that the container, or the daemon, is gone.
+// stopContainer ends the container, if there is one: the program only asked a daemon to run the container. An error
+// is ignored, because it means that the container, or the daemon, is gone.
 func (p program) stopContainer(ctx context.Context) {
 	if p.stop == nil {
 		return
@@ -253,7 +252,7 @@ func (p program) stopContainer(ctx context.Context) {
 	_ = cmd.Run()
 }
 
-// explain adds the program's last line to how it ended.
+// explain adds the program's last line to the error with which the program ended.
 func (p program) explain(err error, said *command.Lines) error {
 	if err == nil {
 		return nil
@@ -272,8 +271,8 @@ func (p program) explain(err error, said *command.Lines) error {
 // siderolabs/talos pkg/imager/imager.go prints "profile ready:", then the profile.
 var yamlLine = regexp.MustCompile(`^(\s|- |[A-Za-z]+:( |$))`)
 
-// newLines reads the imager's output, without its profile, which adds nothing, and
-// the headings that it repeats above each indented line.
+// newLines reads the imager's output. It drops the imager's profile, which adds nothing, and the headings that the
+// imager repeats above each indented line.
 func newLines(note func(string)) *command.Lines {
 	dump, heading := false, ""
 	return &command.Lines{Note: note, Drop: func(line string) bool {
@@ -291,7 +290,7 @@ func newLines(note func(string)) *command.Lines {
 	}}
 }
 
-// last is the last line that was printed; nil if there was none.
+// last returns the last line that was printed, as an error; nil if there was none.
 func last(said *command.Lines) error {
 	if said.Last() == "" {
 		return nil

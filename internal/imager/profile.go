@@ -11,9 +11,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// profile is the part that we need of siderolabs/talos
-// pkg/imager/profile/{profile,input,output,customization}.go. The imager fills in
-// the rest: kernel and initramfs are its own.
+// profile is the part that we need of siderolabs/talos pkg/imager/profile/{profile,input,output,customization}.go.
+// The imager fills in the rest: it uses its own kernel and initramfs.
 type profile struct {
 	Arch          string        `yaml:"arch"`
 	Platform      string        `yaml:"platform"`
@@ -71,15 +70,14 @@ type imageOptions struct {
 	Bootloader        string `yaml:"bootloader,omitempty"`
 }
 
-// diskBytes is what Talos' own profiles of nocloud and metal have, and the Image Factory asks
-// for: MinRAWDiskSize in siderolabs/talos pkg/imager/profile/default.go. The imager adds what
-// the Talos version and GRUB need. recast makes larger disks when it imports the image.
+// diskBytes is the size of the disk in Talos' own profiles of nocloud and metal, and in the requests of the Image
+// Factory: MinRAWDiskSize in siderolabs/talos pkg/imager/profile/default.go. The imager adds what the Talos version
+// and GRUB need. recast makes a larger disk when it imports the image.
 const diskBytes = 1246 << 20
 
-// profileOf writes the imager's input. seen is the job's directory as the imager
-// sees it. META values are not for an installer: the imager refuses them there, and
-// the Image Factory omits them, too. The options of a disk image are the factory's:
-// siderolabs/image-factory internal/profile/profile.go, ParseFromPath.
+// profileOf writes the imager's input. seen is the job's directory as the imager sees it. An installer gets no META
+// values: the imager refuses them there, and the Image Factory omits them, too. The options of a disk image are the
+// factory's: siderolabs/image-factory internal/profile/profile.go, ParseFromPath.
 func profileOf(job images.ImagerJob, seen string) ([]byte, error) {
 	file := func(name string) string { return path.Join(seen, name) }
 	p := profile{
@@ -118,7 +116,7 @@ func profileOf(job images.ImagerJob, seen string) ([]byte, error) {
 	return text, nil
 }
 
-// markerFile is the schematic's entry in the job's directory.
+// markerFile is the file with the schematic's entry in the job's directory.
 const markerFile = "in/schematic.tar"
 
 // Author distinguishes the schematic's entry of an image that was built here from
@@ -142,9 +140,8 @@ type manifest struct {
 	} `yaml:"metadata"`
 }
 
-// writeMarker writes the extension that tells on a node which schematic it runs. It
-// is the Image Factory's, except for the author: siderolabs/image-factory
-// internal/artifacts/schematic.go.
+// writeMarker writes the extension that tells on a node which schematic the node runs. The extension is the same as
+// the Image Factory's, except for the author: siderolabs/image-factory internal/artifacts/schematic.go.
 func writeMarker(path, id, canonical string) error {
 	m := manifest{Version: "v1alpha1"}
 	m.Metadata.Name, m.Metadata.Version, m.Metadata.Author, m.Metadata.ExtraInfo = "schematic", id, Author, canonical

@@ -1,6 +1,5 @@
-// Package qcow2 reads the disk in a qcow2 file, with constant memory: of version 2 or 3,
-// as it is or compressed by zlib or zstd. A part of the disk may not be in another file,
-// or encrypted.
+// Package qcow2 reads the disk in a qcow2 file of version 2 or 3, with constant memory. The clusters may be
+// compressed by zlib or zstd. A file is refused if a part of the disk is in another file, or encrypted.
 package qcow2
 
 import (
@@ -30,7 +29,7 @@ const (
 	magic        = 0x514649fb // "QFI" 0xfb
 	headerV2     = 72
 	headerV3     = 104
-	headerZstd   = 112 // from here on it has a compression type
+	headerZstd   = 112 // a header of at least this length has a compression type
 	minBits      = 9
 	maxBits      = 21 // as in QEMU
 	offsetMask   = 0x00fffffffffffe00
@@ -62,15 +61,15 @@ type Disk struct {
 	tables       []uint64 // where each table of clusters lies; 0: nowhere
 
 	mu      sync.Mutex // guards what follows
-	table   []uint64   // the last one read
+	table   []uint64   // the table that was read last
 	tableAt uint64
-	cluster []byte // the last one unpacked
-	entry   uint64 // its entry
+	cluster []byte // the cluster that was unpacked last
+	entry   uint64 // the entry of cluster
 	unpack  unpacker
 }
 
-// Open reads the header and all tables of a file of fileBytes, in which everything that
-// they name has to be. Errors of r are returned as they are, others are ErrFormat.
+// Open reads the header and all tables of a file of fileBytes. Everything that they name has to be in the file. Open
+// returns errors of r as they are; other errors are ErrFormat.
 func Open(r io.ReaderAt, fileBytes int64) (*Disk, error) {
 	src := &source{r: r}
 	d, err := open(src, fileBytes)
@@ -83,7 +82,7 @@ func Open(r io.ReaderAt, fileBytes int64) (*Disk, error) {
 	return nil, fmt.Errorf("%w: %w", ErrFormat, err)
 }
 
-// source records an error of reading, which the bytes are not to blame for.
+// source records an error of reading, for which the bytes are not to blame.
 type source struct {
 	r   io.ReaderAt
 	err error
@@ -141,7 +140,7 @@ func open(r io.ReaderAt, fileBytes int64) (*Disk, error) {
 	return d, d.checkCounts(be.Uint64(h[48:]), be.Uint32(h[56:]))
 }
 
-// features refuses what changes how the tables are read, except for the compression.
+// features refuses features that change how the tables are read, except for the compression.
 func (d *Disk) features() error {
 	if d.version == 2 {
 		return nil
@@ -184,10 +183,10 @@ func (d *Disk) features() error {
 	return nil
 }
 
-// Size is the size of the disk.
+// Size returns the size of the disk.
 func (d *Disk) Size() int64 { return d.sizeBytes }
 
-// perTable is how many clusters a table has.
+// perTable returns how many clusters a table has.
 func (d *Disk) perTable() int64 { return d.clusterBytes / 8 }
 
 func (d *Disk) clusters() int64 { return (d.sizeBytes + d.clusterBytes - 1) / d.clusterBytes }
@@ -213,7 +212,7 @@ func (d *Disk) readTables(count uint32, at uint64) error {
 	}
 	for n := int64(0); n < d.clusters(); n++ {
 		if d.tables[n/d.perTable()] == 0 {
-			n += d.perTable() - 1 // none of its clusters is there
+			n += d.perTable() - 1 // none of the table's clusters is there
 			continue
 		}
 		entry, err := d.find(n)
@@ -227,8 +226,8 @@ func (d *Disk) readTables(count uint32, at uint64) error {
 	return nil
 }
 
-// checkEntry requires that a cluster lies in the file. A packed one ends somewhere in
-// its last sector, with which the file may end, too.
+// checkEntry requires that a cluster lies in the file. A compressed cluster ends somewhere in its last sector; the
+// file may end in that sector, too.
 func (d *Disk) checkEntry(entry uint64) error {
 	const what = "a cluster"
 	if entry&compressed != 0 {
@@ -244,8 +243,8 @@ func (d *Disk) checkEntry(entry uint64) error {
 	return nil
 }
 
-// checkCounts requires that the reference counts are in the file: nothing here needs
-// them, but QEMU does, and they may be what a truncated file has lost.
+// checkCounts requires that the reference counts are in the file. Nothing here needs them, but QEMU does, and a
+// truncated file may have lost them.
 func (d *Disk) checkCounts(at uint64, clusters uint32) error {
 	size := int64(clusters) << d.bits
 	if size > maxTables {
@@ -275,7 +274,7 @@ func (d *Disk) within(what string, at uint64, size int64) error {
 	return nil
 }
 
-// find is the entry of a cluster; the caller holds d.mu, except while opening.
+// find returns the entry of a cluster. The caller holds d.mu, except while opening.
 func (d *Disk) find(n int64) (uint64, error) {
 	at := d.tables[n/d.perTable()]
 	if at == 0 {
@@ -300,7 +299,7 @@ func (d *Disk) find(n int64) (uint64, error) {
 	return d.table[n%d.perTable()], nil
 }
 
-// packed is where a compressed cluster lies, and the sectors it touches, in bytes.
+// packed returns where a compressed cluster lies, and the size of the sectors that it touches, in bytes.
 func (d *Disk) packed(entry uint64) (at, size int64) {
 	bits := 62 - (d.bits - 8)
 	at = int64(entry & (1<<bits - 1))
@@ -357,8 +356,7 @@ type unpacker struct {
 	zstd  *zstd.Decoder
 }
 
-// unpackCluster reads a compressed cluster into d.cluster. What qcow2 calls zlib has no
-// header of zlib.
+// unpackCluster reads a compressed cluster into d.cluster. The data that qcow2 calls zlib has no zlib header.
 func (d *Disk) unpackCluster(entry uint64) error {
 	if entry == d.entry && d.cluster != nil {
 		return nil

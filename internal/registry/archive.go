@@ -96,7 +96,7 @@ func (c *Client) BuiltUpon(ctx context.Context, ref, base, arch string) error {
 	return builtUpon(img, from, base)
 }
 
-// archived is the only image in a tarball.
+// archived returns the only image in a tarball.
 func archived(file, arch string) (v1.Image, error) {
 	img, err := tarball.ImageFromPath(file, nil)
 	if err != nil {
@@ -155,9 +155,8 @@ func builtUpon(img, base v1.Image, baseRef string) error {
 	return nil
 }
 
-// unexpectedPath returns a path in a layer that the imager would not put upon a base:
-// it could hide the base's own programs. The imager writes regular files
-// (pkg/imager/filemap).
+// unexpectedPath returns a path in a layer that the imager would not put upon a base; "" if there is none. Such a
+// path could hide the base's own programs. The imager writes only regular files (pkg/imager/filemap).
 func unexpectedPath(layer v1.Layer) (odd string, err error) {
 	content, err := layer.Uncompressed()
 	if err != nil {
@@ -168,7 +167,7 @@ func unexpectedPath(layer v1.Layer) (odd string, err error) {
 		name := path.Clean("/" + h.Name)
 		within := strings.HasPrefix(name, "/usr/install/") || strings.HasPrefix(name, "/overlay/")
 		switch {
-		case h.Typeflag == tar.TypeDir: // leaves an existing one as it is
+		case h.Typeflag == tar.TypeDir: // leaves an existing directory as it is
 		case h.Typeflag != tar.TypeReg || !within || strings.HasPrefix(path.Base(name), whiteout):
 			odd = name
 		}
@@ -187,11 +186,11 @@ func unpacked(layer v1.Layer) (sum v1.Hash, err error) {
 	return sum, err
 }
 
-// What is beside an installer is a manifest whose subject is the installer (OCI
-// 1.1), with the file as its only layer.
+// A file beside an installer is a manifest whose subject is the installer (OCI 1.1), with the file as its only layer.
 const titleOfALayer = "org.opencontainers.image.title"
 
-// attachment has the media types of such a manifest's configuration, by which it is known, and layer.
+// attachment holds the media types of a manifest beside an installer: of its configuration, by which the manifest is
+// known, and of its layer.
 type attachment struct{ config, layer types.MediaType }
 
 var attachments = map[images.Artefact]attachment{
@@ -307,7 +306,7 @@ const (
 	signatureAnnotation = "dev.cosignproject.cosign/signature"
 
 	maxSignatures   = 64
-	maxPayloadBytes = 1 << 20 // the usual ones have some hundred bytes
+	maxPayloadBytes = 1 << 20 // usual payloads have some hundred bytes
 )
 
 // Signatures returns the cosign signatures of an image: see images.Puller.
@@ -331,7 +330,7 @@ func (c *Client) Signatures(ctx context.Context, ref string) ([]images.Signature
 	return signatures, nil
 }
 
-// signatureTag is where cosign keeps the signatures of a digest.
+// signatureTag returns the tag under which cosign keeps the signatures of a digest.
 func signatureTag(of name.Digest) string {
 	return strings.Replace(of.DigestStr(), ":", "-", 1) + ".sig"
 }

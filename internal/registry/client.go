@@ -50,8 +50,8 @@ type Options struct {
 	Transport http.RoundTripper
 	CAFile    string                                    // PEM file of CAs in addition to the system's; "": none
 	Wrap      func(http.RoundTripper) http.RoundTripper // wraps Transport; nil: nothing
-	// Keychain; nil: the login files of docker and podman with their credential
-	// helpers; otherwise, for ghcr.io, GITHUB_TOKEN.
+	// Keychain has the logins; nil: the login files of docker and podman with their credential helpers; otherwise,
+	// for ghcr.io, GITHUB_TOKEN.
 	Keychain authn.Keychain
 }
 
@@ -90,15 +90,15 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Digest returns the digest of what a reference names, which may be an index. It
-// fetches and hashes the manifest, so a registry cannot claim another digest.
+// Digest returns the digest of the manifest that a reference names; the manifest may be an index. Digest fetches and
+// hashes the manifest, so a registry cannot claim another digest.
 func (c *Client) Digest(ctx context.Context, ref string) (string, bool, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
 		return "", false, fault.Configf("image reference %q: %w", ref, err)
 	}
 	r = c.relocate(r)
-	// GET instead of HEAD: only its answer has the registry's message when it refuses.
+	// GET instead of HEAD: a registry that refuses explains itself only in its answer to GET.
 	d, err := remote.Get(r, c.options(ctx)...)
 	if notFound(err) {
 		return "", false, nil
@@ -120,7 +120,7 @@ type denied struct{ error }
 func (d denied) Unwrap() error        { return d.error }
 func (d denied) Is(target error) bool { return target == images.ErrDenied }
 
-// explain says which registry an error is of, and what to do; nil stays nil.
+// explain adds to an error which registry it comes from, and what to do; nil stays nil.
 func explain(err error, r name.Repository) error {
 	if err == nil {
 		return nil
@@ -154,14 +154,15 @@ func explain(err error, r name.Repository) error {
 	return err
 }
 
-// limits are those of every registry.
+// limits apply to every registry.
 var limits = bounds.Limits{
 	Server: "the registry", Stall: time.Minute,
-	// A factory answers for an installer when it has built it, which may take 20 minutes (image-factory,
-	// internal/asset/asset.go); a registry for a blob when it has assembled it.
+	// A factory answers a request for an installer when it has built the installer, which may take 20 minutes
+	// (image-factory, internal/asset/asset.go). A registry answers a request for a blob when it has assembled the
+	// blob.
 	Answer:  25 * time.Minute,
 	Resumes: 6, Pause: time.Second,
-	// Blobs may come in pieces, because their readers check the digest; what a tag names may have changed meanwhile.
+	// Blobs may come in pieces, because their readers check the digest. What a tag names may have changed meanwhile.
 	Resumable: func(req *http.Request) bool { return !strings.Contains(req.URL.Path, "/manifests/") },
 }
 
@@ -181,8 +182,8 @@ type access struct {
 	keychain   authn.Keychain
 }
 
-// relocate is where to pull an image of Sidero Labs: from beside the list of official
-// extensions, which names ghcr.io wherever the list was copied to.
+// relocate returns where to pull an image of Sidero Labs: from beside the list of official extensions. The list names
+// ghcr.io, wherever the list was copied to.
 func (a access) relocate(ref name.Reference) name.Reference {
 	official, _ := path.Split(OfficialExtensions)
 	there, _ := path.Split(a.extensions.Name())
@@ -204,7 +205,7 @@ func (a access) options(ctx context.Context) []remote.Option {
 	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{limited(a.transport)}), remote.WithAuthFromKeychain(a.keychain)}
 }
 
-// get fetches a manifest; a missing one is an error with a hint.
+// get fetches a manifest. A missing manifest is an error with a hint.
 func (a access) get(ctx context.Context, ref name.Reference) (*remote.Descriptor, error) {
 	desc, err := remote.Get(ref, a.options(ctx)...)
 	if notFound(err) {
@@ -216,9 +217,8 @@ func (a access) get(ctx context.Context, ref name.Reference) (*remote.Descriptor
 	return desc, nil
 }
 
-// head reads a manifest's headers, or all of it if the registry cannot answer that
-// or omits what is needed: containerd issue 5124, crossplane pull request 3223.
-// Also, only a refused GET has a message.
+// head reads a manifest's headers. It reads the whole manifest if the registry cannot answer a HEAD request or omits
+// what is needed: containerd issue 5124, crossplane pull request 3223. Also, only a refused GET has a message.
 func (a access) head(ctx context.Context, ref name.Reference) (*v1.Descriptor, error) {
 	d, err := remote.Head(ref, a.options(ctx)...)
 	_, unreachable := errors.AsType[*url.Error](err)
@@ -249,7 +249,7 @@ func (a access) referrers(ctx context.Context, of name.Digest) ([]string, error)
 	return digests, nil
 }
 
-// push copies one manifest and everything that it refers to, except what already exists there.
+// push copies one manifest and everything that it refers to, except what the target already has.
 func (a access) push(ctx context.Context, from, to name.Reference, progress func(doneBytes, totalBytes int64)) (*remote.Descriptor, error) {
 	desc, err := a.get(ctx, from)
 	if err != nil {
@@ -269,7 +269,7 @@ func (a access) push(ctx context.Context, from, to name.Reference, progress func
 	return desc, nil
 }
 
-// upload pushes something and reports progress. It does not send again what the registry already has.
+// upload pushes an image or an index and reports progress. It does not send again what the registry already has.
 func (a access) upload(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
 	return explain(a.send(ctx, to, what, progress), to.Context())
 }
@@ -290,10 +290,9 @@ func (a access) send(ctx context.Context, to name.Reference, what remote.Taggabl
 	return remote.Push(to, what, opts...)
 }
 
-// referrersAPI turns the various answers of registries without OCI 1.1's referrers
-// API into 404. go-containerregistry understands 404, and then keeps the list under
-// a tag; of the other answers it knows some where it reads the list, and different
-// ones where it writes it.
+// referrersAPI turns the various answers of registries without OCI 1.1's referrers API into 404. go-containerregistry
+// understands 404, and then keeps the list under a tag. It also understands some of the other answers when it reads
+// the list, and different ones when it writes the list.
 type referrersAPI struct{ inner http.RoundTripper }
 
 func (a referrersAPI) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -337,7 +336,7 @@ func noReferrers(digest string, resp *http.Response) bool {
 	case resp.StatusCode != http.StatusOK:
 		return false
 	}
-	// Some answer 200 with other content: sigstore/sigstore-js pull request 1187.
+	// Some registries answer 200 with other content: sigstore/sigstore-js pull request 1187.
 	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	if err != nil || kind != string(types.OCIImageIndex) {
 		return true

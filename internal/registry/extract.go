@@ -23,8 +23,7 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// Extract streams the files of an image as images.Puller has it. Close also ends
-// a stream that was not read to its end.
+// Extract streams the files of an image: see images.Puller. Close also ends a stream that was not read to its end.
 func (c *Client) Extract(ctx context.Context, ref, arch string) (io.ReadCloser, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
@@ -39,7 +38,7 @@ func (c *Client) Extract(ctx context.Context, ref, arch string) (io.ReadCloser, 
 	return &extraction{ctx: ctx, archive: flatten(img), cancel: cancel, ref: r}, nil
 }
 
-// image returns the image for an architecture; so far only manifests are fetched.
+// image returns the image for an architecture. It fetches manifests and at most the image's configuration, no layers.
 func (a access) image(ctx context.Context, ref name.Reference, arch string) (v1.Image, error) {
 	ref = a.relocate(ref)
 	desc, err := a.get(ctx, ref)
@@ -92,8 +91,8 @@ func indexOf(desc *remote.Descriptor) (v1.ImageIndex, *v1.IndexManifest, error) 
 	return index, m, err
 }
 
-// digestFor returns the digest of the only image for an architecture. Of two, for
-// example for variants of it, a node may choose another than we do.
+// digestFor returns the digest of the only image for an architecture. Of two images, for example for variants of the
+// architecture, a node may choose another than we do.
 func digestFor(m *v1.IndexManifest, ref name.Reference, arch string) (digest v1.Hash, err error) {
 	for _, d := range m.Manifests {
 		switch {
@@ -158,7 +157,7 @@ func (e *extraction) Read(p []byte) (int, error) {
 
 func (e *extraction) Close() error {
 	e.cancel()
-	// The producer has ended when the stream has. Its cancellation is not an error of Close.
+	// The producer ends when the stream ends. The producer's cancellation is not an error of Close.
 	_, _ = io.Copy(io.Discard, e.archive)
 	return e.archive.Close()
 }
@@ -203,7 +202,7 @@ func writeFlat(img v1.Image, w io.Writer) error {
 	return f.out.Close()
 }
 
-// layerNames are the names in one layer; they hide entries of lower layers only.
+// layerNames holds the names in one layer. The names hide entries of lower layers only.
 type layerNames struct {
 	files map[string]bool // true: not a directory
 	gone  map[string]bool // whiteouts: always true
@@ -211,7 +210,7 @@ type layerNames struct {
 
 type flattener struct {
 	out   *tar.Writer
-	above map[string]bool // what upper layers have; true: it hides everything that lower ones have below it
+	above map[string]bool // what upper layers have; true: the path hides everything below it in lower layers
 	names int             // bytes of all paths so far
 }
 
@@ -236,7 +235,7 @@ func (f *flattener) add(l v1.Layer) (err error) {
 	return err
 }
 
-// eachEntry reads a tar to its end: the digest covers the whole layer, so it is known only there.
+// eachEntry reads a tar to its end. The digest covers the whole layer, so it is known only at the end.
 func eachEntry(content io.Reader, do func(h *tar.Header, in io.Reader) error) error {
 	for archive := tar.NewReader(content); ; {
 		h, err := archive.Next()
@@ -308,7 +307,7 @@ func (f *flattener) name(name string) (string, error) {
 	return clean, nil
 }
 
-// hidden reports whether an upper layer has that path, or hides it.
+// hidden reports whether an upper layer has a path, or hides it.
 func (f *flattener) hidden(name string) bool {
 	if _, there := f.above[name]; there {
 		return true
@@ -321,8 +320,8 @@ func (f *flattener) hidden(name string) bool {
 	return false
 }
 
-// flatHeader is a header with what still holds after reading: for example, sparse files
-// are whole. Extended attributes stay; imager takes the SELinux label from them.
+// flatHeader returns a header with the fields that still hold after reading: for example, sparse files are whole.
+// Extended attributes stay; imager takes the SELinux label from them.
 func flatHeader(h *tar.Header, name string) *tar.Header {
 	to := &tar.Header{
 		Typeflag: h.Typeflag, Name: name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode,
@@ -357,8 +356,8 @@ func damaged(err error) (explained error, ok bool) {
 	return fault.WithHint(fault.BuildFailed.Of(err), "run it again. If the blob is damaged each time, look for a proxy or a cache on the way that serves the damaged one"), ok
 }
 
-// checked compares a blob's bytes with its digest. go-containerregistry does so,
-// too, but the code that unpacks the blob fails first, and blames the format.
+// checked compares a blob's bytes with its digest. go-containerregistry compares them, too, but the code that unpacks
+// the blob fails first, and blames the format.
 type checked struct {
 	io.ReadCloser
 	want   string
@@ -384,7 +383,7 @@ type layerReader struct {
 	v1.Layer
 	packed  *checked
 	content io.ReadCloser
-	failed  bool // unpacking
+	failed  bool // unpacking failed
 }
 
 func openLayer(l v1.Layer) (*layerReader, error) {
@@ -400,7 +399,7 @@ func openLayer(l v1.Layer) (*layerReader, error) {
 	return r, nil
 }
 
-// Compressed is what go-containerregistry unpacks.
+// Compressed returns the stream that go-containerregistry unpacks.
 func (r *layerReader) Compressed() (io.ReadCloser, error) {
 	digest, err := r.Digest()
 	if err != nil {
@@ -426,13 +425,13 @@ func (r *layerReader) Read(p []byte) (int, error) {
 
 func (r *layerReader) Close() error { return r.content.Close() }
 
-// why returns the reason for an error: if the format is wrong, it reads the rest of
-// the packed bytes to check their digest.
+// why returns the reason for an error. If the format is wrong, why reads the rest of the packed bytes to check their
+// digest.
 func (r *layerReader) why(err error) error {
 	if r.packed == nil || !r.failed && !errors.Is(err, tar.ErrHeader) {
 		return err
 	}
-	// Errors about the format, including go-containerregistry's own checks, no longer matter.
+	// Further errors about the format, including go-containerregistry's own checks, do not matter.
 	if _, _ = io.Copy(io.Discard, r.packed); r.packed.damage != nil {
 		return r.packed.damage
 	}

@@ -33,8 +33,8 @@ func (c *Client) Head(ctx context.Context, tag string) (string, bool, error) {
 	return d.Digest.String(), true, nil
 }
 
-// Copy copies an image or an index, manifests last, so that what exists under its
-// digest is complete: see images.Copier.
+// Copy copies an image or an index, manifests last, so that what exists under its digest is complete: see
+// images.Copier.
 func (c *Client) Copy(ctx context.Context, source, repository string, progress func(doneBytes, totalBytes int64)) error {
 	from, err := name.NewDigest(source)
 	if err != nil {
@@ -67,12 +67,13 @@ func (c *Client) Tag(ctx context.Context, ref, tag string) error {
 	return explain(remote.Tag(t, desc, c.options(ctx)...), t.Context())
 }
 
-// copySignature copies what cosign keeps under a tag beside the image: sigstore/cosign, specs/SIGNATURE_SPEC.md.
+// copySignature copies the signature that cosign keeps under a tag beside the image: sigstore/cosign,
+// specs/SIGNATURE_SPEC.md.
 func (c *Client) copySignature(ctx context.Context, of name.Digest, to name.Repository) error {
 	tag := signatureTag(of)
 	sig, err := c.head(ctx, of.Context().Tag(tag))
 	switch {
-	// Artifactory answers 403 for such a tag that does not exist: sigstore/cosign issue 2973.
+	// Artifactory answers 403 if the tag of a signature does not exist: sigstore/cosign issue 2973.
 	case notFound(err) || err != nil && errors.Is(explain(err, of.Context()), images.ErrDenied):
 		return nil
 	case err != nil:
@@ -92,9 +93,8 @@ func (c *Client) copySignature(ctx context.Context, of name.Digest, to name.Repo
 	return err
 }
 
-// copyReferrers copies what names the image as its subject (OCI 1.1): provenance, an
-// SBOM. Each registry lists them by the API or by the fallback tag, whichever it
-// has.
+// copyReferrers copies the manifests that name the image as their subject (OCI 1.1), such as provenance or an SBOM.
+// Each registry lists these manifests by the API or by the fallback tag, whichever it has.
 func (c *Client) copyReferrers(ctx context.Context, of name.Digest, to name.Repository) error {
 	list, err := c.referrers(ctx, of)
 	if err != nil || len(list) == 0 {
@@ -129,7 +129,8 @@ func errorSource(err error, from, to name.Repository) name.Repository {
 	return to
 }
 
-// totalBytes is the most that a copy may have to send: the manifests, and each blob once. It fetches only manifests.
+// totalBytes returns the most that a copy may have to send: the manifests, and each blob once. It fetches only
+// manifests.
 func totalBytes(desc *remote.Descriptor) (total int64, err error) {
 	sizes := map[v1.Hash]int64{}
 	index := func(v1.Hash) (v1.ImageIndex, error) { return desc.ImageIndex() }
@@ -141,7 +142,7 @@ func totalBytes(desc *remote.Descriptor) (total int64, err error) {
 	return total, err
 }
 
-// addSizes adds what a descriptor describes; index and image read its manifest.
+// addSizes adds the sizes of what a descriptor describes; index and image read its manifest.
 func addSizes(
 	d v1.Descriptor, sizes map[v1.Hash]int64, index func(v1.Hash) (v1.ImageIndex, error), image func(v1.Hash) (v1.Image, error),
 ) error {
@@ -222,7 +223,7 @@ func (c *Client) Named(ctx context.Context, tag string) (images.Named, bool, err
 	return n, true, nil
 }
 
-// Built is the build time in an image, or in the first image of an index: see images.MirrorShelf.
+// Built returns the build time of an image, or of the first image of an index: see images.MirrorShelf.
 func (c *Client) Built(ctx context.Context, ref string) (time.Time, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
@@ -237,19 +238,19 @@ func (c *Client) Built(ctx context.Context, ref string) (time.Time, error) {
 		return time.Time{}, err
 	}
 	config, err := img.ConfigFile()
-	if notFound(err) { // a part of it is gone, or it is not a system image
+	if notFound(err) { // a part of the image is gone, or it is not a system image
 		return time.Time{}, nil
 	}
 	if err != nil {
 		return time.Time{}, fmt.Errorf("read %s: %w", r, explain(err, r.Context()))
 	}
-	if config.Created.Unix() <= 0 { // set by reproducible builds
+	if config.Created.Unix() <= 0 { // reproducible builds set such a time
 		return time.Time{}, nil
 	}
 	return config.Created.Time, nil
 }
 
-// firstImage is nil if there is none.
+// firstImage returns the image that a descriptor names, or the first one of an index; nil if there is none.
 func firstImage(desc *remote.Descriptor) (v1.Image, error) {
 	if desc.MediaType.IsImage() {
 		return desc.Image()
@@ -298,14 +299,14 @@ func (c *Client) Delete(ctx context.Context, ref string) error {
 	return explain(err, d.Context())
 }
 
-// undeletable matches the answer of a registry that has no deletion, or has it disabled.
+// undeletable reports whether a registry answered that it has no deletion, or has deletion disabled.
 func undeletable(err error) bool {
 	e, ok := errors.AsType[*transport.Error](err)
 	return ok && (e.StatusCode == http.StatusMethodNotAllowed ||
 		slices.ContainsFunc(e.Errors, func(d transport.Diagnostic) bool { return d.Code == transport.UnsupportedErrorCode }))
 }
 
-// remedy is a hint for a registry that refuses to delete.
+// remedy returns a hint for a registry that refuses to delete.
 func remedy(registry string) string {
 	switch registry {
 	case "ghcr.io":

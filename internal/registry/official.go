@@ -20,7 +20,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// maxListBytes bounds a file of the list; the real ones have some tens of KiB.
+// maxListBytes bounds a file of the list; real files have some tens of KiB.
 const maxListBytes = 8 << 20
 
 // Official reads the list of official extensions that was released with a Talos
@@ -48,7 +48,7 @@ func (c *Client) Official(ctx context.Context, talos string) ([]schematics.Offic
 	return list, nil
 }
 
-// unknownVersion names the versions that exist, if the registry lets us list them.
+// unknownVersion returns an error that names the existing versions, if the registry lets us list them.
 func (c *Client) unknownVersion(ctx context.Context, talos string) error {
 	err := fault.ExtensionUnknown.Configf("Talos %s is not known to %s", talos, c.extensions)
 	tags, listErr := remote.List(c.extensions, c.options(ctx)...)
@@ -87,8 +87,8 @@ func readAtMost(r io.Reader, file string, most int64) ([]byte, error) {
 	return data, err
 }
 
-// parseOfficial reads the lines "ghcr.io/siderolabs/<name>:<version>@sha256:<index>"
-// and the description of each. The result is sorted by name.
+// parseOfficial reads the lines "ghcr.io/siderolabs/<name>:<version>@sha256:<index>" and the description of each
+// extension. The result is sorted by name.
 func parseOfficial(digests, descriptions []byte) ([]schematics.OfficialExtension, error) {
 	var about map[string]struct {
 		Author      string `yaml:"author"`
@@ -140,8 +140,8 @@ func (v version) compare(w version) int {
 	return cmp.Or(cmp.Compare(v.major, w.major), cmp.Compare(v.minor, w.minor), cmp.Compare(v.patch, w.patch))
 }
 
-// nearest returns up to n released versions among tags, oldest first: those around
-// the missing one; the newest ones if it is not a version.
+// nearest returns up to n released versions among tags, oldest first: those around the missing version, or the newest
+// ones if unknown is not a version.
 func nearest(unknown string, tags []string, n int) []string {
 	var versions []version
 	for _, tag := range tags {
@@ -199,7 +199,7 @@ func (c *Client) Describe(ctx context.Context, ref, arch string) (schematics.Ext
 	return x, nil
 }
 
-// architectures returns an image's architectures; one that names none counts for any.
+// architectures returns an image's architectures. An image that names no architecture counts as one for any.
 func (a access) architectures(ctx context.Context, ref name.Reference, any string) ([]string, error) {
 	desc, err := a.get(ctx, ref)
 	if notFound(err) {
@@ -252,9 +252,8 @@ func parseExtensionManifest(data []byte) (extension, version string, err error) 
 	return m.Metadata.Name, m.Metadata.Version, nil
 }
 
-// topFile returns a file of the image's root directory; nil if there is none. It
-// fetches only the layers down to that file: extensions are large, and have their
-// manifest on top.
+// topFile returns a file of the image's root directory; nil if there is none. It fetches only the layers down to that
+// file: extensions are large, and have their manifest in the top layer.
 func topFile(img v1.Image, file string) ([]byte, error) {
 	layers, err := img.Layers()
 	if err != nil {
@@ -292,7 +291,7 @@ func fileOf(layer v1.Layer, file string) (data []byte, decided bool, err error) 
 	}
 	defer content.Close()
 	err = eachEntry(content, func(h *tar.Header, in io.Reader) (err error) {
-		if leavesRoot(h.Name) { // nothing would unpack it when images are built
+		if leavesRoot(h.Name) { // no image build would unpack such a file
 			return fault.Configf("%q leads out of its root", h.Name)
 		}
 		switch path.Clean("/" + h.Name) {

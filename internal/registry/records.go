@@ -37,29 +37,30 @@ type Records struct {
 	access
 
 	mu sync.Mutex
-	// own are the digests that this process has pushed last, by list, and by list and record: what replaces them makes
-	// them garbage that no one else needs.
+	// own holds the digests that this process has pushed last: of lists, by list, and of records, by list and record.
+	// A digest that replaces one of them makes it garbage that no one else needs.
 	own         map[string]string
 	undeletable bool // the registry deletes nothing
 }
 
-// NewRecords does not connect.
+// NewRecords returns Records with the logins of c. It does not connect.
 func NewRecords(c *Client) *Records { return &Records{access: c.access, own: map[string]string{}} }
 
-// A list of records is an OCI index under a tag, and each record is a manifest with the file as its
-// only layer. What is said about a record is in its annotations in the index, so that one request reads
-// them all. These are not referrers of an image: a record changes while its run goes on, of which only a tag
-// knows, registries without the referrers API race for their list, and those with it delete referrers with their image.
+// A list of records is an OCI index under a tag. Each record is a manifest with the file as its only layer. The
+// annotations in the index describe the records, so that one request reads all descriptions. Records are not
+// referrers of an image: a record changes while its run goes on, and only a tag can follow the change; registries
+// without the referrers API race for their list of referrers; registries with the API delete referrers with their
+// image.
 const (
 	recordConfig = types.MediaType("application/vnd.recast.run.v1+json")
 	recordLayer  = types.MediaType("application/vnd.recast.run.v1.tar+gzip")
 
 	recordLabels = "sh.recast."      // begins the annotations of a record
 	recordName   = "sh.recast.name"  // an annotation: the record's name
-	recordSize   = "sh.recast.bytes" // of its content
+	recordSize   = "sh.recast.bytes" // an annotation: the size of the record's content
 
 	maxRecord = 32 << 20 // bytes
-	recordTry = 4        // looks at a list: what was written is looked at, too
+	recordTry = 4        // reads of a list, including the last one, which checks what was written
 )
 
 // List reads a list: see images.Records.
@@ -79,7 +80,8 @@ func (c *Records) List(ctx context.Context, list string) ([]images.Record, error
 	return records, nil
 }
 
-// entries reads the entries of a list, the newest first. A tag that names anything else is refused, not written over.
+// entries reads the entries of a list, the newest first. A tag that names anything else is refused and not
+// overwritten.
 func (c *Records) entries(ctx context.Context, t name.Tag) ([]v1.Descriptor, error) {
 	desc, err := remote.Get(t, c.options(ctx)...)
 	if notFound(err) {
@@ -108,7 +110,7 @@ const recordWritten = "org.opencontainers.image.created"
 func recordOf(d v1.Descriptor) images.Record {
 	r := images.Record{Name: foreign.Line(d.Annotations[recordName]), Digest: d.Digest.String(), Labels: map[string]string{}}
 	_, _ = fmt.Sscan(d.Annotations[recordSize], &r.SizeBytes)
-	r.Written, _ = time.Parse(time.RFC3339, d.Annotations[recordWritten]) // zero: foreign
+	r.Written, _ = time.Parse(time.RFC3339, d.Annotations[recordWritten]) // zero if the annotation is not a time
 	for key, value := range d.Annotations {
 		if len(key) > len(recordLabels) && key[:len(recordLabels)] == recordLabels && key != recordName && key != recordSize {
 			r.Labels[key[len(recordLabels):]] = value
@@ -147,8 +149,8 @@ func (c *Records) Read(ctx context.Context, list string, r images.Record) ([]byt
 	return content, explain(err, t.Context())
 }
 
-// Keep puts a record on a list: see images.Records. A list has no lock: of two that write at once
-// one may take the other's record off, so it is looked at again afterwards.
+// Keep puts a record on a list: see images.Records. A list has no lock: of two processes that write at once, one may
+// take the other's record off. So Keep looks at the list again after it has written.
 func (c *Records) Keep(ctx context.Context, list string, r images.Record, content []byte, most int) error {
 	t, err := name.NewTag(list)
 	if err != nil {
@@ -204,14 +206,14 @@ func (c *Records) push(ctx context.Context, to name.Repository, r images.Record,
 	}, nil
 }
 
-// index is a manifest that is pushed as it is; what it lists has been pushed.
+// index is an OCI index that is pushed as it is. The manifests that it lists have been pushed before.
 type index []byte
 
 func (i index) RawManifest() ([]byte, error)        { return i, nil }
 func (i index) MediaType() (types.MediaType, error) { return types.OCIImageIndex, nil }
 
-// put writes a list. A registry that knows what it has refuses a list of which a part is missing:
-// those that someone has deleted are left out then.
+// put writes a list. A registry that knows its content refuses a list of which a record is missing. Then put leaves
+// out the records that someone has deleted.
 func (c *Records) put(ctx context.Context, t name.Tag, entries []v1.Descriptor) error {
 	put := func() error {
 		raw, err := json.Marshal(v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: entries})
@@ -238,8 +240,8 @@ func (c *Records) put(ctx context.Context, t name.Tag, entries []v1.Descriptor) 
 	return explain(err, t.Context())
 }
 
-// replace deletes what this process has pushed before, which the new digest replaces. What can't be deleted is left to the
-// registry: nothing names it any more.
+// replace deletes the digest that this process has pushed before under a key, and that the new digest replaces. A
+// digest that can't be deleted is left to the registry: nothing names it any more.
 func (c *Records) replace(ctx context.Context, in name.Repository, key, digest string) {
 	c.mu.Lock()
 	before := c.own[key]
@@ -256,7 +258,7 @@ func (c *Records) replace(ctx context.Context, in name.Repository, key, digest s
 	}
 }
 
-// ForAnyone says whether anyone could read what is in a repository: see images.Records.
+// ForAnyone reports whether anyone could read what is in a repository: see images.Records.
 func (c *Records) ForAnyone(ctx context.Context, list string) (bool, error) {
 	t, err := name.NewTag(list)
 	if err != nil {
@@ -267,13 +269,13 @@ func (c *Records) ForAnyone(ctx context.Context, list string) (bool, error) {
 	}
 	tags, err := remote.List(t.Context(), c.options(ctx)...)
 	if err != nil {
-		return false, explain(err, t.Context()) // also if there is no such repository yet: nobody knows who may read it
+		return false, explain(err, t.Context()) // also if there is no such repository yet: who may read it is unknown
 	}
 	if len(tags) == 0 {
 		return false, fmt.Errorf("registry %s: %s is empty: whether anyone can read it can't be seen yet", t.RegistryStr(), t.Context())
 	}
 	stranger := c.access
-	stranger.keychain = authn.NewMultiKeychain() // knows no one
+	stranger.keychain = authn.NewMultiKeychain() // has no login
 	_, err = remote.Get(t.Context().Tag(tags[0]), stranger.options(ctx)...)
 	if e, ok := errors.AsType[*transport.Error](err); ok && e.StatusCode/100 == 4 && e.StatusCode != http.StatusTooManyRequests {
 		return false, nil
@@ -284,7 +286,7 @@ func (c *Records) ForAnyone(ctx context.Context, list string) (bool, error) {
 	return true, nil
 }
 
-// private says whether every address of a registry is of a network of one's own.
+// private reports whether every address of a registry is private, loopback or link-local.
 func private(ctx context.Context, registry string) bool {
 	host, _, err := net.SplitHostPort(registry)
 	if err != nil {
