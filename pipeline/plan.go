@@ -219,8 +219,8 @@ func heldBack(holds []replica.Hold) (out []HeldBack) {
 	return out
 }
 
-// held adds what storage systems are told to the result. It is left over unless a run has the claim: only that could
-// still give it back.
+// held adds to the result what recast has set in storage systems. The settings are left over unless a run has the
+// claim: only an active run could still restore them.
 func (r *DriftResult) held(ctx context.Context, p Project, m Machines, vms []cluster.VM) error {
 	holds, err := m.Kube.Holds(ctx)
 	if err != nil {
@@ -250,7 +250,7 @@ func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say 
 	var nodes []int // of each target, in res.Nodes
 	for i, f := range found {
 		if f.Machine == nil {
-			continue // it could not be read; the result says so
+			continue // the node could not be read; the result says so
 		}
 		t := observe.FileTarget{Node: f.Name, Addr: f.Addr, UUID: f.Machine.UUID}
 		if err := locked.want(ctx, &t, lock.Arch, build(lock, p.Config.Nodes[i].Schematic)); err != nil {

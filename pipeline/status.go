@@ -238,8 +238,8 @@ func lockedBuilds(p Project) (map[string]cluster.Build, error) {
 	return builds, err
 }
 
-// keptBy lists the old system disks on a parking VM. A rollback uses the last one, and
-// checks itself whether it works.
+// keptBy lists the old system disks on a parking VM. A rollback uses the last of them, and checks by itself whether
+// the disk can be used.
 func keptBy(park parking.Parking) []Kept {
 	var out []Kept
 	for _, k := range park.Record.Kept {
@@ -266,7 +266,8 @@ func keptBy(park parking.Parking) []Kept {
 	return out
 }
 
-// replacedAt is when a kept disk was replaced; of one that was given up, or of a removed node, when that run began.
+// replacedAt returns when a kept disk was replaced. For a disk that was given up, or of a removed node, it returns
+// when the run began.
 func replacedAt(k parking.KeptDisk) time.Time {
 	if k.Replaced.IsZero() {
 		return journal.RunBegan(k.Run)
@@ -278,8 +279,8 @@ func (k Kept) entry() parking.KeptDisk {
 	return parking.KeptDisk{Nth: k.Nth, Replaced: k.Replaced, Run: k.Run}
 }
 
-// adviseLast advises a rollback only for the last of a node's old system disks: each of
-// its parking VMs has one, and an earlier one may be on another host.
+// adviseLast advises a rollback only for the last of a node's old system disks: each of its parking VMs has a last
+// disk, and an earlier disk may be on another host.
 func (r *StatusResult) adviseLast() {
 	for i, k := range r.Kept {
 		later := func(o Kept) bool {
