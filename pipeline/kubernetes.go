@@ -46,9 +46,9 @@ type UpgradeKubernetesReport struct {
 	Unsent  []string         `json:"unsent,omitempty"`
 }
 
-// UpgradeKubernetes upgrades Kubernetes on every node that Kubernetes knows: observe → plan → claim → confirm → plan
-// again → check → pull → component by component. After an interruption, nodes may have two versions; the next
-// UpgradeKubernetes continues.
+// UpgradeKubernetes upgrades Kubernetes on every node that Kubernetes knows:
+// observe → plan → claim → confirm → plan again → check → pull → component by component.
+// After an interruption, nodes may have two versions; the next UpgradeKubernetes continues.
 func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Runner, o UpgradeKubernetesOptions) (rep UpgradeKubernetesReport, err error) {
 	rep = UpgradeKubernetesReport{Started: time.Now(), DryRun: o.DryRun, Outcome: "nothing to do"}
 	if o.To == "" {
