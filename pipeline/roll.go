@@ -30,13 +30,13 @@ type Report struct {
 	Resumed []string      `json:"resumed,omitempty"` // earlier runs that were finished first
 	Started time.Time     `json:"started"`
 	Ended   time.Time     `json:"ended"`
-	Plan    planning.Plan `json:"plan"` // the last one
+	Plan    planning.Plan `json:"plan"` // the last plan
 	// Rehearsed are the images that were tested on scratch VMs.
 	Rehearsed []roll.Rehearsed `json:"rehearsed,omitempty"`
 
 	Outcome string     `json:"outcome"`        // "done", "nothing to do", "interrupted: …", "failed: …"
 	Code    fault.Code `json:"code,omitempty"` // of the error, for recast runbook
-	Safe    []string   `json:"safe,omitempty"` // in spite of the error
+	Safe    []string   `json:"safe,omitempty"` // what is safe in spite of the error
 
 	Hooks []planning.HookRun `json:"hooks,omitempty"` // in the order in which they ended
 	// Afterwards is what a person still has to do.

@@ -27,13 +27,13 @@ type StatusResult struct {
 	LastRun    *RunStatus `json:"lastRun,omitempty"`    // as recast history has it
 	Shared     string     `json:"shared,omitempty"`     // where runs of other machines are, which history shows
 	Open       []Half     `json:"open"`                 // unfinished replacements, from Proxmox
-	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without such a record
+	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without an unfinished replacement
 	Kept       []Kept     `json:"kept"`                 // old system disks that are kept
 	Scratch    []Left     `json:"scratch,omitempty"`    // VMs on which an active or killed run tests an image
 	Surge      []string   `json:"surge,omitempty"`      // surge nodes that are left over; none while a run is active
-	Held       []HeldBack `json:"held,omitempty"`       // what recast has set of storage systems
+	Held       []HeldBack `json:"held,omitempty"`       // what recast has set in storage systems
 	Unanswered []string   `json:"unanswered,omitempty"` // requests that Proxmox may still carry out, and what waits for them
-	Kubernetes string     `json:"kubernetes,omitempty"` // why it could not be asked; "": no error
+	Kubernetes string     `json:"kubernetes,omitempty"` // why Kubernetes could not be asked; "": no error
 	Problems   []string   `json:"problems,omitempty"`   // what else could not be read
 }
 
@@ -42,7 +42,7 @@ type ClaimHeld struct {
 	claim.State
 	VMID      cluster.VMID `json:"vmid,omitempty"`
 	Lease     string       `json:"lease,omitempty"`     // if there is no VM: "kube-system/recast"
-	Dead      bool         `json:"dead,omitempty"`      // its holder ran on this machine and does not any more
+	Dead      bool         `json:"dead,omitempty"`      // the holder ran on this machine and has ended
 	Suspended bool         `json:"suspended,omitempty"` // the holder is a process of this machine that is stopped
 }
 
@@ -52,7 +52,7 @@ type RunStatus struct {
 	Started   time.Time `json:"started"`
 	Finished  time.Time `json:"finished,omitzero"`
 	Outcome   string    `json:"outcome,omitempty"`   // "": still running, or killed
-	State     string    `json:"state,omitempty"`     // of one without an end: "suspended", "killed", "running or killed"
+	State     string    `json:"state,omitempty"`     // of a run without an end: "suspended", "killed", "running or killed"
 	Elsewhere bool      `json:"elsewhere,omitempty"` // only a copy of its journal is here
 	// Took is how long its nodes were down, and the estimates.
 	Took []cluster.Took `json:"took,omitempty"`
