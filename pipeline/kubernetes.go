@@ -80,7 +80,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 			return err
 		}
 	}
-	if w.claim.held != nil { // of a killed run, which may have left the only API server restarting
+	if w.claim.held != nil { // the claim of a killed run, which may have left the only API server restarting
 		if err := kubeupgrade.Await(ctx, w.machines.Kube, timing(w.Config), func(text string) { w.run.Note(past.UpgradeKey, text) }); err != nil {
 			return err
 		}
@@ -189,7 +189,7 @@ func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error
 	return errors.Join(err, j.Finish(outcome(err)))
 }
 
-// finishUpgrades finishes the journals of killed upgrades, which this one continues.
+// finishUpgrades finishes the journals of killed upgrades, which this upgrade continues.
 func (w *work) finishUpgrades() error {
 	runs, err := journal.Unfinished(w.Runs().Dir)
 	if err != nil {

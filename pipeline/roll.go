@@ -144,7 +144,7 @@ type work struct {
 	run         *step.Runner
 	o           RollOptions
 	command     string   // "roll"
-	back        []string // the nodes that undo was given by name
+	back        []string // the nodes that the user named for undo
 	node        string   // the node that remove takes away
 	restores    bool     // etcd is lost, and so Kubernetes
 	rep         Report
@@ -427,7 +427,7 @@ func (w *work) requireRun(vms []cluster.VM, away *cluster.HostsAway) error {
 	return w.undone().CheckRun(parkings)
 }
 
-// requireWayBack refuses nodes that undo was given by name and that have nothing parked. It runs before a claim is
+// requireWayBack refuses nodes that the user named for undo and that have nothing parked. It runs before a claim is
 // watched.
 func (w *work) requireWayBack(vms []cluster.VM, away *cluster.HostsAway) error {
 	if len(w.back) == 0 || away != nil {
@@ -508,7 +508,8 @@ type RollOptions struct {
 	Policy planning.Policy
 	// Undo selects what to undo, besides the nodes that Policy names; Order and Say may be nil.
 	Undo planning.Undone
-	// Saved is a saved plan; nil: roll every stale node. Begun: a run of it has begun, whatever the journal says.
+	// Saved is a saved plan; nil: roll every stale node. Begun: a run of the saved plan has begun, whatever the
+	// journal says.
 	Saved *planning.Plan
 	Begun bool
 	// Confirm is called with every plan before anything is taken down. Its error, or

@@ -99,7 +99,8 @@ type StatusSources struct {
 	Nodes func(ctx context.Context) ([]cluster.KubeNode, error)
 	// Lease reads the Lease that is a claim; called only if Nodes succeeded.
 	Lease func(ctx context.Context) (cluster.Lease, error)
-	// Holds lists what storage systems are held to; called only if Nodes succeeded. nil: it is not looked at.
+	// Holds lists what recast has set in storage systems; called only if Nodes succeeded. nil: the settings are not
+	// read.
 	Holds func(ctx context.Context) ([]replica.Hold, error)
 	// Dead says whether a holder ran on this machine and has ended.
 	Dead func(claim.Holder) bool

@@ -57,7 +57,7 @@ type Turn struct {
 	Heard       time.Time // time of its latest line
 	CutOff      bool      // its process ended first
 
-	Steps       []*Stage // all that began, those in a branch after it
+	Steps       []*Stage // all steps that began; the steps of a branch come after the branch
 	Failure     *Stage   // the step that failed first: the innermost; nil: none has failed
 	Interrupted bool     // it failed because the user stopped the run; unknown from a log
 
@@ -90,7 +90,7 @@ func (t *Turn) Away() time.Duration {
 // Below returns the path of a step of the turn, relative to the node's path: "take-down/drain".
 func (t *Turn) Below(s *Stage) string { return strings.TrimPrefix(s.Path, t.path+"/") }
 
-// Stage is a step, or one of the two parts of a step that waits twice.
+// Stage is a step, or a part of a step that waits more than once.
 type Stage struct {
 	Path   string
 	Name   string // "drain", "boot"; of a step that is no stage of a turn, its path

@@ -496,7 +496,8 @@ func gateLines(plan planning.Plan) []string {
 
 const storageHeading = "storage: no node goes that has the only healthy replica of a volume; it is back once its volumes are whole"
 
-// storageLines returns the storage systems of a plan that does something, and what they are held to.
+// storageLines returns what recast has set in storage systems, and, for a plan that does something, the storage
+// systems.
 func storageLines(plan planning.Plan) []string {
 	var lines []string
 	works := slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" })

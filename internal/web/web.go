@@ -406,7 +406,7 @@ func (s *Site) historyPage(w http.ResponseWriter, _ *http.Request) {
 type nodeView struct {
 	Node        string
 	Trace       shown
-	Drift, Plan *ui.NodeWords // nil: not read, or it is not in there
+	Drift, Plan *ui.NodeWords // nil: not read, or the node is not in it
 	Each        []ui.Fact
 	Phase       string
 
