@@ -55,7 +55,7 @@ func (w *work) keepAbout(j *journal.Journal, lock schematics.Lock) error {
 // keepPlan records the plan that is carried out. A process that continues a run plans
 // only what is left, so the original plan is kept too.
 func (w *work) keepPlan(j *journal.Journal) error {
-	if w.rep.Plan.Run == "" && !w.o.Policy.SurgeEnds { // a plan of this run; it may follow that of reset machines
+	if w.rep.Plan.Run == "" && !w.o.Policy.SurgeEnds { // this run's own plan; it may follow a plan for reset machines
 		return j.Put(past.PlanKey, w.rep.Plan)
 	}
 	first, err := past.Fact[json.RawMessage](j, past.FirstPlanKey)
@@ -68,8 +68,8 @@ func (w *work) keepPlan(j *journal.Journal) error {
 	return j.Put(past.PlanKey, w.rep.Plan)
 }
 
-// keepFates records the results for the nodes of the plan that was carried out, and keeps
-// those for other nodes of the run.
+// keepFates records the results for the nodes of the plan that was carried out, and keeps the results for the run's
+// other nodes.
 func (w *work) keepFates(j *journal.Journal) error {
 	mine := each(w.rep.Plan.Work(), nodeOf)
 	f := w.tally.fates(mine)
@@ -90,8 +90,8 @@ func (w *work) keepFates(j *journal.Journal) error {
 	})
 }
 
-// asBefore moves nodes that were put back from done to left: they are in their state from
-// before the run, not in the wanted one.
+// asBefore moves nodes that were put back from done to left: they are in their state from before the run, not in the
+// wanted state.
 func asBefore(f cluster.Fates, now planning.Plan, j *journal.Journal) cluster.Fates {
 	begun, err := past.Fact[planning.Plan](j, past.FirstPlanKey)
 	if err != nil || begun == nil {
@@ -106,8 +106,8 @@ func asBefore(f cluster.Fates, now planning.Plan, j *journal.Journal) cluster.Fa
 	return f
 }
 
-// fatesBefore returns the results for a run's nodes before the run was continued: as
-// recorded, or, if that process was killed, by which nodes have a recorded duration.
+// fatesBefore returns the results for a run's nodes from before the run was continued: the recorded results, or, if
+// the earlier process was killed, results derived from which nodes have a recorded duration.
 func fatesBefore(j *journal.Journal) (f cluster.Fates) {
 	if noted, err := past.Fact[cluster.Fates](j, past.FatesKey); err == nil && noted != nil {
 		return *noted
@@ -132,7 +132,7 @@ type tally struct {
 	fold story.Fold
 }
 
-// listen makes the tally see every event; the returned func ends that.
+// listen makes the tally see every event until the returned func is called.
 func (t *tally) listen(run *step.Runner) func() { return run.Listen(t.see) }
 
 func (t *tally) see(e step.Event) {
@@ -196,7 +196,7 @@ func (w *work) keepDurations(j *journal.Journal) (end func() error) {
 	}
 }
 
-// took is how long the turn of a node has taken.
+// took returns how long a node's latest turn took; measured is as in story.Turn.Took.
 func (t *tally) took(n planning.NodePlan) (took cluster.Took, measured bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -231,7 +231,8 @@ func (w *work) pruneRuns(ctx context.Context) error {
 	})
 }
 
-// forgetRuns asks which runs are needed only where there are too many.
+// forgetRuns removes the oldest finished runs. It calls needed, which lists the runs to keep, only if there are too
+// many.
 func forgetRuns(p Project, needed func() (map[string]bool, error)) error {
 	runs, err := journal.Runs(p.Runs().Dir)
 	if err != nil {
@@ -398,8 +399,8 @@ func (h Half) safe() string {
 	return text
 }
 
-// endSurge removes the surge nodes that the plan has used, now that its last worker is back. The plan
-// showed that, so nobody is asked again.
+// endSurge removes the surge nodes that the plan has used, now that its last worker is back. The plan showed the
+// removal, so the user is not asked again.
 func (w *work) endSurge(ctx context.Context, c Images) error {
 	done := w.rep.Plan
 	if done.Surge == nil || len(done.Surge.Nodes) == 0 {
@@ -414,7 +415,7 @@ func (w *work) endSurge(ctx context.Context, c Images) error {
 	return nil
 }
 
-// surgeStays says what becomes of surge nodes that are there when a roll fails.
+// surgeStays adds a hint to the error of a failed roll: what becomes of the surge nodes that are there.
 func (w *work) surgeStays(err error) error {
 	if s := w.rep.Plan.Surge; w.began && s != nil && len(s.Nodes) > 0 {
 		return fault.WithHint(err, "%s", planning.SurgeStays(s.Nodes))
@@ -436,7 +437,7 @@ func Undo(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOp
 	})
 }
 
-// undone is what Undo is about, with what only a running command knows.
+// undone returns RollOptions.Undo, completed with Order and Say, which only a running command knows.
 func (w *work) undone() planning.Undone {
 	u := w.o.Undo
 	u.Order, u.Say = w.Runs().Order, func(text string) { w.run.Note("undo", text) }

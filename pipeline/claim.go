@@ -24,7 +24,7 @@ type claiming struct {
 
 	held    *claim.Held // nil: not taken
 	id      string      // of the run that holds it
-	inLease *bool       // it is kept in Kubernetes; nil: not known yet
+	inLease *bool       // the claim is kept in Kubernetes; nil: not known yet
 }
 
 // take takes the claim at the first call; host is where to create its VM if there is
@@ -57,7 +57,7 @@ func (c *claiming) take(ctx context.Context, host string, plan planning.Plan) er
 	return err
 }
 
-// judged is err, or the error of the claim if that was lost meanwhile.
+// judged returns err, or the claim's error if the claim was lost meanwhile.
 func (c *claiming) judged(err error) error {
 	if c.held == nil {
 		return err
@@ -135,7 +135,7 @@ func (c *claiming) keptInLease(ctx context.Context) (bool, error) {
 	return *c.inLease, nil
 }
 
-// leaseServes refuses a plan whose way back needs a claim in Proxmox.
+// leaseServes refuses a plan that could be undone only with a claim in Proxmox, if the claim is a Lease.
 func (c *claiming) leaseServes(inLease bool, plan planning.Plan) error {
 	const grant = "recast doctor says what the token lacks"
 	switch {

@@ -46,7 +46,7 @@ func (w *work) hooksAfter(ctx context.Context, err error) error {
 	if !w.began || len(w.hooks.of.AfterRun) == 0 {
 		return err
 	}
-	if w.claim.held != nil && w.claim.held.Lost() != nil { // they might undo something that the other run relies on
+	if w.claim.held != nil && w.claim.held.Lost() != nil { // the hooks might undo something that another run relies on
 		return fault.WithHint(err, "the hooks after the run were not run, as another run may be active: do by hand what they had to do, when that has ended")
 	}
 	within, cancel := graceful(ctx, afterInterrupt)
@@ -83,7 +83,7 @@ func (w *work) noteFailed(failed error) error {
 	return j.Finish(outcome(fmt.Errorf("every node is done: %w", failed)))
 }
 
-// graceful returns a context that ends that much later than ctx.
+// graceful returns a context that ends when ctx has ended and grace has passed.
 func graceful(ctx context.Context, grace time.Duration) (context.Context, context.CancelCauseFunc) {
 	within, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -204,7 +204,7 @@ func (w *work) tellEnd(ctx context.Context, err error) {
 	}
 }
 
-// endStart waits shortly for the start notice, which matters little now.
+// endStart waits shortly for the start notice, which matters little by then.
 func (n *notices) endStart() {
 	if n.giveUp == nil {
 		return

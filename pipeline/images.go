@@ -158,8 +158,8 @@ func explicit(c *config.Config, schematic string) []schematics.Explicit {
 // placed is a path in the configuration, prefixed with its position.
 func placed(c *config.Config, path string) string { return c.Place(path) + ": " + path }
 
-// Build builds the installer, the boot ISO and, if machines may boot it, the disk image of every schematic of the lock, compares their
-// contents with the lock, and records their digests in it.
+// Build builds the installer, the boot ISO and, if machines may boot from it, the disk image of every schematic of
+// the lock, compares their contents with the lock, and records their digests in it.
 func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schematics.Lock, error) {
 	lock, err := p.Lock()
 	if err != nil {
@@ -262,7 +262,7 @@ func (w workshop) hasDisk(schematic string) bool {
 	return w.Project.build(w.ledger.Lock(), schematic).DiskName != ""
 }
 
-// dropUnusable leaves the nodes on hosts that see no usable storage for disk images without one.
+// dropUnusable clears the disk storages of nodes whose hosts see no usable storage for disk images.
 func (p Project) dropUnusable(ctx context.Context, store images.Storages, wanted []cluster.Wanted, o observe.Observation) error {
 	if p.Config.Images.Boot != config.BootAuto {
 		return nil
@@ -318,7 +318,7 @@ func Publish(ctx context.Context, p Project, c Images, src PublishSources, run *
 	if err != nil {
 		return schematics.Lock{}, err
 	}
-	// Proxmox receives a whole upload before it reports that it is not allowed.
+	// Proxmox receives a whole upload before it reports that the upload is not allowed.
 	if err := survey.NeedsToPublish(p.Config.Images.ISO.Storage, p.Config.Images.Disk.Storage).Check(ctx, src.Proxmox); err != nil {
 		return schematics.Lock{}, err
 	}
@@ -358,7 +358,7 @@ func isoHosts(ctx context.Context, p Project, src PublishSources) (map[string][]
 			hosts[n.Schematic] = append(hosts[n.Schematic], parked[open].VM.Host)
 		case vm >= 0:
 			hosts[n.Schematic] = append(hosts[n.Schematic], vms[vm].Host)
-		case n.Host != "": // it is to be made there
+		case n.Host != "": // the VM will be created there
 			hosts[n.Schematic] = append(hosts[n.Schematic], n.Host)
 		case !away:
 			problems = append(problems, noVM(n, uuids[n.Name]))

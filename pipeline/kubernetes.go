@@ -48,7 +48,7 @@ type UpgradeKubernetesReport struct {
 
 // UpgradeKubernetes upgrades Kubernetes on every node that Kubernetes knows:
 // observe → plan → claim → confirm → plan again → check → pull → component by component.
-// If it is interrupted, nodes have two versions; run again, it continues.
+// After an interruption, nodes may have two versions; the next UpgradeKubernetes continues.
 func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Runner, o UpgradeKubernetesOptions) (rep UpgradeKubernetesReport, err error) {
 	rep = UpgradeKubernetesReport{Started: time.Now(), DryRun: o.DryRun, Outcome: "nothing to do"}
 	if o.To == "" {
@@ -80,7 +80,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 			return err
 		}
 	}
-	if w.claim.held != nil { // of a killed run, which may have left the only API server restarting
+	if w.claim.held != nil { // the claim of a killed run, which may have left the only API server restarting
 		if err := kubeupgrade.Await(ctx, w.machines.Kube, timing(w.Config), func(text string) { w.run.Note(past.UpgradeKey, text) }); err != nil {
 			return err
 		}
@@ -189,7 +189,7 @@ func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error
 	return errors.Join(err, j.Finish(outcome(err)))
 }
 
-// finishUpgrades finishes the journals of killed upgrades, which this one continues.
+// finishUpgrades finishes the journals of killed upgrades, which this upgrade continues.
 func (w *work) finishUpgrades() error {
 	runs, err := journal.Unfinished(w.Runs().Dir)
 	if err != nil {
@@ -293,8 +293,8 @@ func backupFile(c *config.Config, o BackupOptions, now time.Time) (file, dir str
 	return "", "", fault.WithHint(fault.Configf("%s exists already, and a backup is never overwritten", file), "name another file with --to, or a directory")
 }
 
-// removeBackups removes all but the newest keep of this cluster's backups. The one just
-// taken always counts as newest: the name of another may have a later time.
+// removeBackups removes all but the newest keep of this cluster's backups. The backup just taken always counts as
+// newest: another backup's name may have a later time.
 func removeBackups(c *config.Config, dir, taken string, keep int) (removed []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -427,7 +427,8 @@ func isLocal(err error) bool {
 	return local
 }
 
-// elsewhere warns about a snapshot that may be from another cluster: its member of that name had another address.
+// elsewhere warns about a snapshot that may be from another cluster: its member with the node's name had another
+// address.
 func elsewhere(rep RestoreReport) []string {
 	peers := rep.Snapshot.Peers[rep.Node]
 	for _, peer := range peers {
@@ -479,8 +480,8 @@ func (w *work) findTarget(ctx context.Context, rep *RestoreReport) (host string,
 	return found[0].Host, nil
 }
 
-// begunRestores finds unfinished restores on this machine: the one of this snapshot, "" if
-// there is none, and others.
+// begunRestores finds unfinished restores of the same machine in the journals here: run restores the same snapshot,
+// "" if there is none; others restore other snapshots.
 func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, err error) {
 	runs, err := journal.Unfinished(w.Runs().Dir)
 	if err != nil {
@@ -510,7 +511,7 @@ func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, e
 	return run, others, nil
 }
 
-// restore carries it out. The journal is finished only at the end.
+// restore carries out the restore. It finishes the journal only at the end.
 func (w *work) restore(ctx context.Context, rep *RestoreReport, o RestoreOptions) error {
 	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: rep.Run, Sync: o.Claim.JournalSync})
 	if err != nil {
@@ -543,8 +544,7 @@ func (w *work) restore(ctx context.Context, rep *RestoreReport, o RestoreOptions
 	return j.Finish("done")
 }
 
-// giveUpRestores finishes the journals of earlier restores, whose etcd data is replaced by
-// this one.
+// giveUpRestores finishes the journals of earlier restores, whose etcd data this restore replaces.
 func (w *work) giveUpRestores(runs []string) error {
 	for _, run := range runs {
 		j, err := journal.Open(w.Runs().Dir, journal.Options{Run: run})

@@ -103,16 +103,16 @@ func toBegin(ctx context.Context, m Machines, policy planning.Policy) (string, e
 // DriftResult is the drift of every node.
 type DriftResult struct {
 	Cluster string          `json:"cluster"`
-	InSync  bool            `json:"inSync"` // every node was read and matches the lock, and nothing is held that no run gives back
+	InSync  bool            `json:"inSync"` // every node was read and matches the lock, and no changed setting of a storage system is left over
 	Unread  int             `json:"unread"` // nodes that could not be read
 	Stale   int             `json:"stale"`
 	Nodes   []observe.Drift `json:"nodes"`
 	// Unlisted are nodes that the cluster has and neither recast.yaml nor roll.ignoreNodes names, sorted. They are not counted.
 	Unlisted []string `json:"unlisted,omitempty"`
-	// Held is what recast has set of storage systems while nodes are away.
+	// Held is what recast has set in storage systems while nodes are away.
 	Held       []HeldBack `json:"held,omitempty"`
-	HeldLeft   bool       `json:"heldLeft,omitempty"`   // and no run is active
-	HeldUnread string     `json:"heldUnread,omitempty"` // why that could not be read; "": it was
+	HeldLeft   bool       `json:"heldLeft,omitempty"`   // there are such settings, and no run is active
+	HeldUnread string     `json:"heldUnread,omitempty"` // why the settings could not be read; "": no error
 }
 
 // Drift compares every node with the lock. It changes nothing.
@@ -206,7 +206,7 @@ func begun(r past.Runs, saved planning.Plan) (bool, error) {
 // HeldBack is a setting of a storage system that recast has changed while nodes are away.
 type HeldBack struct {
 	What  string    `json:"what"`
-	Run   string    `json:"run,omitempty"` // that changed it first; "": unknown
+	Run   string    `json:"run,omitempty"` // the run that changed the setting first; "": unknown
 	Since time.Time `json:"since,omitzero"`
 	Next  []Advice  `json:"next"`
 }
@@ -219,8 +219,8 @@ func heldBack(holds []replica.Hold) (out []HeldBack) {
 	return out
 }
 
-// held adds what storage systems are told to the result. It is left over unless a run has the claim: only that could
-// still give it back.
+// held adds to the result what recast has set in storage systems. The settings are left over unless a run has the
+// claim: only an active run could still restore them.
 func (r *DriftResult) held(ctx context.Context, p Project, m Machines, vms []cluster.VM) error {
 	holds, err := m.Kube.Holds(ctx)
 	if err != nil {
@@ -250,7 +250,7 @@ func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say 
 	var nodes []int // of each target, in res.Nodes
 	for i, f := range found {
 		if f.Machine == nil {
-			continue // it could not be read; the result says so
+			continue // the node could not be read; the result says so
 		}
 		t := observe.FileTarget{Node: f.Name, Addr: f.Addr, UUID: f.Machine.UUID}
 		if err := locked.want(ctx, &t, lock.Arch, build(lock, p.Config.Nodes[i].Schematic)); err != nil {

@@ -1,7 +1,6 @@
-// Package pipeline holds one function for each command that reads or changes the world. Each
-// can be read from its first line to its last. Three commands have packages of their own:
-// init is [github.com/recast-sh/recast/pipeline/setup], doctor pipeline/checkup, and
-// support-bundle pipeline/support.
+// Package pipeline holds one function for each command that reads or changes the world. Each function reads in order,
+// from its first line to its last. Three commands have packages of their own: init is
+// [github.com/recast-sh/recast/pipeline/setup], doctor pipeline/checkup, and support-bundle pipeline/support.
 package pipeline
 
 import (
@@ -130,8 +129,8 @@ func (p Project) Wanted(lock schematics.Lock) []cluster.Wanted {
 	return out
 }
 
-// shapeOf is what the configuration says about a node's VM. The size of its system disk is that of the
-// new one.
+// shapeOf is what the configuration says about a node's VM. It leaves out the size of the system disk, which is meant
+// for a new system disk.
 func shapeOf(c *config.Config, n config.Node) cluster.Shape {
 	vm := c.ShapeOf(n)
 	s := cluster.Shape{Class: n.Class, Settings: vm.Settings(), Devices: vm.Devices(), Pool: value(vm.Pool), HA: vm.HAOptions(), Host: n.Host, CloudInit: value(vm.CloudInit)}
@@ -161,7 +160,7 @@ func addressOf(c *config.Config, n config.Node) netip.Addr {
 	return netip.Addr{}
 }
 
-// value is what a pointer points to; "" if it is nil.
+// value returns the string that s points to; "" if s is nil.
 func value(s *string) string {
 	if s == nil {
 		return ""
@@ -210,7 +209,7 @@ func overlay(e schematics.Locked) cluster.LockedOverlay {
 	return cluster.LockedOverlay{Name: e.Overlay.Name, Digest: e.Overlay.Digest}
 }
 
-// Runs are the runs whose journals are on this machine, and copies of those of others.
+// Runs returns the runs whose journals are on this machine, and the copies of other machines' runs.
 func (p Project) Runs() past.Runs {
 	return past.Runs{Dir: filepath.Join(p.State(), "runs"), Elsewhere: filepath.Join(p.State(), "elsewhere")}
 }
@@ -246,7 +245,7 @@ func ObserveNodes(ctx context.Context, p Project, m Machines) (observe.Observati
 	return observation(ctx, p, Sources(p, m), p.Wanted(lock), "", "")
 }
 
-// Sources are what the nodes of a project are read from.
+// Sources returns the clients with which a project's nodes are read.
 func Sources(p Project, m Machines) observe.Sources {
 	return observe.Sources{
 		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: parkingIDs(p),
@@ -256,9 +255,8 @@ func Sources(p Project, m Machines) observe.Sources {
 	}
 }
 
-// configKnown says where the machine configuration of a node is: in the journal of the
-// record's run, if that is here, or in the user's files. Either must have the sum of the
-// record.
+// configKnown says where the machine configuration of a node is: in the journal of the record's run, if that journal
+// is here, or in the user's files. Either must match the checksum in the record.
 func configKnown(ctx context.Context, p Project, m Machines, node string, rec parking.Record) (cluster.ConfigPlace, error) {
 	found, damaged := hasConfig(p.Runs().Dir, node, rec)
 	switch {
@@ -430,7 +428,7 @@ func (p Project) RehearsalOn() planning.Rehearsal {
 			r.Addresses = append(r.Addresses, prefix)
 		}
 	}
-	r.Gateway, _ = netip.ParseAddr(p.Config.Roll.Rehearse.Gateway) // the same
+	r.Gateway, _ = netip.ParseAddr(p.Config.Roll.Rehearse.Gateway) // this, too, was checked
 	return r
 }
 

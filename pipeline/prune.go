@@ -280,7 +280,8 @@ func (p *pruning) claimLeft(ctx context.Context) (host string, err error) {
 	return claim.VM.Host, err
 }
 
-// requireAnswer refuses to watch the claim of a run that may be alive for a question that nobody could answer.
+// requireAnswer fails if nobody could answer the question and the claim's run may be alive: watching that claim would
+// be in vain.
 func (p *pruning) requireAnswer(ctx context.Context) error {
 	if p.o.MayAsk == nil {
 		return nil

@@ -30,13 +30,13 @@ type Report struct {
 	Resumed []string      `json:"resumed,omitempty"` // earlier runs that were finished first
 	Started time.Time     `json:"started"`
 	Ended   time.Time     `json:"ended"`
-	Plan    planning.Plan `json:"plan"` // the last one
+	Plan    planning.Plan `json:"plan"` // the last plan
 	// Rehearsed are the images that were tested on scratch VMs.
 	Rehearsed []roll.Rehearsed `json:"rehearsed,omitempty"`
 
 	Outcome string     `json:"outcome"`        // "done", "nothing to do", "interrupted: …", "failed: …"
 	Code    fault.Code `json:"code,omitempty"` // of the error, for recast runbook
-	Safe    []string   `json:"safe,omitempty"` // in spite of the error
+	Safe    []string   `json:"safe,omitempty"` // what is safe in spite of the error
 
 	Hooks []planning.HookRun `json:"hooks,omitempty"` // in the order in which they ended
 	// Afterwards is what a person still has to do.
@@ -56,9 +56,9 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 	return w.passes(ctx, c)
 }
 
-// Bootstrap makes a cluster from nothing: the control plane with which etcd begins, and then all other
-// nodes, side by side. It goes on with what an earlier one has made. Where there is a cluster already,
-// it makes what is missing of that. With o.Rebuild, see pipeline/rebuild.
+// Bootstrap creates a new cluster: first the control plane on which etcd begins, then all other nodes in parallel. It
+// continues an earlier Bootstrap that did not finish. If the cluster exists already, it creates the missing nodes.
+// With o.Rebuild, see pipeline/rebuild.
 func Bootstrap(ctx context.Context, p Project, c Images, m Machines, run *step.Runner, o RollOptions, first string) (Report, error) {
 	o.Policy.Bootstrap = first
 	command := "bootstrap"
@@ -144,8 +144,8 @@ type work struct {
 	run         *step.Runner
 	o           RollOptions
 	command     string   // "roll"
-	back        []string // named nodes that are to go back
-	node        string   // the one that remove is about
+	back        []string // the nodes that the user named for undo
+	node        string   // the node that remove takes away
 	restores    bool     // etcd is lost, and so Kubernetes
 	rep         Report
 	refusedHint string // what to do about a plan with refusals
@@ -272,7 +272,7 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 }
 
 func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool, err error) {
-	if w.o.Saved != nil && !w.o.Policy.SurgeEnds { // which the saved plan shows
+	if w.o.Saved != nil && !w.o.Policy.SurgeEnds { // the saved plan shows the end of surge nodes, too
 		w.rep.Plan, err = w.follow(ctx, lock, *w.o.Saved)
 	} else {
 		policy := w.o.Policy
@@ -305,8 +305,7 @@ func (w *work) ready(ctx context.Context) error {
 	return w.claim.take(ctx, plan.Work()[0].Host, plan)
 }
 
-// carryOut asks, and runs the plan under a journal: that of the run which it finishes, or
-// a new one.
+// carryOut asks, and runs the plan under a journal: the journal of the run that it finishes, or a new journal.
 func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	ok := w.o.Policy.SurgeEnds
 	if !ok {
@@ -390,8 +389,9 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll
 	}
 }
 
-// known checks, before anybody looks for a claim, what can be known without one: the lock and what it belongs to, the
-// names of nodes, and whether a saved plan is of these files. A mistake in them must not cost another run its claim.
+// known checks what can be checked without a claim: the lock and what it belongs to, the names of nodes, and whether
+// a saved plan is of these files. It runs before the claim is looked for: a mistake in these must not cost another
+// run its claim.
 func (w *work) known() (schematics.Lock, error) {
 	lock, err := w.Lock()
 	if err != nil {
@@ -415,7 +415,7 @@ func (w *work) known() (schematics.Lock, error) {
 	return lock, err
 }
 
-// requireRun refuses an --run that names no run, by what is parked. While VMs can't be read, the plan decides.
+// requireRun refuses a --run that names no run of a parked disk. While VMs can't be read, the plan decides.
 func (w *work) requireRun(vms []cluster.VM, away *cluster.HostsAway) error {
 	if w.o.Undo.Run == "" || away != nil {
 		return nil
@@ -427,7 +427,8 @@ func (w *work) requireRun(vms []cluster.VM, away *cluster.HostsAway) error {
 	return w.undone().CheckRun(parkings)
 }
 
-// requireWayBack refuses nodes that were named to go back and have nothing parked, before a claim is watched for them.
+// requireWayBack refuses nodes that the user named for undo and that have nothing parked. It runs before a claim is
+// watched.
 func (w *work) requireWayBack(vms []cluster.VM, away *cluster.HostsAway) error {
 	if len(w.back) == 0 || away != nil {
 		return nil
@@ -445,21 +446,21 @@ func (w *work) requireWayBack(vms []cluster.VM, away *cluster.HostsAway) error {
 }
 
 // requireReady checks the rest before a claim is watched that may be another run's: that somebody can be asked, that
-// servers take the credentials, that there is a node with these labels, and the machine configurations of the nodes that
-// are meant. Where nobody holds the claim, the plan shows the same.
+// servers accept the credentials, that a node has these labels, and that the machine configurations of the selected
+// nodes can be read. If nobody holds the claim, the plan shows the same problems.
 func (w *work) requireReady(ctx context.Context) error {
 	if w.o.MayAsk != nil {
 		if err := w.o.MayAsk(); err != nil {
 			return err
 		}
 	}
-	if w.o.Policy.Bootstrap == "" && !w.restores { // else there may be no Kubernetes to ask
+	if w.o.Policy.Bootstrap == "" && !w.restores { // otherwise there may be no Kubernetes to ask
 		if err := w.requireAnswers(ctx); err != nil {
 			return err
 		}
 	}
 	if w.machines.MachineConfig == nil || !slices.Contains([]string{"roll", "bootstrap", "rebuild"}, w.command) {
-		return nil // the ways back and the rest need no files
+		return nil // the other commands need no files
 	}
 	for _, name := range nodeNames(w.Config) {
 		if !w.o.Policy.Selects(name) {
@@ -472,8 +473,8 @@ func (w *work) requireReady(ctx context.Context) error {
 	return nil
 }
 
-// requireAnswers refuses credentials that Kubernetes or Talos refuse, and labels that no node has. Servers that do not
-// answer say nothing: the other run may have taken them down.
+// requireAnswers fails if Kubernetes or Talos refuses the credentials, or if no node has the labels. A server that
+// does not answer proves nothing: the other run may have taken it down.
 func (w *work) requireAnswers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, askKubernetes)
 	defer cancel()
@@ -491,7 +492,8 @@ func (w *work) requireAnswers(ctx context.Context) error {
 	return w.o.Policy.CheckLabels(slices.DeleteFunc(nodes, func(n cluster.KubeNode) bool { return !slices.Contains(names, n.Name) || !w.o.Policy.Selects(n.Name) }))
 }
 
-// ofOtherFiles says whether a saved plan is of another recast.yaml or lock, and returns what following it comes to.
+// ofOtherFiles says whether a saved plan is of another recast.yaml or lock, and returns the result of following that
+// plan.
 func (w *work) ofOtherFiles(lock schematics.Lock, saved planning.Plan) (planning.Plan, bool, error) {
 	is := w.Config.Hash()
 	if saved.Config == is && saved.Lock == lock.Pinned() && saved.Cluster == w.Config.Cluster {
@@ -504,9 +506,10 @@ func (w *work) ofOtherFiles(lock schematics.Lock, saved planning.Plan) (planning
 
 type RollOptions struct {
 	Policy planning.Policy
-	// Undo selects what Undo is about, beside the nodes that Policy names; Order and Say are not needed.
+	// Undo selects what to undo, besides the nodes that Policy names; Order and Say may be nil.
 	Undo planning.Undone
-	// Saved is a saved plan; nil: roll every stale node. Begun: a run of it has begun, whatever the journal says.
+	// Saved is a saved plan; nil: roll every stale node. Begun: a run of the saved plan has begun, whatever the
+	// journal says.
 	Saved *planning.Plan
 	Begun bool
 	// Confirm is called with every plan before anything is taken down. Its error, or
@@ -521,12 +524,14 @@ type RollOptions struct {
 	// Began is called with each run whose journal is opened, its own and those that it
 	// finishes first, and the journal's directory. May be nil.
 	Began func(run, dir string)
-	// Holder is this process, for the claim; Dead says whether another one has ended here, nil: never known.
+	// Holder is this process, for the claim; Dead says whether another process of this machine has ended, nil: never
+	// known.
 	Holder claim.Holder
 	Dead   func(claim.Holder) bool
-	// Suspended says whether another process is stopped here (Ctrl-Z); nil: never known.
+	// Suspended says whether another process is stopped on this machine (Ctrl-Z); nil: never known.
 	Suspended func(claim.Holder) bool
-	// MayAsk is the error of a question that nobody could answer; nil, or its result: somebody can be asked.
+	// MayAsk returns an error if nobody could answer a question. If MayAsk or its result is nil, somebody can be
+	// asked.
 	MayAsk func() error
 	// Pulsed is called from time to time with the state of Kubernetes and etcd; may be nil.
 	Pulsed func(planning.Pulse)
@@ -534,7 +539,7 @@ type RollOptions struct {
 	Origin past.Origin
 	// Rehearse tests the boot ISOs before the first node; nil: as in roll.rehearse.enabled.
 	Rehearse *bool
-	// Rebuild is what the etcd of a broken cluster begins with again; see Policy.Rebuild.
+	// Rebuild has the snapshot with which the etcd of a broken cluster begins again; see Policy.Rebuild.
 	Rebuild etcd.Source
 }
 

@@ -27,13 +27,13 @@ type StatusResult struct {
 	LastRun    *RunStatus `json:"lastRun,omitempty"`    // as recast history has it
 	Shared     string     `json:"shared,omitempty"`     // where runs of other machines are, which history shows
 	Open       []Half     `json:"open"`                 // unfinished replacements, from Proxmox
-	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without such a record
+	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without an unfinished replacement
 	Kept       []Kept     `json:"kept"`                 // old system disks that are kept
 	Scratch    []Left     `json:"scratch,omitempty"`    // VMs on which an active or killed run tests an image
 	Surge      []string   `json:"surge,omitempty"`      // surge nodes that are left over; none while a run is active
-	Held       []HeldBack `json:"held,omitempty"`       // what recast has set of storage systems
+	Held       []HeldBack `json:"held,omitempty"`       // what recast has set in storage systems
 	Unanswered []string   `json:"unanswered,omitempty"` // requests that Proxmox may still carry out, and what waits for them
-	Kubernetes string     `json:"kubernetes,omitempty"` // why it could not be asked; "": no error
+	Kubernetes string     `json:"kubernetes,omitempty"` // why Kubernetes could not be asked; "": no error
 	Problems   []string   `json:"problems,omitempty"`   // what else could not be read
 }
 
@@ -42,7 +42,7 @@ type ClaimHeld struct {
 	claim.State
 	VMID      cluster.VMID `json:"vmid,omitempty"`
 	Lease     string       `json:"lease,omitempty"`     // if there is no VM: "kube-system/recast"
-	Dead      bool         `json:"dead,omitempty"`      // its holder ran on this machine and does not any more
+	Dead      bool         `json:"dead,omitempty"`      // the holder ran on this machine and has ended
 	Suspended bool         `json:"suspended,omitempty"` // the holder is a process of this machine that is stopped
 }
 
@@ -52,7 +52,7 @@ type RunStatus struct {
 	Started   time.Time `json:"started"`
 	Finished  time.Time `json:"finished,omitzero"`
 	Outcome   string    `json:"outcome,omitempty"`   // "": still running, or killed
-	State     string    `json:"state,omitempty"`     // of one without an end: "suspended", "killed", "running or killed"
+	State     string    `json:"state,omitempty"`     // of a run without an end: "suspended", "killed", "running or killed"
 	Elsewhere bool      `json:"elsewhere,omitempty"` // only a copy of its journal is here
 	// Took is how long its nodes were down, and the estimates.
 	Took []cluster.Took `json:"took,omitempty"`
@@ -99,7 +99,8 @@ type StatusSources struct {
 	Nodes func(ctx context.Context) ([]cluster.KubeNode, error)
 	// Lease reads the Lease that is a claim; called only if Nodes succeeded.
 	Lease func(ctx context.Context) (cluster.Lease, error)
-	// Holds lists what storage systems are held to; called only if Nodes succeeded. nil: it is not looked at.
+	// Holds lists what recast has set in storage systems; called only if Nodes succeeded. nil: the settings are not
+	// read.
 	Holds func(ctx context.Context) ([]replica.Hold, error)
 	// Dead says whether a holder ran on this machine and has ended.
 	Dead func(claim.Holder) bool
@@ -238,8 +239,8 @@ func lockedBuilds(p Project) (map[string]cluster.Build, error) {
 	return builds, err
 }
 
-// keptBy lists the old system disks on a parking VM. A rollback uses the last one, and
-// checks itself whether it works.
+// keptBy lists the old system disks on a parking VM. A rollback uses the last of them, and checks by itself whether
+// the disk can be used.
 func keptBy(park parking.Parking) []Kept {
 	var out []Kept
 	for _, k := range park.Record.Kept {
@@ -266,7 +267,8 @@ func keptBy(park parking.Parking) []Kept {
 	return out
 }
 
-// replacedAt is when a kept disk was replaced; of one that was given up, or of a removed node, when that run began.
+// replacedAt returns when a kept disk was replaced. For a disk that was given up, or of a removed node, it returns
+// when the run began.
 func replacedAt(k parking.KeptDisk) time.Time {
 	if k.Replaced.IsZero() {
 		return journal.RunBegan(k.Run)
@@ -278,8 +280,8 @@ func (k Kept) entry() parking.KeptDisk {
 	return parking.KeptDisk{Nth: k.Nth, Replaced: k.Replaced, Run: k.Run}
 }
 
-// adviseLast advises a rollback only for the last of a node's old system disks: each of
-// its parking VMs has one, and an earlier one may be on another host.
+// adviseLast advises a rollback only for the last of a node's old system disks: each of its parking VMs has a last
+// disk, and an earlier disk may be on another host.
 func (r *StatusResult) adviseLast() {
 	for i, k := range r.Kept {
 		later := func(o Kept) bool {

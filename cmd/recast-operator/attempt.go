@@ -22,7 +22,7 @@ import (
 	"github.com/recast-sh/recast/internal/talos"
 )
 
-// newAttemptCmd is what the Jobs run. code is the exit code, which is recast's.
+// newAttemptCmd makes the command that the Jobs run. It sets code to recast's exit code.
 func newAttemptCmd(code *int) *cobra.Command {
 	return &cobra.Command{
 		Use: "attempt", Short: "Carry out the task of a Job (the operator makes those)", Hidden: true, Args: noArgs,
@@ -38,7 +38,7 @@ func runAttempt(ctx context.Context) (int, error) {
 	if err != nil {
 		return attempt.ExitConfig, err
 	}
-	own, err := rest.InClusterConfig() // KUBECONFIG is that of the cluster that is rolled
+	own, err := rest.InClusterConfig() // not KUBECONFIG, which is for the cluster that is rolled
 	if err != nil {
 		return attempt.ExitFailed, err
 	}
@@ -68,8 +68,8 @@ func runAttempt(ctx context.Context) (int, error) {
 	return a.Run(ctx)
 }
 
-// available asks the Image Factory of a recast.yaml for the newest release of Talos, and Talos' table for
-// the next Kubernetes. What can't be found out is "": it is only for people to know.
+// available asks the Image Factory of a recast.yaml for the newest release of Talos, and Talos' table for the next
+// Kubernetes. A version that can't be found out is "": both are only for people to know.
 func available(ctx context.Context, file, talosVersion, kubernetesVersion string) (newTalos, newKubernetes string) {
 	newKubernetes = talos.NextKubernetes(talosVersion, kubernetesVersion)
 	c, err := config.Load(file, config.Options{Getenv: os.Getenv})

@@ -122,7 +122,7 @@ func (f managerFlags) run(c *cobra.Command) error {
 	return mgr.Start(ctx)
 }
 
-// pagesAddress reads an address; the zero one: there are no pages.
+// pagesAddress reads an address; the zero address: there are no pages.
 func pagesAddress(flag string) (netip.AddrPort, error) {
 	if flag == "0" {
 		return netip.AddrPort{}, nil
@@ -134,7 +134,7 @@ func pagesAddress(flag string) (netip.AddrPort, error) {
 	return address, err
 }
 
-// atATime is how many objects of a kind are reconciled at a time. Almost all of that time is waiting for the
+// atATime is how many objects of one kind are reconciled at the same time. Almost all of that time is waiting for the
 // API server, and many clusters may be due at the same minute.
 const atATime = 8
 

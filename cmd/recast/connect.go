@@ -31,7 +31,7 @@ import (
 
 func (g *globals) open() (pipeline.Project, error) { return g.openWith(false) }
 
-// openWith is open; alone is as in config.Options.
+// openWith opens the project; alone is as in config.Options.
 func (g *globals) openWith(alone bool) (pipeline.Project, error) {
 	c, err := config.Load(g.config, config.Options{Alone: alone, Getenv: os.Getenv, Expr: expression.Check, Template: notify.CheckTemplate})
 	if err != nil {
@@ -177,7 +177,7 @@ func connectKube(s *streams, p pipeline.Project, cl *closers) (*kube.Client, err
 	return k, nil
 }
 
-// using opens the project and runs f with what connect makes of it, which is closed afterwards.
+// using opens the project, runs f with the result of connect, and closes everything that connect has opened.
 func using[T any](s *streams, g *globals, connect func(*streams, pipeline.Project, *closers) (T, error),
 	f func(pipeline.Project, T, *closers) error,
 ) error {
@@ -205,8 +205,8 @@ func fromKube[T any](s *streams, p pipeline.Project, cl *closers, read func(*kub
 	}
 }
 
-// machineConfigs returns a function that reads the machine configuration of a node from where
-// the user keeps it; nil if that is nowhere but on the node.
+// machineConfigs returns a function that reads the machine configuration of a node from where the user keeps it; nil
+// if only the node has it.
 func machineConfigs(s *streams, p pipeline.Project) (func(ctx context.Context, node string) (cluster.Secret, bool, error), error) {
 	kept := p.Config.Talos.MachineConfigs
 	if !kept.Given() {
@@ -252,7 +252,7 @@ func (g *globals) with(ctx context.Context, s *streams, connect func(*streams, p
 	})
 }
 
-// connectNotify makes the client of webhooks; nil where none is configured.
+// connectNotify makes the client of webhooks; nil if none is configured.
 func connectNotify(s *streams, p pipeline.Project, cl *closers) (*notify.Client, error) {
 	if len(p.Config.Notify) == 0 {
 		return nil, nil

@@ -100,7 +100,7 @@ nodes[].vmid.`,
 	return c
 }
 
-// checkTerraform holds a plan of Terraform against the nodes.
+// checkTerraform checks what a plan of Terraform would do to the nodes.
 func checkTerraform(ctx context.Context, s *streams, p pipeline.Project, file, out string) error {
 	doc, err := readTerraform(s, file)
 	if err != nil {

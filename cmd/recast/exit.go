@@ -38,7 +38,7 @@ var errDiffers = errors.New("differs")
 // errUnread ends drift with exit code 1.
 var errUnread = errors.New("not every node could be read")
 
-// errUsage marks errors about flags and arguments. Their kind is Config, as of a bad file.
+// errUsage marks errors about flags and arguments. Their kind is Config, like that of a bad file.
 type errUsage struct{ error }
 
 func (e errUsage) Unwrap() error { return fault.As(fault.Config, e.error) }

@@ -183,7 +183,7 @@ func savePage(file string, run past.Run) error {
 func savePages(s *streams, p pipeline.Project, rep pipeline.Report) (files []string) {
 	for _, id := range append(slices.Clone(rep.Resumed), rep.Run) {
 		if id == "" || !p.Runs().Has(id) {
-			continue // it only finished an earlier one
+			continue // the command only finished an earlier run
 		}
 		run, err := p.Runs().Find(id, thisProcess())
 		if err == nil {
@@ -198,7 +198,7 @@ func savePages(s *streams, p pipeline.Project, rep pipeline.Report) (files []str
 	return files
 }
 
-// nearby is a path relative to the working directory, if it is below that.
+// nearby returns a path relative to the working directory, if the path is below that directory.
 func nearby(path string) string {
 	here, err := os.Getwd()
 	if err != nil || !filepath.IsAbs(path) {
@@ -211,14 +211,15 @@ func nearby(path string) string {
 }
 
 const (
-	// shareSoon is when a run is shared first, then after twice that time, and so on until shareOften: even one that is
-	// killed in its first minute has left its plan, which may have to wait for answers.
+	// shareSoon is the wait before a run is shared for the first time. Each further wait is twice as long, up to
+	// shareOften. So even a run that is killed in its first minute has left its plan, which may have to wait for
+	// answers.
 	shareSoon = 3 * time.Second
-	// shareOften is the time between two copies of a run that goes on. Copying takes a twentieth of the time at most.
+	// shareOften is the time between two copies of an active run. Copying takes at most a twentieth of the time.
 	shareOften = time.Minute
-	// shareOnce is how long a copy may take while the run goes on: a registry that does not answer is asked again.
+	// shareOnce is how long a copy of an active run may take: a registry that does not answer is asked again.
 	shareOnce = 5 * time.Minute
-	// shareWait is how long a command waits for its last copy, or for a list, at most.
+	// shareWait is how long a command waits at most for its last copy, or for a list.
 	shareWait = 15 * time.Second
 	// learnWait is how long a command on a fresh machine waits for past locks from the mirror.
 	learnWait = 3 * time.Second
@@ -226,7 +227,7 @@ const (
 	recentRuns = 3
 )
 
-// sharing is how a project's runs are copied; false: they are not.
+// sharing returns how a project's runs are copied; false: they are not copied.
 func sharing(s *streams, p pipeline.Project, cl *closers) (past.Sharing, bool, error) {
 	list := pipeline.SharedRuns(p)
 	if list == "" {
@@ -241,23 +242,24 @@ func sharing(s *streams, p pipeline.Project, cl *closers) (past.Sharing, bool, e
 	}, true, nil
 }
 
-// sharer copies the runs of a command to the mirror while they go on, and once more at the end. What it can't do is only a
-// warning: the nodes come first.
+// sharer copies the runs of a command to the mirror while they are active, and once more at the end. A failure is
+// only a warning: the nodes come first.
 type sharer struct {
 	past.Sharing
-	auto    bool            // not to where anyone can read it
-	secrets func() []string // those here now: a run gets machine configurations while it goes on, and forgets them
-	known   []string        // those that have been
+	auto    bool            // do not copy to a mirror that anyone can read
+	secrets func() []string // the secrets here now: an active run stores machine configurations, and deletes them later
+	known   []string        // all secrets so far
 	hide    redact.Redactor
 
 	mu   sync.Mutex
 	runs []string
 
-	asked bool // whether anyone can read it
+	asked bool // the mirror was asked, and not everyone can read it
 	err   error
 }
 
-// shareRuns returns what is to be called when a run begins (pipeline.RollOptions.Began). Closing cl makes the last copy.
+// shareRuns returns the function to call when a run begins (pipeline.RollOptions.Began). Closing cl makes the last
+// copy.
 func shareRuns(ctx context.Context, s *streams, p pipeline.Project, cl *closers) func(run, dir string) {
 	share, wanted, err := sharing(s, p, cl)
 	if !wanted {
@@ -274,7 +276,7 @@ func shareRuns(ctx context.Context, s *streams, p pipeline.Project, cl *closers)
 	cl.add(func() error {
 		stop()
 		copying.Wait()
-		if ctx.Err() != nil { // a run that was stopped is shared, too; while a last copy is made, Ctrl-C ends it
+		if ctx.Err() != nil { // a stopped run is shared, too; otherwise Ctrl-C ends the last copy
 			ctx = context.WithoutCancel(ctx)
 		}
 		h.last(ctx, s)
@@ -343,7 +345,7 @@ func (h *sharer) share(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// last makes the last copy, and says what was not shared.
+// last makes the last copy, and warns if that fails.
 func (h *sharer) last(ctx context.Context, s *streams) {
 	if len(h.begun()) == 0 {
 		return
@@ -357,8 +359,8 @@ func (h *sharer) last(ctx context.Context, s *streams) {
 	}
 }
 
-// fetchRuns copies runs of other machines to this one, most of them at most; 0: all. Without them, history is what this
-// machine knows.
+// fetchRuns copies runs of other machines to this machine, up to the number most; 0: all. Without the copies, history
+// shows what this machine knows.
 func fetchRuns(ctx context.Context, s *streams, p pipeline.Project, most int, warn func(string)) {
 	var cl closers
 	defer cl.close()
@@ -375,8 +377,9 @@ func fetchRuns(ctx context.Context, s *streams, p pipeline.Project, most int, wa
 	}
 }
 
-// learnLocks finds past locks that this machine does not have: in git, and if there are none, in the runs of other
-// machines. They say what has changed, and what prune keeps. It is only information: errors end it.
+// learnLocks finds past locks that this machine does not have: in git, and, if this machine still has none, in the
+// runs of other machines. Past locks say what has changed, and what prune keeps. They are only information: an error
+// ends the search.
 func learnLocks(ctx context.Context, s *streams, p pipeline.Project) {
 	learnFromGit(ctx, p)
 	if !p.Locks().Known() {
@@ -397,7 +400,7 @@ func learnFromGit(ctx context.Context, p pipeline.Project) {
 	if asked.Len() == 0 {
 		return
 	}
-	answer, _ := askedGit(ctx, p.Config.Dir, asked.String(), "cat-file", "--batch") // up to one that a partial clone lacks
+	answer, _ := askedGit(ctx, p.Config.Dir, asked.String(), "cat-file", "--batch") // the answer ends at an object that a partial clone lacks
 	var newer time.Time
 	for i := 0; i+1 < len(log); i += 2 { // "<object> blob <bytes>\n<content>\n", or "<name> missing\n"
 		head, rest, _ := bytes.Cut(answer, []byte("\n"))
@@ -412,17 +415,17 @@ func learnFromGit(ctx context.Context, p pipeline.Project) {
 			return
 		}
 		at := time.Unix(seconds, 0)
-		if !newer.IsZero() && !at.Before(newer) { // a rebase gives many commits the same time, and which lock was the last one counts
+		if !newer.IsZero() && !at.Before(newer) { // a rebase gives many commits the same time, but the order of their locks matters
 			at = newer.Add(-time.Second)
 		}
 		newer = at
-		_ = p.Locks().Learn(answer[:size], at) // it is of another format, or .recast can't be written
+		_ = p.Locks().Learn(answer[:size], at) // fails for a lock of another format, or if .recast can't be written
 		answer = answer[size+1:]
 	}
 }
 
-// origin says who starts a run, and at which commit of the directory with recast.yaml: as CI systems say it
-// (GitHub, GitLab, Gitea and Forgejo name them alike), else as the system and git do.
+// origin says who starts a run, and at which commit of the directory with recast.yaml. It reads the variables of CI
+// systems (Gitea and Forgejo use GitHub's names), else it asks the system and git.
 func origin(ctx context.Context, dir string) past.Origin {
 	o := past.Origin{
 		Recast: version,
@@ -438,11 +441,11 @@ func origin(ctx context.Context, dir string) past.Origin {
 	return o
 }
 
-// askGit is how long a run waits for git at most: what it says is only information.
+// askGit is how long a run waits for git at most: git's answers are only information.
 const askGit = 5 * time.Second
 
-// commitIn is the commit that is checked out in a directory, with a plus if files that git knows have
-// changed since; "" where there is none.
+// commitIn returns the commit that is checked out in a directory, with a plus if files that git knows have changed
+// since; "" if there is none.
 func commitIn(ctx context.Context, dir string) string {
 	out, err := askedGit(ctx, dir, "", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
 	if err != nil { // no git, no repository, or it is too slow
@@ -451,13 +454,13 @@ func commitIn(ctx context.Context, dir string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// askedGit is what git says of the repository that a directory is in. It asks no remote for what a partial clone lacks: that
-// could ask for a password.
+// askedGit returns git's output about the repository that a directory is in. It asks no remote for objects that a
+// partial clone lacks: the remote could ask for a password.
 func askedGit(ctx context.Context, dir, stdin string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, askGit)
 	defer cancel()
 	git := exec.CommandContext(ctx, "git", append([]string{"-C", dir, "-c", "protocol.allow=never"}, args...)...)
 	git.Env, git.Stdin = command.Environ(os.Environ(), nil), strings.NewReader(stdin)
-	git.WaitDelay = time.Second // for what it has started and left
+	git.WaitDelay = time.Second // for processes that git has started and left
 	return git.Output()
 }

@@ -162,7 +162,8 @@ func (f *initFlags) sources(s *streams, ask *asker, cl *closers) setup.InitSourc
 	}
 }
 
-// project is a configuration that has only endpoints and credentials. It reports all that is missing at once.
+// project returns a project whose configuration has only endpoints and credentials. It reports everything that is
+// missing at once.
 func (f *initFlags) project(ctx context.Context, ask *asker) (pipeline.Project, error) {
 	conf := &config.Config{}
 	var problems []error
@@ -226,8 +227,8 @@ func prefixed(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// trusted connects to Proxmox. If the certificate's issuer is not trusted, a person may
-// confirm its fingerprint; not if it is for another name, since the user can use that name.
+// trusted connects to Proxmox. If the certificate's issuer is not trusted, a person may confirm the fingerprint. A
+// certificate for another name can't be confirmed, since the user can use that name.
 func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project, ask *asker, cl *closers) (*pve.Client, error) {
 	px, err := connectProxmox(s, p, cl)
 	if err != nil {
@@ -267,8 +268,8 @@ func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project,
 	return px, err
 }
 
-// relative sets paths for recast.yaml: relative to it if they are below its directory,
-// else absolute. A talosconfig that the environment names is not written to the file.
+// relative sets paths for recast.yaml: relative to the file if they are below its directory, else absolute. A
+// talosconfig that the environment names is not written to the file.
 func (f *initFlags) relative(talosconfig string) error {
 	seen := func(path string) (string, error) {
 		abs, err := filepath.Abs(path)
@@ -304,7 +305,7 @@ type newFlags struct {
 	names                  []string // of these flags
 }
 
-// onlyFound are the flags of init that are for a cluster that is there.
+// onlyFound are the flags of init for a cluster that exists already.
 var onlyFound = []string{"talosconfig", "exclude"}
 
 func (n *newFlags) register(c *cobra.Command) {
@@ -336,7 +337,7 @@ func (n *newFlags) register(c *cobra.Command) {
 	list(&n.Age, "age", "`recipients` for whom age encrypts the secrets (default: as the rules of your .sops.yaml say)")
 }
 
-// check refuses flags that are not for this init, and takes note of the numbers that were given.
+// check refuses flags that do not belong to this kind of init, and stores the numbers that were given.
 func (n *newFlags) check(c *cobra.Command, fresh bool) error {
 	others, why := n.names, "is for a cluster that --new makes"
 	if fresh {
@@ -356,7 +357,7 @@ func (n *newFlags) check(c *cobra.Command, fresh bool) error {
 	return nil
 }
 
-// runNew writes what a cluster from nothing is made of.
+// runNew writes the files of a new cluster.
 func (f *initFlags) runNew(ctx context.Context, s *streams) error {
 	if err := setup.VacantNew(f.Dir, f.Force); err != nil {
 		return err

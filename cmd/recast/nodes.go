@@ -68,8 +68,8 @@ is changed.`,
 	return c
 }
 
-// makeCredentials makes the talosconfig and the kubeconfig of a cluster that begins with that node, or
-// sees that those which are there are of that cluster.
+// makeCredentials makes the talosconfig and the kubeconfig of a cluster that begins with the node first. Files that
+// exist already must be of the same cluster, and stay.
 func makeCredentials(ctx context.Context, s *streams, g *globals, first string) error {
 	p, err := g.open()
 	if err != nil {
@@ -97,7 +97,8 @@ func makeCredentials(ctx context.Context, s *streams, g *globals, first string) 
 	)
 }
 
-// makeCredential writes a file that only its owner may read, unless there is one of the same cluster.
+// makeCredential writes a file that only its owner may read. A file of the same cluster stays; a file of another
+// cluster is an error.
 func (s *streams) makeCredential(path string, content cluster.Secret, isOurs func([]byte) (bool, error), elsewhere string) error {
 	there, err := os.ReadFile(path)
 	switch {
@@ -223,7 +224,7 @@ func freeRemoved(c *cobra.Command, s *streams, g *globals, f rollFlags, node str
 	return runPrune(c, s, p, pipeline.PruneOptions{Removed: node, Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended}, f.yes, f.out)
 }
 
-// runPrune removes what the options say, and prints what became of it.
+// runPrune removes what the options say, and prints the result.
 func runPrune(c *cobra.Command, s *streams, p pipeline.Project, o pipeline.PruneOptions, yes bool, out string) error {
 	var cl closers
 	defer cl.close()
@@ -322,7 +323,7 @@ type undoFlags struct {
 	cancel, previous, all bool
 }
 
-// unnamed says that only the plan shows which nodes are meant.
+// unnamed says whether only the plan shows which nodes are meant.
 func (u undoFlags) unnamed(nodes []string) bool { return len(nodes) == 0 && u.run == "" && !u.all }
 
 func (u undoFlags) way() planning.Way {
@@ -335,7 +336,7 @@ func (u undoFlags) way() planning.Way {
 	return ""
 }
 
-// check refuses flags and arguments that do not fit together. blind: --yes, and nobody sees the plan.
+// check refuses flags and arguments that do not fit together. blind: --yes was given, so nobody sees the plan.
 func (u undoFlags) check(nodes []string, blind bool) error {
 	wrong := func(why, hint string) error { return fault.WithHint(errUsage{errors.New(why)}, "%s", hint) }
 	const cancel, previous = "recast undo NODE --cancel", "recast undo NODE... --previous, or recast undo --previous --all"
@@ -508,8 +509,8 @@ func (g *globals) configs(ctx context.Context, s *streams, running bool, nodes [
 	return configs.Wanted(ctx, p, source, nodes...)
 }
 
-// renderConfigs writes what text returns to a file for each node, after it has seen that none is there
-// and that there is a text for each.
+// renderConfigs writes the result of text to a file for each node. First it checks that none of the files exists and
+// that text succeeds for every node.
 func renderConfigs(s *streams, dir string, all []configs.Config, text func(configs.Config) ([]byte, error)) error {
 	path := func(c configs.Config) string { return filepath.Join(dir, c.Node+".yaml") }
 	for _, c := range all {
@@ -536,7 +537,7 @@ func renderConfigs(s *streams, dir string, all []configs.Config, text func(confi
 	return nil
 }
 
-// encrypted returns what makes the text of a node's file in dir, as sops encrypts it there.
+// encrypted returns a function that makes the text of a node's file in dir, encrypted as sops does it there.
 func encrypted(ctx context.Context, s *streams, dir string) func(configs.Config) ([]byte, error) {
 	return func(c configs.Config) ([]byte, error) {
 		path, err := filepath.Abs(filepath.Join(dir, c.Node+".yaml"))

@@ -124,8 +124,8 @@ func savedPlan(c *cobra.Command, file string) (*planning.Plan, error) {
 type rollFlags struct {
 	policy planning.Policy
 	saved  *planning.Plan
-	asks   string // the question; "": Change these nodes? One that is given is asked once, and again for a plan that takes VMs away
-	// again are the arguments with which the command means the plan's nodes; nil: those that were typed.
+	asks   string // the question; "": Change these nodes? A question given here is asked once, and again for a plan that takes VMs away
+	// again returns the arguments with which the command names the plan's nodes; nil: the arguments as typed.
 	again func(planning.Plan) []string
 	yes   bool
 	out   string
@@ -152,13 +152,13 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		if f.again != nil {
 			unnamed = []string{"NODE"}
 		}
-		asked := false // and may go on
+		asked := false // the question in asks was answered with yes
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
 			Policy: f.policy, Saved: f.saved, Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended, Notify: tell, Began: shareRuns(ctx, s, p, &cl),
 			MayAsk: s.mayAskUnless(f.yes, c, unnamed...),
 			Pulsed: s.telemetry.Pulsed, Origin: origin(ctx, p.Config.Dir),
 			Confirm: func(plan planning.Plan) (bool, error) {
-				if s.interrupts.forget() { // pressed while an earlier run was being finished
+				if s.interrupts.forget() { // Ctrl-C was pressed while an earlier run was being finished
 					return false, nil
 				}
 				defer display.hold()()
@@ -223,7 +223,7 @@ func (l labels) Set(text string) (err error) {
 	return err
 }
 
-// parts is the flag that chooses what of a node is rolled.
+// parts is the flag that chooses which parts of a node are rolled.
 type parts struct{ chosen *[]planning.What }
 
 func (p parts) Type() string { return "parts" }
@@ -473,7 +473,7 @@ func (s *streams) say(text string) { fmt.Fprintln(s.err, text) }
 
 func (s *streams) warn(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) }
 
-// withPuller runs f with a client that reads images; nil unless deep.
+// withPuller runs f with a client that reads images, or with nil unless deep.
 func (s *streams) withPuller(p pipeline.Project, deep bool, f func(images.Puller) error) error {
 	if !deep {
 		return f(nil)

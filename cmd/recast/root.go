@@ -283,7 +283,7 @@ func (g *globals) completeRuns(_ *cobra.Command, args []string, _ string) (ids [
 	return ids, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 }
 
-// completeNodes completes the names of nodes, of which an argument names each once.
+// completeNodes completes the names of nodes, without those that are arguments already.
 func (g *globals) completeNodes(_ *cobra.Command, args []string, _ string) (names []cobra.Completion, _ cobra.ShellCompDirective) {
 	p, err := g.open()
 	if err != nil {
@@ -302,7 +302,7 @@ type choice struct {
 	of     []string
 }
 
-// oneOf makes such a flag. The first value is its default.
+// oneOf makes a flag that takes one of several values. The first value is the default.
 func oneOf(chosen *string, of ...string) choice {
 	*chosen = of[0]
 	return choice{chosen, of}
@@ -321,7 +321,7 @@ func (c choice) Set(value string) error {
 
 func outputFlag(c *cobra.Command, out *string, formats ...string) {
 	c.Flags().VarP(oneOf(out, formats...), "output", "o", "output `format`: "+strings.Join(formats, ", "))
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)) // fails for a flag that there is not
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)) // fails only for an unknown flag
 }
 
 func newLabCmd(s *streams) *cobra.Command {

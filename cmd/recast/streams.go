@@ -47,8 +47,8 @@ type interrupts struct {
 	what string // what is done before it stops
 }
 
-// onFirst makes the first Ctrl-C call stop instead of cancelling; what tells the user
-// what is still done. The returned func undoes it.
+// onFirst makes the first Ctrl-C call stop instead of cancelling; what tells the user what recast still finishes. The
+// returned func undoes onFirst.
 func (i *interrupts) onFirst(stop func(), what string) (undo func() error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -260,8 +260,8 @@ func answered(err error) error {
 	return err
 }
 
-// console is stderr. While a live view or JSON output is active, text written to it is
-// passed to that; while steps are reported, a slow reader does not block writers.
+// console is stderr. While a live view or JSON output is active, text written to the console is passed to the view or
+// the output; while steps are reported, a slow reader does not block writers.
 type console struct {
 	io.Writer
 
@@ -374,8 +374,8 @@ type question struct {
 	untouched string // printed if there is no terminal: "nothing was changed on the nodes"
 }
 
-// unasked says why nobody can be asked; "": someone can. A pipe counts as readable:
-// its reader may show the question to a person.
+// unasked says why nobody can be asked; "": somebody can be asked. A pipe counts as readable: its reader may show the
+// question to a person.
 func (s *streams) unasked() string {
 	if !ui.IsTerminal(s.in) {
 		return "needs to be confirmed, and there is no terminal to ask on"
@@ -399,7 +399,7 @@ func (s *streams) mayAsk(q question) error {
 	return fault.WithHint(fault.NotConfirmed.Configf("%s %s; %s", q.command, why, q.untouched), "%s --yes", q.command)
 }
 
-// mayAskUnless returns the error of confirm where nobody could be asked, and somebody has to be. more is as in typed.
+// mayAskUnless returns a function that fails if somebody has to be asked and nobody can be. more is as in typed.
 func (s *streams) mayAskUnless(yes bool, c *cobra.Command, more ...string) func() error {
 	return func() error {
 		if yes {
@@ -409,8 +409,8 @@ func (s *streams) mayAskUnless(yes bool, c *cobra.Command, more ...string) func(
 	}
 }
 
-// typed is the command as it was typed, so that typing it again does no more than was asked; more are arguments or flags that
-// it had by itself.
+// typed returns the command as it was typed, so that typing it again does no more than was asked. more are arguments
+// or flags that the command has set by itself.
 func typed(c *cobra.Command, more ...string) string {
 	out := []string{c.CommandPath()}
 	for _, arg := range append(c.Flags().Args(), more...) {

@@ -136,7 +136,7 @@ func shownBy(s *streams, g *globals, p pipeline.Project) web.Options {
 	}
 }
 
-// read is the result of f with the machines of the project.
+// read calls f with the machines of the project.
 func read[T any](ctx context.Context, s *streams, g *globals, f func(context.Context, pipeline.Project, pipeline.Machines) (T, error)) (res T, err error) {
 	err = g.withMachines(ctx, s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 		res, err = f(ctx, p, m)
@@ -163,7 +163,7 @@ func (s *streams) openPages(ctx context.Context, p pipeline.Project, url string)
 		fmt.Fprintf(s.err, "warning: %v; open the URL above by hand\n", err)
 	}
 	<-ctx.Done()
-	_ = os.Remove(file) // its token is of no use any more
+	_ = os.Remove(file) // the token is of no use any more
 }
 
 const leadsTo = `<!DOCTYPE html><meta charset="utf-8"><title>recast ui</title><meta http-equiv="refresh" content="0; url={{.}}"><a href="{{.}}">recast ui</a>

@@ -38,10 +38,9 @@ type Options struct {
 	// ReadOnly opens an existing run without locking it, even while another
 	// process writes it.
 	ReadOnly bool
-	// Sync is called right before a change becomes durable ("write <key>",
-	// "delete <key>") and right after ("written <key>", "deleted <key>"). Its
-	// error before refuses the change; after, the change is made and still
-	// reported as an error. May be nil.
+	// Sync is called right before a change becomes durable ("write <key>", "delete <key>") and right after ("written
+	// <key>", "deleted <key>"). An error before the change prevents the change; an error after it is reported,
+	// although the change is made. May be nil.
 	Sync func(point string) error
 }
 

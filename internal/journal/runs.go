@@ -85,8 +85,8 @@ func Runs(dir string) ([]RunInfo, error) {
 	return runs, errors.Join(errs...)
 }
 
-// Newer orders runs by when they started, the newest first. Everything that lists runs, or means the last one, is in
-// this order: the IDs of one minute say nothing.
+// Newer orders runs by when they started, the newest first. Every list of runs, and every use of the last run, has
+// this order: IDs of the same minute say nothing about it.
 func Newer(a, b RunInfo) int {
 	return cmp.Or(b.Started.Compare(a.Started), strings.Compare(b.ID, a.ID))
 }
@@ -218,7 +218,7 @@ func Forget(dir string, keys []string, sync func(string) error) error {
 	return errors.Join(errs...)
 }
 
-// keysWithSecret are those of the keys that have a secret in the run.
+// keysWithSecret returns those of the keys that have a secret in the run.
 func keysWithSecret(dir, run string, keys []string) (held []string, err error) {
 	for _, key := range keys {
 		name, err := fileName(key, secretSuffix)
@@ -246,8 +246,8 @@ func forget(dir, run string, keys []string, sync func(string) error) error {
 	return errors.Join(err, j.Close())
 }
 
-// Files reads the files of a run that can be shown to others: its beginning and end, the facts whose
-// keys keep names, and those named in others. Secrets are never among them.
+// Files reads the files of a run that can be shown to others: its beginning and end, the facts whose keys keep
+// accepts, and the files named in others. It never reads secrets.
 func Files(dir, run string, keep func(key string) bool, others ...string) (map[string][]byte, error) {
 	if err := checkRun(run); err != nil {
 		return nil, fmt.Errorf("journal of run %q: %w", run, err)
@@ -280,8 +280,8 @@ func shown(name string, keep func(key string) bool, others []string) bool {
 	return name == infoName || slices.Contains(others, name) || ok && strings.HasSuffix(name, factSuffix) && keep(key)
 }
 
-// Place makes a run of files that Files has read, in place of one that is there. It refuses files that
-// Files would not have read, and those without a beginning.
+// Place makes a run from files that Files has read, and replaces a run that is there. It refuses files that Files
+// would not have read, and files without the run's beginning.
 func Place(dir, run string, files map[string][]byte, keep func(key string) bool, others ...string) error {
 	if err := place(dir, run, files, keep, others); err != nil {
 		return fmt.Errorf("journal of run %q: %w", run, err)

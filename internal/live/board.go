@@ -68,7 +68,7 @@ func NewBoard(title string, began time.Time) *Board {
 	return &Board{title: title, began: began}
 }
 
-// Plan replaces the board's content by what is planned from then on.
+// Plan replaces the board's content by a plan that begins at that time.
 func (b *Board) Plan(at time.Time, plan planning.Plan) {
 	b.forget()
 	b.began = at
@@ -86,8 +86,8 @@ func (b *Board) forget() {
 	b.note, b.nodes, b.others, b.total, b.fold = "", nil, nil, 0, story.Fold{}
 }
 
-// again clears what was heard of the steps, because a command resumes the run: steps that were running
-// before will not end.
+// again clears what is known of the steps, because a command resumes the run: steps that were running before will not
+// end.
 func (b *Board) again(at time.Time) {
 	for _, n := range b.nodes {
 		n.planned, n.turn, n.over = n.strategy(), &story.Turn{}, false
@@ -140,7 +140,7 @@ func (n *node) isAway() bool {
 	return !n.turn.AwayFrom.IsZero() && n.turn.AwayTo.IsZero() && n.turn.Ended.IsZero()
 }
 
-// text says how its turn ended, or which step has failed.
+// text says how the node's turn ended, or which step has failed.
 func (n *node) text() string {
 	cause := n.turn.Failure
 	if cause == nil || n.turn.Text != "" {
@@ -173,7 +173,7 @@ func text(s *story.Stage) string {
 	return s.Text
 }
 
-// How steps and turns end, as a story says it.
+// The statuses with which steps and turns end, as in a story.
 var (
 	done       = step.Done.String()
 	skipped    = step.Skipped.String()
@@ -316,7 +316,7 @@ func (g *guard) WriteString(s string) (int, error) { return g.Write([]byte(s)) }
 // Read returns EOF: the library must not read keys.
 func (g *guard) Read([]byte) (int, error) { return 0, io.EOF }
 
-// Fd is that of the terminal.
+// Fd is the terminal's.
 func (g *guard) Fd() uintptr { return g.file.Fd() }
 
 // Close does nothing: the library must not close the terminal.
@@ -401,7 +401,7 @@ func (f *Follower) Read(b *Board) error {
 	return f.take(b, file, info.Size())
 }
 
-// older reads the unread rest of the older log.
+// older reads the rest of the older log, which has not been read yet.
 func (f *Follower) older(b *Board, now os.FileInfo) error {
 	file, err := os.Open(f.Older)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -16,7 +16,7 @@ import (
 type detail int
 
 const (
-	whole  detail = iota // a line for each node, two for one in progress
+	whole  detail = iota // a line for each node, two for a node in progress
 	folded               // in each phase, one line for done and one for waiting nodes
 	few                  // the same for all phases together; of other steps only running ones
 	lean                 // a line for each node in progress or failed
@@ -194,7 +194,7 @@ const (
 	isRunning
 	isDone
 	isFailed
-	isStopped // stopped, or never to begin
+	isStopped // stopped, or will never begin
 )
 
 func (n *node) state() nodeState {
@@ -220,7 +220,7 @@ func (b *Board) draw(now time.Time, l Look, level detail, wide int, n *node) []s
 	lead := fmt.Sprintf("  %s %s  %s", marks[state], l.paint(bold, pad(n.name, wide)), pad(n.strategy(), len(cluster.Recreate)))
 	at := n.current()
 	switch {
-	case state == isWaiting && at != nil: // its preparation
+	case state == isWaiting && at != nil: // the step is its preparation
 		return []string{lead + "  " + l.paint(dim, at.Title+"  "+took(now.Sub(at.Began)))}
 	case state == isWaiting:
 		if n.expected == 0 {
@@ -246,7 +246,7 @@ func stoppedWords(begun bool) string {
 	return map[bool]string{true: "stopped before it was done", false: "not started"}[begun]
 }
 
-// awayWords says how long a node is down, and how long that should take.
+// awayWords says how long a node has been down, and the expected outage.
 func (n *node) awayWords(now time.Time) string {
 	text := took(now.Sub(n.turn.AwayFrom))
 	if n.outage > 0 {
@@ -255,7 +255,7 @@ func (n *node) awayWords(now time.Time) string {
 	return text
 }
 
-// late says whether it is down for longer than expected.
+// late says whether the node is down for longer than expected.
 func (n *node) late(now time.Time) bool { return n.outage > 0 && now.Sub(n.turn.AwayFrom) > n.outage }
 
 // clockCells is the width of most durations.
@@ -383,7 +383,7 @@ func (b *Board) dialogue(l Look) []string {
 	}
 }
 
-// Now is a board at a moment, for a page that lays it out in another way than a frame.
+// Now is the state of a board at a moment, for pages that lay the board out in another way than a frame.
 type Now struct {
 	Note   string // the latest about the whole run
 	Totals string // "1 of 3 nodes done, …"
@@ -395,7 +395,7 @@ type StepNow struct {
 	Title, Note string
 	Mood        string // "good", "bad", "open": it runs
 	Took        string
-	Percent     int // of a transfer; 0: it is none
+	Percent     int // of a transfer; 0: the step is no transfer
 }
 
 type NodeNow struct {

@@ -97,10 +97,10 @@ func (v *View) Plan(plan planning.Plan) {
 // CanStop shows that a first Ctrl-C finishes the current nodes.
 func (v *View) CanStop() { v.tell((*Board).CanStop) }
 
-// Stopping shows that it was pressed.
+// Stopping shows that Ctrl-C was pressed.
 func (v *View) Stopping() { v.tell((*Board).Stopping) }
 
-// Broken shows that it was pressed twice, or that the run was cancelled otherwise.
+// Broken shows that Ctrl-C was pressed twice, or that the run was cancelled in another way.
 func (v *View) Broken() { v.tell((*Board).Broken) }
 
 // Print prints text above the frame. It returns false if nothing is drawn: the caller must
@@ -157,7 +157,7 @@ func (v *View) Start() {
 	}
 }
 
-// Begin resets the board to a run that began then.
+// Begin resets the board to a run that began at that time.
 func (v *View) Begin(title string, began time.Time) {
 	v.tell(func(b *Board) { *b = *NewBoard(title, began) })
 }

@@ -358,7 +358,7 @@ func (v view) nextOfRollback() []string {
 	if v.Past.Fates == nil {
 		return append(next, "recast undo NODE rolls back a node that was not started")
 	}
-	left := slices.DeleteFunc(slices.Clone(v.Past.Fates.Left), v.cameTo) // of the nodes at which it was stopped, one may be unfinished
+	left := slices.DeleteFunc(slices.Clone(v.Past.Fates.Left), v.cameTo) // a node at which the rollback was stopped may be unfinished
 	if len(left) > 0 {
 		next = append(next, "recast undo "+strings.Join(left, " ")+" rolls back the nodes that were not started")
 	}

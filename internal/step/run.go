@@ -20,12 +20,10 @@ type Runner struct {
 	// Emit is called with every event, one at a time. It must not block for long: the
 	// steps wait for it. May be nil.
 	Emit func(Event)
-	// Context returns the context for the step at a path, before its Skip is called.
-	// The next event that ends the step ends its use. It may be called for several
-	// steps at the same time. May be nil.
+	// Context returns the context for the step at a path, before its Skip is called. The context is in use until the
+	// next event that ends the step. It may be called for several steps at the same time. May be nil.
 	Context func(ctx context.Context, path string) context.Context
-	// Slots says how many steps may hold a slot at the same time; for a slot that is
-	// not listed it is one.
+	// Slots says how many steps may hold a slot at the same time; a slot that is not listed can be held by one step.
 	Slots map[string]int
 
 	emitting  sync.Mutex
@@ -36,11 +34,10 @@ type Runner struct {
 	root    *scope // of the Run in progress
 }
 
-// Run runs root and everything below it. After a failure no further step starts, except
-// within Whole branches that have started; Run returns when no step runs any more. Its
-// error holds every failure, each with its path. The kind is that of the failures if
-// they have the same, and Interrupted if no step failed, but Stop or a cancelled context
-// kept steps from starting.
+// Run runs root and everything below it. After a failure no further step starts, except within Whole branches that
+// have started; Run returns when no step runs any more. Its error holds every failure, each with its path. The kind
+// is that of the failures if they all have the same kind, and Interrupted if no step failed, but Stop or a cancelled
+// context kept steps from starting.
 //
 // A panic in a step is not caught.
 func (r *Runner) Run(ctx context.Context, root Step) error {
@@ -263,7 +260,7 @@ func (t *tree) finish(ctx context.Context, s Step, at place) outcome {
 	return outcome{}
 }
 
-// unmet names the goal of a step that was done without reaching it, and what is there instead.
+// unmet returns the error of a step that was done without reaching its goal. It says what is there instead.
 func unmet(ctx context.Context, s Step) error {
 	err := fmt.Errorf("%q was done, and its goal is not reached", cmp.Or(s.Title, s.ID))
 	if s.Lacks == nil {
@@ -389,8 +386,8 @@ func countBeside(steps []Step) (n int) {
 	return n
 }
 
-// checkAhead is checkSteps for Ahead steps. They may not take slots: with a slot, one
-// could block the steps that run beside it.
+// checkAhead is checkSteps for Ahead steps. They may not take slots: a step with a slot could block the steps that
+// run beside it.
 func checkAhead(steps []Step, held []string) error {
 	var problems []error
 	for _, s := range steps {
@@ -401,11 +398,11 @@ func checkAhead(steps []Step, held []string) error {
 	return errors.Join(append(problems, checkSteps(steps, held))...)
 }
 
-// sharedFor is for how long goals share an answer: as long as nothing is done, and no longer, so
-// that a wait in between asks again.
+// sharedFor is how long goals share an answer while no step does anything. It is short, so that a wait in between
+// asks again.
 const sharedFor = time.Second
 
-// answers are what goals have read since a step last did something.
+// answers holds what goals have read since a step last did something.
 type answers struct {
 	mu    sync.Mutex
 	known map[any]answer
@@ -419,9 +416,8 @@ type answer struct {
 
 type answersKey struct{}
 
-// Once returns what read returns. The goal of a step that has ended and that of the next one before
-// it begins have nothing between them: what both read under the same key is read once. A Do always
-// reads.
+// Once returns what read returns. Nothing happens between the check of a step's goal after its end and the check of
+// the next step's goal before its start: what both read under the same key is read once. A Do always reads.
 func Once[T any](ctx context.Context, key any, read func() (T, error)) (T, error) {
 	a, _ := ctx.Value(answersKey{}).(*answers)
 	if a == nil {

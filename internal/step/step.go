@@ -53,8 +53,8 @@ type Step struct {
 	// after it: if the goal is still unmet then, the step has failed. On a branch it
 	// guards everything below.
 	Skip func(ctx context.Context) (reason string, err error)
-	// Lacks says what is there instead of the goal, for the error of a step after which Skip still says
-	// nothing; nil: Title says enough.
+	// Lacks says what is there instead of the goal. Its text goes into the error of a step whose goal is still unmet
+	// after Do; nil: Title says enough.
 	Lacks func(ctx context.Context) (string, error)
 	// Do does the work. It is safe to run again after an interruption at any point.
 	Do func(ctx context.Context) error
@@ -130,7 +130,7 @@ func List(steps ...Step) func(context.Context) ([]Step, error) {
 	return func(context.Context) ([]Step, error) { return steps, nil }
 }
 
-// OnlyIf is s, or what List leaves out where it does not apply.
+// OnlyIf returns s if it applies, and otherwise an empty Step, which List leaves out.
 func OnlyIf(applies bool, s Step) Step {
 	if !applies {
 		return Step{}

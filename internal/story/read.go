@@ -153,13 +153,13 @@ func (r *reader) read(file io.Reader) error {
 // firstKey begins every line.
 const firstKey = `{"time":"`
 
-// Parse reads a line; false if it is none.
+// Parse reads a line of a log; false if text is no such line.
 func Parse(text []byte) (l Line, ok bool) {
 	err := json.Unmarshal(text, &l)
 	return l, err == nil && !l.Time.IsZero()
 }
 
-// readLine returns one line, and a part of one that is too long, which is not valid JSON.
+// readLine returns one line. If the line is too long, it returns only a part, which is not valid JSON.
 func readLine(r *bufio.Reader) (text []byte, err error) {
 	for {
 		part, err := r.ReadSlice('\n')

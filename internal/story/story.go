@@ -1,6 +1,6 @@
-// Package story turns the events of a run into a [Story], the history of its nodes and
-// steps. A [Fold] builds it: of a run that goes on, event by event, or, with [Read], from the log
-// of a run that has ended, still runs, or was killed.
+// Package story turns the events of a run into a [Story], the history of its nodes and steps. A [Fold] builds it
+// event by event, while a run is active; [Read] builds it from the log of a run that has ended, still runs, or was
+// killed.
 package story
 
 import (
@@ -28,7 +28,7 @@ type Story struct {
 	Notes    []Said    // the events that concern the whole run: claims taken over, servers waited for
 	Pulses   []Pulse   // the cluster's state over time
 	Requests []Requests
-	Begins   bool // the log has its beginning; else rotation has removed it
+	Begins   bool // the log has the run's beginning; else rotation has removed that
 	Broken   int  // unreadable lines
 }
 
@@ -57,14 +57,14 @@ type Turn struct {
 	Heard       time.Time // time of its latest line
 	CutOff      bool      // its process ended first
 
-	Steps       []*Stage // all that began, those in a branch after it
+	Steps       []*Stage // all steps that began; the steps of a branch come after the branch
 	Failure     *Stage   // the step that failed first: the innermost; nil: none has failed
 	Interrupted bool     // it failed because the user stopped the run; unknown from a log
 
 	path string
 }
 
-// Until is when it ended, or the time of its latest line.
+// Until is when the turn ended, or the time of its latest line.
 func (t *Turn) Until() time.Time {
 	if t.Ended.IsZero() {
 		return t.Heard
@@ -72,7 +72,7 @@ func (t *Turn) Until() time.Time {
 	return t.Ended
 }
 
-// IsWell says whether it ended with a healthy node.
+// IsWell says whether the turn ended with a healthy node.
 func (t *Turn) IsWell() bool {
 	return t.Status == step.Done.String() || t.Status == step.Skipped.String()
 }
@@ -87,10 +87,10 @@ func (t *Turn) Away() time.Duration {
 	return end.Sub(t.AwayFrom)
 }
 
-// Below is the path of one of its steps below that of the node: "take-down/drain".
+// Below returns the path of a step of the turn, relative to the node's path: "take-down/drain".
 func (t *Turn) Below(s *Stage) string { return strings.TrimPrefix(s.Path, t.path+"/") }
 
-// Stage is a step, or a part of one that waits twice.
+// Stage is a step, or a part of a step that waits more than once.
 type Stage struct {
 	Path   string
 	Name   string // "drain", "boot"; of a step that is no stage of a turn, its path
@@ -99,7 +99,7 @@ type Stage struct {
 	Ended  time.Time // zero: it was cut off or still runs
 	Status string
 	Text   string // why it was skipped
-	Noted  string // the latest note, of it or of a step below it
+	Noted  string // the latest note, of the step or of a step below it
 	Error  string
 	Hints  []string
 	CutOff bool // as in Turn
@@ -108,12 +108,12 @@ type Stage struct {
 	NoteAt time.Time // when that was new
 	Branch bool      // it has steps below it
 
-	parts []*Stage  // its waits that have ended, see split
+	parts []*Stage  // the step's waits that have ended, see split
 	since time.Time // when the wait after those began
 }
 
-// Fate is how the turn ended in a run with that result ("done", "running", "killed", …): its status,
-// or, if it has none, whether it goes on or was cut off.
+// Fate says how the turn ended in a run with that result ("done", "running", "killed", …): its status, or, if it has
+// none, whether the turn goes on or was cut off.
 func (t *Turn) Fate(result string) string { return fate(t.Status, t.CutOff, result) }
 
 func (s *Stage) Fate(result string) string { return fate(s.Status, s.CutOff, result) }
@@ -258,8 +258,8 @@ func durationsIn(dir, run string) (all []cluster.Took, err error) {
 	return all, nil
 }
 
-// Took is how long the turn of a planned node took, once it is done; false if the node was never away: it was
-// only cleaned up.
+// Took returns how long the turn of a planned node took, once the turn is done; false if the node was never away:
+// only leftovers were cleaned up.
 func (t *Turn) Took(n planning.NodePlan) (took cluster.Took, measured bool) {
 	if t.Away() == 0 {
 		return took, false
@@ -281,7 +281,7 @@ func (t *Turn) Took(n planning.NodePlan) (took cluster.Took, measured bool) {
 
 func wholeSeconds(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
 
-// Fold builds the turns and steps of a story from events, one after the other. Its zero value has seen none.
+// Fold builds the turns and steps of a story from events, one after the other. The zero value has seen no events.
 type Fold struct {
 	Story
 	Phases map[planning.Phase]string // titles of the phases that have begun
@@ -290,8 +290,8 @@ type Fold struct {
 	turns map[string]*Turn  // the latest, by the path of the node's own step
 }
 
-// See adds an event. It returns the event's step, nil if only a note came of it, and the turn of
-// its node, nil if it concerns none.
+// See adds an event. It returns the event's step, nil for a note without a step, and the turn of the event's node,
+// nil if the event concerns no node.
 func (f *Fold) See(at time.Time, e step.Event) (*Stage, *Turn) {
 	if f.steps == nil {
 		f.steps, f.turns = map[string]*Stage{}, map[string]*Turn{}
@@ -325,7 +325,7 @@ func (f *Fold) See(at time.Time, e step.Event) (*Stage, *Turn) {
 		turn.goes(at, below)
 	case e.Status == step.Failed && turn.Failure == nil:
 		turn.Failure = s
-	case e.Status == step.Note && len(below) > depth(below): // a deeper note belongs to its stage, too
+	case e.Status == step.Note && len(below) > depth(below): // a note of a deeper step belongs to the stage, too
 		if s := f.steps[turn.path+"/"+strings.Join(below[:depth(below)], "/")]; s != nil && s.Ended.IsZero() {
 			s.Noted = e.Text
 		}
@@ -342,7 +342,7 @@ func phaseOf(path string) (phase planning.Phase, is bool) {
 	return phase, phase != ""
 }
 
-// step updates the step of an event. It begins if there is none at its path that goes on.
+// step updates the step of an event. It begins a step unless a step with the same path is in progress.
 func (f *Fold) step(at time.Time, e step.Event) (s *Stage, begins bool) {
 	s = f.steps[e.Path]
 	if e.Status == step.Note {
@@ -399,7 +399,7 @@ func (s *Stage) split(at time.Time, next string) {
 	s.parts, s.since, s.Name = append(s.parts, &part), at, next
 }
 
-// turn is the turn that a step belongs to. A step that begins after a turn has ended begins another.
+// turn returns the turn that a step belongs to. A step that begins after the turn has ended begins another turn.
 func (f *Fold) turn(at time.Time, begins bool, phase planning.Phase, node string) *Turn {
 	path := planning.StepPath(phase, node)
 	turn := f.turns[path]
@@ -425,12 +425,12 @@ func (t *Turn) see(at time.Time, e step.Event) {
 	t.Ended, t.Status, t.Text, t.Interrupted = at, e.Status.String(), e.Text, fault.KindOf(e.Err) == fault.Interrupted
 	t.Error, t.Hints = inWords(e.Err)
 	if t.IsWell() {
-		t.back(at) // after a failure or a stop it is unknown
+		t.back(at) // after a failure or a stop, the node's state is unknown
 	}
 }
 
-// goes sets when the node became unavailable, and when it was back, as a step below it begins. While the
-// node is checked, pulls its installer, is drained and tries a configuration, it is still up.
+// goes sets when the node became unavailable, and when it was back. It is called when a step below the node begins. A
+// node that is checked, pulls its installer, is drained or tries a configuration is still up.
 func (t *Turn) goes(at time.Time, below []string) {
 	switch below[0] {
 	case "run-hooks-again", "await-storage-again", "await-served-again", "ask-gates-again":

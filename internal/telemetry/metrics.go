@@ -76,8 +76,8 @@ func (c *counts) call(server, class string, took time.Duration) {
 	c.answers.WithLabelValues(server).Observe(took.Seconds())
 }
 
-// step counts a step by its kind. Branches are not counted: their time and failures are
-// those of their steps.
+// step counts a step by its kind. Branches are not counted: their time and failures are the time and failures of
+// their steps.
 func (c *counts) step(e step.Event, took time.Duration) {
 	if e.Kind == "" {
 		return

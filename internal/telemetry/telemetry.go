@@ -40,8 +40,7 @@ type Options struct {
 	Warn     func(text string)
 }
 
-// Telemetry is that of one command. Its methods may be called concurrently; on nil they do
-// nothing.
+// Telemetry reports one command. Its methods may be called concurrently; on nil they do nothing.
 type Telemetry struct {
 	o       Options
 	sink    *sink
@@ -59,8 +58,8 @@ type Telemetry struct {
 	answers []func(*page)            // results of the command, for the metrics
 }
 
-// Start starts the telemetry. The returned context is that of the whole command. A file
-// that can't be written is an error of kind Config.
+// Start starts the telemetry. The returned context is for the whole command. A file that can't be written is an error
+// of kind Config.
 func Start(ctx context.Context, o Options) (*Telemetry, context.Context, error) {
 	if o.MetricsFile != "" {
 		if err := checkMetricsFile(o.MetricsFile); err != nil {

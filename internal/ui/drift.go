@@ -43,7 +43,7 @@ func drawDrifts(p *page, res pipeline.DriftResult) {
 	p.next(hints(res.Nodes)...)
 }
 
-// wordInSync is the state of a node of which nothing differs.
+// wordInSync is the state of a node that matches the lock.
 const wordInSync = "in sync"
 
 // driftOf says what a node runs and what it should run.
@@ -301,7 +301,8 @@ func writeJUnit(w io.Writer, res pipeline.DriftResult) error {
 	return err
 }
 
-// junitHeld is the test case of what storage systems are told, which fails if no run gives it back.
+// junitHeld returns the test case for what recast has set in storage systems. It fails if no active run can restore
+// the settings.
 func junitHeld(res pipeline.DriftResult) junitCase {
 	c := junitCase{Name: "held back", Classname: "recast.drift." + res.Cluster, Time: "0"}
 	lines := each(res.Held, func(h pipeline.HeldBack) string { return foreign.Line(heldText(h)) })

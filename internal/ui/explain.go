@@ -50,7 +50,7 @@ func drawTurn(p *page, e survey.Explanation) {
 	}
 	for _, f := range factsOf(n) {
 		switch f.Label {
-		case factCarried, factBack, factParked, factSystem: // shown among the disks
+		case factCarried, factBack, factParked, factSystem: // printed with the disks
 		case factFile:
 			if e.Plan.ConfigFile.Uncompared != "" { // otherwise drawFile lists all of them
 				p.facts("    ", []Fact{f})
@@ -233,7 +233,8 @@ func toRecreateOf(plan planning.Plan) []toRecreate {
 	return out
 }
 
-// strategiesOf is a row for each node: the strategy that a roll would use today, and what lifts it to recreate.
+// strategiesOf returns a row for each node: the strategy that a roll would use today, and how recreate becomes
+// possible.
 func strategiesOf(nodes []survey.Assessment) []toRecreate {
 	var out []toRecreate
 	for _, a := range nodes {

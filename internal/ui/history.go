@@ -326,7 +326,7 @@ type Report struct {
 }
 
 func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) error {
-	place := func(n NodeFared) int { // in the plan: events of nodes that go together come in any order
+	place := func(n NodeFared) int { // in the plan: nodes that are rolled together send their events in any order
 		i := slices.IndexFunc(rep.Plan.Nodes, func(p planning.NodePlan) bool { return p.Node == n.Node })
 		if i < 0 {
 			return len(rep.Plan.Nodes)

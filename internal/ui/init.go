@@ -55,7 +55,7 @@ func WriteInit(w io.Writer, format string, res setup.InitResult) error {
 	})
 }
 
-// drawNewNext says what is to be done until there is a cluster.
+// drawNewNext prints what the user still has to do until there is a cluster.
 func drawNewNext(p *page, res setup.InitResult) {
 	p.line("")
 	p.line("next: read recast.yaml and change what you like: there is no VM yet")
@@ -67,7 +67,7 @@ func drawNewNext(p *page, res setup.InitResult) {
 	p.line("      %s makes the VMs and the cluster", thereRun(res, "recast bootstrap "+res.Nodes[0].Name)) // control planes are first
 }
 
-// thereRun is a command in the directory of the files.
+// thereRun returns a command that runs in the directory of the files.
 func thereRun(res setup.InitResult, command string) string {
 	if dir := filepath.Clean(res.Dir); dir != "." {
 		return "cd " + dir + " && " + command
@@ -118,7 +118,7 @@ func drawInitDrift(p *page, res setup.InitResult) {
 	}
 }
 
-// WriteVerdict prints what a plan of Terraform would take from the nodes, and what prevents that.
+// WriteVerdict prints what a plan of Terraform would take from the nodes, and what prevents the loss.
 func WriteVerdict(w io.Writer, format string, v adopt.Verdict) error {
 	return write(w, format, v, func(p *page) {
 		for _, t := range v.Threats {
@@ -150,7 +150,7 @@ func WriteVerdict(w io.Writer, format string, v adopt.Verdict) error {
 	})
 }
 
-// drawOutages prints what takes machines down, and no data away.
+// drawOutages prints the changes that take machines down and lose no data.
 func drawOutages(p *page, v adopt.Verdict) {
 	mark := p.paint(yellow, "warning")
 	if v.TooMany != "" {

@@ -110,8 +110,7 @@ var colours = regexp.MustCompile(mark + "[0-9]+m")
 // columns is the width of a text on a terminal.
 func columns(s string) int { return utf8.RuneCountInString(colours.ReplaceAllString(s, "")) }
 
-// readable is the maximum width of text on a terminal, and the length of a list of reasons
-// from which on each gets its own line.
+// readable is the maximum width of text on a terminal. In a longer list of reasons, each reason gets its own line.
 const readable = 110
 
 // columnsOf is the width of a terminal, at most readable; 0 for anything else: a sentence
@@ -277,7 +276,7 @@ func (p *page) pasted(indent string, rows [][]string) {
 	}
 }
 
-// group is texts, each once and in order, with the names of what has them.
+// group holds texts, each once and in order, with the names of the nodes that have each text.
 type group struct {
 	texts []string
 	names map[string][]string
@@ -293,7 +292,7 @@ func (g *group) add(text, name string) {
 	g.names[text] = append(g.names[text], name)
 }
 
-// lines are the texts, each after the names.
+// lines returns the texts, each after its names.
 func (g *group) lines() (out []string) {
 	for _, text := range g.texts {
 		out = append(out, together(g.names[text])+": "+text)
@@ -332,8 +331,8 @@ func successor(name string) string {
 	return fmt.Sprintf("%s%0*d", prefix, len(digits), n+1)
 }
 
-// A document is what a command says to people, made once: it is printed as text or Markdown,
-// and pages of a browser lay it out in another way, after hide.
+// A document holds what a command says to people. It is printed as text or Markdown; pages in a browser lay it out in
+// another way, after hide has removed secrets.
 
 // Fact is one thing about a node: "stale: extension …".
 type Fact struct{ Label, Text string }
@@ -361,7 +360,7 @@ func (n NodeWords) row(p *page) []string {
 	return append([]string{p.paint(n.Mood, n.State), n.Node}, n.Cells...)
 }
 
-// said is what its line says besides its name and state.
+// said returns the text of a node's line after its name and state.
 func (n NodeWords) said() string { return strings.Join(n.Cells, ", ") }
 
 func (n NodeWords) hidden(hide func(string) string) NodeWords {
@@ -373,11 +372,11 @@ func hiddenFacts(facts []Fact, hide func(string) string) []Fact {
 	return each(facts, func(f Fact) Fact { return Fact{f.Label, hide(f.Text)} })
 }
 
-// several is the number of equal nodes from which on they share a line.
+// several is the size of the smallest group of equal nodes that shares a line.
 const several = 10
 
-// equalNodes prints a row for each node, and its facts below. Many nodes without facts of which
-// the rows say the same share a line, which begins with their number and word.
+// equalNodes prints a row for each node, and its facts below. If several or more nodes have no facts and the same
+// row, they share a line, which begins with their number and word.
 func (p *page) equalNodes(word, below string, nodes []NodeWords) {
 	var columns table
 	var equal group

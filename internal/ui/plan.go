@@ -86,7 +86,7 @@ func drawRehearsal(p *page, plan planning.Plan) {
 	p.line("")
 }
 
-// acts says whether the plan has more to say about a node than that it stays.
+// acts says whether the plan changes a node, or refuses to.
 func acts(n planning.NodePlan) bool { return n.Strategy != "" || len(n.Refused) > 0 }
 
 // phases are the phases of a plan that have something to do, in order.
@@ -136,7 +136,7 @@ func heading(plan planning.Plan, phase planning.Phase, nodes int) string {
 	return text + beside(plan, phase)
 }
 
-// beside says that a batch does not wait for the one before it.
+// beside returns the words for a batch that does not wait for the batch before it; "" for other batches.
 func beside(plan planning.Plan, phase planning.Phase) string {
 	i := slices.IndexFunc(plan.Batches, func(b planning.Batch) bool { return b.Phase == phase })
 	if i < 1 || !plan.Batches[i].Beside {
@@ -247,7 +247,7 @@ func drawSum(p *page, plan planning.Plan) {
 	}
 }
 
-// longest says how long a single node is down at most, if there are several.
+// longest says how long a single node is down at most, if several nodes are changed.
 func longest(plan planning.Plan) string {
 	var most time.Duration
 	for _, n := range plan.Work() {
@@ -317,7 +317,7 @@ type PlanWords struct {
 
 type PhaseWords struct {
 	Heading string
-	Each    []Fact // that all of its nodes have
+	Each    []Fact // the facts that all nodes of the phase have
 	Nodes   []NodeWords
 }
 
@@ -428,7 +428,8 @@ func diskFacts(n planning.NodePlan) []Fact {
 	return out
 }
 
-// sharedFacts takes the facts that all of several nodes have from the nodes: they are printed once.
+// sharedFacts removes the facts that all of several nodes have from the nodes, and returns them: they are printed
+// once.
 func sharedFacts(nodes []NodeWords) []Fact {
 	if len(nodes) < 2 {
 		return nil
@@ -495,7 +496,8 @@ func gateLines(plan planning.Plan) []string {
 
 const storageHeading = "storage: no node goes that has the only healthy replica of a volume; it is back once its volumes are whole"
 
-// storageLines returns the storage systems of a plan that does something, and what they are held to.
+// storageLines returns what recast has set in storage systems, and, for a plan that does something, the storage
+// systems.
 func storageLines(plan planning.Plan) []string {
 	var lines []string
 	works := slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" })

@@ -90,7 +90,7 @@ func rows(p *page, nodes []planning.NodePlan) {
 	tabled(p, "role | now → then | strategy | why | outage", table)
 }
 
-// tabled prints a table; what has the same row shares it.
+// tabled prints a table; nodes with the same row share it.
 func tabled(p *page, titles string, rows group) {
 	p.line("| node | %s |", titles)
 	p.line("%s|", strings.Repeat("|---", strings.Count(titles, "|")+2))

@@ -121,7 +121,7 @@ const (
 	NodeNotStarted NodeOutcome = "not started"
 )
 
-// faredOf is the result of a run by its story.
+// faredOf returns the result of a run, from its story.
 func faredOf(run story.Story) (fared Fared) {
 	for _, s := range run.Steps {
 		if s.Path == "roll/snapshot-etcd" && isReached(s) {
@@ -130,7 +130,7 @@ func faredOf(run story.Story) (fared Fared) {
 	}
 	for _, t := range run.Turns {
 		if t.Began.IsZero() {
-			continue // it only pulled something ahead of its turn
+			continue // the node has only pulled something ahead of its turn
 		}
 		n := NodeFared{
 			Node: t.Node, Phase: t.Phase, Strategy: t.Strategy(), Outcome: outcomeOf(t),

@@ -48,7 +48,7 @@ func drawStatus(p *page, res pipeline.StatusResult) {
 	}
 }
 
-// apart draws each of a list below a blank line.
+// apart draws each element of a list below a blank line.
 func apart[T any](p *page, list []T, draw func(*page, T)) {
 	for _, v := range list {
 		p.line("")
@@ -230,7 +230,7 @@ func StatusInWords(res pipeline.StatusResult, hide func(string) string) StatusWo
 	return StatusWords{hide(textOf(func(p *page) { drawStatus(p, res) })), res.Claim != nil}
 }
 
-// pruneKind is a kind of what recast prune removes.
+// pruneKind is a kind of thing that recast prune removes.
 type pruneKind struct {
 	noun, verb     string
 	sized, forGood bool
@@ -249,7 +249,7 @@ var (
 	pruneKinds = []*pruneKind{oldDisk, removedDisk, parkingVM, scratchVM, isoFile, diskImage, cachedFile, installer}
 )
 
-// pruneVerdict is about one thing of a kind.
+// pruneVerdict is the verdict about one thing of a kind.
 type pruneVerdict struct {
 	kind    *pruneKind
 	what    string
@@ -259,7 +259,7 @@ type pruneVerdict struct {
 	goes    string   // why it goes
 }
 
-// pruneVerdicts are the verdicts of a report, in the order in which they are printed.
+// pruneVerdicts returns the verdicts of a report, in the order in which they are printed.
 func pruneVerdicts(rep pipeline.PruneReport) (out []pruneVerdict) {
 	for _, v := range rep.Disks {
 		kind := oldDisk
@@ -342,7 +342,7 @@ func mirroredInstaller(v images.MirrorVerdict) string {
 	return fmt.Sprintf("%s (%s, %s)", v, v.Digest, built)
 }
 
-// on is the day of an event; "" if it is not known.
+// on returns the day of an event; "" if the time is not known.
 func on(t time.Time) string {
 	if t.IsZero() {
 		return ""

@@ -38,15 +38,15 @@ type Options struct {
 	Version string
 	Project pipeline.Project
 	Past    past.Options
-	// These ask the servers of the cluster, which takes seconds.
+	// These functions ask the servers of the cluster, which takes seconds.
 	Drift  func(context.Context) (pipeline.DriftResult, error)
 	Plan   func(context.Context) (planning.Plan, error)
 	Status func(context.Context) (pipeline.StatusResult, error)
 	Trace  func(ctx context.Context, node string) (observe.Provenance, error)
-	// These read files of this machine.
+	// These functions read files of this machine.
 	Log    func(past.Run) story.Story
 	Report func(io.Writer, past.Run) error
-	// Fetch copies runs of other machines to this one; nil: nothing does.
+	// Fetch copies runs of other machines to this machine; nil: they are not copied.
 	Fetch func(context.Context)
 	// Hide removes secrets from foreign text.
 	Hide func(string) string
@@ -58,8 +58,8 @@ type Site struct {
 	readings       *readings
 	token, session string
 	board          board
-	past           map[string]ui.HistoryRun // that have ended, by ID; only the reader uses it
-	fetched        time.Time                // when runs of other machines were, as past
+	past           map[string]ui.HistoryRun // runs that have ended, by ID; only the reader uses the map
+	fetched        time.Time                // when other machines' runs were fetched; only the reader uses it
 }
 
 //go:embed pages
@@ -110,7 +110,7 @@ func (s *Site) Handler(port string) http.Handler {
 	return s.guard(port, http.StripPrefix(strings.TrimSuffix(s.frame.Base, "/"), mux))
 }
 
-// The keys of readings. That of a node's provenance is keyNode and its name.
+// The keys of readings. The key of a node's provenance is keyNode and the node's name.
 const (
 	keyDrift   = "drift"
 	keyPlan    = "plan"
@@ -160,8 +160,8 @@ func (s *Site) readAgain(w http.ResponseWriter, r *http.Request) {
 //
 //   - The first URL has a token and sets a cookie, since every user of this machine can
 //     connect. Its path is random: a browser sends cookies to all ports of a host, so
-//     another user's server on this machine would get one with the path "/".
-//   - What is not a plain read must come from a page of ours.
+//     another user's server on this machine would get a cookie with the path "/".
+//   - A request that is not a plain read must come from a page of ours.
 func (s *Site) guard(port string, next http.Handler) http.Handler {
 	return frame.Guard(port, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -177,13 +177,13 @@ func (s *Site) guard(port string, next http.Handler) http.Handler {
 	}))
 }
 
-// reportPolicy is for reports, which have their style within.
+// reportPolicy is the policy for reports, whose style is within the page.
 const reportPolicy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 
 const cookie = "recast"
 
-// enter sets the cookie. A redirect would not do: a browser that was sent here from
-// elsewhere keeps a strict cookie back on the next request, except if a page of ours makes it.
+// enter sets the cookie. A redirect is not enough: a browser that came here from another site sends a strict cookie
+// with the next request only if a page of ours makes that request.
 func (s *Site) enter(w http.ResponseWriter) {
 	http.SetCookie(w, &http.Cookie{Name: cookie, Value: s.session, Path: s.frame.Base, HttpOnly: true, SameSite: http.SameSiteStrictMode})
 	s.frame.Render(w, http.StatusOK, "enter", frame.View{Title: "recast"})
@@ -196,22 +196,22 @@ func (s *Site) entered(r *http.Request) bool {
 
 func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
-// readings are the latest results of what takes seconds to read. One is read at a time, so
-// that many open pages ask the servers no more than one command does.
+// readings holds the latest results of reads that take seconds. One read runs at a time, so that many open pages ask
+// the servers no more than one command does.
 type readings struct {
 	read func(ctx context.Context, key string) (any, error)
 	wake chan struct{} // holds a value if the queue may not be empty
 
 	mu    sync.Mutex
 	known map[string]*reading
-	queue []string // keys that wait; one that is being read is not among them
+	queue []string // keys that wait, without the key that is being read
 }
 
-// reading is one of them.
+// reading is the latest result for a key, and the state of the next read.
 type reading struct {
 	Value  any       // the last that succeeded; nil: none
 	At     time.Time // of Value
-	Err    error     // why the last attempt failed; nil: it did not
+	Err    error     // why the last attempt failed; nil: it succeeded
 	Failed time.Time // when that was
 	Began  time.Time // of the attempt in progress; zero: there is none
 	Waits  bool      // in the queue
@@ -224,8 +224,8 @@ func newReadings(read func(context.Context, string) (any, error)) *readings {
 	return &readings{read: read, wake: make(chan struct{}, 1), known: map[string]*reading{}}
 }
 
-// ask queues a reading, unless it waits already. One that is being read is read again:
-// the user asks because something has changed.
+// ask queues a reading, unless it waits already. A reading that is in progress is read again: the user asks because
+// something has changed.
 func (r *readings) ask(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -240,7 +240,7 @@ func (r *readings) ask(key string) {
 	}
 }
 
-// askIfOlder queues a reading that is older, and not on its way.
+// askIfOlder queues a reading that is older than age, and neither waits nor is in progress.
 func (r *readings) askIfOlder(key string, age time.Duration) {
 	if now := r.get(key); !now.busy() && wait.Elapsed(now.At) > age && wait.Elapsed(now.Failed) > age {
 		r.ask(key)
@@ -323,7 +323,7 @@ type shown struct {
 	Trouble *trouble
 }
 
-// again is for a browser without scripts, which loads a page only while something changes.
+// again returns when a browser without scripts loads the page again: only while something is being read.
 func (s shown) again() int {
 	if s.Busy == "" {
 		return 0
@@ -406,7 +406,7 @@ func (s *Site) historyPage(w http.ResponseWriter, _ *http.Request) {
 type nodeView struct {
 	Node        string
 	Trace       shown
-	Drift, Plan *ui.NodeWords // nil: not read, or it is not in there
+	Drift, Plan *ui.NodeWords // nil: not read, or the node is not in it
 	Each        []ui.Fact
 	Phase       string
 
@@ -457,8 +457,8 @@ func (s *Site) reportPage(w http.ResponseWriter, r *http.Request) {
 	_, _ = page.WriteTo(w) // the browser has gone away otherwise
 }
 
-// board is the run that has not ended, from its log on this machine, which is read on
-// where the last request stopped.
+// board is the run that has not ended, from its log on this machine. Each request continues to read the log where the
+// last request stopped.
 type board struct {
 	mu      sync.Mutex
 	run     string
@@ -467,7 +467,7 @@ type board struct {
 	follow  *live.Follower
 }
 
-// at is the run as it is now, or as it was when it was killed.
+// at returns the run as it is now, or, for a killed run, as it was when it was killed.
 func (b *board) at(r past.Running, killed bool) (live.Now, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -490,8 +490,8 @@ func (b *board) at(r past.Running, killed bool) (live.Now, error) {
 type runView struct {
 	Every   int
 	Now     *live.Now      // nil: no run of this machine is unfinished
-	Stopped string         // how a run that is suspended on this machine goes on; "": it is not
-	Last    *ui.HistoryRun // the run that was started last on this machine; nil: none was
+	Stopped string         // how to continue a run that is suspended on this machine; "": none is
+	Last    *ui.HistoryRun // the run that was started last; nil: there was none
 	Status  shown
 	Trouble *trouble
 }
@@ -510,8 +510,8 @@ func (s *Site) runPage(w http.ResponseWriter, _ *http.Request) {
 	s.frame.Render(w, http.StatusOK, "run", frame.View{Title: "Run", Again: again, Body: v})
 }
 
-// pace is how often the run of another machine is looked at, while someone has the page
-// open: as recast status --watch, with a request every two seconds on average.
+// pace returns how often the run of another machine is read while someone has the page open: like recast status
+// --watch, with a request every two seconds on average.
 func (s *Site) pace() time.Duration {
 	return max(30*time.Second, time.Duration(len(s.Project.Config.Nodes))*2*time.Second)
 }
@@ -530,7 +530,7 @@ func (s *Site) look(v *runView) error {
 	active, found, err := runs.Running()
 	log := s.Log
 	if found {
-		log = func(past.Run) story.Story { return story.Story{} } // the board has it
+		log = func(past.Run) story.Story { return story.Story{} } // the board has the log
 	}
 	v.Last = &ui.HistoryOf([]past.Run{last}, nil, 0, log, s.Hide).Runs[0]
 	if !found || err != nil {
@@ -542,7 +542,7 @@ func (s *Site) look(v *runView) error {
 	return errors.Join(unread, err)
 }
 
-// history is what recast history lists. A run that has ended is read once.
+// history returns what recast history lists. It reads a run that has ended only once.
 func (s *Site) history(ctx context.Context) ui.History {
 	if s.Fetch != nil && wait.Elapsed(s.fetched) > time.Minute {
 		s.Fetch(ctx)

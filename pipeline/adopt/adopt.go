@@ -73,7 +73,7 @@ type Question struct {
 	Command string `json:"command"`
 }
 
-// Keep are the blocks for one resource of Terraform: one or the other keeps it from undoing a roll.
+// Keep holds two blocks for one resource of Terraform. Either of them keeps Terraform from undoing a roll.
 type Keep struct {
 	Resource string   `json:"resource"` // without keys of count and for_each
 	Nodes    []string `json:"nodes"`
@@ -95,7 +95,7 @@ type adoption struct {
 	doc     *terraform.Document
 	draft   config.Draft
 	res     Result
-	missing []error // what recast.yaml needs and nobody has said
+	missing []error // values that recast.yaml needs and that are not known
 }
 
 // Adopt writes recast.yaml and the schematics, all of them or none, and reads nothing but the document. With
@@ -146,7 +146,7 @@ func (in *adoption) write() error {
 	})
 }
 
-// ask notes what only a person, or a server, can say.
+// ask adds a question that only a person, or a server, can answer.
 func (in *adoption) ask(command, format string, args ...any) {
 	q := Question{fmt.Sprintf(format, args...), command}
 	if !slices.Contains(in.res.Questions, q) {
@@ -154,7 +154,8 @@ func (in *adoption) ask(command, format string, args ...any) {
 	}
 }
 
-// need is what recast.yaml can't be without: what was given, else the only one that the JSON says.
+// need returns a value that recast.yaml needs: the given value, else the only value in the JSON. Without either, it
+// notes the value as missing.
 func (in *adoption) need(given string, told []string, what, flag, command string) string {
 	slices.Sort(told)
 	told = slices.Compact(told)
@@ -172,7 +173,7 @@ func (in *adoption) need(given string, told []string, what, flag, command string
 	return ""
 }
 
-// proxmox says how Proxmox is reached.
+// proxmox fills in what recast.yaml says about Proxmox: endpoints, storage for boot ISOs, and VMIDs.
 func (in *adoption) proxmox() {
 	d := &in.draft
 	d.Fingerprint, d.CAFile = in.Fingerprint, in.CAFile
@@ -206,7 +207,7 @@ func (in *adoption) proxmox() {
 	}
 }
 
-// keep makes the blocks, one for each resource.
+// keep makes a Keep for each resource.
 func (in *adoption) keep() {
 	of := func(address string) *Keep {
 		block := terraform.Block(address)
@@ -231,7 +232,8 @@ func (in *adoption) keep() {
 	}
 }
 
-// schematic is the file of a schematic, and the secrets that it holds.
+// schematic adds the file of a schematic. If the schematic holds secrets, only its owner may read the file, and a
+// question says so.
 func (in *adoption) schematic(s terraform.Schematic, name string) error {
 	parsed, err := schematics.Unlocked(s.Address, []byte(cmp.Or(s.YAML, "{}\n")))
 	if err != nil {
@@ -271,8 +273,8 @@ type Threat struct {
 	Prevents string       `json:"prevents"`          // the block or command that does
 }
 
-// Check finds what a plan would destroy. It needs no server: VMs are told by their VMIDs, and roles by the nodes'
-// files, as far as they are there.
+// Check finds what a plan would destroy. It needs no server: it knows VMs by their VMIDs, and roles from the nodes'
+// files, if there are any.
 func Check(c *config.Config, d *terraform.Document, roles map[string]string) (Verdict, error) {
 	res := Verdict{Cluster: c.Cluster, File: d.File, Nodes: len(c.Nodes), Managed: []string{}, Threats: []Threat{}, Outages: []Outage{}}
 	if !d.Plan {
@@ -309,8 +311,9 @@ func Check(c *config.Config, d *terraform.Document, roles map[string]string) (Ve
 	return res, nil
 }
 
-// against is a change as a threat to each node that it is one to: by its VM, or by the VM that owns disks of
-// it. A machine that is reset is told by its address; if no VM has that, it may be any of them.
+// against returns a change as a threat to each node that it affects, through the node's VM or through the VM that
+// owns disks of the node. A machine that is reset is known by its address; if no VM has that address, the machine may
+// be any node's.
 func against(nodes []config.Node, t terraform.Threat, vms []terraform.VM) []Threat {
 	threat := Threat{VMID: cluster.VMID(t.VM.VMID), Host: t.VM.Host, Address: t.VM.Address, What: t.What, Loses: t.Loses, Because: t.Because, Prevents: t.Prevents()}
 	vm := t.VM
@@ -335,8 +338,8 @@ func against(nodes []config.Node, t terraform.Threat, vms []terraform.VM) []Thre
 	return out
 }
 
-// isOf says whether a VM is the one of a node. A VM with the node's number on another host is one that was
-// migrated; only if its name is another one too, it is a VM of another Proxmox cluster.
+// isOf says whether a VM is a node's. A VM with the node's VMID on another host was migrated, unless its name
+// differs, too: then it is a VM of another Proxmox cluster.
 func isOf(n config.Node, vm terraform.VM) bool {
 	return n.VMID != 0 && n.VMID == vm.VMID && (n.Host == "" || vm.Host == "" || n.Host == vm.Host || n.Name == vm.Name)
 }
@@ -363,8 +366,8 @@ type Outage struct {
 	Why     []string     `json:"why"`     // the attributes, as they change
 }
 
-// outage adds a change for each node that it is about. A machine that no node is told by may be any of them, as one that
-// is reset. A VM that is stopped is a threat: nobody starts it again.
+// outage adds a change for each node that it affects. A machine that matches no node may be any node's, as in
+// against. A stopped VM is a threat: nobody starts it again.
 func (v *Verdict) outage(c *config.Config, d *terraform.Document, o terraform.Outage) {
 	for _, name := range nodesOf(c, d, o) {
 		if o.New && !slices.ContainsFunc(c.Nodes, func(n config.Node) bool { return n.Name == name && !d.Makes(n.VMID, n.Name) }) {
@@ -415,7 +418,7 @@ func isMachine(c *config.Config, d *terraform.Document, n config.Node, at string
 		slices.ContainsFunc(d.Machines, func(m terraform.Machine) bool { return m.Node == at && m.Hostname == n.Name })
 }
 
-// worker says whether a node is known to be a worker, by its configuration or by Terraform. Who is not, counts as
+// worker says whether a node is known to be a worker, by its configuration or by Terraform. Any other node counts as
 // a control plane.
 func worker(c *config.Config, d *terraform.Document, by map[string]string, name string) bool {
 	i := slices.IndexFunc(c.Nodes, func(n config.Node) bool { return n.Name == name })
@@ -441,8 +444,8 @@ func worker(c *config.Config, d *terraform.Document, by map[string]string, name 
 	return roles["worker"] && len(roles) == 1
 }
 
-// tooMany says why what a plan takes down at a time is too much; "" if it is not. What is only rebooted if Talos finds that
-// it has to be, does not count.
+// tooMany says why a plan takes down too much at a time; "" if it does not. A node that reboots only if Talos finds
+// it necessary does not count.
 func tooMany(c *config.Config, d *terraform.Document, by map[string]string, outages []Outage) string {
 	var down, controls []string
 	for _, o := range outages {

@@ -114,7 +114,7 @@ func (in *adoption) leave(vm terraform.VM, why string) {
 	in.res.Left = append(in.res.Left, fmt.Sprintf("%s (VM %d): %s", vm.Address, vm.VMID, why))
 }
 
-// below is the address in list that the address is, or is in; "" if there is none.
+// below returns the address in list that equals address or contains it; "" if there is none.
 func below(address string, list []string) string {
 	for _, at := range list {
 		if rest, in := strings.CutPrefix(address, at); in && (rest == "" || rest[0] == '.' || rest[0] == '[') {
@@ -126,7 +126,7 @@ func below(address string, list []string) string {
 
 var talos = regexp.MustCompile(`(?i)(^|[^a-z])talos([^a-z]|$)`)
 
-// reason says by what a VM is known to run Talos; "" if by nothing.
+// reason returns what shows that a VM runs Talos; "" if nothing does.
 func (in *adoption) reason(vm terraform.VM) string {
 	if m := in.machine(vm); m.Address != "" {
 		return m.Address
@@ -142,7 +142,7 @@ func (in *adoption) reason(vm terraform.VM) string {
 	return ""
 }
 
-// machine joins what the Talos provider says of a VM's machine: told by its address or its name.
+// machine joins what the Talos provider says about a VM's machine, which is known by its address or its name.
 func (in *adoption) machine(vm terraform.VM) terraform.Machine {
 	var out terraform.Machine
 	for _, m := range in.doc.Machines {
@@ -159,7 +159,7 @@ func (in *adoption) machine(vm terraform.VM) terraform.Machine {
 	return out
 }
 
-// builds are the builds of an Image Factory that a VM's disks, its drive or its configuration name.
+// builds returns the builds of an Image Factory that a VM's disks, its drive or its configuration name.
 func (in *adoption) builds(vm terraform.VM) []terraform.Build {
 	var out []terraform.Build
 	names := []string{in.machine(vm).Image}
@@ -241,13 +241,13 @@ func (in *adoption) holder(n *Node) {
 	}
 }
 
-// class is the class with the shape of a node's VM.
+// class returns the name of the class with the shape of a node's VM, and adds the class if it is new.
 func (in *adoption) class(n *Node) string {
 	shape := n.vm.Shape
 	system := in.system(n)
 	for _, d := range n.vm.Disks {
 		if system == "" || !n.owns(d) || d.GiB() == 0 || d.Slot == "" {
-			continue // a disk that a class does not name stays as it is; a roll must not make one anew
+			continue // a disk that a class does not name stays as it is; a roll must not recreate this disk
 		}
 		disk := config.VMDisk{Slot: d.Slot, Storage: &d.Storage, Size: &config.DiskSize{GiB: d.GiB()}}
 		if d.Slot == system {
@@ -279,8 +279,8 @@ func (n *Node) owns(d terraform.Disk) bool {
 	return d.Storage != "" && (owner == 0 || owner == n.vm.VMID)
 }
 
-// system is the slot of the disk that Talos is on: the only one, or the only one that is made from an image
-// of Talos. recast proves it again before it replaces a disk.
+// system returns the slot of the disk that Talos is on: the only disk, or the only disk that is made from an image of
+// Talos. recast proves again that it is the system disk before it replaces a disk.
 func (in *adoption) system(n *Node) string {
 	var own, imaged []terraform.Disk
 	for _, d := range n.vm.Disks {
@@ -306,7 +306,7 @@ func (in *adoption) system(n *Node) string {
 	return ""
 }
 
-// ofTalos says whether an image is one of Talos.
+// ofTalos says whether an image is a Talos image.
 func (in *adoption) ofTalos(id string) bool {
 	if talos.MatchString(id) {
 		return true
@@ -317,7 +317,7 @@ func (in *adoption) ofTalos(id string) bool {
 	})
 }
 
-// images says which images the nodes run.
+// images fills in which images the nodes run.
 func (in *adoption) images() {
 	var all []terraform.Build
 	for _, n := range in.res.Nodes {
@@ -358,7 +358,7 @@ func (in *adoption) images() {
 	in.schematics()
 }
 
-// schematics says what the images contain.
+// schematics fills in what the images contain.
 func (in *adoption) schematics() {
 	if in.Schematic != "" {
 		in.given()
@@ -370,7 +370,7 @@ func (in *adoption) schematics() {
 	for i, n := range in.res.Nodes {
 		id := ""
 		for _, b := range in.builds(n.vm) {
-			id = b.Schematic // the configuration's installer is first, and an image is what it began with
+			id = b.Schematic // the configuration's installer is first; an image is only what the node began with
 			break
 		}
 		if id == "" {
@@ -408,7 +408,7 @@ func (in *adoption) schematics() {
 	}
 }
 
-// given has all nodes run the schematic of --schematic.
+// given makes all nodes run the schematic of --schematic.
 func (in *adoption) given() {
 	file, errFile := filepath.Abs(in.Schematic)
 	dir, errDir := filepath.Abs(in.Dir)

@@ -508,8 +508,7 @@ func (d *checkup) nodes() {
 	}
 }
 
-// unreadNode reports a node that could not be read; as a problem only if it does not
-// follow from another one.
+// unreadNode reports a node that could not be read; as a problem only if it does not follow from another problem.
 func (d *checkup) unreadNode(a survey.Assessment, err error) {
 	blind := slices.ContainsFunc(d.missing.Lacks, func(l survey.Lack) bool { return l.Privilege == "VM.Audit" })
 	switch {

@@ -178,8 +178,8 @@ func (d *checkup) containers(ctx context.Context) {
 	}
 }
 
-// endpoints asks every configured address separately: a roll that fails over to one must
-// find the same cluster there. It says whether any answers.
+// endpoints asks every configured address separately: a roll that fails over to an address must find the same cluster
+// there. reached says whether any address answers.
 func (d *checkup) endpoints(ctx context.Context) (reached bool) {
 	if d.src.ErrProxmox != nil {
 		d.fail(GroupProxmox, "API", d.src.ErrProxmox)
@@ -223,7 +223,7 @@ func (d *checkup) endpoints(ctx context.Context) (reached bool) {
 	return reached
 }
 
-// readHosts reads the details of each host, and says whether it could.
+// readHosts reads the details of each host, and says whether that succeeded.
 func (d *checkup) readHosts(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()

@@ -50,8 +50,8 @@ func (d *checkup) unseen(storage string) bool {
 	})
 }
 
-// imageStorage checks a storage for boot ISOs or disk images. One that can't take disk images
-// is a problem unless the machines boot the ISO instead.
+// imageStorage checks a storage for boot ISOs or disk images. A storage that can't take disk images is a problem
+// unless the machines boot the ISO instead.
 func (d *checkup) imageStorage(ctx context.Context, of images.Artefact, storage string, hosts []string) {
 	what := label(of) + " storage " + storage
 	if d.unseen(storage) {
@@ -135,7 +135,7 @@ func (d *checkup) imagesOn(ctx context.Context, of images.Artefact, storage, hos
 	}
 }
 
-// noDisk reports a schematic of which no disk image is made.
+// noDisk reports a schematic for which no disk image is made.
 func (d *checkup) noDisk(what, why string) {
 	if d.Config.Images.Boot == config.BootAuto {
 		d.warn(GroupStorage, what, "", "none is made, so its machines boot the ISO: %s", why)
@@ -283,9 +283,9 @@ func share(used, size int64) float64 {
 	return float64(used) / float64(size)
 }
 
-// replication checks the storage systems that keep volumes on several nodes: what was read of them,
-// whether they wait as long as nodes are away, and whether recast may have them wait longer, or has left
-// that set. What could not be read was reported with its nodes.
+// replication reports on the storage systems that keep volumes on several nodes: whether they wait as long as nodes
+// are away, and whether recast may make them wait longer, or has left that setting changed. Systems that could not be
+// read were reported with their nodes.
 func (d *checkup) replication(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -303,7 +303,7 @@ func (d *checkup) replication(ctx context.Context) {
 	}
 }
 
-// patience compares how long the system waits with how long its nodes are away.
+// patience compares how long a storage system waits with how long its nodes are away.
 func (d *checkup) patience(ctx context.Context, s replica.System) {
 	node, away := "", time.Duration(0)
 	past, _ := story.Durations(d.Runs().Dir) // without them, outages are assumed

@@ -55,7 +55,7 @@ func Compare(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes
 	if err != nil {
 		return Diffs{}, err
 	}
-	wanted, err := wantedOf(p, nil) // what is without a configuration is compared with others
+	wanted, err := wantedOf(p, nil) // all nodes: a machine without a configuration is compared with the others
 	if err != nil {
 		return Diffs{}, err
 	}
@@ -111,7 +111,7 @@ func errNone(p pipeline.Project) error {
 		"recast config show NODE shows what a node runs; docs/howto/machine-configuration.md says where configurations may be kept")
 }
 
-// wantedOf are the nodes of these names, whatever the lock is; without names, all nodes.
+// wantedOf returns the nodes with these names, whatever the lock is; without names, all nodes.
 func wantedOf(p pipeline.Project, names []string) ([]cluster.Wanted, error) {
 	lock, _ := schematics.ReadLock(p.LockFile()) // configurations need none
 	wanted := p.Wanted(lock)
@@ -136,8 +136,8 @@ type Config struct {
 	Text cluster.Secret
 }
 
-// Running reads the machine configurations that these nodes run; none: all nodes. It fails if
-// one can't be read.
+// Running reads the machine configurations that these nodes run; none: all nodes. It fails if a configuration can't
+// be read.
 func Running(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes ...string) ([]Config, error) {
 	wanted, err := wantedOf(p, nodes)
 	if err != nil {
@@ -156,8 +156,8 @@ func Running(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes
 	return out, errors.Join(problems...)
 }
 
-// Wanted reads the configurations that talos.machineConfigs has for these nodes; none: for
-// all nodes. It fails if there is none for a node that was named, or for no node.
+// Wanted reads the configurations that talos.machineConfigs has for these nodes; none: for all nodes. It fails if a
+// named node has none, or if no node has any.
 func Wanted(ctx context.Context, p pipeline.Project, read func(context.Context, string) (cluster.Secret, bool, error), nodes ...string) ([]Config, error) {
 	if read == nil {
 		return nil, errNone(p)
@@ -193,8 +193,8 @@ func Shown(text cluster.Secret) ([]byte, error) {
 	return shown, nil
 }
 
-// Begin returns the machine configuration of the control plane with which a cluster is to begin, and
-// the addresses that all its control planes will have, that one's first.
+// Begin returns the machine configuration of first, the control plane with which a cluster begins, and the addresses
+// that the control planes will have, the address of first at the start.
 func Begin(ctx context.Context, p pipeline.Project, read func(context.Context, string) (cluster.Secret, bool, error), first string) (text cluster.Secret, endpoints []netip.Addr, err error) {
 	if _, err := wantedOf(p, []string{first}); err != nil {
 		return nil, nil, err
@@ -231,7 +231,7 @@ func Begin(ctx context.Context, p pipeline.Project, read func(context.Context, s
 	return text, endpoints, nil
 }
 
-// Roles are those of the nodes whose configuration in talos.machineConfigs could be read and says one.
+// Roles returns the role of each node whose configuration in talos.machineConfigs can be read and has a role.
 func Roles(ctx context.Context, p pipeline.Project, read func(context.Context, string) (cluster.Secret, bool, error)) map[string]string {
 	roles := map[string]string{}
 	if read == nil {

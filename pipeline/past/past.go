@@ -39,8 +39,8 @@ type Run struct {
 	Restored bool               `json:"restored,omitempty"`
 	Problems []string           `json:"problems,omitempty"` // parts that could not be read
 
-	// Dirs are those of its journals, each with a log: of the machine that started it, then of those that
-	// finished what it had begun.
+	// Dirs are the directories of the run's journals, each with a log: first that of the machine that started the
+	// run, then those of the machines that continued it.
 	Dirs []string `json:"-"`
 }
 
@@ -48,12 +48,12 @@ type Run struct {
 type Options struct {
 	Holder claim.Holder
 	Dead   func(claim.Holder) bool
-	// Suspended says whether another process is stopped here; nil: never known.
+	// Suspended says whether another process is stopped on this machine; nil: never known.
 	Suspended func(claim.Holder) bool
 }
 
-// Runs are the runs whose journals are on this machine, in Dir, and copies of those that other machines have
-// shared, below Elsewhere ("": none).
+// Runs reads the runs of this machine, whose journals are in Dir, and copies of runs that other machines have shared,
+// below Elsewhere ("": none).
 type Runs struct{ Dir, Elsewhere string }
 
 // All reads every run, newest first; what could not be read comes back as texts.
@@ -89,7 +89,8 @@ func (r Runs) List() ([]journal.RunInfo, error) {
 	return infos, errors.Join(errs...)
 }
 
-// joined is one run of two journals: it began with the first, and ended with the last that had anything to say.
+// joined returns one run from two of its journals: the run began with the earlier journal, and its end is that of the
+// journal with the latest known time.
 func joined(a, b journal.RunInfo) journal.RunInfo {
 	if b.Started.Before(a.Started) {
 		a, b = b, a
@@ -229,7 +230,8 @@ func (r *Run) standing(o Options) string {
 	return "running or killed"
 }
 
-// Suspended says which process is suspended, and how it goes on; "": the run is not, as far as is known.
+// Suspended says which process is suspended, and how to continue it; "": the run is not suspended, as far as is
+// known.
 func (r Run) Suspended() string {
 	if r.Result != suspended {
 		return ""
@@ -380,18 +382,18 @@ func get[T any](r *Run, j *journal.Journal, key string) *T {
 // skew is by how much the clocks of two machines may differ.
 const skew = 10 * time.Minute
 
-// dated is a run whose start is known, as well as it is.
+// dated is a run with its start, as exactly as that is known.
 type dated struct {
 	planning.Replacing
 	info    journal.RunInfo
 	by      string // the machine whose clock says when; "": unknown
-	guessed bool   // by its ID: its journal is not here, and Proxmox has no time of it
+	guessed bool   // the start is that in the ID: the journal is not here, and Proxmox has no time
 }
 
-// Order sorts runs that replaced system disks, the newest first: by their journals where those are here, else by what
-// Proxmox has recorded, else by their IDs. sure is false if the last of them may be another one.
+// Order sorts runs that replaced system disks, the newest first. The start of a run is taken from its journal if that
+// is here, else from Proxmox, else from its ID. sure is false if another run may be the newest.
 func (r Runs) Order(runs []planning.Replacing) (ordered []planning.Replacing, sure bool) {
-	infos, _ := r.List() // a run that can't be read is as one of another machine
+	infos, _ := r.List() // a run that can't be read counts as a run of another machine
 	var all []dated
 	for _, run := range runs {
 		all = append(all, r.date(run, infos))
@@ -425,7 +427,8 @@ func (r Runs) date(run planning.Replacing, infos []journal.RunInfo) dated {
 	return d
 }
 
-// follows says whether d certainly started after an earlier run: one claim at a time, so two runs never overlap.
+// follows says whether d certainly started after an earlier run. Two runs never overlap, since only one has the
+// claim.
 func (d dated) follows(earlier dated) bool {
 	if d.guessed || earlier.guessed {
 		return false
@@ -449,7 +452,7 @@ type About struct {
 	Command string       `json:"command"` // "roll", "undo --previous", "undo --cancel"
 	Cluster string       `json:"cluster"` // its name
 	By      claim.Holder `json:"by"`      // the process that started it
-	// Elsewhere says that another machine started it, which has the details, and By only finished it.
+	// Elsewhere says that another machine started the run and has the details; By only continued it.
 	Elsewhere bool `json:"elsewhere,omitempty"`
 	// GoneOn are the processes that continued it.
 	GoneOn []claim.Holder `json:"goneOn,omitempty"`

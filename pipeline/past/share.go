@@ -30,7 +30,7 @@ import (
 // Files of a run beside its journal.
 const (
 	lockName   = "recast.lock" // in a record: the lock that the run was started with
-	beforeName = "before.lock" // and the one before, if it was known
+	beforeName = "before.lock" // in a record: the lock before that, if known
 	digestName = "record"      // in a copy: the digest of its record
 )
 
@@ -42,7 +42,7 @@ const (
 	maxLock     = 1 << 20 // bytes: every command reads them
 )
 
-// Sharing copies runs to a list in a registry, and from there.
+// Sharing copies runs to and from a list in a registry.
 type Sharing struct {
 	Runs    Runs
 	Records images.Records
@@ -53,13 +53,13 @@ type Sharing struct {
 	Hide func([]byte) []byte
 }
 
-// shown says whether history and reports read a fact of a run. Others may be of machine configurations.
+// shown says whether history and reports read a fact of a run. Other facts may hold machine configurations.
 func shown(key string) bool {
 	return slices.Contains([]string{AboutKey, FatesKey, PlanKey, FirstPlanKey, UpgradeKey, RestoreKey}, key) || cluster.IsTookKey(key) || cluster.IsHandsOverKey(key) || cluster.IsHookKey(key)
 }
 
-// Share puts what this machine knows of a run on the list, with the lock that the run was started with and the one
-// before.
+// Share adds what this machine knows of a run to the list, together with the lock that the run was started with and
+// the lock before that.
 func (s Sharing) Share(ctx context.Context, id string) error {
 	files, err := journal.Files(s.Runs.Dir, id, shown, story.LogName, story.OlderLogName)
 	if err != nil {
@@ -90,7 +90,7 @@ func (s Sharing) Share(ctx context.Context, id string) error {
 	return s.Records.Keep(ctx, s.List, r, content, keepShared)
 }
 
-// packed makes a record of files. Of the same files it makes the same record.
+// packed makes a record of files. The output is deterministic.
 func packed(files map[string][]byte) ([]byte, error) {
 	var b bytes.Buffer
 	zipped := gzip.NewWriter(&b)
@@ -107,14 +107,14 @@ func packed(files map[string][]byte) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// unpacked reads the files of a record, of most bytes at most with all that is about them.
+// unpacked reads the files of a record. It fails if they take more than most bytes, headers included.
 func unpacked(content []byte, most int64) (map[string][]byte, error) {
 	zipped, err := gzip.NewReader(bytes.NewReader(content))
 	if err != nil {
 		return nil, err
 	}
 	files, left := map[string][]byte{}, most
-	for t := tar.NewReader(io.LimitReader(zipped, most+1)); ; { // of headers, too, a few bytes can stand for millions
+	for t := tar.NewReader(io.LimitReader(zipped, most+1)); ; { // headers count, too: a few zipped bytes can unpack to millions
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
 			return files, nil
@@ -131,11 +131,11 @@ func unpacked(content []byte, most int64) (map[string][]byte, error) {
 	}
 }
 
-// Fetch copies runs of other machines from the list to this one, the newest first, most of them at most; 0: all.
-// What it has copied before it does not read again. Of a run that can't be copied it says why, and goes on.
+// Fetch copies runs of other machines from the list to this machine: the newest runs, up to the number most; 0: all.
+// It skips records already copied. If a run can't be copied, it calls warn with the reason and continues.
 func (s Sharing) Fetch(ctx context.Context, most int, warn func(string)) error {
 	failed := map[string]error{}
-	for range 2 { // a run that goes on replaces its record
+	for range 2 { // an active run replaces its record
 		clear(failed)
 		list, err := s.list(ctx)
 		if err != nil {
@@ -144,7 +144,7 @@ func (s Sharing) Fetch(ctx context.Context, most int, warn func(string)) error {
 		s.forget(list)
 		if len(list) > 0 {
 			if err := journal.KeepOutOfGit(filepath.Dir(s.Runs.Elsewhere)); err != nil {
-				return err // as it would be for each
+				return err // the error would be the same for each run
 			}
 		}
 		if most > 0 {
@@ -168,7 +168,7 @@ func (s Sharing) Fetch(ctx context.Context, most int, warn func(string)) error {
 	return nil
 }
 
-// listWait is how long a registry may take to answer: without it, history is what is here.
+// listWait is how long a registry may take to answer. Without an answer, history shows what is here.
 const listWait = 5 * time.Second
 
 func (s Sharing) list(ctx context.Context) ([]images.Record, error) {
@@ -178,10 +178,10 @@ func (s Sharing) list(ctx context.Context) ([]images.Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the runs in %s: %w", s.List, err)
 	}
-	return list[:min(keepShared, len(list))], nil // of recast; others may have put more there
+	return list[:min(keepShared, len(list))], nil // recast keeps no more; others may have put more there
 }
 
-// forget removes copies that are on the list no more, if there are more than a list keeps.
+// forget removes copies that are no longer on the list, if there are more copies than a list keeps.
 func (s Sharing) forget(list []images.Record) {
 	copies, _ := filepath.Glob(filepath.Join(s.Runs.Elsewhere, "*", "*")) // the pattern is valid
 	if len(copies) <= keepShared {
@@ -194,7 +194,7 @@ func (s Sharing) forget(list []images.Record) {
 	}
 	for _, dir := range copies {
 		if !listed[dir] {
-			_ = os.RemoveAll(dir) // next time
+			_ = os.RemoveAll(dir) // on failure, the next Fetch tries again
 		}
 	}
 }
@@ -226,11 +226,11 @@ func (s Sharing) fetch(ctx context.Context, r images.Record) error {
 	return journal.Place(dir, id, files, shown, story.LogName, story.OlderLogName, lockName, beforeName, digestName)
 }
 
-// locks are the texts of the locks in the copies of other machines' runs, each once, the newest run first. What can't be read
-// or is too long for a lock is not among them: they are only information.
+// locks returns the texts of the locks in the copies of other machines' runs, each once, the newest run first. It
+// leaves out files that can't be read or are too long for a lock: the texts are only information.
 func (r Runs) locks() (texts [][]byte) {
 	copies, _ := filepath.Glob(filepath.Join(r.Elsewhere, "*", "*")) // the pattern is valid
-	infos, _ := r.List()                                             // of a run that can't be read, the locks come last
+	infos, _ := r.List()                                             // if a run can't be read, its locks come last
 	place := func(dir string) int {
 		at := slices.IndexFunc(infos, func(info journal.RunInfo) bool { return info.ID == filepath.Base(dir) })
 		if at < 0 {
@@ -256,12 +256,12 @@ func (r Runs) locks() (texts [][]byte) {
 	return texts
 }
 
-// A run has one journal on each machine that worked on it: on the one that started it, and on those that
-// finished what it had begun (About.Elsewhere). Copies of the former are in Elsewhere/first, those of another
-// machine in a directory of its own.
+// firstPart is the directory in Elsewhere for journals of machines that started a run. A run has one journal on each
+// machine that worked on it: on the machine that started it, and on machines that continued it (About.Elsewhere).
+// Copies from each of the latter are in a directory of their own.
 const firstPart = "first"
 
-// partOf names the part that a journal is of its run.
+// partOf returns which part of its run a journal holds.
 func partOf(a *About) string {
 	if a == nil || !a.Elsewhere {
 		return firstPart
@@ -270,7 +270,7 @@ func partOf(a *About) string {
 	return hex.EncodeToString(sum[:6])
 }
 
-// dirs are the directories with journals: the one of this machine first.
+// dirs returns the directories with journals, this machine's first.
 func (r Runs) dirs() ([]string, error) {
 	dirs := []string{r.Dir}
 	if r.Elsewhere == "" {
@@ -291,14 +291,14 @@ func (r Runs) dirs() ([]string, error) {
 	return dirs, nil
 }
 
-// partHere is the part of a run whose journal this machine has; "" if it has none.
+// partHere returns which part of a run this machine's journal holds; "" if there is no journal here.
 func (r Runs) partHere(id string) string {
 	j, err := journal.Open(r.Dir, journal.Options{Run: id, ReadOnly: true})
 	if err != nil {
 		return ""
 	}
 	defer j.Close()
-	about, _ := Fact[About](j, AboutKey) // one that can't be read is of this machine
+	about, _ := Fact[About](j, AboutKey) // without a readable description, this machine counts as the one that started the run
 	return partOf(about)
 }
 
@@ -331,7 +331,8 @@ func (r *Run) join(p Run) {
 	r.Restored = r.Restored || p.Restored
 }
 
-// fates are the results before later ones, of a run that was killed by which nodes have a recorded duration.
+// fates returns r's results, without the later ones. If a killed run has recorded none, nodes with a recorded
+// duration count as done, and other planned nodes as left.
 func (r *Run) fates(later *cluster.Fates) *cluster.Fates {
 	if r.Fates != nil || later == nil || r.Plan == nil {
 		return r.Fates
@@ -347,7 +348,7 @@ func (r *Run) fates(later *cluster.Fates) *cluster.Fates {
 	return f
 }
 
-// joinedFates are the results of both, of a node with two those of later.
+// joinedFates joins two results. A node that is in both has the result of later.
 func joinedFates(earlier, later *cluster.Fates) *cluster.Fates {
 	if earlier == nil || later == nil {
 		if earlier == nil {
@@ -368,11 +369,11 @@ func joinedFates(earlier, later *cluster.Fates) *cluster.Fates {
 // Locks are the locks that a project has had.
 type Locks struct {
 	Present string // recast.lock
-	Dir     string // of those that recast lock has replaced
-	Runs    Runs   // of which others' have theirs
+	Dir     string // of the locks that recast lock has replaced
+	Runs    Runs   // copies of other machines' runs hold their locks
 }
 
-// Known says whether this machine has a past lock, or a run of another machine.
+// Known says whether this machine has, or may have, a past lock or a copy of another machine's run.
 func (l Locks) Known() bool {
 	for _, dir := range []string{l.Dir, l.Runs.Elsewhere} {
 		if known, err := os.ReadDir(dir); len(known) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -382,7 +383,8 @@ func (l Locks) Known() bool {
 	return false
 }
 
-// Learn puts what recast.lock was at a time among the past locks, unless it is that still.
+// Learn adds text, the content of recast.lock at an earlier time, to the past locks, unless recast.lock is still the
+// same.
 func (l Locks) Learn(text []byte, at time.Time) error {
 	present, err := schematics.ReadLock(l.Present)
 	if err != nil {
@@ -398,7 +400,8 @@ func (l Locks) Learn(text []byte, at time.Time) error {
 	return schematics.Learn(l.Dir, lock, at)
 }
 
-// Before is the lock before another one, for people: of this machine or, if that has none, of the last run elsewhere.
+// Before returns the lock before the given lock, for people: this machine's, or, if it has none, that of the last run
+// elsewhere.
 func (l Locks) Before(lock schematics.Lock) (before schematics.Lock, found bool) {
 	before, found, err := schematics.Previous(l.Dir, lock)
 	if found || err != nil {
@@ -412,8 +415,8 @@ func (l Locks) Before(lock schematics.Lock) (before schematics.Lock, found bool)
 	return before, false
 }
 
-// Shared are the locks in the copies of other machines' runs, the newest first. They are believed only as far as they
-// prove themselves: which extensions a lock hash stands for. What to install is never taken from them.
+// Shared returns the locks in the copies of other machines' runs, the newest first. recast trusts them only as far as
+// their hashes prove: which extensions a lock hash stands for. It never takes from them what to install.
 func (l Locks) Shared() (locks []schematics.Lock) {
 	for _, text := range l.Runs.locks() {
 		if lock, err := schematics.ParseLock("a shared lock", text); err == nil {
@@ -423,7 +426,7 @@ func (l Locks) Shared() (locks []schematics.Lock) {
 	return locks
 }
 
-// Text is that of the lock with a key, if it has no secrets; nil otherwise.
+// Text returns the text of the lock with a key; nil if there is none, or if the lock holds secrets.
 func (l Locks) Text(key string) []byte {
 	for _, file := range []string{l.Present, filepath.Join(l.Dir, key+".lock")} {
 		lock, err := schematics.ReadLock(file)

@@ -1,4 +1,4 @@
-// Package rebuild makes the control planes of a broken cluster again, with a snapshot of its etcd.
+// Package rebuild recreates the control planes of a broken cluster, with a snapshot of its etcd.
 package rebuild
 
 import (
@@ -21,9 +21,9 @@ type Options struct {
 	Copied bool   // File was copied from a member's data directory and has no checksum
 }
 
-// Rebuild takes away what is left of all control planes, makes the first one with the snapshot, and then
-// all others: verify → take away → bootstrap. It goes on with what an earlier one has begun. Workers are
-// left as they are.
+// Rebuild takes away what is left of all control planes, creates the first one with the snapshot, and then creates
+// the others: verify → take away → bootstrap. It continues an earlier Rebuild that did not finish. Workers stay as
+// they are.
 func Rebuild(ctx context.Context, p pipeline.Project, c pipeline.Images, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions, of Options) (pipeline.Report, error) {
 	read := func(ctx context.Context) (etcd.Snapshot, error) {
 		return pipeline.ReadSnapshot(ctx, pipeline.RestoreOptions{File: of.File, Node: of.First, Copied: of.Copied})
@@ -50,8 +50,8 @@ func Rebuild(ctx context.Context, p pipeline.Project, c pipeline.Images, m pipel
 	return rep, err
 }
 
-// controlPlanes is the project without its workers: nothing is asked of them, and nothing done to them.
-// members are those of the etcd in the snapshot.
+// controlPlanes returns the project without its workers, which are neither read nor changed. members are the members
+// of the etcd in the snapshot.
 func controlPlanes(ctx context.Context, p pipeline.Project, m pipeline.Machines, members []string) (pipeline.Project, []string, error) {
 	files, err := configs.Wanted(ctx, p, m.MachineConfig)
 	if err != nil {

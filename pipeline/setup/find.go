@@ -175,7 +175,7 @@ func (in *initial) proxmox(ctx context.Context) (err error) {
 	return in.vmids(ctx)
 }
 
-// clusterName is what the cluster is to be called.
+// clusterName returns the name for the cluster.
 func (in *initial) clusterName() string {
 	return cmp.Or(in.Cluster, in.found.Cluster, clusterName(in.Context))
 }
@@ -265,7 +265,7 @@ func (in *initial) hosts() []string {
 	return slices.Compact(out)
 }
 
-// choose asks the user to choose one of several.
+// choose asks the user to choose one of several values.
 func (in *initial) choose(ctx context.Context, what, text, flag string, choices []string, fallback string) (string, error) {
 	if len(choices) == 1 {
 		return choices[0], nil
@@ -367,8 +367,8 @@ func (p plannedSchematic) content() string {
 		strings.Join(p.nodeNames(), ", ") + "\n" + p.Canonical()
 }
 
-// nameSchematics names each after the nodes that run it, or, if that is not unique, after
-// an extension that only it has.
+// nameSchematics names each schematic after the nodes that run it, or, if that name is not unique, after an extension
+// that only this schematic has.
 func nameSchematics(plans []plannedSchematic) {
 	if len(plans) == 1 {
 		plans[0].name = "default"

@@ -41,19 +41,19 @@ type NewOptions struct {
 	Age           []string // recipients that the secrets are encrypted for
 }
 
-// NewSources make what a new cluster is made of besides its VMs.
+// NewSources create what a new cluster needs besides its VMs.
 type NewSources struct {
 	Talos string // the newest version that is known
 	// Kubernetes returns the version for a Talos: the wanted one, or for "" the newest; "" if none is known.
 	Kubernetes func(talos, wanted string) (string, error)
 	// Secrets makes the secrets of a cluster.
 	Secrets func(talos string) (cluster.Secret, error)
-	// Protect encrypts a text for the file at path, for these recipients of age, or as the user's rules
-	// say; by names the program, "" if nothing says so.
+	// Protect encrypts a text for the file at path: for these recipients of age, or as the user's rules say. by names
+	// the program; "" if neither asks for encryption.
 	Protect func(ctx context.Context, path string, age []string, text cluster.Secret) (out []byte, by string, err error)
 }
 
-// newCluster is a running New. What is found are the nodes as they will be.
+// newCluster is a running New. The nodes in found are the nodes that the cluster will have.
 type newCluster struct {
 	*initial
 	NewOptions
@@ -68,8 +68,8 @@ const (
 	patchFile   = "patches/control-plane.yaml"
 )
 
-// New writes what a cluster from nothing is made of, all of it or nothing: recast.yaml, a schematic, the
-// secrets of the cluster, and recast.lock. Proxmox is only read.
+// New writes the files of a new cluster, all of them or none: recast.yaml, a schematic, the secrets of the cluster,
+// and recast.lock. It only reads Proxmox.
 func New(ctx context.Context, src InitSources, makes NewSources, o InitOptions, n NewOptions) (InitResult, error) {
 	in := &newCluster{initial: &initial{InitOptions: o, src: src, fresh: true}, NewOptions: n, makes: makes}
 	if err := VacantNew(o.Dir, o.Force); err != nil {
@@ -101,7 +101,7 @@ func VacantNew(dir string, force bool) error {
 	return Vacant(dir, force)
 }
 
-// take has q.Check take what was given, or else the answer to the question.
+// take passes the given answer to q.Check, or, if there is none, the user's answer to q.
 func (in *newCluster) take(ctx context.Context, given string, q Question) (err error) {
 	if given == "" {
 		if given, err = in.src.Ask(ctx, q); err != nil {
@@ -158,7 +158,7 @@ func (in *newCluster) versions(ctx context.Context) (err error) {
 	return nil
 }
 
-// named asks for the cluster's name, which no other cluster may have here.
+// named asks for the cluster's name, and refuses the name of another cluster here.
 func (in *newCluster) named(ctx context.Context) (err error) {
 	if in.Cluster == "" {
 		in.Cluster, err = in.src.Ask(ctx, Question{Text: "What is the cluster to be called?", Flag: "--cluster"})
@@ -201,7 +201,7 @@ func (in *newCluster) counted(ctx context.Context) error {
 	return in.sayable()
 }
 
-// unnamed refuses names that VMs have: recast makes no second VM of a name.
+// unnamed refuses node names that VMs have already: recast creates no second VM with the same name.
 func (in *newCluster) unnamed() error {
 	var taken []string
 	for _, vm := range in.found.VMs {
@@ -264,8 +264,8 @@ func (in *newCluster) described(context.Context) error {
 	return nil
 }
 
-// keepsSecrets refuses a directory with secrets, whatever the options: who replaces the secrets of a
-// cluster can't reach it any more.
+// keepsSecrets refuses a directory with secrets, whatever the options: without its secrets, a cluster can no longer
+// be reached.
 func keepsSecrets(dir string) error {
 	file := filepath.Join(dir, secretsFile)
 	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
@@ -277,7 +277,7 @@ func keepsSecrets(dir string) error {
 		"--dir makes another cluster elsewhere; if no cluster has these secrets, move the file away")
 }
 
-// secrets makes the secrets of the cluster, and encrypts them where that is wanted.
+// secrets makes the secrets of the cluster, and encrypts them if that is wanted.
 func (in *newCluster) secrets(ctx context.Context) ([]byte, error) {
 	text, err := in.makes.Secrets(in.Talos)
 	if err != nil {
@@ -298,7 +298,7 @@ func (in *newCluster) secrets(ctx context.Context) ([]byte, error) {
 	return out, nil
 }
 
-// sharedAddress is the patch that has control planes share an address.
+// sharedAddress returns the patch with which the control planes share an address.
 func (in *newCluster) sharedAddress(context.Context) ([]byte, error) {
 	return fmt.Appendf(nil, `# The control planes share this address: one of them has it, and another one takes it over.
 machine:
@@ -324,7 +324,7 @@ func (in *newCluster) number(ctx context.Context, n, given *int, least int, q Qu
 	return in.take(ctx, text, q)
 }
 
-// chooseHosts decides on which Proxmox nodes the VMs are: not on those that do not answer. away may be nil.
+// chooseHosts chooses the Proxmox nodes for the VMs, among those that answer. away may be nil.
 func (in *newCluster) chooseHosts(ctx context.Context, away *cluster.HostsAway) error {
 	all, err := in.src.Proxmox.Hosts(ctx)
 	if err != nil {

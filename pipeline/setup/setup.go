@@ -160,8 +160,8 @@ func Init(ctx context.Context, src InitSources, o InitOptions) (InitResult, erro
 	return in.res, nil
 }
 
-// mayLook refuses a token that can't see everything: Proxmox silently omits from its lists
-// what a token may not see.
+// mayLook refuses a token that can't see everything: Proxmox silently leaves out of its lists what a token may not
+// see.
 func (in *initial) mayLook(ctx context.Context) error {
 	var lacks []string
 	for _, need := range []struct{ privilege, path string }{{"Sys.Audit", "/"}, {"VM.Audit", "/vms"}} {
@@ -297,8 +297,7 @@ func (in *initial) names(is func(survey.Discovered) bool) []string {
 	return out
 }
 
-// one returns the common value of all nodes. If they differ, one recast.yaml can't
-// describe them.
+// one returns the common value of all nodes. If the values differ, a single recast.yaml can't describe the nodes.
 func (in *initial) one(what string, of func(cluster.Machine) string) (string, error) {
 	var values, parts []string
 	for _, n := range in.found.Nodes {
@@ -315,8 +314,8 @@ func (in *initial) one(what string, of func(cluster.Machine) string) (string, er
 	return values[0], nil
 }
 
-// sayable refuses what no recast.yaml can express, before the first question: it renders
-// one from all that is known by now, with valid values for the rest.
+// sayable refuses what no recast.yaml can express, before the first question: it renders a recast.yaml from what is
+// known so far, with valid values for the rest.
 func (in *initial) sayable() error {
 	talos := in.Talos
 	if talos == "" {
@@ -410,7 +409,7 @@ func (in *newCluster) addressed(ctx context.Context) (err error) {
 	return in.take(ctx, in.Gateway, Question{Text: fmt.Sprintf("What is the gateway of %s?", in.prefixes[0].Masked()), Flag: "--gateway", Check: in.isGateway})
 }
 
-// addressesOf reads addresses and ranges of them, each with the prefix length of its network.
+// addressesOf reads addresses and ranges of addresses, each with the prefix length of its network.
 func addressesOf(list []string) (out []netip.Prefix, err error) {
 	for _, text := range list {
 		addrs, bits, _ := strings.Cut(strings.TrimSpace(text), "/")
@@ -448,7 +447,7 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// assignable keeps as many addresses as there are nodes, unless one is a VM's.
+// assignable keeps as many addresses as there are nodes, and refuses an address that a VM has.
 func (in *newCluster) assignable() error {
 	need := len(in.found.Nodes)
 	if len(in.prefixes) < need {
@@ -463,7 +462,7 @@ func (in *newCluster) assignable() error {
 	return nil
 }
 
-// unused refuses an address that a VM has from its cloud-init drive. Others can't be seen.
+// unused refuses an address that a VM has from its cloud-init drive. Other addresses can't be seen.
 func (in *newCluster) unused(addr netip.Addr) error {
 	for _, vm := range in.found.VMs {
 		for key, value := range vm.Config {
@@ -480,7 +479,7 @@ func (in *newCluster) unused(addr netip.Addr) error {
 	return nil
 }
 
-// isGateway takes the gateway of the nodes.
+// isGateway checks and sets the gateway of the nodes.
 func (in *newCluster) isGateway(text string) (err error) {
 	if in.gateway, err = netip.ParseAddr(text); err != nil {
 		return fault.Configf("%q is no address of a gateway: write it like 10.0.0.1", text)
@@ -532,7 +531,7 @@ func (in *newCluster) reached(ctx context.Context) error {
 
 func endpoint(addr netip.Addr) string { return "https://" + net.JoinHostPort(addr.String(), "6443") }
 
-// isShared takes the address that the control planes share.
+// isShared checks and sets the address that the control planes share.
 func (in *newCluster) isShared(text string) error {
 	addr, err := netip.ParseAddr(text)
 	switch {
@@ -550,7 +549,7 @@ func (in *newCluster) isShared(text string) error {
 	return nil
 }
 
-// isEndpoint takes the URL of the Kubernetes API.
+// isEndpoint checks and sets the URL of the Kubernetes API.
 func (in *newCluster) isEndpoint(text string) error {
 	if u, err := url.Parse(text); err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil {
 		return fault.Configf("that is no URL of the Kubernetes API: write it like https://k8s.example:6443")

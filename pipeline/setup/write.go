@@ -65,7 +65,7 @@ func Place(dir string, files []string, fill func(stage string) error) (err error
 	if _, errThere := os.Stat(dir); errors.Is(errThere, fs.ErrNotExist) {
 		defer func() {
 			if err != nil {
-				_ = os.Remove(dir) // it is empty
+				_ = os.Remove(dir) // the directory is empty
 			}
 		}()
 	}

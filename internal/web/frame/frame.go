@@ -1,5 +1,5 @@
-// Package frame is what sites in a browser share: the layout and the style of their pages, who may
-// read them, and the runbooks. It knows nothing of clusters.
+// Package frame holds what recast's sites in a browser share: the layout and the style of their pages, the check of
+// who may read them, and the runbooks. It knows nothing about clusters.
 package frame
 
 import (
@@ -29,10 +29,10 @@ type Options struct {
 	Name  string      // of the site
 	Of    string      // what its pages show: "cluster prod"
 	Ends  string      // what ends when the pages can't be reached any more: "recast ui"
-	Where string      // what the footer says of who serves them
+	Where string      // the footer's words about who serves the pages
 	Base  string      // the path of all pages, "/…/"
-	Tabs  [][2]string // path and name of the pages that all others link to
-	// Pages has pages/NAME.gohtml for each of Names, and pages/parts.gohtml with what they share.
+	Tabs  [][2]string // path and name of the pages that every page links to
+	// Pages has pages/NAME.gohtml for each of Names, and pages/parts.gohtml with the parts that they share.
 	Pages fs.FS
 	Names []string
 	// Hide removes secrets from foreign text.
@@ -78,13 +78,13 @@ func (f *Frame) add(layout *template.Template, from fs.FS, names ...string) erro
 }
 
 type View struct {
-	Title string // of a tab: it is that tab
-	Again int    // seconds after which a browser without scripts loads it again; 0: never
+	Title string // the name of a tab: the page is that tab
+	Again int    // seconds after which a browser without scripts loads the page again; 0: never
 	Body  any
 	Frame *Frame // set by Render
 }
 
-// Render answers with a page, or with an error and nothing of it.
+// Render answers with a whole page, or with an error and no part of the page.
 func (f *Frame) Render(w http.ResponseWriter, status int, name string, v View) {
 	v.Frame = f
 	var page bytes.Buffer
@@ -101,7 +101,7 @@ func (f *Frame) Missing(w http.ResponseWriter, why string) {
 	f.Render(w, http.StatusNotFound, "missing", View{Title: "Not found", Body: why})
 }
 
-// Handle adds what every site has: runbooks, style, script, and an answer for pages that it has not.
+// Handle adds what every site has: runbooks, style, script, and an answer for unknown pages.
 func (f *Frame) Handle(mux *http.ServeMux) {
 	mux.HandleFunc("GET /runbooks", f.runbooksPage)
 	mux.HandleFunc("GET /runbooks/{code}", f.runbookPage)
@@ -110,7 +110,7 @@ func (f *Frame) Handle(mux *http.ServeMux) {
 	mux.HandleFunc("GET /", func(w http.ResponseWriter, _ *http.Request) { f.Missing(w, "there is no such page") })
 }
 
-// style is that of reports, and what pages add to it.
+// style serves the style of reports, and what pages add to it.
 func (f *Frame) style(w http.ResponseWriter, _ *http.Request) {
 	own, err := files.ReadFile("pages/site.css")
 	if err != nil {
@@ -131,8 +131,8 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	return nil
 }
 
-// Local reads an address to listen on. It refuses every one that others could reach: the pages
-// are not encrypted.
+// Local reads an address to listen on. It accepts only 127.0.0.1, which other machines can't reach: the pages are not
+// encrypted.
 func Local(text string) (netip.AddrPort, error) {
 	address, err := netip.ParseAddrPort(text)
 	if err == nil && address.Addr() == netip.AddrFrom4([4]byte{127, 0, 0, 1}) {
@@ -141,9 +141,9 @@ func Local(text string) (netip.AddrPort, error) {
 	return address, fmt.Errorf("%q: write 127.0.0.1:PORT, since the pages show whole clusters and are not encrypted", text)
 }
 
-// Guard lets only requests through whose Host header names this machine: a page of another site
-// whose name was made to resolve to 127.0.0.1 (DNS rebinding) sends its own. With port "", any
-// port will do: kubectl port-forward may listen on another one than the pages.
+// Guard lets only requests through whose Host header names this machine: a page of another site whose name was made
+// to resolve to 127.0.0.1 (DNS rebinding) sends that site's name. With port "", Guard accepts any port: kubectl
+// port-forward may listen on another port than the pages.
 func Guard(port string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -187,8 +187,8 @@ func (f *Frame) runbookPage(w http.ResponseWriter, r *http.Request) {
 	f.Render(w, http.StatusOK, "runbook", View{Title: strings.TrimPrefix(heading, "# "), Body: markdown(text)})
 }
 
-// markdown renders a page that is built in. Its links to other runbooks stay here, those to
-// the rest of the documentation lead to where it is published.
+// markdown renders a page that is built in. Its links to other runbooks stay on this site; its links to the rest of
+// the documentation lead to where that is published.
 func markdown(text string) template.HTML {
 	html := blackfriday.NewHTMLRenderer(blackfriday.HTMLRendererParameters{Flags: blackfriday.SkipHTML})
 	tree := blackfriday.New(blackfriday.WithExtensions(blackfriday.CommonExtensions)).Parse([]byte(text))

@@ -1,4 +1,4 @@
-// Package frametest is what tests of pages share.
+// Package frametest holds what tests of pages share.
 package frametest
 
 import (
@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// RequireSound requires that elements are closed, IDs are unique, and nothing comes from elsewhere or is
-// a script or style within the page, which its policy would refuse.
+// RequireSound requires that elements are closed, that IDs are unique, and that the page loads nothing from elsewhere
+// and holds no script or style, which its policy would refuse.
 func RequireSound(t testing.TB, page string, wrong ...string) {
 	t.Helper()
 	for _, text := range append([]string{"ZgotmplZ", "<no value>", "%!", "0001-01-01", " style=", "<style", " onclick="}, wrong...) {
