@@ -171,7 +171,7 @@ func (o *output) waitClosed(within time.Duration) {
 // the pipe open.
 func (o *output) end() {
 	o.waitClosed(closeTimeout)
-	_ = o.pipe.Close() // the pipe was only read, so nothing can be lost
+	_ = o.pipe.Close() // its error does not matter: the pipe was only read
 	<-o.done
 	o.said.End()
 }

@@ -28,7 +28,7 @@ const (
 	attemptRefused     = "Refused"
 	attemptClaimed     = "Claimed"
 	attemptKilled      = "Killed"      // by a signal
-	attemptInterrupted = "Interrupted" // by a signal that asked it to stop
+	attemptInterrupted = "Interrupted" // it was asked to stop
 	attemptLost        = "Lost"        // the node was lost, or someone deleted the Job
 )
 

@@ -170,7 +170,8 @@ func Environ(environ []string) []string {
 	return out
 }
 
-// isPlace says whether a value is the absolute path of an existing file or directory, as in GOOGLE_APPLICATION_CREDENTIALS.
+// isPlace says whether a value is the absolute path of an existing file or directory, as in
+// GOOGLE_APPLICATION_CREDENTIALS.
 func isPlace(value string) bool {
 	_, err := os.Stat(value)
 	return filepath.IsAbs(value) && err == nil

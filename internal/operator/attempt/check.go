@@ -318,8 +318,8 @@ func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
 	return nil
 }
 
-// unfinished returns the nodes that an earlier run left unfinished, and the plan's ID. recast finishes such nodes
-// without a plan from a file.
+// unfinished returns the nodes that an earlier run left unfinished, and the plan's ID. recast carries out a plan with
+// unfinished nodes, but does not read such a plan from a file.
 func unfinished(plan []byte) (id string, nodes []string, err error) {
 	var p struct {
 		ID    string `json:"id"`

@@ -81,7 +81,8 @@ func lostStages(f *v1alpha1.FleetRoll) error {
 	return nil
 }
 
-// observe reads from their ImageRolls how far the running members are. If no member may begin, it also calls withdraw.
+// observe reads from their ImageRolls how far the running members are. If no member may begin, observe also calls
+// withdraw.
 func (p *pass) observe(ctx context.Context) error {
 	for i := range p.fleet.Status.Members {
 		m := &p.fleet.Status.Members[i]

@@ -278,7 +278,7 @@ func (m *mounting) add(name, at string, readOnly bool, source corev1.VolumeSourc
 }
 
 // secret mounts a Secret, or keys of it. The volume is optional, so that the pod starts without the Secret and
-// reports which one is missing.
+// reports that it is missing.
 func (m *mounting) secret(name, at, secret string, items ...corev1.KeyToPath) {
 	m.add(name, at, true, corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: secret, Items: items, DefaultMode: new(readable), Optional: new(true)}})
 }
