@@ -22,7 +22,7 @@ func Here() bool {
 	return runtime.GOOS == "darwin" || os.Getenv("DISPLAY") != "" || os.Getenv("WAYLAND_DISPLAY") != ""
 }
 
-// Opener is the program that opens a file as a double click on it does.
+// Opener returns the program that opens a file as a double click does.
 func Opener() string {
 	if runtime.GOOS == "darwin" {
 		return "open"
@@ -30,17 +30,16 @@ func Opener() string {
 	return "xdg-open"
 }
 
-// showWithin is how long to wait for an opener to fail. If it still runs then, it is
-// the browser itself.
+// showWithin is how long to wait for an opener to fail. An opener that still runs then is the browser itself.
 const showWithin = 3 * time.Second
 
-// desktopEnv are the variables that are needed to find a browser and its screen.
+// desktopEnv are the variables that a program needs to find a browser and its screen.
 var desktopEnv = []string{
 	"DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS", "BROWSER", "DESKTOP_SESSION", "KDE_*", "GNOME_*", "WSL_*", "WSLENV",
 }
 
-// Show opens a file or URL for the user with an Opener. A browser that this starts keeps running, and Ctrl-C
-// for recast does not end it: it is in its own process group and holds no pipe of ours.
+// Show opens a file or URL for the user with an Opener. A browser that Show starts keeps running, and Ctrl-C for
+// recast does not end it: the browser is in its own process group and holds no pipe of ours.
 func Show(ctx context.Context, opener, file string) error {
 	c := exec.Command(opener, file)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -1,6 +1,5 @@
-// Package bundle packs an archive for support. Each source contributes to a [Bundle] only
-// what a [List] allows, and a redactor then removes known secrets and what looks like
-// one.
+// Package bundle packs an archive for support. Each source contributes to a [Bundle] only what a [List] allows. A
+// redactor then removes known secrets, and text that looks like a secret.
 package bundle
 
 import (
@@ -23,8 +22,8 @@ import (
 
 // Bundle is an archive under construction.
 type Bundle struct {
-	Dir   string    // in which everything is: "recast-support-homelab"
-	Made  time.Time // of all files
+	Dir   string    // directory within the archive: "recast-support-homelab"
+	Made  time.Time // modification time of all files
 	hide  redact.Redactor
 	files []File
 }
@@ -35,13 +34,13 @@ type File struct {
 	Data []byte
 }
 
-// New makes an empty bundle that will contain none of these secrets.
+// New makes an empty bundle that will contain none of the given secrets.
 func New(dir string, made time.Time, secrets []string) *Bundle {
 	return &Bundle{Dir: dir, Made: made, hide: redact.New(secrets)}
 }
 
-// programTexts match the command line of a hook or gate and the output of programs, up to
-// the end of the line. A report shows them, a bundle must not: it leaves the organisation.
+// programTexts match the command line of a hook or gate and the output of programs, up to the end of the line. A
+// report shows such texts; a bundle must not, because it leaves the organisation.
 var programTexts = []*regexp.Regexp{
 	regexp.MustCompile(`\b((?:hook|gate) )\\*".*`),
 	regexp.MustCompile(`( ended with -?\d+: ).+`),
@@ -57,10 +56,10 @@ func (b *Bundle) redact(text string) string {
 	return text
 }
 
-// Text adds a file, unless it is blank.
+// Text adds a file, unless data is blank.
 func (b *Bundle) Text(name string, data []byte) { b.add(name, []byte(b.redact(string(data)))) }
 
-// Lines adds a file of JSON, one document a line.
+// Lines adds a file of JSON, with one document per line.
 func (b *Bundle) Lines(name string, lines []byte) { b.add(name, redact.InJSON(lines, b.redact)) }
 
 func (b *Bundle) add(name string, data []byte) {
@@ -69,7 +68,7 @@ func (b *Bundle) add(name string, data []byte) {
 	}
 }
 
-// JSON adds what the list allows of v.
+// JSON adds the parts of v that the list allows.
 func (b *Bundle) JSON(name string, v any, allow List) error {
 	kept, err := allow.JSON(v)
 	if err != nil {
@@ -84,7 +83,7 @@ func (b *Bundle) Files() []File {
 	return slices.SortedFunc(slices.Values(b.files), func(x, y File) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) })
 }
 
-// Write writes the archive, a tar.gz.
+// Write writes the archive as a tar.gz.
 func (b *Bundle) Write(w io.Writer) error {
 	zipped := gzip.NewWriter(w)
 	archive := tar.NewWriter(zipped)
@@ -103,7 +102,7 @@ func (b *Bundle) Write(w io.Writer) error {
 	return zipped.Close()
 }
 
-// indented is JSON for people to read.
+// indented encodes v as JSON for people to read.
 func indented(v any) ([]byte, error) {
 	var out bytes.Buffer
 	e := json.NewEncoder(&out)
@@ -115,13 +114,14 @@ func indented(v any) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// LeftOut replaces what a list does not allow.
+// LeftOut replaces the parts that a list does not allow.
 const LeftOut = "[left out]"
 
-// List is the paths of a document to keep: "nodes.*.name". "*" is any key or index; a final "**" is everything below.
+// List lists the paths of a document to keep: "nodes.*.name". "*" is any key or index; a final "**" is everything
+// below.
 type List []string
 
-// JSON marshals v and returns what the list allows of it.
+// JSON marshals v and returns the parts that the list allows.
 func (l List) JSON(v any) ([]byte, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -134,7 +134,7 @@ func (l List) JSON(v any) ([]byte, error) {
 	return indented(l.keep(doc, nil))
 }
 
-// Line is what the list allows of a JSON object on one line; false if it is not an object.
+// Line returns the parts that the list allows of a JSON object on one line; false if line is not an object.
 func (l List) Line(line []byte) ([]byte, bool) {
 	doc, err := decode(line)
 	object, ok := doc.(map[string]any)
@@ -145,7 +145,7 @@ func (l List) Line(line []byte) ([]byte, bool) {
 	return kept, err == nil
 }
 
-// YAML is what the list allows of a YAML document, without its comments.
+// YAML returns the parts that the list allows of a YAML document, without the document's comments.
 func (l List) YAML(data []byte) ([]byte, error) {
 	var doc any
 	if err := yaml.Unmarshal(data, &doc); err != nil {
@@ -154,7 +154,7 @@ func (l List) YAML(data []byte) ([]byte, error) {
 	return yaml.Marshal(l.keep(doc, nil))
 }
 
-// linesOf is the line number in a YAML error; the rest of the error quotes the document.
+// linesOf returns the line number in a YAML error. The rest of the error quotes the document.
 func linesOf(err error) string {
 	_, rest, found := strings.Cut(err.Error(), "line ")
 	if !found {
@@ -175,7 +175,8 @@ func decode(b []byte) (any, error) {
 	return doc, err
 }
 
-// keep is v without what the list does not allow. It drops the names of keys that are not on the list too.
+// keep returns v without the parts that the list does not allow. It drops the names of keys that are not on the list
+// too.
 func (l List) keep(v any, at []string) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -210,7 +211,7 @@ func (l List) keep(v any, at []string) any {
 	return v
 }
 
-// allows says whether the list has a path, or one below it.
+// allows says whether the list has this path, or a path below it.
 func (l List) allows(at []string) bool {
 	return slices.ContainsFunc(l, func(p string) bool {
 		want := strings.Split(p, ".")
@@ -228,7 +229,7 @@ func (l List) allows(at []string) bool {
 	})
 }
 
-// allowsValue says whether the list has exactly this path.
+// allowsValue says whether the list has exactly this path, or a "**" that covers it.
 func (l List) allowsValue(at []string) bool {
 	return slices.ContainsFunc(l, func(p string) bool {
 		want := strings.Split(p, ".")

@@ -1,5 +1,5 @@
-// Package command runs a user's [Program] and all that it starts, with an environment
-// without secrets. [Gates] runs those of gates and hooks.
+// Package command runs a user's [Program] and its child processes, in an environment without secrets. [Gates] runs
+// the programs of gates and hooks.
 package command
 
 import (
@@ -18,28 +18,27 @@ import (
 
 const (
 	stopTimeout  = 20 * time.Second // from SIGTERM until the program is killed
-	closeTimeout = time.Second      // for the output of an ended program to close
+	closeTimeout = time.Second      // for the output to close after the program has ended
 )
 
 // Program is a program to run.
 type Program struct {
 	Args  []string // program and arguments
 	Dir   string   // working directory; "": the current one
-	Env   []string // result of Environ; nil: empty
+	Env   []string // a result of Environ; nil: empty
 	Stdin []byte   // nil: none
-	// Stdout gets what the program writes to its standard output, instead of said; may be nil.
+	// Stdout gets the program's standard output, which said then does not get; may be nil.
 	Stdout io.Writer
-	// Stop ends what a signal to the program may not reach, such as a container. It is called
-	// with the signal and once more after the program has ended; may be nil.
+	// Stop ends things that a signal to the program may not reach, such as a container. It is called with the signal,
+	// and again after the program has ended; may be nil.
 	Stop func()
 }
 
-// Run runs the program to its end and writes its output to said. It kills whatever is left
-// in the program's process group. If the context ends first, the program is stopped and
-// the error is the context's cause.
+// Run runs the program to its end and writes its output to said. It kills every process left in the program's process
+// group. If the context ends first, Run stops the program and returns the context's cause.
 func (p Program) Run(ctx context.Context, said *Lines) error {
 	cmd := exec.CommandContext(ctx, p.Args[0], p.Args[1:]...)
-	cmd.Dir, cmd.Env = p.Dir, append([]string{}, p.Env...) // exec takes nil for this process's environment
+	cmd.Dir, cmd.Env = p.Dir, append([]string{}, p.Env...) // exec takes nil to mean this process's environment
 	// Its own process group: recast itself handles Ctrl-C.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var stopped time.Time
@@ -53,7 +52,7 @@ func (p Program) Run(ctx context.Context, said *Lines) error {
 	if err == nil {
 		err = cmd.Wait()
 		if !stopped.IsZero() {
-			out.waitClosed(time.Until(stopped.Add(stopTimeout))) // it may still print while it cleans up
+			out.waitClosed(time.Until(stopped.Add(stopTimeout))) // a child may still print while it cleans up
 		}
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // usually nothing is left
 		out.end()
@@ -61,12 +60,12 @@ func (p Program) Run(ctx context.Context, said *Lines) error {
 	if ctx.Err() == nil {
 		return err
 	}
-	p.stop() // the first call may have come before there was anything to end
+	p.stop() // the first call may have come too early, with nothing to end yet
 	return context.Cause(ctx)
 }
 
-// start starts the program. Its output is a pipe of ours, since Wait would not return
-// before every child that inherited exec's own pipe is gone.
+// start starts the program. It makes its own pipe for the output: with exec's pipe, Wait would return only after
+// every child that inherited the pipe is gone.
 func (p Program) start(cmd *exec.Cmd, said *Lines) (*output, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -94,8 +93,7 @@ func (p Program) start(cmd *exec.Cmd, said *Lines) (*output, error) {
 	return readOutput(r, said), nil
 }
 
-// feed ends at the latest when Wait closes the pipe. A program need not read all of its
-// input.
+// feed writes the input. It ends at the latest when Wait closes the pipe: a program need not read all of its input.
 func feed(stdin io.WriteCloser, input []byte) {
 	_, _ = stdin.Write(input)
 	_ = stdin.Close()
@@ -107,9 +105,9 @@ func (p Program) stop() {
 	}
 }
 
-// passed are the variables that every program gets: paths, user, locale, terminal, network
-// and cluster access. Others are withheld, because many are secret: tokens of Proxmox and
-// registries, webhook URLs, headers of a telemetry collector.
+// passed are the variables that every program gets: paths, user, locale, terminal, network and cluster access. All
+// others are withheld, because many are secret: tokens of Proxmox and registries, webhook URLs, headers of a
+// telemetry collector.
 var passed = []string{
 	"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE",
 	"TERM", "COLORTERM", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "CI",
@@ -118,14 +116,14 @@ var passed = []string{
 	"KUBECONFIG", "TALOSCONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT",
 }
 
-// passedPrefixes are the prefixes of further passed variables.
+// passedPrefixes are the prefixes of further variables that every program gets.
 var passedPrefixes = []string{"LC_", "XDG_", "RECAST_"}
 
-// ProxmoxToken is never passed on, not even if named.
+// ProxmoxToken is never passed to a program, even if recast.yaml names it.
 const ProxmoxToken = "PROXMOX_VE_API_TOKEN"
 
-// Environ is the part of env that a program gets: the variables above and those named in
-// more, which may end in "*".
+// Environ returns the variables in env that a program gets: passed, passedPrefixes, and the names in more, which may
+// end in "*".
 func Environ(env, more []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
@@ -145,7 +143,7 @@ func allowed(name string, more []string) bool {
 	})
 }
 
-// output reads what a program and its children print.
+// output reads the output of a program and its children.
 type output struct {
 	pipe *os.File
 	said *Lines
@@ -156,12 +154,12 @@ func readOutput(pipe *os.File, said *Lines) *output {
 	o := &output{pipe: pipe, said: said, done: make(chan struct{})}
 	go func() {
 		defer close(o.done)
-		_, _ = io.Copy(said, pipe) // ends with the last writer, or when the pipe is closed
+		_, _ = io.Copy(said, pipe) // Copy ends with the last writer, or when the pipe is closed
 	}()
 	return o
 }
 
-// waitClosed waits until all writers are gone, for that long at most.
+// waitClosed waits until all writers are gone, at most for within.
 func (o *output) waitClosed(within time.Duration) {
 	select {
 	case <-o.done:
@@ -169,32 +167,32 @@ func (o *output) waitClosed(within time.Duration) {
 	}
 }
 
-// end reads the rest. It closes the pipe after closeTimeout: a child outside the process
-// group may hold it open.
+// end reads the rest of the output. It closes the pipe after closeTimeout: a child outside the process group may hold
+// the pipe open.
 func (o *output) end() {
 	o.waitClosed(closeTimeout)
-	_ = o.pipe.Close() // it was only read
+	_ = o.pipe.Close() // its error does not matter: the pipe was only read
 	<-o.done
 	o.said.End()
 }
 
 const (
-	keptLines = 8   // shown of a line
-	lineBytes = 400 // that are shown of a line
+	keptLines = 8   // most lines that Last returns
+	lineBytes = 400 // most bytes shown of a line
 )
 
 // Lines passes on a program's output, line by line, and remembers the last lines. The zero
 // value is ready to use.
 type Lines struct {
 	Note func(line string)      // may be nil
-	Drop func(line string) bool // says whether to skip a line, which includes its indent; may be nil
+	Drop func(line string) bool // says whether to skip a line; the line has its indent; may be nil
 
 	partial []byte
 	cut     bool // the rest of an overlong line is being dropped
 	kept    []string
 }
 
-// Write never fails: a program must not be stopped because of its output.
+// Write never fails: a program must not stop because of its output.
 func (l *Lines) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
 		line, after, ended := bytes.Cut(rest, []byte("\n"))
@@ -225,10 +223,11 @@ func (l *Lines) End() {
 	}
 }
 
-// Last is the last few lines, joined into one; "" if there was no output.
+// Last returns the last lines, joined; "" if there was no output.
 func (l *Lines) Last() string { return strings.Join(l.kept, "; ") }
 
-// LastCleaned is Last of what clean makes of those lines: joined, the secret of one would hide the next.
+// LastCleaned is Last with lines cleaned by clean. The lines are joined after that: in joined lines, the secret of a
+// line would hide the next line.
 func (l *Lines) LastCleaned(clean func(text string) string) string {
 	return strings.ReplaceAll(clean(strings.Join(l.kept, "\n")), "\n", "; ")
 }

@@ -18,14 +18,14 @@ import (
 
 // Gates runs the programs of gates and hooks.
 type Gates struct {
-	// Env is an environment. Programs get what Environ passes on and what they name.
+	// Env is an environment. Programs get the variables that Environ passes on and those that recast.yaml names.
 	Env []string
 }
 
 var _ cluster.CommandRunner = Gates{}
 
-// RunGate runs the program once. If it does not exist or can't be run, the error is of
-// kind fault.Refused.
+// RunGate runs the gate's program once. If the program does not exist or can't be run, the error is of kind
+// fault.Refused.
 func (g Gates) RunGate(ctx context.Context, gate cluster.CommandGate, env []string) (exit int, said string, err error) {
 	lines := &Lines{}
 	exit, err = g.run(ctx, gate, env, lines, "roll.gates")
@@ -57,10 +57,10 @@ func (g Gates) run(ctx context.Context, gate cluster.CommandGate, env []string, 
 	return 0, fmt.Errorf("run %s: %w", gate.Args[0], err)
 }
 
-// FromHere uses this process's environment. It makes file names in it absolute, because
+// FromHere returns Gates with this process's environment. It makes file names in the environment absolute, because
 // gates and hooks run in the directory of recast.yaml.
 func FromHere() Gates {
-	here, _ := os.Getwd() // without one, relative paths stay as they are
+	here, _ := os.Getwd() // without a working directory, relative paths stay as they are
 	return Gates{Env: absolutePaths(here, os.Environ())}
 }
 
@@ -84,11 +84,11 @@ func absolutePaths(dir string, env []string) []string {
 	return out
 }
 
-// maxHookLines limits the lines that a running hook can report.
+// maxHookLines is the most lines that a running hook can report.
 const maxHookLines = 200
 
-// RunHook runs a hook's program once. It returns the end of its output even on an error.
-// Errors are those of RunGate.
+// RunHook runs a hook's program once. It returns the end of the program's output even on an error. Errors are those
+// of RunGate.
 func (g Gates) RunHook(ctx context.Context, hook cluster.CommandGate, env []string, line func(text string)) (cluster.HookEnd, error) {
 	var kept tail
 	count := 0
@@ -105,7 +105,7 @@ func (g Gates) RunHook(ctx context.Context, hook cluster.CommandGate, env []stri
 	return cluster.HookEnd{Exit: exit, Said: lines.Last(), Output: kept.String()}, err
 }
 
-// tail is the last lines of a text, at most cluster.HookOutput bytes.
+// tail holds the last lines of a text, at most cluster.HookOutput bytes.
 type tail struct {
 	lines []string
 	bytes int

@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// checker checks the meaning of the values, after all have been read.
+// checker checks what the values mean, after all values have been read.
 type checker struct {
 	*report
 	c        *Config
@@ -76,8 +76,7 @@ func (r *report) notEmpty(path, value string) {
 	}
 }
 
-// url reports a value that is not the URL of a server. It never shows the
-// value, which may hold a password.
+// url reports a value that is not the URL of a server. The message never shows the value, which may hold a password.
 func (r *report) url(path, value string, schemes ...string) {
 	u, err := url.Parse(value)
 	switch {
@@ -223,8 +222,7 @@ func (k checker) roll() {
 	}
 }
 
-// files checks that every file that the configuration names exists, except for those
-// that only some commands use.
+// files checks that the files named in the configuration exist. Files that only some commands use may be missing.
 func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 	check := func(path, file, what string) {
 		if !r.given(path) || file == "" {
@@ -272,11 +270,11 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 			check(path, file, what)
 		}
 	}
-	// Credentials are optional: building images needs none of the cluster.
+	// Credentials are optional: building images needs no access to the cluster.
 	ifThere("talos.config", c.Talos.Config, "file")
 	ifThere("talos.machineConfigs", c.Talos.MachineConfigs.Path, "directory")
 	c.Talos.MachineConfigs.Render.files(func(path string, file *string) { check(path, *file, "file") })
-	// Created when the first snapshot is saved.
+	// The directory is created when the first snapshot is saved.
 	ifThere("roll.etcdSnapshot", c.Roll.EtcdSnapshot, "directory")
 }
 
@@ -301,8 +299,8 @@ func (k checker) vms() {
 	}
 }
 
-// unshared refuses an address of a node's machine, or a MAC address, that another node has: a class must
-// not give one to all of its nodes.
+// unshared refuses an IP or MAC address that another node has too: a class must not give the same address to all of
+// its nodes.
 func (k checker) unshared(i int, taken map[string]string) {
 	n := k.c.Nodes[i]
 	v := k.c.ShapeOf(n)
@@ -333,7 +331,7 @@ func (k checker) unshared(i int, taken map[string]string) {
 	}
 }
 
-// ownPath is where a node says what its VM is.
+// ownPath returns the path at which a node describes its VM: its own settings, else its class.
 func (k checker) ownPath(i int) string {
 	if path := nodePath(i, "vm"); k.given(path) {
 		return path
@@ -411,7 +409,7 @@ func (k checker) disks(at spot, disks []VMDisk) {
 	}
 }
 
-// together checks what a class and a node's own settings say together, once neither is wrong by itself.
+// together checks the combination of a class and a node's own settings, each of which is valid by itself.
 func (k checker) together(i int, v VM) {
 	path := k.ownPath(i)
 	number := func(n *int, otherwise int) int {
@@ -442,7 +440,7 @@ func (k checker) together(i int, v VM) {
 	}
 }
 
-// optional is pattern for a value that may be missing.
+// optional is like pattern, for a value that may be missing.
 func (r *report) optional(path string, value *string, pattern, what string) {
 	if value != nil {
 		r.pattern(path, *value, pattern, what)
@@ -466,13 +464,13 @@ func (r *report) ranges(at spot, section reflect.Value) {
 	}
 }
 
-// limit is the number of a rule such as minimum=1; nil: there is none.
+// limit returns the number in a rule such as minimum=1; nil if there is no such rule.
 func (f field) limit(name string) *int64 {
 	for _, rule := range f.rules {
 		if text, is := strings.CutPrefix(rule, name+"="); is {
 			n, err := strconv.ParseInt(text, 10, 64)
 			if err != nil {
-				panic(fmt.Sprintf("%s: %v", f.key, err)) // a tag of this package
+				panic(fmt.Sprintf("%s: %v", f.key, err)) // a mistake in a tag of this package
 			}
 			return &n
 		}

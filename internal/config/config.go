@@ -333,22 +333,22 @@ func nearest(places map[string]place, path string) place {
 	}
 }
 
-// parent cuts the last key or index from a path; the parent of a top-level key is "".
+// parent cuts the last key or index off a path; the parent of a top-level key is "".
 func parent(path string) string {
 	return path[:max(strings.LastIndexAny(path, ".["), 0)]
 }
 
-// maxSize of a configuration file; a hundred nodes take less than 20 kB.
+// maxSize is the largest configuration file; a hundred nodes take less than 20 kB.
 const maxSize = 1 << 20
 
-// Options are inputs that are not in the file.
+// Options are inputs besides the file.
 type Options struct {
-	Dir    string              // relative paths start here; Load sets it to the file's directory
+	Dir    string              // base of relative paths; Load sets it to the file's directory
 	Getenv func(string) string // for TALOSCONFIG and HOME; nil: no environment
 	Expr   func(string) error  // checks the expression of a gate; nil: not checked
 	// Template checks the template of a webhook; nil: not checked.
 	Template func(string) error
-	// Alone is for what reads nothing but the file itself: those that it names need not exist.
+	// Alone reads nothing but the file itself: the files that it names need not exist.
 	Alone bool
 }
 
@@ -366,7 +366,7 @@ func Load(path string, o Options) (*Config, error) {
 	return parse(path, data, o, os.Stat)
 }
 
-// Parse is Load for the content of the file name; it checks no other files.
+// Parse is like Load, for the content of the file name. It checks no other files.
 func Parse(name string, data []byte, o Options) (*Config, error) {
 	return parse(name, data, o, nil)
 }
@@ -390,7 +390,7 @@ func read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// parse implements Load and Parse; if stat is nil, it does not check other files.
+// parse implements Load and Parse. If stat is nil, parse does not check other files.
 func parse(name string, data []byte, o Options, stat func(string) (fs.FileInfo, error)) (*Config, error) {
 	r := newReport(name)
 	c := defaults()
@@ -481,8 +481,8 @@ func (r *report) syntax(err error, data []byte) {
 	r.addAt(at, "", "not valid YAML: %s", message)
 }
 
-// supported says whether the file has the supported version, and reports if not: then its
-// keys are not checked.
+// supported says whether recast supports the version of the file. If not, it reports the version, and the file's keys
+// are not checked.
 func (r *report) supported(root *yaml.Node) bool {
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]

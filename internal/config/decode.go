@@ -15,8 +15,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// decode decodes n into out, which is one of this package's structs or a value in one. Unlike
-// the YAML library's strict decoding, it knows the path and the column of every problem.
+// decode decodes n into out, which is a struct of this package or a value in one. Unlike the YAML library's strict
+// decoding, decode knows the path and the column of every problem.
 func (r *report) decode(n *yaml.Node, at spot, out reflect.Value, f field) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -117,13 +117,13 @@ func (r *report) decodeScalar(n *yaml.Node, at spot, out reflect.Value, f field)
 	}
 }
 
-// oneValue says whether a struct is written as a single value.
+// oneValue says whether a struct is written as a single value in the file.
 func oneValue(t reflect.Type) bool {
 	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[Surge]() || t == reflect.TypeFor[Canary]() || t == reflect.TypeFor[ImageRef]() || t == reflect.TypeFor[DiskSize]()
 }
 
-// textual says whether a type with UnmarshalText reads this node. Numbers are passed to
-// it only if it expects a number or a unit, so that its own message reports a missing unit.
+// textual says whether the type's UnmarshalText reads this node. A number is passed to UnmarshalText only if the type
+// expects a number or a unit, so that the type's own message reports a missing unit.
 func textual(n *yaml.Node, out reflect.Value) bool {
 	tag, number := n.ShortTag(), out.Kind() == reflect.Int64 || out.Type() == reflect.TypeFor[Share]() || out.Type() == reflect.TypeFor[Surge]()
 	if out.Type() == reflect.TypeFor[Canary]() {
@@ -146,8 +146,8 @@ type field struct {
 	key      string
 	index    []int
 	required bool
-	enum     []string // the values allowed; nil: any
-	rules    []string // all of the tag: "minimum=1"
+	enum     []string // the allowed values; nil: any
+	rules    []string // all rules of the tag, such as "minimum=1"
 }
 
 func fieldsOf(t reflect.Type) []field {
@@ -169,8 +169,7 @@ func fieldsOf(t reflect.Type) []field {
 	return fields
 }
 
-// pairs iterates over the valid keys of a mapping, stores the position of each, and
-// reports the others.
+// pairs iterates over the valid keys of a mapping, stores the position of each, and reports the other keys.
 func (r *report) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] {
 	return func(yield func(string, *yaml.Node) bool) {
 		for i := 0; i+1 < len(n.Content); i += 2 {
@@ -194,8 +193,8 @@ func (r *report) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] 
 	}
 }
 
-// unknownKey reports an unknown key, with the keys that are possible, or with what to do
-// if it looks like a secret.
+// unknownKey reports an unknown key, with the possible keys; for a key that looks like a secret, with what to do
+// about it.
 func (r *report) unknownKey(at spot, key string, fields []field) {
 	lower := strings.ToLower(key)
 	for _, word := range []string{"token", "password", "passwd", "secret", "apikey"} {
@@ -214,7 +213,7 @@ func (r *report) unknownKey(at spot, key string, fields []field) {
 	}
 	if meant := words.Closest(key, known); meant != "" {
 		r.add(at.path, "unknown key, did you mean %q?", meant)
-		r.bad[join(parent(at.path), meant)] = true // it is not missing, it is misspelt
+		r.bad[join(parent(at.path), meant)] = true // the key is misspelt, not missing
 		return
 	}
 	r.add(at.path, "unknown key, expected one of %s", strings.Join(known, ", "))
@@ -278,10 +277,10 @@ func nameOfNode(n *yaml.Node) string {
 	}
 }
 
-// bare is quote without the quotes.
+// bare is like quote, without the quotes.
 func bare(s string) string { return strings.Trim(quote(s), `"`) }
 
-// spot is where the decoder is in the file.
+// spot is the decoder's position in the file.
 type spot struct{ path string }
 
 func (s spot) key(name string) spot { return spot{join(s.path, plain(name))} }
@@ -297,7 +296,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// plain is a key as shown in a path: quoted if it would break the line or the path.
+// plain returns a key as shown in a path: quoted if it would break the line or the path.
 func plain(key string) string {
 	special := func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '_'
@@ -308,7 +307,7 @@ func plain(key string) string {
 	return key
 }
 
-// Duration is a time.Duration that is read and printed as "10m" or "1h30m".
+// Duration is a time.Duration that is read and written as "10m" or "1h30m".
 type Duration time.Duration
 
 // UnmarshalText reads a duration with its unit.
@@ -380,7 +379,7 @@ func (r VMIDRange) All() iter.Seq[int] {
 	}
 }
 
-// Problem is one thing wrong with the file.
+// Problem is one mistake in the file.
 type Problem struct {
 	File         string
 	Line, Column int    // counted from 1
@@ -388,7 +387,7 @@ type Problem struct {
 	Message      string
 }
 
-// String is the problem on one line: file:line:column: path: message.
+// String returns the problem on one line: file:line:column: path: message.
 func (p Problem) String() string {
 	where := fmt.Sprintf("%s:%d:%d: ", p.File, p.Line, p.Column)
 	if p.Path != "" {
@@ -397,8 +396,7 @@ func (p Problem) String() string {
 	return where + p.Message
 }
 
-// Problems is everything wrong with a file, in the order of the file. Load and
-// Parse return it, with kind fault.Config.
+// Problems are all mistakes in a file, in the order of the file. Load and Parse return them, with kind fault.Config.
 type Problems []Problem
 
 func (ps Problems) Error() string {
@@ -426,8 +424,8 @@ func newReport(file string) *report {
 	return &report{file: file, places: map[string]place{}, bad: map[string]bool{}}
 }
 
-// add reports a problem at the position of path. It drops a problem of a path that is
-// bad already or lies in a bad section, since it only follows from that.
+// add reports a problem at the position of path. It drops the problem if path or a section around it already has a
+// problem: the new one only follows from that.
 func (r *report) add(path, format string, args ...any) {
 	for p := path; p != ""; p = parent(p) {
 		if r.bad[p] {
@@ -450,7 +448,7 @@ func (r *report) given(path string) bool {
 	return ok
 }
 
-// line is the line of path, for messages that refer to it.
+// line returns the line of path, for messages that refer to it.
 func (r *report) line(path string) int { return nearest(r.places, path).line }
 
 // err returns the problems in the order of the file, or nil.
@@ -464,7 +462,7 @@ func (r *report) err() error {
 	return r.problems
 }
 
-// quote shows a value of the file in a message: one line, not too long.
+// quote formats a value of the file for a message: one line, not too long.
 func quote(s string) string {
 	if r := []rune(s); len(r) > 60 {
 		s = string(r[:60]) + "…"

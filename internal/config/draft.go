@@ -12,8 +12,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Draft is what init has found for a first recast.yaml. A field that is empty becomes a
-// comment in the file, or is left out as a default.
+// Draft is what init has found for a first recast.yaml. An empty field becomes a comment in the file, or is left out
+// as a default.
 type Draft struct {
 	Cluster     string
 	Talos       string // version
@@ -36,25 +36,25 @@ type Draft struct {
 	Nodes       []DraftNode
 	Left        []string // nodes that were left out
 
-	New *DraftNew // of a cluster that is not there yet
+	New *DraftNew // set for a cluster that does not exist yet
 
-	// Of a cluster whose VMs Terraform knows.
-	From      string // where it was found: "terraform show -json"; "": by recast init
+	// For a cluster whose VMs Terraform manages.
+	From      string // where the draft comes from: "terraform show -json"; "": recast init
 	Shapes    []DraftShape
 	Questions []DraftQuestion
 }
 
-// DraftShape is one entry of "vmClasses" of VMs that are there.
+// DraftShape is one entry of "vmClasses", made from existing VMs.
 type DraftShape struct {
 	Name string
 	VM   VM
 	Note string // for people
 }
 
-// DraftQuestion is what was not found, and the command that answers it.
+// DraftQuestion is a fact that was not found, and the command that finds it.
 type DraftQuestion struct{ Text, Command string }
 
-// Lines are the shape in YAML.
+// Lines returns the shape in YAML.
 func (s DraftShape) Lines() ([]string, error) {
 	b, err := yaml.Dump(s.VM, yaml.WithIndent(2))
 	return strings.Split(strings.TrimSpace(string(b)), "\n"), err
@@ -77,10 +77,10 @@ type DraftNode struct {
 	Note      string // facts about the node, for people
 
 	Class, Host string
-	IPConfig    string // of a node that is not there yet
+	IPConfig    string // set for a node that does not exist yet
 }
 
-// Render returns the file. It makes sure that Parse accepts it.
+// Render returns the file. It checks that Parse accepts the file.
 func (d Draft) Render() ([]byte, error) {
 	var b bytes.Buffer
 	if err := draftFile.Execute(&b, d); err != nil {
@@ -92,7 +92,7 @@ func (d Draft) Render() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Lines are the entries of "nodes", with aligned comments.
+// Lines returns the entries of "nodes", with aligned comments.
 func (d Draft) Lines() []string {
 	width := 0
 	lines := make([]string, len(d.Nodes))
@@ -125,7 +125,7 @@ func (d Draft) Lines() []string {
 	return lines
 }
 
-// scalar is a string in YAML, quoted if needed.
+// scalar returns a string in YAML, quoted if needed.
 func scalar(s string) string {
 	b, err := yaml.Dump(s)
 	if err != nil {
@@ -134,7 +134,7 @@ func scalar(s string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// flow is a YAML list on one line.
+// flow returns a YAML list on one line.
 func flow(list []string) string {
 	var out []string
 	for _, s := range list {
@@ -143,7 +143,7 @@ func flow(list []string) string {
 	return "[" + strings.Join(out, ", ") + "]"
 }
 
-// oneLine joins the lines of a text, so that it stays inside a comment.
+// oneLine joins the lines of a text, so that the text stays inside a comment.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 var draftFile = template.Must(template.New("recast.yaml").Funcs(template.FuncMap{
@@ -300,13 +300,13 @@ vmClasses:
 #   keepDisks: 1                     # old system disks of a node that stay parked, for rollback
 `))
 
-// DraftNew is what a first recast.yaml says about a cluster that is not there yet.
+// DraftNew is the part of a first recast.yaml for a cluster that does not exist yet.
 type DraftNew struct {
 	Secrets       string // path of the file with the cluster's secrets
 	Endpoint      string // URL of the Kubernetes API
-	Release       string // of Talos, whose defaults the configurations have: "v1.14"
+	Release       string // release of Talos whose defaults the configurations have: "v1.14"
 	ControlPlanes []string
-	Patches       []string // of the control planes
+	Patches       []string // patches of the control planes
 	Classes       []DraftClass
 }
 
@@ -315,13 +315,13 @@ type DraftClass struct {
 	Name      string
 	Cores     int
 	MemoryMiB int
-	Storage   string // of its disks and its cloud-init drive
+	Storage   string // storage of its disks and its cloud-init drive
 	Bridge    string
 	System    DiskSize
 	Data      *DiskSize // nil: no data disk
 }
 
-// defaults is the configuration of an empty file.
+// defaults returns the configuration of an empty file.
 func defaults() Config {
 	return Config{
 		Images: Images{
@@ -360,7 +360,7 @@ func defaults() Config {
 	}
 }
 
-// complete fills in defaults that depend on the rest of the file, its directory or the environment.
+// complete fills in the defaults that depend on the rest of the file, its directory or the environment.
 func (c *Config) complete(o Options) {
 	c.Dir = o.Dir
 	for i, n := range c.Nodes {

@@ -56,7 +56,7 @@ type LabelExpression struct {
 	Values []string `yaml:"values,omitempty"`
 }
 
-// String is the selector in the syntax of the Kubernetes API; "" selects everything.
+// String returns the selector in the syntax of the Kubernetes API; "" selects everything.
 func (s LabelSelector) String() string {
 	var terms []string
 	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
@@ -316,7 +316,7 @@ func (k checker) webhooks() {
 	}
 }
 
-// webhookURL never shows the URL: its path may be the secret of a chat.
+// webhookURL checks the URL of a webhook. The message never shows the URL: its path may be the secret of a chat.
 func (k checker) webhookURL(path string, w Webhook) {
 	here, env := path+".url", path+".urlEnv"
 	switch {

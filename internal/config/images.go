@@ -23,8 +23,8 @@ const (
 	maxRepository = 255
 )
 
-// UnmarshalText reads a reference. Its errors never show the text: people put
-// credentials in front of a registry's name.
+// UnmarshalText reads a reference. Its errors never show the text: people put credentials in front of a registry's
+// name.
 func (r *ImageRef) UnmarshalText(text []byte) error {
 	named, digest, digested := strings.Cut(string(text), "@")
 	repository, tag, tagged := named, "", false
@@ -45,7 +45,7 @@ func (r *ImageRef) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalYAML writes the reference as it is read.
+// MarshalYAML writes the reference in the form that UnmarshalText reads.
 func (r ImageRef) MarshalYAML() (any, error) { return r.String(), nil }
 
 func (r ImageRef) String() string {
@@ -79,8 +79,8 @@ func (im Images) BuilderOf(s Schematic) string {
 	return BuilderFactory
 }
 
-// An image repository is a path on a registry. Docker and the nodes interpret a first
-// part without dot and port as a path on docker.io: see reference.ParseNormalizedNamed.
+// An image repository is a path on a registry. Docker and the nodes take a first part without dot and port as a path
+// on docker.io: see reference.ParseNormalizedNamed.
 const (
 	repositoryPath = `(/[a-z0-9]+([-._]+[a-z0-9]+)*)+`
 	hostLabel      = `[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?`
@@ -92,7 +92,7 @@ func (k checker) images() {
 	if k.given("images.factory") {
 		k.url("images.factory", im.Factory, "https", "http")
 	}
-	// The value is not shown: people put credentials in front of a registry's name.
+	// The message does not show the value: people put credentials in front of a registry's name.
 	if !matches(im.Extensions, `[A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]+)?`+repositoryPath) {
 		k.add("images.extensions", "is not a registry and organization: write it like ghcr.io/siderolabs, without scheme and tag")
 	}
@@ -112,7 +112,7 @@ func (k checker) images() {
 	k.disk()
 }
 
-// disk checks that images.disk is given if, and only if, something boots disk images.
+// disk checks that images.disk is given exactly if something boots disk images.
 func (k checker) disk() {
 	const section, list = "images.disk", "images.disk.storage"
 	im := k.c.Images
@@ -125,7 +125,7 @@ func (k checker) disk() {
 	k.storages(list, im.Disk.Storage, "import")
 }
 
-// storages checks a list of Proxmox storages with a content type.
+// storages checks a list of Proxmox storages; content is the content type that they need.
 func (k checker) storages(list string, names []string, content string) {
 	if k.given(list) && len(names) == 0 {
 		k.add(list, "is empty: name a Proxmox storage with content type %s", content)
@@ -166,8 +166,7 @@ func (k checker) imager() {
 	}
 }
 
-// builtHere reports settings that the imager needs. path and what name the setting that
-// selects the imager.
+// builtHere checks settings that the imager needs. path and what name the setting that selects the imager.
 func (k checker) builtHere(path, what string) {
 	if !k.given("images.mirror") {
 		k.add(path, "%s needs images.mirror: what the imager builds is not on an Image Factory, so nodes pull its installer from your repository, such as ghcr.io/acme/talos", what)

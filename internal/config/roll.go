@@ -17,7 +17,7 @@ import (
 // workers. The zero value is none.
 type Surge Share
 
-// Of returns the number for that many workers. A percentage is rounded up: it promises capacity.
+// Of returns the number of surge nodes for that many workers. A percentage is rounded up: it promises capacity.
 func (s Surge) Of(workers int) int {
 	if s.Percent > 0 {
 		return max(1, (workers*s.Percent+99)/100)
@@ -44,7 +44,7 @@ func (c *Config) IsSurge(node string) bool {
 	return slices.ContainsFunc(c.Nodes, func(n Node) bool { return n.Surge && n.Name == node })
 }
 
-// surge checks the nodes that are there only during a roll, and how many of them a roll asks for.
+// surge checks the surge nodes, and how many of them a roll asks for.
 func (k checker) surge() {
 	nodes := 0
 	for i, n := range k.c.Nodes {
@@ -59,8 +59,8 @@ func (k checker) surge() {
 	}
 }
 
-// surgeNode refuses what a node that comes and goes can't have: it is made from nothing, and its disks
-// are freed when it is removed.
+// surgeNode refuses settings that a surge node can't have: its VM is made from nothing, and its disks are freed when
+// the node is removed.
 func (k checker) surgeNode(path string, n Node) {
 	var lacks, other []string
 	if n.Class == "" {
@@ -122,8 +122,8 @@ type Share struct {
 	Percent int
 }
 
-// Of returns the share of that many nodes. A percentage is rounded down, but is at least
-// one node: with a limit of 0, a roll would never end.
+// Of returns the share of that many nodes. A percentage is rounded down, but to at least one node: with a limit of 0,
+// a roll would never end.
 func (s Share) Of(nodes int) int {
 	if s.Percent > 0 {
 		return max(nodes*s.Percent/100, 1)
@@ -173,10 +173,10 @@ type Storage struct {
 	Mayastor string `yaml:"mayastor" jsonschema:"enum=on,enum=off"`
 }
 
-// switches are the words for one system, or for all.
+// switches are the values for one system, or for all.
 var switches = []string{"on", "off"}
 
-// UnmarshalText reads the short form, which is for all systems.
+// UnmarshalText reads the short form, which applies to all systems.
 func (s *Storage) UnmarshalText(text []byte) error {
 	word := string(text)
 	if !slices.Contains(switches, word) {
@@ -186,7 +186,7 @@ func (s *Storage) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalYAML writes the short form where it says the same.
+// MarshalYAML writes the short form if all systems have the same value.
 func (s Storage) MarshalYAML() (any, error) {
 	if s == (Storage{s.Longhorn, s.Longhorn, s.Longhorn, s.Longhorn}) {
 		return s.Longhorn, nil
@@ -195,7 +195,7 @@ func (s Storage) MarshalYAML() (any, error) {
 	return section(s), nil
 }
 
-// Off lists the systems at which a roll does not look, by their keys.
+// Off lists the keys of the systems at which a roll does not look.
 func (s Storage) Off() []string {
 	var off []string
 	for _, system := range []struct{ key, word string }{{"longhorn", s.Longhorn}, {"ceph", s.Ceph}, {"linstor", s.LINSTOR}, {"mayastor", s.Mayastor}} {
@@ -242,8 +242,8 @@ func (k checker) rehearse() {
 	}
 }
 
-// has returns the key of the configuration that has this address; "" if none. Addresses
-// of nodes and endpoints of the talosconfig are checked when a scratch VM is planned.
+// has returns the key of the configuration that has this address; "" if there is none. Addresses of nodes and
+// endpoints of the talosconfig are checked later, when a scratch VM is planned.
 func (k checker) has(addr netip.Addr) string {
 	named := map[string]string{
 		"images.factory": k.c.Images.Factory, "images.extensions": k.c.Images.Extensions, "images.mirror": k.c.Images.Mirror,
@@ -259,7 +259,7 @@ func (k checker) has(addr netip.Addr) string {
 	return ""
 }
 
-// hostOf is the host in a URL, or in a reference to an image without one.
+// hostOf returns the host in a URL, or in a reference to an image, which has no scheme.
 func hostOf(s string) string {
 	if !strings.Contains(s, "://") {
 		s = "//" + s

@@ -143,14 +143,14 @@ func (s DiskSize) MarshalText() ([]byte, error) { return []byte(s.String()), nil
 
 func (s DiskSize) String() string { return strconv.Itoa(s.GiB) + "G" }
 
-// ShapeOf is the shape of a node's VM: that of its class, with the node's own settings over it.
+// ShapeOf returns the shape of a node's VM: the shape of its class, overridden by the node's own settings.
 func (c *Config) ShapeOf(n Node) VM {
 	shape := c.VMClasses[n.Class]
 	over(reflect.ValueOf(&shape).Elem(), reflect.ValueOf(n.VM))
 	return shape
 }
 
-// over sets in base what is set in top: sections key by key, network cards by their number, disks by
+// over overrides base with the values that top sets: sections key by key, network cards by their number, disks by
 // their slot, other lists as a whole.
 func over(base, top reflect.Value) {
 	for i := range base.NumField() {
@@ -187,7 +187,7 @@ func over(base, top reflect.Value) {
 	}
 }
 
-// Settings are the settings of Proxmox that hold one value, those that are given.
+// Settings returns the given settings of Proxmox that hold one value.
 func (v VM) Settings() map[string]string {
 	out := map[string]string{}
 	for key, value := range options(v) {
@@ -204,7 +204,7 @@ func (v VM) Settings() map[string]string {
 	return out
 }
 
-// Devices are the options that are given of settings that hold several: net0, hostpci0, agent.
+// Devices returns the given options of settings that hold several values: net0, hostpci0, agent.
 func (v VM) Devices() map[string]string {
 	out := map[string]string{}
 	if v.Agent != nil {
@@ -226,7 +226,7 @@ func (v VM) Devices() map[string]string {
 	return out
 }
 
-// HAOptions are the settings of the VM's resource in Proxmox HA; nil: as found.
+// HAOptions returns the settings of the VM's resource in Proxmox HA; nil: leave as found.
 func (v VM) HAOptions() map[string]string {
 	if v.HA == nil {
 		return nil
@@ -234,7 +234,7 @@ func (v VM) HAOptions() map[string]string {
 	return options(*v.HA)
 }
 
-// Options are the options of a drive that are given, as Proxmox writes them.
+// Options returns the given options of a drive, as Proxmox writes them.
 func (d VMDisk) Options() []string {
 	given := options(d)
 	for _, key := range []string{"slot", "storage", "size", "system"} {
@@ -249,7 +249,7 @@ func (d VMDisk) Options() []string {
 // IsSystem says whether Talos is installed on the disk.
 func (d VMDisk) IsSystem() bool { return d.System != nil && *d.System }
 
-// options are the single values that are set in a section, by key.
+// options returns the single values that a section sets, by key.
 func options(section any) map[string]string {
 	out := map[string]string{}
 	v := reflect.ValueOf(section)
@@ -316,7 +316,7 @@ func (m *MachineConfigs) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Given says whether configurations are kept anywhere but on the nodes.
+// Given says whether machine configurations are kept outside the nodes.
 func (m MachineConfigs) Given() bool { return m.Dir != "" || len(m.Command) > 0 || m.Render.Given() }
 
 // Given says whether recast renders configurations itself.
@@ -354,7 +354,7 @@ type RenderPatches struct {
 	Nodes map[string][]string `yaml:"nodes,omitempty"`
 }
 
-// File is the path of a node's file within the directory.
+// File returns the path of a node's file within the directory.
 func (m MachineConfigs) File(cluster, node string) string {
 	return strings.NewReplacer("{node}", node, "{cluster}", cluster).Replace(m.Names)
 }
@@ -435,7 +435,8 @@ func (k checker) renderConfigs(path string, r RenderConfigs) {
 // release matches a release of Talos, with or without its patch number.
 var release = regexp.MustCompile(`^v1\.\d+(\.\d+)?$`)
 
-// files are all files of which configurations are rendered, and where recast.yaml names them.
+// files calls each for every file from which configurations are rendered, with the path at which recast.yaml names
+// the file.
 func (r *RenderConfigs) files(each func(path string, file *string)) {
 	if !r.Given() {
 		return

@@ -14,16 +14,15 @@ import (
 	"time"
 )
 
-// The limits of the process that reads a database. Reading needs only a few pages,
-// however large the file is.
+// The limits of the process that reads a database. Reading needs only a few pages, however large the file is.
 const (
 	readCPU    = 5         // seconds
 	readMemory = 256 << 20 // bytes, in addition to the program itself and the file, which is only mapped
 	readWithin = time.Minute
 )
 
-// childSize is the variable that makes this program a reader: the size of the
-// database at its file descriptor 3.
+// childSize is the variable that turns this program into a reader. Its value is the size of the database at file
+// descriptor 3.
 const childSize = "RECAST_READ_ETCD_DATABASE"
 
 // answer is what the reader prints.
@@ -32,11 +31,10 @@ type answer struct {
 	Damage   string `json:",omitempty"`
 }
 
-// Read reads a database of size bytes and ignores what follows it in the file (a
-// snapshot's checksum). bbolt trusts what it maps: on a damaged or crafted file it
-// panics, follows pages in a circle for ever, or uses up all memory. So this program
-// reads it in a child process, with limits and no environment; if that fails, the
-// error is ErrDamaged.
+// Read reads a database of size bytes and ignores the rest of the file, which is a snapshot's checksum. bbolt trusts
+// the file that it maps: on a damaged or crafted file it panics, follows pages in a circle forever, or uses up all
+// memory. So Read starts this program as a child process that reads the database, with limits and without an
+// environment. If the child fails, the error is ErrDamaged.
 func Read(ctx context.Context, file string, size int64) (Contents, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -52,7 +50,7 @@ func Read(ctx context.Context, file string, size int64) (Contents, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(limited, self)
 	cmd.Env = []string{childSize + "=" + strconv.FormatInt(size, 10)}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C on the terminal must not reach it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C on the terminal must not reach the child
 	cmd.ExtraFiles, cmd.Stdout = []*os.File{f}, &out
 	err = cmd.Run()
 	var a answer
@@ -73,8 +71,8 @@ func Read(ctx context.Context, file string, size int64) (Contents, error) {
 	return a.Contents, nil
 }
 
-// init turns a process that Read has started into the reader, before anything else
-// runs. As an init it works in every program that reads databases, including tests.
+// init turns a process that Read has started into the reader, before anything else runs. As an init it works in every
+// program that reads databases, including tests.
 func init() {
 	if v, child := os.LookupEnv(childSize); child {
 		os.Exit(serve(v))
@@ -115,8 +113,7 @@ func limit() error {
 	return nil
 }
 
-// data is what already counts towards RLIMIT_DATA: proc_pid_statm(5). It is 0
-// without /proc.
+// data returns how much memory counts towards RLIMIT_DATA already: proc_pid_statm(5). Without /proc it returns 0.
 func data() (uint64, error) {
 	b, err := os.ReadFile("/proc/self/statm")
 	if errors.Is(err, os.ErrNotExist) {

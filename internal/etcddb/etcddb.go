@@ -1,5 +1,5 @@
-// Package etcddb reads the database in a snapshot of etcd: [Read] returns its [Contents],
-// what it records about itself; a damaged file is an [ErrDamaged].
+// Package etcddb reads the database in a snapshot of etcd: [Read] returns its [Contents], which are what the database
+// records about itself. A damaged file is an [ErrDamaged].
 package etcddb
 
 import (
@@ -16,16 +16,16 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// ErrDamaged says that a file is not a database, or no longer what etcd wrote.
+// ErrDamaged says that a file is not a database, or no longer as etcd wrote it.
 var ErrDamaged = errors.New("not an etcd database, or a damaged one")
 
 // Contents is what a database records about itself.
 type Contents struct {
-	Revision uint64 // of the last change; 0: nothing was ever written
+	Revision uint64 // revision of the last change; 0: nothing was ever written
 	Members  []Member
 }
 
-// Member is one of etcd's members, as recorded by one of them.
+// Member is a member of etcd, as recorded by the member whose database it is.
 type Member struct {
 	Name  string   `json:"name"`
 	Peers []string `json:"peerURLs"`
@@ -56,8 +56,8 @@ func read(f *os.File, size int64) (c Contents, err error) {
 	return c, err
 }
 
-// revision reads the last key of the bucket "key": its keys are revisions, in
-// order (etcd server/storage/mvcc/revision.go).
+// revision reads the last key of the bucket "key". The keys of this bucket are revisions, in order (etcd
+// server/storage/mvcc/revision.go).
 func (c *Contents) revision(tx *bbolt.Tx) error {
 	keys, err := bucket(tx, "key")
 	if err != nil {

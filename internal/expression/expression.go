@@ -1,4 +1,4 @@
-// Package expression evaluates the CEL expressions of gates on objects of Kubernetes.
+// Package expression evaluates the CEL expressions of gates on Kubernetes objects.
 package expression
 
 import (
@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// exprCost bounds one evaluation, as the API server does for its own
+	// exprCost limits one evaluation, as the API server limits its own expressions
 	// (k8s.io/apiserver/pkg/apis/cel/config.go, PerCallLimit).
 	exprCost = 1_000_000
 	// exprCheck is the number of iterations between two checks of the deadline.
 	exprCheck = 1000
 )
 
-// exprRoots are the variables of an expression besides "now". tuppr's health checks
-// have the first two (internal/healthcheck/checker.go), so that they work here.
+// exprRoots are the variables of an expression besides "now". tuppr's health checks have the first two
+// (internal/healthcheck/checker.go), so tuppr's expressions work here.
 var exprRoots = []string{"object", "status", "spec", "metadata"}
 
 // Expression is a compiled expression. It is safe for concurrent use.
 type Expression struct {
 	program cel.Program
-	reads   [][]string // the paths that it reads, as written: {"status", "ceph", "health"}
+	reads   [][]string // the paths that the expression reads, as written: {"status", "ceph", "health"}
 }
 
 var exprEnv = sync.OnceValues(func() (*cel.Env, error) {
@@ -46,8 +46,8 @@ func Check(expr string) error {
 	return err
 }
 
-// Compile compiles an expression. Its value must be true or false, as far as that is
-// known without an object.
+// Compile compiles an expression. If the type of its value is known without an object, the value must be true or
+// false.
 func Compile(expr string) (*Expression, error) {
 	program, ast, err := Program(exprEnv, expr)
 	if err != nil {
@@ -56,7 +56,7 @@ func Compile(expr string) (*Expression, error) {
 	return &Expression{program: program, reads: reads(ast.NativeRep().Expr())}, nil
 }
 
-// Program is Compile with variables of your own. One evaluation costs as much as the API server allows
+// Program is like Compile, with the caller's own variables. One evaluation may cost as much as the API server allows
 // its own expressions, and ends with its context.
 func Program(in func() (*cel.Env, error), expr string) (cel.Program, *cel.Ast, error) {
 	env, err := in()
@@ -82,8 +82,8 @@ func Program(in func() (*cel.Env, error), expr string) (cel.Program, *cel.Ast, e
 	return program, ast, nil
 }
 
-// Judge says whether the expression is true of an object, and if it is not, what it reads of the object, with the
-// error of its evaluation.
+// Judge says whether the expression is true of an object. If it is not, why has the fields that the expression reads,
+// and the error of its evaluation.
 func (e *Expression) Judge(ctx context.Context, object map[string]any) (holds bool, why string) {
 	holds, err := e.holds(ctx, object)
 	if holds && err == nil {
@@ -97,8 +97,8 @@ func (e *Expression) Judge(ctx context.Context, object map[string]any) (holds bo
 	return false, why
 }
 
-// holds evaluates the expression. If that fails, for example for a missing field,
-// err says why in a few words.
+// holds evaluates the expression. If the evaluation fails, for example for a missing field, err says why in a few
+// words.
 func (e *Expression) holds(ctx context.Context, object map[string]any) (bool, error) {
 	out, _, err := e.program.ContextEval(ctx, variables(object))
 	if err != nil {
@@ -111,8 +111,8 @@ func (e *Expression) holds(ctx context.Context, object map[string]any) (bool, er
 	return holds, nil
 }
 
-// variables returns an expression's variables. Sections that the object lacks are
-// empty, so that an error is about the field only.
+// variables returns an expression's variables. A section that the object lacks is empty, so that an error is about
+// the missing field only.
 func variables(object map[string]any) map[string]any {
 	vars := map[string]any{"object": object, "now": time.Now()}
 	for _, name := range exprRoots[1:] {

@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	shownReads = 4   // fields of an object
-	readBytes  = 120 // of the value of one
+	shownReads = 4   // most fields shown of an object
+	readBytes  = 120 // most bytes shown of a field's value
 )
 
-// reads lists the fields of the object that an expression reads, in its order.
-// Fields of a list's items are shown as that list.
+// reads lists the fields of the object that an expression reads, in the order of the expression. Fields of a list's
+// items are shown as the list.
 func reads(e ast.Expr) [][]string {
 	var found [][]string
 	var visit func(ast.Expr)
@@ -39,7 +39,7 @@ func reads(e ast.Expr) [][]string {
 	return found
 }
 
-// pathOf is the path from one of our variables to the field that e is; nil if e is not a field.
+// pathOf returns the path from one of our variables to the field e; nil if e is not a field.
 func pathOf(e ast.Expr) []string {
 	extend := func(operand ast.Expr, key string) []string {
 		path := pathOf(operand)
@@ -124,7 +124,7 @@ func lookUp(value any, path []string) (any, bool) {
 	return value, true
 }
 
-// brief writes a value on one short line; of conditions only type and status.
+// brief writes a value on one short line. Of conditions it writes only type and status.
 func brief(value any) string {
 	if text, ok := value.(string); ok {
 		return cut(foreign.Line(text))
@@ -146,7 +146,7 @@ func brief(value any) string {
 	return cut(foreign.Line(string(b)))
 }
 
-// conditionsOf reads a list of conditions: "Ready=False".
+// conditionsOf formats a list of conditions: "Ready=False".
 func conditionsOf(list []any) (texts []string, ok bool) {
 	for _, item := range list {
 		c, _ := item.(map[string]any)
@@ -160,7 +160,7 @@ func conditionsOf(list []any) (texts []string, ok bool) {
 	return texts, true
 }
 
-// conditionsBelow reads a mapping to things with conditions: "disk-1[Ready=False]".
+// conditionsBelow formats the conditions of the objects in a mapping: "disk-1[Ready=False]".
 func conditionsBelow(section map[string]any) (texts []string, ok bool) {
 	for _, key := range slices.Sorted(maps.Keys(section)) {
 		below, _ := section[key].(map[string]any)

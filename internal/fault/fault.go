@@ -1,5 +1,5 @@
-// Package fault gives errors a [Kind], which decides the exit code, a [Code], which names
-// a runbook, and a hint, which tells the reader what to do about them.
+// Package fault gives errors a [Kind], which decides the exit code, a [Code], which names a runbook, and a hint,
+// which says what to do about the error.
 package fault
 
 import (
@@ -11,11 +11,11 @@ import (
 	"syscall"
 )
 
-// Code names a kind of error, for recast runbook CODE. Codes never change; the page of
-// each is docs/runbooks/CODE.md.
+// Code names a sort of error, for recast runbook CODE. Codes never change. The page of each code is
+// docs/runbooks/CODE.md.
 type Code string
 
-// The codes. The first ones are for errors that have only a kind.
+// The codes. The first ones are for errors that have no code of their own, only a kind.
 const (
 	FailedCode      Code = "failed"
 	RefusedCode     Code = "refused"
@@ -98,9 +98,8 @@ type codeError struct {
 
 func (e *codeError) Unwrap() error { return e.error }
 
-// WithCode gives err a code, which is not part of the message. Of several codes in a
-// chain the outermost counts, since the caller knows more about the context.
-// WithCode(nil, …) is nil.
+// WithCode gives err a code, which is not part of the message. The outermost code in a chain counts, since the caller
+// knows more about the context. WithCode(nil, …) is nil.
 func WithCode(err error, c Code) error {
 	if err == nil {
 		return nil
@@ -110,8 +109,8 @@ func WithCode(err error, c Code) error {
 
 func (c Code) Of(err error) error { return WithCode(err, c) }
 
-// Else gives err the code unless err or an error in it has one already, or its kind
-// has its own code.
+// Else gives err the code c, unless err or an error in its tree has a code already, or its kind has a code of its
+// own.
 func (c Code) Else(err error) error {
 	if kind := KindOf(err); c == "" || kind != Failed && kind != Refused || len(codes(err)) > 0 {
 		return err
@@ -119,23 +118,23 @@ func (c Code) Else(err error) error {
 	return WithCode(err, c)
 }
 
-// Errorf is a formatted error with the code, of kind Failed.
+// Errorf returns a formatted error with the code, of kind Failed.
 func (c Code) Errorf(format string, args ...any) error {
 	return WithCode(fmt.Errorf(format, args...), c)
 }
 
-// Refusedf is a formatted error with the code, of kind Refused.
+// Refusedf returns a formatted error with the code, of kind Refused.
 func (c Code) Refusedf(format string, args ...any) error {
 	return WithCode(As(Refused, fmt.Errorf(format, args...)), c)
 }
 
-// Configf is a formatted error with the code, of kind Config.
+// Configf returns a formatted error with the code, of kind Config.
 func (c Code) Configf(format string, args ...any) error {
 	return WithCode(As(Config, fmt.Errorf(format, args...)), c)
 }
 
-// Codes returns the codes of err in the order of its tree, each once. It returns at
-// least one: that of its kind.
+// Codes returns the codes of err in the order of its tree, each once. If the tree has no code, Codes returns the code
+// of err's kind. If err came about because this machine lacks something, Codes returns only ThisMachine.
 func Codes(err error) []Code {
 	found := codes(err)
 	switch kind := KindOf(err); {
@@ -150,7 +149,7 @@ func Codes(err error) []Code {
 	}
 }
 
-// CodeOf is the first of Codes; CodeOf(nil) is "".
+// CodeOf returns the first of Codes; CodeOf(nil) is "".
 func CodeOf(err error) Code {
 	if err == nil {
 		return ""
@@ -158,8 +157,8 @@ func CodeOf(err error) Code {
 	return Codes(err)[0]
 }
 
-// codes returns the codes in err's tree, except below an interruption by the user: what
-// that cancelled is not an error of its own.
+// codes returns the codes in err's tree. It skips everything below an interruption by the user: work that the
+// interruption cancelled is no error of its own.
 func codes(err error) []Code {
 	var found []Code
 	var walk func(error)
@@ -203,8 +202,8 @@ type safeError struct {
 
 func (e *safeError) Unwrap() error { return e.error }
 
-// WithSafe adds to err what is safe in spite of it: what was not touched, and where
-// detached disks are kept. WithSafe(nil, …) is nil.
+// WithSafe adds lines to err that say what is safe in spite of the error: what was not touched, and where detached
+// disks are kept. WithSafe(nil, …) is nil.
 func WithSafe(err error, lines ...string) error {
 	if err == nil || len(lines) == 0 {
 		return err
@@ -220,7 +219,7 @@ func Safe(err error) []string {
 	return nil
 }
 
-// Next is what to do about an error that has no hint of its own.
+// Next returns what to do about an error with this code that has no hint of its own.
 func (c Code) Next() string { return next[c] }
 
 var next = map[Code]string{
@@ -276,8 +275,8 @@ var next = map[Code]string{
 	UpgradeStuck:       "look at the console of the VM in Proxmox; recast status says what was replaced; recast roll waits for it again",
 }
 
-// Kind says how a command must end when an error reaches it. One switch in
-// cmd/recast turns it into an exit code.
+// Kind decides how a command ends when an error reaches it. One switch in cmd/recast turns the kind into an exit
+// code.
 type Kind int
 
 const (
@@ -323,12 +322,12 @@ func KindOf(err error) Kind {
 type hintError struct {
 	error
 	hint   string
-	always bool // whatever the cause
+	always bool // show the hint whatever the cause was
 }
 
 func (e *hintError) Unwrap() error { return e.error }
 
-// Prefix wraps err with what failed. Prefix(…, nil) is nil.
+// Prefix wraps err; what says what failed. Prefix(…, nil) is nil.
 func Prefix(what string, err error) error {
 	if err == nil {
 		return nil
@@ -336,7 +335,7 @@ func Prefix(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// WithHint attaches a remedy to err; it is not part of the message.
+// WithHint attaches a remedy to err. The remedy is not part of the message.
 // WithHint(nil, …) is nil.
 func WithHint(err error, format string, args ...any) error {
 	if err == nil {
@@ -345,7 +344,7 @@ func WithHint(err error, format string, args ...any) error {
 	return &hintError{error: err, hint: fmt.Sprintf(format, args...)}
 }
 
-// WithNext is WithHint for what is to be done whatever the cause was.
+// WithNext is like WithHint, for a remedy that applies whatever the cause was.
 func WithNext(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
@@ -353,8 +352,8 @@ func WithNext(err error, format string, args ...any) error {
 	return &hintError{error: err, hint: fmt.Sprintf(format, args...), always: true}
 }
 
-// Hints returns every hint in err's tree, outermost first, without repeats. If this machine lacks
-// something, hints about servers are left out: nothing was heard of them.
+// Hints returns every hint in err's tree, outermost first, without repeats. If this machine lacks something, hints
+// about servers are left out, since no server was heard from; hints of WithNext stay.
 func Hints(err error) []string {
 	var hints []string
 	local := ofThisMachine(err)
@@ -379,7 +378,7 @@ func Hints(err error) []string {
 	return hints
 }
 
-// ofThisMachine is what to do if err came about because this machine lacks something; "" if it did not.
+// ofThisMachine returns what to do if this machine caused err by lacking something; otherwise "".
 func ofThisMachine(err error) string {
 	is := func(list ...error) bool {
 		for _, e := range list {

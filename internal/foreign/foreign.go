@@ -1,6 +1,5 @@
-// Package foreign makes foreign text safe to print: the words of servers, programs and
-// other runs must neither control a terminal nor look like lines of recast. [Line] does
-// so for a text, [Error] for an error.
+// Package foreign makes foreign text safe to print. The words of servers, programs and other runs must neither
+// control a terminal nor look like lines of recast. [Line] cleans a text, [Error] an error.
 package foreign
 
 import (
@@ -19,9 +18,8 @@ var (
 	breaks    = regexp.MustCompile(` *\n[ \n]*`)
 )
 
-// Line turns text into one line of printable characters. It drops escape sequences,
-// replaces white space with a line break or tab in it by one space, and other unprintable
-// characters by U+FFFD.
+// Line turns text into one line of printable characters. It drops escape sequences, replaces white space that
+// contains a line break or a tab by one space, and replaces other unprintable characters by U+FFFD.
 func Line(text string) string {
 	if strings.IndexFunc(text, unprintable) < 0 {
 		return text
@@ -41,7 +39,7 @@ func Line(text string) string {
 // unprintable is also true for bytes that are not UTF-8.
 func unprintable(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) }
 
-// Lines is Line for each line of text.
+// Lines applies Line to each line of text.
 func Lines(text string) string {
 	if strings.IndexFunc(text, unprintable) < 0 {
 		return text
@@ -53,7 +51,7 @@ func Lines(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// JSON escapes the unprintable characters of JSON; the data stays the same.
+// JSON escapes the unprintable characters in JSON. The data stays the same.
 func JSON(text []byte) []byte {
 	var out []byte
 	done := 0
@@ -74,7 +72,7 @@ func JSON(text []byte) []byte {
 	return append(out, text[done:]...)
 }
 
-// Error makes err's message one Line. errors.Is and errors.As see err itself.
+// Error returns err with its message as one Line. errors.Is and errors.As still see err.
 func Error(err error) error {
 	if err == nil {
 		return nil

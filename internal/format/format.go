@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Decode reads exactly one value. A field that v lacks is an error: it would be missing when
-// the value is written again.
+// Decode reads exactly one value. A field that v lacks is an error: the field would be lost when the value is written
+// again.
 func Decode(b []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
@@ -32,7 +32,7 @@ func Decode(b []byte, v any) error {
 // ErrLacks says that a value lacks what every recast writes into it.
 var ErrLacks = errors.New("someone has edited it")
 
-// Version is embedded in what is written with the version of its format.
+// Version is embedded in every value that is written with the version of its format.
 type Version struct {
 	Version int `json:"version,omitempty"`
 }
@@ -44,16 +44,16 @@ func (e *NewerError) Error() string {
 	return fmt.Sprintf("a newer recast wrote it: its format is version %d, and this recast reads version %d", e.Version, e.Reads)
 }
 
-// DecodeUpTo is Decode for a value whose type embeds Version. A version after the one that this
-// recast reads is a *NewerError: then v has the fields that this recast knows, as far as they can be
-// read, and nothing may be decided by them but whose value it is.
+// DecodeUpTo is Decode for a value whose type embeds Version. If the version is newer than reads, the error is a
+// *NewerError. Then v has the fields that this recast knows and can read, and may be used only to decide whose value
+// it is.
 func DecodeUpTo(reads int, b []byte, v any) error {
 	var its Version
 	if err := json.Unmarshal(b, &its); err != nil {
 		return err
 	}
 	if its.Version > reads {
-		_ = json.Unmarshal(b, v) // what can't be read is missing
+		_ = json.Unmarshal(b, v) // fields that can't be read stay empty
 		return &NewerError{its.Version, reads}
 	}
 	if its.Version < 1 {

@@ -1,4 +1,4 @@
-// Package lab is recast lab: commands that run a simulated datacentre and do things in one that runs. The
+// Package lab is recast lab: commands that start a simulated datacentre, and commands that act in a running one. The
 // datacentre itself is package sim.
 package lab
 
@@ -26,19 +26,19 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Program is what the commands need of the program that they belong to.
+// Program is what the commands need from the program that they belong to.
 type Program struct {
 	Out, Err io.Writer
 	// Run runs another command of recast.
 	Run func(ctx context.Context, args ...string) error
-	// Differs is what Run returns from a command that exits with 2.
+	// Differs is the error that Run returns for a command that exits with 2.
 	Differs error
-	// Lock locks the schematics of a recast.yaml, and returns each as YAML by its name.
+	// Lock locks the schematics of a recast.yaml, and returns the YAML of each schematic by its name.
 	Lock func(ctx context.Context, config string) (map[string]string, error)
 }
 
-// newShellCmds are the commands of a Proxmox node's shell that are needed to undo an
-// exchange by hand. Only qm is shown in the help.
+// newShellCmds returns the commands of a Proxmox node's shell that are needed to undo an exchange by hand. The help
+// shows only qm.
 func newShellCmds(p Program) []*cobra.Command {
 	var list []*cobra.Command
 	for _, program := range []string{"qm", "ha-manager", "pvesh", "pvesm"} {
@@ -111,7 +111,8 @@ const (
 	fishName = "env.fish" // for fish
 )
 
-// addEnv adds the files that a shell sources: the variables of the lab's clients, and where recast itself is.
+// addEnv adds the files that a shell sources: they set the variables of the lab's clients, and add recast's own
+// directory to PATH.
 func addEnv(files map[string][]byte, env map[string]string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -131,7 +132,7 @@ func addEnv(files map[string][]byte, env map[string]string) error {
 
 func shQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// fishQuote quotes for fish, which knows two escapes in single quotes: \\ and \'.
+// fishQuote quotes a text for fish, which knows two escapes in single quotes: \\ and \'.
 func fishQuote(s string) string {
 	return "'" + strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(s) + "'"
 }
@@ -162,7 +163,7 @@ The token $POOR_TOKEN in the lab's env file exists but has no privileges.`,
 	return c
 }
 
-// markName is the file by which a lab knows its own directory. It is locked while the lab runs.
+// markName is the file that marks a directory as a lab's. The file is locked while the lab runs.
 const markName = ".recast-lab"
 
 const (
@@ -170,30 +171,32 @@ const (
 	stateName = ".recast"
 )
 
-// writable are the paths that some lab writes or recast writes for it. Nobody else's file may be there.
+// writable are the paths that a lab writes, or that recast writes for a lab. A lab refuses a directory in which
+// someone else's file is at such a path.
 var writable = []string{
 	"recast.yaml", lockName, stateName, "schematics/default.yaml", "schematics/storage.yaml", "talosconfig", "kubeconfig",
 	envName, fishName, sim.ControlFile,
 }
 
-// mark is the content of the mark: what the lab has made, with its SHA-256; "" where recast replaces it.
+// mark is the content of the mark: the files that the lab has made, each with its SHA-256, or with "" if recast
+// replaces the file.
 type mark struct {
 	About   string            `json:"about"`
 	Made    map[string]string `json:"made"`
 	Console string            `json:"console,omitempty"` // the file of --console
 }
 
-// directory is the working directory of a lab. No other lab can open it until it is closed.
+// directory is the working directory of a lab. No other lab can open the directory until it is closed.
 type directory struct {
 	path string // absolute
 	root *os.Root
 	mark *os.File
-	was  mark // of an earlier lab
+	was  mark // mark of the earlier lab
 	now  mark
 }
 
-// openDirectory makes the directory, or opens an empty one or one that an earlier lab has made. It changes
-// nothing in it, and refuses a directory that has, at a path of the lab, anything that a lab did not make.
+// openDirectory makes the directory, or opens a directory that is empty or that an earlier lab has made. It changes
+// nothing in the directory, and refuses a directory that has, at a path of the lab, anything that a lab did not make.
 func openDirectory(dir string) (_ *directory, err error) {
 	d := &directory{now: mark{About: "recast lab up made this directory, and may begin anew over the files in this list", Made: map[string]string{}}}
 	if d.path, err = filepath.Abs(dir); err != nil {
@@ -244,7 +247,8 @@ func (d *directory) take(dir string, more bool) (err error) {
 	return d.requireOwn(dir)
 }
 
-// requireOwn refuses to begin anew over anything that the earlier lab did not make, or that was changed since.
+// requireOwn refuses to begin anew if a path of the lab holds anything that the earlier lab did not make, or that was
+// changed since.
 func (d *directory) requireOwn(dir string) error {
 	var others []string
 	for _, name := range writable {
@@ -263,8 +267,9 @@ func (d *directory) requireOwn(dir string) error {
 		anotherDir+"; to begin anew here, move those files away first")
 }
 
-// own says whether there is nothing at the path, or what the earlier lab has made. A lock that the lab made, recast
-// replaces; and .recast is of the lab if all runs were of its recast.yaml, and of no other beside it.
+// own says whether the path is free, or holds what the earlier lab made. A lock that the lab made may have changed,
+// since recast replaces it. The directory .recast is the lab's if the lab's recast.yaml is unchanged and no file of
+// another project is beside it.
 func (d *directory) own(name string) (bool, error) {
 	for parent := path.Dir(name); parent != "."; parent = path.Dir(parent) {
 		if info, err := d.root.Lstat(parent); err == nil && !info.IsDir() {
@@ -284,7 +289,7 @@ func (d *directory) own(name string) (bool, error) {
 			return false, nil
 		}
 		if _, err := d.root.Lstat("recast.yaml"); err != nil {
-			return false, nil // moved away by somebody: whose runs these are is unknown
+			return false, nil // somebody moved the file away: whose runs these are is unknown
 		}
 		if other, err := d.hasProject(); err != nil || other {
 			return false, err
@@ -302,10 +307,11 @@ func (d *directory) own(name string) (bool, error) {
 	return checksum(b) == sum, err
 }
 
-// nodesKey is what the file of recast -c has, whatever its name is.
+// nodesKey matches the key that every file for recast -c has, whatever the file's name.
 var nodesKey = regexp.MustCompile(`(?m)^nodes:`)
 
-// hasProject says whether there is another project's file: its runs and backups are in the same .recast.
+// hasProject says whether the directory has a file of another project: the runs and backups of that project are in
+// the same .recast.
 func (d *directory) hasProject() (bool, error) {
 	files, err := fs.Glob(d.root.FS(), "*.y*ml")
 	for _, name := range files {
@@ -320,7 +326,7 @@ func (d *directory) hasProject() (bool, error) {
 	return false, err
 }
 
-// clear removes what the earlier lab has made.
+// clear removes the files that the earlier lab has made.
 func (d *directory) clear() error {
 	for _, name := range writable {
 		if err := d.root.RemoveAll(name); err != nil {
@@ -333,13 +339,14 @@ func (d *directory) clear() error {
 	return nil
 }
 
-// write begins anew: the mark first, so that a lab that was killed meanwhile can be begun anew, too. It replaces no file.
+// write removes the files of the earlier lab, then writes the mark, then the new files. The mark comes before the
+// files, so that a lab that is killed meanwhile can begin anew. New files replace no file.
 func (d *directory) write(files map[string][]byte) error {
 	for name, content := range files {
 		d.now.Made[name] = checksum(content)
 	}
 	if err := d.requireOwn(d.path); err != nil {
-		return err // somebody wrote there while the servers started
+		return err // somebody wrote a file there while the servers started
 	}
 	d.now.Made[lockName], d.now.Made[sim.ControlFile] = "", ""
 	if err := d.clear(); err != nil {
@@ -368,7 +375,8 @@ func (d *directory) putMark() error {
 	return nil
 }
 
-// console opens the file for the machines' consoles. Only one that a lab of this directory has made is written on.
+// console opens the file for the machines' consoles. It appends to a file that is not empty only if a lab of this
+// directory has made the file.
 func (d *directory) console(file string) (io.WriteCloser, error) {
 	if file == "" {
 		return nopCloser{io.Discard}, nil
@@ -394,7 +402,7 @@ type nopCloser struct{ io.Writer }
 
 func (nopCloser) Close() error { return nil }
 
-// Close lets another lab have the directory.
+// Close lets another lab use the directory.
 func (d *directory) Close() error {
 	errs := []error{d.root.Close()}
 	if d.mark != nil {
@@ -457,7 +465,7 @@ and a disk is watched from when Talos has made a user volume on it.`,
 	return c
 }
 
-// figures is the result for a lab that lost nothing.
+// figures describes the result for a lab that lost nothing.
 func figures(s sim.State) string {
 	if len(s.Etcd) == 0 {
 		return "no promise was broken"
@@ -484,7 +492,7 @@ func listed(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// sameDisks compares what the datacentre hashed before and after.
+// sameDisks compares the datacentre's hashes of the disks before and after.
 func sameDisks(before, after map[string]string) error {
 	var errs []error
 	for _, serial := range slices.Sorted(maps.Keys(before)) {

@@ -37,7 +37,7 @@ to it as they would to real servers. Nothing outside this machine is touched.`,
 	return c
 }
 
-// labFlags shape a lab.
+// labFlags are the flags that shape a lab.
 type labFlags struct {
 	dir     string
 	console string
@@ -47,7 +47,7 @@ type labFlags struct {
 	// second node firmware without UEFI.
 	dataDisks int
 	seabios   bool
-	// noConfig writes no recast.yaml, schematics and lock: recast init does.
+	// noConfig leaves out recast.yaml, schematics and lock, for recast init to write.
 	noConfig bool
 	o        sim.Options
 }
@@ -64,7 +64,7 @@ func (f *labFlags) register(c *cobra.Command, speed float64, controlPlanes int) 
 	c.Flags().Float64Var(&f.o.Speed, "speed", speed, "how many simulated seconds pass in one real second")
 }
 
-// keptRequests is how many requests a lab remembers that is up for days.
+// keptRequests is how many requests a lab remembers, even if it runs for days.
 const keptRequests = 10_000
 
 func newUpCmd(p Program) *cobra.Command {
@@ -136,7 +136,7 @@ func up(ctx context.Context, p Program, f labFlags) (err error) {
 	return nil
 }
 
-// checkEmpty refuses flags that shape a cluster for a lab without one.
+// checkEmpty refuses flags that shape a cluster if the lab has none.
 func (f *labFlags) checkEmpty(c *cobra.Command) error {
 	for _, name := range []string{"control-planes", "workers", "etcd-on-data", "holder", "data-disks", "seabios", "kubernetes", "no-config"} {
 		if f.o.Empty && c.Flags().Changed(name) {
@@ -146,20 +146,20 @@ func (f *labFlags) checkEmpty(c *cobra.Command) error {
 	return nil
 }
 
-// initHint is the command that makes recast find the lab. Its registry must be given:
-// the machines do not know it.
+// initHint returns the command with which recast finds the lab. The command must name the registry, since the
+// machines do not know it.
 func initHint(dir string) string {
 	return fmt.Sprintf(`next: cd %s && . ./env && recast init --extensions "$LAB_EXTENSIONS" --fingerprint "$LAB_FINGERPRINT"`, dir)
 }
 
-// newHint is the command that writes the files for a new cluster in an empty lab.
+// newHint returns the command that writes the files for a new cluster in an empty lab.
 func newHint(dir string, o sim.Options) string {
 	return fmt.Sprintf(`next: cd %s && . ./env && recast init --new --cluster home --addresses $LAB_NETWORK.11-$LAB_NETWORK.13/24 --gateway $LAB_NETWORK.1 \
         --talos-version %s --kubernetes-version %s --extensions "$LAB_EXTENSIONS" --factory "$LAB_FACTORY" --fingerprint "$LAB_FINGERPRINT"
       recast bootstrap cp1`, dir, o.TalosVersion, o.KubernetesVersion)
 }
 
-// readControlPlane reads the kubeconfig of a control plane's directory; nil if there is none.
+// readControlPlane reads the kubeconfig from a control plane's directory; nil if dir is "".
 func readControlPlane(dir string) ([]byte, error) {
 	if dir == "" {
 		return nil, nil
@@ -206,7 +206,7 @@ func labRunning(err error, dir string) error {
 // labVersion matches the Talos versions whose behaviour a lab simulates.
 var labVersion = regexp.MustCompile(`^v1\.1[234]\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`)
 
-// check refuses options that a lab can't have, before any server starts.
+// check refuses options that a lab can't have. It runs before any server starts.
 func (f *labFlags) check() error {
 	if f.o.ControlPlanes < 1 || f.o.Workers < 1 || f.o.Hosts < 1 {
 		return fault.As(fault.Config, errors.New("a lab has at least one control plane, one worker and one Proxmox node"))
@@ -234,8 +234,8 @@ func (f *labFlags) check() error {
 	return nil
 }
 
-// startLab starts a lab: first the servers, then recast locks against them, then the
-// machines, installed with the images of that lock. An empty lab is only the servers.
+// startLab starts a lab: first the servers; then recast locks against the servers; then the machines, installed with
+// the images of that lock. An empty lab has only the servers.
 func startLab(ctx context.Context, p Program, f labFlags, d *directory) (_ *sim.Lab, err error) {
 	o, err := freePlaces(f.o)
 	if err != nil {
@@ -282,8 +282,8 @@ func installLab(ctx context.Context, p Program, lab *sim.Lab, d *directory, file
 	return lab.WaitReady(ctx)
 }
 
-// lockLab writes the lab's files, locks its schematics, and returns them. With
-// noConfig, the directory gets only talosconfig, kubeconfig and env.
+// lockLab writes the lab's files, locks its schematics, and returns them. With noConfig, the directory gets only
+// talosconfig, kubeconfig and the env files.
 func lockLab(ctx context.Context, p Program, d *directory, files map[string][]byte, noConfig bool) (_ map[string]string, err error) {
 	if !noConfig {
 		if err := d.write(files); err != nil {
@@ -334,9 +334,8 @@ func freePlaces(o sim.Options) (sim.Options, error) {
 	return o, fault.WithHint(errors.New("no free address in 127.0.0.0/8"), "the lab needs the whole loopback range, as on Linux")
 }
 
-// freePorts finds ports at 127.0.0.1, the only address with which container tools speak
-// plain HTTP. They are below the ephemeral ports of the system: a connection could take
-// one of those before the lab listens there.
+// freePorts finds ports at 127.0.0.1, the only address with which container tools speak plain HTTP. The ports are
+// below the system's ephemeral ports: a connection could take an ephemeral port before the lab listens there.
 func freePorts() (registry, factory string, err error) {
 	const first, last, tries = 20000, 32000, 100
 	var addrs []string
@@ -345,7 +344,7 @@ func freePorts() (registry, factory string, err error) {
 		if err != nil {
 			continue // taken
 		}
-		defer l.Close() // both are taken until both are found
+		defer l.Close() // each port stays taken until both are found
 		if addrs = append(addrs, l.Addr().String()); len(addrs) == 2 {
 			return addrs[0], addrs[1], nil
 		}
@@ -439,9 +438,9 @@ func setenv(env map[string]string) (undo func(), err error) {
 	undo = func() {
 		for name, value := range old {
 			if value == nil {
-				_ = os.Unsetenv(name) // it was unset before
+				_ = os.Unsetenv(name) // the variable was unset before
 			} else {
-				_ = os.Setenv(name, *value) // it was set before
+				_ = os.Setenv(name, *value) // the variable was set before
 			}
 		}
 	}

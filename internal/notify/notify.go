@@ -1,5 +1,5 @@
-// Package notify sends notices of a run to webhooks: a [Client] posts the start and the
-// end of a run to each [Webhook], in the form that its template gives.
+// Package notify sends notices of a run to webhooks: a [Client] posts the start and the end of a run to each
+// [Webhook], in the form of the webhook's template.
 package notify
 
 import (
@@ -29,8 +29,8 @@ import (
 // Webhook is the configuration of one webhook.
 type Webhook struct {
 	URL         string
-	URLEnv      string            // variable that holds it, instead
-	Headers     map[string]string // header name to the variable that holds its value
+	URLEnv      string            // variable that holds the URL, instead of URL
+	Headers     map[string]string // name of a header to the variable that holds its value
 	On          []string          // events
 	ContentType string
 	Template    string // "": the notice as JSON
@@ -40,11 +40,11 @@ type Webhook struct {
 type Options struct {
 	Webhooks []Webhook
 	Getenv   func(string) string
-	User     string // whose account recast runs under
-	// Transport carries every request. Nil: one per webhook, with the system's
-	// proxy and root certificates and its CAFile.
+	User     string // the account under which recast runs
+	// Transport carries every request. If nil, each webhook has its own transport, with the system's proxy and root
+	// certificates and the webhook's CAFile.
 	Transport http.RoundTripper
-	// Warn gets each failed delivery; may be nil.
+	// Warn is called with each failed delivery; may be nil.
 	Warn func(text string)
 }
 
@@ -57,13 +57,13 @@ type Client struct {
 var _ cluster.Notifier = (*Client)(nil)
 
 type State struct {
-	Name string   // its host; never its path, which may be a secret
+	Name string   // the webhook's host; never the path, which may be a secret
 	On   []string // events
-	Err  error    // why notices can't be sent; nil: they can be tried
+	Err  error    // why notices can't be sent; nil: recast will try
 }
 
-// New makes a client and sends nothing. Missing environment variables are no error: they
-// are in the webhook's State, and its notices are not sent.
+// New makes a client and sends nothing. A missing environment variable is no error of New: the webhook's State has
+// it, and the webhook's notices are not sent.
 func New(o Options) (*Client, error) {
 	c := &Client{user: o.User, warn: o.Warn}
 	if c.warn == nil {
@@ -94,7 +94,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Notify sends a notice to all webhooks that want it, in parallel.
+// Notify sends a notice to all webhooks that ask for its event, in parallel.
 func (c *Client) Notify(ctx context.Context, n cluster.Notice) error {
 	n.User = cmp.Or(n.User, c.user)
 	errs := make([]error, len(c.hooks))
@@ -121,7 +121,7 @@ type webhook struct {
 	on      []string
 	body    *template.Template // nil: JSON
 	http    *http.Client
-	unset   error // what the environment lacks
+	unset   error // what the environment lacks, or a value that is no https URL
 }
 
 func newWebhook(w Webhook, o Options) (*webhook, error) {
@@ -144,8 +144,8 @@ func newWebhook(w Webhook, o Options) (*webhook, error) {
 	return h, nil
 }
 
-// resolve reads the values from the environment. If one is missing nothing is sent:
-// without its secret a notice would be rejected.
+// resolve reads the values from the environment. If a value is missing, no notice is sent: the server would reject a
+// notice without its secret.
 func (h *webhook) resolve(w Webhook, getenv func(string) string) {
 	if w.URLEnv != "" {
 		h.name, h.url = "$"+w.URLEnv, strings.TrimSpace(getenv(w.URLEnv))
@@ -173,14 +173,14 @@ func (h *webhook) wants(e cluster.NoticeEvent) bool {
 	return slices.Contains(h.on, string(e)) || e == cluster.NoticeFailure && slices.Contains(h.on, string(cluster.NoticeEnd))
 }
 
-// Limits of the attempts to send a notice. POST is retried although it is not idempotent:
-// a duplicate notice is better than none.
+// Limits of the attempts to send a notice. POST is repeated although it is not idempotent: a duplicate notice is
+// better than none.
 const (
 	attempts    = 3
 	attemptTime = 10 * time.Second
 )
 
-// pauses are those after the first attempt, the second, …
+// pauses are the pauses after the first attempt, the second, and so on.
 var pauses = [attempts - 1]time.Duration{time.Second, 3 * time.Second}
 
 func (h *webhook) notify(ctx context.Context, n cluster.Notice) error {
@@ -224,15 +224,14 @@ func (h *webhook) post(ctx context.Context, body []byte) (retry bool, err error)
 	if err != nil {
 		return true, noAnswer(ctx, err)
 	}
-	_ = res.Body.Close() // unread: it may quote the request
+	_ = res.Body.Close() // the body stays unread: it may quote the request
 	if code := res.StatusCode; code >= 300 {
 		return code >= 500 || code == http.StatusTooManyRequests, refused(res)
 	}
 	return false, nil
 }
 
-// refused is an error of the status code alone: the status line and the body are the
-// server's own words.
+// refused returns an error with only the status code: the status line and the body are the server's own words.
 func refused(res *http.Response) error {
 	code := res.StatusCode
 	if code < 400 {
@@ -241,7 +240,7 @@ func refused(res *http.Response) error {
 	return fmt.Errorf("it answers with %s", strings.TrimSpace(fmt.Sprintf("%d %s", code, http.StatusText(code))))
 }
 
-// redirectTarget says where a redirect leads, without the server's own words.
+// redirectTarget returns where a redirect leads, without the server's own words.
 func redirectTarget(res *http.Response) string {
 	u, err := res.Location()
 	switch {
@@ -253,7 +252,7 @@ func redirectTarget(res *http.Response) string {
 	return " to another host"
 }
 
-// render makes the request body.
+// render returns the request body.
 func (h *webhook) render(n cluster.Notice) ([]byte, error) {
 	if h.body == nil {
 		return toJSON(n)
@@ -280,7 +279,7 @@ func parse(text string) (*template.Template, error) {
 	}).Parse(text)
 }
 
-// CheckTemplate says what is wrong with a template. It executes it with sample notices.
+// CheckTemplate returns what is wrong with a template. It executes the template with sample notices.
 func CheckTemplate(text string) error {
 	t, err := parse(text)
 	if err != nil {
@@ -303,9 +302,9 @@ func CheckTemplate(text string) error {
 	return nil
 }
 
-// noAnswer is why no answer came. It passes on only transport errors that contain nothing
-// but names, addresses and certificates: others quote the URL, what the server or a proxy
-// said, or the address of a proxy with its password.
+// noAnswer returns why no answer came. It passes on only transport errors that contain nothing but names, addresses
+// and certificates. Other errors quote the URL, the words of the server or a proxy, or the address of a proxy with
+// its password.
 func noAnswer(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause

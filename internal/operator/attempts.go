@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 )
 
-// Reasons of an attempt.
+// Reasons why an attempt ended.
 const (
 	attemptSucceeded   = "Succeeded"
 	attemptFailed      = "Failed"
@@ -28,11 +28,11 @@ const (
 	attemptRefused     = "Refused"
 	attemptClaimed     = "Claimed"
 	attemptKilled      = "Killed"      // by a signal
-	attemptInterrupted = "Interrupted" // it was told to end
-	attemptLost        = "Lost"        // with its node, or someone deleted its Job
+	attemptInterrupted = "Interrupted" // it was asked to stop
+	attemptLost        = "Lost"        // the node was lost, or someone deleted the Job
 )
 
-// current is the attempt that has not ended, nil if none runs.
+// current returns the attempt that has not ended; nil if none runs.
 func (t *turn) current() *v1alpha1.Attempt {
 	list := t.roll.Status.Attempts
 	if len(list) == 0 || list[len(list)-1].Ended != nil {
@@ -41,7 +41,7 @@ func (t *turn) current() *v1alpha1.Attempt {
 	return &list[len(list)-1]
 }
 
-// watch looks at the Job of an attempt. When that has ended, it writes down how.
+// watch looks at the Job of an attempt. If the Job has ended, watch records how.
 func (t *turn) watch(ctx context.Context, a *v1alpha1.Attempt) (running bool, message string, err error) {
 	var j batchv1.Job
 	err = t.Client.Get(ctx, client.ObjectKey{Namespace: t.roll.Namespace, Name: a.Job}, &j)
@@ -68,10 +68,10 @@ func (t *turn) watch(ctx context.Context, a *v1alpha1.Attempt) (running bool, me
 	return false, "", nil
 }
 
-// missingJob makes the Job of an attempt that was written down but has none: the operator was ended
-// in between. If someone has deleted the Job, the attempt is lost.
+// missingJob handles an attempt without a Job. If the Job was made before, the attempt is lost with it. If the
+// operator was stopped before it made the Job, the attempt is forgotten.
 func (t *turn) missingJob(ctx context.Context, a *v1alpha1.Attempt) (running bool, message string, err error) {
-	// The cache may not have it yet.
+	// The cache may not have the Job yet.
 	err = t.Live.Get(ctx, client.ObjectKey{Namespace: t.roll.Namespace, Name: a.Job}, &batchv1.Job{})
 	if err == nil {
 		t.roll.Status.MadeJob = a.Job
@@ -88,7 +88,7 @@ func (t *turn) missingJob(ctx context.Context, a *v1alpha1.Attempt) (running boo
 	return false, "", nil
 }
 
-// unbegin forgets an attempt whose Job was never made, so that the next look asks again whether one may
+// unbegin forgets an attempt whose Job was never made, so that the next look decides anew whether an attempt may
 // begin: the window may have closed since, or a person may have changed their mind.
 func (t *turn) unbegin(a *v1alpha1.Attempt) {
 	s := &t.roll.Status
@@ -99,8 +99,8 @@ func (t *turn) unbegin(a *v1alpha1.Attempt) {
 	s.Begun--
 }
 
-// kind is what the current or the next attempt does. One that was begun before the roll was is a plan, even
-// if that is there already.
+// kind returns what the current or the next attempt does. An attempt that began before the roll started is a plan,
+// even if the status has a plan already.
 func (t *turn) kind() attempt.Kind {
 	s := t.roll.Status
 	switch {
@@ -112,8 +112,7 @@ func (t *turn) kind() attempt.Kind {
 	return attempt.Roll
 }
 
-// learn draws the conclusion from an attempt that has ended: the roll is finished, or the next attempt
-// begins some time later.
+// learn draws the conclusion from an ended attempt: the roll is finished, or the next attempt begins some time later.
 func (t *turn) learn(a v1alpha1.Attempt) (v1alpha1.RollPhase, verdict) {
 	s := &t.roll.Status
 	words := lastWords(*s)
@@ -127,7 +126,7 @@ func (t *turn) learn(a v1alpha1.Attempt) (v1alpha1.RollPhase, verdict) {
 	switch a.Reason {
 	case attemptSucceeded:
 		s.Failures, s.ClaimWaits = 0, 0
-		if s.Started == nil { // that was the plan
+		if s.Started == nil { // the attempt made the plan
 			return "", verdict{}
 		}
 		return v1alpha1.PhaseSucceeded, verdict{ready: true, reason: v1alpha1.ReasonSucceeded, message: words}
@@ -153,7 +152,8 @@ func (t *turn) learn(a v1alpha1.Attempt) (v1alpha1.RollPhase, verdict) {
 	return "", verdict{}
 }
 
-// exitCode is that of an attempt's container: by its own word, else by the pod's status. nil: not known.
+// exitCode returns the exit code of an attempt's container: from the pod's status, else from the outcome that the
+// attempt reported. nil: not known.
 func (t *turn) exitCode(ctx context.Context, j *batchv1.Job, succeeded bool) (*int32, error) {
 	if succeeded {
 		return new(int32(job.ExitDone)), nil
@@ -175,7 +175,7 @@ func (t *turn) exitCode(ctx context.Context, j *batchv1.Job, succeeded bool) (*i
 	return nil, nil
 }
 
-// attemptReason says in a word what an exit code means.
+// attemptReason returns the reason for an exit code.
 func attemptReason(code *int32) string {
 	const signalled = 128
 	switch {
@@ -197,7 +197,7 @@ func attemptReason(code *int32) string {
 	return attemptFailed
 }
 
-// pods are those of a Job, the newest first, from the API server: they are needed too seldom for a cache.
+// pods lists the pods of a Job, newest first. It reads from the API server: pods are needed too seldom for a cache.
 func (s *Shared) pods(ctx context.Context, j *batchv1.Job) ([]corev1.Pod, error) {
 	var list corev1.PodList
 	err := s.Live.List(ctx, &list, client.InNamespace(j.Namespace), client.MatchingLabels{batchv1.JobNameLabel: j.Name})
@@ -216,7 +216,7 @@ func (t *turn) progress(ctx context.Context, j *batchv1.Job) string {
 	return t.slow(ctx, &t.agenda, j)
 }
 
-// slow names a Job, and says why its pod does not run if it should by now.
+// slow returns the Job's name, and, if its pod should run by now, why the pod does not.
 func (s *Shared) slow(ctx context.Context, a *agenda, j *batchv1.Job) string {
 	message := "Job " + j.Name
 	if j.Status.Ready != nil && *j.Status.Ready > 0 && j.DeletionTimestamp == nil {
@@ -252,7 +252,7 @@ func podTrouble(p *corev1.Pod, now time.Time) string {
 	return fmt.Sprintf("pod %s: %s", p.Name, p.Status.Phase)
 }
 
-// jobEnded says when a Job has ended, and whether it succeeded. Zero: it has not.
+// jobEnded returns when a Job ended, and whether it succeeded. A zero time means that the Job has not ended.
 func jobEnded(j *batchv1.Job) (at time.Time, succeeded bool) {
 	for _, c := range j.Status.Conditions {
 		if c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
@@ -262,7 +262,7 @@ func jobEnded(j *batchv1.Job) (at time.Time, succeeded bool) {
 	return time.Time{}, false
 }
 
-// createJob makes a Job. One of that name is the same.
+// createJob makes a Job. If owner has a Job of that name already, createJob leaves it.
 func (s *Shared) createJob(ctx context.Context, owner client.Object, j *batchv1.Job) error {
 	if err := controllerutil.SetControllerReference(owner, j, s.Scheme); err != nil {
 		return err
@@ -281,7 +281,7 @@ func (s *Shared) createJob(ctx context.Context, owner client.Object, j *batchv1.
 	return nil
 }
 
-// endJob deletes a Job with its pod, and says whether both are gone.
+// endJob deletes a Job with its pod, and returns whether both are gone.
 func (s *Shared) endJob(ctx context.Context, namespace, name string) (gone bool, err error) {
 	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	err = s.Live.Get(ctx, client.ObjectKeyFromObject(j), j)
@@ -294,8 +294,8 @@ func (s *Shared) endJob(ctx context.Context, namespace, name string) (gone bool,
 	return false, client.IgnoreNotFound(s.Client.Delete(ctx, j, client.PropagationPolicy(metav1.DeletePropagationForeground)))
 }
 
-// forgetJob deletes a Job that has ended, if it is still there. Of an hourly check there would be 24 of them, with
-// their pods, before their time is over.
+// forgetJob deletes an ended Job, if it still exists. Otherwise a cluster that is checked hourly would keep 24 Jobs
+// with their pods until they expire.
 func (s *Shared) forgetJob(ctx context.Context, namespace, name string) error {
 	var j batchv1.Job
 	err := s.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &j)
@@ -314,7 +314,7 @@ const (
 	statusBlocked    = "blocked"
 )
 
-// annotations are what tools read that know no custom fields.
+// annotations returns the annotations for tools that do not know the custom fields.
 func (l *look) annotations(v verdict) map[string]string {
 	s, out := l.cluster.Status, map[string]string{}
 	put := func(key, value string) {
@@ -343,7 +343,7 @@ func (l *look) annotations(v verdict) map[string]string {
 	return out
 }
 
-// targetStatus is the status of what one -target annotation asks for.
+// targetStatus returns the status of what one -target annotation asks for.
 func (l *look) targetStatus(v verdict, roll *v1alpha1.ImageRoll, action v1alpha1.RollAction, target string) string {
 	active := l.rolls.active()
 	switch {
@@ -363,8 +363,8 @@ func (l *look) targetStatus(v verdict, roll *v1alpha1.ImageRoll, action v1alpha1
 	return statusInProgress
 }
 
-// annotate writes the annotations, if they have changed, and lets a failed roll be made again once its
-// target was removed.
+// annotate writes the annotations, if they have changed. It also lets a failed roll be made again once its target
+// annotation is removed.
 func (l *look) annotate(ctx context.Context, v verdict) error {
 	if err := l.clear(ctx); err != nil {
 		return err
@@ -392,7 +392,7 @@ var written = []string{
 	v1alpha1.AnnotationKubernetesMessage,
 }
 
-// clear marks the newest roll if it has failed for a target that is no longer there.
+// clear marks the newest roll if the roll has failed and its target annotation has been changed or removed.
 func (l *look) clear(ctx context.Context) error {
 	r := l.rolls.Newest()
 	if r == nil || r.Status.Phase != v1alpha1.PhaseFailed || r.Annotations[annotationFor] == "" || r.Annotations[annotationCleared] != "" {
@@ -403,14 +403,14 @@ func (l *look) clear(ctx context.Context) error {
 		key = v1alpha1.AnnotationKubernetesTarget
 	}
 	if r.Annotations[key] == "" || l.cluster.Annotations[key] == r.Annotations[key] {
-		return nil // it was for no annotation, or that is still there
+		return nil // the roll was for no annotation, or its annotation is unchanged
 	}
 	before := r.DeepCopy()
 	r.Annotations[annotationCleared] = "true"
 	return client.IgnoreNotFound(l.Client.Patch(ctx, r, client.MergeFrom(before)))
 }
 
-// History is the ImageRolls of a cluster, the oldest first.
+// History is a list of the ImageRolls of a cluster, oldest first.
 type History []v1alpha1.ImageRoll
 
 // RollsOf reads the ImageRolls of a cluster from the cache.
@@ -430,7 +430,7 @@ func (h History) Sort() {
 	})
 }
 
-// active is the oldest one that is not finished, nil if all are.
+// active returns the oldest ImageRoll that is not finished; nil if all are.
 func (h History) active() *v1alpha1.ImageRoll {
 	for i := range h {
 		if !h[i].Status.Phase.Finished() {
@@ -440,12 +440,12 @@ func (h History) active() *v1alpha1.ImageRoll {
 	return nil
 }
 
-// rolling says whether one has begun that is not finished.
+// rolling says whether an ImageRoll has begun and is not finished.
 func (h History) rolling() bool {
 	return slices.ContainsFunc(h, func(r v1alpha1.ImageRoll) bool { return !r.Status.Phase.Finished() && r.Status.Started != nil })
 }
 
-// Newest is the active one, else the last one; nil if there is none.
+// Newest returns the active ImageRoll, else the last one; nil if there is none.
 func (h History) Newest() *v1alpha1.ImageRoll {
 	if active := h.active(); active != nil || len(h) == 0 {
 		return active
@@ -453,7 +453,7 @@ func (h History) Newest() *v1alpha1.ImageRoll {
 	return &h[len(h)-1]
 }
 
-// named returns the one of that name, nil if there is none.
+// named returns the ImageRoll of that name; nil if there is none.
 func (h History) named(name string) *v1alpha1.ImageRoll {
 	if i := slices.IndexFunc(h, func(r v1alpha1.ImageRoll) bool { return r.Name == name }); i >= 0 {
 		return &h[i]
@@ -461,7 +461,7 @@ func (h History) named(name string) *v1alpha1.ImageRoll {
 	return nil
 }
 
-// finished is the name of the last one that is finished, "" if none is.
+// finished returns the name of the last finished ImageRoll; "" if there is none.
 func (h History) finished() string {
 	for _, r := range slices.Backward(h) {
 		if r.Status.Phase.Finished() {

@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 )
 
-// Clusters reconciles TalosClusters: it checks them, and makes ImageRolls of what has drifted.
+// Clusters reconciles TalosClusters: it checks clusters, and makes ImageRolls for drift.
 type Clusters struct{ *Shared }
 
 type look struct {
@@ -30,9 +30,9 @@ type look struct {
 	saved   *v1alpha1.TalosCluster // as the API server has it
 	plans   schedules
 	rolls   History
-	running bool   // its check
-	trouble string // of that
-	failed  bool   // it ended without a word
+	running bool   // the newest check runs
+	trouble string // what is wrong with that check
+	failed  bool   // that check ended without a report
 	agenda
 }
 
@@ -111,7 +111,8 @@ func (l *look) step(ctx context.Context) (verdict, error) {
 	return v, l.forgetRolls(ctx)
 }
 
-// sourceVersion is the version of the ConfigMap of the source; "-" for other sources, "" if there is none.
+// sourceVersion returns the version of the source's ConfigMap: "" if the ConfigMap does not exist, "-" for other
+// sources.
 func (s *Shared) sourceVersion(ctx context.Context, c *v1alpha1.TalosCluster) (string, error) {
 	src := c.Spec.Source.ConfigMap
 	if src == nil {
@@ -123,14 +124,15 @@ func (s *Shared) sourceVersion(ctx context.Context, c *v1alpha1.TalosCluster) (s
 	return m.ResourceVersion, client.IgnoreNotFound(err)
 }
 
-// wants says what a check has to be of. A check of something else is outdated.
+// wants returns a key for what the next check must look at: the source, the spec and the last roll. A check with
+// another key is outdated.
 func (l *look) wants(source string) string {
 	c := l.cluster
 	asked := hash(c.Spec.Source, c.Spec.Secrets, c.Spec.Lock, c.Spec.Job, job.TalosTarget(c), job.KubernetesTarget(c), c.Annotations[v1alpha1.AnnotationCheckRequested])
 	return fmt.Sprintf("source=%s spec=%s after=%s", source, asked, l.rolls.finished())
 }
 
-// due says whether a check is to begin.
+// due says whether a check has to begin.
 func (l *look) due(wanted string) bool {
 	c := l.cluster.Status.Check
 	if c == nil || c.For != wanted {
@@ -151,13 +153,12 @@ func (l *look) due(wanted string) bool {
 // exitDrift is recast's exit code for drift.
 const exitDrift = 2
 
-// checkJob is the name of the newest check's Job.
+// checkJob returns the name of the newest check's Job.
 func (l *look) checkJob() string {
 	return job.Name(l.cluster.Name, attempt.Check, l.cluster.Status.Checks)
 }
 
-// watchCheck finds out whether a check runs. One that has ended without a word is begun again, if checks
-// may begin.
+// watchCheck finds out whether a check runs. If checks may begin, it repeats a check that ended without a report.
 func (l *look) watchCheck(ctx context.Context, mayBegin bool) error {
 	s := &l.cluster.Status
 	if s.Checks == 0 || s.Check != nil && s.Check.Job == l.checkJob() {
@@ -168,7 +169,7 @@ func (l *look) watchCheck(ctx context.Context, mayBegin bool) error {
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	if err != nil { // the operator was ended before it could make it, or its time is over
+	if err != nil { // the operator was stopped before it made the Job, or the Job has expired
 		if l.running = mayBegin; !mayBegin {
 			return nil
 		}
@@ -183,7 +184,7 @@ func (l *look) watchCheck(ctx context.Context, mayBegin bool) error {
 	l.failed = true
 	retry := ended.Add(l.Pace.MaxRetry)
 	if l.now.Before(retry) {
-		l.running = true // in a way: nothing else is begun until then
+		l.running = true // as if: no other check begins until the retry
 		l.lookAgain(retry)
 		return nil
 	}
@@ -193,7 +194,7 @@ func (l *look) watchCheck(ctx context.Context, mayBegin bool) error {
 	return l.beginCheck(ctx, s.CheckFor)
 }
 
-// beginCheck counts the check before it makes its Job, so that there are never two of one number.
+// beginCheck counts the check before it makes the Job, so that no two Jobs get the same number.
 func (l *look) beginCheck(ctx context.Context, wanted string) error {
 	l.cluster.Status.Checks++
 	l.cluster.Status.CheckFor = wanted
@@ -204,7 +205,7 @@ func (l *look) beginCheck(ctx context.Context, wanted string) error {
 	if err := l.makeCheckJob(ctx, wanted); err != nil {
 		return err
 	}
-	const kept = 2 // the last one stays for its log
+	const kept = 2 // the last Job stays for its log
 	return l.forgetJob(ctx, l.cluster.Namespace, job.Name(l.cluster.Name, attempt.Check, l.cluster.Status.Checks-kept))
 }
 
@@ -219,7 +220,7 @@ func (l *look) makeCheckJob(ctx context.Context, wanted string) error {
 	return l.createJob(ctx, l.cluster, job.New(job.Spec{Cluster: l.cluster, Task: task, Image: l.Image}))
 }
 
-// save writes the status, if it has changed. It fails if someone else has written meanwhile.
+// save writes the status if it has changed. It fails if someone else has written the object meanwhile.
 func (l *look) save(ctx context.Context) error {
 	if equality.Semantic.DeepEqual(l.cluster.Status, l.saved.Status) {
 		return nil
@@ -231,7 +232,7 @@ func (l *look) save(ctx context.Context) error {
 	return nil
 }
 
-// leave ends what runs for a deleted cluster. Its VMs and its nodes stay as they are.
+// leave deletes the unfinished ImageRolls of a deleted cluster. The VMs and the nodes stay as they are.
 func (l *look) leave(ctx context.Context) error {
 	if !controllerutil.ContainsFinalizer(l.cluster, v1alpha1.Finalizer) {
 		return nil
@@ -255,33 +256,35 @@ func (l *look) leave(ctx context.Context) error {
 	return l.Client.Patch(ctx, l.cluster, client.MergeFromWithOptions(l.saved, client.MergeFromWithOptimisticLock{}))
 }
 
-// annotationFor is on an ImageRoll that the operator has made: what it was made for.
+// annotationFor is an annotation of each ImageRoll that the operator makes: the key of what the ImageRoll is for.
 const annotationFor = "recast.dev/for"
 
-// annotationCleared is on a failed ImageRoll whose target a person has removed: the same may be tried again.
+// annotationCleared is an annotation of a failed ImageRoll whose target a person has removed: the operator may try
+// the same again.
 const annotationCleared = "recast.dev/cleared"
 
-// blocking is the newest ImageRoll if it was for what the cluster wants now and did not bring it about.
-// The same is not tried again before something changes: not in a circle, and not over and over.
+// blocking returns the newest ImageRoll if it is finished, was for what the cluster wants now, and did not achieve
+// it. The operator does not try the same again before something changes; otherwise it would roll in a circle, over
+// and over.
 func (l *look) blocking() *v1alpha1.ImageRoll {
 	r := l.rolls.Newest()
 	if r == nil || !r.Status.Phase.Finished() || r.Annotations[annotationFor] != l.rollKey() || r.Annotations[annotationCleared] != "" {
 		return nil
 	}
 	if in := l.cluster.Status.LastInSync; in != nil && r.Status.Ended != nil && in.After(r.Status.Ended.Time) {
-		return nil // it was in sync after that, so this drift is a new one
+		return nil // the cluster was in sync after the roll, so this drift is new
 	}
 	return r
 }
 
-// rollKey says what an ImageRoll that is made now is for.
+// rollKey returns the key of what an ImageRoll made now would be for.
 func (l *look) rollKey() string {
 	c := l.cluster.Status.Check
 	return hash(cmp.Or(c.Files, c.Revision), c.Lock, job.TalosTarget(l.cluster), job.KubernetesTarget(l.cluster), l.action(), l.cluster.Annotations[v1alpha1.AnnotationCheckRequested])
 }
 
-// dropOutdated deletes the ImageRoll that the operator has made and that has not begun, once a check has found
-// that something else is wanted by now.
+// dropOutdated deletes an ImageRoll that the operator has made and that has not begun, once a check finds that
+// something else is wanted by now.
 func (l *look) dropOutdated(ctx context.Context, wanted string) error {
 	r, c := l.rolls.active(), l.cluster.Status.Check
 	if r == nil || r.Status.Started != nil || r.Annotations[annotationFor] == "" || c == nil || c.For != wanted ||
@@ -293,7 +296,7 @@ func (l *look) dropOutdated(ctx context.Context, wanted string) error {
 	return client.IgnoreNotFound(l.Client.Delete(ctx, r))
 }
 
-// action is what removes the drift that the newest check has found.
+// action returns the action that removes the drift found by the newest check.
 func (l *look) action() v1alpha1.RollAction {
 	if l.cluster.Status.Check.OnlyKubernetes {
 		return v1alpha1.ActionKubernetes
@@ -301,7 +304,7 @@ func (l *look) action() v1alpha1.RollAction {
 	return v1alpha1.ActionNodes
 }
 
-// mayMakeRoll says whether the drift of the newest check is to be removed.
+// mayMakeRoll says whether to make an ImageRoll for the drift found by the newest check.
 func (l *look) mayMakeRoll(wanted string) bool {
 	c := l.cluster.Status.Check
 	return !l.cluster.Spec.Suspend && l.cluster.Spec.Rolls.Create != v1alpha1.CreateNever &&
@@ -309,8 +312,8 @@ func (l *look) mayMakeRoll(wanted string) bool {
 		l.rolls.active() == nil && l.blocking() == nil
 }
 
-// makeRoll makes the next ImageRoll. It is counted first: who was ended in between makes that one, and a
-// cache that is behind does not make another one.
+// makeRoll makes the next ImageRoll. It counts the ImageRoll first: an operator that is stopped in between makes that
+// ImageRoll after its restart, and an outdated cache does not lead to a second one.
 func (l *look) makeRoll(ctx context.Context) (*v1alpha1.ImageRoll, error) {
 	name := func() string { return fmt.Sprintf("%s-%d", l.cluster.Name, l.cluster.Status.Rolls) }
 	if s := l.cluster.Status; s.Rolls > 0 && s.MadeRoll != name() {
@@ -353,14 +356,14 @@ func (l *look) makeRoll(ctx context.Context) (*v1alpha1.ImageRoll, error) {
 	return r, nil
 }
 
-// downgrades says whether the files want an older Talos than every node runs: such a roll needs a person's
-// approval in any case. A target that is removed leads to one.
+// downgrades says whether the files want an older Talos than every node runs. Such a roll always needs a person's
+// approval. Removing a target leads to such a roll.
 func downgrades(c *v1alpha1.TalosCluster) bool {
 	v := c.Status.Talos
 	return v != nil && v.Current != "" && v.Wanted != "" && semver.Compare(v.Wanted, v.Current) < 0
 }
 
-// forgetRolls deletes the oldest finished ImageRolls that the operator has made.
+// forgetRolls deletes the oldest finished ImageRolls that the operator has made, except for spec.rolls.keep of them.
 func (l *look) forgetRolls(ctx context.Context) error {
 	var finished []*v1alpha1.ImageRoll
 	for i, r := range l.rolls {
@@ -377,7 +380,7 @@ func (l *look) forgetRolls(ctx context.Context) error {
 	return nil
 }
 
-// nextWindow says in the status when a window opens.
+// nextWindow writes the start of the next window into the status; nothing while a window is open.
 func (l *look) nextWindow() {
 	l.cluster.Status.NextWindow = nil
 	if open, _ := l.plans.windows.Open(l.now); open {
@@ -388,7 +391,7 @@ func (l *look) nextWindow() {
 	l.lookAgain(next)
 }
 
-// hash is a short fingerprint of values.
+// hash returns a short fingerprint of values.
 func hash(values ...any) string {
 	b, err := json.Marshal(values)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package operator keeps TalosClusters at what their files say: it checks them by schedule and when
-// something changes, makes ImageRolls of what has drifted, and runs those as Jobs, one attempt after the
-// other. It holds no state of its own: what it knows is in the objects.
+// Package operator keeps TalosClusters as their files describe them. It checks clusters by schedule and when
+// something changes, makes ImageRolls for drift, and runs ImageRolls as Jobs, one attempt after the other. The
+// operator keeps no state of its own: everything is in the objects.
 package operator
 
 import (
@@ -36,12 +36,12 @@ import (
 // FieldOwner is the operator's name in server-side apply.
 const FieldOwner = "recast-operator"
 
-// Pace is how long the operator waits for what.
+// Pace says how long the operator waits before it tries again.
 type Pace struct {
-	FirstRetry time.Duration // before the second attempt; each further one waits twice as long
+	FirstRetry time.Duration // before the second attempt; the wait doubles with each further attempt
 	MaxRetry   time.Duration
 	Claim      time.Duration // before the next attempt while another run holds the claim
-	Recheck    time.Duration // before a check is repeated that could not read its cluster
+	Recheck    time.Duration // before it repeats a check that could not read its cluster
 }
 
 // DefaultPace is for real clusters.
@@ -58,7 +58,7 @@ type Shared struct {
 	Image  string // of Jobs
 }
 
-// apply makes an object what it should be, by server-side apply, with owner as its owner.
+// apply creates or updates an object by server-side apply, with owner as its owner.
 func (s *Shared) apply(ctx context.Context, owner, o client.Object) error {
 	if err := controllerutil.SetOwnerReference(owner, o, s.Scheme); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (s *Shared) apply(ctx context.Context, owner, o client.Object) error {
 	return s.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(&unstructured.Unstructured{Object: fields}), client.FieldOwner(FieldOwner), client.ForceOwnership)
 }
 
-// conditions sets conditions of an object's status; generation is that of its spec.
+// conditions sets conditions in an object's status. generation is the generation of the object's spec.
 type conditions struct {
 	list       *[]metav1.Condition
 	generation int64
@@ -89,7 +89,7 @@ func (c conditions) set(kind string, status bool, reason, message string) {
 }
 
 func (c conditions) setStatus(kind string, status metav1.ConditionStatus, reason, message string) {
-	const most = 32768 // characters, by the API
+	const most = 32768 // characters; the API's limit
 	meta.SetStatusCondition(c.list, metav1.Condition{
 		Type: kind, Status: status, Reason: reason, Message: message[:min(len(message), most)], ObservedGeneration: c.generation,
 	})
@@ -101,7 +101,7 @@ type verdict struct {
 	reason, message             string
 }
 
-// tell sets the three conditions.
+// tell sets the conditions Ready, Progressing and Stalled.
 func (c conditions) tell(v verdict) {
 	c.set(v1alpha1.ConditionReady, v.ready, v.reason, v.message)
 	c.set(v1alpha1.ConditionProgressing, v.progressing, v.reason, v.message)
@@ -116,8 +116,8 @@ func waiting(reason, format string, args ...any) verdict {
 	return verdict{progressing: true, reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
-// laterIfChanged looks again soon, instead of failing, when someone else has written meanwhile: the
-// pod of a Job, a person, or the cache was behind.
+// laterIfChanged turns a conflict into another look soon: someone else has written the object meanwhile (the pod of a
+// Job, a person), or the cache was behind.
 func laterIfChanged(r ctrl.Result, err error) (ctrl.Result, error) {
 	if apierrors.IsConflict(err) {
 		return ctrl.Result{RequeueAfter: soon}, nil
@@ -125,13 +125,13 @@ func laterIfChanged(r ctrl.Result, err error) (ctrl.Result, error) {
 	return r, err
 }
 
-// unusable says whether the API server refuses what a spec leads to: a Job that is invalid or that a
+// unusable says whether the API server refuses an object that a spec leads to: a Job that is invalid, or that a
 // quota, a policy or a webhook denies.
 func unusable(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err)
 }
 
-// soon is long enough for the cache to have what was written.
+// soon is how long the cache may take to see what was just written.
 const soon = 100 * time.Millisecond
 
 // agenda says when to look at an object again.
@@ -154,13 +154,13 @@ func (a *agenda) result() ctrl.Result {
 	return ctrl.Result{RequeueAfter: max(soon, a.again.Sub(a.now))}
 }
 
-// schedules are those of a spec.
+// schedules holds the schedules of a spec, parsed.
 type schedules struct {
 	drift   window.Schedule
 	windows window.Set
 }
 
-// readSchedules reads them. The error names the field.
+// readSchedules parses the schedules of a spec. The error names the field.
 func readSchedules(spec v1alpha1.TalosClusterSpec) (schedules, error) {
 	var s schedules
 	var err error
@@ -177,7 +177,7 @@ func readSchedules(spec v1alpha1.TalosClusterSpec) (schedules, error) {
 	return s, nil
 }
 
-// Windows are the maintenance windows of a cluster.
+// Windows returns the maintenance windows of a cluster.
 func Windows(spec v1alpha1.TalosClusterSpec) (window.Set, error) {
 	plans, err := readSchedules(spec)
 	return plans.windows, err
@@ -223,7 +223,8 @@ func Setup(ctx context.Context, mgr ctrl.Manager, s *Shared) error {
 		Complete(&Rolls{s})
 }
 
-// important lets changes through that matter to others: not the progress within a phase.
+// important passes the changes of an ImageRoll that matter to other objects, such as its phase. It drops the progress
+// within a phase.
 func important() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, ok := e.ObjectOld.(*v1alpha1.ImageRoll)
@@ -237,7 +238,7 @@ func important() predicate.Predicate {
 	}}
 }
 
-// summary is "2/5" of a roll.
+// summary returns the progress of a roll, such as "2/5".
 func summary(r *v1alpha1.ImageRoll) string {
 	if r.Status.Progress == nil {
 		return ""
@@ -265,12 +266,12 @@ func (s *Shared) clustersOfSource(ctx context.Context, o client.Object) []reconc
 	return requests
 }
 
-// rollsOfCluster are the ImageRolls that wait for something of a cluster.
+// rollsOfCluster lists the unfinished ImageRolls of a cluster, which may wait for something of the cluster.
 func (s *Shared) rollsOfCluster(ctx context.Context, o client.Object) []reconcile.Request {
 	return s.unfinished(ctx, o.GetNamespace(), o.GetName())
 }
 
-// laterRolls are the ImageRolls that may have waited for this one.
+// laterRolls lists the ImageRolls that may have waited for this ImageRoll to end.
 func (s *Shared) laterRolls(ctx context.Context, o client.Object) []reconcile.Request {
 	r, ok := o.(*v1alpha1.ImageRoll)
 	if !ok || !r.Status.Phase.Finished() && r.DeletionTimestamp.IsZero() {
@@ -293,8 +294,8 @@ func (s *Shared) unfinished(ctx context.Context, namespace, cluster string) []re
 	return requests
 }
 
-// Cached says what the operator keeps in memory, as little as it needs: of Jobs only those that it has made, without
-// their pods' templates, and of ConfigMaps only their versions. Secrets and pods are not cached at all.
+// Cached returns the options of the operator's cache, which keeps as little as possible: only the operator's own
+// Jobs, without their pods' templates, and only the versions of ConfigMaps. Secrets and pods are not cached.
 func Cached() cache.Options {
 	return cache.Options{
 		DefaultTransform: strip,
@@ -305,7 +306,7 @@ func Cached() cache.Options {
 	}
 }
 
-// strip removes from an object what says only who has written it, and kubectl's copy of it.
+// strip removes the managed fields and kubectl's copy of an object.
 func strip(o any) (any, error) {
 	m, err := meta.Accessor(o)
 	if err != nil {
@@ -318,7 +319,7 @@ func strip(o any) (any, error) {
 	return o, nil
 }
 
-// stripJob leaves how a Job is doing.
+// stripJob keeps the status of a Job, and drops its spec.
 func stripJob(o any) (any, error) {
 	if j, ok := o.(*batchv1.Job); ok {
 		j.Spec = batchv1.JobSpec{}
@@ -326,7 +327,8 @@ func stripJob(o any) (any, error) {
 	return strip(o)
 }
 
-// stripConfigMap leaves the name and the version of a ConfigMap. There are many that are not recast's.
+// stripConfigMap keeps the name and the version of a ConfigMap. A namespace has many ConfigMaps that are not
+// recast's.
 func stripConfigMap(o any) (any, error) {
 	if m, ok := o.(*metav1.PartialObjectMetadata); ok {
 		m.Labels, m.Annotations, m.OwnerReferences = nil, nil, nil
@@ -334,14 +336,14 @@ func stripConfigMap(o any) (any, error) {
 	return strip(o)
 }
 
-// Metrics are made of the objects in the cache at each scrape, so that every replica has the same.
+// Metrics computes metrics from the objects in the cache at each scrape, so that every replica has the same.
 type Metrics struct {
 	Objects client.Reader
-	// Context is what reads of the cache end with: Prometheus gives none.
+	// Context ends the reads of the cache: Prometheus passes no context.
 	Context context.Context
 }
 
-// scrapeTime bounds a scrape.
+// scrapeTime limits the time of a scrape.
 const scrapeTime = 10 * time.Second
 
 var (
@@ -359,8 +361,8 @@ func (m Metrics) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. A cache that is not ready yet yields nothing. The objects belong
-// to the cache: a copy of all of them at each scrape would be most of what the operator allocates.
+// Collect implements prometheus.Collector. It collects nothing while the cache is not ready. Collect reads the
+// cache's own objects without a copy: copies at each scrape would be most of what the operator allocates.
 func (m Metrics) Collect(to chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(m.Context, scrapeTime)
 	defer cancel()
@@ -422,12 +424,12 @@ func collectCluster(gauge func(*prometheus.Desc, float64, ...string), c v1alpha1
 	}
 }
 
-// NextCheck is when the check after the newest one is due; zero: never.
+// NextCheck returns when the check after the newest one is due; zero: never.
 func NextCheck(c *v1alpha1.TalosCluster) time.Time {
 	plans, err := readSchedules(c.Spec)
 	switch {
 	case err != nil || c.Spec.Suspend:
-		return time.Time{} // its conditions say so
+		return time.Time{} // the cluster's conditions say why
 	case c.Status.Check == nil || c.Status.Check.Started == nil:
 		return c.CreationTimestamp.Time
 	}

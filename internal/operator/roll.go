@@ -20,7 +20,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 )
 
-// Rolls reconciles ImageRolls: plan, approval, window, and one Job after the other until one succeeds.
+// Rolls reconciles ImageRolls: it makes a plan, waits for approval and window, and runs one Job after the other until
+// one succeeds.
 type Rolls struct{ *Shared }
 
 type turn struct {
@@ -31,7 +32,8 @@ type turn struct {
 	agenda
 }
 
-// claimWaits is how many attempts in a row may meet another run. With the default pace that is a day.
+// claimWaits is how many attempts in a row may find the claim held by another run. With the default pace they take a
+// day.
 const claimWaits = 720
 
 func (r *Rolls) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -91,7 +93,7 @@ func (t *turn) step(ctx context.Context) (v1alpha1.RollPhase, verdict, error) {
 			phase, reason := t.running()
 			return phase, waiting(reason, "%s", message), nil
 		}
-		if a.Ended != nil { // else it was never begun
+		if a.Ended != nil { // nil: the attempt was forgotten, because its Job was never made
 			if phase, v := t.learn(*a); phase.Finished() {
 				return phase, v, nil
 			}
@@ -100,7 +102,7 @@ func (t *turn) step(ctx context.Context) (v1alpha1.RollPhase, verdict, error) {
 	return t.next(ctx)
 }
 
-// running is what is said while an attempt runs.
+// running returns phase and reason while an attempt runs.
 func (t *turn) running() (v1alpha1.RollPhase, string) {
 	if t.kind() == attempt.Plan {
 		return v1alpha1.PhasePlanning, v1alpha1.ReasonPlanning
@@ -108,7 +110,7 @@ func (t *turn) running() (v1alpha1.RollPhase, string) {
 	return v1alpha1.PhaseRolling, v1alpha1.ReasonRolling
 }
 
-// next begins the next attempt, or says what it waits for.
+// next begins the next attempt, or returns what the attempt waits for.
 func (t *turn) next(ctx context.Context) (v1alpha1.RollPhase, verdict, error) {
 	if plan := t.roll.Status.Plan; plan != nil {
 		switch {
@@ -136,7 +138,7 @@ func (t *turn) next(ctx context.Context) (v1alpha1.RollPhase, verdict, error) {
 	return phase, waiting(reason, "Job %s", name), nil
 }
 
-// waits says what keeps the next attempt from beginning.
+// waits returns what keeps the next attempt from beginning.
 func (t *turn) waits(ctx context.Context, plans schedules) (v1alpha1.RollPhase, verdict, bool, error) {
 	s := t.roll.Status
 	if s.NotBefore != nil && t.now.Before(s.NotBefore.Time) {
@@ -163,7 +165,7 @@ func (t *turn) waits(ctx context.Context, plans schedules) (v1alpha1.RollPhase, 
 		return v1alpha1.PhaseAwaitingApproval, waiting(v1alpha1.ReasonAwaitingApproval,
 			"plan %s rolls %d nodes: read it in status.plan, then kubectl patch imageroll %s --type=merge -p '{\"spec\":{\"approved\":true}}'; kubectl delete imageroll %s has another one made", s.Plan.Hash, s.Plan.Nodes, t.roll.Name, t.roll.Name), true, nil
 	}
-	// An approved roll is planned in its window, since a plan gets old.
+	// An approved roll is planned only within its window, since a plan gets old.
 	if open, _ := plans.windows.Open(t.now); !open && s.Started == nil && t.roll.Spec.Approved {
 		next := plans.windows.Next(t.now)
 		t.lookAgain(next)
@@ -172,7 +174,7 @@ func (t *turn) waits(ctx context.Context, plans schedules) (v1alpha1.RollPhase, 
 	return "", verdict{}, false, nil
 }
 
-// begin writes the attempt down before it makes its Job, so that there are never two of one number.
+// begin records the attempt before it makes the Job, so that no two Jobs get the same number.
 func (t *turn) begin(ctx context.Context) (string, error) {
 	s, kind := &t.roll.Status, t.kind()
 	s.Begun++
@@ -217,15 +219,15 @@ func (t *turn) makeJob(ctx context.Context, kind attempt.Kind, name string) erro
 	return t.createJob(ctx, t.roll, job.New(spec))
 }
 
-// isContinued says whether an earlier attempt than the newest one has begun to roll.
+// isContinued says whether an attempt before the newest one has begun to roll.
 func (t *turn) isContinued() bool {
 	s := t.roll.Status
 	return slices.ContainsFunc(s.Attempts[:len(s.Attempts)-1], func(a v1alpha1.Attempt) bool {
-		return s.Started != nil && !a.Started.Before(s.Started) && a.Reason != attemptClaimed // that one touched nothing
+		return s.Started != nil && !a.Started.Before(s.Started) && a.Reason != attemptClaimed // an attempt without the claim touched nothing
 	}) || int(s.Begun) > len(s.Attempts)
 }
 
-// save writes the status, if it has changed. It fails if someone else has written meanwhile.
+// save writes the status if it has changed. It fails if someone else has written the object meanwhile.
 func (t *turn) save(ctx context.Context) error {
 	if equality.Semantic.DeepEqual(t.roll.Status, t.saved.Status) {
 		return nil
@@ -237,7 +239,7 @@ func (t *turn) save(ctx context.Context) error {
 	return nil
 }
 
-// tell writes the status, and an Event where the reason has changed.
+// tell writes the status, and an Event if the reason has changed.
 func (t *turn) tell(ctx context.Context, phase v1alpha1.RollPhase, v verdict) error {
 	s := &t.roll.Status
 	before := reasonOf(t.saved.Status.Conditions)
@@ -255,7 +257,7 @@ func (t *turn) tell(ctx context.Context, phase v1alpha1.RollPhase, v verdict) er
 	return nil
 }
 
-// leave ends the Job of a deleted roll: recast finishes the node in progress. No VM is deleted.
+// leave ends the Job of a deleted roll: recast finishes the node in progress first. No VM is deleted.
 func (t *turn) leave(ctx context.Context) error {
 	if !controllerutil.ContainsFinalizer(t.roll, v1alpha1.Finalizer) {
 		return nil
@@ -279,7 +281,7 @@ func (t *turn) leave(ctx context.Context) error {
 
 func clock(t *metav1.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// lastWords is what the newest attempt said, or how it ended.
+// lastWords returns the message of the newest attempt; without a message, its reason and exit code.
 func lastWords(s v1alpha1.ImageRollStatus) string {
 	last := s.Attempts[len(s.Attempts)-1]
 	if s.Outcome != nil && s.Outcome.Job == last.Job && s.Outcome.Message != "" {
@@ -300,7 +302,7 @@ func rollMessage(r *v1alpha1.ImageRoll) string {
 	return "not begun"
 }
 
-// judge says what is known of a cluster.
+// judge returns the verdict on a cluster.
 func (l *look) judge(wanted string) verdict {
 	s := l.cluster.Status
 	roll := l.rolls.active()
@@ -334,7 +336,7 @@ func (l *look) judge(wanted string) verdict {
 	return v
 }
 
-// problems are those of a check that has failed.
+// problems describes why a check failed.
 func problems(c *v1alpha1.Check) string {
 	if len(c.Problems) == 0 {
 		return fmt.Sprintf("recast ended with exit code %d: kubectl logs job/%s", c.ExitCode, c.Job)
@@ -342,13 +344,14 @@ func problems(c *v1alpha1.Check) string {
 	return strings.Join(c.Problems, "\n")
 }
 
-// inSync says whether every node ran what the files say at the newest check, which is of them.
+// inSync says whether the newest check found every node as the files describe it, and is a check of what is wanted
+// now.
 func (l *look) inSync(wanted string) bool {
 	c := l.cluster.Status.Check
 	return c != nil && c.For == wanted && c.ExitCode == job.ExitDone && l.cluster.Status.Nodes != nil
 }
 
-// drifted is the condition Drifted.
+// drifted sets the condition Drifted.
 func (l *look) drifted(c conditions) {
 	s := l.cluster.Status
 	switch {
@@ -363,7 +366,7 @@ func (l *look) drifted(c conditions) {
 	}
 }
 
-// tell writes the status and the annotations, and an Event where the reason has changed.
+// tell writes the status and the annotations, and an Event if the reason has changed.
 func (l *look) tell(ctx context.Context, v verdict) error {
 	s := &l.cluster.Status
 	before := reasonOf(l.saved.Status.Conditions)
@@ -390,13 +393,13 @@ func (l *look) tell(ctx context.Context, v verdict) error {
 	return l.annotate(ctx, v)
 }
 
-// event tells a person who looks at an object what has changed.
+// event records an Event of the object, for people who look at it.
 func (s *Shared) event(o client.Object, v verdict, action string) {
 	kind := corev1.EventTypeNormal
 	if v.stalled {
 		kind = corev1.EventTypeWarning
 	}
-	const most = 1000 // characters: Events have a limit
+	const most = 1000 // characters; Events have a limit
 	s.Events.Eventf(o, nil, kind, v.reason, action, "%s", v.message[:min(len(v.message), most)])
 }
 

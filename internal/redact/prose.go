@@ -10,22 +10,23 @@ import (
 
 var (
 	word = regexp.MustCompile(`^[A-Za-z]+$`)
-	// firstWord is a word that another one follows, or that ends a link of a chain of errors. Longer ones, and
-	// those with capitals inside, are rather secrets.
+	// firstWord matches a word that is followed by another word, or that ends a link of a chain of errors. Longer
+	// words, and words with capitals inside, are more likely secrets.
 	firstWord = regexp.MustCompile(`^(?:x509:|[1-5][0-9]{2}[ \t]+[A-Z][a-z]|(?:[A-Za-z][a-z]{0,14}|[A-Z]{2,12})(?:['’][a-z]+)?(?::|[.,;]?[ \t]+(?:[A-Za-z]+(?:[^\w=+/@!-]|$)|[0-9]{1,4}(?:[^\w]|$)|["'(]|\.{0,2}/)))`)
 	path      = regexp.MustCompile(`^\.{0,2}/[\w./-]+:`)
 )
 
-// verdicts are words that are alone behind the name of a field, and say something of it.
+// verdicts are words that may stand alone after the name of a field and describe the field.
 var verdicts = []string{
 	"absent", "denied", "disabled", "empty", "enabled", "expired", "false", "forbidden", "given", "hidden", "invalid", "missing", "none", "null",
 	"optional", "rejected", "required", "revoked", "set", "true", "unauthorized", "unknown", "unset", "wrong",
 }
 
-// Word says whether a text is one plain word, such as messages are made of.
+// Word says whether a text is one plain word, as in messages.
 func Word(text string) bool { return word.MatchString(text) }
 
-// prose says whether a sentence goes on where a secret could be: "read the token: permission denied".
+// prose says whether rest continues a sentence in a place where a secret could be: "read the token: permission
+// denied".
 func prose(rest string) bool {
 	end := strings.IndexAny(rest, "\r\n")
 	if end < 0 {
@@ -35,12 +36,12 @@ func prose(rest string) bool {
 	return firstWord.MatchString(line) || path.MatchString(line) || verdict(line)
 }
 
-// verdict says whether a line is one word that says something of a field.
+// verdict says whether a line is one word that describes a field.
 func verdict(line string) bool {
 	return slices.Contains(verdicts, strings.ToLower(strings.TrimRight(line, ".,;:!)]}")))
 }
 
-// unless keeps a whole match if is says so.
+// unless returns a function that finds nothing secret in a match if is holds, and otherwise the whole match.
 func unless(is func(match, rest string) bool) func(before, kept, match, rest string) int {
 	return func(_, _, match, rest string) int {
 		if is(match, rest) {
@@ -50,18 +51,18 @@ func unless(is func(match, rest string) bool) func(before, kept, match, rest str
 	}
 }
 
-// afterColon is the name of a field with a secret value, unquoted, as in YAML and in a chain of errors; afterSign
-// is one in a file like KEY = VALUE.
+// afterColon matches the unquoted name of a field with a secret value, with its colon, as in YAML and in a chain of
+// errors. afterSign matches the name with its sign in a file like KEY = VALUE.
 var (
 	afterColon = regexp.MustCompile(`(?i)(?:` + secretWords + `|` + headers + `)[ \t]*:\s*$`)
 	afterSign  = regexp.MustCompile(`(?i)(?:` + secretWords + `)[ \t]+=[ \t]+$`)
-	// lineStart is what may stand before the name of a field in a file, a diff of it, or a list.
+	// lineStart matches what may precede the name of a field in a file, a diff of a file, or a list.
 	lineStart = regexp.MustCompile(`(?:^|[\r\n"'` + "`" + `]|\\[nrt])(?:[ \t]|[-+>|*#]|\d+[:|])*$`)
 	words     = regexp.MustCompile(`^[A-Za-z]+(?:['’][a-z]+)?$`)
 )
 
-// ofMessages are words that messages are made of. A passphrase of several words is not of these alone, and what follows a
-// name in one of our sentences begins with one, or with more than words.
+// ofMessages are words of messages. A passphrase of several words does not consist of these alone. The text after a
+// name in one of our sentences begins with such a word, or with more than words.
 var ofMessages = strings.Fields(`
 	a about access accepted after again all already an and another any are as ask at authentication authorization bad be been before but by can can't
 	cannot certificate changed check client closed command config configuration connection contains context corrupt could couldn't credentials
@@ -79,13 +80,13 @@ func ofMessage(text string) bool {
 	return slices.Contains(ofMessages, strings.ToLower(text))
 }
 
-// passphrase says whether a clause is several plain words of which none is one of a message.
+// passphrase says whether a clause is several plain words, none of them a word of messages.
 func passphrase(clause string) bool {
 	list := strings.Fields(clause)
 	return len(list) > 1 && !slices.ContainsFunc(list, func(w string) bool { return !words.MatchString(w) || ofMessage(w) })
 }
 
-// lineOf is text up to the end of its line, of its quotes or of what it is escaped in.
+// lineOf returns text up to the end of its line, of its quotes, or of the string in which it is escaped.
 func lineOf(text string) string {
 	if end := strings.IndexAny(text, "\r\n\"\\"); end >= 0 {
 		return text[:end]
@@ -93,10 +94,11 @@ func lineOf(text string) string {
 	return text
 }
 
-// secretIn is how much of what follows the name of a field is secret: before is all that precedes the name, kept the
-// name with its sign, match the first word behind it, rest all from there on. In a file, where the name begins the line, the
-// whole line is, unless it is made of words of messages alone, or can't be a value there: a plain one in YAML has no ": "
-// (YAML 1.2.2, 7.3.3). In a sentence only what can be no word of it is.
+// secretIn returns how many bytes after the name of a field are secret. before is everything before the name, kept
+// the name with its sign, match the first word after the name, rest everything from that word on. In a file, the name
+// begins the line: then the whole line is secret, unless it consists of words of messages, or can't be a value: a
+// plain value in YAML has no ": " (YAML 1.2.2, 7.3.3). In a sentence only a text that can't be part of the sentence
+// is secret.
 func secretIn(before, kept, match, rest string) int {
 	line := lineOf(rest)
 	colon, sign := afterColon.MatchString(kept), afterSign.MatchString(kept)
@@ -125,7 +127,8 @@ func secretIn(before, kept, match, rest string) int {
 	return 0
 }
 
-// beginsLine says whether only the margin of a line is before a name. It looks at little of what may be a long log.
+// beginsLine says whether only the margin of a line precedes a name. It looks at the end of before only, which may be
+// a long log.
 func beginsLine(before string) bool {
 	if margin := 64; len(before) > margin {
 		before = "x" + before[len(before)-margin:]
@@ -133,7 +136,7 @@ func beginsLine(before string) bool {
 	return lineStart.MatchString(before)
 }
 
-// clauseOf is a line up to its first mark.
+// clauseOf returns a line up to its first punctuation mark.
 func clauseOf(line string) string {
 	if end := strings.IndexAny(line, ",.;:()"); end >= 0 {
 		return line[:end]
@@ -141,7 +144,8 @@ func clauseOf(line string) string {
 	return line
 }
 
-// more is how many bytes of a clause are secret behind its first word, which is: up to the first word of a message.
+// more returns how many bytes of a clause are secret after its first word, which is secret: up to the first word of
+// messages.
 func more(line, match string) int {
 	rest, found := strings.CutPrefix(line, match)
 	if !found {
@@ -157,10 +161,11 @@ func more(line, match string) int {
 	return n
 }
 
-// blockScalar is the header of a text of several lines in YAML.
+// blockScalar matches the header of a YAML text of several lines.
 var blockScalar = regexp.MustCompile(`^[|>][-+0-9]*[ \t]*$`)
 
-// lenOfBlock is how long such a text is, which begins with its header: its lines are indented more than the name.
+// lenOfBlock returns the length of a block scalar with its header. The lines of the block are indented more than the
+// name.
 func lenOfBlock(before, rest string) int {
 	name := before[strings.LastIndexAny(before, "\r\n")+1:]
 	n := 0
@@ -174,12 +179,12 @@ func lenOfBlock(before, rest string) int {
 	return len(strings.TrimRight(rest[:n], "\r\n"))
 }
 
-// allOfMessages says whether a line has words of messages only, if any.
+// allOfMessages says whether a line has no words but words of messages.
 func allOfMessages(line string) bool {
 	return !slices.ContainsFunc(strings.Fields(line), func(w string) bool { return !ofMessage(strings.Trim(w, ".,;!()'`")) })
 }
 
-// hideOf replaces so much of what follows the first group of a pattern, which is kept, as secret says.
+// hideOf keeps the first group of each match, and replaces as many bytes after the group as secret returns.
 func hideOf(re *regexp.Regexp, text string, secret func(before, kept, match, rest string) int) string {
 	var b strings.Builder
 	at := 0
@@ -190,7 +195,7 @@ func hideOf(re *regexp.Regexp, text string, secret func(before, kept, match, res
 		}
 		from, behind, end := at+m[2], at+m[3], at+m[1]
 		b.WriteString(text[at:behind])
-		at = behind // what is no secret may be the name of another field
+		at = behind // a text that is no secret may be the name of another field
 		if n := secret(text[:from], text[from:behind], text[behind:end], text[behind:]); n > 0 {
 			b.WriteString(Mark)
 			at += n
@@ -198,7 +203,7 @@ func hideOf(re *regexp.Regexp, text string, secret func(before, kept, match, res
 	}
 }
 
-// JSON removes the secrets from JSON, or lines of it; the result is still JSON.
+// JSON removes the secrets from JSON, or from lines of JSON. The result is still JSON.
 func (r Redactor) JSON(data []byte) []byte { return InJSON(data, r.Text) }
 
 // tokens matches the relevant parts of JSON: strings, with the colon after a name,
@@ -208,9 +213,9 @@ var tokens = regexp.MustCompile(`"(?:[^"\\]|\\.)*"(?:\s*:)?|-?[0-9][0-9.eE+-]*|[
 // secretField matches the names of fields with secret values.
 var secretField = regexp.MustCompile(`(?i)(?:` + secretWords + `|` + headers + `)$`)
 
-// InJSON calls hide with every string and number of the JSON, unescaped. It replaces the
-// whole value of a field with a secret name. What a killed process left of a line becomes a string on a line of its own:
-// where its own strings end can't be told.
+// InJSON calls hide with every string and number of the JSON, unescaped. It replaces the whole value of a field with
+// a secret name. The unfinished part of a line, left by a killed process, becomes a string on a line of its own:
+// nobody can tell where the strings within it end.
 func InJSON(data []byte, hide func(string) string) []byte {
 	if json.Valid(data) {
 		return inValid(data, hide)
@@ -218,7 +223,7 @@ func InJSON(data []byte, hide func(string) string) []byte {
 	var out []byte
 	for line := range bytes.Lines(data) {
 		text := bytes.TrimSpace(line)
-		at := 0 // where what is valid begins: the next process may have written behind the unfinished part
+		at := 0 // where valid JSON begins: the next process may have written after the unfinished part
 		for at < len(text) && !json.Valid(text[at:]) {
 			next := bytes.Index(text[at+1:], []byte(`{"`))
 			if next < 0 {
@@ -227,7 +232,7 @@ func InJSON(data []byte, hide func(string) string) []byte {
 			at += 1 + next
 		}
 		if at > 0 {
-			quoted, _ := json.Marshal(hide(string(text[:at]))) // of a string it has no error
+			quoted, _ := json.Marshal(hide(string(text[:at]))) // a string can always be encoded
 			out = append(out, quoted...)
 			if at < len(text) {
 				out = append(out, '\n')
@@ -272,7 +277,7 @@ func inValid(data []byte, hide func(string) string) []byte {
 	})
 }
 
-// textOf is the value of a string or number; false if it is not valid JSON.
+// textOf returns the value of a string or number; false if the string is not valid JSON.
 func textOf(literal []byte) (text string, ok bool) {
 	if literal[0] != '"' {
 		return string(literal), true
@@ -281,12 +286,13 @@ func textOf(literal []byte) (text string, ok bool) {
 	return text, err == nil
 }
 
-// Growing is hide for the logs of a run, which only grow and are renamed: it hides again only what has been written since.
+// Growing returns a hide for the logs of a run, which only grow and are renamed: it hides only the text written since
+// the last call.
 func Growing(hide func([]byte) []byte) func([]byte) []byte {
 	type part struct{ text, hidden []byte }
-	var known []part // the log, the one before, and one that either replaces
+	var known []part // the log, the log before, and a log that replaces one of them
 	return func(data []byte) []byte {
-		if json.Valid(data) { // no log
+		if json.Valid(data) { // a document, not a log
 			return hide(data)
 		}
 		end := bytes.LastIndexByte(data, '\n') + 1

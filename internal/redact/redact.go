@@ -1,6 +1,5 @@
-// Package redact removes secrets from foreign texts, such as a hook's output or a
-// server's answer: a [Redactor] replaces those it knows and what looks like one by
-// [Mark].
+// Package redact removes secrets from foreign texts, such as a hook's output or a server's answer. A [Redactor]
+// replaces known secrets, and text that looks like a secret, by [Mark].
 package redact
 
 import (
@@ -20,14 +19,13 @@ import (
 // Mark replaces a secret.
 const Mark = "[redacted]"
 
-// minLength is the least length of a secret in bytes: shorter ones may be plain words.
+// minLength is the least length of a known secret in bytes: shorter secrets may be plain words.
 const minLength = 8
 
-// Redactor removes the secrets that it was given, in every encoding of formsOf, and
-// whatever patterns like a secret.
+// Redactor removes the secrets given to New, in every encoding of formsOf, and text that matches patterns.
 type Redactor struct {
 	known *strings.Replacer
-	words *regexp.Regexp // known ones that are plain words, which may be parts of others; nil: none
+	words *regexp.Regexp // known secrets that are plain words, which may be parts of other words; nil: none
 }
 
 func New(secrets []string) Redactor {
@@ -45,7 +43,7 @@ func New(secrets []string) Redactor {
 			}
 		}
 	}
-	slices.SortFunc(forms, func(a, b string) int { return len(b) - len(a) }) // longest first: one may be part of another
+	slices.SortFunc(forms, func(a, b string) int { return len(b) - len(a) }) // longest first: a form may be part of another
 	var pairs []string
 	for _, form := range slices.Compact(forms) {
 		pairs = append(pairs, form, Mark)
@@ -57,8 +55,7 @@ func New(secrets []string) Redactor {
 	return r
 }
 
-// formsOf is a secret in its likely encodings (plain, JSON, URL, base64), and each line of
-// it.
+// formsOf returns a secret in its likely encodings (plain, JSON, URL, base64), and each line of the secret.
 func formsOf(secret string) []string {
 	forms := []string{secret, url.QueryEscape(secret), url.PathEscape(secret), base64.StdEncoding.EncodeToString([]byte(secret)), base64.RawURLEncoding.EncodeToString([]byte(secret))}
 	if quoted, err := json.Marshal(secret); err == nil {
@@ -81,14 +78,14 @@ func linesIn(text string) []string {
 	return out
 }
 
-// patterns match what patterns like a secret, and say what to keep of the match: tokens of
-// Proxmox, Kubernetes and code forges, keys, secret fields of machine configurations,
-// passwords in URLs, the source of a NoCloud serial's configuration. The text may be
-// quoted: an escape before a secret and the quote behind it are not part of it.
+// patterns match texts that look like a secret, and say what to keep of a match: tokens of Proxmox, Kubernetes and
+// code forges, keys, secret fields of machine configurations, passwords in URLs, the source of a NoCloud serial's
+// configuration. The text may be quoted: an escape before a secret and the quote after the secret are not part of it.
 var patterns = []struct {
 	re   *regexp.Regexp
 	keep string
-	// secret is how many bytes behind what is kept are secret, where a match may be words of a message; nil: all of the match.
+	// secret returns how many bytes after the kept part are secret, for a match that may be words of a message. nil:
+	// the whole match is secret.
 	// See secretIn.
 	secret func(before, kept, match, rest string) int
 }{
@@ -116,18 +113,18 @@ var patterns = []struct {
 }
 
 const (
-	// wordStart is the start of a word, also after an escaped line feed.
+	// wordStart matches the start of a word, also after an escaped line feed.
 	wordStart = `(?:\b|\\[nrt])`
-	// unquoted is the rest of a word, up to its closing quote, escaped or not.
+	// unquoted matches the rest of a word, up to its closing quote, escaped or not.
 	unquoted = `(?:[^\s"'\\]|\\[^\s"'])+`
 
 	headers     = `PVEAuthCookie|CSRFPreventionToken|set-cookie|cookie|authorization|x-[a-z-]*(?:token|key)`
 	secretWords = `password|passwd|passphrase|secret|api_?key|access_?key|private_?key|sshkeys|client-key-data|credentials?|token`
-	// secretName is what precedes a secret, as a group that is still open.
+	// secretName matches the name before a secret. Its group is left open.
 	secretName = `(?i)([\w.-]*(?:` + secretWords + `)\\?["']?\s*[:=]\s*`
 )
 
-// Text is text without secrets. For JSON use JSON: this may remove a quote.
+// Text returns text without secrets. Use JSON for JSON: Text may remove a quote.
 func (r Redactor) Text(text string) string {
 	text = r.known.Replace(text)
 	if r.words != nil {
@@ -147,13 +144,14 @@ func (r Redactor) Text(text string) string {
 	return text
 }
 
-// surelySecret matches the names of variables of which even a plain word is a secret: KEYMAP has one that is none.
+// surelySecret matches the names of variables whose value is secret even if it is a plain word. KEYMAP has a plain
+// word that is no secret.
 var surelySecret = regexp.MustCompile(`(?i)TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|WEBHOOK|COOKIE`)
 
 // secretVariable matches the names of environment variables with secret values.
 var secretVariable = regexp.MustCompile(`(?i)TOKEN|SECRET|PASSW|PASSPHRASE|KEY|HEADERS|CREDENTIAL|WEBHOOK|_URL$|COOKIE`)
 
-// namesPlace matches the names of variables that say where a secret is: messages about that place name it.
+// namesPlace matches the names of variables that hold the place of a secret: messages about the place name it.
 var namesPlace = regexp.MustCompile(`(?i)_(?:FILE|DIR|DIRECTORY|PATH)$`)
 
 // Environ lists the secrets of an environment ("NAME=value").
@@ -172,14 +170,15 @@ func Environ(environ []string) []string {
 	return out
 }
 
-// isPlace says whether a value is the absolute path of what is there, as that of GOOGLE_APPLICATION_CREDENTIALS.
+// isPlace says whether a value is the absolute path of an existing file or directory, as in
+// GOOGLE_APPLICATION_CREDENTIALS.
 func isPlace(value string) bool {
 	_, err := os.Stat(value)
 	return filepath.IsAbs(value) && err == nil
 }
 
-// YAML lists the values in a YAML stream whose keys mark them as secret, as in machine
-// configurations, talosconfigs and kubeconfigs. It skips what it can't parse.
+// YAML lists the values in a YAML stream whose keys mark them as secret, as in machine configurations, talosconfigs
+// and kubeconfigs. It stops at a document that it can't parse.
 func YAML(data []byte) []string {
 	var out []string
 	for _, doc := range documents(data) {
@@ -209,7 +208,7 @@ func collect(v any, path []string, out *[]string) {
 	}
 }
 
-// documents are those of a YAML stream, up to the first that can't be parsed.
+// documents returns the documents of a YAML stream, up to the first that can't be parsed.
 func documents(data []byte) []any {
 	var out []any
 	d := yaml.NewDecoder(bytes.NewReader(data))
@@ -226,17 +225,17 @@ func documents(data []byte) []any {
 var secretKey = regexp.MustCompile(`(?i)^(?:auth|.*-(?:key-data|data)|.*(?:token|secret|password|passwd|passphrase|credentials?)` +
 	`|.*(?:api|access|auth|private|shared|signing|encryption|secret)[_-]?key|clusterid)$`)
 
-// longKey matches fields whose long values are secret: a short value is no key.
+// longKey matches fields whose long values are secret: a short value is not a cryptographic key.
 var longKey = regexp.MustCompile(`(?i)^(?:key|crt)$`)
 
 const longValue = 40
 
-// labels match the parents of fields called key that name labels and the like.
+// labels match the parents under which a field called key names a label or the like.
 var labels = regexp.MustCompile(`(?i)^(?:(?:registerWith)?taints|tolerations|match(?:Label)?Expressions|matchFields|items)$`)
 
-// Named says whether the field at path, with that value, is secret by its name. path is
-// the keys from the top, without list indices. It covers at least what Talos' own
-// RedactSecrets does (machinery, config/container/container.go).
+// Named says whether the name of the field at path, with that value, makes the value secret. path is the keys from
+// the top, without list indices. Named covers at least the fields of Talos' own RedactSecrets (machinery,
+// config/container/container.go).
 func Named(path []string, value string) bool {
 	if len(path) == 0 {
 		return false
@@ -249,7 +248,7 @@ func Named(path []string, value string) bool {
 		return true
 	case strings.EqualFold(last, "key"):
 		return !slices.ContainsFunc(path, labels.MatchString)
-	case len(path) == 2 && path[0] == "cluster" && last == "id": // whoever knows it can ask the discovery service for the members
+	case len(path) == 2 && path[0] == "cluster" && last == "id": // anyone who knows the ID can ask the discovery service for the members
 		return true
 	}
 	return false
@@ -262,8 +261,7 @@ var foreign = regexp.MustCompile(`(?i)^(?:contents?|manifest|data|stringData|hea
 // proxies matches the environment variables that stay visible.
 var proxies = regexp.MustCompile(`(?i)^(?:https?|no|all)_proxy$`)
 
-// Foreign says whether the field at path holds another program's text, of which any part
-// may be secret.
+// Foreign says whether the field at path holds another program's text. Any part of such a text may be secret.
 func Foreign(path []string) bool {
 	if !slices.ContainsFunc(path, foreign.MatchString) {
 		return false
@@ -280,7 +278,7 @@ func Variable(path []string, text string) (name, value string, ok bool) {
 	return strings.Cut(text, "=")
 }
 
-// KernelArg returns a kernel argument as it may be shown, and the name if its value is secret.
+// KernelArg returns a kernel argument in a form that may be shown, and the argument's name if its value is secret.
 func KernelArg(arg string) (shown, secret string) {
 	arg = strings.Trim(arg, `"`)
 	name, value, _ := strings.Cut(strings.TrimPrefix(arg, "-"), "=")
@@ -310,7 +308,7 @@ func secretArg(name, arg, value string) bool {
 	if err != nil {
 		return true
 	}
-	for _, values := range u.Query() { // such as those of a signed URL
+	for _, values := range u.Query() { // such as the parameters of a signed URL
 		if slices.ContainsFunc(values, func(v string) bool { return !filledIn.MatchString(v) }) {
 			return true
 		}

@@ -11,13 +11,13 @@ import (
 	tfjson "github.com/hashicorp/terraform-json"
 )
 
-// Outage is a change of a plan that takes a machine down, and no data away.
+// Outage is a change in a plan that takes a machine down and removes no data.
 type Outage struct {
-	VM    VM     // only Address and Type where a machine is meant
-	Node  string // address or name of the machine, of a resource of the Talos provider; "": known after apply only
-	New   bool   // the resource is new, and the plan makes VMs as well: see Document.Makes
+	VM    VM     // for a machine of the Talos provider only Address and Type
+	Node  string // address or name of the machine, for a resource of the Talos provider; "": known after apply only
+	New   bool   // the resource is new, and the plan also makes VMs: see Document.Makes
 	How   Down
-	Why   []string // the attributes, as they change
+	Why   []string // the attributes, with their changes
 	paths []string // the attributes
 }
 
@@ -33,19 +33,21 @@ const (
 	unknownYet      = "known after apply only"
 )
 
-// Prevents is the block that keeps Terraform from the change.
+// Prevents returns the block that keeps Terraform from making the change.
 func (o Outage) Prevents() string { return o.VM.Lifecycle(o.paths...) }
 
-// power is how a provider's update of a VM in place takes it down.
+// power describes how a provider's update of a VM in place takes the VM down.
 type power struct {
-	// stops are the attributes that say whether the VM runs, each with the values with which it does not.
+	// stops are the attributes that say whether the VM runs. Each has the values at which the VM does not run.
 	stops map[string][]any
-	// reboots is the attribute that keeps the provider from rebooting, if it is false: it is true where it is missing.
+	// reboots is the attribute that keeps the provider from rebooting if it is false; a missing attribute counts as
+	// true.
 	// "": this resource never reboots a VM.
 	reboots string
-	// live are the attributes whose change reboots nothing: what is not among them does, known or not.
+	// live are the attributes whose change does not reboot the VM. A change of any other attribute does, even if
+	// recast does not know the attribute.
 	live []string
-	// judge says of some attributes whether this change of them reboots the VM.
+	// judge says for some attributes whether this change of the attribute reboots the VM.
 	judge map[string]func(c change) bool
 }
 
@@ -56,8 +58,8 @@ type change struct {
 	unknown       map[string]any
 }
 
-// powers has a row for each resource that is a VM. The rows follow the providers' Update: proxmoxtf/resource/vm/vm.go and
-// fwprovider/nodes of bpg/proxmox, proxmox/resource_vm_qemu.go of Telmate/proxmox.
+// powers has a row for each resource that is a VM. The rows follow the Update functions of the providers:
+// proxmoxtf/resource/vm/vm.go and fwprovider/nodes of bpg/proxmox, proxmox/resource_vm_qemu.go of Telmate/proxmox.
 var powers = map[string]power{
 	"proxmox_virtual_environment_vm": {
 		stops:   map[string][]any{"started": {false}, "template": {true}},
@@ -89,8 +91,8 @@ var powers = map[string]power{
 	},
 }
 
-// Outages are those of a plan, in its order: of VMs that it changes in place, and of machines that the Talos provider
-// upgrades or configures.
+// Outages returns the outages of a plan, in its order: of VMs that the plan changes in place, and of machines that
+// the Talos provider upgrades or configures.
 func (d *Document) Outages() ([]Outage, error) {
 	var out []Outage
 	for _, c := range d.changes {
@@ -99,7 +101,7 @@ func (d *Document) Outages() ([]Outage, error) {
 		}
 		created, replaced := c.Change.Actions.Create(), c.Change.Actions.Replace()
 		if (created || replaced) && isVM(c.Type) || !created && !replaced && !c.Change.Actions.Update() {
-			continue // a VM that is replaced is a threat
+			continue // a replaced VM is a threat, not an outage
 		}
 		ch := change{kind: c.Type}
 		before, _ := c.Change.Before.(map[string]any)
@@ -129,14 +131,14 @@ func (d *Document) Outages() ([]Outage, error) {
 	return out, nil
 }
 
-// unknown says whether Terraform does not have the machine yet, and the plan makes a VM that may be its.
+// unknown says whether Terraform does not have the machine yet, and the plan makes a VM that may be the machine's.
 func (d *Document) unknown(node string) bool {
 	return !slices.ContainsFunc(d.VMs, Machine{Node: node}.Of) &&
 		!slices.ContainsFunc(d.Machines, func(m Machine) bool { return node != "" && m.Node == node }) && d.Makes(0, "")
 }
 
-// Makes says whether the plan makes the VM of that number, or of that name where the number is known after apply only:
-// nothing runs there yet. 0: of any number.
+// Makes says whether the plan makes the VM with that number, or, if the number is known after apply only, with that
+// name. Nothing runs on such a VM yet. vmid 0 stands for any VM.
 func (d *Document) Makes(vmid int, name string) bool {
 	return slices.ContainsFunc(d.changes, func(c *tfjson.ResourceChange) bool {
 		if !isVM(c.Type) || c.Change == nil || !c.Change.Actions.Create() {
@@ -150,7 +152,7 @@ func (d *Document) Makes(vmid int, name string) bool {
 	})
 }
 
-// vm is the VM that the change is about.
+// vm returns the VM that the change is about.
 func (c change) vm(address string) (VM, error) {
 	if isVM(c.kind) {
 		return vmOf(address, c.kind, c.before)
@@ -160,17 +162,17 @@ func (c change) vm(address string) (VM, error) {
 	if id == "" {
 		id = c.before.text("resource_id")
 	}
-	vm.VMID = values{"": strings.TrimPrefix(id, "vm:")}.number("") // 0: of a container, or known after apply only
+	vm.VMID = values{"": strings.TrimPrefix(id, "vm:")}.number("") // 0: the ID of a container, or known after apply only
 	return vm, nil
 }
 
-// changed says whether an attribute has another value afterwards, or one that is not known yet. SDKs of providers make
-// no difference between none and zero.
+// changed says whether the attribute gets another value, or a value that is not known yet. The providers' SDKs do not
+// distinguish a missing value from zero.
 func (c change) changed(key string) bool {
 	return anywhere(c.unknown[key]) || !reflect.DeepEqual(c.before[key], c.after[key]) && !(zero(c.before[key]) && zero(c.after[key]))
 }
 
-// keys are all attributes, sorted.
+// keys returns all attributes, sorted.
 func (c change) keys() []string {
 	keys := slices.Concat(slices.Collect(maps.Keys(c.before)), slices.Collect(maps.Keys(c.after)), slices.Collect(maps.Keys(c.unknown)))
 	slices.Sort(keys)
@@ -187,7 +189,7 @@ func zero(x any) bool {
 	return x == nil || reflect.ValueOf(x).IsZero()
 }
 
-// says is how an attribute changes, in a few words.
+// says describes the change of an attribute in a few words.
 func (c change) says(key string) string {
 	short := func(x any) string {
 		switch x.(type) {
@@ -208,7 +210,7 @@ func (c change) says(key string) string {
 	return fmt.Sprintf("%s: %s → %s", key, was, is)
 }
 
-// ofVM says whether an update takes a VM down. A VM that is off already, does not go down.
+// ofVM returns the outage if an update takes a VM down. A VM that is already off does not go down.
 func (c change) ofVM(row power) Outage {
 	var o Outage
 	add := func(how Down, key string) {
@@ -242,8 +244,8 @@ func (c change) ofVM(row power) Outage {
 	return o
 }
 
-// ofMachine says whether a resource of the Talos provider takes its machine down: talos_machine upgrades it where its
-// image is another one, also one that is new to Terraform (pkg/talos/talos_machine_resource.go).
+// ofMachine returns the outage if a resource of the Talos provider takes its machine down. talos_machine upgrades the
+// machine if its image changes, also if the resource is new to Terraform (pkg/talos/talos_machine_resource.go).
 func (c change) ofMachine() Outage {
 	o := Outage{Node: c.before.text("node")}
 	if after := c.after.text("node"); after != "" {
@@ -268,14 +270,14 @@ func (c change) ofMachine() Outage {
 	case "talos_machine_configuration_apply":
 		mode, told := c.after["apply_mode"].(string)
 		unknown := !told && anywhere(c.unknown["apply_mode"])
-		if mode == "staged_if_needing_reboot" { // auto where the provider can't try it first
+		if mode == "staged_if_needing_reboot" { // auto, if the provider can't try the change first
 			mode = c.after.text("resolved_apply_mode")
 		}
 		if slices.Contains([]string{"staged", "no_reboot"}, mode) {
 			return o
 		}
 		configured("machine_configuration_input", "config_patches", "machine_configuration", "machine_configuration_hash")
-		if mode == "reboot" || unknown { // every update applies it again
+		if mode == "reboot" || unknown { // every update applies the configuration again
 			configured(c.keys()...)
 			o.How = Reboots
 		}
@@ -283,7 +285,8 @@ func (c change) ofMachine() Outage {
 	return o
 }
 
-// hotplugs says whether Proxmox changes a feature of the running VM. Where nothing is told, it does for its default.
+// hotplugs says whether Proxmox can change a feature of the running VM. Without the attribute hotplug, Proxmox'
+// default counts.
 func (c change) hotplugs(feature string) bool {
 	text, told := c.after["hotplug"].(string)
 	if !told || text == "" {
@@ -292,7 +295,8 @@ func (c change) hotplugs(feature string) bool {
 	return !anywhere(c.unknown["hotplug"]) && (text == "1" || slices.Contains(strings.Split(strings.ReplaceAll(text, " ", ""), ","), feature))
 }
 
-// disksReboot: what a disk is changed to while the VM runs, except how it is read, and its size where Proxmox can't grow it then.
+// disksReboot says whether a change of disks reboots the VM: how a disk is read, or a size that Proxmox can't grow
+// while the VM runs. Proxmox makes other known changes while the VM runs.
 func (c change) disksReboot() bool {
 	if anywhere(c.unknown["disk"]) && !c.onlyUnknown("disk", "path_in_datastore", "file_format") {
 		return true
@@ -301,7 +305,7 @@ func (c change) disksReboot() bool {
 	for _, d := range c.before.blocks("disk") {
 		at := slices.IndexFunc(next, func(n values) bool { return n.text("interface") == d.text("interface") })
 		if at < 0 {
-			continue // it is removed, which is a threat
+			continue // the disk is removed, which is a threat
 		}
 		n := next[at]
 		if !reflect.DeepEqual(d["aio"], n["aio"]) || !reflect.DeepEqual(d["queues"], n["queues"]) || d.number("size") != n.number("size") && !c.hotplugs("disk") {
@@ -311,7 +315,7 @@ func (c change) disksReboot() bool {
 	return false
 }
 
-// onlyUnknown says whether nothing but these attributes of a block is unknown.
+// onlyUnknown says whether no attribute of a block is unknown except for those.
 func (c change) onlyUnknown(key string, those ...string) bool {
 	for _, block := range (values{key: c.unknown[key]}).blocks(key) {
 		for name, x := range block {
@@ -324,7 +328,8 @@ func (c change) onlyUnknown(key string, those ...string) bool {
 	return !all
 }
 
-// memoryReboots: more memory is plugged into a VM that allows it.
+// memoryReboots says whether a change of memory reboots the VM. More memory does not, if the VM allows memory to be
+// plugged in.
 func (c change) memoryReboots() bool {
 	was, is := c.before.block("memory"), c.after.block("memory")
 	for _, key := range []string{"hugepages", "keep_hugepages"} {
@@ -336,7 +341,8 @@ func (c change) memoryReboots() bool {
 		is.number("floating") < was.number("floating") || is.number("shared") < was.number("shared")
 }
 
-// cpuReboots: only the number of CPUs that are plugged changes in a running VM.
+// cpuReboots says whether a change of the CPU reboots the VM. Another number of plugged CPUs does not, if the VM
+// allows CPUs to be plugged in.
 func (c change) cpuReboots() bool {
 	was, is := maps.Clone(c.before.block("cpu")), maps.Clone(c.after.block("cpu"))
 	delete(was, "hotplugged")
@@ -344,9 +350,9 @@ func (c change) cpuReboots() bool {
 	return anywhere(c.unknown["cpu"]) || !c.hotplugs("cpu") || !reflect.DeepEqual(was, is)
 }
 
-// Threat is a change of a plan that takes a VM, a disk, or what is on them away.
+// Threat is a change in a plan that takes away a VM, a disk, or data on them.
 type Threat struct {
-	VM      VM     // as it is; only Address for a machine that is reset
+	VM      VM     // as it is now; only Address and Type for a machine that is reset
 	Node    string // address of the machine that is reset
 	What    string // "destroys", "replaces", "changes disks of", "resets"
 	Loses   []string
@@ -354,7 +360,7 @@ type Threat struct {
 	paths   []string
 }
 
-// Threats are those of a plan, in its order.
+// Threats returns the threats of a plan, in its order.
 func (d *Document) Threats() ([]Threat, error) {
 	var out []Threat
 	for _, c := range d.changes {
@@ -394,7 +400,7 @@ func (d *Document) Threats() ([]Threat, error) {
 	return out, nil
 }
 
-// threatTo is what a change takes from a VM; without What if nothing.
+// threatTo returns what a change takes from a VM. If it takes nothing, What is "".
 func threatTo(c *tfjson.ResourceChange, before values) (Threat, error) {
 	vm, err := vmOf(c.Address, c.Type, before)
 	if err != nil {
@@ -440,7 +446,7 @@ func threatTo(c *tfjson.ResourceChange, before values) (Threat, error) {
 	return t, nil
 }
 
-// losesTo is what an update in place takes from the disks.
+// losesTo returns what the disks lose by an update in place.
 func (vm VM) losesTo(next VM, unknown values) []string {
 	untold := slices.ContainsFunc([]string{"disk", "disks", "efi_disk", "efidisk", "tpm_state"}, func(key string) bool { return anywhere(unknown[key]) })
 	var out []string
@@ -464,7 +470,7 @@ func (vm VM) losesTo(next VM, unknown values) []string {
 	return out
 }
 
-// against is what a disk loses by becoming another one.
+// against returns what a disk loses by becoming the disk n.
 func (d Disk) against(n Disk, untold bool) string {
 	switch {
 	case untold && (n.Storage == "" && d.Storage != "" || n.KiB == 0 && d.KiB != 0):
@@ -485,10 +491,10 @@ func because(c *tfjson.ResourceChange) string {
 
 var instance = regexp.MustCompile(`\[(?:\d+|"(?:[^"\\]|\\.)*")\]`)
 
-// Block is the address without keys of count and for_each: what a block of configuration is called.
+// Block returns an address without the keys of count and for_each: the name of a block in the configuration.
 func Block(address string) string { return instance.ReplaceAllString(address, "") }
 
-// name splits the address of a block into type and name of its resource.
+// name splits the address of a block into the type and the name of its resource.
 func name(block string) (kind, label string) {
 	parts := strings.Split(block, ".")
 	if len(parts) < 2 {
@@ -497,8 +503,8 @@ func name(block string) (kind, label string) {
 	return parts[len(parts)-2], parts[len(parts)-1]
 }
 
-// Lifecycle is the block that keeps Terraform from changing or destroying what a roll changes. more are
-// attributes besides those.
+// Lifecycle returns the block that keeps Terraform from undoing a roll's changes and from destroying the VM. more are
+// further attributes to ignore.
 func (v VM) Lifecycle(more ...string) string {
 	block := Block(v.Address)
 	kind, label := name(block)
@@ -515,18 +521,18 @@ func (v VM) Lifecycle(more ...string) string {
 	return fmt.Sprintf("resource %q %q {%s\n  lifecycle {\n    prevent_destroy = true\n    ignore_changes  = [%s]\n  }\n}\n", kind, label, where, strings.Join(ignore, ", "))
 }
 
-// Removed is the block with which Terraform forgets a resource, and leaves what it stands for alone.
+// Removed returns the block with which Terraform forgets a resource and leaves the real object alone.
 func Removed(address string) string {
 	return fmt.Sprintf("removed {\n  from = %s\n  lifecycle {\n    destroy = false\n  }\n}\n", Block(address))
 }
 
-// Prevents is the block, or the command, that prevents the change.
+// Prevents returns the block, or the command, that prevents the change.
 func (t Threat) Prevents() string {
 	gone := strings.Contains(t.Because, "delete because")
 	switch {
 	case t.What == "resets" || gone && Block(t.VM.Address) == t.VM.Address:
 		return Removed(t.VM.Address)
-	case gone: // removed is for all instances of a block, and the others stay
+	case gone: // a removed block would affect all instances, and the others stay
 		return fmt.Sprintf("terraform state rm '%s'\n", t.VM.Address)
 	case strings.HasSuffix(t.Because, "tainted"):
 		return fmt.Sprintf("terraform untaint '%s'\n", t.VM.Address)

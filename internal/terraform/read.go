@@ -1,6 +1,6 @@
-// Package terraform reads what "terraform show -json" prints, of a state or of a plan: the VMs of both Proxmox
-// providers, what the Talos provider says about their machines, and what a plan would take away. OpenTofu
-// prints the same.
+// Package terraform reads the output of "terraform show -json", of a state or of a plan: the VMs of both Proxmox
+// providers, what the Talos provider says about their machines, and what a plan would take away. OpenTofu prints the
+// same.
 package terraform
 
 import (
@@ -22,20 +22,20 @@ import (
 type Document struct {
 	File       string
 	Plan       bool
-	VMs        []VM      // that are there now, sorted by address
-	Machines   []Machine // that the Talos provider knows
-	Images     []Image   // files that Proxmox downloaded
+	VMs        []VM      // existing VMs, sorted by address
+	Machines   []Machine // known to the Talos provider
+	Images     []Image   // downloaded by Proxmox
 	Schematics []Schematic
-	Endpoints  []string // of the Proxmox API, as far as a plan has them as constants
-	Clusters   []string // names that the Talos provider knows
+	Endpoints  []string // of the Proxmox API; only those that a plan has as constants
+	Clusters   []string // names known to the Talos provider
 
 	changes []*tfjson.ResourceChange
 }
 
-// how says how to make a file that can be read.
+// how says how to make a file that recast can read.
 const how = "terraform show -json > show.json prints the state; terraform plan -out plan.out && terraform show -json plan.out > plan.json a plan; tofu does the same"
 
-// Read reads a state or a plan. What is incomplete or unknown is refused.
+// Read reads a state or a plan. It refuses a document that is incomplete or of an unknown format.
 func Read(file string, text []byte) (*Document, error) {
 	d, err := read(text)
 	if err != nil {
@@ -99,7 +99,7 @@ func read(text []byte) (*Document, error) {
 	return d, nil
 }
 
-// unreadable is an error of the decoder without the values that it may quote.
+// unreadable returns an error of the decoder without the values that the error may quote.
 func unreadable(err error) error {
 	if e, is := errors.AsType[*json.UnmarshalTypeError](err); is {
 		return errors.New("the field " + e.Field + " is of another type than Terraform documents")
@@ -107,7 +107,7 @@ func unreadable(err error) error {
 	return err
 }
 
-// module reads a module and those in it.
+// module reads a module and the modules within it.
 func (d *Document) module(m *tfjson.StateModule) error {
 	if m == nil {
 		return nil
@@ -143,7 +143,7 @@ func (d *Document) module(m *tfjson.StateModule) error {
 	return nil
 }
 
-// endpoints finds the URL of the Proxmox API where the configuration has it as a constant.
+// endpoints finds the URL of the Proxmox API, if it is a constant in the configuration.
 func (d *Document) endpoints(c *tfjson.Config) {
 	if c == nil {
 		return
@@ -163,34 +163,34 @@ func (d *Document) endpoints(c *tfjson.Config) {
 
 // Machine is what the Talos provider says about one machine.
 type Machine struct {
-	Address  string // of the resource
-	Node     string // IP address or name; "": only a configuration
-	Role     string // "control plane" or "worker"; "": not told
+	Address  string // address of the resource
+	Node     string // IP address or name; "": the resource is only a configuration
+	Role     string // "control plane" or "worker"; "": not known
 	Hostname string
 	Cluster  string
-	Image    string // installer of its configuration
+	Image    string // installer in its configuration
 	Omni     bool   // its configuration joins it to Omni
 	Resets   bool   // destroying the resource resets the machine
 }
 
-// Of says whether the machine is that of a VM: told by an address, or by a name.
+// Of says whether the machine runs on the VM: they share an address or the name.
 func (m Machine) Of(vm VM) bool {
 	return m.Node != "" && (slices.Contains(vm.Addresses, m.Node) || m.Node == vm.Name) || m.Hostname != "" && m.Hostname == vm.Name
 }
 
 // Image is a file that Proxmox downloaded from a URL.
 type Image struct {
-	ID      string // as VMs name it: "local:iso/talos.iso"
+	ID      string // the ID that VMs use: "local:iso/talos.iso"
 	URL     string
 	Storage string
 	ISO     bool // the storage accepted it as content type "iso"
 }
 
-// Schematic is a resource with a schematic of an Image Factory.
+// Schematic is a resource that holds a schematic of an Image Factory.
 type Schematic struct{ Address, ID, YAML string }
 
 func imageOf(v values) Image {
-	storage := v.text("datastore_id") + v.text("storage") // either provider's
+	storage := v.text("datastore_id") + v.text("storage") // the two providers' names of the attribute
 	im := Image{ID: v.text("id"), URL: v.text("url"), Storage: storage, ISO: v.text("content_type") == "iso"}
 	if name := v.text("filename"); name != "" { // proxmox_storage_iso
 		im.ID, im.ISO = storage+":iso/"+name, true
@@ -215,7 +215,7 @@ func (d *Document) talos(address, kind string, v values) {
 	default:
 		m.Role, m.Cluster = roles[v.text("machine_type")], v.text("cluster_name")
 		m.Image = v.text("image")
-		for _, key := range []string{"machine_configuration_input", "machine_configuration"} { // the second one has the patches
+		for _, key := range []string{"machine_configuration_input", "machine_configuration"} { // the second attribute includes the patches
 			m.configuration(v.text(key))
 		}
 		m.Resets = v.block("on_destroy").is("reset")
@@ -228,8 +228,8 @@ func (d *Document) talos(address, kind string, v values) {
 
 var roles = map[string]string{"controlplane": "control plane", "init": "control plane", "worker": "worker"}
 
-// configuration reads what a machine configuration says. One that can't be read says nothing; its error
-// is not shown, since it may quote a secret.
+// configuration reads facts from a machine configuration. It ignores a configuration that it can't read, and shows no
+// error, which may quote a secret.
 func (m *Machine) configuration(text string) {
 	dec := yaml.NewDecoder(bytes.NewReader([]byte(text)))
 	for {
@@ -265,9 +265,9 @@ func (m *Machine) configuration(text string) {
 	}
 }
 
-// Build is what a URL or an installer of an Image Factory says about an image.
+// Build holds what a URL or an installer of an Image Factory says about an image.
 type Build struct {
-	Factory, Schematic, Talos, Platform, Arch string // "": not told
+	Factory, Schematic, Talos, Platform, Arch string // "": not known
 	SecureBoot                                bool
 }
 
@@ -276,7 +276,7 @@ var (
 	factoryInstaller = regexp.MustCompile(`^([^/]+)/(?:([a-z0-9]+)-)?installer(-secureboot)?/([0-9a-f]{64}):(v\d+\.\d+\.\d+[^@]*)`)
 )
 
-// BuildOf reads the URL of an image, or the reference of an installer; false if it is not of an Image Factory.
+// BuildOf reads the URL of an image, or the reference of an installer; false if the text is not of an Image Factory.
 func BuildOf(text string) (Build, bool) {
 	if m := factoryURL.FindStringSubmatch(text); m != nil {
 		return Build{Factory: m[1], Schematic: m[2], Talos: m[3], Platform: m[4], Arch: m[5], SecureBoot: m[6] != ""}, true

@@ -18,29 +18,29 @@ type VM struct {
 	VMID                  int
 	Host, Name            string
 	Template              bool
-	Shape                 config.VM // what Terraform says of its hardware, without disks
+	Shape                 config.VM // the hardware as Terraform has it, without disks
 	Disks                 []Disk
-	Firmware              []Disk   // of EFI variables and of the TPM
-	Media                 []string // images that its disks or drives were made from, and the template that it was cloned from
+	Firmware              []Disk   // disks of EFI variables and of the TPM
+	Media                 []string // images that its disks or drives were made from, and the template of a clone
 	Addresses             []string // IP addresses
 	Tainted               bool     // the next apply replaces it
 	Frees                 bool     // destroying it frees every volume with its number
-	// Ignore are the attributes that a roll changes and that the resource has.
+	// Ignore are the attributes of the resource that a roll changes.
 	Ignore []string
 
-	placed    string   // host that the configuration asks for
-	unmanaged []string // slots that Terraform leaves alone
+	placed    string   // host in the configuration
+	unmanaged []string // slots that Terraform does not touch
 	deletes   []string // slots that an update deletes
 }
 
 type Disk struct {
 	Slot, Storage string
-	KiB           int64  // 0: not told
-	Volume        string // path in the storage; "": not told
-	Image         string // that it was made from
+	KiB           int64  // 0: not known
+	Volume        string // path in the storage; "": not known
+	Image         string // image that the disk was made from
 }
 
-// GiB is the size in whole GiB; 0 if it is not told, or not whole.
+// GiB returns the size in GiB; 0 if the size is not known, or not a whole number of GiB.
 func (d Disk) GiB() int {
 	if d.KiB%(1<<20) != 0 {
 		return 0
@@ -66,7 +66,7 @@ func (d Disk) String() string {
 	return out
 }
 
-// The resources that are VMs. Those of the second row say what a VM is, but not all of what it has.
+// The resources that are VMs. Resources in partial describe only a part of the VM's hardware.
 var (
 	whole   = []string{"proxmox_virtual_environment_vm", "proxmox_vm_qemu"}
 	partial = []string{"proxmox_virtual_environment_vm2", "proxmox_vm", "proxmox_virtual_environment_cloned_vm", "proxmox_cloned_vm"}
@@ -89,7 +89,7 @@ func vmOf(address, kind string, v values) (VM, error) {
 	return vm, nil
 }
 
-// fill reads the attributes of the VM's type.
+// fill reads the attributes, by the VM's type.
 func (vm *VM) fill(v values) {
 	switch vm.Type {
 	case "proxmox_vm_qemu":
@@ -101,9 +101,9 @@ func (vm *VM) fill(v values) {
 	}
 }
 
-// ignored are the attributes that a roll changes (docs/notes/proxmox.md), of those that the resource has:
-// volumes get new names, the CD drive and the order of boot change and change back, the Notes get a line,
-// and in between the VM is off and not started with its host.
+// ignored returns the attributes of the resource that a roll changes (docs/notes/proxmox.md): volumes get new names,
+// the CD drive and the boot order change and change back, the Notes get a line, and meanwhile the VM is off and does
+// not start with its host.
 func ignored(kind string, v values) []string {
 	candidates := []string{"disk", "efi_disk", "tpm_state", "cdrom", "boot_order", "description", "started", "on_boot"}
 	if kind == "proxmox_vm_qemu" {
@@ -166,7 +166,7 @@ func (vm *VM) bpg(v values) {
 	}
 }
 
-// cloned reads a VM of proxmox_cloned_vm or proxmox_vm, which leave alone what they do not name.
+// cloned reads a VM of proxmox_cloned_vm or proxmox_vm. These resources leave alone whatever they do not name.
 func (vm *VM) cloned(v values) {
 	vm.VMID, vm.Host, vm.placed = v.number("id"), v.text("node_name"), v.text("node_name")
 	disks, _ := v["disk"].(map[string]any)
@@ -206,7 +206,7 @@ func (vm *VM) telmate(v values) {
 	}
 	for i, n := range v.blocks("network") {
 		if n.has("id") && n.number("id") != i {
-			s.NICs = nil // a list of cards without gaps can't say which ones these are
+			s.NICs = nil // the cards have gaps in their numbers, which a shape's NICs can't express
 			break
 		}
 		s.NICs = append(s.NICs, config.NIC{Bridge: said(n.text("bridge")), VLAN: given(n.number("tag"))})
@@ -233,7 +233,7 @@ func (vm *VM) telmate(v values) {
 	vm.address(v.text("default_ipv6_address"))
 }
 
-// telmateDisk reads a block "disk", whose slot was a number in older versions of the provider.
+// telmateDisk reads a block "disk". In older versions of the provider its slot was a number.
 func (vm *VM) telmateDisk(d values) {
 	slot := d.text("slot")
 	if _, err := strconv.Atoi(slot); err == nil || slot == "" {
@@ -267,7 +267,8 @@ func (vm *VM) telmateBus(bus values) {
 	}
 }
 
-// sizeOf is a size as Telmate's provider writes it, in KiB; a bare number is in GiB. 0 for what is none.
+// sizeOf parses a size in the notation of Telmate's provider, and returns KiB. A bare number is in GiB. Other texts
+// are 0.
 func sizeOf(text string) int64 {
 	digits := strings.TrimRight(text, "KMGT")
 	n, err := strconv.ParseInt(digits, 10, 64)
@@ -295,7 +296,7 @@ func (vm *VM) media(name string) {
 	}
 }
 
-// address keeps an address that leads to the machine.
+// address adds an address, unless it is loopback or link-local, which does not lead to the machine.
 func (vm *VM) address(text string) {
 	text, _, _ = strings.Cut(text, "/")
 	if addr, err := netip.ParseAddr(text); err == nil && !addr.IsLoopback() && !addr.IsLinkLocalUnicast() {
@@ -325,7 +326,7 @@ func said(s string) *string {
 
 var volume = regexp.MustCompile(`(?:^|/)vm-(\d+)-[^/]*$`)
 
-// Owner is the VM that a disk belongs to by the name of its volume; 0 if that is not told.
+// Owner returns the VM that a disk belongs to according to the name of its volume; 0 if the name does not say.
 func (d Disk) Owner() int {
 	if m := volume.FindStringSubmatch(d.Volume[strings.Index(d.Volume, ":")+1:]); m != nil {
 		id, _ := strconv.Atoi(m[1]) // digits; too many of them are no VMID either
@@ -334,8 +335,8 @@ func (d Disk) Owner() int {
 	return 0
 }
 
-// values are the attributes of a resource, or of a block in it. What is not there, null or of another type
-// reads as nothing.
+// values are the attributes of a resource, or of a block in a resource. A value that is missing, null or of another
+// type reads as empty.
 type values map[string]any
 
 func (v values) text(key string) string {
@@ -348,7 +349,7 @@ func (v values) text(key string) string {
 	return ""
 }
 
-// number is 0 for what is none.
+// number returns a number; 0 if the value is no number.
 func (v values) number(key string) int {
 	switch x := v[key].(type) {
 	case float64:
@@ -364,7 +365,7 @@ func (v values) number(key string) int {
 
 func (v values) is(key string) bool { b, _ := v[key].(bool); return b }
 
-// blocks are the blocks of a type: a list, or a single object.
+// blocks returns the blocks of a type, which are a list or a single object.
 func (v values) blocks(key string) []values {
 	switch x := v[key].(type) {
 	case map[string]any:
@@ -381,7 +382,7 @@ func (v values) blocks(key string) []values {
 	return nil
 }
 
-// block is the only block of a type; empty if there is none.
+// block returns the only block of a type; empty if there is none.
 func (v values) block(key string) values {
 	if all := v.blocks(key); len(all) > 0 {
 		return all[0]
@@ -400,10 +401,10 @@ func (v values) list(key string) []string {
 	return out
 }
 
-// has says whether the resource's schema has the attribute: Terraform shows all of them.
+// has says whether the resource's schema has the attribute: Terraform prints all attributes of the schema.
 func (v values) has(key string) bool { _, there := v[key]; return there }
 
-// anywhere says whether a tree of booleans, as in after_unknown, holds a true.
+// anywhere says whether a tree of booleans, such as after_unknown, contains true.
 func anywhere(x any) bool {
 	switch x := x.(type) {
 	case bool:

@@ -1,6 +1,5 @@
-// Package attempt is what runs in the pod of a Job: it puts the files of a cluster together, runs
-// recast on them, and writes what becomes of that into the status of the TalosCluster or the ImageRoll.
-// Nobody has to be there to listen: the operator may be down meanwhile.
+// Package attempt runs in the pod of a Job. It gathers the files of a cluster, runs recast on them, and writes the
+// result into the status of the TalosCluster or the ImageRoll. The operator may be down meanwhile.
 package attempt
 
 import (
@@ -27,7 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Exit codes of an attempt. Those of recast are passed on.
+// Exit codes of an attempt. Exit codes of recast are passed on.
 const (
 	ExitDone    = 0
 	ExitFailed  = 1
@@ -39,17 +38,16 @@ type Attempt struct {
 	Task
 	Recast   Recast
 	Reporter Reporter
-	// Available returns the versions that the cluster of that recast.yaml could be upgraded to, given the
+	// Available returns the versions that the cluster described by the file config can be upgraded to, given the
 	// versions that it runs. "": not known.
 	Available func(ctx context.Context, config, talos, kubernetes string) (newTalos, newKubernetes string)
 	Now       func() metav1.Time
 
-	begun bool // recast was started on the plan before, by whatever attempt
+	begun bool // an attempt has started recast on the plan before
 }
 
-// Run carries the task out and returns the exit code of the process. What is wrong is reported. An error
-// means that this could not be done, or that the attempt itself has failed: then it is in the status, too,
-// as far as that can be written.
+// Run carries out the task and returns the exit code of the process. It reports problems in the status. An error
+// means that the attempt itself, or its report, has failed; Run writes that into the status too, if it can.
 func (a *Attempt) Run(ctx context.Context) (int, error) {
 	code, err := a.run(ctx)
 	if err == nil {
@@ -83,7 +81,7 @@ func (a *Attempt) run(ctx context.Context) (int, error) {
 	return ExitConfig, fmt.Errorf("unknown kind of task %q", a.Kind)
 }
 
-// exit is an error that decides on the exit code.
+// exit is an error with the exit code that it causes.
 type exit struct {
 	code int
 	error
@@ -91,7 +89,7 @@ type exit struct {
 
 func (e exit) Unwrap() error { return e.error }
 
-// reportPatience is how long an error is tried to be reported. It may itself be that nothing can be.
+// reportPatience limits the tries to report an error: the error may be that nothing can be reported.
 const reportPatience = time.Minute
 
 // reportError writes an error of the attempt itself into the status.
@@ -106,20 +104,20 @@ func (a *Attempt) reportError(ctx context.Context, code int, err error) error {
 	return short.report(ctx, fields)
 }
 
-// prepare sets what recast takes from its environment. Images are cached on disk, all else is in memory.
+// prepare sets recast's environment. Images are cached on disk, everything else is in memory.
 func (a *Attempt) prepare() error {
 	a.Recast.Env = append(a.Recast.Env, "RECAST_CACHE_DIR="+filepath.Join(ScratchDir, "cache"))
 	token, err := os.ReadFile(ProxmoxToken)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // missing names it
+		return nil // missing reports the Secret
 	}
 	a.Recast.Env = append(a.Recast.Env, "PROXMOX_VE_API_TOKEN="+strings.TrimSpace(string(token)))
 	return err
 }
 
-// locked runs a command that needs recast.lock. With lock: Update it is the one that the operator has kept
-// from the last check, and made again when there is none or when it does not fit: registries may be away
-// as long as it fits.
+// locked runs a command that needs recast.lock. With lock: Update it uses the lock that the operator kept from the
+// last check, and makes a new lock if there is none or if it does not fit recast.yaml. As long as the kept lock fits,
+// registries may be unreachable.
 func (a *Attempt) locked(ctx context.Context, command ...string) (ended, error) {
 	if a.Lock != v1alpha1.LockUpdate {
 		return a.Recast.run(ctx, nil, command...)
@@ -155,15 +153,15 @@ const (
 	Kubernetes Kind = "kubernetes" // recast upgrade-k8s, for an ImageRoll
 )
 
-// Task is what a Job has to do, as the operator wants it. It is the Job's environment variable
-// RECAST_TASK, so that whoever reads the Job sees all of it.
+// Task is the work of a Job. It is the Job's environment variable RECAST_TASK, so that everyone who reads the Job
+// sees the whole task.
 type Task struct {
 	Kind      Kind   `json:"kind"`
 	Namespace string `json:"namespace"`
 	Cluster   string `json:"cluster"`        // name of the TalosCluster
 	Roll      string `json:"roll,omitempty"` // name of the ImageRoll
 	Job       string `json:"job"`            // name of the Job
-	// Results is the ConfigMap that is filled with what recast printed. It exists.
+	// Results is the ConfigMap for what recast printed. The operator has made the ConfigMap.
 	Results string `json:"results"`
 
 	Source            v1alpha1.Source       `json:"source,omitzero"`
@@ -174,23 +172,23 @@ type Task struct {
 	Files             []v1alpha1.SecretFile `json:"files,omitempty"` // copied beside recast.yaml
 
 	For string `json:"for,omitempty"` // v1alpha1.Check.For
-	// Finished are the nodes that earlier attempts have done.
+	// Finished are the nodes that earlier attempts have finished.
 	Finished []string `json:"finished,omitempty"`
 	// Continue: an earlier attempt has begun the plan.
 	Continue bool `json:"continue,omitempty"`
-	// PlanHash is that of the plan that was approved.
+	// PlanHash is the hash of the approved plan.
 	PlanHash string `json:"planHash,omitempty"`
-	// KubernetesRoll: the plan is one of recast upgrade-k8s.
+	// KubernetesRoll: the plan is a plan of recast upgrade-k8s.
 	KubernetesRoll bool     `json:"kubernetesRoll,omitempty"`
 	Only           []string `json:"only,omitempty"`
 	AcceptOutage   bool     `json:"acceptOutage,omitempty"`
 }
 
-// Mounted is a key of a Secret that must be there for recast to run.
+// Mounted is a key of a Secret or of a ConfigMap, which recast needs.
 type Mounted struct {
 	Path      string `json:"path"`                // in the container
 	Secret    string `json:"secret"`              // its name
-	ConfigMap bool   `json:"configMap,omitempty"` // it is a ConfigMap
+	ConfigMap bool   `json:"configMap,omitempty"` // a ConfigMap, not a Secret
 	Key       string `json:"key,omitempty"`       // "": any, and path is a directory
 	Field     string `json:"field"`               // of the TalosCluster: "spec.secrets.proxmoxToken"
 }
@@ -207,7 +205,7 @@ func ReadTask(text string) (Task, error) {
 	return t, nil
 }
 
-// String is the text that ReadTask reads.
+// String returns the text that ReadTask reads.
 func (t Task) String() string {
 	b, err := json.Marshal(t)
 	if err != nil {
@@ -216,12 +214,12 @@ func (t Task) String() string {
 	return string(b)
 }
 
-// TaskVariable is the environment variable of a task.
+// TaskVariable is the environment variable with the task.
 const TaskVariable = "RECAST_TASK"
 
 // Directories in the container.
 const (
-	WorkDir    = "/work"              // recast.yaml and all beside it; in memory, since journals have secrets
+	WorkDir    = "/work"              // recast.yaml and the files beside it; in memory, since journals have secrets
 	ScratchDir = "/tmp"               // images while they are unpacked and uploaded
 	BackupDir  = "/backups"           // etcd snapshots
 	SourceDir  = "/run/recast/source" // the ConfigMap of a source
@@ -236,7 +234,7 @@ const (
 	AgeKey       = SecretsDir + "/age/age.agekey"
 	GitDir       = SecretsDir + "/git"
 	RegistryDir  = SecretsDir + "/registry" // config.json
-	EnvDir       = SecretsDir + "/env"      // spec.secrets.envFrom, to see whether it is there
+	EnvDir       = SecretsDir + "/env"      // spec.secrets.envFrom, to check whether it exists
 	FilesDir     = SecretsDir + "/files"    // 0, 1, …: spec.secrets.files
 )
 
@@ -246,14 +244,14 @@ const (
 	KeyDoctor = "doctor.json"
 	KeyLock   = "recast.lock"
 	KeyPlan   = "plan.json"
-	KeyFiles  = "files.tar.gz" // the files that a plan is of
+	KeyFiles  = "files.tar.gz" // the files that a plan was made from
 	KeyReport = "report.json"
 	KeyHTML   = "report.html"
 )
 
 const configFile = "recast.yaml"
 
-// files puts the files of a cluster together, and returns their revision and their hash.
+// files fetches the files of a cluster, and returns their revision and their hash.
 func (a *Attempt) files(ctx context.Context) (revision, hash string, err error) {
 	revision, hash, err = source.Fetch(ctx, a.Source, SourceDir, GitDir, a.Recast.Dir)
 	if err != nil {
@@ -262,19 +260,19 @@ func (a *Attempt) files(ctx context.Context) (revision, hash string, err error) 
 	return revision, hash, a.arrange()
 }
 
-// arrange makes of the files of a source those that recast runs on.
+// arrange turns the files of a source into the files that recast runs on.
 func (a *Attempt) arrange() error {
 	if err := a.adapt(); err != nil {
 		return err
 	}
-	// A check says, too, what a plan would refuse.
+	// A check also reports files that a plan would refuse.
 	if err := packable(a.Recast.Dir, a.Files, func(string, []byte) error { return nil }); err != nil {
 		return err
 	}
 	return a.secretFiles(a.Recast.Dir)
 }
 
-// adapt changes recast.yaml to what the TalosCluster wants, and to where things are in this container.
+// adapt edits recast.yaml: versions that the TalosCluster wants, and paths in this container.
 func (a *Attempt) adapt() error {
 	name := filepath.Join(a.Recast.Dir, configFile)
 	text, err := os.ReadFile(name)
@@ -295,7 +293,7 @@ func (a *Attempt) adapt() error {
 	return os.WriteFile(name, text, 0o600)
 }
 
-// edited sets keys of a YAML file, such as talos.version, to texts.
+// edited sets keys of a YAML file, such as talos.version, to the given texts.
 func edited(text []byte, edits [][2]string) ([]byte, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(text, &doc); err != nil {
@@ -332,8 +330,8 @@ func valueOf(mapping *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// secretFiles copies spec.secrets.files to where they belong below a directory. A file that the source has,
-// too, is replaced.
+// secretFiles copies spec.secrets.files to their paths below a directory. A file of the source at such a path is
+// replaced.
 func (t Task) secretFiles(dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -343,7 +341,7 @@ func (t Task) secretFiles(dir string) error {
 	for i, f := range t.Files {
 		b, err := os.ReadFile(filepath.Join(FilesDir, strconv.Itoa(i), "file"))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // missing names it
+			continue // missing reports the Secret
 		}
 		if err != nil {
 			return err
@@ -353,7 +351,7 @@ func (t Task) secretFiles(dir string) error {
 				return fmt.Errorf("spec.secrets.files[%d].path: %w", i, err)
 			}
 		}
-		if err := root.Remove(f.Path); err != nil && !errors.Is(err, fs.ErrNotExist) { // its mode would stay
+		if err := root.Remove(f.Path); err != nil && !errors.Is(err, fs.ErrNotExist) { // writing to the old file would keep its mode
 			return fmt.Errorf("spec.secrets.files[%d].path: %w", i, err)
 		}
 		if err := root.WriteFile(f.Path, b, 0o600); err != nil {
@@ -363,7 +361,7 @@ func (t Task) secretFiles(dir string) error {
 	return nil
 }
 
-// missing lists what is not there of Secrets and ConfigMaps, with the remedy.
+// missing lists the Secrets and ConfigMaps that are missing, each with the remedy.
 func (t Task) missing() []string {
 	var problems []string
 	for _, m := range t.Secrets {
@@ -384,7 +382,7 @@ func (t Task) missing() []string {
 	return problems
 }
 
-// there says whether it is mounted and not empty.
+// there says whether m is mounted and not empty.
 func (m Mounted) there() bool {
 	if m.Key != "" {
 		b, err := os.ReadFile(m.Path)
@@ -392,16 +390,16 @@ func (m Mounted) there() bool {
 	}
 	entries, err := os.ReadDir(m.Path)
 	return err == nil && slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
-		return !strings.HasPrefix(e.Name(), "..") // what the kubelet needs
+		return !strings.HasPrefix(e.Name(), "..") // for the kubelet itself
 	})
 }
 
-// secretText finds private keys: in PEM, of age, and base64 PEM under key:, as Talos' machine
-// configurations have it. Certificates are under crt:, and what sops has encrypted has none of this.
+// secretText finds private keys: in PEM, of age, and as base64 PEM under key:, as Talos' machine configurations have
+// them. Certificates are under crt:. Texts that sops has encrypted do not match.
 var secretText = regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|AGE-SECRET-KEY-1|\bkey["']?:\s*(?:[|>][-+0-9]*\s+)?["']?LS0tLS1CRUdJTi`)
 
-// packable calls do for each file that is kept beside a plan: all but Secrets and what recast made. More
-// people may read a ConfigMap than a Secret, so a private key among them is an error.
+// packable calls do for each file to keep with a plan: all files but Secrets and those that recast made. More people
+// may read a ConfigMap than a Secret, so a private key in such a file is an error.
 func packable(dir string, secrets []v1alpha1.SecretFile, do func(name string, b []byte) error) error {
 	secret := map[string]bool{}
 	for _, f := range secrets {
@@ -427,7 +425,7 @@ func packable(dir string, secrets []v1alpha1.SecretFile, do func(name string, b 
 	})
 }
 
-// pack returns a gzipped tar of the files of a directory.
+// pack returns the files of a directory as a gzipped tar.
 func pack(dir string, secrets []v1alpha1.SecretFile) ([]byte, error) {
 	var out bytes.Buffer
 	zip := gzip.NewWriter(&out)
@@ -445,7 +443,7 @@ func pack(dir string, secrets []v1alpha1.SecretFile) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// unpack is the reverse of pack.
+// unpack writes the files of an archive that pack has made.
 func unpack(dir string, packed io.Reader) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -474,7 +472,7 @@ func unpack(dir string, packed io.Reader) error {
 		if err != nil {
 			return err
 		}
-		if err := root.WriteFile(h.Name, b, 0o700); err != nil { // as source writes them: any may be a program
+		if err := root.WriteFile(h.Name, b, 0o700); err != nil { // the mode that package source gives: any file may be a program
 			return err
 		}
 	}

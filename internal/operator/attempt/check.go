@@ -22,10 +22,10 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// maxLines is how many lines of a list a status has; the ConfigMap has all of them.
+// maxLines is the most lines of a list in a status; the ConfigMap has all lines.
 const maxLines = 20
 
-// drift is what recast drift -o json prints, as docs/schemas/drift.schema.json has it.
+// drift is the output of recast drift -o json: docs/schemas/drift.schema.json.
 type drift struct {
 	Unread int `json:"unread"`
 	Stale  int `json:"stale"`
@@ -42,7 +42,7 @@ type drift struct {
 	} `json:"nodes"`
 }
 
-// kubernetesReason is the code of a reason that only upgrade-k8s removes.
+// kubernetesReason is the code of a reason for drift that only upgrade-k8s removes.
 const kubernetesReason = "kubernetes-version"
 
 // check compares the cluster with its files.
@@ -56,8 +56,8 @@ func (a *Attempt) check(ctx context.Context) (int, error) {
 	return ExitDone, a.conclude(ctx, c, fields, results)
 }
 
-// conclude keeps the results, and then reports the check: the operator may make an ImageRoll at once,
-// which takes the lock from the results.
+// conclude keeps the results, and reports the check last: the operator may make an ImageRoll at once, which takes the
+// lock from the results.
 func (a *Attempt) conclude(ctx context.Context, c v1alpha1.Check, fields map[string]any, results map[string][]byte) error {
 	if err := a.keep(ctx, results); err != nil {
 		c.Problems = append(c.Problems, a.notKept(err))
@@ -67,8 +67,8 @@ func (a *Attempt) conclude(ctx context.Context, c v1alpha1.Check, fields map[str
 	return a.report(ctx, fields)
 }
 
-// compare fills in the check and further fields of the status. An error means that nothing can be
-// said, which another attempt may change.
+// compare fills in the check and further fields of the status. After an error nothing is known about the cluster;
+// another attempt may succeed.
 func (a *Attempt) compare(ctx context.Context, c *v1alpha1.Check, fields map[string]any) (map[string][]byte, error) {
 	var err error
 	c.Revision, c.Files, err = a.files(ctx)
@@ -104,11 +104,11 @@ func (a *Attempt) compare(ctx context.Context, c *v1alpha1.Check, fields map[str
 	return results, a.Recast.examine(ctx, c, results)
 }
 
-// describeLock reads the builds of the lock.
+// describeLock reads the builds from recast.lock.
 func (a *Attempt) describeLock(c *v1alpha1.Check, fields map[string]any, results map[string][]byte) {
 	lock, err := schematics.ReadLock(filepath.Join(a.Recast.Dir, KeyLock))
 	if err != nil {
-		return // recast drift says why
+		return // recast drift reports why
 	}
 	c.Lock = lock.Key()
 	builds := []v1alpha1.Build{}
@@ -124,7 +124,7 @@ func (a *Attempt) describeLock(c *v1alpha1.Check, fields map[string]any, results
 	}
 }
 
-// describeDrift counts nodes and finds out versions.
+// describeDrift counts nodes and determines versions.
 func (a *Attempt) describeDrift(ctx context.Context, d drift, c *v1alpha1.Check, fields map[string]any) {
 	nodes := v1alpha1.Nodes{Total: int32(len(d.Nodes)), Stale: int32(d.Stale), Unread: int32(d.Unread)}
 	talos, _ := fields["talos"].(v1alpha1.Versions)
@@ -156,7 +156,7 @@ func (a *Attempt) describeDrift(ctx context.Context, d drift, c *v1alpha1.Check,
 	fields["nodes"], fields["talos"], fields["kubernetes"] = nodes, talos, kubernetes
 }
 
-// wantedKubernetes is the version of Kubernetes in recast.yaml, "" if it names none.
+// wantedKubernetes returns the version of Kubernetes in recast.yaml; "" if it names none.
 func (r Recast) wantedKubernetes() string {
 	var c struct {
 		Kubernetes struct {
@@ -169,7 +169,7 @@ func (r Recast) wantedKubernetes() string {
 	return c.Kubernetes.Version
 }
 
-// examine asks recast doctor what is missing, for a cluster that could not be read.
+// examine asks recast doctor what is wrong with a cluster that could not be read.
 func (r Recast) examine(ctx context.Context, c *v1alpha1.Check, results map[string][]byte) error {
 	found, err := r.run(ctx, nil, "doctor", "-o", "json")
 	if err != nil {
@@ -180,7 +180,7 @@ func (r Recast) examine(ctx context.Context, c *v1alpha1.Check, results map[stri
 	return nil
 }
 
-// doctorLines are the problems that recast doctor -o json has found, with their remedies.
+// doctorLines returns the problems found by recast doctor -o json, with their remedies.
 func doctorLines(text []byte) []string {
 	var d struct {
 		Checks []struct {
@@ -191,7 +191,7 @@ func doctorLines(text []byte) []string {
 		} `json:"checks"`
 	}
 	if json.Unmarshal(text, &d) != nil {
-		return nil // it printed an error instead
+		return nil // recast printed an error instead
 	}
 	var lines []string
 	for _, check := range d.Checks {
@@ -207,7 +207,7 @@ func doctorLines(text []byte) []string {
 	return lines
 }
 
-// firstLines cuts a list, and says so in its last line.
+// firstLines returns at most maxLines lines; the last line says how many are left out.
 func firstLines(lines []string) []string {
 	if len(lines) <= maxLines {
 		return lines
@@ -215,7 +215,7 @@ func firstLines(lines []string) []string {
 	return append(slices.Clone(lines[:maxLines-1]), fmt.Sprintf("and %d more", len(lines)-maxLines+1))
 }
 
-// older returns the older one of two versions; "" is no version.
+// older returns the older of two versions; "" is no version.
 func older(a, b string) string {
 	if a == "" || b != "" && semver.Compare(b, a) < 0 {
 		return b
@@ -223,7 +223,7 @@ func older(a, b string) string {
 	return a
 }
 
-// ifNewer returns a version if it is newer than another one.
+// ifNewer returns version if it is newer than the version than; otherwise "".
 func ifNewer(version, than string) string {
 	if version == "" || semver.Compare(version, than) <= 0 {
 		return ""
@@ -231,7 +231,7 @@ func ifNewer(version, than string) string {
 	return version
 }
 
-// plan makes the plan of an ImageRoll, and keeps it together with the files that it is of.
+// plan makes the plan of an ImageRoll, and keeps it with the files that it was made from.
 func (a *Attempt) plan(ctx context.Context) (int, error) {
 	revision, _, err := a.files(ctx)
 	if err != nil {
@@ -264,7 +264,7 @@ func (a *Attempt) plan(ctx context.Context) (int, error) {
 	return ExitDone, a.report(ctx, map[string]any{"plan": p})
 }
 
-// planCommand makes a plan without changing anything.
+// planCommand returns the command that makes a plan and changes nothing.
 func (t Task) planCommand() []string {
 	if t.KubernetesRoll {
 		return kubernetesDryRun()
@@ -279,7 +279,7 @@ func (t Task) planCommand() []string {
 	return command
 }
 
-// describePlan says in a few words what a plan would do.
+// describePlan summarizes a plan in a few words.
 func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
 	if a.KubernetesRoll {
 		hash, err := kubernetesHash(text)
@@ -318,8 +318,8 @@ func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
 	return nil
 }
 
-// unfinished returns the nodes of a plan that an earlier run left unfinished, and the plan's ID. recast
-// carries such a plan out, but reads none from a file.
+// unfinished returns the nodes that an earlier run left unfinished, and the plan's ID. recast carries out a plan with
+// unfinished nodes, but does not read such a plan from a file.
 func unfinished(plan []byte) (id string, nodes []string, err error) {
 	var p struct {
 		ID    string `json:"id"`
@@ -339,7 +339,7 @@ func unfinished(plan []byte) (id string, nodes []string, err error) {
 	return p.ID, nodes, nil
 }
 
-// planLine says what happens to a node: "wk1: recreate, about 2m40s away: extension iscsi-tools …; loses …".
+// planLine describes what happens to a node: "wk1: recreate, about 2m40s away: extension iscsi-tools …; loses …".
 func planLine(n planning.NodePlan) string {
 	words := n.Node + ": " + string(n.Strategy)
 	if n.OutageSeconds > 0 {
@@ -357,33 +357,34 @@ func planLine(n planning.NodePlan) string {
 // Recast is the program that does the work.
 type Recast struct {
 	Binary string
-	Dir    string   // with recast.yaml
-	Env    []string // besides that of this process
+	Dir    string   // directory of recast.yaml
+	Env    []string // in addition to this process's environment
 	Log    io.Writer
-	// Signals are passed on: the first one finishes the nodes in progress, the second one stops at once.
+	// Signals are passed on to recast: the first signal makes it finish the nodes in progress, the second stops it at
+	// once.
 	Signals <-chan os.Signal
 }
 
-// ended is how a command ended.
+// ended is the result of a command.
 type ended struct {
 	code   int
 	stdout []byte
 	trouble
 }
 
-// trouble is the end of what recast printed on stderr, by the words its lines begin with.
+// trouble is the error at the end of recast's stderr, by the words that begin its lines.
 type trouble struct {
 	Error   string // with its further lines
 	Hints   []string
 	Runbook string // its code
 }
 
-// String is an error with its remedy, in one line.
+// String returns the error with its remedy, on one line.
 func (t trouble) String() string {
 	return strings.Join(append([]string{t.Error}, t.Hints...), "; ")
 }
 
-// run runs recast to its end. An error means that it could not be run at all.
+// run runs recast to its end. An error means that recast could not be run at all.
 func (r Recast) run(ctx context.Context, onEvent func(event), args ...string) (ended, error) {
 	cmd := exec.CommandContext(ctx, r.Binary, args...)
 	cmd.Dir, cmd.Env = r.Dir, append(os.Environ(), r.Env...)
@@ -401,7 +402,7 @@ func (r Recast) run(ctx context.Context, onEvent func(event), args ...string) (e
 		for {
 			select {
 			case s := <-r.Signals:
-				_ = cmd.Process.Signal(s) // it may have ended
+				_ = cmd.Process.Signal(s) // recast may have ended
 			case <-done:
 				return
 			}
@@ -420,7 +421,7 @@ func (r Recast) run(ctx context.Context, onEvent func(event), args ...string) (e
 	return e, err
 }
 
-// event is a line of --progress json, as internal/live writes it.
+// event is a line of --progress json, written by internal/live.
 type event struct {
 	Msg    string `json:"msg"`
 	Step   string `json:"step"`
@@ -430,12 +431,12 @@ type event struct {
 	Text   string `json:"text"`
 }
 
-// lineReader passes stderr on, and reads it line by line: events, and what else is said.
+// lineReader passes stderr on, and reads it line by line: events and other lines.
 type lineReader struct {
 	log     io.Writer
 	onEvent func(event)
 	partial []byte
-	said    []string // the end of what is no event
+	said    []string // the last lines that are no events
 }
 
 func (l *lineReader) Write(p []byte) (int, error) {
@@ -460,14 +461,14 @@ func (l *lineReader) line(line string) {
 			}
 			return
 		}
-		line = e.Text // what is printed beside the steps, as everything is without --progress json
+		line = e.Text // text printed beside the steps; without --progress json that is every line
 	}
 	const kept = 100
 	l.said = append(l.said, line)
 	l.said = l.said[max(0, len(l.said)-kept):]
 }
 
-// trouble reads the last error: "error: …", then lines that begin with "safe: ", "hint: " and "runbook: ".
+// trouble returns the last error: "error: …", then lines that begin with "safe: ", "hint: " and "runbook: ".
 func (l *lineReader) trouble() trouble {
 	if len(l.partial) > 0 {
 		l.line(string(l.partial))

@@ -4,5 +4,5 @@ package attempt
 
 import "syscall"
 
-// dieWithParent is only for Linux, as containers are.
+// dieWithParent does nothing outside Linux: containers run on Linux.
 func dieWithParent() *syscall.SysProcAttr { return nil }

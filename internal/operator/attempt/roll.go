@@ -27,12 +27,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// stop reports why nothing was carried out.
+// stop reports why the plan was not carried out.
 func (a *Attempt) stop(ctx context.Context, code int, message string) (int, error) {
 	return code, a.report(ctx, map[string]any{"outcome": v1alpha1.Outcome{Job: a.Job, ExitCode: int32(code), Message: message}})
 }
 
-// roll carries a plan out.
+// roll carries out a plan.
 func (a *Attempt) roll(ctx context.Context, planDir string) (int, error) {
 	if err := a.takeOver(ctx); err != nil {
 		return ExitFailed, err
@@ -59,7 +59,7 @@ func (a *Attempt) roll(ctx context.Context, planDir string) (int, error) {
 			return a.stop(ctx, code, message)
 		}
 	}
-	a.tellNow(ctx, p) // so that a pod that replaces this one continues
+	a.tellNow(ctx, p) // so that a pod that replaces this one continues the roll
 	stop := a.tell(ctx, p)
 	e, err := a.Recast.run(ctx, p.see, command...)
 	stop()
@@ -69,8 +69,8 @@ func (a *Attempt) roll(ctx context.Context, planDir string) (int, error) {
 	return e.code, a.finish(ctx, e, p)
 }
 
-// approved returns the command that carries the approved plan out, and the progress before it. An error:
-// this is another plan, or none.
+// approved returns the command that carries out the approved plan, and the progress before it. It fails if the plan
+// is another one, or no plan.
 func (t Task) approved(text []byte) (command []string, p *progress, err error) {
 	if t.Kind == Kubernetes {
 		return []string{"upgrade-k8s", "--yes", "-o", "json", "--progress", "json"}, newProgress([]string{""}, nil), nil
@@ -107,7 +107,7 @@ func (t Task) otherPlan(id string) error {
 	return exit{ExitRefused, fmt.Errorf("the ConfigMap %s-plan has plan %s, but %s was approved: make another ImageRoll", t.Roll, id, t.PlanHash)}
 }
 
-// finish reports how a roll ended, and then keeps its report.
+// finish reports how a roll ended, and then keeps the report.
 func (a *Attempt) finish(ctx context.Context, e ended, p *progress) error {
 	outcome := v1alpha1.Outcome{Job: a.Job, ExitCode: int32(e.code), Message: e.String()}
 	results, failed := a.Recast.describeReport(&outcome, e.stdout)
@@ -127,7 +127,7 @@ func (a *Attempt) finish(ctx context.Context, e ended, p *progress) error {
 	return nil
 }
 
-// describeReport fills in the outcome from what recast printed, and returns what is kept of it.
+// describeReport fills in the outcome from recast's output, and returns the results to keep.
 func (r Recast) describeReport(outcome *v1alpha1.Outcome, stdout []byte) (map[string][]byte, error) {
 	if len(stdout) == 0 {
 		return nil, nil
@@ -156,7 +156,7 @@ func (r Recast) describeReport(outcome *v1alpha1.Outcome, stdout []byte) (map[st
 
 func joined(message, further string) string { return strings.TrimPrefix(message+"; "+further, "; ") }
 
-// unpackPlan puts the files of the plan together, with plan.json beside recast.yaml, and returns its text.
+// unpackPlan unpacks the files of the plan, writes plan.json beside recast.yaml, and returns the text of plan.json.
 func (r Recast) unpackPlan(dir string) ([]byte, error) {
 	packed, err := os.Open(filepath.Join(dir, KeyFiles))
 	if err != nil {
@@ -173,13 +173,14 @@ func (r Recast) unpackPlan(dir string) ([]byte, error) {
 	return text, os.WriteFile(filepath.Join(r.Dir, KeyPlan), text, 0o600)
 }
 
-// takeOverPatience is how long a roll waits for the Kubernetes API before it begins without it.
+// takeOverPatience is how long a roll waits for the Kubernetes API before it begins without the API.
 const takeOverPatience = 30 * time.Second
 
-// takeOver removes the outcome that an earlier pod of this Job may have reported, and finds out what that
-// pod has done: an evicted pod is replaced by one with the same task. While the API is away the task counts as
-// it is. Without --continue recast refuses a plan that has been begun, which changes nothing; with it,
-// recast would accept nodes that someone else has changed since the approval.
+// takeOver prepares for continuing the work of an earlier pod of this Job: an evicted pod is replaced by a pod with
+// the same task. takeOver removes the outcome that the earlier pod may have reported, and reads what the pod has
+// done. If the API is unreachable, the task is used unchanged: without --continue recast refuses a plan that has
+// begun, which changes nothing; with --continue recast would accept nodes that someone else has changed since the
+// approval.
 func (a *Attempt) takeOver(ctx context.Context) error {
 	a.begun = a.Continue
 	r := &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Roll}}
@@ -206,8 +207,8 @@ func (a *Attempt) takeOver(ctx context.Context) error {
 	return nil
 }
 
-// kubernetesPlan is of what recast upgrade-k8s --dry-run -o json prints that which changes only when someone
-// changes the cluster: no times, no warnings, and not which pods are restarting.
+// kubernetesPlan is the part of recast upgrade-k8s --dry-run -o json that changes only if someone changes the
+// cluster. It has no times, no warnings, and not which pods are restarting.
 type kubernetesPlan struct {
 	Cluster string `json:"cluster"`
 	To      string `json:"to"`
@@ -228,7 +229,7 @@ type imageChange struct {
 	To        string `json:"to"`
 }
 
-// kubernetesHash is the hash of the plan in the report of a dry run.
+// kubernetesHash returns the hash of the plan in the report of a dry run.
 func kubernetesHash(report []byte) (string, error) {
 	var r struct {
 		Plan kubernetesPlan `json:"plan"`
@@ -236,7 +237,7 @@ func kubernetesHash(report []byte) (string, error) {
 	if err := json.Unmarshal(report, &r); err != nil {
 		return "", fmt.Errorf("read what recast upgrade-k8s printed: %w", err)
 	}
-	for i := range r.Plan.Nodes { // what has its image and is not ready yet
+	for i := range r.Plan.Nodes { // drop components that have their image and are not ready yet
 		n := &r.Plan.Nodes[i]
 		n.Changes = slices.DeleteFunc(n.Changes, func(c imageChange) bool { return c.From == c.To })
 	}
@@ -247,8 +248,8 @@ func kubernetesHash(report []byte) (string, error) {
 	return fmt.Sprintf("%x", sha256.Sum256(b))[:16], nil
 }
 
-// stillApproved makes the plan of an upgrade of Kubernetes again, since recast upgrade-k8s takes none from
-// a file. code is not 0 if the upgrade must not begin, for the reason in the message.
+// stillApproved makes the plan of an upgrade of Kubernetes again, and compares it with the approved one: recast
+// upgrade-k8s takes no plan from a file. code is not 0 if the upgrade must not begin; message says why.
 func (a *Attempt) stillApproved(ctx context.Context) (code int, message string, err error) {
 	made, err := a.Recast.run(ctx, nil, kubernetesDryRun()...)
 	if err != nil || made.code != ExitDone {
@@ -266,18 +267,18 @@ func (a *Attempt) stillApproved(ctx context.Context) (code int, message string, 
 
 func kubernetesDryRun() []string { return []string{"upgrade-k8s", "--dry-run", "-o", "json"} }
 
-// Reporter writes to the Kubernetes API. What fails is tried again until a deadline: the API may be
-// away for a while, since a cluster may roll itself.
+// Reporter writes to the Kubernetes API. It repeats a failed write until a deadline: the API may be unreachable for a
+// while, since a cluster may roll itself.
 type Reporter struct {
 	Client  client.Client
 	Log     io.Writer
-	Patient time.Duration // how long the last words of an attempt are tried
+	Patient time.Duration // how long to try to report the end of an attempt
 }
 
-// retryPause is between two tries.
+// retryPause is the pause between two tries.
 const retryPause = 2 * time.Second
 
-// lastWords calls write until it succeeds.
+// lastWords calls write until it succeeds, fails for good, or r.Patient is over.
 func (r Reporter) lastWords(ctx context.Context, what string, write func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, r.Patient)
 	defer cancel()
@@ -295,7 +296,7 @@ func (r Reporter) lastWords(ctx context.Context, what string, write func(context
 	}
 }
 
-// status replaces fields of the status of an object. Those that are not named stay.
+// status replaces the given fields in the status of an object. Other fields stay.
 func (r Reporter) status(ctx context.Context, o client.Object, fields map[string]any) error {
 	type operation struct {
 		Op    string `json:"op"`
@@ -320,15 +321,15 @@ func (t Task) object() client.Object {
 	return &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: t.Roll}}
 }
 
-// What a key of a ConfigMap may take: a text that is larger is compressed, and the files of a plan
-// fit beside it. All keys together may take 1 MiB.
+// Limits of a key of a ConfigMap: a larger text is compressed, and the files of a plan fit beside it. All keys
+// together may take 1 MiB.
 const (
 	maxText  = 200 << 10
 	maxFiles = 400 << 10
 )
 
-// keep writes results into the ConfigMap that the operator has made for them. A text that is too
-// large is compressed, under its name with .gz.
+// keep writes results into the ConfigMap that the operator has made for them. A text that is too large is compressed,
+// and its key gets the suffix .gz.
 func (a *Attempt) keep(ctx context.Context, results map[string][]byte) error {
 	if len(results) == 0 {
 		return nil
@@ -339,7 +340,7 @@ func (a *Attempt) keep(ctx context.Context, results map[string][]byte) error {
 			binary[key] = b
 			continue
 		}
-		data[key], binary[key+".gz"] = string(b), nil // null: what an earlier one had
+		data[key], binary[key+".gz"] = string(b), nil // null removes the key that an earlier attempt wrote
 		if len(b) <= maxText {
 			continue
 		}
@@ -363,7 +364,7 @@ func (a *Attempt) keep(ctx context.Context, results map[string][]byte) error {
 	})
 }
 
-// notKept says that keep has failed.
+// notKept describes an error of keep.
 func (t Task) notKept(err error) string {
 	return fmt.Sprintf("the ConfigMap %s has no results of this: %v", t.Results, err)
 }
@@ -386,14 +387,14 @@ func result(dir, key string) ([]byte, error) {
 	return io.ReadAll(r)
 }
 
-// report replaces fields of the status of the object that the task is about.
+// report replaces the given fields in the status of the object that the task is about.
 func (a *Attempt) report(ctx context.Context, fields map[string]any) error {
 	return a.Reporter.lastWords(ctx, "report to "+a.Cluster+" "+a.Roll, func(ctx context.Context) error {
 		return a.Reporter.status(ctx, a.object(), fields)
 	})
 }
 
-// progress is what has happened so far. It may be read while events come.
+// progress is the progress of a roll so far. It may be read while events arrive.
 type progress struct {
 	mu      sync.Mutex
 	total   int
@@ -450,14 +451,14 @@ func (p *progress) hasChanged() bool {
 	return p.changed
 }
 
-// tellEvery is how often progress is written at most: it is for people who look at it.
+// tellEvery is the shortest interval between two writes of the progress, which is for people.
 const tellEvery = 3 * time.Second
 
-// tellPatience is how long one write may take.
+// tellPatience limits the time of one write.
 const tellPatience = 10 * time.Second
 
-// tell writes the progress while it changes, until stop is called. Who can't be told misses it: the
-// roll does not wait for them.
+// tell writes the progress whenever it has changed, until stop is called. The roll does not wait for these writes: a
+// failed one is only repeated.
 func (a *Attempt) tell(ctx context.Context, p *progress) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var telling sync.WaitGroup
@@ -478,7 +479,7 @@ func (a *Attempt) tell(ctx context.Context, p *progress) (stop func()) {
 	return func() { cancel(); telling.Wait() }
 }
 
-// tellNow writes the progress once. If that fails, tell does it with its next tick.
+// tellNow writes the progress once. If the write fails, tell repeats it at its next tick.
 func (a *Attempt) tellNow(ctx context.Context, p *progress) {
 	ctx, cancel := context.WithTimeout(ctx, tellPatience)
 	defer cancel()

@@ -1,6 +1,6 @@
-// Package fleet rolls many TalosClusters: the reconciler of FleetRolls. It makes an ImageRoll
-// of each cluster when its turn comes, as package wave decides. Its state is in the status of
-// the FleetRoll, so the operator may be killed at any point.
+// Package fleet rolls many TalosClusters: it has the reconciler of FleetRolls. The reconciler makes an ImageRoll for
+// each cluster in turn, as package wave decides. It keeps its state in the status of the FleetRoll, so the operator
+// may be killed at any point.
 package fleet
 
 import (
@@ -29,11 +29,11 @@ import (
 )
 
 const (
-	// lookAgain is when a closed gate or missing clusters are looked at again, if no event says so.
+	// lookAgain is when to look at a closed gate or missing clusters again, if no event comes.
 	lookAgain = time.Minute
-	// startAgain is when a cluster is tried again whose ImageRoll can't be made yet.
+	// startAgain is when to try again to make the ImageRoll of a cluster.
 	startAgain = 10 * time.Second
-	// cacheAgain is how long the cache may take to have what was just written.
+	// cacheAgain is how long the cache may take to see what was just written.
 	cacheAgain = time.Second
 )
 
@@ -64,7 +64,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !f.DeletionTimestamp.IsZero() {
-		return ctrl.Result{}, nil // its ImageRolls are deleted with it, when their Jobs have ended
+		return ctrl.Result{}, nil // Kubernetes deletes the ImageRolls with the FleetRoll, after their Jobs have ended
 	}
 	p := &pass{Reconciler: r, fleet: &f, saved: f.DeepCopy(), now: r.Clock()}
 	if over(f.Status) {
@@ -119,8 +119,8 @@ func (p *pass) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Which members run is saved before their ImageRolls are made. After a kill the next operator
-	// makes those that are missing. A decision from an outdated cache fails here, with a conflict.
+	// The status with the running members is saved before their ImageRolls are made: after a kill the next operator
+	// makes the missing ones. A decision from an outdated cache fails here, with a conflict.
 	if len(d.Begin) > 0 {
 		if err := p.tell(ctx, p.verdict(d)); err != nil {
 			return err
@@ -130,8 +130,8 @@ func (p *pass) step(ctx context.Context) error {
 	return errors.Join(unstarted, p.tell(ctx, p.verdict(d)))
 }
 
-// decide asks package wave, and lets the members begin that may. One whose TalosCluster is
-// gone fails.
+// decide asks package wave for a decision, and starts the members that may begin. A member whose TalosCluster is gone
+// fails.
 func (p *pass) decide(ctx context.Context, plan plan) (wave.Decision, error) {
 	for {
 		d := wave.Decide(p.wave(ctx, plan), p.now)
@@ -165,7 +165,7 @@ func (p *pass) decide(ctx context.Context, plan plan) (wave.Decision, error) {
 	}
 }
 
-// wave is the fleet as package wave knows it.
+// wave returns the fleet in the form of package wave.
 func (p *pass) wave(ctx context.Context, plan plan) wave.Fleet {
 	spec := p.fleet.Spec
 	f := wave.Fleet{
@@ -202,10 +202,10 @@ func (p *pass) lookAgain(t time.Time) {
 	}
 }
 
-// stamp is the time as an object keeps it.
+// stamp returns the current time, as an object stores it.
 func (p *pass) stamp() *metav1.Time { return new(metav1.NewTime(p.now.Truncate(time.Second))) }
 
-// lastEnd is when the last member ended; now if none did.
+// lastEnd returns when the last member ended; now if none did.
 func (p *pass) lastEnd() *metav1.Time {
 	var last *metav1.Time
 	for _, m := range p.fleet.Status.Members {
@@ -219,7 +219,7 @@ func (p *pass) lastEnd() *metav1.Time {
 	return last.DeepCopy()
 }
 
-// exprKept bounds the cache of compiled expressions.
+// exprKept limits the cache of compiled expressions.
 const exprKept = 1000
 
 type plan struct{ stages []stage }
@@ -234,7 +234,7 @@ type gate struct {
 	program cel.Program
 }
 
-// programs compiles expressions, and keeps them.
+// programs compiles expressions and caches them.
 type programs struct {
 	mu   sync.Mutex
 	kept map[string]cel.Program
@@ -244,7 +244,7 @@ var gateEnv = sync.OnceValues(func() (*cel.Env, error) {
 	return cel.NewEnv(cel.OptionalTypes(), ext.Strings(), cel.Variable("cluster", cel.DynType))
 })
 
-// plan reads the selectors and gates of a spec. The error names every field that is wrong.
+// plan parses the selectors and gates of a spec. The error names every wrong field.
 func (c *programs) plan(spec v1alpha1.FleetRollSpec) (plan, error) {
 	var p plan
 	var problems []error
@@ -283,8 +283,8 @@ func (c *programs) compile(expr string) (cel.Program, error) {
 	return program, nil
 }
 
-// gate says why the gate behind a stage is closed, a line for each cluster. A cluster that was
-// deleted since does not close it.
+// gate returns why the gate behind a stage is closed, a line for each cluster. A cluster that was deleted meanwhile
+// does not close the gate.
 func (p *pass) gate(ctx context.Context, stage string, gates []gate) []string {
 	var closed []string
 	for _, m := range p.fleet.Status.Members {
@@ -305,8 +305,8 @@ func (p *pass) gate(ctx context.Context, stage string, gates []gate) []string {
 	return closed
 }
 
-// unchecked says why it is not known that every node of a cluster runs what its files say since
-// its roll has ended.
+// unchecked returns why no check after the cluster's roll shows that every node runs what the files say; "" if one
+// does.
 func unchecked(c *v1alpha1.TalosCluster, m v1alpha1.Member) string {
 	const exitDone, exitDrift = 0, 2
 	check, nodes := c.Status.Check, c.Status.Nodes
@@ -321,7 +321,7 @@ func unchecked(c *v1alpha1.TalosCluster, m v1alpha1.Member) string {
 	return ""
 }
 
-// begun is when a check began; when it ended, if that is all that is known.
+// begun returns when a check began; if only the end is known, when the check ended.
 func begun(c *v1alpha1.Check) *metav1.Time {
 	if c.Started != nil {
 		return c.Started
@@ -329,7 +329,7 @@ func begun(c *v1alpha1.Check) *metav1.Time {
 	return c.Ended
 }
 
-// closed says why an expression is not true of a cluster.
+// closed returns why an expression is not true of a cluster; "" if it is true.
 func (g gate) closed(ctx context.Context, c *v1alpha1.TalosCluster) string {
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(c)
 	if err != nil {
@@ -348,14 +348,14 @@ func (g gate) closed(ctx context.Context, c *v1alpha1.TalosCluster) string {
 	return ""
 }
 
-// Field owners of server-side apply. The annotation of a TalosCluster has its own: what is
-// applied replaces all that its owner has set before.
+// Field owners of server-side apply. The annotation of a TalosCluster has its own owner: apply replaces everything
+// that the same owner has set before.
 const (
 	fieldOwner       = "recast-operator"
 	targetFieldOwner = "recast-operator-fleet"
 )
 
-// start makes the ImageRolls that running members do not have yet.
+// start makes the missing ImageRolls of running members.
 func (p *pass) start(ctx context.Context) error {
 	var problems []error
 	for i := range p.fleet.Status.Members {
@@ -370,8 +370,8 @@ func (p *pass) start(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-// startMember sets the target of a cluster, then makes its ImageRoll, which is planned with that
-// target. It may be repeated after any failure: what is there already is not made again.
+// startMember sets the target of a cluster, then makes its ImageRoll, whose plan uses that target. It may be repeated
+// after any failure: it makes only what is missing.
 func (p *pass) startMember(ctx context.Context, m *v1alpha1.Member) error {
 	name := rollName(p.fleet.Name, m.Cluster)
 	made := p.rolls[name]
@@ -402,15 +402,15 @@ func (p *pass) startMember(ctx context.Context, m *v1alpha1.Member) error {
 	return nil
 }
 
-// setTarget sets the annotation with the version on a TalosCluster. It is ready when the cache
-// has it, because the reconciler of ImageRolls reads the target from the same cache.
+// setTarget sets the annotation with the version on a TalosCluster. ready means that the cache has the annotation:
+// the reconciler of ImageRolls reads the target from the same cache.
 func (p *pass) setTarget(ctx context.Context, cluster string) (ready bool, err error) {
 	want, c := p.fleet.Spec.TalosVersion, p.clusters[cluster]
 	if want == "" || c.Annotations[v1alpha1.AnnotationTalosTarget] == want {
 		return true, nil
 	}
 	o := object("TalosCluster", p.fleet.Namespace, cluster, map[string]any{
-		"uid":         string(c.UID), // else apply would make a cluster that was just deleted
+		"uid":         string(c.UID), // without a UID, apply would create a cluster that was just deleted
 		"annotations": map[string]any{v1alpha1.AnnotationTalosTarget: want},
 	})
 	if err := p.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(targetFieldOwner), client.ForceOwnership); err != nil {
@@ -445,7 +445,7 @@ func object(kind, namespace, name string, metadata map[string]any) *unstructured
 	return o
 }
 
-// rollName is the name of a cluster's ImageRoll, at most 50 characters.
+// rollName returns the name of a cluster's ImageRoll, at most 50 characters.
 func rollName(fleet, cluster string) string {
 	const most, kept = 50, 41
 	name := fleet + "-" + cluster

@@ -29,7 +29,7 @@ import (
 
 const defaultSiteLabel = "topology.kubernetes.io/region"
 
-// freeze fixes the members. If the fleet can't begin, v says why.
+// freeze settles which clusters are members. If the fleet can't begin, v says why.
 func (p *pass) freeze(plan plan, invalid error) (v verdict, begins bool) {
 	spec, status := p.fleet.Spec, &p.fleet.Status
 	switch {
@@ -71,7 +71,7 @@ func (p *pass) freeze(plan plan, invalid error) (v verdict, begins bool) {
 	return verdict{}, true
 }
 
-// lostStages is an error if members belong to a stage that is no longer there.
+// lostStages returns an error if members belong to a stage that the spec no longer has.
 func lostStages(f *v1alpha1.FleetRoll) error {
 	for _, m := range f.Status.Members {
 		if !slices.ContainsFunc(f.Spec.Stages, func(s v1alpha1.Stage) bool { return s.Name == m.Stage }) {
@@ -81,7 +81,8 @@ func lostStages(f *v1alpha1.FleetRoll) error {
 	return nil
 }
 
-// observe finds out how far the ImageRolls of the running members are.
+// observe reads from their ImageRolls how far the running members are. If no member may begin, observe also calls
+// withdraw.
 func (p *pass) observe(ctx context.Context) error {
 	for i := range p.fleet.Status.Members {
 		m := &p.fleet.Status.Members[i]
@@ -100,7 +101,7 @@ func (p *pass) observe(ctx context.Context) error {
 
 func threshold(spec v1alpha1.FleetRollSpec) int { return max(1, int(spec.AbortThreshold)) }
 
-// withdraw makes running members without an ImageRoll wait again: nothing more may begin.
+// withdraw puts running members without an ImageRoll back to waiting, when no member may begin.
 func (p *pass) withdraw(ctx context.Context) error {
 	for i := range p.fleet.Status.Members {
 		m := &p.fleet.Status.Members[i]
@@ -149,8 +150,8 @@ func (p *pass) observeMember(ctx context.Context, m *v1alpha1.Member) error {
 	return err
 }
 
-// roll is an ImageRoll of this FleetRoll; nil if there is none of that name. A new one may not
-// be in the cache yet, so the API server has the last word.
+// roll returns an ImageRoll of this FleetRoll; nil if none has that name. The cache may not have a new ImageRoll yet,
+// so roll also asks the API server.
 func (p *pass) roll(ctx context.Context, name string) (*v1alpha1.ImageRoll, error) {
 	if roll := p.rolls[name]; roll != nil {
 		return roll, nil
@@ -192,7 +193,7 @@ func member(list []v1alpha1.Member, cluster string) *v1alpha1.Member {
 	return &list[slices.IndexFunc(list, func(m v1alpha1.Member) bool { return m.Cluster == cluster })]
 }
 
-// owns says whether an ImageRoll is of this FleetRoll, not of an earlier one of the same name.
+// owns says whether an ImageRoll belongs to this FleetRoll, not to an earlier FleetRoll of the same name.
 func owns(f *v1alpha1.FleetRoll, roll *v1alpha1.ImageRoll) bool {
 	return slices.ContainsFunc(roll.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == f.UID })
 }
@@ -206,7 +207,7 @@ func message(roll *v1alpha1.ImageRoll) string {
 	return "no message"
 }
 
-// some lists a few names.
+// some lists the first few names.
 func some(names []string) string {
 	const most = 5
 	slices.Sort(names)
@@ -219,7 +220,7 @@ func some(names []string) string {
 // reasonMemberFailed is the reason of the Event of a failed cluster.
 const reasonMemberFailed = "MemberFailed"
 
-// verdict is what the conditions Ready, Progressing and Stalled say together.
+// verdict is the common meaning of the conditions Ready, Progressing and Stalled.
 type verdict struct {
 	ready, progressing, stalled bool
 	reason, message             string
@@ -270,7 +271,7 @@ func (t tally) String() string {
 
 func all(v1alpha1.Member) bool { return true }
 
-// verdict says what a decision means.
+// verdict turns a decision into conditions.
 func (p *pass) verdict(d wave.Decision) verdict {
 	fleet := count(p.fleet.Status.Members, all)
 	stage := count(p.fleet.Status.Members, func(m v1alpha1.Member) bool { return m.Stage == d.Stage })
@@ -317,7 +318,7 @@ func lines(texts []string) string {
 	return strings.Join(texts, "; ")
 }
 
-// tell sets the conditions and counts, saves them, and makes an Event of a transition.
+// tell sets the conditions and counts, saves them, and records an Event of a transition.
 func (p *pass) tell(ctx context.Context, v verdict) error {
 	s, t := &p.fleet.Status, count(p.fleet.Status.Members, all)
 	if v.stalled && t.running > 0 {
@@ -339,7 +340,7 @@ func (p *pass) tell(ctx context.Context, v verdict) error {
 }
 
 func (p *pass) condition(kind string, is bool, v verdict) {
-	const most = 32768 // bytes, by the API
+	const most = 32768 // bytes; the API's limit
 	status := metav1.ConditionFalse
 	if is {
 		status = metav1.ConditionTrue
@@ -350,8 +351,8 @@ func (p *pass) condition(kind string, is bool, v verdict) {
 	})
 }
 
-// save writes the status, if it has changed, and then sends the Events. It fails with a conflict
-// if the FleetRoll was changed since it was read.
+// save writes the status, if it has changed, and then sends the Events. It fails with a conflict if the FleetRoll has
+// changed since it was read.
 func (p *pass) save(ctx context.Context) error {
 	if !equality.Semantic.DeepEqual(p.fleet.Status, p.saved.Status) {
 		if err := p.Client.Status().Patch(ctx, p.fleet, client.MergeFromWithOptions(p.saved, client.MergeFromWithOptimisticLock{})); err != nil {
@@ -359,7 +360,7 @@ func (p *pass) save(ctx context.Context) error {
 		}
 		p.saved = p.fleet.DeepCopy()
 	}
-	const most = 1000 // bytes: Events have a limit
+	const most = 1000 // bytes; Events have a limit
 	for _, n := range p.events {
 		kind := corev1.EventTypeNormal
 		if n.warning {
@@ -371,8 +372,8 @@ func (p *pass) save(ctx context.Context) error {
 	return nil
 }
 
-// over says whether a fleet has ended for good. One that was stopped by its threshold has not:
-// it goes on when the threshold is raised.
+// over says whether a fleet has ended for good. A fleet that its threshold stopped has not: it continues when the
+// threshold is raised.
 func over(s v1alpha1.FleetRollStatus) bool {
 	return s.Ended != nil && (reason(s) == v1alpha1.ReasonSucceeded || reason(s) == v1alpha1.ReasonAborted)
 }
@@ -412,7 +413,8 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Complete(reconcile.Func(r.orAgain))
 }
 
-// orAgain reconciles again when the cache was outdated, which is expected and no error to be logged.
+// orAgain reconciles. If the cache was outdated, it reconciles again soon: that is expected, and no error to be
+// logged.
 func (r *Reconciler) orAgain(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	result, err := r.Reconcile(ctx, req)
 	if apierrors.IsConflict(err) {
@@ -421,8 +423,7 @@ func (r *Reconciler) orAgain(ctx context.Context, req reconcile.Request) (reconc
 	return result, err
 }
 
-// rollEnds lets through that an ImageRoll has finished or is gone. What it does meanwhile does
-// not matter here.
+// rollEnds passes the events that an ImageRoll has finished or is gone, and no others.
 func rollEnds() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc:  func(event.CreateEvent) bool { return false },
@@ -436,12 +437,13 @@ func finished(o client.Object) bool {
 	return ok && roll.Status.Phase.Finished()
 }
 
-// clusterCreated: a FleetRoll that found no members may find some now.
+// clusterCreated enqueues FleetRolls that have no members yet: the new cluster may be one.
 func (r *Reconciler) clusterCreated(ctx context.Context, e event.CreateEvent, q queue) {
 	r.enqueue(ctx, q, e.Object, func(f *v1alpha1.FleetRoll) bool { return f.Status.Started == nil })
 }
 
-// clusterUpdated: so may one whose labels or spec have changed, and a closed gate may open.
+// clusterUpdated enqueues FleetRolls without members if the cluster's labels or spec have changed, and FleetRolls
+// whose closed gate this cluster may open.
 func (r *Reconciler) clusterUpdated(ctx context.Context, e event.UpdateEvent, q queue) {
 	settles := e.ObjectNew.GetGeneration() != e.ObjectOld.GetGeneration() || !maps.Equal(e.ObjectNew.GetLabels(), e.ObjectOld.GetLabels())
 	same := e.ObjectNew.GetResourceVersion() == e.ObjectOld.GetResourceVersion() // a resync of the cache
@@ -458,14 +460,15 @@ func (r *Reconciler) clusterUpdated(ctx context.Context, e event.UpdateEvent, q 
 	})
 }
 
-// clusterDeleted: a member that waits or runs fails, and a gate may open.
+// clusterDeleted enqueues the FleetRolls of which the cluster is a member: the member fails if it waits or runs, and
+// a gate may open.
 func (r *Reconciler) clusterDeleted(ctx context.Context, e event.DeleteEvent, q queue) {
 	r.enqueue(ctx, q, e.Object, func(f *v1alpha1.FleetRoll) bool {
 		return slices.ContainsFunc(f.Status.Members, func(m v1alpha1.Member) bool { return m.Cluster == e.Object.GetName() })
 	})
 }
 
-// enqueue asks for the FleetRolls of an object's namespace that concern it.
+// enqueue enqueues the FleetRolls in the object's namespace that the object concerns.
 func (r *Reconciler) enqueue(ctx context.Context, q queue, o client.Object, concerns func(*v1alpha1.FleetRoll) bool) {
 	var list v1alpha1.FleetRollList
 	if err := r.Client.List(ctx, &list, client.InNamespace(o.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {

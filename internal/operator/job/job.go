@@ -1,5 +1,5 @@
-// Package job makes the Kubernetes objects of an attempt: the Job, and the ServiceAccount, the Role
-// and the ConfigMaps that its pod needs. It only computes them.
+// Package job computes the Kubernetes objects of an attempt: the Job, and the ServiceAccount, the Role and the
+// ConfigMaps that its pod needs. It creates none of them.
 package job
 
 import (
@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Exit codes of recast that end an ImageRoll, and the one of a claim that another run holds.
+// Exit codes of recast that end an ImageRoll, and the exit code for a claim that another run holds.
 const (
 	ExitDone    = 0
 	ExitConfig  = 3
@@ -28,20 +28,20 @@ const (
 
 const (
 	container = "recast"
-	user      = 65532 // of the image
+	user      = 65532 // user ID in the image
 	kept      = 24 * 60 * 60
-	// limits of what Jobs take, in seconds
+	// limits of Jobs, in seconds
 	readDeadline = 30 * 60
 	rollDeadline = 24 * 60 * 60
 	readGrace    = 30
 )
 
-// Made are the labels that everything has which the operator makes for Jobs.
+// Made returns the labels of all objects that the operator makes for Jobs.
 func Made() map[string]string {
 	return map[string]string{"app.kubernetes.io/name": "recast-job", "app.kubernetes.io/managed-by": "recast-operator"}
 }
 
-// Labels are those of all objects of a cluster, and of a roll if there is one.
+// Labels returns the labels of all objects of a cluster, or of one roll of the cluster.
 func Labels(cluster, roll string) map[string]string {
 	l := Made()
 	l[v1alpha1.LabelCluster] = cluster
@@ -55,13 +55,13 @@ type Spec struct {
 	Cluster *v1alpha1.TalosCluster
 	Task    attempt.Task
 	Image   string // "": spec.job.image of the cluster
-	Plan    string // ConfigMap of the plan that a roll carries out
-	// Near is a node: the pod should run there, so that a cluster that rolls itself takes it last.
+	Plan    string // ConfigMap with the plan that a roll carries out
+	// Near is a node's name. The pod should run on that node, so that a cluster that rolls itself takes it last.
 	Near string
 }
 
-// New is the Job of an attempt. It has one pod, never two at a time: who is evicted is replaced once
-// it has ended, and what else ends it ends the Job.
+// New returns the Job of an attempt. The Job never has two pods at a time: an evicted pod is replaced after it has
+// ended. Any other end of the pod ends the Job.
 func New(s Spec) *batchv1.Job {
 	task := s.Task
 	meta := metav1.ObjectMeta{Namespace: task.Namespace, Name: task.Job, Labels: Labels(task.Cluster, task.Roll)}
@@ -80,7 +80,7 @@ func New(s Spec) *batchv1.Job {
 		TypeMeta:   metav1.TypeMeta{APIVersion: "batch/v1", Kind: "Job"},
 		ObjectMeta: meta,
 		Spec: batchv1.JobSpec{
-			BackoffLimit:            new(int32(0)), // the operator begins the next attempt
+			BackoffLimit:            new(int32(0)), // the operator, not the Job, begins the next attempt
 			PodReplacementPolicy:    new(batchv1.Failed),
 			ActiveDeadlineSeconds:   &deadline,
 			TTLSecondsAfterFinished: new(int32(kept)),
@@ -168,7 +168,7 @@ func environment(s Spec) []corev1.EnvVar {
 		{Name: "KUBECONFIG", Value: attempt.Kubeconfig},
 		{Name: "HOME", Value: attempt.ScratchDir},
 		{Name: "TMPDIR", Value: attempt.ScratchDir},
-		// recast must not wait for its own pod when it drains the node that it runs on.
+		// When recast drains the node that it runs on, it must not wait for its own pod.
 		field("RECAST_POD_NAMESPACE", "metadata.namespace"),
 		field("RECAST_POD_NAME", "metadata.name"),
 		field("RECAST_POD_UID", "metadata.uid"),
@@ -186,7 +186,8 @@ func environment(s Spec) []corev1.EnvVar {
 	return env
 }
 
-// environmentFrom is optional, as the volumes are: a pod that does not start can't say what is missing.
+// environmentFrom returns the sources of spec.secrets.envFrom. They are optional, as the volumes are: a pod that does
+// not start can't report what is missing.
 func environmentFrom(s Spec) []corev1.EnvFromSource {
 	name := s.Cluster.Spec.Secrets.EnvFrom
 	if name == "" {
@@ -195,30 +196,30 @@ func environmentFrom(s Spec) []corev1.EnvFromSource {
 	return []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}, Optional: new(true)}}}
 }
 
-// Name is that of the n-th Job of a kind, of a cluster or of a roll.
+// Name returns the name of the n-th Job of a kind, for the cluster or the roll called of.
 func Name(of string, kind attempt.Kind, n int64) string {
 	short := string(kind)
 	if kind == attempt.Kubernetes {
-		short = "k8s" // a name has 63 characters
+		short = "k8s" // a name has at most 63 characters
 	}
 	return fmt.Sprintf("%s-%s-%d", of, short, n)
 }
 
-// fileDir is where the i-th of spec.secrets.files is mounted.
+// fileDir is the directory at which the i-th of spec.secrets.files is mounted.
 func fileDir(i int) string { return attempt.FilesDir + "/" + strconv.Itoa(i) }
 
-// Account is the name of the ServiceAccount of a cluster's Jobs, and of what else there is once for it. No
-// object of anyone else has such a name: what has it is made what it should be.
+// Account returns the name of a cluster's ServiceAccount, and of the other objects that a cluster has once. The
+// operator alone uses such names: it overwrites an object that has one.
 func Account(cluster string) string { return "recast-cluster-" + cluster }
 
-// PlanName is the ConfigMap with the plan of a roll.
+// PlanName returns the name of the ConfigMap with the plan of a roll.
 func PlanName(roll string) string { return "recast-roll-" + roll + "-plan" }
 
-// ReportName is the ConfigMap with the report of a roll.
+// ReportName returns the name of the ConfigMap with the report of a roll.
 func ReportName(roll string) string { return "recast-roll-" + roll + "-report" }
 
-// OfCluster are the objects that there are once for a cluster: the account of its Jobs, what that may
-// do for a check, and the ConfigMap for the results.
+// OfCluster returns the objects that a cluster has once: the account of its Jobs, the rights of that account during a
+// check, and the ConfigMap for the results.
 func OfCluster(c *v1alpha1.TalosCluster) []client.Object {
 	name := Account(c.Name)
 	meta := metav1.ObjectMeta{Namespace: c.Namespace, Name: name, Labels: Labels(c.Name, "")}
@@ -227,7 +228,7 @@ func OfCluster(c *v1alpha1.TalosCluster) []client.Object {
 		configMap(meta))
 }
 
-// OfRoll are the objects that there are once for a roll.
+// OfRoll returns the objects that a roll has once.
 func OfRoll(r *v1alpha1.ImageRoll) []client.Object {
 	plan, report := PlanName(r.Name), ReportName(r.Name)
 	meta := metav1.ObjectMeta{Namespace: r.Namespace, Labels: Labels(r.Spec.ClusterName, r.Name)}
@@ -236,7 +237,7 @@ func OfRoll(r *v1alpha1.ImageRoll) []client.Object {
 		configMap(named(plan)), configMap(named(report)))
 }
 
-// access is a Role and its binding to an account.
+// access returns a Role and its binding to an account.
 func access(meta metav1.ObjectMeta, account string, rules ...rbacv1.PolicyRule) []client.Object {
 	return []client.Object{
 		&rbacv1.Role{TypeMeta: metav1.TypeMeta{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "Role"}, ObjectMeta: meta, Rules: rules},
@@ -248,12 +249,12 @@ func access(meta metav1.ObjectMeta, account string, rules ...rbacv1.PolicyRule) 
 	}
 }
 
-// statusOf lets an account write the status of one object.
+// statusOf is a rule that lets an account write the status of one object.
 func statusOf(resource, name string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupVersion.Group}, Resources: []string{resource + "/status"}, ResourceNames: []string{name}, Verbs: []string{"patch"}}
 }
 
-// results lets an account fill in ConfigMaps that exist.
+// results is a rule that lets an account fill in existing ConfigMaps.
 func results(names ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: names, Verbs: []string{"patch"}}
 }
@@ -262,10 +263,10 @@ func configMap(meta metav1.ObjectMeta) *corev1.ConfigMap {
 	return &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: meta}
 }
 
-// readable is for the user of the container alone, by the group of the volume.
+// readable is the mode of files that only the container's user may read, by the group of the volume.
 const readable = int32(0o440)
 
-// mounting collects volumes and where they are mounted.
+// mounting collects volumes and their mounts.
 type mounting struct {
 	volumes []corev1.Volume
 	mounts  []corev1.VolumeMount
@@ -276,8 +277,8 @@ func (m *mounting) add(name, at string, readOnly bool, source corev1.VolumeSourc
 	m.mounts = append(m.mounts, corev1.VolumeMount{Name: name, MountPath: at, ReadOnly: readOnly})
 }
 
-// secret mounts a Secret, or keys of it. It is optional, so that the pod starts without it and says
-// which one is missing.
+// secret mounts a Secret, or keys of it. The volume is optional, so that the pod starts without the Secret and
+// reports that it is missing.
 func (m *mounting) secret(name, at, secret string, items ...corev1.KeyToPath) {
 	m.add(name, at, true, corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: secret, Items: items, DefaultMode: new(readable), Optional: new(true)}})
 }
@@ -299,7 +300,7 @@ func volumes(s Spec, rolls bool) ([]corev1.Volume, []corev1.VolumeMount) {
 	m.add("work", attempt.WorkDir, false, emptyDir(corev1.StorageMediumMemory, "256Mi"))
 	m.add("scratch", attempt.ScratchDir, false, emptyDir("", "16Gi"))
 	if rolls {
-		m.configMap("plan", attempt.PlanDir, s.Plan, true) // the pod says if it is gone
+		m.configMap("plan", attempt.PlanDir, s.Plan, true) // optional: the pod reports a missing plan
 	} else {
 		m.source(spec.Source)
 	}
@@ -324,7 +325,7 @@ func volumes(s Spec, rolls bool) ([]corev1.Volume, []corev1.VolumeMount) {
 	return m.volumes, m.mounts
 }
 
-// backups is where etcd snapshots go. One may be larger than what fits into memory beside recast.yaml.
+// backups returns the volume for etcd snapshots. A snapshot may be too large for the memory volume with recast.yaml.
 func backups(claim string) corev1.VolumeSource {
 	if claim == "" {
 		return emptyDir("", "4Gi")
@@ -341,7 +342,7 @@ func (m *mounting) source(src v1alpha1.Source) {
 	}
 }
 
-// required are the keys of Secrets without which recast can't run, each in a directory of its own.
+// required lists the keys of Secrets without which recast can't run. Each key has a directory of its own.
 func required(spec v1alpha1.TalosClusterSpec) []attempt.Mounted {
 	key := func(field string, k v1alpha1.SecretKey, byDefault, at string) attempt.Mounted {
 		return attempt.Mounted{Path: at, Secret: k.Name, Key: cmp.Or(k.Key, byDefault), Field: "spec.secrets." + field}
@@ -361,7 +362,7 @@ func required(spec v1alpha1.TalosClusterSpec) []attempt.Mounted {
 	return keys
 }
 
-// needed is what must be there for recast to run.
+// needed lists everything that recast needs mounted.
 func needed(spec v1alpha1.TalosClusterSpec) []attempt.Mounted {
 	all := required(spec)
 	if name := spec.Secrets.EnvFrom; name != "" {
@@ -373,7 +374,7 @@ func needed(spec v1alpha1.TalosClusterSpec) []attempt.Mounted {
 	return all
 }
 
-// Task fills in what a task has from its cluster.
+// Task returns a task with everything that follows from its cluster.
 func Task(c *v1alpha1.TalosCluster, kind attempt.Kind) attempt.Task {
 	return attempt.Task{
 		Kind: kind, Namespace: c.Namespace, Cluster: c.Name,
@@ -384,7 +385,7 @@ func Task(c *v1alpha1.TalosCluster, kind attempt.Kind) attempt.Task {
 	}
 }
 
-// TalosTarget is the version that replaces that of recast.yaml; "": none does.
+// TalosTarget returns the version that replaces the version of recast.yaml; "": none does.
 func TalosTarget(c *v1alpha1.TalosCluster) string {
 	return cmp.Or(c.Annotations[v1alpha1.AnnotationTalosTarget], c.Spec.TalosVersion)
 }

@@ -21,7 +21,7 @@ import (
 type clusterLine struct {
 	Namespace, Name string
 	State           state
-	Nodes, Uneven   string // how many; how many of them are stale or unread
+	Nodes, Uneven   string // number of nodes; number of stale or unread nodes
 	Talos           string
 	Roll            *rollLine
 	Checked, Due    string
@@ -30,13 +30,14 @@ type clusterLine struct {
 	rank            int
 }
 
-// overdue is how long a check may be due before that is trouble, as for the alert RecastClusterNotChecked.
+// overdue is how late a check may be before the page reports trouble: the same as for the alert
+// RecastClusterNotChecked.
 const overdue = 12 * time.Hour
 
-// The order of clusters in the table.
+// The order of clusters in the table, worst first.
 const (
 	rankTrouble = iota
-	rankPerson  // someone has to approve
+	rankPerson  // a person has to approve
 	rankOpen
 	rankGood
 )
@@ -50,7 +51,7 @@ func (l look) clusterLine(c *v1alpha1.TalosCluster, newest *v1alpha1.ImageRoll) 
 		switch {
 		case out.rolling:
 			out.State = roll.State
-		case newest.Status.Phase == v1alpha1.PhaseFailed && out.State.Mood == open: // a FleetRoll's does not stall the cluster
+		case newest.Status.Phase == v1alpha1.PhaseFailed && out.State.Mood == open: // a failed ImageRoll of a FleetRoll does not stall the cluster
 			out.State = state{"roll failed", bad, roll.State.Why}
 		}
 	}
@@ -90,7 +91,7 @@ func nodes(n *v1alpha1.Nodes) (total, uneven string) {
 	return fmt.Sprint(n.Total), strings.Join(parts, ", ")
 }
 
-// versions is "v1.13.8 → v1.13.9", or one of them.
+// versions formats the current and the wanted version: "v1.13.8 → v1.13.9", or one of them.
 func (l look) versions(v *v1alpha1.Versions) string {
 	switch {
 	case v == nil:
@@ -101,7 +102,7 @@ func (l look) versions(v *v1alpha1.Versions) string {
 	return l.text(v.Current) + " → " + l.text(v.Wanted)
 }
 
-// window is when a roll may begin.
+// window says when a roll may begin.
 func (l look) window(spec v1alpha1.TalosClusterSpec) string {
 	set, err := operator.Windows(spec)
 	isOpen, until := set.Open(l.at)
@@ -161,7 +162,7 @@ func (l look) clusters(ctx context.Context) (string, frame.View, error) {
 	return "clusters", frame.View{Title: "Clusters", Body: v}, nil
 }
 
-// newestRolls are the ImageRolls that matter most, by cluster: the active one, else the last one.
+// newestRolls returns, by cluster, the ImageRoll that matters most: the active one, else the last one.
 func newestRolls(list operator.History) map[client.ObjectKey]*v1alpha1.ImageRoll {
 	list.Sort()
 	out := map[client.ObjectKey]*v1alpha1.ImageRoll{}
@@ -216,7 +217,7 @@ func (l look) cluster(ctx context.Context) (string, frame.View, error) {
 	if newest != nil && !newest.Status.Phase.Finished() {
 		active := l.rollView(newest)
 		v.Active, v.Every = &active, running
-		v.State.Why = "" // the roll says it
+		v.State.Why = "" // the view of the roll shows the reason
 	}
 	v.nextOf(&c)
 	return "cluster", frame.View{Title: c.Name, Again: again(v.Every), Body: v}, nil
@@ -229,7 +230,7 @@ func newer(v *v1alpha1.Versions) string {
 	return v.Available
 }
 
-// nextOf is what may be typed, and where the rest is.
+// nextOf sets the commands that a person may type, and those that show what the page leaves out.
 func (v *clusterView) nextOf(c *v1alpha1.TalosCluster) {
 	in := "kubectl -n " + c.Namespace
 	v.Next = []command{{"check it now", in + " annotate taloscluster " + c.Name + " " + v1alpha1.AnnotationCheckRequested + `="$(date)" --overwrite`}}
@@ -260,13 +261,13 @@ func (l look) fleetLine(f *v1alpha1.FleetRoll) fleetLine {
 	return out
 }
 
-// over says whether a FleetRoll has ended for good. One that was stopped by its threshold has not: it goes on
-// when that is raised.
+// over says whether a FleetRoll has ended for good. A FleetRoll that its threshold stopped has not: it continues when
+// the threshold is raised.
 func over(f *v1alpha1.FleetRoll) bool {
 	return f.Status.Ended != nil && (f.Spec.State == v1alpha1.FleetAborted || meta.IsStatusConditionTrue(f.Status.Conditions, v1alpha1.ConditionReady))
 }
 
-// fleetLines are the FleetRolls of which it is true, the newest first.
+// fleetLines lists the FleetRolls for which of is true, newest first.
 func (l look) fleetLines(ctx context.Context, of func(*v1alpha1.FleetRoll) bool) (out []fleetLine, err error) {
 	var list v1alpha1.FleetRollList
 	if err := l.list(ctx, &list); err != nil {
@@ -367,10 +368,10 @@ func (l look) stage(f *v1alpha1.FleetRoll, s v1alpha1.Stage, rolls map[string]*v
 
 var memberMoods = map[v1alpha1.MemberPhase]string{v1alpha1.MemberRunning: open, v1alpha1.MemberDone: good, v1alpha1.MemberFailed: bad}
 
-// memberRank puts failed clusters first, then those that run, then those that wait.
+// memberRank sorts failed clusters first, then rolling, then waiting, then finished ones.
 func memberRank(m memberLine) int { return slices.Index([]string{bad, open, "", good}, m.Mood) }
 
-// stageState is how far a wave is.
+// stageState returns how far a stage is.
 func (l look) stageState(f *v1alpha1.FleetRoll, stage string, v stageView) (word, mood string) {
 	switch s := l.state(f.Status.Conditions); {
 	case f.Status.Started != nil && f.Status.Stage == stage && s.Mood != good && (f.Status.Ended == nil || v.Done < v.All):
@@ -398,7 +399,7 @@ func stageApproval(f *v1alpha1.FleetRoll, s v1alpha1.Stage) string {
 	return "not approved"
 }
 
-// nextOf is what may be typed, and where the rest is.
+// nextOf sets the commands that a person may type, and those that show what the page leaves out.
 func (v *fleetView) nextOf(f *v1alpha1.FleetRoll) {
 	in := "kubectl -n " + f.Namespace
 	patch := func(what, spec string) command {
@@ -419,8 +420,8 @@ func (v *fleetView) nextOf(f *v1alpha1.FleetRoll) {
 	v.Missing = []command{{"its events", in + " events --for fleetroll/" + f.Name}}
 }
 
-// approved is the list of approved stages with that which waits. Only names of stages are in it: the API
-// allows any text in approvedStages, and people copy this into a shell.
+// approved returns a patch that approves the waiting stage in addition to the approved stages. It has only names of
+// stages: the API allows any text in approvedStages, and people copy the patch into a shell.
 func approved(f *v1alpha1.FleetRoll) string {
 	names := []string{}
 	for _, s := range f.Spec.Stages {
@@ -428,6 +429,6 @@ func approved(f *v1alpha1.FleetRoll) string {
 			names = append(names, s.Name)
 		}
 	}
-	text, _ := json.Marshal(map[string]any{"approvedStages": names}) // strings always can be
+	text, _ := json.Marshal(map[string]any{"approvedStages": names}) // strings can always be encoded
 	return string(text)
 }

@@ -1,6 +1,6 @@
-// Package page shows a fleet in a browser: its clusters, their rolls and the FleetRolls, as far as the
-// objects in the operator's cache hold them. It has no way to change anything, and no login: kubectl
-// port-forward reaches it, so Kubernetes decides who may.
+// Package page shows a fleet in a browser: its clusters, their rolls and the FleetRolls, as far as the objects in the
+// operator's cache hold them. The pages can't change anything, and have no login: they are reached by kubectl
+// port-forward, so Kubernetes decides who may see them.
 package page
 
 import (
@@ -35,7 +35,7 @@ type Site struct {
 	Now     func() time.Time
 }
 
-// Every replica serves them, as it has the same objects.
+// Every replica serves the pages: all replicas have the same objects.
 var _ interface {
 	manager.Runnable
 	manager.LeaderElectionRunnable
@@ -44,7 +44,7 @@ var _ interface {
 //go:embed pages
 var files embed.FS
 
-// New makes a site of the objects in a cache.
+// New returns a site that shows the objects in a cache.
 func New(objects client.Reader, address netip.AddrPort, version string) (*Site, error) {
 	f, err := frame.New(frame.Options{
 		Name: "recast-operator", Of: "recast-operator", Ends: "kubectl port-forward", Where: "recast-operator " + version + ", times in UTC", Base: "/",
@@ -66,7 +66,7 @@ func (s *Site) Start(ctx context.Context) error {
 	return frame.Serve(ctx, l, s.Handler())
 }
 
-// Handler answers requests. It knows no other methods than GET and HEAD.
+// Handler answers GET and HEAD, and no other methods.
 func (s *Site) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", s.page(look.clusters))
@@ -80,14 +80,14 @@ func (s *Site) Handler() http.Handler {
 
 type look struct {
 	*Site
-	key client.ObjectKey // of the object that the page is about
+	key client.ObjectKey // the object that the page is about
 	at  time.Time
 }
 
-// patience bounds a read: a cache that is not filled yet makes a request wait.
+// patience limits the time of a read: while the cache is not filled yet, a request waits.
 const patience = 10 * time.Second
 
-// page is a handler that draws what view returns, in the template of that name.
+// page returns a handler that draws the result of view with the template that view names.
 func (s *Site) page(view func(look, context.Context) (template string, v frame.View, err error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), patience)
@@ -105,8 +105,7 @@ func (s *Site) page(view func(look, context.Context) (template string, v frame.V
 	}
 }
 
-// list reads objects, which belong to the cache: a copy of all of them for each page would be most of what
-// the operator allocates.
+// list reads objects. They belong to the cache: copies for each page would be most of what the operator allocates.
 func (l look) list(ctx context.Context, into client.ObjectList, of ...client.ListOption) error {
 	return l.objects.List(ctx, into, append(of, client.UnsafeDisableDeepCopy)...)
 }
@@ -130,12 +129,12 @@ func (l look) rollLine(r *v1alpha1.ImageRoll) rollLine {
 	return out
 }
 
-// rollState is the phase, and what the roll says of it.
+// rollState returns the phase of a roll, and the roll's own message.
 func (l look) rollState(r *v1alpha1.ImageRoll) state {
 	s := l.state(r.Status.Conditions)
 	s.Word = cmp.Or(l.inWords(string(r.Status.Phase)), "not begun")
 	if p := r.Status.Plan; p != nil && r.Status.Phase == v1alpha1.PhaseAwaitingApproval {
-		s.Why = fmt.Sprintf("plan %s rolls %d nodes", l.text(p.Hash), p.Nodes) // not the commands, which name no namespace
+		s.Why = fmt.Sprintf("plan %s rolls %d nodes", l.text(p.Hash), p.Nodes) // without the commands, which name no namespace
 	}
 	return s
 }
@@ -145,7 +144,7 @@ type rollView struct {
 	Cluster       string
 	Every         int
 	Facts         []fact
-	Lines         []string // of the plan
+	Lines         []string // lines of the plan
 	Refused       []string
 	Progress      *progress
 	Tries         []tryLine
@@ -168,7 +167,7 @@ func (l look) roll(ctx context.Context) (string, frame.View, error) {
 	return "roll", frame.View{Title: r.Name, Again: again(v.Every), Body: v}, nil
 }
 
-// again is for a browser without scripts, which loads a page only while something changes.
+// again returns the reload interval for a browser without scripts: 0, no reload, unless something is changing.
 func again(every int) int {
 	if every == seldom {
 		return 0
@@ -192,7 +191,7 @@ func (l look) rollView(r *v1alpha1.ImageRoll) rollView {
 		v.Progress = &progress{p.Done, p.Total, v.Nodes, l.text(p.Node), l.text(p.Message), l.when(p.Updated)}
 		v.Facts = append(v.Facts, facts("done", strings.Join(l.texts(p.Finished), ", "))...)
 		if strings.HasPrefix(v.State.Why, v.Nodes+" nodes; ") {
-			v.State.Why = "" // it is the progress
+			v.State.Why = "" // the progress is shown already
 		}
 	}
 	for i, a := range s.Attempts {
@@ -227,7 +226,7 @@ func approval(r *v1alpha1.ImageRoll) string {
 	return "not approved"
 }
 
-// next is what a roll waits for a person to type.
+// next returns the commands that a roll waits for.
 func next(r *v1alpha1.ImageRoll) []command {
 	in := "kubectl -n " + r.Namespace
 	switch r.Status.Phase {
@@ -244,7 +243,7 @@ func next(r *v1alpha1.ImageRoll) []command {
 	return nil
 }
 
-// elsewhere is what an ImageRoll does not hold.
+// elsewhere returns commands that show what an ImageRoll does not hold.
 func elsewhere(r *v1alpha1.ImageRoll) []command {
 	in := "kubectl -n " + r.Namespace
 	out := []command{{"what recast said, of attempts whose pods are there", in + " logs --prefix --tail=-1 -l " + v1alpha1.LabelRoll + "=" + r.Name}}
@@ -257,7 +256,8 @@ func elsewhere(r *v1alpha1.ImageRoll) []command {
 	return append(out, command{"its events", in + " events --for imageroll/" + r.Name})
 }
 
-// configMap prints a key of a ConfigMap; a large one is compressed in .binaryData.
+// configMap returns the kubectl arguments that print a key of a ConfigMap. A large text is not under that key, but
+// compressed in .binaryData.
 func configMap(name, key string) string {
 	return fmt.Sprintf(`get configmap %s -o jsonpath='{.data.%s}'`, name, strings.ReplaceAll(key, ".", `\.`))
 }
@@ -286,7 +286,7 @@ func (l look) state(of []metav1.Condition) state {
 	return state{l.inWords(ready.Reason), open, l.text(ready.Message)}
 }
 
-// inWords makes "awaiting approval" of AwaitingApproval.
+// inWords turns AwaitingApproval into "awaiting approval".
 func (l look) inWords(reason string) string {
 	var out strings.Builder
 	for i, r := range l.text(reason) {
@@ -298,7 +298,7 @@ func (l look) inWords(reason string) string {
 	return out.String()
 }
 
-// text is foreign text without secrets.
+// text removes secrets from foreign text.
 func (l look) text(s string) string { return l.frame.Hide(s) }
 
 func (l look) texts(list []string) []string {
@@ -309,7 +309,7 @@ func (l look) texts(list []string) []string {
 	return out
 }
 
-// Short is the beginning of what an object says, for tables; "" if all is well.
+// Short returns the beginning of an object's message, for tables; "" if all is well.
 func (s state) Short() string {
 	const most = 110 // characters
 	line, _, _ := strings.Cut(s.Why, "\n")
@@ -323,7 +323,7 @@ func (s state) Short() string {
 	return line
 }
 
-// ago is how long ago something was, or how long it takes until then, as kubectl says it.
+// ago returns how long ago a time was, or how far off it is, in kubectl's format.
 func (l look) ago(t time.Time) string {
 	if d := l.at.Sub(t); d >= 0 {
 		return duration.HumanDuration(d) + " ago"
@@ -331,7 +331,7 @@ func (l look) ago(t time.Time) string {
 	return "in " + duration.HumanDuration(t.Sub(l.at))
 }
 
-// when is a time, "" if there is none.
+// when formats a time; "" if there is none.
 func (l look) when(t *metav1.Time) string {
 	if t.IsZero() {
 		return ""
@@ -339,7 +339,7 @@ func (l look) when(t *metav1.Time) string {
 	return l.clock(t.Time) + ", " + l.ago(t.Time)
 }
 
-// clock is a time, with the day if it is not today.
+// clock formats a time, with the day unless it is today.
 func (l look) clock(t time.Time) string {
 	if t.UTC().Format(time.DateOnly) != l.at.UTC().Format(time.DateOnly) {
 		return t.UTC().Format("2006-01-02 15:04")
@@ -347,7 +347,7 @@ func (l look) clock(t time.Time) string {
 	return t.UTC().Format("15:04")
 }
 
-// took is how long something lasted, or has lasted so far.
+// took returns how long something lasted, or has lasted so far.
 func (l look) took(from, to *metav1.Time) string {
 	switch {
 	case from.IsZero():
@@ -360,7 +360,7 @@ func (l look) took(from, to *metav1.Time) string {
 
 type fact struct{ Name, Value string }
 
-// facts are those that have a value.
+// facts returns the pairs that have a value.
 func facts(pairs ...string) (out []fact) {
 	for i := 0; i < len(pairs); i += 2 {
 		if pairs[i+1] != "" {
@@ -370,7 +370,7 @@ func facts(pairs ...string) (out []fact) {
 	return out
 }
 
-// given is a text if something is so.
+// given returns text if is is true, otherwise "".
 func given(is bool, text string) string {
 	if is {
 		return text
@@ -378,11 +378,11 @@ func given(is bool, text string) string {
 	return ""
 }
 
-// command is what a person may type. It has no foreign text, since people copy it into a shell: only names
-// of objects, which Kubernetes has checked.
+// command is a command that a person may type. People copy it into a shell, so it has no foreign text: only names of
+// objects, which Kubernetes has checked.
 type command struct{ What, Line string }
 
-// The times after which a page is fetched again, in seconds: while a roll of it is active, otherwise.
+// The intervals at which a page is loaded again, in seconds: while a roll on the page is active, and otherwise.
 const (
 	running = 5
 	seldom  = 15

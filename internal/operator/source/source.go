@@ -1,5 +1,5 @@
-// Package source fetches the files of a cluster (recast.yaml, recast.lock, schematics) from where
-// a TalosCluster says that they are, into a directory.
+// Package source fetches the files of a cluster (recast.yaml, recast.lock, schematics) from the source that a
+// TalosCluster names, into a directory.
 package source
 
 import (
@@ -32,17 +32,16 @@ import (
 	"github.com/recast-sh/recast/api/v1alpha1"
 )
 
-// Limits of what is fetched: the plan of a roll is kept together with its files, in a ConfigMap.
+// Limits of the fetched files: the plan of a roll is kept in a ConfigMap together with its files.
 const (
 	maxFiles    = 2000
 	maxFileSize = 8 << 20
 )
 
-// Fetch writes the files of a source to the directory into. Those of a ConfigMap are read from its
-// volume, mounted at the directory configMap; gitSecret is the directory with the keys of the
-// Secret for Git, if there is one. Fetch returns the revision of the files: a commit, a
-// digest or, for a ConfigMap, a hash of the contents; and that hash, which stays the same when a
-// commit changes other directories.
+// Fetch writes the files of a source to the directory into. Files of a ConfigMap are read from its volume, mounted at
+// the directory configMap. gitSecret is the directory with the keys of the Secret for Git, if there is one. revision
+// is a commit, a digest or, for a ConfigMap, the hash of the contents. files is the hash of the contents in any case:
+// it stays the same when a commit changes other directories.
 func Fetch(ctx context.Context, src v1alpha1.Source, configMap, gitSecret, into string) (revision, files string, err error) {
 	root, err := os.OpenRoot(into)
 	if err != nil {
@@ -70,7 +69,7 @@ func Fetch(ctx context.Context, src v1alpha1.Source, configMap, gitSecret, into 
 	return cmp.Or(revision, files), files, nil
 }
 
-// describe names a source for people.
+// describe describes a source for people.
 func describe(src v1alpha1.Source) string {
 	switch {
 	case src.ConfigMap != nil:
@@ -86,10 +85,10 @@ func describe(src v1alpha1.Source) string {
 type target struct {
 	root  *os.Root
 	files []string
-	sums  []string // of the files, in the same order
+	sums  []string // hashes of the files, in the same order
 }
 
-// add writes a file. Its name is relative, with slashes.
+// add writes a file. The name is relative, with slashes.
 func (t *target) add(name string, r io.Reader) error {
 	if !filepath.IsLocal(filepath.FromSlash(name)) {
 		return fmt.Errorf("%q: is outside of the directory", name)
@@ -100,7 +99,8 @@ func (t *target) add(name string, r io.Reader) error {
 	if err := t.root.MkdirAll(path.Dir(name), 0o700); err != nil {
 		return err
 	}
-	// Gates, hooks and machineConfigs may name any of them as a program, and a ConfigMap keeps no modes.
+	// Every file is executable: gates, hooks and machineConfigs may name any file as a program, and a ConfigMap keeps
+	// no modes.
 	f, err := t.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o700)
 	if err != nil {
 		return err
@@ -117,7 +117,7 @@ func (t *target) add(name string, r io.Reader) error {
 	return nil
 }
 
-// hash is over the names and contents of the files, whatever order they were added in.
+// hash returns a hash of the names and contents of the files, in any order.
 func (t *target) hash() string {
 	var lines []string
 	for i, name := range t.files {
@@ -127,7 +127,7 @@ func (t *target) hash() string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(strings.Join(lines, ""))))
 }
 
-// names lists the first files, for an error.
+// names lists the first few files, for an error.
 func (t *target) names() string {
 	if len(t.files) == 0 {
 		return ": it has no file at all"
@@ -201,7 +201,7 @@ func (t *target) fromGit(ctx context.Context, src v1alpha1.GitSource, credential
 	}
 	return hash.String(), tree.Files().ForEach(func(f *object.File) error {
 		if f.Mode != filemode.Regular && f.Mode != filemode.Executable {
-			return nil // links and submodules
+			return nil // a link or a submodule
 		}
 		r, err := f.Reader()
 		if err != nil {
@@ -212,7 +212,7 @@ func (t *target) fromGit(ctx context.Context, src v1alpha1.GitSource, credential
 	})
 }
 
-// fetchRef fetches the commit that a branch, a tag or a hash names.
+// fetchRef fetches the commit of a branch, a tag or a hash.
 func fetchRef(ctx context.Context, repo *git.Repository, remote *git.Remote, src v1alpha1.GitSource, auth transport.AuthMethod) (plumbing.Hash, error) {
 	const local = "refs/recast/wanted"
 	fetch := func(ref string, depth int) error {
@@ -220,7 +220,7 @@ func fetchRef(ctx context.Context, repo *git.Repository, remote *git.Remote, src
 	}
 	if plumbing.IsHash(src.Ref) {
 		err := fetch(src.Ref+":"+local, 1)
-		if errors.Is(err, git.ErrExactSHA1NotSupported) { // not every server gives any commit
+		if errors.Is(err, git.ErrExactSHA1NotSupported) { // not every server serves any commit by its hash
 			err = fetch("refs/*:refs/recast/*", 0)
 		}
 		if err != nil {
@@ -245,7 +245,7 @@ func fetchRef(ctx context.Context, repo *git.Repository, remote *git.Remote, src
 	return plumbing.ZeroHash, fmt.Errorf("spec.source.git.ref: %s has no branch and no tag %q; a commit is named by its whole hash", src.URL, src.Ref)
 }
 
-// gitAuth reads the keys of a Secret, by the names that Flux gives them.
+// gitAuth reads the keys of a Secret, under Flux' names.
 func gitAuth(url, dir string) (transport.AuthMethod, error) {
 	key := func(name string) (string, error) {
 		b, err := os.ReadFile(filepath.Join(dir, name))
@@ -296,11 +296,11 @@ func gitAuth(url, dir string) (transport.AuthMethod, error) {
 	return auth, err
 }
 
-// fluxLayer is the media type of the layer that flux push artifact makes, as Flux documents it
+// fluxLayer is the media type of a layer made by flux push artifact, as Flux documents it
 // (https://fluxcd.io/flux/cheatsheets/oci-artifacts/).
 const fluxLayer = "application/vnd.cncf.flux.content.v1.tar+gzip"
 
-// fromOCI unpacks an artifact. Credentials are those of docker, in the directory that DOCKER_CONFIG names.
+// fromOCI unpacks an artifact. It uses docker's credentials, from the directory in DOCKER_CONFIG.
 func (t *target) fromOCI(ctx context.Context, src v1alpha1.OCISource) (string, error) {
 	var options []name.Option
 	if src.Insecure {
@@ -333,7 +333,7 @@ func (t *target) fromOCI(ctx context.Context, src v1alpha1.OCISource) (string, e
 	return digest.String(), nil
 }
 
-// archive returns the layer with the files: the first of Flux' type, or the only one.
+// archive returns the layer with the files: the first layer of Flux' type, or the only layer.
 func archive(img v1.Image) (v1.Layer, error) {
 	layers, err := img.Layers()
 	if err != nil {

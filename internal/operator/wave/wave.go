@@ -1,9 +1,9 @@
-// Package wave decides which clusters of a fleet are rolled next. It is arithmetic only: it
-// knows neither Kubernetes nor the time.
+// Package wave decides which clusters of a fleet are rolled next. It only computes: it knows neither Kubernetes nor
+// the clock.
 //
-// Stages run strictly one after the other. A stage is over when all of its members are done or
-// failed. The next one begins when the soak time since the last end has passed, the gate is
-// open and the stage is approved. Failed members count against the abort threshold.
+// Stages run strictly one after the other. A stage is over when all of its members are done or failed. The next stage
+// begins when the soak time since the last end has passed, the gate is open and the stage is approved. Failed members
+// count against the abort threshold.
 package wave
 
 import (
@@ -25,20 +25,20 @@ const (
 type Member struct {
 	Name, Stage, Site string
 	Phase             Phase
-	Ended             time.Time // if it is Done or Failed
+	Ended             time.Time // set if Phase is Done or Failed
 }
 
 type Stage struct {
 	Name             string
-	MaxConcurrent    int // 0: what the fleet may
+	MaxConcurrent    int // 0: the limit of the fleet
 	Soak             time.Duration
 	Manual, Approved bool
-	// Gate returns why the next stage may not begin yet. It is called only when that is the
-	// question: all of the stage have ended, and none of the next one has begun. nil: no gate.
+	// Gate returns why the next stage may not begin yet. Gate is called only when all members of the stage have ended
+	// and none of the next stage has begun. nil: no gate.
 	Gate func() []string
 }
 
-// State is what a person wants.
+// State is what a person wants of the fleet.
 type State int
 
 const (
@@ -47,18 +47,18 @@ const (
 	Abort
 )
 
-// Fleet is what a decision depends on, besides the time. Every member's stage is among Stages;
-// a stage without members does not count.
+// Fleet is the input of a decision, besides the time. Stages has the stage of every member; a stage without members
+// does not count.
 type Fleet struct {
 	Stages               []Stage
 	Members              []Member
-	MaxConcurrent        int // less than 1 is 1, here and below
+	MaxConcurrent        int // less than 1 counts as 1, here and below
 	MaxConcurrentPerSite int
-	AbortThreshold       int // so many failed members stop the fleet
+	AbortThreshold       int // this many failed members stop the fleet
 	State                State
 }
 
-// Reason is what a fleet waits for, or why it is over.
+// Reason says what a fleet waits for, or why it is over.
 type Reason int
 
 const (
@@ -72,17 +72,17 @@ const (
 	Succeeded                // all members have ended, below the threshold
 )
 
-// Decision is what to do now.
+// Decision says what to do now.
 type Decision struct {
 	Begin  []string // members to begin, by name
-	Stage  string   // the stage that runs or soaks, or that the gate or the missing approval belongs to
+	Stage  string   // the stage that runs or soaks, or whose gate or approval is missing
 	Reason Reason
-	Closed []string  // what the gate says, if Reason is Gated
+	Closed []string  // the result of the gate, if Reason is Gated
 	Again  time.Time // when to decide again even if nothing changes; zero: never
 	Over   bool      // nothing runs and nothing will begin
 }
 
-// Decide says what to do at the time now.
+// Decide decides what to do at the time now.
 func Decide(f Fleet, now time.Time) Decision {
 	f.Stages = slices.DeleteFunc(slices.Clone(f.Stages), func(s Stage) bool { return f.count(s.Name, Waiting, Running, Done, Failed) == 0 })
 	d := decide(f, now)
@@ -129,8 +129,8 @@ func decide(f Fleet, now time.Time) Decision {
 	return Decision{Stage: stage.Name, Reason: Rolling, Begin: f.begin(stage)}
 }
 
-// begin lists the waiting members of a stage for which there is room, in the order of their
-// names. A site that is full does not hold up the members of others.
+// begin lists the waiting members of a stage that there is room for, in the order of their names. A full site does
+// not hold up members of other sites.
 func (f Fleet) begin(stage Stage) []string {
 	room := max(1, f.MaxConcurrent) - f.count("", Running)
 	if stage.MaxConcurrent > 0 {
@@ -155,7 +155,7 @@ func (f Fleet) begin(stage Stage) []string {
 	return names
 }
 
-// count is how many members of a stage are in one of the phases. Stage "" is all stages.
+// count returns how many members of a stage are in one of the phases. Stage "" stands for all stages.
 func (f Fleet) count(stage string, phases ...Phase) (n int) {
 	for _, m := range f.Members {
 		if (stage == "" || m.Stage == stage) && slices.Contains(phases, m.Phase) {
@@ -165,7 +165,7 @@ func (f Fleet) count(stage string, phases ...Phase) (n int) {
 	return n
 }
 
-// lastEnd is when the last member of a stage ended.
+// lastEnd returns when the last member of a stage ended.
 func (f Fleet) lastEnd(stage string) time.Time {
 	var last time.Time
 	for _, m := range f.Members {

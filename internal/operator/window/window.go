@@ -1,5 +1,5 @@
-// Package window knows when maintenance windows are open and when schedules are due. It is
-// arithmetic only: the caller says what time it is.
+// Package window computes when maintenance windows are open and when schedules are due. The caller passes the current
+// time.
 package window
 
 import (
@@ -14,7 +14,7 @@ import (
 const (
 	shortest = time.Minute
 	longest  = 7 * 24 * time.Hour
-	// lookahead bounds the search for the end of windows that follow each other without a gap.
+	// lookahead limits the search for the end of windows that follow each other without a gap.
 	lookahead = 8 * 24 * time.Hour
 )
 
@@ -24,11 +24,10 @@ type Window struct {
 	duration time.Duration
 }
 
-// Set is any number of windows. It is open when one of them is. An empty set is always open.
+// Set is any number of windows. A set is open while one of its windows is. An empty set is always open.
 type Set []Window
 
-// Parse reads a window. The error begins with the field that is wrong: schedule, timeZone or
-// duration.
+// Parse reads a window. An error begins with the name of the wrong field: schedule, timeZone or duration.
 func Parse(schedule, timeZone string, duration time.Duration) (Window, error) {
 	if schedule == "" {
 		return Window{}, errors.New("schedule: missing: write a cron expression, for example \"0 22 * * 6\" for Saturdays at 22:00")
@@ -40,21 +39,21 @@ func Parse(schedule, timeZone string, duration time.Duration) (Window, error) {
 	return Window{schedule: s, duration: duration}, err
 }
 
-// Open says whether the window is open, and until when it stays open.
+// Open returns whether the window is open, and until when it stays open.
 func (w Window) Open(now time.Time) (open bool, until time.Time) { return Set{w}.Open(now) }
 
-// Next is the first time after now at which the window opens.
+// Next returns the first time after now at which the window opens.
 func (w Window) Next(now time.Time) time.Time { return w.schedule.Next(now) }
 
-// Open says whether a window is open, and when the last of those that overlap or touch closes.
-// That is zero if the set is empty. It looks eight days ahead: windows that are open longer
-// give a time at which they are open still, so ask again then.
+// Open returns whether a window of the set is open. until is when the last of the open windows that overlap or touch
+// closes; zero if the set is empty or closed. Open looks eight days ahead. For windows that stay open longer, until
+// is a time at which they are still open, so ask again then.
 func (set Set) Open(now time.Time) (open bool, until time.Time) {
 	if len(set) == 0 {
 		return true, time.Time{}
 	}
 	until = now
-	starts := make([]time.Time, len(set)) // of each window, the first one that until does not consider yet
+	starts := make([]time.Time, len(set)) // for each window, its first start that until does not include yet
 	for i, w := range set {
 		starts[i] = w.Next(now.Add(-w.duration))
 	}
@@ -75,7 +74,7 @@ func (set Set) Open(now time.Time) (open bool, until time.Time) {
 	return true, until
 }
 
-// Next is the first time after now at which a window opens; zero if the set is empty.
+// Next returns the first time after now at which a window of the set opens; zero if the set is empty.
 func (set Set) Next(now time.Time) time.Time {
 	var first time.Time
 	for _, w := range set {
@@ -87,24 +86,24 @@ func (set Set) Next(now time.Time) time.Time {
 }
 
 const (
-	// farthest is how far Next looks ahead: 29 February comes after 8 years when a century
-	// does not have it.
+	// farthest limits how far Next looks ahead: 29 February comes only after 8 years if a century year is no leap
+	// year.
 	farthest = 9 // years
-	// wildcard is cron's mark of a field with "*" or "*/n".
+	// wildcard is the bit by which package cron marks a field with "*" or "*/n".
 	wildcard = 1 << 63
 )
 
 // Schedule is a cron schedule in a time zone. The zero value never fires.
 //
-// A time that the clock skips in spring counts at the first minute after the gap, unless the
-// hour is a wildcard. A time that comes twice in autumn counts twice.
+// A time that the clock skips in spring counts as the first minute after the gap, unless the hour is a wildcard. A
+// time that comes twice in autumn counts twice.
 type Schedule struct {
 	bits *cron.SpecSchedule
 	zone *time.Location
 }
 
-// ParseSchedule reads a cron expression with five fields. An empty one never fires. An empty
-// time zone is UTC. The error begins with the field that is wrong: schedule or timeZone.
+// ParseSchedule reads a cron expression with five fields. An empty expression never fires. An empty time zone is UTC.
+// An error begins with the name of the wrong field: schedule or timeZone.
 func ParseSchedule(schedule, timeZone string) (Schedule, error) {
 	zone, err := parseZone(timeZone)
 	if err != nil || schedule == "" {
@@ -118,7 +117,7 @@ func ParseSchedule(schedule, timeZone string) (Schedule, error) {
 	if err != nil {
 		return Schedule{}, fmt.Errorf("schedule: %q: %w: write minute, hour, day of month, month and day of week, for example \"0 22 * * 6\" for Saturdays at 22:00", schedule, err)
 	}
-	bits, _ := parsed.(*cron.SpecSchedule) // the parser has no other kind without descriptors
+	bits, _ := parsed.(*cron.SpecSchedule) // without descriptors the parser returns no other type
 	s := Schedule{bits: bits, zone: zone}
 	if s.Next(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)).IsZero() {
 		return Schedule{}, fmt.Errorf("schedule: %q: no such day exists, so it never fires: change the day of month or the month", schedule)
@@ -137,10 +136,10 @@ func parseZone(name string) (*time.Location, error) {
 	return zone, nil
 }
 
-// Next is the first time after now at which the schedule fires; zero if there is none.
+// Next returns the first time after now at which the schedule fires; zero if there is none.
 //
-// It does not use cron's own Next: that skips a day at Lord Howe Island's changes of half an
-// hour, others where midnight does not exist, and does not return for the day that Samoa skipped.
+// Next does not use cron's own Next, which skips a day when Lord Howe Island changes its clocks by half an hour,
+// skips other days on which midnight does not exist, and does not return for the day that Samoa skipped.
 func (s Schedule) Next(now time.Time) time.Time {
 	if s.bits == nil {
 		return time.Time{}
@@ -155,8 +154,8 @@ func (s Schedule) Next(now time.Time) time.Time {
 	return time.Time{}
 }
 
-// Due says whether the schedule has fired after last and until now, and when it fires next
-// after now (zero: never). A zero last means that nothing was done yet, which makes it due.
+// Due returns whether the schedule has fired after last and until now, and when it fires next after now (zero:
+// never). A zero last means that nothing was done yet: then the schedule is due.
 func (s Schedule) Due(last, now time.Time) (due bool, next time.Time) {
 	if s.bits == nil {
 		return false, time.Time{}
@@ -186,7 +185,7 @@ func (s Schedule) fires(t time.Time) bool {
 	return false
 }
 
-// wall is what a clock shows at t, as a time without gaps.
+// wall returns what a clock shows at t, as a time in a zone without gaps.
 func wall(t time.Time) time.Time {
 	return time.Date(t.Year(), t.Month(), t.Day(), t.Hour(), t.Minute(), 0, 0, time.UTC)
 }
@@ -195,8 +194,8 @@ func (s Schedule) matches(t time.Time) bool {
 	return s.day(t) && has(s.bits.Hour, t.Hour()) && has(s.bits.Minute, t.Minute())
 }
 
-// day says whether the schedule fires on the day of t. As in every cron, one of day of month
-// and day of week is enough if both are given.
+// day says whether the schedule fires on the day of t. As in every cron, either day of month or day of week is enough
+// if both are given.
 func (s Schedule) day(t time.Time) bool {
 	month, week := has(s.bits.Dom, t.Day()), has(s.bits.Dow, int(t.Weekday()))
 	either := (s.bits.Dom|s.bits.Dow)&wildcard == 0 && (month || week)
@@ -205,8 +204,8 @@ func (s Schedule) day(t time.Time) bool {
 
 func has(bits uint64, n int) bool { return bits>>uint(n)&1 != 0 }
 
-// advance is the next minute at which the schedule may fire. Where the zone changes its offset
-// is one of them.
+// advance returns the next minute at which the schedule may fire. A minute at which the zone changes its offset is
+// always included.
 func (s Schedule) advance(t time.Time) time.Time {
 	skip := time.Minute
 	switch {

@@ -1,4 +1,4 @@
-// Package pagetest has objects of an operator without Kubernetes, for tests of its pages.
+// Package pagetest holds objects of an operator without Kubernetes, for tests of the pages.
 package pagetest
 
 import (
@@ -33,7 +33,7 @@ func New() (Store, error) {
 	return Store{c, serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()}, nil
 }
 
-// Put creates or replaces the objects of a stream of YAML documents, each as soon as it is read.
+// Put creates or replaces the objects in a stream of YAML documents, each as soon as its document is read.
 func (s Store) Put(ctx context.Context, from io.Reader) error {
 	for documents := yaml.NewYAMLReader(bufio.NewReader(from)); ; {
 		text, err := documents.Read()
