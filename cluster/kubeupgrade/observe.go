@@ -18,9 +18,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Observe reads which parts of Kubernetes run on every node that Kubernetes knows, and what in
-// use the wanted version has removed. It changes nothing. A machine that does not answer is not
-// an error of Observe.
+// Observe reads which parts of Kubernetes run on every node that Kubernetes knows, and which flags and objects in use
+// the wanted version has removed. It changes nothing. If a machine does not answer, its NodeSeen has the error.
 func Observe(ctx context.Context, talos cluster.TalosReader, kube cluster.KubeReader, o observe.Observation, to string) (Seen, error) {
 	wanted, err := cluster.ParseVersion(to)
 	if err != nil {
@@ -93,8 +92,8 @@ func readKubernetes(ctx context.Context, talos cluster.MachineReader, kube clust
 	return n
 }
 
-// removed asks what the versions on the way have removed, one minor version at a time, because
-// the tables list single steps. If the way is refused anyway, it asks nothing.
+// removed lists what the versions on the way have removed, one minor version at a time, because the tables list
+// single steps. If the way is refused anyway, it asks nothing.
 func removed(ctx context.Context, talos cluster.KubernetesReader, kube cluster.ComponentReader, seen Seen, wanted cluster.Version) (out []string, err error) {
 	lowest, _ := seen.lowest(wanted)
 	if lowest.Major != wanted.Major || wanted.Minor-lowest.Minor > 1 || wanted.Before(lowest) {
@@ -131,8 +130,8 @@ func removed(ctx context.Context, talos cluster.KubernetesReader, kube cluster.C
 	return out, nil
 }
 
-// lowest is the lowest version that the node runs: of its static pods, and of its kubelet,
-// which may be some minor versions older.
+// lowest returns the lowest version that the node runs: of its static pods, and of its kubelet, which may be some
+// minor versions older.
 func (n NodeSeen) lowest(wanted cluster.Version) cluster.Version {
 	v, _ := Seen{Nodes: []NodeSeen{n}}.lowest(wanted)
 	if kubelet, err := cluster.ParseVersion(n.Node.KubeletVersion); err == nil && kubelet.Before(v) {
@@ -144,8 +143,7 @@ func (n NodeSeen) lowest(wanted cluster.Version) cluster.Version {
 // minorStep is a step to the next minor version.
 type minorStep struct{ from, to cluster.Version }
 
-// minorSteps are the steps from a version to the wanted one; there are none within one minor
-// version.
+// minorSteps lists the steps from a version to the wanted one; there are none within one minor version.
 func minorSteps(from, wanted cluster.Version) (steps []minorStep) {
 	for from.Major == wanted.Major && from.Minor < wanted.Minor {
 		to := cluster.Version{Major: from.Major, Minor: from.Minor + 1}
@@ -158,8 +156,8 @@ func minorSteps(from, wanted cluster.Version) (steps []minorStep) {
 	return steps
 }
 
-// awaitOthers waits until everything but one component is healthy: one that has just lost its
-// API server may be about to recover. It ends as requireOthers does.
+// awaitOthers waits until everything except one component is healthy: a component that has just lost its API server
+// may be about to recover. If the wait times out, it returns the error of requireOthers.
 func (u *Upgrade) awaitOthers(ctx context.Context, path string, except spotOf) error {
 	var last error
 	err := wait.Until(ctx, wait.For{
@@ -221,7 +219,7 @@ func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
 	return u.requireEtcd(ctx)
 }
 
-// downNodes are the nodes that are not Ready, and control planes that are not in the plan.
+// downNodes lists the nodes that are not Ready, and control planes that are not in the plan.
 func (p Plan) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string) {
 	for _, k := range nodes {
 		planned := slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Node == k.Name && n.UUID == k.UUID })
@@ -235,8 +233,8 @@ func (p Plan) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string)
 	return down
 }
 
-// requireEtcd refuses unless etcd is healthy and each of its members is a machine whose API
-// server is in the plan: any other would not be watched.
+// requireEtcd refuses unless etcd is healthy and each of its members is a machine whose API server is in the plan:
+// another machine's API server would not be watched.
 func (u *Upgrade) requireEtcd(ctx context.Context) error {
 	ask := cluster.Each(u.Plan.with(cluster.APIServer), func(n Node) cluster.Endpoint {
 		return cluster.Endpoint{Node: n.Node, Addr: n.Addr}

@@ -14,9 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Plan says what bringing Kubernetes to another version will do, in
-// order: component by component, each on one node after the other, control
-// planes first.
+// Plan says what bringing Kubernetes to another version will do, in order: component by component, each on one node
+// after the other, control planes first.
 type Plan struct {
 	Cluster  string       `json:"cluster"`
 	From     string       `json:"from"` // the lowest version of the control planes
@@ -37,9 +36,9 @@ type Node struct {
 	Talos   string        `json:"talos"`
 	Kubelet string        `json:"kubelet"` // version that runs
 	Changes []ImageChange `json:"changes"`
-	Lacks   []string      `json:"lacks,omitempty"` // what is set to run in that version and does not, to be waited for
+	Lacks   []string      `json:"lacks,omitempty"` // components set to run that version that do not: to be waited for
 
-	images cluster.KubernetesImages // that it runs; afterwards those of to
+	images cluster.KubernetesImages // that the node is set to run
 }
 
 // ImageChange is another image of one component.
@@ -67,7 +66,7 @@ type NodeSeen struct {
 	Addr    netip.Addr
 	Machine *cluster.MachineKubernetes // nil: it could not be read
 	Err     error                      // why not
-	Member  uint64                     // etcd member that it says it runs; 0: it says none
+	Member  uint64                     // ID of the etcd member that the node says it runs; 0: it says none
 	// Serves is the version that its API server reports at its own address; ServesErr is why it
 	// reports none.
 	Serves    string
@@ -120,8 +119,8 @@ func NewPlan(name, to string, seen Seen) (Plan, error) {
 const (
 	alreadyPast = "it is %s already, and Kubernetes goes to no version before: give --to (kubernetes.version) %s or later"
 	daemonSet   = "DaemonSet kube-proxy"
-	// pending is refused because the stored configuration is the one that is edited and then
-	// applied whole (MachineReader.MachineConfig).
+	// pending is the refusal of a staged or tried configuration: the upgrade edits the stored configuration and
+	// applies all of it (MachineReader.MachineConfig).
 	pending = "it has a configuration that is staged or tried, and the upgrade would make all of the stored one live: reboot it, or apply the one that is meant, first"
 )
 
@@ -133,14 +132,14 @@ type kubernetesPlanner struct {
 	against        []refusal
 }
 
-// refusal is a reason, and the nodes or other objects that it is about.
+// refusal is a reason, and the nodes or other objects that have it.
 type refusal struct {
 	of   []string
 	text string
 }
 
-// refuse adds a reason about of; "" is the whole cluster. A reason that several share is listed
-// once.
+// refuse adds a reason about a node or another object; of "" is the whole cluster. A reason that several nodes share
+// is listed once.
 func (p *kubernetesPlanner) refuse(of, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	i := slices.IndexFunc(p.against, func(r refusal) bool { return r.text == text })
@@ -153,7 +152,7 @@ func (p *kubernetesPlanner) refuse(of, format string, args ...any) {
 	}
 }
 
-// named is how many of those that share a reason are named.
+// named is how many nodes or objects a refusal names at most.
 const named = 4
 
 func (r refusal) String() string {
@@ -166,8 +165,8 @@ func (r refusal) String() string {
 	return strings.Join(r.of, ", ") + ": " + r.text
 }
 
-// lowest is the lowest version of the static pods, and a node that runs it; without static pods
-// it is the given version.
+// lowest returns the lowest version of the static pods, and a node that runs it. Without static pods it returns
+// wanted.
 func (s Seen) lowest(wanted cluster.Version) (v cluster.Version, on string) {
 	v = wanted
 	for _, n := range sortedNodes(s.Nodes) {
@@ -303,7 +302,7 @@ func (p *kubernetesPlanner) path() {
 		p.lowest, p.wanted, next.MinorVersion(), p.lowestOn, p.lowest, next.MinorVersion())
 }
 
-// withHints is an error with its hints in one line.
+// withHints returns an error and its hints in one line.
 func withHints(err error) string {
 	return strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")
 }
@@ -451,9 +450,8 @@ var talosctlImages = []struct {
 	{cluster.Kubelet, "--kubelet-image", "ghcr.io/siderolabs/kubelet"},
 }
 
-// talosctl is the command of talosctl's own upgrade to a version that leaves every repository
-// and every comment of the configurations unchanged. It is "" if there is no such command, and
-// why says so.
+// talosctl returns the command that upgrades to a version with talosctl, and leaves every repository and every
+// comment of the configurations unchanged. If there is no such command, it returns "" and why.
 func (p *kubernetesPlanner) talosctl(to cluster.Version) (command, why string) {
 	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane && n.Addr.IsValid() })
 	if i < 0 {
@@ -472,8 +470,8 @@ func (p *kubernetesPlanner) talosctl(to cluster.Version) (command, why string) {
 	return command + " --with-docs=false --with-examples=false", ""
 }
 
-// repository is the one from which every node runs a component, "" if none runs it; why says
-// that talosctl could not give all of them the image as it is.
+// repository returns the repository from which every node runs a component, "" if no node runs it. why says that
+// talosctl could not give all nodes the image from there.
 func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why string) {
 	for _, n := range p.Nodes {
 		image := n.images.Of(c)
@@ -482,7 +480,7 @@ func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why str
 		}
 		r, err := cluster.ParseImage(image)
 		switch {
-		// talosctl makes REPOSITORY:vVERSION of it, and keeps a suffix only for kubelets
+		// talosctl sets the image REPOSITORY:vVERSION, and keeps a suffix only for kubelets
 		// (pkg/cluster/kubernetes/kubelet.go).
 		case err != nil || r.Prefix != "v" || r.Digest != "" || r.Suffix != "" && c != cluster.Kubelet:
 			return "", fmt.Sprintf("%s would give %s of %s another image than %s", "talosctl upgrade-k8s", c, n.Node, image)

@@ -1,7 +1,6 @@
-// Package kubeupgrade brings Kubernetes itself to a version, one component of one
-// control plane after the other, then the kubelets. [Observe] says what runs,
-// [NewPlan] what is to be done, and [Upgrade] has the steps that do it; a run
-// that was killed is gone on with by the next one, which sees what is done.
+// Package kubeupgrade brings Kubernetes itself to a version, one component of one control plane after the other, then
+// the kubelets. [Observe] reads what runs, [NewPlan] decides what to do, and [Upgrade] has the steps. The next run
+// continues a killed one: it sees what is already done.
 package kubeupgrade
 
 import (
@@ -34,7 +33,7 @@ type Upgrade struct {
 	Say func(path, text string)
 
 	mu      sync.Mutex
-	settled map[spotOf]bool // this process has seen it healthy for the settling time
+	settled map[spotOf]bool // healthy for the settling time, as this process has seen
 }
 
 // spotOf is one component on one node.
@@ -102,7 +101,8 @@ func (u *Upgrade) pullStep() step.Step {
 	return step.Step{ID: "pull", Title: "fetch the images beforehand", Limit: pullLimit, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
 }
 
-// toPull are the images that a node does not run yet. Pods of kube-proxy run on every node.
+// toPull lists the images that a node does not run yet. It includes the image of the DaemonSet kube-proxy, whose pods
+// run on every node.
 func (p Plan) toPull(n Node) []ImageChange {
 	images := slices.DeleteFunc(slices.Clone(n.Changes), func(c ImageChange) bool { return c.Component == cluster.KubeProxy })
 	if p.Proxy != nil {
@@ -135,8 +135,8 @@ type kubernetesStep struct {
 	path string
 }
 
-// done is the goal: the component runs in that version, is healthy, and this process has seen
-// it settle. A failed reading does not revoke that.
+// done is the goal: the component runs the wanted version, is healthy, and this process has seen it settle. A failed
+// read does not undo that.
 func (k *kubernetesStep) done(ctx context.Context) (string, error) {
 	if !k.hasSettled(k.n.Node, k.c) {
 		return "", nil // not yet: settling says why
@@ -155,8 +155,8 @@ func (k *kubernetesStep) do(ctx context.Context) error {
 	return cluster.Unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
 }
 
-// set puts the wanted image into the machine's configuration, unless it is there already. lost
-// is set if no answer to that came.
+// set puts the wanted image into the machine's configuration, unless it is there already. lost is the error of a
+// change that got no answer.
 func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
 	if _, to, err := k.target(ctx); err != nil || to == "" {
 		return nil, err
@@ -183,7 +183,7 @@ func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
 	return lost, nil
 }
 
-// target is the image to set; "" if the configuration has that version already.
+// target returns the image to set; "" if the configuration has that version already.
 func (k *kubernetesStep) target(ctx context.Context) (m cluster.MachineKubernetes, to string, err error) {
 	if m, err = k.Talos.Kubernetes(ctx, k.n.Addr); err != nil {
 		return m, "", err
@@ -211,7 +211,7 @@ func (k *kubernetesStep) target(ctx context.Context) (m cluster.MachineKubernete
 
 // settle waits until all of the spots have been healthy for the settling time.
 func (u *Upgrade) settle(ctx context.Context, path string, spots []spotOf) error {
-	var since time.Time // zero while one is not healthy
+	var since time.Time // zero while a spot is not healthy
 	name := fmt.Sprintf("%s healthy for %s", describe(spots), u.Timing.Settle)
 	err := wait.Until(ctx, wait.For{
 		Name: name, Every: u.Timing.Poll, Timeout: u.Timing.Join + u.Timing.Settle,
@@ -337,7 +337,7 @@ func (k *kubernetesStep) name(ctx context.Context) error {
 	}))
 }
 
-// proxyDone is the goal: every pod of kube-proxy runs in that version.
+// proxyDone is the goal: every pod of kube-proxy runs the wanted version.
 func (u *Upgrade) proxyDone(ctx context.Context) (string, error) {
 	set, err := u.Kube.ProxySet(ctx)
 	if err != nil || !runs(set, u.Plan.Proxy.To) {
@@ -370,13 +370,12 @@ func (u *Upgrade) rollOutProxy(ctx context.Context) error {
 	return fault.WithHint(err, "kubectl -n kube-system get pods -l k8s-app=kube-proxy -o wide shows which pod does not start; run the same command again to continue")
 }
 
-// proxyRollOut is the progress of the DaemonSet's rollout. It may take any time while something
-// moves.
+// proxyRollOut is the progress of the DaemonSet's rollout. The rollout may take any time as long as it progresses.
 type proxyRollOut struct {
 	image    string
 	patience time.Duration
 	best     cluster.ProxySet
-	moved    time.Time // when something last moved
+	moved    time.Time // when the rollout last progressed
 }
 
 func (r *proxyRollOut) look(set cluster.ProxySet, err error) (done bool, seen string, _ error) {
@@ -447,7 +446,7 @@ func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKub
 	return cluster.LacksStaticPods(ctx, u.Kube, n.Node, n.Addr, m) // a kubelet of another version may restart them
 }
 
-// otherMachineError says that a node's address leads to another machine.
+// otherMachineError says that another machine answers at a node's address.
 type otherMachineError struct {
 	n    Node
 	uuid string
@@ -461,15 +460,15 @@ func (e *otherMachineError) Error() string {
 	return fmt.Sprintf("%s answers with UUID %s, not %s", e.n.Addr, e.uuid, e.n.UUID)
 }
 
-// hopeless says whether waiting can't help: it is another machine, or the claim is not ours.
+// hopeless says whether waiting can't help: another machine answers, or the claim is not ours.
 func hopeless(err error) bool {
 	_, other := errors.AsType[*otherMachineError](err)
 	_, unproven := errors.AsType[*cluster.UnprovenError](err)
 	return other || unproven || fault.KindOf(err) == fault.Claimed
 }
 
-// check refuses to begin unless everything is healthy. It first waits for what an earlier run
-// changed, which may still be starting.
+// check refuses to begin unless everything is healthy. It first waits for the components that an earlier run changed,
+// which may still be starting.
 func (u *Upgrade) check(ctx context.Context) error {
 	foreseen, err := u.Plan.Foresee(ctx, u.Talos, u.Maintenance, u.Kube)
 	if err != nil {
@@ -492,7 +491,7 @@ func (u *Upgrade) check(ctx context.Context) error {
 	return u.requireOthers(ctx, spotOf{})
 }
 
-// changed are the components whose configuration names the wanted version.
+// changed lists the components whose configuration names the wanted version.
 func (u *Upgrade) changed(ctx context.Context) (out []spotOf, err error) {
 	for _, n := range u.Plan.Nodes {
 		m, err := u.Talos.Kubernetes(ctx, n.Addr)
@@ -508,8 +507,8 @@ func (u *Upgrade) changed(ctx context.Context) (out []spotOf, err error) {
 	return out, nil
 }
 
-// lacks notes what should run in the wanted version and does not, as far as Kubernetes and
-// Talos show it: an earlier run may have left it so.
+// lacks notes the components that should run the wanted version and do not, as far as Kubernetes and Talos show: an
+// earlier run may have left them so.
 func (p *kubernetesPlanner) lacks(seen Seen) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -539,8 +538,7 @@ func (p *kubernetesPlanner) lacks(seen Seen) {
 	}
 }
 
-// serverLacks says what an API server lacks although it counts as Ready: its pod has no
-// readiness probe.
+// serverLacks says what an API server lacks although its pod counts as Ready: the pod has no readiness probe.
 func (p *kubernetesPlanner) serverLacks(seen NodeSeen) string {
 	if seen.ServesErr != nil {
 		return seen.ServesErr.Error()

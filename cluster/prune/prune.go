@@ -1,5 +1,5 @@
-// Package prune frees old system disks and parking VMs that nobody needs any more. [JudgeParked]
-// says which, and why each of the others stays; [ParkingPruner] removes them.
+// Package prune frees old system disks and deletes parking VMs that are no longer needed. [JudgeParked] says which,
+// and why each of the others stays; [ParkingPruner] removes them.
 package prune
 
 import (
@@ -112,8 +112,8 @@ func (p ParkingPruner) delete(ctx context.Context, v ParkingVerdict) error {
 	return nil
 }
 
-// answered waits until no unanswered request in the record of an empty parking VM can come any
-// more: without that record, no run would know of it.
+// answered waits until Proxmox can no longer carry out the unanswered requests in the record of an empty parking VM:
+// without that record, no run would know of them.
 func (p ParkingPruner) answered(ctx context.Context, vm cluster.VM, v ParkingVerdict) (cluster.VM, error) {
 	rec, _, err := parking.ReadRecord(vm)
 	if err != nil || len(rec.Sent) == 0 {
@@ -253,14 +253,14 @@ func JudgeParked(vms []cluster.VM, uses []cluster.Use, r Retention) ([]KeptVerdi
 // KeptVerdict is what is to become of an old system disk.
 type KeptVerdict struct {
 	Node      string       `json:"node"`
-	Run       string       `json:"run"`               // that replaced it, or had made it and was given up
-	GivenUp   bool         `json:"givenUp,omitempty"` // that run was given up: nothing boots it
-	Replaced  time.Time    `json:"replaced,omitzero"` // when it was replaced, if that is recorded; else when that run began, if its ID says so
+	Run       string       `json:"run"`               // the run that replaced the disk, or made it and was given up
+	GivenUp   bool         `json:"givenUp,omitempty"` // the run was given up: nothing boots the disk
+	Replaced  time.Time    `json:"replaced,omitzero"` // if recorded; else when the run began, if its ID says so
 	Talos     string       `json:"talos,omitempty"`   // version of the system on it
 	Parking   cluster.VMID `json:"parking"`
 	Host      string       `json:"host"`
 	Key       string       `json:"key"`             // on the parking VM
-	Volid     string       `json:"volid,omitempty"` // "": it is not there any more, and only its entry in the record goes
+	Volid     string       `json:"volid,omitempty"` // "": the disk is gone, and only its entry in the record goes
 	SizeBytes uint64       `json:"sizeBytes,omitempty"`
 	Goes      string       `json:"goes,omitempty"` // why it can go
 	Keep      []string     `json:"keep,omitempty"` // why it stays; none: it can go
@@ -301,7 +301,7 @@ type Retention struct {
 	Keep    int            // how many of each node's newest stay; 0: none, so recast undo is impossible
 	Holders []cluster.VMID // VMs that the configuration names as holders
 	Except  cluster.VMID   // the claim
-	// Removed is a node that was removed, and whose disks are to be freed: then those and no others are.
+	// Removed names a removed node whose disks, and no others, are to be freed; "": none.
 	Removed string
 }
 
@@ -400,8 +400,8 @@ func (j *judgement) judgeVM(v *ParkingVerdict, p parking.Parking) {
 	}
 }
 
-// lastOnItsHost reports whether a disk is on the host of the node's VM and none of the newer ones
-// is: disks can be handed over on one host only.
+// lastOnItsHost reports whether a disk is on the host of the node's VM and none of the newer disks is: disks can be
+// handed over only within one host.
 func (j *judgement) lastOnItsHost(newer []int, i int) bool {
 	if vm := j.vmOf(j.kept[i].Parking); vm == nil || vm.Host != j.kept[i].Host {
 		return false
@@ -409,9 +409,9 @@ func (j *judgement) lastOnItsHost(newer []int, i int) bool {
 	return !slices.ContainsFunc(newer, func(n int) bool { return j.kept[n].Host == j.kept[i].Host })
 }
 
-// newerThan lists the disks that were provably replaced later than disk i: by their number, or by
-// their place in the same record. The time in a run's ID does not count: it comes from the clock of
-// the machine that began the run. Nor does the number of one on another parking VM of that host: see parking.Later.
+// newerThan lists the disks that were provably replaced later than disk i: by their number, or by their place in the
+// same record. The time in a run's ID does not count: it comes from the clock of the machine that began the run. The
+// number of a disk on another parking VM of the same host does not count either: see parking.Later.
 func (j *judgement) newerThan(i int, list []int) (newer []int) {
 	for _, n := range list {
 		a, b := parkingWith(j.parkings, j.kept[n].Parking).VM, parkingWith(j.parkings, j.kept[i].Parking).VM
@@ -468,7 +468,7 @@ func (j *judgement) vmOf(parking cluster.VMID) *cluster.VM {
 	return pointer(j.vms, func(vm cluster.VM) bool { return vm.ID == rec.VMID && vm.UUID() == rec.UUID })
 }
 
-// vmBefore is vmOf for a disk of a node that was removed, and may have been made again since.
+// vmBefore is vmOf for a disk of a removed node, which may have been made again since.
 func (j *judgement) vmBefore(v KeptVerdict) *cluster.VM {
 	kept := parkingWith(j.parkings, v.Parking).Record.Kept
 	k, known := cluster.Find(kept, func(k parking.KeptDisk) bool { return k.Key == v.Key && k.UUID != "" })
@@ -482,7 +482,7 @@ func parkingWith(parkings []parking.Parking, id cluster.VMID) *parking.Parking {
 	return pointer(parkings, func(p parking.Parking) bool { return p.VM.ID == id })
 }
 
-// pointer points at the first that is the one; nil if none is.
+// pointer returns a pointer to the first element that matches; nil if none does.
 func pointer[T any](all []T, is func(T) bool) *T {
 	if i := slices.IndexFunc(all, is); i >= 0 {
 		return &all[i]
@@ -497,9 +497,9 @@ func wayBack(rank int, node string) string {
 	return fmt.Sprintf("node %s has only %d newer", node, rank)
 }
 
-// judgeGivenUp judges a disk of a cancelled replacement, and reports whether it is one. Nothing
-// boots it, so it can be freed if nothing prevents that. It stays while the node has an unfinished
-// replacement, or if it belongs to another recast.yaml.
+// judgeGivenUp judges disk i if it is of a cancelled replacement, and reports whether it is. Nothing boots such a
+// disk, so it can be freed if nothing prevents that. It stays while the node has an unfinished replacement, or if it
+// belongs to another recast.yaml.
 func (j *judgement) judgeGivenUp(i int) bool {
 	v := &j.kept[i]
 	if !v.GivenUp {

@@ -16,25 +16,25 @@ import (
 	"github.com/recast-sh/recast/internal/format"
 )
 
-// HoldReader reads which storage systems recast has wait longer than they would.
+// HoldReader reads which storage systems wait longer because recast told them to.
 type HoldReader interface {
-	// Holds lists what is held, again on each call. A system that is not installed costs no request.
+	// Holds lists what is held, read again on each call. A system that is not installed costs no request.
 	Holds(ctx context.Context) ([]Hold, error)
-	// MayHold says why recast may not have the system wait longer; nil: it may, or need not. An error is
-	// of kind fault.Refused if a right is missing.
+	// MayHold says why recast may not tell the system to wait longer; nil: it may, or need not. The error is of kind
+	// fault.Refused if a right is missing.
 	MayHold(ctx context.Context, system string) error
 }
 
-// Holder has storage systems wait longer than they would for the copies on a node that is away, before
-// they make others on other nodes. What was set before is remembered where the setting is, in the same
-// change: it can't be lost, whoever is killed, and every run finds it.
+// Holder tells storage systems to wait longer for the copies on a node that is away, before they make other copies on
+// other nodes. The change of a setting also stores the previous value beside the setting: it can't be lost, whoever
+// is killed, and every run finds it.
 type Holder interface {
-	// HoldRebuild has the system (its System.Name) wait at least that long while the run has the node away; said
-	// is what was changed, in words, "" if it waits that long anyway. It may be repeated.
+	// HoldRebuild tells the system (its System.Name) to wait at least that long while the run has the node away. said
+	// is the change in words, "" if the system waits that long anyway. HoldRebuild may be repeated.
 	HoldRebuild(ctx context.Context, system, node, run string, atLeast time.Duration) (said string, err error)
-	// GiveBack ends what is held for these nodes. The last one gives back what was set before; a value that
-	// someone else has set meanwhile stays. said is what was done, in words, "" if nothing was held for
-	// them. It may be repeated.
+	// GiveBack ends the hold for these nodes. When the last node's hold ends, the system gets the previous value
+	// back; a value that someone else has set meanwhile stays. said is the change in words, "" if nothing was held
+	// for these nodes. GiveBack may be repeated.
 	GiveBack(ctx context.Context, system string, nodes ...string) (said string, err error)
 }
 
@@ -44,7 +44,7 @@ type Hold struct {
 	Setting string
 	Now     string // its value
 	Memo
-	Undo string // the command that gives it back by hand
+	Undo string // the command that gives the previous value back by hand
 }
 
 // String says what is held, for people.
@@ -57,13 +57,13 @@ func (h Hold) String() string {
 	return text
 }
 
-// Memo is what is remembered with a setting that recast changes.
+// Memo is what recast stores beside a setting that it changes.
 type Memo struct {
-	Was   string         `json:"was"`            // its value before; "": it had none
-	Set   string         `json:"set"`            // by recast; another value is someone else's
+	Was   string         `json:"was"`            // the previous value; "": there was none
+	Set   string         `json:"set"`            // the value that recast set; another value is someone else's
 	Nodes map[string]int `json:"nodes"`          // what each node needs, in the setting's unit
-	Run   string         `json:"run,omitempty"`  // that changed it first
-	Since time.Time      `json:"since,omitzero"` // when
+	Run   string         `json:"run,omitempty"`  // the run that changed the setting first
+	Since time.Time      `json:"since,omitzero"` // when that run changed it
 }
 
 // ParseMemo reads a memo as JSON. number reads Was and Set, as in With.
@@ -82,7 +82,7 @@ func ParseMemo(text string, number func(string) (int, error)) (m Memo, err error
 // For lists the nodes, sorted.
 func (m Memo) For() []string { return slices.Sorted(maps.Keys(m.Nodes)) }
 
-// By remembers which run begins to hold, and when.
+// By adds to the memo which run began to hold, and when, unless the memo says so already.
 func (m Memo) By(run string, now time.Time) Memo {
 	if len(m.Nodes) > 0 && m.Since.IsZero() {
 		m.Run, m.Since = run, now.UTC().Truncate(time.Second)
@@ -90,9 +90,9 @@ func (m Memo) By(run string, now time.Time) Memo {
 	return m
 }
 
-// With returns the value of the setting, and the memo, once it is also held for a node that needs so much.
-// A value that someone else has set meanwhile is the one to give back from now on. number says how long the system
-// waits with a value; the error is that it is no number.
+// With returns the setting's value and memo after a hold for a node that needs the given time. If someone else has
+// set another value meanwhile, that value is the one to give back from then on. number says how long the system waits
+// with a value; With fails if the value to give back is not a number.
 func (m Memo) With(value, node string, need int, number func(string) (int, error)) (string, Memo, error) {
 	if value != m.Set {
 		m = Memo{Was: value}
@@ -113,8 +113,8 @@ func (m Memo) With(value, node string, need int, number func(string) (int, error
 	return m.Set, m, nil
 }
 
-// Without returns the value of the setting, and the memo, once it is no longer held for the nodes. A
-// value that someone else has set meanwhile stays, and nothing is held any more.
+// Without returns the setting's value and memo after the end of the hold for the nodes. A value that someone else has
+// set meanwhile stays, and then the hold has ended for all nodes.
 func (m Memo) Without(value string, nodes ...string) (string, Memo, error) {
 	if value != m.Set {
 		return value, Memo{}, nil
@@ -129,7 +129,8 @@ func (m Memo) Without(value string, nodes ...string) (string, Memo, error) {
 	return m.Set, m, nil
 }
 
-// Setting is where a storage system says how long it waits for a node, with the memo of what recast changed.
+// Setting is a setting of a storage system that says how long the system waits for a node, with the memo of recast's
+// change.
 type Setting struct {
 	System string // as of the System
 	Name   string // "replica-replenishment-wait-interval"
@@ -137,10 +138,10 @@ type Setting struct {
 	Called string // in a refusal: "Longhorn's setting replica-replenishment-wait-interval"
 	Said   string // in what was done: "replica-replenishment-wait-interval of Longhorn"
 	Value  string
-	Unset  string                          // what holds where it has no value, in words
+	Unset  string                          // what applies if it has no value, in words
 	Unit   time.Duration                   // of the value
 	Number func(value string) (int, error) // as of Memo.With
-	Memo   func() (Memo, error)            // no nodes are in it if nothing is remembered
+	Memo   func() (Memo, error)            // has no nodes if nothing is stored
 	// Write writes the value, "" for none, and the memo in one change.
 	Write func(ctx context.Context, value string, m Memo) error
 	Undo  func(m Memo) (string, error) // as of Hold
@@ -165,7 +166,7 @@ func Held(settings []Setting) (holds []Hold, err error) {
 	return holds, nil
 }
 
-// HoldRebuild is that of Holder, of a system with these settings. A node that no setting is about has nothing to change.
+// HoldRebuild implements Holder for a system with these settings. If no setting is about the node, nothing changes.
 func HoldRebuild(ctx context.Context, settings []Setting, node, run string, atLeast time.Duration) (said string, err error) {
 	return amend([]string{node}, settings, func(s Setting) (string, error) {
 		had, err := s.Memo()
@@ -184,7 +185,7 @@ func HoldRebuild(ctx context.Context, settings []Setting, node, run string, atLe
 	})
 }
 
-// GiveBack is that of Holder, of a system with these settings.
+// GiveBack implements Holder for a system with these settings.
 func GiveBack(ctx context.Context, settings []Setting, nodes ...string) (said string, err error) {
 	return amend(nodes, settings, func(s Setting) (string, error) {
 		had, err := s.Memo()
@@ -208,7 +209,7 @@ func GiveBack(ctx context.Context, settings []Setting, nodes ...string) (said st
 	})
 }
 
-// amend changes the settings that are about the nodes. said is what was done to all of them.
+// amend changes the settings that are about the nodes. said is what was done to all of these settings.
 func amend(nodes []string, settings []Setting, change func(Setting) (string, error)) (said string, err error) {
 	var all []string
 	for _, s := range settings {
@@ -226,7 +227,7 @@ func amend(nodes []string, settings []Setting, change func(Setting) (string, err
 	return strings.Join(all, "; "), nil
 }
 
-// write writes what is not written already.
+// write writes the value and the memo, unless the setting has both already.
 func (s Setting) write(ctx context.Context, value string, had, m Memo) error {
 	if value == s.Value && m.Set == had.Set && maps.Equal(m.Nodes, had.Nodes) {
 		return nil
@@ -234,20 +235,20 @@ func (s Setting) write(ctx context.Context, value string, had, m Memo) error {
 	return s.Write(ctx, value, m)
 }
 
-// Longest is how long a rebuild is held back at most. Longhorn deletes a failed replica, with its data,
-// after the staleReplicaTimeout of its volume, whatever it waits: 30 minutes in its own StorageClass
-// (longhorn, chart/templates/storageclass.yaml; shouldCleanUpFailedReplica in longhorn-manager's
-// controller/volume_controller.go). It counts from when a volume lost a copy, so it is also how long a node
-// that never comes back keeps its volumes at one copy less.
+// Longest is how long a rebuild is held back at most. However long Longhorn waits, it deletes a failed replica, with
+// its data, after the staleReplicaTimeout of its volume: 30 minutes in Longhorn's own StorageClass (longhorn,
+// chart/templates/storageclass.yaml; shouldCleanUpFailedReplica in longhorn-manager's
+// controller/volume_controller.go). Longest counts from when a volume lost a copy, so it is also how long the volumes
+// of a node that never comes back have one copy less.
 const Longest = 30 * time.Minute
 
-// spared is how long a system that evicts nodes is to wait for one at least: the node would not come back by itself, so
-// it has the time that a roll needs to put its old system back.
+// spared is how long a system that evicts nodes is told to wait at least. An evicted node would not come back by
+// itself, so a roll needs the time to put the node's old system back.
 const spared = time.Hour
 
-// Holding is how long the system is to wait for a node that is expected to be away that long: twice that, at most
-// Longest, or where it evicts nodes, at least an hour. 0: it waits that long by itself, it can't be held, or that would
-// not suffice.
+// Holding returns how long the system is to wait for a node that is expected to be away for the outage: twice the
+// outage and at most Longest or, if the system evicts nodes, at least an hour. 0: the system waits long enough by
+// itself, the node has no copies, recast can't have the system wait longer, or Longest would not suffice.
 func (s System) Holding(node string, outage time.Duration) time.Duration {
 	n, _ := s.node(node)
 	switch {

@@ -1,6 +1,6 @@
-// Package replica says what depends on a node's copies of replicated volumes: [Exposed] lists
-// the volumes that have no other healthy copy, [Unhealed] those that are not whole again. A [Holder]
-// has their systems wait for a node that is away.
+// Package replica says what depends on a node's copies of replicated volumes: [Exposed] lists the volumes that have
+// no other healthy copy, [Unhealed] those that are not whole again. A [Holder] tells their systems to wait for a node
+// that is away.
 package replica
 
 import (
@@ -21,16 +21,16 @@ type System struct {
 	Pools    bool          // its volumes are whole pools, with parts on all of their nodes: each needs all others
 	Patience time.Duration // how long it waits for a copy that is away before it makes another; 0: unknown
 	Waits    string        // the setting that says so
-	Holds    bool          // recast can have it wait longer: Patience is what it waits by itself, 0 included
-	Held     []Hold        // it does now
+	Holds    bool          // recast can have it wait longer; Patience is how long it waits without that, 0 included
+	Held     []Hold        // the holds that are in force
 	Stuck    string        // why volumes that are used through a node that is away wait for it; "": another node serves them soon
-	Unstuck  string        // how that ends
-	Evicts   bool          // a node that is away longer is given up, copies or not: only a person brings it back
-	Remedy   string        // what else has it wait for a node, which it calls NODE; "": nothing known
+	Unstuck  string        // what to do so that Stuck ends
+	Evicts   bool          // it gives up a node that is away longer, copies or not: only a person brings the node back
+	Remedy   string        // how a person has it wait for a node, here called NODE; "": nothing known
 	Away     string        // why its objects may be out of date; "": its controllers run
-	Return   string        // how it comes back from Away; "": with its controllers
+	Return   string        // what ends Away; "": its controllers come back
 	Holders  []string      // nodes that may have copies while Away says that no volume can be listed
-	Nodes    []Node        // those that it knows
+	Nodes    []Node        // the nodes that it knows
 	Volumes  []Volume
 }
 
@@ -39,13 +39,13 @@ type Volume struct {
 	Name     string // with its namespace
 	Claim    string // "default/db-0"; "" if unknown
 	Wanted   int    // copies
-	Alone    bool   // its owner wants one copy, and the system lets a node with that go
-	Idle     bool   // not in use: no copy of it is made or repaired now
+	Alone    bool   // its owner wants one copy, and the system lets a node with that copy go
+	Idle     bool   // not in use: the system makes and repairs no copy now
 	Robust   bool   // the system says that it has all its copies
-	Why      string // why not, in the system's words; "": they say nothing
+	Why      string // why it is not Robust, in the system's words; "": they say nothing
 	Checked  string // when the system last looked; "": it always knows
 	Replicas []Replica
-	// Through is the node through which Users use it; "": each its own. Users may be unknown.
+	// Through is the node through which Users use the volume; "": each user by itself. Users may be unknown.
 	Through string
 	Users   []string
 	// Majority says that the volume can be used only while most of its copies are there, or half of them and most
@@ -54,7 +54,7 @@ type Volume struct {
 	Witnesses  []string
 	Placements []Placement // of a whole pool: how its data lies on nodes
 	Voters     []Voter     // of a whole pool: most of them must run for it to be used
-	Doubt      string      // why it is not known which Voters vote; "": it is
+	Doubt      string      // why it is not known which Voters vote; "": it is known
 }
 
 // Replica is a copy of a volume on a node.
@@ -63,10 +63,10 @@ type Replica struct {
 	Healthy bool // complete and current
 	Unused  bool // nothing was ever written to it
 	Rebuilt bool // is being filled now
-	Percent int  // of it that is filled; 0: nothing, or unknown
+	Percent int  // filled part of the copy; 0: nothing, or unknown
 }
 
-// Off is the setting in recast.yaml with which a roll does not look at a storage system.
+// Off returns the setting in recast.yaml with which a roll ignores a storage system.
 func Off(system string) string { return "roll.storage: {" + strings.ToLower(system) + ": off}" }
 
 // Exposure is a volume that would have no usable copy without a node.
@@ -77,13 +77,13 @@ type Exposure struct {
 	Remedy string
 	Alone  bool   // its owner wants no other copy, and the system lets the node go
 	Brief  bool   // it is usable again long before the node is back
-	Note   string // what to know of one that does not refuse
+	Note   string // what to know about an exposure that does not refuse
 }
 
-// Refuses says whether a node may not go because of it. removed: it does not come back.
+// Refuses says whether the exposure forbids a node to go. removed: the node does not come back.
 func (e Exposure) Refuses(removed bool) bool { return !e.Brief && (!e.Alone || removed) }
 
-// meanwhile ends the note of what is Alone.
+// meanwhile ends the Note of an exposure that is Alone.
 const meanwhile = ", and is not there while the node is away"
 
 func (e Exposure) String() string { return e.Volume + " " + e.Why }
@@ -100,7 +100,7 @@ func (s System) about(v Volume) string {
 	return text
 }
 
-// On counts the copies on a node that something was written to.
+// On counts the copies on a node that have been written to.
 func (s System) On(node string) (n int) {
 	for _, v := range s.Volumes {
 		for _, r := range v.Replicas {
@@ -112,8 +112,8 @@ func (s System) On(node string) (n int) {
 	return n
 }
 
-// down says why copies on a node can't be used; "" if they can. A node that the system does not
-// know has none.
+// down says why copies on a node can't be used; "" if they can. Copies on a node that the system does not know can't
+// be used.
 func (s System) down(node string, away func(node string) bool) string {
 	if away(node) {
 		return "is away"
@@ -125,9 +125,9 @@ func (s System) down(node string, away func(node string) bool) string {
 	return n.Down
 }
 
-// Exposed lists the volumes with a copy on the node that have no other healthy one, on a node that
-// serves and is not away. It also lists, as one, a system that does not know the present state of
-// its copies on the node.
+// Exposed lists the volumes with a copy on the node that have no other healthy copy on a node that serves and is not
+// away. It also lists volumes that would lose their quorum without the node, and volumes that other nodes use through
+// it. A system that does not know the present state of its copies on the node is one exposure.
 func Exposed(systems []System, node string, away func(node string) bool) []Exposure {
 	var out []Exposure
 	for _, s := range systems {
@@ -213,7 +213,8 @@ func (s System) exposed(v Volume, node string, away func(node string) bool) (why
 	return why, "wait until " + s.Name + " has made another"
 }
 
-// through says that others use the volume through the node. One whose only copy is on it is not there in any case.
+// through returns an exposure if other nodes use the volume through the node. A volume that is Alone on the node is
+// no exposure here: it is unavailable while the node is away in any case.
 func (s System) through(v Volume, node string) Exposure {
 	others := slices.DeleteFunc(slices.Clone(v.Users), func(user string) bool { return user == node })
 	only := v.Alone && slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node == node })
@@ -230,8 +231,8 @@ func (s System) through(v Volume, node string) Exposure {
 	return Exposure{System: s.Name, Volume: s.about(v), Why: used, Brief: true, Note: s.about(v) + " " + used + ": what writes to it waits until " + s.Name + " serves it through another node"}
 }
 
-// minority says why a volume could not be used without the node, and without those that are away already, although a
-// healthy copy is left; "" if it could.
+// minority says why a volume would lose its quorum without the node and the nodes that are already away, although a
+// healthy copy is left; "" if it would not.
 func (s System) minority(v Volume, node string, away func(node string) bool) (why, remedy string) {
 	if !v.Majority {
 		return "", ""
@@ -276,9 +277,9 @@ func Ailing(systems []System) []string {
 	return names
 }
 
-// Unhealed says, for people, what is not whole with the node back; "" if everything is: the node
-// serves its copies, and each volume in use has all of them. Volumes that were ailing before the node
-// went may stay so, if none of their copies is on it, incomplete, or being rebuilt anywhere.
+// Unhealed says, for people, what is not whole although the node is back. It is "" if the node serves its copies and
+// each volume in use has all of its copies. A volume that was ailing before the node went may stay so, unless its
+// copy on the node is incomplete or any of its copies is being rebuilt.
 func Unhealed(systems []System, node string, ailing []string) string {
 	var parts []string
 	for _, s := range systems {
@@ -341,8 +342,8 @@ func (s System) unhealed(node string, ailing []string) string {
 
 func count(volumes int) string { return words.Counted(volumes, "volume") }
 
-// Unchecked names what has copies on the node and was not looked at by its system since the first time
-// that this was asked with the same seen, which remembers that; "" if there is nothing.
+// Unchecked names the volumes with copies or voters on the node that their system has not checked since the first
+// call with the same seen; "" if there are none. seen remembers when each volume was last checked.
 func Unchecked(systems []System, node string, seen map[string]string) string {
 	var names []string
 	for _, s := range systems {
@@ -379,10 +380,10 @@ func Some(names []string) string {
 type Node struct {
 	Name  string
 	Down  string // why its copies can't be used now; "": they can
-	Lacks string // what else of it is not as it should be
+	Lacks string // what else is wrong with it
 	// Patience is how long the system waits for this node; 0: as for others, Forever: it does nothing.
 	Patience time.Duration
-	Fixed    bool // and recast can't have it wait longer: something else would set that back
+	Fixed    bool // recast can't change Patience: something else would set it back
 }
 
 // Forever is longer than any node is away.
@@ -396,7 +397,7 @@ func (s System) node(name string) (n Node, known bool) {
 	return s.Nodes[i], true
 }
 
-// PatienceFor is how long the system waits for that node; 0: unknown.
+// PatienceFor returns how long the system waits for that node; 0: unknown.
 func (s System) PatienceFor(node string) time.Duration {
 	n, known := s.node(node)
 	if s.Evicts && !known {
@@ -420,11 +421,11 @@ type Placement struct {
 	Pool   string         // "CephBlockPool replicapool"
 	Domain string         // its failure domain, as its owner wrote it
 	Copies int            // of each object, or its chunks
-	Needs  int            // as many must be there for the object to be used
-	On     map[string]int // how many of an object's may be on each node
+	Needs  int            // how many of them must be there for the object to be used
+	On     map[string]int // how many of an object's copies or chunks may be on each node
 }
 
-// short says whether objects of the pool may have too few copies left without a node.
+// short says whether objects of the pool may have too few copies without a node.
 func (p Placement) short(node string) bool { return p.Copies-p.On[node] < p.Needs }
 
 // Voter is a monitor of a Ceph cluster.
@@ -463,8 +464,8 @@ func (s System) poolsExposed(node string, away func(node string) bool) (out []Ex
 	return out
 }
 
-// placed lists the pools whose objects may have too few copies without the node although all other nodes serve. Where
-// even one copy less is too few, or no other node has any, its owner wants it so.
+// placed lists the pools whose objects may have too few copies without the node although all other nodes serve. If
+// even one copy less is too few, or no other node has any data, the owner wants it so.
 func (s System) placed(v Volume, node string) (out []Exposure) {
 	if !slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node != node }) {
 		return []Exposure{{
@@ -490,8 +491,8 @@ func (s System) placed(v Volume, node string) (out []Exposure) {
 	return out
 }
 
-// outvoted says that the monitors that are left without the node can't form a quorum. Where no other number of
-// healthy monitors could, its owner wants it so.
+// outvoted returns an exposure if the monitors that are left without the node can't form a quorum. If the node has
+// all monitors, or one of two, the owner wants it so.
 func (s System) outvoted(v Volume, node string, away func(node string) bool) Exposure {
 	var lost []string
 	voters, here, there := len(v.Voters), 0, 0
@@ -531,7 +532,7 @@ func (s System) outvoted(v Volume, node string, away func(node string) bool) Exp
 	return Exposure{Why: loses + fmt.Sprintf("%d of %d are on it", here, voters), Remedy: "have Rook move one (spec.mon.allowMultiplePerNode: false)"}
 }
 
-// partExposed is exposed for a pool: parts of it may be on the node and one other node only.
+// partExposed is exposed for a pool: some of the pool's data may be only on the node and one other node.
 func (s System) partExposed(v Volume, node string, away func(node string) bool) (why, remedy string) {
 	const only = "may have the only healthy replica of some data on it: "
 	for _, r := range v.Replicas {

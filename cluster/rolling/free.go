@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// FreeSteps free the disks that the plan showed, once the record of the replacement is closed. path is
-// that of their parent below the node's.
+// FreeSteps returns the steps that free the disks that the plan showed, once the record of the replacement is closed.
+// path is the path of their parent step below the node's.
 func (n *Node) FreeSteps(path string) []step.Step {
 	var steps []step.Step
 	for _, f := range n.Plan.Frees {
@@ -39,8 +39,8 @@ func (n *Node) FreeSteps(path string) []step.Step {
 	return steps
 }
 
-// free frees a disk that is not needed any more. If that fails, the roll goes on, because the node is
-// as it should be: the disk stays, and hint says what frees it.
+// free frees a disk that is no longer needed. If that fails, the roll goes on, because the node is as it should be:
+// the disk stays, and hint says what frees it.
 func (n *Node) free(ctx context.Context, ref exchange.KeptRef, path, hint string) error {
 	return n.stay(ctx, ref, ref.Free(ctx, n.Proxmox, n.uses), path, hint)
 }
@@ -50,7 +50,7 @@ func (n *Node) uses(ctx context.Context) ([]cluster.Use, error) {
 	return parking.UsesOf(vms), fault.Prefix("read Proxmox", err)
 }
 
-// stay notes that a disk is not freed, if err says why, and returns what the roll must not go on with.
+// stay records that a disk stays, if err says why it was not freed, and returns an error if the roll must not go on.
 func (n *Node) stay(ctx context.Context, ref exchange.KeptRef, err error, path, hint string) error {
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
 		return err
@@ -65,8 +65,8 @@ func (n *Node) stay(ctx context.Context, ref exchange.KeptRef, err error, path, 
 	return nil
 }
 
-// FreeRemoved frees what a removal of the node has parked, and has recorded as going: the system disk of
-// a node that was there only for a roll. If it is not known whether something uses it, the next roll tries again.
+// FreeRemoved frees the disks that a removal of the node has parked and recorded as going: the system disk of a node
+// that was there only for a roll. If it is not known whether something uses the disk, the next roll tries again.
 func (n *Node) FreeRemoved() step.Step {
 	const id = "free-disk"
 	return step.Step{
@@ -86,7 +86,7 @@ func (n *Node) FreeRemoved() step.Step {
 					ref.Volid = disk.Volid
 				}
 				err := ref.Free(ctx, n.Proxmox, n.uses)
-				if err != nil && fault.KindOf(err) != fault.Refused { // not known: it is still to be freed
+				if err != nil && fault.KindOf(err) != fault.Refused { // perhaps in use: it is still to be freed
 					return fault.WithHint(fmt.Errorf("free %s of %s: %w", k.Key, park.VM, err), "run the same command again: it frees the disk")
 				}
 				if err := n.stay(ctx, ref, err, id, fmt.Sprintf("recast remove %s --free %s frees it", n.Plan.Node, n.Plan.Node)); err != nil {
@@ -112,7 +112,7 @@ func (n *Node) RemovedFreed(ctx context.Context) (string, error) {
 	return "its system disk is freed", nil
 }
 
-// going are the disks of a removed node that are about to be freed.
+// going lists the disks of a removed node that are about to be freed.
 func going(park parking.Parking) (out []parking.KeptDisk) {
 	for _, k := range park.Record.Kept {
 		if k.Removed && k.Going && !park.Record.Open {

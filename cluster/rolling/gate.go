@@ -16,9 +16,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// CheckGate is the last look before the node is taken out: it asks again for all that the plan was made from, and
-// refuses where the cluster would lose data, quorum or a name. First it waits for late requests; it only reads, except
-// that it removes those requests from the records. From then on this roll counts the node as out.
+// CheckGate is the last check before the node is taken out: it reads again everything that the plan was made from,
+// and refuses if the cluster would lose data, quorum or a name. First it waits for late requests. It only reads,
+// except that it removes those requests from the records. Once it has succeeded, this roll counts the node as out.
 func (n *Node) CheckGate(ctx context.Context) error {
 	if err := n.awaitLate(ctx); err != nil {
 		return err
@@ -127,7 +127,7 @@ func (n *Node) requireStorages(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-// RequireUnchanged refuses a VM that has changed since the plan was made. If the VM is to be migrated, the run that
+// RequireUnchanged refuses a VM that has changed since the plan was made. If the plan migrates the VM, the run that
 // this one continues may have done that.
 func (n *Node) RequireUnchanged(ctx context.Context) error {
 	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
@@ -285,9 +285,9 @@ func requireCeph(ctx context.Context, px cluster.StorageReader, n planning.NodeP
 	return nil
 }
 
-// The Node in Kubernetes decides which machine has a name: every cluster has it, because a node is matched to its
-// VM by it. Talos' discovery may be off, lists a machine for half an hour after it is gone, and shows only one of
-// two members with the same name (controllers/cluster/member.go).
+// The Node in Kubernetes decides which machine has a name. Every cluster has Nodes, because recast matches a node to
+// its VM by its Node. Talos' discovery may be off, lists a machine for half an hour after it is gone, and shows only
+// one of two members with the same name (controllers/cluster/member.go).
 
 // RequireOneMachine refuses unless the machine of the node's VM is both the machine at the node's address and the
 // one that has its name in Kubernetes. It accepts a machine that does not answer: other checks decide whether it

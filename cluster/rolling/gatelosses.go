@@ -56,7 +56,7 @@ func (n *Node) RequireNoLossOff(ctx context.Context) error {
 	})
 }
 
-// leavingNow is strategy.Leaving for what is read now.
+// leavingNow is strategy.Leaving on a new observation of the node.
 func (n *Node) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool, err error) {
 	f := observe.Found{Name: n.Plan.Node}
 	var park parking.Parking

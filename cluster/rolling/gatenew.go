@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// requireNew refuses to make a node of which something already exists, or for which etcd is not healthy enough.
+// requireNew refuses to create a node if a part of it already exists, or if etcd is not healthy enough.
 func (n *Node) requireNew(ctx context.Context) error {
 	if n.Plan.Resume {
 		return n.RequireNameFree(ctx)
@@ -42,8 +42,8 @@ func (n *Node) requireNoCluster(ctx context.Context) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster's Kubernetes API answers: there is one already, and it was to begin with %s", n.Plan.Node), "run the same command again, which looks again")
 }
 
-// requireBroken refuses to take away a control plane of a cluster that is not broken, because its Kubernetes API
-// answers or its etcd has a leader.
+// requireBroken refuses to take away a control plane if its cluster is not broken: the Kubernetes API answers, or the
+// control plane's etcd has a leader.
 func (n *Node) requireBroken(ctx context.Context) error {
 	problems := []error{cluster.RequireQuorum(ctx, n.Proxmox), n.requireNoLeader(ctx)}
 	if !n.Plan.Resume {
@@ -53,7 +53,7 @@ func (n *Node) requireBroken(ctx context.Context) error {
 }
 
 // requireNoLeader refuses a control plane whose etcd has a leader, or whose VM runs while its etcd does not say
-// whether it has one. It waits for a VM that is shutting down.
+// whether there is a leader. It waits for a VM that is shutting down.
 func (n *Node) requireNoLeader(ctx context.Context) error {
 	const again = "run the same command again, which looks again"
 	err := n.Wait(ctx, "gate", n.Plan.Node+" off, or without a leader", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
@@ -113,14 +113,14 @@ func (n *Node) requireNoMachine(ctx context.Context) error {
 	if err == nil {
 		what = fmt.Sprintf("machine %s (UUID %s)", m.Nodename, m.UUID)
 	} else if _, err = n.Maintenance.MaintenanceMachine(asking, n.Plan.Addr); err != nil {
-		return ctx.Err() // nobody has the address
+		return ctx.Err() // no machine has the address
 	}
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s answers at %s, which is to be the address of %s", what, n.Plan.Addr, n.Plan.Node), "give the node another address in recast.yaml")
 }
 
-// requireNoMember refuses to make a control plane whose name a member of etcd has, since Talos would remove that
-// member when the new one joins. It also refuses if etcd is not healthy: with the new member there is one
-// more to agree. If another control plane is just joining, requireNoMember waits.
+// requireNoMember refuses to create a control plane whose name a member of etcd has, since Talos would remove that
+// member when the new one joins. It also refuses if etcd is not healthy: one more member would have to agree. If
+// another control plane is just joining, requireNoMember waits.
 func (n *Node) requireNoMember(ctx context.Context) error {
 	var unhealthy error
 	err := n.Wait(ctx, "gate", "etcd healthy", n.Timing.Join, func(ctx context.Context) (bool, string, error) {

@@ -1,9 +1,8 @@
-// Package rolling has what every step of a node shares while it is rolled. [Node] is the
-// handle: the ports, what the plan says of the node, and what its record and the journal
-// remember of it. It caches nothing, so a step may ask it at any time; what all nodes of a
-// roll share, such as which of them are out, is in [Roll]. [Node.CheckGate] is the last look before the node is taken
-// out; each Require… checks one condition. [UserGates] asks the gates of a recast.yaml: commands, and conditions of
-// Kubernetes objects.
+// Package rolling has what all steps of a node share while the node is rolled. [Node] is their handle: the ports,
+// what the plan says about the node, and what its record and the journal remember. A Node caches nothing, so a step
+// may ask it at any time. [Roll] has what all nodes of a roll share, such as which of them are out. [Node.CheckGate]
+// is the last check before the node is taken out; each Require… checks one condition. [UserGates] asks the gates of a
+// recast.yaml: commands, and conditions of Kubernetes objects.
 package rolling
 
 import (
@@ -84,8 +83,8 @@ func (o *outNodes) Has(name string) bool {
 	return o.names[name]
 }
 
-// Node is one node in a roll: what the plan says about it, and what its record and the journal
-// remember of it. It caches nothing in memory.
+// Node is one node in a roll: what the plan says about it, and what its record and the journal remember. It caches
+// nothing in memory.
 type Node struct {
 	*Roll
 	Plan planning.NodePlan
@@ -93,7 +92,7 @@ type Node struct {
 	Path string // of its branch in the tree
 }
 
-// Key is the journal key of something about the node.
+// Key returns the journal key of something about the node.
 func (n *Node) Key(what string) string { return n.Plan.Node + "/" + what }
 
 // Parking reads the node's parking VM again on each call; ErrNotFound while there is none.
@@ -114,7 +113,7 @@ func (n *Node) Parking(ctx context.Context) (parking.Parking, error) {
 	case rec.Node == n.Plan.Node && rec.Cluster == n.Cluster:
 		return parking.Parking{VM: vm, Record: rec}, nil
 	case n.Plan.Found.Parking == nil && (!ok && vm.Name != cluster.ParkingName(n.Plan.Node) || ok && rec.Node != n.Plan.Node):
-		// The VMID was only reserved for it; another VM took it first.
+		// The VMID was only reserved for the parking VM; another VM took it first.
 		return parking.Parking{}, fmt.Errorf("parking VM of %s: %w", n.Plan.Node, cluster.ErrNotFound)
 	}
 	return parking.Parking{}, parking.DescriptionChanged(vm, n.Plan.Node)
@@ -193,7 +192,7 @@ func (n *Node) AskEtcd() []cluster.Endpoint {
 	return append(n.OtherControlPlanes(), cluster.Endpoint{Node: n.Plan.Node, Addr: n.Plan.Addr})
 }
 
-// OtherControlPlanes are the control planes without the node itself.
+// OtherControlPlanes lists the control planes without the node itself.
 func (n *Node) OtherControlPlanes() []cluster.Endpoint {
 	return slices.DeleteFunc(slices.Clone(n.Plan.ControlPlanes), func(e cluster.Endpoint) bool { return e.Node == n.Plan.Node })
 }
@@ -208,8 +207,7 @@ func (n *Node) AsReimage() *Node {
 	return &f
 }
 
-// StaysIn says whether the node is only cleaned up, and was never taken out, not by an earlier run
-// either.
+// StaysIn says whether the node is only cleaned up, and no run, not even an earlier one, has taken it out.
 func (n *Node) StaysIn() bool {
 	cordoned := slices.ContainsFunc(n.Plan.Drift.Reasons, func(r cluster.Reason) bool { return r.Code == "cordoned" })
 	return n.Plan.OnlyTidies() && !cordoned
@@ -218,8 +216,8 @@ func (n *Node) StaysIn() bool {
 // JustNow is the maximum age of a positive result that the next step may reuse.
 const JustNow = time.Second
 
-// Wait waits until look succeeds, and shows under the step's ID what it sees. An error about our
-// own credentials ends it at once.
+// Wait waits until look succeeds, and shows under the step's ID what look sees. An error about our own credentials
+// ends the wait at once.
 func (n *Node) Wait(ctx context.Context, id, name string, timeout time.Duration, look wait.Look) error {
 	return n.Watch(ctx, id, wait.For{Name: name, Timeout: timeout}, look)
 }
@@ -245,8 +243,8 @@ func (n *Node) WatchDetached(ctx context.Context, tell func(look bool)) error {
 	return n.Kube.WatchDetached(ctx, n.Plan.Node, tell)
 }
 
-// Arrived reads a machine that is running and ready. For a machine that is not, it asks little, and
-// lacks says how far the machine is.
+// Arrived reads a machine that is running and ready. If the machine is not, Arrived reads little, and lacks says how
+// far the machine is.
 func (n *Node) Arrived(ctx context.Context) (m cluster.BootedMachine, lacks string, err error) {
 	if m, err = cluster.ReadArrived(ctx, n.Talos, n.Plan.Addr); err == nil {
 		lacks = n.LacksMachine(m.MachineStanding)
@@ -265,7 +263,7 @@ func (n *Node) LacksMachine(m cluster.MachineStanding) string {
 	return ""
 }
 
-// OfMachine is a wait for something that the machine itself reports.
+// OfMachine returns a wait for something that the machine itself reports.
 func (n *Node) OfMachine(name string, timeout time.Duration) wait.For {
 	return wait.For{Name: name, Timeout: timeout, Watches: []wait.Watch{n.WatchMachine}}
 }

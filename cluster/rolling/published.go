@@ -27,7 +27,7 @@ func (i Published) ISO(ctx context.Context) (volid string, err error) {
 	return i.find(ctx, "boot ISO", "iso/"+i.Wanted.Build.ISOName, i.Wanted.ISOStorages)
 }
 
-// Disk is ISO for the disk image.
+// Disk returns the volid of the disk image, as ISO does for the boot ISO.
 func (i Published) Disk(ctx context.Context) (volid string, err error) {
 	return i.find(ctx, "disk image", "import/"+i.Wanted.Build.DiskName, i.Wanted.DiskStorages)
 }

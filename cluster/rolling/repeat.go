@@ -21,13 +21,13 @@ func Final(err error) error {
 	return &cluster.FinalError{Err: err}
 }
 
-// Repeat is the function Repeat for a step of the node, by its path below the node.
+// Repeat calls the function Repeat for a step of the node; id is the step's path below the node.
 func (n *Node) Repeat(ctx context.Context, id string, within time.Duration, do func(context.Context) error) error {
 	return Repeat(ctx, n.Timing.Poll, within, func(text string) { n.Say(path.Join(n.Path, id), text) }, do)
 }
 
-// Repeat repeats do until its reads are answered, at most for within, and says what it waits for. Any other
-// error ends it, and so does the end of ctx.
+// Repeat repeats do until its reads are answered, at most for within, and says what it waits for. Any other error
+// ends the repetition, and so does the end of ctx.
 func Repeat(ctx context.Context, every, within time.Duration, say func(string), do func(context.Context) error) (err error) {
 	var since time.Time // the first unanswered attempt
 	w := wait.For{Name: "an answer", Every: max(every, time.Second)}
@@ -54,7 +54,7 @@ func Repeat(ctx context.Context, every, within time.Duration, say func(string), 
 	return err
 }
 
-// RepeatFor is for how long a step of the node is repeated; id is its path below the node.
+// RepeatFor returns for how long a step of the node is repeated; id is the step's path below the node.
 func (n *Node) RepeatFor(id string) time.Duration {
 	if !n.Plan.Resume && slices.Contains(servesDuring, id) {
 		return RepeatBefore
@@ -62,8 +62,8 @@ func (n *Node) RepeatFor(id string) time.Duration {
 	return max(n.Timing.Join, RepeatBefore)
 }
 
-// Repeating makes a step of the node, and every step below it, repeat while its reads are
-// unanswered. id is its path below the node.
+// Repeating makes a step of the node, and every step below it, repeat while its reads are unanswered. id is the
+// step's path below the node.
 func (n *Node) Repeating(id string, s step.Step) step.Step {
 	within := n.RepeatFor(id)
 	skip, do, steps := s.Skip, s.Do, s.Steps
@@ -111,8 +111,8 @@ func (n *Node) RepeatingAll(below string, list []step.Step) []step.Step {
 	return out
 }
 
-// RepeatBefore is how long a step is repeated while the node still serves. Later the node is out,
-// and to end its roll does not bring it back: then a step is repeated for Timing.Join.
+// RepeatBefore is how long a step is repeated while the node still serves. Once the node is out, the end of its roll
+// would not bring it back: then a step is repeated for Timing.Join, if that is longer.
 const RepeatBefore = 3 * time.Minute
 
 // Repeatable marks the error of a change that is idempotent.
@@ -123,6 +123,6 @@ func Repeatable(err error) error {
 	return &cluster.RepeatableError{Err: err}
 }
 
-// servesDuring are the steps during which the node still serves, by their path below the node.
-// During a gate it serves only if its roll had not begun before.
+// servesDuring lists the steps during which the node still serves, by their path below the node. During a gate the
+// node serves only if its roll had not begun before.
 var servesDuring = []string{"snapshot-etcd", "gate", "pull", "take-down/remember", "take-down/drain", "take-down/leave-etcd", "upgrade/remember", "upgrade/drain"}

@@ -55,10 +55,10 @@ func (r *Roll) takeSnapshot(ctx context.Context, p planning.Plan, dir string) er
 	return errors.Join(append(errs, none)...)
 }
 
-// NoteEntry notes on its Node which boot entry its EFI variables still name, if its system disk has
-// another: one that was made from a disk image, or is back after a replacement. The variables outlive the
-// disk and only an installer writes them. The node has just booted by its firmware: had the disk an entry
-// of that name, this would have been booted (config_select_default_entry in systemd's boot.c).
+// NoteEntry records on the Node which boot entry the machine's EFI variables still name, if the system disk has
+// another entry: the disk was made from a disk image, or is back after a replacement. The variables outlive the disk,
+// and only an installer writes them. The machine has just booted by its firmware: an entry of that name on the disk
+// would have been booted (config_select_default_entry in systemd's boot.c).
 func NoteEntry(n *Node) step.Step {
 	look := func(ctx context.Context) (was, is cluster.Booted, err error) {
 		m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
@@ -90,8 +90,8 @@ func NoteEntry(n *Node) step.Step {
 	}
 }
 
-// DeleteNode is the step that deletes the node's Node, unless mayGo refuses. A Node that may stay, by
-// mayStay, is left; nil: none may.
+// DeleteNode returns the step that deletes the node's Node, unless mayGo refuses. mayStay, if set, reports which Node
+// to keep.
 func DeleteNode(n *Node, title string, mayGo func(context.Context, cluster.KubeNode) error, mayStay func(cluster.KubeNode) bool) step.Step {
 	look := func(ctx context.Context) (k cluster.KubeNode, done string, err error) {
 		k, err = n.Kube.Node(ctx, n.Plan.Node)

@@ -12,15 +12,15 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// GateAsker looks at gates.
+// GateAsker asks gates.
 type GateAsker struct {
 	Objects  cluster.ObjectJudge
 	Commands cluster.CommandRunner
 	Env      []string // for commands
 }
 
-// Look asks a gate once. seen says what keeps it from holding. An error of kind fault.Refused can
-// be fixed only by the configuration, or by more rights.
+// Look asks a gate once. seen says why the gate does not hold. An error of kind fault.Refused can be fixed only by
+// the configuration, or by more rights.
 func (a GateAsker) Look(ctx context.Context, g cluster.UserGate) (holds bool, seen string, err error) {
 	if g.Command != nil {
 		exit, said, err := a.Commands.RunGate(ctx, *g.Command, a.Env)
@@ -73,7 +73,7 @@ type UserGates struct {
 	Gates    []cluster.UserGate
 	Objects  cluster.ObjectJudge
 	Commands cluster.CommandRunner
-	LeftOpen func(error) error // adds to the error of a node that is done what else was not done
+	LeftOpen func(error) error // adds to the error of a finished node what else was not done
 }
 
 // After returns the last step of a node that is back: it asks the gates again. The node is done,

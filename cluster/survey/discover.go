@@ -21,13 +21,12 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Discovery is a cluster as it is found without a configuration that says what to look for.
+// Discovery describes a cluster that was read without a configuration that says what to look for.
 type Discovery struct {
 	Nodes []Discovered // control planes first, then by name
 	Left  []string     // nodes that were excluded, by name
 	VMs   []cluster.VM // of the whole Proxmox cluster
-	// Silent are addresses that were to be asked but do not answer, and that belong to no known
-	// node.
+	// Silent lists the addresses that were to be asked, do not answer, and belong to no known node.
 	Silent []netip.Addr
 	// Cluster is the cluster's name in the parking VMs of these nodes; "": there are none.
 	Cluster string
@@ -35,32 +34,30 @@ type Discovery struct {
 	uuids []string // of all nodes, also the excluded ones
 }
 
-// Discovered is one node of it, with its VM.
+// Discovered is one node of a Discovery, with its VM.
 type Discovered struct {
 	Name    string
 	Addr    netip.Addr
 	Node    *cluster.KubeNode // nil: Kubernetes was not asked
 	Machine cluster.Machine
 	VM      cluster.VM
-	// System is the drive on which Talos is proven to be installed; zero if Unproven says why
-	// it is not proven.
+	// System is the drive on which Talos is proven to be installed; zero if there is no proof, and Unproven says why.
 	System     cluster.Disk
 	Unproven   error
-	Candidates []cluster.Disk // one of them is the system disk; nil: it is proven
-	Persistent []cluster.Disk // every other disk of its own or of a data VM; nil if Candidates is set
-	Holder     cluster.VMID   // the data VM that owns some of them; 0: none
+	Candidates []cluster.Disk // the system disk is one of these; nil: System is proven
+	Persistent []cluster.Disk // all other disks, of the node's VM or of a data VM; nil if Candidates is set
+	Holder     cluster.VMID   // the data VM that owns some of the disks; 0: none
 }
 
-// Options are what Discover can't find out.
+// DiscoverOptions say what Discover can't find out.
 type DiscoverOptions struct {
-	// Addrs are where machines may be that neither Talos' discovery nor Kubernetes lists.
+	// Addrs are addresses of machines that perhaps neither Talos' discovery nor Kubernetes lists.
 	Addrs   []netip.Addr
 	Exclude []string // nodes to leave out
 }
 
-// Discover finds every node of a cluster and its VM. It fails if one of them can't be read or
-// does not match exactly one VM, so that the result is reliable. Every such problem is
-// reported. Sources.Kube may be nil.
+// Discover finds every node of a cluster and its VM. To be reliable, it fails if a node can't be read or does not
+// match exactly one VM, and reports all of these problems. Sources.Kube may be nil.
 func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Discovery, error) {
 	d, members, nodes, err := discoverSources(ctx, src)
 	if err != nil {
@@ -115,8 +112,8 @@ func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Disc
 	return d, d.unfinished()
 }
 
-// discoverSources reads what lists all nodes at once. Every source must be complete: a VM that
-// can't be read may be one of the nodes.
+// discoverSources reads the lists of VMs, of Talos' members and of Nodes, in parallel. Every list must be complete: a
+// VM that can't be read may be a node.
 func discoverSources(ctx context.Context, src observe.Sources) (d Discovery, members []cluster.Member, nodes []cluster.KubeNode, err error) {
 	var errVMs, errTalos, errKube error
 	g := errgroup.Group{}
@@ -125,7 +122,7 @@ func discoverSources(ctx context.Context, src observe.Sources) (d Discovery, mem
 	if src.Kube != nil {
 		g.Go(func() error { nodes, errKube = src.Kube.Nodes(ctx); return nil })
 	}
-	_ = g.Wait() // none of them returns an error: each is reported with its source
+	_ = g.Wait() // no function returns an error: each error is reported with its source
 	err = errors.Join(fault.Prefix("read Proxmox", errVMs), fault.Prefix("read Talos", errTalos), fault.Prefix("read Kubernetes", errKube))
 	if err == nil {
 		err = requireOneCluster(members, nodes)
@@ -167,7 +164,7 @@ func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) []Discovere
 	return out
 }
 
-// discoverMachines reads the machine of every node; errors are in their order.
+// discoverMachines reads the machine of every node; the errors are in the order of the nodes.
 func discoverMachines(ctx context.Context, talos cluster.PartReader, nodes []Discovered) []error {
 	errs := make([]error, len(nodes))
 	g := errgroup.Group{}
@@ -194,7 +191,7 @@ func discoverMachines(ctx context.Context, talos cluster.PartReader, nodes []Dis
 	return errs
 }
 
-// uuid is the machine's UUID, or else the one that Kubernetes has for it.
+// uuid returns the machine's UUID, or else the UUID that Kubernetes has for the node.
 func (d Discovered) uuid() string {
 	if d.Machine.UUID == "" && d.Node != nil {
 		return d.Node.UUID
@@ -202,7 +199,7 @@ func (d Discovered) uuid() string {
 	return d.Machine.UUID
 }
 
-// excludable refuses to exclude a node that does not exist: it would be a typing error.
+// excludable refuses to exclude a node that does not exist: the name is probably mistyped.
 func excludable(nodes []Discovered, exclude []string) error {
 	names := cluster.Each(nodes, func(n Discovered) string { return n.Name })
 	slices.SortFunc(names, cluster.CompareKeys)
@@ -236,7 +233,7 @@ func (d *Discovered) match(vms []cluster.VM) error {
 	d.System, d.Unproven = cluster.ProveSystemDisk(d.VM, d.Machine, "")
 	drives = slices.DeleteFunc(drives, func(drive cluster.Disk) bool {
 		return drive.Key == d.System.Key || drive.CSI() || drive.LikeCSI() && !slices.ContainsFunc(vms, func(vm cluster.VM) bool { return vm.ID == drive.Owner })
-	}) // a plan asks Kubernetes about the latter
+	}) // a plan asks Kubernetes about a drive that only looks like one of the CSI driver
 	if d.Unproven == nil {
 		d.Persistent = drives
 	} else {
@@ -273,8 +270,8 @@ func twice(nodes []Discovered) []error {
 	return observe.Shared(found)
 }
 
-// unfinished refuses a cluster with an unfinished run: its nodes are not as they were, and only
-// the run's recast.yaml can finish it. It also learns the cluster's name.
+// unfinished refuses a cluster with an unfinished run: its nodes are not as they were, and only the recast.yaml of
+// that run can finish the run. It also sets d.Cluster.
 func (d *Discovery) unfinished() error {
 	for _, vm := range d.VMs {
 		rec, ok, err := parking.ReadRecord(vm)
@@ -295,12 +292,12 @@ func (d *Discovery) unfinished() error {
 	return nil
 }
 
-// Found is the node in the form that Diff takes.
+// Found returns the node in the form that Diff takes.
 func (d Discovered) Found() observe.Found {
 	return observe.Found{Name: d.Name, VM: &d.VM, Machine: &d.Machine, Node: d.Node, Addr: d.Addr}
 }
 
-// Versions are the Talos versions that the nodes run, the newest first.
+// Versions returns the Talos versions that the nodes run, the newest first.
 func (d Discovery) Versions() ([]string, error) {
 	var versions []cluster.Version
 	for _, n := range d.Nodes {
@@ -314,8 +311,8 @@ func (d Discovery) Versions() ([]string, error) {
 	return cluster.Each(slices.Compact(versions), cluster.Version.String), nil
 }
 
-// knowPods marks on all VMs the drives that belong to pods, with one request to Kubernetes;
-// nil: it is not asked.
+// knowPods marks on all VMs the drives that belong to pods, with one request to Kubernetes. If kube is nil, it marks
+// none.
 func (d *Discovery) knowPods(ctx context.Context, kube cluster.VolumeReader) error {
 	if kube == nil {
 		return nil
@@ -329,13 +326,13 @@ func (d *Discovery) knowPods(ctx context.Context, kube cluster.VolumeReader) err
 	return nil
 }
 
-// Own are the VMs that recast made for itself when it worked on this cluster: parking VMs of
-// its nodes, and all VMs whose record, claim or mark names the cluster.
+// Own returns the VMs that recast made for itself when it worked on this cluster: the parking VMs of its nodes, and
+// all VMs whose record, claim or mark names the cluster.
 func (d Discovery) Own(name string) []cluster.VM {
 	named := func(of string) bool { return of != "" && of == name || d.Cluster != "" && of == d.Cluster }
 	var own []cluster.VM
 	for _, vm := range d.VMs {
-		rec, parking, _ := parking.ReadRecord(vm) // of one that a newer recast wrote, the cluster is known
+		rec, parking, _ := parking.ReadRecord(vm) // the record of a newer recast is an error, but names its cluster
 		claim, held, _ := claim.Read(vm)
 		if parking && (named(rec.Cluster) || slices.Contains(d.uuids, rec.UUID)) || held && named(claim.Cluster) {
 			own = append(own, vm)
@@ -353,7 +350,7 @@ func IsClaim(vm cluster.VM) bool {
 	return held
 }
 
-// addresses are all addresses that nodes are known to have.
+// addresses returns all addresses that nodes are known to have.
 func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr {
 	var out []netip.Addr
 	for _, m := range members {
@@ -365,9 +362,9 @@ func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr 
 	return out
 }
 
-// addSeeds adds the machines at further addresses, and reads a listed node there if it did not
-// answer at its own address. silent are the addresses where no node answers and none is known
-// to be: such an address may move between control planes.
+// addSeeds adds the machines at further addresses. If a listed node did not answer at its own address but answers at
+// one of these, addSeeds takes the machine from there. silent lists the addresses where no node answers and that no
+// node is known to have: such an address may move between control planes.
 func addSeeds(ctx context.Context, talos cluster.PartReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
 	for _, addr := range addrs {
 		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) || slices.Contains(silent, addr) {
@@ -391,8 +388,8 @@ func addSeeds(ctx context.Context, talos cluster.PartReader, nodes []Discovered,
 	return nodes, errs, silent
 }
 
-// allListed refuses nodes if no source is known to list all of them: if some are found that no
-// list has, there may be more.
+// allListed refuses to continue if no source is known to list all nodes: if a node was found that is in no list,
+// there may be more.
 func allListed(listed int, others []Discovered, kubernetes bool) error {
 	const fetch = "talosctl kubeconfig FILE writes a kubeconfig, and KUBECONFIG names it"
 	names := cluster.Each(others, func(n Discovered) string { return n.Name })

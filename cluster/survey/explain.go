@@ -22,15 +22,15 @@ import (
 type Explanation struct {
 	Cluster string `json:"cluster"`
 	PlanID  string `json:"planId,omitempty"`
-	// Turn is which of the nodes that something is done to it is, counted from 1; 0: nothing is.
+	// Turn is the node's place among the nodes that the plan changes, from 1 on; 0: the plan does not change it.
 	Turn int `json:"turn,omitempty"`
 	Of   int `json:"of"`
-	// Batch is the one that it goes with; nil: nothing is done to it.
+	// Batch is the batch in which the node is rolled; nil: the plan does not change the node.
 	Batch      *planning.Batch   `json:"batch,omitempty"`
 	Plan       planning.NodePlan `json:"plan"`                 // as recast plan has it
-	Compared   []Comparison      `json:"compared,omitempty"`   // what is wanted of it beside what was found; none where it could not be read
+	Compared   []Comparison      `json:"compared,omitempty"`   // what is wanted beside what was found; none if that could not be read
 	Asked      cluster.Strategy  `json:"asked"`                // the strategy that the configuration asks for
-	Strategies []StrategyChoice  `json:"strategies,omitempty"` // in the order in which auto tries them; none where what was begun decides
+	Strategies []StrategyChoice  `json:"strategies,omitempty"` // in auto's order; none if the roll has begun or the node could not be read
 	Disks      []DiskFate        `json:"disks,omitempty"`
 	Steps      []StepOutline     `json:"steps,omitempty"` // what a roll does to it, in this order
 }
@@ -78,11 +78,11 @@ type StepOutline struct {
 	Path  string `json:"path"` // below the node's own: "take-down/drain"
 	Title string `json:"title"`
 	Risk  string `json:"risk"` // "safe", "disruptive", "destructive"
-	// Seconds is what it took in earlier rolls, in the median.
+	// Seconds is the median of what the step took in earlier rolls.
 	Seconds int `json:"seconds,omitempty"`
-	// SecondsFrom is how that is known: "3 earlier rolls of it"; "": it is not.
+	// SecondsFrom says where Seconds comes from: "3 earlier rolls of it"; "": Seconds is not known.
 	SecondsFrom string `json:"secondsFrom,omitempty"`
-	// TimeoutSeconds is how long it waits at most; 0: it does not wait, or has no such bound.
+	// TimeoutSeconds is how long the step waits at most; 0: it does not wait, or has no limit.
 	TimeoutSeconds int `json:"timeoutSeconds,omitempty"`
 }
 
@@ -106,8 +106,9 @@ func Explain(ctx context.Context, p planning.Plan, node string, o observe.Observ
 	return e, nil
 }
 
-// weigh lists for each strategy what forbids it; for a node that is up to date, what would if
-// it were stale. What was begun has no choice: it is finished as it was begun.
+// weigh lists for each strategy what forbids it or, for a node that is up to date, what would forbid it if the node
+// were stale. A replacement that has begun has no choice, and no list: it is finished by the strategy with which it
+// began.
 func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []StrategyChoice {
 	if n.Resume || n.Found.VM == nil || n.Found.Machine == nil {
 		return nil
@@ -201,7 +202,7 @@ func compareNode(n planning.NodePlan, o observe.Observation, past cluster.Histor
 	add("build", builtAs(o, m.RunningSystem, b), b.ID)
 	add("schematic", m.Schematic.ID, b.SchematicID)
 	add("lock of the extensions", m.Schematic.LockHash(), b.LockHash)
-	changes, _ := b.Asked(m.Schematic) // an unreadable one is a reason of its drift
+	changes, _ := b.Asked(m.Schematic) // an unreadable schematic is already a reason of the drift
 	for _, c := range changes {
 		out = append(out, Comparison{What: c.What, Found: c.Old, Wanted: c.New})
 	}
@@ -234,7 +235,7 @@ func compareNode(n planning.NodePlan, o observe.Observation, past cluster.Histor
 	return out
 }
 
-// builtAs is the ID of the build that a machine runs, if a lock has it; otherwise "".
+// builtAs returns the ID of the build that a machine runs; "" if no lock has that build.
 func builtAs(o observe.Observation, m cluster.RunningSystem, wanted cluster.Build) string {
 	runs := func(b cluster.Build) bool {
 		return m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m)) == 0
@@ -250,7 +251,7 @@ func builtAs(o observe.Observation, m cluster.RunningSystem, wanted cluster.Buil
 	return ""
 }
 
-// compareExtensions includes the digests of old, which are those of the extensions that were found.
+// compareExtensions compares the wanted extensions with the found ones. old has the digests of the found ones.
 func compareExtensions(b cluster.Build, m cluster.RunningSystem, old []cluster.LockedExtension) []Comparison {
 	have, want := map[string]string{}, map[string]string{}
 	var names []string
@@ -280,7 +281,7 @@ func compareExtensions(b cluster.Build, m cluster.RunningSystem, old []cluster.L
 	})
 }
 
-// timeoutOf is how long the step of that name waits before it fails; 0: it has no such limit.
+// timeoutOf returns how long the step of that name waits before it fails; 0: it has no limit.
 func timeoutOf(t cluster.Timing, id string) time.Duration {
 	switch id {
 	case "drain":
@@ -295,8 +296,7 @@ func timeoutOf(t cluster.Timing, id string) time.Duration {
 	return 0
 }
 
-// outlineOf lists the steps of the node in a roll of the plan: those of the tree that it runs,
-// without asking what is already done.
+// outlineOf lists the steps that a roll of the plan has for the node. It does not ask which of them are already done.
 func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o observe.Observation, t cluster.Timing) []StepOutline {
 	if n.Strategy == "" || len(n.Refused) > 0 {
 		return nil
@@ -331,7 +331,7 @@ func walk(ctx context.Context, steps []step.Step, below string, see func(at stri
 		if !see(at, s) || s.Steps == nil {
 			continue
 		}
-		// Only the exchange asks the world for its children, and here it is drawn without asking.
+		// Only the exchange reads the cluster to find its children, and here the exchange is drawn without reading.
 		children, err := s.Steps(ctx)
 		if err == nil {
 			walk(ctx, children, at, see)
@@ -339,8 +339,8 @@ func walk(ctx context.Context, steps []step.Step, below string, see func(at stri
 	}
 }
 
-// tookAt is the median time of a step in the latest rolls of the node by the same strategy, or
-// else in those of others of its role.
+// tookAt returns the median time of a step in the node's latest rolls by the same strategy, or else in those of other
+// nodes of its role.
 func tookAt(n planning.NodePlan, past []cluster.Took, at string) (seconds int, from string) {
 	for _, of := range n.Peers() {
 		var each []int

@@ -18,10 +18,10 @@ import (
 // Lack is a privilege that is missing at a path.
 type Lack struct {
 	Need
-	At string // where it is missing: the need's path, or a path below whose own entry overrides that
+	At string // where it is missing: the need's path, or a path below, whose own entry overrides the one above
 	// Overridden says that the need's path has the privilege, but At does not.
 	Overridden bool
-	// Flat says that it was granted at its path without propagation.
+	// Flat says that the privilege was granted at the need's path without propagation.
 	Flat bool
 }
 
@@ -75,10 +75,10 @@ func (m Missing) String() string {
 
 // paths are the paths where something is missing, in the order of Lacks.
 func (m Missing) paths() []string {
-	return slices.Compact(cluster.Each(m.Lacks, func(l Lack) string { return l.At })) // they are sorted by it
+	return slices.Compact(cluster.Each(m.Lacks, func(l Lack) string { return l.At })) // Lacks is sorted by At
 }
 
-// Need is one privilege that the work takes, and what for.
+// Need is one privilege that a piece of work needs, and why.
 type Need struct {
 	Path      string   `json:"path"` // where to grant it; Proxmox hands it down to the paths below
 	Privilege string   `json:"privilege"`
@@ -90,7 +90,8 @@ type Need struct {
 // Needs are all privileges that a piece of work needs, by path and privilege.
 type Needs []Need
 
-// Check refuses unless the token has every need, with the lines that grant the rest.
+// Check refuses unless the token has every needed privilege. The refusal's hint has the commands that grant the
+// missing ones.
 func (n Needs) Check(ctx context.Context, access cluster.Access) error {
 	m, err := n.Missing(ctx, access)
 	if err != nil || len(m.Lacks) == 0 {
@@ -101,7 +102,7 @@ func (n Needs) Check(ctx context.Context, access cluster.Access) error {
 	return fault.WithHint(err, "as root on a Proxmox node, where a role that exists already is no problem:\n  %s\nrecast doctor says what each is for", strings.TrimSpace(strings.Join(lines, "\n  ")))
 }
 
-// Missing reads what the token may do and lists what it lacks of the needs.
+// Missing reads the token's privileges and lists the needs that it lacks.
 func (n Needs) Missing(ctx context.Context, access cluster.Access) (Missing, error) {
 	paths := n.paths()
 	held := make([]cluster.Privileges, len(paths))
@@ -134,7 +135,7 @@ func (n Needs) Missing(ctx context.Context, access cluster.Access) (Missing, err
 
 // Paths are the paths where the needs must be granted, sorted.
 func (n Needs) Paths() []string {
-	return slices.Compact(cluster.Each(n, func(need Need) string { return need.Path })) // they are sorted by it
+	return slices.Compact(cluster.Each(n, func(need Need) string { return need.Path })) // Needs are sorted by Path
 }
 
 // add adds a privilege that is granted at path and checked at the spots, or at path itself if
@@ -213,7 +214,7 @@ const readsAtOnce = 8
 // spot is where Proxmox checks a privilege.
 type spot struct {
 	path  string
-	below bool   // for an object below path that does not exist yet: it must propagate
+	below bool   // for an object below path that does not exist yet: the privilege must propagate
 	or    string // a pool, whose privileges also count
 }
 
@@ -229,14 +230,14 @@ func (s spot) held(privilege string, granted map[string]cluster.Privileges) bool
 // are also enough (pve-storage, API2/Storage/Status.pm).
 const DownloadURL = "download-url"
 
-// Option is something that a roll can do without, with its needs.
+// Option is an ability that a roll can do without, and its needs.
 type Option struct {
 	Name    string
 	Without string // what happens if it is not granted
-	Needs   Needs  // without those of a roll
+	Needs   Needs  // beyond those of a roll
 }
 
-// Options are the optional privileges of a token.
+// OptionalPrivileges lists the abilities for which a token may have more privileges than a roll needs.
 func OptionalPrivileges(isoStorages, diskStorages, hosts []string) []Option {
 	var download, prune Needs
 	for _, host := range hosts {
@@ -253,7 +254,7 @@ func OptionalPrivileges(isoStorages, diskStorages, hosts []string) []Option {
 	}
 }
 
-// With returns both.
+// With returns the needs of n and of others together.
 func (n Needs) With(others Needs) Needs {
 	out := slices.Clone(n)
 	for _, o := range others {
@@ -264,7 +265,7 @@ func (n Needs) With(others Needs) Needs {
 	return out
 }
 
-// Of returns what is missing of some of the needs.
+// Of returns the part of m that is among the given needs.
 func (m Missing) Of(some Needs) Missing {
 	m.Lacks = slices.DeleteFunc(slices.Clone(m.Lacks), func(l Lack) bool {
 		_, found := slices.BinarySearchFunc(some, l.Need, compareNeeds)
@@ -286,12 +287,12 @@ type Grant struct {
 // Grants are what a token needs to be granted, by path.
 type Grants []Grant
 
-// kept grants again what a first entry at a path would take away.
+// kept returns the grants that give back what a first entry at a path would take away.
 func kept(at cluster.Standing, token, path string, needed []string, toUser bool) Grants {
 	var out Grants
 	user := userOf(token)
 	if !at.Whole {
-		at.User = at.Token // at least that
+		at.User = at.Token // the user has at least the token's privileges
 	}
 	for _, flat := range []bool{false, true} {
 		var ofUser, ofToken []string
@@ -320,7 +321,7 @@ func userOf(token string) string {
 	return user
 }
 
-// beside is what is held at a path but not needed there, sorted.
+// beside lists the privileges that are held at a path but not needed there, sorted.
 func beside(held cluster.Privileges, path string, needed []string, flat bool) []string {
 	var out []string
 	for p, propagates := range held {
@@ -342,7 +343,8 @@ func countsAt(path, privilege string) bool {
 
 var noName = regexp.MustCompile(`[^A-Za-z0-9.]+`) // in role names (AccessControl.pm, verify_rolename)
 
-// keepName is a role for that user or token and that path only, so that no other gets more by it.
+// keepName names a role that only this user or token gets, and only at this path, so that nobody else gains
+// privileges by it.
 func keepName(who, path string, flat bool) string {
 	name := "RecastKeep-" + strings.Trim(noName.ReplaceAllString(who+path, "-"), "-")
 	if flat {
@@ -364,9 +366,9 @@ func (g Grants) distinct() Grants {
 	return g
 }
 
-// Lines are the commands that create the roles and grant them, as root on any Proxmox node;
-// Proxmox VE 8 and 9 accept the same. A token with privilege separation has only what both it
-// and its user were granted (RPCEnvironment.pm, $compile_acl_path), so both get the role.
+// Lines returns the commands that create the roles and grant them, as root on any Proxmox node; Proxmox VE 8 and 9
+// accept the same. A token with privilege separation has only the privileges that both the token and its user were
+// granted (RPCEnvironment.pm, $compile_acl_path), so both get the role.
 func (g Grants) Lines(token string) []string {
 	var lines, roles []string
 	for _, grant := range g {
@@ -405,14 +407,14 @@ func (m Missing) Caution() string {
 		"the lines could take that away: leave \"--users %[1]s\" out of them and run recast doctor again, which says then what it lacks.", user)
 }
 
-// Grants grants all that is needed at each path where something is missing, and first what the
-// token and its user have there from above: an entry of their own overrides those above it, and
-// those of the user's groups at the same path (pve-access-control, AccessControl.pm, roles).
+// Grants returns, for each path where something is missing, grants of what the token and its user have there from
+// above, and then of all that is needed: an entry of their own overrides the entries above it, and those of the
+// user's groups at the same path (pve-access-control, AccessControl.pm, roles).
 func (m Missing) Grants() Grants {
 	var out Grants
 	for _, path := range m.paths() {
 		at, needed := m.standing[path], m.needs.privilegesAt(path)
-		// A user who has all of it gets no more.
+		// A user who has all needed privileges gets no more.
 		toUser := !at.Whole || slices.ContainsFunc(needed, func(p string) bool { return !at.User[p] })
 		out = append(out, kept(at, m.Token, path, needed, toUser)...)
 		out = append(out, Grant{Path: path, Role: roleName(path, needed), Privileges: needed, User: toUser, Token: true})
@@ -420,7 +422,7 @@ func (m Missing) Grants() Grants {
 	return out.distinct()
 }
 
-// Grants grants all needs to a token and a user that have nothing.
+// Grants returns the grants of all needs for a token and a user that have nothing.
 func (n Needs) Grants() Grants {
 	var out Grants
 	for _, path := range n.Paths() {
@@ -430,8 +432,8 @@ func (n Needs) Grants() Grants {
 	return out.distinct()
 }
 
-// privilegesAt is what an entry at path must hold: what is granted there, and what comes from
-// above for that path or one below.
+// privilegesAt lists the privileges that an entry at path must hold: those that are granted there, and those that are
+// granted above for this path or a path below it.
 func (n Needs) privilegesAt(path string) []string {
 	set := map[string]bool{}
 	for _, need := range n {
@@ -450,8 +452,8 @@ func isBelow(path, above string) bool {
 	return path != above && strings.HasPrefix(path, strings.TrimSuffix(above, "/")+"/")
 }
 
-// roleName is the same for the same work, so that paths share a role. A token that only rolls
-// does not get the role that deletes ISOs.
+// roleName returns the same name for the same work, so that paths share a role. A token that only rolls does not get
+// the role that deletes ISOs.
 func roleName(path string, privileges []string) string {
 	has := func(p string) bool { return slices.Contains(privileges, p) }
 	top, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")

@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/cluster/shape"
 )
 
-// bridge adds SDN.Use: with a VLAN tag Proxmox checks one level deeper, with trunks also at
-// each of them (pve-guest-common, GuestHelpers.pm, check_vnet_access).
+// bridge adds SDN.Use. With a VLAN tag, Proxmox checks it one level deeper; with trunks, also at each of them
+// (pve-guest-common, GuestHelpers.pm, check_vnet_access).
 func (n *Needs) bridge(key, bridge, tag, trunks string) {
 	path := "/sdn/zones/localnetwork/" + bridge
 	at := spot{path: path}
@@ -65,7 +65,7 @@ func (n *Needs) config(config map[string]string) {
 		case key == "rng0" && strings.Contains(value, "/dev/hwrng"):
 			use("/mapping/hwrng", key)
 		case key == "cpu" && strings.HasPrefix(cmp.Or(option("cputype"), first), "custom-"):
-			// Before qemu-server 9.1 it was Sys.Audit on /nodes ($check_cpu_model_access).
+			// Before qemu-server 9.1 the check was Sys.Audit on /nodes ($check_cpu_model_access).
 			use("/mapping/cpu/"+strings.TrimPrefix(cmp.Or(option("cputype"), first), "custom-"), key)
 			n.add("/", "use a custom CPU model", []spot{{path: "/nodes"}}, "Sys.Audit")
 		case bus == "net" && cluster.LocalBridge(option("bridge")):
@@ -85,7 +85,7 @@ func (n *Needs) config(config map[string]string) {
 func (n *Needs) disk(d planning.DiskPlan, vm cluster.VMID) {
 	disk, err := cluster.ParseDisk(d.Key, d.Volid)
 	if err != nil || !strings.Contains(d.Volid, ":") {
-		return // not a volume of a storage: such a node is refused
+		return // not a volume of a storage: the node is refused
 	}
 	path := "/storage/" + disk.Storage()
 	n.add(path, "see the volumes of the nodes", nil, "Datastore.Audit")
@@ -109,7 +109,7 @@ func (n *Needs) diskImages(storages []string) {
 	n.on(storages, "make disks from disk images, and see the space for them", "Datastore.Audit")
 }
 
-// images adds what the storages of what a new machine boots need.
+// images adds what the storages of boot ISOs and of disk images need.
 func (n *Needs) images(w cluster.Wanted) {
 	n.isos(w.ISOStorages)
 	n.diskImages(w.DiskStorages)
@@ -130,7 +130,7 @@ func (n *Needs) medium(key, value string) {
 	}
 }
 
-// node adds what one node needs. disks are those that it will lose or get back.
+// node adds what one node needs. disks are those that the node will lose or get back.
 func (n *Needs) node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disks []planning.DiskPlan) {
 	if s.VM() == cluster.VMUntouched {
 		return
@@ -217,7 +217,7 @@ func NeedsOf(p planning.Plan, inLease bool) Needs {
 
 // of adds what a node's strategy needs.
 func (n *Needs) of(p planning.NodePlan) {
-	if !p.Strategy.Reshapes() { // that is one of its VM's changes
+	if !p.Strategy.Reshapes() { // a reshape is one of the VM's changes: see shape
 		n.node(p.Strategy, p.Wanted, p.Found, p.Disks())
 	}
 	n.shape(p)
@@ -259,8 +259,8 @@ func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Ne
 	return needs
 }
 
-// NeedsToSee is what finding another run's claim needs, wherever it is: Proxmox omits from its
-// list, without an error, what the token may not see.
+// NeedsToSee is what finding another run's claim needs, whichever VM it is: Proxmox omits VMs that the token may not
+// see from its list, without an error.
 func NeedsToSee() Needs {
 	var needs Needs
 	needs.see()
@@ -343,7 +343,7 @@ func (n *Needs) shape(p planning.NodePlan) {
 	}
 	set, err := shape.Settings(*vm, p.Wanted.Shape, p.VM)
 	if err != nil {
-		return // such a plan is refused
+		return // the plan is refused
 	}
 	n.config(set)
 	for _, d := range p.Wanted.Shape.Disks {
@@ -402,14 +402,14 @@ func NeedsToClear(scratch ...cluster.VM) Needs {
 	return needs
 }
 
-// vmsAnd are VMs in general, and these, which may have entries of their own.
+// vmsAnd returns the spots of VMs in general, and of the given VMs, which may have entries of their own.
 func vmsAnd(vms []cluster.VM) []spot {
 	return append([]spot{{path: "/vms", below: true}}, cluster.Each(vms, spotOf)...)
 }
 
 func spotOf(vm cluster.VM) spot { return spot{path: fmt.Sprintf("/vms/%d", vm.ID), or: poolOf(vm)} }
 
-// poolOf is the path of the VM's pool; "" if it is in none.
+// poolOf returns the path of the VM's pool; "" if the VM is in none.
 func poolOf(vm cluster.VM) string {
 	if vm.Pool == "" {
 		return ""
@@ -467,7 +467,7 @@ func (n *Needs) scratch(t planning.Trial) {
 	}
 	n.on(images, "give scratch VMs the image that they boot", "Datastore.Audit")
 	if err != nil {
-		return // such a node is refused
+		return // the node is refused
 	}
 	for _, key := range []string{"net0", "cpu"} {
 		if v := config[key]; v != "" {
@@ -476,8 +476,7 @@ func (n *Needs) scratch(t planning.Trial) {
 	}
 }
 
-// agentPrivileges let a token query guest agents: the last one before Proxmox VE 9, which has
-// none of the others.
+// agentPrivileges each let a token query guest agents. Before Proxmox VE 9 there is only the last one.
 var agentPrivileges = []string{"VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted", "VM.Monitor"}
 
 // MayAskAgents says whether the token may query the guest agents of VMs that do not exist yet;

@@ -1,11 +1,10 @@
 // Package survey looks at a cluster and says what is here, what is missing, and why.
 //
-// [LookAround] makes a [Survey], for a diagnosis: unlike an observation for a plan it goes on where
-// something can't be read. [Discover] finds out of a running cluster what recast.yaml needs to know:
-// which VM is which node, where its disks are, what may hold them. [Needs] are the privileges of
-// Proxmox that a command takes, compared with those of the token. [Explain] says why a plan treats
-// one node as it does: what is wanted beside what was found, what speaks against each strategy, and
-// the steps to come.
+// [LookAround] makes a [Survey], for a diagnosis: unlike an observation for a plan, it goes on where something can't
+// be read. [Discover] reads from a running cluster what recast.yaml needs to know: which VM is which node, where its
+// disks are, which VM holds them. [Needs] are the Proxmox privileges that a command needs, compared with those of the
+// token. [Explain] says why a plan treats a node as it does: what is wanted beside what was found, what speaks
+// against each strategy, and the steps to come.
 package survey
 
 import (
@@ -37,7 +36,8 @@ type Assessment struct {
 	WillLose []string                      `json:"willLose,omitempty"`
 	Notes    []string                      `json:"notes,omitempty"`
 	Refused  []string                      `json:"refused,omitempty"` // why nothing is possible, or not what is asked for
-	// ToRecreate is what has to be lifted until a roll would recreate it; none where it would, or where recast.yaml asks for another way.
+	// ToRecreate lists the obstacles to lift before a roll would recreate the node; none if it would already, or if
+	// recast.yaml asks for another strategy.
 	ToRecreate []cluster.Obstacle `json:"toRecreate,omitempty"`
 	System     string             `json:"systemDisk,omitempty"`
 
@@ -84,7 +84,7 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 	g.Go(func() error { s.Proxmox = s.readProxmox(ctx, src.Proxmox); return nil })
 	g.Go(func() error { s.Nodes, s.Kubernetes = readNodes(ctx, src.Kube); return nil })
 	g.Go(func() error { members, s.Talos = readMembers(ctx, src.Talos); return nil })
-	_ = g.Wait() // none of them returns an error: each result is kept
+	_ = g.Wait() // no function returns an error: each result is kept
 	parking, err := parking.Parkings(s.VMs, src.Cluster)
 	s.Parking, s.Proxmox = parking, errors.Join(s.Proxmox, err)
 	s.Found = make([]observe.Found, len(wanted))
@@ -113,8 +113,8 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 	return s
 }
 
-// Survey is an Observe that continues if something can't be read: each part has its error, and
-// nodes that could not be matched have no VM.
+// Survey is an Observation that may be incomplete: each part has the error of reading it, and nodes that could not be
+// matched have no VM.
 type Survey struct {
 	observe.Observation
 	Proxmox, Kubernetes, Talos error   // why that source could not be read
@@ -132,8 +132,8 @@ func (s Survey) Assess(wanted []cluster.Wanted, p planning.Policy) []Assessment 
 	return out
 }
 
-// Needs are the privileges for a roll of these nodes, each by its expected strategy; if that is
-// unknown, by the configured one, or recreate.
+// Needs returns the privileges for a roll of these nodes. Each node counts by its expected strategy or, if that is
+// unknown, by the configured strategy, or else by recreate.
 func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) Needs {
 	var needs Needs
 	for i, w := range wanted {
@@ -171,7 +171,7 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) Needs {
 	return needs
 }
 
-// match matches a node to its VM; if Kubernetes can't be asked, by the number in the configuration.
+// match finds the VM of a node; if Kubernetes can't be asked, by the VMID in the configuration.
 func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (observe.Found, error) {
 	if s.Kubernetes == nil {
 		f, err := observe.MatchNodes(w, &s.Observation, members)
@@ -264,7 +264,7 @@ func assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning
 	return a
 }
 
-// toCreate is a node that is nowhere yet, as a roll makes it.
+// toCreate returns the plan of a node that does not exist yet, as a roll creates it.
 func toCreate(w cluster.Wanted, f observe.Found) planning.NodePlan {
 	n := planning.NodePlan{Node: w.Name, Wanted: w, Found: f}
 	planning.Create(&n)
@@ -301,7 +301,7 @@ func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessmen
 	return NeedsToRehearse(p)
 }
 
-// NewDisks are the disks that a roll of all these nodes would make.
+// NewDisks lists the disks that a roll of all these nodes would make.
 func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) []observe.NewDisk {
 	var out []observe.NewDisk
 	for i, a := range assessments {
@@ -342,14 +342,14 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.EtcdReader, file
 	return out
 }
 
-// machineOf is the machine of a node; nil if it does not answer.
+// machineOf returns the machine of a node; nil if it does not answer.
 func (s Survey) machineOf(node string) *cluster.Machine {
 	f, _ := cluster.Find(s.Found, func(f observe.Found) bool { return f.Name == node })
 	return f.Machine
 }
 
-// noMember says what is known about a control plane that is not among the members. One that was
-// removed but kept its data restarts its etcd for ever, and reports it only in etcd's log.
+// noMember says what is known about a control plane that is not among the members. A control plane that was removed
+// from etcd but kept its data restarts its etcd for ever, and only the log of its etcd says so.
 func (s Survey) noMember(ctx context.Context, talos cluster.EtcdReader, files cluster.FileReader, v etcd.View, e cluster.Endpoint) error {
 	err := fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are)", e.Node, v.Names())
 	if own, errOwn := talos.EtcdStatus(ctx, e.Addr); errOwn == nil {

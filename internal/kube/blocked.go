@@ -18,8 +18,8 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// explain records which pods are left and why, and what can be done. The API server
-// does not name the budgets if there are two, so they are read.
+// explain records which pods are left and why, and what can be done. The API server does not name the budgets if two
+// cover a pod, so explain reads them.
 func (d *draining) explain(ctx context.Context) error {
 	budgets, err := d.budgets(ctx)
 	if err != nil {
@@ -37,8 +37,8 @@ func (d *draining) explain(ctx context.Context) error {
 	return nil
 }
 
-// budgets lists every budget of the cluster, unless no pod can be covered by two.
-// They only improve messages: without the right to read them there are none.
+// budgets lists all budgets of the cluster, or none if no pod can be covered by two. Budgets only improve messages:
+// without the right to read them it returns none.
 func (d *draining) budgets(ctx context.Context) ([]policyv1.PodDisruptionBudget, error) {
 	waits := false
 	for _, l := range d.pods {
@@ -57,8 +57,8 @@ func (d *draining) budgets(ctx context.Context) ([]policyv1.PodDisruptionBudget,
 	return list.Items, nil
 }
 
-// mayBeTwoBudgets reports whether an answer may come from two budgets on one pod, which is
-// a 500 without a reason (registry/core/pod/storage/eviction.go in Kubernetes).
+// mayBeTwoBudgets reports whether an answer may come from two budgets on one pod: Kubernetes then answers 500 without
+// a reason (registry/core/pod/storage/eviction.go).
 func mayBeTwoBudgets(answer error) bool {
 	status, ok := answer.(apierrors.APIStatus)
 	return ok && status.Status().Code == http.StatusInternalServerError
@@ -79,7 +79,7 @@ func (d *draining) why(l *leaving, budgets []policyv1.PodDisruptionBudget) (why 
 	case mayBeTwoBudgets(l.answer) && len(covering) > 1:
 		d.hint("change the PodDisruptionBudgets so that only one covers a pod, then run again%s", d.deleteHint())
 		return "PodDisruptionBudgets " + names(covering) + " cover it, and Kubernetes evicts no pod that more than one covers", true
-	case byBudget && later: // the budget was not checked yet: createTooManyRequestsError in that file
+	case byBudget && later: // the budget was not checked yet: createTooManyRequestsError in eviction.go
 		return budgetMessage(&l.pod, budget.Message), false
 	case byBudget:
 		d.hint("give the workload a replica to spare or loosen its budget, then run again%s", d.deleteHint())
@@ -104,8 +104,8 @@ func (d *draining) deleteHint() string {
 	return fmt.Sprintf("; roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (%s)", d.Timeout)
 }
 
-// budgetMessage is the server's message about a pod's budget, with the budget's full name:
-// only the server knows the numbers that it decided by.
+// budgetMessage returns the server's message about a pod's budget, with the budget's full name: only the server knows
+// the numbers by which it decided.
 func budgetMessage(p *corev1.Pod, cause string) string {
 	cause = foreign.Line(cause)
 	if rest, ok := strings.CutPrefix(cause, "The disruption budget "); ok {
@@ -114,8 +114,8 @@ func budgetMessage(p *corev1.Pod, cause string) string {
 	return "PodDisruptionBudget in " + p.Namespace + ": " + cause
 }
 
-// terminating says what a terminating pod waits for. At the timestamp its grace
-// period ends, and its kubelet kills it.
+// terminating says what a terminating pod waits for. At its deletion timestamp the pod's grace period ends, and its
+// kubelet kills it.
 func (d *draining) terminating(p *corev1.Pod) string {
 	over := time.Since(p.DeletionTimestamp.Time)
 	switch {
@@ -133,8 +133,7 @@ func (d *draining) terminating(p *corev1.Pod) string {
 	return why
 }
 
-// covers reports whether a budget covers the pod. One with an empty selector covers
-// every pod of its namespace.
+// covers reports whether a budget covers the pod. A budget with an empty selector covers every pod of its namespace.
 func covers(b policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	return err == nil && b.Namespace == p.Namespace && selector.Matches(labels.Set(p.Labels))

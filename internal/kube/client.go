@@ -41,7 +41,7 @@ const requestTimeout = 30 * time.Second
 // Options configure a client.
 type Options struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
-	Wrap func(http.RoundTripper) http.RoundTripper                         // wraps what carries each request; nil: nothing
+	Wrap func(http.RoundTripper) http.RoundTripper                         // wraps the transport; nil: nothing
 	Poll time.Duration                                                     // pause between polls; 0: 5 s
 	Skip []string                                                          // storage systems that are not looked at, in lower case
 	Own  cluster.OwnPod                                                    // the pod in which recast runs, perhaps of another cluster; zero: none
@@ -84,7 +84,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	if c.base, c.rt, c.direct, err = newTransports(cfg); err != nil {
 		return nil, fault.Credentials.Configf("credentials of the kubeconfig: %w", err)
 	}
-	// A program behind the API server's proxy may redirect to an address that is none here.
+	// A program behind the API server's proxy may redirect to an address that means nothing here.
 	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	c.api, err = kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: c.rt, Timeout: requestTimeout, CheckRedirect: stay})
 	if err != nil {
@@ -97,8 +97,8 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	return c, nil
 }
 
-// newTransports makes transports of our own. client-go keeps its transports in a
-// global cache, where they cannot be closed.
+// newTransports makes transports of our own: client-go keeps its transports in a global cache, where they cannot be
+// closed.
 func newTransports(cfg *rest.Config) (base *http.Transport, rt, toServer http.RoundTripper, err error) {
 	tc, err := cfg.TransportConfig()
 	if err != nil {
@@ -142,8 +142,8 @@ func (c *Client) Close() error {
 // the user is in the errors, which we translate. The zero Logger drops everything.
 var quiet = sync.OnceFunc(func() { klog.SetLogger(klog.Logger{}) })
 
-// translate turns an error of client-go into ours. All changes of this client are
-// repeatable, so one whose answer was lost is cluster.ErrNotNow as well.
+// translate turns an error of client-go into ours. All changes of this client are repeatable, so the error of a
+// change whose answer was lost is cluster.ErrNotNow as well.
 func (c *Client) translate(err error) error {
 	err = foreign.Error(err)
 	switch {
@@ -199,8 +199,8 @@ func missing(err error) bool {
 	return status.ErrStatus.Details.Name != "" && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// Expires is when the client certificate of a kubeconfig's current context expires;
-// zero if it has none that can be read.
+// Expires returns when the client certificate of a kubeconfig's current context expires; zero if there is no readable
+// certificate.
 func Expires(kubeconfig []byte) time.Time {
 	cfg, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {
@@ -223,10 +223,9 @@ func Expires(kubeconfig []byte) time.Time {
 	return crt.NotAfter
 }
 
-// direct is the transport to API servers at addresses other than the kubeconfig's.
-// It has the same credentials, and accepts a certificate for the kubeconfig's
-// address. Each request has a new connection: an open one proves nothing about a
-// server that has taken over the port.
+// direct returns the transport to API servers at addresses other than the kubeconfig's. It has the same credentials,
+// and accepts a certificate for the kubeconfig's address. Each request has a new connection: an open connection
+// proves nothing about a server that has taken over the port.
 func direct(tc *transport.Config, base *http.Transport, host string) (http.RoundTripper, error) {
 	d := base.Clone()
 	d.DisableKeepAlives = true
@@ -240,8 +239,8 @@ func direct(tc *transport.Config, base *http.Transport, host string) (http.Round
 	return rt, nil
 }
 
-// APIServer asks the API server at that address itself whether it is ready, and
-// returns its version. A server reports its version long before it is ready.
+// APIServer asks the API server at that address whether it is ready itself, and returns its version. A server reports
+// its version long before it is ready.
 func (c *Client) APIServer(ctx context.Context, addr netip.AddrPort) (string, error) {
 	code, body, err := c.askServer(ctx, addr, "/readyz")
 	switch {

@@ -30,9 +30,8 @@ import (
 // evictions is how many pods are evicted concurrently.
 const evictions = 10
 
-// Drain empties a cordoned node: see cluster.Kube. kubectl chooses the pods, but its
-// own loop ends at the first unexpected answer, so this one is ours. say is called
-// by one goroutine at a time and must not block.
+// Drain empties a cordoned node: see cluster.Kube. kubectl chooses the pods, but the loop is ours, because kubectl's
+// ends at the first unexpected answer. say is called by one goroutine at a time and must not block.
 func (c *Client) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
 	d := &draining{Client: c, node: node, self: self{uid: types.UID(c.own.UID)}, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
 	err := d.until(ctx, o.Timeout)
@@ -84,9 +83,9 @@ func (d *draining) hadPodsIn(namespace string) bool {
 type leaving struct {
 	pod       corev1.Pod
 	answer    error     // the API server's last answer; nil: accepted
-	accepted  bool      // its eviction or deletion was
+	accepted  bool      // the API server has accepted its eviction or deletion
 	notBefore time.Time // when to ask again
-	refused   time.Time // since when a budget or admission has refused it, other than an API that could not answer; zero: not refused
+	refused   time.Time // since when a budget or admission, not a failing API, has refused it; zero: not refused
 	why       string    // why it is still there
 	toDelete  bool      // to be deleted instead of evicted
 }
@@ -159,9 +158,8 @@ func (d *draining) sweep(ctx context.Context) (done bool, err error) {
 	return false, d.explain(ctx)
 }
 
-// sameNode ensures that an empty node was emptied by the drain. The pods of a
-// deleted Node vanish from the API while they still run, and a schedulable one gets
-// new ones.
+// sameNode ensures that, if the node is empty, the drain has emptied it. The pods of a deleted Node vanish from the
+// API while they still run, and a schedulable Node gets new pods.
 func (d *draining) sameNode(ctx context.Context) error {
 	n, err := d.api.CoreV1().Nodes().Get(ctx, d.node, metav1.GetOptions{})
 	const again = "its pods may still run. Restart its kubelet, which registers the Node again: talosctl -n %s service kubelet restart. Then run the same command again"
@@ -179,9 +177,8 @@ func (d *draining) sameNode(ctx context.Context) error {
 	return nil
 }
 
-// choose lists the pods that have to go. kubectl separates them from those that
-// belong to the node. For pods without a controller it would require Force even if
-// they are already terminating, so those are judged here.
+// choose lists the pods that have to go. kubectl separates them from the pods that belong to the node. kubectl would
+// require Force for pods without a controller even if they are already terminating, so choose judges these itself.
 func (d *draining) choose(ctx context.Context) ([]corev1.Pod, error) {
 	var lost []string
 	h := &drain.Helper{
@@ -215,9 +212,8 @@ func (d *draining) choose(ctx context.Context) ([]corev1.Pod, error) {
 	return list.Pods(), nil
 }
 
-// irreplaceable reports whether no controller would recreate the pod: a bare one, or
-// one whose DaemonSet is gone. kubectl has already held back those of other
-// DaemonSets.
+// irreplaceable reports whether no controller would recreate the pod: a bare pod, or a pod whose DaemonSet is gone.
+// kubectl has already held back the pods of other DaemonSets.
 func irreplaceable(p *corev1.Pod) bool {
 	return (metav1.GetControllerOfNoCopy(p) == nil || ofDaemonSet(p)) && !finished(p) && p.DeletionTimestamp == nil
 }
@@ -235,8 +231,8 @@ func (d *draining) daemonSets(ctx context.Context, words error) error {
 	return words
 }
 
-// follow reports which pods are gone, and adds new ones. A pod is its UID: a
-// StatefulSet's next one has the same name.
+// follow reports which pods are gone, and adds new ones. It tells pods apart by UID: a StatefulSet's next pod has the
+// same name.
 func (d *draining) follow(pods []corev1.Pod) {
 	present := map[types.UID]bool{}
 	for _, p := range pods {
@@ -284,8 +280,8 @@ func (d *draining) tell(line string) {
 	d.say(line)
 }
 
-// stayingKind returns the kind of a pod that a drain leaves on its node, in a word; "" for
-// one that it evicts, or that has ended.
+// stayingKind returns the kind of a pod that a drain leaves on its node, in a word; "" for a pod that a drain evicts,
+// or that has ended.
 func stayingKind(p *corev1.Pod) string {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	switch {
@@ -305,8 +301,8 @@ func ofDaemonSet(p *corev1.Pod) bool {
 	return kind == "DaemonSet" && group == appsv1.GroupName
 }
 
-// ofForeignDaemonSet reports whether a pod belongs to another kind of that name,
-// such as OpenKruise's: it, too, is recreated on its node, cordoned or not.
+// ofForeignDaemonSet reports whether a pod belongs to another kind named DaemonSet, such as OpenKruise's: its pods,
+// too, are recreated on their node, cordoned or not.
 func ofForeignDaemonSet(p *corev1.Pod) bool {
 	kind, group := controllerOf(p)
 	return kind == "DaemonSet" && group != appsv1.GroupName
@@ -352,8 +348,8 @@ func (s *self) waits(l *leaving, all map[types.UID]*leaving) bool {
 	return s.uid != "" && l.pod.UID == s.uid && len(all) > 1
 }
 
-// ends reports whether recast's own pod was on the node and is ending, whoever caused that. Its
-// kubelet ends this process; to wait for the pod would be to wait for ourselves.
+// ends reports whether recast's own pod was on the node and is ending, whoever caused that. Its kubelet ends this
+// process, so to wait for the pod would be to wait for ourselves.
 func (s *self) ends(all map[types.UID]*leaving) bool {
 	l := all[s.uid]
 	if l == nil {
@@ -397,8 +393,8 @@ func (d *draining) askOne(ctx context.Context, l *leaving) error {
 	return nil
 }
 
-// evict asks the API server to evict this very pod, without client-go's own retries:
-// those would wait here for a budget.
+// evict asks the API server to evict this very pod, without client-go's own retries: the retries would wait here for
+// a budget.
 func (d *draining) evict(ctx context.Context, p *corev1.Pod) error {
 	return d.api.PolicyV1().RESTClient().Post().MaxRetries(0).
 		AbsPath("/api/v1").Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("eviction").
@@ -417,8 +413,8 @@ func onlyThisPod(p *corev1.Pod) *metav1.DeleteOptions {
 	return &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}}
 }
 
-// isForbidden reports whether a 403 may be about our rights, rather than a budget's
-// or that of a terminating namespace (plugin/namespace/lifecycle in apiserver).
+// isForbidden reports whether a 403 may be about our rights, not about a budget or a terminating namespace
+// (plugin/namespace/lifecycle in apiserver).
 func isForbidden(err error) bool {
 	return apierrors.IsForbidden(err) &&
 		!apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) && !apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause)
@@ -440,7 +436,7 @@ func (d *draining) requireMay(ctx context.Context, p *corev1.Pod, remove bool, d
 	return d.translate(denied)
 }
 
-// answerText is the API server's answer, with its additional causes.
+// answerText returns the API server's answer, with its additional causes.
 func (d *draining) answerText(err error) string {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok {
@@ -457,9 +453,8 @@ func (d *draining) answerText(err error) string {
 	return foreign.Line(text)
 }
 
-// denies reports whether an answer is a refusal by a webhook or a policy, which
-// choose their code (admission/plugin/webhook/errors in apiserver), and not that of
-// a server that cannot answer.
+// denies reports whether an answer is a refusal by a webhook or a policy, not by a server that cannot answer.
+// Webhooks and policies choose their code (admission/plugin/webhook/errors in apiserver).
 func denies(err error) bool {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok || apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
@@ -473,8 +468,8 @@ func denies(err error) bool {
 	}
 }
 
-// deleteRefused marks the pods for deletion that were refused to the end, and reports
-// whether there are any. Pods that are merely slow are not touched.
+// deleteRefused marks for deletion the pods that were refused to the end, and reports whether there are any. It does
+// not touch pods that are merely slow.
 func (d *draining) deleteRefused() bool {
 	found := false
 	for _, l := range d.pods {

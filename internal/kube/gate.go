@@ -18,8 +18,8 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// Judge evaluates a gate's expression on the current state of every object that it
-// selects. A kind that is not served is not an error.
+// Judge evaluates a gate's expression on the current state of every object that the gate selects. A kind that is not
+// served is not an error.
 func (c *Client) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judged, error) {
 	expr, err := expression.Compile(g.Expr)
 	if err != nil {

@@ -60,7 +60,7 @@ func (c *Client) UpdateLease(ctx context.Context, l cluster.Lease) error {
 	return c.translateLeaseChange(err)
 }
 
-// DeleteLease deletes the claim's Lease if it is as it was read. A missing one is not an error.
+// DeleteLease deletes the claim's Lease if it is as it was read. A missing Lease is not an error.
 func (c *Client) DeleteLease(ctx context.Context, l cluster.Lease) error {
 	err := c.translateLeaseChange(c.api.CoordinationV1().Leases(leaseNamespace).Delete(ctx, leaseName,
 		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(types.UID(l.UID)), ResourceVersion: &l.Revision}}))
@@ -70,9 +70,9 @@ func (c *Client) DeleteLease(ctx context.Context, l cluster.Lease) error {
 	return err
 }
 
-// leaseOf is the complete Lease: anything else in it is dropped. Without the UID an
-// update would recreate a Lease that was deleted meanwhile, which the API server
-// allows (AllowCreateOnUpdate in registry/coordination/lease/strategy.go).
+// leaseOf returns the complete Lease: a write drops everything else that is in it. Without the UID an update would
+// recreate a Lease that was deleted meanwhile, which the API server allows (AllowCreateOnUpdate in
+// registry/coordination/lease/strategy.go).
 func leaseOf(l cluster.Lease) *coordinationv1.Lease {
 	acquired, renewed := metav1.NewMicroTime(l.Acquired), metav1.NewMicroTime(l.Renewed)
 	return &coordinationv1.Lease{
@@ -104,14 +104,14 @@ func (c *Client) translateLease(err error) error {
 	return c.translate(err)
 }
 
-// isUnanswered reports whether a request reached no server, or one that fell silent.
+// isUnanswered reports whether a request reached no server, or a server that fell silent.
 func isUnanswered(err error) bool {
 	_, request := errors.AsType[*url.Error](err)
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	return request && !untrusted && !errors.Is(err, context.Canceled)
 }
 
-// translateLeaseChange is translateLease for a write, which may have been made without an answer.
+// translateLeaseChange is translateLease for a write, which the server may have made without answering.
 func (c *Client) translateLeaseChange(err error) error {
 	switch {
 	case err == nil:

@@ -19,10 +19,8 @@ import (
 
 var piraeusVersion = schema.GroupVersion{Group: "piraeus.io", Version: "v1"}
 
-// linstorSatellite is the part that we read of the Piraeus operator's
-// LinstorSatellite. It has its node's name and the merged
-// LinstorSatelliteConfigurations (piraeus-operator,
-// api/v1/linstorsatellite_types.go, storagepool.go).
+// linstorSatellite is the part that we read of the Piraeus operator's LinstorSatellite. It has the name of its node
+// and the merged LinstorSatelliteConfigurations (piraeus-operator, api/v1/linstorsatellite_types.go, storagepool.go).
 type linstorSatellite struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
@@ -96,7 +94,7 @@ const (
 	linstorPort  = "3370"
 )
 
-// linstorElse is for a LINSTOR that can't be read.
+// linstorElse is the alternative for a LINSTOR that can't be read.
 var linstorElse = replica.Off(linstor.Name) + " with a gate that asks linstor, see examples/gates/piraeus.yaml"
 
 // linstorCluster is the part that we read of the Piraeus operator's LinstorCluster (api/v1/linstorcluster_types.go).
@@ -117,7 +115,7 @@ func (e noController) Error() string { return e.why }
 // errNoCluster says that Piraeus is installed without a LINSTOR.
 var errNoCluster = noController{why: "there is no LinstorCluster"}
 
-// linstorController is LINSTOR's controller; without one the error is a noController.
+// linstorController returns LINSTOR's controller; if there is none that can be asked, the error is a noController.
 func (c *Client) linstorController(ctx context.Context) (controller linstor.Controller, err error) {
 	clusters, err := listCustom[linstorCluster](ctx, c, piraeusVersion.WithResource("linstorclusters"), "")
 	if err != nil {
@@ -130,8 +128,8 @@ func (c *Client) linstorController(ctx context.Context) (controller linstor.Cont
 	case spec.External != nil:
 		return controller, noController{foreign.Line("its controller is outside of the cluster (" + spec.External.URL + "), and recast reads only one inside"), linstorElse}
 	case spec.TLS != nil:
-		// It redirects every request to a port that asks for a client certificate (initGrizzly in linstor-server,
-		// GrizzlyHttpService.java), and the API server's proxy has none.
+		// The controller redirects every request to a port that asks for a client certificate (initGrizzly in
+		// linstor-server, GrizzlyHttpService.java), and the API server's proxy has none.
 		return controller, noController{"its API asks for a client certificate (spec.apiTLS of the LinstorCluster), and the API server's proxy has none", linstorElse}
 	}
 	at, found, err := c.findService(ctx, linstorLabel, linstorPort)
@@ -141,8 +139,8 @@ func (c *Client) linstorController(ctx context.Context) (controller linstor.Cont
 	return linstor.Controller{Get: at.get, Put: at.put, Place: at.place()}, err
 }
 
-// linstorReplicas reads the volumes of the LINSTOR that Piraeus runs. While that can't be read, every node with a
-// satellite may have some.
+// linstorReplicas reads the volumes of the LINSTOR that Piraeus runs. While LINSTOR can't be read, every node with a
+// satellite may have volumes.
 func (c *Client) linstorReplicas(ctx context.Context, _ schema.GroupVersion) (s replica.System, err error) {
 	s = replica.System{Name: linstor.Name}
 	controller, err := c.linstorController(ctx)
@@ -165,7 +163,8 @@ func (c *Client) linstorReplicas(ctx context.Context, _ schema.GroupVersion) (s 
 	return s, err
 }
 
-// linstorHeld reads how long LINSTOR waits. Where it can't be asked, recast has changed nothing.
+// linstorHeld reads how long LINSTOR waits. It lists nothing if there is no controller to ask: then recast has
+// changed nothing.
 func (c *Client) linstorHeld(ctx context.Context) ([]replica.Setting, error) {
 	settings, err := c.linstorSettings(ctx)
 	if _, away := errors.AsType[noController](err); away {
@@ -183,7 +182,7 @@ func (c *Client) linstorSettings(ctx context.Context) ([]replica.Setting, error)
 	return controller.Settings(ctx)
 }
 
-// linstorRight is what a change of a node's property needs.
+// linstorRight returns the right that a change of a node's property needs.
 func (c *Client) linstorRight(ctx context.Context) (*authorizationv1.ResourceAttributes, error) {
 	at, found, err := c.findService(ctx, linstorLabel, linstorPort)
 	if err != nil || !found {

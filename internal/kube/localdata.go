@@ -21,15 +21,15 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// LocalData lists, by name, the data that exists on only one of the nodes, for each.
-// Storage systems that are not installed have none; one that cannot be read is an
-// error. Everything is listed once for all nodes, and again for each call.
+// LocalData lists, by name, the data that exists on only one of the nodes, for each node. A storage system that is
+// not installed has none; a system that cannot be read is an error. Each call lists everything anew, once for all
+// nodes.
 func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[string][]cluster.LocalData, error) {
 	groups, err := c.groups(ctx)
 	return c.localData(ctx, groups, err, nodes)
 }
 
-// localData is LocalData with a list of the API groups, or the error of reading it.
+// localData is LocalData with a list of the API groups, or with the error of reading the list.
 func (c *Client) localData(ctx context.Context, groups []metav1.APIGroup, errGroups error, nodes []cluster.KubeNode) (map[string][]cluster.LocalData, error) {
 	l := newLocalScan(c, nodes)
 	var errPools, errVolumes, errLonghorn, errRook, errPaths error
@@ -66,11 +66,11 @@ type localScan struct {
 	nodes []*localNode
 	named map[string][]*localNode // by name and by hostname label
 	pods  []cluster.LocalData     // volumes of Proxmox' CSI driver, and of servers that may know machines by name
-	// inline are those of servers that only pods name.
+	// inline are the volumes of servers that only pods name.
 	inline []cluster.LocalData
 }
 
-// localNode is one of them, with what was found there.
+// localNode is one node of a search, with what was found there.
 type localNode struct {
 	name   string
 	labels labels.Set
@@ -93,10 +93,10 @@ func newLocalScan(c *Client, nodes []cluster.KubeNode) *localScan {
 	return l
 }
 
-// hostname is the node's hostname label, which ties volumes and pods to it.
+// hostname returns the node's hostname label, which ties volumes and pods to the node.
 func (n *localNode) hostname() string { return cmp.Or(n.labels[corev1.LabelHostname], n.name) }
 
-// singleNode is the name of the single node of the search; "" if there are several.
+// singleNode returns the name of the single node of the search; "" if there are several.
 func (l *localScan) singleNode() string {
 	if len(l.nodes) == 1 {
 		return l.nodes[0].name
@@ -104,7 +104,7 @@ func (l *localScan) singleNode() string {
 	return ""
 }
 
-// byName is the node of that name; nil if it is not part of the search.
+// byName returns the node of that name; nil if it is not part of the search.
 func (l *localScan) byName(name string) *localNode {
 	i := slices.IndexFunc(l.named[name], func(n *localNode) bool { return n.name == name })
 	if i < 0 {
@@ -125,8 +125,7 @@ func (n *localNode) data() []cluster.LocalData {
 	return data
 }
 
-// localVolumes finds the volumes on each node. Those of LINSTOR are in its pools
-// there.
+// localVolumes finds the volumes on each node. LINSTOR's volumes are in its pools there.
 func (l *localScan) localVolumes(ctx context.Context) error {
 	begin := func() {
 		for _, n := range l.nodes {
@@ -156,8 +155,9 @@ func (l *localScan) addVolume(pv *corev1.PersistentVolume) {
 	}
 }
 
-// accessOf is the protocol by which machines use a volume, if it is iSCSI or NVMe-oF. CSI drivers for both say which in
-// a volume's attributes, by its name or by that of the target. Mayastor, whose protocol is nvmf, gives nodes names itself.
+// accessOf returns the protocol by which machines use a volume if that is iSCSI or NVMe-oF, else "". CSI drivers say
+// it in a volume's attributes, by the name of the protocol or of the target. Mayastor, whose protocol is nvmf, is
+// neither: it gives nodes names itself.
 func accessOf(pv *corev1.PersistentVolume) string {
 	if pv.Spec.ISCSI != nil {
 		return cluster.ISCSI
@@ -192,10 +192,9 @@ func holdsData(pv *corev1.PersistentVolume) bool {
 	return false
 }
 
-// localTo lists the nodes that the volume is, or may be, confined to, and its path
-// there. A hostPath volume without affinity is wherever its pod happened to run.
-// Local CSI drivers (TopoLVM, OpenEBS' LVM and ZFS) pin theirs to the node by its
-// name.
+// localTo lists the nodes that the volume is, or may be, confined to, and its path there. A hostPath volume without
+// affinity is wherever its pod happened to run. Local CSI drivers (TopoLVM, OpenEBS' LVM and ZFS) pin their volumes
+// to the node by its name.
 func (l *localScan) localTo(pv *corev1.PersistentVolume) (path string, at []*localNode) {
 	var required *corev1.NodeSelector
 	if pv.Spec.NodeAffinity != nil {
@@ -210,9 +209,8 @@ func (l *localScan) localTo(pv *corev1.PersistentVolume) (path string, at []*loc
 	return "", l.pinned(required)
 }
 
-// pooled are the CSI drivers whose volumes are in LVM or ZFS: the format, and the
-// volume attribute that names the group or pool. TopoLVM keeps that name in its
-// lvmd's configuration.
+// pooled are the CSI drivers whose volumes are in LVM or ZFS: the format, and the volume attribute that names the
+// group or pool. TopoLVM keeps that name in the configuration of its lvmd.
 var pooled = map[string]struct{ format, attribute string }{
 	"topolvm.io":           {format: cluster.FormatLVM},
 	"topolvm.cybozu.com":   {format: cluster.FormatLVM},                                   // its name before 0.10
@@ -223,11 +221,10 @@ var pooled = map[string]struct{ format, attribute string }{
 // proxmoxDriver is sergelogvinov/proxmox-csi-plugin (pkg/csi/driver.go, DriverName).
 const proxmoxDriver = "csi.proxmox.sinextra.dev"
 
-// linstorDriver keeps its volumes in LINSTOR's pools on the node; a PersistentVolume
-// does not say in which.
+// linstorDriver keeps its volumes in LINSTOR's pools on the node; a PersistentVolume does not name its pool.
 const linstorDriver = "linstor.csi.linbit.com"
 
-// locations are where the volume may be, as far as known, without names.
+// locations lists where the volume may be, as far as known, without names.
 func locations(pv *corev1.PersistentVolume, path string, pools []cluster.LocalData) []cluster.LocalData {
 	csi := pv.Spec.CSI
 	switch {
@@ -317,7 +314,7 @@ func allows(s *corev1.NodeSelector, n *localNode) bool {
 	})
 }
 
-// meets reports whether the labels meet a requirement. An invalid one counts as met.
+// meets reports whether the labels meet a requirement. An invalid requirement counts as met.
 func meets(set labels.Set, r corev1.NodeSelectorRequirement) bool {
 	operators := map[corev1.NodeSelectorOperator]selection.Operator{
 		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
@@ -358,8 +355,8 @@ func pins(s *corev1.NodeSelector, n *localNode) bool {
 	})
 }
 
-// managed is a directory of the node whose contents a storage system reports itself:
-// what its own pods write there is not reported again.
+// managed is a directory of the node whose contents a storage system reports itself: what the system's own pods write
+// there is not reported again.
 type managed struct {
 	namespace string
 	app       string // prefix of its pods' label app; "": every pod of the namespace
@@ -464,12 +461,10 @@ func isDevice(t *corev1.HostPathType) bool {
 	return t != nil && slices.Contains([]corev1.HostPathType{corev1.HostPathSocket, corev1.HostPathCharDev, corev1.HostPathBlockDev}, *t)
 }
 
-// isPersistent reports whether data written to a path of a Talos node survives a restart
-// and is more than configuration. Besides /var that is /opt, an overlay whose writes
-// go to /var/system/overlays. So are /etc/cni, /etc/kubernetes and
-// /usr/libexec/kubernetes, but the CNI, Talos and the kubelet fill those
-// (constants.Overlays of Talos). /var/run leads to /run; the rest is read-only or in
-// memory.
+// isPersistent reports whether data written to a path of a Talos node survives a restart and is more than
+// configuration. /var does, and /opt, an overlay whose writes go to /var/system/overlays. /etc/cni, /etc/kubernetes
+// and /usr/libexec/kubernetes survive, too, but the CNI, Talos and the kubelet fill them (constants.Overlays of
+// Talos). /var/run leads to /run; all other paths are read-only or in memory.
 func isPersistent(at string) bool {
 	return at == "/" || (within(at, "/var") || within(at, "/opt")) && !within(at, "/var/run")
 }
@@ -479,7 +474,7 @@ func within(at, dir string) bool {
 	return at == dir || strings.HasPrefix(at, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// workload names what created the pod, by a name that outlives it: "DaemonSet default/agent".
+// workload names the creator of the pod, by a name that outlives the pod: "DaemonSet default/agent".
 func workload(p *corev1.Pod) string {
 	kind, name := "pod", p.Name
 	if ref := metav1.GetControllerOfNoCopy(p); ref != nil && ref.Kind != "Node" {

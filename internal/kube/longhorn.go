@@ -40,7 +40,7 @@ type longhornDiskSpec struct {
 	Evicting   bool   `json:"evictionRequested"`
 }
 
-// directory is the disk's; "" for a whole block device. Longhorn's default ends in a slash.
+// directory returns the disk's directory; "" for a whole block device. Longhorn's default ends in a slash.
 func (d longhornDiskSpec) directory() string {
 	if d.Type == "block" || d.Type == "lvm" {
 		return ""
@@ -123,10 +123,9 @@ func (c longhornContents) String() string {
 	return text
 }
 
-// known reports whether Longhorn lists everything on the disk. It does so by the
-// disk's UUID, and only while the disk is ready. A node that is down changes nothing
-// on it; since 1.12 the disk is then not ready (node_controller.go,
-// markAllDisksNotReadyWhenNodeNotReady).
+// known reports whether Longhorn lists everything on the disk. Longhorn does so by the disk's UUID, and only while
+// the disk is ready. While a node is down, nothing changes on its disk, but since 1.12 the disk is then not ready
+// (node_controller.go, markAllDisksNotReadyWhenNodeNotReady).
 func (d *longhornDisk) known() bool {
 	return d != nil && d.UUID != "" && slices.ContainsFunc(d.Conditions, func(c longhornCondition) bool {
 		return c.Type == "Ready" && (c.Status == "True" || c.Reason == "NodeNotReady")
@@ -169,7 +168,7 @@ func (l *localScan) longhornState(ctx context.Context) (look longhornState, err 
 	return look, err
 }
 
-// seemsEmpty reports whether a directory of the node is empty according to its status alone.
+// seemsEmpty reports whether a disk's directory is empty according to the node's status alone.
 func (n longhornNode) seemsEmpty() bool {
 	for id, disk := range n.Spec.Disks {
 		if disk.directory() != "" && (longhornState{}).contents(n, id).empty() {
@@ -203,8 +202,8 @@ func (look longhornState) contents(node longhornNode, id string) longhornContent
 	return c
 }
 
-// longhornDisks finds the directories of each node in which Longhorn has, or may
-// have, replicas, and all that it manages. Its other disks are whole block devices.
+// longhornDisks finds the directories of each node in which Longhorn has, or may have, replicas, and all directories
+// that Longhorn manages. Longhorn's other disks are whole block devices.
 func (l *localScan) longhornDisks(ctx context.Context, groups []metav1.APIGroup) error {
 	if installed, err := supports(groups, longhornVersion); !installed {
 		return err
@@ -242,8 +241,8 @@ func (l *localScan) longhornDisks(ctx context.Context, groups []metav1.APIGroup)
 	return nil
 }
 
-// longhornVolume is the volume of a replica, whose name begins with the volume's
-// (types/types.go, GenerateReplicaNameForVolume).
+// longhornVolume returns the volume of a replica, whose name begins with the volume's (types/types.go,
+// GenerateReplicaNameForVolume).
 func longhornVolume(replica string) string {
 	if i := strings.LastIndex(replica, "-r-"); i > 0 {
 		return replica[:i]
@@ -253,10 +252,10 @@ func longhornVolume(replica string) string {
 
 // longhornMoves holds the nodes that Longhorn could move replicas to.
 type longhornMoves struct {
-	nodes []longhornNode // all that it has
+	nodes []longhornNode // all nodes that Longhorn has
 }
 
-// longhornMoves uses the listed nodes, or lists all if that was only one.
+// longhornMoves uses the listed nodes; if these are only the search's single node, it lists all nodes.
 func (l *localScan) longhornMoves(ctx context.Context, listed []longhornNode) (moves longhornMoves, err error) {
 	if moves.nodes = listed; l.singleNode() == "" {
 		return moves, nil
@@ -265,13 +264,11 @@ func (l *localScan) longhornMoves(ctx context.Context, listed []longhornNode) (m
 	return moves, err
 }
 
-// lift describes how a disk becomes empty, and the command that starts it; both are
-// "" if Longhorn cannot move its contents. Only a node that accepts no new replicas
-// can be evicted (webhook/resources/node/validator.go, Update). Afterwards the disk
-// has to be removed and added again: Longhorn gives a new directory another UUID,
-// and takes such a disk for changed (node_controller.go,
-// findNotReadyAndReadyDiskMaps). Only a disk that accepts no replicas can be
-// removed, so the command disables scheduling at once.
+// lift describes how a disk becomes empty, and the command that starts it; both are "" if Longhorn cannot move the
+// disk's contents. Only a node that accepts no new replicas can be evicted (webhook/resources/node/validator.go,
+// Update). Afterwards the disk has to be removed and added again: Longhorn gives a new directory another UUID, and
+// then considers the disk changed (node_controller.go, findNotReadyAndReadyDiskMaps). Only a disk that accepts no
+// replicas can be removed, so the command disables scheduling at once.
 func (m longhornMoves) lift(n longhornNode, id string, c longhornContents) (words, command string) {
 	const then = "roll once the disk has no replicas, then undo that: remove the disk from the Longhorn node, because the new one has another UUID, " +
 		"and add it again with scheduling allowed for both (docs/notes/local-data.md, Longhorn on the system disk)"
@@ -309,9 +306,8 @@ func evictCommand(n longhornNode, id string) string {
 	return foreign.Line(fmt.Sprintf("kubectl -n %s patch nodes.longhorn.io %s --type merge -p %s", n.Metadata.Namespace, n.Metadata.Name, patch))
 }
 
-// takes reports whether a node other than not may get a replica of the volume. By
-// default, Longhorn puts no two replicas of a volume on one node
-// (replica-soft-anti-affinity).
+// takes reports whether a node other than not may get a replica of the volume. By default, Longhorn never puts two
+// replicas of a volume on one node (replica-soft-anti-affinity).
 func (m longhornMoves) takes(not, volume string) bool {
 	return slices.ContainsFunc(m.nodes, func(n longhornNode) bool {
 		if n.Metadata.Name == not || !n.Spec.Scheduling || n.Spec.Evicting || denied(n.Status.Conditions, "Ready", "Schedulable") {

@@ -50,9 +50,9 @@ type longhornVolumeState struct {
 	} `json:"status"`
 }
 
-// replica says how a copy is. HealthyAt is set once it is complete, and cleared
-// before it is filled again; FailedAt is set when it fails, and cleared likewise
-// (replica.go; isHealthyAndActiveReplica in controller/volume_controller.go).
+// replica returns the state of a copy. Longhorn sets HealthyAt once the copy is complete, and clears it before the
+// copy is filled again; it sets FailedAt when the copy fails, and clears it likewise (replica.go;
+// isHealthyAndActiveReplica in controller/volume_controller.go).
 func (r longhornReplica) replica() replica.Replica {
 	s := r.Spec
 	empty := s.HealthyAt == "" && s.FailedAt == ""
@@ -84,9 +84,8 @@ func (c *Client) longhornReplicas(ctx context.Context, _ schema.GroupVersion) (r
 	for _, n := range nodes {
 		s.Nodes = append(s.Nodes, n.standing())
 	}
-	// Only block-if-contains-last-replica, the default, keeps a node with the last
-	// copy of a volume (types/setting.go, NodeDrainPolicy…): the others let it go, or
-	// move the copy while it drains.
+	// Only block-if-contains-last-replica, the default, keeps a node with the last copy of a volume
+	// (types/setting.go, NodeDrainPolicy…): the other policies let the node go, or move the copy while it drains.
 	policy := cmp.Or(longhornValue(settings, longhornDrain), "block-if-contains-last-replica")
 	percent, err := c.longhornRebuilds(ctx, copies)
 	if err != nil {
@@ -135,8 +134,8 @@ func (v longhornVolumeState) volume(copies []longhornReplica, percent map[string
 	return out
 }
 
-// standing says whether the node's copies can be used. Its disks are known by a file
-// on them, which a wiped one does not have.
+// standing says whether the node's copies can be used. Longhorn knows a disk by a file on it, which a wiped disk does
+// not have.
 func (n longhornNode) standing() replica.Node {
 	out := replica.Node{Name: n.Metadata.Name}
 	for _, c := range n.Status.Conditions {
@@ -160,8 +159,7 @@ func (n longhornNode) standing() replica.Node {
 	return out
 }
 
-// longhornAway says why what Longhorn's objects say may be out of date: none of its
-// managers runs.
+// longhornAway says why Longhorn's objects may be out of date: none of its managers runs. It returns "" if one runs.
 func (c *Client) longhornAway(ctx context.Context, namespace string) (string, error) {
 	var set *appsv1.DaemonSet
 	set, err := c.api.AppsV1().DaemonSets(namespace).Get(ctx, longhornManager, metav1.GetOptions{})
@@ -182,7 +180,7 @@ func (c *Client) watchLonghorn(ctx context.Context, tell func(look bool)) error 
 	return watchCustom(ctx, c, longhornVersion.WithResource("volumes"), tell, robustness, func(was, is string) bool { return was != "healthy" && is == "healthy" })
 }
 
-// holdAnnotation is JSON of a replica.Memo, on the setting that it is about.
+// holdAnnotation holds a replica.Memo as JSON, on the setting that the memo is about.
 const holdAnnotation = "recast.dev/hold"
 
 type longhornSetting struct {
@@ -190,7 +188,7 @@ type longhornSetting struct {
 	Value    string            `json:"value"`
 }
 
-// longhornHeld reads how long Longhorn waits; none if the setting is missing.
+// longhornHeld reads how long Longhorn waits; it lists nothing if the setting is missing.
 func (c *Client) longhornHeld(ctx context.Context) ([]replica.Setting, error) {
 	all, err := c.longhornWaits(ctx)
 	return c.waitSettings(all), err
@@ -217,7 +215,7 @@ func (c *Client) longhornSettings(ctx context.Context) ([]replica.Setting, error
 	return c.waitSettings(list.Items), nil
 }
 
-// longhornRight is what a change of the setting needs.
+// longhornRight returns the right that a change of the setting needs; nil if the setting is missing.
 func (c *Client) longhornRight(ctx context.Context) (*authorizationv1.ResourceAttributes, error) {
 	all, err := c.longhornWaits(ctx)
 	if err != nil || len(all) == 0 {
@@ -228,8 +226,8 @@ func (c *Client) longhornRight(ctx context.Context) (*authorizationv1.ResourceAt
 	}, nil
 }
 
-// waitSettings are those of all that say how long Longhorn waits. It is in seconds, from 0 on (longhorn-manager, types/setting.go,
-// SettingDefinitionReplicaReplenishmentWaitInterval).
+// waitSettings picks the setting that says how long Longhorn waits, in seconds from 0 on (longhorn-manager,
+// types/setting.go, SettingDefinitionReplicaReplenishmentWaitInterval).
 func (c *Client) waitSettings(all []longhornSetting) (settings []replica.Setting) {
 	for _, s := range all {
 		if s.Metadata.Name != longhornWait {
@@ -258,7 +256,8 @@ func (s longhornSetting) memo() (m replica.Memo, err error) {
 	return m, nil
 }
 
-// undo is the command that gives back what the memo says, or only removes the memo where someone else has set the value since.
+// undo returns the command that sets the value in the memo again, or that only removes the memo if someone else has
+// set the value since.
 func (s longhornSetting) undo(m replica.Memo) (string, error) {
 	if s.Value != m.Set {
 		return s.forget(), nil
@@ -267,13 +266,13 @@ func (s longhornSetting) undo(m replica.Memo) (string, error) {
 		s.Metadata.Namespace, longhornWait, m.Was, holdAnnotation), nil
 }
 
-// forget is the command that removes what recast remembers.
+// forget returns the command that removes the memo.
 func (s longhornSetting) forget() string {
 	return fmt.Sprintf("kubectl --namespace %s annotate settings.longhorn.io %s %s-", s.Metadata.Namespace, longhornWait, holdAnnotation)
 }
 
-// longhornPatience is how long Longhorn waits by itself, and what recast has made of that. holds is false
-// where the setting is missing or no number.
+// longhornPatience returns how long Longhorn waits by itself, and the hold by which recast has changed that. holds is
+// false if the setting is missing or not a number.
 func longhornPatience(settings []replica.Setting) (waits time.Duration, held []replica.Hold, holds bool, err error) {
 	if len(settings) == 0 {
 		return 0, nil, false, nil
@@ -310,7 +309,7 @@ func (c *Client) writeLonghorn(ctx context.Context, s longhornSetting, value str
 		Body(body).Do(ctx).Error()
 }
 
-// longhornEngine is what an Engine of Longhorn says about replicas that it fills
+// longhornEngine is the part that we read of Longhorn's Engine: the replicas that it fills
 // (k8s/pkg/apis/longhorn/v1beta2/engine.go, EngineStatus).
 type longhornEngine struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
@@ -323,8 +322,8 @@ type longhornEngine struct {
 	} `json:"status"`
 }
 
-// longhornRebuilds returns how much of each replica that is being filled is there, in percent, by namespace and
-// name. It is only shown: without the right to list engines nothing is known (syncReplicas in
+// longhornRebuilds returns the progress, in percent, of each replica that is being filled, by namespace and name. The
+// progress is only shown: without the right to list engines it is unknown (syncReplicas in
 // controller/engine_controller.go looks it up likewise; GetBackendReplicaURL in engineapi).
 func (c *Client) longhornRebuilds(ctx context.Context, copies []longhornReplica) (map[string]int, error) {
 	filled := false

@@ -41,7 +41,8 @@ type diskPool struct {
 	} `json:"spec"`
 }
 
-// mayastorVersion finds the version of Mayastor's pools: its group is installed without it, too.
+// mayastorVersion finds the version of Mayastor's pools. The API group alone proves nothing: other engines of OpenEBS
+// install it, too.
 func (c *Client) mayastorVersion(ctx context.Context, groups []metav1.APIGroup) (gv schema.GroupVersion, installed bool, err error) {
 	versions, _ := servedVersions(groups, mayastorGroup)
 	for _, version := range versions {
@@ -57,7 +58,8 @@ func (c *Client) mayastorVersion(ctx context.Context, groups []metav1.APIGroup) 
 	return gv, false, nil
 }
 
-// mayastorReplicas reads the volumes of Mayastor. While they can't be read, every node with a pool may have some.
+// mayastorReplicas reads the volumes of Mayastor. While Mayastor can't be read, every node with a pool may have
+// volumes.
 func (c *Client) mayastorReplicas(ctx context.Context, version schema.GroupVersion) (replica.System, error) {
 	s := replica.System{Name: mayastor.Name, Waits: mayastorWaits}
 	pools, err := listCustom[diskPool](ctx, c, version.WithResource(mayastorPool), "")
@@ -85,8 +87,8 @@ func (c *Client) mayastorReplicas(ctx context.Context, version schema.GroupVersi
 	return s, nil
 }
 
-// mayastorSettings reads what agent-core is told: how long it waits, 0 if that can't be understood, and why it would
-// not move a volume's target away from a node that is lost; "": it does (agent-core-deployment.yaml in
+// mayastorSettings reads the arguments and containers of agent-core: how long it waits, 0 if that can't be parsed,
+// and why it would not move a volume's target away from a lost node; "": it would (agent-core-deployment.yaml in
 // mayastor-extensions, chart/templates/mayastor/agents/core).
 func (c *Client) mayastorSettings(ctx context.Context, namespace string) (waits time.Duration, stuck string, err error) {
 	list, err := c.api.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{LabelSelector: mayastorCore})

@@ -94,9 +94,8 @@ func isReady(n *corev1.Node) bool {
 	})
 }
 
-// PendingCertificates lists, by name, the serving certificates that the node's
-// kubelet has requested and that are undecided. Without one the kubelet cannot be
-// asked for logs, metrics or an exec.
+// PendingCertificates lists, by name, the serving certificates that the node's kubelet has requested and that are
+// undecided. Without a certificate the kubelet cannot be asked for logs, metrics or an exec.
 func (c *Client) PendingCertificates(ctx context.Context, node string) ([]string, error) {
 	selector := fields.OneTermEqualSelector("spec.signerName", certificatesv1.KubeletServingSignerName).String()
 	list, err := c.api.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{FieldSelector: selector})
@@ -113,8 +112,8 @@ func (c *Client) PendingCertificates(ctx context.Context, node string) ([]string
 	return names, nil
 }
 
-// decided reports whether a request was approved, denied, failed or served. An
-// approved one waits for the signer, not for approval.
+// decided reports whether a request was approved, denied, failed or served. An approved request waits for the signer,
+// not for approval.
 func decided(s certificatesv1.CertificateSigningRequestStatus) bool {
 	return len(s.Certificate) > 0 || slices.ContainsFunc(s.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
 		switch c.Type {
@@ -125,17 +124,15 @@ func decided(s certificatesv1.CertificateSigningRequestStatus) bool {
 	})
 }
 
-// The annotations in which recast records on a Node what it does to it. A kubelet
-// that registers again keeps them.
+// Annotations in which recast records on a Node what it does to the node. A kubelet that registers again keeps them.
 const (
 	rollAnnotation        = "recast.dev/roll" // JSON of a cluster.Mark
 	failedBuildAnnotation = "recast.dev/failed-build"
 	bootedAnnotation      = "recast.dev/booted"
 )
 
-// Cordon makes the node unschedulable and marks it with why, in one write. A node
-// that was unschedulable without a mark, or with a Foreign one, was cordoned by
-// someone else: then the new mark is Foreign, too.
+// Cordon makes the node unschedulable and marks it with why, in one write. If the node was already unschedulable,
+// without a mark or with a Foreign one, someone else has cordoned it: then the new mark is Foreign, too.
 func (c *Client) Cordon(ctx context.Context, node string, why cluster.Mark) error {
 	return c.amendNode(ctx, "cordon", node, func(n *corev1.Node) (*nodePatch, error) {
 		had, err := markOf(n)
@@ -175,8 +172,8 @@ func (c *Client) Uncordon(ctx context.Context, node string) error {
 	})
 }
 
-// SetFailedBuild records on the Node a build that it came back from as the old
-// system; "" removes the record.
+// SetFailedBuild records on the Node a build from which the node came back with its old system; "" removes the
+// record.
 func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
 	return c.amendNode(ctx, "note the failed build on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if n.Annotations[failedBuildAnnotation] == build {
@@ -210,7 +207,8 @@ func (c *Client) SetBooted(ctx context.Context, node string, b cluster.Booted) e
 	})
 }
 
-// bootedOf is empty if someone has edited the annotation: then the machine is believed.
+// bootedOf reads the recorded boot entry. It is empty if someone has made the annotation unreadable: then the machine
+// is believed.
 func bootedOf(n *corev1.Node) (b cluster.Booted) {
 	if json.Unmarshal([]byte(n.Annotations[bootedAnnotation]), &b) != nil {
 		return cluster.Booted{}
@@ -218,8 +216,8 @@ func bootedOf(n *corev1.Node) (b cluster.Booted) {
 	return b
 }
 
-// markOf reads the node's mark; nil if it has none. An unreadable one is an error:
-// it would be unclear whose cordon it is.
+// markOf reads the node's mark; nil if it has none. An unreadable mark is an error: it would be unclear whose cordon
+// it is.
 func markOf(n *corev1.Node) (*cluster.Mark, error) {
 	text, ok := n.Annotations[rollAnnotation]
 	if !ok {
@@ -241,9 +239,8 @@ func markOf(n *corev1.Node) (*cluster.Mark, error) {
 // long the API may give no usable answer.
 const amendTimeout = time.Minute
 
-// nodePatch is a merge patch of a node. Its revision ensures that the node is the
-// one that was read: such a patch replaces the whole list of taints, and a mark must
-// not overwrite a concurrent one.
+// nodePatch is a merge patch of a node. Its revision ensures that the node is unchanged since it was read: the patch
+// replaces the whole list of taints, and a mark must not overwrite a concurrent one.
 type nodePatch struct {
 	Metadata struct {
 		ResourceVersion string             `json:"resourceVersion"`
@@ -264,12 +261,11 @@ func (p *nodePatch) annotate(key string, value *string) {
 	p.Metadata.Annotations[key] = value
 }
 
-// amendment returns the change to a node as it is; nil for none.
+// amendment returns the change to a node as it was read; nil for none.
 type amendment func(n *corev1.Node) (*nodePatch, error)
 
-// amendNode changes a node in one write. If someone else writes between our read and our
-// write, or the answer is lost, the node is read again and change called again: the
-// revision prevents a second write of the same change.
+// amendNode changes a node in one write. If someone else writes between our read and our write, or the answer is
+// lost, it reads the node again and calls change again: the revision prevents a second write of the same change.
 func (c *Client) amendNode(ctx context.Context, what, node string, change amendment) error {
 	return c.repeat(ctx, what+" node "+node, func(ctx context.Context) error { return c.amendNodeOnce(ctx, node, change) })
 }
@@ -289,8 +285,8 @@ func (c *Client) DeleteNode(ctx context.Context, node, uid string) error {
 	return err
 }
 
-// repeat repeats a change that is safe to repeat while the API does not answer, or someone else
-// changes the same.
+// repeat repeats a change, which must be safe to repeat, while the API does not answer or someone else changes the
+// same object.
 func (c *Client) repeat(ctx context.Context, name string, do func(context.Context) error) error {
 	w := wait.For{Name: name, Every: c.poll, Timeout: amendTimeout}
 	var transient error
@@ -346,16 +342,15 @@ func (c *Client) amendNodeOnce(ctx context.Context, node string, change amendmen
 	return err
 }
 
-// RestoreMetadata restores what people had put on the node. A node that lacks
-// nothing is not written to.
+// RestoreMetadata restores the labels, annotations and taints that people had put on the node. It writes nothing if
+// the node lacks nothing.
 func (c *Client) RestoreMetadata(ctx context.Context, node string, m cluster.NodeMetadata) error {
 	return c.amendNode(ctx, "restore labels, annotations and taints of", node, func(n *corev1.Node) (*nodePatch, error) {
 		return missingMetadata(n, m), nil
 	})
 }
 
-// missingMetadata is the patch that gives n the keys of m that no other program writes; nil if
-// there are none.
+// missingMetadata returns the patch that gives n the keys of m that no other program writes; nil if n lacks none.
 func missingMetadata(n *corev1.Node, m cluster.NodeMetadata) *nodePatch {
 	o := ownership(n, m)
 	p := &nodePatch{}
@@ -395,9 +390,9 @@ func differing(have, want map[string]string, skip func(string) bool) map[string]
 	return d
 }
 
-// owners knows which program owns a key on a Node. What a program writes itself must
-// not be carried over: at best it is written again, at worst the old value belongs
-// to a machine that is gone (flannel's MAC, a CSI node ID).
+// owners knows which program owns a key on a Node. A key that a program writes itself must not be carried over: at
+// best the program writes it again, at worst the old value belongs to a machine that is gone (flannel's MAC, a CSI
+// node ID).
 type owners struct {
 	talosLabels, talosAnnotations, talosTaints []string // from the machine configuration, as Talos records them
 	cloud                                      bool     // a cloud controller manages the node
@@ -483,8 +478,8 @@ func below(key string, domains ...string) bool {
 	return ok && slices.ContainsFunc(domains, func(d string) bool { return prefix == d || strings.HasSuffix(prefix, "."+d) })
 }
 
-// regenerated is a directory of the node, including all below it (except for /), that
-// some pods write to and that holds no data: they fill it again on a new machine.
+// regenerated is a directory of the node, with all below it (except for /), that some pods write to and that holds no
+// data: the pods fill it again on a new machine.
 type regenerated struct {
 	pods      string // the pod's kind, as stayingKind returns it: "DaemonSet", "static"; "" for any
 	namespace string // of the pod; "" for any
@@ -515,7 +510,7 @@ var regeneratedPaths = []regenerated{
 	{"DaemonSet", "", "/var/lib/filebeat-data"},
 	{"DaemonSet", "", "/var/lib/docker"}, // other runtimes' logs: Talos has no Docker, and the directory is empty
 
-	// Storage systems that report themselves what they have on a node.
+	// Storage systems that themselves report what they have on a node.
 	{"", "longhorn-system", "/var/lib/longhorn"},        // Longhorn's own Node says which of its disks hold replicas; the rest is programs and sockets
 	{"", "longhorn-system", "/var/lib/kubelet/plugins"}, // the socket of Longhorn's CSI driver, which its sidecars use too
 	{"", "longhorn-system", "/"},                        // Longhorn's instance managers reach their disks by it: its own Node says what those hold

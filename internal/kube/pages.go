@@ -27,14 +27,13 @@ import (
 const (
 	// pageSize is the number of objects per request.
 	pageSize = 500
-	// listBegins bounds how often a list is restarted that expires while it is read.
+	// listBegins bounds how often a list is started that expires while it is read.
 	listBegins = 3
 )
 
-// inPages reads a list page by page: read requests one with these options and
-// returns the token of the next. All pages are of one revision, which etcd drops
-// after some minutes (kube-apiserver's --etcd-compaction-interval). Then the list is
-// restarted: read must drop its results whenever o.Continue is "".
+// inPages reads a list page by page: read requests a page with these options and returns the token of the next page.
+// All pages are of one revision, which etcd drops after some minutes (kube-apiserver's --etcd-compaction-interval).
+// Then inPages restarts the list: read must drop its results whenever o.Continue is "".
 func inPages(read func(o metav1.ListOptions) (next string, err error)) error {
 	for begun := 1; ; begun++ {
 		err := pagesOnce(read)
@@ -129,8 +128,8 @@ func eachJSON[T any](ctx context.Context, c *Client, list func() *rest.Request, 
 	})
 }
 
-// getJSON reads an answer and keeps integers, because an expression compares them.
-// Field names are case-sensitive.
+// getJSON decodes an answer and keeps integers as they are, because an expression compares them. Field names are
+// case-sensitive.
 func (c *Client) getJSON(ctx context.Context, request *rest.Request, into any) error {
 	result := request.SetHeader("Accept", "application/json").Do(ctx)
 	if err := result.Error(); err != nil {
@@ -146,9 +145,8 @@ func (c *Client) getJSON(ctx context.Context, request *rest.Request, into any) e
 	return nil
 }
 
-// groups lists the API groups that the cluster serves; a missing one is not
-// installed. client-go's own discovery takes a 403 or 404 for an empty list, which
-// would hide what exists.
+// groups lists the API groups that the cluster serves; a group that is not listed is not installed. client-go's own
+// discovery takes a 403 or 404 for an empty list, which would hide groups that exist.
 func (c *Client) groups(ctx context.Context) ([]metav1.APIGroup, error) {
 	var list metav1.APIGroupList
 	if err := c.api.Discovery().RESTClient().Get().AbsPath("/apis").Do(ctx).Into(&list); err != nil {
@@ -157,8 +155,7 @@ func (c *Client) groups(ctx context.Context) ([]metav1.APIGroup, error) {
 	return list.Groups, nil
 }
 
-// preferred is the cluster's preferred version of a group; ok is false if the group
-// is not installed.
+// preferred returns the cluster's preferred version of a group; ok is false if the group is not installed.
 func preferred(groups []metav1.APIGroup, name string) (gv schema.GroupVersion, ok bool) {
 	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == name })
 	if i < 0 {
@@ -167,8 +164,8 @@ func preferred(groups []metav1.APIGroup, name string) (gv schema.GroupVersion, o
 	return schema.GroupVersion{Group: name, Version: groups[i].PreferredVersion.Version}, true
 }
 
-// supports reports whether a group is installed. It is an error if the version
-// whose fields we know is missing: other versions could hide data.
+// supports reports whether a group is installed. It fails if the group lacks the version whose fields we know: other
+// versions could hide data.
 func supports(groups []metav1.APIGroup, gv schema.GroupVersion) (bool, error) {
 	served, installed := servedVersions(groups, gv.Group)
 	if installed && !slices.Contains(served, gv.Version) {
@@ -205,7 +202,7 @@ func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionReso
 	return listSelected[T](ctx, c, r, "fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, named).String())
 }
 
-// listSelected is listCustom for those that a selector picks; "" picks all.
+// listSelected is listCustom for the objects that a selector picks; "" picks all.
 func listSelected[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, by, selector string) (all []T, err error) {
 	request := func() *rest.Request {
 		request := c.api.Discovery().RESTClient().Get().AbsPath("/apis", r.Group, r.Version, r.Resource)
@@ -221,15 +218,15 @@ func listSelected[T any](ctx context.Context, c *Client, r schema.GroupVersionRe
 	return all, nil
 }
 
-// behind is the HTTP API of a program in the cluster, which is asked through the API server's proxy of Services.
+// behind is the HTTP API of a program in the cluster, reached through the API server's proxy of Services.
 type behind struct {
 	*Client
 	service corev1.Service
 	port    string
 }
 
-// findService returns what a Service with that label leads to; ok is false if there is none. With several, it is the
-// first.
+// findService returns the program behind a Service with that label; ok is false if there is no such Service. If there
+// are several, it takes the first.
 func (c *Client) findService(ctx context.Context, label, port string) (b behind, ok bool, err error) {
 	list, err := c.api.CoreV1().Services("").List(ctx, metav1.ListOptions{LabelSelector: label})
 	if err != nil {
@@ -241,7 +238,7 @@ func (c *Client) findService(ctx context.Context, label, port string) (b behind,
 	return behind{c, list.Items[0], port}, true, nil
 }
 
-// errSilent is an error of a program that gave no answer that can be used, though the API server did.
+// errSilent says that a program gave no usable answer, though the API server did.
 var errSilent = errors.New("no usable answer")
 
 // get reads a path as JSON.
@@ -270,7 +267,7 @@ func (b behind) put(ctx context.Context, path string, body any) error {
 
 func (b behind) name() string { return b.service.Namespace + "/" + b.service.Name }
 
-// place is the path of the program in the API.
+// place returns the path of the program in the API.
 func (b behind) place() string {
 	return fmt.Sprintf("/api/v1/namespaces/%s/services/%s:%s/proxy", b.service.Namespace, b.service.Name, b.port)
 }
@@ -279,9 +276,9 @@ func (b behind) request(verb, path string) *rest.Request {
 	return b.api.CoreV1().RESTClient().Verb(verb).AbsPath(b.place()).Suffix(path)
 }
 
-// judge says what an error of a request to the program means. It is errSilent if the API server reaches no pod that is
-// ready, or if the answer of the program itself is an error (ResourceLocation in pkg/registry/core/service/storage/storage.go
-// of Kubernetes; Transport.RoundTrip in pkg/util/proxy of apimachinery).
+// judge says what an error of a request to the program means. The error becomes errSilent if the API server reaches
+// no ready pod, or if the program itself answered with an error (ResourceLocation in
+// pkg/registry/core/service/storage/storage.go of Kubernetes; Transport.RoundTrip in pkg/util/proxy of apimachinery).
 func (b behind) judge(verb, path string, err error) error {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	switch {

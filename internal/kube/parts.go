@@ -31,7 +31,7 @@ const (
 	// configRevision is the revision of the configuration from which Talos generated
 	// a static pod (AnnotationStaticPodConfigVersion in constants.go).
 	configRevision = "talos.dev/config-version"
-	// fieldManager is Talos' own for its manifests, which keeps it the owner of the image.
+	// fieldManager is what Talos uses for its manifests, so Talos stays the owner of the image.
 	fieldManager = "talos"
 )
 
@@ -56,7 +56,7 @@ func (c *Client) StaticPods(ctx context.Context) ([]cluster.StaticPod, error) {
 
 func staticPod(p corev1.Pod) cluster.StaticPod {
 	s := cluster.StaticPod{Node: p.Spec.NodeName, Component: cluster.Component(p.Labels[partLabel])}
-	s.Revision, _ = strconv.ParseUint(p.Annotations[configRevision], 10, 64) // without one it is older than any
+	s.Revision, _ = strconv.ParseUint(p.Annotations[configRevision], 10, 64) // without a revision it is older than any
 	for _, container := range p.Spec.Containers {
 		if container.Name == string(s.Component) {
 			s.Image = container.Image

@@ -82,18 +82,18 @@ type finder = func(context.Context, []metav1.APIGroup) (schema.GroupVersion, boo
 
 // holding is how a storage system is told to wait longer for a node.
 type holding struct {
-	// held lists its settings, none where it can't be asked: then recast has changed nothing.
+	// held lists the system's settings. It lists none if the system can't be asked: then recast has changed nothing.
 	held func(context.Context) ([]replica.Setting, error)
-	// settings are those to change. They are read again whenever a change is repeated.
+	// settings lists the settings to change. It is called again whenever a change is repeated.
 	settings func(context.Context) ([]replica.Setting, error)
-	begin    string // what is done for a node, before its name
-	needs    string // rights to do it
-	// right is the one that doctor asks for; nil: there is nothing to change.
+	begin    string // what the change does; the node's name follows
+	needs    string // the rights that the change takes
+	// right returns the right that doctor asks for; nil: there is nothing to change.
 	right  func(context.Context) (*authorizationv1.ResourceAttributes, error)
-	mayNot string // what can't be done without it
+	mayNot string // what can't be done without the right
 }
 
-// storageSystems are those that are looked at.
+// storageSystems lists the systems that are looked at: all but those in Options.Skip.
 func (c *Client) storageSystems() []storageSystem {
 	all := []storageSystem{
 		{longhornName, withVersion(longhornVersion), c.longhornReplicas, c.watchLonghorn, &holding{
@@ -115,7 +115,7 @@ func (c *Client) storageSystem(name string) (storageSystem, bool) {
 	return cluster.Find(all, func(known storageSystem) bool { return known.name == name })
 }
 
-// withVersion finds a system whose objects are of that version.
+// withVersion returns the finder of a system whose objects are of that version.
 func withVersion(version schema.GroupVersion) finder {
 	return func(_ context.Context, groups []metav1.APIGroup) (schema.GroupVersion, bool, error) {
 		installed, err := supports(groups, version)
@@ -130,13 +130,13 @@ func (c *Client) WatchReplicas(ctx context.Context, system string, tell func(loo
 	case !found:
 		return fmt.Errorf("storage system %q is not known", system)
 	case known.watch == nil:
-		<-ctx.Done() // it never tells, so the wait looks as often as without a watch
+		<-ctx.Done() // tell is never called, so the wait looks as often as without a watch
 		return ctx.Err()
 	}
 	return known.watch(ctx, tell)
 }
 
-// watchCustom reports the objects of a kind as their state changes; worth says whether a change is worth a look.
+// watchCustom reports changes in the state of a kind's objects; worth says whether a change is worth a look.
 func watchCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, tell func(look bool), state func(T) (metav1.ObjectMeta, string), worth func(was, is string) bool) error {
 	body, err := c.streams.Discovery().RESTClient().Get().AbsPath("/apis", r.Group, r.Version, r.Resource).
 		Param("watch", "true").SetHeader("Accept", "application/json").Stream(ctx)
@@ -224,8 +224,8 @@ func (c *Client) GiveBack(ctx context.Context, system string, nodes ...string) (
 	return said, err
 }
 
-// amendSettings changes how long a system waits, and what is remembered of it. If someone else writes between our read and our
-// write, or the answer is lost, the settings are read again and change called again.
+// amendSettings changes how long a system waits, and the memo of the change. If someone else writes between our read
+// and our write, or the answer is lost, it reads the settings again and calls change again.
 func (c *Client) amendSettings(ctx context.Context, system string, what func(*holding) string, change func(context.Context, []replica.Setting) error) error {
 	known, _ := c.storageSystem(system)
 	if known.hold == nil {

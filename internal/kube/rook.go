@@ -32,8 +32,8 @@ type cephCluster struct {
 	} `json:"spec"`
 }
 
-// rookDirectories finds the directories in which Rook's monitors and OSDs keep their
-// state on each node, and those of every CephCluster.
+// rookDirectories finds the directories in which Rook's monitors and OSDs keep their state on each node, and the
+// directory of every CephCluster.
 func (l *localScan) rookDirectories(ctx context.Context, groups []metav1.APIGroup) error {
 	if installed, err := supports(groups, rookVersion); !installed {
 		return err
@@ -62,9 +62,8 @@ func (l *localScan) rookDirectories(ctx context.Context, groups []metav1.APIGrou
 	return nil
 }
 
-// rookDaemons lists the kinds of daemons of a Ceph cluster that keep state below dir
-// on each node. Deployments count as well as pods: they pin a daemon to its node,
-// and a drained node has no pods left.
+// rookDaemons lists the kinds of daemons of a Ceph cluster that keep state below dir on each node. Deployments count
+// as well as pods: a Deployment pins a daemon to its node, and a drained node has no pods left.
 func (l *localScan) rookDaemons(ctx context.Context, namespace, dir string) (map[*localNode]map[string]bool, error) {
 	kinds := map[*localNode]map[string]bool{}
 	note := func(app map[string]string, spec *corev1.PodSpec) {
@@ -113,9 +112,8 @@ func (c *Client) rookWorkloads(ctx context.Context, namespace string) (deploymen
 	return deployments, pods, err
 }
 
-// keepsState reports whether the pod has a directory at or below dir that is not
-// regenerated. The loss of a daemon's logs, crash dumps and sockets there loses no
-// data.
+// keepsState reports whether the pod has a directory at or below dir that is not regenerated. A daemon's logs, crash
+// dumps and sockets there do not count: their loss loses no data.
 func keepsState(spec *corev1.PodSpec, dir string) bool {
 	activated := activatedVolumes(spec)
 	return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
@@ -157,7 +155,7 @@ func activatedVolumes(spec *corev1.PodSpec) []string {
 // cephDaemon is an OSD or a monitor of Rook.
 type cephDaemon struct {
 	id     string
-	node   string // "": it runs on none, and is tied to none
+	node   string // "": the daemon runs on no node, and is tied to none
 	ready  bool
 	labels map[string]string // of its Deployment (CephDaemonAppLabels in Rook's pkg/operator/ceph/controller/label.go)
 }
@@ -169,10 +167,10 @@ func cephIDOf(m metav1.ObjectMeta) cephID {
 	return cephID{m.Labels["app"], cmp.Or(m.Labels["ceph_daemon_id"], m.Labels["ceph-osd-id"], m.Labels["mon"], m.Name)}
 }
 
-// cephDaemons are those of a Ceph cluster.
+// cephDaemons are the OSDs and monitors of a Ceph cluster.
 type cephDaemons struct{ osds, monitors []cephDaemon }
 
-// nodes lists those with OSDs, sorted.
+// nodes lists the nodes with OSDs, sorted.
 func (d cephDaemons) nodes() []string {
 	names := map[string]bool{}
 	for _, osd := range d.osds {
@@ -183,13 +181,13 @@ func (d cephDaemons) nodes() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// serves says whether all OSDs of a node do.
+// serves says whether all OSDs of a node are ready.
 func (d cephDaemons) serves(node string) bool {
 	return !slices.ContainsFunc(d.osds, func(osd cephDaemon) bool { return osd.node == node && !osd.ready })
 }
 
-// cephDaemons reads the OSDs and monitors of a namespace. A Deployment ties a daemon to its node by the hostname; one on
-// a claim is where its pod is.
+// cephDaemons reads the OSDs and monitors of a namespace. A Deployment ties a daemon to its node by the hostname; a
+// daemon on a claim is where its pod is.
 func (c *Client) cephDaemons(ctx context.Context, namespace string) (cephDaemons, error) {
 	deployments, pods, err := c.rookWorkloads(ctx, namespace)
 	if err != nil {
@@ -216,7 +214,8 @@ func (c *Client) cephDaemons(ctx context.Context, namespace string) (cephDaemons
 	return d, nil
 }
 
-// place puts a daemon that no Deployment ties to a node where its pod is; of several pods, where one serves.
+// place sets the node of a daemon that no Deployment ties to a node: the node of its pod or, of several pods, of a
+// ready one.
 func place(known map[cephID]cephDaemon, p *corev1.Pod) {
 	id := cephIDOf(p.ObjectMeta)
 	d, found := known[id]
@@ -243,15 +242,15 @@ const (
 	// rookMaintenance is how long Rook keeps the flag noout on a host that is drained
 	// (DefaultMaintenanceTimeout in pkg/operator/ceph/disruption/clusterdisruption/osd.go).
 	rookMaintenance = 30 * time.Minute
-	// cephDownOut is the default of how long an OSD is down before its data is made again elsewhere
-	// (mon_osd_down_out_interval in Ceph's src/common/options/mon.yaml.in); no object shows it.
+	// cephDownOut is Ceph's default for how long an OSD is down before its data is copied elsewhere
+	// (mon_osd_down_out_interval in Ceph's src/common/options/mon.yaml.in); no object shows the interval.
 	cephDownOut = 10 * time.Minute
 )
 
-// cephRedundancy are the health checks of Ceph that say that data has fewer copies
-// than it should have, or none (https://docs.ceph.com/en/latest/rados/operations/health-checks/).
-// Rook writes "error" where Ceph did not answer (cephStatusOnError in cephstatus.go). A
-// down OSD alone is none: once its data is elsewhere, nothing lacks.
+// cephRedundancy are the health checks of Ceph that say that data has fewer copies than it should have, or none
+// (https://docs.ceph.com/en/latest/rados/operations/health-checks/). Rook writes "error" where Ceph did not answer
+// (cephStatusOnError in cephstatus.go). OSD_DOWN is not among them: once a down OSD's data is elsewhere, nothing
+// lacks.
 var cephRedundancy = []string{"PG_AVAILABILITY", "PG_DEGRADED", "PG_DAMAGED", "PG_RECOVERY_FULL", "OBJECT_UNFOUND", "error"}
 
 // cephHealth is the part of Rook's CephCluster that we read for its health
@@ -336,10 +335,10 @@ func (ceph cephHealth) volume(d cephDaemons, pools []cephPool, now time.Time) re
 	return v
 }
 
-// patience is how long Ceph waits for OSDs of a node that is drained, what says so, and how it waits longer.
-// Rook keeps noout set for their failure domain while its Node is cordoned, and takes it away from all others
-// at every look, whoever had set it; without managePodBudgets it does neither (updateNoout in
-// pkg/operator/ceph/disruption/clusterdisruption/osd.go, reconcile in reconcile.go). Without noout, Ceph's own
+// patience returns how long Ceph waits for OSDs of a drained node, the setting that says so, and how to have Ceph
+// wait longer. Rook keeps noout set for the OSDs' failure domain while their Node is cordoned. At every look it
+// removes noout from all other domains, whoever had set it. Without managePodBudgets Rook does neither (updateNoout
+// in pkg/operator/ceph/disruption/clusterdisruption/osd.go, reconcile in reconcile.go). Without noout, Ceph's own
 // interval counts.
 func (ceph cephHealth) patience() (waits time.Duration, setting, remedy string) {
 	if d := ceph.Spec.Disruption; d.Manages {
@@ -349,7 +348,7 @@ func (ceph cephHealth) patience() (waits time.Duration, setting, remedy string) 
 		"set disruptionManagement.managePodBudgets, or set noout yourself in Rook's toolbox before and unset it after: ceph osd set-group noout NODE, ceph osd unset-group noout NODE"
 }
 
-// stale says why the health is not the present one; "" if it is.
+// stale says why the recorded health is not the present one; "" if it is.
 func (ceph cephHealth) stale(now time.Time) string {
 	state := ceph.Status.Ceph
 	checked, err := time.Parse(time.RFC3339, state.LastChecked)
@@ -362,7 +361,7 @@ func (ceph cephHealth) stale(now time.Time) string {
 	return ""
 }
 
-// reduced says why data may lack copies; "" if it does not.
+// reduced says why data may lack copies; "" if no data does.
 func (ceph cephHealth) reduced(now time.Time) string {
 	if stale := ceph.stale(now); stale != "" {
 		return stale
@@ -376,7 +375,7 @@ func (ceph cephHealth) reduced(now time.Time) string {
 	return strings.Join(found, ", ")
 }
 
-// check is a health check that Ceph reports, in its words; "" if it does not.
+// check returns the text of a health check that Ceph reports; "" if Ceph does not report it.
 func (ceph cephHealth) check(code string) string {
 	d, ok := ceph.Status.Ceph.Details[code]
 	if !ok {
@@ -385,8 +384,9 @@ func (ceph cephHealth) check(code string) string {
 	return foreign.Line(code + " (" + d.Message + ")")
 }
 
-// voters says which monitors are in quorum; doubt is why that is not known. MON_DOWN ends with the names of those that
-// are: "1/3 mons down, quorum a,b" (HealthMonitor::check_mon_health in Ceph's src/mon/HealthMonitor.cc).
+// voters says which monitors are in quorum; doubt is why that is not known. MON_DOWN ends with the names of the
+// monitors in quorum: "1/3 mons down, quorum a,b" (HealthMonitor::check_mon_health in Ceph's
+// src/mon/HealthMonitor.cc).
 func (ceph cephHealth) voters(monitors []cephDaemon, now time.Time) (out []replica.Voter, doubt string) {
 	down, names := ceph.check("MON_DOWN"), []string(nil)
 	if down != "" {
@@ -442,13 +442,13 @@ type poolSpec struct {
 	Parameters map[string]string `json:"parameters"`
 }
 
-// cephStretch is that of a cluster over two sites, whose pools all have one CRUSH rule: two copies in each zone
-// (createReplicatedPoolForApp in Rook's pkg/daemon/ceph/client/pool.go).
+// cephStretch is the setting of a cluster over two sites. All pools of such a cluster have one CRUSH rule: two copies
+// in each zone (createReplicatedPoolForApp in Rook's pkg/daemon/ceph/client/pool.go).
 type cephStretch struct {
 	SubDomain string `json:"subFailureDomain"`
 }
 
-// cephPoolOwner is each kind of Rook's objects that has pools, with all of their fields.
+// cephPoolOwner is an object of Rook that has pools. It has the fields of all kinds of such objects.
 type cephPoolOwner struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
@@ -459,7 +459,7 @@ type cephPoolOwner struct {
 	} `json:"spec"`
 }
 
-// cephPools reads the pools of all of Rook's objects. Pools that nobody has described to Rook are not seen.
+// cephPools reads the pools of all of Rook's objects. It does not see pools that no object describes.
 func (c *Client) cephPools(ctx context.Context) (pools []cephPool, err error) {
 	served, err := c.resources(ctx, rookVersion)
 	if err != nil {
@@ -492,7 +492,7 @@ func (c *Client) cephPools(ctx context.Context) (pools []cephPool, err error) {
 	return pools, nil
 }
 
-// copies is how many copies or chunks there are of an object; 0: the pool is not described.
+// copies returns how many copies or chunks of an object there are; 0: the pool is not described.
 func (p poolSpec) copies() int {
 	if p.Replicated.Size == 0 && p.Replicated.Ratio > 0 {
 		return cephCopies
@@ -500,8 +500,8 @@ func (p poolSpec) copies() int {
 	return p.Replicated.Size + p.Coded.Data + p.Coded.Coding
 }
 
-// needs is the pool's min_size: as Rook is told to set it, else Ceph's default (prepare_pool_size in Ceph's
-// src/mon/OSDMonitor.cc, get_osd_pool_default_min_size in src/common/config_proxy.h).
+// needs returns the pool's min_size: the value that Rook is told to set, else Ceph's default (prepare_pool_size in
+// Ceph's src/mon/OSDMonitor.cc, get_osd_pool_default_min_size in src/common/config_proxy.h).
 func (p poolSpec) needs() int {
 	if set, err := strconv.Atoi(p.Parameters["min_size"]); err == nil && set > 0 {
 		return set
@@ -512,7 +512,7 @@ func (p poolSpec) needs() int {
 	return p.copies() - p.copies()/2
 }
 
-// placement is how the pool's data may lie on nodes, by the CRUSH rules that Rook makes
+// placement returns how the pool's data may lie on nodes, by the CRUSH rules that Rook makes
 // (pkg/daemon/ceph/client/crush_rule.go).
 func (p cephPool) placement(d cephDaemons, stretch *cephStretch) replica.Placement {
 	s := p.spec
@@ -547,8 +547,8 @@ func (d cephDaemons) spread(node, class string) (out spread) {
 }
 
 // of counts the failure domains of a level that the OSDs are in. Rook labels an OSD with its place in CRUSH
-// (getOSDTopologyLocationLabels in pkg/operator/ceph/cluster/osd/labels.go): a portable one on a claim is a host of its
-// own. A level that recast does not know may be below a host.
+// (getOSDTopologyLocationLabels in pkg/operator/ceph/cluster/osd/labels.go): a portable OSD on a claim is a host of
+// its own. A level that recast does not know may be below a host.
 func (s spread) of(domain string) int {
 	label := "topology-location-" + domain
 	places := map[string]bool{}
@@ -562,5 +562,6 @@ func (s spread) of(domain string) int {
 	return len(places)
 }
 
-// crushLevels are those from a host on (CRUSHMapLevelsOrdered in Rook's pkg/operator/ceph/cluster/osd/topology/topology.go).
+// crushLevels are CRUSH's levels from the host upwards (CRUSHMapLevelsOrdered in Rook's
+// pkg/operator/ceph/cluster/osd/topology/topology.go).
 var crushLevels = []string{hostDomain, "chassis", "rack", "row", "pdu", "pod", "room", "datacenter", "zone", "region", "root"}

@@ -20,8 +20,8 @@ const (
 	systemUpgrade = "upgrade.cattle.io"
 )
 
-// OtherOwners describes what in the cluster upgrades its nodes itself and would undo
-// a roll, or run at the same time. Suspended upgraders do neither.
+// OtherOwners describes programs and objects in the cluster that upgrade its nodes themselves and would undo a roll,
+// or run at the same time. Suspended upgraders do neither.
 func (c *Client) OtherOwners(ctx context.Context) ([]string, error) {
 	groups, err := c.groups(ctx)
 	if err != nil {
@@ -72,8 +72,8 @@ func (c *Client) tupprUpgrades(ctx context.Context, groups []metav1.APIGroup) ([
 	return owners, nil
 }
 
-// talosPlans lists plans of the system-upgrade-controller that concern Talos: an
-// image, a Secret or an argument mentions it.
+// talosPlans lists the plans of the system-upgrade-controller that concern Talos: the name or something in the spec,
+// such as an image, a Secret or an argument, mentions Talos.
 func (c *Client) talosPlans(ctx context.Context, groups []metav1.APIGroup) ([]string, error) {
 	gv, ok := preferred(groups, systemUpgrade)
 	if !ok {

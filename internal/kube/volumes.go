@@ -43,7 +43,7 @@ func (c *Client) AttachedVolumes(ctx context.Context, node string) ([]cluster.At
 		return nil, err
 	}
 	for i := range attached {
-		attached[i].User = users[attached[i].Claim] // none for "", which no pod names
+		attached[i].User = users[attached[i].Claim] // an unknown claim is "", which no pod uses
 	}
 	slices.SortFunc(attached, func(a, b cluster.AttachedVolume) int { return cmp.Compare(a.Attachment, b.Attachment) })
 	return attached, nil
@@ -105,8 +105,8 @@ func attachedVolume(a storagev1.VolumeAttachment) cluster.AttachedVolume {
 	return v
 }
 
-// bind adds the details of its PersistentVolume. Without one, or if it cannot be
-// read, the volume still counts.
+// bind adds to v the details of its PersistentVolume. If there is none, or it cannot be read, the volume still
+// counts.
 func (c *Client) bind(ctx context.Context, v *cluster.AttachedVolume) {
 	if v.Volume == "" {
 		return
@@ -144,7 +144,7 @@ func (c *Client) ServedUsers(ctx context.Context) ([]cluster.ServedUser, error) 
 // served is a volume of a server.
 type served struct{ name, what, access, trouble string }
 
-// servedClaims are the volumes of servers by their claims, "namespace/name", with the errors of attaching them.
+// servedClaims returns the volumes of servers by their claims, "namespace/name", with the errors of attaching them.
 func (c *Client) servedClaims(ctx context.Context) (map[string]served, error) {
 	claims := map[string]served{}
 	err := c.eachVolume(ctx, func() { clear(claims) }, func(pv *corev1.PersistentVolume) {
@@ -174,7 +174,7 @@ func (c *Client) servedClaims(ctx context.Context) (map[string]served, error) {
 	return claims, nil
 }
 
-// servedUsers are the pod with each volume of a server that it uses.
+// servedUsers lists the pod once with each volume of a server that it uses.
 func servedUsers(p *corev1.Pod, claims map[string]served) (users []cluster.ServedUser) {
 	if finished(p) || p.DeletionTimestamp != nil {
 		return nil
@@ -195,7 +195,7 @@ func servedUsers(p *corev1.Pod, claims map[string]served) (users []cluster.Serve
 	return users
 }
 
-// inlineServed are the volumes of servers that only the pod itself names.
+// inlineServed lists the volumes of servers that only the pod itself names.
 func inlineServed(p *corev1.Pod) (volumes []served) {
 	for _, v := range p.Spec.Volumes {
 		access := ""
@@ -212,7 +212,7 @@ func inlineServed(p *corev1.Pod) (volumes []served) {
 	return volumes
 }
 
-// started says whether the kubelet has come as far as the pod's containers, which it does once all volumes are there. A pod
+// started says whether the kubelet has reached the pod's containers, which it does once all volumes are there. A pod
 // that ran before its node got another system disk has containers that are being created again, though its phase is
 // Running (convertToAPIContainerStatuses and getPhase in pkg/kubelet/kubelet_pods.go).
 func started(p *corev1.Pod) bool {

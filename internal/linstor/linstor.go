@@ -20,7 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Name is that of the system.
+// Name is the name of the system.
 const Name = "LINSTOR"
 
 // Properties of controllers, nodes and resource definitions (linstor-common, properties.json; ReconnectorTask.java
@@ -34,13 +34,14 @@ const (
 	claimNamespace = "Aux/csi.storage.k8s.io/pvc/namespace"
 )
 
-// defaultEvictAfter is what LINSTOR waits if no property says otherwise (getFailedPeers in ReconnectorTask.java).
+// defaultEvictAfter is how many minutes LINSTOR waits if no property says otherwise (getFailedPeers in
+// ReconnectorTask.java).
 const defaultEvictAfter = "720"
 
 // Get reads the answer to a path of the API, such as /v1/nodes, from JSON.
 type Get func(ctx context.Context, path string, into any) error
 
-// answers are those of one look.
+// answers are the controller's answers in one look.
 type answers struct {
 	nodes       []node
 	resources   []resource
@@ -73,13 +74,13 @@ type group struct {
 	} `json:"select_filter"`
 }
 
-// System looks at the volumes once. The error is that of Get, or of a hold that can't be understood.
+// System reads the volumes once. The error is that of Get, or of a hold that can't be parsed.
 func (c Controller) System(ctx context.Context) (replica.System, error) {
 	get, a := c.Get, answers{}
 	read := func(path string, into any) func() error {
 		return func() error { return get(ctx, path, into) }
 	}
-	// The first answer says whether there are others.
+	// The first answer says whether the controller answers the other requests.
 	if err := get(ctx, "/v1/nodes", &a.nodes); err != nil {
 		return replica.System{Name: Name}, err
 	}
@@ -130,8 +131,9 @@ func (a answers) online(name string) bool {
 	return slices.ContainsFunc(a.nodes, func(n node) bool { return n.Name == name && n.Status == "ONLINE" })
 }
 
-// evicts is how long LINSTOR waits for a node by itself before it evicts it: its copies are made on other nodes, and it is
-// not connected again until a person restores it. A node's property has precedence over the controller's.
+// evicts returns how long LINSTOR waits for a node by itself before it evicts the node; replica.Forever: it does not
+// evict. LINSTOR makes the copies of an evicted node on other nodes, and does not connect to the node again until a
+// person restores it. A node's property has precedence over the controller's.
 func (a answers) evicts(n node) (time.Duration, error) {
 	allowed, set := n.Props[evictAllowed]
 	if !set {
@@ -165,8 +167,8 @@ func (a answers) names() []string {
 	return slices.Compact(names)
 }
 
-// volumes are those of a resource definition: one, whose copies DRBD keeps the same, or where DRBD is not in
-// use, one for each resource.
+// volumes returns the volumes of a resource definition: one, whose copies DRBD keeps the same or, without DRBD, one
+// for each resource.
 func (a answers) volumes(name string) []replica.Volume {
 	all := slices.DeleteFunc(slices.Clone(a.resources), func(r resource) bool { return r.Name != name })
 	v := replica.Volume{Name: foreign.Line(name), Claim: a.claim(name)}
@@ -211,7 +213,7 @@ func (a answers) definition(name string) definition {
 	return definition{}
 }
 
-// claim is the claim that a volume was made for; "" if that is unknown.
+// claim returns the claim that a volume was made for; "" if that is unknown.
 func (a answers) claim(name string) string {
 	props := a.definition(name).Props
 	if props[claimName] == "" {
@@ -220,7 +222,7 @@ func (a answers) claim(name string) string {
 	return foreign.Line(props[claimNamespace] + "/" + props[claimName])
 }
 
-// group is the resource group of a resource definition.
+// group returns the resource group of a resource definition.
 func (a answers) group(name string) group {
 	in := a.definition(name).Group
 	for _, g := range a.groups {
@@ -231,8 +233,8 @@ func (a answers) group(name string) group {
 	return group{}
 }
 
-// majority says whether DRBD stops the volume without a quorum (CtrlRscAutoQuorumHelper.java): a property of the
-// definition has precedence over its group's and the controller's.
+// majority says whether DRBD stops the volume if it loses its quorum (CtrlRscAutoQuorumHelper.java): a property of
+// the definition has precedence over its group's and the controller's.
 func (a answers) majority(name string) bool {
 	for _, props := range []map[string]string{a.definition(name).Props, a.group(name).Props, a.properties} {
 		if value, set := props[quorum]; set {
@@ -249,7 +251,7 @@ type resource struct {
 	Flags []string `json:"flags"`
 	Layer layer    `json:"layer_object"`
 	State struct {
-		InUse bool `json:"in_use"` // it is DRBD's primary, so it is written to
+		InUse bool `json:"in_use"` // the copy is DRBD's primary, so it is written to
 	} `json:"state"`
 	Volumes []struct {
 		State struct {
@@ -276,7 +278,7 @@ type layer struct {
 	Children []layer `json:"children"`
 }
 
-// drbd is the layer of DRBD; nil if there is none.
+// drbd returns the layer of DRBD; nil if there is none.
 func (l layer) drbd() *layer {
 	if l.Type == "DRBD" {
 		return &l
@@ -303,9 +305,9 @@ func (r resource) leaves() bool {
 	})
 }
 
-// replica says how the copy is. DRBD calls a disk UpToDate by what it knows itself: one that lost its
-// connection can be behind what is written elsewhere. So it is current if it is the one that is written to, or if
-// it is connected to all others that run.
+// replica returns the state of the copy. DRBD calls a disk UpToDate by what the disk's node knows: a copy that lost
+// its connection can be behind another one that is written to. So an UpToDate copy is current only if it is itself
+// the one that is written to, or is connected to all others that run.
 func (r resource) replica(all []resource, online func(node string) bool) replica.Replica {
 	out := replica.Replica{Node: r.Node, Rebuilt: r.syncs() && online(r.Node)}
 	current := len(r.Volumes) > 0 && !r.leaves() && online(r.Node)
@@ -342,15 +344,16 @@ func (r resource) connected(all []resource, online func(node string) bool) bool 
 }
 
 const (
-	// holdMemo is the property of a node that is JSON of a replica.Memo about its evictAfter. Whoever may change a node
-	// may set any property below Aux (fillProperties in CtrlPropsHelper.java).
+	// holdMemo is the property of a node with a replica.Memo, as JSON, about the node's evictAfter. Whoever may
+	// change a node may set any property below Aux (fillProperties in CtrlPropsHelper.java).
 	holdMemo = "Aux/recast.dev/hold"
-	// applied lists, as JSON, the properties of a node that Piraeus sets back each minute; it leaves others alone
-	// (piraeus-operator, pkg/linstorhelper/properties.go and internal/controller/linstorsatellite_controller.go).
+	// applied is the property with a list, as JSON, of the node's properties that Piraeus sets back each minute;
+	// Piraeus leaves others alone (piraeus-operator, pkg/linstorhelper/properties.go and
+	// internal/controller/linstorsatellite_controller.go).
 	applied = "Aux/piraeus.io/last-applied"
 )
 
-// Controller is LINSTOR's controller, as far as recast changes something of it.
+// Controller is LINSTOR's controller, as far as recast reads and changes it.
 type Controller struct {
 	Get   Get
 	Put   func(ctx context.Context, path string, body any) error
@@ -363,7 +366,7 @@ type change struct {
 	Delete []string          `json:"delete_props"`
 }
 
-// turn is the change after which the node has that value of evictAfter, "" for none, and that memo.
+// turn returns the change after which the node has that value of evictAfter, "" for none, and that memo.
 func (n node) turn(value string, m replica.Memo) (change, error) {
 	c := change{Set: map[string]string{}, Delete: []string{}}
 	put := func(key, value string) {
@@ -388,12 +391,12 @@ func (n node) turn(value string, m replica.Memo) (change, error) {
 	return c, nil
 }
 
-// minutes reads evictAfter of a node; "" is the controller's.
+// minutes parses a node's evictAfter; "" stands for the controller's value or LINSTOR's default.
 func (a answers) minutes(value string) (int, error) {
 	return strconv.Atoi(cmp.Or(value, a.properties[evictAfter], defaultEvictAfter))
 }
 
-// memo is what recast remembers with a node; no nodes are in it if there is nothing.
+// memo returns what recast has stored with a node; a memo without nodes if there is nothing.
 func (a answers) memo(n node) (replica.Memo, error) {
 	text, held := n.Props[holdMemo]
 	if !held {
@@ -414,7 +417,7 @@ func (n node) fixed() bool {
 	return slices.Contains(keys, evictAfter)
 }
 
-// Settings are those that say how long LINSTOR waits before it evicts each node.
+// Settings returns the settings that say how long LINSTOR waits before it evicts each node.
 func (c Controller) Settings(ctx context.Context) ([]replica.Setting, error) {
 	var a answers
 	if err := c.Get(ctx, "/v1/nodes", &a.nodes); err != nil {
@@ -434,8 +437,8 @@ func (a answers) settings(c Controller) (all []replica.Setting) {
 			Value: n.Props[evictAfter], Unset: "the controller's", Unit: time.Minute, Number: a.minutes,
 			Memo: func() (replica.Memo, error) { return a.memo(n) },
 			Undo: func(m replica.Memo) (string, error) { return c.undo(n, m) },
-			// LINSTOR can't refuse a write because of another one since our read: only what is changed is written, and runs of
-			// recast hold a claim.
+			// LINSTOR can't refuse a write because someone else wrote since our read. So only changed properties are
+			// written, and runs of recast hold a claim.
 			Write: func(ctx context.Context, value string, m replica.Memo) error {
 				body, err := n.turn(value, m)
 				if err != nil {
@@ -448,7 +451,7 @@ func (a answers) settings(c Controller) (all []replica.Setting) {
 	return all
 }
 
-// undo is the command that gives back what the memo says.
+// undo returns the command that gives back the value in the memo.
 func (c Controller) undo(n node, m replica.Memo) (string, error) {
 	value, none, err := m.Without(n.Props[evictAfter], m.For()...)
 	if err != nil {

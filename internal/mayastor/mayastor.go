@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Name is that of the system.
+// Name is the name of the system.
 const Name = "Mayastor"
 
 // pageSize is the number of volumes per request.
@@ -61,8 +61,9 @@ type (
 			Replicas map[string]topology `json:"replica_topology"`
 		} `json:"state"`
 	}
-	// target is the nexus, to which the frontends, the nodes of its pods, connect; older ones are not told which
-	// (csi-driver's controller asks for the pod's node, and gets another where that has no io-engine or is cordoned).
+	// target is the nexus of a volume. The nodes of the pods that use the volume, its frontends, connect to the
+	// nexus; older versions are not told which (csi-driver's controller asks for the pod's node, and gets another
+	// node if that one has no io-engine or is cordoned).
 	target struct {
 		Node      string `json:"node"`
 		Frontends []struct {
@@ -72,19 +73,20 @@ type (
 	topology struct {
 		Node  string `json:"node"`
 		State string `json:"state"`
-		// Child is the state of the replica in the volume's nexus; "": it has none, or is not in it.
+		// Child is the state of the replica in the volume's nexus; "": the volume has no nexus, or the replica is not
+		// in it.
 		Child   string `json:"child-status"`
 		Rebuilt *int   `json:"rebuild-progress"` // percent; nil: no rebuild runs
 	}
 )
 
-// Read looks at the volumes once. The error is that of get.
+// Read reads the volumes once. The error is that of get.
 func Read(ctx context.Context, get Get) (replica.System, error) {
 	s := replica.System{Name: Name}
 	var nodes []node
 	var pools []pool
 	var all []volume
-	// The first answer says whether there are others.
+	// The first answer says whether the API answers the other requests.
 	if err := get(ctx, "/v0/nodes", &nodes); err != nil {
 		return s, err
 	}
@@ -160,8 +162,8 @@ func (v volume) volume() replica.Volume {
 	return out
 }
 
-// replica says how one is. While a volume is published, its nexus knows which replicas are current. Otherwise
-// nothing shows it, and one that can be opened counts.
+// replica returns the state of a replica. While a volume is published, its nexus knows which replicas are current.
+// Otherwise nothing shows that, and a replica that can be opened counts as current.
 func (t topology) replica(published bool) replica.Replica {
 	filled := t.Rebuilt != nil || t.Child == "Degraded"
 	return replica.Replica{

@@ -28,7 +28,7 @@ func Begun(s *Scene) {
 // Is sets the strategy.
 func Is(s cluster.Strategy) func(*Scene) { return func(c *Scene) { c.Plan.Strategy = s } }
 
-// All makes one change after the other.
+// All makes the changes in order.
 func All(changes ...func(*Scene)) func(*Scene) {
 	return func(s *Scene) {
 		for _, change := range changes {
@@ -49,7 +49,7 @@ func Swapped(s *Scene) {
 // On changes settings of a VM; "" removes one.
 func On(id cluster.VMID, config KV) func(*Scene) { return func(s *Scene) { s.PX.Set(id, config) } }
 
-// Off has the VM switched off.
+// Off switches the VM off.
 func Off(s *Scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Running = false }) }
 
 // Previous adds a build to fall back to.
@@ -77,7 +77,7 @@ func OnNode(name string, change func(*cluster.KubeNode)) func(*Scene) {
 // Silent makes the machine not answer with the cluster's certificates.
 func Silent(s *Scene) { s.UUIDs[s.Plan.Addr] = "" }
 
-// Saved has the node's machine configuration in the journal, and its sum in the record.
+// Saved puts the node's machine configuration into the journal, and its sum into the record.
 func Saved(s *Scene) { SavedAs("machine: {}")(s) }
 
 // SavedAs is Saved with that configuration.
@@ -98,31 +98,31 @@ func Filed(s *Scene) {
 	s.Blank.SystemDisk, s.Blank.FromISO = "sda", false
 }
 
-// Paused has the mark that keeps a node from being taken out.
+// Paused gives a Node the mark that keeps it from being taken out.
 func Paused(k *cluster.KubeNode) { k.Pause = "mine" }
 
-// Controlled is a node that Cluster API replaces.
+// Controlled makes a Node one that Cluster API replaces.
 func Controlled(k *cluster.KubeNode) {
 	k.Metadata.Annotations = map[string]string{"cluster.x-k8s.io/machine": "wk-7"}
 }
 
-// NoQuorum has the Proxmox cluster without quorum.
+// NoQuorum takes the quorum from the Proxmox cluster.
 func NoQuorum(s *Scene) { s.PX.NoQuorum = true }
 
-// NoISO has no volume at all.
+// NoISO removes all volumes.
 func NoISO(s *Scene) { s.PX.Volumes = nil }
 
-// Stays has data of a PersistentVolume on the system disk.
+// Stays puts data of a PersistentVolume on the system disk.
 func Stays(s *Scene) {
 	s.Local = []cluster.LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1", Path: "/var/x"}}
 }
 
-// Fails has each call of that name fail.
+// Fails makes each call of that name fail.
 func Fails(call string, err error) func(*Scene) {
 	return func(s *Scene) { s.PX.Fail = map[string]error{call: err} }
 }
 
-// hashOf is the hash by which a plan knows a file.
+// hashOf returns the hash by which a plan knows a file.
 func hashOf(text cluster.Secret) string {
 	hash, err := cluster.Text(text)
 	if err != nil {

@@ -43,10 +43,10 @@ type Scene struct {
 	Applied string       // the UUID with which the machine answers once it has its configuration
 }
 
-// Addr is the address 10.0.0.last.
+// Addr returns the address 10.0.0.last.
 func Addr(last byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, last}) }
 
-// NewScene is the worker wk1, which is about to be recreated, with nothing in the way.
+// NewScene returns the worker wk1, which is about to be recreated, with nothing in the way.
 func NewScene() *Scene {
 	vm := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Running: true, Config: KV{"smbios1": "uuid=u", "scsi0": "fast:vm-101-disk-0,serial=system", "scsi1": "fast:vm-101-disk-1,serial=data"}}
 	m := clustertest.InSync()
@@ -230,11 +230,11 @@ func (k sceneTalos) Rollback(context.Context, netip.Addr, string) error {
 	return errors.Join(sceneKube{s: k.s}.do("roll back"), errors.New("it has no previous system"))
 }
 
-// CheckConfig has a machine reboot for a configuration that says so.
 func (k sceneTalos) Kubernetes(context.Context, netip.Addr) (cluster.MachineKubernetes, error) {
 	return cluster.MachineKubernetes{APIPort: 6443}, k.s.PX.Call("Kubernetes")
 }
 
+// CheckConfig says that a configuration with the word "reboots" reboots the machine.
 func (k sceneTalos) CheckConfig(_ context.Context, _ netip.Addr, _ string, config cluster.Secret) (bool, error) {
 	return strings.Contains(string(config), "reboots"), k.s.PX.Call("CheckConfig")
 }
