@@ -413,7 +413,8 @@ func migrate(c *call) (any, error) {
 	})
 }
 
-// migratePreconditions lists for every other host what the host lacks.
+// migratePreconditions returns what Proxmox knows against a migration of a VM. For every host it lists the storages
+// that the host lacks, and for every other host also the mapped devices that the host lacks.
 func migratePreconditions(c *call) (any, error) {
 	check, err := c.CheckMigration(c.user, c.node(), c.vmid())
 	if err != nil {

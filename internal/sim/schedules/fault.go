@@ -435,7 +435,7 @@ func preparedDisk(vms []world.VM) (park world.VM, disk parking.KeptDisk, there b
 	return world.VM{}, parking.KeptDisk{}, false
 }
 
-// longestLate is the latest time at which a held request is processed if its worst moment does not come.
+// longestLate is the longest time until a held request is processed, if its worst moment does not come.
 const longestLate = 4 * time.Minute
 
 // late is a request held by Proxmox whose sender no longer waits.

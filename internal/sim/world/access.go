@@ -21,8 +21,8 @@ const (
 	NoAccess = "NoAccess"
 )
 
-// Token is an API token. A token with privilege separation has the permissions that both its own ACLs and its user's
-// ACLs grant; without, a token has its user's permissions.
+// Token is an API token. With privilege separation, a token has the permissions that both its own ACLs and its user's
+// ACLs grant; without privilege separation, a token has its user's permissions.
 type Token struct {
 	ID      string // "recast@pve!lab"
 	Secret  string // a UUID

@@ -37,7 +37,8 @@ type task struct {
 	done     chan struct{}
 }
 
-// startTask starts a worker; mu must be held. run is called without mu. After Close the task ends before it begins.
+// startTask starts a worker; mu must be held. run is called without mu. After Close, the task has ended before it
+// begins.
 func (w *World) startTask(host, kind, id, user string, run func(*task) error) string {
 	user = cmp.Or(user, "root@pam") // as in a host's shell
 	w.lastPID++

@@ -187,7 +187,7 @@ func (s schemas) model(t reflect.Type) object {
 	return m
 }
 
-// kinds adds to a model the kinds that the model describes, in this document and in all documents.
+// kinds adds to a model its kinds: those in the document's group and version, and those in v1.
 func (s schemas) kinds(t reflect.Type, m object) object {
 	o, is := reflect.New(t).Interface().(runtime.Object)
 	if !is {
