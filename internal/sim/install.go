@@ -30,8 +30,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Install makes the machines, installs Talos on each from the image of its schematic
-// (canonical YAML by its name in recast.yaml), and powers them on. An empty lab has none.
+// Install makes the machines, installs Talos on each from the image of its schematic (schematics: canonical YAML by
+// its name in recast.yaml), and powers the machines on. An empty lab has no machines.
 func (l *Lab) Install(ctx context.Context, schematics map[string]string) error {
 	installers := map[string]string{}
 	for name, schematic := range schematics {
@@ -63,8 +63,8 @@ func (l *Lab) Install(ctx context.Context, schematics map[string]string) error {
 	return nil
 }
 
-// documents are the configuration documents of a machine beside the main one, and the label of the volume with etcd's data
-// on a control plane's persistent disk.
+// documents returns the configuration documents of a machine beside the main document, and the label of the volume
+// for etcd's data on a control plane's persistent disk.
 func (l *Lab) documents(n Node) (documents []string, label string) {
 	label = "EPHEMERAL"
 	switch {
@@ -144,7 +144,7 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 	return nil
 }
 
-// preinstalled is the system disk of a machine, on that bus, with etcd's data if that is there.
+// preinstalled returns the system disk of a machine on that bus, with etcd's data if etcd is set.
 func (l *Lab) preinstalled(m talosapi.Machine, bus string, uki []byte, ephemeralElsewhere, etcd bool, member talosapi.EtcdData) ([]byte, error) {
 	if bus == "virtio" {
 		m.InstallDisk = "/dev/vda"
@@ -160,7 +160,7 @@ func (l *Lab) preinstalled(m talosapi.Machine, bus string, uki []byte, ephemeral
 	return talosapi.WithEtcd(system, member)
 }
 
-// defineHolders makes the data VMs, one per host, that own the persistent disks of its nodes.
+// defineHolders makes the data VMs: one VM per host owns the persistent disks of its nodes.
 func (l *Lab) defineHolders() error {
 	configs, hosts := map[int]map[string]string{}, map[int]string{}
 	for i, n := range l.Nodes {
@@ -185,7 +185,7 @@ func (l *Lab) defineHolders() error {
 
 func holderKey(node int) string { return fmt.Sprintf("scsi%d", node) }
 
-// held is a node's persistent disk as named in the configuration of its data VM.
+// held returns a node's persistent disk as named in the configuration of its data VM.
 func (l *Lab) held(n Node) (volid string, disk *world.Media, err error) {
 	holder, err := l.World.LookupVM(n.Host, n.Holder)
 	if err != nil {
@@ -224,7 +224,7 @@ func Ready(n *corev1.Node) bool {
 	})
 }
 
-// Disks is the SHA-256 of the protected content of every persistent disk, by serial.
+// Disks returns the SHA-256 of the protected content of every persistent disk, by serial.
 func (l *Lab) Disks() map[string]string {
 	out := map[string]string{}
 	for _, d := range l.World.Persistent() {
@@ -233,13 +233,13 @@ func (l *Lab) Disks() map[string]string {
 	return out
 }
 
-// PatchedExtension is the one that stories patch; only workers have it.
+// PatchedExtension is the extension that stories patch; only workers have it.
 const PatchedExtension = "iscsi-tools"
 
-// CommonExtension is one that every node has.
+// CommonExtension is an extension that every node has.
 const CommonExtension = "qemu-guest-agent"
 
-// extensions are those of the lab's Talos release.
+// extensions returns the extensions of the lab's Talos release.
 func extensions() []artefact.Extension {
 	ext := func(name, version, author, text, file string) artefact.Extension {
 		return artefact.Extension{
@@ -270,7 +270,7 @@ func (l *Lab) pull(ctx context.Context, ref, arch string) (uki []byte, err error
 	return uki, nil
 }
 
-// resolve is the digest that a reference currently points to.
+// resolve returns the digest that a reference currently points to.
 func (l *Lab) resolve(ctx context.Context, ref string) (string, error) {
 	parsed, err := name.ParseReference(ref, name.Insecure)
 	if err != nil {
@@ -312,7 +312,7 @@ func (l *Lab) register(ctx context.Context, schematic string) (installer string,
 	return fmt.Sprintf("%s/%s-installer/%s:%s", l.o.Factory, l.o.Platform, answer.ID, l.o.TalosVersion), nil
 }
 
-// The Kubernetes releases that public registries have.
+// kubernetesReleases are the Kubernetes releases that public registries have.
 var kubernetesReleases = []string{
 	"v1.33.8", "v1.33.9", "v1.34.0", "v1.34.5", "v1.34.6", "v1.35.0", "v1.35.1", "v1.35.2", "v1.35.3", "v1.35.4", "v1.35.5",
 	"v1.36.0", "v1.36.1", "v1.36.2", "v1.37.0", "v1.37.1",
@@ -341,7 +341,8 @@ func CheckKubernetes(talos, kubernetes string) error {
 	return k.SupportedWith(t)
 }
 
-// publicDigest is the digest of an image in a registry that no server of the lab simulates (talosapi.Options.PublicImage).
+// publicDigest returns the digest of an image in a registry that no server of the lab simulates
+// (talosapi.Options.PublicImage).
 func publicDigest(ref string) (string, error) {
 	sum := sha256.Sum256([]byte(ref))
 	digest := "sha256:" + hex.EncodeToString(sum[:])
@@ -378,8 +379,8 @@ func (o Options) withKernelArgs(schematic string) string {
 	return schematic + "  extraKernelArgs:\n    - " + strings.Join(o.KernelArgs, "\n    - ") + "\n"
 }
 
-// Files is a complete working directory, by file name. It has no lock file, because
-// recast writes that. In an empty lab, recast writes everything.
+// Files returns a complete working directory, by file name. The lock file is missing, because recast writes it. In an
+// empty lab, recast writes all files.
 func (l *Lab) Files() (map[string][]byte, error) {
 	if l.o.Empty {
 		return map[string][]byte{}, nil
@@ -407,7 +408,7 @@ func (l *Lab) Files() (map[string][]byte, error) {
 	return files, nil
 }
 
-// Kubeconfig is the kubeconfig of a user of the lab's own cluster in group, valid for life. The group
+// Kubeconfig returns the kubeconfig of a user of the lab's own cluster in group, valid for life. The group
 // system:masters has every permission.
 func (l *Lab) Kubeconfig(group string, life time.Duration) ([]byte, error) {
 	cert, key, err := issue(life, &l.kubeCA, pkix.Name{CommonName: "admin", Organization: []string{group}}, nil)
@@ -417,7 +418,7 @@ func (l *Lab) Kubeconfig(group string, life time.Duration) ([]byte, error) {
 	return kubeapi.Kubeconfig(ClusterName, l.kubernetesURL(), l.kubeCA.pem, cert, key)
 }
 
-// Env is the environment of the lab's clients.
+// Env returns the environment of the lab's clients.
 func (l *Lab) Env(dir string) map[string]string {
 	return map[string]string{
 		"PROXMOX_VE_API_TOKEN": l.Token(),
@@ -432,7 +433,7 @@ func (l *Lab) Env(dir string) map[string]string {
 	}
 }
 
-// Endpoints are the API URLs of the Proxmox nodes.
+// Endpoints returns the API URLs of the Proxmox nodes.
 func (l *Lab) Endpoints() []string {
 	var endpoints []string
 	for i := range l.o.Hosts {
@@ -441,10 +442,10 @@ func (l *Lab) Endpoints() []string {
 	return endpoints
 }
 
-// Fingerprint is that of the certificate that all Proxmox nodes serve.
+// Fingerprint returns the fingerprint of the certificate that all Proxmox nodes serve.
 func (l *Lab) Fingerprint() string { return fingerprint(l.pveCert) }
 
-// Extensions is the repository of the official extensions.
+// Extensions returns the repository of the official extensions.
 func (l *Lab) Extensions() string { return l.o.Registry + "/siderolabs" }
 
 // config renders recast.yaml.
@@ -461,7 +462,7 @@ func (l *Lab) config() string {
 	return l.Config(b.String())
 }
 
-// Config is a recast.yaml for this lab with that text about the nodes.
+// Config returns a recast.yaml for this lab with the given text about the nodes.
 func (l *Lab) Config(nodes string) string {
 	platform := ""
 	if l.o.Platform != "nocloud" {
@@ -490,7 +491,7 @@ proxmox:
 `, ClusterName, l.o.TalosVersion, platform, l.factoryURL(), l.Extensions(), ISOStorage, strings.Join(l.Endpoints(), ", "), l.Fingerprint(), max(9099, 9010+2*len(l.Nodes)), nodes)
 }
 
-// Schematics are the files of the schematics that Config names.
+// Schematics returns the files of the schematics that Config names.
 func (l *Lab) Schematics() map[string][]byte {
 	return map[string][]byte{
 		"schematics/default.yaml": []byte(l.o.withKernelArgs(schematicDefault)),

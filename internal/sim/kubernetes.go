@@ -31,7 +31,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// upstream is the real control plane behind the API, nil if the lab has none.
+// upstream returns the real control plane behind the API, nil if the lab has none.
 func (l *Lab) upstream() (*kubeapi.Upstream, error) {
 	if l.o.Kubernetes == nil {
 		return nil, nil
@@ -47,9 +47,8 @@ func (l *Lab) upstream() (*kubeapi.Upstream, error) {
 // refused reports an error that the real control plane returned to the lab's kubelets.
 func (l *Lab) refused(err error) { l.complain(fmt.Errorf("kubelets: %w", err)) }
 
-// serveKubernetes serves the Kubernetes API until ctx ends: each API server at its
-// machine's address, and one of them at the shared address. While no API server runs,
-// nothing listens there.
+// serveKubernetes serves the Kubernetes API until ctx ends: each API server at its machine's address, and one of them
+// at the shared address. Nothing listens at the shared address while no API server runs.
 func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
 	running := map[talosapi.APIServer]*apiServer{}
 	front := &frontDoor{lab: l, addr: shared, ctx: ctx}
@@ -159,7 +158,7 @@ func (f *frontDoor) join(r *apiServer) {
 	f.lab.serving.Go(func() { f.accept(listener) })
 }
 
-// door is that of the API server which gets the next connection.
+// door returns the door of the API server that gets the next connection.
 func (f *frontDoor) door() (network.Door, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -197,7 +196,7 @@ func (f *frontDoor) accept(listener net.Listener) {
 	}
 }
 
-// manifests are the objects that Talos has applied to the lab's own cluster.
+// manifests returns the objects that Talos has applied to the lab's own cluster.
 func (l *Lab) manifests() ([]map[string]any, error) {
 	c := manifests.Of(l.Talos.KubernetesVersion)
 	c.TokenID, c.TokenSecret, _ = strings.Cut(l.Talos.Secrets.Secrets.BootstrapToken, ".")
@@ -258,14 +257,14 @@ func (l *Lab) formEtcd() map[string]talosapi.EtcdData {
 // EtcdMembers lists the members of etcd, by name.
 func (l *Lab) EtcdMembers() []talosapi.EtcdMember { return l.machines.EtcdMembers() }
 
-// EtcdViolations lists each loss of etcd's quorum after all members had run, and each second
-// etcd that a bootstrap formed for one Talos cluster. Tests with several control planes expect
-// none.
+// EtcdViolations lists each loss of etcd's quorum after all members had run, and each second etcd that a bootstrap
+// formed for one Talos cluster. Tests with several control planes expect an empty list.
 func (l *Lab) EtcdViolations() []string {
 	return append(l.machines.EtcdViolations(), l.machines.BootstrapViolations()...)
 }
 
-// NodeIDsBegin has the IDs of machines that are installed from now on begin with a text: lists sort by it.
+// NodeIDsBegin sets the first characters of the node IDs of machines that are installed from now on: lists sort by
+// node ID.
 func (l *Lab) NodeIDsBegin(with string) { l.machines.NodeIDsBegin(with) }
 
 // BreakEtcd sets the fault of a control plane's etcd; the zero fault clears it.
@@ -281,8 +280,8 @@ func (l *Lab) BreakEtcd(node string, f talosapi.EtcdFault) error {
 	return nil
 }
 
-// addWorkload deploys a web server with two replicas for drains to move. Its budget allows
-// one to be missing if there are several workers.
+// addWorkload deploys a web server with two replicas for drains to move. With several workers, its budget allows one
+// replica to be missing.
 func addWorkload(ctx context.Context, s store.Store, workers int) error {
 	labels := map[string]string{"app": "web"}
 	web := &appsv1.Deployment{

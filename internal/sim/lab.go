@@ -32,7 +32,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Lab is one datacentre with everything in it.
+// Lab is one datacentre with all its servers and machines.
 type Lab struct {
 	World    *world.World
 	Recorder *record.Recorder
@@ -93,7 +93,7 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// Client is a client's dialer into the lab's network.
+// Client returns a client's dialer into the lab's network.
 func (l *Lab) Client() *network.Dialer { return l.o.Network.Dialer() }
 
 // delay waits for d of simulated time.
@@ -172,7 +172,8 @@ func (l *Lab) startTalos(ctx context.Context) (err error) {
 	return nil
 }
 
-// formatted protects the disks of an empty lab on which Talos has made user volumes: there are none before.
+// formatted returns, for an empty lab, the function that protects a disk on which Talos has made a user volume: the
+// lab has no such disks before.
 func (l *Lab) formatted() func(vm, volume string, disk *world.Media) {
 	if !l.o.Empty {
 		return nil
@@ -256,7 +257,7 @@ func (k kubelet) StaticPods(uuid string, pods []talosapi.StaticPod) {
 
 func (k kubelet) NodeDown(_, uuid string) { k.lab.Kube.NodeDown(uuid) }
 
-// agent is the QEMU guest agent of the machines.
+// agent answers as the QEMU guest agent of the machines.
 func (l *Lab) agent(vmid int) ([]world.Interface, bool) {
 	return l.machines.Agent(vmid)
 }
@@ -267,8 +268,8 @@ type Options struct {
 	Prefix   string // first three bytes of the addresses: "127.42.7"; many workers use the networks after it too
 	Registry string // where the OCI registry listens: "127.0.0.1:5000"
 	Factory  string // where the Image Factory listens: "127.0.0.1:8080"
-	// Empty leaves out all machines and VMs: a cluster is to be made there. ControlPlanes and
-	// Workers have no effect.
+	// Empty leaves out all machines and VMs: recast makes the cluster there. ControlPlanes and Workers have no
+	// effect.
 	Empty         bool
 	ControlPlanes int            // 0 means 1
 	Workers       int            // 0 means 2, None none
@@ -288,15 +289,15 @@ type Options struct {
 	KernelArgs    []string       // of all schematics
 	TalosVersion  string         // of the machines at first; "" means TalosVersion
 	NextTalos     string         // a second version with images; "": none
-	// SignsInstallers: the Image Factory has keys for Secure Boot, and signs ordinary installers as well.
+	// SignsInstallers: the Image Factory has keys for Secure Boot, and signs ordinary installers too.
 	SignsInstallers bool
-	// KubernetesVersion is what the machine configurations name at first; "" means KubernetesVersion.
+	// KubernetesVersion is the version in the machine configurations at first; "" means KubernetesVersion.
 	KubernetesVersion string
-	// NoDHCP leaves out the DHCP server: the lab's own machines have a static address, and
-	// other machines need one too.
+	// NoDHCP leaves out the DHCP server: the lab's own machines have static addresses, and other machines need static
+	// addresses too.
 	NoDHCP bool
-	// Talos holds the machines' cluster secrets, from another lab with the same prefix; nil
-	// makes new ones.
+	// Talos holds the machines' cluster secrets, from another lab with the same prefix; nil: the lab makes new
+	// secrets.
 	Talos *talosapi.Cluster
 	// Kubernetes is the kubeconfig of a real control plane that stores the cluster's
 	// objects; nil: the lab stores them.
@@ -325,7 +326,7 @@ type Layout struct {
 }
 
 const (
-	// TalosVersion and KubernetesVersion are what a new lab runs.
+	// TalosVersion and KubernetesVersion are the versions that a new lab runs.
 	TalosVersion      = "v1.13.9"
 	KubernetesVersion = "v1.35.4"
 
@@ -335,7 +336,7 @@ const (
 	// ClusterName is the name of the lab's Talos cluster.
 	ClusterName = "lab"
 
-	// ISOStorage is shared by all hosts; DiskStorage is one per host, unless SharedDisks.
+	// ISOStorage is shared by all hosts. Each host has its own DiskStorage, unless SharedDisks is set.
 	ISOStorage  = "isos"
 	DiskStorage = "fast"
 
@@ -398,7 +399,7 @@ func (o Options) check() error {
 	return CheckKubernetes(o.TalosVersion, o.KubernetesVersion)
 }
 
-// talosVersions are those with extensions in the lab.
+// talosVersions returns the Talos versions that have extensions in the lab.
 func (o Options) talosVersions() []string {
 	versions := slices.Compact([]string{o.TalosVersion, TalosVersion})
 	if o.NextTalos != "" {
@@ -407,20 +408,20 @@ func (o Options) talosVersions() []string {
 	return versions
 }
 
-// addr is address number n, counted from the prefix.
+// addr returns address number n, counted from the prefix.
 func (o Options) addr(n int) netip.Addr {
 	b := netip.MustParseAddr(o.Prefix + ".0").As4()
 	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
 	return netip.AddrFrom4(b)
 }
 
-// at is a port of address n.
+// at returns address n with a port.
 func (o Options) at(n int, port string) string { return net.JoinHostPort(o.addr(n).String(), port) }
 
-// last is the number of the last address.
+// last returns the number of the last address.
 func (o Options) last() int { return firstWorker + o.Workers - 1 }
 
-// networkBits is the prefix length of the one network that holds all addresses.
+// networkBits returns the prefix length of the one network that holds all addresses.
 func (o Options) networkBits() int {
 	if o.last() < 255 { // 255 would be the broadcast address
 		return 24
@@ -430,15 +431,14 @@ func (o Options) networkBits() int {
 
 // State is what a roll must preserve.
 type State struct {
-	Disks  map[string]string `json:"disks"`            // checksums of the persistent ones: see Lab.Disks
+	Disks  map[string]string `json:"disks"`            // checksums of the persistent disks: see Lab.Disks
 	Etcd   []string          `json:"etcd"`             // voting members, by name
 	Broken []string          `json:"broken,omitempty"` // promises broken since the lab came up
 	// Requests counts the requests that the servers got, by protocol: see record.Call.
 	Requests map[string]int `json:"requests"`
 }
 
-// minQuorate is the least number of control planes with which etcd survives the loss of
-// one.
+// minQuorate is the least number of control planes with which etcd survives the loss of one control plane.
 const minQuorate = 3
 
 // State looks at the lab from outside, as no client can.
@@ -456,8 +456,7 @@ func (l *Lab) State() State {
 	return s
 }
 
-// AskState asks the running lab of a working directory for its state when it came up,
-// and for the present one.
+// AskState asks the running lab of a working directory for its state when the lab came up, and for its present state.
 func AskState(ctx context.Context, dir string) (before, now State, err error) {
 	at, err := findLab(dir)
 	if err != nil {
@@ -483,7 +482,7 @@ func (l *Lab) Trouble(node string, t talosapi.Trouble) error {
 	return nil
 }
 
-// vmid is the VMID of one of the lab's own nodes, or of a VM of that name in an empty lab.
+// vmid returns the VMID of one of the lab's own nodes, or of a VM of that name in an empty lab.
 func (l *Lab) vmid(node string) (int, error) {
 	if i := slices.IndexFunc(l.Nodes, func(n Node) bool { return n.Name == node }); i >= 0 {
 		return l.Nodes[i].VMID, nil

@@ -91,7 +91,7 @@ func (o Options) nodes() []Node {
 	return out
 }
 
-// layout is the disk layout of node i.
+// layout returns the disk layout of node i.
 func (o Options) layout(i int) Layout {
 	if len(o.Layouts) == 0 {
 		return Layout{Bus: o.DiskBus, Data: 1}
@@ -103,17 +103,17 @@ func (o Options) layout(i int) Layout {
 
 func hostName(i int) string { return fmt.Sprintf("pve%d", i+1) }
 
-// The VMIDs of the first of each kind.
+// The VMIDs of the first VM of each kind.
 const (
 	firstControlPlaneID = 9001
 	firstWorkerID       = 9031
 )
 
-// firstHolder is the VMID of the first host's data VM, above those of the workers.
+// firstHolder returns the VMID of the first host's data VM, above those of the workers.
 func (o Options) firstHolder() int { return max(9201, firstWorkerID+o.Workers) }
 
-// config is the VM's configuration as a person would write it. data is the holder's
-// volume that is its persistent disk; "" makes one of its own.
+// config returns the VM's configuration as a person would write it. data is the holder's volume that is the node's
+// persistent disk; "" gives the VM a disk of its own.
 func (n Node) config(data string) map[string]string {
 	c := map[string]string{
 		"name": n.Name, "cores": "2", "memory": "4096", "cpu": "host", "machine": "q35", "bios": "ovmf", "ostype": "l26", "agent": "1",
@@ -137,15 +137,13 @@ func (n Node) config(data string) map[string]string {
 	return c
 }
 
-// firstDataGiB is the size of a node's first persistent disk; each further one is 1 GiB
-// larger.
+// firstDataGiB is the size of a node's first persistent disk; each further disk is 1 GiB larger.
 const firstDataGiB = 20
 
-// drive is the key of the node's disk i: 0 is the system disk, the others are
-// persistent.
+// drive returns the key of the node's disk i: 0 is the system disk, the others are persistent.
 func (n Node) drive(i int) string { return n.bus + strconv.Itoa(i) }
 
-// serial is a drive's serial option, or "" for a node without serials.
+// serial returns a drive's serial option, or "" for a node without serials.
 func (n Node) serial(name string) string {
 	if n.noSerials {
 		return ""
@@ -153,20 +151,20 @@ func (n Node) serial(name string) string {
 	return ",serial=" + name
 }
 
-// moreSerial is the serial of a further persistent disk: 2, 3, …
+// moreSerial returns the serial of persistent disk i (2, 3, …).
 func (n Node) moreSerial(i int) string { return fmt.Sprintf("data%d-%s", i, n.Name) }
 
 func (n Node) dataSerial() string { return "data-" + n.Name }
 
-// onData is the configuration document that puts a volume of Talos on the persistent
-// disk. It selects by size, because Talos shows no serial for SCSI disks.
+// onData returns the configuration document that puts a volume of Talos on the persistent disk. The document selects
+// the disk by size, because Talos shows no serial for SCSI disks.
 func (n Node) onData(volume string) string {
 	return "apiVersion: v1alpha1\nkind: VolumeConfig\nname: " + volume + "\nprovisioning:\n  diskSelector:\n    match: disk.size > 15u * GB && !disk.cdrom\n"
 }
 
-// userVolume is the configuration document of the volume on the first persistent disk, as
-// people write it (see layouts): Talos finds it by its label, u-data. Talos 1.13 has no
-// volumes in other formats (FilesystemSpec.Validate in user_volume_config.go).
+// userVolume returns the configuration document of the volume on the first persistent disk, as people write it (see
+// layouts): Talos finds it by its label, u-data. Talos 1.13 has no volumes in other formats (FilesystemSpec.Validate
+// in user_volume_config.go).
 func (n Node) userVolume() []string {
 	if n.filesystem != "xfs" && n.filesystem != "ext4" {
 		return nil
@@ -174,12 +172,12 @@ func (n Node) userVolume() []string {
 	return []string{"apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\nprovisioning:\n  diskSelector:\n    match: '!system_disk'\n  minSize: 10GB\nfilesystem:\n  type: " + n.filesystem + "\n"}
 }
 
-// content is the user data on a node's persistent disk.
+// content returns the user data on a node's persistent disk.
 func (n Node) content(disk string) []byte {
 	return []byte(strings.Repeat("what only "+n.Name+" has"+disk+"\n", 100))
 }
 
-// SystemDrive is the key of the node's system disk.
+// SystemDrive returns the key of the node's system disk.
 func (n Node) SystemDrive() string { return n.drive(0) }
 
 // VM replaces the lab's own VM of a node. The lab sets its name, its SMBIOS UUID and
@@ -190,7 +188,7 @@ type VM struct {
 	Content   map[string][]byte // of disks that are not blank, by key
 }
 
-// systemDisk is the key of Talos' disk: the first one in the boot order.
+// systemDisk returns the key of Talos' disk: the first disk in the boot order.
 func (v VM) systemDisk() string {
 	for key := range strings.SplitSeq(strings.TrimPrefix(v.Config["boot"], "order="), ";") {
 		if d := v.Config[key]; d != "" && !strings.HasPrefix(key, "net") && !strings.Contains(d, "media=cdrom") {
@@ -200,10 +198,10 @@ func (v VM) systemDisk() string {
 	return ""
 }
 
-// bus is that of the system disk.
+// bus returns the bus of the system disk.
 func (v VM) bus() string { return strings.TrimRight(v.systemDisk(), "0123456789") }
 
-// ephemeralElsewhere says whether a document puts EPHEMERAL on another disk.
+// ephemeralElsewhere reports whether a document puts EPHEMERAL on another disk.
 func (v VM) ephemeralElsewhere() bool {
 	return slices.ContainsFunc(v.Documents, func(d string) bool {
 		return strings.Contains(d, "kind: VolumeConfig") && strings.Contains(d, "name: EPHEMERAL") && strings.Contains(d, "diskSelector")
@@ -220,7 +218,7 @@ func (v VM) check(node string) error {
 	return nil
 }
 
-// complete is the configuration with the lab's own settings added.
+// complete returns the configuration with the lab's own settings added.
 func (v VM) complete(n Node) map[string]string {
 	c := map[string]string{"smbios1": "uuid=" + n.UUID}
 	for key, value := range v.Config {
@@ -267,8 +265,8 @@ const (
 	lastLease  = 250
 )
 
-// leases are those of machines without a reservation. As with Talos, no machine
-// releases its lease; when the pool is empty, the oldest one expires.
+// leases are the DHCP leases of machines without a reservation. As with Talos, no machine releases its lease; when
+// the pool is empty, the oldest lease expires.
 type leases struct {
 	mu   sync.Mutex
 	macs []string // by address, the oldest first
@@ -276,8 +274,8 @@ type leases struct {
 	free map[string]bool // names of nodes without a reservation
 }
 
-// Reserve says whether DHCP reserves a node's address, as it does by default. Without a
-// reservation the machine gets a free one from the pool.
+// Reserve says whether DHCP reserves a node's address, which is the default. Without a reservation the machine gets a
+// free address from the pool.
 func (l *Lab) Reserve(node string, reserved bool) {
 	l.leases.mu.Lock()
 	defer l.leases.mu.Unlock()
@@ -287,7 +285,7 @@ func (l *Lab) Reserve(node string, reserved bool) {
 	l.leases.free[node] = !reserved
 }
 
-// lease is the DHCP server's answer to a MAC; false without a DHCP server.
+// lease returns the DHCP server's answer to a MAC; false without a DHCP server.
 func (l *Lab) lease(mac string) (netip.Addr, bool) {
 	l.leases.mu.Lock()
 	defer l.leases.mu.Unlock()
@@ -323,9 +321,8 @@ const (
 	deletionPause = time.Second     // until a pod is gone
 )
 
-// drain is what a Talos node does to itself before it goes down on its own: it marks
-// the node as cordoned by Talos, evicts all its pods at once and waits until they are
-// gone.
+// drain does what a Talos node does before it goes down on its own: it marks the node as cordoned by Talos, evicts
+// all its pods at once and waits until they are gone.
 func (l *Lab) drain(ctx context.Context, node string) error {
 	err := l.editNode(ctx, node, func(n *corev1.Node) bool {
 		if n.Spec.Unschedulable {
@@ -360,8 +357,8 @@ func (l *Lab) drain(ctx context.Context, node string) error {
 	return errors.Join(errs...)
 }
 
-// movable says whether a drain evicts a pod: not a static pod, one of a DaemonSet or
-// one without a controller (Drain in Talos' kubernetes.go).
+// movable reports whether a drain evicts a pod. A drain leaves static pods, pods of a DaemonSet and pods without a
+// controller (Drain in Talos' kubernetes.go).
 func movable(p *corev1.Pod) bool {
 	owner := metav1.GetControllerOf(p)
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
@@ -419,8 +416,7 @@ func (l *Lab) uncordon(ctx context.Context, node string) error {
 	}
 }
 
-// editNode applies change to a Node until it is stored; change returns false to leave
-// it as it is.
+// editNode applies change to a Node until the result is stored; change returns false to leave the Node unchanged.
 func (l *Lab) editNode(ctx context.Context, name string, change func(*corev1.Node) bool) error {
 	for {
 		n, err := l.Kube.Node(ctx, name)
@@ -446,10 +442,10 @@ const (
 	PoorToken = "poor@pve!lab=5ec0ffee-1ab0-4000-8000-000000000002"
 )
 
-// Token is the API token that recast is meant to use.
+// Token returns the API token that recast is meant to use.
 func (l *Lab) Token() string { return tokenID + "=" + tokenSecret }
 
-// Privileges is the smallest role that can roll by recreate, on any layout.
+// Privileges returns the smallest role that can roll by recreate, on any layout.
 func Privileges() []string {
 	return []string{
 		"VM.Allocate", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory",
@@ -510,8 +506,8 @@ func readAuthority(certPEM, keyPEM []byte) (authority, error) {
 
 const tenYears = 10 * 365 * 24 * time.Hour
 
-// issue makes a certificate for a server at those addresses, or for a client. A nil
-// authority makes a self-signed one.
+// issue makes a certificate for a server at those addresses, or for a client. A nil authority makes a self-signed
+// certificate.
 func issue(life time.Duration, a *authority, subject pkix.Name, addrs []string) (certPEM, keyPEM []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -549,7 +545,7 @@ func issue(life time.Duration, a *authority, subject pkix.Name, addrs []string) 
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
 }
 
-// issuePair is issue for one of the lab's servers.
+// issuePair calls issue for one of the lab's servers.
 func issuePair(a *authority, name string, addrs []string) (tls.Certificate, error) {
 	certPEM, keyPEM, err := issue(tenYears, a, pkix.Name{CommonName: name}, addrs)
 	if err != nil {
@@ -558,7 +554,7 @@ func issuePair(a *authority, name string, addrs []string) (tls.Certificate, erro
 	return tls.X509KeyPair(certPEM, keyPEM)
 }
 
-// fingerprint is a certificate's SHA-256 as Proxmox shows it: "AA:BB:…".
+// fingerprint returns a certificate's SHA-256 as Proxmox shows it: "AA:BB:…".
 func fingerprint(c tls.Certificate) string {
 	sum := sha256.Sum256(c.Certificate[0])
 	hex := make([]string, len(sum))

@@ -16,9 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Shell is root's shell on a Proxmox host, as far as a VM's disks need it. Like
-// Proxmox's own commands it calls the API's functions as root@pam, who may do
-// everything, and only for VMs of its own host (qemu-server, CLI/qm.pm).
+// Shell is root's shell on a Proxmox host, as far as a VM's disks need it. Like Proxmox's own commands, Shell calls
+// the API's functions as root@pam, who may do everything, and only for VMs of its own host (qemu-server, CLI/qm.pm).
 type Shell struct {
 	World *world.World
 	Host  string
@@ -200,8 +199,7 @@ func (s Shell) wait(upid string, err error) (string, error) {
 	return lines(t.Log), nil
 }
 
-// shellMessage is an error as the commands print it, including messages about single
-// parameters.
+// shellMessage returns an error's text as the commands print it, including messages about single parameters.
 func shellMessage(err error) string {
 	e, ok := errors.AsType[*world.Error](err)
 	if !ok || len(e.Params) == 0 {
@@ -546,7 +544,7 @@ func (l *Lab) eachEntry(path string, o pveumOptions, do func(world.ACL)) error {
 	return nil
 }
 
-// setEntry adds an entry and replaces one that differs only in propagation.
+// setEntry adds an entry; it replaces an entry that differs only in propagation.
 func (l *Lab) setEntry(a world.ACL) {
 	for _, propagates := range []bool{false, true} {
 		old := a

@@ -33,8 +33,8 @@ const labKernel = "6.18.0-talos"
 
 func (img Image) kernel() string { return cmp.Or(img.Kernel, labKernel) }
 
-// linux is a fake kernel with its release in it. Only an x86 kernel has that, in its boot
-// header: Documentation/arch/x86/boot.rst of Linux.
+// linux returns a fake kernel with its release in it. Only an x86 kernel has its release in its boot header:
+// Documentation/arch/x86/boot.rst of Linux.
 func (img Image) linux() []byte {
 	name := fmt.Appendf(nil, "%s (lab@recast) #1 SMP %s\x00", img.kernel(), img.Arch)
 	if img.Arch != "amd64" {
@@ -47,8 +47,8 @@ func (img Image) linux() []byte {
 	return append(b, name...)
 }
 
-// UKI makes a unified kernel image: kernel, command line and initramfs with the extensions in
-// one file. Results are cached; the caller must not change the bytes.
+// UKI makes a unified kernel image: kernel, command line and initramfs with the extensions in one file. UKI caches
+// results; the caller must not change the bytes.
 func UKI(img Image) ([]byte, error) {
 	if err := img.validate(); err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func UKI(img Image) ([]byte, error) {
 	})
 }
 
-// ReadUKI reads a unified kernel image; anything else, or a damaged one, is ErrNotBootable.
+// ReadUKI reads a unified kernel image; any other file, or a damaged image, is ErrNotBootable.
 func ReadUKI(b []byte) (Image, error) {
 	return readImage(&readImages, b, func() (Image, error) {
 		u, err := bootimage.OpenUKI(bytes.NewReader(b), int64(len(b)))
@@ -79,7 +79,7 @@ func ReadUKI(b []byte) (Image, error) {
 	})
 }
 
-// imageOf is what a machine finds when it boots a UKI.
+// imageOf returns the image that a machine finds when it boots a UKI.
 func imageOf(u *bootimage.UKI) (Image, error) {
 	img := Image{TalosVersion: u.Talos, Arch: u.Arch, Cmdline: u.Cmdline}
 	if u.Uname != labKernel {
@@ -134,7 +134,7 @@ func linksOf(tree bootimage.Tree) map[string]string {
 	return links
 }
 
-// clone is an image whose maps and lists are the caller's own.
+// clone returns an image whose maps and lists are the caller's own.
 func (img Image) clone() Image {
 	img.Loose = maps.Clone(img.Loose)
 	img.Extensions = append([]Extension(nil), img.Extensions...)
@@ -164,9 +164,8 @@ type extensionLayer struct {
 	Metadata extensionMetadata `yaml:"metadata"`
 }
 
-// initramfs is imager's result: the CPU microcode in an uncompressed archive, Talos' own
-// part, and an archive with the extensions and the firmware. Without extensions there is
-// only Talos' own part.
+// initramfs returns what imager makes: the CPU microcode in an uncompressed archive, Talos' own part, and an archive
+// with the extensions and the firmware. Without extensions there is only Talos' own part.
 func initramfs(img Image) ([]byte, error) {
 	base, err := baseInitramfs(img)
 	if err != nil {
@@ -216,8 +215,7 @@ func initramfs(img Image) ([]byte, error) {
 	return append(append(b, base...), packed...), err
 }
 
-// layers are the extensions in imager's order: the factory's own after the others, and
-// modules.dep last.
+// layers returns the extensions in imager's order: the factory's own after the others, and modules.dep last.
 func (img Image) layers() ([]Extension, error) {
 	var found, dependencies []Extension
 	modules := map[string][]byte{}
@@ -248,8 +246,8 @@ func (img Image) layers() ([]Extension, error) {
 	return append(found, dependencies...), nil
 }
 
-// modulesExtension is imager's extension for kernel modules
-// (GenerateKernelModuleDependencyTreeExtension in internal/pkg/extensions of Talos).
+// modulesExtension returns imager's extension for kernel modules (GenerateKernelModuleDependencyTreeExtension in
+// internal/pkg/extensions of Talos).
 func modulesExtension(kernel string, modules []string) Extension {
 	dir := modulesDir + kernel + "/"
 	return Extension{
@@ -261,8 +259,8 @@ func modulesExtension(kernel string, modules []string) Extension {
 	}
 }
 
-// schematicExtension is the factory's virtual extension (internal/artifacts/schematic.go
-// of image-factory): an empty file; the rest is metadata.
+// schematicExtension returns the factory's virtual extension (internal/artifacts/schematic.go of image-factory): an
+// empty file; the rest is metadata.
 func (img Image) schematicExtension() Extension {
 	return Extension{
 		Name: schematicName, Version: img.SchematicID, Author: img.SchematicAuthor,
@@ -271,7 +269,7 @@ func (img Image) schematicExtension() Extension {
 	}
 }
 
-// baseInitramfs is Talos' own part, a tiny one.
+// baseInitramfs returns Talos' own part of the initramfs, a tiny one.
 func baseInitramfs(img Image) ([]byte, error) {
 	rootfs, err := squash(map[string][]byte{
 		"/usr/lib/os-release": osRelease(img.TalosVersion),
@@ -286,14 +284,14 @@ func baseInitramfs(img Image) ([]byte, error) {
 	}))
 }
 
-// osRelease is /etc/os-release of Talos (pkg/machinery/version/os-release).
+// osRelease returns /etc/os-release of Talos (pkg/machinery/version/os-release).
 func osRelease(version string) []byte {
 	return fmt.Appendf(nil, "NAME=\"Talos\"\nID=talos\nVERSION_ID=%s\nPRETTY_NAME=\"Talos (%s)\"\n"+
 		"HOME_URL=\"https://www.talos.dev/\"\nBUG_REPORT_URL=\"https://github.com/siderolabs/talos/issues\"\n"+
 		"VENDOR_NAME=\"Sidero Labs\"\nVENDOR_URL=\"https://www.siderolabs.com/\"\n", version, version)
 }
 
-// compressed is one zstd frame, deterministic.
+// compressed returns one zstd frame with the bytes; the output is deterministic.
 func compressed(b []byte) ([]byte, error) {
 	w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true), zstd.WithEncoderLevel(zstd.SpeedFastest))
 	if err != nil {
@@ -367,8 +365,8 @@ func portableExecutable(arch string, sections []section) ([]byte, error) {
 	return append(padded(out.Bytes(), peAlignment), content.Bytes()...), nil
 }
 
-// signed returns a program of portableExecutable with a certificate table and a checksum, as signing leaves it. Nothing in the
-// lab verifies the signature.
+// signed returns a copy of a program of portableExecutable with a certificate table and a checksum, as signing leaves
+// it. Nothing in the lab verifies the signature.
 func signed(program []byte) []byte {
 	const optional, checksum, table, alignment = peOffset + 4 + 20, 64, 112 + 4*8, 8
 	out := padded(bytes.Clone(program), alignment)
@@ -438,16 +436,16 @@ func unseal(kind string, b []byte, value any) (rest []byte, err error) {
 
 const firmwareDir = "/usr/lib/firmware/"
 
-// microcode are the files that imager concatenates for the kernel's early loader
-// (earlyCPUUcode in internal/pkg/extensions/compress.go of Talos).
+// microcode lists the files that imager concatenates for the kernel's early loader (earlyCPUUcode in
+// internal/pkg/extensions/compress.go of Talos).
 var microcode = []struct{ pattern, target string }{
 	{firmwareDir + "intel-ucode/*", "/kernel/x86/microcode/GenuineIntel.bin"},
 	{firmwareDir + "amd-ucode/microcode_amd*.bin", "/kernel/x86/microcode/AuthenticAMD.bin"},
 }
 
-// moveFirmware returns the extension without its firmware, which it moves to loose: the kernel
-// requests firmware before it mounts extensions. A link moves as its target's content, and
-// dangles once that has moved (handleFilesOp and appendBlob, ibid.).
+// moveFirmware returns the extension without its firmware, which it moves to loose: the kernel requests firmware
+// before it mounts extensions. A link moves as its target's content, and dangles once the target has moved
+// (handleFilesOp and appendBlob, ibid.).
 func moveFirmware(e Extension, loose map[string][]byte) (Extension, error) {
 	e.Files, e.Links = maps.Clone(e.Files), maps.Clone(e.Links)
 	move := func(name string) ([]byte, error) {
@@ -482,7 +480,7 @@ func moveFirmware(e Extension, loose map[string][]byte) (Extension, error) {
 	return e, nil
 }
 
-// paths are those of all files and links, in the order of a walk.
+// paths returns the paths of all files and links, in the order of a walk.
 func (e Extension) paths() []string {
 	names := slices.Concat(slices.Collect(maps.Keys(e.Files)), slices.Collect(maps.Keys(e.Links)))
 	slices.SortFunc(names, func(a, b string) int {
@@ -511,8 +509,8 @@ func (e Extension) open(name string) ([]byte, error) {
 	return nil, fmt.Errorf("open %s: too many levels of symbolic links", name)
 }
 
-// A process boots the same few images and disks thousands of times, so built and parsed
-// ones are cached. An evicted result is computed again.
+// A process boots the same few images and disks thousands of times, so results of building and parsing are cached. An
+// evicted result is computed again.
 var (
 	madeUKIs, madeISOs   memo[[]byte]
 	readImages, readISOs memo[Image]
@@ -529,7 +527,7 @@ type memo[V any] struct {
 	order [][sha256.Size]byte
 }
 
-// of is the cached result, or a computed one.
+// of returns the cached result, or computes and caches it.
 func (m *memo[V]) of(key [sha256.Size]byte, compute func() (V, error)) (V, error) {
 	m.mu.Lock()
 	v, ok := m.found[key]
@@ -561,7 +559,7 @@ func (m *memo[V]) put(key [sha256.Size]byte, v V) {
 	m.order = append(m.order, key)
 }
 
-// made is what an image is packed as.
+// made returns the packed form of an image: the cached one, or the result of build.
 func made(cache *memo[[]byte], img Image, build func() ([]byte, error)) ([]byte, error) {
 	input, err := json.Marshal(img)
 	if err != nil {
@@ -570,7 +568,7 @@ func made(cache *memo[[]byte], img Image, build func() ([]byte, error)) ([]byte,
 	return cache.of(sha256.Sum256(input), build)
 }
 
-// readImage is the caller's own copy of the image in b.
+// readImage returns the caller's own copy of the image in b.
 func readImage(cache *memo[Image], b []byte, read func() (Image, error)) (Image, error) {
 	img, err := cache.of(sha256.Sum256(b), read)
 	return img.clone(), err

@@ -39,14 +39,15 @@ type Partition struct {
 	FilesystemUUID string
 	Filesystem     string // "xfs", "vfat", …; "" for none
 	VolumeGroup    string `json:",omitempty"` // that an "lvm2-pv" belongs to
-	// Whole says that it is no partition, but the disk's one filesystem.
+	// Whole says that the entry is no partition, but the disk's one filesystem.
 	Whole bool `json:",omitempty"`
-	// Keys open it, by LUKS key slot; none: it is not encrypted. Filesystem and Data are what is inside.
+	// Keys open the partition, by LUKS key slot; none: the partition is not encrypted. Filesystem and Data are what
+	// is inside.
 	Keys map[int]string `json:",omitempty"`
 	Data []byte         // the caller of ReadDisk must not change its bytes
 }
 
-// WriteDisk makes the bytes of a disk; a disk without partitions is blank and has none.
+// WriteDisk makes the bytes of a disk; a disk without partitions is blank and has no bytes.
 func WriteDisk(d Disk) []byte {
 	if len(d.Partitions) == 0 {
 		return nil
@@ -80,12 +81,12 @@ func ReadDisk(b []byte) (Disk, error) {
 	return Disk{Partitions: slices.Clone(d.Partitions)}, err
 }
 
-// DiskForm is what a disk image has beside its content.
+// DiskForm holds what a disk image has beside its content.
 type DiskForm struct {
 	Meta map[uint8]string // values of the META partition
 	BIOS bool             // with the partitions of GRUB, which are blank: no machine of the lab boots them
 	By   Compression
-	// Files are further ones of the EFI system partition, by path.
+	// Files are further files of the EFI system partition, by path.
 	Files map[string][]byte
 }
 
@@ -96,9 +97,8 @@ const (
 	labDisk      = "61636572-7473-6C20-6162-206469736B21"
 )
 
-// DiskImage makes a disk image for UEFI in qcow2 format, as imager does: EFI and META,
-// with BIOS and BOOT between them where GRUB would boot it, too. Its kernel command
-// line is an installer's.
+// DiskImage makes a disk image for UEFI in qcow2 format, as imager does: EFI and META, with BIOS and BOOT between
+// them where GRUB would boot the image too. Its kernel command line is an installer's.
 func DiskImage(img Image, form DiskForm) ([]byte, error) {
 	if err := img.validate(); err != nil {
 		return nil, err
@@ -163,13 +163,13 @@ type inMemory struct {
 
 func (m inMemory) WriteAt(b []byte, off int64) (int, error) { return copy(m.disk[off:], b), nil }
 
-// PartitionUUID is that of a partition in each disk image of imager since Talos 1.13 (GUIDFromLabel in pkg/makefs).
+// PartitionUUID returns the UUID of a partition in each disk image of imager since Talos 1.13 (GUIDFromLabel in
+// pkg/makefs).
 func PartitionUUID(label string) string {
 	return uuid.NewHash(sha256.New(), uuid.Nil, []byte(label), 8).String()
 }
 
-// metaPartition is a META partition; without values it is blank. See adv/talos in
-// siderolabs/go-adv.
+// metaPartition returns a META partition; without values the partition is blank. See adv/talos in siderolabs/go-adv.
 func metaPartition(values map[uint8]string) []byte {
 	const length, sum = 256 << 10, 36
 	out := make([]byte, mib)
@@ -210,7 +210,7 @@ func ReadDiskImage(disk []byte) (labels []string, uki []byte, err error) {
 	return labels, uki, nil
 }
 
-// Compression is how the clusters of a qcow2 file are compressed.
+// Compression is the compression of the clusters of a qcow2 file.
 type Compression int
 
 // The kinds of compression: Plain is what imager makes, by "qemu-img convert".
@@ -267,7 +267,7 @@ type qcow2Writer struct {
 	file  []byte
 	first []uint64
 	pack  Compression
-	refs  map[int]uint16 // of clusters that several compressed ones share
+	refs  map[int]uint16 // of clusters that several compressed clusters share
 }
 
 func (w *qcow2Writer) align() { w.file = padded(w.file, qcow2Cluster) }
@@ -278,7 +278,7 @@ func (w *qcow2Writer) append(b []byte) (at int) {
 	return at
 }
 
-// cluster writes one, and returns its entry in a table.
+// cluster writes a cluster, and returns its entry in a table.
 func (w *qcow2Writer) cluster(b []byte) (uint64, error) {
 	if len(bytes.Trim(b, "\x00")) == 0 {
 		return 0, nil
@@ -392,7 +392,7 @@ const (
 	isoFiles     = isoPrimary + 8
 )
 
-// CloudInitISO is a cloud-init volume as tools burn it, with only user data.
+// CloudInitISO returns a cloud-init volume as tools burn it, with only user data.
 func CloudInitISO(userData []byte) []byte {
 	b := burn(cidataLabel, userData) // the file lies in place of a boot ISO's partition
 	record := make([]byte, 34+len(userDataFile)-len(userDataFile)%2)
@@ -408,7 +408,7 @@ func CloudInitISO(userData []byte) []byte {
 	return b
 }
 
-// UserData is the user data on a cloud-init volume; false if b is not one or has none.
+// UserData returns the user data on a cloud-init volume; false if b is no cloud-init volume or has no user data.
 // Talos accepts the label in either case (platform/nocloud/metadata.go, configFromCD).
 func UserData(b []byte) ([]byte, bool) {
 	if len(b) < isoFiles*isoSector || !strings.EqualFold(strings.TrimRight(string(b[isoPrimary*isoSector+40:isoPrimary*isoSector+72]), " "), cidataLabel) {
@@ -423,8 +423,8 @@ func UserData(b []byte) ([]byte, bool) {
 	return nil, false
 }
 
-// ISO makes a boot ISO for UEFI. Its kernel command line gets HaltIfInstalled, as in every
-// Talos ISO. Results are cached; the caller must not change the bytes.
+// ISO makes a boot ISO for UEFI. Its kernel command line gets HaltIfInstalled, as in every Talos ISO. ISO caches
+// results; the caller must not change the bytes.
 func ISO(img Image) ([]byte, error) {
 	if !slices.Contains(strings.Fields(img.Cmdline), HaltIfInstalled) {
 		img.Cmdline = strings.TrimSpace(img.Cmdline + " " + HaltIfInstalled)
@@ -446,7 +446,7 @@ func ISO(img Image) ([]byte, error) {
 	})
 }
 
-// bootFiles are an EFI system partition's, by path; more is the end of loader.conf.
+// bootFiles returns the files of an EFI system partition, by path; more is the end of loader.conf.
 func bootFiles(img Image, more string) (map[string][]byte, error) {
 	uki, err := UKI(img)
 	if err != nil {
@@ -464,12 +464,12 @@ func bootFiles(img Image, more string) (map[string][]byte, error) {
 	}, err
 }
 
-// SystemdBoot is the boot loader for that architecture, in ISOs and installers alike.
+// SystemdBoot returns the boot loader for that architecture, in ISOs and installers alike.
 func SystemdBoot(arch string) ([]byte, error) {
 	return portableExecutable(arch, []section{{".sdmagic", []byte("#### LoaderInfo: systemd-boot 258 ####\x00")}})
 }
 
-// ReadISO reads a boot ISO; anything else, or a damaged one, is ErrNotBootable.
+// ReadISO reads a boot ISO; any other file, or a damaged ISO, is ErrNotBootable.
 func ReadISO(b []byte) (Image, error) {
 	return readImage(&readISOs, b, func() (Image, error) {
 		iso, err := bootimage.OpenISO(bytes.NewReader(b), int64(len(b)))

@@ -102,7 +102,7 @@ type squashWriter struct {
 // squashTable is a table of metadata, not yet split into blocks.
 type squashTable []byte
 
-// ref is the location of the next byte: its block's position, and the offset in it.
+// ref returns the location of the next byte: its block's position, and the offset in it.
 func (t squashTable) ref() (block uint32, offset uint16) {
 	n := len(t) / squashMetaBytes
 	return uint32(n * (squashMetaBytes + 2)), uint16(len(t) % squashMetaBytes)
@@ -299,8 +299,7 @@ func primaryDescriptor(b []byte, volumeID string, sectors int) {
 	b[881] = 1
 }
 
-// isoDirectory is the record of the root directory; name is 0 for itself, 1 for its
-// parent.
+// isoDirectory returns a record of the root directory; name is 0 for the directory itself, 1 for its parent.
 func isoDirectory(name byte) []byte {
 	b := make([]byte, 34)
 	b[0] = 34
@@ -376,7 +375,7 @@ type fatWriter struct {
 	clusters [][]byte
 }
 
-// alloc writes content to consecutive clusters and returns the first; empty content takes one too.
+// alloc writes content to consecutive clusters and returns the first cluster; empty content takes a cluster too.
 func (f *fatWriter) alloc(content []byte) uint32 {
 	first := uint32(len(f.table))
 	for {
@@ -442,7 +441,8 @@ func fatEntry(short string, attributes byte, cluster uint32, size int) []byte {
 	return b
 }
 
-// longNames are the entries before a short one with the long name, its end first.
+// longNames returns the entries with the long name, which come before the short entry; the end of the name comes
+// first.
 func longNames(name, short string) []byte {
 	var sum byte
 	for _, c := range []byte(short) {

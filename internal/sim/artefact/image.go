@@ -26,7 +26,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// ErrNotBootable says that there is no boot image, or a damaged one.
+// ErrNotBootable says that there is no boot image, or that the boot image is damaged.
 var ErrNotBootable = errors.New("not a bootable image")
 
 // HaltIfInstalled is a kernel argument of boot ISOs only: Talos halts if it finds itself
@@ -40,17 +40,18 @@ type Image struct {
 	Platform     string // "nocloud", "metal", …
 	Kernel       string `json:",omitempty"` // its release (uname -r); empty: that of the lab's images
 	Cmdline      string // kernel command line, with the schematic's extra arguments
-	// The entry among the extensions with the image's schematic, as an Image Factory adds it;
-	// empty without one.
+	// SchematicID, SchematicYAML and SchematicAuthor are the entry among the extensions with the image's schematic,
+	// as an Image Factory adds it; empty without a schematic.
 	SchematicID     string
 	SchematicYAML   string
 	SchematicAuthor string      // "Image Factory (<url>)"
-	Extensions      []Extension // in build order, without that entry
+	Extensions      []Extension // in build order, without the schematic's entry
 	// Loose are files beside the extensions, by absolute path. When an image is made, firmware is
 	// among its extensions' files; in a parsed image it is here, because imager moves it.
 	Loose map[string][]byte
-	// Signed: boot loader and UKI of its installer have a signature, as those of an Image Factory have that holds
-	// keys for Secure Boot (siderolabs/image-factory#538). Those of its ISO have none.
+	// Signed: boot loader and UKI of the image's installer have a signature, as the installers of an Image Factory
+	// with keys for Secure Boot have (siderolabs/image-factory#538). Boot loader and UKI of the image's ISO have no
+	// signature.
 	Signed bool `json:"-"`
 }
 
@@ -106,9 +107,9 @@ func absolutePaths[V any](files map[string]V) error {
 	return nil
 }
 
-// Installer makes an installer image with one manifest for each img, which differ in architecture; built is their build time.
-// As the factory makes them, the index is an OCI one and the manifests are Docker's; layer 0 is the bare installer, layer 1 its
-// payload.
+// Installer makes an installer image with one manifest for each img; the images differ in architecture, and built is
+// their build time. As the factory makes them, the index is an OCI one and the manifests are Docker's; layer 0 is the
+// bare installer, layer 1 its payload.
 func Installer(built time.Time, img ...Image) (v1.ImageIndex, error) {
 	if len(img) == 0 {
 		return nil, errors.New("installer for no architecture")
@@ -148,7 +149,7 @@ func installerFor(img Image) (v1.Image, error) {
 	}, base, payload)
 }
 
-// InstallerPayload is the layer of an installer with its payload.
+// InstallerPayload returns the layer of an installer with its payload.
 func InstallerPayload(img Image) (v1.Layer, error) {
 	uki, err := UKI(img)
 	if err != nil {
@@ -167,8 +168,8 @@ func InstallerPayload(img Image) (v1.Layer, error) {
 	}, nil, types.DockerLayer)
 }
 
-// InstallerUKI is the boot image that an installer image copies to the disk of a machine
-// of arch; a missing or damaged one is ErrNotBootable.
+// InstallerUKI returns the boot image that an installer image copies to the disk of a machine of arch; a missing or
+// damaged boot image is ErrNotBootable.
 func InstallerUKI(idx v1.ImageIndex, arch string) ([]byte, error) {
 	one, err := imageFor(idx, arch)
 	if err != nil {
@@ -204,7 +205,7 @@ func ReadInstaller(idx v1.ImageIndex, arch string) (Image, error) {
 
 func installDir(arch string) string { return "usr/install/" + arch + "/" }
 
-// gzips pools writers: each has a megabyte of tables.
+// gzips pools writers, because each writer has a megabyte of tables.
 var gzips = sync.Pool{New: func() any { return gzip.NewWriter(nil) }}
 
 // layer packs files and symbolic links, by path without a leading slash, into a gzipped layer.
@@ -301,8 +302,8 @@ func imageFor(idx v1.ImageIndex, arch string) (v1.Image, error) {
 	return nil, fmt.Errorf("index has no image for linux/%s", arch)
 }
 
-// readFiles reads the regular files of an image and the targets of its symbolic links; later
-// layers override earlier ones.
+// readFiles reads the regular files of an image and the targets of its symbolic links; later layers override earlier
+// layers.
 func readFiles(img v1.Image) (files map[string][]byte, links map[string]string, err error) {
 	layers, err := img.Layers()
 	if err != nil {
@@ -370,7 +371,7 @@ type extensionMetadata struct {
 	ExtraInfo string `yaml:"extraInfo,omitempty"`
 }
 
-// metadata is the extension's own; only the factory's extension has a schematic.
+// metadata returns the extension's own metadata; only the factory's extension has a schematic.
 func (e Extension) metadata(schematic string) extensionMetadata {
 	m := extensionMetadata{Name: e.Name, Version: e.Version, Author: e.Author, Description: e.Description}
 	switch e.Name {
@@ -388,8 +389,8 @@ const (
 	rootfsDir    = "rootfs"
 )
 
-// ExtensionIndex makes an extension image for amd64 and arm64: manifest.yaml and the files
-// below rootfs/. It does not contain e.Digest.
+// ExtensionIndex makes an extension image for amd64 and arm64: manifest.yaml and the files below rootfs/. The image
+// does not contain e.Digest.
 func ExtensionIndex(e Extension) (v1.ImageIndex, error) {
 	if err := e.validate(); err != nil {
 		return nil, err
@@ -422,7 +423,7 @@ func ExtensionIndex(e Extension) (v1.ImageIndex, error) {
 	return index, nil
 }
 
-// ReadExtension reads an extension image; Digest is that of the index.
+// ReadExtension reads an extension image; Digest is the digest of the index.
 func ReadExtension(idx v1.ImageIndex, arch string) (Extension, error) {
 	img, err := imageFor(idx, arch)
 	if err != nil {

@@ -37,8 +37,8 @@ func (k kind) String() string {
 	return [...]string{iso: "iso", uki: "uki", cmdline: "cmdline", disk: "disk", installer: "installer"}[k]
 }
 
-// asset answers /image/<schematic>/<version>/<asset>. HEAD builds too; of the content the
-// headers have only the length, and Range is ignored.
+// asset answers /image/<schematic>/<version>/<asset>. HEAD builds too; the headers say nothing about the content but
+// its length, and Range is ignored.
 func (f *Factory) asset(w http.ResponseWriter, r *http.Request) error {
 	name := r.PathValue("asset")
 	if strings.HasSuffix(name, ".sha256") || strings.HasSuffix(name, ".sha512") {
@@ -121,8 +121,8 @@ func parsePlatform(k kind, text string) (order, error) {
 	return order{kind: k, platform: platform, arch: arch, secureBoot: secureBoot}, nil
 }
 
-// cacheKey is an asset's key in the cache. It includes the digests of the extensions, so a
-// factory that has learned a new digest builds a new ISO for an old schematic.
+// cacheKey returns an asset's key in the cache. The key includes the digests of the extensions, so a factory that has
+// learned a new digest builds a new ISO for an old schematic.
 func cacheKey(name string, o order, refs []extensionRef) string {
 	parts := []string{name, o.version, o.design.id}
 	for _, ref := range refs {
@@ -228,7 +228,7 @@ func (f *Factory) resolve(ctx context.Context, o order) ([]extensionRef, error) 
 	return refs, nil
 }
 
-// image is the content of the ordered image.
+// image returns the content of the ordered image.
 func (f *Factory) image(ctx context.Context, o order, refs []extensionRef) (artefact.Image, error) {
 	if err := f.requireVersion(o.version); err != nil {
 		return artefact.Image{}, err
@@ -258,8 +258,8 @@ func (f *Factory) image(ctx context.Context, o order, refs []extensionRef) (arte
 	return img, nil
 }
 
-// kernelArgs is the command line of a Talos image. See siderolabs/talos, pkg/imager/imager.go,
-// buildCmdline. An installer has no META, an ISO has it in an argument, a disk in a partition.
+// kernelArgs returns the command line of a Talos image. See siderolabs/talos, pkg/imager/imager.go, buildCmdline. An
+// installer has no META; an ISO has META in an argument, a disk in a partition.
 func kernelArgs(o order) (string, error) {
 	var console []string
 	switch o.platform {
@@ -284,8 +284,8 @@ func kernelArgs(o order) (string, error) {
 	return line.String(), nil
 }
 
-// diskForm is what a disk image has beside its UKI: see FillDefaults in
-// pkg/imager/profile of siderolabs/talos for the boot loader.
+// diskForm returns what a disk image has beside its UKI: see FillDefaults in pkg/imager/profile of siderolabs/talos
+// for the boot loader.
 func diskForm(o order) artefact.DiskForm {
 	form := artefact.DiskForm{Meta: map[uint8]string{}}
 	for _, v := range o.design.Customization.Meta {
@@ -306,7 +306,7 @@ func metaValues(wanted []schematic.MetaValue) meta.Values {
 	return values
 }
 
-// createSchematic stores a schematic. Like the real factory it does not check that its extensions exist.
+// createSchematic stores a schematic. Like the real factory, it does not check that the schematic's extensions exist.
 func (f *Factory) createSchematic(w http.ResponseWriter, r *http.Request) error {
 	data, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -420,8 +420,7 @@ func (c *args) appendAll(list []string) {
 	}
 }
 
-// customize adds a schematic's arguments: for some keys they replace the values, and a "-"
-// removes them.
+// customize adds a schematic's arguments: for some keys, they replace the values, and a "-" removes the values.
 func (c *args) customize(list []string) {
 	for _, p := range parseArgs(list) {
 		switch {
@@ -435,7 +434,7 @@ func (c *args) customize(list []string) {
 	}
 }
 
-// remove removes values of a key, or without values the key.
+// remove removes values of a key; without values it removes the key.
 func (c *args) remove(key string, values []string) {
 	i := c.index(key)
 	switch {
@@ -469,8 +468,8 @@ func (f *Factory) versions(w http.ResponseWriter, r *http.Request) error {
 	return json.NewEncoder(w).Encode(list)
 }
 
-// buildable are the versions that are not marked as broken. For broken ones the factory has no lists:
-// see siderolabs/image-factory, internal/artifacts, validateTalosVersion.
+// buildable returns the versions that are not marked as broken. For broken versions the factory has no lists: see
+// siderolabs/image-factory, internal/artifacts, validateTalosVersion.
 func (f *Factory) buildable() []string {
 	list := []string{}
 	for _, v := range f.opts.Versions {
@@ -497,7 +496,7 @@ func (f *Factory) requireVersion(tag string) error {
 	return nil
 }
 
-// latest is the newest stable version.
+// latest returns the newest stable version.
 func (f *Factory) latest() (string, error) {
 	for _, v := range slices.Backward(f.buildable()) {
 		if !strings.Contains(v, "-") {

@@ -21,7 +21,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// upstream is the registry named in the list of extensions, wherever it is mirrored.
+// upstream is the registry named in the list of extensions, also if the extensions are mirrored elsewhere.
 const upstream = "ghcr.io"
 
 // Catalog publishes official extensions in a registry, as a Talos release does. It is
@@ -185,14 +185,14 @@ func (f *Factory) officialExtensions(ctx context.Context, tag string) ([]extensi
 	return list, err
 }
 
-// extensions returns the list of a Talos version: it is fetched once and then kept until a
-// restart, whatever the registry has.
+// extensions returns the list of a Talos version. The list is fetched once and then kept until a restart, whatever
+// the registry has.
 func (f *Factory) extensions(ctx context.Context, tag string) ([]extensionRef, error) {
 	lists := func(m *memory) map[string][]extensionRef { return m.extensions }
 	return remembered(ctx, f, lists, "extensions", tag, f.fetchExtensions)
 }
 
-// remembered is the kept list of a Talos version, fetched first if there is none.
+// remembered returns the kept list of a Talos version, and fetches a list that is not kept yet.
 func remembered[T any](ctx context.Context, f *Factory, of func(*memory) map[string]T, what, tag string, fetch func(context.Context, string) (T, error)) (list T, err error) {
 	if err := f.requireVersion(tag); err != nil {
 		return list, err
@@ -261,7 +261,7 @@ func parseListed(l artefact.ListedExtension) (extensionRef, error) {
 	}, nil
 }
 
-// findExtension finds an extension by name, or by the former name of a renamed one.
+// findExtension finds an extension by name, or by the former name of a renamed extension.
 func findExtension(refs []extensionRef, wanted string) (extensionRef, bool) {
 	for _, candidate := range []string{wanted, renamed(wanted)} {
 		i := slices.IndexFunc(refs, func(e extensionRef) bool { return e.repo == candidate })
@@ -272,8 +272,8 @@ func findExtension(refs []extensionRef, wanted string) (extensionRef, bool) {
 	return extensionRef{}, false
 }
 
-// renamed is the present name of an extension. See siderolabs/image-factory,
-// internal/profile/profile.go, ExtensionNameAlias.
+// renamed returns the present name of an extension. See siderolabs/image-factory, internal/profile/profile.go,
+// ExtensionNameAlias.
 func renamed(extension string) string {
 	name := strings.TrimPrefix(extension, "siderolabs/")
 	now := map[string]string{
@@ -291,7 +291,7 @@ func renamed(extension string) string {
 // overlaysImage is the repository of the lists of official overlays, by Talos version.
 const overlaysImage = "siderolabs/overlays"
 
-// Overlay is an official overlay in their list.
+// Overlay is an official overlay in the list of overlays.
 type Overlay struct {
 	Name   string `yaml:"name"`   // "rpi_generic"
 	Image  string `yaml:"image"`  // "ghcr.io/siderolabs/sbc-raspberrypi:v0.2.0"
@@ -302,8 +302,8 @@ type overlays struct {
 	Overlays []Overlay `yaml:"overlays"`
 }
 
-// PublishOverlays pushes the list of overlays as siderolabs/overlays:<Talos version>,
-// without the overlays: the lab builds no image with one.
+// PublishOverlays pushes the list of overlays as siderolabs/overlays:<Talos version>, without the overlays: the lab
+// builds no image with an overlay.
 func (c Catalog) PublishOverlays(ctx context.Context, talosVersion string, list []Overlay) error {
 	reg, err := newRegistryClient(c.Registry, c.Transport)
 	if err != nil {
@@ -341,13 +341,13 @@ func (f *Factory) officialOverlays(ctx context.Context, tag string) ([]overlayIn
 	return list, err
 }
 
-// overlays returns the list of a Talos version, kept like that of extensions.
+// overlays returns the list of a Talos version, kept like the list of extensions.
 func (f *Factory) overlays(ctx context.Context, tag string) ([]Overlay, error) {
 	lists := func(m *memory) map[string][]Overlay { return m.overlays }
 	return remembered(ctx, f, lists, "overlays", tag, f.fetchOverlays)
 }
 
-// fetchOverlays fails for an empty list too, like the real one: see
+// fetchOverlays fetches the list of overlays. It fails for an empty list too, like the real factory: see
 // siderolabs/image-factory, internal/artifacts/versions.go, extractOverlayList.
 func (f *Factory) fetchOverlays(ctx context.Context, tag string) ([]Overlay, error) {
 	img, err := f.registry.image(ctx, overlaysImage, tag)
@@ -385,7 +385,7 @@ func (f *Factory) requireOverlay(ctx context.Context, tag, overlay string) error
 		return fmt.Errorf("error getting official overlays: %w", err)
 	}
 	if !slices.ContainsFunc(list, func(o Overlay) bool { return o.Name == overlay }) {
-		// The real one prints an empty reference in place of the name.
+		// The real factory prints an empty reference in place of the name.
 		return invalidf("official overlay %q is not available for Talos version %s", struct{ Name, TaggedReference, Digest string }{}, tag)
 	}
 	return failf(http.StatusNotImplemented, "the lab builds no image with an overlay")

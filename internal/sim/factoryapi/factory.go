@@ -31,7 +31,7 @@ const (
 	installerTakes = 3 * time.Second
 )
 
-// Options are those of New. All except Broken, Delay, Store and Signing are required.
+// Options are the options of New. All except Broken, Delay, Store and Signing are required.
 type Options struct {
 	URL       string            // of the factory, for clients; images name it as their author
 	Registry  string            // "host:port" of the registry for extensions and installers
@@ -41,10 +41,11 @@ type Options struct {
 	Recorder  *record.Recorder
 	Delay     func(ctx context.Context, d time.Duration) error // waits for d of simulated time; nil: no delay
 	Signing   Signing
-	// SignsInstallers: it has keys for Secure Boot, and signs boot loader and UKI of ordinary installers as well.
+	// SignsInstallers: the factory has keys for Secure Boot, and signs boot loader and UKI of ordinary installers
+	// too.
 	SignsInstallers bool
-	// Store is the URL of Factory.Store: "http://127.0.0.1:8081". The factory redirects
-	// requests for images to it. "": it serves them itself.
+	// Store is the URL of Factory.Store: "http://127.0.0.1:8081". The factory redirects requests for images to the
+	// store. "": the factory serves images itself.
 	Store string
 }
 
@@ -76,7 +77,7 @@ type memory struct {
 
 	mu         sync.Mutex
 	extensions map[string][]extensionRef // by Talos version, without expiry
-	overlays   map[string][]Overlay      // likewise
+	overlays   map[string][]Overlay      // by Talos version, without expiry
 }
 
 func newMemory() *memory {
@@ -85,7 +86,7 @@ func newMemory() *memory {
 
 var _ http.Handler = (*Factory)(nil)
 
-// New makes a factory that has built nothing yet. The caller closes it.
+// New makes a factory that has built nothing yet. The caller closes the factory.
 func New(opts Options) (*Factory, error) {
 	registry, err := newRegistryClient(opts.Registry, opts.Transport)
 	if err != nil {
@@ -175,13 +176,13 @@ func (f *Factory) Close() {
 	f.serving.Wait()
 }
 
-// outlive is a context for work that continues when its client goes away, until the
-// factory is closed. done ends it.
+// outlive returns a context for work that continues when its client goes away, until the factory is closed. done ends
+// the context.
 func (f *Factory) outlive(ctx context.Context) (work context.Context, done func()) {
 	return f.untilClosed(context.WithoutCancel(ctx))
 }
 
-// untilClosed is ctx that also ends with the factory.
+// untilClosed returns a context that ends with ctx or with the factory.
 func (f *Factory) untilClosed(ctx context.Context) (work context.Context, done func()) {
 	work, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup
@@ -241,7 +242,7 @@ func (a *answer) send(w http.ResponseWriter) {
 	_, _ = w.Write(a.body.Bytes()) // fails only if the client is gone
 }
 
-// response is the answer as a client gets it.
+// response returns the answer as a client gets it.
 func (a *answer) response(req *http.Request) *http.Response {
 	a.WriteHeader(http.StatusOK)
 	return &http.Response{
@@ -252,8 +253,7 @@ func (a *answer) response(req *http.Request) *http.Response {
 	}
 }
 
-// recorded calls the recorder's hooks around next; if the recorder refuses a request, it
-// breaks the connection.
+// recorded calls the recorder's hooks around next. If the recorder refuses a request, recorded breaks the connection.
 func recorded(rec *record.Recorder, proto string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		call, err := rec.Begin(record.Call{
@@ -270,7 +270,7 @@ func recorded(rec *record.Recorder, proto string, next http.Handler) http.Handle
 	})
 }
 
-// failure is an error whose text the factory shows, with its status.
+// failure is an error whose text the factory shows, with the error's HTTP status.
 type failure struct {
 	status int
 	error
@@ -342,8 +342,8 @@ func (f *Factory) struck(r *http.Request) http.Handler {
 	return f.recorded
 }
 
-// Down is a proxy that can't reach the factory. It answers with its own page, and with
-// Retry-After unless that is 0.
+// Down makes a proxy answer that can't reach the factory. It answers with its own page, and with Retry-After unless
+// retryAfter is 0.
 func Down(status int, retryAfter time.Duration) Trouble {
 	return func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 		if retryAfter > 0 {
@@ -353,15 +353,15 @@ func Down(status int, retryAfter time.Duration) Trouble {
 	}
 }
 
-// Failing is the factory's own answer to a failure of its registry or tools.
+// Failing makes the factory answer as after a failure of its registry or tools.
 func Failing() Trouble {
 	return func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 		http.Error(w, "internal server error", http.StatusInternalServerError)
 	}
 }
 
-// Unaware is one of several factories that does not know a schematic yet that another one
-// has just stored (siderolabs/image-factory, internal/schematic/storage/cache).
+// Unaware answers as one of several factories that does not know a schematic yet that another factory has just stored
+// (siderolabs/image-factory, internal/schematic/storage/cache).
 func Unaware() Trouble {
 	return func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 		id := path.Base(path.Dir(path.Dir(r.URL.Path))) // of /image/<id>/<version>/<asset>, /v2/<image>/<id>/manifests/<tag>
@@ -369,12 +369,12 @@ func Unaware() Trouble {
 	}
 }
 
-// Refused is a connection that ends without an answer.
+// Refused ends the connection without an answer.
 func Refused() Trouble {
 	return func(http.ResponseWriter, *http.Request, http.Handler) { panic(http.ErrAbortHandler) }
 }
 
-// Impatient is a proxy with a timeout; the factory continues with the request.
+// Impatient puts a proxy with a timeout before the factory; the factory continues with the request.
 func (f *Factory) Impatient(patience time.Duration) Trouble {
 	return func(w http.ResponseWriter, r *http.Request, factory http.Handler) {
 		a, aborted := newAnswer(), false
@@ -398,20 +398,20 @@ func (f *Factory) Impatient(patience time.Duration) Trouble {
 	}
 }
 
-// Cut is a connection that breaks after that many bytes of a body.
+// Cut breaks the connection after that many bytes of a body.
 func Cut(afterBytes int) Trouble {
 	return short(afterBytes, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 }
 
-// CutByStore is a factory whose own store breaks after that many bytes. Its error goes
-// into the body, because that has begun.
+// CutByStore answers as a factory whose own store breaks after that many bytes. The factory's error goes into the
+// body, because the body has begun.
 func CutByStore(afterBytes int) Trouble {
 	return short(afterBytes, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "internal server error\n") // the client may be gone
 	})
 }
 
-// Stall is a connection that stalls after that many bytes of a body.
+// Stall stalls the connection after that many bytes of a body.
 func Stall(afterBytes int) Trouble {
 	return short(afterBytes, func(_ http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done()
@@ -436,7 +436,7 @@ func short(bytes int, end func(http.ResponseWriter, *http.Request)) Trouble {
 	}
 }
 
-// page is nginx's error page.
+// page answers with nginx's error page.
 func page(w http.ResponseWriter, status int) {
 	text := fmt.Sprintf("%d %s", status, nginx(status))
 	w.Header().Set("Content-Type", "text/html")
@@ -445,7 +445,7 @@ func page(w http.ResponseWriter, status int) {
 		"<hr><center>nginx</center>\r\n</body>\r\n</html>\r\n", text, text) // the client may be gone
 }
 
-// nginx is nginx's name of a status, if unusual.
+// nginx returns nginx's name of a status, if that name is unusual.
 func nginx(status int) string {
 	switch status {
 	case http.StatusServiceUnavailable:
@@ -456,7 +456,7 @@ func nginx(status int) string {
 	return http.StatusText(status)
 }
 
-// Official is a small set of official extensions, with fake content.
+// Official returns a small set of official extensions, with fake content.
 func Official() []artefact.Extension {
 	const sidero = "Sidero Labs"
 	return []artefact.Extension{
@@ -468,7 +468,7 @@ func Official() []artefact.Extension {
 	}
 }
 
-// service is an extension that runs a container.
+// service returns an extension that runs a container.
 func service(name, version, author, binary, description string) artefact.Extension {
 	return artefact.Extension{
 		Name: name, Version: version, Author: author, Description: description,
@@ -480,7 +480,7 @@ func service(name, version, author, binary, description string) artefact.Extensi
 	}
 }
 
-// program is an extension of one file.
+// program returns an extension of one file.
 func program(name, version, author, path, description string) artefact.Extension {
 	return artefact.Extension{
 		Name: name, Version: version, Author: author, Description: description,

@@ -45,7 +45,7 @@ type Registry struct {
 
 var _ http.Handler = (*Registry)(nil)
 
-// NewRegistry makes an empty registry. It owns no goroutine and needs no Close.
+// NewRegistry makes an empty registry. The registry owns no goroutine and needs no Close.
 func NewRegistry(rec *record.Recorder) *Registry {
 	store := untagging{registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0)))}
 	return &Registry{store: store, recorded: recorded(rec, "registry", store)}
@@ -53,9 +53,8 @@ func NewRegistry(rec *record.Recorder) *Registry {
 
 func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) { r.recorded.ServeHTTP(w, req) }
 
-// Transport reaches the registry from inside the lab: whatever the URL's host, without a
-// connection, and unrecorded. The factory and publishers of extensions use it, which are
-// not under test.
+// Transport reaches the registry from inside the lab: whatever the URL's host, without a connection, and unrecorded.
+// The factory and publishers of extensions, which are not under test, use it.
 func (r *Registry) Transport() http.RoundTripper { return inside{r.store} }
 
 type inside struct{ handler http.Handler }
@@ -86,9 +85,9 @@ func (t inside) RoundTrip(req *http.Request) (*http.Response, error) {
 // tag.
 const installerImages = "factory"
 
-// manifest answers a manifest request for an installer. A tag in the registry with the
-// factory's signature is served unchanged for ever; a missing version is built for both
-// architectures; everything else is proxied to the registry.
+// manifest answers a manifest request for an installer. A tag in the registry with the factory's signature is served
+// unchanged for ever; a missing version is built for both architectures; all other requests are proxied to the
+// registry.
 func (f *Factory) manifest(w http.ResponseWriter, r *http.Request) error {
 	d, err := f.design(r.PathValue("schematic"))
 	if err != nil {
@@ -142,14 +141,14 @@ func parseInstaller(image string) (order, error) {
 	return order{kind: installer, platform: platform, secureBoot: secureBoot}, nil
 }
 
-// installer returns the digest of an installer in the registry, and builds a missing one.
+// installer returns the digest of an installer in the registry, and builds a missing installer.
 func (f *Factory) installer(ctx context.Context, repo string, o order) (string, error) {
 	ctx, done := f.outlive(ctx)
 	defer done()
 	tag := f.registry.registry.Repo(repo).Tag(o.version)
 	desc, err := remote.Head(tag, f.registry.options(ctx)...)
 	if err == nil {
-		// If its signature can't be verified, for whatever reason, it is rebuilt.
+		// An installer whose signature can't be verified, for whatever reason, is rebuilt.
 		if signed, err := f.signed(ctx, tag.Context().Digest(desc.Digest.String())); err == nil && signed {
 			return desc.Digest.String(), nil
 		}
@@ -196,9 +195,8 @@ func (f *Factory) buildInstaller(ctx context.Context, repo string, o order) (str
 	return digest.String(), f.sign(ctx, f.registry.registry.Repo(repo).Digest(digest.String()))
 }
 
-// made is the build time of the installer with that key: imager writes the time into the
-// image (outInstaller in siderolabs/talos pkg/imager/out.go), and afterwards the cached
-// image is used under any name.
+// made returns the build time of the installer with that key: imager writes the time into the image (outInstaller in
+// siderolabs/talos pkg/imager/out.go), and afterwards the cached image is used under any name.
 func (f *Factory) made(key string) time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -231,7 +229,7 @@ func (f *Factory) proxy(w http.ResponseWriter, r *http.Request, what, reference 
 	return err
 }
 
-// registryClient is a registry client of the factory and of publishers.
+// registryClient is a client of the registry for the factory and for publishers.
 type registryClient struct {
 	registry  name.Registry
 	transport http.RoundTripper
@@ -274,9 +272,8 @@ func (c registryClient) push(ctx context.Context, repo, tag string, what remote.
 
 var manifestByDigest = regexp.MustCompile(`^/v2/(.+)/manifests/(sha256:[0-9a-f]{64})$`)
 
-// untagging deletes the tags of a deleted manifest, like distribution/distribution
-// (registry/handlers/manifests.go, DeleteManifest) and others; go-containerregistry's
-// registry would keep serving the manifest under them.
+// untagging deletes the tags of a deleted manifest, like distribution/distribution (registry/handlers/manifests.go,
+// DeleteManifest) and others. go-containerregistry's registry would keep serving the manifest under its tags.
 type untagging struct{ store http.Handler }
 
 func (u untagging) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -304,7 +301,7 @@ func (u untagging) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	u.store.ServeHTTP(w, r)
 }
 
-// ask sends a request to the store while handling another.
+// ask sends a request to the store while untagging handles another.
 func (u untagging) ask(r *http.Request, method, path string) *answer {
 	inner := r.Clone(r.Context())
 	inner.Method, inner.Body, inner.ContentLength = method, http.NoBody, 0
@@ -339,7 +336,7 @@ func (f *Factory) Store() http.Handler {
 	})
 }
 
-// storeURL is an asset's signed URL in the store.
+// storeURL returns an asset's signed URL in the store.
 func (f *Factory) storeURL(content []byte) string {
 	sum := sha256.Sum256(content)
 	name := hex.EncodeToString(sum[:])
@@ -354,7 +351,7 @@ func sign(name string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// storeError is an error as S3 sends it.
+// storeError answers with an error as S3 sends it.
 func storeError(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/xml")
 	w.WriteHeader(status)
@@ -367,8 +364,8 @@ func storeError(w http.ResponseWriter, status int, code, message string) {
 type Signing struct {
 	Key       *ecdsa.PrivateKey // P-256; nil: random
 	Published *ecdsa.PublicKey  // key that clients see; nil: that of Key
-	// Keyless signs with a Google identity. That puts a bundle beside the image, which the lab
-	// omits: there is no signature tag, and no public key.
+	// Keyless signs with a Google identity. A keyless signature puts a bundle beside the image, which the lab omits:
+	// there is no signature tag, and no public key.
 	Keyless bool
 }
 
@@ -430,7 +427,7 @@ func signatureTagOf(image name.Digest) name.Tag {
 	return image.Context().Tag(strings.Replace(image.DigestStr(), ":", "-", 1) + ".sig")
 }
 
-// sign stores a signature under the image's signature tag, replacing an old one.
+// sign stores a signature under the image's signature tag, replacing an old signature.
 func (f *Factory) sign(ctx context.Context, image name.Digest) error {
 	if f.signer.key == nil {
 		return nil
@@ -464,8 +461,8 @@ func (f *Factory) sign(ctx context.Context, image name.Digest) error {
 	return nil
 }
 
-// signed says whether an image has a signature by the factory's key. Others are rebuilt,
-// as in internal/frontend/http/registry.go.
+// signed reports whether an image has a signature by the factory's key. Other images are rebuilt, as in
+// internal/frontend/http/registry.go.
 func (f *Factory) signed(ctx context.Context, image name.Digest) (bool, error) {
 	if f.signer.key == nil {
 		return true, nil

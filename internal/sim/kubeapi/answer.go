@@ -56,8 +56,8 @@ func failed(err error) answer {
 	return answer{code: int(status.Code), body: &status}
 }
 
-// unstored is the answer to an error of etcd: a Status without a reason (ErrorToAPIStatus
-// in apiserver's responsewriters).
+// unstored returns the answer to an error of etcd: a Status without a reason (ErrorToAPIStatus in apiserver's
+// responsewriters).
 func unstored(err error) answer {
 	return answer{code: http.StatusInternalServerError, body: &metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: err.Error(),
@@ -142,14 +142,14 @@ func (s *Server) serializer(r *http.Request) (runtime.SerializerInfo, error) {
 	return info, nil
 }
 
-// typed is a copy of obj with its kind set.
+// typed returns a copy of obj with its kind set.
 func (s *Server) typed(obj runtime.Object, gvk schema.GroupVersionKind) runtime.Object {
 	obj = obj.DeepCopyObject()
 	obj.GetObjectKind().SetGroupVersionKind(gvk)
 	return obj
 }
 
-// kindOf is the group, version and kind of obj in an answer.
+// kindOf returns the group, version and kind of obj in an answer.
 func (s *Server) kindOf(obj runtime.Object) (schema.GroupVersionKind, error) {
 	if gvk := obj.GetObjectKind().GroupVersionKind(); !gvk.Empty() {
 		return gvk, nil
@@ -202,7 +202,7 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, a answer) {
 	}
 	w.Header().Set("Content-Type", info.MediaType)
 	w.WriteHeader(a.code)
-	_ = info.Serializer.Encode(s.typed(a.body, gvk), w) // likewise
+	_ = info.Serializer.Encode(s.typed(a.body, gvk), w) // the client may be gone
 }
 
 // tabular is how a client wants objects as a table.
@@ -211,7 +211,7 @@ type tabular struct {
 	include metav1.IncludeObjectPolicy
 }
 
-// wantsTable is nil unless the client prefers a table to the objects.
+// wantsTable returns nil unless the client prefers a table to the objects.
 func wantsTable(r *http.Request) (*tabular, error) {
 	for part := range strings.SplitSeq(r.Header.Get("Accept"), ",") {
 		media, params, err := mime.ParseMediaType(strings.TrimSpace(part))
@@ -234,8 +234,8 @@ func wantsTable(r *http.Request) (*tabular, error) {
 	return nil, nil
 }
 
-// tabled is an answer about the target's objects as the client wants it: as it is, or as a
-// table (asTable in apiserver's endpoints/handlers/response.go).
+// tabled returns an answer about the target's objects as the client wants it: the objects, or a table of them
+// (asTable in apiserver's endpoints/handlers/response.go).
 func (s *Server) tabled(r *http.Request, t target, a answer) (answer, error) {
 	as, err := wantsTable(r)
 	if err != nil || as == nil {
@@ -301,8 +301,8 @@ type watching struct {
 	as       *tabular // nil: the objects themselves
 }
 
-// watch prepares the stream. Without a revision it begins with the present objects; with
-// sendInitialEvents a bookmark marks their end.
+// watch prepares the stream. Without a revision the stream begins with the present objects; with sendInitialEvents a
+// bookmark marks their end.
 func (s *Server) watch(r *http.Request, t target) (answer, error) {
 	match, err := s.selection(r, t)
 	if err != nil {
@@ -431,7 +431,7 @@ func (w *watching) run(ctx context.Context, send func(watch.EventType, runtime.O
 	}
 }
 
-// selected is the event for a watcher that sees only matching objects.
+// selected returns the event for a watcher that sees only matching objects.
 func (w *watching) selected(e store.Event) (watch.EventType, bool) {
 	before := e.Before != nil && w.match(e.Before)
 	now := e.Type != watch.Deleted && w.match(e.Object)

@@ -69,7 +69,7 @@ func (s *Server) target(path string) target {
 	return t
 }
 
-// node is the node in the request's path, if any.
+// node returns the node in the request's path, if any.
 func (t target) node() string {
 	if t.resource.GroupVersionResource == store.Nodes() {
 		return t.name
@@ -77,7 +77,7 @@ func (t target) node() string {
 	return ""
 }
 
-// verb is the request's verb in Kubernetes' terms.
+// verb returns the request's verb in Kubernetes' terms.
 func (t target) verb(r *http.Request) string {
 	verb := map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}[r.Method]
 	switch {
@@ -93,7 +93,7 @@ func (t target) verb(r *http.Request) string {
 	return "get"
 }
 
-// isWatch says whether a GET asks for a stream of changes.
+// isWatch reports whether a GET asks for a stream of changes.
 func isWatch(r *http.Request) bool {
 	v := r.URL.Query().Get("watch")
 	return v == "true" || v == "1"
@@ -234,14 +234,14 @@ func (s *Server) Define(r store.Resource) {
 	s.defined = append(s.defined, r)
 }
 
-// serves lists all served resources, custom ones last.
+// serves lists all served resources; custom resources come last.
 func (s *Server) serves() []store.Resource {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Concat(s.built, s.defined)
 }
 
-// newObject is an empty object or list of that kind.
+// newObject returns an empty object or list of that kind.
 func (s *Server) newObject(gvk schema.GroupVersionKind) (runtime.Object, error) {
 	if s.scheme.Recognizes(gvk) {
 		return s.scheme.New(gvk)
@@ -287,7 +287,7 @@ func decodeCustom(b []byte, gvk schema.GroupVersionKind) (runtime.Object, error)
 	return obj, nil
 }
 
-// part is the part that an update of the target touches.
+// part returns the part that an update of the target touches.
 func (t target) part() store.Part {
 	if t.sub == "" && !t.resource.Status {
 		return store.Whole

@@ -26,8 +26,8 @@ type Stored struct {
 	Value    []byte // protobuf, or JSON of a custom resource
 }
 
-// Revision counts the writes to the lab's own store; with a real control plane it is 0, and
-// etcd's is that of the other etcd.
+// Revision returns the number of writes to the lab's own store; with a real control plane it is 0, and the revision
+// of etcd is that of the real control plane's etcd.
 func (s *Server) Revision() uint64 {
 	if memory, ok := s.store.(*store.Memory); ok {
 		return memory.Revision()
@@ -35,7 +35,7 @@ func (s *Server) Revision() uint64 {
 	return 0
 }
 
-// Dump is everything that the API server stores in etcd.
+// Dump returns everything that the API server stores in etcd.
 func (s *Server) Dump(ctx context.Context) ([]Stored, error) {
 	var out []Stored
 	for _, r := range s.serves() {
@@ -58,7 +58,7 @@ func (s *Server) Dump(ctx context.Context) ([]Stored, error) {
 	return out, nil
 }
 
-// stored omits the revision, which etcd itself keeps.
+// stored encodes an object without the revision, which etcd itself keeps.
 func (s *Server) stored(o store.Object, gvk schema.GroupVersionKind) ([]byte, error) {
 	o = s.typed(o, gvk).(store.Object)
 	o.SetResourceVersion("")
@@ -75,8 +75,8 @@ func (s *Server) stored(o store.Object, gvk schema.GroupVersionKind) ([]byte, er
 	return b.Bytes(), err
 }
 
-// registryKey is the key of an object; two resources have special prefixes
-// (kube-apiserver, DefaultStorageFactory and the registries' prefixes).
+// registryKey returns the key of an object; two resources have special prefixes (kube-apiserver,
+// DefaultStorageFactory and the registries' prefixes).
 func registryKey(r store.Resource, o store.Object) string {
 	path := r.Resource
 	switch {
@@ -93,7 +93,7 @@ func registryKey(r store.Resource, o store.Object) string {
 	return "/registry/" + path + "/" + o.GetName()
 }
 
-// Load replaces everything by the content of an etcd.
+// Load replaces all objects by the content of an etcd.
 func (s *Server) Load(all []Stored) error {
 	objects := map[schema.GroupVersionResource][]store.Object{}
 	for _, kv := range all {
@@ -110,7 +110,7 @@ func (s *Server) Load(all []Stored) error {
 	return nil
 }
 
-// Renew replaces everything by the content of a new cluster with these objects of Talos.
+// Renew replaces all objects by the content of a new cluster with these objects of Talos.
 func (s *Server) Renew(ctx context.Context, manifests []map[string]any) error {
 	if err := s.replace(nil); err != nil {
 		return err
@@ -178,7 +178,7 @@ func (s *Server) seed(ctx context.Context, objects []map[string]any) error {
 	return nil
 }
 
-// Plant creates an object given as JSON, of any kind that is served.
+// Plant creates an object given as JSON, of any kind that the API serves.
 func (s *Server) Plant(ctx context.Context, u *unstructured.Unstructured) error {
 	served := s.serves()
 	i := slices.IndexFunc(served, func(r store.Resource) bool { return r.GVK() == u.GroupVersionKind() })
@@ -202,7 +202,7 @@ func (s *Server) Plant(ctx context.Context, u *unstructured.Unstructured) error 
 	return err
 }
 
-// bootstrap are the default objects of a new cluster.
+// bootstrap returns the default objects of a new cluster.
 func bootstrap(version string) ([]map[string]any, error) {
 	all, err := manifests.Render(manifests.Of(version))
 	if err != nil {

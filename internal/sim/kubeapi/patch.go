@@ -50,8 +50,8 @@ func (s *Server) patch(r *http.Request, t target) (answer, error) {
 	}
 }
 
-// patchOnce applies the patch to the present object. A revision in the patch is kept in
-// the result, so that a stale one is a conflict.
+// patchOnce applies the patch to the present object. A revision in the patch is kept in the result, so that a stale
+// revision is a conflict.
 func (s *Server) patchOnce(r *http.Request, t target, kind types.PatchType, patch []byte) (a answer, err error) {
 	old, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name)
 	if err != nil {
@@ -110,7 +110,7 @@ func unsupportedPatch(t target, kind types.PatchType) error {
 		fmt.Sprintf("patches of type %q are not served", kind), 0, false)
 }
 
-// mergePatch is RFC 7396. kubectl may send YAML, a superset of JSON.
+// mergePatch applies a patch of RFC 7396. kubectl may send YAML, a superset of JSON.
 func mergePatch(before, patch []byte) ([]byte, error) {
 	patch, err := yaml.YAMLToJSON(patch)
 	if err != nil {
@@ -119,7 +119,8 @@ func mergePatch(before, patch []byte) ([]byte, error) {
 	return jsonpatch.MergePatch(before, patch)
 }
 
-// jsonPatch is RFC 6902, by the API server's own library: applyJSPatch in apiserver's endpoints/handlers/patch.go.
+// jsonPatch applies a patch of RFC 6902, by the API server's own library (applyJSPatch in apiserver's
+// endpoints/handlers/patch.go).
 func jsonPatch(before, patch []byte) ([]byte, error) {
 	operations, err := jsonpatch.DecodePatch(patch)
 	if err != nil {
@@ -132,8 +133,8 @@ func jsonPatch(before, patch []byte) ([]byte, error) {
 	return after, nil
 }
 
-// apply is a server-side apply: it sets the manager's fields, keeps those of other owners,
-// and creates a missing object.
+// apply makes a server-side apply: it sets the manager's fields, keeps the fields of other owners, and creates a
+// missing object.
 func (s *Server) apply(r *http.Request, t target, body []byte) (answer, error) {
 	manager := r.URL.Query().Get("fieldManager")
 	if manager == "" {
@@ -190,7 +191,7 @@ func (s *Server) applyOnce(r *http.Request, t target, body []byte, manager strin
 	return answer{code: http.StatusOK, body: obj}, err
 }
 
-// loose is the object as unstructured data; an empty one of the target's kind if obj is nil.
+// loose returns the object as unstructured data; an empty object of the target's kind if obj is nil.
 func loose(obj store.Object, t target) (*unstructured.Unstructured, error) {
 	u := &unstructured.Unstructured{Object: map[string]any{}}
 	if obj != nil {
@@ -208,7 +209,7 @@ func loose(obj store.Object, t target) (*unstructured.Unstructured, error) {
 	return u, nil
 }
 
-// builtIn has the schemas of the built-in kinds, which are read when they are first needed.
+// builtIn returns the schemas of the built-in kinds, which are read when they are first needed.
 var builtIn = sync.OnceValues(func() (managedfields.TypeConverter, error) {
 	scheme, err := store.NewScheme()
 	if err != nil {
@@ -217,8 +218,8 @@ var builtIn = sync.OnceValues(func() (managedfields.TypeConverter, error) {
 	return applyconfigurations.NewTypeConverter(scheme), nil
 })
 
-// fieldManager is the API server's own. A custom resource has no schema here: its lists are
-// owned and replaced as a whole.
+// fieldManager returns the API server's own field manager. A custom resource has no schema here: its lists are owned
+// and replaced as a whole.
 func fieldManager(t target) (m *managedfields.FieldManager, err error) {
 	kind, version := t.resource.GVK(), t.resource.GroupVersion()
 	if store.BuiltIn(t.resource) {
@@ -236,9 +237,8 @@ func fieldManager(t target) (m *managedfields.FieldManager, err error) {
 	return m, nil
 }
 
-// own records field owners, on objects that were ever applied or if the client has a name
-// for itself, as kubectl has; the real server does so on every object. old is nil for a new
-// object.
+// own records field owners, if the object was ever applied or if the client has a name for itself, as kubectl has;
+// the real server records them on every object. old is nil for a new object.
 func (s *Server) own(r *http.Request, t target, old, obj store.Object) (store.Object, error) {
 	manager := r.URL.Query().Get("fieldManager")
 	if manager == "" && (old == nil || len(old.GetManagedFields()) == 0) {
@@ -304,9 +304,9 @@ func (oneVersion) ConvertFieldLabel(_ schema.GroupVersionKind, label, value stri
 	return label, value, nil
 }
 
-// unknownFields are the fields of an object in JSON or YAML that its kind does not have or
-// that it has twice, as warnings, or as a strict decoding error if the client wants that.
-// A custom resource has no schema here, and a protobuf no field that is unknown.
+// unknownFields returns the fields of an object in JSON or YAML that its kind does not have or that the object has
+// twice: as warnings, or as a strict decoding error if the client wants the error. A custom resource has no schema
+// here, and a protobuf has no unknown fields.
 func (s *Server) unknownFields(r *http.Request, t target, b []byte) (warnings []string, err error) {
 	directive, gvk := r.URL.Query().Get("fieldValidation"), t.resource.GVK()
 	if directive == metav1.FieldValidationIgnore || !s.scheme.Recognizes(gvk) || bytes.HasPrefix(b, []byte("k8s\x00")) {
@@ -325,7 +325,7 @@ func (s *Server) unknownFields(r *http.Request, t target, b []byte) (warnings []
 	strict, is := runtime.AsStrictDecodingError(err)
 	switch {
 	case !is:
-		return nil, nil // other errors are those of decoding it
+		return nil, nil // decoding the object returns the other errors
 	case directive == metav1.FieldValidationStrict:
 		return nil, err
 	}
@@ -335,8 +335,8 @@ func (s *Server) unknownFields(r *http.Request, t target, b []byte) (warnings []
 	return warnings, nil
 }
 
-// unknownInObject is unknownFields of an object that a client sends whole
-// (transformDecodeError in apiserver's endpoints/handlers/rest.go).
+// unknownInObject does the work of unknownFields for an object that a client sends whole (transformDecodeError in
+// apiserver's endpoints/handlers/rest.go).
 func (s *Server) unknownInObject(r *http.Request, t target, b []byte) (warnings []string, err error) {
 	warnings, err = s.unknownFields(r, t, b)
 	if err != nil {

@@ -37,7 +37,7 @@ type NodeInfo = control.NodeInfo
 // StaticPod is a pod that a machine runs independently of the API.
 type StaticPod = control.StaticPod
 
-// Options are those of New.
+// Options are the options of New.
 type Options struct {
 	Version  string           // of a new cluster: "v1.35.4"
 	Recorder *record.Recorder // records every request
@@ -46,7 +46,7 @@ type Options struct {
 	Upstream *Upstream
 	// Refused gets the upstream's errors for the lab's kubelets.
 	Refused func(error)
-	// Manifests are Talos' objects in a new cluster; nil: those of a default configuration.
+	// Manifests are Talos' objects in a new cluster; nil: the objects of a default configuration.
 	Manifests []map[string]any
 	// Storage is etcd's result for a read now, and may block like etcd; nil: etcd always
 	// answers.
@@ -76,7 +76,7 @@ type Server struct {
 	handling    sync.WaitGroup // requests and Serve calls
 }
 
-// New starts the controllers; Serve makes the API reachable. The caller closes it.
+// New starts the controllers; Serve makes the API reachable. The caller closes the server.
 func New(ctx context.Context, o Options) (*Server, error) {
 	if o.Manifests == nil {
 		var err error
@@ -112,13 +112,13 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	return s, nil
 }
 
-// Store is the lab's direct access to the objects.
+// Store returns the lab's direct access to the objects.
 func (s *Server) Store() store.Store { return s.store }
 
 // NodeUp starts the kubelet of a machine that has booted; it does not wait.
 func (s *Server) NodeUp(info NodeInfo) { s.control.NodeUp(info) }
 
-// LetIn has the servers of iSCSI and NVMe-oF let in only machines by these names.
+// LetIn sets the names of the machines that the servers of iSCSI and NVMe-oF let in; they refuse all others.
 func (s *Server) LetIn(names ...string) { s.control.LetIn(names...) }
 
 // NodeDown ends the kubelet of the machine with that UUID; it does not wait, and the API notices
@@ -137,7 +137,7 @@ func (s *Server) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	return o.(*corev1.Node).DeepCopy(), nil
 }
 
-// NodeNow is Node without a copy: the caller must not change it.
+// NodeNow returns the Node object without a copy: the caller must not change it.
 func (s *Server) NodeNow(ctx context.Context, name string) (*corev1.Node, error) {
 	o, err := s.store.Get(ctx, store.Nodes(), "", name)
 	if err != nil {
@@ -151,19 +151,19 @@ type Identity struct {
 	Version     string
 	Certificate *tls.Certificate
 	ClientCA    *x509.CertPool // issuers of clients' certificates; O=system:masters may do everything, others what is granted
-	Unready     bool           // it answers, but its start never completes
+	Unready     bool           // the API server answers, but its start never completes
 }
 
 // identityKey is the context key of a request's Identity.
 type identityKey struct{}
 
-// As is the context of requests to one of the cluster's API servers.
+// As returns the context of requests to one of the cluster's API servers.
 func (*Server) As(ctx context.Context, who Identity) context.Context {
 	return context.WithValue(ctx, identityKey{}, who)
 }
 
-// Serve answers on l as one of the cluster's API servers until l, the server or ctx ends, then
-// closes its connections. The controllers keep running.
+// Serve answers on l as one of the cluster's API servers until l, the server or ctx ends, then closes the connections
+// of l. The controllers keep running.
 func (s *Server) Serve(ctx context.Context, l net.Listener, who Identity) error {
 	if !s.enter() {
 		return l.Close()
@@ -212,7 +212,7 @@ func (s *Server) enter() bool {
 	return true
 }
 
-// Close ends watches, requests, listeners and controllers, and returns when they have ended.
+// Close ends watches, requests, listeners and controllers, and returns when all of them have ended.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	if !s.closed {
@@ -254,7 +254,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.write(w, r, a)
 }
 
-// masters is the group whose members may do everything; others may do what is granted.
+// masters is the group whose members may do everything; others may do what Grant allows.
 const masters = "system:masters"
 
 // reviews is where everybody may ask for their own permissions (system:basic-user).
@@ -289,13 +289,13 @@ func (s *Server) authenticate(r *http.Request) user {
 	return user{name: cert.Subject.CommonName, groups: cert.Subject.Organization}
 }
 
-// client is a certificate in DER, and whom an API server trusts to issue it.
+// client is a certificate in DER, and the issuers that an API server trusts.
 type client struct {
 	cert   string
 	issuer *x509.CertPool
 }
 
-// verifies says whether a certificate is valid now. Its chains are cached.
+// verifies reports whether a certificate is valid now. Its chains are cached.
 func (s *Server) verifies(cert *x509.Certificate, issuer *x509.CertPool, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -435,7 +435,7 @@ func (s *Server) admitNamespace(ctx context.Context, t target) error {
 	return denied
 }
 
-// deniedBy is the server's error for a webhook's denial (ToStatusErr in apiserver's
+// deniedBy returns the server's error for a webhook's denial (ToStatusErr in apiserver's
 // admission/plugin/webhook/errors).
 func deniedBy(name string, denied *metav1.Status) error {
 	status := *denied

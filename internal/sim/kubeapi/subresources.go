@@ -79,7 +79,7 @@ func (s *Server) Evict(ctx context.Context, namespace, name string, options meta
 	return err
 }
 
-// samePod refuses to evict another pod than the intended one, in the eviction's words
+// samePod refuses to evict another pod than the intended one, with the error text of the eviction
 // (addConditionAndDeletePod in Kubernetes' registry/core/pod/storage).
 func samePod(pod store.Object, p *metav1.Preconditions) error {
 	if p == nil || p.UID == nil || *p.UID == pod.GetUID() {
@@ -89,7 +89,7 @@ func samePod(pod store.Object, p *metav1.Preconditions) error {
 		fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *p.UID, pod.GetUID()))
 }
 
-// ignoresBudget says whether ending the pod disrupts nothing.
+// ignoresBudget reports whether ending the pod disrupts nothing.
 func ignoresBudget(p *corev1.Pod) bool {
 	switch p.Status.Phase {
 	case corev1.PodSucceeded, corev1.PodFailed, corev1.PodPending:
@@ -132,8 +132,8 @@ func (s *Server) grant(ctx context.Context, pod *corev1.Pod, dryRun bool) error 
 	}
 }
 
-// refusal is the error of a budget that does not allow an eviction (checkAndDecrement in
-// Kubernetes' registry/core/pod/storage).
+// refusal returns the error of a budget that does not allow an eviction (checkAndDecrement in Kubernetes'
+// registry/core/pod/storage).
 func refusal(b *policyv1.PodDisruptionBudget) error {
 	retry, why := 0, ""
 	condition := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition)
@@ -176,13 +176,13 @@ func (s *Server) budgetsOf(ctx context.Context, pod *corev1.Pod) ([]*policyv1.Po
 	return budgets, nil
 }
 
-// LINSTOR is the controller that a pod with a container linstor-controller runs.
+// LINSTOR returns the controller that a pod with a container linstor-controller runs.
 func (s *Server) LINSTOR() *linstor.Controller { return s.control.LINSTOR }
 
-// Mayastor is the control plane that a pod with a container api-rest answers for.
+// Mayastor returns the control plane that answers for a pod with a container api-rest.
 func (s *Server) Mayastor() *mayastor.ControlPlane { return s.control.Mayastor }
 
-// programs are those with an HTTP API, by their containers.
+// programs returns the programs with an HTTP API, by the names of their containers.
 func (s *Server) programs() map[string]http.Handler {
 	return map[string]http.Handler{"linstor-controller": s.control.LINSTOR, "api-rest": s.control.Mayastor}
 }
@@ -221,7 +221,7 @@ func hasPort(service *corev1.Service, port string) bool {
 	return false
 }
 
-// endpoint is what a ready pod behind a Service runs.
+// endpoint returns the program that a ready pod behind a Service runs.
 func (s *Server) endpoint(ctx context.Context, service *corev1.Service) (http.Handler, error) {
 	pods, _, err := s.store.List(ctx, store.Pods(), service.Namespace)
 	if err != nil {

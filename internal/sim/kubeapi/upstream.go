@@ -90,8 +90,8 @@ const (
 	asGroup = "Impersonate-Group"
 )
 
-// pass forwards a request, unless it needs the etcd of the lab's own machines and that
-// does not answer. A watch is recorded as ended when it begins.
+// pass forwards a request, unless the request needs the etcd of the lab's own machines and this etcd does not answer.
+// A watch is recorded as ended when it begins.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request, u user, call record.Call) {
 	if s.o.Storage != nil && ofObjects(r.URL.Path) {
 		if err := s.o.Storage(r.Context()); err != nil {
@@ -108,14 +108,14 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, u user, call recor
 	s.forward(w, r, u)
 }
 
-// ofObjects says whether a path names objects: more than a group and its version.
+// ofObjects reports whether a path names objects: more than a group and its version.
 func ofObjects(path string) bool {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	return parts[0] == "api" && len(parts) > 2 || parts[0] == "apis" && len(parts) > 3
 }
 
-// forward forwards a request to the real API server. That server does not trust the
-// client's certificate, which is the lab's, so the request impersonates the user.
+// forward forwards a request to the real API server. The real API server does not trust the client's certificate,
+// which is the lab's, so the request impersonates the user.
 func (s *Server) forward(w http.ResponseWriter, r *http.Request, u user) {
 	up := s.o.Upstream
 	asOther := r.Header.Get(asUser) != ""
@@ -145,8 +145,8 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, u user) {
 	proxy.ServeHTTP(w, r)
 }
 
-// Kubeconfig is a kubeconfig file with inline certificates, like talosctl's. The server is
-// a URL; the rest is PEM.
+// Kubeconfig returns a kubeconfig file with inline certificates, like talosctl's. The server is a URL; the rest is
+// PEM.
 func Kubeconfig(cluster, server string, ca, cert, key []byte) ([]byte, error) {
 	encode := base64.StdEncoding.EncodeToString
 	user := "admin@" + cluster

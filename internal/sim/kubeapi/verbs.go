@@ -138,7 +138,7 @@ func (s *Server) list(r *http.Request, t target) (answer, error) {
 	return ok(list), nil
 }
 
-// received is the object that a client has sent whole, and warnings about it.
+// received returns the object that a client has sent whole, and warnings about it.
 func (s *Server) received(r *http.Request, t target) (obj store.Object, warnings []string, err error) {
 	b, err := read(r)
 	if err != nil {
@@ -283,7 +283,7 @@ func dryRun(r *http.Request) bool {
 	return slices.Contains(r.URL.Query()["dryRun"], "All")
 }
 
-// add creates an object, or only pretends to in a dry run.
+// add creates an object; in a dry run it returns the object without creating it.
 func (s *Server) add(r *http.Request, t target, obj store.Object) (answer, error) {
 	if t.resource.Namespaced {
 		ns := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
@@ -309,7 +309,7 @@ func (s *Server) add(r *http.Request, t target, obj store.Object) (answer, error
 	return answer{code: http.StatusCreated, body: obj}, nil
 }
 
-// put writes the target's part of an object, or only pretends to in a dry run.
+// put writes the target's part of an object; in a dry run it returns the result without writing it.
 func (s *Server) put(r *http.Request, t target, obj store.Object) (store.Object, error) {
 	if !dryRun(r) {
 		return s.store.Update(r.Context(), t.resource.GroupVersionResource, obj, t.part())
@@ -321,8 +321,8 @@ func (s *Server) put(r *http.Request, t target, obj store.Object) (store.Object,
 	return store.Preview(t.resource.GroupVersionResource, old, obj, t.part())
 }
 
-// selection is the filter of a list, watch or deletecollection. As on the real server an unsupported field
-// is an error: ignoring it would match everything.
+// selection returns the filter of a list, watch or deletecollection. As on the real server an unsupported field is an
+// error: ignoring it would match everything.
 func (s *Server) selection(r *http.Request, t target) (func(store.Object) bool, error) {
 	q := r.URL.Query()
 	byLabel, err := labels.Parse(q.Get("labelSelector"))
@@ -375,7 +375,7 @@ func selectable(o store.Object) fields.Set {
 	return set
 }
 
-// selectEvent is ToSelectableFields of Kubernetes' registry/core/event.
+// selectEvent does the work of ToSelectableFields of Kubernetes' registry/core/event.
 func selectEvent(set fields.Set, o *corev1.Event) {
 	about := o.InvolvedObject
 	set["involvedObject.kind"] = about.Kind
@@ -414,9 +414,9 @@ const latest = -1
 
 func keyOf(o store.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
-// page cuts a list by "limit" and "continue". The first page has the present objects, the
-// others those of the same revision. The remaining count is only given for lists without a
-// selector (apiserver, pkg/storage/etcd3/store.go, GetList).
+// page cuts a list by "limit" and "continue". The first page has the present objects, the other pages the objects of
+// the same revision. The remaining count is only given for lists without a selector (apiserver,
+// pkg/storage/etcd3/store.go, GetList).
 func (s *Server) page(t target, q url.Values, match func(store.Object) bool, objects []store.Object, revision string) ([]store.Object, metav1.ListMeta, error) {
 	now := kept{objects: objects, revision: revision, until: time.Now().Add(pageLife)}
 	start := ""
@@ -451,7 +451,7 @@ func (s *Server) page(t target, q url.Values, match func(store.Object) bool, obj
 	return page, metav1.ListMeta{ResourceVersion: now.revision}, nil
 }
 
-// pagesOf is the key of a kept collection.
+// pagesOf returns the key of a kept collection.
 func pagesOf(t target, revision string) string {
 	return t.resource.GroupVersionResource.String() + " of " + t.namespace + "@" + revision
 }

@@ -26,7 +26,7 @@ type answering struct {
 	written int64
 }
 
-// heldBytes is how much of an answer is buffered; net/http buffers less.
+// heldBytes is the maximum size of a buffered answer; net/http buffers less.
 const heldBytes = 64 << 10
 
 // Header implements http.ResponseWriter.
@@ -86,7 +86,7 @@ func (a *answering) stream(b []byte) (written int, err error) {
 	}
 }
 
-// FlushError is for http.ResponseController.
+// FlushError sends the buffered answer; http.ResponseController calls it.
 func (a *answering) FlushError() error {
 	if a.sent == nil {
 		a.WriteHeader(http.StatusOK)
@@ -105,7 +105,7 @@ func (a *answering) FlushError() error {
 	return nil
 }
 
-// response is the answer's status and header.
+// response returns the answer's status and header.
 func (a *answering) response(body io.ReadCloser, length int64) *http.Response {
 	if said, err := strconv.ParseInt(a.sent.Get("Content-Length"), 10, 64); err == nil {
 		length = said
@@ -142,7 +142,7 @@ func (a *answering) finish(success bool) {
 	}
 }
 
-// isShort says whether less was written than the header promises.
+// isShort reports whether the handler wrote less than the header promises.
 func (a *answering) isShort() bool {
 	said, err := strconv.ParseInt(a.sent.Get("Content-Length"), 10, 64)
 	return err == nil && a.e.req.Method != http.MethodHead && a.written < said
@@ -161,8 +161,7 @@ func (a *answering) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return a.taken, bufio.NewReadWriter(bufio.NewReader(a.taken), bufio.NewWriter(a.taken)), nil
 }
 
-// takenOver is the connection of a handler that has hijacked it. There is nothing more to
-// read from the client.
+// takenOver is the connection of a handler that has hijacked it. The client sends nothing more.
 type takenOver struct {
 	a      *answering
 	buf    bytes.Buffer
@@ -214,7 +213,7 @@ func (l delayed) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// delayedConn sends what is due, and holds the rest.
+// delayedConn sends the data that is due, and holds the rest.
 type delayedConn struct {
 	net.Conn
 	latency time.Duration
@@ -233,7 +232,7 @@ type parcel struct {
 	bytes []byte
 }
 
-// Write blocks only while too much is delayed.
+// Write blocks only while too much data is delayed.
 func (c *delayedConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -274,7 +273,7 @@ func (c *delayedConn) Close() error {
 	return errors.Join(c.SetReadDeadline(time.Unix(1, 0)), c.Conn.SetWriteDeadline(last)) // wakes pending reads
 }
 
-// deliver sends what is due, until the connection is closed and everything was delivered.
+// deliver sends the data that is due, until the connection is closed and all data was delivered.
 func (c *delayedConn) deliver() {
 	defer func() { _ = c.Conn.Close() }() // the other side may have closed it first
 	for {
@@ -294,7 +293,7 @@ func (c *delayedConn) deliver() {
 	}
 }
 
-// next is the oldest unsent parcel; false: there will be none.
+// next returns the oldest unsent parcel; false: no parcel will come.
 func (c *delayedConn) next() (parcel, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

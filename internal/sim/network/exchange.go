@@ -92,7 +92,7 @@ func (e *exchange) carry(req *http.Request, state *tls.ConnectionState, limit ti
 
 func closeBody(req *http.Request) {
 	if req.Body != nil {
-		_ = req.Body.Close() // nothing was read of it
+		_ = req.Body.Close() // the handler read nothing of the body
 	}
 }
 
@@ -103,8 +103,7 @@ func (e *exchange) end(why error) {
 	e.cancel(why)
 }
 
-// broken is the client's error for the early end of the exchange; gone is the one for the
-// end of the server.
+// broken returns the client's error for the early end of the exchange; gone is the error for the end of the server.
 func (e *exchange) broken(gone error) error {
 	err := context.Cause(e.ctx)
 	e.end(err)
@@ -117,7 +116,7 @@ func (e *exchange) broken(gone error) error {
 	return err
 }
 
-// arriving is the request as the server sees it.
+// arriving returns the request as the server sees it.
 func (e *exchange) arriving(state *tls.ConnectionState) (*http.Request, error) {
 	target := e.req.URL.RequestURI()
 	at, err := url.ParseRequestURI(target)
@@ -279,8 +278,8 @@ func (e *exchange) raw(b []byte) (*http.Response, error) {
 	return resp, nil
 }
 
-// Door is direct access to a server, without the wire: its handler is called, and nothing
-// is encrypted, framed or parsed.
+// Door is direct access to a server, without the wire: the client calls its handler, and nothing is encrypted, framed
+// or parsed.
 type Door struct {
 	Handler     http.Handler
 	Context     context.Context   // base of its requests' contexts; nil: the listener's
@@ -289,7 +288,7 @@ type Door struct {
 	Channel     any               // for servers of another protocol; Handler is nil
 }
 
-// Door is that of the server that listens on "ip:port" now, unless the client is cut off.
+// Door returns the door of the server that now listens on "ip:port", unless the client is cut off.
 func (d *Dialer) Door(addr string) (Door, bool) {
 	l, ok := d.listening(addr)
 	if !ok {
@@ -298,8 +297,8 @@ func (d *Dialer) Door(addr string) (Door, bool) {
 	return l.behind()
 }
 
-// Open gives an in-memory server a door while it listens on "ip:port" and ctx lasts. find is
-// called with each request, and may say that no server is there.
+// Open gives an in-memory server a door while the server listens on "ip:port" and ctx lasts. Each request calls find,
+// which may say that no server is there.
 func (n *Network) Open(ctx context.Context, addr string, find func() (Door, bool)) {
 	if n.loopback || n.Latency > 0 {
 		return
@@ -312,7 +311,7 @@ func (n *Network) Open(ctx context.Context, addr string, find func() (Door, bool
 	}
 }
 
-// behind is the listener's door, with its context.
+// behind returns the listener's door, with its context.
 func (l *memListener) behind() (Door, bool) {
 	l.mu.Lock()
 	find, ctx := l.door, l.ctx
@@ -327,8 +326,8 @@ func (l *memListener) behind() (Door, bool) {
 	return d, ok
 }
 
-// Direct sends requests through the server's door if there is one and both sides trust
-// each other. Otherwise it sends them through inner, which returns the proper error.
+// Direct sends requests through the server's door if the server has a door and both sides trust each other. Otherwise
+// it sends them through inner, which returns the proper error.
 func (d *Dialer) Direct(inner http.RoundTripper) http.RoundTripper {
 	if wire, ok := inner.(*http.Transport); ok && !d.net.loopback {
 		return &direct{dialer: d, wire: wire}
@@ -353,8 +352,7 @@ func (t *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	return newExchange(t.dialer, door, spoken(t.wire, door)).carry(req, state, t.wire.ResponseHeaderTimeout)
 }
 
-// enter finds the door for a request, and the TLS state that the server would see of the
-// client.
+// enter finds the door for a request, and the TLS state of the client that the server would see.
 func (t *direct) enter(req *http.Request) (door Door, state *tls.ConnectionState, ok bool) {
 	if door, ok = t.dialer.Door(addressOf(req)); !ok || door.Handler == nil || (req.URL.Scheme == "https") != (door.Certificate != nil) {
 		return Door{}, nil, false
@@ -381,8 +379,7 @@ func addressOf(req *http.Request) string {
 	return net.JoinHostPort(req.URL.Hostname(), port)
 }
 
-// Shown is what a server that asks for a client certificate sees of a client with that
-// config.
+// Shown returns what a server that asks for a client certificate sees of a client with that config.
 func Shown(config *tls.Config) (*tls.ConnectionState, error) {
 	state := &tls.ConnectionState{Version: tls.VersionTLS13, HandshakeComplete: true}
 	var own *tls.Certificate
@@ -417,7 +414,7 @@ type belief struct {
 	name   string
 }
 
-// Believes says whether a client with that config would accept the certificate for that host.
+// Believes reports whether a client with that config would accept the certificate for that host.
 func (d *Dialer) Believes(config *tls.Config, cert *x509.Certificate, host string) bool {
 	if config.ServerName != "" {
 		host = config.ServerName
@@ -443,7 +440,7 @@ func (d *Dialer) Believes(config *tls.Config, cert *x509.Certificate, host strin
 	return true
 }
 
-// verify does what a handshake does; the chain is empty if only the certificate itself counts.
+// verify verifies as a handshake does; the chain is empty if only the certificate itself counts.
 func verify(config *tls.Config, cert *x509.Certificate, host string, now time.Time) ([]*x509.Certificate, error) {
 	if config.VerifyConnection != nil {
 		if err := config.VerifyConnection(tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}); err != nil {
@@ -474,8 +471,7 @@ func (d *Dialer) listening(addr string) (*memListener, bool) {
 // errCut is the error of requests of a client whose network was cut.
 var errCut = &net.OpError{Op: "read", Net: "tcp", Err: net.ErrClosed}
 
-// Attach calls broken when the client is cut off, until detach is called; not ok: it is cut
-// off already.
+// Attach calls broken when the client is cut off, until detach is called; not ok: the client is cut off already.
 func (d *Dialer) Attach(broken func()) (detach func(), ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -35,10 +35,10 @@ type Network struct {
 	underWay sync.WaitGroup // deliveries of delayed connections
 }
 
-// Memory is a network without sockets. It belongs to the bubble that made it.
+// Memory returns a network without sockets. It belongs to the bubble that made it.
 func Memory() *Network { return &Network{listeners: map[string]*memListener{}} }
 
-// Loopback is a network of real TCP sockets; addresses must lie in 127.0.0.0/8.
+// Loopback returns a network of real TCP sockets; addresses must lie in 127.0.0.0/8.
 func Loopback() *Network { return &Network{loopback: true} }
 
 // Listen listens on "ip:port". The caller closes the listener, which frees the address.
@@ -118,8 +118,8 @@ type memAddr string
 func (memAddr) Network() string  { return "tcp" }
 func (a memAddr) String() string { return string(a) }
 
-// Dialer is one client's access to the network. Tests kill a client by cutting it: all its
-// connections break and no new one is made.
+// Dialer is one client's access to the network. Tests kill a client by cutting it: all its connections break, and the
+// client can make no new connection.
 type Dialer struct {
 	net *Network
 
@@ -186,7 +186,7 @@ func (d *Dialer) dial(ctx context.Context, netw, addr string) (net.Conn, error) 
 	return &memConn{Conn: newPipeConn(down, up), remote: l.addr}, nil
 }
 
-// Cut breaks all connections of this client and refuses later ones.
+// Cut breaks all connections of this client and refuses later connections.
 func (d *Dialer) Cut() {
 	d.mu.Lock()
 	d.cut = true
@@ -203,7 +203,7 @@ func (d *Dialer) Cut() {
 	}
 }
 
-// Cuts counts the cuts of this client: connections from before the latest one are broken.
+// Cuts counts the cuts of this client: connections from before the latest cut are broken.
 func (d *Dialer) Cuts() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -236,8 +236,8 @@ type memConn struct {
 
 func (c *memConn) RemoteAddr() net.Addr { return c.remote }
 
-// unanswered is the error of a connection without a listener: a machine with the address
-// refuses it; for an unassigned address ARP fails.
+// unanswered returns the error of a connection without a listener: a machine with the address refuses it; for an
+// unassigned address ARP fails.
 func (n *Network) unanswered(addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -259,7 +259,7 @@ func failed(addr string, err error) error {
 	return &net.OpError{Op: "dial", Net: "tcp", Addr: memAddr(addr), Err: err}
 }
 
-// Queue is a listener whose connections are handed to it.
+// Queue is a listener that accepts the connections given to Hand.
 type Queue struct {
 	queue chan net.Conn
 	done  chan struct{}
@@ -411,7 +411,7 @@ func (s *stream) signal() {
 	s.changed = make(chan struct{})
 }
 
-// read reads what is buffered; if nothing is, it returns the channel to wait for.
+// read reads buffered data; if there is none, read returns the channel to wait for.
 func (s *stream) read(b []byte) (n int, changed <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -427,10 +427,9 @@ func (s *stream) read(b []byte) (n int, changed <-chan struct{}, err error) {
 	return 0, s.changed, nil
 }
 
-// write writes what fits, and returns the channel to wait for before the rest. As with TCP
-// a write after the reader has closed succeeds without effect, as far as it fits into the
-// buffer: only the reset, a round trip later, reports the close. Data that the other end
-// sent before, maybe the reason, can still be read.
+// write writes what fits, and returns the channel to wait for before the rest. As with TCP, a write after the reader
+// has closed succeeds without effect, as far as the data fits into the buffer: only the reset, a round trip later,
+// reports the close. Data that the other end sent before, maybe the reason, can still be read.
 func (s *stream) write(b []byte) (n int, changed <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -445,7 +444,7 @@ func (s *stream) write(b []byte) (n int, changed <-chan struct{}, err error) {
 	return n, s.changed, nil
 }
 
-// waste is write after the reader has closed.
+// waste does the work of write after the reader has closed.
 func (s *stream) waste(b []byte) (n int, answered <-chan struct{}, err error) {
 	if s.ignored.IsZero() {
 		s.ignored = time.Now()
@@ -513,13 +512,13 @@ func (d *deadline) wait() <-chan struct{} {
 	return d.over
 }
 
-// protocol is what a connection would use for an exchange, and its client's errors when it
+// protocol is the protocol that a connection would use for an exchange, and its client's errors when the connection
 // breaks. TestTheDoorMatchesTheWire compares them.
 type protocol struct {
 	name  string
 	major int
-	// aborted is the error after a handler's abort; torn is the same once the answer has
-	// begun. gone is the error after the server has ended.
+	// aborted is the error after a handler's abort; torn is the error after an abort once the answer has begun. gone
+	// is the error after the server has ended.
 	aborted, torn, gone error
 }
 
@@ -532,8 +531,8 @@ var (
 	http2 = protocol{name: "HTTP/2.0", major: 2, aborted: errReset, torn: errReset, gone: io.ErrUnexpectedEOF}
 )
 
-// spoken is the protocol that client and server negotiate. A client with its own dialer asks for
-// HTTP/2 only if told so (net/http, Transport.onceSetNextProtoDefaults).
+// spoken returns the protocol that client and server negotiate. A client with its own dialer asks for HTTP/2 only if
+// told so (net/http, Transport.onceSetNextProtoDefaults).
 func spoken(client *http.Transport, door Door) protocol {
 	if door.HTTP2 && door.Certificate != nil && client.ForceAttemptHTTP2 {
 		return http2
@@ -541,7 +540,7 @@ func spoken(client *http.Transport, door Door) protocol {
 	return http1
 }
 
-// agent is the default User-Agent.
+// agent returns the default User-Agent.
 func (p protocol) agent() string {
 	if p.major == 2 {
 		return "Go-http-client/2.0"

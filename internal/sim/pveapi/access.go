@@ -12,9 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// authenticate is auth_handler of HTTPServer.pm: a ticket in the cookie, with a CSRF
-// prevention token for changes, or else an API token. The permission to upload is checked
-// before the file is read.
+// authenticate does the work of auth_handler of HTTPServer.pm: it accepts a ticket in the cookie, with a CSRF
+// prevention token for changes, or else an API token. The permission to upload is checked before the file is read.
 func (s *Server) authenticate(r *http.Request, q request) (user string, err error) {
 	if q.open() {
 		return "", nil
@@ -47,7 +46,7 @@ func (s *Server) authenticate(r *http.Request, q request) (user string, err erro
 	return user, nil
 }
 
-// open says whether a request needs no authentication.
+// open reports whether a request needs no authentication.
 func (q *request) open() bool {
 	path := "/" + strings.Join(q.path, "/")
 	return path == "/access/ticket" && (q.method == http.MethodGet || q.method == http.MethodPost)
@@ -107,7 +106,7 @@ func login(c *call) (any, error) {
 	return out, nil
 }
 
-// capabilities is compute_api_permission of RPCEnvironment.pm, for the web interface.
+// capabilities does the work of compute_api_permission of RPCEnvironment.pm, for the web interface.
 func (c *call) capabilities(user string) object {
 	out := object{}
 	for kind, path := range map[string]string{
@@ -142,8 +141,7 @@ func (c *call) refuseToken(r route) error {
 	return &world.Error{Status: http.StatusForbidden, Message: fmt.Sprintf("Permission check failed (URI '%s' not available with API token, need proper ticket.\n)", r.path)}
 }
 
-// late is an error of auth_handler: it is answered after three seconds, with an empty
-// body.
+// late returns an error of auth_handler, which is answered after three seconds, with an empty body.
 func late(err error) *earlyError {
 	e, ok := errors.AsType[*world.Error](err)
 	if !ok || !slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden}, e.Status) {
@@ -160,9 +158,9 @@ func accessRoutes() []route {
 	}
 }
 
-// permissions maps each path to the caller's privileges; the values say whether they
-// propagate. With a path it returns only that one, even without privileges
-// (pve-access-control, API2/AccessControl.pm).
+// permissions maps each path to the caller's privileges; the values say whether a privilege propagates. With a path
+// in the request, permissions returns only that path, even without privileges (pve-access-control,
+// API2/AccessControl.pm).
 func permissions(c *call) (any, error) {
 	user := cmp.Or(c.params["userid"], c.user)
 	owner, _, _ := strings.Cut(user, "!")
@@ -202,8 +200,8 @@ func acl(c *call) (any, error) {
 	}), nil
 }
 
-// options are the datacenter's; what the caller may use is shown to everybody
-// (pve-manager, API2/Cluster.pm, get_options).
+// options returns the datacenter's options. The tags that the caller may set are shown to everybody (pve-manager,
+// API2/Cluster.pm, get_options).
 func options(c *call) (any, error) {
 	out := object{"allowed-tags": c.AllowedTags(c.user)}
 	if registered := c.RegisteredTags(); len(registered) > 0 && c.may("/", "Sys.Audit") {

@@ -44,12 +44,12 @@ type earlyError struct {
 	inBody  bool
 }
 
-// plain is an error of AnyEvent.pm's error.
+// plain returns an error of AnyEvent.pm's error.
 func plain(status int, format string, args ...any) *earlyError {
 	return &earlyError{status, fmt.Sprintf(format, args...), true}
 }
 
-// bare is an error with an empty body.
+// bare returns an error with an empty body.
 func bare(status int, message string) *earlyError { return &earlyError{status, message, false} }
 
 func (e *earlyError) Error() string { return e.message }
@@ -88,8 +88,8 @@ func writeRaw(rw http.ResponseWriter, status int, reason, contentType string, bo
 	_, _ = io.Copy(io.Discard, buf)
 }
 
-// errorBody is response of AnyEvent.pm: only the first line of a message counts, and a
-// message that is invalid in a status line becomes a bad request.
+// errorBody does the work of response of AnyEvent.pm: only the first line of a message counts, and a message that is
+// invalid in a status line becomes a bad request.
 func errorBody(err error) (status int, message string, body []byte) {
 	status, message, body = fullError(err)
 	message, _, _ = strings.Cut(message, "\n")
@@ -121,7 +121,7 @@ func fullError(err error) (status int, message string, body []byte) {
 	return e.Status, e.Message, body
 }
 
-// listed has the entry of each item, and is [] if there are none; a nil entry is left out.
+// listed returns the entry of each item, and [] if there are no items; a nil entry is left out.
 func listed[T any](items []T, entry func(T) object) []object {
 	list := []object{}
 	for _, item := range items {
@@ -149,8 +149,8 @@ func bit(b bool) int {
 	return 0
 }
 
-// encode is json.Marshal, byte for byte, but faster: lists of hundreds of objects are
-// requested again and again, and the maps of this package contain few types.
+// encode returns the same bytes as json.Marshal, but is faster: lists of hundreds of objects are requested again and
+// again, and the maps of this package contain few types.
 func (a answer) encode() ([]byte, error) {
 	b, err := appendJSON([]byte(`{"data":`), a.Data)
 	if err != nil {
@@ -247,7 +247,7 @@ type row struct {
 	uptime        int
 }
 
-// rowOf is everything that a row depends on.
+// rowOf holds everything that a row depends on.
 type rowOf struct {
 	digest, host, pool string
 	ha                 world.HAStatus
@@ -263,7 +263,7 @@ type rows struct {
 
 var uptimeKey = []byte(`"uptime":`)
 
-// vmRow is vmResource, encoded again only if more than the uptime has changed.
+// vmRow returns vmResource, encoded again only if more than the uptime has changed.
 func (r *rows) vmRow(c *call, vm world.VM) any {
 	of := rowOf{vm.Digest, vm.Host, vm.Pool, vm.HA, vm.Running, c.HostDown(vm.Host), c.Report(vm.ID)}
 	r.mu.Lock()
@@ -299,8 +299,8 @@ func uptimeOf(vm world.VM) int {
 	return int(time.Since(vm.Started) / time.Second)
 }
 
-// logo is the only file of the web interface: any Proxmox serves it without
-// authentication, so clients can detect one by it.
+// logo is the only file of the web interface. Any Proxmox serves the file without authentication, so clients can
+// detect a Proxmox by it.
 const logo = "/pve2/images/logo-128.png"
 
 // writeLogo answers with a PNG of one pixel.

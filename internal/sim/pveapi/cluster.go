@@ -54,7 +54,7 @@ func version(*call) (any, error) {
 	return object{"version": "9.2.11", "release": "9.2", "repoid": "14a22df3"}, nil
 }
 
-// clusterStatus has a cluster entry only in a cluster: a standalone host is just a node.
+// clusterStatus lists the nodes, and the cluster entry only in a cluster: a standalone host is just a node.
 func clusterStatus(c *call) (any, error) {
 	hosts := c.Hosts()
 	var list []object
@@ -110,7 +110,7 @@ func resources(c *call) (any, error) {
 	return list, nil
 }
 
-// vmResource is a VM as its host last reported it; down says whether the host is down.
+// vmResource returns a VM as its host last reported it; down says whether the host is down.
 func vmResource(vm world.VM, seen world.Report, down bool) object {
 	out := vmEntry(vm)
 	out["id"], out["type"], out["node"] = fmt.Sprintf("qemu/%d", vm.ID), "qemu", vm.Host
@@ -142,7 +142,7 @@ func vmResource(vm world.VM, seen world.Report, down bool) object {
 	return out
 }
 
-// containerResource is a stopped container.
+// containerResource returns a stopped container.
 func containerResource(ct world.Container) object {
 	return object{
 		"id": fmt.Sprintf("lxc/%d", ct.ID), "type": "lxc", "vmid": ct.ID, "name": ct.Name, "node": ct.Host, "status": "stopped", "template": 0,
@@ -150,7 +150,7 @@ func containerResource(ct world.Container) object {
 	}
 }
 
-// storageResources has figures only of storages that a node reports.
+// storageResources lists a host's storages. Only storages that a node reports have figures.
 func storageResources(c *call, host string) []object {
 	var list []object
 	for _, s := range c.Storages(host) {
@@ -169,8 +169,7 @@ func storageResources(c *call, host string) []object {
 	return list
 }
 
-// memoryInUse is a host's used memory: its own, and the full memory of each VM that runs
-// there.
+// memoryInUse returns a host's used memory: its own, and the full memory of each VM that runs there.
 func memoryInUse(c *call, host string) int64 {
 	used := int64(hostMemory / 16)
 	for _, vm := range c.VMs() {
@@ -193,7 +192,7 @@ func hostEntry(c *call, host string) object {
 	}
 }
 
-// nextID is the lowest free VMID, as a string; it reserves nothing.
+// nextID returns the lowest free VMID, as a string; the VMID is not reserved.
 func nextID(c *call) (any, error) {
 	taken := map[int]bool{}
 	for _, vm := range c.VMs() {
@@ -272,7 +271,7 @@ func nodeStatus(c *call) (any, error) {
 	}, nil
 }
 
-// nodeTime is the time on the node's clock; every node is in UTC.
+// nodeTime returns the time on the node's clock; every node is in UTC.
 func nodeTime(c *call) (any, error) {
 	now := c.Clock(c.node()).Unix()
 	return object{"timezone": "UTC", "time": now, "localtime": now}, nil
@@ -308,8 +307,8 @@ func thinPools(c *call) (any, error) {
 	}), nil
 }
 
-// cephStatus is what "ceph status" says, with the health of "ceph health detail" (pve-manager, PVE/Ceph/Tools.pm,
-// ceph_cluster_status).
+// cephStatus returns what "ceph status" says, with the health of "ceph health detail" (pve-manager,
+// PVE/Ceph/Tools.pm, ceph_cluster_status).
 func cephStatus(c *call) (any, error) {
 	ceph, err := c.Ceph()
 	if err != nil {
@@ -356,7 +355,7 @@ func replicationEntry(j world.ReplicationJob) object {
 	return out
 }
 
-// replicationStatus is what the VMs' host knows of their jobs.
+// replicationStatus returns what the VMs' host knows of their jobs.
 func replicationStatus(c *call) (any, error) {
 	here := map[int]bool{}
 	for _, vm := range c.VMs() {
@@ -377,7 +376,7 @@ func replicationStatus(c *call) (any, error) {
 	}), nil
 }
 
-// dated is at by the clock of host; 0: never.
+// dated returns at by the clock of host; 0: never.
 func (c *call) dated(host string, at time.Time) int64 {
 	if at.IsZero() {
 		return 0

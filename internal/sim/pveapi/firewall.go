@@ -66,8 +66,8 @@ func withDigest(list []object) []object {
 	return list
 }
 
-// unchanged is assert_if_modified (pve-common, PVE/Tools.pm): without a checksum of the
-// caller's it succeeds.
+// unchanged does the work of assert_if_modified (pve-common, PVE/Tools.pm): without a checksum in the request it
+// succeeds.
 func (c *call) unchanged(list []object) error {
 	if want := c.params["digest"]; want != "" && (len(list) == 0 || list[0]["digest"] != want) {
 		return &world.Error{Status: http.StatusInternalServerError, Message: "detected modified configuration - file changed by other user? Try again."}
@@ -75,7 +75,7 @@ func (c *call) unchanged(list []object) error {
 	return nil
 }
 
-// rules are the rules with their checksum, which does not depend on their positions.
+// rules returns the rules with their checksum. The checksum does not depend on the positions of the rules.
 func rules(f world.Firewall) []object {
 	return withDigest(listed(f.Rules, func(r world.FirewallRule) object {
 		entry := object{"enable": 0}
@@ -88,7 +88,7 @@ func rules(f world.Firewall) []object {
 	}))
 }
 
-// rulesOf adds to invalid rules what is wrong (parse_fw_rule).
+// rulesOf returns the rules, each with its position; an invalid rule also has its errors (parse_fw_rule).
 func rulesOf(_ *call, f world.Firewall) any {
 	list := rules(f)
 	for i, entry := range list {
@@ -202,7 +202,7 @@ func addSet(c *call, f *world.Firewall) error {
 	return nil
 }
 
-// deleteSet deletes a set; as in save_ipset, it need not exist.
+// deleteSet deletes a set; as in save_ipset, the set need not exist.
 func deleteSet(c *call, f *world.Firewall) error {
 	i := f.Set(c.vars["name"])
 	switch {
@@ -229,8 +229,8 @@ func membersOf(c *call, f world.Firewall) any {
 	}))
 }
 
-// addMember creates the set if it is missing (PVE/API2/Firewall/IPSet.pm, save_ipset);
-// members are sorted by address.
+// addMember adds a member to a set, and creates a missing set (PVE/API2/Firewall/IPSet.pm, save_ipset). Members are
+// sorted by address.
 func addMember(c *call, f *world.Firewall) error {
 	m := world.FirewallMember{CIDR: c.params["cidr"], Comment: c.params["comment"], NoMatch: c.flag("nomatch")}
 	if err := f.Resolves("cidr", m.CIDR); err != nil {
@@ -255,8 +255,8 @@ var (
 	firewallIface = regexp.MustCompile(`^net\d+$`)
 )
 
-// verifyRule is verify_rule of PVE/Firewall.pm for a VM's rule, without macros and the
-// formats of addresses and ports.
+// verifyRule does the work of verify_rule of PVE/Firewall.pm for a VM's rule, without macros and the formats of
+// addresses and ports.
 func verifyRule(r world.FirewallRule, f world.Firewall) error {
 	kind, action, proto := r["type"], r["action"], r["proto"]
 	switch {

@@ -49,7 +49,7 @@ func haResource(c *call) (any, error) {
 	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("no such resource '%s'", c.vars["sid"])}
 }
 
-// haEntry is a resource as it is configured, without unset properties.
+// haEntry returns a resource as it is configured, without unset properties.
 func haEntry(r world.HAResource, digest string) object {
 	out := object{"sid": r.SID, "type": "vm", "digest": digest}.with(map[string]string{"state": r.State, "group": r.Group})
 	addHAOptions(out, r.Options)
@@ -100,7 +100,7 @@ func haRules(c *call) (any, error) {
 	return list, nil
 }
 
-// haOf is the HA part of a VM's status.
+// haOf returns the HA part of a VM's status.
 func haOf(s world.HAStatus) object {
 	out := object{"managed": bit(s.Managed)}
 	if s.Managed {
@@ -160,7 +160,7 @@ func haService(c *call, r world.HAResource) object {
 	return out
 }
 
-// verboseHA is get_verbose_service_state of pve-ha-manager's Tools.pm.
+// verboseHA does the work of get_verbose_service_state of pve-ha-manager's Tools.pm.
 func verboseHA(requested, manager string, running bool) string {
 	switch {
 	case requested == "ignored":

@@ -64,7 +64,7 @@ func vms(c *call) (any, error) {
 	}), nil
 }
 
-// vmEntry is what lists and the status have in common.
+// vmEntry returns the fields that lists and the status have in common.
 func vmEntry(vm world.VM) object {
 	name := vm.Value("name")
 	cores := max(1, atoi(vm.Value("cores"))) * max(1, atoi(vm.Value("sockets")))
@@ -149,7 +149,7 @@ func configObject(vm world.VM, values map[string]string) object {
 // masked is shown in place of a password (vm_config in Qemu.pm).
 const masked = "**********"
 
-// typed is a value as the API shows it: some are numbers, but not "memory" and "agent".
+// typed returns a value as the API shows it: some values are numbers, but not "memory" and "agent".
 func typed(key, value string) any {
 	if world.IsNumeric(key) {
 		return json.Number(value)
@@ -204,7 +204,7 @@ func agentInterfaces(c *call) (any, error) {
 	})}, nil
 }
 
-// options are the parameters for the VM's configuration.
+// options returns the parameters for the VM's configuration.
 func (c *call) options() map[string]string {
 	set := maps.Clone(c.params)
 	maps.DeleteFunc(set, func(name, _ string) bool { return !world.IsOption(name) })
@@ -239,7 +239,7 @@ func (c *call) changeRequest() world.ChangeRequest {
 	}
 }
 
-// list splits "scsi1,scsi2"; like Proxmox also at blanks and semicolons.
+// list splits "scsi1,scsi2"; like Proxmox, also at blanks and semicolons.
 func list(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ';' || r == ' ' })
 }
@@ -320,7 +320,7 @@ func snapshotOf(vm world.VM, name string) (any, error) {
 	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("snapshot '%s' does not exist", name)}
 }
 
-// cloneRoutes are not used by recast itself: they create the situations that recast must handle.
+// cloneRoutes returns routes that recast itself does not use: they create the situations that recast must handle.
 func cloneRoutes() []route {
 	const vm = "/nodes/{node}/qemu/{vmid}"
 	return []route{
@@ -360,7 +360,7 @@ func clone(c *call) (any, error) {
 	return c.Clone(c.user, c.node(), r)
 }
 
-// allocDisk takes a size in KiB, or with the suffix M or G.
+// allocDisk allocates a disk. Its size is in KiB, or has the suffix M or G.
 func allocDisk(c *call) (any, error) {
 	size := c.params["size"]
 	unit := int64(1) << 10
@@ -413,7 +413,8 @@ func migrate(c *call) (any, error) {
 	})
 }
 
-// migratePreconditions lists for every other host what it lacks.
+// migratePreconditions returns what Proxmox knows against a migration of a VM. For every host it lists the storages
+// that the host lacks, and for every other host also the mapped devices that the host lacks.
 func migratePreconditions(c *call) (any, error) {
 	check, err := c.CheckMigration(c.user, c.node(), c.vmid())
 	if err != nil {
@@ -450,5 +451,5 @@ func migratePreconditions(c *call) (any, error) {
 	return out, nil
 }
 
-// orEmpty is a list that is shown as [] if it is empty.
+// orEmpty returns a copy of a list that is shown as [] if the list is empty.
 func orEmpty(list []string) []string { return append([]string{}, list...) }

@@ -33,8 +33,8 @@ type request struct {
 	spool  *world.Spool // of an upload
 }
 
-// readHeader reads the header; the checks are process_header's and
-// authenticate_and_handle_request's of AnyEvent.pm.
+// readHeader reads the header. It makes the checks of process_header and authenticate_and_handle_request in
+// AnyEvent.pm.
 func readHeader(r *http.Request) (request, error) {
 	q := request{method: r.Method, params: map[string]string{}}
 	if !slices.Contains([]string{"GET", "POST", "PUT", "DELETE"}, r.Method) {
@@ -57,7 +57,7 @@ func readHeader(r *http.Request) (request, error) {
 	return q, nil
 }
 
-// isUpload says whether it is an upload, the only request whose body may be large.
+// isUpload reports whether the request is an upload, the only request whose body may be large.
 func (q *request) isUpload() bool {
 	return q.method == http.MethodPost && len(q.path) == 5 && q.path[0] == "nodes" && q.path[2] == "storage" && q.path[4] == "upload"
 }
@@ -69,8 +69,7 @@ func (q *request) drop() {
 	}
 }
 
-// readBody reads the body: form, JSON or multipart. Parameters in the query string win,
-// except for uploads, where the parts do.
+// readBody reads the body: form, JSON or multipart. Parameters in the query string win; in uploads the parts win.
 func (s *Server) readBody(r *http.Request, q *request) error {
 	query := map[string]string{}
 	for name, values := range r.URL.Query() {
@@ -90,7 +89,7 @@ func (s *Server) readBody(r *http.Request, q *request) error {
 			return errNoAnswer // an uncaught exception
 		}
 		if _, ok := query["tmpfilename"]; ok {
-			return errNoAnswer // likewise
+			return errNoAnswer // an uncaught exception
 		}
 		q.params, q.spool = query, s.world.NewSpool(s.host)
 		return readUpload(r.Body, r.ContentLength, options["boundary"], q.params, q.spool)
@@ -157,10 +156,9 @@ func readJSON(body []byte, params map[string]string) error {
 // uploadChunk is how much is read at a time; the parser runs after each chunk.
 const uploadChunk = 128 << 10
 
-// multipartBody is an upload being read, as file_upload_multipart of Proxmox' AnyEvent.pm
-// does: with patterns that it matches against all unconsumed input. Therefore the fields
-// have a fixed order, the file is last, and the first header of its part is its
-// Content-Disposition.
+// multipartBody is an upload being read, as file_upload_multipart of Proxmox' AnyEvent.pm reads it: with patterns
+// that are matched against all unconsumed input. Therefore the fields have a fixed order, the file is last, and the
+// first header of its part is its Content-Disposition.
 type multipartBody struct {
 	boundary string
 	params   map[string]string
@@ -232,8 +230,8 @@ func (b *multipartBody) step() error {
 
 func (b *multipartBody) pattern(text string) *regexp.Regexp { return regexp.MustCompile(`(?s)` + text) }
 
-// field reads a field's value once the boundary after it has arrived. The pattern finds
-// its name anywhere: a part before it ends up in the disposition.
+// field reads a field's value once the boundary after the value has arrived. The pattern finds the field's name
+// anywhere: a part before the field ends up in the disposition.
 func (b *multipartBody) field(name string) error {
 	match := b.pattern(`^` + b.delimiter + `.*?Content-Disposition: (.*?); name="` + name + `"(.*?` + b.delimiter + `)`).FindSubmatchIndex(b.buf)
 	if match == nil {
@@ -253,8 +251,8 @@ func (b *multipartBody) field(name string) error {
 	return nil
 }
 
-// formData fails with a multi-line text if a part is in the wrong place; that does not fit
-// into a status line, so it becomes 400 (response in AnyEvent.pm).
+// formData fails with a multi-line text if a part is in the wrong place; the text does not fit into a status line, so
+// it becomes 400 (response in AnyEvent.pm).
 func formData(disposition []byte) error {
 	if string(disposition) == "form-data" {
 		return nil
@@ -281,7 +279,7 @@ func (b *multipartBody) fileHeader() error {
 	}
 	b.params["filename"] = strings.TrimSpace(string(match[3]))
 	b.buf, b.phase = b.buf[len(match[0]):], inFile
-	// Without the end of the part's headers the content begins with them.
+	// Without the end of the part's headers, the content begins with the headers.
 	b.skipHeaders()
 	return nil
 }
@@ -310,8 +308,8 @@ func (b *multipartBody) fileContent() error {
 	return err
 }
 
-// readAhead is the number of unrequested bytes that a connection may receive (rbuf_max in
-// AnyEvent.pm, accept_connections); beyond that it is closed.
+// readAhead is the number of unrequested bytes that a connection may receive (rbuf_max in AnyEvent.pm,
+// accept_connections); a connection that receives more is closed.
 const readAhead = maxBodyBytes + 8<<10
 
 // requestLine is what AnyEvent.pm takes for the beginning of a request.
@@ -319,25 +317,22 @@ var requestLine = regexp.MustCompile(`\S+ \S+ HTTP/\d+\.\d+`)
 
 type servedKey struct{}
 
-// countRequests lets unreadBody distinguish the first request of a connection from later
-// ones.
+// countRequests lets unreadBody distinguish the first request of a connection from later requests.
 func countRequests(ctx context.Context, _ net.Conn) context.Context {
 	return context.WithValue(ctx, servedKey{}, new(atomic.Int64))
 }
 
-// isFirst says whether a request is the first of its connection, and counts it.
+// isFirst reports whether a request is the first of its connection, and counts it.
 func isFirst(r *http.Request) bool {
 	served, ok := r.Context().Value(servedKey{}).(*atomic.Int64)
 	return !ok || served.Add(1) == 1
 }
 
-// unreadBody is the result of a request with a body that auth_handler refuses. The error is
-// written three seconds later (AnyEvent.pm, authenticate_and_handle_request); meanwhile the
-// body arrives and nobody reads it. If the connection has served a request before, on_read
-// is still the one set by finish_response: it takes the body's first line for the next
-// request and answers "400 bad request" at once. On any connection, more than readAhead
-// bytes end it without an answer (AnyEvent::Handle, _drain_rbuf). nil: the client gets the
-// error.
+// unreadBody returns the error of a request with a body that auth_handler refuses. The error is written three seconds
+// later (AnyEvent.pm, authenticate_and_handle_request); meanwhile the body arrives and nobody reads it. If the
+// connection has served a request before, on_read is still the one set by finish_response: it takes the body's first
+// line for the next request and answers "400 bad request" at once. On any connection, more than readAhead bytes end
+// the connection without an answer (AnyEvent::Handle, _drain_rbuf). nil: the client gets the error.
 func unreadBody(r *http.Request, first bool) error {
 	if r.ContentLength <= 0 {
 		return nil

@@ -17,7 +17,7 @@ import (
 type route struct {
 	method string
 	path   string // "/nodes/{node}/qemu/{vmid}"; "{volume...}" takes the rest
-	// segments are those of path.
+	// segments are the segments of path.
 	segments []segment
 	params   []string // accepted parameters
 	need     []string // required parameters
@@ -25,13 +25,13 @@ type route struct {
 	permit   []demand // required privileges, checked first
 	network  bool     // the caller must be allowed to look into the node's network
 	noToken  bool     // API tokens are refused
-	// daemonless says that pveproxy answers itself: no root permissions are needed.
+	// daemonless says that pveproxy answers the request itself: no root permissions are needed.
 	daemonless bool
 	local      bool // always done by the host that was asked, whatever node the path names
 	handle     func(*call) (any, error)
 }
 
-// demand is privileges at a path, which may contain the route's variables and parameters.
+// demand holds privileges at a path; the path may contain the route's variables and parameters.
 type demand struct {
 	path  string
 	anyOf []string
@@ -53,7 +53,7 @@ type call struct {
 func (c *call) node() string    { return c.vars["node"] }
 func (c *call) storage() string { return c.vars["storage"] }
 
-// VMs are a snapshot, the same for the whole call.
+// VMs returns a snapshot of the VMs, the same for the whole call.
 func (c *call) VMs() []world.VM {
 	if c.vms == nil {
 		c.vms = c.World.VMs()
@@ -61,8 +61,7 @@ func (c *call) VMs() []world.VM {
 	return c.vms
 }
 
-// vmid is the one in the path, or else the parameter; both are checked before the handler
-// runs.
+// vmid returns the VMID in the path, or else the parameter; both are checked before the handler runs.
 func (c *call) vmid() int {
 	text, ok := c.vars["vmid"]
 	if !ok {
@@ -88,7 +87,7 @@ func (c *call) number(name string, otherwise int) int {
 	return n
 }
 
-// may says whether the caller holds one of the privileges; used to filter lists.
+// may reports whether the caller holds one of the privileges; used to filter lists.
 func (c *call) may(path string, anyOf ...string) bool { return c.Check(c.user, path, anyOf...) == nil }
 
 // segment is one segment of a route's path.
@@ -116,8 +115,8 @@ func notImplemented(method, path string) error {
 	return &world.Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf("Method '%s %s' not implemented", method, path)}
 }
 
-// dispatch is rest_handler of HTTPServer.pm: it finds the route, checks the permissions,
-// forwards to the host in the path, and only there checks the parameters.
+// dispatch does the work of rest_handler of HTTPServer.pm: it finds the route, checks the permissions, forwards to
+// the host in the path, and only there checks the parameters.
 func (s *Server) dispatch(user string, q request) (answer, error) {
 	path := "/" + strings.Join(q.path, "/")
 	if err := s.world.FailRequest(q.method, path); err != nil {
@@ -190,8 +189,8 @@ func (c *call) expand(path string) string {
 	return path
 }
 
-// proxy is the connection to the process that handles the call: another host's pveproxy,
-// or the asked host's pvedaemon. It may be broken, or lose the answer.
+// proxy admits a call and finds the connection to the process that handles the call: another host's pveproxy, or the
+// asked host's pvedaemon. The connection may be broken, or may lose the answer.
 func (s *Server) proxy(c *call, r route) (way world.ProxyFailure, err error) {
 	if err := c.admit(r); err != nil {
 		return way, err
@@ -213,7 +212,7 @@ func (s *Server) proxy(c *call, r route) (way world.ProxyFailure, err error) {
 	return way, nil
 }
 
-// unreached is the error of a broken proxy connection.
+// unreached returns the error of a broken proxy connection.
 func (s *Server) unreached(f world.ProxyFailure) error {
 	if !s.world.Delay(f.After) {
 		return world.ErrClosed
@@ -272,7 +271,7 @@ func (c *call) check(r route) error {
 	return nil
 }
 
-// checkNode is remote_node_ip: a node's host name must resolve.
+// checkNode makes the check of remote_node_ip: a node's host name must resolve.
 func (c *call) checkNode() error {
 	node, ok := c.vars["node"]
 	if !ok || slices.Contains(c.Hosts(), node) {
@@ -284,8 +283,8 @@ func (c *call) checkNode() error {
 	}
 }
 
-// booleans are parameters that must be 1 or 0: on, yes and true are only valid in property
-// strings (check_type in JSONSchema.pm).
+// booleans are the parameters that must be 1 or 0: on, yes and true are only valid in property strings (check_type in
+// JSONSchema.pm).
 var booleans = []string{
 	"allow-move", "current", "destroy-unreferenced-disks", "dhcp", "download", "enabled", "errors", "failback", "force", "forceStop", "full", "ha-managed",
 	"ipfilter", "keepActive", "live-restore", "macfilter", "ndp", "new-format", "nomatch", "online", "overrule-shutdown", "purge", "radv", "skiplock", "unique", "verify-certificates", "vmstate",
@@ -307,8 +306,7 @@ var integers = map[string]bounds{
 	"newid": anyVMID, "pos": natural, "since": unbounded, "start": natural, "target-vmid": anyVMID, "timeout": natural, "until": unbounded, "vmid": anyVMID,
 }
 
-// isBoolean says whether a parameter of the route is a boolean. The type of some names
-// depends on the route.
+// isBoolean reports whether a parameter of the route is a boolean. The type of some parameters depends on the route.
 func (r route) isBoolean(name string) bool {
 	switch r.method + " " + r.path + " " + name {
 	case "POST /nodes/{node}/qemu start", "POST /nodes/{node}/qemu/{vmid}/move_disk delete", "PUT /pools delete", "GET /nodes/{node}/storage format",
@@ -318,7 +316,7 @@ func (r route) isBoolean(name string) bool {
 	return slices.Contains(booleans, name)
 }
 
-// isInteger is isBoolean for integers.
+// isInteger reports whether a parameter of the route is an integer, and returns its bounds.
 func (r route) isInteger(name string) (bounds, bool) {
 	within, is := integers[name]
 	aList := r.path == "/nodes/{node}/vzdump" && name == "vmid"
@@ -330,7 +328,7 @@ var (
 	vmidForm    = regexp.MustCompile(`^[1-9][0-9]{2,8}$`)
 )
 
-// wrongType says why a value has the wrong type; "" if it has not.
+// wrongType says why a value has the wrong type; "" if the type is right.
 func (r route) wrongType(name, value string) string {
 	if r.isBoolean(name) && value != "0" && value != "1" {
 		return fmt.Sprintf("type check ('boolean') failed - got '%s'", value)

@@ -17,8 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Server is the API on one Proxmox host, while that host is up. It also answers requests
-// about the cluster's other hosts.
+// Server is the API on one Proxmox host, while the host is up. It also answers requests about the cluster's other
+// hosts.
 type Server struct {
 	world    *world.World
 	recorder *record.Recorder
@@ -134,7 +134,7 @@ type outcome struct {
 	err    error
 }
 
-// carryOut processes a request, unless it is refused already, and calls the recorder's hooks.
+// carryOut processes a request, unless the request is refused already, and calls the recorder's hooks.
 func (s *Server) carryOut(r *http.Request, user string, q request, seen record.Call, refused error) (out outcome) {
 	out.err = refused
 	if refused == nil {
@@ -169,8 +169,8 @@ func (s *Server) answer(rw http.ResponseWriter, q request, out outcome) {
 // errNoAnswer closes the connection instead of answering.
 var errNoAnswer = errors.New("no answer")
 
-// letIn authenticates. An error comes late and with an empty body, unless the request's
-// own body comes in between. first: it is the first request of its connection.
+// letIn authenticates a request. An error comes late and with an empty body, unless the request's own body comes in
+// between. first: the request is the first of its connection.
 func (s *Server) letIn(r *http.Request, q request, first bool) (user string, err error) {
 	user, err = s.authenticate(r, q)
 	if err == nil {
@@ -193,12 +193,12 @@ func isUnauthorized(err error) bool {
 // unauthorizedDelay is AnyEvent.pm's delay of every 401.
 const unauthorizedDelay = 3 * time.Second
 
-// pause waits for simulated time; it is false if the client has gone.
+// pause waits for simulated time; it returns false if the client has gone.
 func (s *Server) pause(r *http.Request, d time.Duration) bool {
 	return s.world.Delay(d) && r.Context().Err() == nil
 }
 
-// public removes secret parameters.
+// public returns the parameters without the secret ones.
 func public(params map[string]string) map[string]string {
 	out := make(map[string]string, len(params))
 	for name, value := range params {
@@ -209,8 +209,8 @@ func public(params map[string]string) map[string]string {
 	return out
 }
 
-// hold sends the Held's answer to a request and has it processed when it is due. If it is
-// due before the sender stops waiting, the sender gets the real answer.
+// hold sends the answer in held to a request, and has the request processed when it is due. If the request is due
+// before the sender stops waiting, the sender gets the real answer.
 func (s *Server) hold(rw http.ResponseWriter, r *http.Request, q request, seen record.Call, held *record.Held) {
 	waiting, stop := context.WithCancel(r.Context())
 	defer stop()
@@ -237,8 +237,8 @@ func (s *Server) hold(rw http.ResponseWriter, r *http.Request, q request, seen r
 	writeRaw(rw, a.Status, a.Reason, a.ContentType, []byte(a.Body))
 }
 
-// late waits until a request is due and processes it, unless the host is down. As any
-// worker does, it authenticates the request only then.
+// late waits until a request is due and processes it, unless the host is down. Like any worker, late authenticates
+// the request only then.
 func (s *Server) late(r *http.Request, q request, seen record.Call, held *record.Held) outcome {
 	select {
 	case <-held.Due():

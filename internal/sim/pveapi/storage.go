@@ -35,7 +35,7 @@ func storageConfigs(c *call) (any, error) {
 	}), nil
 }
 
-// configEntry is a section of storage.cfg, without unset properties.
+// configEntry returns a section of storage.cfg, without unset properties.
 func configEntry(s world.Storage) object {
 	out := object{"storage": s.ID, "type": s.Type, "content": strings.Join(s.Content, ",")}
 	if s.Shared {
@@ -50,7 +50,7 @@ func configEntry(s world.Storage) object {
 	})
 }
 
-// storageEntry is storage_info's; it has no figures of an unreachable storage.
+// storageEntry returns the entry of storage_info; an unreachable storage has no figures.
 func storageEntry(s world.StorageStatus) object {
 	out := object{
 		"type": s.Type, "content": contentTypes(s), "shared": bit(s.Shared), "active": bit(s.Active), "enabled": bit(s.Enabled),
@@ -62,8 +62,7 @@ func storageEntry(s world.StorageStatus) object {
 	return out
 }
 
-// storages lists storages of other hosts too, unless a content is given (Storage.pm,
-// storage_info).
+// storages lists storages, those of other hosts too unless the request names a content (Storage.pm, storage_info).
 func storages(c *call) (any, error) {
 	list, found := []object{}, false
 	for _, s := range c.Storages(c.node()) {
@@ -116,8 +115,8 @@ func content(c *call) (any, error) {
 	}), nil
 }
 
-// wantsVolume: filtered by a VM, the listing has no ISOs and templates, but all snippets
-// and images to import (list_volumes in Storage/Plugin.pm).
+// wantsVolume reports whether the listing has a volume: filtered by a VM, the listing has no ISOs and templates, but
+// all snippets and images to import (list_volumes in Storage/Plugin.pm).
 func (c *call) wantsVolume(v world.VolumeInfo) bool {
 	if c.params["content"] != "" && v.Content != c.params["content"] {
 		return false
@@ -134,7 +133,7 @@ func (c *call) wantsVolume(v world.VolumeInfo) bool {
 	return true
 }
 
-// addAllocated adds the further fields of a directory's listing, which come from qemu-img.
+// addAllocated adds the further fields of a directory's listing, which Proxmox gets from qemu-img.
 func (c *call) addAllocated(entry object, v world.VolumeInfo) {
 	if c.ListsUsed(c.storage()) {
 		entry["used"], entry["parent"] = v.Used, nil
@@ -144,7 +143,7 @@ func (c *call) addAllocated(entry object, v world.VolumeInfo) {
 	}
 }
 
-// volid is the path's volume, which may lack the storage's name.
+// volid returns the path's volume, which may lack the storage's name.
 func (c *call) volid() string {
 	if strings.Contains(c.vars["volume"], ":") {
 		return c.vars["volume"]
@@ -152,8 +151,8 @@ func (c *call) volid() string {
 	return c.storage() + ":" + c.vars["volume"]
 }
 
-// volumeAttributes is the info method of API2/Storage/Content.pm. ISOs count as images
-// here; of an image to import it has the size of the disk, while the listing has the file's.
+// volumeAttributes does the work of the info method of API2/Storage/Content.pm. ISOs count as images here; for an
+// image to import, the size is that of the disk, while the listing has the size of the file.
 func volumeAttributes(c *call) (any, error) {
 	if err := c.CheckVolume(c.user, c.volid()); err != nil {
 		return nil, err
@@ -202,8 +201,8 @@ func publishRoutes() []route {
 	}
 }
 
-// mayFetch checks the privilege to make a node access its network. Either of two privileges will
-// do, so the error names no path (exec_api2_perm_check of RPCEnvironment.pm).
+// mayFetch checks the privilege to make a node access its network. Either of two privileges suffices, so the error
+// names no path (exec_api2_perm_check of RPCEnvironment.pm).
 func (c *call) mayFetch() error {
 	old := c.Check(c.user, "/", "Sys.Audit") == nil && c.Check(c.user, "/", "Sys.Modify") == nil
 	if old || c.may("/nodes/"+c.node(), "Sys.AccessNetwork") {
@@ -244,8 +243,7 @@ func (c *call) checkURL(wrong map[string]string) {
 	}
 }
 
-// insecure says whether to skip the verification of certificates; by default they are
-// verified.
+// insecure reports whether to skip the verification of certificates; by default certificates are verified.
 func (c *call) insecure() bool { return c.params["verify-certificates"] == "0" }
 
 func upload(c *call) (any, error) {

@@ -19,19 +19,19 @@ func taskRoutes() []route {
 	}
 }
 
-// ownsTask says whether a task is the caller's own: a token owns its tasks, a user also
-// those of all their tokens (Tasks.pm).
+// ownsTask reports whether a task is the caller's own: a token owns its tasks; a user also owns the tasks of all
+// their tokens (Tasks.pm).
 func (c *call) ownsTask(t world.Task) bool {
 	owner, _, _ := strings.Cut(t.User, "!")
 	return c.user == t.User || c.user == owner
 }
 
-// seesTask says whether a task is the caller's own, or the caller may see its host.
+// seesTask reports whether the caller owns a task or may see its host.
 func (c *call) seesTask(t world.Task) bool {
 	return c.ownsTask(t) || c.may("/nodes/"+t.Host, "Sys.Audit")
 }
 
-// upid is the path's task; found is false if the node has no such task.
+// upid returns the path's task; found is false if the node has no such task.
 func (c *call) upid() (t world.Task, found bool, err error) {
 	node, owner, ok := world.ParseUPID(c.vars["upid"])
 	if !ok {
@@ -114,7 +114,7 @@ func taskStatus(c *call) (any, error) {
 	return out, nil
 }
 
-// existingTask is the task of the path, if the caller owns it or holds the privilege on its node.
+// existingTask returns the task of the path, if the caller owns it or holds the privilege on its node.
 func (c *call) existingTask(privilege string) (world.Task, error) {
 	t, found, err := c.upid()
 	if err == nil && !found {
@@ -126,8 +126,7 @@ func (c *call) existingTask(privilege string) (world.Task, error) {
 	return t, err
 }
 
-// taskLog is dump_logfile of Tools.pm: if the log can't be opened, the error is a line of
-// it.
+// taskLog does the work of dump_logfile of Tools.pm: if the log can't be opened, the error is a line of the log.
 func taskLog(c *call) (any, error) {
 	t, found, err := c.upid()
 	if err != nil {

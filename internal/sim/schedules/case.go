@@ -18,20 +18,20 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// Case is one cluster, how to roll it, and its faults. Its text is enough to replay it.
+// Case is one cluster, how to roll it, and its faults. The text of a Case is enough to replay it.
 type Case struct {
 	ControlPlanes, Workers, Hosts int
 	Shared                        bool     // the disks are on a storage that all hosts share
 	Storage                       string   // type of the disk storage; "": "dir"
 	Bus                           []string // of the nodes' disks, assigned round-robin; nil: "scsi"
-	Data                          []int    // persistent disks of workers, likewise; nil: 1
-	NoSerials                     []bool   // drives without serial=, likewise; nil: all have one
+	Data                          []int    // persistent disks of workers, assigned round-robin; nil: 1
+	NoSerials                     []bool   // drives without serial=, assigned round-robin; nil: all drives have a serial
 	Firewall                      bool     // the nodes' VMs have their own firewalls
 	SCSI                          string   // scsihw; "": "virtio-scsi-single"
 	EtcdOnData                    bool
 	Holder                        bool // the first persistent disk of each node belongs to a data VM
 	Talos                         string
-	Strategy                      []cluster.Strategy // of the nodes, likewise; nil: auto
+	Strategy                      []cluster.Strategy // of the nodes, assigned round-robin; nil: auto
 	WorkersFirst, NoCanary        bool
 	Out                           string // roll.maxUnavailable.workers; "": 1
 	PerHost, Keep                 int    // 0: 1
@@ -73,7 +73,7 @@ func (c *Case) fields() []field {
 	}
 }
 
-// String is the case in one line, for Parse.
+// String returns the case in one line, for Parse.
 func (c Case) String() string {
 	var words []string
 	for _, f := range c.fields() {
@@ -139,7 +139,7 @@ func (c Case) check() error {
 
 func (c Case) nodes() int { return c.ControlPlanes + c.Workers }
 
-// strategy is that of a node.
+// strategy returns the strategy of a node.
 func (c Case) strategy(node int) cluster.Strategy {
 	if len(c.Strategy) == 0 {
 		return cluster.Auto
@@ -147,12 +147,12 @@ func (c Case) strategy(node int) cluster.Strategy {
 	return c.Strategy[node%len(c.Strategy)]
 }
 
-// options are the lab's.
+// options returns the lab's options.
 func (c Case) options() sim.Options {
 	o := sim.Options{
 		ControlPlanes: c.ControlPlanes, Workers: c.Workers, Hosts: c.Hosts, SharedDisks: c.Shared, DiskType: c.Storage,
 		EtcdOnData: c.EtcdOnData, Holder: c.Holder, TalosVersion: c.Talos, NextTalos: nextTalos,
-		DiskCapacity: 16 << 40, // room for every node's disks, and for parked old ones
+		DiskCapacity: 16 << 40, // room for every node's disks, and for parked old disks
 	}
 	if c.Workers == 0 {
 		o.Workers = sim.None
@@ -173,7 +173,7 @@ func (c Case) options() sim.Options {
 	return o
 }
 
-// roll are additional keys of the section roll in recast.yaml.
+// roll returns additional keys of the section roll in recast.yaml.
 func (c Case) roll() []string {
 	order := "control-planes-first"
 	if c.WorkersFirst {
@@ -189,7 +189,7 @@ func (c Case) roll() []string {
 	}
 }
 
-// Seed is the seed of case n of a run, from 0; case 0 has the run's own.
+// Seed returns the seed of case n of a run, from 0; case 0 has the run's own seed.
 func Seed(run uint64, n int) uint64 {
 	if n == 0 {
 		return run
@@ -200,12 +200,12 @@ func Seed(run uint64, n int) uint64 {
 // drawer draws values from one seed.
 type drawer struct{ *rand.Rand }
 
-// oneOf is true with probability 1/n.
+// oneOf returns true with probability 1/n.
 func (d drawer) oneOf(n int) bool { return d.IntN(n) == 0 }
 
 func pick[T any](d drawer, from ...T) T { return from[d.IntN(len(from))] }
 
-// some is a short random list.
+// some returns a short random list.
 func some[T any](d drawer, from ...T) []T {
 	n := pick(d, 1, 1, 1, 2, 3)
 	out := make([]T, n)
@@ -242,7 +242,7 @@ func Draw(seed uint64) Case {
 	return c
 }
 
-// workers is usually a small number.
+// workers draws a number of workers, usually a small one.
 func (d drawer) workers() int {
 	switch n := d.IntN(100); {
 	case n < 5:
@@ -270,7 +270,8 @@ func (c *Case) disks(d drawer) {
 	tidy(&c.Data, 1)
 }
 
-// serials are drawn last, so that the rest of a seed's case stays the same.
+// serials draws serials, SCSI controllers and firewalls. It draws last, so that the rest of a seed's case stays the
+// same.
 func (c *Case) serials(d drawer) {
 	c.NoSerials = some(d, true, true, false)
 	c.SCSI = pick(d, "", "", "", "virtio-scsi-pci", "lsi")
@@ -278,7 +279,7 @@ func (c *Case) serials(d drawer) {
 	c.Firewall = d.oneOf(3)
 }
 
-// mostPerHost is the maximum number of nodes on a host beside surge nodes, which need memory there, too.
+// mostPerHost is the maximum number of nodes on a host with surge nodes, which need memory on the host too.
 const mostPerHost = 12
 
 // boots draws how machines boot, surge nodes, and what other people do to their disks and VMs. No disk is
@@ -311,9 +312,8 @@ func tidy[T comparable](list *[]T, usual T) {
 	*list = nil
 }
 
-// strategies avoids the impossible for control planes: with one or two of them, those with
-// etcd's data on the system disk can't be recreated, and before Talos 1.13 one of two
-// refuses an upgrade in place.
+// strategies avoids what is impossible for control planes: with one or two control planes, a control plane with
+// etcd's data on its system disk can't be recreated, and before Talos 1.13 one of two refuses an upgrade in place.
 func (c *Case) strategies(d drawer) {
 	c.Strategy = some(d, cluster.Auto, cluster.Auto, cluster.Recreate, cluster.Reimage, cluster.InPlace)
 	switch {
@@ -330,7 +330,7 @@ const (
 	mostFaults = 6
 	// callsOfNode is the approximate number of changing calls to roll a node.
 	callsOfNode = 20
-	// timeOfNode is the approximate duration of that.
+	// timeOfNode is the approximate duration of a node's roll.
 	timeOfNode = 90 * time.Second
 )
 
@@ -346,7 +346,7 @@ func (c *Case) faults(d drawer) {
 	}
 }
 
-// fault draws when, where and for how long.
+// fault draws when, where and for how long a fault of that kind strikes.
 func (c *Case) fault(d drawer, k kind) Fault {
 	f := Fault{Name: k.name, Where: -1}
 	if k.onNode {
@@ -367,7 +367,7 @@ func (c *Case) fault(d drawer, k kind) Fault {
 	return f
 }
 
-// talosOf is the machines' first version.
+// talosOf returns the machines' first version.
 func (c Case) talosOf() string {
 	if c.Talos == "" {
 		return sim.TalosVersion
@@ -419,8 +419,7 @@ func (c Case) clone() Case {
 	return c
 }
 
-// Shrink looks for the smallest case that still fails, within that many tries and that
-// time.
+// Shrink looks for the smallest case that still fails, with at most that number of tries and until that time.
 func Shrink(c Case, tries int, until time.Time, fails func(Case) bool) Case {
 	for again := true; again; {
 		again = false
@@ -466,7 +465,7 @@ func yes(name string, to *bool) field {
 	}}
 }
 
-// word is a field with one of some values; any value if none are given.
+// word returns a field with one of some values; any value if none are given.
 func word(name string, to *string, oneOf ...string) field {
 	return field{name, func(*Case) string { return *to }, func(_ *Case, value string) error {
 		if *to = value; len(oneOf) > 0 && !slices.Contains(oneOf, value) || value == "" {
@@ -476,7 +475,7 @@ func word(name string, to *string, oneOf ...string) field {
 	}}
 }
 
-// list is a comma-separated field.
+// list returns a comma-separated field.
 func list[T any](name string, to *[]T, parse func(string) (T, error)) field {
 	return field{name, func(*Case) string {
 		var words []string

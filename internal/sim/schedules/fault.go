@@ -19,7 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Fault is one fault: its kind, its node or host, when it begins and how long it lasts.
+// Fault is one fault: its kind, its node or host, its begin and its duration.
 type Fault struct {
 	Name  string
 	Where int           // index of the node whose VM or host it affects; -1: none
@@ -28,7 +28,7 @@ type Fault struct {
 	For   time.Duration // 0: momentary, or reverted at the end
 }
 
-// String is "kill@57", "host:2@57+2m0s", "mute:0@1m30s+40s".
+// String returns the fault's text: "kill@57", "host:2@57+2m0s", "mute:0@1m30s+40s".
 func (f Fault) String() string {
 	var b strings.Builder
 	b.WriteString(f.Name)
@@ -46,7 +46,7 @@ func (f Fault) String() string {
 	return b.String()
 }
 
-// longest limits when a fault begins, and how long it lasts.
+// longest limits both the begin and the duration of a fault.
 const longest = 24 * time.Hour
 
 func ParseFault(s string) (f Fault, err error) {
@@ -105,8 +105,8 @@ type kind struct {
 	before func(p *play, s *struck) error
 	after  func(p *play, s *struck)
 	act    func(p *play, s *struck) (end func(), err error)
-	// holds makes Proxmox process a request late, and is the answer that its sender gets
-	// meanwhile; sent, if set, then affects the sender. See late.go.
+	// holds makes Proxmox process a request late; *holds is the answer that the sender gets meanwhile. sent, if set,
+	// then affects the sender. See late.
 	holds *record.Answer
 	sent  func(p *play)
 }
@@ -138,7 +138,7 @@ func (p *play) aim() {
 	}
 }
 
-// begin says whether a fault may strike now.
+// begin reports whether a fault may strike now.
 func (p *play) begin(s *struck) bool {
 	p.lookAtEtcdBefore(s)
 	p.mu.Lock()
@@ -196,8 +196,7 @@ func (p *play) finish(s *struck) {
 	}
 }
 
-// endAll ends every fault and prevents new ones; people says whether to revert people's
-// changes too.
+// endAll ends every fault and prevents new faults; people says whether to revert people's changes too.
 func (p *play) endAll(people bool) {
 	p.mu.Lock()
 	list := slices.Clone(p.list)
@@ -216,14 +215,14 @@ func (p *play) endAll(people bool) {
 	p.lab.World.NoMoreFailures()
 }
 
-// isOurs says whether a call is a change by recast.
+// isOurs reports whether a call is a change by recast.
 func isOurs(call record.Call) bool {
 	return call.Mutation && (call.Proto == "proxmox" || call.Proto == "talos" || call.Proto == "kubernetes")
 }
 
-// before is the before hook of all servers.
+// before is the hook of all servers that runs before a server acts.
 func (p *play) before(call record.Call) error {
-	if call.Late { // recast can't prevent it any more
+	if call.Late { // recast can't prevent the late request any more
 		return nil
 	}
 	p.deliverBefore(call)
@@ -262,8 +261,8 @@ func (p *play) before(call record.Call) error {
 	return held
 }
 
-// dueAt are the faults that strike at call n, including at most one that waits for a
-// request to hold; p.mu must be held.
+// dueAt returns the faults that strike at call n, including at most one that waits for a request to hold; p.mu must
+// be held.
 func (p *play) dueAt(n int, call record.Call) (due []*struck) {
 	held := false
 	for _, s := range p.list {
@@ -279,7 +278,7 @@ func (p *play) dueAt(n int, call record.Call) (due []*struck) {
 	return due
 }
 
-// beginAt begins the due faults, unless none may begin any more.
+// beginAt begins the due faults, unless no fault may begin any more.
 func (p *play) beginAt(call record.Call, due []*struck) []*struck {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -291,7 +290,7 @@ func (p *play) beginAt(call record.Call, due []*struck) []*struck {
 	return due
 }
 
-// after is the after hook: the server has acted and the answer is not sent yet.
+// after is the hook that runs when the server has acted and the answer is not sent yet.
 func (p *play) after(call record.Call) {
 	p.mu.Lock()
 	var due []*struck
@@ -310,7 +309,7 @@ func (p *play) after(call record.Call) {
 	p.lookAfter(call)
 }
 
-// said is an error's text with its hints.
+// said returns an error's text with its hints.
 func said(err error) string {
 	if err == nil {
 		return "done"
@@ -334,7 +333,7 @@ func (p *play) person(err error) {
 	p.res.Persons[reason[max(0, len(reason)-200):]]++
 }
 
-// surgeKinds are what happens to the VMs of surge nodes.
+// surgeKinds returns the faults of the VMs of surge nodes.
 func surgeKinds() []kind {
 	return []kind{
 		{name: "surge-off", lasts: true, act: func(p *play, _ *struck) (func(), error) {
@@ -380,7 +379,7 @@ func (p *play) awaitSurge() (vm world.VM, err error) {
 	return vm, nil
 }
 
-// lookAtSurge checks that all surge nodes are there while a worker is out, unless a person has deleted one.
+// lookAtSurge checks that all surge nodes are there while a worker is out, unless a person has deleted a surge node.
 func (p *play) lookAtSurge(vms []world.VM, workers []string, after string) {
 	deleted := slices.ContainsFunc(p.c.Faults, func(f Fault) bool { return f.Name == "surge-deleted" })
 	if there := len(surgeVMs(vms)); len(workers) > 0 && there < p.c.Surge && !deleted {
@@ -388,7 +387,7 @@ func (p *play) lookAtSurge(vms []world.VM, workers []string, after string) {
 	}
 }
 
-// endedSurge is what is left of surge nodes: nothing is to be.
+// endedSurge returns what is left of surge nodes; nothing should be left.
 func (p *play) endedSurge() (problems []string) {
 	for _, vm := range surgeVMs(p.lab.World.VMs()) {
 		problems = append(problems, fmt.Sprintf("VM %d %s is there still", vm.ID, vm.Config["name"]))
@@ -402,7 +401,7 @@ func (p *play) endedSurge() (problems []string) {
 	return problems
 }
 
-// preparedKinds are what other people do to a system disk that is prepared on a parking VM.
+// preparedKinds returns other people's changes of a system disk that is prepared on a parking VM.
 func preparedKinds() []kind {
 	return []kind{{name: "prepared-gone", foreign: true, act: func(p *play, _ *struck) (func(), error) {
 		var park world.VM
@@ -436,8 +435,7 @@ func preparedDisk(vms []world.VM) (park world.VM, disk parking.KeptDisk, there b
 	return world.VM{}, parking.KeptDisk{}, false
 }
 
-// longestLate is when a request is processed at the latest if its worst moment does not
-// come.
+// longestLate is the longest time until a held request is processed, if its worst moment does not come.
 const longestLate = 4 * time.Minute
 
 // late is a request held by Proxmox whose sender no longer waits.
@@ -449,8 +447,8 @@ type late struct {
 	held  *record.Held
 }
 
-// lateKinds are requests that Proxmox processes after their sender got a timeout, lost the
-// connection, or died: after the fault's duration, or at the worst moment if it has none.
+// lateKinds returns the faults in which Proxmox processes a request after its sender got a timeout, lost the
+// connection, or died: after the fault's duration, or at the worst moment if the fault has no duration.
 func lateKinds() []kind {
 	die := func(away bool) func(*play) { return func(p *play) { p.kill(away) } }
 	return []kind{
@@ -462,8 +460,8 @@ func lateKinds() []kind {
 	}
 }
 
-// mayHold says whether a fault applies to a call. Only calls that Proxmox processes
-// whatever the VM's state, without a digest, have a worst moment.
+// mayHold reports whether a fault applies to a call. Only a call without a digest that Proxmox processes in any state
+// of the VM has a worst moment.
 func (s *struck) mayHold(call record.Call) bool {
 	if call.Proto != "proxmox" || strings.HasSuffix(pathOf(call), "/upload") {
 		return false
@@ -471,7 +469,7 @@ func (s *struck) mayHold(call record.Call) bool {
 	return s.For > 0 || slices.Contains([]string{"qmdestroy", "qmshutdown", "qmstop", "qmstart", "qmcreate"}, taskOf(call))
 }
 
-// hold holds a request, and returns the error that makes the server do so.
+// hold holds a request, and returns the error that makes the server hold the request.
 func (p *play) hold(s *struck, call record.Call) error {
 	defer p.beside.Done()
 	l := &late{call: call, since: time.Now(), held: record.Hold(*s.kind.holds)}
@@ -525,7 +523,7 @@ func (p *play) deliverBefore(next record.Call) {
 	}
 }
 
-// isWorst says whether a request does the most harm right before another one.
+// isWorst reports whether a request does the most harm right before another one.
 func (p *play) isWorst(l *late, next record.Call) bool {
 	vm, there := p.vm(l.vmid)
 	node := p.nodeWhere(func(n sim.Node) bool { return n.VMID == l.vmid })
@@ -536,16 +534,16 @@ func (p *play) isWorst(l *late, next record.Call) bool {
 		return there && !vm.Running && vm.Config["vmgenid"] != l.genID && (starts || node < 0)
 	case "qmshutdown", "qmstop":
 		return there && vm.Running && p.isMissed(node, vm, l.since)
-	case "qmstart": // its disks are being moved
+	case "qmstart": // recast is moving the VM's disks
 		return there && !vm.Running && about && (taskOf(next) == "qmmove" || taskOf(next) == "qmdestroy")
-	case "qmcreate": // recast has just seen that there is none
+	case "qmcreate": // recast has just seen that no VM has the number
 		return !there && about && taskOf(next) == "qmcreate"
 	}
 	return false
 }
 
-// isMissed says whether a node must not go down now: another control plane is down, or, if
-// it is the only one, it has just come back.
+// isMissed reports whether a node must not go down now: another control plane is down, or the node is the only
+// control plane and has just come back.
 func (p *play) isMissed(node int, vm world.VM, since time.Time) bool {
 	if node < 0 {
 		return false

@@ -19,7 +19,7 @@ func kinds() []kind {
 	return slices.Concat(processKinds(), lateKinds(), clockKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), otherKinds(), preparedKinds(), surgeKinds())
 }
 
-// processKinds affect recast's own process and its answers.
+// processKinds returns the faults of recast's own process and its answers.
 func processKinds() []kind {
 	die := func(away bool) func(*play, *struck) {
 		return func(p *play, _ *struck) { p.kill(away) }
@@ -35,7 +35,7 @@ func processKinds() []kind {
 	}
 }
 
-// serverKinds affect Proxmox and the API of Kubernetes.
+// serverKinds returns the faults of Proxmox and of the API of Kubernetes.
 func serverKinds() []kind {
 	return []kind{
 		{name: "task", weight: 3, atCall: true, litters: true, before: func(p *play, s *struck) error {
@@ -87,7 +87,7 @@ func serverKinds() []kind {
 	}
 }
 
-// slow is an API that processes requests only after the fault's end.
+// slow returns the fault of an API that processes requests only after the fault's end.
 func slow(server string) kind {
 	return kind{name: "slow-" + server, weight: 1, lasts: true, act: func(p *play, _ *struck) (func(), error) {
 		return func() { _ = p.lab.Slow(server, 0) }, p.lab.Slow(server, longest) // a valid server
@@ -101,7 +101,7 @@ func full(name, storage string) kind {
 	}}
 }
 
-// machineKinds affect the nodes' machines.
+// machineKinds returns the faults of the nodes' machines.
 func machineKinds() []kind {
 	return []kind{
 		{name: "mute", weight: 2, onNode: true, lasts: true, act: func(p *play, s *struck) (func(), error) {
@@ -130,7 +130,7 @@ func machineKinds() []kind {
 // errNothing says that the fault does not apply now.
 var errNothing = errors.New("there is nothing to do it to")
 
-// toVM is an act on a node's VM, if that is there and in that state.
+// toVM returns a fault's act on a node's VM. The act does nothing unless the VM exists and is accepts it.
 func toVM(is func(world.VM) bool, act func(p *play, s *struck, vm world.VM) (func(), error)) func(*play, *struck) (func(), error) {
 	return func(p *play, s *struck) (func(), error) {
 		vm, err := p.vmOf(s.Where)
@@ -146,7 +146,7 @@ func rests(vm world.VM) bool    { return !vm.Running }
 func unlocked(vm world.VM) bool { return vm.Config["lock"] == "" }
 func anyhow(world.VM) bool      { return true }
 
-// foreignKinds are other people's changes of the VMs, as root@pam.
+// foreignKinds returns other people's changes of the VMs, as root@pam.
 func foreignKinds() []kind {
 	return []kind{
 		{name: "cordon", weight: 3, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
@@ -190,7 +190,7 @@ func foreignKinds() []kind {
 	}
 }
 
-// edited is a changed value of a VM's key, which is reverted in the end.
+// edited returns the fault of a changed value of a VM's key. The value is reverted in the end.
 func edited(name, key, value string) kind {
 	return kind{name: name, weight: 1, onNode: true, foreign: true, act: toVM(anyhow, func(p *play, s *struck, vm world.VM) (func(), error) {
 		old := vm.Config[key]
@@ -213,7 +213,7 @@ func pathOf(call record.Call) string {
 	return path
 }
 
-// taskOf is the type of the task that a call to Proxmox starts; "" for none.
+// taskOf returns the type of the task that a call to Proxmox starts; "" for none.
 func taskOf(call record.Call) string {
 	path := pathOf(call)
 	_, last, _ := strings.Cut(path, "/qemu/")
@@ -263,7 +263,7 @@ func (p *play) startAgain(node int) {
 	})
 }
 
-// needsStart tries to start a node's VM, and says whether it is still stopped.
+// needsStart tries to start a node's VM, and reports whether the VM is still stopped.
 func (p *play) needsStart(node int) bool {
 	vm, err := p.vmOf(node)
 	if err != nil || vm.Running || p.inExchange(node) {
@@ -274,7 +274,7 @@ func (p *play) needsStart(node int) bool {
 	return err == nil && !vm.Running
 }
 
-// cordon cordons a node like a person who does not check whether it is cordoned already.
+// cordon cordons a node like a person who does not check whether the node is cordoned already.
 func (p *play) cordon(node int) error {
 	name := p.lab.Nodes[node].Name
 	k, err := p.lab.Kube.Node(p.ctx, name)

@@ -20,7 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// others is other people's VMs, and what is known of the calls so far.
+// others holds other people's VMs, and what is known of the calls so far.
 type others struct {
 	mu      sync.Mutex
 	squats  map[int]bool              // numbers of nodes' VMs that other people take as soon as they are free
@@ -32,7 +32,7 @@ type others struct {
 	changed map[string]int            // VMs: call that last changed them
 }
 
-// otherKinds are other people's VMs that recast could mistake for its own.
+// otherKinds returns faults with other people's VMs that recast could mistake for its own.
 func otherKinds() []kind {
 	return []kind{
 		// Proxmox offers the lowest free number for a new VM.
@@ -67,7 +67,7 @@ func (p *play) define(host string, id int, config map[string]string) error {
 	return err
 }
 
-// removeTheirs removes another person's VM, as they do on request.
+// removeTheirs removes another person's VM, as the person does on request.
 func (p *play) removeTheirs(id int) {
 	p.others.mu.Lock()
 	made := p.others.vms[id] != nil
@@ -86,8 +86,7 @@ func (p *play) removeTheirs(id int) {
 	}
 }
 
-// squat takes the numbers that have become free and kills the process: the next one finds
-// the VM.
+// squat takes the numbers that have become free and kills the process: the next process finds the VM.
 func (p *play) squat(vms []world.VM) {
 	p.others.mu.Lock()
 	ids := slices.Sorted(maps.Keys(p.others.squats))
@@ -142,8 +141,7 @@ func (p *play) failTheirs(id int, format string, args ...any) {
 	}
 }
 
-// lookAtConfigured checks that the VM with an address, the first one with its MAC address,
-// is the node's.
+// lookAtConfigured checks that the VM with an address (the first VM with its MAC address) is the node's.
 func (p *play) lookAtConfigured(addr string) {
 	i := slices.IndexFunc(p.lab.Nodes, func(n sim.Node) bool { return n.Addr.String() == addr })
 	if i < 0 {
@@ -161,7 +159,7 @@ func (p *play) lookAtConfigured(addr string) {
 	}
 }
 
-// vmOfCall is the VM of a call to Proxmox; "" for none.
+// vmOfCall returns the VM of a call to Proxmox; "" for none.
 func vmOfCall(call record.Call) string {
 	_, rest, found := strings.Cut(pathOf(call), "/qemu/")
 	if !found {
@@ -194,7 +192,7 @@ func (p *play) lookAtCall(call record.Call) {
 		}
 	case path == "/cluster/resources" && slices.Contains([]string{"", "vm"}, call.Params["type"]) || strings.HasPrefix(path, "/cluster/nextid"):
 		p.others.looked[""] = p.others.calls
-	case !call.Mutation && id == "": // it reads tasks, storages or hosts
+	case !call.Mutation && id == "": // the call reads tasks, storages or hosts
 	case !call.Mutation:
 		p.others.looked[id] = p.others.calls
 	default:
@@ -206,7 +204,7 @@ func (p *play) lookAtChange(call record.Call, id, path string) {
 	what := fmt.Sprint(call.Method, call.Path, call.Params)
 	if before := p.others.sent[what]; before > 0 && id != "" {
 		seen := p.others.looked[id]
-		if strings.HasSuffix(path, "/qemu") { // it creates a VM; if there is none, the list shows that
+		if strings.HasSuffix(path, "/qemu") { // the call creates a VM; the list shows whether the VM exists
 			seen = max(seen, p.others.looked[""])
 		}
 		if seen < before {
@@ -224,8 +222,8 @@ func (p *play) lookAtChange(call record.Call, id, path string) {
 // firstStranger is the VMID of the first VM outside of the cluster.
 const firstStranger = 9500
 
-// strangerKinds are other people's VMs and volumes near recast's; their disks are
-// protected like any other.
+// strangerKinds returns faults with other people's VMs and volumes near recast's; their disks are protected like any
+// other.
 func strangerKinds() []kind {
 	return []kind{
 		{name: "takes-vmid", weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
@@ -275,7 +273,7 @@ func (p *play) await(moment func() bool) bool {
 
 func (p *play) exists(id int) bool { _, found := p.vm(id); return found }
 
-// theirs is another person's disk, which must never be lost.
+// theirs returns another person's disk, which must never be lost.
 func (p *play) theirs(what string) *world.Media { return world.NewMedia([]byte("what is on " + what)) }
 
 // settleIn makes another person's VM with a disk; both are removed in the end.
@@ -294,7 +292,7 @@ func (p *play) settleIn(host string, id int) (func(), error) {
 	}, nil
 }
 
-// vm is the VM with a number on any host.
+// vm returns the VM with a number on any host.
 func (p *play) vm(id int) (world.VM, bool) { return numbered(p.lab.World.VMs(), id) }
 
 func numbered(vms []world.VM, id int) (world.VM, bool) {
@@ -317,7 +315,7 @@ func (p *play) leave(vm world.VM) {
 	}
 }
 
-// elsewhere is a free VMID far from recast's.
+// elsewhere returns a free VMID far from recast's.
 func (p *play) elsewhere(host string) int {
 	id := firstStranger
 	for p.exists(id) {
@@ -329,8 +327,8 @@ func (p *play) elsewhere(host string) int {
 	return id
 }
 
-// pretend boots another VM with a node's network address, like a restored backup beside
-// it: the machine at the address is not the node.
+// pretend boots another VM with a node's network address, like a restored backup beside the node: the machine at the
+// address is not the node.
 func (p *play) pretend(n sim.Node) (func(), error) {
 	isos, err := p.lab.World.Volumes(sim.ISOStorage, n.Host)
 	if err != nil || len(isos) == 0 {
@@ -350,7 +348,7 @@ func (p *play) pretend(n sim.Node) (func(), error) {
 	return func() { _ = p.lab.World.PowerOff(id + 100) }, p.lab.World.PowerOn(id + 100) // it exists
 }
 
-// theirSerial marks the drive of a volume that replaced a parked one.
+// theirSerial marks the drive of a volume that replaced a parked volume.
 const theirSerial = ",serial=theirs"
 
 // reuse frees a parked old system disk by hand, and another person's new volume gets its
@@ -427,7 +425,7 @@ func (p *play) takeAway(id int, volid string) {
 // otherRange is proxmox.vmids of another recast.yaml.
 const otherRange = "9200-9299"
 
-// second is a second recast at the same time, on another machine.
+// second runs a second recast at the same time, on another machine.
 func (p *play) second() {
 	if c := p.another(""); c != nil {
 		_, err := c.Roll(p.ctx, p.policy())
@@ -435,9 +433,8 @@ func (p *play) second() {
 	}
 }
 
-// twin is a second recast with another recast.yaml of the same cluster, with other
-// proxmox.vmids. While the first one works, it must not reach its confirmation; otherwise
-// it answers no.
+// twin runs a second recast with another recast.yaml of the same cluster, with other proxmox.vmids. While the first
+// recast works, the second must not reach its confirmation; otherwise the second answers no.
 func (p *play) twin() {
 	c := p.another(otherRange)
 	if c == nil {
@@ -460,8 +457,8 @@ func (p *play) twin() {
 // run waits for other claims.
 const beats = 45 * time.Second
 
-// another is a recast on another machine with a copy of the lab's files; nil if the first
-// one was just writing them.
+// another returns a recast on another machine with a copy of the lab's files; nil if the first recast was just
+// writing the files.
 func (p *play) another(vmids string) *simtest.Client {
 	c, err := p.lab.WithRange(filepath.Join(p.t.TempDir(), "other"), vmids)
 	if err != nil {
@@ -472,7 +469,7 @@ func (p *play) another(vmids string) *simtest.Client {
 	return c
 }
 
-// heldMeanwhile is the claim of the first process, if it runs and has one; else "".
+// heldMeanwhile returns the claim of the first process; "" if the process does not run or has no claim.
 func (p *play) heldMeanwhile() string {
 	p.mu.Lock()
 	life := p.current
@@ -492,9 +489,9 @@ func (p *play) heldMeanwhile() string {
 // aDay is the offset of wrong clocks.
 const aDay = 24 * time.Hour
 
-// clockKinds are clocks that jump by a day and are corrected later: those of Proxmox
-// hosts, which date tasks, files and answers, and those of machines, which verify and date
-// certificates. recast's own clock is right.
+// clockKinds returns the faults of clocks that jump by a day and are corrected later: clocks of Proxmox hosts, which
+// date tasks, files and answers, and clocks of machines, which verify and date certificates. recast's own clock is
+// right.
 func clockKinds() []kind {
 	host := func(name string, off time.Duration) kind {
 		return kind{name: name, weight: 2, onNode: true, lasts: true, act: func(p *play, s *struck) (func(), error) {

@@ -66,7 +66,7 @@ type play struct {
 	away     bool // the next process runs on another machine
 	members  map[string]string
 	problems map[string]bool            // all problems so far
-	records  map[string]*parking.Record // open ones, by their VM's description; nil: it has none
+	records  map[string]*parking.Record // open records, by their VM's description; nil: the VM has none
 	calm     bool                       // no fault begins any more, and those with a duration have ended
 	over     bool
 	changes  uint64 // of the datacentre, at the latest check
@@ -231,7 +231,7 @@ func (p *play) round() bool {
 	}
 }
 
-// run is one process of recast, from its start to its end or death.
+// run runs one process of recast, from its start to its end or death.
 func (p *play) run() (died bool, err error) {
 	ctx, cancel := context.WithCancel(p.ctx)
 	defer cancel()
@@ -269,7 +269,7 @@ func (p *play) run() (died bool, err error) {
 	return died, err
 }
 
-// nextRun is a new run ID.
+// nextRun returns a new run ID.
 func (p *play) nextRun() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -279,8 +279,7 @@ func (p *play) nextRun() string {
 
 func (p *play) policy() planning.Policy { return planning.Policy{AcceptOutage: p.c.ControlPlanes == 2} }
 
-// kill kills the running process, if any; away says that the next one runs on another
-// machine.
+// kill kills the running process, if any; away says that the next process runs on another machine.
 func (p *play) kill(away bool) {
 	p.mu.Lock()
 	life := p.current
@@ -307,7 +306,7 @@ func (p *play) blink() {
 
 var errNoVM = errors.New("there is no such VM")
 
-// vmOf is a node's VM on any host; a foreign VM under its number does not count.
+// vmOf returns a node's VM on any host; a foreign VM under its number does not count.
 func (p *play) vmOf(node int) (world.VM, error) {
 	n := p.lab.Nodes[node]
 	vm, there := p.vm(n.VMID)
@@ -317,7 +316,7 @@ func (p *play) vmOf(node int) (world.VM, error) {
 	return vm, nil
 }
 
-// hostOf is the VM's host, or its first one.
+// hostOf returns the VM's host, or the node's first host if the VM is not found.
 func (p *play) hostOf(node int) string {
 	if vm, err := p.vmOf(node); err == nil {
 		return vm.Host
@@ -402,7 +401,7 @@ func (t *Tally) Add(c Case, r Result) {
 	count("recast and servers", map[bool]string{true: "without a wire", false: "over the wire"}[c.Direct])
 }
 
-// workers is the class of a number of workers.
+// workers returns the class of a number of workers.
 func workers(n int) string {
 	switch {
 	case n <= 5:
@@ -431,7 +430,7 @@ func (t *Tally) Distribution(w io.Writer) {
 	}
 }
 
-// String is the line of figures.
+// String returns the line of figures.
 func (t *Tally) String() string {
 	return fmt.Sprintf("%d schedules, %d node-rolls, %d runs, %d faults, %d violations, %s of virtual time, %d calls",
 		t.Schedules, t.NodeRolls, t.Runs, t.Faults, t.Violations, t.Virtual.Round(time.Minute), t.Calls)
@@ -465,7 +464,7 @@ func (p *play) endedVMs() (problems []string) {
 	return append(append(problems, p.endedSurge()...), p.strays()...)
 }
 
-// firewall is that of every node's VM.
+// firewall returns the firewall of every node's VM.
 func (p *play) firewall() world.Firewall {
 	if p.c.Firewall {
 		return walled
@@ -479,8 +478,8 @@ func union(a, b map[string]string) map[string]string {
 	return all
 }
 
-// comparable is a value without what a replacement changes: names of volumes, and the
-// serial of a new system disk.
+// comparable returns a value without what a replacement changes: names of volumes, and the serial of a new system
+// disk.
 func (p *play) comparable(n sim.Node, key, value string) string {
 	switch {
 	case slices.Contains(renewed, key):
@@ -500,14 +499,14 @@ func (p *play) comparable(n sim.Node, key, value string) string {
 	return value
 }
 
-// edited says whether a person has changed that key of a node's VM, or migrated the VM.
+// edited reports whether a person has changed that key of a node's VM, or has migrated the VM.
 func (p *play) edited(node int, key string) bool {
 	return slices.ContainsFunc(p.c.Faults, func(f Fault) bool {
 		return f.Where == node && (f.Name == key || f.Name == "migrate" || f.Name == "snapshot" && key == "parent")
 	})
 }
 
-// strays are volumes without a configuration, unless a fault may leave some behind.
+// strays returns the volumes that no configuration names, unless a fault may leave such volumes behind.
 func (p *play) strays() (problems []string) {
 	for _, f := range p.c.Faults {
 		if k, _ := kindOf(f.Name); k.litters {

@@ -54,7 +54,7 @@ func (p *play) look(after string) {
 	p.lookAtOutages(vms, open, after)
 }
 
-// openRecords are the open records in the VMs' descriptions.
+// openRecords returns the open records in the VMs' descriptions.
 func (p *play) openRecords(vms []world.VM) (open []parking.Record) {
 	for _, vm := range vms {
 		if rec := p.openRecord(vm); rec != nil && !onlyMeant(vm, *rec, vms) {
@@ -64,15 +64,15 @@ func (p *play) openRecords(vms []world.VM) (open []parking.Record) {
 	return open
 }
 
-// onlyMeant says whether nothing of the record's intent was done yet. While its run works
-// on the node, the Node has a mark.
+// onlyMeant reports whether the record's replacement has not begun: its VM runs, no disk was handed over, and no
+// intent is recorded. While the record's run works on the node, the Node has a mark.
 func onlyMeant(park world.VM, rec parking.Record, vms []world.VM) bool {
 	handedOver := slices.ContainsFunc(slices.Collect(maps.Keys(park.Config)), cluster.IsDiskKey)
 	runs := slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == int(rec.VMID) && vm.Running })
 	return runs && !handedOver && rec.Intent == nil
 }
 
-// openRecord is the VM's open record, cached; nil if it has none.
+// openRecord returns the VM's open record, cached; nil if it has none.
 func (p *play) openRecord(vm world.VM) *parking.Record {
 	text := vm.Config["description"]
 	p.mu.Lock()
@@ -98,7 +98,7 @@ func (p *play) lookAtEtcdBefore(faults ...*struck) {
 	}
 }
 
-// meddled says whether a fault has struck that can make members of etcd unavailable.
+// meddled reports whether a fault has struck that can make members of etcd unavailable.
 func (p *play) meddled() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,7 +153,7 @@ func (p *play) lookAtCordons(after string) {
 
 const rollMark = "recast.dev/roll"
 
-// inExchange says whether recast is working on a node's VM, or has left it half done.
+// inExchange reports whether recast is working on a node's VM, or has left the work half done.
 func (p *play) inExchange(node int) bool {
 	vms := p.lab.World.VMs()
 	return p.isExchanged(node, vms, p.openRecords(vms))
@@ -209,7 +209,7 @@ func (p *play) lookAtOutages(vms []world.VM, open []parking.Record, after string
 	}
 }
 
-// mostOut is the maximum number of unavailable workers.
+// mostOut returns the maximum number of unavailable workers.
 func (p *play) mostOut() int {
 	share := config.Share{Count: 1}
 	if p.c.Out != "" {
@@ -247,7 +247,7 @@ func (p *play) lookBefore(call record.Call) {
 	}
 }
 
-// takenOut is the node whose machine a call stops or reboots; -1: none.
+// takenOut returns the node whose machine a call stops or reboots; -1: none.
 func (p *play) takenOut(call record.Call) int {
 	path := pathOf(call)
 	stops := call.Proto == "proxmox" && call.Method == "POST" && (strings.HasSuffix(path, "/status/stop") || strings.HasSuffix(path, "/status/shutdown"))
@@ -263,8 +263,8 @@ func (p *play) takenOut(call record.Call) int {
 	return -1
 }
 
-// isAway says whether a fault has kept a control plane's member down for long. A
-// powered-off one is back as soon as it was started.
+// isAway reports whether a fault has kept a control plane's member down for longer than grace. A powered-off member
+// is back as soon as its VM was started.
 func (p *play) isAway(node int) bool {
 	vm, err := p.vmOf(node)
 	runs := err == nil && vm.Running
@@ -342,9 +342,9 @@ func (p *play) remedy(err error) {
 	}
 	text, hints := err.Error(), strings.Join(fault.Hints(err), "\n")
 	switch {
-	case strings.Contains(text, "is locked by its creation (create)"): // the creation was killed: only root can remove that lock
+	case strings.Contains(text, "is locked by its creation (create)"): // the creation was killed: only root can remove the lock
 		p.removeLocked()
-	case strings.Contains(text, "could not be reimaged: boot ISO"): // of a build that was installed in place and not published
+	case strings.Contains(text, "could not be reimaged: boot ISO"): // the build was installed in place and not published
 		p.publishPrevious()
 	case strings.Contains(text, "an entry is gone half an hour after its machine"):
 		sleep(p.ctx, 30*time.Minute)
@@ -385,7 +385,7 @@ func (p *play) remedy(err error) {
 	}
 }
 
-// atoi is the number in a hint, which has only digits.
+// atoi returns the number in a hint; the text has only digits.
 func atoi(digits string) int {
 	n, err := strconv.Atoi(digits)
 	if err != nil {
@@ -396,7 +396,7 @@ func atoi(digits string) int {
 
 func (p *play) nodeWhere(is func(sim.Node) bool) int { return slices.IndexFunc(p.lab.Nodes, is) }
 
-// startFound starts the VM with a number, a node's or a surge node's.
+// startFound starts the VM with that number: a node's or a surge node's VM.
 func (p *play) startFound(id int) {
 	node := p.nodeWhere(func(n sim.Node) bool { return n.VMID == id })
 	if node >= 0 {
@@ -489,9 +489,8 @@ func (s *screens) last(who string) string {
 	return s.lines[who]
 }
 
-// back binds Kubernetes volumes to nodes' system disks and then requests a rollback to
-// their old system disks, as nobody should: no node may lose its present disk. In the end
-// the volumes are removed again.
+// back binds Kubernetes volumes to nodes' system disks and then requests a rollback to the nodes' old system disks,
+// as nobody should: no node may lose its present disk. In the end the volumes are removed again.
 func (p *play) back() {
 	volumes, disks, policy := p.lab.Kube.Store(), map[int]*world.Media{}, p.policy()
 	for i, n := range p.lab.Nodes {
@@ -522,7 +521,7 @@ func (p *play) back() {
 	}
 }
 
-// systemDisk is the system disk of a node's VM; nil if it has none.
+// systemDisk returns the system disk of a node's VM; nil if it has none.
 func (p *play) systemDisk(node int) *world.Media {
 	vm, err := p.vmOf(node)
 	if err != nil {
@@ -532,7 +531,7 @@ func (p *play) systemDisk(node int) *world.Media {
 	return p.lab.World.Media(volid, vm.Host)
 }
 
-// localVolume is a claimed volume in a provisioner's directory on the node's system disk.
+// localVolume returns a claimed volume in a provisioner's directory on the node's system disk.
 func localVolume(node string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "local-" + node},

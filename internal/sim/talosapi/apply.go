@@ -72,8 +72,8 @@ func (s *machineService) ApplyConfiguration(ctx context.Context, req *machineapi
 	return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{answer}}, nil
 }
 
-// applyMaintenance applies a machine's first configuration, at once or, staged, at its
-// next boot: without a STATE partition it is lost by then.
+// applyMaintenance applies a machine's first configuration, at once or, staged, at its next boot. Without a STATE
+// partition, a staged configuration is lost by then.
 func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.ApplyConfigurationRequest, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
 	answer := &machineapi.ApplyConfiguration{Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT, ModeDetails: appliedNow}
 	bare, tried := s.boot.release().bareMaintenance, false
@@ -115,7 +115,7 @@ func (s *machineService) applyRunning(ctx context.Context, req *machineapi.Apply
 	const reboot = machineapi.ApplyConfigurationRequest_REBOOT
 	mode, looks := req.GetMode(), s.boot.release().rebootApplies
 	if looks && mode != try {
-		s.boot.endTrial() // a dry run ends it, too
+		s.boot.endTrial() // a dry run ends the trial too
 	}
 	answer := &machineapi.ApplyConfiguration{Mode: mode, ModeDetails: appliedNow}
 	if mode == auto {
@@ -182,7 +182,7 @@ func (b *boot) persist(raw []byte) error {
 	return b.keep(stateData{Config: raw, NodeID: id})
 }
 
-// keep writes STATE.
+// keep writes the STATE partition.
 func (b *boot) keep(st stateData) error {
 	d, ok := systemDisk(b.m.devices())
 	if !ok {
@@ -217,7 +217,7 @@ func (metalMode) String() string          { return "metal" }
 func (m metalMode) RequiresInstall() bool { return !m.installed }
 func (metalMode) InContainer() bool       { return false }
 
-// tryFor is the duration of a trial.
+// tryFor returns the duration of a trial.
 func tryFor(asked *durationpb.Duration) time.Duration {
 	if asked == nil {
 		return constants.ConfigTryTimeout
@@ -229,20 +229,20 @@ func triedFor(d time.Duration) string {
 	return fmt.Sprintf("\nThe config is applied in 'try' mode and will be automatically reverted back in %s", d)
 }
 
-// firstConfig is a machine's first configuration, from maintenance mode. One on trial is
-// not stored on disk, not even after the system was installed with it.
+// firstConfig is a machine's first configuration, from maintenance mode. A configuration on trial is not stored on
+// disk, not even after the system was installed with it.
 type firstConfig struct {
 	raw   []byte
 	tried bool
 }
 
-// try makes a configuration active until d has passed or another one is applied. It is not
+// try makes a configuration active until d has passed or another configuration is applied. The configuration is not
 // stored (RollbackToConfigAfter).
 func (b *boot) try(ctx context.Context, cfg config.Provider, d time.Duration) error {
 	before := b.config()
 	b.endTrial()
 	b.mu.Lock()
-	b.trial = time.AfterFunc(d, func() { // the client's own time: it is not of the machine's speed
+	b.trial = time.AfterFunc(d, func() { // the client's own time, not the machine's speed
 		ctx, cancel := b.life()
 		defer cancel()
 		if ctx.Err() != nil {
@@ -266,9 +266,9 @@ func (b *boot) endTrial() {
 	}
 }
 
-// activate makes a configuration the active one of a configured machine; the stored one stays. A new
-// address applies at once: until another configuration, or the next boot, the machine does not
-// answer at the old one, where the API's clients and Kubernetes look for it.
+// activate makes a configuration the active one of a configured machine; the stored configuration stays. A new
+// address applies at once: until another configuration or the next boot, the machine does not answer at the old
+// address, where the API's clients and Kubernetes look for it.
 func (b *boot) activate(ctx context.Context, cfg config.Provider) error {
 	b.mu.Lock()
 	b.cfg = cfg
@@ -286,9 +286,9 @@ func (b *boot) activate(ctx context.Context, cfg config.Provider) error {
 	return err
 }
 
-// immediate are the fields of machine, and of machine.features, that Talos before 1.14 changes
-// without a reboot, besides debug and cluster (CanApplyImmediate in
-// internal/app/machined/pkg/runtime/v1alpha1/v1alpha1_runtime.go of 1.12 and 1.13).
+// immediate are the fields of machine, and of machine.features, that Talos before 1.14 changes without a reboot,
+// beside debug and cluster (CanApplyImmediate in internal/app/machined/pkg/runtime/v1alpha1/v1alpha1_runtime.go of
+// 1.12 and 1.13).
 var (
 	immediate = []string{
 		"MachineCA", "MachineAcceptedCAs", "MachineTime", "MachineCertSANs", "MachineInstall", "MachineNetwork", "MachineSysfs", "MachineSysctls",
@@ -300,8 +300,8 @@ var (
 	}
 )
 
-// canApplyImmediate is the error of a Talos before 1.14 for a configuration that needs a reboot. Other
-// documents than the main one never need one for it.
+// canApplyImmediate returns the error of a Talos before 1.14 for a configuration that needs a reboot. Documents other
+// than the main one never need a reboot.
 func canApplyImmediate(active, wanted config.Provider) error {
 	if active == nil || active.RawV1Alpha1() == nil || wanted.RawV1Alpha1() == nil {
 		return errors.New("no current config")

@@ -28,7 +28,7 @@ type boot struct {
 	events  journal[event]
 	kubelet *kubelet
 	shown   map[string]service             // as last reported; guarded by showing
-	told    *machineapi.MachineStatusEvent // latest one; guarded by showing
+	told    *machineapi.MachineStatusEvent // latest event; guarded by showing
 
 	seq    *sequence // nil between sequences
 	ending bool      // the sequence that ends the boot has begun
@@ -51,7 +51,7 @@ type boot struct {
 	mu      sync.Mutex
 	api     *api              // nil while the API is down
 	cfg     config.Provider   // nil in maintenance mode
-	stored  config.Provider   // for the next boot; nil until one is applied: that of this boot, which no resource shows (acquire.go)
+	stored  config.Provider   // configuration for the next boot; nil until a configuration is applied: this boot's, which no resource shows (acquire.go)
 	trial   *time.Timer       // when it fires, the previous configuration becomes active again; nil: no trial
 	upgrade upgrade           // parameters of an upgrade
 	failed  map[string]string // why volumes could not be opened, by ID
@@ -95,7 +95,7 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 		}
 	})
 	cancel()
-	b.tasks.Wait() // one of them may still start the API
+	b.tasks.Wait() // a task may still start the API
 	b.stopAPI()
 	b.gone()
 	if err != nil && end != killed {
@@ -160,7 +160,7 @@ func (b *boot) run(ctx context.Context) (outcome, error) {
 	return b.leave(ctx, end), nil
 }
 
-// crash is a machine that is stuck until its power is cut.
+// crash leaves the machine stuck until its power is cut.
 func (b *boot) crash(ctx context.Context, err error) (outcome, error) {
 	if ctx.Err() != nil {
 		return killed, nil
@@ -171,7 +171,7 @@ func (b *boot) crash(ctx context.Context, err error) (outcome, error) {
 	return b.m.dark(ctx), err
 }
 
-// maintenance serves the API of a machine without configuration until it gets one.
+// maintenance serves the API of a machine without configuration until the machine gets a configuration.
 func (b *boot) maintenance(ctx context.Context) (firstConfig, outcome, error) {
 	b.tell("", &machineapi.TaskEvent{Task: "runningMaintenance", Action: machineapi.TaskEvent_START})
 	if err := b.stage(ctx, runtime.MachineStageMaintenance, true); err != nil {
@@ -202,7 +202,7 @@ func (b *boot) maintenance(ctx context.Context) (firstConfig, outcome, error) {
 	}
 }
 
-// configured runs a machine with a configuration: it installs the system if needed, else it is a node.
+// configured runs a machine with a configuration: it installs the system if needed; otherwise the machine is a node.
 func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if err := b.adopt(ctx, st); err != nil {
 		return carryOn, err
@@ -216,7 +216,7 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	b.m.etcdApart.Store(new(promoted(b.config(), labelEtcd)))
 	if _, installed := systemDisk(b.m.devices()); !installed {
 		if b.m.etcdData() != nil {
-			b.startEtcd(ctx) // its volume exists, so it does not wait for the installation
+			b.startEtcd(ctx) // etcd's volume exists, so etcd does not wait for the installation
 		}
 		if end, err := b.install(ctx); err != nil || end != carryOn {
 			return end, err
@@ -311,7 +311,7 @@ func (b *boot) leave(ctx context.Context, end outcome) outcome {
 	return end
 }
 
-// begin starts the sequence that ends this boot, unless one has started, for b.actor.
+// begin starts, for b.actor, the sequence that ends this boot, unless a sequence that ends the boot has started.
 func (b *boot) begin(name string, phases []phase) {
 	if b.ending {
 		return
@@ -323,14 +323,13 @@ func (b *boot) begin(name string, phases []phase) {
 	b.sequence(actor, name, phases)
 }
 
-// bootSequence starts what makes an installed machine a node, except for what waits for
-// volumes.
+// bootSequence starts the parts that make an installed machine a node, except the parts that wait for volumes.
 func (b *boot) bootSequence() {
 	b.sequence("", "boot", b.release().phases(bootPhases))
 	b.seq.to("ephemeral")
 }
 
-// wait waits for d (0: for ever) unless an order to end comes before.
+// wait waits for d (0: for ever) unless an order to end comes first.
 func (b *boot) wait(ctx context.Context, what string, d time.Duration) outcome {
 	if d == 0 {
 		return until[time.Time](ctx, b, nil)
@@ -341,7 +340,7 @@ func (b *boot) wait(ctx context.Context, what string, d time.Duration) outcome {
 	return until(ctx, b, t.C)
 }
 
-// until waits for ready unless an order to end comes before.
+// until waits for ready unless an order to end comes first.
 func until[T any](ctx context.Context, b *boot, ready <-chan T) outcome {
 	select {
 	case <-ctx.Done():
@@ -358,8 +357,8 @@ func until[T any](ctx context.Context, b *boot, ready <-chan T) outcome {
 	}
 }
 
-// order asks the boot to end and returns the request's actor; while an order is pending, a second one
-// changes nothing.
+// order asks the boot to end and returns the request's actor; while an order is pending, a second order changes
+// nothing.
 func (b *boot) order(o outcome) (actor string) {
 	actor = uuid.NewString()
 	b.mu.Lock()
@@ -385,7 +384,7 @@ func (b *boot) adopt(ctx context.Context, st stateData) error {
 	return b.publishConfig(ctx, cfg)
 }
 
-// config is the active configuration, nil in maintenance mode.
+// config returns the active configuration, nil in maintenance mode.
 func (b *boot) config() config.Provider {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -404,12 +403,12 @@ type machine struct {
 
 	kernel kernelLog // of this boot, like the two below
 	log    textLog   // machined's
-	etcd   textLog   // that of etcd's server
+	etcd   textLog   // log of etcd's server
 
 	bootLoader atomic.Value // entry that systemd-boot took at the latest firmware boot, as string
 
 	net       atomic.Pointer[attachment] // of the present boot
-	unplugged bool                       // it began without a network
+	unplugged bool                       // the boot began without a network
 	astray    atomic.Bool                // its configuration has given it an address where no client looks for it
 
 	etcdApart atomic.Pointer[bool] // etcd's directory is on a partition of its own; nil before the first boot
@@ -438,7 +437,7 @@ func (m *machine) Kill() {
 type outcome int
 
 const (
-	carryOn    outcome = iota // it has not ended
+	carryOn    outcome = iota // the boot has not ended
 	killed                    // power loss
 	kexec                     // directly into the installed system's kernel
 	powerCycle                // through the firmware
@@ -447,7 +446,7 @@ const (
 	resetting                 // wipe first, then reboot or power off
 )
 
-// run is the machine's life; true means that it wants to be powered off.
+// run runs the machine from power on to its end; true means that the machine wants to be powered off.
 func (m *machine) run(ctx context.Context) bool {
 	defer m.cancel()
 	med, ok := m.firmwareBoot(ctx)
@@ -470,7 +469,7 @@ func (m *machine) run(ctx context.Context) bool {
 	return false
 }
 
-// dark is a machine that does nothing until it is powered off: nothing to boot, halted, or
+// dark makes the machine do nothing until it is powered off: the machine has nothing to boot, is halted, or has
 // crashed.
 func (m *machine) dark(ctx context.Context) outcome {
 	<-ctx.Done()
@@ -504,9 +503,9 @@ func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
 	return medium{}, false
 }
 
-// installed is the system disk's default entry, as kexec loads it. The system then reports
-// the name in the variable, even if the disk has no such entry: sd-boot's own report, in lower
-// case, is from the latest firmware boot (controllers/runtime/booted_entry.go).
+// installed returns the system disk's default entry, as kexec loads it. The system then reports the name in the
+// variable, even if the disk has no entry of that name: sd-boot's own report, in lower case, is from the latest
+// firmware boot (controllers/runtime/booted_entry.go).
 func (m *machine) installed() (medium, bool) {
 	d, ok := systemDisk(m.devices())
 	if !ok {

@@ -34,8 +34,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// Cluster is the secrets and common settings of one Talos cluster, as talosctl gen makes
-// them.
+// Cluster holds the secrets and common settings of one Talos cluster, as talosctl gen makes them.
 type Cluster struct {
 	Name              string
 	Endpoint          string // of Kubernetes: "https://127.42.7.10:6443"
@@ -149,9 +148,9 @@ func (c *Cluster) input(more ...generate.Option) (*generate.Input, error) {
 	return in, nil
 }
 
-// Preinstalled is the content of a system disk on which an installer with that boot image has
-// installed Talos with that machine configuration. It includes EPHEMERAL unless elsewhere says
-// that another disk has it, or will.
+// Preinstalled returns the content of a system disk on which an installer with that boot image has installed Talos
+// with that machine configuration. The content includes EPHEMERAL unless elsewhere says that another disk has
+// EPHEMERAL, or will have it.
 func (fw *Firmware) Preinstalled(machineConfig, uki []byte, elsewhere bool) ([]byte, error) {
 	if _, err := parseConfig(machineConfig); err != nil {
 		return nil, fmt.Errorf("read machine configuration: %w", err)
@@ -171,12 +170,11 @@ func (fw *Firmware) Preinstalled(machineConfig, uki []byte, elsewhere bool) ([]b
 	return artefact.WriteDisk(disk), nil
 }
 
-// DataDisk is the content of a disk with one xfs volume of that partition label
-// ("EPHEMERAL", or "u-" and the name of a user volume) and that data.
+// DataDisk returns the content of a disk with one xfs volume of that partition label ("EPHEMERAL", or "u-" and the
+// name of a user volume) and that data.
 func DataDisk(label string, data []byte) []byte { return DataDiskOf(label, "xfs", data) }
 
-// DataDiskOf is DataDisk with another filesystem, as blkid calls it: "btrfs",
-// "linux_raid_member".
+// DataDiskOf returns a DataDisk with another filesystem, as blkid calls it: "btrfs", "linux_raid_member".
 func DataDiskOf(label, filesystem string, data []byte) []byte {
 	return artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{newPartition(label, filesystem, data)}})
 }
@@ -209,7 +207,7 @@ func (s *machineService) GenerateClientConfiguration(_ context.Context, req *mac
 	}}}, nil
 }
 
-// talosconfig is a client configuration of one context, without endpoints.
+// talosconfig returns a client configuration of one context, without endpoints.
 func talosconfig(name string, ca []byte, cert *x509.PEMEncodedCertificateAndKey) []byte {
 	return fmt.Appendf(nil, "context: %[1]s\ncontexts:\n    %[1]s:\n        endpoints: []\n        ca: %s\n        crt: %s\n        key: %s\n",
 		name, base64.StdEncoding.EncodeToString(ca), base64.StdEncoding.EncodeToString(cert.Crt), base64.StdEncoding.EncodeToString(cert.Key))
@@ -246,7 +244,7 @@ func (s *machineService) Kubeconfig(_ *emptypb.Empty, srv grpc.ServerStreamingSe
 // allowedTimeSkew is how far a client's clock may be behind.
 const allowedTimeSkew = 10 * time.Second
 
-// kubeconfig is an administrator's (pkg/kubeconfig.GenerateAdmin).
+// kubeconfig returns an administrator's kubeconfig (pkg/kubeconfig.GenerateAdmin).
 func kubeconfig(cfg config.Provider) ([]byte, error) {
 	admin, ca := cfg.Cluster().AdminKubeconfig(), cfg.K8sAPIServerCAConfig()
 	options := clientOptions(admin.CommonName(), admin.CertOrganization(), allowedTimeSkew, admin.CertLifetime())

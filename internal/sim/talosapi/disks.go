@@ -31,14 +31,14 @@ type device struct {
 	busPath   string
 	serial    string // as Talos reports it, which may differ from the drive's
 	wwid      string
-	made      string        // serial that QEMU generates for an ATA drive without one
+	made      string        // serial that QEMU generates for an ATA drive without a serial
 	disk      artefact.Disk // no partitions if blank or foreign
 	foreign   bool          // its content is not a partition table of the lab
 }
 
 func (d device) path() string { return "/dev/" + d.name }
 
-// called says whether a path in a configuration means the device.
+// called reports whether a path in a configuration means the device.
 func (d device) called(path string) bool {
 	return d.path() == path || slices.Contains(d.symlinks(), path)
 }
@@ -50,10 +50,10 @@ func (d device) bytes() []byte {
 	return d.Media.Bytes()
 }
 
-// partitionName is the device name of the partition with that index, from 1.
+// partitionName returns the device name of the partition with that index, from 1.
 func (d device) partitionName(index int) string { return d.name + strconv.Itoa(index) }
 
-// partPath is the device of what has that index on the disk: a partition, or the disk itself.
+// partPath returns the device path of the part with that index: of a partition, or of the disk itself.
 func (d device) partPath(index int) string {
 	if d.disk.Partitions[index-1].Whole {
 		return d.path()
@@ -61,7 +61,7 @@ func (d device) partPath(index int) string {
 	return "/dev/" + d.partitionName(index)
 }
 
-// symlinks are udev's stable names, which it derives from what the device itself reports
+// symlinks returns udev's stable names, which udev derives from what the device itself reports
 // (60-persistent-storage.rules).
 func (d device) symlinks() []string {
 	model, serial := strings.ReplaceAll(d.model, " ", "_"), d.given()
@@ -85,9 +85,8 @@ func (d device) symlinks() []string {
 	return links
 }
 
-// given is the serial that the device itself reports: QEMU generates one for ATA drives
-// (ide_init_drive), and for SCSI drives reports its device_id, which Proxmox sets to the
-// drive's name.
+// given returns the serial that the device itself reports. QEMU generates a serial for ATA drives (ide_init_drive),
+// and for SCSI drives reports the device_id, which Proxmox sets to the drive's name.
 func (d device) given() string {
 	switch bus, _, _ := splitKey(d.Key); {
 	case d.Serial != "" || bus == "virtio":
@@ -99,10 +98,9 @@ func (d device) given() string {
 	}
 }
 
-// ataSerial is QEMU's serial of an ATA drive without serial=: it numbers the controllers'
-// slots (ide_init1 in hw/ide/core.c). PIIX3 has two buses of two, AHCI two for each of its
-// six ports, and SATA drives are on a separate controller after the machine's
-// (print_drivedevice_full).
+// ataSerial returns QEMU's serial of an ATA drive without serial=: QEMU numbers the controllers' slots (ide_init1 in
+// hw/ide/core.c). PIIX3 has two buses of two, AHCI two for each of its six ports, and SATA drives are on a separate
+// controller after the machine's (print_drivedevice_full).
 func ataSerial(bus string, n int, q35 bool) string {
 	place := n + 1
 	switch {
@@ -116,7 +114,7 @@ func ataSerial(bus string, n int, q35 bool) string {
 	return fmt.Sprintf("QM%05d", place)
 }
 
-// devices are the machine's present drives, ordered by the kernel's names.
+// devices returns the machine's present drives, ordered by the kernel's names.
 func (m *machine) devices() []device { return devicesOf(m.hw, m.drives()) }
 
 func (m *machine) drives() []world.Drive {
@@ -174,10 +172,9 @@ func deviceName(kind string, n int) string {
 	return kind + suffix
 }
 
-// describe sets what the kernel reports about a drive, as Talos shows it: the serial from
-// sysfs, which SCSI disks lack, else from udev's ata_id, which it uses only for the
-// transport "ata" (block/disks.go in machined, GetProperties in go-blockdevice). The
-// addresses are qemu-server's (print_drivedevice_full).
+// describe sets what the kernel reports about a drive, as Talos shows it: the serial from sysfs, which SCSI disks
+// lack, else from udev's ata_id, which Talos uses only for the transport "ata" (block/disks.go in machined,
+// GetProperties in go-blockdevice). The addresses are qemu-server's (print_drivedevice_full).
 func (d *device) describe(hw *world.Hardware, bus string, n int) {
 	d.model = "QEMU HARDDISK"
 	if d.CDROM {
@@ -207,9 +204,8 @@ func (d *device) describe(hw *world.Hardware, bus string, n int) {
 	}
 }
 
-// pciPath is a device's path on the PCI bus that Proxmox assigns (get_pci_addr_map in
-// PCI.pm): pci.0 is the root bus of i440fx, and like the others behind two bridges of q35
-// (pve-q35-4.0.cfg).
+// pciPath returns a device's path on the PCI bus that Proxmox assigns (get_pci_addr_map in PCI.pm): pci.0 is the root
+// bus of i440fx. On q35, pci.0 is behind two bridges like the other buses (pve-q35-4.0.cfg).
 func pciPath(hw *world.Hardware, bus, addr int) string {
 	switch {
 	case hw.Q35:
@@ -221,8 +217,8 @@ func pciPath(hw *world.Hardware, bus, addr int) string {
 	return fmt.Sprintf("/pci0000:00/0000:00:%02x.0/0000:01:%02x.0", bridge, addr)
 }
 
-// describeSCSI is describe for the controllers of scsihw. The kernel skips QEMU's kind of
-// designator for a disk without WWN (designator_prio in scsi_lib.c).
+// describeSCSI does the work of describe for the controllers of scsihw. The kernel skips QEMU's kind of designator
+// for a disk without WWN (designator_prio in scsi_lib.c).
 func (d *device) describeSCSI(hw *world.Hardware, n int) {
 	host, target, lun := 2, n, 0
 	slot := pciPath(hw, 0, 5)
@@ -247,7 +243,7 @@ func (d *device) describeSCSI(hw *world.Hardware, n int) {
 	d.busPath = fmt.Sprintf("%s/host%d/target%d:0:%d/%d:0:%d:%d", slot, host, host, target, host, target, lun)
 }
 
-// selectable is the device as a configuration's disk selectors see it.
+// selectable returns the device as a configuration's disk selectors see it.
 func (d device) selectable() *blockpb.DiskSpec {
 	return &blockpb.DiskSpec{
 		DevPath: d.path(), Size: uint64(d.SizeBytes), Serial: d.serial, Wwid: d.wwid, Model: d.model, Transport: d.transport,
@@ -301,7 +297,7 @@ func (b *boot) publishBlock(ctx context.Context) error {
 	return nil
 }
 
-// diskInputs is everything that the resources of disks depend on.
+// diskInputs holds everything that the resources of disks depend on.
 type diskInputs struct {
 	drives []world.Drive
 	writes []uint64 // of their media
@@ -324,7 +320,7 @@ func (s *diskInputs) equal(o *diskInputs) bool {
 	return s != nil && s.config == o.config && slices.Equal(s.drives, o.drives) && slices.Equal(s.writes, o.writes)
 }
 
-// disks are the drives and the loop device of the system's image.
+// disks returns the drives and the loop device of the system's image.
 func disks(devs []device) []resource.Resource {
 	loop := block.NewDisk(block.NamespaceName, "loop0")
 	*loop.TypedSpec() = block.DiskSpec{DevPath: "/dev/loop0", Readonly: true, SectorSize: 512}
@@ -341,7 +337,7 @@ func disks(devs []device) []resource.Resource {
 	return rs
 }
 
-// discoveredVolumes are the disks and partitions with their detected content.
+// discoveredVolumes returns the disks and partitions with their detected content.
 func (r release) discoveredVolumes(devs []device) []resource.Resource {
 	var rs []resource.Resource
 	for _, d := range devs {
@@ -381,15 +377,15 @@ func (r release) discoveredVolumes(devs []device) []resource.Resource {
 	return rs
 }
 
-// shownAs is what a probe finds in a partition.
+// shownAs returns what a probe finds in a partition.
 func shownAs(p artefact.Partition) (format, uuid string) {
 	if p.Keys != nil {
-		return "luks", p.UUID // the header's: one that stays, and is not that of what is inside
+		return "luks", p.UUID // the LUKS header's: it stays, and differs from the UUID of what is inside
 	}
 	return p.Filesystem, p.FilesystemUUID
 }
 
-// partitionSizes are Talos' fixed sizes; the other partitions share the rest.
+// partitionSizes returns Talos' fixed sizes; the other partitions share the rest.
 func partitionSizes(d device) []uint64 {
 	fixed := map[string]uint64{labelEFI: 2 * gib, labelBIOS: mib, labelBoot: 2000 * mib, labelMeta: mib, labelState: 100 * mib}
 	rest, sharing := uint64(max(d.SizeBytes, 0)), uint64(0)
@@ -408,7 +404,7 @@ func partitionSizes(d device) []uint64 {
 	return sizes
 }
 
-// volumeStatuses are the locations of all volumes that Talos manages.
+// volumeStatuses returns the locations of all volumes that Talos manages.
 func (b *boot) volumeStatuses(devs []device) []resource.Resource {
 	cfg := b.config()
 	var rs []resource.Resource
@@ -423,7 +419,7 @@ func (b *boot) volumeStatuses(devs []device) []resource.Resource {
 			spec.Phase, spec.Location, spec.MountLocation, spec.MountSpec = block.VolumePhaseReady, v.source, v.source, v.mountSpec()
 		case !found && v.id == labelState && cfg != nil: // during the installation
 			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, "no such attribute(s): system_disk"
-		case !found && (v.fixed || v.existing != nil): // it is not made
+		case !found && (v.fixed || v.existing != nil): // the volume is not made
 			spec.Phase = block.VolumePhaseMissing
 		case cannot != "" && (!found || v.kind == block.VolumeTypeDisk):
 			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, cannot
@@ -467,12 +463,12 @@ func place(spec *block.VolumeStatusSpec, p placed) {
 
 const lvmPhysicalVolume = "lvm2-pv"
 
-// inPool says whether a partition is a physical volume of LVM or a part of a ZFS pool.
+// inPool reports whether a partition is a physical volume of LVM or a part of a ZFS pool.
 func inPool(p artefact.Partition) bool {
 	return p.Filesystem == lvmPhysicalVolume || p.Filesystem == "zfs"
 }
 
-// physicalVolumes are those that pvs shows on the machine (LVMScanController,
+// physicalVolumes returns the physical volumes that pvs shows on the machine (LVMScanController,
 // internal/app/machined/pkg/controllers/storage/lvm_scan.go).
 func physicalVolumes(devs []device) []resource.Resource {
 	var rs []resource.Resource

@@ -37,21 +37,21 @@ var errOrderly = errors.New("stopped in order")
 type etcdService struct {
 	b      *boot
 	cancel context.CancelCauseFunc
-	done   chan struct{} // closed when it has ended for this boot
-	up     chan struct{} // closed by becomeUp, when it was healthy once
+	done   chan struct{} // closed when the service has ended for this boot
+	up     chan struct{} // closed by becomeUp, when the service was healthy once
 
 	mu        sync.Mutex
 	status    service
 	cluster   *etcd.Cluster // set while the server runs
 	member    uint64
 	joined    bool          // by this start of the service: Talos promotes the learner only then
-	bootstrap *bootstrap    // nil: it joins
+	bootstrap *bootstrap    // nil: the service joins a cluster
 	wake      chan struct{} // closed when bootstrap is set
 
 	becomeUp func()
 }
 
-// startEtcd starts the service if this is a control plane; it ends with ctx.
+// startEtcd starts the service if the machine is a control plane; the service ends with ctx.
 func (b *boot) startEtcd(ctx context.Context) {
 	if !b.config().Machine().Type().IsControlPlane() || !b.m.addr().IsValid() {
 		return
@@ -81,16 +81,16 @@ func (e *etcdService) stop(cause error) {
 	<-e.done
 }
 
-// etcdService is nil on a worker, and on a control plane until it starts.
+// etcdService returns the machine's etcd service; nil on a worker, and on a control plane until the service starts.
 func (b *boot) etcdService() *etcdService {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.etcd
 }
 
-// run prepares the member and runs its server repeatedly until ctx ends. The image is that of the
-// configuration of this moment: Talos fetches it before the service's first start, and never again
-// (PreFunc in services/etcd.go).
+// run prepares the member and runs its server repeatedly until ctx ends. The image is the image in the configuration
+// at this moment: Talos fetches the image before the service's first start, and never again (PreFunc in
+// services/etcd.go).
 func (e *etcdService) run(ctx context.Context) {
 	image := e.b.config().Cluster().Etcd().Image()
 	defect := e.b.m.defectOf(image)
@@ -121,8 +121,8 @@ func (e *etcdService) run(ctx context.Context) {
 	}
 }
 
-// prepare determines the member: from its data, from a new cluster if a bootstrap was
-// requested, or one that it adds to the running cluster.
+// prepare determines the member: from its data, from a new cluster if a bootstrap was requested, or as a new member
+// that prepare adds to the running cluster.
 func (e *etcdService) prepare(ctx context.Context) (*etcd.Cluster, EtcdData, error) {
 	e.show(ctx, service{state: statePreparing, message: "Running pre state", unknown: true})
 	b, last := e.b, ""
@@ -177,8 +177,8 @@ func (b *boot) hostname() string {
 
 func (m *machine) etcdURL(port int) string { return fmt.Sprintf("https://%s:%d", m.addr(), port) }
 
-// join adds this machine to the running cluster as a learner. It first removes a member of
-// the same name, which it takes for its own stale one (addMember).
+// join adds this machine to the running cluster as a learner. First it removes a member of the same name, which Talos
+// takes for the machine's own stale member (addMember).
 func (e *etcdService) join(ctx context.Context) (*etcd.Cluster, EtcdData, error) {
 	b := e.b
 	ctx, cancel := context.WithTimeout(ctx, b.m.fw.scaled(etcdJoinTimeout))
@@ -242,7 +242,7 @@ func (e *etcdService) show(ctx context.Context, s service) {
 	}
 }
 
-// server is the running server's cluster and member; false if there is none.
+// server returns the running server's cluster and member; false if there is none.
 func (e *etcdService) server() (*etcd.Cluster, uint64, bool) {
 	if e == nil {
 		return nil, 0, false
@@ -261,8 +261,8 @@ const (
 // memberRemoved is the error of a server whose member was removed by others.
 const memberRemoved = "the member has been permanently removed from the cluster"
 
-// serve runs the member's server until ctx ends, the member is removed from the cluster or
-// the server is broken; it returns Talos' message.
+// serve runs the member's server until ctx ends, the member is removed from the cluster or the server is broken. It
+// returns Talos' message.
 func (e *etcdService) serve(ctx context.Context, c *etcd.Cluster, d EtcdData) string {
 	b := e.b
 	id, _ := strconv.ParseUint(d.Member, 16, 64) // an invalid ID is no member's
@@ -334,9 +334,8 @@ func (e *etcdService) follow(ctx context.Context, c *etcd.Cluster, id uint64, d 
 	}
 }
 
-// promote promotes the learner that this machine has added as soon as the cluster allows
-// it, unless it times out. A learner from an earlier boot stays one (learnerMemberID and
-// promoteMember in services/etcd.go).
+// promote promotes the learner that this machine has added as soon as the cluster allows the promotion, unless it
+// times out. A learner from an earlier boot stays a learner (learnerMemberID and promoteMember in services/etcd.go).
 func (e *etcdService) promote(ctx context.Context, c *etcd.Cluster, id uint64) {
 	ctx, cancel := context.WithTimeout(ctx, e.b.m.fw.scaled(promoteTimeout))
 	defer cancel()
@@ -355,7 +354,7 @@ func (e *etcdService) promote(ctx context.Context, c *etcd.Cluster, id uint64) {
 	}
 }
 
-// check is the service's periodic health check: one read that needs a quorum.
+// check makes the service's periodic health checks. Each check is one read that needs a quorum.
 func (e *etcdService) check(ctx context.Context, c *etcd.Cluster, id uint64) {
 	var once sync.Once
 	began := e.b.m.account("etcd")
@@ -376,7 +375,7 @@ func (e *etcdService) check(ctx context.Context, c *etcd.Cluster, id uint64) {
 	}
 }
 
-// read is ValidateQuorum: the client retries failures until its timeout.
+// read does the work of ValidateQuorum: the client retries failures until its timeout.
 func (e *etcdService) read(ctx context.Context, c *etcd.Cluster, id uint64) error {
 	if c.Status(id).Learner {
 		return etcd.ErrNotForLearner
@@ -390,8 +389,8 @@ func (e *etcdService) read(ctx context.Context, c *etcd.Cluster, id uint64) erro
 	return err
 }
 
-// labelEtcd is the volume for etcd's data, if configured (Talos 1.14); else it is a directory on
-// EPHEMERAL.
+// labelEtcd is the label of the volume for etcd's data, if configured (Talos 1.14); else the data is in a directory
+// on EPHEMERAL.
 const labelEtcd = constants.EtcdDataVolumeID
 
 var errNoEtcdVolume = errors.New("there is no volume for etcd's data yet")
@@ -415,7 +414,7 @@ func splitEtcd(data []byte) (users []byte, d *EtcdData) {
 	return data[:i], d
 }
 
-// joinEtcd is the inverse of splitEtcd.
+// joinEtcd returns the inverse of splitEtcd.
 func joinEtcd(users []byte, d *EtcdData) []byte {
 	if d == nil {
 		return users
@@ -423,8 +422,8 @@ func joinEtcd(users []byte, d *EtcdData) []byte {
 	return slices.Concat(users, etcdMark, encoded(d))
 }
 
-// etcdVolume is the partition for etcd's data directory: that of the configuration with which the machine booted, whatever
-// partition has the label.
+// etcdVolume returns the partition for etcd's data directory. The configuration with which the machine booted decides
+// which volume that is, whatever partition has the label.
 func (m *machine) etcdVolume() (placed, bool) {
 	if apart := m.etcdApart.Load(); apart != nil && *apart {
 		return locate(m.devices(), labelEtcd)
@@ -458,7 +457,8 @@ func withEtcd(disk artefact.Disk, label string, d *EtcdData) artefact.Disk {
 	})
 }
 
-// WithEtcd adds a member's data to the partition in a disk's content that etcd has its directory on: ETCD, else EPHEMERAL.
+// WithEtcd adds a member's data to the partition that etcd has its directory on, in a disk's content: ETCD, else
+// EPHEMERAL.
 func WithEtcd(disk []byte, d EtcdData) ([]byte, error) {
 	parsed, err := artefact.ReadDisk(disk)
 	if err != nil {
@@ -472,9 +472,8 @@ func WithEtcd(disk []byte, d EtcdData) ([]byte, error) {
 	return nil, fmt.Errorf("put etcd's data on the disk: it has no partition %s", labelEphemeral)
 }
 
-// Lasting is the part of a disk's content that does not change while its data survives:
-// partitions, filesystems, users' data, and the identity of etcd's data, without etcd's
-// own writes.
+// Lasting returns the part of a disk's content that does not change while its data survives: partitions, filesystems,
+// users' data, and the identity of etcd's data, without etcd's own writes.
 func Lasting(content []byte) string {
 	return eachPartition(content, "\n", func(p artefact.Partition) string {
 		users, d := splitEtcd(p.Data)

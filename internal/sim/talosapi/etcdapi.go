@@ -44,7 +44,7 @@ func (s *machineService) checkControlPlane(api string) error {
 	return nil
 }
 
-// reach is a client of the control planes' etcd.
+// reach returns a client of the control planes' etcd.
 func (s *machineService) reach(ctx context.Context, api string) (*etcd.Cluster, error) {
 	if err := s.checkControlPlane(api); err != nil {
 		return nil, err
@@ -52,9 +52,9 @@ func (s *machineService) reach(ctx context.Context, api string) (*etcd.Cluster, 
 	return s.boot.reachEtcd(ctx)
 }
 
-// local is a client of the machine's own etcd. If that does not run, calls hang until the
-// caller gives up: the client is created without a connection (NewClient in
-// internal/pkg/etcd/etcd.go), and then waits for one.
+// local returns a client of the machine's own etcd. If etcd does not run, calls hang until the caller gives up: Talos
+// creates the client without a connection (NewClient in internal/pkg/etcd/etcd.go), and the client then waits for a
+// connection.
 func (s *machineService) local(ctx context.Context, api string) (*etcd.Cluster, uint64, error) {
 	if err := s.checkControlPlane(api); err != nil {
 		return nil, 0, err
@@ -206,7 +206,7 @@ func forfeit(ctx context.Context, c *etcd.Cluster, id uint64) (string, error) {
 	return "", nil
 }
 
-// localMember is the member that last ran on this machine in this boot.
+// localMember returns the member that last ran on this machine in this boot.
 func (b *boot) localMember() (uint64, error) {
 	if e := b.etcdService(); e != nil {
 		e.mu.Lock()
@@ -239,8 +239,8 @@ func removeMember(ctx context.Context, c *etcd.Cluster, id uint64) error {
 	return nil
 }
 
-// EtcdLeaveCluster implements the API: it removes the member, stops the server and deletes
-// its data. The next boot joins again.
+// EtcdLeaveCluster implements the API: it removes the member, stops the server and deletes the server's data. The
+// next boot joins again.
 func (s *machineService) EtcdLeaveCluster(ctx context.Context, _ *machineapi.EtcdLeaveClusterRequest) (*machineapi.EtcdLeaveClusterResponse, error) {
 	c, err := s.reach(ctx, "etcd leave")
 	if err != nil {
@@ -276,7 +276,7 @@ func (b *boot) leaveEtcd(ctx context.Context, c *etcd.Cluster) error {
 	return b.refresh(ctx)
 }
 
-// bootstrap is the parameters of a bootstrap.
+// bootstrap holds the parameters of a bootstrap.
 type bootstrap struct {
 	recover, skipHash bool
 }
@@ -373,16 +373,16 @@ func (e *etcdService) form(ctx context.Context, how *bootstrap) (*etcd.Cluster, 
 	return e.found(ctx, nil)
 }
 
-// begins says whether etcd begins alone when its directory is empty: on a control plane of type init, unless
-// the system was just upgraded. A bootstrap request changes nothing there, nor does an uploaded snapshot
-// (argsForInit in services/etcd.go).
+// begins reports whether etcd begins alone when its directory is empty: on a control plane of type init, unless the
+// system was just upgraded. Neither a bootstrap request nor an uploaded snapshot changes that (argsForInit in
+// services/etcd.go).
 func (b *boot) begins() bool {
 	d, installed := systemDisk(b.m.devices())
 	return b.config().Machine().Type() == machineconf.TypeInit && !(installed && readMeta(d).Upgrade != "")
 }
 
-// found makes a new etcd with this member alone and with data; nil is that of a new cluster.
-// The lab has one Kubernetes: it stays with the etcd that runs, if there is one.
+// found makes a new etcd with this member alone and with data; nil stands for the data of a new cluster. The lab has
+// one Kubernetes: it stays with the etcd that runs, if an etcd runs.
 func (e *etcdService) found(ctx context.Context, data []etcd.KeyValue) (*etcd.Cluster, EtcdData, error) {
 	fw, id := e.b.m.fw, clusterID(e.b.config())
 	if fw.o.Data != nil && fw.hub.takeKubernetes(id) {
@@ -407,8 +407,7 @@ func (e *etcdService) fill(ctx context.Context, data []etcd.KeyValue) error {
 	return e.b.m.fw.o.Data.Renew(ctx, manifests.Objects(planted, !e.b.release().bareMaintenance))
 }
 
-// takeKubernetes makes the lab's Kubernetes that of a cluster, unless an etcd of its present
-// one runs.
+// takeKubernetes gives the lab's Kubernetes to a cluster, unless an etcd of the cluster that has Kubernetes runs.
 func (h *hub) takeKubernetes(clusterID string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -420,8 +419,8 @@ func (h *hub) takeKubernetes(clusterID string) bool {
 	return true
 }
 
-// noteBootstrap records a second etcd of a Talos cluster: the members of one etcd don't know
-// those of the other. To restore a snapshot after the loss of the first is no violation.
+// noteBootstrap records a second etcd of a Talos cluster: the members of one etcd don't know the members of the
+// other. To restore a snapshot after the loss of the first etcd is no violation.
 func (h *hub) noteBootstrap(clusterID, node string, fresh bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -460,7 +459,7 @@ func (e *etcdService) fail(ctx context.Context, how *bootstrap, err error) {
 	}
 }
 
-// snapshot is the cluster's database with its clients' data.
+// snapshot returns the cluster's database with its clients' data.
 func (fw *Firmware) snapshot(ctx context.Context, c *etcd.Cluster) ([]byte, error) {
 	var data []etcd.KeyValue
 	if fw.o.Data != nil {
@@ -481,7 +480,7 @@ func (s *machineService) EtcdAlarmDisarm(ctx context.Context, _ *emptypb.Empty) 
 	return &machineapi.EtcdAlarmDisarmResponse{Messages: []*machineapi.EtcdAlarmDisarm{{MemberAlarms: all}}}, nil
 }
 
-// alarms are those of all members, as one of them lists them; each is called with every one.
+// alarms returns the alarms of all members, as one member lists them; it calls each with every alarm.
 func (s *machineService) alarms(ctx context.Context, api, verb string, each func(*etcd.Cluster, etcd.Alarm)) ([]*machineapi.EtcdMemberAlarm, error) {
 	c, id, err := s.local(ctx, api)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// journal is what grows until the next boot: machined's events, or the lines of a log.
+// journal is a list that grows until the next boot: machined's events, or the lines of a log.
 type journal[T any] struct {
 	mu      sync.Mutex
 	entries []T
@@ -44,7 +44,7 @@ func (j *journal[T]) add(entry T) {
 	j.changed = make(chan struct{})
 }
 
-// after returns the entries from the nth on, and a channel closed at the next one.
+// after returns the entries from the nth on, and a channel closed at the next entry.
 func (j *journal[T]) after(n int) ([]T, <-chan struct{}) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -54,7 +54,7 @@ func (j *journal[T]) after(n int) ([]T, <-chan struct{}) {
 	return j.entries[n:len(j.entries):len(j.entries)], j.changed
 }
 
-// follow sends the entries from the nth on, and with more also new ones until ctx ends.
+// follow sends the entries from the nth on; with more, it also sends new entries until ctx ends.
 func (j *journal[T]) follow(ctx context.Context, n int, more bool, send func(T) error) error {
 	for {
 		entries, changed := j.after(n)
@@ -86,7 +86,7 @@ func (b *boot) tell(actor string, m proto.Message) {
 	}})
 }
 
-// eventID is an xid: later events have greater ones, across boots.
+// eventID returns an xid: later events have greater IDs, across boots.
 func (fw *Firmware) eventID() string {
 	var id [12]byte
 	binary.BigEndian.PutUint32(id[:], uint32(time.Now().Unix()))
@@ -128,8 +128,8 @@ func (s *machineService) Events(req *machineapi.EventsRequest, srv grpc.ServerSt
 	})
 }
 
-// tellService publishes the change of a service since its latest event, as machined's
-// services do (UpdateState). It needs b.showing held.
+// tellService publishes the change of a service since its latest event, as machined's services do (UpdateState). The
+// caller must hold b.showing.
 func (b *boot) tellService(s service) {
 	if b.shown[s.id] == s {
 		return
@@ -145,7 +145,7 @@ func (b *boot) tellService(s service) {
 	b.m.say("service[%s](%s): %s", s.id, s.state, s.message)
 }
 
-// tellStatus needs b.showing held.
+// tellStatus publishes the machine's status if it has changed. The caller must hold b.showing.
 func (b *boot) tellStatus(spec runtime.MachineStatusSpec) {
 	e := &machineapi.MachineStatusEvent{
 		Stage:  machineapi.MachineStatusEvent_MachineStage(spec.Stage),
@@ -164,10 +164,10 @@ func (b *boot) tellStatus(spec runtime.MachineStatusSpec) {
 	}
 }
 
-// textLog is the lines of a log.
+// textLog holds the lines of a log.
 type textLog = journal[string]
 
-// sendLines streams the lines from the nth on, and with follow also new lines until the caller ends.
+// sendLines streams the lines from the nth on; with follow, it also streams new lines until the caller ends.
 func sendLines(l *textLog, n int, follow bool, srv grpc.ServerStreamingServer[common.Data]) error {
 	return l.follow(srv.Context(), n, follow, func(line string) error {
 		return srv.Send(&common.Data{Bytes: []byte(line + "\n")})
@@ -216,7 +216,7 @@ func (m *machine) etcdSays(level, caller, msg string, problem string) {
 	}{level, time.Now().UTC().Format("2006-01-02T15:04:05.000000Z0700"), caller, msg, problem})))
 }
 
-// logs are the simulated logs by service. Those of most services are always empty.
+// logs returns the simulated logs by service. The logs of most services are always empty.
 func (b *boot) logs() map[string]*textLog {
 	all := map[string]*textLog{"kernel": &b.m.kernel.textLog, "machined": &b.m.log}
 	for _, s := range b.services() {
@@ -276,10 +276,10 @@ type sequence struct {
 	began, phaseBegan time.Time
 }
 
-// errCanceled ends a sequence that another one replaces.
+// errCanceled ends a sequence that another sequence replaces.
 var errCanceled = errors.New("context canceled")
 
-// sequence begins a sequence and cancels the running one.
+// sequence begins a sequence and cancels the running sequence.
 func (b *boot) sequence(actor, name string, phases []phase) {
 	if b.seq != nil {
 		b.seq.fail(errCanceled)
@@ -290,8 +290,7 @@ func (b *boot) sequence(actor, name string, phases []phase) {
 	b.m.say("%s sequence: %d phase(s)", name, len(phases))
 }
 
-// to advances to the named phase, which then runs; a phase that is over, or that the
-// sequence lacks, changes nothing.
+// to advances to the named phase, which then runs. A phase that is over, or that the sequence lacks, changes nothing.
 func (s *sequence) to(name string) {
 	if s == nil { // machined has failed
 		return
@@ -320,13 +319,13 @@ func (s *sequence) next() {
 	s.tellPhase(machineapi.PhaseEvent_START, "starting")
 }
 
-// String is the running phase in the log's form.
+// String returns the running phase in the log's form.
 func (s *sequence) String() string {
 	return fmt.Sprintf("phase %s (%d/%d)", s.phases[s.at].name, s.at+1, len(s.phases))
 }
 
-// tellPhase reports the start or end of the running phase and of its tasks, which start
-// after it and end before it; said is the log's word.
+// tellPhase reports the start or end of the running phase and of its tasks. The tasks start after the phase and end
+// before it; said is the log's word.
 func (s *sequence) tellPhase(action machineapi.PhaseEvent_Action, said string) {
 	p := s.phases[s.at]
 	e := &machineapi.PhaseEvent{Phase: p.name, Action: action}
@@ -412,7 +411,7 @@ var (
 	poweroff     = []string{"shutdown shutdown"}
 )
 
-// phases are the phases of a release.
+// phases returns the phases of a release.
 func (r release) phases(lists ...[]string) []phase {
 	other := "+"
 	if r.fourteen() {
@@ -430,12 +429,12 @@ func (r release) phases(lists ...[]string) []phase {
 	return all
 }
 
-// rebooting are the phases of a reboot through the API.
+// rebooting returns the phases of a reboot through the API.
 func (r release) rebooting() []phase {
 	return r.phases(podsPhases, preShutdownPhases, stopAllPhases, kexecPhases, rebootPhases)
 }
 
-// shuttingDown are the phases of a shutdown.
+// shuttingDown returns the phases of a shutdown.
 func (r release) shuttingDown(drain bool) []phase {
 	lists := [][]string{{"storeShutdown storeShutdownEmergency"}}
 	if drain {
@@ -444,7 +443,7 @@ func (r release) shuttingDown(drain bool) []phase {
 	return r.phases(append(lists, podsPhases, preShutdownPhases, stopAllPhases, stopPhases, poweroff)...)
 }
 
-// upgrading are the phases of an upgrade that the machine runs itself.
+// upgrading returns the phases of an upgrade that the machine runs itself.
 func (r release) upgrading(then outcome) []phase {
 	lists := [][]string{
 		{"+denyNewServices denyNewServices"},
@@ -461,7 +460,7 @@ func (r release) upgrading(then outcome) []phase {
 	return r.phases(append(lists, stopPhases, rebootPhases)...)
 }
 
-// resetting are the phases of a reset; member: it is an etcd member.
+// resetting returns the phases of a reset; member: the machine is an etcd member.
 func (r release) resetting(req *machineapi.ResetRequest, member bool) []phase {
 	system, partitions := req.GetMode() != machineapi.ResetRequest_USER_DISKS, len(req.GetSystemPartitionsToWipe()) > 0
 	lists := [][]string{podsPhases, preShutdownPhases}

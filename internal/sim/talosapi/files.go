@@ -29,8 +29,8 @@ const (
 	snapshotChunk = 32 << 10
 )
 
-// Read implements the API: whole regular files, links followed. A missing file is
-// NotFound, all else a plain error, as in machined.
+// Read implements the API: it reads whole regular files and follows links. A missing file is NotFound; every other
+// failure is a plain error, as in machined.
 func (s *machineService) Read(req *machineapi.ReadRequest, srv grpc.ServerStreamingServer[common.Data]) error {
 	fsys := s.boot.files()
 	at, ok := fsys.follow(req.GetPath())
@@ -98,7 +98,7 @@ func (s *machineService) List(req *machineapi.ListRequest, srv grpc.ServerStream
 // the same time for all.
 const imageTime = 1559424892
 
-// relative is a name relative to the root of a walk.
+// relative returns a name relative to the root of a walk.
 func relative(root, name string, f nodeFile) string {
 	switch {
 	case name != root:
@@ -109,9 +109,8 @@ func relative(root, name string, f nodeFile) string {
 	return path.Base(name)
 }
 
-// walk visits at and everything below it, at most depth levels deep; a negative depth is
-// no limit. As in machined's walker, a directory of an unwanted type is entered however
-// deep it is (pkg/archiver, Walker).
+// walk visits at and everything below it, at most depth levels deep; a negative depth is no limit. As in machined's
+// walker, a directory of an unwanted type is entered at any depth (pkg/archiver, Walker).
 func (t nodeFiles) walk(at string, depth int, types []machineapi.ListRequest_Type, visit func(string, nodeFile) error) error {
 	var into func(name string) error
 	into = func(name string) error {
@@ -204,8 +203,7 @@ type nodeFiles map[string]nodeFile
 // schematicDir is where the factory's own extension has its single, empty file.
 const schematicDir = "/usr/local/share/schematic/"
 
-// files are the running system's files as the API shows them. Callers must not change
-// them.
+// files returns the running system's files as the API shows them. Callers must not change them.
 func (b *boot) files() nodeFiles {
 	t := maps.Clone(b.fixed())
 	b.mu.Lock()
@@ -230,8 +228,7 @@ func (b *boot) files() nodeFiles {
 	return t
 }
 
-// fixedFiles are some of the kernel's, Talos' own few files in /usr/local, and the
-// extensions'.
+// fixedFiles returns some of the kernel's files, Talos' own few files in /usr/local, and the extensions' files.
 func (b *boot) fixedFiles() nodeFiles {
 	t := nodeFiles{}
 	kernel := func(name string, content []byte) { t[name] = nodeFile{mode: 0o444, data: content, kernel: true} }
@@ -245,7 +242,7 @@ func (b *boot) fixedFiles() nodeFiles {
 	if list := b.extensionsYAML(); list != nil {
 		t[constants.ExtensionsRuntimeConfigFile] = nodeFile{mode: 0o644, data: list}
 	}
-	for _, e := range img.Extensions { // a later one overrides an earlier one: mountRootFS of Talos' init
+	for _, e := range img.Extensions { // a later extension overrides an earlier one: mountRootFS of Talos' init
 		for name, content := range e.Files {
 			t[name] = nodeFile{mode: 0o644, data: content}
 		}
@@ -277,7 +274,7 @@ func (t nodeFiles) addDirectories(names ...string) {
 	}
 }
 
-// extensionsYAML is imager's list of extensions; nil for an image without any.
+// extensionsYAML returns imager's list of extensions; nil for an image without extensions.
 func (b *boot) extensionsYAML() []byte {
 	list := extensions.Config{Layers: layersOf(b.med.image)}
 	if len(list.Layers) == 0 {
@@ -290,7 +287,7 @@ func (b *boot) extensionsYAML() []byte {
 	return text
 }
 
-// follow resolves symbolic links anywhere in a path; it is false for a missing file.
+// follow resolves symbolic links anywhere in a path; it returns false for a missing file.
 func (t nodeFiles) follow(name string) (string, bool) {
 	const tooMany = 40
 	for range tooMany {
@@ -319,7 +316,7 @@ func (t nodeFiles) follow(name string) (string, bool) {
 	return "", false
 }
 
-// root is the start of a walk: links are followed, a missing file is a plain error.
+// root returns the start of a walk: links are followed, a missing file is a plain error.
 func (t nodeFiles) root(name string) (string, error) {
 	at, ok := t.follow(name)
 	if !ok {
@@ -328,7 +325,7 @@ func (t nodeFiles) root(name string) (string, error) {
 	return at, nil
 }
 
-// children are the names in a directory, in order.
+// children returns the names in a directory, in order.
 func (t nodeFiles) children(dir string) []string {
 	var out []string
 	for name := range t {
@@ -340,8 +337,9 @@ func (t nodeFiles) children(dir string) []string {
 	return out
 }
 
-// machineID is what Talos makes of a node's identity: another one with each new STATE (ConvertMachineID in
-// adapters/cluster/identity.go, which takes the first bytes of an ID; the lab's may begin alike).
+// machineID returns the ID that Talos makes of a node's identity: each new STATE has another machine ID
+// (ConvertMachineID in adapters/cluster/identity.go, which takes the first bytes of an ID; the IDs of the lab may
+// begin alike).
 func machineID(nodeID string) string {
 	sum := sha256.Sum256([]byte(nodeID))
 	return hex.EncodeToString(sum[:16])

@@ -49,7 +49,7 @@ const (
 	affiliateTTL = 30 * time.Minute
 )
 
-// apiPort is apid's.
+// apiPort is apid's port.
 const apiPort = 50000
 
 // Kubelet gets the starts and ends of nodes' kubelets. Its methods must not block.
@@ -66,9 +66,9 @@ type Data interface {
 	// Revision counts the writes so far.
 	Revision() uint64
 	Dump(ctx context.Context) ([]etcd.KeyValue, error)
-	// Load replaces all of it.
+	// Load replaces the whole content.
 	Load(ctx context.Context, data []etcd.KeyValue) error
-	// Renew makes it the content of a new cluster, to which Talos has applied these objects.
+	// Renew replaces the content by that of a new cluster, to which Talos has applied these objects.
 	Renew(ctx context.Context, objects []map[string]any) error
 }
 
@@ -162,12 +162,12 @@ func (fw *Firmware) PowerOn(hw *world.Hardware) world.Guest {
 	return m
 }
 
-// scaled is the real duration of d in this lab.
+// scaled returns the real duration of d in this lab.
 func (fw *Firmware) scaled(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / fw.o.Speed)
 }
 
-// sleep waits for a simulated duration and says whether ctx is still alive.
+// sleep waits for a simulated duration and reports whether ctx is still alive.
 func (fw *Firmware) sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(fw.scaled(d))
 	defer t.Stop()
@@ -179,7 +179,7 @@ func (fw *Firmware) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// spend is sleep for the machine's own work, which the world's timeline records.
+// spend does the work of sleep for the machine's own work, which the world's timeline records.
 func (m *machine) spend(ctx context.Context, what string, d time.Duration) bool {
 	defer m.account(what)()
 	return m.fw.sleep(ctx, d)
@@ -215,8 +215,8 @@ const (
 	Endless        Defect = "never arrives"     // a pull never ends
 	InstallerFails Defect = "installer fails"   // with an exit code, before it changes an installed system
 
-	// Unready is a system whose API works but whose kubelet never starts; for a container's
-	// image, one that starts and never answers.
+	// Unready is a system whose API works but whose kubelet never starts; as the defect of a container's image, the
+	// container starts and never answers.
 	Unready Defect = "never ready"
 	// Unserving is an API server's image that answers but is never ready to serve.
 	Unserving Defect = "never serves"
@@ -225,11 +225,11 @@ const (
 	RollsBack Defect = "rolls back"
 	// Hangs is a system that starts but never reaches its API. Nothing reverts the upgrade.
 	Hangs Defect = "hangs"
-	// KexecOnly is a system that a running kernel can start, and the firmware can't: it hangs before it reaches
-	// its API (talos#14146).
+	// KexecOnly is a system that a running kernel can start, and the firmware can't: started by the firmware, the
+	// system hangs before it reaches its API (talos#14146).
 	KexecOnly Defect = "boots by kexec only"
-	// Loops is a system that reboots into the same entry for ever; for the image of etcd or of a
-	// static pod, one whose container ends as soon as it has started.
+	// Loops is a system that reboots into the same entry for ever; as the defect of an image of etcd or of a static
+	// pod, the container ends as soon as it has started.
 	Loops Defect = "loops"
 )
 
@@ -240,14 +240,13 @@ const (
 	panicTime = 10 * time.Second
 )
 
-// BreakImage gives an image a defect: every image of a schematic by its ID, or one by its
-// installer reference. Sound repairs it. Installed systems are affected from their next
-// boot on.
+// BreakImage gives an image a defect: every image of a schematic by its ID, or one image by its installer reference.
+// Sound repairs the image. Installed systems are affected from their next boot on.
 func (fw *Firmware) BreakImage(image string, d Defect) {
 	fw.hub.change(func() { fw.hub.defects[image] = d })
 }
 
-// defectOf is the defect of an image by its reference, on this machine or everywhere.
+// defectOf returns the defect of an image by its reference, on this machine or everywhere.
 func (m *machine) defectOf(ref string) Defect {
 	if what, ok := m.has().Images[ref]; ok {
 		return what
@@ -257,7 +256,7 @@ func (m *machine) defectOf(ref string) Defect {
 	return m.fw.hub.defects[ref]
 }
 
-// defectOf is the defect of an image by any of its names.
+// defectOf returns the defect of an image by any of its names.
 func (h *hub) defectOf(img artefact.Image, refs ...string) Defect {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -282,7 +281,7 @@ func (h *hub) pulled(ref string, img artefact.Image) {
 // build identifies one schematic's image of one version.
 func build(img artefact.Image) string { return img.SchematicID + " " + img.TalosVersion }
 
-// stumble is how a defective installed system ends.
+// stumble ends the boot of a defective installed system as its defect says.
 func (b *boot) stumble(ctx context.Context) outcome {
 	if b.med.entry == "" {
 		return carryOn
@@ -309,8 +308,8 @@ func (b *boot) stumble(ctx context.Context) outcome {
 	return carryOn
 }
 
-// fatal is machined's fatal error: it reverts an upgrade on probation and reboots through
-// the firmware (main.go, revert.go in Talos' machined).
+// fatal handles machined's fatal error: it reverts an upgrade on probation and reboots through the firmware (main.go,
+// revert.go in Talos' machined).
 func (b *boot) fatal(ctx context.Context, why string) outcome {
 	b.ending = true // without a sequence
 	b.m.console("%s", why)
@@ -323,7 +322,7 @@ func (b *boot) fatal(ctx context.Context, why string) outcome {
 	return powerCycle
 }
 
-// Trouble is the faults of a machine, whatever it boots; the zero value is none.
+// Trouble holds the faults of a machine, whatever it boots; the zero value is no fault.
 type Trouble struct {
 	Unplugged bool              // no network from its next power-on
 	Nameless  bool              // its disks show neither serials nor WWNs
@@ -343,20 +342,20 @@ func (fw *Firmware) Trouble(vmid int, t Trouble) {
 	})
 }
 
-// trouble is the machine's faults, and a channel closed when they may have changed.
+// trouble returns the machine's faults, and a channel closed when the faults may have changed.
 func (m *machine) trouble() (Trouble, <-chan struct{}) {
 	m.fw.hub.mu.Lock()
 	defer m.fw.hub.mu.Unlock()
 	return m.fw.hub.troubles[m.hw.VMID], m.fw.hub.troubled
 }
 
-// has is the machine's present faults.
+// has returns the machine's present faults.
 func (m *machine) has() Trouble {
 	t, _ := m.trouble()
 	return t
 }
 
-// shown is a drive as the machine sees it.
+// shown returns a drive as the machine sees it.
 func (t Trouble) shown(d world.Drive) world.Drive {
 	if t.Nameless {
 		d.Serial, d.WWN = "", ""
@@ -397,11 +396,11 @@ func (b *boot) awaitTime(ctx context.Context) (outcome, error) {
 var errNoMachined = status.Error(codes.Unavailable,
 	`connection error: desc = "transport: Error while dialing: dial unix /system/run/machined/machine.sock: connect: connection refused"`)
 
-// haltTime is how long a halted machine stays so (constants.BootTimeout); then it reboots.
+// haltTime is how long a machine stays halted (constants.BootTimeout); then it reboots.
 const haltTime = 70 * time.Minute
 
-// halt is a machine whose boot medium finds Talos on a disk (haltIfInstalled in
-// v1alpha1_sequencer_tasks.go): it only prints a message.
+// halt stops a machine whose boot medium finds Talos on a disk (haltIfInstalled in v1alpha1_sequencer_tasks.go): the
+// machine only prints a message.
 func (m *machine) halt(ctx context.Context) outcome {
 	m.console("Talos is already installed to disk but booted from another media and talos.halt_if_installed kernel parameter is set. Please reboot from the disk.")
 	if !m.fw.sleep(ctx, haltTime) {
@@ -410,7 +409,7 @@ func (m *machine) halt(ctx context.Context) outcome {
 	return powerCycle
 }
 
-// Request is what Firmware.Silence decides about.
+// Request is the request that Firmware.Silence decides about.
 type Request struct {
 	VMID     int
 	Method   string // full gRPC name; "": a new connection
@@ -441,8 +440,8 @@ func (m *machine) silent(method, resource string) bool {
 	return m.fw.silences.silent != nil && m.fw.silences.silent(Request{m.hw.VMID, method, resource})
 }
 
-// hang returns at once unless the machine is silent about the request: then it waits until
-// the caller or the machine is gone.
+// hang returns at once unless the machine is silent about the request. Otherwise it waits until the caller or the
+// machine is gone.
 func (m *machine) hang(ctx context.Context, method, resource string) error {
 	if !m.silent(method, resource) {
 		return nil

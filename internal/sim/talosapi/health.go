@@ -135,7 +135,7 @@ func (e *examination) controlPlanes() []cluster.AffiliateSpec {
 	return slices.DeleteFunc(slices.Clone(e.nodes), func(n cluster.AffiliateSpec) bool { return !n.MachineType.IsControlPlane() })
 }
 
-// each asks one machine after the other, in the caller's name.
+// each asks the machines one after the other, in the caller's name.
 func (e *examination) each(nodes []cluster.AffiliateSpec, ask func(context.Context, *grpc.ClientConn) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for _, n := range nodes {
@@ -289,7 +289,7 @@ type kubeObjects struct {
 	} `json:"items"`
 }
 
-// unready are the names of those that are not Ready.
+// unready returns the names of the objects that are not Ready.
 func (o kubeObjects) unready() []string {
 	var names []string
 	for _, i := range o.Items {

@@ -23,11 +23,11 @@ import (
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
-// hub connects machines: the discovery service, the control planes' trustd that signs the
-// workers' certificates, etcd, and the Kubernetes API. It also has the faults of machines and images.
+// hub connects machines: the discovery service, the control planes' trustd that signs the workers' certificates,
+// etcd, and the Kubernetes API. It also holds the faults of machines and images.
 type hub struct {
 	mu         sync.Mutex
-	up         map[int]*boot         // the running ones, by VMID
+	up         map[int]*boot         // running machines, by VMID
 	troubles   map[int]Trouble       // by VMID
 	troubled   chan struct{}         // closed at the next change of troubles
 	defects    map[string]Defect     // by schematic ID, installer reference, or build
@@ -36,11 +36,11 @@ type hub struct {
 	etcds      map[string][]*etcd.Cluster // all that were ever formed, by cluster ID
 	faults     map[int]EtcdFault          // by VMID
 	recovery   map[int][]byte             // uploaded snapshots of etcd, by VMID
-	kubernetes map[*boot]APIServer        // answering ones
+	kubernetes map[*boot]APIServer        // API servers that answer
 	changed    chan struct{}              // closed at the next change
 
-	// kubernetesOf is the ID of the cluster that the lab's one Kubernetes belongs to; "": none
-	// yet. served says that its API has answered.
+	// kubernetesOf is the ID of the cluster that the lab's one Kubernetes belongs to; "": none yet. served says that
+	// the API of that cluster has answered.
 	kubernetesOf string
 	served       bool
 	idPrefix     string   // see NodeIDsBegin
@@ -69,7 +69,7 @@ func newHub() *hub {
 	}
 }
 
-// notify needs h.mu held.
+// notify wakes everybody who waits for a change. The caller must hold h.mu.
 func (h *hub) notify() {
 	close(h.changed)
 	h.changed = make(chan struct{})
@@ -96,8 +96,8 @@ func (h *hub) leave(b *boot) {
 	})
 }
 
-// members are the affiliates of a cluster ordered by node ID, the time at which the next
-// one expires (zero: none), and a channel closed at the next change.
+// members returns the affiliates of a cluster ordered by node ID, the time at which the next affiliate expires (zero:
+// none), and a channel closed at the next change.
 func (h *hub) members(of string) ([]cluster.AffiliateSpec, time.Time, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -123,9 +123,9 @@ func (h *hub) members(of string) ([]cluster.AffiliateSpec, time.Time, <-chan str
 	return specs, next, h.changed
 }
 
-// peerless says whether KubeSpan's other nodes send what is for a machine to another peer: of two affiliates with one
-// address the one that lists first, by node ID, keeps it (controllers/kubespan/peer_spec.go), and KubeSpan forces routing.
-// A machine that has not registered yet is no peer.
+// peerless reports whether KubeSpan's other nodes send the traffic for a machine to another peer. Of two affiliates
+// with one address, the affiliate that lists first, by node ID, keeps the address
+// (controllers/kubespan/peer_spec.go), and KubeSpan forces routing. A machine that has not registered yet is no peer.
 func (h *hub) peerless(b *boot, of string) bool {
 	registers := b.affiliate()
 	h.mu.Lock()
@@ -146,15 +146,16 @@ func (h *hub) peerless(b *boot, of string) bool {
 	return false
 }
 
-// peered says whether the other nodes reach the machine, and when that may have changed.
+// peered reports whether the other nodes reach the machine, and returns a channel closed when the answer may have
+// changed.
 func (b *boot) peered() (bool, <-chan struct{}) {
 	id := discoveryOf(b.config())
 	_, _, changed := b.m.fw.hub.members(id)
 	return !b.m.fw.hub.peerless(b, id), changed
 }
 
-// discoveryOf identifies a cluster to discovery: machines with another secret can't read what
-// the others register.
+// discoveryOf identifies a cluster to discovery: machines with another secret can't read what the cluster's machines
+// register.
 func discoveryOf(cfg config.Provider) string {
 	if id := cfg.DiscoveryIdentityConfig(); id != nil {
 		return id.ClusterID() + "/" + id.ClusterSecret()
@@ -192,7 +193,7 @@ func (b *boot) discover(ctx context.Context) {
 	}
 }
 
-// awaitChange waits for a change or a point in time; it is false when ctx ends.
+// awaitChange waits for a change or a point in time; it returns false when ctx ends.
 func awaitChange(ctx context.Context, changed <-chan struct{}, next time.Time) bool {
 	var due <-chan time.Time
 	if !next.IsZero() {
@@ -230,8 +231,8 @@ func (b *boot) affiliate() cluster.AffiliateSpec {
 	return spec
 }
 
-// publishMembers publishes affiliates by identity and members by node name; of two
-// affiliates with the same name the later identity wins.
+// publishMembers publishes affiliates by identity and members by node name; of two affiliates with the same name, the
+// later identity wins.
 func (b *boot) publishMembers(ctx context.Context, specs []cluster.AffiliateSpec) error {
 	var affiliates []resource.Resource
 	members := map[string]resource.Resource{}
@@ -251,7 +252,7 @@ func (b *boot) publishMembers(ctx context.Context, specs []cluster.AffiliateSpec
 	return b.store.replace(ctx, kubespan.NamespaceName, kubespan.PeerSpecType, b.peers(specs))
 }
 
-// peers are those of KubeSpan: addresses that an earlier one has are taken from the later one.
+// peers returns the peers of KubeSpan: an address that an earlier peer has is taken from the later one.
 func (b *boot) peers(specs []cluster.AffiliateSpec) (peers []resource.Resource) {
 	taken := map[netip.Addr]bool{}
 	for _, spec := range specs {
@@ -271,14 +272,15 @@ func (b *boot) peers(specs []cluster.AffiliateSpec) (peers []resource.Resource) 
 	return peers
 }
 
-// nextNodeID is the ID of a machine that is installed.
+// nextNodeID returns the node ID of a machine that is installed.
 func (fw *Firmware) nextNodeID() string {
 	fw.hub.mu.Lock()
 	defer fw.hub.mu.Unlock()
 	return fw.hub.idPrefix + newNodeID()
 }
 
-// NodeIDsBegin has the IDs of machines that are installed from now on begin with a text: lists sort by it.
+// NodeIDsBegin sets the first characters of the node IDs of machines that are installed from now on: lists sort by
+// node ID.
 func (fw *Firmware) NodeIDsBegin(with string) {
 	fw.hub.change(func() { fw.hub.idPrefix = with })
 }
@@ -295,8 +297,8 @@ type EtcdPeer struct {
 	Addr netip.Addr
 }
 
-// FormEtcd makes an etcd cluster that the control planes formed in the past. It returns
-// what each of them has on disk, in the same order.
+// FormEtcd makes an etcd cluster that the control planes formed in the past. It returns what each control plane has
+// on disk, in the same order.
 func (fw *Firmware) FormEtcd(c *Cluster, peers ...EtcdPeer) []EtcdData {
 	formed := fw.newEtcd(c.Secrets.Cluster.ID, peers...)
 	fw.hub.change(func() { fw.hub.kubernetesOf, fw.hub.served = c.Secrets.Cluster.ID, true })
@@ -367,10 +369,10 @@ func (fw *Firmware) EtcdViolations() []string {
 type EtcdFault struct {
 	Down     bool   // the process fails repeatedly
 	Learner  bool   // the machine's member is never promoted
-	NoSpace  bool   // its member has raised that alarm
-	Corrupt  bool   // likewise
+	NoSpace  bool   // its member has raised the alarm NOSPACE
+	Corrupt  bool   // its member has raised the alarm CORRUPT
 	Hung     bool   // its server accepts clients' calls and answers none
-	Version  string // version that its server reports; "": that of its image
+	Version  string // version that its server reports; "": the version of its image
 	Snapshot SnapshotFault
 }
 
@@ -396,7 +398,7 @@ func (m *machine) etcdFault() EtcdFault {
 	return m.fw.hub.faults[m.hw.VMID]
 }
 
-// etcdOf is the etcd cluster with that ID, nil if it was never formed.
+// etcdOf returns the etcd cluster with that ID, nil if it was never formed.
 func (h *hub) etcdOf(clusterID, id string) *etcd.Cluster {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -408,15 +410,15 @@ func (h *hub) etcdOf(clusterID, id string) *etcd.Cluster {
 	return nil
 }
 
-// changes is closed at the next change in the hub.
+// changes returns a channel that is closed at the next change in the hub.
 func (h *hub) changes() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.changed
 }
 
-// reachEtcd is the etcd that a client finds at the control planes' addresses. If nothing
-// listens it retries for a while, then fails as clientv3 does.
+// reachEtcd returns the etcd that a client finds at the control planes' addresses. If nothing listens, reachEtcd
+// retries for a while, then fails as clientv3 does.
 func (b *boot) reachEtcd(ctx context.Context) (*etcd.Cluster, error) {
 	h := b.m.fw.hub
 	if reached, _ := b.peered(); !reached {

@@ -21,9 +21,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// imageAge is how long Talos keeps an unused image in its own namespaces: it checks every
-// 15 minutes, and removes an image an hour after it first found it unused
-// (controllers/cri/image_gc.go).
+// imageAge is how long Talos keeps an unused image in its own namespaces: Talos checks every 15 minutes, and removes
+// an image an hour after it first found the image unused (controllers/cri/image_gc.go).
 const imageAge = 75 * time.Minute
 
 // ErrNoImage is the error of Options.PullInstaller and Options.ResolveImage for an image
@@ -36,8 +35,8 @@ const (
 	pullInterval = 5 * time.Second // doubled each time
 )
 
-// imageStore is containerd's content on each EPHEMERAL volume, by the volume's partition
-// UUID. It is not part of the disk's content: a lost image cache does no harm.
+// imageStore is containerd's content on each EPHEMERAL volume, by the volume's partition UUID. The disk's content
+// does not include it: a lost image cache does no harm.
 type imageStore struct {
 	mu      sync.Mutex
 	volumes map[string]map[imageName]cachedImage
@@ -62,7 +61,7 @@ type cachedImage struct {
 // systemContainerd is where Talos itself stores installers.
 var systemContainerd = imageName{driver: common.ContainerDriver_CONTAINERD, namespace: common.ContainerdNamespace_NS_SYSTEM}
 
-// containerd is the containerd and namespace that a request names.
+// containerd returns the containerd and namespace that a request names.
 func containerd(c *common.ContainerdInstance) (imageName, error) {
 	switch c.GetDriver() {
 	case common.ContainerDriver_CONTAINERD, common.ContainerDriver_CRI:
@@ -81,14 +80,13 @@ func containerd(c *common.ContainerdInstance) (imageName, error) {
 	return imageName{driver: c.GetDriver(), namespace: c.GetNamespace()}, nil
 }
 
-// isFull says whether the machine has a volume for images without free space.
+// isFull reports whether the machine has a volume for images that has no free space.
 func (m *machine) isFull() bool {
 	_, ok := locate(m.devices(), labelEphemeral)
 	return ok && m.has().Full
 }
 
-// images is the machine's cache; nil without EPHEMERAL. The mutex of the images must be
-// held.
+// images returns the machine's cache; nil without EPHEMERAL. The mutex of the images must be held.
 func (m *machine) images() map[imageName]cachedImage {
 	p, ok := locate(m.devices(), labelEphemeral)
 	if !ok {
@@ -134,7 +132,7 @@ func (m *machine) store(name imageName, c cachedImage) {
 	}
 }
 
-// list is the images of one namespace by name.
+// list returns the images of one namespace by name.
 func (m *machine) list(in imageName) ([]string, []cachedImage) {
 	m.fw.images.mu.Lock()
 	defer m.fw.images.mu.Unlock()
@@ -149,8 +147,8 @@ func (m *machine) list(in imageName) ([]string, []cachedImage) {
 	return refs, images
 }
 
-// normalRef is a reference as containerd stores it: with a registry, and with either a
-// digest or a tag (ParseDockerRef of distribution).
+// normalRef returns a reference as containerd stores it: with a registry, and with either a digest or a tag
+// (ParseDockerRef of distribution).
 func normalRef(ref string) (string, error) {
 	name, digest, pinned := strings.Cut(ref, "@")
 	if name == "" || strings.ContainsAny(ref, " \t\n") || pinned && !strings.HasPrefix(digest, "sha256:") {
@@ -172,9 +170,8 @@ func normalRef(ref string) (string, error) {
 	return name + ":" + cmp.Or(tag, "latest"), nil
 }
 
-// pull fetches an image unless it is stored already. It retries notFoundRetries times if
-// the registry does not have the image, and until a timeout after other errors. progress
-// gets the share that has arrived.
+// pull fetches an image unless it is stored already. It retries notFoundRetries times if the registry does not have
+// the image, and until a timeout after other errors. progress gets the share of the image that has arrived.
 func (b *boot) pull(ctx context.Context, name imageName, notFoundRetries int, progress func(cachedImage, float64)) (imageName, error) {
 	ref := name.ref
 	normal, err := normalRef(ref)
@@ -192,9 +189,8 @@ func (b *boot) pull(ctx context.Context, name imageName, notFoundRetries int, pr
 	return name, b.receive(ctx, name, c, progress)
 }
 
-// fetchPatiently asks the registry repeatedly, as Talos does for its own pulls. Its API
-// (notFoundRetries is 0) tries only once since 1.14 (Pull and PullWithRetriesAndTimeout in
-// containers/image/pull.go).
+// fetchPatiently asks the registry repeatedly, as Talos does for its own pulls. Talos' API (notFoundRetries is 0)
+// tries only once since 1.14 (Pull and PullWithRetriesAndTimeout in containers/image/pull.go).
 func (b *boot) fetchPatiently(ctx context.Context, ref, given string, notFoundRetries int) (cachedImage, error) {
 	if notFoundRetries > 0 || b.release().patientPull {
 		var cancel context.CancelFunc
@@ -285,7 +281,7 @@ func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedIma
 	return c, nil
 }
 
-// refused is the registry's error for an image with that defect; nil for the other defects.
+// refused returns the registry's error for an image with that defect; nil for the other defects.
 func refused(d Defect, ref string) error {
 	switch d {
 	case Unpullable:
@@ -298,7 +294,7 @@ func refused(d Defect, ref string) error {
 	return nil
 }
 
-// imageService is the part of the image API that upgrades use. Talos has it since 1.13.
+// imageService is the part of the image API that upgrades use. Talos has the service since 1.13.
 type imageService struct {
 	machineapi.UnimplementedImageServiceServer
 	boot *boot
@@ -362,7 +358,7 @@ func (s *machineService) ImagePull(ctx context.Context, req *machineapi.ImagePul
 	return &machineapi.ImagePullResponse{Messages: []*machineapi.ImagePull{{}}}, pullError(err)
 }
 
-// layerProgress is the progress of the one relevant layer.
+// layerProgress returns the progress of the one relevant layer.
 func layerProgress(c cachedImage, share float64) *machineapi.ImageServicePullResponse {
 	layer := &machineapi.ImageServicePullLayerProgress{
 		Status: machineapi.ImageServicePullLayerProgress_DOWNLOADING, Offset: int64(share * float64(c.size)), Total: c.size,
@@ -378,8 +374,8 @@ func layerProgress(c cachedImage, share float64) *machineapi.ImageServicePullRes
 // containerSize is the size of images other than installers.
 const containerSize = 28 << 20
 
-// publicImage finds an image in the public registries that the lab does not serve; public
-// says whether it belongs to one of these.
+// publicImage finds an image in the public registries that the lab does not serve; public says whether the image
+// belongs to one of these registries.
 func (m *machine) publicImage(ref string) (c cachedImage, public bool, err error) {
 	if m.fw.o.PublicImage == nil {
 		return c, false, nil
@@ -395,8 +391,8 @@ func (m *machine) publicImage(ref string) (c cachedImage, public bool, err error
 	return c, true, nil
 }
 
-// pullKubelet pulls the kubelet's image, retrying as Talos does. With atOnce that is part of the services' start and
-// takes no time, unless the image is broken.
+// pullKubelet pulls the kubelet's image, retrying as Talos does. With atOnce, the pull is part of the services' start
+// and takes no time, unless the image is broken.
 func (b *boot) pullKubelet(ctx context.Context, image string, atOnce bool) error {
 	name := imageName{driver: common.ContainerDriver_CRI, namespace: common.ContainerdNamespace_NS_SYSTEM, ref: image}
 	if err := b.pullAtOnce(ctx, name, atOnce); !errors.Is(err, errors.ErrUnsupported) {
@@ -406,7 +402,7 @@ func (b *boot) pullKubelet(ctx context.Context, image string, atOnce bool) error
 	return err
 }
 
-// pullForPod is one attempt of the kubelet.
+// pullForPod makes one attempt of the kubelet to pull a pod's image.
 func (b *boot) pullForPod(ctx context.Context, name imageName, atOnce bool) error {
 	if err := b.pullAtOnce(ctx, name, atOnce); !errors.Is(err, errors.ErrUnsupported) {
 		return err

@@ -17,8 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// install writes the system to the configured disk and reboots into it. If that fails, so
-// do the sequence and machined (main.go): it reboots, from its boot medium again.
+// install writes the system to the configured disk and reboots into it. If the installation fails, the sequence and
+// machined fail too (main.go): machined reboots, from its boot medium again.
 func (b *boot) install(ctx context.Context) (outcome, error) {
 	if b.config().UnattendedInstallConfig() != nil {
 		b.sequence("", "install", nil)
@@ -87,7 +87,8 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	return kexec, b.provision(ctx)
 }
 
-// systemPartitions are those of an installed system, without EPHEMERAL; uki is the digest of its boot image.
+// systemPartitions returns the partitions of an installed system, without EPHEMERAL; uki is the digest of its boot
+// image.
 func systemPartitions(talos, uki, cmdline string, st stateData) artefact.Disk {
 	return artefact.Disk{Partitions: []artefact.Partition{
 		efiPartition(talos, uki, cmdline),
@@ -96,7 +97,7 @@ func systemPartitions(talos, uki, cmdline string, st stateData) artefact.Disk {
 	}}
 }
 
-// installTarget is the installer to pull and the disk to install on: the first match.
+// installTarget returns the installer to pull and the disk to install on: the first disk that matches.
 func (b *boot) installTarget() (string, device, error) {
 	ref, matches, err := installWish(b.config())
 	if err != nil {
@@ -117,7 +118,7 @@ func (b *boot) installTarget() (string, device, error) {
 	return "", device{}, errNoMatch
 }
 
-// installWish reads installer and disk selector from the part of the configuration that has them.
+// installWish reads the installer and the disk selector from the part of the configuration that has them.
 func installWish(cfg config.Provider) (string, func(device) (bool, error), error) {
 	if u := cfg.UnattendedInstallConfig(); u != nil {
 		selector := u.VolumeSelector()
@@ -165,10 +166,9 @@ const maxInstallPause = time.Minute
 // errNoMatch says that no disk matches a selector.
 var errNoMatch = errors.New("no disk matched the selector")
 
-// installUnattended is the installation by a configuration document, since 1.14
-// (unattended_install.go in machined): it is retried until a disk counts as installed. If
-// the installer failed after that, the machine is a node that runs from its boot medium,
-// and is not rebooted.
+// installUnattended makes the installation by a configuration document, since 1.14 (unattended_install.go in
+// machined): it retries until a disk counts as installed. If the installer failed after that, the machine is a node
+// that runs from its boot medium, and is not rebooted.
 func (b *boot) installUnattended(ctx context.Context) (outcome, error) {
 	if err := b.stage(ctx, runtime.MachineStageRunning, false, "services: kubelet not running"); err != nil {
 		return carryOn, err
@@ -204,7 +204,7 @@ func (b *boot) installUnattended(ctx context.Context) (outcome, error) {
 	}
 }
 
-// unattended publishes the installation's progress, if the configuration asks for one.
+// unattended publishes the installation's progress, if the configuration asks for an unattended installation.
 func (b *boot) unattended(ctx context.Context, phase runtime.UnattendedInstallPhase, failed error) error {
 	u := b.config().UnattendedInstallConfig()
 	if u == nil {
@@ -218,7 +218,7 @@ func (b *boot) unattended(ctx context.Context, phase runtime.UnattendedInstallPh
 	return b.store.set(ctx, r)
 }
 
-// provisionState makes the STATE volume on a system disk without one.
+// provisionState makes the STATE volume on a system disk that has none.
 func (b *boot) provisionState(d device) error {
 	if _, there := partition(d.disk, labelState); there {
 		return nil
@@ -233,7 +233,7 @@ func (b *boot) provisionState(d device) error {
 	})
 }
 
-// stateNow is the content of STATE for the running machine.
+// stateNow returns the content of STATE for the running machine.
 func (b *boot) stateNow() (stateData, error) {
 	b.mu.Lock()
 	st := stateData{NodeID: b.nodeID}
@@ -248,9 +248,10 @@ func (b *boot) stateNow() (stateData, error) {
 	return st, nil
 }
 
-// grubCmdline is the kernel command line that an installer writes for GRUB, on a machine without UEFI, if it has the
-// machine configuration: Talos' own arguments and machine.install.extraKernelArgs, without those of the
-// schematic. With grubUseUKICmdline it is "", the boot image's own (grub/install.go, generateGrubImage).
+// grubCmdline returns the kernel command line that an installer with the machine configuration writes for GRUB, on a
+// machine without UEFI: Talos' own arguments and machine.install.extraKernelArgs, without the schematic's arguments.
+// With grubUseUKICmdline grubCmdline returns "": the boot image's own command line (grub/install.go,
+// generateGrubImage).
 func (b *boot) grubCmdline(img artefact.Image) string {
 	cfg := b.config()
 	if b.m.uefi() || cfg == nil || cfg.Machine() == nil || cfg.UnattendedInstallConfig() != nil || cfg.Machine().Install().GrubUseUKICmdline() {
@@ -261,7 +262,7 @@ func (b *boot) grubCmdline(img artefact.Image) string {
 			ExtraKernelArgs []string `yaml:"extraKernelArgs"`
 		}
 	}
-	_ = yaml.Unmarshal([]byte(img.SchematicYAML), &schematic) // none without one
+	_ = yaml.Unmarshal([]byte(img.SchematicYAML), &schematic) // no arguments without a schematic
 	args := slices.DeleteFunc(strings.Fields(img.Cmdline), func(arg string) bool { return slices.Contains(schematic.Customization.ExtraKernelArgs, arg) })
 	return strings.Join(append(args, cfg.Machine().Install().ExtraKernelArgs()...), " ")
 }

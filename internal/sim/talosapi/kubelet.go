@@ -82,8 +82,8 @@ func (k *kubelet) become(ctx context.Context, state, message string, healthy, un
 // errNoKubelet is the health check's error if the process does not listen.
 const errNoKubelet = `Get "http://127.0.0.1:10248/healthz": dial tcp 127.0.0.1:10248: connect: connection refused`
 
-// wanted is the configured image, the generation whose change restarts the kubelet, and a
-// channel that is closed when either may have changed.
+// wanted returns the configured image, the generation whose change restarts the kubelet, and a channel that is closed
+// when either may have changed.
 func (k *kubelet) wanted() (image, generation string, changed <-chan struct{}) {
 	var args []string
 	if cfg := k.b.config().K8sKubeletConfig(); cfg != nil {
@@ -94,8 +94,8 @@ func (k *kubelet) wanted() (image, generation string, changed <-chan struct{}) {
 	return image, fmt.Sprint(image, args, k.ordered), k.changed
 }
 
-// run keeps the service as specified: a changed specification restarts it
-// (KubeletServiceController). started is closed at the first start.
+// run keeps the service as specified: a changed specification restarts the service (KubeletServiceController).
+// started is closed at the first start.
 func (k *kubelet) run(ctx context.Context, started chan<- struct{}) {
 	atOnce := true
 	for ctx.Err() == nil {
@@ -142,8 +142,8 @@ func (k *kubelet) end(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// serve is one run of the service, until ctx ends. With atOnce, the first run of a boot
-// takes no time: it is part of the services' start.
+// serve makes one run of the service, until ctx ends. With atOnce, the first run of a boot takes no time: it is part
+// of the services' start.
 func (k *kubelet) serve(ctx context.Context, image string, atOnce bool, started func()) {
 	b := k.b
 	k.mu.Lock()
@@ -220,7 +220,7 @@ func (k *kubelet) restart(ctx context.Context) error {
 	}
 }
 
-// arguments are sorted flags, as argsbuilder writes them.
+// arguments returns sorted flags, as argsbuilder writes them.
 func arguments(extra map[string][]string) []string {
 	var all []string
 	for name, values := range extra {
@@ -232,7 +232,7 @@ func arguments(extra map[string][]string) []string {
 	return all
 }
 
-// kubeletSpec is the kubelet's specification.
+// kubeletSpec returns the kubelet's specification.
 func (b *boot) kubeletSpec(image string, extra map[string][]string) *k8s.KubeletSpec {
 	r := k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID)
 	r.TypedSpec().Image = image
@@ -243,7 +243,7 @@ func (b *boot) kubeletSpec(image string, extra map[string][]string) *k8s.Kubelet
 	return r
 }
 
-// rendered are the static pods that Talos renders for the kubelet.
+// rendered returns the static pods that Talos renders for the kubelet.
 func (b *boot) rendered(ctx context.Context) (map[string]map[string]any, error) {
 	all := map[string]map[string]any{}
 	for _, id := range components {
@@ -259,8 +259,8 @@ func (b *boot) rendered(ctx context.Context) (map[string]map[string]any, error) 
 	return all, nil
 }
 
-// startKubelet starts the service and waits until it is healthy, as the boot sequence
-// does, unless an order to end comes before.
+// startKubelet starts the service and waits until it is healthy, as the boot sequence does, unless an order to end
+// comes first.
 func (b *boot) startKubelet(ctx context.Context) outcome {
 	started := make(chan struct{})
 	b.tasks.Go(func() { b.kubelet.run(ctx, started) })
@@ -271,8 +271,7 @@ func (b *boot) startKubelet(ctx context.Context) outcome {
 // components are a control plane's static pods.
 var components = []string{k8s.APIServerID, k8s.ControllerManagerID, k8s.SchedulerID}
 
-// kubernetesConfig is the part of the configuration about this machine's Kubernetes, as
-// far as the lab needs it.
+// kubernetesConfig returns the part of the configuration about this machine's Kubernetes, as far as the lab needs it.
 func (b *boot) kubernetesConfig(cfg config.Provider) []resource.Resource {
 	var rs []resource.Resource
 	if kubelet := cfg.K8sKubeletConfig(); kubelet != nil {
@@ -292,7 +291,7 @@ func (b *boot) kubernetesConfig(cfg config.Provider) []resource.Resource {
 	return rs
 }
 
-// componentConfig is the resource that a static pod is rendered from.
+// componentConfig returns the resource that a static pod is rendered from.
 func (b *boot) componentConfig(cfg config.Provider, id, as string) resource.Resource {
 	switch id {
 	case k8s.APIServerID:
@@ -353,7 +352,7 @@ func (b *boot) renderPods(ctx context.Context) error {
 	return b.store.replace(ctx, k8s.NamespaceName, k8s.StaticPodType, rs)
 }
 
-// renderPod is nil for a disabled component.
+// renderPod renders a component's static pod; nil for a disabled component.
 func (b *boot) renderPod(id string, from resource.Resource) resource.Resource {
 	var image string
 	var extra map[string]k8s.ArgValues
@@ -401,7 +400,7 @@ func (b *boot) renderPod(id string, from resource.Resource) resource.Resource {
 	return r
 }
 
-// command is the relevant part of the container's command.
+// command returns the relevant part of the container's command.
 func command(id string, extra map[string]k8s.ArgValues) []any {
 	all := map[string][]string{"profiling": {"false"}}
 	if id == k8s.APIServerID {
@@ -421,7 +420,7 @@ func command(id string, extra map[string]k8s.ArgValues) []any {
 	return words
 }
 
-// tagOf is the tag of an image's reference, "" if it has none.
+// tagOf returns the tag of an image's reference, "" if it has none.
 func tagOf(ref string) string {
 	ref, _, _ = strings.Cut(ref, "@")
 	if i := strings.LastIndexByte(ref, ':'); i > strings.LastIndexByte(ref, '/') {
@@ -442,8 +441,7 @@ func (b *boot) controls(ctx context.Context) error {
 	return nil
 }
 
-// manifestsOf is a control plane's configuration of the objects that Talos creates in
-// Kubernetes.
+// manifestsOf returns a control plane's configuration of the objects that Talos creates in Kubernetes.
 func manifestsOf(cfg config.Provider) manifests.Config {
 	c := manifests.Of("")
 	c.ProxyImage, c.CoreDNSImage = "", ""
@@ -462,8 +460,8 @@ func manifestsOf(cfg config.Provider) manifests.Config {
 	return c
 }
 
-// publishManifests publishes these objects. Talos creates missing ones and leaves existing
-// ones alone (ManifestController, ManifestApplyController).
+// publishManifests publishes the objects of manifestsOf. Talos creates missing objects and leaves existing objects
+// alone (ManifestController, ManifestApplyController).
 func (b *boot) publishManifests(ctx context.Context, cfg config.Provider) error {
 	if !cfg.Machine().Type().IsControlPlane() {
 		return nil

@@ -22,7 +22,7 @@ import (
 // The labels of a system disk's partitions, in order.
 const (
 	labelEFI       = "EFI"
-	labelBIOS      = "BIOS" // this one and the next, for GRUB, are in disk images only
+	labelBIOS      = "BIOS" // BIOS and BOOT, for GRUB, are in disk images only
 	labelBoot      = "BOOT"
 	labelMeta      = "META"
 	labelState     = "STATE"
@@ -40,12 +40,12 @@ type medium struct {
 	reported string // after a kexec: the entry as the system reports it
 }
 
-// halts says whether this medium refuses to run on an installed machine.
+// halts reports whether this medium refuses to run on an installed machine.
 func (m medium) halts() bool {
 	return slices.Contains(strings.Fields(m.image.Cmdline), artefact.HaltIfInstalled)
 }
 
-// readMedium is a device's boot medium; false if it can't boot.
+// readMedium returns a device's boot medium; false if it can't boot.
 func (m *machine) readMedium(d device) (medium, bool) {
 	if d.CDROM {
 		img, err := artefact.ReadISO(d.bytes())
@@ -94,7 +94,7 @@ func WithMachineConfig(disk []byte, change func([]byte) []byte) ([]byte, error) 
 	return artefact.WriteDisk(edited(parsed, labelState, func([]byte) []byte { return encoded(s) })), nil
 }
 
-// first is the first of those that match.
+// first returns the first element that matches.
 func first[T any](all []T, matches func(T) bool) (one T, found bool) {
 	i := slices.IndexFunc(all, matches)
 	if i < 0 {
@@ -107,7 +107,7 @@ func partition(d artefact.Disk, label string) (artefact.Partition, bool) {
 	return first(d.Partitions, func(p artefact.Partition) bool { return p.Label == label })
 }
 
-// edited is the disk with changed data of the partition with that label.
+// edited returns the disk with changed data of the partition with that label.
 func edited(d artefact.Disk, label string, change func([]byte) []byte) artefact.Disk {
 	d.Partitions = slices.Clone(d.Partitions)
 	for i := range d.Partitions {
@@ -118,8 +118,8 @@ func edited(d artefact.Disk, label string, change func([]byte) []byte) artefact.
 	return d
 }
 
-// adoptImages brings disks that were made from disk images into the lab's form, in which
-// machines change them. Their content stays what it is.
+// adoptImages converts disks that were made from disk images to the lab's form, in which machines change them. Their
+// content stays the same.
 func (m *machine) adoptImages() {
 	for _, d := range m.devices() {
 		if !d.foreign {
@@ -131,8 +131,8 @@ func (m *machine) adoptImages() {
 	}
 }
 
-// adopted is a disk that was made from a disk image, with one boot entry, named like the
-// first one of an installer.
+// adopted converts a disk that was made from a disk image. The result has one boot entry, named like the first entry
+// of an installer.
 func (s *bootImages) adopted(raw []byte) (artefact.Disk, error) {
 	labels, uki, err := artefact.ReadDiskImage(raw)
 	if err != nil {
@@ -148,7 +148,7 @@ func (s *bootImages) adopted(raw []byte) (artefact.Disk, error) {
 	}
 	var disk artefact.Disk
 	for _, label := range labels {
-		p := newPartition(label, "", nil) // META has no values, or one that only an installation reads
+		p := newPartition(label, "", nil) // META has no values, or a value that only an installation reads
 		if label == labelEFI {
 			p = efiPartition(img.TalosVersion, sum, "")
 		}
@@ -175,7 +175,7 @@ func efiPartition(talos, uki, cmdline string) artefact.Partition {
 	return newPartition(labelEFI, "vfat", encoded(loader{Entries: []bootEntry{{Name: name, UKI: uki, Cmdline: cmdline}}}))
 }
 
-// encoded is the JSON of what has only strings, numbers and flags, which always marshal.
+// encoded returns the JSON of a value that has only strings, numbers and flags: such values always marshal.
 func encoded(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -184,7 +184,7 @@ func encoded(v any) []byte {
 	return b
 }
 
-// readState is the state on the system disk; false if there is none.
+// readState returns the state on the system disk; false if there is none.
 func readState(devs []device) (stateData, bool) {
 	d, ok := systemDisk(devs)
 	if !ok {
@@ -201,7 +201,7 @@ func readState(devs []device) (stateData, bool) {
 	return s, true
 }
 
-// systemDisk is the first disk with a META partition: to Talos that means "installed".
+// systemDisk returns the first disk with a META partition: to Talos that means "installed".
 func systemDisk(devs []device) (device, bool) {
 	return first(devs, func(d device) bool {
 		_, ok := partition(d.disk, labelMeta)
@@ -212,8 +212,8 @@ func systemDisk(devs []device) (device, bool) {
 // loaderDefaultVar is sd-boot's variable with the name of the entry to boot next.
 const loaderDefaultVar = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 
-// loader is the content of the EFI partition. Its own default entry counts only if no
-// firmware variable names one.
+// loader is the content of the EFI partition. Its own default entry counts only if no firmware variable names an
+// entry.
 type loader struct {
 	Default string `json:",omitempty"`
 	Entries []bootEntry
@@ -231,7 +231,7 @@ func (l loader) entry(name string) (bootEntry, bool) {
 	return first(l.Entries, func(e bootEntry) bool { return strings.EqualFold(e.Name, name) })
 }
 
-// other is the first entry, by name, except than.
+// other returns the first entry, by name, except the entry than.
 func (l loader) other(than string) (string, bool) {
 	names := make([]string, 0, len(l.Entries))
 	for _, e := range l.Entries {
@@ -245,8 +245,8 @@ func (l loader) other(than string) (string, bool) {
 	return slices.Min(names), true
 }
 
-// nextName is the name of a new entry of that Talos version beside the existing ones: the
-// version alone, or with the next number after a tilde (generateNextUKIName in sdboot.go).
+// nextName returns the name of a new entry of that Talos version beside the existing entries: the version alone, or
+// with the next number after a tilde (generateNextUKIName in sdboot.go).
 func (l loader) nextName(version string) string {
 	highest := -1
 	for _, e := range l.Entries {
@@ -290,7 +290,7 @@ func (m *machine) editLoader(key string, change func(*loader)) error {
 	})
 }
 
-// metaData is the tags of the META partition that the lab simulates.
+// metaData holds the tags of the META partition that the lab simulates.
 type metaData struct {
 	Upgrade string `json:",omitempty"` // entry to fall back to
 	Staged  string `json:",omitempty"` // installer to run at the next boot
@@ -337,8 +337,7 @@ func (m *machine) editJSON(key, label string, change func([]byte) ([]byte, error
 	return errors.Join(err, failed)
 }
 
-// efiString is a string variable as in efivarfs: four bytes of attributes, then UTF-16LE
-// with a final NUL.
+// efiString returns a string variable as in efivarfs: four bytes of attributes, then UTF-16LE with a final NUL.
 func efiString(s string) []byte {
 	b := []byte{7, 0, 0, 0}
 	for _, u := range utf16.Encode([]rune(s + "\x00")) {
@@ -347,10 +346,9 @@ func efiString(s string) []byte {
 	return b
 }
 
-// top is the top entry of sd-boot's menu: the newest version, and among equal versions
-// the greatest name. A tilde sorts before everything, so "Talos-v1.13.9.efi" comes before
-// "Talos-v1.13.9~1.efi", which was added after it (boot_entry_compare in systemd's
-// boot.c).
+// top returns the top entry of sd-boot's menu: the newest version, and among equal versions the greatest name. A
+// tilde sorts before everything, so "Talos-v1.13.9.efi" comes before "Talos-v1.13.9~1.efi", which was added after it
+// (boot_entry_compare in systemd's boot.c).
 func (m *machine) top(l loader) (bootEntry, bool) {
 	if len(l.Entries) == 0 {
 		return bootEntry{}, false
@@ -364,8 +362,8 @@ func (m *machine) top(l loader) (bootEntry, bool) {
 	}), true
 }
 
-// compareVersions is strverscmp_improved of systemd: it compares numbers by value, and a
-// suffix after a tilde sorts before no suffix.
+// compareVersions does the work of strverscmp_improved of systemd: it compares numbers by value, and a suffix after a
+// tilde sorts before no suffix.
 func compareVersions(a, b string) int {
 	for {
 		a, b = strings.TrimLeftFunc(a, noVersionChar), strings.TrimLeftFunc(b, noVersionChar)
@@ -421,17 +419,16 @@ func noVersionChar(r rune) bool {
 	return !isDigit(r) && !isLetter(r) && !strings.ContainsRune("~-^.", r)
 }
 
-// nvramMagic is the prefix of an EFI disk's content once it was written; before that it is
-// blank.
+// nvramMagic is the prefix of an EFI disk's content once it was written; before that the EFI disk is blank.
 const nvramMagic = "recast lab NVRAM\n"
 
-// variables are the firmware variables that the lab simulates. They are on the VM's EFI
-// disk, not on the system disk: a new system disk finds what the old one has left there.
+// variables are the firmware variables that the lab simulates. They are on the VM's EFI disk, not on the system disk:
+// a new system disk finds the variables that the old one has left there.
 type variables struct {
 	LoaderEntryDefault string `json:",omitempty"`
 }
 
-// NVRAM is the content of the EFI disk of a machine that was installed with that image.
+// NVRAM returns the content of the EFI disk of a machine that was installed with that image.
 func NVRAM(img artefact.Image) []byte {
 	return variables{LoaderEntryDefault: loader{}.nextName(img.TalosVersion)}.encode()
 }
@@ -445,11 +442,11 @@ func readVariables(content []byte) (v variables) {
 	return v
 }
 
-// uefi says whether the machine has UEFI firmware; SeaBIOS has no variables, and the boot
-// loader stores its default beside its entries.
+// uefi reports whether the machine has UEFI firmware; SeaBIOS has no variables, and the boot loader stores its
+// default beside its entries.
 func (m *machine) uefi() bool { return m.hw.NVRAM != nil }
 
-// defaultEntry is the name of the boot loader's default entry; "" if none is set.
+// defaultEntry returns the name of the boot loader's default entry; "" if none is set.
 func (m *machine) defaultEntry(l loader) string {
 	if m.uefi() {
 		return readVariables(m.hw.NVRAM.Bytes()).LoaderEntryDefault
@@ -468,8 +465,8 @@ func (m *machine) setDefault(key, name string) error {
 	return nil
 }
 
-// selected is the entry that the boot loader boots: the default if it exists, else the
-// first in its own order (config_select_default_entry in systemd's boot.c).
+// selected returns the entry that the boot loader boots: the default if it exists, else the first entry in the boot
+// loader's own order (config_select_default_entry in systemd's boot.c).
 func (m *machine) selected(l loader) (bootEntry, bool) {
 	if e, ok := l.entry(m.defaultEntry(l)); ok {
 		return e, true
@@ -477,8 +474,8 @@ func (m *machine) selected(l loader) (bootEntry, bool) {
 	return m.top(l)
 }
 
-// loadedEntry is the entry that systemd-boot reports as loaded. An ISO's entry has the
-// same name as the first one that an installer writes: only the medium distinguishes them.
+// loadedEntry returns the entry that systemd-boot reports as loaded. An ISO's entry has the same name as the first
+// entry that an installer writes: only the medium distinguishes them.
 func (m *machine) loadedEntry(med medium) string {
 	if med.entry == "" && m.uefi() {
 		return strings.ToLower(loader{}.nextName(med.image.TalosVersion))
@@ -486,10 +483,9 @@ func (m *machine) loadedEntry(med medium) string {
 	return med.entry
 }
 
-// bootedEntry is the entry that the system considers as booted. After a kexec it is that
-// of the variable LoaderEntryOneShot, which the kernel can write only with efibc; else it
-// is systemd-boot's report of the latest firmware boot
-// (controllers/runtime/booted_entry.go).
+// bootedEntry returns the entry that the system considers as booted. After a kexec it is the entry of the variable
+// LoaderEntryOneShot, which the kernel can write only with efibc; otherwise it is systemd-boot's report of the latest
+// firmware boot (controllers/runtime/booted_entry.go).
 func (m *machine) bootedEntry(med medium) string {
 	before, _ := m.bootLoader.Load().(string)
 	if m.has().NoOneShot && before != "" {
@@ -498,10 +494,9 @@ func (m *machine) bootedEntry(med medium) string {
 	return cmp.Or(med.reported, m.loadedEntry(med))
 }
 
-// bootImages are the machines' unified kernel images by SHA-256, as their installers
-// contained them. Disks and image caches hold only the digest: a real image has a hundred
-// MiB, of which all machines share one copy. Images are never removed, because a disk
-// somewhere may still refer to them.
+// bootImages holds the machines' unified kernel images by SHA-256, as their installers contained them. Disks and
+// image caches hold only the digest: a real image has a hundred MiB, of which all machines share one copy. Images are
+// never removed, because a disk somewhere may still refer to them.
 type bootImages struct {
 	mu   sync.Mutex
 	held map[string]*world.Media
@@ -522,7 +517,7 @@ func (s *bootImages) keep(uki []byte) (string, error) {
 	return sum, nil
 }
 
-// read is the boot image with that digest.
+// read returns the boot image with that digest.
 func (s *bootImages) read(sum string) (artefact.Image, error) {
 	s.mu.Lock()
 	m := s.held[sum]

@@ -22,9 +22,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// attachment is a machine's network attachment. It has one address, from the first of
-// these that sets one: its configuration, its platform, DHCP. The zero value is not
-// attached.
+// attachment is a machine's network attachment. It has one address, from the first of these sources that sets an
+// address: its configuration, its platform, DHCP. The zero value is not attached.
 type attachment struct {
 	link    string // "eth0", "eth0.42"
 	kind    string // of a virtual link: network.LinkKindVLAN, network.LinkKindBond
@@ -35,7 +34,7 @@ type attachment struct {
 	duid    bool                // the DHCP request used a DUID
 }
 
-// addr is the machine's address; invalid if it is not attached.
+// addr returns the machine's address; invalid if it is not attached.
 func (m *machine) addr() netip.Addr { return m.attached().prefix.Addr() }
 
 func (m *machine) attached() attachment {
@@ -60,8 +59,7 @@ func (m *machine) attach(image artefact.Image, cfg config.Provider) attachment {
 	return m.leased(attachment{link: "eth0", asked: network.ConfigDefault})
 }
 
-// configuredAt is the attachment in a configuration, in separate documents or in
-// machine.network.
+// configuredAt returns the attachment in a configuration, in separate documents or in machine.network.
 func (m *machine) configuredAt(cfg config.Provider) (a attachment, says bool) {
 	if cfg == nil {
 		return a, false
@@ -98,7 +96,7 @@ func (m *machine) configuredAt(cfg config.Provider) (a attachment, says bool) {
 	return a, false
 }
 
-// deviceAt is the attachment by an interface of machine.network or one of its VLANs.
+// deviceAt returns the attachment by an interface of machine.network or one of its VLANs.
 func (m *machine) deviceAt(d configtypes.Device) (attachment, bool) {
 	link := d.Interface()
 	if link == "" { // by a selector
@@ -148,8 +146,8 @@ func kindOf(l configtypes.NetworkCommonLinkConfig) string {
 	return ""
 }
 
-// platformAt is the attachment by the cloud-init drive, for an image of platform nocloud.
-// A card that it names gets no default DHCP operator (OperatorConfigController).
+// platformAt returns the attachment by the cloud-init drive, for an image of platform nocloud. A card that the drive
+// names gets no default DHCP operator (OperatorConfigController).
 func (m *machine) platformAt(image artefact.Image) (attachment, bool) {
 	for i := range m.hw.MACs {
 		said := m.hw.CloudInit[i]
@@ -172,10 +170,9 @@ func (m *machine) platformAt(image artefact.Image) (attachment, bool) {
 	return attachment{}, false
 }
 
-// userData is the machine configuration on a CD with cloud-init data, which an image of
-// platform nocloud reads before it would enter maintenance mode
-// (controllers/config/acquire.go, platform/nocloud/nocloud.go, Configuration). Proxmox's
-// own drive begins with #cloud-config, which Talos ignores.
+// userData returns the machine configuration on a CD with cloud-init data, which an image of platform nocloud reads
+// before it would enter maintenance mode (controllers/config/acquire.go, platform/nocloud/nocloud.go, Configuration).
+// Proxmox's own drive begins with #cloud-config, which Talos ignores.
 func (m *machine) userData(image artefact.Image) (firstConfig, bool) {
 	if image.Platform != "nocloud" {
 		return firstConfig{}, false
@@ -189,7 +186,7 @@ func (m *machine) userData(image artefact.Image) (firstConfig, bool) {
 	return firstConfig{}, false
 }
 
-// leased is the attachment with the DHCP address of the link's card.
+// leased returns the attachment with the DHCP address of the link's card.
 func (m *machine) leased(a attachment) attachment {
 	card := 0
 	if n, ok := strings.CutPrefix(a.link, "eth"); ok {
@@ -276,8 +273,8 @@ func (b *boot) links() []resource.Resource {
 	return rs
 }
 
-// etherLink is a card, or a link that a configuration makes of cards; after is the number
-// of links before it.
+// etherLink returns the resource of a card, or of a link that a configuration makes of cards; after is the number of
+// links before it.
 func etherLink(name, driver, kind string, after int, hardware net.HardwareAddr) resource.Resource {
 	spec := network.LinkStatusSpec{
 		Index: uint32(after + 1), Type: nethelpers.LinkEther, Kind: kind, MTU: 1500, OperationalState: nethelpers.OperStateUp, LinkState: true, Driver: driver,
@@ -290,7 +287,7 @@ func etherLink(name, driver, kind string, after int, hardware net.HardwareAddr) 
 	return filled(network.NewLinkStatus(network.NamespaceName, name), spec)
 }
 
-// addressSpec is a wanted address and its configuration layer.
+// addressSpec returns a wanted address and its configuration layer.
 func addressSpec(link string, address netip.Prefix, scope nethelpers.Scope, layer network.ConfigLayer) resource.Resource {
 	spec := network.AddressSpecSpec{
 		Address: address, LinkName: link, Family: familyOf(address.Addr()), Scope: scope, ConfigLayer: layer,
@@ -301,7 +298,7 @@ func addressSpec(link string, address netip.Prefix, scope nethelpers.Scope, laye
 	return filled(network.NewAddressSpec(network.NamespaceName, network.AddressID(link, address)), spec)
 }
 
-// operatorOn is the DHCP operator of a link.
+// operatorOn returns the DHCP operator of a link.
 func operatorOn(at attachment) resource.Resource {
 	spec := network.OperatorSpecSpec{
 		Operator: network.OperatorDHCP4, LinkName: at.link, RequireUp: true, ConfigLayer: at.asked,
@@ -336,7 +333,7 @@ func route(spec network.RouteStatusSpec) resource.Resource {
 	return filled(network.NewRouteStatus(network.NamespaceName, id), spec)
 }
 
-// nodeIP is the kubelet's address.
+// nodeIP returns the kubelet's address.
 func (b *boot) nodeIP() resource.Resource {
 	r := k8s.NewNodeIP(k8s.NamespaceName, k8s.KubeletID)
 	if b.m.addr().IsValid() {
@@ -345,8 +342,8 @@ func (b *boot) nodeIP() resource.Resource {
 	return r
 }
 
-// silentNets are the networks for documentation (RFC 5737): no DNS server answers there. At every
-// other address one does.
+// silentNets are the networks for documentation (RFC 5737): no DNS server answers there. At every other address a DNS
+// server answers.
 var silentNets = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.0/24")}
 
 // publishResolvers publishes the DNS servers of a configuration, and what the host DNS cache
@@ -395,12 +392,12 @@ func (nameServer) Healthcheck()        {}
 func (nameServer) Close()              {}
 func (nameServer) Start(time.Duration) {}
 
-// agentExtension contains the QEMU guest agent. Its service waits only for machined and
-// its device, so it also runs in maintenance mode
-// (guest-agents/qemu-guest-agent/qemu-guest-agent.yaml of siderolabs/extensions).
+// agentExtension is the extension with the QEMU guest agent. Its service waits only for machined and its device, so
+// the service also runs in maintenance mode (guest-agents/qemu-guest-agent/qemu-guest-agent.yaml of
+// siderolabs/extensions).
 const agentExtension = "qemu-guest-agent"
 
-// Agent is the QEMU guest agent of a machine: it answers if the running system has it.
+// Agent answers as the QEMU guest agent of a machine if the running system has the agent.
 func (fw *Firmware) Agent(vmid int) ([]world.Interface, bool) {
 	fw.hub.mu.Lock()
 	defer fw.hub.mu.Unlock()

@@ -56,14 +56,14 @@ type pod struct {
 	done chan struct{} // closed when its container has ended
 }
 
-// image is the image of the pod's container.
+// image returns the image of the pod's container.
 func (p StaticPod) image() string {
 	c := p.container()
 	image, _ := c["image"].(string)
 	return image
 }
 
-// container is the first container of the rendered pod.
+// container returns the first container of the rendered pod.
 func (p StaticPod) container() map[string]any {
 	spec, _ := p.Pod["spec"].(map[string]any)
 	all, _ := spec["containers"].([]any)
@@ -74,8 +74,7 @@ func (p StaticPod) container() map[string]any {
 	return c
 }
 
-// probed says whether the kubelet probes the container. A container without probes is
-// ready as soon as it runs.
+// probed reports whether the kubelet probes the container. A container without probes is ready as soon as it runs.
 func (p StaticPod) probed() bool {
 	c := p.container()
 	return c["readinessProbe"] != nil || c["startupProbe"] != nil
@@ -111,15 +110,14 @@ func (k *kubelet) runPods(ctx context.Context) {
 	}
 }
 
-// has says whether these are the kubelet's present pods.
+// has reports whether the rendered pods are the kubelet's present pods.
 func (k *kubelet) has(rendered map[string]map[string]any) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return maps.EqualFunc(k.pods, rendered, func(p *pod, r map[string]any) bool { return p.Hash == hashOf(r) })
 }
 
-// sync replaces changed pods. The first pods of a boot start at once: that is part of the
-// services' start.
+// sync replaces changed pods. The first pods of a boot start at once: their start is part of the services' start.
 func (k *kubelet) sync(rendered map[string]map[string]any) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -154,7 +152,7 @@ func (k *kubelet) sync(rendered map[string]map[string]any) {
 	}
 }
 
-// live is the life of one pod's container.
+// live runs the life of one pod's container.
 func (k *kubelet) live(ctx context.Context, p *pod, atOnce bool) {
 	b := k.b
 	image := p.image()
@@ -225,7 +223,7 @@ func (k *kubelet) start(ctx context.Context, p *pod, atOnce bool) {
 	<-ctx.Done()
 }
 
-// loop is a container that ends repeatedly right after its start.
+// loop runs a container that ends repeatedly right after its start.
 func (k *kubelet) loop(ctx context.Context, p *pod) {
 	for pause := firstPause; ; pause = min(2*pause, longestWait) {
 		k.show(p, func() { p.Waiting, p.Message, p.Ready, p.Started = "", "", !p.probed(), time.Now() })
@@ -243,8 +241,7 @@ func (k *kubelet) loop(ctx context.Context, p *pod) {
 	}
 }
 
-// show changes a pod's visible state: at once in Kubernetes, in Talos' resources at the
-// next check.
+// show changes a pod's visible state: in Kubernetes at once, in Talos' resources at the next check.
 func (k *kubelet) show(p *pod, change func()) {
 	k.mu.Lock()
 	change()
@@ -253,7 +250,7 @@ func (k *kubelet) show(p *pod, change func()) {
 	k.notify()
 }
 
-// shown are the pods by component.
+// shown returns the pods by component.
 func (k *kubelet) shown() map[string]StaticPod {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -303,7 +300,7 @@ func (k *kubelet) watchPods(ctx context.Context) {
 	}
 }
 
-// statuses are the resources with the static pods' status.
+// statuses returns the resources with the static pods' status.
 func (k *kubelet) statuses() []resource.Resource {
 	if k.service().state != stateRunning {
 		return nil
@@ -317,7 +314,7 @@ func (k *kubelet) statuses() []resource.Resource {
 	return rs
 }
 
-// status is a pod's status in the kubelet's API.
+// status returns a pod's status in the kubelet's API.
 func (p StaticPod) status(id, addr string) map[string]any {
 	phase, truth := "Running", map[bool]string{true: "True", false: "False"}
 	container := map[string]any{
@@ -347,7 +344,7 @@ type APIServer struct {
 	Address netip.Addr // of its machine
 	Version string     // "v1.35.4"
 	Boot    string     // ID of the machine's boot
-	Ready   bool       // to serve; an unready one answers too
+	Ready   bool       // to serve; an unready server answers too
 	// Certificate and Clients are from the CAs of the machine's configuration. Clients are
 	// the issuers of the clients' certificates.
 	Certificate *tls.Certificate
@@ -382,8 +379,8 @@ func (b *boot) serveKubernetes(image string, ready bool) {
 	h.notify()
 }
 
-// apiServerTLS are the server's certificate, and the authorities that it accepts clients'
-// certificates of (KubernetesCertSANsController and KubernetesDynamicCertsController).
+// apiServerTLS returns the server's certificate, and the authorities whose client certificates the server accepts
+// (KubernetesCertSANsController and KubernetesDynamicCertsController).
 func (b *boot) apiServerTLS() (*tls.Certificate, *stdx509.CertPool, error) {
 	cfg := b.config()
 	ca, cluster, server := cfg.K8sAPIServerCAConfig(), cfg.K8sClusterConfig(), cfg.K8sAPIServerConfig()
@@ -416,8 +413,8 @@ func (b *boot) apiServerTLS() (*tls.Certificate, *stdx509.CertPool, error) {
 // apiService is the address of the Service kubernetes.
 const apiService = "10.96.0.1"
 
-// APIServers are those of the control planes by address; the channel is closed when they
-// may have changed.
+// APIServers returns the API servers of the control planes by address; the channel is closed when they may have
+// changed.
 func (fw *Firmware) APIServers() ([]APIServer, <-chan struct{}) {
 	fw.hub.mu.Lock()
 	defer fw.hub.mu.Unlock()
@@ -460,8 +457,8 @@ func (fw *Firmware) KubernetesStorage(ctx context.Context) error {
 	}
 }
 
-// registers says whether a kubelet can register: the API of its cluster has served. Else the
-// channel is closed when it may have.
+// registers reports whether a kubelet can register: the other nodes reach the machine, and the API of its cluster has
+// served. Otherwise the channel is closed when the answer may have changed.
 func (b *boot) registers() (bool, <-chan struct{}) {
 	if reached, changed := b.peered(); !reached {
 		return false, changed

@@ -55,8 +55,8 @@ func (p *proxy) close() {
 	}
 }
 
-// route is the targets of a call: none (this machine), one machine, or several whose answers are joined. A nil proxy
-// forwards nothing.
+// route returns the targets of a call: none (this machine), one machine, or several machines whose answers are
+// joined. A nil proxy forwards nothing.
 func (p *proxy) route(ctx context.Context, method string) (targets []string, many bool, err error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	if p == nil || len(md["proxyfrom"]) > 0 {
@@ -129,7 +129,7 @@ func (p *proxy) connect(ctx context.Context, target string) (context.Context, *g
 	return ctx, c, nil
 }
 
-// patience is apid's backoff after a failed connection to a machine.
+// patience returns the parameters of apid's backoff after a failed connection to a machine.
 func (p *proxy) patience() grpc.ConnectParams {
 	params := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: p.boot.m.fw.scaled(20 * time.Second)}
 	params.Backoff.BaseDelay, params.Backoff.MaxDelay = p.boot.m.fw.scaled(params.Backoff.BaseDelay), p.boot.m.fw.scaled(15*time.Second)
@@ -279,7 +279,7 @@ func (p *proxy) pump(method string, ss grpc.ServerStream, target string, send fu
 // frame is a message that is forwarded unchanged.
 type frame struct{ raw []byte }
 
-// codec is gRPC's, but passes frames through.
+// codec is gRPC's codec, but passes frames through.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(grpcproto.Name)} }
@@ -316,13 +316,13 @@ func (f *frame) from(target string) (*frame, error) {
 	return &frame{raw: protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), message.raw)}, nil
 }
 
-// named is a message of a stream with its machine's name.
+// named returns a message of a stream with its machine's name.
 func (f *frame) named(target string) *frame {
 	//lint:ignore SA1019 answers are joined by it
 	return &frame{raw: append(f.raw[:len(f.raw):len(f.raw)], marshal(&common.Empty{Metadata: &common.Metadata{Hostname: target}})...)}
 }
 
-// failed is the answer in place of a machine that did not answer.
+// failed returns the answer that stands for a machine that did not answer.
 func failed(target string, err error, stream bool) *frame {
 	//lint:ignore SA1019 answers are joined by it
 	e := &common.Empty{Metadata: &common.Metadata{Hostname: target, Error: err.Error(), Status: status.Convert(err).Proto()}}

@@ -84,8 +84,8 @@ func filled[S any, R interface {
 // modulesName is the extension that imager adds to an image with kernel modules.
 const modulesName = "modules.dep"
 
-// layersOf are the image's extensions, numbered in order, followed by the schematic and by
-// imager's own list of modules.
+// layersOf returns the image's extensions, numbered in order, followed by the schematic and by imager's own list of
+// modules.
 func layersOf(img artefact.Image) []*extensions.Layer {
 	var list, last []*extensions.Layer
 	add := func(m extensions.Metadata) {
@@ -123,7 +123,7 @@ func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, un
 	return b.refresh(ctx)
 }
 
-// publishConfig publishes the active configuration, the stored one, and what follows from the active one.
+// publishConfig publishes the active configuration, the stored configuration, and what follows from the active one.
 func (b *boot) publishConfig(ctx context.Context, active config.Provider) error {
 	b.mu.Lock()
 	nodeID, stored := b.nodeID, b.stored
@@ -159,7 +159,7 @@ func (b *boot) publishConfig(ctx context.Context, active config.Provider) error 
 	return nil
 }
 
-// hostOf is the configured name, maybe with a domain, or Talos' default from the node's identity.
+// hostOf returns the configured name, maybe with a domain, or Talos' default from the node's identity.
 func hostOf(cfg config.Provider, nodeID string) (host network.HostnameStatusSpec) {
 	var configured string
 	if h := cfg.NetworkHostnameConfig(); h != nil {
@@ -169,10 +169,10 @@ func hostOf(cfg config.Provider, nodeID string) (host network.HostnameStatusSpec
 	return host
 }
 
-// hostnameOf is the kernel's hostname: without the domain.
+// hostnameOf returns the kernel's hostname: without the domain.
 func hostnameOf(cfg config.Provider, nodeID string) string { return hostOf(cfg, nodeID).Hostname }
 
-// nodenameOf is the machine's name in Kubernetes (controllers/k8s/nodename.go).
+// nodenameOf returns the machine's name in Kubernetes (controllers/k8s/nodename.go).
 func nodenameOf(cfg config.Provider, nodeID string) string {
 	host := hostOf(cfg, nodeID)
 	if n := cfg.K8sNodeConfig(); n != nil && n.RegisterWithFQDN() {
@@ -181,7 +181,7 @@ func nodenameOf(cfg config.Provider, nodeID string) string {
 	return strings.ToLower(host.Hostname)
 }
 
-// clusterID is the discovery ID of the cluster; empty if discovery has no identity.
+// clusterID returns the discovery ID of the cluster; empty if discovery has no identity.
 func clusterID(cfg config.Provider) string {
 	if id := cfg.DiscoveryIdentityConfig(); id != nil {
 		return id.ClusterID()
@@ -207,7 +207,7 @@ func (b *boot) announce(image string) {
 	}
 }
 
-// registered is the name of the announced node; empty while its kubelet is down.
+// registered returns the name of the announced node; empty while its kubelet is down.
 func (b *boot) registered() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -242,7 +242,7 @@ func (b *boot) withdraw() {
 	}
 }
 
-// store is the resources of one boot.
+// store holds the resources of one boot.
 type store struct {
 	st state.State
 	mu sync.Mutex // one writer at a time
@@ -302,7 +302,7 @@ func resourceKinds() []meta.ResourceWithRD {
 	}
 }
 
-// set creates or updates resources; it skips unchanged ones, so that watchers see no event.
+// set creates or updates resources; it skips unchanged resources, so that watchers see no event.
 func (s *store) set(ctx context.Context, rs ...resource.Resource) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -357,8 +357,8 @@ func (s *store) replace(ctx context.Context, ns resource.Namespace, kind resourc
 	return nil
 }
 
-// served passes resources to the service in wire form. The service itself would marshal
-// the YAML for every answer, which takes longer than everything else.
+// served passes resources to the service in wire form. The service itself would marshal the YAML for every answer,
+// which takes longer than the rest of the work.
 type served struct{ state.CoreState }
 
 func (s served) Get(ctx context.Context, r resource.Pointer, opts ...state.GetOption) (resource.Resource, error) {
@@ -385,7 +385,7 @@ func (s served) List(ctx context.Context, kind resource.Kind, opts ...state.List
 	return resource.List{Items: items}, nil
 }
 
-// written is protobuf.FromResource with cached YAML for equal resources.
+// written returns the result of protobuf.FromResource, with cached YAML for equal resources.
 func written(r resource.Resource) (resource.Resource, error) {
 	bare, err := protobuf.FromResource(r, protobuf.WithoutYAML())
 	if err != nil {

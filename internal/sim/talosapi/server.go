@@ -96,8 +96,8 @@ func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenan
 	return nil
 }
 
-// listen waits while another machine has the same address: this one is unreachable until
-// that one is gone.
+// listen waits while another machine has the same address: this machine is unreachable until the other machine is
+// gone.
 func (b *boot) listen(ctx context.Context) (net.Listener, error) {
 	for {
 		l, err := b.m.fw.o.Network.Listen(net.JoinHostPort(b.m.addr().String(), strconv.Itoa(apiPort)))
@@ -124,7 +124,7 @@ func (b *boot) stopAPI() {
 	<-a.done
 }
 
-// unknownService is the answer for a service that this version does not have.
+// unknownService answers a call of a service that this version does not have.
 func unknownService(_ any, ss grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(ss)
 	return status.Errorf(codes.Unimplemented, "unknown service %s", strings.TrimPrefix(path.Dir(method), "/"))
@@ -143,8 +143,8 @@ func (b *boot) secureAPI(ctx context.Context) {
 }
 
 // clusterTLS waits for an issuer of the machine's certificate, and requires client certificates of the same CA. A
-// control plane also has a client certificate. A machine with a wrong clock verifies others by that clock, and a
-// control plane dates its certificate by that clock.
+// control plane also has a client certificate. A machine with a wrong clock verifies others by its own clock, and a
+// control plane dates its certificate by its own clock.
 func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err error) {
 	cfg := b.config()
 	security := cfg.Machine().Security()
@@ -170,7 +170,7 @@ func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err 
 	name := b.hostname()
 	options := serverOptions(b.m.addr(), name, security.CertSANs()...)
 	off := b.m.has().Clock
-	if now := time.Now().Add(off); off != 0 && cfg.Machine().Type().IsControlPlane() { // which signs its own
+	if now := time.Now().Add(off); off != 0 && cfg.Machine().Type().IsControlPlane() { // a control plane signs its own certificate
 		options = append(serverOptions(b.m.addr(), name), x509.NotBefore(now), x509.NotAfter(now.Add(certificateValidity)))
 	}
 	pair, pool, err := issue(ca, options...)
@@ -209,7 +209,7 @@ func issue(ca *x509.PEMEncodedCertificateAndKey, options ...x509.Option) (*x509.
 	return pair, pool, nil
 }
 
-// clientOptions are those of a client's certificate; skew is how far a clock may be behind.
+// clientOptions returns the options of a client's certificate; skew is how far a clock may be behind.
 func clientOptions(name, organization string, skew, life time.Duration) []x509.Option {
 	return []x509.Option{
 		x509.CommonName(name), x509.Organization(organization),
@@ -219,7 +219,7 @@ func clientOptions(name, organization string, skew, life time.Duration) []x509.O
 	}
 }
 
-// maintenanceTLS has an unverifiable certificate; clients need none.
+// maintenanceTLS returns a TLS configuration with an unverifiable certificate; clients need no certificate.
 func maintenanceTLS(addr netip.Addr) (*tls.Config, error) {
 	authority, err := x509.NewSelfSignedCertificateAuthority(
 		x509.Organization("talos"), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(certificateLife)))
@@ -324,8 +324,8 @@ var reads = []string{
 	"EtcdMemberList", "EtcdStatus", "EtcdSnapshot", "EtcdAlarmList", "EtcdDowngradeValidate", "HealthCheck", "Disks",
 }
 
-// authorize lets readers read what is not secret, operators run the machine, admins do
-// everything (rules in internal/app/machined/pkg/system/services/machined.go).
+// authorize lets readers read what is not secret, operators run the machine, and admins do everything (rules in
+// internal/app/machined/pkg/system/services/machined.go).
 func (g *gate) authorize(ctx context.Context, method string) error {
 	base := path.Base(method)
 	if g.maintenance {
@@ -354,8 +354,8 @@ func (g *gate) authorize(ctx context.Context, method string) error {
 	return status.Error(codes.PermissionDenied, "not authorized")
 }
 
-// roles are those of the caller's certificate; an apid that forwards a call passes the
-// caller's roles. Without a certificate (maintenance mode) every caller is a reader.
+// roles returns the roles of the caller's certificate; an apid that forwards a call passes the caller's roles.
+// Without a certificate (maintenance mode) every caller is a reader.
 func roles(ctx context.Context) role.Set {
 	if p, ok := peer.FromContext(ctx); ok {
 		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.PeerCertificates) > 0 {
@@ -372,9 +372,8 @@ func roles(ctx context.Context) role.Set {
 // verbs are the service's method names for reads of resources.
 var verbs = map[state.Verb]string{state.Get: "Get", state.List: "List", state.Watch: "Watch"}
 
-// rule guards the resources: they can't be written, only admins read sensitive ones, and
-// kinds and namespaces that the release lacks are denied (AccessPolicy in
-// internal/app/resources). Disks are probed again before they are read.
+// rule guards the resources: nobody can write them, only admins read sensitive ones, and kinds and namespaces that
+// the release lacks are denied (AccessPolicy in internal/app/resources). Disks are probed again before they are read.
 func (b *boot) rule(ctx context.Context, access state.Access) error {
 	if !access.Verb.Readonly() {
 		return status.Error(codes.PermissionDenied, "write access is not allowed")

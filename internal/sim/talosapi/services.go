@@ -72,7 +72,7 @@ func (s *machineService) Hostname(context.Context, *emptypb.Empty) (*machineapi.
 	return &machineapi.HostnameResponse{Messages: []*machineapi.Hostname{{Hostname: name}}}, nil
 }
 
-// Reboot implements the API: kexec unless the firmware is requested.
+// Reboot implements the API: the machine reboots by kexec unless the request asks for the firmware.
 func (s *machineService) Reboot(_ context.Context, req *machineapi.RebootRequest) (*machineapi.RebootResponse, error) {
 	how := kexec
 	if req.GetMode() == machineapi.RebootRequest_POWERCYCLE {
@@ -124,7 +124,7 @@ func (s service) info() *machineapi.ServiceInfo {
 	}
 }
 
-// services are the machine's present services.
+// services returns the machine's present services.
 func (b *boot) services() []service {
 	ids := []string{"apid", "auditd", "containerd", dashboard, "machined", "syslogd", "udevd"}
 	if cfg := b.config(); cfg != nil {
@@ -143,7 +143,7 @@ func (b *boot) services() []service {
 			s = b.etcdStatus()
 		case id == dashboard:
 			s.message, s.healthy, s.unknown = fmt.Sprintf(`Process Process(["/sbin/dashboard"]) started with PID %d`, b.pid(id)), false, true
-		case strings.HasPrefix(id, extensionPrefix): // nor these
+		case strings.HasPrefix(id, extensionPrefix): // extensions' services are not checked either
 			s.message, s.healthy, s.unknown = fmt.Sprintf("Started task %s for container %s", id, id), false, true
 		case id == kubeletID:
 			s = b.kubelet.service()
@@ -156,8 +156,7 @@ func (b *boot) services() []service {
 // extensionPrefix is the prefix of the IDs of extensions' services.
 const extensionPrefix = "ext-"
 
-// extensionServices are the services specified by the image's extensions
-// (ExtensionServiceController).
+// extensionServices returns the services specified by the image's extensions (ExtensionServiceController).
 func extensionServices(img artefact.Image) []string {
 	var ids []string
 	for _, e := range img.Extensions {
@@ -171,7 +170,7 @@ func extensionServices(img artefact.Image) []string {
 	return ids
 }
 
-// etcdStatus is the etcd service, which waits for a volume before its start.
+// etcdStatus returns the etcd service, which waits for a volume before its start.
 func (b *boot) etcdStatus() service {
 	e := b.etcdService()
 	if e == nil {
@@ -182,8 +181,8 @@ func (b *boot) etcdStatus() service {
 	return e.status
 }
 
-// unmet is etcd's unmet condition. While etcd is still being prepared the machine counts
-// as ready, in stage booting.
+// unmet returns etcd's unmet condition. While etcd is still being prepared the machine counts as ready, in stage
+// booting.
 func (s service) unmet() string {
 	switch {
 	case s.state == stateRunning && !s.unknown && !s.healthy:
@@ -227,8 +226,8 @@ func (b *boot) refresh(ctx context.Context) error {
 	return nil
 }
 
-// control is an operation on a service through the API: of the lab's services only the
-// kubelet may be started and restarted (APIRestartAllowed and its like).
+// control starts, stops or restarts a service as the API does: of the lab's services only the kubelet may be started
+// and restarted (APIRestartAllowed and its like).
 func (b *boot) control(ctx context.Context, id, operation string) error {
 	s, defined := first(b.services(), func(s service) bool { return s.id == id })
 	running := s.state == stateRunning
@@ -261,8 +260,8 @@ func (s *machineService) ServiceRestart(ctx context.Context, req *machineapi.Ser
 	return &machineapi.ServiceRestartResponse{Messages: []*machineapi.ServiceRestart{answer}}, err
 }
 
-// containers are those in a namespace of a containerd: Talos' own services that run in
-// one, or the control plane's static pods. The machine does not simulate other pods.
+// containers returns the containers in a namespace of a containerd: Talos' own services that run in a container, or
+// the control plane's static pods. The machine does not simulate other pods.
 func (b *boot) containers(ctx context.Context, namespace string, driver common.ContainerDriver) ([]*machineapi.ContainerInfo, error) {
 	switch {
 	case namespace == "":
@@ -285,7 +284,7 @@ func (b *boot) containers(ctx context.Context, namespace string, driver common.C
 	return all, nil
 }
 
-// pods are the control plane's, each with a sandbox and a container.
+// pods returns the control plane's pods, each with a sandbox and a container.
 func (b *boot) pods(ctx context.Context) ([]*machineapi.ContainerInfo, error) {
 	names, err := b.staticPods(ctx)
 	if err != nil {
@@ -381,7 +380,7 @@ func (s *machineService) ImageList(req *machineapi.ImageListRequest, srv grpc.Se
 	return nil
 }
 
-// staticPods are the names of the kubelet's static pods: see watchPods.
+// staticPods returns the names of the kubelet's static pods: see watchPods.
 func (b *boot) staticPods(ctx context.Context) ([]string, error) {
 	list, err := b.store.st.List(ctx, resource.NewMetadata(k8s.NamespaceName, k8s.StaticPodStatusType, "", resource.VersionUndefined))
 	if err != nil {
@@ -394,12 +393,12 @@ func (b *boot) staticPods(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// component is the image of one of this machine's static pods.
+// component returns the image of one of this machine's static pods.
 func (b *boot) component(pod string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(pod, "kube-system/"), "-"+b.nodename())
 }
 
-// pid is the process ID of a process of this boot, derived from its name.
+// pid returns the process ID of a process of this boot, derived from its name.
 func (b *boot) pid(name string) int {
 	return 1000 + int(crc32.ChecksumIEEE([]byte(b.id+name))%30000)
 }

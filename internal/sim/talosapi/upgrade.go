@@ -66,8 +66,8 @@ func (s *machineService) Upgrade(ctx context.Context, req *machineapi.UpgradeReq
 	return &machineapi.UpgradeResponse{Messages: []*machineapi.Upgrade{{Ack: "Upgrade request received", ActorId: actor}}}, nil
 }
 
-// checkEtcd refuses to take a control plane down unless every member of etcd is up. Before
-// 1.13 preserve does not skip the check (v1alpha1_server.go, Upgrade).
+// checkEtcd refuses to take a control plane down unless every member of etcd is up. Before 1.13, preserve does not
+// skip the check (v1alpha1_server.go, Upgrade).
 func (b *boot) checkEtcd(ctx context.Context, req *machineapi.UpgradeRequest) error {
 	if req.GetForce() || req.GetPreserve() && b.release().lifecycle || !b.config().Machine().Type().IsControlPlane() {
 		return nil
@@ -82,7 +82,7 @@ func (b *boot) checkEtcd(ctx context.Context, req *machineapi.UpgradeRequest) er
 	return nil
 }
 
-// membersUp is ValidateForUpgrade in Talos' internal/pkg/etcd.
+// membersUp does the work of ValidateForUpgrade in Talos' internal/pkg/etcd.
 func (b *boot) membersUp(ctx context.Context, c *etcd.Cluster) error {
 	members, err := c.Members(ctx)
 	if err != nil {
@@ -116,8 +116,8 @@ func (b *boot) memberHealth(ctx context.Context, c *etcd.Cluster, m etcd.Member)
 	return c.Linearizable(ctx)
 }
 
-// runUpgrade is the sequence of an upgrade that the machine runs itself. Like any fatal
-// error, a failure reboots it.
+// runUpgrade runs the sequence of an upgrade that the machine runs itself. Like any fatal error, a failure reboots
+// the machine.
 func (b *boot) runUpgrade(ctx context.Context) outcome {
 	b.mu.Lock()
 	u := b.upgrade
@@ -213,10 +213,10 @@ const settleTime = time.Second
 // has changed.
 //
 // The steps are the installer's, and power may fail between any two of them:
-//  1. drop every entry but the one to keep
+//  1. drop every entry except the entry to keep
 //  2. write the new entry
-//  3. make it the default one
-//  4. put the kept one's name into META, from where a failing new system takes it
+//  3. make the new entry the default
+//  4. put the name of the kept entry into META, where a failing new system finds it
 func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, cmdline string, say func(string)) error {
 	img := c.image
 	d, ok := systemDisk(b.m.devices())
@@ -267,9 +267,9 @@ func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, cmdline string, s
 	return nil
 }
 
-// keepOne removes old entries. Installers of Talos 1.14 keep the running one; older ones
-// keep the default, so that a second upgrade without a reboot in between removes the
-// running system from the disk (Upgrade in sdboot.go).
+// keepOne removes old entries. Installers of Talos 1.14 keep the running entry; older installers keep the default
+// entry, so that a second upgrade without a reboot in between removes the running system from the disk (Upgrade in
+// sdboot.go).
 func (b *boot) keepOne(l *loader, installer string, say func(string)) string {
 	kept, ok := l.entry(b.m.defaultEntry(*l))
 	if running, found := l.entry(b.med.entry); found && (!ok || !releaseOf(installer).keepsDefault) {
@@ -285,7 +285,7 @@ func (b *boot) keepOne(l *loader, installer string, say func(string)) string {
 	return kept.Name
 }
 
-// preflight is the installer's check of the running version.
+// preflight makes the installer's check of the running version.
 func (b *boot) preflight(img artefact.Image) error {
 	version := func(tag string) (*compatibility.TalosVersion, error) {
 		return compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: tag})
@@ -304,7 +304,7 @@ func (b *boot) preflight(img artefact.Image) error {
 	return nil
 }
 
-// lifecycleService installs systems beside the running one. Talos has it since 1.13.
+// lifecycleService installs systems beside the running system. Talos has the service since 1.13.
 type lifecycleService struct {
 	machineapi.UnimplementedLifecycleServiceServer
 	boot *boot
@@ -339,7 +339,7 @@ func (s *lifecycleService) Upgrade(req *machineapi.LifecycleServiceUpgradeReques
 	}
 	ctx, cancel := b.life()
 	defer cancel()
-	// It hands no machine configuration to the installer, which then takes the boot image's arguments
+	// Talos hands no machine configuration to the installer, which then takes the boot image's arguments
 	// (talos#13967; cmd/installer/cmd/installer/install.go, runInstallCmd).
 	err = b.upgradeDisk(ctx, c, "", func(line string) {
 		b.m.console("%s", line)
@@ -412,8 +412,8 @@ func (m *machine) revertUpgrade() error {
 	return m.editMeta(d.Key, func(meta *metaData) { meta.Upgrade = "" })
 }
 
-// dropFallback ends an upgrade's probation, when the machine is running and ready for the
-// first time in a boot. A later upgrade has its own.
+// dropFallback ends an upgrade's probation, when the machine is running and ready for the first time in a boot. A
+// later upgrade has its own probation.
 func (m *machine) dropFallback() {
 	d, ok := systemDisk(m.devices())
 	if !ok || readMeta(d).Upgrade == "" {
@@ -466,8 +466,7 @@ func (b *boot) checkReset(req *machineapi.ResetRequest) error {
 	return nil
 }
 
-// runReset is the sequence of a reset. If it fails, the machine stays up without its
-// services.
+// runReset runs the sequence of a reset. If the sequence fails, the machine stays up without its services.
 func (b *boot) runReset(ctx context.Context) outcome {
 	b.mu.Lock()
 	req := b.reset
@@ -543,8 +542,8 @@ func (b *boot) wipe(req *machineapi.ResetRequest) error {
 	return nil
 }
 
-// formatted is the disk with a new, empty file system in one of its partitions: the next
-// boot formats a wiped partition like that.
+// formatted returns the disk with a new, empty file system in one of its partitions: the next boot formats a wiped
+// partition in the same way.
 func formatted(d artefact.Disk, index int) artefact.Disk {
 	d.Partitions = slices.Clone(d.Partitions)
 	p := &d.Partitions[index]

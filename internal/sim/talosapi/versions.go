@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// release is the visible differences between minor releases of Talos.
+// release holds the visible differences between minor releases of Talos.
 type release struct {
 	contract *config.VersionContract
 	// bareMaintenance: maintenance mode is a separate service with few methods
@@ -30,18 +30,18 @@ type release struct {
 	rebootApplies   bool // a configured machine accepts a configuration with mode REBOOT
 	patientPull     bool // its image API retries like Talos' own pulls, unless the image does not exist
 	keepsDefault    bool // its installer keeps the default boot entry instead of the running one
-	// lacks are kinds of resources, documents those of a machine configuration, and volumes
-	// the names in a VolumeConfig, that came with a later release.
+	// lacks are the kinds of resources, documents the kinds of documents of a machine configuration, and volumes the
+	// names in a VolumeConfig that came with a later release.
 	lacks     []resource.Type
 	documents [][]string
 	fields    [][]string // of documents that it knows
 	volumes   []string
-	// unprobed are the filesystems that its probes don't detect (go-blockdevice,
-	// blkid/internal/chain: btrfs since 2.0.30 of Talos 1.13.5, md since 2.0.32 of 1.14).
+	// unprobed are the filesystems that the release's probes don't detect (go-blockdevice, blkid/internal/chain:
+	// btrfs since 2.0.30 of Talos 1.13.5, md since 2.0.32 of 1.14).
 	unprobed []string
 }
 
-// releases are those that the lab simulates, in order.
+// releases are the releases that the lab simulates, in order.
 var releases = []release{
 	{
 		contract: config.TalosVersion1_12, bareMaintenance: true, rebootApplies: true, patientPull: true, keepsDefault: true,
@@ -61,8 +61,8 @@ var (
 	volumesSinceFourteen = []string{labelEtcd, "CRI", "KUBELET", "LOG"}
 )
 
-// releaseOf is the release of a version: the first one for older versions, the last one
-// for newer or invalid ones.
+// releaseOf returns the release of a version: the first release for older versions, the last release for newer or
+// invalid versions.
 func releaseOf(version string) release {
 	c, err := config.ParseContractFromVersion(version)
 	if err != nil {
@@ -76,18 +76,18 @@ func releaseOf(version string) release {
 	return releases[len(releases)-1]
 }
 
-// release is that of the running system.
+// release returns the release of the running system.
 func (b *boot) release() release { return releaseOf(b.med.image.TalosVersion) }
 
-// kinds filters out what the release lacks.
+// kinds returns all without the kinds that the release lacks.
 func (r release) kinds(all []*meta.ResourceDefinition) []*meta.ResourceDefinition {
 	return slices.DeleteFunc(slices.Clone(all), func(rd *meta.ResourceDefinition) bool {
 		return slices.Contains(r.lacks, rd.TypedSpec().Type)
 	})
 }
 
-// maintained is a separate maintenance service's answer to methods that it lacks, or
-// refuses to callers from the network (assertAdminRole in its server.go).
+// maintained returns the answer of a separate maintenance service to methods that the service lacks, or refuses to
+// callers from the network (assertAdminRole in its server.go).
 func (r release) maintained(method string) error {
 	service, name := path.Split(strings.TrimPrefix(method, "/"))
 	switch {
@@ -103,9 +103,8 @@ func (r release) maintained(method string) error {
 	return status.Errorf(codes.Unimplemented, "method %s not implemented", name)
 }
 
-// badMode is the error for a mode of ApplyConfiguration that the release refuses, nil if
-// it accepts it: a separate maintenance service checks that first, apid after it has
-// checked the configuration.
+// badMode returns the error for a mode of ApplyConfiguration that the release refuses, nil if the release accepts the
+// mode. A separate maintenance service checks the mode first; apid checks the mode after the configuration.
 func (r release) badMode(mode machineapi.ApplyConfigurationRequest_Mode, maintenance bool) error {
 	//lint:ignore SA1019 REBOOT is the zero value, and what Talos knew before 1.14
 	const reboot = machineapi.ApplyConfigurationRequest_REBOOT
@@ -125,12 +124,11 @@ func (r release) badMode(mode machineapi.ApplyConfigurationRequest_Mode, mainten
 	return nil
 }
 
-// fourteen says whether it is 1.14 or later.
+// fourteen reports whether the release is 1.14 or later.
 func (r release) fourteen() bool { return len(r.lacks) == 0 }
 
-// documentsSince are the kinds of configuration documents that 1.13 and 1.14 added: those
-// registered by their decoders (registry.Register in pkg/machinery/config/types) but not
-// by the previous minor release's.
+// documentsSince are the kinds of configuration documents that 1.13 and 1.14 added: the kinds registered by their
+// decoders (registry.Register in pkg/machinery/config/types) but not by the decoder of the previous minor release.
 var documentsSince = [][]string{
 	{
 		"BlackholeRouteConfig", "EnvironmentConfig", "ExternalVolumeConfig", "ImageVerificationConfig", "KubeSpanConfig",
@@ -149,7 +147,7 @@ var documentsSince = [][]string{
 	},
 }
 
-// fieldsSince are the fields that 1.13 and 1.14 added to kinds of documents that they found, as their structs
+// fieldsSince are the fields that 1.13 and 1.14 added to existing kinds of documents, as the structs of these kinds
 // have them (yaml tags in pkg/machinery/config/types).
 var fieldsSince = [][]string{
 	{" cluster.network.cni.flannel.kubeNetworkPoliciesEnabled", "ExistingVolumeConfig mount.secure", "UserVolumeConfig mount", "VolumeConfig mount"},
@@ -160,7 +158,7 @@ var fieldsSince = [][]string{
 	},
 }
 
-// unknownField is a field of a document that came with a later release; "" if there is none.
+// unknownField returns a field of a document that came with a later release; "" if the document has no such field.
 func (r release) unknownField(kind string, node *yaml.Node) string {
 	for _, field := range slices.Concat(r.fields...) {
 		of, path, _ := strings.Cut(field, " ")
@@ -175,7 +173,7 @@ func (r release) unknownField(kind string, node *yaml.Node) string {
 	return ""
 }
 
-// valueOf is the value of a key; nil if the node is no mapping, or lacks it.
+// valueOf returns the value of a key; nil if the node is no mapping, or lacks the key.
 func valueOf(node *yaml.Node, key string) *yaml.Node {
 	if node == nil || node.Kind != yaml.MappingNode {
 		return nil

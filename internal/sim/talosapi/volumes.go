@@ -24,19 +24,19 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// volume is one of a configuration.
+// volume is a volume of a configuration.
 type volume struct {
 	id, label  string
 	kind       block.VolumeType
 	filesystem string
 	selector   *cel.Expression // where to create it, and where a whole disk is; nil: the system disk
-	minBytes   uint64          // that the disk must have, if its configuration says so
-	existing   *cel.Expression // which existing partition it is; nil: found by its label
-	device     string          // of machine.disks: found by it and index
+	minBytes   uint64          // minimum size of the disk, if its configuration has one
+	existing   *cel.Expression // selects the existing partition; nil: found by its label
+	device     string          // of machine.disks: the volume is found by device and index
 	index      int
 	target     string         // of machine.disks: where it is mounted
 	source     string         // of what the VM's host shares
-	keys       map[int]string // how it is encrypted; nil: it is not
+	keys       map[int]string // encryption keys by slot; nil: not encrypted
 	fixed      bool           // created only by the installer
 }
 
@@ -47,7 +47,7 @@ type placed struct {
 	part  artefact.Partition
 }
 
-// volumesOf are the volumes of a configuration; nil: those of a machine without one.
+// volumesOf returns the volumes of a configuration; for nil, the volumes of a machine without a configuration.
 func volumesOf(cfg config.Provider) []volume {
 	vols := []volume{
 		{id: labelMeta, label: labelMeta, fixed: true},
@@ -92,14 +92,15 @@ func selectorOf(p configtypes.VolumeProvisioningConfig) *cel.Expression {
 	return nil
 }
 
-// promoted says whether a configuration makes ETCD, CRI, KUBELET or LOG a partition; else it is a directory on
-// EPHEMERAL (GetPromotableSystemVolumesTransformer in volumeconfig/system_volumes.go).
+// promoted reports whether a configuration makes ETCD, CRI, KUBELET or LOG a partition; otherwise the volume is a
+// directory on EPHEMERAL (GetPromotableSystemVolumesTransformer in volumeconfig/system_volumes.go).
 func promoted(cfg config.Provider, id string) bool {
 	c, _ := cfg.Volumes().ByName(id)
 	return blockcfg.ProvisioningRequested(c.Provisioning())
 }
 
-// furtherVolumes are the raw, swap, existing and external volumes of a configuration, and those of machine.disks.
+// furtherVolumes returns the raw, swap, existing and external volumes of a configuration, and the volumes of
+// machine.disks.
 func furtherVolumes(cfg config.Provider) []volume {
 	var vols []volume
 	add := func(id, filesystem string, p configtypes.VolumeProvisioningConfig, e configtypes.EncryptionConfig) {
@@ -146,7 +147,7 @@ func partitions(devs []device) (all []placed) {
 	return all
 }
 
-// onDisk says whether the volume is on a disk: a directory, and what the VM's host shares, is not.
+// onDisk reports whether the volume is on a disk. A directory is not, nor is a volume that the VM's host shares.
 func (v volume) onDisk() bool {
 	return v.kind != block.VolumeTypeDirectory && v.kind != block.VolumeTypeExternal
 }
@@ -176,8 +177,7 @@ func (v volume) locate(devs []device) (placed, bool) {
 	})
 }
 
-// provision creates missing volumes and publishes the location of all. Existing ones are
-// left alone.
+// provision creates missing volumes and publishes the location of all volumes. Existing volumes are left alone.
 func (b *boot) provision(ctx context.Context) error {
 	failed := map[string]string{}
 	for _, v := range volumesOf(b.config()) {
@@ -249,8 +249,9 @@ func (v volume) fits(d device) bool {
 	return v.kind == block.VolumeTypeDisk || uint64(max(d.SizeBytes, 0)) >= v.minBytes
 }
 
-// cannot is the error with which Talos makes no such volume on an installed machine, and does not find a whole disk
-// (findCandidateDisks, selectBestDisk and locateDiskByDiskMatch in block/internal/volumes/locate.go, format.go); "": it can.
+// cannot returns the error with which Talos does not make the volume on an installed machine, or does not find a
+// whole disk (findCandidateDisks, selectBestDisk and locateDiskByDiskMatch in block/internal/volumes/locate.go,
+// format.go); "": no error.
 func (v volume) cannot(devs []device) string {
 	system, installed := systemDisk(devs)
 	if v.selector == nil || !installed {
@@ -288,7 +289,7 @@ func Volumes(content []byte) string {
 	})
 }
 
-// keysOf are an encryption's keys by slot, as far as a configuration says them.
+// keysOf returns an encryption's keys by slot, as far as a configuration describes them.
 func keysOf(e configtypes.EncryptionConfig) map[int]string {
 	if e == nil || e.Provider() == block.EncryptionProviderNone {
 		return nil
@@ -319,8 +320,8 @@ const (
 	lockedToState = " with STATE"
 )
 
-// slots are the keys that a machine makes of those in its configuration: that of a node ID depends on the VM's UUID, and
-// one locked to STATE on a salt there.
+// slots returns the keys that a machine makes of the keys in its configuration: a key of a node ID depends on the
+// VM's UUID, and a key locked to STATE depends on a salt in STATE.
 func (m *machine) slots(keys map[int]string) map[int]string {
 	if keys == nil {
 		return nil
@@ -370,15 +371,15 @@ func (m *machine) open(v volume) error {
 		d.Partitions = slices.Clone(d.Partitions)
 		at := &d.Partitions[p.index-1]
 		if at.Keys == nil {
-			at.Data = nil // what Talos does not recognize it formats
+			at.Data = nil // Talos formats what it does not recognize
 		}
 		at.Keys = wants
 		return d
 	})
 }
 
-// Encrypted encrypts a partition in a disk's content with the node ID of a machine, and with a partition STATE if there
-// is one; or takes that off again. What is inside stays.
+// Encrypted encrypts a partition in a disk's content with the node ID of a machine, and with a partition STATE if
+// there is one; without on, it removes the encryption. What is inside stays.
 func Encrypted(content []byte, label, uuid, state string, on bool) ([]byte, error) {
 	disk, err := artefact.ReadDisk(content)
 	if err != nil {
@@ -395,7 +396,7 @@ func Encrypted(content []byte, label, uuid, state string, on bool) ([]byte, erro
 	return artefact.WriteDisk(disk), nil
 }
 
-// StateUUID is that of the partition STATE in a disk's content.
+// StateUUID returns the UUID of the partition STATE in a disk's content.
 func StateUUID(content []byte) string {
 	disk, _ := artefact.ReadDisk(content)
 	p, _ := partition(disk, labelState)
@@ -408,7 +409,7 @@ type mount struct {
 	volume, target string
 }
 
-// mounted are a configured machine's mounted volumes.
+// mounted returns a configured machine's mounted volumes.
 func (b *boot) mounted(devs []device) []mount {
 	cfg := b.config()
 	if cfg == nil {
@@ -424,8 +425,8 @@ func (b *boot) mounted(devs []device) []mount {
 	return all
 }
 
-// PodWrites writes below a path of a running machine as a pod does that has it mounted, and returns the ID of the volume
-// on which it came to be: that with the longest mount point above it.
+// PodWrites writes below a path of a running machine, as a pod does that has the path mounted. It returns the ID of
+// the volume that holds the data: the volume with the longest mount point above the path.
 func (fw *Firmware) PodWrites(vmid int, name string, data []byte) (id string, err error) {
 	fw.hub.mu.Lock()
 	b := fw.hub.up[vmid]
@@ -456,7 +457,7 @@ var systemMounts = map[string]string{
 	constants.CRIContainerdVolumeID: constants.CRIContainerdDataPath, constants.KubeletDataVolumeID: constants.KubeletDataPath, constants.LogVolumeID: constants.LogMountPoint,
 }
 
-// mountPoint is where a volume is mounted; empty if it is not.
+// mountPoint returns the path at which a volume is mounted; "" if the volume is not mounted.
 func (v volume) mountPoint() string {
 	if v.target != "" || systemMounts[v.id] != "" {
 		return v.target + systemMounts[v.id]
@@ -469,8 +470,8 @@ func (v volume) mountPoint() string {
 	return ""
 }
 
-// mountSpec is where a volume is mounted as Talos' controllers specify it: relative to its
-// parent (volumeconfig/system_volumes.go, user_volumes.go; user_disk_config.go).
+// mountSpec returns the mount of a volume as Talos' controllers specify it: relative to its parent
+// (volumeconfig/system_volumes.go, user_volumes.go; user_disk_config.go).
 func (v volume) mountSpec() block.MountSpec {
 	target := v.mountPoint()
 	below, onEphemeral := strings.CutPrefix(target, constants.EphemeralMountPoint+"/")
@@ -494,7 +495,7 @@ func (b *boot) mountStatuses(devs []device) []resource.Resource {
 	return rs
 }
 
-// metaKeys are the tags in META.
+// metaKeys returns the tags in META.
 func metaKeys(devs []device) []resource.Resource {
 	d, _ := systemDisk(devs)
 	tags := readMeta(d)

@@ -21,8 +21,8 @@ const (
 	NoAccess = "NoAccess"
 )
 
-// Token is an API token. With privilege separation it has the permissions that its own
-// ACLs and its user's both grant, otherwise its user's.
+// Token is an API token. With privilege separation, a token has the permissions that both its own ACLs and its user's
+// ACLs grant; without privilege separation, a token has its user's permissions.
 type Token struct {
 	ID      string // "recast@pve!lab"
 	Secret  string // a UUID
@@ -87,26 +87,25 @@ func (w *World) ACLs() []ACL {
 	})
 }
 
-// Check is nil when user holds any of the privileges at path, else the 403 answer that
-// names them. The user "" is the lab itself and may do everything.
+// Check returns nil when user holds any of the privileges at path, else the 403 answer that names them. The user ""
+// is the lab itself and may do everything.
 func (w *World) Check(user, path string, anyOf ...string) error {
 	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.check(user, path, anyOf...)
 }
 
-// Permissions is the set of privileges of user at a path, which need not exist. The values
-// say whether they propagate to the paths below.
+// Permissions returns the set of privileges of user at a path, which need not exist. The values say whether a
+// privilege propagates to the paths below.
 func (w *World) Permissions(user, path string) map[string]bool {
 	w.mu.Look()
 	defer w.mu.Unlock()
 	return maps.Clone(w.privileges(user, path))
 }
 
-// EffectivePermissions is the set of privileges of user at every path in Proxmox's own
-// list: the top-level ones, those in the tree of the access control list and the members
-// of pools, without paths where user holds none (pve-access-control, RPCEnvironment.pm,
-// get_effective_permissions).
+// EffectivePermissions returns the set of privileges of user at every path in Proxmox's own list: the top-level
+// paths, the paths in the tree of the access control list and the members of pools. Paths where user holds no
+// privilege are left out (pve-access-control, RPCEnvironment.pm, get_effective_permissions).
 func (w *World) EffectivePermissions(user string) map[string]map[string]bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -144,9 +143,8 @@ func (w *World) check(user, path string, anyOf ...string) error {
 // holder is a user or token at a path; pool is the pool of the path's VM.
 type holder struct{ user, path, pool string }
 
-// privileges is the set of privileges of user at path; the values say what propagates. It
-// is cached until a token, a role or the access control list changes; the map must not be
-// changed.
+// privileges returns the set of privileges of user at path; the values say which privileges propagate. The set is
+// cached until a token, a role or the access control list changes; the caller must not change the map.
 func (w *World) privileges(user, path string) map[string]bool {
 	at := holder{user, path, w.poolOf(path)}
 	held, known := w.privilegeCache[at]
@@ -160,7 +158,8 @@ func (w *World) privileges(user, path string) map[string]bool {
 	return held
 }
 
-// compilePrivileges: a token with privilege separation holds what both it and its user were granted.
+// compilePrivileges computes the privileges of user at path. A token with privilege separation holds the privileges
+// that both the token and its user were granted.
 func (w *World) compilePrivileges(user, path string) map[string]bool {
 	owner, _, isToken := strings.Cut(user, "!")
 	if isToken && w.tokens[user].ID == "" {
@@ -184,8 +183,7 @@ func (w *World) compilePrivileges(user, path string) map[string]bool {
 	return both
 }
 
-// privilegesOf are the privileges of one name's roles at path (RPCEnvironment.pm,
-// $compile_acl_path).
+// privilegesOf returns the privileges of one name's roles at path (RPCEnvironment.pm, $compile_acl_path).
 func (w *World) privilegesOf(who, path string) map[string]bool {
 	held := map[string]bool{}
 	for role, propagates := range w.rolesAt(who, path) {
@@ -196,8 +194,8 @@ func (w *World) privilegesOf(who, path string) map[string]bool {
 	return held
 }
 
-// rolesAt is the set of roles of one name at path, including those of a VM through its
-// pool: these never propagate, and NoAccess in either wins.
+// rolesAt returns the set of roles of one name at path, including the roles at a VM through its pool: roles through a
+// pool never propagate, and NoAccess in either set wins.
 func (w *World) rolesAt(who, path string) map[string]bool {
 	roles := w.rolesOf(who, path)
 	pool := w.poolOf(path)
@@ -216,9 +214,8 @@ func (w *World) rolesAt(who, path string) map[string]bool {
 	return roles
 }
 
-// rolesOf evaluates the list for one name: only the most specific path with an entry
-// counts, and an entry that does not propagate only at its own path (AccessControl.pm,
-// roles).
+// rolesOf evaluates the access control list for one name: only the most specific path with an entry counts, and an
+// entry that does not propagate counts only at its own path (AccessControl.pm, roles).
 func (w *World) rolesOf(who, path string) map[string]bool {
 	for at := path; ; at = parent(at) {
 		roles := map[string]bool{}
@@ -276,10 +273,10 @@ var allPrivileges = strings.Fields(`Datastore.Allocate Datastore.AllocateSpace D
 	VM.GuestAgent.Audit VM.GuestAgent.FileRead VM.GuestAgent.FileSystemMgmt VM.GuestAgent.FileWrite
 	VM.GuestAgent.Unrestricted VM.Migrate VM.PowerMgmt VM.Replicate VM.Snapshot VM.Snapshot.Rollback`)
 
-// IsPrivilege says whether Proxmox VE 9.2 has that privilege.
+// IsPrivilege reports whether Proxmox VE 9.2 has a privilege of that name.
 func IsPrivilege(name string) bool { return slices.Contains(allPrivileges, name) }
 
-// Role lists a role's privileges; nil if there is no such role.
+// Role lists a role's privileges; nil if the role does not exist.
 func (w *World) Role(name string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -320,7 +317,7 @@ func (w *World) Login(user, password string) (Ticket, error) {
 		right = true
 	}
 	if !right {
-		return Ticket{}, &Error{Status: 401, Message: "authentication failure"} // does not reveal which users exist
+		return Ticket{}, &Error{Status: 401, Message: "authentication failure"} // the answer does not reveal which users exist
 	}
 	now := time.Now()
 	return Ticket{Ticket: w.sign("PVE:"+user, now), CSRF: w.sign(user, now)}, nil

@@ -101,8 +101,8 @@ func (w *World) lockChange(host string, r ChangeRequest) (unlock func(), takes t
 	return unlock, w.plugTime(v, r), nil
 }
 
-// checkChange checks the configuration to change, before its lock is taken and under it,
-// like load_and_check_config of update_vm_api in Qemu.pm.
+// checkChange checks the configuration to change, before its lock is taken and again under the lock, like
+// load_and_check_config of update_vm_api in Qemu.pm.
 func (w *World) checkChange(host string, r ChangeRequest) (*vm, error) {
 	v, err := w.vmOn(host, r.ID)
 	if err != nil {
@@ -117,7 +117,7 @@ func (w *World) checkChange(host string, r ChangeRequest) (*vm, error) {
 	return v, v.checkBalloon(r.Set)
 }
 
-// anyConfigPrivilege are the privileges of which a change needs at least one.
+// anyConfigPrivilege lists the privileges of which a change needs at least one.
 func anyConfigPrivilege() []string {
 	return []string{
 		"VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory", "VM.Config.Network", "VM.Config.HWType",
@@ -196,8 +196,8 @@ func (w *World) checkReplicated(id int, key, value string) error {
 	return nil
 }
 
-// edit changes a configuration and writes its file. Without quorum the file stays as it
-// was, but the change's effects on volumes remain.
+// edit changes a configuration and writes its file. Without quorum the file stays unchanged, but the change's effects
+// on volumes remain.
 func (w *World) edit(v *vm, change func() error) error {
 	config, pending, deletions := maps.Clone(v.config), maps.Clone(v.pending), maps.Clone(v.pendingDelete)
 	err := change()
@@ -210,14 +210,14 @@ func (w *World) edit(v *vm, change func() error) error {
 	return err
 }
 
-// has says whether a key has a value, now or pending.
+// has reports whether a key has a value, now or pending.
 func (v *vm) has(key string) bool {
 	_, set := v.config[key]
 	_, waits := v.pending[key]
 	return set || waits
 }
 
-// changing is a change in progress: update_vm_api in Qemu.pm.
+// changing is a change in progress (update_vm_api in Qemu.pm).
 type changing struct {
 	w        *World
 	user     string
@@ -227,10 +227,9 @@ type changing struct {
 	modified map[string]bool
 }
 
-// change is the worker: it writes option by option as pending into the file, deletions
-// first, and finally applies what can be applied. After an error the earlier options stay
-// pending, with the volumes allocated for them, even on a stopped VM. Proxmox takes the
-// options in no particular order, the simulator by name.
+// change does the worker's part: it writes option by option as pending into the file, deletions first, and finally
+// applies what can be applied. After an error the earlier options stay pending, with the volumes allocated for them,
+// even on a stopped VM. Proxmox takes the options in no particular order, the simulator by name.
 func (w *World) change(user string, v *vm, r ChangeRequest) error {
 	c := &changing{w: w, user: user, v: v, r: v.withReverts(r), order: bootOrder(v.config["boot"]), modified: map[string]bool{}}
 	for _, key := range c.r.Delete {
@@ -262,9 +261,8 @@ func (w *World) change(user string, v *vm, r ChangeRequest) error {
 	return nil
 }
 
-// withReverts expands keys to be reverted as Proxmox does: it sets their current value
-// again and deletes what is only pending. Other effects of a refused change, such as a
-// boot order, stay.
+// withReverts expands keys to be reverted as Proxmox does: it sets a key's current value again and deletes a key that
+// is only pending. Other effects of a refused change, such as a boot order, stay.
 func (v *vm) withReverts(r ChangeRequest) ChangeRequest {
 	if len(r.Revert) == 0 {
 		return r
@@ -376,10 +374,9 @@ func (c *changing) set(key, value string) error {
 	return nil
 }
 
-// setDrive resolves a drive. It appends a CD-ROM drive that the boot order lacks to the
-// old order, so a boot= of the same request is lost if it came first, which is random in
-// Proxmox. A cloud-init drive is not added (drive_is_cdrom with exclude_cloudinit, in
-// Drive.pm).
+// setDrive resolves a drive. It appends a CD-ROM drive that the boot order lacks to the old order, so a boot= of the
+// same request is lost if boot= came first; in Proxmox the order is random. A cloud-init drive is not added
+// (drive_is_cdrom with exclude_cloudinit, in Drive.pm).
 func (c *changing) setDrive(key, value string) (stored string, err error) {
 	v := c.v
 	if key == "tpmstate0" {
@@ -421,7 +418,7 @@ func checkTPMVersion(old, value string) error {
 	return nil
 }
 
-// checkBoot requires the devices of a boot order to exist. Changes check that, creates do not.
+// checkBoot requires the devices of a boot order to exist. Changes make this check, creates do not.
 func (c *changing) checkBoot(value string) error {
 	for _, key := range bootOrder(value) {
 		_, comes := c.r.Set[key]
@@ -432,14 +429,14 @@ func (c *changing) checkBoot(value string) error {
 	return nil
 }
 
-// cleanupPending drops pending changes that change nothing.
+// cleanupPending drops pending changes that have no effect.
 func (v *vm) cleanupPending() {
 	maps.DeleteFunc(v.pending, func(key, value string) bool { now, set := v.config[key]; return set && now == value })
 	maps.DeleteFunc(v.pendingDelete, func(key string, _ bool) bool { _, set := v.config[key]; return !set })
 }
 
-// applyPending applies the pending changes of a stopped VM. Those that can't be applied are
-// returned, and stay pending (vmconfig_apply_pending in QemuServer.pm).
+// applyPending applies the pending changes of a stopped VM. It returns the changes that can't be applied; they stay
+// pending (vmconfig_apply_pending in QemuServer.pm).
 func (w *World) applyPending(user string, v *vm) (wrong map[string]string) {
 	wrong = map[string]string{}
 	for _, key := range slices.SortedFunc(maps.Keys(v.pendingDelete), compareKeys) {
@@ -478,7 +475,7 @@ func (w *World) applySet(v *vm, key string) {
 	old, had := v.config[key]
 	v.config[key] = value
 	if key == "description" && value == "" {
-		delete(v.config, key) // the file contains it no longer
+		delete(v.config, key) // the file no longer contains the key
 	}
 	if had && isDriveKey(key) {
 		w.registerUnused(v, key, old)
@@ -487,8 +484,8 @@ func (w *World) applySet(v *vm, key string) {
 	w.violateSharing(v)
 }
 
-// deallocate frees the volume of a deleted drive, if it is the VM's own and no other key
-// of the VM uses it (try_deallocate_drive in QemuServer.pm).
+// deallocate frees the volume of a deleted drive, if the volume is the VM's own and no other key of the VM uses it
+// (try_deallocate_drive in QemuServer.pm).
 func (w *World) deallocate(user string, v *vm, key, value string) error {
 	d, err := parseDrive(key, value)
 	if err != nil || d.empty() || d.cdrom() && !isCloudInit(d.volid) || volumeOwner(d.volid) != v.id {
@@ -516,7 +513,7 @@ func (w *World) registerUnused(v *vm, key, value string) {
 	}
 }
 
-// addUnused keeps a volume under the lowest free unusedN, which it returns, without its options.
+// addUnused keeps a volume, without its options, under the lowest free unusedN, and returns that key.
 func (v *vm) addUnused(volid string) string {
 	for key, value := range v.config {
 		if strings.HasPrefix(key, "unused") && value == volid {

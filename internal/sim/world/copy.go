@@ -74,7 +74,7 @@ func (w *World) makeTemplate(v *vm) error {
 	return nil
 }
 
-// disks are the disks in use with a volume, by key, in bus order.
+// disks returns the drives in use that have a volume, by key, in bus order.
 func (v *vm) disks() iter.Seq2[string, drive] {
 	return func(yield func(string, drive) bool) {
 		for key, d := range drivesIn(v.config) {
@@ -93,8 +93,7 @@ type CloneRequest struct {
 	Full              *bool // nil: linked where the VM is a template
 }
 
-// Clone makes a copy of a VM, in a task: with copies of its disks, or with disks based on
-// the template's.
+// Clone makes a copy of a VM, in a task: with copies of the VM's disks, or with disks based on the template's.
 func (w *World) Clone(user, host string, r CloneRequest) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -193,8 +192,8 @@ func (w *World) clone(v *vm, r CloneRequest) error {
 	return nil
 }
 
-// cloneDisk replaces the volume of a copied VM's key by a new one. A linked clone has its
-// base in its name, and on a file system is always a qcow2.
+// cloneDisk replaces the volume of a copied VM's key by a new volume. A linked clone has its base in its name, and on
+// a file system is always a qcow2.
 func (w *World) cloneDisk(copied *vm, key string, d drive, linked bool) (volid string, err error) {
 	s, vol, err := w.volume(d.volid, copied.host)
 	if err != nil {
@@ -327,8 +326,7 @@ func (w *World) saveState(v *vm, snapshot string) (volid string, err error) {
 	return "", fmt.Errorf("VM %d has no disk", v.id)
 }
 
-// inUse says whether another key of the VM, or a snapshot, uses a volume (is_volume_in_use
-// in Drive.pm).
+// inUse reports whether another key of the VM, or a snapshot, uses a volume (is_volume_in_use in Drive.pm).
 func (v *vm) inUse(volid, but string) bool {
 	names := func(config map[string]string, but string) bool {
 		return slices.ContainsFunc(driveKeys(config), func(key string) bool {
@@ -404,8 +402,8 @@ func (w *World) RemoveSnapshot(user, host string, id int, name string) (string, 
 	}), nil
 }
 
-// StartBackup backs up VMs, one after the other, in a task that takes that long for each and keeps
-// nothing. Like vzdump of several VMs, such a task names none of them.
+// StartBackup backs up VMs, one after the other, in a task that takes that long for each VM and keeps nothing. Like
+// vzdump of several VMs, a task for several VMs names none of them.
 func (w *World) StartBackup(user, host string, takes time.Duration, vmids ...int) (upid string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -434,7 +432,7 @@ type backup struct {
 	takes time.Duration // for each VM
 }
 
-// vm backs one VM up. If the worker is killed, the lock stays.
+// vm backs up one VM. If the worker is killed, the lock stays.
 func (b *backup) vm(vmid int) error {
 	if err := b.lock(vmid); err != nil {
 		return err
@@ -472,10 +470,9 @@ func (b *backup) lock(vmid int) error {
 	return w.edit(v, func() error { v.config["lock"] = "backup"; return nil })
 }
 
-// archive reads the VM's disks through its process. A stopped VM gets a QEMU process
-// without guest: until the end it counts as running, in the state "prelaunch"
-// (enforce_vm_running_for_backup in VZDump/QemuServer.pm). Without disks to read no
-// process is started.
+// archive reads the VM's disks through its process. A stopped VM gets a QEMU process without guest: until the end the
+// VM counts as running, in the state "prelaunch" (enforce_vm_running_for_backup in VZDump/QemuServer.pm). Without
+// disks to read, no process is started.
 func (b *backup) archive(vmid int) error {
 	w := b.w
 	w.mu.Lock()
@@ -500,8 +497,7 @@ func (b *backup) archive(vmid int) error {
 	return err
 }
 
-// hasBackedUp says whether the VM has a disk that backups include (get_backup_volumes in
-// QemuConfig.pm).
+// hasBackedUp reports whether the VM has a disk that backups include (get_backup_volumes in QemuConfig.pm).
 func (v *vm) hasBackedUp() bool {
 	for key, d := range v.disks() {
 		if d.options["backup"] != "0" && (key != "efidisk0" || v.config["bios"] == "ovmf") {

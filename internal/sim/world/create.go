@@ -57,8 +57,8 @@ func (w *World) CreateVM(user, host string, r CreateRequest) (string, error) {
 	}), nil
 }
 
-// checkCreate checks privileges in Proxmox's order. VM.Config.Disk is not among them:
-// whoever may create a VM and allocate space may give it disks (create_vm in Qemu.pm).
+// checkCreate checks privileges in Proxmox's order. VM.Config.Disk is not required: whoever may create a VM and
+// allocate space may give the VM disks (create_vm in Qemu.pm).
 func (w *World) checkCreate(user string, r CreateRequest, config map[string]string) error {
 	if err := w.checkQuorum(); err != nil {
 		return err
@@ -84,8 +84,8 @@ func (w *World) checkCreate(user string, r CreateRequest, config map[string]stri
 	return firstError(w.checkBridges(user, config), checkDrives(config))
 }
 
-// create is the worker. When it fails, it frees the volumes that it allocated and removes
-// the VM; existing volumes stay.
+// create does the worker's part. When create fails, it frees the volumes that it allocated and removes the VM;
+// existing volumes stay.
 func (w *World) create(t *task, v *vm, config map[string]string) error {
 	err := t.begin(taskTime)
 	w.mu.Lock()
@@ -163,8 +163,8 @@ func addGenerated(config map[string]string) {
 	config["meta"] = fmt.Sprintf("creation-qemu=10.1.2,ctime=%d", time.Now().Unix())
 }
 
-// resolveDrive turns a requested drive into a stored one: it allocates space and reads the
-// size (create_disks in Qemu.pm). media is the content of a new volume; nil: blank.
+// resolveDrive turns a requested drive into a stored drive: it allocates space and reads the size (create_disks in
+// Qemu.pm). media is the content of a new volume; nil: blank.
 func (w *World) resolveDrive(v *vm, key, value string, media *Media) (stored, allocated string, err error) {
 	d, err := parseDrive(key, value)
 	if err != nil {
@@ -223,7 +223,7 @@ func (w *World) allocateDrive(v *vm, key, storageID string, size int64, d drive,
 	return volid, nil
 }
 
-// checkUsable says whether an existing volume can be that drive.
+// checkUsable checks that an existing volume can be that drive.
 func (w *World) checkUsable(key string, d drive) error {
 	if !strings.Contains(d.volid, ":") {
 		return nil // a device of the host
@@ -254,7 +254,7 @@ func withMAC(value string) string {
 	return first
 }
 
-// newMAC is a random address with Proxmox's prefix.
+// newMAC returns a random address with Proxmox's prefix.
 func newMAC() string {
 	var b [3]byte
 	rand.Read(b[:])
@@ -308,7 +308,7 @@ func (w *World) AddSnippet(storageID, host, name string, content []byte) error {
 	return w.addFile(snippetKind, storageID, host, name, content)
 }
 
-// AddImage puts a disk image on a storage from which drives can be made.
+// AddImage puts a disk image on a storage; drives can be made from it.
 func (w *World) AddImage(storageID, host, name string, content []byte) error {
 	return w.addFile(importKind, storageID, host, name, content)
 }

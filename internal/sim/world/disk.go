@@ -133,8 +133,7 @@ func (w *World) checkMoveDisk(user string, source *vm, r MoveRequest) error {
 	return w.check(user, "/storage/"+s.ID, "Datastore.AllocateSpace")
 }
 
-// misfit is why a drive's value is not valid for another key, "" if it is: every bus has its own
-// options.
+// misfit says why a drive's value is not valid for another key, "" if it is valid: every bus has its own options.
 func misfit(target, value string) string {
 	if strings.HasPrefix(target, "unused") {
 		return "" // it keeps only the volume
@@ -146,9 +145,8 @@ func misfit(target, value string) string {
 	return ""
 }
 
-// reassign renames the volume, then writes the source's configuration, then the target's,
-// in Proxmox's order: after an error in between, no configuration names the volume. It
-// does not check the volume's owner.
+// reassign renames the volume, then writes the source's configuration, then the target's, in Proxmox's order: after
+// an error in between, no configuration names the volume. The volume's owner is not checked.
 func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 	d, err := parseDrive(r.Disk, source.config[r.Disk])
 	if err != nil {
@@ -209,13 +207,13 @@ type moveStop struct {
 	crash bool
 }
 
-// StopNextMove kills the worker of the next move_disk at that point, like kill -9; with
-// crash the whole host crashes.
+// StopNextMove kills the worker of the next move_disk at that point, like kill -9; with crash, the whole host
+// crashes.
 func (w *World) StopNextMove(after MoveStage, crash bool) {
 	w.set(func() { w.moveStops = append(w.moveStops, moveStop{after: after, crash: crash}) })
 }
 
-// stopsMove says whether a worker ends here; mu must be held.
+// stopsMove reports whether a worker ends here; mu must be held.
 func (w *World) stopsMove(t *task, at MoveStage) bool {
 	if len(w.moveStops) == 0 || w.moveStops[0].after != at {
 		return false
@@ -239,7 +237,7 @@ type ResizeRequest struct {
 	Digest string
 }
 
-// Resize grows a disk, in a task that also makes all checks but that of the VM's own permission
+// Resize grows a disk in a task. The task also makes all checks, except the check of the VM's own permission
 // (API2/Qemu.pm, resize_vm).
 func (w *World) Resize(user, host string, r ResizeRequest) (string, error) {
 	w.mu.Lock()
@@ -305,9 +303,9 @@ func (w *World) resize(user string, v *vm, key string, size int64, more bool) er
 	return nil
 }
 
-// Rescan is qm disk rescan for one VM: every volume with its number that its configuration
-// does not name becomes unusedN, and sizes are read again. It returns the command's
-// output. A dry run only prints (QemuServer.pm, rescan and update_disk_config).
+// Rescan runs qm disk rescan for one VM: every volume with the VM's number that its configuration does not name
+// becomes unusedN, and sizes are read again. It returns the command's output. A dry run only prints (QemuServer.pm,
+// rescan and update_disk_config).
 func (w *World) Rescan(host string, id int, dryRun bool) (lines []string, err error) {
 	unlock, err := w.lockConfig(id)
 	if err != nil {
@@ -332,7 +330,7 @@ func (w *World) Rescan(host string, id int, dryRun bool) (lines []string, err er
 	return lines, w.edit(v, func() error { v.config = now; return nil })
 }
 
-// updateDisks updates a configuration to match its volumes.
+// updateDisks updates a configuration to match the VM's volumes.
 func (w *World) updateDisks(v *vm) (lines []string) {
 	prefix := "VM " + strconv.Itoa(v.id)
 	volumes, referenced := w.imagesOf(v), map[string]bool{}

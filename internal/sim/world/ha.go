@@ -50,7 +50,7 @@ type haService struct {
 
 func haSID(vmid int) string { return "vm:" + strconv.Itoa(vmid) }
 
-// state is the requested one; "enabled" is an alias of started.
+// state returns the requested state; "enabled" is an alias of started.
 func (s *haService) state() string {
 	if state := s.options["state"]; state != "" && state != "enabled" {
 		return state
@@ -115,7 +115,7 @@ func (w *World) HARules() []HARule {
 	return slices.Clone(w.haRules)
 }
 
-// HADigest is the checksum of the file with all resources.
+// HADigest returns the checksum of the file with all resources.
 func (w *World) HADigest() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -197,9 +197,9 @@ func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, 
 	return nil
 }
 
-// DeleteHA removes a VM from HA; it stays running or stopped. If it was to run and goes off before
-// the manager's next round, it is started once more. With purge, Proxmox' default, the VM is also
-// removed from rules, and rules without resources are deleted.
+// DeleteHA removes a VM from HA; the VM stays running or stopped. A VM that was to run and goes off before the
+// manager's next round is started once more. With purge, Proxmox' default, the VM is also removed from rules, and
+// rules without resources are deleted.
 func (w *World) DeleteHA(user, sid string, purge bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -300,7 +300,7 @@ const (
 	hostRound    = 5 * time.Second
 )
 
-// manage starts HA's managers for a resource, if they do not run already; mu must be held.
+// manage starts HA's managers for a resource, if the managers do not run already; mu must be held.
 func (w *World) manage(sid string) {
 	s := w.ha[sid]
 	if s == nil || s.busy {
@@ -329,8 +329,8 @@ func (w *World) runManagers(sid string, s *haService) {
 	}
 }
 
-// clusterManager decides what to do next, and says whether there is anything to do.
-// Without quorum, or on a host that is down, there is nothing for now.
+// clusterManager decides what to do next, and reports whether there is more to do. Without quorum, or on a host that
+// is down, there is nothing to do for now.
 func (w *World) clusterManager(sid string, s *haService) (more bool) {
 	v := w.haVM(sid)
 	if w.ha[sid] != s || v == nil || !w.hasQuorum() || w.down[v.host] {
@@ -369,8 +369,8 @@ func (w *World) haVM(sid string) *vm {
 	return w.vms[id]
 }
 
-// hostManager starts or stops the VM with a task of root's and waits for it. It retries a
-// failed start max_restart times; then the state is "error".
+// hostManager starts or stops the VM with a task of root's and waits for the task. It retries a failed start
+// max_restart times; then the state is "error".
 func (w *World) hostManager(sid string, s *haService) {
 	w.mu.Lock()
 	v := w.haVM(sid)
@@ -453,13 +453,13 @@ func (w *World) guestEnded(sid string) {
 	})
 }
 
-// requestMigration is the task of a managed VM's migration: it only asks HA.
+// requestMigration starts the task of a managed VM's migration: the task only asks HA.
 func (w *World) requestMigration(user, host string, r MigrateRequest) string {
 	what, command := fmt.Sprintf("migration for VM %d to node %s", r.ID, r.Target), fmt.Sprintf("migrate vm:%d %s", r.ID, r.Target)
 	return w.askHA("hamigrate", user, host, r.ID, what, command, func(s *haService) { s.target = r.Target })
 }
 
-// requestHA is the task of a managed VM's start or stop: it only asks HA.
+// requestHA starts the task of a managed VM's start or stop: the task only asks HA.
 func (w *World) requestHA(user, host string, id int, state string, apply func(*haService)) string {
 	kind, word, command := "hastart", "start", "set vm:%d --state started"
 	if state == "stopped" {

@@ -14,23 +14,22 @@ import (
 // bootTime is the time from power on until a host starts its VMs.
 const bootTime = 30 * time.Second
 
-// HostDown says whether a Proxmox node is powered off.
+// HostDown reports whether a Proxmox node is powered off.
 func (w *World) HostDown(host string) bool {
 	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.down[host]
 }
 
-// crashOf counts the crashes of a host; a changed number means that earlier work was
-// interrupted.
+// crashOf returns the number of crashes of a host; a changed number means that earlier work was interrupted.
 func (w *World) crashOf(host string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.crashes[host]
 }
 
-// CrashHost cuts a Proxmox node's power: its VMs go off and its tasks end without cleanup.
-// It returns when the guests have ended.
+// CrashHost cuts a Proxmox node's power: its VMs go off and its tasks end without cleanup. CrashHost returns when the
+// guests have ended.
 func (w *World) CrashHost(host string) {
 	w.mu.Lock()
 	ended := w.cutPower(host)
@@ -40,7 +39,7 @@ func (w *World) CrashHost(host string) {
 	}
 }
 
-// cutPower returns the processes whose guests must still be killed; mu must be held.
+// cutPower cuts a host's power and returns the processes whose guests must still be killed; mu must be held.
 func (w *World) cutPower(host string) []*process {
 	w.down[host] = true
 	w.crashes[host]++
@@ -64,8 +63,8 @@ func (w *World) cutPower(host string) []*process {
 	return ended
 }
 
-// BootHost powers a node on again. When it is up it starts the VMs with onboot=1
-// sequentially, and HA handles its resources.
+// BootHost powers a node on again. When the node is up, it starts the VMs with onboot=1 sequentially, and HA handles
+// its resources.
 func (w *World) BootHost(host string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +83,7 @@ func (w *World) BootHost(host string) {
 	})
 }
 
-// RebootHost is CrashHost, then BootHost after off.
+// RebootHost calls CrashHost, and BootHost after off.
 func (w *World) RebootHost(host string, off time.Duration) {
 	w.CrashHost(host)
 	if w.Delay(off) {
@@ -92,8 +91,8 @@ func (w *World) RebootHost(host string, off time.Duration) {
 	}
 }
 
-// startAll is the first task of a host that has quorum (startall in API2/Nodes.pm): it
-// removes the lock of an interrupted backup; other locks stay.
+// startAll runs the first task of a host that has quorum (startall in API2/Nodes.pm): it removes the lock of an
+// interrupted backup; other locks stay.
 func (w *World) startAll(host string) {
 	if w.down[host] {
 		return
@@ -158,7 +157,7 @@ func startupNumber(startup, name string, otherwise int) int {
 	return otherwise
 }
 
-// onBoot lists the VMs that a host starts by itself, in order, without those under HA.
+// onBoot lists the VMs that a host starts by itself, in order. VMs under HA are not among them.
 func (w *World) onBoot(host string) []int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -173,15 +172,15 @@ func (w *World) onBoot(host string) []int {
 }
 
 const (
-	// fenceDelay is the time until HA fences a host: its watchdog has reset it when its lock was
-	// not renewed for two minutes (NodeStatus.pm, Env/PVE2.pm).
+	// fenceDelay is the time until HA fences a host: the host's watchdog resets a host whose lock was not renewed for
+	// two minutes (NodeStatus.pm, Env/PVE2.pm).
 	fenceDelay = 2 * time.Minute
-	// recoveryDelay is the manager's next round, in which it chooses another host.
+	// recoveryDelay is the time until the manager's next round, in which it chooses another host.
 	recoveryDelay = clusterRound
 )
 
-// fence recovers the HA resources of a host on other hosts if it does not come back from
-// that crash. If it came back or crashed again, fence does nothing.
+// fence recovers the HA resources of a host on other hosts if the host does not come back from that crash. If the
+// host came back or crashed again, fence does nothing.
 func (w *World) fence(host string, crash int) {
 	for {
 		if !w.Delay(fenceDelay) {
@@ -210,8 +209,8 @@ func (w *World) fence(host string, crash int) {
 	}
 }
 
-// recoverable says whether HA moves a resource away from a fenced host: those to be
-// started, and those to be stopped too.
+// recoverable reports whether HA moves a resource away from a fenced host: HA moves resources to be started, and also
+// those to be stopped.
 func (s *haService) recoverable() bool {
 	return s.manager != "error" && slices.Contains([]string{"started", "stopped"}, s.state())
 }
@@ -232,9 +231,9 @@ func (w *World) haOn(host string) []string {
 	})
 }
 
-// recoverFrom moves the configurations of fenced resources to other hosts; their disks
-// stay where they are. It says whether any could not be moved for now (next_state_recovery
-// and $fence_recovery_cleanup in Manager.pm).
+// recoverFrom moves the configurations of fenced resources to other hosts; their disks stay where they are. It
+// reports whether any resource could not be moved for now (next_state_recovery and $fence_recovery_cleanup in
+// Manager.pm).
 func (w *World) recoverFrom(host string) (left bool) {
 	for _, sid := range w.haOn(host) {
 		s, v := w.ha[sid], w.haVM(sid)
@@ -259,8 +258,8 @@ func (w *World) recoverFrom(host string) (left bool) {
 	return left
 }
 
-// recoveryHost is the host with the fewest resources among those that a rule prefers, or
-// else among all; "" if a strict rule allows none.
+// recoveryHost returns the host with the fewest resources among the hosts that a rule prefers, or else among all
+// hosts; "" if a strict rule allows no host.
 func (w *World) recoveryHost(sid string) string {
 	up := slices.DeleteFunc(slices.Clone(w.hosts), func(host string) bool { return w.down[host] })
 	for _, r := range w.haRules {
@@ -279,7 +278,7 @@ func (w *World) recoveryHost(sid string) string {
 	return slices.MinFunc(up, func(a, b string) int { return len(w.haOn(a)) - len(w.haOn(b)) })
 }
 
-// preferredHosts parses "pve2:2,pve3": those of the highest priority that are up.
+// preferredHosts parses "pve2:2,pve3" and returns the hosts of the highest priority that are up.
 func preferredHosts(nodes string, up []string) (best []string) {
 	highest := -1
 	for entry := range strings.SplitSeq(nodes, ",") {
@@ -317,7 +316,7 @@ func (w *World) SetRootDisk(host string, total, used int64) {
 	w.set(func() { *w.root(host) = rootDisk{total: total, used: used} })
 }
 
-// RootDisk is the size and usage of a host's root disk, including uploads in /var/tmp.
+// RootDisk returns the size and usage of a host's root disk, including uploads in /var/tmp.
 func (w *World) RootDisk(host string) (total, used int64) {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -325,7 +324,7 @@ func (w *World) RootDisk(host string) (total, used int64) {
 	return d.total, d.used
 }
 
-// root is a host's root disk, by default 1 TiB with a tenth in use; mu must be held.
+// root returns a host's root disk, by default 1 TiB with a tenth in use; mu must be held.
 func (w *World) root(host string) *rootDisk {
 	d, ok := w.roots[host]
 	if !ok {
@@ -357,13 +356,13 @@ func (w *World) Clock(host string) time.Time {
 	return w.now(host)
 }
 
-// now is Clock; mu must be held.
+// now does the work of Clock; mu must be held.
 func (w *World) now(host string) time.Time { return time.Now().Add(w.clocks[host]) }
 
 // upBefore is the uptime of hosts when the world is made.
 const upBefore = 24 * time.Hour
 
-// Uptime is a host's uptime, independent of its clock.
+// Uptime returns a host's uptime, independent of its clock.
 func (w *World) Uptime(host string) time.Duration {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -377,12 +376,12 @@ func (w *World) uptime(host string) time.Duration {
 // userHz is the number of clock ticks per second in /proc.
 const userHz = 100
 
-// ticks is the start time of a process that starts now, in ticks since its host's boot (proc_pid_stat(5),
+// ticks returns the start time of a process that starts now, in ticks since its host's boot (proc_pid_stat(5),
 // starttime).
 func (w *World) ticks(host string) int { return int(w.uptime(host) / (time.Second / userHz)) }
 
-// ProxyFailure is how requests from one host's API to another's fail: a status of
-// AnyEvent::HTTP, which Proxmox passes on, and the delay.
+// ProxyFailure is the way in which requests from one host's API to another's fail: a status of AnyEvent::HTTP, which
+// Proxmox passes on, and the delay.
 type ProxyFailure struct {
 	Status int
 	Reason string
@@ -412,18 +411,17 @@ func (w *World) BreakProxy(host string, f ProxyFailure) {
 	w.proxies[host] = f
 }
 
-// SetDaemon says whether a host's pvedaemon runs, which its pveproxy needs for requests
-// that require root.
+// SetDaemon sets whether a host's pvedaemon runs. The host's pveproxy needs pvedaemon for requests that require root.
 func (w *World) SetDaemon(host string, runs bool) { w.set(func() { w.noDaemon[host] = !runs }) }
 
-// DaemonRuns says whether a host's pvedaemon runs.
+// DaemonRuns reports whether a host's pvedaemon runs.
 func (w *World) DaemonRuns(host string) bool {
 	w.mu.Look()
 	defer w.mu.Unlock()
 	return !w.noDaemon[host]
 }
 
-// ProxyFailure says how requests to a host through another one fail, if they do.
+// ProxyFailure says how requests to a host through another host fail, if they do.
 func (w *World) ProxyFailure(host string) (f ProxyFailure, broken bool) {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -434,7 +432,7 @@ func (w *World) ProxyFailure(host string) (f ProxyFailure, broken bool) {
 	return f, broken
 }
 
-// Ceph is the Ceph that the Proxmox hosts run themselves, as it says it is.
+// Ceph is the state, as Ceph reports it, of the Ceph that the Proxmox hosts run themselves.
 type Ceph struct {
 	Checks map[string]CephCheck // health checks that fail, by code
 	Silent bool                 // its monitors don't answer
@@ -446,7 +444,7 @@ type CephCheck struct {
 	Message  string
 }
 
-// Health is the worst severity.
+// Health returns the worst severity.
 func (c Ceph) Health() string {
 	order := []string{"HEALTH_OK", "HEALTH_WARN", "HEALTH_ERR"}
 	worst := 0
@@ -456,13 +454,13 @@ func (c Ceph) Health() string {
 	return order[worst]
 }
 
-// SetCeph sets up Ceph on the hosts, or changes what it says.
+// SetCeph sets up Ceph on the hosts, or changes what Ceph reports.
 func (w *World) SetCeph(c Ceph) {
 	w.set(func() { w.ceph = &Ceph{Checks: maps.Clone(c.Checks), Silent: c.Silent} })
 }
 
-// Ceph is what the hosts' Ceph says. Without one, the error is that of a host on which it is not installed
-// (pve-manager, PVE/Ceph/Tools.pm, check_ceph_installed).
+// Ceph returns what the hosts' Ceph reports. Without Ceph, the error is the error of a host on which Ceph is not
+// installed (pve-manager, PVE/Ceph/Tools.pm, check_ceph_installed).
 func (w *World) Ceph() (Ceph, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -475,7 +473,7 @@ func (w *World) Ceph() (Ceph, error) {
 	return Ceph{Checks: maps.Clone(w.ceph.Checks)}, nil
 }
 
-// VNet is a network of Proxmox' SDN, on all hosts. Its zone's IPAM is not simulated.
+// VNet is a network of Proxmox' SDN, on all hosts. The IPAM of its zone is not simulated.
 type VNet struct {
 	Name, Zone string
 	IPAM       bool

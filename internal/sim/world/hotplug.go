@@ -13,11 +13,12 @@ const (
 	hotplugTime = 1200 * time.Millisecond
 	// busyTime is how long Proxmox waits for a device that the guest does not release.
 	busyTime = 6200 * time.Millisecond
-	// controllerTime is the same for a SCSI disk with its own controller.
+	// controllerTime is how long Proxmox waits for a SCSI disk with its own controller that the guest does not
+	// release.
 	controllerTime = 12 * time.Second
 )
 
-// plugTime is how long the plugging for a change takes; mu must be held.
+// plugTime returns how long it takes to plug the devices of a change; mu must be held.
 func (w *World) plugTime(v *vm, r ChangeRequest) (takes time.Duration) {
 	if v.proc == nil {
 		return 0
@@ -40,29 +41,28 @@ func (w *World) plugTime(v *vm, r ChangeRequest) (takes time.Duration) {
 	return takes
 }
 
-// isDevice says whether a key is a device that can be plugged while the VM runs.
+// isDevice reports whether a key is a device that can be plugged while the VM runs.
 func isDevice(key string) bool {
 	return slices.Contains([]string{"scsi", "virtio", "net"}, optionName(key))
 }
 
-// guestCooperates says whether guests release a PCI device on request. Without firmware
-// there is no system that could.
+// guestCooperates reports whether guests release a PCI device on request. Without firmware no guest runs that could.
 func (w *World) guestCooperates() bool { return w.firmware != nil }
 
-// busyInGuest says whether a device can't be unplugged: the guest must release network
-// cards and virtio disks, which are PCI devices, but not SCSI disks.
+// busyInGuest reports whether a device can't be unplugged: the guest must release network cards and virtio disks,
+// which are PCI devices, but not SCSI disks.
 func (w *World) busyInGuest(key string) bool {
 	return !w.guestCooperates() && slices.Contains([]string{"net", "virtio"}, optionName(key))
 }
 
-// isBootDisk says whether a drive is in the boot order (get_bootdisks in Drive.pm).
+// isBootDisk reports whether a drive is in the boot order (get_bootdisks in Drive.pm).
 func (v *vm) isBootDisk(key string) bool {
 	return isDriveKey(key) && slices.Contains(bootOrder(v.config["boot"]), key)
 }
 
-// hotplug applies pending changes to a running VM: keys that were just modified, and keys
-// that don't affect the process. Failures are returned and stay pending: a deletion then
-// happens when the VM stops (vmconfig_hotplug_pending in QemuServer.pm).
+// hotplug applies pending changes to a running VM: keys that were just modified, and keys that don't affect the
+// process. Changes that fail are returned and stay pending: a deletion is then done when the VM stops
+// (vmconfig_hotplug_pending in QemuServer.pm).
 func (w *World) hotplug(user string, v *vm, modified map[string]bool) (wrong map[string]string) {
 	wrong = map[string]string{}
 	problem := func(key string, err error) { wrong[key] = fmt.Sprintf("hotplug problem - %v\n", err) }
@@ -113,7 +113,7 @@ func fastPlugged(key string) bool {
 	}, key)
 }
 
-// plug says whether a value can be applied while the VM runs.
+// plug reports whether a value can be applied while the VM runs.
 func (w *World) plug(v *vm, key, value string) (now bool, err error) {
 	old, had := v.config[key]
 	switch {
@@ -128,7 +128,7 @@ func (w *World) plug(v *vm, key, value string) (now bool, err error) {
 	case had && isCDROM(key, old) != isCDROM(key, value):
 		return false, fmt.Errorf("unable to change media type")
 	case had && isCDROM(key, old):
-		return true, nil // changes the medium
+		return true, nil // Proxmox changes the medium
 	case had && driveVolid(key, old) == driveVolid(key, value):
 		return !changesDevice(key, old, value), nil
 	case had:
@@ -139,8 +139,8 @@ func (w *World) plug(v *vm, key, value string) (now bool, err error) {
 	return isDevice(key), nil
 }
 
-// plugNet: a bridge can be changed on the host; another card model requires an unplug
-// first.
+// plugNet applies a change of a network card: a bridge can be changed on the host; another card model requires an
+// unplug first.
 func (w *World) plugNet(v *vm, key, old, value string) (now bool, err error) {
 	model := func(card string) string { first, _, _ := strings.Cut(card, ","); return first }
 	if old != "" && model(old) != model(value) {
@@ -154,12 +154,12 @@ func (w *World) plugNet(v *vm, key, old, value string) (now bool, err error) {
 	return true, nil
 }
 
-// hasBridge says whether the hosts have a bridge: the default one, or that of a VNet.
+// hasBridge reports whether the hosts have a bridge: the default bridge, or the bridge of a VNet.
 func (w *World) hasBridge(name string) bool {
 	return name == LocalBridge || w.zoneOf(name) != localZone
 }
 
-// checkNetworks checks what only a start checks: that the bridges exist.
+// checkNetworks checks that the bridges exist; only a start makes this check.
 func (w *World) checkNetworks(v *vm) error {
 	for _, key := range slices.SortedFunc(maps.Keys(v.config), compareKeys) {
 		if bridge := property(v.config[key], "bridge"); optionName(key) == "net" && bridge != "" && !w.hasBridge(bridge) {
@@ -169,9 +169,8 @@ func (w *World) checkNetworks(v *vm) error {
 	return nil
 }
 
-// changesDevice says whether two values differ in options that vmconfig_update_disk in
-// QemuServer.pm leaves to the next start. A serial is not one of them: it is stored at
-// once, while the guest keeps the old one.
+// changesDevice reports whether two values differ in options that vmconfig_update_disk in QemuServer.pm leaves to the
+// next start. A serial is not among them: Proxmox stores a new serial at once, while the guest keeps the old one.
 func changesDevice(key, old, value string) bool {
 	a, errA := parseDrive(key, old)
 	b, errB := parseDrive(key, value)

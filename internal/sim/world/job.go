@@ -56,7 +56,7 @@ func (w *World) Replication() []ReplicationJob {
 	return slices.Clone(w.replication)
 }
 
-// replicates is the first job that replicates a VM; "" if there is none.
+// replicates returns the first job that replicates a VM; "" if no job does.
 func (w *World) replicates(vmid int) string {
 	for _, j := range w.replication {
 		if j.Guest == vmid {
@@ -66,7 +66,7 @@ func (w *World) replicates(vmid int) string {
 	return ""
 }
 
-// replicatesTo says whether a job copies the VM to that host.
+// replicatesTo reports whether a job copies the VM to that host.
 func (w *World) replicatesTo(vmid int, target string) bool {
 	return slices.ContainsFunc(w.replication, func(j ReplicationJob) bool { return j.Guest == vmid && j.Target == target })
 }
@@ -103,9 +103,8 @@ type replicated struct {
 	syncs  int64
 }
 
-// RunReplication runs a VM's job once, like pvesr: it fails if the target has a different
-// volume of the same name (pve-guest-common, Replication.pm,
-// find_common_replication_snapshot).
+// RunReplication runs a VM's job once, like pvesr: the job fails if the target has a different volume of the same
+// name (pve-guest-common, Replication.pm, find_common_replication_snapshot).
 func (w *World) RunReplication(id string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -152,7 +151,7 @@ func (w *World) replicate(j *ReplicationJob) error {
 	return nil
 }
 
-// replicatable is get_replicatable_volumes (qemu-server, QemuConfig.pm).
+// replicatable does the work of get_replicatable_volumes (qemu-server, QemuConfig.pm).
 func (w *World) replicatable(v *vm) (map[string]*volume, error) {
 	out := map[string]*volume{}
 	for _, d := range drivesIn(v.config) {

@@ -12,9 +12,8 @@ import (
 	"syscall"
 )
 
-// Media is the content of a volume: a disk's or an ISO's bytes. It holds only what was
-// written; a blank disk has no bytes whatever its size. Large uploads and downloads are in
-// a file.
+// Media is the content of a volume: the bytes of a disk or of an ISO. It holds only what was written; a blank disk
+// has no bytes, whatever its size. Large uploads and downloads are in a file.
 type Media struct {
 	mu    sync.Mutex
 	bytes []byte
@@ -24,11 +23,10 @@ type Media struct {
 	wrote uint64 // number of writes
 }
 
-// NewMedia is media holding b, which it keeps.
+// NewMedia returns media holding b. The media keeps b.
 func NewMedia(b []byte) *Media { return &Media{bytes: b, size: int64(len(b))} }
 
-// Bytes returns what was written; the caller must not change it. It is nil if that can't
-// be read.
+// Bytes returns what was written, or nil if the content can't be read. The caller must not change the bytes.
 func (m *Media) Bytes() []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -57,7 +55,7 @@ func (m *Media) Writes() uint64 {
 	return m.wrote
 }
 
-// Size is how many bytes were written.
+// Size returns how many bytes were written.
 func (m *Media) Size() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,7 +75,7 @@ func (m *Media) content() *io.SectionReader {
 	return io.NewSectionReader(m.file, 0, m.size)
 }
 
-// SHA256 is the hex digest of the content.
+// SHA256 returns the hex digest of the content.
 func (m *Media) SHA256() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -107,8 +105,8 @@ func (m *Media) replace(other *Media) {
 // spoolInMemory is the most bytes that a spool keeps in memory.
 const spoolInMemory = 1 << 20
 
-// Spool is a file on its way to a storage. It takes space on the host where it is written,
-// which may have none left. The caller closes it.
+// Spool is a file on its way to a storage. It takes space on the host where it is written; the host may have no space
+// left. The caller closes the spool.
 type Spool struct {
 	// Name is the file's path on its host: "/var/tmp/pveupload-0123…".
 	Name string
@@ -152,7 +150,7 @@ func (s *Spool) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// SpooledMedia is media holding b, in a file if it exceeds spoolInMemory.
+// SpooledMedia returns media holding b, in a file if b exceeds spoolInMemory.
 func SpooledMedia(b []byte) (*Media, error) {
 	m := NewMedia(b)
 	if m.size <= spoolInMemory {
@@ -178,7 +176,7 @@ func (m *Media) toFile() error {
 	return nil
 }
 
-// Size is the number of bytes written.
+// Size returns the number of bytes written.
 func (s *Spool) Size() int64 { return s.media.Size() }
 
 // Close frees the space. Copies elsewhere stay.

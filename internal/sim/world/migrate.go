@@ -103,8 +103,8 @@ func (w *World) migrateVM(user, host string, r MigrateRequest) (upid string) {
 	})
 }
 
-// migration is a migration in progress: QemuMigrate.pm. The configuration moves last, so
-// until then the VM is on the source host.
+// migration is a migration in progress (QemuMigrate.pm). The configuration moves last, so until then the VM is on the
+// source host.
 type migration struct {
 	w       *World
 	t       *task
@@ -142,7 +142,7 @@ func (m *migration) run() error {
 // memoryTime is the duration of a VM's memory transfer.
 const memoryTime = 5 * taskTime
 
-// prepare is prepare and the first half of phase1: it locks the configuration.
+// prepare does the work of prepare and of the first half of phase1: it locks the configuration.
 func (m *migration) prepare() error {
 	w := m.w
 	w.mu.Lock()
@@ -174,7 +174,7 @@ func (m *migration) prepare() error {
 	return nil
 }
 
-// checkLocalDevices refuses devices of that host; mapped devices must be on the other one too.
+// checkLocalDevices refuses devices of the VM's host; mapped devices must be on the target host too.
 func (w *World) checkLocalDevices(v *vm, target string, running bool) error {
 	var blocking, missing, mapped []string
 	for key, value := range v.config {
@@ -205,8 +205,8 @@ func (w *World) checkLocalDevices(v *vm, target string, running bool) error {
 	return nil
 }
 
-// scan is scan_local_volumes: it lists the volumes on local storages, which must be
-// copied, and refuses those that can't be.
+// scan does the work of scan_local_volumes: it lists the volumes on local storages, which must be copied, and refuses
+// volumes that can't be copied.
 func (m *migration) scan(v *vm) ([]localVolume, error) {
 	var found []localVolume
 	refused := false
@@ -256,8 +256,8 @@ func (m *migration) unmovable(v *vm, key string, d drive, s *storage, err error)
 	return ""
 }
 
-// copyVolumes makes the copies on the other host, under the same names or, if one is
-// taken, under the next free one.
+// copyVolumes copies the volumes to the target host. A copy has the volume's name or, if the name is taken, the next
+// free name.
 func (m *migration) copyVolumes() error {
 	for i := range m.volumes {
 		size, err := m.allocateCopy(&m.volumes[i])
@@ -311,8 +311,8 @@ func (m *migration) abort() {
 	}
 }
 
-// handOver is phase3_cleanup: it moves the configuration to the other host, frees the
-// copied volumes here, and removes the lock there.
+// handOver does the work of phase3_cleanup: it moves the configuration to the target host, frees the copied volumes
+// on the source host, and removes the lock on the target host.
 func (m *migration) handOver() error {
 	w := m.w
 	w.mu.Lock()
@@ -354,7 +354,7 @@ func (m *migration) rename(v *vm) {
 	}
 }
 
-// moveVolumes frees the originals; the copies count as the same disks.
+// moveVolumes frees the original volumes; the copies count as the same disks.
 func (m *migration) moveVolumes() {
 	for _, l := range m.volumes {
 		s, vol, err := m.w.volume(l.source, m.host)
@@ -366,7 +366,7 @@ func (m *migration) moveVolumes() {
 	}
 }
 
-// MigrationCheck is what Proxmox knows against a migration of a VM.
+// MigrationCheck holds what keeps Proxmox from migrating a VM.
 type MigrationCheck struct {
 	Running    bool
 	Allowed    []string            // hosts that it may go to
@@ -385,8 +385,8 @@ type LocalDisk struct {
 	CDROM, Unused bool
 }
 
-// CheckMigration is migrate_vm_precondition in Qemu.pm. Like that, it ignores the target, and whether
-// hosts are up.
+// CheckMigration does the work of migrate_vm_precondition in Qemu.pm. Like that function, it ignores the target, and
+// whether hosts are up.
 func (w *World) CheckMigration(user, host string, id int) (MigrationCheck, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -419,8 +419,8 @@ func (w *World) CheckMigration(user, host string, id int) (MigrationCheck, error
 	return c, nil
 }
 
-// keepsHere is check_local_resources in QemuMigrate/Helpers.pm: only a mapped PCI device is no
-// obstacle for a VM that is off.
+// keepsHere adds to c what an option of the VM contributes, like check_local_resources in QemuMigrate/Helpers.pm. A
+// mapped PCI device is an obstacle only while the VM runs.
 func (w *World) keepsHere(c *MigrationCheck, v *vm, key string) {
 	value := v.config[key]
 	kind, id := mappingOf(key, value)
@@ -443,7 +443,7 @@ func (w *World) keepsHere(c *MigrationCheck, v *vm, key string) {
 	c.Local = append(c.Local, key)
 }
 
-// lackingStorages is check_local_storage_availability in QemuServer.pm for one host.
+// lackingStorages does the work of check_local_storage_availability in QemuServer.pm for one host.
 func (w *World) lackingStorages(v *vm, host string) []string {
 	var lacks []string
 	for _, key := range driveKeys(v.config) {
@@ -458,7 +458,7 @@ func (w *World) lackingStorages(v *vm, host string) []string {
 	return lacks
 }
 
-// localDisks is $check_vm_disks_local in Qemu.pm: also unused ones, and those of snapshots.
+// localDisks does the work of $check_vm_disks_local in Qemu.pm. It includes unused disks, and disks of snapshots.
 func (w *World) localDisks(v *vm) []LocalDisk {
 	var found []LocalDisk
 	add := func(config map[string]string) {
@@ -488,13 +488,13 @@ func (w *World) AddMapping(kind, id string, hosts ...string) {
 	w.set(func() { w.mappings[kind+" "+id] = toSet(hosts) })
 }
 
-// mappingOf is the mapped device that an option names; "" if none.
+// mappingOf returns the mapped device that an option names; "" if the option names none.
 func mappingOf(key, value string) (kind, id string) {
 	kind = map[string]string{"hostpci": "pci", "usb": "usb"}[optionName(key)]
 	return kind, property(value, "mapping")
 }
 
-// checkMappings: only a start checks that the device exists (parse_hostpci in PCI.pm,
+// checkMappings checks that mapped devices exist; only a start makes this check (parse_hostpci in PCI.pm,
 // parse_usb_device in USB.pm).
 func (w *World) checkMappings(v *vm) error {
 	for _, key := range slices.SortedFunc(maps.Keys(v.config), compareKeys) {

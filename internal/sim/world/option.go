@@ -31,7 +31,7 @@ var lastIndex = map[string]int{
 	"scsi": 30, "serial": 3, "unused": 255, "usb": 13, "virtio": 15, "virtiofs": 9,
 }
 
-// inRange says whether a numbered option has a valid index.
+// inRange reports whether a numbered option has a valid index.
 func inRange(key string) bool {
 	name := strings.TrimRight(key, "0123456789")
 	last, numbered := lastIndex[name]
@@ -42,7 +42,7 @@ func inRange(key string) bool {
 	return err == nil && n <= last && name+strconv.Itoa(n) == key
 }
 
-// kindOf is the kind of a VM's option.
+// kindOf returns the kind of a VM's option.
 func kindOf(key string) optionKind {
 	if !inRange(key) {
 		return unknownOption
@@ -70,8 +70,7 @@ func kindOf(key string) optionKind {
 	return unknownOption
 }
 
-// optionName is a key without its index: "net" for "net0", "numa#" for "numa0", "smbios1"
-// unchanged.
+// optionName returns a key without its index: "net" for "net0", "numa#" for "numa0", "smbios1" unchanged.
 func optionName(key string) string {
 	name := strings.TrimRight(key, "0123456789")
 	if name == key || key == "smbios1" {
@@ -86,10 +85,10 @@ func optionName(key string) string {
 	return key
 }
 
-// IsOption says whether VM configurations have such a key.
+// IsOption reports whether VM configurations can have that key.
 func IsOption(key string) bool { return kindOf(key) != unknownOption }
 
-// IsNumeric says whether the API shows the option as a number, not as a string.
+// IsNumeric reports whether the API shows the option as a number, not as a string.
 func IsNumeric(key string) bool {
 	k := kindOf(key)
 	return k == boolOption || k == intOption || k == numberOption
@@ -175,7 +174,7 @@ func ParseBool(s string) (value, ok bool) {
 	return false, false
 }
 
-// resolveCDROM: cdrom is an alias of ide2 ($resolve_cdrom_alias in Qemu.pm).
+// resolveCDROM replaces cdrom, which is an alias of ide2 ($resolve_cdrom_alias in Qemu.pm).
 func resolveCDROM(config map[string]string) {
 	value, set := config["cdrom"]
 	if !set {
@@ -217,7 +216,7 @@ type drive struct {
 	options map[string]string
 }
 
-// isDriveKey says whether a configuration key is that of a drive or an unused volume.
+// isDriveKey reports whether a configuration key names a drive or an unused volume.
 func isDriveKey(key string) bool {
 	name := strings.TrimRight(key, "0123456789")
 	if key == "efidisk0" || key == "tpmstate0" {
@@ -238,7 +237,7 @@ func (d drive) String() string {
 
 func (d drive) cdrom() bool { return d.options["media"] == "cdrom" || d.volid == "cdrom" }
 
-// empty says whether the drive has no volume.
+// empty reports whether the drive has no volume.
 func (d drive) empty() bool { return d.volid == "none" || d.volid == "cdrom" }
 
 var requestPattern = regexp.MustCompile(`^([^:/\s]+):(\d+(?:\.\d+)?)$`)
@@ -259,7 +258,7 @@ func (d drive) request() (storage string, bytes int64, ok bool) {
 	return m[1], int64(math.Ceil(size*(1<<20))) << 10, true // whole kilobytes (convert_size of pve-common)
 }
 
-// fixedSize is the size of EFI and TPM disks, for which Proxmox ignores the requested size.
+// fixedSize returns the size of EFI and TPM disks, for which Proxmox ignores the requested size.
 func fixedSize(key string, asked int64) int64 {
 	switch key {
 	case "tpmstate0":
@@ -282,8 +281,7 @@ func driveKeys(config map[string]string) []string {
 	return keys
 }
 
-// drivesIn are the drives of a configuration that have a volume, unused ones included, by key, in bus
-// order.
+// drivesIn returns the drives of a configuration that have a volume, unused ones included, by key, in bus order.
 func drivesIn(config map[string]string) iter.Seq2[string, drive] {
 	return func(yield func(string, drive) bool) {
 		for _, key := range driveKeys(config) {
@@ -330,7 +328,7 @@ func withoutBoot(boot, key string) string {
 	return printBoot(slices.DeleteFunc(order, func(k string) bool { return k == key }))
 }
 
-// printBoot writes a boot order; an empty one is a blank, as in Proxmox.
+// printBoot writes a boot order; an empty order is a blank, as in Proxmox.
 func printBoot(order []string) string {
 	if len(order) == 0 {
 		return " "
@@ -338,8 +336,8 @@ func printBoot(order []string) string {
 	return "order=" + strings.Join(order, ";")
 }
 
-// defaultBoot is the boot order of a VM created without one: first disk, first CD-ROM
-// drive, first network card, bus by bus (resolve_first_disk in Drive.pm).
+// defaultBoot returns the boot order of a VM that was created without a boot order: first disk, first CD-ROM drive,
+// first network card, bus by bus (resolve_first_disk in Drive.pm).
 func defaultBoot(config map[string]string) string {
 	var order []string
 	for _, cdrom := range []bool{false, true} {

@@ -43,8 +43,8 @@ func (w *World) PowerOff(id int) error {
 	return nil
 }
 
-// Start starts a VM in a task. Only the task checks that the VM exists. For a VM under HA
-// it only asks HA, and the task ends long before the VM runs.
+// Start starts a VM in a task. Only the task checks that the VM exists. For a VM under HA the task only asks HA, and
+// ends long before the VM runs.
 func (w *World) Start(user, host string, id int) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -73,7 +73,7 @@ func (w *World) startVM(user, host string, id int) (upid string) {
 	})
 }
 
-// Stop stops a VM's process in a task; stopping a stopped VM succeeds. Under HA it is a request, as in
+// Stop stops a VM's process in a task; stopping a stopped VM succeeds. For a VM under HA the task only asks HA, as in
 // Start.
 func (w *World) Stop(user, host string, id int) (string, error) {
 	w.mu.Lock()
@@ -176,7 +176,7 @@ func (w *World) cut(v *vm, p *process) {
 	w.mu.Lock()
 }
 
-// powerButton is the shutdown worker; mu is held, but released meanwhile.
+// powerButton does the shutdown worker's part; mu is held, but released meanwhile.
 func (w *World) powerButton(t *task, v *vm, r ShutdownRequest) error {
 	p := v.proc
 	if p == nil {
@@ -200,8 +200,8 @@ func (w *World) powerButton(t *task, v *vm, r ShutdownRequest) error {
 	return failf("VM quit/powerdown failed - got timeout")
 }
 
-// pressAndWait presses the button and waits for the end of the process. With deadAgent,
-// three seconds pass first, waiting for an agent that doesn't answer.
+// pressAndWait presses the button and waits for the end of the process. With deadAgent, three seconds pass first, in
+// which Proxmox waits for an agent that doesn't answer.
 func (w *World) pressAndWait(t *task, p *process, timeout time.Duration, deadAgent bool) (gone bool, err error) {
 	if deadAgent {
 		if err := t.delay(3 * time.Second); err != nil {
@@ -252,7 +252,7 @@ type process struct {
 	paused  bool          // only for a backup: no guest runs in it
 }
 
-// idleGuest runs if there is no firmware: it does nothing and ignores its power button.
+// idleGuest is the guest of a VM without firmware: it does nothing and ignores its power button.
 type idleGuest struct{}
 
 func (idleGuest) Shutdown() {}
@@ -266,7 +266,7 @@ func (p *process) kill() {
 	p.guest.Kill()
 }
 
-// launch starts a VM's process; mu must be held. The caller then calls boot without it.
+// launch starts a VM's process; mu must be held. The caller then calls boot without holding mu.
 func (w *World) launch(v *vm) (*process, error) {
 	if w.closed {
 		return nil, ErrClosed
@@ -307,7 +307,7 @@ func (w *World) launch(v *vm) (*process, error) {
 // HostCores is how many processors every host has.
 const HostCores = 16
 
-// checkCPUs checks what only a start checks (config_to_command in QemuServer.pm).
+// checkCPUs checks the processors; only a start makes this check (config_to_command in QemuServer.pm).
 func (v *vm) checkCPUs() error {
 	count := func(key string) int {
 		n, err := strconv.Atoi(v.config[key])
@@ -322,7 +322,7 @@ func (v *vm) checkCPUs() error {
 	return nil
 }
 
-// imageLock is QEMU's lock on an image that it writes to. Only file systems have it, not
+// imageLock returns the error of QEMU's lock on an image that QEMU writes to. Only file systems have the lock, not
 // block storages.
 func (s *storage) imageLock(vol *volume, users []reference) error {
 	if s == nil || s.block() || vol.content == "iso" || len(runningIn(users)) == 0 {
@@ -373,8 +373,8 @@ func (w *World) hardware(v *vm, p *process) *Hardware {
 	}
 }
 
-// cloudInit is the network part of the VM's cloud-init drive, which is rewritten at every
-// start (vm_start_nolock in QemuServer.pm).
+// cloudInit returns the network part of the VM's cloud-init drive, which is rewritten at every start (vm_start_nolock
+// in QemuServer.pm).
 func (v *vm) cloudInit() map[int]string {
 	for _, d := range drivesIn(v.config) {
 		if !isCloudInit(d.volid) {
@@ -391,13 +391,13 @@ func (v *vm) cloudInit() map[int]string {
 	return nil
 }
 
-// temporaryVariables says whether a VM has UEFI firmware but no EFI disk.
+// temporaryVariables reports whether a VM has UEFI firmware but no EFI disk.
 func (v *vm) temporaryVariables() bool {
 	return v.config["bios"] == "ovmf" && v.config["efidisk0"] == ""
 }
 
-// nvram is where the firmware's variables are. Without an EFI disk every start creates new
-// ones (OVMF.pm).
+// nvram returns the media with the firmware's variables. Without an EFI disk every start creates new variables
+// (OVMF.pm).
 func (w *World) nvram(v *vm) *Media {
 	if v.config["bios"] != "ovmf" {
 		return nil
@@ -408,7 +408,7 @@ func (w *World) nvram(v *vm) *Media {
 	return NewMedia(nil)
 }
 
-// arch is the VM's architecture as images name it; the hosts are x86_64.
+// arch returns the VM's architecture as images name it; the hosts are x86_64.
 func (v *vm) arch() string {
 	if v.config["arch"] == "aarch64" {
 		return "arm64"
@@ -416,14 +416,14 @@ func (v *vm) arch() string {
 	return "amd64"
 }
 
-// enrolled says whether the firmware's variables contain keys, which enables Secure Boot;
-// 2 MB ones never do (get_ovmf_files in OVMF.pm).
+// enrolled reports whether the firmware's variables contain keys, which enables Secure Boot; variables of 2 MB never
+// contain keys (get_ovmf_files in OVMF.pm).
 func (v *vm) enrolled() bool {
 	d, err := parseDrive("efidisk0", v.config["efidisk0"])
 	return err == nil && v.config["bios"] == "ovmf" && v.arch() == "amd64" && d.options["efitype"] == "4m" && d.options["pre-enrolled-keys"] == "1"
 }
 
-// drives are what the guest of process p sees; none once the process has ended.
+// drives returns the drives that the guest of process p sees; none once the process has ended.
 func (w *World) drives(v *vm, p *process) []Drive {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -455,8 +455,8 @@ func (w *World) poweredOff(v *vm, p *process) {
 	}
 }
 
-// endProcess removes a VM's process, if it still is that one, and applies pending changes;
-// mu must be held. The caller kills the guest without it.
+// endProcess removes a VM's process, if the VM still has process p, and applies pending changes; mu must be held. The
+// caller kills the guest without holding mu.
 func (w *World) endProcess(v *vm, p *process) bool {
 	if p == nil || v.proc != p {
 		return false
@@ -471,8 +471,8 @@ func (w *World) endProcess(v *vm, p *process) bool {
 	return true
 }
 
-// Firmware boots the guest of a VM that is powered on. The Talos simulator is one: it
-// reads the media in boot order.
+// Firmware boots the guest of a VM that is powered on. The Talos simulator is a Firmware: it reads the media in boot
+// order.
 type Firmware interface {
 	// PowerOn is called when the VM's process has started, without holding any lock of the
 	// world.
@@ -508,8 +508,8 @@ type Hardware struct {
 
 	// Drives reads the drives as plugged in now, in bus order; media may have changed since power on.
 	Drives func() []Drive
-	// NVRAM is where UEFI firmware stores its variables: the content of efidisk0, or temporary
-	// memory of the process if a VM has none; nil with SeaBIOS.
+	// NVRAM is where UEFI firmware stores its variables: the content of efidisk0, or temporary memory of the process
+	// of a VM without efidisk0; nil with SeaBIOS.
 	NVRAM *Media
 	// SecureBoot says that the firmware boots only images signed by the keys on efidisk0.
 	SecureBoot bool
@@ -529,8 +529,7 @@ type Drive struct {
 	Media     *Media // nil for an empty CD-ROM drive
 }
 
-// AgentInterfaces asks a VM's guest agent for its network interfaces. Without an agent it
-// times out.
+// AgentInterfaces asks a VM's guest agent for its network interfaces. Without an agent the request times out.
 func (w *World) AgentInterfaces(user, host string, id int) ([]Interface, error) {
 	w.mu.Lock()
 	err := w.check(user, vmPath(id), "VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted")

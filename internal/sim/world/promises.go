@@ -15,11 +15,11 @@ import (
 type Protected struct {
 	Serial string // in the lab; its drive should have it too
 	Media  *Media
-	// Identity is the part of the content that must not change, for a disk whose own guest
-	// writes the rest; nil: all of it.
+	// Identity returns the part of the content that must not change, for a disk whose own guest writes the rest; nil:
+	// the whole content must not change.
 	Identity func(content []byte) string
-	// Want is the expected checksum of Identity, for disks whose own guest writes; nil: the
-	// one at the time of Protect.
+	// Want returns the expected checksum of Identity, for disks whose own guest writes; nil: the checksum at the time
+	// of Protect.
 	Want func() string
 	// Held says that the volume belongs to a VM that only holds it for others: its name must
 	// not change, because others refer to it.
@@ -30,11 +30,11 @@ type Protected struct {
 type guarded struct {
 	Protected
 	volid   string        // at the time of Protect
-	unnamed time.Time     // since when no configuration names it; zero: one does
+	unnamed time.Time     // since when no configuration names the volume; zero: a configuration names it
 	longest time.Duration // longest earlier time without a name
 }
 
-// checksum is the SHA-256 of what must not change.
+// checksum returns the SHA-256 of the content that must not change.
 func (p Protected) checksum() string {
 	if p.Identity == nil {
 		return p.Media.SHA256()
@@ -48,8 +48,8 @@ type DiskState struct {
 	Volid          string // "" once the volume was freed
 	VMID           int    // of the configuration that names it; 0: none
 	Key            string // in that configuration: "scsi1", "unused0"
-	// How long no configuration has named the volume: now, and at most since the world began.
-	// An uninterrupted move takes no time.
+	// Unnamed is how long no configuration has named the volume now, LongestUnnamed the longest such time since the
+	// world began. An uninterrupted move takes no time.
 	Unnamed, LongestUnnamed time.Duration
 }
 
@@ -68,8 +68,7 @@ func (w *World) Protect(p Protected) {
 	}
 }
 
-// Violations lists every broken promise since the world began, oldest first; tests expect
-// none.
+// Violations lists every broken promise since the world began, oldest first; tests expect an empty list.
 func (w *World) Violations() []string {
 	w.mu.Look()
 	if w.brokenAt != w.mu.changes {
@@ -216,7 +215,7 @@ func (w *World) violateRename(volid string, v *volume) {
 	}
 }
 
-// violateSharing records disks of a newly running VM that another running VM has too.
+// violateSharing records the disks of a newly running VM that another running VM has too.
 func (w *World) violateSharing(v *vm) {
 	if v.proc == nil {
 		return
@@ -240,8 +239,8 @@ func (w *World) violateSharing(v *vm) {
 	}
 }
 
-// noteNames updates which persistent disks no configuration names; mu must be held. It
-// runs whenever a task or a change ends.
+// noteNames updates the list of persistent disks that no configuration names; mu must be held. It runs whenever a
+// task or a change ends.
 func (w *World) noteNames() {
 	if len(w.protected) == 0 {
 		return
@@ -257,14 +256,13 @@ func (w *World) noteNames() {
 	}
 }
 
-// Renewed is something that Proxmox regenerates, so that it may differ between two worlds
-// that count as equal.
+// Renewed is a value that Proxmox regenerates: it may differ between two worlds that count as equal.
 type Renewed struct {
 	Name   string // configuration key, or "volume numbers", "tasks"
 	Reason string
 }
 
-// RenewedByProxmox is what comparisons of two worlds ignore.
+// RenewedByProxmox returns the values that comparisons of two worlds ignore.
 func RenewedByProxmox() []Renewed {
 	return []Renewed{
 		{"digest", "the checksum of the whole configuration, names of volumes included"},

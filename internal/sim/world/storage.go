@@ -18,7 +18,7 @@ type Storage struct {
 	Shared   bool     // the same volumes on every host; else each host has its own
 	Hosts    []string // nil: all
 	Capacity int64    // bytes, per host unless shared; 0 means 1 TiB
-	// VolumeGroup and ThinPool are those of an lvm or lvmthin storage; "" means "pve" and the storage's name.
+	// VolumeGroup and ThinPool are the names of an lvm or lvmthin storage; "" means "pve" and the storage's name.
 	VolumeGroup, ThinPool string
 	Pool                  string // of ZFS or Ceph; "" means "rpool/data" and "rbd"
 	MonHost               string // monitors of a Ceph elsewhere; "" is the hosts' own
@@ -90,20 +90,20 @@ func (w *World) AddStorage(s Storage) {
 	}
 }
 
-// block says whether volumes have neither directory nor extension in their names.
+// block reports whether volumes have neither directory nor extension in their names.
 func (s *storage) block() bool {
 	return slices.Contains([]string{"lvm", "lvmthin", "zfspool", "zfs", "rbd", "iscsi", "iscsidirect"}, s.Type)
 }
 
-// fixed says whether Proxmox neither makes nor frees volumes: they are existing LUNs.
+// fixed reports whether Proxmox neither makes nor frees volumes of the storage: the volumes are existing LUNs.
 func (s *storage) fixed() bool { return s.Type == "iscsi" || s.Type == "iscsidirect" }
 
-// renames is the answer of volume_has_feature to "rename" in the plugins of pve-storage.
+// renames returns the answer of volume_has_feature to "rename" in the plugins of pve-storage.
 func (s *storage) renames() bool {
 	return !slices.Contains([]string{"iscsi", "iscsidirect", "zfs", "esxi", "pbs"}, s.Type)
 }
 
-// snapshots is volume_has_feature's answer to "snapshot" for a volume of that format.
+// snapshots returns the answer of volume_has_feature to "snapshot" for a volume of that format.
 func (s *storage) snapshots(format string) bool {
 	switch s.Type {
 	case "lvmthin", "zfspool", "zfs", "rbd", "btrfs":
@@ -112,7 +112,7 @@ func (s *storage) snapshots(format string) bool {
 	return format == "qcow2"
 }
 
-// replicates is storage_can_replicate: only local ZFS can.
+// replicates returns the answer of storage_can_replicate: only local ZFS can replicate.
 func (s *storage) replicates() bool { return s.Type == "zfspool" }
 
 func (s *storage) on(host string) bool {
@@ -121,7 +121,7 @@ func (s *storage) on(host string) bool {
 
 func (s *storage) holds(content string) bool { return slices.Contains(s.Content, content) }
 
-// at are the volumes that a host sees, by name.
+// at returns the volumes that a host sees, by name.
 func (s *storage) at(host string) map[string]*volume {
 	if s.Shared {
 		host = ""
@@ -132,7 +132,7 @@ func (s *storage) at(host string) map[string]*volume {
 	return s.volumes[host]
 }
 
-// ofStorage changes a storage, if there is one of that name.
+// ofStorage changes the storage of that name, if it exists.
 func (w *World) ofStorage(id string, change func(*storage)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -152,8 +152,8 @@ func (w *World) storageOn(id, host string) (*storage, error) {
 	return s, nil
 }
 
-// atPath is what root can attach by its path on the host: a block device, or a volume of a storage (pve-storage,
-// Storage.pm, check_volume_access and volume_size_info).
+// atPath returns the volume that root can attach by its path on the host: a block device, or a volume of a storage
+// (pve-storage, Storage.pm, check_volume_access and volume_size_info).
 func (w *World) atPath(path, host string) *volume {
 	if dev := w.devices[host][path]; dev != nil || !strings.HasPrefix(path, "/") {
 		return dev
@@ -171,7 +171,7 @@ func (w *World) atPath(path, host string) *volume {
 	return nil
 }
 
-// volumeNamed is volume, or nil, without the error.
+// volumeNamed returns the result of volume, or nil in place of its error.
 func (w *World) volumeNamed(volid, host string) *volume {
 	if dev := w.atPath(volid, host); dev != nil {
 		return dev
@@ -235,8 +235,7 @@ func (w *World) allocateNamed(s *storage, host, name string, size int64, media *
 	return s.ID + ":" + name, nil
 }
 
-// aligned is size rounded up as the plugins' alloc_image does: LVM counts in extents, ZFS
-// and Ceph in megabytes.
+// aligned returns size rounded up as the plugins' alloc_image does: LVM counts in extents, ZFS and Ceph in megabytes.
 func (s *storage) aligned(size int64) int64 {
 	switch s.Type {
 	case "lvm", "lvmthin":
@@ -247,15 +246,15 @@ func (s *storage) aligned(size int64) int64 {
 	return size
 }
 
-// forgives says whether freeing a missing volume succeeds: for a missing file there is a
-// warning, LVM-thin removes "if exists", ZFS treats a missing data set as destroyed
-// (free_image of Plugin.pm, LvmThinPlugin.pm, ZFSPoolPlugin.pm).
+// forgives reports whether freeing a missing volume succeeds: for a missing file there is a warning, LVM-thin removes
+// "if exists", ZFS treats a missing data set as destroyed (free_image of Plugin.pm, LvmThinPlugin.pm,
+// ZFSPoolPlugin.pm).
 func (s *storage) forgives() bool {
 	return !s.block() || s.Type == "lvmthin" || s.Type == "zfspool"
 }
 
-// freeVolume deletes a volume, even if it is in use, as in Proxmox. If the storage
-// forgives, a missing one counts as deleted.
+// freeVolume deletes a volume, even if the volume is in use, as in Proxmox. If the storage forgives, a missing volume
+// counts as deleted.
 func (w *World) freeVolume(volid, host string) error {
 	s, v, err := w.volume(volid, host)
 	if s != nil {
@@ -279,7 +278,7 @@ func (w *World) freeVolume(volid, host string) error {
 	return nil
 }
 
-// AddLUN puts a LUN on an iSCSI storage: a volume without a VM.
+// AddLUN puts a LUN on an iSCSI storage: the LUN is a volume that belongs to no VM.
 func (w *World) AddLUN(storageID, host, name string, size int64, m *Media) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -291,8 +290,8 @@ func (w *World) AddLUN(storageID, host, name string, size int64, m *Media) error
 	return nil
 }
 
-// Alloc makes a volume with a VM's number that no configuration names, like pvesm alloc on
-// a Proxmox node; without media it is blank.
+// Alloc makes a volume with a VM's number that no configuration names, like pvesm alloc on a Proxmox node. Without
+// media the volume is blank.
 func (w *World) Alloc(storageID, host string, vmid int, size int64, m *Media) (volid string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -374,7 +373,7 @@ func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
 	return list, nil
 }
 
-// Media is the content of the volume that a host knows by that volid; nil if there is none.
+// Media returns the content of the volume that a host knows by that volid; nil if the host knows no such volume.
 func (w *World) Media(volid, host string) *Media {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -385,7 +384,7 @@ func (w *World) Media(volid, host string) *Media {
 	return v.media
 }
 
-// Path is the directory of a storage of files; "" for others.
+// Path returns the directory of a storage of files; "" for other storages.
 func (s Storage) Path() string {
 	switch {
 	case (&storage{Storage: s}).block(), s.Type == "pbs", s.Type == "esxi":
@@ -396,7 +395,7 @@ func (s Storage) Path() string {
 	return "/mnt/pve/" + s.ID
 }
 
-// filePath is the path of the volume with this name.
+// filePath returns the path of the volume with this name.
 func (s *storage) filePath(name string) string {
 	if s.Path() == "" {
 		return "/dev/" + s.ID + "/" + name
@@ -418,8 +417,8 @@ func (w *World) SetStorageActive(id, host string, active bool) {
 	w.ofStorage(id, func(s *storage) { s.offline[host] = !active })
 }
 
-// activate is activate_storage of pve-storage's Storage.pm and its plugins, which precedes
-// any use of a storage.
+// activate does the work of activate_storage of pve-storage's Storage.pm and its plugins, which precedes any use of a
+// storage.
 func (s *storage) activate(host string) error {
 	switch {
 	case !s.offline[host]:
@@ -432,7 +431,7 @@ func (s *storage) activate(host string) error {
 	return failf("storage '%s' is not online", s.ID)
 }
 
-// RenameFault is how the rename of a volume that is briefly in use fails.
+// RenameFault is the way in which the rename of a volume that is briefly in use fails.
 type RenameFault int
 
 const (
@@ -444,13 +443,13 @@ const (
 	RenameTimeoutDone
 )
 
-// BusyStorage makes the next n renames of a storage's volumes fail; n < 0: all until NoMoreFailures.
+// BusyStorage makes the next n renames of a storage's volumes fail; n < 0: all renames until NoMoreFailures.
 func (w *World) BusyStorage(id string, n int, fault RenameFault) {
 	w.ofStorage(id, func(s *storage) { s.busy, s.busyAs = n, fault })
 }
 
-// busyRename is how the next rename fails; 0: it does not. LVM can rename logical volumes
-// in use (lvrename), so it never fails there.
+// busyRename returns how the next rename fails; 0: the rename does not fail. LVM can rename logical volumes in use
+// (lvrename), so renames never fail there.
 func (s *storage) busyRename() RenameFault {
 	if s.busy == 0 || s.Type == "lvm" || s.Type == "lvmthin" {
 		return 0
@@ -475,9 +474,8 @@ func (s *storage) rename(host string, vol *volume, name string) error {
 	return nil
 }
 
-// renameError is an error of pve-storage (ZFSPoolPlugin.pm, RBDPlugin.pm and Plugin.pm,
-// rename_volume). A command that times out is killed (pve-common, Cmd.pm, run_command);
-// only ZFS commands have a timeout (zfs_request).
+// renameError returns an error of pve-storage (ZFSPoolPlugin.pm, RBDPlugin.pm and Plugin.pm, rename_volume). A
+// command that times out is killed (pve-common, Cmd.pm, run_command); only ZFS commands have a timeout (zfs_request).
 func (s *storage) renameError(fault RenameFault, from, to string) error {
 	switch {
 	case s.Type == "zfspool" && fault == RenameBusy:
@@ -499,8 +497,8 @@ type ThinPool struct {
 	MetadataSize, MetadataUsed int64
 }
 
-// SetThinPool sets the usage of a host's pool below an lvmthin storage. Its names and size
-// are the storage's.
+// SetThinPool sets the usage of a host's pool below an lvmthin storage. The names and the size of the pool are the
+// storage's.
 func (w *World) SetThinPool(id, host string, p ThinPool) {
 	w.ofStorage(id, func(s *storage) { s.pools[host] = p })
 }

@@ -30,15 +30,15 @@ type task struct {
 	world    *World
 	stop     chan struct{}
 	stopped  bool
-	killed   bool // by kill -9 or with its host: nothing cleans up
+	killed   bool // by kill -9 or with the host: nothing cleans up
 	warnings int
-	failure  failure // the injected one
+	failure  failure // the injected failure
 	began    time.Time
 	done     chan struct{}
 }
 
-// startTask starts a worker; mu must be held. run is called without it. After Close the
-// task has ended before it begins.
+// startTask starts a worker; mu must be held. run is called without mu. After Close, the task has ended before it
+// begins.
 func (w *World) startTask(host, kind, id, user string, run func(*task) error) string {
 	user = cmp.Or(user, "root@pam") // as in a host's shell
 	w.lastPID++
@@ -112,7 +112,7 @@ func (t *task) finish(err error) {
 
 var vmidPattern = regexp.MustCompile(`\d{3,}`)
 
-// vmidsIn are the VMs of a task: two for a disk move ("100-scsi1>200-scsi5").
+// vmidsIn returns the VMs of a task: two for a disk move ("100-scsi1>200-scsi5").
 func vmidsIn(id string) []int {
 	var ids []int
 	for _, s := range vmidPattern.FindAllString(id, -1) {
@@ -123,7 +123,7 @@ func vmidsIn(id string) []int {
 	return ids
 }
 
-// taskMessage is an error in one line, including messages about single parameters.
+// taskMessage returns an error in one line, including messages about single parameters.
 func taskMessage(err error) string {
 	e, ok := errors.AsType[*Error](err)
 	if !ok || len(e.Params) == 0 {
@@ -144,7 +144,7 @@ func (t *task) logf(format string, args ...any) {
 	t.Log = append(t.Log, fmt.Sprintf(format, args...))
 }
 
-// printf is logf for callers that don't hold mu.
+// printf does the work of logf for callers that don't hold mu.
 func (t *task) printf(format string, args ...any) {
 	t.world.mu.Lock()
 	defer t.world.mu.Unlock()
@@ -157,7 +157,7 @@ func (t *task) warnf(format string, args ...any) {
 	t.logf("WARN: "+format, args...)
 }
 
-// LookupTask reads a task; false when there is none with that UPID.
+// LookupTask reads a task; false if no task has that UPID.
 func (w *World) LookupTask(upid string) (Task, bool) {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -251,7 +251,7 @@ func (w *World) WarnNext(taskType, message string) {
 	w.set(func() { w.failures = append(w.failures, failure{match: taskType, message: message, warns: true}) })
 }
 
-// PendingFailures are those of FailNext, WarnNext and StopNextMove that have not happened yet.
+// PendingFailures lists the failures of FailNext, WarnNext and StopNextMove that have not happened yet.
 func (w *World) PendingFailures() (pending []string) {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -275,7 +275,7 @@ func (w *World) NoMoreFailures() {
 	}
 }
 
-// FailRequest consumes and returns the failure for this request; nil if there is none.
+// FailRequest consumes and returns the failure for this request; nil if none is pending.
 func (w *World) FailRequest(method, path string) error {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -290,8 +290,7 @@ func (w *World) FailRequest(method, path string) error {
 	return failf("%s", message)
 }
 
-// takeFailure consumes and returns the failure for a task of that type; the zero failure
-// if there is none.
+// takeFailure consumes and returns the failure for a task of that type; the zero failure if none is pending.
 func (w *World) takeFailure(taskType string) failure {
 	i := slices.IndexFunc(w.failures, func(f failure) bool { return f.match == taskType })
 	if i < 0 {

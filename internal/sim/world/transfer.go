@@ -71,7 +71,7 @@ func (w *World) Upload(user, entry, target string, r UploadRequest) (upid string
 	}), nil
 }
 
-// reach activates the target storage, on another host with ssh.
+// reach activates the target storage; on another host by ssh.
 func (w *World) reach(s *storage, entry, target string) error {
 	if entry == target {
 		return s.activate(target)
@@ -83,8 +83,8 @@ func (w *World) reach(s *storage, entry, target string) error {
 	return nil
 }
 
-// importFile is the worker of Storage/Status.pm: the copy is not atomic, and a failed copy
-// removes the previous file.
+// importFile is the worker of Storage/Status.pm: the copy is not atomic, and a failed copy removes the previous file
+// of that name.
 func (w *World) importFile(t *task, s *storage, host, name string, r UploadRequest) error {
 	t.printf("starting file import from: %s", r.Spool.Name)
 	if err := verify(t, r.Spool.media, r.Algorithm, r.Checksum); err != nil {
@@ -125,13 +125,13 @@ func (w *World) importFile(t *task, s *storage, host, name string, r UploadReque
 	return nil
 }
 
-// copyTime is how long writing a file to a disk takes.
+// copyTime returns how long writing a file to a disk takes.
 func copyTime(size int64) time.Duration {
 	return time.Duration(float64(size) / float64(gib) * float64(time.Second))
 }
 
-// contentName is the name of a file's volume: normalize_content_filename of Storage.pm,
-// and the extensions that each kind of content may have.
+// contentName returns the name of a file's volume, by normalize_content_filename of Storage.pm and by the extensions
+// that each kind of content may have.
 func contentName(content, filename string) (string, error) {
 	name := filename[strings.LastIndexAny(filename, `/\`)+1:]
 	clean := []byte(name)
@@ -168,7 +168,7 @@ func (s *storage) put(host, name string) *volume {
 	return v
 }
 
-// hexDigest is a checksum as Proxmox writes it.
+// hexDigest returns a checksum as Proxmox writes it.
 func hexDigest(algorithm string, r io.Reader) (string, error) {
 	made := map[string]func() hash.Hash{
 		"md5": md5.New, "sha1": sha1.New, "sha224": sha256.New224, "sha256": sha256.New, "sha384": sha512.New384, "sha512": sha512.New,
@@ -224,7 +224,7 @@ func (w *World) Download(user, host string, r DownloadRequest) (upid string, err
 	}), nil
 }
 
-// download is download_file_from_url of pve-common's Tools.pm.
+// download does the work of download_file_from_url of pve-common's Tools.pm.
 func (w *World) download(t *task, s *storage, host, name string, r DownloadRequest) error {
 	path := s.filePath(name)
 	t.printf("downloading %s to %s", r.URL, path)
@@ -343,7 +343,7 @@ func (w *World) wget(t *task, host string, r DownloadRequest, to *Spool) error {
 	return failf("failed: %s.", reason(err))
 }
 
-// URLMetadata is what a web server says about a file without sending it.
+// URLMetadata is what a web server says about a file without sending the file.
 type URLMetadata struct {
 	Filename, Mimetype string // "": unknown
 	Size               int64  // 0: unknown
@@ -352,7 +352,7 @@ type URLMetadata struct {
 // lwpTimeout is LWP::UserAgent's timeout.
 const lwpTimeout = 3 * time.Minute
 
-// QueryURLMetadata is query_url_metadata of API2/Nodes.pm: a HEAD request from the host.
+// QueryURLMetadata does the work of query_url_metadata of API2/Nodes.pm: the host sends a HEAD request.
 func (w *World) QueryURLMetadata(host, target string, insecure bool) (URLMetadata, error) {
 	res, done, err := w.fetch(webRequest{host: host, method: http.MethodHead, url: target, insecure: insecure, patience: lwpTimeout})
 	if err != nil {
@@ -376,7 +376,7 @@ func (w *World) QueryURLMetadata(host, target string, insecure bool) (URLMetadat
 	return out, nil
 }
 
-// address is the host and port of a URL.
+// address returns the host and port of a URL.
 func address(target string) string {
 	u, err := url.Parse(target)
 	if err != nil {
@@ -392,7 +392,7 @@ func address(target string) string {
 // DialFunc connects to "host:port", as net.Dialer.DialContext does.
 type DialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
-// SetDial sets how hosts connect outside of the datacentre. Without it they can't.
+// SetDial sets how hosts connect outside of the datacentre. Without SetDial, hosts can't connect outside.
 func (w *World) SetDial(dial DialFunc) { w.set(func() { w.dial = dial }) }
 
 // SetOutbound sets whether a host can connect outside of the datacentre.
@@ -452,7 +452,7 @@ func (w *World) fetch(r webRequest) (res *http.Response, done func(), err error)
 	return res, cancel, nil
 }
 
-// plain is err without net/http's prefix about the request.
+// plain returns err without net/http's prefix about the request.
 func plain(err error) error {
 	if e, ok := errors.AsType[*url.Error](err); ok {
 		return e.Err
@@ -460,7 +460,7 @@ func plain(err error) error {
 	return err
 }
 
-// reason is the C library's message about a failed connection.
+// reason returns the C library's message about a failed connection.
 func reason(err error) string {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):

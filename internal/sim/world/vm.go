@@ -28,7 +28,7 @@ type VM struct {
 	Snapshots     []Snapshot // oldest first
 }
 
-// Value is the value of one key in Merged.
+// Value returns the value of one key in Merged.
 func (v VM) Value(key string) string {
 	if _, gone := v.PendingDelete[key]; gone {
 		return ""
@@ -39,7 +39,7 @@ func (v VM) Value(key string) string {
 	return v.Config[key]
 }
 
-// Merged is the configuration with pending changes applied: the API's default view.
+// Merged returns the configuration with pending changes applied: the API's default view.
 func (v VM) Merged() map[string]string {
 	config := maps.Clone(v.Config)
 	maps.Copy(config, v.Pending)
@@ -60,7 +60,8 @@ type vm struct {
 	read          *reading
 	proc          *process
 	qmp           string // while running
-	// When it was made, when it last stopped, and when that run had started.
+	// made is when the VM was made, stopped when it last stopped, and ranSince when the run that then ended had
+	// started.
 	made, stopped, ranSince time.Time
 }
 
@@ -91,7 +92,7 @@ func (v *vm) render() string {
 	return b.String()
 }
 
-// digest of the configuration file.
+// digest returns the digest of the configuration file.
 func (v *vm) digest() string {
 	r := v.reading()
 	if len(v.snapshots) == 0 && r.digest != "" {
@@ -150,7 +151,7 @@ func (v *vm) checkLock() error {
 	return nil
 }
 
-// uuid is the SMBIOS UUID, lower-case.
+// uuid returns the SMBIOS UUID, lower-case.
 func (v *vm) uuid() string { return strings.ToLower(property(v.config["smbios1"], "uuid")) }
 
 // property reads one value of "a=1,b=2".
@@ -186,7 +187,7 @@ func netMAC(value string) string {
 
 func (w *World) vmids() []int { return slices.Sorted(maps.Keys(w.vms)) }
 
-// vmOn finds a VM through its host; through another one it does not exist.
+// vmOn finds a VM through its host; through another host the VM does not exist.
 func (w *World) vmOn(host string, id int) (*vm, error) {
 	v, ok := w.vms[id]
 	if !ok || v.host != host {
@@ -225,7 +226,7 @@ func (w *World) view(v *vm) VM {
 	return out
 }
 
-// sharedView is a VM that shares the maps of its reading.
+// sharedView returns a VM that shares the maps of its reading.
 func (w *World) sharedView(v *vm) VM {
 	r := v.reading()
 	out := VM{
@@ -239,7 +240,7 @@ func (w *World) sharedView(v *vm) VM {
 	return out
 }
 
-// Container is an LXC container. It only occupies its number.
+// Container is an LXC container. It only occupies its VMID.
 type Container struct {
 	ID         int
 	Name, Host string
@@ -288,7 +289,7 @@ func (w *World) CreatePool(name string) error {
 	return nil
 }
 
-// JoinPool adds a VM to a pool, or moves it there: its configuration does not change (pve-manager,
+// JoinPool adds a VM to a pool, or moves the VM to that pool; the VM's configuration does not change (pve-manager,
 // PVE/API2/Pool.pm, update_pool).
 func (w *World) JoinPool(user string, id int, pool string, move bool) error {
 	w.mu.Lock()
@@ -349,7 +350,7 @@ type Report struct {
 	Running bool
 }
 
-// Report is the latest report of the VM's host.
+// Report returns the latest report of the VM's host.
 func (w *World) Report(id int) Report {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -436,19 +437,19 @@ func (w *World) ChangeFirewall(vmid int, change func(*Firewall) error) error {
 	return nil
 }
 
-// FirewallOf is a VM's firewall; an empty one without a file.
+// FirewallOf returns a VM's firewall; an empty firewall if the VM has no file.
 func (w *World) FirewallOf(vmid int) Firewall {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.firewalls[vmid].clone()
 }
 
-// Alias is the index of an alias, by its name in any case; -1 if there is none.
+// Alias returns the index of an alias, by its name in any case; -1 if the firewall has no such alias.
 func (f Firewall) Alias(name string) int {
 	return slices.IndexFunc(f.Aliases, func(a FirewallAlias) bool { return strings.EqualFold(a.Name, name) })
 }
 
-// Set is the index of a set; -1 if there is none.
+// Set returns the index of a set; -1 if the firewall has no such set.
 func (f Firewall) Set(name string) int {
 	return slices.IndexFunc(f.IPSets, func(s FirewallSet) bool { return s.Name == name })
 }

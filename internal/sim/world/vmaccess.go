@@ -10,7 +10,7 @@ import (
 
 func vmPath(id int) string { return "/vms/" + strconv.Itoa(id) }
 
-// checkVM checks a privilege on a VM; if it is to be created in a pool, one on the pool suffices.
+// checkVM checks a privilege on a VM. For a VM that is to be created in a pool, a privilege on the pool suffices.
 func (w *World) checkVM(user string, id int, pool, privilege string) error {
 	err := w.check(user, vmPath(id), privilege)
 	if err != nil && pool != "" && w.check(user, "/pool/"+pool, privilege) == nil {
@@ -19,8 +19,7 @@ func (w *World) checkVM(user string, id int, pool, privilege string) error {
 	return err
 }
 
-// optionPrivilege is the privilege to change an option whatever its value; "" if only the
-// real root@pam may.
+// optionPrivilege returns the privilege to change an option whatever its value; "" if only the real root@pam may.
 func optionPrivilege(key string) string {
 	switch optionName(key) {
 	case "boot", "bootdisk", "vmstatestorage":
@@ -42,14 +41,13 @@ func optionPrivilege(key string) string {
 	return "VM.Config.Options"
 }
 
-// asksForValue says whether the required privilege depends on the option's value, which is
-// checked later.
+// asksForValue reports whether the required privilege depends on the option's value. The value is checked later.
 func asksForValue(key string) bool {
 	return isDriveKey(key) || slices.Contains([]string{"serial", "usb", "hostpci", "virtiofs", "tags"}, optionName(key))
 }
 
-// checkKeys checks every key that is set or deleted, except those that depend on their
-// value (check_vm_modify_config_perm in Qemu.pm).
+// checkKeys checks every key that is set or deleted, except keys whose required privilege depends on their value
+// (check_vm_modify_config_perm in Qemu.pm).
 func (w *World) checkKeys(user string, id int, pool string, keys []string) error {
 	if user == "" || user == "root@pam" {
 		return nil
@@ -138,8 +136,8 @@ func isSpice(usb string) bool {
 	return strings.EqualFold(host, "spice")
 }
 
-// checkDriveRight: a CD-ROM drive needs another privilege than a disk, and cloud-init an
-// additional one.
+// checkDriveRight checks the privilege for a drive: a CD-ROM drive needs another privilege than a disk, and a
+// cloud-init drive needs an additional one.
 func (w *World) checkDriveRight(user string, id int, pool, key, value string) error {
 	d, err := parseDrive(key, value)
 	switch {
@@ -200,8 +198,8 @@ func checkDrives(set map[string]string) error {
 	return nil
 }
 
-// checkVolumes checks the volumes of drives that are set: space for new ones, access to
-// existing ones ($check_storage_access in Qemu.pm).
+// checkVolumes checks the volumes of drives that are set: the space for new volumes, and the access to existing
+// volumes ($check_storage_access in Qemu.pm).
 func (w *World) checkVolumes(user string, id int, set map[string]string) error {
 	for _, key := range driveKeys(set) {
 		d, err := parseDrive(key, set[key])
@@ -246,7 +244,7 @@ func (w *World) checkDriveVolume(user string, id int, key string, d drive) error
 	return nil
 }
 
-// checkAttached checks the access to an existing volume, and that it can be a drive.
+// checkAttached checks the access to an existing volume, and that the volume can be a drive.
 func (w *World) checkAttached(user string, id int, key, volid string) error {
 	if err := w.checkVolume(user, id, volid); err != nil || !strings.Contains(volid, ":") {
 		return err
@@ -257,8 +255,8 @@ func (w *World) checkAttached(user string, id int, key, volid string) error {
 	return nil
 }
 
-// checkVolume is the check before a volume is attached to VM id, or shown (id 0)
-// (check_volume_access in Storage.pm).
+// checkVolume makes the check before a volume is attached to VM id, or shown (id 0) (check_volume_access in
+// Storage.pm).
 func (w *World) checkVolume(user string, id int, volid string) error {
 	storageID, _, ok := strings.Cut(volid, ":")
 	if !ok {
@@ -289,22 +287,21 @@ func (w *World) checkVolume(user string, id int, volid string) error {
 	return w.check(user, vmPath(owner), "VM.Config.Disk")
 }
 
-// CheckVolume is the check before a volume's attributes are shown.
+// CheckVolume makes the check before a volume's attributes are shown.
 func (w *World) CheckVolume(user, volid string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.checkVolume(user, 0, volid)
 }
 
-// MaySee says whether the content listing shows a volume to user.
+// MaySee reports whether the content listing shows a volume to user.
 func (w *World) MaySee(user, volid string) bool {
 	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.checkVolume(user, 0, volid) == nil
 }
 
-// RegisterTags makes tags of VMs privileged: only users with Sys.Modify on / may add or
-// remove them.
+// RegisterTags makes tags of VMs privileged: only users with Sys.Modify on / may add or remove privileged tags.
 func (w *World) RegisterTags(tags ...string) { w.set(func() { w.registered = toSet(tags) }) }
 
 // RegisteredTags lists the privileged tags.
@@ -331,8 +328,8 @@ func (w *World) TagAccess() TagAccess {
 	return w.tagAccess
 }
 
-// AllowedTags lists the known tags that user may set: those of the VMs that it may see,
-// without the privileged ones (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
+// AllowedTags lists the known tags that user may set: the tags of the VMs that user may see, without the privileged
+// tags (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
 func (w *World) AllowedTags(user string) []string {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -394,8 +391,8 @@ func (w *World) tagsOf(id int) string {
 	return ""
 }
 
-// noTags is what create_vm hands to assert_tag_permissions as the tags before: an empty hash in place of
-// a string, which reads as one more tag that is taken away (qemu-server 9.2, API2/Qemu.pm, create_vm).
+// noTags is the value that create_vm hands to assert_tag_permissions as the tags before: an empty hash in place of a
+// string, which reads as one more tag that is removed (qemu-server 9.2, API2/Qemu.pm, create_vm).
 const noTags = "HASH(0x5581a1d7c2b8)"
 
 func splitTags(tags string) []string {

@@ -17,9 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/qcow2"
 )
 
-// freeName is the name of a VM's next disk on a storage. It has the lowest free number, so
-// numbers are reused; on network file systems every format is numbered separately
-// (get_next_vm_diskname in Storage/Plugin.pm).
+// freeName returns the name of a VM's next disk on a storage. The name has the lowest free number, so numbers are
+// reused; on network file systems every format is numbered separately (get_next_vm_diskname in Storage/Plugin.pm).
 func (s *storage) freeName(host string, owner int, format string) string {
 	taken := map[int]bool{}
 	for name := range s.at(host) {
@@ -44,8 +43,7 @@ func (s *storage) freeName(host string, owner int, format string) string {
 
 var basePattern = regexp.MustCompile(`^((?:\d+/)?base-\d+-disk-\d+(?:\.[a-z0-9]+)?/).`)
 
-// basePath is the prefix of a linked clone's name: its base volume and a slash; "" for
-// other volumes.
+// basePath returns the prefix of a linked clone's name: its base volume and a slash; "" for other volumes.
 func basePath(name string) string {
 	m := basePattern.FindStringSubmatch(name)
 	if m == nil {
@@ -54,8 +52,7 @@ func basePath(name string) string {
 	return m[1]
 }
 
-// cloned says whether a volume has linked clones, as far as names show it: on LVM thin
-// they don't.
+// cloned reports whether a volume has linked clones, as far as names show clones: on LVM thin names don't show them.
 func (s *storage) cloned(host string, vol *volume) bool {
 	for name := range s.at(host) {
 		if strings.HasPrefix(name, vol.name+"/") {
@@ -65,8 +62,8 @@ func (s *storage) cloned(host string, vol *volume) bool {
 	return false
 }
 
-// cloudInitName is the name of a VM's cloud-init drive: qcow2 unless requested otherwise,
-// whatever the storage's default (create_disks in API2/Qemu.pm).
+// cloudInitName returns the name of a VM's cloud-init drive: qcow2 unless requested otherwise, whatever the storage's
+// default (create_disks in API2/Qemu.pm).
 func (s *storage) cloudInitName(owner int, format string) string {
 	if s.block() {
 		return fmt.Sprintf("vm-%d-cloudinit", owner)
@@ -74,15 +71,15 @@ func (s *storage) cloudInitName(owner int, format string) string {
 	return fmt.Sprintf("%d/vm-%d-cloudinit.%s", owner, owner, cmp.Or(format, "qcow2"))
 }
 
-// isCloudInit says whether a volid is a cloud-init drive, or a request for one.
+// isCloudInit reports whether a volid is a cloud-init drive, or a request for one.
 func isCloudInit(volid string) bool {
 	name := path.Base(volid[strings.Index(volid, ":")+1:])
 	return name == "cloudinit" || volumeOwner(volid) != 0 && strings.Contains(name, "-cloudinit")
 }
 
-// volumeOwner is the VMID in a volume's name or volid, 0 for an ISO: the directory's on a
-// file system, else the one in "vm-100-disk-0" (parse_volname of the storage plugins). It
-// alone determines the owner of a volume, never the configuration that refers to it.
+// volumeOwner returns the VMID in a volume's name or volid, 0 for an ISO: on a file system the number of the
+// directory, else the number in "vm-100-disk-0" (parse_volname of the storage plugins). The name alone determines the
+// owner of a volume, never the configuration that refers to the volume.
 func volumeOwner(volid string) int {
 	_, name, ok := strings.Cut(volid, ":")
 	if !ok {
@@ -152,8 +149,7 @@ var (
 	importName = regexp.MustCompile(`^import/[ a-zA-Z0-9\-.+=_]+\.(ova|ovf|qcow2|raw|vmdk)$`)
 )
 
-// parseName is the kind and format of the volume with that name (parse_volname of the
-// plugins).
+// parseName returns the kind and format of the volume with that name (parse_volname of the plugins).
 func (s *storage) parseName(name string) (kind, format string, err error) {
 	if s.block() {
 		return s.parseBlockName(name)
@@ -205,17 +201,17 @@ func (w *World) kindOf(volid string) (s *storage, kind, format string, err error
 	return s, kind, format, err
 }
 
-// attachable says whether a volume can be a drive of a VM.
+// attachable reports whether a volume can be a drive of a VM.
 func attachable(kind string) bool { return kind == imageKind || kind == isoKind }
 
-// isFileName says whether a volume is an ISO, a template or the like, which have no owner.
+// isFileName reports whether a volume is an ISO, a template or the like, which have no owner.
 func isFileName(name string) bool {
 	kind, _, _ := strings.Cut(name, "/")
 	return slices.Contains([]string{isoKind, templateKind, importKind, snippetKind}, kind)
 }
 
-// allocated is the space that a volume takes, as volume_size_info of the plugins reports
-// it: LVM reports nothing, files and zvols are sparse.
+// allocated returns the space that a volume takes, as volume_size_info of the plugins reports it: LVM reports
+// nothing, files and zvols are sparse.
 func (s *storage) allocated(v *volume) int64 {
 	switch {
 	case s.Type == "lvm", s.Type == "lvmthin":
@@ -228,12 +224,12 @@ func (s *storage) allocated(v *volume) int64 {
 
 const firstBlock = 4 << 10 // allocated by qemu-img even for an empty image
 
-// filled is the number of bytes written to an image.
+// filled returns the number of bytes written to an image.
 func (v *volume) filled() int64 {
 	return min(v.size, max(roundUp(v.media.Size(), firstBlock), v.written, firstBlock))
 }
 
-// parentOf is a linked clone's base as list_images reports it.
+// parentOf returns a linked clone's base as list_images reports it.
 func (s *storage) parentOf(name string) string {
 	base := strings.TrimSuffix(basePath(name), "/")
 	switch {
@@ -245,8 +241,8 @@ func (s *storage) parentOf(name string) string {
 	return "../" + path.Dir(base) + "/" + path.Base(base)
 }
 
-// ListsUsed says whether the content listing of a storage includes allocated sizes, as for
-// directories (list_images in Storage/Plugin.pm).
+// ListsUsed reports whether the content listing of a storage includes allocated sizes, as for directories
+// (list_images in Storage/Plugin.pm).
 func (w *World) ListsUsed(id string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -254,9 +250,8 @@ func (w *World) ListsUsed(id string) bool {
 	return ok && s.Path() != ""
 }
 
-// thick says whether a new image takes its whole size at once: LVM always, ZFS unless the
-// storage is sparse, files if preallocated (LVMPlugin.pm, ZFSPoolPlugin.pm,
-// preallocation_cmd_opt of Storage/Plugin.pm).
+// thick reports whether a new image takes its whole size at once: LVM always, ZFS unless the storage is sparse, files
+// if preallocated (LVMPlugin.pm, ZFSPoolPlugin.pm, preallocation_cmd_opt of Storage/Plugin.pm).
 func (s *storage) thick() bool {
 	switch s.Type {
 	case "lvmthin", "rbd":
@@ -269,7 +264,7 @@ func (s *storage) thick() bool {
 	return slices.Contains([]string{"falloc", "full"}, s.Preallocation)
 }
 
-// taken is the space that a volume takes.
+// taken returns the space that a volume takes.
 func (s *storage) taken(v *volume) int64 {
 	if v.content != imageKind || s.thick() {
 		return v.size
@@ -277,7 +272,7 @@ func (s *storage) taken(v *volume) int64 {
 	return v.filled()
 }
 
-// firstTaken is the space that a new image of that size takes.
+// firstTaken returns the space that a new image of that size takes.
 func (s *storage) firstTaken(size int64) int64 {
 	if s.thick() {
 		return size
@@ -285,7 +280,7 @@ func (s *storage) firstTaken(size int64) int64 {
 	return min(size, firstBlock)
 }
 
-// used is the used space, as the plugins' status reports it.
+// used returns the used space, as the plugins' status reports it.
 func (s *storage) used(host string) int64 {
 	if s.full {
 		return s.Capacity
@@ -315,7 +310,7 @@ func (w *World) Preallocate(id string) {
 	w.ofStorage(id, func(s *storage) { s.Preallocation = "falloc" })
 }
 
-// errNoInfo is what Proxmox makes of qemu-img's failure to open a file.
+// errNoInfo is Proxmox's error when qemu-img fails to open a file.
 var errNoInfo = failf("failed to query file information with qemu-img")
 
 // image is the disk in a file, as QEMU reads it.
@@ -324,7 +319,7 @@ type image struct {
 	size int64
 }
 
-// bytes is the disk without the zeros at its end. Those within it need no memory, since nothing writes them.
+// bytes returns the disk without the zeros at its end. Zeros before that need no memory, since nothing writes them.
 func (i image) bytes() ([]byte, error) {
 	var end int64
 	err := i.written(func(at int64, part []byte) { end = at + int64(len(part)) })
@@ -351,8 +346,8 @@ func (i image) written(visit func(at int64, part []byte)) error {
 	return nil
 }
 
-// openImage opens a file that may come from anyone, as file_size_info of
-// Storage/Plugin.pm does. name is its path.
+// openImage opens a file that may come from anyone, as file_size_info of Storage/Plugin.pm does. name is the file's
+// path.
 func openImage(name, format string, m *Media) (image, error) {
 	content := endless{m.content()}
 	switch format {
@@ -374,8 +369,8 @@ func openImage(name, format string, m *Media) (image, error) {
 	return image{disk, disk.Size()}, nil
 }
 
-// endless continues a file with zeros, as QEMU does: qemu-img info and qemu-img convert
-// end without an error for an image that was cut short, and what is missing is zero.
+// endless continues a file with zeros, as QEMU does: qemu-img info and qemu-img convert end without an error for an
+// image that was cut short, and the missing part reads as zeros.
 type endless struct{ io.ReaderAt }
 
 func (e endless) ReadAt(p []byte, off int64) (int, error) {
@@ -387,8 +382,8 @@ func (e endless) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// checkImage is the check of a file that becomes content "import" (upload and
-// download_url in API2/Storage/Status.pm). ISOs are checked, too, but any bytes pass.
+// checkImage makes the check of a file that becomes content "import" (upload and download_url in
+// API2/Storage/Status.pm). ISOs are checked too, but any bytes pass.
 func checkImage(content, filename, tmp string, m *Media) error {
 	format := strings.TrimPrefix(path.Ext(filename), ".")
 	switch {
@@ -401,7 +396,7 @@ func checkImage(content, filename, tmp string, m *Media) error {
 	return err
 }
 
-// checkOVA is assert_ova_contents of API2/Storage/Status.pm.
+// checkOVA does the work of assert_ova_contents of API2/Storage/Status.pm.
 func checkOVA(tmp string, m *Media) error {
 	for t := tar.NewReader(m.Open()); ; {
 		h, err := t.Next()
@@ -416,8 +411,8 @@ func checkOVA(tmp string, m *Media) error {
 	}
 }
 
-// checkSource checks the permission to copy a volume, and that it can be copied
-// ($check_storage_access in Qemu.pm).
+// checkSource checks the permission to copy a volume, and that the volume can be copied ($check_storage_access in
+// Qemu.pm).
 func (w *World) checkSource(user string, id int, key, source string) error {
 	if !strings.Contains(source, ":") {
 		return w.checkVolume(user, id, source)
@@ -477,7 +472,7 @@ func (w *World) importVolume(s *storage, v *vm, key, format, source string) (vol
 	return volid, nil
 }
 
-// readSource is what qemu-img reads of a volume, or of an uploaded image.
+// readSource returns what qemu-img reads of a volume, or of an uploaded image.
 func (w *World) readSource(source, kind, format, host string) (size int64, content []byte, err error) {
 	s, vol, err := w.volume(source, host)
 	switch {

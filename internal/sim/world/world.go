@@ -17,7 +17,7 @@ import (
 // ErrClosed is the error of operations that were interrupted by Close.
 var ErrClosed = errors.New("the simulated world is closed")
 
-// Options are those of New.
+// Options are the options of New.
 type Options struct {
 	Cluster string  // name of the Proxmox cluster; "": a standalone host
 	Speed   float64 // simulated seconds per real second; 0 means 1
@@ -65,7 +65,7 @@ type World struct {
 	acls           []ACL
 	privilegeCache map[holder]map[string]bool // cache of privileges; nil: empty
 	registered     map[string]bool            // tags that need Sys.Modify on / to set
-	tagAccess      TagAccess                  // which other tags do
+	tagAccess      TagAccess                  // which other tags need Sys.Modify on /
 	pools          map[string]bool
 	down           map[string]bool // hosts without power
 	crashes        map[string]int  // number of power cuts by host
@@ -117,8 +117,8 @@ func (w *World) set(change func()) {
 	change()
 }
 
-// Changes grows whenever something in the datacentre may have changed. If it is unchanged,
-// nothing has.
+// Changes returns a number that grows whenever something in the datacentre may have changed. If the number is
+// unchanged, nothing has changed.
 func (w *World) Changes() uint64 {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -140,8 +140,8 @@ func New(o Options) *World {
 	}
 }
 
-// SetFirmware sets the firmware of VMs that are powered on from now on. Without one, a
-// running VM does nothing and ignores its power button.
+// SetFirmware sets the firmware of VMs that are powered on from now on. Without firmware, a running VM does nothing
+// and ignores its power button.
 func (w *World) SetFirmware(f Firmware) { w.set(func() { w.firmware = f }) }
 
 // AddHost adds a Proxmox node.
@@ -159,7 +159,7 @@ func (w *World) Hosts() []string {
 	return slices.Clone(w.hosts)
 }
 
-// Cluster is the name of the Proxmox cluster; "" for a standalone host.
+// Cluster returns the name of the Proxmox cluster; "" for a standalone host.
 func (w *World) Cluster() string { return w.cluster }
 
 // SetQuorum sets whether the Proxmox cluster has quorum.
@@ -171,14 +171,14 @@ func (w *World) SetQuorum(ok bool) {
 	}
 }
 
-// Quorate says whether the Proxmox cluster has quorum.
+// Quorate reports whether the Proxmox cluster has quorum.
 func (w *World) Quorate() bool {
 	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.hasQuorum()
 }
 
-// hasQuorum says whether more than half of the hosts are up, each with one vote.
+// hasQuorum reports whether more than half of the hosts are up, each with one vote.
 func (w *World) hasQuorum() bool {
 	up := 0
 	for _, host := range w.hosts {
@@ -189,15 +189,15 @@ func (w *World) hasQuorum() bool {
 	return w.quorate && (w.cluster == "" || len(w.hosts) == 0 || 2*up > len(w.hosts))
 }
 
-// Delay waits for d of simulated time. It is false if the world was closed meanwhile.
+// Delay waits for d of simulated time. It returns false if the world was closed meanwhile.
 func (w *World) Delay(d time.Duration) bool { return w.delay(d, nil) == nil }
 
-// DelayUnless is Delay that also ends, and is false, when stop is closed.
+// DelayUnless does the work of Delay, but also ends, with false, when stop is closed.
 func (w *World) DelayUnless(d time.Duration, stop <-chan struct{}) bool {
 	return w.delay(d, stop) == nil
 }
 
-// delay is Delay that also ends when stop is closed.
+// delay waits for d of simulated time. It ends early when the world or stop is closed.
 func (w *World) delay(d time.Duration, stop <-chan struct{}) error {
 	timer := time.NewTimer(w.scaled(d))
 	defer timer.Stop()
@@ -239,7 +239,7 @@ func (w *World) Close() {
 	w.work.Wait()
 }
 
-// spawn runs f in a goroutine that Close waits for; mu must be held. It is false after Close.
+// spawn runs f in a goroutine that Close waits for; mu must be held. It returns false after Close.
 func (w *World) spawn(f func()) bool {
 	if w.closed {
 		return false
@@ -270,11 +270,11 @@ func (w *World) lockConfig(id int) (unlock func(), err error) {
 	}
 }
 
-// HoldLock takes the lock file of a VM's configuration, as another process on its host
-// would, until release is called. The VM need not exist.
+// HoldLock takes the lock file of a VM's configuration, as another process on the VM's host would, until release is
+// called. The VM need not exist.
 func (w *World) HoldLock(id int) (release func(), err error) { return w.lockConfig(id) }
 
-// checkQuorum is the check that Proxmox makes before some operations.
+// checkQuorum makes the check that Proxmox makes before some operations.
 func (w *World) checkQuorum() error {
 	if !w.hasQuorum() {
 		return failf("cluster not ready - no quorum?")
@@ -282,8 +282,8 @@ func (w *World) checkQuorum() error {
 	return nil
 }
 
-// writeConfig represents writing a VM's configuration file: without quorum it fails, after
-// earlier effects have happened.
+// writeConfig stands for the write of a VM's configuration file: without quorum the write fails, after earlier
+// effects have happened.
 func (w *World) writeConfig(v *vm) error {
 	if !w.hasQuorum() {
 		w.lastPID++
@@ -301,13 +301,13 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// failf is an error with the status that Proxmox uses for everything except bad parameters
-// and missing privileges, "not found" included.
+// failf returns an error with the status that Proxmox uses for everything except bad parameters and missing
+// privileges, "not found" included.
 func failf(format string, args ...any) error {
 	return &Error{Status: 500, Message: fmt.Sprintf(format, args...)}
 }
 
-// BadParam is Proxmox's answer to one invalid parameter.
+// BadParam returns Proxmox's answer to one invalid parameter.
 func BadParam(name, format string, args ...any) error {
 	return badParams(map[string]string{name: fmt.Sprintf(format, args...)})
 }
@@ -324,7 +324,7 @@ func noConfigFile(host string, id int) error {
 	return failf("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", host, id)
 }
 
-// firstError answers the first of several checks that failed.
+// firstError returns the error of the first of several checks that failed.
 func firstError(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {

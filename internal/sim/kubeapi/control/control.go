@@ -1,5 +1,5 @@
-// Package control is what acts on a lab's Kubernetes objects: a [Manager] runs the
-// machines' kubelets and the cluster's controllers.
+// Package control acts on a lab's Kubernetes objects: a [Manager] runs the machines' kubelets and the cluster's
+// controllers.
 package control
 
 import (
@@ -32,13 +32,12 @@ const (
 	unmountsAfter = 6 * time.Minute   // the same while the kubelet is silent
 )
 
-// settle is the pause between a change and the next pass, so that simultaneous changes are
-// seen together, in any order.
+// settle is the pause between a change and the next pass, so that a pass sees simultaneous changes together, in any
+// order.
 const settle = time.Millisecond
 
-// Manager runs every kubelet and controller of one cluster in one goroutine: after each
-// change it checks all objects and does what is due. Only this goroutine writes, so events
-// are easy to follow.
+// Manager runs every kubelet and controller of one cluster in one goroutine: after each change it checks all objects
+// and does what is due. Only the goroutine writes, so events are easy to follow.
 type Manager struct {
 	LINSTOR  *linstor.Controller
 	Mayastor *mayastor.ControlPlane
@@ -55,17 +54,17 @@ type Manager struct {
 	reflected map[types.UID]reflection // of mirror pods
 	degraded  map[string]bool          // OSDs whose data lacks something
 
-	// refused gets the API's errors for kubelets that share it with real controllers; nil: the
-	// lab is alone, and an error is its own fault.
+	// refused gets the API's errors for kubelets that share the API with real controllers; nil: the lab is alone, and
+	// an error is the lab's own fault.
 	refused func(error)
 
 	mu       sync.Mutex
 	known    []string   // names that servers of iSCSI and NVMe-oF let in; nil: all
-	kubelets []*kubelet // running ones, by start
+	kubelets []*kubelet // running kubelets, by start
 	err      error      // what stopped the manager
 }
 
-// New starts the controllers. Their seconds take 1/speed seconds. They end with ctx or
+// New starts the controllers. A second of the controllers takes 1/speed seconds. The controllers end with ctx or
 // Close.
 func New(ctx context.Context, s store.Store, speed float64, timeline *record.Timeline) (*Manager, error) {
 	m := &Manager{store: s, timers: newTimers(speed), timeline: timeline, kick: make(chan struct{}, 1), settle: settle, reflected: map[types.UID]reflection{}, degraded: map[string]bool{}}
@@ -106,8 +105,7 @@ func watched() []schema.GroupVersionResource {
 	}
 }
 
-// Close ends every controller and waits for it. It returns the error that stopped the
-// manager earlier, if any.
+// Close ends every controller and waits for its end. It returns the error that stopped the manager earlier, if any.
 func (m *Manager) Close() error {
 	m.cancel()
 	m.done.Wait()
@@ -171,7 +169,7 @@ func (m *Manager) took(node, what string, d time.Duration) {
 }
 
 // pass does the next step of everything and returns when a timer ends next. A write that conflicts with another
-// client's is left to the pass that the other write causes.
+// client's write is left to the pass that the other write causes.
 func (m *Manager) pass(ctx context.Context) (next time.Time, ok bool, err error) {
 	m.timers.begin()
 	for _, stage := range m.stages {
@@ -197,7 +195,7 @@ func (m *Manager) stepStorage(context.Context) error {
 	return nil
 }
 
-// alone says whether no real controller acts on the objects.
+// alone reports whether no real controller acts on the objects.
 func (m *Manager) alone() bool { return m.refused == nil }
 
 // all lists a resource as its own type.
@@ -237,7 +235,7 @@ func (m *Manager) setStatus(ctx context.Context, r schema.GroupVersionResource, 
 	return err
 }
 
-// owned are the objects that belong to the controller owner.
+// owned returns the objects that belong to the controller owner.
 func owned[T store.Object](list []T, owner store.Object) []T {
 	return slices.DeleteFunc(slices.Clone(list), func(o T) bool { return !metav1.IsControlledBy(o, owner) })
 }
@@ -268,7 +266,7 @@ func (t *timers) begin() {
 	}
 }
 
-// due says whether d has passed since key was first asked for; d may be another one each time.
+// due reports whether d has passed since key was first asked for; d may differ from call to call.
 func (t *timers) due(key string, d time.Duration) bool {
 	r, ok := t.running[key]
 	if !ok {
@@ -279,7 +277,7 @@ func (t *timers) due(key string, d time.Duration) bool {
 	return !t.now.Before(r.end)
 }
 
-// part is how much of d has passed since key was first asked for, from 0 to 1.
+// part returns how much of d has passed since key was first asked for, from 0 to 1.
 func (t *timers) part(key string, d time.Duration) float64 {
 	r, ok := t.running[key]
 	if !ok {
@@ -288,7 +286,7 @@ func (t *timers) part(key string, d time.Duration) float64 {
 	return min(1, float64(t.now.Sub(r.began))*t.speed/float64(d))
 }
 
-// again is true the first time and then every d.
+// again returns true the first time and then every d.
 func (t *timers) again(key string, d time.Duration) bool {
 	r, ok := t.running[key]
 	if ok && t.now.Before(r.end) {
@@ -299,8 +297,8 @@ func (t *timers) again(key string, d time.Duration) bool {
 	return true
 }
 
-// end drops timers that the pass did not ask for and returns when the next one ends; ok is
-// false if there is none.
+// end drops timers that the pass did not ask for and returns when the next timer ends; ok is false if no timer is
+// left.
 func (t *timers) end() (next time.Time, ok bool) {
 	for key, r := range t.running {
 		if !r.asked {

@@ -30,12 +30,11 @@ type longhornDisk struct {
 	id   string
 }
 
-// moveReplicas is Longhorn when the eviction of a node or disk is requested: one volume at a time, it makes
-// another replica on a node that takes replicas and has none of that volume, and then removes the old one
-// (longhorn-manager, syncReplicaEvictionRequested in controller/node_controller.go,
-// cleanupEvictionRequestedReplicas in volume_controller.go, getNodeCandidates in scheduler/replica_scheduler.go).
-// Without such a node nothing happens. The lab's Longhorn is the status of its nodes, and objects of kind Replica
-// if there are any.
+// moveReplicas does what Longhorn does when the eviction of a node or disk is requested: one volume at a time, it
+// makes another replica on a node that takes replicas and has none of the volume, and then removes the old replica
+// (longhorn-manager, syncReplicaEvictionRequested in controller/node_controller.go, cleanupEvictionRequestedReplicas
+// in volume_controller.go, getNodeCandidates in scheduler/replica_scheduler.go). Without a node for the new replica
+// nothing happens. The lab's Longhorn is the status of its nodes, and objects of kind Replica if there are any.
 func (m *Manager) moveReplicas(ctx context.Context) error {
 	nodes, err := all[*unstructured.Unstructured](ctx, m.store, longhorn.WithResource("nodes"))
 	if err != nil || len(nodes) == 0 {
@@ -79,7 +78,7 @@ func volumeOf(replica string) string {
 	return replica
 }
 
-// flag is a flag of the disk or of its node.
+// flag returns a flag of the disk or of its node.
 func (d longhornDisk) flag(name string) bool {
 	node, _, _ := unstructured.NestedBool(d.node.Object, "spec", name)
 	disk, _, _ := unstructured.NestedBool(d.node.Object, "spec", "disks", d.id, name)
@@ -98,8 +97,8 @@ func (d longhornDisk) set(replicas map[string]any) error {
 	return unstructured.SetNestedMap(d.node.Object, replicas, "status", "diskStatus", d.id, "scheduledReplica")
 }
 
-// takes says whether the disk can take another replica of the volume. Longhorn skips nodes
-// that are not Ready or are cordoned (disable-scheduling-on-cordoned-node).
+// takes reports whether the disk can take another replica of the volume. Longhorn skips nodes that are not Ready or
+// are cordoned (disable-scheduling-on-cordoned-node).
 func (m *Manager) takes(ctx context.Context, d longhornDisk, volume string, disks []longhornDisk) bool {
 	o, err := m.store.Get(ctx, store.Nodes(), "", d.node.GetName())
 	if err != nil || !d.flag("allowScheduling") || d.flag("evictionRequested") {
@@ -141,7 +140,7 @@ func (m *Manager) moveReplica(ctx context.Context, replica string, from, to long
 	return nil
 }
 
-// moveObject updates the replica's own object, if it has one.
+// moveObject updates the object of kind Replica of a replica, if the object exists.
 func (m *Manager) moveObject(ctx context.Context, replica, name string, to longhornDisk) error {
 	r := longhorn.WithResource("replicas")
 	o, err := m.store.Get(ctx, r, to.node.GetNamespace(), replica)
@@ -183,10 +182,10 @@ type copies struct {
 	replicas []*unstructured.Unstructured
 }
 
-// healVolumes is Longhorn's volume controller for volumes that are attached: replicas on a node that is
-// down fail, one at a time is filled again once its node is back or, after a wait, on another node, and the
-// volume's robustness follows (ReconcileEngineReplicaState and replenishReplicas in
-// controller/volume_controller.go, RequireNewReplica in scheduler/replica_scheduler.go).
+// healVolumes does what Longhorn's volume controller does for attached volumes: replicas on a node that is down fail.
+// One replica at a time is filled again, once its node is back or, after a wait, on another node. The volume's
+// robustness follows (ReconcileEngineReplicaState and replenishReplicas in controller/volume_controller.go,
+// RequireNewReplica in scheduler/replica_scheduler.go).
 func (m *Manager) healVolumes(ctx context.Context) error {
 	volumes, err := all[*unstructured.Unstructured](ctx, m.store, longhorn.WithResource("volumes"))
 	if err != nil || len(volumes) == 0 {
@@ -225,7 +224,7 @@ func text(u *unstructured.Unstructured, path ...string) string {
 	return s
 }
 
-// standings sets the condition Ready of Longhorn's nodes that have one (syncNodeStatus… in
+// standings sets the condition Ready of Longhorn's nodes, where a node has the condition (syncNodeStatus… in
 // controller/node_controller.go).
 func (m *Manager) standings(ctx context.Context, nodes []*unstructured.Unstructured) error {
 	up := m.running()
@@ -310,8 +309,8 @@ func (m *Manager) heal(ctx context.Context, c copies, nodes []*unstructured.Unst
 	return m.setStatus(ctx, longhorn.WithResource("volumes"), c.volume, robustness, "robustness")
 }
 
-// replenish begins to fill a failed replica again whose node is up, or else, after the wait, one on a node
-// that has none.
+// replenish begins to fill a failed replica again whose node is up, or else, after the wait, a new replica on a node
+// that has none of the volume.
 func (m *Manager) replenish(ctx context.Context, c copies, failed, nodes []*unstructured.Unstructured) error {
 	up := m.running()
 	for _, r := range failed {
@@ -367,8 +366,8 @@ func (m *Manager) setCopy(ctx context.Context, r *unstructured.Unstructured, hea
 	return m.setStatus(ctx, longhorn.WithResource("replicas"), o.(*unstructured.Unstructured), state, "currentState")
 }
 
-// showFilling writes in the volume's Engine, if there is one, how much of a replica is filled, as the engine
-// controller does from what the engine answers (refreshEngine in controller/engine_controller.go).
+// showFilling writes into the volume's Engine, if the object exists, how much of a replica is filled. The real engine
+// controller writes what the engine answers (refreshEngine in controller/engine_controller.go).
 func (m *Manager) showFilling(ctx context.Context, volume, r *unstructured.Unstructured, part float64) error {
 	return each(ctx, m.store, longhorn.WithResource("engines"), func(e *unstructured.Unstructured) error {
 		addresses, _, _ := unstructured.NestedStringMap(e.Object, "status", "currentReplicaAddressMap")

@@ -33,7 +33,7 @@ type NodeInfo struct {
 	KernelVersion  string
 	Addresses      []string // IPs
 
-	// Labels and Annotations are those that the machine adds to what every kubelet sets.
+	// Labels and Annotations are the machine's own, beside those that every kubelet sets.
 	Labels, Annotations map[string]string
 	Taints              []corev1.Taint
 }
@@ -49,8 +49,8 @@ type kubelet struct {
 	told   bool // it has reported its static pods; guarded, like pods, by Manager.mu
 }
 
-// NodeUp starts the kubelet of a machine that has booted. It registers the Node, or takes
-// over an existing one, which becomes Ready later.
+// NodeUp starts the kubelet of a machine that has booted. The kubelet registers the Node, or takes over an existing
+// Node, which becomes Ready later.
 func (m *Manager) NodeUp(info NodeInfo) {
 	m.mu.Lock()
 	m.kubelets = append(m.without(info.UUID), &kubelet{NodeInfo: info})
@@ -58,18 +58,17 @@ func (m *Manager) NodeUp(info NodeInfo) {
 	m.wake()
 }
 
-// Restored says that etcd was replaced by one of an earlier revision: kubelets that run see no change of it until they
-// are started again.
+// Restored says that etcd was replaced by an etcd of an earlier revision: running kubelets see no change of the new
+// etcd until they are started again.
 func (m *Manager) Restored() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, k := range m.kubelets {
-		k.deaf = k.reported // one that the API has never answered has no revision
+		k.deaf = k.reported // a kubelet that the API has never answered has no revision
 	}
 }
 
-// NodeDown ends the kubelet of the machine with that UUID. The API is not told and must
-// notice.
+// NodeDown ends the kubelet of the machine with that UUID. Nobody tells the API, which must notice.
 func (m *Manager) NodeDown(uuid string) {
 	m.mu.Lock()
 	m.kubelets = m.without(uuid)
@@ -77,13 +76,13 @@ func (m *Manager) NodeDown(uuid string) {
 	m.wake()
 }
 
-// without needs m.mu held.
+// without returns the kubelets of all other machines. The caller must hold m.mu.
 func (m *Manager) without(uuid string) []*kubelet {
 	return slices.DeleteFunc(slices.Clone(m.kubelets), func(k *kubelet) bool { return k.UUID == uuid })
 }
 
-// running are the kubelets by node name. If several machines have the same name, the last
-// one started wins: it overwrites what the others write.
+// running returns the kubelets by node name. If several machines have the same name, the machine that was started
+// last wins: it overwrites what the others write.
 func (m *Manager) running() map[string]*kubelet {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -213,7 +212,7 @@ func (m *Manager) writeNode(ctx context.Context, old, fresh *corev1.Node) error 
 	return err
 }
 
-// readiness is the node's Ready condition, False if it has none yet.
+// readiness returns the node's Ready condition, False if the node has no such condition yet.
 func readiness(n *corev1.Node) corev1.ConditionStatus {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
@@ -234,8 +233,7 @@ func taint(key string, effect corev1.TaintEffect) corev1.Taint {
 	return corev1.Taint{Key: key, Effect: effect}
 }
 
-// conditionTaints are the node's taints, with those for its state updated: cordoned, not
-// ready, unreachable.
+// conditionTaints returns the node's taints, with those for its state updated: cordoned, not ready, unreachable.
 func conditionTaints(n *corev1.Node) []corev1.Taint {
 	var due []corev1.Taint
 	switch readiness(n) {
@@ -296,7 +294,7 @@ func tolerates(tol corev1.Toleration, t corev1.Taint) bool {
 const (
 	heartbeat     = 10 * time.Second // between renewals of a node's Lease
 	leaseDuration = 40               // seconds
-	// crowded is settle for a real server, where every pass costs requests.
+	// crowded is the settle pause for a real server, where every pass costs requests.
 	crowded = 50 * time.Millisecond
 )
 
@@ -312,8 +310,8 @@ func NewKubelets(ctx context.Context, s store.Store, speed float64, refused func
 	return m, nil
 }
 
-// renewLeases renews the Leases of running kubelets: that of a new one at once, all of them
-// together every heartbeat.
+// renewLeases renews the Leases of running kubelets: the Lease of a new kubelet at once, all Leases together every
+// heartbeat.
 func (m *Manager) renewLeases(ctx context.Context) error {
 	kubelets := m.running()
 	if len(kubelets) > 0 && m.timers.again("leases", heartbeat) {
@@ -334,7 +332,7 @@ func (m *Manager) renewLeases(ctx context.Context) error {
 	return nil
 }
 
-// renewLease makes the Lease if it is missing. A kubelet without a Node makes none
+// renewLease renews a Lease, or makes the Lease if it is missing. A kubelet without a Node makes no Lease
 // (SetNodeOwnerFunc in its util/nodelease.go).
 func (m *Manager) renewLease(ctx context.Context, node string) error {
 	now := metav1.NowMicro()
@@ -364,8 +362,8 @@ func (m *Manager) renewLease(ctx context.Context, node string) error {
 	return err
 }
 
-// attachVolumes is the external-attacher of every CSI driver: it attaches what the
-// attach-detach controller requests, and detaches what that has released.
+// attachVolumes does what the external-attacher of every CSI driver does: it attaches what the attach-detach
+// controller requests, and detaches what that controller has released.
 func (m *Manager) attachVolumes(ctx context.Context) error {
 	return each(ctx, m.store, store.Attachments(), func(a *storagev1.VolumeAttachment) error { return m.attachVolume(ctx, a) })
 }

@@ -90,9 +90,8 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 	return m.writePod(ctx, fresh)
 }
 
-// ignoresSIGTERM says whether a container's first process has no handler for the signal,
-// such as sleep: the kernel does not deliver it to PID 1, and the kubelet kills the
-// container after the grace period.
+// ignoresSIGTERM reports whether a container's first process, such as sleep, has no handler for the signal: the
+// kernel does not deliver the signal to PID 1, and the kubelet kills the container after the grace period.
 func ignoresSIGTERM(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return len(c.Command) > 0 && c.Command[0] == "sleep" })
 }
@@ -109,7 +108,7 @@ func (m *Manager) writePod(ctx context.Context, p *corev1.Pod) error {
 	return err
 }
 
-// podIP is an address of the cluster's pod network, derived from the pod.
+// podIP returns an address of the cluster's pod network, derived from the pod.
 func podIP(p *corev1.Pod) string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(p.UID)) // a hash never fails
@@ -141,8 +140,8 @@ func withReadiness(p *corev1.Pod, s corev1.ConditionStatus) *corev1.Pod {
 	return fresh
 }
 
-// endsAfter is how long the pod's processes run after the request to end: a preStop hook
-// sleeps first, and a process that ignores SIGTERM is killed after the grace period.
+// endsAfter returns how long the pod's processes run after the request to end: a preStop hook sleeps first, and a
+// process that ignores SIGTERM is killed after the grace period.
 func endsAfter(p *corev1.Pod) time.Duration {
 	const grace = 30 * time.Second // default of a pod
 	most, ends := grace, endAfter
@@ -160,8 +159,8 @@ func endsAfter(p *corev1.Pod) time.Duration {
 	return min(ends, max(most, endAfter))
 }
 
-// evictFromLost deletes the pods of a node that has been unreachable for long; without a
-// kubelet they stay terminating.
+// evictFromLost deletes the pods of a node that has been unreachable for long; without a kubelet the pods stay
+// terminating.
 func (m *Manager) evictFromLost(ctx context.Context) error {
 	return each(ctx, m.store, store.Nodes(), func(n *corev1.Node) error {
 		if readiness(n) != corev1.ConditionUnknown || !m.timers.due("evict/"+string(n.UID), evictAfter) {
@@ -176,7 +175,7 @@ func (m *Manager) evictFromLost(ctx context.Context) error {
 	})
 }
 
-// staysOnNode says whether the pod belongs to its node: a DaemonSet's or a static one.
+// staysOnNode reports whether the pod belongs to its node: a DaemonSet's pod or a static pod.
 func staysOnNode(p *corev1.Pod) bool {
 	ref := metav1.GetControllerOfNoCopy(p)
 	return ref != nil && (ref.Kind == "DaemonSet" || ref.Kind == "Node")
@@ -266,7 +265,7 @@ func (m *Manager) syncMirrorPodsOf(ctx context.Context, k *kubelet, n *corev1.No
 	return nil
 }
 
-// staticPods are the kubelet's; told is false until it has reported them.
+// staticPods returns the kubelet's static pods; told is false until the kubelet has reported them.
 func (m *Manager) staticPods(k *kubelet) (pods []StaticPod, told bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -278,12 +277,12 @@ func isMirror(p *corev1.Pod) bool {
 	return ok
 }
 
-// mirrors says whether p is the mirror of this very pod.
+// mirrors reports whether p is the mirror of exactly this static pod.
 func (s StaticPod) mirrors(p *corev1.Pod, n *corev1.Node) bool {
 	return p.Name == s.Pod.Name+"-"+n.Name && p.Namespace == s.Pod.Namespace && p.Annotations[corev1.MirrorPodAnnotationKey] == s.Hash
 }
 
-// mirror is the mirror pod as the kubelet creates it (mirror_client.go).
+// mirror returns the mirror pod as the kubelet creates it (mirror_client.go).
 func (s StaticPod) mirror(n *corev1.Node) *corev1.Pod {
 	p := s.Pod.DeepCopy()
 	p.Name += "-" + n.Name
@@ -328,8 +327,7 @@ func (m *Manager) reflect(ctx context.Context, p *corev1.Pod, k *kubelet) error 
 	return nil
 }
 
-// status is p with the static pod's status. Unchanged conditions keep the time of their
-// last change.
+// status returns p with the static pod's status. Unchanged conditions keep the time of their last change.
 func (s StaticPod) status(p *corev1.Pod, k *kubelet) *corev1.Pod {
 	ready := map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue, false: corev1.ConditionFalse}[s.Ready]
 	fresh := withReadiness(p, ready)
@@ -422,7 +420,7 @@ func fits(p *corev1.Pod, n *corev1.Node, volumes []*corev1.PersistentVolume) boo
 	return true
 }
 
-// matchesTerms says whether one of the terms matches the node's labels.
+// matchesTerms reports whether one of the terms matches the node's labels.
 func matchesTerms(n *corev1.Node, terms []corev1.NodeSelectorTerm) bool {
 	operators := map[corev1.NodeSelectorOperator]selection.Operator{
 		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,

@@ -22,7 +22,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// volumesOf are the bound PersistentVolumes that the pod uses.
+// volumesOf returns the bound PersistentVolumes that the pod uses.
 func (m *Manager) volumesOf(ctx context.Context, p *corev1.Pod) ([]*corev1.PersistentVolume, error) {
 	var volumes []*corev1.PersistentVolume
 	for _, v := range p.Spec.Volumes {
@@ -48,8 +48,8 @@ func (m *Manager) volumesOf(ctx context.Context, p *corev1.Pod) ([]*corev1.Persi
 	return volumes, nil
 }
 
-// syncVolumes attaches the CSI volumes that pods need to their nodes and detaches unused
-// ones. Other clients' attachments are left alone.
+// syncVolumes attaches the CSI volumes that pods need to their nodes and detaches unused volumes. Other clients'
+// attachments are left alone.
 func (m *Manager) syncVolumes(ctx context.Context) error {
 	wanted, err := m.wantedAttachments(ctx)
 	if err != nil {
@@ -84,7 +84,7 @@ func (m *Manager) syncVolumes(ctx context.Context) error {
 	return nil
 }
 
-// wantedAttachments are those that scheduled pods need, by name.
+// wantedAttachments returns the attachments that scheduled pods need, by name.
 func (m *Manager) wantedAttachments(ctx context.Context) (map[string]*storagev1.VolumeAttachment, error) {
 	pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
 	if err != nil {
@@ -121,7 +121,7 @@ func attachment(v *corev1.PersistentVolume, node string) *storagev1.VolumeAttach
 	}
 }
 
-// LetIn has the servers of iSCSI and NVMe-oF let in only machines by these names.
+// LetIn sets the names of the machines that the servers of iSCSI and NVMe-oF let in; they refuse all others.
 func (m *Manager) LetIn(names ...string) {
 	m.mu.Lock()
 	m.known = append([]string{}, names...)
@@ -129,7 +129,7 @@ func (m *Manager) LetIn(names ...string) {
 	m.wake()
 }
 
-// letIn says whether the servers of the pod's volumes know the machine by its name.
+// letIn reports whether the servers of the pod's volumes know the machine by its name.
 func (m *Manager) letIn(ctx context.Context, p *corev1.Pod, k *kubelet) (bool, error) {
 	m.mu.Lock()
 	known := m.known
@@ -157,8 +157,8 @@ func (m *Manager) letIn(ctx context.Context, p *corev1.Pod, k *kubelet) (bool, e
 	return (!iscsi || slices.Contains(known, "iqn.2017-11.dev.talos:"+id)) && (!nvme || slices.Contains(known, nqn)), nil
 }
 
-// waitForVolumes is what the API shows of a pod whose volumes are not mounted; one that ran in an earlier boot stays in
-// the phase Running (getPhase in pkg/kubelet/kubelet_pods.go).
+// waitForVolumes sets the status that the API shows for a pod whose volumes are not mounted. A pod that ran in an
+// earlier boot stays in the phase Running (getPhase in pkg/kubelet/kubelet_pods.go).
 func (m *Manager) waitForVolumes(ctx context.Context, p *corev1.Pod) error {
 	if slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.State.Waiting != nil }) {
 		return nil
@@ -189,9 +189,10 @@ var cephBlockPools = schema.GroupVersionResource{Group: "ceph.rook.io", Version:
 
 var cephClusters = schema.GroupVersionResource{Group: "ceph.rook.io", Version: "v1", Resource: "cephclusters"}
 
-// checkCeph is Rook's operator for clusters with OSDs and monitors as Deployments: once a minute it writes what Ceph says,
-// which is that placement groups are degraded while an OSD is down, and until its data is repaired; that some are not
-// available if too few copies are left of them; and which monitors are in quorum (toCustomResourceStatus in cephstatus.go).
+// checkCeph does what Rook's operator does, for clusters with OSDs and monitors as Deployments: once a minute it
+// writes what Ceph reports. Placement groups are degraded while an OSD is down, and until its data is repaired.
+// Placement groups with too few copies left are not available. The report also has the monitors in quorum
+// (toCustomResourceStatus in cephstatus.go).
 func (m *Manager) checkCeph(ctx context.Context) error {
 	clusters, err := all[*unstructured.Unstructured](ctx, m.store, cephClusters)
 	if err != nil || len(clusters) == 0 {
@@ -223,7 +224,7 @@ func (m *Manager) checkCeph(ctx context.Context) error {
 	return nil
 }
 
-// cephState is how the daemons of a Ceph cluster are.
+// cephState is the state of the daemons of a Ceph cluster.
 type cephState struct {
 	osds, down       []*appsv1.Deployment
 	busy             bool // what an OSD has missed is being repaired
@@ -256,7 +257,8 @@ func (m *Manager) cephState(namespace string, deployments []*appsv1.Deployment) 
 	return s
 }
 
-// details are the health checks that fail. Without a quorum, Ceph does not answer (cephStatusOnError in cephstatus.go).
+// details returns the health checks that fail. Without a quorum, Ceph does not answer (cephStatusOnError in
+// cephstatus.go).
 func (s cephState) details(pools []*unstructured.Unstructured) map[string]any {
 	details := map[string]any{}
 	check := func(code, format string, args ...any) {
@@ -282,7 +284,7 @@ func (s cephState) details(pools []*unstructured.Unstructured) map[string]any {
 	return details
 }
 
-// inactive says whether a replicated pool has placement groups with fewer copies than half, its default min_size.
+// inactive reports whether a replicated pool has placement groups with fewer copies than half, its default min_size.
 func (s cephState) inactive(pool *unstructured.Unstructured) bool {
 	size, _, _ := unstructured.NestedInt64(pool.Object, "spec", "replicated", "size")
 	domain, _, _ := unstructured.NestedString(pool.Object, "spec", "failureDomain")

@@ -31,8 +31,7 @@ func podFrom(owner store.Object, kind string, t corev1.PodTemplateSpec) *corev1.
 	return &corev1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}
 }
 
-// active says whether a workload counts the pod: it has neither ended nor is it
-// terminating.
+// active reports whether a workload counts the pod: the pod has not ended and is not terminating.
 func active(p *corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed
 }
@@ -47,7 +46,7 @@ func readyPods(pods []*corev1.Pod) int32 {
 	return n
 }
 
-// wantedReplicas is the wanted number of pods: one by default.
+// wantedReplicas returns the wanted number of pods, by default one.
 func wantedReplicas(n *int32) int {
 	if n == nil {
 		return 1
@@ -118,7 +117,7 @@ func (m *Manager) syncDaemonSets(ctx context.Context) error {
 	})
 }
 
-// podsOf are the pods that a workload controls now.
+// podsOf returns the pods that a workload controls now.
 func (m *Manager) podsOf(ctx context.Context, owner store.Object) ([]*corev1.Pod, error) {
 	pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
 	return owned(pods, owner), err
@@ -128,8 +127,8 @@ func living(pods []*corev1.Pod) []*corev1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(p *corev1.Pod) bool { return !active(p) })
 }
 
-// renew deletes pods of an earlier template: unavailable ones at once, available ones one
-// at a time while all are available (maxUnavailable is 1, the default).
+// renew deletes pods of an earlier template: unavailable pods at once, available pods one at a time while all are
+// available (maxUnavailable is 1, the default).
 func (m *Manager) renew(ctx context.Context, outdated []*corev1.Pod, unavailable int32) error {
 	for _, p := range outdated {
 		if p.DeletionTimestamp != nil {
@@ -148,8 +147,7 @@ func (m *Manager) renew(ctx context.Context, outdated []*corev1.Pod, unavailable
 	return nil
 }
 
-// writeStatus writes the status of an object unless it is unchanged. The store keeps a
-// copy.
+// writeStatus writes the status of an object unless the status is unchanged. The store keeps a copy.
 func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource, fresh store.Object, was, is any) error {
 	if equality.Semantic.DeepEqual(was, is) {
 		return nil
@@ -158,7 +156,7 @@ func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource
 	return err
 }
 
-// syncReplicaSets replaces pods as soon as they are terminating, not when they are gone.
+// syncReplicaSets replaces pods as soon as they are terminating, before they are gone.
 func (m *Manager) syncReplicaSets(ctx context.Context) error {
 	return each(ctx, m.store, store.ReplicaSets(), func(rs *appsv1.ReplicaSet) error {
 		pods, err := m.podsOf(ctx, rs)
@@ -184,7 +182,7 @@ func (m *Manager) syncReplicaSets(ctx context.Context) error {
 	})
 }
 
-// syncStatefulSets recreates pod N only when the old one is gone.
+// syncStatefulSets recreates pod N only when the old pod N is gone.
 func (m *Manager) syncStatefulSets(ctx context.Context) error {
 	return each(ctx, m.store, store.StatefulSets(), func(sts *appsv1.StatefulSet) error {
 		pods, err := m.podsOf(ctx, sts)
@@ -209,7 +207,7 @@ func (m *Manager) syncStatefulSets(ctx context.Context) error {
 	})
 }
 
-// syncDeployments keeps one ReplicaSet per template; older ones are scaled down at once.
+// syncDeployments keeps one ReplicaSet per template; older ReplicaSets are scaled down at once.
 func (m *Manager) syncDeployments(ctx context.Context) error {
 	return each(ctx, m.store, store.Deployments(), func(d *appsv1.Deployment) error {
 		sets, err := all[*appsv1.ReplicaSet](ctx, m.store, store.ReplicaSets())
@@ -280,7 +278,7 @@ func deploymentConditions(d *appsv1.Deployment, replicas int32) []appsv1.Deploym
 	return all
 }
 
-// mayMiss is the number of replicas that a deployment may lack: a quarter by default.
+// mayMiss returns the number of replicas that a deployment may lack: a quarter by default.
 func mayMiss(d *appsv1.Deployment, replicas int32) int32 {
 	share := intstr.FromString("25%")
 	if s := d.Spec.Strategy.RollingUpdate; s != nil && s.MaxUnavailable != nil {
@@ -373,7 +371,7 @@ func (m *Manager) budgetStatus(ctx context.Context, b *policyv1.PodDisruptionBud
 	return status, nil
 }
 
-// expectedPods is the number of pods that the pods' workloads want, plus bare pods.
+// expectedPods returns the number of pods that the pods' workloads want, plus bare pods.
 func (m *Manager) expectedPods(ctx context.Context, pods []*corev1.Pod) (int, error) {
 	expected := 0
 	counted := map[string]bool{}
@@ -460,15 +458,14 @@ func (m *Manager) collectOne(ctx context.Context, r schema.GroupVersionResource,
 	return err
 }
 
-// collects says whether objects of that kind are known here, so that a missing one was
-// really deleted. Kubernetes keeps objects whose owner's kind it can't map (apiResource in
-// its controller/garbagecollector).
+// collects reports whether the lab knows objects of that kind, so that a missing object was really deleted.
+// Kubernetes keeps objects whose owner's kind it can't map (apiResource in its controller/garbagecollector).
 func collects(ref metav1.OwnerReference) bool {
 	kinds := []string{"DaemonSet.apps", "Deployment.apps", "ReplicaSet.apps", "StatefulSet.apps", "Node"}
 	return slices.Contains(kinds, schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind().String())
 }
 
-// terminateAfter is the namespace controller's delay, in which others can notice
+// terminateAfter is the namespace controller's delay, in which others can notice the deletion
 // (namespaceDeletionGracePeriod in Kubernetes).
 const terminateAfter = 5 * time.Second
 
@@ -492,7 +489,7 @@ func (m *Manager) terminateNamespaces(ctx context.Context) error {
 	})
 }
 
-// emptyNamespace returns how many objects are left.
+// emptyNamespace deletes the content of a namespace and returns how many objects are left.
 func (m *Manager) emptyNamespace(ctx context.Context, name string) (left int, err error) {
 	for _, r := range store.Resources() {
 		if !r.Namespaced {
@@ -515,7 +512,7 @@ func (m *Manager) emptyNamespace(ctx context.Context, name string) (left int, er
 	return left, nil
 }
 
-// terminating says whether a namespace refuses new objects.
+// terminating reports whether a namespace refuses new objects.
 func (m *Manager) terminating(ctx context.Context, name string) bool {
 	ns, err := m.store.Get(ctx, store.Namespaces(), "", name)
 	return err == nil && ns.GetDeletionTimestamp() != nil

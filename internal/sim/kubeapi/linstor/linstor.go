@@ -18,9 +18,9 @@ const (
 	// lostAfter is how long controller and DRBD need to notice that a node is gone (DRBD's ping-int and
 	// ping-timeout, drbdsetup.xml in linstor-common).
 	lostAfter = 10 * time.Second
-	// connectsAfter is from a node's start until its satellite has sent everything to the controller.
+	// connectsAfter is the time from a node's start until its satellite has sent everything to the controller.
 	connectsAfter = 10 * time.Second
-	// syncsFor is how long a copy takes to be filled with what it missed.
+	// syncsFor is how long it takes to fill a copy with what the copy missed.
 	syncsFor = 30 * time.Second
 )
 
@@ -57,7 +57,7 @@ type Controller struct {
 	tls     bool
 }
 
-// New calls changed after each change from outside.
+// New makes a controller, which calls changed after each change from outside.
 func New(changed func()) *Controller {
 	// Properties of a new controller, and Piraeus' own (pkg/vars/defaults.go in piraeus-operator).
 	props := map[string]string{"DrbdOptions/auto-quorum": "io-error", "DrbdOptions/auto-add-quorum-tiebreaker": "True", "DrbdOptions/AutoEvictAllowEviction": "false"}
@@ -88,7 +88,7 @@ func (c *Controller) NodeProperty(node, key string) string {
 	return c.ofNode[node][key]
 }
 
-// Evicted says whether LINSTOR has given a node up.
+// Evicted reports whether LINSTOR has evicted a node.
 func (c *Controller) Evicted(node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,7 +105,7 @@ func (c *Controller) Property(key string) string {
 	return c.props[key]
 }
 
-// EnableTLS is spec.apiTLS of the LinstorCluster: port 3370 then only redirects.
+// EnableTLS sets spec.apiTLS of the LinstorCluster: port 3370 then only redirects.
 func (c *Controller) EnableTLS() { c.change(func() { c.tls = true }) }
 
 func (c *Controller) SetCopy(volume, node string, set func(*Copy)) {
@@ -120,7 +120,7 @@ func (c *Controller) SetCopy(volume, node string, set func(*Copy)) {
 	})
 }
 
-// Whole says whether all copies of a volume are UpToDate and connected.
+// Whole reports whether all copies of a volume are UpToDate and connected.
 func (c *Controller) Whole(volume string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,8 +158,8 @@ func (c *Controller) Step(runs func(node string) bool, due func(key string, d ti
 	}
 }
 
-// stepVolume lets copies on nodes that are away fall behind, if others are written to meanwhile, and fills them again
-// from those.
+// stepVolume lets copies on nodes that are away fall behind, if other copies are written to meanwhile, and fills them
+// again from the other copies.
 func (c *Controller) stepVolume(v *Volume, due func(key string, d time.Duration) bool) {
 	source := slices.ContainsFunc(v.Copies, func(k *Copy) bool { return c.online[k.Node] && !k.Cut && k.Disk == "UpToDate" })
 	for _, k := range v.Copies {
@@ -181,7 +181,7 @@ func (c *Controller) stepVolume(v *Volume, due func(key string, d time.Duration)
 
 type object = map[string]any
 
-// ServeHTTP is the REST API (linstor-server, docs/rest_v1_openapi.yaml; Json.java writes the answers).
+// ServeHTTP serves the REST API (linstor-server, docs/rest_v1_openapi.yaml; Json.java writes the answers).
 func (c *Controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -279,7 +279,8 @@ func (c *Controller) resourceList() []object {
 	return list
 }
 
-// resource is a resource of a node, with a copy or without. Its state is known while its satellite is connected.
+// resource returns the resource of a volume on a node, with a copy or without. Its state is known while its satellite
+// is connected.
 func (c *Controller) resource(v *Volume, node string, k *Copy) object {
 	drbd := object{"node_id": 0, "peer_slots": 7, "drbd_volumes": []object{}, "may_promote": k != nil && k.Disk == "UpToDate"}
 	volume := object{"volume_number": 0, "provider_kind": "LVM_THIN"}
@@ -317,7 +318,7 @@ func (c *Controller) resource(v *Volume, node string, k *Copy) object {
 	return r
 }
 
-// peers are the nodes with a resource.
+// peers returns the nodes with a resource.
 func (v *Volume) peers() []string {
 	var names []string
 	for _, k := range v.Copies {
@@ -335,7 +336,7 @@ const (
 	evictAfter    = "DrbdOptions/AutoEvictAfterTime"
 )
 
-// evict gives up nodes that are away for too long, unless more than a third of all are away (getFailedPeers in
+// evict evicts nodes that are away for too long, unless more than a third of all nodes are away (getFailedPeers in
 // ReconnectorTask.java, whose defaults these are).
 func (c *Controller) evict(due func(key string, d time.Duration) bool) {
 	away := 0
@@ -358,7 +359,7 @@ func (c *Controller) evict(due func(key string, d time.Duration) bool) {
 	}
 }
 
-// property is a node's, or the controller's.
+// property returns a property of the node, or else of the controller.
 func (c *Controller) property(node, key, otherwise string) string {
 	for _, props := range []map[string]string{c.ofNode[node], c.props} {
 		if value, set := props[key]; set {
@@ -368,7 +369,7 @@ func (c *Controller) property(node, key, otherwise string) string {
 	return otherwise
 }
 
-// replace makes a copy elsewhere in place of one on a node that was evicted, unless enough are left
+// replace makes a copy elsewhere in place of a copy on an evicted node, unless enough copies are left
 // (CtrlRscAutoRePlaceRscHelper.java).
 func (c *Controller) replace(v *Volume, node string) {
 	here, left := false, 0
@@ -388,7 +389,7 @@ func (c *Controller) replace(v *Volume, node string) {
 	}
 }
 
-// answer is an ApiCallRc.
+// answer returns an ApiCallRc.
 func answer(code int64, message string) []object {
 	return []object{{"ret_code": code, "message": message}}
 }
@@ -402,7 +403,7 @@ const (
 	parseError  = maskError | 0x0ffffffffffffffd
 )
 
-// modify is a PUT of a NodeModify. Nothing is changed if one of the properties can't be.
+// modify answers a PUT of a NodeModify. Nothing is changed if one of the properties can't be changed.
 func (c *Controller) modify(w http.ResponseWriter, r *http.Request, node string) {
 	var m struct {
 		Type             string            `json:"node_type"`

@@ -15,17 +15,17 @@ import (
 const (
 	// lostAfter is how long the control plane needs to notice that a node is gone (--deadline of agent-core).
 	lostAfter = 10 * time.Second
-	// importsAfter is from a node's start until its pool is imported.
+	// importsAfter is the time from a node's start until its pool is imported.
 	importsAfter = 10 * time.Second
-	// rebuildsFor is how long a replica takes to be filled with what it missed.
+	// rebuildsFor is how long it takes to fill a replica with what the replica missed.
 	rebuildsFor = 30 * time.Second
-	// switchesAfter is how long it takes until another node has the target of a volume, with HA.
+	// switchesAfter is how long, with HA, it takes until another node has the target of a volume.
 	switchesAfter = 20 * time.Second
-	// replacesAfter is how long a faulted replica is waited for (TWAIT_SPERF in rebuild_policies.rs).
+	// replacesAfter is how long the control plane waits for a faulted replica (TWAIT_SPERF in rebuild_policies.rs).
 	replacesAfter = 600 * time.Second
 )
 
-// Replica is one on a node, in its pool.
+// Replica is a replica of a volume on a node, in the node's pool.
 type Replica struct {
 	Node  string
 	Child string // its state in the nexus: "Online", "Degraded" (is rebuilt), "Faulted"
@@ -37,12 +37,13 @@ type Volume struct {
 	Wanted      int // num_replicas
 	Replicas    []*Replica
 	Unpublished bool // it has no nexus
-	// Target is the node of its nexus; "": of the last replica that serves. Users are the nodes of its pods; nil: the Target.
+	// Target is the node of the volume's nexus; "": the node of the last replica that serves. Users are the nodes of
+	// the volume's pods; nil: the Target.
 	Target string
 	Users  []string
 }
 
-// ControlPlane is that of Mayastor. Its methods are safe for concurrent use.
+// ControlPlane is the control plane of Mayastor. Its methods are safe for concurrent use.
 type ControlPlane struct {
 	changed func()
 
@@ -53,7 +54,7 @@ type ControlPlane struct {
 	noHA    bool
 }
 
-// New calls changed after each change from outside.
+// New makes a control plane, which calls changed after each change from outside.
 func New(changed func()) *ControlPlane {
 	return &ControlPlane{changed: changed, up: map[string]bool{}}
 }
@@ -65,10 +66,10 @@ func (c *ControlPlane) AddNode(name string) {
 
 func (c *ControlPlane) AddVolume(v Volume) { c.change(func() { c.volumes = append(c.volumes, &v) }) }
 
-// DisableHA has no target move from a node that is lost (--disable-ha of agent-core).
+// DisableHA keeps targets from moving away from a lost node (--disable-ha of agent-core).
 func (c *ControlPlane) DisableHA() { c.change(func() { c.noHA = true }) }
 
-// Served says whether the pods that use a volume reach it.
+// Served reports whether the pods that use a volume reach the volume.
 func (c *ControlPlane) Served(volume string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,7 +77,7 @@ func (c *ControlPlane) Served(volume string) bool {
 	return c.healthy(c.volumes[i]) > 0 && c.up[c.target(c.volumes[i])]
 }
 
-// target is the node of a volume's nexus.
+// target returns the node of a volume's nexus.
 func (c *ControlPlane) target(v *Volume) string {
 	target := cmp.Or(v.Target, v.Replicas[0].Node)
 	for _, r := range v.Replicas {
@@ -99,7 +100,7 @@ func (c *ControlPlane) SetReplica(volume, node string, set func(*Replica)) {
 	})
 }
 
-// Whole says whether a volume has all its replicas.
+// Whole reports whether a volume has all its replicas.
 func (c *ControlPlane) Whole(volume string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,8 +144,8 @@ func (c *ControlPlane) Step(runs func(node string) bool, due func(key string, d 
 	}
 }
 
-// stepVolume is the nexus of a volume: it faults replicas on nodes that are away, and rebuilds them when they are
-// back, or on another node.
+// stepVolume does what the nexus of a volume does: it faults replicas on nodes that are away, and rebuilds them when
+// the nodes are back, or on another node.
 func (c *ControlPlane) stepVolume(v *Volume, due func(key string, d time.Duration) bool) {
 	source := c.healthy(v) > 0
 	if v.Target != "" && !c.up[v.Target] && !c.noHA && source && due("mayastor/"+v.UUID+"/switches", switchesAfter) {
@@ -171,7 +172,7 @@ func (c *ControlPlane) stepVolume(v *Volume, due func(key string, d time.Duratio
 	}
 }
 
-// spare is a node that runs and has no replica of the volume; "" if there is none.
+// spare returns a node that runs and has no replica of the volume; "" if there is none.
 func (c *ControlPlane) spare(v *Volume) string {
 	for _, n := range c.nodes {
 		if c.up[n] && !slices.ContainsFunc(v.Replicas, func(r *Replica) bool { return r.Node == n }) {
@@ -183,7 +184,7 @@ func (c *ControlPlane) spare(v *Volume) string {
 
 type object = map[string]any
 
-// ServeHTTP is the REST API (mayastor-control-plane, control-plane/rest/openapi-specs/v0_api_spec.yaml).
+// ServeHTTP serves the REST API (mayastor-control-plane, control-plane/rest/openapi-specs/v0_api_spec.yaml).
 func (c *ControlPlane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,7 +238,7 @@ func (c *ControlPlane) poolList() []object {
 	return list
 }
 
-// volumeList is a page: from that token, and all if there is no limit.
+// volumeList returns a page of the volumes, beginning at the token from; without a limit the page has all the rest.
 func (c *ControlPlane) volumeList(limit, from int) object {
 	entries := []object{}
 	from = min(from, len(c.volumes))

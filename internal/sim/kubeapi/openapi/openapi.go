@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// Path is where the documents of a group and version are: "apis/apps/v1".
+// Path returns the path of the documents of a group and version: "apis/apps/v1".
 func Path(gv schema.GroupVersion) string {
 	if gv.Group == "" {
 		return "api/" + gv.Version
@@ -26,8 +26,8 @@ func Path(gv schema.GroupVersion) string {
 	return "apis/" + gv.String()
 }
 
-// Index lists the documents of the served resources. Clients keep a document as long as its
-// hash stays: it is that of what is served.
+// Index lists the documents of the served resources. Clients keep a document as long as its hash stays: the hash is
+// computed from what is served.
 func Index(served []store.Resource, version string) ([]byte, error) {
 	paths := object{}
 	for _, r := range served {
@@ -97,9 +97,8 @@ func kindOf(gvk schema.GroupVersionKind) object {
 
 type object = map[string]any
 
-// schemas are the models of a document by name, made from Go types and what those say about
-// themselves. They lack what only the comments of the types' sources say: list types,
-// enumerations and most defaults.
+// schemas are the models of a document by name, made from Go types and from what the types say about themselves. The
+// models lack what only the comments of the types' sources say: list types, enumerations and most defaults.
 type schemas struct {
 	scheme *runtime.Scheme
 	of     schema.GroupVersion // the document's
@@ -115,7 +114,7 @@ type (
 	documented interface{ SwaggerDoc() map[string]string }
 )
 
-// of is the schema of a type: a reference if it has a name.
+// schema returns the schema of a type: a reference if the type has a name.
 func (s schemas) schema(t reflect.Type) object {
 	if t.Kind() == reflect.Pointer {
 		return s.schema(t.Elem())
@@ -188,7 +187,7 @@ func (s schemas) model(t reflect.Type) object {
 	return m
 }
 
-// kinds adds to a model which kinds it is of, in this document and in all of them.
+// kinds adds to a model its kinds: those in the document's group and version, and those in v1.
 func (s schemas) kinds(t reflect.Type, m object) object {
 	o, is := reflect.New(t).Interface().(runtime.Object)
 	if !is {
@@ -208,7 +207,7 @@ func (s schemas) kinds(t reflect.Type, m object) object {
 	return m
 }
 
-// fields adds the fields of a struct, and of those that it embeds.
+// fields adds the fields of a struct, and of the structs that it embeds.
 func (s schemas) fields(t reflect.Type, properties object, must *[]string) {
 	described := docs(reflect.Zero(t).Interface())
 	for f := range t.Fields() {
@@ -281,7 +280,7 @@ func describe(paths object, r store.Resource, model string) {
 	}
 }
 
-// item are the operations on one object.
+// item returns the operations on one object.
 func item(r store.Resource, model string, parameters []object) object {
 	replace := operation(r, "put", "replace the specified "+r.Kind, model, writing...)
 	replace["requestBody"] = body(model, "*/*")
@@ -344,9 +343,9 @@ func content[T ~string](model string, media ...T) object {
 	return out
 }
 
-// unlike has the fields that are required although their JSON is omitted if empty, or the
-// other way around: the comments of their types say so (+required, +optional).
-// internal/e2e/kubernetes compares the models with those that Kubernetes publishes.
+// unlike lists the fields that are required although their JSON is omitted if empty, or the other way around: the
+// comments of their types say so (+required, +optional). internal/e2e/kubernetes compares the models with the models
+// that Kubernetes publishes.
 var unlike = map[string][]string{
 	"io.k8s.api.apps.v1.DaemonSet":                       {"spec"},
 	"io.k8s.api.apps.v1.DaemonSetCondition":              {"status", "type"},
@@ -378,8 +377,7 @@ var unlike = map[string][]string{
 	"io.k8s.api.storage.v1.CSINodeDriver":                {"topologyKeys"},
 }
 
-// required says whether a field of a struct is required, given whether its JSON is never
-// omitted.
+// required reports whether a field of a struct is required. always says that the field's JSON is never omitted.
 func required(t reflect.Type, field string, always bool) bool {
 	n, is := reflect.Zero(t).Interface().(named)
 	return always != (is && slices.Contains(unlike[n.OpenAPIModelName()], field))

@@ -37,7 +37,7 @@ func (k key) compare(o key) int {
 type Memory struct {
 	mu       sync.Mutex
 	objects  map[schema.GroupVersionResource]map[key]Object
-	sorted   map[schema.GroupVersionResource][]Object // cached lists of a resource, by key, until one changes
+	sorted   map[schema.GroupVersionResource][]Object // cached lists of a resource, by key, until an object changes
 	revision uint64
 	made     uint64 // number of objects and names made so far
 	history  []change
@@ -46,7 +46,7 @@ type Memory struct {
 
 var _ Store = (*Memory)(nil)
 
-// NewMemory is an empty store.
+// NewMemory returns an empty store.
 func NewMemory() *Memory {
 	return &Memory{
 		objects: map[schema.GroupVersionResource]map[key]Object{},
@@ -84,7 +84,7 @@ func (m *Memory) List(_ context.Context, r schema.GroupVersionResource, namespac
 	return found, m.revisionString(), nil
 }
 
-// all lists the objects of a resource by key. The list must not be changed.
+// all lists the objects of a resource by key. The caller must not change the list.
 func (m *Memory) all(r schema.GroupVersionResource) []Object {
 	list, known := m.sorted[r]
 	if !known {
@@ -173,7 +173,7 @@ func (m *Memory) Update(_ context.Context, r schema.GroupVersionResource, obj Ob
 	return fresh, nil
 }
 
-// Preview is the result of an update: old itself if nothing changes.
+// Preview returns the result of an update: old itself if nothing changes.
 func Preview(r schema.GroupVersionResource, old, obj Object, part Part) (Object, error) {
 	if err := sameAs(r, old, obj); err != nil {
 		return nil, err
@@ -198,9 +198,8 @@ func sameAs(r schema.GroupVersionResource, old, obj Object) error {
 	return nil
 }
 
-// Replace makes the store contain exactly these objects, with their UIDs. Their new
-// revisions are higher than all earlier ones: the lab's controllers keep watching, and
-// must not see revisions go back.
+// Replace makes the store contain exactly these objects, with their UIDs. Their new revisions are higher than all
+// earlier revisions: the lab's controllers keep watching, and must not see revisions go back.
 func (m *Memory) Replace(objects map[schema.GroupVersionResource][]Object) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -248,7 +247,7 @@ func (m *Memory) remove(r schema.GroupVersionResource, k key, last, old Object) 
 	m.tell(r, Event{Type: watch.Deleted, Object: last, Before: old})
 }
 
-// Revision is that of the last write.
+// Revision returns the revision of the last write.
 func (m *Memory) Revision() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -257,9 +256,8 @@ func (m *Memory) Revision() uint64 {
 
 func (m *Memory) revisionString() string { return strconv.FormatUint(m.revision, 10) }
 
-// Delete removes an object, or marks it if something must happen first: a kubelet ends the
-// pods of its node, finalizers must be removed, and a namespace's controller deletes its
-// content.
+// Delete removes an object, or marks the object if something must happen first: a kubelet ends the pods of its node,
+// finalizers must be removed, and a namespace's controller deletes its content.
 func (m *Memory) Delete(_ context.Context, r schema.GroupVersionResource, namespace, name string, o metav1.DeleteOptions) (Object, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -307,7 +305,7 @@ func preconditions(r schema.GroupVersionResource, old Object, p *metav1.Precondi
 	return nil
 }
 
-// gracePeriod is the object's grace period in seconds.
+// gracePeriod returns the object's grace period in seconds.
 func gracePeriod(obj Object, o metav1.DeleteOptions) int64 {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok || pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
@@ -324,8 +322,8 @@ func gracePeriod(obj Object, o metav1.DeleteOptions) int64 {
 
 func duplicate(obj Object) Object { return obj.DeepCopyObject().(Object) }
 
-// merge is old with one part of obj, and says whether that differs from old. Fields of the
-// server stay unchanged.
+// merge returns old with one part of obj, and reports whether the result differs from old. Fields of the server stay
+// unchanged.
 func merge(old, obj Object, part Part) (Object, bool) {
 	var fresh Object
 	if part == Status {
@@ -350,7 +348,7 @@ func merge(old, obj Object, part Part) (Object, bool) {
 	return fresh, !equality.Semantic.DeepEqual(old, fresh)
 }
 
-// field is a field of the object, nil if its type has none.
+// field returns a field of the object, nil if its type has none.
 func field(obj Object, name string) any {
 	if u, ok := obj.(*unstructured.Unstructured); ok {
 		return u.Object[strings.ToLower(name)]

@@ -30,8 +30,8 @@ type Remote struct {
 
 var _ Store = (*Remote)(nil)
 
-// NewRemote is the store of the server at base. transport has the credentials of a user
-// who may do everything; the caller closes it.
+// NewRemote makes the store of the server at base. transport has the credentials of a user who may do everything; the
+// caller closes the transport.
 func NewRemote(base *url.URL, transport http.RoundTripper) (*Remote, error) {
 	scheme, err := NewScheme()
 	if err != nil {
@@ -91,7 +91,7 @@ func (s *Remote) Update(ctx context.Context, r schema.GroupVersionResource, obj 
 	return s.typed(r)(s.client.Resource(r).Namespace(obj.GetNamespace()).Update(ctx, u, metav1.UpdateOptions{}, below...))
 }
 
-// Delete deletes an object, and reads what became of it.
+// Delete deletes an object, and reads what became of the object.
 func (s *Remote) Delete(ctx context.Context, r schema.GroupVersionResource, namespace, name string, o metav1.DeleteOptions) (Object, error) {
 	before, err := s.Get(ctx, r, namespace, name)
 	if err != nil {
@@ -121,7 +121,7 @@ func (s *Remote) Evict(ctx context.Context, namespace, name string, o metav1.Del
 	return err
 }
 
-// loose is an object as the dynamic client sends it.
+// loose returns an object as the dynamic client sends it.
 func loose(r schema.GroupVersionResource, obj Object) (*unstructured.Unstructured, error) {
 	kind, err := kindOf(r)
 	if err != nil {
@@ -194,8 +194,8 @@ type remoteWatch struct {
 
 var _ Watch = (*remoteWatch)(nil)
 
-// Next reads on. It waits while the server is down: only ctx, or a revision that the
-// server has dropped, ends the wait.
+// Next returns the next event. It waits while the server is down: only ctx, or a revision that the server has
+// dropped, ends the wait.
 func (w *remoteWatch) Next(ctx context.Context) (Event, error) {
 	for {
 		e, err := w.step(ctx)
@@ -223,7 +223,7 @@ func (w *remoteWatch) Next(ctx context.Context) (Event, error) {
 
 var errStreamEnded = errors.New("the stream has ended")
 
-// step reads one event of the stream, and opens one if needed.
+// step reads one event of the stream, and opens a stream if none is open.
 func (w *remoteWatch) step(ctx context.Context) (Event, error) {
 	if err := w.open(ctx); err != nil {
 		return Event{}, err
@@ -250,7 +250,7 @@ func (w *remoteWatch) step(ctx context.Context) (Event, error) {
 	return Event{Type: e.Type, Object: o}, nil
 }
 
-// open opens a stream if there is none. It outlives the call, and ends with its context.
+// open opens a stream if none is open. The stream outlives the call, and ends with its context.
 func (w *remoteWatch) open(ctx context.Context) (err error) {
 	if w.stream != nil {
 		return nil

@@ -47,7 +47,7 @@ type Store interface {
 	// and name, and the revision at which they were read.
 	List(ctx context.Context, r schema.GroupVersionResource, namespace string) ([]Object, string, error)
 	Create(ctx context.Context, r schema.GroupVersionResource, obj Object) (Object, error)
-	// Update writes one part. It is a conflict if obj has a revision that is not the latest.
+	// Update writes one part. A revision in obj that is not the latest is a conflict.
 	Update(ctx context.Context, r schema.GroupVersionResource, obj Object, part Part) (Object, error)
 	// Delete returns the deleted object, or the object with its deletion timestamp.
 	Delete(ctx context.Context, r schema.GroupVersionResource, namespace, name string, o metav1.DeleteOptions) (Object, error)
@@ -80,7 +80,7 @@ type Resource struct {
 	Status     bool // has a status subresource
 }
 
-// GVK is the kind with its group and version.
+// GVK returns the kind with its group and version.
 func (r Resource) GVK() schema.GroupVersionKind { return r.GroupVersion().WithKind(r.Kind) }
 
 var (
@@ -147,12 +147,12 @@ func Resources() []Resource {
 	}
 }
 
-// BuiltIn says whether a resource is one of Resources, not a custom one.
+// BuiltIn reports whether a resource is built in (see Resources), not custom.
 func BuiltIn(r Resource) bool {
 	return slices.ContainsFunc(Resources(), func(b Resource) bool { return b.GroupVersionResource == r.GroupVersionResource })
 }
 
-// NewScheme has the Go types of all resources and of other objects that clients send.
+// NewScheme returns a scheme with the Go types of all resources and of other objects that clients send.
 func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	add := runtime.NewSchemeBuilder(

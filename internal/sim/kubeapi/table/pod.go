@@ -30,7 +30,7 @@ func pod(o *corev1.Pod) []cell {
 	}
 }
 
-// completed is the condition of a row whose pod has ended.
+// completed returns the condition of a row whose pod has ended.
 func completed(o *corev1.Pod) []metav1.TableRowCondition {
 	message := ""
 	switch o.Status.Phase {
@@ -61,7 +61,7 @@ func hasCondition(o *corev1.Pod, t corev1.PodConditionType) bool {
 	return slices.ContainsFunc(o.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == t && c.Status == corev1.ConditionTrue })
 }
 
-// seen is what the containers of a pod add up to.
+// seen is the sum of the states of a pod's containers.
 type seen struct {
 	reason            string
 	ready, containers int

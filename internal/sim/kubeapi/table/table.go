@@ -26,8 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Of is the table of these objects, which all have the prototype's kind. Each row contains
-// its object.
+// Of returns the table of these objects, which all have the prototype's kind. Each row contains its object.
 func Of(prototype metav1.Object, objects []runtime.Object) (*metav1.Table, error) {
 	t := &metav1.Table{Rows: []metav1.TableRow{}}
 	for _, c := range cells(prototype) {
@@ -56,13 +55,13 @@ func Of(prototype metav1.Object, objects []runtime.Object) (*metav1.Table, error
 	return t, nil
 }
 
-// cell is a column, and what an object has in it.
+// cell is a column, and an object's value in it.
 type cell struct {
 	metav1.TableColumnDefinition
 	value any
 }
 
-// cells are an object's row. The small kinds are here, the others in functions of their own.
+// cells returns an object's row. The small kinds are here, the others in functions of their own.
 func cells(obj metav1.Object) []cell {
 	switch o := obj.(type) {
 	case *corev1.ConfigMap:
@@ -126,7 +125,7 @@ func cells(obj metav1.Object) []cell {
 	return []cell{name(obj), created}
 }
 
-// name is the first column of almost every kind.
+// name returns the first column of almost every kind.
 func name(o metav1.Object) cell {
 	c := text("Name", metav1.ObjectMeta{}.SwaggerDoc()["name"], o.GetName())
 	c.Format = "name"
@@ -141,7 +140,7 @@ func integer(name, description string, value int64) cell {
 	return cell{metav1.TableColumnDefinition{Name: name, Type: "integer", Description: description}, value}
 }
 
-// wide is a column that is printed with -o wide only.
+// wide returns a column that is printed with -o wide only.
 func wide(name, description string, value any) cell {
 	return cell{metav1.TableColumnDefinition{Name: name, Type: "string", Description: description, Priority: 1}, value}
 }
@@ -157,7 +156,7 @@ func since(t metav1.Time) string {
 	return duration.HumanDuration(time.Since(t.Time))
 }
 
-// event begins with another column than the others.
+// event returns the row of an Event, which begins with another column than the rows of other kinds.
 func event(o *corev1.Event) []cell {
 	docs, name := o.SwaggerDoc(), name(o)
 	name.Priority = 1
@@ -240,7 +239,8 @@ func address(o *corev1.Node, t corev1.NodeAddressType) string {
 	return "<none>"
 }
 
-// service shows what the real server sets as defaults, which the lab does not store.
+// service returns the row of a Service. It shows the values that the real server sets as defaults, which the lab does
+// not store.
 func service(o *corev1.Service) []cell {
 	docs := o.Spec.SwaggerDoc()
 	ip := o.Spec.ClusterIP
@@ -279,8 +279,8 @@ func externalIP(o *corev1.Service) string {
 	return cmp.Or(given, "<none>")
 }
 
-// value is what p points to, or otherwise if it is nil: the real server's default, which the
-// lab does not store.
+// value returns what p points to, or otherwise if p is nil: otherwise is the real server's default, which the lab
+// does not store.
 func value[T ~string](p *T, otherwise string) string {
 	if p == nil {
 		return otherwise
@@ -321,7 +321,8 @@ func claim(o *corev1.PersistentVolumeClaim) []cell {
 	}
 }
 
-// phase is Pending on the real server from the start.
+// phase returns Terminating for an object that is being deleted, else now, or Pending if now is empty: on the real
+// server the phase is Pending from the start.
 func phase[T ~string](o metav1.Object, now T) string {
 	if o.GetDeletionTimestamp() != nil {
 		return "Terminating"
@@ -329,7 +330,7 @@ func phase[T ~string](o metav1.Object, now T) string {
 	return cmp.Or(string(now), "Pending")
 }
 
-// modes is GetAccessModesAsString of Kubernetes' pkg/apis/core/v1/helper.
+// modes does the work of GetAccessModesAsString of Kubernetes' pkg/apis/core/v1/helper.
 func modes(given []corev1.PersistentVolumeAccessMode) string {
 	var out []string
 	for _, m := range []struct {
@@ -355,8 +356,8 @@ func storageClass(o *storagev1.StorageClass) []cell {
 	}
 }
 
-// effectiveDefault is the class of new claims: of those marked as default the newest, then
-// the first by name.
+// effectiveDefault returns the class of new claims: of the classes marked as default the newest, then the first by
+// name.
 func effectiveDefault(objects []runtime.Object) *storagev1.StorageClass {
 	var found *storagev1.StorageClass
 	for _, obj := range objects {
@@ -435,7 +436,7 @@ func requestStatus(o *certificatesv1.CertificateSigningRequest) string {
 	return status
 }
 
-// template are the cells about the containers of a pod template.
+// template returns the cells about the containers of a pod template.
 func template(t corev1.PodTemplateSpec) []cell {
 	var names, images []string
 	for _, c := range t.Spec.Containers {
@@ -447,7 +448,7 @@ func template(t corev1.PodTemplateSpec) []cell {
 	}
 }
 
-// replicas are as wanted, by default one.
+// replicas returns the wanted number of replicas, by default one.
 func replicas(wanted *int32) int64 {
 	if wanted == nil {
 		return 1
