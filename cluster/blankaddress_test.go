@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const mac = "BC:24:11:00:23:47"
@@ -126,9 +126,7 @@ func TestFind(t *testing.T) {
 			if set != nil {
 				got = set.Key + "=" + set.Value
 			}
-			if diff := cmp.Diff([]string{tc.set, tc.why, tc.command, tc.config}, []string{got, against.Text, against.Command, against.Config}); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			must.Equal(t, "got", []string{tc.set, tc.why, tc.command, tc.config}, []string{got, against.Text, against.Command, against.Config})
 		})
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestParseDisk(t *testing.T) {
@@ -55,9 +55,7 @@ func TestParseDisk(t *testing.T) {
 			if msg := message(err); msg != tc.err {
 				t.Fatalf("error %q, want %q", msg, tc.err)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "got", tc.want, got)
 			if got.SizeBytes() != tc.bytes {
 				t.Errorf("size %d, want %d", got.SizeBytes(), tc.bytes)
 			}
@@ -78,17 +76,12 @@ func message(err error) string {
 func TestDisksAreOrderedByBusAndNumber(t *testing.T) {
 	t.Parallel()
 	vm := VM{ID: 1, Config: map[string]string{"scsi10": "a:vm-1-disk-3", "scsi2": "a:vm-1-disk-2", "efidisk0": "a:vm-1-disk-0", "scsihw": "lsi", "name": "x"}}
-	disks, err := vm.Disks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	disks := must.Get(vm.Disks())(t)
 	var keys []string
 	for _, d := range disks {
 		keys = append(keys, d.Key)
 	}
-	if diff := cmp.Diff([]string{"efidisk0", "scsi2", "scsi10"}, keys); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "got", []string{"efidisk0", "scsi2", "scsi10"}, keys)
 }
 
 func FuzzParseDisk(f *testing.F) {
@@ -103,9 +96,7 @@ func FuzzParseDisk(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%q was read, but not its own writing %q: %v", value, d.Value(), err)
 		}
-		if diff := cmp.Diff(d, again); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "got", d, again)
 	})
 }
 
@@ -276,17 +267,9 @@ func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
 		SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", Serial: "sys"}, {Device: "sdb", Serial: "data"}, {Device: "sdc", Serial: "iscsi-lun"}, {Device: "sdd"}},
 		Volumes: []Volume{{Device: "sda4", Disk: "sda", Label: "EPHEMERAL"}, {Device: "sdb1", Disk: "sdb", Label: "u-data"}, {Device: "sdc", Disk: "sdc"}, {Device: "sdd1", Disk: "sdd"}},
 	}
-	drives, err := vm.Bootable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := PersistentVolumes(vm, drives, m, Disk{Key: "scsi0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]Volume{{Device: "sdb1", Disk: "sdb", Label: "u-data"}}, got); diff != "" {
-		t.Error(diff)
-	}
+	drives := must.Get(vm.Bootable())(t)
+	got := must.Get(PersistentVolumes(vm, drives, m, Disk{Key: "scsi0"}))(t)
+	must.Equal(t, "got", []Volume{{Device: "sdb1", Disk: "sdb", Label: "u-data"}}, got)
 }
 
 // TestOptionsAsProxmoxReadsThem: options are the same only if Proxmox reads the same drive from

@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestMovedInTheMiddle(t *testing.T) {
@@ -42,9 +41,7 @@ func TestMovedInTheMiddle(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(tc.want, OnOtherHosts(tc.vm, tc.park, "pve1", tc.away, 101)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "got", tc.want, OnOtherHosts(tc.vm, tc.park, "pve1", tc.away, 101))
 		})
 	}
 }

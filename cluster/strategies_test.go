@@ -5,9 +5,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestStrategies says of each question which strategies answer yes.
@@ -51,9 +50,7 @@ func TestStrategies(t *testing.T) {
 				yes = append(yes, s)
 			}
 		}
-		if diff := cmp.Diff(q.yes, yes); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		must.Equal(t, name, q.yes, yes)
 	}
 	for _, s := range all[2:] {
 		if s.Outage() == 0 || s.Words().OnIt == "" || s.Words().Done == string(s) {

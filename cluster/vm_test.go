@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestHalfMade: what looks like the rest of a creation is to be deleted only if a delete would free nothing.
@@ -51,10 +52,7 @@ func TestUnlock(t *testing.T) {
 func TestCDKeyIsFree(t *testing.T) {
 	t.Parallel()
 	config := map[string]string{"ide2": "fast:vm-1-cloudinit,media=cdrom", "ide0": "fast:vm-1-disk-0"}
-	disks, err := VM{Config: config}.Disks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	disks := must.Get(VM{Config: config}.Disks())(t)
 	if key := CDKey(config, disks); key != "ide1" {
 		t.Errorf("the boot ISO would go into %s", key)
 	}

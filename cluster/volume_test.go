@@ -1,6 +1,10 @@
 package cluster
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
+)
 
 // TestSameVolume: a format that only one of two releases of Talos detects is no difference;
 // everything else is one.
@@ -69,10 +73,7 @@ func TestPodVolumesAreThoseThatHandlesName(t *testing.T) {
 			t.Parallel()
 			vm := VM{ID: 9031, Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi7": c.value}}
 			vm.Pods = vm.PodVolumes([]string{"x/y/z/a", c.handle})
-			disks, err := vm.Disks()
-			if err != nil {
-				t.Fatal(err)
-			}
+			disks := must.Get(vm.Disks())(t)
 			d := disks[1]
 			if d.CSI() != c.want || disks[0].CSI() {
 				t.Errorf("%s is a pod's: %t, want %t", d.Volid, d.CSI(), c.want)

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // installed is all that Manifests prints, decoded without unknown or duplicate fields.
@@ -113,10 +114,7 @@ func (in *installed) add(kind string, object any) {
 
 func manifests(t *testing.T, o Options) installed {
 	t.Helper()
-	text, err := Manifests(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(Manifests(o))(t)
 	return decode(t, text)
 }
 
@@ -259,18 +257,10 @@ func TestAccess(t *testing.T) {
 func TestKustomizations(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"crds/Kustomization", "base/kustomization.yaml", "monitoring/kustomization.yaml"} {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(name))(t)
 		var k struct{ Resources []string }
-		if err := yaml.Unmarshal(text, &k); err != nil {
-			t.Fatal(err)
-		}
-		beside, err := filepath.Glob(filepath.Dir(name) + "/*.yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, yaml.Unmarshal(text, &k))
+		beside := must.Get(filepath.Glob(filepath.Dir(name) + "/*.yaml"))(t)
 		for _, file := range beside {
 			if base := filepath.Base(file); base != "kustomization.yaml" && !slices.Contains(k.Resources, base) {
 				t.Errorf("%s does not list %s", name, base)
@@ -283,14 +273,9 @@ func TestKustomizations(t *testing.T) {
 // nothing connect to them.
 func TestPolicyOfJobs(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../examples/kubernetes/jobs-network.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile("../examples/kubernetes/jobs-network.yaml"))(t)
 	var p network.NetworkPolicy
-	if err := yaml.UnmarshalStrict(text, &p); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, yaml.UnmarshalStrict(text, &p))
 	s, err := meta.LabelSelectorAsSelector(&p.Spec.PodSelector)
 	if err != nil || !s.Matches(labelSet{v1alpha1.LabelCluster: "a"}) || s.Matches(labelSet{}) {
 		t.Errorf("it selects %v: %v", s, err)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestMetrics: alerts, dashboard and documentation name what is in the list, and nothing
@@ -16,14 +18,8 @@ import (
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	in := manifests(t, Options{Monitoring: true})
-	rule, err := json.Marshal(in.others["PrometheusRule/recast-operator"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := os.ReadFile("../docs/notes/operator-install.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	rule := must.Get(json.Marshal(in.others["PrometheusRule/recast-operator"]))(t)
+	doc := must.Get(os.ReadFile("../docs/notes/operator-install.md"))(t)
 	var listed []string
 	for _, m := range Metrics {
 		listed = append(listed, m.Name)
@@ -68,9 +64,7 @@ func TestDashboard(t *testing.T) {
 			GridPos struct{ X, Y, W, H int }
 		}
 	}
-	if err := json.Unmarshal([]byte(in.dashboard.Data["recast.json"]), &d); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(in.dashboard.Data["recast.json"]), &d))
 	taken := map[[2]int]string{}
 	ids := map[int]bool{}
 	for _, p := range d.Panels {

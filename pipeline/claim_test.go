@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -272,9 +273,7 @@ func begin(t *testing.T, p Project, pid int, plan planning.Plan) session {
 
 func (s session) must(errs ...error) {
 	s.t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, errors.Join(errs...))
 }
 
 func (s session) saw(path string, status step.Status) {
@@ -305,10 +304,7 @@ func TestContinuedRun(t *testing.T) {
 			p := projectOf(t)
 			told := func(gone ...int) string {
 				t.Helper()
-				r, err := p.Runs().Find("r", past.Options{Holder: claim.Holder{Boot: "b"}, Dead: func(h claim.Holder) bool { return slices.Contains(gone, h.PID) }})
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := must.Get(p.Runs().Find("r", past.Options{Holder: claim.Holder{Boot: "b"}, Dead: func(h claim.Holder) bool { return slices.Contains(gone, h.PID) }}))(t)
 				done, planned := r.Counted()
 				return fmt.Sprintf("%s, %d of %d, ended %t, first planned because %s; %s", r.Result, done, planned, !r.Finished.IsZero(), r.Plan.Nodes[0].Why, strings.Join(r.Problems, "; "))
 			}

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -199,10 +200,7 @@ func TestUnknownRunIsFoundBeforeTheClaim(t *testing.T) {
 func TestWayBackIsCheckedBeforeTheClaim(t *testing.T) {
 	t.Parallel()
 	parked := func(node string, open bool, kept ...parking.KeptDisk) cluster.VM {
-		text, err := parking.Record{Cluster: "c1", Node: node, UUID: "u", Run: "r", Open: open, Strategy: cluster.Rollback, Kept: kept}.Description()
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(parking.Record{Cluster: "c1", Node: node, UUID: "u", Run: "r", Open: open, Strategy: cluster.Rollback, Kept: kept}.Description())(t)
 		return cluster.VM{ID: 9090, Name: "recast-parking-" + node, Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	vms := []cluster.VM{parked("open", true), parked("kept", false, parking.KeptDisk{Key: "scsi30"}), parked("gone", false, parking.KeptDisk{Key: "scsi30", Removed: true})}

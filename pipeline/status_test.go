@@ -360,10 +360,7 @@ func TestHalf(t *testing.T) {
 			if tc.vm != nil {
 				px.vms = append(px.vms, *tc.vm)
 			}
-			h, err := half(t.Context(), px, parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1", Config: tc.parking}, Record: rec}, px.vms, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			h := must.Get(half(t.Context(), px, parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1", Config: tc.parking}, Record: rec}, px.vms, nil))(t)
 			var where []string
 			for _, d := range h.Disks {
 				where = append(where, string(d.Place)+" "+d.Volid+" "+d.Where)

@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // bubbles checks every case as a subtest of its own, each with its own clock.
@@ -32,10 +33,7 @@ func bubbles[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c
 
 func acquire(t *testing.T, c *Claim) *Held {
 	t.Helper()
-	h, err := c.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must.Get(c.Acquire(t.Context()))(t)
 	return h
 }
 
@@ -109,9 +107,7 @@ func TestClaimIsRefusedWhileItsHolderLives(t *testing.T) {
 			t.Errorf("it took %s to see that the holder lives", took)
 		}
 		want = "claim of cluster c1: held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:00Z; watching for up to 1m30s whether that run is alive"
-		if diff := cmp.Diff([]string{want}, said); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "got", []string{want}, said)
 	})
 }
 
@@ -205,9 +201,7 @@ func TestClaimLostByASlowHolder(t *testing.T) {
 		if err := errors.Join(slow.Release(t.Context()), fast.Check(t.Context())); err != nil {
 			t.Error(err)
 		}
-		if diff := cmp.Diff([]string{want}, said); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "got", []string{want}, said)
 		if s := p.state(t); s.Run != "r2" || s.Beat < 30 {
 			t.Errorf("claim is %+v", s)
 		}
@@ -244,9 +238,7 @@ func TestClaimThroughAnOutage(t *testing.T) {
 		}
 		release(t, h)
 		want := "heartbeat of the claim of cluster c1: read the claim of cluster c1: look up VM 9000: connection refused; trying again"
-		if diff := cmp.Diff([]string{want}, said); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "got", []string{want}, said)
 	})
 }
 
@@ -473,10 +465,7 @@ func claimant(p *claimPVE, run string) *Claim {
 func orphan(t *testing.T, run string) cluster.VM {
 	t.Helper()
 	c := claimant(nil, run)
-	description, err := c.mine(4).Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	description := must.Get(c.mine(4).Description())(t)
 	return cluster.VM{ID: 9000, Name: VMName, Host: "pve1", Config: map[string]string{"name": VMName, "description": description + "\n"}}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestClaimLeavesOtherVMsAlone(t *testing.T) {
@@ -125,10 +126,7 @@ func TestClaimEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newClaimPVE()
 		ctx, cancel := context.WithCancel(t.Context())
-		h, err := claimant(p, "r1").Acquire(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Get(claimant(p, "r1").Acquire(ctx))(t)
 		cancel()
 		time.Sleep(time.Minute)
 		if n := len(p.changes); n != 1 {

@@ -9,10 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // lockedVM is a Proxmox with one VM that another task has locked.
@@ -97,9 +96,7 @@ func TestPatience(t *testing.T) {
 		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
 			t.Errorf("hints %q lack %q", hints, c.hint)
 		}
-		if diff := cmp.Diff(c.said, said); diff != "" {
-			t.Errorf("said (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "said", c.said, said)
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // leases is a Kubernetes that has at most one Lease.
@@ -234,10 +235,7 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
 		ctx, kill := context.WithCancel(t.Context())
 		defer kill()
-		first, err := leaseClaimant(p, l, "r1").Acquire(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		first := must.Get(leaseClaimant(p, l, "r1").Acquire(ctx))(t)
 		l.fail(cluster.ErrNoAnswer)
 		second := acquire(t, vmClaimant(p, l, "r2"))
 		if err := first.Check(t.Context()); err == nil {

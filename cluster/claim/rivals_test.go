@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // claimantAt is a run with a recast.yaml whose proxmox.vmids begin with that number.
@@ -102,10 +103,7 @@ func rivalVM(t *testing.T, id cluster.VMID, change func(*State)) cluster.VM {
 	if change != nil {
 		change(&s)
 	}
-	description, err := s.Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	description := must.Get(s.Description())(t)
 	return cluster.VM{ID: id, Name: VMName, Host: "pve1", Config: map[string]string{"name": VMName, "description": description}}
 }
 
@@ -118,10 +116,7 @@ func byNewer(vm cluster.VM) cluster.VM {
 // parkingVM is a parking VM of a recast.yaml with other numbers.
 func parkingVM(t *testing.T, id cluster.VMID, rec parking.Record) cluster.VM {
 	t.Helper()
-	description, err := rec.Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	description := must.Get(rec.Description())(t)
 	return cluster.VM{ID: id, Name: "recast-parking-wk1", Host: "pve1", Config: map[string]string{"description": description}}
 }
 
@@ -295,9 +290,7 @@ func TestCover(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimantAt(p, "r1", 9000))
 		p.do(func() { p.lose = map[string]int{"set": 1} })
-		if err := h.Cover(t.Context(), []cluster.VMID{101, 102}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, h.Cover(t.Context(), []cluster.VMID{101, 102}))
 		time.Sleep(time.Minute)
 		if s := p.state(t); !slices.Equal(s.Nodes, []cluster.VMID{101, 102}) || s.VMIDs != "9000-9099" {
 			t.Errorf("the claim is %+v", s)

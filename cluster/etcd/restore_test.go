@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -58,9 +59,7 @@ func (l *lone) note(what string) error {
 func TestRestoreFails(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "etcd.db")
-	if err := os.WriteFile(file, []byte("db"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte("db"), 0o600))
 	cases := map[string]struct {
 		talos lone
 		data  bool

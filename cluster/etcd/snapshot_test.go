@@ -22,6 +22,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/etcd"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // snapshotOf is a snapshot of an etcd with that many keys, as bbolt itself writes it.
@@ -32,10 +33,7 @@ func snapshotOf(t testing.TB, keys int) []byte {
 	for i := range keys {
 		data = append(data, etcd.KeyValue{Key: fmt.Sprint("/registry/configmaps/", i), Revision: uint64(i + 2), Value: bytes.Repeat([]byte("x"), 100)})
 	}
-	b, err := c.Snapshot(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(c.Snapshot(data))(t)
 	return b
 }
 
@@ -73,9 +71,7 @@ func TestReadSnapshot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "etcd.db")
-			if err := os.WriteFile(file, c.bytes, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(file, c.bytes, 0o600))
 			got, err := ReadSnapshot(t.Context(), file, c.copied)
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
@@ -109,9 +105,7 @@ func TestSaveSnapshotClearsLeftovers(t *testing.T) {
 	whole := snapshotOf(t, 1)
 	for name, age := range map[string]time.Duration{".etcd-1.part": 2 * time.Hour, ".etcd-2.part": 0, "etcd.db": 2 * time.Hour} {
 		file, then := filepath.Join(dir, name), time.Now().Add(-age)
-		if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Chtimes(file, then, then)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Chtimes(file, then, then)))
 	}
 	if _, err := SaveSnapshot(t.Context(), filepath.Join(dir, "new.db"), func(w io.Writer) error { _, err := w.Write(whole); return err }); err != nil {
 		t.Fatal(err)

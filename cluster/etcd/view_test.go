@@ -9,9 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestUnhealthyEtcd(t *testing.T) {
@@ -128,18 +127,12 @@ func TestKubelets(t *testing.T) {
 				Talos: s, Kube: s, Fresh: []string{"cp1"},
 				Say: func(text string) { said = append(said, text) }, Left: func(text string) { left = append(left, text) },
 			}
-			if err := k.Step().Do(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, k.Step().Do(t.Context()))
 			if want := []string{"10.0.0.1", "10.0.0.3"}; !slices.Equal(s.restarted, want) {
 				t.Errorf("restarted %q", s.restarted)
 			}
-			if diff := cmp.Diff([]string{"wk1", "wk2", "wk3", "not Ready: wk3"}, said); diff != "" {
-				t.Errorf("said %s", diff)
-			}
-			if diff := cmp.Diff(want, left); diff != "" {
-				t.Errorf("left %s", diff)
-			}
+			must.Equal(t, "said", []string{"wk1", "wk2", "wk3", "not Ready: wk3"}, said)
+			must.Equal(t, "left", want, left)
 		})
 	}
 }

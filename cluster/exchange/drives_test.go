@@ -6,10 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestAddedDisksAreLookedUp: an added drive of a running VM is a pod's only if Kubernetes lists it.
@@ -39,17 +38,11 @@ func TestAddedDisksAreLookedUp(t *testing.T) {
 				r.Pods = nil
 			}
 			vm := now
-			disks, err := before.Disks()
-			if err != nil {
-				t.Fatal(err)
-			}
+			disks := must.Get(before.Disks())(t)
 			if err := r.knowPods(t.Context(), &vm, disks); !errors.Is(err, c.err) {
 				t.Fatalf("err = %v", err)
 			}
-			have, err := vm.Disks()
-			if err != nil {
-				t.Fatal(err)
-			}
+			have := must.Get(vm.Disks())(t)
 			if problems := (&Replace{}).addedDrives(vm, disks, have); (len(problems) == 0) != c.pod {
 				t.Errorf("problems: %v", problems)
 			}
@@ -96,13 +89,8 @@ func TestForeignDisks(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := ForeignDisks(cluster.VM{ID: 9031, Config: c.now}, parking.Memory{VM: cluster.VM{ID: 9031, Config: before}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(c.want, DiskNames(got)); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			got := must.Get(ForeignDisks(cluster.VM{ID: 9031, Config: c.now}, parking.Memory{VM: cluster.VM{ID: 9031, Config: before}}))(t)
+			must.Equal(t, "-want +got", c.want, DiskNames(got))
 		})
 	}
 }

@@ -14,16 +14,14 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // recordLab returns an open record with these requests, and the Proxmox that notes what is done.
 func recordLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, openRecord) {
 	t.Helper()
 	rec := parking.Record{Cluster: "lab", Node: "cp1", Run: "r1", VMID: 101, Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes, ControlPlane: true, Sent: sent}
-	description, err := rec.Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	description := must.Get(rec.Description())(t)
 	px := clustertest.NewProxmox(cluster.VM{ID: 9900, Host: "pve1", Config: map[string]string{"description": description}})
 	return px, newOpenRecord(px, 9900, "r1", "cp1", new(Late))
 }
@@ -108,9 +106,7 @@ func TestLateIsWaitedOut(t *testing.T) {
 		began := time.Now()
 		wait := func(which string, want time.Duration) {
 			t.Helper()
-			if err := r.record().await(t.Context(), r.saying("free-blank"), which); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.record().await(t.Context(), r.saying("free-blank"), which))
 			if took := time.Since(began).Round(2 * time.Second); took != want {
 				t.Errorf("%s is over after %s, want %s", which, took, want)
 			}
@@ -122,9 +118,7 @@ func TestLateIsWaitedOut(t *testing.T) {
 		if len(said) != 2 || !strings.HasPrefix(said[1], "bring-up/free-blank: ") || !strings.Contains(said[1], "delete of VM 101 that run r1 or an earlier one sent") {
 			t.Errorf("said %q", said)
 		}
-		if err := r.record().update(t.Context(), (*parking.Record).Close); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.record().update(t.Context(), (*parking.Record).Close))
 		if _, rec, err := r.record().read(t.Context()); err != nil || len(rec.Sent) > 0 || rec.Open {
 			t.Errorf("record %+v, %v", rec, err)
 		}
@@ -168,9 +162,7 @@ func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 				if c.gone == 0 {
 					px.Guests[101] = r.VM
 				}
-				if err := r.awaitDelete(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, r.awaitDelete(t.Context()))
 				if took := time.Since(began).Round(2 * time.Second); took != c.want {
 					t.Errorf("it is over after %s, want %s", took, c.want)
 				}
@@ -184,9 +176,7 @@ func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 func TestRequestOutlivesItsRecord(t *testing.T) {
 	t.Parallel()
 	px, r := lateLab(t, parking.Sent{cluster.SentShutdown: 360})
-	if err := r.record().update(t.Context(), (*parking.Record).Close); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.record().update(t.Context(), (*parking.Record).Close))
 	_, rec, err := r.record().read(t.Context())
 	if err != nil || rec.Open || rec.Sent[cluster.SentShutdown] != 360 || !rec.ControlPlane {
 		t.Fatalf("closed: %+v, %v", rec, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest/vmsetting"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestBlankDiskGrowsOnlyWhenAsked(t *testing.T) {
@@ -25,19 +26,14 @@ func TestBlankDiskGrowsOnlyWhenAsked(t *testing.T) {
 
 func TestNewConfigCarriesEverythingButDisks(t *testing.T) {
 	t.Parallel()
-	got, err := replacement().newConfig("isos:iso/recast-new.iso")
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(replacement().newConfig("isos:iso/recast-new.iso"))(t)
 	want := map[string]string{
 		"name": "wk1", "memory": "4096", "smbios1": "uuid=AB", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0", "onboot": "0", "protection": "1",
 		"scsi0": "fast:10,discard=on,iothread=1,format=qcow2,serial=recast-1,wwn=0x37eb0b496c370925", "ide2": "isos:iso/recast-new.iso,media=cdrom",
 		"ide0": "fast:cloudinit,format=qcow2", "boot": "order=scsi0;ide2;scsi1;net0", "scsihw": "virtio-scsi-single", "pool": "talos",
 		"description": "mine\nrecast: run=r1 build=b1",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "got", want, got)
 }
 
 func TestNewConfigRefusesBeforeAnythingIsGone(t *testing.T) {
@@ -81,10 +77,7 @@ func TestEverySettingIsCarried(t *testing.T) {
 		}
 		r := replacement()
 		r.VM.Config[key] = setting.Value
-		config, err := r.newConfig("isos:iso/recast-new.iso")
-		if err != nil {
-			t.Fatal(err)
-		}
+		config := must.Get(r.newConfig("isos:iso/recast-new.iso"))(t)
 		given, carried := config[key]
 		if carried != (setting.Fate == vmsetting.Kept) || carried && given != setting.Value {
 			t.Errorf("%s: the new VM gets %q (%t), want %q %s", key, given, carried, setting.Value, setting.Fate)
@@ -111,19 +104,11 @@ func TestTheBlankDiskHasEveryOption(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d, err := cluster.ParseDisk("scsi0", tc.volid+","+driveOptions+",serial=old,wwn=0x5000c50015ea71aa,size="+tc.size)
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := must.Get(cluster.ParseDisk("scsi0", tc.volid+","+driveOptions+",serial=old,wwn=0x5000c50015ea71aa,size="+tc.size))(t)
 			got := (&Replace{Serial: "recast-1"}).blankDisk(d)
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "got", tc.want, got)
 			// Proxmox multiplies by 2^20 and rounds up to whole KiB (pve-common, Tools.pm, convert_size).
-			blank, err := cluster.ParseDisk("scsi0", strings.Replace(got, ":", ":x,size=", 1))
-			if err != nil {
-				t.Fatal(err)
-			}
+			blank := must.Get(cluster.ParseDisk("scsi0", strings.Replace(got, ":", ":x,size=", 1)))(t)
 			if gib := (cluster.Disk{Options: []string{"size=" + blank.Option("size") + "G"}}); gib.SizeBytes() < d.SizeBytes() {
 				t.Errorf("%s makes a disk of %d bytes, smaller than %d", got, gib.SizeBytes(), d.SizeBytes())
 			}
@@ -176,10 +161,7 @@ func TestBlankSettingIsTemporary(t *testing.T) {
 		}
 		rec := parking.Record{Strategy: cluster.Recreate, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}}
 		r := Of(nil, mem, rec, 9900)
-		made, err := r.newConfig("isos:iso/a.iso")
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := must.Get(r.newConfig("isos:iso/a.iso"))(t)
 		back, _, err := r.oldConfig()
 		if err != nil {
 			t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/shape"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // reads returns one volume, whose ID names the configuration and the Talos that reads it.
@@ -79,10 +80,7 @@ func TestSelectorsWhileDisksAreMissing(t *testing.T) {
 		"only memory":           {vm(""), cluster.Shape{Settings: map[string]string{"memory": "4096"}}, false},
 		"the VM is as it is to": {vm(""), cluster.Shape{}, false},
 	} {
-		differences, err := shape.Compare(tc.vm, nil, tc.shape)
-		if err != nil {
-			t.Fatal(err)
-		}
+		differences := must.Get(shape.Compare(tc.vm, nil, tc.shape))(t)
 		f := Found{VM: &tc.vm, Shape: differences, File: &cluster.FoundFile{Selectors: []cluster.DiskSelector{none}}}
 		got := f.Selectors(func(string) bool { return false })
 		if (got[0].Unknown != "") != tc.unknown || f.File.Selectors[0].Unknown != "" {

@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -86,9 +87,7 @@ func TestDiff(t *testing.T) {
 			f := Found{Name: "wk1", Machine: &m, VM: &cluster.VM{ID: 9011, Config: map[string]string{"ide2": "none,media=cdrom"}}}
 			tc.change(&f)
 			got := Diff(cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}, f, clustertest.Past)
-			if diff := cmp.Diff(tc.want, got.Reasons); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "got", tc.want, got.Reasons)
 			if got.Stale != (len(tc.want) > 0) {
 				t.Errorf("stale %t", got.Stale)
 			}
@@ -122,9 +121,7 @@ func TestDiffNamesAllOfAnImage(t *testing.T) {
 		m, b := clustertest.InSync(), clustertest.WantedBuild()
 		m.Schematic = tc.runs
 		b.Schematic = cluster.Secret("customization: {extraKernelArgs: ['recast.lock=" + clustertest.NewHash + "']}")
-		if diff := cmp.Diff(tc.want, Diff(cluster.Wanted{Name: "wk1", Build: b}, Found{Name: "wk1", Machine: &m}, clustertest.Past).Reasons); diff != "" {
-			t.Errorf("%s:\n%s", name, diff)
-		}
+		must.Equal(t, name, tc.want, Diff(cluster.Wanted{Name: "wk1", Build: b}, Found{Name: "wk1", Machine: &m}, clustertest.Past).Reasons)
 	}
 }
 
@@ -221,9 +218,7 @@ func TestDriftWithFiles(t *testing.T) {
 	const good, evil = "sha256:600d600d600d600d", "sha256:e711e711e711e711"
 	d := Drift{Node: "wk1"}
 	same := d.WithFiles(FileCheck{Files: 3, Bytes: 9, NotCompared: []string{"x"}}, nil)
-	if diff := cmp.Diff(Drift{Node: "wk1", Notes: []string{"3 files of its extensions compared (9 bytes read): all are as locked", "not compared: x"}}, same); diff != "" {
-		t.Errorf("the same (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "the same", Drift{Node: "wk1", Notes: []string{"3 files of its extensions compared (9 bytes read): all are as locked", "not compared: x"}}, same)
 	other := d.WithFiles(FileCheck{Files: 3, Bytes: 9, More: 2, Differ: []FileDiff{
 		{Path: "/usr/local/a", Extension: "tool v1", Found: evil, Wanted: good},
 	}}, nil)
@@ -234,9 +229,7 @@ func TestDriftWithFiles(t *testing.T) {
 			{Code: "extension-file", Text: "2 more files of extensions are not as locked"},
 		},
 	}
-	if diff := cmp.Diff(want, other); diff != "" {
-		t.Errorf("other (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "other", want, other)
 	if got := d.WithFiles(FileCheck{}, errors.New("no answer")); got.Stale || !slices.Equal(got.Unread, []string{"no answer"}) {
 		t.Errorf("unread: %+v", got)
 	}
@@ -387,12 +380,8 @@ func TestDiffOfBootAndNode(t *testing.T) {
 			w, f := rolledNode()
 			tc.change(&w, &f)
 			got := Diff(w, f, clustertest.Past)
-			if diff := cmp.Diff(tc.want, got.Reasons); diff != "" {
-				t.Error(diff)
-			}
-			if diff := cmp.Diff(tc.notes, got.Notes); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "got", tc.want, got.Reasons)
+			must.Equal(t, "got", tc.notes, got.Notes)
 		})
 	}
 }

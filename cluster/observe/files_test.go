@@ -15,9 +15,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestCompareFiles(t *testing.T) {
@@ -29,9 +28,7 @@ func TestCompareFiles(t *testing.T) {
 			target := FileTarget{Node: "wk1", UUID: "uuid-1", Content: c.locked, EmbedsConfig: c.embeds}
 			said := 0
 			checks, errs := CompareFiles(t.Context(), machine, []FileTarget{target}, func(node, text string) { said++ })
-			if diff := cmp.Diff(c.want, checks[0]); diff != "" {
-				t.Errorf("check (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "check", c.want, checks[0])
 			if c.err != "" != (errs[0] != nil) || c.err != "" && errs[0].Error() != c.err || said != 1 {
 				t.Errorf("err = %v, %d lines", errs[0], said)
 			}

@@ -8,12 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // A storage that Proxmox does not list may be shared.
@@ -21,9 +20,7 @@ func TestLocalStorages(t *testing.T) {
 	t.Parallel()
 	o := Observation{Storages: []cluster.Storage{{Name: "bulk", Type: "nfs"}, {Name: "fast", Type: "lvmthin", Shared: true}}}
 	got := []bool{o.Local("bulk"), o.Local("fast"), o.Local("unlisted")}
-	if diff := cmp.Diff([]bool{true, false, false}, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "got", []bool{true, false, false}, got)
 }
 
 func TestParkingVMsOfANode(t *testing.T) {
@@ -168,9 +165,7 @@ func TestParkingsOf(t *testing.T) {
 			for _, p := range mine {
 				got = append(got, p.VM.ID)
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("parking VMs (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "parking VMs", c.want, got)
 			if (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != fault.Refused) {
 				t.Errorf("err = %v, want %q", err, c.err)
 			}
@@ -184,9 +179,7 @@ func TestUnknownStorages(t *testing.T) {
 	t.Parallel()
 	o := Observation{Storages: []cluster.Storage{{Name: "cephfs"}, {Name: "local"}}}
 	want := []string{`images.iso.storage: storage "cefs" is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/cefs. recast publish and recast roll would refuse it; there are: cephfs, local`}
-	if diff := cmp.Diff(want, o.UnknownStorages("images.iso.storage", []string{"local", "cefs"})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "got", want, o.UnknownStorages("images.iso.storage", []string{"local", "cefs"}))
 	o.Storages = append(o.Storages, cluster.Storage{Name: "cefs"})
 	if got := o.UnknownStorages("images.iso.storage", []string{"local", "cefs"}); len(got) > 0 {
 		t.Errorf("all are known: %q", got)

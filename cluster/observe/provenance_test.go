@@ -5,9 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // lockedYAML is a schematic with a lock.
@@ -256,9 +255,7 @@ func TestTrace(t *testing.T) {
 			for _, l := range got.Links {
 				certain = append(certain, l.Name+" "+string(l.Certainty))
 			}
-			if diff := cmp.Diff(c.certain, strings.Join(certain, ", ")); diff != "" {
-				t.Errorf("certainty (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "certainty", c.certain, strings.Join(certain, ", "))
 			text := "\n" + chain(got) + strings.Join(got.Summary, "\n") + "\n"
 			for _, line := range c.has {
 				if !strings.Contains(text, "\n"+line+"\n") {

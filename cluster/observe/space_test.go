@@ -6,9 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var (
@@ -50,12 +49,8 @@ func checkRoom(t *testing.T, cases map[string]roomCase) {
 			if len(uses) != 1 {
 				t.Fatalf("%+v", uses)
 			}
-			if diff := cmp.Diff(tc.want, uses[0].Lacks(tc.atOnce)); diff != "" {
-				t.Error(diff)
-			}
-			if diff := cmp.Diff(tc.warn, uses[0].Warn()); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "got", tc.want, uses[0].Lacks(tc.atOnce))
+			must.Equal(t, "got", tc.warn, uses[0].Warn())
 		})
 	}
 }
@@ -186,7 +181,5 @@ func TestSpaceIsCountedOnce(t *testing.T) {
 		"thick of pve1: a c, 5120 MiB", "thick of pve2: b, 2048 MiB", "san of pve1: d e, 24 GiB",
 		"dir of pve1: f, 1024 MiB", "dir2 of pve1: g, 1024 MiB",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "got", want, got)
 }

@@ -3,7 +3,7 @@ package parking
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestParked(t *testing.T) {
@@ -15,7 +15,5 @@ func TestParked(t *testing.T) {
 		t.Errorf("before anything is handed over: %v", got)
 	}
 	p.VM.Config["scsi1"] = "dir:9900/vm-9900-disk-0.raw,size=8G"
-	if diff := cmp.Diff([]string{"scsi1"}, p.Parked()); diff != "" {
-		t.Errorf("parked (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "parked", []string{"scsi1"}, p.Parked())
 }

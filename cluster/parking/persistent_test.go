@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestPersistentDisksWithoutASerialAreProven, or the plan refuses them.
@@ -70,10 +71,7 @@ func TestPersistentDisksWithoutASerialAreProven(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			vm := cluster.VM{ID: 1, Config: tc.config}
-			system, err := cluster.ProveSystemDisk(vm, tc.m, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			system := must.Get(cluster.ProveSystemDisk(vm, tc.m, ""))(t)
 			got, err := Unprovable(vm, tc.m, system.Key)
 			if diff := cmp.Diff(tc.want, strings.Join(cluster.Texts(got), "\n")); err != nil || diff != "" {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
@@ -110,20 +108,10 @@ func TestPodVolumesAreRememberedAndDropped(t *testing.T) {
 		"scsi0": "fast:vm-9031-disk-0", "scsi7": "fast:vm-9999-media,size=1G", "scsi8": "fast:vm-9999-pvc-0b5f",
 	}}
 	vm.DropCSI()
-	if diff := cmp.Diff(map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi8": "fast:vm-9999-pvc-0b5f"}, vm.Config); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	packed, err := Memory{VM: vm}.Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
-	mem, err := UnpackMemory(packed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(vm.Pods, mem.VM.Pods); diff != "" {
-		t.Errorf("remembered (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "got", map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi8": "fast:vm-9999-pvc-0b5f"}, vm.Config)
+	packed := must.Get(Memory{VM: vm}.Pack())(t)
+	mem := must.Get(UnpackMemory(packed))(t)
+	must.Equal(t, "remembered", vm.Pods, mem.VM.Pods)
 }
 
 // TestBlankDiskIsIdentified, even if it was created without a WWN.

@@ -6,9 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // prunePark is a parking VM of node with kept disks "key run"; each has its drive.
@@ -37,15 +36,10 @@ func TestStaleEntriesKeepTheirKeys(t *testing.T) {
 	p := parkWK1("scsi30 r1", "scsi29 r2")
 	delete(p.VM.Config, "scsi30")
 	mem := Memory{SystemKey: "scsi0", VM: cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-101-disk-0,size=10G", "scsi30": "fast:vm-101-disk-1,size=10G"}}}
-	rec, err := Record{Cluster: "c1", Node: "wk1", Strategy: cluster.Recreate}.Opened(mem, &p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rec := must.Get(Record{Cluster: "c1", Node: "wk1", Strategy: cluster.Recreate}.Opened(mem, &p))(t)
 	got := map[string]string{}
 	for _, d := range rec.Disks {
 		got[d.Key] = d.ParkKey
 	}
-	if diff := cmp.Diff(map[string]string{"scsi0": "scsi28", "scsi30": "scsi0"}, got); diff != "" {
-		t.Errorf("parked as (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "parked as", map[string]string{"scsi0": "scsi28", "scsi30": "scsi0"}, got)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestRecordSurvivesADescription(t *testing.T) {
@@ -19,10 +20,7 @@ func TestRecordSurvivesADescription(t *testing.T) {
 		Disks: []ParkedDisk{{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:9011/vm-9011-disk-0.raw", Options: "serial=a,size=10G", System: true}},
 		Kept:  []KeptDisk{{Key: "scsi29", Run: "earlier"}},
 	}
-	text, err := rec.Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(rec.Description())(t)
 	for _, word := range []string{"wk1", "VM 9011", "c1", "Never start it"} {
 		if !strings.Contains(text, word) {
 			t.Errorf("a person reads %q, which lacks %q", text, word)
@@ -33,9 +31,7 @@ func TestRecordSurvivesADescription(t *testing.T) {
 	if err != nil || !ok {
 		t.Fatalf("ok %t, err %v", ok, err)
 	}
-	if diff := cmp.Diff(rec, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "got", rec, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 }
 
 func TestReadRecordOfOtherVMs(t *testing.T) {
@@ -76,9 +72,7 @@ func TestRecordOfANewerRecast(t *testing.T) {
 		if !ok || (tc.want == "") != (err == nil) || err != nil && (!strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != fault.Refused || !strings.Contains(fault.Hints(err)[0], "newer")) {
 			t.Errorf("%s: ok %t, %v, hints %q", name, ok, err, fault.Hints(err))
 		}
-		if diff := cmp.Diff(tc.whose, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-			t.Errorf("%s: %s", name, diff)
-		}
+		must.Equal(t, name, tc.whose, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 		ours, err := AllParkings([]cluster.VM{vm}, "c1")
 		if (err == nil) != (tc.want == "") || len(ours) > 0 != (err == nil) {
 			t.Errorf("%s: %d parking VMs, %v", name, len(ours), err)

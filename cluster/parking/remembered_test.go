@@ -6,15 +6,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestRemembered(t *testing.T) {
 	t.Parallel()
 	was := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"ide2": "local:iso/a.iso,media=cdrom"}}
-	packed, err := Memory{VM: was, SystemKey: "scsi0"}.Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
+	packed := must.Get(Memory{VM: was, SystemKey: "scsi0"}.Pack())(t)
 	got, err := Record{Node: "wk1", Memory: packed}.Remembered()
 	if diff := cmp.Diff(was, got); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)

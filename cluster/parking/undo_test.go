@@ -10,19 +10,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // undoRecord returns the open record of a VM's recreation, with its memory.
 func undoRecord(t *testing.T, vm cluster.VM, in *Intent) Record {
 	t.Helper()
-	rec, err := Record{Cluster: "c1", Node: vm.Name, Run: "20261121-0421-3f2a", Build: strings.Repeat("3f2a", 16), Strategy: cluster.Recreate, Parking: 9900}.
-		Opened(Memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rec := must.Get(Record{Cluster: "c1", Node: vm.Name, Run: "20261121-0421-3f2a", Build: strings.Repeat("3f2a", 16), Strategy: cluster.Recreate, Parking: 9900}.
+		Opened(Memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab"}, nil))(t)
 	rec.Intent = in
 	return rec
 }
@@ -36,10 +32,7 @@ func TestWayBack(t *testing.T) {
 		"vmgenid": "x", "meta": "y", "digest": "z", "cipassword": "**********",
 	}}
 	in := &Intent{From: 9011, Key: "scsi1", Volid: "fast:vm-9011-disk-1", To: 9900, ToKey: "scsi1", Options: "backup=0,serial=d", Unnamed: []string{"fast:vm-9011-disk-3", "fast:vm-9900-disk-0"}}
-	text, err := undoRecord(t, vm, in).Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(undoRecord(t, vm, in).Description())(t)
 	_, block, _ := strings.Cut(text, "```sh\n")
 	block, rest, _ := strings.Cut(block, "```\n")
 	var lines []string
@@ -70,9 +63,7 @@ func TestWayBack(t *testing.T) {
 		`qm start 9011`,
 		`# unusedN before: unused3`,
 	}
-	if diff := cmp.Diff(want, lines); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Equal(t, "-want +got", want, lines)
 	if rest = strings.TrimSpace(rest); !strings.HasPrefix(rest, RecordMark) || strings.Contains(rest, "\n") {
 		t.Errorf("the record is not the one last line: %q", rest)
 	}
@@ -131,10 +122,7 @@ func TestWayBackFits(t *testing.T) {
 			vm := manyDrives(c.keys, c.description)
 			in := &Intent{From: 90110, Key: "scsi9", Volid: "ceph-nvme:vm-90110-disk-11", To: 9900, ToKey: "scsi9", Options: strings.Repeat("x", 120)}
 			rec := undoRecord(t, vm, in)
-			text, err := rec.Description()
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Get(rec.Description())(t)
 			if len(text) > cluster.MaxDescription {
 				t.Errorf("%d bytes", len(text))
 			}
@@ -155,10 +143,7 @@ func TestWayBackFits(t *testing.T) {
 // TestShellFunctionsAreExplained: the document shows each of them word for word.
 func TestShellFunctionsAreExplained(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("../../docs/notes/proxmox.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := must.Get(os.ReadFile("../../docs/notes/proxmox.md"))(t)
 	for _, f := range shellFunctions {
 		if !strings.Contains(string(doc), "\n"+f.body+"\n") {
 			t.Errorf("the document does not show %s", f.body)
@@ -188,9 +173,7 @@ func TestShellFunctions(t *testing.T) {
 	t.Parallel()
 	bin := t.TempDir()
 	for name, body := range proxmoxCommands {
-		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755))
 	}
 	var functions strings.Builder
 	for _, f := range shellFunctions {

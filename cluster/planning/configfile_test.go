@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // patchesNothing refuses a configuration with the word refused, and leaves others unchanged.
@@ -180,10 +181,7 @@ func TestSavedPlanIsBoundToTheFile(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	b, err := json.Marshal(saved)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(json.Marshal(saved))(t)
 	if got, err := Read(b); err != nil || got.ID != saved.ID {
 		t.Errorf("it does not read back: %v", err)
 	}

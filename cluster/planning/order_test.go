@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // onHosts is a plan of nodes by their hosts: "a a b" has n1 and n2 on a. A host with a suffix,
@@ -108,15 +109,9 @@ func TestBatches(t *testing.T) {
 		{Phase: ControlPlanes, Nodes: []string{"n1", "n2"}, Limit: 1},
 		{Phase: Workers, Nodes: []string{"n3"}, Limit: 2, Beside: true},
 	}
-	if diff := cmp.Diff(want, p.Batches); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff(map[string]int{cluster.ControlPlane: 1, "host/a": 3, "host/b": 3, "holder/9200": 1}, p.Room); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]string{"holder/9200", "host/b"}, p.Nodes[0].Slots); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "got", want, p.Batches)
+	must.Equal(t, "got", map[string]int{cluster.ControlPlane: 1, "host/a": 3, "host/b": 3, "holder/9200": 1}, p.Room)
+	must.Equal(t, "got", []string{"holder/9200", "host/b"}, p.Nodes[0].Slots)
 }
 
 // TestBegunGoesFirst: a node that an earlier run cordoned is already out, so no other goes
@@ -132,9 +127,7 @@ func TestBegunGoesFirst(t *testing.T) {
 		{Phase: Canary, Nodes: []string{"n1"}, Limit: 1},
 		{Phase: Workers, Nodes: []string{"n2"}, Limit: 2},
 	}
-	if diff := cmp.Diff(want, p.Batches); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "got", want, p.Batches)
 }
 
 func TestQuorumOnOneHost(t *testing.T) {
@@ -424,9 +417,7 @@ func TestTakePulse(t *testing.T) {
 	}
 	each(t, cases, func(t *testing.T, c row) {
 		got := plan.TakePulse(t.Context(), c.of, c.of)
-		if diff := cmp.Diff(c.want, got); diff != "" {
-			t.Errorf("pulse (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "pulse", c.want, got)
 		if got.Ready()+len(got.NotReady) != got.Nodes || got.Well()+len(got.Unwell) != got.Members {
 			t.Errorf("%d Ready, %d well", got.Ready(), got.Well())
 		}

@@ -17,15 +17,13 @@ import (
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/heap"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // planned is the plan of a roll that makes sense.
 func planned(t *testing.T, wanted []cluster.Wanted, o observe.Observation, p Policy) Plan {
 	t.Helper()
-	plan, err := New("c1", wanted, o, clustertest.Past, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	plan := must.Get(New("c1", wanted, o, clustertest.Past, p))(t)
 	return plan
 }
 
@@ -79,10 +77,7 @@ func TestPlanOrder(t *testing.T) {
 		wanted, o := observetest.World()
 		for i := range o.Found {
 			if o.Found[i].Name == tc.open {
-				packed, err := parking.Memory{}.Pack()
-				if err != nil {
-					t.Fatal(err)
-				}
+				packed := must.Get(parking.Memory{}.Pack())(t)
 				o.Found[i].Parking = &parking.Parking{VM: cluster.VM{ID: 9090}, Record: parking.Record{Run: "r1", Open: true, Build: "b1", Memory: packed}}
 			}
 		}
@@ -108,9 +103,7 @@ func TestPlanRecreatesTheStaleWorker(t *testing.T) {
 	if len(work) != 1 || work[0].Node != "wk1" || work[0].Strategy != cluster.Recreate || len(work[0].Refused) > 0 {
 		t.Fatalf("%+v", work)
 	}
-	if diff := cmp.Diff([]DiskPlan{{Key: "scsi1", Serial: "data-wk1", Volid: "fast:vm-9002-disk-1", Size: "20G"}}, work[0].Carried); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "got", []DiskPlan{{Key: "scsi1", Serial: "data-wk1", Volid: "fast:vm-9002-disk-1", Size: "20G"}}, work[0].Carried)
 	if work[0].System.Key != "scsi0" || work[0].Digest != "dwk1" || work[0].OutageSeconds == 0 {
 		t.Errorf("%+v", work[0])
 	}
@@ -232,9 +225,7 @@ func TestPlanRefusesWithoutRoom(t *testing.T) {
 			}
 		}
 		plan := planned(t, wanted, o, Policy{})
-		if diff := cmp.Diff(tc.want, strings.Join(plan.Refused(), "\n")); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "got", tc.want, strings.Join(plan.Refused(), "\n"))
 	})
 }
 

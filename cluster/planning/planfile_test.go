@@ -5,13 +5,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // sealed is a sealed plan for stale wk1 and wk2 of the paused world.
@@ -30,10 +29,7 @@ func sealed(t *testing.T, edit func([]cluster.Wanted, *observe.Observation), p P
 
 func asJSON(t *testing.T, p Plan) []byte {
 	t.Helper()
-	b, err := json.MarshalIndent(p, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(json.MarshalIndent(p, "", "  "))(t)
 	return b
 }
 
@@ -41,13 +37,8 @@ func TestPlanReadsBack(t *testing.T) {
 	t.Parallel()
 	plan := sealed(t, nil, Policy{})
 	b := asJSON(t, plan)
-	got, err := Read(b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(b), string(asJSON(t, got))); diff != "" {
-		t.Error(diff)
-	}
+	got := must.Get(Read(b))(t)
+	must.Equal(t, "got", string(b), string(asJSON(t, got)))
 	if len(plan.ID) != 16 || got.ID != plan.ID || sealed(t, nil, Policy{}).ID != plan.ID {
 		t.Errorf("ID %q, read %q", plan.ID, got.ID)
 	}
@@ -153,13 +144,8 @@ func TestFollow(t *testing.T) {
 func TestFollowKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	saved := sealed(t, nil, Policy{Canary: true, CanaryNode: "wk2"})
-	now, err := sealed(t, nil, Policy{}).Follow(saved, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(saved.Batches, now.Batches); diff != "" {
-		t.Error(diff)
-	}
+	now := must.Get(sealed(t, nil, Policy{}).Follow(saved, false))(t)
+	must.Equal(t, "got", saved.Batches, now.Batches)
 	if now.Work()[0].Found.VM == nil {
 		t.Error("what was found is not in the plan any more")
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestPlanTellsWhatChangesInTheVM(t *testing.T) {
@@ -63,9 +64,7 @@ func TestPlanTellsWhatChangesInTheVM(t *testing.T) {
 		tc.change(&wanted[1], o.Found[1].VM)
 		plan := planned(t, wanted, o, Policy{})
 		n := plan.Work()[0]
-		if diff := cmp.Diff([]any{tc.renewed, tc.notes, tc.newSize, []string(nil)}, []any{n.Renewed, n.Notes, n.System.NewSize, n.Refused}); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "got", []any{tc.renewed, tc.notes, tc.newSize, []string(nil)}, []any{n.Renewed, n.Notes, n.System.NewSize, n.Refused})
 	})
 }
 
@@ -284,9 +283,7 @@ func TestNoteInitiators(t *testing.T) {
 	for _, n := range p.Nodes {
 		got = append(got, n.Notes)
 	}
-	if diff := cmp.Diff([][]string{{note}, {note}, nil, nil}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "got", [][]string{{note}, {note}, nil, nil}, got)
 }
 
 // TestNodesWithOtherNamesGoOneByOne: they share a slot with room for one, however many may be out.

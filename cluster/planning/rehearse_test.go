@@ -6,10 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestTrials: nodes that boot the same image in the same way have one trial, and all others one each.
@@ -71,9 +70,7 @@ func TestTrials(t *testing.T) {
 			_, drive, _ := strings.Cut(trial.Firmware, ", disk on ")
 			got = append(got, strings.TrimSpace(fmt.Sprintf("%s %s %s %v %s", trial.Host, trial.ID, trial.Medium, trial.Nodes, drive)))
 		}
-		if diff := cmp.Diff(c.want, strings.Join(got, "\n")); diff != "" {
-			t.Errorf("trials (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "trials", c.want, strings.Join(got, "\n"))
 	})
 }
 

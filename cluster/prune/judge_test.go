@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestJudgeParked(t *testing.T) {
@@ -156,9 +157,7 @@ func (tc judgeCase) judge(t *testing.T) {
 	for _, v := range parks {
 		got = append(got, verdictText(fmt.Sprint(v.VMID), v.Goes, v.Keep))
 	}
-	if diff := cmp.Diff(tc.want, got); diff != "" {
-		t.Errorf("verdicts (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "verdicts", tc.want, got)
 }
 
 const newestKept = "stays: the way back: recast undo wk1"

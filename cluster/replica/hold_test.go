@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestMemo: what was set before comes back exactly, once no node needs the other value; what someone else
@@ -65,9 +65,7 @@ func TestMemo(t *testing.T) {
 					t.Fatal(i, err)
 				}
 			}
-			if diff := cmp.Diff(tc.want, s); diff != "" {
-				t.Errorf("-want +got\n%s", diff)
-			}
+			must.Equal(t, "-want +got", tc.want, s)
 		})
 	}
 	if _, _, err := (Memo{}).With("{}", "a", 900, strconv.Atoi); err == nil {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func healthy(node string) Replica    { return Replica{Node: node, Healthy: true} }
@@ -93,9 +93,7 @@ func TestExposed(t *testing.T) {
 				}
 				got = append(got, e.String())
 			}
-			if diff := cmp.Diff(tc.want, strings.Join(got, "\n")); diff != "" {
-				t.Errorf("-want +got\n%s", diff)
-			}
+			must.Equal(t, "-want +got", tc.want, strings.Join(got, "\n"))
 		})
 	}
 }
@@ -129,9 +127,7 @@ func TestUnhealed(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(tc.want, Unhealed(tc.systems, "a", tc.ailing)); diff != "" {
-				t.Errorf("-want +got\n%s", diff)
-			}
+			must.Equal(t, "-want +got", tc.want, Unhealed(tc.systems, "a", tc.ailing))
 		})
 	}
 	if got, want := Ailing([]System{system(healthy("a")), system(healthy("a"), healthy("b"))}), []string{"ns/pvc-1"}; !slices.Equal(got, want) {

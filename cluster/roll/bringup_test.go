@@ -7,14 +7,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // rebootingMachine answers once with the cluster's certificates, and then reboots.
@@ -114,9 +113,7 @@ func TestABlankMachineShowsEachPersistentDiskInItsPlace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(tc.want, clustertest.Message(errors.Join(mem.WrongBlank(tc.m, tc.configured, false)...))); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "got", tc.want, clustertest.Message(errors.Join(mem.WrongBlank(tc.m, tc.configured, false)...)))
 		})
 	}
 }

@@ -10,12 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // drainedKube is a cluster of one node, whose calls may fail.
@@ -98,9 +97,7 @@ func TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem(t *testing.T) {
 			if !errors.Is(err, budget) || strings.Contains(strings.Join(fault.Hints(err), "\n"), again) != c.hint {
 				t.Errorf("%v, hints %q", err, fault.Hints(err))
 			}
-			if diff := cmp.Diff(c.calls, k.calls); diff != "" {
-				t.Errorf("calls (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "calls", c.calls, k.calls)
 		})
 	}
 }
@@ -137,9 +134,7 @@ func TestOwnPodIsEvicted(t *testing.T) {
 	if fault.KindOf(err) != fault.Interrupted || cluster.IsUnanswered(err) {
 		t.Errorf("%v (kind %d)", err, fault.KindOf(err))
 	}
-	if diff := cmp.Diff([]string{"cordon", "drain"}, k.calls); diff != "" {
-		t.Errorf("calls (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "calls", []string{"cordon", "drain"}, k.calls)
 }
 
 // TestAwaitDetached: we don't wait for volumes of pods that a drain leaves in place.

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
@@ -60,10 +61,7 @@ func TestFallbackISOIsPublished(t *testing.T) {
 	for policy, want := range map[cluster.BootFailure]int{cluster.StopOnBootFailure: 0, cluster.RollbackOnBootFailure: 0, cluster.ReimageOnBootFailure: 1} {
 		wanted, o := observetest.World()
 		wanted[1].Strategy = cluster.InPlace
-		plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}, BootFailure: policy})
-		if err != nil {
-			t.Fatal(err)
-		}
+		plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}, BootFailure: policy}))(t)
 		if hosts := plan.ISOHosts(); len(hosts) != want {
 			t.Errorf("%s: the ISO goes to %v", policy, hosts)
 		}

@@ -7,14 +7,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -41,10 +40,7 @@ func proofsOf(t *testing.T, r *Rehearser, nodes ...planning.NodePlan) (paths []s
 				paths = append(paths, path+s.ID)
 				continue
 			}
-			below, err := s.Steps(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			below := must.Get(s.Steps(t.Context()))(t)
 			walk(path+s.ID+"/", below)
 		}
 	}
@@ -96,9 +92,7 @@ func TestProofs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(c.want, proofsOf(t, newTrialScene().Rehearser, c.nodes...)); diff != "" {
-				t.Errorf("steps (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "steps", c.want, proofsOf(t, newTrialScene().Rehearser, c.nodes...))
 		})
 	}
 }
@@ -116,9 +110,7 @@ func TestDryCreate(t *testing.T) {
 	got := d.config(9800, "u")
 	description := got["description"]
 	delete(got, "description")
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("config (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "config", want, got)
 	if !strings.Contains(description, planning.ScratchMark("r1", "c1", "u")) {
 		t.Errorf("description %q", description)
 	}
@@ -126,9 +118,7 @@ func TestDryCreate(t *testing.T) {
 	if done, err := run.Skip(t.Context()); done != "" || err != nil {
 		t.Fatalf("before: %q, %v", done, err)
 	}
-	if err := run.Do(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, run.Do(t.Context()))
 	if done := strings.Join(s.px.Done, "\n"); done != "create 9800\nset 9800 map[protection:0] delete []\ndelete 9800" {
 		t.Errorf("done:\n%s", done)
 	}

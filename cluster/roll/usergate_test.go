@@ -8,13 +8,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestAwaitGate: before a node goes, an error that only a new configuration can fix is reported at
@@ -96,13 +95,9 @@ func TestCommandGateKnowsWhatItIsAskedFor(t *testing.T) {
 			got = append(got, strings.Join(env, " "))
 			return max(0, 2-len(got)), "not yet", nil
 		}, cluster.UserGate{TimeoutSeconds: 60, Command: &cluster.CommandGate{Args: []string{"check"}}})
-		if err := errors.Join(n.userGates.Before()[0].Do(t.Context()), n.userGates.After()[0].Do(t.Context())); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(n.userGates.Before()[0].Do(t.Context()), n.userGates.After()[0].Do(t.Context())))
 		const env = "RECAST_CLUSTER=lab RECAST_RUN=r1 RECAST_NODE=wk1 RECAST_STRATEGY=recreate RECAST_WHEN="
-		if diff := cmp.Diff([]string{env + "before", env + "before", env + "after"}, got); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "got", []string{env + "before", env + "before", env + "after"}, got)
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // sample is a VM as Proxmox shows it.
@@ -153,10 +154,7 @@ func TestCompare(t *testing.T) {
 			if c.change != nil {
 				c.change(&vm)
 			}
-			ds, err := Compare(vm, c.ha, c.shape)
-			if err != nil {
-				t.Fatal(err)
-			}
+			ds := must.Get(Compare(vm, c.ha, c.shape))(t)
 			var got []string
 			for _, d := range ds {
 				got = append(got, string(d.When)+" "+d.String())
@@ -167,20 +165,12 @@ func TestCompare(t *testing.T) {
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("differences (-want +got):\n%s", strings.ReplaceAll(diff, "none,media=cdrom", "none"))
 			}
-			set, err := Settings(vm, c.shape, append(ds.At(Live), ds.At(Off)...))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(c.set, set, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("set (-want +got):\n%s", diff)
-			}
+			set := must.Get(Settings(vm, c.shape, append(ds.At(Live), ds.At(Off)...)))(t)
+			must.Equal(t, "set", c.set, set, cmpopts.EquateEmpty())
 			for key, value := range set { // what Proxmox would have then is as wanted
 				vm.Config[key] = strings.Replace(value, "fast:10", "fast:vm-101-disk-9,size=10G", 1)
 			}
-			again, err := Compare(vm, c.ha, c.shape)
-			if err != nil {
-				t.Fatal(err)
-			}
+			again := must.Get(Compare(vm, c.ha, c.shape))(t)
 			for _, d := range again {
 				if d.setting != "" && !d.grows && d.When != Never {
 					t.Errorf("once it is set: %s", d)
@@ -226,10 +216,7 @@ func TestSettle(t *testing.T) {
 			if c.change != nil {
 				c.change(&vm)
 			}
-			ds, err := Compare(vm, nil, cluster.Shape{Host: "pve2"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			ds := must.Get(Compare(vm, nil, cluster.Shape{Host: "pve2"}))(t)
 			ds = append(ds, c.other...)
 			ds.Settle(vm, c.said, []cluster.Storage{{Name: "fast", Shared: true}, {Name: "data"}})
 			if d := ds[0]; d.When != c.when || !strings.HasPrefix(d.Why, c.why) || (d.Why == "") != (c.why == "") {

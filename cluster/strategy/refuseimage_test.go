@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestAnotherArchitecture(t *testing.T) {
@@ -228,9 +229,7 @@ func TestKernelArgumentsThatTakeNoEffectAreTold(t *testing.T) {
 		m.Schematic.YAML = "customization: {extraKernelArgs: ['" + c.image + "']}"
 		m.Configs.Active = cluster.Secret("machine:\n  install: {" + c.config + "}\n")
 		vm := cluster.VM{Config: map[string]string{"bios": c.bios}}
-		if diff := cmp.Diff(c.want, cluster.Wanted{}.TellArgs(vm, m)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		must.Equal(t, name, c.want, cluster.Wanted{}.TellArgs(vm, m))
 	}
 }
 
@@ -307,14 +306,8 @@ func TestPoolsAreRemembered(t *testing.T) {
 		{Device: "sda5", Disks: []string{"sda"}, Format: cluster.FormatLVM, Group: "here"},
 		{Device: "loop1", Format: cluster.FormatLVM, Group: "nobody-knows"},
 	}}
-	packed, err := parking.Memory{VM: cluster.VM{ID: 101}, Pools: was.Pools()}.Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
-	mem, err := parking.UnpackMemory(packed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	packed := must.Get(parking.Memory{VM: cluster.VM{ID: 101}, Pools: was.Pools()}.Pack())(t)
+	mem := must.Get(parking.UnpackMemory(packed))(t)
 	off := Candidate{Machine: mem.Machine()}
 	for group, lost := range map[string]bool{"elsewhere": false, "here": true, "nobody-knows": true, "never-seen": true} {
 		if got := onSystemDisk(off, cluster.LocalData{Name: "linstor/" + group, Format: cluster.FormatLVM, Group: group}); got != lost {

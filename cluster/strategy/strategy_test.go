@@ -5,13 +5,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestDecideRepeatsWhatWillBeLost(t *testing.T) {
@@ -44,9 +43,7 @@ func TestDecideRepeatsWhatWillBeLost(t *testing.T) {
 			f.Machine.Volumes = append(f.Machine.Volumes, cluster.Volume{Device: "sda5", Disk: "sda", Label: "u-logs"}, cluster.Volume{Device: "sda7", Disk: "sda"})
 			f.Local = []cluster.LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1 (claim default/db-0)", Path: "/var/lib/local/pvc-1"}}
 			w.Strategy, w.AcceptLoss = tc.strategy, tc.accept
-			if diff := cmp.Diff(tc.want, judge(w, f, o)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "got", tc.want, judge(w, f, o))
 		})
 	}
 }
@@ -114,9 +111,7 @@ func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 			for _, change := range tc.change {
 				change(&f)
 			}
-			if diff := cmp.Diff(tc.want, judge(w, f, o)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "got", tc.want, judge(w, f, o))
 		})
 	}
 }
@@ -125,10 +120,7 @@ func TestParkedDisks(t *testing.T) {
 	t.Parallel()
 	_, f, _ := staleNode()
 	f.VM.Config["scsi4"] = "fast:vm-200-disk-0,serial=held"
-	disks, err := f.VM.Disks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	disks := must.Get(f.VM.Disks())(t)
 	for s, want := range map[cluster.Strategy]string{
 		cluster.Recreate: "efidisk0 scsi0 scsi1 unused0 virtio3", cluster.Reimage: "scsi0", cluster.InPlace: "",
 	} {
@@ -338,9 +330,7 @@ func TestWhatLiftsToRecreate(t *testing.T) {
 			for _, o := range judge(w, f, o).ToRecreate {
 				got = append(got, o.Command)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "got", tc.want, got)
 			w.Strategy = cluster.InPlace
 			if asked := judge(w, f, o).ToRecreate; asked != nil {
 				t.Errorf("in-place is asked for: %v", asked)
@@ -459,8 +449,6 @@ func TestNoOtherStrategyTouchesAVolumeInTwoSlots(t *testing.T) {
 	for name, got := range map[string][]string{
 		"reshape": cluster.Texts(c.AgainstReshape()), "remove": c.AgainstRemove(), "unread": c.SeenFromProxmox()[cluster.InPlace],
 	} {
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s:\n%s", name, diff)
-		}
+		must.Equal(t, name, want, got)
 	}
 }

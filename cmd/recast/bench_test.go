@@ -107,9 +107,7 @@ func (term *terminal) requireAll(answer []byte, command string) {
 		pipeline.DriftResult
 		Nodes []json.RawMessage `json:"nodes"`
 	}
-	if err := json.Unmarshal(answer, &res); err != nil {
-		term.t.Fatal(err)
-	}
+	must.Do(term.t, json.Unmarshal(answer, &res))
 	if len(res.Nodes) != *driftNodes || command == "drift" && !res.InSync {
 		term.t.Fatalf("%d nodes, in sync: %t", len(res.Nodes), res.InSync)
 	}

@@ -18,11 +18,12 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+	"github.com/spf13/cobra"
+
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline/setup"
-	"github.com/spf13/cobra"
 )
 
 // answers types an answer on a terminal whenever a question appears.
@@ -422,9 +423,7 @@ func (k *killings) round(n int) {
 	said, _ := k.typed(exitDone, "status")
 	if lost {
 		k.t.Attr("journals-lost", "1")
-		if err := os.RemoveAll(filepath.Join(k.dir, ".recast")); err != nil {
-			k.t.Fatal(err)
-		}
+		must.Do(k.t, os.RemoveAll(filepath.Join(k.dir, ".recast")))
 	}
 	began := time.Now()
 	report, _ := k.typed(exitDone, "roll", "--yes")
@@ -451,8 +450,6 @@ func (k *killings) roll() (after time.Duration, killed bool) {
 		return 0, false
 	case <-time.After(after):
 	}
-	if err := c.Process.Kill(); err != nil {
-		k.t.Fatal(err)
-	}
+	must.Do(k.t, c.Process.Kill())
 	return after, exitCode(<-ended) == -1
 }

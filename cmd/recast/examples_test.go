@@ -11,8 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recast-sh/recast/internal/sim/must"
 	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestMakeExample runs make in the directory of a lab.
@@ -44,10 +45,7 @@ type maker struct{ *terminal }
 // says runs make, checks recast's exit code as make reports it, and looks for a text.
 func (m maker) says(code int, text string, args ...string) {
 	m.t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(m.t)
 	c := exec.CommandContext(m.t.Context(), "make", append([]string{"RECAST=" + self}, args...)...)
 	c.Dir, c.Env = m.dir, append(append(os.Environ(), "RECAST_TEST_MAIN=1", "NO_COLOR=1"), m.env...)
 	var b bytes.Buffer
@@ -61,13 +59,8 @@ func (m maker) says(code int, text string, args ...string) {
 
 func (m maker) copies(from, to string) {
 	m.t.Helper()
-	b, err := os.ReadFile(from)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(m.dir, to), b, 0o600); err != nil {
-		m.t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(from))(m.t)
+	must.Do(m.t, os.WriteFile(filepath.Join(m.dir, to), b, 0o600))
 }
 
 // TestExamplesNameRealCommands checks that every recast command line in the examples is

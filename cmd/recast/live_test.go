@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pump"
 	"github.com/recast-sh/recast/internal/sim/must"
@@ -174,10 +175,7 @@ func (s *screen) awaitLogged(text string) {
 		}
 		for _, name := range logs {
 			if !slices.Contains(s.before, name) {
-				b, err := os.ReadFile(name)
-				if err != nil {
-					s.t.Fatal(err)
-				}
+				b := must.Get(os.ReadFile(name))(s.t)
 				return string(b)
 			}
 		}
@@ -205,16 +203,12 @@ func (s *screen) typed(keys string) {
 
 func (s *screen) resize(columns, rows uint16) {
 	s.t.Helper()
-	if err := pty.Setsize(s.pty, &pty.Winsize{Rows: rows, Cols: columns}); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, pty.Setsize(s.pty, &pty.Winsize{Rows: rows, Cols: columns}))
 }
 
 func (s *screen) signal(sig syscall.Signal) {
 	s.t.Helper()
-	if err := s.cmd.Process.Signal(sig); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, s.cmd.Process.Signal(sig))
 }
 
 // end waits for the process, and returns its exit code.
@@ -350,10 +344,7 @@ func openLab(t testing.TB, flags ...string) *terminal {
 
 // recast is this test binary, run as recast in the directory of the lab.
 func (term *terminal) recast(args ...string) *exec.Cmd {
-	self, err := os.Executable()
-	if err != nil {
-		term.t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(term.t)
 	c := exec.CommandContext(term.t.Context(), self, args...)
 	c.Dir = term.dir
 	c.Env = append(append(os.Environ(), "RECAST_TEST_MAIN=1", "NO_COLOR=1"), term.env...)
@@ -386,16 +377,11 @@ func exitCode(err error) int {
 // background starts recast with its output in a file.
 func (term *terminal) background(story string, args ...string) *exec.Cmd {
 	term.t.Helper()
-	f, err := os.Create(filepath.Join(term.dir, story))
-	if err != nil {
-		term.t.Fatal(err)
-	}
+	f := must.Get(os.Create(filepath.Join(term.dir, story)))(term.t)
 	defer f.Close() // the child has its own
 	c := term.recast(args...)
 	c.Stdout, c.Stderr = f, f
-	if err := c.Start(); err != nil {
-		term.t.Fatal(err)
-	}
+	must.Do(term.t, c.Start())
 	return c
 }
 
@@ -413,10 +399,7 @@ func (term *terminal) await(file, text string) {
 
 func (term *terminal) read(file string) string {
 	term.t.Helper()
-	b, err := os.ReadFile(filepath.Join(term.dir, file))
-	if err != nil {
-		term.t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(filepath.Join(term.dir, file)))(term.t)
 	return string(b)
 }
 
@@ -426,9 +409,7 @@ func (term *terminal) replace(file, old, fresh string) {
 	if !strings.Contains(text, old) {
 		term.t.Fatalf("%s does not hold %q:\n%s", file, old, text)
 	}
-	if err := os.WriteFile(filepath.Join(term.dir, file), []byte(strings.ReplaceAll(text, old, fresh)), 0o600); err != nil {
-		term.t.Fatal(err)
-	}
+	must.Do(term.t, os.WriteFile(filepath.Join(term.dir, file), []byte(strings.ReplaceAll(text, old, fresh)), 0o600))
 }
 
 // patch publishes a new version of an extension of every node and updates the lock to
@@ -524,9 +505,7 @@ func TestConsoleHasOurColoursOnly(t *testing.T) {
 	c := &console{Writer: &out}
 	fmt.Fprintf(c, "warning: %s\n", "all\x1b[32m is well\x1b[2J\x07")
 	page := func(fault.Code) string { return "page" }
-	if err := ui.WriteTrouble(c, ui.Trouble{Err: fault.WithHint(errors.New("all\x1b[32m is well"), "wait"), Runbook: page}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, ui.WriteTrouble(c, ui.Trouble{Err: fault.WithHint(errors.New("all\x1b[32m is well"), "wait"), Runbook: page}))
 	const want = "warning: all is well\ufffd\n" +
 		"\x1b[31merror:\x1b[0m all is well\n\x1b[33mhint:\x1b[0m wait\n\x1b[2mrunbook:\x1b[0m page\n"
 	must.Equal(t, "value", want, out.String())

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/internal/live/emulator"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
@@ -117,9 +118,7 @@ func (s pageStage) lab(command string) func() string {
 	var said bytes.Buffer
 	// Faster than a person would want it; nothing else differs.
 	lab := s.shell("exec "+command+" --speed "+*pagesSpeed, &said)
-	if err := lab.Start(); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, lab.Start())
 	awaitFile(s.t, filepath.Join(s.dir, labDir(command), "lab.json"))
 	end := sync.OnceValue(func() string {
 		if err := lab.Process.Signal(os.Interrupt); err != nil {

@@ -9,23 +9,15 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/config/machine"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // configOf makes a machine configuration of a new cluster.
 func configOf(t *testing.T, kind machine.Type) cluster.Secret {
 	t.Helper()
-	in, err := generate.NewInput("prod", "https://10.0.0.1:6443", "1.35.4")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := in.Config(kind)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled))
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := must.Get(generate.NewInput("prod", "https://10.0.0.1:6443", "1.35.4"))(t)
+	cfg := must.Get(in.Config(kind))(t)
+	text := must.Get(cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled)))(t)
 	return text
 }
 
@@ -35,10 +27,7 @@ func TestOf(t *testing.T) {
 	t.Parallel()
 	of := func() Config {
 		t.Helper()
-		c, err := Of("prod", configOf(t, machine.TypeControlPlane), []netip.Addr{netip.MustParseAddr("10.0.0.1")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(Of("prod", configOf(t, machine.TypeControlPlane), []netip.Addr{netip.MustParseAddr("10.0.0.1")}))(t)
 		return c
 	}
 	ours, others := of(), of()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // recast does not wait for a browser that the opener leaves behind, whatever it has
@@ -18,24 +19,14 @@ func TestShow(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	opener := filepath.Join(dir, "opener") // sh stands for the program, this for the report
-	if err := os.WriteFile(opener, []byte("sleep 100 &\necho $! >"+dir+"/pid\necho opened\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(opener, []byte("sleep 100 &\necho $! >"+dir+"/pid\necho opened\n"), 0o600))
 	began := time.Now()
-	if err := Show(t.Context(), "sh", opener); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Show(t.Context(), "sh", opener))
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	text, err := os.ReadFile(filepath.Join(dir, "pid"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(dir, "pid")))(t)
+	pid := must.Get(strconv.Atoi(strings.TrimSpace(string(text))))(t)
 	defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }() // or it ends by itself
 	if group, err := syscall.Getpgid(pid); err != nil || group == syscall.Getpgrp() {
 		t.Errorf("the browser is in group %d, as recast is; %v", group, err)
@@ -46,9 +37,7 @@ func TestShowFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	none, wrong := filepath.Join(dir, "no-such-opener"), filepath.Join(dir, "wrong")
-	if err := os.WriteFile(wrong, []byte("exit 3\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(wrong, []byte("exit 3\n"), 0o600))
 	if err := Show(t.Context(), "sh", wrong); err == nil || !strings.Contains(err.Error(), "open "+wrong+": sh: exit status 3") {
 		t.Errorf("one that can't: %v", err)
 	}

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/internal/bundle"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestListKeepsWhatItNames(t *testing.T) {
@@ -74,13 +76,9 @@ func TestWrite(t *testing.T) {
 	b.Text("b.txt", []byte("with "+secret+": ./x ended with 1: hush hush\nit goes on"))
 	b.Text("empty.txt", []byte("\n"))
 	b.Lines("c.jsonl", []byte(`{"error":"a: hook \"./x hush\": ./x was stopped","token":"hush"}`+"\n"+`{"error":"gate \"./x hush\": hush\nGet \"https://h/?hush\": dial, it said last: hush"}`+"\n"))
-	if err := b.JSON("a.json", map[string]any{"x": 1, "y": secret}, bundle.List{"x"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.JSON("a.json", map[string]any{"x": 1, "y": secret}, bundle.List{"x"}))
 	var out bytes.Buffer
-	if err := b.Write(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.Write(&out))
 	z, err := gzip.NewReader(&out)
 	if err != nil {
 		t.Fatal(err)
@@ -92,9 +90,7 @@ func TestWrite(t *testing.T) {
 			break
 		}
 		text, errText := io.ReadAll(r)
-		if err := errors.Join(err, errText); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(err, errText))
 		if h.Mode != 0o600 || !h.ModTime.Equal(made) {
 			t.Errorf("%s: mode %o, made %s", h.Name, h.Mode, h.ModTime)
 		}
@@ -104,7 +100,5 @@ func TestWrite(t *testing.T) {
 		"dir/a.json": "{\n  \"[left out]\": \"1 more\",\n  \"x\": 1\n}\n", "dir/b.txt": "with [redacted]: ./x ended with 1: [left out]\nit goes on",
 		"dir/c.jsonl": `{"error":"a: hook [left out]","token":"[redacted]"}` + "\n" + `{"error":"gate [left out]\nGet \"https://h/?[redacted]\": dial, it said last: [left out]"}` + "\n",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "files", want, got)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func shell(script string) cluster.CommandGate {
@@ -29,9 +30,7 @@ func TestRunGate(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for name, mode := range map[string]os.FileMode{"check.sh": 0o700, "plain.sh": 0o600} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\nls check.sh\nexit 7\n"), mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\nls check.sh\nexit 7\n"), mode))
 	}
 	gates := command.Gates{Env: []string{"PATH=" + os.Getenv("PATH"), "PROXMOX_VE_API_TOKEN=u@pve!t=s3cret", "KUBECONFIG=/k"}}
 	cases := map[string]struct {
@@ -76,9 +75,7 @@ func TestRunGateEndsTheWholeGroup(t *testing.T) {
 	alive := filepath.Join(t.TempDir(), "fifo")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	over := errors.New("over")
-	if err := syscall.Mkfifo(alive, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(alive, 0o600))
 	script := "echo here; (sleep 600; echo late) & echo >" + alive + "; wait"
 	go func() {
 		_, err := os.ReadFile(alive) // written once the program runs
@@ -163,9 +160,7 @@ func TestRunGateLetsChildrenTidyUp(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	ready, tidy := filepath.Join(dir, "ready"), filepath.Join(dir, "tidy")
-	if err := syscall.Mkfifo(ready, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(ready, 0o600))
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		_, _ = os.ReadFile(ready)
@@ -184,22 +179,15 @@ func TestRunGateLetsChildrenTidyUp(t *testing.T) {
 func holdable(t *testing.T) *os.File {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fifo")
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(path, 0o600))
+	f := must.Get(os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0))(t)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
 
 func requireNobodyHolds(t *testing.T, f *os.File) {
 	t.Helper()
-	if err := f.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.SetReadDeadline(time.Now().Add(5*time.Second)))
 	if _, err := f.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("something runs on: %v", err)
 	}
@@ -255,10 +243,7 @@ func TestForeignTextIsOneLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	var told []string
-	end, err := programs.RunHook(t.Context(), shell(evil), nil, func(line string) { told = append(told, line) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	end := must.Get(programs.RunHook(t.Context(), shell(evil), nil, func(line string) { told = append(told, line) }))(t)
 	for _, text := range []string{said, end.Said, strings.Join(told, "\n")} {
 		if !strings.HasPrefix(text, "bad fake line: ") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") || strings.Contains(text, "title") {
 			t.Errorf("%q", text)

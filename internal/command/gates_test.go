@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestRunHook(t *testing.T) {
@@ -51,10 +52,7 @@ func TestRunHook(t *testing.T) {
 func TestRunHookWithMuchOutput(t *testing.T) {
 	t.Parallel()
 	var told []string
-	end, err := command.Gates{Env: os.Environ()}.RunHook(t.Context(), shell("seq -f %0300g 1 1000"), nil, func(line string) { told = append(told, line) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	end := must.Get(command.Gates{Env: os.Environ()}.RunHook(t.Context(), shell("seq -f %0300g 1 1000"), nil, func(line string) { told = append(told, line) }))(t)
 	if len(told) != 201 || told[0] != fmt.Sprintf("%0300d", 1) || told[200] != "further output is not shown here; the report has the end of it" {
 		t.Errorf("told %d lines, the last %q", len(told), told[len(told)-1])
 	}

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v4"
+
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/sim/must"
-	"go.yaml.in/yaml/v4"
 )
 
 // withVM returns small with a node's own settings of its VM.
@@ -90,12 +90,8 @@ func TestShapeOfNode(t *testing.T) {
 	t.Parallel()
 	c := must.Get(config.Parse("recast.yaml", []byte(small+shaped), config.Options{}))(t)
 	vm := c.ShapeOf(c.Nodes[0])
-	if diff := cmp.Diff(map[string]string{"cores": "4", "cpu": "host", "memory": "8192", "onboot": "0", "tags": "Prod;talos"}, vm.Settings()); diff != "" {
-		t.Errorf("settings (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(map[string]string{"agent": "enabled=1", "net0": "bridge=vmbr0,firewall=0,model=virtio,tag=20", "net1": "bridge=vmbr1", "hostpci0": "mapping=gpu"}, vm.Devices()); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "settings", map[string]string{"cores": "4", "cpu": "host", "memory": "8192", "onboot": "0", "tags": "Prod;talos"}, vm.Settings())
+	must.Equal(t, "devices", map[string]string{"agent": "enabled=1", "net0": "bridge=vmbr0,firewall=0,model=virtio,tag=20", "net1": "bridge=vmbr1", "hostpci0": "mapping=gpu"}, vm.Devices())
 	must.Equal(t, "HA", map[string]string{"state": "started", "max_restart": "2"}, vm.HAOptions())
 	var disks []string
 	for _, d := range vm.Disks {
@@ -314,10 +310,7 @@ func TestStorage(t *testing.T) {
 		"{longhorn: off, ceph: off}":    {"longhorn ceph", "longhorn: off, ceph: off, linstor: on, mayastor: on"},
 		"{mayastor: off, longhorn: on}": {"mayastor", "longhorn: on, ceph: on, linstor: on, mayastor: off"},
 	} {
-		c, err := config.Parse("recast.yaml", []byte(small+"roll: {storage: "+text+"}\n"), options(map[string]string{"HOME": "/home/me"}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(config.Parse("recast.yaml", []byte(small+"roll: {storage: "+text+"}\n"), options(map[string]string{"HOME": "/home/me"})))(t)
 		must.Equal(t, text+": off", want.off, strings.Join(c.Roll.Storage.Off(), " "))
 		b, err := yaml.Dump(c.Roll.Storage)
 		if written := strings.Join(slices.Collect(strings.SplitSeq(strings.ReplaceAll(strings.TrimSpace(string(b)), "'", ""), "\n")), ", "); err != nil || written != want.written {

@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/recast-sh/recast/internal/etcddb"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // database writes one as etcd does, with enough revisions for branch pages.
@@ -39,13 +40,8 @@ func database(t *testing.T) (file string, size int64) {
 		}
 		return members.Put([]byte("1"), []byte(`{"name":"cp1","peerURLs":["https://10.0.0.1:2380"]}`))
 	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
-	info, err := os.Stat(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, db.Close()))
+	info := must.Get(os.Stat(file))(t)
 	return file, info.Size()
 }
 
@@ -66,10 +62,7 @@ func TestRead(t *testing.T) {
 func TestReadEndsThoughPagesGoInACircle(t *testing.T) {
 	t.Parallel()
 	file, size := database(t)
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(os.ReadFile(file))(t)
 	circles := 0
 	for page := 0; page < len(b); page += 4096 {
 		id, flags, count := binary.LittleEndian.Uint64(b[page:]), binary.LittleEndian.Uint16(b[page+8:]), binary.LittleEndian.Uint16(b[page+10:])

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/json"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestCheck(t *testing.T) {
@@ -63,16 +65,11 @@ func TestJudge(t *testing.T) {
 		"many":                    {"status.a == status.b || status.c == status.d || status.e == 1", "status.a=(none), status.b=(none), status.c=(none), status.d=(none), and 1 more fields: no such key: a"},
 	}
 	var object map[string]any
-	if err := json.Unmarshal([]byte(degraded), &object); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(degraded), &object))
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			expr, err := Compile(tc.expr)
-			if err != nil {
-				t.Fatal(err)
-			}
+			expr := must.Get(Compile(tc.expr))(t)
 			if holds, why := expr.Judge(t.Context(), object); why != tc.why || holds != (tc.why == "") {
 				t.Errorf("%v, %q, want %q", holds, why, tc.why)
 			}
@@ -95,10 +92,7 @@ func TestEnds(t *testing.T) {
 	if _, err := costly.holds(t.Context(), object); err == nil || !strings.Contains(err.Error(), "cost limit exceeded") {
 		t.Errorf("cost: %v", err)
 	}
-	expr, err := Compile("status.items.all(a, a >= 0)")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expr := must.Get(Compile("status.items.all(a, a >= 0)"))(t)
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

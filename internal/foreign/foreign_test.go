@@ -8,6 +8,8 @@ import (
 	"testing"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestLine(t *testing.T) {
@@ -71,10 +73,7 @@ func TestError(t *testing.T) {
 func TestJSON(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"plain", "é → 🙂", "\x1b[31m\u009b\u202e\x7f\u200d\U000e0001 \xff"} {
-		plain, err := json.Marshal(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		plain := must.Get(json.Marshal(text))(t)
 		safe := JSON(plain)
 		if Line(string(safe)) != string(safe) {
 			t.Errorf("%q is printed as %q", text, safe)

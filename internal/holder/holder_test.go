@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestDead checks processes of this machine.
@@ -27,17 +28,13 @@ func TestDead(t *testing.T) {
 		t.Fatalf("this process is %+v", me)
 	}
 	child := exec.CommandContext(t.Context(), "sleep", "60")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, child.Start())
 	alive := me
 	alive.PID, alive.Start = child.Process.Pid, thisMachine().start(child.Process.Pid)
 	if Dead(alive) || Suspended(alive) {
 		t.Error("a running process counts as dead, or as suspended")
 	}
-	if err := child.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, child.Process.Signal(syscall.SIGSTOP))
 	for tries := 0; !Suspended(alive); tries++ {
 		if tries > 1000 {
 			t.Fatal("a stopped process does not count as suspended")
@@ -129,12 +126,8 @@ func TestDeadMeansDead(t *testing.T) {
 func (m machine) write(t *testing.T, path, text string) {
 	t.Helper()
 	file := filepath.Join(m.proc, path)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	must.Do(t, os.WriteFile(file, []byte(text), 0o644))
 }
 
 // stat writes the format of proc_pid_stat(5) for a process with a misleading name.
@@ -152,10 +145,6 @@ func (m machine) link(t *testing.T, path, to string) {
 		return
 	}
 	file := filepath.Join(m.proc, path)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(to, file); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	must.Do(t, os.Symlink(to, file))
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/sim/must"
@@ -151,17 +152,13 @@ func TestForget(t *testing.T) {
 	dir := t.TempDir()
 	write := func(run string) *journal.Journal {
 		j := open(t, dir, journal.Options{Run: run})
-		if err := errors.Join(j.PutSecret("wk1/machine-config", []byte("x")), j.PutSecret("wk2/machine-config", []byte("x")), j.Put("wk1/memory", 1)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(j.PutSecret("wk1/machine-config", []byte("x")), j.PutSecret("wk2/machine-config", []byte("x")), j.Put("wk1/memory", 1)))
 		return j
 	}
 	closeNow(t, write("older"))
 	held := write("held")
 	var points []string
-	if err := journal.Forget(dir, []string{"wk1/machine-config"}, func(p string) error { points = append(points, p); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, journal.Forget(dir, []string{"wk1/machine-config"}, func(p string) error { points = append(points, p); return nil }))
 	closeNow(t, held)
 	files := must.Get(filepath.Glob(filepath.Join(dir, "*", "wk1*")))(t)
 	for i, f := range files {

@@ -251,9 +251,7 @@ func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		if err := lab.Install(t.Context(), map[string]string{"default": "customization: {}", "storage": "customization: {}"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, lab.Install(t.Context(), map[string]string{"default": "customization: {}", "storage": "customization: {}"}))
 		before := lab.Disks()
 		if err := sameDisks(before, lab.Disks()); err != nil || len(before) != 2 {
 			t.Fatalf("%d disks, nothing was done, yet: %v", len(before), err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // look reads answers by path; one that is missing is an empty list.
@@ -133,10 +134,7 @@ func TestCopies(t *testing.T) {
 			if nodes == "" {
 				nodes = twoNodes
 			}
-			s, err := look(t, map[string]string{"/v1/nodes": nodes, "/v1/view/resources": list(drbd("wk1", "", "UpToDate", "", "wk2"), tc.wk2)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(look(t, map[string]string{"/v1/nodes": nodes, "/v1/view/resources": list(drbd("wk1", "", "UpToDate", "", "wk2"), tc.wk2)}))(t)
 			tc.want.Node = "wk2"
 			if v := s.Volumes[0]; v.Replicas[1] != tc.want || v.Robust != tc.robust {
 				t.Errorf("robust %v, %+v, want %v, %+v", v.Robust, v.Replicas[1], tc.robust, tc.want)
@@ -215,10 +213,7 @@ func nodeOf(props map[string]string, wrote *[]string) Controller {
 
 func settings(t *testing.T, c Controller) []replica.Setting {
 	t.Helper()
-	read, err := c.Settings(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	read := must.Get(c.Settings(t.Context()))(t)
 	return read
 }
 
@@ -263,9 +258,7 @@ func TestHold(t *testing.T) {
 				if tc.wrote != "" {
 					want = []string{"/v1/nodes/wk1 " + tc.wrote}
 				}
-				if diff := cmp.Diff(want, wrote); diff != "" {
-					t.Errorf("-want +got:\n%s", diff)
-				}
+				must.Equal(t, "-want +got", want, wrote)
 			})
 		})
 	}

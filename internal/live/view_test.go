@@ -17,7 +17,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/creack/pty"
-	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/live/emulator"
@@ -135,9 +135,7 @@ func TestFollow(t *testing.T) {
 		}
 		texts = append(texts, l.Msg+" "+l.Status+" "+l.Text)
 	}
-	if diff := cmp.Diff([]string{"step started ", "step started ", "step started ", "step started ", "step note 1 of 3", "step failed ", "step failed ", "said  warning: this", "said  and that"}, texts); diff != "" {
-		t.Errorf("lines (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "lines", []string{"step started ", "step started ", "step started ", "step started ", "step note 1 of 3", "step failed ", "step failed ", "said  warning: this", "said  and that"}, texts)
 }
 
 // When an overlong log was renamed, neither a new reader nor one that was reading loses

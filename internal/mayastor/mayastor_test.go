@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const firstPage = "/v0/volumes?max_entries=200&starting_token=0"
@@ -92,10 +93,7 @@ func TestReplicas(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, err := look(t, map[string]string{firstPage: `{"entries":[` + volumeOf("a", tc.target, "Online", 1, tc.replica) + `]}`})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(look(t, map[string]string{firstPage: `{"entries":[` + volumeOf("a", tc.target, "Online", 1, tc.replica) + `]}`}))(t)
 			tc.want.Node = "wk1"
 			if v := s.Volumes[0]; v.Replicas[0] != tc.want || v.Robust != tc.want.Healthy {
 				t.Errorf("%+v, want %+v", v, tc.want)

@@ -11,11 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/recast-sh/recast/api/v1alpha1"
-	"github.com/recast-sh/recast/deploy"
-	"github.com/recast-sh/recast/internal/operator/attempt"
-	"github.com/recast-sh/recast/internal/operator/job"
-	"github.com/recast-sh/recast/internal/sim/must"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +23,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/deploy"
+	"github.com/recast-sh/recast/internal/operator/attempt"
+	"github.com/recast-sh/recast/internal/operator/job"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // stage is a Kubernetes API in memory, on which the test plays the Jobs.
@@ -114,9 +115,7 @@ func (s *stage) api() client.WithWatch { return s.shared.Live.(client.WithWatch)
 
 func (s *stage) create(o client.Object) {
 	s.t.Helper()
-	if err := s.api().Create(s.t.Context(), o); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, s.api().Create(s.t.Context(), o))
 }
 
 // cluster creates a TalosCluster with the defaults that the API server sets.
@@ -145,18 +144,14 @@ func (s *stage) cluster(change func(*v1alpha1.TalosCluster)) {
 func (s *stage) theCluster() *v1alpha1.TalosCluster {
 	s.t.Helper()
 	var c v1alpha1.TalosCluster
-	if err := s.api().Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: "lab"}, &c); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, s.api().Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: "lab"}, &c))
 	return &c
 }
 
 func (s *stage) roll(name string) *v1alpha1.ImageRoll {
 	s.t.Helper()
 	var r v1alpha1.ImageRoll
-	if err := s.api().Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, &r); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, s.api().Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, &r))
 	return &r
 }
 
@@ -164,9 +159,7 @@ func (s *stage) roll(name string) *v1alpha1.ImageRoll {
 func (s *stage) jobs() (names []string) {
 	s.t.Helper()
 	var list batchv1.JobList
-	if err := s.api().List(s.t.Context(), &list); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, s.api().List(s.t.Context(), &list))
 	for _, j := range list.Items {
 		names = append(names, j.Name)
 	}
@@ -177,9 +170,7 @@ func (s *stage) jobs() (names []string) {
 func change[T client.Object](s *stage, o T, edit func(T)) {
 	s.t.Helper()
 	edit(o)
-	if err := s.api().Update(s.t.Context(), o); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, s.api().Update(s.t.Context(), o))
 }
 
 // settle reconciles everything and plays Jobs until nothing happens before that much time is over.
@@ -206,9 +197,7 @@ func (s *stage) round() (next time.Time, changed bool) {
 	before := s.version()
 	var clusters v1alpha1.TalosClusterList
 	var rolls v1alpha1.ImageRollList
-	if err := errors.Join(s.api().List(s.t.Context(), &clusters), s.api().List(s.t.Context(), &rolls)); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, errors.Join(s.api().List(s.t.Context(), &clusters), s.api().List(s.t.Context(), &rolls)))
 	look := func(r ctrl.Result, err error) {
 		if errors.Is(err, errKilled) {
 			s.killAt, changed = 0, true // another one takes over
@@ -237,9 +226,7 @@ func (s *stage) version() string {
 	var clusters v1alpha1.TalosClusterList
 	var rolls v1alpha1.ImageRollList
 	var jobs batchv1.JobList
-	if err := errors.Join(s.api().List(s.t.Context(), &clusters), s.api().List(s.t.Context(), &rolls), s.api().List(s.t.Context(), &jobs)); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, errors.Join(s.api().List(s.t.Context(), &clusters), s.api().List(s.t.Context(), &rolls), s.api().List(s.t.Context(), &jobs)))
 	var text strings.Builder
 	for _, c := range clusters.Items {
 		text.WriteString(c.Name + c.ResourceVersion + " ")
@@ -257,17 +244,12 @@ func (s *stage) version() string {
 func (s *stage) playJobs() {
 	s.t.Helper()
 	var jobs batchv1.JobList
-	if err := s.api().List(s.t.Context(), &jobs); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, s.api().List(s.t.Context(), &jobs))
 	for _, j := range jobs.Items {
 		if len(j.Status.Conditions) > 0 {
 			continue
 		}
-		task, err := attempt.ReadTask(j.Spec.Template.Spec.Containers[0].Env[0].Value)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		task := must.Get(attempt.ReadTask(j.Spec.Template.Spec.Containers[0].Env[0].Value))(s.t)
 		known := false
 		for _, name := range s.ran {
 			known = known || name == string(task.Kind)+" "+j.Name
@@ -291,9 +273,7 @@ func (s *stage) end(j *batchv1.Job, task attempt.Task, e ending) {
 		e.check.Job, e.check.For, e.check.Started, e.check.Ended = task.Job, task.For, &now, &now
 		c.Status.Check, c.Status.Nodes = e.check, e.nodes
 		c.Status.Talos = &v1alpha1.Versions{Wanted: task.TalosVersion}
-		if err := s.api().Status().Update(ctx, c); err != nil {
-			s.t.Fatal(err)
-		}
+		must.Do(s.t, s.api().Status().Update(ctx, c))
 	}
 	if task.Roll != "" {
 		r := s.roll(task.Roll)
@@ -306,9 +286,7 @@ func (s *stage) end(j *batchv1.Job, task attempt.Task, e ending) {
 		if e.done != nil {
 			r.Status.Progress = &v1alpha1.Progress{Done: int32(len(e.done)), Total: 2, Summary: fmt.Sprintf("%d/2", len(e.done)), Finished: e.done}
 		}
-		if err := s.api().Status().Update(ctx, r); err != nil {
-			s.t.Fatal(err)
-		}
+		must.Do(s.t, s.api().Status().Update(ctx, r))
 	}
 	condition := batchv1.JobCondition{Type: batchv1.JobComplete, Status: corev1.ConditionTrue, LastTransitionTime: now}
 	if e.code != 0 {
@@ -319,9 +297,7 @@ func (s *stage) end(j *batchv1.Job, task attempt.Task, e ending) {
 		})
 	}
 	j.Status.Conditions = append(j.Status.Conditions, condition)
-	if err := s.api().Status().Update(ctx, j); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, s.api().Status().Update(ctx, j))
 }
 
 // condition is "True Reason" of an object's condition.

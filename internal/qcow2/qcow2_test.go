@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/qcow2"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
@@ -32,10 +33,7 @@ func disk() []byte {
 // made is a qcow2 file of a disk.
 func made(t testing.TB, disk []byte, by artefact.Compression) []byte {
 	t.Helper()
-	b, err := artefact.QCOW2(disk, by)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(artefact.QCOW2(disk, by))(t)
 	return b
 }
 
@@ -62,10 +60,7 @@ func TestRead(t *testing.T) {
 	for name, b := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d, err := open(b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := must.Get(open(b))(t)
 			if d.Size() != int64(len(want)) {
 				t.Fatalf("a disk of %d bytes, want %d", d.Size(), len(want))
 			}
@@ -146,10 +141,7 @@ func TestDamagedCluster(t *testing.T) {
 		for i := range 8 {
 			b[at+i] ^= 0x5a
 		}
-		d, err := open(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := must.Get(open(b))(t)
 		if _, err := d.ReadAt(make([]byte, 10), 0); !errors.Is(err, qcow2.ErrFormat) || !strings.Contains(err.Error(), "cluster 0 of the disk") {
 			t.Errorf("%s: err = %v", name, err)
 		}

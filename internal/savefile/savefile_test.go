@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func says(text string) func(io.Writer) error {
@@ -46,17 +48,13 @@ func TestWriteToOtherKinds(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	pipe, link, file := filepath.Join(dir, "pipe"), filepath.Join(dir, "link"), filepath.Join(dir, "file")
-	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink(file, link), os.WriteFile(file, []byte("longer than before"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink(file, link), os.WriteFile(file, []byte("longer than before"), 0o600)))
 	r, err := os.OpenFile(pipe, os.O_RDWR, 0) // as long as it is open, nobody waits for the other end
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if err := errors.Join(Write(pipe, says("whole")), Write(link, says("whole"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(Write(pipe, says("whole")), Write(link, says("whole"))))
 	for of, want := range map[string]os.FileMode{pipe: os.ModeNamedPipe, link: os.ModeSymlink} {
 		if info, err := os.Lstat(of); err != nil || info.Mode().Type() != want {
 			t.Fatalf("%s is %v now, %v", of, info.Mode(), err)

@@ -22,6 +22,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -32,7 +34,6 @@ import (
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 )
 
 func start(t *testing.T, o Options) (*Telemetry, context.Context) {
@@ -209,10 +210,7 @@ func TestChangesAreLogged(t *testing.T) {
 		return &http.Response{StatusCode: 500, Status: "500 " + secret, Body: io.NopCloser(strings.NewReader(secret)), Request: r}, nil
 	}))}
 	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodDelete} {
-		req, err := http.NewRequestWithContext(ctx, method, "https://user:"+secret+"@pve1:8006/a/b?c="+secret, strings.NewReader(secret))
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := must.Get(http.NewRequestWithContext(ctx, method, "https://user:"+secret+"@pve1:8006/a/b?c="+secret, strings.NewReader(secret)))(t)
 		req.Header.Set("Authorization", secret)
 		if resp, err := client.Do(req); err == nil {
 			_ = resp.Body.Close() // it is in memory

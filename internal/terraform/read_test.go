@@ -69,10 +69,7 @@ func TestDisksOfTelmate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			doc, err := terraform.Read("x", state(`{"address":"proxmox_vm_qemu.a","mode":"managed","type":"proxmox_vm_qemu","values":{"id":"pve2/qemu/101","name":"a",`+tc.values+`}}`))
-			if err != nil {
-				t.Fatal(err)
-			}
+			doc := must.Get(terraform.Read("x", state(`{"address":"proxmox_vm_qemu.a","mode":"managed","type":"proxmox_vm_qemu","values":{"id":"pve2/qemu/101","name":"a",`+tc.values+`}}`)))(t)
 			vm := doc.VMs[0]
 			if vm.VMID != 101 || vm.Host != "pve2" {
 				t.Errorf("VM %d on %q, by the ID", vm.VMID, vm.Host)
@@ -112,10 +109,7 @@ func TestBuilds(t *testing.T) {
 func TestMachines(t *testing.T) {
 	t.Parallel()
 	config := `machine: {type: worker, network: {hostname: wk1}, install: {image: x}}\ncluster: {clusterName: home}\n---\nkind: SideroLinkConfig\napiUrl: grpc://x\n`
-	doc, err := terraform.Read("x", state(`{"address":"talos_machine_configuration_apply.a","mode":"managed","type":"talos_machine_configuration_apply","values":{"node":"192.0.2.1","machine_configuration":"`+config+`","on_destroy":{"reset":true}}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := must.Get(terraform.Read("x", state(`{"address":"talos_machine_configuration_apply.a","mode":"managed","type":"talos_machine_configuration_apply","values":{"node":"192.0.2.1","machine_configuration":"`+config+`","on_destroy":{"reset":true}}}`)))(t)
 	want := []terraform.Machine{{Address: "talos_machine_configuration_apply.a", Node: "192.0.2.1", Role: "worker", Hostname: "wk1", Cluster: "home", Image: "x", Omni: true, Resets: true}}
 	must.Equal(t, "value", want, doc.Machines)
 }

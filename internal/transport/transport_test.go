@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // silent is a body from which nothing comes until its exchange ends.
@@ -71,14 +73,9 @@ func TestBoundedDial(t *testing.T) {
 			}
 			return ours, nil
 		}, time.Second, time.Minute)
-		conn, err := dial(t.Context(), "tcp", "pve1:8006")
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Get(dial(t.Context(), "tcp", "pve1:8006"))(t)
 		if tc.deadline > 0 {
-			if err := conn.SetDeadline(time.Now().Add(tc.deadline)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, conn.SetDeadline(time.Now().Add(tc.deadline)))
 		}
 		if tc.each > 0 {
 			go func() {

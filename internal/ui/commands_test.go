@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -286,9 +287,7 @@ schematic unused: build 444444444444 → 555555555555
 	}
 	var out bytes.Buffer
 	warning := schematics.Warning{Kind: schematics.TagMoved, Subject: "ghcr.io/acme/frr:1.7", Locked: "sha256:aa", Found: "sha256:bb", Text: "t", Hint: "h"}
-	if err := WriteLock(&out, "json", pipeline.LockResult{Differs: true, Changes: changes[:1], Warnings: []schematics.Warning{warning}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, WriteLock(&out, "json", pipeline.LockResult{Differs: true, Changes: changes[:1], Warnings: []schematics.Warning{warning}}))
 	var got struct {
 		Differs, Written bool
 		Changes          []struct {

@@ -17,6 +17,8 @@ import (
 	"testing"
 
 	"github.com/invopop/jsonschema"
+	validator "github.com/santhosh-tekuri/jsonschema/v6"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -24,7 +26,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/configs"
-	validator "github.com/santhosh-tekuri/jsonschema/v6"
 )
 
 // answers are what commands print with -o json, by the name of the schema in docs/schemas.
@@ -78,10 +79,7 @@ func reflector(t *testing.T) *jsonschema.Reflector {
 			if strings.HasSuffix(file, "_test.go") || !bytes.Contains(b, []byte("`json:")) {
 				continue // parsing all of them takes a second
 			}
-			parsed, err := parser.ParseFile(token.NewFileSet(), file, b, parser.ParseComments|parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
+			parsed := must.Get(parser.ParseFile(token.NewFileSet(), file, b, parser.ParseComments|parser.SkipObjectResolution))(t)
 			comments(parsed, "github.com/recast-sh/recast/"+strings.TrimPrefix(filepath.ToSlash(filepath.Dir(file)), "../../"), r.CommentMap)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -134,9 +135,7 @@ func (c untilCase) check(t *testing.T) {
 	if message(err) != c.err || !errors.Is(err, c.is) {
 		t.Errorf("err = %v, want %q", err, c.err)
 	}
-	if diff := cmp.Diff(c.seen, seen); diff != "" {
-		t.Errorf("seen (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "seen", c.seen, seen)
 }
 
 func message(err error) string {

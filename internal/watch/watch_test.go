@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/live"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/past"
@@ -59,10 +60,7 @@ const runHere = "20261121-0421-3f2a"
 func watchBeside(t *testing.T, held *claim.State) *beside {
 	t.Helper()
 	p := pipeline.Project{Config: &config.Config{Dir: t.TempDir(), Cluster: "c1", Proxmox: config.Proxmox{VMIDs: config.VMIDRange{First: 9089, Last: 9099}}}}
-	run, err := journal.Open(filepath.Join(p.State(), "runs"), journal.Options{Run: runHere})
-	if err != nil {
-		t.Fatal(err)
-	}
+	run := must.Get(journal.Open(filepath.Join(p.State(), "runs"), journal.Options{Run: runHere}))(t)
 	t.Cleanup(func() { _ = run.Close() })
 	out, err := os.Create(filepath.Join(t.TempDir(), "tty"))
 	if err != nil {
@@ -86,18 +84,13 @@ func (b *beside) logs(second int) {
 	b.t.Helper()
 	path := filepath.Join(b.p.State(), "runs", runHere, story.LogName)
 	when := b.from.Add(time.Duration(second) * time.Second)
-	if err := errors.Join(os.WriteFile(path, []byte("{}\n"), 0o600), os.Chtimes(path, when, when)); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, errors.Join(os.WriteFile(path, []byte("{}\n"), 0o600), os.Chtimes(path, when, when)))
 }
 
 func (b *beside) looks(second int) (last string) {
 	b.t.Helper()
 	b.now = b.from.Add(time.Duration(second) * time.Second)
-	last, err := b.once(b.t.Context())
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	last = must.Get(b.once(b.t.Context()))(b.t)
 	return last
 }
 
@@ -151,9 +144,7 @@ func TestWatchASuspendedRun(t *testing.T) {
 	held.Since = b.from
 	stopped := true
 	b.stopped = func(h claim.Holder) bool { return stopped && h == by }
-	if err := b.run.Put(past.AboutKey, past.About{Command: "roll", By: by}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.run.Put(past.AboutKey, past.About{Command: "roll", By: by}))
 	const says = "that run (pid 4711 on here) is suspended: fg in its terminal, or kill -CONT 4711, lets it go on"
 	b.logs(0)
 	b.looks(5)
@@ -182,9 +173,7 @@ func TestWatchWithoutClaim(t *testing.T) {
 	b.looks(110)
 	b.wants(b.Leaving(), "run "+runHere+" continues")
 
-	if err := b.run.Finish("done"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.run.Finish("done"))
 	if last := b.looks(120); last != "run "+runHere+": done" || b.gone() != last {
 		t.Errorf("says %q, and to who leaves %q", last, b.gone())
 	}

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -278,9 +277,7 @@ func TestShare(t *testing.T) {
 		}
 		names = append(names, file)
 	}
-	if diff := cmp.Diff([]string{"RUN", "about.json", "before.lock", "hooks~beforerun~1.json", "log.jsonl", "plan.json", "recast.lock", "record", "wk1~took.json"}, names); diff != "" {
-		t.Errorf("what is shared (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "what is shared", []string{"RUN", "about.json", "before.lock", "hooks~beforerun~1.json", "log.jsonl", "plan.json", "recast.lock", "record", "wk1~took.json"}, names)
 	must.Equal(t, "locks", "[lock new lock old]", fmt.Sprintf("%s", laptop.Runs.locks()))
 	if laptop.Runs.Has(shared) {
 		t.Error("a copy counts as a journal")

@@ -140,10 +140,7 @@ func plantedVMs(t *testing.T) []cluster.VM {
 		"args": "-fw_cfg " + planted["a kernel argument"], "smbios1": "uuid=u-wk1,serial=" + base64.StdEncoding.EncodeToString([]byte("ds=nocloud;s="+planted["a kernel argument"])),
 		"cores": "2", "scsi0": "fast:vm-9031-disk-0,size=10G",
 	}
-	description, err := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes, Memory: base64.RawURLEncoding.EncodeToString([]byte(planted["cipassword"]))}.Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	description := must.Get(parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes, Memory: base64.RawURLEncoding.EncodeToString([]byte(planted["cipassword"]))}.Description())(t)
 	return []cluster.VM{
 		{ID: 9031, Name: "wk1", Host: "pve1", Config: hush},
 		{ID: 9090, Name: "recast-parking-wk1", Host: "pve1", Config: map[string]string{"description": description, "scsi1": "fast:vm-9090-disk-0"}},

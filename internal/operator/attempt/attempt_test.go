@@ -10,12 +10,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/recast-sh/recast/api/v1alpha1"
-	"github.com/recast-sh/recast/internal/sim/must"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestEdited(t *testing.T) {
@@ -278,9 +279,7 @@ func TestCheckUnkept(t *testing.T) {
 	c := &v1alpha1.TalosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "clusters", Name: "lab"}}
 	a, api := testAttempt(t, Check, noConfigMaps, c)
 	found := v1alpha1.Check{Job: "lab-check-1", ExitCode: 2, Problems: []string{"wk1: no answer"}}
-	if err := a.conclude(t.Context(), found, map[string]any{"nodes": v1alpha1.Nodes{Total: 3}}, map[string][]byte{KeyDrift: []byte("{}")}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.conclude(t.Context(), found, map[string]any{"nodes": v1alpha1.Nodes{Total: 3}}, map[string][]byte{KeyDrift: []byte("{}")}))
 	must.Do(t, api.Get(t.Context(), client.ObjectKeyFromObject(c), c))
 	if got := c.Status.Check; got == nil || got.ExitCode != 2 || c.Status.Nodes == nil || len(got.Problems) != 2 || !strings.HasPrefix(got.Problems[1], "the ConfigMap lab-1-report has no results of this: ") {
 		t.Errorf("check: %+v", got)

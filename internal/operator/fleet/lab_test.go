@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/api/v1alpha1"
-	"github.com/recast-sh/recast/internal/sim/must"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -27,6 +25,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const namespace = "clusters"
@@ -307,10 +308,7 @@ func TestSetup(t *testing.T) {
 	t.Parallel()
 	scheme := runtime.NewScheme()
 	must.Do(t, v1alpha1.AddToScheme(scheme))
-	mgr, err := ctrl.NewManager(&rest.Config{Host: "http://127.0.0.1:1"}, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mgr := must.Get(ctrl.NewManager(&rest.Config{Host: "http://127.0.0.1:1"}, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"}}))(t)
 	r := &Reconciler{Clock: time.Now}
 	if err := r.SetupWithManager(mgr); err != nil || r.Client == nil || r.Live == nil || r.Recorder == nil {
 		t.Errorf("error %v, reconciler %+v", err, r)

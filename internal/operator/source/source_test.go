@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
@@ -177,10 +178,7 @@ func TestOCI(t *testing.T) {
 	must.Do(t, files.WriteHeader(&tar.Header{Name: "prod/link", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}))
 	must.Do(t, files.Close())
 	must.Do(t, zip.Close())
-	img, err := mutate.AppendLayers(mutate.MediaType(empty.Image, types.OCIManifestSchema1), static.NewLayer(archive.Bytes(), fluxLayer))
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := must.Get(mutate.AppendLayers(mutate.MediaType(empty.Image, types.OCIManifestSchema1), static.NewLayer(archive.Bytes(), fluxLayer)))(t)
 	host := strings.TrimPrefix(server.URL, "http://")
 	ref := must.Get(name.ParseReference(host + "/clusters:latest"))(t)
 	must.Do(t, remote.Write(ref, img, remote.WithContext(t.Context())))

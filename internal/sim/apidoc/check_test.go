@@ -10,20 +10,15 @@ import (
 
 	"github.com/recast-sh/recast/internal/sim/apidoc"
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 func load(t *testing.T) *apidoc.Schema {
 	t.Helper()
-	f, err := os.Open("testdata/small.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open("testdata/small.json"))(t)
 	defer func() { _ = f.Close() }()
-	s, err := apidoc.Load(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(apidoc.Load(f))(t)
 	return s
 }
 
@@ -58,9 +53,7 @@ func testCheck(t *testing.T, s *apidoc.Schema, cases map[string]checked) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v := s.Check(c.call)
-			if diff := cmp.Diff(c.want, problems(v)); diff != "" {
-				t.Errorf("violations (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "violations", c.want, problems(v))
 			if len(v.Unchecked) > 0 {
 				t.Errorf("unchecked: %q", v.Unchecked)
 			}
@@ -179,9 +172,7 @@ func TestUnchecked(t *testing.T) {
 		"POST /nodes/{node}/vm strange: keyword oneOf",
 		"POST /rules: its parameters are defined by allOf",
 	}
-	if diff := cmp.Diff(exceptions, s.Exceptions()); diff != "" {
-		t.Errorf("exceptions (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "exceptions", exceptions, s.Exceptions())
 }
 
 func TestParameters(t *testing.T) {

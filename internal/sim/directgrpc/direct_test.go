@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/directgrpc"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
@@ -33,10 +34,7 @@ const addr = "127.42.7.11:50000"
 // pair signs a certificate for addr and for clients; a nil parent makes an authority.
 func pair(t *testing.T, name string, parent *tls.Certificate) *tls.Certificate {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	c := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.ParseIP("127.42.7.11")},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, IsCA: parent == nil, BasicConstraintsValid: true,
@@ -45,14 +43,8 @@ func pair(t *testing.T, name string, parent *tls.Certificate) *tls.Certificate {
 	if parent != nil {
 		from, signer = parent.Leaf, parent.PrivateKey.(*ecdsa.PrivateKey)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, c, from, key.Public(), signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, c, from, key.Public(), signer))(t)
+	leaf := must.Get(x509.ParseCertificate(der))(t)
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
@@ -91,10 +83,7 @@ func (s *scene) open(t *testing.T, clientCA *tls.Certificate) *scene {
 		clientCA = ca
 	}
 	n := network.Memory()
-	l, err := n.Listen(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(n.Listen(addr))(t)
 	see := func(ctx context.Context) {
 		p, _ := peer.FromContext(ctx)
 		s.user = "nobody"
@@ -140,10 +129,7 @@ func (s *scene) open(t *testing.T, clientCA *tls.Certificate) *scene {
 		grpc.WithTransportCredentials(credentials.NewTLS(own)),
 		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return s.dialer.DialContext(ctx, "tcp", to) }))
 	s.connect = func() (*grpc.ClientConn, error) { return grpc.NewClient("passthrough:///"+addr, options...) }
-	cc, err := s.connect()
-	if err != nil {
-		t.Fatal(err)
-	}
+	cc := must.Get(s.connect())(t)
 	s.health = healthpb.NewHealthClient(cc)
 	t.Cleanup(func() {
 		_ = cc.Close()
@@ -179,10 +165,7 @@ func TestCallsWithoutAWire(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		watch, err := s.health.Watch(ctx, &healthpb.HealthCheckRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		watch := must.Get(s.health.Watch(ctx, &healthpb.HealthCheckRequest{}))(t)
 		if first, err := watch.Recv(); err != nil || first.GetStatus() != healthpb.HealthCheckResponse_SERVING {
 			t.Errorf("watched %v, %v", first, err)
 		}
@@ -207,10 +190,7 @@ func TestTheLineBreaks(t *testing.T) {
 		},
 	}, func(t *testing.T, breaks func(*scene)) {
 		s := newScene(t, nil)
-		watch, err := s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		watch := must.Get(s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{}))(t)
 		if _, err := watch.Recv(); err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/sim/etcd"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func realTime(d time.Duration) time.Duration { return d }
@@ -196,9 +197,7 @@ func TestViolationsAreRecordedOncePerLoss(t *testing.T) {
 			"2000-01-01T00:00:10Z: etcd has lost its quorum: of the voting members [a b c] only [c] run",
 			"2000-01-01T00:00:10Z: etcd has lost its quorum: of the voting members [a b c] only [c] run",
 		}
-		if diff := cmp.Diff(want, e.Violations()); diff != "" {
-			t.Errorf("violations (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "violations", want, e.Violations())
 	})
 }
 
@@ -221,9 +220,7 @@ func TestARemovedMemberLearnsItFromAnother(t *testing.T) {
 		time.Sleep(time.Minute)
 		e.start("a")
 		time.Sleep(time.Minute)
-		if err := e.Remove(t.Context(), a); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, e.Remove(t.Context(), a))
 		time.Sleep(2 * time.Second)
 		if !e.Removed(a) {
 			t.Error("it has not been told")
@@ -239,10 +236,7 @@ func TestASnapshotIsReadBack(t *testing.T) {
 	t.Parallel()
 	c := etcd.New(realTime, etcd.Member{Name: "a", PeerURL: "https://a:2380"})
 	data := []etcd.KeyValue{{Key: "/registry/a", Revision: 3, Value: []byte("one")}, {Key: "/registry/b", Revision: 900, Value: []byte{}}}
-	b, err := c.Snapshot(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Get(c.Snapshot(data))(t)
 	got, err := etcd.ReadSnapshot(b, false)
 	if diff := cmp.Diff(data, got); diff != "" || err != nil {
 		t.Errorf("err = %v; (-want +got):\n%s", err, diff)

@@ -5,8 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -21,10 +20,7 @@ func TestKeeping(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range made {
-		c, err := r.Begin(record.Call{Proto: "kubernetes", Path: "/api/v1/nodes", Mutation: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(r.Begin(record.Call{Proto: "kubernetes", Path: "/api/v1/nodes", Mutation: true}))(t)
 		r.End(c)
 		r.Timeline.Add(record.Delay{What: "boot", To: time.Unix(1, 0)})
 	}
@@ -43,9 +39,7 @@ func TestKeeping(t *testing.T) {
 	if r.Mutations() != made {
 		t.Errorf("%d mutations were counted", r.Mutations())
 	}
-	if diff := cmp.Diff(map[string]int{"talos": 1, "kubernetes": made}, r.Requests()); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "requests", map[string]int{"talos": 1, "kubernetes": made}, r.Requests())
 }
 
 // TestKeepingAll holds that tests see every call.
@@ -53,10 +47,7 @@ func TestKeepingAll(t *testing.T) {
 	t.Parallel()
 	r := record.New()
 	for range 10_000 {
-		c, err := r.Begin(record.Call{Proto: "talos"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(r.Begin(record.Call{Proto: "talos"}))(t)
 		c.Status = c.Seq
 		r.End(c)
 	}

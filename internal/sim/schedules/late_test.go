@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/heap"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
@@ -114,9 +115,7 @@ func TestAFaultExcusesNothingBefore(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newPlay(t, Case{ControlPlanes: 3, Hosts: 1, Changes: []string{changePatch}})
 				for _, n := range p.lab.Nodes[:2] {
-					if err := p.lab.BreakEtcd(n.Name, talosapi.EtcdFault{Down: true}); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, p.lab.BreakEtcd(n.Name, talosapi.EtcdFault{Down: true}))
 				}
 				time.Sleep(time.Minute)
 				s := &struck{Fault: Fault{Name: "off", Where: 0, Call: 1}, kind: kind{name: "off", etcd: true, after: func(*play, *struck) {}}}
@@ -176,8 +175,6 @@ func inBubble(b *testing.B, f func(t *testing.T)) {
 func processorTime(t testing.TB) time.Duration {
 	t.Helper()
 	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

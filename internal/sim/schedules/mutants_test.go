@@ -22,6 +22,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // root is the repository's root, relative to this package.
@@ -126,10 +128,7 @@ func (m mutant) sources() (map[string][]byte, error) {
 // that it names is there.
 func TestMutantsApply(t *testing.T) {
 	t.Parallel()
-	all, err := mutants()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(mutants())(t)
 	for _, m := range all {
 		if _, err := m.sources(); err != nil {
 			t.Error(err)
@@ -296,9 +295,7 @@ func TestNamedTests(t *testing.T) {
 		"x/x_test.go": "package x\n\nimport (\n\"os\"\n\"testing\"\n)\n" + namedTestsOfX,
 	} {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)))
 	}
 	for name, c := range map[string]struct {
 		test, overlay string
@@ -403,14 +400,8 @@ func TestMutants(t *testing.T) {
 // chosenMutants are those of the flags: with a test of their own, and without.
 func chosenMutants(t *testing.T) (named, others []mutant) {
 	t.Helper()
-	all, err := mutants()
-	if err != nil {
-		t.Fatal(err)
-	}
-	seed, err := strconv.ParseUint(*mutantsSeed, 0, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(mutants())(t)
+	seed := must.Get(strconv.ParseUint(*mutantsSeed, 0, 64))(t)
 	for _, m := range all {
 		switch {
 		case !strings.Contains(m.name, *mutantsOnly):
@@ -441,10 +432,7 @@ func everyNth(list []mutant, seed uint64) (part []mutant) {
 // requireMissed fails unless the test that the mutant names fails with it.
 func (m mutant) requireMissed(t *testing.T) {
 	t.Helper()
-	overlay, err := m.overlay(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	overlay := must.Get(m.overlay(t.TempDir()))(t)
 	if said, err := m.miss(t.Context(), root, overlay); err != nil {
 		t.Fatalf("%s: %v\n%s", m.says, err, said)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/simtest"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
@@ -71,10 +72,7 @@ func playOne(t *testing.T, name string, c Case) (r Result) {
 
 // TestSchedules plays random schedules, each in its own lab, in several processes.
 func TestSchedules(t *testing.T) {
-	seed, err := strconv.ParseUint(*runSeed, 0, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	seed := must.Get(strconv.ParseUint(*runSeed, 0, 64))(t)
 	n := *many
 	if n == 0 && !testing.Short() {
 		n = 4
@@ -263,10 +261,7 @@ func TestReplay(t *testing.T) {
 	if *replay == "" {
 		t.Skip("left to make schedules REPLAY=…")
 	}
-	c, err := Parse(*replay)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Parse(*replay))(t)
 	r := playOne(t, "case", c)
 	if *child {
 		tell(r)
@@ -411,10 +406,7 @@ func TestParseRefuses(t *testing.T) {
 // TestShrink minimizes a failing case.
 func TestShrink(t *testing.T) {
 	t.Parallel()
-	c, err := Parse("cp=3 wk=5 hosts=3 bus=virtio out=50% change=patch,patch boot=auto surge=2 faults=lost@3,kill@57,quorum@60+1m0s")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Parse("cp=3 wk=5 hosts=3 bus=virtio out=50% change=patch,patch boot=auto surge=2 faults=lost@3,kill@57,quorum@60+1m0s"))(t)
 	tries := 0
 	small := Shrink(c, 100, farAway, func(c Case) bool {
 		tries++
@@ -457,10 +449,7 @@ func TestWithoutAWire(t *testing.T) {
 		t.Skip("long: make stories")
 	}
 	t.Parallel()
-	c, err := Parse("cp=1 wk=1 hosts=1 etcd-on-data=yes strategy=recreate change=patch faults=kill@9,lost@15,dropped@22,kill-away@30,api@3m0s+20s,mute:1@1m0s+20s direct=yes")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Parse("cp=1 wk=1 hosts=1 etcd-on-data=yes strategy=recreate change=patch faults=kill@9,lost@15,dropped@22,kill-away@30,api@3m0s+20s,mute:1@1m0s+20s direct=yes"))(t)
 	direct, changes := outcome(t, c)
 	for _, problem := range direct.Problems {
 		t.Errorf("%s", problem)

@@ -6,9 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/sim/apidoc"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -24,10 +23,7 @@ func (t *recordingTB) Attr(key, value string) { t.said = append(t.said, key+"="+
 
 func TestWhatCounts(t *testing.T) {
 	t.Parallel()
-	f, err := os.Open("../testdata/small.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.Open("../testdata/small.json"))(t)
 	defer func() { _ = f.Close() }()
 	schema, err := apidoc.Load(f)
 	if err != nil {
@@ -54,10 +50,7 @@ func TestWhatCounts(t *testing.T) {
 			name, value, _ := strings.Cut(param, "=")
 			params[name] = value
 		}
-		call, err := rec.Begin(record.Call{Proto: c.proto, Agent: c.agent, Method: "POST", Path: "/api2/json/nodes/pve1/vm", Params: params})
-		if err != nil {
-			t.Fatal(err)
-		}
+		call := must.Get(rec.Begin(record.Call{Proto: c.proto, Agent: c.agent, Method: "POST", Path: "/api2/json/nodes/pve1/vm", Params: params}))(t)
 		call.Status = c.status
 		rec.End(call)
 	}
@@ -70,7 +63,5 @@ func TestWhatCounts(t *testing.T) {
 		"error: POST /api2/json/nodes/pve1/vm: bios: value 'uefi' does not have a value in the enumeration",
 		"sum:requests=6", "sum:schema-violations=3",
 	}
-	if diff := cmp.Diff(want, to.said); diff != "" {
-		t.Errorf("recorded (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "recorded", want, to.said)
 }

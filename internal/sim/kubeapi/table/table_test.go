@@ -5,12 +5,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/table"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestPods is the row of a pod in every state that it tells apart: READY, STATUS, RESTARTS. That
@@ -59,14 +59,9 @@ func TestPods(t *testing.T) {
 		if len(want) > 6 && want[:6] == "leaves" {
 			leaves, p.DeletionTimestamp = "leaves: ", new(metav1.Now())
 		}
-		made, err := table.Of(&corev1.Pod{}, []runtime.Object{p})
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := must.Get(table.Of(&corev1.Pod{}, []runtime.Object{p}))(t)
 		cells := made.Rows[0].Cells
-		if diff := cmp.Diff(want, leaves+fmt.Sprint(cells[1], " ", cells[2], " ", cells[3])); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "got", want, leaves+fmt.Sprint(cells[1], " ", cells[2], " ", cells[3]))
 		completed := s.Phase == corev1.PodSucceeded || s.Phase == corev1.PodFailed
 		if completed != (len(made.Rows[0].Conditions) == 1) || len(cells) != len(made.ColumnDefinitions) {
 			t.Errorf("%s: conditions %v, %d cells in %d columns", want, made.Rows[0].Conditions, len(cells), len(made.ColumnDefinitions))
