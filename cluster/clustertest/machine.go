@@ -48,3 +48,35 @@ func Message(err error) string {
 	}
 	return err.Error()
 }
+
+// Parts is what a machine tells who asks for those parts of it; see cluster.PartReader.
+func Parts(m cluster.Machine, parts cluster.MachineParts) cluster.Machine {
+	if parts&cluster.IfReady != 0 && (m.Stage != "running" || !m.Ready) {
+		parts &= cluster.UUIDPart | cluster.StandingPart
+	}
+	told := cluster.Machine{}
+	for part, tell := range map[cluster.MachineParts]func(){
+		cluster.UUIDPart:     func() { told.UUID = m.UUID },
+		cluster.StandingPart: func() { told.Stage, told.Ready, told.Unmet = m.Stage, m.Ready, m.Unmet },
+		cluster.VersionPart:  func() { told.TalosVersion, told.Arch, told.Platform = m.TalosVersion, m.Arch, m.Platform },
+		cluster.NodenamePart: func() { told.Nodename = m.Nodename },
+		cluster.HostnamePart: func() { told.Hostname = m.Hostname },
+		cluster.TypePart:     func() { told.ControlPlane, told.TypeInit = m.ControlPlane, m.TypeInit },
+		cluster.BootIDPart:   func() { told.BootID = m.BootID },
+		cluster.SystemPart: func() {
+			told.SecureBoot, told.BootEntry, told.NextBoot, told.FromISO = m.SecureBoot, m.BootEntry, m.NextBoot, m.FromISO
+			told.Schematic, told.Extensions, told.Cmdline, told.ConfigArgs = m.Schematic, m.Extensions, m.Cmdline, m.ConfigArgs
+		},
+		cluster.DisksPart | cluster.VolumesPart: func() { told.Disks, told.SystemDisk, told.VolumeStatuses = m.Disks, m.SystemDisk, m.VolumeStatuses },
+		cluster.VolumesPart:                     func() { told.Volumes, told.PoolMembers, told.FromImage = m.Volumes, m.PoolMembers, m.FromImage },
+		cluster.ConfigPart | cluster.VisibleConfigPart: func() {
+			told.InstallImage, told.Configs, told.Encryption = m.InstallImage, m.Configs, m.Encryption
+		},
+		cluster.AddressesPart: func() { told.Addresses = m.Addresses },
+	} {
+		if parts&part != 0 {
+			tell()
+		}
+	}
+	return told
+}

@@ -102,8 +102,8 @@ type found struct {
 	members []cluster.Member
 }
 
-func (f *found) ReadParts(context.Context, netip.Addr, cluster.MachineParts) (cluster.Machine, error) {
-	return f.machine, f.Call("Machine")
+func (f *found) ReadParts(_ context.Context, _ netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
+	return clustertest.Parts(f.machine, parts), f.Call("Machine")
 }
 
 func (f *found) Members(context.Context) ([]cluster.Member, error) {

@@ -146,11 +146,13 @@ func (src Sources) readFirst(ctx context.Context, f *Found) (cluster.Machine, er
 // complete reads the rest of every machine if one of the nodes is not settled: what a plan does to one node may depend
 // on the disks of others.
 func (src Sources) complete(ctx context.Context, wanted []cluster.Wanted, found []Found) (done bool, err error) {
-	settled := true
-	for i := range found {
-		settled = settled && (src.Past == nil || found[i].settled(wanted[i], src.Past))
+	if src.Past == nil {
+		return false, nil // all was read at once
 	}
-	if settled {
+	for i := range found {
+		done = done || !found[i].settled(wanted[i], src.Past)
+	}
+	if !done {
 		return false, nil
 	}
 	return true, tryFound(found, MachinesAtOnce, func(i int, f *Found) error {

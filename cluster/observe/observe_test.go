@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -297,5 +298,62 @@ func TestSupersededIsTidy(t *testing.T) {
 	p.Record.Open = true
 	if got := diffKept(p); len(got) > 0 {
 		t.Errorf("drift of an unfinished replacement: %v", got)
+	}
+}
+
+// answering is a machine that is asked for parts.
+type answering struct {
+	cluster.TalosReader
+	machine cluster.Machine
+	err     error
+	asked   int
+}
+
+func (a *answering) ReadParts(_ context.Context, _ netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
+	a.asked++
+	return clustertest.Parts(a.machine, parts), a.err
+}
+
+func (*answering) Unsupported(_, _, _ string) []string { return nil }
+
+// TestMachinesAreCompleted: a plan that has something to do has the whole of each machine, in one boot of it.
+func TestMachinesAreCompleted(t *testing.T) {
+	t.Parallel()
+	volumes := []cluster.Volume{{Device: "sda1", Disk: "sda", Label: "EPHEMERAL"}}
+	for name, c := range map[string]struct {
+		change  func(first, now *cluster.Machine)
+		err     error
+		asked   int
+		volumes bool // are known
+		unread  bool
+	}{
+		"as wanted":    {change: func(_, _ *cluster.Machine) {}},
+		"stale":        {change: func(first, now *cluster.Machine) { first.TalosVersion, now.TalosVersion = "v1.0.0", "v1.0.0" }, asked: 1, volumes: true},
+		"restarted":    {change: func(first, now *cluster.Machine) { first.TalosVersion, now.BootID = "v1.0.0", "b2" }, asked: 2, volumes: true},
+		"hidden":       {change: func(first, _ *cluster.Machine) { first.ConfigHidden = true }, asked: 2, volumes: true},
+		"silent now":   {change: func(first, _ *cluster.Machine) { first.TalosVersion = "v1.0.0" }, err: errors.New("no answer"), asked: 1, unread: true},
+		"another's VM": {change: func(first, now *cluster.Machine) { first.TalosVersion, now.UUID = "v1.0.0", "u2" }, asked: 2, unread: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			first := clustertest.InSync()
+			first.BootID = "b1"
+			now := first
+			c.change(&first, &now)
+			now.Volumes = volumes
+			talos := &answering{machine: now, err: c.err}
+			w := cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}
+			vm := cluster.VM{ID: 101, Name: "wk1", Running: true, Config: map[string]string{"smbios1": "uuid=u1"}}
+			found := []Found{{Name: "wk1", Addr: netip.MustParseAddr("10.0.0.1"), VM: &vm, Machine: &first}}
+			done, err := Sources{Talos: talos, Past: clustertest.Past}.complete(t.Context(), []cluster.Wanted{w}, found)
+			must.Do(t, err)
+			f := found[0]
+			if done != (c.asked > 0) || talos.asked != c.asked || (f.Machine == nil) != c.unread || (len(f.Errs) > 0) != c.unread {
+				t.Fatalf("done %t, asked %d times, machine %+v: %v", done, talos.asked, f.Machine, f.Errs)
+			}
+			if !c.unread && ((f.Machine.Volumes != nil) != c.volumes || f.Machine.BootID != now.BootID || f.Machine.TalosVersion != now.TalosVersion) {
+				t.Errorf("machine %+v", f.Machine)
+			}
+		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
@@ -119,12 +120,12 @@ type ruin struct {
 	vms    []cluster.VM
 }
 
-func (r *ruin) ReadParts(_ context.Context, addr netip.Addr, _ cluster.MachineParts) (cluster.Machine, error) {
+func (r *ruin) ReadParts(_ context.Context, addr netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
 	who, there := r.answer[addr]
 	if !there {
 		return cluster.Machine{}, errors.New("no answer")
 	}
-	return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: who.UUID}, Nodename: who.Nodename}, nil
+	return clustertest.Parts(cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: who.UUID}, Nodename: who.Nodename}, parts), nil
 }
 
 // ruins are the VMs that Proxmox has.

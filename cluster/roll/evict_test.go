@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
@@ -54,8 +55,8 @@ func (k *drainedKube) AttachedVolumes(context.Context, string) ([]cluster.Attach
 // bootedTalos is a machine whose boot ID is b1.
 type bootedTalos struct{ cluster.Talos }
 
-func (bootedTalos) ReadParts(context.Context, netip.Addr, cluster.MachineParts) (cluster.Machine, error) {
-	return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u1"}, Nodename: "wk1", BootID: "b1"}, nil
+func (bootedTalos) ReadParts(_ context.Context, _ netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
+	return clustertest.Parts(cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u1"}, Nodename: "wk1", BootID: "b1"}, parts), nil
 }
 
 // runningVMs is a Proxmox whose VMs run.

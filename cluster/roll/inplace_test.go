@@ -82,9 +82,9 @@ type countedTalos struct {
 	asked   int
 }
 
-func (c *countedTalos) ReadParts(context.Context, netip.Addr, cluster.MachineParts) (cluster.Machine, error) {
+func (c *countedTalos) ReadParts(_ context.Context, _ netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
 	c.asked++
-	return c.machine, nil
+	return clustertest.Parts(c.machine, parts), nil
 }
 
 // unmarkedNode is a Node without a mark.
@@ -146,8 +146,8 @@ func TestISOIsNoBootEntry(t *testing.T) {
 // isoTalos is a machine that runs from its ISO.
 type isoTalos struct{ cluster.Talos }
 
-func (isoTalos) ReadParts(context.Context, netip.Addr, cluster.MachineParts) (cluster.Machine, error) {
-	return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u", Stage: "running"}, RunningSystem: cluster.RunningSystem{FromISO: true}}, nil
+func (isoTalos) ReadParts(_ context.Context, _ netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
+	return clustertest.Parts(cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u", Stage: "running"}, RunningSystem: cluster.RunningSystem{FromISO: true}}, parts), nil
 }
 
 // keptMemory is a journal that remembers a node.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
@@ -205,9 +206,9 @@ type machines struct {
 
 func (m machines) Members(context.Context) ([]cluster.Member, error) { return m.members, nil }
 
-func (m machines) ReadParts(_ context.Context, addr netip.Addr, _ cluster.MachineParts) (cluster.Machine, error) {
+func (m machines) ReadParts(_ context.Context, addr netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
 	if found, ok := m.on[addr]; ok {
-		return found, nil
+		return clustertest.Parts(found, parts), nil
 	}
 	return cluster.Machine{}, fmt.Errorf("%s: %w", addr, errors.New("connection refused"))
 }

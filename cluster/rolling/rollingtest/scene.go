@@ -190,17 +190,19 @@ type sceneTalos struct {
 
 // ReadParts names each kind of read as a call of its own.
 func (k sceneTalos) ReadParts(_ context.Context, at netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
+	name := "Booted"
 	switch {
-	case parts&cluster.VersionPart == 0 && parts&cluster.StandingPart == 0:
-		return k.s.answers("Identity", at)
+	case parts&(cluster.VersionPart|cluster.StandingPart) == 0:
+		name = "Identity"
 	case parts&cluster.VersionPart == 0:
-		return k.s.answers("Standing", at)
+		name = "Standing"
 	case parts&cluster.VolumesPart != 0:
-		return k.s.answers("Machine", at)
+		name = "Machine"
 	case parts&cluster.IfReady != 0:
-		return k.s.answers("Arrived", at)
+		name = "Arrived"
 	}
-	return k.s.answers("Booted", at)
+	m, err := k.s.answers(name, at)
+	return clustertest.Parts(m, parts), err
 }
 
 func (k sceneTalos) WatchMachine(context.Context, netip.Addr, func(bool)) error { return nil }
