@@ -159,22 +159,7 @@ func replaced(s *scene, ctx context.Context, do func(context.Context, *node, *ex
 
 // etcdRows test the membership of a control plane in etcd.
 func etcdRows() []row {
-	without := func(name string) func(*scene) {
-		return func(s *scene) {
-			for i, m := range s.Members {
-				if m.Name == name {
-					s.Members = append(s.Members[:i:i], s.Members[i+1:]...)
-					return
-				}
-			}
-		}
-	}
-	dead := func(s *scene) { delete(s.Status, addr(12)) }
-	mute := func(s *scene) { delete(s.Status, addr(11)) }
-	twins := func(s *scene) { s.Members[1].Name = "cp1" }
-	runs := func(id uint64) func(*scene) {
-		return func(s *scene) { s.Status[addr(11)] = cluster.EtcdStatus{MemberID: id, Leader: 2, Version: "3.6.4"} }
-	}
+	without, dead, mute, twins, runs := rollingtest.Without, rollingtest.Dead, rollingtest.Mute, rollingtest.Twins, rollingtest.Runs
 	silentMembers := fails("EtcdMembers", cluster.ErrNotNow)
 	left := all(without("cp1"), mute)
 	return []row{

@@ -1,6 +1,8 @@
 package rollingtest
 
 import (
+	"slices"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 )
@@ -129,4 +131,25 @@ func hashOf(text cluster.Secret) string {
 		panic(err)
 	}
 	return hash
+}
+
+// Without takes a member out of etcd.
+func Without(name string) func(*Scene) {
+	return func(s *Scene) {
+		s.Members = slices.DeleteFunc(slices.Clone(s.Members), func(m cluster.EtcdMember) bool { return m.Name == name })
+	}
+}
+
+// Dead has the etcd of cp2 not answer.
+func Dead(s *Scene) { delete(s.Status, Addr(12)) }
+
+// Mute has the etcd of cp1 not answer.
+func Mute(s *Scene) { delete(s.Status, Addr(11)) }
+
+// Twins has two members of etcd with the name of cp1.
+func Twins(s *Scene) { s.Members[1].Name = "cp1" }
+
+// Runs has another member of etcd run on cp1.
+func Runs(id uint64) func(*Scene) {
+	return func(s *Scene) { s.Status[Addr(11)] = cluster.EtcdStatus{MemberID: id, Leader: 2, Version: "3.6.4"} }
 }
