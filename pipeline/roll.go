@@ -225,7 +225,8 @@ func (w *work) settle(ctx context.Context) error {
 		if err := w.requireWayBack(vms, away); err != nil {
 			return err
 		}
-		if err := w.requireReady(ctx); err != nil {
+		parkings, errRead := parking.Readable(vms, w.Config.Cluster)
+		if err := w.requireReady(ctx, away != nil || errRead != nil || parking.ControlPlaneOut(parkings)); err != nil {
 			return err
 		}
 	}
@@ -447,15 +448,16 @@ func (w *work) requireWayBack(vms []cluster.VM, away *cluster.HostsAway) error {
 
 // requireReady checks the rest before a claim is watched that may be another run's: that somebody can be asked, that
 // servers accept the credentials, that a node has these labels, and that the machine configurations of the selected
-// nodes can be read. If nobody holds the claim, the plan shows the same problems.
-func (w *work) requireReady(ctx context.Context) error {
+// nodes can be read. If nobody holds the claim, the plan shows the same problems. out says that a control plane may be
+// out of service.
+func (w *work) requireReady(ctx context.Context, out bool) error {
 	if w.o.MayAsk != nil {
 		if err := w.o.MayAsk(); err != nil {
 			return err
 		}
 	}
 	if w.o.Policy.Bootstrap == "" && !w.restores { // otherwise there may be no Kubernetes to ask
-		if err := w.requireAnswers(ctx); err != nil {
+		if err := w.requireAnswers(ctx, out); err != nil {
 			return err
 		}
 	}
@@ -474,14 +476,16 @@ func (w *work) requireReady(ctx context.Context) error {
 }
 
 // requireAnswers fails if Kubernetes or Talos refuses the credentials, or if no node has the labels. A server that
-// does not answer proves nothing: the other run may have taken it down.
-func (w *work) requireAnswers(ctx context.Context) error {
+// does not answer proves nothing: the other run may have taken it down. Nor does another certificate at a control
+// plane's address, if one may be out of service: its machine may be in maintenance mode.
+func (w *work) requireAnswers(ctx context.Context, out bool) error {
 	ctx, cancel := context.WithTimeout(ctx, askKubernetes)
 	defer cancel()
 	nodes, errKube := w.machines.Kube.Nodes(ctx)
 	_, errTalos := w.machines.Talos.Members(ctx)
 	for _, err := range []error{errKube, errTalos} {
-		if slices.Contains(fault.Codes(err), fault.Credentials) || slices.Contains(fault.Codes(err), fault.TLS) {
+		codes := fault.Codes(err)
+		if slices.Contains(codes, fault.Credentials) || slices.Contains(codes, fault.TLS) && !out {
 			return err
 		}
 	}

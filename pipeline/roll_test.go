@@ -110,12 +110,16 @@ func TestAClaimThatMayBeHeldIsNotTakenOverInVain(t *testing.T) {
 		of    string // the command; "": roll
 		kube  knownKube
 		talos knownTalos
+		out   bool // a control plane may be out of service
 		want  error
 		text  string
 	}{
 		"kubeconfig that is refused":  {of: "undo", kube: knownKube{err: errExpired}, want: errExpired},
 		"of another cluster":          {of: "undo", kube: knownKube{err: errCA}, want: errCA},
 		"talosconfig that is refused": {of: "undo", talos: knownTalos{err: errExpired}, want: errExpired},
+		"a machine in maintenance":    {of: "undo", talos: knownTalos{err: errCA}, out: true},
+		"talosconfig of another one":  {of: "undo", talos: knownTalos{err: errCA}, want: errCA},
+		"expired, with one out":       {of: "undo", talos: knownTalos{err: errExpired}, out: true, want: errExpired},
 		"no Kubernetes":               {of: "undo", kube: knownKube{err: errors.New("no answer")}},
 		"no Talos":                    {of: "undo", talos: knownTalos{err: errors.New("no answer")}},
 		"labels of no node":           {of: "undo", o: planning.Policy{Labels: zone}, text: `has labels "zone=c"`},
@@ -129,7 +133,7 @@ func TestAClaimThatMayBeHeldIsNotTakenOverInVain(t *testing.T) {
 	} {
 		p := lockedProject(t)
 		w := newWork(p, Machines{MachineConfig: files, Kube: c.kube, Talos: c.talos}, nil, RollOptions{Policy: c.o, MayAsk: func() error { return c.ask }}, cmp.Or(c.of, "roll"))
-		switch err := w.requireReady(t.Context()); {
+		switch err := w.requireReady(t.Context(), c.out); {
 		case c.text != "" && (err == nil || !strings.Contains(err.Error(), c.text)):
 			t.Errorf("%s: %v, want %s", name, err, c.text)
 		case c.text == "" && !errors.Is(err, c.want):

@@ -230,14 +230,6 @@ func (o Observation) ControlPlanes() []cluster.Endpoint {
 	return out
 }
 
-// controlPlaneOut says whether an unfinished replacement has a control plane out of service.
-func (o Observation) controlPlaneOut() bool {
-	return slices.ContainsFunc(o.Parking, func(p parking.Parking) bool {
-		mem, err := p.Record.ReadMemory(p.VM)
-		return p.Record.Open && err == nil && mem.ControlPlane
-	})
-}
-
 // noteAway records hosts that do not answer from an error of reading VMs, and returns any other
 // error.
 func (o *Observation) noteAway(err error) error {

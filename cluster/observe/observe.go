@@ -299,7 +299,7 @@ func observeSources(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 		return Observation{}, nil, err
 	}
 	err = errors.Join(fault.Prefix("read Kubernetes", errKube), fault.Prefix("read Talos", errTalos))
-	if err != nil && o.controlPlaneOut() {
+	if err != nil && parking.ControlPlaneOut(o.Parking) {
 		o.Dark = err // the control plane that is out may be the reason
 		return o, nil, nil
 	}

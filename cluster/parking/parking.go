@@ -180,6 +180,15 @@ func Parkings(vms []cluster.VM, cluster string) ([]Parking, error) {
 	return slices.DeleteFunc(slices.Clone(all), func(p Parking) bool { return p.CameLate(all) }), err
 }
 
+// ControlPlaneOut says whether an unfinished replacement has a control plane out of service. Then neither Kubernetes nor
+// Talos may answer, and a machine in maintenance mode may answer at a control plane's address, with another certificate.
+func ControlPlaneOut(parkings []Parking) bool {
+	return slices.ContainsFunc(parkings, func(p Parking) bool {
+		mem, err := p.Record.ReadMemory(p.VM)
+		return p.Record.Open && err == nil && mem.ControlPlane
+	})
+}
+
 // Readable is Parkings, but a Damaged record keeps only its own node from being changed: see Unrecorded.
 func Readable(vms []cluster.VM, cluster string) ([]Parking, error) {
 	return Parkings(slices.DeleteFunc(slices.Clone(vms), Damaged), cluster)

@@ -235,10 +235,13 @@ func taskOf(call record.Call) string {
 
 // task waits for another user's task.
 func (p *play) task(upid string, err error) error {
-	if err == nil {
-		p.lab.World.WaitTask(upid)
+	if err != nil {
+		return err
 	}
-	return err
+	if t, _ := p.lab.World.WaitTask(upid); t.ExitStatus != "OK" && !strings.HasPrefix(t.ExitStatus, "WARNINGS") {
+		return errors.New(t.ExitStatus)
+	}
+	return nil
 }
 
 func (p *play) migrate(vm world.VM, target string) error {
