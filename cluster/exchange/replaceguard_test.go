@@ -193,6 +193,7 @@ var calls = map[string]call{
 	"kept":                     {func(g *guarded, ctx context.Context) error { return said(g.r.kept(ctx)) }, nil, ""},
 	"give up":                  {func(g *guarded, ctx context.Context) error { return g.r.giveUp(ctx) }, nil, strings.TrimSpace(intended)},
 	"firewall":                 {func(g *guarded, ctx context.Context) error { return g.r.KeepFirewall(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), intended + "firewall 9900\n" + intended},
+	"firewall of a whole VM":   {func(g *guarded, ctx context.Context) error { return g.r.giveFirewall(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), ""},
 	"reshape":                  {reshapes, shaped, reshaped},
 	"shape new":                {reshapes, all(shaped, func(g *guarded) { g.r.Strategy = cluster.Create }), reshaped + "\ngrow scsi1 of 101 to 20G"},
 	"migrate":                  {migrates, moving, "migrate 101 to pve2"},

@@ -261,10 +261,19 @@ func (r *Replace) KeepFirewall(ctx context.Context) error {
 }
 
 // copyFirewall copies the firewall of one VM to another, if it is still the remembered one. It first waits
-// for earlier unanswered requests, which would overwrite it.
+// for earlier unanswered requests, which would overwrite it. A VM that has the firewall after that wait needs nothing of
+// the first VM: a run that was killed while it wrote to the parking VM left half a firewall there.
 func (r *Replace) copyFirewall(ctx context.Context, id string, from cluster.VM, to cluster.VMID) error {
 	if err := r.record().await(ctx, r.saying(id), cluster.SentFirewall); err != nil {
 		return err
+	}
+	vm, err := r.Proxmox.VMConfig(ctx, to)
+	if err != nil {
+		return fmt.Errorf("look up VM %d: %w", to, err)
+	}
+	has, err := r.Proxmox.Firewall(ctx, vm)
+	if err != nil || has.Sum() == r.Firewall {
+		return fault.Prefix("read the firewall of "+vm.String(), err)
 	}
 	f, err := r.Proxmox.Firewall(ctx, from)
 	switch {
@@ -272,10 +281,6 @@ func (r *Replace) copyFirewall(ctx context.Context, id string, from cluster.VM, 
 		return fmt.Errorf("read the firewall of %s: %w", from, err)
 	case f.Sum() != r.Firewall:
 		return r.otherFirewall(from)
-	}
-	vm, err := r.Proxmox.VMConfig(ctx, to)
-	if err != nil {
-		return fmt.Errorf("look up VM %d: %w", to, err)
 	}
 	return r.Sending(ctx, cluster.SentFirewall, LateQueue, func(ctx context.Context) error { return r.Proxmox.SetFirewall(ctx, vm, f) })
 }

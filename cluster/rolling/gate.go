@@ -33,8 +33,10 @@ func (n *Node) CheckGate(ctx context.Context) error {
 func (n *Node) look(ctx context.Context) error {
 	var problems []error
 	switch {
-	case n.Plan.Strategy.KeepsVM() && (n.Plan.Resume || n.Plan.OnlyTidies()):
-		return nil // the node is already out, or is never taken out
+	case n.Plan.Strategy.KeepsVM() && n.Plan.OnlyTidies():
+		return nil // the node is never taken out
+	case n.Plan.Strategy.KeepsVM() && n.Plan.Resume:
+		return n.requireEtcdInOldBoot(ctx)
 	case n.Plan.Strategy.From() == cluster.Blank:
 		return n.RequireNameFree(ctx)
 	case n.Plan.Rebuild != "" && n.Plan.Strategy.VM() == cluster.VMGone:
@@ -68,10 +70,23 @@ func (n *Node) look(ctx context.Context) error {
 	}
 	if !n.Plan.Resume {
 		problems = append(problems, n.RequireOneMachine(ctx), n.RequireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.RequireEtcd(ctx))
-	} else if m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr); err == nil && n.IsOldBoot(ctx, m) {
-		problems = append(problems, n.RequireEtcd(ctx)) // the node still serves
+	} else {
+		problems = append(problems, n.requireEtcdInOldBoot(ctx))
 	}
 	return errors.Join(problems...)
+}
+
+// requireEtcdInOldBoot is [Node.RequireEtcd] for a node that another run has drained, but not taken down yet.
+func (n *Node) requireEtcdInOldBoot(ctx context.Context) error {
+	m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
+	if err != nil {
+		return nil //nolint:nilerr // the node is out already
+	}
+	node := n.Plan.Found.Node
+	if marked := node != nil && node.Mark != nil && node.Mark.BootID == m.BootID; marked || n.IsOldBoot(ctx, m) {
+		return n.RequireEtcd(ctx)
+	}
+	return nil
 }
 
 // requireFallback refuses an upgrade in place if the fallback that the plan shows is not available:

@@ -42,6 +42,13 @@ var (
 	addr     = rollingtest.Addr
 )
 
+// marked is a node that an earlier run has drained in this boot.
+func marked(boot string) func(*scene) {
+	return func(s *scene) {
+		s.Plan.Found.Node = &cluster.KubeNode{Name: s.Plan.Node, UUID: "u", Mark: &cluster.Mark{Run: "r0", Strategy: cluster.InPlace, BootID: boot}}
+	}
+}
+
 func TestGateCalls(t *testing.T) {
 	t.Parallel()
 	rollingtest.CheckCalls(t, gateCalls)
@@ -63,7 +70,8 @@ var gateCalls = map[string]rollingtest.Call{
 	"put back":         {Do: check, Ready: all(is(cluster.PutBack), begun, resumed, swapped), Deaf: []string{"Machine", "Node"}},
 	"put back cp":      {Do: check, Ready: all(is(cluster.PutBack), asCP, begun, resumed, swapped), Deaf: []string{"Machine", "Node", "EtcdMembers", "EtcdStatus"}},
 	"in place":         {Do: check, Ready: all(is(cluster.InPlace), previous), Deaf: []string{"Identity", "Machine"}},
-	"in place again":   {Do: check, Ready: all(is(cluster.InPlace), resumed, waiting)},
+	"in place again":   {Do: check, Ready: all(is(cluster.InPlace), resumed, waiting), Deaf: []string{"Booted", "Get"}},
+	"in place cp":      {Do: check, Ready: all(asCP, is(cluster.InPlace), resumed), Deaf: []string{"Booted", "Get", "EtcdMembers", "EtcdStatus"}},
 	"install-reset":    {Do: check, Ready: all(is(cluster.InstallReset), resumed), Deaf: []string{"Node"}},
 	"apply-config":     {Do: check, Ready: is(cluster.ApplyConfig), Deaf: []string{"Identity"}},
 	"install-reset cp": {Do: check, Ready: all(asCP, is(cluster.InstallReset), resumed), Deaf: []string{"Node", "EtcdMembers"}},
@@ -237,6 +245,10 @@ func lookRows() []row {
 		{Do: "recreate", Change: all(waiting, func(s *scene) { s.Out.Add("cp3") })},
 		{Do: "resume cp", Change: func(s *scene) { delete(s.Status, addr(12)) }, Err: "etcd would not survive losing cp1"},
 		{Do: "resume cp", Change: all(func(s *scene) { delete(s.Status, addr(12)); s.Mem.BootID = "b0" })},
+		{Do: "in place cp", Change: func(s *scene) { delete(s.Status, addr(12)) }, Err: "etcd would not survive losing cp1"},
+		{Do: "in place cp", Change: func(s *scene) { delete(s.Status, addr(12)); s.Mem.BootID = "b0" }},
+		{Do: "in place cp", Change: all(marked("b1"), func(s *scene) { delete(s.Status, addr(12)); s.Mem.BootID = "b0" }), Err: "etcd would not survive losing cp1"},
+		{Do: "in place cp", Change: all(marked("b0"), func(s *scene) { delete(s.Status, addr(12)); s.Mem.BootID = "b0" })},
 	}
 }
 
