@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -106,10 +107,10 @@ type Timing struct {
 // necessarily lost.
 const rarely = 10
 
-// Await calls look at the interval of t until look is done. It stops at once if our own credentials are wrong:
+// Await calls look at the interval of t, or at the one that w has, until look is done. It stops at once if our own credentials are wrong:
 // waiting does not help.
 func (t Timing) Await(ctx context.Context, w wait.For, look wait.Look) error {
-	w.Every, w.Watched = t.Poll, rarely*t.Poll
+	w.Every, w.Watched = cmp.Or(w.Every, t.Poll), rarely*t.Poll
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		done, seen, err := look(ctx)
 		if fault.KindOf(err) == fault.Config {

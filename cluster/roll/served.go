@@ -90,7 +90,9 @@ func (n served) awaitAfter(ctx context.Context) error {
 }
 
 func (n served) await(ctx context.Context, id string, lacks func([]cluster.ServedUser) (string, error)) error {
-	w := wait.For{Name: "pods with volumes on " + strings.Join(n.Plan.Initiators, " and ") + " run", Timeout: n.Timing.Heal}
+	name := "pods with volumes on " + strings.Join(n.Plan.Initiators, " and ") + " run"
+	poll := n.Timing.Poll // of all pods: a person at the server of the volumes may take as long as Heal
+	w := wait.For{Name: name, Timeout: n.Timing.Heal, First: poll, Every: 10 * poll}
 	return n.Watch(ctx, id, w, func(ctx context.Context) (bool, string, error) {
 		users, err := n.Kube.ServedUsers(ctx)
 		if err != nil {

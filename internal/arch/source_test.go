@@ -7,7 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -15,11 +17,12 @@ const module = "github.com/recast-sh/recast"
 
 // source is one Go file of the module that is not generated.
 type source struct {
-	pkg   string // directory, slash-separated, from the top
-	name  string
-	lines int
-	fset  *token.FileSet
-	file  *ast.File
+	pkg    string // directory, slash-separated, from the top
+	name   string
+	nested bool // it is of a nested module
+	lines  int
+	fset   *token.FileSet
+	file   *ast.File
 }
 
 func (s source) test() bool { return strings.HasSuffix(s.name, "_test.go") }
@@ -28,19 +31,37 @@ func (s source) path() string { return path.Join(s.pkg, s.name) }
 
 func (s source) line(p token.Pos) int { return s.fset.Position(p).Line }
 
-// sources parses every file of the module at the top of the repository; with nested, also
+// sources returns every file of the module at the top of the repository; with nested, also
 // of nested modules.
 func sources(t *testing.T, nested bool) []source {
 	t.Helper()
+	all, err := parsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !nested {
+		all = slices.DeleteFunc(slices.Clone(all), func(s source) bool { return s.nested })
+	}
+	if len(all) < 10 {
+		t.Fatalf("found %d files: this is not the repository", len(all))
+	}
+	return all
+}
+
+// parsed parses every file once for all tests, which only read them.
+var parsed = sync.OnceValues(func() (all []source, err error) {
 	top := os.DirFS("../..")
-	var all []source
-	err := fs.WalkDir(top, ".", func(name string, e fs.DirEntry, err error) error {
+	var nested []string // directories of nested modules
+	err = fs.WalkDir(top, ".", func(name string, e fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case e.IsDir():
-			if name != "." && !wanted(top, name, nested) {
+			if name != "." && skipped(name) {
 				return fs.SkipDir
+			}
+			if _, err := fs.Stat(top, path.Join(name, "go.mod")); err == nil && name != "." {
+				nested = append(nested, name+"/")
 			}
 			return nil
 		case path.Ext(name) != ".go":
@@ -52,26 +73,17 @@ func sources(t *testing.T, nested bool) []source {
 		}
 		s, err := parse(path.Dir(name), path.Base(name), text)
 		if err == nil && !ast.IsGenerated(s.file) {
+			s.nested = slices.ContainsFunc(nested, func(dir string) bool { return strings.HasPrefix(name, dir) })
 			all = append(all, s)
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(all) < 10 {
-		t.Fatalf("found %d files: this is not the repository", len(all))
-	}
-	return all
-}
+	return all, err
+})
 
-func wanted(top fs.FS, dir string, nested bool) bool {
+func skipped(dir string) bool {
 	base := path.Base(dir)
-	if base == "testdata" || base == "bin" || base == "dist" || strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_") {
-		return false
-	}
-	_, err := fs.Stat(top, path.Join(dir, "go.mod"))
-	return nested || err != nil
+	return base == "testdata" || base == "bin" || base == "dist" || strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_")
 }
 
 func parse(pkg, name string, text []byte) (source, error) {

@@ -210,10 +210,10 @@ func TestFrame(t *testing.T) {
 func TestFrameFits(t *testing.T) {
 	t.Parallel()
 	for name, tc := range boards {
+		board := tc.tell()
 		for width := 1; width < 100; width += 7 {
 			for height := -1; height < 40; height++ {
-				look := Look{Width: width, Height: height}
-				lines := tc.tell().Frame(at(tc.seconds), look)
+				lines := board.Frame(at(tc.seconds), Look{Width: width, Height: height})
 				if len(lines) > max(0, height) {
 					t.Fatalf("%s: %d lines on a screen of %d x %d", name, len(lines), width, height)
 				}
