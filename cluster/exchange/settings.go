@@ -169,7 +169,8 @@ func (r *Replace) keep(ctx context.Context) error {
 	}))
 }
 
-// KeepAll closes the record of a removed node: all its disks stay parked. going says that they are freed next.
+// KeepAll closes the record of a removed node: all its disks stay parked. going says that they are freed next, and so
+// are blank disks that it was given before: a surge node's installation may have been cut off.
 func (r *Replace) KeepAll(ctx context.Context, going bool) error {
 	return r.record().update(ctx, func(rec *parking.Record) {
 		for _, d := range rec.Disks {
@@ -185,6 +186,7 @@ func (r *Replace) KeepAll(ctx context.Context, going bool) error {
 		}
 		for i := range rec.Kept {
 			rec.Kept[i].Removed = true // also older system disks of the node
+			rec.Kept[i].Going = rec.Kept[i].Going || going && rec.Kept[i].GivenUp
 		}
 		rec.Close()
 	})

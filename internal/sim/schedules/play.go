@@ -222,7 +222,7 @@ func (p *play) round() bool {
 		case n == len(p.c.Faults)+2*tries:
 			p.person(err)
 			p.endAll(true)
-		case n == len(p.c.Faults)+3*tries:
+		case n == len(p.c.Faults)+4*tries: // one remedy may have shown the next one
 			p.fail("it does not converge: %s", said(err))
 			return false
 		}

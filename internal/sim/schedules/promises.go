@@ -402,7 +402,7 @@ func (p *play) startFound(id int) {
 	if node >= 0 {
 		p.startAgain(node)
 	} else if vm, there := p.vm(id); there {
-		p.start(vm)
+		p.tell("start VM %d: %s", id, said(p.task(p.lab.World.Start("", vm.Host, vm.ID))))
 	}
 }
 

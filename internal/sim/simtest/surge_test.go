@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -337,6 +338,22 @@ type surging struct {
 	*Lab
 	*capacity
 	stop func()
+}
+
+// TestSurgeInstalledTwice: a surge node loses its power while Talos is installed on it, so that the next roll gives it
+// another blank disk. Both are freed with it: one that stayed would keep the next roll from making it.
+func TestSurgeInstalledTwice(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.AddSurge(1)
+		lab.Patch(sim.PatchedExtension)
+		off := func() { must(t, lab.World.PowerOff(lab.namedVM(surgeNode).ID)) }
+		installing := whenStarted(surgeNode+"/bring-up/wait-healthy", func() { time.AfterFunc(10*time.Second, off) })
+		requireFault(t, lab.Client().hears(installing).roll(planning.Policy{})(t.Context()), fault.Failed, `"`+surgeNode+`" on pve1 is off`)
+		rep := lab.Client().mustRoll(planning.Policy{})
+		require(t, slices.ContainsFunc(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == surgeNode && n.Resume }), "the surge node is not resumed")
+		lab.requireNoSurge(t)
+	})
 }
 
 // TestSurgeKilled kills a roll with a surge node at points of every kind. The next roll, with the
