@@ -19,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
 )
 
 // surgeNode is the surge node of these stories.
@@ -350,8 +351,9 @@ func TestSurgeInstalledTwice(t *testing.T) {
 		off := func() { must(t, lab.World.PowerOff(lab.namedVM(surgeNode).ID)) }
 		installing := whenStarted(surgeNode+"/bring-up/wait-healthy", func() { time.AfterFunc(10*time.Second, off) })
 		requireFault(t, lab.Client().hears(installing).roll(planning.Policy{})(t.Context()), fault.Failed, `"`+surgeNode+`" on pve1 is off`)
-		rep := lab.Client().mustRoll(planning.Policy{})
-		require(t, slices.ContainsFunc(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == surgeNode && n.Resume }), "the surge node is not resumed")
+		var said []string
+		must(t, lab.Client().hears(func(e step.Event) { said = append(said, e.Text) }).roll(planning.Policy{})(t.Context()))
+		requireSays(t, strings.Join(said, "\n"), "so it gets another blank system disk")
 		lab.requireNoSurge(t)
 	})
 }
