@@ -3,7 +3,6 @@
 package redact
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"net/url"
@@ -11,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -178,7 +178,7 @@ func isPlace(value string) bool {
 }
 
 // YAML lists the values in a YAML stream whose keys mark them as secret, as in machine configurations, talosconfigs
-// and kubeconfigs. It stops at a document that it can't parse.
+// and kubeconfigs.
 func YAML(data []byte) []string {
 	var out []string
 	for _, doc := range documents(data) {
@@ -208,18 +208,28 @@ func collect(v any, path []string, out *[]string) {
 	}
 }
 
-// documents returns the documents of a YAML stream, up to the first that can't be parsed.
+// documents returns the documents of a YAML stream. Of one that can't be parsed it returns the lines that have a key
+// and a value: a file with a mistake in one document has secrets all the same.
 func documents(data []byte) []any {
 	var out []any
-	d := yaml.NewDecoder(bytes.NewReader(data))
-	for {
+	for _, text := range documentStart.Split(string(data), -1) {
 		var doc any
-		if err := d.Decode(&doc); err != nil {
-			return out
+		if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
+			lines := map[string]any{}
+			for i, line := range keyAndValue.FindAllStringSubmatch(text, -1) {
+				lines[strconv.Itoa(i)] = map[string]any{line[1]: strings.Trim(line[2], `"'`)}
+			}
+			doc = lines
 		}
 		out = append(out, doc)
 	}
+	return out
 }
+
+var (
+	documentStart = regexp.MustCompile(`(?m)^---(?:[ \t\r]|$)`)
+	keyAndValue   = regexp.MustCompile(`(?m)^[ \t-]*([\w.-]+):[ \t]+(\S.*?)[ \t\r]*$`)
+)
 
 // secretKey matches the names of fields whose values are always secret.
 var secretKey = regexp.MustCompile(`(?i)^(?:auth|.*-(?:key-data|data)|.*(?:token|secret|password|passwd|passphrase|credentials?)` +

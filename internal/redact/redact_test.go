@@ -225,9 +225,13 @@ machine: {token: abc.def, ca: {crt: short, key: ` + long + `}}
 cluster: {secret: hush, aescbcEncryptionSecret: hush2}
 taints: [{key: node-role}]
 ---
+a mistake: here: and there
+  token: "hush4"
+  path: /etc/hosts
+--- # the next one
 users: [{user: {client-key-data: hush3, client-certificate-data: cert}}]
 `))
-	want := map[string]bool{"abc.def": true, long: true, "hush": true, "hush2": true, "hush3": true, "cert": true}
+	want := map[string]bool{"abc.def": true, long: true, "hush": true, "hush2": true, "hush3": true, "cert": true, "hush4": true}
 	for _, s := range got {
 		if !want[s] {
 			t.Errorf("%q is not a secret", s)
