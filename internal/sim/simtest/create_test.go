@@ -158,7 +158,7 @@ func (l *Lab) unlist(node string) {
 func (l *Lab) requireRemoved(t *testing.T, node string, disks int) {
 	t.Helper()
 	require(t, errOf(l.Kube.Node(t.Context(), node)) != nil, "Kubernetes has node %s still", node)
-	require(t, l.made([]string{node}) <= 0, "VM %s is there still", node)
+	require(t, l.made([]string{node}) == 0, "VM %s is there still", node)
 	require(t, !slices.Contains(l.memberNames(), node), "etcd has member %s still", node)
 	kept := func() (n int) {
 		res := l.status()

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -177,9 +176,7 @@ func (l *Lab) diesAt(t *testing.T, at point, do deed) (broken int) {
 
 func (l *Lab) tellBroken(t *testing.T, k *killer) int {
 	t.Helper()
-	for _, b := range k.broken {
-		t.Errorf("%spromise broken: %s", l.died, b)
-	}
+	requireNone(t, k.broken, l.died+"promises broken")
 	return len(k.broken)
 }
 
@@ -195,8 +192,8 @@ type killGrid[W interface{ itself() *Lab }] struct {
 	// goOn is what follows the kill; nil: the same command again. It says whether the end is another one.
 	goOn func(t *testing.T, w W, at point) (elsewhere bool)
 
-	// end fails the test unless the world is as it has to be in the end, of the undisturbed command, too. What
-	// it returns is the same after a kill as undisturbed.
+	// end fails the test unless the world, in which every persistent disk has to be intact, is as it has to be in the end, of
+	// the undisturbed command, too. What it returns is the same after a kill as undisturbed.
 	end func(t *testing.T, w W) (dump string)
 
 	choose  func(t *testing.T, points []point) []point // such as chosenPoints, named here for TestMakeCrash
@@ -212,6 +209,7 @@ func (g killGrid[W]) killEverywhere(t *testing.T) {
 		w := g.begin(t)
 		points, _ = w.itself().finish(t, g.do)
 		undisturbed = g.end(t, w)
+		w.itself().RequireIntact()
 	})
 	for _, at := range g.choose(t, points) {
 		t.Run(strconv.Itoa(at.at), func(t *testing.T) {
@@ -239,6 +237,7 @@ func (g killGrid[W]) kill(t *testing.T, at point, undisturbed string) {
 		g.broken.Add(int64(broken))
 	}
 	requireSame(t, undisturbed, g.end(t, w), "killed at %s: the world differs from an undisturbed one", at)
+	lab.RequireIntact()
 }
 
 // everyPoint chooses all of these points.
@@ -279,14 +278,9 @@ func countKill(t testing.TB) {
 // requireKilled fails unless a client was killed at a place, and ended as a killed one does.
 func requireKilled(t testing.TB, killed bool, err error, where string) {
 	t.Helper()
-	switch {
-	case !killed:
-		t.Fatalf("it was not killed at %s: %v", where, err)
-	case err == nil:
-		t.Fatalf("killed at %s, yet it says that it succeeded", where)
-	case !byKill(err):
-		t.Fatalf("killed at %s, yet it ended otherwise: %v", where, err)
-	}
+	mustBe(t, killed, "it was not killed at %s: %v", where, err)
+	mustBe(t, err != nil, "killed at %s, yet it says that it succeeded", where)
+	mustBe(t, byKill(err), "killed at %s, yet it ended otherwise: %v", where, err)
 	countKill(t)
 }
 
@@ -301,18 +295,13 @@ func byKill(err error) bool {
 // -crash.all, -crash.slice of them, or the usual ones if there are some. make crash has all tests that use it: TestMakeCrash.
 func chosenKills[K any](t *testing.T, all []K, kills int, usual func(K) bool) []K {
 	t.Helper()
-	var part []K
+	part := all
 	switch {
 	case *crashAll:
-		part = all
 	case *crashSlice > 0:
 		part = drawn(all, *crashSlice, *crashSeed, t.Name())
 	default:
-		for _, k := range all {
-			if usual != nil && usual(k) {
-				part = append(part, k)
-			}
-		}
+		part = slices.DeleteFunc(slices.Clone(all), func(k K) bool { return usual == nil || !usual(k) })
 	}
 	mustBe(t, len(part) != 0, "none of %d kills is chosen", len(all))
 	t.Attr("points", strconv.Itoa(len(all)))
@@ -470,12 +459,6 @@ func (l *Lab) loseJournal() {
 	must(l.t, os.RemoveAll(filepath.Join(l.Dir, ".recast")))
 }
 
-// machineConfigs are the present configurations of all nodes, as a user would have saved them to files.
-func (l *Lab) machineConfigs() func(_ context.Context, node string) (cluster.Secret, bool, error) {
-	l.t.Helper()
-	return l.keptConfigs().read
-}
-
 // policyFor is the policy of a roll of these nodes alone.
 func policyFor(nodes ...string) planning.Policy { return planning.Policy{Only: nodes} }
 
@@ -488,8 +471,7 @@ func storiesOf[S any](all ...S) map[string]S {
 	return stories
 }
 
-// requireUpgraded fails unless the node is in sync and serves, every other one is as stale as
-// before, and every persistent disk is intact.
+// requireUpgraded fails unless the node is in sync and serves, and every other one is as stale as before.
 func (l *Lab) requireUpgraded(t *testing.T, node string) {
 	t.Helper()
 	requireInSync(t, l, l.others(node)...)
@@ -499,8 +481,7 @@ func (l *Lab) requireUpgraded(t *testing.T, node string) {
 // planOf is what a roll would do to one node now.
 func (l *Lab) planOf(c *Client, node string, policy planning.Policy) planning.NodePlan {
 	l.t.Helper()
-	plan, err := c.Plan(l.t.Context(), policy)
-	must(l.t, err)
+	plan := valueOf(c.Plan(l.t.Context(), policy))(l.t)
 	i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
 	mustBe(l.t, i >= 0, "the plan leaves %s out: %+v", node, plan.Nodes)
 	return plan.Nodes[i]
@@ -534,13 +515,11 @@ func (l *Lab) as(run string) *Client {
 // of cancelled replacements, and the disk storage has no stray volumes.
 func (l *Lab) requireKept(want int) {
 	l.t.Helper()
-	res, err := l.Client().Status(l.t.Context())
-	if err != nil || len(res.Open) != 0 || len(res.Marked) != 0 || len(slices.DeleteFunc(slices.Clone(res.Kept), func(k pipeline.Kept) bool { return k.GivenUp })) != want || res.Claim != nil {
-		l.t.Errorf("status %+v, %v; want %d kept disks and nothing open", res, err, want)
-	}
-	for _, volid := range l.strays() {
-		l.t.Errorf("no configuration names volume %s", volid)
-	}
+	res := l.status()
+	kept := slices.DeleteFunc(slices.Clone(res.Kept), func(k pipeline.Kept) bool { return k.GivenUp })
+	require(l.t, len(res.Open) == 0 && len(res.Marked) == 0 && len(kept) == want && res.Claim == nil,
+		"status %+v; want %d kept disks and nothing open", res, want)
+	requireNone(l.t, l.strays(), "volumes that no configuration names")
 }
 
 // strays are the volumes on the disk storage that no VM's configuration names.
@@ -562,8 +541,7 @@ func (l *Lab) strays() []string {
 	}
 	var out []string
 	for _, host := range l.World.Hosts() {
-		volumes, err := l.World.Volumes(sim.DiskStorage, host)
-		must(l.t, err)
+		volumes := valueOf(l.World.Volumes(sim.DiskStorage, host))(l.t)
 		for _, v := range volumes {
 			if !named[on(host, v.Volid)] {
 				out = append(out, v.Volid)

@@ -132,9 +132,8 @@ func (l *life) requireRunning(t *testing.T) {
 func (l *life) requireWorkers(t *testing.T, key, want string) {
 	t.Helper()
 	for _, vm := range l.World.VMs() {
-		if strings.HasPrefix(vm.Config["name"], "wk") && !strings.Contains(vm.Config[key], want) {
-			t.Errorf("%s: %s is %q, want %q", vm.Config["name"], key, vm.Config[key], want)
-		}
+		require(t, !strings.HasPrefix(vm.Config["name"], "wk") || strings.Contains(vm.Config[key], want),
+			"%s: %s is %q, want %q", vm.Config["name"], key, vm.Config[key], want)
 	}
 }
 
@@ -149,7 +148,7 @@ func (l *life) requireParked(t *testing.T, node string) {
 		}
 	}
 	require(t, disks == 2, "status lists %d disks of %s: %+v", disks, node, res.Kept)
-	require(t, l.made([]string{node}) <= 0, "%s has a VM still", node)
+	require(t, l.made([]string{node}) == 0, "%s has a VM still", node)
 }
 
 // live goes through a stage.
@@ -160,9 +159,8 @@ func (l *life) live(t *testing.T, s stage, run string) {
 	}
 	if s.typed != nil {
 		c := l.as(run)
-		if err := s.typed(t.Context(), c); err != nil {
-			t.Fatalf("%s: %v, hints %q", s.name, err, fault.Hints(err))
-		}
+		err := s.typed(t.Context(), c)
+		mustBe(t, err == nil, "%s: %v, hints %q", s.name, err, fault.Hints(err))
 	}
 	if s.after != nil {
 		s.after(l)
@@ -208,9 +206,8 @@ func TestLife(t *testing.T) {
 			starts := l.started()
 			l.live(t, s, runOf(i))
 			l.require(t, s)
-			if n := l.started() - starts; s.name == "disk grown" && n > 0 {
-				t.Errorf("%s: %d VMs were started", s.name, n)
-			}
+			n := l.started() - starts
+			require(t, s.name != "disk grown" || n == 0, "%s: %d VMs were started", s.name, n)
 		}
 		l.requireRunning(t)
 		disks := slices.Sorted(maps.Keys(l.Disks())) // those of wk1 and wk2 with their content, too

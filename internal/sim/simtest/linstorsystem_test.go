@@ -225,23 +225,26 @@ func linstorUnread() map[string]storageCase {
 
 // TestPlanOfLINSTOR: a node is refused, by the volume's name, while no other node has a current copy.
 func TestPlanOfLINSTOR(t *testing.T) {
-	for _, cases := range []map[string]storageCase{linstorCopies(), linstorUnread()} {
-		planStorage(t, (*Lab).runLINSTOR, cases)
-	}
+	planStorage(t, (*Lab).runLINSTOR, linstorCopies())
+	planStorage(t, (*Lab).runLINSTOR, linstorUnread())
 }
 
 // planStorage plans each case with a storage system.
 func planStorage(t *testing.T, run func(l *Lab, names ...string), cases map[string]storageCase) {
 	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inStorageLab(t, run, 2, func(t *testing.T, lab *Lab) {
-				tc.change(lab)
-				n := planOf(t, lab, "wk1")
-				requireSame(t, tc.refused, n.Refused, "refused (-want +got)")
-				requireSame(t, tc.notes, n.Notes, "notes (-want +got)")
-			})
-		})
+	eachBy(t, storageLab(run, 2), cases, func(t *testing.T, lab *Lab, tc storageCase) {
+		tc.change(lab)
+		n := planOf(t, lab, "wk1")
+		requireSame(t, tc.refused, n.Refused, "refused (-want +got)")
+		requireSame(t, tc.notes, n.Notes, "notes (-want +got)")
+	})
+}
+
+// storageLab is inStorageLab with that system on so many workers.
+func storageLab(run func(l *Lab, names ...string), workers int) inLabOf {
+	return func(t *testing.T, test func(t *testing.T, lab *Lab)) {
+		t.Helper()
+		inStorageLab(t, run, workers, test)
 	}
 }
 
@@ -267,25 +270,17 @@ func TestRollWaitsForLINSTOR(t *testing.T) {
 // although two may go.
 func TestQuorumOfTwoWorkersAtATime(t *testing.T) {
 	long(t)
-	for name, tc := range map[string]struct {
-		quorum bool
-		most   int
-	}{"with a quorum": {true, 1}, "without": {false, 2}} {
-		t.Run(name, func(t *testing.T) {
-			inStorageLab(t, (*Lab).runLINSTOR, 3, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
-				v := linstor.Volume{Name: "pvc-1", Wanted: 3, Quorum: tc.quorum}
-				for _, n := range []string{"wk1", "wk2", "wk3"} {
-					v.Copies = append(v.Copies, &linstor.Copy{Node: n, Disk: "UpToDate"})
-				}
-				lab.Kube.LINSTOR().AddVolume(v)
-				seen := lab.watchOutage()
-				must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-				require(t, seen.most == tc.most, "%d workers at a time, want %d", seen.most, tc.most)
-				requireInSync(t, lab)
-			})
-		})
-	}
+	eachBy(t, storageLab((*Lab).runLINSTOR, 3), map[string]int{"with a quorum": 1, "without": 2}, func(t *testing.T, lab *Lab, most int) {
+		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
+		v := linstor.Volume{Name: "pvc-1", Wanted: 3, Quorum: most == 1}
+		for _, n := range []string{"wk1", "wk2", "wk3"} {
+			v.Copies = append(v.Copies, &linstor.Copy{Node: n, Disk: "UpToDate"})
+		}
+		lab.Kube.LINSTOR().AddVolume(v)
+		seen := lab.watchOutage()
+		lab.Client().rollTo(t, planning.Policy{})
+		require(t, seen.most == most, "%d workers at a time, want %d", seen.most, most)
+	})
 }
 
 // TestRollStopsWhereDRBDStaysApart: a copy does not connect again, so no other node follows.
@@ -321,9 +316,8 @@ func (l *Lab) evicting(minutes string) {
 func (l *Lab) requireEvictAfter(node, value string, held bool) {
 	l.t.Helper()
 	c := l.Kube.LINSTOR()
-	if v, memo := c.NodeProperty(node, evictAfter), c.NodeProperty(node, linstorHold); v != value || memo != "" != held {
-		l.t.Errorf("%s of %s is %q, memo %q", evictAfter, node, v, memo)
-	}
+	v, memo := c.NodeProperty(node, evictAfter), c.NodeProperty(node, linstorHold)
+	require(l.t, v == value && memo != "" == held, "%s of %s is %q, memo %q", evictAfter, node, v, memo)
 }
 
 // inEvictingLab runs a test with a LINSTOR on three workers that evicts each of them within its outage.
@@ -343,17 +337,15 @@ func TestRollKeepsLINSTORFromEvicting(t *testing.T) {
 		lab.Kube.LINSTOR().SetNodeProperty("wk2", evictAfter, "2")
 		var said []string
 		held := map[string]string{}
-		c := lab.Client()
 		goes := func(n string) func(step.Event) {
 			return whenStarted(n+"/take-down", func() { held[n] = lab.Kube.LINSTOR().NodeProperty(n, linstorHold) })
 		}
-		c.Emit = allOf(notes("await-storage", &said), goes("wk1"), goes("wk2"))
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		lab.Client().hears(allOf(notes("await-storage", &said), goes("wk1"), goes("wk2"))).mustRoll(planning.Policy{})
 		for n, was := range map[string]string{"wk1": "", "wk2": "2"} {
 			var m replica.Memo
-			if err := json.Unmarshal([]byte(held[n]), &m); err != nil || m.Was != was || m.Set != "60" || m.Nodes[n] != 60 || m.Run == "" || m.Since.IsZero() {
-				t.Errorf("held for %s: %s, %v", n, held[n], err)
-			}
+			err := json.Unmarshal([]byte(held[n]), &m)
+			require(t, err == nil && m.Was == was && m.Set == "60" && m.Nodes[n] == 60 && m.Run != "" && !m.Since.IsZero(),
+				"held for %s: %s, %v", n, held[n], err)
 			lab.requireEvictAfter(n, was, false)
 			require(t, !lab.Kube.LINSTOR().Evicted(n), "%s was evicted", n)
 		}
@@ -392,9 +384,8 @@ func TestLINSTORHoldOfAKilledRun(t *testing.T) {
 		})
 	}
 	goOnAfterKills(t, inLab, moments, func(t *testing.T, lab *Lab, m moment) {
-		if set := lab.Kube.LINSTOR().NodeProperty("wk1", evictAfter); !m.unsent && set != "60" {
-			t.Errorf("the killed run left %s", set)
-		}
+		set := lab.Kube.LINSTOR().NodeProperty("wk1", evictAfter)
+		require(t, m.unsent || set == "60", "the killed run left %s", set)
 	}, func(t *testing.T, lab *Lab) {
 		lab.requireEvictAfter("wk1", "2", false)
 		require(t, !lab.Kube.LINSTOR().Evicted("wk1"), "wk1 was evicted")
@@ -415,11 +406,12 @@ func TestLINSTORHoldChangedBySomeoneElse(t *testing.T) {
 // TestDoctorOfLINSTOR: doctor says when it evicts nodes, and what becomes of that.
 func TestDoctorOfLINSTOR(t *testing.T) {
 	const evicts = "1 volume; evicts a node that is away for %s (" + evictAfter + ")"
-	cases := map[string]struct {
+	type story struct {
 		do    func(l *Lab)
 		state checkup.State
 		seen  string
-	}{
+	}
+	eachBy(t, storageLab((*Lab).runLINSTOR, 2), map[string]story{
 		"never":       {func(*Lab) {}, checkup.OK, "1 volume"},
 		"soon":        {func(l *Lab) { l.evicting("20") }, checkup.OK, fmt.Sprintf(evicts, 20*time.Minute) + ", and wk1 is expected to be away for 4m0s: a roll has it wait 1h0m0s"},
 		"after a day": {func(l *Lab) { l.evicting("1440") }, checkup.OK, fmt.Sprintf(evicts, 24*time.Hour)},
@@ -428,16 +420,11 @@ func TestDoctorOfLINSTOR(t *testing.T) {
 			l.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "60")
 			l.Kube.LINSTOR().SetNodeProperty("wk1", linstorHold, `{"was":"","set":"60","nodes":{"wk1":60}}`)
 		}, checkup.Warning, evictAfter + " of wk1 was not set before recast set it to 60, while wk1 is away"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inStorageLab(t, (*Lab).runLINSTOR, 2, func(t *testing.T, lab *Lab) {
-				lab.drbd("pvc-1", 2, "wk1", "wk2")
-				tc.do(lab)
-				requireStorageCheck(t, lab, "LINSTOR", tc.state, tc.seen)
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.drbd("pvc-1", 2, "wk1", "wk2")
+		s.do(lab)
+		requireStorageCheck(t, lab, "LINSTOR", s.state, s.seen)
+	})
 }
 
 // TestLINSTORHoldIsRefused: if the property can't be changed, the node is not touched; doctor names the right before.
@@ -468,8 +455,7 @@ func TestLINSTORHoldIsLeft(t *testing.T) {
 		requireFault(t, err, fault.Failed, "give back what storage systems were told")
 		const undo = `by hand: echo '{"override_props":{},"delete_props":["DrbdOptions/AutoEvictAfterTime","Aux/recast.dev/hold"]}' | ` +
 			"kubectl replace --raw /api/v1/namespaces/piraeus-datastore/services/linstor-controller:3370/proxy/v1/nodes/wk1 -f -"
-		hints := fault.Hints(err)
-		require(t, slices.Contains(hints, undo), "hints %q", hints)
+		require(t, slices.Contains(fault.Hints(err), undo), "hints %q", fault.Hints(err))
 		lab.Recorder.Hooks(nil, nil)
 		lab.requireEvictAfter("wk1", "60", true)
 		requireNoClaim(t, lab)
@@ -487,9 +473,8 @@ func requireHeldInDrift(t *testing.T, lab *Lab, left bool) {
 	res := lab.drift()
 	mustBe(t, len(res.Held) == 1 && res.HeldLeft == left && !res.InSync, "%+v", res)
 	h := res.Held[0]
-	if h.What != "LINSTOR: "+evictAfter+" of wk1 was not set before recast set it to 60, while wk1 is away" || h.Run == "" || time.Since(h.Since) > time.Hour || len(h.Next) != 2 {
-		t.Errorf("%+v", h)
-	}
+	require(t, h.What == "LINSTOR: "+evictAfter+" of wk1 was not set before recast set it to 60, while wk1 is away" &&
+		h.Run != "" && time.Since(h.Since) <= time.Hour && len(h.Next) == 2, "%+v", h)
 }
 
 // TestDriftDuringARoll: what an active roll holds is shown, and no drift.

@@ -455,8 +455,7 @@ func withoutCloudInit(dump string) string {
 func TestMatrixSees(t *testing.T) {
 	t.Parallel()
 	value := func(l *matrixLab, key string) string {
-		vm, err := l.vm()
-		must(l.t, err)
+		vm := valueOf(l.vm())(l.t)
 		return vm.Config[key]
 	}
 	park := func(l *matrixLab) error {

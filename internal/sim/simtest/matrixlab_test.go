@@ -79,8 +79,7 @@ func newMatrixLab(t *testing.T, shape matrixShape) *matrixLab {
 		t: t, world: world.New(world.Options{Cluster: matrixCluster}), recorder: record.New(), network: network.Memory(),
 		cert: apitest.NewCertificate(t), shape: shape, named: map[string]string{},
 	}
-	listener, err := l.network.Listen(matrixEndpoint)
-	must(t, err)
+	listener := valueOf(l.network.Listen(matrixEndpoint))(t)
 	l.world.AddHost(matrixHost)
 	server := pveapi.New(l.world, l.recorder, matrixHost)
 	server.Serve(listener, l.cert)
@@ -116,11 +115,10 @@ func (l *matrixLab) live(ctx context.Context) (context.Context, *matrixLife) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	life := &matrixLife{matrixLab: l, dialer: l.network.Dialer(), cancel: cancel}
-	px, err := pve.New(api.Options{
+	px := valueOf(pve.New(api.Options{
 		Endpoints: []string{"https://" + matrixEndpoint}, Token: cluster.Secret(matrixToken + "=" + matrixSecret),
 		Fingerprint: apitest.Fingerprint(l.cert.Leaf), Dial: life.dialer.DialContext, Poll: 2 * time.Second,
-	})
-	must(l.t, err)
+	}))(l.t)
 	life.px = px
 	l.clients = append(l.clients, px)
 	return ctx, life
@@ -277,8 +275,7 @@ func (l *matrixLab) buildHolder() map[string]string {
 		return held
 	}
 	l.define(matrixHolder, map[string]string{"name": "data", "memory": "16", "protection": "1"}, disks, true)
-	vm, err := l.world.LookupVM(matrixHost, matrixHolder)
-	must(l.t, err)
+	vm := valueOf(l.world.LookupVM(matrixHost, matrixHolder))(l.t)
 	for key := range disks {
 		volid, _, _ := strings.Cut(vm.Config[key], ",")
 		held[key] = volid + ",backup=0,discard=on,iothread=1,serial=held-" + key
@@ -332,8 +329,7 @@ func (l *matrixLab) buildParking() {
 		VMID: matrixVM, UUID: "00000000-0000-4000-8000-000000009011", VMName: matrixNode,
 		Kept: []parking.KeptDisk{{Key: "scsi30", Run: "19991231-0000-dead", Slot: "scsi0", Options: "discard=on,iothread=1,serial=older,ssd=1", Talos: "v1.12.0"}},
 	}
-	text, err := rec.Description()
-	must(l.t, err)
+	text := valueOf(rec.Description())(l.t)
 	l.define(matrixParking, map[string]string{
 		"name": "recast-parking-" + matrixNode, "memory": "16", "protection": "1", "onboot": "0", "pool": "talos", "description": text, "boot": " ",
 	}, map[string]string{"scsi30": "data:8,backup=0,discard=on,iothread=1,serial=older,ssd=1"}, false)
@@ -475,8 +471,7 @@ func (l *matrixLab) volumes() map[string]*world.Media {
 	l.t.Helper()
 	all := map[string]*world.Media{}
 	for _, storage := range []string{"data", "fast"} {
-		volumes, err := l.world.Volumes(storage, matrixHost)
-		must(l.t, err)
+		volumes := valueOf(l.world.Volumes(storage, matrixHost))(l.t)
 		for _, v := range volumes {
 			all[v.Volid] = l.world.Media(v.Volid, matrixHost)
 		}

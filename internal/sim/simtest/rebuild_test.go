@@ -229,9 +229,7 @@ func TestRebuildRefused(t *testing.T) {
 			}
 			names = append(names, strings.Join(of, " "))
 		}
-		if names[0] != names[1] {
-			t.Errorf("VMs before: %s, after: %s", names[0], names[1])
-		}
+		require(t, names[0] == names[1], "VMs before: %s, after: %s", names[0], names[1])
 	})
 }
 
@@ -253,8 +251,7 @@ func TestRebuildGoesOn(t *testing.T) {
 
 		err := errOf(b.Client().Roll(t.Context(), planning.Policy{}))
 		requireError(t, err, "recast rebuild")
-		err = errOf(b.Client().Bootstrap(t.Context(), "cp1"))
-		requireError(t, err, "recast rebuild")
+		requireError(t, errOf(b.Client().Bootstrap(t.Context(), "cp1")), "recast rebuild")
 		if when == "before" {
 			err = errOf(b.Client().Rebuild(t.Context(), other))
 			if err == nil || !strings.Contains(fmt.Sprint(err, fault.Hints(err)), "began with another snapshot") && !strings.Contains(err.Error(), "API answers") {

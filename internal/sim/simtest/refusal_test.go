@@ -127,9 +127,8 @@ func requireAuto(t *testing.T, lab *Lab, r refusal) {
 	case len(r.also) > 0:
 		strategy, why = cluster.Reimage, "reimage: recreate is impossible ("+strings.Join(r.also, "; ")+")"
 	}
-	if n.Strategy != strategy || len(n.Refused)+len(n.WillLose) > 0 {
-		t.Errorf("%s: auto takes %s, want %s; refused %q, lost %q", r.name, n.Strategy, strategy, n.Refused, n.WillLose)
-	}
+	require(t, n.Strategy == strategy && len(n.Refused)+len(n.WillLose) == 0,
+		"%s: auto takes %s, want %s; refused %q, lost %q", r.name, n.Strategy, strategy, n.Refused, n.WillLose)
 	requireSame(t, why, masked(n.Why), "%s: why (-want +got)", r.name)
 }
 
@@ -154,9 +153,8 @@ func requireAsked(t *testing.T, lab *Lab, name string, s cluster.Strategy, want 
 		t.Errorf("%s: a roll by %s ended with kind %d (-want +got):\n%s", name, s, fault.KindOf(err), diff)
 	}
 	for _, call := range lab.Recorder.Calls()[before:] {
-		if call.Mutation && !ofClaim(call) {
-			t.Errorf("%s: a roll by %s sent %s %s %s all the same", name, s, call.Proto, call.Method, call.Path)
-		}
+		require(t, !call.Mutation || ofClaim(call),
+			"%s: a roll by %s sent %s %s %s all the same", name, s, call.Proto, call.Method, call.Path)
 	}
 }
 
@@ -192,8 +190,7 @@ func encryptsData(old, key string) edit {
 			state = talosapi.StateUUID(l.media(wk1System).Bytes())
 		}
 		media := l.media(wk1Data)
-		encrypted, err := talosapi.Encrypted(media.Bytes(), "u-data", l.node("wk1").UUID, state, key != "")
-		must(l.t, err)
+		encrypted := valueOf(talosapi.Encrypted(media.Bytes(), "u-data", l.node("wk1").UUID, state, key != ""))(l.t)
 		media.Write(encrypted)
 		mustBe(l.t, bytes.Contains(config, []byte(volume+encryption(old))), "no %q in\n%s", volume+encryption(old), config)
 		return bytes.Replace(config, []byte(volume+encryption(old)), []byte(volume+encryption(key)), 1)
@@ -214,8 +211,7 @@ func configured(change func(l *Lab, config []byte) []byte) edit {
 	return func(l *Lab) {
 		l.t.Helper()
 		media := l.media(wk1System)
-		b, err := talosapi.WithMachineConfig(media.Bytes(), func(config []byte) []byte { return change(l, config) })
-		must(l.t, err)
+		b := valueOf(talosapi.WithMachineConfig(media.Bytes(), func(config []byte) []byte { return change(l, config) }))(l.t)
 		media.Write(b)
 	}
 }
@@ -332,8 +328,7 @@ func partitions(volid string, change func([]artefact.Partition) []artefact.Parti
 	return func(l *Lab) {
 		l.t.Helper()
 		media := l.media(volid)
-		disk, err := artefact.ReadDisk(media.Bytes())
-		must(l.t, err)
+		disk := valueOf(artefact.ReadDisk(media.Bytes()))(l.t)
 		disk.Partitions = change(disk.Partitions)
 		media.Write(artefact.WriteDisk(disk))
 	}
@@ -462,18 +457,12 @@ func masked(text string) string {
 // labels are those of a disk's partitions.
 func (l *Lab) labels(volid string) []string {
 	l.t.Helper()
-	disk, err := artefact.ReadDisk(l.media(volid).Bytes())
-	must(l.t, err)
-	var labels []string
-	for _, p := range disk.Partitions {
-		labels = append(labels, p.Label)
-	}
-	return labels
+	disk := valueOf(artefact.ReadDisk(l.media(volid).Bytes()))(l.t)
+	return ofEach(disk.Partitions, func(p artefact.Partition) string { return p.Label })
 }
 
 func (l *Lab) vm(id int) world.VM {
 	l.t.Helper()
-	vm, err := l.World.LookupVM("pve1", id)
-	must(l.t, err)
+	vm := valueOf(l.World.LookupVM("pve1", id))(l.t)
 	return vm
 }

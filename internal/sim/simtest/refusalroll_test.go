@@ -69,9 +69,8 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 		longhorn("/var/lib/longhorn")(lab)
 		acceptLoss("u-cache", "scratch", "pv/pvc-1")(lab)
 		lab.Client().mustRoll(planning.Policy{}) // one of the losses is not accepted, so it is rolled in place
-		if labels := lab.labels(wk1System); !slices.Contains(labels, "u-cache") {
-			t.Fatalf("partitions %q", labels)
-		}
+		labels := lab.labels(wk1System)
+		mustBe(t, slices.Contains(labels, "u-cache"), "partitions %q", labels)
 		lab.Patch(sim.PatchedExtension)
 		configuration("'pv/pvc-1'", "'pv/pvc-1', longhorn/var/lib/longhorn, pv/pvc-9")(lab)
 		c := lab.as("20000101-0000-beef")
@@ -116,7 +115,6 @@ func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
 			requireDrift(t, l)
 			l.Patch(sim.PatchedExtension)
 		}})
-		lab.RequireIntact()
 	})
 }
 
@@ -127,10 +125,7 @@ func bringsArg(name string) string {
 // requireNoWayIn wants no strategy for wk1, for these reasons.
 func requireNoWayIn(t *testing.T, lab *Lab, reasons ...string) {
 	t.Helper()
-	var want []string
-	for _, r := range reasons {
-		want = append(want, "recreate, reimage, in-place: "+r)
-	}
+	want := ofEach(reasons, func(r string) string { return "recreate, reimage, in-place: " + r })
 	requireSame(t, want, planOf(t, lab, "wk1").Refused, "refused (-want +got)")
 	requireInPlace(t, lab, "a way in without a way out", reasons...)
 }
@@ -161,7 +156,6 @@ func TestAMachineOfOmni(t *testing.T) {
 		}
 		lab.Client().mustRoll(planning.Policy{})
 		requireInSync(t, lab)
-		lab.RequireIntact()
 	})
 }
 
@@ -174,15 +168,12 @@ func TestUndoOfAMachineOfOmni(t *testing.T) {
 		must(t, lab.Client().roll(policyFor("wk1"))(t.Context())) // a recreate, which keeps the old system disk
 		schematic("  extraKernelArgs: ['siderolink.api=grpc://10.0.0.1:8090?jointoken=secret']\n")(lab)
 		upgradeByHand(t, lab, lab.locked("wk1").Schematic)
-		if joined := lab.machine("wk1").Omni(); len(joined) != 1 {
-			t.Fatalf("the machine is joined by %q", joined)
-		}
+		joined := lab.machine("wk1").Omni()
+		mustBe(t, len(joined) == 1, "the machine is joined by %q", joined)
 		must(t, errOf(lab.as("20000101-0000-0111").Undo(t.Context(), policyFor("wk1"), planning.Undone{})))
 		m := lab.machine("wk1")
-		if len(m.Omni()) > 0 || m.Schematic.LockHash() != before.Schematic.LockHash() {
-			t.Errorf("it runs %+v, joined by %q", m.Schematic, m.Omni())
-		}
-		lab.RequireIntact()
+		require(t, len(m.Omni()) == 0 && m.Schematic.LockHash() == before.Schematic.LockHash(),
+			"it runs %+v, joined by %q", m.Schematic, m.Omni())
 	})
 }
 
@@ -224,7 +215,6 @@ func TestNothingIsPossible(t *testing.T) {
 		requireDrift(t, lab)
 		drive := lab.vm(wk1).Config["scsi0"]
 		require(t, strings.Contains(drive, "size=20G"), "the system disk: %s", drive)
-		lab.RequireIntact()
 	})
 }
 
@@ -235,9 +225,8 @@ func TestEtcdRefusesANewSystemDisk(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		n := planOf(t, lab, "cp1")
-		if n.Strategy != cluster.InPlace || n.Why != "in-place: a new system disk is impossible ("+only+")" || len(n.Refused) > 0 {
-			t.Errorf("auto: %s, %s, refused %q", n.Strategy, n.Why, n.Refused)
-		}
+		require(t, n.Strategy == cluster.InPlace && n.Why == "in-place: a new system disk is impossible ("+only+")" &&
+			len(n.Refused) == 0, "auto: %s, %s, refused %q", n.Strategy, n.Why, n.Refused)
 		brought := lab.Read("recast.yaml")
 		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 			strategy(s)(lab)
@@ -257,9 +246,8 @@ func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
 	hints := strings.Join(fault.Hints(err), "\n")
 	require(t, strings.Contains(hints, hint), "hints %q lack %q", hints, hint)
 	for _, call := range lab.Recorder.Calls()[before:] {
-		if call.Mutation && call.Proto != "factory" && !ofClaim(call) {
-			t.Errorf("%s %s %s was sent all the same", call.Proto, call.Method, call.Path)
-		}
+		require(t, !call.Mutation || call.Proto == "factory" || ofClaim(call),
+			"%s %s %s was sent all the same", call.Proto, call.Method, call.Path)
 	}
 }
 

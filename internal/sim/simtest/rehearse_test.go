@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -49,9 +48,8 @@ func (l *Lab) scratches() []string {
 func (l *Lab) requireUntouched(before int) {
 	l.t.Helper()
 	for _, call := range withoutPulls(changesOfNodes(l.Recorder.Calls()[before:])) {
-		if !strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM)) && !strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM-1)) && !strings.HasSuffix(call, "/qemu") {
-			l.t.Errorf("%s was sent", call)
-		}
+		require(l.t, strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM)) ||
+			strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM-1)) || strings.HasSuffix(call, "/qemu"), "%s was sent", call)
 	}
 	l.requireNoScratch()
 }
@@ -59,9 +57,7 @@ func (l *Lab) requireUntouched(before int) {
 func (l *Lab) requireNoScratch() {
 	l.t.Helper()
 	requireNone(l.t, l.scratches(), "left")
-	for _, volid := range l.strays() {
-		l.t.Errorf("no configuration names volume %s", volid)
-	}
+	requireNone(l.t, l.strays(), "volumes that no configuration names")
 	requireNoClaim(l.t.(*testing.T), l)
 }
 
@@ -98,7 +94,6 @@ func TestRehearse(t *testing.T) {
 		want := []string{"pve1 " + firmware + ` [wk2]: ""`, "pve2 " + firmware + ` [wk1]: ""`}
 		requireSame(t, want, seen, "rehearsed (-want +got)")
 		lab.requireNoScratch()
-		lab.RequireIntact()
 	})
 }
 
@@ -142,12 +137,10 @@ func TestRehearseFirmware(t *testing.T) {
 		got := rep.Rehearsed[0]
 		require(t, got.Firmware == c.firmware && got.Addr.String() == c.at && got.Unseen == c.blindly, "rehearsed %+v", got)
 		for key, value := range made.Params {
-			if strings.HasPrefix(key, "scsi") && key != "scsihw" || strings.Contains(value, lab.node("wk1").MAC) || strings.Contains(value, lab.node("wk1").UUID) {
-				t.Errorf("the scratch VM has %s: %s", key, value)
-			}
+			require(t, (!strings.HasPrefix(key, "scsi") || key == "scsihw") && !strings.Contains(value, lab.node("wk1").MAC) &&
+				!strings.Contains(value, lab.node("wk1").UUID), "the scratch VM has %s: %s", key, value)
 		}
 		lab.requireNoScratch()
-		lab.RequireIntact()
 	})
 }
 
@@ -202,11 +195,9 @@ func TestRehearsalFails(t *testing.T) {
 		lab.Silence(nil)
 		require(t, fault.KindOf(err) == c.kind && strings.Contains(message(err), c.want) && len(fault.Hints(err)) != 0,
 			"kind %d: %v\nhints %q", fault.KindOf(err), err, fault.Hints(err))
-		if len(rep.Rehearsed) != 0 || lab.bootID("wk1") != boot {
-			t.Errorf("rehearsed %+v, boot of wk1 %s, before it %s", rep.Rehearsed, lab.bootID("wk1"), boot)
-		}
+		require(t, len(rep.Rehearsed) == 0 && lab.bootID("wk1") == boot,
+			"rehearsed %+v, boot of wk1 %s, before it %s", rep.Rehearsed, lab.bootID("wk1"), boot)
 		lab.requireUntouched(before)
-		lab.RequireIntact()
 	})
 }
 
@@ -218,7 +209,8 @@ func TestRehearsalKilled(t *testing.T) {
 		t.Run(name, killGrid[*Lab]{
 			begin: func(t *testing.T) *Lab {
 				lab := New(t, oneWorker())
-				lab.rehearses(boot)
+				lab.BootsDisks(boot)
+				lab.Patch(sim.PatchedExtension)
 				return lab
 			},
 			do: rehearsal, journal: true,
@@ -238,21 +230,10 @@ func TestRehearsalKilled(t *testing.T) {
 			},
 			end: func(t *testing.T, lab *Lab) string {
 				lab.requireNoScratch()
-				lab.RequireIntact()
 				return ""
 			},
 		}.killEverywhere)
 	}
-}
-
-func inLabOnce(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
-	synctest.Test(t, func(t *testing.T) { f(t, New(t, o)) })
-}
-
-// rehearses has something to rehearse.
-func (l *Lab) rehearses(boot string) {
-	l.BootsDisks(boot)
-	l.Patch(sim.PatchedExtension)
 }
 
 // rehearsal is a roll that rehearses first.
@@ -299,7 +280,6 @@ func TestCtrlCInARehearsal(t *testing.T) {
 					took := time.Since(pressed)
 					require(t, took <= 30*time.Second, "it took %s to end", took)
 					lab.requireUntouched(before)
-					lab.RequireIntact()
 				})
 			})
 		}
@@ -337,7 +317,6 @@ func TestRehearseBoth(t *testing.T) {
 			`[wk2] OVMF, q35, CPU host, disk on scsi (virtio-scsi-single), disk true, at 127.42.7.251: ""`,
 		}, seen, "rehearsed (-want +got)")
 		lab.requireNoScratch()
-		lab.RequireIntact()
 	})
 }
 
@@ -356,11 +335,9 @@ func TestRehearseADiskOn(t *testing.T) {
 		rep, err := lab.rehearsing().Roll(t.Context(), onlyWorker)
 		lab.Recorder.Hooks(nil, nil)
 		must(t, err)
-		if len(rep.Rehearsed) != 1 || rep.Rehearsed[0].Unseen != "" || !strings.Contains(made.Params[bus+"0"], ",import-from=") {
-			t.Errorf("rehearsed %+v, made %v", rep.Rehearsed, made.Params)
-		}
+		require(t, len(rep.Rehearsed) == 1 && rep.Rehearsed[0].Unseen == "" &&
+			strings.Contains(made.Params[bus+"0"], ",import-from="), "rehearsed %+v, made %v", rep.Rehearsed, made.Params)
 		lab.requireNoScratch()
-		lab.RequireIntact()
 	})
 }
 
@@ -375,7 +352,6 @@ func TestRehearsalOfADiskLost(t *testing.T) {
 		mustBe(t, err == nil && len(rep.Rehearsed) == 1 && lost.Load() >= 3,
 			"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
 		lab.requireNoScratch()
-		lab.RequireIntact()
 	})
 }
 
@@ -403,7 +379,6 @@ func TestRehearsalOfADiskLate(t *testing.T) {
 		require(t, x.said != "" && len(left) == s.left, "left %q, late %q", left, x.said)
 		must(t, errOf(lab.second().pruneDisks(t.Context(), -1, nil)))
 		lab.requireNoScratch()
-		lab.RequireIntact()
 	})
 }
 
@@ -438,7 +413,6 @@ func TestPruneScratchVMs(t *testing.T) {
 		require(t, err == nil && asked == 1 && len(rep.Scratch) == 1 && rep.Scratch[0].Removed,
 			"asked for %d, report %+v, %v", asked, rep.Scratch, err)
 		lab.requireNoScratch()
-		lab.RequireIntact()
 	})
 }
 
@@ -455,7 +429,6 @@ func TestAChangedScratchVMIsKept(t *testing.T) {
 			"report %+v, %v", rep.Scratch, err)
 		left := lab.scratches()
 		require(t, len(left) == 1, "left: %q", left)
-		lab.RequireIntact()
 	})
 }
 
@@ -471,10 +444,7 @@ func TestPlanOfARehearsal(t *testing.T) {
 			"planned %v, to clear %v", without.Trials, without.Scratch)
 		planner.Rehearse = new(true)
 		plan := valueOf(planner.Plan(t.Context(), only))(t)
-		var seen []string
-		for _, s := range plan.Scratch {
-			seen = append(seen, fmt.Sprintf("%d %s", s.VMID, s.Host))
-		}
+		seen := ofEach(plan.Scratch, func(s planning.LeftScratch) string { return fmt.Sprintf("%d %s", s.VMID, s.Host) })
 		for _, r := range plan.Trials {
 			seen = append(seen, fmt.Sprintf("%s %s %s %v %t", r.Host, r.Firmware, r.Schematic, r.Nodes, strings.HasSuffix(r.ISO, ".iso")))
 		}
@@ -486,6 +456,5 @@ func TestPlanOfARehearsal(t *testing.T) {
 		require(t, len(rep.Rehearsed) == 1 && rep.Plan.ID == plan.ID,
 			"rehearsed %+v by plan %s of %s", rep.Rehearsed, rep.Plan.ID, plan.ID)
 		lab.requireNoScratch()
-		lab.RequireIntact()
 	})
 }

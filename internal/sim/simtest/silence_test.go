@@ -338,9 +338,7 @@ func TestSilence(t *testing.T) {
 			var undisturbed *mute
 			synctest.Test(t, func(t *testing.T) {
 				l, members := v.lab(t)
-				var err error
-				undisturbed, err = l.during(silentCell{}, func() error { return v.do(l.as(secondRun), v.node)(t.Context()) })
-				must(t, err)
+				undisturbed = valueOf(l.during(silentCell{}, func() error { return v.do(l.as(secondRun), v.node)(t.Context()) }))(t)
 				v.requireDone(t, l, members)
 			})
 			cells := undisturbed.cells()
@@ -376,8 +374,7 @@ func readSilently(t *testing.T, read func(context.Context, *Client) (any, error)
 		said = fmt.Sprintf("%s\n%v\n%s", text, err, strings.Join(fault.Hints(err), "\n"))
 		return errors.Join(err, errJSON)
 	}
-	undisturbed, err := l.during(silentCell{}, do)
-	must(t, err)
+	undisturbed := valueOf(l.during(silentCell{}, do))(t)
 	usual := said
 	for _, c := range undisturbed.cells() {
 		start := time.Now()

