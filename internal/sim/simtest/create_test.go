@@ -180,10 +180,11 @@ func (l *Lab) requireRemoved(t *testing.T, node string, disks int) {
 
 // TestRemove takes nodes away. Their disks stay until they are freed by name.
 func TestRemove(t *testing.T) {
-	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 2}, map[string][]string{
+	eachLongStory(t, map[string][]string{
 		"a worker":                    {"wk1"},
 		"control planes, down to one": {"cp3", "cp1"},
-	}, func(t *testing.T, lab *Lab, nodes []string) {
+	}, func(t *testing.T, nodes []string) {
+		lab := New(t, sim.Options{ControlPlanes: 3, Workers: 2}) // the disks of removed nodes are freed in the end
 		lab.allowShape()
 		lab.World.AddHA(world.HAResource{SID: fmt.Sprintf("vm:%d", lab.node(nodes[0]).VMID), State: "started"})
 		for _, node := range nodes {

@@ -42,7 +42,6 @@ func (f matrixFault) strikesAt(call record.Call) bool {
 	return f.kills || call.Mutation
 }
 
-// matrixFaults are all of them.
 func matrixFaults() []matrixFault {
 	return slices.Concat(processFaults(), lateFaults(), wayFaults(), workerFaults(), clusterFaults())
 }
@@ -174,10 +173,7 @@ func lockedVM(call record.Call) int {
 		_, rest, _ := strings.Cut(matrixPath(call), "/qemu/")
 		id, _, _ = strings.Cut(rest, "/")
 	}
-	n, err := strconv.Atoi(id)
-	if err != nil {
-		return 0
-	}
+	n, _ := strconv.Atoi(id)
 	return n
 }
 
@@ -256,11 +252,10 @@ func (s *struck) comesTo(call record.Call) bool {
 	if !s.fault.strikesAt(call) {
 		return false
 	}
-	if s.seen++; s.seen != s.at {
-		return false
+	if s.seen++; s.seen == s.at {
+		s.call = call
 	}
-	s.call = call
-	return true
+	return s.seen == s.at
 }
 
 // matrixLate is a request of a dead process, which Proxmox processes during the next one: right before the n-th of
@@ -324,10 +319,7 @@ func (life *matrixLife) deliverBefore(call record.Call) {
 	}
 	life.mu.Unlock()
 	for _, l := range due {
-		l.held.Deliver()
-		for _, task := range life.world.Tasks() {
-			life.world.WaitTask(task.UPID)
-		}
+		deliver(life.world, l.held)
 	}
 }
 

@@ -88,9 +88,7 @@ func newMatrixLab(t *testing.T, shape matrixShape) *matrixLab {
 			c.Close()
 		}
 		l.world.Close()
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		must(t, server.Close())
 	})
 	// The role of a roll, and what the shape's settings need.
 	l.world.AddRole("Recast", append(sim.Privileges(), "VM.Config.Cloudinit", "Sys.Modify", "Sys.Console")...)
@@ -329,17 +327,16 @@ func (l *matrixLab) buildParking() {
 		VMID: matrixVM, UUID: "00000000-0000-4000-8000-000000009011", VMName: matrixNode,
 		Kept: []parking.KeptDisk{{Key: "scsi30", Run: "19991231-0000-dead", Slot: "scsi0", Options: "discard=on,iothread=1,serial=older,ssd=1", Talos: "v1.12.0"}},
 	}
-	text := valueOf(rec.Description())(l.t)
 	l.define(matrixParking, map[string]string{
-		"name": "recast-parking-" + matrixNode, "memory": "16", "protection": "1", "onboot": "0", "pool": "talos", "description": text, "boot": " ",
+		"name": "recast-parking-" + matrixNode, "memory": "16", "protection": "1", "onboot": "0", "pool": "talos", "boot": " ",
+		"description": valueOf(rec.Description())(l.t),
 	}, map[string]string{"scsi30": "data:8,backup=0,discard=on,iothread=1,serial=older,ssd=1"}, false)
 }
 
 // matrixName is a key of a configuration that names a volume.
 type matrixName struct {
-	vm    int
-	key   string
-	volid string
+	vm         int
+	key, volid string
 }
 
 func (n matrixName) String() string { return strconv.Itoa(n.vm) + "-" + n.key }
@@ -408,23 +405,22 @@ func (l *matrixLab) look(call record.Call) {
 
 // lookAt lists problems with the names of one volume; mu must be held.
 func (l *matrixLab) lookAt(d matrixDisk, names []matrixName) (problems []string) {
-	if d.name == "the orphan" {
-		if len(names) > 0 {
-			problems = append(problems, fmt.Sprintf("%s, which nobody had named, is %v", d.name, names))
-		}
-		return problems
-	}
-	var runnable, others []string
+	var runnable []int
+	var others []string
 	for _, n := range names {
 		if n.vm == matrixHolder && d.held {
 			continue
 		}
 		others = append(others, n.String())
-		if !l.isParking(n.vm) && !slices.Contains(runnable, strconv.Itoa(n.vm)) {
-			runnable = append(runnable, strconv.Itoa(n.vm))
+		if !l.isParking(n.vm) && !slices.Contains(runnable, n.vm) {
+			runnable = append(runnable, n.vm)
 		}
 	}
 	switch {
+	case d.name == "the orphan":
+		if len(names) > 0 {
+			problems = append(problems, fmt.Sprintf("%s, which nobody had named, is %v", d.name, names))
+		}
 	case len(runnable) > 1:
 		problems = append(problems, fmt.Sprintf("%s is in several VMs that may run: %v", d.name, runnable))
 	case len(others) > 1:
@@ -536,7 +532,7 @@ func (l *matrixLab) settle() {
 	l.world.NoMoreFailures()
 	l.world.SetQuorum(true)
 	l.world.SetDaemon(matrixHost, true)
-	if booted := len(mends) > 0; booted {
+	if len(mends) > 0 {
 		time.Sleep(2 * time.Minute) // of the bubble: a booting host starts the VMs with onboot=1
 	}
 	l.rest()

@@ -2,12 +2,13 @@ package simtest
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -23,10 +24,7 @@ func (l *Lab) pause(name, why string) { l.annotate(name, cluster.PauseMark, why)
 func (l *Lab) annotate(name, key, value string) {
 	l.t.Helper()
 	node := l.kubeNode(name)
-	if node.Annotations == nil {
-		node.Annotations = map[string]string{}
-	}
-	node.Annotations[key] = value
+	metav1.SetMetaDataAnnotation(&node.ObjectMeta, key, value)
 	if value == "" {
 		delete(node.Annotations, key)
 	}
@@ -36,16 +34,13 @@ func (l *Lab) annotate(name, key, value string) {
 // save makes a plan and reads it back from the output of recast plan -o json.
 func (l *Lab) save(policy planning.Policy) *planning.Plan {
 	l.t.Helper()
-	plan := l.plan(policy)
-	return l.reread(plan)
+	return l.reread(l.plan(policy))
 }
 
 // reread writes a plan and reads it back.
 func (l *Lab) reread(plan planning.Plan) *planning.Plan {
 	l.t.Helper()
-	b := valueOf(json.Marshal(plan))(l.t)
-	saved := valueOf(planning.Read(b))(l.t)
-	return &saved
+	return new(valueOf(planning.Read(valueOf(json.Marshal(plan))(l.t)))(l.t))
 }
 
 // rollOf rolls by a saved plan.
@@ -62,12 +57,10 @@ func TestPauseDuringARoll(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		seen := lab.watchOutage()
 		c := lab.Client().hears(whenStarted("wk1/bring-up", func() { lab.pause("wk2", "someone works on it") }))
-		_, err := c.Roll(t.Context(), planning.Policy{})
 		const want = "roll/workers/wk2/gate: wk2 was paused since the plan was made: someone works on it"
-		requireMessage(t, err, fault.Refused, want)
+		requireMessage(t, c.roll(planning.Policy{})(t.Context()), fault.Refused, want)
 		requireSame(t, []string{"wk1"}, seen.order, "nodes that were out (-want +got)")
-		rep := valueOf(lab.second().Roll(t.Context(), planning.Policy{}))(t)
-		require(t, rep.Outcome == "nothing to do", "%s", rep.Outcome)
+		requireSame(t, "nothing to do", lab.second().mustRoll(planning.Policy{}).Outcome, "outcome (-want +got)")
 		requireDrift(t, lab, "wk2")
 		lab.pause("wk2", "")
 		lab.second().rollTo(t, planning.Policy{})
@@ -116,18 +109,15 @@ func TestAPausedNodeIsFinished(t *testing.T) {
 
 // TestNodesOfOneHolder are never down at the same time, whatever the limits are.
 func TestNodesOfOneHolder(t *testing.T) {
-	type story struct {
-		holder bool
-		most   int
-	}
-	eachLongIn(t, func(c story) sim.Options { return sim.Options{Workers: 3, Holder: c.holder} }, map[string]story{"one holder": {true, 1}, "none": {false, 3}}, func(t *testing.T, lab *Lab, c story) {
+	o := func(most int) sim.Options { return sim.Options{Workers: 3, Holder: most == 1} }
+	eachLongIn(t, o, map[string]int{"one holder": 1, "none": 3}, func(t *testing.T, lab *Lab, most int) {
 		lab.setRoll("canary: false", "maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(sim.PatchedExtension)
 		seen := lab.watchOutage()
 		rep := lab.Client().mustRoll(planning.Policy{})
-		require(t, seen.most == c.most, "%d were out at a time", seen.most)
-		told := slices.ContainsFunc(rep.Plan.Work()[0].Notes, func(n string) bool { return strings.HasSuffix(n, "of wk2, wk3: they are never out at the same time") })
-		require(t, told == c.holder, "notes: %q", rep.Plan.Work()[0].Notes)
+		require(t, seen.most == most, "%d were out at a time", seen.most)
+		notes := strings.Join(rep.Plan.Work()[0].Notes, "\n") + "\n"
+		require(t, strings.Contains(notes, "of wk2, wk3: they are never out at the same time\n") == (most == 1), "notes: %q", notes)
 	})
 }
 
@@ -138,39 +128,34 @@ func TestRollOfASavedPlan(t *testing.T) {
 		saved := lab.save(policyFor("wk2"))
 		must(t, lab.rollOf(saved))
 		requireDrift(t, lab, "wk1")
-		runs := lab.status()
-		require(t, strings.HasSuffix(runs.LastRun.ID, saved.RunSuffix()) && len(runs.LastRun.Took) == 1 && runs.LastRun.Took[0].OutageSeconds != 0,
-			"%+v", runs.LastRun)
-		plan := lab.plan(planning.Policy{})
-		require(t, plan.Work()[0].OutageFrom == "an earlier roll of workers" && plan.Work()[0].OutageSeconds == runs.LastRun.Took[0].OutageSeconds,
-			"%+v", plan.Work())
+		last := lab.status().LastRun
+		require(t, strings.HasSuffix(last.ID, saved.RunSuffix()) && len(last.Took) == 1 && last.Took[0].OutageSeconds != 0, "%+v", last)
+		n := lab.planOf(lab.Client(), "wk1", planning.Policy{})
+		require(t, n.OutageFrom == "an earlier roll of workers" && n.OutageSeconds == last.Took[0].OutageSeconds, "%+v", n)
 	})
 }
 
 // TestASavedPlanIsRefused if the world has changed, before anything is touched.
 func TestASavedPlanIsRefused(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		move func(*Lab)
-		want string // the reported difference
-	}{
-		"a VM":          {func(l *Lab) { l.EditVM(l.node("wk2").VMID, "tags", "new") }, "wk2: digest of the VM's configuration: "},
-		"the lock":      {func(l *Lab) { l.Patch(everywhere) }, "recast.lock: sha256-"},
-		"an unfinished": {func(l *Lab) { l.rollKilledWhen("wk1/bring-up/create-vm") }, "wk1: left unfinished by run 20000101-0000-feed, which is not of this plan"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false")
-				lab.Patch(sim.PatchedExtension)
-				saved := lab.save(planning.Policy{})
-				c.move(lab)
-				seen := lab.watchOutage()
-				requireRefused(t, lab.rollOf(saved), ":\n  "+c.want)
-				out := slices.DeleteFunc(seen.order, func(n string) bool { return n == "wk1" && strings.HasPrefix(name, "an ") })
-				require(t, len(out) == 0, "nodes that were out: %q", out)
-			})
-		})
+		want string   // the reported difference
+		out  []string // nodes that are out already
 	}
+	eachInLab(t, sim.Options{}, map[string]story{
+		"a VM":          {func(l *Lab) { l.EditVM(l.node("wk2").VMID, "tags", "new") }, "wk2: digest of the VM's configuration: ", nil},
+		"the lock":      {func(l *Lab) { l.Patch(everywhere) }, "recast.lock: sha256-", nil},
+		"an unfinished": {func(l *Lab) { l.rollKilledWhen("wk1/bring-up/create-vm") }, "wk1: left unfinished by run 20000101-0000-feed, which is not of this plan", []string{"wk1"}},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.setRoll("canary: false")
+		lab.Patch(sim.PatchedExtension)
+		saved := lab.save(planning.Policy{})
+		s.move(lab)
+		seen := lab.watchOutage()
+		requireRefused(t, lab.rollOf(saved), ":\n  "+s.want)
+		requireSame(t, s.out, seen.order, "nodes that were out (-want +got)")
+	})
 }
 
 // killSaved kills a roll of a saved plan when a step whose path ends in at starts.
@@ -178,7 +163,7 @@ func (l *Lab) killSaved(saved *planning.Plan, at string) {
 	l.t.Helper()
 	c := l.Client()
 	c.Saved = saved
-	c.killedAt(l.t.(*testing.T), before(at), c.roll(planning.Policy{}))
+	c.rollKilled(before(at), planning.Policy{})
 }
 
 // What a killed run of a saved plan has left at a node is not a difference: the node
@@ -236,57 +221,49 @@ func TestACanaryOfItsOwnBuild(t *testing.T) {
 	inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(sim.PatchedExtension) // of the workers' schematic alone
-		plan := lab.plan(planning.Policy{})
-		want := []planning.Batch{
+		requireSame(t, []planning.Batch{
 			{Phase: planning.Canary, Nodes: []string{"wk1"}, Limit: 1},
 			{Phase: planning.Workers, Nodes: []string{"wk2", "wk3"}, Limit: 3},
-		}
-		requireSame(t, want, plan.Batches, "batches (-want +got)")
+		}, lab.plan(planning.Policy{}).Batches, "batches (-want +got)")
 	})
 }
 
 func TestASavedPlanResumes(t *testing.T) {
 	long(t)
 	const withinRecreate, withinInPlace, between = "wk1/bring-up/create-vm", "wk1/wait-healthy", "wk2/gate"
-	for _, c := range []struct {
+	type story struct {
 		strategy  cluster.Strategy
 		at        string // where it is killed
 		elsewhere bool
 		told      bool // that a run of the plan has begun
-		refused   string
-	}{
-		{cluster.Recreate, withinRecreate, false, false, ""},
-		// Its machine configuration is lost, so its old system disk is put back into the new VM, first.
-		{cluster.Recreate, withinRecreate, true, false, ""},
-		{cluster.Recreate, between, false, false, ""},
-		{cluster.Recreate, between, true, false, ""},
-		{cluster.InPlace, withinInPlace, false, false, ""},
-		{cluster.InPlace, withinInPlace, true, false, ""},
-		{cluster.InPlace, between, false, false, ""},
-		// Nothing shows who upgraded it.
-		{cluster.InPlace, between, true, false, "wk1: what is done: in-place → none"},
-		{cluster.InPlace, between, true, true, ""},
-	} {
-		t.Run(fmt.Sprintf("%s/%s/elsewhere %t/told %t", c.strategy, c.at, c.elsewhere, c.told), func(t *testing.T) {
-			inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false", "strategy: "+string(c.strategy))
-				lab.Patch(sim.PatchedExtension)
-				saved := lab.save(planning.Policy{})
-				lab.killSaved(saved, c.at)
-				again := lab.second()
-				again.Saved, again.Elsewhere, again.Begun = saved, c.elsewhere, c.told
-				if c.elsewhere {
-					must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")))
-				}
-				err := again.roll(planning.Policy{})(t.Context())
-				lab.RequireIntact()
-				if c.refused != "" {
-					requireRefused(t, err, c.refused)
-					return
-				}
-				must(t, err)
-				requireDrift(t, lab)
-			})
-		})
 	}
+	// Nothing shows who has upgraded it.
+	unknown := story{cluster.InPlace, between, true, false}
+	eachInLab(t, sim.Options{}, storiesOf(
+		story{cluster.Recreate, withinRecreate, false, false},
+		// Its machine configuration is lost, so its old system disk is put back into the new VM, first.
+		story{cluster.Recreate, withinRecreate, true, false},
+		story{cluster.Recreate, between, false, false},
+		story{cluster.Recreate, between, true, false},
+		story{cluster.InPlace, withinInPlace, false, false},
+		story{cluster.InPlace, withinInPlace, true, false},
+		story{cluster.InPlace, between, false, false},
+		unknown,
+		story{cluster.InPlace, between, true, true},
+	), func(t *testing.T, lab *Lab, s story) {
+		lab.setRoll("canary: false", "strategy: "+string(s.strategy))
+		lab.Patch(sim.PatchedExtension)
+		saved := lab.save(planning.Policy{})
+		lab.killSaved(saved, s.at)
+		again := lab.second()
+		again.Saved, again.Elsewhere, again.Begun = saved, s.elsewhere, s.told
+		if s.elsewhere {
+			must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")))
+		}
+		if s == unknown {
+			requireRefused(t, again.roll(planning.Policy{})(t.Context()), "wk1: what is done: in-place → none")
+			return
+		}
+		again.rollTo(t, planning.Policy{})
+	})
 }

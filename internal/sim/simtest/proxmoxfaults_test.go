@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,15 +39,11 @@ func breakProxies(f world.ProxyFailure) func(*Lab) func() {
 		for _, host := range l.World.Hosts() {
 			l.World.BreakProxy(host, f)
 		}
-		return func() { l.mendProxies() }
+		return l.mendProxies
 	}
 }
 
-func (l *Lab) mendProxies() {
-	for _, host := range l.World.Hosts() {
-		l.World.BreakProxy(host, world.ProxyFailure{})
-	}
-}
+func (l *Lab) mendProxies() { breakProxies(world.ProxyFailure{})(l) }
 
 func holdLocks(l *Lab) func() {
 	var releases []func()
@@ -80,16 +77,15 @@ func setToken(l *Lab, on bool) {
 
 func setStorage(l *Lab, on bool) { l.World.SetStorageActive(sim.DiskStorage, "pve1", on) }
 
+func setQuorum(l *Lab, on bool) { l.World.SetQuorum(on) }
+
 func troubles() map[string]trouble {
 	unreached := []string{"the node that was asked does not reach pve", "can't prove that we still hold the claim"}
 	return map[string]trouble{
 		"hosts do not reach each other": {2, time.Minute, breakProxies(world.ConnectionTimedOut), unreached},
 		"answers of hosts are lost":     {2, time.Minute, breakProxies(world.AnswerTimedOut), unreached},
 		"the token is disabled":         {1, time.Minute, off(setToken), []string{"Proxmox does not accept the API token recast@pve!lab: check that it exists"}},
-		"no quorum": {
-			1, time.Minute, off(func(l *Lab, on bool) { l.World.SetQuorum(on) }),
-			[]string{"look at pvecm status on a Proxmox node"},
-		},
+		"no quorum":                     {1, time.Minute, off(setQuorum), []string{"look at pvecm status on a Proxmox node"}},
 		"the disks' storage is offline": {1, time.Minute, off(setStorage), []string{"see what is wrong with that storage on its node"}},
 		"locks are held for a while":    {1, time.Minute, holdLocks, nil},
 		"locks are held":                {1, 10 * time.Minute, holdLocks, []string{"Proxmox is at work on the same VM or storage: see its running tasks"}},
@@ -141,9 +137,7 @@ type faultyRoll struct {
 // a failed one says what to do.
 func (f faultyRoll) play(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: f.hosts}, func(t *testing.T, lab *Lab) {
-		if f.strategy != "" {
-			lab.setRoll("strategy: " + string(f.strategy))
-		}
+		lab.setRoll("strategy: " + string(cmp.Or(f.strategy, cluster.Auto)))
 		lab.Patch(sim.PatchedExtension)
 		ends := f.begins(lab)
 		err := lab.rollInTime(t, firstRun)
@@ -338,8 +332,7 @@ func TestRollWithoutItsStorage(t *testing.T) {
 			first.Emit = whenStarted("gate", func() { setStorage(lab, false) })
 		}
 		requireSaid(t, first.roll(planning.Policy{})(t.Context()), []string{says[s.before]})
-		node := lab.kubeNode("wk1")
-		require(t, !node.Spec.Unschedulable && isReady(node), "wk1 does not serve any more")
+		lab.requireServing("wk1")
 		requireDrift(t, lab, "wk1")
 		setStorage(lab, true)
 		must(t, lab.rollInTime(t, secondRun))
@@ -350,7 +343,7 @@ func TestRollWithoutItsStorage(t *testing.T) {
 // late is one request that Proxmox processes after its sender's death.
 type late struct {
 	lab     *Lab
-	deliver func() // makes Proxmox process the request, and waits for its end
+	deliver func()
 	said    string // answer of the late call
 }
 
@@ -374,12 +367,15 @@ func (l *Lab) rollKilledBy(is func(record.Call) bool, p planning.Policy) *late {
 	err := c.roll(p)(ctx)
 	mustBe(l.t, err != nil && killed, "the run was to be killed (%t): %v", killed, err)
 	l.Recorder.Hooks(nil, nil)
-	return &late{lab: l, deliver: sync.OnceFunc(func() {
-		held.Deliver()
-		for _, task := range l.World.Tasks() {
-			l.World.WaitTask(task.UPID)
-		}
-	})}
+	return &late{lab: l, deliver: sync.OnceFunc(func() { deliver(l.World, held) })}
+}
+
+// deliver makes Proxmox process a request, and waits for its end.
+func deliver(w *world.World, held *record.Held) {
+	held.Deliver()
+	for _, task := range w.Tasks() {
+		w.WaitTask(task.UPID)
+	}
 }
 
 // deliverBefore delivers it right before the first matching call, or when the time limit of Proxmox has passed.
@@ -458,13 +454,10 @@ func TestLateRequestIsTold(t *testing.T) {
 		x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), policyFor("cp1"))
 		told := func() []string { return lab.status().Unanswered }
 		const want = "waits up to 6m0s before it takes another control plane out"
-		if got := told(); len(got) != 1 || !strings.Contains(got[0], "shutdown of VM 9001") || !strings.Contains(got[0], want) {
-			t.Errorf("status tells of %q", got)
-		}
-		res, err := lab.Client().Doctor(t.Context())
-		if err != nil || !slices.ContainsFunc(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, want) }) {
-			t.Errorf("doctor does not tell of it: %+v, %v", res.Checks, err)
-		}
+		requireSame(t, 1, len(told()), "what status tells of")
+		requireSays(t, told()[0], "shutdown of VM 9001", want)
+		checks := diagnosis(t, lab.Client()).Checks
+		require(t, slices.ContainsFunc(checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, want) }), "doctor: %+v", checks)
 		must(t, errOf(lab.Client().Recover(t.Context(), "cp1")))
 		requireSame(t, 1, len(told()), "what status tells of once its record is closed")
 		must(t, lab.as(secondRun).roll(policyFor("cp2"))(t.Context()))
@@ -481,8 +474,7 @@ func TestLateStart(t *testing.T) {
 		before := lab.machinesDump()
 		x := lab.rollKilledBy(toVM("POST", "/qemu/9031/status/start"), planning.Policy{})
 		x.deliverBefore(toVM("POST", "/move_disk"), exchange.LateQueue)
-		rep, err := lab.Client().Recover(t.Context(), "wk1")
-		require(t, err == nil && rep.Outcome == "done", "%s, %v", rep.Outcome, err)
+		requireSame(t, "done", valueOf(lab.Client().Recover(t.Context(), "wk1"))(t).Outcome, "outcome (-want +got)")
 		lab.requireRecovered(before)
 	})
 }
@@ -510,13 +502,20 @@ func (l *Lab) rollUnanswered(k, least int64) {
 		"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
 }
 
-// TestRollWithLostAnswers rolls two workers while Proxmox's answer to every k-th change is lost:
-// it ends in sync without a second run.
+// TestRollWithLostAnswers rolls two workers while Proxmox's answer to every k-th change is lost, that to the import of a
+// prepared disk too: it ends in sync without a second run.
 func TestRollWithLostAnswers(t *testing.T) {
-	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3, 7), func(t *testing.T, lab *Lab, k int64) {
+	type story struct {
+		k    int64
+		boot string
+	}
+	const iso, disk = cluster.BootFromISO, cluster.BootFromDisk
+	stories := storiesOf(story{1, iso}, story{2, iso}, story{3, iso}, story{7, iso}, story{1, disk}, story{2, disk}, story{3, disk})
+	eachLong(t, twoWorkers, stories, func(t *testing.T, lab *Lab, s story) {
 		before := lab.Disks()
+		lab.BootsDisks(s.boot)
 		lab.Patch(sim.PatchedExtension)
-		lab.rollUnanswered(k, 3)
+		lab.rollUnanswered(s.k, 3)
 		lab.requireRolled(t)
 		for serial, sum := range lab.Disks() {
 			was, persistent := before[serial]

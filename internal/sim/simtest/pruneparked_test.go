@@ -107,6 +107,7 @@ func TestCrashPrune(t *testing.T) {
 		end: func(t *testing.T, lab *Lab) string {
 			requireNoClaim(t, lab)
 			lab.requireKept(1)
+			lab.RequireIntact()
 			require(t, lab.parkingOf("wk9") == 0 && lab.vmConfig(9040)["protection"] == "1",
 				"parking VM of wk9: %d; that of wk1: %v", lab.parkingOf("wk9"), lab.vmConfig(9040))
 			return lab.settledDump()
@@ -315,6 +316,7 @@ func TestCrashRetention(t *testing.T) {
 			requireDrift(t, lab, lab.others("wk1")...)
 			lab.requireKept(1)
 			requireNoClaim(t, lab)
+			lab.RequireIntact()
 			return lab.settledDump()
 		},
 	}.killEverywhere(t)

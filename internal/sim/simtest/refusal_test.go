@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -92,16 +91,15 @@ func requireRefusal(t *testing.T, lab *Lab, r refusal) {
 	requireAuto(t, lab, r)
 	brought := lab.Read("recast.yaml")
 	for s, want := range map[cluster.Strategy][]string{cluster.Recreate: slices.Concat(r.both, r.also), cluster.Reimage: r.both} {
-		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n")
+		strategy(s)(lab)
 		requireAsked(t, lab, r.name, s, want)
 		lab.Write("recast.yaml", brought)
 	}
 	if r.lift != nil {
 		r.lift(lab)
 		n := planOf(t, lab, "wk1")
-		if diff := cmp.Diff(r.lost, n.WillLose); n.Strategy != cluster.Recreate || len(n.Refused) > 0 || diff != "" {
-			t.Errorf("%s: once it is lifted: %s (%s) %q, lost (-want +got):\n%s", r.name, n.Strategy, n.Why, n.Refused, diff)
-		}
+		requirePlanned(t, n, cluster.Recreate)
+		requireSame(t, r.lost, n.WillLose, "%s: lost once it is lifted (-want +got)", r.name)
 	}
 	if r.undo != nil {
 		r.undo(lab)
@@ -136,34 +134,20 @@ func requireAuto(t *testing.T, lab *Lab, r refusal) {
 func requireAsked(t *testing.T, lab *Lab, name string, s cluster.Strategy, want []string) {
 	t.Helper()
 	if len(want) == 0 {
-		requireStrategy(t, lab, s)
+		requirePlanned(t, planOf(t, lab, "wk1"), s)
 		return
 	}
 	before := len(lab.Recorder.Calls())
-	rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+	rep, err := lab.Client().Roll(t.Context(), onlyWorker)
 	var got []string
 	for _, n := range rep.Plan.Nodes {
-		for _, reason := range n.Refused {
-			got = append(got, masked(reason))
-		}
+		got = append(got, ofEach(n.Refused, masked)...)
 	}
 	requireSame(t, want, got, "%s: %s is refused (-want +got)", name, s)
 	text := "the plan can't be carried out:\n  wk1: " + strings.Join(want, "\n  wk1: ")
-	if diff := cmp.Diff(text, masked(fmt.Sprint(err))); diff != "" || fault.KindOf(err) != fault.Refused {
-		t.Errorf("%s: a roll by %s ended with kind %d (-want +got):\n%s", name, s, fault.KindOf(err), diff)
-	}
-	for _, call := range lab.Recorder.Calls()[before:] {
-		require(t, !call.Mutation || ofClaim(call),
-			"%s: a roll by %s sent %s %s %s all the same", name, s, call.Proto, call.Method, call.Path)
-	}
-}
-
-// requireStrategy fails unless wk1 can be rolled, and would be by that strategy.
-func requireStrategy(t *testing.T, lab *Lab, want cluster.Strategy) {
-	t.Helper()
-	if n := planOf(t, lab, "wk1"); n.Strategy != want || len(n.Refused) > 0 {
-		t.Errorf("planned as %s, want %s: %s; refused %q", n.Strategy, want, n.Why, n.Refused)
-	}
+	requireSame(t, text, masked(fmt.Sprint(err)), "%s: what a roll by %s says (-want +got)", name, s)
+	requireSame(t, fault.Refused, fault.KindOf(err), "%s: kind of the end of a roll by %s (-want +got)", name, s)
+	lab.requireNothingSent(before)
 }
 
 func planOf(t *testing.T, lab *Lab, node string) planning.NodePlan {
@@ -190,8 +174,7 @@ func encryptsData(old, key string) edit {
 			state = talosapi.StateUUID(l.media(wk1System).Bytes())
 		}
 		media := l.media(wk1Data)
-		encrypted := valueOf(talosapi.Encrypted(media.Bytes(), "u-data", l.node("wk1").UUID, state, key != ""))(l.t)
-		media.Write(encrypted)
+		media.Write(valueOf(talosapi.Encrypted(media.Bytes(), "u-data", l.node("wk1").UUID, state, key != ""))(l.t))
 		mustBe(l.t, bytes.Contains(config, []byte(volume+encryption(old))), "no %q in\n%s", volume+encryption(old), config)
 		return bytes.Replace(config, []byte(volume+encryption(old)), []byte(volume+encryption(key)), 1)
 	})
@@ -211,8 +194,7 @@ func configured(change func(l *Lab, config []byte) []byte) edit {
 	return func(l *Lab) {
 		l.t.Helper()
 		media := l.media(wk1System)
-		b := valueOf(talosapi.WithMachineConfig(media.Bytes(), func(config []byte) []byte { return change(l, config) }))(l.t)
-		media.Write(b)
+		media.Write(valueOf(talosapi.WithMachineConfig(media.Bytes(), func(config []byte) []byte { return change(l, config) }))(l.t))
 	}
 }
 
@@ -463,6 +445,5 @@ func (l *Lab) labels(volid string) []string {
 
 func (l *Lab) vm(id int) world.VM {
 	l.t.Helper()
-	vm := valueOf(l.World.LookupVM("pve1", id))(l.t)
-	return vm
+	return valueOf(l.World.LookupVM("pve1", id))(l.t)
 }

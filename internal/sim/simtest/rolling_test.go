@@ -94,7 +94,7 @@ func TestOrder(t *testing.T) {
 		order   []string
 		stale   []string // afterwards
 	}
-	cases := map[string]story{
+	eachLongIn(t, func(c story) sim.Options { return c.options }, map[string]story{
 		"a worker as canary, then control planes": {
 			options: sim.Options{ControlPlanes: 3, Workers: 2}, order: []string{"wk1", "cp1", "cp2", "cp3", "wk2"},
 		},
@@ -103,18 +103,16 @@ func TestOrder(t *testing.T) {
 		"someone runs the new build already": {before: "wk2", order: []string{"cp1", "wk1"}},
 		"only":                               {policy: policyFor("wk2", "cp1"), order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 		"exclude":                            {policy: planning.Policy{Exclude: []string{"wk1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
-	}
-	eachLongIn(t, func(c story) sim.Options { return c.options }, cases, func(t *testing.T, lab *Lab, c story) {
+	}, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll(c.roll...)
 		lab.Patch(everywhere)
 		if c.before != "" {
 			must(t, lab.Client().roll(policyFor(c.before))(t.Context()))
 		}
 		seen := lab.watchOutage()
-		must(t, lab.second().roll(c.policy)(t.Context()))
+		lab.second().rollTo(t, c.policy, c.stale...)
 		requireSame(t, c.order, seen.order, "order (-want +got)")
 		require(t, seen.most == 1, "%d nodes were out at a time", seen.most)
-		requireInSync(t, lab, c.stale...)
 	})
 }
 
@@ -152,12 +150,11 @@ func TestWorkersAtATime(t *testing.T) {
 		at                string
 		most, mostPerHost int
 	}
-	cases := map[string]story{
+	eachLongIn(t, func(c story) sim.Options { return sim.Options{Workers: 4, Hosts: c.hosts} }, map[string]story{
 		"two":          {1, "{workers: 2, perHost: 2}", 2, 2},
 		"half":         {1, "{workers: 50%, perHost: 4}", 2, 2},
 		"one per host": {2, "{workers: 4}", 2, 1},
-	}
-	eachLongIn(t, func(c story) sim.Options { return sim.Options{Workers: 4, Hosts: c.hosts} }, cases, func(t *testing.T, lab *Lab, c story) {
+	}, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("canary: false")
 		lab.Patch(sim.PatchedExtension)
 		start := time.Now()
@@ -185,11 +182,10 @@ func TestOneOfThreeFails(t *testing.T) {
 		fail string // a request to Proxmox
 		down bool
 	}
-	cases := map[string]story{
+	eachLong(t, sim.Options{Workers: 3}, map[string]story{
 		"before it is taken down": {"PUT /nodes/pve1/qemu/9031/config", false},
 		"when it is down":         {"POST /nodes/pve1/qemu/9031/move_disk", true},
-	}
-	eachLong(t, sim.Options{Workers: 3}, cases, func(t *testing.T, lab *Lab, c story) {
+	}, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
 		lab.Patch(sim.PatchedExtension)
 		lab.World.FailNext(c.fail, "the disk is on fire")
@@ -199,9 +195,8 @@ func TestOneOfThreeFails(t *testing.T) {
 		says := strings.Contains(strings.Join(fault.Hints(err), "\n"), "still unfinished, cordoned or down: wk1. recast roll")
 		require(t, says == c.down, "hints %q", fault.Hints(err))
 		require(t, !slices.Contains(seen.order, "wk3"), "wk3 was touched")
-		if seen.look(); seen.isOut("wk2") {
-			t.Error("wk2 was not finished")
-		}
+		seen.look()
+		require(t, !seen.isOut("wk2"), "wk2 was not finished")
 		require(t, seen.isOut("wk1") == c.down, "wk1 is out: %t", seen.isOut("wk1"))
 		lab.second().rollTo(t, planning.Policy{})
 	})
@@ -223,24 +218,18 @@ func TestAForeignCordonStays(t *testing.T) {
 // a person has taken down, does not count.
 func TestAnotherNodeIsDown(t *testing.T) {
 	long(t)
-	off := func(node string) func(*Lab) { return func(l *Lab) { must(l.t, l.World.PowerOff(l.node(node).VMID)) } }
+	off := func(node string) edit { return func(l *Lab) { must(l.t, l.World.PowerOff(l.node(node).VMID)) } }
 	foreign := func(l *Lab) {
 		l.Kube.NodeUp(kubeapi.NodeInfo{Name: "gpu1", UUID: "5ec0ffee-0000-4000-8000-0000000000aa", BootID: "b"})
 		time.Sleep(time.Minute)
 		l.Kube.NodeDown("5ec0ffee-0000-4000-8000-0000000000aa")
 	}
-	cordoned := func(l *Lab) {
-		l.Cordon("wk2", true)
-		off("wk2")(l)
-	}
-	ignored := func(node string) func(*Lab) {
-		return func(l *Lab) {
-			l.setRoll("ignoreNodes: [" + node + "]")
-			off(node)(l)
-		}
+	cordoned := all(func(l *Lab) { l.Cordon("wk2", true) }, off("wk2"))
+	ignored := func(node string) edit {
+		return all(func(l *Lab) { l.setRoll("ignoreNodes: [" + node + "]") }, off(node))
 	}
 	type story struct {
-		spoil  func(*Lab)
+		spoil  edit
 		only   string
 		refuse string // "": it rolls
 		warns  string
@@ -263,7 +252,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 		require(t, strings.Contains(refused, c.refuse) && (c.refuse != "" || refused == ""), "the plan refuses %q", refused)
 		require(t, strings.Contains(strings.Join(plan.Warn, "\n"), c.warns), "the plan warns of %q", plan.Warn)
 		before := len(lab.Recorder.Calls())
-		_, err := lab.Client().Roll(t.Context(), only)
+		err := lab.Client().roll(only)(t.Context())
 		if c.refuse == "" {
 			must(t, err)
 			return
@@ -279,9 +268,8 @@ func TestSettle(t *testing.T) {
 		lab.Replace("recast.yaml", "settle: 2s", "settle: 90s")
 		lab.setRoll("strategy: " + string(s))
 		lab.Patch(sim.PatchedExtension)
-		c := lab.Client()
 		var settling, done time.Time
-		c.Emit = func(e step.Event) {
+		lab.Client().hears(func(e step.Event) {
 			switch {
 			case !strings.HasSuffix(e.Path, "/wait-healthy"):
 			case e.Status == step.Note && strings.HasSuffix(e.Text, "healthy, settling"):
@@ -293,8 +281,7 @@ func TestSettle(t *testing.T) {
 			case e.Status == step.Done:
 				done = time.Now()
 			}
-		}
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		}).mustRoll(planning.Policy{})
 		took := done.Sub(settling)
 		require(t, !settling.IsZero() && took >= 90*time.Second && took <= 100*time.Second, "it settled for %s", took)
 	})
