@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -98,8 +97,7 @@ func (l *life) deploy() {
 		if node != "wk1" && node != "wk2" {
 			continue
 		}
-		volid, _, _ := strings.Cut(vm.Config["scsi1"], ",")
-		media := l.World.Media(volid, vm.Host)
+		media := l.World.Media(volidOf(l.Lab, vm.ID, "scsi1"), vm.Host)
 		disk := valueOf(artefact.ReadDisk(media.Bytes()))(l.t)
 		mustBe(l.t, len(disk.Partitions) == 1 && disk.Partitions[0].Label == "u-data",
 			"Talos made %+v on the data disk of %s", disk.Partitions, node)
@@ -119,12 +117,10 @@ func (l *life) deploy() {
 func (l *life) requireRunning(t *testing.T) {
 	t.Helper()
 	for _, node := range []string{"wk1", "wk2"} {
-		if !slices.Contains(l.nodes, node) {
-			continue
+		if slices.Contains(l.nodes, node) {
+			d := l.stored(store.Deployments(), metav1.NamespaceDefault, "db-"+node).(*appsv1.Deployment)
+			require(t, d.Status.ReadyReplicas == 1, "%s: %d pods are ready", d.Name, d.Status.ReadyReplicas)
 		}
-		o := l.stored(store.Deployments(), metav1.NamespaceDefault, "db-"+node)
-		d := o.(*appsv1.Deployment)
-		require(t, d.Status.ReadyReplicas == 1, "%s: %d pods are ready", d.Name, d.Status.ReadyReplicas)
 	}
 }
 
@@ -140,14 +136,8 @@ func (l *life) requireWorkers(t *testing.T, key, want string) {
 // requireParked fails unless a removed node is gone, and status lists its disks.
 func (l *life) requireParked(t *testing.T, node string) {
 	t.Helper()
-	res := l.status()
-	disks := 0
-	for _, k := range res.Kept {
-		if k.Node == node && k.Removed {
-			disks++
-		}
-	}
-	require(t, disks == 2, "status lists %d disks of %s: %+v", disks, node, res.Kept)
+	disks := slices.DeleteFunc(l.status().Kept, func(k pipeline.Kept) bool { return k.Node != node || !k.Removed })
+	require(t, len(disks) == 2, "status lists these disks of %s: %+v", node, disks)
 	require(t, l.made([]string{node}) == 0, "%s has a VM still", node)
 }
 
@@ -158,9 +148,7 @@ func (l *life) live(t *testing.T, s stage, run string) {
 		s.write(l)
 	}
 	if s.typed != nil {
-		c := l.as(run)
-		err := s.typed(t.Context(), c)
-		mustBe(t, err == nil, "%s: %v, hints %q", s.name, err, fault.Hints(err))
+		must(t, s.typed(t.Context(), l.as(run)))
 	}
 	if s.after != nil {
 		s.after(l)
@@ -184,13 +172,12 @@ var madeUp = regexp.MustCompile(`(u-data|EPHEMERAL) [0-9a-f-]{36} [0-9a-f-]{36}|
 func (l *life) end(t *testing.T) string {
 	t.Helper()
 	must(t, errOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})))
-	var b strings.Builder
-	b.WriteString(madeUp.ReplaceAllString(l.settledDump(), "made up"))
+	dump := madeUp.ReplaceAllString(l.settledDump(), "made up")
 	for _, name := range l.nodes {
 		node := l.kubeNode(name)
-		fmt.Fprintf(&b, "node %s: cordoned %t, labels %v, taints %v\n", name, node.Spec.Unschedulable, node.Labels, node.Spec.Taints)
+		dump += fmt.Sprintf("node %s: cordoned %t, labels %v, taints %v\n", name, node.Spec.Unschedulable, node.Labels, node.Spec.Taints)
 	}
-	return b.String()
+	return dump
 }
 
 // runOf is the ID of the run of a stage.
@@ -210,9 +197,8 @@ func TestLife(t *testing.T) {
 			require(t, s.name != "disk grown" || n == 0, "%s: %d VMs were started", s.name, n)
 		}
 		l.requireRunning(t)
-		disks := slices.Sorted(maps.Keys(l.Disks())) // those of wk1 and wk2 with their content, too
 		want := []string{"data-wk1", "data-wk2", "u-data of wk1", "u-data of wk2", "u-data of wk3"}
-		require(t, slices.Equal(disks, want), "protected disks %q, want %q", disks, want)
+		requireSame(t, want, slices.Sorted(maps.Keys(l.Disks())), "protected disks, those of wk1 and wk2 with their content, too (-want +got)")
 		requireSame(t, []string{"cp1", "cp2", "cp3", "wk1", "wk3"}, l.nodes, "nodes (-want +got)")
 		l.requireParked(t, "wk2")
 	})

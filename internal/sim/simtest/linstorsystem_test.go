@@ -42,13 +42,16 @@ func (l *Lab) runLINSTOR(workers ...string) {
 // runProgram runs a program with an HTTP API, as a Deployment behind a Service.
 func (l *Lab) runProgram(namespace, name, container string, labels map[string]string, port int32) {
 	l.t.Helper()
-	l.put(store.Deployments(), deployment(namespace, name, labels, corev1.PodSpec{
-		Containers: []corev1.Container{{Name: container, Image: "registry.example.org/" + container}},
-	}))
+	l.put(store.Deployments(), deployment(namespace, name, labels, onePod(container)))
 	l.put(store.Services(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
 		Spec:       corev1.ServiceSpec{Selector: labels, Ports: []corev1.ServicePort{{Name: "api", Port: port}}},
 	})
+}
+
+// onePod is a pod of one container.
+func onePod(name string) corev1.PodSpec {
+	return corev1.PodSpec{Containers: []corev1.Container{{Name: name, Image: "registry.example.org/" + name}}}
 }
 
 // deployment is one pod of a program.

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/recast-sh/recast/cluster"
@@ -23,9 +22,7 @@ const longhornSpace = "longhorn-system"
 func (l *Lab) runLonghorn(workers ...string) {
 	l.t.Helper()
 	l.installLonghorn()
-	l.put(store.DaemonSets(), daemonSet(longhornSpace, "longhorn-manager", corev1.PodSpec{
-		Containers: []corev1.Container{{Name: "longhorn-manager", Image: "longhornio/longhorn-manager:v1.10.0"}},
-	}))
+	l.put(store.DaemonSets(), daemonSet(longhornSpace, "longhorn-manager", onePod("longhorn-manager")))
 	l.longhornSetting("node-drain-policy", "block-if-contains-last-replica")
 	l.longhornSetting("replica-replenishment-wait-interval", "600")
 	for _, name := range workers {
@@ -47,11 +44,9 @@ func (l *Lab) runLonghorn(workers ...string) {
 func (l *Lab) longhornSetting(name, value string) {
 	l.t.Helper()
 	u := object(longhornSettings, longhornSpace, name, map[string]any{"value": value, "status": map[string]any{"applied": true}})
-	if _, err := l.Kube.Store().Get(l.t.Context(), longhornSettings.GroupVersionResource, longhornSpace, name); err == nil {
-		must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), longhornSettings.GroupVersionResource, u, store.Main)))
-		return
+	if errOf(l.Kube.Store().Update(l.t.Context(), longhornSettings.GroupVersionResource, u, store.Main)) != nil {
+		l.put(longhornSettings.GroupVersionResource, u) // there is none yet
 	}
-	l.put(longhornSettings.GroupVersionResource, u)
 }
 
 // replicated adds an attached volume with healthy replicas on those nodes.

@@ -202,8 +202,7 @@ func (s *talosScene) editTalosconfig(edit func(*clientconfig.Context)) {
 	s.t.Helper()
 	conf := valueOf(clientconfig.FromBytes(s.Read("talosconfig")))(s.t)
 	edit(conf.Contexts[conf.Context])
-	b := valueOf(conf.Bytes())(s.t)
-	s.Write("talosconfig", b)
+	s.Write("talosconfig", valueOf(conf.Bytes())(s.t))
 }
 
 // virtual is an endpoint that moves between the control planes.
@@ -227,18 +226,16 @@ func (s *talosScene) rerouted(addr string) string {
 
 // alien attaches a disk on which Talos was once installed.
 func alien(s *talosScene) {
-	n := s.rolled()
-	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"scsi5": sim.DiskStorage + ":1,serial=alien"}}))
-	vm := valueOf(s.World.LookupVM(n.Host, n.VMID))(s.t)
-	volid, _, _ := strings.Cut(vm.Config["scsi5"], ",")
-	s.World.Media(volid, n.Host).Write(artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{{Label: "META", UUID: "alien"}}}))
+	id := s.rolled().VMID
+	s.EditVM(id, "scsi5", sim.DiskStorage+":1,serial=alien")
+	s.media(volidOf(s.Lab, id, "scsi5")).Write(artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{{Label: "META", UUID: "alien"}}}))
 }
 
 func unplugged(s *talosScene) {
-	n := s.rolled()
-	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"protection": "0"}}))
+	id := s.rolled().VMID
+	s.EditVM(id, "protection", "0")
 	for _, key := range []string{"scsi5", "unused0"} {
-		must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Delete: []string{key}}))
+		s.configure(world.ChangeRequest{ID: id, Delete: []string{key}})
 	}
 }
 
@@ -304,12 +301,7 @@ func inNamespace(name string) func(*appsv1.Deployment) {
 	return func(d *appsv1.Deployment) { d.Namespace = name }
 }
 
-func podsOf(app string) corev1.PodTemplateSpec {
-	return corev1.PodTemplateSpec{
-		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app}},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: app, Image: app}}},
-	}
-}
+func podsOf(app string) corev1.PodTemplateSpec { return daemonSet("", app, onePod(app)).Spec.Template }
 
 func selecting(app string) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
@@ -317,10 +309,7 @@ func selecting(app string) *metav1.LabelSelector {
 
 func deployed(edits ...func(*appsv1.Deployment)) func(*talosScene) {
 	return func(s *talosScene) {
-		d := &appsv1.Deployment{
-			ObjectMeta: metav1.ObjectMeta{Name: "shop", Namespace: corev1.NamespaceDefault},
-			Spec:       appsv1.DeploymentSpec{Replicas: new(int32(1)), Selector: selecting("shop"), Template: podsOf("shop")},
-		}
+		d := deployment(corev1.NamespaceDefault, "shop", map[string]string{"app": "shop"}, onePod("shop"))
 		for _, edit := range edits {
 			edit(d)
 		}
@@ -342,10 +331,9 @@ func stateful(s *talosScene) {
 }
 
 func bare(s *talosScene) {
-	s.put(store.Pods(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: corev1.NamespaceDefault},
-		Spec:       corev1.PodSpec{NodeName: s.rolls, Containers: []corev1.Container{{Name: "bare", Image: "bare"}}},
-	})
+	pod := onePod("bare")
+	pod.NodeName = s.rolls
+	s.put(store.Pods(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: corev1.NamespaceDefault}, Spec: pod})
 }
 
 func gone(pod string) func(*talosScene) {
@@ -414,8 +402,7 @@ func expiringKubeconfig(life time.Duration) func(*talosScene) {
 
 func (s *talosScene) useKubeconfig(group string, life time.Duration) {
 	s.keep("kubeconfig")
-	b := valueOf(s.Kubeconfig(group, life))(s.t)
-	s.Write("kubeconfig", b)
+	s.Write("kubeconfig", valueOf(s.Kubeconfig(group, life))(s.t))
 }
 
 // podDisk attaches a volume to the VM as a CSI driver does.
@@ -426,7 +413,7 @@ func podDisk(s *talosScene) {
 }
 
 func podDiskGone(s *talosScene) {
-	must(s.t, s.World.SetConfig("", "pve1", world.ChangeRequest{ID: s.rolled().VMID, Delete: []string{"scsi7"}}))
+	s.configure(world.ChangeRequest{ID: s.rolled().VMID, Delete: []string{"scsi7"}})
 }
 
 // podDiskFreed deletes its claim.
@@ -464,14 +451,11 @@ func agent(s *talosScene) {
 	s.put(store.Claims(), &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: corev1.NamespaceDefault}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-2"},
 	})
-	pods := podsOf("agent")
-	pods.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+	pod := onePod("agent")
+	pod.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "agent"},
 	}}}
-	s.put(store.DaemonSets(), &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: corev1.NamespaceDefault},
-		Spec:       appsv1.DaemonSetSpec{Selector: selecting("agent"), Template: pods},
-	})
+	s.put(store.DaemonSets(), daemonSet(corev1.NamespaceDefault, "agent", pod))
 	time.Sleep(20 * time.Second)
 	c := s.session()
 	defer c.end()
@@ -484,12 +468,11 @@ func agent(s *talosScene) {
 func hooked(resources ...string) func(*talosScene) {
 	return func(s *talosScene) {
 		s.Kube.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {
-			for _, resource := range resources {
-				if r.Resource == resource && (r.Verb == "delete" || r.Resource == "pods/eviction") && r.Namespace == corev1.NamespaceDefault {
-					return &metav1.Status{Code: http.StatusForbidden, Message: "not during trading hours", Reason: metav1.StatusReasonForbidden}
-				}
+			goes := r.Verb == "delete" || r.Resource == "pods/eviction"
+			if !slices.Contains(resources, r.Resource) || !goes || r.Namespace != corev1.NamespaceDefault {
+				return nil
 			}
-			return nil
+			return &metav1.Status{Code: http.StatusForbidden, Message: "not during trading hours", Reason: metav1.StatusReasonForbidden}
 		})
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
@@ -66,8 +65,7 @@ func exporterTo(t *testing.T, dial func(context.Context) (net.Conn, error)) sdkt
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
 	t.Cleanup(transport.CloseIdleConnections)
-	e := valueOf(otlptracehttp.New(t.Context(), otlptracehttp.WithEndpoint("127.42.7.200:4318"), otlptracehttp.WithInsecure(), otlptracehttp.WithHTTPClient(&http.Client{Transport: transport})))(t)
-	return e
+	return valueOf(otlptracehttp.New(t.Context(), otlptracehttp.WithEndpoint("127.42.7.200:4318"), otlptracehttp.WithInsecure(), otlptracehttp.WithHTTPClient(&http.Client{Transport: transport})))(t)
 }
 
 // observed is a client with telemetry, and its warnings.
@@ -156,8 +154,7 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 	status := map[string]int{}
 	for line := range bytes.Lines(asked) {
 		var l struct{ Msg, Status, Server, Method, Path, Node, Step string }
-		err := json.Unmarshal(line, &l)
-		mustBe(t, err == nil, "%s: %v", line, err)
+		must(t, json.Unmarshal(line, &l))
 		switch l.Msg {
 		case "request":
 			got[strings.TrimPrefix(l.Server+" "+l.Method+" "+strings.TrimPrefix(l.Path, "/api2/json"), "/")]++
@@ -175,8 +172,7 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 	requireSame(t, want, got, "changes (-servers +log)")
 	require(t, status["started"] != 0 && status["started"] == status["done"] && status["note"] != 0 &&
 		status["failed"] == 0, "events of steps: %v", status)
-	info := valueOf(os.Stat(filepath.Join(lab.Dir, ".recast/runs/20000101-0000-feed", story.LogName)))(t)
-	require(t, info.Mode().Perm() == 0o600, "the log of the run has mode %s", info.Mode())
+	requireMode(t, lab.Dir, ".recast/runs/20000101-0000-feed/"+story.LogName, 0o600)
 }
 
 func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared) {
@@ -235,34 +231,31 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 func TestTelemetryWithoutACollector(t *testing.T) {
 	long(t)
 	took := map[string]time.Duration{}
+	const nobody = "nobody wants traces"
 	for name, dial := range map[string]func(ctx context.Context) (net.Conn, error){
-		"nobody wants traces": nil,
-		"refuses":             func(context.Context) (net.Conn, error) { return nil, errors.New("connection refused") },
-		"is silent":           func(context.Context) (net.Conn, error) { here, _ := net.Pipe(); return here, nil },
+		nobody:      nil,
+		"refuses":   func(context.Context) (net.Conn, error) { return nil, errors.New("connection refused") },
+		"is silent": func(context.Context) (net.Conn, error) { here, _ := net.Pipe(); return here, nil },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				lab := New(t, oneWorker())
-				lab.Patch(sim.PatchedExtension)
-				var e sdktrace.SpanExporter
-				if dial != nil {
-					e = exporterTo(t, dial)
-				}
-				c, ctx, warned := lab.observed(t, e)
-				began := time.Now()
-				must(t, errOf(c.Roll(ctx, planning.Policy{})))
-				took[name] = time.Since(began)
-				began = time.Now()
-				c.Telemetry.End(ctx, 0, nil)
-				end := time.Since(began)
-				require(t, end <= 5*time.Second, "the end took %s", end)
-				require(t, (len(*warned) == 1) == (dial != nil), "warned of %q", *warned)
-			})
+		inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
+			lab.Patch(sim.PatchedExtension)
+			var e sdktrace.SpanExporter
+			if dial != nil {
+				e = exporterTo(t, dial)
+			}
+			c, ctx, warned := lab.observed(t, e)
+			began := time.Now()
+			must(t, errOf(c.Roll(ctx, planning.Policy{})))
+			took[name] = time.Since(began)
+			began = time.Now()
+			c.Telemetry.End(ctx, 0, nil)
+			end := time.Since(began)
+			require(t, end <= 5*time.Second, "%s: the end took %s", name, end)
+			require(t, (len(*warned) == 1) == (dial != nil), "%s: warned of %q", name, *warned)
 		})
 	}
 	for name, d := range took {
-		require(t, d == took["nobody wants traces"],
-			"%s: the roll took %s, without traces %s", name, d, took["nobody wants traces"])
+		require(t, d == took[nobody], "%s: the roll took %s, without traces %s", name, d, took[nobody])
 	}
 }
 
@@ -277,9 +270,8 @@ func TestTelemetryKeepsSecrets(t *testing.T) {
 		c, ctx, _ := lab.observed(t, newCollector(lab))
 		_, err := c.Roll(ctx, onlyWorker)
 		c.Telemetry.End(ctx, 1, err)
-		if !strings.Contains(message(err), "the machine rejects the configuration: ") || !strings.Contains(string(lab.Read("log.jsonl")), `"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`) {
-			t.Errorf("%v\n%s", err, lab.Read("log.jsonl"))
-		}
+		requireSays(t, message(err), "the machine rejects the configuration: ")
+		requireSays(t, string(lab.Read("log.jsonl")), `"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`)
 	})
 }
 
