@@ -70,7 +70,8 @@ func TestInit(t *testing.T) {
 				must(t, errOf(lab.Lab.Patch(t.Context(), sim.CommonExtension, true)))
 				must(t, errOf(me.Lock(t.Context(), pipeline.LockOptions{Update: true})))
 				rep := me.mustRoll(planning.Policy{})
-				require(t, rep.Outcome == "done" && len(rep.Plan.Work()) == len(lab.Nodes), "a roll by what init has written: %+v", rep)
+				require(t, rep.Outcome == "done" && len(rep.Plan.Work()) == len(lab.Nodes),
+					"a roll by what init has written: %+v", rep)
 				requireInitInSync(t, me)
 			})
 		})
@@ -397,13 +398,15 @@ func TestInitNewAgain(t *testing.T) {
 		must(t, errOf(me.InitNew(t.Context(), t.TempDir(), o, n)))
 		before := tree(t, me.Dir)
 		o.Force = true
-		requireFault(t, errOf(lab.Client().InitNew(t.Context(), me.Dir, o, n)), fault.Config, "secrets.yaml is there already, and is never replaced")
+		requireFault(t, errOf(lab.Client().InitNew(t.Context(), me.Dir, o, n)), fault.Config,
+			"secrets.yaml is there already, and is never replaced")
 		requireSame(t, before, tree(t, me.Dir), "refused, it has changed (-before +after)")
 		must(t, os.Remove(filepath.Join(me.Dir, "secrets.yaml")))
 		must(t, errOf(lab.Client().InitNew(t.Context(), me.Dir, o, n)))
 
 		lab.DefineVM(9050, map[string]string{"name": "parking", "description": `recast-record: {"version":1,"cluster":"home","node":"home-wk9","uuid":"u"}`})
-		requireRefused(t, errOf(lab.Client().InitNew(t.Context(), t.TempDir(), o, n)), "VM 9050 \"parking\" on pve1 is recast's own, for a cluster of the name home")
+		requireRefused(t, errOf(lab.Client().InitNew(t.Context(), t.TempDir(), o, n)),
+			"VM 9050 \"parking\" on pve1 is recast's own, for a cluster of the name home")
 	})
 }
 

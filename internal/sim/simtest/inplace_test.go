@@ -19,7 +19,6 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// inPlace selects upgrades in place.
 func (l *Lab) inPlace() { strategy(cluster.InPlace)(l) }
 
 // locked is the lock's entry for the image of workers, or of control planes.
@@ -43,7 +42,6 @@ func (l *Lab) upgradeCalls(since int) []string {
 	return slices.Compact(out)
 }
 
-// machine reads one node's machine.
 func (l *Lab) machine(name string) cluster.Machine {
 	l.t.Helper()
 	s := l.session()
@@ -176,35 +174,35 @@ type version struct {
 	short    bool
 }
 
-// TestVersions rolls nodes of every release that recast supports, to itself and to every release to which Talos supports the
-// upgrade, with every strategy; in place with the API of the node's version. A persistent disk in a format that only one of
-// two releases detects survives.
+// TestVersions rolls nodes of every release that recast supports, to itself and to every release to which Talos
+// supports the upgrade, with every strategy; in place with the API of the node's version. A persistent disk in a format
+// that only one of two releases detects survives.
 func TestVersions(t *testing.T) {
-	const talos13 = sim.TalosVersion
+	const talos13, recreate, reimage, inPlace = sim.TalosVersion, cluster.Recreate, cluster.Reimage, cluster.InPlace
 	apart := []string{"ImageService/Pull", "evict", "ImageService/Pull", "LifecycleService/Upgrade", "MachineService/Reboot", "MachineService/ApplyConfiguration"}
 	legacy := []string{"evict", "MachineService/Upgrade", "MachineService/ApplyConfiguration"}
 	for name, v := range map[string]version{
-		"1.12, recreate":               {from: talos12, strategy: cluster.Recreate, node: "wk1"},
-		"1.12, reimage":                {from: talos12, strategy: cluster.Reimage, node: "cp2"},
-		"1.12, in-place":               {from: talos12, strategy: cluster.InPlace, node: "wk1", calls: legacy},
-		"1.12 to 1.13, recreate":       {from: talos12, to: talos13, strategy: cluster.Recreate, node: "cp2"},
-		"1.12 to 1.13, in-place":       {from: talos12, to: talos13, strategy: cluster.InPlace, node: "cp2", calls: legacy[1:]},
-		"1.12 to 1.13 and back":        {from: talos12, to: talos13, strategy: cluster.InPlace, node: "wk1", calls: legacy, back: cluster.InPlace},
-		"1.12 to 1.13, btrfs":          {from: talos12, to: talos13, strategy: cluster.Recreate, node: "wk1", format: "btrfs", short: true},
-		"1.12 to 1.14, reimage":        {from: talos12, to: talos14, strategy: cluster.Reimage, node: "wk1"},
-		"1.12 to 1.14, in-place":       {from: talos12, to: talos14, strategy: cluster.InPlace, node: "wk1"},
-		"1.13, in-place":               {from: talos13, strategy: cluster.InPlace, node: "wk1", calls: apart},
-		"1.13, in-place, one of three": {from: talos13, strategy: cluster.InPlace, node: "cp2", calls: apart[2:]},
-		"1.13, in-place, the only one": {from: talos13, strategy: cluster.InPlace, node: "cp1", calls: apart},
-		"1.13 to 1.14, recreate":       {from: talos13, to: talos14, strategy: cluster.Recreate, node: "cp2"},
-		"1.13 to 1.14, in-place":       {from: talos13, to: talos14, strategy: cluster.InPlace, node: "wk1", short: true},
-		"1.13 to 1.14 and back":        {from: talos13, to: talos14, strategy: cluster.InPlace, node: "wk1", back: cluster.Recreate},
-		"1.13 to 1.14, md":             {from: talos13, to: talos14, strategy: cluster.Recreate, node: "wk1", format: "linux_raid_member"},
-		"1.13 to 1.14, back in place":  {from: talos13, to: talos14, strategy: cluster.Recreate, node: "wk1", back: cluster.InPlace},
-		"1.13 back to 1.12, recreate":  {from: talos13, to: talos12, strategy: cluster.Recreate, node: "wk1"},
-		"1.13 back to 1.12, btrfs":     {from: talos13, to: talos12, strategy: cluster.Recreate, node: "wk1", format: "btrfs"},
-		"1.14, recreate":               {from: talos14, strategy: cluster.Recreate, node: "cp2"},
-		"1.14, in-place":               {from: talos14, strategy: cluster.InPlace, node: "wk1"},
+		"1.12, recreate":               {from: talos12, strategy: recreate, node: "wk1"},
+		"1.12, reimage":                {from: talos12, strategy: reimage, node: "cp2"},
+		"1.12, in-place":               {from: talos12, strategy: inPlace, node: "wk1", calls: legacy},
+		"1.12 to 1.13, recreate":       {from: talos12, to: talos13, strategy: recreate, node: "cp2"},
+		"1.12 to 1.13, in-place":       {from: talos12, to: talos13, strategy: inPlace, node: "cp2", calls: legacy[1:]},
+		"1.12 to 1.13 and back":        {from: talos12, to: talos13, strategy: inPlace, node: "wk1", calls: legacy, back: inPlace},
+		"1.12 to 1.13, btrfs":          {from: talos12, to: talos13, strategy: recreate, node: "wk1", format: "btrfs", short: true},
+		"1.12 to 1.14, reimage":        {from: talos12, to: talos14, strategy: reimage, node: "wk1"},
+		"1.12 to 1.14, in-place":       {from: talos12, to: talos14, strategy: inPlace, node: "wk1"},
+		"1.13, in-place":               {from: talos13, strategy: inPlace, node: "wk1", calls: apart},
+		"1.13, in-place, one of three": {from: talos13, strategy: inPlace, node: "cp2", calls: apart[2:]},
+		"1.13, in-place, the only one": {from: talos13, strategy: inPlace, node: "cp1", calls: apart},
+		"1.13 to 1.14, recreate":       {from: talos13, to: talos14, strategy: recreate, node: "cp2"},
+		"1.13 to 1.14, in-place":       {from: talos13, to: talos14, strategy: inPlace, node: "wk1", short: true},
+		"1.13 to 1.14 and back":        {from: talos13, to: talos14, strategy: inPlace, node: "wk1", back: recreate},
+		"1.13 to 1.14, md":             {from: talos13, to: talos14, strategy: recreate, node: "wk1", format: "linux_raid_member"},
+		"1.13 to 1.14, back in place":  {from: talos13, to: talos14, strategy: recreate, node: "wk1", back: inPlace},
+		"1.13 back to 1.12, recreate":  {from: talos13, to: talos12, strategy: recreate, node: "wk1"},
+		"1.13 back to 1.12, btrfs":     {from: talos13, to: talos12, strategy: recreate, node: "wk1", format: "btrfs"},
+		"1.14, recreate":               {from: talos14, strategy: recreate, node: "cp2"},
+		"1.14, in-place":               {from: talos14, strategy: inPlace, node: "wk1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !v.short {
@@ -286,7 +284,8 @@ func TestAReleaseThatBreaks(t *testing.T) {
 // TestUnsupportedVersions: what Talos does not support is refused before anything is
 // touched, and drift reports it too. TestUnsupported has each reason.
 func TestUnsupportedVersions(t *testing.T) {
-	eachIn(t, func(to string) sim.Options { return version{from: talos14, to: to}.options() }, storiesOf(talos12, sim.TalosVersion), func(t *testing.T, lab *Lab, to string) {
+	o := func(to string) sim.Options { return version{from: talos14, to: to}.options() }
+	eachIn(t, o, storiesOf(talos12, sim.TalosVersion), func(t *testing.T, lab *Lab, to string) {
 		reason := "Talos v1.13.9 would refuse it: DiscoveryServiceConfig, DiscoveryIdentityConfig, UnattendedInstallConfig, "
 		if to == talos12 {
 			reason = "Talos does not support v1.14.1 → v1.12.6 (host version 1.14.1 is too new to downgrade to Talos 1.12.6)"
@@ -308,7 +307,8 @@ func TestUnsupportedVersions(t *testing.T) {
 func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) (pipeline.UpgradeKubernetesReport, error) {
 	return connected(ctx, c, func(s *session) (pipeline.UpgradeKubernetesReport, error) {
 		c.Runner.Emit = c.emit
-		o := pipeline.UpgradeKubernetesOptions{To: to, DryRun: dryRun, Claim: c.rollOptions(planning.Policy{}), Confirm: c.Upgrades}
+		claim := c.rollOptions(planning.Policy{})
+		o := pipeline.UpgradeKubernetesOptions{To: to, DryRun: dryRun, Claim: claim, Confirm: c.Upgrades}
 		if o.Confirm == nil {
 			o.Confirm = func(kubeupgrade.Plan) (bool, error) { return true, nil }
 		}
@@ -316,7 +316,6 @@ func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) 
 	})
 }
 
-// upgradeKubernetes upgrades everything to nextKubernetes.
 func (c *Client) upgradeKubernetes(ctx context.Context) error {
 	return errOf(c.UpgradeKubernetes(ctx, nextKubernetes, false))
 }
@@ -327,7 +326,6 @@ const (
 	nextKubernetes = "v1.36.1"
 )
 
-// mustUpgradeKubernetes is an upgrade that must succeed.
 func (l *Lab) mustUpgradeKubernetes() {
 	l.t.Helper()
 	must(l.t, l.as("20000101-0002-feed").upgradeKubernetes(l.t.Context()))
@@ -377,7 +375,7 @@ func TestUpgradeKubernetes(t *testing.T) {
 		boots := lab.boots()
 		from := len(lab.Recorder.Calls())
 		rep, err := lab.Client().UpgradeKubernetes(t.Context(), nextKubernetes, true)
-		mustBe(t, err == nil && rep.Run == "" && rep.Plan.From == labKubernetes && len(rep.Plan.Nodes) == 5 && rep.Plan.Proxy != nil &&
+		mustBe(t, err == nil && rep.Run == "" && rep.Plan.From == labKubernetes && rep.Plan.Proxy != nil && len(rep.Plan.Nodes) == 5 &&
 			len(rep.Plan.Nodes[0].Changes) == 5 && len(rep.Plan.Nodes[4].Changes) == 1, "dry run %+v, %v", rep, err)
 		for _, call := range lab.Recorder.Calls()[from:] {
 			require(t, !call.Mutation, "a dry run has changed something: %s %s", call.Method, call.Path)
@@ -391,7 +389,6 @@ func TestUpgradeKubernetes(t *testing.T) {
 	})
 }
 
-// boots are the boot IDs of the nodes in Kubernetes.
 func (l *Lab) boots() (out []string) {
 	l.t.Helper()
 	for _, n := range l.Nodes {

@@ -138,15 +138,15 @@ func inLabCutOff(t *testing.T, f func(t *testing.T, lab *Lab)) {
 	})
 }
 
-// TestOldUpgradeCutOffInItsPull: before 1.13 the one call first pulls the installer, and
-// an interruption there installs nothing. The next run repeats it, and does not mistake
-// the old system for a failed upgrade that has come back.
+// TestOldUpgradeCutOffInItsPull: before 1.13 the one call first pulls the installer, and an interruption there installs
+// nothing. The next run repeats it, and does not mistake the old system for a failed upgrade that has come back.
 func TestOldUpgradeCutOffInItsPull(t *testing.T) {
 	inLabCutOff(t, func(t *testing.T, lab *Lab) {
 		since := len(lab.Recorder.Calls())
 		must(t, lab.as(secondRun).roll(policyFor("wk1"))(t.Context()))
 		calls := lab.upgradeCalls(since)
-		require(t, slices.Contains(calls, "MachineService/Upgrade") && !slices.Contains(calls, "MachineService/Reboot"), "calls %q", calls)
+		require(t, slices.Contains(calls, "MachineService/Upgrade") && !slices.Contains(calls, "MachineService/Reboot"),
+			"calls %q", calls)
 		lab.requireUpgraded(t, "wk1")
 	})
 }
@@ -279,7 +279,8 @@ func TestConfigureWithLostAnswers(t *testing.T) {
 				return
 			}
 			if err != nil {
-				require(t, fault.KindOf(err) != fault.Config && len(fault.Hints(err)) != 0, "change %d: %v, hints %q", cut, err, fault.Hints(err))
+				require(t, fault.KindOf(err) != fault.Config && len(fault.Hints(err)) != 0,
+					"change %d: %v, hints %q", cut, err, fault.Hints(err))
 				must(t, files.user(lab, fmt.Sprintf("20000101-0000-%04d", 2*cut+1)).roll(onlyWorker)(t.Context()))
 			}
 			files.user(lab, firstRun).requireStale(t)

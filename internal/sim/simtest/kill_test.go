@@ -30,7 +30,6 @@ var errKilled = errors.New("this run was killed")
 // deed is what a client is told to do.
 type deed = func(ctx context.Context, c *Client) error
 
-// rolls is a roll with that policy.
 func rolls(policy planning.Policy) deed {
 	return func(ctx context.Context, c *Client) error { return errOf(c.Roll(ctx, policy)) }
 }
@@ -78,7 +77,6 @@ func pointsOf(names []string) (points []point) {
 	return points
 }
 
-// namedPoint is the first point whose name contains a text.
 func namedPoint(t testing.TB, points []point, text string) point {
 	t.Helper()
 	i := slices.IndexFunc(points, func(p point) bool { return strings.Contains(p.name, text) })
@@ -201,7 +199,6 @@ type killGrid[W interface{ itself() *Lab }] struct {
 	broken  *atomic.Int64                              // the number of broken promises is added to it; may be nil
 }
 
-// killEverywhere plays the grid.
 func (g killGrid[W]) killEverywhere(t *testing.T) {
 	var points []point
 	var undisturbed string
@@ -238,7 +235,6 @@ func (g killGrid[W]) kill(t *testing.T, at point, undisturbed string) {
 	requireSame(t, undisturbed, g.end(t, w), "killed at %s: the world differs from an undisturbed one", at)
 }
 
-// everyPoint chooses all of these points.
 func everyPoint(t *testing.T, points []point) []point {
 	t.Helper()
 	expectKills(t, len(points))
@@ -262,7 +258,6 @@ func expectKills(t *testing.T, want int) {
 	})
 }
 
-// countKill counts a kill that has happened in a test.
 func countKill(t testing.TB) {
 	t.Helper()
 	for name := t.Name(); name != ""; name = name[:max(0, strings.LastIndex(name, "/"))] {
@@ -324,7 +319,6 @@ func whenStarted(suffix string, f func()) func(step.Event) {
 	}
 }
 
-// allOf has each of them hear every event.
 func allOf(hear ...func(step.Event)) func(step.Event) {
 	return func(e step.Event) {
 		for _, h := range hear {
@@ -416,7 +410,6 @@ func (c *Client) killedAt(t testing.TB, m moment, do func(ctx context.Context) e
 	requireKilled(t, dead.Load(), err, m.String())
 }
 
-// rollKilled is a roll that is killed at a moment.
 func (c *Client) rollKilled(m moment, policy planning.Policy) {
 	c.lab.t.Helper()
 	c.killedAt(c.lab.t, m, c.roll(policy))
@@ -443,7 +436,6 @@ func eachInBubble[S any](t *testing.T, stories map[string]S, play func(t *testin
 	}
 }
 
-// roll is Roll without its report.
 func (c *Client) roll(policy planning.Policy) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := c.Roll(ctx, policy)
@@ -457,7 +449,6 @@ func (l *Lab) loseJournal() {
 	must(l.t, os.RemoveAll(filepath.Join(l.Dir, ".recast")))
 }
 
-// policyFor is the policy of a roll of these nodes alone.
 func policyFor(nodes ...string) planning.Policy { return planning.Policy{Only: nodes} }
 
 // storiesOf names each story by what it prints.
@@ -485,7 +476,6 @@ func (l *Lab) planOf(c *Client, node string, policy planning.Policy) planning.No
 	return plan.Nodes[i]
 }
 
-// others are the lab's nodes except one.
 func (l *Lab) others(but string) []string {
 	var out []string
 	for _, n := range l.Nodes {
@@ -502,7 +492,6 @@ const (
 	thirdRun  = "20000101-0000-0003"
 )
 
-// as is a client whose run has that ID.
 func (l *Lab) as(run string) *Client {
 	c := l.Client()
 	c.Run = run

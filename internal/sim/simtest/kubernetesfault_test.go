@@ -21,7 +21,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// brokenImage breaks an image on one machine.
 func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
 	l.t.Helper()
 	must(l.t, l.Trouble(node, talosapi.Trouble{Images: map[string]talosapi.Defect{image: d}}))
@@ -210,7 +209,6 @@ func TestUpgradeKubernetesIsKilled(t *testing.T) {
 	}
 }
 
-// upgradesKubernetes upgrades everything to nextKubernetes.
 func upgradesKubernetes(ctx context.Context, c *Client) error { return c.upgradeKubernetes(ctx) }
 
 // TestUpgradeKubernetesLeavesStagedConfigurations: a configuration that is staged for the
@@ -255,7 +253,8 @@ func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
 		rep, err := lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, true)
 		mustBe(t, err == nil && len(rep.Plan.Nodes[0].Lacks) == 1 &&
 			strings.HasPrefix(rep.Plan.Nodes[0].Lacks[0], "kube-scheduler: its pod is not Ready"), "%+v, %v", rep.Plan, err)
-		requireError(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false)), "upgrade-k8s/check: ", "CrashLoopBackOff")
+		requireError(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false)), "upgrade-k8s/check: ",
+			"CrashLoopBackOff")
 		lab.brokenImage("cp1", image, talosapi.Sound)
 		lab.editConfig("cp1", verbose, plain)
 		time.Sleep(2 * time.Minute)

@@ -116,7 +116,6 @@ func (l *layoutLab) shape() map[string]string {
 	return shape
 }
 
-// lift applies the layout's manual remedy.
 func (l *layoutLab) lift() {
 	l.t.Helper()
 	shell := l.Shell(l.node.Host)
@@ -166,8 +165,9 @@ func (l *layoutLab) kubectl(words []string) error {
 	resource, group, _ := strings.Cut(words[3], ".")
 	kind := schema.GroupVersionResource{Group: group, Version: "v1beta2", Resource: resource}
 	patch := []byte(strings.Trim(words[8], "'"))
-	defer time.Sleep(5 * time.Minute)
-	return errOf(client.Resource(kind).Namespace(words[1]).Patch(l.t.Context(), words[4], types.MergePatchType, patch, metav1.PatchOptions{}))
+	_, err := client.Resource(kind).Namespace(words[1]).Patch(l.t.Context(), words[4], types.MergePatchType, patch, metav1.PatchOptions{})
+	time.Sleep(5 * time.Minute)
+	return err
 }
 
 var (
@@ -248,7 +248,8 @@ func (l *layoutLab) requirePrinted(plan planning.NodePlan) {
 	requireSame(l.t, strings.Join(l.of.Lift.Commands, " && "), strings.Join(commands, " && "),
 		"commands that lift it (-the layout's +the plan's)")
 	want := l.of.Lift.Config
-	require(l.t, want == "" || slices.Contains(config, want), "the plan does not say that recast.yaml needs %s: %v", want, config)
+	require(l.t, want == "" || slices.Contains(config, want),
+		"the plan does not say that recast.yaml needs %s: %v", want, config)
 }
 
 // TestLayoutsAreRolled rolls every layout as far as recast and the layout's remedy allow, kills another such roll once,
@@ -283,7 +284,6 @@ func rollLayout(t *testing.T, layout layouts.Layout) (ref reference, strategy cl
 	return reference{points, l.settledDump(), l.Talos}, n.Strategy
 }
 
-// resumeLayout kills a roll in its middle and runs it again.
 func resumeLayout(t *testing.T, layout layouts.Layout, strategy cluster.Strategy, ref reference) {
 	l := newLayoutLab(t, layout, ref.secrets)
 	readyLayout(t, l)
@@ -319,7 +319,6 @@ func (l *layoutLab) requireRolled(before map[string]string) {
 	requireSame(l.t, before, l.shape(), "the VM is not what it was (-before +now)")
 }
 
-// layoutPage is testdata/layouts/README.md.
 func layoutPage(all []verdict) string {
 	var rows strings.Builder
 	now, after := 0, 0

@@ -52,7 +52,6 @@ type stage struct {
 
 func roll(ctx context.Context, c *Client) error { return errOf(c.Roll(ctx, planning.Policy{})) }
 
-// stages are those of a life, in their order.
 func stages() []stage {
 	added := func(node string) stage {
 		return stage{name: node + " added", write: func(l *life) { l.list(node) }, typed: roll}
@@ -141,7 +140,6 @@ func (l *life) requireParked(t *testing.T, node string) {
 	require(t, l.made([]string{node}) == 0, "%s has a VM still", node)
 }
 
-// live goes through a stage.
 func (l *life) live(t *testing.T, s stage, run string) {
 	t.Helper()
 	if s.write != nil {
@@ -175,12 +173,12 @@ func (l *life) end(t *testing.T) string {
 	dump := madeUp.ReplaceAllString(l.settledDump(), "made up")
 	for _, name := range l.nodes {
 		node := l.kubeNode(name)
-		dump += fmt.Sprintf("node %s: cordoned %t, labels %v, taints %v\n", name, node.Spec.Unschedulable, node.Labels, node.Spec.Taints)
+		dump += fmt.Sprintf("node %s: cordoned %t, labels %v, ", name, node.Spec.Unschedulable, node.Labels)
+		dump += fmt.Sprintf("taints %v\n", node.Spec.Taints)
 	}
 	return dump
 }
 
-// runOf is the ID of the run of a stage.
 func runOf(i int) string { return fmt.Sprintf("20000101-%04d-feed", i) }
 
 // TestLife makes a cluster in an empty datacentre and changes all of it.
@@ -198,13 +196,13 @@ func TestLife(t *testing.T) {
 		}
 		l.requireRunning(t)
 		want := []string{"data-wk1", "data-wk2", "u-data of wk1", "u-data of wk2", "u-data of wk3"}
-		requireSame(t, want, slices.Sorted(maps.Keys(l.Disks())), "protected disks, those of wk1 and wk2 with their content, too (-want +got)")
+		requireSame(t, want, slices.Sorted(maps.Keys(l.Disks())),
+			"protected disks, those of wk1 and wk2 with their content, too (-want +got)")
 		requireSame(t, []string{"cp1", "cp2", "cp3", "wk1", "wk3"}, l.nodes, "nodes (-want +got)")
 		l.requireParked(t, "wk2")
 	})
 }
 
-// started counts the starts of VMs.
 func (l *life) started() int { return len(l.sent(0, toVM("POST", "/status/start"))) }
 
 // TestLifeKilled kills the command of every stage at points of every kind, and types it again, with its

@@ -136,7 +136,8 @@ func TestImagesForAnotherPlatform(t *testing.T) {
 		const reason = "the VM's cloud-init drive gives a fixed address (ipconfig0: ip=127.42.7.31/24), which platforms nocloud and metal do not both read: keep platform nocloud (images.platform), or have DHCP give the node its address and remove that"
 		requireSame(t, []string{reason}, planOf(t, lab, "wk1").Refused, "with a fixed address (-want +got)")
 		whileOff(change("ipconfig0=ip=dhcp"))(lab)
-		const note = "platform nocloud → metal: network settings that are in neither its machine configuration nor DHCP will be others"
+		const note = "platform nocloud → metal: " +
+			"network settings that are in neither its machine configuration nor DHCP will be others"
 		notes := lab.Client().mustRoll(onlyWorker).Plan.Work()[0].Notes
 		require(t, len(notes) != 0 && notes[0] == note, "notes: %q", notes)
 		lab.requireUpgraded(t, "wk1")
@@ -228,7 +229,8 @@ func TestPreparedByImager(t *testing.T) {
 		}
 		requireSame(t, want, *runs, "what the imager built (-want +got)")
 		n, e := rep.Plan.Nodes[0], readLock(t, lab).Schematics["storage"]
-		require(t, n.Prepared == e.Disk.Name && (n.Prepared == "") == (s.refused != ""), "prepared from %q, the lock has %+v", n.Prepared, e.Disk)
+		require(t, n.Prepared == e.Disk.Name && (n.Prepared == "") == (s.refused != ""),
+			"prepared from %q, the lock has %+v", n.Prepared, e.Disk)
 		requireSays(t, strings.Join(n.Notes, "; "), s.refused)
 		lab.requireRolledFrom(t, before)
 	})
@@ -368,8 +370,8 @@ func TestPruneTheMirror(t *testing.T) {
 		}
 		since := 0
 		asked := func(method, of string) []string {
-			calls := lab.sent(since, func(c record.Call) bool { return c.Method == method && strings.HasPrefix(c.Path, "/v2/acme/talos/"+of) })
-			return ofEach(calls, func(c record.Call) string { return c.Path })
+			is := func(c record.Call) bool { return c.Method == method && strings.HasPrefix(c.Path, "/v2/acme/talos/"+of) }
+			return ofEach(lab.sent(since, is), func(c record.Call) string { return c.Path })
 		}
 		deletes := func() []string { return asked("DELETE", "manifests/") }
 		prune := func() (pipeline.PruneReport, error) {

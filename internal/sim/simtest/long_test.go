@@ -207,34 +207,13 @@ func TestMakeCrash(t *testing.T) {
 	require(t, len(chooses) >= 15, "only %d tests choose kills: %q", len(chooses), chooses)
 }
 
-// namesIn are the alternatives of an expression, in which a group has more of them.
-func namesIn(expression string) (all []string) {
-	depth, from := 0, 0
-	for i, c := range expression + "|" {
-		switch {
-		case c == '(':
-			depth++
-		case c == ')':
-			depth--
-		case c == '|' && depth == 0:
-			all = append(all, eachOf(expression[from:i])...)
-			from = i + 1
-		}
-	}
-	return all
-}
-
-// eachOf are the names of one alternative with a group: "Test(A|B)Killed".
-func eachOf(alternative string) (all []string) {
-	before, rest, grouped := strings.Cut(alternative, "(")
-	if !grouped {
-		return []string{alternative}
-	}
-	group, after, _ := strings.Cut(rest, ")")
-	for each := range strings.SplitSeq(group, "|") {
-		all = append(all, before+each+after)
-	}
-	return all
+// namesIn are the alternatives of an expression, in which a group has more of them: "Test(A|B)Killed".
+func namesIn(expression string) []string {
+	group := regexp.MustCompile(`(\w*)\(([^)]+)\)(\w*)`)
+	return strings.Split(group.ReplaceAllStringFunc(expression, func(all string) string {
+		m := group.FindStringSubmatch(all)
+		return m[1] + strings.ReplaceAll(m[2], "|", m[3]+"|"+m[1]) + m[3]
+	}), "|")
 }
 
 // choosingTests are the tests of this package, and those that choose kills, themselves or by a function.

@@ -95,7 +95,6 @@ func (x matrixExchange) begin(t *testing.T) *matrixLab {
 	return l
 }
 
-// killAt runs an exchange up to one of the points.
 func (l *matrixLab) killAt(strategy cluster.Strategy, point string) {
 	l.t.Helper()
 	f := processFaults()[0]
@@ -131,7 +130,8 @@ func (x matrixExchange) undisturbed(t *testing.T) (ref matrixReference) {
 		}
 		l.killAt(x.strategy, allAttached)
 		ref.putBack = run(l, true)
-		requireSame(t, withoutParking(ref.start), withoutParking(ref.putBack), "put back, the VM is not what it was (-before +now)")
+		requireSame(t, withoutParking(ref.start), withoutParking(ref.putBack),
+			"put back, the VM is not what it was (-before +now)")
 	})
 	synctest.Test(t, func(t *testing.T) { ref.replaced = run(newMatrixLab(t, x.shape), false) })
 	if x.givenUp != "" {
@@ -253,7 +253,6 @@ func (m *matrixRun) strikeAt(t *testing.T, p matrixStrike) (never error) {
 	return never
 }
 
-// fails reports problems.
 func (m *matrixRun) fails(t *testing.T, where string, problems ...string) {
 	t.Helper()
 	for _, problem := range problems {
@@ -443,7 +442,6 @@ func withoutParking(dump string) string {
 	return parkingInPool.ReplaceAllString(text, "$1]")
 }
 
-// withoutCloudInit removes the cloud-init drive's content and existence from a dump.
 func withoutCloudInit(dump string) string {
 	dump = volumeCount.ReplaceAllString(cloudInitDrive.ReplaceAllString(dump, ""), "$1")
 	return cloudInitBlank.ReplaceAllString(dump, "$1")

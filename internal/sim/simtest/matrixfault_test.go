@@ -46,7 +46,6 @@ func matrixFaults() []matrixFault {
 	return slices.Concat(processFaults(), lateFaults(), wayFaults(), workerFaults(), clusterFaults())
 }
 
-// processFaults end the process itself.
 func processFaults() []matrixFault {
 	return []matrixFault{
 		{name: "kill-before", kills: true, before: func(life *matrixLife, _ record.Call) error { life.kill(); return errStruck }},
@@ -54,7 +53,6 @@ func processFaults() []matrixFault {
 	}
 }
 
-// wayFaults happen between recast and Proxmox.
 func wayFaults() []matrixFault {
 	noDaemon := func(life *matrixLife, _ record.Call) error { life.world.SetDaemon(matrixHost, false); return nil }
 	daemon := func(life *matrixLife) { life.world.SetDaemon(matrixHost, true) }
@@ -123,7 +121,6 @@ func workerFaults() []matrixFault {
 	}
 }
 
-// clusterFaults happen around the VM.
 func clusterFaults() []matrixFault {
 	hold := func(d time.Duration) func(*matrixLife, record.Call) error {
 		return func(life *matrixLife, call record.Call) error {
@@ -326,7 +323,6 @@ func (life *matrixLife) deliverBefore(call record.Call) {
 // cameLate says whether every held request was processed.
 func (l *matrixLab) cameLate() bool { return len(l.late) > 0 && l.pending() == "" }
 
-// pending are the unprocessed requests, in words.
 func (l *matrixLab) pending() (text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -258,7 +258,6 @@ func (l *matrixLab) define(id int, config, disks map[string]string, held bool) {
 	must(l.t, l.world.DefineVM(matrixHost, id, config, content))
 }
 
-// vm is the VM whose system is exchanged.
 func (l *matrixLab) vm() (world.VM, error) { return l.world.LookupVM(matrixHost, matrixVM) }
 
 // buildHolder makes the VM that owns the node's data disks, and returns the node's drives that name them.
@@ -328,8 +327,8 @@ func (l *matrixLab) buildParking() {
 		Kept: []parking.KeptDisk{{Key: "scsi30", Run: "19991231-0000-dead", Slot: "scsi0", Options: "discard=on,iothread=1,serial=older,ssd=1", Talos: "v1.12.0"}},
 	}
 	l.define(matrixParking, map[string]string{
-		"name": "recast-parking-" + matrixNode, "memory": "16", "protection": "1", "onboot": "0", "pool": "talos", "boot": " ",
-		"description": valueOf(rec.Description())(l.t),
+		"name": "recast-parking-" + matrixNode, "memory": "16", "protection": "1", "onboot": "0", "pool": "talos",
+		"description": valueOf(rec.Description())(l.t), "boot": " ",
 	}, map[string]string{"scsi30": "data:8,backup=0,discard=on,iothread=1,serial=older,ssd=1"}, false)
 }
 
@@ -377,7 +376,6 @@ func (l *matrixLab) lookAfter(call record.Call) {
 	}
 }
 
-// working says whether a task runs.
 func (l *matrixLab) working() bool {
 	return slices.ContainsFunc(l.world.Tasks(), func(t world.Task) bool { return t.Running })
 }
@@ -462,7 +460,6 @@ func (l *matrixLab) startedWithout(names map[*world.Media][]matrixName) (problem
 	return problems
 }
 
-// volumes are those of the disk storages, by volid.
 func (l *matrixLab) volumes() map[string]*world.Media {
 	l.t.Helper()
 	all := map[string]*world.Media{}
@@ -500,7 +497,6 @@ func (l *matrixLab) sweep() (left []string) {
 	return left
 }
 
-// done waits for a task.
 func (l *matrixLab) done(upid string, err error) error {
 	l.world.WaitTask(upid)
 	return err

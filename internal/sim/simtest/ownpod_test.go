@@ -154,7 +154,6 @@ func (j *job) once(t *testing.T) error {
 	return err
 }
 
-// run is the whole Job.
 func (j *job) run(t *testing.T) {
 	t.Helper()
 	for range 10 {

@@ -37,13 +37,11 @@ func (l *Lab) save(policy planning.Policy) *planning.Plan {
 	return l.reread(l.plan(policy))
 }
 
-// reread writes a plan and reads it back.
 func (l *Lab) reread(plan planning.Plan) *planning.Plan {
 	l.t.Helper()
 	return new(valueOf(planning.Read(valueOf(json.Marshal(plan))(l.t)))(l.t))
 }
 
-// rollOf rolls by a saved plan.
 func (l *Lab) rollOf(saved *planning.Plan) error {
 	c := l.second()
 	c.Saved = saved
@@ -117,7 +115,8 @@ func TestNodesOfOneHolder(t *testing.T) {
 		rep := lab.Client().mustRoll(planning.Policy{})
 		require(t, seen.most == most, "%d were out at a time", seen.most)
 		notes := strings.Join(rep.Plan.Work()[0].Notes, "\n") + "\n"
-		require(t, strings.Contains(notes, "of wk2, wk3: they are never out at the same time\n") == (most == 1), "notes: %q", notes)
+		require(t, strings.Contains(notes, "of wk2, wk3: they are never out at the same time\n") == (most == 1),
+			"notes: %q", notes)
 	})
 }
 
@@ -129,7 +128,8 @@ func TestRollOfASavedPlan(t *testing.T) {
 		must(t, lab.rollOf(saved))
 		requireDrift(t, lab, "wk1")
 		last := lab.status().LastRun
-		require(t, strings.HasSuffix(last.ID, saved.RunSuffix()) && len(last.Took) == 1 && last.Took[0].OutageSeconds != 0, "%+v", last)
+		require(t, strings.HasSuffix(last.ID, saved.RunSuffix()) && len(last.Took) == 1 && last.Took[0].OutageSeconds != 0,
+			"%+v", last)
 		n := lab.planOf(lab.Client(), "wk1", planning.Policy{})
 		require(t, n.OutageFrom == "an earlier roll of workers" && n.OutageSeconds == last.Took[0].OutageSeconds, "%+v", n)
 	})
@@ -144,7 +144,7 @@ func TestASavedPlanIsRefused(t *testing.T) {
 		out  []string // nodes that are out already
 	}
 	eachInLab(t, sim.Options{}, map[string]story{
-		"a VM":          {func(l *Lab) { l.EditVM(l.node("wk2").VMID, "tags", "new") }, "wk2: digest of the VM's configuration: ", nil},
+		"a VM":          {func(l *Lab) { l.EditVM(9032, "tags", "new") }, "wk2: digest of the VM's configuration: ", nil},
 		"the lock":      {func(l *Lab) { l.Patch(everywhere) }, "recast.lock: sha256-", nil},
 		"an unfinished": {func(l *Lab) { l.rollKilledWhen("wk1/bring-up/create-vm") }, "wk1: left unfinished by run 20000101-0000-feed, which is not of this plan", []string{"wk1"}},
 	}, func(t *testing.T, lab *Lab, s story) {

@@ -84,7 +84,8 @@ func TestPreparedAnotherEntry(t *testing.T) {
 		requireGone := func(when, want string) {
 			t.Helper()
 			got := lab.kubeNode("wk1").Annotations["recast.dev/booted"]
-			require(t, want == "" && !strings.Contains(got, "gone") || want != "" && got == `{"gone":"`+want+`"}`, "%s: %s", when, got)
+			require(t, want == "" && !strings.Contains(got, "gone") || want != "" && got == `{"gone":"`+want+`"}`,
+				"%s: %s", when, got)
 		}
 		lab.wantTalos(talos12, sim.TalosVersion)
 		if strings.Contains(gone, "v1.13.9") {

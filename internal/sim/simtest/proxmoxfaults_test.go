@@ -237,7 +237,6 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 	})
 }
 
-// taskTypes are the types of tasks in a roll by recreate.
 func taskTypes() []string {
 	return []string{"imgcopy", "qmcreate", "qmshutdown", "qmmove", "qmconfig", "qmdestroy", "qmstart"}
 }
@@ -395,8 +394,7 @@ func (x *late) deliverBefore(is func(record.Call) bool, within time.Duration) {
 	}
 }
 
-// TestLateDelete: the delete of the old VM is processed when the new VM with its number
-// has every disk and is stopped.
+// TestLateDelete: the delete of the old VM is processed when the new VM with its number has every disk and is stopped.
 func TestLateDelete(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]deed{
 		"roll":    rolls(planning.Policy{}),
@@ -457,7 +455,8 @@ func TestLateRequestIsTold(t *testing.T) {
 		requireSame(t, 1, len(told()), "what status tells of")
 		requireSays(t, told()[0], "shutdown of VM 9001", want)
 		checks := diagnosis(t, lab.Client()).Checks
-		require(t, slices.ContainsFunc(checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, want) }), "doctor: %+v", checks)
+		require(t, slices.ContainsFunc(checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, want) }),
+			"doctor: %+v", checks)
 		must(t, errOf(lab.Client().Recover(t.Context(), "cp1")))
 		requireSame(t, 1, len(told()), "what status tells of once its record is closed")
 		must(t, lab.as(secondRun).roll(policyFor("cp2"))(t.Context()))
@@ -502,15 +501,16 @@ func (l *Lab) rollUnanswered(k, least int64) {
 		"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
 }
 
-// TestRollWithLostAnswers rolls two workers while Proxmox's answer to every k-th change is lost, that to the import of a
-// prepared disk too: it ends in sync without a second run.
+// TestRollWithLostAnswers rolls two workers while Proxmox's answer to every k-th change is lost, that to the import of
+// a prepared disk too: it ends in sync without a second run.
 func TestRollWithLostAnswers(t *testing.T) {
 	type story struct {
 		k    int64
 		boot string
 	}
 	const iso, disk = cluster.BootFromISO, cluster.BootFromDisk
-	stories := storiesOf(story{1, iso}, story{2, iso}, story{3, iso}, story{7, iso}, story{1, disk}, story{2, disk}, story{3, disk})
+	stories := storiesOf(
+		story{1, iso}, story{2, iso}, story{3, iso}, story{7, iso}, story{1, disk}, story{2, disk}, story{3, disk})
 	eachLong(t, twoWorkers, stories, func(t *testing.T, lab *Lab, s story) {
 		before := lab.Disks()
 		lab.BootsDisks(s.boot)

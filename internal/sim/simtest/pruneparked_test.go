@@ -68,10 +68,10 @@ func (l *Lab) vmConfig(id int) map[string]string {
 	return l.vmWith(func(vm world.VM) bool { return vm.ID == id }).Config
 }
 
-// diskVolumes are the volids on the disk storage of pve1.
 func (l *Lab) diskVolumes() []string {
 	l.t.Helper()
-	volids := ofEach(valueOf(l.World.Volumes(sim.DiskStorage, "pve1"))(l.t), func(v world.VolumeInfo) string { return v.Volid })
+	all := valueOf(l.World.Volumes(sim.DiskStorage, "pve1"))(l.t)
+	volids := ofEach(all, func(v world.VolumeInfo) string { return v.Volid })
 	slices.Sort(volids)
 	return volids
 }
@@ -128,8 +128,8 @@ func TestPruneLooksAgain(t *testing.T) {
 			lab.EditVM(parkingID, "protection", "0")
 			lab.EditVM(parkingID, "scsi30", sim.DiskStorage+":1,backup=0,serial="+firstRun)
 		}, "as shown: it is not freed"},
-		"another VM names it": {func(lab *Lab) { lab.thief(parkingID) }, `VM 9050 "thief" on pve1 refers to it as well: it stays`},
-		"no quorum":           {func(lab *Lab) { lab.World.SetQuorum(false) }, ""},
+		"another VM names it": {func(l *Lab) { l.thief(parkingID) }, `VM 9050 "thief" on pve1 refers to it as well: it stays`},
+		"no quorum":           {func(l *Lab) { l.World.SetQuorum(false) }, ""},
 	}, func(t *testing.T, lab *Lab, tc story) {
 		lab.parkOld(parkingID, "wk1", firstRun, secondRun)
 		var before []string
@@ -192,7 +192,8 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 			VMID: rec.VMID, UUID: rec.UUID, VMName: rec.VMName, Addr: rec.Addr, Open: true, Stage: "blank",
 		}
 		lab.DefineVM(9050, map[string]string{
-			"name": "recast-parking-wk1", "memory": "16", "protection": "1", "onboot": "0", "description": valueOf(late.Description())(t),
+			"name": "recast-parking-wk1", "memory": "16", "protection": "1", "onboot": "0",
+			"description": valueOf(late.Description())(t),
 		})
 
 		lab.setRoll("strategy: reimage")
@@ -217,7 +218,8 @@ func TestRetention(t *testing.T) {
 			c := lab.as(run)
 			frees := lab.planOf(c, "wk1", onlyWorker).Frees
 			requireSame(t, frees, c.mustRoll(onlyWorker).Plan.Nodes[0].Frees, "the plan shows other disks than the roll frees")
-			require(t, i == 0 && len(frees) == 0 || i > 0 && len(frees) == 1 && frees[0].Run == before, "roll %d frees %v", i+1, frees)
+			require(t, i == 0 && len(frees) == 0 || i > 0 && len(frees) == 1 && frees[0].Run == before,
+				"roll %d frees %v", i+1, frees)
 			before = run
 			lab.requireKept(1)
 			now := lab.diskVolumes()
@@ -261,7 +263,8 @@ func TestRetentionCannotFree(t *testing.T) {
 		}
 		rep := c.mustRoll(onlyWorker)
 		mustBe(t, rep.Outcome == "done", "outcome %s", rep.Outcome)
-		requireSays(t, strings.Join(notes, "; "), `VM 9050 "thief" on pve1 refers to it as well: it stays`, "recast prune can free it")
+		requireSays(t, strings.Join(notes, "; "), `VM 9050 "thief" on pve1 refers to it as well: it stays`,
+			"recast prune can free it")
 		requireDrift(t, lab, lab.others("wk1")...)
 		lab.requireKept(2)
 		require(t, lab.vmConfig(lab.parkingOf("wk1"))["protection"] == "1", "the parking VM is not protected")

@@ -30,7 +30,6 @@ func (c *Client) Rebuild(ctx context.Context, file string) (pipeline.Report, err
 	})
 }
 
-// namedVM is the VM of a node, by its name.
 func (l *Lab) namedVM(node string) world.VM {
 	l.t.Helper()
 	vm := l.vmWith(func(vm world.VM) bool { return vm.Config["name"] == node })

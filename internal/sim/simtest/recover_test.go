@@ -173,7 +173,6 @@ func TestRecoverKilled(t *testing.T) {
 	}
 }
 
-// giveUp is Recover without its report.
 func (c *Client) giveUp(node string) func(context.Context) error {
 	return func(ctx context.Context) error { return errOf(c.Recover(ctx, node)) }
 }
@@ -262,15 +261,14 @@ func TestRecoverRefused(t *testing.T) {
 	})
 }
 
-// goBack is Rollback without its report.
 func (c *Client) goBack(nodes ...string) func(context.Context) error {
 	return func(ctx context.Context) error { return errOf(c.Rollback(ctx, planning.Policy{Only: nodes})) }
 }
 
-// builds are the builds of all nodes.
 func (l *Lab) builds() string {
 	l.t.Helper()
-	return strings.Join(ofEach(l.Nodes, func(n sim.Node) string { return n.Name + " " + l.machine(n.Name).Schematic.LockHash() }), "\n")
+	of := func(n sim.Node) string { return n.Name + " " + l.machine(n.Name).Schematic.LockHash() }
+	return strings.Join(ofEach(l.Nodes, of), "\n")
 }
 
 // TestRollback boots a node's previous system disk, keeps the present one, and then rolls back to that.
@@ -417,7 +415,8 @@ func TestRollbackRefused(t *testing.T) {
 // Proxmox may be of two clocks: there the run is to be named.
 func TestUndoMeansTheRunThatStartedLast(t *testing.T) {
 	const first, last = "20000101-0000-ffff", "20000101-0000-0000"
-	eachLong(t, twoWorkers, map[string]bool{"on the same machine": false, "on another machine": true}, func(t *testing.T, lab *Lab, elsewhere bool) {
+	stories := map[string]bool{"on the same machine": false, "on another machine": true}
+	eachLong(t, twoWorkers, stories, func(t *testing.T, lab *Lab, elsewhere bool) {
 		lab.Patch(everywhere)
 		must(t, lab.as(first).roll(onlyWorker)(t.Context()))
 		must(t, lab.as(last).roll(policyFor("wk2"))(t.Context()))

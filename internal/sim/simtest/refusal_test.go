@@ -54,8 +54,7 @@ func refusals() map[string][]refusal {
 	}
 }
 
-// TestEveryRefusal plays everything that prevents the recreation of a node, and then
-// applies the remedy in the refusal.
+// TestEveryRefusal plays everything that prevents the recreation of a node, and then applies the remedy in the refusal.
 func TestEveryRefusal(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -194,7 +193,8 @@ func configured(change func(l *Lab, config []byte) []byte) edit {
 	return func(l *Lab) {
 		l.t.Helper()
 		media := l.media(wk1System)
-		media.Write(valueOf(talosapi.WithMachineConfig(media.Bytes(), func(config []byte) []byte { return change(l, config) }))(l.t))
+		of := func(config []byte) []byte { return change(l, config) }
+		media.Write(valueOf(talosapi.WithMachineConfig(media.Bytes(), of))(l.t))
 	}
 }
 
@@ -332,7 +332,6 @@ func (l *Lab) lock() {
 	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{})))
 }
 
-// put adds a Kubernetes object.
 func (l *Lab) put(r schema.GroupVersionResource, o store.Object) {
 	l.t.Helper()
 	must(l.t, errOf(l.Kube.Store().Create(l.t.Context(), r, o)))
@@ -431,12 +430,10 @@ func plainSchematic(customization string) edit {
 	}
 }
 
-// masked hides what differs between runs.
 func masked(text string) string {
 	return regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d UTC`).ReplaceAllString(text, "TIME")
 }
 
-// labels are those of a disk's partitions.
 func (l *Lab) labels(volid string) []string {
 	l.t.Helper()
 	disk := valueOf(artefact.ReadDisk(l.media(volid).Bytes()))(l.t)

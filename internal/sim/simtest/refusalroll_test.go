@@ -144,7 +144,8 @@ func TestAMachineOfOmni(t *testing.T) {
 		plainSchematic(customization)(lab)
 		n := planOf(t, lab, "wk1")
 		requirePlanned(t, n, cluster.InPlace)
-		const left = "its image no longer joins it to Omni (siderolink.api=grpc://10.0.0.1:8090): remove the machine in Omni, too"
+		const left = "its image no longer joins it to Omni (siderolink.api=grpc://10.0.0.1:8090): " +
+			"remove the machine in Omni, too"
 		require(t, slices.Contains(n.Notes, left), "notes %q", n.Notes)
 		lab.Client().rollTo(t, planning.Policy{})
 	})
@@ -262,7 +263,8 @@ func TestChangesSinceThePlanAreSeen(t *testing.T) {
 		} {
 			c := lab.as(fmt.Sprintf("20000101-0000-000%d", i))
 			c.Confirm = func(planning.Plan) (bool, error) { tc.bring(lab); return true, nil }
-			requireRefused(t, c.roll(planning.Policy{})(t.Context()), "recreate became impossible for wk1 since the plan was made: "+tc.text)
+			requireRefused(t, c.roll(planning.Policy{})(t.Context()),
+				"recreate became impossible for wk1 since the plan was made: "+tc.text)
 			tc.lift(lab)
 			diff := cmp.Diff(before, lab.vm(wk1).Config)
 			mustBe(t, diff == "", "after %q (-before +after):\n%s", tc.text, diff)

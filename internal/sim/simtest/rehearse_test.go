@@ -39,7 +39,6 @@ func (l *Lab) rehearse(p planning.Policy) (pipeline.Report, []record.Call) {
 	return rep, l.sent(from, func(c record.Call) bool { return c.Params["name"] == planning.ScratchName(scratchVM) })
 }
 
-// scratches are the existing scratch VMs.
 func (l *Lab) scratches() []string {
 	var out []string
 	for _, vm := range l.World.VMs() {
@@ -238,13 +237,17 @@ func TestRehearsalKilled(t *testing.T) {
 // touched, whatever else Proxmox does for us meanwhile.
 func TestCtrlCInARehearsal(t *testing.T) {
 	long(t)
-	calls := map[string]string{"import": "/nodes/pve1/qemu", "start": "/9099/status/start", "seen": "/9099/agent/network-get-interfaces"}
+	calls := map[string]string{
+		"import": "/nodes/pve1/qemu", "start": "/9099/status/start", "seen": "/9099/agent/network-get-interfaces",
+	}
 	type story struct {
 		at    string
 		twice bool
 	}
-	stories := storiesOf(story{"import", false}, story{"import", true}, story{"start", false}, story{"start", true}, story{"seen", false}, story{"seen", true})
-	eachInLab(t, oneWorker(), stories, func(t *testing.T, lab *Lab, s story) {
+	eachInLab(t, oneWorker(), storiesOf(
+		story{"import", false}, story{"import", true}, story{"start", false}, story{"start", true},
+		story{"seen", false}, story{"seen", true},
+	), func(t *testing.T, lab *Lab, s story) {
 		if s.at == "import" {
 			lab.BootsDisks("disk")
 		}
@@ -295,7 +298,8 @@ func TestRehearseBoth(t *testing.T) {
 		}
 		slices.Sort(made)
 		requireSame(t, []string{
-			"order=ide2, scsi0 false, medium true, ip=127.42.7.251/24", "order=scsi0, scsi0 true, medium false, ip=127.42.7.251/24",
+			"order=ide2, scsi0 false, medium true, ip=127.42.7.251/24",
+			"order=scsi0, scsi0 true, medium false, ip=127.42.7.251/24",
 		}, made, "made (-want +got)")
 		var seen []string
 		for _, r := range rep.Rehearsed {

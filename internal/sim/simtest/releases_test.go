@@ -289,7 +289,6 @@ func (l *Lab) withoutClaim() traces {
 // Longhorn ("hold"), and files of the working directory ("work/…"), without secrets, images and snapshots.
 type traces map[string]string
 
-// traces of all runs so far.
 func (l *Lab) traces() traces {
 	l.t.Helper()
 	found := traces{}
@@ -422,7 +421,6 @@ func (l *Lab) namesAfter(names map[string]string) {
 	}
 }
 
-// archive is a state of a release as a file.
 func archive(names map[string]string, found traces) []byte {
 	var a txtar.Archive
 	dir := names["directory"]
@@ -515,7 +513,6 @@ func (l *Lab) replay(release traces) {
 	}
 }
 
-// mark puts recast's marks on a Node.
 func (l *Lab) mark(name, marks string) {
 	l.t.Helper()
 	node := l.kubeNode(name)

@@ -106,7 +106,8 @@ func requireTurn(t *testing.T, turn *story.Turn, run past.Run) {
 			"%s, %s: from %s to %s, its turn ended at %s", turn.Node, s.Name, s.Began, s.Ended, turn.Ended)
 	}
 	all := " " + strings.Join(names, " ") + " "
-	requireSays(t, all, " drain ", " stop ", " park ", " delete-vm ", " create-vm ", " start ", " boot ", " configure ", " join ", " settle ", " finish ")
+	requireSays(t, all, " drain ", " stop ", " park ", " delete-vm ", " create-vm ", " start ", " boot ", " configure ",
+		" join ", " settle ", " finish ")
 	for _, took := range run.Took {
 		away := int(turn.AwayTo.Sub(turn.AwayFrom).Round(time.Second).Seconds())
 		require(t, took.Node != turn.Node || took.OutageSeconds == away,
@@ -270,7 +271,8 @@ func TestNotices(t *testing.T) {
 		told := &chat{takes: 5 * time.Minute}
 		c.Notify = told
 		var began, gone time.Time
-		c.Emit = allOf(whenStarted("before-run", func() { began = time.Now() }), whenStarted("wk1/take-down", func() { gone = time.Now() }))
+		begins := whenStarted("before-run", func() { began = time.Now() })
+		c.Emit = allOf(begins, whenStarted("wk1/take-down", func() { gone = time.Now() }))
 		mustBe(t, c.roll(planning.Policy{})(t.Context()) != nil, "no failure")
 		took := gone.Sub(began)
 		require(t, !gone.IsZero() && took <= time.Minute, "the first node went %s after the start", took)

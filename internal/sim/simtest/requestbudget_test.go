@@ -51,9 +51,9 @@ func TestOneLook(t *testing.T) {
 		run   deed
 		most  mostAsked
 	}{
-		"plan":           {"", plan, mostAsked{proxmox: 16, ofNode: 6, bytesOfNode: 3 << 10, talos: 1, talosOfNode: 16}},
-		"plan with work": {sim.PatchedExtension, plan, mostAsked{proxmox: 16, ofNode: 6, bytesOfNode: 3 << 10, talos: 1, talosOfNode: 30}},
-		"doctor":         {"", doctor, mostAsked{proxmox: 46, ofNode: 7, bytesOfNode: 3 << 10, talos: 12, talosOfNode: 24}},
+		"plan":           {"", plan, mostAsked{16, 6, 3 << 10, 1, 16}},
+		"plan with work": {sim.PatchedExtension, plan, mostAsked{16, 6, 3 << 10, 1, 30}},
+		"doctor":         {"", doctor, mostAsked{46, 7, 3 << 10, 12, 24}},
 	}
 	for _, nodes := range []int{10, 60, 500} {
 		t.Run(strconv.Itoa(nodes), func(t *testing.T) {

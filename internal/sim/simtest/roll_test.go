@@ -347,7 +347,6 @@ func (c *Client) rollTo(t *testing.T, policy planning.Policy, stale ...string) {
 	requireInSync(t, c.lab, stale...)
 }
 
-// hears has the client's events heard.
 func (c *Client) hears(hear func(step.Event)) *Client {
 	c.Emit = hear
 	return c
@@ -386,7 +385,6 @@ func (l *Lab) requireNothingSent(from int, but ...string) {
 	requireNone(l.t, l.sent(from, wrong), "sent all the same")
 }
 
-// plan is what a roll would do now.
 func (l *Lab) plan(policy planning.Policy) planning.Plan {
 	l.t.Helper()
 	return valueOf(l.Client().Plan(l.t.Context(), policy))(l.t)
@@ -408,19 +406,16 @@ func (l *Lab) session() *session {
 	return valueOf(l.Client().connect(l.t.Context()))(l.t)
 }
 
-// kubeNode is a node in Kubernetes.
 func (l *Lab) kubeNode(name string) *corev1.Node {
 	l.t.Helper()
 	return valueOf(l.Kube.Node(l.t.Context(), name))(l.t)
 }
 
-// stored is an object in Kubernetes.
 func (l *Lab) stored(r schema.GroupVersionResource, namespace, name string) store.Object {
 	l.t.Helper()
 	return valueOf(l.Kube.Store().Get(l.t.Context(), r, namespace, name))(l.t)
 }
 
-// allStored are the objects of a kind in Kubernetes.
 func (l *Lab) allStored(r schema.GroupVersionResource, namespace string) []store.Object {
 	l.t.Helper()
 	all, _, err := l.Kube.Store().List(l.t.Context(), r, namespace)
@@ -428,7 +423,6 @@ func (l *Lab) allStored(r schema.GroupVersionResource, namespace string) []store
 	return all
 }
 
-// mustRoll is a roll that has to succeed.
 func (c *Client) mustRoll(policy planning.Policy) pipeline.Report {
 	c.lab.t.Helper()
 	return valueOf(c.Roll(c.lab.t.Context(), policy))(c.lab.t)

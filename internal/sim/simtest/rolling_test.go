@@ -76,7 +76,6 @@ func isReady(n *corev1.Node) bool {
 	})
 }
 
-// setRoll sets keys of the section roll of recast.yaml.
 func (l *Lab) setRoll(keys ...string) {
 	l.t.Helper()
 	for _, key := range keys {

@@ -121,7 +121,8 @@ func (v silentVerb) at(t *testing.T, c silentCell) {
 	l.RequireIntact()
 	if err != nil {
 		kind := fault.KindOf(err)
-		require(t, (kind == fault.Failed || kind == fault.Refused) && len(fault.Hints(err)) != 0, "kind %d, hints %q", kind, fault.Hints(err))
+		require(t, (kind == fault.Failed || kind == fault.Refused) && len(fault.Hints(err)) != 0,
+			"kind %d, hints %q", kind, fault.Hints(err))
 		l.requireNamed(t, err.Error(), c.what, m.vmid)
 		if c.also != (rpc{}) {
 			l.requireNamed(t, err.Error(), c.also, m.vmid)
@@ -276,7 +277,6 @@ func halfway(node string) edit {
 	}
 }
 
-// rolledBefore is a node that was rolled.
 func rolledBefore(node string) edit {
 	return func(l *Lab) {
 		l.Patch(everywhere)
@@ -420,7 +420,6 @@ func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *L
 	return dump, own
 }
 
-// slowStrikes are the faults at the beginning of a step.
 func slowStrikes() map[string]func(l *Lab, c *Client) {
 	strikes := map[string]func(l *Lab, c *Client){"refused": func(_ *Lab, c *Client) {
 		c.Cut()

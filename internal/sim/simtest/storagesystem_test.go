@@ -84,7 +84,6 @@ func (l *Lab) replicated(name string, wanted int, nodes ...string) {
 	}
 }
 
-// copyOf changes the replica of a volume on a node.
 func (l *Lab) copyOf(volume, node string, change func(spec map[string]any)) {
 	l.t.Helper()
 	for _, o := range l.allStored(longhornReplicas.GroupVersionResource, "") {
@@ -98,9 +97,6 @@ func (l *Lab) copyOf(volume, node string, change func(spec map[string]any)) {
 	}
 	l.t.Fatalf("volume %s has no replica on %s", volume, node)
 }
-
-// rebuilding is a replica that is being filled.
-func rebuilding(spec map[string]any) { spec["healthyAt"], spec["failedAt"] = "", "" }
 
 // inStorageLab is a lab with stale workers and a storage system on them.
 func inStorageLab(t *testing.T, run func(l *Lab, names ...string), workers int, test func(t *testing.T, lab *Lab)) {
@@ -116,59 +112,36 @@ func inStorageLab(t *testing.T, run func(l *Lab, names ...string), workers int, 
 func TestPlanOfReplicatedVolumes(t *testing.T) {
 	const here = "Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only healthy replica on it"
 	const off = ", or roll.storage: {longhorn: off} does not look at it"
+	copies := func(wanted int, nodes ...string) edit {
+		return func(l *Lab) { l.replicated("pvc-1", wanted, nodes...) }
+	}
+	setting := func(name, value string) edit { return func(l *Lab) { l.longhornSetting(name, value) } }
 	planStorage(t, (*Lab).runLonghorn, map[string]storageCase{
-		"two healthy replicas": {change: func(l *Lab) { l.replicated("pvc-1", 2, "wk1", "wk2") }},
-		"the last replica": {
-			change:  func(l *Lab) { l.replicated("pvc-1", 2, "wk1") },
-			refused: []string{here + ": wait until Longhorn has made another" + off},
-		},
-		"the only one wanted": {
-			change:  func(l *Lab) { l.replicated("pvc-1", 1, "wk1") },
-			refused: []string{here + ": it is to have one only: give it a second one" + off},
-		},
-		"the only one wanted, and Longhorn lets it go": {
-			change: func(l *Lab) {
-				l.replicated("pvc-1", 1, "wk1")
-				l.longhornSetting("node-drain-policy", "always-allow")
-			},
-			notes: []string{"Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only replica on it, and is not there while the node is away"},
-		},
-		"a rebuild runs": {
-			change: func(l *Lab) {
-				l.replicated("pvc-1", 2, "wk1", "wk2")
-				l.copyOf("pvc-1", "wk2", rebuilding)
-			},
-			refused: []string{here + ": another one is being rebuilt: wait until that is done" + off},
-		},
-		"the other's node is down": {
-			change: func(l *Lab) {
-				l.replicated("pvc-1", 2, "wk1", "wk9")
-				l.longhornNodeDown("wk9")
-			},
-			refused: []string{here + ": wk9 is not ready for Longhorn (ManagerPodDown): bring that back first" + off},
-		},
-		"its controllers are away": {
-			change: func(l *Lab) {
-				l.replicated("pvc-1", 2, "wk1", "wk2")
-				without(store.DaemonSets(), longhornSpace, "longhorn-manager")(l)
-			},
-			refused: []string{"Longhorn has 1 volume on it and does not say how they are now: there is no DaemonSet longhorn-system/longhorn-manager: bring its controllers back first" + off},
-		},
-		"it waits less than the node is away": {
-			change: func(l *Lab) {
-				l.replicated("pvc-1", 2, "wk1", "wk2")
-				l.longhornSetting("replica-replenishment-wait-interval", "60")
-			},
-			notes: []string{"it is expected to be away for 4m0s, and Longhorn waits 1m0s for its 1 replica on it (replica-replenishment-wait-interval): recast has it wait 8m0s until its volumes are whole again"},
-		},
-		"not looked at": {change: func(l *Lab) {
-			l.replicated("pvc-1", 2, "wk1")
-			l.setRoll("storage: off")
-		}},
+		"two healthy replicas": {change: copies(2, "wk1", "wk2")},
+		"the last replica":     refusing(here+": wait until Longhorn has made another"+off, copies(2, "wk1")),
+		"the only one wanted":  refusing(here+": it is to have one only: give it a second one"+off, copies(1, "wk1")),
+		"the only one wanted, and Longhorn lets it go": noting(
+			"Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only replica on it, and is not there while the node is away",
+			copies(1, "wk1"), setting("node-drain-policy", "always-allow"),
+		),
+		"a rebuild runs": refusing(here+": another one is being rebuilt: wait until that is done"+off,
+			copies(2, "wk1", "wk2"), func(l *Lab) {
+				l.copyOf("pvc-1", "wk2", func(spec map[string]any) { spec["healthyAt"], spec["failedAt"] = "", "" })
+			}),
+		"the other's node is down": refusing(here+": wk9 is not ready for Longhorn (ManagerPodDown): bring that back first"+off,
+			copies(2, "wk1", "wk9"), func(l *Lab) { l.longhornNodeDown("wk9") }),
+		"its controllers are away": refusing(
+			"Longhorn has 1 volume on it and does not say how they are now: there is no DaemonSet longhorn-system/longhorn-manager: bring its controllers back first"+off,
+			copies(2, "wk1", "wk2"), without(store.DaemonSets(), longhornSpace, "longhorn-manager"),
+		),
+		"it waits less than the node is away": noting(
+			"it is expected to be away for 4m0s, and Longhorn waits 1m0s for its 1 replica on it (replica-replenishment-wait-interval): recast has it wait 8m0s until its volumes are whole again",
+			copies(2, "wk1", "wk2"), setting("replica-replenishment-wait-interval", "60"),
+		),
+		"not looked at": {change: all(copies(2, "wk1"), func(l *Lab) { l.setRoll("storage: off") })},
 	})
 }
 
-// longhornNodeDown adds a node of Longhorn's whose manager does not run.
 func (l *Lab) longhornNodeDown(name string) {
 	l.t.Helper()
 	l.put(longhornNodes.GroupVersionResource, object(longhornNodes, longhornSpace, name, map[string]any{
@@ -182,7 +155,8 @@ func (l *Lab) longhornNodeDown(name string) {
 // TestRollWaitsForReplicas: each node is out with a replica, Longhorn fills that again, and the next node waits for it.
 func TestRollWaitsForReplicas(t *testing.T) {
 	long(t)
-	const want = "volumes whole with wk1: Longhorn: 1 of 2 replicas healthy, 1 being rebuilt (%d %%); 1 volume not healthy: longhorn-system/pvc-1"
+	const want = "volumes whole with wk1: Longhorn: 1 of 2 replicas healthy, 1 being rebuilt (%d %%); " +
+		"1 volume not healthy: longhorn-system/pvc-1"
 	rollWaits(t, storageRoll{
 		run: (*Lab).runLonghorn, volume: func(l *Lab) { l.replicated("pvc-1", 2, "wk1", "wk2") },
 		whole: func(l *Lab) bool { return l.robust("pvc-1") }, says: []string{fmt.Sprintf(want, 50), fmt.Sprintf(want, 75)},
@@ -201,7 +175,8 @@ type storageRoll struct {
 // rollWaits rolls the workers in both ways: the second one goes once the volume is whole.
 func rollWaits(t *testing.T, r storageRoll) {
 	t.Helper()
-	eachInLab(t, sim.Options{Workers: 2}, storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	ways := storiesOf(cluster.Recreate, cluster.InPlace)
+	eachInLab(t, sim.Options{Workers: 2}, ways, func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		r.run(lab, "wk1", "wk2")
 		lab.Patch(sim.PatchedExtension)
 		lab.setRoll("strategy: " + string(s))
@@ -268,7 +243,8 @@ func TestReplicasOfTwoWorkersAtATime(t *testing.T) {
 		lab.replicated("pvc-2", 2, "wk2", "wk1")
 		seen := lab.watchOutage()
 		faulted := false
-		lab.Client().hears(func(step.Event) { faulted = faulted || lab.robustness("pvc-1") == "faulted" }).mustRoll(planning.Policy{})
+		look := func(step.Event) { faulted = faulted || lab.robustness("pvc-1") == "faulted" }
+		lab.Client().hears(look).mustRoll(planning.Policy{})
 		require(t, !faulted && seen.most <= 1 && lab.robust("pvc-1") && lab.robust("pvc-2"),
 			"%d at a time, faulted: %v", seen.most, faulted)
 		requireInSync(t, lab)

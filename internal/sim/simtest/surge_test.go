@@ -178,7 +178,6 @@ func TestSurgeWithData(t *testing.T) {
 	})
 }
 
-// rollWithoutSurge rolls, and nothing is left of the surge node.
 func (l *Lab) rollWithoutSurge(t *testing.T) {
 	t.Helper()
 	l.Client().rollTo(t, planning.Policy{})
@@ -190,7 +189,8 @@ func TestSurgeGetsData(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.AddSurge(1)
 		lab.Patch(sim.PatchedExtension)
-		c := lab.Client().hears(whenStarted("roll/surge-end/"+surgeNode+"/gate", func() { daemons("default", "agent", "/var/lib/agent")(lab) }))
+		begins := func() { daemons("default", "agent", "/var/lib/agent")(lab) }
+		c := lab.Client().hears(whenStarted("roll/surge-end/"+surgeNode+"/gate", begins))
 		requireFault(t, errOf(c.Roll(t.Context(), planning.Policy{})), fault.Refused, "remove became impossible for "+surgeNode+" since the plan was made: hostPath /var/lib/agent")
 		lab.requireSurgeStays(t)
 		noDaemons("default", "agent")(lab)
@@ -209,7 +209,7 @@ func TestSurgeAfterAFailure(t *testing.T) {
 			plan := lab.plan(policyFor("cp1"))
 			require(t, len(plan.Work()) == 0 && plan.Surge == nil, "with --only cp1: %+v", plan.Surge)
 		},
-		"it is asked for no more": func(_ *testing.T, lab *Lab) { lab.Replace("recast.yaml", "  surge: 1\n", "  surge: 0\n") },
+		"it is asked for no more": func(_ *testing.T, l *Lab) { l.Replace("recast.yaml", "  surge: 1\n", "  surge: 0\n") },
 		"it is removed by hand": func(t *testing.T, lab *Lab) {
 			must(t, errOf(lab.Client().Remove(t.Context(), surgeNode)))
 			lab.requireNoSurge(t)
@@ -231,7 +231,8 @@ func TestSurgeAfterAFailure(t *testing.T) {
 		lab.AddSurge(1)
 		lab.Patch(sim.PatchedExtension)
 		lab.Budget(0)
-		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), fault.Failed, "surge nodes ("+surgeNode+") stays: the next recast roll goes on with it")
+		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), fault.Failed,
+			"surge nodes ("+surgeNode+") stays: the next recast roll goes on with it")
 		lab.requireSurgeStays(t)
 		lab.Budget(1)
 		s(t, lab)

@@ -52,7 +52,6 @@ func recreated(s *talosScene) {
 	must(s.t, s.as(thirdRun).roll(s.only())(s.t.Context()))
 }
 
-// patient allows more time for an installation.
 func patient(s *talosScene) { s.Replace("recast.yaml", "join: 3m", "join: 10m") }
 
 func later(*talosScene) { time.Sleep(2 * time.Minute) }
@@ -145,7 +144,6 @@ func led(to string) func(*talosScene) {
 	return func(s *talosScene) { s.lead(s.rolled().Addr.String(), to) }
 }
 
-// lead redirects connections to an address.
 func (s *talosScene) lead(addr, to string) {
 	s.route.Store(new(map[string]string{addr: s.Lab.node(to).Addr.String()}))
 }
@@ -170,7 +168,6 @@ func (l *Lab) reconfigure(node, old, fresh string) {
 	l.apply(node, edited)
 }
 
-// apply applies another configuration to a machine, and reboots it.
 func (l *Lab) apply(node string, config []byte) {
 	l.t.Helper()
 	l.talosctl(node, func(ctx context.Context, c *client.Client) error {
@@ -180,7 +177,6 @@ func (l *Lab) apply(node string, config []byte) {
 	time.Sleep(2 * time.Minute)
 }
 
-// renamed gives a node another's name.
 func renamed(node, from, to string) func(*talosScene) {
 	return func(s *talosScene) { s.reconfigure(node, "hostname: "+from, "hostname: "+to) }
 }
@@ -228,7 +224,8 @@ func (s *talosScene) rerouted(addr string) string {
 func alien(s *talosScene) {
 	id := s.rolled().VMID
 	s.EditVM(id, "scsi5", sim.DiskStorage+":1,serial=alien")
-	s.media(volidOf(s.Lab, id, "scsi5")).Write(artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{{Label: "META", UUID: "alien"}}}))
+	disk := artefact.Disk{Partitions: []artefact.Partition{{Label: "META", UUID: "alien"}}}
+	s.media(volidOf(s.Lab, id, "scsi5")).Write(artefact.WriteDisk(disk))
 }
 
 func unplugged(s *talosScene) {
@@ -261,7 +258,6 @@ func unnoticed(s *talosScene) {
 	forgotten("cp2")(s)
 }
 
-// forgotten is a Node that a person deletes.
 func forgotten(node string) func(*talosScene) { return dropped(store.Nodes(), "", node) }
 
 // restored gives that worker its own configuration back, and removes it as cp2 from etcd.
@@ -331,9 +327,9 @@ func stateful(s *talosScene) {
 }
 
 func bare(s *talosScene) {
-	pod := onePod("bare")
-	pod.NodeName = s.rolls
-	s.put(store.Pods(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: corev1.NamespaceDefault}, Spec: pod})
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: corev1.NamespaceDefault}, Spec: onePod("bare")}
+	pod.Spec.NodeName = s.rolls
+	s.put(store.Pods(), pod)
 }
 
 func gone(pod string) func(*talosScene) {

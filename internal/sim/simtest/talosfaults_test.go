@@ -110,12 +110,10 @@ func (f *talosFault) run(t *testing.T) {
 	s.requireWell(members)
 }
 
-// rolled is the node that is rolled.
 func (s *talosScene) rolled() sim.Node { return s.Lab.node(s.rolls) }
 
 func (s *talosScene) only() planning.Policy { return policyFor(s.rolls) }
 
-// strike begins the fault at its time.
 func (s *talosScene) strike() {
 	switch {
 	case s.at != "":
@@ -147,7 +145,6 @@ func (s *talosScene) hear(e step.Event) {
 // keep restores a file after the roll.
 func (s *talosScene) keep(name string) { s.kept[name] = s.Read(name) }
 
-// requireSaid checks the roll's result and messages.
 func (s *talosScene) requireSaid(err error) {
 	s.t.Helper()
 	all := fmt.Sprint(err) + "\n" + strings.Join(fault.Hints(err), "\n")
@@ -203,7 +200,6 @@ func (s *talosScene) recovered() {
 	s.again()
 }
 
-// again rolls to another build.
 func (s *talosScene) again() {
 	s.t.Helper()
 	s.Patch(everywhere)
@@ -235,7 +231,6 @@ func TestTalosFaults(t *testing.T) {
 	}
 }
 
-// eachFault plays each fault in its own world.
 func eachFault(t *testing.T, faults map[string]*talosFault) {
 	t.Helper()
 	eachInBubble(t, faults, func(t *testing.T, f *talosFault) { f.run(t) })
@@ -273,7 +268,6 @@ func TestCtrlCInADrain(t *testing.T) {
 	eachFault(t, faults)
 }
 
-// toRack labels a Node as a person would.
 func (l *Lab) toRack(name, rack string) {
 	l.t.Helper()
 	node := l.kubeNode(name)

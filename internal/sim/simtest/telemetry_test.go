@@ -271,7 +271,8 @@ func TestTelemetryKeepsSecrets(t *testing.T) {
 		_, err := c.Roll(ctx, onlyWorker)
 		c.Telemetry.End(ctx, 1, err)
 		requireSays(t, message(err), "the machine rejects the configuration: ")
-		requireSays(t, string(lab.Read("log.jsonl")), `"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`)
+		requireSays(t, string(lab.Read("log.jsonl")),
+			`"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`)
 	})
 }
 

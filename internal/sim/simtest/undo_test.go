@@ -253,7 +253,6 @@ func readUndoDoc(t *testing.T) undoDoc {
 	return doc
 }
 
-// shellBlocks are the fenced blocks of a text.
 func shellBlocks(text string) (blocks []string) {
 	for {
 		_, rest, found := strings.Cut(text, "```sh\n")
@@ -361,7 +360,6 @@ type undoShell struct {
 
 var undoFunction = regexp.MustCompile(`^([a-z]+)\(\) \{.*\}$`)
 
-// script runs lines in order and stops at the first failure.
 func (sh *undoShell) script(text string) error {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
@@ -424,7 +422,6 @@ func firewallFile(path string) int {
 	return id
 }
 
-// call runs one of the functions.
 func (sh *undoShell) call(words []string) (said string, ok bool, err error) {
 	if sh.functions[words[0]] == "" && words[0] != "printf" {
 		return "", false, fmt.Errorf("%s: command not found", words[0])

@@ -101,13 +101,14 @@ func TestStuckVolumesOfEveryStrategy(t *testing.T) {
 			})
 			return lab.as(firstRun)
 		}},
-		"reset": {1, func(lab *Lab, files configFiles, big string) *Client { // it runs its file then, and drift names the volume
-			lab.reset("wk1", "STATE")
+		"reset": {1, func(lab *Lab, files configFiles, big string) *Client {
+			lab.reset("wk1", "STATE") // it runs its file then, and drift names the volume
 			files.document("wk1", big)
 			return files.user(lab, firstRun)
 		}},
 	}, func(t *testing.T, lab *Lab, s story) {
-		u := s.prepare(lab, lab.keptConfigs(), bigVolume("UserVolumeConfig", "!system_disk && !disk.cdrom", "")+"    minSize: 900GB\n")
+		big := bigVolume("UserVolumeConfig", "!system_disk && !disk.cdrom", "") + "    minSize: 900GB\n"
+		u := s.prepare(lab, lab.keptConfigs(), big)
 		for i := range s.rolls {
 			err := u.roll(onlyWorker)(t.Context())
 			mustBe(t, err != nil && strings.Contains(err.Error(), stuck), "roll %d: %v", i+1, err)
@@ -288,9 +289,10 @@ func TestRecreateOnEveryBus(t *testing.T) {
 	}
 	o := func(s story) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1, DiskBus: s.bus} }
 	eachLongIn(t, o, map[string]story{
-		"virtio-scsi-single":                      {"scsi", all()},
-		"virtio-scsi-pci":                         {"scsi", whileOff(change("scsihw=virtio-scsi-pci"))},
-		"two disks of one size, no system serial": {"scsi", whileOff(change("scsi0="+wk1System, "scsi2=fast:20,serial=other"))},
+		"virtio-scsi-single": {"scsi", all()},
+		"virtio-scsi-pci":    {"scsi", whileOff(change("scsihw=virtio-scsi-pci"))},
+		"two disks of one size, no system serial": {"scsi", whileOff(
+			change("scsi0="+wk1System, "scsi2=fast:20,serial=other"))},
 		"LSI, told by WWN": {"scsi", whileOff(change("scsihw=lsi", "scsi0="+wk1SystemDrive+",wwn=0x5000000000000001",
 			"scsi1="+wk1Data+",serial=data-wk1,wwn=0x5000000000000002", "scsi2=fast:20,serial=other,wwn=0x5000000000000003"))},
 		"virtio-blk":               {"virtio", all()},
