@@ -241,10 +241,10 @@ func TestContainersHaveNumbers(t *testing.T) {
 				found[c.What+": "+c.Seen] = c.State
 			}
 		}
-		requireSame(t, map[string]checkup.State{
-			`claim: container 9000 "dns" on pve1 has its number`:                                                        checkup.Problem,
-			`proxmox.vmids: container 9099 "proxy" on pve1 has one of its numbers: a roll that needs that number stops`: checkup.Warning,
-		}, found, "what doctor says of containers (-want +got)")
+		const claim = `claim: container 9000 "dns" on pve1 has its number`
+		const other = `proxmox.vmids: container 9099 "proxy" on pve1 has one of its numbers: a roll that needs that number stops`
+		want := map[string]checkup.State{claim: checkup.Problem, other: checkup.Warning}
+		requireSame(t, want, found, "what doctor says of containers (-want +got)")
 		me := lab.Client()
 		must(t, errOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{})))
 		requireSays(t, read(t, me.Dir, "recast.yaml"), "vmids: 9200-9299")

@@ -477,13 +477,8 @@ func (l *Lab) planOf(c *Client, node string, policy planning.Policy) planning.No
 }
 
 func (l *Lab) others(but string) []string {
-	var out []string
-	for _, n := range l.Nodes {
-		if n.Name != but {
-			out = append(out, n.Name)
-		}
-	}
-	return out
+	names := ofEach(l.Nodes, func(n sim.Node) string { return n.Name })
+	return slices.DeleteFunc(names, func(n string) bool { return n == but })
 }
 
 const (

@@ -135,7 +135,8 @@ func linstorCopies() map[string]storageCase {
 		"the other's node is down": refusing(here+": wk9 is OFFLINE for LINSTOR: bring that back first"+off,
 			joins, drbd(2, "wk1", "wk9"), later(time.Minute)),
 		"a quorum is lost": refusing(
-			"LINSTOR volume pvc-1 loses its quorum without it: wk9 is OFFLINE for LINSTOR: bring that back first"+off, joins, func(l *Lab) {
+			"LINSTOR volume pvc-1 loses its quorum without it: wk9 is OFFLINE for LINSTOR: bring that back first"+off,
+			joins, func(l *Lab) {
 				l.Kube.LINSTOR().AddVolume(linstor.Volume{
 					Name: "pvc-1", Wanted: 2, Quorum: true, Diskless: []string{"wk9"},
 					Copies: []*linstor.Copy{{Node: "wk1", Disk: "UpToDate"}, {Node: "wk2", Disk: "UpToDate"}},

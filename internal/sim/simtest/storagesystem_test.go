@@ -128,7 +128,8 @@ func TestPlanOfReplicatedVolumes(t *testing.T) {
 			copies(2, "wk1", "wk2"), func(l *Lab) {
 				l.copyOf("pvc-1", "wk2", func(spec map[string]any) { spec["healthyAt"], spec["failedAt"] = "", "" })
 			}),
-		"the other's node is down": refusing(here+": wk9 is not ready for Longhorn (ManagerPodDown): bring that back first"+off,
+		"the other's node is down": refusing(
+			here+": wk9 is not ready for Longhorn (ManagerPodDown): bring that back first"+off,
 			copies(2, "wk1", "wk9"), func(l *Lab) { l.longhornNodeDown("wk9") }),
 		"its controllers are away": refusing(
 			"Longhorn has 1 volume on it and does not say how they are now: there is no DaemonSet longhorn-system/longhorn-manager: bring its controllers back first"+off,

@@ -327,9 +327,9 @@ func stateful(s *talosScene) {
 }
 
 func bare(s *talosScene) {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: corev1.NamespaceDefault}, Spec: onePod("bare")}
-	pod.Spec.NodeName = s.rolls
-	s.put(store.Pods(), pod)
+	spec, meta := onePod("bare"), metav1.ObjectMeta{Name: "bare", Namespace: corev1.NamespaceDefault}
+	spec.NodeName = s.rolls
+	s.put(store.Pods(), &corev1.Pod{ObjectMeta: meta, Spec: spec})
 }
 
 func gone(pod string) func(*talosScene) {
