@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -234,11 +233,9 @@ func writeStates(t *testing.T, release string) {
 
 // released are the releases of the changelog.
 func released(t *testing.T) (all []string) {
-	text := readFile(t, "../../../CHANGELOG.md")
-	for _, m := range regexp.MustCompile(`(?m)^## (v\S+) — \d{4}-\d\d-\d\d$`).FindAllStringSubmatch(string(text), -1) {
-		all = append(all, m[1])
-	}
-	return all
+	dated := regexp.MustCompile(`(?m)^## (v\S+) — \d{4}-\d\d-\d\d$`)
+	matches := dated.FindAllStringSubmatch(string(readFile(t, "../../../CHANGELOG.md")), -1)
+	return ofEach(matches, func(m []string) string { return m[1] })
 }
 
 // TestEveryReleaseIsTested: a release of the changelog has its states here, all of those that its recast knew.
@@ -413,11 +410,8 @@ func (l *Lab) namesAfter(names map[string]string) {
 			names[fmt.Sprintf("MAC address of VM %d", vm.ID)], _, _ = strings.Cut(mac, ",")
 		}
 	}
-	secrets := valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t)
-	for _, file := range secrets {
-		b := readFile(l.t, file)
-		sum := sha256.Sum256(b)
-		names["sum of "+filepath.Base(file)] = hex.EncodeToString(sum[:])
+	for _, file := range valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t) {
+		names["sum of "+filepath.Base(file)] = fmt.Sprintf("%x", sha256.Sum256(readFile(l.t, file)))
 	}
 }
 
@@ -461,10 +455,9 @@ func repacked(l *Lab, packed string, rename *strings.Replacer) string {
 	l.t.Helper()
 	b := valueOf(base64.RawURLEncoding.DecodeString(packed))(l.t)
 	r := valueOf(gzip.NewReader(bytes.NewReader(b)))(l.t)
-	text := valueOf(io.ReadAll(r))(l.t)
 	var out bytes.Buffer
 	w := gzip.NewWriter(&out)
-	must(l.t, errOf(rename.WriteString(w, string(text))))
+	must(l.t, errOf(rename.WriteString(w, string(valueOf(io.ReadAll(r))(l.t)))))
 	must(l.t, w.Close())
 	return base64.RawURLEncoding.EncodeToString(out.Bytes())
 }
@@ -508,9 +501,7 @@ func (l *Lab) replay(release traces) {
 			l.t.Errorf("%s is not as it was then: have the lab bring it there, or the state can't be replayed:\n%s\nthen:\n%s", name, now, text)
 		}
 	}
-	if l.t.Failed() {
-		l.t.FailNow()
-	}
+	mustBe(l.t, !l.t.Failed(), "the state can't be replayed")
 }
 
 func (l *Lab) mark(name, marks string) {
