@@ -428,12 +428,9 @@ func (s schedule) play(t *testing.T, ref matrixReference) (struck int) {
 		}
 		back = back || life.back
 	}
-	if err := l.goOn(t.Context(), s.strategy, s.back); err != nil {
-		t.Errorf("the last process: %v\n%s", err, l.state())
-	}
-	for _, problem := range l.deviations(ref, back, leaves) {
-		t.Error(problem)
-	}
+	err := l.goOn(t.Context(), s.strategy, s.back)
+	require(t, err == nil, "the last process: %v\n%s", err, l.state())
+	requireNone(t, l.deviations(ref, back, leaves), "deviations")
 	return struck
 }
 

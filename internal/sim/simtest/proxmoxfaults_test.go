@@ -439,9 +439,7 @@ func TestLateShutdown(t *testing.T) {
 		err := lab.as(secondRun).roll(c.policy)(t.Context())
 		x.deliver()
 		lab.requireEtcd()
-		if err != nil && fault.KindOf(err) != fault.Refused {
-			t.Error(err)
-		}
+		require(t, err == nil || fault.KindOf(err) == fault.Refused, "err = %v", err)
 	})
 }
 

@@ -99,9 +99,8 @@ func TestCrashPrune(t *testing.T) {
 		},
 		do: func(ctx context.Context, c *Client) error { return errOf(c.pruneDisks(ctx, -1, nil)) }, journal: true,
 		choose: func(t *testing.T, points []point) []point {
-			if len(points) < 8 { // claim, for each of two disks: lift, free, record; lift, delete; claim
-				t.Fatalf("an undisturbed prune makes only the changes %q", points)
-			}
+			// Claim, for each of two disks: lift, free, record; lift, delete; claim.
+			mustBe(t, len(points) >= 8, "an undisturbed prune makes only the changes %q", points)
 			return everyPoint(t, points)
 		},
 		end: func(t *testing.T, lab *Lab) string {
@@ -398,9 +397,9 @@ func TestUndoWithTwinParkingVMs(t *testing.T) {
 		twin := lab.parkingOf("wk1")
 		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": notes, "name": "recast-parking-wk1"}})
 		rep := valueOf(lab.Client().Undo(t.Context(), onlyWorker, planning.Undone{}))(t)
-		if n := rep.Plan.Work()[0]; twin == first || n.Restore == nil || int(n.Found.Parking.VM.ID) != twin {
-			t.Errorf("it boots %+v of VM %d, not of VM %d: %s", n.Restore, n.Found.Parking.VM.ID, twin, n.Why)
-		}
+		n := rep.Plan.Work()[0]
+		require(t, twin != first && n.Restore != nil && int(n.Found.Parking.VM.ID) == twin,
+			"it boots %+v of VM %d, not of VM %d: %s", n.Restore, n.Found.Parking.VM.ID, twin, n.Why)
 	})
 }
 

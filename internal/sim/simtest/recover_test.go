@@ -343,9 +343,8 @@ func TestRollbackKilled(t *testing.T) {
 					lab.loseJournal()
 				}
 				p := lab.planOf(lab.Client(), c.node, policyFor(c.node))
-				if p.Strategy != cluster.Rollback || !p.Resume || len(p.Refused) > 0 || !strings.Contains(p.Why, "run "+secondRun+" began to roll it back") {
-					t.Errorf("planned as %s: %s; %q", p.Strategy, p.Why, p.Refused)
-				}
+				requirePlanned(t, p, cluster.Rollback, "run "+secondRun+" began to roll it back")
+				require(t, p.Resume, "it is no resume: %s", p.Why)
 				// Only the unfinished work: afterwards the node is stale, and would be rolled again.
 				third := lab.as(thirdRun)
 				confirmed := 0

@@ -162,9 +162,8 @@ func TestReportOfAKilledRun(t *testing.T) {
 		again.Telemetry.End(t.Context(), 0, nil)
 		run, told, _ = lab.past(c.Run)
 		lab.keepRun("killed", run)
-		if len(told.Turns) != 2 || told.Turns[1].Phase != "unfinished" || told.Turns[1].Status != "done" || len(run.About.GoneOn) != 1 || run.Result != "done" {
-			t.Errorf("%d turns; %s, resumed: %v", len(told.Turns), run.Result, run.About.GoneOn)
-		}
+		require(t, len(told.Turns) == 2 && told.Turns[1].Phase == "unfinished" && told.Turns[1].Status == "done" && run.Result == "done" &&
+			len(run.About.GoneOn) == 1, "%d turns; %s, resumed: %v", len(told.Turns), run.Result, run.About.GoneOn)
 		outages := told.Outages()
 		require(t, len(outages) == 1 && !outages[0].Open && outages[0].From.Equal(told.Turns[0].AwayFrom) &&
 			outages[0].To.Equal(told.Turns[1].Ended), "outages %+v", outages)

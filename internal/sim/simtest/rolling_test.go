@@ -138,9 +138,8 @@ func TestAFailingCanary(t *testing.T) {
 		requireFault(t, err, fault.Failed, c.says, "PodDisruptionBudget default/web")
 		requireTrouble(t, err, fault.DrainBlocked, "every disk is in its place")
 		requireSame(t, []string{"wk1"}, seen.order, "nodes that were out (-want +got)")
-		if seen.look(); seen.isOut("wk1") {
-			t.Error("wk1 is still cordoned")
-		}
+		seen.look()
+		require(t, !seen.isOut("wk1"), "wk1 is still cordoned")
 		for _, d := range requireDrift(t, lab, "cp1", "wk1", "wk2", "wk3").Nodes {
 			require(t, len(d.Reasons) == 1, "%s was not taken down, yet: %+v", d.Node, d.Reasons)
 		}

@@ -130,11 +130,7 @@ func TestSurgeAgain(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		lab.requireNoSurge(t)
-		count := func() (vms, volumes int) {
-			disks := valueOf(lab.World.Volumes("fast", "pve1"))(t)
-			return len(lab.World.VMs()), len(disks)
-		}
-		vms, volumes := count()
+		vms, volumes := len(lab.World.VMs()), len(lab.diskVolumes())
 		lab.loseJournal()                                                            // the next run knows of the parking VM only from Proxmox
 		lab.Replace("recast.yaml", "{name: wk1,", "{name: wk1, vm: {memory: 6144},") // stops it
 		c, stop := lab.watchCapacity(t.Context())
@@ -144,9 +140,8 @@ func TestSurgeAgain(t *testing.T) {
 			"at least %d served; surged %t, drained too early %t", c.least, c.surged, c.early)
 		lab.requireNoSurge(t)
 		requireInSync(t, lab)
-		if v, d := count(); v != vms || d != volumes {
-			t.Errorf("after the first roll there were %d VMs and %d volumes, after the second %d and %d", vms, volumes, v, d)
-		}
+		requireSame(t, vms, len(lab.World.VMs()), "VMs (-after the first roll +after the second)")
+		requireSame(t, volumes, len(lab.diskVolumes()), "volumes (-after the first roll +after the second)")
 	})
 }
 

@@ -65,13 +65,12 @@ func TestASelectorIsSaid(t *testing.T) {
 			diffs := valueOf(connected(t.Context(), user, func(s *session) (configs.Diffs, error) {
 				return configs.Compare(t.Context(), s.project, s.machines, "wk1")
 			}))(t)
-			if all := strings.Join(diffs.Nodes[0].Notes, "\n"); diffs.Differ != 1 || !strings.Contains(all, tc.says) || tc.says == "" && all != "" {
-				t.Errorf("%s: config diff says %q", name, all)
-			}
+			all := strings.Join(diffs.Nodes[0].Notes, "\n")
+			require(t, diffs.Differ == 1 && strings.Contains(all, tc.says) && (tc.says != "" || all == ""),
+				"%s: config diff says %q", name, all)
 			if tc.refused {
-				if err := user.roll(onlyWorker)(t.Context()); fault.KindOf(err) != fault.Refused || strings.Contains(string(lab.configOf("wk1")), "name: big") {
-					t.Errorf("%s: %v", name, err)
-				}
+				requireFault(t, user.roll(onlyWorker)(t.Context()), fault.Refused)
+				require(t, !strings.Contains(string(lab.configOf("wk1")), "name: big"), "%s: it has that configuration", name)
 			}
 		}
 	})
@@ -269,9 +268,7 @@ func TestAPodsDiskComesToTheNextNode(t *testing.T) {
 			}
 		}))
 		_, err := c.Roll(t.Context(), policyFor("wk1", "wk2"))
-		if isPods && err != nil || !isPods && fault.CodeOf(err) != fault.PlanMoved {
-			t.Fatal(err)
-		}
+		mustBe(t, isPods && err == nil || !isPods && fault.CodeOf(err) == fault.PlanMoved, "err = %v", err)
 	})
 }
 
