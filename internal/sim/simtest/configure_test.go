@@ -302,7 +302,7 @@ func TestResetMachine(t *testing.T) {
 		"a control plane, its configuration lost": {"cp2", []string{"STATE", "EPHEMERAL"}, false},
 	}
 	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, cases, func(t *testing.T, lab *Lab, c story) {
-		configs := lab.machineConfigs()
+		configs := lab.keptConfigs().read
 		lab.Patch(everywhere)
 		lab.reset(c.node, c.labels...)
 		user := lab.Client()

@@ -344,7 +344,7 @@ func (r resumption) undisturbed(t *testing.T) (ref reference) {
 
 func (r resumption) run(t *testing.T, ref reference) {
 	lab := r.lab(t, ref.secrets)
-	configs := lab.machineConfigs()
+	configs := lab.keptConfigs().read
 	c := lab.Client()
 	c.killedAt(t, r.at, c.roll(policyFor(r.node)))
 	lab.loseJournal()

@@ -386,7 +386,7 @@ func localRefusals() []refusal {
 func TestVolumeGroupsAreToldApart(t *testing.T) {
 	o := oneWorker()
 	o.TalosVersion = talos14
-	inLab(t, o, func(t *testing.T, lab *Lab) {
+	inDamagedLab(t, o, func(t *testing.T, lab *Lab) {
 		lab.installPiraeus()
 		lab.Patch(sim.PatchedExtension)
 		twoGroups(lab)

@@ -59,46 +59,35 @@ func TestInit(t *testing.T) {
 			inLab(t, shape.o, func(t *testing.T, lab *Lab) {
 				me := lab.Client()
 				res := valueOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{}))(t)
-				if diff := cmp.Diff(shape.want, res.Nodes); shape.want != nil && diff != "" {
-					t.Errorf("nodes (-want +got):\n%s", diff)
-				}
+				diff := cmp.Diff(shape.want, res.Nodes)
+				require(t, shape.want == nil || diff == "", "nodes (-want +got):\n%s", diff)
 				requireNone(t, res.Warnings, "it warns")
-				requireSameBuilds(t, lab, me)
+				requireSame(t, buildsIn(t, lab.Dir), buildsIn(t, me.Dir), "builds of the nodes (-installed +init)")
 				requireInitInSync(t, me)
-				if !testing.Short() {
-					lab.rollFrom(t, me)
+				if testing.Short() {
+					return
 				}
+				must(t, errOf(lab.Lab.Patch(t.Context(), sim.CommonExtension, true)))
+				must(t, errOf(me.Lock(t.Context(), pipeline.LockOptions{Update: true})))
+				rep := me.mustRoll(planning.Policy{})
+				require(t, rep.Outcome == "done" && len(rep.Plan.Work()) == len(lab.Nodes),
+					"a roll by what init has written: %+v", rep)
+				requireInitInSync(t, me)
 			})
 		})
 	}
 }
 
-// rollFrom rolls an extension patch to every node with the files that init wrote.
-func (l *Lab) rollFrom(t *testing.T, me *Client) {
+// buildsIn are the builds of all nodes by the files in a directory.
+func buildsIn(t *testing.T, dir string) map[string]string {
 	t.Helper()
-	must(t, errOf(l.Lab.Patch(t.Context(), sim.CommonExtension, true)))
-	must(t, errOf(me.Lock(t.Context(), pipeline.LockOptions{Update: true})))
-	rep := valueOf(me.Roll(t.Context(), planning.Policy{}))(t)
-	require(t, rep.Outcome == "done" && len(rep.Plan.Work()) == len(l.Nodes),
-		"a roll by what init has written, %+v", rep.Outcome)
-	requireInitInSync(t, me)
-	l.RequireIntact()
-}
-
-// requireSameBuilds requires that the files that init wrote result in the very images that
-// the lab's machines were installed from.
-func requireSameBuilds(t *testing.T, lab *Lab, me *Client) {
-	t.Helper()
-	builds := func(dir string) map[string]string {
-		conf := valueOf(config.Load(filepath.Join(dir, "recast.yaml"), config.Options{}))(t)
-		lock := valueOf(schematics.ReadLock(filepath.Join(dir, "recast.lock")))(t)
-		out := map[string]string{}
-		for _, n := range conf.Nodes {
-			out[n.Name] = lock.Schematics[n.Schematic].BuildID
-		}
-		return out
+	conf := valueOf(config.Load(filepath.Join(dir, "recast.yaml"), config.Options{}))(t)
+	lock := valueOf(schematics.ReadLock(filepath.Join(dir, "recast.lock")))(t)
+	out := map[string]string{}
+	for _, n := range conf.Nodes {
+		out[n.Name] = lock.Schematics[n.Schematic].BuildID
 	}
-	requireSame(t, builds(lab.Dir), builds(me.Dir), "builds of the nodes (-installed +init)")
+	return out
 }
 
 func requireInitInSync(t *testing.T, me *Client) {
@@ -115,16 +104,8 @@ func TestInitRefuses(t *testing.T) {
 		refused := func(what string, c *Client, o setup.InitOptions, want ...string) {
 			t.Helper()
 			dir := filepath.Join(t.TempDir(), "new")
-			_, err := c.Init(t.Context(), dir, o)
-			if err == nil {
-				t.Errorf("%s: no error", what)
-				return
-			}
-			said := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
-			requireSays(t, what+": "+said, want...)
-			if files, err := os.ReadDir(dir); err == nil {
-				t.Errorf("%s: it has made a directory with %v", what, files)
-			}
+			requireError(t, errOf(c.Init(t.Context(), dir, o)), want...)
+			requireNone(t, valueOf(filepath.Glob(dir))(t), what+": it has made")
 		}
 		poor := lab.Client()
 		poor.Token = cluster.Secret(sim.PoorToken)
@@ -146,15 +127,14 @@ func TestInitRefuses(t *testing.T) {
 		refused("a node without a VM", lab.Client(), setup.InitOptions{}, "node wk1: no VM has its SMBIOS UUID", "VM.Audit", "--exclude wk1")
 
 		me := lab.Client()
-		res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{Exclude: []string{"wk1"}})
-		must(t, err)
+		res := valueOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{Exclude: []string{"wk1"}}))(t)
 		require(t, len(res.Nodes) == 1 && slices.Equal(res.Left, []string{"wk1"}),
 			"without wk1 it found %+v, left %q", res.Nodes, res.Left)
 		requireSays(t, read(t, me.Dir, "recast.yaml"), "# wk1 was left out")
 		requireInitInSync(t, me)
 
 		before := tree(t, me.Dir)
-		_, err = lab.Client().Init(t.Context(), me.Dir, setup.InitOptions{Exclude: []string{"wk1"}})
+		err := errOf(lab.Client().Init(t.Context(), me.Dir, setup.InitOptions{Exclude: []string{"wk1"}}))
 		requireFault(t, err, fault.Config, "recast.yaml, recast.lock are there already")
 		requireSame(t, before, tree(t, me.Dir), "refused, it has changed (-before +after)")
 		must(t, errOf(lab.Client().Init(t.Context(), me.Dir, setup.InitOptions{Exclude: []string{"wk1"}, Force: true})))
@@ -179,8 +159,7 @@ func TestInitForeign(t *testing.T) {
 		lab := NewForeign(t, sim.Options{Workers: 1})
 		me := lab.Client()
 		res := valueOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{}))(t)
-		for _, file := range []string{"default", "storage"} {
-			ours := map[string]string{"default": "control-plane", "storage": "worker"}[file]
+		for file, ours := range map[string]string{"default": "control-plane", "storage": "worker"} {
 			requireSame(t, idOf(t, lab.Dir, file), idOf(t, me.Dir, ours),
 				"schematics/%s.yaml has another schematic ID than what the nodes run", ours)
 		}
@@ -194,14 +173,12 @@ func TestInitForeign(t *testing.T) {
 
 func idOf(t *testing.T, dir, name string) string {
 	t.Helper()
-	s := valueOf(schematics.Parse(name, []byte(read(t, dir, "schematics/"+name+".yaml"))))(t)
-	return s.ID()
+	return valueOf(schematics.Parse(name, []byte(read(t, dir, "schematics/"+name+".yaml"))))(t).ID()
 }
 
 func read(t *testing.T, dir, name string) string {
 	t.Helper()
-	b := readFile(t, filepath.Join(dir, name))
-	return string(b)
+	return string(readFile(t, filepath.Join(dir, name)))
 }
 
 // tree is every file below a directory with its content.
@@ -249,12 +226,7 @@ func TestInitAfterARoll(t *testing.T) {
 
 func requireMode(t *testing.T, dir, name string, want os.FileMode) {
 	t.Helper()
-	info, err := os.Stat(filepath.Join(dir, name))
-	if err != nil {
-		t.Error(err)
-	} else if info.Mode() != want {
-		t.Errorf("%s has mode %v, want %v", name, info.Mode(), want)
-	}
+	requireSame(t, want, valueOf(os.Stat(filepath.Join(dir, name)))(t).Mode(), "mode of %s (-want +got)", name)
 }
 
 // TestContainersHaveNumbers: they are listed with the VMs, and a claim can't use their numbers.
@@ -269,15 +241,15 @@ func TestContainersHaveNumbers(t *testing.T) {
 				found[c.What+": "+c.Seen] = c.State
 			}
 		}
-		if len(found) != 2 || found[`claim: container 9000 "dns" on pve1 has its number`] != checkup.Problem ||
-			found[`proxmox.vmids: container 9099 "proxy" on pve1 has one of its numbers: a roll that needs that number stops`] != checkup.Warning {
-			t.Errorf("doctor says of containers: %v", found)
-		}
+		const claim = `claim: container 9000 "dns" on pve1 has its number`
+		const other = `proxmox.vmids: container 9099 "proxy" on pve1 has one of its numbers: a roll that needs that number stops`
+		want := map[string]checkup.State{claim: checkup.Problem, other: checkup.Warning}
+		requireSame(t, want, found, "what doctor says of containers (-want +got)")
 		me := lab.Client()
 		must(t, errOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{})))
 		requireSays(t, read(t, me.Dir, "recast.yaml"), "vmids: 9200-9299")
-		_, err := lab.Client().Init(t.Context(), t.TempDir(), setup.InitOptions{VMIDs: "9100-9199"})
-		requireError(t, err, `container 9100 "mail" on pve1 has the first number of 9100-9199`)
+		requireError(t, errOf(lab.Client().Init(t.Context(), t.TempDir(), setup.InitOptions{VMIDs: "9100-9199"})),
+			`container 9100 "mail" on pve1 has the first number of 9100-9199`)
 	})
 }
 
@@ -303,7 +275,7 @@ func TestInitNew(t *testing.T) {
 	}
 	o := func(s story) sim.Options { return sim.Options{Workers: 1, Hosts: 2, TalosVersion: s.talos} }
 	eachIn(t, o, map[string]story{
-		"one and two": {1, 2, "", func(*setup.NewOptions) {}, []string{
+		"one and two": {1, 2, sim.TalosVersion, func(*setup.NewOptions) {}, []string{
 			"home-cp1 control plane 127.42.7.101 on pve1: system disk scsi0 20G", "home-wk1 worker 127.42.7.102 on pve2: system disk scsi0 20G", "home-wk2 worker 127.42.7.103 on pve1: system disk scsi0 20G",
 		}, "https://127.42.7.101:6443", []string{"recast.yaml", "recast.lock", "secrets.yaml", "schematics/default.yaml"}, "secrets.yaml is not encrypted"},
 		"three and five": {
@@ -323,19 +295,15 @@ func TestInitNew(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, s story) {
 		me := lab.Client()
 		o, n := ofNew(s.controlPlanes, s.workers)
-		if s.talos != "" {
-			o.Talos = s.talos
-		}
+		o.Talos = s.talos
 		s.change(&n)
 		res := valueOf(me.InitNew(t.Context(), t.TempDir(), o, n))(t)
-		var nodes []string
-		for _, n := range res.Nodes {
-			nodes = append(nodes, fmt.Sprintf("%s %s %s on %s: %s", n.Name, n.Role(), n.Address, n.Host, n.Disks()))
-		}
-		requireSame(t, s.nodes, nodes, "nodes (-want +got)")
-		diff := cmp.Diff(s.files, res.Files)
-		require(t, diff == "" && res.Endpoint == s.endpoint && strings.Contains(strings.Join(res.Warnings, "\n"), s.warns),
-			"files (-want +got):\n%s\nendpoint %s, warnings %q", diff, res.Endpoint, res.Warnings)
+		requireSame(t, s.nodes, ofEach(res.Nodes, func(n setup.InitNode) string {
+			return fmt.Sprintf("%s %s %s on %s: %s", n.Name, n.Role(), n.Address, n.Host, n.Disks())
+		}), "nodes (-want +got)")
+		requireSame(t, s.files, res.Files, "files (-want +got)")
+		requireSame(t, s.endpoint, res.Endpoint, "endpoint (-want +got)")
+		requireSays(t, strings.Join(res.Warnings, "\n"), s.warns)
 		requireMode(t, me.Dir, "secrets.yaml", 0o600)
 		requireMakes(t, me)
 		require(t, !strings.Contains(read(t, me.Dir, "recast.yaml"), "<no value>"),
@@ -354,14 +322,12 @@ func requireMakes(t *testing.T, me *Client) {
 		Installer: "ghcr.io/siderolabs/installer:" + p.Config.Talos.Version, ControlPlanes: r.ControlPlanes, OfControls: r.Patches.ControlPlanes,
 	}}))(t)
 	for _, w := range p.Wanted(lock) {
-		lacks := shape.Lacks(w)
-		require(t, len(lacks) == 0, "%s lacks %q", w.Name, lacks)
+		requireNone(t, shape.Lacks(w), w.Name+" lacks")
 		text, _, err := source.Config(t.Context(), w.Name)
 		must(t, err)
 		cfg := valueOf(configloader.NewFromBytes(text))(t)
-		if _, err := cfg.ValidateAsClient(machine{}); err != nil {
-			t.Errorf("the configuration of %s: %v", w.Name, err)
-		}
+		_, err = cfg.ValidateAsClient(machine{})
+		require(t, err == nil, "the configuration of %s: %v", w.Name, err)
 		got := cfg.Machine().Type().IsControlPlane()
 		require(t, got == strings.Contains(w.Name, "cp"), "%s is a control plane: %t", w.Name, got)
 	}
@@ -429,20 +395,18 @@ func TestInitNewAgain(t *testing.T) {
 	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
 		me := lab.Client()
 		o, n := ofNew(1, 0)
-		_, err := me.InitNew(t.Context(), t.TempDir(), o, n)
-		must(t, err)
+		must(t, errOf(me.InitNew(t.Context(), t.TempDir(), o, n)))
 		before := tree(t, me.Dir)
 		o.Force = true
-		_, err = lab.Client().InitNew(t.Context(), me.Dir, o, n)
-		requireFault(t, err, fault.Config, "secrets.yaml is there already, and is never replaced")
+		requireFault(t, errOf(lab.Client().InitNew(t.Context(), me.Dir, o, n)), fault.Config,
+			"secrets.yaml is there already, and is never replaced")
 		requireSame(t, before, tree(t, me.Dir), "refused, it has changed (-before +after)")
 		must(t, os.Remove(filepath.Join(me.Dir, "secrets.yaml")))
-		_, err = lab.Client().InitNew(t.Context(), me.Dir, o, n)
-		must(t, err)
+		must(t, errOf(lab.Client().InitNew(t.Context(), me.Dir, o, n)))
 
 		lab.DefineVM(9050, map[string]string{"name": "parking", "description": `recast-record: {"version":1,"cluster":"home","node":"home-wk9","uuid":"u"}`})
-		_, err = lab.Client().InitNew(t.Context(), t.TempDir(), o, n)
-		requireRefused(t, err, "VM 9050 \"parking\" on pve1 is recast's own, for a cluster of the name home")
+		requireRefused(t, errOf(lab.Client().InitNew(t.Context(), t.TempDir(), o, n)),
+			"VM 9050 \"parking\" on pve1 is recast's own, for a cluster of the name home")
 	})
 }
 
@@ -452,12 +416,8 @@ func TestInitNewHosts(t *testing.T) {
 		lab.World.CrashHost("pve2")
 		o, n := ofNew(1, 2)
 		res := valueOf(lab.Client().InitNew(t.Context(), t.TempDir(), o, n))(t)
-		var on []string
-		for _, n := range res.Nodes {
-			on = append(on, n.Host)
-		}
-		diff := cmp.Diff([]string{"pve1", "pve3", "pve1"}, on)
-		require(t, diff == "" && strings.Contains(strings.Join(res.Warnings, "\n"), "no VM is to be on pve2: offline"),
-			"hosts (-want +got):\n%s\nwarnings %q", diff, res.Warnings)
+		on := ofEach(res.Nodes, func(n setup.InitNode) string { return n.Host })
+		requireSame(t, []string{"pve1", "pve3", "pve1"}, on, "hosts (-want +got)")
+		requireSays(t, strings.Join(res.Warnings, "\n"), "no VM is to be on pve2: offline")
 	})
 }

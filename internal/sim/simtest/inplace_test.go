@@ -1,9 +1,9 @@
 package simtest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -19,20 +19,12 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// inPlace selects upgrades in place, with further settings of the roll.
-func (l *Lab) inPlace(more ...string) {
-	l.t.Helper()
-	l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: in-place\n"+strings.Join(more, ""))
-}
+func (l *Lab) inPlace() { strategy(cluster.InPlace)(l) }
 
 // locked is the lock's entry for the image of workers, or of control planes.
 func (l *Lab) locked(node string) schematics.Locked {
 	l.t.Helper()
-	lock := valueOf(schematics.ReadLock(filepath.Join(l.Dir, "recast.lock")))(l.t)
-	if strings.HasPrefix(node, "cp") {
-		return lock.Schematics["default"]
-	}
-	return lock.Schematics["storage"]
+	return readLock(l.t, l).Schematics[l.node(node).Schematic]
 }
 
 // upgradeCalls are the calls of an upgrade in place since a call, in order; evictions are listed once.
@@ -50,7 +42,6 @@ func (l *Lab) upgradeCalls(since int) []string {
 	return slices.Compact(out)
 }
 
-// machine reads one node's machine.
 func (l *Lab) machine(name string) cluster.Machine {
 	l.t.Helper()
 	s := l.session()
@@ -65,47 +56,6 @@ func (l *Lab) requireServing(name string) {
 	require(l.t, !node.Spec.Unschedulable && isReady(node),
 		"%s: unschedulable %t, Ready %t", name, node.Spec.Unschedulable, isReady(node))
 	requireNone(l.t, l.status().Marked, "marks")
-}
-
-// TestInPlaceUpgrade upgrades with the API of the node's version; afterwards the configuration names the new installer.
-func TestInPlaceUpgrade(t *testing.T) {
-	apart := []string{"ImageService/Pull", "evict", "ImageService/Pull", "LifecycleService/Upgrade", "MachineService/Reboot", "MachineService/ApplyConfiguration"}
-	legacy := []string{"evict", "MachineService/Upgrade", "MachineService/ApplyConfiguration"}
-	type story struct {
-		o     sim.Options
-		node  string
-		to    string // another version of Talos
-		calls []string
-	}
-	eachLongIn(t, func(c story) sim.Options { return c.o }, map[string]story{
-		"1.13, worker":                 {oneWorker(), "wk1", "", apart},
-		"1.13, control plane":          {sim.Options{ControlPlanes: 3, Workers: 1}, "cp2", "", apart[2:]},
-		"1.13, the only control plane": {oneWorker(), "cp1", "", apart},
-		"1.12, worker":                 {sim.Options{Workers: 1, TalosVersion: talos12}, "wk1", "", legacy},
-		"1.12 to 1.13":                 {sim.Options{Workers: 1, TalosVersion: talos12}, "wk1", sim.TalosVersion, legacy},
-		"1.12 to 1.13 cp":              {sim.Options{ControlPlanes: 3, Workers: 1, TalosVersion: talos12}, "cp2", sim.TalosVersion, legacy[1:]},
-	}, func(t *testing.T, lab *Lab, c story) {
-		members := lab.EtcdMembers()
-		lab.inPlace()
-		if c.to != "" {
-			lab.wantTalos(talos12, c.to)
-		} else {
-			lab.Patch(everywhere)
-		}
-		old, since := lab.machine(c.node), len(lab.Recorder.Calls())
-		must(t, lab.Client().roll(policyFor(c.node))(t.Context()))
-		requireSame(t, c.calls, lab.upgradeCalls(since), "calls")
-		m, want := lab.machine(c.node), lab.locked(c.node)
-		require(t, m.InstallImage == want.Installer && strings.Contains(want.Installer, "@sha256:"),
-			"the configuration names %s, want %s", m.InstallImage, want.Installer)
-		require(t, m.BootID != old.BootID && m.BootEntry != old.BootEntry && m.Schematic.LockHash() == want.LockHash,
-			"before %+v, now %+v", old, m)
-		lab.requireUpgraded(t, c.node)
-		lab.requireKept(0)
-		if c.o.ControlPlanes == 3 {
-			requireMembers(t, lab, fmt.Sprint(members), true)
-		}
-	})
 }
 
 // TestInPlaceKilled: the next roll continues; nothing is installed twice.
@@ -151,8 +101,7 @@ func TestInPlaceBesideTheSameInstallation(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		must(t, lab.Client().Publish(t.Context()))
 		lab.installBy(t, "wk1", lab.locked("wk1").Installer)
-		res := lab.drift()
-		r := res.Nodes[1].Reasons
+		r := lab.drift().Nodes[1].Reasons
 		require(t, len(r) != 0 && r[0].Code == "pending-reboot", "reasons %+v", r)
 	})
 }
@@ -174,13 +123,11 @@ func TestEntryOfTheBootBefore(t *testing.T) {
 		lab.setRoll("strategy: in-place", "reboot: kexec")
 		must(t, lab.Trouble("wk1", talosapi.Trouble{NoOneShot: true}))
 		lab.Patch(sim.PatchedExtension)
-		c, said := lab.Client(), ""
-		c.Emit = func(e step.Event) { said += e.Text + "\n" }
-		must(t, c.roll(planning.Policy{})(t.Context()))
-		require(t, strings.Contains(said, "it says that it booted"), "nothing was said of the entry")
+		said := ""
+		lab.Client().hears(func(e step.Event) { said += e.Text + "\n" }).mustRoll(planning.Policy{})
+		requireSays(t, said, "it says that it booted")
 		requireDrift(t, lab)
-		rep := valueOf(lab.as(secondRun).Roll(t.Context(), planning.Policy{}))(t)
-		require(t, rep.Outcome == "nothing to do", "the next roll: %s", rep.Outcome)
+		requireSame(t, "nothing to do", lab.as(secondRun).mustRoll(planning.Policy{}).Outcome, "the next roll (-want +got)")
 		whileOff()(lab)
 		requireDrift(t, lab)
 	})
@@ -201,7 +148,6 @@ func TestRollbackAfterAnUpgradeInPlace(t *testing.T) {
 		must(t, lab.as(secondRun).roll(onlyWorker)(t.Context()))
 		must(t, lab.as(thirdRun).goBack("wk1")(t.Context()))
 		requireSame(t, upgraded, lab.builds(), "builds after the rollback")
-		lab.RequireIntact()
 	})
 }
 
@@ -217,69 +163,100 @@ func (l *Lab) wantTalos(from, to string) {
 	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{Update: true})))
 }
 
-// TestVersions rolls nodes of every release that recast supports, to itself and to every
-// release to which Talos supports the upgrade, with every strategy.
+// version is a roll of a node to a release of Talos.
+type version struct {
+	from, to string // "": the same, another build
+	strategy cluster.Strategy
+	node     string
+	back     cluster.Strategy // then to the release before; "": it stays
+	calls    []string         // those of an upgrade in place; nil: any
+	format   string           // of the data disk; "": as ever
+	short    bool
+}
+
+// TestVersions rolls nodes of every release that recast supports, to itself and to every release to which Talos
+// supports the upgrade, with every strategy; in place with the API of the node's version. A persistent disk in a format
+// that only one of two releases detects survives.
 func TestVersions(t *testing.T) {
-	for name, c := range map[string]struct {
-		from, to string // "": the same, another build
-		strategy cluster.Strategy
-		node     string
-		short    bool
-		back     cluster.Strategy // then to the release before; "": it stays
-	}{
-		"1.12, recreate":              {talos12, "", cluster.Recreate, "wk1", false, ""},
-		"1.12, reimage":               {talos12, "", cluster.Reimage, "cp2", false, ""},
-		"1.12 to 1.13, recreate":      {talos12, sim.TalosVersion, cluster.Recreate, "cp2", false, ""},
-		"1.12 to 1.13 and back":       {talos12, sim.TalosVersion, cluster.InPlace, "wk1", false, cluster.InPlace},
-		"1.13 to 1.14 and back":       {sim.TalosVersion, talos14, cluster.InPlace, "wk1", false, cluster.Recreate},
-		"1.14 back to 1.13, in place": {sim.TalosVersion, talos14, cluster.Recreate, "wk1", false, cluster.InPlace},
-		"1.12 to 1.14, reimage":       {talos12, talos14, cluster.Reimage, "wk1", false, ""},
-		"1.12 to 1.14, in-place":      {talos12, talos14, cluster.InPlace, "wk1", false, ""},
-		"1.13 to 1.14, recreate":      {sim.TalosVersion, talos14, cluster.Recreate, "cp2", false, ""},
-		"1.13 to 1.14, in-place":      {sim.TalosVersion, talos14, cluster.InPlace, "wk1", true, ""},
-		"1.13 back to 1.12, recreate": {sim.TalosVersion, talos12, cluster.Recreate, "wk1", false, ""},
-		"1.14, recreate":              {talos14, "", cluster.Recreate, "cp2", false, ""},
-		"1.14, in-place":              {talos14, "", cluster.InPlace, "wk1", false, ""},
+	const talos13, recreate, reimage, inPlace = sim.TalosVersion, cluster.Recreate, cluster.Reimage, cluster.InPlace
+	apart := []string{"ImageService/Pull", "evict", "ImageService/Pull", "LifecycleService/Upgrade", "MachineService/Reboot", "MachineService/ApplyConfiguration"}
+	legacy := []string{"evict", "MachineService/Upgrade", "MachineService/ApplyConfiguration"}
+	for name, v := range map[string]version{
+		"1.12, recreate":         {from: talos12, strategy: recreate, node: "wk1"},
+		"1.12, reimage":          {from: talos12, strategy: reimage, node: "cp2"},
+		"1.12, in-place":         {from: talos12, strategy: inPlace, node: "wk1", calls: legacy},
+		"1.12 to 1.13, recreate": {from: talos12, to: talos13, strategy: recreate, node: "cp2"},
+		"1.12 to 1.13, in-place": {from: talos12, to: talos13, strategy: inPlace, node: "cp2", calls: legacy[1:]},
+		"1.12 to 1.13, back":     {from: talos12, to: talos13, strategy: inPlace, node: "wk1", calls: legacy, back: inPlace},
+		"1.12 to 1.13, btrfs":    {from: talos12, to: talos13, strategy: recreate, node: "wk1", format: "btrfs", short: true},
+		"1.12 to 1.14, reimage":  {from: talos12, to: talos14, strategy: reimage, node: "wk1"},
+		"1.12 to 1.14, in-place": {from: talos12, to: talos14, strategy: inPlace, node: "wk1"},
+		"1.13, in-place":         {from: talos13, strategy: inPlace, node: "wk1", calls: apart},
+		"1.13, one of three":     {from: talos13, strategy: inPlace, node: "cp2", calls: apart[2:]},
+		"1.13, the only one":     {from: talos13, strategy: inPlace, node: "cp1", calls: apart},
+		"1.13 to 1.14, recreate": {from: talos13, to: talos14, strategy: recreate, node: "cp2"},
+		"1.13 to 1.14, in-place": {from: talos13, to: talos14, strategy: inPlace, node: "wk1", short: true},
+		"1.13 to 1.14, back":     {from: talos13, to: talos14, strategy: inPlace, node: "wk1", back: recreate},
+		"1.13 to 1.14, md":       {from: talos13, to: talos14, strategy: recreate, node: "wk1", format: "linux_raid_member"},
+		"1.14 back, in-place":    {from: talos13, to: talos14, strategy: recreate, node: "wk1", back: inPlace},
+		"1.13 back to 1.12":      {from: talos13, to: talos12, strategy: recreate, node: "wk1"},
+		"1.13 back, btrfs":       {from: talos13, to: talos12, strategy: recreate, node: "wk1", format: "btrfs"},
+		"1.14, recreate":         {from: talos14, strategy: recreate, node: "cp2"},
+		"1.14, in-place":         {from: talos14, strategy: inPlace, node: "wk1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if !c.short {
+			if !v.short {
 				long(t)
 			}
-			o := sim.Options{Workers: 1, TalosVersion: c.from, NextTalos: c.to}
-			if c.node == "cp2" {
-				o.ControlPlanes = 3
-			}
-			if c.to == sim.TalosVersion {
-				o.NextTalos = ""
-			}
-			inLab(t, o, func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: " + string(c.strategy))
-				want := c.to
-				if want == "" {
-					want = c.from
-					lab.Patch(everywhere)
-				} else {
-					lab.wantTalos(c.from, c.to)
-				}
-				before := lab.machine(c.node)
-				must(t, lab.Client().roll(policyFor(c.node))(t.Context()))
-				m := lab.machine(c.node)
-				if m.TalosVersion != want || m.BootID == before.BootID || m.FromISO || m.Schematic.LockHash() != lab.locked(c.node).LockHash {
-					t.Errorf("before %+v, now %+v", before, m)
-				}
-				lab.requireUpgraded(t, c.node)
-				if c.back == "" {
-					return
-				}
-				lab.Replace("recast.yaml", "strategy: "+string(c.strategy), "strategy: "+string(c.back))
-				lab.wantTalos(c.to, c.from)
-				must(t, lab.as("20000101-0000-bacc").roll(policyFor(c.node))(t.Context()))
-				if m := lab.machine(c.node); m.TalosVersion != c.from || m.Schematic.LockHash() != lab.locked(c.node).LockHash {
-					t.Errorf("back, it runs %+v", m)
-				}
-				lab.RequireIntact()
-			})
+			inLab(t, v.options(), v.roll)
 		})
+	}
+}
+
+func (v version) options() sim.Options {
+	o := sim.Options{ControlPlanes: 1, Workers: 1, TalosVersion: v.from}
+	if v.node == "cp2" {
+		o.ControlPlanes = 3
+	}
+	if v.to != sim.TalosVersion {
+		o.NextTalos = v.to
+	}
+	if v.format != "" {
+		o.Layouts = []sim.Layout{{Data: 1, Filesystem: v.format}}
+	}
+	return o
+}
+
+func (v version) roll(t *testing.T, lab *Lab) {
+	strategy(v.strategy)(lab)
+	want := cmp.Or(v.to, v.from)
+	if v.to == "" {
+		lab.Patch(everywhere)
+	} else {
+		lab.wantTalos(v.from, v.to)
+	}
+	members, old, since := lab.EtcdMembers(), lab.machine(v.node), len(lab.Recorder.Calls())
+	must(t, lab.Client().roll(policyFor(v.node))(t.Context()))
+	m, locked := lab.machine(v.node), lab.locked(v.node)
+	require(t, m.TalosVersion == want && m.BootID != old.BootID && !m.FromISO && m.Schematic.LockHash() == locked.LockHash,
+		"before %+v, now %+v", old, m)
+	lab.requireUpgraded(t, v.node)
+	if v.strategy == cluster.InPlace {
+		require(t, v.calls == nil || slices.Equal(v.calls, lab.upgradeCalls(since)), "calls %q", lab.upgradeCalls(since))
+		require(t, m.InstallImage == locked.Installer && strings.Contains(locked.Installer, "@sha256:"),
+			"the configuration names %s, want %s", m.InstallImage, locked.Installer)
+		require(t, m.BootEntry != old.BootEntry, "it boots %s still", m.BootEntry)
+		lab.requireKept(0)
+	}
+	if v.strategy == cluster.InPlace && v.node == "cp2" {
+		requireMembers(t, lab, fmt.Sprint(members), true)
+	}
+	if v.back != "" {
+		lab.Replace("recast.yaml", "strategy: "+string(v.strategy), "strategy: "+string(v.back))
+		lab.wantTalos(v.to, v.from)
+		must(t, lab.as("20000101-0000-bacc").roll(policyFor(v.node))(t.Context()))
+		m = lab.machine(v.node)
+		require(t, m.TalosVersion == v.from && m.Schematic.LockHash() == lab.locked(v.node).LockHash, "back, it runs %+v", m)
 	}
 }
 
@@ -297,9 +274,7 @@ func TestAReleaseThatBreaks(t *testing.T) {
 		plan = lab.plan(planning.Policy{})
 		require(t, named(plan.Warn) && len(plan.Work()) == 0, "the plan warns %q, and does %+v", plan.Warn, plan.Work())
 		res := lab.drift()
-		if !named(res.Nodes[0].Notes) || !res.InSync {
-			t.Errorf("drift notes %q", res.Nodes[0].Notes)
-		}
+		require(t, named(res.Nodes[0].Notes) && res.InSync, "drift notes %q", res.Nodes[0].Notes)
 		lab.Patch(everywhere)
 		n := lab.planOf(lab.Client(), "cp1", policyFor("cp1"))
 		require(t, named(n.Refused), "another image of the same release: %q", n.Refused)
@@ -309,69 +284,40 @@ func TestAReleaseThatBreaks(t *testing.T) {
 // TestUnsupportedVersions: what Talos does not support is refused before anything is
 // touched, and drift reports it too. TestUnsupported has each reason.
 func TestUnsupportedVersions(t *testing.T) {
-	for name, c := range map[string]struct {
-		to   string
-		plan string // reason of the plan's refusal; "": none
-		roll string
-		long bool
-	}{
-		"too far back": {to: talos12, plan: "Talos does not support v1.14.1 → v1.12.6 (host version 1.14.1 is too new to downgrade to Talos 1.12.6)"},
-		"a configuration of 1.14 for 1.13": {
-			to: sim.TalosVersion, plan: "Talos v1.13.9 would refuse it: DiscoveryServiceConfig, DiscoveryIdentityConfig, UnattendedInstallConfig, ",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if c.long {
-				long(t)
-			}
-			o := sim.Options{Workers: 1, TalosVersion: talos14}
-			if c.to != sim.TalosVersion {
-				o.NextTalos = c.to
-			}
-			inLab(t, o, func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: recreate")
-				lab.wantTalos(talos14, c.to)
-				plan := lab.plan(policyFor("wk1"))
-				if got := strings.Join(plan.Refused(), "\n"); !strings.Contains(got, c.plan) || c.plan == "" && got != "" {
-					t.Errorf("the plan refuses %q", got)
-				}
-				notes := requireDrift(t, lab, "cp1", "wk1").Nodes[1].Notes
-				told := slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, c.plan) })
-				require(t, told == (c.plan != ""), "drift notes %q", notes)
-				before := lab.machine("wk1")
-				requireRefused(t, lab.Client().roll(policyFor("wk1"))(t.Context()), c.plan+c.roll)
-				m := lab.machine("wk1")
-				require(t, m.BootID == before.BootID && m.TalosVersion == talos14, "before %+v, now %+v", before, m)
-				lab.requireServing("wk1")
-				lab.RequireIntact()
-			})
-		})
-	}
+	o := func(to string) sim.Options { return version{from: talos14, to: to}.options() }
+	eachIn(t, o, storiesOf(talos12, sim.TalosVersion), func(t *testing.T, lab *Lab, to string) {
+		reason := "Talos v1.13.9 would refuse it: DiscoveryServiceConfig, DiscoveryIdentityConfig, UnattendedInstallConfig, "
+		if to == talos12 {
+			reason = "Talos does not support v1.14.1 → v1.12.6 (host version 1.14.1 is too new to downgrade to Talos 1.12.6)"
+		}
+		strategy(cluster.Recreate)(lab)
+		lab.wantTalos(talos14, to)
+		plan := lab.plan(policyFor("wk1"))
+		requireSays(t, strings.Join(plan.Refused(), "\n"), reason)
+		requireSays(t, strings.Join(requireDrift(t, lab, "cp1", "wk1").Nodes[1].Notes, "\n"), reason)
+		before := lab.machine("wk1")
+		requireRefused(t, lab.Client().roll(policyFor("wk1"))(t.Context()), reason)
+		m := lab.machine("wk1")
+		require(t, m.BootID == before.BootID && m.TalosVersion == talos14, "before %+v, now %+v", before, m)
+		lab.requireServing("wk1")
+	})
 }
 
 // UpgradeKubernetes is recast upgrade-k8s --yes --to VERSION.
 func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) (pipeline.UpgradeKubernetesReport, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return pipeline.UpgradeKubernetesReport{}, err
-	}
-	defer s.end()
-	c.Runner.Emit = c.emit
-	return checked[pipeline.UpgradeKubernetesReport](c.lab)(pipeline.UpgradeKubernetes(ctx, s.project, s.machines, &c.Runner, pipeline.UpgradeKubernetesOptions{
-		To: to, DryRun: dryRun, Claim: c.rollOptions(planning.Policy{}),
-		Confirm: func(p kubeupgrade.Plan) (bool, error) {
-			if c.Upgrades == nil {
-				return true, nil
-			}
-			return c.Upgrades(p)
-		},
-	}))
+	return connected(ctx, c, func(s *session) (pipeline.UpgradeKubernetesReport, error) {
+		c.Runner.Emit = c.emit
+		claim := c.rollOptions(planning.Policy{})
+		o := pipeline.UpgradeKubernetesOptions{To: to, DryRun: dryRun, Claim: claim, Confirm: c.Upgrades}
+		if o.Confirm == nil {
+			o.Confirm = func(kubeupgrade.Plan) (bool, error) { return true, nil }
+		}
+		return pipeline.UpgradeKubernetes(ctx, s.project, s.machines, &c.Runner, o)
+	})
 }
 
-// upgradeKubernetes upgrades everything to nextKubernetes.
 func (c *Client) upgradeKubernetes(ctx context.Context) error {
-	_, err := c.UpgradeKubernetes(ctx, nextKubernetes, false)
-	return err
+	return errOf(c.UpgradeKubernetes(ctx, nextKubernetes, false))
 }
 
 // The Kubernetes of a new lab, and the one after it.
@@ -380,11 +326,9 @@ const (
 	nextKubernetes = "v1.36.1"
 )
 
-// mustUpgradeKubernetes is an upgrade that must succeed.
 func (l *Lab) mustUpgradeKubernetes() {
 	l.t.Helper()
-	c := l.as("20000101-0002-feed")
-	must(l.t, c.upgradeKubernetes(l.t.Context()))
+	must(l.t, l.as("20000101-0002-feed").upgradeKubernetes(l.t.Context()))
 	l.requireKubernetes(nextKubernetes)
 }
 
@@ -419,10 +363,7 @@ func (l *Lab) requireKubernetes(version string) {
 	l.t.Helper()
 	for node, what := range l.versions() {
 		for one := range strings.FieldsSeq(what) {
-			if !strings.HasSuffix(one, version) {
-				l.t.Errorf("%s: %s, want all %s", node, what, version)
-				break
-			}
+			require(l.t, strings.HasSuffix(one, version), "%s: %s, want all %s", node, one, version)
 		}
 	}
 }
@@ -434,30 +375,24 @@ func TestUpgradeKubernetes(t *testing.T) {
 		boots := lab.boots()
 		from := len(lab.Recorder.Calls())
 		rep, err := lab.Client().UpgradeKubernetes(t.Context(), nextKubernetes, true)
-		if err != nil || rep.Run != "" || rep.Plan.From != labKubernetes || len(rep.Plan.Nodes) != 5 || len(rep.Plan.Nodes[0].Changes) != 5 || len(rep.Plan.Nodes[4].Changes) != 1 || rep.Plan.Proxy == nil {
-			t.Fatalf("dry run %+v, %v", rep, err)
-		}
+		mustBe(t, err == nil && rep.Run == "" && rep.Plan.From == labKubernetes && rep.Plan.Proxy != nil && len(rep.Plan.Nodes) == 5 &&
+			len(rep.Plan.Nodes[0].Changes) == 5 && len(rep.Plan.Nodes[4].Changes) == 1, "dry run %+v, %v", rep, err)
 		for _, call := range lab.Recorder.Calls()[from:] {
 			require(t, !call.Mutation, "a dry run has changed something: %s %s", call.Method, call.Path)
 		}
 		rep, err = lab.Client().UpgradeKubernetes(t.Context(), nextKubernetes, false)
 		mustBe(t, err == nil && rep.Outcome == "done", "%+v, %v\nhints %q", rep, err, fault.Hints(err))
 		lab.requireKubernetes(nextKubernetes)
-		after := lab.boots()
-		require(t, slices.Equal(boots, after), "boots %q, then %q", boots, after)
-		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), nextKubernetes, false); err != nil || rep.Outcome != "nothing to do" || rep.Run != "" {
-			t.Errorf("again: %+v, %v", rep, err)
-		}
-		lab.RequireIntact()
+		requireSame(t, boots, lab.boots(), "boots (-before +after)")
+		rep, err = lab.Client().UpgradeKubernetes(t.Context(), nextKubernetes, false)
+		require(t, err == nil && rep.Outcome == "nothing to do" && rep.Run == "", "again: %+v, %v", rep, err)
 	})
 }
 
-// boots are the boot IDs of the nodes in Kubernetes.
 func (l *Lab) boots() (out []string) {
 	l.t.Helper()
 	for _, n := range l.Nodes {
-		k := l.kubeNode(n.Name)
-		out = append(out, n.Name+" "+k.Status.NodeInfo.BootID)
+		out = append(out, n.Name+" "+l.bootID(n.Name))
 	}
 	return out
 }

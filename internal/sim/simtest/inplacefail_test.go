@@ -44,9 +44,8 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 		lab.BreakImage(broken, c.defect)
 		old, since := lab.builds(), len(lab.Recorder.Calls())
 		err := lab.as(firstRun).roll(policyFor("wk1"))(t.Context())
-		if requireFault(t, err, c.kind, c.text); len(fault.Hints(err)) == 0 {
-			t.Errorf("no hint: %v", err)
-		}
+		requireFault(t, err, c.kind, c.text)
+		require(t, len(fault.Hints(err)) != 0, "no hint: %v", err)
 		requireSame(t, c.calls, lab.upgradeCalls(since), "calls")
 		time.Sleep(time.Minute) // the kubelet has yet to see it
 		lab.requireServing("wk1")
@@ -55,12 +54,11 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 
 		since = len(lab.Recorder.Calls())
 		lab.BreakImage(broken, talosapi.Sound)
-		err = lab.as(secondRun).roll(policyFor("wk1"))(t.Context())
 		if c.again {
-			must(t, err)
-			requireDrift(t, lab, "cp1")
+			lab.as(secondRun).rollTo(t, policyFor("wk1"), "cp1")
 			return
 		}
+		err = lab.as(secondRun).roll(policyFor("wk1"))(t.Context())
 		requireRefused(t, err, "came back as the old system once, and is never tried again with the same image")
 		requireSame(t, 0, len(lab.upgradeCalls(since)), "calls for the same build again")
 		lab.Patch(everywhere) // another build
@@ -72,8 +70,7 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 // foreseen requires that the plan has such a note.
 func foreseen(note string) func(*talosScene) {
 	return func(s *talosScene) {
-		notes := strings.Join(s.planOf(s.Client(), s.rolls, s.only()).Notes, "\n")
-		require(s.t, strings.Contains(notes, note), "notes %q lack %q", notes, note)
+		requireSays(s.t, strings.Join(s.planOf(s.Client(), s.rolls, s.only()).Notes, "\n"), note)
 	}
 }
 
@@ -97,9 +94,7 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 				s.requireServing("wk1")
 				s.requireKept(1)
 				requireSame(s.t, old, s.machine("wk1").Schematic.LockHash(), "the build (-before +now)")
-				if p := s.planOf(s.Client(), "wk1", s.only()); len(p.Refused) == 0 || !strings.Contains(p.Refused[0], "never tried again") {
-					s.t.Errorf("planned again as %s: %q", p.Strategy, p.Refused)
-				}
+				requireSays(s.t, strings.Join(s.planOf(s.Client(), "wk1", s.only()).Refused, "\n"), "never tried again")
 				s.again()
 			},
 		},
@@ -113,9 +108,7 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 			says: []string{"it came back as its old system"}, stands: untouched,
 			remedy: func(s *talosScene) {
 				s.Replace("recast.yaml", "strategy: in-place", "strategy: auto")
-				if p := s.planOf(s.Client(), "wk1", s.only()); p.Strategy != cluster.Recreate || len(p.Refused) > 0 {
-					s.t.Errorf("planned as %s: %s; %q", p.Strategy, p.Why, p.Refused)
-				}
+				requirePlanned(s.t, s.planOf(s.Client(), "wk1", s.only()), cluster.Recreate)
 				must(s.t, s.as(secondRun).roll(s.only())(s.t.Context()))
 			},
 		},
@@ -137,7 +130,7 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 // inLabCutOff has a worker with the old API whose upgrade was cut off before its one call.
 func inLabCutOff(t *testing.T, f func(t *testing.T, lab *Lab)) {
 	t.Helper()
-	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)
 		lab.as(firstRun).rollKilled(moment{server: "MachineService/Upgrade", unsent: true}, policyFor("wk1"))
@@ -145,17 +138,15 @@ func inLabCutOff(t *testing.T, f func(t *testing.T, lab *Lab)) {
 	})
 }
 
-// TestOldUpgradeCutOffInItsPull: before 1.13 the one call first pulls the installer, and
-// an interruption there installs nothing. The next run repeats it, and does not mistake
-// the old system for a failed upgrade that has come back.
+// TestOldUpgradeCutOffInItsPull: before 1.13 the one call first pulls the installer, and an interruption there installs
+// nothing. The next run repeats it, and does not mistake the old system for a failed upgrade that has come back.
 func TestOldUpgradeCutOffInItsPull(t *testing.T) {
-	long(t)
 	inLabCutOff(t, func(t *testing.T, lab *Lab) {
 		since := len(lab.Recorder.Calls())
 		must(t, lab.as(secondRun).roll(policyFor("wk1"))(t.Context()))
-		if calls := lab.upgradeCalls(since); !slices.Contains(calls, "MachineService/Upgrade") || slices.Contains(calls, "MachineService/Reboot") {
-			t.Errorf("calls %q", calls)
-		}
+		calls := lab.upgradeCalls(since)
+		require(t, slices.Contains(calls, "MachineService/Upgrade") && !slices.Contains(calls, "MachineService/Reboot"),
+			"calls %q", calls)
 		lab.requireUpgraded(t, "wk1")
 	})
 }
@@ -163,7 +154,6 @@ func TestOldUpgradeCutOffInItsPull(t *testing.T) {
 // TestInPlaceThatNeverLeftItsBoot: a run finds the machine marked and unreachable and assumes a reboot. If it comes
 // back in the same boot, the new system was never tried, and the build does not count as failed.
 func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
-	long(t)
 	inLabCutOff(t, func(t *testing.T, lab *Lab) {
 		var away atomic.Bool
 		c := lab.as(secondRun)
@@ -175,9 +165,8 @@ func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 		}
 		c.Emit = allOf(whenStarted("wk1/gate", func() { away.Store(true) }), whenStarted("wk1/wait-healthy", func() { away.Store(false) }))
 		err := c.roll(policyFor("wk1"))(t.Context())
-		if fault.KindOf(err) != fault.Failed || strings.Contains(err.Error(), "came back as its old system") {
-			t.Errorf("kind %d: %v, %q", fault.KindOf(err), err, fault.Hints(err))
-		}
+		require(t, fault.KindOf(err) == fault.Failed && !strings.Contains(err.Error(), "came back as its old system"),
+			"kind %d: %v, %q", fault.KindOf(err), err, fault.Hints(err))
 		must(t, lab.as(thirdRun).roll(policyFor("wk1"))(t.Context()))
 		lab.requireUpgraded(t, "wk1")
 	})
@@ -189,8 +178,7 @@ func TestInstallerGoneWhileItDrains(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)
-		c := lab.Client()
-		c.Emit = whenStarted("upgrade/install", func() { time.Sleep(80 * time.Minute) })
+		c := lab.Client().hears(whenStarted("upgrade/install", func() { time.Sleep(80 * time.Minute) }))
 		must(t, c.roll(policyFor("wk1"))(t.Context()))
 		lab.requireUpgraded(t, "wk1")
 	})
@@ -255,7 +243,6 @@ func TestLeaveWithoutAnAnswer(t *testing.T) {
 		requireDrift(t, lab, "cp1", "cp3", "wk1")
 		requireMembers(t, lab, "", false)
 		requireRefused(t, lab.as(secondRun).goBack("cp2")(t.Context()), "its old system disk holds the data of an etcd member that did not leave")
-		lab.RequireIntact()
 	})
 }
 
@@ -291,10 +278,9 @@ func TestConfigureWithLostAnswers(t *testing.T) {
 				require(t, cut >= 4, "only %d changes", cut-1)
 				return
 			}
-			if err != nil && (fault.KindOf(err) == fault.Config || len(fault.Hints(err)) == 0) {
-				t.Errorf("change %d: %v, hints %q", cut, err, fault.Hints(err))
-			}
 			if err != nil {
+				require(t, fault.KindOf(err) != fault.Config && len(fault.Hints(err)) != 0,
+					"change %d: %v, hints %q", cut, err, fault.Hints(err))
 				must(t, files.user(lab, fmt.Sprintf("20000101-0000-%04d", 2*cut+1)).roll(onlyWorker)(t.Context()))
 			}
 			files.user(lab, firstRun).requireStale(t)
@@ -343,12 +329,11 @@ func TestARefusalAfterTheDrain(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := lab.keptConfigs()
 		files.set(t, "wk1", needsReboot)
-		user := files.user(lab, firstRun)
-		user.Emit = func(e step.Event) {
+		user := files.user(lab, firstRun).hears(func(e step.Event) {
 			if after("drain").is(e) {
 				files.set(t, "wk1", noReboot)
 			}
-		}
+		})
 		requireRefused(t, user.roll(onlyWorker)(t.Context()), "its file in talos.machineConfigs was changed")
 		lab.requireServing("wk1")
 		must(t, files.user(lab, secondRun).roll(onlyWorker)(t.Context()))
@@ -378,14 +363,11 @@ func TestWhoComesBackAppliesNothing(t *testing.T) {
 				time.AfterFunc(150*time.Second, func() { first.Mend(); close(back) })
 			}
 		})
-		ended := make(chan error, 1)
-		go func() { ended <- first.roll(onlyWorker)(t.Context()) }()
+		ended := inRoll(t.Context(), first, onlyWorker)
 		<-gone
 		must(t, second.roll(onlyWorker)(t.Context()))
 		<-back
-		if err := <-ended; fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "lost the claim") {
-			t.Errorf("the first run ends with %v", err)
-		}
+		requireClaimed(t, (<-ended).err, "lost the claim")
 		second.requireStale(t)
 		lab.requireServing("wk1")
 		requireNoClaim(t, lab)

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -31,7 +30,6 @@ var errKilled = errors.New("this run was killed")
 // deed is what a client is told to do.
 type deed = func(ctx context.Context, c *Client) error
 
-// rolls is a roll with that policy.
 func rolls(policy planning.Policy) deed {
 	return func(ctx context.Context, c *Client) error { return errOf(c.Roll(ctx, policy)) }
 }
@@ -79,7 +77,6 @@ func pointsOf(names []string) (points []point) {
 	return points
 }
 
-// namedPoint is the first point whose name contains a text.
 func namedPoint(t testing.TB, points []point, text string) point {
 	t.Helper()
 	i := slices.IndexFunc(points, func(p point) bool { return strings.Contains(p.name, text) })
@@ -177,9 +174,7 @@ func (l *Lab) diesAt(t *testing.T, at point, do deed) (broken int) {
 
 func (l *Lab) tellBroken(t *testing.T, k *killer) int {
 	t.Helper()
-	for _, b := range k.broken {
-		t.Errorf("%spromise broken: %s", l.died, b)
-	}
+	requireNone(t, k.broken, l.died+"promises broken")
 	return len(k.broken)
 }
 
@@ -204,7 +199,6 @@ type killGrid[W interface{ itself() *Lab }] struct {
 	broken  *atomic.Int64                              // the number of broken promises is added to it; may be nil
 }
 
-// killEverywhere plays the grid.
 func (g killGrid[W]) killEverywhere(t *testing.T) {
 	var points []point
 	var undisturbed string
@@ -241,7 +235,6 @@ func (g killGrid[W]) kill(t *testing.T, at point, undisturbed string) {
 	requireSame(t, undisturbed, g.end(t, w), "killed at %s: the world differs from an undisturbed one", at)
 }
 
-// everyPoint chooses all of these points.
 func everyPoint(t *testing.T, points []point) []point {
 	t.Helper()
 	expectKills(t, len(points))
@@ -265,7 +258,6 @@ func expectKills(t *testing.T, want int) {
 	})
 }
 
-// countKill counts a kill that has happened in a test.
 func countKill(t testing.TB) {
 	t.Helper()
 	for name := t.Name(); name != ""; name = name[:max(0, strings.LastIndex(name, "/"))] {
@@ -279,14 +271,9 @@ func countKill(t testing.TB) {
 // requireKilled fails unless a client was killed at a place, and ended as a killed one does.
 func requireKilled(t testing.TB, killed bool, err error, where string) {
 	t.Helper()
-	switch {
-	case !killed:
-		t.Fatalf("it was not killed at %s: %v", where, err)
-	case err == nil:
-		t.Fatalf("killed at %s, yet it says that it succeeded", where)
-	case !byKill(err):
-		t.Fatalf("killed at %s, yet it ended otherwise: %v", where, err)
-	}
+	mustBe(t, killed, "it was not killed at %s: %v", where, err)
+	mustBe(t, err != nil, "killed at %s, yet it says that it succeeded", where)
+	mustBe(t, byKill(err), "killed at %s, yet it ended otherwise: %v", where, err)
 	countKill(t)
 }
 
@@ -301,18 +288,13 @@ func byKill(err error) bool {
 // -crash.all, -crash.slice of them, or the usual ones if there are some. make crash has all tests that use it: TestMakeCrash.
 func chosenKills[K any](t *testing.T, all []K, kills int, usual func(K) bool) []K {
 	t.Helper()
-	var part []K
+	part := all
 	switch {
 	case *crashAll:
-		part = all
 	case *crashSlice > 0:
 		part = drawn(all, *crashSlice, *crashSeed, t.Name())
 	default:
-		for _, k := range all {
-			if usual != nil && usual(k) {
-				part = append(part, k)
-			}
-		}
+		part = slices.DeleteFunc(slices.Clone(all), func(k K) bool { return usual == nil || !usual(k) })
 	}
 	mustBe(t, len(part) != 0, "none of %d kills is chosen", len(all))
 	t.Attr("points", strconv.Itoa(len(all)))
@@ -337,7 +319,6 @@ func whenStarted(suffix string, f func()) func(step.Event) {
 	}
 }
 
-// allOf has each of them hear every event.
 func allOf(hear ...func(step.Event)) func(step.Event) {
 	return func(e step.Event) {
 		for _, h := range hear {
@@ -429,7 +410,6 @@ func (c *Client) killedAt(t testing.TB, m moment, do func(ctx context.Context) e
 	requireKilled(t, dead.Load(), err, m.String())
 }
 
-// rollKilled is a roll that is killed at a moment.
 func (c *Client) rollKilled(m moment, policy planning.Policy) {
 	c.lab.t.Helper()
 	c.killedAt(c.lab.t, m, c.roll(policy))
@@ -456,7 +436,6 @@ func eachInBubble[S any](t *testing.T, stories map[string]S, play func(t *testin
 	}
 }
 
-// roll is Roll without its report.
 func (c *Client) roll(policy planning.Policy) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := c.Roll(ctx, policy)
@@ -470,13 +449,6 @@ func (l *Lab) loseJournal() {
 	must(l.t, os.RemoveAll(filepath.Join(l.Dir, ".recast")))
 }
 
-// machineConfigs are the present configurations of all nodes, as a user would have saved them to files.
-func (l *Lab) machineConfigs() func(_ context.Context, node string) (cluster.Secret, bool, error) {
-	l.t.Helper()
-	return l.keptConfigs().read
-}
-
-// policyFor is the policy of a roll of these nodes alone.
 func policyFor(nodes ...string) planning.Policy { return planning.Policy{Only: nodes} }
 
 // storiesOf names each story by what it prints.
@@ -488,8 +460,7 @@ func storiesOf[S any](all ...S) map[string]S {
 	return stories
 }
 
-// requireUpgraded fails unless the node is in sync and serves, every other one is as stale as
-// before, and every persistent disk is intact.
+// requireUpgraded fails unless the node is in sync and serves, and every other one is as stale as before.
 func (l *Lab) requireUpgraded(t *testing.T, node string) {
 	t.Helper()
 	requireInSync(t, l, l.others(node)...)
@@ -499,22 +470,15 @@ func (l *Lab) requireUpgraded(t *testing.T, node string) {
 // planOf is what a roll would do to one node now.
 func (l *Lab) planOf(c *Client, node string, policy planning.Policy) planning.NodePlan {
 	l.t.Helper()
-	plan, err := c.Plan(l.t.Context(), policy)
-	must(l.t, err)
+	plan := valueOf(c.Plan(l.t.Context(), policy))(l.t)
 	i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
 	mustBe(l.t, i >= 0, "the plan leaves %s out: %+v", node, plan.Nodes)
 	return plan.Nodes[i]
 }
 
-// others are the lab's nodes except one.
 func (l *Lab) others(but string) []string {
-	var out []string
-	for _, n := range l.Nodes {
-		if n.Name != but {
-			out = append(out, n.Name)
-		}
-	}
-	return out
+	names := ofEach(l.Nodes, func(n sim.Node) string { return n.Name })
+	return slices.DeleteFunc(names, func(n string) bool { return n == but })
 }
 
 const (
@@ -523,7 +487,6 @@ const (
 	thirdRun  = "20000101-0000-0003"
 )
 
-// as is a client whose run has that ID.
 func (l *Lab) as(run string) *Client {
 	c := l.Client()
 	c.Run = run
@@ -534,13 +497,11 @@ func (l *Lab) as(run string) *Client {
 // of cancelled replacements, and the disk storage has no stray volumes.
 func (l *Lab) requireKept(want int) {
 	l.t.Helper()
-	res, err := l.Client().Status(l.t.Context())
-	if err != nil || len(res.Open) != 0 || len(res.Marked) != 0 || len(slices.DeleteFunc(slices.Clone(res.Kept), func(k pipeline.Kept) bool { return k.GivenUp })) != want || res.Claim != nil {
-		l.t.Errorf("status %+v, %v; want %d kept disks and nothing open", res, err, want)
-	}
-	for _, volid := range l.strays() {
-		l.t.Errorf("no configuration names volume %s", volid)
-	}
+	res := l.status()
+	kept := slices.DeleteFunc(slices.Clone(res.Kept), func(k pipeline.Kept) bool { return k.GivenUp })
+	require(l.t, len(res.Open) == 0 && len(res.Marked) == 0 && len(kept) == want && res.Claim == nil,
+		"status %+v; want %d kept disks and nothing open", res, want)
+	requireNone(l.t, l.strays(), "volumes that no configuration names")
 }
 
 // strays are the volumes on the disk storage that no VM's configuration names.
@@ -562,8 +523,7 @@ func (l *Lab) strays() []string {
 	}
 	var out []string
 	for _, host := range l.World.Hosts() {
-		volumes, err := l.World.Volumes(sim.DiskStorage, host)
-		must(l.t, err)
+		volumes := valueOf(l.World.Volumes(sim.DiskStorage, host))(l.t)
 		for _, v := range volumes {
 			if !named[on(host, v.Volid)] {
 				out = append(out, v.Volid)

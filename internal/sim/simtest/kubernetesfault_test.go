@@ -17,10 +17,10 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// brokenImage breaks an image on one machine.
 func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
 	l.t.Helper()
 	must(l.t, l.Trouble(node, talosapi.Trouble{Images: map[string]talosapi.Defect{image: d}}))
@@ -60,9 +60,8 @@ func TestUpgradeKubernetesStops(t *testing.T) {
 		lab.brokenImage("cp2", c.image, c.defect)
 		err := lab.Client().upgradeKubernetes(t.Context())
 		requireFault(t, err, fault.Failed, c.step+": ", c.seen, "edit machineconfig", "run the same command again to continue")
-		if cp3 := lab.versions()["cp3"]; strings.Contains(cp3, strings.TrimPrefix(strings.Split(c.step, "/")[1], "kube-")+"=v1.36.1") {
-			t.Errorf("cp3 was touched: %s", cp3)
-		}
+		cp3, component := lab.versions()["cp3"], strings.TrimPrefix(strings.Split(c.step, "/")[1], "kube-")
+		require(t, !strings.Contains(cp3, component+"=v1.36.1"), "cp3 was touched: %s", cp3)
 		lab.brokenImage("cp2", c.image, talosapi.Sound)
 		lab.editConfig("cp2", c.image, strings.Replace(c.image, "v1.36.1", "v1.35.4", 1)) // as the hint says
 		time.Sleep(2 * time.Minute)
@@ -77,11 +76,8 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 		refuse := func(to, text string) {
 			t.Helper()
 			from := len(lab.Recorder.Calls())
-			_, err := lab.Client().UpgradeKubernetes(t.Context(), to, false)
-			requireRefused(t, err, text)
-			for _, c := range lab.Recorder.Calls()[from:] {
-				require(t, !c.Mutation, "something was changed: %s %s", c.Method, c.Path)
-			}
+			requireRefused(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), to, false)), text)
+			requireNone(t, lab.sent(from, func(c record.Call) bool { return c.Mutation }), "something was changed")
 		}
 		refuse("v1.37.0", "v1.35.4 → v1.37.0 skips v1.36")
 		refuse("v1.37.0", "Talos v1.13.9 supports Kubernetes 1.31 to 1.36, not v1.37.0: roll to Talos v1.14 first")
@@ -104,15 +100,13 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 // the user's file names an older or newer one.
 func TestARollKeepsKubernetes(t *testing.T) {
 	eachLong(t, threePlanes, map[string]string{"an older file": "v1.35.4", "a newer file": "v1.37.0"}, func(t *testing.T, lab *Lab, fresh string) {
-		files := lab.machineConfigs()
+		files := lab.keptConfigs()
 		must(t, lab.Client().upgradeKubernetes(t.Context()))
 		lab.Patch(sim.PatchedExtension)
-		c := lab.as("20000101-0002-feed")
-		c.MachineConfig = func(ctx context.Context, node string) (cluster.Secret, bool, error) {
-			config, found, err := files(ctx, node)
-			return cluster.Secret(strings.ReplaceAll(string(config), "v1.35.4", fresh)), found, err
+		for node, config := range files {
+			files[node] = cluster.Secret(strings.ReplaceAll(string(config), "v1.35.4", fresh))
 		}
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		files.user(lab, "20000101-0002-feed").mustRoll(planning.Policy{})
 		lab.requireKubernetes(nextKubernetes)
 		requireInSync(t, lab)
 	})
@@ -121,17 +115,14 @@ func TestARollKeepsKubernetes(t *testing.T) {
 // TestRollAfterAnInterruptedUpgrade: a roll keeps every node's Kubernetes, and then the upgrade continues.
 func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		files := lab.machineConfigs()
+		files := lab.keptConfigs()
 		begun := lab.Client()
 		begun.killedAt(t, before("upgrade-k8s/kube-scheduler/cp1"), begun.upgradeKubernetes)
 		half := lab.versions()
-		if !strings.Contains(half["cp1"], "v1.35.4") || !strings.Contains(half["cp1"], "v1.36.1") {
-			t.Fatalf("not in between: %v", half)
-		}
+		mustBe(t, strings.Contains(half["cp1"], "v1.35.4") && strings.Contains(half["cp1"], "v1.36.1"),
+			"not in between: %v", half)
 		lab.Patch(sim.PatchedExtension)
-		c := lab.as("20000101-0001-feed")
-		c.MachineConfig = files
-		must(t, c.roll(policyFor("wk1"))(t.Context()))
+		files.user(lab, "20000101-0001-feed").mustRoll(policyFor("wk1"))
 		requireSame(t, half["wk1"], lab.versions()["wk1"], "versions of wk1 (-before +after)")
 		lab.mustUpgradeKubernetes()
 	})
@@ -157,12 +148,12 @@ func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 		user := lab.Client()
 		user.Upgrades = func(kubeupgrade.Plan) (bool, error) { c.meanwhile(lab); return true, nil }
 		err := user.upgradeKubernetes(t.Context())
-		if c.want != "" {
+		if c.want == "" {
+			must(t, err)
+			lab.requireKubernetes(nextKubernetes)
+		} else {
 			requireRefused(t, err, "the cluster is no longer as the plan says: "+c.want)
-			return
 		}
-		must(t, err)
-		lab.requireKubernetes(nextKubernetes)
 	})
 }
 
@@ -202,32 +193,23 @@ func TestUpgradeKubernetesIsKilled(t *testing.T) {
 	for _, k := range chosenKills(t, kills, 1, func(k kill) bool { return k.at%5 == 2 && k.elsewhere == (k.at%2 == 0) }) {
 		where := map[bool]string{false: "here", true: "elsewhere"}[k.elsewhere]
 		t.Run(fmt.Sprint(k.at, " ", strings.ReplaceAll(k.name, "/", " "), " ", where), func(t *testing.T) {
-			inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) { lab.killUpgrade(t, k.point, k.elsewhere) })
+			inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				boots := lab.boots()
+				lab.diesAt(t, k.point, upgradesKubernetes)
+				c := lab.as("20000101-0001-feed")
+				if c.Elsewhere = k.elsewhere; k.elsewhere {
+					lab.loseJournal()
+				}
+				rep := valueOf(c.UpgradeKubernetes(t.Context(), nextKubernetes, false))(t)
+				require(t, rep.Outcome == "done" || rep.Outcome == "nothing to do", "%+v", rep)
+				lab.requireKubernetes(nextKubernetes)
+				requireSame(t, boots, lab.boots(), "boots (-before +after)")
+			})
 		})
 	}
 }
 
-// upgradesKubernetes upgrades everything to nextKubernetes.
 func upgradesKubernetes(ctx context.Context, c *Client) error { return c.upgradeKubernetes(ctx) }
-
-// killUpgrade kills an upgrade at a point and then finishes it.
-func (l *Lab) killUpgrade(t *testing.T, at point, elsewhere bool) {
-	t.Helper()
-	boots := l.boots()
-	l.diesAt(t, at, upgradesKubernetes)
-	c := l.Client()
-	if c.Run = "20000101-0001-feed"; elsewhere {
-		l.loseJournal()
-		c.Elsewhere = true
-	}
-	rep, err := c.UpgradeKubernetes(l.t.Context(), nextKubernetes, false)
-	if must(l.t, err); rep.Outcome != "done" && rep.Outcome != "nothing to do" {
-		l.t.Errorf("%+v", rep)
-	}
-	l.requireKubernetes(nextKubernetes)
-	requireSame(l.t, boots, l.boots(), "boots (-before +after)")
-	l.RequireIntact()
-}
 
 // TestUpgradeKubernetesLeavesStagedConfigurations: a configuration that is staged for the
 // next boot, or on trial, does not become active with a component's image.
@@ -269,18 +251,15 @@ func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
 		lab.editConfig("cp1", plain, verbose) // it restarts
 		time.Sleep(time.Minute)
 		rep, err := lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, true)
-		if err != nil || len(rep.Plan.Nodes[0].Lacks) != 1 || !strings.HasPrefix(rep.Plan.Nodes[0].Lacks[0], "kube-scheduler: its pod is not Ready") {
-			t.Fatalf("%+v, %v", rep.Plan, err)
-		}
-		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false); err == nil || !strings.Contains(err.Error(), "upgrade-k8s/check: ") || !strings.Contains(err.Error(), "CrashLoopBackOff") {
-			t.Errorf("%+v, %v", rep, err)
-		}
+		mustBe(t, err == nil && len(rep.Plan.Nodes[0].Lacks) == 1 &&
+			strings.HasPrefix(rep.Plan.Nodes[0].Lacks[0], "kube-scheduler: its pod is not Ready"), "%+v, %v", rep.Plan, err)
+		requireError(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false)), "upgrade-k8s/check: ",
+			"CrashLoopBackOff")
 		lab.brokenImage("cp1", image, talosapi.Sound)
 		lab.editConfig("cp1", verbose, plain)
 		time.Sleep(2 * time.Minute)
-		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false); err != nil || rep.Outcome != "nothing to do" {
-			t.Errorf("%+v, %v", rep, err)
-		}
+		rep, err = lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false)
+		require(t, err == nil && rep.Outcome == "nothing to do", "%+v, %v", rep, err)
 	})
 }
 

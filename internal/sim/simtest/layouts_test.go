@@ -116,7 +116,6 @@ func (l *layoutLab) shape() map[string]string {
 	return shape
 }
 
-// lift applies the layout's manual remedy.
 func (l *layoutLab) lift() {
 	l.t.Helper()
 	shell := l.Shell(l.node.Host)
@@ -162,12 +161,11 @@ func (l *layoutLab) kubectl(words []string) error {
 	config.Dial = l.Lab.Lab.Client().DialContext
 	transport := valueOf(rest.HTTPClientFor(config))(l.t)
 	defer utilnet.CloseIdleConnectionsFor(transport.Transport)
-	client, err := dynamic.NewForConfigAndClient(config, transport)
-	must(l.t, err)
+	client := valueOf(dynamic.NewForConfigAndClient(config, transport))(l.t)
 	resource, group, _ := strings.Cut(words[3], ".")
 	kind := schema.GroupVersionResource{Group: group, Version: "v1beta2", Resource: resource}
 	patch := []byte(strings.Trim(words[8], "'"))
-	_, err = client.Resource(kind).Namespace(words[1]).Patch(l.t.Context(), words[4], types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err := client.Resource(kind).Namespace(words[1]).Patch(l.t.Context(), words[4], types.MergePatchType, patch, metav1.PatchOptions{})
 	time.Sleep(5 * time.Minute)
 	return err
 }
@@ -211,8 +209,7 @@ func TestLayouts(t *testing.T) {
 		must(t, os.WriteFile(layoutsPage, []byte(page), 0o644))
 		return
 	}
-	was := readFile(t, layoutsPage)
-	requireSame(t, string(was), page, "what is done with a layout has changed; "+
+	requireSame(t, string(readFile(t, layoutsPage)), page, "what is done with a layout has changed; "+
 		"go test ./internal/sim/simtest -run TestLayouts -layouts.update writes it afresh (-page +now)")
 }
 
@@ -227,7 +224,7 @@ func loadLayouts(t *testing.T) []layouts.Layout {
 func judge(t *testing.T, l *layoutLab) verdict {
 	t.Helper()
 	v := verdict{Layout: l.of, plan: planOf(t, l.Lab, l.of.Node)}
-	if v.plan.Strategy == cluster.Recreate && len(v.plan.Refused) == 0 || !l.of.Lift.Helps() {
+	if isRecreated(v.plan) || !l.of.Lift.Helps() {
 		return v
 	}
 	if *layoutsDir == ownLayouts {
@@ -250,9 +247,9 @@ func (l *layoutLab) requirePrinted(plan planning.NodePlan) {
 	}
 	requireSame(l.t, strings.Join(l.of.Lift.Commands, " && "), strings.Join(commands, " && "),
 		"commands that lift it (-the layout's +the plan's)")
-	if want := l.of.Lift.Config; want != "" && !slices.Contains(config, want) {
-		l.t.Errorf("the plan does not say that recast.yaml needs %s: %v", want, config)
-	}
+	want := l.of.Lift.Config
+	require(l.t, want == "" || slices.Contains(config, want),
+		"the plan does not say that recast.yaml needs %s: %v", want, config)
 }
 
 // TestLayoutsAreRolled rolls every layout as far as recast and the layout's remedy allow, kills another such roll once,
@@ -287,7 +284,6 @@ func rollLayout(t *testing.T, layout layouts.Layout) (ref reference, strategy cl
 	return reference{points, l.settledDump(), l.Talos}, n.Strategy
 }
 
-// resumeLayout kills a roll in its middle and runs it again.
 func resumeLayout(t *testing.T, layout layouts.Layout, strategy cluster.Strategy, ref reference) {
 	l := newLayoutLab(t, layout, ref.secrets)
 	readyLayout(t, l)
@@ -319,18 +315,16 @@ func (l *layoutLab) policy() planning.Policy { return policyFor(l.of.Node) }
 func (l *layoutLab) requireRolled(before map[string]string) {
 	l.t.Helper()
 	l.RequireIntact()
-	plan := l.plan(l.policy())
-	requireNone(l.t, plan.Work(), "after the roll there is still something to do")
+	requireNone(l.t, l.plan(l.policy()).Work(), "after the roll there is still something to do")
 	requireSame(l.t, before, l.shape(), "the VM is not what it was (-before +now)")
 }
 
-// layoutPage is testdata/layouts/README.md.
 func layoutPage(all []verdict) string {
 	var rows strings.Builder
 	now, after := 0, 0
 	for _, v := range all {
 		switch {
-		case v.recreated():
+		case isRecreated(v.plan):
 			now++
 		case v.liftedToRecreate():
 			after++
@@ -350,13 +344,11 @@ says, plans again, rolls, kills the roll in its middle, resumes it and compares.
 %s`, "`go test ./internal/sim/simtest -run TestLayouts -layouts.update`", now, n, after, (now+after)*100/n, rows.String())
 }
 
-func (v verdict) recreated() bool {
-	return v.plan.Strategy == cluster.Recreate && len(v.plan.Refused) == 0
+func isRecreated(n planning.NodePlan) bool {
+	return n.Strategy == cluster.Recreate && len(n.Refused) == 0
 }
 
-func (v verdict) liftedToRecreate() bool {
-	return v.lifted != nil && v.lifted.Strategy == cluster.Recreate && len(v.lifted.Refused) == 0
-}
+func (v verdict) liftedToRecreate() bool { return v.lifted != nil && isRecreated(*v.lifted) }
 
 func (v verdict) row() string {
 	strategy, why := string(v.plan.Strategy), v.plan.Why
@@ -366,7 +358,7 @@ func (v verdict) row() string {
 	_, reason, _ := strings.Cut(why, ": ")
 	command := "–"
 	switch {
-	case v.recreated():
+	case isRecreated(v.plan):
 		command = ""
 	case v.liftedToRecreate():
 		command = "`" + strings.Join(v.Lift.Commands, "`, `") + "`"

@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -53,7 +52,6 @@ type stage struct {
 
 func roll(ctx context.Context, c *Client) error { return errOf(c.Roll(ctx, planning.Policy{})) }
 
-// stages are those of a life, in their order.
 func stages() []stage {
 	added := func(node string) stage {
 		return stage{name: node + " added", write: func(l *life) { l.list(node) }, typed: roll}
@@ -98,8 +96,7 @@ func (l *life) deploy() {
 		if node != "wk1" && node != "wk2" {
 			continue
 		}
-		volid, _, _ := strings.Cut(vm.Config["scsi1"], ",")
-		media := l.World.Media(volid, vm.Host)
+		media := l.World.Media(volidOf(l.Lab, vm.ID, "scsi1"), vm.Host)
 		disk := valueOf(artefact.ReadDisk(media.Bytes()))(l.t)
 		mustBe(l.t, len(disk.Partitions) == 1 && disk.Partitions[0].Label == "u-data",
 			"Talos made %+v on the data disk of %s", disk.Partitions, node)
@@ -119,12 +116,10 @@ func (l *life) deploy() {
 func (l *life) requireRunning(t *testing.T) {
 	t.Helper()
 	for _, node := range []string{"wk1", "wk2"} {
-		if !slices.Contains(l.nodes, node) {
-			continue
+		if slices.Contains(l.nodes, node) {
+			d := l.stored(store.Deployments(), metav1.NamespaceDefault, "db-"+node).(*appsv1.Deployment)
+			require(t, d.Status.ReadyReplicas == 1, "%s: %d pods are ready", d.Name, d.Status.ReadyReplicas)
 		}
-		o := l.stored(store.Deployments(), metav1.NamespaceDefault, "db-"+node)
-		d := o.(*appsv1.Deployment)
-		require(t, d.Status.ReadyReplicas == 1, "%s: %d pods are ready", d.Name, d.Status.ReadyReplicas)
 	}
 }
 
@@ -132,37 +127,26 @@ func (l *life) requireRunning(t *testing.T) {
 func (l *life) requireWorkers(t *testing.T, key, want string) {
 	t.Helper()
 	for _, vm := range l.World.VMs() {
-		if strings.HasPrefix(vm.Config["name"], "wk") && !strings.Contains(vm.Config[key], want) {
-			t.Errorf("%s: %s is %q, want %q", vm.Config["name"], key, vm.Config[key], want)
-		}
+		require(t, !strings.HasPrefix(vm.Config["name"], "wk") || strings.Contains(vm.Config[key], want),
+			"%s: %s is %q, want %q", vm.Config["name"], key, vm.Config[key], want)
 	}
 }
 
 // requireParked fails unless a removed node is gone, and status lists its disks.
 func (l *life) requireParked(t *testing.T, node string) {
 	t.Helper()
-	res := l.status()
-	disks := 0
-	for _, k := range res.Kept {
-		if k.Node == node && k.Removed {
-			disks++
-		}
-	}
-	require(t, disks == 2, "status lists %d disks of %s: %+v", disks, node, res.Kept)
-	require(t, l.made([]string{node}) <= 0, "%s has a VM still", node)
+	disks := slices.DeleteFunc(l.status().Kept, func(k pipeline.Kept) bool { return k.Node != node || !k.Removed })
+	require(t, len(disks) == 2, "status lists these disks of %s: %+v", node, disks)
+	require(t, l.made([]string{node}) == 0, "%s has a VM still", node)
 }
 
-// live goes through a stage.
 func (l *life) live(t *testing.T, s stage, run string) {
 	t.Helper()
 	if s.write != nil {
 		s.write(l)
 	}
 	if s.typed != nil {
-		c := l.as(run)
-		if err := s.typed(t.Context(), c); err != nil {
-			t.Fatalf("%s: %v, hints %q", s.name, err, fault.Hints(err))
-		}
+		must(t, s.typed(t.Context(), l.as(run)))
 	}
 	if s.after != nil {
 		s.after(l)
@@ -186,16 +170,15 @@ var madeUp = regexp.MustCompile(`(u-data|EPHEMERAL) [0-9a-f-]{36} [0-9a-f-]{36}|
 func (l *life) end(t *testing.T) string {
 	t.Helper()
 	must(t, errOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})))
-	var b strings.Builder
-	b.WriteString(madeUp.ReplaceAllString(l.settledDump(), "made up"))
+	dump := madeUp.ReplaceAllString(l.settledDump(), "made up")
 	for _, name := range l.nodes {
 		node := l.kubeNode(name)
-		fmt.Fprintf(&b, "node %s: cordoned %t, labels %v, taints %v\n", name, node.Spec.Unschedulable, node.Labels, node.Spec.Taints)
+		dump += fmt.Sprintf("node %s: cordoned %t, labels %v, ", name, node.Spec.Unschedulable, node.Labels)
+		dump += fmt.Sprintf("taints %v\n", node.Spec.Taints)
 	}
-	return b.String()
+	return dump
 }
 
-// runOf is the ID of the run of a stage.
 func runOf(i int) string { return fmt.Sprintf("20000101-%04d-feed", i) }
 
 // TestLife makes a cluster in an empty datacentre and changes all of it.
@@ -208,20 +191,18 @@ func TestLife(t *testing.T) {
 			starts := l.started()
 			l.live(t, s, runOf(i))
 			l.require(t, s)
-			if n := l.started() - starts; s.name == "disk grown" && n > 0 {
-				t.Errorf("%s: %d VMs were started", s.name, n)
-			}
+			n := l.started() - starts
+			require(t, s.name != "disk grown" || n == 0, "%s: %d VMs were started", s.name, n)
 		}
 		l.requireRunning(t)
-		disks := slices.Sorted(maps.Keys(l.Disks())) // those of wk1 and wk2 with their content, too
 		want := []string{"data-wk1", "data-wk2", "u-data of wk1", "u-data of wk2", "u-data of wk3"}
-		require(t, slices.Equal(disks, want), "protected disks %q, want %q", disks, want)
+		requireSame(t, want, slices.Sorted(maps.Keys(l.Disks())),
+			"protected disks, those of wk1 and wk2 with their content, too (-want +got)")
 		requireSame(t, []string{"cp1", "cp2", "cp3", "wk1", "wk3"}, l.nodes, "nodes (-want +got)")
 		l.requireParked(t, "wk2")
 	})
 }
 
-// started counts the starts of VMs.
 func (l *life) started() int { return len(l.sent(0, toVM("POST", "/status/start"))) }
 
 // TestLifeKilled kills the command of every stage at points of every kind, and types it again, with its

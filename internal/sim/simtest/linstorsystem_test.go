@@ -42,13 +42,15 @@ func (l *Lab) runLINSTOR(workers ...string) {
 // runProgram runs a program with an HTTP API, as a Deployment behind a Service.
 func (l *Lab) runProgram(namespace, name, container string, labels map[string]string, port int32) {
 	l.t.Helper()
-	l.put(store.Deployments(), deployment(namespace, name, labels, corev1.PodSpec{
-		Containers: []corev1.Container{{Name: container, Image: "registry.example.org/" + container}},
-	}))
+	l.put(store.Deployments(), deployment(namespace, name, labels, onePod(container)))
 	l.put(store.Services(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
 		Spec:       corev1.ServiceSpec{Selector: labels, Ports: []corev1.ServicePort{{Name: "api", Port: port}}},
 	})
+}
+
+func onePod(name string) corev1.PodSpec {
+	return corev1.PodSpec{Containers: []corev1.Container{{Name: name, Image: "registry.example.org/" + name}}}
 }
 
 // deployment is one pod of a program.
@@ -74,7 +76,6 @@ func daemonSet(namespace, name string, pod corev1.PodSpec) *appsv1.DaemonSet {
 	}
 }
 
-// stopProgram scales the Deployment of a program down.
 func (l *Lab) stopProgram(namespace, name string) {
 	l.t.Helper()
 	d := l.stored(store.Deployments(), namespace, name).(*appsv1.Deployment).DeepCopy()
@@ -83,13 +84,12 @@ func (l *Lab) stopProgram(namespace, name string) {
 	time.Sleep(10 * time.Second)
 }
 
-// drbd adds a volume of LINSTOR with current copies on those nodes.
-func (l *Lab) drbd(name string, wanted int, nodes ...string) {
-	v := linstor.Volume{Name: name, Claim: "default/data-" + name, Wanted: wanted}
-	for _, n := range nodes {
-		v.Copies = append(v.Copies, &linstor.Copy{Node: n, Disk: "UpToDate"})
+// drbd adds the volume pvc-1 of LINSTOR with current copies on those nodes.
+func drbd(wanted int, nodes ...string) edit {
+	copies := ofEach(nodes, func(n string) *linstor.Copy { return &linstor.Copy{Node: n, Disk: "UpToDate"} })
+	return func(l *Lab) {
+		l.Kube.LINSTOR().AddVolume(linstor.Volume{Name: "pvc-1", Claim: "default/data-pvc-1", Wanted: wanted, Copies: copies})
 	}
-	l.Kube.LINSTOR().AddVolume(v)
 }
 
 // storageCase is what a change means to the plan of wk1.
@@ -99,149 +99,127 @@ type storageCase struct {
 	notes   []string
 }
 
-// linstorCopies are states of copies.
+// refusing is a change for which the plan of wk1 is refused, and noting one that it notes.
+func refusing(reason string, change ...edit) storageCase {
+	return storageCase{change: all(change...), refused: []string{reason}}
+}
+
+func noting(note string, change ...edit) storageCase {
+	return storageCase{change: all(change...), notes: []string{note}}
+}
+
+const linstorOff = ", or roll.storage: {linstor: off} does not look at it"
+
 func linstorCopies() map[string]storageCase {
-	const here = "LINSTOR volume pvc-1 (claim default/data-pvc-1) has its only healthy replica on it"
-	const off = ", or roll.storage: {linstor: off} does not look at it"
+	const here, off = "LINSTOR volume pvc-1 (claim default/data-pvc-1) has its only healthy replica on it", linstorOff
+	joins := func(l *Lab) { l.Kube.LINSTOR().AddNode("wk9") }
+	later := func(d time.Duration) edit { return func(*Lab) { time.Sleep(d) } }
 	return map[string]storageCase{
-		"two current copies": {change: func(l *Lab) { l.drbd("pvc-1", 2, "wk1", "wk2") }},
-		"the last copy": {
-			change:  func(l *Lab) { l.drbd("pvc-1", 2, "wk1") },
-			refused: []string{here + ": wait until LINSTOR has made another" + off},
-		},
-		"the only one wanted": {
-			change: func(l *Lab) { l.drbd("pvc-1", 1, "wk1") },
-			notes:  []string{"LINSTOR volume pvc-1 (claim default/data-pvc-1) has its only replica on it, and is not there while the node is away"},
-		},
-		"a resync runs": {
-			change: func(l *Lab) {
-				l.drbd("pvc-1", 2, "wk1", "wk2")
+		"two current copies": {change: drbd(2, "wk1", "wk2")},
+		"the last copy":      refusing(here+": wait until LINSTOR has made another"+off, drbd(2, "wk1")),
+		"the only one wanted": noting(
+			"LINSTOR volume pvc-1 (claim default/data-pvc-1) has its only replica on it, and is not there while the node is away",
+			drbd(1, "wk1"),
+		),
+		"a resync runs": refusing(here+": another one is being rebuilt: wait until that is done"+off,
+			drbd(2, "wk1", "wk2"), func(l *Lab) {
 				l.Kube.LINSTOR().SetCopy("pvc-1", "wk2", func(c *linstor.Copy) { c.Disk = "Inconsistent" })
-				time.Sleep(time.Second)
-			},
-			refused: []string{here + ": another one is being rebuilt: wait until that is done" + off},
-		},
-		"the other has lost its connection": {
-			change: func(l *Lab) {
+			}, later(time.Second)),
+		"the other has lost its connection": refusing(
+			here+": those on wk2 have failed: wait until LINSTOR has rebuilt them"+off, func(l *Lab) {
 				l.Kube.LINSTOR().AddVolume(linstor.Volume{
 					Name: "pvc-1", Claim: "default/data-pvc-1", Wanted: 2, User: "wk1",
 					Copies: []*linstor.Copy{{Node: "wk1", Disk: "UpToDate"}, {Node: "wk2", Disk: "UpToDate", Cut: true}},
 				})
-			},
-			refused: []string{here + ": those on wk2 have failed: wait until LINSTOR has rebuilt them" + off},
-		},
-		"the other's node is down": {
-			change: func(l *Lab) {
-				l.Kube.LINSTOR().AddNode("wk9")
-				l.drbd("pvc-1", 2, "wk1", "wk9")
-				time.Sleep(time.Minute)
-			},
-			refused: []string{here + ": wk9 is OFFLINE for LINSTOR: bring that back first" + off},
-		},
-		"a quorum is lost": {
-			change: func(l *Lab) {
-				l.Kube.LINSTOR().AddNode("wk9")
+			}),
+		"the other's node is down": refusing(here+": wk9 is OFFLINE for LINSTOR: bring that back first"+off,
+			joins, drbd(2, "wk1", "wk9"), later(time.Minute)),
+		"a quorum is lost": refusing(
+			"LINSTOR volume pvc-1 loses its quorum without it: wk9 is OFFLINE for LINSTOR: bring that back first"+off,
+			joins, func(l *Lab) {
 				l.Kube.LINSTOR().AddVolume(linstor.Volume{
 					Name: "pvc-1", Wanted: 2, Quorum: true, Diskless: []string{"wk9"},
 					Copies: []*linstor.Copy{{Node: "wk1", Disk: "UpToDate"}, {Node: "wk2", Disk: "UpToDate"}},
 				})
-				time.Sleep(time.Minute)
-			},
-			refused: []string{"LINSTOR volume pvc-1 loses its quorum without it: wk9 is OFFLINE for LINSTOR: bring that back first" + off},
-		},
+			}, later(time.Minute)),
 	}
 }
 
 // linstorUnread are states in which LINSTOR says little, or something else than where copies are.
 func linstorUnread() map[string]storageCase {
-	const off = ", or roll.storage: {linstor: off} does not look at it"
+	const off = linstorOff
 	const may = "LINSTOR may have volumes on it and does not say how they are now: "
-	cluster := func(spec map[string]any) func(l *Lab) {
+	const gate = "roll.storage: {linstor: off} with a gate that asks linstor, see examples/gates/piraeus.yaml"
+	cluster := func(spec map[string]any) edit {
 		return func(l *Lab) {
 			u := object(linstorClusters, "", "linstorcluster", map[string]any{"spec": spec})
 			must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), linstorClusters.GroupVersionResource, u, store.Main)))
 		}
 	}
+	evicts := func(minutes string) edit { return func(l *Lab) { l.evicting(minutes) } }
+	roll := func(line string) edit { return func(l *Lab) { l.setRoll(line) } }
+	apiTLS := cluster(map[string]any{"apiTLS": map[string]any{}})
 	return map[string]storageCase{
-		"its controller is away": {
-			change: func(l *Lab) {
-				l.drbd("pvc-1", 2, "wk1", "wk2")
-				l.stopProgram(piraeusSpace, "linstor-controller")
-			},
-			refused: []string{may + `no usable answer from service piraeus-datastore/linstor-controller: no endpoints available for service "linstor-controller": bring its controllers back first` + off},
-		},
-		"it has no controller": {
-			change:  without(store.Services(), piraeusSpace, "linstor-controller"),
-			refused: []string{may + "there is no Service with app.kubernetes.io/component=linstor-controller: bring its controllers back first" + off},
-		},
-		"it wants client certificates": {
-			change: cluster(map[string]any{"apiTLS": map[string]any{}}),
-			refused: []string{may + "its API asks for a client certificate (spec.apiTLS of the LinstorCluster), and the API server's proxy has none: " +
-				"roll.storage: {linstor: off} with a gate that asks linstor, see examples/gates/piraeus.yaml"},
-		},
-		"it redirects": {
-			change:  func(l *Lab) { l.Kube.LINSTOR().EnableTLS() },
-			refused: []string{may + "no usable answer from service piraeus-datastore/linstor-controller: status 302 for /v1/nodes: bring its controllers back first" + off},
-		},
-		"its controller is elsewhere": {
-			change: cluster(map[string]any{"externalController": map[string]any{"url": "http://linstor.example.org:3370"}}),
-			refused: []string{may + "its controller is outside of the cluster (http://linstor.example.org:3370), and recast reads only one inside: " +
-				"roll.storage: {linstor: off} with a gate that asks linstor, see examples/gates/piraeus.yaml"},
-		},
-		"it evicts nodes that are away": {
-			change: func(l *Lab) {
-				l.drbd("pvc-1", 2, "wk1", "wk2")
-				l.evicting("2")
-			},
-			notes: []string{"LINSTOR evicts it once it is away for 2m0s (DrbdOptions/AutoEvictAfterTime): recast has it wait 1h0m0s until its volumes are whole again"},
-		},
-		"Piraeus says when this node is evicted": {
-			change: func(l *Lab) {
-				l.drbd("pvc-1", 2, "wk1", "wk2")
-				l.evicting("720")
+		"its controller is away": refusing(
+			may+`no usable answer from service piraeus-datastore/linstor-controller: no endpoints available for service "linstor-controller": bring its controllers back first`+off,
+			drbd(2, "wk1", "wk2"), func(l *Lab) { l.stopProgram(piraeusSpace, "linstor-controller") },
+		),
+		"it has no controller": refusing(
+			may+"there is no Service with app.kubernetes.io/component=linstor-controller: bring its controllers back first"+off,
+			without(store.Services(), piraeusSpace, "linstor-controller"),
+		),
+		"it wants client certificates": refusing(
+			may+"its API asks for a client certificate (spec.apiTLS of the LinstorCluster), and the API server's proxy has none: "+gate, apiTLS,
+		),
+		"it redirects": refusing(
+			may+"no usable answer from service piraeus-datastore/linstor-controller: status 302 for /v1/nodes: bring its controllers back first"+off,
+			func(l *Lab) { l.Kube.LINSTOR().EnableTLS() },
+		),
+		"its controller is elsewhere": refusing(
+			may+"its controller is outside of the cluster (http://linstor.example.org:3370), and recast reads only one inside: "+gate,
+			cluster(map[string]any{"externalController": map[string]any{"url": "http://linstor.example.org:3370"}}),
+		),
+		"it evicts nodes that are away": noting(
+			"LINSTOR evicts it once it is away for 2m0s (DrbdOptions/AutoEvictAfterTime): recast has it wait 1h0m0s until its volumes are whole again",
+			drbd(2, "wk1", "wk2"), evicts("2"),
+		),
+		"Piraeus says when this node is evicted": noting(
+			"LINSTOR evicts it once it is away for 3m0s (DrbdOptions/AutoEvictAfterTime), and it is expected to be away for 4m0s: "+
+				"Piraeus sets that of this node, so raise it in the LinstorSatelliteConfiguration",
+			drbd(2, "wk1", "wk2"), evicts("720"), func(l *Lab) {
 				l.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "3")
 				l.Kube.LINSTOR().SetNodeProperty("wk1", "Aux/piraeus.io/last-applied", `["DrbdOptions/AutoEvictAfterTime"]`)
 			},
-			notes: []string{"LINSTOR evicts it once it is away for 3m0s (DrbdOptions/AutoEvictAfterTime), and it is expected to be away for 4m0s: " +
-				"Piraeus sets that of this node, so raise it in the LinstorSatelliteConfiguration"},
-		},
-		"nothing is looked at": {change: func(l *Lab) {
-			l.drbd("pvc-1", 2, "wk1")
-			l.setRoll("storage: off")
-		}},
-		"it is not looked at": {change: func(l *Lab) {
-			cluster(map[string]any{"apiTLS": map[string]any{}})(l)
-			l.setRoll("storage: {linstor: off}")
-		}},
-		"another one is not looked at": {
-			change: func(l *Lab) {
-				l.drbd("pvc-1", 2, "wk1")
-				l.setRoll("storage: {longhorn: off}")
-			},
-			refused: []string{"LINSTOR volume pvc-1 (claim default/data-pvc-1) has its only healthy replica on it: wait until LINSTOR has made another" + off},
-		},
+		),
+		"nothing is looked at": {change: all(drbd(2, "wk1"), roll("storage: off"))},
+		"it is not looked at":  {change: all(apiTLS, roll("storage: {linstor: off}"))},
+		"another one is not looked at": refusing(
+			"LINSTOR volume pvc-1 (claim default/data-pvc-1) has its only healthy replica on it: wait until LINSTOR has made another"+off,
+			drbd(2, "wk1"), roll("storage: {longhorn: off}"),
+		),
 	}
 }
 
 // TestPlanOfLINSTOR: a node is refused, by the volume's name, while no other node has a current copy.
 func TestPlanOfLINSTOR(t *testing.T) {
-	for _, cases := range []map[string]storageCase{linstorCopies(), linstorUnread()} {
-		planStorage(t, (*Lab).runLINSTOR, cases)
-	}
+	planStorage(t, (*Lab).runLINSTOR, linstorCopies())
+	planStorage(t, (*Lab).runLINSTOR, linstorUnread())
 }
 
-// planStorage plans each case with a storage system.
 func planStorage(t *testing.T, run func(l *Lab, names ...string), cases map[string]storageCase) {
 	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inStorageLab(t, run, 2, func(t *testing.T, lab *Lab) {
-				tc.change(lab)
-				n := planOf(t, lab, "wk1")
-				requireSame(t, tc.refused, n.Refused, "refused (-want +got)")
-				requireSame(t, tc.notes, n.Notes, "notes (-want +got)")
-			})
-		})
+	eachBy(t, storageLab(run, 2), cases, func(t *testing.T, lab *Lab, tc storageCase) {
+		tc.change(lab)
+		n := planOf(t, lab, "wk1")
+		requireSame(t, tc.refused, n.Refused, "refused (-want +got)")
+		requireSame(t, tc.notes, n.Notes, "notes (-want +got)")
+	})
+}
+
+func storageLab(run func(l *Lab, names ...string), workers int) inLabOf {
+	return func(t *testing.T, test func(t *testing.T, lab *Lab)) {
+		t.Helper()
+		inStorageLab(t, run, workers, test)
 	}
 }
 
@@ -252,7 +230,7 @@ func TestRollWaitsForLINSTOR(t *testing.T) {
 	rollWaits(t, storageRoll{
 		run: (*Lab).runLINSTOR,
 		volume: func(l *Lab) {
-			l.drbd("pvc-1", 2, "wk1", "wk2")
+			drbd(2, "wk1", "wk2")(l)
 			l.Kube.LINSTOR().SetProperty(evictAfter, "17")
 		},
 		whole: func(l *Lab) bool { return l.Kube.LINSTOR().Whole("pvc-1") },
@@ -267,25 +245,17 @@ func TestRollWaitsForLINSTOR(t *testing.T) {
 // although two may go.
 func TestQuorumOfTwoWorkersAtATime(t *testing.T) {
 	long(t)
-	for name, tc := range map[string]struct {
-		quorum bool
-		most   int
-	}{"with a quorum": {true, 1}, "without": {false, 2}} {
-		t.Run(name, func(t *testing.T) {
-			inStorageLab(t, (*Lab).runLINSTOR, 3, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
-				v := linstor.Volume{Name: "pvc-1", Wanted: 3, Quorum: tc.quorum}
-				for _, n := range []string{"wk1", "wk2", "wk3"} {
-					v.Copies = append(v.Copies, &linstor.Copy{Node: n, Disk: "UpToDate"})
-				}
-				lab.Kube.LINSTOR().AddVolume(v)
-				seen := lab.watchOutage()
-				must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-				require(t, seen.most == tc.most, "%d workers at a time, want %d", seen.most, tc.most)
-				requireInSync(t, lab)
-			})
-		})
-	}
+	stories := map[string]int{"with a quorum": 1, "without": 2}
+	eachBy(t, storageLab((*Lab).runLINSTOR, 3), stories, func(t *testing.T, lab *Lab, most int) {
+		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
+		copies := []*linstor.Copy{
+			{Node: "wk1", Disk: "UpToDate"}, {Node: "wk2", Disk: "UpToDate"}, {Node: "wk3", Disk: "UpToDate"},
+		}
+		lab.Kube.LINSTOR().AddVolume(linstor.Volume{Name: "pvc-1", Wanted: 3, Quorum: most == 1, Copies: copies})
+		seen := lab.watchOutage()
+		lab.Client().rollTo(t, planning.Policy{})
+		require(t, seen.most == most, "%d workers at a time, want %d", seen.most, most)
+	})
 }
 
 // TestRollStopsWhereDRBDStaysApart: a copy does not connect again, so no other node follows.
@@ -293,7 +263,7 @@ func TestRollStopsWhereDRBDStaysApart(t *testing.T) {
 	long(t)
 	inStorageLab(t, (*Lab).runLINSTOR, 2, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
-		lab.drbd("pvc-1", 2, "wk1", "wk2")
+		drbd(2, "wk1", "wk2")(lab)
 		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() {
 			lab.Kube.LINSTOR().SetCopy("pvc-1", "wk1", func(k *linstor.Copy) { k.Cut = true })
 		}))
@@ -321,16 +291,15 @@ func (l *Lab) evicting(minutes string) {
 func (l *Lab) requireEvictAfter(node, value string, held bool) {
 	l.t.Helper()
 	c := l.Kube.LINSTOR()
-	if v, memo := c.NodeProperty(node, evictAfter), c.NodeProperty(node, linstorHold); v != value || memo != "" != held {
-		l.t.Errorf("%s of %s is %q, memo %q", evictAfter, node, v, memo)
-	}
+	v, memo := c.NodeProperty(node, evictAfter), c.NodeProperty(node, linstorHold)
+	require(l.t, v == value && memo != "" == held, "%s of %s is %q, memo %q", evictAfter, node, v, memo)
 }
 
 // inEvictingLab runs a test with a LINSTOR on three workers that evicts each of them within its outage.
 func inEvictingLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
 	t.Helper()
 	inStorageLab(t, (*Lab).runLINSTOR, 3, func(t *testing.T, lab *Lab) {
-		lab.drbd("pvc-1", 2, "wk1", "wk2")
+		drbd(2, "wk1", "wk2")(lab)
 		lab.evicting("1")
 		test(t, lab)
 	})
@@ -343,17 +312,15 @@ func TestRollKeepsLINSTORFromEvicting(t *testing.T) {
 		lab.Kube.LINSTOR().SetNodeProperty("wk2", evictAfter, "2")
 		var said []string
 		held := map[string]string{}
-		c := lab.Client()
 		goes := func(n string) func(step.Event) {
 			return whenStarted(n+"/take-down", func() { held[n] = lab.Kube.LINSTOR().NodeProperty(n, linstorHold) })
 		}
-		c.Emit = allOf(notes("await-storage", &said), goes("wk1"), goes("wk2"))
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		lab.Client().hears(allOf(notes("await-storage", &said), goes("wk1"), goes("wk2"))).mustRoll(planning.Policy{})
 		for n, was := range map[string]string{"wk1": "", "wk2": "2"} {
 			var m replica.Memo
-			if err := json.Unmarshal([]byte(held[n]), &m); err != nil || m.Was != was || m.Set != "60" || m.Nodes[n] != 60 || m.Run == "" || m.Since.IsZero() {
-				t.Errorf("held for %s: %s, %v", n, held[n], err)
-			}
+			err := json.Unmarshal([]byte(held[n]), &m)
+			require(t, err == nil && m.Was == was && m.Set == "60" && m.Nodes[n] == 60 && m.Run != "" && !m.Since.IsZero(),
+				"held for %s: %s, %v", n, held[n], err)
 			lab.requireEvictAfter(n, was, false)
 			require(t, !lab.Kube.LINSTOR().Evicted(n), "%s was evicted", n)
 		}
@@ -392,9 +359,8 @@ func TestLINSTORHoldOfAKilledRun(t *testing.T) {
 		})
 	}
 	goOnAfterKills(t, inLab, moments, func(t *testing.T, lab *Lab, m moment) {
-		if set := lab.Kube.LINSTOR().NodeProperty("wk1", evictAfter); !m.unsent && set != "60" {
-			t.Errorf("the killed run left %s", set)
-		}
+		set := lab.Kube.LINSTOR().NodeProperty("wk1", evictAfter)
+		require(t, m.unsent || set == "60", "the killed run left %s", set)
 	}, func(t *testing.T, lab *Lab) {
 		lab.requireEvictAfter("wk1", "2", false)
 		require(t, !lab.Kube.LINSTOR().Evicted("wk1"), "wk1 was evicted")
@@ -415,11 +381,12 @@ func TestLINSTORHoldChangedBySomeoneElse(t *testing.T) {
 // TestDoctorOfLINSTOR: doctor says when it evicts nodes, and what becomes of that.
 func TestDoctorOfLINSTOR(t *testing.T) {
 	const evicts = "1 volume; evicts a node that is away for %s (" + evictAfter + ")"
-	cases := map[string]struct {
+	type story struct {
 		do    func(l *Lab)
 		state checkup.State
 		seen  string
-	}{
+	}
+	eachBy(t, storageLab((*Lab).runLINSTOR, 2), map[string]story{
 		"never":       {func(*Lab) {}, checkup.OK, "1 volume"},
 		"soon":        {func(l *Lab) { l.evicting("20") }, checkup.OK, fmt.Sprintf(evicts, 20*time.Minute) + ", and wk1 is expected to be away for 4m0s: a roll has it wait 1h0m0s"},
 		"after a day": {func(l *Lab) { l.evicting("1440") }, checkup.OK, fmt.Sprintf(evicts, 24*time.Hour)},
@@ -428,16 +395,11 @@ func TestDoctorOfLINSTOR(t *testing.T) {
 			l.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "60")
 			l.Kube.LINSTOR().SetNodeProperty("wk1", linstorHold, `{"was":"","set":"60","nodes":{"wk1":60}}`)
 		}, checkup.Warning, evictAfter + " of wk1 was not set before recast set it to 60, while wk1 is away"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inStorageLab(t, (*Lab).runLINSTOR, 2, func(t *testing.T, lab *Lab) {
-				lab.drbd("pvc-1", 2, "wk1", "wk2")
-				tc.do(lab)
-				requireStorageCheck(t, lab, "LINSTOR", tc.state, tc.seen)
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, s story) {
+		drbd(2, "wk1", "wk2")(lab)
+		s.do(lab)
+		requireStorageCheck(t, lab, "LINSTOR", s.state, s.seen)
+	})
 }
 
 // TestLINSTORHoldIsRefused: if the property can't be changed, the node is not touched; doctor names the right before.
@@ -468,8 +430,7 @@ func TestLINSTORHoldIsLeft(t *testing.T) {
 		requireFault(t, err, fault.Failed, "give back what storage systems were told")
 		const undo = `by hand: echo '{"override_props":{},"delete_props":["DrbdOptions/AutoEvictAfterTime","Aux/recast.dev/hold"]}' | ` +
 			"kubectl replace --raw /api/v1/namespaces/piraeus-datastore/services/linstor-controller:3370/proxy/v1/nodes/wk1 -f -"
-		hints := fault.Hints(err)
-		require(t, slices.Contains(hints, undo), "hints %q", hints)
+		require(t, slices.Contains(fault.Hints(err), undo), "hints %q", fault.Hints(err))
 		lab.Recorder.Hooks(nil, nil)
 		lab.requireEvictAfter("wk1", "60", true)
 		requireNoClaim(t, lab)
@@ -487,9 +448,8 @@ func requireHeldInDrift(t *testing.T, lab *Lab, left bool) {
 	res := lab.drift()
 	mustBe(t, len(res.Held) == 1 && res.HeldLeft == left && !res.InSync, "%+v", res)
 	h := res.Held[0]
-	if h.What != "LINSTOR: "+evictAfter+" of wk1 was not set before recast set it to 60, while wk1 is away" || h.Run == "" || time.Since(h.Since) > time.Hour || len(h.Next) != 2 {
-		t.Errorf("%+v", h)
-	}
+	require(t, h.What == "LINSTOR: "+evictAfter+" of wk1 was not set before recast set it to 60, while wk1 is away" &&
+		h.Run != "" && time.Since(h.Since) <= time.Hour && len(h.Next) == 2, "%+v", h)
 }
 
 // TestDriftDuringARoll: what an active roll holds is shown, and no drift.

@@ -45,7 +45,6 @@ var everySlice = []string{
 	"TestFewPrivilegesSuffice",
 	"TestHooks",
 	"TestHooksAroundTwoPlans",
-	"TestInPlaceUpgrade",
 	"TestInitRefuses",
 	"TestItsPodIsEvictedMeanwhile",
 	"TestLateDelete",
@@ -71,6 +70,7 @@ var everySlice = []string{
 	"TestUpgradeKubernetesRefuses",
 	"TestUserVolumeIsAwaited",
 	"TestWhatADeleteWouldDropIsKeptByReimage",
+	"TestWhatIsOnTheSystemDiskIsKeptByInPlace",
 }
 
 // TestMain lets garbage lie: each test has a lab of its own, which is dropped as
@@ -162,14 +162,11 @@ func TestSlices(t *testing.T) {
 				in++
 			}
 			parted := inSlice(name+"/part", slice, seed)
-			if _, whole := sliced.LoadAndDelete(name); whole && !parted {
-				t.Errorf("slice %d has %s without its part", seed, name)
-			}
+			_, whole := sliced.LoadAndDelete(name)
+			require(t, !whole || parted, "slice %d has %s without its part", seed, name)
 			sliced.Delete(name + "/part")
 		}
-		if in != 1 {
-			t.Errorf("%s is in %d of %d slices", name, in, slice)
-		}
+		require(t, in == 1, "%s is in %d of %d slices", name, in, slice)
 		rows, parts := rowsAndParts(slice)
 		in = 0
 		for seed := range rows * parts {
@@ -177,21 +174,17 @@ func TestSlices(t *testing.T) {
 				in++
 			}
 		}
-		if in != 1 {
-			t.Errorf("a part of %s is in %d slices of %d", name, in, rows*parts)
-		}
+		require(t, in == 1, "a part of %s is in %d slices of %d", name, in, rows*parts)
 	}
-	sources, err := filepath.Glob("*_test.go")
-	must(t, err)
+	sources := valueOf(filepath.Glob("*_test.go"))(t)
 	var all strings.Builder
 	for _, name := range sources {
 		text := readFile(t, name)
 		all.Write(text)
 	}
 	for _, name := range everySlice {
-		if !strings.Contains(all.String(), "\nfunc "+name+"(t *testing.T) {") {
-			t.Errorf("every slice has %s, and there is no such test", name)
-		}
+		require(t, strings.Contains(all.String(), "\nfunc "+name+"(t *testing.T) {"),
+			"every slice has %s, and there is no such test", name)
 	}
 }
 
@@ -201,65 +194,35 @@ func TestMakeCrash(t *testing.T) {
 	t.Parallel()
 	makefile := readFile(t, "../../../Makefile")
 	recipe := regexp.MustCompile(`(?m)^crash:.*\n.*-run '([^']+)'`).FindSubmatch(makefile)
-	if recipe == nil {
-		t.Fatal("make crash runs no tests")
-	}
+	mustBe(t, recipe != nil, "make crash runs no tests")
 	runs := regexp.MustCompile(string(recipe[1]))
 	tests, chooses := choosingTests(t)
 	for _, name := range chooses {
-		if !runs.MatchString(name) {
-			t.Errorf("make crash does not run %s", name)
-		}
+		require(t, runs.MatchString(name), "make crash does not run %s", name)
 	}
 	for _, each := range namesIn(string(recipe[1])) {
-		if re := regexp.MustCompile(each); !slices.ContainsFunc(tests, re.MatchString) {
-			t.Errorf("make crash names %s, and there is no such test", each)
-		}
+		re := regexp.MustCompile(each)
+		require(t, slices.ContainsFunc(tests, re.MatchString), "make crash names %s, and there is no such test", each)
 	}
-	if len(chooses) < 15 {
-		t.Errorf("only %d tests choose kills: %q", len(chooses), chooses)
-	}
+	require(t, len(chooses) >= 15, "only %d tests choose kills: %q", len(chooses), chooses)
 }
 
-// namesIn are the alternatives of an expression, in which a group has more of them.
-func namesIn(expression string) (all []string) {
-	depth, from := 0, 0
-	for i, c := range expression + "|" {
-		switch {
-		case c == '(':
-			depth++
-		case c == ')':
-			depth--
-		case c == '|' && depth == 0:
-			all = append(all, eachOf(expression[from:i])...)
-			from = i + 1
-		}
-	}
-	return all
-}
-
-// eachOf are the names of one alternative with a group: "Test(A|B)Killed".
-func eachOf(alternative string) (all []string) {
-	before, rest, grouped := strings.Cut(alternative, "(")
-	if !grouped {
-		return []string{alternative}
-	}
-	group, after, _ := strings.Cut(rest, ")")
-	for each := range strings.SplitSeq(group, "|") {
-		all = append(all, before+each+after)
-	}
-	return all
+// namesIn are the alternatives of an expression, in which a group has more of them: "Test(A|B)Killed".
+func namesIn(expression string) []string {
+	group := regexp.MustCompile(`(\w*)\(([^)]+)\)(\w*)`)
+	return strings.Split(group.ReplaceAllStringFunc(expression, func(all string) string {
+		m := group.FindStringSubmatch(all)
+		return m[1] + strings.ReplaceAll(m[2], "|", m[3]+"|"+m[1]) + m[3]
+	}), "|")
 }
 
 // choosingTests are the tests of this package, and those that choose kills, themselves or by a function.
 func choosingTests(t *testing.T) (tests, chooses []string) {
 	t.Helper()
-	files, err := filepath.Glob("*_test.go")
-	must(t, err)
+	files := valueOf(filepath.Glob("*_test.go"))(t)
 	calls := map[string][]string{}
 	for _, name := range files {
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
-		must(t, err)
+		file := valueOf(parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution))(t)
 		for _, d := range file.Decls {
 			fn, ok := d.(*ast.FuncDecl)
 			if !ok {

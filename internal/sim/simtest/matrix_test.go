@@ -95,7 +95,6 @@ func (x matrixExchange) begin(t *testing.T) *matrixLab {
 	return l
 }
 
-// killAt runs an exchange up to one of the points.
 func (l *matrixLab) killAt(strategy cluster.Strategy, point string) {
 	l.t.Helper()
 	f := processFaults()[0]
@@ -131,8 +130,8 @@ func (x matrixExchange) undisturbed(t *testing.T) (ref matrixReference) {
 		}
 		l.killAt(x.strategy, allAttached)
 		ref.putBack = run(l, true)
-		start, putBack := withoutParking(ref.start), withoutParking(ref.putBack)
-		requireSame(t, start, putBack, "put back, the VM is not what it was (-before +now)")
+		requireSame(t, withoutParking(ref.start), withoutParking(ref.putBack),
+			"put back, the VM is not what it was (-before +now)")
 	})
 	synctest.Test(t, func(t *testing.T) { ref.replaced = run(newMatrixLab(t, x.shape), false) })
 	if x.givenUp != "" {
@@ -254,7 +253,6 @@ func (m *matrixRun) strikeAt(t *testing.T, p matrixStrike) (never error) {
 	return never
 }
 
-// fails reports problems.
 func (m *matrixRun) fails(t *testing.T, where string, problems ...string) {
 	t.Helper()
 	for _, problem := range problems {
@@ -299,7 +297,7 @@ func (l *matrixLab) goOn(ctx context.Context, strategy cluster.Strategy, back bo
 		return err
 	}
 	if !l.removeHalfMade(func(id int) bool { return id == matrixVM }) {
-		return errors.Join(errors.New("there is no VM whose creation was cut off"), err)
+		return fmt.Errorf("there is no VM whose creation was cut off: %w", err)
 	}
 	return life.exchange(ctx, strategy, back)
 }
@@ -362,14 +360,13 @@ func (l *matrixLab) state() string {
 
 // momentary is the present world, including work in progress.
 func (l *matrixLab) momentary() string {
-	var text strings.Builder
-	text.WriteString(l.text())
+	text := l.text()
 	for _, t := range l.world.Tasks() {
 		if t.Running {
-			text.WriteString(t.UPID)
+			text += t.UPID
 		}
 	}
-	return text.String()
+	return text
 }
 
 func (l *matrixLab) text(leaveOut ...world.Renewed) string {
@@ -445,7 +442,6 @@ func withoutParking(dump string) string {
 	return parkingInPool.ReplaceAllString(text, "$1]")
 }
 
-// withoutCloudInit removes the cloud-init drive's content and existence from a dump.
 func withoutCloudInit(dump string) string {
 	dump = volumeCount.ReplaceAllString(cloudInitDrive.ReplaceAllString(dump, ""), "$1")
 	return cloudInitBlank.ReplaceAllString(dump, "$1")
@@ -454,22 +450,16 @@ func withoutCloudInit(dump string) string {
 // TestMatrixSees violates the invariants by hand: the matrix must detect it.
 func TestMatrixSees(t *testing.T) {
 	t.Parallel()
-	value := func(l *matrixLab, key string) string {
-		vm, err := l.vm()
-		must(l.t, err)
-		return vm.Config[key]
-	}
+	value := func(l *matrixLab, key string) string { return valueOf(l.vm())(l.t).Config[key] }
 	park := func(l *matrixLab) error {
-		err := l.world.DefineVM(matrixHost, matrixParking, map[string]string{"memory": "16"}, nil)
-		if err != nil {
-			return err
-		}
+		must(l.t, l.world.DefineVM(matrixHost, matrixParking, map[string]string{"memory": "16"}, nil))
 		return l.done(l.world.MoveDisk("root@pam", matrixHost, world.MoveRequest{ID: matrixVM, Disk: "scsi2", Target: matrixParking}))
 	}
-	cases := map[string]struct {
+	type story struct {
 		do   func(l *matrixLab) error
 		want string
-	}{
+	}
+	eachInBubble(t, map[string]story{
 		"nothing": {func(*matrixLab) error { return nil }, ""},
 		"a volume is freed": {func(l *matrixLab) error {
 			volid, _, _ := strings.Cut(value(l, "efidisk0"), ",")
@@ -486,25 +476,17 @@ func TestMatrixSees(t *testing.T) {
 			return park(l)
 		}, "has no name, and no record says that it is on its way"},
 		"a VM runs without a disk": {func(l *matrixLab) error {
-			if err := park(l); err != nil {
-				return err
-			}
+			must(l.t, park(l))
 			return l.done(l.world.Start("root@pam", matrixHost, matrixVM))
 		}, "VM 9011 runs without scsi2 of VM 9011, which is parked"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				shape := usualShape(bothDisks, cluster.Recreate)
-				shape.kept, shape.ha = false, false
-				l := newMatrixLab(t, shape)
-				l.look(record.Call{Method: "before"})
-				must(t, c.do(l))
-				l.look(record.Call{Method: "after"})
-				seen := strings.Join(append(l.broken, l.unfreed()...), "\n")
-				require(t, (c.want != "" || seen == "") && strings.Contains(seen, c.want), "seen %q, want %q", seen, c.want)
-			})
-		})
-	}
+	}, func(t *testing.T, s story) {
+		shape := usualShape(bothDisks, cluster.Recreate)
+		shape.kept, shape.ha = false, false
+		l := newMatrixLab(t, shape)
+		l.look(record.Call{Method: "before"})
+		must(t, s.do(l))
+		l.look(record.Call{Method: "after"})
+		seen := strings.Join(append(l.broken, l.unfreed()...), "\n")
+		require(t, (s.want != "" || seen == "") && strings.Contains(seen, s.want), "seen %q, want %q", seen, s.want)
+	})
 }

@@ -42,12 +42,10 @@ func (f matrixFault) strikesAt(call record.Call) bool {
 	return f.kills || call.Mutation
 }
 
-// matrixFaults are all of them.
 func matrixFaults() []matrixFault {
 	return slices.Concat(processFaults(), lateFaults(), wayFaults(), workerFaults(), clusterFaults())
 }
 
-// processFaults end the process itself.
 func processFaults() []matrixFault {
 	return []matrixFault{
 		{name: "kill-before", kills: true, before: func(life *matrixLife, _ record.Call) error { life.kill(); return errStruck }},
@@ -55,7 +53,6 @@ func processFaults() []matrixFault {
 	}
 }
 
-// wayFaults happen between recast and Proxmox.
 func wayFaults() []matrixFault {
 	noDaemon := func(life *matrixLife, _ record.Call) error { life.world.SetDaemon(matrixHost, false); return nil }
 	daemon := func(life *matrixLife) { life.world.SetDaemon(matrixHost, true) }
@@ -124,7 +121,6 @@ func workerFaults() []matrixFault {
 	}
 }
 
-// clusterFaults happen around the VM.
 func clusterFaults() []matrixFault {
 	hold := func(d time.Duration) func(*matrixLife, record.Call) error {
 		return func(life *matrixLife, call record.Call) error {
@@ -174,10 +170,7 @@ func lockedVM(call record.Call) int {
 		_, rest, _ := strings.Cut(matrixPath(call), "/qemu/")
 		id, _, _ = strings.Cut(rest, "/")
 	}
-	n, err := strconv.Atoi(id)
-	if err != nil {
-		return 0
-	}
+	n, _ := strconv.Atoi(id)
 	return n
 }
 
@@ -256,11 +249,10 @@ func (s *struck) comesTo(call record.Call) bool {
 	if !s.fault.strikesAt(call) {
 		return false
 	}
-	if s.seen++; s.seen != s.at {
-		return false
+	if s.seen++; s.seen == s.at {
+		s.call = call
 	}
-	s.call = call
-	return true
+	return s.seen == s.at
 }
 
 // matrixLate is a request of a dead process, which Proxmox processes during the next one: right before the n-th of
@@ -324,17 +316,13 @@ func (life *matrixLife) deliverBefore(call record.Call) {
 	}
 	life.mu.Unlock()
 	for _, l := range due {
-		l.held.Deliver()
-		for _, task := range life.world.Tasks() {
-			life.world.WaitTask(task.UPID)
-		}
+		deliver(life.world, l.held)
 	}
 }
 
 // cameLate says whether every held request was processed.
 func (l *matrixLab) cameLate() bool { return len(l.late) > 0 && l.pending() == "" }
 
-// pending are the unprocessed requests, in words.
 func (l *matrixLab) pending() (text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -440,12 +428,9 @@ func (s schedule) play(t *testing.T, ref matrixReference) (struck int) {
 		}
 		back = back || life.back
 	}
-	if err := l.goOn(t.Context(), s.strategy, s.back); err != nil {
-		t.Errorf("the last process: %v\n%s", err, l.state())
-	}
-	for _, problem := range l.deviations(ref, back, leaves) {
-		t.Error(problem)
-	}
+	err := l.goOn(t.Context(), s.strategy, s.back)
+	require(t, err == nil, "the last process: %v\n%s", err, l.state())
+	requireNone(t, l.deviations(ref, back, leaves), "deviations")
 	return struck
 }
 

@@ -79,8 +79,7 @@ func newMatrixLab(t *testing.T, shape matrixShape) *matrixLab {
 		t: t, world: world.New(world.Options{Cluster: matrixCluster}), recorder: record.New(), network: network.Memory(),
 		cert: apitest.NewCertificate(t), shape: shape, named: map[string]string{},
 	}
-	listener, err := l.network.Listen(matrixEndpoint)
-	must(t, err)
+	listener := valueOf(l.network.Listen(matrixEndpoint))(t)
 	l.world.AddHost(matrixHost)
 	server := pveapi.New(l.world, l.recorder, matrixHost)
 	server.Serve(listener, l.cert)
@@ -89,9 +88,7 @@ func newMatrixLab(t *testing.T, shape matrixShape) *matrixLab {
 			c.Close()
 		}
 		l.world.Close()
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		must(t, server.Close())
 	})
 	// The role of a roll, and what the shape's settings need.
 	l.world.AddRole("Recast", append(sim.Privileges(), "VM.Config.Cloudinit", "Sys.Modify", "Sys.Console")...)
@@ -116,11 +113,10 @@ func (l *matrixLab) live(ctx context.Context) (context.Context, *matrixLife) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	life := &matrixLife{matrixLab: l, dialer: l.network.Dialer(), cancel: cancel}
-	px, err := pve.New(api.Options{
+	px := valueOf(pve.New(api.Options{
 		Endpoints: []string{"https://" + matrixEndpoint}, Token: cluster.Secret(matrixToken + "=" + matrixSecret),
 		Fingerprint: apitest.Fingerprint(l.cert.Leaf), Dial: life.dialer.DialContext, Poll: 2 * time.Second,
-	})
-	must(l.t, err)
+	}))(l.t)
 	life.px = px
 	l.clients = append(l.clients, px)
 	return ctx, life
@@ -262,7 +258,6 @@ func (l *matrixLab) define(id int, config, disks map[string]string, held bool) {
 	must(l.t, l.world.DefineVM(matrixHost, id, config, content))
 }
 
-// vm is the VM whose system is exchanged.
 func (l *matrixLab) vm() (world.VM, error) { return l.world.LookupVM(matrixHost, matrixVM) }
 
 // buildHolder makes the VM that owns the node's data disks, and returns the node's drives that name them.
@@ -277,8 +272,7 @@ func (l *matrixLab) buildHolder() map[string]string {
 		return held
 	}
 	l.define(matrixHolder, map[string]string{"name": "data", "memory": "16", "protection": "1"}, disks, true)
-	vm, err := l.world.LookupVM(matrixHost, matrixHolder)
-	must(l.t, err)
+	vm := valueOf(l.world.LookupVM(matrixHost, matrixHolder))(l.t)
 	for key := range disks {
 		volid, _, _ := strings.Cut(vm.Config[key], ",")
 		held[key] = volid + ",backup=0,discard=on,iothread=1,serial=held-" + key
@@ -332,18 +326,16 @@ func (l *matrixLab) buildParking() {
 		VMID: matrixVM, UUID: "00000000-0000-4000-8000-000000009011", VMName: matrixNode,
 		Kept: []parking.KeptDisk{{Key: "scsi30", Run: "19991231-0000-dead", Slot: "scsi0", Options: "discard=on,iothread=1,serial=older,ssd=1", Talos: "v1.12.0"}},
 	}
-	text, err := rec.Description()
-	must(l.t, err)
 	l.define(matrixParking, map[string]string{
-		"name": "recast-parking-" + matrixNode, "memory": "16", "protection": "1", "onboot": "0", "pool": "talos", "description": text, "boot": " ",
+		"name": "recast-parking-" + matrixNode, "memory": "16", "protection": "1", "onboot": "0", "pool": "talos",
+		"description": valueOf(rec.Description())(l.t), "boot": " ",
 	}, map[string]string{"scsi30": "data:8,backup=0,discard=on,iothread=1,serial=older,ssd=1"}, false)
 }
 
 // matrixName is a key of a configuration that names a volume.
 type matrixName struct {
-	vm    int
-	key   string
-	volid string
+	vm         int
+	key, volid string
 }
 
 func (n matrixName) String() string { return strconv.Itoa(n.vm) + "-" + n.key }
@@ -384,7 +376,6 @@ func (l *matrixLab) lookAfter(call record.Call) {
 	}
 }
 
-// working says whether a task runs.
 func (l *matrixLab) working() bool {
 	return slices.ContainsFunc(l.world.Tasks(), func(t world.Task) bool { return t.Running })
 }
@@ -412,23 +403,22 @@ func (l *matrixLab) look(call record.Call) {
 
 // lookAt lists problems with the names of one volume; mu must be held.
 func (l *matrixLab) lookAt(d matrixDisk, names []matrixName) (problems []string) {
-	if d.name == "the orphan" {
-		if len(names) > 0 {
-			problems = append(problems, fmt.Sprintf("%s, which nobody had named, is %v", d.name, names))
-		}
-		return problems
-	}
-	var runnable, others []string
+	var runnable []int
+	var others []string
 	for _, n := range names {
 		if n.vm == matrixHolder && d.held {
 			continue
 		}
 		others = append(others, n.String())
-		if !l.isParking(n.vm) && !slices.Contains(runnable, strconv.Itoa(n.vm)) {
-			runnable = append(runnable, strconv.Itoa(n.vm))
+		if !l.isParking(n.vm) && !slices.Contains(runnable, n.vm) {
+			runnable = append(runnable, n.vm)
 		}
 	}
 	switch {
+	case d.name == "the orphan":
+		if len(names) > 0 {
+			problems = append(problems, fmt.Sprintf("%s, which nobody had named, is %v", d.name, names))
+		}
 	case len(runnable) > 1:
 		problems = append(problems, fmt.Sprintf("%s is in several VMs that may run: %v", d.name, runnable))
 	case len(others) > 1:
@@ -470,13 +460,11 @@ func (l *matrixLab) startedWithout(names map[*world.Media][]matrixName) (problem
 	return problems
 }
 
-// volumes are those of the disk storages, by volid.
 func (l *matrixLab) volumes() map[string]*world.Media {
 	l.t.Helper()
 	all := map[string]*world.Media{}
 	for _, storage := range []string{"data", "fast"} {
-		volumes, err := l.world.Volumes(storage, matrixHost)
-		must(l.t, err)
+		volumes := valueOf(l.world.Volumes(storage, matrixHost))(l.t)
 		for _, v := range volumes {
 			all[v.Volid] = l.world.Media(v.Volid, matrixHost)
 		}
@@ -509,7 +497,6 @@ func (l *matrixLab) sweep() (left []string) {
 	return left
 }
 
-// done waits for a task.
 func (l *matrixLab) done(upid string, err error) error {
 	l.world.WaitTask(upid)
 	return err
@@ -541,7 +528,7 @@ func (l *matrixLab) settle() {
 	l.world.NoMoreFailures()
 	l.world.SetQuorum(true)
 	l.world.SetDaemon(matrixHost, true)
-	if booted := len(mends) > 0; booted {
+	if len(mends) > 0 {
 		time.Sleep(2 * time.Minute) // of the bubble: a booting host starts the VMs with onboot=1
 	}
 	l.rest()

@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,8 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -71,11 +70,10 @@ func (j *job) start() (cluster.OwnPod, string) {
 
 func (j *job) pod(name string) *corev1.Pod {
 	j.t.Helper()
-	o := j.stored(store.Pods(), metav1.NamespaceDefault, name)
-	return o.(*corev1.Pod)
+	return j.stored(store.Pods(), metav1.NamespaceDefault, name).(*corev1.Pod)
 }
 
-// end is what the kubelet and the Job's controller do when the process has ended.
+// end is what the kubelet and the Job's controller do when the process has ended. Its journal goes with the pod.
 func (j *job) end(name string) {
 	j.t.Helper()
 	fresh := j.pod(name).DeepCopy()
@@ -85,6 +83,7 @@ func (j *job) end(name string) {
 	if !apierrors.IsNotFound(err) { // gone with its finalizers
 		must(j.t, err)
 	}
+	j.loseJournal()
 }
 
 // once runs recast in the next pod until it ends. Its kubelet sends it SIGTERM when the pod is to end, and
@@ -111,7 +110,6 @@ func (j *job) once(t *testing.T) error {
 	if j.kill != (moment{}) && j.pods == 1 {
 		c.killedAt(t, j.kill, roll)
 		j.end(own.Name)
-		j.loseJournal()
 		return errKilled
 	}
 	var terminating time.Time
@@ -142,9 +140,8 @@ func (j *job) once(t *testing.T) error {
 	says := "drain " + node + ": this run's own pod was evicted from " + node + "; the roll goes on from the pod that replaces it"
 	if !terminating.IsZero() {
 		j.evicted = append(j.evicted, node)
-		if took := ended.Sub(terminating); took > 2*time.Second && j.says == "" {
-			t.Errorf("%s on %s ended %s after its eviction", own.Name, node, took)
-		}
+		took := ended.Sub(terminating)
+		require(t, took <= 2*time.Second || j.says != "", "%s on %s ended %s after its eviction", own.Name, node, took)
 	}
 	if j.says != "" && j.pods == 1 {
 		says = j.says
@@ -154,18 +151,13 @@ func (j *job) once(t *testing.T) error {
 		requireNoClaim(t, j.Lab)
 	}
 	j.end(own.Name)
-	j.loseJournal()
 	return err
 }
 
-// run is the whole Job.
 func (j *job) run(t *testing.T) {
 	t.Helper()
 	for range 10 {
-		if err := j.once(t); err == nil {
-			return
-		}
-		if t.Failed() {
+		if err := j.once(t); err == nil || t.Failed() {
 			return
 		}
 	}
@@ -238,11 +230,9 @@ func TestRollOfItsOwnCluster(t *testing.T) {
 		lab.requireRolledFrom(t, before)
 		requireSame(t, c.evicted, c.job.evicted, "nodes that its pods were evicted from (-want +got)")
 		requireSame(t, c.waited, slices.Compact(c.job.waited), "pods that had to wait for the claim (-want +got)")
-		if seen == nil {
-			return
-		}
-		if diff := cmp.Diff(c.out, seen.order); (diff != "" || seen.most > 1) && c.out != nil {
-			t.Errorf("%d nodes were out at a time, in this order (-want +got):\n%s", seen.most, diff)
+		if seen != nil && c.out != nil {
+			requireSame(t, c.out, seen.order, "order in which nodes were out (-want +got)")
+			require(t, seen.most <= 1, "%d nodes were out at a time", seen.most)
 		}
 	})
 }
@@ -292,16 +282,16 @@ func TestItsOwnClusterIsRefused(t *testing.T) {
 	type story struct {
 		planes    int
 		policy    planning.Policy
-		roll      string
-		edit      func(*Lab, *Client)
+		strategy  cluster.Strategy
+		uid       string   // of the pod; "": its own
 		says      []string // of the refusal; none: it is rolled
 		forbidden string   // a resource that its user may not get
 	}
 	stories := map[string]story{
 		"a single control plane":           {planes: 1, says: []string{"cp1: without it the Kubernetes API is down, and " + outside}},
-		"a single control plane, in place": {planes: 1, roll: "strategy: in-place", says: []string{"cp1: without it the Kubernetes API is down, and " + outside}},
+		"a single control plane, in place": {planes: 1, strategy: cluster.InPlace, says: []string{"cp1: without it the Kubernetes API is down, and " + outside}},
 		"two, with an accepted outage":     {planes: 2, policy: planning.Policy{AcceptOutage: true}, says: []string{"cp2: without it the Kubernetes API is down, and " + outside}},
-		"a pod of another cluster":         {planes: 1, edit: func(_ *Lab, c *Client) { c.Pod.UID = "6f1c0a5e-0000-4000-8000-000000000001" }},
+		"a pod of another cluster":         {planes: 1, uid: "6f1c0a5e-0000-4000-8000-000000000001"},
 		"it may not read pods": {
 			planes: 3, forbidden: "pods",
 			says: []string{"wk2: whether recast runs as a pod of this cluster, and on which node, is not known: read pod default/roll-0: ", `cannot get resource "pods"`, "or, where recast is no pod of this cluster, unset RECAST_POD_NAMESPACE, RECAST_POD_NAME and RECAST_POD_UID"},
@@ -310,26 +300,20 @@ func TestItsOwnClusterIsRefused(t *testing.T) {
 	eachLongIn(t, func(c story) sim.Options {
 		return sim.Options{ControlPlanes: c.planes, Workers: 2, EtcdOnData: c.planes < 3}
 	}, stories, func(t *testing.T, lab *Lab, c story) {
-		if c.roll != "" {
-			lab.setRoll(c.roll)
-		}
+		lab.setRoll("strategy: " + string(cmp.Or(c.strategy, cluster.Auto)))
 		lab.Patch(everywhere)
 		client := lab.Client()
 		client.Pod, _ = (&job{Lab: lab, on: []string{"wk1"}}).start()
-		if c.edit != nil {
-			c.edit(lab, client)
-		}
+		client.Pod.UID = cmp.Or(c.uid, client.Pod.UID)
 		if c.forbidden != "" {
 			lab.Kube.Grant("recast", func(r kubeapi.Request) bool { return r.Verb != "get" || r.Resource != c.forbidden })
-			b := valueOf(lab.Kubeconfig("recast", time.Hour))(t)
-			lab.Write("kubeconfig", b)
+			lab.Write("kubeconfig", valueOf(lab.Kubeconfig("recast", time.Hour))(t))
 		}
 		if len(c.says) == 0 { // until the drain of the node that a bare pod would be lost from
 			client.rollTo(t, policyFor("cp1"), "wk1", "wk2")
 			return
 		}
-		plan := valueOf(client.Plan(t.Context(), c.policy))(t)
-		refused := strings.Join(plan.Refused(), "\n")
+		refused := strings.Join(valueOf(client.Plan(t.Context(), c.policy))(t).Refused(), "\n")
 		before := len(lab.Recorder.Calls())
 		requireFault(t, client.roll(c.policy)(t.Context()), fault.Refused, c.says...)
 		requireSays(t, refused, c.says...)

@@ -3,6 +3,9 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"maps"
+	"path"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -39,16 +42,14 @@ func TestPrepared(t *testing.T) {
 		strategy(s.strategy)(lab)
 		lab.Patch(everywhere)
 		before := lab.Disks()
-		c := lab.Client()
 		var order []string
-		c.Emit = func(e step.Event) {
-			if e.Status == step.Done && (strings.HasSuffix(e.Path, "/prepare-disk") || strings.HasSuffix(e.Path, "/drain")) {
-				order = append(order, e.Path[strings.LastIndex(e.Path, "/")+1:])
+		c := lab.Client().hears(func(e step.Event) {
+			if done := path.Base(e.Path); e.Status == step.Done && (done == "prepare-disk" || done == "drain") {
+				order = append(order, done)
 			}
-		}
-		rep := c.mustRoll(policyFor(s.node))
-		requireSame(t, "prepare-disk drain", strings.Join(order, " "), "order (-want +got)")
-		n := rep.Plan.Nodes[0]
+		})
+		n := c.mustRoll(policyFor(s.node)).Plan.Nodes[0]
+		requireSame(t, []string{"prepare-disk", "drain"}, order, "order (-want +got)")
 		require(t, n.Strategy == s.strategy && strings.HasSuffix(n.Prepared, ".qcow2"),
 			"planned: %s, %q", n.Strategy, n.Prepared)
 		for _, call := range lab.Recorder.Calls() {
@@ -56,9 +57,8 @@ func TestPrepared(t *testing.T) {
 				require(t, !strings.Contains(value, ".iso,media=cdrom"), "%s %s: %s=%s", call.Method, call.Path, key, value)
 			}
 		}
-		if _, there := lab.vmOf(s.node).Config["ide2"]; !there {
-			t.Error("its CD drive is gone")
-		}
+		_, there := lab.vmOf(s.node).Config["ide2"]
+		require(t, there, "its CD drive is gone")
 		lab.requireRolledFrom(t, before)
 		lab.requireKept(1)
 		require(t, lab.machine(s.node).FromImage && !lab.machine("cp1").FromImage,
@@ -77,16 +77,15 @@ func TestPreparedAnotherEntry(t *testing.T) {
 		roll := func(strategy cluster.Strategy) planning.NodePlan {
 			lab.Replace("recast.yaml", "strategy: "+string(now), "strategy: "+string(strategy))
 			now = strategy
-			rep := valueOf(next().Roll(t.Context(), onlyWorker))(t)
+			rep := next().mustRoll(onlyWorker)
 			requireDrift(t, lab, "cp1")
 			return rep.Plan.Nodes[0]
 		}
 		requireGone := func(when, want string) {
 			t.Helper()
-			k := lab.kubeNode("wk1")
-			if got := k.Annotations["recast.dev/booted"]; want == "" && strings.Contains(got, "gone") || want != "" && got != `{"gone":"`+want+`"}` {
-				t.Errorf("%s: %s", when, got)
-			}
+			got := lab.kubeNode("wk1").Annotations["recast.dev/booted"]
+			require(t, want == "" && !strings.Contains(got, "gone") || want != "" && got == `{"gone":"`+want+`"}`,
+				"%s: %s", when, got)
 		}
 		lab.wantTalos(talos12, sim.TalosVersion)
 		if strings.Contains(gone, "v1.13.9") {
@@ -128,17 +127,15 @@ func TestPreparedOutage(t *testing.T) {
 			lab := New(t, sim.Options{Workers: 1, Times: measuredTimes()})
 			lab.BootsDisks(boot)
 			lab.Patch(sim.PatchedExtension)
-			c := lab.Client()
 			var stopped time.Time
-			c.Emit = func(e step.Event) {
+			lab.Client().hears(func(e step.Event) {
 				switch {
 				case strings.HasSuffix(e.Path, "/take-down/stop") && e.Status == step.Started:
 					stopped = time.Now()
 				case strings.HasSuffix(e.Path, "/wait-healthy") && strings.Contains(e.Text, cluster.Settling) && away == 0:
 					away = time.Since(stopped)
 				}
-			}
-			c.mustRoll(onlyWorker)
+			}).mustRoll(onlyWorker)
 		})
 		return away
 	}
@@ -184,26 +181,10 @@ func TestPreparedKilled(t *testing.T) {
 // withParam is a change by Proxmox with that value of a parameter.
 func withParam(path, value string) func(record.Call) bool {
 	return func(call record.Call) bool {
-		if call.Proto != "proxmox" || !call.Mutation || !strings.HasSuffix(call.Path, path) {
-			return false
-		}
-		for _, is := range call.Params {
-			if strings.Contains(is, value) {
-				return true
-			}
-		}
-		return false
+		has := func(is string) bool { return strings.Contains(is, value) }
+		return call.Proto == "proxmox" && call.Mutation && strings.HasSuffix(call.Path, path) &&
+			slices.ContainsFunc(slices.Collect(maps.Values(call.Params)), has)
 	}
-}
-
-// TestPreparedLost: Proxmox's answer to every k-th change is lost, that to the import too.
-func TestPreparedLost(t *testing.T) {
-	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3), func(t *testing.T, lab *Lab, k int64) {
-		lab.BootsDisks("disk")
-		lab.Patch(sim.PatchedExtension)
-		lab.rollUnanswered(k, 3)
-		lab.requireRolled(t)
-	})
 }
 
 // TestPreparedLate: what a killed run had sent for a prepared disk is processed while the next one is at
@@ -249,11 +230,9 @@ func TestPreparedGone(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Client().rollKilled(moment{server: "/qemu/9031 DELETE"}, planning.Policy{})
 		park := lab.parkingID(t)
-		lab.configure(world.ChangeRequest{ID: park, Set: map[string]string{"protection": "0"}})
+		lab.EditVM(park, "protection", "0")
 		lab.configure(world.ChangeRequest{ID: park, Delete: []string{"scsi29"}})
-		err := lab.second().roll(planning.Policy{})(t.Context())
-		requireFault(t, err, fault.Refused, "scsi29")
-		requireSays(t, strings.Join(fault.Hints(err), "; "), "recast undo wk1")
+		requireFault(t, lab.second().roll(planning.Policy{})(t.Context()), fault.Refused, "scsi29", "recast undo wk1")
 		must(t, errOf(lab.second().Recover(t.Context(), "wk1")))
 		lab.requireServing("wk1")
 	})

@@ -19,20 +19,18 @@ import (
 // machinesDump is settledDump of only the lab's own machines and their Nodes, without parking VMs, ISOs and the like.
 func (l *Lab) machinesDump() string {
 	l.t.Helper()
-	var b strings.Builder
-	ours := false
+	dump, ours := "", false
 	for line := range strings.Lines(l.settledDump()) {
 		if !strings.HasPrefix(line, "  ") {
-			ours = strings.HasPrefix(line, "node ")
-			for _, n := range l.Nodes {
-				ours = ours || strings.HasPrefix(line, fmt.Sprintf("VM %d ", n.VMID))
-			}
+			ours = strings.HasPrefix(line, "node ") || slices.ContainsFunc(l.Nodes, func(n sim.Node) bool {
+				return strings.HasPrefix(line, fmt.Sprintf("VM %d ", n.VMID))
+			})
 		}
 		if ours {
-			b.WriteString(line)
+			dump += line
 		}
 	}
-	return b.String()
+	return dump
 }
 
 // recovery is one node's replacement that is cancelled at some moment.
@@ -83,7 +81,7 @@ func (r recovery) lab(t *testing.T) *Lab {
 		o = sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: r.onData}
 	}
 	lab := New(t, o)
-	lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(r.strategy)+"\n")
+	strategy(r.strategy)(lab)
 	lab.Patch(everywhere)
 	if r.node == "wk1" {
 		lab.World.AddHA(world.HAResource{SID: "vm:9031", State: "started", Options: map[string]string{"max_restart": "3", "comment": "wk1 of the lab"}})
@@ -102,7 +100,7 @@ func TestRecover(t *testing.T) {
 				lab := r.lab(t)
 				before := lab.machinesDump()
 				c := lab.Client()
-				c.killedAt(t, r.at, c.roll(policyFor(r.node)))
+				c.rollKilled(r.at, policyFor(r.node))
 				if !r.journal {
 					lab.loseJournal()
 				}
@@ -161,9 +159,8 @@ func TestRecoverKilled(t *testing.T) {
 				second.killedAt(t, c.then, second.giveUp(c.node))
 				lab.loseJournal()
 				p := lab.planOf(lab.Client(), c.node, planning.Policy{})
-				if !p.Resume || p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "someone asked for the old system disk") {
-					t.Errorf("planned as %s: %s", p.Strategy, p.Why)
-				}
+				require(t, p.Resume && p.Strategy == cluster.PutBack &&
+					strings.Contains(p.Why, "someone asked for the old system disk"), "planned as %s: %s", p.Strategy, p.Why)
 				if !c.roll {
 					must(t, lab.Client().giveUp(c.node)(t.Context()))
 					lab.requireRecovered(dump)
@@ -176,7 +173,6 @@ func TestRecoverKilled(t *testing.T) {
 	}
 }
 
-// giveUp is Recover without its report.
 func (c *Client) giveUp(node string) func(context.Context) error {
 	return func(ctx context.Context) error { return errOf(c.Recover(ctx, node)) }
 }
@@ -201,7 +197,7 @@ func TestRecoverKilledAnywhere(t *testing.T) {
 					lab.Client().rollKilled(r.at, policyFor(r.node))
 					return halfRolled{lab, dump}
 				},
-				do: r.giveUp, journal: true,
+				do: func(ctx context.Context, c *Client) error { return c.giveUp(r.node)(ctx) }, journal: true,
 				choose: func(t *testing.T, points []point) []point { return chosenKills(t, points, 2, nil) },
 				goOn: func(t *testing.T, lab halfRolled, _ point) bool {
 					if !r.journal {
@@ -226,34 +222,30 @@ type halfRolled struct {
 	before string // its machinesDump
 }
 
-// giveUp is Recover of the node.
-func (r recovery) giveUp(ctx context.Context, c *Client) error { return c.giveUp(r.node)(ctx) }
-
 // TestRecoverRefused: if nothing can be cancelled, the error says what to do instead.
 func TestRecoverRefused(t *testing.T) {
 	long(t)
 	type story struct {
 		o          sim.Options
 		node       string
-		begin      func(t *testing.T, lab *Lab)
+		begin      func(lab *Lab)
 		text, hint string
 	}
 	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"a finished roll": {
-			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { must(t, lab.Client().roll(planning.Policy{})(t.Context())) },
+			oneWorker(), "wk1", func(lab *Lab) { lab.Client().mustRoll(planning.Policy{}) },
 			"node wk1: no replacement of it is unfinished", "recast undo wk1",
 		},
 		"a rollback": {
-			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
-				must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-				c := lab.as("20000101-0000-beef")
-				c.killedAt(t, after("restore-disk"), c.goBack())
+			oneWorker(), "wk1", func(lab *Lab) {
+				lab.Client().mustRoll(planning.Policy{})
+				c := lab.second()
+				c.killedAt(lab.t, after("restore-disk"), c.goBack())
 			},
 			"node wk1: a rollback of it is unfinished", "recast roll finishes that; recast undo wk1 then goes the other way",
 		},
 		"its etcd member is gone": {
-			sim.Options{ControlPlanes: 3, Workers: 1},
-			"cp2", func(t *testing.T, lab *Lab) { lab.Client().rollKilled(onServer("EtcdLeaveCluster"), policyFor("cp2")) },
+			threePlanes, "cp2", func(lab *Lab) { lab.Client().rollKilled(onServer("EtcdLeaveCluster"), policyFor("cp2")) },
 			"which is no member any more: it would never join again", "let recast roll finish the replacement instead",
 		},
 	}, func(t *testing.T, lab *Lab, c story) {
@@ -261,7 +253,7 @@ func TestRecoverRefused(t *testing.T) {
 		if c.node == "cp2" {
 			lab.Patch(everywhere)
 		}
-		c.begin(t, lab)
+		c.begin(lab)
 		before := lab.machinesDump()
 		requireFault(t, errOf(lab.Client().Recover(t.Context(), c.node)), fault.Refused, c.text, c.hint)
 		requireSame(t, before, lab.machinesDump(), "it changed something")
@@ -269,19 +261,14 @@ func TestRecoverRefused(t *testing.T) {
 	})
 }
 
-// goBack is Rollback without its report.
 func (c *Client) goBack(nodes ...string) func(context.Context) error {
 	return func(ctx context.Context) error { return errOf(c.Rollback(ctx, planning.Policy{Only: nodes})) }
 }
 
-// builds are the builds of all nodes.
 func (l *Lab) builds() string {
 	l.t.Helper()
-	var out []string
-	for _, n := range l.Nodes {
-		out = append(out, n.Name+" "+l.machine(n.Name).Schematic.LockHash())
-	}
-	return strings.Join(out, "\n")
+	of := func(n sim.Node) string { return n.Name + " " + l.machine(n.Name).Schematic.LockHash() }
+	return strings.Join(ofEach(l.Nodes, of), "\n")
 }
 
 // TestRollback boots a node's previous system disk, keeps the present one, and then rolls back to that.
@@ -295,10 +282,10 @@ func TestRollback(t *testing.T) {
 		"worker after recreate":                           {oneWorker(), "wk1", cluster.Recreate},
 		"worker after reimage":                            {oneWorker(), "wk1", cluster.Reimage},
 		"worker with a data VM":                           {sim.Options{ControlPlanes: 1, Workers: 1, Holder: true}, "wk1", cluster.Recreate},
-		"control plane that had left etcd":                {sim.Options{ControlPlanes: 3, Workers: 1}, "cp2", cluster.Recreate},
+		"control plane that had left etcd":                {threePlanes, "cp2", cluster.Recreate},
 		"control plane with etcd's data on its data disk": {sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: true}, "cp2", cluster.Reimage},
 	}, func(t *testing.T, lab *Lab, c story) {
-		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(c.strategy)+"\n")
+		strategy(c.strategy)(lab)
 		members := lab.EtcdMembers()
 		old := lab.builds()
 		lab.Patch(everywhere)
@@ -318,7 +305,6 @@ func TestRollback(t *testing.T) {
 		requireSame(t, rolled, lab.builds(), "builds after the rollback of the rollback")
 		requireDrift(t, lab, lab.others(c.node)...)
 		lab.requireKept(1)
-		lab.RequireIntact()
 		if c.o.ControlPlanes == 3 {
 			requireMembers(t, lab, fmt.Sprint(members), c.o.EtcdOnData)
 		}
@@ -346,10 +332,7 @@ func TestRollbackKilled(t *testing.T) {
 		{"cp2", before("finish/restore-node"), false, false},
 	}, 1, func(c kill) bool { return c.always }) {
 		t.Run(c.node+"/"+c.at.String(), func(t *testing.T) {
-			o := oneWorker()
-			if c.node == "cp2" {
-				o = sim.Options{ControlPlanes: 3, Workers: 1}
-			}
+			o := map[string]sim.Options{"wk1": oneWorker(), "cp2": threePlanes}[c.node]
 			inLab(t, o, func(t *testing.T, lab *Lab) {
 				old := lab.builds()
 				lab.Patch(everywhere)
@@ -360,9 +343,8 @@ func TestRollbackKilled(t *testing.T) {
 					lab.loseJournal()
 				}
 				p := lab.planOf(lab.Client(), c.node, policyFor(c.node))
-				if p.Strategy != cluster.Rollback || !p.Resume || len(p.Refused) > 0 || !strings.Contains(p.Why, "run "+secondRun+" began to roll it back") {
-					t.Errorf("planned as %s: %s; %q", p.Strategy, p.Why, p.Refused)
-				}
+				requirePlanned(t, p, cluster.Rollback, "run "+secondRun+" began to roll it back")
+				require(t, p.Resume, "it is no resume: %s", p.Why)
 				// Only the unfinished work: afterwards the node is stale, and would be rolled again.
 				third := lab.as(thirdRun)
 				confirmed := 0
@@ -370,12 +352,10 @@ func TestRollbackKilled(t *testing.T) {
 					confirmed++
 					return p.Run == secondRun, nil
 				}
-				if err := third.roll(policyFor(c.node))(t.Context()); fault.KindOf(err) != fault.Interrupted || confirmed != 2 {
-					t.Fatalf("confirmed %d plans: %v", confirmed, err)
-				}
+				err := third.roll(policyFor(c.node))(t.Context())
+				mustBe(t, fault.KindOf(err) == fault.Interrupted && confirmed == 2, "confirmed %d plans: %v", confirmed, err)
 				requireSame(t, old, lab.builds(), "builds after the rollback")
 				lab.requireKept(1)
-				lab.RequireIntact()
 				if c.node == "cp2" {
 					requireMembers(t, lab, "", false)
 				}
@@ -388,54 +368,45 @@ func TestRollbackKilled(t *testing.T) {
 // machine, are refused before anything is touched.
 func TestRollbackRefused(t *testing.T) {
 	long(t)
-	threeControlPlanes := sim.Options{ControlPlanes: 3, Workers: 1}
+	kept := func(node string, change func(*parking.KeptDisk)) edit { // its last kept disk, in the record
+		return func(l *Lab) { l.editRecord(node, func(rec *parking.Record) { change(&rec.Kept[len(rec.Kept)-1]) }) }
+	}
 	type story struct {
 		o     sim.Options
 		node  string
-		spoil func(t *testing.T, lab *Lab)
+		spoil edit
 		text  string
 	}
 	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"the machine configuration has changed": {
-			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { lab.relabel("wk1") },
+			oneWorker(), "wk1", func(lab *Lab) { lab.relabel("wk1") },
 			"wk1: its machine configuration has changed since: put the previous lock back, with what it is of",
 		},
 		"the kubelet has another version": {
-			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
-				lab.editKept(t, "wk1", func(k *parking.KeptDisk) { k.Kubernetes = "v1.34.1" })
-			}, "wk1: its Kubernetes version was v1.34.1 and is v1.35.4: put the previous lock back",
+			oneWorker(), "wk1", kept("wk1", func(k *parking.KeptDisk) { k.Kubernetes = "v1.34.1" }),
+			"wk1: its Kubernetes version was v1.34.1 and is v1.35.4: put the previous lock back",
 		},
 		"etcd has another minor version": {
-			threeControlPlanes, "cp2", func(t *testing.T, lab *Lab) {
-				lab.editKept(t, "cp2", func(k *parking.KeptDisk) { k.Etcd = "3.5.21" })
-			}, "cp2: its etcd was 3.5.21 and is ",
+			threePlanes, "cp2", kept("cp2", func(k *parking.KeptDisk) { k.Etcd = "3.5.21" }), "cp2: its etcd was 3.5.21 and is ",
 		},
 		"it had not left etcd": {
-			threeControlPlanes, "cp2", func(t *testing.T, lab *Lab) {
-				lab.editKept(t, "cp2", func(k *parking.KeptDisk) { k.Left = false })
-			}, "cp2: its old system disk holds the data of an etcd member that did not leave before it was replaced: it would never join again",
+			threePlanes, "cp2", kept("cp2", func(k *parking.KeptDisk) { k.Left = false }),
+			"cp2: its old system disk holds the data of an etcd member that did not leave before it was replaced: it would never join again",
 		},
 		"another machine is down": {
-			sim.Options{Workers: 2}, "wk1", func(t *testing.T, lab *Lab) {
-				must(t, lab.World.PowerOff(9032))
+			sim.Options{Workers: 2}, "wk1", func(lab *Lab) {
+				must(lab.t, lab.World.PowerOff(9032))
 				lab.World.Delay(2 * time.Minute)
 			}, "other nodes are not Ready: wk2: bring them back first",
 		},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
 		must(t, lab.as(firstRun).roll(policyFor(c.node))(t.Context()))
-		c.spoil(t, lab)
+		c.spoil(lab)
 		before := lab.machinesDump()
 		requireRefused(t, lab.as(thirdRun).goBack(c.node)(t.Context()), c.text)
 		requireSame(t, before, lab.machinesDump(), "it changed something")
-		lab.RequireIntact()
 	})
-}
-
-// editKept changes the last kept disk in the record of a node's parking VM.
-func (l *Lab) editKept(t *testing.T, node string, change func(*parking.KeptDisk)) {
-	t.Helper()
-	l.editRecord(node, func(rec *parking.Record) { change(&rec.Kept[len(rec.Kept)-1]) })
 }
 
 // TestUndoMeansTheRunThatStartedLast: of two rolls of one minute, the second one has the ID that sorts first. On the
@@ -443,20 +414,19 @@ func (l *Lab) editKept(t *testing.T, node string, change func(*parking.KeptDisk)
 // Proxmox may be of two clocks: there the run is to be named.
 func TestUndoMeansTheRunThatStartedLast(t *testing.T) {
 	const first, last = "20000101-0000-ffff", "20000101-0000-0000"
-	eachLongIn(t, func(bool) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 2} }, map[string]bool{"on the same machine": false, "on another machine": true},
-		func(t *testing.T, lab *Lab, elsewhere bool) {
-			lab.Patch(everywhere)
-			must(t, lab.as(first).roll(onlyWorker)(t.Context()))
-			must(t, lab.as(last).roll(policyFor("wk2"))(t.Context()))
-			c, run := lab.as("20000101-0000-8888"), ""
-			if c.Elsewhere = elsewhere; elsewhere {
-				lab.loseJournal()
-				_, err := c.Undo(t.Context(), planning.Policy{}, planning.Undone{})
-				requireFault(t, err, fault.Refused, "is not certain", first, last)
-				run = "0000-0000"
-			}
-			rep := valueOf(c.Undo(t.Context(), planning.Policy{}, planning.Undone{Run: run}))(t)
-			n := rep.Plan.Work()
-			require(t, len(n) == 1 && n[0].Node == "wk2", "undone: %+v", n)
-		})
+	stories := map[string]bool{"on the same machine": false, "on another machine": true}
+	eachLong(t, twoWorkers, stories, func(t *testing.T, lab *Lab, elsewhere bool) {
+		lab.Patch(everywhere)
+		must(t, lab.as(first).roll(onlyWorker)(t.Context()))
+		must(t, lab.as(last).roll(policyFor("wk2"))(t.Context()))
+		c, run := lab.as("20000101-0000-8888"), ""
+		if c.Elsewhere = elsewhere; elsewhere {
+			lab.loseJournal()
+			err := errOf(c.Undo(t.Context(), planning.Policy{}, planning.Undone{}))
+			requireFault(t, err, fault.Refused, "is not certain", first, last)
+			run = "0000-0000"
+		}
+		n := valueOf(c.Undo(t.Context(), planning.Policy{}, planning.Undone{Run: run}))(t).Plan.Work()
+		require(t, len(n) == 1 && n[0].Node == "wk2", "undone: %+v", n)
+	})
 }

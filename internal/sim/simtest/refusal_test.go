@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -55,8 +54,7 @@ func refusals() map[string][]refusal {
 	}
 }
 
-// TestEveryRefusal plays everything that prevents the recreation of a node, and then
-// applies the remedy in the refusal.
+// TestEveryRefusal plays everything that prevents the recreation of a node, and then applies the remedy in the refusal.
 func TestEveryRefusal(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -92,16 +90,15 @@ func requireRefusal(t *testing.T, lab *Lab, r refusal) {
 	requireAuto(t, lab, r)
 	brought := lab.Read("recast.yaml")
 	for s, want := range map[cluster.Strategy][]string{cluster.Recreate: slices.Concat(r.both, r.also), cluster.Reimage: r.both} {
-		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n")
+		strategy(s)(lab)
 		requireAsked(t, lab, r.name, s, want)
 		lab.Write("recast.yaml", brought)
 	}
 	if r.lift != nil {
 		r.lift(lab)
 		n := planOf(t, lab, "wk1")
-		if diff := cmp.Diff(r.lost, n.WillLose); n.Strategy != cluster.Recreate || len(n.Refused) > 0 || diff != "" {
-			t.Errorf("%s: once it is lifted: %s (%s) %q, lost (-want +got):\n%s", r.name, n.Strategy, n.Why, n.Refused, diff)
-		}
+		requirePlanned(t, n, cluster.Recreate)
+		requireSame(t, r.lost, n.WillLose, "%s: lost once it is lifted (-want +got)", r.name)
 	}
 	if r.undo != nil {
 		r.undo(lab)
@@ -127,9 +124,8 @@ func requireAuto(t *testing.T, lab *Lab, r refusal) {
 	case len(r.also) > 0:
 		strategy, why = cluster.Reimage, "reimage: recreate is impossible ("+strings.Join(r.also, "; ")+")"
 	}
-	if n.Strategy != strategy || len(n.Refused)+len(n.WillLose) > 0 {
-		t.Errorf("%s: auto takes %s, want %s; refused %q, lost %q", r.name, n.Strategy, strategy, n.Refused, n.WillLose)
-	}
+	require(t, n.Strategy == strategy && len(n.Refused)+len(n.WillLose) == 0,
+		"%s: auto takes %s, want %s; refused %q, lost %q", r.name, n.Strategy, strategy, n.Refused, n.WillLose)
 	requireSame(t, why, masked(n.Why), "%s: why (-want +got)", r.name)
 }
 
@@ -137,35 +133,20 @@ func requireAuto(t *testing.T, lab *Lab, r refusal) {
 func requireAsked(t *testing.T, lab *Lab, name string, s cluster.Strategy, want []string) {
 	t.Helper()
 	if len(want) == 0 {
-		requireStrategy(t, lab, s)
+		requirePlanned(t, planOf(t, lab, "wk1"), s)
 		return
 	}
 	before := len(lab.Recorder.Calls())
-	rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+	rep, err := lab.Client().Roll(t.Context(), onlyWorker)
 	var got []string
 	for _, n := range rep.Plan.Nodes {
-		for _, reason := range n.Refused {
-			got = append(got, masked(reason))
-		}
+		got = append(got, ofEach(n.Refused, masked)...)
 	}
 	requireSame(t, want, got, "%s: %s is refused (-want +got)", name, s)
 	text := "the plan can't be carried out:\n  wk1: " + strings.Join(want, "\n  wk1: ")
-	if diff := cmp.Diff(text, masked(fmt.Sprint(err))); diff != "" || fault.KindOf(err) != fault.Refused {
-		t.Errorf("%s: a roll by %s ended with kind %d (-want +got):\n%s", name, s, fault.KindOf(err), diff)
-	}
-	for _, call := range lab.Recorder.Calls()[before:] {
-		if call.Mutation && !ofClaim(call) {
-			t.Errorf("%s: a roll by %s sent %s %s %s all the same", name, s, call.Proto, call.Method, call.Path)
-		}
-	}
-}
-
-// requireStrategy fails unless wk1 can be rolled, and would be by that strategy.
-func requireStrategy(t *testing.T, lab *Lab, want cluster.Strategy) {
-	t.Helper()
-	if n := planOf(t, lab, "wk1"); n.Strategy != want || len(n.Refused) > 0 {
-		t.Errorf("planned as %s, want %s: %s; refused %q", n.Strategy, want, n.Why, n.Refused)
-	}
+	requireSame(t, text, masked(fmt.Sprint(err)), "%s: what a roll by %s says (-want +got)", name, s)
+	requireSame(t, fault.Refused, fault.KindOf(err), "%s: kind of the end of a roll by %s (-want +got)", name, s)
+	lab.requireNothingSent(before)
 }
 
 func planOf(t *testing.T, lab *Lab, node string) planning.NodePlan {
@@ -192,9 +173,7 @@ func encryptsData(old, key string) edit {
 			state = talosapi.StateUUID(l.media(wk1System).Bytes())
 		}
 		media := l.media(wk1Data)
-		encrypted, err := talosapi.Encrypted(media.Bytes(), "u-data", l.node("wk1").UUID, state, key != "")
-		must(l.t, err)
-		media.Write(encrypted)
+		media.Write(valueOf(talosapi.Encrypted(media.Bytes(), "u-data", l.node("wk1").UUID, state, key != ""))(l.t))
 		mustBe(l.t, bytes.Contains(config, []byte(volume+encryption(old))), "no %q in\n%s", volume+encryption(old), config)
 		return bytes.Replace(config, []byte(volume+encryption(old)), []byte(volume+encryption(key)), 1)
 	})
@@ -214,9 +193,8 @@ func configured(change func(l *Lab, config []byte) []byte) edit {
 	return func(l *Lab) {
 		l.t.Helper()
 		media := l.media(wk1System)
-		b, err := talosapi.WithMachineConfig(media.Bytes(), func(config []byte) []byte { return change(l, config) })
-		must(l.t, err)
-		media.Write(b)
+		of := func(config []byte) []byte { return change(l, config) }
+		media.Write(valueOf(talosapi.WithMachineConfig(media.Bytes(), of))(l.t))
 	}
 }
 
@@ -332,8 +310,7 @@ func partitions(volid string, change func([]artefact.Partition) []artefact.Parti
 	return func(l *Lab) {
 		l.t.Helper()
 		media := l.media(volid)
-		disk, err := artefact.ReadDisk(media.Bytes())
-		must(l.t, err)
+		disk := valueOf(artefact.ReadDisk(media.Bytes()))(l.t)
 		disk.Partitions = change(disk.Partitions)
 		media.Write(artefact.WriteDisk(disk))
 	}
@@ -355,7 +332,6 @@ func (l *Lab) lock() {
 	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{})))
 }
 
-// put adds a Kubernetes object.
 func (l *Lab) put(r schema.GroupVersionResource, o store.Object) {
 	l.t.Helper()
 	must(l.t, errOf(l.Kube.Store().Create(l.t.Context(), r, o)))
@@ -454,26 +430,17 @@ func plainSchematic(customization string) edit {
 	}
 }
 
-// masked hides what differs between runs.
 func masked(text string) string {
 	return regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d UTC`).ReplaceAllString(text, "TIME")
 }
 
-// labels are those of a disk's partitions.
 func (l *Lab) labels(volid string) []string {
 	l.t.Helper()
-	disk, err := artefact.ReadDisk(l.media(volid).Bytes())
-	must(l.t, err)
-	var labels []string
-	for _, p := range disk.Partitions {
-		labels = append(labels, p.Label)
-	}
-	return labels
+	disk := valueOf(artefact.ReadDisk(l.media(volid).Bytes()))(l.t)
+	return ofEach(disk.Partitions, func(p artefact.Partition) string { return p.Label })
 }
 
 func (l *Lab) vm(id int) world.VM {
 	l.t.Helper()
-	vm, err := l.World.LookupVM("pve1", id)
-	must(l.t, err)
-	return vm
+	return valueOf(l.World.LookupVM("pve1", id))(l.t)
 }

@@ -27,9 +27,8 @@ func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
 		lab.World.SetFirewall(wk1, wholeFirewall())
 		whileOff(change("args=-cpu host,+vmx", "hostpci0=0000:01:00.0", "cipassword=secret", "protection=1"))(lab)
 		before := lab.vm(wk1)
-		requireStrategy(t, lab, cluster.Reimage)
-		lab.Client().mustRoll(planning.Policy{})
-		requireInSync(t, lab)
+		requirePlanned(t, planOf(t, lab, "wk1"), cluster.Reimage)
+		lab.Client().rollTo(t, planning.Policy{})
 		after := lab.vm(wk1)
 		for _, config := range []map[string]string{before.Config, after.Config} {
 			maps.DeleteFunc(config, func(key, _ string) bool { return key == "scsi0" || key == "description" })
@@ -46,13 +45,11 @@ func TestWhatIsOnTheSystemDiskIsKeptByInPlace(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		whileOff(partitioned(wk1System, labelled("u-cache")))(lab)
 		snapshot("before", false)(lab)
-		requireStrategy(t, lab, cluster.InPlace)
-		lab.Client().mustRoll(planning.Policy{})
-		requireInSync(t, lab)
-		vm := lab.vm(wk1)
-		if labels := lab.labels(wk1System); !slices.Contains(labels, "u-cache") || !strings.HasPrefix(vm.Config["scsi0"], wk1System+",") {
-			t.Errorf("its system disk is %s and has %q", vm.Config["scsi0"], labels)
-		}
+		requirePlanned(t, planOf(t, lab, "wk1"), cluster.InPlace)
+		lab.Client().rollTo(t, planning.Policy{})
+		vm, labels := lab.vm(wk1), lab.labels(wk1System)
+		require(t, slices.Contains(labels, "u-cache") && strings.HasPrefix(vm.Config["scsi0"], wk1System+","),
+			"its system disk is %s and has %q", vm.Config["scsi0"], labels)
 		requireSame(t, 1, len(vm.Snapshots), "its snapshots")
 	})
 }
@@ -69,14 +66,10 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 		longhorn("/var/lib/longhorn")(lab)
 		acceptLoss("u-cache", "scratch", "pv/pvc-1")(lab)
 		lab.Client().mustRoll(planning.Policy{}) // one of the losses is not accepted, so it is rolled in place
-		if labels := lab.labels(wk1System); !slices.Contains(labels, "u-cache") {
-			t.Fatalf("partitions %q", labels)
-		}
+		mustBe(t, slices.Contains(lab.labels(wk1System), "u-cache"), "partitions %q", lab.labels(wk1System))
 		lab.Patch(sim.PatchedExtension)
 		configuration("'pv/pvc-1'", "'pv/pvc-1', longhorn/var/lib/longhorn, pv/pvc-9")(lab)
-		c := lab.as("20000101-0000-beef")
-		rep := c.mustRoll(planning.Policy{})
-		n := rep.Plan.Work()[0]
+		n := lab.second().mustRoll(planning.Policy{}).Plan.Work()[0]
 		want := []string{
 			"volume u-cache on the system disk will be lost", "volume scratch on the system disk will be lost",
 			"Longhorn disk default (2 replicas) on the system disk will be lost",
@@ -88,9 +81,8 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 		requireSame(t, []string{named}, n.Notes, "notes (-want +got)")
 		requireInSync(t, lab)
 		system, _, _ := strings.Cut(lab.vm(wk1).Config["scsi0"], ",")
-		if labels := lab.labels(system); slices.Contains(labels, "u-cache") {
-			t.Errorf("partitions of the new system disk: %q", labels)
-		}
+		labels := lab.labels(system)
+		require(t, !slices.Contains(labels, "u-cache"), "partitions of the new system disk: %q", labels)
 	})
 }
 
@@ -105,18 +97,16 @@ func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
 		requireNoWayIn(t, lab, brings...)
 		upgradeByHand(t, lab, lab.locked("wk1").Schematic)
 		lab.Patch(sim.PatchedExtension)
-		must(t, lab.as("20000101-0000-0001").roll(planning.Policy{Only: []string{"wk1"}})(t.Context())) // it has them already
+		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context())) // it has them already
 		plainSchematic(customization)(lab)
 		reasons := []string{
 			"the machine was booted with the kernel argument talos.config" + would,
 			"the machine was booted with the kernel argument talos.config.inline" + would,
 		}
 		requireRefusal(t, lab, refusal{name: "booted with kernel arguments", bring: func(*Lab) {}, both: reasons, lift: func(l *Lab) {
-			must(t, l.as("20000101-0000-beef").roll(planning.Policy{})(t.Context()))
-			requireDrift(t, l)
+			l.second().rollTo(t, planning.Policy{})
 			l.Patch(sim.PatchedExtension)
 		}})
-		lab.RequireIntact()
 	})
 }
 
@@ -127,10 +117,7 @@ func bringsArg(name string) string {
 // requireNoWayIn wants no strategy for wk1, for these reasons.
 func requireNoWayIn(t *testing.T, lab *Lab, reasons ...string) {
 	t.Helper()
-	var want []string
-	for _, r := range reasons {
-		want = append(want, "recreate, reimage, in-place: "+r)
-	}
+	want := ofEach(reasons, func(r string) string { return "recreate, reimage, in-place: " + r })
 	requireSame(t, want, planOf(t, lab, "wk1").Refused, "refused (-want +got)")
 	requireInPlace(t, lab, "a way in without a way out", reasons...)
 }
@@ -156,12 +143,11 @@ func TestAMachineOfOmni(t *testing.T) {
 			"take the machine out of Omni, and the argument out of the schematic: in-place rolls to an image without it")
 		plainSchematic(customization)(lab)
 		n := planOf(t, lab, "wk1")
-		if n.Strategy != cluster.InPlace || len(n.Refused) > 0 || !slices.Contains(n.Notes, "its image no longer joins it to Omni (siderolink.api=grpc://10.0.0.1:8090): remove the machine in Omni, too") {
-			t.Errorf("to an image without the argument: %s (%s), refused %q, notes %q", n.Strategy, n.Why, n.Refused, n.Notes)
-		}
-		lab.Client().mustRoll(planning.Policy{})
-		requireInSync(t, lab)
-		lab.RequireIntact()
+		requirePlanned(t, n, cluster.InPlace)
+		const left = "its image no longer joins it to Omni (siderolink.api=grpc://10.0.0.1:8090): " +
+			"remove the machine in Omni, too"
+		require(t, slices.Contains(n.Notes, left), "notes %q", n.Notes)
+		lab.Client().rollTo(t, planning.Policy{})
 	})
 }
 
@@ -174,15 +160,12 @@ func TestUndoOfAMachineOfOmni(t *testing.T) {
 		must(t, lab.Client().roll(policyFor("wk1"))(t.Context())) // a recreate, which keeps the old system disk
 		schematic("  extraKernelArgs: ['siderolink.api=grpc://10.0.0.1:8090?jointoken=secret']\n")(lab)
 		upgradeByHand(t, lab, lab.locked("wk1").Schematic)
-		if joined := lab.machine("wk1").Omni(); len(joined) != 1 {
-			t.Fatalf("the machine is joined by %q", joined)
-		}
+		joined := lab.machine("wk1").Omni()
+		mustBe(t, len(joined) == 1, "the machine is joined by %q", joined)
 		must(t, errOf(lab.as("20000101-0000-0111").Undo(t.Context(), policyFor("wk1"), planning.Undone{})))
 		m := lab.machine("wk1")
-		if len(m.Omni()) > 0 || m.Schematic.LockHash() != before.Schematic.LockHash() {
-			t.Errorf("it runs %+v, joined by %q", m.Schematic, m.Omni())
-		}
-		lab.RequireIntact()
+		require(t, len(m.Omni()) == 0 && m.Schematic.LockHash() == before.Schematic.LockHash(),
+			"it runs %+v, joined by %q", m.Schematic, m.Omni())
 	})
 }
 
@@ -195,8 +178,7 @@ func TestAHoldersDisksAreRefusedUntilItIsNamed(t *testing.T) {
 			both: []string{"scsi1 (fast:9201/vm-9201-disk-0.raw) belongs to VM 9201: name that as nodes[].holder, or reassign the disk to VM 9031"},
 			lift: configuration("vmid: 9031", "vmid: 9031, holder: 9201"),
 		})
-		lab.Client().mustRoll(planning.Policy{})
-		requireInSync(t, lab)
+		lab.Client().rollTo(t, planning.Policy{})
 	})
 }
 
@@ -220,11 +202,8 @@ func TestNothingIsPossible(t *testing.T) {
 		requireInPlace(t, lab, "larger system disk", size)
 		noSnapshot("before")(lab)
 		lift(lab)
-		lab.Client().mustRoll(planning.Policy{})
-		requireDrift(t, lab)
-		drive := lab.vm(wk1).Config["scsi0"]
-		require(t, strings.Contains(drive, "size=20G"), "the system disk: %s", drive)
-		lab.RequireIntact()
+		lab.Client().rollTo(t, planning.Policy{})
+		requireSays(t, lab.vm(wk1).Config["scsi0"], "size=20G")
 	})
 }
 
@@ -235,9 +214,8 @@ func TestEtcdRefusesANewSystemDisk(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		n := planOf(t, lab, "cp1")
-		if n.Strategy != cluster.InPlace || n.Why != "in-place: a new system disk is impossible ("+only+")" || len(n.Refused) > 0 {
-			t.Errorf("auto: %s, %s, refused %q", n.Strategy, n.Why, n.Refused)
-		}
+		require(t, n.Strategy == cluster.InPlace && n.Why == "in-place: a new system disk is impossible ("+only+")" &&
+			len(n.Refused) == 0, "auto: %s, %s, refused %q", n.Strategy, n.Why, n.Refused)
 		brought := lab.Read("recast.yaml")
 		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 			strategy(s)(lab)
@@ -252,15 +230,10 @@ func TestEtcdRefusesANewSystemDisk(t *testing.T) {
 func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
 	t.Helper()
 	before := len(lab.Recorder.Calls())
-	_, err := lab.Client().Roll(t.Context(), planning.Policy{})
+	err := lab.Client().roll(planning.Policy{})(t.Context())
 	requireRefused(t, err, text)
-	hints := strings.Join(fault.Hints(err), "\n")
-	require(t, strings.Contains(hints, hint), "hints %q lack %q", hints, hint)
-	for _, call := range lab.Recorder.Calls()[before:] {
-		if call.Mutation && call.Proto != "factory" && !ofClaim(call) {
-			t.Errorf("%s %s %s was sent all the same", call.Proto, call.Method, call.Path)
-		}
-	}
+	requireSays(t, strings.Join(fault.Hints(err), "\n"), hint)
+	lab.requireNothingSent(before, "factory")
 }
 
 // TestChangesSinceThePlanAreSeen makes changes during the confirmation that the VM's
@@ -290,14 +263,13 @@ func TestChangesSinceThePlanAreSeen(t *testing.T) {
 		} {
 			c := lab.as(fmt.Sprintf("20000101-0000-000%d", i))
 			c.Confirm = func(planning.Plan) (bool, error) { tc.bring(lab); return true, nil }
-			_, err := c.Roll(t.Context(), planning.Policy{})
-			requireRefused(t, err, "recreate became impossible for wk1 since the plan was made: "+tc.text)
+			requireRefused(t, c.roll(planning.Policy{})(t.Context()),
+				"recreate became impossible for wk1 since the plan was made: "+tc.text)
 			tc.lift(lab)
 			diff := cmp.Diff(before, lab.vm(wk1).Config)
 			mustBe(t, diff == "", "after %q (-before +after):\n%s", tc.text, diff)
 		}
-		must(t, lab.as("20000101-0000-beef").roll(planning.Policy{})(t.Context()))
-		requireInSync(t, lab)
+		lab.second().rollTo(t, planning.Policy{})
 	})
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -234,11 +233,9 @@ func writeStates(t *testing.T, release string) {
 
 // released are the releases of the changelog.
 func released(t *testing.T) (all []string) {
-	text := readFile(t, "../../../CHANGELOG.md")
-	for _, m := range regexp.MustCompile(`(?m)^## (v\S+) — \d{4}-\d\d-\d\d$`).FindAllStringSubmatch(string(text), -1) {
-		all = append(all, m[1])
-	}
-	return all
+	dated := regexp.MustCompile(`(?m)^## (v\S+) — \d{4}-\d\d-\d\d$`)
+	matches := dated.FindAllStringSubmatch(string(readFile(t, "../../../CHANGELOG.md")), -1)
+	return ofEach(matches, func(m []string) string { return m[1] })
 }
 
 // TestEveryReleaseIsTested: a release of the changelog has its states here, all of those that its recast knew.
@@ -248,39 +245,32 @@ func TestEveryReleaseIsTested(t *testing.T) {
 	if len(want) == 0 {
 		want = []string{"v0.1.0"} // the first one is to come: its states are what today's recast leaves
 	}
-	entries := valueOf(os.ReadDir(releaseDir))(t)
-	var got []string
-	for _, e := range entries {
-		got = append(got, e.Name())
-	}
 	slices.Sort(want)
-	slices.Sort(got)
+	got := ofEach(valueOf(os.ReadDir(releaseDir))(t), os.DirEntry.Name) // sorted
 	requireSame(t, want, got, "releases (-CHANGELOG.md +%s), see docs/notes/release.md", releaseDir)
 }
 
 // TestNewerRecastHasBeenHere: a record that a newer recast has written stops every command that would change
 // something of its node, until that recast has finished it.
 func TestNewerRecastHasBeenHere(t *testing.T) {
-	for name, with := range map[string]string{"another version": `{"version":99,`, "another field": `{"also":true,"version":1,`} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				s := leavings()["recreate-deleted"]
-				lab, _, _ := s.lab(t)
-				park := 9002
-				written := lab.traces()[fmt.Sprintf("vm/%d.description", park)]
-				lab.World.WriteByHand(park, "description", strings.Replace(written, `{"version":1,`, with, 1))
-				before := lab.withoutClaim()
-				c := lab.as(thirdRun)
-				c.Elsewhere = true
-				for _, do := range []func(context.Context) error{c.roll(onlyWorker), c.giveUp("wk1"), c.goBack("wk1")} {
-					requireFault(t, do(t.Context()), fault.Refused, "newer")
-				}
-				requireSame(t, before, lab.withoutClaim(), "it has changed something")
-				lab.World.WriteByHand(park, "description", written)
-				s.goOn(t, lab, "roll", "")
-			})
-		})
-	}
+	eachInBubble(t, map[string]string{
+		"another version": `{"version":99,`, "another field": `{"also":true,"version":1,`,
+	}, func(t *testing.T, with string) {
+		const park = 9002
+		s := leavings()["recreate-deleted"]
+		lab, _, _ := s.lab(t)
+		written := lab.vmConfig(park)["description"]
+		lab.World.WriteByHand(park, "description", strings.Replace(written, `{"version":1,`, with, 1))
+		before := lab.withoutClaim()
+		c := lab.as(thirdRun)
+		c.Elsewhere = true
+		for _, do := range []func(context.Context) error{c.roll(onlyWorker), c.giveUp("wk1"), c.goBack("wk1")} {
+			requireFault(t, do(t.Context()), fault.Refused, "newer")
+		}
+		requireSame(t, before, lab.withoutClaim(), "it has changed something")
+		lab.World.WriteByHand(park, "description", written)
+		s.goOn(t, lab, "roll", "")
+	})
 }
 
 // withoutClaim are the traces apart from the claim, which the next run takes over and gives back.
@@ -291,41 +281,11 @@ func (l *Lab) withoutClaim() traces {
 	return found
 }
 
-// TestFormatsThatOneReleaseShows: a persistent disk in a format that only one of two Talos
-// releases detects survives an upgrade and a downgrade.
-func TestFormatsThatOneReleaseShows(t *testing.T) {
-	for name, c := range map[string]struct {
-		from, to, format string
-		short            bool
-	}{
-		"btrfs, 1.12 to 1.13":      {talos12, sim.TalosVersion, "btrfs", true},
-		"btrfs, 1.13 back to 1.12": {sim.TalosVersion, talos12, "btrfs", false},
-		"md, 1.13 to 1.14":         {sim.TalosVersion, talos14, "linux_raid_member", false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if !c.short {
-				long(t)
-			}
-			o := oneWorker()
-			o.TalosVersion, o.NextTalos, o.Layouts = c.from, c.to, []sim.Layout{{Data: 1, Filesystem: c.format}}
-			if c.to == sim.TalosVersion {
-				o.NextTalos = ""
-			}
-			inLab(t, o, func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: recreate")
-				lab.wantTalos(c.from, c.to)
-				lab.Client().rollTo(t, onlyWorker, "cp1")
-			})
-		})
-	}
-}
-
 // traces are what a run of recast has written, by name: configurations of VMs ("vm/9004"), their descriptions
 // ("vm/9004.description"), marks of Nodes ("node/wk1"), the claim in Kubernetes ("lease"), what it remembers of a setting of
 // Longhorn ("hold"), and files of the working directory ("work/…"), without secrets, images and snapshots.
 type traces map[string]string
 
-// traces of all runs so far.
 func (l *Lab) traces() traces {
 	l.t.Helper()
 	found := traces{}
@@ -450,15 +410,11 @@ func (l *Lab) namesAfter(names map[string]string) {
 			names[fmt.Sprintf("MAC address of VM %d", vm.ID)], _, _ = strings.Cut(mac, ",")
 		}
 	}
-	secrets := valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t)
-	for _, file := range secrets {
-		b := readFile(l.t, file)
-		sum := sha256.Sum256(b)
-		names["sum of "+filepath.Base(file)] = hex.EncodeToString(sum[:])
+	for _, file := range valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t) {
+		names["sum of "+filepath.Base(file)] = fmt.Sprintf("%x", sha256.Sum256(readFile(l.t, file)))
 	}
 }
 
-// archive is a state of a release as a file.
 func archive(names map[string]string, found traces) []byte {
 	var a txtar.Archive
 	dir := names["directory"]
@@ -499,11 +455,9 @@ func repacked(l *Lab, packed string, rename *strings.Replacer) string {
 	l.t.Helper()
 	b := valueOf(base64.RawURLEncoding.DecodeString(packed))(l.t)
 	r := valueOf(gzip.NewReader(bytes.NewReader(b)))(l.t)
-	text, err := io.ReadAll(r)
-	must(l.t, err)
 	var out bytes.Buffer
 	w := gzip.NewWriter(&out)
-	must(l.t, errOf(rename.WriteString(w, string(text))))
+	must(l.t, errOf(rename.WriteString(w, string(valueOf(io.ReadAll(r))(l.t)))))
 	must(l.t, w.Close())
 	return base64.RawURLEncoding.EncodeToString(out.Bytes())
 }
@@ -547,12 +501,9 @@ func (l *Lab) replay(release traces) {
 			l.t.Errorf("%s is not as it was then: have the lab bring it there, or the state can't be replayed:\n%s\nthen:\n%s", name, now, text)
 		}
 	}
-	if l.t.Failed() {
-		l.t.FailNow()
-	}
+	mustBe(l.t, !l.t.Failed(), "the state can't be replayed")
 }
 
-// mark puts recast's marks on a Node.
 func (l *Lab) mark(name, marks string) {
 	l.t.Helper()
 	node := l.kubeNode(name)

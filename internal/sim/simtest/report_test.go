@@ -19,7 +19,6 @@ import (
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/pipeline/past"
@@ -85,15 +84,13 @@ func TestReportOfARoll(t *testing.T) {
 		c.Telemetry.End(t.Context(), 0, nil)
 		run, told, page := lab.past("")
 		lab.keepRun("roll", run)
-		if len(told.Turns) != 6 || run.Result != "done" || run.About.By.Host != "test" || len(run.Took) != 6 || len(run.Fates.Done) != 6 {
-			t.Errorf("%d turns; %+v", len(told.Turns), run)
-		}
+		require(t, len(told.Turns) == 6 && run.Result == "done" && run.About.By.Host == "test" && len(run.Took) == 6 &&
+			len(run.Fates.Done) == 6, "%d turns; %+v", len(told.Turns), run)
 		for _, turn := range told.Turns {
 			requireTurn(t, turn, run)
 		}
 		requirePulse(t, told)
 		requireSays(t, page, `data-node="cp1"`, `data-node="wk3"`, "silence the alerts", "at beforeNode wk1", rep.Run, "6 of 6", "qemu-guest-agent")
-		lab.RequireIntact()
 	})
 }
 
@@ -109,14 +106,12 @@ func requireTurn(t *testing.T, turn *story.Turn, run past.Run) {
 			"%s, %s: from %s to %s, its turn ended at %s", turn.Node, s.Name, s.Began, s.Ended, turn.Ended)
 	}
 	all := " " + strings.Join(names, " ") + " "
-	for _, want := range []string{"drain", "stop", "park", "delete-vm", "create-vm", "start", "boot", "configure", "join", "settle", "finish"} {
-		require(t, strings.Contains(all, " "+want+" "), "%s has no stage %s:%s", turn.Node, want, all)
-	}
+	requireSays(t, all, " drain ", " stop ", " park ", " delete-vm ", " create-vm ", " start ", " boot ", " configure ",
+		" join ", " settle ", " finish ")
 	for _, took := range run.Took {
 		away := int(turn.AwayTo.Sub(turn.AwayFrom).Round(time.Second).Seconds())
-		if took.Node == turn.Node && took.OutageSeconds != away {
-			t.Errorf("%s was unavailable for %d s by its log, %d by its journal", turn.Node, away, took.OutageSeconds)
-		}
+		require(t, took.Node != turn.Node || took.OutageSeconds == away,
+			"%s was unavailable for %d s by its log, %d by its journal", turn.Node, away, took.OutageSeconds)
 	}
 }
 
@@ -149,8 +144,7 @@ func TestReportOfAKilledRun(t *testing.T) {
 		c.Emit = whenStarted("wk1/bring-up", func() {
 			c.Kill()
 			cancel()
-			info := valueOf(os.Stat(log))(t)
-			size = info.Size()
+			size = valueOf(os.Stat(log))(t).Size()
 		})
 		mustBe(t, c.roll(planning.Policy{})(ctx) != nil, "it was not killed")
 		// A dead process would not have written the end; its last line is unfinished.
@@ -160,23 +154,19 @@ func TestReportOfAKilledRun(t *testing.T) {
 		turn := told.Turns[0]
 		require(t, run.Result == "killed" && turn.Status == "" && !turn.AwayFrom.IsZero() && turn.AwayTo.IsZero(),
 			"%s; %+v", run.Result, turn)
-		if o, any := told.Longest(); !any || !o.Open || !strings.Contains(page, "recast roll continues where this one stopped") {
-			t.Errorf("outage %+v", o)
-		}
+		o, any := told.Longest()
+		require(t, any && o.Open && strings.Contains(page, "recast roll continues where this one stopped"), "outage %+v", o)
 
 		again := lab.logged(lab.second())
 		again.mustRoll(planning.Policy{})
 		again.Telemetry.End(t.Context(), 0, nil)
 		run, told, _ = lab.past(c.Run)
 		lab.keepRun("killed", run)
-		if len(told.Turns) != 2 || told.Turns[1].Phase != "unfinished" || told.Turns[1].Status != "done" || len(run.About.GoneOn) != 1 || run.Result != "done" {
-			t.Errorf("%d turns; %s, resumed: %v", len(told.Turns), run.Result, run.About.GoneOn)
-		}
+		require(t, len(told.Turns) == 2 && told.Turns[1].Phase == "unfinished" && told.Turns[1].Status == "done" && run.Result == "done" &&
+			len(run.About.GoneOn) == 1, "%d turns; %s, resumed: %v", len(told.Turns), run.Result, run.About.GoneOn)
 		outages := told.Outages()
-		if len(outages) != 1 || outages[0].Open || !outages[0].From.Equal(told.Turns[0].AwayFrom) || !outages[0].To.Equal(told.Turns[1].Ended) {
-			t.Errorf("outages %+v", outages)
-		}
-		lab.RequireIntact()
+		require(t, len(outages) == 1 && !outages[0].Open && outages[0].From.Equal(told.Turns[0].AwayFrom) &&
+			outages[0].To.Equal(told.Turns[1].Ended), "outages %+v", outages)
 	})
 }
 
@@ -203,14 +193,12 @@ func TestReportOfAResumedRun(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.logged(lab.Client())
 		c.Emit = whenStarted("wk2/bring-up", func() { lab.World.FailNext("qmcreate", "no space left") })
-		_, err := c.Roll(t.Context(), planning.Policy{})
+		err := c.roll(planning.Policy{})(t.Context())
 		mustBe(t, err != nil, "it did not fail")
 		c.Telemetry.End(t.Context(), 1, err)
 		first, told, _ := lab.past(c.Run)
 		why := first.Plan.Nodes[1].Why
-		if got, want := inShort(first), "failed, 1 of 2, ended true, wk2 because "+why; got != want {
-			t.Errorf("it failed: %s, want %s", got, want)
-		}
+		requireSame(t, "failed, 1 of 2, ended true, wk2 because "+why, inShort(first), "it failed (-want +got)")
 		requireSame(t, []string{"wk2"}, told.NotBack(), "not back (-want +got)")
 		time.Sleep(8 * time.Hour)
 
@@ -218,14 +206,10 @@ func TestReportOfAResumedRun(t *testing.T) {
 		must(t, errOf(again.Roll(t.Context(), planning.Policy{})))
 		again.Telemetry.End(t.Context(), 0, nil)
 		run, told, page := lab.past(c.Run)
-		if got, want := inShort(run), "done, 2 of 2, ended true, wk2 because "+why; got != want {
-			t.Errorf("it was finished: %s, want %s", got, want)
-		}
-		if o, _ := told.Longest(); o.Node != "wk2" || o.Open || o.Seconds() < 8*3600 {
-			t.Errorf("outage %+v", o)
-		}
-		require(t, strings.Contains(page, "away 8h"), "the report does not say how long wk2 was unavailable")
-		lab.RequireIntact()
+		requireSame(t, "done, 2 of 2, ended true, wk2 because "+why, inShort(run), "it was finished (-want +got)")
+		o, _ := told.Longest()
+		require(t, o.Node == "wk2" && !o.Open && o.Seconds() >= 8*3600, "outage %+v", o)
+		requireSays(t, page, "away 8h")
 	})
 }
 
@@ -287,8 +271,7 @@ func TestNotices(t *testing.T) {
 		c.Notify = told
 		var began, gone time.Time
 		begins := whenStarted("before-run", func() { began = time.Now() })
-		goes := whenStarted("wk1/take-down", func() { gone = time.Now() })
-		c.Emit = func(e step.Event) { begins(e); goes(e) }
+		c.Emit = allOf(begins, whenStarted("wk1/take-down", func() { gone = time.Now() }))
 		mustBe(t, c.roll(planning.Policy{})(t.Context()) != nil, "no failure")
 		took := gone.Sub(began)
 		require(t, !gone.IsZero() && took <= time.Minute, "the first node went %s after the start", took)

@@ -24,11 +24,27 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// inLab runs a test in a lab in memory.
+// inLab runs a test in a lab in memory, whose persistent disks have to be intact in the end.
 func inLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 	t.Helper()
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { f(t, New(t, o)) })
+	inLabOnce(t, o, f)
+}
+
+// inLabOnce is inLab for a test that others wait for.
+func inLabOnce(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		lab := New(t, o)
+		f(t, lab)
+		lab.RequireIntact()
+	})
+}
+
+// inDamagedLab is inLab for a test that changes persistent disks by hand.
+func inDamagedLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	inBubble(t, func(t *testing.T) { f(t, New(t, o)) })
 }
 
 // inLongLab is inLab for a long test.
@@ -83,6 +99,14 @@ func eachLongStory[S any](t *testing.T, stories map[string]S, play func(*testing
 	}
 }
 
+// eachBy plays each story in a lab that in makes.
+func eachBy[S any](t *testing.T, in inLabOf, stories map[string]S, f played[S]) {
+	t.Helper()
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) { in(t, func(t *testing.T, lab *Lab) { f(t, lab, s) }) })
+	}
+}
+
 func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		requireDrift(t, lab)
@@ -99,7 +123,7 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 		for serial, sum := range before {
 			require(t, after[serial] == sum, "disk %s: %s before, %s after", serial, sum, after[serial])
 		}
-		again := valueOf(lab.Client().Roll(t.Context(), planning.Policy{}))(t)
+		again := lab.Client().mustRoll(planning.Policy{})
 		require(t, again.Outcome == "nothing to do" && again.Run == "", "a second roll: %+v", again)
 	})
 }
@@ -129,19 +153,18 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().Publish(t.Context()))
 		lab.SwapISOs()
-		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		err := lab.Client().roll(planning.Policy{})(t.Context())
 		requireRefused(t, err, "it booted v1.13.9 with schematic")
 		requireTrouble(t, err, fault.NoBoot, "scsi0 (the old system disk) parked on VM ")
 		lab.RequireIntact()
-		vm := valueOf(lab.World.LookupVM("pve1", 9031))(t)
-		require(t, !vm.Running, "the VM that booted the wrong bytes: %+v", vm)
+		require(t, !lab.vm(wk1).Running, "the VM that booted the wrong bytes: %+v", lab.vm(wk1))
 		lab.SwapISOs() // someone restores the right content
 		lab.Client().rollTo(t, planning.Policy{})
 	})
 }
 
 func TestAWipedDiskIsNoticed(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inDamagedLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		before := lab.Disks()
 		for _, d := range lab.World.Persistent() {
 			lab.World.Media(d.Volid, "pve1").Write(nil)
@@ -158,14 +181,8 @@ func TestRecreatedInItsPool(t *testing.T) {
 		must(t, lab.World.JoinPool("", worker1, "talos", false))
 		lab.Patch(sim.CommonExtension)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		in := map[string]string{}
-		for _, vm := range lab.World.VMs() {
-			in[vm.Config["name"]] = vm.Pool
-		}
 		for name, want := range map[string]string{"wk1": "talos", "recast-parking-wk1": "talos", "cp1": ""} {
-			if got, there := in[name]; !there || got != want {
-				t.Errorf("%s is in pool %q, want %q (there: %v)", name, got, want, there)
-			}
+			requireSame(t, want, lab.namedVM(name).Pool, "pool of %s (-want +got)", name)
 		}
 	})
 }
@@ -219,7 +236,6 @@ func TestRestrictedTags(t *testing.T) {
 		} else {
 			lab.Client().rollTo(t, onlyWorker, "cp1")
 		}
-		lab.RequireIntact()
 		requireSame(t, "talos", lab.vmConfig(wk1)["tags"], "tags = (-want +got)")
 	})
 }
@@ -257,9 +273,7 @@ func mustBe(t testing.TB, holds bool, text string, args ...any) {
 // requireNone fails if there is any.
 func requireNone[T any](t testing.TB, found []T, what string) {
 	t.Helper()
-	if len(found) > 0 {
-		t.Errorf("%s: %+v", what, found)
-	}
+	require(t, len(found) == 0, "%s: %+v", what, found)
 }
 
 // requireSame fails unless the values are equal; what says of what they are, and which of them is the wanted one.
@@ -274,26 +288,22 @@ func requireSame(t testing.TB, want, got any, what string, args ...any) {
 func requireFault(t testing.TB, err error, kind fault.Kind, says ...string) {
 	t.Helper()
 	all := message(err) + "\n" + strings.Join(fault.Hints(err), "\n")
-	if err == nil || fault.KindOf(err) != kind {
-		t.Errorf("kind %d, want %d: %s", fault.KindOf(err), kind, all)
-	}
+	require(t, err != nil && fault.KindOf(err) == kind, "kind %d, want %d: %s", fault.KindOf(err), kind, all)
 	requireSays(t, all, says...)
 }
 
 // requireMessage fails unless the error is of that kind and has exactly this text.
 func requireMessage(t *testing.T, err error, kind fault.Kind, want string) {
 	t.Helper()
-	if fault.KindOf(err) != kind || message(err) != want {
-		t.Errorf("kind %d, want %d: %v\nwant %s", fault.KindOf(err), kind, err, want)
-	}
+	require(t, fault.KindOf(err) == kind && message(err) == want,
+		"kind %d, want %d: %v\nwant %s", fault.KindOf(err), kind, err, want)
 }
 
 // requireRefused fails unless the error is a refusal whose message has this text.
 func requireRefused(t testing.TB, err error, text string) {
 	t.Helper()
-	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), text) {
-		t.Errorf("err = %v (kind %d), want it refused: %s", err, fault.KindOf(err), text)
-	}
+	require(t, fault.KindOf(err) == fault.Refused && strings.Contains(err.Error(), text),
+		"err = %v (kind %d), want it refused: %s", err, fault.KindOf(err), text)
 }
 
 // requireError fails unless there is an error, and it and its hints say all of these texts.
@@ -318,16 +328,15 @@ func requireInSync(t *testing.T, lab *Lab, stale ...string) {
 
 func requireDrift(t *testing.T, lab *Lab, stale ...string) pipeline.DriftResult {
 	t.Helper()
-	res := valueOf(lab.Client().Drift(t.Context()))(t)
+	res := lab.drift()
 	var got []string
 	for _, d := range res.Nodes {
 		if d.Stale {
 			got = append(got, d.Node)
 		}
 	}
-	if strings.Join(got, " ") != strings.Join(stale, " ") || res.Unread > 0 {
-		t.Fatalf("stale %q, want %q: %+v", got, stale, res.Nodes)
-	}
+	mustBe(t, strings.Join(got, " ") == strings.Join(stale, " ") && res.Unread == 0,
+		"stale %q, want %q: %+v", got, stale, res.Nodes)
 	return res
 }
 
@@ -338,7 +347,6 @@ func (c *Client) rollTo(t *testing.T, policy planning.Policy, stale ...string) {
 	requireInSync(t, c.lab, stale...)
 }
 
-// hears has the client's events heard.
 func (c *Client) hears(hear func(step.Event)) *Client {
 	c.Emit = hear
 	return c
@@ -362,9 +370,7 @@ func requirePlanned(t testing.TB, n planning.NodePlan, s cluster.Strategy, why .
 // requireEtcd fails the test if etcd was used in a way that may lose it.
 func (l *Lab) requireEtcd() {
 	l.t.Helper()
-	for _, v := range l.EtcdViolations() {
-		l.t.Errorf("etcd: %s", v)
-	}
+	requireNone(l.t, l.EtcdViolations(), "etcd")
 }
 
 // sent are the calls since one that a test looks for.
@@ -376,12 +382,9 @@ func (l *Lab) sent(from int, is func(record.Call) bool) []record.Call {
 func (l *Lab) requireNothingSent(from int, but ...string) {
 	l.t.Helper()
 	wrong := func(c record.Call) bool { return c.Mutation && !ofClaim(c) && !slices.Contains(but, c.Proto) }
-	for _, c := range l.sent(from, wrong) {
-		l.t.Errorf("%s %s %s was sent all the same", c.Proto, c.Method, c.Path)
-	}
+	requireNone(l.t, l.sent(from, wrong), "sent all the same")
 }
 
-// plan is what a roll would do now.
 func (l *Lab) plan(policy planning.Policy) planning.Plan {
 	l.t.Helper()
 	return valueOf(l.Client().Plan(l.t.Context(), policy))(l.t)
@@ -403,19 +406,16 @@ func (l *Lab) session() *session {
 	return valueOf(l.Client().connect(l.t.Context()))(l.t)
 }
 
-// kubeNode is a node in Kubernetes.
 func (l *Lab) kubeNode(name string) *corev1.Node {
 	l.t.Helper()
 	return valueOf(l.Kube.Node(l.t.Context(), name))(l.t)
 }
 
-// stored is an object in Kubernetes.
 func (l *Lab) stored(r schema.GroupVersionResource, namespace, name string) store.Object {
 	l.t.Helper()
 	return valueOf(l.Kube.Store().Get(l.t.Context(), r, namespace, name))(l.t)
 }
 
-// allStored are the objects of a kind in Kubernetes.
 func (l *Lab) allStored(r schema.GroupVersionResource, namespace string) []store.Object {
 	l.t.Helper()
 	all, _, err := l.Kube.Store().List(l.t.Context(), r, namespace)
@@ -423,10 +423,17 @@ func (l *Lab) allStored(r schema.GroupVersionResource, namespace string) []store
 	return all
 }
 
-// mustRoll is a roll that has to succeed.
 func (c *Client) mustRoll(policy planning.Policy) pipeline.Report {
 	c.lab.t.Helper()
 	return valueOf(c.Roll(c.lab.t.Context(), policy))(c.lab.t)
+}
+
+// ofEach is what f makes of each element.
+func ofEach[A, B any](list []A, f func(A) B) (all []B) {
+	for _, a := range list {
+		all = append(all, f(a))
+	}
+	return all
 }
 
 func readFile(t testing.TB, name string) []byte {

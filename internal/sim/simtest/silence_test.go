@@ -100,7 +100,7 @@ type silentVerb struct {
 	kept    int  // number of kept old system disks in the end
 	stale   bool // the node differs from the lock in the end
 	inSync  bool // no node differs from the lock in the end
-	prepare func(t *testing.T, l *Lab)
+	prepare edit
 	do      func(c *Client, node string) func(context.Context) error
 }
 
@@ -108,7 +108,7 @@ type silentVerb struct {
 func (v silentVerb) lab(t *testing.T) (l *Lab, members map[string]string) {
 	l = New(t, v.o)
 	members = l.memberIDs()
-	v.prepare(t, l)
+	v.prepare(l)
 	return l, members
 }
 
@@ -120,9 +120,9 @@ func (v silentVerb) at(t *testing.T, c silentCell) {
 	mustBe(t, m.vmid != 0, "no machine was asked for it %d times: %v", c.n, m.counted)
 	l.RequireIntact()
 	if err != nil {
-		if kind := fault.KindOf(err); kind != fault.Failed && kind != fault.Refused || len(fault.Hints(err)) == 0 {
-			t.Errorf("kind %d, hints %q", kind, fault.Hints(err))
-		}
+		kind := fault.KindOf(err)
+		require(t, (kind == fault.Failed || kind == fault.Refused) && len(fault.Hints(err)) != 0,
+			"kind %d, hints %q", kind, fault.Hints(err))
 		l.requireNamed(t, err.Error(), c.what, m.vmid)
 		if c.also != (rpc{}) {
 			l.requireNamed(t, err.Error(), c.also, m.vmid)
@@ -162,27 +162,26 @@ func (v silentVerb) finish(l *Lab) func(context.Context) error {
 
 func (v silentVerb) requireDone(t *testing.T, l *Lab, members map[string]string) {
 	t.Helper()
+	stale := l.others(v.node)
 	switch {
 	case v.inSync:
-		requireDrift(t, l)
+		stale = nil
 	case v.stale:
-		requireDrift(t, l, l.others("")...)
-	default:
-		requireDrift(t, l, l.others(v.node)...)
+		stale = l.others("")
 	}
+	requireDrift(t, l, stale...)
 	l.requireWell(v.node, v.kept, members)
 }
 
 // requireNamed requires a message to say which machine does not answer what.
 func (l *Lab) requireNamed(t *testing.T, said string, what rpc, vmid int) {
 	t.Helper()
-	named := false
-	for _, n := range l.Nodes {
-		named = named || n.VMID == vmid && (strings.Contains(said, n.Name) || strings.Contains(said, n.Addr.String()))
-	}
-	if says := silentCalls()[what]; !named || says == "" || !strings.Contains(said, says) || !strings.Contains(said, "gave up") {
-		t.Errorf("VM %d does not answer %s (%q), and this is said:\n%s", vmid, what, says, said)
-	}
+	named := slices.ContainsFunc(l.Nodes, func(n sim.Node) bool {
+		return n.VMID == vmid && (strings.Contains(said, n.Name) || strings.Contains(said, n.Addr.String()))
+	})
+	says := silentCalls()[what]
+	require(t, named && says != "" && strings.Contains(said, says) && strings.Contains(said, "gave up"),
+		"VM %d does not answer %s (%q), and this is said:\n%s", vmid, what, says, said)
 }
 
 var machineStatus = rpc{"/cosi.resource.State/Get", runtime.MachineStatusType}
@@ -229,7 +228,7 @@ func silentCalls() map[rpc]string {
 // silentVerbs are the commands that change a node; each needs its own world.
 func silentVerbs() map[string]silentVerb {
 	verbs := map[string]silentVerb{
-		"restore cp1": {o: oneWorker(), node: "cp1", inSync: true, prepare: func(_ *testing.T, l *Lab) {
+		"restore cp1": {o: oneWorker(), node: "cp1", inSync: true, prepare: func(l *Lab) {
 			l.backUp()
 			l.reset("cp1", "EPHEMERAL")
 		}, do: func(c *Client, node string) func(context.Context) error {
@@ -242,19 +241,17 @@ func silentVerbs() map[string]silentVerb {
 		verbs["recover "+node] = silentVerb{o: o, node: node, stale: true, prepare: halfway(node), do: (*Client).giveUp}
 		verbs["rollback "+node] = silentVerb{o: o, node: node, kept: 1, stale: true, prepare: rolledBefore(node), do: func(c *Client, node string) func(context.Context) error { return c.goBack(node) }}
 		for s, kept := range map[cluster.Strategy]int{cluster.Recreate: 1, cluster.Reimage: 1, cluster.InPlace: 0} {
-			verbs["roll "+string(s)+" "+node] = silentVerb{o: o, node: node, kept: kept, do: (*Client).rollNode, prepare: func(_ *testing.T, l *Lab) {
-				l.setRoll("strategy: " + string(s))
-				l.Patch(everywhere)
-			}}
+			stale := all(strategy(s), func(l *Lab) { l.Patch(everywhere) })
+			verbs["roll "+string(s)+" "+node] = silentVerb{o: o, node: node, kept: kept, do: (*Client).rollNode, prepare: stale}
 		}
 	}
 	for name, v := range map[string]struct {
 		o          sim.Options
 		node, line string
 	}{"configure wk1": {oneWorker(), "wk1", noReboot}, "configure cp2": {threePlanes, "cp2", noReboot}, "configure cp2, with a reboot": {threePlanes, "cp2", needsReboot}} {
-		verbs[name] = silentVerb{o: v.o, node: v.node, inSync: true, do: (*Client).rollNode, prepare: func(t *testing.T, l *Lab) {
+		verbs[name] = silentVerb{o: v.o, node: v.node, inSync: true, do: (*Client).rollNode, prepare: func(l *Lab) {
 			files := l.keptConfigs()
-			files.set(t, v.node, v.line)
+			files.set(l.t, v.node, v.line)
 			l.MachineConfig = files.read
 		}}
 	}
@@ -262,7 +259,7 @@ func silentVerbs() map[string]silentVerb {
 		o        sim.Options
 		settings string
 	}{"wk1": {oneWorker(), "memory: 6144, tags: [talos], disks: [{slot: scsi1, size: 25G}]"}, "cp2": {threePlanes, "memory: 6144, tags: [talos]"}} {
-		verbs["reshape "+node] = silentVerb{o: v.o, node: node, inSync: true, do: (*Client).rollNode, prepare: func(_ *testing.T, l *Lab) { l.shape(node, v.settings) }}
+		verbs["reshape "+node] = silentVerb{o: v.o, node: node, inSync: true, do: (*Client).rollNode, prepare: func(l *Lab) { l.shape(node, v.settings) }}
 	}
 	old := verbs["roll in-place wk1"]
 	old.o.TalosVersion = "v1.12.6"
@@ -270,24 +267,20 @@ func silentVerbs() map[string]silentVerb {
 	return verbs
 }
 
-func (c *Client) rollNode(node string) func(context.Context) error {
-	return c.roll(planning.Policy{Only: []string{node}})
-}
+func (c *Client) rollNode(node string) func(context.Context) error { return c.roll(policyFor(node)) }
 
 // halfway is a node that has lost its VM to a killed roll.
-func halfway(node string) func(*testing.T, *Lab) {
-	return func(t *testing.T, l *Lab) {
+func halfway(node string) edit {
+	return func(l *Lab) {
 		l.Patch(everywhere)
-		c := l.as(firstRun)
-		c.killedAt(t, after("delete-vm"), c.rollNode(node))
+		l.as(firstRun).rollKilled(after("delete-vm"), policyFor(node))
 	}
 }
 
-// rolledBefore is a node that was rolled.
-func rolledBefore(node string) func(*testing.T, *Lab) {
-	return func(t *testing.T, l *Lab) {
+func rolledBefore(node string) edit {
+	return func(l *Lab) {
 		l.Patch(everywhere)
-		must(t, l.as(firstRun).rollNode(node)(t.Context()))
+		l.as(firstRun).mustRoll(policyFor(node))
 	}
 }
 
@@ -338,9 +331,7 @@ func TestSilence(t *testing.T) {
 			var undisturbed *mute
 			synctest.Test(t, func(t *testing.T) {
 				l, members := v.lab(t)
-				var err error
-				undisturbed, err = l.during(silentCell{}, func() error { return v.do(l.as(secondRun), v.node)(t.Context()) })
-				must(t, err)
+				undisturbed = valueOf(l.during(silentCell{}, func() error { return v.do(l.as(secondRun), v.node)(t.Context()) }))(t)
 				v.requireDone(t, l, members)
 			})
 			cells := undisturbed.cells()
@@ -376,8 +367,7 @@ func readSilently(t *testing.T, read func(context.Context, *Client) (any, error)
 		said = fmt.Sprintf("%s\n%v\n%s", text, err, strings.Join(fault.Hints(err), "\n"))
 		return errors.Join(err, errJSON)
 	}
-	undisturbed, err := l.during(silentCell{}, do)
-	must(t, err)
+	undisturbed := valueOf(l.during(silentCell{}, do))(t)
 	usual := said
 	for _, c := range undisturbed.cells() {
 		start := time.Now()
@@ -416,13 +406,12 @@ func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *L
 		c := l.Client()
 		strikes := 0
 		c.Emit = func(e step.Event) {
-			if !strings.Contains(e.Path, "/"+s.node) || e.Status != step.Started {
-				return
+			if strings.Contains(e.Path, "/"+s.node) && e.Status == step.Started {
+				strikes++
+				strike(l, c)
 			}
-			strikes++
-			strike(l, c)
 		}
-		must(t, c.roll(policyFor(s.node))(t.Context()))
+		c.mustRoll(policyFor(s.node))
 		require(t, strikes >= 10, "it was slow in %d steps only", strikes)
 		l.requireUpgraded(t, s.node)
 		requireNoClaim(t, l)
@@ -431,14 +420,11 @@ func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *L
 	return dump, own
 }
 
-// slowStrikes are the faults at the beginning of a step.
 func slowStrikes() map[string]func(l *Lab, c *Client) {
-	strikes := map[string]func(l *Lab, c *Client){
-		"refused": func(l *Lab, c *Client) {
-			c.Cut()
-			time.AfterFunc(slowFor, c.Mend)
-		},
-	}
+	strikes := map[string]func(l *Lab, c *Client){"refused": func(_ *Lab, c *Client) {
+		c.Cut()
+		time.AfterFunc(slowFor, c.Mend)
+	}}
 	for _, server := range sim.SlowServers {
 		strikes["slow "+server] = func(l *Lab, _ *Client) { must(l.t, l.Slow(server, slowFor)) }
 	}

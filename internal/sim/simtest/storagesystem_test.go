@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/recast-sh/recast/cluster"
@@ -23,9 +22,7 @@ const longhornSpace = "longhorn-system"
 func (l *Lab) runLonghorn(workers ...string) {
 	l.t.Helper()
 	l.installLonghorn()
-	l.put(store.DaemonSets(), daemonSet(longhornSpace, "longhorn-manager", corev1.PodSpec{
-		Containers: []corev1.Container{{Name: "longhorn-manager", Image: "longhornio/longhorn-manager:v1.10.0"}},
-	}))
+	l.put(store.DaemonSets(), daemonSet(longhornSpace, "longhorn-manager", onePod("longhorn-manager")))
 	l.longhornSetting("node-drain-policy", "block-if-contains-last-replica")
 	l.longhornSetting("replica-replenishment-wait-interval", "600")
 	for _, name := range workers {
@@ -47,11 +44,9 @@ func (l *Lab) runLonghorn(workers ...string) {
 func (l *Lab) longhornSetting(name, value string) {
 	l.t.Helper()
 	u := object(longhornSettings, longhornSpace, name, map[string]any{"value": value, "status": map[string]any{"applied": true}})
-	if _, err := l.Kube.Store().Get(l.t.Context(), longhornSettings.GroupVersionResource, longhornSpace, name); err == nil {
-		must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), longhornSettings.GroupVersionResource, u, store.Main)))
-		return
+	if errOf(l.Kube.Store().Update(l.t.Context(), longhornSettings.GroupVersionResource, u, store.Main)) != nil {
+		l.put(longhornSettings.GroupVersionResource, u) // there is none yet
 	}
-	l.put(longhornSettings.GroupVersionResource, u)
 }
 
 // replicated adds an attached volume with healthy replicas on those nodes.
@@ -89,11 +84,9 @@ func (l *Lab) replicated(name string, wanted int, nodes ...string) {
 	}
 }
 
-// copyOf changes the replica of a volume on a node.
 func (l *Lab) copyOf(volume, node string, change func(spec map[string]any)) {
 	l.t.Helper()
-	list := l.allStored(longhornReplicas.GroupVersionResource, "")
-	for _, o := range list {
+	for _, o := range l.allStored(longhornReplicas.GroupVersionResource, "") {
 		u := o.(*unstructured.Unstructured).DeepCopy()
 		spec := u.Object["spec"].(map[string]any)
 		if spec["volumeName"] == volume && spec["nodeID"] == node {
@@ -105,18 +98,11 @@ func (l *Lab) copyOf(volume, node string, change func(spec map[string]any)) {
 	l.t.Fatalf("volume %s has no replica on %s", volume, node)
 }
 
-// rebuilding is a replica that is being filled.
-func rebuilding(spec map[string]any) { spec["healthyAt"], spec["failedAt"] = "", "" }
-
 // inStorageLab is a lab with stale workers and a storage system on them.
 func inStorageLab(t *testing.T, run func(l *Lab, names ...string), workers int, test func(t *testing.T, lab *Lab)) {
 	t.Helper()
 	inLab(t, sim.Options{Workers: workers}, func(t *testing.T, lab *Lab) {
-		var names []string
-		for i := range workers {
-			names = append(names, fmt.Sprintf("wk%d", i+1))
-		}
-		run(lab, names...)
+		run(lab, []string{"wk1", "wk2", "wk3", "wk4"}[:workers]...)
 		lab.Patch(sim.PatchedExtension)
 		test(t, lab)
 	})
@@ -126,59 +112,37 @@ func inStorageLab(t *testing.T, run func(l *Lab, names ...string), workers int, 
 func TestPlanOfReplicatedVolumes(t *testing.T) {
 	const here = "Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only healthy replica on it"
 	const off = ", or roll.storage: {longhorn: off} does not look at it"
+	copies := func(wanted int, nodes ...string) edit {
+		return func(l *Lab) { l.replicated("pvc-1", wanted, nodes...) }
+	}
+	setting := func(name, value string) edit { return func(l *Lab) { l.longhornSetting(name, value) } }
 	planStorage(t, (*Lab).runLonghorn, map[string]storageCase{
-		"two healthy replicas": {change: func(l *Lab) { l.replicated("pvc-1", 2, "wk1", "wk2") }},
-		"the last replica": {
-			change:  func(l *Lab) { l.replicated("pvc-1", 2, "wk1") },
-			refused: []string{here + ": wait until Longhorn has made another" + off},
-		},
-		"the only one wanted": {
-			change:  func(l *Lab) { l.replicated("pvc-1", 1, "wk1") },
-			refused: []string{here + ": it is to have one only: give it a second one" + off},
-		},
-		"the only one wanted, and Longhorn lets it go": {
-			change: func(l *Lab) {
-				l.replicated("pvc-1", 1, "wk1")
-				l.longhornSetting("node-drain-policy", "always-allow")
-			},
-			notes: []string{"Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only replica on it, and is not there while the node is away"},
-		},
-		"a rebuild runs": {
-			change: func(l *Lab) {
-				l.replicated("pvc-1", 2, "wk1", "wk2")
-				l.copyOf("pvc-1", "wk2", rebuilding)
-			},
-			refused: []string{here + ": another one is being rebuilt: wait until that is done" + off},
-		},
-		"the other's node is down": {
-			change: func(l *Lab) {
-				l.replicated("pvc-1", 2, "wk1", "wk9")
-				l.longhornNodeDown("wk9")
-			},
-			refused: []string{here + ": wk9 is not ready for Longhorn (ManagerPodDown): bring that back first" + off},
-		},
-		"its controllers are away": {
-			change: func(l *Lab) {
-				l.replicated("pvc-1", 2, "wk1", "wk2")
-				without(store.DaemonSets(), longhornSpace, "longhorn-manager")(l)
-			},
-			refused: []string{"Longhorn has 1 volume on it and does not say how they are now: there is no DaemonSet longhorn-system/longhorn-manager: bring its controllers back first" + off},
-		},
-		"it waits less than the node is away": {
-			change: func(l *Lab) {
-				l.replicated("pvc-1", 2, "wk1", "wk2")
-				l.longhornSetting("replica-replenishment-wait-interval", "60")
-			},
-			notes: []string{"it is expected to be away for 4m0s, and Longhorn waits 1m0s for its 1 replica on it (replica-replenishment-wait-interval): recast has it wait 8m0s until its volumes are whole again"},
-		},
-		"not looked at": {change: func(l *Lab) {
-			l.replicated("pvc-1", 2, "wk1")
-			l.setRoll("storage: off")
-		}},
+		"two healthy replicas": {change: copies(2, "wk1", "wk2")},
+		"the last replica":     refusing(here+": wait until Longhorn has made another"+off, copies(2, "wk1")),
+		"the only one wanted":  refusing(here+": it is to have one only: give it a second one"+off, copies(1, "wk1")),
+		"the only one wanted, and Longhorn lets it go": noting(
+			"Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only replica on it, and is not there while the node is away",
+			copies(1, "wk1"), setting("node-drain-policy", "always-allow"),
+		),
+		"a rebuild runs": refusing(here+": another one is being rebuilt: wait until that is done"+off,
+			copies(2, "wk1", "wk2"), func(l *Lab) {
+				l.copyOf("pvc-1", "wk2", func(spec map[string]any) { spec["healthyAt"], spec["failedAt"] = "", "" })
+			}),
+		"the other's node is down": refusing(
+			here+": wk9 is not ready for Longhorn (ManagerPodDown): bring that back first"+off,
+			copies(2, "wk1", "wk9"), func(l *Lab) { l.longhornNodeDown("wk9") }),
+		"its controllers are away": refusing(
+			"Longhorn has 1 volume on it and does not say how they are now: there is no DaemonSet longhorn-system/longhorn-manager: bring its controllers back first"+off,
+			copies(2, "wk1", "wk2"), without(store.DaemonSets(), longhornSpace, "longhorn-manager"),
+		),
+		"it waits less than the node is away": noting(
+			"it is expected to be away for 4m0s, and Longhorn waits 1m0s for its 1 replica on it (replica-replenishment-wait-interval): recast has it wait 8m0s until its volumes are whole again",
+			copies(2, "wk1", "wk2"), setting("replica-replenishment-wait-interval", "60"),
+		),
+		"not looked at": {change: all(copies(2, "wk1"), func(l *Lab) { l.setRoll("storage: off") })},
 	})
 }
 
-// longhornNodeDown adds a node of Longhorn's whose manager does not run.
 func (l *Lab) longhornNodeDown(name string) {
 	l.t.Helper()
 	l.put(longhornNodes.GroupVersionResource, object(longhornNodes, longhornSpace, name, map[string]any{
@@ -212,20 +176,18 @@ type storageRoll struct {
 // rollWaits rolls the workers in both ways: the second one goes once the volume is whole.
 func rollWaits(t *testing.T, r storageRoll) {
 	t.Helper()
-	ways := []cluster.Strategy{cluster.Recreate, cluster.InPlace}
-	eachInLab(t, sim.Options{Workers: 2}, storiesOf(ways...), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+	ways := storiesOf(cluster.Recreate, cluster.InPlace)
+	eachInLab(t, sim.Options{Workers: 2}, ways, func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		r.run(lab, "wk1", "wk2")
 		lab.Patch(sim.PatchedExtension)
 		lab.setRoll("strategy: " + string(s))
 		r.volume(lab)
-		c := lab.Client()
 		var said []string
 		whole := true
 		look := func() { whole = r.whole(lab) }
-		c.Emit = allOf(
+		lab.Client().hears(allOf(
 			notes("await-storage-again", &said), whenStarted("wk2/take-down", look), whenStarted("wk2/upgrade", look),
-		)
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		)).mustRoll(planning.Policy{})
 		require(t, whole && r.whole(lab), "a node went while the volume was not whole, or it is not in the end")
 		for _, want := range r.says {
 			require(t, slices.Contains(said, want), "said %q", said)
@@ -253,10 +215,9 @@ func TestRollStopsWhereVolumesStayBroken(t *testing.T) {
 	inStorageLab(t, (*Lab).runLonghorn, 2, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
 		lab.replicated("pvc-1", 2, "wk1", "wk2")
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/await-storage-again", func() {
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() {
 			lab.copyOf("pvc-1", "wk1", func(spec map[string]any) { spec["nodeID"] = "wk7" }) // a disk that is gone
-		})
+		}))
 		err := c.roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Failed, "roll/canary/wk1/await-storage-again: wk1 is done and takes pods, but no other node is to follow: volumes whole with wk1: gave up after 2m0s; last seen: Longhorn: 1 of 2 replicas healthy")
 		requireDrift(t, lab, "wk2")
@@ -282,10 +243,9 @@ func TestReplicasOfTwoWorkersAtATime(t *testing.T) {
 		lab.replicated("pvc-1", 2, "wk1", "wk2")
 		lab.replicated("pvc-2", 2, "wk2", "wk1")
 		seen := lab.watchOutage()
-		c := lab.Client()
 		faulted := false
-		c.Emit = func(step.Event) { faulted = faulted || lab.robustness("pvc-1") == "faulted" }
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		look := func(step.Event) { faulted = faulted || lab.robustness("pvc-1") == "faulted" }
+		lab.Client().hears(look).mustRoll(planning.Policy{})
 		require(t, !faulted && seen.most <= 1 && lab.robust("pvc-1") && lab.robust("pvc-2"),
 			"%d at a time, faulted: %v", seen.most, faulted)
 		requireInSync(t, lab)
@@ -300,12 +260,10 @@ func TestInterruptedRollWaitsForReplicas(t *testing.T) {
 		first := lab.Client()
 		first.Emit = whenStarted("wk1/bring-up/start", first.Kill)
 		mustBe(t, first.roll(planning.Policy{})(t.Context()) != nil, "it was killed")
-		if time.Sleep(10 * time.Second); lab.robust("pvc-1") {
-			t.Error("the volume did not notice")
-		}
+		time.Sleep(10 * time.Second)
+		require(t, !lab.robust("pvc-1"), "the volume did not notice")
 		whole := false
-		c := lab.second().hears(whenStarted("wk2/take-down", func() { whole = lab.robust("pvc-1") }))
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		lab.second().hears(whenStarted("wk2/take-down", func() { whole = lab.robust("pvc-1") })).mustRoll(planning.Policy{})
 		require(t, whole, "wk2 went before the volume was whole")
 		requireInSync(t, lab)
 	})

@@ -3,6 +3,7 @@ package simtest
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,24 +41,15 @@ func (c *capacity) see(node *corev1.Node, gone bool) {
 	if _, is := node.Labels["node-role.kubernetes.io/control-plane"]; is {
 		return
 	}
-	ready := false
-	for _, condition := range node.Status.Conditions {
-		ready = ready || condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
-	}
 	was := c.serves[node.Name]
-	now := ready && !node.Spec.Unschedulable && !gone
+	now := isReady(node) && !node.Spec.Unschedulable && !gone
 	c.serves[node.Name] = now
 	if was && !now && node.Name != surgeNode {
 		c.drained, c.early = true, c.early || !c.surged
 	}
 	c.surged = c.surged || now && node.Name == surgeNode
-	count := 0
-	for _, serves := range c.serves {
-		if serves {
-			count++
-		}
-	}
-	c.least = min(c.least, count)
+	serving := slices.DeleteFunc(slices.Collect(maps.Values(c.serves)), func(serves bool) bool { return !serves })
+	c.least = min(c.least, len(serving))
 }
 
 // watchCapacity sees every change of a Node from now on, until stop.
@@ -93,9 +85,8 @@ func (l *Lab) watchCapacity(ctx context.Context) (c *capacity, stop func()) {
 func (l *Lab) requireNoSurge(t *testing.T) {
 	t.Helper()
 	require(t, errOf(l.Kube.Node(t.Context(), surgeNode)) != nil, "Kubernetes has node %s still", surgeNode)
-	require(t, l.made([]string{surgeNode}) <= 0, "VM %s is there still", surgeNode)
-	res := l.status()
-	for _, k := range res.Kept {
+	require(t, l.made([]string{surgeNode}) == 0, "VM %s is there still", surgeNode)
+	for _, k := range l.status().Kept {
 		require(t, k.Node != surgeNode, "a disk of it is kept: %+v", k)
 	}
 }
@@ -122,12 +113,11 @@ func TestSurge(t *testing.T) {
 		rep := lab.Client().mustRoll(planning.Policy{})
 		stop()
 		t.Attr("least", strconv.Itoa(c.least))
-		if asked := s.surge != "0"; !c.drained || c.surged != asked || asked && c.early || c.least != s.least {
-			t.Errorf("of 3 workers at least %d served, want %d; drained %t, surged %t, drained too early %t", c.least, s.least, c.drained, c.surged, c.early)
-		}
-		if p := rep.Plan.Surge; s.surge == "0" != (p == nil) || p != nil && p.Least != s.least {
-			t.Errorf("the plan says of it: %+v", p)
-		}
+		asked := s.surge != "0"
+		require(t, c.drained && c.surged == asked && !(asked && c.early) && c.least == s.least,
+			"of 3 workers at least %d served, want %d; drained %t, surged %t, drained too early %t", c.least, s.least, c.drained, c.surged, c.early)
+		says := rep.Plan.Surge
+		require(t, asked == (says != nil) && (says == nil || says.Least == s.least), "the plan says of it: %+v", says)
 		lab.requireNoSurge(t)
 		requireInSync(t, lab)
 	})
@@ -142,11 +132,7 @@ func TestSurgeAgain(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		lab.requireNoSurge(t)
-		count := func() (vms, volumes int) {
-			disks := valueOf(lab.World.Volumes("fast", "pve1"))(t)
-			return len(lab.World.VMs()), len(disks)
-		}
-		vms, volumes := count()
+		vms, volumes := len(lab.World.VMs()), len(lab.diskVolumes())
 		lab.loseJournal()                                                            // the next run knows of the parking VM only from Proxmox
 		lab.Replace("recast.yaml", "{name: wk1,", "{name: wk1, vm: {memory: 6144},") // stops it
 		c, stop := lab.watchCapacity(t.Context())
@@ -156,20 +142,16 @@ func TestSurgeAgain(t *testing.T) {
 			"at least %d served; surged %t, drained too early %t", c.least, c.surged, c.early)
 		lab.requireNoSurge(t)
 		requireInSync(t, lab)
-		if v, d := count(); v != vms || d != volumes {
-			t.Errorf("after the first roll there were %d VMs and %d volumes, after the second %d and %d", vms, volumes, v, d)
-		}
+		requireSame(t, vms, len(lab.World.VMs()), "VMs (-after the first roll +after the second)")
+		requireSame(t, volumes, len(lab.diskVolumes()), "volumes (-after the first roll +after the second)")
 	})
 }
 
 // requireSurgeStays fails unless the surge node is there, and drift and status say so.
 func (l *Lab) requireSurgeStays(t *testing.T) {
 	t.Helper()
-	if _, err := l.Kube.Node(t.Context(), surgeNode); err != nil {
-		t.Errorf("the surge node is gone: %v", err)
-	}
-	res := l.status()
-	require(t, slices.Equal(res.Surge, []string{surgeNode}), "status says that %q are left over", res.Surge)
+	l.kubeNode(surgeNode)
+	requireSame(t, []string{surgeNode}, l.status().Surge, "what status says is left over (-want +got)")
 }
 
 // TestSurgeWithData does not remove a surge node with data that only it has. The roll says why, and the
@@ -180,8 +162,8 @@ func TestSurgeWithData(t *testing.T) {
 		daemons("default", "agent", "/var/lib/agent")(lab)
 		acceptLoss("hostpath/var/lib/agent")(lab)
 		lab.Patch(sim.PatchedExtension)
-		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		requireFault(t, err, fault.Refused, surgeNode+": hostPath /var/lib/agent (DaemonSet default/agent) is on the system disk and would be lost", "every worker is done", "recast remove takes one away")
+		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), fault.Refused,
+			surgeNode+": hostPath /var/lib/agent (DaemonSet default/agent) is on the system disk and would be lost", "every worker is done", "recast remove takes one away")
 		requireDrift(t, lab, surgeNode)
 		lab.requireSurgeStays(t)
 		requireRefused(t, errOf(lab.Client().Remove(t.Context(), surgeNode)), "is on the system disk and would be lost")
@@ -189,10 +171,14 @@ func TestSurgeWithData(t *testing.T) {
 		p := lab.planOf(lab.Client(), surgeNode, planning.Policy{})
 		require(t, p.Strategy == cluster.Remove && p.Phase == planning.SurgeEnd && len(p.WillLose) == 1,
 			"left over, it is planned as %s in phase %s: %v", p.Strategy, p.Phase, p.WillLose)
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		lab.requireNoSurge(t)
-		requireInSync(t, lab)
+		lab.rollWithoutSurge(t)
 	})
+}
+
+func (l *Lab) rollWithoutSurge(t *testing.T) {
+	t.Helper()
+	l.Client().rollTo(t, planning.Policy{})
+	l.requireNoSurge(t)
 }
 
 // TestSurgeGetsData: data that came after its removal was planned counts as well.
@@ -200,14 +186,12 @@ func TestSurgeGetsData(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.AddSurge(1)
 		lab.Patch(sim.PatchedExtension)
-		c := lab.Client()
-		c.Emit = whenStarted("roll/surge-end/"+surgeNode+"/gate", func() { daemons("default", "agent", "/var/lib/agent")(lab) })
+		begins := func() { daemons("default", "agent", "/var/lib/agent")(lab) }
+		c := lab.Client().hears(whenStarted("roll/surge-end/"+surgeNode+"/gate", begins))
 		requireFault(t, errOf(c.Roll(t.Context(), planning.Policy{})), fault.Refused, "remove became impossible for "+surgeNode+" since the plan was made: hostPath /var/lib/agent")
 		lab.requireSurgeStays(t)
 		noDaemons("default", "agent")(lab)
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		lab.requireNoSurge(t)
-		requireInSync(t, lab)
+		lab.rollWithoutSurge(t)
 	})
 }
 
@@ -219,47 +203,37 @@ func TestSurgeAfterAFailure(t *testing.T) {
 			p := lab.planOf(lab.Client(), surgeNode, planning.Policy{})
 			require(t, p.Strategy == "" && strings.HasPrefix(p.Why, "it serves while workers are away"),
 				"it is planned as %s: %s", p.Strategy, p.Why)
-			plan, err := lab.Client().Plan(t.Context(), policyFor("cp1"))
-			if must(t, err); len(plan.Work()) > 0 || plan.Surge != nil {
-				t.Errorf("with --only cp1: %+v", plan.Surge)
-			}
-			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+			plan := lab.plan(policyFor("cp1"))
+			require(t, len(plan.Work()) == 0 && plan.Surge == nil, "with --only cp1: %+v", plan.Surge)
 		},
-		"it is asked for no more": func(t *testing.T, lab *Lab) {
-			lab.Replace("recast.yaml", "  surge: 1\n", "  surge: 0\n")
-			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		},
+		"it is asked for no more": func(_ *testing.T, l *Lab) { l.Replace("recast.yaml", "  surge: 1\n", "  surge: 0\n") },
 		"it is removed by hand": func(t *testing.T, lab *Lab) {
 			must(t, errOf(lab.Client().Remove(t.Context(), surgeNode)))
 			lab.requireNoSurge(t)
-			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		},
 		"it is cordoned": func(t *testing.T, lab *Lab) {
 			lab.Cordon(surgeNode, true)
 			requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), surgeNode+": it is to serve while workers are away, and is cordoned: kubectl uncordon")
 			lab.Cordon(surgeNode, false)
-			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		},
 		"it has a disk of a person": func(t *testing.T, lab *Lab) {
-			vm := lab.namedVM(surgeNode)
-			must(t, lab.World.SetConfig("", vm.Host, world.ChangeRequest{ID: vm.ID, Set: map[string]string{"scsi5": "fast:1"}}))
+			id := lab.namedVM(surgeNode).ID
+			lab.EditVM(id, "scsi5", "fast:1")
 			lab.Replace("recast.yaml", "  surge: 1\n", "  surge: 0\n")
 			requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), surgeNode+": its VM has scsi5 beside its system disk")
-			must(t, lab.World.SetConfig("", vm.Host, world.ChangeRequest{ID: vm.ID, Delete: []string{"scsi5"}}))
-			must(t, lab.World.SetConfig("", vm.Host, world.ChangeRequest{ID: vm.ID, Delete: []string{"unused0"}}))
-			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+			lab.configure(world.ChangeRequest{ID: id, Delete: []string{"scsi5"}})
+			lab.configure(world.ChangeRequest{ID: id, Delete: []string{"unused0"}})
 		},
 	}, func(t *testing.T, lab *Lab, s func(t *testing.T, lab *Lab)) {
 		lab.AddSurge(1)
 		lab.Patch(sim.PatchedExtension)
 		lab.Budget(0)
-		err := errOf(lab.Client().Roll(t.Context(), planning.Policy{}))
-		requireFault(t, err, fault.Failed, "surge nodes ("+surgeNode+") stays: the next recast roll goes on with it")
+		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), fault.Failed,
+			"surge nodes ("+surgeNode+") stays: the next recast roll goes on with it")
 		lab.requireSurgeStays(t)
 		lab.Budget(1)
 		s(t, lab)
-		lab.requireNoSurge(t)
-		requireInSync(t, lab)
+		lab.rollWithoutSurge(t)
 	})
 }
 
@@ -309,8 +283,7 @@ func TestSurgeByMistake(t *testing.T) {
 		lab.AddSurge(1)
 		node, _, _ := strings.Cut(refused[0], ":")
 		lab.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", class: surge, host: pve1, surge: true, vm: {ipconfig: ['ip=127.42.7.252/24,gw=127.42.7.1']},")
-		plan := lab.plan(policyFor(node))
-		requireSays(t, strings.Join(plan.Refused(), "\n"), refused...)
+		requireSays(t, strings.Join(lab.plan(policyFor(node)).Refused(), "\n"), refused...)
 		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), refused[0])
 		must(t, errOf(lab.Kube.Node(t.Context(), node)))
 	})

@@ -52,7 +52,6 @@ func recreated(s *talosScene) {
 	must(s.t, s.as(thirdRun).roll(s.only())(s.t.Context()))
 }
 
-// patient allows more time for an installation.
 func patient(s *talosScene) { s.Replace("recast.yaml", "join: 3m", "join: 10m") }
 
 func later(*talosScene) { time.Sleep(2 * time.Minute) }
@@ -109,8 +108,7 @@ func newVersion(s *talosScene) {
 // isoOf is the published boot ISO of the workers' image of a version.
 func (s *talosScene) isoOf(version string) *world.Media {
 	s.t.Helper()
-	volumes, err := s.World.Volumes(sim.ISOStorage, "pve1")
-	must(s.t, err)
+	volumes := valueOf(s.World.Volumes(sim.ISOStorage, "pve1"))(s.t)
 	for _, v := range volumes {
 		media := s.World.Media(v.Volid, "pve1")
 		img, err := artefact.ReadISO(media.Bytes())
@@ -132,8 +130,7 @@ func oldISO(s *talosScene) {
 
 // freshISO removes the ISO that recast reports as wrong.
 func freshISO(s *talosScene) {
-	volumes, err := s.World.Volumes(sim.ISOStorage, "pve1")
-	must(s.t, err)
+	volumes := valueOf(s.World.Volumes(sim.ISOStorage, "pve1"))(s.t)
 	for _, v := range volumes {
 		if strings.Contains(v.Volid, "-"+sim.TalosVersion+"-") {
 			s.done(s.World.DeleteVolume("", "pve1", v.Volid))
@@ -147,7 +144,6 @@ func led(to string) func(*talosScene) {
 	return func(s *talosScene) { s.lead(s.rolled().Addr.String(), to) }
 }
 
-// lead redirects connections to an address.
 func (s *talosScene) lead(addr, to string) {
 	s.route.Store(new(map[string]string{addr: s.Lab.node(to).Addr.String()}))
 }
@@ -172,7 +168,6 @@ func (l *Lab) reconfigure(node, old, fresh string) {
 	l.apply(node, edited)
 }
 
-// apply applies another configuration to a machine, and reboots it.
 func (l *Lab) apply(node string, config []byte) {
 	l.t.Helper()
 	l.talosctl(node, func(ctx context.Context, c *client.Client) error {
@@ -182,7 +177,6 @@ func (l *Lab) apply(node string, config []byte) {
 	time.Sleep(2 * time.Minute)
 }
 
-// renamed gives a node another's name.
 func renamed(node, from, to string) func(*talosScene) {
 	return func(s *talosScene) { s.reconfigure(node, "hostname: "+from, "hostname: "+to) }
 }
@@ -202,12 +196,9 @@ func expiring(life time.Duration) func(*talosScene) {
 
 func (s *talosScene) editTalosconfig(edit func(*clientconfig.Context)) {
 	s.t.Helper()
-	conf, err := clientconfig.FromBytes(s.Read("talosconfig"))
-	must(s.t, err)
+	conf := valueOf(clientconfig.FromBytes(s.Read("talosconfig")))(s.t)
 	edit(conf.Contexts[conf.Context])
-	b, err := conf.Bytes()
-	must(s.t, err)
-	s.Write("talosconfig", b)
+	s.Write("talosconfig", valueOf(conf.Bytes())(s.t))
 }
 
 // virtual is an endpoint that moves between the control planes.
@@ -231,19 +222,17 @@ func (s *talosScene) rerouted(addr string) string {
 
 // alien attaches a disk on which Talos was once installed.
 func alien(s *talosScene) {
-	n := s.rolled()
-	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"scsi5": sim.DiskStorage + ":1,serial=alien"}}))
-	vm, err := s.World.LookupVM(n.Host, n.VMID)
-	must(s.t, err)
-	volid, _, _ := strings.Cut(vm.Config["scsi5"], ",")
-	s.World.Media(volid, n.Host).Write(artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{{Label: "META", UUID: "alien"}}}))
+	id := s.rolled().VMID
+	s.EditVM(id, "scsi5", sim.DiskStorage+":1,serial=alien")
+	disk := artefact.Disk{Partitions: []artefact.Partition{{Label: "META", UUID: "alien"}}}
+	s.media(volidOf(s.Lab, id, "scsi5")).Write(artefact.WriteDisk(disk))
 }
 
 func unplugged(s *talosScene) {
-	n := s.rolled()
-	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"protection": "0"}}))
+	id := s.rolled().VMID
+	s.EditVM(id, "protection", "0")
 	for _, key := range []string{"scsi5", "unused0"} {
-		must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Delete: []string{key}}))
+		s.configure(world.ChangeRequest{ID: id, Delete: []string{key}})
 	}
 }
 
@@ -269,7 +258,6 @@ func unnoticed(s *talosScene) {
 	forgotten("cp2")(s)
 }
 
-// forgotten is a Node that a person deletes.
 func forgotten(node string) func(*talosScene) { return dropped(store.Nodes(), "", node) }
 
 // restored gives that worker its own configuration back, and removes it as cp2 from etcd.
@@ -309,12 +297,7 @@ func inNamespace(name string) func(*appsv1.Deployment) {
 	return func(d *appsv1.Deployment) { d.Namespace = name }
 }
 
-func podsOf(app string) corev1.PodTemplateSpec {
-	return corev1.PodTemplateSpec{
-		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app}},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: app, Image: app}}},
-	}
-}
+func podsOf(app string) corev1.PodTemplateSpec { return daemonSet("", app, onePod(app)).Spec.Template }
 
 func selecting(app string) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
@@ -322,10 +305,7 @@ func selecting(app string) *metav1.LabelSelector {
 
 func deployed(edits ...func(*appsv1.Deployment)) func(*talosScene) {
 	return func(s *talosScene) {
-		d := &appsv1.Deployment{
-			ObjectMeta: metav1.ObjectMeta{Name: "shop", Namespace: corev1.NamespaceDefault},
-			Spec:       appsv1.DeploymentSpec{Replicas: new(int32(1)), Selector: selecting("shop"), Template: podsOf("shop")},
-		}
+		d := deployment(corev1.NamespaceDefault, "shop", map[string]string{"app": "shop"}, onePod("shop"))
 		for _, edit := range edits {
 			edit(d)
 		}
@@ -347,10 +327,9 @@ func stateful(s *talosScene) {
 }
 
 func bare(s *talosScene) {
-	s.put(store.Pods(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: corev1.NamespaceDefault},
-		Spec:       corev1.PodSpec{NodeName: s.rolls, Containers: []corev1.Container{{Name: "bare", Image: "bare"}}},
-	})
+	spec, meta := onePod("bare"), metav1.ObjectMeta{Name: "bare", Namespace: corev1.NamespaceDefault}
+	spec.NodeName = s.rolls
+	s.put(store.Pods(), &corev1.Pod{ObjectMeta: meta, Spec: spec})
 }
 
 func gone(pod string) func(*talosScene) {
@@ -419,9 +398,7 @@ func expiringKubeconfig(life time.Duration) func(*talosScene) {
 
 func (s *talosScene) useKubeconfig(group string, life time.Duration) {
 	s.keep("kubeconfig")
-	b, err := s.Kubeconfig(group, life)
-	must(s.t, err)
-	s.Write("kubeconfig", b)
+	s.Write("kubeconfig", valueOf(s.Kubeconfig(group, life))(s.t))
 }
 
 // podDisk attaches a volume to the VM as a CSI driver does.
@@ -432,7 +409,7 @@ func podDisk(s *talosScene) {
 }
 
 func podDiskGone(s *talosScene) {
-	must(s.t, s.World.SetConfig("", "pve1", world.ChangeRequest{ID: s.rolled().VMID, Delete: []string{"scsi7"}}))
+	s.configure(world.ChangeRequest{ID: s.rolled().VMID, Delete: []string{"scsi7"}})
 }
 
 // podDiskFreed deletes its claim.
@@ -470,34 +447,28 @@ func agent(s *talosScene) {
 	s.put(store.Claims(), &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: corev1.NamespaceDefault}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-2"},
 	})
-	pods := podsOf("agent")
-	pods.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+	pod := onePod("agent")
+	pod.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "agent"},
 	}}}
-	s.put(store.DaemonSets(), &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: corev1.NamespaceDefault},
-		Spec:       appsv1.DaemonSetSpec{Selector: selecting("agent"), Template: pods},
-	})
+	s.put(store.DaemonSets(), daemonSet(corev1.NamespaceDefault, "agent", pod))
 	time.Sleep(20 * time.Second)
 	c := s.session()
 	defer c.end()
-	volumes, err := c.machines.Kube.AttachedVolumes(s.t.Context(), s.rolls)
-	must(s.t, err)
-	if len(volumes) != 1 || !strings.HasPrefix(volumes[0].User, "DaemonSet pod default/agent-") {
-		s.t.Errorf("attached: %+v", volumes)
-	}
+	volumes := valueOf(c.machines.Kube.AttachedVolumes(s.t.Context(), s.rolls))(s.t)
+	require(s.t, len(volumes) == 1 && strings.HasPrefix(volumes[0].User, "DaemonSet pod default/agent-"),
+		"attached: %+v", volumes)
 }
 
 // hooked has a webhook that denies changes of these resources.
 func hooked(resources ...string) func(*talosScene) {
 	return func(s *talosScene) {
 		s.Kube.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {
-			for _, resource := range resources {
-				if r.Resource == resource && (r.Verb == "delete" || r.Resource == "pods/eviction") && r.Namespace == corev1.NamespaceDefault {
-					return &metav1.Status{Code: http.StatusForbidden, Message: "not during trading hours", Reason: metav1.StatusReasonForbidden}
-				}
+			goes := r.Verb == "delete" || r.Resource == "pods/eviction"
+			if !slices.Contains(resources, r.Resource) || !goes || r.Namespace != corev1.NamespaceDefault {
+				return nil
 			}
-			return nil
+			return &metav1.Status{Code: http.StatusForbidden, Message: "not during trading hours", Reason: metav1.StatusReasonForbidden}
 		})
 	}
 }

@@ -110,12 +110,10 @@ func (f *talosFault) run(t *testing.T) {
 	s.requireWell(members)
 }
 
-// rolled is the node that is rolled.
 func (s *talosScene) rolled() sim.Node { return s.Lab.node(s.rolls) }
 
-func (s *talosScene) only() planning.Policy { return planning.Policy{Only: []string{s.rolls}} }
+func (s *talosScene) only() planning.Policy { return policyFor(s.rolls) }
 
-// strike begins the fault at its time.
 func (s *talosScene) strike() {
 	switch {
 	case s.at != "":
@@ -147,34 +145,20 @@ func (s *talosScene) hear(e step.Event) {
 // keep restores a file after the roll.
 func (s *talosScene) keep(name string) { s.kept[name] = s.Read(name) }
 
-// requireSaid checks the roll's result and messages.
 func (s *talosScene) requireSaid(err error) {
 	s.t.Helper()
 	all := fmt.Sprint(err) + "\n" + strings.Join(fault.Hints(err), "\n")
-	if (err != nil) != (len(s.says) > 0) || fault.KindOf(err) != s.kind {
-		s.t.Errorf("kind %d, want %d; it was to say %q:\n%s", fault.KindOf(err), s.kind, s.says, all)
-		return
-	}
-	for _, text := range s.says {
-		require(s.t, strings.Contains(all, text), "it does not say %q:\n%s", text, all)
-	}
-	told := strings.Join(s.heard, "\n")
-	require(s.t, strings.Contains(told, s.noted), "%q was not shown:\n%s", s.noted, told)
+	require(s.t, (err != nil) == (len(s.says) > 0) && fault.KindOf(err) == s.kind,
+		"kind %d, want %d; it was to say %q:\n%s", fault.KindOf(err), s.kind, s.says, all)
+	requireSays(s.t, all, s.says...)
+	requireSays(s.t, strings.Join(s.heard, "\n"), s.noted)
 }
 
 // stand is the state of the node and its old system disk.
 func (s *talosScene) stand() string {
 	s.t.Helper()
-	n := s.rolled()
-	vm, err := s.World.LookupVM(n.Host, n.VMID)
-	must(s.t, err)
-	out := []string{"off"}
-	if vm.Running {
-		out[0] = "on"
-	}
-	res, err := s.as(thirdRun).Status(s.t.Context())
-	must(s.t, err)
-	for _, open := range res.Open {
+	out := []string{map[bool]string{true: "on", false: "off"}[s.vm(s.rolled().VMID).Running]}
+	for _, open := range valueOf(s.as(thirdRun).Status(s.t.Context()))(s.t).Open {
 		if open.Node == s.rolls {
 			out = append(out, "its old disk parked")
 		}
@@ -189,10 +173,7 @@ func (s *talosScene) stand() string {
 func (s *talosScene) requireWell(members map[string]string) {
 	s.t.Helper()
 	requireDrift(s.t, s.Lab, s.others(s.rolls)...)
-	kept := 1
-	if s.strategy == cluster.InPlace && !s.parks {
-		kept = 0
-	}
+	kept := map[bool]int{true: 1, false: 0}[s.parks || s.strategy != cluster.InPlace]
 	s.Lab.requireWell(s.rolls, kept, members)
 }
 
@@ -205,9 +186,8 @@ func (l *Lab) requireWell(node string, kept int, members map[string]string) {
 	l.RequireIntact()
 	now := l.memberIDs()
 	for name, id := range members {
-		if now[name] == "" || now[name] != id && name != node {
-			l.t.Errorf("etcd's member %s was %s and is %q", name, id, now[name])
-		}
+		require(l.t, now[name] != "" && (now[name] == id || name == node),
+			"etcd's member %s was %s and is %q", name, id, now[name])
 	}
 	require(l.t, len(now) == len(members), "members of etcd before: %v, now: %v", members, now)
 }
@@ -220,7 +200,6 @@ func (s *talosScene) recovered() {
 	s.again()
 }
 
-// again rolls to another build.
 func (s *talosScene) again() {
 	s.t.Helper()
 	s.Patch(everywhere)
@@ -235,14 +214,7 @@ type machineState struct {
 // machineState is the machine's state that a failed drain must not change.
 func (s *talosScene) machineState() machineState {
 	s.t.Helper()
-	n := s.rolled()
-	vm, err := s.World.LookupVM(n.Host, n.VMID)
-	must(s.t, err)
-	c := s.session()
-	defer c.end()
-	m, err := cluster.ReadMachine(s.t.Context(), c.machines.Talos, n.Addr)
-	must(s.t, err)
-	return machineState{Config: maps.Clone(vm.Config), Boot: m.BootID}
+	return machineState{Config: maps.Clone(s.vm(s.rolled().VMID).Config), Boot: s.machine(s.rolls).BootID}
 }
 
 // TestTalosFaults plays each of them in its own world: the roll ends in time and says what a person needs to know,
@@ -259,7 +231,6 @@ func TestTalosFaults(t *testing.T) {
 	}
 }
 
-// eachFault plays each fault in its own world.
 func eachFault(t *testing.T, faults map[string]*talosFault) {
 	t.Helper()
 	eachInBubble(t, faults, func(t *testing.T, f *talosFault) { f.run(t) })
@@ -297,7 +268,6 @@ func TestCtrlCInADrain(t *testing.T) {
 	eachFault(t, faults)
 }
 
-// toRack labels a Node as a person would.
 func (l *Lab) toRack(name, rack string) {
 	l.t.Helper()
 	node := l.kubeNode(name)

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
@@ -66,8 +65,7 @@ func exporterTo(t *testing.T, dial func(context.Context) (net.Conn, error)) sdkt
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
 	t.Cleanup(transport.CloseIdleConnections)
-	e := valueOf(otlptracehttp.New(t.Context(), otlptracehttp.WithEndpoint("127.42.7.200:4318"), otlptracehttp.WithInsecure(), otlptracehttp.WithHTTPClient(&http.Client{Transport: transport})))(t)
-	return e
+	return valueOf(otlptracehttp.New(t.Context(), otlptracehttp.WithEndpoint("127.42.7.200:4318"), otlptracehttp.WithInsecure(), otlptracehttp.WithHTTPClient(&http.Client{Transport: transport})))(t)
 }
 
 // observed is a client with telemetry, and its warnings.
@@ -102,7 +100,6 @@ func TestTelemetryOfARoll(t *testing.T) {
 		requireTree(t, received)
 		requireLog(t, lab, calls)
 		requireMetrics(t, lab, rep, progress.Fared())
-		lab.RequireIntact()
 	})
 }
 
@@ -131,9 +128,7 @@ func requireTree(t *testing.T, c *collector) {
 			t.Errorf("%s does not begin within the span that it is in", line)
 		}
 		for _, a := range s.Attributes() {
-			if a.Key == "url.path" && strings.Contains(a.Value.AsString(), "?") {
-				t.Errorf("a query is recorded: %v", a)
-			}
+			require(t, a.Key != "url.path" || !strings.Contains(a.Value.AsString(), "?"), "a query is recorded: %v", a)
 		}
 	}
 	const node = "recast roll / roll / workers / wk1"
@@ -159,9 +154,7 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 	status := map[string]int{}
 	for line := range bytes.Lines(asked) {
 		var l struct{ Msg, Status, Server, Method, Path, Node, Step string }
-		if err := json.Unmarshal(line, &l); err != nil {
-			t.Fatalf("%s: %v", line, err)
-		}
+		must(t, json.Unmarshal(line, &l))
 		switch l.Msg {
 		case "request":
 			got[strings.TrimPrefix(l.Server+" "+l.Method+" "+strings.TrimPrefix(l.Path, "/api2/json"), "/")]++
@@ -177,13 +170,9 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 		}
 	}
 	requireSame(t, want, got, "changes (-servers +log)")
-	if status["started"] == 0 || status["started"] != status["done"] || status["note"] == 0 || status["failed"] > 0 {
-		t.Errorf("events of steps: %v", status)
-	}
-	info := valueOf(os.Stat(filepath.Join(lab.Dir, ".recast/runs/20000101-0000-feed", story.LogName)))(t)
-	if info.Mode().Perm() != 0o600 {
-		t.Errorf("the log of the run has mode %s", info.Mode())
-	}
+	require(t, status["started"] != 0 && status["started"] == status["done"] && status["note"] != 0 &&
+		status["failed"] == 0, "events of steps: %v", status)
+	requireMode(t, lab.Dir, ".recast/runs/20000101-0000-feed/"+story.LogName, 0o600)
 }
 
 func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared) {
@@ -195,10 +184,7 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 		f := families[name]
 		mustBe(t, f != nil && f.GetHelp() != "", "no metric %s", name)
 		for _, m := range f.Metric {
-			var has []string
-			for _, l := range m.Label {
-				has = append(has, l.GetName()+"="+l.GetValue())
-			}
+			has := ofEach(m.Label, func(l *dto.LabelPair) string { return l.GetName() + "=" + l.GetValue() })
 			if slices.ContainsFunc(append(labels, "cluster=lab", "command=roll"), func(l string) bool { return !slices.Contains(has, l) }) {
 				continue
 			}
@@ -226,9 +212,8 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 	}
 	require(t, total >= float64(n.AwaySeconds) && stages <= total+0.1 && stages >= 0.9*total,
 		"the turn of wk1 took %v, its stages %v, away %d", total, stages, n.AwaySeconds)
-	if got, want := value("recast_run_duration_seconds"), rep.Ended.Sub(rep.Started).Seconds(); got < want-0.01 || got > want+0.01 {
-		t.Errorf("the run took %v, the report says %v", got, want)
-	}
+	ran, want := value("recast_run_duration_seconds"), rep.Ended.Sub(rep.Started).Seconds()
+	require(t, ran >= want-0.01 && ran <= want+0.01, "the run took %v, the report says %v", ran, want)
 	for _, server := range []string{"proxmox", "kubernetes", "registry", "factory"} {
 		require(t, value("recast_requests_total", "server="+server, "class=2xx") != 0,
 			"no request to %s was answered", server)
@@ -245,34 +230,31 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 func TestTelemetryWithoutACollector(t *testing.T) {
 	long(t)
 	took := map[string]time.Duration{}
+	const nobody = "nobody wants traces"
 	for name, dial := range map[string]func(ctx context.Context) (net.Conn, error){
-		"nobody wants traces": nil,
-		"refuses":             func(context.Context) (net.Conn, error) { return nil, errors.New("connection refused") },
-		"is silent":           func(context.Context) (net.Conn, error) { here, _ := net.Pipe(); return here, nil },
+		nobody:      nil,
+		"refuses":   func(context.Context) (net.Conn, error) { return nil, errors.New("connection refused") },
+		"is silent": func(context.Context) (net.Conn, error) { here, _ := net.Pipe(); return here, nil },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				lab := New(t, oneWorker())
-				lab.Patch(sim.PatchedExtension)
-				var e sdktrace.SpanExporter
-				if dial != nil {
-					e = exporterTo(t, dial)
-				}
-				c, ctx, warned := lab.observed(t, e)
-				began := time.Now()
-				must(t, errOf(c.Roll(ctx, planning.Policy{})))
-				took[name] = time.Since(began)
-				began = time.Now()
-				c.Telemetry.End(ctx, 0, nil)
-				end := time.Since(began)
-				require(t, end <= 5*time.Second, "the end took %s", end)
-				require(t, (len(*warned) == 1) == (dial != nil), "warned of %q", *warned)
-			})
+		inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
+			lab.Patch(sim.PatchedExtension)
+			var e sdktrace.SpanExporter
+			if dial != nil {
+				e = exporterTo(t, dial)
+			}
+			c, ctx, warned := lab.observed(t, e)
+			began := time.Now()
+			must(t, errOf(c.Roll(ctx, planning.Policy{})))
+			took[name] = time.Since(began)
+			began = time.Now()
+			c.Telemetry.End(ctx, 0, nil)
+			end := time.Since(began)
+			require(t, end <= 5*time.Second, "%s: the end took %s", name, end)
+			require(t, (len(*warned) == 1) == (dial != nil), "%s: warned of %q", name, *warned)
 		})
 	}
 	for name, d := range took {
-		require(t, d == took["nobody wants traces"],
-			"%s: the roll took %s, without traces %s", name, d, took["nobody wants traces"])
+		require(t, d == took[nobody], "%s: the roll took %s, without traces %s", name, d, took[nobody])
 	}
 }
 
@@ -287,10 +269,9 @@ func TestTelemetryKeepsSecrets(t *testing.T) {
 		c, ctx, _ := lab.observed(t, newCollector(lab))
 		_, err := c.Roll(ctx, onlyWorker)
 		c.Telemetry.End(ctx, 1, err)
-		if !strings.Contains(message(err), "the machine rejects the configuration: ") || !strings.Contains(string(lab.Read("log.jsonl")), `"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`) {
-			t.Errorf("%v\n%s", err, lab.Read("log.jsonl"))
-		}
-		lab.RequireIntact()
+		requireSays(t, message(err), "the machine rejects the configuration: ")
+		requireSays(t, string(lab.Read("log.jsonl")),
+			`"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`)
 	})
 }
 

@@ -60,22 +60,19 @@ func TestASelectorIsSaid(t *testing.T) {
 			n := lab.planOf(user, "wk1", onlyWorker)
 			refused, notes := strings.Join(n.Refused, "\n"), strings.Join(n.Notes, "\n")
 			said := refused + notes
-			if (refused != "") != tc.refused || !strings.Contains(said, tc.says) || tc.says == "" && strings.Contains(said, "selector") {
-				t.Errorf("%s: refused %q, notes %q", name, refused, notes)
-			}
+			require(t, (refused != "") == tc.refused && strings.Contains(said, tc.says) &&
+				(tc.says != "" || !strings.Contains(said, "selector")), "%s: refused %q, notes %q", name, refused, notes)
 			diffs := valueOf(connected(t.Context(), user, func(s *session) (configs.Diffs, error) {
 				return configs.Compare(t.Context(), s.project, s.machines, "wk1")
 			}))(t)
-			if all := strings.Join(diffs.Nodes[0].Notes, "\n"); diffs.Differ != 1 || !strings.Contains(all, tc.says) || tc.says == "" && all != "" {
-				t.Errorf("%s: config diff says %q", name, all)
-			}
+			all := strings.Join(diffs.Nodes[0].Notes, "\n")
+			require(t, diffs.Differ == 1 && strings.Contains(all, tc.says) && (tc.says != "" || all == ""),
+				"%s: config diff says %q", name, all)
 			if tc.refused {
-				if err := user.roll(onlyWorker)(t.Context()); fault.KindOf(err) != fault.Refused || strings.Contains(string(lab.configOf("wk1")), "name: big") {
-					t.Errorf("%s: %v", name, err)
-				}
+				requireFault(t, user.roll(onlyWorker)(t.Context()), fault.Refused)
+				require(t, !strings.Contains(string(lab.configOf("wk1")), "name: big"), "%s: it has that configuration", name)
 			}
 		}
-		lab.RequireIntact()
 	})
 }
 
@@ -83,13 +80,17 @@ func TestASelectorIsSaid(t *testing.T) {
 // brought it and in one that goes on with it, by whatever way it came.
 func TestStuckVolumesOfEveryStrategy(t *testing.T) {
 	const stuck = "its volume u-big is failed: no disks matched"
-	for name, prepare := range map[string]func(t *testing.T, lab *Lab, files configFiles, big string) *Client{
-		"recreate": func(_ *testing.T, lab *Lab, files configFiles, big string) *Client {
+	type story struct {
+		rolls   int // of which each fails
+		prepare func(lab *Lab, files configFiles, big string) *Client
+	}
+	eachInLab(t, oneWorker(), map[string]story{
+		"recreate": {2, func(lab *Lab, files configFiles, big string) *Client {
 			lab.Patch(sim.PatchedExtension)
 			files.document("wk1", big)
 			return files.user(lab, firstRun)
-		},
-		"in place, staged": func(_ *testing.T, lab *Lab, _ configFiles, big string) *Client {
+		}},
+		"in place, staged": {2, func(lab *Lab, _ configFiles, big string) *Client {
 			lab.Patch(sim.PatchedExtension)
 			lab.setRoll("strategy: in-place")
 			staged := cluster.Secret(string(lab.configOf("wk1")) + "\n---\n" + big)
@@ -98,29 +99,20 @@ func TestStuckVolumesOfEveryStrategy(t *testing.T) {
 				return err
 			})
 			return lab.as(firstRun)
-		},
-		"reset": func(_ *testing.T, lab *Lab, files configFiles, big string) *Client {
-			lab.reset("wk1", "STATE")
+		}},
+		"reset": {1, func(lab *Lab, files configFiles, big string) *Client {
+			lab.reset("wk1", "STATE") // it runs its file then, and drift names the volume
 			files.document("wk1", big)
 			return files.user(lab, firstRun)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				u := prepare(t, lab, lab.keptConfigs(), bigVolume("UserVolumeConfig", "!system_disk && !disk.cdrom", "")+"    minSize: 900GB\n")
-				runs := 2
-				if name == "reset" { // it runs its file then, and drift names the volume
-					runs = 1
-				}
-				for i := range runs {
-					if err := u.roll(onlyWorker)(t.Context()); err == nil || !strings.Contains(err.Error(), stuck) {
-						t.Fatalf("roll %d: %v", i+1, err)
-					}
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+		}},
+	}, func(t *testing.T, lab *Lab, s story) {
+		big := bigVolume("UserVolumeConfig", "!system_disk && !disk.cdrom", "") + "    minSize: 900GB\n"
+		u := s.prepare(lab, lab.keptConfigs(), big)
+		for i := range s.rolls {
+			err := u.roll(onlyWorker)(t.Context())
+			mustBe(t, err != nil && strings.Contains(err.Error(), stuck), "roll %d: %v", i+1, err)
+		}
+	})
 }
 
 // TestAVolumeThatNoDiskCanBe: a configuration with such a volume has not arrived, with Talos' own error, and
@@ -132,8 +124,7 @@ func TestAVolumeThatNoDiskCanBe(t *testing.T) {
 		files := lab.keptConfigs()
 		was := files["wk1"]
 		files.document("wk1", big)
-		err := files.user(lab, firstRun).roll(onlyWorker)(t.Context())
-		mustBe(t, err != nil && fault.KindOf(err) == fault.Failed && strings.Contains(err.Error(), stuck), "err = %v", err)
+		requireFault(t, files.user(lab, firstRun).roll(onlyWorker)(t.Context()), fault.Failed, stuck)
 		require(t, !strings.Contains(string(lab.configOf("wk1")), "name: big"), "it keeps that configuration")
 		lab.editConfig("wk1", strings.TrimRight(string(was), "\n"), strings.TrimRight(string(was), "\n")+"\n---\n"+big)
 		d := lab.drift()
@@ -141,7 +132,6 @@ func TestAVolumeThatNoDiskCanBe(t *testing.T) {
 			notes := strings.Join(n.Notes, "\n")
 			require(t, strings.Contains(notes, stuck) == (n.Node == "wk1"), "%s: notes %q", n.Node, notes)
 		}
-		lab.RequireIntact()
 	})
 }
 
@@ -166,7 +156,6 @@ func TestAFileThatCannotBeApplied(t *testing.T) {
 		files["wk1"] = cluster.Secret(whole)
 		must(t, files.user(lab, secondRun).roll(onlyWorker)(t.Context()))
 		lab.requireUserVolume()
-		lab.RequireIntact()
 	})
 }
 
@@ -188,7 +177,6 @@ func TestUserVolumeIsAwaited(t *testing.T) {
 		lab.editConfig("wk1", "version: v1alpha1\n", document+"---\nversion: v1alpha1\n")
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		lab.requireUserVolume()
-		lab.RequireIntact()
 	})
 }
 
@@ -205,9 +193,8 @@ func userVolumeIn(t *testing.T, config string) string {
 func (l *Lab) requireUserVolume() {
 	l.t.Helper()
 	volumes := l.machine("wk1").Volumes
-	if !slices.ContainsFunc(volumes, func(v cluster.Volume) bool { return v.Label == "u-data" && v.Phase == "ready" && v.Disk == "sdb" }) {
-		l.t.Errorf("u-data is not ready on sdb: %+v", volumes)
-	}
+	managed := func(v cluster.Volume) bool { return v.Label == "u-data" && v.Phase == "ready" && v.Disk == "sdb" }
+	require(l.t, slices.ContainsFunc(volumes, managed), "u-data is not ready on sdb: %+v", volumes)
 }
 
 // proxmoxVolume is a PersistentVolume of Proxmox' CSI driver on the storage fast of pve1.
@@ -218,10 +205,11 @@ func proxmoxVolume(name string) edit {
 }
 
 const (
-	podFile  = "9999/vm-9999-media.raw" // a pod's disk, whose name is not the driver's
+	podFile  = "9999/vm-9999-media.raw"
 	podVolid = "fast:" + podFile
 )
 
+// addPodDisk adds a pod's disk, whose name is not the driver's.
 func addPodDisk(l *Lab) {
 	l.t.Helper()
 	must(l.t, l.World.AddLUN("fast", "pve1", podFile, 1<<30, world.NewMedia([]byte("films"))))
@@ -240,9 +228,8 @@ func (l *Lab) detachOnDrain(node string, vmid int) {
 		time.Sleep(time.Second)
 	}
 	time.Sleep(10 * time.Second)
-	if err := l.World.SetConfig("", "pve1", world.ChangeRequest{ID: vmid, Delete: []string{"scsi7"}}); err != nil {
-		l.t.Errorf("detach: %v", err)
-	}
+	err := l.World.SetConfig("", "pve1", world.ChangeRequest{ID: vmid, Delete: []string{"scsi7"}})
+	require(l.t, err == nil, "detach: %v", err)
 }
 
 // TestAPodsDiskIsKnownByItsPersistentVolume rolls a node with a pod's disk whose name is not
@@ -261,7 +248,6 @@ func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 		lab.Client().rollKilled(onServer("/qemu/9031/status/start POST"), onlyWorker)
 		lab.EditVM(wk1, "scsi7", podVolid)
 		lab.finish(t, rolls(onlyWorker))
-		lab.RequireIntact()
 		requireSame(t, podVolid+",size=1G", lab.vm(wk1).Config["scsi7"], "the pod's disk (-want +got)")
 	})
 }
@@ -282,10 +268,7 @@ func TestAPodsDiskComesToTheNextNode(t *testing.T) {
 			}
 		}))
 		_, err := c.Roll(t.Context(), policyFor("wk1", "wk2"))
-		if isPods && err != nil || !isPods && fault.CodeOf(err) != fault.PlanMoved {
-			t.Fatal(err)
-		}
-		lab.RequireIntact()
+		mustBe(t, isPods && err == nil || !isPods && fault.CodeOf(err) == fault.PlanMoved, "err = %v", err)
 	})
 }
 
@@ -294,45 +277,36 @@ func TestAPodsDiskComesToTheNextNode(t *testing.T) {
 // written by hand until it writes it itself, in its normal form: that is the same drive.
 func TestRecreateOnEveryBus(t *testing.T) {
 	type story struct {
-		bus      string
-		strategy cluster.Strategy
-		bring    edit
-		system   string // its drive afterwards
+		bus   string
+		bring edit
 	}
 	byHand := func(l *Lab) {
 		l.World.WriteByHand(wk1, "scsi0", "iothread=on,discard=on,ssd=yes,file="+wk1System+",serial=sys-wk1,backup=no,size=10G")
 		l.World.WriteByHand(wk1, "scsi1", "volume="+wk1Data+",iothread=on,discard=on,ssd=TRUE,serial=data-wk1,backup=on,size=20480M")
 	}
-	const lsi = "scsihw=lsi"
 	o := func(s story) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1, DiskBus: s.bus} }
 	eachLongIn(t, o, map[string]story{
-		"virtio-scsi-single": {bus: "scsi", system: "scsi0"},
-		"virtio-scsi-pci":    {bus: "scsi", system: "scsi0", bring: whileOff(change("scsihw=virtio-scsi-pci"))},
-		"two disks of one size, no system serial": {bus: "scsi", system: "scsi0", bring: whileOff(change(
-			"scsi0="+wk1System, "scsi2=fast:20,serial=other"))},
-		"LSI, told by WWN": {bus: "scsi", system: "scsi0", bring: whileOff(change(lsi, "scsi0="+wk1SystemDrive+",wwn=0x5000000000000001",
+		"virtio-scsi-single": {"scsi", all()},
+		"virtio-scsi-pci":    {"scsi", whileOff(change("scsihw=virtio-scsi-pci"))},
+		"two disks of one size, no system serial": {"scsi", whileOff(
+			change("scsi0="+wk1System, "scsi2=fast:20,serial=other"))},
+		"LSI, told by WWN": {"scsi", whileOff(change("scsihw=lsi", "scsi0="+wk1SystemDrive+",wwn=0x5000000000000001",
 			"scsi1="+wk1Data+",serial=data-wk1,wwn=0x5000000000000002", "scsi2=fast:20,serial=other,wwn=0x5000000000000003"))},
-		"virtio-blk":               {bus: "virtio", system: "virtio0"},
-		"SATA":                     {bus: "sata", system: "sata0"},
-		"IDE":                      {bus: "ide", system: "ide0"},
-		"written by hand":          {bus: "scsi", system: "scsi0", bring: byHand},
-		"written by hand, reimage": {bus: "scsi", strategy: cluster.Reimage, system: "scsi0", bring: byHand},
+		"virtio-blk":               {"virtio", all()},
+		"SATA":                     {"sata", all()},
+		"IDE":                      {"ide", all()},
+		"written by hand":          {"scsi", byHand},
+		"written by hand, reimage": {"scsi", all(strategy(cluster.Reimage), byHand)},
 	}, func(t *testing.T, lab *Lab, s story) {
-		if s.strategy != "" {
-			strategy(s.strategy)(lab)
-		}
-		if s.bring != nil {
-			s.bring(lab)
-		}
+		s.bring(lab)
 		for _, run := range []string{firstRun, secondRun} {
 			lab.Patch(sim.PatchedExtension)
-			rep := valueOf(lab.as(run).Roll(t.Context(), onlyWorker))(t)
+			rep := lab.as(run).mustRoll(onlyWorker)
 			mustBe(t, rep.Outcome == "done", "%s: %s", run, rep.Outcome)
-			drive := lab.vm(wk1).Config[s.system]
+			drive := lab.vm(wk1).Config[s.bus+"0"]
 			require(t, strings.Contains(drive, "serial=recast-") && strings.Contains(drive, ",wwn=0x3") == (s.bus != "virtio"),
 				"its system disk is %s", drive)
 		}
-		lab.RequireIntact()
 	})
 }
 
@@ -458,16 +432,14 @@ func TestOneVolumeInTwoSlots(t *testing.T) {
 		lab.inPlace()
 		refused("in-place", lab.Client(), cluster.InPlace)
 		boots := lab.boots()
-		if err := lab.Client().roll(onlyWorker)(t.Context()); err == nil || !slices.Equal(boots, lab.boots()) {
-			t.Errorf("rolled: %v", err)
-		}
+		err := lab.Client().roll(onlyWorker)(t.Context())
+		require(t, err != nil && slices.Equal(boots, lab.boots()), "rolled: %v", err)
 		res := diagnosis(t, lab.Client())
 		require(t, slices.ContainsFunc(res.Checks, func(c checkup.Check) bool {
 			return c.State == checkup.Problem && c.What == "wk1" && strings.HasSuffix(c.Seen, want)
 		}), "doctor sees %q", problems(res))
 		lab.typed(t, "qm set 9031 --delete scsi5,scsi6")
 		requireNone(t, planOf(t, lab, "wk1").Refused, "afterwards")
-		lab.RequireIntact()
 	})
 }
 
@@ -493,10 +465,7 @@ func TestAVolumeInTheSlotsOfTwoVMs(t *testing.T) {
 			"refused %q", n.Refused)
 		_, command, _ := strings.Cut(s.want, ": ")
 		lab.typed(t, command)
-		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.Recreate || len(n.Refused) > 0 {
-			t.Errorf("afterwards %s is planned, %q refused", n.Strategy, n.Refused)
-		}
-		lab.RequireIntact()
+		requirePlanned(t, planOf(t, lab, "wk1"), cluster.Recreate)
 	})
 }
 
@@ -504,9 +473,8 @@ func TestAVolumeInTheSlotsOfTwoVMs(t *testing.T) {
 func (l *Lab) typed(t *testing.T, commands string) {
 	t.Helper()
 	for command := range strings.SplitSeq(commands, " && ") {
-		if out, err := l.Shell("pve1").Run(strings.Fields(command)); err != nil {
-			t.Fatalf("%s: %v\n%s", command, err, out)
-		}
+		out, err := l.Shell("pve1").Run(strings.Fields(command))
+		mustBe(t, err == nil, "%s: %v\n%s", command, err, out)
 	}
 	l.World.Delay(3 * time.Minute)
 }
