@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -183,7 +184,7 @@ func spoiltBoots() map[string]spoiltImage {
 // TestBuildRefusesContent: the content of an image decides, not its name.
 func TestBuildRefusesContent(t *testing.T) {
 	t.Parallel()
-	each(t, spoiltImages(), func(t *testing.T, tc spoiltImage) {
+	must.Each(t, spoiltImages(), func(t *testing.T, tc spoiltImage) {
 		b := newBench(t)
 		tc.spoil(b.factory)
 		err := b.run(t, b.builder().Step())
@@ -224,7 +225,7 @@ func TestSharedExtensions(t *testing.T) {
 	lock.Schematics["other"] = other
 	b := newBench(t)
 	b.again(lock)
-	noError(t, b.run(t, b.builder().Step()))
+	must.Do(t, b.run(t, b.builder().Step()))
 	got := slices.DeleteFunc(slices.Clone(b.factory.pulls), func(ref string) bool { return !strings.HasPrefix(ref, "ghcr.io/") })
 	// Twice for the one with microcode: its parts are hashed together.
 	if want := []string{"ghcr.io/" + agent + "@" + digest("one"), "ghcr.io/" + agent + "@" + digest("one")}; !slices.Equal(got, want) {
@@ -239,7 +240,7 @@ func TestISOAfterInstaller(t *testing.T) {
 		spoil func(*factory)
 		want  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"of the same build": {func(*factory) {}, ""},
 		"of another": {
 			only("iso", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), "the ISO is of another build than the installer: Talos initramfs ",
@@ -335,16 +336,15 @@ func newDiskBench(t testing.TB) *diskBench {
 	b.factory.schematics[b.entry.SchematicID] = b.entry.Schematic
 	b.verifier = verify.New(b.factory, t.TempDir())
 	t.Cleanup(func() { _ = b.verifier.Close() }) // the directory is removed anyway
-	files := must(b.factory.Extract(t.Context(), "factory.example/nocloud-installer/"+b.entry.SchematicID+"@", "amd64"))(t)
-	b.boot = must(b.verifier.Installer(t.Context(), lock, b.entry, files, func(string) {}))(t)
+	files := must.Get(b.factory.Extract(t.Context(), "factory.example/nocloud-installer/"+b.entry.SchematicID+"@", "amd64"))(t)
+	b.boot = must.Get(b.verifier.Installer(t.Context(), lock, b.entry, files, func(string) {}))(t)
 	return b
 }
 
 // disk is the factory's disk image.
 func (b *diskBench) disk(t testing.TB, form artefact.DiskForm) []byte {
 	t.Helper()
-	disk := must(artefact.DiskImage(b.factory.image("disk", b.entry.SchematicID, "v1.13.9", "amd64", "nocloud"), form))(t)
-	return disk
+	return must.Get(artefact.DiskImage(b.factory.image("disk", b.entry.SchematicID, "v1.13.9", "amd64", "nocloud"), form))(t)
 }
 
 func (b *diskBench) verify(t testing.TB, disk []byte) (int64, error) {
@@ -354,7 +354,7 @@ func (b *diskBench) verify(t testing.TB, disk []byte) (int64, error) {
 
 func TestDisk(t *testing.T) {
 	t.Parallel()
-	each(t, map[string]artefact.DiskForm{
+	must.Each(t, map[string]artefact.DiskForm{
 		"for UEFI": {}, "for a BIOS, too": {BIOS: true}, "compressed": {By: artefact.Zlib}, "compressed with zstd": {By: artefact.Zstd},
 	}, func(t *testing.T, form artefact.DiskForm) {
 		b := newDiskBench(t)
@@ -429,7 +429,7 @@ func spoiltDisks() map[string]spoiltDisk {
 
 func TestDiskRefused(t *testing.T) {
 	t.Parallel()
-	each(t, spoiltDisks(), func(t *testing.T, test spoiltDisk) {
+	must.Each(t, spoiltDisks(), func(t *testing.T, test spoiltDisk) {
 		b := newDiskBench(t)
 		if test.built != nil {
 			only("disk", test.built)(b.factory)
@@ -461,7 +461,7 @@ func TestDiskCached(t *testing.T) {
 	if _, found, lookErr := c.look(name); found || lookErr != nil || err == nil {
 		t.Errorf("a truncated one is kept: %v, %v", err, lookErr)
 	}
-	kept := must(store(disk))(t)
+	kept := must.Get(store(disk))(t)
 	got, found, err := c.look(name)
 	if want := (schematics.BootFile{Name: name, SHA256: hash(disk), SizeBytes: int64(len(disk))}); got != want || kept != want || !found || err != nil {
 		t.Errorf("cached %+v, stored %+v, want %+v; %v", got, kept, want, err)
@@ -475,8 +475,8 @@ func TestFlippedBytes(t *testing.T) {
 	t.Parallel()
 	b := newDiskBench(t)
 	disk, iso := b.disk(t, artefact.DiskForm{}), b.factory.bytes(BootISO, RequestOf(b.lock, b.entry))
-	fromDisk := must(diskimage.Open(bytes.NewReader(disk), int64(len(disk))))(t).ESP.UKI
-	fromISO := must(bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso))))(t).UKI
+	fromDisk := must.Get(diskimage.Open(bytes.NewReader(disk), int64(len(disk))))(t).ESP.UKI
+	fromISO := must.Get(bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso))))(t).UKI
 	verifyDisk := func(image []byte) error {
 		_, err := b.verify(t, image)
 		return err
@@ -495,7 +495,7 @@ func TestFlippedBytes(t *testing.T) {
 		"initramfs of the disk": {disk, fromDisk.Initrd, verifyDisk},
 		"initramfs of the ISO":  {iso, fromISO.Initrd, verifyISO},
 	} {
-		content := must(io.ReadAll(tc.part))(t)
+		content := must.Get(io.ReadAll(tc.part))(t)
 		from := bytes.Index(tc.image, content)
 		if from < 0 {
 			t.Fatalf("the %s is not in one piece", name)

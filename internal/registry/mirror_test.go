@@ -21,29 +21,30 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 func TestCopy(t *testing.T) {
 	t.Parallel()
-	each(t, map[string]bool{"referrers API": true, "fallback tag": false}, func(t *testing.T, referrersAPI bool) {
+	must.Each(t, map[string]bool{"referrers API": true, "fallback tag": false}, func(t *testing.T, referrersAPI bool) {
 		c := newCopier(t, ggcr.WithReferrersSupport(referrersAPI))
 		sig := c.sign(t, c.source.Context())
 		referrers := []string{c.refer(t).String(), c.refer(t).String()}
-		noError(t, c.run(t))
+		must.Do(t, c.run(t))
 		c.whole(t)
-		if got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != sig {
+		if got := must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != sig {
 			t.Errorf("signature = %s, want %s", got.Digest, sig)
 		}
-		if err := validate.Image(must(remote.Image(c.mirror.Tag(c.signatureTag())))(t)); err != nil {
+		if err := validate.Image(must.Get(remote.Image(c.mirror.Tag(c.signatureTag())))(t)); err != nil {
 			t.Errorf("signature: %v", err)
 		}
-		got := must(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
+		got := must.Get(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
 		slices.Sort(got)
 		slices.Sort(referrers)
-		same(t, "referrers", referrers, got)
+		must.Equal(t, "referrers", referrers, got)
 		for _, r := range referrers {
-			if err := validate.Image(must(remote.Image(c.mirror.Digest(r)))(t)); err != nil {
+			if err := validate.Image(must.Get(remote.Image(c.mirror.Digest(r)))(t)); err != nil {
 				t.Errorf("referrer: %v", err)
 			}
 		}
@@ -54,7 +55,7 @@ func TestCopy(t *testing.T) {
 		}
 
 		c.to.set(nil)
-		noError(t, c.run(t))
+		must.Do(t, c.run(t))
 		if again := slices.Concat(c.to.asked("PUT"), c.to.asked("POST"), c.to.asked("PATCH")); len(again) > 0 {
 			t.Errorf("sent again: %q", again)
 		}
@@ -65,7 +66,7 @@ func TestCopy(t *testing.T) {
 func TestCopyWithoutAttachments(t *testing.T) {
 	t.Parallel()
 	c := newCopier(t)
-	noError(t, c.run(t))
+	must.Do(t, c.run(t))
 	c.whole(t)
 	if got := len(c.to.asked("PUT")); got != 2*3+3 { // blobs, manifests
 		t.Errorf("%d PUTs", got)
@@ -78,10 +79,10 @@ func TestCopyResumes(t *testing.T) {
 		t.Skip("long: make stories")
 	}
 	t.Parallel()
-	each(t, map[string]bool{"referrers API": true, "fallback tag": false}, func(t *testing.T, referrersAPI bool) {
+	must.Each(t, map[string]bool{"referrers API": true, "fallback tag": false}, func(t *testing.T, referrersAPI bool) {
 		c := newCopier(t, ggcr.WithReferrersSupport(referrersAPI))
 		sig, referrer := c.attach(t)
-		noError(t, c.run(t))
+		must.Do(t, c.run(t))
 		total := len(c.to.asked("PUT"))
 		if total < 2*3+3+5 {
 			t.Fatalf("only %d writes", total)
@@ -109,8 +110,8 @@ func TestCopyResumes(t *testing.T) {
 				t.Errorf("cut at write %d of %d: sent again: %q", at, total, again)
 			}
 			c.whole(t)
-			got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t).Digest.String()
-			list := must(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
+			got := must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t).Digest.String()
+			list := must.Get(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
 			if diff := cmp.Diff([]string{sig.String(), referrer.String()}, append([]string{got}, list...)); diff != "" {
 				t.Errorf("cut at write %d of %d: signature and referrers (-want +got):\n%s", at, total, diff)
 			}
@@ -127,7 +128,7 @@ func TestCopyNeverOverwritesASignature(t *testing.T) {
 	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), theirs.String()) || len(fault.Hints(err)) != 1 {
 		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
 	}
-	if got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != theirs {
+	if got := must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != theirs {
 		t.Errorf("signature = %s, want %s", got.Digest, theirs)
 	}
 }
@@ -143,9 +144,9 @@ func TestCopyPastDeniedSignatureTag(t *testing.T) {
 		}
 		return 0
 	})
-	noError(t, c.run(t))
+	must.Do(t, c.run(t))
 	c.to.set(nil)
-	if got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != sig {
+	if got := must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != sig {
 		t.Errorf("signature = %s, want %s", got.Digest, sig)
 	}
 }
@@ -162,7 +163,7 @@ func TestCopyPastDeniedSignature(t *testing.T) {
 		}
 		return 0
 	})
-	noError(t, c.run(t))
+	must.Do(t, c.run(t))
 }
 
 func TestCopyExplains(t *testing.T) {
@@ -180,7 +181,7 @@ func TestCopyExplains(t *testing.T) {
 		denied bool
 		blame  func(*copier) string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"may not push": {
 			func(c *copier) { c.to.set(on(http.MethodPost, "/uploads/", http.StatusForbidden)) },
 			true, func(c *copier) string { return c.to.host },
@@ -217,7 +218,7 @@ func TestCopyExplains(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), "registry "+blamed+": ") {
 			t.Fatalf("err = %v, want it to begin with registry %s", err, blamed)
 		}
-		same(t, "denied", tc.denied, errors.Is(err, images.ErrDenied))
+		must.Equal(t, "denied", tc.denied, errors.Is(err, images.ErrDenied))
 		want := fmt.Sprintf("log in with `docker login %s`", blamed)
 		if got := strings.Join(fault.Hints(err), "; "); tc.denied != strings.Contains(got, want) {
 			t.Errorf("hints = %q", got)
@@ -248,18 +249,18 @@ func TestCopyHints(t *testing.T) {
 func TestHeadAndTag(t *testing.T) {
 	t.Parallel()
 	c := newCopier(t)
-	noError(t, c.run(t))
+	must.Do(t, c.run(t))
 	tag, copied := c.mirror.Tag("v1.13.9-abc").String(), c.mirror.Digest(c.source.DigestStr()).String()
 	if got, found, err := c.Head(t.Context(), tag); err != nil || found {
 		t.Errorf("before: %q %t %v", got, found, err)
 	}
-	noError(t, c.Tag(t.Context(), copied, tag))
+	must.Do(t, c.Tag(t.Context(), copied, tag))
 	c.to.set(nil)
 	if got, found, err := c.Head(t.Context(), tag); err != nil || !found || got != c.source.DigestStr() {
 		t.Errorf("after: %q %t %v", got, found, err)
 	}
 	want := []string{"HEAD /v2/acme/talos/manifests/v1.13.9-abc"}
-	same(t, "requests", want, slices.Concat(c.to.asked("HEAD"), c.to.asked("GET")))
+	must.Equal(t, "requests", want, slices.Concat(c.to.asked("HEAD"), c.to.asked("GET")))
 	c.to.set(func(*http.Request) int { return http.StatusForbidden })
 	if _, _, err := c.Head(t.Context(), tag); !errors.Is(err, images.ErrDenied) {
 		t.Errorf("denied: %v", err)
@@ -273,25 +274,25 @@ func TestHeadAndTag(t *testing.T) {
 func TestCopyOfAnImage(t *testing.T) {
 	t.Parallel()
 	c := newCopier(t)
-	img := must(random.Image(1<<17, 9))(t) // more layers than there are jobs
-	d := must(img.Digest())(t)
-	noError(t, remote.Write(c.source.Context().Tag("one"), img))
+	img := must.Get(random.Image(1<<17, 9))(t) // more layers than there are jobs
+	d := must.Get(img.Digest())(t)
+	must.Do(t, remote.Write(c.source.Context().Tag("one"), img))
 	var last, total int64
 	err := c.Copy(t.Context(), c.source.Context().Digest(d.String()).String(), c.mirror.String(), func(done, of int64) { last, total = done, of })
-	noError(t, err)
+	must.Do(t, err)
 	// go-containerregistry does not report the last piece of a blob if it arrives with its end.
 	if want := sizeOf(t, img); total != want || last > want || last < want/2 {
 		t.Errorf("progress ended at %d of %d bytes, want %d", last, total, want)
 	}
-	if got := must(remote.Head(c.mirror.Digest(d.String())))(t); got.Digest != d {
+	if got := must.Get(remote.Head(c.mirror.Digest(d.String())))(t); got.Digest != d {
 		t.Errorf("digest = %s", got.Digest)
 	}
 }
 
 func sizeOf(t *testing.T, img v1.Image) int64 {
 	t.Helper()
-	m := must(img.Manifest())(t)
-	size := must(img.Size())(t) + m.Config.Size
+	m := must.Get(img.Manifest())(t)
+	size := must.Get(img.Size())(t) + m.Config.Size
 	for _, l := range m.Layers {
 		size += l.Size
 	}
@@ -303,10 +304,10 @@ const mirror = host + "/acme/talos"
 // pushBuilt pushes an index of one image with that build time, under a tag.
 func pushBuilt(t *testing.T, to http.RoundTripper, tag string, at time.Time) (index, img v1.Hash) {
 	t.Helper()
-	one := must(mutate.CreatedAt(must(random.Image(64, 1))(t), v1.Time{Time: at}))(t)
+	one := must.Get(mutate.CreatedAt(must.Get(random.Image(64, 1))(t), v1.Time{Time: at}))(t)
 	all := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: one})
-	noError(t, remote.WriteIndex(must(name.NewTag(mirror+":"+tag))(t), all, remote.WithTransport(to), remote.WithContext(t.Context())))
-	return must(all.Digest())(t), must(one.Digest())(t)
+	must.Do(t, remote.WriteIndex(must.Get(name.NewTag(mirror+":"+tag))(t), all, remote.WithTransport(to), remote.WithContext(t.Context())))
+	return must.Get(all.Digest())(t), must.Get(one.Digest())(t)
 }
 
 func TestMirrorShelf(t *testing.T) {
@@ -319,8 +320,8 @@ func TestMirrorShelf(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	index, img := pushBuilt(t, s, "v1.13.9-aaaaaaaaaaaa", at)
 	pushBuilt(t, s, "v1.13.9-bbbbbbbbbbbb", time.Unix(0, 0))
-	tags := must(c.Tags(t.Context(), mirror))(t)
-	same(t, "tags", []string{"v1.13.9-aaaaaaaaaaaa", "v1.13.9-bbbbbbbbbbbb"}, tags)
+	tags := must.Get(c.Tags(t.Context(), mirror))(t)
+	must.Equal(t, "tags", []string{"v1.13.9-aaaaaaaaaaaa", "v1.13.9-bbbbbbbbbbbb"}, tags)
 	got, found, err := c.Named(t.Context(), mirror+":v1.13.9-aaaaaaaaaaaa")
 	if diff := cmp.Diff(images.Named{Digest: index.String(), Lists: []string{img.String()}}, got); diff != "" || !found || err != nil {
 		t.Errorf("found %t, %v (-want +got):\n%s", found, err, diff)
@@ -336,9 +337,9 @@ func TestMirrorShelf(t *testing.T) {
 		}
 	}
 	for range 2 { // the second time there is none
-		noError(t, c.Delete(t.Context(), mirror+"@"+index.String()))
+		must.Do(t, c.Delete(t.Context(), mirror+"@"+index.String()))
 	}
-	if got := must(c.Tags(t.Context(), mirror))(t); !slices.Equal(got, []string{"v1.13.9-bbbbbbbbbbbb"}) {
+	if got := must.Get(c.Tags(t.Context(), mirror))(t); !slices.Equal(got, []string{"v1.13.9-bbbbbbbbbbbb"}) {
 		t.Errorf("tags after a deletion: %q", got)
 	}
 }
@@ -352,7 +353,7 @@ func TestDeleteRefuses(t *testing.T) {
 		undeletable, denied bool
 		hint                string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"turned off":  {405, `{"errors":[{"code":"UNSUPPORTED","message":"The operation is unsupported."}]}`, true, false, "REGISTRY_STORAGE_DELETE_ENABLED=true"},
 		"unsupported": {400, `{"errors":[{"code":"UNSUPPORTED","message":"no"}]}`, true, false, "REGISTRY_STORAGE_DELETE_ENABLED=true"},
 		"no route":    {405, ``, true, false, "where you manage the registry"},
