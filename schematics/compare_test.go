@@ -1,6 +1,7 @@
 package schematics
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -135,7 +136,7 @@ func TestMatches(t *testing.T) {
 		if (err != nil) != (tc.want != nil) {
 			t.Fatalf("error = %v, want %q", err, tc.want)
 		}
-		must.Contain(t, "error", err.Error(), tc.want...)
+		must.Contain(t, "error", fmt.Sprint(err), tc.want...)
 	})
 }
 
