@@ -56,65 +56,78 @@ type spoiltImage struct {
 
 // spoiltImages are images with the right labels and wrong content.
 func spoiltImages() map[string]spoiltImage {
-	all := spoiltExtensions()
-	maps.Copy(all, spoiltBoots())
+	all := spoiltBoots()
 	maps.Copy(all, spoiltLoaders())
+	for name, c := range spoiltContents() {
+		all[name+" in the installer"] = spoiltImage{only("installer", c.built), c.kind, []string{"installer: " + c.want}}
+		all[name+" in the ISO"] = spoiltImage{only("iso", c.built), c.kind, []string{"boot ISO: " + c.want}}
+	}
 	return all
 }
 
-func spoiltExtensions() map[string]spoiltImage {
-	swapped := withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files })
-	added := func(img *artefact.Image) {
-		img.Extensions = append(img.Extensions, artefact.Extension{Name: "miner", Version: "6.6", Files: map[string][]byte{"/usr/local/bin/miner": []byte("x")}})
-	}
-	return map[string]spoiltImage{
-		"a swapped extension in the installer": {
-			only("installer", swapped), verify.ExtensionContent,
-			[]string{`installer: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one") + "): 1 file differs: /usr/local/bin/qemu-ga has "},
-		},
-		"a swapped extension in the ISO": {
-			only("iso", swapped), verify.ExtensionContent,
-			[]string{`fetch-iso: boot ISO: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one")},
+type spoiltContent struct {
+	built func(*artefact.Image)
+	kind  verify.MismatchKind
+	want  string
+}
+
+// spoiltContents are refused in an installer, in an ISO and in a disk image.
+func spoiltContents() map[string]spoiltContent {
+	const other = "firmware and microcode are not those of the locked extensions: 1 file differs: "
+	return map[string]spoiltContent{
+		"a swapped extension": {
+			withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files }), verify.ExtensionContent,
+			`extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one") + "): 1 file differs: /usr/local/bin/qemu-ga has ",
 		},
 		"other firmware": {
-			only("installer", withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") })), verify.OtherFirmware,
-			[]string{"installer: firmware and microcode are not those of the locked extensions: 1 file differs: /usr/lib/firmware/agent.bin has 8 bytes"},
+			withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") }), verify.OtherFirmware,
+			other + "/usr/lib/firmware/agent.bin has 8 bytes",
 		},
 		"other microcode": {
-			only("installer", withAgent(func(x *artefact.Extension) {
-				x.Files["/usr/lib/firmware/intel-ucode/06-01-01"] = []byte("backdoor")
-			})), verify.OtherFirmware, []string{"1 file differs: /kernel/x86/microcode/GenuineIntel.bin has 8 bytes"},
+			withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/intel-ucode/06-01-01"] = []byte("backdoor") }),
+			verify.OtherFirmware, other + "/kernel/x86/microcode/GenuineIntel.bin has 8 bytes",
 		},
-		"an extension added to the installer": {only("installer", added), verify.ExtensionAdded, []string{`installer: extension "miner" 6.6 is in it, but not in the lock`}},
-		"an extension added to the ISO":       {only("iso", added), verify.ExtensionAdded, []string{`boot ISO: extension "miner" 6.6 is in it, but not in the lock`}},
+		"an extension added": {func(img *artefact.Image) {
+			img.Extensions = append(img.Extensions, artefact.Extension{Name: "miner", Version: "6.6", Files: map[string][]byte{"/usr/local/bin/miner": []byte("x")}})
+		}, verify.ExtensionAdded, `extension "miner" 6.6 is in it, but not in the lock`},
 		"an extension missing": {
-			only("installer", func(img *artefact.Image) { img.Extensions = nil }), verify.ExtensionMissing,
-			[]string{`installer: extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one")},
+			func(img *artefact.Image) { img.Extensions = nil }, verify.ExtensionMissing,
+			`extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one"),
 		},
 		"another version of the extension": {
-			only("installer", withAgent(func(x *artefact.Extension) { x.Version = "0.9" })), verify.ExtensionVersion,
-			[]string{`extension "qemu-guest-agent" has version 0.9, but the locked one (` + digest("one") + ") 1.0"},
+			withAgent(func(x *artefact.Extension) { x.Version = "0.9" }), verify.ExtensionVersion,
+			`extension "qemu-guest-agent" has version 0.9, but the locked one (` + digest("one") + ") 1.0",
 		},
 		"another schematic": {
-			only("installer", func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) }), verify.OtherSchematic,
-			[]string{"installer: it says that it is of schematic " + hash([]byte("other")) + ", but the lock has "},
+			func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) }, verify.OtherSchematic,
+			"it says that it is of schematic " + hash([]byte("other")) + ", but the lock has ",
 		},
 		"another text of the schematic": {
-			only("iso", func(img *artefact.Image) { img.SchematicYAML = "customization: {}\n" }), verify.OtherSchematic, []string{"boot ISO: its text of schematic "},
+			func(img *artefact.Image) { img.SchematicYAML = "customization: {}\n" }, verify.OtherSchematic, "its text of schematic ",
 		},
 		"no schematic entry": {
-			only("installer", func(img *artefact.Image) { img.SchematicID, img.SchematicYAML = "", "" }), verify.OtherSchematic,
-			[]string{"installer: it does not name its schematic"},
+			func(img *artefact.Image) { img.SchematicID, img.SchematicYAML = "", "" }, verify.OtherSchematic, "it does not name its schematic",
+		},
+		"another kernel argument": {
+			func(img *artefact.Image) {
+				img.Cmdline = strings.Replace(img.Cmdline, "recast.lock=", "init=/bin/sh recast.lock=", 1)
+			},
+			verify.OtherArgs, "other kernel arguments than locked: init=/bin/sh is neither Talos' nor the schematic's",
+		},
+		"another kernel argument at the end": {
+			func(img *artefact.Image) { img.Cmdline += " talos.config=http://10.0.0.1/" }, verify.OtherArgs,
+			"other kernel arguments than locked: talos.config=http://10.0.0.1/… is neither Talos' nor the schematic's",
+		},
+		"another Talos": {
+			func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }, verify.OtherTalos, "it is Talos v1.13.8, but the lock has v1.13.9",
+		},
+		"another architecture": {
+			func(img *artefact.Image) { img.Arch = "arm64" }, verify.OtherArch, "it is for arm64, but the lock is for amd64",
 		},
 	}
 }
 
 func spoiltBoots() map[string]spoiltImage {
-	args := func(text string) func(*artefact.Image) {
-		return func(img *artefact.Image) {
-			img.Cmdline = strings.Replace(img.Cmdline, "recast.lock=", text+" recast.lock=", 1)
-		}
-	}
 	uki := func(change func([]byte) []byte) func(*factory) {
 		return func(f *factory) {
 			f.packed = func(files map[string][]byte) {
@@ -124,22 +137,9 @@ func spoiltBoots() map[string]spoiltImage {
 		}
 	}
 	return map[string]spoiltImage{
-		"another kernel argument in the installer": {
-			only("installer", args("talos.config=http://10.0.0.1/")), verify.OtherArgs,
-			[]string{"installer: other kernel arguments than locked: talos.config=http://10.0.0.1/… is neither Talos' nor the schematic's"},
-		},
-		"another kernel argument in the ISO": {
-			only("iso", args("init=/bin/sh")), verify.OtherArgs, []string{"boot ISO: other kernel arguments than locked: init=/bin/sh is neither"},
-		},
-		"another Talos": {
-			only("installer", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), verify.OtherTalos, []string{"installer: it is Talos v1.13.8, but the lock has v1.13.9"},
-		},
-		"another Talos in the ISO": {
+		"another build in the ISO": {
 			only("iso", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), verify.OtherTalos,
-			[]string{"boot ISO: it is Talos v1.13.8, but the lock has v1.13.9", "boot ISO: the ISO is of another build than the installer: "},
-		},
-		"another architecture": {
-			only("iso", func(img *artefact.Image) { img.Arch = "arm64" }), verify.OtherArch, []string{"boot ISO: it is for arm64, but the lock is for amd64"},
+			[]string{"boot ISO: the ISO is of another build than the installer: "},
 		},
 		"another architecture in the installer": {
 			func(f *factory) {
@@ -366,65 +366,40 @@ func TestDisk(t *testing.T) {
 }
 
 type spoiltDisk struct {
-	built func(*artefact.Image)
-	sent  func([]byte) []byte
-	form  artefact.DiskForm
-	kind  verify.MismatchKind
-	want  string
+	spoiltContent
+	sent func([]byte) []byte
+	form artefact.DiskForm
 }
 
 // spoiltDisks have the right name and another content.
 func spoiltDisks() map[string]spoiltDisk {
-	return map[string]spoiltDisk{
-		"a swapped extension": {
-			built: withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files }),
-			kind:  verify.ExtensionContent, want: `extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
-		},
-		"an extension missing": {
-			built: func(img *artefact.Image) { img.Extensions = nil },
-			kind:  verify.ExtensionMissing, want: `extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one"),
-		},
-		"other firmware": {
-			built: withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") }),
-			kind:  verify.OtherFirmware, want: "firmware and microcode are not those of the locked extensions",
-		},
-		"another kernel argument": {
-			built: func(img *artefact.Image) { img.Cmdline += " init=/bin/sh" },
-			kind:  verify.OtherArgs, want: "other kernel arguments than locked: init=/bin/sh is neither",
-		},
-		"an ISO's arguments": {
-			built: func(img *artefact.Image) { img.Cmdline = strings.Replace(img.Cmdline, installerArgs, isoArgs, 1) },
-			kind:  verify.OtherArgs, want: "other kernel arguments than locked: talos.halt_if_installed=1 is neither",
-		},
-		"another schematic": {
-			built: func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) },
-			kind:  verify.OtherSchematic, want: "it says that it is of schematic " + hash([]byte("other")),
-		},
-		"another Talos": {
-			built: func(img *artefact.Image) { img.TalosVersion = "v1.13.8" },
-			kind:  verify.OtherTalos, want: "it is Talos v1.13.8, but the lock has v1.13.9",
-		},
-		"another architecture": {
-			built: func(img *artefact.Image) { img.Arch = "arm64" },
-			kind:  verify.OtherArch, want: "it is for arm64, but the lock is for amd64",
-		},
-		"another build": {
-			built: func(img *artefact.Image) { img.TalosVersion = "v1.13.8" },
-			kind:  verify.OtherTalos, want: "the disk image is of another build than the installer: Talos initramfs ",
-		},
+	all := map[string]spoiltDisk{
+		"an ISO's arguments": {spoiltContent: spoiltContent{
+			func(img *artefact.Image) { img.Cmdline = strings.Replace(img.Cmdline, installerArgs, isoArgs, 1) },
+			verify.OtherArgs, "other kernel arguments than locked: talos.halt_if_installed=1 is neither",
+		}},
+		"another build": {spoiltContent: spoiltContent{
+			func(img *artefact.Image) { img.TalosVersion = "v1.13.8" },
+			verify.OtherTalos, "the disk image is of another build than the installer: Talos initramfs ",
+		}},
 		"values that are not locked": {
-			form: artefact.DiskForm{Meta: map[uint8]string{0xa: "secret"}},
-			kind: verify.OtherConfig, want: "other META values than locked: 0xa is not the schematic's",
+			spoiltContent{nil, verify.OtherConfig, "other META values than locked: 0xa is not the schematic's"},
+			nil,
+			artefact.DiskForm{Meta: map[uint8]string{0xa: "secret"}},
 		},
 		"truncated by a sector": {
-			sent: func(b []byte) []byte { return b[:len(b)-512] },
-			kind: verify.Damaged, want: "damaged or of a foreign format: it is cut short: ",
+			spoiltContent: spoiltContent{nil, verify.Damaged, "damaged or of a foreign format: it is cut short: "},
+			sent:          func(b []byte) []byte { return b[:len(b)-512] },
 		},
 		"a web page": {
-			sent: func([]byte) []byte { return []byte("<html>" + strings.Repeat(" ", 100)) },
-			kind: verify.Damaged, want: "damaged or of a foreign format: no qcow2 file",
+			spoiltContent: spoiltContent{nil, verify.Damaged, "damaged or of a foreign format: no qcow2 file"},
+			sent:          func([]byte) []byte { return []byte("<html>" + strings.Repeat(" ", 100)) },
 		},
 	}
+	for name, c := range spoiltContents() {
+		all[name] = spoiltDisk{spoiltContent: c}
+	}
+	return all
 }
 
 func TestDiskRefused(t *testing.T) {
