@@ -423,9 +423,8 @@ func TestDiskImagesRefused(t *testing.T) {
 		if err == nil {
 			err = b.run(t, p.Step())
 		}
-		if fault.KindOf(err) != tc.kind || err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("error = %v (%v), want %q", err, fault.KindOf(err), tc.want)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), tc.want)
+		must.Equal(t, "kind of the error", tc.kind, fault.KindOf(err))
 		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 		if b.store.changes != nil {
 			t.Errorf("changes despite the error: %q", b.store.changes)
@@ -453,9 +452,8 @@ func TestUsable(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	_, err = targets(t.Context(), s, DiskImage, []string{"local"}, []string{"pve1", "pve2"})
-	if fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "no storage for disk images on host pve2") {
-		t.Errorf("error = %v", err)
-	}
+	must.Contain(t, "error", fmt.Sprint(err), "no storage for disk images on host pve2")
+	must.Equal(t, "kind of the error", fault.Config, fault.KindOf(err))
 	hosts := map[string][]string{"default": {"pve1", "pve2"}, "storage": {"pve2"}}
 	if _, _, err := DiskHosts(t.Context(), s, []string{"local"}, hosts, true); fault.KindOf(err) != fault.Config {
 		t.Errorf("all hosts: error = %v", err)

@@ -214,9 +214,7 @@ func TestMirrorIsCutOff(t *testing.T) {
 	before := b.saved
 	r.cut = true
 	err := b.run(t, b.mirror(r).Step())
-	if err == nil || err.Error() != "mirror/default: copy "+b.sourceOf("default")+": connection reset" {
-		t.Errorf("err = %v", err)
-	}
+	must.Equal(t, "error", "mirror/default: copy "+b.sourceOf("default")+": connection reset", fmt.Sprint(err))
 	if diff := cmp.Diff(before, b.saved); diff != "" || len(r.tags) != 0 {
 		t.Errorf("an interrupted copy counts as complete: tags %v, lock (-want +got):\n%s", r.tags, diff)
 	}

@@ -358,9 +358,7 @@ func TestDelivery(t *testing.T) {
 		if titles := plain.Replace(strings.Join(b.titles, "\n") + "\n"); tc.title != "" && !strings.Contains(titles, tc.title+"\n") {
 			t.Errorf("steps\n%swant %s", titles, tc.title)
 		}
-		if notes := plain.Replace(strings.Join(b.notes, "\n")); !strings.Contains(notes, tc.note) {
-			t.Errorf("notes\n%s\nwant %s", notes, tc.note)
-		}
+		must.Contain(t, "notes", plain.Replace(strings.Join(b.notes, "\n")), tc.note)
 		if err == nil && !bytes.Equal(b.store.storages["pve1/cephfs"].isos[b.iso().Name], data) {
 			t.Error("the ISO on the storage is not the lock's")
 		}

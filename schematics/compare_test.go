@@ -174,9 +174,8 @@ func TestCheckRegistered(t *testing.T) {
 			must.Do(t, err)
 			return
 		}
-		if err == nil || err.Error() != tc.want || fault.KindOf(err) != fault.Refused {
-			t.Errorf("error\n got %v\nwant %s", err, tc.want)
-		}
+		must.Equal(t, "error", tc.want, fmt.Sprint(err))
+		must.Equal(t, "kind of the error", fault.Refused, fault.KindOf(err))
 		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 }

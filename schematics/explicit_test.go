@@ -1,6 +1,7 @@
 package schematics
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -121,9 +122,7 @@ func TestExplicit(t *testing.T) {
 		must.Equal(t, "extensions", []Extension{tc.want}, got.Schematics["a"].Extensions)
 		must.Equal(t, "warnings", tc.warnings, warnings)
 		must.Equal(t, "asked of the registry", tc.asked, images.asked)
-		if err := got.Matches(req); err != nil {
-			t.Errorf("the lock does not match its inputs: %v", err)
-		}
+		must.Do(t, got.Matches(req))
 	})
 }
 
@@ -188,9 +187,8 @@ func TestExplicitRefuses(t *testing.T) {
 			tc.shelf(images)
 		}
 		_, _, err := Resolve(t.Context(), own(tc.text, tc.want...), Sources{Catalog: catalog(), Images: images})
-		if err == nil || err.Error() != tc.err || fault.KindOf(err) != fault.Config {
-			t.Errorf("error\n got %v\nwant %s", err, tc.err)
-		}
+		must.Equal(t, "error", tc.err, fmt.Sprint(err))
+		must.Equal(t, "kind of the error", fault.Config, fault.KindOf(err))
 		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 	images := newShelf(catalog())
@@ -369,9 +367,7 @@ func TestPinOfficial(t *testing.T) {
 			if got := a.Outdated(catalog()); len(got) > 0 {
 				t.Errorf("a factory is asked for what it can't build: %v", got)
 			}
-			if err := l.Matches(req); err != nil {
-				t.Errorf("the lock does not match its inputs: %v", err)
-			}
+			must.Do(t, l.Matches(req))
 			text := must.Get(formatLock(l))(t)
 			if _, err := ParseLock("recast.lock", text); err != nil {
 				t.Errorf("the lock can't be read back: %v", err)

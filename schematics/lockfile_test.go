@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -213,9 +214,7 @@ func TestHistory(t *testing.T) {
 
 	must.Do(t, os.WriteFile(files[0], []byte("version: 1\n"), 0o600))
 	h, err = ReadHistory(dir, present)
-	if err == nil || !strings.Contains(err.Error(), files[0]) {
-		t.Errorf("error = %v, want it to name the file", err)
-	}
+	must.Contain(t, "error", fmt.Sprint(err), files[0])
 	if _, ok := h.ByLockHash(present.Schematics["default"].LockHash); !ok {
 		t.Error("a broken past lock hides the current one")
 	}
@@ -247,9 +246,7 @@ func FuzzReadLock(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		l, err := ParseLock("recast.lock", data)
 		if err != nil {
-			if fault.KindOf(err) != fault.Config {
-				t.Fatalf("not of kind Config: %v", err)
-			}
+			must.Equal(t, "kind of the error", fault.Config, fault.KindOf(err))
 			return
 		}
 		again := must.Get(formatLock(l))(t)

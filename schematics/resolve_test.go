@@ -294,9 +294,7 @@ func TestResolveKeepsSigners(t *testing.T) {
 		}
 	}
 	must.Equal(t, "checksum, locking the same again", again.Checksum, updated.Checksum)
-	if got := next(signed(later, "new key"), "v1.13.12").KnownSigners(); !slices.Equal(got, []string{sum("new key")}) {
-		t.Errorf("with a key that was accepted later: %q", got)
-	}
+	must.Equal(t, "with a key that was accepted later", []string{sum("new key")}, next(signed(later, "new key"), "v1.13.12").KnownSigners())
 }
 
 // TestRebuild: each rebuild gives the same content another name, and the count stays
@@ -348,9 +346,7 @@ func TestRebuild(t *testing.T) {
 			t.Errorf("%s: %+v", name, e)
 		}
 	}
-	if got := next(&twice, catalog(), update); got.Checksum != twice.Checksum {
-		t.Error("recast lock --check rejects it")
-	}
+	must.Equal(t, "got", twice.Checksum, next(&twice, catalog(), update).Checksum)
 }
 
 // TestResolveSaysWhatItWaitsFor: registries and factories may take minutes to answer.

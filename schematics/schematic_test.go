@@ -1,6 +1,7 @@
 package schematics
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -36,9 +37,7 @@ func TestExampleIDs(t *testing.T) {
 		s := must.Get(Parse(file, data))(t)
 		got[file] = s.ID()
 		must.Equal(t, file+": a factory's ID, posted unchanged", s.ID(), serverID(t, data))
-		if id := serverID(t, []byte(s.Canonical())); id != s.ID() {
-			t.Errorf("%s: posted in canonical form, a factory computes the ID %s, recast %s", file, id, s.ID())
-		}
+		must.Equal(t, file, s.ID(), serverID(t, []byte(s.Canonical())))
 	}
 	must.Equal(t, "IDs", want, got)
 }
@@ -152,9 +151,7 @@ func TestParseAllReportsEveryFile(t *testing.T) {
 		"b": {Path: "b.yaml", Data: []byte("y: 1\n")},
 	})
 	want := "a.yaml:1:1: unknown key \"x\"\nb.yaml:1:1: unknown key \"y\""
-	if err == nil || err.Error() != want {
-		t.Errorf("error\n got %v\nwant %s", err, want)
-	}
+	must.Equal(t, "error", want, fmt.Sprint(err))
 	must.Equal(t, "kind", fault.Config, fault.KindOf(err))
 }
 

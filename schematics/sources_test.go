@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -220,9 +221,7 @@ func TestSecureBoot(t *testing.T) {
 		t.Error("a missing certificate counts as the locked one")
 	}
 	factory := &maker{extensions: catalog(), certificate: certificate("one")}
-	if err := one.CheckFactory(t.Context(), "a", factory); err != nil {
-		t.Errorf("a factory that matches the lock: %v", err)
-	}
+	must.Do(t, one.CheckFactory(t.Context(), "a", factory))
 	factory.extensions, factory.certificate = catalog().with("siderolabs/qemu-guest-agent", digestOf("patched")), certificate("two")
 	err = one.CheckFactory(t.Context(), "a", factory)
 	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), digestOf("patched")) || !strings.Contains(err.Error(), sum("two")) || len(fault.Hints(err)) != 2 {
@@ -324,7 +323,6 @@ func TestRenamed(t *testing.T) {
 	req.Arch = "arm64"
 	_, _, err = Resolve(t.Context(), req, Sources{Catalog: known, Images: images})
 	wrong := `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager": ghcr.io/siderolabs/nvidia-fabric-manager-lts@` + digestOf("nvidia") + " does not exist for arm64, only for amd64"
-	if err == nil || err.Error() != wrong || fault.KindOf(err) != fault.Config {
-		t.Errorf("an architecture without an image: %v, want %s", err, wrong)
-	}
+	must.Equal(t, "an architecture without an image", wrong, fmt.Sprint(err))
+	must.Equal(t, "kind of the error", fault.Config, fault.KindOf(err))
 }

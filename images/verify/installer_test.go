@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -169,9 +170,8 @@ func TestInstallerIsBounded(t *testing.T) {
 		v.largest = mib
 		var rest endless
 		_, err := v.Installer(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{}, io.MultiReader(bytes.NewReader(begin), &rest), func(string) {})
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "installer: more than 1 MiB, which no image of Talos has") {
-			t.Errorf("error = %v (%v)", err, fault.KindOf(err))
-		}
+		must.Contain(t, "error", fmt.Sprint(err), "installer: more than 1 MiB, which no image of Talos has")
+		must.Equal(t, "kind of the error", fault.Refused, fault.KindOf(err))
 		if rest.read > mib+slack {
 			t.Errorf("%d bytes were read", rest.read)
 		}

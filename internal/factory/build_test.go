@@ -197,9 +197,7 @@ func TestISOFails(t *testing.T) {
 		s.factory.Strike(100, "/image/", tc.trouble)
 		start := time.Now()
 		_, err := s.fetch(t.Context(), req)
-		if err == nil || !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("error\n got %v\nwant %s", err, tc.err)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), tc.err)
 		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 		must.Equal(t, "took", tc.took, time.Since(start))
 	})
@@ -323,9 +321,8 @@ func TestDiskRebuilt(t *testing.T) {
 	t.Parallel()
 	d := &download{what: made[images.DiskImage].title, explain: func(err error) error { return err }}
 	err := d.differs()
-	if err == nil || err.Error() != "after the download broke off, the factory sends another disk image than before" || len(fault.Hints(err)) != 1 {
-		t.Error(err, fault.Hints(err))
-	}
+	must.Equal(t, "error", "after the download broke off, the factory sends another disk image than before", fmt.Sprint(err))
+	must.Equal(t, "hints", 1, len(fault.Hints(err)))
 }
 
 // TestISORebuiltDuringDownload: after a break the factory has other bytes, or another number of them.
@@ -427,9 +424,7 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 		for _, want := range []string{
 			"build/default/verify-installer: installer: extension \"qemu-guest-agent\" ", " is not the locked one (" + is + "): 1 file differs: ",
 		} {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("error\n got %v\nwant it to hold %q", err, want)
-			}
+			must.Contain(t, "error", fmt.Sprint(err), want)
 		}
 		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "serves an installer for ever") || !strings.Contains(hints, "recast lock --rebuild") {
 			t.Errorf("hint = %q", hints)

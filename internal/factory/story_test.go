@@ -3,6 +3,7 @@ package factory
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"os"
@@ -162,9 +163,8 @@ func TestPatchedExtension(t *testing.T) {
 
 		mutations := s.recorder.Mutations()
 		err = s.build(t)
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), was) || !strings.Contains(err.Error(), is) {
-			t.Errorf("a stale factory: %v", err)
-		}
+		must.Contain(t, "a stale factory", fmt.Sprint(err), was, is)
+		must.Equal(t, "kind of the error", fault.Refused, fault.KindOf(err))
 		must.Equal(t, "requests that changed something, though refused", mutations, s.recorder.Mutations())
 		builds := func(e schematics.Locked) []string {
 			return []string{"installer " + e.SchematicID + " v1.13.9 nocloud", "iso " + e.SchematicID + " v1.13.9 nocloud-amd64"}

@@ -195,9 +195,7 @@ func TestBuildTakesNothingOldForNew(t *testing.T) {
 	dir := workDir(t)
 	must.Do(t, os.WriteFile(filepath.Join(dir, "installer-amd64.tar"), []byte("old"), 0o600))
 	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "nothing", "{out}"}}).Build(t.Context(), dir, installerJob(), nil)
-	if err == nil || !strings.Contains(err.Error(), "did not make") {
-		t.Errorf("err = %v", err)
-	}
+	must.Contain(t, "error", fmt.Sprint(err), "did not make")
 }
 
 // Nothing that the program has started keeps running, although it ignores SIGTERM.
@@ -317,9 +315,8 @@ func TestNoEngine(t *testing.T) {
 	c := client(t, Options{})
 	c.find = func(program string) (string, error) { return "", &exec.Error{Name: program, Err: exec.ErrNotFound} }
 	_, err := c.Build(t.Context(), workDir(t), installerJob(), nil)
-	if fault.KindOf(err) != fault.Config || len(fault.Hints(err)) != 1 {
-		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-	}
+	must.Equal(t, "kind of the error", fault.Config, fault.KindOf(err))
+	must.Equal(t, "hints", 1, len(fault.Hints(err)))
 }
 
 func TestEngineThatFails(t *testing.T) {

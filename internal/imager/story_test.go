@@ -144,9 +144,8 @@ func TestRefusesUnlockedContent(t *testing.T) {
 		s := newStory(t)
 		s.way = c.way
 		err := s.build(t.Context(), t)
-		if err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("err = %v, want one with %q", err, c.want)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), c.want)
+		must.Equal(t, "kind of the error", fault.Refused, fault.KindOf(err))
 		e := s.entry()
 		if e.Disk != (schematics.Disk{}) || (e.ISO.SHA256 != "") != c.iso || (e.Installer != "") != c.installer {
 			t.Errorf("recorded: %q, %+v, %+v", e.Installer, e.ISO, e.Disk)
@@ -175,9 +174,7 @@ func TestForeignTagIsRefused(t *testing.T) {
 	if err == nil || s.entry().Installer != "" || s.changes > 0 || len(s.runs(t)) > 0 {
 		t.Errorf("err = %v, installer %q, %d changes", err, s.entry().Installer, s.changes)
 	}
-	if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "delete it from the registry") {
-		t.Errorf("hints: %s", hints)
-	}
+	must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), "delete it from the registry")
 }
 
 // An installer with the right content but another base's programs is not taken over.

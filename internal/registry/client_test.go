@@ -244,9 +244,7 @@ func TestBadReferences(t *testing.T) {
 		"a file to be beside a tag":   c.Attach(ctx, tag, "file", images.BootISO, schematics.BootFile{}, nil),
 		"built upon, of a tag":        c.BuiltUpon(ctx, tag, digest, "amd64"),
 	} {
-		if fault.KindOf(err) != fault.Config {
-			t.Errorf("%s: %v", title, err)
-		}
+		must.Equal(t, title, fault.Config, fault.KindOf(err))
 	}
 }
 

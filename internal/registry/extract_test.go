@@ -164,9 +164,7 @@ func TestExtractRefuses(t *testing.T) {
 			_, err = filesOf(t, archive)
 			must.Do(t, archive.Close())
 		}
-		if err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Fatalf("error\n got %v\nwant it to hold %q", err, tc.want)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), tc.want)
 		if got := errors.Is(err, images.ErrDenied); got != tc.denied || fault.KindOf(err) != tc.kind {
 			t.Errorf("denied = %t, kind = %v", got, fault.KindOf(err))
 		}
@@ -357,9 +355,7 @@ func damages(s direct, fromEnd int) direct {
 
 func saysDamaged(t *testing.T, err error) {
 	t.Helper()
-	if err == nil || !strings.Contains(err.Error(), "a blob was damaged on the way: ") {
-		t.Errorf("error %v", err)
-	}
+	must.Contain(t, "error", fmt.Sprint(err), "a blob was damaged on the way: ")
 	err = fault.ImageDiffers.Else(err) // like a step that compares images
 	must.Equal(t, "code", fault.BuildFailed, fault.CodeOf(err))
 	if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, "run it again. ") || strings.Contains(hints, "lock") {

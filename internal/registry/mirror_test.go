@@ -33,20 +33,14 @@ func TestCopy(t *testing.T) {
 		referrers := []string{c.refer(t).String(), c.refer(t).String()}
 		must.Do(t, c.run(t))
 		c.whole(t)
-		if got := must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != sig {
-			t.Errorf("signature = %s, want %s", got.Digest, sig)
-		}
-		if err := validate.Image(must.Get(remote.Image(c.mirror.Tag(c.signatureTag())))(t)); err != nil {
-			t.Errorf("signature: %v", err)
-		}
+		must.Equal(t, "signature", sig, must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t).Digest)
+		must.Do(t, validate.Image(must.Get(remote.Image(c.mirror.Tag(c.signatureTag())))(t)))
 		got := must.Get(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
 		slices.Sort(got)
 		slices.Sort(referrers)
 		must.Equal(t, "referrers", referrers, got)
 		for _, r := range referrers {
-			if err := validate.Image(must.Get(remote.Image(c.mirror.Digest(r)))(t)); err != nil {
-				t.Errorf("referrer: %v", err)
-			}
+			must.Do(t, validate.Image(must.Get(remote.Image(c.mirror.Digest(r)))(t)))
 		}
 		for _, r := range c.to.asked("PUT") {
 			if strings.Contains(r, "/manifests/v") {
@@ -128,9 +122,7 @@ func TestCopyNeverOverwritesASignature(t *testing.T) {
 	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), theirs.String()) || len(fault.Hints(err)) != 1 {
 		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
 	}
-	if got := must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != theirs {
-		t.Errorf("signature = %s, want %s", got.Digest, theirs)
-	}
+	must.Equal(t, "signature", theirs, must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t).Digest)
 }
 
 // TestCopyPastDeniedSignatureTag: Artifactory's answer about a missing signature.
@@ -146,9 +138,7 @@ func TestCopyPastDeniedSignatureTag(t *testing.T) {
 	})
 	must.Do(t, c.run(t))
 	c.to.set(nil)
-	if got := must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != sig {
-		t.Errorf("signature = %s, want %s", got.Digest, sig)
-	}
+	must.Equal(t, "signature", sig, must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t).Digest)
 }
 
 // TestCopyPastDeniedSignature: a registry that answers so for a missing tag
@@ -284,9 +274,7 @@ func TestCopyOfAnImage(t *testing.T) {
 	if want := sizeOf(t, img); total != want || last > want || last < want/2 {
 		t.Errorf("progress ended at %d of %d bytes, want %d", last, total, want)
 	}
-	if got := must.Get(remote.Head(c.mirror.Digest(d.String())))(t); got.Digest != d {
-		t.Errorf("digest = %s", got.Digest)
-	}
+	must.Equal(t, "digest", d, must.Get(remote.Head(c.mirror.Digest(d.String())))(t).Digest)
 }
 
 func sizeOf(t *testing.T, img v1.Image) int64 {
@@ -339,9 +327,7 @@ func TestMirrorShelf(t *testing.T) {
 	for range 2 { // the second time there is none
 		must.Do(t, c.Delete(t.Context(), mirror+"@"+index.String()))
 	}
-	if got := must.Get(c.Tags(t.Context(), mirror))(t); !slices.Equal(got, []string{"v1.13.9-bbbbbbbbbbbb"}) {
-		t.Errorf("tags after a deletion: %q", got)
-	}
+	must.Equal(t, "tags after a deletion", []string{"v1.13.9-bbbbbbbbbbbb"}, must.Get(c.Tags(t.Context(), mirror))(t))
 }
 
 func TestDeleteRefuses(t *testing.T) {
@@ -377,8 +363,6 @@ func TestDeleteRefuses(t *testing.T) {
 		}
 	})
 	for host, want := range map[string]string{"ghcr.io": "gh api", name.DefaultRegistry: "Docker Hub", "r.acme": "REGISTRY_STORAGE_DELETE_ENABLED"} {
-		if got := remedy(host); !strings.Contains(got, want) {
-			t.Errorf("%s: %s", host, got)
-		}
+		must.Contain(t, host, remedy(host), want)
 	}
 }

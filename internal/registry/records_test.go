@@ -45,9 +45,7 @@ func TestRecords(t *testing.T) {
 	t.Parallel()
 	s := direct{factoryapi.NewRegistry(record.New())}
 	c := NewRecords(client(t, s))
-	if got := contents(t, c); got != nil {
-		t.Errorf("of no list: %q", got)
-	}
+	must.Equal(t, "of no list", []string(nil), contents(t, c))
 	keep(t, c, "a", 1, "one", 2)
 	replaced := must.Get(c.List(t.Context(), records))(t)[0]
 	keep(t, c, "b", 2, "two", 2)
@@ -131,9 +129,7 @@ func TestRecordsRefused(t *testing.T) {
 		must.Do(t, shelf.Tag(t.Context(), mirror+"@"+digest, records))
 		_, err := c.List(t.Context(), records)
 		for _, err := range []error{err, c.Keep(t.Context(), records, images.Record{Name: "a"}, []byte("x"), 9)} {
-			if err == nil || !strings.Contains(err.Error(), "is not a list of runs: it is left as it is") {
-				t.Errorf("an image under that tag: %v", err)
-			}
+			must.Contain(t, "an image under that tag", fmt.Sprint(err), "is not a list of runs: it is left as it is")
 		}
 		if got, _, err := shelf.Head(t.Context(), records); got != digest || err != nil {
 			t.Errorf("it was %s, and is %s, %v", digest, got, err)

@@ -350,8 +350,6 @@ func TestUsualLogins(t *testing.T) {
 	c := must.Get(New(Options{}))(t)
 	for registry, want := range map[string]string{"ghcr.io": "octocat", "registry.example": ""} {
 		auth := must.Get(c.keychain.Resolve(must.Get(name.NewRegistry(registry))(t)))(t)
-		if got := must.Get(authn.Authorization(t.Context(), auth))(t); got.Username != want {
-			t.Errorf("%s: user %q, want %q", registry, got.Username, want)
-		}
+		must.Equal(t, registry, want, must.Get(authn.Authorization(t.Context(), auth))(t).Username)
 	}
 }
