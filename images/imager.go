@@ -69,10 +69,8 @@ func (b Builder) imagerSteps(name string) []step.Step {
 
 // imagerCan returns why the imager cannot build a schematic; nil if it can.
 func (b Builder) imagerCan(name string) error {
-	lock, e, err := b.Ledger.entry(name)
+	lock, e := b.Ledger.entry(name)
 	switch {
-	case err != nil:
-		return err
 	case b.Mirror == "":
 		return fault.WithHint(fault.BuildFailed.Configf("schematic %q is built by the imager, but there is no repository to pull its installer from", name),
 			"name a repository of yours in images.mirror, such as ghcr.io/acme/talos")
@@ -92,10 +90,7 @@ func (w *workspace) installer(ctx context.Context) error {
 	if err != nil || have != "" {
 		return err
 	}
-	lock, e, err := w.Ledger.entry(w.name)
-	if err != nil {
-		return err
-	}
+	lock, e := w.Ledger.entry(w.name)
 	tag := Mirror{Repository: w.Mirror}.tag(lock, e)
 	if e.Installer != "" {
 		return fault.WithHint(fault.ImageDiffers.Refusedf("the lock's installer %s is gone, and the imager never makes the same bytes again", e.Installer),
@@ -190,10 +185,7 @@ func (w *workspace) file(ctx context.Context, a Artefact) error {
 	if err != nil || have != "" {
 		return err
 	}
-	lock, e, err := w.Ledger.entry(w.name)
-	if err != nil {
-		return err
-	}
+	lock, e := w.Ledger.entry(w.name)
 	want := a.File(lock, e)
 	kept, found, err := w.kept(ctx, a, e, want)
 	if err != nil {

@@ -45,9 +45,9 @@ func (m Mirror) Step() step.Step {
 // mirrored says where the mirrored installer is; "" if the mirror does not have it or the lock does not name it
 // there.
 func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
-	lock, e, err := m.Ledger.entry(name)
-	if err != nil || e.Installer == "" {
-		return "", err
+	lock, e := m.Ledger.entry(name)
+	if e.Installer == "" {
+		return "", nil
 	}
 	tag := m.tag(lock, e)
 	found, err := m.tagged(ctx, tag, e)
@@ -62,10 +62,7 @@ func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 
 // mirror copies the installer and sets the tag last, so an interrupted copy never looks like a complete installer.
 func (m Mirror) mirror(ctx context.Context, name string) error {
-	lock, e, err := m.Ledger.entry(name)
-	if err != nil {
-		return err
-	}
+	lock, e := m.Ledger.entry(name)
 	_, digest, _ := strings.Cut(e.Installer, "@")
 	if digest == "" {
 		return fault.WithHint(fault.LockStale.Configf("schematic %q is not built yet", name), "run `recast publish --only build`")
