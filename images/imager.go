@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/fault"
@@ -281,9 +280,6 @@ func (w *workspace) makeFile(ctx context.Context, a Artefact, lock schematics.Lo
 	return got, nil
 }
 
-// abandonedAfter is the age from which a temporary directory can only be left from a killed run.
-const abandonedAfter = 24 * time.Hour
-
 // workspace is where the imager builds one schematic.
 type workspace struct {
 	Builder
@@ -348,7 +344,7 @@ func (w *workspace) open() error {
 	if err := os.MkdirAll(w.ByImager.Scratch, 0o700); err != nil {
 		return err
 	}
-	sweep(w.ByImager.Scratch, "*", abandonedAfter, os.RemoveAll)
+	verify.Sweep(w.ByImager.Scratch, "*", verify.AbandonedAfter, os.RemoveAll)
 	top, err := os.MkdirTemp(w.ByImager.Scratch, w.name+"-")
 	if err != nil {
 		return err
