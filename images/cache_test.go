@@ -159,9 +159,7 @@ func TestCacheFiles(t *testing.T) {
 	got := must.Get(c.Files())(t)
 	want := []CachedFile{cachedFile("." + isoOf(buildA) + ".17.part"), cachedFile(".verify-17"), cachedFile(isoOf(buildA)), cachedFile(isoOf(buildB))}
 	must.Equal(t, "our files", want, got)
-	if got, err := NewCache(filepath.Join(t.TempDir(), "none")).Files(); err != nil || got != nil {
-		t.Errorf("of no cache: %v, %v", got, err)
-	}
+	must.Equal(t, "of no cache", []CachedFile(nil), must.Get(NewCache(filepath.Join(t.TempDir(), "none")).Files())(t))
 	file := filepath.Join(t.TempDir(), "file")
 	must.Do(t, os.WriteFile(file, nil, 0o600))
 	if _, err := NewCache(file).Files(); err == nil {

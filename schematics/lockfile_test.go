@@ -2,6 +2,7 @@ package schematics
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -12,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
@@ -171,9 +171,7 @@ func TestReplaceLock(t *testing.T) {
 			must.Do(t, WriteLock(path, *tc.there))
 		}
 		err := ReplaceLock(path, tc.was, learnt)
-		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("error = %v, want %q", err, tc.err)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), cmp.Or(tc.err, "<nil>"))
 		got, err := ReadLock(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
@@ -250,10 +248,7 @@ func FuzzReadLock(f *testing.F) {
 			return
 		}
 		again := must.Get(formatLock(l))(t)
-		l2, err := ParseLock("recast.lock", again)
-		if diff := cmp.Diff(l, l2); err != nil || diff != "" {
-			t.Fatalf("the parsed file can't be written and read again: %v\n%s", err, diff)
-		}
+		must.Equal(t, "the parsed file can't be written and read again", l, must.Get(ParseLock("recast.lock", again))(t))
 		if !bytes.HasPrefix(again, []byte(lockHeader)) {
 			t.Fatal("the header is missing")
 		}

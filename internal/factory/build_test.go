@@ -52,20 +52,17 @@ const (
 	off   = "the download broke off after 0 MiB "
 )
 
-// isoTroubles are troubles on the way to an ISO that is downloaded in the end, and what the user is told.
-func isoTroubles() map[string]struct {
+// isoTrouble is what goes wrong on the way to an ISO that is downloaded in the end, and what the user is told.
+type isoTrouble struct {
 	troubles []factoryapi.Trouble
 	notes    []string
 	took     time.Duration
-} {
+}
+
+func isoTroubles() map[string]isoTrouble {
 	again := func(what, wait, n string) string { return what + ", trying again in " + wait + " (" + n + ")" }
 	const failing, unknown = "the factory answered 500 Internal Server Error", "the factory answered 404 Not Found"
-	type row = struct {
-		troubles []factoryapi.Trouble
-		notes    []string
-		took     time.Duration
-	}
-	return map[string]row{
+	return map[string]isoTrouble{
 		"none":                {nil, nil, 0},
 		"a cut":               {[]factoryapi.Trouble{factoryapi.Cut(cutAt)}, []string{off + first}, time.Second},
 		"a cut at the start":  {[]factoryapi.Trouble{factoryapi.Cut(0)}, []string{off + first}, time.Second},
@@ -102,30 +99,25 @@ func isoTroubles() map[string]struct {
 // TestISOTrouble: whatever happens, the bytes are those of an undisturbed download, and the factory builds them once.
 func TestISOTrouble(t *testing.T) {
 	t.Parallel()
-	for name, tc := range isoTroubles() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				req := s.agents(t)
-				want, err := s.fetch(t.Context(), req)
-				if err != nil || len(want) <= 2*cutAt {
-					t.Fatal(len(want), err)
-				}
-				for _, trouble := range tc.troubles {
-					s.factory.Strike(1, "/image/", trouble)
-				}
-				start := time.Now()
-				got, err := s.fetch(t.Context(), req)
-				if err != nil || !bytes.Equal(got, want) {
-					t.Errorf("%d bytes, want %d; %v", len(got), len(want), err)
-				}
-				must.Equal(t, "took", tc.took, time.Since(start))
-				s.said(t, tc.notes, nil, "", "")
-				s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
-			})
-		})
-	}
+	eachInBubble(t, isoTroubles(), func(t *testing.T, tc isoTrouble) {
+		s := newSite(t)
+		req := s.agents(t)
+		want, err := s.fetch(t.Context(), req)
+		if err != nil || len(want) <= 2*cutAt {
+			t.Fatal(len(want), err)
+		}
+		for _, trouble := range tc.troubles {
+			s.factory.Strike(1, "/image/", trouble)
+		}
+		start := time.Now()
+		got, err := s.fetch(t.Context(), req)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%d bytes, want %d; %v", len(got), len(want), err)
+		}
+		must.Equal(t, "took", tc.took, time.Since(start))
+		s.said(t, tc.notes, nil, "", "")
+		s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
+	})
 }
 
 func (s *site) built(t *testing.T, want ...string) {

@@ -1,6 +1,7 @@
 package factory
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/json"
@@ -18,7 +19,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
@@ -62,10 +62,7 @@ func TestExtensions(t *testing.T) {
 			{Name: "siderolabs/odd", Ref: "127.0.0.1:5000/siderolabs/odd", Digest: "sha256:22"},
 		}
 		must.Equal(t, "extensions", want, got)
-		versions, err := c.Versions(t.Context())
-		if diff := cmp.Diff([]string{"v1.13.8", "v1.13.9"}, versions); err != nil || diff != "" {
-			t.Errorf("versions: %v (-want +got):\n%s", err, diff)
-		}
+		must.Equal(t, "versions", []string{"v1.13.8", "v1.13.9"}, must.Get(c.Versions(t.Context()))(t))
 	})
 }
 
@@ -102,15 +99,11 @@ func TestRegister(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := serve(t, schematicStore())
 		s := must.Get(schematics.Parse("s.yaml", []byte("customization: {extraKernelArgs: [\"yes\", \"1.10\"], systemExtensions: {officialExtensions: [siderolabs/zfs]}}\n")))(t)
-		if known, err := c.Knows(t.Context(), s.ID()); known || err != nil {
-			t.Errorf("before: known %t, %v", known, err)
-		}
+		must.Equal(t, "before", false, must.Get(c.Knows(t.Context(), s.ID()))(t))
 		if id, stored, err := c.Register(t.Context(), s.Canonical()); id != s.ID() || stored != s.Canonical() || err != nil {
 			t.Errorf("ID %s, want %s; %v; stored:\n%s", id, s.ID(), err, stored)
 		}
-		if known, err := c.Knows(t.Context(), s.ID()); !known || err != nil {
-			t.Errorf("after: known %t, %v", known, err)
-		}
+		must.Equal(t, "after", true, must.Get(c.Knows(t.Context(), s.ID()))(t))
 	})
 }
 
@@ -495,10 +488,7 @@ func TestBroken(t *testing.T) {
 			}
 			_, _ = io.WriteString(w, `["v1.13.8","v1.13.9"]`)
 		}))
-		got, err := c.Broken(t.Context())
-		if diff := cmp.Diff(tc.want, got); err != nil || diff != "" {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
+		must.Equal(t, "result", tc.want, must.Get(c.Broken(t.Context()))(t))
 	})
 }
 
@@ -526,9 +516,8 @@ func TestKeys(t *testing.T) {
 		"not for the public": {secureBoot, answer(401, ""), "", "401 Unauthorized", fault.Failed},
 	}, func(t *testing.T, tc row) {
 		got, err := tc.ask(t.Context(), serve(t, tc.answer))
-		if string(got) != tc.want || (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("%q, %v; want %q, %q", got, err, tc.want, tc.err)
-		}
+		must.Equal(t, "answer", tc.want, string(got))
+		must.Contain(t, "error", fmt.Sprint(err), cmp.Or(tc.err, "<nil>"))
 		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 	})
 }

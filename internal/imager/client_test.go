@@ -305,9 +305,7 @@ func TestReady(t *testing.T) {
 		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
 	}
 	self := client(t, Options{Command: []string{os.Args[0], "{out}"}})
-	if what, err := self.Ready(t.Context()); err != nil || what != os.Args[0] {
-		t.Errorf("%s, %v", what, err)
-	}
+	must.Equal(t, "result", os.Args[0], must.Get(self.Ready(t.Context()))(t))
 }
 
 func TestNoEngine(t *testing.T) {

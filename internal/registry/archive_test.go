@@ -114,9 +114,7 @@ func TestPushArchive(t *testing.T) {
 		t.Errorf("tags %q were set", tags)
 	}
 	f.to.set(nil)
-	if again, err := f.PushArchive(t.Context(), p); err != nil || again != digest {
-		t.Errorf("again: %s, %v", again, err)
-	}
+	must.Equal(t, "again", digest, must.Get(f.PushArchive(t.Context(), p))(t))
 	for _, r := range f.to.asked(http.MethodPost) {
 		t.Errorf("sent again: %s", r)
 	}
@@ -260,10 +258,7 @@ func TestCopyTakesTheISOAlong(t *testing.T) {
 	iso, file := isoOf(t, []byte("the ISO"))
 	from := p.Repository + "@" + digest
 	must.Do(t, errors.Join(f.Attach(t.Context(), from, file, images.BootISO, iso, nil), f.Copy(t.Context(), from, f.mirror.String(), nil)))
-	list, err := f.Attached(t.Context(), f.mirror.Digest(digest).String())
-	if d := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || d != "" {
-		t.Errorf("%v, beside the copy (-want +got):\n%s", err, d)
-	}
+	must.Equal(t, "beside the copy", []schematics.BootFile{iso}, must.Get(f.Attached(t.Context(), f.mirror.Digest(digest).String()))(t))
 }
 
 // signed is an image as cosign pushes signatures; each text is annotated verbatim.
@@ -378,10 +373,7 @@ func TestReferrersOfRegistriesWithoutTheAPI(t *testing.T) {
 		installer := f.installer(t)
 		iso, file := isoOf(t, []byte("the ISO"))
 		must.Do(t, f.Attach(t.Context(), installer, file, images.BootISO, iso, nil))
-		list, err := f.Attached(t.Context(), installer)
-		if diff := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || diff != "" {
-			t.Errorf("%v, beside it (-want +got):\n%s", err, diff)
-		}
+		must.Equal(t, "beside it", []schematics.BootFile{iso}, must.Get(f.Attached(t.Context(), installer))(t))
 	})
 }
 

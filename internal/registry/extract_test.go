@@ -3,12 +3,14 @@ package registry
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,14 +28,21 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// tarOf is an uncompressed layer of files and directories, whose names end with a slash.
-func tarOf(t *testing.T, files ...string) v1.Layer {
+// tarOf is an uncompressed layer of these entries: "name=content" for a file, "name/" for a directory, "name -> target"
+// for a symbolic link.
+func tarOf(t *testing.T, entries ...string) v1.Layer {
 	t.Helper()
 	var b strings.Builder
 	w := tar.NewWriter(&b)
-	for _, f := range files {
-		file, content, _ := strings.Cut(f, "=")
+	for _, e := range entries {
+		file, content, _ := strings.Cut(e, "=")
 		h := &tar.Header{Name: file, Size: int64(len(content)), Mode: 0o644, Typeflag: tar.TypeReg}
+		if strings.HasSuffix(e, "/") {
+			h.Typeflag = tar.TypeDir
+		}
+		if from, to, link := strings.Cut(e, " -> "); link {
+			h.Typeflag, h.Name, h.Linkname = tar.TypeSymlink, from, to
+		}
 		must.Do(t, w.WriteHeader(h))
 		must.Get(io.WriteString(w, content))(t)
 	}
@@ -67,23 +76,29 @@ func pushExtension(t *testing.T, to http.RoundTripper) string {
 	return tag.Context().Digest(must.Get(index.Digest())(t).String()).String()
 }
 
-func filesOf(t *testing.T, archive io.Reader) (map[string]string, error) {
-	t.Helper()
-	files := map[string]string{}
+// eachOf calls do for every entry of a tar.
+func eachOf(archive io.Reader, do func(h *tar.Header, content string)) error {
 	for r := tar.NewReader(archive); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
-			return files, nil
+			return nil
 		}
 		if err != nil {
-			return files, err
+			return err
 		}
 		content, err := io.ReadAll(r)
 		if err != nil {
-			return files, err
+			return err
 		}
-		files[h.Name] = string(content)
+		do(h, string(content))
 	}
+}
+
+func filesOf(t *testing.T, archive io.Reader) (map[string]string, error) {
+	t.Helper()
+	files := map[string]string{}
+	err := eachOf(archive, func(h *tar.Header, content string) { files[h.Name] = content })
+	return files, err
 }
 
 func TestExtract(t *testing.T) {
@@ -199,50 +214,27 @@ func TestExtractEndsEarly(t *testing.T) {
 	must.Do(t, archive.Close())
 }
 
-// layerOf is a layer with these entries: "name" for a file, "name/" for a directory,
-// "name -> target" for a symbolic link; a file's content is the layer's name.
+// layerOf is a compressed layer of these entries, as of tarOf; a file's content is the layer's name.
 func layerOf(t *testing.T, layer string, entries ...string) v1.Layer {
 	t.Helper()
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, e := range entries {
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: e, Mode: 0o644, Size: int64(len(layer))}
-		if strings.HasSuffix(e, "/") {
-			h.Typeflag, h.Size = tar.TypeDir, 0
-		}
-		if name, target, link := strings.Cut(e, " -> "); link {
-			h.Typeflag, h.Name, h.Linkname, h.Size = tar.TypeSymlink, name, target, 0
-		}
-		must.Do(t, w.WriteHeader(h))
-		if h.Size > 0 {
-			must.Get(io.WriteString(w, layer))(t)
+	entries = slices.Clone(entries)
+	for i, e := range entries {
+		if !strings.HasSuffix(e, "/") && !strings.Contains(e, " -> ") {
+			entries[i] = e + "=" + layer
 		}
 	}
-	must.Do(t, w.Close())
-	return must.Get(tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, tarball.WithCompressionLevel(gzip.BestSpeed)))(t)
+	return must.Get(tarball.LayerFromOpener(tarOf(t, entries...).Uncompressed, tarball.WithCompressionLevel(gzip.BestSpeed)))(t)
 }
 
 // flattened lists the content of a tar, a line for each entry.
-func flattened(t *testing.T, layers ...v1.Layer) ([]string, error) {
+func flattened(t *testing.T, layers ...v1.Layer) (list []string, err error) {
 	t.Helper()
-	img := must.Get(mutate.AppendLayers(empty.Image, layers...))(t)
-	archive := flatten(img)
+	archive := flatten(must.Get(mutate.AppendLayers(empty.Image, layers...))(t))
 	defer archive.Close()
-	var list []string
-	for r := tar.NewReader(archive); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			return list, nil
-		}
-		if err != nil {
-			return list, err
-		}
-		content, err := io.ReadAll(r)
-		if err != nil {
-			return list, err
-		}
+	err = eachOf(archive, func(h *tar.Header, content string) {
 		list = append(list, strings.TrimSpace(fmt.Sprintf("%s %s%s", h.Name, content, h.Linkname)))
-	}
+	})
+	return list, err
 }
 
 func TestFlatten(t *testing.T) {
@@ -269,9 +261,7 @@ func TestFlatten(t *testing.T) {
 		"a deep path":              {lower: []string{strings.Repeat("a/", 128) + "b"}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 257 bytes"},
 	}, func(t *testing.T, tc row) {
 		got, err := flattened(t, layerOf(t, "lower", tc.lower...), layerOf(t, "upper", tc.upper...))
-		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("error %v, want %q", err, tc.err)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), cmp.Or(tc.err, "<nil>"))
 		must.Equal(t, "result", tc.want, got)
 	})
 }

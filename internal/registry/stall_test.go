@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -153,9 +154,7 @@ func TestDownloadsGoOn(t *testing.T) {
 		begun := time.Now()
 		got, err := fetch(t.Context(), t, l, tc.path)
 		must.Equal(t, "body", tc.want, got)
-		if (err != nil) != (tc.err != "") || err != nil && err.Error() != tc.err {
-			t.Errorf("error\n got %v\nwant %s", err, tc.err)
-		}
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
 		must.Equal(t, "ranges", tc.asked, l.asked)
 		must.Equal(t, "it", tc.took, time.Since(begun))
 	})
@@ -232,9 +231,7 @@ func TestUploads(t *testing.T) {
 		if err == nil {
 			err = resp.Body.Close()
 		}
-		if (err != nil) != (tc.err != "") || err != nil && err.Error() != tc.err {
-			t.Errorf("error\n got %v\nwant %s", err, tc.err)
-		}
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
 		if stalled, ok := errors.AsType[*bounds.Stalled](err); ok && (stalled.Temporary() != tc.temporary || !stalled.Timeout()) {
 			t.Errorf("temporary = %t", stalled.Temporary())
 		}
