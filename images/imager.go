@@ -90,7 +90,7 @@ func (w *workspace) installer(ctx context.Context) error {
 		return err
 	}
 	lock, e := w.Ledger.entry(w.name)
-	tag := Mirror{Repository: w.Mirror}.tag(lock, e)
+	tag := w.Mirror + ":" + TagOf(lock, e)
 	if e.Installer != "" {
 		return fault.WithHint(fault.ImageDiffers.Refusedf("the lock's installer %s is gone, and the imager never makes the same bytes again", e.Installer),
 			"put it back into the registry. To have a new one built, remove recast.lock and run `recast lock`: every node is stale then")

@@ -49,7 +49,7 @@ func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 	if e.Installer == "" {
 		return "", nil
 	}
-	tag := m.tag(lock, e)
+	tag := m.Repository + ":" + TagOf(lock, e)
 	found, err := m.tagged(ctx, tag, e)
 	if errors.Is(err, ErrDenied) {
 		return "", nil // the first push creates such a repository; Do checks again after the push
@@ -82,7 +82,7 @@ func (m Mirror) mirror(ctx context.Context, name string) error {
 	if err := m.Copier.Copy(ctx, e.Installer, m.Repository, report); err != nil {
 		return fmt.Errorf("copy %s: %w", e.Installer, err)
 	}
-	tag, ref := m.tag(lock, e), m.Repository+"@"+digest
+	tag, ref := m.Repository+":"+TagOf(lock, e), m.Repository+"@"+digest
 	found, err := m.tagged(ctx, tag, e)
 	if err != nil {
 		return err
@@ -112,10 +112,6 @@ func (m Mirror) tagged(ctx context.Context, tag string, e schematics.Locked) (bo
 				"Use the recast.lock that has the mirrored digest, or delete the tag from the registry")
 	}
 	return found, nil
-}
-
-func (m Mirror) tag(lock schematics.Lock, e schematics.Locked) string {
-	return m.Repository + ":" + TagOf(lock, e)
 }
 
 // TagOf returns the tag under which the installer of a locked schematic is mirrored.

@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
-	"github.com/recast-sh/recast/internal/step"
 )
 
 const mirrorRepository = "ghcr.io/acme/talos"
@@ -490,11 +489,7 @@ func TestMirrorPruner(t *testing.T) {
 			tc.change(a, &guard)
 		}
 		p.Write = unless(&guard)
-		b := newBench(t)
-		err := b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
-		if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
-			t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-		}
+		prune(t, p.Steps(), tc.fails, tc.kind)
 		must.Equal(t, "deleted", tc.want, a.deleted)
 		for _, v := range p.Verdicts {
 			if _, there := a.tags[v.Tag]; v.Removed == there {

@@ -159,11 +159,7 @@ func TestPruner(t *testing.T) {
 			tc.change(s, &guard)
 		}
 		p.Write = unless(&guard)
-		b := newBench(t)
-		err = b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
-		if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
-			t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-		}
+		prune(t, p.Steps(), tc.fails, tc.kind)
 		must.Equal(t, "changes", tc.want, s.changes)
 		for _, v := range p.Verdicts {
 			if _, there := s.storages[v.Host+"/"+v.Storage].isos[v.Name]; v.Removed == there {
@@ -171,6 +167,15 @@ func TestPruner(t *testing.T) {
 			}
 		}
 	})
+}
+
+// prune runs steps, and requires an error of that kind with that text, or none without a text.
+func prune(t *testing.T, steps []step.Step, fails string, kind fault.Kind) {
+	t.Helper()
+	err := newBench(t).run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return steps, nil }})
+	if err != nil != (fails != "") || !strings.Contains(message(err), fails) || fault.KindOf(err) != kind {
+		t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), fails)
+	}
 }
 
 // unless sends changes while *guard is nil.

@@ -190,16 +190,9 @@ func TestSaveLayout(t *testing.T) {
 // isoOf is a boot ISO of some bytes.
 func isoOf(t *testing.T, content []byte) (schematics.BootFile, string) {
 	t.Helper()
-	sum, n := must2(v1.SHA256(bytes.NewReader(content)))(t)
+	sum, n, err := v1.SHA256(bytes.NewReader(content))
+	must.Do(t, err)
 	return schematics.BootFile{Name: "recast-v1.13.9-abc-nocloud-amd64.iso", SHA256: sum.Hex, SizeBytes: n}, write(t, content)
-}
-
-func must2[A, B any](a A, b B, err error) func(*testing.T) (A, B) {
-	return func(t *testing.T) (A, B) {
-		t.Helper()
-		must.Do(t, err)
-		return a, b
-	}
 }
 
 func TestFilesBesideAnInstaller(t *testing.T) {
