@@ -151,18 +151,12 @@ type sharedState struct {
 
 // checkFactory refuses to build while the factory would build something other than the lock says.
 func (b Builder) checkFactory(ctx context.Context, name string) error {
-	lock, _, err := b.Ledger.entry(name)
-	if err != nil {
-		return err
-	}
+	lock, _ := b.Ledger.entry(name)
 	return lock.CheckFactory(ctx, name, b.Factory)
 }
 
 func (b Builder) registered(ctx context.Context, name string) (string, error) {
-	_, e, err := b.Ledger.entry(name)
-	if err != nil {
-		return "", err
-	}
+	_, e := b.Ledger.entry(name)
 	known, err := b.Factory.Knows(ctx, e.SchematicID)
 	if err != nil || !known {
 		return "", err
@@ -171,10 +165,7 @@ func (b Builder) registered(ctx context.Context, name string) (string, error) {
 }
 
 func (b Builder) register(ctx context.Context, name string) error {
-	_, e, err := b.Ledger.entry(name)
-	if err != nil {
-		return err
-	}
+	_, e := b.Ledger.entry(name)
 	id, text, err := b.Factory.Register(ctx, e.Schematic)
 	if err != nil {
 		return fmt.Errorf("register schematic %s: %w", name, err)
@@ -185,10 +176,7 @@ func (b Builder) register(ctx context.Context, name string) error {
 // haveInstaller names the verified installer that the lock records; "" if it cannot be pulled or its signature does
 // not satisfy the policy.
 func (b Builder) haveInstaller(ctx context.Context, name string) (string, error) {
-	_, e, err := b.Ledger.entry(name)
-	if err != nil {
-		return "", err
-	}
+	_, e := b.Ledger.entry(name)
 	if !b.ByImager.builds(name) { // the imager's installers have no signature
 		if settled, err := b.Signature.settled(e); err != nil || !settled {
 			return "", err
@@ -199,10 +187,7 @@ func (b Builder) haveInstaller(ctx context.Context, name string) (string, error)
 
 // pullable names the installer that the lock records; "" if neither the mirror nor the factory has it.
 func (b Builder) pullable(ctx context.Context, name string) (string, error) {
-	lock, e, err := b.Ledger.entry(name)
-	if err != nil {
-		return "", err
-	}
+	lock, e := b.Ledger.entry(name)
 	repository, digest, _ := strings.Cut(e.Installer, "@")
 	if digest == "" || repository != b.Mirror && repository != b.Factory.InstallerRepository(RequestOf(lock, e)) {
 		return "", nil
@@ -220,10 +205,7 @@ func (b Builder) pullable(ctx context.Context, name string) (string, error) {
 // resolveInstaller returns the installer to verify: the lock's if it can be pulled, otherwise what the factory
 // builds.
 func (b Builder) resolveInstaller(ctx context.Context, name string) (string, error) {
-	lock, e, err := b.Ledger.entry(name)
-	if err != nil {
-		return "", err
-	}
+	lock, e := b.Ledger.entry(name)
 	if there, err := b.pullable(ctx, name); err != nil || there != "" {
 		return e.Installer, err
 	}
@@ -249,11 +231,9 @@ func (b Builder) resolveInstaller(ctx context.Context, name string) (string, err
 
 // verifyInstaller verifies the installer and records it in the lock.
 func (b Builder) verifyInstaller(ctx context.Context, name string, m *sharedState) error {
-	lock, e, err := b.Ledger.entry(name)
-	if err != nil {
-		return err
-	}
+	lock, e := b.Ledger.entry(name)
 	if m.installer == "" { // the step resolve-installer was skipped
+		var err error
 		if m.installer, err = b.resolveInstaller(ctx, name); err != nil {
 			return err
 		}
@@ -284,10 +264,7 @@ func (b Builder) installerBoot(ctx context.Context, lock schematics.Lock, e sche
 
 // haveFile says where the file that the lock records is: in the cache or published; "" if it is in neither place.
 func (b Builder) haveFile(ctx context.Context, a Artefact, name string) (string, error) {
-	lock, e, err := b.Ledger.entry(name)
-	if err != nil {
-		return "", err
-	}
+	lock, e := b.Ledger.entry(name)
 	file := a.File(lock, e)
 	if file.SHA256 == "" {
 		return "", nil
@@ -307,10 +284,7 @@ func (b Builder) haveFile(ctx context.Context, a Artefact, name string) (string,
 
 // fetch downloads a file from the factory, verifies it and records it in the lock.
 func (b Builder) fetch(ctx context.Context, a Artefact, name string, m *sharedState) error {
-	lock, e, err := b.Ledger.entry(name)
-	if err != nil {
-		return err
-	}
+	lock, e := b.Ledger.entry(name)
 	note := b.noteFor(name, "fetch-"+artefacts[a].noun)
 	body, size, err := b.Factory.Image(ctx, a, RequestOf(lock, e), note)
 	if err != nil {
@@ -333,10 +307,7 @@ func (b Builder) fetch(ctx context.Context, a Artefact, name string, m *sharedSt
 func (b Builder) keep(
 	ctx context.Context, a Artefact, name string, m *sharedState, body io.Reader, announced int64, want schematics.BootFile, note func(string),
 ) (schematics.Disk, error) {
-	lock, e, err := b.Ledger.entry(name)
-	if err != nil {
-		return schematics.Disk{}, err
-	}
+	lock, e := b.Ledger.entry(name)
 	diskBytes := e.Disk.DiskBytes
 	got, err := b.Cache.store(body, announced, want, func(f *os.File, got schematics.BootFile) (err error) {
 		if got != a.File(lock, e) {
@@ -361,10 +332,7 @@ func (b Builder) record(a Artefact, e schematics.Locked, got schematics.Disk) er
 // verify compares a file's content with the lock. If the file's checksum is not the locked one, a factory has rebuilt
 // the file: the bytes of a rebuild always differ. diskBytes is the size of the disk that a disk image describes.
 func (b Builder) verify(ctx context.Context, a Artefact, name string, m *sharedState, f *os.File, got schematics.BootFile, note func(string)) (diskBytes int64, err error) {
-	lock, e, err := b.Ledger.entry(name)
-	if err != nil {
-		return 0, err
-	}
+	lock, e := b.Ledger.entry(name)
 	if m.boot == (verify.Boot{}) { // the installer was verified in an earlier run
 		if m.boot, err = b.installerBoot(ctx, lock, e, e.Installer, note); err != nil {
 			return 0, err
@@ -421,14 +389,10 @@ func (l *Ledger) Lock() schematics.Lock {
 	return l.lock.Clone()
 }
 
-// entry returns the lock and its schematic with the given name.
-func (l *Ledger) entry(name string) (schematics.Lock, schematics.Locked, error) {
+// entry returns the lock and its schematic with the given name, which is one of the lock's.
+func (l *Ledger) entry(name string) (schematics.Lock, schematics.Locked) {
 	lock := l.Lock()
-	e, ok := lock.Schematics[name]
-	if !ok {
-		return lock, e, fault.WithHint(fault.LockStale.Configf("schematic %q is not in the lock", name), "run `recast lock`")
-	}
-	return lock, e, nil
+	return lock, lock.Schematics[name]
 }
 
 // record changes every schematic with that build ID and saves the lock. If saving fails, nothing changes.

@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -23,7 +24,7 @@ import (
 func TestBuild(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	noError(t, b.run(t, b.builder().Step()))
+	must.Do(t, b.run(t, b.builder().Step()))
 	want := lockOf(t)
 	for name, e := range want.Schematics {
 		iso := b.factory.bytes(BootISO, RequestOf(want, e))
@@ -35,13 +36,13 @@ func TestBuild(t *testing.T) {
 			t.Errorf("cached ISO of %s: %v, same bytes: %t", name, err, bytes.Equal(got, iso))
 		}
 	}
-	same(t, "saved lock", want, b.saved)
-	same(t, "ledger and file differ", b.saved, b.ledger.Lock())
+	must.Equal(t, "saved lock", want, b.saved)
+	must.Equal(t, "ledger and file differ", b.saved, b.ledger.Lock())
 	if b.factory.downloads != 2 || b.factory.registrations != 2 {
 		t.Errorf("%d downloads, %d registrations", b.factory.downloads, b.factory.registrations)
 	}
-	same(t, "notes", wantNotes(want), b.notes)
-	noError(t, b.verifier.Close())
+	must.Equal(t, "notes", wantNotes(want), b.notes)
+	must.Do(t, b.verifier.Close())
 	left, err := filepath.Glob(b.cache.path("*.iso"))
 	hidden, err2 := filepath.Glob(b.cache.path(".*.part"))
 	if err := errors.Join(err, err2); err != nil || len(left) != 2 || len(hidden) != 0 {
@@ -70,17 +71,17 @@ func wantNotes(lock schematics.Lock) []string {
 func TestBuildAgainDoesNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	noError(t, b.run(t, b.builder().Step()))
+	must.Do(t, b.run(t, b.builder().Step()))
 	// The factory has changed meanwhile: finished builds stay.
 	b.factory.extensions = list(digest("two"))
 	b.again(b.saved)
-	noError(t, b.run(t, b.builder().Step()))
+	must.Do(t, b.run(t, b.builder().Step()))
 	d, p := b.saved.Schematics["default"], b.saved.Schematics["plain"]
 	reason := func(e schematics.Locked) string {
 		return "installer " + shortDigest(digest("installer "+e.SchematicID)) + " is there; " + e.ISO.Name + " is in the cache"
 	}
 	want := []string{"build/default skipped " + reason(d), "build/plain skipped " + reason(p), "build done"}
-	same(t, "events", want, b.events)
+	must.Equal(t, "events", want, b.events)
 	if b.factory.downloads+b.factory.registrations+b.saves+len(b.factory.pulls) != 0 {
 		t.Errorf("%d downloads, %d registrations, %d saves, pulls %v", b.factory.downloads, b.factory.registrations, b.saves, b.factory.pulls)
 	}
@@ -94,12 +95,12 @@ func TestBuildResumes(t *testing.T) {
 		downloads int
 		register  int
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"the cached ISO": {func(t *testing.T, b *bench) {
-			noError(t, os.Remove(b.cache.path(b.saved.Schematics["default"].ISO.Name)))
+			must.Do(t, os.Remove(b.cache.path(b.saved.Schematics["default"].ISO.Name)))
 		}, 1, 0},
 		"some bytes of the cached ISO": {func(t *testing.T, b *bench) {
-			noError(t, os.WriteFile(b.cache.path(b.saved.Schematics["default"].ISO.Name), []byte("rot"), 0o600))
+			must.Do(t, os.WriteFile(b.cache.path(b.saved.Schematics["default"].ISO.Name), []byte("rot"), 0o600))
 		}, 1, 0},
 		"what was recorded": {func(t *testing.T, b *bench) { b.saved = lockOf(t) }, 2, 0},
 		"the factory": {func(_ *testing.T, b *bench) {
@@ -107,15 +108,15 @@ func TestBuildResumes(t *testing.T) {
 		}, 0, 2},
 	}, func(t *testing.T, tc row) {
 		b := newBench(t)
-		noError(t, b.run(t, b.builder().Step()))
+		must.Do(t, b.run(t, b.builder().Step()))
 		whole := b.saved
 		tc.lose(t, b)
 		b.again(b.saved)
-		noError(t, b.run(t, b.builder().Step()))
+		must.Do(t, b.run(t, b.builder().Step()))
 		if b.factory.downloads != tc.downloads || b.factory.registrations != tc.register {
 			t.Errorf("%d downloads, %d registrations; want %d, %d", b.factory.downloads, b.factory.registrations, tc.downloads, tc.register)
 		}
-		same(t, "lock", whole, b.ledger.Lock())
+		must.Equal(t, "lock", whole, b.ledger.Lock())
 	})
 }
 
@@ -124,12 +125,12 @@ func TestBuildResumes(t *testing.T) {
 func TestBuildTakesARebuiltISO(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	noError(t, b.run(t, b.builder().Step()))
+	must.Do(t, b.run(t, b.builder().Step()))
 	was := b.saved
 	only("iso", func(img *artefact.Image) { img.SchematicAuthor += "rebuilt" })(b.factory)
 	b.cache = NewCache(t.TempDir())
 	b.again(b.saved)
-	noError(t, b.run(t, b.builder().Step()))
+	must.Do(t, b.run(t, b.builder().Step()))
 	want := was.Clone()
 	for name, e := range want.Schematics {
 		iso := b.factory.bytes(BootISO, RequestOf(want, e))
@@ -143,7 +144,7 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 			t.Errorf("no note %q in %q", note, b.notes)
 		}
 	}
-	same(t, "saved lock", want, b.saved)
+	must.Equal(t, "saved lock", want, b.saved)
 	b.again(b.saved)
 	if err := b.run(t, b.builder().Step()); err != nil || b.factory.downloads+b.saves != 0 {
 		t.Errorf("the third time: %v, %d downloads, %d saves", err, b.factory.downloads, b.saves)
@@ -154,12 +155,12 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 func TestBuildTrustsPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	noError(t, errors.Join(b.run(t, b.builder().Step()), b.run(t, b.pub.Step())))
+	must.Do(t, errors.Join(b.run(t, b.builder().Step()), b.run(t, b.pub.Step())))
 	b.cache = NewCache(t.TempDir())
 	b.again(b.saved)
 	builder := b.builder()
 	builder.Published = func(ctx context.Context, _ Artefact, name string) (string, error) { return b.pub.Published(ctx, name) }
-	noError(t, errors.Join(b.run(t, builder.Step()), b.run(t, b.pub.Step())))
+	must.Do(t, errors.Join(b.run(t, builder.Step()), b.run(t, b.pub.Step())))
 	if b.factory.downloads != 1 || b.store.changes != nil { // "plain" is published nowhere
 		t.Errorf("%d downloads, uploads %v", b.factory.downloads, b.store.changes)
 	}
@@ -237,7 +238,7 @@ func TestBuildRefuses(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
 			if tc.built {
-				noError(t, b.run(t, b.builder().Step()))
+				must.Do(t, b.run(t, b.builder().Step()))
 			}
 			tc.spoil(b)
 			before := b.ledger.Lock()
@@ -245,19 +246,13 @@ func TestBuildRefuses(t *testing.T) {
 			if err == nil {
 				t.Fatal("no error")
 			}
-			for _, want := range tc.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error\n got %v\nwant it to hold %q", err, want)
-				}
-			}
-			if kind := fault.KindOf(err); kind != tc.kind {
-				t.Errorf("kind = %v, want %v", kind, tc.kind)
-			}
+			must.Contain(t, "error", err.Error(), tc.want...)
+			must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 			if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, tc.hint) {
 				t.Errorf("hint = %q, want %q", hints, tc.hint)
 			}
 			for name, e := range b.ledger.Lock().Schematics {
-				same(t, "the ISO despite the error", before.Schematics[name].ISO, e.ISO)
+				must.Equal(t, "the ISO despite the error", before.Schematics[name].ISO, e.ISO)
 			}
 			if left, err := filepath.Glob(b.cache.path(".*.part")); err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v %v", left, err)
@@ -276,9 +271,9 @@ func TestRecordSharesBuilds(t *testing.T) {
 	lock.Schematics["same"] = lock.Schematics["default"]
 	b := newBench(t)
 	b.again(lock)
-	noError(t, b.run(t, b.builder().Step()))
-	same(t, "downloads", 2, b.factory.downloads)
-	same(t, "the same build under another name", b.saved.Schematics["default"], b.saved.Schematics["same"])
+	must.Do(t, b.run(t, b.builder().Step()))
+	must.Equal(t, "downloads", 2, b.factory.downloads)
+	must.Equal(t, "the same build under another name", b.saved.Schematics["default"], b.saved.Schematics["same"])
 }
 
 // TestSweepsWhatKilledDownloadsLeft: of any ISO, because an old build is not
@@ -286,14 +281,14 @@ func TestRecordSharesBuilds(t *testing.T) {
 func TestSweepsWhatKilledDownloadsLeft(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	noError(t, os.MkdirAll(b.cache.dir, 0o700))
+	must.Do(t, os.MkdirAll(b.cache.dir, 0o700))
 	for name, age := range map[string]time.Duration{".old.iso.1.part": 2 * time.Hour, ".young.iso.1.part": time.Minute} {
 		then := time.Now().Add(-age)
-		noError(t, errors.Join(os.WriteFile(b.cache.path(name), []byte("half"), 0o600), os.Chtimes(b.cache.path(name), then, then)))
+		must.Do(t, errors.Join(os.WriteFile(b.cache.path(name), []byte("half"), 0o600), os.Chtimes(b.cache.path(name), then, then)))
 	}
-	noError(t, b.run(t, b.builder().Step()))
-	left := must(filepath.Glob(b.cache.path(".*.part")))(t)
-	same(t, "left", []string{b.cache.path(".young.iso.1.part")}, left)
+	must.Do(t, b.run(t, b.builder().Step()))
+	left := must.Get(filepath.Glob(b.cache.path(".*.part")))(t)
+	must.Equal(t, "left", []string{b.cache.path(".young.iso.1.part")}, left)
 }
 
 // withDisks is a bench whose machines boot disk images from the storage cephfs.
@@ -322,7 +317,7 @@ func (b *bench) disks() Publisher {
 func TestDiskImages(t *testing.T) {
 	t.Parallel()
 	b := withDisks(t)
-	noError(t, b.run(t, b.diskBuilder().Step()))
+	must.Do(t, b.run(t, b.diskBuilder().Step()))
 	e, plain := b.saved.Schematics["default"], b.saved.Schematics["plain"]
 	if want := strings.TrimSuffix(e.ISO.Name, ".iso") + ".qcow2"; e.Disk.Name != want || e.Disk.SizeBytes == 0 || e.Disk.DiskBytes < e.Disk.SizeBytes {
 		t.Errorf("the lock has %+v", e.Disk)
@@ -334,10 +329,10 @@ func TestDiskImages(t *testing.T) {
 	if err := b.run(t, b.diskBuilder().Step()); err != nil || b.factory.downloads+b.saves != 0 {
 		t.Errorf("the second time: %v, %d downloads, %d saves", err, b.factory.downloads, b.saves)
 	}
-	noError(t, b.run(t, b.disks().Step()))
-	same(t, "changes", []string{"upload pve1/cephfs " + e.Disk.Name}, b.store.changes)
+	must.Do(t, b.run(t, b.disks().Step()))
+	must.Equal(t, "changes", []string{"upload pve1/cephfs " + e.Disk.Name}, b.store.changes)
 	all := words.Size(e.Disk.SizeBytes)
-	same(t, "notes", []string{"publish-disks/default/upload-cephfs: " + all + " of " + all}, b.notes)
+	must.Equal(t, "notes", []string{"publish-disks/default/upload-cephfs: " + all + " of " + all}, b.notes)
 
 	// On another machine the published one is enough.
 	b.cache = NewCache(t.TempDir())
@@ -358,25 +353,25 @@ func TestDiskImages(t *testing.T) {
 func TestDiskImageDownloaded(t *testing.T) {
 	t.Parallel()
 	b := withDisks(t)
-	noError(t, b.run(t, b.diskBuilder().Step()))
+	must.Do(t, b.run(t, b.diskBuilder().Step()))
 	e := b.saved.Schematics["default"]
 	img := b.factory.image("disk", e.SchematicID, "v1.13.9", "amd64", "nocloud")
-	content := must(artefact.DiskImage(img, artefact.DiskForm{}))(t)
+	content := must.Get(artefact.DiskImage(img, artefact.DiskForm{}))(t)
 	b.store.mayNot, b.store.urls[b.factory.ImageURL(DiskImage, RequestOf(b.saved, e))] = "", content
-	noError(t, b.run(t, b.disks().Step()))
-	same(t, "changes", []string{"download pve1/cephfs " + e.Disk.Name}, b.store.changes)
+	must.Do(t, b.run(t, b.disks().Step()))
+	must.Equal(t, "changes", []string{"download pve1/cephfs " + e.Disk.Name}, b.store.changes)
 }
 
 // TestDiskImageRebuilt: other bytes with the locked content replace the recorded ones; other content does not.
 func TestDiskImageRebuilt(t *testing.T) {
 	t.Parallel()
 	b := withDisks(t)
-	noError(t, b.run(t, b.diskBuilder().Step()))
+	must.Do(t, b.run(t, b.diskBuilder().Step()))
 	was := b.saved.Schematics["default"].Disk
 	b.cache = NewCache(t.TempDir())
 	only("disk", func(img *artefact.Image) { img.SchematicAuthor = "Image Factory (https://factory.example/rebuilt)" })(b.factory)
 	b.again(b.saved)
-	noError(t, b.run(t, b.diskBuilder().Step()))
+	must.Do(t, b.run(t, b.diskBuilder().Step()))
 	now := b.saved.Schematics["default"].Disk
 	if now.SHA256 == was.SHA256 || now.DiskBytes != was.DiskBytes {
 		t.Errorf("rebuilt: %+v, before %+v", now, was)
@@ -388,7 +383,7 @@ func TestDiskImageRebuilt(t *testing.T) {
 	if m, is := errors.AsType[*verify.Mismatch](err); !is || m.Kind != verify.ExtensionContent || !strings.Contains(err.Error(), "the factory's disk image differs from the lock's") {
 		t.Errorf("error = %v", err)
 	}
-	same(t, "the lock has", now, b.saved.Schematics["default"].Disk)
+	must.Equal(t, "the lock has", now, b.saved.Schematics["default"].Disk)
 }
 
 func TestDiskImagesRefused(t *testing.T) {
@@ -399,7 +394,7 @@ func TestDiskImagesRefused(t *testing.T) {
 		want  string
 		hint  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"cut off": {
 			func(b *bench, _ *Publisher) {
 				b.factory.sent = func(data []byte) []byte { return data[:len(data)-512] }
@@ -428,10 +423,9 @@ func TestDiskImagesRefused(t *testing.T) {
 		if err == nil {
 			err = b.run(t, p.Step())
 		}
-		if fault.KindOf(err) != tc.kind || err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("error = %v (%v), want %q", err, fault.KindOf(err), tc.want)
-		}
-		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+		must.Contain(t, "error", fmt.Sprint(err), tc.want)
+		must.Equal(t, "kind of the error", tc.kind, fault.KindOf(err))
+		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 		if b.store.changes != nil {
 			t.Errorf("changes despite the error: %q", b.store.changes)
 		}
@@ -445,7 +439,7 @@ func TestUsable(t *testing.T) {
 	s.storages["pve1/local"].Content = []string{"import"}
 	delete(s.storages, "pve2/local")
 	usable, served, why, err := Usable(t.Context(), s, DiskImage, []string{"cephfs", "local", "none"}, []string{"pve1", "pve2"})
-	noError(t, err)
+	must.Do(t, err)
 	var reasons []string
 	for _, w := range why {
 		reasons = append(reasons, w.Error())
@@ -458,9 +452,8 @@ func TestUsable(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	_, err = targets(t.Context(), s, DiskImage, []string{"local"}, []string{"pve1", "pve2"})
-	if fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "no storage for disk images on host pve2") {
-		t.Errorf("error = %v", err)
-	}
+	must.Contain(t, "error", fmt.Sprint(err), "no storage for disk images on host pve2")
+	must.Equal(t, "kind of the error", fault.Config, fault.KindOf(err))
 	hosts := map[string][]string{"default": {"pve1", "pve2"}, "storage": {"pve2"}}
 	if _, _, err := DiskHosts(t.Context(), s, []string{"local"}, hosts, true); fault.KindOf(err) != fault.Config {
 		t.Errorf("all hosts: error = %v", err)

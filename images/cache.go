@@ -76,7 +76,7 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.BootFile,
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return iso, fmt.Errorf("make the image cache: %w", err)
 	}
-	sweep(c.dir, partial("*"), time.Hour, os.Remove)
+	verify.Sweep(c.dir, partial("*"), time.Hour, os.Remove)
 	if err := c.checkSpace(want.Name, announced); err != nil {
 		return iso, err
 	}
@@ -159,20 +159,6 @@ func checkReceived(got schematics.BootFile, announced int64, want schematics.Boo
 func (c *Cache) open(name string) (io.ReadCloser, error) { return os.Open(c.path(name)) }
 
 func partial(name string) string { return "." + name + ".*.part" }
-
-// sweep removes what killed runs left long ago. Anything younger than olderThan may belong to another process.
-func sweep(dir, pattern string, olderThan time.Duration, remove func(path string) error) {
-	left, err := os.ReadDir(dir)
-	if err != nil {
-		return // a directory that cannot be listed only costs space
-	}
-	for _, e := range left {
-		ours, _ := filepath.Match(pattern, e.Name()) // only a malformed pattern is an error
-		if info, err := e.Info(); ours && err == nil && time.Since(info.ModTime()) > olderThan {
-			_ = remove(filepath.Join(dir, e.Name())) // a file that cannot be removed only costs space
-		}
-	}
-}
 
 // syncDir makes a rename in dir survive a power cut.
 func syncDir(dir string) error {
@@ -324,8 +310,8 @@ func JudgeCache(files []CachedFile, uses []Use, need Needed, olderThan time.Dura
 		switch {
 		case !f.Partial:
 			v.Keep = keepISO(f.Name, f.Changed, uses, need, olderThan, now)
-		case now.Sub(f.Changed) < abandonedAfter:
-			v.Keep = []string{"a build may be using it: it is younger than " + shortDuration(abandonedAfter)}
+		case now.Sub(f.Changed) < verify.AbandonedAfter:
+			v.Keep = []string{"a build may be using it: it is younger than " + shortDuration(verify.AbandonedAfter)}
 		default:
 			v.Goes = "a killed build has left it"
 		}

@@ -1,7 +1,6 @@
 package images
 
 import (
-	"context"
 	"errors"
 	"io"
 	"os"
@@ -12,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -39,7 +38,7 @@ func TestStoreIsBounded(t *testing.T) {
 		want      string
 		hint      string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing announced": {-1, 1 << 40, mib + slack, "receive x.iso: after ", "see what answers at images.factory"},
 		"as much announced": {mib, 1 << 40, mib + slack, "more than 1 MiB, which no image of Talos has", "see what answers at images.factory"},
 		"more announced":    {mib + 1, 1 << 40, 0, "receive x.iso: 1 MiB are announced: more than 1 MiB, which no image of Talos has", "see what answers at images.factory"},
@@ -47,7 +46,7 @@ func TestStoreIsBounded(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		c := NewCache(t.TempDir())
 		c.largest, c.free = mib, func(dir string) (int64, error) {
-			same(t, "directory whose space is looked at", c.dir, dir)
+			must.Equal(t, "directory whose space is looked at", c.dir, dir)
 			return tc.free, nil
 		}
 		var body endless
@@ -90,9 +89,9 @@ func TestFreeSpace(t *testing.T) {
 func TestCacheRemembersSums(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	iso := must(NewCache(dir).store(strings.NewReader("content"), -1, schematics.BootFile{Name: "x.iso"}, nil))(t)
+	iso := must.Get(NewCache(dir).store(strings.NewReader("content"), -1, schematics.BootFile{Name: "x.iso"}, nil))(t)
 	file := NewCache(dir).path("x.iso")
-	info := must(os.Stat(file))(t)
+	info := must.Get(os.Stat(file))(t)
 	look := func(why, want string) {
 		t.Helper()
 		got, found, err := NewCache(dir).look("x.iso")
@@ -102,20 +101,20 @@ func TestCacheRemembersSums(t *testing.T) {
 	}
 	write := func(content string) {
 		t.Helper()
-		noError(t, os.WriteFile(file, []byte(content), 0o600))
+		must.Do(t, os.WriteFile(file, []byte(content), 0o600))
 	}
 	write("CONTENT")
-	noError(t, os.Chtimes(file, info.ModTime(), info.ModTime()))
+	must.Do(t, os.Chtimes(file, info.ModTime(), info.ModTime()))
 	look("same size, same time", "content")
 	later := info.ModTime().Add(1)
-	noError(t, os.Chtimes(file, later, later))
+	must.Do(t, os.Chtimes(file, later, later))
 	look("another time", "CONTENT")
 	write("longer content")
-	noError(t, os.Chtimes(file, later, later))
+	must.Do(t, os.Chtimes(file, later, later))
 	look("another size", "longer content")
-	noError(t, os.WriteFile(NewCache(dir).path(sumsFile), []byte("{"), 0o600))
+	must.Do(t, os.WriteFile(NewCache(dir).path(sumsFile), []byte("{"), 0o600))
 	look("what is remembered is damaged", "longer content")
-	same(t, "stored", hash([]byte("content")), iso.SHA256)
+	must.Equal(t, "stored", hash([]byte("content")), iso.SHA256)
 }
 
 // cacheDay is the modification time of everything in a fullCache.
@@ -144,7 +143,7 @@ func fullCache(t *testing.T) (c *Cache, outside string) {
 	for _, name := range []string{isoOf(buildA), isoOf(buildB), part, ".verify-17"} {
 		err = errors.Join(err, os.Chtimes(c.path(name), cacheDay, cacheDay))
 	}
-	noError(t, err)
+	must.Do(t, err)
 	return c, outside
 }
 
@@ -155,14 +154,12 @@ func cachedFile(name string) CachedFile {
 func TestCacheFiles(t *testing.T) {
 	t.Parallel()
 	c, _ := fullCache(t)
-	got := must(c.Files())(t)
+	got := must.Get(c.Files())(t)
 	want := []CachedFile{cachedFile("." + isoOf(buildA) + ".17.part"), cachedFile(".verify-17"), cachedFile(isoOf(buildA)), cachedFile(isoOf(buildB))}
-	same(t, "our files", want, got)
-	if got, err := NewCache(filepath.Join(t.TempDir(), "none")).Files(); err != nil || got != nil {
-		t.Errorf("of no cache: %v, %v", got, err)
-	}
+	must.Equal(t, "our files", want, got)
+	must.Equal(t, "of no cache", []CachedFile(nil), must.Get(NewCache(filepath.Join(t.TempDir(), "none")).Files())(t))
 	file := filepath.Join(t.TempDir(), "file")
-	noError(t, os.WriteFile(file, nil, 0o600))
+	must.Do(t, os.WriteFile(file, nil, 0o600))
 	if _, err := NewCache(file).Files(); err == nil {
 		t.Error("a file counts as an empty cache")
 	}
@@ -181,7 +178,7 @@ func TestJudgeCache(t *testing.T) {
 		age  time.Duration
 		want CacheVerdict
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing needs it":      {file: a, old: week, age: week, want: CacheVerdict{}},
 		"the lock":              {file: a, need: Needed{Names: map[string]string{isoOf(buildA): "recast.lock has it"}}, age: week, want: CacheVerdict{Keep: []string{"recast.lock has it"}}},
 		"a build":               {file: a, need: Needed{Builds: map[string]string{buildA + "00": "wk1 was made from it"}}, age: week, want: CacheVerdict{Keep: []string{"wk1 was made from it"}}},
@@ -194,7 +191,7 @@ func TestJudgeCache(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		tc.want.CachedFile = tc.file
 		got := JudgeCache([]CachedFile{tc.file}, tc.uses, tc.need, tc.old, cacheDay.Add(tc.age))
-		same(t, "result", []CacheVerdict{tc.want}, got)
+		must.Equal(t, "result", []CacheVerdict{tc.want}, got)
 	})
 }
 
@@ -206,7 +203,7 @@ func TestCachePruner(t *testing.T) {
 		fails  string
 		kind   fault.Kind
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"all that can go": {gone: []string{"." + isoOf(buildA) + ".17.part", ".verify-17", isoOf(buildA)}},
 		"the claim is lost": {
 			change: func(_ *Cache, guard *error) error {
@@ -232,20 +229,16 @@ func TestCachePruner(t *testing.T) {
 		},
 	}, func(t *testing.T, tc row) {
 		c, outside := fullCache(t)
-		files := must(c.Files())(t)
-		before := must(os.ReadDir(c.dir))(t)
+		files := must.Get(c.Files())(t)
+		before := must.Get(os.ReadDir(c.dir))(t)
 		need := Needed{Builds: map[string]string{buildB: "wk1 was made from it"}}
 		p := CachePruner{Cache: c, Verdicts: JudgeCache(files, nil, need, 0, cacheDay.Add(week))}
 		var guard error
 		p.Write = unless(&guard)
 		if tc.change != nil {
-			noError(t, tc.change(c, &guard))
+			must.Do(t, tc.change(c, &guard))
 		}
-		b := newBench(t)
-		err := b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
-		if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
-			t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-		}
+		prune(t, p.Steps(), tc.fails, tc.kind)
 		var gone, marked []string
 		for _, e := range before {
 			if _, err := os.Lstat(c.path(e.Name())); err != nil {

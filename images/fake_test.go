@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -72,7 +72,7 @@ func lockOf(t testing.TB) schematics.Lock {
 			"plain":   {Path: "plain.yaml", Data: []byte("customization: {}\n")},
 		},
 	}, schematics.Sources{Catalog: catalog(list(digest("one"))), Images: described{}})
-	noError(t, err)
+	must.Do(t, err)
 	return l
 }
 
@@ -345,41 +345,6 @@ func message(err error) string {
 }
 
 func sizeText(b *bench) string { return strconv.FormatInt(b.iso().SizeBytes, 10) }
-
-// must returns v, or ends the test with the error.
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		noError(t, err)
-		return v
-	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// same compares what came with what is wanted.
-func same(t testing.TB, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-// each runs a test for every case, all at once.
-func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
-	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, tc)
-		})
-	}
-}
 
 // store is the storages of some hosts, by "host/storage"; shared ones have one map of ISOs.
 type store struct {

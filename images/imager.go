@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/fault"
@@ -69,10 +68,8 @@ func (b Builder) imagerSteps(name string) []step.Step {
 
 // imagerCan returns why the imager cannot build a schematic; nil if it can.
 func (b Builder) imagerCan(name string) error {
-	lock, e, err := b.Ledger.entry(name)
+	lock, e := b.Ledger.entry(name)
 	switch {
-	case err != nil:
-		return err
 	case b.Mirror == "":
 		return fault.WithHint(fault.BuildFailed.Configf("schematic %q is built by the imager, but there is no repository to pull its installer from", name),
 			"name a repository of yours in images.mirror, such as ghcr.io/acme/talos")
@@ -92,11 +89,8 @@ func (w *workspace) installer(ctx context.Context) error {
 	if err != nil || have != "" {
 		return err
 	}
-	lock, e, err := w.Ledger.entry(w.name)
-	if err != nil {
-		return err
-	}
-	tag := Mirror{Repository: w.Mirror}.tag(lock, e)
+	lock, e := w.Ledger.entry(w.name)
+	tag := w.Mirror + ":" + TagOf(lock, e)
 	if e.Installer != "" {
 		return fault.WithHint(fault.ImageDiffers.Refusedf("the lock's installer %s is gone, and the imager never makes the same bytes again", e.Installer),
 			"put it back into the registry. To have a new one built, remove recast.lock and run `recast lock`: every node is stale then")
@@ -190,10 +184,7 @@ func (w *workspace) file(ctx context.Context, a Artefact) error {
 	if err != nil || have != "" {
 		return err
 	}
-	lock, e, err := w.Ledger.entry(w.name)
-	if err != nil {
-		return err
-	}
+	lock, e := w.Ledger.entry(w.name)
 	want := a.File(lock, e)
 	kept, found, err := w.kept(ctx, a, e, want)
 	if err != nil {
@@ -289,9 +280,6 @@ func (w *workspace) makeFile(ctx context.Context, a Artefact, lock schematics.Lo
 	return got, nil
 }
 
-// abandonedAfter is the age from which a temporary directory can only be left from a killed run.
-const abandonedAfter = 24 * time.Hour
-
 // workspace is where the imager builds one schematic.
 type workspace struct {
 	Builder
@@ -356,7 +344,7 @@ func (w *workspace) open() error {
 	if err := os.MkdirAll(w.ByImager.Scratch, 0o700); err != nil {
 		return err
 	}
-	sweep(w.ByImager.Scratch, "*", abandonedAfter, os.RemoveAll)
+	verify.Sweep(w.ByImager.Scratch, "*", verify.AbandonedAfter, os.RemoveAll)
 	top, err := os.MkdirTemp(w.ByImager.Scratch, w.name+"-")
 	if err != nil {
 		return err

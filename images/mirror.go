@@ -45,11 +45,11 @@ func (m Mirror) Step() step.Step {
 // mirrored says where the mirrored installer is; "" if the mirror does not have it or the lock does not name it
 // there.
 func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
-	lock, e, err := m.Ledger.entry(name)
-	if err != nil || e.Installer == "" {
-		return "", err
+	lock, e := m.Ledger.entry(name)
+	if e.Installer == "" {
+		return "", nil
 	}
-	tag := m.tag(lock, e)
+	tag := m.Repository + ":" + TagOf(lock, e)
 	found, err := m.tagged(ctx, tag, e)
 	if errors.Is(err, ErrDenied) {
 		return "", nil // the first push creates such a repository; Do checks again after the push
@@ -62,10 +62,7 @@ func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 
 // mirror copies the installer and sets the tag last, so an interrupted copy never looks like a complete installer.
 func (m Mirror) mirror(ctx context.Context, name string) error {
-	lock, e, err := m.Ledger.entry(name)
-	if err != nil {
-		return err
-	}
+	lock, e := m.Ledger.entry(name)
 	_, digest, _ := strings.Cut(e.Installer, "@")
 	if digest == "" {
 		return fault.WithHint(fault.LockStale.Configf("schematic %q is not built yet", name), "run `recast publish --only build`")
@@ -85,7 +82,7 @@ func (m Mirror) mirror(ctx context.Context, name string) error {
 	if err := m.Copier.Copy(ctx, e.Installer, m.Repository, report); err != nil {
 		return fmt.Errorf("copy %s: %w", e.Installer, err)
 	}
-	tag, ref := m.tag(lock, e), m.Repository+"@"+digest
+	tag, ref := m.Repository+":"+TagOf(lock, e), m.Repository+"@"+digest
 	found, err := m.tagged(ctx, tag, e)
 	if err != nil {
 		return err
@@ -115,10 +112,6 @@ func (m Mirror) tagged(ctx context.Context, tag string, e schematics.Locked) (bo
 				"Use the recast.lock that has the mirrored digest, or delete the tag from the registry")
 	}
 	return found, nil
-}
-
-func (m Mirror) tag(lock schematics.Lock, e schematics.Locked) string {
-	return m.Repository + ":" + TagOf(lock, e)
 }
 
 // TagOf returns the tag under which the installer of a locked schematic is mirrored.

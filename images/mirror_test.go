@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const mirrorRepository = "ghcr.io/acme/talos"
@@ -108,7 +108,7 @@ func mirrored(t *testing.T) (*bench, *registries) {
 	t.Helper()
 	b := newBench(t)
 	r := newRegistries(b.factory)
-	noError(t, errors.Join(b.run(t, b.mirroringBuilder(r).Step()), b.run(t, b.mirror(r).Step())))
+	must.Do(t, errors.Join(b.run(t, b.mirroringBuilder(r).Step()), b.run(t, b.mirror(r).Step())))
 	b.again(b.saved)
 	return b, r
 }
@@ -117,7 +117,7 @@ func TestMirror(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	r := newRegistries(b.factory)
-	noError(t, b.run(t, b.mirroringBuilder(r).Step()))
+	must.Do(t, b.run(t, b.mirroringBuilder(r).Step()))
 	want := b.saved.Clone()
 	sources := []string{b.sourceOf("default"), b.sourceOf("plain")}
 	tags := map[string]string{}
@@ -127,11 +127,11 @@ func TestMirror(t *testing.T) {
 		want.Schematics[name] = e
 	}
 	b.notes = nil
-	noError(t, b.run(t, b.mirror(r).Step()))
-	same(t, "saved lock", want, b.saved)
-	same(t, "tags", tags, r.tags)
-	same(t, "copies", sources, r.copies)
-	same(t, "notes", []string{"mirror/default: 64 MiB of 200 MiB", "mirror/plain: 64 MiB of 200 MiB"}, b.notes)
+	must.Do(t, b.run(t, b.mirror(r).Step()))
+	must.Equal(t, "saved lock", want, b.saved)
+	must.Equal(t, "tags", tags, r.tags)
+	must.Equal(t, "copies", sources, r.copies)
+	must.Equal(t, "notes", []string{"mirror/default: 64 MiB of 200 MiB", "mirror/plain: 64 MiB of 200 MiB"}, b.notes)
 }
 
 // TestMirroredNeedsNoFactory: mirrored and cached images are found without the factory.
@@ -139,12 +139,12 @@ func TestMirroredNeedsNoFactory(t *testing.T) {
 	t.Parallel()
 	b, r := mirrored(t)
 	r.copies, b.factory.fail = nil, errors.New("connection refused")
-	noError(t, b.run(t, b.mirroringBuilder(r).Step()))
-	noError(t, b.run(t, b.mirror(r).Step()))
+	must.Do(t, b.run(t, b.mirroringBuilder(r).Step()))
+	must.Do(t, b.run(t, b.mirror(r).Step()))
 	want := []string{
 		"mirror/default skipped " + b.mirrorTag("default") + " is there", "mirror/plain skipped " + b.mirrorTag("plain") + " is there", "mirror done",
 	}
-	same(t, "events", want, b.events)
+	must.Equal(t, "events", want, b.events)
 	if len(r.copies)+b.saves != 0 {
 		t.Errorf("%d copies, %d saves", len(r.copies), b.saves)
 	}
@@ -157,7 +157,7 @@ func TestMirrorResumes(t *testing.T) {
 		lose func(*bench, *registries)
 		want func(*bench) []string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"the tag": {
 			func(b *bench, r *registries) { delete(r.tags, b.mirrorTag("plain")) },
 			func(b *bench) []string { return []string{b.saved.Schematics["plain"].Installer} },
@@ -196,9 +196,9 @@ func TestMirrorResumes(t *testing.T) {
 		r.copies = nil
 		tc.lose(b, r)
 		want := tc.want(b)
-		noError(t, errors.Join(b.run(t, b.mirroringBuilder(r).Step()), b.run(t, b.mirror(r).Step())))
-		same(t, "copies", want, r.copies)
-		same(t, "lock", whole, b.ledger.Lock())
+		must.Do(t, errors.Join(b.run(t, b.mirroringBuilder(r).Step()), b.run(t, b.mirror(r).Step())))
+		must.Equal(t, "copies", want, r.copies)
+		must.Equal(t, "lock", whole, b.ledger.Lock())
 		if len(r.tags) != tags {
 			t.Errorf("tags = %v", r.tags)
 		}
@@ -209,13 +209,11 @@ func TestMirrorIsCutOff(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	r := newRegistries(b.factory)
-	noError(t, b.run(t, b.mirroringBuilder(r).Step()))
+	must.Do(t, b.run(t, b.mirroringBuilder(r).Step()))
 	before := b.saved
 	r.cut = true
 	err := b.run(t, b.mirror(r).Step())
-	if err == nil || err.Error() != "mirror/default: copy "+b.sourceOf("default")+": connection reset" {
-		t.Errorf("err = %v", err)
-	}
+	must.Equal(t, "error", "mirror/default: copy "+b.sourceOf("default")+": connection reset", fmt.Sprint(err))
 	if diff := cmp.Diff(before, b.saved); diff != "" || len(r.tags) != 0 {
 		t.Errorf("an interrupted copy counts as complete: tags %v, lock (-want +got):\n%s", r.tags, diff)
 	}
@@ -230,9 +228,9 @@ func TestWithoutMirror(t *testing.T) {
 	b, r := mirrored(t)
 	builder := b.builder()
 	builder.Registry = r
-	noError(t, b.run(t, builder.Step()))
+	must.Do(t, b.run(t, builder.Step()))
 	for _, name := range []string{"default", "plain"} {
-		same(t, "installer of "+name, b.sourceOf(name), b.saved.Schematics[name].Installer)
+		must.Equal(t, "installer of "+name, b.sourceOf(name), b.saved.Schematics[name].Installer)
 	}
 }
 
@@ -244,7 +242,7 @@ func TestMirrorRefuses(t *testing.T) {
 		kind       fault.Kind
 		want, hint string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"a tag of something else": {
 			func(b *bench, r *registries) { r.exists, r.tags[b.mirrorTag("default")] = true, other }, fault.Refused,
 			"TAG is " + other + ", but the lock has ", "the factory has rebuilt it since it was mirrored, or someone moved the tag",
@@ -269,7 +267,7 @@ func TestMirrorRefuses(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		b := newBench(t)
 		r := newRegistries(b.factory)
-		noError(t, b.run(t, b.mirroringBuilder(r).Step()))
+		must.Do(t, b.run(t, b.mirroringBuilder(r).Step()))
 		b.again(b.saved)
 		tc.spoil(b, r)
 		before := b.ledger.Lock()
@@ -277,13 +275,11 @@ func TestMirrorRefuses(t *testing.T) {
 		if want := strings.ReplaceAll(tc.want, "TAG", b.mirrorTag("default")); err == nil || !strings.Contains(err.Error(), want) {
 			t.Fatalf("error\n got %v\nwant it to hold %q", err, want)
 		}
-		if kind := fault.KindOf(err); kind != tc.kind {
-			t.Errorf("kind = %v, want %v", kind, tc.kind)
-		}
+		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 		if got := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(got, tc.hint) {
 			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
 		}
-		same(t, "the lock changed despite the error", before, b.ledger.Lock())
+		must.Equal(t, "the lock changed despite the error", before, b.ledger.Lock())
 		if got, found := r.tags[b.mirrorTag("default")]; found && got != other && tc.kind == fault.Refused {
 			t.Errorf("the tag was moved to %s", got)
 		}
@@ -365,7 +361,7 @@ func TestJudgeMirror(t *testing.T) {
 		age    time.Duration
 		want   map[string][]string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing needs them": {age: week, want: map[string][]string{tagOf("a"): nil, tagOf("b"): nil, tagOf("c"): nil}},
 		"the lock, by tag and by digest": {
 			need: Needed{Names: map[string]string{tagOf("a"): "recast.lock has it", sha("a"): "recast.lock has it", sha("b"): "the lock before"}},
@@ -409,12 +405,12 @@ func TestJudgeMirror(t *testing.T) {
 		if tc.change != nil {
 			tc.change(a)
 		}
-		tags := must(ListMirror(t.Context(), a, mirrorRepository))(t)
+		tags := must.Get(ListMirror(t.Context(), a, mirrorRepository))(t)
 		got := map[string][]string{}
 		for _, v := range JudgeMirror(tags, tc.need, tc.age, mirrorNow) {
 			got[v.Tag] = v.Keep
 		}
-		same(t, "kept", tc.want, got)
+		must.Equal(t, "kept", tc.want, got)
 	})
 }
 
@@ -422,12 +418,12 @@ func TestListMirror(t *testing.T) {
 	t.Parallel()
 	a := newArchive()
 	maps.DeleteFunc(a.tags, func(tag, _ string) bool { return tag != tagOf("a") && tag != "latest" })
-	got := must(ListMirror(t.Context(), a, mirrorRepository))(t)
+	got := must.Get(ListMirror(t.Context(), a, mirrorRepository))(t)
 	want := []MirrorTag{
 		{Repository: mirrorRepository, Tag: "latest", Digest: sha("9")},
 		{Repository: mirrorRepository, Tag: tagOf("a"), Digest: sha("a"), Built: a.built[sha("a")], Lists: []string{sha("d"), sha("e")}},
 	}
-	same(t, "tags", want, got)
+	must.Equal(t, "tags", want, got)
 	a.fail = errors.New("500")
 	if _, err := ListMirror(t.Context(), a, mirrorRepository); !errors.Is(err, a.fail) {
 		t.Errorf("error is %v", err)
@@ -452,7 +448,7 @@ func TestMirrorPruner(t *testing.T) {
 		fails  string
 		kind   fault.Kind
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		// a's signature and referrer, a, and the image that b lacks; then what is left of b.
 		"all that can go": {want: []string{sha("1"), sha("3"), sha("a"), sha("d"), sha("2"), sha("b"), sha("e"), sha("f")}},
 		"what another has too": {
@@ -486,19 +482,15 @@ func TestMirrorPruner(t *testing.T) {
 		},
 	}, func(t *testing.T, tc row) {
 		a := newArchive()
-		tags := must(ListMirror(t.Context(), a, mirrorRepository))(t)
+		tags := must.Get(ListMirror(t.Context(), a, mirrorRepository))(t)
 		p := MirrorPruner{Shelf: a, Verdicts: JudgeMirror(tags, Needed{Names: map[string]string{tagOf("c"): "recast.lock has it"}}, week, mirrorNow)}
 		var guard error
 		if tc.change != nil {
 			tc.change(a, &guard)
 		}
 		p.Write = unless(&guard)
-		b := newBench(t)
-		err := b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
-		if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
-			t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-		}
-		same(t, "deleted", tc.want, a.deleted)
+		prune(t, p.Steps(), tc.fails, tc.kind)
+		must.Equal(t, "deleted", tc.want, a.deleted)
 		for _, v := range p.Verdicts {
 			if _, there := a.tags[v.Tag]; v.Removed == there {
 				t.Errorf("%s: removed is %t", v, v.Removed)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -32,7 +33,7 @@ func TestJudgeISOs(t *testing.T) {
 		age  time.Duration
 		want []string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing needs it": {iso: a, age: week},
 		"a VM": {iso: a, uses: []Use{
 			{By: "VM 1", Values: []string{"local:iso/" + isoOf(buildB)}}, {By: "VM 2", Values: []string{"none,media=cdrom", "local:iso/" + isoOf(buildA) + ",media=cdrom"}},
@@ -55,7 +56,7 @@ func TestJudgeISOs(t *testing.T) {
 		"not ours": {iso: StoredISO{Name: "debian.iso", Changed: old}, age: week, want: []string{"it is not one of ours"}},
 	}, func(t *testing.T, tc row) {
 		got := JudgeISOs([]StoredISO{tc.iso}, tc.uses, tc.need, tc.age, now)
-		same(t, "result", []Verdict{{StoredISO: tc.iso, Keep: tc.want}}, got)
+		must.Equal(t, "result", []Verdict{{StoredISO: tc.iso, Keep: tc.want}}, got)
 	})
 }
 
@@ -73,7 +74,7 @@ func TestOurISO(t *testing.T) {
 		"recast-contract-1-0123456789ab-nocloud-amd64.iso":       false,
 		"recast-v1.13.9-0123456789ab-nocloud-amd64.iso.tmp_dwnl": false,
 	} {
-		same(t, name, want, ourISO.MatchString(name))
+		must.Equal(t, name, want, ourISO.MatchString(name))
 	}
 	b := newBench(t)
 	for name, e := range b.saved.Schematics {
@@ -102,14 +103,14 @@ func TestListISOs(t *testing.T) {
 	s.storages["pve3/local"] = &storage{StorageInfo: StorageInfo{Content: []string{"iso"}}}
 	s.offline = []string{"pve4"}
 	got, unseen, err := ListISOs(t.Context(), s, BootISO, []string{"cephfs", "local"})
-	noError(t, err)
+	must.Do(t, err)
 	want := []StoredISO{
 		{Host: "pve1", Storage: "cephfs", Shared: true, Name: isoOf(buildA), SizeBytes: 3},
 		{Host: "pve1", Storage: "cephfs", Shared: true, Name: isoOf(buildB), SizeBytes: 3},
 		{Host: "pve2", Storage: "local", Name: isoOf(buildA), SizeBytes: 3},
 		{Host: "pve2", Storage: "local", Name: isoOf(buildB), SizeBytes: 3},
 	}
-	same(t, "ISOs", want, got)
+	must.Equal(t, "ISOs", want, got)
 	if diff := cmp.Diff([]string{
 		"pve4 is offline: its own storages were not checked", "storage local is not active on pve3: it was not checked there",
 	}, unseen); diff != "" {
@@ -129,7 +130,7 @@ func TestPruner(t *testing.T) {
 		fails  string
 		kind   fault.Kind
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"all that can go": {want: []string{"delete " + isoOf(buildA) + " on storage cephfs", "delete " + isoOf(buildA) + " on storage local on pve1"}},
 		"one is used by now": {
 			change: func(s *store, _ *error) {
@@ -149,7 +150,7 @@ func TestPruner(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		s := shelf()
 		isos, _, err := ListISOs(t.Context(), s, BootISO, []string{"cephfs", "local"})
-		noError(t, err)
+		must.Do(t, err)
 		need := Needed{Builds: map[string]string{buildB: "wk1 was made from it"}}
 		p := Pruner{Shelf: s, Verdicts: JudgeISOs(isos, nil, need, 0, time.Now())}
 		p.Verdicts = p.Verdicts[:3] // pve2 has the same as pve1
@@ -158,18 +159,23 @@ func TestPruner(t *testing.T) {
 			tc.change(s, &guard)
 		}
 		p.Write = unless(&guard)
-		b := newBench(t)
-		err = b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
-		if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
-			t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-		}
-		same(t, "changes", tc.want, s.changes)
+		prune(t, p.Steps(), tc.fails, tc.kind)
+		must.Equal(t, "changes", tc.want, s.changes)
 		for _, v := range p.Verdicts {
 			if _, there := s.storages[v.Host+"/"+v.Storage].isos[v.Name]; v.Removed == there {
 				t.Errorf("%s: removed is %t", v, v.Removed)
 			}
 		}
 	})
+}
+
+// prune runs steps, and requires an error of that kind with that text, or none without a text.
+func prune(t *testing.T, steps []step.Step, fails string, kind fault.Kind) {
+	t.Helper()
+	err := newBench(t).run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return steps, nil }})
+	if err != nil != (fails != "") || !strings.Contains(message(err), fails) || fault.KindOf(err) != kind {
+		t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), fails)
+	}
 }
 
 // unless sends changes while *guard is nil.

@@ -57,6 +57,9 @@ func (p Publisher) Step() step.Step {
 
 // Published says where the file of a schematic is; "" if the file was not built yet or is missing somewhere.
 func (p Publisher) Published(ctx context.Context, name string) (string, error) {
+	if _, ok := p.Ledger.Lock().Schematics[name]; !ok {
+		return "", fault.WithHint(fault.LockStale.Configf("schematic %q is not in the lock", name), "run `recast lock`")
+	}
 	j, err := p.job(ctx, name)
 	if err != nil {
 		return "", err
@@ -87,10 +90,7 @@ type job struct {
 
 // job looks at every target of a schematic. A schematic that was not built yet has none.
 func (p Publisher) job(ctx context.Context, name string) (job, error) {
-	lock, e, err := p.Ledger.entry(name)
-	if err != nil {
-		return job{}, err
-	}
+	lock, e := p.Ledger.entry(name)
 	j := job{Publisher: p, schematic: name, file: p.Of.File(lock, e), url: p.Factory.ImageURL(p.Of, RequestOf(lock, e))}
 	if j.file.SHA256 == "" || len(p.Hosts[name]) == 0 {
 		return j, nil

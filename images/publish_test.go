@@ -12,13 +12,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/words"
 )
 
 func built(t *testing.T) *bench {
 	t.Helper()
 	b := newBench(t)
-	noError(t, b.run(t, b.builder().Step()))
+	must.Do(t, b.run(t, b.builder().Step()))
 	b.again(b.saved)
 	return b
 }
@@ -26,10 +27,10 @@ func built(t *testing.T) *bench {
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	b := built(t)
-	noError(t, b.run(t, b.pub.Step()))
+	must.Do(t, b.run(t, b.pub.Step()))
 	name := b.saved.Schematics["default"].ISO.Name
 	want := []string{"upload pve1/cephfs " + name, "upload pve1/local " + name, "upload pve2/local " + name}
-	same(t, "changes", want, b.store.changes)
+	must.Equal(t, "changes", want, b.store.changes)
 	all := words.Size(b.saved.Schematics["default"].ISO.SizeBytes)
 	if diff := cmp.Diff([]string{
 		"publish/default/upload-cephfs: " + all + " of " + all,
@@ -40,13 +41,13 @@ func TestPublish(t *testing.T) {
 	}
 
 	b.again(b.saved)
-	noError(t, b.run(t, b.pub.Step()))
+	must.Do(t, b.run(t, b.pub.Step()))
 	where := "storage cephfs, storage local on pve1, storage local on pve2"
-	same(t, "second time", []string{"publish/default skipped " + name + " is on " + where, "publish done"}, b.events)
+	must.Equal(t, "second time", []string{"publish/default skipped " + name + " is on " + where, "publish done"}, b.events)
 
 	delete(b.store.storages["pve2/local"].isos, name)
-	noError(t, b.run(t, b.pub.Step()))
-	same(t, "uploads after a loss", []string{"upload pve2/local " + name}, b.store.changes)
+	must.Do(t, b.run(t, b.pub.Step()))
+	must.Equal(t, "uploads after a loss", []string{"upload pve2/local " + name}, b.store.changes)
 }
 
 // unpublishable is a way in which publishing goes wrong.
@@ -132,7 +133,7 @@ func unpublishables() map[string]unpublishable {
 
 func TestPublishRefuses(t *testing.T) {
 	t.Parallel()
-	each(t, unpublishables(), func(t *testing.T, tc unpublishable) {
+	must.Each(t, unpublishables(), func(t *testing.T, tc unpublishable) {
 		b := built(t)
 		tc.spoil(b)
 		err := b.run(t, b.pub.Step())
@@ -142,11 +143,9 @@ func TestPublishRefuses(t *testing.T) {
 		if !strings.Contains(strings.ReplaceAll(err.Error(), b.iso().Name, "ISO"), tc.want) {
 			t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
 		}
-		if kind := fault.KindOf(err); kind != tc.kind {
-			t.Errorf("kind = %v, want %v", kind, tc.kind)
-		}
+		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 		hint := strings.ReplaceAll(tc.hint, "ISO`", b.saved.Schematics["default"].ISO.Name+"`")
-		same(t, "hint", hint, strings.Join(fault.Hints(err), "; "))
+		must.Equal(t, "hint", hint, strings.Join(fault.Hints(err), "; "))
 		if b.store.changes != nil {
 			t.Errorf("uploaded despite the error: %v", b.store.changes)
 		}
@@ -161,7 +160,7 @@ func TestProgress(t *testing.T) {
 		done  []int64
 		want  []string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"known":   {100 * mib, 0, []int64{1, 9 * mib, 10 * mib, 11 * mib, 35 * mib, 100 * mib}, []string{"10 MiB of 100 MiB", "35 MiB of 100 MiB", "100 MiB of 100 MiB"}},
 		"unknown": {-1, 0, []int64{1, 64 * mib, 65 * mib, 130 * mib}, []string{"64 MiB", "130 MiB"}},
 		"tiny":    {3, 0, []int64{3}, []string{"1 KiB of 1 KiB"}},
@@ -183,7 +182,7 @@ func TestProgress(t *testing.T) {
 				time.Sleep(tc.pause)
 				tell(n)
 			}
-			same(t, "notes", tc.want, got)
+			must.Equal(t, "notes", tc.want, got)
 		})
 	})
 }
@@ -340,7 +339,7 @@ func TestDelivery(t *testing.T) {
 	t.Parallel()
 	all := deliveries()
 	maps.Copy(all, onto())
-	each(t, all, func(t *testing.T, tc delivery) {
+	must.Each(t, all, func(t *testing.T, tc delivery) {
 		b := served(t)
 		data := b.store.urls[b.link()]
 		if tc.prepare != nil {
@@ -355,13 +354,11 @@ func TestDelivery(t *testing.T) {
 		for _, c := range b.store.changes {
 			changes = append(changes, strings.TrimSuffix(c, " "+b.iso().Name))
 		}
-		same(t, "changes", tc.want, changes)
+		must.Equal(t, "changes", tc.want, changes)
 		if titles := plain.Replace(strings.Join(b.titles, "\n") + "\n"); tc.title != "" && !strings.Contains(titles, tc.title+"\n") {
 			t.Errorf("steps\n%swant %s", titles, tc.title)
 		}
-		if notes := plain.Replace(strings.Join(b.notes, "\n")); !strings.Contains(notes, tc.note) {
-			t.Errorf("notes\n%s\nwant %s", notes, tc.note)
-		}
+		must.Contain(t, "notes", plain.Replace(strings.Join(b.notes, "\n")), tc.note)
 		if err == nil && !bytes.Equal(b.store.storages["pve1/cephfs"].isos[b.iso().Name], data) {
 			t.Error("the ISO on the storage is not the lock's")
 		}
@@ -375,9 +372,9 @@ func TestVerifiedOnce(t *testing.T) {
 	b.store.storages["pve1/cephfs"].isos[b.iso().Name] = b.store.urls[b.link()]
 	root := b.pub.Step()
 	for range 2 {
-		noError(t, b.run(t, root))
+		must.Do(t, b.run(t, root))
 	}
-	same(t, "changes", []string{"compare pve1/cephfs " + b.iso().Name}, b.store.changes)
+	must.Equal(t, "changes", []string{"compare pve1/cephfs " + b.iso().Name}, b.store.changes)
 	want := []string{"publish/default skipped " + b.iso().Name + " is on storage cephfs", "publish done"}
-	same(t, "second time", want, b.events)
+	must.Equal(t, "second time", want, b.events)
 }

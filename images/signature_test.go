@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // signing is a key pair.
@@ -29,7 +30,7 @@ type signing struct {
 
 func newSigning(t *testing.T, private crypto.Signer) signing {
 	t.Helper()
-	der := must(x509.MarshalPKIXPublicKey(private.Public()))(t)
+	der := must.Get(x509.MarshalPKIXPublicKey(private.Public()))(t)
 	sum := sha256.Sum256(der)
 	return signing{
 		private: private, pem: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), print: hex.EncodeToString(sum[:]),
@@ -38,7 +39,7 @@ func newSigning(t *testing.T, private crypto.Signer) signing {
 
 func newKey(t *testing.T) signing {
 	t.Helper()
-	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	return newSigning(t, key)
 }
 
@@ -56,15 +57,15 @@ func (s signing) signPayload(t *testing.T, payload string) Signature {
 	if _, plain := s.private.(ed25519.PrivateKey); plain {
 		message, opts = []byte(payload), crypto.Hash(0)
 	}
-	signature := must(s.private.Sign(rand.Reader, message, opts))(t)
+	signature := must.Get(s.private.Sign(rand.Reader, message, opts))(t)
 	return Signature{Payload: []byte(payload), Signature: signature}
 }
 
 func TestSignatures(t *testing.T) {
 	t.Parallel()
-	rsaKey := must(rsa.GenerateKey(rand.Reader, 2048))(t)
+	rsaKey := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	_, edKey, err := ed25519.GenerateKey(rand.Reader)
-	noError(t, err)
+	must.Do(t, err)
 	key, other := newKey(t), newKey(t)
 	const ref = "factory.example/installer/x@"
 	is, was := digest("is"), digest("was")
@@ -79,7 +80,7 @@ func TestSignatures(t *testing.T) {
 		list []Signature
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"ECDSA":             {key, []Signature{key.sign(t, is)}, ""},
 		"RSA":               {newSigning(t, rsaKey), []Signature{newSigning(t, rsaKey).sign(t, is)}, ""},
 		"Ed25519":           {newSigning(t, edKey), []Signature{newSigning(t, edKey).sign(t, is)}, ""},
@@ -102,14 +103,14 @@ func TestSignatures(t *testing.T) {
 			key, []Signature{key.sign(t, "latest")}, "the signature of " + ref + is + `: it signs "latest", which is not a digest`,
 		},
 	}, func(t *testing.T, tc row) {
-		k := must(parseKey(tc.key.pem))(t)
-		same(t, "fingerprint", tc.key.print, k.fingerprint)
+		k := must.Get(parseKey(tc.key.pem))(t)
+		must.Equal(t, "fingerprint", tc.key.print, k.fingerprint)
 		err := k.verify(ref+is, is, tc.list)
-		same(t, "result", tc.want, message(err))
+		must.Equal(t, "result", tc.want, message(err))
 		if tc.want == "" {
 			return
 		}
-		same(t, "kind", fault.Refused, fault.KindOf(err))
+		must.Equal(t, "kind", fault.Refused, fault.KindOf(err))
 		t.Attr("corruptions-caught", "1")
 	})
 }
@@ -121,7 +122,7 @@ func TestSigningKeysRefused(t *testing.T) {
 		text []byte
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"no PEM":    {[]byte("<html>"), "it is not one PEM block"},
 		"two":       {append(append([]byte(nil), key.pem...), key.pem...), "it is not one PEM block"},
 		"a private": {pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte("x")}), `it is a "PRIVATE KEY", not a public key`},
@@ -148,7 +149,7 @@ func TestSignaturePolicy(t *testing.T) {
 		wantNote  string
 		want      string // fingerprint in the lock
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"signed":                  {mode: SignatureRequire, published: key.pem, signers: []signing{key}, want: key.print},
 		"signed, as locked":       {mode: SignatureRequire, published: key.pem, signers: []signing{key}, locked: key.print, want: key.print},
 		"not looked at":           {mode: SignatureOff},
@@ -219,13 +220,13 @@ func TestRequireLater(t *testing.T) {
 		builder.Signature.Mode = mode
 		return b.run(t, builder.Step())
 	}
-	noError(t, errors.Join(build(SignatureOff), build(SignatureWarn)))
+	must.Do(t, errors.Join(build(SignatureOff), build(SignatureWarn)))
 	if b.saved.Schematics["default"].Signer != "" || b.saves != 0 {
 		t.Errorf("signer %q, %d saves", b.saved.Schematics["default"].Signer, b.saves)
 	}
-	noError(t, build(SignatureRequire))
-	same(t, "signer", key.print, b.saved.Schematics["default"].Signer)
-	same(t, "downloads of ISOs", 0, b.factory.downloads)
+	must.Do(t, build(SignatureRequire))
+	must.Equal(t, "signer", key.print, b.saved.Schematics["default"].Signer)
+	must.Equal(t, "downloads of ISOs", 0, b.factory.downloads)
 	if err := build(SignatureRequire); err != nil || b.saves != 0 {
 		t.Errorf("again: %v, %d saves", err, b.saves)
 	}
@@ -240,7 +241,7 @@ func TestSignerStays(t *testing.T) {
 	b.factory.sign = func(digest string) []Signature { return []Signature{key.sign(t, digest)} }
 	builder := b.builder()
 	builder.Signature.Mode = SignatureRequire
-	noError(t, b.run(t, builder.Step()))
+	must.Do(t, b.run(t, builder.Step()))
 	lock := b.saved.Clone()
 	e := lock.Schematics["default"]
 	factory := e.Installer
@@ -248,7 +249,7 @@ func TestSignerStays(t *testing.T) {
 	e.Installer = "former.example/mirror@" + bytes
 	lock.Schematics["default"] = e
 	b.again(lock)
-	noError(t, b.run(t, b.builder().Step()))
+	must.Do(t, b.run(t, b.builder().Step()))
 	if e := b.saved.Schematics["default"]; e.Signer != key.print || e.Installer != factory {
 		t.Errorf("signer = %q of %s", e.Signer, e.Installer)
 	}

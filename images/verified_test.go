@@ -2,8 +2,10 @@ package images
 
 import (
 	"bytes"
+	"cmp"
 	"debug/pe"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -17,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -55,65 +58,78 @@ type spoiltImage struct {
 
 // spoiltImages are images with the right labels and wrong content.
 func spoiltImages() map[string]spoiltImage {
-	all := spoiltExtensions()
-	maps.Copy(all, spoiltBoots())
+	all := spoiltBoots()
 	maps.Copy(all, spoiltLoaders())
+	for name, c := range spoiltContents() {
+		all[name+" in the installer"] = spoiltImage{only("installer", c.built), c.kind, []string{"installer: " + c.want}}
+		all[name+" in the ISO"] = spoiltImage{only("iso", c.built), c.kind, []string{"boot ISO: " + c.want}}
+	}
 	return all
 }
 
-func spoiltExtensions() map[string]spoiltImage {
-	swapped := withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files })
-	added := func(img *artefact.Image) {
-		img.Extensions = append(img.Extensions, artefact.Extension{Name: "miner", Version: "6.6", Files: map[string][]byte{"/usr/local/bin/miner": []byte("x")}})
-	}
-	return map[string]spoiltImage{
-		"a swapped extension in the installer": {
-			only("installer", swapped), verify.ExtensionContent,
-			[]string{`installer: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one") + "): 1 file differs: /usr/local/bin/qemu-ga has "},
-		},
-		"a swapped extension in the ISO": {
-			only("iso", swapped), verify.ExtensionContent,
-			[]string{`fetch-iso: boot ISO: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one")},
+type spoiltContent struct {
+	built func(*artefact.Image)
+	kind  verify.MismatchKind
+	want  string
+}
+
+// spoiltContents are refused in an installer, in an ISO and in a disk image.
+func spoiltContents() map[string]spoiltContent {
+	const other = "firmware and microcode are not those of the locked extensions: 1 file differs: "
+	return map[string]spoiltContent{
+		"a swapped extension": {
+			withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files }), verify.ExtensionContent,
+			`extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one") + "): 1 file differs: /usr/local/bin/qemu-ga has ",
 		},
 		"other firmware": {
-			only("installer", withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") })), verify.OtherFirmware,
-			[]string{"installer: firmware and microcode are not those of the locked extensions: 1 file differs: /usr/lib/firmware/agent.bin has 8 bytes"},
+			withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") }), verify.OtherFirmware,
+			other + "/usr/lib/firmware/agent.bin has 8 bytes",
 		},
 		"other microcode": {
-			only("installer", withAgent(func(x *artefact.Extension) {
-				x.Files["/usr/lib/firmware/intel-ucode/06-01-01"] = []byte("backdoor")
-			})), verify.OtherFirmware, []string{"1 file differs: /kernel/x86/microcode/GenuineIntel.bin has 8 bytes"},
+			withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/intel-ucode/06-01-01"] = []byte("backdoor") }),
+			verify.OtherFirmware, other + "/kernel/x86/microcode/GenuineIntel.bin has 8 bytes",
 		},
-		"an extension added to the installer": {only("installer", added), verify.ExtensionAdded, []string{`installer: extension "miner" 6.6 is in it, but not in the lock`}},
-		"an extension added to the ISO":       {only("iso", added), verify.ExtensionAdded, []string{`boot ISO: extension "miner" 6.6 is in it, but not in the lock`}},
+		"an extension added": {func(img *artefact.Image) {
+			img.Extensions = append(img.Extensions, artefact.Extension{Name: "miner", Version: "6.6", Files: map[string][]byte{"/usr/local/bin/miner": []byte("x")}})
+		}, verify.ExtensionAdded, `extension "miner" 6.6 is in it, but not in the lock`},
 		"an extension missing": {
-			only("installer", func(img *artefact.Image) { img.Extensions = nil }), verify.ExtensionMissing,
-			[]string{`installer: extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one")},
+			func(img *artefact.Image) { img.Extensions = nil }, verify.ExtensionMissing,
+			`extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one"),
 		},
 		"another version of the extension": {
-			only("installer", withAgent(func(x *artefact.Extension) { x.Version = "0.9" })), verify.ExtensionVersion,
-			[]string{`extension "qemu-guest-agent" has version 0.9, but the locked one (` + digest("one") + ") 1.0"},
+			withAgent(func(x *artefact.Extension) { x.Version = "0.9" }), verify.ExtensionVersion,
+			`extension "qemu-guest-agent" has version 0.9, but the locked one (` + digest("one") + ") 1.0",
 		},
 		"another schematic": {
-			only("installer", func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) }), verify.OtherSchematic,
-			[]string{"installer: it says that it is of schematic " + hash([]byte("other")) + ", but the lock has "},
+			func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) }, verify.OtherSchematic,
+			"it says that it is of schematic " + hash([]byte("other")) + ", but the lock has ",
 		},
 		"another text of the schematic": {
-			only("iso", func(img *artefact.Image) { img.SchematicYAML = "customization: {}\n" }), verify.OtherSchematic, []string{"boot ISO: its text of schematic "},
+			func(img *artefact.Image) { img.SchematicYAML = "customization: {}\n" }, verify.OtherSchematic, "its text of schematic ",
 		},
 		"no schematic entry": {
-			only("installer", func(img *artefact.Image) { img.SchematicID, img.SchematicYAML = "", "" }), verify.OtherSchematic,
-			[]string{"installer: it does not name its schematic"},
+			func(img *artefact.Image) { img.SchematicID, img.SchematicYAML = "", "" }, verify.OtherSchematic, "it does not name its schematic",
+		},
+		"another kernel argument": {
+			func(img *artefact.Image) {
+				img.Cmdline = strings.Replace(img.Cmdline, "recast.lock=", "init=/bin/sh recast.lock=", 1)
+			},
+			verify.OtherArgs, "other kernel arguments than locked: init=/bin/sh is neither Talos' nor the schematic's",
+		},
+		"another kernel argument at the end": {
+			func(img *artefact.Image) { img.Cmdline += " talos.config=http://10.0.0.1/" }, verify.OtherArgs,
+			"other kernel arguments than locked: talos.config=http://10.0.0.1/… is neither Talos' nor the schematic's",
+		},
+		"another Talos": {
+			func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }, verify.OtherTalos, "it is Talos v1.13.8, but the lock has v1.13.9",
+		},
+		"another architecture": {
+			func(img *artefact.Image) { img.Arch = "arm64" }, verify.OtherArch, "it is for arm64, but the lock is for amd64",
 		},
 	}
 }
 
 func spoiltBoots() map[string]spoiltImage {
-	args := func(text string) func(*artefact.Image) {
-		return func(img *artefact.Image) {
-			img.Cmdline = strings.Replace(img.Cmdline, "recast.lock=", text+" recast.lock=", 1)
-		}
-	}
 	uki := func(change func([]byte) []byte) func(*factory) {
 		return func(f *factory) {
 			f.packed = func(files map[string][]byte) {
@@ -123,22 +139,9 @@ func spoiltBoots() map[string]spoiltImage {
 		}
 	}
 	return map[string]spoiltImage{
-		"another kernel argument in the installer": {
-			only("installer", args("talos.config=http://10.0.0.1/")), verify.OtherArgs,
-			[]string{"installer: other kernel arguments than locked: talos.config=http://10.0.0.1/… is neither Talos' nor the schematic's"},
-		},
-		"another kernel argument in the ISO": {
-			only("iso", args("init=/bin/sh")), verify.OtherArgs, []string{"boot ISO: other kernel arguments than locked: init=/bin/sh is neither"},
-		},
-		"another Talos": {
-			only("installer", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), verify.OtherTalos, []string{"installer: it is Talos v1.13.8, but the lock has v1.13.9"},
-		},
-		"another Talos in the ISO": {
+		"another build in the ISO": {
 			only("iso", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), verify.OtherTalos,
-			[]string{"boot ISO: it is Talos v1.13.8, but the lock has v1.13.9", "boot ISO: the ISO is of another build than the installer: "},
-		},
-		"another architecture": {
-			only("iso", func(img *artefact.Image) { img.Arch = "arm64" }), verify.OtherArch, []string{"boot ISO: it is for arm64, but the lock is for amd64"},
+			[]string{"boot ISO: the ISO is of another build than the installer: "},
 		},
 		"another architecture in the installer": {
 			func(f *factory) {
@@ -183,7 +186,7 @@ func spoiltBoots() map[string]spoiltImage {
 // TestBuildRefusesContent: the content of an image decides, not its name.
 func TestBuildRefusesContent(t *testing.T) {
 	t.Parallel()
-	each(t, spoiltImages(), func(t *testing.T, tc spoiltImage) {
+	must.Each(t, spoiltImages(), func(t *testing.T, tc spoiltImage) {
 		b := newBench(t)
 		tc.spoil(b.factory)
 		err := b.run(t, b.builder().Step())
@@ -224,7 +227,7 @@ func TestSharedExtensions(t *testing.T) {
 	lock.Schematics["other"] = other
 	b := newBench(t)
 	b.again(lock)
-	noError(t, b.run(t, b.builder().Step()))
+	must.Do(t, b.run(t, b.builder().Step()))
 	got := slices.DeleteFunc(slices.Clone(b.factory.pulls), func(ref string) bool { return !strings.HasPrefix(ref, "ghcr.io/") })
 	// Twice for the one with microcode: its parts are hashed together.
 	if want := []string{"ghcr.io/" + agent + "@" + digest("one"), "ghcr.io/" + agent + "@" + digest("one")}; !slices.Equal(got, want) {
@@ -239,7 +242,7 @@ func TestISOAfterInstaller(t *testing.T) {
 		spoil func(*factory)
 		want  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"of the same build": {func(*factory) {}, ""},
 		"of another": {
 			only("iso", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), "the ISO is of another build than the installer: Talos initramfs ",
@@ -254,9 +257,7 @@ func TestISOAfterInstaller(t *testing.T) {
 		tc.spoil(b.factory)
 		b.again(b.saved)
 		err := b.run(t, b.builder().Step())
-		if !strings.Contains(message(err), tc.want) || (err == nil) != (tc.want == "") {
-			t.Errorf("err = %v, want %q", err, tc.want)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), cmp.Or(tc.want, "<nil>"))
 	})
 }
 
@@ -335,16 +336,15 @@ func newDiskBench(t testing.TB) *diskBench {
 	b.factory.schematics[b.entry.SchematicID] = b.entry.Schematic
 	b.verifier = verify.New(b.factory, t.TempDir())
 	t.Cleanup(func() { _ = b.verifier.Close() }) // the directory is removed anyway
-	files := must(b.factory.Extract(t.Context(), "factory.example/nocloud-installer/"+b.entry.SchematicID+"@", "amd64"))(t)
-	b.boot = must(b.verifier.Installer(t.Context(), lock, b.entry, files, func(string) {}))(t)
+	files := must.Get(b.factory.Extract(t.Context(), "factory.example/nocloud-installer/"+b.entry.SchematicID+"@", "amd64"))(t)
+	b.boot = must.Get(b.verifier.Installer(t.Context(), lock, b.entry, files, func(string) {}))(t)
 	return b
 }
 
 // disk is the factory's disk image.
 func (b *diskBench) disk(t testing.TB, form artefact.DiskForm) []byte {
 	t.Helper()
-	disk := must(artefact.DiskImage(b.factory.image("disk", b.entry.SchematicID, "v1.13.9", "amd64", "nocloud"), form))(t)
-	return disk
+	return must.Get(artefact.DiskImage(b.factory.image("disk", b.entry.SchematicID, "v1.13.9", "amd64", "nocloud"), form))(t)
 }
 
 func (b *diskBench) verify(t testing.TB, disk []byte) (int64, error) {
@@ -354,7 +354,7 @@ func (b *diskBench) verify(t testing.TB, disk []byte) (int64, error) {
 
 func TestDisk(t *testing.T) {
 	t.Parallel()
-	each(t, map[string]artefact.DiskForm{
+	must.Each(t, map[string]artefact.DiskForm{
 		"for UEFI": {}, "for a BIOS, too": {BIOS: true}, "compressed": {By: artefact.Zlib}, "compressed with zstd": {By: artefact.Zstd},
 	}, func(t *testing.T, form artefact.DiskForm) {
 		b := newDiskBench(t)
@@ -366,70 +366,45 @@ func TestDisk(t *testing.T) {
 }
 
 type spoiltDisk struct {
-	built func(*artefact.Image)
-	sent  func([]byte) []byte
-	form  artefact.DiskForm
-	kind  verify.MismatchKind
-	want  string
+	spoiltContent
+	sent func([]byte) []byte
+	form artefact.DiskForm
 }
 
 // spoiltDisks have the right name and another content.
 func spoiltDisks() map[string]spoiltDisk {
-	return map[string]spoiltDisk{
-		"a swapped extension": {
-			built: withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files }),
-			kind:  verify.ExtensionContent, want: `extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
-		},
-		"an extension missing": {
-			built: func(img *artefact.Image) { img.Extensions = nil },
-			kind:  verify.ExtensionMissing, want: `extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one"),
-		},
-		"other firmware": {
-			built: withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") }),
-			kind:  verify.OtherFirmware, want: "firmware and microcode are not those of the locked extensions",
-		},
-		"another kernel argument": {
-			built: func(img *artefact.Image) { img.Cmdline += " init=/bin/sh" },
-			kind:  verify.OtherArgs, want: "other kernel arguments than locked: init=/bin/sh is neither",
-		},
-		"an ISO's arguments": {
-			built: func(img *artefact.Image) { img.Cmdline = strings.Replace(img.Cmdline, installerArgs, isoArgs, 1) },
-			kind:  verify.OtherArgs, want: "other kernel arguments than locked: talos.halt_if_installed=1 is neither",
-		},
-		"another schematic": {
-			built: func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) },
-			kind:  verify.OtherSchematic, want: "it says that it is of schematic " + hash([]byte("other")),
-		},
-		"another Talos": {
-			built: func(img *artefact.Image) { img.TalosVersion = "v1.13.8" },
-			kind:  verify.OtherTalos, want: "it is Talos v1.13.8, but the lock has v1.13.9",
-		},
-		"another architecture": {
-			built: func(img *artefact.Image) { img.Arch = "arm64" },
-			kind:  verify.OtherArch, want: "it is for arm64, but the lock is for amd64",
-		},
-		"another build": {
-			built: func(img *artefact.Image) { img.TalosVersion = "v1.13.8" },
-			kind:  verify.OtherTalos, want: "the disk image is of another build than the installer: Talos initramfs ",
-		},
+	all := map[string]spoiltDisk{
+		"an ISO's arguments": {spoiltContent: spoiltContent{
+			func(img *artefact.Image) { img.Cmdline = strings.Replace(img.Cmdline, installerArgs, isoArgs, 1) },
+			verify.OtherArgs, "other kernel arguments than locked: talos.halt_if_installed=1 is neither",
+		}},
+		"another build": {spoiltContent: spoiltContent{
+			func(img *artefact.Image) { img.TalosVersion = "v1.13.8" },
+			verify.OtherTalos, "the disk image is of another build than the installer: Talos initramfs ",
+		}},
 		"values that are not locked": {
-			form: artefact.DiskForm{Meta: map[uint8]string{0xa: "secret"}},
-			kind: verify.OtherConfig, want: "other META values than locked: 0xa is not the schematic's",
+			spoiltContent{nil, verify.OtherConfig, "other META values than locked: 0xa is not the schematic's"},
+			nil,
+			artefact.DiskForm{Meta: map[uint8]string{0xa: "secret"}},
 		},
 		"truncated by a sector": {
-			sent: func(b []byte) []byte { return b[:len(b)-512] },
-			kind: verify.Damaged, want: "damaged or of a foreign format: it is cut short: ",
+			spoiltContent: spoiltContent{nil, verify.Damaged, "damaged or of a foreign format: it is cut short: "},
+			sent:          func(b []byte) []byte { return b[:len(b)-512] },
 		},
 		"a web page": {
-			sent: func([]byte) []byte { return []byte("<html>" + strings.Repeat(" ", 100)) },
-			kind: verify.Damaged, want: "damaged or of a foreign format: no qcow2 file",
+			spoiltContent: spoiltContent{nil, verify.Damaged, "damaged or of a foreign format: no qcow2 file"},
+			sent:          func([]byte) []byte { return []byte("<html>" + strings.Repeat(" ", 100)) },
 		},
 	}
+	for name, c := range spoiltContents() {
+		all[name] = spoiltDisk{spoiltContent: c}
+	}
+	return all
 }
 
 func TestDiskRefused(t *testing.T) {
 	t.Parallel()
-	each(t, spoiltDisks(), func(t *testing.T, test spoiltDisk) {
+	must.Each(t, spoiltDisks(), func(t *testing.T, test spoiltDisk) {
 		b := newDiskBench(t)
 		if test.built != nil {
 			only("disk", test.built)(b.factory)
@@ -461,7 +436,7 @@ func TestDiskCached(t *testing.T) {
 	if _, found, lookErr := c.look(name); found || lookErr != nil || err == nil {
 		t.Errorf("a truncated one is kept: %v, %v", err, lookErr)
 	}
-	kept := must(store(disk))(t)
+	kept := must.Get(store(disk))(t)
 	got, found, err := c.look(name)
 	if want := (schematics.BootFile{Name: name, SHA256: hash(disk), SizeBytes: int64(len(disk))}); got != want || kept != want || !found || err != nil {
 		t.Errorf("cached %+v, stored %+v, want %+v; %v", got, kept, want, err)
@@ -475,8 +450,8 @@ func TestFlippedBytes(t *testing.T) {
 	t.Parallel()
 	b := newDiskBench(t)
 	disk, iso := b.disk(t, artefact.DiskForm{}), b.factory.bytes(BootISO, RequestOf(b.lock, b.entry))
-	fromDisk := must(diskimage.Open(bytes.NewReader(disk), int64(len(disk))))(t).ESP.UKI
-	fromISO := must(bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso))))(t).UKI
+	fromDisk := must.Get(diskimage.Open(bytes.NewReader(disk), int64(len(disk))))(t).ESP.UKI
+	fromISO := must.Get(bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso))))(t).UKI
 	verifyDisk := func(image []byte) error {
 		_, err := b.verify(t, image)
 		return err
@@ -495,7 +470,7 @@ func TestFlippedBytes(t *testing.T) {
 		"initramfs of the disk": {disk, fromDisk.Initrd, verifyDisk},
 		"initramfs of the ISO":  {iso, fromISO.Initrd, verifyISO},
 	} {
-		content := must(io.ReadAll(tc.part))(t)
+		content := must.Get(io.ReadAll(tc.part))(t)
 		from := bytes.Index(tc.image, content)
 		if from < 0 {
 			t.Fatalf("the %s is not in one piece", name)

@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/heap"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -55,7 +56,7 @@ func benchmarkVerify(b *testing.B, large verifyLarge) {
 	for b.Loop() {
 		v := verify.New(largeImages(dir), b.TempDir())
 		peak := heap.Peak(b.Context(), func() { large(b, v, dir, verifyLargeInstaller(b, v, lock, id, dir)) })
-		noError(b, v.Close())
+		must.Do(b, v.Close())
 		b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
 		if peak > maxPeakMiB<<20 {
 			b.Fatalf("the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
@@ -65,33 +66,30 @@ func benchmarkVerify(b *testing.B, large verifyLarge) {
 
 func verifyLargeInstaller(b *testing.B, v *verify.Verifier, lock schematics.Lock, e schematics.Locked, dir string) verify.Boot {
 	b.Helper()
-	installer := must(os.Open(filepath.Join(dir, largeTar)))(b)
+	installer := must.Get(os.Open(filepath.Join(dir, largeTar)))(b)
 	defer installer.Close()
-	boot := must(v.Installer(b.Context(), lock, e, installer, func(string) {}))(b)
-	return boot
+	return must.Get(v.Installer(b.Context(), lock, e, installer, func(string) {}))(b)
 }
 
 func verifyLargeISO(b *testing.B, v *verify.Verifier, dir string, boot verify.Boot) {
 	b.Helper()
 	lock, e := largeLock(b)
 	iso, size := openLarge(b, dir, largeISO)
-	noError(b, v.ISO(b.Context(), lock, e, iso, size, boot, func(string) {}))
+	must.Do(b, v.ISO(b.Context(), lock, e, iso, size, boot, func(string) {}))
 }
 
 func verifyLargeDisk(b *testing.B, v *verify.Verifier, dir string, boot verify.Boot) {
 	b.Helper()
 	lock, e := largeLock(b)
 	disk, size := openLarge(b, dir, largeDisk)
-	if _, err := v.Disk(b.Context(), lock, e, disk, size, boot, func(string) {}); err != nil {
-		b.Fatal(err)
-	}
+	must.Get(v.Disk(b.Context(), lock, e, disk, size, boot, func(string) {}))(b)
 }
 
 func openLarge(b *testing.B, dir, name string) (*os.File, int64) {
 	b.Helper()
-	f := must(os.Open(filepath.Join(dir, name)))(b)
+	f := must.Get(os.Open(filepath.Join(dir, name)))(b)
 	b.Cleanup(func() { _ = f.Close() }) // it was only read
-	info := must(f.Stat())(b)
+	info := must.Get(f.Stat())(b)
 	return f, info.Size()
 }
 
@@ -116,21 +114,19 @@ func makeLarge(b *testing.B, dir string) {
 	f.schematics[e.SchematicID] = e.Schematic
 	f.files = files
 	save := func(name string, from io.Reader) {
-		out := must(os.Create(filepath.Join(dir, name)))(b)
-		if _, err := io.Copy(out, from); err != nil {
-			b.Fatal(err)
-		}
-		noError(b, out.Close())
+		out := must.Get(os.Create(filepath.Join(dir, name)))(b)
+		must.Get(io.Copy(out, from))(b)
+		must.Do(b, out.Close())
 	}
 	for name, ref := range map[string]string{
 		largeTar: "factory.example/nocloud-installer/" + e.SchematicID + "@", largeExtFile: "ghcr.io/" + agent + "@" + digest("one"),
 	} {
-		content := must(f.Extract(b.Context(), ref, "amd64"))(b)
+		content := must.Get(f.Extract(b.Context(), ref, "amd64"))(b)
 		save(name, content)
 	}
-	iso := must(artefact.ISO(f.image("iso", e.SchematicID, "v1.13.9", "amd64", "nocloud")))(b)
+	iso := must.Get(artefact.ISO(f.image("iso", e.SchematicID, "v1.13.9", "amd64", "nocloud")))(b)
 	save(largeISO, bytes.NewReader(iso))
-	disk := must(artefact.DiskImage(f.image("disk", e.SchematicID, "v1.13.9", "amd64", "nocloud"), artefact.DiskForm{}))(b)
+	disk := must.Get(artefact.DiskImage(f.image("disk", e.SchematicID, "v1.13.9", "amd64", "nocloud"), artefact.DiskForm{}))(b)
 	save(largeDisk, bytes.NewReader(disk))
 }
 

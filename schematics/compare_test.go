@@ -1,6 +1,7 @@
 package schematics
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestCompare(t *testing.T) {
@@ -28,7 +30,7 @@ func TestCompare(t *testing.T) {
 		request func(*Request)
 		want    []Change // build IDs are filled in
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing": {texts: map[string]string{"a": agent}},
 		"another digest": {
 			texts:  map[string]string{"a": agent},
@@ -83,7 +85,7 @@ func TestCompare(t *testing.T) {
 			tc.want[i].OldBuild = before.Schematics[c.Schematic].BuildID
 			tc.want[i].NewBuild = after.Schematics[c.Schematic].BuildID
 		}
-		same(t, "changes", tc.want, Compare(before, after))
+		must.Equal(t, "changes", tc.want, Compare(before, after))
 	})
 }
 
@@ -98,7 +100,7 @@ func TestSuggest(t *testing.T) {
 		"siderolabs/frr-routing":      "",
 		"":                            "",
 	} {
-		same(t, unknown, want, suggest(unknown, names))
+		must.Equal(t, unknown, want, suggest(unknown, names))
 	}
 }
 
@@ -109,7 +111,7 @@ func TestMatches(t *testing.T) {
 		change func(*Request)
 		want   []string // nil: it matches
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"the same": {func(*Request) {}, nil},
 		"another way to write it": {func(r *Request) {
 			r.Files["b"] = File{Path: "b.yaml", Data: []byte("# a comment\ncustomization:\n  extraKernelArgs: []\n")}
@@ -134,11 +136,7 @@ func TestMatches(t *testing.T) {
 		if (err != nil) != (tc.want != nil) {
 			t.Fatalf("error = %v, want %q", err, tc.want)
 		}
-		for _, want := range tc.want {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("error\n got %v\nwant it to hold %q", err, want)
-			}
-		}
+		must.Contain(t, "error", fmt.Sprint(err), tc.want...)
 	})
 }
 
@@ -150,7 +148,7 @@ func TestCheckRegistered(t *testing.T) {
 	type row struct {
 		id, text, want, hint string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"the same":          {id: e.SchematicID, text: e.Schematic},
 		"the same, no text": {id: e.SchematicID},
 		"quoted another way": {
@@ -173,13 +171,12 @@ func TestCheckRegistered(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		err := e.CheckRegistered("a", tc.id, tc.text)
 		if tc.want == "" {
-			noError(t, err)
+			must.Do(t, err)
 			return
 		}
-		if err == nil || err.Error() != tc.want || fault.KindOf(err) != fault.Refused {
-			t.Errorf("error\n got %v\nwant %s", err, tc.want)
-		}
-		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+		must.Equal(t, "error", tc.want, fmt.Sprint(err))
+		must.Equal(t, "kind of the error", fault.Refused, fault.KindOf(err))
+		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 }
 
@@ -197,15 +194,15 @@ func TestPrevious(t *testing.T) {
 	}
 	for i, name := range []string{"first", "second", "now"} {
 		past := lockOf(t, name)
-		noError(t, Archive(dir, past))
+		must.Do(t, Archive(dir, past))
 		at := time.Date(2026, 1, 1+i, 0, 0, 0, 0, time.UTC)
-		noError(t, os.Chtimes(filepath.Join(dir, past.Key()+".lock"), at, at))
+		must.Do(t, os.Chtimes(filepath.Join(dir, past.Key()+".lock"), at, at))
 	}
 	got, found, err := Previous(dir, now)
 	if want := lockOf(t, "second").Key(); !found || got.Key() != want || err != nil {
 		t.Errorf("%t, %v: not the second one", found, err)
 	}
-	noError(t, os.WriteFile(filepath.Join(dir, "x.lock"), []byte("talos: ["), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "x.lock"), []byte("talos: ["), 0o600))
 	if _, found, err := Previous(dir, now); found || err == nil {
 		t.Errorf("with one that can't be read: %t, %v", found, err)
 	}
@@ -238,7 +235,7 @@ func TestCustomization(t *testing.T) {
 		schematic string
 		want      Customization
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing": {"customization: {}\n", Customization{}},
 		"everything": {customized, Customization{
 			KernelArgs: []string{"net.ifnames=0", "recast.lock=sha256-1"}, Meta: []MetaValue{{Key: 12, Value: "on"}},
@@ -246,8 +243,8 @@ func TestCustomization(t *testing.T) {
 		}},
 		"a machine configuration": {embedding, Customization{EmbeddedConfigSHA256: sum("secret\n")}},
 	}, func(t *testing.T, c row) {
-		got := must(Locked{File: "base.yaml", Schematic: c.schematic}.Customization())(t)
-		same(t, "result", c.want, got)
+		got := must.Get(Locked{File: "base.yaml", Schematic: c.schematic}.Customization())(t)
+		must.Equal(t, "result", c.want, got)
 	})
 }
 
@@ -262,12 +259,12 @@ func TestBuildOrder(t *testing.T) {
 		{Name: "frr", Ref: "ghcr.io/acme/frr", Explicit: true},
 		{Name: "bird", Ref: "ghcr.io/acme/bird", Explicit: true},
 	}}
-	list := must(e.BuildOrder())(t)
+	list := must.Get(e.BuildOrder())(t)
 	var got []string
 	for _, x := range list {
 		got = append(got, x.Name)
 	}
-	same(t, "result", []string{"zfs", "i915", "agent", "frr", "bird"}, got)
+	must.Equal(t, "result", []string{"zfs", "i915", "agent", "frr", "bird"}, got)
 	e.Extensions[0].Explicit = true // pinned by recast.yaml
 	if list, err := e.BuildOrder(); err != nil || list[2].Name != "agent" {
 		t.Errorf("a pinned one: %v, %v", list, err)
@@ -287,7 +284,7 @@ func TestNoDisk(t *testing.T) {
 		imager        bool
 		why           string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"factory":         {"v1.12.6", "{}", false, ""},
 		"imager":          {"v1.13.0", "{}", true, ""},
 		"two digits":      {"v1.20.0", "{}", true, ""},

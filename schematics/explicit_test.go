@@ -1,12 +1,14 @@
 package schematics
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
@@ -102,13 +104,13 @@ func explicitCases() map[string]explicitCase {
 
 func TestExplicit(t *testing.T) {
 	t.Parallel()
-	each(t, explicitCases(), func(t *testing.T, tc explicitCase) {
+	must.Each(t, explicitCases(), func(t *testing.T, tc explicitCase) {
 		req := own("customization: {}\n", tc.wanted)
 		if tc.old != nil {
 			before := newShelf(nil)
 			putFRR("1.7", digestOf("one"))(before)
 			old, _, err := Resolve(t.Context(), own("customization: {}\n", *tc.old), Sources{Catalog: catalog(), Images: before})
-			noError(t, err)
+			must.Do(t, err)
 			req.Old, req.Update = &old, tc.update
 		}
 		images := newShelf(nil)
@@ -116,13 +118,11 @@ func TestExplicit(t *testing.T) {
 			f(images)
 		}
 		got, warnings, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: images})
-		noError(t, err)
-		same(t, "extensions", []Extension{tc.want}, got.Schematics["a"].Extensions)
-		same(t, "warnings", tc.warnings, warnings)
-		same(t, "asked of the registry", tc.asked, images.asked)
-		if err := got.Matches(req); err != nil {
-			t.Errorf("the lock does not match its inputs: %v", err)
-		}
+		must.Do(t, err)
+		must.Equal(t, "extensions", []Extension{tc.want}, got.Schematics["a"].Extensions)
+		must.Equal(t, "warnings", tc.warnings, warnings)
+		must.Equal(t, "asked of the registry", tc.asked, images.asked)
+		must.Do(t, got.Matches(req))
 	})
 }
 
@@ -140,7 +140,7 @@ func TestExplicitRefuses(t *testing.T) {
 		err   string
 		hint  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"official": {
 			"customization: {}\n", nil,
 			[]Explicit{{Repository: "ghcr.io/siderolabs/i915", Tag: "1.0"}},
@@ -187,10 +187,9 @@ func TestExplicitRefuses(t *testing.T) {
 			tc.shelf(images)
 		}
 		_, _, err := Resolve(t.Context(), own(tc.text, tc.want...), Sources{Catalog: catalog(), Images: images})
-		if err == nil || err.Error() != tc.err || fault.KindOf(err) != fault.Config {
-			t.Errorf("error\n got %v\nwant %s", err, tc.err)
-		}
-		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+		must.Equal(t, "error", tc.err, fmt.Sprint(err))
+		must.Equal(t, "kind of the error", fault.Config, fault.KindOf(err))
+		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 	images := newShelf(catalog())
 	images.fail = errAway
@@ -212,7 +211,7 @@ func TestExplicitInBuild(t *testing.T) {
 	images.put(bgp, "2", digestOf("bgp"), other)
 	lock := func(extensions ...Explicit) Lock {
 		l, _, err := Resolve(t.Context(), own(agent, extensions...), Sources{Catalog: catalog(), Images: images})
-		noError(t, err)
+		must.Do(t, err)
 		if again, err := formatLock(l); err != nil {
 			t.Error(err)
 		} else if _, err := ParseLock("recast.lock", again); err != nil {
@@ -235,7 +234,7 @@ func TestExplicitInBuild(t *testing.T) {
 		"none":          {entry(), false},
 	} {
 		got := []bool{tc.entry.LockHash == base.LockHash, tc.entry.SchematicID == base.SchematicID, tc.entry.BuildID == base.BuildID}
-		same(t, name+": lock hash, schematic ID and build ID are the same", []bool{tc.same, tc.same, tc.same}, got)
+		must.Equal(t, name+": lock hash, schematic ID and build ID are the same", []bool{tc.same, tc.same, tc.same}, got)
 	}
 	fork := frrImage("1.7")
 	images.put("ghcr.io/fork/frr", "1.7", digestOf("fork"), fork)
@@ -279,7 +278,7 @@ func TestExplicitOfAnOfficialPath(t *testing.T) {
 	from := Sources{Catalog: catalog(), Images: images}
 	req := own(agent, Explicit{Repository: copied, Tag: "1.0"})
 	l, _, err := Resolve(t.Context(), req, from)
-	noError(t, err)
+	must.Do(t, err)
 	req.Old = &l
 	again, warnings, err := Resolve(t.Context(), req, from)
 	if diff := cmp.Diff(l, again); err != nil || diff != "" || len(warnings) > 0 {
@@ -288,7 +287,7 @@ func TestExplicitOfAnOfficialPath(t *testing.T) {
 	req = request(map[string]string{"a": strings.Replace(agent, "qemu-guest-agent", "iscsi-tools", 1)})
 	req.Old = &l
 	official, _, err := Resolve(t.Context(), req, from)
-	noError(t, err)
+	must.Do(t, err)
 	if x := official.Schematics["a"].Extensions[0]; x.Digest != digestOf("iscsi-tools") || x.Explicit {
 		t.Errorf("the official one is %+v", x)
 	}
@@ -301,7 +300,7 @@ func TestMatchesExplicit(t *testing.T) {
 	images := newShelf(nil)
 	images.put(frr, "1.7", one, frrImage("1.7"))
 	l, _, err := Resolve(t.Context(), own("customization: {}\n", Explicit{Repository: frr, Tag: "1.7"}), Sources{Catalog: catalog(), Images: images})
-	noError(t, err)
+	must.Do(t, err)
 	for name, tc := range map[string]struct {
 		wanted []Explicit
 		ok     bool
@@ -337,7 +336,7 @@ func TestPinOfficial(t *testing.T) {
 		text  string
 		order []string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"named in the file, too": {both, []string{"qemu-guest-agent", "iscsi-tools"}},
 		"in recast.yaml alone":   {strings.Replace(both, "siderolabs/qemu-guest-agent, ", "", 1), []string{"iscsi-tools", "qemu-guest-agent"}},
 	}, func(t *testing.T, tc row) {
@@ -348,12 +347,12 @@ func TestPinOfficial(t *testing.T) {
 		req.Files["b"] = File{Path: "b.yaml", Data: []byte(both)}
 		for range 2 { // from nothing, and over the first lock
 			l, _, err := Resolve(t.Context(), req, from)
-			noError(t, err)
+			must.Do(t, err)
 			a, b := l.Schematics["a"], l.Schematics["b"]
 			if len(a.Extensions) != 2 {
 				t.Fatalf("locked %+v", a.Extensions)
 			}
-			same(t, "pinned", want, a.Extensions[1])
+			must.Equal(t, "pinned", want, a.Extensions[1])
 			if x := b.Extensions[1]; x.Digest != digestOf("qemu-guest-agent") || x.Explicit {
 				t.Errorf("of the other schematic: %+v", x)
 			}
@@ -368,10 +367,8 @@ func TestPinOfficial(t *testing.T) {
 			if got := a.Outdated(catalog()); len(got) > 0 {
 				t.Errorf("a factory is asked for what it can't build: %v", got)
 			}
-			if err := l.Matches(req); err != nil {
-				t.Errorf("the lock does not match its inputs: %v", err)
-			}
-			text := must(formatLock(l))(t)
+			must.Do(t, l.Matches(req))
+			text := must.Get(formatLock(l))(t)
 			if _, err := ParseLock("recast.lock", text); err != nil {
 				t.Errorf("the lock can't be read back: %v", err)
 			}

@@ -2,8 +2,10 @@ package schematics
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"flag"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -11,8 +13,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -33,16 +35,16 @@ func TestLockFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "recast.lock")
 	want := builtLock(t)
-	noError(t, WriteLock(path, want))
-	text := must(os.ReadFile(path))(t)
+	must.Do(t, WriteLock(path, want))
+	text := must.Get(os.ReadFile(path))(t)
 	golden := filepath.Join("testdata", "recast.lock")
 	if *update {
-		noError(t, os.WriteFile(golden, text, 0o644))
+		must.Do(t, os.WriteFile(golden, text, 0o644))
 	}
-	wantText := must(os.ReadFile(golden))(t)
-	same(t, "file", string(wantText), string(text))
-	got := must(ReadLock(path))(t)
-	same(t, "read back", want, got)
+	wantText := must.Get(os.ReadFile(golden))(t)
+	must.Equal(t, "file", string(wantText), string(text))
+	got := must.Get(ReadLock(path))(t)
+	must.Equal(t, "read back", want, got)
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil || len(entries) != 1 {
 		t.Errorf("left behind: %v %v", entries, err)
@@ -57,10 +59,10 @@ func TestLockFileWithDisk(t *testing.T) {
 	e.Disk = Disk{BootFile: BootFile{Name: want.DiskName(e), SHA256: sum("disk"), SizeBytes: 123}, DiskBytes: 456}
 	want.Schematics["default"] = e
 	want.Checksum = want.checksum()
-	text := must(formatLock(want))(t)
-	same(t, "words of a disk image, which one of two schematics has", 1, strings.Count(string(text), "disk:"))
-	got := must(ParseLock("recast.lock", text))(t)
-	same(t, "read back", want, got)
+	text := must.Get(formatLock(want))(t)
+	must.Equal(t, "words of a disk image, which one of two schematics has", 1, strings.Count(string(text), "disk:"))
+	got := must.Get(ParseLock("recast.lock", text))(t)
+	must.Equal(t, "read back", want, got)
 }
 
 // TestWithoutFiles: neither a lock nor a directory has to be there to be read, a directory has to be to write into.
@@ -71,8 +73,8 @@ func TestWithoutFiles(t *testing.T) {
 	if !errors.Is(err, fs.ErrNotExist) || fault.KindOf(err) != fault.Config {
 		t.Errorf("error = %v", err)
 	}
-	same(t, "hints", []string{"run `recast lock`"}, fault.Hints(err))
-	must(ReadHistory(none))(t)
+	must.Equal(t, "hints", []string{"run `recast lock`"}, fault.Hints(err))
+	must.Get(ReadHistory(none))(t)
 	if err := WriteLock(filepath.Join(none, "recast.lock"), builtLock(t)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("error = %v", err)
 	}
@@ -81,10 +83,10 @@ func TestWithoutFiles(t *testing.T) {
 // TestReadLockRefusesEdits changes the file in one place at a time.
 func TestReadLockRefusesEdits(t *testing.T) {
 	t.Parallel()
-	text := must(formatLock(builtLock(t)))(t)
+	text := must.Get(formatLock(builtLock(t)))(t)
 	other := digestOf("other")
 	type row struct{ from, to, want string }
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"newer format":        {"version: 1\n", "version: 2\nnew: x\n", "recast.lock:2:10: this recast reads locks of version 1 only"},
 		"unknown key":         {"talos:", "extra: 1\ntalos:", `recast.lock:3:1: unknown key "extra"`},
 		"Talos version":       {"talos: v1.13.9", "talos: v1.13.8", "schematics.default.buildID: it is "},
@@ -121,14 +123,14 @@ func TestReadLockRefusesEdits(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(err.Error(), "recast.lock:") {
 			t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
 		}
-		same(t, "kind", fault.Config, fault.KindOf(err))
+		must.Equal(t, "kind", fault.Config, fault.KindOf(err))
 	})
 }
 
 // TestReadLockRefusesCutFiles truncates the file at the end of every line but the last, and at places between.
 func TestReadLockRefusesCutFiles(t *testing.T) {
 	t.Parallel()
-	text := must(formatLock(builtLock(t)))(t)
+	text := must.Get(formatLock(builtLock(t)))(t)
 	for n := range len(text) - 1 {
 		if n%13 != 0 && n > 0 && text[n-1] != '\n' {
 			continue
@@ -156,7 +158,7 @@ func TestReplaceLock(t *testing.T) {
 		want  Lock
 		err   string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"as it was read":         {&read, read, learnt, ""},
 		"the same was learnt":    {&learnt, read, learnt, ""},
 		"another lock":           {&other, read, other, "was changed by someone else meanwhile"},
@@ -166,17 +168,15 @@ func TestReplaceLock(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		path := filepath.Join(t.TempDir(), "recast.lock")
 		if tc.there != nil {
-			noError(t, WriteLock(path, *tc.there))
+			must.Do(t, WriteLock(path, *tc.there))
 		}
 		err := ReplaceLock(path, tc.was, learnt)
-		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("error = %v, want %q", err, tc.err)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), cmp.Or(tc.err, "<nil>"))
 		got, err := ReadLock(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
 		}
-		same(t, "lock", tc.want, got)
+		must.Equal(t, "lock", tc.want, got)
 	})
 }
 
@@ -185,11 +185,11 @@ func TestHistory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "locks")
 	past := builtLock(t)
 	for range 2 { // a second time changes nothing
-		noError(t, Archive(dir, past))
+		must.Do(t, Archive(dir, past))
 	}
 	req := request(map[string]string{"default": agent})
 	present := resolve(t, req, catalog().with("siderolabs/qemu-guest-agent", digestOf("patched")))
-	h := must(ReadHistory(dir, present))(t)
+	h := must.Get(ReadHistory(dir, present))(t)
 	for hash, want := range map[string]string{
 		past.Schematics["default"].LockHash:    digestOf("qemu-guest-agent"),
 		present.Schematics["default"].LockHash: digestOf("patched"),
@@ -210,11 +210,9 @@ func TestHistory(t *testing.T) {
 		t.Errorf("mode: %v %v", info.Mode(), err)
 	}
 
-	noError(t, os.WriteFile(files[0], []byte("version: 1\n"), 0o600))
+	must.Do(t, os.WriteFile(files[0], []byte("version: 1\n"), 0o600))
 	h, err = ReadHistory(dir, present)
-	if err == nil || !strings.Contains(err.Error(), files[0]) {
-		t.Errorf("error = %v, want it to name the file", err)
-	}
+	must.Contain(t, "error", fmt.Sprint(err), files[0])
 	if _, ok := h.ByLockHash(present.Schematics["default"].LockHash); !ok {
 		t.Error("a broken past lock hides the current one")
 	}
@@ -227,11 +225,11 @@ func TestHistoryNames(t *testing.T) {
 	e := honest.Schematics["default"]
 	e.Extensions = slices.Clone(e.Extensions)
 	e.Extensions[0].Name, e.Extensions[0].Version = "siderolabs/of-another-name", "v9"
-	text := must(formatLock(Lock{
+	text := must.Get(formatLock(Lock{
 		Talos: honest.Talos, Arch: honest.Arch, Platform: honest.Platform, SecureBoot: honest.SecureBoot, SecureBootKey: honest.SecureBootKey,
 		Signers: honest.Signers, Schematics: map[string]Locked{"default": e},
 	}))(t)
-	other := must(ParseLock("other", text))(t)
+	other := must.Get(ParseLock("other", text))(t)
 	h, err := ReadHistory(t.TempDir(), honest, other)
 	if got, _ := h.ByLockHash(e.LockHash); err != nil || got.Extensions[0].Name != honest.Schematics["default"].Extensions[0].Name {
 		t.Errorf("%v, %v", got, err)
@@ -239,23 +237,18 @@ func TestHistoryNames(t *testing.T) {
 }
 
 func FuzzReadLock(f *testing.F) {
-	text := must(os.ReadFile(filepath.Join("testdata", "recast.lock")))(f)
+	text := must.Get(os.ReadFile(filepath.Join("testdata", "recast.lock")))(f)
 	f.Add(text)
 	f.Add(text[:len(text)/2])
 	f.Add([]byte("version: 1\nschematics: &a [*a]\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		l, err := ParseLock("recast.lock", data)
 		if err != nil {
-			if fault.KindOf(err) != fault.Config {
-				t.Fatalf("not of kind Config: %v", err)
-			}
+			must.Equal(t, "kind of the error", fault.Config, fault.KindOf(err))
 			return
 		}
-		again := must(formatLock(l))(t)
-		l2, err := ParseLock("recast.lock", again)
-		if diff := cmp.Diff(l, l2); err != nil || diff != "" {
-			t.Fatalf("the parsed file can't be written and read again: %v\n%s", err, diff)
-		}
+		again := must.Get(formatLock(l))(t)
+		must.Equal(t, "the parsed file can't be written and read again", l, must.Get(ParseLock("recast.lock", again))(t))
 		if !bytes.HasPrefix(again, []byte(lockHeader)) {
 			t.Fatal("the header is missing")
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func digestOf(text string) string { return "sha256:" + sum(text) }
@@ -59,16 +60,14 @@ func TestResolve(t *testing.T) {
 		want.Schematics[name] = e
 	}
 	want.Checksum = got.Checksum
-	same(t, "lock", want, got)
+	must.Equal(t, "lock", want, got)
 }
 
 // TestBuildID pins the hash: it names existing images.
 func TestBuildID(t *testing.T) {
 	t.Parallel()
 	e := resolve(t, request(map[string]string{"a": agent}), catalog()).Schematics["a"]
-	if want := "3f96bd292ddd306a90cfc337bdebc4f7708630e2ce9e56f94a1f9ac6c3ec182c"; e.BuildID != want {
-		t.Errorf("build ID = %s, want %s", e.BuildID, want)
-	}
+	must.Equal(t, "build ID", "3f96bd292ddd306a90cfc337bdebc4f7708630e2ce9e56f94a1f9ac6c3ec182c", e.BuildID)
 }
 
 // TestBuildIDDependsOn changes one input at a time.
@@ -96,7 +95,7 @@ func TestBuildIDDependsOn(t *testing.T) {
 			if got.ISO.Name == base.ISO.Name {
 				t.Error("the ISO's name stays")
 			}
-			same(t, "schematic ID changed", name == "digest" || name == "kernel argument", got.SchematicID != base.SchematicID)
+			must.Equal(t, "schematic ID changed", name == "digest" || name == "kernel argument", got.SchematicID != base.SchematicID)
 		})
 	}
 }
@@ -108,7 +107,7 @@ func TestResolveRefuses(t *testing.T) {
 		want  string
 		hint  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing": {nil, "there is no schematic to lock", ""},
 		"unknown extension": {
 			map[string]string{"a": "customization:\n  systemExtensions:\n    officialExtensions:\n      - siderolabs/qemu-guest-agnt\n"},
@@ -152,9 +151,9 @@ func TestResolveRefuses(t *testing.T) {
 		if err == nil {
 			t.Fatal("no error")
 		}
-		same(t, "error", tc.want, err.Error())
-		same(t, "kind", fault.Config, fault.KindOf(err))
-		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+		must.Equal(t, "error", tc.want, err.Error())
+		must.Equal(t, "kind", fault.Config, fault.KindOf(err))
+		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 	longest := "customization: {extraKernelArgs: [" + strings.Repeat("x", 1616) + "]}\n"
 	resolve(t, request(map[string]string{"a": longest}), catalog())
@@ -209,7 +208,7 @@ func TestResolveWarns(t *testing.T) {
 		factory  list
 		want     []Warning
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"the same":                               {nil, catalog(), catalog(), nil},
 		"a stale factory":                        {nil, catalog().with(name, patched), catalog(), differ(patched, old, would+old+", but the lock says "+patched, restart)},
 		"the lock is behind":                     {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "it was republished, and the registry has it too: run `recast lock --update`")},
@@ -223,8 +222,8 @@ func TestResolveWarns(t *testing.T) {
 		req := request(map[string]string{"a": agent, "b": agent})
 		req.Old = tc.old
 		_, got, err := Resolve(t.Context(), req, Sources{Catalog: tc.registry, Images: newShelf(tc.registry), Factory: &maker{extensions: tc.factory}})
-		noError(t, err)
-		same(t, "warnings", tc.want, got)
+		must.Do(t, err)
+		must.Equal(t, "warnings", tc.want, got)
 	})
 }
 
@@ -250,14 +249,14 @@ func TestResolveAgainstOld(t *testing.T) {
 		t.Fatal(warnings, err)
 	}
 	built.Checksum = built.checksum()
-	same(t, "no change was requested, yet the lock changes", built, kept)
+	must.Equal(t, "no change was requested, yet the lock changes", built, kept)
 
 	req.Update = true
 	updated := resolve(t, req, patched)
 	if got := updated.Schematics["a"]; got.Installer != "" || got.ISO.SHA256 != "" || got.Disk != (Disk{}) || got.Extensions[0].Digest != digestOf("patched") {
 		t.Errorf("after the update: %+v", got)
 	}
-	same(t, "a build that does not change", built.Schematics["plain"], updated.Schematics["plain"])
+	must.Equal(t, "a build that does not change", built.Schematics["plain"], updated.Schematics["plain"])
 
 	req.Update, req.Talos = false, "v1.13.10"
 	if got := resolve(t, req, patched).Schematics["a"]; got.Extensions[0].Digest != digestOf("patched") {
@@ -294,10 +293,8 @@ func TestResolveKeepsSigners(t *testing.T) {
 			t.Errorf("%s: signers (-want +got):\n%s", name, diff)
 		}
 	}
-	same(t, "checksum, locking the same again", again.Checksum, updated.Checksum)
-	if got := next(signed(later, "new key"), "v1.13.12").KnownSigners(); !slices.Equal(got, []string{sum("new key")}) {
-		t.Errorf("with a key that was accepted later: %q", got)
-	}
+	must.Equal(t, "checksum, locking the same again", again.Checksum, updated.Checksum)
+	must.Equal(t, "with a key that was accepted later", []string{sum("new key")}, next(signed(later, "new key"), "v1.13.12").KnownSigners())
 }
 
 // TestRebuild: each rebuild gives the same content another name, and the count stays
@@ -327,9 +324,9 @@ func TestRebuild(t *testing.T) {
 		if e.Rebuild != i || userPart(e) != userPart(first.Schematics["a"]) {
 			t.Errorf("rebuild %d: %+v", i, e)
 		}
-		same(t, fmt.Sprintf("rebuild %d: the other schematic", i), first.Schematics["plain"], l.Schematics["plain"])
+		must.Equal(t, fmt.Sprintf("rebuild %d: the other schematic", i), first.Schematics["plain"], l.Schematics["plain"])
 		path := filepath.Join(t.TempDir(), "recast.lock")
-		noError(t, WriteLock(path, l))
+		must.Do(t, WriteLock(path, l))
 		if got, err := ReadLock(path); err != nil || cmp.Diff(l, got) != "" {
 			t.Errorf("rebuild %d: read back: %v\n%s", i, err, cmp.Diff(l, got))
 		}
@@ -337,9 +334,9 @@ func TestRebuild(t *testing.T) {
 	if len(ids) != 9 {
 		t.Errorf("%d names for three builds, want 9", len(ids))
 	}
-	same(t, "reasons", []string{"rebuild 1 → 2"}, Compare(once, twice)[0].Reasons)
+	must.Equal(t, "reasons", []string{"rebuild 1 → 2"}, Compare(once, twice)[0].Reasons)
 
-	same(t, "locking the same again", twice, next(&twice, catalog(), leave))
+	must.Equal(t, "locking the same again", twice, next(&twice, catalog(), leave))
 	update := func(r *Request) { r.Update = true }
 	patched := catalog().with("siderolabs/qemu-guest-agent", digestOf("patched"))
 	for name, l := range map[string]Lock{
@@ -349,9 +346,7 @@ func TestRebuild(t *testing.T) {
 			t.Errorf("%s: %+v", name, e)
 		}
 	}
-	if got := next(&twice, catalog(), update); got.Checksum != twice.Checksum {
-		t.Error("recast lock --check rejects it")
-	}
+	must.Equal(t, "got", twice.Checksum, next(&twice, catalog(), update).Checksum)
 }
 
 // TestResolveSaysWhatItWaitsFor: registries and factories may take minutes to answer.

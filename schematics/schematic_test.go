@@ -1,6 +1,7 @@
 package schematics
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/siderolabs/image-factory/pkg/schematic"
 )
 
@@ -29,30 +31,27 @@ func TestExampleIDs(t *testing.T) {
 		"secureboot.yaml":       "39de789a4d6ae4c93ef7993ba395266b45058ca17647061308f77856f0675259",
 	}
 	got := map[string]string{}
-	files := must(fs.Glob(examples, "*.yaml"))(t)
+	files := must.Get(fs.Glob(examples, "*.yaml"))(t)
 	for _, file := range files {
-		data := must(fs.ReadFile(examples, file))(t)
-		s := must(Parse(file, data))(t)
+		data := must.Get(fs.ReadFile(examples, file))(t)
+		s := must.Get(Parse(file, data))(t)
 		got[file] = s.ID()
-		same(t, file+": a factory's ID, posted unchanged", s.ID(), serverID(t, data))
-		if id := serverID(t, []byte(s.Canonical())); id != s.ID() {
-			t.Errorf("%s: posted in canonical form, a factory computes the ID %s, recast %s", file, id, s.ID())
-		}
+		must.Equal(t, file+": a factory's ID, posted unchanged", s.ID(), serverID(t, data))
+		must.Equal(t, file, s.ID(), serverID(t, []byte(s.Canonical())))
 	}
-	same(t, "IDs", want, got)
+	must.Equal(t, "IDs", want, got)
 }
 
 func serverID(t *testing.T, posted []byte) string {
 	t.Helper()
-	doc := must(schematic.Unmarshal(posted))(t)
-	id := must(doc.ID())(t)
-	return id
+	doc := must.Get(schematic.Unmarshal(posted))(t)
+	return must.Get(doc.ID())(t)
 }
 
 // TestPublishedID is an ID of factory.talos.dev quoted in the documentation of Longhorn and others.
 func TestPublishedID(t *testing.T) {
 	t.Parallel()
-	s := must(Parse("s.yaml", []byte(
+	s := must.Get(Parse("s.yaml", []byte(
 		"customization: {systemExtensions: {officialExtensions: [siderolabs/iscsi-tools, siderolabs/util-linux-tools]}}")))(t)
 	if want := "613e1592b2da41ae5e265e8789429f22e121aab91cb4deb6bc3c0b6262961245"; s.ID() != want {
 		t.Errorf("ID = %s, want %s", s.ID(), want)
@@ -66,7 +65,7 @@ func TestParseRefuses(t *testing.T) {
 		want string
 		hint string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"empty":         {"", "s.yaml: the file is empty", `an image without any customization is written "customization: {}"`},
 		"only comments": {"# nothing\n", "s.yaml: the file is empty", `an image without any customization is written "customization: {}"`},
 		"unknown keys": {
@@ -86,29 +85,29 @@ func TestParseRefuses(t *testing.T) {
 		if err == nil {
 			t.Fatal("no error")
 		}
-		same(t, "error", tc.want, err.Error())
-		same(t, "kind", fault.Config, fault.KindOf(err))
-		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+		must.Equal(t, "error", tc.want, err.Error())
+		must.Equal(t, "kind", fault.Config, fault.KindOf(err))
+		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 }
 
 func TestWithLock(t *testing.T) {
 	t.Parallel()
-	each(t, map[string]string{
+	must.Each(t, map[string]string{
 		"none":  "customization: {}\n",
 		"some":  "customization:\n  extraKernelArgs: [console=ttyS0]\n",
 		"other": "overlay: {image: a/b, name: c, options: {x: 1, y: [no, 1.10, 2020-01-01]}}\ncustomization: {}\n",
 	}, func(t *testing.T, text string) {
-		s := must(Parse("s.yaml", []byte(text)))(t)
-		locked := must(s.withLock("sha256-00"))(t)
-		same(t, "lock hash of the schematic itself", "", s.lockHash())
-		same(t, "lock hash", "sha256-00", locked.lockHash())
+		s := must.Get(Parse("s.yaml", []byte(text)))(t)
+		locked := must.Get(s.withLock("sha256-00"))(t)
+		must.Equal(t, "lock hash of the schematic itself", "", s.lockHash())
+		must.Equal(t, "lock hash", "sha256-00", locked.lockHash())
 		wantArgs := append(slices.Clone(s.doc.Customization.ExtraKernelArgs), "recast.lock=sha256-00")
-		same(t, "kernel arguments", wantArgs, Locked{Schematic: locked.Canonical()}.KernelArgs())
+		must.Equal(t, "kernel arguments", wantArgs, Locked{Schematic: locked.Canonical()}.KernelArgs())
 		if s.ID() == locked.ID() {
 			t.Error("the lock hash does not change the ID")
 		}
-		same(t, "without the lock hash the schematic differs", s.Canonical(), locked.withoutLock())
+		must.Equal(t, "without the lock hash the schematic differs", s.Canonical(), locked.withoutLock())
 	})
 }
 
@@ -121,7 +120,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(string(data))
 		return err
 	})
-	noError(f, err)
+	must.Do(f, err)
 	f.Add("customization: {meta: [{key: 300, value: x}]}\n---\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := Parse("s.yaml", []byte(text))
@@ -138,7 +137,7 @@ func FuzzParse(f *testing.F) {
 		if again.ID() != s.ID() || again.Canonical() != s.Canonical() {
 			t.Fatalf("the canonical form is not stable:\n%s", s.Canonical())
 		}
-		locked := must(s.withLock("sha256-00"))(t)
+		locked := must.Get(s.withLock("sha256-00"))(t)
 		if locked.lockHash() != "sha256-00" || locked.withoutLock() != s.Canonical() {
 			t.Fatalf("the lock hash is not placed as expected:\n%s", locked.Canonical())
 		}
@@ -152,10 +151,8 @@ func TestParseAllReportsEveryFile(t *testing.T) {
 		"b": {Path: "b.yaml", Data: []byte("y: 1\n")},
 	})
 	want := "a.yaml:1:1: unknown key \"x\"\nb.yaml:1:1: unknown key \"y\""
-	if err == nil || err.Error() != want {
-		t.Errorf("error\n got %v\nwant %s", err, want)
-	}
-	same(t, "kind", fault.Config, fault.KindOf(err))
+	must.Equal(t, "error", want, fmt.Sprint(err))
+	must.Equal(t, "kind", fault.Config, fault.KindOf(err))
 }
 
 func TestSecrets(t *testing.T) {
@@ -181,7 +178,7 @@ func TestSecrets(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
-		same(t, text, want, strings.Join(s.Secrets(), ", "))
+		must.Equal(t, text, want, strings.Join(s.Secrets(), ", "))
 	}
 }
 
@@ -199,15 +196,13 @@ func TestWriteLockWithSecrets(t *testing.T) {
 		{"quiet", 0o644, lockHeader},
 	} {
 		l := resolve(t, request(map[string]string{"default": agent, "other": "customization: {extraKernelArgs: ['" + c.args + "']}\n"}), catalog())
-		noError(t, WriteLock(path, l))
-		info := must(os.Stat(path))(t)
-		text := must(os.ReadFile(path))(t)
+		must.Do(t, WriteLock(path, l))
+		info := must.Get(os.Stat(path))(t)
+		text := must.Get(os.ReadFile(path))(t)
 		if info.Mode() != c.mode || !strings.HasPrefix(string(text), c.header) {
 			t.Errorf("with %s it has mode %v and begins\n%.100s", c.args, info.Mode(), text)
 		}
-		if got, err := ReadLock(path); err != nil || got.Checksum != l.Checksum {
-			t.Errorf("with %s it is not read back: %v", c.args, err)
-		}
+		must.Equal(t, "read back", l.Checksum, must.Get(ReadLock(path))(t).Checksum)
 	}
 }
 
@@ -229,8 +224,8 @@ func TestUnlocked(t *testing.T) {
             - siderolabs/iscsi-tools
 `
 	for name, text := range map[string]string{"locked": locked, "as it is": plain} {
-		s := must(Unlocked(name, []byte(text)))(t)
-		same(t, name, plain, s.Canonical())
+		s := must.Get(Unlocked(name, []byte(text)))(t)
+		must.Equal(t, name, plain, s.Canonical())
 	}
 	if _, err := Unlocked("newer", []byte("customization: {}\nfuture: 1\n")); err == nil {
 		t.Error("fields unknown to this recast were dropped")
@@ -241,9 +236,9 @@ func TestGuess(t *testing.T) {
 	t.Parallel()
 	official := []OfficialExtension{{Name: "siderolabs/iscsi-tools"}, {Name: "siderolabs/qemu-guest-agent"}}
 	s, unknown, err := Guess("wk1", []string{"frr", "iscsi-tools"}, official)
-	noError(t, err)
-	same(t, "extensions", []string{"siderolabs/iscsi-tools"}, s.Extensions())
-	same(t, "unknown", []string{"frr"}, unknown)
+	must.Do(t, err)
+	must.Equal(t, "extensions", []string{"siderolabs/iscsi-tools"}, s.Extensions())
+	must.Equal(t, "unknown", []string{"frr"}, unknown)
 	if s, _, err := Guess("cp1", nil, official); err != nil || s.Canonical() != "customization: {}\n" {
 		t.Errorf("of no extension it is %q, %v", s.Canonical(), err)
 	}

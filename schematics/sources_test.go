@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // list is a list of official extensions of a registry or a factory.
@@ -131,41 +133,6 @@ type nowhere struct{}
 
 func (nowhere) Official(context.Context, string) ([]OfficialExtension, error) { return nil, errAway }
 
-// must returns v, or ends the test with the error.
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		noError(t, err)
-		return v
-	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// same compares what came with what is wanted.
-func same(t testing.TB, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-// each runs a test for every case, all at once.
-func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
-	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, tc)
-		})
-	}
-}
-
 func TestBrokenVersion(t *testing.T) {
 	t.Parallel()
 	old := resolve(t, request(map[string]string{"a": agent}), catalog())
@@ -187,7 +154,7 @@ func TestBrokenVersion(t *testing.T) {
 		err    string
 		want   []Warning
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"another version is":     {broken: "v1.13.7"},
 		"for a new lock":         {broken: "v1.13.9", err: refused},
 		"for another version":    {broken: "v1.13.9", old: &earlier, err: refused},
@@ -206,7 +173,7 @@ func TestBrokenVersion(t *testing.T) {
 		if tc.err == "" && err != nil || tc.err != "" && (err == nil || err.Error() != tc.err || fault.KindOf(err) != fault.Config || !slices.Equal(fault.Hints(err), []string{advice})) {
 			t.Fatalf("error %v (%s), want %q", err, fault.Hints(err), tc.err)
 		}
-		same(t, "warnings", tc.want, got)
+		must.Equal(t, "warnings", tc.want, got)
 		if tc.imager && len(factory.asked) > 0 {
 			t.Errorf("a factory that builds nothing was asked for %v", factory.asked)
 		}
@@ -221,7 +188,7 @@ func TestSecureBoot(t *testing.T) {
 		req.SecureBoot, req.Old, req.Update = true, old, update
 		factory := &maker{extensions: catalog(), certificate: certificate(cert)}
 		l, warnings, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: factory})
-		noError(t, err)
+		must.Do(t, err)
 		return l, warnings
 	}
 	one, warnings := lock("one", nil, false)
@@ -229,13 +196,13 @@ func TestSecureBoot(t *testing.T) {
 		t.Errorf("key %s, warnings %v", one.SecureBootKey, warnings)
 	}
 	kept, warnings := lock("two", &one, false)
-	same(t, "the lock moved without an update", one, kept)
+	must.Equal(t, "the lock moved without an update", one, kept)
 	const hint = "machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`"
 	want := []Warning{{
 		Kind: SecureBootKeyDiffers, Subject: "Secure Boot", Locked: sum("one"), Found: sum("two"),
 		Text: "the factory signs for Secure Boot with certificate " + sum("two") + " now, but the lock has " + sum("one"), Hint: hint,
 	}}
-	same(t, "warnings", want, warnings)
+	must.Equal(t, "warnings", want, warnings)
 	moved, warnings := lock("two", &one, true)
 	if moved.SecureBootKey != sum("two") || len(warnings) > 0 || moved.Schematics["a"].BuildID == one.Schematics["a"].BuildID {
 		t.Errorf("after an update: key %s, warnings %v, same build %t", moved.SecureBootKey, warnings, moved.Schematics["a"].BuildID == one.Schematics["a"].BuildID)
@@ -245,7 +212,7 @@ func TestSecureBoot(t *testing.T) {
 		t.Errorf("changes: %+v", changes)
 	}
 
-	noError(t, one.checkSecureBoot(certificate("one")))
+	must.Do(t, one.checkSecureBoot(certificate("one")))
 	err := one.checkSecureBoot(certificate("two"))
 	if fault.KindOf(err) != fault.Refused || !slices.Equal(fault.Hints(err), []string{hint}) || !strings.Contains(err.Error(), sum("two")) {
 		t.Errorf("another certificate: %v", err)
@@ -254,9 +221,7 @@ func TestSecureBoot(t *testing.T) {
 		t.Error("a missing certificate counts as the locked one")
 	}
 	factory := &maker{extensions: catalog(), certificate: certificate("one")}
-	if err := one.CheckFactory(t.Context(), "a", factory); err != nil {
-		t.Errorf("a factory that matches the lock: %v", err)
-	}
+	must.Do(t, one.CheckFactory(t.Context(), "a", factory))
 	factory.extensions, factory.certificate = catalog().with("siderolabs/qemu-guest-agent", digestOf("patched")), certificate("two")
 	err = one.CheckFactory(t.Context(), "a", factory)
 	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), digestOf("patched")) || !strings.Contains(err.Error(), sum("two")) || len(fault.Hints(err)) != 2 {
@@ -285,11 +250,9 @@ func TestOverlay(t *testing.T) {
 		t.Fatal(warnings, err)
 	}
 	e := old.Schematics["a"]
-	same(t, "overlay", &Overlay{Name: "rpi_generic", Ref: sbc, Digest: one}, e.Overlay)
-	if want := "sha256-" + sum("overlay rpi_generic "+one); e.LockHash != want {
-		t.Errorf("lock hash %s, want %s", e.LockHash, want)
-	}
-	text2 := must(formatLock(old))(t)
+	must.Equal(t, "overlay", &Overlay{Name: "rpi_generic", Ref: sbc, Digest: one}, e.Overlay)
+	must.Equal(t, "lock hash", "sha256-"+sum("overlay rpi_generic "+one), e.LockHash)
+	text2 := must.Get(formatLock(old))(t)
 	if _, err := ParseLock("recast.lock", text2); err != nil {
 		t.Errorf("read back: %v", err)
 	}
@@ -302,7 +265,7 @@ func TestOverlay(t *testing.T) {
 		Kind: FactoryDiffers, Subject: "rpi_generic", Locked: one, Found: two, Text: "the factory would build overlay rpi_generic with " + two + ", but the lock says " + one,
 		Hint: "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`",
 	}}
-	same(t, "warnings", want, warnings)
+	must.Equal(t, "warnings", want, warnings)
 	for digest, kind := range map[string]fault.Kind{one: fault.Failed, two: fault.Refused} {
 		err := old.CheckFactory(t.Context(), "a", &maker{overlays: listed(digest)})
 		if (err != nil) != (digest == two) || fault.KindOf(err) != kind {
@@ -343,16 +306,16 @@ func TestRenamed(t *testing.T) {
 	images.put(known[0].Ref, "", known[0].Digest, ExtensionImage{Architectures: []string{"amd64"}, Name: "nvidia-fabricmanager-lts", Version: "535.1"})
 	req := request(map[string]string{"a": strings.Replace(agent, "siderolabs/qemu-guest-agent", name, 1)})
 	l, warnings, err := Resolve(t.Context(), req, Sources{Catalog: known, Images: images})
-	noError(t, err)
+	must.Do(t, err)
 	e := l.Schematics["a"]
 	want := []Extension{{Name: "nvidia-fabricmanager-lts", Version: "535.1", Ref: known[0].Ref, Digest: known[0].Digest}}
-	same(t, "extensions", want, e.Extensions)
+	must.Equal(t, "extensions", want, e.Extensions)
 	wantWarnings := []Warning{{
 		Kind: Renamed, Subject: name,
 		Text: `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager" is now called "siderolabs/nvidia-fabric-manager-lts": nodes list it as "nvidia-fabricmanager-lts"`,
 		Hint: `the old name works as long as factories know it; to write "siderolabs/nvidia-fabric-manager-lts" changes the schematic, and so rolls its nodes`,
 	}}
-	same(t, "warnings", wantWarnings, warnings)
+	must.Equal(t, "warnings", wantWarnings, warnings)
 	order, err := e.BuildOrder()
 	if diff := cmp.Diff(want, order); diff != "" || err != nil {
 		t.Errorf("build order (-want +got):\n%s%v", diff, err)
@@ -360,7 +323,6 @@ func TestRenamed(t *testing.T) {
 	req.Arch = "arm64"
 	_, _, err = Resolve(t.Context(), req, Sources{Catalog: known, Images: images})
 	wrong := `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager": ghcr.io/siderolabs/nvidia-fabric-manager-lts@` + digestOf("nvidia") + " does not exist for arm64, only for amd64"
-	if err == nil || err.Error() != wrong || fault.KindOf(err) != fault.Config {
-		t.Errorf("an architecture without an image: %v, want %s", err, wrong)
-	}
+	must.Equal(t, "an architecture without an image", wrong, fmt.Sprint(err))
+	must.Equal(t, "kind of the error", fault.Config, fault.KindOf(err))
 }

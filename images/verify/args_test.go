@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -110,7 +111,7 @@ func argsCases() map[string]argsCase {
 
 func TestKernelArgs(t *testing.T) {
 	t.Parallel()
-	each(t, argsCases(), func(t *testing.T, tc argsCase) {
+	must.Each(t, argsCases(), func(t *testing.T, tc argsCase) {
 		w := tc.want
 		w.platform, w.meta = "nocloud", tc.meta
 		w.extra = append(strings.Fields(tc.extra), lockArgs)
@@ -142,5 +143,5 @@ func TestLongMeta(t *testing.T) {
 // TestArgsRoundTrip: a parsed and reassembled command line is the same.
 func TestArgsRoundTrip(t *testing.T) {
 	t.Parallel()
-	same(t, "result", installerArgs+" "+lockArgs, parseArgs(installerArgs+"  "+lockArgs+"\n").String())
+	must.Equal(t, "result", installerArgs+" "+lockArgs, parseArgs(installerArgs+"  "+lockArgs+"\n").String())
 }

@@ -297,26 +297,7 @@ const maxNamed = 3
 // imager gives every file to root. It does not compare directories, times and extended attributes, because imager
 // sets these itself (see Untar in pkg/archiver and Compress in internal/pkg/extensions of siderolabs/talos).
 func treeDiff(want, got bootimage.Tree, same func(want, got bootimage.File) string) string {
-	var found []string
-	all := maps.Clone(want)
-	if all == nil {
-		all = bootimage.Tree{}
-	}
-	maps.Copy(all, got)
-	for _, path := range slices.Sorted(maps.Keys(all)) {
-		w, wanted := want[path]
-		g, there := got[path]
-		switch {
-		case !there:
-			found = append(found, path+" is missing")
-		case !wanted:
-			found = append(found, path+" is not in the locked one")
-		default:
-			if why := same(w, g); why != "" {
-				found = append(found, path+" "+why)
-			}
-		}
-	}
+	found := differences(want, got, "%s", "is not in the locked one", same)
 	if len(found) == 0 {
 		return ""
 	}
@@ -328,6 +309,28 @@ func treeDiff(want, got bootimage.Tree, same func(want, got bootimage.File) stri
 		return "1 file differs: " + text
 	}
 	return fmt.Sprintf("%d files differ: %s", len(found), text)
+}
+
+// differences says, for each key in order, how its value differs from the wanted one. added is said of a key that is not
+// wanted; why, of a key with both values, returns "" if they are the same.
+func differences[K cmp.Ordered, V any](want, got map[K]V, format, added string, why func(want, got V) string) []string {
+	keys := slices.Concat(slices.Collect(maps.Keys(want)), slices.Collect(maps.Keys(got)))
+	var found []string
+	for _, key := range slices.Compact(slices.Sorted(slices.Values(keys))) {
+		w, wanted := want[key]
+		g, there := got[key]
+		text := added
+		switch {
+		case !there:
+			text = "is missing"
+		case wanted:
+			text = why(w, g)
+		}
+		if text != "" {
+			found = append(found, fmt.Sprintf(format+" ", key)+text)
+		}
+	}
+	return found
 }
 
 // sameFile compares kind, target, content and permissions.

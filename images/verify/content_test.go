@@ -15,6 +15,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/bootimage"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -57,7 +58,7 @@ func wantedOf(t *testing.T) *wanted {
 			{name: "tool", locked: tool}, {name: "card", locked: card}, {name: schematicEntry}, {name: configEntry, config: hash([]byte("config"))},
 		},
 	}
-	w.loose = must(looseFiles([]*lockedExtension{tool, card}))(t)
+	w.loose = must.Get(looseFiles([]*lockedExtension{tool, card}))(t)
 	return w
 }
 
@@ -227,11 +228,11 @@ func TestContent(t *testing.T) {
 	if errs := wantedOf(t).content("installer", "6.12.1-talos", imaged()); len(errs) > 0 {
 		t.Fatal(errors.Join(errs...))
 	}
-	each(t, corruptions(), func(t *testing.T, tc corruption) {
+	must.Each(t, corruptions(), func(t *testing.T, tc corruption) {
 		i := imaged()
 		tc.spoil(&i)
 		err := errors.Join(wantedOf(t).content("installer", "6.12.1-talos", i)...)
-		same(t, "result", tc.want, message(err))
+		must.Equal(t, "result", tc.want, message(err))
 		if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != tc.kind {
 			t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
 		}
@@ -260,7 +261,7 @@ func TestContentReportsAll(t *testing.T) {
 	}
 	slices.Sort(kinds)
 	slices.Sort(got)
-	same(t, "result", kinds, got)
+	must.Equal(t, "result", kinds, got)
 }
 
 // TestNoModules: without kernel modules depmod is not run.
@@ -285,7 +286,7 @@ func TestAsListed(t *testing.T) {
 	for _, e := range asListed(entries) {
 		got = append(got, e.name)
 	}
-	same(t, "result", "0 1 10 11 2 3 4 5 6 7 8 9", strings.Join(got, " "))
+	must.Equal(t, "result", "0 1 10 11 2 3 4 5 6 7 8 9", strings.Join(got, " "))
 }
 
 func TestSplit(t *testing.T) {
@@ -302,20 +303,20 @@ func TestSplit(t *testing.T) {
 		"/usr/lib/firmware/amd-ucode/microcode_amd.bin.asc":    content("5"),
 	}
 	kept, moved, microcode, err := split(files)
-	noError(t, err)
+	must.Do(t, err)
 	wantKept := maps.Clone(files)
 	maps.DeleteFunc(wantKept, func(name string, _ bootimage.File) bool { return strings.HasPrefix(name, "/usr/lib/firmware/") })
-	same(t, "kept", wantKept, kept)
+	must.Equal(t, "kept", wantKept, kept)
 	wantMoved := bootimage.Tree{
 		"/usr/lib/firmware/a.bin": content("a"), "/usr/lib/firmware/b.bin": content("a"),
 		"/usr/lib/firmware/amd-ucode/microcode_amd.bin.asc": content("5"),
 	}
-	same(t, "moved", wantMoved, moved)
+	must.Equal(t, "moved", wantMoved, moved)
 	wantMicrocode := map[string][]string{
 		intelMicrocode: {"/usr/lib/firmware/intel-ucode/.hidden", "/usr/lib/firmware/intel-ucode/06-01-01"},
 		amdMicrocode:   {"/usr/lib/firmware/amd-ucode/microcode_amd.bin", "/usr/lib/firmware/amd-ucode/microcode_amd_fam17h.bin"},
 	}
-	same(t, "microcode", wantMicrocode, microcode)
+	must.Equal(t, "microcode", wantMicrocode, microcode)
 }
 
 func TestSplitRefuses(t *testing.T) {
@@ -325,14 +326,14 @@ func TestSplitRefuses(t *testing.T) {
 		files bootimage.Tree
 		want  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nowhere":   {bootimage.Tree{"/usr/lib/firmware/a": link("b")}, "/usr/lib/firmware/a leads to /usr/lib/firmware/b, which is not a file of the extension"},
 		"out":       {bootimage.Tree{"/usr/lib/firmware/a": link("/etc/shadow")}, "/usr/lib/firmware/a leads out of the extension, to /etc/shadow"},
 		"round":     {bootimage.Tree{"/usr/lib/firmware/a": link("a")}, "/usr/lib/firmware/a leads through more than 8 links"},
 		"microcode": {bootimage.Tree{"/usr/lib/firmware/intel-ucode/a": link("b")}, "/usr/lib/firmware/intel-ucode/a is CPU microcode, but a link"},
 	}, func(t *testing.T, tc row) {
 		_, _, _, err := split(tc.files)
-		same(t, "result", tc.want, message(err))
+		must.Equal(t, "result", tc.want, message(err))
 	})
 }
 
@@ -344,9 +345,9 @@ func TestEachFile(t *testing.T) {
 	for _, h := range []*tar.Header{
 		{Typeflag: tar.TypeDir, Name: "usr/"}, {Typeflag: tar.TypeReg, Name: "./usr/a"}, {Typeflag: tar.TypeSymlink, Name: "usr/b", Linkname: "a"},
 	} {
-		noError(t, w.WriteHeader(h))
+		must.Do(t, w.WriteHeader(h))
 	}
-	noError(t, w.Close())
+	must.Do(t, w.Close())
 	b.WriteString("what follows")
 	var names []string
 	err := eachFile(&b, func(name string, _ io.Reader) error {
@@ -393,14 +394,14 @@ func TestKernelRelease(t *testing.T) {
 			p := part{name: "installer", uname: tc.uname, kernel: section(tc.kernel), initrd: section([]byte("initrd"))}
 			p.read = checked{raw: hash([]byte("initrd")), initrd: imaged()}
 			_, found, err := wantedOf(t).check(p, t.TempDir())
-			noError(t, err)
+			must.Do(t, err)
 			got := ""
 			for _, err := range found {
 				if m, ok := errors.AsType[*Mismatch](err); ok && m.Kind == OtherModules {
 					got = m.Text
 				}
 			}
-			same(t, "mismatch of the modules", tc.other, got)
+			must.Equal(t, "mismatch of the modules", tc.other, got)
 		})
 	}
 }
@@ -418,7 +419,7 @@ func TestHardLinks(t *testing.T) {
 		want, got bootimage.File
 		same      bool
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"left empty":      {hard, as(empty, 0o755), true},
 		"with its mode":   {hard, as(empty, 0o644), false}, // the file's, not the link's own
 		"with another":    {hard, as(empty, 0o755|fs.ModeSetuid), false},

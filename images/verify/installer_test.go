@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -52,7 +54,7 @@ func TestOverlay(t *testing.T) {
 		spoil func(files map[string][]byte)
 		want  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"the locked one": {func(map[string][]byte) {}, ""},
 		"another program": {
 			func(f map[string][]byte) { f["overlay/installers/default"] = []byte("backdoor") }, another + "overlay/installers/default has 8 bytes",
@@ -77,10 +79,10 @@ func TestOverlay(t *testing.T) {
 		files := map[string][]byte{}
 		maps.Copy(files, whole)
 		tc.spoil(files)
-		held := must(unpackInstaller("amd64", tarOf(files), t.TempDir()))(t)
+		held := must.Get(unpackInstaller("amd64", tarOf(files), t.TempDir()))(t)
 		v := New(registry, t.TempDir())
 		e := schematics.Locked{Overlay: &overlay, Schematic: schematic}
-		mismatches := must(v.compareBootFiles(t.Context(), schematics.Lock{Arch: "amd64"}, e, held))(t)
+		mismatches := must.Get(v.compareBootFiles(t.Context(), schematics.Lock{Arch: "amd64"}, e, held))(t)
 		got := message(errors.Join(mismatches...))
 		if !strings.HasPrefix(got, tc.want) || tc.want == "" && got != "" {
 			t.Errorf("(-want +got):\n%s", cmp.Diff(tc.want, got))
@@ -99,7 +101,7 @@ func TestInstallerLinks(t *testing.T) {
 		link tar.Header
 		odd  []string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"of another kind of file":    {tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/sh", Linkname: "busybox"}, nil},
 		"a directory":                {tar.Header{Typeflag: tar.TypeDir, Name: "usr/install/"}, nil},
 		"in place of the directory":  {tar.Header{Typeflag: tar.TypeSymlink, Name: "usr/install", Linkname: "/opt"}, []string{"/usr/install"}},
@@ -114,9 +116,9 @@ func TestInstallerLinks(t *testing.T) {
 		uki := tar.Header{Typeflag: tar.TypeReg, Name: "usr/install/amd64/vmlinuz.efi", Size: 3}
 		err := w.WriteHeader(&uki)
 		_, errWrite := w.Write([]byte("uki"))
-		noError(t, errors.Join(err, errWrite, w.WriteHeader(&tc.link), w.Close()))
-		held := must(unpackInstaller("amd64", &b, t.TempDir()))(t)
-		same(t, "odd files", tc.odd, held.odd)
+		must.Do(t, errors.Join(err, errWrite, w.WriteHeader(&tc.link), w.Close()))
+		held := must.Get(unpackInstaller("amd64", &b, t.TempDir()))(t)
+		must.Equal(t, "odd files", tc.odd, held.odd)
 	})
 }
 
@@ -154,10 +156,10 @@ func TestInstallerIsBounded(t *testing.T) {
 	t.Parallel()
 	header := func(name string) []byte {
 		var b bytes.Buffer
-		noError(t, tar.NewWriter(&b).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: 1 << 40}))
+		must.Do(t, tar.NewWriter(&b).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: 1 << 40}))
 		return b.Bytes()
 	}
-	each(t, map[string][]byte{
+	must.Each(t, map[string][]byte{
 		"in its UKI":        header("usr/install/amd64/vmlinuz.efi"),
 		"in the overlay":    header("overlay/x"),
 		"in another file":   header("bin/installer"),
@@ -168,13 +170,12 @@ func TestInstallerIsBounded(t *testing.T) {
 		v.largest = mib
 		var rest endless
 		_, err := v.Installer(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{}, io.MultiReader(bytes.NewReader(begin), &rest), func(string) {})
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "installer: more than 1 MiB, which no image of Talos has") {
-			t.Errorf("error = %v (%v)", err, fault.KindOf(err))
-		}
+		must.Contain(t, "error", fmt.Sprint(err), "installer: more than 1 MiB, which no image of Talos has")
+		must.Equal(t, "kind of the error", fault.Refused, fault.KindOf(err))
 		if rest.read > mib+slack {
 			t.Errorf("%d bytes were read", rest.read)
 		}
-		noError(t, v.Close())
+		must.Do(t, v.Close())
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 			t.Errorf("left behind: %v %v", left, err)
 		}
@@ -215,7 +216,7 @@ func TestDiskMeta(t *testing.T) {
 		if test.want != "" {
 			test.want = "disk image: other META values than locked: " + test.want
 		}
-		same(t, name, test.want, got)
+		must.Equal(t, name, test.want, got)
 	}
 }
 
@@ -239,7 +240,7 @@ func TestDiskKeys(t *testing.T) {
 		files      map[string][]byte
 		want       string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing":             {false, nil, ""},
 		"for none":            {true, nil, ""},
 		"the locked one":      {true, map[string][]byte{key: enrolment("locked"), "loader/keys/auto/PK.auth": enrolment("locked")}, ""},
@@ -250,47 +251,12 @@ func TestDiskKeys(t *testing.T) {
 		"another file":        {true, map[string][]byte{other: []byte("x")}, "disk image: it has unexpected files beside its boot loader: " + strings.ToLower(other)},
 	}, func(t *testing.T, test row) {
 		img := artefact.Image{TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", Cmdline: installerArgs}
-		content := must(artefact.DiskImage(img, artefact.DiskForm{Files: test.files}))(t)
-		disk := must(diskimage.Open(bytes.NewReader(content), int64(len(content))))(t)
+		content := must.Get(artefact.DiskImage(img, artefact.DiskForm{Files: test.files}))(t)
+		disk := must.Get(diskimage.Open(bytes.NewReader(content), int64(len(content))))(t)
 		w := &wanted{lock: schematics.Lock{SecureBoot: test.secureBoot, SecureBootKey: locked}}
 		mismatches, err := w.besideUKI("disk image", disk.ESP)
 		if got := message(errors.Join(append(mismatches, err)...)); !strings.HasPrefix(got, test.want) || (got == "") != (test.want == "") {
 			t.Errorf("%q, want %q", got, test.want)
 		}
 	})
-}
-
-// must returns v, or ends the test with the error.
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		noError(t, err)
-		return v
-	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// same compares what came with what is wanted.
-func same(t testing.TB, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-// each runs a test for every case, all at once.
-func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
-	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, tc)
-		})
-	}
 }

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 
 	"github.com/recast-sh/recast/internal/bootimage"
 	"github.com/recast-sh/recast/schematics"
@@ -197,17 +196,11 @@ func (w *wanted) loaders(iso *bootimage.ISO, boot Boot) (mismatches []error, err
 		return nil, err
 	}
 	mismatches = append(mismatches, found...)
-	odd := slices.Clone(iso.Odd)
-	if !w.lock.SecureBoot {
-		odd = append(odd, iso.Keys...)
-	} else if iso.Certificate != w.lock.SecureBootKey {
+	if w.lock.SecureBoot && iso.Certificate != w.lock.SecureBootKey {
 		mismatches = append(mismatches, mismatch(OtherSigner, "%s: it brings certificate %q, locked for Secure Boot is %s",
 			name, shortSum(iso.Certificate), shortSum(w.lock.SecureBootKey)))
 	}
-	if len(odd) > 0 {
-		mismatches = append(mismatches, mismatch(Bootloader, "%s: it has unexpected files beside its boot loader: %s", name, firstFew(odd)))
-	}
-	return mismatches, nil
+	return append(mismatches, w.oddFiles(name, iso.ESP)...), nil
 }
 
 // uefi compares what UEFI starts from a partition with what the installer installs.

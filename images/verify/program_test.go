@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -51,7 +52,7 @@ func TestProgramSum(t *testing.T) {
 		other *io.SectionReader
 		same  bool
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"the same":                 {program("code", "signed on Monday", 1), true},
 		"signed again":             {program("code", "signed on Tuesday, at noon", 2), true},
 		"not signed":               {program("code", "", 0), true},
@@ -120,9 +121,7 @@ func TestNoProgram(t *testing.T) {
 func FuzzProgramSum(f *testing.F) {
 	for _, p := range []*io.SectionReader{program("code", "", 1), program("code", "signed!!", 1)} {
 		b := make([]byte, p.Size())
-		if _, err := p.ReadAt(b, 0); err != nil {
-			f.Fatal(err)
-		}
+		must.Get(p.ReadAt(b, 0))(f)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -136,8 +135,7 @@ func FuzzProgramSum(f *testing.F) {
 
 func sumOf(t *testing.T, code string) string {
 	t.Helper()
-	sum := must(programSum(program(code, "", 1)))(t)
-	return sum
+	return must.Get(programSum(program(code, "", 1)))(t)
 }
 
 func TestLoaders(t *testing.T) {
@@ -165,7 +163,7 @@ func TestLoaders(t *testing.T) {
 		iso              bootimage.ISO
 		want             string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"the installer's":      {false, false, plain(as), ""},
 		"with GRUB for a BIOS": {false, false, plain(func(iso *bootimage.ISO) { iso.GRUB = &bootimage.GRUB{} }), ""},
 		"GRUB, as ordered":     {false, true, bootimage.ISO{GRUB: &bootimage.GRUB{}}, ""},
@@ -203,7 +201,7 @@ func TestLoaders(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		w := wanted{lock: schematics.Lock{SecureBoot: tc.secureBoot, SecureBootKey: key}, grub: tc.grub}
 		boot := Boot{loader: sumOf(t, "sd-boot"), stub: "stub"}
-		mismatches := must(w.loaders(&tc.iso, boot))(t)
+		mismatches := must.Get(w.loaders(&tc.iso, boot))(t)
 		got := message(errors.Join(mismatches...))
 		if tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
 			t.Errorf("(-want +got):\n%s", cmp.Diff(tc.want, got))
@@ -256,10 +254,10 @@ type signer struct {
 
 func newSigner(t *testing.T) signer {
 	t.Helper()
-	key := must(rsa.GenerateKey(rand.Reader, 2048))(t)
+	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	about := x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}}
-	der := must(x509.CreateCertificate(rand.Reader, &about, &about, &key.PublicKey, key))(t)
-	cert := must(x509.ParseCertificate(der))(t)
+	der := must.Get(x509.CreateCertificate(rand.Reader, &about, &about, &key.PublicKey, key))(t)
+	cert := must.Get(x509.ParseCertificate(der))(t)
 	return signer{key, cert}
 }
 
@@ -268,7 +266,7 @@ func (s signer) fingerprint() string { return hash(s.cert.Raw) }
 // sign makes the certificate table of a program with that hash, whose signed attributes claim that content.
 func (s signer) sign(t *testing.T, sum string, content func([]byte) []byte) string {
 	t.Helper()
-	coded := func(v any, params string) []byte { return must(asn1.MarshalWithParams(v, params))(t) }
+	coded := func(v any, params string) []byte { return must.Get(asn1.MarshalWithParams(v, params))(t) }
 	inner := func(b []byte) asn1.RawValue { return asn1.RawValue{Class: 2, Tag: 0, IsCompound: true, Bytes: b} }
 	algorithm := pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 2, 1}}
 	is := indirectData{Data: asn1.RawValue{FullBytes: coded([]int{1}, "")}}
@@ -276,11 +274,11 @@ func (s signer) sign(t *testing.T, sum string, content func([]byte) []byte) stri
 	is.Digest.Digest, _ = hex.DecodeString(sum)
 	body := coded(is, "")
 	var raw asn1.RawValue
-	must(asn1.Unmarshal(body, &raw))(t)
+	must.Get(asn1.Unmarshal(body, &raw))(t)
 	digest := sha256.Sum256(content(raw.Bytes))
 	attributes := coded([]attribute{{messageDigest, asn1.RawValue{FullBytes: coded([][]byte{digest[:]}, "set")}}}, "set")
 	hashed := sha256.Sum256(attributes)
-	signature := must(s.key.Sign(rand.Reader, hashed[:], crypto.SHA256))(t)
+	signature := must.Get(s.key.Sign(rand.Reader, hashed[:], crypto.SHA256))(t)
 	attributes[0] = 0xa0
 	empty := asn1.RawValue{FullBytes: coded([]int{}, "set")}
 	signed := coded(signedData{
@@ -298,7 +296,7 @@ func (s signer) sign(t *testing.T, sum string, content func([]byte) []byte) stri
 func TestNotSigned(t *testing.T) {
 	t.Parallel()
 	ours, theirs := newSigner(t), newSigner(t)
-	sum := must(programSum(program("code", "", 0)))(t)
+	sum := must.Get(programSum(program("code", "", 0)))(t)
 	as := func(b []byte) []byte { return b }
 	forged := ours
 	forged.key = theirs.key
@@ -309,7 +307,7 @@ func TestNotSigned(t *testing.T) {
 		program *io.SectionReader
 		want    string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"signed":                     {program("code", good, 0), ""},
 		"not signed":                 {program("code", "", 0), "it is not signed"},
 		"other content":              {program("edoc", good, 0), "its signature is for other content"},

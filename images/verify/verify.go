@@ -3,12 +3,10 @@
 package verify
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,40 +58,37 @@ func (v *Verifier) Close() error {
 	return err
 }
 
-// abandonedAfter is the age from which a temporary directory can only be left from a killed run.
-const abandonedAfter = 24 * time.Hour
-
-const scratchPattern = ".verify-*"
+// AbandonedAfter is the age from which a temporary directory can only be left from a killed run.
+const AbandonedAfter = 24 * time.Hour
 
 // temp returns a new directory for temporary files.
-func (v *Verifier) temp() (string, error) {
+func (v *Verifier) temp() (dir string, err error) {
 	if v.scratch == "" {
-		if err := os.MkdirAll(v.parent, 0o700); err != nil {
-			return "", fmt.Errorf("make a directory to verify in: %w", err)
+		if err = os.MkdirAll(v.parent, 0o700); err == nil {
+			Sweep(v.parent, ".verify-*", AbandonedAfter, os.RemoveAll)
+			v.scratch, err = os.MkdirTemp(v.parent, ".verify-*")
 		}
-		sweepScratch(v.parent)
-		dir, err := os.MkdirTemp(v.parent, scratchPattern)
-		if err != nil {
-			return "", fmt.Errorf("make a directory to verify in: %w", err)
-		}
-		v.scratch = dir
 	}
-	dir, err := os.MkdirTemp(v.scratch, "")
+	if err == nil {
+		dir, err = os.MkdirTemp(v.scratch, "")
+	}
 	if err != nil {
 		return "", fmt.Errorf("make a directory to verify in: %w", err)
 	}
 	return dir, nil
 }
 
-// sweepScratch removes the directories that killed runs left long ago.
-func sweepScratch(parent string) {
-	left, err := filepath.Glob(filepath.Join(parent, scratchPattern))
+// Sweep removes what killed runs left in a directory long ago, under names that match a pattern. Anything younger than
+// olderThan may belong to another process.
+func Sweep(dir, pattern string, olderThan time.Duration, remove func(path string) error) {
+	left, err := os.ReadDir(dir)
 	if err != nil {
-		return // only a malformed pattern can cause that
+		return // a directory that cannot be listed only costs space
 	}
-	for _, dir := range left {
-		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > abandonedAfter {
-			_ = os.RemoveAll(dir) // a directory that cannot be removed only costs space
+	for _, e := range left {
+		ours, _ := filepath.Match(pattern, e.Name()) // only a malformed pattern is an error
+		if info, err := e.Info(); ours && err == nil && time.Since(info.ModTime()) > olderThan {
+			_ = remove(filepath.Join(dir, e.Name())) // a file that cannot be removed only costs space
 		}
 	}
 }
@@ -331,10 +326,7 @@ func (v *Verifier) Disk(ctx context.Context, lock schematics.Lock, e schematics.
 // besideUKI compares the other files of the EFI system partition. A disk image for
 // Secure Boot brings keys that systemd-boot enrols: those of the locked certificate.
 func (w *wanted) besideUKI(name string, esp *bootimage.ESP) (mismatches []error, err error) {
-	odd := slices.Clone(esp.Odd)
-	if !w.lock.SecureBoot {
-		odd = append(odd, esp.Keys...)
-	} else if len(esp.Keys) > 0 {
+	if w.lock.SecureBoot && len(esp.Keys) > 0 {
 		enrolled, err := esp.Enrolled()
 		if err != nil {
 			return nil, unreadable(name, err)
@@ -344,10 +336,20 @@ func (w *wanted) besideUKI(name string, esp *bootimage.ESP) (mismatches []error,
 				name, shortSum(w.lock.SecureBootKey), firstFew(enrolled)))
 		}
 	}
-	if len(odd) > 0 {
-		mismatches = append(mismatches, mismatch(Bootloader, "%s: it has unexpected files beside its boot loader: %s", name, firstFew(odd)))
+	return append(mismatches, w.oddFiles(name, *esp)...), nil
+}
+
+// oddFiles reports what is on an EFI system partition beside the boot loader and its UKI. Keys belong there only for
+// Secure Boot.
+func (w *wanted) oddFiles(name string, esp bootimage.ESP) []error {
+	odd := slices.Clone(esp.Odd)
+	if !w.lock.SecureBoot {
+		odd = append(odd, esp.Keys...)
 	}
-	return mismatches, nil
+	if len(odd) == 0 {
+		return nil
+	}
+	return []error{mismatch(Bootloader, "%s: it has unexpected files beside its boot loader: %s", name, firstFew(odd))}
 }
 
 // metaValues compares META with the schematic's values. The last value of a key counts. Values may be secrets, so
@@ -363,23 +365,14 @@ func (w *wanted) metaValues(name string, disk *diskimage.Image) []error {
 	for _, m := range disk.Meta {
 		got[m.Key] = m.Value
 	}
-	if maps.Equal(got, want) {
-		return nil
-	}
-	var differ []string
-	all := maps.Clone(want)
-	maps.Copy(all, got)
-	for _, key := range slices.SortedFunc(maps.Keys(all), cmp.Compare[uint8]) {
-		value, wanted := want[key]
-		is, there := got[key]
-		switch {
-		case !there:
-			differ = append(differ, fmt.Sprintf("%#x is missing", key))
-		case !wanted:
-			differ = append(differ, fmt.Sprintf("%#x is not the schematic's", key))
-		case value != is:
-			differ = append(differ, fmt.Sprintf("%#x has another value", key))
+	differ := differences(want, got, "%#x", "is not the schematic's", func(want, got string) string {
+		if want != got {
+			return "has another value"
 		}
+		return ""
+	})
+	if len(differ) == 0 {
+		return nil
 	}
 	return []error{mismatch(OtherConfig, "%s: other META values than locked: %s", name, strings.Join(differ, "; "))}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/recast-sh/recast/internal/bootimage"
 	"github.com/recast-sh/recast/internal/heap"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
@@ -48,10 +49,10 @@ func TestReadInitrdMemory(t *testing.T) {
 // readLarge reads the initramfs from the file and returns the peak heap size, in MiB.
 func readLarge(t testing.TB, path string) float64 {
 	t.Helper()
-	f := must(os.Open(path))(t)
+	f := must.Get(os.Open(path))(t)
 	defer f.Close()
 	var got bootimage.Initrd
-	peak := heap.Peak(t.Context(), func() { got = must(bootimage.ReadInitrd(f, t.TempDir()))(t) })
+	peak := heap.Peak(t.Context(), func() { got = must.Get(bootimage.ReadInitrd(f, t.TempDir()))(t) })
 	if large := got.Extensions[0].Files["/large"]; large.SizeBytes != largeImageBytes {
 		t.Fatalf("files = %v", got.Extensions[0].Files)
 	}
@@ -62,7 +63,7 @@ func readLarge(t testing.TB, path string) float64 {
 func largeInitrd(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "initramfs.xz")
-	f := must(os.Create(path))(t)
+	f := must.Get(os.Create(path))(t)
 	noise := rand.NewChaCha8([32]byte{})
 	image := largeSquashfs()
 	size := len(image.head) + largeImageBytes + len(image.tail)
@@ -79,7 +80,7 @@ func largeInitrd(t testing.TB) string {
 		}),
 		f.Close(),
 	)
-	noError(t, err)
+	must.Do(t, err)
 	return path
 }
 

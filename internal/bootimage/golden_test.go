@@ -14,9 +14,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/klauspost/compress/zstd"
 	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // goldens were made by the programs that imager calls: see make.sh there.
@@ -24,16 +24,14 @@ const goldens = "../../testdata/bootimages"
 
 func golden(t testing.TB, name string) []byte {
 	t.Helper()
-	b := must(os.ReadFile(filepath.Join(goldens, name)))(t)
-	return b
+	return must.Get(os.ReadFile(filepath.Join(goldens, name)))(t)
 }
 
 func goldenISO(t testing.TB, name string) []byte {
 	t.Helper()
-	d := must(zstd.NewReader(nil))(t)
+	d := must.Get(zstd.NewReader(nil))(t)
 	defer d.Close()
-	b := must(d.DecodeAll(golden(t, name+".iso.zst"), nil))(t)
-	return b
+	return must.Get(d.DecodeAll(golden(t, name+".iso.zst"), nil))(t)
 }
 
 func file(mode fs.FileMode, content string) bootimage.File {
@@ -102,10 +100,10 @@ func TestReadInitrd(t *testing.T) {
 			t.Parallel()
 			b := golden(t, name)
 			scratch := t.TempDir()
-			got := must(bootimage.ReadInitrd(bytes.NewReader(b), scratch))(t)
+			got := must.Get(bootimage.ReadInitrd(bytes.NewReader(b), scratch))(t)
 			want := wantInitrd()
 			want.BaseSHA256 = baseSum(t, base)
-			same(t, "initramfs", want, got)
+			must.Equal(t, "initramfs", want, got)
 			if left, err := os.ReadDir(scratch); err != nil || len(left) > 0 {
 				t.Errorf("temporary files are left: %v, %v", left, err)
 			}
@@ -123,7 +121,7 @@ func TestOpenISO(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := goldenISO(t, name)
-			iso := must(bootimage.OpenISO(bytes.NewReader(b), int64(len(b))))(t)
+			iso := must.Get(bootimage.OpenISO(bytes.NewReader(b), int64(len(b))))(t)
 			if got := (iso.UKI != nil); got != tt.uki {
 				t.Fatalf("UKI = %v", iso.UKI)
 			}
@@ -133,12 +131,12 @@ func TestOpenISO(t *testing.T) {
 			if iso.UKI != nil {
 				got := bootimage.UKI{Arch: iso.UKI.Arch, Talos: iso.UKI.Talos, Uname: iso.UKI.Uname, Cmdline: iso.UKI.Cmdline}
 				want := bootimage.UKI{Arch: "amd64", Talos: "v1.13.9", Uname: "6.18.0-talos", Cmdline: cmdline}
-				same(t, "UKI", want, got)
+				must.Equal(t, "UKI", want, got)
 				requireSame(t, "kernel", iso.UKI.Kernel, []byte("kernel of Linux\n"))
 				requireSame(t, "initrd", iso.UKI.Initrd, golden(t, "initramfs.zst"))
 			}
 			if iso.GRUB != nil {
-				same(t, "command line", cmdline, iso.GRUB.Cmdline)
+				must.Equal(t, "command line", cmdline, iso.GRUB.Cmdline)
 				requireSame(t, "GRUB's kernel", iso.GRUB.Kernel, []byte("kernel of Linux\n"))
 				requireSame(t, "GRUB's initrd", iso.GRUB.Initrd, golden(t, "initramfs.zst"))
 			}
@@ -148,7 +146,7 @@ func TestOpenISO(t *testing.T) {
 
 func requireSame(t *testing.T, what string, r io.Reader, want []byte) {
 	t.Helper()
-	got := must(io.ReadAll(r))(t)
+	got := must.Get(io.ReadAll(r))(t)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s: %d bytes, not the %d expected", what, len(got), len(want))
 	}
@@ -190,16 +188,15 @@ func cpio(entries ...entry) []byte {
 // packed is one zstd frame.
 func packed(t testing.TB, b []byte) []byte {
 	t.Helper()
-	w := must(zstd.NewWriter(nil))(t)
+	w := must.Get(zstd.NewWriter(nil))(t)
 	return w.EncodeAll(b, nil)
 }
 
 func unpacked(t testing.TB, b []byte) []byte {
 	t.Helper()
-	d := must(zstd.NewReader(nil))(t)
+	d := must.Get(zstd.NewReader(nil))(t)
 	defer d.Close()
-	content := must(d.DecodeAll(b, nil))(t)
-	return content
+	return must.Get(d.DecodeAll(b, nil))(t)
 }
 
 func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
@@ -221,7 +218,7 @@ func portable(t testing.TB, machine uint16, sections ...section) []byte {
 	out.Write(head)
 	out.WriteString("PE\x00\x00")
 	write := func(v any) {
-		noError(t, binary.Write(&out, binary.LittleEndian, v))
+		must.Do(t, binary.Write(&out, binary.LittleEndian, v))
 	}
 	write(pe.FileHeader{Machine: machine, NumberOfSections: uint16(len(sections)), SizeOfOptionalHeader: 240})
 	write(pe.OptionalHeader64{Magic: 0x20b, NumberOfRvaAndSizes: 16})
@@ -243,39 +240,4 @@ func portable(t testing.TB, machine uint16, sections ...section) []byte {
 	}
 	out.Write(make([]byte, header-out.Len()))
 	return append(out.Bytes(), content.Bytes()...)
-}
-
-// must returns v, or ends the test with the error.
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		noError(t, err)
-		return v
-	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// same compares what came with what is wanted.
-func same(t testing.TB, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-// each runs a test for every case, all at once.
-func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
-	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, tc)
-		})
-	}
 }

@@ -17,6 +17,7 @@ import (
 	"testing/iotest"
 
 	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func read(t testing.TB, parts ...[]byte) (bootimage.Initrd, error) {
@@ -33,7 +34,7 @@ func TestInitrdMembers(t *testing.T) {
 		parts [][]byte
 		want  bootimage.Tree
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"Talos' own part alone":       {[][]byte{base}, bootimage.Tree{}},
 		"one member":                  {[][]byte{base, packed(t, cpio(a, b))}, loose},
 		"two members":                 {[][]byte{base, packed(t, cpio(a)), packed(t, cpio(b))}, loose},
@@ -48,11 +49,9 @@ func TestInitrdMembers(t *testing.T) {
 		"modes":                       {[][]byte{base, packed(t, cpio(entry{name: "a", mode: 0o104755}))}, bootimage.Tree{"/a": file(0o755|fs.ModeSetuid, "")}},
 		"a link out of the directory": {[][]byte{base, packed(t, cpio(entry{name: "a", mode: 0o120777, content: "../../b"}))}, bootimage.Tree{"/a": link("../../b")}},
 	}, func(t *testing.T, tt row) {
-		got := must(read(t, tt.parts...))(t)
-		same(t, "loose files", tt.want, got.Loose)
-		if want := file(0, string(base)).SHA256; got.BaseSHA256 != want {
-			t.Errorf("base = %s, want %s", got.BaseSHA256, want)
-		}
+		got := must.Get(read(t, tt.parts...))(t)
+		must.Equal(t, "loose files", tt.want, got.Loose)
+		must.Equal(t, "base", file(0, string(base)).SHA256, got.BaseSHA256)
 	})
 }
 
@@ -60,10 +59,8 @@ func gzipped(t *testing.T, b []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	w := gzip.NewWriter(&out)
-	if _, err := w.Write(b); err != nil {
-		t.Fatal(err)
-	}
-	noError(t, w.Close())
+	must.Get(w.Write(b))(t)
+	must.Do(t, w.Close())
 	return out.Bytes()
 }
 
@@ -78,7 +75,7 @@ func TestInitrdRefused(t *testing.T) {
 		added []byte
 		want  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"a device":                   {cpio(entry{name: "dev/sda", mode: 0o60600}), "/dev/sda is neither"},
 		"a path out of it":           {cpio(entry{name: "../etc/passwd"}), "leads out"},
 		"a path out of it, later":    {cpio(entry{name: "a/../../b"}), "leads out"},
@@ -113,7 +110,7 @@ func TestInitrdSequenceRefused(t *testing.T) {
 		b    []byte
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing":                    {nil, "no compressed archive"},
 		"nothing compressed":         {cpio(entry{name: "a"}), "no compressed archive"},
 		"text":                       {join(base, []byte("text")), "neither a cpio archive"},
@@ -172,18 +169,16 @@ func TestBaseDamage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := golden(t, name)
-			got := must(whole(b))(t)
+			got := must.Get(whole(b))(t)
 			want := wantInitrd()
 			want.BaseSHA256 = baseSum(t, base)
-			same(t, "initramfs", want, got)
+			must.Equal(t, "initramfs", want, got)
 		})
 	}
 	entries := []entry{{name: ".", mode: 0o40755}, {name: "./init", content: "init"}, {name: "rootfs.sqsh", content: strings.Repeat("one two three ", 300)}}
 	plain := cpio(entries...)
 	base := packed(t, plain)
-	if _, err := whole(base); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(whole(base))(t)
 	harmless := 0 // bits without meaning: the unpacked content is the same
 	for i := range base {
 		bad := bytes.Clone(base)
@@ -248,9 +243,9 @@ func TestScratch(t *testing.T) {
 	image := string(golden(t, "selinux.sqsh")) + strings.Repeat("\x00", 2<<20)
 	b := join(packed(t, cpio(entry{name: "init"})), packed(t, cpio(entry{name: "0.sqsh", content: image}, entry{name: "extensions.yaml", content: oneLayer})))
 	scratch := t.TempDir()
-	got := must(bootimage.ReadInitrd(bytes.NewReader(b), scratch))(t)
+	got := must.Get(bootimage.ReadInitrd(bytes.NewReader(b), scratch))(t)
 	want := []bootimage.Extension{{Image: "0.sqsh", Name: "x", Version: "v1", Files: bootimage.Tree{"/usr/local/bin/tool": file(0o644, "x\n")}}}
-	same(t, "extensions", want, got.Extensions)
+	must.Equal(t, "extensions", want, got.Extensions)
 	if left, err := os.ReadDir(scratch); err != nil || len(left) > 0 {
 		t.Errorf("temporary files are left: %v, %v", left, err)
 	}
@@ -310,12 +305,10 @@ func tarred(t testing.TB, headers ...tar.Header) []byte {
 		if h.Mode == 0 {
 			h.Mode = 0o644
 		}
-		noError(t, w.WriteHeader(&h))
-		if _, err := w.Write([]byte(content)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.WriteHeader(&h))
+		must.Get(w.Write([]byte(content)))(t)
 	}
-	noError(t, w.Close())
+	must.Do(t, w.Close())
 	return b.Bytes()
 }
 
@@ -329,7 +322,7 @@ func TestReadExtension(t *testing.T) {
 		tar.Header{Typeflag: tar.TypeLink, Name: "./rootfs/usr/hard", Linkname: "rootfs/usr/tool"},
 		tar.Header{Typeflag: tar.TypeSymlink, Name: "/rootfs/usr/soft", Mode: 0o644, Linkname: "../tool"},
 	)
-	got := must(bootimage.ReadExtension(bytes.NewReader(append(b, make([]byte, 4096)...))))(t)
+	got := must.Get(bootimage.ReadExtension(bytes.NewReader(append(b, make([]byte, 4096)...))))(t)
 	hard := file(0o755|fs.ModeSetuid, "tool")
 	hard.HardLink, hard.LinkMode = true, 0o644
 	want := bootimage.Extension{
@@ -338,7 +331,7 @@ func TestReadExtension(t *testing.T) {
 			"/usr/tool": file(0o755|fs.ModeSetuid, "tool"), "/usr/hard": hard, "/usr/soft": link("../tool"),
 		},
 	}
-	same(t, "extension", want, got)
+	must.Equal(t, "extension", want, got)
 }
 
 func TestExtensionRefused(t *testing.T) {
@@ -352,7 +345,7 @@ func TestExtensionRefused(t *testing.T) {
 		headers []tar.Header
 		want    string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing":               {nil, "no /manifest.yaml"},
 		"no manifest":           {[]tar.Header{file("rootfs/a")}, "no /manifest.yaml"},
 		"two manifests":         {[]tar.Header{m, m}, "has to be one file"},
@@ -408,10 +401,10 @@ func TestRealSquashfs(t *testing.T) {
 			if text, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, text)
 			}
-			image := must(os.ReadFile(out))(t)
+			image := must.Get(os.ReadFile(out))(t)
 			added := cpio(entry{name: "0.sqsh", content: string(image)}, entry{name: "extensions.yaml", content: oneLayer})
-			got := must(read(t, packed(t, cpio(entry{name: "init"})), packed(t, added)))(t)
-			same(t, "files", want, got.Extensions[0].Files)
+			got := must.Get(read(t, packed(t, cpio(entry{name: "init"})), packed(t, added)))(t)
+			must.Equal(t, "files", want, got.Extensions[0].Files)
 		})
 	}
 }
@@ -423,7 +416,7 @@ func manyFiles(t *testing.T, dir string) bootimage.Tree {
 	random := rand.New(rand.NewPCG(1, 2))
 	add := func(name, content string, mode fs.FileMode) {
 		path := filepath.Join(dir, name)
-		noError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600), os.Chmod(path, mode)))
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600), os.Chmod(path, mode)))
 		tree["/"+name] = file(mode, content)
 	}
 	for n := range 2500 {
@@ -438,7 +431,7 @@ func manyFiles(t *testing.T, dir string) bootimage.Tree {
 	add("usr/lib/exact", string(noise[:1<<20]), 0o644)
 	add("usr/lib/zeros", strings.Repeat("\x00", 2<<20)+"x", 0o644)
 	add("usr/lib/none", "", 0o644)
-	noError(t, os.Symlink("../lib/"+strings.Repeat("x", 200), filepath.Join(dir, "usr/link")))
+	must.Do(t, os.Symlink("../lib/"+strings.Repeat("x", 200), filepath.Join(dir, "usr/link")))
 	tree["/usr/link"] = link("../lib/" + strings.Repeat("x", 200))
 	return tree
 }

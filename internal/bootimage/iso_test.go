@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func openISO(b []byte) (*bootimage.ISO, error) {
@@ -112,7 +113,7 @@ func TestESP(t *testing.T) {
 		"as imager makes it": {uefi, nil},
 		"another file":       {renamed(uefi, "random-seed", "random.efi!"), []string{"loader/random.efi!"}},
 	} {
-		iso := must(openISO(tt.b))(t)
+		iso := must.Get(openISO(tt.b))(t)
 		if !slices.Equal(iso.Odd, tt.odd) || iso.Keys != nil || iso.Certificate != "" {
 			t.Errorf("%s: odd %q, keys %q, certificate %q", name, iso.Odd, iso.Keys, iso.Certificate)
 		}
@@ -154,7 +155,7 @@ func TestRealGRUB(t *testing.T) {
 	const config = "set default=0\nmenuentry \"Talos ISO\" {\n\tlinux /boot/vmlinuz talos.platform=metal\n\tinitrd /boot/initramfs.xz\n}\n"
 	for name, content := range map[string]string{"vmlinuz": "kernel", "initramfs.xz": "initramfs", "grub/grub.cfg": config} {
 		path := filepath.Join(dir, "tree", "boot", name)
-		noError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)))
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)))
 	}
 	cmd := exec.CommandContext(t.Context(), "grub-mkrescue", "--compress=xz", "--output=talos.iso", "--directory=/usr/lib/grub/i386-pc",
 		"tree", "-iso-level", "3", "--", "-volid", "TALOS_V1_13_9")
@@ -165,8 +166,8 @@ func TestRealGRUB(t *testing.T) {
 		}
 		t.Fatalf("%v\n%s", err, out)
 	}
-	b := must(os.ReadFile(filepath.Join(dir, "talos.iso")))(t)
-	iso := must(openISO(b))(t)
+	b := must.Get(os.ReadFile(filepath.Join(dir, "talos.iso")))(t)
+	iso := must.Get(openISO(b))(t)
 	if iso.UKI != nil || iso.GRUB == nil || iso.GRUB.Cmdline != "talos.platform=metal" {
 		t.Fatalf("ISO = %+v", iso)
 	}
@@ -191,7 +192,7 @@ func TestOpenUKI(t *testing.T) {
 		add     []section
 		want    bootimage.UKI
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"plain": {want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet"}},
 		"arm64": {machine: pe.IMAGE_FILE_MACHINE_ARM64, want: bootimage.UKI{Arch: "arm64", Cmdline: "console=ttyS0 quiet"}},
 		"uname": {add: []section{{name: ".uname", content: "6.18.0-talos\n"}}, want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet", Uname: "6.18.0-talos"}},
@@ -214,13 +215,13 @@ func TestOpenUKI(t *testing.T) {
 			machine = tt.machine
 		}
 		b := portable(t, machine, append(sections(), tt.add...)...)
-		u := must(bootimage.OpenUKI(bytes.NewReader(b), int64(len(b))))(t)
+		u := must.Get(bootimage.OpenUKI(bytes.NewReader(b), int64(len(b))))(t)
 		requireSame(t, "kernel", u.Kernel, []byte("kernel"))
 		requireSame(t, "initrd", u.Initrd, []byte("initrd"))
 		got := *u
 		got.Kernel, got.Initrd, got.File, got.Stub = nil, nil, nil, ""
 		tt.want.Talos = "v1.13.9"
-		same(t, "UKI", tt.want, got)
+		must.Equal(t, "UKI", tt.want, got)
 	})
 }
 
@@ -234,7 +235,7 @@ func TestUKIRefused(t *testing.T) {
 		b    []byte
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing":                {nil, "EOF"},
 		"no PE":                  {make([]byte, 4096), "no PE file"},
 		"symbols":                {symbols(portable(t, amd64, sections()...)), "table of symbols"},
@@ -280,7 +281,7 @@ func TestStub(t *testing.T) {
 	t.Parallel()
 	stub := func(machine uint16, sections ...section) string {
 		b := portable(t, machine, sections...)
-		u := must(bootimage.OpenUKI(bytes.NewReader(b), int64(len(b))))(t)
+		u := must.Get(bootimage.OpenUKI(bytes.NewReader(b), int64(len(b))))(t)
 		return u.Stub
 	}
 	const amd64 = pe.IMAGE_FILE_MACHINE_AMD64
@@ -302,6 +303,6 @@ func TestStub(t *testing.T) {
 		"more code":          {stub(amd64, append(sections(), section{name: ".more", content: "\xc3"})...), false},
 		"another machine":    {stub(pe.IMAGE_FILE_MACHINE_ARM64, sections()...), false},
 	} {
-		same(t, name+": the same stub", tt.same, tt.got == want)
+		must.Equal(t, name+": the same stub", tt.same, tt.got == want)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/qcow2"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
@@ -25,13 +26,6 @@ const (
 	firstPart = 2048 * sector
 	mib       = 1 << 20
 )
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 func talos(t testing.TB) artefact.Image {
 	t.Helper()
@@ -44,25 +38,21 @@ func talos(t testing.TB) artefact.Image {
 
 func image(t testing.TB, form artefact.DiskForm) []byte {
 	t.Helper()
-	b, err := artefact.DiskImage(talos(t), form)
-	must(t, err)
+	b := must.Get(artefact.DiskImage(talos(t), form))(t)
 	return b
 }
 
 // raw is the disk in a qcow2 file.
 func raw(t testing.TB, b []byte) []byte {
 	t.Helper()
-	d, err := qcow2.Open(bytes.NewReader(b), int64(len(b)))
-	must(t, err)
-	disk, err := io.ReadAll(io.NewSectionReader(d, 0, d.Size()))
-	must(t, err)
+	d := must.Get(qcow2.Open(bytes.NewReader(b), int64(len(b))))(t)
+	disk := must.Get(io.ReadAll(io.NewSectionReader(d, 0, d.Size())))(t)
 	return disk
 }
 
 func packed(t testing.TB, disk []byte) []byte {
 	t.Helper()
-	b, err := artefact.QCOW2(disk, artefact.Plain)
-	must(t, err)
+	b := must.Get(artefact.QCOW2(disk, artefact.Plain))(t)
 	return b
 }
 
@@ -86,13 +76,11 @@ func TestOpen(t *testing.T) {
 		"compressed, zstd":  {artefact.DiskForm{By: artefact.Zstd}, nil},
 		"only META of GRUB": {artefact.DiskForm{BIOS: true}, dual[2:]},
 	}
-	want, err := artefact.UKI(talos(t))
-	must(t, err)
+	want := must.Get(artefact.UKI(talos(t)))(t)
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := open(image(t, test.form))
-			must(t, err)
+			got := must.Get(open(image(t, test.form)))(t)
 			if diff := cmp.Diff(test.meta, got.Meta); diff != "" || got.BIOS != test.form.BIOS || got.SizeBytes%mib != 0 {
 				t.Errorf("BIOS %t, %d bytes, META (-want +got):\n%s", got.BIOS, got.SizeBytes, diff)
 			}

@@ -18,13 +18,14 @@ import (
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // agents registers a schematic and returns the request for its ISO.
 func (s *site) agents(t *testing.T) images.ISORequest {
 	t.Helper()
 	id, _, err := s.client.Register(t.Context(), "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent]}}\n")
-	noError(t, err)
+	must.Do(t, err)
 	return images.ISORequest{SchematicID: id, Talos: talos, Platform: "nocloud", Arch: "amd64"}
 }
 
@@ -51,20 +52,17 @@ const (
 	off   = "the download broke off after 0 MiB "
 )
 
-// isoTroubles are troubles on the way to an ISO that is downloaded in the end, and what the user is told.
-func isoTroubles() map[string]struct {
+// isoTrouble is what goes wrong on the way to an ISO that is downloaded in the end, and what the user is told.
+type isoTrouble struct {
 	troubles []factoryapi.Trouble
 	notes    []string
 	took     time.Duration
-} {
+}
+
+func isoTroubles() map[string]isoTrouble {
 	again := func(what, wait, n string) string { return what + ", trying again in " + wait + " (" + n + ")" }
 	const failing, unknown = "the factory answered 500 Internal Server Error", "the factory answered 404 Not Found"
-	type row = struct {
-		troubles []factoryapi.Trouble
-		notes    []string
-		took     time.Duration
-	}
-	return map[string]row{
+	return map[string]isoTrouble{
 		"none":                {nil, nil, 0},
 		"a cut":               {[]factoryapi.Trouble{factoryapi.Cut(cutAt)}, []string{off + first}, time.Second},
 		"a cut at the start":  {[]factoryapi.Trouble{factoryapi.Cut(0)}, []string{off + first}, time.Second},
@@ -101,37 +99,30 @@ func isoTroubles() map[string]struct {
 // TestISOTrouble: whatever happens, the bytes are those of an undisturbed download, and the factory builds them once.
 func TestISOTrouble(t *testing.T) {
 	t.Parallel()
-	for name, tc := range isoTroubles() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				req := s.agents(t)
-				want, err := s.fetch(t.Context(), req)
-				if err != nil || len(want) <= 2*cutAt {
-					t.Fatal(len(want), err)
-				}
-				for _, trouble := range tc.troubles {
-					s.factory.Strike(1, "/image/", trouble)
-				}
-				start := time.Now()
-				got, err := s.fetch(t.Context(), req)
-				if err != nil || !bytes.Equal(got, want) {
-					t.Errorf("%d bytes, want %d; %v", len(got), len(want), err)
-				}
-				if took := time.Since(start); took != tc.took {
-					t.Errorf("took %s, want %s", took, tc.took)
-				}
-				s.said(t, tc.notes, nil, "", "")
-				s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
-			})
-		})
-	}
+	eachInBubble(t, isoTroubles(), func(t *testing.T, tc isoTrouble) {
+		s := newSite(t)
+		req := s.agents(t)
+		want, err := s.fetch(t.Context(), req)
+		if err != nil || len(want) <= 2*cutAt {
+			t.Fatal(len(want), err)
+		}
+		for _, trouble := range tc.troubles {
+			s.factory.Strike(1, "/image/", trouble)
+		}
+		start := time.Now()
+		got, err := s.fetch(t.Context(), req)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%d bytes, want %d; %v", len(got), len(want), err)
+		}
+		must.Equal(t, "took", tc.took, time.Since(start))
+		s.said(t, tc.notes, nil, "", "")
+		s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
+	})
 }
 
 func (s *site) built(t *testing.T, want ...string) {
 	t.Helper()
-	same(t, "built", want, s.factory.Built())
+	must.Equal(t, "built", want, s.factory.Built())
 }
 
 // TestSlowBuild: a build that takes ten minutes, seen directly and through a proxy that waits for one.
@@ -145,9 +136,7 @@ func TestSlowBuild(t *testing.T) {
 			s.factory.Strike(100, "/image/", s.factory.Impatient(time.Minute))
 		}
 		start := time.Now()
-		if _, err := s.fetch(t.Context(), req); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.fetch(t.Context(), req))(t)
 		if took := time.Since(start); took < 10*time.Minute || took > 11*time.Minute {
 			t.Errorf("took %s", took)
 		}
@@ -196,19 +185,13 @@ func TestISOFails(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		s := newSite(t)
 		req := s.agents(t)
-		if _, err := s.fetch(t.Context(), req); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.fetch(t.Context(), req))(t)
 		s.factory.Strike(100, "/image/", tc.trouble)
 		start := time.Now()
 		_, err := s.fetch(t.Context(), req)
-		if err == nil || !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("error\n got %v\nwant %s", err, tc.err)
-		}
-		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
-		if took := time.Since(start); took != tc.took {
-			t.Errorf("took %s, want %s", took, tc.took)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), tc.err)
+		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+		must.Equal(t, "took", tc.took, time.Since(start))
 	})
 }
 
@@ -221,7 +204,7 @@ func TestRedirectToStore(t *testing.T) {
 		req := s.agents(t)
 		breaks := 0
 		if err := listen(t, s.network, store, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			same(t, "credentials for another host", "", r.Header.Get("Authorization")+r.Header.Get("Cookie"))
+			must.Equal(t, "credentials for another host", "", r.Header.Get("Authorization")+r.Header.Get("Cookie"))
 			switch breaks++; breaks {
 			case 1:
 				factoryapi.Cut(cutAt)(w, r, s.factory.Store())
@@ -246,7 +229,7 @@ func TestRedirectToStore(t *testing.T) {
 		}
 		const want = "image factory http://" + addr + ": redirected to " + store +
 			": 403 Forbidden: The request signature we calculated does not match the signature you provided. Check your key and signing method."
-		same(t, "error", want, err.Error())
+		must.Equal(t, "error", want, err.Error())
 	})
 }
 
@@ -265,10 +248,10 @@ func TestISOPath(t *testing.T) {
 			if err != nil || size != 0 {
 				t.Fatal(size, err)
 			}
-			noError(t, body.Close())
+			must.Do(t, body.Close())
 		}
 		want := []string{"GET /image/abc/v1.13.9/nocloud-amd64.iso", "GET /image/abc/v1.13.9/metal-arm64-secureboot.iso"}
-		same(t, "asked", want, asked)
+		must.Equal(t, "asked", want, asked)
 	})
 }
 
@@ -284,12 +267,12 @@ func TestNothingIsBuiltUnasked(t *testing.T) {
 		_, errExtensions := s.client.Extensions(ctx, talos)
 		_, errKnows := s.client.Knows(ctx, req.SchematicID)
 		_, errKey := s.client.SigningKey(ctx)
-		noError(t, errors.Join(errVersions, errBroken, errExtensions, errKnows, errKey))
+		must.Do(t, errors.Join(errVersions, errBroken, errExtensions, errKnows, errKey))
 		if s.client.ImageURL(images.BootISO, req) == "" || s.client.InstallerRepository(req) == "" {
 			t.Error("no names")
 		}
 		s.built(t)
-		noError(t, s.client.BuildInstaller(ctx, req, nil))
+		must.Do(t, s.client.BuildInstaller(ctx, req, nil))
 		s.built(t, "installer "+req.SchematicID+" v1.13.9 nocloud")
 	})
 }
@@ -301,9 +284,9 @@ func TestDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		id, _, err := s.client.Register(t.Context(), "customization: {extraKernelArgs: [recast.lock=sha256-1], meta: [{key: 12, value: x}]}\n")
-		noError(t, err)
+		must.Do(t, err)
 		req := images.ISORequest{SchematicID: id, Talos: talos, Platform: "nocloud", Arch: "amd64"}
-		want := must(s.fetchOf(t.Context(), images.DiskImage, req))(t)
+		want := must.Get(s.fetchOf(t.Context(), images.DiskImage, req))(t)
 		s.factory.Strike(1, "/image/", factoryapi.Cut(cutAt))
 		start := time.Now()
 		got, err := s.fetchOf(t.Context(), images.DiskImage, req)
@@ -312,7 +295,7 @@ func TestDisk(t *testing.T) {
 		}
 		s.said(t, []string{off + first}, nil, "", "")
 		s.built(t, "disk "+id+" v1.13.9 nocloud-amd64")
-		disk := must(diskimage.Open(bytes.NewReader(got), int64(len(got))))(t)
+		disk := must.Get(diskimage.Open(bytes.NewReader(got), int64(len(got))))(t)
 		values := []diskimage.Value{{Key: 0xc, Value: "x"}, {Key: 0x11, Value: "dual-boot"}}
 		if len(disk.Meta) != 2 || disk.Meta[0] != values[0] || disk.Meta[1] != values[1] || !disk.BIOS {
 			t.Errorf("META %v, BIOS %t", disk.Meta, disk.BIOS)
@@ -321,7 +304,7 @@ func TestDisk(t *testing.T) {
 			t.Errorf("Talos %s, arguments %q", disk.ESP.UKI.Talos, disk.ESP.UKI.Cmdline)
 		}
 		link := s.client.base.String() + "/image/" + id + "/v1.13.9/nocloud-amd64.qcow2"
-		same(t, "URL", link, s.client.ImageURL(images.DiskImage, req))
+		must.Equal(t, "URL", link, s.client.ImageURL(images.DiskImage, req))
 	})
 }
 
@@ -330,9 +313,8 @@ func TestDiskRebuilt(t *testing.T) {
 	t.Parallel()
 	d := &download{what: made[images.DiskImage].title, explain: func(err error) error { return err }}
 	err := d.differs()
-	if err == nil || err.Error() != "after the download broke off, the factory sends another disk image than before" || len(fault.Hints(err)) != 1 {
-		t.Error(err, fault.Hints(err))
-	}
+	must.Equal(t, "error", "after the download broke off, the factory sends another disk image than before", fmt.Sprint(err))
+	must.Equal(t, "hints", 1, len(fault.Hints(err)))
 }
 
 // TestISORebuiltDuringDownload: after a break the factory has other bytes, or another number of them.
@@ -352,7 +334,7 @@ func TestISORebuiltDuringDownload(t *testing.T) {
 			_, _ = io.WriteString(w, long[:300])
 		}))
 		body, _, err := c.Image(t.Context(), images.BootISO, isoRequest, nil)
-		noError(t, err)
+		must.Do(t, err)
 		got, err := io.ReadAll(body)
 		if err == nil || !strings.HasSuffix(err.Error(), "after the download broke off, the factory sends another ISO than before") || string(got) != long[:300-heldBack] {
 			t.Errorf("%d bytes, error = %v", len(got), err)
@@ -360,7 +342,7 @@ func TestISORebuiltDuringDownload(t *testing.T) {
 		if _, err := body.Read(make([]byte, 1)); err == nil {
 			t.Error("the error is gone")
 		}
-		noError(t, body.Close())
+		must.Do(t, body.Close())
 	})
 }
 
@@ -382,7 +364,7 @@ func TestUnannouncedSize(t *testing.T) {
 			_, _ = io.WriteString(w, iso[15:])
 		}))
 		body, size, err := c.Image(t.Context(), images.BootISO, isoRequest, nil)
-		noError(t, err)
+		must.Do(t, err)
 		got, err := io.ReadAll(body)
 		if err := errors.Join(err, body.Close()); err != nil || string(got) != iso || size != -1 || requests != 2 {
 			t.Errorf("%q of %d bytes after %d requests, %v", got, size, requests, err)
@@ -396,9 +378,7 @@ func TestCancelledDownload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		req := s.agents(t)
-		if _, err := s.fetch(t.Context(), req); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.fetch(t.Context(), req))(t)
 		s.factory.Strike(100, "/image/", factoryapi.Stall(cutAt))
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
@@ -419,13 +399,13 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 		s := newSite(t)
 		s.relock(t) // the factory has read its list now
 		_, is, err := s.catalog.Patch(t.Context(), talos, "qemu-guest-agent")
-		noError(t, err)
+		must.Do(t, err)
 		s.relock(t)
 		e := s.lock.Schematics["default"]
 		if _, _, err := s.client.Register(t.Context(), e.Schematic); err != nil {
 			t.Fatal(err)
 		}
-		noError(t, s.client.BuildInstaller(t.Context(), images.RequestOf(s.lock, e), nil))
+		must.Do(t, s.client.BuildInstaller(t.Context(), images.RequestOf(s.lock, e), nil))
 		s.factory.Restart()
 
 		err = s.build(t)
@@ -436,9 +416,7 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 		for _, want := range []string{
 			"build/default/verify-installer: installer: extension \"qemu-guest-agent\" ", " is not the locked one (" + is + "): 1 file differs: ",
 		} {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("error\n got %v\nwant it to hold %q", err, want)
-			}
+			must.Contain(t, "error", fmt.Sprint(err), want)
 		}
 		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "serves an installer for ever") || !strings.Contains(hints, "recast lock --rebuild") {
 			t.Errorf("hint = %q", hints)
@@ -456,7 +434,7 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 		if got := s.lock.Schematics["default"]; got.Rebuild != 1 || got.SchematicID == e.SchematicID || cmp.Diff(e.Extensions, got.Extensions) != "" {
 			t.Fatalf("locked for a rebuild: %+v", got)
 		}
-		noError(t, s.build(t))
+		must.Do(t, s.build(t))
 		s.holds(t, s.lock.Schematics["default"])
 	})
 }

@@ -46,10 +46,7 @@ type Options struct {
 }
 
 // Client talks to one Image Factory.
-type Client struct{ server }
-
-// server sends the requests that a Client's methods are made of.
-type server struct {
+type Client struct {
 	base *url.URL
 	http *http.Client
 	note func(text string)
@@ -73,7 +70,7 @@ func New(o Options) (*Client, error) {
 	if o.Wrap != nil {
 		transport = o.Wrap(transport)
 	}
-	c := &Client{server{base: base, note: o.Note}}
+	c := &Client{base: base, note: o.Note}
 	c.http = &http.Client{Transport: transport, CheckRedirect: follow}
 	if c.note == nil {
 		c.note = func(string) {}
@@ -122,25 +119,25 @@ type request struct {
 	stay         bool          // a redirect counts as success
 }
 
-func (s *server) get(path ...string) request {
-	return request{method: http.MethodGet, link: s.base.JoinPath(path...).String(), within: answerWithin}
+func (c *Client) get(path ...string) request {
+	return request{method: http.MethodGet, link: c.base.JoinPath(path...).String(), within: answerWithin}
 }
 
 // send sends a request once. Any answer but success is an error; on success the caller closes the body.
-func (s *server) send(ctx context.Context, r request) (*http.Response, error) {
+func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	ctx, w := transport.NewWatch(ctx)
 	w.Begin(r.within, &transport.Stalled{Text: fmt.Sprintf("no answer within %s", r.within)})
-	resp, err := s.do(ctx, r)
+	resp, err := c.do(ctx, r)
 	w.Pause()
 	if err != nil {
 		err = w.Explain(err)
 		w.Close()
-		return nil, s.unreachable(err)
+		return nil, c.unreachable(err)
 	}
 	resp.Body = w.Answer(resp.Body, stallAfter, errStalled)
 	if !r.answeredBy(resp) {
 		defer resp.Body.Close()
-		return nil, s.refusal(resp)
+		return nil, c.refusal(resp)
 	}
 	return resp, nil
 }
@@ -152,7 +149,7 @@ func (r request) answeredBy(resp *http.Response) bool {
 	return (resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusCreated) && !isPage(resp)
 }
 
-func (s *server) do(ctx context.Context, r request) (*http.Response, error) {
+func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, r.method, r.link, bytes.NewReader(r.body))
 	if err != nil {
 		return nil, err
@@ -164,7 +161,7 @@ func (s *server) do(ctx context.Context, r request) (*http.Response, error) {
 	if r.accept != "" {
 		req.Header.Set("Accept", r.accept)
 	}
-	via := *s.http
+	via := *c.http
 	if r.stay {
 		via.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	}
@@ -193,20 +190,20 @@ func isPage(resp *http.Response) bool {
 }
 
 // ask retries until the answer is complete or a retry is pointless.
-func (s *server) ask(ctx context.Context, r request) ([]byte, error) {
+func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
 	var answer []byte
-	err := retry(ctx, api, s.note, func() error {
-		resp, err := s.send(ctx, r)
+	err := retry(ctx, api, c.note, func() error {
+		resp, err := c.send(ctx, r)
 		if err != nil {
 			return err
 		}
 		defer resp.Body.Close()
 		answer, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes+1))
 		if err == nil && len(answer) > maxAnswerBytes {
-			return permanent{fmt.Errorf("image factory %s: the answer has more than %d MiB", s.base, maxAnswerBytes>>20)}
+			return permanent{fmt.Errorf("image factory %s: the answer has more than %d MiB", c.base, maxAnswerBytes>>20)}
 		}
 		if err != nil {
-			return s.unreachable(fmt.Errorf("%s %s: %w", r.method, withoutQuery(r.link), err))
+			return c.unreachable(fmt.Errorf("%s %s: %w", r.method, withoutQuery(r.link), err))
 		}
 		return nil
 	})
@@ -214,13 +211,13 @@ func (s *server) ask(ctx context.Context, r request) ([]byte, error) {
 }
 
 // askJSON asks and decodes the answer.
-func (s *server) askJSON(ctx context.Context, r request, into any) error {
-	answer, err := s.ask(ctx, r)
+func (c *Client) askJSON(ctx context.Context, r request, into any) error {
+	answer, err := c.ask(ctx, r)
 	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(answer, into); err != nil {
-		return s.foreign(fmt.Errorf("%s %s: the answer can't be read: %w", r.method, withoutQuery(r.link), err))
+		return c.foreign(fmt.Errorf("%s %s: the answer can't be read: %w", r.method, withoutQuery(r.link), err))
 	}
 	return nil
 }
@@ -279,13 +276,13 @@ func hasStatus(err error, status int) bool {
 }
 
 // refusal returns the error for an answer that is not a success.
-func (s *server) refusal(resp *http.Response) error {
+func (c *Client) refusal(resp *http.Response) error {
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorText))
 	if err != nil {
 		text = nil // the status says enough
 	}
-	e := &Error{Factory: s.base.String(), Status: resp.StatusCode, Message: message(text), retryAfter: retryAfter(resp)}
-	if host := resp.Request.URL.Host; host != s.base.Host {
+	e := &Error{Factory: c.base.String(), Status: resp.StatusCode, Message: message(text), retryAfter: retryAfter(resp)}
+	if host := resp.Request.URL.Host; host != c.base.Host {
 		e.Via = host
 	}
 	if resp.StatusCode < http.StatusMultipleChoices {
@@ -348,8 +345,8 @@ func message(text []byte) string {
 }
 
 // unreachable wraps an error that occurred on the way to the factory or back.
-func (s *server) unreachable(err error) error {
-	err = fmt.Errorf("image factory %s: %w", s.base, foreign.Error(err))
+func (c *Client) unreachable(err error) error {
+	err = fmt.Errorf("image factory %s: %w", c.base, foreign.Error(err))
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
@@ -360,8 +357,8 @@ func (s *server) unreachable(err error) error {
 }
 
 // foreign wraps an answer that no Image Factory gives.
-func (s *server) foreign(err error) error {
-	return fault.WithHint(fmt.Errorf("image factory %s: %w", s.base, foreign.Error(err)), "see whether images.factory in recast.yaml is an Image Factory")
+func (c *Client) foreign(err error) error {
+	return fault.WithHint(fmt.Errorf("image factory %s: %w", c.base, foreign.Error(err)), "see whether images.factory in recast.yaml is an Image Factory")
 }
 
 const (

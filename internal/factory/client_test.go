@@ -1,6 +1,7 @@
 package factory
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/json"
@@ -18,10 +19,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/schematics"
 	"github.com/siderolabs/image-factory/pkg/schematic"
@@ -33,9 +34,9 @@ const addr = "127.0.0.1:8080"
 func serve(t *testing.T, h http.Handler) *Client {
 	t.Helper()
 	n := network.Memory()
-	noError(t, listen(t, n, addr, h))
-	c := must(New(Options{URL: "http://" + addr, Transport: &http.Transport{DialContext: n.Dialer().DialContext}}))(t)
-	t.Cleanup(func() { noError(t, c.Close()) })
+	must.Do(t, listen(t, n, addr, h))
+	c := must.Get(New(Options{URL: "http://" + addr, Transport: &http.Transport{DialContext: n.Dialer().DialContext}}))(t)
+	t.Cleanup(func() { must.Do(t, c.Close()) })
 	return c
 }
 
@@ -55,16 +56,13 @@ func TestExtensions(t *testing.T) {
 			{"name":"siderolabs/odd","ref":"127.0.0.1:5000/siderolabs/odd","digest":"sha256:22"}]`))
 		mux.HandleFunc("GET /versions", answer(http.StatusOK, `["v1.13.8","v1.13.9"]`))
 		c := serve(t, mux)
-		got := must(c.Extensions(t.Context(), "v1.13.9"))(t)
+		got := must.Get(c.Extensions(t.Context(), "v1.13.9"))(t)
 		want := []schematics.OfficialExtension{
 			{Name: "siderolabs/zfs", Version: "2.3-v1", Ref: "127.0.0.1:5000/siderolabs/zfs", Digest: "sha256:11", Author: "A", Description: "D"},
 			{Name: "siderolabs/odd", Ref: "127.0.0.1:5000/siderolabs/odd", Digest: "sha256:22"},
 		}
-		same(t, "extensions", want, got)
-		versions, err := c.Versions(t.Context())
-		if diff := cmp.Diff([]string{"v1.13.8", "v1.13.9"}, versions); err != nil || diff != "" {
-			t.Errorf("versions: %v (-want +got):\n%s", err, diff)
-		}
+		must.Equal(t, "extensions", want, got)
+		must.Equal(t, "versions", []string{"v1.13.8", "v1.13.9"}, must.Get(c.Versions(t.Context()))(t))
 	})
 }
 
@@ -100,16 +98,12 @@ func TestRegister(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := serve(t, schematicStore())
-		s := must(schematics.Parse("s.yaml", []byte("customization: {extraKernelArgs: [\"yes\", \"1.10\"], systemExtensions: {officialExtensions: [siderolabs/zfs]}}\n")))(t)
-		if known, err := c.Knows(t.Context(), s.ID()); known || err != nil {
-			t.Errorf("before: known %t, %v", known, err)
-		}
+		s := must.Get(schematics.Parse("s.yaml", []byte("customization: {extraKernelArgs: [\"yes\", \"1.10\"], systemExtensions: {officialExtensions: [siderolabs/zfs]}}\n")))(t)
+		must.Equal(t, "before", false, must.Get(c.Knows(t.Context(), s.ID()))(t))
 		if id, stored, err := c.Register(t.Context(), s.Canonical()); id != s.ID() || stored != s.Canonical() || err != nil {
 			t.Errorf("ID %s, want %s; %v; stored:\n%s", id, s.ID(), err, stored)
 		}
-		if known, err := c.Knows(t.Context(), s.ID()); !known || err != nil {
-			t.Errorf("after: known %t, %v", known, err)
-		}
+		must.Equal(t, "after", true, must.Get(c.Knows(t.Context(), s.ID()))(t))
 	})
 }
 
@@ -175,11 +169,9 @@ func TestRefusals(t *testing.T) {
 		if err == nil {
 			t.Fatal("no error")
 		}
-		same(t, "error", tc.want, err.Error())
-		if kind := fault.KindOf(err); kind != tc.kind {
-			t.Errorf("kind = %v, want %v", kind, tc.kind)
-		}
-		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+		must.Equal(t, "error", tc.want, err.Error())
+		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
+		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 }
 
@@ -189,14 +181,14 @@ func TestUnreachable(t *testing.T) {
 		c, err := New(Options{URL: "https://factory.example", Transport: &http.Transport{
 			DialContext: network.Memory().Dialer().DialContext,
 		}})
-		noError(t, err)
+		must.Do(t, err)
 		_, err = c.Extensions(t.Context(), "v1.13.9")
 		if err == nil || !strings.HasPrefix(err.Error(), "image factory https://factory.example: ") {
 			t.Errorf("error = %v", err)
 		}
 		hint := "see whether images.factory in recast.yaml is right and reachable from here"
-		same(t, "hints", []string{hint}, fault.Hints(err))
-		noError(t, c.Close())
+		must.Equal(t, "hints", []string{hint}, fault.Hints(err))
+		must.Do(t, c.Close())
 	})
 }
 
@@ -211,14 +203,14 @@ func TestNewRefuses(t *testing.T) {
 
 func TestInstallerRepository(t *testing.T) {
 	t.Parallel()
-	c := must(New(Options{URL: "https://factory.talos.dev/"}))(t)
+	c := must.Get(New(Options{URL: "https://factory.talos.dev/"}))(t)
 	var got []string
 	for _, secure := range []bool{false, true} {
 		got = append(got, c.InstallerRepository(images.ISORequest{SchematicID: "abc", Talos: "v1", Platform: "nocloud", Arch: "amd64", SecureBoot: secure}))
 	}
 	want := []string{"factory.talos.dev/nocloud-installer/abc", "factory.talos.dev/nocloud-installer-secureboot/abc"}
-	same(t, "repositories", want, got)
-	noError(t, c.Close())
+	must.Equal(t, "repositories", want, got)
+	must.Do(t, c.Close())
 }
 
 func ExampleError() {
@@ -238,13 +230,13 @@ func TestCAFile(t *testing.T) {
 	s.StartTLS()
 	defer s.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	noError(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
-	trusts := must(New(Options{URL: s.URL, CAFile: ca}))(t)
+	must.Do(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
+	trusts := must.Get(New(Options{URL: s.URL, CAFile: ca}))(t)
 	defer trusts.Close()
 	if versions, err := trusts.Versions(t.Context()); err != nil || len(versions) != 1 {
 		t.Errorf("with its CA: %v, %v", versions, err)
 	}
-	other := must(New(Options{URL: s.URL}))(t)
+	other := must.Get(New(Options{URL: s.URL}))(t)
 	defer other.Close()
 	_, err := other.Versions(t.Context())
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); !ok || requests != 1 || strings.Contains(err.Error(), "times") {
@@ -275,45 +267,10 @@ func TestForeignTextIsOneLine(t *testing.T) {
 	})
 }
 
-// must returns v, or ends the test with the error.
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		noError(t, err)
-		return v
-	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// same compares what came with what is wanted.
-func same(t testing.TB, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-// each runs a test for every case, all at once.
-func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
-	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, tc)
-		})
-	}
-}
-
 // eachInBubble is each with the time of a bubble.
 func eachInBubble[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
 	t.Helper()
-	each(t, cases, func(t *testing.T, tc T) {
+	must.Each(t, cases, func(t *testing.T, tc T) {
 		synctest.Test(t, func(t *testing.T) { test(t, tc) })
 	})
 }
@@ -382,9 +339,7 @@ func TestTrouble(t *testing.T) {
 		s.factory.Strike(tc.times, "/", tc.trouble)
 		start := time.Now()
 		err := tc.ask(t.Context(), s.client)
-		if took := time.Since(start); took != tc.took {
-			t.Errorf("took %s, want %s", took, tc.took)
-		}
+		must.Equal(t, "took", tc.took, time.Since(start))
 		s.said(t, tc.notes, err, tc.err, tc.hint)
 	})
 }
@@ -392,13 +347,13 @@ func TestTrouble(t *testing.T) {
 // said compares what the user is told.
 func (s *site) said(t *testing.T, notes []string, err error, text, hint string) {
 	t.Helper()
-	same(t, "notes", notes, s.notes)
+	must.Equal(t, "notes", notes, s.notes)
 	got := ""
 	if err != nil {
 		got = err.Error()
 	}
-	same(t, "error", text, got)
-	same(t, "hint", hint, strings.Join(fault.Hints(err), "; "))
+	must.Equal(t, "error", text, got)
+	must.Equal(t, "hint", hint, strings.Join(fault.Hints(err), "; "))
 }
 
 func TestCancelEndsRetry(t *testing.T) {
@@ -420,9 +375,7 @@ func TestSilentFactory(t *testing.T) {
 		c := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 		start := time.Now()
 		_, err := c.Versions(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "no answer within 3m0s (asked 5 times)") {
-			t.Errorf("error = %v", err)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), "no answer within 3m0s (asked 5 times)")
 		if took, want := time.Since(start), attempts*answerWithin+15*time.Second; took != want {
 			t.Errorf("took %s, want %s", took, want)
 		}
@@ -480,9 +433,7 @@ func TestPages(t *testing.T) {
 		"commands for a terminal": {page(404, "text/plain", "a\x1b[2J\x07b\r\nc\n"), who + "404 Not Found: a\ufffdb c"},
 	}, func(t *testing.T, tc row) {
 		_, err := serve(t, tc.answer).Versions(t.Context())
-		if err == nil || err.Error() != tc.want {
-			t.Errorf("error\n got %v\nwant %s", err, tc.want)
-		}
+		must.Equal(t, "error", tc.want, fmt.Sprint(err))
 	})
 }
 
@@ -537,10 +488,7 @@ func TestBroken(t *testing.T) {
 			}
 			_, _ = io.WriteString(w, `["v1.13.8","v1.13.9"]`)
 		}))
-		got, err := c.Broken(t.Context())
-		if diff := cmp.Diff(tc.want, got); err != nil || diff != "" {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
+		must.Equal(t, "result", tc.want, must.Get(c.Broken(t.Context()))(t))
 	})
 }
 
@@ -568,10 +516,9 @@ func TestKeys(t *testing.T) {
 		"not for the public": {secureBoot, answer(401, ""), "", "401 Unauthorized", fault.Failed},
 	}, func(t *testing.T, tc row) {
 		got, err := tc.ask(t.Context(), serve(t, tc.answer))
-		if string(got) != tc.want || (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("%q, %v; want %q, %q", got, err, tc.want, tc.err)
-		}
-		same(t, "kind", tc.kind, fault.KindOf(err))
+		must.Equal(t, "answer", tc.want, string(got))
+		must.Contain(t, "error", fmt.Sprint(err), cmp.Or(tc.err, "<nil>"))
+		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 	})
 }
 

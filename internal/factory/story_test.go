@@ -3,6 +3,7 @@ package factory
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"os"
@@ -25,6 +26,7 @@ import (
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
@@ -56,22 +58,22 @@ func newSite(t *testing.T, with ...func(*factoryapi.Options)) *site {
 	s := &site{recorder: record.New(), network: n, cache: filepath.Join(t.TempDir(), "iso")}
 	oci := factoryapi.NewRegistry(s.recorder)
 	s.catalog = factoryapi.Catalog{Registry: registryAddr, Transport: oci.Transport()}
-	noError(t, s.catalog.Publish(t.Context(), talos, factoryapi.Official()))
+	must.Do(t, s.catalog.Publish(t.Context(), talos, factoryapi.Official()))
 	o := factoryapi.Options{
 		URL: "http://" + addr, Registry: registryAddr, Transport: oci.Transport(), Versions: []string{talos}, Recorder: s.recorder, Delay: transport.Pause,
 	}
 	for _, set := range with {
 		set(&o)
 	}
-	s.factory = must(factoryapi.New(o))(t)
-	noError(t, errors.Join(listen(t, n, addr, s.factory), listen(t, n, registryAddr, oci)))
+	s.factory = must.Get(factoryapi.New(o))(t)
+	must.Do(t, errors.Join(listen(t, n, addr, s.factory), listen(t, n, registryAddr, oci)))
 	transport := func() http.RoundTripper { return &http.Transport{DialContext: n.Dialer().DialContext} }
-	s.client = must(New(Options{URL: "http://" + addr, Transport: transport(), Note: s.note}))(t)
-	s.registry = must(registry.New(registry.Options{
+	s.client = must.Get(New(Options{URL: "http://" + addr, Transport: transport(), Note: s.note}))(t)
+	s.registry = must.Get(registry.New(registry.Options{
 		Extensions: registryAddr + "/siderolabs/extensions", Transport: transport(), Keychain: authn.NewMultiKeychain(),
 	}))(t)
 	t.Cleanup(func() {
-		noError(t, errors.Join(s.client.Close(), s.registry.Close()))
+		must.Do(t, errors.Join(s.client.Close(), s.registry.Close()))
 		s.factory.Close()
 	})
 	return s
@@ -89,7 +91,7 @@ func listen(t *testing.T, n *network.Network, at string, h http.Handler) error {
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(l) }) // ends with Close
 	t.Cleanup(func() {
-		noError(t, server.Close())
+		must.Do(t, server.Close())
 		serving.Wait()
 	})
 	return nil
@@ -106,7 +108,7 @@ func (s *site) relock(t *testing.T, rebuild ...string) ([]schematics.Warning, []
 			Rebuild: slices.Contains(rebuild, "default"),
 		}},
 	}, schematics.Sources{Catalog: s.registry, Images: s.registry, Factory: s.client})
-	noError(t, err)
+	must.Do(t, err)
 	s.lock = lock
 	return warnings, schematics.Compare(old, lock)
 }
@@ -115,7 +117,7 @@ func (s *site) build(t *testing.T) error {
 	t.Helper()
 	verifier := verify.New(s.registry, s.cache)
 	defer func() {
-		noError(t, verifier.Close())
+		must.Do(t, verifier.Close())
 	}()
 	b := images.Builder{
 		Factory: s.client, Registry: s.registry, Puller: s.registry, Verifier: verifier, Signature: images.SignaturePolicy{Mode: images.SignatureRequire},
@@ -128,9 +130,8 @@ func (s *site) build(t *testing.T) error {
 // iso reads the content of the lock's cached ISO.
 func (s *site) iso(t *testing.T) artefact.Image {
 	t.Helper()
-	data := must(os.ReadFile(filepath.Join(s.cache, s.lock.Schematics["default"].ISO.Name)))(t)
-	img := must(artefact.ReadISO(data))(t)
-	return img
+	data := must.Get(os.ReadFile(filepath.Join(s.cache, s.lock.Schematics["default"].ISO.Name)))(t)
+	return must.Get(artefact.ReadISO(data))(t)
 }
 
 // TestPatchedExtension is the story of an extension that is republished under the
@@ -142,12 +143,12 @@ func TestPatchedExtension(t *testing.T) {
 		if warnings, _ := s.relock(t); len(warnings) > 0 {
 			t.Fatal(warnings)
 		}
-		noError(t, s.build(t))
+		must.Do(t, s.build(t))
 		before := s.lock.Schematics["default"]
 		s.holds(t, before)
 
 		was, is, err := s.catalog.Patch(t.Context(), talos, "qemu-guest-agent")
-		noError(t, err)
+		must.Do(t, err)
 		warnings, changes := s.relock(t)
 		after := s.lock.Schematics["default"]
 		if before.SchematicID == after.SchematicID || before.BuildID == after.BuildID {
@@ -162,22 +163,21 @@ func TestPatchedExtension(t *testing.T) {
 
 		mutations := s.recorder.Mutations()
 		err = s.build(t)
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), was) || !strings.Contains(err.Error(), is) {
-			t.Errorf("a stale factory: %v", err)
-		}
-		same(t, "requests that changed something, though refused", mutations, s.recorder.Mutations())
+		must.Contain(t, "a stale factory", fmt.Sprint(err), was, is)
+		must.Equal(t, "kind of the error", fault.Refused, fault.KindOf(err))
+		must.Equal(t, "requests that changed something, though refused", mutations, s.recorder.Mutations())
 		builds := func(e schematics.Locked) []string {
 			return []string{"installer " + e.SchematicID + " v1.13.9 nocloud", "iso " + e.SchematicID + " v1.13.9 nocloud-amd64"}
 		}
 		s.built(t, builds(before)...)
 
 		s.factory.Restart()
-		noError(t, s.build(t))
+		must.Do(t, s.build(t))
 		s.built(t, append(builds(before), builds(after)...)...)
 		s.holds(t, s.lock.Schematics["default"])
 
 		calls := len(s.recorder.Calls())
-		noError(t, s.build(t))
+		must.Do(t, s.build(t))
 		for _, c := range s.recorder.Calls()[calls:] {
 			if c.Mutation || strings.Contains(c.Path, "/image/") {
 				t.Errorf("there is nothing to do, but %+v", c)
@@ -190,8 +190,8 @@ func TestPatchedExtension(t *testing.T) {
 // digestOf is the digest of the extension image with a boot image's content, which names none.
 func digestOf(t *testing.T, e artefact.Extension) string {
 	t.Helper()
-	idx := must(artefact.ExtensionIndex(e))(t)
-	digest := must(idx.Digest())(t)
+	idx := must.Get(artefact.ExtensionIndex(e))(t)
+	digest := must.Get(idx.Digest())(t)
 	return digest.String()
 }
 
@@ -210,7 +210,7 @@ func (s *site) holds(t *testing.T, e schematics.Locked) {
 			}
 		}
 	}
-	same(t, "extensions in the ISO", want, got)
+	must.Equal(t, "extensions in the ISO", want, got)
 	if iso.SchematicID != e.SchematicID || iso.SchematicYAML != e.Schematic || !strings.Contains(iso.Cmdline, "recast.lock="+e.LockHash) {
 		t.Errorf("schematic in the ISO: %+v", iso)
 	}
@@ -248,8 +248,8 @@ func TestExamples(t *testing.T) {
 			t.Fatal(names, err)
 		}
 		for _, name := range names {
-			data := must(fs.ReadFile(examples, name))(t)
-			parsed := must(schematics.Parse(name, data))(t)
+			data := must.Get(fs.ReadFile(examples, name))(t)
+			parsed := must.Get(schematics.Parse(name, data))(t)
 			if id, _, err := s.client.Register(t.Context(), parsed.Canonical()); err != nil || id != parsed.ID() {
 				t.Errorf("%s: the factory computes %s, recast %s; %v", name, id, parsed.ID(), err)
 			}
@@ -289,7 +289,7 @@ func TestInstallerOfSlowFactory(t *testing.T) {
 		req := s.agents(t)
 		s.factory.Slow(15 * time.Minute)
 		s.factory.Strike(tc.times, "/v2/nocloud-installer/", tc.trouble(s.factory))
-		noError(t, tc.ask(t.Context(), s, req))
+		must.Do(t, tc.ask(t.Context(), s, req))
 		s.built(t, "installer "+req.SchematicID+" v1.13.9 nocloud")
 		if len(s.notes) != tc.notes {
 			t.Errorf("%d notes, want %d: %q", len(s.notes), tc.notes, s.notes)
@@ -307,7 +307,7 @@ func TestInstallerInAnotherRegistry(t *testing.T) {
 		},
 		"for its users": answer(http.StatusUnauthorized, "authentication required"),
 	}, func(t *testing.T, answer http.HandlerFunc) {
-		noError(t, serve(t, answer).BuildInstaller(t.Context(), isoRequest, nil))
+		must.Do(t, serve(t, answer).BuildInstaller(t.Context(), isoRequest, nil))
 	})
 }
 
@@ -320,7 +320,7 @@ func TestMirroredInstaller(t *testing.T) {
 		const mirror = registryAddr + "/acme/talos"
 		s := newSite(t)
 		s.relock(t)
-		noError(t, s.build(t))
+		must.Do(t, s.build(t))
 		built := s.lock.Schematics["default"]
 		_, digest, _ := strings.Cut(built.Installer, "@")
 		signature := s.sign(t, built.SchematicID, digest)
@@ -332,13 +332,13 @@ func TestMirroredInstaller(t *testing.T) {
 			}
 			return new(step.Runner).Run(t.Context(), m.Step())
 		}
-		noError(t, run())
-		same(t, "installer", mirror+"@"+digest, s.lock.Schematics["default"].Installer)
+		must.Do(t, run())
+		must.Equal(t, "installer", mirror+"@"+digest, s.lock.Schematics["default"].Installer)
 		s.mirrorHolds(t, mirror, digest, signature, built)
 
 		s.factory.Close()
 		calls := len(s.recorder.Calls())
-		noError(t, run())
+		must.Do(t, run())
 		for _, c := range s.recorder.Calls()[calls:] {
 			if c.Mutation {
 				t.Errorf("there is nothing to do, but %+v", c)
@@ -350,18 +350,18 @@ func TestMirroredInstaller(t *testing.T) {
 // sign puts a signature where the factory keeps those of its installers.
 func (s *site) sign(t *testing.T, schematicID, digest string) (signature string) {
 	t.Helper()
-	sig := must(random.Image(64, 1))(t)
-	tag := must(name.NewTag(registryAddr + "/factory/nocloud-installer/" + schematicID + ":" + strings.Replace(digest, ":", "-", 1) + ".sig"))(t)
-	noError(t, remote.Write(tag, sig, remote.WithTransport(s.catalog.Transport)))
-	hash := must(sig.Digest())(t)
+	sig := must.Get(random.Image(64, 1))(t)
+	tag := must.Get(name.NewTag(registryAddr + "/factory/nocloud-installer/" + schematicID + ":" + strings.Replace(digest, ":", "-", 1) + ".sig"))(t)
+	must.Do(t, remote.Write(tag, sig, remote.WithTransport(s.catalog.Transport)))
+	hash := must.Get(sig.Digest())(t)
 	return hash.String()
 }
 
 // mirrorHolds reads the copy for both architectures, as nodes do, and its signature.
 func (s *site) mirrorHolds(t *testing.T, mirror, digest, signature string, e schematics.Locked) {
 	t.Helper()
-	ref := must(name.NewDigest(mirror + "@" + digest))(t)
-	index := must(remote.Index(ref, remote.WithTransport(s.catalog.Transport)))(t)
+	ref := must.Get(name.NewDigest(mirror + "@" + digest))(t)
+	index := must.Get(remote.Index(ref, remote.WithTransport(s.catalog.Transport)))(t)
 	for _, arch := range []string{"amd64", "arm64"} {
 		img, err := artefact.ReadInstaller(index, arch)
 		if err != nil || img.SchematicID != e.SchematicID {

@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -51,19 +51,18 @@ func diskJob() images.ImagerJob {
 func workDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	noError(t, os.Mkdir(filepath.Join(dir, "in"), 0o700))
+	must.Do(t, os.Mkdir(filepath.Join(dir, "in"), 0o700))
 	return dir
 }
 
 func client(t *testing.T, o Options) *Client {
 	t.Helper()
-	c := must(New(o))(t)
-	return c
+	return must.Get(New(o))(t)
 }
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	b := must(os.ReadFile(path))(t)
+	b := must.Get(os.ReadFile(path))(t)
 	return string(b)
 }
 
@@ -92,7 +91,7 @@ func TestBuildWithACommand(t *testing.T) {
 		file    string
 		profile string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"installer": {job: installerJob(), file: "installer-amd64.tar", profile: `arch: amd64
 platform: nocloud
 secureboot: false
@@ -130,15 +129,15 @@ output:
 	}, func(t *testing.T, c row) {
 		dir := workDir(t)
 		var notes []string
-		file := must(client(t, Options{Command: []string{os.Args[0], fakeArg, "good", "{out}"}}).
+		file := must.Get(client(t, Options{Command: []string{os.Args[0], fakeArg, "good", "{out}"}}).
 			Build(t.Context(), dir, c.job, func(text string) { notes = append(notes, text) }))(t)
 		if file != c.file || read(t, filepath.Join(dir, file)) != "image" {
 			t.Errorf("made %s: %q", file, read(t, filepath.Join(dir, file)))
 		}
 		got := strings.ReplaceAll(read(t, filepath.Join(dir, "profile.yaml")), dir, "OUT")
-		same(t, "profile", c.profile, got)
+		must.Equal(t, "profile", c.profile, got)
 		want := []string{"skipped pulling overlay (no overlay)", "rebuilding initramfs...", "one", "two", "initramfs ready"}
-		same(t, "notes", want, notes)
+		must.Equal(t, "notes", want, notes)
 	})
 }
 
@@ -149,7 +148,7 @@ func TestProfileWithAnOverlay(t *testing.T) {
 	job.Overlay = &images.ImagerOverlay{
 		Name: "rpi_generic", Host: images.ImagerInput{File: "in/overlay-host.tar"}, Target: images.ImagerInput{File: "in/overlay.tar"},
 	}
-	got := must(profileOf(job, "/out"))(t)
+	got := must.Get(profileOf(job, "/out"))(t)
 	want := `arch: amd64
 platform: nocloud
 secureboot: false
@@ -171,13 +170,13 @@ output:
     kind: iso
     outFormat: raw
 `
-	same(t, "profile", want, string(got))
+	must.Equal(t, "profile", want, string(got))
 }
 
 func TestBuildThatGoesWrong(t *testing.T) {
 	t.Parallel()
 	type row struct{ way, want string }
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing made": {"nothing", "succeeded, but did not make installer-amd64.tar"},
 		"empty file":   {"empty", "succeeded, but installer-amd64.tar is not a file with content"},
 		"failure":      {"half", "exit status 3: it said last: " + strings.Repeat("x", 400) + "; no space left on device"},
@@ -194,11 +193,9 @@ func TestBuildThatGoesWrong(t *testing.T) {
 func TestBuildTakesNothingOldForNew(t *testing.T) {
 	t.Parallel()
 	dir := workDir(t)
-	noError(t, os.WriteFile(filepath.Join(dir, "installer-amd64.tar"), []byte("old"), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "installer-amd64.tar"), []byte("old"), 0o600))
 	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "nothing", "{out}"}}).Build(t.Context(), dir, installerJob(), nil)
-	if err == nil || !strings.Contains(err.Error(), "did not make") {
-		t.Errorf("err = %v", err)
-	}
+	must.Contain(t, "error", fmt.Sprint(err), "did not make")
 }
 
 // Nothing that the program has started keeps running, although it ignores SIGTERM.
@@ -219,7 +216,7 @@ func TestACancelledBuildEndsWithEverythingItStarted(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "it said last: building") {
 		t.Errorf("err = %v", err)
 	}
-	f := must(os.Open(filepath.Join(dir, "held")))(t)
+	f := must.Get(os.Open(filepath.Join(dir, "held")))(t)
 	defer f.Close()
 	deadline := time.Now().Add(30 * time.Second)
 	for err = errors.New("not tried"); err != nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
@@ -247,7 +244,7 @@ func engine(t *testing.T, c *Client, name string) (log string) {
 	if err == nil {
 		err = os.Symlink(self, filepath.Join(dir, name))
 	}
-	noError(t, err)
+	must.Do(t, err)
 	c.find = func(program string) (string, error) {
 		if program != name {
 			return "", &exec.Error{Name: program, Err: exec.ErrNotFound}
@@ -268,12 +265,10 @@ func TestBuildInAContainer(t *testing.T) {
 			log := engine(t, c, name)
 			job := installerJob()
 			job.Image = c.Image() + "@sha256:ef"
-			if _, err := c.Build(t.Context(), dir, job, nil); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.Build(t.Context(), dir, job, nil))(t)
 			want := "run --rm --interactive --quiet --network none --name NAME --stop-timeout 1 --volume OUT:/out:Z ghcr.io/siderolabs/imager@sha256:ef -\n"
 			got := strings.ReplaceAll(containerName.ReplaceAllString(read(t, log), "NAME"), dir, "OUT")
-			same(t, "command", want, got)
+			must.Equal(t, "command", want, got)
 			if profile := read(t, filepath.Join(dir, "profile.yaml")); !strings.Contains(profile, "tarballPath: /out/in/0.tar\n") {
 				t.Errorf("the profile doesn't name files as the container sees them:\n%s", profile)
 			}
@@ -305,14 +300,12 @@ func TestReady(t *testing.T) {
 	if what, err := c.Ready(t.Context()); err != nil || what != program+" with "+DefaultImage || read(t, log) != "info\n" {
 		t.Errorf("%s, %v; it was asked for %q", what, err, read(t, log))
 	}
-	noError(t, os.WriteFile(program+".down", nil, 0o600))
+	must.Do(t, os.WriteFile(program+".down", nil, 0o600))
 	if _, err := c.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "Cannot connect") || len(fault.Hints(err)) != 1 {
 		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
 	}
 	self := client(t, Options{Command: []string{os.Args[0], "{out}"}})
-	if what, err := self.Ready(t.Context()); err != nil || what != os.Args[0] {
-		t.Errorf("%s, %v", what, err)
-	}
+	must.Equal(t, "result", os.Args[0], must.Get(self.Ready(t.Context()))(t))
 }
 
 func TestNoEngine(t *testing.T) {
@@ -320,9 +313,8 @@ func TestNoEngine(t *testing.T) {
 	c := client(t, Options{})
 	c.find = func(program string) (string, error) { return "", &exec.Error{Name: program, Err: exec.ErrNotFound} }
 	_, err := c.Build(t.Context(), workDir(t), installerJob(), nil)
-	if fault.KindOf(err) != fault.Config || len(fault.Hints(err)) != 1 {
-		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-	}
+	must.Equal(t, "kind of the error", fault.Config, fault.KindOf(err))
+	must.Equal(t, "hints", 1, len(fault.Hints(err)))
 }
 
 func TestEngineThatFails(t *testing.T) {
@@ -345,7 +337,7 @@ func TestACommandNeedsAPlaceForItsOutput(t *testing.T) {
 		}
 	}
 	_, err := client(t, Options{Command: []string{"/nowhere/build", "{out}"}}).Build(t.Context(), workDir(t), installerJob(), nil)
-	same(t, "kind", fault.Config, fault.KindOf(err))
+	must.Equal(t, "kind", fault.Config, fault.KindOf(err))
 }
 
 // TestImagerGetsNoSecrets: the imager gets only the variables that docker and podman
@@ -358,8 +350,8 @@ func TestImagerGetsNoSecrets(t *testing.T) {
 	t.Setenv("BUILD_CACHE", "/var/cache/mine")
 	dir := t.TempDir()
 	c := client(t, Options{Command: []string{"sh", "-c", "env >'{out}/env'"}, Env: []string{"BUILD_CACHE"}})
-	p := must(c.program(dir, "", ""))(t)
-	noError(t, c.run(t.Context(), p, nil, func(string) {}))
+	p := must.Get(c.program(dir, "", ""))(t)
+	must.Do(t, c.run(t.Context(), p, nil, func(string) {}))
 	got := read(t, filepath.Join(dir, "env"))
 	if strings.Contains(got, "planted") || !strings.Contains(got, "DOCKER_HOST=unix:///run/d.sock\n") || !strings.Contains(got, "BUILD_CACHE=/var/cache/mine\n") {
 		t.Errorf("it got\n%s", got)
@@ -461,39 +453,4 @@ func code(err error) int {
 		return 1
 	}
 	return 0
-}
-
-// must returns v, or ends the test with the error.
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		noError(t, err)
-		return v
-	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// same compares what came with what is wanted.
-func same(t testing.TB, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-// each runs a test for every case, all at once.
-func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
-	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, tc)
-		})
-	}
 }

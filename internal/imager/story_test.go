@@ -32,6 +32,7 @@ import (
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	sim "github.com/recast-sh/recast/internal/sim/imager"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -40,21 +41,21 @@ func TestBuilt(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
 	s.program = true
-	noError(t, s.build(t.Context(), t))
+	must.Do(t, s.build(t.Context(), t))
 	s.checkBuilt(t)
-	same(t, "runs", []string{"installer", "iso", "image"}, s.runs(t))
+	must.Equal(t, "runs", []string{"installer", "iso", "image"}, s.runs(t))
 
 	t.Log("with nothing to do, nothing runs")
 	before := s.lock
 	s.revive(0, false)
-	noError(t, s.build(t.Context(), t))
+	must.Do(t, s.build(t.Context(), t))
 	if got := s.runs(t); len(got) > 0 || s.changes > 0 || !cmp.Equal(before, s.lock) {
 		t.Errorf("again: runs %q, %d changes", got, s.changes)
 	}
 
 	t.Log("another machine finds them beside the installer")
-	noError(t, os.RemoveAll(filepath.Join(s.dir, "iso")))
-	noError(t, s.build(t.Context(), t))
+	must.Do(t, os.RemoveAll(filepath.Join(s.dir, "iso")))
+	must.Do(t, s.build(t.Context(), t))
 	if got := s.runs(t); len(got) > 0 || !cmp.Equal(before, s.lock) {
 		t.Errorf("another machine: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
 	}
@@ -65,9 +66,9 @@ func TestBuilt(t *testing.T) {
 	}
 
 	t.Log("everyone who resolves the same build gets the same, verified images")
-	noError(t, os.RemoveAll(filepath.Join(s.dir, "iso")))
+	must.Do(t, os.RemoveAll(filepath.Join(s.dir, "iso")))
 	s.resolve(t)
-	noError(t, s.build(t.Context(), t))
+	must.Do(t, s.build(t.Context(), t))
 	if got := s.runs(t); len(got) > 0 || !cmp.Equal(before.Schematics, s.lock.Schematics) {
 		t.Errorf("resolved again: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
 	}
@@ -78,17 +79,17 @@ func TestDiskImageLater(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
 	s.noDisk = true
-	noError(t, s.build(t.Context(), t))
+	must.Do(t, s.build(t.Context(), t))
 	if d := cmp.Diff([]string{"installer", "iso"}, s.runs(t)); d != "" || s.entry().Disk != (schematics.Disk{}) {
 		t.Errorf("the lock has %+v, runs (-want +got):\n%s", s.entry().Disk, d)
 	}
 	without := s.entry()
 	s.noDisk = false
-	noError(t, s.build(t.Context(), t))
+	must.Do(t, s.build(t.Context(), t))
 	s.checkBuilt(t)
-	same(t, "runs", []string{"image"}, s.runs(t))
+	must.Equal(t, "runs", []string{"image"}, s.runs(t))
 	without.Disk = s.entry().Disk
-	same(t, "the lock", without, s.entry())
+	must.Equal(t, "the lock", without, s.entry())
 }
 
 // A run that dies at any change to the mirror is finished by the next one, and until
@@ -99,7 +100,7 @@ func TestKilledAtEveryChange(t *testing.T) {
 		t.Skip("long: it builds three images for every request")
 	}
 	undisturbed := newStory(t)
-	noError(t, undisturbed.build(t.Context(), t))
+	must.Do(t, undisturbed.build(t.Context(), t))
 	for n := 1; n <= undisturbed.changes; n++ {
 		for _, after := range []bool{false, true} {
 			s := newStory(t)
@@ -131,7 +132,7 @@ func TestRefusesUnlockedContent(t *testing.T) {
 		want           string
 		installer, iso bool // are recorded anyway
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"another file":           {way: "build-swapped", want: "frr"},
 		"another Talos":          {way: "build-other-version", want: "v1.13.8"},
 		"another base":           {way: "build-other-base", want: "the image is not based on "},
@@ -143,9 +144,8 @@ func TestRefusesUnlockedContent(t *testing.T) {
 		s := newStory(t)
 		s.way = c.way
 		err := s.build(t.Context(), t)
-		if err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("err = %v, want one with %q", err, c.want)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), c.want)
+		must.Equal(t, "kind of the error", fault.Refused, fault.KindOf(err))
 		e := s.entry()
 		if e.Disk != (schematics.Disk{}) || (e.ISO.SHA256 != "") != c.iso || (e.Installer != "") != c.installer {
 			t.Errorf("recorded: %q, %+v, %+v", e.Installer, e.ISO, e.Disk)
@@ -174,9 +174,7 @@ func TestForeignTagIsRefused(t *testing.T) {
 	if err == nil || s.entry().Installer != "" || s.changes > 0 || len(s.runs(t)) > 0 {
 		t.Errorf("err = %v, installer %q, %d changes", err, s.entry().Installer, s.changes)
 	}
-	if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "delete it from the registry") {
-		t.Errorf("hints: %s", hints)
-	}
+	must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), "delete it from the registry")
 }
 
 // An installer with the right content but another base's programs is not taken over.
@@ -184,7 +182,7 @@ func TestForeignInstallerIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
 	lock := s.lock.Clone()
-	noError(t, s.build(t.Context(), t))
+	must.Do(t, s.build(t.Context(), t))
 	s.runs(t)
 	s.lock, s.base = lock, s.host+"/acme/base"
 	s.put(t, "acme/base", "v1.13.9", nil, baseImages)
@@ -201,7 +199,7 @@ func TestForeignInstallerIsRefused(t *testing.T) {
 func TestLostImagesAreNotBuiltAgain(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
-	noError(t, s.build(t.Context(), t))
+	must.Do(t, s.build(t.Context(), t))
 	s.runs(t)
 	built := s.lock.Clone()
 	lose := func(change func(e *schematics.Locked)) {
@@ -247,7 +245,7 @@ func TestWhatTheImagerCannotBuild(t *testing.T) {
 		want   string
 		kind   fault.Kind
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"without a mirror": {func(s *story) { s.mirror = "" }, "no repository to pull its installer from", fault.Config},
 		"for Secure Boot":  {func(s *story) { s.lock.SecureBoot = true }, "no key to sign", fault.Refused},
 		"with a machine configuration": {func(s *story) {
@@ -304,7 +302,7 @@ func newStory(t *testing.T) *story {
 	s.host = strings.TrimPrefix(server.URL, "http://")
 	s.mirror, s.base = s.host+"/acme/talos", s.host+"/siderolabs/installer-base"
 	s.fill(t)
-	s.registry = must(registry.New(registry.Options{Extensions: s.host + "/siderolabs/extensions", Keychain: authn.NewMultiKeychain()}))(t)
+	s.registry = must.Get(registry.New(registry.Options{Extensions: s.host + "/siderolabs/extensions", Keychain: authn.NewMultiKeychain()}))(t)
 	t.Cleanup(func() { _ = s.registry.Close() })
 	s.resolve(t)
 	return s
@@ -388,16 +386,16 @@ func (s *story) put(t *testing.T, repository, tag string, random func(int64, int
 	if random != nil {
 		make = func() (v1.ImageIndex, error) { return random(64, 1, 1) }
 	}
-	index := must(make())(t)
-	r := must(name.NewTag(s.host + "/" + repository + ":" + tag))(t)
-	noError(t, remote.WriteIndex(r, index))
+	index := must.Get(make())(t)
+	r := must.Get(name.NewTag(s.host + "/" + repository + ":" + tag))(t)
+	must.Do(t, remote.WriteIndex(r, index))
 }
 
 // resolve makes the lock again, as `recast lock` does.
 func (s *story) resolve(t *testing.T) {
 	t.Helper()
 	digest, _, err := s.registry.Digest(t.Context(), s.host+"/siderolabs/agent:1.0")
-	noError(t, err)
+	must.Do(t, err)
 	s.lock, _, err = schematics.Resolve(t.Context(), schematics.Request{
 		Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud",
 		Files: map[string]schematics.File{"bgp": {
@@ -409,7 +407,7 @@ func (s *story) resolve(t *testing.T) {
 		Catalog: catalog{{Name: "siderolabs/agent", Version: "1.0", Ref: s.host + "/siderolabs/agent", Digest: digest}},
 		Images:  s.registry,
 	})
-	noError(t, err)
+	must.Do(t, err)
 }
 
 type catalog []schematics.OfficialExtension
@@ -475,7 +473,7 @@ func (s *story) runs(t *testing.T) []string {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	noError(t, errors.Join(err, os.Remove(file)))
+	must.Do(t, errors.Join(err, os.Remove(file)))
 	return strings.Fields(string(b))
 }
 

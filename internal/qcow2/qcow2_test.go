@@ -33,8 +33,7 @@ func disk() []byte {
 // made is a qcow2 file of a disk.
 func made(t testing.TB, disk []byte, by artefact.Compression) []byte {
 	t.Helper()
-	b := must.Get(artefact.QCOW2(disk, by))(t)
-	return b
+	return must.Get(artefact.QCOW2(disk, by))(t)
 }
 
 func open(b []byte) (*qcow2.Disk, error) { return qcow2.Open(bytes.NewReader(b), int64(len(b))) }

@@ -365,14 +365,19 @@ func payloadOf(img v1.Image, d v1.Descriptor) ([]byte, error) {
 	if d.Size > maxPayloadBytes {
 		return nil, fmt.Errorf("it has %d bytes; no more than %d are read", d.Size, maxPayloadBytes)
 	}
-	layer, err := img.LayerByDigest(d.Digest)
+	return pushed(img, d.Digest)
+}
+
+// pushed reads a layer as it was pushed: as many bytes as the manifest says, with their digest, or an error.
+func pushed(img v1.Image, digest v1.Hash) ([]byte, error) {
+	layer, err := img.LayerByDigest(digest)
 	if err != nil {
 		return nil, err
 	}
-	content, err := layer.Compressed() // as it was pushed: signatures are not compressed
+	content, err := layer.Compressed()
 	if err != nil {
 		return nil, err
 	}
 	defer content.Close()
-	return io.ReadAll(content) // as long as the manifest says, or an error
+	return io.ReadAll(content)
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -28,6 +29,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -41,13 +43,13 @@ type foundry struct {
 func newFoundry(t *testing.T, o ...ggcr.Option) *foundry {
 	t.Helper()
 	f := &foundry{copier: newCopier(t, o...)}
-	f.img = forArch(t, must(random.Image(256, 1))(t), "amd64")
+	f.img = forArch(t, must.Get(random.Image(256, 1))(t), "amd64")
 	index := mutate.AppendManifests(empty.Index,
-		mutate.IndexAddendum{Add: forArch(t, must(random.Image(256, 1))(t), "arm64"), Descriptor: linux("arm64")},
+		mutate.IndexAddendum{Add: forArch(t, must.Get(random.Image(256, 1))(t), "arm64"), Descriptor: linux("arm64")},
 		mutate.IndexAddendum{Add: f.img, Descriptor: linux("amd64")})
-	repository := must(name.NewRepository(f.from.host + "/siderolabs/installer-base"))(t)
-	f.base = repository.Digest(must(index.Digest())(t).String()).String()
-	noError(t, remote.WriteIndex(repository.Tag("v1.13.9"), index))
+	repository := must.Get(name.NewRepository(f.from.host + "/siderolabs/installer-base"))(t)
+	f.base = repository.Digest(must.Get(index.Digest())(t).String()).String()
+	must.Do(t, remote.WriteIndex(repository.Tag("v1.13.9"), index))
 	return f
 }
 
@@ -57,35 +59,35 @@ func linux(arch string) v1.Descriptor {
 
 func forArch(t *testing.T, img v1.Image, arch string) v1.Image {
 	t.Helper()
-	config := must(img.ConfigFile())(t).DeepCopy()
+	config := must.Get(img.ConfigFile())(t).DeepCopy()
 	config.Architecture, config.OS = arch, "linux"
-	return must(mutate.ConfigFile(img, config))(t)
+	return must.Get(mutate.ConfigFile(img, config))(t)
 }
 
 // save writes the base with one more layer as a tarball.
 func (f *foundry) save(t *testing.T, upon v1.Image) string {
 	t.Helper()
 	payload := tarOf(t, "usr/install/amd64/vmlinuz.efi="+rand.Text(), "overlay/extra-options={}")
-	return f.saved(t, must(mutate.AppendLayers(upon, must(tarball.LayerFromOpener(payload.Uncompressed))(t)))(t))
+	return f.saved(t, must.Get(mutate.AppendLayers(upon, must.Get(tarball.LayerFromOpener(payload.Uncompressed))(t)))(t))
 }
 
 func (f *foundry) saved(t *testing.T, img v1.Image) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "installer-amd64.tar")
-	noError(t, tarball.WriteToFile(file, must(name.ParseReference(f.base))(t), img))
+	must.Do(t, tarball.WriteToFile(file, must.Get(name.ParseReference(f.base))(t), img))
 	return file
 }
 
 // over writes an image based on the base, with one more layer over the imager's.
 func (f *foundry) over(t *testing.T, file string) string {
 	t.Helper()
-	return f.saved(t, must(mutate.AppendLayers(f.img, tarOf(t, "usr/install/amd64/vmlinuz.efi=UKI"), tarOf(t, file)))(t))
+	return f.saved(t, must.Get(mutate.AppendLayers(f.img, tarOf(t, "usr/install/amd64/vmlinuz.efi=UKI"), tarOf(t, file)))(t))
 }
 
 // installer pushes an image based on the base, and returns it by digest.
 func (f *foundry) installer(t *testing.T) string {
 	t.Helper()
-	return f.mirror.Digest(must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)).String()
+	return f.mirror.Digest(must.Get(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)).String()
 }
 
 func (f *foundry) push(file string) images.ArchivePush {
@@ -98,23 +100,21 @@ func TestPushArchive(t *testing.T) {
 	p := f.push(f.save(t, f.img))
 	var told int64
 	p.Progress = func(done int64) { told = done }
-	digest := must(f.PushArchive(t.Context(), p))(t)
-	index := must(remote.Index(f.mirror.Digest(digest)))(t)
-	noError(t, validate.Index(index))
-	m := must(index.IndexManifest())(t)
+	digest := must.Get(f.PushArchive(t.Context(), p))(t)
+	index := must.Get(remote.Index(f.mirror.Digest(digest)))(t)
+	must.Do(t, validate.Index(index))
+	m := must.Get(index.IndexManifest())(t)
 	if len(m.Manifests) != 1 || m.Manifests[0].Platform.Architecture != "amd64" {
 		t.Errorf("manifests: %+v", m.Manifests)
 	}
 	if told < 1000 {
 		t.Errorf("progress up to %d bytes", told)
 	}
-	if tags := must(remote.List(f.mirror))(t); len(tags) > 0 {
+	if tags := must.Get(remote.List(f.mirror))(t); len(tags) > 0 {
 		t.Errorf("tags %q were set", tags)
 	}
 	f.to.set(nil)
-	if again, err := f.PushArchive(t.Context(), p); err != nil || again != digest {
-		t.Errorf("again: %s, %v", again, err)
-	}
+	must.Equal(t, "again", digest, must.Get(f.PushArchive(t.Context(), p))(t))
 	for _, r := range f.to.asked(http.MethodPost) {
 		t.Errorf("sent again: %s", r)
 	}
@@ -124,15 +124,15 @@ func TestPushArchiveRefuses(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
 	good := f.save(t, f.img)
-	whole := must(os.ReadFile(good))(t)
+	whole := must.Get(os.ReadFile(good))(t)
 	type row struct {
 		file string
 		arch string
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"another architecture": {good, "arm64", `the image is for "amd64", not for arm64`},
-		"another base":         {f.save(t, forArch(t, must(random.Image(256, 1))(t), "amd64")), "amd64", "layer 0 is "},
+		"another base":         {f.save(t, forArch(t, must.Get(random.Image(256, 1))(t), "amd64")), "amd64", "layer 0 is "},
 		"another program":      {f.over(t, "bin/installer=backdoor"), "amd64", "layer 2 changes /bin/installer"},
 		"a program removed":    {f.over(t, "usr/install/amd64/.wh.vmlinuz.efi="), "amd64", "layer 2 changes /usr/install/amd64/.wh.vmlinuz.efi"},
 		"no added layer":       {f.save(t, forArch(t, empty.Image, "amd64")), "amd64", "it has only 1 layers"},
@@ -143,9 +143,7 @@ func TestPushArchiveRefuses(t *testing.T) {
 		p := f.push(c.file)
 		p.Arch = c.arch
 		_, err := f.PushArchive(t.Context(), p)
-		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("err = %v, want %q", err, c.want)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), c.want)
 	})
 	if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
 		t.Errorf("something was sent: %q", posts)
@@ -156,7 +154,7 @@ func TestBuiltUpon(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
 	ref := f.installer(t)
-	noError(t, f.BuiltUpon(t.Context(), ref, f.base, "amd64"))
+	must.Do(t, f.BuiltUpon(t.Context(), ref, f.base, "amd64"))
 	if err := f.BuiltUpon(t.Context(), f.base, f.base, "arm64"); fault.KindOf(err) != fault.Refused {
 		t.Errorf("without an added layer: %v", err)
 	}
@@ -168,7 +166,7 @@ func TestBuiltUpon(t *testing.T) {
 func write(t *testing.T, content []byte) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "file")
-	noError(t, os.WriteFile(file, content, 0o600))
+	must.Do(t, os.WriteFile(file, content, 0o600))
 	return file
 }
 
@@ -177,11 +175,11 @@ func TestSaveLayout(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
 	dir := filepath.Join(t.TempDir(), "base")
-	noError(t, f.SaveLayout(t.Context(), f.base, "amd64", dir))
-	index := must(must(layout.FromPath(dir))(t).ImageIndex())(t)
-	noError(t, validate.Index(index))
-	m := must(index.IndexManifest())(t)
-	if len(m.Manifests) != 1 || m.Manifests[0].Platform.Architecture != "amd64" || m.Manifests[0].Digest != must(f.img.Digest())(t) {
+	must.Do(t, f.SaveLayout(t.Context(), f.base, "amd64", dir))
+	index := must.Get(must.Get(layout.FromPath(dir))(t).ImageIndex())(t)
+	must.Do(t, validate.Index(index))
+	m := must.Get(index.IndexManifest())(t)
+	if len(m.Manifests) != 1 || m.Manifests[0].Platform.Architecture != "amd64" || m.Manifests[0].Digest != must.Get(f.img.Digest())(t) {
 		t.Errorf("manifests: %+v", m.Manifests)
 	}
 	if err := f.SaveLayout(t.Context(), f.base, "riscv64", t.TempDir()); err == nil || !strings.Contains(err.Error(), "amd64, arm64") {
@@ -192,21 +190,14 @@ func TestSaveLayout(t *testing.T) {
 // isoOf is a boot ISO of some bytes.
 func isoOf(t *testing.T, content []byte) (schematics.BootFile, string) {
 	t.Helper()
-	sum, n := must2(v1.SHA256(bytes.NewReader(content)))(t)
+	sum, n, err := v1.SHA256(bytes.NewReader(content))
+	must.Do(t, err)
 	return schematics.BootFile{Name: "recast-v1.13.9-abc-nocloud-amd64.iso", SHA256: sum.Hex, SizeBytes: n}, write(t, content)
-}
-
-func must2[A, B any](a A, b B, err error) func(*testing.T) (A, B) {
-	return func(t *testing.T) (A, B) {
-		t.Helper()
-		noError(t, err)
-		return a, b
-	}
 }
 
 func TestFilesBesideAnInstaller(t *testing.T) {
 	t.Parallel()
-	each(t, map[string][]ggcr.Option{
+	must.Each(t, map[string][]ggcr.Option{
 		"with the referrers API":    {ggcr.WithReferrersSupport(true)},
 		"with the tag in its place": nil,
 	}, func(t *testing.T, o []ggcr.Option) {
@@ -219,7 +210,7 @@ func TestFilesBesideAnInstaller(t *testing.T) {
 		disk, diskFile := isoOf(t, bytes.Repeat([]byte("disk"), 10_000))
 		disk.Name = "recast-v1.13.9-abc-nocloud-amd64.qcow2"
 		attach := func() {
-			noError(t, errors.Join(f.Attach(t.Context(), installer, isoFile, images.BootISO, iso, nil), f.Attach(t.Context(), installer, diskFile, images.DiskImage, disk, nil)))
+			must.Do(t, errors.Join(f.Attach(t.Context(), installer, isoFile, images.BootISO, iso, nil), f.Attach(t.Context(), installer, diskFile, images.DiskImage, disk, nil)))
 		}
 		attach()
 		list, err := f.Attached(t.Context(), installer)
@@ -227,9 +218,9 @@ func TestFilesBesideAnInstaller(t *testing.T) {
 		if d := cmp.Diff([]schematics.BootFile{iso, disk}, list); err != nil || d != "" {
 			t.Fatalf("%v, beside it (-want +got):\n%s", err, d)
 		}
-		body := must(f.AttachedFile(t.Context(), installer, disk))(t)
+		body := must.Get(f.AttachedFile(t.Context(), installer, disk))(t)
 		defer body.Close()
-		if got := must(io.ReadAll(body))(t); !bytes.Equal(got, must(os.ReadFile(diskFile))(t)) {
+		if got := must.Get(io.ReadAll(body))(t); !bytes.Equal(got, must.Get(os.ReadFile(diskFile))(t)) {
 			t.Errorf("%d different bytes arrived", len(got))
 		}
 		f.to.set(nil)
@@ -243,7 +234,7 @@ func TestFilesBesideAnInstaller(t *testing.T) {
 func TestAttachISORefusesOtherBytes(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
-	digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
+	digest := must.Get(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
 	iso, _ := isoOf(t, []byte("the ISO"))
 	if err := f.Attach(t.Context(), f.mirror.Digest(digest).String(), write(t, []byte("another")), images.BootISO, iso, nil); err == nil {
 		t.Error("a registry accepted other bytes under the ISO's digest")
@@ -256,14 +247,11 @@ func TestCopyTakesTheISOAlong(t *testing.T) {
 	f := newFoundry(t)
 	p := f.push(f.save(t, f.img))
 	p.Repository = f.from.host + "/acme/talos"
-	digest := must(f.PushArchive(t.Context(), p))(t)
+	digest := must.Get(f.PushArchive(t.Context(), p))(t)
 	iso, file := isoOf(t, []byte("the ISO"))
 	from := p.Repository + "@" + digest
-	noError(t, errors.Join(f.Attach(t.Context(), from, file, images.BootISO, iso, nil), f.Copy(t.Context(), from, f.mirror.String(), nil)))
-	list, err := f.Attached(t.Context(), f.mirror.Digest(digest).String())
-	if d := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || d != "" {
-		t.Errorf("%v, beside the copy (-want +got):\n%s", err, d)
-	}
+	must.Do(t, errors.Join(f.Attach(t.Context(), from, file, images.BootISO, iso, nil), f.Copy(t.Context(), from, f.mirror.String(), nil)))
+	must.Equal(t, "beside the copy", []schematics.BootFile{iso}, must.Get(f.Attached(t.Context(), f.mirror.Digest(digest).String()))(t))
 }
 
 // signed is an image as cosign pushes signatures; each text is annotated verbatim.
@@ -271,7 +259,7 @@ func signed(t *testing.T, mediaType types.MediaType, payloads map[string]string)
 	t.Helper()
 	img := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
 	for payload, signature := range payloads {
-		img = must(mutate.Append(img, mutate.Addendum{
+		img = must.Get(mutate.Append(img, mutate.Addendum{
 			Layer: static.NewLayer([]byte(payload), mediaType), Annotations: map[string]string{signatureAnnotation: signature},
 		}))(t)
 	}
@@ -290,7 +278,7 @@ func TestSignatures(t *testing.T) {
 		want []images.Signature
 		err  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"none":             {},
 		"one":              {sig: signed(t, signatureType, map[string]string{"{}": good}), want: []images.Signature{{Payload: []byte("{}"), Signature: []byte("signature")}}},
 		"something else":   {sig: signed(t, "text/spdx", map[string]string{"{}": good})},
@@ -300,12 +288,12 @@ func TestSignatures(t *testing.T) {
 		"too many":         {sig: signed(t, signatureType, many), err: "it has 65 layers"},
 	}, func(t *testing.T, tc row) {
 		s := server()
-		of := must(name.NewDigest(host + "/metal-installer/abc@sha256:" + strings.Repeat("a", 64)))(t)
+		of := must.Get(name.NewDigest(host + "/metal-installer/abc@sha256:" + strings.Repeat("a", 64)))(t)
 		if tc.sig != nil {
 			push(t, s, of.Context().Tag("sha256-"+strings.Repeat("a", 64)+".sig").String(), tc.sig)
 		}
 		got, err := client(t, s).Signatures(t.Context(), of.String())
-		same(t, "signatures", tc.want, got)
+		must.Equal(t, "signatures", tc.want, got)
 		if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
 			t.Errorf("error = %v, want %q", err, tc.err)
 		}
@@ -354,7 +342,7 @@ func answers(status int, headers ...string) *http.Response {
 // referrers API, the list under a tag replaces it, for writing and reading.
 func TestReferrersOfRegistriesWithoutTheAPI(t *testing.T) {
 	t.Parallel()
-	each(t, map[string]*http.Response{
+	must.Each(t, map[string]*http.Response{
 		"405":                          answers(http.StatusMethodNotAllowed),
 		"406, like Artifactory":        answers(http.StatusNotAcceptable), // go-containerregistry pull request 2026
 		"501":                          answers(http.StatusNotImplemented),
@@ -377,11 +365,8 @@ func TestReferrersOfRegistriesWithoutTheAPI(t *testing.T) {
 		}}
 		installer := f.installer(t)
 		iso, file := isoOf(t, []byte("the ISO"))
-		noError(t, f.Attach(t.Context(), installer, file, images.BootISO, iso, nil))
-		list, err := f.Attached(t.Context(), installer)
-		if diff := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || diff != "" {
-			t.Errorf("%v, beside it (-want +got):\n%s", err, diff)
-		}
+		must.Do(t, f.Attach(t.Context(), installer, file, images.BootISO, iso, nil))
+		must.Equal(t, "beside it", []schematics.BootFile{iso}, must.Get(f.Attached(t.Context(), installer))(t))
 	})
 }
 
@@ -398,7 +383,7 @@ func TestReferrersWhereATagIsADigest(t *testing.T) {
 		}
 		same := r.Clone(r.Context())
 		same.URL.Path = strings.Replace(r.URL.Path, "sha256-", "sha256:", 1)
-		return must(inner.RoundTrip(same))(t)
+		return must.Get(inner.RoundTrip(same))(t)
 	}}
 	list, err := f.Referrers(t.Context(), installer)
 	if err != nil || len(list) > 0 {
@@ -423,15 +408,15 @@ func TestReferrersWithParameters(t *testing.T) {
 // TestHeadOfRegistriesWithoutHead: crossplane pull request 3223, containerd issue 5124.
 func TestHeadOfRegistriesWithoutHead(t *testing.T) {
 	t.Parallel()
-	each(t, map[string]*http.Response{
+	must.Each(t, map[string]*http.Response{
 		"not allowed":    answers(http.StatusMethodNotAllowed),
 		"nothing in it":  answers(http.StatusOK),
 		"without a size": {StatusCode: http.StatusOK, ContentLength: -1, Header: answers(0, "Content-Type", "application/vnd.oci.image.index.v1+json").Header},
 	}, func(t *testing.T, answer *http.Response) {
 		f := newFoundry(t)
-		digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
+		digest := must.Get(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
 		tag := f.mirror.Tag("v1.13.9-abc").String()
-		noError(t, f.Tag(t.Context(), f.mirror.Digest(digest).String(), tag))
+		must.Do(t, f.Tag(t.Context(), f.mirror.Digest(digest).String(), tag))
 		f.transport = quirk{f.transport, func(r *http.Request) *http.Response {
 			if r.Method != http.MethodHead {
 				return nil

@@ -56,7 +56,11 @@ type Options struct {
 }
 
 // Client reads registries, and writes to the mirror.
-type Client struct{ access }
+type Client struct {
+	extensions name.Repository
+	transport  http.RoundTripper
+	keychain   authn.Keychain
+}
 
 // New returns a client without connecting. A malformed repository is an error of kind Config.
 func New(o Options) (*Client, error) {
@@ -67,7 +71,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, fault.Configf("list of official extensions: %w", err)
 	}
-	c := &Client{access{extensions: repository, transport: o.Transport, keychain: o.Keychain}}
+	c := &Client{extensions: repository, transport: o.Transport, keychain: o.Keychain}
 	if c.transport == nil {
 		if c.transport, err = trust.Transport(o.CAFile); err != nil {
 			return nil, err
@@ -175,18 +179,11 @@ func isStalled(err error) bool {
 	return ok
 }
 
-// access sends the requests that a Client's methods are made of.
-type access struct {
-	extensions name.Repository
-	transport  http.RoundTripper
-	keychain   authn.Keychain
-}
-
 // relocate returns where to pull an image of Sidero Labs: from beside the list of official extensions. The list names
 // ghcr.io, wherever the list was copied to.
-func (a access) relocate(ref name.Reference) name.Reference {
+func (c *Client) relocate(ref name.Reference) name.Reference {
 	official, _ := path.Split(OfficialExtensions)
-	there, _ := path.Split(a.extensions.Name())
+	there, _ := path.Split(c.extensions.Name())
 	image, ok := strings.CutPrefix(ref.Context().Name(), official)
 	if !ok || there == official {
 		return ref
@@ -201,13 +198,13 @@ func (a access) relocate(ref name.Reference) name.Reference {
 	return at.Tag(ref.Identifier())
 }
 
-func (a access) options(ctx context.Context) []remote.Option {
-	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{limited(a.transport)}), remote.WithAuthFromKeychain(a.keychain)}
+func (c *Client) options(ctx context.Context) []remote.Option {
+	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{limited(c.transport)}), remote.WithAuthFromKeychain(c.keychain)}
 }
 
 // get fetches a manifest. A missing manifest is an error with a hint.
-func (a access) get(ctx context.Context, ref name.Reference) (*remote.Descriptor, error) {
-	desc, err := remote.Get(ref, a.options(ctx)...)
+func (c *Client) get(ctx context.Context, ref name.Reference) (*remote.Descriptor, error) {
+	desc, err := remote.Get(ref, c.options(ctx)...)
 	if notFound(err) {
 		return nil, missingError(ref, err)
 	}
@@ -219,13 +216,13 @@ func (a access) get(ctx context.Context, ref name.Reference) (*remote.Descriptor
 
 // head reads a manifest's headers. It reads the whole manifest if the registry cannot answer a HEAD request or omits
 // what is needed: containerd issue 5124, crossplane pull request 3223. Also, only a refused GET has a message.
-func (a access) head(ctx context.Context, ref name.Reference) (*v1.Descriptor, error) {
-	d, err := remote.Head(ref, a.options(ctx)...)
+func (c *Client) head(ctx context.Context, ref name.Reference) (*v1.Descriptor, error) {
+	d, err := remote.Head(ref, c.options(ctx)...)
 	_, unreachable := errors.AsType[*url.Error](err)
 	if err == nil || notFound(err) || unreachable {
 		return d, err
 	}
-	whole, err := remote.Get(ref, a.options(ctx)...)
+	whole, err := remote.Get(ref, c.options(ctx)...)
 	if err != nil {
 		return nil, err
 	}
@@ -233,8 +230,8 @@ func (a access) head(ctx context.Context, ref name.Reference) (*v1.Descriptor, e
 }
 
 // referrers lists the digests of the manifests whose subject is that image.
-func (a access) referrers(ctx context.Context, of name.Digest) ([]string, error) {
-	index, err := remote.Referrers(of, a.options(ctx)...)
+func (c *Client) referrers(ctx context.Context, of name.Digest) ([]string, error) {
+	index, err := remote.Referrers(of, c.options(ctx)...)
 	if err != nil {
 		return nil, explain(err, of.Context())
 	}
@@ -250,8 +247,8 @@ func (a access) referrers(ctx context.Context, of name.Digest) ([]string, error)
 }
 
 // push copies one manifest and everything that it refers to, except what the target already has.
-func (a access) push(ctx context.Context, from, to name.Reference, progress func(doneBytes, totalBytes int64)) (*remote.Descriptor, error) {
-	desc, err := a.get(ctx, from)
+func (c *Client) push(ctx context.Context, from, to name.Reference, progress func(doneBytes, totalBytes int64)) (*remote.Descriptor, error) {
+	desc, err := c.get(ctx, from)
 	if err != nil {
 		return nil, err
 	}
@@ -263,19 +260,19 @@ func (a access) push(ctx context.Context, from, to name.Reference, progress func
 		}
 		tell = func(doneBytes int64) { progress(doneBytes, total) }
 	}
-	if err := a.send(ctx, to, desc, tell); err != nil {
+	if err := c.send(ctx, to, desc, tell); err != nil {
 		return nil, explain(err, errorSource(err, from.Context(), to.Context()))
 	}
 	return desc, nil
 }
 
 // upload pushes an image or an index and reports progress. It does not send again what the registry already has.
-func (a access) upload(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
-	return explain(a.send(ctx, to, what, progress), to.Context())
+func (c *Client) upload(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
+	return explain(c.send(ctx, to, what, progress), to.Context())
 }
 
-func (a access) send(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
-	opts := a.options(ctx)
+func (c *Client) send(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
+	opts := c.options(ctx)
 	var reporting sync.WaitGroup
 	if progress != nil {
 		updates := make(chan v1.Update) // Push closes it

@@ -2,8 +2,10 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net/http"
@@ -23,6 +25,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -48,22 +51,22 @@ func server() direct { return direct{ggcr.New(ggcr.Logger(log.New(io.Discard, ""
 
 func client(t *testing.T, transport http.RoundTripper) *Client {
 	t.Helper()
-	c := must(New(Options{
+	c := must.Get(New(Options{
 		Extensions: host + "/siderolabs/extensions", Transport: transport, Keychain: authn.NewMultiKeychain(),
 	}))(t)
-	t.Cleanup(func() { noError(t, c.Close()) })
+	t.Cleanup(func() { must.Do(t, c.Close()) })
 	return c
 }
 
 func push(t *testing.T, to http.RoundTripper, ref string, img v1.Image) {
 	t.Helper()
-	r := must(name.ParseReference(ref))(t)
-	noError(t, remote.Write(r, img, remote.WithTransport(to), remote.WithContext(t.Context())))
+	r := must.Get(name.ParseReference(ref))(t)
+	must.Do(t, remote.Write(r, img, remote.WithTransport(to), remote.WithContext(t.Context())))
 }
 
 func pushList(t *testing.T, to http.RoundTripper, talos string, refs ...artefact.ListedExtension) {
 	t.Helper()
-	img := must(artefact.ExtensionsList(refs))(t)
+	img := must.Get(artefact.ExtensionsList(refs))(t)
 	push(t, to, host+"/siderolabs/extensions:"+talos, img)
 }
 
@@ -75,7 +78,7 @@ func TestOfficial(t *testing.T) {
 		artefact.ListedExtension{Ref: "ghcr.io/siderolabs/qemu-guest-agent:11.0.2@" + one, Author: "Sidero", Description: "An agent\nof QEMU"},
 		artefact.ListedExtension{Ref: "ghcr.io/siderolabs/iscsi-tools:v0.2.0@" + two},
 	)
-	got := must(client(t, s).Official(t.Context(), "v1.13.9"))(t)
+	got := must.Get(client(t, s).Official(t.Context(), "v1.13.9"))(t)
 	want := []schematics.OfficialExtension{
 		{Name: "siderolabs/iscsi-tools", Version: "v0.2.0", Ref: "ghcr.io/siderolabs/iscsi-tools", Digest: two},
 		{
@@ -83,7 +86,7 @@ func TestOfficial(t *testing.T) {
 			Author: "Sidero", Description: "An agent\nof QEMU",
 		},
 	}
-	same(t, "extensions", want, got)
+	must.Equal(t, "extensions", want, got)
 }
 
 func TestOfficialRefuses(t *testing.T) {
@@ -108,7 +111,7 @@ func TestOfficialRefuses(t *testing.T) {
 		kind  fault.Kind
 		hint  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"no version": {s, "", `"" is not a Talos version`, fault.Config, ""},
 		"no tag":     {s, "v1 13", `"v1 13" is not a Talos version`, fault.Config, ""},
 		"unknown": {
@@ -133,11 +136,9 @@ func TestOfficialRefuses(t *testing.T) {
 		if err == nil {
 			t.Fatal("no error")
 		}
-		same(t, "error", tc.want, err.Error())
-		if kind := fault.KindOf(err); kind != tc.kind {
-			t.Errorf("kind = %v, want %v", kind, tc.kind)
-		}
-		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+		must.Equal(t, "error", tc.want, err.Error())
+		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
+		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 }
 
@@ -155,7 +156,7 @@ func TestParseOfficial(t *testing.T) {
 		want                  []string
 		err                   string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"comments and empty lines": {"# hello\n\nghcr.io/a/b:1" + d + "\r\n", "", []string{"a/b 1"}, ""},
 		"the first of two counts":  {"ghcr.io/a/b:1" + d + "\nghcr.io/a/b:2" + d, "", []string{"a/b 1"}, ""},
 		"sorted":                   {"ghcr.io/a/z:1" + d + "\nghcr.io/a/b:2" + d, "{}", []string{"a/b 2", "a/z 1"}, ""},
@@ -169,10 +170,8 @@ func TestParseOfficial(t *testing.T) {
 		for _, x := range list {
 			got = append(got, x.Name+" "+x.Version)
 		}
-		same(t, "extensions", tc.want, got)
-		if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("error = %v, want %q", err, tc.err)
-		}
+		must.Equal(t, "extensions", tc.want, got)
+		must.Contain(t, "error", fmt.Sprint(err), cmp.Or(tc.err, "<nil>"))
 	})
 }
 
@@ -180,10 +179,10 @@ func TestDigest(t *testing.T) {
 	t.Parallel()
 	s := server()
 	c := client(t, s)
-	idx := must(random.Index(64, 1, 2))(t)
-	tag := must(name.NewTag(host + "/metal-installer/abc:v1.13.9"))(t)
-	noError(t, remote.WriteIndex(tag, idx, remote.WithTransport(s), remote.WithContext(t.Context())))
-	want := must(idx.Digest())(t)
+	idx := must.Get(random.Index(64, 1, 2))(t)
+	tag := must.Get(name.NewTag(host + "/metal-installer/abc:v1.13.9"))(t)
+	must.Do(t, remote.WriteIndex(tag, idx, remote.WithTransport(s), remote.WithContext(t.Context())))
+	want := must.Get(idx.Digest())(t)
 	repository := host + "/metal-installer/abc"
 	for ref, found := range map[string]bool{
 		repository + ":v1.13.9":                                true,
@@ -245,16 +244,14 @@ func TestBadReferences(t *testing.T) {
 		"a file to be beside a tag":   c.Attach(ctx, tag, "file", images.BootISO, schematics.BootFile{}, nil),
 		"built upon, of a tag":        c.BuiltUpon(ctx, tag, digest, "amd64"),
 	} {
-		if fault.KindOf(err) != fault.Config {
-			t.Errorf("%s: %v", title, err)
-		}
+		must.Equal(t, title, fault.Config, fault.KindOf(err))
 	}
 }
 
 func TestCloseReachesTransport(t *testing.T) {
 	t.Parallel()
 	idle := &idleCounter{RoundTripper: server()}
-	c := must(New(Options{Transport: idle}))(t)
+	c := must.Get(New(Options{Transport: idle}))(t)
 	if err := c.Close(); err != nil || idle.closed != 1 {
 		t.Errorf("closed %d times: %v", idle.closed, err)
 	}
@@ -277,9 +274,9 @@ func TestNearest(t *testing.T) {
 		"1.13.9":   {"v1.12.4", "v1.13.8", "v1.13.9"},
 		"v2.0.0":   {"v1.12.4", "v1.13.8", "v1.13.9"},
 	} {
-		same(t, "nearest to "+unknown, want, nearest(unknown, tags, 3))
+		must.Equal(t, "nearest to "+unknown, want, nearest(unknown, tags, 3))
 	}
-	same(t, "of one", []string{"v1.2.3"}, nearest("v1.13.9", []string{"v1.2.3"}, 3))
+	must.Equal(t, "of one", []string{"v1.2.3"}, nearest("v1.13.9", []string{"v1.2.3"}, 3))
 	if got := nearest("v1.13.9", nil, 3); len(got) != 0 {
 		t.Errorf("of none: %v", got)
 	}
@@ -294,14 +291,14 @@ func TestCAFile(t *testing.T) {
 	s.StartTLS()
 	defer s.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	noError(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
+	must.Do(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
 	ref := strings.TrimPrefix(s.URL, "https://") + "/acme/talos:v1.13.9"
-	trusts := must(New(Options{CAFile: ca, Keychain: authn.NewMultiKeychain()}))(t)
+	trusts := must.Get(New(Options{CAFile: ca, Keychain: authn.NewMultiKeychain()}))(t)
 	defer trusts.Close()
 	if _, found, err := trusts.Digest(t.Context(), ref); found || err != nil {
 		t.Errorf("with its CA: found %t, %v", found, err)
 	}
-	other := must(New(Options{Keychain: authn.NewMultiKeychain()}))(t)
+	other := must.Get(New(Options{Keychain: authn.NewMultiKeychain()}))(t)
 	defer other.Close()
 	_, _, err := other.Digest(t.Context(), ref)
 	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"

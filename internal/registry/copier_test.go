@@ -11,7 +11,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
@@ -20,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // place is a registry server and the requests that it received.
@@ -162,19 +162,19 @@ func newCopier(t *testing.T, to ...ggcr.Option) *copier {
 	t.Helper()
 	c := &copier{from: newPlace(t, ggcr.WithReferrersSupport(true))}
 	c.into(t, newPlace(t, to...))
-	c.Client = must(New(Options{Keychain: authn.NewMultiKeychain()}))(t)
-	t.Cleanup(func() { noError(t, c.Close()) })
-	index := must(random.Index(512, 2, 2))(t)
-	repository := must(name.NewRepository(c.from.host + "/nocloud-installer/abc"))(t)
-	c.source = repository.Digest(must(index.Digest())(t).String())
-	noError(t, remote.WriteIndex(repository.Tag("v1.13.9"), index))
+	c.Client = must.Get(New(Options{Keychain: authn.NewMultiKeychain()}))(t)
+	t.Cleanup(func() { must.Do(t, c.Close()) })
+	index := must.Get(random.Index(512, 2, 2))(t)
+	repository := must.Get(name.NewRepository(c.from.host + "/nocloud-installer/abc"))(t)
+	c.source = repository.Digest(must.Get(index.Digest())(t).String())
+	must.Do(t, remote.WriteIndex(repository.Tag("v1.13.9"), index))
 	return c
 }
 
 // into directs copies to that registry.
 func (c *copier) into(t *testing.T, to *place) {
 	t.Helper()
-	c.to, c.mirror = to, must(name.NewRepository(to.host+"/acme/talos"))(t)
+	c.to, c.mirror = to, must.Get(name.NewRepository(to.host+"/acme/talos"))(t)
 }
 
 func (c *copier) signatureTag() string {
@@ -184,18 +184,18 @@ func (c *copier) signatureTag() string {
 // sign puts an image under cosign's tag for signatures.
 func (c *copier) sign(t *testing.T, in name.Repository) v1.Hash {
 	t.Helper()
-	sig := must(random.Image(64, 1))(t)
-	noError(t, remote.Write(in.Tag(c.signatureTag()), sig))
-	return must(sig.Digest())(t)
+	sig := must.Get(random.Image(64, 1))(t)
+	must.Do(t, remote.Write(in.Tag(c.signatureTag()), sig))
+	return must.Get(sig.Digest())(t)
 }
 
 // refer puts an image into the source's repository whose subject is the source.
 func (c *copier) refer(t *testing.T) v1.Hash {
 	t.Helper()
-	desc := must(remote.Head(c.source))(t)
-	r := mutate.Subject(must(random.Image(64, 1))(t), *desc).(v1.Image)
-	hash := must(r.Digest())(t)
-	noError(t, remote.Write(c.source.Context().Digest(hash.String()), r))
+	desc := must.Get(remote.Head(c.source))(t)
+	r := mutate.Subject(must.Get(random.Image(64, 1))(t), *desc).(v1.Image)
+	hash := must.Get(r.Digest())(t)
+	must.Do(t, remote.Write(c.source.Context().Digest(hash.String()), r))
 	return hash
 }
 
@@ -207,9 +207,9 @@ func (c *copier) run(t *testing.T) error {
 // whole fails the test unless the copy has every manifest and blob.
 func (c *copier) whole(t *testing.T) {
 	t.Helper()
-	index := must(remote.Index(c.mirror.Digest(c.source.DigestStr())))(t)
-	noError(t, validate.Index(index))
-	if m := must(index.IndexManifest())(t); len(m.Manifests) != 2 {
+	index := must.Get(remote.Index(c.mirror.Digest(c.source.DigestStr())))(t)
+	must.Do(t, validate.Index(index))
+	if m := must.Get(index.IndexManifest())(t); len(m.Manifests) != 2 {
 		t.Errorf("%d manifests", len(m.Manifests))
 	}
 }
@@ -219,45 +219,10 @@ func (c *copier) attach(t *testing.T) (sig, referrer v1.Hash) {
 	return c.sign(t, c.source.Context()), c.refer(t)
 }
 
-// must returns v, or ends the test with the error.
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		noError(t, err)
-		return v
-	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// same compares what came with what is wanted.
-func same(t testing.TB, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-// each runs a test for every case, all at once.
-func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
-	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, tc)
-		})
-	}
-}
-
 // eachInBubble is each with the time of a bubble.
 func eachInBubble[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
 	t.Helper()
-	each(t, cases, func(t *testing.T, tc T) {
+	must.Each(t, cases, func(t *testing.T, tc T) {
 		synctest.Test(t, func(t *testing.T) { test(t, tc) })
 	})
 }

@@ -39,14 +39,14 @@ func (c *Client) Extract(ctx context.Context, ref, arch string) (io.ReadCloser, 
 }
 
 // image returns the image for an architecture. It fetches manifests and at most the image's configuration, no layers.
-func (a access) image(ctx context.Context, ref name.Reference, arch string) (v1.Image, error) {
-	ref = a.relocate(ref)
-	desc, err := a.get(ctx, ref)
+func (c *Client) image(ctx context.Context, ref name.Reference, arch string) (v1.Image, error) {
+	ref = c.relocate(ref)
+	desc, err := c.get(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	if desc.MediaType.IsIndex() {
-		return a.childOf(desc, ref, arch)
+		return c.childOf(desc, ref, arch)
 	}
 	img, err := desc.Image()
 	if err != nil {
@@ -63,7 +63,7 @@ func (a access) image(ctx context.Context, ref name.Reference, arch string) (v1.
 	return img, nil
 }
 
-func (a access) childOf(desc *remote.Descriptor, ref name.Reference, arch string) (v1.Image, error) {
+func (c *Client) childOf(desc *remote.Descriptor, ref name.Reference, arch string) (v1.Image, error) {
 	index, m, err := indexOf(desc)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))

@@ -3,12 +3,14 @@ package registry
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,32 +24,38 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/schematics"
 )
 
-// tarOf is an uncompressed layer of files and directories, whose names end with a slash.
-func tarOf(t *testing.T, files ...string) v1.Layer {
+// tarOf is an uncompressed layer of these entries: "name=content" for a file, "name/" for a directory, "name -> target"
+// for a symbolic link.
+func tarOf(t *testing.T, entries ...string) v1.Layer {
 	t.Helper()
 	var b strings.Builder
 	w := tar.NewWriter(&b)
-	for _, f := range files {
-		file, content, _ := strings.Cut(f, "=")
+	for _, e := range entries {
+		file, content, _ := strings.Cut(e, "=")
 		h := &tar.Header{Name: file, Size: int64(len(content)), Mode: 0o644, Typeflag: tar.TypeReg}
-		noError(t, w.WriteHeader(h))
-		if _, err := io.WriteString(w, content); err != nil {
-			t.Fatal(err)
+		if strings.HasSuffix(e, "/") {
+			h.Typeflag = tar.TypeDir
 		}
+		if from, to, link := strings.Cut(e, " -> "); link {
+			h.Typeflag, h.Name, h.Linkname = tar.TypeSymlink, from, to
+		}
+		must.Do(t, w.WriteHeader(h))
+		must.Get(io.WriteString(w, content))(t)
 	}
-	noError(t, w.Close())
+	must.Do(t, w.Close())
 	return static.NewLayer([]byte(b.String()), types.OCIUncompressedLayer)
 }
 
 func imageOf(t *testing.T, arch string, layers ...v1.Layer) v1.Image {
 	t.Helper()
-	img := must(mutate.AppendLayers(empty.Image, layers...))(t)
-	config := must(img.ConfigFile())(t).DeepCopy()
+	img := must.Get(mutate.AppendLayers(empty.Image, layers...))(t)
+	config := must.Get(img.ConfigFile())(t).DeepCopy()
 	config.Architecture, config.OS = arch, "linux"
-	return must(mutate.ConfigFile(img, config))(t)
+	return must.Get(mutate.ConfigFile(img, config))(t)
 }
 
 // pushExtension pushes an index of two architectures, with an attestation beside
@@ -63,28 +71,34 @@ func pushExtension(t *testing.T, to http.RoundTripper) string {
 			tarOf(t, "manifest.yaml="+p.Architecture, "rootfs/.wh.gone"))
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &p}})
 	}
-	tag := must(name.NewTag(host + "/acme/frr:1.0"))(t)
-	noError(t, remote.WriteIndex(tag, index, remote.WithTransport(to), remote.WithContext(t.Context())))
-	return tag.Context().Digest(must(index.Digest())(t).String()).String()
+	tag := must.Get(name.NewTag(host + "/acme/frr:1.0"))(t)
+	must.Do(t, remote.WriteIndex(tag, index, remote.WithTransport(to), remote.WithContext(t.Context())))
+	return tag.Context().Digest(must.Get(index.Digest())(t).String()).String()
+}
+
+// eachOf calls do for every entry of a tar.
+func eachOf(archive io.Reader, do func(h *tar.Header, content string)) error {
+	for r := tar.NewReader(archive); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			return err
+		}
+		do(h, string(content))
+	}
 }
 
 func filesOf(t *testing.T, archive io.Reader) (map[string]string, error) {
 	t.Helper()
 	files := map[string]string{}
-	for r := tar.NewReader(archive); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			return files, nil
-		}
-		if err != nil {
-			return files, err
-		}
-		content, err := io.ReadAll(r)
-		if err != nil {
-			return files, err
-		}
-		files[h.Name] = string(content)
-	}
+	err := eachOf(archive, func(h *tar.Header, content string) { files[h.Name] = content })
+	return files, err
 }
 
 func TestExtract(t *testing.T) {
@@ -98,7 +112,7 @@ func TestExtract(t *testing.T) {
 		ref, arch string
 		want      map[string]string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"of an index":         {index, "amd64", map[string]string{"manifest.yaml": "amd64", "rootfs/kept": "amd64"}},
 		"of a variant":        {index, "arm64", map[string]string{"manifest.yaml": "arm64", "rootfs/kept": "arm64"}},
 		"by tag":              {host + "/acme/frr:1.0", "amd64", map[string]string{"manifest.yaml": "amd64", "rootfs/kept": "amd64"}},
@@ -107,10 +121,10 @@ func TestExtract(t *testing.T) {
 		"by tag and digest":   {strings.Replace(index, "frr@", "frr:2.0@", 1), "amd64", map[string]string{"manifest.yaml": "amd64", "rootfs/kept": "amd64"}},
 		"of an image by name": {host + "/acme/handmade:1", "amd64", map[string]string{"a": "b"}},
 	}, func(t *testing.T, tc row) {
-		archive := must(c.Extract(t.Context(), tc.ref, tc.arch))(t)
+		archive := must.Get(c.Extract(t.Context(), tc.ref, tc.arch))(t)
 		got, err := filesOf(t, archive)
-		noError(t, errors.Join(err, archive.Close()))
-		same(t, "files", tc.want, got)
+		must.Do(t, errors.Join(err, archive.Close()))
+		must.Equal(t, "files", tc.want, got)
 	})
 }
 
@@ -125,8 +139,8 @@ func TestExtractRefuses(t *testing.T) {
 			Add: imageOf(t, "amd64", tarOf(t, "variant="+p.Variant)), Descriptor: v1.Descriptor{Platform: &p},
 		})
 	}
-	tag := must(name.NewTag(host + "/acme/variants:1"))(t)
-	noError(t, remote.WriteIndex(tag, variants, remote.WithTransport(s), remote.WithContext(t.Context())))
+	tag := must.Get(name.NewTag(host + "/acme/variants:1"))(t)
+	must.Do(t, remote.WriteIndex(tag, variants, remote.WithTransport(s), remote.WithContext(t.Context())))
 	// instead answers some requests with a status, or forges the answer.
 	instead := func(method, part string, status int) http.RoundTripper {
 		return direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -148,7 +162,7 @@ func TestExtractRefuses(t *testing.T) {
 		denied    bool
 		hint      string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"no reference":      {s, "A B", "amd64", `image reference "A B": `, fault.Config, false, ""},
 		"another arch":      {s, index, "riscv64", " has no image for riscv64: there is amd64, arm64", fault.Failed, false, "push the image for linux/riscv64 too"},
 		"one arch":          {s, host + "/acme/one:1", "amd64", "/acme/one:1 has no image for amd64: there is arm64", fault.Failed, false, "push the image for linux/amd64 too"},
@@ -163,11 +177,9 @@ func TestExtractRefuses(t *testing.T) {
 		archive, err := client(t, tc.from).Extract(t.Context(), tc.ref, tc.arch)
 		if err == nil {
 			_, err = filesOf(t, archive)
-			noError(t, archive.Close())
+			must.Do(t, archive.Close())
 		}
-		if err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Fatalf("error\n got %v\nwant it to hold %q", err, tc.want)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), tc.want)
 		if got := errors.Is(err, images.ErrDenied); got != tc.denied || fault.KindOf(err) != tc.kind {
 			t.Errorf("denied = %t, kind = %v", got, fault.KindOf(err))
 		}
@@ -190,67 +202,39 @@ func TestExtractEndsEarly(t *testing.T) {
 	s := server()
 	push(t, s, host+"/acme/large:1", imageOf(t, "amd64", tarOf(t, "a="+strings.Repeat("a", 1<<20), "b=")))
 	c := client(t, s)
-	archive := must(c.Extract(t.Context(), host+"/acme/large:1", "amd64"))(t)
-	if _, err := io.ReadFull(archive, make([]byte, 4096)); err != nil {
-		t.Fatal(err)
-	}
-	noError(t, archive.Close())
+	archive := must.Get(c.Extract(t.Context(), host+"/acme/large:1", "amd64"))(t)
+	must.Get(io.ReadFull(archive, make([]byte, 4096)))(t)
+	must.Do(t, archive.Close())
 	ctx, cancel := context.WithCancel(t.Context())
-	archive = must(c.Extract(ctx, host+"/acme/large:1", "amd64"))(t)
+	archive = must.Get(c.Extract(ctx, host+"/acme/large:1", "amd64"))(t)
 	cancel()
 	if _, err := filesOf(t, archive); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	noError(t, archive.Close())
+	must.Do(t, archive.Close())
 }
 
-// layerOf is a layer with these entries: "name" for a file, "name/" for a directory,
-// "name -> target" for a symbolic link; a file's content is the layer's name.
+// layerOf is a compressed layer of these entries, as of tarOf; a file's content is the layer's name.
 func layerOf(t *testing.T, layer string, entries ...string) v1.Layer {
 	t.Helper()
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, e := range entries {
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: e, Mode: 0o644, Size: int64(len(layer))}
-		if strings.HasSuffix(e, "/") {
-			h.Typeflag, h.Size = tar.TypeDir, 0
-		}
-		if name, target, link := strings.Cut(e, " -> "); link {
-			h.Typeflag, h.Name, h.Linkname, h.Size = tar.TypeSymlink, name, target, 0
-		}
-		noError(t, w.WriteHeader(h))
-		if h.Size > 0 {
-			if _, err := io.WriteString(w, layer); err != nil {
-				t.Fatal(err)
-			}
+	entries = slices.Clone(entries)
+	for i, e := range entries {
+		if !strings.HasSuffix(e, "/") && !strings.Contains(e, " -> ") {
+			entries[i] = e + "=" + layer
 		}
 	}
-	noError(t, w.Close())
-	l := must(tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, tarball.WithCompressionLevel(gzip.BestSpeed)))(t)
-	return l
+	return must.Get(tarball.LayerFromOpener(tarOf(t, entries...).Uncompressed, tarball.WithCompressionLevel(gzip.BestSpeed)))(t)
 }
 
 // flattened lists the content of a tar, a line for each entry.
-func flattened(t *testing.T, layers ...v1.Layer) ([]string, error) {
+func flattened(t *testing.T, layers ...v1.Layer) (list []string, err error) {
 	t.Helper()
-	img := must(mutate.AppendLayers(empty.Image, layers...))(t)
-	archive := flatten(img)
+	archive := flatten(must.Get(mutate.AppendLayers(empty.Image, layers...))(t))
 	defer archive.Close()
-	var list []string
-	for r := tar.NewReader(archive); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			return list, nil
-		}
-		if err != nil {
-			return list, err
-		}
-		content, err := io.ReadAll(r)
-		if err != nil {
-			return list, err
-		}
+	err = eachOf(archive, func(h *tar.Header, content string) {
 		list = append(list, strings.TrimSpace(fmt.Sprintf("%s %s%s", h.Name, content, h.Linkname)))
-	}
+	})
+	return list, err
 }
 
 func TestFlatten(t *testing.T) {
@@ -260,7 +244,7 @@ func TestFlatten(t *testing.T) {
 		want         []string
 		err          string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"both":                     {lower: []string{"a/", "a/x"}, upper: []string{"a/", "a/y"}, want: []string{"a", "a/y upper", "a/x lower"}},
 		"the upper one counts":     {lower: []string{"./a"}, upper: []string{"/a"}, want: []string{"a upper"}},
 		"a file hides a directory": {lower: []string{"a/", "a/x"}, upper: []string{"a"}, want: []string{"a upper"}},
@@ -277,18 +261,16 @@ func TestFlatten(t *testing.T) {
 		"a deep path":              {lower: []string{strings.Repeat("a/", 128) + "b"}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 257 bytes"},
 	}, func(t *testing.T, tc row) {
 		got, err := flattened(t, layerOf(t, "lower", tc.lower...), layerOf(t, "upper", tc.upper...))
-		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("error %v, want %q", err, tc.err)
-		}
-		same(t, "result", tc.want, got)
+		must.Contain(t, "error", fmt.Sprint(err), cmp.Or(tc.err, "<nil>"))
+		must.Equal(t, "result", tc.want, got)
 	})
 }
 
 // TestFlattenThreeLayers: what the upper one hides stays hidden, whatever the middle one says.
 func TestFlattenThreeLayers(t *testing.T) {
 	t.Parallel()
-	got := must(flattened(t, layerOf(t, "lower", "a/x", "b/x"), layerOf(t, "middle", "a/", "b"), layerOf(t, "upper", "a", "b/", "b/y")))(t)
-	same(t, "result", []string{"a upper", "b", "b/y upper"}, got)
+	got := must.Get(flattened(t, layerOf(t, "lower", "a/x", "b/x"), layerOf(t, "middle", "a/", "b"), layerOf(t, "upper", "a", "b/", "b/y")))(t)
+	must.Equal(t, "result", []string{"a upper", "b", "b/y upper"}, got)
 }
 
 // TestFlattenIsBounded: an image that is small in transit cannot make us keep much in memory.
@@ -326,11 +308,11 @@ func TestDamagedBlob(t *testing.T) {
 	s := server()
 	index := pushExtension(t, s)
 	cases := map[string]int{"the end of gzip": 1, "its checksum": 8, "in the middle": 40, "the beginning": 1 << 20}
-	each(t, cases, func(t *testing.T, fromEnd int) {
+	must.Each(t, cases, func(t *testing.T, fromEnd int) {
 		c := client(t, damages(s, fromEnd))
-		archive := must(c.Extract(t.Context(), index, "amd64"))(t)
+		archive := must.Get(c.Extract(t.Context(), index, "amd64"))(t)
 		_, err := filesOf(t, archive)
-		noError(t, archive.Close())
+		must.Do(t, archive.Close())
 		saysDamaged(t, err)
 	})
 }
@@ -363,11 +345,9 @@ func damages(s direct, fromEnd int) direct {
 
 func saysDamaged(t *testing.T, err error) {
 	t.Helper()
-	if err == nil || !strings.Contains(err.Error(), "a blob was damaged on the way: ") {
-		t.Errorf("error %v", err)
-	}
+	must.Contain(t, "error", fmt.Sprint(err), "a blob was damaged on the way: ")
 	err = fault.ImageDiffers.Else(err) // like a step that compares images
-	same(t, "code", fault.BuildFailed, fault.CodeOf(err))
+	must.Equal(t, "code", fault.BuildFailed, fault.CodeOf(err))
 	if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, "run it again. ") || strings.Contains(hints, "lock") {
 		t.Errorf("hints %q", hints)
 	}
@@ -384,7 +364,7 @@ func TestDescribe(t *testing.T) {
 		want   schematics.ExtensionImage
 		err    string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"an index": {
 			layers: []v1.Layer{tarOf(t, "rootfs/usr/bin/frr=x"), tarOf(t, frrManifest)}, arch: []string{"arm64", "amd64"}, ask: "amd64",
 			want: schematics.ExtensionImage{Architectures: []string{"amd64", "arm64"}, Name: "frr", Version: "1.7.15"},
@@ -432,12 +412,12 @@ func TestDescribe(t *testing.T) {
 		"not there": {ask: "amd64", err: "registry " + host + " has no "},
 	}, func(t *testing.T, tc row) {
 		s := server()
-		ref := must(name.NewDigest(host + "/acme/frr@sha256:" + strings.Repeat("0", 64)))(t)
+		ref := must.Get(name.NewDigest(host + "/acme/frr@sha256:" + strings.Repeat("0", 64)))(t)
 		if tc.layers != nil {
 			ref = pushFor(t, s, tc.arch, tc.layers...)
 		}
 		got, err := client(t, s).Describe(t.Context(), ref.String(), tc.ask)
-		same(t, "image", tc.want, got)
+		must.Equal(t, "image", tc.want, got)
 		if (err != nil) != (tc.err != "") || err != nil && (!strings.Contains(err.Error(), tc.err) || fault.KindOf(err) != fault.Config) {
 			t.Errorf("error = %v (%v), want %q", err, fault.KindOf(err), tc.err)
 		}
@@ -462,11 +442,11 @@ func TestDescribeRefusesPathsOutOfTheRoot(t *testing.T) {
 // pushFor pushes images of these layers, as an index unless there is only one.
 func pushFor(t *testing.T, to direct, arch []string, layers ...v1.Layer) name.Digest {
 	t.Helper()
-	tag := must(name.NewTag(host + "/acme/frr:1"))(t)
+	tag := must.Get(name.NewTag(host + "/acme/frr:1"))(t)
 	if len(arch) == 1 {
 		img := imageOf(t, arch[0], layers...)
 		push(t, to, tag.String(), img)
-		return tag.Context().Digest(must(img.Digest())(t).String())
+		return tag.Context().Digest(must.Get(img.Digest())(t).String())
 	}
 	index := v1.ImageIndex(empty.Index)
 	for _, a := range arch {
@@ -474,8 +454,8 @@ func pushFor(t *testing.T, to direct, arch []string, layers ...v1.Layer) name.Di
 			Add: imageOf(t, a, layers...), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: a}},
 		})
 	}
-	noError(t, remote.WriteIndex(tag, index, remote.WithTransport(to), remote.WithContext(t.Context())))
-	return tag.Context().Digest(must(index.Digest())(t).String())
+	must.Do(t, remote.WriteIndex(tag, index, remote.WithTransport(to), remote.WithContext(t.Context())))
+	return tag.Context().Digest(must.Get(index.Digest())(t).String())
 }
 
 // TestDescribeReadsTheTopOnly: an extension's content is not fetched for its name.
@@ -486,23 +466,21 @@ func TestDescribeReadsTheTopOnly(t *testing.T) {
 	img := imageOf(t, "amd64", below, top)
 	push(t, http.DefaultTransport, c.from.host+"/acme/frr:1", img)
 	c.from.set(nil)
-	ref := c.from.host + "/acme/frr@" + must(img.Digest())(t).String()
-	if _, err := c.Describe(t.Context(), ref, "amd64"); err != nil {
-		t.Fatal(err)
-	}
-	want := map[string]bool{must(top.Digest())(t).String(): true, must(below.Digest())(t).String(): false}
+	ref := c.from.host + "/acme/frr@" + must.Get(img.Digest())(t).String()
+	must.Get(c.Describe(t.Context(), ref, "amd64"))(t)
+	want := map[string]bool{must.Get(top.Digest())(t).String(): true, must.Get(below.Digest())(t).String(): false}
 	got := map[string]bool{}
 	for digest := range want {
 		got[digest] = strings.Contains(strings.Join(c.from.asked("GET"), " "), digest)
 	}
-	same(t, "fetched", want, got)
+	must.Equal(t, "fetched", want, got)
 }
 
 func TestNearby(t *testing.T) {
 	t.Parallel()
 	digest := "@sha256:" + strings.Repeat("1", 64)
 	type row struct{ extensions, ref, want string }
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"from where the list is":  {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/zfs" + digest, "mirror.acme/talos/zfs" + digest},
 		"a tag":                   {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/imager:v1.13.9", "mirror.acme/talos/imager:v1.13.9"},
 		"tag and digest":          {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/zfs:1" + digest, "mirror.acme/talos/zfs" + digest},
@@ -513,7 +491,7 @@ func TestNearby(t *testing.T) {
 		"at the registry's root":  {"127.0.0.1:5000/extensions", "ghcr.io/siderolabs/zfs" + digest, "127.0.0.1:5000/zfs" + digest},
 		"in the registry's depth": {"127.0.0.1:5000/a/b/c", "ghcr.io/siderolabs/zfs" + digest, "127.0.0.1:5000/a/b/zfs" + digest},
 	}, func(t *testing.T, tc row) {
-		c := must(New(Options{Extensions: tc.extensions}))(t)
-		same(t, "relocated", tc.want, c.relocate(must(name.ParseReference(tc.ref))(t)).String())
+		c := must.Get(New(Options{Extensions: tc.extensions}))(t)
+		must.Equal(t, "relocated", tc.want, c.relocate(must.Get(name.ParseReference(tc.ref))(t)).String())
 	})
 }

@@ -200,8 +200,8 @@ func (c *Client) Describe(ctx context.Context, ref, arch string) (schematics.Ext
 }
 
 // architectures returns an image's architectures. An image that names no architecture counts as one for any.
-func (a access) architectures(ctx context.Context, ref name.Reference, any string) ([]string, error) {
-	desc, err := a.get(ctx, ref)
+func (c *Client) architectures(ctx context.Context, ref name.Reference, any string) ([]string, error) {
+	desc, err := c.get(ctx, ref)
 	if notFound(err) {
 		err = fault.As(fault.Config, err)
 	}

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -34,7 +33,7 @@ var _ images.Records = (*Records)(nil)
 
 // Records keeps lists of files in registries, with the logins of a client.
 type Records struct {
-	access
+	client *Client
 
 	mu sync.Mutex
 	// own holds the digests that this process has pushed last: of lists, by list, and of records, by list and record.
@@ -44,7 +43,7 @@ type Records struct {
 }
 
 // NewRecords returns Records with the logins of c. It does not connect.
-func NewRecords(c *Client) *Records { return &Records{access: c.access, own: map[string]string{}} }
+func NewRecords(c *Client) *Records { return &Records{client: c, own: map[string]string{}} }
 
 // A list of records is an OCI index under a tag. Each record is a manifest with the file as its only layer. The
 // annotations in the index describe the records, so that one request reads all descriptions. Records are not
@@ -83,7 +82,7 @@ func (c *Records) List(ctx context.Context, list string) ([]images.Record, error
 // entries reads the entries of a list, the newest first. A tag that names anything else is refused and not
 // overwritten.
 func (c *Records) entries(ctx context.Context, t name.Tag) ([]v1.Descriptor, error) {
-	desc, err := remote.Get(t, c.options(ctx)...)
+	desc, err := remote.Get(t, c.client.options(ctx)...)
 	if notFound(err) {
 		return nil, nil
 	}
@@ -125,7 +124,7 @@ func (c *Records) Read(ctx context.Context, list string, r images.Record) ([]byt
 	if err != nil {
 		return nil, fault.Configf("image tag %q: %w", list, err)
 	}
-	img, err := remote.Image(t.Context().Digest(r.Digest), c.options(ctx)...)
+	img, err := remote.Image(t.Context().Digest(r.Digest), c.client.options(ctx)...)
 	if err != nil {
 		return nil, explain(err, t.Context())
 	}
@@ -136,16 +135,7 @@ func (c *Records) Read(ctx context.Context, list string, r images.Record) ([]byt
 	if m.Config.MediaType != recordConfig || len(m.Layers) != 1 || m.Layers[0].Size > maxRecord {
 		return nil, fmt.Errorf("%s@%s is not the record of a run", t.Context(), r.Digest)
 	}
-	layer, err := img.LayerByDigest(m.Layers[0].Digest)
-	if err != nil {
-		return nil, explain(err, t.Context())
-	}
-	body, err := layer.Compressed() // as it was pushed; its digest is checked
-	if err != nil {
-		return nil, explain(err, t.Context())
-	}
-	defer body.Close()
-	content, err := io.ReadAll(io.LimitReader(body, maxRecord))
+	content, err := pushed(img, m.Layers[0].Digest)
 	return content, explain(err, t.Context())
 }
 
@@ -194,7 +184,7 @@ func (c *Records) push(ctx context.Context, to name.Repository, r images.Record,
 	if err := errors.Join(errRaw, errDigest); err != nil {
 		return v1.Descriptor{}, fmt.Errorf("record %s: %w", r.Name, err)
 	}
-	if err := remote.Write(to.Digest(digest.String()), img, c.options(ctx)...); err != nil {
+	if err := remote.Write(to.Digest(digest.String()), img, c.client.options(ctx)...); err != nil {
 		return v1.Descriptor{}, explain(err, to)
 	}
 	about := map[string]string{recordName: r.Name, recordSize: fmt.Sprint(len(content)), recordWritten: r.Written.UTC().Format(time.RFC3339Nano)}
@@ -220,7 +210,7 @@ func (c *Records) put(ctx context.Context, t name.Tag, entries []v1.Descriptor) 
 		if err != nil {
 			return fmt.Errorf("list %s: %w", t, err)
 		}
-		if err := remote.Put(t, index(raw), c.options(ctx)...); err != nil {
+		if err := remote.Put(t, index(raw), c.client.options(ctx)...); err != nil {
 			return err
 		}
 		digest, _, err := v1.SHA256(bytes.NewReader(raw))
@@ -232,7 +222,7 @@ func (c *Records) put(ctx context.Context, t name.Tag, entries []v1.Descriptor) 
 	err := put()
 	if e, ok := errors.AsType[*transport.Error](err); ok && (e.StatusCode == http.StatusBadRequest || e.StatusCode == http.StatusNotFound) {
 		entries = slices.DeleteFunc(entries, func(d v1.Descriptor) bool {
-			_, err := c.head(ctx, t.Context().Digest(d.Digest.String()))
+			_, err := c.client.head(ctx, t.Context().Digest(d.Digest.String()))
 			return notFound(err)
 		})
 		err = put()
@@ -251,7 +241,7 @@ func (c *Records) replace(ctx context.Context, in name.Repository, key, digest s
 	if !tries {
 		return
 	}
-	if err := remote.Delete(in.Digest(before), c.options(ctx)...); err != nil && !notFound(err) {
+	if err := remote.Delete(in.Digest(before), c.client.options(ctx)...); err != nil && !notFound(err) {
 		c.mu.Lock()
 		c.undeletable = true
 		c.mu.Unlock()
@@ -267,14 +257,14 @@ func (c *Records) ForAnyone(ctx context.Context, list string) (bool, error) {
 	if private(ctx, t.RegistryStr()) {
 		return false, nil
 	}
-	tags, err := remote.List(t.Context(), c.options(ctx)...)
+	tags, err := remote.List(t.Context(), c.client.options(ctx)...)
 	if err != nil {
 		return false, explain(err, t.Context()) // also if there is no such repository yet: who may read it is unknown
 	}
 	if len(tags) == 0 {
 		return false, fmt.Errorf("registry %s: %s is empty: whether anyone can read it can't be seen yet", t.RegistryStr(), t.Context())
 	}
-	stranger := c.access
+	stranger := *c.client
 	stranger.keychain = authn.NewMultiKeychain() // has no login
 	_, err = remote.Get(t.Context().Tag(tags[0]), stranger.options(ctx)...)
 	if e, ok := errors.AsType[*transport.Error](err); ok && e.StatusCode/100 == 4 && e.StatusCode != http.StatusTooManyRequests {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -23,13 +24,13 @@ const records = mirror + ":recast-history-prod"
 func keep(t *testing.T, c *Records, name string, minute int, content string, most int) {
 	t.Helper()
 	r := images.Record{Name: name, Labels: map[string]string{"result": "done"}, Written: time.Date(2026, 1, 2, 3, minute, 0, 0, time.UTC)}
-	noError(t, c.Keep(t.Context(), records, r, []byte(content), most))
+	must.Do(t, c.Keep(t.Context(), records, r, []byte(content), most))
 }
 
 // contents lists what is on the list, in its order.
 func contents(t *testing.T, c *Records) (all []string) {
 	t.Helper()
-	list := must(c.List(t.Context(), records))(t)
+	list := must.Get(c.List(t.Context(), records))(t)
 	for _, r := range list {
 		content, err := c.Read(t.Context(), records, r)
 		if err != nil || int64(len(content)) != r.SizeBytes {
@@ -44,20 +45,18 @@ func TestRecords(t *testing.T) {
 	t.Parallel()
 	s := direct{factoryapi.NewRegistry(record.New())}
 	c := NewRecords(client(t, s))
-	if got := contents(t, c); got != nil {
-		t.Errorf("of no list: %q", got)
-	}
+	must.Equal(t, "of no list", []string(nil), contents(t, c))
 	keep(t, c, "a", 1, "one", 2)
-	replaced := must(c.List(t.Context(), records))(t)[0]
+	replaced := must.Get(c.List(t.Context(), records))(t)[0]
 	keep(t, c, "b", 2, "two", 2)
 	keep(t, c, "a", 3, "one and more", 2)
-	same(t, "a record that was written again", []string{"a one and more done 03:03", "b two done 03:02"}, contents(t, c))
+	must.Equal(t, "a record that was written again", []string{"a one and more done 03:03", "b two done 03:02"}, contents(t, c))
 	if content, err := c.Read(t.Context(), records, replaced); err == nil {
 		t.Errorf("what it replaced is there still: %q", content)
 	}
 	keep(t, c, "c", 4, "three", 2)
-	same(t, "more than two: the oldest goes", []string{"c three done 03:04", "a one and more done 03:03"}, contents(t, c))
-	left := must(client(t, s).Tags(t.Context(), mirror))(t)
+	must.Equal(t, "more than two: the oldest goes", []string{"c three done 03:04", "a one and more done 03:03"}, contents(t, c))
+	left := must.Get(client(t, s).Tags(t.Context(), mirror))(t)
 	if !slices.Equal(left, []string{"recast-history-prod"}) {
 		t.Errorf("it is more than one tag: %q", left)
 	}
@@ -81,7 +80,7 @@ func TestRecordsOfTwo(t *testing.T) {
 	keep(t, other, "old", 0, "o", 9)
 	keep(t, c, "ours", 2, "a", 9) // writes a list that does not have theirs
 	keep(t, other, "theirs", 3, "b", 9)
-	same(t, "the list", []string{"theirs b done 03:03", "ours a done 03:02", "old o done 03:00"}, contents(t, c))
+	must.Equal(t, "the list", []string{"theirs b done 03:03", "ours a done 03:02", "old o done 03:00"}, contents(t, c))
 }
 
 // TestRecordsAreGone: a registry that refuses a list with a part that someone has deleted gets the rest.
@@ -92,11 +91,11 @@ func TestRecordsAreGone(t *testing.T) {
 		if r.Method != http.MethodPut || !strings.HasSuffix(r.URL.Path, "/manifests/recast-history-prod") || r.GetBody == nil {
 			return nil
 		}
-		body := must(r.GetBody())(t)
+		body := must.Get(r.GetBody())(t)
 		defer body.Close()
-		for _, part := range strings.Split(string(must(io.ReadAll(body))(t)), `"digest":"`)[1:] {
+		for _, part := range strings.Split(string(must.Get(io.ReadAll(body))(t)), `"digest":"`)[1:] {
 			digest, _, _ := strings.Cut(part, `"`)
-			if _, err := remote.Head(must(name.NewDigest(mirror+"@"+digest))(t), remote.WithTransport(s)); err != nil {
+			if _, err := remote.Head(must.Get(name.NewDigest(mirror+"@"+digest))(t), remote.WithTransport(s)); err != nil {
 				return answers(http.StatusBadRequest) // MANIFEST_BLOB_UNKNOWN of distribution
 			}
 		}
@@ -104,11 +103,11 @@ func TestRecordsAreGone(t *testing.T) {
 	}}
 	c := NewRecords(client(t, strict))
 	keep(t, c, "a", 1, "one", 9)
-	list := must(c.List(t.Context(), records))(t)
+	list := must.Get(c.List(t.Context(), records))(t)
 	keep(t, c, "b", 2, "two", 9)
-	noError(t, client(t, s).Delete(t.Context(), mirror+"@"+list[0].Digest))
+	must.Do(t, client(t, s).Delete(t.Context(), mirror+"@"+list[0].Digest))
 	keep(t, c, "c", 3, "three", 9)
-	same(t, "the list", []string{"c three done 03:03", "b two done 03:02"}, contents(t, c))
+	must.Equal(t, "the list", []string{"c three done 03:03", "b two done 03:02"}, contents(t, c))
 }
 
 // TestRecordsRefused: a registry that lets no one write, or has something else under the tag.
@@ -127,12 +126,10 @@ func TestRecordsRefused(t *testing.T) {
 	index, img := pushBuilt(t, s, "recast-history-prod", time.Unix(0, 0))
 	c, shelf := NewRecords(client(t, s)), client(t, s)
 	for _, digest := range []string{index.String(), img.String()} {
-		noError(t, shelf.Tag(t.Context(), mirror+"@"+digest, records))
+		must.Do(t, shelf.Tag(t.Context(), mirror+"@"+digest, records))
 		_, err := c.List(t.Context(), records)
 		for _, err := range []error{err, c.Keep(t.Context(), records, images.Record{Name: "a"}, []byte("x"), 9)} {
-			if err == nil || !strings.Contains(err.Error(), "is not a list of runs: it is left as it is") {
-				t.Errorf("an image under that tag: %v", err)
-			}
+			must.Contain(t, "an image under that tag", fmt.Sprint(err), "is not a list of runs: it is left as it is")
 		}
 		if got, _, err := shelf.Head(t.Context(), records); got != digest || err != nil {
 			t.Errorf("it was %s, and is %s, %v", digest, got, err)
@@ -149,7 +146,7 @@ func TestForAnyone(t *testing.T) {
 		want      bool
 		fails     bool
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"public":               {"192.0.2.7", nil, nil, true, false},
 		"with a login":         {"192.0.2.7", nil, answers(http.StatusUnauthorized), false, false},
 		"hidden":               {"192.0.2.7", nil, answers(http.StatusNotFound), false, false},
@@ -162,7 +159,7 @@ func TestForAnyone(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		s := direct{factoryapi.NewRegistry(record.New())}
 		at := tc.registry + "/acme/talos:recast-history-prod"
-		noError(t, NewRecords(client(t, s)).Keep(t.Context(), at, images.Record{Name: "a"}, []byte("x"), 9))
+		must.Do(t, NewRecords(client(t, s)).Keep(t.Context(), at, images.Record{Name: "a"}, []byte("x"), 9))
 		c := NewRecords(client(t, quirk{s, func(r *http.Request) *http.Response {
 			switch {
 			case strings.HasSuffix(r.URL.Path, "/tags/list"):

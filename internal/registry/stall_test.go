@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	bounds "github.com/recast-sh/recast/internal/transport"
 )
@@ -151,20 +153,16 @@ func TestDownloadsGoOn(t *testing.T) {
 		}
 		begun := time.Now()
 		got, err := fetch(t.Context(), t, l, tc.path)
-		same(t, "body", tc.want, got)
-		if (err != nil) != (tc.err != "") || err != nil && err.Error() != tc.err {
-			t.Errorf("error\n got %v\nwant %s", err, tc.err)
-		}
-		same(t, "ranges", tc.asked, l.asked)
-		if took := time.Since(begun); took != tc.took {
-			t.Errorf("it took %s, want %s", took, tc.took)
-		}
+		must.Equal(t, "body", tc.want, got)
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+		must.Equal(t, "ranges", tc.asked, l.asked)
+		must.Equal(t, "it", tc.took, time.Since(begun))
 	})
 }
 
 func fetch(ctx context.Context, t *testing.T, from http.RoundTripper, path string) (string, error) {
 	t.Helper()
-	req := must(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, nil))(t)
+	req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, nil))(t)
 	resp, err := limited(from).RoundTrip(req)
 	if err != nil {
 		return "", err
@@ -185,7 +183,7 @@ func TestDownloadIsCancelled(t *testing.T) {
 		if _, err := fetch(ctx, t, l, "/v2/a/blobs/sha256:0"); err == nil {
 			t.Error("no error")
 		}
-		same(t, "it took", at, time.Since(begun))
+		must.Equal(t, "it took", at, time.Since(begun))
 	})
 }
 
@@ -227,21 +225,17 @@ func TestUploads(t *testing.T) {
 		"the answer takes its time": {to: &line{answers: []answer{{status: 202, silence: limits.Answer - 1}}}, took: limits.Answer - 1},
 	}, func(t *testing.T, tc row) {
 		body := io.NopCloser(slow{Reader: oneByte{strings.NewReader("0123456789")}, each: tc.each})
-		req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://r/v2/a/blobs/uploads/1", body))(t)
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://r/v2/a/blobs/uploads/1", body))(t)
 		begun := time.Now()
 		resp, err := limited(tc.to).RoundTrip(req)
 		if err == nil {
 			err = resp.Body.Close()
 		}
-		if (err != nil) != (tc.err != "") || err != nil && err.Error() != tc.err {
-			t.Errorf("error\n got %v\nwant %s", err, tc.err)
-		}
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
 		if stalled, ok := errors.AsType[*bounds.Stalled](err); ok && (stalled.Temporary() != tc.temporary || !stalled.Timeout()) {
 			t.Errorf("temporary = %t", stalled.Temporary())
 		}
-		if took := time.Since(begun); took != tc.took {
-			t.Errorf("it took %s, want %s", took, tc.took)
-		}
+		must.Equal(t, "it", tc.took, time.Since(begun))
 	})
 }
 
@@ -262,15 +256,15 @@ func TestCutBlobIsReadToItsEnd(t *testing.T) {
 	push(t, http.DefaultTransport, c.from.host+"/acme/frr:1", imageOf(t, "amd64", layer))
 	cut := 0
 	c.from.cut = func(r *http.Request) int64 {
-		if strings.Contains(r.URL.Path, must(layer.Digest())(t).Hex) && cut < 2 {
+		if strings.Contains(r.URL.Path, must.Get(layer.Digest())(t).Hex) && cut < 2 {
 			cut++
 			return 10_000
 		}
 		return -1
 	}
-	archive := must(c.Extract(t.Context(), c.from.host+"/acme/frr:1", "amd64"))(t)
+	archive := must.Get(c.Extract(t.Context(), c.from.host+"/acme/frr:1", "amd64"))(t)
 	files, err := filesOf(t, archive)
-	noError(t, errors.Join(err, archive.Close()))
+	must.Do(t, errors.Join(err, archive.Close()))
 	got := sha256.Sum256([]byte(files["a"]))
 	if cut != 2 || hex.EncodeToString(got[:]) != hex.EncodeToString(sum[:]) {
 		t.Errorf("after %d cuts: %x, want %x", cut, got, sum)
@@ -281,13 +275,13 @@ func TestCutBlobIsReadToItsEnd(t *testing.T) {
 func over(t *testing.T, h http.Handler, test func(http.RoundTripper)) {
 	t.Helper()
 	net := network.Memory()
-	l := must(net.Listen(host))(t)
+	l := must.Get(net.Listen(host))(t)
 	server := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
 	go func() { _ = server.Serve(l) }() // returns when the server is closed
 	transport := &http.Transport{DialContext: net.Dialer().DialContext}
 	test(transport)
 	transport.CloseIdleConnections()
-	noError(t, server.Close())
+	must.Do(t, server.Close())
 	time.Sleep(time.Second) // the bubble's time: a server lingers if a body was not read to its end
 }
 
@@ -315,7 +309,7 @@ func TestStallsOverHTTP(t *testing.T) {
 				if err != nil || got != string(content) || ranges != 1 {
 					t.Errorf("%d bytes, %d ranges, %v", len(got), ranges, err)
 				}
-				same(t, "it took", limits.Stall+limits.Pause, time.Since(begun))
+				must.Equal(t, "it took", limits.Stall+limits.Pause, time.Since(begun))
 			})
 		})
 	})
@@ -328,7 +322,7 @@ func TestStallsOverHTTP(t *testing.T) {
 				<-tested // a server does not notice a lost client before it has read the body
 			}), func(transport http.RoundTripper) {
 				defer close(tested)
-				req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://"+host+"/v2/a/blobs/uploads/1", bytes.NewReader(make([]byte, 10<<20))))(t)
+				req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://"+host+"/v2/a/blobs/uploads/1", bytes.NewReader(make([]byte, 10<<20))))(t)
 				begun := time.Now()
 				resp, err := limited(transport).RoundTrip(req)
 				if err == nil {
@@ -337,7 +331,7 @@ func TestStallsOverHTTP(t *testing.T) {
 				if stalled, ok := errors.AsType[*bounds.Stalled](err); !ok || !stalled.Temporary() {
 					t.Errorf("error is %v", err)
 				}
-				same(t, "it took", limits.Stall, time.Since(begun))
+				must.Equal(t, "it took", limits.Stall, time.Since(begun))
 			})
 		})
 	})
@@ -350,11 +344,9 @@ func TestUsualLogins(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	t.Setenv("GITHUB_ACTOR", "octocat")
 	t.Setenv("GITHUB_TOKEN", "secret")
-	c := must(New(Options{}))(t)
+	c := must.Get(New(Options{}))(t)
 	for registry, want := range map[string]string{"ghcr.io": "octocat", "registry.example": ""} {
-		auth := must(c.keychain.Resolve(must(name.NewRegistry(registry))(t)))(t)
-		if got := must(authn.Authorization(t.Context(), auth))(t); got.Username != want {
-			t.Errorf("%s: user %q, want %q", registry, got.Username, want)
-		}
+		auth := must.Get(c.keychain.Resolve(must.Get(name.NewRegistry(registry))(t)))(t)
+		must.Equal(t, registry, want, must.Get(authn.Authorization(t.Context(), auth))(t).Username)
 	}
 }

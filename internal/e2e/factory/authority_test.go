@@ -43,30 +43,20 @@ func newAuthority(t *testing.T) *authority {
 		SerialNumber: big.NewInt(2), NotBefore: a.about.NotBefore, NotAfter: a.about.NotAfter, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}, server))
-	der, err := x509.MarshalPKCS8PrivateKey(server)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must(x509.MarshalPKCS8PrivateKey(server))(t)
 	write(t, a.keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 	return a
 }
 
 func newKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
+	return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 }
 
 // signs makes a certificate, PEM.
 func (a *authority) signs(t *testing.T, about *x509.Certificate, key *ecdsa.PrivateKey) []byte {
 	t.Helper()
-	der, err := x509.CreateCertificate(rand.Reader, about, a.about, &key.PublicKey, a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must(x509.CreateCertificate(rand.Reader, about, a.about, &key.PublicKey, a.key))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 

@@ -28,10 +28,7 @@ func built(t *testing.T, ref, install, path string) string {
 	write(t, added, appended(t, kernelImage(t, ref), filepath.Join(install, "amd64/initramfs.xz")))
 	run(t, dir, "", "zstd", "-d", "--quiet", added, "-o", "added.cpio")
 	run(t, dir, "", "cpio", "-i", "--quiet", "-d", "-F", "added.cpio")
-	images, err := filepath.Glob(filepath.Join(dir, "*.sqsh"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	images := must(filepath.Glob(filepath.Join(dir, "*.sqsh")))(t)
 	for _, image := range images {
 		content, err := exec.CommandContext(t.Context(), "unsquashfs", "-cat", image, path).Output()
 		if err == nil && len(content) > 0 {
@@ -50,14 +47,8 @@ func checksum(b []byte) string {
 // kernelImage is the unified kernel image in an installer for amd64.
 func kernelImage(t *testing.T, ref string) []byte {
 	t.Helper()
-	r, err := name.ParseReference(ref)
-	if err != nil {
-		t.Fatal(err)
-	}
-	img, err := remote.Image(r, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}), remote.WithContext(t.Context()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must(name.ParseReference(ref))(t)
+	img := must(remote.Image(r, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}), remote.WithContext(t.Context())))(t)
 	files := mutate.Extract(img)
 	defer files.Close()
 	for archive := tar.NewReader(files); ; {
@@ -65,15 +56,9 @@ func kernelImage(t *testing.T, ref string) []byte {
 		if errors.Is(err, io.EOF) {
 			t.Fatalf("%s holds no kernel", ref)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, err)
 		if h.Name == "usr/install/amd64/vmlinuz.efi" {
-			b, err := io.ReadAll(archive)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return b
+			return must(io.ReadAll(archive))(t)
 		}
 	}
 }
@@ -81,22 +66,13 @@ func kernelImage(t *testing.T, ref string) []byte {
 // appended is what imager has appended to Talos' own initramfs.
 func appended(t *testing.T, uki []byte, initramfs string) []byte {
 	t.Helper()
-	f, err := pe.NewFile(bytes.NewReader(uki))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must(pe.NewFile(bytes.NewReader(uki)))(t)
 	section := f.Section(".initrd")
 	if section == nil {
 		t.Fatal("no .initrd")
 	}
-	b, err := section.Data()
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, err := os.ReadFile(initramfs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(section.Data())(t)
+	own := must(os.ReadFile(initramfs))(t)
 	_, rest, found := bytes.Cut(b[:section.VirtualSize], own)
 	if !found {
 		t.Fatal("the installer has another initramfs than Talos")

@@ -23,10 +23,7 @@ func TestDiskImage(t *testing.T) {
 	s.tell("The factory's disk image of schematic storage, and four corruptions of it")
 	disk := filepath.Join(t.TempDir(), "disk.qcow2")
 	s.notes("%s", s.runs("fetch", "recast.lock", "storage", s.front.url, disk))
-	content, err := os.ReadFile(disk)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must(os.ReadFile(disk))(t)
 	spoilt := []struct{ name, content, want string }{
 		{"a byte in the UKI", flipped(t, content, random("kernel amd64", 256<<10)[100<<10:][:256]), "the disk image is of another build than the installer: kernel "},
 		{"a sector less", string(content[:len(content)-512]), "damaged or of a foreign format: it is cut short: "},
@@ -119,9 +116,5 @@ func (s *stage) repacked(image, change string) string {
 	run(s.t, dir, "", "qemu-img", "convert", "-f", "qcow2", "-O", "raw", image, "disk.raw")
 	run(s.t, dir, "", "sh", "-e", "-c", change)
 	run(s.t, dir, "", "qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=8k", "disk.raw", "disk.qcow2")
-	b, err := os.ReadFile(filepath.Join(dir, "disk.qcow2"))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return string(b)
+	return string(must(os.ReadFile(filepath.Join(dir, "disk.qcow2")))(s.t))
 }

@@ -29,9 +29,7 @@ func (e extension) index(t *testing.T) v1.ImageIndex {
 			"compatibility": map[string]any{"talos": map[string]any{"version": ">= v1.5.0"}},
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	return index(func(arch string) v1.Image {
 		entries := []entry{{name: "manifest.yaml", mode: 0o644, content: manifest}, directory("rootfs")}
 		files := e.files(arch)
@@ -132,10 +130,7 @@ func (d *depot) official(t *testing.T, talos string, extensions ...extension) ma
 		lines.WriteString(line + "\n")
 		about[line] = map[string]string{"author": "Sidero Labs", "description": "The " + e.name + " of this test"}
 	}
-	descriptions, err := yaml.Marshal(about)
-	if err != nil {
-		t.Fatal(err)
-	}
+	descriptions := must(yaml.Marshal(about))(t)
 	d.push(t, "siderolabs/extensions:"+talos, image(t, "amd64", v1.Config{}, packed(t,
 		file("descriptions.yaml", 0o644, descriptions), file("image-digests", 0o644, []byte(lines.String())))))
 	return digests

@@ -23,10 +23,7 @@ type front struct {
 
 func newFront(t *testing.T) *front {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	f := &front{addr: l.Addr().String(), url: "http://" + l.Addr().String()}
 	serve(t, &http.Server{Handler: &httputil.ReverseProxy{Rewrite: f.route, FlushInterval: -1}}, func(s *http.Server) error { return s.Serve(l) })
 	return f
@@ -54,11 +51,7 @@ func (f *front) leads(t *testing.T, to *running) { f.splits(t, to, to) }
 func (f *front) splits(t *testing.T, lists, otherwise *running) {
 	t.Helper()
 	parse := func(r *running) *url.URL {
-		u, err := url.Parse(r.url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return u
+		return must(url.Parse(r.url))(t)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -40,36 +40,19 @@ func packed(t *testing.T, entries ...entry) v1.Layer {
 		case e.name[len(e.name)-1] == '/':
 			h.Typeflag = tar.TypeDir
 		}
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(e.content); err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, w.WriteHeader(h))
+		must(w.Write(e.content))(t)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, w.Close())
 	opener := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }
-	l, err := tarball.LayerFromOpener(opener, tarball.WithCompressionLevel(gzip.BestSpeed), tarball.WithMediaType(types.OCILayer))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
+	return must(tarball.LayerFromOpener(opener, tarball.WithCompressionLevel(gzip.BestSpeed), tarball.WithMediaType(types.OCILayer)))(t)
 }
 
 // image makes an OCI image of one platform.
 func image(t *testing.T, arch string, config v1.Config, layers ...v1.Layer) v1.Image {
 	t.Helper()
-	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{Architecture: arch, OS: "linux", Config: config, RootFS: v1.RootFS{Type: "layers"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	img, err = mutate.AppendLayers(mutate.ConfigMediaType(mutate.MediaType(img, types.OCIManifestSchema1), types.OCIConfigJSON), layers...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return img
+	img := must(mutate.ConfigFile(empty.Image, &v1.ConfigFile{Architecture: arch, OS: "linux", Config: config, RootFS: v1.RootFS{Type: "layers"}}))(t)
+	return must(mutate.AppendLayers(mutate.ConfigMediaType(mutate.MediaType(img, types.OCIManifestSchema1), types.OCIConfigJSON), layers...))(t)
 }
 
 // index makes an image for every architecture.

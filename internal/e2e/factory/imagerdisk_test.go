@@ -23,10 +23,7 @@ func TestImagerDisk(t *testing.T) {
 	s.replace("images:\n", "images:\n  imager: {command: ['"+imager+"', '{out}']}\n  boot: disk\n  disk: {storage: [local]}\n")
 
 	s.tell("An imager that leaves an extension out of the disk image: refused by content")
-	real, err := os.ReadFile(imager)
-	if err != nil {
-		t.Fatal(err)
-	}
+	real := must(os.ReadFile(imager))(t)
 	write(t, imager, []byte(strings.Replace(string(real), "exec ", `profile=$(cat)
 case $profile in *'kind: image'*) profile=$(printf '%s\n' "$profile" | sed '\|/in/0.tar|d') ;; esac
 printf '%s\n' "$profile" | `, 1)))
@@ -48,9 +45,7 @@ printf '%s\n' "$profile" | `, 1)))
 	s.hasNothingToDo()
 
 	s.tell("Another machine gets it from the mirror, without an imager")
-	if err := errors.Join(os.RemoveAll(cache), os.Remove(imager)); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, errors.Join(os.RemoveAll(cache), os.Remove(imager)))
 	said, _ = s.typed(0, "publish", "--only", "build")
 	s.says(said, "fetching "+e.Disk.Name+" from "+s.mirror.addr)
 	s.isDisk(filepath.Join(cache, e.Disk.Name), e.Disk.DiskBytes)
@@ -71,16 +66,11 @@ func (s *stage) isDisk(file string, bytes int64) {
 	run(s.t, dir, "", "qemu-img", "check", "-q", "-f", "qcow2", file)
 	run(s.t, dir, "", "qemu-img", "convert", "-f", "qcow2", "-O", "raw", file, "disk.raw")
 	run(s.t, dir, "", "sh", "-e", "-c", "sfdisk --json disk.raw >table.json")
-	info, err := os.Stat(filepath.Join(dir, "disk.raw"))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	info := must(os.Stat(filepath.Join(dir, "disk.raw")))(s.t)
 	var table struct {
 		PartitionTable struct{ Partitions []struct{ Name string } }
 	}
-	if err := json.Unmarshal([]byte(s.readFrom(dir, "table.json")), &table); err != nil {
-		s.t.Fatal(err)
-	}
+	mustDo(s.t, json.Unmarshal([]byte(s.readFrom(dir, "table.json")), &table))
 	if got := fmt.Sprint(table.PartitionTable.Partitions); got != "[{EFI} {META}]" || info.Size() != bytes {
 		s.t.Fatalf("%s: a disk of %d bytes with %s, the lock has %d", file, info.Size(), got, bytes)
 	}

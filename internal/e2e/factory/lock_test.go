@@ -49,8 +49,6 @@ func (l locked) extension(t *testing.T, name string) lockedExtension {
 func (s *teller) lock() lock {
 	s.t.Helper()
 	var l lock
-	if err := yaml.Unmarshal([]byte(s.read("recast.lock")), &l); err != nil {
-		s.t.Fatal(err)
-	}
+	mustDo(s.t, yaml.Unmarshal([]byte(s.read("recast.lock")), &l))
 	return l
 }

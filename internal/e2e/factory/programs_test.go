@@ -25,10 +25,7 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 // absolute is the path of a program that make has built.
 func absolute(t *testing.T, path string) string {
 	t.Helper()
-	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	path = must(filepath.Abs(path))(t)
 	if _, err := os.Stat(path); err != nil {
 		t.Fatalf("%v: make e2e builds it", err)
 	}
@@ -52,10 +49,7 @@ func programs(t *testing.T) string {
 	if strings.Contains(string(help), "-xattrs-exclude") {
 		return bin
 	}
-	path, err := exec.LookPath("mksquashfs")
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := must(exec.LookPath("mksquashfs"))(t)
 	shim := fmt.Sprintf(`#!/bin/sh
 skip=
 for arg do
@@ -66,8 +60,22 @@ for arg do
 done
 exec %s "$@"
 `, path)
-	if err := os.WriteFile(filepath.Join(bin, "mksquashfs"), []byte(shim), 0o755); err != nil {
+	mustDo(t, os.WriteFile(filepath.Join(bin, "mksquashfs"), []byte(shim), 0o755))
+	return bin
+}
+
+// must is the value of a call, whose error ends the test: must(os.ReadFile(name))(t).
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		mustDo(t, err)
+		return v
+	}
+}
+
+func mustDo(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
 		t.Fatal(err)
 	}
-	return bin
 }

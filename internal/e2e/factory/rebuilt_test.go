@@ -72,16 +72,11 @@ func (s *stage) cachedISO(schematic string) string {
 
 func (s *stage) losesISO(schematic string) {
 	s.t.Helper()
-	if err := os.Remove(s.cachedISO(schematic)); err != nil {
-		s.t.Fatal(err)
-	}
+	mustDo(s.t, os.Remove(s.cachedISO(schematic)))
 }
 
 func fileSum(t *testing.T, path string) string {
 	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(path))(t)
 	return checksum(b)
 }

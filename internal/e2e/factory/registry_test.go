@@ -28,10 +28,7 @@ type depot struct {
 
 func newDepot(t *testing.T) *depot {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	d := &depot{addr: l.Addr().String()}
 	handler := registry.New(
 		registry.WithBlobHandler(registry.NewDiskBlobHandler(t.TempDir())),
@@ -57,10 +54,7 @@ func newDepot(t *testing.T) *depot {
 // window.
 func (d *depot) servesTLS(t *testing.T, ca *authority) (addr string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	server := &http.Server{Handler: d.handler, Protocols: new(http.Protocols)}
 	server.Protocols.SetHTTP1(true)
 	server.ErrorLog = log.New(io.Discard, "", 0) // tests use clients that do not trust the certificate
@@ -86,35 +80,24 @@ func serve(t *testing.T, server *http.Server, run func(*http.Server) error) {
 // tag is a reference to the registry: "siderolabs/imager:v1.13.9".
 func (d *depot) tag(t *testing.T, path string) name.Tag {
 	t.Helper()
-	tag, err := name.NewTag(d.addr + "/" + path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tag
+	return must(name.NewTag(d.addr + "/" + path))(t)
 }
 
 func (d *depot) push(t *testing.T, path string, what remote.Taggable) {
 	t.Helper()
-	if err := remote.Push(d.tag(t, path), what, remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, remote.Push(d.tag(t, path), what, remote.WithContext(t.Context())))
 }
 
 // forgets deletes everything with a tag in a repository.
 func (d *depot) forgets(t *testing.T, path string) {
 	t.Helper()
-	repository, err := name.NewRepository(d.addr + "/" + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	repository := must(name.NewRepository(d.addr + "/" + path))(t)
 	tags, err := remote.List(repository, remote.WithContext(t.Context()))
 	if err != nil || len(tags) == 0 {
 		t.Fatalf("%s has the tags %q: %v", repository, tags, err)
 	}
 	for _, tag := range tags {
-		if err := remote.Delete(repository.Tag(tag), remote.WithContext(t.Context())); err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, remote.Delete(repository.Tag(tag), remote.WithContext(t.Context())))
 	}
 }
 
@@ -130,9 +113,6 @@ func (d *depot) digest(t *testing.T, path string) string {
 
 func digestOf(t *testing.T, what interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
-	h, err := what.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must(what.Digest())(t)
 	return fmt.Sprint(h)
 }

@@ -19,19 +19,13 @@ import (
 func secureBootKeys(t *testing.T, dir string) {
 	t.Helper()
 	for _, name := range []string{"pcr", "signing"} {
-		key, err := rsa.GenerateKey(rand.Reader, 2048)
-		if err != nil {
-			t.Fatal(err)
-		}
+		key := must(rsa.GenerateKey(rand.Reader, 2048))(t)
 		write(t, filepath.Join(dir, name+".key"), pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
 		about := x509.Certificate{
 			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "Secure Boot of this test"},
 			NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour),
 		}
-		der, err := x509.CreateCertificate(rand.Reader, &about, &about, &key.PublicKey, key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		der := must(x509.CreateCertificate(rand.Reader, &about, &about, &key.PublicKey, key))(t)
 		write(t, filepath.Join(dir, name+".crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	}
 }
@@ -39,10 +33,7 @@ func secureBootKeys(t *testing.T, dir string) {
 // fingerprint is the SHA-256 of a factory's certificate for Secure Boot.
 func (f *factoryServer) fingerprint(t *testing.T) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(f.keys, "signing.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(filepath.Join(f.keys, "signing.crt")))(t)
 	block, _ := pem.Decode(b)
 	return checksum(block.Bytes)
 }

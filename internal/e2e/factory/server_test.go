@@ -32,14 +32,8 @@ type factoryServer struct {
 
 func newFactoryServer(t *testing.T, core, own *depot, at *front, bin string) *factoryServer {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := must(x509.MarshalPKCS8PrivateKey(key))(t)
 	f := &factoryServer{core: core, own: own, front: at, bin: bin, dir: t.TempDir()}
 	f.key = filepath.Join(f.dir, "signing.key")
 	write(t, f.key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
@@ -75,22 +69,15 @@ func (f *factoryServer) run(t *testing.T, client *http.Client, url, listen, know
 	t.Helper()
 	f.started++
 	tmp := filepath.Join(f.dir, fmt.Sprintf("tmp%d", f.started))
-	if err := os.Mkdir(tmp, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, os.Mkdir(tmp, 0o700))
 	r := &running{url: url, log: filepath.Join(f.dir, fmt.Sprintf("factory%d.log", f.started)), ended: make(chan error, 1)}
-	log, err := os.Create(r.log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := must(os.Create(r.log))(t)
 	defer log.Close() // the child has its own
 	r.process = program(t, append([]string{"factory", listen, known, f.core.addr, f.own.addr, f.key, f.keys}, certificate...)...)
 	r.process.Stdout, r.process.Stderr = log, log
 	r.process.Env = append(os.Environ(), "TMPDIR="+tmp, "PATH="+f.bin+":"+os.Getenv("PATH"))
 	began := time.Now()
-	if err := r.process.Start(); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, r.process.Start())
 	go func() { r.ended <- r.process.Wait() }()
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -132,10 +119,7 @@ func (r *running) stop(t *testing.T) {
 
 func answers(t *testing.T, client *http.Client, url string) bool {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := must(http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil))(t)
 	resp, err := client.Do(req)
 	if err != nil {
 		return false
@@ -147,10 +131,7 @@ func answers(t *testing.T, client *http.Client, url string) bool {
 // freeAddress is an unused address.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	return l.Addr().String()
 }

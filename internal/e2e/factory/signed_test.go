@@ -82,10 +82,7 @@ func (s *stage) getsSigned(changed string) (digest string) {
 // registers has the factory know a schematic.
 func (f *front) registers(t *testing.T, schematic string) {
 	t.Helper()
-	r, err := http.Post(f.url+"/schematics", "application/yaml", strings.NewReader(schematic))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must(http.Post(f.url+"/schematics", "application/yaml", strings.NewReader(schematic)))(t)
 	defer r.Body.Close()
 	if r.StatusCode != http.StatusCreated {
 		t.Fatalf("the factory answers %s", r.Status)
@@ -95,31 +92,18 @@ func (f *front) registers(t *testing.T, schematic string) {
 // pulled is the image of every architecture that a reference names.
 func pulled(t *testing.T, ref string) v1.ImageIndex {
 	t.Helper()
-	r, err := name.ParseReference(ref)
-	if err != nil {
-		t.Fatal(err)
-	}
-	idx, err := remote.Index(r, remote.WithContext(t.Context()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return idx
+	r := must(name.ParseReference(ref))(t)
+	return must(remote.Index(r, remote.WithContext(t.Context())))(t)
 }
 
 // signed is an installer whose programs are signed with the factory's keys for Secure Boot.
 func (f *factoryServer) signed(t *testing.T, installer v1.ImageIndex, changed string) v1.ImageIndex {
 	t.Helper()
-	manifest, err := installer.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	manifest := must(installer.IndexManifest())(t)
 	return index(func(arch string) v1.Image {
 		for _, m := range manifest.Manifests {
 			if m.Platform != nil && m.Platform.Architecture == arch {
-				img, err := installer.Image(m.Digest)
-				if err != nil {
-					t.Fatal(err)
-				}
+				img := must(installer.Image(m.Digest))(t)
 				return f.signedImage(t, img, arch, changed)
 			}
 		}
@@ -133,14 +117,9 @@ func (f *factoryServer) signedImage(t *testing.T, img v1.Image, arch, changed st
 	t.Helper()
 	config, errConfig := img.ConfigFile()
 	layers, errLayers := img.Layers()
-	if err := errors.Join(errConfig, errLayers); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, errors.Join(errConfig, errLayers))
 	last := len(layers) - 1
-	r, err := layers[last].Uncompressed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must(layers[last].Uncompressed())(t)
 	defer r.Close()
 	var entries []entry
 	programs := 0
@@ -149,13 +128,8 @@ func (f *factoryServer) signedImage(t *testing.T, img v1.Image, arch, changed st
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		content, err := io.ReadAll(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, err)
+		content := must(io.ReadAll(archive))(t)
 		if program := path.Base(h.Name); program == bootLoader || program == unifiedKernel {
 			if program == changed {
 				changeCode(t, content)
@@ -174,10 +148,7 @@ func (f *factoryServer) signedImage(t *testing.T, img v1.Image, arch, changed st
 // changeCode changes one byte of a program's code.
 func changeCode(t *testing.T, program []byte) {
 	t.Helper()
-	f, err := pe.NewFile(bytes.NewReader(program))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must(pe.NewFile(bytes.NewReader(program)))(t)
 	program[f.Section(".text").Offset] ^= 0xff
 }
 
@@ -189,10 +160,7 @@ func (f *factoryServer) sign(t *testing.T, program []byte) []byte {
 	certificate := filepath.Join(f.keys, "signing.crt")
 	run(t, dir, "", "osslsigncode", "sign", "-h", "sha256", "-certs", certificate, "-key", filepath.Join(f.keys, "signing.key"), "-in", "plain.efi", "-out", "signed.efi")
 	run(t, dir, "", "osslsigncode", "verify", "-CAfile", certificate, "-in", "signed.efi")
-	b, err := os.ReadFile(filepath.Join(dir, "signed.efi"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(filepath.Join(dir, "signed.efi")))(t)
 	if n := len(program); len(b) <= n || bytes.Equal(b[:n], program) {
 		t.Fatal("osslsigncode left the header as it was: nothing is shown by that")
 	}
@@ -214,37 +182,22 @@ func (f *factoryServer) publishes(t *testing.T, path string, installer v1.ImageI
 		},
 		"optional": nil,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	sum := sha256.Sum256(payload)
-	signature, err := ecdsa.SignASN1(rand.Reader, f.signingKey(t), sum[:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	signature := must(ecdsa.SignASN1(rand.Reader, f.signingKey(t), sum[:]))(t)
 	img, err := mutate.Append(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON), mutate.Addendum{
 		Layer:       static.NewLayer(payload, "application/vnd.dev.cosign.simplesigning.v1+json"),
 		Annotations: map[string]string{"dev.cosignproject.cosign/signature": base64.StdEncoding.EncodeToString(signature)},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Push(repository.Tag(strings.Replace(digest, ":", "-", 1)+".sig"), img, remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
+	mustDo(t, remote.Push(repository.Tag(strings.Replace(digest, ":", "-", 1)+".sig"), img, remote.WithContext(t.Context())))
 }
 
 // signingKey is the factory's key for images.
 func (f *factoryServer) signingKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
-	b, err := os.ReadFile(f.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(f.key))(t)
 	block, _ := pem.Decode(b)
-	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must(x509.ParsePKCS8PrivateKey(block.Bytes))(t)
 	return key.(*ecdsa.PrivateKey)
 }

@@ -269,9 +269,7 @@ func (s *stage) imager() string {
 	s.t.Helper()
 	script := filepath.Join(s.bin, "imager")
 	text := fmt.Sprintf("#!/bin/sh\nexport SOURCE_DATE_EPOCH=1559424892 PATH='%s':\"$PATH\"\nexec '%s' imager '%s' \"$1\"\n", s.bin, absolute(s.t, *realBinary), s.install)
-	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
-		s.t.Fatal(err)
-	}
+	mustDo(s.t, os.WriteFile(script, []byte(text), 0o755))
 	return script
 }
 

@@ -36,10 +36,7 @@ func imagerImage(t *testing.T, files string) v1.Image {
 	var entries []entry
 	for _, arch := range architectures {
 		for _, name := range []string{"vmlinuz", "initramfs.xz", "systemd-boot.efi", "systemd-stub.efi"} {
-			b, err := os.ReadFile(filepath.Join(files, arch, name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must(os.ReadFile(filepath.Join(files, arch, name)))(t)
 			entries = append(entries, entry{name: "usr/install/" + arch + "/" + name, mode: 0o644, content: b})
 		}
 	}
@@ -102,9 +99,7 @@ func executable(t *testing.T, arch string) []byte {
 	b.Write(dos)
 	b.WriteString("PE\x00\x00")
 	put := func(v any) {
-		if err := binary.Write(&b, binary.LittleEndian, v); err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, binary.Write(&b, binary.LittleEndian, v))
 	}
 	optional := pe.OptionalHeader64{
 		Magic: 0x20b, ImageBase: 0x140000000, AddressOfEntryPoint: page, BaseOfCode: page, SectionAlignment: page, FileAlignment: sector,
@@ -193,12 +188,8 @@ func random(seed string, size int) []byte {
 
 func write(t *testing.T, path string, content []byte) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, content, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	mustDo(t, os.WriteFile(path, content, 0o644))
 }
 
 func run(t *testing.T, dir, stdin, program string, args ...string) {

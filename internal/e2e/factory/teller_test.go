@@ -95,9 +95,7 @@ func (s *teller) lab() {
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	var b bytes.Buffer
 	c.Stdout, c.Stderr = &b, &b
-	if err := c.Start(); err != nil {
-		s.t.Fatal(err)
-	}
+	mustDo(s.t, c.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
 	s.t.Cleanup(func() { <-ended }) // the test's context has ended by then
@@ -130,11 +128,7 @@ func (s *teller) read(name string) string {
 
 func (s *teller) readFrom(dir, name string) string {
 	s.t.Helper()
-	b, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return string(b)
+	return string(must(os.ReadFile(filepath.Join(dir, name)))(s.t))
 }
 
 func (s *teller) write(name, content string) {

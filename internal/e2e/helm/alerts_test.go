@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/recast-sh/recast/deploy"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var grammar = parser.NewParser(parser.Options{})
@@ -25,10 +26,7 @@ var grammar = parser.NewParser(parser.Options{})
 func rules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	rule := manifests(t, deploy.Options{Monitoring: true})["PrometheusRule/"+namespace+"/recast-operator"]
-	text, err := yaml.Marshal(rule["spec"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(yaml.Marshal(rule["spec"]))(t)
 	groups, errs := rulefmt.Parse(text, false, model.UTF8Validation, grammar, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	for _, err := range errs {
 		t.Error(err)
@@ -97,9 +95,7 @@ func TestDashboard(t *testing.T) {
 			Targets     []struct{ Expr string }
 		}
 	}
-	if err := json.Unmarshal([]byte(object["data"].(map[string]any)["recast.json"].(string)), &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(object["data"].(map[string]any)["recast.json"].(string)), &dashboard))
 	defined := map[string]bool{}
 	for _, v := range dashboard.Templating.List {
 		defined[v.Name] = true

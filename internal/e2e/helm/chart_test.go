@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"sigs.k8s.io/yaml"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // change is what a value does to the objects: those that are gone, those that are new, and
@@ -114,10 +116,7 @@ func valuesOf(values map[string]any) map[string]bool {
 
 func requireLines(t *testing.T, object map[string]any, lines []string) {
 	t.Helper()
-	text, err := yaml.Marshal(object)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(yaml.Marshal(object))(t)
 	have := map[string]bool{}
 	for line := range strings.Lines(string(text)) {
 		have[strings.TrimSpace(line)] = true
@@ -174,9 +173,7 @@ func TestLint(t *testing.T) {
 	all := map[string]any{}
 	for _, change := range changes {
 		var values map[string]any
-		if err := yaml.Unmarshal([]byte(change.values), &values); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, yaml.Unmarshal([]byte(change.values), &values))
 		all = merged(all, values)
 	}
 	for name, values := range map[string]map[string]any{"default": {}, "all": all} {

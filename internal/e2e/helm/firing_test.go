@@ -8,6 +8,8 @@ import (
 
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
@@ -121,15 +123,9 @@ func firstFiring(t *testing.T, r rulefmt.Rule, lines []line) (when time.Duration
 	t.Helper()
 	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 50_000_000, Timeout: time.Minute, Parser: grammar})
 	t.Cleanup(func() { _ = engine.Close() })
-	q, err := engine.NewRangeQuery(t.Context(), stored(t, lines), nil, r.Expr, begin, begin.Add(week-time.Hour), time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := must.Get(engine.NewRangeQuery(t.Context(), stored(t, lines), nil, r.Expr, begin, begin.Add(week-time.Hour), time.Minute))(t)
 	defer q.Close()
-	matrix, err := q.Exec(t.Context()).Matrix()
-	if err != nil {
-		t.Fatal(err)
-	}
+	matrix := must.Get(q.Exec(t.Context()).Matrix())(t)
 	for _, series := range matrix {
 		since := int64(-1)
 		last := int64(-1)

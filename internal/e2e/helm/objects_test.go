@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/recast-sh/recast/deploy"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
@@ -59,43 +60,26 @@ func (o objects) read(stream string) error {
 // manifests is what recast operator manifests prints.
 func manifests(t *testing.T, options deploy.Options) objects {
 	t.Helper()
-	text, err := deploy.Manifests(options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(deploy.Manifests(options))(t)
 	all := objects{}
-	if err := all.read(text); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, all.read(text))
 	return all
 }
 
 // kustomize is what kubectl kustomize prints of a directory.
 func kustomize(t *testing.T, dir string) objects {
 	t.Helper()
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := built.AsYaml()
-	if err != nil {
-		t.Fatal(err)
-	}
+	built := must.Get(krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir))(t)
+	text := must.Get(built.AsYaml())(t)
 	all := objects{}
-	if err := all.read(string(text)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, all.read(string(text)))
 	return all
 }
 
 // load loads a chart as helm install does; dir may be an archive.
 func load(t *testing.T, dir string) *chart.Chart {
 	t.Helper()
-	c, err := loader.Load(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return must.Get(loader.Load(dir))(t)
 }
 
 // release is what helm install creates, and prints.
@@ -139,18 +123,10 @@ func install(ctx context.Context, c *chart.Chart, namespace, values string) (rel
 
 func mustInstall(t *testing.T, c *chart.Chart, namespace, values string) release {
 	t.Helper()
-	r, err := install(t.Context(), c, namespace, values)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+	return must.Get(install(t.Context(), c, namespace, values))(t)
 }
 
 func readFile(t *testing.T, name string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(top, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
+	return string(must.Get(os.ReadFile(filepath.Join(top, name)))(t))
 }

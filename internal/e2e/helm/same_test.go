@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/deploy"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const namespace = "recast-system"
@@ -62,24 +63,13 @@ func overlay(t *testing.T) string {
 	if block == nil {
 		t.Fatalf("%s shows no kustomization.yaml", name)
 	}
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	here, err := filepath.Abs(top)
-	if err != nil {
-		t.Fatal(err)
-	}
-	relative, err := filepath.Rel(dir, here)
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
+	here := must.Get(filepath.Abs(top))(t)
+	relative := must.Get(filepath.Rel(dir, here))(t)
 	text := regexp.MustCompile(`https://github.com/recast-sh/recast//(\S+)\?ref=v[0-9.]+`).ReplaceAllString(block[1], relative+"/$1")
 	if strings.Contains(text, "https:") {
 		t.Fatalf("%s loads from elsewhere:\n%s", name, text)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
 	return dir
 }

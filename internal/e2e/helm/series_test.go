@@ -13,6 +13,8 @@ import (
 	"github.com/prometheus/prometheus/tsdb/chunkenc"
 	"github.com/prometheus/prometheus/tsdb/chunks"
 	"github.com/prometheus/prometheus/util/annotations"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // stored are the series as Prometheus would have stored them.
@@ -20,10 +22,7 @@ func stored(t *testing.T, lines []line) storage.Queryable {
 	t.Helper()
 	var all []storage.Series
 	for _, l := range lines {
-		name, err := grammar.ParseMetric(l.series)
-		if err != nil {
-			t.Fatal(err)
-		}
+		name := must.Get(grammar.ParseMetric(l.series))(t)
 		var samples []chunks.Sample
 		there := false
 		for after := time.Duration(0); after < week; after += scrape {

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/recast-sh/recast/deploy"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestTypes decodes what is no part of Kubernetes itself, without unknown fields. Package
@@ -31,10 +32,7 @@ func TestTypes(t *testing.T) {
 		default:
 			continue
 		}
-		text, err := json.Marshal(object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(json.Marshal(object))(t)
 		if err := yaml.UnmarshalStrict(text, into); err != nil {
 			t.Errorf("%s: %v", key, err)
 		}

@@ -73,16 +73,11 @@ var commands = []struct {
 // kubectl runs a kubectl command that must end with that code and print all of that.
 func (u *user) kubectl(code int, line string, texts ...string) {
 	u.t.Helper()
-	program, err := filepath.Abs(*kubectlBinary)
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	program := must(filepath.Abs(*kubectlBinary))(u.t)
 	args := strings.Fields(line)
 	for i, arg := range args {
 		if name := strings.Trim(arg, "{}"); arg == "{"+name+"}" {
-			if args[i], err = filepath.Abs("testdata/" + name + ".yaml"); err != nil {
-				u.t.Fatal(err)
-			}
+			args[i] = must(filepath.Abs("testdata/" + name + ".yaml"))(u.t)
 		}
 	}
 	s := u.call("kubectl", program, args)

@@ -62,9 +62,7 @@ func startLab(t *testing.T, plane *plane.ControlPlane, flags ...string) *user {
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	said := new(process.Tail)
 	c.Stdout, c.Stderr = said, said
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, c.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
 	t.Cleanup(func() {
@@ -93,10 +91,7 @@ func startLab(t *testing.T, plane *plane.ControlPlane, flags ...string) *user {
 
 func (u *user) readEnv() {
 	u.t.Helper()
-	env, err := os.ReadFile(filepath.Join(u.dir, "env"))
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	env := must(os.ReadFile(filepath.Join(u.dir, "env")))(u.t)
 	for line := range strings.Lines(string(env)) {
 		if setting, is := strings.CutPrefix(strings.TrimSpace(line), "export "); is {
 			u.env = append(u.env, strings.ReplaceAll(setting, "'", ""))
@@ -194,5 +189,21 @@ func (s said) has(t *testing.T, code int, texts ...string) {
 	}
 	if t.Failed() {
 		t.Fatalf("%s\n%s%s", s.command, s.out, s.errs)
+	}
+}
+
+// must is the value of a call, whose error ends the test: must(os.ReadFile(name))(t).
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		mustDo(t, err)
+		return v
+	}
+}
+
+func mustDo(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -69,28 +69,18 @@ func TestNightlyManifests(t *testing.T) {
 // apply creates everything in a file of manifests, and returns the CronJob.
 func apply(t *testing.T, p *plane.ControlPlane, file string) (job batchv1.CronJob) {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := dynamic.NewForConfig(p.Admin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile(file))(t)
+	client := must(dynamic.NewForConfig(p.Admin))(t)
 	for doc := range bytes.SplitSeq(text, []byte("\n---\n")) {
 		var object unstructured.Unstructured
-		if err := yaml.Unmarshal(doc, &object.Object); err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, yaml.Unmarshal(doc, &object.Object))
 		made, err := client.Resource(kinds[object.GetKind()]).Namespace(object.GetNamespace()).
 			Create(t.Context(), &object, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
 		if err != nil {
 			t.Fatalf("%s %s: %v", object.GetKind(), object.GetName(), err)
 		}
 		if object.GetKind() == "CronJob" {
-			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(made.Object, &job); err != nil {
-				t.Fatal(err)
-			}
+			mustDo(t, runtime.DefaultUnstructuredConverter.FromUnstructured(made.Object, &job))
 		}
 	}
 	return job

@@ -70,9 +70,7 @@ type restored struct {
 
 func (w *restored) check(err error) {
 	w.t.Helper()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	mustDo(w.t, err)
 }
 
 // create creates a pod of node wk1, and returns its revision.

@@ -33,15 +33,8 @@ import (
 // client is one of the lab's own Kubernetes API.
 func (u *user) client() *kubernetes.Clientset {
 	u.t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(u.dir, "kubeconfig"))
-	if err != nil {
-		u.t.Fatal(err)
-	}
-	c, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		u.t.Fatal(err)
-	}
-	return c
+	config := must(clientcmd.BuildConfigFromFlags("", filepath.Join(u.dir, "kubeconfig")))(u.t)
+	return must(kubernetes.NewForConfig(config))(u.t)
 }
 
 // tables compares the table of every kind that the lab serves with that of Kubernetes' own
@@ -49,17 +42,11 @@ func (u *user) client() *kubernetes.Clientset {
 func (u *user) tables() {
 	c := u.client()
 	u.oddPods(c)
-	groups, err := c.Discovery().ServerPreferredResources()
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	groups := must(c.Discovery().ServerPreferredResources())(u.t)
 	real := printers.NewTableGenerator().With(printersinternal.AddHandlers)
 	for _, g := range groups {
 		for _, r := range g.APIResources {
-			gv, err := schema.ParseGroupVersion(g.GroupVersion)
-			if err != nil {
-				u.t.Fatal(err)
-			}
+			gv := must(schema.ParseGroupVersion(g.GroupVersion))(u.t)
 			path := "/api/v1/" + r.Name
 			if gv.Group != "" {
 				path = "/apis/" + g.GroupVersion + "/" + r.Name
@@ -98,10 +85,7 @@ func (u *user) compareTables(c *kubernetes.Clientset, real printers.TableGenerat
 	if err != nil {
 		u.t.Fatalf("%s: %v", path, err)
 	}
-	b, err := json.Marshal(want)
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	b := must(json.Marshal(want))(u.t)
 	var expected, got metav1.Table
 	for into, from := range map[*metav1.Table][]byte{&expected: b, &got: get("application/json;as=Table;v=v1;g=meta.k8s.io")} {
 		if err := json.Unmarshal(from, into); err != nil {
@@ -161,18 +145,11 @@ func (u *user) oddPods(c *kubernetes.Clientset) {
 				ReadinessGates: []corev1.PodReadinessGate{{ConditionType: "example.org/gate"}, {ConditionType: "example.org/other"}},
 			},
 		}
-		made, err := c.CoreV1().Pods("default").Create(u.t.Context(), p, metav1.CreateOptions{})
-		if err != nil {
-			u.t.Fatal(err)
-		}
+		made := must(c.CoreV1().Pods("default").Create(u.t.Context(), p, metav1.CreateOptions{}))(u.t)
 		made.ResourceVersion, made.Status = "", s
-		if _, err := c.CoreV1().Pods("default").UpdateStatus(u.t.Context(), made, metav1.UpdateOptions{}); err != nil {
-			u.t.Fatal(err)
-		}
+		must(c.CoreV1().Pods("default").UpdateStatus(u.t.Context(), made, metav1.UpdateOptions{}))(u.t)
 		if strings.HasPrefix(name, "leaving") || name == "lost" {
-			if err := c.CoreV1().Pods("default").Delete(u.t.Context(), name, metav1.DeleteOptions{}); err != nil {
-				u.t.Fatal(err)
-			}
+			mustDo(u.t, c.CoreV1().Pods("default").Delete(u.t.Context(), name, metav1.DeleteOptions{}))
 		}
 	}
 }
@@ -180,10 +157,7 @@ func (u *user) oddPods(c *kubernetes.Clientset) {
 // schemas compares the models of the lab's OpenAPI documents with those that Kubernetes
 // publishes, by what kubectl reads of them.
 func (u *user) schemas() {
-	out, err := exec.CommandContext(u.t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes").Output()
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	out := must(exec.CommandContext(u.t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes").Output())(u.t)
 	type document struct {
 		Components struct{ Schemas map[string]map[string]any }
 	}
@@ -193,10 +167,7 @@ func (u *user) schemas() {
 	}
 	fetch := func(path string, into any) {
 		u.t.Helper()
-		at, err := url.Parse(path)
-		if err != nil {
-			u.t.Fatal(err)
-		}
+		at := must(url.Parse(path))(u.t)
 		b, err := c.CoreV1().RESTClient().Get().AbsPath(at.Path).SetHeader("Accept", "application/json").DoRaw(u.t.Context())
 		if err == nil {
 			err = json.Unmarshal(b, into)
@@ -213,9 +184,7 @@ func (u *user) schemas() {
 		if err == nil {
 			err = json.Unmarshal(b, &real)
 		}
-		if err != nil {
-			u.t.Fatal(err)
-		}
+		mustDo(u.t, err)
 		if len(lab.Components.Schemas) == 0 {
 			u.t.Errorf("%s has no schemas", group)
 		}

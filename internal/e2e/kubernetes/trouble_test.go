@@ -112,18 +112,13 @@ func (s *scene) settled() {
 func (s *scene) waits(roll string) {
 	s.t.Helper()
 	path := filepath.Join(s.dir, "recast.yaml")
-	b, err := os.ReadFile(path)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	b := must(os.ReadFile(path))(s.t)
 	head, _, found := strings.Cut(string(b), "\nroll:\n")
 	if !found {
 		s.t.Fatalf("recast.yaml has no roll:\n%s", b)
 	}
 	text := head + "\nroll:\n  settle: 2s\n  poll: 200ms\n  " + roll + "\n"
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		s.t.Fatal(err)
-	}
+	mustDo(s.t, os.WriteFile(path, []byte(text), 0o600))
 }
 
 // until waits until something happens by itself.

@@ -28,26 +28,18 @@ func serveFleet(t *testing.T) (base string, change io.Writer) {
 	c := exec.CommandContext(t.Context(), program, "../../../testdata/fleet/objects.yaml", "2026-11-28T12:00:00Z")
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	c.Stderr = t.Output()
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := must(c.StdinPipe())(t)
 	out, err := c.StdoutPipe()
 	if err == nil {
 		err = c.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	t.Cleanup(func() {
 		if err := c.Wait(); !errors.Is(err, context.Canceled) { // what it returns if the interrupted program succeeds
 			t.Errorf("the pages: %v", err)
 		}
 	})
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	line := must(bufio.NewReader(out).ReadString('\n'))(t)
 	return strings.TrimSpace(line), in
 }
 

@@ -30,10 +30,7 @@ func newLab(t *testing.T) *lab {
 	}
 	l.env = append(os.Environ(), "HOME="+l.dir)
 	l.start("ready", "lab", "up", "--dir", ".", "--speed", "30", "--workers", "3")
-	env, err := os.ReadFile(filepath.Join(l.dir, "env"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	env := must(os.ReadFile(filepath.Join(l.dir, "env")))(t)
 	for line := range strings.Lines(string(env)) {
 		if name, value, found := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "="); found {
 			l.env = append(l.env, name+"="+strings.Trim(value, "'"))
@@ -69,9 +66,7 @@ func (l *lab) start(want string, args ...string) string {
 	if err == nil {
 		err = c.Start()
 	}
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	mustDo(l.t, err)
 	l.t.Cleanup(func() {
 		if err := c.Wait(); !errors.Is(err, context.Canceled) { // what it returns if the interrupted command succeeds
 			l.t.Errorf("recast %s: %v\n%s", strings.Join(args, " "), err, &said)
@@ -82,4 +77,20 @@ func (l *lab) start(want string, args ...string) string {
 		l.t.Fatalf("recast %s printed %q: %v", strings.Join(args, " "), line, err)
 	}
 	return strings.TrimSpace(line)
+}
+
+// must is the value of a call, whose error ends the test: must(os.ReadFile(name))(t).
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		mustDo(t, err)
+		return v
+	}
+}
+
+func mustDo(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

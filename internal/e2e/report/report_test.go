@@ -95,13 +95,8 @@ func browserFor(t *testing.T, origin string) (ctx context.Context, complaints fu
 
 func address(t *testing.T, name string) string {
 	t.Helper()
-	path, err := filepath.Abs(filepath.Join(reports, name+".html"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatal(err)
-	}
+	path := must(filepath.Abs(filepath.Join(reports, name+".html")))(t)
+	must(os.Stat(path))(t)
 	return "file://" + path
 }
 
@@ -119,9 +114,7 @@ func TestPages(t *testing.T) {
 			for _, colours := range []string{"light", "dark"} {
 				var got found
 				err := chromedp.Run(ctx, chromedp.EmulateViewport(width, 740), scheme(colours), chromedp.Navigate(address(t, name)), chromedp.Evaluate(look, &got))
-				if err != nil {
-					t.Fatal(err)
-				}
+				mustDo(t, err)
 				t.Logf("%s, %d px, %s: %d nodes, %d px wide", name, width, colours, got.Nodes, got.Wide)
 				if got.Wide > got.Width || got.Nodes != want || len(got.Hidden)+len(got.Pale)+len(got.Dumb) > 0 {
 					t.Errorf("%s, %d px, %s: %+v", name, width, colours, got)
@@ -145,9 +138,7 @@ func TestPrint(t *testing.T) {
 			pdf, _, err = page.PrintToPDF().WithPreferCSSPageSize(true).Do(ctx)
 			return err
 		}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	if paper.Long <= screen.Long || paper.Wide > paper.Width || len(paper.Hidden)+len(paper.Pale) > 0 {
 		t.Errorf("on the screen %+v, on paper %+v", screen, paper)
 	}
@@ -165,9 +156,7 @@ const screenshot = "../../../docs/images/report.png"
 // make e2e-report UPDATE=1.
 func TestScreenshot(t *testing.T) {
 	ctx, _ := browser(t)
-	if err := chromedp.Run(ctx, chromedp.EmulateViewport(1100, 1500), scheme("light"), chromedp.Navigate(address(t, "roll"))); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, chromedp.Run(ctx, chromedp.EmulateViewport(1100, 1500), scheme("light"), chromedp.Navigate(address(t, "roll"))))
 	compare(t, ctx, screenshot)
 }
 
@@ -176,10 +165,7 @@ func difference(t *testing.T, a, b []byte) float64 {
 	t.Helper()
 	var pictures [2]image.Image
 	for i, data := range [][]byte{a, b} {
-		p, err := png.Decode(bytes.NewReader(data))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must(png.Decode(bytes.NewReader(data)))(t)
 		pictures[i] = p
 	}
 	size := pictures[0].Bounds()

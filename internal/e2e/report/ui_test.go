@@ -37,9 +37,7 @@ func TestUI(t *testing.T) {
 	roll := l.command("roll", "--yes")
 	var said bytes.Buffer
 	roll.Stderr = &said
-	if err := roll.Start(); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, roll.Start())
 	u.do(chromedp.EmulateViewport(390, 800), scheme("dark"), chromedp.Navigate(base+"run"))
 	u.await("1 of 3 nodes done, 1 in progress")
 	compare(t, ctx, "../../../docs/images/ui-run.png")
@@ -78,9 +76,7 @@ type ui struct {
 
 func (u ui) do(actions ...chromedp.Action) {
 	u.t.Helper()
-	if err := chromedp.Run(u.ctx, actions...); err != nil {
-		u.t.Fatal(err)
-	}
+	mustDo(u.t, chromedp.Run(u.ctx, actions...))
 }
 
 // await waits until the page shows one of the texts, without loading it again.
@@ -165,18 +161,11 @@ func (u ui) keyboard(base string) {
 func compare(t *testing.T, ctx context.Context, file string) {
 	t.Helper()
 	var got []byte
-	if err := chromedp.Run(ctx, chromedp.CaptureScreenshot(&got)); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, chromedp.Run(ctx, chromedp.CaptureScreenshot(&got)))
 	if *update {
-		if err := os.WriteFile(file, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, os.WriteFile(file, got, 0o644))
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must(os.ReadFile(file))(t)
 	if len(want) > 300<<10 {
 		t.Errorf("%s has %d bytes", file, len(want))
 	}

@@ -124,10 +124,7 @@ func (u *user) member(name string) string {
 // insertISO inserts the boot ISO of its schematic into a worker's VM.
 func (u *user) insertISO(vmid string) {
 	u.t.Helper()
-	lock, err := os.ReadFile(filepath.Join(u.dir, "recast.lock"))
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	lock := must(os.ReadFile(filepath.Join(u.dir, "recast.lock")))(u.t)
 	names := regexp.MustCompile(`recast-v[^ ]+\.iso`).FindAllString(string(lock), -1)
 	if len(names) != 2 {
 		u.t.Fatalf("the ISOs of the lock: %v", names)

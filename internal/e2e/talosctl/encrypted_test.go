@@ -14,25 +14,14 @@ func TestEncrypted(t *testing.T) {
 	u.env = append(u.env, "SOPS_AGE_KEY_FILE="+filepath.Join(u.dir, "key"), "PATH="+filepath.Dir(u.programs["age"])+":"+os.Getenv("PATH"))
 	u.does("age-keygen", "-o", "key")
 	u.does("recast", "config", "render", "--to", "plain", "--running", "--secrets", "wk1")
-	plain, err := os.ReadFile(filepath.Join(u.dir, "plain", "wk1.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := os.ReadFile(filepath.Join(u.dir, "key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	plain := must(os.ReadFile(filepath.Join(u.dir, "plain", "wk1.yaml")))(t)
+	key := must(os.ReadFile(filepath.Join(u.dir, "key")))(t)
 	_, recipient, _ := strings.Cut(string(key), "public key: ")
 	recipient, _, _ = strings.Cut(recipient, "\n")
 	u.writes("wk1.plain", strings.Replace(string(plain), "machine:\n", "machine:\n    nodeLabels: {from-git: \"true\"}\n", 1))
-	if err := os.Mkdir(filepath.Join(u.dir, "machine"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, os.Mkdir(filepath.Join(u.dir, "machine"), 0o700))
 	u.does("age", "--encrypt", "--armor", "--recipient", recipient, "--output", "machine/wk1.yaml", "wk1.plain")
-	project, err := os.ReadFile(filepath.Join(u.dir, "recast.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	project := must(os.ReadFile(filepath.Join(u.dir, "recast.yaml")))(t)
 	u.writes("recast.yaml", strings.Replace(string(project), "talos:\n", "talos:\n  machineConfigs: machine\n", 1))
 	u.types("An encrypted configuration",
 		command{line: "recast config diff wk1", code: 2, out: []string{`^differs wk1$`, `machine\.nodeLabels\.from-git: added: true`}},
@@ -42,9 +31,7 @@ func TestEncrypted(t *testing.T) {
 		command{line: "get mc v1alpha1 -n {wk1} -o yaml", out: []string{`from-git: "?true`}},
 	)
 	u.does("age-keygen", "-o", "other")
-	if err := os.Rename(filepath.Join(u.dir, "other"), filepath.Join(u.dir, "key")); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, os.Rename(filepath.Join(u.dir, "other"), filepath.Join(u.dir, "key")))
 	u.types("The wrong key", command{line: "recast drift", code: 1, out: []string{`^unread +wk1 `, `no identity matched`}})
 	u.counts()
 }

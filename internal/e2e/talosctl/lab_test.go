@@ -59,9 +59,7 @@ func startLab(t *testing.T, version string) *user {
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	var said bytes.Buffer
 	c.Stdout, c.Stderr = &said, &said
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, c.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
 	t.Cleanup(func() { <-ended }) // the test's context has ended by then
@@ -85,18 +83,12 @@ func startLab(t *testing.T, version string) *user {
 // environment variables.
 func (u *user) findPlaces(version string) {
 	u.t.Helper()
-	config, err := os.ReadFile(filepath.Join(u.dir, "recast.yaml"))
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	config := must(os.ReadFile(filepath.Join(u.dir, "recast.yaml")))(u.t)
 	found := regexp.MustCompile(`https://([0-9]+\.[0-9]+\.[0-9]+)\.1:8006`).FindSubmatch(config)
 	if found == nil {
 		u.t.Fatalf("recast.yaml names no Proxmox:\n%s", config)
 	}
-	env, err := os.ReadFile(filepath.Join(u.dir, "env"))
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	env := must(os.ReadFile(filepath.Join(u.dir, "env")))(u.t)
 	for line := range strings.Lines(string(env)) {
 		if setting, is := strings.CutPrefix(strings.TrimSpace(line), "export "); is {
 			u.env = append(u.env, strings.ReplaceAll(setting, "'", ""))
@@ -132,4 +124,20 @@ func (u *user) run(name string, args ...string) (stdout, stderr string, code int
 		return "", err.Error(), -1
 	}
 	return out.String(), errs.String(), 0
+}
+
+// must is the value of a call, whose error ends the test: must(os.ReadFile(name))(t).
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		mustDo(t, err)
+		return v
+	}
+}
+
+func mustDo(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -49,9 +49,7 @@ func TestRendered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			u := newUser(t)
-			if err := os.Mkdir(u.dir, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			mustDo(t, os.Mkdir(u.dir, 0o700))
 			u.does("talosctl", "gen", "secrets", "-o", "secrets.yaml", "--talos-version", r.talos)
 			u.writes("schematic.yaml", "customization: {}\n")
 			u.writes("recast.yaml", r.project(u))
@@ -78,9 +76,7 @@ func (u *user) does(name string, args ...string) {
 
 func (u *user) writes(name, text string) {
 	u.t.Helper()
-	if err := os.WriteFile(filepath.Join(u.dir, name), []byte(text), 0o600); err != nil {
-		u.t.Fatal(err)
-	}
+	mustDo(u.t, os.WriteFile(filepath.Join(u.dir, name), []byte(text), 0o600))
 }
 
 // files writes patches, and returns their paths.

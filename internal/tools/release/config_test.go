@@ -10,10 +10,7 @@ import (
 // TestConfig has goreleaser read its configuration, in which it knows every key.
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	project, err := config.Load("../../../.goreleaser.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	project := must(config.Load("../../../.goreleaser.yaml"))(t)
 	for i, want := range [][]string{platforms, operatorPlatforms} {
 		var targets []string
 		for _, goos := range project.Builds[i].Goos {

@@ -51,9 +51,7 @@ func (b builder) base() string {
 	b.t.Helper()
 	c := b.runs("from", "scratch")
 	passwd := filepath.Join(b.t.TempDir(), "passwd")
-	if err := os.WriteFile(passwd, []byte("nonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin\n"), 0o644); err != nil {
-		b.t.Fatal(err)
-	}
+	mustDo(b.t, os.WriteFile(passwd, []byte("nonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin\n"), 0o644))
 	b.runs("copy", c, passwd, "/etc/passwd")
 	if certs := "/etc/ssl/certs/ca-certificates.crt"; exists(certs) {
 		b.runs("copy", c, certs, certs)
@@ -101,9 +99,7 @@ func requireConfig(t *testing.T, inspected string) {
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(inspected), &image); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, json.Unmarshal([]byte(inspected), &image))
 	got := image.OCIv1.Config
 	if image.OCIv1.Architecture != runtime.GOARCH || got.User != "65532:65532" || got.WorkingDir != "/work" || !slices.Equal(got.Entrypoint, []string{"/usr/bin/recast"}) {
 		t.Errorf("the image is %+v", image.OCIv1)
@@ -117,9 +113,7 @@ func askLab(t *testing.T, root, bin string) {
 	lab := startLab(t, bin)
 	mustCopyDir(t, lab, filepath.Join(root, "work"))
 	metrics := filepath.Join(root, "metrics")
-	if err := errors.Join(os.Mkdir(metrics, 0o755), os.Chown(metrics, 65532, 65532)); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, errors.Join(os.Mkdir(metrics, 0o755), os.Chown(metrics, 65532, 65532)))
 	env := append(labEnv(t, lab), "TALOSCONFIG=/work/talosconfig", "KUBECONFIG=/work/kubeconfig")
 	out, err := inside(t, root, env, "drift", "--config", "/work/recast.yaml", "--metrics-file", "/metrics/recast.prom").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "in sync") {
@@ -147,9 +141,7 @@ func startLab(t *testing.T, bin string) string {
 	dir := filepath.Join(t.TempDir(), "lab")
 	c := exec.CommandContext(t.Context(), bin, "lab", "up", "--dir", dir, "--speed", "100", "--control-planes", "1", "--workers", "1")
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, c.Start())
 	t.Cleanup(func() { _ = c.Wait() }) // the end of the test interrupts it
 	for range 1200 {
 		if exists(filepath.Join(dir, "lab.json")) {
@@ -164,10 +156,7 @@ func startLab(t *testing.T, bin string) string {
 // labEnv are the variables of the lab's env file that hold no path.
 func labEnv(t *testing.T, lab string) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(lab, "env"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile(filepath.Join(lab, "env")))(t)
 	var env []string
 	for line := range strings.Lines(string(text)) {
 		name, value, ok := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "=")
@@ -192,9 +181,7 @@ func mustCopyDir(t *testing.T, from, to string) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 }
 
 func copyTo(t *testing.T, from, to string, mode fs.FileMode) {
@@ -203,9 +190,7 @@ func copyTo(t *testing.T, from, to string, mode fs.FileMode) {
 	if err == nil {
 		err = errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, b, mode))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 }
 
 func exists(name string) bool {

@@ -15,10 +15,7 @@ import (
 // installation is the first shell block of docs/notes/release.md.
 func installation(t *testing.T) string {
 	t.Helper()
-	page, err := os.ReadFile("../../../docs/notes/release.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must(os.ReadFile("../../../docs/notes/release.md"))(t)
 	block := regexp.MustCompile("(?s)## Installing a binary\n\n```sh\n(.*?)```").FindSubmatch(page)
 	if block == nil {
 		t.Fatal("docs/notes/release.md does not say how to install a binary")
@@ -61,14 +58,9 @@ func TestInstall(t *testing.T) {
 		}
 	}
 
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile(file))(t)
 	text[len(text)-1]++
-	if err := os.WriteFile(file, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, os.WriteFile(file, text, 0o644))
 	if out, err := bash(installation(t)); err == nil {
 		t.Errorf("a damaged archive was installed:\n%s", out)
 	}
@@ -78,10 +70,7 @@ func TestInstall(t *testing.T) {
 // TestReproducible links this machine's binary again: it is the same to the byte.
 func TestReproducible(t *testing.T) {
 	bin := native(t)
-	about, err := exec.CommandContext(t.Context(), bin, "version").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	about := must(exec.CommandContext(t.Context(), bin, "version").Output())(t)
 	built := regexp.MustCompile(`^recast (v\S+) \(commit ([0-9a-f]+), (\S+), `).FindSubmatch(about)
 	if built == nil {
 		t.Fatalf("recast version: %s", about)
@@ -95,10 +84,7 @@ func TestReproducible(t *testing.T) {
 	}
 	var sums [2][]byte
 	for i, file := range []string{bin, again} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must(os.ReadFile(file))(t)
 		sum := sha256.Sum256(text)
 		sums[i] = sum[:]
 	}

@@ -14,10 +14,7 @@ import (
 // TestSigned: what is published is signed without a key, and a snapshot needs no cosign.
 func TestSigned(t *testing.T) {
 	t.Parallel()
-	project, err := config.Load("../../../.goreleaser.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	project := must(config.Load("../../../.goreleaser.yaml"))(t)
 	for what, signs := range map[string][]config.Sign{"checksum": project.Signs, "manifests": project.DockerSigns} {
 		if len(signs) != 1 || signs[0].Artifacts != what || signs[0].Cmd != "cosign" || slices.ContainsFunc(signs[0].Args, func(a string) bool { return strings.Contains(a, "key") }) {
 			t.Errorf("%s: signed by %+v", what, signs)
@@ -49,9 +46,5 @@ func TestPinned(t *testing.T) {
 
 func read(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../../..", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	return string(must(os.ReadFile(filepath.Join("../../..", name)))(t))
 }

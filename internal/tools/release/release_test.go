@@ -61,10 +61,7 @@ func released(t *testing.T) []archive {
 	if opened != nil {
 		return opened
 	}
-	files, err := filepath.Glob(filepath.Join(*dist, "*.tar.gz"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must(filepath.Glob(filepath.Join(*dist, "*.tar.gz")))(t)
 	name := regexp.MustCompile(`^recast_\d+\.\d+\.\d+(?:-\w+)?_(\w+_\w+)\.tar\.gz$`)
 	var all []archive
 	var found []string
@@ -85,27 +82,16 @@ func released(t *testing.T) []archive {
 
 func unpack(t *testing.T, file string) map[string]member {
 	t.Helper()
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	z, err := gzip.NewReader(bytes.NewReader(b))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(file))(t)
+	z := must(gzip.NewReader(bytes.NewReader(b)))(t)
 	members := map[string]member{}
 	for r := tar.NewReader(z); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return members
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, err)
+		text := must(io.ReadAll(r))(t)
 		members[h.Name] = member{h, text}
 	}
 }
@@ -175,10 +161,7 @@ func chartFile(t *testing.T) string {
 
 func modified(t *testing.T, file string) time.Time {
 	t.Helper()
-	info, err := os.Stat(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := must(os.Stat(file))(t)
 	return info.ModTime()
 }
 
@@ -214,19 +197,13 @@ func requireBuilt(t *testing.T, platform string, bin []byte) {
 		}
 	}
 	if goos == "darwin" {
-		f, err := macho.NewFile(bytes.NewReader(bin))
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must(macho.NewFile(bytes.NewReader(bin)))(t)
 		if f.Section("__debug_info") != nil || f.Section("__zdebug_info") != nil {
 			t.Error("it has debugging information")
 		}
 		return
 	}
-	f, err := elf.NewFile(bytes.NewReader(bin))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must(elf.NewFile(bytes.NewReader(bin)))(t)
 	if f.Section(".symtab") != nil || f.Section(".debug_info") != nil {
 		t.Error("it is not stripped")
 	}
@@ -237,11 +214,7 @@ func requireBuilt(t *testing.T, platform string, bin []byte) {
 
 func infoOf(t *testing.T, bin []byte) *debug.BuildInfo {
 	t.Helper()
-	info, err := buildinfo.Read(bytes.NewReader(bin))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return info
+	return must(buildinfo.Read(bytes.NewReader(bin)))(t)
 }
 
 func setting(info *debug.BuildInfo, key string) string {
@@ -255,10 +228,7 @@ func setting(info *debug.BuildInfo, key string) string {
 
 // TestBinaryRuns checks the version that this machine's binary prints, and the commit that is checked out.
 func TestBinaryRuns(t *testing.T) {
-	out, err := exec.CommandContext(t.Context(), native(t), "version").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must(exec.CommandContext(t.Context(), native(t), "version").Output())(t)
 	built := regexp.MustCompile(`^recast v\d+\.\d+\.\d+(?:-\w+)? \(commit ([0-9a-f]{40}), (\S+), go1\.\S+, ` + runtime.GOOS + "/" + runtime.GOARCH + `\)\n$`).FindSubmatch(out)
 	if built == nil {
 		t.Fatalf("recast version: %s", out)
@@ -278,9 +248,7 @@ func native(t *testing.T) string {
 	for _, a := range released(t) {
 		if a.platform == runtime.GOOS+"_"+runtime.GOARCH {
 			file := filepath.Join(t.TempDir(), "recast")
-			if err := os.WriteFile(file, a.members["recast"].bytes, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			mustDo(t, os.WriteFile(file, a.members["recast"].bytes, 0o755))
 			return file
 		}
 	}
@@ -302,9 +270,7 @@ func TestManPages(t *testing.T) {
 	}
 	for name, m := range pages {
 		file := filepath.Join(t.TempDir(), filepath.Base(name))
-		if err := os.WriteFile(file, m.bytes, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, os.WriteFile(file, m.bytes, 0o600))
 		c := exec.CommandContext(t.Context(), man, "--warnings", "--local-file", file)
 		c.Env = append(os.Environ(), "MANWIDTH=100", "LC_ALL=C.UTF-8")
 		var stderr strings.Builder
@@ -319,10 +285,7 @@ func TestManPages(t *testing.T) {
 // TestChecksums verifies the checksum of every file.
 func TestChecksums(t *testing.T) {
 	released(t)
-	text, err := os.ReadFile(filepath.Join(*dist, "checksums.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile(filepath.Join(*dist, "checksums.txt")))(t)
 	summed := map[string]int{}
 	for line := range strings.Lines(string(text)) {
 		want, name, ok := strings.Cut(strings.TrimSpace(line), "  ")
@@ -333,10 +296,7 @@ func TestChecksums(t *testing.T) {
 		if strings.HasSuffix(name, ".tgz") {
 			file = chartFile(t)
 		}
-		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must(os.ReadFile(file))(t)
 		if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != want {
 			t.Errorf("%s is not what checksums.txt says", name)
 		}
@@ -365,24 +325,35 @@ func requireBill(t *testing.T, name, platform string, bin []byte) {
 	if err != nil || len(files) != 1 {
 		t.Fatalf("bills of %s for %s: %q, %v", name, platform, files, err)
 	}
-	text, err := os.ReadFile(files[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile(files[0]))(t)
 	var bill struct {
 		Metadata struct {
 			Component struct{ Hashes []struct{ Content string } }
 		}
 		Components []struct{ Name string }
 	}
-	if err := json.Unmarshal(text, &bill); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, json.Unmarshal(text, &bill))
 	sum := sha256.Sum256(bin)
 	if bill.Metadata.Component.Hashes[0].Content != hex.EncodeToString(sum[:]) {
 		t.Errorf("%s for %s: the bill is of another binary", name, platform)
 	}
 	if got, want := len(bill.Components), len(infoOf(t, bin).Deps)+1; got != want {
 		t.Errorf("%s for %s: the bill lists %d components, the binary is made of %d", name, platform, got, want)
+	}
+}
+
+// must is the value of a call, whose error ends the test: must(os.ReadFile(name))(t).
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		mustDo(t, err)
+		return v
+	}
+}
+
+func mustDo(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

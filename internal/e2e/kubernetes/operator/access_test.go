@@ -26,10 +26,7 @@ func audited(t *testing.T) (flags []string, log string) {
 // called lists "verb group/resource" of all that an account has called and was allowed to.
 func (h house) called(account string) map[string]bool {
 	h.t.Helper()
-	b, err := os.ReadFile(h.auditLog)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	b := must(os.ReadFile(h.auditLog))(h.t)
 	calls := map[string]bool{}
 	for line := range strings.Lines(string(b)) {
 		var e struct {
@@ -43,9 +40,7 @@ func (h house) called(account string) map[string]bool {
 			Annotations map[string]string `json:"annotations"`
 			RequestURI  string            `json:"requestURI"`
 		}
-		if err := json.Unmarshal([]byte(line), &e); err != nil {
-			h.t.Fatal(err)
-		}
+		mustDo(h.t, json.Unmarshal([]byte(line), &e))
 		if e.User.Username != account || e.ObjectRef.Resource == "" {
 			continue
 		}

@@ -25,10 +25,7 @@ import (
 // installed, and runs as a process of this machine with the rights of its installation.
 func newEmptyHouse(t *testing.T, page string) house {
 	t.Helper()
-	text, err := os.ReadFile("../../../../docs/howto/" + page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(os.ReadFile("../../../../docs/howto/" + page))(t)
 	h := house{t: t, plane: plane.Start(t, "--controllers=*,-job-controller"), namespace: "default", page: string(text), commands: new(int)}
 	out, err := exec.Command(h.binary("recast"), "operator", "manifests", "--image", image).Output()
 	if err != nil {
@@ -71,9 +68,7 @@ func (h house) account(namespace, name string) string {
 	const hours = 12
 	token, err := h.plane.Client.CoreV1().ServiceAccounts(namespace).CreateToken(h.t.Context(), name,
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(hours * 60 * 60))}}, metav1.CreateOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	mustDo(h.t, err)
 	file := filepath.Join(h.t.TempDir(), name)
 	writeFile(h.t, file, fmt.Sprintf(`apiVersion: v1
 kind: Config
@@ -92,10 +87,7 @@ type reading map[string]float64
 func (s single) read() reading {
 	s.h.t.Helper()
 	r := reading{}
-	request, err := http.NewRequestWithContext(s.h.t.Context(), http.MethodGet, s.metrics, http.NoBody)
-	if err != nil {
-		s.h.t.Fatal(err)
-	}
+	request := must(http.NewRequestWithContext(s.h.t.Context(), http.MethodGet, s.metrics, http.NoBody))(s.h.t)
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return r
@@ -134,15 +126,9 @@ next:
 // peakMiB is the most memory that the operator has ever had.
 func (s single) peakMiB() int {
 	s.h.t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.PID()))
-	if err != nil {
-		s.h.t.Fatal(err)
-	}
+	status := must(os.ReadFile(fmt.Sprintf("/proc/%d/status", s.PID())))(s.h.t)
 	_, rest, _ := strings.Cut(string(status), "VmHWM:")
-	kib, err := strconv.Atoi(strings.Fields(rest)[0])
-	if err != nil {
-		s.h.t.Fatal(err)
-	}
+	kib := must(strconv.Atoi(strings.Fields(rest)[0]))(s.h.t)
 	return kib >> 10
 }
 

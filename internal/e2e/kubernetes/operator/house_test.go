@@ -41,10 +41,7 @@ type house struct {
 // newHouse starts the management cluster, and installs the operator as the documentation says.
 func newHouse(t *testing.T) house {
 	t.Helper()
-	page, err := os.ReadFile("../../../../docs/howto/operator.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must(os.ReadFile("../../../../docs/howto/operator.md"))(t)
 	flags, log := audited(t)
 	h := house{t: t, plane: plane.StartWith(t, flags), auditLog: log, namespace: "default", page: string(page), commands: new(int)}
 	files := map[string]string{"/etc/ssl/certs": "/etc/ssl/certs"}
@@ -284,11 +281,7 @@ func (l lab) variable(name string) string {
 
 func (l lab) file(t *testing.T, name string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(l.dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
+	return string(must(os.ReadFile(filepath.Join(l.dir, name)))(t))
 }
 
 // run runs recast beside the lab, as its administrator does.
@@ -302,8 +295,22 @@ func (l lab) run(t *testing.T, args string) (string, int) {
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return string(out), exit.ExitCode()
 	}
+	mustDo(t, err)
+	return string(out), 0
+}
+
+// must is the value of a call, whose error ends the test: must(os.ReadFile(name))(t).
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		mustDo(t, err)
+		return v
+	}
+}
+
+func mustDo(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(out), 0
 }

@@ -27,10 +27,7 @@ data: {token: %s, talosconfig: %s, kubeconfig: %s}
 func files(t *testing.T, l lab, name string, replace ...string) string {
 	t.Helper()
 	data := map[string]string{"recast.yaml": strings.NewReplacer(replace...).Replace(l.file(t, "recast.yaml"))}
-	entries, err := os.ReadDir(filepath.Join(l.dir, "schematics"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must(os.ReadDir(filepath.Join(l.dir, "schematics")))(t)
 	for _, e := range entries {
 		data["schematics__"+e.Name()] = l.file(t, "schematics/"+e.Name())
 	}
@@ -39,11 +36,7 @@ func files(t *testing.T, l lab, name string, replace ...string) string {
 
 func configMap(t *testing.T, name string, data map[string]string) string {
 	t.Helper()
-	b, err := yaml.Marshal(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name}, "data": data})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
+	return string(must(yaml.Marshal(map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name}, "data": data}))(t))
 }
 
 // cluster is the TalosCluster of the documentation, of that name, with further lines of its spec.

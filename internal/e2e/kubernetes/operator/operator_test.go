@@ -142,10 +142,7 @@ func (l lab) inSync(t *testing.T, version string) {
 // TestOperatorRestarted kills the operator in ten moments of a story, and starts it again.
 func TestOperatorRestarted(t *testing.T) {
 	h := newHouse(t)
-	out, err := exec.Command(h.binary("recast"), "operator", "manifests", "--image", image).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must(exec.Command(h.binary("recast"), "operator", "manifests", "--image", image).Output())(t)
 	h.apply(string(out))
 	h.kubectl("-n recast-system scale deployment/recast-operator --replicas=0")
 	h = h.in(t, "restarted")

@@ -49,10 +49,7 @@ func (f *fleet) pages() {
 // page is one of the operator's pages, or why there is none.
 func (s single) page(path string) string {
 	s.h.t.Helper()
-	request, err := http.NewRequestWithContext(s.h.t.Context(), http.MethodGet, s.pages+path, http.NoBody)
-	if err != nil {
-		s.h.t.Fatal(err)
-	}
+	request := must(http.NewRequestWithContext(s.h.t.Context(), http.MethodGet, s.pages+path, http.NoBody))(s.h.t)
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return err.Error()

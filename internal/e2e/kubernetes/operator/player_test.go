@@ -69,9 +69,7 @@ func startPlayer(t *testing.T, api *kubernetes.Clientset) *player {
 	_, err := factory.Batch().V1().Jobs().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(o any) {
 		playing.Go(func() { p.play(ctx, o.(*batchv1.Job)) })
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	factory.Start(ctx.Done())
 	t.Cleanup(func() { cancel(); factory.Shutdown(); playing.Wait() })
 	return p

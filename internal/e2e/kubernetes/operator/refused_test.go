@@ -10,9 +10,7 @@ import (
 
 func writeFile(t *testing.T, name, text string) {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, os.WriteFile(name, []byte(text), 0o600))
 }
 
 // invalidSpecs are refused by the API server, with the field and the remedy, or by the operator in a condition.

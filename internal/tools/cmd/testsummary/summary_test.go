@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -55,120 +54,157 @@ func goTest(t *testing.T, test string, args ...string) (code int, out string) {
 	return code, regexp.MustCompile(`\(0\.\d\ds\)`).ReplaceAllString(stdout.String(), "(0.00s)")
 }
 
-func TestSummary(t *testing.T) {
-	t.Parallel()
-	const header = "import \"testing\"\n"
-	cases := map[string]struct {
-		test  string
-		code  int
-		shown []string // in this order
-		line  string
-	}{
-		"passed": {
-			test: header + `
-func TestA(t *testing.T) { t.Log("quiet"); t.Attr("points", "3") }
-func TestB(t *testing.T) { t.Attr("points", "4"); t.Run("x", func(t *testing.T) {}); t.Run("y", func(t *testing.T) { t.Skip("needs: a thing") }) }`,
-			shown: []string{"passed  TestA (0 s)", "skipped TestB/y: needs: a thing", "passed  TestB (0 s)", "ok  \texample"},
-			line:  "check: 3 tests in 1 package, 0 failed, 1 skipped, 7 points, 0 s",
-		},
-		"figures of one test alone": {
-			test:  header + `func TestA(t *testing.T) { t.Attr("points", "3"); t.Attr("fault:kill", "2") }`,
-			shown: []string{"TestA: 3 points, 2 kill"}, line: "check: 1 test in 1 package, 0 failed, 0 skipped, 3 points, 0 s",
-		},
-		"failed": {
-			test: header + `
-func TestA(t *testing.T) { t.Log("quiet") }
-func TestB(t *testing.T) { t.Run("x", func(t *testing.T) { t.Error("loud") }) }`,
-			code: 1, shown: []string{"loud", "--- FAIL: TestB/x", "FAIL\texample"},
-			line: "check: 2 tests in 1 package, 1 failed, 0 skipped, 1 package failed, 0 s",
-		},
-		"panicked": {
-			test: header + `
-func TestA(t *testing.T) { panic("a bug") }
-func TestB(t *testing.T) {}`,
-			code: 1, shown: []string{"panic: a bug"},
-			line: "check: 1 test in 1 package, 1 failed, 0 skipped, 1 package failed, 0 s",
-		},
-		"left early": {
-			test: "import (\n\"os\"\n\"testing\"\n)\nfunc TestA(t *testing.T) { os.Exit(5) }",
-			code: 1, shown: []string{"=== RUN   TestA", "FAIL\texample"},
-			line: "check: 1 test in 1 package, 1 failed, 0 skipped, 1 package failed, 0 s",
-		},
-		"not built": {
-			test: header + "func TestA(t *testing.T) { undefined() }",
-			code: 1, shown: []string{"undefined: undefined", "[build failed]"},
-			line: "check: 0 tests in 0 packages, 0 failed, 0 skipped, 1 package failed, 0 s",
-		},
-		"nothing ran": {
-			test: header + "func helper(t *testing.T) {}",
-			code: 1,
-			line: "check: 0 tests in 0 packages, 0 failed, 0 skipped, 1 package failed, 0 s",
-		},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			code, out := goTest(t, c.test, "-tests")
-			if code != c.code {
-				t.Errorf("code = %d, want %d", code, c.code)
-			}
-			rest := out
-			for _, want := range c.shown {
-				_, after, found := strings.Cut(rest, want)
-				if !found {
-					t.Errorf("%q is not shown, or not in order", want)
-				}
-				rest = after
-			}
-			if strings.Contains(out, "quiet") {
-				t.Error("shows what a passing test printed")
-			}
-			lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
-			if got := regexp.MustCompile(`\d+ s$`).ReplaceAllString(lines[len(lines)-1], "0 s"); got != c.line {
-				t.Errorf("last line = %q, want %q", got, c.line)
-			}
-			if t.Failed() {
-				t.Log(out)
-			}
-		})
-	}
+// shown is what testsummary shows of the tests of a file.
+type shown struct {
+	test  string // after the import of testing
+	args  []string
+	code  int
+	begin string   // without the lines that name the file
+	lines []string // in this order
+	never string
+	last  string // without times: the end
 }
 
-func TestStory(t *testing.T) {
+// summaries are what -tests shows.
+var summaries = map[string]shown{
+	"passed": {
+		test: `
+func TestA(t *testing.T) { t.Log("quiet"); t.Attr("points", "3") }
+func TestB(t *testing.T) { t.Attr("points", "4"); t.Run("x", func(t *testing.T) {}); t.Run("y", func(t *testing.T) { t.Skip("needs: a thing") }) }`,
+		lines: []string{"passed  TestA (0 s)", "skipped TestB/y: needs: a thing", "passed  TestB (0 s)", "ok  \texample"},
+		last:  "\ncheck: 3 tests in 1 package, 0 failed, 1 skipped, 7 points, 0 s\n",
+	},
+	"figures of one test alone": {
+		test:  `func TestA(t *testing.T) { t.Attr("points", "3"); t.Attr("fault:kill", "2") }`,
+		lines: []string{"TestA: 3 points, 2 kill"}, last: "\ncheck: 1 test in 1 package, 0 failed, 0 skipped, 3 points, 0 s\n",
+	},
+	"failed": {
+		test: `
+func TestA(t *testing.T) { t.Log("quiet") }
+func TestB(t *testing.T) { t.Run("x", func(t *testing.T) { t.Error("loud") }) }`,
+		code: 1, lines: []string{"loud", "--- FAIL: TestB/x", "FAIL\texample"},
+		last: "\ncheck: 2 tests in 1 package, 1 failed, 0 skipped, 1 package failed, 0 s\n",
+	},
+	"panicked": {
+		test: `
+func TestA(t *testing.T) { panic("a bug") }
+func TestB(t *testing.T) {}`,
+		code: 1, lines: []string{"panic: a bug"},
+		last: "\ncheck: 1 test in 1 package, 1 failed, 0 skipped, 1 package failed, 0 s\n",
+	},
+	"left early": {
+		test: "import \"os\"\nfunc TestA(t *testing.T) { os.Exit(5) }",
+		code: 1, lines: []string{"=== RUN   TestA", "FAIL\texample"},
+		last: "\ncheck: 1 test in 1 package, 1 failed, 0 skipped, 1 package failed, 0 s\n",
+	},
+	"not built": {
+		test: "func TestA(t *testing.T) { undefined() }",
+		code: 1, lines: []string{"undefined: undefined", "[build failed]"},
+		last: "\ncheck: 0 tests in 0 packages, 0 failed, 0 skipped, 1 package failed, 0 s\n",
+	},
+	"nothing ran": {
+		test: "func helper(t *testing.T) {}",
+		code: 1,
+		last: "check: 0 tests in 0 packages, 0 failed, 0 skipped, 1 package failed, 0 s\n",
+	},
+}
+
+// stories are what -tests shows with -story.
+var stories = map[string]shown{
+	"a story that passed": {
+		test:  `import "fmt"` + "\n" + `func TestA(t *testing.T) { fmt.Fprintln(t.Output(), "once\n  upon"); t.Run("x", func(t *testing.T) { t.Skip("no time") }) }`,
+		begin: "once\n  upon\nskipped TestA/x: no time\npassed  TestA (0 s)\n",
+	},
+	"a story that failed": {
+		test: `import "fmt"` + "\n" + `func TestA(t *testing.T) { fmt.Fprintln(t.Output(), "once"); t.Fail() }`,
+		code: 1, begin: "once\n--- FAIL: TestA (0.00s)\n",
+	},
+	"a story beside others": {
+		test:  `import "fmt"` + "\n" + `func TestA(t *testing.T) { t.Run("x", func(t *testing.T) { t.Parallel(); fmt.Fprintln(t.Output(), "once") }) }`,
+		begin: "x: once\npassed  TestA (0 s)\n",
+	},
+}
+
+// chosen are what other arguments show.
+var chosen = map[string]shown{
+	"counted": {
+		test: `
+func TestA(t *testing.T) { t.Attr("requests", "3"); t.Attr("other", "9") }
+func TestB(t *testing.T) { t.Attr("requests", "4"); t.Attr("violations", "0") }`,
+		args: []string{"-figures", "requests,violations"}, last: "ok  \texample\ncheck: 7 requests, 0 violations\n",
+	},
+	"nothing counted": {
+		test: "func TestA(t *testing.T) {}", args: []string{"-figures", "requests,violations"},
+		code: 1, last: "ok  \texample\ncheck: 0 requests, 0 violations\n",
+	},
+	"counted, and failed": {
+		test: `func TestA(t *testing.T) { t.Attr("requests", "3"); t.Attr("violations", "2"); t.Error("loud") }`,
+		args: []string{"-figures", "requests,violations"}, code: 1,
+		last: "tests: 1 test in 1 package, 1 failed, 0 skipped, 1 package failed, 3 requests, 2 violations, 0 s\ncheck: 3 requests, 2 violations\n",
+	},
+	"figures that are summed and not shown with each test": {
+		test: `
+func TestA(t *testing.T) { t.Attr("sum:requests", "3"); t.Attr("points", "1") }
+func TestB(t *testing.T) { t.Attr("sum:requests", "4") }`,
+		lines: []string{"TestA: 1 points\n", ", 1 points, 7 requests, "}, never: "TestB",
+	},
+	// What is skipped for being long has to be run some time.
+	"skipped, and run later":       {test: longTests, args: []string{"-later", "example TestB\n"}, never: "is skipped here"},
+	"skipped, and not run later":   {test: longTests, args: []string{"-later", "example TestA\n"}, code: 1, lines: []string{lostTest}},
+	"named":                        {test: "func TestA(t *testing.T) {}", args: []string{"-run", "TestA"}, never: missedTest},
+	"named, and renamed meanwhile": {test: "func TestA(t *testing.T) {}", args: []string{"-run", "TestB"}, code: 1, lines: []string{missedTest}},
+}
+
+const (
+	longTests = `
+func TestA(t *testing.T) {}
+func TestB(t *testing.T) { t.Run("x", func(t *testing.T) { t.Skip("long: too much") }) }
+func TestC(t *testing.T) { t.Skip("there is no such program") }`
+	lostTest   = "example TestB/x is skipped here, and is no test that is run later: long: too much\n"
+	missedTest = "example: none of the named tests is there\n"
+)
+
+func TestSummary(t *testing.T) {
 	t.Parallel()
-	const header = "import (\n\"fmt\"\n\"testing\"\n)\n"
-	cases := map[string]struct {
-		test string
-		code int
-		want []string // all lines but the last
-	}{
-		"passed": {
-			test: header + `func TestA(t *testing.T) { fmt.Fprintln(t.Output(), "once\n  upon"); t.Run("x", func(t *testing.T) { t.Skip("no time") }) }`,
-			want: []string{"once", "  upon", "skipped TestA/x: no time", "passed  TestA (0 s)"},
-		},
-		"failed": {
-			test: header + `func TestA(t *testing.T) { fmt.Fprintln(t.Output(), "once"); t.Fail() }`,
-			code: 1, want: []string{"once", "--- FAIL: TestA (0.00s)"},
-		},
-		"beside others": {
-			test: header + `func TestA(t *testing.T) { t.Run("x", func(t *testing.T) { t.Parallel(); fmt.Fprintln(t.Output(), "once") }) }`,
-			want: []string{"x: once", "passed  TestA (0 s)"},
-		},
+	each := func(cases map[string]shown, args ...string) {
+		for name, c := range cases {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				c.check(t, args...)
+			})
+		}
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			code, out := goTest(t, c.test, "-tests", "-story")
-			var got []string
-			for line := range strings.Lines(out) {
-				if line = strings.TrimRight(line, "\n"); !strings.Contains(line, "x_test.go") {
-					got = append(got, line)
-				}
-			}
-			if code != c.code || !slices.Equal(got[:min(len(got), len(c.want))], c.want) {
-				t.Errorf("code %d, want %d:\n%s", code, c.code, out)
-			}
-		})
+	each(summaries, "-tests")
+	each(stories, "-tests", "-story")
+	each(chosen)
+}
+
+func (c shown) check(t *testing.T, args ...string) {
+	t.Helper()
+	code, out := goTest(t, "import \"testing\"\n"+c.test, append(args, c.args...)...)
+	if code != c.code {
+		t.Errorf("code = %d, want %d", code, c.code)
+	}
+	rest := out
+	for _, want := range c.lines {
+		_, after, found := strings.Cut(rest, want)
+		if !found {
+			t.Errorf("%q is not shown, or not in order", want)
+		}
+		rest = after
+	}
+	if strings.Contains(out, "quiet") || c.never != "" && strings.Contains(out, c.never) {
+		t.Errorf("shows what a passing test printed, or %q", c.never)
+	}
+	if begin := regexp.MustCompile(`.*x_test\.go.*\n`).ReplaceAllString(out, ""); !strings.HasPrefix(begin, c.begin) {
+		t.Errorf("begins with\n%s\nwant\n%s", begin, c.begin)
+	}
+	timeless := regexp.MustCompile(`(?m)(\texample)\t.*s$`).ReplaceAllString(out, "$1")
+	if timeless = regexp.MustCompile(`\d+ s\n$`).ReplaceAllString(timeless, "0 s\n"); !strings.HasSuffix(timeless, c.last) {
+		t.Errorf("does not end with %q", c.last)
+	}
+	if t.Failed() {
+		t.Log(out)
 	}
 }
 
@@ -178,67 +214,6 @@ func TestForeignLinesAreShown(t *testing.T) {
 	code := run(nil, strings.NewReader("no JSON\n"), &stdout, &stderr)
 	if want := "no JSON\ntest: 0 tests in 0 packages, 0 failed, 0 skipped, 0 s\n"; code != 1 || stdout.String() != want {
 		t.Errorf("run = %d, %q", code, &stdout)
-	}
-}
-
-func TestChosenFigures(t *testing.T) {
-	t.Parallel()
-	const header = "import \"testing\"\n"
-	cases := map[string]struct {
-		test string
-		code int
-		last string // the end of the output
-	}{
-		"counted": {
-			test: header + `
-func TestA(t *testing.T) { t.Attr("requests", "3"); t.Attr("other", "9") }
-func TestB(t *testing.T) { t.Attr("requests", "4"); t.Attr("violations", "0") }`,
-			last: "ok  \texample\ncheck: 7 requests, 0 violations\n",
-		},
-		"nothing counted": {
-			test: header + "func TestA(t *testing.T) {}",
-			code: 1, last: "ok  \texample\ncheck: 0 requests, 0 violations\n",
-		},
-		"counted, and failed": {
-			test: header + `func TestA(t *testing.T) { t.Attr("requests", "3"); t.Attr("violations", "2"); t.Error("loud") }`,
-			code: 1, last: "tests: 1 test in 1 package, 1 failed, 0 skipped, 1 package failed, 3 requests, 2 violations, 0 s\ncheck: 3 requests, 2 violations\n",
-		},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			code, out := goTest(t, c.test, "-figures", "requests,violations")
-			out = regexp.MustCompile(`(?m)(\texample)\t.*s$`).ReplaceAllString(out, "$1")
-			if code != c.code || !strings.HasSuffix(out, c.last) {
-				t.Errorf("code %d, want %d; output does not end with %q:\n%s", code, c.code, c.last, out)
-			}
-		})
-	}
-}
-
-// TestSums: figures that are summed and not shown with each test.
-func TestSums(t *testing.T) {
-	t.Parallel()
-	code, out := goTest(t, `import "testing"
-func TestA(t *testing.T) { t.Attr("sum:requests", "3"); t.Attr("points", "1") }
-func TestB(t *testing.T) { t.Attr("sum:requests", "4") }`)
-	if code != 0 || strings.Contains(out, "TestB") || !strings.Contains(out, "TestA: 1 points\n") || !strings.Contains(out, ", 1 points, 7 requests, ") {
-		t.Errorf("code %d:\n%s", code, out)
-	}
-}
-
-// TestLostTests: what is skipped for being long has to be run some time.
-func TestLostTests(t *testing.T) {
-	t.Parallel()
-	const test = `import "testing"
-func TestA(t *testing.T) {}
-func TestB(t *testing.T) { t.Run("x", func(t *testing.T) { t.Skip("long: too much") }) }
-func TestC(t *testing.T) { t.Skip("there is no such program") }`
-	for later, want := range map[string]int{"example TestB\n": 0, "example TestA\n": 1} {
-		code, out := goTest(t, test, "-later", later)
-		if lost := strings.Contains(out, "example TestB/x is skipped here, and is no test that is run later: long: too much\n"); code != want || lost != (want == 1) {
-			t.Errorf("-later %q: code %d, want %d:\n%s", later, code, want, out)
-		}
 	}
 }
 
@@ -274,18 +249,6 @@ func TestReportsOfRacesAreShown(t *testing.T) {
 	}
 	if want := "WARNING: DATA RACE\nWrite at 0x00c000 by goroutine 7:\n==================\n"; out.String() != want {
 		t.Errorf("shown: %q, want %q", out.String(), want)
-	}
-}
-
-// TestNamedTestsAreThere: a test that was renamed is missed.
-func TestNamedTestsAreThere(t *testing.T) {
-	t.Parallel()
-	const test = "import \"testing\"\nfunc TestA(t *testing.T) {}"
-	for name, want := range map[string]int{"TestA": 0, "TestB": 1} {
-		code, out := goTest(t, test, "-run", name)
-		if missed := strings.Contains(out, "example: none of the named tests is there\n"); code != want || missed != (want == 1) {
-			t.Errorf("-run %s: code %d, want %d:\n%s", name, code, want, out)
-		}
 	}
 }
 
