@@ -7,10 +7,9 @@ import (
 	"strings"
 )
 
-// named are the named formats other than property strings, as registered in
-// proxmox/pve-common (JSONSchema.pm), qemu-server (QemuServer.pm, Drive.pm), pve-storage
-// (Storage.pm, Plugin.pm), pve-access-control (AccessControl.pm), pve-ha-manager
-// (Tools.pm) and pve-guest-common.
+// named are the named formats other than property strings, as registered in proxmox/pve-common (JSONSchema.pm),
+// qemu-server (QemuServer.pm, Drive.pm), pve-storage (Storage.pm, Plugin.pm), pve-access-control (AccessControl.pm),
+// pve-ha-manager (Tools.pm) and pve-guest-common.
 var named = map[string]func(string) bool{
 	"string":         func(string) bool { return true },
 	"urlencoded":     like(`[-%a-zA-Z0-9_.!~*'()]*`),

@@ -196,8 +196,7 @@ type order struct {
 	secureBoot bool
 }
 
-// resolve checks an order as the real factory does and finds its extensions in the
-// factory's cached list.
+// resolve checks an order as the real factory does and finds its extensions in the factory's cached list.
 func (f *Factory) resolve(ctx context.Context, o order) ([]extensionRef, error) {
 	if o.secureBoot {
 		return nil, invalidf("secure boot is disabled")

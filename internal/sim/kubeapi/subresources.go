@@ -25,8 +25,7 @@ import (
 // stillProcessing is the Retry-After of a budget whose controller lags behind.
 const stillProcessing = 10
 
-// evict deletes the pod if its PodDisruptionBudget allows it. As on the real server, the
-// budget's status decides.
+// evict deletes the pod if its PodDisruptionBudget allows it. As on the real server, the budget's status decides.
 func (s *Server) evict(r *http.Request, t target) (answer, error) {
 	b, err := read(r)
 	if err != nil {
@@ -53,8 +52,7 @@ func (s *Server) evict(r *http.Request, t target) (answer, error) {
 	return answer{code: http.StatusCreated, body: &metav1.Status{Status: metav1.StatusSuccess}}, nil
 }
 
-// Evict deletes a pod if its PodDisruptionBudget allows it. It does not wait for the end
-// of the pod.
+// Evict deletes a pod if its PodDisruptionBudget allows it. It does not wait for the end of the pod.
 func (s *Server) Evict(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
 	if s.remote != nil {
 		return s.remote.Evict(ctx, namespace, name, options)

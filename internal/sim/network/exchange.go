@@ -145,8 +145,7 @@ func (e *exchange) arriving(state *tls.ConnectionState) (*http.Request, error) {
 	return in.WithContext(e.ctx), nil
 }
 
-// addBody determines the body's length as net/http does: an unknown length means chunks, unless it is
-// empty.
+// addBody determines the body's length as net/http does: an unknown length means chunks, unless it is empty.
 func (e *exchange) addBody(in *http.Request) error {
 	if e.req.Body == nil || e.req.Body == http.NoBody {
 		return nil
@@ -171,8 +170,7 @@ func (e *exchange) addBody(in *http.Request) error {
 	return nil
 }
 
-// sending is the request's body; it fails if the client ends, or if its length is not as
-// promised.
+// sending is the request's body; it fails if the client ends, or if its length is not as promised.
 type sending struct {
 	from         io.Reader
 	e            *exchange

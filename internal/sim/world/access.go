@@ -90,17 +90,13 @@ func (w *World) ACLs() []ACL {
 // Check returns nil when user holds any of the privileges at path, else the 403 answer that names them. The user ""
 // is the lab itself and may do everything.
 func (w *World) Check(user, path string, anyOf ...string) error {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return w.check(user, path, anyOf...)
+	return look(w, func() error { return w.check(user, path, anyOf...) })
 }
 
 // Permissions returns the set of privileges of user at a path, which need not exist. The values say whether a
 // privilege propagates to the paths below.
 func (w *World) Permissions(user, path string) map[string]bool {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return maps.Clone(w.privileges(user, path))
+	return look(w, func() map[string]bool { return maps.Clone(w.privileges(user, path)) })
 }
 
 // EffectivePermissions returns the set of privileges of user at every path in Proxmox's own list: the top-level
@@ -278,9 +274,7 @@ func IsPrivilege(name string) bool { return slices.Contains(allPrivileges, name)
 
 // Role lists a role's privileges; nil if the role does not exist.
 func (w *World) Role(name string) []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.role(name))
+	return look(w, func() []string { return slices.Clone(w.role(name)) })
 }
 
 func (w *World) HasRole(name string) bool {

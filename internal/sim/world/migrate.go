@@ -55,8 +55,7 @@ func (w *World) Migrate(user, host string, r MigrateRequest) (string, error) {
 	return w.migrateVM(user, host, r), nil
 }
 
-// checkAvailable requires the storage of every drive on both hosts (check_storage_availability in
-// QemuServer.pm).
+// checkAvailable requires the storage of every drive on both hosts (check_storage_availability in QemuServer.pm).
 func (w *World) checkAvailable(v *vm, target string) error {
 	for _, key := range driveKeys(v.config) {
 		volid := driveVolid(key, v.config[key])
@@ -482,8 +481,7 @@ func (w *World) localDisks(v *vm) []LocalDisk {
 	return found
 }
 
-// AddMapping adds a resource mapping of devices on hosts, which VMs can name: kind is
-// "pci" or "usb".
+// AddMapping adds a resource mapping of devices on hosts, which VMs can name: kind is "pci" or "usb".
 func (w *World) AddMapping(kind, id string, hosts ...string) {
 	w.set(func() { w.mappings[kind+" "+id] = toSet(hosts) })
 }

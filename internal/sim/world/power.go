@@ -474,15 +474,13 @@ func (w *World) endProcess(v *vm, p *process) bool {
 // Firmware boots the guest of a VM that is powered on. The Talos simulator is a Firmware: it reads the media in boot
 // order.
 type Firmware interface {
-	// PowerOn is called when the VM's process has started, without holding any lock of the
-	// world.
+	// PowerOn is called when the VM's process has started, without holding any lock of the world.
 	PowerOn(hw *Hardware) Guest
 }
 
 // Guest is what runs inside a VM. The world calls its methods without holding any lock.
 type Guest interface {
-	// Shutdown is the ACPI power button: the guest powers itself off later by calling
-	// Hardware.PowerOff, or ignores it.
+	// Shutdown is the ACPI power button: the guest powers itself off later by calling Hardware.PowerOff, or ignores it.
 	Shutdown()
 	// Kill is called once the VM's process is gone (stop, delete, host down, or the guest's own PowerOff). It
 	// returns when all goroutines and servers of the guest have ended.
@@ -497,8 +495,7 @@ type Hardware struct {
 	UUID   string   // SMBIOS, lower-case
 	Serial string   // SMBIOS serial
 	MACs   []string // upper-case, in order of netN
-	// CloudInit are the ipconfigN settings by number, as on the cloud-init drive since power
-	// on; nil without such a drive.
+	// CloudInit are the ipconfigN settings by number, as on the cloud-init drive since power on; nil without such a drive.
 	CloudInit map[int]string
 	Arch      string // "amd64" or "arm64"
 	CPU       string

@@ -32,8 +32,7 @@ func (k key) compare(o key) int {
 	return cmp.Or(cmp.Compare(k.namespace, o.namespace), cmp.Compare(k.name, o.name))
 }
 
-// Memory is a Store in memory. UIDs and generated names come from a counter, so that they
-// are deterministic.
+// Memory is a Store in memory. UIDs and generated names come from a counter, so that they are deterministic.
 type Memory struct {
 	mu       sync.Mutex
 	objects  map[schema.GroupVersionResource]map[key]Object
@@ -438,8 +437,7 @@ func (w *memoryWatch) Next(ctx context.Context) (Event, error) {
 	}
 }
 
-// step does not wait: it returns an event, or the channel that is closed at the next
-// change.
+// step does not wait: it returns an event, or the channel that is closed at the next change.
 func (w *memoryWatch) step() (e Event, ok bool, changed <-chan struct{}, err error) {
 	m := w.store
 	m.mu.Lock()
