@@ -6,8 +6,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -64,9 +63,7 @@ func TestQm(t *testing.T) {
 			if strings.Contains(out, "TASK ") || strings.HasPrefix(out, "reassign") {
 				out = "" // a task log
 			}
-			if diff := cmp.Diff(c.want, meta.ReplaceAllString(out, "")); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", c.line, diff)
-			}
+			must.Equal(t, "ReplaceAllString", c.want, meta.ReplaceAllString(out, ""))
 		}
 	})
 }
@@ -95,9 +92,7 @@ func TestQmRefuses(t *testing.T) {
 				if err == nil {
 					t.Fatal("it did something")
 				}
-				if got := shellMessage(err); got != want {
-					t.Errorf("%q, want %q", got, want)
-				}
+				must.Equal(t, "shellMessage", want, shellMessage(err))
 			})
 		})
 	}
@@ -129,9 +124,7 @@ func TestPveum(t *testing.T) {
 		t.Fatalf("%q, %v", out, err)
 	}
 	want := []world.ACL{{Path: "/", Who: "a@pve", Role: "Administrator", Propagate: true}, {Path: "/vms", Who: "a@pve!t", Role: "Small"}}
-	if diff := cmp.Diff(want, l.World.ACLs()); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "ACLs", want, l.World.ACLs())
 	if err := l.World.Check(id, "/vms", "VM.PowerMgmt"); err != nil {
 		t.Error(err)
 	}

@@ -18,8 +18,7 @@ func load(t *testing.T) *apidoc.Schema {
 	t.Helper()
 	f := must.Get(os.Open("testdata/small.json"))(t)
 	defer func() { _ = f.Close() }()
-	s := must.Get(apidoc.Load(f))(t)
-	return s
+	return must.Get(apidoc.Load(f))(t)
 }
 
 // ask is a request: method and path, then the parameters.

@@ -16,6 +16,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func agent() artefact.Extension {
@@ -57,14 +58,12 @@ func TestBootImagesRoundTrip(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := must1(tt.make(image("amd64")))(t)
-			got := must1(tt.read(b))(t)
+			b := must.Get(tt.make(image("amd64")))(t)
+			got := must.Get(tt.read(b))(t)
 			want := booted("amd64")
 			tt.want(&want)
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("read image (-want +got):\n%s", diff)
-			}
-			again := must1(tt.make(got))(t)
+			must.Equal(t, "read image", want, got)
+			again := must.Get(tt.make(got))(t)
 			if !bytes.Equal(b, again) {
 				t.Error("the same image made twice has other bytes")
 			}
@@ -74,7 +73,7 @@ func TestBootImagesRoundTrip(t *testing.T) {
 			if len(b) > tt.limit {
 				t.Errorf("%d bytes: larger than the lab can afford", len(b))
 			}
-			uki := must1(artefact.UKI(want))(t)
+			uki := must.Get(artefact.UKI(want))(t)
 			requireDamageFound(t, b, uki, tt.read)
 		})
 	}
@@ -83,9 +82,9 @@ func TestBootImagesRoundTrip(t *testing.T) {
 // madeTwice is what a machine finds in the UKI of img, which made again has the same bytes.
 func madeTwice(t *testing.T, img artefact.Image) artefact.Image {
 	t.Helper()
-	b := must1(artefact.UKI(img))(t)
-	got := must1(artefact.ReadUKI(b))(t)
-	again := must1(artefact.UKI(got))(t)
+	b := must.Get(artefact.UKI(img))(t)
+	got := must.Get(artefact.ReadUKI(b))(t)
+	again := must.Get(artefact.UKI(got))(t)
 	if !bytes.Equal(b, again) {
 		t.Error("the image that was read, made again, has other bytes")
 	}
@@ -168,21 +167,17 @@ var built = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
 func TestInstallerRoundTrip(t *testing.T) {
 	t.Parallel()
-	idx := must1(artefact.Installer(built, image("amd64"), image("arm64")))(t)
-	must(t, validate.Index(idx))
+	idx := must.Get(artefact.Installer(built, image("amd64"), image("arm64")))(t)
+	must.Do(t, validate.Index(idx))
 	for _, arch := range []string{"amd64", "arm64"} {
-		got := must1(artefact.ReadInstaller(idx, arch))(t)
-		if diff := cmp.Diff(booted(arch), got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", arch, diff)
-		}
+		got := must.Get(artefact.ReadInstaller(idx, arch))(t)
+		must.Equal(t, arch, booted(arch), got)
 	}
 	if _, err := artefact.ReadInstaller(idx, "riscv64"); err == nil {
 		t.Error("an architecture that the index lacks was read")
 	}
-	again := must1(artefact.Installer(built, image("amd64"), image("arm64")))(t)
-	if a, b := digest(t, idx), digest(t, again); a != b {
-		t.Errorf("made twice: %s and %s", a, b)
-	}
+	again := must.Get(artefact.Installer(built, image("amd64"), image("arm64")))(t)
+	must.Equal(t, "digests of the same image, made twice", digest(t, again), digest(t, idx))
 }
 
 func TestInstallerOfSomethingElse(t *testing.T) {
@@ -190,11 +185,11 @@ func TestInstallerOfSomethingElse(t *testing.T) {
 	if _, err := artefact.ReadInstaller(empty.Index, "amd64"); err == nil {
 		t.Error("empty index: no error")
 	}
-	idx := must1(artefact.ExtensionIndex(agent()))(t)
+	idx := must.Get(artefact.ExtensionIndex(agent()))(t)
 	if _, err := artefact.ReadInstaller(idx, "amd64"); !errors.Is(err, artefact.ErrNotBootable) {
 		t.Errorf("extension image: err = %v", err)
 	}
-	installer := must1(artefact.Installer(built, image("amd64")))(t)
+	installer := must.Get(artefact.Installer(built, image("amd64")))(t)
 	if _, err := artefact.ReadExtension(installer, "amd64"); err == nil {
 		t.Error("installer read as an extension: no error")
 	}
@@ -202,15 +197,13 @@ func TestInstallerOfSomethingElse(t *testing.T) {
 
 func TestExtensionRoundTrip(t *testing.T) {
 	t.Parallel()
-	idx := must1(artefact.ExtensionIndex(agent()))(t)
-	must(t, validate.Index(idx))
+	idx := must.Get(artefact.ExtensionIndex(agent()))(t)
+	must.Do(t, validate.Index(idx))
 	for _, arch := range []string{"amd64", "arm64"} {
-		got := must1(artefact.ReadExtension(idx, arch))(t)
+		got := must.Get(artefact.ReadExtension(idx, arch))(t)
 		want := agent()
 		want.Digest = digest(t, idx)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", arch, diff)
-		}
+		must.Equal(t, arch, want, got)
 	}
 }
 
@@ -228,17 +221,15 @@ func TestExtensionDigestFollowsItsContent(t *testing.T) {
 		"a target":     {func(e *artefact.Extension) { e.Links["/usr/local/lib/containers/qemu-guest-agent/etc"] = "/usr" }, false},
 		"version":      {func(e *artefact.Extension) { e.Version = "11.0.3" }, false},
 	}
-	base := must1(artefact.ExtensionIndex(agent()))(t)
+	base := must.Get(artefact.ExtensionIndex(agent()))(t)
 	before := digest(t, base)
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := agent()
 			tt.change(&e)
-			idx := must1(artefact.ExtensionIndex(e))(t)
-			if got := digest(t, idx) == before; got != tt.same {
-				t.Errorf("same digest = %v, want %v", got, tt.same)
-			}
+			idx := must.Get(artefact.ExtensionIndex(e))(t)
+			must.Equal(t, "same digest", tt.same, digest(t, idx) == before)
 		})
 	}
 }
@@ -249,12 +240,10 @@ func TestExtensionsListRoundTrip(t *testing.T) {
 		{Ref: "ghcr.io/siderolabs/qemu-guest-agent:11.0.2@sha256:" + strings.Repeat("b", 64), Author: "Sidero Labs", Description: "agent: yes"},
 		{Ref: "ghcr.io/siderolabs/iscsi-tools:v0.2.0@sha256:" + strings.Repeat("a", 64)},
 	}
-	img := must1(artefact.ExtensionsList(want))(t)
-	must(t, validate.Image(img))
-	got := must1(artefact.ReadExtensionsList(img))(t)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("list (-want +got):\n%s", diff)
-	}
+	img := must.Get(artefact.ExtensionsList(want))(t)
+	must.Do(t, validate.Image(img))
+	got := must.Get(artefact.ReadExtensionsList(img))(t)
+	must.Equal(t, "list", want, got)
 	if _, err := artefact.ReadExtensionsList(empty.Image); err == nil {
 		t.Error("an image without a list: no error")
 	}
@@ -267,13 +256,9 @@ func TestDiskRoundTrip(t *testing.T) {
 		{Label: "META", UUID: "u2"},
 	}}
 	b := artefact.WriteDisk(want)
-	got := must1(artefact.ReadDisk(b))(t)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("disk (-want +got):\n%s", diff)
-	}
-	if b := artefact.WriteDisk(artefact.Disk{}); len(b) != 0 {
-		t.Errorf("a blank disk has %d bytes", len(b))
-	}
+	got := must.Get(artefact.ReadDisk(b))(t)
+	must.Equal(t, "disk", want, got)
+	must.Equal(t, "bytes of a blank disk", 0, len(artefact.WriteDisk(artefact.Disk{})))
 	if got, err := artefact.ReadDisk(nil); err != nil || len(got.Partitions) != 0 {
 		t.Errorf("blank disk = %v, %v", got, err)
 	}
@@ -288,9 +273,9 @@ func TestDiskRoundTrip(t *testing.T) {
 }
 
 func FuzzRead(f *testing.F) {
-	iso := must1(artefact.ISO(image("amd64")))(f)
+	iso := must.Get(artefact.ISO(image("amd64")))(f)
 	uki, err := artefact.UKI(image("arm64"))
-	must(f, err)
+	must.Do(f, err)
 	f.Add(iso)
 	f.Add(uki)
 	f.Add(artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{{Label: "STATE"}}}))
@@ -318,11 +303,10 @@ func requireValid(t *testing.T, img artefact.Image) {
 
 func digest(t *testing.T, idx interface{ Digest() (v1.Hash, error) }) string {
 	t.Helper()
-	return must1(idx.Digest())(t).String()
+	return must.Get(idx.Digest())(t).String()
 }
 
-// TestFirmwareIsMoved: imager moves it out of the extensions, because the kernel needs it before they are
-// mounted.
+// TestFirmwareIsMoved: imager moves it out of the extensions, because the kernel needs it before they are mounted.
 func TestFirmwareIsMoved(t *testing.T) {
 	t.Parallel()
 	img := image("amd64")
@@ -350,9 +334,7 @@ func TestFirmwareIsMoved(t *testing.T) {
 		"/usr/lib/firmware/amd-ucode/microcode_amd.b": []byte("no microcode by its name"),
 		"/kernel/x86/microcode/GenuineIntel.bin":      []byte("oneonetwo"),
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("read image (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "read image", want, got)
 }
 
 // TestModuleDependencies: imager runs depmod over all kernel modules and puts the result into one more extension.
@@ -371,9 +353,7 @@ func TestModuleDependencies(t *testing.T) {
 			dir + "modules.alias": []byte("# Aliases extracted from modules themselves.\n"),
 		},
 	})
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("read image (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "read image", want, got)
 	img.Extensions[1].Files = map[string][]byte{"/usr/lib/modules/5.0.0/card.ko": nil}
 	if _, err := artefact.UKI(img); err == nil {
 		t.Error("an image with modules of another kernel was made")
@@ -387,18 +367,16 @@ func TestModuleDependencies(t *testing.T) {
 // TestForeignTalosBoots: Talos' own part may be anybody's, as long as it is complete.
 func TestForeignTalosBoots(t *testing.T) {
 	t.Parallel()
-	packed := must1(os.ReadFile("../../../testdata/bootimages/uefi.iso.zst"))(t)
-	d := must1(zstd.NewReader(nil))(t)
+	packed := must.Get(os.ReadFile("../../../testdata/bootimages/uefi.iso.zst"))(t)
+	d := must.Get(zstd.NewReader(nil))(t)
 	defer d.Close()
-	b := must1(d.DecodeAll(packed, nil))(t)
-	img := must1(artefact.ReadISO(b))(t)
+	b := must.Get(d.DecodeAll(packed, nil))(t)
+	img := must.Get(artefact.ReadISO(b))(t)
 	if len(img.Extensions) != 1 || img.Extensions[0].Name != "tools" || img.SchematicID != "ce4c" {
 		t.Fatalf("extensions %+v and schematic %q", img.Extensions, img.SchematicID)
 	}
 	want := map[string]string{"/usr/local/lib/symlink": "../bin/tool"}
-	if diff := cmp.Diff(want, img.Extensions[0].Links); diff != "" {
-		t.Errorf("links (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "links", want, img.Extensions[0].Links)
 	magic := []byte("\x28\xb5\x2f\xfd")
 	own := bytes.Index(b, magic)
 	added := own + 1 + bytes.Index(b[own+1:], magic)
@@ -413,9 +391,9 @@ func TestForeignTalosBoots(t *testing.T) {
 // TestReadImagesAreTheCallersOwn: changes by one reader are invisible to the next one.
 func TestReadImagesAreTheCallersOwn(t *testing.T) {
 	t.Parallel()
-	b := must1(artefact.UKI(image("amd64")))(t)
+	b := must.Get(artefact.UKI(image("amd64")))(t)
 	for range 3 {
-		img := must1(artefact.ReadUKI(b))(t)
+		img := must.Get(artefact.ReadUKI(b))(t)
 		if diff := cmp.Diff(booted("amd64"), img); diff != "" {
 			t.Fatalf("read image (-want +got):\n%s", diff)
 		}

@@ -160,9 +160,7 @@ func TestCallsWithoutAWire(t *testing.T) {
 			t.Errorf("%v, %v, seen as %q", answer, err, s.user)
 		}
 		_, err = s.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "other"})
-		if status.Code(err) != codes.NotFound {
-			t.Errorf("of an unknown service: %v", err)
-		}
+		must.Equal(t, "of an unknown service", codes.NotFound, status.Code(err))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		watch := must.Get(s.health.Watch(ctx, &healthpb.HealthCheckRequest{}))(t)
@@ -173,9 +171,7 @@ func TestCallsWithoutAWire(t *testing.T) {
 		if _, err := watch.Recv(); status.Code(err) != codes.Canceled {
 			t.Errorf("after its end: %v", err)
 		}
-		if n := s.dialer.Dials(); n != 0 {
-			t.Errorf("%d connections were made", n)
-		}
+		must.Equal(t, "connections were made", 0, s.dialer.Dials())
 	})
 }
 
@@ -228,9 +224,7 @@ func TestNeitherSideIsVerified(t *testing.T) {
 		if _, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil || s.user != "nobody" || s.shown != "server" {
 			t.Errorf("%v, seen as %q, shown %q", err, s.user, s.shown)
 		}
-		if n := s.dialer.Dials(); n != 0 {
-			t.Errorf("%d connections were made", n)
-		}
+		must.Equal(t, "connections were made", 0, s.dialer.Dials())
 	})
 }
 

@@ -159,9 +159,7 @@ func TestLeadership(t *testing.T) {
 			t.Errorf("%v, leader is %s, want %s", err, leader(), other)
 		}
 		e.stop[other](false) // power loss: the election takes a second
-		if l := leader(); l != "" {
-			t.Errorf("leader %s right after the loss of the leader", l)
-		}
+		must.Equal(t, "leader right after the loss of the leader", "", leader())
 		began := time.Now()
 		if err := e.Linearizable(ctx); err != nil || time.Since(began) != time.Second {
 			t.Errorf("after %s: %v", time.Since(began), err)

@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -26,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -36,10 +36,10 @@ func TestStatusErrors(t *testing.T) {
 		leases := c.CoordinationV1().Leases("kube-system")
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "recast"}}
 		stored, err := leases.Create(t.Context(), lease, metav1.CreateOptions{})
-		must(t, err)
+		must.Do(t, err)
 		stale := stored.DeepCopy()
 		stored.Spec.HolderIdentity = new("a")
-		must1(leases.Update(t.Context(), stored, metav1.UpdateOptions{}))(t)
+		must.Get(leases.Update(t.Context(), stored, metav1.UpdateOptions{}))(t)
 		stale.Spec.HolderIdentity = new("b")
 
 		_, twice := leases.Create(t.Context(), lease, metav1.CreateOptions{})
@@ -64,9 +64,7 @@ func TestStatusErrors(t *testing.T) {
 		for _, err := range []error{twice, lost, none, nowhere, field, patch, other, unserved, forbidden} {
 			got = append(got, apierrors.ReasonForError(err))
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("reasons (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "reasons", want, got)
 	})
 }
 
@@ -88,7 +86,7 @@ func TestPatches(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				maps := newLab(t).client(t, "system:masters").CoreV1().ConfigMaps("default")
 				cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Data: map[string]string{"a": "1", "b": "2"}}
-				must1(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
+				must.Get(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
 				got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
 				if tc.want == nil {
 					if known := apierrors.APIStatus(nil); !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity {
@@ -96,10 +94,8 @@ func TestPatches(t *testing.T) {
 					}
 					return
 				}
-				must(t, err)
-				if diff := cmp.Diff(tc.want, got.Data); diff != "" {
-					t.Errorf("data (-want +got):\n%s", diff)
-				}
+				must.Do(t, err)
+				must.Equal(t, "data", tc.want, got.Data)
 			})
 		})
 	}
@@ -110,7 +106,7 @@ func TestStatusAndSpecAreWrittenApart(t *testing.T) {
 		c := newLab(t).client(t, "system:masters")
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Status: corev1.NodeStatus{Phase: corev1.NodeRunning}}
 		n, err := c.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
-		must(t, err)
+		must.Do(t, err)
 		type view struct {
 			Phase      corev1.NodePhase
 			PodCIDR    string
@@ -128,9 +124,7 @@ func TestStatusAndSpecAreWrittenApart(t *testing.T) {
 		}
 		got = append(got, view{n.Status.Phase, n.Spec.PodCIDR, n.Generation})
 		want := []view{{"", "", 1}, {corev1.NodeRunning, "", 1}, {corev1.NodeRunning, "10.244.0.0/24", 2}}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("created, status written, spec written (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "created, status written, spec written", want, got)
 	})
 }
 
@@ -142,7 +136,7 @@ func TestDiscovery(t *testing.T) {
 			t.Errorf("version = %+v, %v", v, err)
 		}
 		_, lists, err := c.Discovery().ServerGroupsAndResources()
-		must(t, err)
+		must.Do(t, err)
 		var served []string
 		for _, l := range lists {
 			for _, r := range l.APIResources {
@@ -157,9 +151,7 @@ func TestDiscovery(t *testing.T) {
 		}
 		slices.Sort(served)
 		slices.Sort(want)
-		if diff := cmp.Diff(want, served); diff != "" {
-			t.Errorf("resources (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "resources", want, served)
 	})
 }
 
@@ -170,11 +162,11 @@ func TestWatchSeesWhatItSelects(t *testing.T) {
 			cfg := l.config(t, "system:masters")
 			cfg.ContentType = accept
 			cfg.AcceptContentTypes = accept
-			c := must1(kubernetes.NewForConfig(cfg))(t)
-			w := must1(c.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "rack=a"}))(t)
-			must1(c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}))(t)
+			c := must.Get(kubernetes.NewForConfig(cfg))(t)
+			w := must.Get(c.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "rack=a"}))(t)
+			must.Get(c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}))(t)
 			for _, patch := range []string{`{"metadata":{"labels":{"rack":"a"}}}`, `{"metadata":{"labels":{"b":"c"}}}`, `{"metadata":{"labels":{"rack":null}}}`} {
-				must1(c.CoreV1().Nodes().Patch(t.Context(), "x", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+				must.Get(c.CoreV1().Nodes().Patch(t.Context(), "x", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 			}
 			var got []watch.EventType
 			for range 3 {
@@ -185,9 +177,7 @@ func TestWatchSeesWhatItSelects(t *testing.T) {
 				got = append(got, e.Type)
 			}
 			w.Stop()
-			if diff := cmp.Diff([]watch.EventType{watch.Added, watch.Modified, watch.Deleted}, got); diff != "" {
-				t.Errorf("%s: events (-want +got):\n%s", accept, diff)
-			}
+			must.Equal(t, accept+": events", []watch.EventType{watch.Added, watch.Modified, watch.Deleted}, got)
 			if err := l.Close(); err != nil {
 				t.Error(err)
 			}
@@ -240,7 +230,7 @@ func TestRecorderSeesAndBreaksRequests(t *testing.T) {
 			n, err := l.Node(t.Context(), "wk1")
 			acted = err == nil && n.Spec.Unschedulable
 		})
-		must(t, cordon())
+		must.Do(t, cordon())
 		if !acted {
 			t.Error("the after hook ran before the server acted")
 		}
@@ -252,16 +242,14 @@ func TestRecorderSeesAndBreaksRequests(t *testing.T) {
 			Seq: len(calls), Proto: "kubernetes", Target: "wk1", Method: http.MethodPatch, Path: "/api/v1/nodes/wk1",
 			User: "admin", Mutation: true, Bytes: calls[len(calls)-1].Bytes,
 		}
-		if diff := cmp.Diff(want, calls[len(calls)-1]); diff != "" {
-			t.Errorf("call (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "call", want, calls[len(calls)-1])
 	})
 }
 
 func TestServesOnRealSockets(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	listener := must1(net.Listen("tcp", "127.0.0.1:0"))(t)
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	cfg := l.config(t, "system:masters")
@@ -269,7 +257,7 @@ func TestServesOnRealSockets(t *testing.T) {
 		var d net.Dialer
 		return d.DialContext(ctx, network, listener.Addr().String())
 	}
-	c := must1(kubernetes.NewForConfig(cfg))(t)
+	c := must.Get(kubernetes.NewForConfig(cfg))(t)
 	list, err := c.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 4 {
 		t.Errorf("namespaces = %v, %v", list, err)
@@ -290,7 +278,7 @@ func TestListsComeInPages(t *testing.T) {
 		l.Define(r)
 		c := l.dynamic(t).Resource(r.GroupVersionResource)
 		make := func(name string) {
-			must1(c.Namespace("default").Create(t.Context(), widget(name, 1), metav1.CreateOptions{}))(t)
+			must.Get(c.Namespace("default").Create(t.Context(), widget(name, 1), metav1.CreateOptions{}))(t)
 		}
 		for i := range 5 {
 			make(fmt.Sprintf("w%d", i))
@@ -298,7 +286,7 @@ func TestListsComeInPages(t *testing.T) {
 		var got, revisions []string
 		o := metav1.ListOptions{Limit: 2}
 		for {
-			list := must1(c.List(t.Context(), o))(t)
+			list := must.Get(c.List(t.Context(), o))(t)
 			for _, w := range list.Items {
 				got = append(got, w.GetName())
 			}
@@ -312,14 +300,12 @@ func TestListsComeInPages(t *testing.T) {
 				break
 			}
 		}
-		if diff := cmp.Diff([]string{"w0", "w1", "|3", "w2", "w3", "|1", "w4", "|0"}, got); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "got", []string{"w0", "w1", "|3", "w2", "w3", "|1", "w4", "|0"}, got)
 		if revisions = slices.Compact(revisions); len(revisions) != 1 {
 			t.Errorf("pages of the revisions %v", revisions)
 		}
 		list, err := c.List(t.Context(), metav1.ListOptions{Limit: 2})
-		must(t, err)
+		must.Do(t, err)
 		time.Sleep(6 * time.Minute)
 		_, err = c.List(t.Context(), metav1.ListOptions{Limit: 2, Continue: list.GetContinue()})
 		status, is := err.(apierrors.APIStatus)
@@ -357,7 +343,7 @@ func deploy(t *testing.T, c kubernetes.Interface, app string, replicas int32, vo
 			},
 		},
 	}
-	must1(c.AppsV1().Deployments("default").Create(t.Context(), d, metav1.CreateOptions{}))(t)
+	must.Get(c.AppsV1().Deployments("default").Create(t.Context(), d, metav1.CreateOptions{}))(t)
 }
 
 func protect(t *testing.T, c kubernetes.Interface, app string, minAvailable int) {
@@ -369,13 +355,13 @@ func protect(t *testing.T, c kubernetes.Interface, app string, minAvailable int)
 			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
 		},
 	}
-	must1(c.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), b, metav1.CreateOptions{}))(t)
+	must.Get(c.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), b, metav1.CreateOptions{}))(t)
 }
 
 // podsOn lists the pods on a node, by name without the generated suffix.
 func podsOn(t *testing.T, c kubernetes.Interface, node string) []string {
 	t.Helper()
-	pods := must1(c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}))(t)
+	pods := must.Get(c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}))(t)
 	names := []string{}
 	for _, p := range pods.Items {
 		name, _, _ := strings.Cut(p.Name, "-")

@@ -36,9 +36,7 @@ func TestKeeping(t *testing.T) {
 	if n := len(r.Timeline.Delays()); n < kept || n >= 2*kept {
 		t.Errorf("%d delays are kept", n)
 	}
-	if r.Mutations() != made {
-		t.Errorf("%d mutations were counted", r.Mutations())
-	}
+	must.Equal(t, "mutations were counted", made, r.Mutations())
 	must.Equal(t, "requests", map[string]int{"talos": 1, "kubernetes": made}, r.Requests())
 }
 

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -75,9 +76,7 @@ func TestVolumesOfEveryKind(t *testing.T) {
 		box, c = create(documents...)
 		want(t, "volumes of the recreated machine", everyVolume(t, c), "CRI partition failed /dev/vdc1: block dev type mismatch: xfs != luks, ETCD directory ready , KUBELET directory ready , LOG partition ready /dev/vdc2, r-raw partition ready /dev/vdc4, "+
 			"u-dir directory ready , u-locked partition failed /dev/vdc3: filesystem type mismatch: luks != xfs, u-whole disk ready /dev/vdb, x-share external ready share0")
-		if talosapi.Lasting(a.Media.Bytes()) != kept {
-			t.Error("the whole disk changed")
-		}
+		must.Equal(t, "the whole disk changed", kept, talosapi.Lasting(a.Media.Bytes()))
 		writes("/var/mnt/locked/db", "EPHEMERAL")
 		box.guest.Kill()
 	})
@@ -86,7 +85,7 @@ func TestVolumesOfEveryKind(t *testing.T) {
 // everyVolume are the volumes of the configuration, but for EPHEMERAL and those that every system disk has.
 func everyVolume(t *testing.T, c *client.Client) string {
 	t.Helper()
-	all := value(safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI))(t)
+	all := must.Get(safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI))(t)
 	var lines []string
 	for v := range all.All() {
 		if spec := v.TypedSpec(); !slices.Contains([]string{"META", "STATE", "EPHEMERAL"}, v.Metadata().ID()) {
@@ -338,8 +337,8 @@ func TestNamesFollowTheIdentity(t *testing.T) {
 		read := func(c *client.Client) (names []string) {
 			t.Helper()
 			for _, at := range []string{"/etc/machine-id", "/etc/iscsi/initiatorname.iscsi", "/etc/nvme/hostid", "/etc/nvme/hostnqn"} {
-				r := value(c.Read(t.Context(), at))(t)
-				text := value(io.ReadAll(r))(t)
+				r := must.Get(c.Read(t.Context(), at))(t)
+				text := must.Get(io.ReadAll(r))(t)
 				names = append(names, strings.TrimSpace(string(text)))
 			}
 			return names

@@ -5,13 +5,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestPermissions follows pve-access-control: AccessControl.pm, roles, and
-// RPCEnvironment.pm, $compile_acl_path.
+// TestPermissions follows pve-access-control: AccessControl.pm, roles, and RPCEnvironment.pm, $compile_acl_path.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	const user, token = "recast@pve", "recast@pve!lab"
@@ -54,9 +52,7 @@ func TestPermissions(t *testing.T) {
 				for _, a := range tc.acls {
 					w.Grant(a)
 				}
-				if diff := cmp.Diff(tc.want, w.Permissions(token, tc.path)); diff != "" {
-					t.Error(diff)
-				}
+				must.Equal(t, "Permissions", tc.want, w.Permissions(token, tc.path))
 				if listed, found := w.EffectivePermissions(token)[tc.path]; found && len(tc.want) == 0 {
 					t.Errorf("the list of all has %s, where nothing is held: %v", tc.path, listed)
 				}
@@ -92,14 +88,10 @@ func TestTokensOfUsers(t *testing.T) {
 	w.Grant(world.ACL{Path: "/vms", Who: "a@pve!gone", Role: "Look", Propagate: true})
 	look := map[string]bool{"VM.Audit": true}
 	for id, want := range map[string]map[string]bool{"a@pve!full": look, "a@pve": look, "root@pam!small": look, "a@pve!gone": {}} {
-		if diff := cmp.Diff(want, w.Permissions(id, "/vms")); diff != "" {
-			t.Errorf("%s: %s", id, diff)
-		}
+		must.Equal(t, id, want, w.Permissions(id, "/vms"))
 	}
 	want := map[string]map[string]bool{"/vms": look}
-	if diff := cmp.Diff(want, w.EffectivePermissions("a@pve")); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "EffectivePermissions", want, w.EffectivePermissions("a@pve"))
 }
 
 func TestRegisteredTags(t *testing.T) {
@@ -122,20 +114,12 @@ func TestRegisteredTags(t *testing.T) {
 			{user, "other;gold", ""}, // unchanged
 			{user, "other", "Permission check failed (/, Sys.Modify for modifying tag 'gold')"},
 		} {
-			if got := message(tag(step.who, step.tags)); got != step.want {
-				t.Errorf("%q sets %s: %q, want %q", step.who, step.tags, got, step.want)
-			}
+			must.Equal(t, "sets", step.want, message(tag(step.who, step.tags)))
 		}
-		if diff := cmp.Diff([]string{"other"}, w.AllowedTags(user)); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "AllowedTags", []string{"other"}, w.AllowedTags(user))
 		w.Grant(world.ACL{Path: "/", Who: user, Role: "Rule"})
-		if diff := cmp.Diff([]string{"gold", "other"}, w.AllowedTags(user)); diff != "" {
-			t.Error(diff)
-		}
-		if got := message(tag(user, "other")); got != "" {
-			t.Error(got)
-		}
+		must.Equal(t, "AllowedTags", []string{"gold", "other"}, w.AllowedTags(user))
+		must.Equal(t, "message", "", message(tag(user, "other")))
 	})
 }
 
