@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,9 +30,7 @@ func start(t *testing.T, o sim.Options, ready bool) *sim.Lab {
 	o.Network, o.Prefix, o.Registry, o.Factory = network.Memory(), "127.42.7", "127.0.0.1:5000", "127.0.0.1:8080"
 	lab := must.Get(sim.New(t.Context(), o))(t)
 	t.Cleanup(func() {
-		if err := lab.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, lab.Close())
 	})
 	if ready {
 		install(t, lab)
@@ -132,9 +131,7 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 			_, err := c.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 			return err
 		}
-		if err := list(); !errors.Is(err, syscall.EHOSTUNREACH) {
-			t.Errorf("before the install: %v", err)
-		}
+		must.Equal(t, "before the install", syscall.EHOSTUNREACH, list(), cmpopts.EquateErrors())
 		install(t, lab)
 		if err := list(); err != nil {
 			t.Errorf("installed: %v", err)
@@ -161,9 +158,7 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 		}
 		power(false, 9001)
 		time.Sleep(time.Second)
-		if err := list(); !errors.Is(err, syscall.EHOSTUNREACH) {
-			t.Errorf("none runs: %v", err)
-		}
+		must.Equal(t, "none runs", syscall.EHOSTUNREACH, list(), cmpopts.EquateErrors())
 		power(true, 9001, 9002)
 		time.Sleep(2 * time.Minute)
 		if err := list(); err != nil {
@@ -178,9 +173,7 @@ func TestBreakEtcd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lab := start(t, sim.Options{Workers: 1}, true)
 		c := kubernetesClient(t, lab)
-		if err := lab.BreakEtcd("wk1", talosapi.EtcdFault{Down: true}); err == nil {
-			t.Error("a worker has no etcd")
-		}
+		must.Equal(t, "a worker has no etcd", false, lab.BreakEtcd("wk1", talosapi.EtcdFault{Down: true}) == nil)
 		must.Do(t, lab.BreakEtcd("cp1", talosapi.EtcdFault{Down: true}))
 		time.Sleep(time.Minute)
 		_, err := c.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})

@@ -213,9 +213,7 @@ func followsConfiguration(t *testing.T, talos string) {
 	}
 	reconfigure(t, c, "kube-apiserver:v1.35.4", "kube-apiserver:v1.36.1")
 	pod := must.Get(safe.StateGetByID[*k8s.StaticPod](t.Context(), c.COSI, "kube-apiserver"))(t)
-	if got := fmt.Sprint(pod.TypedSpec().Pod["spec"]); !strings.Contains(got, "kube-apiserver:v1.36.1") {
-		t.Errorf("rendered %s", got)
-	}
+	must.Contain(t, "rendered", fmt.Sprint(pod.TypedSpec().Pod["spec"]), "kube-apiserver:v1.36.1")
 	var seen []string
 	for range 80 {
 		if v := version(); len(seen) == 0 || seen[len(seen)-1] != v {
@@ -359,9 +357,7 @@ func TestNodeDrainsItselfForAnUpgrade(t *testing.T) {
 			t.Errorf("%d pods are still where they were", n)
 		}
 		after := must.Get(lab.Kube.Node(t.Context(), "wk1"))(t)
-		if after.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
-			t.Error("the node has not been rebooted")
-		}
+		must.Equal(t, "the node has not been rebooted", false, after.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID)
 		// a person's cordon must stay
 		n := after.DeepCopy()
 		n.Spec.Unschedulable = true

@@ -21,13 +21,9 @@ func qmWorld(t *testing.T) Shell {
 		100: {"name": "a", "scsi1": "fast:1,serial=x", "description": "100%: ä", "protection": "0", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0", "vmgenid": "g", "smbios1": "uuid=u"},
 		200: {"name": "b", "smbios1": "uuid=v", "vmgenid": "h"},
 	} {
-		if err := w.DefineVM("pve1", id, config, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.DefineVM("pve1", id, config, nil))
 	}
-	if _, err := w.Alloc("fast", "pve1", 100, 1<<30, world.NewMedia(nil)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.Alloc("fast", "pve1", 100, 1<<30, world.NewMedia(nil)))(t)
 	return Shell{World: w, Host: "pve1"}
 }
 
@@ -114,9 +110,7 @@ func TestPveum(t *testing.T) {
 		}
 	}
 	for _, propagate := range []string{"1", "0"} { // the same entry
-		if _, err := l.Pveum(strings.Fields("acl modify /vms --tokens a@pve!t --roles Small --propagate " + propagate)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(l.Pveum(strings.Fields("acl modify /vms --tokens a@pve!t --roles Small --propagate " + propagate)))(t)
 	}
 	out, err := l.Pveum(strings.Fields("user token add a@pve t --privsep 1"))
 	id, secret, _ := strings.Cut(strings.TrimPrefix(out, "full-tokenid "), "\nvalue ")
@@ -125,12 +119,8 @@ func TestPveum(t *testing.T) {
 	}
 	want := []world.ACL{{Path: "/", Who: "a@pve", Role: "Administrator", Propagate: true}, {Path: "/vms", Who: "a@pve!t", Role: "Small"}}
 	must.Equal(t, "ACLs", want, l.World.ACLs())
-	if err := l.World.Check(id, "/vms", "VM.PowerMgmt"); err != nil {
-		t.Error(err)
-	}
-	if err := l.World.Check(id, "/vms/100", "VM.Audit"); err == nil {
-		t.Error("it propagates")
-	}
+	must.Do(t, l.World.Check(id, "/vms", "VM.PowerMgmt"))
+	must.Equal(t, "it propagates", false, l.World.Check(id, "/vms/100", "VM.Audit") == nil)
 	if _, err := l.Pveum(strings.Fields("acl delete /vms --tokens a@pve!t --roles Small --propagate 0")); err != nil || len(l.World.ACLs()) != 1 {
 		t.Errorf("%v, %v", l.World.ACLs(), err)
 	}

@@ -64,9 +64,7 @@ func TestBootImagesRoundTrip(t *testing.T) {
 			tt.want(&want)
 			must.Equal(t, "read image", want, got)
 			again := must.Get(tt.make(got))(t)
-			if !bytes.Equal(b, again) {
-				t.Error("the same image made twice has other bytes")
-			}
+			must.Equal(t, "the same image made twice has other bytes", false, !bytes.Equal(b, again))
 			if !bytes.Contains(b, []byte(want.Cmdline)) {
 				t.Error("the command line does not appear as it is in the bytes")
 			}
@@ -85,9 +83,7 @@ func madeTwice(t *testing.T, img artefact.Image) artefact.Image {
 	b := must.Get(artefact.UKI(img))(t)
 	got := must.Get(artefact.ReadUKI(b))(t)
 	again := must.Get(artefact.UKI(got))(t)
-	if !bytes.Equal(b, again) {
-		t.Error("the image that was read, made again, has other bytes")
-	}
+	must.Equal(t, "the image that was read, made again, has other bytes", false, !bytes.Equal(b, again))
 	return got
 }
 

@@ -98,8 +98,6 @@ done
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, want := range []string{`type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B`, `name="EFI"`, `name="BIOS"`, `name="BOOT"`, `name="META"`} {
-		if !strings.Contains(string(out), want) {
-			t.Errorf("sfdisk shows no %s:\n%s", want, out)
-		}
+		must.Contain(t, "sfdisk", string(out), want)
 	}
 }

@@ -187,9 +187,7 @@ func TestTheLineBreaks(t *testing.T) {
 	}, func(t *testing.T, breaks func(*scene)) {
 		s := newScene(t, nil)
 		watch := must.Get(s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{}))(t)
-		if _, err := watch.Recv(); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(watch.Recv())(t)
 		breaks(s)
 		if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
 			t.Errorf("a stream on its way: %v", err)
@@ -205,9 +203,7 @@ func TestAStreamIsLeftUnread(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t, nil)
-		if _, err := s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{}))(t)
 		synctest.Wait()
 		for range 3 {
 			runtime.GC() // finalizers run in their own goroutine after the first cycle that finds them
@@ -289,12 +285,8 @@ func TestACertificateEnds(t *testing.T) {
 			_, err = healthpb.NewHealthClient(cc).Check(ctx, &healthpb.HealthCheckRequest{})
 			return err
 		}
-		if err := check(); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, check())
 		s.now = 2 * time.Hour
-		if err := check(); err == nil {
-			t.Error("it is believed still")
-		}
+		must.Equal(t, "it is believed still", false, check() == nil)
 	})
 }

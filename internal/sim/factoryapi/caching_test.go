@@ -119,13 +119,11 @@ func TestPatchChangesContentNotVersion(t *testing.T) {
 			return must.Get(artefact.ReadExtension(idx, "amd64"))(t)
 		}
 		digests := map[string]bool{read().Digest: true}
-		for i := range 3 {
+		for range 3 {
 			_, digest, err := l.catalog.Patch(t.Context(), talosVersion, "iscsi-tools")
 			must.Do(t, err)
 			e := read()
-			if e.Digest != digest || e.Version != "v0.2.0" {
-				t.Errorf("patch %d: the tag holds %s %s, want %s", i, e.Version, e.Digest, digest)
-			}
+			must.Equal(t, "the tag holds", []any{digest, "v0.2.0"}, []any{e.Digest, e.Version})
 			digests[digest] = true
 		}
 		must.Equal(t, "digests after three patches", 4, len(digests))

@@ -153,9 +153,7 @@ func TestOnlyTheISOHasMeta(t *testing.T) {
 		}})
 		must.Do(t, err)
 		const arg = "talos.environment=INSTALLER_META_BASE64=MHhjPXg=" // 0xc=x
-		if line := l.iso(id).Cmdline; !strings.Contains(line, arg) {
-			t.Errorf("ISO: %q", line)
-		}
+		must.Contain(t, "ISO", l.iso(id).Cmdline, arg)
 		if line := l.installer(id).Cmdline; strings.Contains(line, "META") {
 			t.Errorf("installer: %q", line)
 		}
@@ -192,9 +190,7 @@ func TestInstallerReferences(t *testing.T) {
 		if err != nil {
 			t.Fatalf("the factory keeps its installers in the registry: %v", err)
 		}
-		if _, err := artefact.ReadInstaller(idx, "arm64"); err != nil {
-			t.Error(err)
-		}
+		must.Get(artefact.ReadInstaller(idx, "arm64"))(t)
 	})
 }
 
@@ -262,9 +258,7 @@ func TestKernelArguments(t *testing.T) {
 			inLab(t, func(t *testing.T, l *lab) {
 				_, line := l.do(http.MethodGet, "/image/"+l.register(nil, tc.args...)+"/"+talosVersion+"/cmdline-nocloud-amd64", "")
 				for _, want := range tc.want {
-					if !strings.Contains(line, want) {
-						t.Errorf("%q is missing in %q", want, line)
-					}
+					must.Contain(t, "line", line, want)
 				}
 				if tc.not != "" && strings.Contains(line, tc.not) {
 					t.Errorf("%q is in %q", tc.not, line)

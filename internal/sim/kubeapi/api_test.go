@@ -178,9 +178,7 @@ func TestWatchSeesWhatItSelects(t *testing.T) {
 			}
 			w.Stop()
 			must.Equal(t, accept+": events", []watch.EventType{watch.Added, watch.Modified, watch.Deleted}, got)
-			if err := l.Close(); err != nil {
-				t.Error(err)
-			}
+			must.Do(t, l.Close())
 		}
 	})
 }
@@ -231,13 +229,9 @@ func TestRecorderSeesAndBreaksRequests(t *testing.T) {
 			acted = err == nil && n.Spec.Unschedulable
 		})
 		must.Do(t, cordon())
-		if !acted {
-			t.Error("the after hook ran before the server acted")
-		}
+		must.Equal(t, "the after hook ran before the server acted", false, !acted)
 		calls := l.calls.Calls()
-		if calls[len(calls)-1].Bytes == 0 {
-			t.Error("the bytes of the answer are not counted")
-		}
+		must.Equal(t, "the bytes of the answer are not counted", false, calls[len(calls)-1].Bytes == 0)
 		want := record.Call{
 			Seq: len(calls), Proto: "kubernetes", Target: "wk1", Method: http.MethodPatch, Path: "/api/v1/nodes/wk1",
 			User: "admin", Mutation: true, Bytes: calls[len(calls)-1].Bytes,
@@ -262,9 +256,7 @@ func TestServesOnRealSockets(t *testing.T) {
 	if err != nil || len(list.Items) != 4 {
 		t.Errorf("namespaces = %v, %v", list, err)
 	}
-	if err := listener.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, listener.Close())
 	if err := <-served; err != nil {
 		t.Errorf("serve after its listener was closed: %v", err)
 	}

@@ -196,9 +196,7 @@ func TestNodeLeases(t *testing.T) {
 			leases := must.Get(c.CoordinationV1().Leases("kube-node-lease").List(t.Context(), metav1.ListOptions{}))(t)
 			out := map[string]time.Duration{}
 			for _, lease := range leases.Items {
-				if *lease.Spec.HolderIdentity != lease.Name || lease.OwnerReferences[0].Kind != "Node" {
-					t.Errorf("lease %s: %v %v", lease.Name, lease.OwnerReferences, lease.Spec)
-				}
+				must.Equal(t, "lease", []any{lease.Name, "Node"}, []any{*lease.Spec.HolderIdentity, lease.OwnerReferences[0].Kind})
 				out[lease.Name] = time.Since(lease.Spec.RenewTime.Time).Truncate(10 * time.Second)
 			}
 			return out

@@ -74,9 +74,7 @@ func TestWebhookDeniesAsTheServerSays(t *testing.T) {
 					t.Errorf("err = %v", err)
 				}
 				l.SetWebhook("", nil)
-				if err := evict(t, client, "default", nil); err != nil {
-					t.Error(err)
-				}
+				must.Do(t, evict(t, client, "default", nil))
 			})
 		})
 	}
@@ -90,9 +88,7 @@ func TestEvictionIsOfOnePodOnly(t *testing.T) {
 		if err := evict(t, c, "default", new(types.UID("another"))); !apierrors.IsConflict(err) {
 			t.Errorf("err = %v", err)
 		}
-		if err := evict(t, c, "default", &p.UID); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, evict(t, c, "default", &p.UID))
 	})
 }
 
@@ -215,9 +211,7 @@ func TestServiceProxy(t *testing.T) {
 		l.Grant("readers", func(r kubeapi.Request) bool {
 			return r == kubeapi.Request{Verb: "get", Resource: "services/proxy", Namespace: "default", Name: "linstor-controller:3370"}
 		})
-		if _, err := get("", "linstor-controller", "3370"); err != nil {
-			t.Error(err)
-		}
+		must.Get(get("", "linstor-controller", "3370"))(t)
 	})
 }
 

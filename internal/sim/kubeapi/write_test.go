@@ -307,9 +307,7 @@ func TestUnknownFields(t *testing.T) {
 				t.Errorf("%q: %v, warned of %q", validation, err, *said)
 			}
 		}
-		if err := post("Ignore"); err != nil || len(*said) != 0 {
-			t.Errorf("Ignore: %v, warned of %q", err, *said)
-		}
+		must.Equal(t, "ignored, warned of", []any{nil, 0}, []any{post("Ignore"), len(*said)})
 		const refused = `Deployment in version "v1" cannot be handled as a Deployment: strict decoding error: unknown field "spec.replcas"`
 		if err := post("Strict"); err == nil || err.Error() != refused {
 			t.Errorf("Strict: %v", err)
@@ -406,9 +404,7 @@ func TestOpenAPI(t *testing.T) {
 			for _, m := range doc.Components.Schemas {
 				described = described || len(m.Kinds) == 1 && m.Kinds[0]["kind"] == r.Kind
 			}
-			if !patched || !described {
-				t.Errorf("%s: patch %v, schema %v", r.Kind, patched, described)
-			}
+			must.Equal(t, "patch, schema", []any{true, true}, []any{patched, described})
 			if r.Kind == "Pod" {
 				containers := doc.Components.Schemas["io.k8s.api.core.v1.PodSpec"].Properties["containers"]
 				if containers["x-kubernetes-patch-merge-key"] != "name" || containers["x-kubernetes-patch-strategy"] != "merge" {

@@ -15,6 +15,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 )
@@ -69,9 +71,7 @@ func TestLatency(t *testing.T) {
 			}
 			got, err := io.ReadAll(res.Body)
 			_ = res.Body.Close()
-			if err != nil || string(got) != body {
-				t.Errorf("got %d bytes, %v; want %d", len(got), err, len(body))
-			}
+			must.Equal(t, "body", []any{nil, body}, []any{err, string(got)})
 			if took := time.Since(began); took < latency || took > 10*latency {
 				t.Errorf("it took %s", took)
 			}
@@ -85,9 +85,7 @@ func TestLatency(t *testing.T) {
 		}
 		transport.CloseIdleConnections()
 		_ = server.Close()
-		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
+		must.Equal(t, "got", http.ErrServerClosed, <-ended, cmpopts.EquateErrors())
 		n.Wait()
 	})
 }
@@ -115,9 +113,7 @@ func TestDelayedDataArrives(t *testing.T) {
 		got, err := io.ReadAll(conn)
 		_ = conn.Close()
 		n.Wait()
-		if took := time.Since(began); string(got) != "all of it" || err != nil || took != latency {
-			t.Errorf("%q, %v after %s", got, err, took)
-		}
+		must.Equal(t, "read", []any{"all of it", nil, latency}, []any{string(got), err, time.Since(began)})
 	})
 }
 
@@ -246,9 +242,7 @@ func TestStreamPastTheWire(t *testing.T) {
 			t.Errorf("after the client's end: %q, %v", lines.Text(), lines.Err())
 		}
 		_ = resp.Body.Close()
-		if err := <-left; !errors.Is(err, context.Canceled) {
-			t.Errorf("the handler: %v", err)
-		}
+		must.Equal(t, "the handler", context.Canceled, <-left, cmpopts.EquateErrors())
 	})
 }
 

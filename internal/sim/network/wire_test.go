@@ -20,6 +20,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 )
@@ -91,9 +93,7 @@ func serve(t *testing.T, p protocol, direct bool, handle func(*served, http.Resp
 	s.end = func() {
 		transport.CloseIdleConnections()
 		_ = s.server.Close()
-		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
+		must.Equal(t, "served", http.ErrServerClosed, <-ended, cmpopts.EquateErrors())
 	}
 	return s
 }

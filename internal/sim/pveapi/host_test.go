@@ -141,9 +141,7 @@ func TestQuorumByVotes(t *testing.T) {
 		for _, host := range test.down {
 			l.world.BootHost(host)
 		}
-		if !l.world.Quorate() {
-			t.Error("no quorum with all hosts")
-		}
+		must.Equal(t, "no quorum with all hosts", false, !l.world.Quorate())
 	})
 }
 

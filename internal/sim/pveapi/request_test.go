@@ -72,9 +72,7 @@ func TestGoProxmox(t *testing.T) {
 			t.Errorf("content %+v", content)
 		}
 		wait(vm.Delete(ctx, nil))
-		if got := l.world.Media("thin:vm-9012-disk-0", "pve1"); got != nil {
-			t.Error("the disk is still there")
-		}
+		must.Equal(t, "the disk is still there", false, l.world.Media("thin:vm-9012-disk-0", "pve1") != nil)
 	})
 }
 
@@ -155,9 +153,7 @@ func TestShutdown(t *testing.T) {
 		same(t, test.want == "VM quit/powerdown failed - got timeout", running)
 		if !running {
 			<-g.killed
-			if g.hw.Drives() != nil {
-				t.Error("the dead guest still sees its drives")
-			}
+			must.Equal(t, "the dead guest still sees its drives", false, g.hw.Drives() != nil)
 		}
 		g.hw.PowerOff() // safe even after Kill
 	})

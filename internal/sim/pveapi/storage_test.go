@@ -149,9 +149,7 @@ func TestHolderKeepsItsDisk(t *testing.T) {
 		taskOK(t, l.task("POST", vm+"/move_disk", "disk=scsi1", "target-vmid=9090"))
 		taskOK(t, l.task("DELETE", vm))
 		same(t, []string(nil), l.world.Violations())
-		if got := l.world.Media(held, "pve1"); got != m {
-			t.Error("the holder's disk is gone")
-		}
+		must.Equal(t, "the holder's disk is gone", false, l.world.Media(held, "pve1") != m)
 	})
 }
 
@@ -182,9 +180,7 @@ func TestHoldersDiskIsLost(t *testing.T) {
 		"by two VMs": {
 			do: func(l *lab) string {
 				must.Do(l.t, l.world.PowerOn(9011))
-				if l.world.PowerOn(500) == nil {
-					l.t.Error("both run with one file")
-				}
+				must.Equal(l.t, "both run with one file", false, l.world.PowerOn(500) == nil)
 				return "OK"
 			},
 		},

@@ -94,9 +94,7 @@ func TestRoles(t *testing.T) {
 func TestWorkerNeedsAControlPlane(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.worker()
-		if !l.silent(workerAddr, 5*time.Minute) {
-			t.Error("a lone worker has an API")
-		}
+		must.Equal(t, "a lone worker has an API", false, !l.silent(workerAddr, 5*time.Minute))
 		l.controlPlane(image("old"))
 		l.running(workerAddr)
 	})

@@ -371,9 +371,7 @@ func TestPullsThatFail(t *testing.T) {
 		}
 		l.fw.Trouble(9001, talosapi.Trouble{})
 		l.fw.BreakImage("schematic-new", talosapi.Sound)
-		if err := pull(t.Context(), conn, newRef); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, pull(t.Context(), conn, newRef))
 	})
 }
 
@@ -392,9 +390,7 @@ func TestInstallationWithoutAReboot(t *testing.T) {
 		// Only the medium shows that it still runs from the ISO.
 		now := facts(t, c)
 		want(t, "entry", now.entry, "talos-v1.14.1.efi")
-		if !strings.Contains(now.cmdline, "talos.halt_if_installed=1") {
-			t.Errorf("kernel arguments %s", now.cmdline)
-		}
+		must.Contain(t, "kernel arguments", now.cmdline, "talos.halt_if_installed=1")
 		b.guest.Kill()
 		b.on()
 		time.Sleep(5 * time.Minute)

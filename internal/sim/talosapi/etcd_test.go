@@ -109,9 +109,7 @@ func (q *quorum) id(name string) uint64 {
 	for _, m := range q.fw.EtcdMembers() {
 		if m.Name == name {
 			var id uint64
-			if _, err := fmt.Sscanf(m.ID, "%x", &id); err != nil {
-				q.t.Fatal(err)
-			}
+			must.Get(fmt.Sscanf(m.ID, "%x", &id))(q.t)
 			return id
 		}
 	}
@@ -176,9 +174,7 @@ func TestEtcdCaseAEmptyDataSameName(t *testing.T) {
 		want(t, "service of the learner", q.service(3), "Running ?: Started task etcd for container etcd")
 		time.Sleep(10 * time.Second)
 		want(t, "members", q.members(), "cp1 cp2 cp3")
-		if q.id("cp3") == old {
-			t.Error("the member has its old ID")
-		}
+		must.Equal(t, "the member has its old ID", false, q.id("cp3") == old)
 		q.running(address(3))
 		want(t, "service", q.service(3), "Running OK: Health check successful")
 		want(t, "data", talosapi.Describe(q.data["cp3"].Media.Bytes())[len("EPHEMERAL ")+73+1+16:], " etcd voter cp3")

@@ -65,9 +65,7 @@ func TestEtcdLeaveCluster(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		q.running(address(3))
 		want(t, "members", q.members(), "cp1 cp2 cp3")
-		if q.id("cp3") == old {
-			t.Error("the member has its old ID")
-		}
+		must.Equal(t, "the member has its old ID", false, q.id("cp3") == old)
 		q.intact()
 	})
 }
@@ -259,9 +257,7 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 			{"no checksum", saved[:len(saved)-32], "Failed ?: Failed to run pre stage: error recovering from the snapshot: snapshot missing hash but --skip-hash-check=false"},
 		} {
 			if bad.file != nil {
-				if _, err := c.EtcdRecover(ctx, bytes.NewReader(bad.file)); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(c.EtcdRecover(ctx, bytes.NewReader(bad.file)))(t)
 			}
 			must.Do(t, c.Bootstrap(ctx, recover))
 			time.Sleep(time.Minute)
@@ -270,15 +266,11 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 			}
 			want(t, bad.name, q.machine(1), "booting ready=false services: etcd not running")
 		}
-		if _, err := c.EtcdRecover(ctx, bytes.NewReader(saved)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.EtcdRecover(ctx, bytes.NewReader(saved)))(t)
 		must.Do(t, c.Bootstrap(ctx, recover))
 		q.running(address(1))
 		want(t, "members", q.members(), "cp1")
-		if q.id("cp1") == old {
-			t.Error("the member has its old ID")
-		}
+		must.Equal(t, "the member has its old ID", false, q.id("cp1") == old)
 		requireError(t, "again", c.Bootstrap(ctx, recover), codes.AlreadyExists, "etcd data directory is not empty")
 	})
 }
@@ -320,9 +312,7 @@ func TestCallsArePassedOn(t *testing.T) {
 		reader := q.client(address(1), role.Reader)
 		for target, want := range map[string]string{address(1): "cp1", address(2): "cp2", workerAddr: "wk1", "wk1": "wk1"} {
 			got, err := hostname(client.WithNode(t.Context(), target), reader)
-			if err != nil || got != want {
-				t.Errorf("%s: %q, %v, want %q", target, got, err, want)
-			}
+			must.Equal(t, target, []any{nil, want}, []any{err, got})
 		}
 		_, err := reader.Version(client.WithNode(t.Context(), "127.42.7.99"))
 		requireError(t, "nobody there", err, codes.Unavailable, "no route to host")

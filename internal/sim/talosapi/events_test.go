@@ -98,9 +98,7 @@ func TestEventsOfABoot(t *testing.T) {
 			"boot sequence: 9 phase(s)", "phase ephemeral (5/9): 1 tasks(s)", "task mountEphemeralPartition (1/1): done, ",
 			"phase startEverything (9/9): done, ", "boot sequence: done: ", "service[etcd](Running): Health check successful", "machine is running and ready",
 		} {
-			if !strings.Contains(kernel, ": [talos] "+line) {
-				t.Errorf("dmesg has no %q", line)
-			}
+			must.Contain(t, "dmesg", kernel, ": [talos] "+line)
 		}
 	})
 }
@@ -229,9 +227,7 @@ func TestLogs(t *testing.T) {
 		}
 		follow := must.Get(c.Logs(t.Context(), system, inContainerd, "machined", true, 0))(t)
 		synctest.Wait()
-		if _, err := c.ServiceRestart(t.Context(), "kubelet"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.ServiceRestart(t.Context(), "kubelet"))(t)
 		for _, want := range []string{
 			"(Stopping): Sending SIGTERM to task", "(Finished): Service finished successfully", "(Preparing): Running pre state",
 			"(Running): Started task kubelet", "(Running): Health check successful",

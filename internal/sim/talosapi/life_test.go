@@ -110,9 +110,7 @@ func TestMachinesWithoutAPI(t *testing.T) {
 		if screen := slices.Compact(l.lines(&l.screen)); len(screen) != 1 || !strings.HasPrefix(screen[0], tc.screen) {
 			t.Errorf("screen: %q", screen)
 		}
-		if !l.silent(workerAddr, time.Second) {
-			t.Error("something answers")
-		}
+		must.Equal(t, "something answers", false, !l.silent(workerAddr, time.Second))
 		b.requireOn()
 	})
 }
@@ -136,9 +134,7 @@ func TestNoDiskMatches(t *testing.T) {
 			Data: l.config(other), Mode: machineapi.ApplyConfigurationRequest_AUTO,
 		})
 		requireError(t, "apply", err, codes.InvalidArgument, "v1alpha1.Config: 1 error occurred:\n\t* no disks matched the expression: ")
-		if len(b.drives[0].Media.Bytes()) > 0 {
-			t.Error("a disk was written")
-		}
+		must.Equal(t, "a disk was written", false, len(b.drives[0].Media.Bytes()) > 0)
 	})
 }
 
@@ -316,9 +312,7 @@ func TestDisksHoldTheInstallersImage(t *testing.T) {
 			}
 		}
 		got, err := readFile(t.Context(), l.client(workerAddr, role.Admin), file)
-		if err != nil || string(got) != string(large) {
-			t.Errorf("the installed system has %d bytes, err = %v", len(got), err)
-		}
+		must.Equal(t, "the installed system", []any{nil, string(large)}, []any{err, string(got)})
 		list := must.Get(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()}))(t)
 		if m, err := list.Recv(); err != nil || m.GetSize() != int64(len(ukiOf(t, img))) {
 			t.Errorf("the pulled image has %d bytes, err = %v", m.GetSize(), err)

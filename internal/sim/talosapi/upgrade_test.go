@@ -206,9 +206,7 @@ func TestRollback(t *testing.T) {
 		mustInstall(t, c, newRef)
 		l.reboot(c, func() error { return c.Reboot(t.Context()) })
 		now := l.reboot(c, func() error { return c.Rollback(t.Context()) })
-		if now.schematic != "schematic-old" || now.entry != "Talos-v1.13.9.efi" {
-			t.Errorf("after the rollback: %+v", now)
-		}
+		must.Equal(t, "after the rollback", []any{"schematic-old", "Talos-v1.13.9.efi"}, []any{now.schematic, now.entry})
 		now = l.reboot(c, func() error { return c.Rollback(t.Context()) })
 		must.Equal(t, "after another", "schematic-new", now.schematic)
 	})
@@ -263,9 +261,7 @@ func TestUpgradeByMachineService(t *testing.T) {
 		_, err = legacy(t.Context(), c, "registry.example/none:v1")
 		requireError(t, "an image that is not there", err, codes.Unknown, "error validating installer image")
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
-		if now.schematic != "schematic-new" || now.entry != "Talos-v1.13.9~1.efi" {
-			t.Errorf("after the upgrade: %+v", now)
-		}
+		must.Equal(t, "after the upgrade", []any{"schematic-new", "Talos-v1.13.9~1.efi"}, []any{now.schematic, now.entry})
 		synctest.Wait() // for the rest of the boot
 		want := []string{"up cp1 v1.35.4 cp=true", "uncordoned cp1", "drained cp1", "down cp1", "up cp1 v1.35.4 cp=true", "uncordoned cp1"}
 		must.Equal(t, "node", want, l.lines(&l.kubelets))
@@ -418,9 +414,7 @@ func TestInstallerThatFails(t *testing.T) {
 		}
 		// the old upgrade call takes the node down in vain
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
-		if now.schematic != old.schematic || efi(b) != before {
-			t.Errorf("now %+v, disk %s", now, efi(b))
-		}
+		must.Equal(t, "now", []any{old.schematic, before}, []any{now.schematic, efi(b)})
 	})
 }
 
@@ -433,9 +427,7 @@ func TestFreshInstallOfABrokenImage(t *testing.T) {
 		b, open := l.blank(cpAddr, image("new"))
 		apply(t, open, l.config(cp1(newRef)))
 		time.Sleep(2 * time.Minute)
-		if !l.silent(cpAddr, 10*time.Minute) {
-			t.Error("the API came up")
-		}
+		must.Equal(t, "the API came up", false, !l.silent(cpAddr, 10*time.Minute))
 		if defect != talosapi.InstallerFails {
 			want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.13.9.efi META")
 		} else if !l.onScreen("task failed with exit code 1") || !l.onScreen("Talos is already installed to disk") {
@@ -451,9 +443,7 @@ func TestOneInstallerAtATime(t *testing.T) {
 		s := must.Get(c.LifecycleClient.Upgrade(t.Context(), &machineapi.LifecycleServiceUpgradeRequest{
 			Containerd: criSystem(), Source: &machineapi.InstallArtifactsSource{ImageName: newRef},
 		}))(t)
-		if _, err := s.Recv(); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.Recv())(t)
 		_, err := install(t.Context(), c, newRef)
 		requireError(t, "the second", err, codes.FailedPrecondition, "")
 	})

@@ -56,18 +56,14 @@ func TestVolumesOfEveryKind(t *testing.T) {
 		writes := func(path, volume string) {
 			t.Helper()
 			on, err := l.fw.PodWrites(box.hw.VMID, path, []byte("x"))
-			if err != nil || on != volume {
-				t.Errorf("%s is written to %s, want %s: %v", path, on, volume, err)
-			}
+			must.Equal(t, path, []any{nil, volume}, []any{err, on})
 		}
 		writes("/var/mnt/whole/db", "u-whole")
 		writes("/var/log/pods/a", "LOG")
 		writes("/var/mnt/dir/db", "EPHEMERAL")
 		apply(t, c, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef, Documents: slices.Delete(slices.Clone(documents), 0, 1)}))
 		writes("/var/mnt/whole/db", "EPHEMERAL")
-		if strings.Contains(everyVolume(t, c), "u-whole") {
-			t.Error("a volume without a document has a status")
-		}
+		must.Equal(t, "a volume without a document has a status", false, strings.Contains(everyVolume(t, c), "u-whole"))
 		kept := talosapi.Lasting(a.Media.Bytes())
 		box.guest.Kill()
 
@@ -123,9 +119,7 @@ func TestVolumesThatCannotBe(t *testing.T) {
 			"u-attribute disk failed : error evaluating disk locator: no such attribute(s): system_disk",
 			"u-system disk failed : filesystem type mismatch: gpt != xfs",
 		} {
-			if !strings.Contains(got, line) {
-				t.Errorf("%q is not in %s", line, got)
-			}
+			must.Contain(t, "volumes", got, line)
 		}
 	})
 }

@@ -126,9 +126,7 @@ func TestFailedChange(t *testing.T) {
 		w.Preallocate("fast")
 		must.Do(t, w.DefineVM("pve1", 200, map[string]string{"memory": "512", "scsi0": "fast:1"}, nil))
 		change := world.ChangeRequest{ID: 200, Set: map[string]string{"memory": "1024", "scsi1": "fast:1", "scsi2": "fast:2000", "tags": "late"}}
-		if err := w.SetConfig("", "pve1", change); err == nil {
-			t.Error("more than there is")
-		}
+		must.Equal(t, "more than there is", false, w.SetConfig("", "pve1", change) == nil)
 		vm, err := w.LookupVM("pve1", 200)
 		must.Do(t, err)
 		pending := map[string]string{"memory": "1024", "scsi1": "fast:200/vm-200-disk-1.raw,size=1G"}
@@ -202,9 +200,7 @@ func TestHotplug(t *testing.T) {
 		}
 		must.Equal(t, "applied at once", test.now, config(t, w, 200)[test.key] != before)
 		must.Do(t, w.PowerOff(200))
-		if config(t, w, 200)[test.key] == before {
-			t.Error("not applied after the stop")
-		}
+		must.Equal(t, "not applied after the stop", false, config(t, w, 200)[test.key] == before)
 	})
 }
 
@@ -257,9 +253,7 @@ func TestReset(t *testing.T) {
 		must.Equal(t, "starts and kills", []int{2, 1}, []int{c.on, c.killed})
 		w.Close()
 		must.Equal(t, "killed times", 2, c.killed)
-		if err := w.PowerOn(200); err == nil {
-			t.Error("switched on in a closed world")
-		}
+		must.Equal(t, "switched on in a closed world", false, w.PowerOn(200) == nil)
 	})
 }
 
@@ -309,9 +303,7 @@ func TestFirmwareOfAVM(t *testing.T) {
 		w.SetFirmware(p)
 		must.Do(t, w.DefineVM("pve1", 100, tc.config, nil))
 		must.Do(t, w.PowerOn(100))
-		if p.hw.Arch != tc.arch || p.hw.SecureBoot != tc.secureBoot {
-			t.Errorf("%s, Secure Boot %t", p.hw.Arch, p.hw.SecureBoot)
-		}
+		must.Equal(t, "hardware", []any{tc.arch, tc.secureBoot}, []any{p.hw.Arch, p.hw.SecureBoot})
 	})
 }
 
