@@ -382,15 +382,7 @@ func (w *World) DestroyVM(user, host string, r DestroyRequest) (string, error) {
 	if err := firstError(w.check(user, vmPath(r.ID), "VM.Allocate"), w.checkDestroy(host, r)); err != nil {
 		return "", err
 	}
-	return w.startTask(host, "qmdestroy", strconv.Itoa(r.ID), user, func(t *task) error {
-		unlock, err := w.lockConfig(r.ID)
-		if err != nil {
-			return err
-		}
-		defer unlock()
-		if err := t.begin(taskTime); err != nil {
-			return err
-		}
+	return w.lockedTask("qmdestroy", user, host, r.ID, func(t *task) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if err := w.checkDestroy(host, r); err != nil {

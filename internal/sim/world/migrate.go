@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -81,15 +80,7 @@ func (w *World) checkAvailable(v *vm, target string) error {
 
 // migrateVM starts the task; mu must be held.
 func (w *World) migrateVM(user, host string, r MigrateRequest) (upid string) {
-	return w.startTask(host, "qmigrate", strconv.Itoa(r.ID), user, func(t *task) error {
-		unlock, err := w.lockConfig(r.ID)
-		if err != nil {
-			return err
-		}
-		defer unlock()
-		if err := t.begin(taskTime); err != nil {
-			return err
-		}
+	return w.lockedTask("qmigrate", user, host, r.ID, func(t *task) error {
 		m := &migration{w: w, t: t, r: r, host: host}
 		if err := m.run(); err != nil {
 			if t.killed {

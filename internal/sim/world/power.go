@@ -138,9 +138,8 @@ func (w *World) Reset(user, host string, id int) (string, error) {
 	return w.vmTask("qmreset", user, host, id, func(_ *task, v *vm) error { return w.restart(v) }), nil
 }
 
-// vmTask starts a worker that acts under the lock of a VM's configuration; mu must be held. It calls
-// act with mu held; act may release it meanwhile.
-func (w *World) vmTask(kind, user, host string, id int, act func(*task, *vm) error) (upid string) {
+// lockedTask starts a worker that acts, without mu, under the lock of a VM's configuration; mu must be held.
+func (w *World) lockedTask(kind, user, host string, id int, act func(*task) error) (upid string) {
 	return w.startTask(host, kind, strconv.Itoa(id), user, func(t *task) error {
 		unlock, err := w.lockConfig(id)
 		if err != nil {
@@ -150,6 +149,14 @@ func (w *World) vmTask(kind, user, host string, id int, act func(*task, *vm) err
 		if err := t.begin(taskTime); err != nil {
 			return err
 		}
+		return act(t)
+	})
+}
+
+// vmTask starts a worker that acts under the lock of a VM's configuration; mu must be held. It calls
+// act with mu held; act may release it meanwhile.
+func (w *World) vmTask(kind, user, host string, id int, act func(*task, *vm) error) (upid string) {
+	return w.lockedTask(kind, user, host, id, func(t *task) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.closed {
