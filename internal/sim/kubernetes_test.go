@@ -43,38 +43,36 @@ func TestKubeletInTrouble(t *testing.T) {
 		t.Skip("long: make stories")
 	}
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		version string
 		defect  talosapi.Defect
 		want    string // state of the service and its last event
-	}{
+	}
+	must.Each(t, map[string]row{
 		"not there":     {"v1.36.99", talosapi.Sound, "Failed Failed to run pre stage: "},
 		"never arrives": {"v1.36.1", talosapi.Endless, "Preparing Running pre state"},
 		"never ready":   {"v1.36.1", talosapi.Unready, "Running Health check failed: "},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				lab := start(t, sim.Options{Workers: 1}, true)
-				k, machine := kubernetesClient(t, lab), machineClient(t, lab, "wk1")
-				image := "ghcr.io/siderolabs/kubelet:" + c.version
-				must.Do(t, lab.Trouble("wk1", talosapi.Trouble{Images: map[string]talosapi.Defect{image: c.defect}}))
-				reconfigure(t, machine, "kubelet:v1.35.4", "kubelet:"+c.version)
-				time.Sleep(10 * time.Minute)
-				if got := kubeletState(t, machine); !strings.HasPrefix(got, c.want) {
-					t.Errorf("the service is %q, want %q", got, c.want)
-				}
-				if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionUnknown {
-					t.Errorf("Node %s, ready %s", version, ready)
-				}
-				reconfigure(t, machine, "kubelet:"+c.version, "kubelet:v1.35.4")
-				time.Sleep(time.Minute)
-				if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionTrue {
-					t.Errorf("mended: Node %s, ready %s, service %s", version, ready, kubeletState(t, machine))
-				}
-			})
+	}, func(t *testing.T, c row) {
+		synctest.Test(t, func(t *testing.T) {
+			lab := start(t, sim.Options{Workers: 1}, true)
+			k, machine := kubernetesClient(t, lab), machineClient(t, lab, "wk1")
+			image := "ghcr.io/siderolabs/kubelet:" + c.version
+			must.Do(t, lab.Trouble("wk1", talosapi.Trouble{Images: map[string]talosapi.Defect{image: c.defect}}))
+			reconfigure(t, machine, "kubelet:v1.35.4", "kubelet:"+c.version)
+			time.Sleep(10 * time.Minute)
+			if got := kubeletState(t, machine); !strings.HasPrefix(got, c.want) {
+				t.Errorf("the service is %q, want %q", got, c.want)
+			}
+			if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionUnknown {
+				t.Errorf("Node %s, ready %s", version, ready)
+			}
+			reconfigure(t, machine, "kubelet:"+c.version, "kubelet:v1.35.4")
+			time.Sleep(time.Minute)
+			if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionTrue {
+				t.Errorf("mended: Node %s, ready %s, service %s", version, ready, kubeletState(t, machine))
+			}
 		})
-	}
+	})
 }
 
 func kubeletState(t *testing.T, c *client.Client) string {
@@ -263,37 +261,35 @@ func TestKubernetesImagesInTrouble(t *testing.T) {
 	}
 	t.Parallel()
 	const fresh = "registry.k8s.io/kube-scheduler:v1.36.1"
-	for name, c := range map[string]struct {
+	type row struct {
 		version string
 		defect  talosapi.Defect
 		after   time.Duration
 		want    string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"not there":     {"v1.36.99", talosapi.Sound, 40 * time.Second, "kube-scheduler:v1.36.99 config 2 ready False ImagePullBackOff"},
 		"unpullable":    {"v1.36.1", talosapi.Unpullable, 40 * time.Second, "kube-scheduler:v1.36.1 config 2 ready False ImagePullBackOff"},
 		"never arrives": {"v1.36.1", talosapi.Endless, time.Hour, "kube-scheduler:v1.36.1 config 2 ready False ContainerCreating"},
 		"never ready":   {"v1.36.1", talosapi.Unready, time.Hour, "kube-scheduler:v1.36.1 config 2 ready False"},
 		"ends at once":  {"v1.36.1", talosapi.Loops, time.Minute, "kube-scheduler:v1.36.1 config 2 ready False CrashLoopBackOff"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				lab := start(t, sim.Options{Workers: 1}, true)
-				k, machine := kubernetesClient(t, lab), machineClient(t, lab, "cp1")
-				must.Do(t, lab.Trouble("cp1", talosapi.Trouble{Images: map[string]talosapi.Defect{fresh: c.defect}}))
-				reconfigure(t, machine, "kube-scheduler:v1.35.4", "kube-scheduler:"+c.version)
-				time.Sleep(c.after)
-				if _, line := mirror(t, k, "kube-scheduler"); line != c.want {
-					t.Errorf("got %q, want %q", line, c.want)
-				}
-				reconfigure(t, machine, "kube-scheduler:"+c.version, "kube-scheduler:v1.35.4")
-				time.Sleep(time.Minute)
-				if _, line := mirror(t, k, "kube-scheduler"); line != "kube-scheduler:v1.35.4 config 3 ready True" {
-					t.Errorf("mended: %q", line)
-				}
-			})
+	}, func(t *testing.T, c row) {
+		synctest.Test(t, func(t *testing.T) {
+			lab := start(t, sim.Options{Workers: 1}, true)
+			k, machine := kubernetesClient(t, lab), machineClient(t, lab, "cp1")
+			must.Do(t, lab.Trouble("cp1", talosapi.Trouble{Images: map[string]talosapi.Defect{fresh: c.defect}}))
+			reconfigure(t, machine, "kube-scheduler:v1.35.4", "kube-scheduler:"+c.version)
+			time.Sleep(c.after)
+			if _, line := mirror(t, k, "kube-scheduler"); line != c.want {
+				t.Errorf("got %q, want %q", line, c.want)
+			}
+			reconfigure(t, machine, "kube-scheduler:"+c.version, "kube-scheduler:v1.35.4")
+			time.Sleep(time.Minute)
+			if _, line := mirror(t, k, "kube-scheduler"); line != "kube-scheduler:v1.35.4 config 3 ready True" {
+				t.Errorf("mended: %q", line)
+			}
 		})
-	}
+	})
 }
 
 // installer is the reference in a machine's configuration.

@@ -45,36 +45,33 @@ func image(arch string) artefact.Image {
 
 func TestBootImagesRoundTrip(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
+	type row struct {
 		make func(artefact.Image) ([]byte, error)
 		read func([]byte) (artefact.Image, error)
 		want func(*artefact.Image)
 
 		limit int
-	}{
+	}
+	must.Each(t, map[string]row{
 		"ISO": {artefact.ISO, artefact.ReadISO, func(i *artefact.Image) { i.Cmdline += " talos.halt_if_installed=1" }, 100 << 10},
 		"UKI": {artefact.UKI, artefact.ReadUKI, func(*artefact.Image) {}, 20 << 10},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := must.Get(tt.make(image("amd64")))(t)
-			got := must.Get(tt.read(b))(t)
-			want := booted("amd64")
-			tt.want(&want)
-			must.Equal(t, "read image", want, got)
-			again := must.Get(tt.make(got))(t)
-			must.Equal(t, "the same image made twice has other bytes", false, !bytes.Equal(b, again))
-			if !bytes.Contains(b, []byte(want.Cmdline)) {
-				t.Error("the command line does not appear as it is in the bytes")
-			}
-			if len(b) > tt.limit {
-				t.Errorf("%d bytes: larger than the lab can afford", len(b))
-			}
-			uki := must.Get(artefact.UKI(want))(t)
-			requireDamageFound(t, b, uki, tt.read)
-		})
-	}
+	}, func(t *testing.T, tt row) {
+		b := must.Get(tt.make(image("amd64")))(t)
+		got := must.Get(tt.read(b))(t)
+		want := booted("amd64")
+		tt.want(&want)
+		must.Equal(t, "read image", want, got)
+		again := must.Get(tt.make(got))(t)
+		must.Equal(t, "the same image made twice has other bytes", false, !bytes.Equal(b, again))
+		if !bytes.Contains(b, []byte(want.Cmdline)) {
+			t.Error("the command line does not appear as it is in the bytes")
+		}
+		if len(b) > tt.limit {
+			t.Errorf("%d bytes: larger than the lab can afford", len(b))
+		}
+		uki := must.Get(artefact.UKI(want))(t)
+		requireDamageFound(t, b, uki, tt.read)
+	})
 }
 
 // madeTwice is what a machine finds in the UKI of img, which made again has the same bytes.
@@ -121,7 +118,7 @@ func booted(arch string) artefact.Image {
 
 func TestInvalidImagesAreNotMade(t *testing.T) {
 	t.Parallel()
-	tests := map[string]func(*artefact.Image){
+	must.Each(t, map[string]func(*artefact.Image){
 		"no version":     func(i *artefact.Image) { i.TalosVersion = "" },
 		"other platform": func(i *artefact.Image) { i.Platform = "metal" },
 		"no platform":    func(i *artefact.Image) { i.Platform = "" },
@@ -142,20 +139,16 @@ func TestInvalidImagesAreNotMade(t *testing.T) {
 			i.Extensions[0].Files["/usr/lib/firmware/a"], i.Extensions[0].Links["/usr/lib/firmware/b"] = nil, "a"
 		},
 		"firmware in a circle": func(i *artefact.Image) { i.Extensions[0].Links["/usr/lib/firmware/a"] = "a" },
-	}
-	for name, spoil := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			img := image("amd64")
-			spoil(&img)
-			if _, err := artefact.ISO(img); err == nil {
-				t.Error("ISO: no error")
-			}
-			if _, err := artefact.Installer(built, img); err == nil {
-				t.Error("Installer: no error")
-			}
-		})
-	}
+	}, func(t *testing.T, spoil func(*artefact.Image)) {
+		img := image("amd64")
+		spoil(&img)
+		if _, err := artefact.ISO(img); err == nil {
+			t.Error("ISO: no error")
+		}
+		if _, err := artefact.Installer(built, img); err == nil {
+			t.Error("Installer: no error")
+		}
+	})
 }
 
 // built is the build time of the installers here.
@@ -205,10 +198,13 @@ func TestExtensionRoundTrip(t *testing.T) {
 
 func TestExtensionDigestFollowsItsContent(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
+	type row struct {
 		change func(*artefact.Extension)
 		same   bool
-	}{
+	}
+	base := must.Get(artefact.ExtensionIndex(agent()))(t)
+	before := digest(t, base)
+	must.Each(t, map[string]row{
 		"nothing":      {func(*artefact.Extension) {}, true},
 		"provenance":   {func(e *artefact.Extension) { e.Digest = "" }, true},
 		"a file":       {func(e *artefact.Extension) { e.Files["/usr/local/etc/containers/qemu-guest-agent.yaml"] = nil }, false},
@@ -216,18 +212,12 @@ func TestExtensionDigestFollowsItsContent(t *testing.T) {
 		"another link": {func(e *artefact.Extension) { e.Links["/new"] = "x" }, false},
 		"a target":     {func(e *artefact.Extension) { e.Links["/usr/local/lib/containers/qemu-guest-agent/etc"] = "/usr" }, false},
 		"version":      {func(e *artefact.Extension) { e.Version = "11.0.3" }, false},
-	}
-	base := must.Get(artefact.ExtensionIndex(agent()))(t)
-	before := digest(t, base)
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := agent()
-			tt.change(&e)
-			idx := must.Get(artefact.ExtensionIndex(e))(t)
-			must.Equal(t, "same digest", tt.same, digest(t, idx) == before)
-		})
-	}
+	}, func(t *testing.T, tt row) {
+		e := agent()
+		tt.change(&e)
+		idx := must.Get(artefact.ExtensionIndex(e))(t)
+		must.Equal(t, "same digest", tt.same, digest(t, idx) == before)
+	})
 }
 
 func TestExtensionsListRoundTrip(t *testing.T) {

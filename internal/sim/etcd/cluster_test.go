@@ -61,12 +61,13 @@ func (e *ensemble) names() string {
 
 func TestRemoveKeepsTheQuorum(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		members []string
 		down    []string
 		remove  string
 		want    error
-	}{
+	}
+	must.Each(t, map[string]row{
 		"one of three":                 {[]string{"a", "b", "c"}, nil, "a", nil},
 		"one of two":                   {[]string{"a", "b"}, nil, "a", nil},
 		"the only one":                 {[]string{"a"}, nil, "a", etcd.ErrNotEnoughStarted},
@@ -74,24 +75,20 @@ func TestRemoveKeepsTheQuorum(t *testing.T) {
 		"one more than may be missing": {[]string{"a", "b", "c"}, []string{"c"}, "a", etcd.ErrUnhealthy},
 		"without quorum":               {[]string{"a", "b", "c"}, []string{"b", "c"}, "c", etcd.ErrTimeout},
 		"two of five down":             {[]string{"a", "b", "c", "d", "e"}, []string{"d", "e"}, "a", etcd.ErrUnhealthy},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				e := newEnsemble(t, c.members...)
-				for _, n := range c.down {
-					e.stop[n](false)
-				}
-				time.Sleep(10 * time.Second)
-				began := time.Now()
-				must.Equal(t, "err", c.want, e.Remove(t.Context(), e.id(c.remove)), cmpopts.EquateErrors())
-				if took := time.Since(began); errors.Is(c.want, etcd.ErrTimeout) && took != 7*time.Second {
-					t.Errorf("it took %s", took)
-				}
-			})
+	}, func(t *testing.T, c row) {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnsemble(t, c.members...)
+			for _, n := range c.down {
+				e.stop[n](false)
+			}
+			time.Sleep(10 * time.Second)
+			began := time.Now()
+			must.Equal(t, "err", c.want, e.Remove(t.Context(), e.id(c.remove)), cmpopts.EquateErrors())
+			if took := time.Since(began); errors.Is(c.want, etcd.ErrTimeout) && took != 7*time.Second {
+				t.Errorf("it took %s", took)
+			}
 		})
-	}
+	})
 }
 
 func TestAddWaitsForEveryVoter(t *testing.T) {

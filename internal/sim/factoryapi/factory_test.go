@@ -257,9 +257,7 @@ func TestKernelArguments(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, func(t *testing.T, l *lab) {
 				_, line := l.do(http.MethodGet, "/image/"+l.register(nil, tc.args...)+"/"+talosVersion+"/cmdline-nocloud-amd64", "")
-				for _, want := range tc.want {
-					must.Contain(t, "line", line, want)
-				}
+				must.Contain(t, "line", line, tc.want...)
 				if tc.not != "" && strings.Contains(line, tc.not) {
 					t.Errorf("%q is in %q", tc.not, line)
 				}

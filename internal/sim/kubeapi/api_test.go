@@ -69,36 +69,33 @@ func TestStatusErrors(t *testing.T) {
 }
 
 func TestPatches(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		kind  types.PatchType
 		patch string
 		want  map[string]string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"merge":             {types.MergePatchType, `{"data":{"a":null,"c":"3"}}`, map[string]string{"b": "2", "c": "3"}},
 		"strategic":         {types.StrategicMergePatchType, `{"data":{"a":"9"}}`, map[string]string{"a": "9", "b": "2"}},
 		"json":              {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"1"},{"op":"remove","path":"/data/a"},{"op":"add","path":"/data/x~1y","value":"4"}]`, map[string]string{"b": "2", "x/y": "4"}},
 		"json that fails":   {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"2"},{"op":"remove","path":"/data/a"}]`, nil},
 		"json into nothing": {types.JSONPatchType, `[{"op":"replace","path":"/nothing/a","value":"2"}]`, nil},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				maps := newLab(t).client(t, "system:masters").CoreV1().ConfigMaps("default")
-				cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Data: map[string]string{"a": "1", "b": "2"}}
-				must.Get(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
-				got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
-				if tc.want == nil {
-					if known := apierrors.APIStatus(nil); !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity {
-						t.Fatalf("err = %v, want 422", err)
-					}
-					return
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			maps := newLab(t).client(t, "system:masters").CoreV1().ConfigMaps("default")
+			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Data: map[string]string{"a": "1", "b": "2"}}
+			must.Get(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
+			got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
+			if tc.want == nil {
+				if known := apierrors.APIStatus(nil); !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity {
+					t.Fatalf("err = %v, want 422", err)
 				}
-				must.Do(t, err)
-				must.Equal(t, "data", tc.want, got.Data)
-			})
+				return
+			}
+			must.Do(t, err)
+			must.Equal(t, "data", tc.want, got.Data)
 		})
-	}
+	})
 }
 
 func TestStatusAndSpecAreWrittenApart(t *testing.T) {

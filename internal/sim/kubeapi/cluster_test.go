@@ -236,47 +236,44 @@ func longhornNode(name string, evicting bool, replicas ...string) *unstructured.
 // Longhorn moves replicas from an evicted node to nodes that take replicas and have none of the volume.
 func TestLonghornEvicts(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		wk1, wk2 *unstructured.Unstructured
 		volumes  []string // with replicas on wk1 in the end
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nobody asked":           {longhornNode("wk1", false, "a-r-1"), longhornNode("wk2", false), []string{"a-r"}},
 		"another node":           {longhornNode("wk1", true, "a-r-1", "b-r-1"), longhornNode("wk2", false), nil},
 		"one that has a replica": {longhornNode("wk1", true, "a-r-1", "b-r-1"), longhornNode("wk2", false, "b-r-2"), []string{"b-r"}},
 		"one that is evicted":    {longhornNode("wk1", true, "a-r-1"), longhornNode("wk2", true), []string{"a-r"}},
 		"no machine of it":       {longhornNode("wk1", true, "a-r-1"), longhornNode("wk9", false), []string{"a-r"}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1", "wk2")
-				l.Define(longhornNodes)
-				for _, n := range []*unstructured.Unstructured{tc.wk1, tc.wk2} {
-					must.Get(l.Store().Create(t.Context(), longhornNodes.GroupVersionResource, n))(t)
-				}
-				time.Sleep(5 * time.Minute)
-				count, left := 0, []string(nil)
-				objects, _, err := l.Store().List(t.Context(), longhornNodes.GroupVersionResource, "")
-				must.Do(t, err)
-				for _, o := range objects {
-					replicas, _, _ := unstructured.NestedMap(o.(*unstructured.Unstructured).Object, "status", "diskStatus", "default-disk", "scheduledReplica")
-					count += len(replicas)
-					for r := range replicas {
-						if o.GetName() == "wk1" {
-							left = append(left, r[:3])
-						}
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, "wk1", "wk2")
+			l.Define(longhornNodes)
+			for _, n := range []*unstructured.Unstructured{tc.wk1, tc.wk2} {
+				must.Get(l.Store().Create(t.Context(), longhornNodes.GroupVersionResource, n))(t)
+			}
+			time.Sleep(5 * time.Minute)
+			count, left := 0, []string(nil)
+			objects, _, err := l.Store().List(t.Context(), longhornNodes.GroupVersionResource, "")
+			must.Do(t, err)
+			for _, o := range objects {
+				replicas, _, _ := unstructured.NestedMap(o.(*unstructured.Unstructured).Object, "status", "diskStatus", "default-disk", "scheduledReplica")
+				count += len(replicas)
+				for r := range replicas {
+					if o.GetName() == "wk1" {
+						left = append(left, r[:3])
 					}
 				}
-				slices.Sort(left)
-				before, _, _ := unstructured.NestedMap(tc.wk1.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
-				others, _, _ := unstructured.NestedMap(tc.wk2.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
-				if diff := cmp.Diff(tc.volumes, left); diff != "" || count != len(before)+len(others) {
-					t.Errorf("%d replicas in all; on wk1 (-want +got):\n%s", count, diff)
-				}
-			})
+			}
+			slices.Sort(left)
+			before, _, _ := unstructured.NestedMap(tc.wk1.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
+			others, _, _ := unstructured.NestedMap(tc.wk2.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
+			if diff := cmp.Diff(tc.volumes, left); diff != "" || count != len(before)+len(others) {
+				t.Errorf("%d replicas in all; on wk1 (-want +got):\n%s", count, diff)
+			}
 		})
-	}
+	})
 }
 
 // Load restores exactly the dumped objects; a new cluster has the bootstrap objects.

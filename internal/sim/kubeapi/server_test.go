@@ -47,37 +47,35 @@ func evict(t *testing.T, c kubernetes.Interface, namespace string, uid *types.UI
 }
 
 func TestWebhookDeniesAsTheServerSays(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		denied metav1.Status
 		want   string
 		code   int32
-	}{
+	}
+	must.Each(t, map[string]row{
 		"with a code and words": {metav1.Status{Code: http.StatusForbidden, Message: "not now"}, `admission webhook "w.example.com" denied the request: not now`, http.StatusForbidden},
 		"without a code":        {metav1.Status{Reason: "Closed"}, `admission webhook "w.example.com" denied the request: Closed`, http.StatusBadRequest},
 		"without a word":        {metav1.Status{}, `admission webhook "w.example.com" denied the request without explanation`, http.StatusBadRequest},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1")
-				client := l.client(t, "system:masters")
-				bare(t, client, "default")
-				l.SetWebhook("w.example.com", func(r kubeapi.Request) *metav1.Status {
-					if r != (kubeapi.Request{Verb: "create", Resource: "pods/eviction", Namespace: "default", Name: "bare"}) {
-						return nil
-					}
-					return &c.denied
-				})
-				err := evict(t, client, "default", nil)
-				status, ok := err.(apierrors.APIStatus)
-				if !ok || err.Error() != c.want || status.Status().Code != c.code {
-					t.Errorf("err = %v", err)
+	}, func(t *testing.T, c row) {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, "wk1")
+			client := l.client(t, "system:masters")
+			bare(t, client, "default")
+			l.SetWebhook("w.example.com", func(r kubeapi.Request) *metav1.Status {
+				if r != (kubeapi.Request{Verb: "create", Resource: "pods/eviction", Namespace: "default", Name: "bare"}) {
+					return nil
 				}
-				l.SetWebhook("", nil)
-				must.Do(t, evict(t, client, "default", nil))
+				return &c.denied
 			})
+			err := evict(t, client, "default", nil)
+			status, ok := err.(apierrors.APIStatus)
+			if !ok || err.Error() != c.want || status.Status().Code != c.code {
+				t.Errorf("err = %v", err)
+			}
+			l.SetWebhook("", nil)
+			must.Do(t, evict(t, client, "default", nil))
 		})
-	}
+	})
 }
 
 func TestEvictionIsOfOnePodOnly(t *testing.T) {

@@ -202,32 +202,29 @@ func lifeOf(t *testing.T, w *unstructured.Unstructured, err error) life {
 
 func TestCustomResourcesKeepTheirHalvesApart(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		status bool
 		want   []life // created, main part patched, status patched or whole updated
-	}{
+	}
+	must.Each(t, map[string]row{
 		"status subresource": {true, []life{{1, "", 1}, {2, "", 2}, {2, "Ready", 2}}},
 		"one piece":          {false, []life{{1, "Made", 1}, {2, "Odd", 2}, {2, "Ready", 2}}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				c := newLab(t).widgets(t, tc.status)
-				w, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
-				got := []life{lifeOf(t, w, err)}
-				w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2},"status":{"phase":"Odd"}}`), metav1.PatchOptions{})
-				got = append(got, lifeOf(t, w, err))
-				var sub []string
-				if tc.status {
-					sub = []string{"status"}
-				}
-				w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"status":{"phase":"Ready"}}`), metav1.PatchOptions{}, sub...)
-				got = append(got, lifeOf(t, w, err))
-				must.Equal(t, "got", tc.want, got)
-			})
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newLab(t).widgets(t, tc.status)
+			w, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
+			got := []life{lifeOf(t, w, err)}
+			w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2},"status":{"phase":"Odd"}}`), metav1.PatchOptions{})
+			got = append(got, lifeOf(t, w, err))
+			var sub []string
+			if tc.status {
+				sub = []string{"status"}
+			}
+			w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"status":{"phase":"Ready"}}`), metav1.PatchOptions{}, sub...)
+			got = append(got, lifeOf(t, w, err))
+			must.Equal(t, "got", tc.want, got)
 		})
-	}
+	})
 }
 
 func TestCustomResourcesRefuse(t *testing.T) {

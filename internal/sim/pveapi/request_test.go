@@ -389,17 +389,13 @@ func TestUploadParser(t *testing.T) {
 
 // TestUploadOtherwise: a body that is not multipart gets no answer, nor does a tmpfilename parameter.
 func TestUploadOtherwise(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ query, contentType, body string }{
+	type row struct{ query, contentType, body string }
+	inEachLab(t, map[string]row{
 		"no form":     {"", "", "content=iso"},
 		"tmpfilename": {"?tmpfilename=/etc/shadow", "multipart/form-data; boundary=B", string(multipart("content=iso", "filename=x"))},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, func(t *testing.T, l *lab) {
-				l.noAnswer(upload+test.query, test.contentType, strings.NewReader(test.body), int64(len(test.body)))
-			})
-		})
-	}
+	}, func(_ *testing.T, l *lab, test row) {
+		l.noAnswer(upload+test.query, test.contentType, strings.NewReader(test.body), int64(len(test.body)))
+	})
 }
 
 const upload = "/nodes/pve1/storage/isos/upload"

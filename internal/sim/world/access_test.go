@@ -17,11 +17,12 @@ func TestPermissions(t *testing.T) {
 		return world.ACL{Path: path, Who: who, Role: role, Propagate: propagate}
 	}
 	admin := at("/", user, world.Administrator, true)
-	for name, tc := range map[string]struct {
+	type row struct {
 		acls []world.ACL
 		path string
 		want map[string]bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nothing":                                 {nil, "/vms", map[string]bool{}},
 		"a token has not what its user has":       {[]world.ACL{admin}, "/vms", map[string]bool{}},
 		"nor what its user has not":               {[]world.ACL{at("/", token, "Look", true)}, "/vms", map[string]bool{}},
@@ -40,25 +41,22 @@ func TestPermissions(t *testing.T) {
 		"both by pool and by itself":              {[]world.ACL{admin, at("/pool/talos", token, "Work", true), at("/vms", token, "Look", true)}, "/vms/100", map[string]bool{"VM.PowerMgmt": false, "VM.Audit": true}},
 		"NoAccess on the pool":                    {[]world.ACL{admin, at("/pool/talos", token, world.NoAccess, true), at("/vms", token, "Look", true)}, "/vms/100", map[string]bool{}},
 		"a pool does not help NoAccess":           {[]world.ACL{admin, at("/pool/talos", token, "Work", true), at("/vms", token, world.NoAccess, true)}, "/vms/100", map[string]bool{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				w := pooled(t)
-				defer w.Close()
-				w.AddRole("Look", "VM.Audit")
-				w.AddRole("Work", "VM.PowerMgmt")
-				w.AddToken(world.Token{ID: token, Privsep: true})
-				for _, a := range tc.acls {
-					w.Grant(a)
-				}
-				must.Equal(t, "Permissions", tc.want, w.Permissions(token, tc.path))
-				if listed, found := w.EffectivePermissions(token)[tc.path]; found && len(tc.want) == 0 {
-					t.Errorf("the list of all has %s, where nothing is held: %v", tc.path, listed)
-				}
-			})
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			w := pooled(t)
+			defer w.Close()
+			w.AddRole("Look", "VM.Audit")
+			w.AddRole("Work", "VM.PowerMgmt")
+			w.AddToken(world.Token{ID: token, Privsep: true})
+			for _, a := range tc.acls {
+				w.Grant(a)
+			}
+			must.Equal(t, "Permissions", tc.want, w.Permissions(token, tc.path))
+			if listed, found := w.EffectivePermissions(token)[tc.path]; found && len(tc.want) == 0 {
+				t.Errorf("the list of all has %s, where nothing is held: %v", tc.path, listed)
+			}
 		})
-	}
+	})
 }
 
 // pooled is a world with VM 100 in the pool talos, and VM 101 in none.
