@@ -377,12 +377,7 @@ func bigEndian(table []uint64) []byte {
 }
 
 func allZero(table []uint64) bool {
-	for _, entry := range table {
-		if entry != 0 {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(table, func(entry uint64) bool { return entry != 0 })
 }
 
 const (

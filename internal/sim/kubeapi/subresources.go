@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -211,12 +212,9 @@ func (s *Server) proxy(r *http.Request, t target) (answer, error) {
 }
 
 func hasPort(service *corev1.Service, port string) bool {
-	for _, p := range service.Spec.Ports {
-		if p.Name == port || strconv.Itoa(int(p.Port)) == port {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool {
+		return p.Name == port || strconv.Itoa(int(p.Port)) == port
+	})
 }
 
 // endpoint returns the program that a ready pod behind a Service runs.

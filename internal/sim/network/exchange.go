@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"slices"
 	"time"
 )
 
@@ -430,12 +431,7 @@ func (d *Dialer) Believes(config *tls.Config, cert *x509.Certificate, host strin
 		d.believed[about] = chain
 		d.mu.Unlock()
 	}
-	for _, c := range chain {
-		if now.Before(c.NotBefore) || now.After(c.NotAfter) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.Before(c.NotBefore) || now.After(c.NotAfter) })
 }
 
 // verify verifies as a handshake does; the chain is empty if only the certificate itself counts.

@@ -132,10 +132,7 @@ func (p *play) memberIDs() map[string]string {
 // lookAtCordons checks that nodes cordoned by people stay cordoned.
 func (p *play) lookAtCordons(after string) {
 	p.mu.Lock()
-	var names []string
-	for name := range p.cordoned {
-		names = append(names, name)
-	}
+	names := slices.Collect(maps.Keys(p.cordoned))
 	p.mu.Unlock()
 	for _, name := range names {
 		k, err := p.lab.Kube.NodeNow(p.ctx, name)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -338,10 +339,7 @@ func (m *machine) editJSON(key, label string, change func([]byte) ([]byte, error
 
 // efiString returns a string variable as in efivarfs: four bytes of attributes, then UTF-16LE with a final NUL.
 func efiString(s string) []byte {
-	b := []byte{7, 0, 0, 0}
-	for _, u := range utf16.Encode([]rune(s + "\x00")) {
-		b = append(b, byte(u), byte(u>>8))
-	}
+	b, _ := binary.Append([]byte{7, 0, 0, 0}, binary.LittleEndian, utf16.Encode([]rune(s+"\x00"))) // numbers: no error
 	return b
 }
 

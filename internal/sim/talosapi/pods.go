@@ -414,12 +414,8 @@ const apiService = "10.96.0.1"
 func (fw *Firmware) APIServers() ([]APIServer, <-chan struct{}) {
 	fw.hub.mu.Lock()
 	defer fw.hub.mu.Unlock()
-	var all []APIServer
-	for _, s := range fw.hub.kubernetes {
-		all = append(all, s)
-	}
-	slices.SortFunc(all, func(a, b APIServer) int { return a.Address.Compare(b.Address) })
-	return all, fw.hub.changed
+	byAddress := func(a, b APIServer) int { return a.Address.Compare(b.Address) }
+	return slices.SortedFunc(maps.Values(fw.hub.kubernetes), byAddress), fw.hub.changed
 }
 
 // KubernetesStorage waits until a running API server can read from its local etcd, and

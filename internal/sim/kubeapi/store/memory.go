@@ -71,16 +71,8 @@ func (m *Memory) get(r schema.GroupVersionResource, k key) (Object, error) {
 func (m *Memory) List(_ context.Context, r schema.GroupVersionResource, namespace string) ([]Object, string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if namespace == "" {
-		return slices.Clone(m.all(r)), m.revisionString(), nil
-	}
-	var found []Object
-	for _, o := range m.all(r) {
-		if o.GetNamespace() == namespace {
-			found = append(found, o)
-		}
-	}
-	return found, m.revisionString(), nil
+	elsewhere := func(o Object) bool { return namespace != "" && o.GetNamespace() != namespace }
+	return slices.DeleteFunc(slices.Clone(m.all(r)), elsewhere), m.revisionString(), nil
 }
 
 // all lists the objects of a resource by key. The caller must not change the list.
