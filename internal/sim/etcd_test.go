@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
@@ -27,11 +28,9 @@ import (
 func start(t *testing.T, o sim.Options, ready bool) *sim.Lab {
 	t.Helper()
 	o.Network, o.Prefix, o.Registry, o.Factory = network.Memory(), "127.42.7", "127.0.0.1:5000", "127.0.0.1:8080"
-	lab := must1(sim.New(t.Context(), o))(t)
+	lab := must.Get(sim.New(t.Context(), o))(t)
 	t.Cleanup(func() {
-		if err := lab.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, lab.Close())
 	})
 	if ready {
 		install(t, lab)
@@ -42,25 +41,25 @@ func start(t *testing.T, o sim.Options, ready bool) *sim.Lab {
 func install(t *testing.T, lab *sim.Lab) {
 	t.Helper()
 	files, err := lab.Files()
-	must(t, err)
+	must.Do(t, err)
 	err = lab.Install(t.Context(), map[string]string{
 		"default": string(files["schematics/default.yaml"]), "storage": string(files["schematics/storage.yaml"]),
 	})
 	if err == nil {
 		err = lab.WaitReady(t.Context())
 	}
-	must(t, err)
+	must.Do(t, err)
 }
 
 // kubernetesClient is client-go with the lab's kubeconfig.
 func kubernetesClient(t *testing.T, lab *sim.Lab) *kubernetes.Clientset {
 	t.Helper()
-	files := must1(lab.Files())(t)
-	cfg := must1(clientcmd.RESTConfigFromKubeConfig(files["kubeconfig"]))(t)
+	files := must.Get(lab.Files())(t)
+	cfg := must.Get(clientcmd.RESTConfigFromKubeConfig(files["kubeconfig"]))(t)
 	cfg.Dial, cfg.QPS = lab.Client().DialContext, -1
-	h := must1(rest.HTTPClientFor(cfg))(t)
+	h := must.Get(rest.HTTPClientFor(cfg))(t)
 	t.Cleanup(h.CloseIdleConnections)
-	return must1(kubernetes.NewForConfigAndClient(cfg, h))(t)
+	return must.Get(kubernetes.NewForConfigAndClient(cfg, h))(t)
 }
 
 func memberNames(lab *sim.Lab) string {
@@ -85,16 +84,12 @@ func TestEtcdIsThereFromTheStart(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
 					lab := start(t, sim.Options{ControlPlanes: n, Workers: 1, EtcdOnData: onData}, true)
-					if got, want := memberNames(lab), strings.Join([]string{"cp1", "cp2", "cp3", "cp4", "cp5"}[:n], " "); got != want {
-						t.Errorf("members %s, want %s", got, want)
-					}
+					must.Equal(t, "members", strings.Join([]string{"cp1", "cp2", "cp3", "cp4", "cp5"}[:n], " "), memberNames(lab))
 					wantDisks := 1
 					if onData {
 						wantDisks += n
 					}
-					if disks := lab.Disks(); len(disks) != wantDisks {
-						t.Errorf("persistent disks %v", disks)
-					}
+					must.Equal(t, "persistent disks", wantDisks, len(lab.Disks()))
 					if v := append(lab.EtcdViolations(), lab.World.Violations()...); len(v) > 0 {
 						t.Errorf("violations %q", v)
 					}
@@ -109,12 +104,10 @@ func TestEtcdDataOnAPersistentDiskIsProtected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lab := start(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: true}, true)
 		before := lab.Disks()
-		must(t, lab.World.PowerOff(9003))
-		must(t, lab.World.PowerOn(9003))
+		must.Do(t, lab.World.PowerOff(9003))
+		must.Do(t, lab.World.PowerOn(9003))
 		time.Sleep(2 * time.Minute)
-		if diff := cmp.Diff(before, lab.Disks()); diff != "" {
-			t.Errorf("disks (-before +after):\n%s", diff)
-		}
+		must.Equal(t, "disks (-before +after)", before, lab.Disks())
 		if v := append(lab.EtcdViolations(), lab.World.Violations()...); len(v) > 0 {
 			t.Errorf("violations %q", v)
 		}
@@ -138,9 +131,7 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 			_, err := c.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 			return err
 		}
-		if err := list(); !errors.Is(err, syscall.EHOSTUNREACH) {
-			t.Errorf("before the install: %v", err)
-		}
+		must.Equal(t, "before the install", syscall.EHOSTUNREACH, list(), cmpopts.EquateErrors())
 		install(t, lab)
 		if err := list(); err != nil {
 			t.Errorf("installed: %v", err)
@@ -151,7 +142,7 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 				if on {
 					change = lab.World.PowerOn
 				}
-				must(t, change(id))
+				must.Do(t, change(id))
 			}
 			synctest.Wait() // wait until connections to stopped machines have broken
 		}
@@ -167,17 +158,13 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 		}
 		power(false, 9001)
 		time.Sleep(time.Second)
-		if err := list(); !errors.Is(err, syscall.EHOSTUNREACH) {
-			t.Errorf("none runs: %v", err)
-		}
+		must.Equal(t, "none runs", syscall.EHOSTUNREACH, list(), cmpopts.EquateErrors())
 		power(true, 9001, 9002)
 		time.Sleep(2 * time.Minute)
 		if err := list(); err != nil {
 			t.Errorf("two of three run again: %v", err)
 		}
-		if v := lab.EtcdViolations(); len(v) != 1 {
-			t.Errorf("violations %q", v)
-		}
+		must.Equal(t, "violations", 1, len(lab.EtcdViolations()))
 	})
 }
 
@@ -186,10 +173,8 @@ func TestBreakEtcd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lab := start(t, sim.Options{Workers: 1}, true)
 		c := kubernetesClient(t, lab)
-		if err := lab.BreakEtcd("wk1", talosapi.EtcdFault{Down: true}); err == nil {
-			t.Error("a worker has no etcd")
-		}
-		must(t, lab.BreakEtcd("cp1", talosapi.EtcdFault{Down: true}))
+		must.Equal(t, "a worker has no etcd", false, lab.BreakEtcd("wk1", talosapi.EtcdFault{Down: true}) == nil)
+		must.Do(t, lab.BreakEtcd("cp1", talosapi.EtcdFault{Down: true}))
 		time.Sleep(time.Minute)
 		_, err := c.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 		if err == nil || !strings.Contains(err.Error(), "etcdserver: request timed out") {
@@ -207,7 +192,7 @@ func TestRaftIndex(t *testing.T) {
 		index := func() (all uint64) {
 			t.Helper()
 			for i, node := range []string{"cp1", "cp2", "cp3"} {
-				s := must1(machineClient(t, lab, node).EtcdStatus(t.Context()))(t)
+				s := must.Get(machineClient(t, lab, node).EtcdStatus(t.Context()))(t)
 				m := s.GetMessages()[0].GetMemberStatus()
 				if i > 0 && m.GetRaftIndex() != all || m.GetRaftAppliedIndex() != m.GetRaftIndex() {
 					t.Errorf("%s: index %d, applied %d, of another member %d", node, m.GetRaftIndex(), m.GetRaftAppliedIndex(), all)
@@ -219,31 +204,12 @@ func TestRaftIndex(t *testing.T) {
 		before := index()
 		c := kubernetesClient(t, lab).CoreV1().ConfigMaps("default")
 		for _, name := range []string{"a", "b"} {
-			must1(c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
+			must.Get(c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 		}
-		if after := index(); after != before+2 {
-			t.Errorf("the index went from %d to %d", before, after)
-		}
+		must.Equal(t, "index", before+2, index())
 		time.Sleep(time.Minute)
 		if idle := index(); idle < before+2+6*3 {
 			t.Errorf("a minute in which three kubelets renewed their leases ended at %d, it began at %d", idle, before+2)
 		}
 	})
-}
-
-// must ends the test at an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// must1 is the value of a call that must succeed: must1(f())(t).
-func must1[V any](v V, err error) func(testing.TB) V {
-	return func(t testing.TB) V {
-		t.Helper()
-		must(t, err)
-		return v
-	}
 }

@@ -324,8 +324,7 @@ var kubernetesImages = []string{
 	"ghcr.io/siderolabs/kubelet",
 }
 
-// CheckKubernetes says why a lab can't start with that Kubernetes on that Talos; nil if
-// it can.
+// CheckKubernetes says why a lab can't start with that Kubernetes on that Talos; nil if it can.
 func CheckKubernetes(talos, kubernetes string) error {
 	if !slices.Contains(kubernetesReleases, kubernetes) {
 		return fmt.Errorf("the lab has no images of Kubernetes %s, but of %s", kubernetes, strings.Join(kubernetesReleases, ", "))

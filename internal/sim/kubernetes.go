@@ -84,8 +84,7 @@ func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
 	}
 }
 
-// apiServer answers at its machine's address, and on connections handed over from the
-// shared address.
+// apiServer answers at its machine's address, and on connections handed over from the shared address.
 type apiServer struct {
 	shared *network.Queue
 	door   network.Door
@@ -320,9 +319,8 @@ type controlAddress struct {
 	Before  State  `json:"before"`  // when the lab came up
 }
 
-// Patch republishes an extension for each Talos version of the lab: same version, new
-// digest. It returns the digest for Options.TalosVersion. Without restartFactory the
-// factory keeps serving what it has cached.
+// Patch republishes an extension for each Talos version of the lab: same version, new digest. It returns the digest for
+// Options.TalosVersion. Without restartFactory the factory keeps serving what it has cached.
 func (l *Lab) Patch(ctx context.Context, extension string, restartFactory bool) (digest string, err error) {
 	_, digest, err = l.Catalog.Patch(ctx, l.o.TalosVersion, extension)
 	if err == nil && l.o.NextTalos != "" {
@@ -374,8 +372,7 @@ func (l *Lab) startControl(ctx context.Context) error {
 
 func (l *Lab) controlAddr() string { return l.o.at(controlNumber, controlPort) }
 
-// Announce writes the lab's control address into a working directory, for the commands
-// that run there.
+// Announce writes the lab's control address into a working directory, for the commands that run there.
 func (l *Lab) Announce(dir string) error {
 	b, err := json.Marshal(controlAddress{Control: "http://" + l.controlAddr(), Before: l.State()})
 	if err != nil {
@@ -387,8 +384,7 @@ func (l *Lab) Announce(dir string) error {
 	return nil
 }
 
-// AskPatch makes the running lab of a working directory republish an extension; see
-// Lab.Patch.
+// AskPatch makes the running lab of a working directory republish an extension; see Lab.Patch.
 func AskPatch(ctx context.Context, dir, extension string, restartFactory bool) (digest string, err error) {
 	query := url.Values{}
 	if !restartFactory {

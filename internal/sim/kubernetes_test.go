@@ -32,6 +32,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -42,38 +43,36 @@ func TestKubeletInTrouble(t *testing.T) {
 		t.Skip("long: make stories")
 	}
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		version string
 		defect  talosapi.Defect
 		want    string // state of the service and its last event
-	}{
+	}
+	must.Each(t, map[string]row{
 		"not there":     {"v1.36.99", talosapi.Sound, "Failed Failed to run pre stage: "},
 		"never arrives": {"v1.36.1", talosapi.Endless, "Preparing Running pre state"},
 		"never ready":   {"v1.36.1", talosapi.Unready, "Running Health check failed: "},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				lab := start(t, sim.Options{Workers: 1}, true)
-				k, machine := kubernetesClient(t, lab), machineClient(t, lab, "wk1")
-				image := "ghcr.io/siderolabs/kubelet:" + c.version
-				must(t, lab.Trouble("wk1", talosapi.Trouble{Images: map[string]talosapi.Defect{image: c.defect}}))
-				reconfigure(t, machine, "kubelet:v1.35.4", "kubelet:"+c.version)
-				time.Sleep(10 * time.Minute)
-				if got := kubeletState(t, machine); !strings.HasPrefix(got, c.want) {
-					t.Errorf("the service is %q, want %q", got, c.want)
-				}
-				if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionUnknown {
-					t.Errorf("Node %s, ready %s", version, ready)
-				}
-				reconfigure(t, machine, "kubelet:"+c.version, "kubelet:v1.35.4")
-				time.Sleep(time.Minute)
-				if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionTrue {
-					t.Errorf("mended: Node %s, ready %s, service %s", version, ready, kubeletState(t, machine))
-				}
-			})
+	}, func(t *testing.T, c row) {
+		synctest.Test(t, func(t *testing.T) {
+			lab := start(t, sim.Options{Workers: 1}, true)
+			k, machine := kubernetesClient(t, lab), machineClient(t, lab, "wk1")
+			image := "ghcr.io/siderolabs/kubelet:" + c.version
+			must.Do(t, lab.Trouble("wk1", talosapi.Trouble{Images: map[string]talosapi.Defect{image: c.defect}}))
+			reconfigure(t, machine, "kubelet:v1.35.4", "kubelet:"+c.version)
+			time.Sleep(10 * time.Minute)
+			if got := kubeletState(t, machine); !strings.HasPrefix(got, c.want) {
+				t.Errorf("the service is %q, want %q", got, c.want)
+			}
+			if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionUnknown {
+				t.Errorf("Node %s, ready %s", version, ready)
+			}
+			reconfigure(t, machine, "kubelet:"+c.version, "kubelet:v1.35.4")
+			time.Sleep(time.Minute)
+			if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionTrue {
+				t.Errorf("mended: Node %s, ready %s, service %s", version, ready, kubeletState(t, machine))
+			}
 		})
-	}
+	})
 }
 
 func kubeletState(t *testing.T, c *client.Client) string {
@@ -88,7 +87,7 @@ func kubeletState(t *testing.T, c *client.Client) string {
 
 func nodeState(t *testing.T, k *kubernetes.Clientset, name string) (version string, ready corev1.ConditionStatus) {
 	t.Helper()
-	n := must1(k.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
+	n := must.Get(k.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			ready = c.Status
@@ -135,28 +134,28 @@ func TestAPIServerNeverReady(t *testing.T) {
 // reconfigure replaces a part of a machine's configuration, without a reboot.
 func reconfigure(t *testing.T, c *client.Client, old, fresh string) {
 	t.Helper()
-	mc := must1(safe.StateGetByID[*configres.MachineConfig](t.Context(), c.COSI, configres.ActiveID))(t)
+	mc := must.Get(safe.StateGetByID[*configres.MachineConfig](t.Context(), c.COSI, configres.ActiveID))(t)
 	raw, err := mc.Provider().Bytes()
-	must(t, err)
+	must.Do(t, err)
 	if !bytes.Contains(raw, []byte(old)) {
 		t.Fatalf("the configuration has no %s", old)
 	}
 	_, err = c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{
 		Data: bytes.ReplaceAll(raw, []byte(old), []byte(fresh)), Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT,
 	})
-	must(t, err)
+	must.Do(t, err)
 }
 
 // machineClient is a Talos client of one machine.
 func machineClient(t *testing.T, lab *sim.Lab, node string) *client.Client {
 	t.Helper()
-	files := must1(lab.Files())(t)
-	conf := must1(clientconfig.FromBytes(files["talosconfig"]))(t)
+	files := must.Get(lab.Files())(t)
+	conf := must.Get(clientconfig.FromBytes(files["talosconfig"]))(t)
 	i := slices.IndexFunc(lab.Nodes, func(n sim.Node) bool { return n.Name == node })
 	d := lab.Client()
 	c, err := client.New(t.Context(), client.WithConfig(conf), client.WithEndpoints(lab.Nodes[i].Addr.String()), client.WithGRPCDialOptions(
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) })))
-	must(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { _ = c.Close() }) // the lab is closed first
 	return c
 }
@@ -164,7 +163,7 @@ func machineClient(t *testing.T, lab *sim.Lab, node string) *client.Client {
 // mirror is the mirror pod of one of cp1's static pods.
 func mirror(t *testing.T, c *kubernetes.Clientset, component string) (*corev1.Pod, string) {
 	t.Helper()
-	p := must1(c.CoreV1().Pods("kube-system").Get(t.Context(), component+"-cp1", metav1.GetOptions{}))(t)
+	p := must.Get(c.CoreV1().Pods("kube-system").Get(t.Context(), component+"-cp1", metav1.GetOptions{}))(t)
 	var line strings.Builder
 	line.WriteString(fmt.Sprint(strings.TrimPrefix(p.Spec.Containers[0].Image, "registry.k8s.io/"), " config ", p.Annotations["talos.dev/config-version"]))
 	for _, cond := range p.Status.Conditions {
@@ -211,10 +210,8 @@ func followsConfiguration(t *testing.T, talos string) {
 		t.Errorf("at first %q, want %q; API server %s", line, want, version())
 	}
 	reconfigure(t, c, "kube-apiserver:v1.35.4", "kube-apiserver:v1.36.1")
-	pod := must1(safe.StateGetByID[*k8s.StaticPod](t.Context(), c.COSI, "kube-apiserver"))(t)
-	if got := fmt.Sprint(pod.TypedSpec().Pod["spec"]); !strings.Contains(got, "kube-apiserver:v1.36.1") {
-		t.Errorf("rendered %s", got)
-	}
+	pod := must.Get(safe.StateGetByID[*k8s.StaticPod](t.Context(), c.COSI, "kube-apiserver"))(t)
+	must.Contain(t, "rendered", fmt.Sprint(pod.TypedSpec().Pod["spec"]), "kube-apiserver:v1.36.1")
 	var seen []string
 	for range 80 {
 		if v := version(); len(seen) == 0 || seen[len(seen)-1] != v {
@@ -238,11 +235,11 @@ func followsConfiguration(t *testing.T, talos string) {
 // kubeletFollows changes the worker's kubelet version.
 func kubeletFollows(t *testing.T, lab *sim.Lab, k *kubernetes.Clientset) {
 	t.Helper()
-	before := must1(k.CoreV1().Nodes().Get(t.Context(), "wk1", metav1.GetOptions{}))(t)
+	before := must.Get(k.CoreV1().Nodes().Get(t.Context(), "wk1", metav1.GetOptions{}))(t)
 	reconfigure(t, machineClient(t, lab, "wk1"), "kubelet:v1.35.4", "kubelet:v1.36.1")
 	var seen []string
 	for range 60 {
-		n := must1(k.CoreV1().Nodes().Get(t.Context(), "wk1", metav1.GetOptions{}))(t)
+		n := must.Get(k.CoreV1().Nodes().Get(t.Context(), "wk1", metav1.GetOptions{}))(t)
 		version, ready := nodeState(t, k, "wk1")
 		if line := version + " " + string(ready); len(seen) == 0 || seen[len(seen)-1] != line {
 			seen = append(seen, line)
@@ -257,58 +254,55 @@ func kubeletFollows(t *testing.T, lab *sim.Lab, k *kubernetes.Clientset) {
 	}
 }
 
-// TestKubernetesImagesInTrouble: how a component with a bad image fails, and that the old
-// image repairs it.
+// TestKubernetesImagesInTrouble: how a component with a bad image fails, and that the old image repairs it.
 func TestKubernetesImagesInTrouble(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
 	t.Parallel()
 	const fresh = "registry.k8s.io/kube-scheduler:v1.36.1"
-	for name, c := range map[string]struct {
+	type row struct {
 		version string
 		defect  talosapi.Defect
 		after   time.Duration
 		want    string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"not there":     {"v1.36.99", talosapi.Sound, 40 * time.Second, "kube-scheduler:v1.36.99 config 2 ready False ImagePullBackOff"},
 		"unpullable":    {"v1.36.1", talosapi.Unpullable, 40 * time.Second, "kube-scheduler:v1.36.1 config 2 ready False ImagePullBackOff"},
 		"never arrives": {"v1.36.1", talosapi.Endless, time.Hour, "kube-scheduler:v1.36.1 config 2 ready False ContainerCreating"},
 		"never ready":   {"v1.36.1", talosapi.Unready, time.Hour, "kube-scheduler:v1.36.1 config 2 ready False"},
 		"ends at once":  {"v1.36.1", talosapi.Loops, time.Minute, "kube-scheduler:v1.36.1 config 2 ready False CrashLoopBackOff"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				lab := start(t, sim.Options{Workers: 1}, true)
-				k, machine := kubernetesClient(t, lab), machineClient(t, lab, "cp1")
-				must(t, lab.Trouble("cp1", talosapi.Trouble{Images: map[string]talosapi.Defect{fresh: c.defect}}))
-				reconfigure(t, machine, "kube-scheduler:v1.35.4", "kube-scheduler:"+c.version)
-				time.Sleep(c.after)
-				if _, line := mirror(t, k, "kube-scheduler"); line != c.want {
-					t.Errorf("got %q, want %q", line, c.want)
-				}
-				reconfigure(t, machine, "kube-scheduler:"+c.version, "kube-scheduler:v1.35.4")
-				time.Sleep(time.Minute)
-				if _, line := mirror(t, k, "kube-scheduler"); line != "kube-scheduler:v1.35.4 config 3 ready True" {
-					t.Errorf("mended: %q", line)
-				}
-			})
+	}, func(t *testing.T, c row) {
+		synctest.Test(t, func(t *testing.T) {
+			lab := start(t, sim.Options{Workers: 1}, true)
+			k, machine := kubernetesClient(t, lab), machineClient(t, lab, "cp1")
+			must.Do(t, lab.Trouble("cp1", talosapi.Trouble{Images: map[string]talosapi.Defect{fresh: c.defect}}))
+			reconfigure(t, machine, "kube-scheduler:v1.35.4", "kube-scheduler:"+c.version)
+			time.Sleep(c.after)
+			if _, line := mirror(t, k, "kube-scheduler"); line != c.want {
+				t.Errorf("got %q, want %q", line, c.want)
+			}
+			reconfigure(t, machine, "kube-scheduler:"+c.version, "kube-scheduler:v1.35.4")
+			time.Sleep(time.Minute)
+			if _, line := mirror(t, k, "kube-scheduler"); line != "kube-scheduler:v1.35.4 config 3 ready True" {
+				t.Errorf("mended: %q", line)
+			}
 		})
-	}
+	})
 }
 
 // installer is the reference in a machine's configuration.
 func installer(t *testing.T, c *client.Client) string {
 	t.Helper()
-	cfg := must1(safe.StateGet[*configres.MachineConfig](t.Context(), c.COSI, configres.NewMachineConfig(nil).Metadata()))(t)
+	cfg := must.Get(safe.StateGet[*configres.MachineConfig](t.Context(), c.COSI, configres.NewMachineConfig(nil).Metadata()))(t)
 	return cfg.Config().Machine().Install().Image()
 }
 
 func upgrade(t *testing.T, c *client.Client, ref string) {
 	t.Helper()
 	//lint:ignore SA1019 the call after which a node drains itself
-	must1(c.UpgradeWithOptions(t.Context(), client.WithUpgradeImage(ref)))(t)
+	must.Get(c.UpgradeWithOptions(t.Context(), client.WithUpgradeImage(ref)))(t)
 }
 
 // watch samples a Node for d and lists the changes of its schedulability in order.
@@ -317,7 +311,7 @@ func watch(t *testing.T, lab *sim.Lab, node string, d time.Duration) string {
 	var seen []string
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		time.Sleep(500 * time.Millisecond)
-		n := must1(lab.Kube.Node(t.Context(), node))(t)
+		n := must.Get(lab.Kube.Node(t.Context(), node))(t)
 		state := "open"
 		if n.Spec.Unschedulable {
 			state = "cordoned by " + cmp.Or(strings.Repeat("talos", len(n.Annotations[constants.AnnotationCordonedKey])/4), "others")
@@ -333,7 +327,7 @@ func watch(t *testing.T, lab *sim.Lab, node string, d time.Duration) string {
 func webOn(t *testing.T, lab *sim.Lab, node string) int {
 	t.Helper()
 	pods, _, err := lab.Kube.Store().List(t.Context(), store.Pods(), "default")
-	must(t, err)
+	must.Do(t, err)
 	count := 0
 	for _, o := range pods {
 		if o.(*corev1.Pod).Spec.NodeName == node {
@@ -349,29 +343,23 @@ func TestNodeDrainsItselfForAnUpgrade(t *testing.T) {
 		lab := start(t, sim.Options{}, true)
 		cp, wk := machineClient(t, lab, "cp1"), machineClient(t, lab, "wk1")
 		time.Sleep(time.Minute)
-		before := must1(lab.Kube.Node(t.Context(), "wk1"))(t)
+		before := must.Get(lab.Kube.Node(t.Context(), "wk1"))(t)
 		if webOn(t, lab, "wk1") == 0 {
 			t.Fatal("nothing to drain")
 		}
 		upgrade(t, wk, installer(t, cp))
-		if got := watch(t, lab, "wk1", 5*time.Minute); got != "cordoned by talos, open" {
-			t.Errorf("the node was %s", got)
-		}
+		must.Equal(t, "the node was", "cordoned by talos, open", watch(t, lab, "wk1", 5*time.Minute))
 		if n := webOn(t, lab, "wk1"); n > 0 {
 			t.Errorf("%d pods are still where they were", n)
 		}
-		after := must1(lab.Kube.Node(t.Context(), "wk1"))(t)
-		if after.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
-			t.Error("the node has not been rebooted")
-		}
+		after := must.Get(lab.Kube.Node(t.Context(), "wk1"))(t)
+		must.Equal(t, "the node has not been rebooted", false, after.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID)
 		// a person's cordon must stay
 		n := after.DeepCopy()
 		n.Spec.Unschedulable = true
-		must1(lab.Kube.Store().Update(t.Context(), store.Nodes(), n, store.Main))(t)
+		must.Get(lab.Kube.Store().Update(t.Context(), store.Nodes(), n, store.Main))(t)
 		upgrade(t, wk, installer(t, wk))
-		if got := watch(t, lab, "wk1", 5*time.Minute); got != "cordoned by others" {
-			t.Errorf("the node was %s", got)
-		}
+		must.Equal(t, "the node was", "cordoned by others", watch(t, lab, "wk1", 5*time.Minute))
 	})
 }
 
@@ -398,8 +386,8 @@ func TestPullByDigest(t *testing.T) {
 		if name, err := pull(cp, tagged); name != tagged || err != nil {
 			t.Fatalf("pulled %s, err = %v", name, err)
 		}
-		list := must1(cp.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: in}))(t)
-		first := must1(list.Recv())(t)
+		list := must.Get(cp.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: in}))(t)
+		first := must.Get(list.Recv())(t)
 		repository := tagged[:strings.LastIndexByte(tagged, ':')]
 		if name, err := pull(wk, tagged+"@"+first.GetDigest()); name != repository+"@"+first.GetDigest() || err != nil {
 			t.Errorf("pulled %s, err = %v", name, err)

@@ -1,6 +1,5 @@
-// Package sim is the [Lab]: one simulated datacentre with a Talos cluster in it, behind
-// the real wire protocols of Proxmox VE, Talos, Kubernetes, the Image Factory and OCI
-// registries, so that real clients work with it unmodified.
+// Package sim is the [Lab]: one simulated datacentre with a Talos cluster in it, behind the real wire protocols of
+// Proxmox VE, Talos, Kubernetes, the Image Factory and OCI registries, so that real clients work with it unmodified.
 package sim
 
 import (
@@ -54,8 +53,7 @@ type Lab struct {
 	serving  sync.WaitGroup
 }
 
-// New starts every server of a lab. The machines come with Install, unless the lab is
-// empty. The caller closes the lab.
+// New starts every server of a lab. The machines come with Install, unless the lab is empty. The caller closes the lab.
 func New(parent context.Context, o Options) (_ *Lab, err error) {
 	o = o.withDefaults()
 	if err := o.check(); err != nil {
@@ -195,9 +193,7 @@ func (l *Lab) console() func(int, string) {
 	}
 }
 
-func (l *Lab) kubernetesURL() string {
-	return "https://" + l.o.at(kubernetesNumber, kubernetesPort)
-}
+func (l *Lab) kubernetesURL() string { return "https://" + l.o.at(kubernetesNumber, kubernetesPort) }
 
 func (l *Lab) startKubernetes(ctx context.Context) error {
 	upstream, err := l.upstream()
@@ -258,9 +254,7 @@ func (k kubelet) StaticPods(uuid string, pods []talosapi.StaticPod) {
 func (k kubelet) NodeDown(_, uuid string) { k.lab.Kube.NodeDown(uuid) }
 
 // agent answers as the QEMU guest agent of the machines.
-func (l *Lab) agent(vmid int) ([]world.Interface, bool) {
-	return l.machines.Agent(vmid)
-}
+func (l *Lab) agent(vmid int) ([]world.Interface, bool) { return l.machines.Agent(vmid) }
 
 // Options shape a lab.
 type Options struct {
@@ -268,8 +262,7 @@ type Options struct {
 	Prefix   string // first three bytes of the addresses: "127.42.7"; many workers use the networks after it too
 	Registry string // where the OCI registry listens: "127.0.0.1:5000"
 	Factory  string // where the Image Factory listens: "127.0.0.1:8080"
-	// Empty leaves out all machines and VMs: recast makes the cluster there. ControlPlanes and Workers have no
-	// effect.
+	// Empty leaves out all machines and VMs: recast makes the cluster there. ControlPlanes and Workers have no effect.
 	Empty         bool
 	ControlPlanes int            // 0 means 1
 	Workers       int            // 0 means 2, None none
@@ -296,11 +289,9 @@ type Options struct {
 	// NoDHCP leaves out the DHCP server: the lab's own machines have static addresses, and other machines need static
 	// addresses too.
 	NoDHCP bool
-	// Talos holds the machines' cluster secrets, from another lab with the same prefix; nil: the lab makes new
-	// secrets.
+	// Talos holds the machines' cluster secrets, from another lab with the same prefix; nil: the lab makes new secrets.
 	Talos *talosapi.Cluster
-	// Kubernetes is the kubeconfig of a real control plane that stores the cluster's
-	// objects; nil: the lab stores them.
+	// Kubernetes is the kubeconfig of a real control plane that stores the cluster's objects; nil: the lab stores them.
 	Kubernetes []byte
 	// Before is called before the first VM is made; may be nil.
 	Before func(*world.World) error
@@ -498,8 +489,7 @@ func (l *Lab) vmid(node string) (int, error) {
 // SlowServers are the arguments that Slow accepts.
 var SlowServers = []string{"proxmox", "talos", "kubernetes"}
 
-// Slow stalls the API of Proxmox, of all machines, or of Kubernetes for d of simulated
-// time; see record.Recorder.
+// Slow stalls the API of Proxmox, of all machines, or of Kubernetes for d of simulated time; see record.Recorder.
 func (l *Lab) Slow(server string, d time.Duration) error {
 	if !slices.Contains(SlowServers, server) {
 		return fmt.Errorf("make an API slow: %q is none of %s", server, strings.Join(SlowServers, ", "))
@@ -508,6 +498,5 @@ func (l *Lab) Slow(server string, d time.Duration) error {
 	return nil
 }
 
-// Silence makes the machines never answer the requests that silent selects; see
-// talosapi.Firmware.
+// Silence makes the machines never answer the requests that silent selects; see talosapi.Firmware.
 func (l *Lab) Silence(silent func(talosapi.Request) bool) { l.machines.Silence(silent) }

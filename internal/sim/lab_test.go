@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -26,9 +27,7 @@ func TestLabComesUpAndGoesDown(t *testing.T) {
 		if v := lab.World.Violations(); len(v) > 0 {
 			t.Errorf("promises broken before anything was done: %q", v)
 		}
-		if disks := lab.Disks(); len(disks) != 2 {
-			t.Errorf("persistent disks %v", disks)
-		}
+		must.Equal(t, "persistent disks", 2, len(lab.Disks()))
 	})
 }
 
@@ -47,8 +46,7 @@ func TestLabRefusesWhatItCannotHold(t *testing.T) {
 	}
 }
 
-// TestHostsReachTheFactory: a Proxmox node downloads from the lab's Image Factory, unless it has no route to
-// it.
+// TestHostsReachTheFactory: a Proxmox node downloads from the lab's Image Factory, unless it has no route to it.
 func TestHostsReachTheFactory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -64,9 +62,7 @@ func TestHostsReachTheFactory(t *testing.T) {
 			if task, _ := lab.World.WaitTask(upid); task.ExitStatus != want {
 				t.Errorf("%s: %s, want %s", name, task.ExitStatus, want)
 			}
-			if stored := lab.World.Media(sim.ISOStorage+":iso/"+name, "pve1") != nil; stored != (want == "OK") {
-				t.Errorf("%s stored: %v", name, stored)
-			}
+			must.Equal(t, name+": stored", want == "OK", lab.World.Media(sim.ISOStorage+":iso/"+name, "pve1") != nil)
 		}
 	})
 }

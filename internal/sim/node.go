@@ -180,8 +180,7 @@ func (n Node) content(disk string) []byte {
 // SystemDrive returns the key of the node's system disk.
 func (n Node) SystemDrive() string { return n.drive(0) }
 
-// VM replaces the lab's own VM of a node. The lab sets its name, its SMBIOS UUID and
-// the MACs.
+// VM replaces the lab's own VM of a node. The lab sets its name, its SMBIOS UUID and the MACs.
 type VM struct {
 	Config    map[string]string // as qm create takes it: a new disk is "local-lvm:20"
 	Documents []string          // additional machine configuration documents

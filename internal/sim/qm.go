@@ -220,8 +220,7 @@ func lines(list []string) string {
 	return strings.Join(list, "\n") + "\n"
 }
 
-// config prints the configuration with pending changes applied and the description in
-// one line (qm.pm, config).
+// config prints the configuration with pending changes applied and the description in one line (qm.pm, config).
 func (s Shell) config(c command, id int) (string, error) {
 	if err := c.done(); err != nil {
 		return "", err

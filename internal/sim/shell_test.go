@@ -6,8 +6,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -22,13 +21,9 @@ func qmWorld(t *testing.T) Shell {
 		100: {"name": "a", "scsi1": "fast:1,serial=x", "description": "100%: ä", "protection": "0", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0", "vmgenid": "g", "smbios1": "uuid=u"},
 		200: {"name": "b", "smbios1": "uuid=v", "vmgenid": "h"},
 	} {
-		if err := w.DefineVM("pve1", id, config, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.DefineVM("pve1", id, config, nil))
 	}
-	if _, err := w.Alloc("fast", "pve1", 100, 1<<30, world.NewMedia(nil)); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.Alloc("fast", "pve1", 100, 1<<30, world.NewMedia(nil)))(t)
 	return Shell{World: w, Host: "pve1"}
 }
 
@@ -64,9 +59,7 @@ func TestQm(t *testing.T) {
 			if strings.Contains(out, "TASK ") || strings.HasPrefix(out, "reassign") {
 				out = "" // a task log
 			}
-			if diff := cmp.Diff(c.want, meta.ReplaceAllString(out, "")); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", c.line, diff)
-			}
+			must.Equal(t, "ReplaceAllString", c.want, meta.ReplaceAllString(out, ""))
 		}
 	})
 }
@@ -95,9 +88,7 @@ func TestQmRefuses(t *testing.T) {
 				if err == nil {
 					t.Fatal("it did something")
 				}
-				if got := shellMessage(err); got != want {
-					t.Errorf("%q, want %q", got, want)
-				}
+				must.Equal(t, "shellMessage", want, shellMessage(err))
 			})
 		})
 	}
@@ -119,9 +110,7 @@ func TestPveum(t *testing.T) {
 		}
 	}
 	for _, propagate := range []string{"1", "0"} { // the same entry
-		if _, err := l.Pveum(strings.Fields("acl modify /vms --tokens a@pve!t --roles Small --propagate " + propagate)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(l.Pveum(strings.Fields("acl modify /vms --tokens a@pve!t --roles Small --propagate " + propagate)))(t)
 	}
 	out, err := l.Pveum(strings.Fields("user token add a@pve t --privsep 1"))
 	id, secret, _ := strings.Cut(strings.TrimPrefix(out, "full-tokenid "), "\nvalue ")
@@ -129,15 +118,9 @@ func TestPveum(t *testing.T) {
 		t.Fatalf("%q, %v", out, err)
 	}
 	want := []world.ACL{{Path: "/", Who: "a@pve", Role: "Administrator", Propagate: true}, {Path: "/vms", Who: "a@pve!t", Role: "Small"}}
-	if diff := cmp.Diff(want, l.World.ACLs()); diff != "" {
-		t.Error(diff)
-	}
-	if err := l.World.Check(id, "/vms", "VM.PowerMgmt"); err != nil {
-		t.Error(err)
-	}
-	if err := l.World.Check(id, "/vms/100", "VM.Audit"); err == nil {
-		t.Error("it propagates")
-	}
+	must.Equal(t, "ACLs", want, l.World.ACLs())
+	must.Do(t, l.World.Check(id, "/vms", "VM.PowerMgmt"))
+	must.Equal(t, "it propagates", false, l.World.Check(id, "/vms/100", "VM.Audit") == nil)
 	if _, err := l.Pveum(strings.Fields("acl delete /vms --tokens a@pve!t --roles Small --propagate 0")); err != nil || len(l.World.ACLs()) != 1 {
 		t.Errorf("%v, %v", l.World.ACLs(), err)
 	}

@@ -186,8 +186,7 @@ var (
 	number  = regexp.MustCompile(`^[+-]?(\d+\.\d+|\d+\.|\.\d+|\d+)([eE][+-]?\d+)?$`)
 )
 
-// value checks one value in the order of check_prop of PVE::JSONSchema, which stops at the
-// first violation.
+// value checks one value in the order of check_prop of PVE::JSONSchema, which stops at the first violation.
 func (c *check) value(at string, p *property, value string) {
 	for _, what := range p.unchecked {
 		c.unchecked(at, what)
@@ -219,8 +218,7 @@ func (c *check) value(at string, p *property, value string) {
 	}
 }
 
-// ofType is check_type. A boolean must be 1 or 0 here; on, yes and true are only valid in
-// property strings.
+// ofType is check_type. A boolean must be 1 or 0 here; on, yes and true are only valid in property strings.
 func (c *check) ofType(at, kind, value string) bool {
 	ok := true
 	switch kind {
@@ -321,8 +319,7 @@ func splitList(list string) []string {
 	return strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune(",; \t\r\n\f\v", r) })
 }
 
-// propertyString checks key=value,… like parse_property_string of PVE::JSONSchema; it is
-// false for an invalid one.
+// propertyString checks key=value,… like parse_property_string of PVE::JSONSchema; it is false for an invalid one.
 func (c *check) propertyString(at string, keys properties, text string) bool {
 	before := len(c.verdict.Violations)
 	values := c.split(at, keys, text)

@@ -3,14 +3,14 @@ package apidoc
 import (
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// named are the named formats other than property strings, as registered in
-// proxmox/pve-common (JSONSchema.pm), qemu-server (QemuServer.pm, Drive.pm), pve-storage
-// (Storage.pm, Plugin.pm), pve-access-control (AccessControl.pm), pve-ha-manager
-// (Tools.pm) and pve-guest-common.
+// named are the named formats other than property strings, as registered in proxmox/pve-common (JSONSchema.pm),
+// qemu-server (QemuServer.pm, Drive.pm), pve-storage (Storage.pm, Plugin.pm), pve-access-control (AccessControl.pm),
+// pve-ha-manager (Tools.pm) and pve-guest-common.
 var named = map[string]func(string) bool{
 	"string":         func(string) bool { return true },
 	"urlencoded":     like(`[-%a-zA-Z0-9_.!~*'()]*`),
@@ -82,29 +82,15 @@ func isPrefix(s string, family func(netip.Addr) bool) bool {
 var startupPart = regexp.MustCompile(`^((order=)?\d+|up=\d+|down=\d+)$`)
 
 func isStartupOrder(s string) bool {
-	if s == "" || s == "0" { // Perl's false
-		return false
-	}
-	for part := range strings.SplitSeq(s, ",") {
-		if strings.TrimSpace(part) != "" && !startupPart.MatchString(part) {
-			return false
-		}
-	}
-	return true
+	wrong := func(part string) bool { return strings.TrimSpace(part) != "" && !startupPart.MatchString(part) }
+	return s != "" && s != "0" && !slices.ContainsFunc(strings.Split(s, ","), wrong) // "" and "0" are Perl's false
 }
 
 var hotplugFeature = like(`network|disk|cpu|memory|usb|cloudinit`)
 
 func isHotplug(s string) bool {
-	if s == "0" || s == "1" {
-		return true
-	}
-	for _, feature := range splitList(s) {
-		if !hotplugFeature(feature) {
-			return false
-		}
-	}
-	return true
+	unknown := func(feature string) bool { return !hotplugFeature(feature) }
+	return s == "0" || s == "1" || !slices.ContainsFunc(splitList(s), unknown)
 }
 
 func isPhysBits(s string) bool {

@@ -43,15 +43,13 @@ type method struct {
 var formats []byte
 
 // beyond.json has, in the same form, paths that the schema of a core installation lacks:
-// API2/Ceph.pm, API2/Replication.pm, API2/Nodes.pm and API2/VZDump.pm of proxmox/pve-manager,
-// API2/AccessControl.pm and API2/Domains.pm of proxmox/pve-access-control,
-// API2/Disks/LVMThin.pm of proxmox/pve-storage.
+// API2/Ceph.pm, API2/Replication.pm, API2/Nodes.pm and API2/VZDump.pm of proxmox/pve-manager, API2/AccessControl.pm and
+// API2/Domains.pm of proxmox/pve-access-control, API2/Disks/LVMThin.pm of proxmox/pve-storage.
 //
 //go:embed beyond.json
 var beyond []byte
 
-// Load reads a schema: a JSON object of paths, each an object of methods, as in pvesh and
-// the API viewer.
+// Load reads a schema: a JSON object of paths, each an object of methods, as in pvesh and the API viewer.
 func Load(r io.Reader) (*Schema, error) {
 	text, err := io.ReadAll(r)
 	if err != nil {
@@ -266,9 +264,8 @@ var (
 	perlQuantifier = regexp.MustCompile(`\{,(\d+)\}`)
 )
 
-// perl translates a Perl pattern. It is not grouped, because check_prop of PVE::JSONSchema
-// does not group it either: /^a|b$/. Go takes {,n} literally; since Perl 5.34 it means "up
-// to n".
+// perl translates a Perl pattern. It is not grouped, because check_prop of PVE::JSONSchema does not group it either:
+// /^a|b$/. Go takes {,n} literally; since Perl 5.34 it means "up to n".
 func perl(pattern string) (*regexp.Regexp, error) {
 	pattern = perlGroup.ReplaceAllStringFunc(pattern, func(group string) string {
 		return "(?" + strings.TrimPrefix(group, "(?^")
@@ -276,8 +273,7 @@ func perl(pattern string) (*regexp.Regexp, error) {
 	return regexp.Compile("^" + perlQuantifier.ReplaceAllString(pattern, "{0,$1}") + "$")
 }
 
-// unsaid are the highest indices of parameters whose schema has none (MAX_NETS and the
-// like in qemu-server).
+// unsaid are the highest indices of parameters whose schema has none (MAX_NETS and the like in qemu-server).
 var unsaid = map[string]int{"hostpci": 15, "ipconfig": 31, "net": 31, "numa": 7, "unused": 255, "usb": 13, "virtiofs": 9}
 
 var saidLast = regexp.MustCompile(`\(n is 0 to (\d+)\)`)

@@ -381,8 +381,7 @@ func signed(program []byte) []byte {
 
 func roundUp(n, multiple int) int { return (n + multiple - 1) / multiple * multiple }
 
-// A sealed value is magic, kind, length of the JSON, its SHA-256 and the JSON: any missing
-// or changed byte is detected.
+// A sealed value is magic, kind, length of the JSON, its SHA-256 and the JSON: any missing or changed byte is detected.
 const (
 	sealMagic  = "LABSEAL1"
 	sealHeader = len(sealMagic) + kindBytes + 8 + sha256.Size
@@ -483,9 +482,7 @@ func moveFirmware(e Extension, loose map[string][]byte) (Extension, error) {
 // paths returns the paths of all files and links, in the order of a walk.
 func (e Extension) paths() []string {
 	names := slices.Concat(slices.Collect(maps.Keys(e.Files)), slices.Collect(maps.Keys(e.Links)))
-	slices.SortFunc(names, func(a, b string) int {
-		return slices.Compare(strings.Split(a, "/"), strings.Split(b, "/"))
-	})
+	slices.SortFunc(names, func(a, b string) int { return slices.Compare(strings.Split(a, "/"), strings.Split(b, "/")) })
 	return names
 }
 

@@ -192,9 +192,8 @@ func metaPartition(values map[uint8]string) []byte {
 	return out
 }
 
-// ReadDiskImage reads a disk that was made from a disk image and never booted, byte for
-// byte: the labels of its partitions, in order, and the image that UEFI boots from it. Any
-// other disk is ErrNoPartitionTable.
+// ReadDiskImage reads a disk that was made from a disk image and never booted, byte for byte: the labels of its
+// partitions, in order, and the image that UEFI boots from it. Any other disk is ErrNoPartitionTable.
 func ReadDiskImage(disk []byte) (labels []string, uki []byte, err error) {
 	i, err := diskimage.OpenRaw(bytes.NewReader(disk), int64(len(disk)))
 	if err == nil {
@@ -378,12 +377,7 @@ func bigEndian(table []uint64) []byte {
 }
 
 func allZero(table []uint64) bool {
-	for _, entry := range table {
-		if entry != 0 {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(table, func(entry uint64) bool { return entry != 0 })
 }
 
 const (

@@ -126,8 +126,7 @@ type squashEntry struct {
 	number uint32
 }
 
-// dir writes a directory's content, listing and inode, and returns the inode's reference;
-// parent is 0 for the root.
+// dir writes a directory's content, listing and inode, and returns the inode's reference; parent is 0 for the root.
 func (w *squashWriter) dir(d *squashDir, parent uint32) (uint64, error) {
 	number := w.next
 	w.next++
@@ -351,10 +350,9 @@ const (
 	fatFileAttr = 0x20
 )
 
-// espImage makes an EFI system partition: a FAT32 with clusters of one sector. Firmware
-// that goes by the number of clusters would take it for a FAT16; a real FAT32 has at least
-// 33 MB, and a lab has thousands of ISOs. go-diskfs v1.9.4 gives the directories in the
-// root another parent than fsck.vfat wants.
+// espImage makes an EFI system partition: a FAT32 with clusters of one sector. Firmware that goes by the number of
+// clusters would take it for a FAT16; a real FAT32 has at least 33 MB, and a lab has thousands of ISOs. go-diskfs
+// v1.9.4 gives the directories in the root another parent than fsck.vfat wants.
 func espImage(files map[string][]byte) ([]byte, error) {
 	f := &fatWriter{table: []uint32{0x0ffffff8, fatEnd}}
 	f.alloc(nil) // the root directory must have the first cluster
@@ -441,8 +439,7 @@ func fatEntry(short string, attributes byte, cluster uint32, size int) []byte {
 	return b
 }
 
-// longNames returns the entries with the long name, which come before the short entry; the end of the name comes
-// first.
+// longNames returns the entries with the long name, which come before the short entry; the end of the name comes first.
 func longNames(name, short string) []byte {
 	var sum byte
 	for _, c := range []byte(short) {

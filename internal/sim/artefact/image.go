@@ -1,7 +1,6 @@
-// Package artefact makes and reads every [Image] of the lab: boot ISOs, unified kernel
-// images, installers, extension images, and the disks that Talos partitions. All but the
-// disks have the real formats, with tiny content, and are deterministic; readers rely
-// only on the bytes.
+// Package artefact makes and reads every [Image] of the lab: boot ISOs, unified kernel images, installers, extension
+// images, and the disks that Talos partitions. All but the disks have the real formats, with tiny content, and are
+// deterministic; readers rely only on the bytes.
 package artefact
 
 import (
@@ -29,8 +28,7 @@ import (
 // ErrNotBootable says that there is no boot image, or that the boot image is damaged.
 var ErrNotBootable = errors.New("not a bootable image")
 
-// HaltIfInstalled is a kernel argument of boot ISOs only: Talos halts if it finds itself
-// installed on a disk.
+// HaltIfInstalled is a kernel argument of boot ISOs only: Talos halts if it finds itself installed on a disk.
 const HaltIfInstalled = "talos.halt_if_installed=1"
 
 // Image is the content of a boot image, whatever its packaging.
@@ -49,9 +47,8 @@ type Image struct {
 	// Loose are files beside the extensions, by absolute path. When an image is made, firmware is
 	// among its extensions' files; in a parsed image it is here, because imager moves it.
 	Loose map[string][]byte
-	// Signed: boot loader and UKI of the image's installer have a signature, as the installers of an Image Factory
-	// with keys for Secure Boot have (siderolabs/image-factory#538). Boot loader and UKI of the image's ISO have no
-	// signature.
+	// Signed: boot loader and UKI of the image's installer have a signature, as the installers of an Image Factory with
+	// keys for Secure Boot have (siderolabs/image-factory#538). Boot loader and UKI of the image's ISO have no signature.
 	Signed bool `json:"-"`
 }
 
@@ -356,8 +353,7 @@ type extensionManifest struct {
 	Metadata extensionMetadata `yaml:"metadata"`
 }
 
-// extensionMetadata is an extension's entry in manifest.yaml and extensions.yaml
-// (pkg/machinery/extensions of Talos).
+// extensionMetadata is an extension's entry in manifest.yaml and extensions.yaml (pkg/machinery/extensions of Talos).
 type extensionMetadata struct {
 	Name          string `yaml:"name"`
 	Version       string `yaml:"version"`

@@ -16,8 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// Client makes calls directly if the server has a door and both sides trust each other,
-// else over a connection.
+// Client makes calls directly if the server has a door and both sides trust each other, else over a connection.
 type Client struct {
 	dialer *network.Dialer
 	config *tls.Config
@@ -43,8 +42,7 @@ func (c *Client) Options() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(c.unary), grpc.WithChainStreamInterceptor(c.stream)}
 }
 
-// way is a connection's route. Like a connection it stays with the server that it was
-// first made to.
+// way is a connection's route. Like a connection it stays with the server that it was first made to.
 func (c *Client) way(cc *grpc.ClientConn) way {
 	c.mu.Lock()
 	defer c.mu.Unlock()

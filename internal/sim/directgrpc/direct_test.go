@@ -160,9 +160,7 @@ func TestCallsWithoutAWire(t *testing.T) {
 			t.Errorf("%v, %v, seen as %q", answer, err, s.user)
 		}
 		_, err = s.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "other"})
-		if status.Code(err) != codes.NotFound {
-			t.Errorf("of an unknown service: %v", err)
-		}
+		must.Equal(t, "of an unknown service", codes.NotFound, status.Code(err))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		watch := must.Get(s.health.Watch(ctx, &healthpb.HealthCheckRequest{}))(t)
@@ -173,9 +171,7 @@ func TestCallsWithoutAWire(t *testing.T) {
 		if _, err := watch.Recv(); status.Code(err) != codes.Canceled {
 			t.Errorf("after its end: %v", err)
 		}
-		if n := s.dialer.Dials(); n != 0 {
-			t.Errorf("%d connections were made", n)
-		}
+		must.Equal(t, "connections were made", 0, s.dialer.Dials())
 	})
 }
 
@@ -191,9 +187,7 @@ func TestTheLineBreaks(t *testing.T) {
 	}, func(t *testing.T, breaks func(*scene)) {
 		s := newScene(t, nil)
 		watch := must.Get(s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{}))(t)
-		if _, err := watch.Recv(); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(watch.Recv())(t)
 		breaks(s)
 		if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
 			t.Errorf("a stream on its way: %v", err)
@@ -209,9 +203,7 @@ func TestAStreamIsLeftUnread(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t, nil)
-		if _, err := s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{}))(t)
 		synctest.Wait()
 		for range 3 {
 			runtime.GC() // finalizers run in their own goroutine after the first cycle that finds them
@@ -228,9 +220,7 @@ func TestNeitherSideIsVerified(t *testing.T) {
 		if _, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil || s.user != "nobody" || s.shown != "server" {
 			t.Errorf("%v, seen as %q, shown %q", err, s.user, s.shown)
 		}
-		if n := s.dialer.Dials(); n != 0 {
-			t.Errorf("%d connections were made", n)
-		}
+		must.Equal(t, "connections were made", 0, s.dialer.Dials())
 	})
 }
 
@@ -295,12 +285,8 @@ func TestACertificateEnds(t *testing.T) {
 			_, err = healthpb.NewHealthClient(cc).Check(ctx, &healthpb.HealthCheckRequest{})
 			return err
 		}
-		if err := check(); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, check())
 		s.now = 2 * time.Hour
-		if err := check(); err == nil {
-			t.Error("it is believed still")
-		}
+		must.Equal(t, "it is believed still", false, check() == nil)
 	})
 }

@@ -1,6 +1,5 @@
-// Package directgrpc carries gRPC calls from a [Client] to a simulated [Server] without
-// the wire: no handshake, no frames. What a server sees of its client, and when a call
-// breaks, is as over a connection.
+// Package directgrpc carries gRPC calls from a [Client] to a simulated [Server] without the wire: no handshake, no
+// frames. What a server sees of its client, and when a call breaks, is as over a connection.
 package directgrpc
 
 import (
@@ -92,9 +91,7 @@ func (s *Server) Door() network.Door {
 }
 
 // has says whether the method exists; for others the server on the wire returns the error.
-func (s *Server) has(method string) bool {
-	return s.methods[method]
-}
+func (s *Server) has(method string) bool { return s.methods[method] }
 
 // believes says whether a handshake with that client would succeed.
 func (s *Server) believes(cert *x509.Certificate) bool {
@@ -156,7 +153,6 @@ func statusOf(err error) error {
 var (
 	// errGone is a client's error when the connection breaks during a call.
 	errGone = status.Error(codes.Unavailable, "error reading from server: EOF")
-	// errBroken is a client's error for later calls on it: no client here reconnects
-	// (internal/talos, once).
+	// errBroken is a client's error for later calls on it: no client here reconnects (internal/talos, once).
 	errBroken = status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: the connection broke"`)
 )

@@ -1,6 +1,5 @@
-// Package etcd models an etcd [Cluster] as its clients and machines see it: who is a
-// member, who runs, who leads, and what needs a quorum. The machine keeps what a member
-// has on disk.
+// Package etcd models an etcd [Cluster] as its clients and machines see it: who is a member, who runs, who leads, and
+// what needs a quorum. The machine keeps what a member has on disk.
 package etcd
 
 import (
@@ -148,8 +147,7 @@ func (c *Cluster) Start(id uint64, name, clientURL string) (stop func(orderly bo
 	}
 }
 
-// Removed says whether a running member knows that it was removed. It learns that from
-// another member.
+// Removed says whether a running member knows that it was removed. It learns that from another member.
 func (c *Cluster) Removed(id uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/internal/sim/etcd"
 	"github.com/recast-sh/recast/internal/sim/must"
@@ -60,12 +61,13 @@ func (e *ensemble) names() string {
 
 func TestRemoveKeepsTheQuorum(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		members []string
 		down    []string
 		remove  string
 		want    error
-	}{
+	}
+	must.Each(t, map[string]row{
 		"one of three":                 {[]string{"a", "b", "c"}, nil, "a", nil},
 		"one of two":                   {[]string{"a", "b"}, nil, "a", nil},
 		"the only one":                 {[]string{"a"}, nil, "a", etcd.ErrNotEnoughStarted},
@@ -73,26 +75,20 @@ func TestRemoveKeepsTheQuorum(t *testing.T) {
 		"one more than may be missing": {[]string{"a", "b", "c"}, []string{"c"}, "a", etcd.ErrUnhealthy},
 		"without quorum":               {[]string{"a", "b", "c"}, []string{"b", "c"}, "c", etcd.ErrTimeout},
 		"two of five down":             {[]string{"a", "b", "c", "d", "e"}, []string{"d", "e"}, "a", etcd.ErrUnhealthy},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				e := newEnsemble(t, c.members...)
-				for _, n := range c.down {
-					e.stop[n](false)
-				}
-				time.Sleep(10 * time.Second)
-				began := time.Now()
-				if err := e.Remove(t.Context(), e.id(c.remove)); !errors.Is(err, c.want) {
-					t.Errorf("err = %v, want %v", err, c.want)
-				}
-				if took := time.Since(began); errors.Is(c.want, etcd.ErrTimeout) && took != 7*time.Second {
-					t.Errorf("it took %s", took)
-				}
-			})
+	}, func(t *testing.T, c row) {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnsemble(t, c.members...)
+			for _, n := range c.down {
+				e.stop[n](false)
+			}
+			time.Sleep(10 * time.Second)
+			began := time.Now()
+			must.Equal(t, "err", c.want, e.Remove(t.Context(), e.id(c.remove)), cmpopts.EquateErrors())
+			if took := time.Since(began); errors.Is(c.want, etcd.ErrTimeout) && took != 7*time.Second {
+				t.Errorf("it took %s", took)
+			}
 		})
-	}
+	})
 }
 
 func TestAddWaitsForEveryVoter(t *testing.T) {
@@ -112,23 +108,15 @@ func TestAddWaitsForEveryVoter(t *testing.T) {
 		if _, err := e.Add(ctx, "https://a:2380"); !errors.Is(err, etcd.ErrPeerURLExists) {
 			t.Errorf("with a peer URL that exists: %v", err)
 		}
-		if _, err := e.Add(ctx, "https://d:2380"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(e.Add(ctx, "https://d:2380"))(t)
 		if _, err := e.Add(ctx, "https://f:2380"); !errors.Is(err, etcd.ErrTooManyLearners) {
 			t.Errorf("a second learner: %v", err)
 		}
 		e.start("d")
-		if err := e.Promote(ctx, e.id("d")); !errors.Is(err, etcd.ErrLearnerNotReady) {
-			t.Errorf("promote at once: %v", err)
-		}
+		must.Equal(t, "promote at once", etcd.ErrLearnerNotReady, e.Promote(ctx, e.id("d")), cmpopts.EquateErrors())
 		time.Sleep(5 * time.Second)
-		if err := e.Promote(ctx, e.id("d")); err != nil {
-			t.Error(err)
-		}
-		if err := e.Promote(ctx, e.id("d")); !errors.Is(err, etcd.ErrNotLearner) {
-			t.Errorf("promote again: %v", err)
-		}
+		must.Do(t, e.Promote(ctx, e.id("d")))
+		must.Equal(t, "promote again", etcd.ErrNotLearner, e.Promote(ctx, e.id("d")), cmpopts.EquateErrors())
 		if v := e.Violations(); len(v) > 0 {
 			t.Errorf("violations %q", v)
 		}
@@ -155,13 +143,9 @@ func TestLeadership(t *testing.T) {
 		if err := e.MoveLeader(ctx, e.id(other), e.id(first)); !errors.Is(err, etcd.ErrNotLeader) {
 			t.Errorf("moved by one that does not lead: %v", err)
 		}
-		if err := e.MoveLeader(ctx, e.id(first), e.id(other)); err != nil || leader() != other {
-			t.Errorf("%v, leader is %s, want %s", err, leader(), other)
-		}
+		must.Equal(t, "moved", []any{nil, other}, []any{e.MoveLeader(ctx, e.id(first), e.id(other)), leader()})
 		e.stop[other](false) // power loss: the election takes a second
-		if l := leader(); l != "" {
-			t.Errorf("leader %s right after the loss of the leader", l)
-		}
+		must.Equal(t, "leader right after the loss of the leader", "", leader())
 		began := time.Now()
 		if err := e.Linearizable(ctx); err != nil || time.Since(began) != time.Second {
 			t.Errorf("after %s: %v", time.Since(began), err)
@@ -222,9 +206,7 @@ func TestARemovedMemberLearnsItFromAnother(t *testing.T) {
 		time.Sleep(time.Minute)
 		must.Do(t, e.Remove(t.Context(), a))
 		time.Sleep(2 * time.Second)
-		if !e.Removed(a) {
-			t.Error("it has not been told")
-		}
+		must.Equal(t, "it has not been told", false, !e.Removed(a))
 		e.stop["b"](true)
 		if e.Removed(a) || e.names() != "b" {
 			t.Errorf("it can't know that; members %s", e.names())

@@ -126,8 +126,7 @@ func (c *Cluster) Promote(ctx context.Context, id uint64) error {
 	})
 }
 
-// MoveLeader hands leadership from one member to another. If the target does not run, the
-// call ends with ctx.
+// MoveLeader hands leadership from one member to another. If the target does not run, the call ends with ctx.
 func (c *Cluster) MoveLeader(ctx context.Context, from, to uint64) error {
 	for {
 		var changed <-chan struct{}

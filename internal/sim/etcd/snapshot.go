@@ -146,8 +146,7 @@ func checkSum(b []byte, skip bool) error {
 	return nil
 }
 
-// keysOf checks the database and reads the latest revision of each key that was not
-// deleted.
+// keysOf checks the database and reads the latest revision of each key that was not deleted.
 func keysOf(tx *bbolt.Tx) (data []KeyValue, err error) {
 	var problems []string
 	for err := range tx.Check() {

@@ -196,8 +196,7 @@ type order struct {
 	secureBoot bool
 }
 
-// resolve checks an order as the real factory does and finds its extensions in the
-// factory's cached list.
+// resolve checks an order as the real factory does and finds its extensions in the factory's cached list.
 func (f *Factory) resolve(ctx context.Context, o order) ([]extensionRef, error) {
 	if o.secureBoot {
 		return nil, invalidf("secure boot is disabled")
@@ -471,13 +470,7 @@ func (f *Factory) versions(w http.ResponseWriter, r *http.Request) error {
 // buildable returns the versions that are not marked as broken. For broken versions the factory has no lists: see
 // siderolabs/image-factory, internal/artifacts, validateTalosVersion.
 func (f *Factory) buildable() []string {
-	list := []string{}
-	for _, v := range f.opts.Versions {
-		if !slices.Contains(f.opts.Broken, v) {
-			list = append(list, v)
-		}
-	}
-	return list
+	return slices.DeleteFunc(append([]string{}, f.opts.Versions...), func(v string) bool { return slices.Contains(f.opts.Broken, v) })
 }
 
 // versionTag parses a version in a path, with or without its "v".

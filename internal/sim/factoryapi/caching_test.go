@@ -17,13 +17,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestPatchStory: what siderolabs/image-factory v1.4.0 was observed to do when an
@@ -43,14 +43,12 @@ func TestPatchStory(t *testing.T) {
 		require("installer at first", l.installer(first), before)
 
 		oldDigest, after, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent")
-		must(t, err)
+		must.Do(t, err)
 		if oldDigest != before || after == before {
 			t.Fatalf("patched %s to %s, was listed as %s", oldDigest, after, before)
 		}
 
-		if got := l.listed(); got != before {
-			t.Errorf("a running factory lists %s, want what it has cached: %s", got, before)
-		}
+		must.Equal(t, "a running factory lists what it has cached", before, l.listed())
 		require("ISO of a running factory", l.iso(first), before)
 		require("installer of a running factory", l.installer(first), before)
 		stale := l.register(agent, "recast.lock=sha256-stale")
@@ -58,9 +56,7 @@ func TestPatchStory(t *testing.T) {
 		require("installer of a new schematic of a running factory", l.installer(stale), before)
 
 		l.factory.Restart()
-		if got := l.listed(); got != after {
-			t.Errorf("a restarted factory lists %s, want %s", got, after)
-		}
+		must.Equal(t, "a restarted factory lists", after, l.listed())
 		require("ISO after a restart", l.iso(first), after)
 		require("installer of an old schematic after a restart", l.installer(first), before)
 		require("installer that a stale factory built, after a restart", l.installer(stale), before)
@@ -76,20 +72,20 @@ func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register([]string{"siderolabs/qemu-guest-agent"})
 		type made struct {
-			digest string
-			at     time.Time
+			Digest string
+			At     time.Time
 		}
 		installer := func(image string) made {
 			t.Helper()
-			idx := must1(l.pull(factoryAddr + "/" + image + "/" + id + ":" + talosVersion))(t)
-			m := must1(idx.IndexManifest())(t)
+			idx := must.Get(l.pull(factoryAddr + "/" + image + "/" + id + ":" + talosVersion))(t)
+			m := must.Get(idx.IndexManifest())(t)
 			var times []time.Time
 			for _, d := range m.Manifests {
-				img := must1(idx.Image(d.Digest))(t)
-				config := must1(img.ConfigFile())(t)
+				img := must.Get(idx.Image(d.Digest))(t)
+				config := must.Get(img.ConfigFile())(t)
 				times = append(times, config.Created.UTC())
 			}
-			digest := must1(idx.Digest())(t)
+			digest := must.Get(idx.Digest())(t)
 			if len(times) != 2 || times[0] != times[1] {
 				t.Errorf("%s says %s of its architectures", image, times)
 			}
@@ -97,24 +93,20 @@ func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 		}
 		before := time.Now()
 		first := installer("installer")
-		if first.at.Before(before) || first.at.After(time.Now()) {
-			t.Errorf("it says that it was built at %s, not after %s", first.at, before)
+		if first.At.Before(before) || first.At.After(time.Now()) {
+			t.Errorf("it says that it was built at %s, not after %s", first.At, before)
 		}
 		time.Sleep(time.Hour)
-		if got := installer("metal-installer"); got != first {
-			t.Errorf("the same asset by its other name: %v, want %v", got, first)
-		}
+		must.Equal(t, "the same asset by its other name", first, installer("metal-installer"))
 		if _, _, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent"); err != nil {
 			t.Fatal(err)
 		}
 		l.factory.Restart()
-		if got := installer("installer"); got != first {
-			t.Errorf("what is in the registry is served as it is: %v, want %v", got, first)
-		}
-		lost := must1(name.NewDigest(registryAddr + "/factory/metal-installer/" + id + "@" + first.digest))(t)
-		must(t, remote.Delete(lost, remote.WithContext(t.Context()), remote.WithTransport(l.transport)))
-		if got := installer("metal-installer"); got.at.Sub(first.at) < time.Hour {
-			t.Errorf("new content says that it was built at %s", got.at)
+		must.Equal(t, "what is in the registry is served as it is", first, installer("installer"))
+		lost := must.Get(name.NewDigest(registryAddr + "/factory/metal-installer/" + id + "@" + first.Digest))(t)
+		must.Do(t, remote.Delete(lost, remote.WithContext(t.Context()), remote.WithTransport(l.transport)))
+		if got := installer("metal-installer"); got.At.Sub(first.At) < time.Hour {
+			t.Errorf("new content says that it was built at %s", got.At)
 		}
 	})
 }
@@ -123,22 +115,18 @@ func TestPatchChangesContentNotVersion(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		read := func() artefact.Extension {
 			t.Helper()
-			idx := must1(l.pull(registryAddr + "/siderolabs/iscsi-tools:v0.2.0"))(t)
-			return must1(artefact.ReadExtension(idx, "amd64"))(t)
+			idx := must.Get(l.pull(registryAddr + "/siderolabs/iscsi-tools:v0.2.0"))(t)
+			return must.Get(artefact.ReadExtension(idx, "amd64"))(t)
 		}
 		digests := map[string]bool{read().Digest: true}
-		for i := range 3 {
+		for range 3 {
 			_, digest, err := l.catalog.Patch(t.Context(), talosVersion, "iscsi-tools")
-			must(t, err)
+			must.Do(t, err)
 			e := read()
-			if e.Digest != digest || e.Version != "v0.2.0" {
-				t.Errorf("patch %d: the tag holds %s %s, want %s", i, e.Version, e.Digest, digest)
-			}
+			must.Equal(t, "the tag holds", []any{digest, "v0.2.0"}, []any{e.Digest, e.Version})
 			digests[digest] = true
 		}
-		if len(digests) != 4 {
-			t.Errorf("three patches gave %d digests in all, want 4", len(digests))
-		}
+		must.Equal(t, "digests after three patches", 4, len(digests))
 		if content := string(read().Files["/usr/local/etc/containers/iscsi-tools.yaml"]); !strings.HasSuffix(content, "# patch 1\n# patch 2\n# patch 3") {
 			t.Errorf("content = %q", content)
 		}
@@ -155,7 +143,7 @@ func TestBuildContinuesWithoutItsClient(t *testing.T) {
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet,
 			"http://"+factoryAddr+"/v2/nocloud-installer/"+id+"/manifests/"+talosVersion, nil)
-		must(t, err)
+		must.Do(t, err)
 		if resp, err := l.transport.RoundTrip(req); err == nil {
 			t.Fatalf("answered in a second: %s", resp.Status)
 		}
@@ -182,9 +170,7 @@ func TestConcurrentRequestsShareOneBuild(t *testing.T) {
 		if second, third := <-got, <-got; first != second || first != third {
 			t.Error("three requests got different images")
 		}
-		if took := time.Since(started); took != 3500*time.Millisecond {
-			t.Errorf("took %s, want one list and one build", took)
-		}
+		must.Equal(t, "took one list and one build", 3500*time.Millisecond, time.Since(started))
 	})
 }
 
@@ -195,22 +181,22 @@ type signature struct {
 
 func (l *lab) signatureOf(id string) (digest string, sig signature, found bool) {
 	l.t.Helper()
-	idx := must1(l.pull(factoryAddr + "/nocloud-installer/" + id + ":" + talosVersion))(l.t)
+	idx := must.Get(l.pull(factoryAddr + "/nocloud-installer/" + id + ":" + talosVersion))(l.t)
 	d, err := idx.Digest()
-	must(l.t, err)
+	must.Do(l.t, err)
 	path := "/v2/nocloud-installer/" + id + "/manifests/sha256-" + d.Hex + ".sig"
 	if resp, _ := l.do(http.MethodGet, path, ""); resp.StatusCode == http.StatusNotFound {
 		return d.String(), signature{}, false
 	}
-	tag := must1(name.NewTag(factoryAddr + "/nocloud-installer/" + id + ":sha256-" + d.Hex + ".sig"))(l.t)
-	img := must1(remote.Image(tag, remote.WithContext(l.t.Context()), remote.WithTransport(l.transport)))(l.t)
-	m := must1(img.Manifest())(l.t)
+	tag := must.Get(name.NewTag(factoryAddr + "/nocloud-installer/" + id + ":sha256-" + d.Hex + ".sig"))(l.t)
+	img := must.Get(remote.Image(tag, remote.WithContext(l.t.Context()), remote.WithTransport(l.transport)))(l.t)
+	m := must.Get(img.Manifest())(l.t)
 	layers, err := img.Layers()
 	if err != nil || len(layers) != 1 {
 		l.t.Fatalf("%d layers, %v", len(layers), err)
 	}
 	content, err := layers[0].Compressed()
-	must(l.t, err)
+	must.Do(l.t, err)
 	defer content.Close()
 	if sig.payload, err = io.ReadAll(content); err != nil {
 		l.t.Fatal(err)
@@ -236,8 +222,7 @@ func (l *lab) published() *ecdsa.PublicKey {
 	if block == nil || block.Type != "PUBLIC KEY" {
 		l.t.Fatalf("no key: %s", body)
 	}
-	key := must1(x509.ParsePKIXPublicKey(block.Bytes))(l.t)
-	return key.(*ecdsa.PublicKey)
+	return must.Get(x509.ParsePKIXPublicKey(block.Bytes))(l.t).(*ecdsa.PublicKey)
 }
 
 func (s signature) by(key *ecdsa.PublicKey) bool {
@@ -253,7 +238,7 @@ func TestInstallersAreSigned(t *testing.T) {
 			t.Errorf("found %t; by the published key: %t", found, found && sig.by(l.published()))
 		}
 		var got any
-		must(t, json.Unmarshal(sig.payload, &got))
+		must.Do(t, json.Unmarshal(sig.payload, &got))
 		want := map[string]any{
 			"critical": map[string]any{
 				"identity": map[string]any{"docker-reference": registryAddr + "/factory/nocloud-installer/" + id},
@@ -262,9 +247,7 @@ func TestInstallersAreSigned(t *testing.T) {
 			},
 			"optional": nil,
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("payload (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "payload", want, got)
 	})
 }
 
@@ -300,17 +283,15 @@ func TestUnsignedIsBuiltAgain(t *testing.T) {
 		digest, _, _ := l.signatureOf(id)
 		built := func() int { return strings.Count(strings.Join(l.factory.Built(), "\n"), "installer "+id) }
 		l.signatureOf(id)
-		if got := built(); got != 1 {
-			t.Errorf("built %d times", got)
-		}
-		repository := must1(name.NewRepository(registryAddr + "/factory/nocloud-installer/" + id))(t)
+		must.Equal(t, "built times", 1, built())
+		repository := must.Get(name.NewRepository(registryAddr + "/factory/nocloud-installer/" + id))(t)
 		tag := repository.Tag("sha256-" + strings.TrimPrefix(digest, "sha256:") + ".sig")
 		opts := []remote.Option{remote.WithContext(t.Context()), remote.WithTransport(l.transport)}
-		must(t, remote.Delete(tag, opts...))
+		must.Do(t, remote.Delete(tag, opts...))
 		if _, sig, found := l.signatureOf(id); !found || !sig.by(l.published()) || built() != 2 {
 			t.Errorf("unsigned: found %t, built %d times", found, built())
 		}
-		must(t, remote.Write(tag, empty.Image, opts...))
+		must.Do(t, remote.Write(tag, empty.Image, opts...))
 		if _, sig, found := l.signatureOf(id); !found || !sig.by(l.published()) || built() != 3 {
 			t.Errorf("unsigned: found %t, built %d times", found, built())
 		}
@@ -319,5 +300,5 @@ func TestUnsignedIsBuiltAgain(t *testing.T) {
 
 func newKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
-	return must1(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	return must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 }

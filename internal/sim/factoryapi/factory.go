@@ -1,6 +1,5 @@
-// Package factoryapi is the lab's Image [Factory] and OCI [Registry]. The factory builds
-// images from the registry's extensions and caches like the real one: see
-// siderolabs/image-factory, internal/artifacts and internal/frontend/http.
+// Package factoryapi is the lab's Image [Factory] and OCI [Registry]. The factory builds images from the registry's
+// extensions and caches like the real one: see siderolabs/image-factory, internal/artifacts and internal/frontend/http.
 package factoryapi
 
 import (
@@ -41,8 +40,7 @@ type Options struct {
 	Recorder  *record.Recorder
 	Delay     func(ctx context.Context, d time.Duration) error // waits for d of simulated time; nil: no delay
 	Signing   Signing
-	// SignsInstallers: the factory has keys for Secure Boot, and signs boot loader and UKI of ordinary installers
-	// too.
+	// SignsInstallers: the factory has keys for Secure Boot, and signs boot loader and UKI of ordinary installers too.
 	SignsInstallers bool
 	// Store is the URL of Factory.Store: "http://127.0.0.1:8081". The factory redirects requests for images to the
 	// store. "": the factory serves images itself.
@@ -141,8 +139,7 @@ func (f *Factory) Slow(by time.Duration) {
 	f.building = by
 }
 
-// Built lists the builds in order: "iso <schematic ID> v1.13.9 nocloud-amd64". It omits
-// cache hits.
+// Built lists the builds in order: "iso <schematic ID> v1.13.9 nocloud-amd64". It omits cache hits.
 func (f *Factory) Built() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -280,13 +277,9 @@ func failf(status int, format string, args ...any) error {
 	return &failure{status: status, error: fmt.Errorf(format, args...)}
 }
 
-func invalidf(format string, args ...any) error {
-	return failf(http.StatusBadRequest, format, args...)
-}
+func invalidf(format string, args ...any) error { return failf(http.StatusBadRequest, format, args...) }
 
-func missingf(format string, args ...any) error {
-	return failf(http.StatusNotFound, format, args...)
-}
+func missingf(format string, args ...any) error { return failf(http.StatusNotFound, format, args...) }
 
 // handler is an endpoint; fail answers its errors.
 type handler func(w http.ResponseWriter, r *http.Request) error
@@ -317,8 +310,7 @@ type strike struct {
 	trouble Trouble
 }
 
-// Strike applies a Trouble to the next requests, times in number, whose path begins with
-// prefix: "/image/".
+// Strike applies a Trouble to the next requests, times in number, whose path begins with prefix: "/image/".
 func (f *Factory) Strike(times int, prefix string, t Trouble) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -18,12 +18,13 @@ import (
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 func TestExtensionList(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
-		list := must1(l.client.ExtensionsVersions(t.Context(), talosVersion))(t)
+		list := must.Get(l.client.ExtensionsVersions(t.Context(), talosVersion))(t)
 		var names []string
 		for _, e := range list {
 			names = append(names, e.Name)
@@ -32,30 +33,22 @@ func TestExtensionList(t *testing.T) {
 			"siderolabs/iscsi-tools", "siderolabs/qemu-guest-agent", "siderolabs/tailscale",
 			"siderolabs/util-linux-tools", "siderolabs/intel-ucode",
 		}
-		if diff := cmp.Diff(want, names); diff != "" {
-			t.Errorf("names (-want +got):\n%s", diff)
-		}
-		idx := must1(l.pull(registryAddr + "/siderolabs/qemu-guest-agent:11.0.2"))(t)
-		pushed := must1(idx.Digest())(t)
+		must.Equal(t, "names", want, names)
+		idx := must.Get(l.pull(registryAddr + "/siderolabs/qemu-guest-agent:11.0.2"))(t)
+		pushed := must.Get(idx.Digest())(t)
 		agent := client.ExtensionInfo{
 			Name: "siderolabs/qemu-guest-agent", Ref: registryAddr + "/siderolabs/qemu-guest-agent:11.0.2",
 			Digest: pushed.String(), Author: "Markus Reiter",
 			Description: "This system extension provides the QEMU Guest Agent service.",
 		}
-		if diff := cmp.Diff(agent, list[1]); diff != "" {
-			t.Errorf("agent (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "agent", agent, list[1])
 	})
 }
 
 func TestSchematicIDs(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
-		if got, want := l.register(nil), "376567988ad370138ad8b2698212367b8edcb69b5fd68c80be1f2ec7d603b4ba"; got != want {
-			t.Errorf("empty schematic: %s, want %s", got, want)
-		}
-		if got := l.register([]string{"siderolabs/qemu-guest-agent"}); got != agentID {
-			t.Errorf("guest agent: %s, want %s", got, agentID)
-		}
+		must.Equal(t, "empty schematic", "376567988ad370138ad8b2698212367b8edcb69b5fd68c80be1f2ec7d603b4ba", l.register(nil))
+		must.Equal(t, "guest agent", agentID, l.register([]string{"siderolabs/qemu-guest-agent"}))
 		got, err := l.client.SchematicGet(t.Context(), agentID)
 		want := &schematic.Schematic{Customization: schematic.Customization{
 			SystemExtensions: schematic.SystemExtensions{OfficialExtensions: []string{"siderolabs/qemu-guest-agent"}},
@@ -127,19 +120,13 @@ func TestAssets(t *testing.T) {
 		if time.Since(built) != 0 {
 			t.Errorf("a built image took %s", time.Since(built))
 		}
-		if int64(len(body)) != head.ContentLength {
-			t.Errorf("GET sent %d bytes, HEAD announced %d", len(body), head.ContentLength)
-		}
-		if got := resp.Header.Get("Content-Disposition"); got != `attachment; filename="x.iso"` {
-			t.Errorf("Content-Disposition = %s", got)
-		}
+		must.Equal(t, "bytes that HEAD announces, and GET sends", head.ContentLength, int64(len(body)))
+		must.Equal(t, "Content-Disposition", `attachment; filename="x.iso"`, resp.Header.Get("Content-Disposition"))
 		for _, absent := range []string{"ETag", "Last-Modified", "Accept-Ranges"} {
-			if got := resp.Header.Get(absent); got != "" {
-				t.Errorf("%s = %q", absent, got)
-			}
+			must.Equal(t, absent, "", resp.Header.Get(absent))
 		}
 
-		img := must1(artefact.ReadISO([]byte(body)))(t)
+		img := must.Get(artefact.ReadISO([]byte(body)))(t)
 		_, line := l.do(http.MethodGet, "/image/"+id+"/1.13.9/cmdline-nocloud-amd64", "")
 		if !strings.HasPrefix(line, "talos.platform=nocloud ") || !strings.HasSuffix(line, " recast.lock=sha256-abc") {
 			t.Errorf("cmdline = %q", line)
@@ -150,16 +137,12 @@ func TestAssets(t *testing.T) {
 			Cmdline: strings.Replace(line, " net.ifnames=0 ", " net.ifnames=0 "+artefact.HaltIfInstalled+" ", 1), SchematicID: id, SchematicYAML: canonical,
 			SchematicAuthor: "Image Factory (http://" + factoryAddr + ")", Extensions: img.Extensions,
 		}
-		if diff := cmp.Diff(want, img); diff != "" {
-			t.Errorf("ISO (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "ISO", want, img)
 		if len(img.Extensions) != 1 || digestOf(t, img.Extensions[0]) != l.listed() {
 			t.Errorf("extensions = %v", img.Extensions)
 		}
 		want.Cmdline = line
-		if diff := cmp.Diff(want, l.installer(id)); diff != "" {
-			t.Errorf("installer (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "installer", want, l.installer(id))
 	})
 }
 
@@ -168,11 +151,9 @@ func TestOnlyTheISOHasMeta(t *testing.T) {
 		id, _, err := l.client.SchematicCreate(t.Context(), schematic.Schematic{Customization: schematic.Customization{
 			Meta: []schematic.MetaValue{{Key: 0xc, Value: "x"}},
 		}})
-		must(t, err)
+		must.Do(t, err)
 		const arg = "talos.environment=INSTALLER_META_BASE64=MHhjPXg=" // 0xc=x
-		if line := l.iso(id).Cmdline; !strings.Contains(line, arg) {
-			t.Errorf("ISO: %q", line)
-		}
+		must.Contain(t, "ISO", l.iso(id).Cmdline, arg)
 		if line := l.installer(id).Cmdline; strings.Contains(line, "META") {
 			t.Errorf("installer: %q", line)
 		}
@@ -182,7 +163,7 @@ func TestOnlyTheISOHasMeta(t *testing.T) {
 func TestRenamedExtension(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		e := artefact.Extension{Name: "i915", Version: "1", Files: map[string][]byte{"/x": nil}}
-		must(t, l.catalog.Publish(t.Context(), talosVersion, []artefact.Extension{e}))
+		must.Do(t, l.catalog.Publish(t.Context(), talosVersion, []artefact.Extension{e}))
 		img := l.iso(l.register([]string{"siderolabs/i915-ucode"}))
 		if len(img.Extensions) != 1 || img.Extensions[0].Name != "i915" {
 			t.Errorf("extensions = %v", img.Extensions)
@@ -195,16 +176,12 @@ func TestInstallerReferences(t *testing.T) {
 		id := l.register([]string{"siderolabs/qemu-guest-agent"})
 		digest := func(reference string) string {
 			t.Helper()
-			idx := must1(l.pull(factoryAddr + "/" + reference))(t)
-			return must1(idx.Digest())(t).String()
+			idx := must.Get(l.pull(factoryAddr + "/" + reference))(t)
+			return must.Get(idx.Digest())(t).String()
 		}
 		byTag := digest("nocloud-installer/" + id + ":" + talosVersion)
-		if got := digest("nocloud-installer/" + id + ":latest"); got != byTag {
-			t.Errorf("latest = %s, want the newest stable version's %s", got, byTag)
-		}
-		if got := digest("nocloud-installer/" + id + "@" + byTag); got != byTag {
-			t.Errorf("by digest = %s", got)
-		}
+		must.Equal(t, "latest", byTag, digest("nocloud-installer/"+id+":latest"))
+		must.Equal(t, "by digest", byTag, digest("nocloud-installer/"+id+"@"+byTag))
 		metal := digest("installer/" + id + ":" + talosVersion)
 		if got := digest("metal-installer/" + id + ":" + talosVersion); got != metal || got == byTag {
 			t.Errorf("metal-installer = %s, installer = %s, nocloud-installer = %s", got, metal, byTag)
@@ -213,9 +190,7 @@ func TestInstallerReferences(t *testing.T) {
 		if err != nil {
 			t.Fatalf("the factory keeps its installers in the registry: %v", err)
 		}
-		if _, err := artefact.ReadInstaller(idx, "arm64"); err != nil {
-			t.Error(err)
-		}
+		must.Get(artefact.ReadInstaller(idx, "arm64"))(t)
 	})
 }
 
@@ -227,9 +202,7 @@ func TestRequestsAreRecordedAndCanBeBroken(t *testing.T) {
 			t.Errorf("%d mutations, want the schematic alone: what the factory does in the registry is its own business", got)
 		}
 		want := record.Call{Seq: 1, Proto: "factory", Target: factoryAddr, Method: "POST", Path: "/schematics", Mutation: true}
-		if diff := cmp.Diff(want, l.recorder.Calls()[0]); diff != "" {
-			t.Errorf("first call (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "first call", want, l.recorder.Calls()[0])
 		l.recorder.Hooks(func(record.Call) error { return errors.New("dead") }, nil)
 		if _, err := l.client.Versions(t.Context()); err == nil {
 			t.Error("factory: a refused call was answered")
@@ -246,9 +219,7 @@ func TestAnswerWaitsForTheRecorder(t *testing.T) {
 		l.recorder.Hooks(nil, func(record.Call) { time.Sleep(takes) })
 		started := time.Now()
 		l.register(nil)
-		if got := time.Since(started); got != takes {
-			t.Errorf("answered after %s, want %s", got, takes)
-		}
+		must.Equal(t, "answered after", takes, time.Since(started))
 	})
 }
 
@@ -286,11 +257,7 @@ func TestKernelArguments(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, func(t *testing.T, l *lab) {
 				_, line := l.do(http.MethodGet, "/image/"+l.register(nil, tc.args...)+"/"+talosVersion+"/cmdline-nocloud-amd64", "")
-				for _, want := range tc.want {
-					if !strings.Contains(line, want) {
-						t.Errorf("%q is missing in %q", want, line)
-					}
-				}
+				must.Contain(t, "line", line, tc.want...)
 				if tc.not != "" && strings.Contains(line, tc.not) {
 					t.Errorf("%q is in %q", tc.not, line)
 				}
@@ -308,7 +275,7 @@ func TestLists(t *testing.T) {
 		URL: "http://factory", Registry: "127.0.0.1:5000", Transport: registry.Transport(), Recorder: rec,
 		Versions: []string{"v1.13.7", "v1.13.8", "v1.13.9"}, Broken: []string{"v1.13.8"},
 	})
-	must(t, err)
+	must.Do(t, err)
 	defer factory.Close()
 	digest := "sha256:" + strings.Repeat("a", 64)
 	publish := func(talos, name string) {
@@ -318,7 +285,7 @@ func TestLists(t *testing.T) {
 		if name == "" {
 			list = nil
 		}
-		must(t, catalog.PublishOverlays(t.Context(), talos, list))
+		must.Do(t, catalog.PublishOverlays(t.Context(), talos, list))
 	}
 	publish("v1.13.9", "rpi_generic")
 	publish("v1.13.7", "")
@@ -340,18 +307,12 @@ func TestLists(t *testing.T) {
 		{"/secureboot/signing-cert.pem", "internal server error"},
 		{overlays, listed("rpi_generic")},
 	} {
-		if diff := cmp.Diff(q.want, ask(q.path)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", q.path, diff)
-		}
+		must.Equal(t, q.path, q.want, ask(q.path))
 	}
 	publish("v1.13.9", "rpi_5")
-	if diff := cmp.Diff(listed("rpi_generic"), ask(overlays)); diff != "" {
-		t.Errorf("the list is not the remembered one (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "the list is not the remembered one", listed("rpi_generic"), ask(overlays))
 	factory.Restart()
-	if diff := cmp.Diff(listed("rpi_5"), ask(overlays)); diff != "" {
-		t.Errorf("after a restart (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "after a restart", listed("rpi_5"), ask(overlays))
 }
 
 const storeAddr = "127.0.0.1:8081"
@@ -368,7 +329,7 @@ type got struct {
 
 func (l *lab) see(path string) (got, error) {
 	req, err := http.NewRequestWithContext(l.t.Context(), http.MethodGet, "http://"+factoryAddr+path, nil)
-	must(l.t, err)
+	must.Do(l.t, err)
 	start := time.Now()
 	resp, err := l.transport.RoundTrip(req)
 	if err != nil {
@@ -430,9 +391,7 @@ func TestBuilt(t *testing.T) {
 		l.do(http.MethodGet, "/v2/metal-installer/"+id+"/manifests/"+talosVersion, "")
 		l.do(http.MethodHead, "/v2/metal-installer/"+id+"/manifests/sha256-"+strings.Repeat("0", 64)+".sig", "")
 		want := []string{"iso " + id + " " + talosVersion + " nocloud-amd64", "installer " + id + " " + talosVersion + " metal"}
-		if diff := cmp.Diff(want, l.factory.Built()); diff != "" {
-			t.Errorf("built (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "built", want, l.factory.Built())
 	})
 }
 
@@ -476,17 +435,17 @@ func TestStore(t *testing.T) {
 func TestDeletedManifestsLoseTheirTags(t *testing.T) {
 	t.Parallel()
 	opts := []remote.Option{remote.WithContext(t.Context()), remote.WithTransport(factoryapi.NewRegistry(record.New()).Transport())}
-	repository := must1(name.NewRepository(registryAddr + "/acme/talos"))(t)
+	repository := must.Get(name.NewRepository(registryAddr + "/acme/talos"))(t)
 	one, errOne := random.Image(16, 1)
 	other, errOther := random.Image(16, 1)
 	if errOne != nil || errOther != nil {
 		t.Fatal(errOne, errOther)
 	}
 	for tag, img := range map[string]remote.Taggable{"a": one, "b": one, "c": other} {
-		must(t, remote.Push(repository.Tag(tag), img, opts...))
+		must.Do(t, remote.Push(repository.Tag(tag), img, opts...))
 	}
-	digest := must1(one.Digest())(t)
-	must(t, remote.Delete(repository.Digest(digest.String()), opts...))
+	digest := must.Get(one.Digest())(t)
+	must.Do(t, remote.Delete(repository.Digest(digest.String()), opts...))
 	tags, err := remote.List(repository, opts...)
 	if diff := cmp.Diff([]string{"c"}, tags); diff != "" || err != nil {
 		t.Errorf("%v, tags (-want +got):\n%s", err, diff)

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/siderolabs/image-factory/pkg/client"
@@ -28,8 +29,7 @@ const (
 	agentID      = "ce4c980550dd2ab1b17bbf2b08801c7eb59418eafe8f279833297925d67c7515"
 )
 
-// lab is a factory and a registry with the official extensions, on an in-memory network,
-// with clients.
+// lab is a factory and a registry with the official extensions, on an in-memory network, with clients.
 type lab struct {
 	t         *testing.T
 	recorder  *record.Recorder
@@ -71,7 +71,7 @@ func inLabWith(t *testing.T, set func(*factoryapi.Options), test func(*testing.T
 			},
 		}
 		set(&o)
-		factory := must1(factoryapi.New(o))(t)
+		factory := must.Get(factoryapi.New(o))(t)
 		net := network.Memory()
 		serve(t, net, registryAddr, registry)
 		serve(t, net, factoryAddr, factory)
@@ -79,19 +79,19 @@ func inLabWith(t *testing.T, set func(*factoryapi.Options), test func(*testing.T
 
 		transport := &http.Transport{DialContext: net.Dialer().DialContext}
 		t.Cleanup(transport.CloseIdleConnections)
-		c := must1(client.New("http://"+factoryAddr, client.WithClient(http.Client{Transport: transport})))(t)
+		c := must.Get(client.New("http://"+factoryAddr, client.WithClient(http.Client{Transport: transport})))(t)
 		l := &lab{
 			t: t, recorder: rec, factory: factory, transport: transport, client: c,
 			catalog: factoryapi.Catalog{Registry: registryAddr, Transport: registry.Transport()},
 		}
-		must(t, l.catalog.Publish(t.Context(), talosVersion, factoryapi.Official()))
+		must.Do(t, l.catalog.Publish(t.Context(), talosVersion, factoryapi.Official()))
 		test(t, l)
 	})
 }
 
 func serve(t *testing.T, net *network.Network, addr string, h http.Handler) {
 	t.Helper()
-	l := must1(net.Listen(addr))(t)
+	l := must.Get(net.Listen(addr))(t)
 	srv := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
 	go func() { _ = srv.Serve(l) }() // returns when srv is closed
 	t.Cleanup(func() { _ = srv.Close() })
@@ -104,18 +104,18 @@ func (l *lab) register(extensions []string, args ...string) string {
 		ExtraKernelArgs:  args,
 		SystemExtensions: schematic.SystemExtensions{OfficialExtensions: extensions},
 	}})
-	must(l.t, err)
+	must.Do(l.t, err)
 	return id
 }
 
 // do sends a request and returns the answer with its body.
 func (l *lab) do(method, path, body string) (*http.Response, string) {
 	l.t.Helper()
-	req := must1(http.NewRequestWithContext(l.t.Context(), method, "http://"+factoryAddr+path, strings.NewReader(body)))(l.t)
+	req := must.Get(http.NewRequestWithContext(l.t.Context(), method, "http://"+factoryAddr+path, strings.NewReader(body)))(l.t)
 	resp, err := l.transport.RoundTrip(req)
-	must(l.t, err)
+	must.Do(l.t, err)
 	defer resp.Body.Close()
-	b := must1(io.ReadAll(resp.Body))(l.t)
+	b := must.Get(io.ReadAll(resp.Body))(l.t)
 	return resp, string(b)
 }
 
@@ -125,34 +125,34 @@ func (l *lab) iso(id string) artefact.Image {
 	if resp.StatusCode != http.StatusOK {
 		l.t.Fatalf("ISO: %s: %s", resp.Status, body)
 	}
-	return must1(artefact.ReadISO([]byte(body)))(l.t)
+	return must.Get(artefact.ReadISO([]byte(body)))(l.t)
 }
 
 // digestOf is the digest of the extension image with the same content; boot images don't contain it.
 func digestOf(t *testing.T, e artefact.Extension) string {
 	t.Helper()
-	idx := must1(artefact.ExtensionIndex(e))(t)
-	return must1(idx.Digest())(t).String()
+	idx := must.Get(artefact.ExtensionIndex(e))(t)
+	return must.Get(idx.Digest())(t).String()
 }
 
 // pull pulls an image through the factory or from the registry.
 func (l *lab) pull(reference string) (v1.ImageIndex, error) {
 	l.t.Helper()
-	ref := must1(name.ParseReference(reference))(l.t)
+	ref := must.Get(name.ParseReference(reference))(l.t)
 	return remote.Index(ref, remote.WithContext(l.t.Context()), remote.WithTransport(l.transport))
 }
 
 func (l *lab) installer(id string) artefact.Image {
 	l.t.Helper()
-	idx := must1(l.pull(factoryAddr + "/nocloud-installer/" + id + ":" + talosVersion))(l.t)
-	return must1(artefact.ReadInstaller(idx, "amd64"))(l.t)
+	idx := must.Get(l.pull(factoryAddr + "/nocloud-installer/" + id + ":" + talosVersion))(l.t)
+	return must.Get(artefact.ReadInstaller(idx, "amd64"))(l.t)
 }
 
 // listed is the digest of the guest agent in the factory's list.
 func (l *lab) listed() string {
 	l.t.Helper()
 	list, err := l.client.ExtensionsVersions(l.t.Context(), talosVersion)
-	must(l.t, err)
+	must.Do(l.t, err)
 	for _, e := range list {
 		if e.Name == "siderolabs/qemu-guest-agent" {
 			return e.Digest
@@ -160,21 +160,4 @@ func (l *lab) listed() string {
 	}
 	l.t.Fatal("the guest agent is not listed")
 	return ""
-}
-
-// must ends the test at an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// must1 is the value of a call that must succeed: must1(f())(t).
-func must1[V any](v V, err error) func(testing.TB) V {
-	return func(t testing.TB) V {
-		t.Helper()
-		must(t, err)
-		return v
-	}
 }

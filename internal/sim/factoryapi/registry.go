@@ -81,8 +81,7 @@ func (t inside) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// installerImages is the repository prefix of the factory's installers, before image name, schematic and
-// tag.
+// installerImages is the repository prefix of the factory's installers, before image name, schematic and tag.
 const installerImages = "factory"
 
 // manifest answers a manifest request for an installer. A tag in the registry with the factory's signature is served
@@ -359,8 +358,7 @@ func storeError(w http.ResponseWriter, status int, code, message string) {
 		"<Error><Code>" + code + "</Code><Message>" + message + "</Message></Error>")) // the client may be gone
 }
 
-// Signing says how a factory signs installers. Zero: with its own random key, like a
-// factory that runs with a key.
+// Signing says how a factory signs installers. Zero: with its own random key, like a factory that runs with a key.
 type Signing struct {
 	Key       *ecdsa.PrivateKey // P-256; nil: random
 	Published *ecdsa.PublicKey  // key that clients see; nil: that of Key
@@ -408,8 +406,7 @@ func (f *Factory) signingKey(w http.ResponseWriter, _ *http.Request) error {
 	return err
 }
 
-// signaturePayload is the signed content: containers/image,
-// docs/containers-signature.5.md.
+// signaturePayload is the signed content: containers/image, docs/containers-signature.5.md.
 type signaturePayload struct {
 	Critical struct {
 		Identity struct {

@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -26,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -36,10 +36,10 @@ func TestStatusErrors(t *testing.T) {
 		leases := c.CoordinationV1().Leases("kube-system")
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "recast"}}
 		stored, err := leases.Create(t.Context(), lease, metav1.CreateOptions{})
-		must(t, err)
+		must.Do(t, err)
 		stale := stored.DeepCopy()
 		stored.Spec.HolderIdentity = new("a")
-		must1(leases.Update(t.Context(), stored, metav1.UpdateOptions{}))(t)
+		must.Get(leases.Update(t.Context(), stored, metav1.UpdateOptions{}))(t)
 		stale.Spec.HolderIdentity = new("b")
 
 		_, twice := leases.Create(t.Context(), lease, metav1.CreateOptions{})
@@ -64,45 +64,38 @@ func TestStatusErrors(t *testing.T) {
 		for _, err := range []error{twice, lost, none, nowhere, field, patch, other, unserved, forbidden} {
 			got = append(got, apierrors.ReasonForError(err))
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("reasons (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "reasons", want, got)
 	})
 }
 
 func TestPatches(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		kind  types.PatchType
 		patch string
 		want  map[string]string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"merge":             {types.MergePatchType, `{"data":{"a":null,"c":"3"}}`, map[string]string{"b": "2", "c": "3"}},
 		"strategic":         {types.StrategicMergePatchType, `{"data":{"a":"9"}}`, map[string]string{"a": "9", "b": "2"}},
 		"json":              {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"1"},{"op":"remove","path":"/data/a"},{"op":"add","path":"/data/x~1y","value":"4"}]`, map[string]string{"b": "2", "x/y": "4"}},
 		"json that fails":   {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"2"},{"op":"remove","path":"/data/a"}]`, nil},
 		"json into nothing": {types.JSONPatchType, `[{"op":"replace","path":"/nothing/a","value":"2"}]`, nil},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				maps := newLab(t).client(t, "system:masters").CoreV1().ConfigMaps("default")
-				cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Data: map[string]string{"a": "1", "b": "2"}}
-				must1(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
-				got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
-				if tc.want == nil {
-					if known := apierrors.APIStatus(nil); !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity {
-						t.Fatalf("err = %v, want 422", err)
-					}
-					return
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			maps := newLab(t).client(t, "system:masters").CoreV1().ConfigMaps("default")
+			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Data: map[string]string{"a": "1", "b": "2"}}
+			must.Get(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
+			got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
+			if tc.want == nil {
+				if known := apierrors.APIStatus(nil); !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity {
+					t.Fatalf("err = %v, want 422", err)
 				}
-				must(t, err)
-				if diff := cmp.Diff(tc.want, got.Data); diff != "" {
-					t.Errorf("data (-want +got):\n%s", diff)
-				}
-			})
+				return
+			}
+			must.Do(t, err)
+			must.Equal(t, "data", tc.want, got.Data)
 		})
-	}
+	})
 }
 
 func TestStatusAndSpecAreWrittenApart(t *testing.T) {
@@ -110,7 +103,7 @@ func TestStatusAndSpecAreWrittenApart(t *testing.T) {
 		c := newLab(t).client(t, "system:masters")
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Status: corev1.NodeStatus{Phase: corev1.NodeRunning}}
 		n, err := c.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
-		must(t, err)
+		must.Do(t, err)
 		type view struct {
 			Phase      corev1.NodePhase
 			PodCIDR    string
@@ -128,9 +121,7 @@ func TestStatusAndSpecAreWrittenApart(t *testing.T) {
 		}
 		got = append(got, view{n.Status.Phase, n.Spec.PodCIDR, n.Generation})
 		want := []view{{"", "", 1}, {corev1.NodeRunning, "", 1}, {corev1.NodeRunning, "10.244.0.0/24", 2}}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("created, status written, spec written (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "created, status written, spec written", want, got)
 	})
 }
 
@@ -142,7 +133,7 @@ func TestDiscovery(t *testing.T) {
 			t.Errorf("version = %+v, %v", v, err)
 		}
 		_, lists, err := c.Discovery().ServerGroupsAndResources()
-		must(t, err)
+		must.Do(t, err)
 		var served []string
 		for _, l := range lists {
 			for _, r := range l.APIResources {
@@ -157,9 +148,7 @@ func TestDiscovery(t *testing.T) {
 		}
 		slices.Sort(served)
 		slices.Sort(want)
-		if diff := cmp.Diff(want, served); diff != "" {
-			t.Errorf("resources (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "resources", want, served)
 	})
 }
 
@@ -170,11 +159,11 @@ func TestWatchSeesWhatItSelects(t *testing.T) {
 			cfg := l.config(t, "system:masters")
 			cfg.ContentType = accept
 			cfg.AcceptContentTypes = accept
-			c := must1(kubernetes.NewForConfig(cfg))(t)
-			w := must1(c.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "rack=a"}))(t)
-			must1(c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}))(t)
+			c := must.Get(kubernetes.NewForConfig(cfg))(t)
+			w := must.Get(c.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "rack=a"}))(t)
+			must.Get(c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}))(t)
 			for _, patch := range []string{`{"metadata":{"labels":{"rack":"a"}}}`, `{"metadata":{"labels":{"b":"c"}}}`, `{"metadata":{"labels":{"rack":null}}}`} {
-				must1(c.CoreV1().Nodes().Patch(t.Context(), "x", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+				must.Get(c.CoreV1().Nodes().Patch(t.Context(), "x", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 			}
 			var got []watch.EventType
 			for range 3 {
@@ -185,12 +174,8 @@ func TestWatchSeesWhatItSelects(t *testing.T) {
 				got = append(got, e.Type)
 			}
 			w.Stop()
-			if diff := cmp.Diff([]watch.EventType{watch.Added, watch.Modified, watch.Deleted}, got); diff != "" {
-				t.Errorf("%s: events (-want +got):\n%s", accept, diff)
-			}
-			if err := l.Close(); err != nil {
-				t.Error(err)
-			}
+			must.Equal(t, accept+": events", []watch.EventType{watch.Added, watch.Modified, watch.Deleted}, got)
+			must.Do(t, l.Close())
 		}
 	})
 }
@@ -240,28 +225,22 @@ func TestRecorderSeesAndBreaksRequests(t *testing.T) {
 			n, err := l.Node(t.Context(), "wk1")
 			acted = err == nil && n.Spec.Unschedulable
 		})
-		must(t, cordon())
-		if !acted {
-			t.Error("the after hook ran before the server acted")
-		}
+		must.Do(t, cordon())
+		must.Equal(t, "the after hook ran before the server acted", false, !acted)
 		calls := l.calls.Calls()
-		if calls[len(calls)-1].Bytes == 0 {
-			t.Error("the bytes of the answer are not counted")
-		}
+		must.Equal(t, "the bytes of the answer are not counted", false, calls[len(calls)-1].Bytes == 0)
 		want := record.Call{
 			Seq: len(calls), Proto: "kubernetes", Target: "wk1", Method: http.MethodPatch, Path: "/api/v1/nodes/wk1",
 			User: "admin", Mutation: true, Bytes: calls[len(calls)-1].Bytes,
 		}
-		if diff := cmp.Diff(want, calls[len(calls)-1]); diff != "" {
-			t.Errorf("call (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "call", want, calls[len(calls)-1])
 	})
 }
 
 func TestServesOnRealSockets(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	listener := must1(net.Listen("tcp", "127.0.0.1:0"))(t)
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	cfg := l.config(t, "system:masters")
@@ -269,14 +248,12 @@ func TestServesOnRealSockets(t *testing.T) {
 		var d net.Dialer
 		return d.DialContext(ctx, network, listener.Addr().String())
 	}
-	c := must1(kubernetes.NewForConfig(cfg))(t)
+	c := must.Get(kubernetes.NewForConfig(cfg))(t)
 	list, err := c.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 4 {
 		t.Errorf("namespaces = %v, %v", list, err)
 	}
-	if err := listener.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, listener.Close())
 	if err := <-served; err != nil {
 		t.Errorf("serve after its listener was closed: %v", err)
 	}
@@ -290,7 +267,7 @@ func TestListsComeInPages(t *testing.T) {
 		l.Define(r)
 		c := l.dynamic(t).Resource(r.GroupVersionResource)
 		make := func(name string) {
-			must1(c.Namespace("default").Create(t.Context(), widget(name, 1), metav1.CreateOptions{}))(t)
+			must.Get(c.Namespace("default").Create(t.Context(), widget(name, 1), metav1.CreateOptions{}))(t)
 		}
 		for i := range 5 {
 			make(fmt.Sprintf("w%d", i))
@@ -298,7 +275,7 @@ func TestListsComeInPages(t *testing.T) {
 		var got, revisions []string
 		o := metav1.ListOptions{Limit: 2}
 		for {
-			list := must1(c.List(t.Context(), o))(t)
+			list := must.Get(c.List(t.Context(), o))(t)
 			for _, w := range list.Items {
 				got = append(got, w.GetName())
 			}
@@ -312,14 +289,12 @@ func TestListsComeInPages(t *testing.T) {
 				break
 			}
 		}
-		if diff := cmp.Diff([]string{"w0", "w1", "|3", "w2", "w3", "|1", "w4", "|0"}, got); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "got", []string{"w0", "w1", "|3", "w2", "w3", "|1", "w4", "|0"}, got)
 		if revisions = slices.Compact(revisions); len(revisions) != 1 {
 			t.Errorf("pages of the revisions %v", revisions)
 		}
 		list, err := c.List(t.Context(), metav1.ListOptions{Limit: 2})
-		must(t, err)
+		must.Do(t, err)
 		time.Sleep(6 * time.Minute)
 		_, err = c.List(t.Context(), metav1.ListOptions{Limit: 2, Continue: list.GetContinue()})
 		status, is := err.(apierrors.APIStatus)
@@ -357,7 +332,7 @@ func deploy(t *testing.T, c kubernetes.Interface, app string, replicas int32, vo
 			},
 		},
 	}
-	must1(c.AppsV1().Deployments("default").Create(t.Context(), d, metav1.CreateOptions{}))(t)
+	must.Get(c.AppsV1().Deployments("default").Create(t.Context(), d, metav1.CreateOptions{}))(t)
 }
 
 func protect(t *testing.T, c kubernetes.Interface, app string, minAvailable int) {
@@ -369,13 +344,13 @@ func protect(t *testing.T, c kubernetes.Interface, app string, minAvailable int)
 			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
 		},
 	}
-	must1(c.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), b, metav1.CreateOptions{}))(t)
+	must.Get(c.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), b, metav1.CreateOptions{}))(t)
 }
 
 // podsOn lists the pods on a node, by name without the generated suffix.
 func podsOn(t *testing.T, c kubernetes.Interface, node string) []string {
 	t.Helper()
-	pods := must1(c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}))(t)
+	pods := must.Get(c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}))(t)
 	names := []string{}
 	for _, p := range pods.Items {
 		name, _, _ := strings.Cut(p.Name, "-")

@@ -18,6 +18,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // seenNode is the part of a Node that the tests check.
@@ -29,7 +30,7 @@ type seenNode struct {
 
 func look(t *testing.T, c kubernetes.Interface, name string) seenNode {
 	t.Helper()
-	n := must1(c.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
+	n := must.Get(c.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
 	s := seenNode{BootID: n.Status.NodeInfo.BootID, Rack: n.Labels["rack"]}
 	for _, cond := range n.Status.Conditions {
 		if cond.Type == corev1.NodeReady {
@@ -86,7 +87,7 @@ func TestPodsOfALostNodeStayTerminating(t *testing.T) {
 		deploy(t, c, "web", 2)
 		time.Sleep(20 * time.Second)
 		phases := func() map[string]int {
-			pods := must1(c.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"}))(t)
+			pods := must.Get(c.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"}))(t)
 			count := map[string]int{}
 			for _, p := range pods.Items {
 				what := p.Spec.NodeName + " " + string(p.Status.Phase)
@@ -133,7 +134,7 @@ func TestMirrorPods(t *testing.T) {
 		show := func(step string, want ...string) (uids map[string]types.UID) {
 			t.Helper()
 			time.Sleep(20 * time.Second)
-			pods := must1(c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "tier=control-plane"}))(t)
+			pods := must.Get(c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "tier=control-plane"}))(t)
 			var got []string
 			uids = map[string]types.UID{}
 			for _, p := range pods.Items {
@@ -145,9 +146,7 @@ func TestMirrorPods(t *testing.T) {
 				}
 				got, uids[p.Name] = append(got, line), p.UID
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", step, diff)
-			}
+			must.Equal(t, step, want, got)
 			return uids
 		}
 		l.StaticPods(uuid, []kubeapi.StaticPod{static("kube-apiserver", "v1", ""), static("kube-scheduler", "v1", "")})
@@ -176,20 +175,17 @@ func TestSameStorySamePods(t *testing.T) {
 			time.Sleep(20 * time.Second)
 			l.NodeDown(node("wk2", 1).UUID)
 			time.Sleep(10 * time.Minute)
-			list := must1(c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{}))(t)
+			list := must.Get(c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{}))(t)
 			for _, p := range list.Items {
 				pods = append(pods, p.Name+" on "+p.Spec.NodeName+" "+string(p.UID))
 			}
 		})
 		return pods
 	}
-	if diff := cmp.Diff(tell(t), tell(t)); diff != "" {
-		t.Errorf("the same story told twice (-first +second):\n%s", diff)
-	}
+	must.Equal(t, "the same story told twice (-first +second)", tell(t), tell(t))
 }
 
-// TestNodeLeases: a running kubelet renews its Lease, one that is off does not, and the Lease
-// goes with its Node.
+// TestNodeLeases: a running kubelet renews its Lease, one that is off does not, and the Lease goes with its Node.
 func TestNodeLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1", "wk2")
@@ -197,31 +193,23 @@ func TestNodeLeases(t *testing.T) {
 		renewed := func() map[string]time.Duration {
 			t.Helper()
 			time.Sleep(15 * time.Second)
-			leases := must1(c.CoordinationV1().Leases("kube-node-lease").List(t.Context(), metav1.ListOptions{}))(t)
+			leases := must.Get(c.CoordinationV1().Leases("kube-node-lease").List(t.Context(), metav1.ListOptions{}))(t)
 			out := map[string]time.Duration{}
 			for _, lease := range leases.Items {
-				if *lease.Spec.HolderIdentity != lease.Name || lease.OwnerReferences[0].Kind != "Node" {
-					t.Errorf("lease %s: %v %v", lease.Name, lease.OwnerReferences, lease.Spec)
-				}
+				must.Equal(t, "lease", []any{lease.Name, "Node"}, []any{*lease.Spec.HolderIdentity, lease.OwnerReferences[0].Kind})
 				out[lease.Name] = time.Since(lease.Spec.RenewTime.Time).Truncate(10 * time.Second)
 			}
 			return out
 		}
 		revision := l.Revision()
-		if diff := cmp.Diff(map[string]time.Duration{"wk1": 0, "wk2": 0}, renewed()); diff != "" {
-			t.Errorf("both run (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "both run", map[string]time.Duration{"wk1": 0, "wk2": 0}, renewed())
 		l.NodeDown(node("wk2", 1).UUID)
-		if diff := cmp.Diff(map[string]time.Duration{"wk1": 0, "wk2": 10 * time.Second}, renewed()); diff != "" {
-			t.Errorf("wk2 is off (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "wk2 is off", map[string]time.Duration{"wk1": 0, "wk2": 10 * time.Second}, renewed())
 		if l.Revision() < revision+3 {
 			t.Errorf("the revision went from %d to %d", revision, l.Revision())
 		}
-		must(t, c.CoreV1().Nodes().Delete(t.Context(), "wk2", metav1.DeleteOptions{}))
-		if diff := cmp.Diff(map[string]time.Duration{"wk1": 0}, renewed()); diff != "" {
-			t.Errorf("wk2 is deleted (-want +got):\n%s", diff)
-		}
+		must.Do(t, c.CoreV1().Nodes().Delete(t.Context(), "wk2", metav1.DeleteOptions{}))
+		must.Equal(t, "wk2 is deleted", map[string]time.Duration{"wk1": 0}, renewed())
 	})
 }
 
@@ -248,47 +236,44 @@ func longhornNode(name string, evicting bool, replicas ...string) *unstructured.
 // Longhorn moves replicas from an evicted node to nodes that take replicas and have none of the volume.
 func TestLonghornEvicts(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		wk1, wk2 *unstructured.Unstructured
 		volumes  []string // with replicas on wk1 in the end
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nobody asked":           {longhornNode("wk1", false, "a-r-1"), longhornNode("wk2", false), []string{"a-r"}},
 		"another node":           {longhornNode("wk1", true, "a-r-1", "b-r-1"), longhornNode("wk2", false), nil},
 		"one that has a replica": {longhornNode("wk1", true, "a-r-1", "b-r-1"), longhornNode("wk2", false, "b-r-2"), []string{"b-r"}},
 		"one that is evicted":    {longhornNode("wk1", true, "a-r-1"), longhornNode("wk2", true), []string{"a-r"}},
 		"no machine of it":       {longhornNode("wk1", true, "a-r-1"), longhornNode("wk9", false), []string{"a-r"}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1", "wk2")
-				l.Define(longhornNodes)
-				for _, n := range []*unstructured.Unstructured{tc.wk1, tc.wk2} {
-					must1(l.Store().Create(t.Context(), longhornNodes.GroupVersionResource, n))(t)
-				}
-				time.Sleep(5 * time.Minute)
-				count, left := 0, []string(nil)
-				objects, _, err := l.Store().List(t.Context(), longhornNodes.GroupVersionResource, "")
-				must(t, err)
-				for _, o := range objects {
-					replicas, _, _ := unstructured.NestedMap(o.(*unstructured.Unstructured).Object, "status", "diskStatus", "default-disk", "scheduledReplica")
-					count += len(replicas)
-					for r := range replicas {
-						if o.GetName() == "wk1" {
-							left = append(left, r[:3])
-						}
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, "wk1", "wk2")
+			l.Define(longhornNodes)
+			for _, n := range []*unstructured.Unstructured{tc.wk1, tc.wk2} {
+				must.Get(l.Store().Create(t.Context(), longhornNodes.GroupVersionResource, n))(t)
+			}
+			time.Sleep(5 * time.Minute)
+			count, left := 0, []string(nil)
+			objects, _, err := l.Store().List(t.Context(), longhornNodes.GroupVersionResource, "")
+			must.Do(t, err)
+			for _, o := range objects {
+				replicas, _, _ := unstructured.NestedMap(o.(*unstructured.Unstructured).Object, "status", "diskStatus", "default-disk", "scheduledReplica")
+				count += len(replicas)
+				for r := range replicas {
+					if o.GetName() == "wk1" {
+						left = append(left, r[:3])
 					}
 				}
-				slices.Sort(left)
-				before, _, _ := unstructured.NestedMap(tc.wk1.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
-				others, _, _ := unstructured.NestedMap(tc.wk2.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
-				if diff := cmp.Diff(tc.volumes, left); diff != "" || count != len(before)+len(others) {
-					t.Errorf("%d replicas in all; on wk1 (-want +got):\n%s", count, diff)
-				}
-			})
+			}
+			slices.Sort(left)
+			before, _, _ := unstructured.NestedMap(tc.wk1.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
+			others, _, _ := unstructured.NestedMap(tc.wk2.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
+			if diff := cmp.Diff(tc.volumes, left); diff != "" || count != len(before)+len(others) {
+				t.Errorf("%d replicas in all; on wk1 (-want +got):\n%s", count, diff)
+			}
 		})
-	}
+	})
 }
 
 // Load restores exactly the dumped objects; a new cluster has the bootstrap objects.
@@ -298,11 +283,11 @@ func TestDumpAndLoad(t *testing.T) {
 		l := newLab(t, "wk1")
 		ctx, s, r := t.Context(), l.Store(), widgets(false)
 		l.Define(r)
-		must1(s.Create(ctx, r.GroupVersionResource, widget("kept", 3)))(t)
+		must.Get(s.Create(ctx, r.GroupVersionResource, widget("kept", 3)))(t)
 		time.Sleep(time.Minute)
 		values := func() map[string]string {
 			t.Helper()
-			all := must1(l.Dump(ctx))(t)
+			all := must.Get(l.Dump(ctx))(t)
 			out, revisions := map[string]string{}, []uint64{}
 			for _, kv := range all {
 				if strings.HasPrefix(kv.Key, "/registry/leases/kube-node-lease/") {
@@ -311,9 +296,7 @@ func TestDumpAndLoad(t *testing.T) {
 				out[kv.Key], revisions = string(kv.Value), append(revisions, kv.Revision)
 			}
 			slices.Sort(revisions)
-			if len(slices.Compact(revisions)) != len(all) {
-				t.Error("two objects were written at the same revision")
-			}
+			must.Equal(t, "revisions that differ", len(all), len(slices.Compact(revisions)))
 			return out
 		}
 		before := values()
@@ -322,16 +305,14 @@ func TestDumpAndLoad(t *testing.T) {
 				t.Errorf("there is no %s", key)
 			}
 		}
-		dump := must1(l.Dump(ctx))(t)
-		must1(s.Delete(ctx, r.GroupVersionResource, "default", "kept", metav1.DeleteOptions{}))(t)
-		must1(s.Create(ctx, r.GroupVersionResource, widget("later", 4)))(t)
-		must(t, l.Load(dump))
+		dump := must.Get(l.Dump(ctx))(t)
+		must.Get(s.Delete(ctx, r.GroupVersionResource, "default", "kept", metav1.DeleteOptions{}))(t)
+		must.Get(s.Create(ctx, r.GroupVersionResource, widget("later", 4)))(t)
+		must.Do(t, l.Load(dump))
 		time.Sleep(time.Minute)
-		if diff := cmp.Diff(before, values()); diff != "" {
-			t.Errorf("(-before +after):\n%s", diff)
-		}
+		must.Equal(t, "(-before +after)", before, values())
 
-		must(t, l.Renew(ctx, nil))
+		must.Do(t, l.Renew(ctx, nil))
 		fresh := values()
 		if fresh["/registry/namespaces/kube-system"] == "" || fresh["/registry/example.org/widgets/default/kept"] != "" {
 			t.Errorf("a new cluster has %d objects", len(fresh))

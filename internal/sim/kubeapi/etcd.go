@@ -215,8 +215,7 @@ func bootstrap(version string) ([]map[string]any, error) {
 	return objects, nil
 }
 
-// complete does what the API server does to a new object: it moves a Secret's stringData
-// to data.
+// complete does what the API server does to a new object: it moves a Secret's stringData to data.
 func complete(obj store.Object) {
 	s, ok := obj.(*corev1.Secret)
 	if !ok || len(s.StringData) == 0 {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -43,11 +44,11 @@ func startLab(t *testing.T, o kubeapi.Options, nodes ...string) *lab {
 	t.Helper()
 	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
 	server := l.ca.issue(t, "kube-apiserver", nil)
-	cert := must1(tls.X509KeyPair(server.cert, server.key))(t)
+	cert := must.Get(tls.X509KeyPair(server.cert, server.key))(t)
 	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
 	o.Version, o.Recorder = "v1.35.4", l.calls
-	l.Server = must1(kubeapi.New(t.Context(), o))(t)
-	listener := must1(l.net.Listen(apiAddr))(t)
+	l.Server = must.Get(kubeapi.New(t.Context(), o))(t)
+	listener := must.Get(l.net.Listen(apiAddr))(t)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	t.Cleanup(func() {
@@ -75,17 +76,17 @@ func node(name string, i int) kubeapi.NodeInfo {
 // client is a normal client-go client with a kubeconfig.
 func (l *lab) client(t *testing.T, organization ...string) *kubernetes.Clientset {
 	t.Helper()
-	return must1(kubernetes.NewForConfig(l.config(t, organization...)))(t)
+	return must.Get(kubernetes.NewForConfig(l.config(t, organization...)))(t)
 }
 
 func (l *lab) config(t *testing.T, organization ...string) *rest.Config {
 	t.Helper()
 	pair := l.ca.issue(t, "admin", organization)
-	kubeconfig := must1(kubeapi.Kubeconfig("lab", "https://"+apiAddr, l.ca.cert, pair.cert, pair.key))(t)
-	cfg := must1(clientcmd.RESTConfigFromKubeConfig(kubeconfig))(t)
+	kubeconfig := must.Get(kubeapi.Kubeconfig("lab", "https://"+apiAddr, l.ca.cert, pair.cert, pair.key))(t)
+	cfg := must.Get(clientcmd.RESTConfigFromKubeConfig(kubeconfig))(t)
 	cfg.Dial = l.net.Dialer().DialContext
 	cfg.QPS = -1
-	httpClient := must1(rest.HTTPClientFor(cfg))(t)
+	httpClient := must.Get(rest.HTTPClientFor(cfg))(t)
 	// All clients of this config share the transport.
 	t.Cleanup(httpClient.CloseIdleConnections)
 	return cfg
@@ -101,13 +102,13 @@ type keyPair struct{ cert, key []byte }
 
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
-	key := must1(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
 	}
-	der := must1(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
-	leaf := must1(x509.ParseCertificate(der))(t)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
+	leaf := must.Get(x509.ParseCertificate(der))(t)
 	return &authority{cert: pemBlock("CERTIFICATE", der), leaf: leaf, key: key}
 }
 
@@ -119,35 +120,18 @@ func (a *authority) pool() *x509.CertPool {
 
 func (a *authority) issue(t *testing.T, name string, organization []string) keyPair {
 	t.Helper()
-	key := must1(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name, Organization: organization},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(12 * time.Hour),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 		IPAddresses: []net.IP{net.ParseIP("127.42.7.10")},
 	}
-	der := must1(x509.CreateCertificate(rand.Reader, template, a.leaf, &key.PublicKey, a.key))(t)
-	pkcs8 := must1(x509.MarshalPKCS8PrivateKey(key))(t)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, a.leaf, &key.PublicKey, a.key))(t)
+	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 	return keyPair{cert: pemBlock("CERTIFICATE", der), key: pemBlock("PRIVATE KEY", pkcs8)}
 }
 
 func pemBlock(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
-}
-
-// must ends the test at an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// must1 is the value of a call that must succeed: must1(f())(t).
-func must1[V any](v V, err error) func(testing.TB) V {
-	return func(t testing.TB) V {
-		t.Helper()
-		must(t, err)
-		return v
-	}
 }

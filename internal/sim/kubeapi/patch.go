@@ -272,8 +272,7 @@ func (s *Server) own(r *http.Request, t target, old, obj store.Object) (store.Ob
 	return obj, nil
 }
 
-// oneVersion is the field manager's view of versions and defaults: one version, no
-// defaults.
+// oneVersion is the field manager's view of versions and defaults: one version, no defaults.
 type oneVersion struct{}
 
 var (

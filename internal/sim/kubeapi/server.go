@@ -48,8 +48,7 @@ type Options struct {
 	Refused func(error)
 	// Manifests are Talos' objects in a new cluster; nil: the objects of a default configuration.
 	Manifests []map[string]any
-	// Storage is etcd's result for a read now, and may block like etcd; nil: etcd always
-	// answers.
+	// Storage is etcd's result for a read now, and may block like etcd; nil: etcd always answers.
 	Storage func(context.Context) error
 }
 
@@ -121,8 +120,7 @@ func (s *Server) NodeUp(info NodeInfo) { s.control.NodeUp(info) }
 // LetIn sets the names of the machines that the servers of iSCSI and NVMe-oF let in; they refuse all others.
 func (s *Server) LetIn(names ...string) { s.control.LetIn(names...) }
 
-// NodeDown ends the kubelet of the machine with that UUID; it does not wait, and the API notices
-// later.
+// NodeDown ends the kubelet of the machine with that UUID; it does not wait, and the API notices later.
 func (s *Server) NodeDown(uuid string) { s.control.NodeDown(uuid) }
 
 // StaticPods sets the static pods of the running kubelet of the machine with that UUID.
@@ -275,8 +273,7 @@ func (s *Server) Grant(group string, may func(Request) bool) {
 	s.granted[group] = may
 }
 
-// authenticate takes user and groups from the CN and O of the client certificate, as
-// Kubernetes does.
+// authenticate takes user and groups from the CN and O of the client certificate, as Kubernetes does.
 func (s *Server) authenticate(r *http.Request) user {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return user{}
@@ -374,8 +371,7 @@ type Request struct {
 // Webhook denies a request with a status, or admits it with nil.
 type Webhook func(Request) *metav1.Status
 
-// SetWebhook sets a validating admission webhook of that name for all changes; nil removes
-// it.
+// SetWebhook sets a validating admission webhook of that name for all changes; nil removes it.
 func (s *Server) SetWebhook(name string, w Webhook) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

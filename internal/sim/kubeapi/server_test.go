@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -24,6 +23,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // bare creates a bare pod on wk1 and waits until it runs.
@@ -33,7 +33,7 @@ func bare(t *testing.T, c kubernetes.Interface, namespace string, command ...str
 		ObjectMeta: metav1.ObjectMeta{Name: "bare"},
 		Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare", Image: "bare", Command: command}}},
 	}, metav1.CreateOptions{})
-	must(t, err)
+	must.Do(t, err)
 	time.Sleep(10 * time.Second)
 	return p
 }
@@ -47,39 +47,35 @@ func evict(t *testing.T, c kubernetes.Interface, namespace string, uid *types.UI
 }
 
 func TestWebhookDeniesAsTheServerSays(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		denied metav1.Status
 		want   string
 		code   int32
-	}{
+	}
+	must.Each(t, map[string]row{
 		"with a code and words": {metav1.Status{Code: http.StatusForbidden, Message: "not now"}, `admission webhook "w.example.com" denied the request: not now`, http.StatusForbidden},
 		"without a code":        {metav1.Status{Reason: "Closed"}, `admission webhook "w.example.com" denied the request: Closed`, http.StatusBadRequest},
 		"without a word":        {metav1.Status{}, `admission webhook "w.example.com" denied the request without explanation`, http.StatusBadRequest},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1")
-				client := l.client(t, "system:masters")
-				bare(t, client, "default")
-				l.SetWebhook("w.example.com", func(r kubeapi.Request) *metav1.Status {
-					if r != (kubeapi.Request{Verb: "create", Resource: "pods/eviction", Namespace: "default", Name: "bare"}) {
-						return nil
-					}
-					return &c.denied
-				})
-				err := evict(t, client, "default", nil)
-				status, ok := err.(apierrors.APIStatus)
-				if !ok || err.Error() != c.want || status.Status().Code != c.code {
-					t.Errorf("err = %v", err)
+	}, func(t *testing.T, c row) {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, "wk1")
+			client := l.client(t, "system:masters")
+			bare(t, client, "default")
+			l.SetWebhook("w.example.com", func(r kubeapi.Request) *metav1.Status {
+				if r != (kubeapi.Request{Verb: "create", Resource: "pods/eviction", Namespace: "default", Name: "bare"}) {
+					return nil
 				}
-				l.SetWebhook("", nil)
-				if err := evict(t, client, "default", nil); err != nil {
-					t.Error(err)
-				}
+				return &c.denied
 			})
+			err := evict(t, client, "default", nil)
+			status, ok := err.(apierrors.APIStatus)
+			if !ok || err.Error() != c.want || status.Status().Code != c.code {
+				t.Errorf("err = %v", err)
+			}
+			l.SetWebhook("", nil)
+			must.Do(t, evict(t, client, "default", nil))
 		})
-	}
+	})
 }
 
 func TestEvictionIsOfOnePodOnly(t *testing.T) {
@@ -90,9 +86,7 @@ func TestEvictionIsOfOnePodOnly(t *testing.T) {
 		if err := evict(t, c, "default", new(types.UID("another"))); !apierrors.IsConflict(err) {
 			t.Errorf("err = %v", err)
 		}
-		if err := evict(t, c, "default", &p.UID); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, evict(t, c, "default", &p.UID))
 	})
 }
 
@@ -103,9 +97,9 @@ func TestNamespaceIsTerminated(t *testing.T) {
 		l := newLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		namespaces := c.CoreV1().Namespaces()
-		must1(namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "old"}}, metav1.CreateOptions{}))(t)
+		must.Get(namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "old"}}, metav1.CreateOptions{}))(t)
 		bare(t, c, "old", "sleep", "infinity")
-		must(t, namespaces.Delete(t.Context(), "old", metav1.DeleteOptions{}))
+		must.Do(t, namespaces.Delete(t.Context(), "old", metav1.DeleteOptions{}))
 		ns, err := namespaces.Get(t.Context(), "old", metav1.GetOptions{})
 		if err != nil || ns.Status.Phase != corev1.NamespaceTerminating {
 			t.Fatalf("namespace %+v, %v", ns.Status, err)
@@ -174,9 +168,7 @@ func TestServiceProxy(t *testing.T) {
 		_, err := get("", "linstor-controller", "3370")
 		refused(err, http.StatusNotFound, `services "linstor-controller" not found`)
 		labels := map[string]string{"app": "linstor-controller"}
-		put := func(s *corev1.Service) {
-			must1(l.Store().Create(t.Context(), store.Services(), s))(t)
-		}
+		put := func(s *corev1.Service) { must.Get(l.Store().Create(t.Context(), store.Services(), s))(t) }
 		put(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: "linstor-controller", Namespace: "default"},
 			Spec:       corev1.ServiceSpec{Selector: labels, Ports: []corev1.ServicePort{{Name: "api", Port: 3370}}},
@@ -188,7 +180,7 @@ func TestServiceProxy(t *testing.T) {
 		pod := func(name, container string, labels map[string]string) {
 			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", Labels: labels}, Spec: corev1.PodSpec{NodeName: "wk1"}}
 			p.Spec.Containers = []corev1.Container{{Name: container, Image: "x"}}
-			must1(l.Store().Create(t.Context(), store.Pods(), p))(t)
+			must.Get(l.Store().Create(t.Context(), store.Pods(), p))(t)
 		}
 		pod("a", "linstor-controller", labels)
 		pod("b", "other", map[string]string{"app": "other"})
@@ -217,9 +209,7 @@ func TestServiceProxy(t *testing.T) {
 		l.Grant("readers", func(r kubeapi.Request) bool {
 			return r == kubeapi.Request{Verb: "get", Resource: "services/proxy", Namespace: "default", Name: "linstor-controller:3370"}
 		})
-		if _, err := get("", "linstor-controller", "3370"); err != nil {
-			t.Error(err)
-		}
+		must.Get(get("", "linstor-controller", "3370"))(t)
 	})
 }
 
@@ -255,7 +245,7 @@ func tableOf(t *testing.T, c *kubernetes.Clientset, path, accept string) (*metav
 		return nil, err
 	}
 	table := &metav1.Table{}
-	must(t, json.Unmarshal(b, table))
+	must.Do(t, json.Unmarshal(b, table))
 	return table, nil
 }
 
@@ -265,7 +255,7 @@ func TestTables(t *testing.T) {
 		l := newLab(t, "wk1")
 		r := widgets(false)
 		l.Define(r)
-		must1(l.Store().Create(t.Context(), r.GroupVersionResource, widget("one", 1)))(t)
+		must.Get(l.Store().Create(t.Context(), r.GroupVersionResource, widget("one", 1)))(t)
 		c := l.client(t, "system:masters")
 		deploy(t, c, "web", 1)
 		time.Sleep(20 * time.Second)
@@ -285,14 +275,12 @@ func TestTables(t *testing.T) {
 				t.Errorf("%s: %v", path, err)
 				continue
 			}
-			if diff := cmp.Diff(want, show(table)); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", path, diff)
-			}
+			must.Equal(t, path, want, show(table))
 		}
 		for include, want := range map[string]string{
 			"": "PartialObjectMetadata", "Metadata": "PartialObjectMetadata", "Object": "Node", "None": "",
 		} {
-			table := must1(tableOf(t, c, "/api/v1/nodes?includeObject="+include, asTable))(t)
+			table := must.Get(tableOf(t, c, "/api/v1/nodes?includeObject="+include, asTable))(t)
 			var row struct{ Kind string }
 			if raw := table.Rows[0].Object.Raw; len(raw) > 0 && json.Unmarshal(raw, &row) != nil || row.Kind != want {
 				t.Errorf("includeObject=%s: %s", include, raw)
@@ -316,7 +304,7 @@ func TestWatchTables(t *testing.T) {
 		c := l.client(t, "system:masters")
 		time.Sleep(20 * time.Second)
 		body, err := c.CoreV1().RESTClient().Get().RequestURI("/api/v1/nodes?watch=true&timeoutSeconds=60").SetHeader("Accept", asTable).Stream(t.Context())
-		must(t, err)
+		must.Do(t, err)
 		defer func() { _ = body.Close() }()
 		go l.NodeDown(node("wk1", 0).UUID)
 		var got []string
@@ -325,13 +313,11 @@ func TestWatchTables(t *testing.T) {
 				Type   string
 				Object metav1.Table
 			}
-			must(t, json.Unmarshal(lines.Bytes(), &e))
+			must.Do(t, json.Unmarshal(lines.Bytes(), &e))
 			got = append(got, fmt.Sprintf("%s %d columns: %v", e.Type, len(e.Object.ColumnDefinitions), e.Object.Rows[0].Cells[:3]))
 		}
 		want := []string{"ADDED 10 columns: [wk1 Ready <none>]", "MODIFIED 0 columns: [wk1 Ready <none>]", "MODIFIED 0 columns: [wk1 NotReady <none>]"}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "got", want, got)
 	})
 }
 
@@ -340,8 +326,8 @@ func TestWatchTables(t *testing.T) {
 func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 	t.Helper()
 	pair := upstream.ca.issue(t, "lab", []string{"system:masters"})
-	kubeconfig := must1(kubeapi.Kubeconfig("upstream", "https://"+apiAddr, upstream.ca.cert, pair.cert, pair.key))(t)
-	up := must1(kubeapi.ReadUpstream(kubeconfig, upstream.net.Dialer().DialContext))(t)
+	kubeconfig := must.Get(kubeapi.Kubeconfig("upstream", "https://"+apiAddr, upstream.ca.cert, pair.cert, pair.key))(t)
+	up := must.Get(kubeapi.ReadUpstream(kubeconfig, upstream.net.Dialer().DialContext))(t)
 	var mu sync.Mutex
 	var refused []error
 	t.Cleanup(func() { // after the lab's own
@@ -355,8 +341,7 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 	return startLab(t, kubeapi.Options{Upstream: up, Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) }}, nodes...)
 }
 
-// TestBridge: kubelets work on the objects of another control plane, and clients reach it
-// through the lab.
+// TestBridge: kubelets work on the objects of another control plane, and clients reach it through the lab.
 func TestBridge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		upstream := newLab(t)
@@ -389,7 +374,7 @@ func TestBridge(t *testing.T) {
 		if err := evict(); !apierrors.IsTooManyRequests(err) {
 			t.Errorf("eviction against the budget: %v, want a refusal", err)
 		}
-		must(t, c.PolicyV1().PodDisruptionBudgets("default").Delete(t.Context(), "web", metav1.DeleteOptions{}))
+		must.Do(t, c.PolicyV1().PodDisruptionBudgets("default").Delete(t.Context(), "web", metav1.DeleteOptions{}))
 		if err := evict(); err != nil {
 			t.Errorf("eviction: %v", err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -25,8 +26,7 @@ import (
 // stillProcessing is the Retry-After of a budget whose controller lags behind.
 const stillProcessing = 10
 
-// evict deletes the pod if its PodDisruptionBudget allows it. As on the real server, the
-// budget's status decides.
+// evict deletes the pod if its PodDisruptionBudget allows it. As on the real server, the budget's status decides.
 func (s *Server) evict(r *http.Request, t target) (answer, error) {
 	b, err := read(r)
 	if err != nil {
@@ -53,8 +53,7 @@ func (s *Server) evict(r *http.Request, t target) (answer, error) {
 	return answer{code: http.StatusCreated, body: &metav1.Status{Status: metav1.StatusSuccess}}, nil
 }
 
-// Evict deletes a pod if its PodDisruptionBudget allows it. It does not wait for the end
-// of the pod.
+// Evict deletes a pod if its PodDisruptionBudget allows it. It does not wait for the end of the pod.
 func (s *Server) Evict(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
 	if s.remote != nil {
 		return s.remote.Evict(ctx, namespace, name, options)
@@ -213,12 +212,9 @@ func (s *Server) proxy(r *http.Request, t target) (answer, error) {
 }
 
 func hasPort(service *corev1.Service, port string) bool {
-	for _, p := range service.Spec.Ports {
-		if p.Name == port || strconv.Itoa(int(p.Port)) == port {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(service.Spec.Ports, func(p corev1.ServicePort) bool {
+		return p.Name == port || strconv.Itoa(int(p.Port)) == port
+	})
 }
 
 // endpoint returns the program that a ready pod behind a Service runs.

@@ -22,18 +22,16 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// Upstream is a real control plane behind the lab's Kubernetes API: a real API server
-// stores the objects, real controllers and a real scheduler work on them, and the lab only
-// provides kubelets.
+// Upstream is a real control plane behind the lab's Kubernetes API: a real API server stores the objects, real
+// controllers and a real scheduler work on them, and the lab only provides kubelets.
 type Upstream struct {
 	base      *url.URL
 	masters   *http.Transport // with the credentials of a user who may do everything
 	anonymous *http.Transport // without credentials
 }
 
-// ReadUpstream reads the control plane's address and the credentials of a user who may do
-// everything from a kubeconfig with inline certificates. A nil dial uses the network of
-// this machine. The caller closes it.
+// ReadUpstream reads the control plane's address and the credentials of a user who may do everything from a kubeconfig
+// with inline certificates. A nil dial uses the network of this machine. The caller closes it.
 func ReadUpstream(kubeconfig []byte, dial func(ctx context.Context, network, addr string) (net.Conn, error)) (*Upstream, error) {
 	var file struct {
 		Clusters []struct {
@@ -145,8 +143,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, u user) {
 	proxy.ServeHTTP(w, r)
 }
 
-// Kubeconfig returns a kubeconfig file with inline certificates, like talosctl's. The server is a URL; the rest is
-// PEM.
+// Kubeconfig returns a kubeconfig file with inline certificates, like talosctl's. The server is a URL; the rest is PEM.
 func Kubeconfig(cluster, server string, ca, cert, key []byte) ([]byte, error) {
 	encode := base64.StdEncoding.EncodeToString
 	user := "admin@" + cluster

@@ -197,8 +197,7 @@ func (s *Server) update(r *http.Request, t target) (answer, error) {
 	return answer{code: http.StatusOK, body: obj, warnings: warnings}, err
 }
 
-// otherUID refuses an update of an object that was replaced meanwhile (registry/rest/update.go in
-// apiserver).
+// otherUID refuses an update of an object that was replaced meanwhile (registry/rest/update.go in apiserver).
 func otherUID(t target, sent store.Object, is types.UID) error {
 	return apierrors.NewConflict(t.resource.GroupResource(), t.name,
 		fmt.Errorf("precondition failed: UID in precondition: %s, UID in object meta: %s", sent.GetUID(), is))
@@ -279,9 +278,7 @@ func (s *Server) removeAll(r *http.Request, t target) (answer, error) {
 	return ok(&metav1.Status{Status: metav1.StatusSuccess}), nil
 }
 
-func dryRun(r *http.Request) bool {
-	return slices.Contains(r.URL.Query()["dryRun"], "All")
-}
+func dryRun(r *http.Request) bool { return slices.Contains(r.URL.Query()["dryRun"], "All") }
 
 // add creates an object; in a dry run it returns the object without creating it.
 func (s *Server) add(r *http.Request, t target, obj store.Object) (answer, error) {
@@ -474,9 +471,8 @@ func encodeToken(revision int64, start string) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// resume finds the list that a token continues. If etcd has dropped its revision, the error
-// has a token for the rest of the present list (apiserver, pkg/storage/etcd3/errors.go,
-// handleCompactedErrorForPaging).
+// resume finds the list that a token continues. If etcd has dropped its revision, the error has a token for the rest of
+// the present list (apiserver, pkg/storage/etcd3/errors.go, handleCompactedErrorForPaging).
 func (s *Server) resume(t target, token string, now kept) (start string, k kept, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(token)
 	var at pageToken

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestApply: a server-side apply creates, changes nothing the second time, removes fields
@@ -69,11 +70,9 @@ func TestApply(t *testing.T) {
 			if step.there == nil && !apierrors.IsNotFound(err) {
 				t.Errorf("%s: it is there: %v", step.name, err)
 			}
-			if diff := cmp.Diff(step.there, now.Data); diff != "" {
-				t.Errorf("%s: what is there (-want +got):\n%s", step.name, diff)
-			}
+			must.Equal(t, "what is there", step.there, now.Data)
 		}
-		before := must1(apply("kubectl", `{"a":"2","c":"1"}`, false, false))(t)
+		before := must.Get(apply("kubectl", `{"a":"2","c":"1"}`, false, false))(t)
 		if after, err := apply("kubectl", `{"a":"2","c":"1"}`, false, false); err != nil || after.ResourceVersion != before.ResourceVersion {
 			t.Errorf("the same again is revision %s after %s, %v", after.ResourceVersion, before.ResourceVersion, err)
 		}
@@ -90,9 +89,9 @@ func TestDaemonSetRollsOut(t *testing.T) {
 			t.Fatalf("at first %v", got)
 		}
 		patch := `{"spec":{"template":{"spec":{"containers":[{"name":"kube-proxy","image":"registry.k8s.io/kube-proxy:v1.36.1"}]}}}}`
-		must1(c.AppsV1().DaemonSets("kube-system").Patch(t.Context(), "kube-proxy", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+		must.Get(c.AppsV1().DaemonSets("kube-system").Patch(t.Context(), "kube-proxy", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 		for i := 0; ; i++ {
-			ds := must1(c.AppsV1().DaemonSets("kube-system").Get(t.Context(), "kube-proxy", metav1.GetOptions{}))(t)
+			ds := must.Get(c.AppsV1().DaemonSets("kube-system").Get(t.Context(), "kube-proxy", metav1.GetOptions{}))(t)
 			if ds.Status.NumberReady < 2 || i > 60 {
 				t.Fatalf("after %d s: %+v", i, ds.Status)
 			}
@@ -110,7 +109,7 @@ func TestDaemonSetRollsOut(t *testing.T) {
 // proxies counts the pods of kube-proxy by image.
 func proxies(t *testing.T, c kubernetes.Interface) map[string]int {
 	t.Helper()
-	pods := must1(c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-proxy"}))(t)
+	pods := must.Get(c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-proxy"}))(t)
 	images := map[string]int{}
 	for _, p := range pods.Items {
 		images[p.Spec.Containers[0].Image]++
@@ -127,7 +126,7 @@ func widgets(status bool) store.Resource {
 
 func (l *lab) dynamic(t *testing.T) dynamic.Interface {
 	t.Helper()
-	return must1(dynamic.NewForConfig(l.config(t, "system:masters")))(t)
+	return must.Get(dynamic.NewForConfig(l.config(t, "system:masters")))(t)
 }
 
 // widgets defines widgets and is a client of those in the namespace default.
@@ -151,7 +150,7 @@ func TestCustomResourcesAreServedOnceDefined(t *testing.T) {
 		l := newLab(t)
 		c, r := l.dynamic(t), widgets(true)
 		groups := func() []string {
-			lists := must1(l.client(t, "system:masters").Discovery().ServerPreferredResources())(t)
+			lists := must.Get(l.client(t, "system:masters").Discovery().ServerPreferredResources())(t)
 			var served []string
 			for _, list := range lists {
 				for _, res := range list.APIResources {
@@ -166,25 +165,21 @@ func TestCustomResourcesAreServedOnceDefined(t *testing.T) {
 			t.Fatalf("before it is defined: %v, %v", err, groups())
 		}
 		l.Define(r)
-		if diff := cmp.Diff([]string{"widgets Widget"}, groups()); diff != "" {
-			t.Errorf("discovery (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "discovery", []string{"widgets Widget"}, groups())
 		list, err := c.Resource(r.GroupVersionResource).List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(list.Items) != 0 {
 			t.Fatalf("empty: %v, %v", list, err)
 		}
 		for _, name := range []string{"b", "a"} {
-			must1(l.Store().Create(t.Context(), r.GroupVersionResource, widget(name, 1)))(t)
+			must.Get(l.Store().Create(t.Context(), r.GroupVersionResource, widget(name, 1)))(t)
 		}
 		list, err = c.Resource(r.GroupVersionResource).List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name!=zzz"})
-		must(t, err)
+		must.Do(t, err)
 		var got []string
 		for _, w := range list.Items {
 			got = append(got, w.GetKind()+" "+w.GetName())
 		}
-		if diff := cmp.Diff([]string{"WidgetList", "Widget a", "Widget b"}, slices.Insert(got, 0, list.GetKind())); diff != "" {
-			t.Errorf("list (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "list", []string{"WidgetList", "Widget a", "Widget b"}, slices.Insert(got, 0, list.GetKind()))
 	})
 }
 
@@ -197,52 +192,47 @@ type life struct {
 
 func lifeOf(t *testing.T, w *unstructured.Unstructured, err error) life {
 	t.Helper()
-	must(t, err)
+	must.Do(t, err)
 	size, _, err := unstructured.NestedInt64(w.Object, "spec", "size")
-	must(t, err)
+	must.Do(t, err)
 	phase, _, err := unstructured.NestedString(w.Object, "status", "phase")
-	must(t, err)
+	must.Do(t, err)
 	return life{size, phase, w.GetGeneration()}
 }
 
 func TestCustomResourcesKeepTheirHalvesApart(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		status bool
 		want   []life // created, main part patched, status patched or whole updated
-	}{
+	}
+	must.Each(t, map[string]row{
 		"status subresource": {true, []life{{1, "", 1}, {2, "", 2}, {2, "Ready", 2}}},
 		"one piece":          {false, []life{{1, "Made", 1}, {2, "Odd", 2}, {2, "Ready", 2}}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				c := newLab(t).widgets(t, tc.status)
-				w, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
-				got := []life{lifeOf(t, w, err)}
-				w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2},"status":{"phase":"Odd"}}`), metav1.PatchOptions{})
-				got = append(got, lifeOf(t, w, err))
-				var sub []string
-				if tc.status {
-					sub = []string{"status"}
-				}
-				w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"status":{"phase":"Ready"}}`), metav1.PatchOptions{}, sub...)
-				got = append(got, lifeOf(t, w, err))
-				if diff := cmp.Diff(tc.want, got); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
-			})
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			c := newLab(t).widgets(t, tc.status)
+			w, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
+			got := []life{lifeOf(t, w, err)}
+			w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2},"status":{"phase":"Odd"}}`), metav1.PatchOptions{})
+			got = append(got, lifeOf(t, w, err))
+			var sub []string
+			if tc.status {
+				sub = []string{"status"}
+			}
+			w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"status":{"phase":"Ready"}}`), metav1.PatchOptions{}, sub...)
+			got = append(got, lifeOf(t, w, err))
+			must.Equal(t, "got", tc.want, got)
 		})
-	}
+	})
 }
 
 func TestCustomResourcesRefuse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newLab(t).widgets(t, true)
 		first, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
-		must(t, err)
-		must1(c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2}}`), metav1.PatchOptions{}))(t)
+		must.Do(t, err)
+		must.Get(c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2}}`), metav1.PatchOptions{}))(t)
 		stale := `{"metadata":{"resourceVersion":"` + first.GetResourceVersion() + `"},"spec":{"size":3}}`
 		_, stalePatch := c.Patch(t.Context(), "a", types.MergePatchType, []byte(stale), metav1.PatchOptions{})
 		_, staleUpdate := c.Update(t.Context(), first, metav1.UpdateOptions{})
@@ -255,27 +245,23 @@ func TestCustomResourcesRefuse(t *testing.T) {
 		want := []metav1.StatusReason{
 			metav1.StatusReasonConflict, metav1.StatusReasonConflict, metav1.StatusReasonInvalid, metav1.StatusReasonUnsupportedMediaType,
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "got", want, got)
 	})
 }
 
 func TestCustomResourcesAreWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newLab(t).widgets(t, true)
-		w := must1(c.Watch(t.Context(), metav1.ListOptions{}))(t)
-		must1(c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{}))(t)
-		must(t, c.Delete(t.Context(), "a", metav1.DeleteOptions{}))
+		w := must.Get(c.Watch(t.Context(), metav1.ListOptions{}))(t)
+		must.Get(c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{}))(t)
+		must.Do(t, c.Delete(t.Context(), "a", metav1.DeleteOptions{}))
 		var got []string
 		for range 2 {
 			e := <-w.ResultChan()
 			got = append(got, string(e.Type)+" "+e.Object.GetObjectKind().GroupVersionKind().Kind)
 		}
 		w.Stop()
-		if diff := cmp.Diff([]string{string(watch.Added) + " Widget", string(watch.Deleted) + " Widget"}, got); diff != "" {
-			t.Errorf("events (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "events", []string{string(watch.Added) + " Widget", string(watch.Deleted) + " Widget"}, got)
 	})
 }
 
@@ -285,7 +271,7 @@ func TestCertificateRequestsAreSelectedBySigner(t *testing.T) {
 		c := l.client(t, "system:masters").CertificatesV1().CertificateSigningRequests()
 		for name, signer := range map[string]string{"a": certificatesv1.KubeletServingSignerName, "b": certificatesv1.KubeAPIServerClientSignerName} {
 			r := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: signer}}
-			must1(c.Create(t.Context(), r, metav1.CreateOptions{}))(t)
+			must.Get(c.Create(t.Context(), r, metav1.CreateOptions{}))(t)
 		}
 		list, err := c.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName})
 		if err != nil || len(list.Items) != 1 || list.Items[0].Name != "a" {
@@ -299,8 +285,7 @@ type warned []string
 
 func (w *warned) HandleWarningHeader(_ int, _, text string) { *w = append(*w, text) }
 
-// TestUnknownFields: a field that a kind does not have is a warning, or an error for a client
-// that wants so.
+// TestUnknownFields: a field that a kind does not have is a warning, or an error for a client that wants so.
 func TestUnknownFields(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
@@ -319,9 +304,7 @@ func TestUnknownFields(t *testing.T) {
 				t.Errorf("%q: %v, warned of %q", validation, err, *said)
 			}
 		}
-		if err := post("Ignore"); err != nil || len(*said) != 0 {
-			t.Errorf("Ignore: %v, warned of %q", err, *said)
-		}
+		must.Equal(t, "ignored, warned of", []any{nil, 0}, []any{post("Ignore"), len(*said)})
 		const refused = `Deployment in version "v1" cannot be handled as a Deployment: strict decoding error: unknown field "spec.replcas"`
 		if err := post("Strict"); err == nil || err.Error() != refused {
 			t.Errorf("Strict: %v", err)
@@ -344,8 +327,7 @@ func TestUnknownFields(t *testing.T) {
 
 var _ rest.WarningHandler = (*warned)(nil)
 
-// TestOwners: a client with a name owns the fields that it sets, and entries of a list have
-// owners of their own.
+// TestOwners: a client with a name owns the fields that it sets, and entries of a list have owners of their own.
 func TestOwners(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
@@ -355,7 +337,7 @@ func TestOwners(t *testing.T) {
 			_, err := c.Patch(t.Context(), "web", types.ApplyPatchType, []byte(body), metav1.PatchOptions{FieldManager: manager})
 			return err
 		}
-		must(t, apply("a", `{"port":80,"protocol":"TCP","name":"http"}`))
+		must.Do(t, apply("a", `{"port":80,"protocol":"TCP","name":"http"}`))
 		if err := apply("b", `{"port":443,"protocol":"TCP","name":"https"}`); err != nil {
 			t.Errorf("another port: %v", err)
 		}
@@ -366,8 +348,7 @@ func TestOwners(t *testing.T) {
 	})
 }
 
-// TestOpenAPI: the index names a document for each group, and a document has what kubectl
-// apply and explain look for.
+// TestOpenAPI: the index names a document for each group, and a document has what kubectl apply and explain look for.
 func TestOpenAPI(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
@@ -420,9 +401,7 @@ func TestOpenAPI(t *testing.T) {
 			for _, m := range doc.Components.Schemas {
 				described = described || len(m.Kinds) == 1 && m.Kinds[0]["kind"] == r.Kind
 			}
-			if !patched || !described {
-				t.Errorf("%s: patch %v, schema %v", r.Kind, patched, described)
-			}
+			must.Equal(t, "patch, schema", []any{true, true}, []any{patched, described})
 			if r.Kind == "Pod" {
 				containers := doc.Components.Schemas["io.k8s.api.core.v1.PodSpec"].Properties["containers"]
 				if containers["x-kubernetes-patch-merge-key"] != "name" || containers["x-kubernetes-patch-strategy"] != "merge" {

@@ -287,8 +287,7 @@ func (l Layout) objects() ([]*unstructured.Unstructured, error) {
 // together are kinds that a group has wherever it has any.
 var together = map[string][]string{"longhorn.io": {"Node", "Volume", "Replica", "Setting"}, "piraeus.io": {"LinstorCluster", "LinstorSatellite"}}
 
-// add creates the object in the lab's Kubernetes, after its definition if it is a custom
-// resource.
+// add creates the object in the lab's Kubernetes, after its definition if it is a custom resource.
 func add(ctx context.Context, lab *sim.Lab, o *unstructured.Unstructured) error {
 	gvk := o.GroupVersionKind()
 	define := func(kind string) {

@@ -6,8 +6,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/constants"
 )
 
-// Objects are those of the manifests, as Talos applies them to a new cluster. Since 1.13 it
-// keeps an inventory of them.
+// Objects are those of the manifests, as Talos applies them to a new cluster. Since 1.13 it keeps an inventory of them.
 func Objects(all []Manifest, inventoried bool) []map[string]any {
 	var objects []map[string]any
 	for _, m := range all {
@@ -19,8 +18,7 @@ func Objects(all []Manifest, inventoried bool) []map[string]any {
 	return objects
 }
 
-// owningInventory marks an object of an inventory (ssa.InventoryAnnotationKey in
-// go-kubernetes).
+// owningInventory marks an object of an inventory (ssa.InventoryAnnotationKey in go-kubernetes).
 const owningInventory = "config.k8s.io/owning-inventory"
 
 // inventory marks the objects and returns the inventory that lists them, like the

@@ -148,8 +148,7 @@ func (a *answering) isShort() bool {
 	return err == nil && a.e.req.Method != http.MethodHead && a.written < said
 }
 
-// Hijack implements http.Hijacker: what the handler writes is read when it closes the
-// connection.
+// Hijack implements http.Hijacker: what the handler writes is read when it closes the connection.
 func (a *answering) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if a.e.spoken.major == 2 {
 		return nil, nil, http.ErrNotSupported
@@ -190,12 +189,10 @@ var (
 	_ net.Conn      = (*takenOver)(nil)
 )
 
-// lastWrite limits how long the delivery of delayed data may take after its connection was
-// closed.
+// lastWrite limits how long the delivery of delayed data may take after its connection was closed.
 const lastWrite = 5 * time.Second
 
-// delayed delays everything written to its connections, like a longer line with the same
-// bandwidth.
+// delayed delays everything written to its connections, like a longer line with the same bandwidth.
 type delayed struct {
 	net.Listener
 	net *Network
@@ -251,16 +248,14 @@ func (c *delayedConn) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// SetWriteDeadline does nothing: a write does not wait for the other side. TLS sets a past
-// deadline before it closes a connection; that must not stop the delivery of earlier
-// writes.
+// SetWriteDeadline does nothing: a write does not wait for the other side. TLS sets a past deadline before it closes a
+// connection; that must not stop the delivery of earlier writes.
 func (*delayedConn) SetWriteDeadline(time.Time) error { return nil }
 
 // SetDeadline sets only the read deadline.
 func (c *delayedConn) SetDeadline(t time.Time) error { return c.SetReadDeadline(t) }
 
-// Close closes the connection for its user at once, and for the other side when all
-// delayed data was delivered.
+// Close closes the connection for its user at once, and for the other side when all delayed data was delivered.
 func (c *delayedConn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"slices"
 	"time"
 )
 
@@ -145,8 +146,7 @@ func (e *exchange) arriving(state *tls.ConnectionState) (*http.Request, error) {
 	return in.WithContext(e.ctx), nil
 }
 
-// addBody determines the body's length as net/http does: an unknown length means chunks, unless it is
-// empty.
+// addBody determines the body's length as net/http does: an unknown length means chunks, unless it is empty.
 func (e *exchange) addBody(in *http.Request) error {
 	if e.req.Body == nil || e.req.Body == http.NoBody {
 		return nil
@@ -171,8 +171,7 @@ func (e *exchange) addBody(in *http.Request) error {
 	return nil
 }
 
-// sending is the request's body; it fails if the client ends, or if its length is not as
-// promised.
+// sending is the request's body; it fails if the client ends, or if its length is not as promised.
 type sending struct {
 	from         io.Reader
 	e            *exchange
@@ -432,12 +431,7 @@ func (d *Dialer) Believes(config *tls.Config, cert *x509.Certificate, host strin
 		d.believed[about] = chain
 		d.mu.Unlock()
 	}
-	for _, c := range chain {
-		if now.Before(c.NotBefore) || now.After(c.NotAfter) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.Before(c.NotBefore) || now.After(c.NotAfter) })
 }
 
 // verify verifies as a handshake does; the chain is empty if only the certificate itself counts.

@@ -64,8 +64,7 @@ func (n *Network) listen(addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// Wait waits until all delayed data was delivered. The servers' ends of all connections
-// must be closed.
+// Wait waits until all delayed data was delivered. The servers' ends of all connections must be closed.
 func (n *Network) Wait() { n.underWay.Wait() }
 
 func (n *Network) listener(addr string) (*memListener, bool) {
@@ -300,9 +299,8 @@ func (q *Queue) Close() error {
 // Addr implements net.Listener.
 func (*Queue) Addr() net.Addr { return memAddr("memory") }
 
-// pipeConn is one end of a buffered connection. Its deadlines are exact: after a reset an
-// earlier deadline has no late effect. net/http relies on that when it keeps a connection
-// for the next request.
+// pipeConn is one end of a buffered connection. Its deadlines are exact: after a reset an earlier deadline has no late
+// effect. net/http relies on that when it keeps a connection for the next request.
 type pipeConn struct {
 	in, out               *stream
 	readLimit, writeLimit *deadline
@@ -522,8 +520,7 @@ type protocol struct {
 	aborted, torn, gone error
 }
 
-// errReset is http2.StreamError of a stream that the server has reset (net/http,
-// http2serverConn.handlerPanicked).
+// errReset is http2.StreamError of a stream that the server has reset (net/http, http2serverConn.handlerPanicked).
 var errReset = errors.New("stream error: stream ID 1; INTERNAL_ERROR; received from peer")
 
 var (

@@ -15,6 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
@@ -23,7 +26,7 @@ func listening(t *testing.T, latency time.Duration) (*network.Network, net.Liste
 	t.Helper()
 	n := network.Memory()
 	n.Latency = latency
-	l := must1(n.Listen("127.42.7.1:80"))(t)
+	l := must.Get(n.Listen("127.42.7.1:80"))(t)
 	return n, l
 }
 
@@ -41,7 +44,7 @@ func TestAddressWithoutAListener(t *testing.T) {
 		}
 		dial("127.42.7.1:443", syscall.ECONNREFUSED)
 		dial("127.42.7.11:80", syscall.EHOSTUNREACH)
-		must(t, l.Close())
+		must.Do(t, l.Close())
 		dial("127.42.7.1:80", syscall.EHOSTUNREACH)
 	})
 }
@@ -68,9 +71,7 @@ func TestLatency(t *testing.T) {
 			}
 			got, err := io.ReadAll(res.Body)
 			_ = res.Body.Close()
-			if err != nil || string(got) != body {
-				t.Errorf("got %d bytes, %v; want %d", len(got), err, len(body))
-			}
+			must.Equal(t, "body", []any{nil, body}, []any{err, string(got)})
 			if took := time.Since(began); took < latency || took > 10*latency {
 				t.Errorf("it took %s", took)
 			}
@@ -84,9 +85,7 @@ func TestLatency(t *testing.T) {
 		}
 		transport.CloseIdleConnections()
 		_ = server.Close()
-		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
+		must.Equal(t, "got", http.ErrServerClosed, <-ended, cmpopts.EquateErrors())
 		n.Wait()
 	})
 }
@@ -110,18 +109,15 @@ func TestDelayedDataArrives(t *testing.T) {
 			_ = l.Close()
 		}()
 		began := time.Now()
-		conn := must1(n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80"))(t)
+		conn := must.Get(n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80"))(t)
 		got, err := io.ReadAll(conn)
 		_ = conn.Close()
 		n.Wait()
-		if took := time.Since(began); string(got) != "all of it" || err != nil || took != latency {
-			t.Errorf("%q, %v after %s", got, err, took)
-		}
+		must.Equal(t, "read", []any{"all of it", nil, latency}, []any{string(got), err, time.Since(began)})
 	})
 }
 
-// TestKeptConnections sends requests that net/http must not repeat sequentially over one
-// connection: none may fail.
+// TestKeptConnections sends requests that net/http must not repeat sequentially over one connection: none may fail.
 func TestKeptConnections(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -138,9 +134,7 @@ func TestKeptConnections(t *testing.T) {
 				t.Fatalf("got %q, %v; want %q", got, err, want)
 			}
 		}
-		if n := s.dialer.Dials(); n != 1 {
-			t.Errorf("%d connections were made", n)
-		}
+		must.Equal(t, "connections were made", 1, s.dialer.Dials())
 	})
 }
 
@@ -185,7 +179,7 @@ func TestClosedByTheOther(t *testing.T) {
 				_ = conn.Close()
 			}
 		}()
-		conn := must1(n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80"))(t)
+		conn := must.Get(n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80"))(t)
 		synctest.Wait()
 		for range 2 {
 			if n, err := conn.Write([]byte("hello")); n != 5 || err != nil {
@@ -216,8 +210,7 @@ func directly(t *testing.T, h http.HandlerFunc) (*http.Client, *network.Dialer, 
 	return &http.Client{Transport: d.Direct(&http.Transport{DialContext: d.DialContext, ResponseHeaderTimeout: time.Minute})}, d, l
 }
 
-// TestStreamPastTheWire reads flushed data while the handler runs, and ends the stream at the
-// client.
+// TestStreamPastTheWire reads flushed data while the handler runs, and ends the stream at the client.
 func TestStreamPastTheWire(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -236,8 +229,8 @@ func TestStreamPastTheWire(t *testing.T) {
 		defer l.Close()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		req := must1(http.NewRequestWithContext(ctx, http.MethodGet, "http://127.42.7.1/", nil))(t)
-		resp := must1(client.Do(req))(t)
+		req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "http://127.42.7.1/", nil))(t)
+		resp := must.Get(client.Do(req))(t)
 		lines := bufio.NewScanner(resp.Body)
 		for i := range 3 {
 			if !lines.Scan() || lines.Text() != fmt.Sprint(i) {
@@ -249,9 +242,7 @@ func TestStreamPastTheWire(t *testing.T) {
 			t.Errorf("after the client's end: %q, %v", lines.Text(), lines.Err())
 		}
 		_ = resp.Body.Close()
-		if err := <-left; !errors.Is(err, context.Canceled) {
-			t.Errorf("the handler: %v", err)
-		}
+		must.Equal(t, "the handler", context.Canceled, <-left, cmpopts.EquateErrors())
 	})
 }
 
@@ -289,21 +280,4 @@ func TestSlowHeaderPastTheWire(t *testing.T) {
 			t.Error(err)
 		}
 	})
-}
-
-// must ends the test at an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// must1 is the value of a call that must succeed: must1(f())(t).
-func must1[V any](v V, err error) func(testing.TB) V {
-	return func(t testing.TB) V {
-		t.Helper()
-		must(t, err)
-		return v
-	}
 }

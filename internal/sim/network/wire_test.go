@@ -20,6 +20,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
@@ -46,10 +49,10 @@ const (
 func certificate(t *testing.T) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	must.Do(t, err)
 	c := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.ParseIP("127.42.7.1")}, IsCA: true, BasicConstraintsValid: true}
-	der := must1(x509.CreateCertificate(rand.Reader, c, c, key.Public(), key))(t)
-	leaf := must1(x509.ParseCertificate(der))(t)
+	der := must.Get(x509.CreateCertificate(rand.Reader, c, c, key.Public(), key))(t)
+	leaf := must.Get(x509.ParseCertificate(der))(t)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
@@ -59,7 +62,7 @@ func serve(t *testing.T, p protocol, direct bool, handle func(*served, http.Resp
 	const addr = "127.42.7.1:443"
 	n := network.Memory()
 	l, err := n.Listen(addr)
-	must(t, err)
+	must.Do(t, err)
 	s := &served{dialer: n.Dialer(), at: &url.URL{Scheme: "https", Host: addr, Path: "/"}}
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.acted++
@@ -90,9 +93,7 @@ func serve(t *testing.T, p protocol, direct bool, handle func(*served, http.Resp
 	s.end = func() {
 		transport.CloseIdleConnections()
 		_ = s.server.Close()
-		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
+		must.Equal(t, "served", http.ErrServerClosed, <-ended, cmpopts.EquateErrors())
 	}
 	return s
 }
@@ -115,8 +116,7 @@ func (s *served) outcome(req *http.Request) string {
 	return fmt.Sprintf("%s %s %d %q %s; acted %d", resp.Proto, resp.Status, resp.ContentLength, got, kindOf(err), s.acted)
 }
 
-// kindOf classifies an error as clients do. HTTP/2 has two errors for a connection that
-// the client closed itself.
+// kindOf classifies an error as clients do. HTTP/2 has two errors for a connection that the client closed itself.
 func kindOf(err error) string {
 	if errors.Is(err, net.ErrClosed) {
 		return "it is closed"
@@ -176,8 +176,7 @@ var ends = map[string]func(*served, http.ResponseWriter, *http.Request){
 	},
 }
 
-// TestTheDoorMatchesTheWire plays each end over a connection and directly, and compares the
-// results.
+// TestTheDoorMatchesTheWire plays each end over a connection and directly, and compares the results.
 func TestTheDoorMatchesTheWire(t *testing.T) {
 	t.Parallel()
 	for name, handle := range ends {
@@ -190,7 +189,7 @@ func TestTheDoorMatchesTheWire(t *testing.T) {
 							s := serve(t, p, direct, handle)
 							defer s.end()
 							req, err := http.NewRequest(method, s.at.String(), nil)
-							must(t, err)
+							must.Do(t, err)
 							if method == http.MethodPost {
 								req.Body, req.ContentLength = io.NopCloser(strings.NewReader("sent")), 4
 							}
@@ -205,9 +204,7 @@ func TestTheDoorMatchesTheWire(t *testing.T) {
 					if p == http2 && strings.HasPrefix(name, "the client is cut off") {
 						wire = strings.Replace(wire, "unexpected EOF", "it is closed", 1)
 					}
-					if door != wire {
-						t.Errorf("past the wire: %s\nover it: %s", door, wire)
-					}
+					must.Equal(t, "past the wire: over it", wire, door)
 				})
 			}
 		}
@@ -224,7 +221,7 @@ func TestUntrustedServer(t *testing.T) {
 				defer s.end()
 				s.tls.RootCAs = x509.NewCertPool()
 				req, err := http.NewRequest(http.MethodGet, s.at.String(), nil)
-				must(t, err)
+				must.Do(t, err)
 				said = s.outcome(req)
 			})
 			return said

@@ -158,9 +158,8 @@ func accessRoutes() []route {
 	}
 }
 
-// permissions maps each path to the caller's privileges; the values say whether a privilege propagates. With a path
-// in the request, permissions returns only that path, even without privileges (pve-access-control,
-// API2/AccessControl.pm).
+// permissions maps each path to the caller's privileges; the values say whether a privilege propagates. With a path in
+// the request, permissions returns only that path, even without privileges (pve-access-control, API2/AccessControl.pm).
 func permissions(c *call) (any, error) {
 	user := cmp.Or(c.params["userid"], c.user)
 	owner, _, _ := strings.Cut(user, "!")

@@ -35,9 +35,8 @@ func writeAnswer(rw http.ResponseWriter, a answer) {
 	_, _ = rw.Write(body) // the client may be gone
 }
 
-// earlyError is an error of the HTTP server itself, before any API handler. AnyEvent.pm
-// has two forms: error puts the message into the body as plain text, other responses have
-// an empty body.
+// earlyError is an error of the HTTP server itself, before any API handler. AnyEvent.pm has two forms: error puts the
+// message into the body as plain text, other responses have an empty body.
 type earlyError struct {
 	status  int
 	message string

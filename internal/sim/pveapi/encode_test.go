@@ -3,6 +3,8 @@ package pveapi
 import (
 	"encoding/json"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestEncode compares with encoding/json.
@@ -27,9 +29,7 @@ func TestEncode(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := a.encode()
-			if err != nil || string(got) != string(want) {
-				t.Errorf("got %s, %v; want %s", got, err, want)
-			}
+			must.Equal(t, "got", []any{nil, string(want)}, []any{err, string(got)})
 		}
 	}
 	if _, err := (answer{Data: object{"f": func() {}}}).encode(); err == nil {

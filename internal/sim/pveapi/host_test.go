@@ -5,17 +5,16 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 func TestHostDown(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.DefineVM("pve2", 9021, map[string]string{"onboot": "1"}, nil))
-		must(t, l.world.DefineVM("pve2", 9022, nil, nil))
-		must(t, l.world.PowerOn(9021))
-		must(t, l.world.PowerOn(9022))
+		must.Do(t, l.world.DefineVM("pve2", 9021, map[string]string{"onboot": "1"}, nil))
+		must.Do(t, l.world.DefineVM("pve2", 9022, nil, nil))
+		must.Do(t, l.world.PowerOn(9021))
+		must.Do(t, l.world.PowerOn(9022))
 		upid := l.do("POST", "/nodes/pve2/qemu/9022/status/shutdown").Data.(string)
 		time.Sleep(2 * time.Second)
 		l.world.CrashHost("pve2")
@@ -75,7 +74,7 @@ func TestLocalStorages(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.AddStorage(world.Storage{ID: "rbd", Type: "rbd", Shared: true, Content: []string{"images"}})
 		l.world.AddStorage(world.Storage{ID: "only2", Type: "zfspool", Content: []string{"images"}, Hosts: []string{"pve2"}})
-		must(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": "fast:1", "scsi1": "rbd:1", "scsi2": "only2:1"}, nil))
+		must.Do(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": "fast:1", "scsi1": "rbd:1", "scsi2": "only2:1"}, nil))
 		count := func(host, storage string) any {
 			r := l.do("GET", "/nodes/"+host+"/storage/"+storage+"/content", "vmid=9021")
 			list, ok := r.Data.([]any)
@@ -142,9 +141,7 @@ func TestQuorumByVotes(t *testing.T) {
 		for _, host := range test.down {
 			l.world.BootHost(host)
 		}
-		if !l.world.Quorate() {
-			t.Error("no quorum with all hosts")
-		}
+		must.Equal(t, "no quorum with all hosts", false, !l.world.Quorate())
 	})
 }
 
@@ -156,9 +153,9 @@ func TestBootOrder(t *testing.T) {
 			if startup != "" {
 				config["startup"] = startup
 			}
-			must(t, l.world.DefineVM("pve2", id, config, nil))
+			must.Do(t, l.world.DefineVM("pve2", id, config, nil))
 		}
-		must(t, l.world.DefineVM("pve2", 9026, map[string]string{"onboot": "0"}, nil))
+		must.Do(t, l.world.DefineVM("pve2", 9026, map[string]string{"onboot": "0"}, nil))
 		l.world.CrashHost("pve2")
 		l.world.SetQuorum(false)
 		l.world.BootHost("pve2")
@@ -207,7 +204,7 @@ func TestFencing(t *testing.T) {
 	}
 	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
 		l.cluster(t)
-		must(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": test.disk}, nil))
+		must.Do(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": test.disk}, nil))
 		if test.ha != nil {
 			test.ha.SID = "vm:9021"
 			l.world.AddHA(*test.ha)
@@ -236,8 +233,8 @@ func TestFencing(t *testing.T) {
 func TestRequestUnderACrash(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.cluster(t)
-		must(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": "fast:1"}, nil))
-		must(t, l.world.PowerOn(9021))
+		must.Do(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": "fast:1"}, nil))
+		must.Do(t, l.world.PowerOn(9021))
 		time.AfterFunc(500*time.Millisecond, func() { l.world.CrashHost("pve2") })
 		got := l.do("PUT", "/nodes/pve2/qemu/9021/config", "scsi1=fast:1,serial=x")
 		same(t, reply{Status: "596 Connection timed out"}, got)
@@ -276,15 +273,13 @@ func TestHARemovedLeavesTheVMAndItsRules(t *testing.T) {
 		"the default": {want: []any{left("vm:9090")}},
 	}
 	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
-		must(t, l.world.PowerOn(9011))
+		must.Do(t, l.world.PowerOn(9011))
 		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started"})
 		l.world.AddHARule(rule)
 		l.world.AddHARule(alone)
 		same(t, "200 OK", l.root("DELETE", resources+"/vm:9011", test.form...).Status)
 		same(t, test.want, l.do("GET", "/cluster/ha/rules").Data)
-		if got := l.services(); !cmp.Equal(got, []string{"vm:9011 deleting"}) {
-			t.Error("before the manager's round: ", got)
-		}
+		must.Equal(t, "before the manager's round", []string{"vm:9011 deleting"}, l.services())
 		time.Sleep(time.Minute)
 		same(t, []any{"running", map[string]any{"managed": 0.0}}, l.ha())
 		same(t, []string(nil), l.services())
@@ -306,7 +301,7 @@ func (l *lab) services() []string {
 // TestHAStartsOnceMoreAfterRemoval: until its next round the manager still manages the VM.
 func TestHAStartsOnceMoreAfterRemoval(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.PowerOn(9011))
+		must.Do(t, l.world.PowerOn(9011))
 		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started"})
 		l.root("DELETE", resources+"/vm:9011", "purge=0")
 		taskOK(t, l.task("POST", vm+"/status/stop"))
@@ -351,9 +346,7 @@ func TestHARefusals(t *testing.T) {
 			"wrong digest": {l.root("PUT", resources+"/vm:9011", "comment=x", "digest=00").Status, "500 update resource failed: detected modified configuration - file changed by other user? Try again."},
 			"wrong state":  {l.root("PUT", resources+"/vm:9011", "state=on").Status, bad},
 		} {
-			if test.got != test.want {
-				t.Errorf("%s: %s, want %s", name, test.got, test.want)
-			}
+			must.Equal(t, name, test.want, test.got)
 		}
 		l.world.SetQuorum(false)
 		same(t, "500 delete resource failed: cfs-lock 'domain-ha' error: no quorum!", l.root("DELETE", resources+"/vm:9011").Status)

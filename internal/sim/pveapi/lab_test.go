@@ -25,6 +25,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -72,8 +73,8 @@ func newLab(t *testing.T, privileges ...string) *lab {
 	if len(privileges) > 0 {
 		w.Grant(world.ACL{Path: "/", Who: tokenID, Role: "Talos", Propagate: true})
 	}
-	must(t, w.AddISO("isos", "pve1", "boot.iso", []byte("iso")))
-	must(t, w.DefineVM("pve1", 9011, map[string]string{
+	must.Do(t, w.AddISO("isos", "pve1", "boot.iso", []byte("iso")))
+	must.Do(t, w.DefineVM("pve1", 9011, map[string]string{
 		"name": "wk1", "memory": "2048", "cores": "2", "smbios1": "uuid=AAAAAAAA-0000-4000-8000-000000009011",
 		"net0": "virtio=BC:24:11:00:90:11,bridge=vmbr0", "scsihw": "virtio-scsi-single", "agent": "1", "onboot": "1",
 		"scsi0": "fast:10,serial=sys", "scsi1": "fast:5,serial=data-wk1,discard=on,ssd=1,iothread=1", "efidisk0": "fast:1,efitype=4m",
@@ -83,7 +84,7 @@ func newLab(t *testing.T, privileges ...string) *lab {
 
 	net1 := network.Memory()
 	listener, err := net1.Listen("127.42.7.1:8006")
-	must(t, err)
+	must.Do(t, err)
 	server := pveapi.New(w, l.rec, "pve1")
 	server.Serve(listener, certificate(t))
 	l.dialer = net1.Dialer()
@@ -92,16 +93,9 @@ func newLab(t *testing.T, privileges ...string) *lab {
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
 		w.Close()
-		must(t, server.Close())
+		must.Do(t, server.Close())
 	})
 	return l
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func same(t *testing.T, want, got any) {
@@ -123,13 +117,13 @@ func taskOK(t *testing.T, ended any) {
 func certificate(t *testing.T) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	must.Do(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pve1"}, IPAddresses: []net.IP{net.ParseIP("127.42.7.1")},
 		NotBefore: time.Now(), NotAfter: time.Now().Add(24 * time.Hour),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	must(t, err)
+	must.Do(t, err)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
@@ -146,7 +140,7 @@ func (l *lab) as(token, method, path, contentType string, body []byte) reply {
 	ctx, cancel := context.WithTimeout(l.t.Context(), 10*time.Minute)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, base+path, bytes.NewReader(body))
-	must(l.t, err)
+	must.Do(l.t, err)
 	if token != "" {
 		req.Header.Set("Authorization", "PVEAPIToken="+token+"="+secret)
 	}
@@ -154,14 +148,14 @@ func (l *lab) as(token, method, path, contentType string, body []byte) reply {
 		req.Header.Set("Content-Type", contentType)
 	}
 	res, err := l.client.Do(req)
-	must(l.t, err)
+	must.Do(l.t, err)
 	defer func() { _ = res.Body.Close() }()
 	raw, err := io.ReadAll(res.Body)
-	must(l.t, err)
+	must.Do(l.t, err)
 	out := reply{Status: res.Status, Plain: string(raw)}
 	if res.Header.Get("Content-Type") != "" {
 		out.Plain = ""
-		must(l.t, json.Unmarshal(raw, &out))
+		must.Do(l.t, json.Unmarshal(raw, &out))
 	}
 	return out
 }
@@ -252,7 +246,7 @@ func (l *lab) config(id int) map[string]any {
 func (l *lab) volumesOn(host, storage string) (volids []string) {
 	l.t.Helper()
 	list, err := l.world.Volumes(storage, host)
-	must(l.t, err)
+	must.Do(l.t, err)
 	for _, v := range list {
 		volids = append(volids, v.Volid)
 	}
@@ -273,9 +267,7 @@ func inEachLab[T any](t *testing.T, rows map[string]T, run func(*testing.T, *lab
 	t.Helper()
 	t.Parallel()
 	for name, row := range rows {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, func(t *testing.T, l *lab) { run(t, l, row) })
-		})
+		t.Run(name, func(t *testing.T) { inLab(t, func(t *testing.T, l *lab) { run(t, l, row) }) })
 	}
 }
 
@@ -287,7 +279,7 @@ func TestPermissionsOfPoolAndPath(t *testing.T) {
 		l := newLab(t)
 		l.world.AddRole("Look", "VM.Audit")
 		l.world.Grant(world.ACL{Path: "/pool/talos", Who: tokenID, Role: "Look", Propagate: true})
-		must(t, l.world.DefineVM("pve1", 9012, map[string]string{"pool": "talos"}, nil))
+		must.Do(t, l.world.DefineVM("pve1", 9012, map[string]string{"pool": "talos"}, nil))
 		same(t, "200 OK", l.do("GET", "/nodes/pve1/qemu/9012/config").Status)
 		same(t, "403 Permission check failed (/vms/9011, VM.Audit)", l.do("GET", vm+"/config").Status)
 		want := map[string]any{"/pool/talos": map[string]any{"VM.Audit": 1.0}, "/vms/9012": map[string]any{"VM.Audit": 0.0}} // 0: does not propagate

@@ -7,8 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -19,7 +18,7 @@ func migrating(t *testing.T, l *lab, config map[string]string) *world.Media {
 	l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: "Migrates", Propagate: true})
 	l.world.AddStorage(world.Storage{ID: "rbd", Type: "rbd", Shared: true, Content: []string{"images"}})
 	media := world.NewMedia([]byte("bytes"))
-	must(t, l.world.DefineVM("pve1", 9012, config, map[string]*world.Media{"scsi0": media}))
+	must.Do(t, l.world.DefineVM("pve1", 9012, config, map[string]*world.Media{"scsi0": media}))
 	return media
 }
 
@@ -56,10 +55,10 @@ func TestMigrate(t *testing.T) {
 		l.world.Protect(world.Protected{Serial: "s", Media: media})
 		if test.config["description"] == "taken" {
 			_, err := l.world.Alloc("fast", "pve2", 9012, 1<<30, nil)
-			must(t, err)
+			must.Do(t, err)
 		}
 		if test.running {
-			must(t, l.world.PowerOn(9012))
+			must.Do(t, l.world.PowerOn(9012))
 		}
 		upid := l.do("POST", migrant+"/migrate", append(test.form, "target=pve2")...).Data.(string)
 		time.Sleep(1200 * time.Millisecond)
@@ -74,7 +73,7 @@ func TestMigrate(t *testing.T) {
 		same(t, want, l.do("PUT", migrant+"/config", "cores=2").Status)
 		taskOK(t, l.ended(upid))
 		vm, err := l.world.LookupVM("pve2", 9012)
-		must(t, err)
+		must.Do(t, err)
 		same(t, []any{test.want, "", test.running}, []any{vm.Config["scsi0"], vm.Config["lock"], vm.Running})
 		volid, _, _ := strings.Cut(test.want, ",")
 		if got := l.world.Media(volid, "pve2"); got == nil || string(got.Bytes()) != "bytes" {
@@ -122,7 +121,7 @@ func TestMigrateRefused(t *testing.T) {
 	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
 		migrating(t, l, test.config)
 		if test.running {
-			must(t, l.world.PowerOn(9012))
+			must.Do(t, l.world.PowerOn(9012))
 		}
 		if test.before != nil {
 			test.before(l)
@@ -134,14 +133,12 @@ func TestMigrateRefused(t *testing.T) {
 			task, _ := l.world.WaitTask(upid)
 			got, log = task.ExitStatus, task.Log
 		}
-		if got != test.want {
-			t.Errorf("%s, want %s; log %q", got, test.want, log)
-		}
+		must.Equal(t, "log", test.want, got)
 		if test.log != "" && !slices.Contains(log, test.log) {
 			t.Errorf("log: %q", log)
 		}
 		vm, err := l.world.LookupVM("pve1", 9012)
-		must(t, err)
+		must.Do(t, err)
 		if lock := vm.Config["lock"]; lock != "" && test.want != "500 VM is locked (backup)" || vm.Running != test.running {
 			t.Errorf("lock %q, running %v", lock, vm.Running)
 		}
@@ -165,7 +162,7 @@ func TestMigrationCutShort(t *testing.T) {
 				cut(l, upid)
 				task, _ := l.world.WaitTask(upid)
 				vm, err := l.world.LookupVM("pve1", 9012)
-				must(t, err)
+				must.Do(t, err)
 				want := []any{"unexpected status", "migrate", []string{"fast:9012/vm-9012-disk-0.raw"}}
 				if name == "told to stop" {
 					want = []any{"migration aborted", "", []string(nil)}
@@ -181,7 +178,7 @@ func TestMigrationCutShort(t *testing.T) {
 func TestHAMigrates(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		migrating(t, l, map[string]string{"scsi0": "rbd:1"})
-		must(t, l.world.PowerOn(9012))
+		must.Do(t, l.world.PowerOn(9012))
 		l.world.AddHA(world.HAResource{SID: "vm:9012", State: "started"})
 		where := func() []any {
 			vm := l.vm(9012)
@@ -199,14 +196,12 @@ func TestReplicationKeepsTheVM(t *testing.T) {
 		l.world.AddReplication(world.ReplicationJob{ID: "9011-0", Guest: 9011, Target: "pve2", Schedule: "*/15", NextSync: time.Unix(1e9, 0)})
 		job := map[string]any{"id": "9011-0", "type": "local", "guest": 9011.0, "jobnum": 0.0, "target": "pve2", "schedule": "*/15"}
 		same(t, []any{job}, l.do("GET", "/cluster/replication").Data)
-		if got := l.do("GET", "/nodes/pve2/replication?guest=9011").Data; !cmp.Equal(got, []any{}) {
-			t.Errorf("on the other host: %v", got)
-		}
+		must.Equal(t, "on the other host", []any{}, l.do("GET", "/nodes/pve2/replication?guest=9011").Data)
 		status := l.do("GET", "/nodes/pve1/replication?guest=9011").Data.([]any)[0].(map[string]any)
 		same(t, 1e9, status["next_sync"])
 		want := "500 There is a replication job '9011-0' for guest '9011' - Please remove that first."
 		same(t, want, l.do("DELETE", vm).Status)
-		must(t, l.world.DefineVM("pve1", 9090, map[string]string{"scsi3": "fast:1"}, nil))
+		must.Do(t, l.world.DefineVM("pve1", 9090, map[string]string{"scsi3": "fast:1"}, nil))
 		want = "500 Cannot move disk to a replicated VM. Storage does not support replication!"
 		same(t, want, l.do("POST", "/nodes/pve1/qemu/9090/move_disk", "disk=scsi3", "target-vmid=9011").Status)
 		same(t, "500 cannot add non-replicatable volume to a replicated VM", l.do("PUT", vm+"/config", "scsi3=fast:1").Status)
@@ -270,7 +265,7 @@ func TestBackup(t *testing.T) {
 	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
 		migrating(t, l, test.config)
 		if test.running {
-			must(t, l.world.PowerOn(9012))
+			must.Do(t, l.world.PowerOn(9012))
 		}
 		upid := l.world.StartBackup("root@pam", "pve1", time.Minute, 9012)
 		time.Sleep(time.Second)
@@ -292,7 +287,7 @@ func TestBackupEndsWithItsHost(t *testing.T) {
 		l.world.CrashHost("pve1")
 		lock := func() string {
 			vm, err := l.world.LookupVM("pve1", 9011)
-			must(t, err)
+			must.Do(t, err)
 			return vm.Config["lock"]
 		}
 		if task, _ := l.world.WaitTask(upid); task.ExitStatus != "unexpected status" || lock() != "backup" {
@@ -301,7 +296,7 @@ func TestBackupEndsWithItsHost(t *testing.T) {
 		l.world.BootHost("pve1")
 		time.Sleep(time.Minute)
 		vm, err := l.world.LookupVM("pve1", 9011)
-		must(t, err)
+		must.Do(t, err)
 		if lock() != "" || !vm.Running {
 			t.Errorf("lock %q, running %v", lock(), vm.Running)
 		}

@@ -22,9 +22,7 @@ func qemuRoutes() []route {
 			method: "POST", path: "/nodes/{node}/qemu", options: true, need: []string{"vmid"}, handle: createVM,
 			params: []string{"vmid", "pool", "start", "force", "storage", "unique", "bwlimit", "live-restore", "archive", "ha-managed", "import-working-storage"},
 		},
-		{
-			method: "DELETE", path: vm, params: []string{"purge", "destroy-unreferenced-disks", "skiplock"}, handle: destroyVM,
-		},
+		{method: "DELETE", path: vm, params: []string{"purge", "destroy-unreferenced-disks", "skiplock"}, handle: destroyVM},
 		{method: "GET", path: vm + "/config", params: []string{"current", "snapshot"}, handle: config},
 		{method: "PUT", path: vm + "/config", params: change, options: true, handle: setConfig},
 		{method: "POST", path: vm + "/config", params: append(change, "background_delay", "import-working-storage"), options: true, handle: setConfigTask},

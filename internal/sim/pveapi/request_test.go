@@ -17,6 +17,7 @@ import (
 
 	proxmox "github.com/luthermonson/go-proxmox"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -25,8 +26,8 @@ import (
 func waits(t *testing.T) func(task *proxmox.Task, err error) {
 	return func(task *proxmox.Task, err error) {
 		t.Helper()
-		must(t, err)
-		must(t, task.Wait(t.Context(), time.Second, time.Minute))
+		must.Do(t, err)
+		must.Do(t, task.Wait(t.Context(), time.Second, time.Minute))
 		if !task.IsSuccessful {
 			t.Fatalf("task %s: %s", task.UPID, task.ExitStatus)
 		}
@@ -39,41 +40,39 @@ func TestGoProxmox(t *testing.T) {
 		ctx := t.Context()
 		client := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithAPIToken(tokenID, secret))
 		version, err := client.Version(ctx)
-		must(t, err)
+		must.Do(t, err)
 		same(t, "9.2", version.Release)
 		nodes, err := client.Nodes(ctx)
-		must(t, err)
+		must.Do(t, err)
 		same(t, 2, len(nodes))
 		cluster, err := client.Cluster(ctx)
-		must(t, err)
+		must.Do(t, err)
 		same(t, 1, cluster.Quorate)
 		node, err := client.Node(ctx, "pve1")
-		must(t, err)
+		must.Do(t, err)
 		wait := waits(t)
 		wait(node.NewVirtualMachine(ctx, 9012,
 			proxmox.VirtualMachineOption{Name: "name", Value: "wk2"},
 			proxmox.VirtualMachineOption{Name: "cores", Value: 4},
 			proxmox.VirtualMachineOption{Name: "scsi0", Value: "thin:8,serial=s"}))
 		vm, err := node.VirtualMachine(ctx, 9012)
-		must(t, err)
+		must.Do(t, err)
 		same(t, []any{"wk2", 4, "thin:vm-9012-disk-0,serial=s,size=8G"}, []any{vm.Name, vm.CPUs, vm.VirtualMachineConfig.SCSIs["scsi0"]})
 		wait(vm.Start(ctx))
-		must(t, vm.Ping(ctx))
+		must.Do(t, vm.Ping(ctx))
 		same(t, []any{"running", "running"}, []any{vm.Status, vm.QMPStatus})
 		wait(vm.Stop(ctx))
 		wait(vm.ResizeDisk(ctx, "scsi0", "+2G"))
 		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))
 		storage, err := node.Storage(ctx, "thin")
-		must(t, err)
+		must.Do(t, err)
 		content, err := storage.GetContent(ctx)
-		must(t, err)
+		must.Do(t, err)
 		if len(content) != 1 || content[0].Size != 10<<30 || content[0].VMID != 9012 {
 			t.Errorf("content %+v", content)
 		}
 		wait(vm.Delete(ctx, nil))
-		if got := l.world.Media("thin:vm-9012-disk-0", "pve1"); got != nil {
-			t.Error("the disk is still there")
-		}
+		must.Equal(t, "the disk is still there", false, l.world.Media("thin:vm-9012-disk-0", "pve1") != nil)
 	})
 }
 
@@ -154,9 +153,7 @@ func TestShutdown(t *testing.T) {
 		same(t, test.want == "VM quit/powerdown failed - got timeout", running)
 		if !running {
 			<-g.killed
-			if g.hw.Drives() != nil {
-				t.Error("the dead guest still sees its drives")
-			}
+			must.Equal(t, "the dead guest still sees its drives", false, g.hw.Drives() != nil)
 		}
 		g.hw.PowerOff() // safe even after Kill
 	})
@@ -164,7 +161,7 @@ func TestShutdown(t *testing.T) {
 
 func TestClosedWorldBreaksConnections(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.PowerOn(9011))
+		must.Do(t, l.world.PowerOn(9011))
 		upid := l.do("POST", vm+"/status/shutdown").Data.(string)
 		ended := make(chan error)
 		go func() {
@@ -210,7 +207,7 @@ func (l *lab) sent(method, path, form string, patience time.Duration) string {
 	defer cancel()
 	began := time.Now()
 	req, err := http.NewRequestWithContext(ctx, method, base+path, strings.NewReader(form))
-	must(l.t, err)
+	must.Do(l.t, err)
 	req.Header.Set("Authorization", "PVEAPIToken="+tokenID+"="+secret)
 	if form != "" {
 		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
@@ -219,7 +216,7 @@ func (l *lab) sent(method, path, form string, patience time.Duration) string {
 	res, err := l.client.Do(req)
 	if err == nil {
 		said = res.Status
-		must(l.t, res.Body.Close())
+		must.Do(l.t, res.Body.Close())
 	} else if errors.Is(err, context.DeadlineExceeded) {
 		said = "gave up"
 	}
@@ -250,7 +247,7 @@ func TestHeld(t *testing.T) {
 		"the sender is gone":            {record.GatewayTimeout, 10 * time.Second, "gave up after 10s"},
 	}
 	inEachLab(t, tests, func(t *testing.T, l *lab, c row) {
-		must(t, l.world.DefineVM("pve1", 9012, map[string]string{"name": "old"}, nil))
+		must.Do(t, l.world.DefineVM("pve1", 9012, map[string]string{"name": "old"}, nil))
 		held, late := l.holdNext(c.answer)
 		same(t, c.want, l.sent("DELETE", "/nodes/pve1/qemu/9012", "", c.patience))
 		time.Sleep(time.Hour)
@@ -291,7 +288,7 @@ func TestHeldMeetsWhatIsThere(t *testing.T) {
 		}, 401, false},
 	}
 	inEachLab(t, tests, func(t *testing.T, l *lab, c row) {
-		must(t, l.world.DefineVM("pve1", 9012, map[string]string{"name": "old"}, nil))
+		must.Do(t, l.world.DefineVM("pve1", 9012, map[string]string{"name": "old"}, nil))
 		held, late := l.holdNext(record.NoAnswer)
 		l.sent(c.method, c.path, c.form, time.Hour)
 		c.meanwhile(l)
@@ -392,17 +389,13 @@ func TestUploadParser(t *testing.T) {
 
 // TestUploadOtherwise: a body that is not multipart gets no answer, nor does a tmpfilename parameter.
 func TestUploadOtherwise(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ query, contentType, body string }{
+	type row struct{ query, contentType, body string }
+	inEachLab(t, map[string]row{
 		"no form":     {"", "", "content=iso"},
 		"tmpfilename": {"?tmpfilename=/etc/shadow", "multipart/form-data; boundary=B", string(multipart("content=iso", "filename=x"))},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, func(t *testing.T, l *lab) {
-				l.noAnswer(upload+test.query, test.contentType, strings.NewReader(test.body), int64(len(test.body)))
-			})
-		})
-	}
+	}, func(_ *testing.T, l *lab, test row) {
+		l.noAnswer(upload+test.query, test.contentType, strings.NewReader(test.body), int64(len(test.body)))
+	})
 }
 
 const upload = "/nodes/pve1/storage/isos/upload"
@@ -411,7 +404,7 @@ const upload = "/nodes/pve1/storage/isos/upload"
 func (l *lab) noAnswer(path, contentType string, body io.Reader, size int64) {
 	l.t.Helper()
 	req, err := http.NewRequestWithContext(l.t.Context(), http.MethodPost, base+path, body)
-	must(l.t, err)
+	must.Do(l.t, err)
 	req.ContentLength = size
 	req.Header.Set("Authorization", "PVEAPIToken="+tokenID+"="+secret)
 	req.Header.Set("Content-Type", contentType)
@@ -447,7 +440,7 @@ func TestLargeUpload(t *testing.T) {
 		tail := "\r\n--B--\r\n"
 		req, err := http.NewRequestWithContext(t.Context(), "POST", base+"/nodes/pve1/storage/isos/upload",
 			io.MultiReader(strings.NewReader(head), io.LimitReader(zeros{}, size), strings.NewReader(tail)))
-		must(t, err)
+		must.Do(t, err)
 		req.ContentLength = int64(len(head) + size + len(tail))
 		req.Header.Set("Authorization", "PVEAPIToken="+tokenID+"="+secret)
 		req.Header.Set("Content-Type", "multipart/form-data; boundary=B")
@@ -455,7 +448,7 @@ func TestLargeUpload(t *testing.T) {
 		runtime.GC()
 		runtime.ReadMemStats(&before)
 		res, err := l.client.Do(req)
-		must(t, err)
+		must.Do(t, err)
 		_ = res.Body.Close()
 		runtime.GC()
 		runtime.ReadMemStats(&after)
@@ -477,15 +470,15 @@ func TestGoProxmoxWithPassword(t *testing.T) {
 		l.world.SetPassword("recast@pve", "correct-horse")
 		client := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithCredentials(&proxmox.Credentials{Username: "recast@pve", Password: "correct-horse"}))
 		node, err := client.Node(ctx, "pve1")
-		must(t, err)
+		must.Do(t, err)
 		wait := waits(t)
 		vm, err := node.VirtualMachine(ctx, 9011)
-		must(t, err)
+		must.Do(t, err)
 		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))
 		storage, err := node.Storage(ctx, "isos")
-		must(t, err)
+		must.Do(t, err)
 		name := filepath.Join(t.TempDir(), "theirs.iso")
-		must(t, os.WriteFile(name, []byte("their bytes"), 0o600))
+		must.Do(t, os.WriteFile(name, []byte("their bytes"), 0o600))
 		wait(storage.Upload("iso", name))
 		if m := l.world.Media("isos:iso/theirs.iso", "pve1"); m == nil || string(m.Bytes()) != "their bytes" {
 			t.Errorf("stored %v", m)

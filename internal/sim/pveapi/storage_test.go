@@ -4,6 +4,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -46,10 +47,10 @@ func TestMoveByStorageType(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			inLab(t, func(t *testing.T, l *lab) {
 				l.world.AddStorage(world.Storage{ID: "st", Type: kind, Content: []string{"images"}})
-				must(t, l.world.DefineVM("pve1", 9090, nil, nil))
+				must.Do(t, l.world.DefineVM("pve1", 9090, nil, nil))
 				if kind == "iscsi" {
-					must(t, l.world.AddLUN("st", "pve1", "0.0.0.scsi-3600", 1<<30, world.NewMedia(nil)))
-					must(t, l.world.SetConfig("", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"scsi5": test.volid}}))
+					must.Do(t, l.world.AddLUN("st", "pve1", "0.0.0.scsi-3600", 1<<30, world.NewMedia(nil)))
+					must.Do(t, l.world.SetConfig("", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"scsi5": test.volid}}))
 				} else {
 					l.putOK(vm+"/config", "scsi5=st:1")
 				}
@@ -63,7 +64,7 @@ func TestMoveByStorageType(t *testing.T) {
 func TestLUNs(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.AddStorage(world.Storage{ID: "san", Type: "iscsi", Content: []string{"images"}})
-		must(t, l.world.AddLUN("san", "pve1", "0.0.1.scsi-3601", 1<<30, world.NewMedia(nil)))
+		must.Do(t, l.world.AddLUN("san", "pve1", "0.0.1.scsi-3601", 1<<30, world.NewMedia(nil)))
 		same(t, "500 missing privileges to access san:0.0.1.scsi-3601", l.do("PUT", vm+"/config", "scsi5=san:0.0.1.scsi-3601").Status)
 		same(t, "200 OK", l.root("PUT", vm+"/config", "scsi5=san:0.0.1.scsi-3601").Status)
 		same(t, "500 can't allocate space in iscsi storage", l.do("PUT", vm+"/config", "scsi6=san:1").Status)
@@ -80,8 +81,8 @@ func TestContentOfOthers(t *testing.T) {
 		l.world.AddRole("Look", "Datastore.Audit", "VM.Config.Disk")
 		l.world.Grant(world.ACL{Path: "/storage", Who: tokenID, Role: "Look", Propagate: true})
 		l.world.Grant(world.ACL{Path: "/vms/210", Who: tokenID, Role: "Look"})
-		must(t, l.world.DefineVM("pve1", 210, map[string]string{"scsi0": "thin:1"}, nil))
-		must(t, l.world.DefineVM("pve1", 211, map[string]string{"scsi0": "thin:1"}, nil))
+		must.Do(t, l.world.DefineVM("pve1", 210, map[string]string{"scsi0": "thin:1"}, nil))
+		must.Do(t, l.world.DefineVM("pve1", 211, map[string]string{"scsi0": "thin:1"}, nil))
 		want := []any{map[string]any{"volid": "thin:vm-210-disk-0", "content": "images", "format": "raw", "size": 1073741824.0, "ctime": 946684800.0, "vmid": 210.0}}
 		same(t, want, l.do("GET", "/nodes/pve1/storage/thin/content").Data)
 		iso := []any{map[string]any{"volid": "isos:iso/boot.iso", "content": "iso", "format": "iso", "size": 3.0, "ctime": 946684800.0}}
@@ -128,7 +129,7 @@ const held = "fast:500/vm-500-disk-0.raw"
 func (l *lab) hold(t *testing.T) *world.Media {
 	t.Helper()
 	m := world.NewMedia([]byte("held"))
-	must(t, l.world.DefineVM("pve1", 500, map[string]string{"scsi0": "fast:1"}, map[string]*world.Media{"scsi0": m}))
+	must.Do(t, l.world.DefineVM("pve1", 500, map[string]string{"scsi0": "fast:1"}, map[string]*world.Media{"scsi0": m}))
 	l.world.Protect(world.Protected{Serial: "held", Media: m, Held: true})
 	l.putOK(vm+"/config", "scsi4="+held+",serial=held")
 	return m
@@ -144,13 +145,11 @@ func TestHolderKeepsItsDisk(t *testing.T) {
 		}
 		l.putOK(vm+"/config", "scsi4="+held, "protection=1")
 		l.putOK(vm+"/config", "protection=0")
-		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
+		must.Do(t, l.world.DefineVM("pve1", 9090, nil, nil))
 		taskOK(t, l.task("POST", vm+"/move_disk", "disk=scsi1", "target-vmid=9090"))
 		taskOK(t, l.task("DELETE", vm))
 		same(t, []string(nil), l.world.Violations())
-		if got := l.world.Media(held, "pve1"); got != m {
-			t.Error("the holder's disk is gone")
-		}
+		must.Equal(t, "the holder's disk is gone", false, l.world.Media(held, "pve1") != m)
 	})
 }
 
@@ -170,7 +169,7 @@ func TestHoldersDiskIsLost(t *testing.T) {
 		},
 		"by a move": { // it ignores the volume's owner
 			do: func(l *lab) string {
-				must(l.t, l.world.DefineVM("pve1", 9090, nil, nil))
+				must.Do(l.t, l.world.DefineVM("pve1", 9090, nil, nil))
 				return l.task("POST", vm+"/move_disk", "disk=scsi4", "target-vmid=9090")
 			},
 			want: []string{
@@ -180,18 +179,16 @@ func TestHoldersDiskIsLost(t *testing.T) {
 		},
 		"by two VMs": {
 			do: func(l *lab) string {
-				must(l.t, l.world.PowerOn(9011))
-				if l.world.PowerOn(500) == nil {
-					l.t.Error("both run with one file")
-				}
+				must.Do(l.t, l.world.PowerOn(9011))
+				must.Equal(l.t, "both run with one file", false, l.world.PowerOn(500) == nil)
 				return "OK"
 			},
 		},
 		"by plugging it in twice": {
 			do: func(l *lab) string {
-				must(l.t, l.world.DefineVM("pve1", 9090, nil, nil))
-				must(l.t, l.world.PowerOn(9011))
-				must(l.t, l.world.PowerOn(9090))
+				must.Do(l.t, l.world.DefineVM("pve1", 9090, nil, nil))
+				must.Do(l.t, l.world.PowerOn(9011))
+				must.Do(l.t, l.world.PowerOn(9090))
 				l.putOK("/nodes/pve1/qemu/9090/config", "scsi7="+held)
 				l.putOK("/nodes/pve1/qemu/9090/config", "delete=scsi7")
 				return "OK"

@@ -57,18 +57,10 @@ func nodeTasks(c *call) (any, error) {
 }
 
 func (c *call) wantsTask(t world.Task) bool {
-	switch c.params["source"] {
-	case "", "archive":
-		if t.Running {
-			return false
-		}
-	case "active":
-		if !t.Running {
-			return false
-		}
-	}
+	source := cmp.Or(c.params["source"], "archive")
 	failed := !t.Running && t.ExitStatus != "OK" && !strings.HasPrefix(t.ExitStatus, "WARNINGS")
-	return (c.params["vmid"] == "" || t.ID == strconv.Itoa(c.vmid())) &&
+	return (source != "archive" || !t.Running) && (source != "active" || t.Running) &&
+		(c.params["vmid"] == "" || t.ID == strconv.Itoa(c.vmid())) &&
 		(c.params["typefilter"] == "" || t.Type == c.params["typefilter"]) &&
 		(!c.flag("errors") || failed) &&
 		strings.Contains(strings.ToLower(t.User), strings.ToLower(c.params["userfilter"])) &&

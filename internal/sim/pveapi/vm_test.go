@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -39,7 +40,7 @@ func (l *lab) both(a, b func() reply) []string {
 
 func TestTwoWritersWithOneDigest(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.PowerOn(9011)) // plugging a disk takes time, under the lock
+		must.Do(t, l.world.PowerOn(9011)) // plugging a disk takes time, under the lock
 		digest := "digest=" + l.world.VMs()[0].Digest
 		got := l.both(
 			func() reply { return l.do("PUT", vm+"/config", "scsi2=fast:1", digest) },
@@ -63,8 +64,8 @@ func TestTwoCreators(t *testing.T) {
 
 func TestSnapshotsHoldTheirVolumes(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "one", Description: "first", Memory: true}))
-		must(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "two"}))
+		must.Do(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "one", Description: "first", Memory: true}))
+		must.Do(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "two"}))
 		same(t, "two", l.config(9011)["parent"])
 		list := l.do("GET", vm+"/snapshot").Data.([]any)
 		want := []any{
@@ -107,9 +108,7 @@ func TestCreateFailsCleanly(t *testing.T) {
 			"no volume": {"unable to create VM 9012 - volume 'fast:7/vm-7-disk-0.raw' does not exist", "scsi1=fast:7/vm-7-disk-0.raw"},
 		}
 		for name, test := range tests {
-			if got := l.task("POST", "/nodes/pve1/qemu", "vmid=9012", "scsi0=fast:1", test.disk); got != test.want {
-				t.Errorf("%s: %s", name, got)
-			}
+			must.Equal(t, name, test.want, l.task("POST", "/nodes/pve1/qemu", "vmid=9012", "scsi0=fast:1", test.disk))
 		}
 		l.world.FailNext("qmcreate", "no luck")
 		same(t, "unable to create VM 9012 - no luck", l.task("POST", "/nodes/pve1/qemu", "vmid=9012", "scsi0=fast:1"))
@@ -146,7 +145,7 @@ func TestDeleteOfABaseVolume(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.AddRole("All", append(talosRole(), "VM.Clone", "Datastore.Allocate")...)
 		l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: "All", Propagate: true})
-		must(t, l.world.DefineVM("pve1", 400, map[string]string{"scsi0": "fast:1", "net0": "virtio=BC:24:11:00:04:00,bridge=vmbr0"}, nil))
+		must.Do(t, l.world.DefineVM("pve1", 400, map[string]string{"scsi0": "fast:1", "net0": "virtio=BC:24:11:00:04:00,bridge=vmbr0"}, nil))
 		for _, step := range [][]string{{"/template"}, {"/clone", "newid=401"}, {"/clone", "newid=402", "full=1", "name=copy"}} {
 			if got := l.task("POST", "/nodes/pve1/qemu/400"+step[0], step[1:]...); got != "OK" {
 				t.Fatalf("%v: %s", step, got)
@@ -183,7 +182,7 @@ func TestMoveWindows(t *testing.T) {
 		"no quorum when it renames": {source: dangling, end: "unable to open file '/etc/pve/nodes/pve1/qemu-server/9011.conf.tmp.2' - Permission denied"},
 	}
 	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
-		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
+		must.Do(t, l.world.DefineVM("pve1", 9090, nil, nil))
 		if test.after != 0 {
 			l.world.StopNextMove(test.after, test.crash)
 		}
@@ -227,7 +226,7 @@ func (l *lab) dropDangling(t *testing.T) {
 // TestDanglingNameIsReused: the next volume gets the name that the source's configuration still has.
 func TestDanglingNameIsReused(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
+		must.Do(t, l.world.DefineVM("pve1", 9090, nil, nil))
 		l.world.StopNextMove(world.AfterRename, false)
 		l.task("POST", vm+"/move_disk", "disk=scsi1", "target-vmid=9090")
 		l.putOK(vm+"/config", "scsi6=fast:1")
@@ -376,9 +375,9 @@ func TestProtection(t *testing.T) {
 	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
 		l.world.AddRole("All", append(talosRole(), "VM.Snapshot", "Datastore.Allocate")...)
 		l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: "All", Propagate: true})
-		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
+		must.Do(t, l.world.DefineVM("pve1", 9090, nil, nil))
 		if strings.HasPrefix(test.path, "/snapshot/") {
-			must(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "before"}))
+			must.Do(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "before"}))
 		}
 		l.putOK(vm+"/config", "scsi9=fast:1")
 		l.putOK(vm+"/config", "delete=scsi9")
@@ -391,8 +390,7 @@ func TestProtection(t *testing.T) {
 	})
 }
 
-// TestSnapshotOfATemplate: templates have no snapshots, and snapshots contain no unused
-// volumes.
+// TestSnapshotOfATemplate: templates have no snapshots, and snapshots contain no unused volumes.
 func TestSnapshotOfATemplate(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.AddRole("Snapshots", append(talosRole(), "VM.Snapshot")...)
@@ -405,7 +403,7 @@ func TestSnapshotOfATemplate(t *testing.T) {
 		if got["unused0"] != nil || got["description"] != nil || got["scsi0"] != "thin:vm-9012-disk-0,size=1G" {
 			t.Error(got)
 		}
-		must(t, l.world.DeleteSnapshot(9012, "one"))
+		must.Do(t, l.world.DeleteSnapshot(9012, "one"))
 		l.task("POST", "/nodes/pve1/qemu/9012/template")
 		same(t, "you can't take a snapshot if it's a template", l.task("POST", "/nodes/pve1/qemu/9012/snapshot", "snapname=two"))
 	})

@@ -62,19 +62,17 @@ func trim[T any](list []T, keep int) []T {
 	return slices.Clone(list[len(list)-keep:])
 }
 
-// Hooks sets what runs around every call and replaces earlier hooks; nil removes one.
-// before runs before the server acts: its error aborts the request, the connection breaks
-// and nothing has happened. A *Held makes a Proxmox server process the request later.
-// after runs when the server has acted and the answer is not yet sent; a test that cuts
-// off the client there loses the answer.
+// Hooks sets what runs around every call and replaces earlier hooks; nil removes one. before runs before the server
+// acts: its error aborts the request, the connection breaks and nothing has happened. A *Held makes a Proxmox server
+// process the request later. after runs when the server has acted and the answer is not yet sent; a test that cuts off
+// the client there loses the answer.
 func (r *Recorder) Hooks(before func(Call) error, after func(Call)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.before, r.after = before, after
 }
 
-// Begin records a call and runs the before hook. On an error the server breaks the
-// connection instead of answering.
+// Begin records a call and runs the before hook. On an error the server breaks the connection instead of answering.
 func (r *Recorder) Begin(c Call) (Call, error) {
 	r.mu.Lock()
 	r.seq++
@@ -96,8 +94,7 @@ func (r *Recorder) Begin(c Call) (Call, error) {
 	return c, err
 }
 
-// Resume runs the before hook for a held call that is processed now. On an error the
-// server drops the call.
+// Resume runs the before hook for a held call that is processed now. On an error the server drops the call.
 func (r *Recorder) Resume(c Call) (Call, error) {
 	c.Late = true
 	r.mu.Lock()
@@ -166,9 +163,8 @@ func (r *Recorder) Mutations() int {
 // workers do, or a proxy that timed out. The sender gets the Answer that Held was made
 // with, or none, and does not learn what became of the request.
 //
-// Deliver makes the server process the request, with the permissions, locks, digests and
-// protection of that moment. The hooks then run around the same call, with the same Seq
-// and with Late set.
+// Deliver makes the server process the request, with the permissions, locks, digests and protection of that moment. The
+// hooks then run around the same call, with the same Seq and with Late set.
 type Held struct {
 	answer Answer
 	due    chan struct{} // closed by Deliver
@@ -208,9 +204,8 @@ func Hold(a Answer) *Held {
 // Error implements error: a server that can't hold a request drops it.
 func (h *Held) Error() string { return "the request is held" }
 
-// Deliver makes the server process the request now. It returns when the server has done so
-// or was closed; a worker that the request started may still run. The before hook of the
-// same request must not call it.
+// Deliver makes the server process the request now. It returns when the server has done so or was closed; a worker that
+// the request started may still run. The before hook of the same request must not call it.
 func (h *Held) Deliver() {
 	h.once.Do(func() { close(h.due) })
 	<-h.over
@@ -271,9 +266,8 @@ type slowness struct {
 	changed chan struct{}        // closed at the next change
 }
 
-// Slow stalls the servers of a protocol ("proxmox", "talos", "kubernetes") for d: they
-// process requests that arrive meanwhile only afterwards, unless the client has gone by
-// then. 0 ends it.
+// Slow stalls the servers of a protocol ("proxmox", "talos", "kubernetes") for d: they process requests that arrive
+// meanwhile only afterwards, unless the client has gone by then. 0 ends it.
 func (r *Recorder) Slow(proto string, d time.Duration) {
 	s := &r.slow
 	s.mu.Lock()

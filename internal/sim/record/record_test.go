@@ -26,9 +26,7 @@ func TestKeeping(t *testing.T) {
 	}
 	first.Status = 200
 	r.End(first)
-	if _, err := r.Counted(httptest.NewRecorder(), first).Write([]byte("late")); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(r.Counted(httptest.NewRecorder(), first).Write([]byte("late")))(t)
 	calls := r.Calls()
 	if len(calls) < kept || len(calls) >= 2*kept || calls[len(calls)-1].Seq != made+1 || calls[0].Seq != r.Dropped()+1 {
 		t.Errorf("%d calls are kept, from %d to %d, after %d dropped ones", len(calls), calls[0].Seq, calls[len(calls)-1].Seq, r.Dropped())
@@ -36,9 +34,7 @@ func TestKeeping(t *testing.T) {
 	if n := len(r.Timeline.Delays()); n < kept || n >= 2*kept {
 		t.Errorf("%d delays are kept", n)
 	}
-	if r.Mutations() != made {
-		t.Errorf("%d mutations were counted", r.Mutations())
-	}
+	must.Equal(t, "mutations were counted", made, r.Mutations())
 	must.Equal(t, "requests", map[string]int{"talos": 1, "kubernetes": made}, r.Requests())
 }
 
@@ -56,7 +52,5 @@ func TestKeepingAll(t *testing.T) {
 			t.Fatalf("call %d is %+v", i+1, c)
 		}
 	}
-	if r.Dropped() != 0 || len(r.Calls()) != 10_000 {
-		t.Errorf("%d calls are kept, %d were dropped", len(r.Calls()), r.Dropped())
-	}
+	must.Equal(t, "dropped, kept", []any{0, 10_000}, []any{r.Dropped(), len(r.Calls())})
 }

@@ -1,7 +1,6 @@
-// Package schedules plays random clusters through random faults: each [Case] is a lab of
-// its own, which recast rolls until it is done, while processes die, answers are lost,
-// tasks fail, hosts and machines go down and other people change the VMs. Safety
-// properties are checked after every call, and the final state after the faults.
+// Package schedules plays random clusters through random faults: each [Case] is a lab of its own, which recast rolls
+// until it is done, while processes die, answers are lost, tasks fail, hosts and machines go down and other people
+// change the VMs. Safety properties are checked after every call, and the final state after the faults.
 package schedules
 
 import (
@@ -255,8 +254,7 @@ func (d drawer) workers() int {
 	return 30 + d.IntN(21)
 }
 
-// mostHeld is the maximum number of nodes with a disk on one host's data VM: SCSI has 31
-// slots.
+// mostHeld is the maximum number of nodes with a disk on one host's data VM: SCSI has 31 slots.
 const mostHeld = 25
 
 func (c *Case) disks(d drawer) {

@@ -99,9 +99,8 @@ type kind struct {
 	etcd bool
 	// litters says that it can leave an unreferenced volume behind.
 	litters bool
-	// before runs before the server acts and drops the request if it returns an error; after
-	// runs after the server has acted, before the answer is sent. act runs independently of
-	// the call. Each may be nil.
+	// before runs before the server acts and drops the request if it returns an error; after runs after the server has
+	// acted, before the answer is sent. act runs independently of the call. Each may be nil.
 	before func(p *play, s *struck) error
 	after  func(p *play, s *struck)
 	act    func(p *play, s *struck) (end func(), err error)
@@ -495,8 +494,7 @@ func (p *play) hold(s *struck, call record.Call) error {
 	return l.held
 }
 
-// deliver processes a held request and waits for its worker; a shutdown takes as long as
-// its guest.
+// deliver processes a held request and waits for its worker; a shutdown takes as long as its guest.
 func (p *play) deliver(l *late) {
 	l.held.Deliver()
 	p.tell("%s %s is carried out, %s late", l.call.Method, l.call.Path, time.Since(l.since).Round(time.Second))
@@ -507,8 +505,7 @@ func (p *play) deliver(l *late) {
 	}
 }
 
-// deliverBefore delivers the requests whose worst moment is before the next change of
-// recast.
+// deliverBefore delivers the requests whose worst moment is before the next change of recast.
 func (p *play) deliverBefore(next record.Call) {
 	if !isOurs(next) {
 		return

@@ -21,9 +21,7 @@ func kinds() []kind {
 
 // processKinds returns the faults of recast's own process and its answers.
 func processKinds() []kind {
-	die := func(away bool) func(*play, *struck) {
-		return func(p *play, _ *struck) { p.kill(away) }
-	}
+	die := func(away bool) func(*play, *struck) { return func(p *play, _ *struck) { p.kill(away) } }
 	return []kind{
 		{name: "kill", weight: 6, atCall: true, after: die(false)},
 		{name: "kill-before", weight: 3, atCall: true, before: func(p *play, _ *struck) error { p.kill(false); return errStruck }},
@@ -250,8 +248,7 @@ func (p *play) migrate(vm world.VM, target string) error {
 
 func (p *play) start(vm world.VM) { _ = p.task(p.lab.World.Start("", vm.Host, vm.ID)) } // callers check the result
 
-// startAgain starts a node's stopped VM, unless recast is replacing it. Without quorum it
-// retries for some time.
+// startAgain starts a node's stopped VM, unless recast is replacing it. Without quorum it retries for some time.
 func (p *play) startAgain(node int) {
 	if !p.needsStart(node) {
 		return

@@ -16,8 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestTextOfLateRequests: a duration says when it is delivered; without one it is the worst
-// moment.
+// TestTextOfLateRequests: a duration says when it is delivered; without one it is the worst moment.
 func TestTextOfLateRequests(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]Fault{
@@ -89,15 +88,12 @@ func TestSentAgain(t *testing.T) {
 			for _, call := range []record.Call{c.change, c.between, c.change} {
 				p.lookAtCall(call)
 			}
-			if excused := len(p.res.Problems) == 0; excused != c.excused {
-				t.Errorf("excused %t: %q", excused, p.res.Problems)
-			}
+			must.Equal(t, "excused", c.excused, len(p.res.Problems) == 0)
 		})
 	}
 }
 
-// TestAFaultExcusesNothingBefore: if etcd loses its majority before any fault affects it,
-// recast is to blame.
+// TestAFaultExcusesNothingBefore: if etcd loses its majority before any fault affects it, recast is to blame.
 func TestAFaultExcusesNothingBefore(t *testing.T) {
 	t.Parallel()
 	for name, begin := range map[string]func(*play, *struck){

@@ -311,9 +311,7 @@ func TestNamedTests(t *testing.T) {
 		"leaves early":     {"TestLeaves", "wrong", true, "did not run to its end"},
 	} {
 		m := mutant{test: namedTest{"./x", c.test}}
-		if err := m.test.exists(dir); (err == nil) != c.exists {
-			t.Errorf("%s: exists: %v", name, err)
-		}
+		must.Equal(t, name+": exists", c.exists, m.test.exists(dir) == nil)
 		said, err := m.miss(t.Context(), dir, filepath.Join(dir, c.overlay+".json"))
 		if got := fmt.Sprint(err); (err == nil) != (c.said == "") || !strings.Contains(got, c.said) && c.said != "" {
 			t.Errorf("%s: %v, want %q\n%s", name, err, c.said, said)

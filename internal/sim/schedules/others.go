@@ -351,8 +351,7 @@ func (p *play) pretend(n sim.Node) (func(), error) {
 // theirSerial marks the drive of a volume that replaced a parked volume.
 const theirSerial = ",serial=theirs"
 
-// reuse frees a parked old system disk by hand, and another person's new volume gets its
-// name.
+// reuse frees a parked old system disk by hand, and another person's new volume gets its name.
 func (p *play) reuse(node int) (func(), error) {
 	var park world.VM
 	var rec parking.Record
@@ -453,8 +452,7 @@ func (p *play) twin() {
 	p.tell("twin: %s", said(err))
 }
 
-// beats is enough time for the counter of a claim to change. It does not change while its
-// run waits for other claims.
+// beats is enough time for the counter of a claim to change. It does not change while its run waits for other claims.
 const beats = 45 * time.Second
 
 // another returns a recast on another machine with a copy of the lab's files; nil if the first recast was just

@@ -356,9 +356,7 @@ type Tally struct {
 	persons map[string]int
 }
 
-func NewTally() *Tally {
-	return &Tally{drawn: map[string]map[string]int{}, persons: map[string]int{}}
-}
+func NewTally() *Tally { return &Tally{drawn: map[string]map[string]int{}, persons: map[string]int{}} }
 
 func (t *Tally) Add(c Case, r Result) {
 	t.Schedules++
@@ -478,8 +476,7 @@ func union(a, b map[string]string) map[string]string {
 	return all
 }
 
-// comparable returns a value without what a replacement changes: names of volumes, and the serial of a new system
-// disk.
+// comparable returns a value without what a replacement changes: names of volumes, and the serial of a new system disk.
 func (p *play) comparable(n sim.Node, key, value string) string {
 	switch {
 	case slices.Contains(renewed, key):

@@ -25,8 +25,7 @@ import (
 
 const unnamed = "no VM's configuration names its volume"
 
-// lookAfter checks the invariants after every call, unless nothing has changed since the
-// latest check.
+// lookAfter checks the invariants after every call, unless nothing has changed since the latest check.
 func (p *play) lookAfter(call record.Call) {
 	changes := p.lab.World.Changes()
 	p.mu.Lock()
@@ -90,8 +89,7 @@ func (p *play) openRecord(vm world.VM) *parking.Record {
 	return rec
 }
 
-// lookAtEtcdBefore checks etcd just before a fault affects it: later problems might be the
-// fault's.
+// lookAtEtcdBefore checks etcd just before a fault affects it: later problems might be the fault's.
 func (p *play) lookAtEtcdBefore(faults ...*struck) {
 	if i := slices.IndexFunc(faults, func(s *struck) bool { return s.etcd }); i >= 0 {
 		p.lookAtEtcd("before " + faults[i].Fault.String())
@@ -105,8 +103,7 @@ func (p *play) meddled() bool {
 	return slices.ContainsFunc(p.list, func(s *struck) bool { return s.begun && s.etcd })
 }
 
-// lookAtEtcd checks that etcd always has a majority, and that each member with its data is
-// still the same member.
+// lookAtEtcd checks that etcd always has a majority, and that each member with its data is still the same member.
 func (p *play) lookAtEtcd(after string) {
 	if p.c.ControlPlanes >= 3 && !p.meddled() {
 		for _, v := range p.lab.EtcdViolations() {
@@ -135,10 +132,7 @@ func (p *play) memberIDs() map[string]string {
 // lookAtCordons checks that nodes cordoned by people stay cordoned.
 func (p *play) lookAtCordons(after string) {
 	p.mu.Lock()
-	var names []string
-	for name := range p.cordoned {
-		names = append(names, name)
-	}
+	names := slices.Collect(maps.Keys(p.cordoned))
 	p.mu.Unlock()
 	for _, name := range names {
 		k, err := p.lab.Kube.NodeNow(p.ctx, name)
@@ -433,8 +427,7 @@ func (p *play) publishPrevious() {
 	p.tell("publish with the previous lock: %s", said(err))
 }
 
-// removeLocked removes VMs whose creation was interrupted, and retries if their host goes
-// down meanwhile.
+// removeLocked removes VMs whose creation was interrupted, and retries if their host goes down meanwhile.
 func (p *play) removeLocked() {
 	half := func(id int) (world.VM, bool) {
 		vm, there := p.vm(id)

@@ -46,8 +46,7 @@ const resultMark = "RESULT "
 // perProcess is the maximum number of cases per process; the next process starts with an empty heap.
 const perProcess = 40
 
-// batch is the number of cases for the next process: fewer towards the end, so that all processes end
-// together.
+// batch is the number of cases for the next process: fewer towards the end, so that all processes end together.
 func batch(left, processes int) int { return max(1, min(perProcess, left/(2*processes))) }
 
 // playOne plays a case in a bubble. Errors of the lab itself fail the case too.
@@ -164,8 +163,7 @@ const (
 
 var errSlow = fmt.Errorf("no result for %s", longestCase)
 
-// spawn runs this test binary again, passes on each result, and returns the output after
-// the last one.
+// spawn runs this test binary again, passes on each result, and returns the output after the last one.
 func spawn(ctx context.Context, each func(Result), args ...string) (said string) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -454,9 +452,7 @@ func TestWithoutAWire(t *testing.T) {
 	for _, problem := range direct.Problems {
 		t.Errorf("%s", problem)
 	}
-	if direct.NodeRolls != 2 {
-		t.Errorf("%d nodes were rolled", direct.NodeRolls)
-	}
+	must.Equal(t, "nodes were rolled", 2, direct.NodeRolls)
 	// To closed or untrusted servers.
 	if direct.Dials*50 > direct.Calls {
 		t.Errorf("%d connections were made for %d calls", direct.Dials, direct.Calls)
@@ -466,21 +462,16 @@ func TestWithoutAWire(t *testing.T) {
 	}
 	c.Direct = false
 	wire, wireChanges := outcome(t, c)
-	if diff := cmp.Diff(wireChanges, changes); diff != "" {
-		t.Errorf("what recast has changed (-wire +direct):\n%s", diff)
-	}
+	must.Equal(t, "what recast has changed (-wire +direct)", wireChanges, changes)
 	for _, r := range []*Result{&wire, &direct} {
 		r.Case, r.Calls, r.Dials, r.Virtual, r.Story = "", 0, 0, 0, nil
 	}
-	if diff := cmp.Diff(wire, direct); diff != "" {
-		t.Errorf("what came of it (-wire +direct):\n%s", diff)
-	}
+	must.Equal(t, "what came of it (-wire +direct)", wire, direct)
 }
 
 var podName = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-z]{5}`)
 
-// outcome plays a case and lists recast's changes without duplicates: their number and
-// order depend on scheduling.
+// outcome plays a case and lists recast's changes without duplicates: their number and order depend on scheduling.
 func outcome(t *testing.T, c Case) (r Result, changes []string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

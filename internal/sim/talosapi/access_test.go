@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -86,16 +87,14 @@ func TestRoles(t *testing.T) {
 			"upgrade": "Unknown PermissionDenied ", "pull": "NotFound PermissionDenied ",
 			"client configuration": "InvalidArgument PermissionDenied ", "apply rubbish": "InvalidArgument PermissionDenied ",
 		}
-		same(t, "admin, then reader", want, got)
+		must.Equal(t, "admin, then reader", want, got)
 	})
 }
 
 func TestWorkerNeedsAControlPlane(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.worker()
-		if !l.silent(workerAddr, 5*time.Minute) {
-			t.Error("a lone worker has an API")
-		}
+		must.Equal(t, "a lone worker has an API", false, !l.silent(workerAddr, 5*time.Minute))
 		l.controlPlane(image("old"))
 		l.running(workerAddr)
 	})
@@ -112,8 +111,8 @@ func TestDiscoveryForgetsAMachineAfterItsTimeToLive(t *testing.T) {
 		count := func() (affiliates, members int) {
 			t.Helper()
 			time.Sleep(time.Second)
-			a := value(safe.StateListAll[*cluster.Affiliate](t.Context(), c.COSI))(t)
-			m := value(safe.StateListAll[*cluster.Member](t.Context(), c.COSI))(t)
+			a := must.Get(safe.StateListAll[*cluster.Affiliate](t.Context(), c.COSI))(t)
+			m := must.Get(safe.StateListAll[*cluster.Member](t.Context(), c.COSI))(t)
 			return a.Len(), m.Len()
 		}
 		if a, m := count(); a != 3 || m != 2 {
@@ -131,9 +130,7 @@ func TestRecorderSeesAndBreaksCalls(t *testing.T) {
 		_, c := l.node(image("old"))
 		from := len(l.rec.Calls())
 		facts(t, c)
-		if n := l.rec.Mutations(); n != 0 {
-			t.Errorf("%d reads count as mutations", n)
-		}
+		must.Equal(t, "reads count as mutations", 0, l.rec.Mutations())
 		ended := 0
 		l.rec.Hooks(func(c record.Call) error {
 			if c.Mutation {
@@ -141,9 +138,7 @@ func TestRecorderSeesAndBreaksCalls(t *testing.T) {
 			}
 			return nil
 		}, func(record.Call) { ended++ })
-		if err := c.Reboot(t.Context()); status.Code(err) != codes.Unavailable {
-			t.Errorf("err = %v", err)
-		}
+		must.Equal(t, "reboot", codes.Unavailable, status.Code(c.Reboot(t.Context())))
 		calls := l.rec.Calls()[from:]
 		last := calls[len(calls)-1]
 		want := record.Call{Seq: last.Seq, Proto: "talos", Target: cpAddr, Method: "/machine.MachineService/Reboot", User: "os:admin", Mutation: true}
@@ -152,9 +147,7 @@ func TestRecorderSeesAndBreaksCalls(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		l.running(cpAddr)
-		if got := l.lines(&l.kubelets); len(got) != 1 {
-			t.Errorf("the machine rebooted: %q", got)
-		}
+		must.Equal(t, "the machine rebooted", 1, len(l.lines(&l.kubelets)))
 	})
 }
 
@@ -212,16 +205,14 @@ func TestDisksAsTheKernelShowsThem(t *testing.T) {
 			b := l.box(workerAddr, append(tc.drives, disk("efidisk0", "", 0, nil), cdrom(l.iso(image("new"))))...)
 			b.hw.SCSI, b.hw.Q35 = tc.hw.SCSI, tc.hw.Q35
 			b.on()
-			all := value(safe.StateListAll[*block.Disk](t.Context(), l.maintained(workerAddr).COSI))(t)
+			all := must.Get(safe.StateListAll[*block.Disk](t.Context(), l.maintained(workerAddr).COSI))(t)
 			got := map[resource.ID]string{}
 			for d := range all.All() {
 				if s := d.TypedSpec(); !s.CDROM && !s.Readonly {
 					got[d.Metadata().ID()] = fmt.Sprintf("%s %q %q %s", s.Transport, s.Serial, s.WWID, s.BusPath)
 				}
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("%s: disks (-want +got):\n%s", name, diff)
-			}
+			must.Equal(t, name+": disks", tc.want, got)
 			b.guest.Kill()
 		}
 	})
@@ -232,7 +223,7 @@ func TestDescribe(t *testing.T) {
 	l := newLab(t)
 	conf := l.config(cp1(oldRef))
 	of := func(build string) string {
-		system := value(l.fw.Preinstalled(conf, ukiOf(t, image(build)), true))(t)
+		system := must.Get(l.fw.Preinstalled(conf, ukiOf(t, image(build)), true))(t)
 		return talosapi.Describe(system)
 	}
 	first, again, other := of("old"), of("old"), of("new")

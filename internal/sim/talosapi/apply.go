@@ -148,9 +148,7 @@ func (s *machineService) applyRunning(ctx context.Context, req *machineapi.Apply
 	if err := s.boot.persist(req.GetData()); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	s.boot.mu.Lock()
-	s.boot.stored = cfg
-	s.boot.mu.Unlock()
+	holding(&s.boot.mu, func() { s.boot.stored = cfg })
 	if err := s.boot.activate(ctx, active); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
@@ -176,9 +174,7 @@ func (b *boot) dryRun(answer *machineapi.ApplyConfiguration, cfg config.Provider
 
 // persist writes the configuration for the next boot to STATE.
 func (b *boot) persist(raw []byte) error {
-	b.mu.Lock()
-	id := b.nodeID
-	b.mu.Unlock()
+	id := guarded(&b.mu, &b.nodeID)
 	return b.keep(stateData{Config: raw, NodeID: id})
 }
 
@@ -270,9 +266,7 @@ func (b *boot) endTrial() {
 // address applies at once: until another configuration or the next boot, the machine does not answer at the old
 // address, where the API's clients and Kubernetes look for it.
 func (b *boot) activate(ctx context.Context, cfg config.Provider) error {
-	b.mu.Lock()
-	b.cfg = cfg
-	b.mu.Unlock()
+	holding(&b.mu, func() { b.cfg = cfg })
 	astray := b.m.attach(b.med.image, cfg).prefix.Addr() != b.m.addr()
 	was := b.m.astray.Swap(astray)
 	err := b.publishConfig(ctx, cfg)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/cosi-project/runtime/pkg/resource/meta"
 	"github.com/cosi-project/runtime/pkg/safe"
-	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	configres "github.com/siderolabs/talos/pkg/machinery/resources/config"
@@ -22,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -113,7 +113,7 @@ func TestTriedConfiguration(t *testing.T) {
 // installerOf is "old" or "new", from the active configuration.
 func installerOf(t *testing.T, c *client.Client) string {
 	t.Helper()
-	cfg := value(get[*configres.MachineConfig](t.Context(), c, configres.NewMachineConfig(nil).Metadata()))(t)
+	cfg := must.Get(get[*configres.MachineConfig](t.Context(), c, configres.NewMachineConfig(nil).Metadata()))(t)
 	ref := cfg.Config().Machine().Install().Image()
 	return map[string]string{oldRef: "old", newRef: "new"}[ref]
 }
@@ -163,7 +163,7 @@ func TestFirstConfiguration(t *testing.T) {
 // withoutState is a system disk with an empty STATE partition.
 func (l *lab) withoutState(system []byte) []byte {
 	l.t.Helper()
-	d := value(artefact.ReadDisk(system))(l.t)
+	d := must.Get(artefact.ReadDisk(system))(l.t)
 	i := slices.IndexFunc(d.Partitions, func(p artefact.Partition) bool { return p.Label == "STATE" })
 	d.Partitions[i].Data = nil
 	return artefact.WriteDisk(d)
@@ -216,12 +216,11 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 	each(t, answers, func(t *testing.T, talos string, want map[string]string) {
 		l := newLab(t)
 		_, c := l.blank(workerAddr, version("new", talos))
-		same(t, "answers", want, inMaintenance(t, c, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef})))
+		must.Equal(t, "answers", want, inMaintenance(t, c, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef})))
 	})
 }
 
-// inMaintenance requests everything that differs from a machine in maintenance mode; nothing changes
-// the machine.
+// inMaintenance requests everything that differs from a machine in maintenance mode; nothing changes the machine.
 func inMaintenance(t *testing.T, c *client.Client, conf []byte) map[string]string {
 	t.Helper()
 	ctx, got := t.Context(), map[string]string{}
@@ -235,7 +234,7 @@ func inMaintenance(t *testing.T, c *client.Client, conf []byte) map[string]strin
 		_, err = files.Recv()
 	}
 	got["list"] = said(err)
-	all := value(safe.StateListAll[*meta.ResourceDefinition](ctx, c.COSI))(t)
+	all := must.Get(safe.StateListAll[*meta.ResourceDefinition](ctx, c.COSI))(t)
 	for _, kind := range []string{"BootID", "UnattendedInstallStatus"} {
 		if _, there := all.Find(func(rd *meta.ResourceDefinition) bool { return rd.TypedSpec().DisplayType == kind }); !there {
 			got["lacks"] += " " + kind
@@ -270,7 +269,7 @@ func TestUnfinishedUnattendedInstallation(t *testing.T) {
 		apply(t, open, l.config(cp1(newRef)))
 		time.Sleep(10 * time.Second)
 		c := l.client(cpAddr, role.Admin)
-		stage := value(l.status(c))(t)
+		stage := must.Get(l.status(c))(t)
 		want(t, "stage", stage, "running ready=false services: kubelet not running")
 		want(t, "installation", unattended(t, c), "installing")
 		requireError(t, "too early", c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}), codes.FailedPrecondition, "bootstrap is not available yet")
@@ -300,7 +299,7 @@ func TestAClockThatIsWrong(t *testing.T) {
 		"a little":                      {-time.Hour, ""},
 	}, func(t *testing.T, _ string, c clock) {
 		l := newLab(t)
-		conf := value(l.cluster.Talosconfig(role.Admin, cpAddr))(t)
+		conf := must.Get(l.cluster.Talosconfig(role.Admin, cpAddr))(t)
 		time.Sleep(2 * time.Hour)
 		l.fw.Trouble(9001, talosapi.Trouble{Clock: c.off})
 		l.controlPlane(image("old"))
@@ -318,7 +317,7 @@ func TestAClockThatIsWrong(t *testing.T) {
 func TestTheAPIOfAMachineThatReboots(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		_, c := l.node(image("old"))
-		must(t, c.Reboot(t.Context()))
+		must.Do(t, c.Reboot(t.Context()))
 		time.Sleep(100 * time.Millisecond) // never at the moment of a change
 		var seen []string
 		for range 56 { // until just before its API is back
@@ -338,9 +337,7 @@ func TestTheAPIOfAMachineThatReboots(t *testing.T) {
 				seen = append(seen, what)
 			}
 		}
-		if diff := cmp.Diff([]string{"rebooting true", "no machined", "away"}, seen); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "seen", []string{"rebooting true", "no machined", "away"}, seen)
 	})
 }
 
@@ -374,9 +371,7 @@ func TestPullsThatFail(t *testing.T) {
 		}
 		l.fw.Trouble(9001, talosapi.Trouble{})
 		l.fw.BreakImage("schematic-new", talosapi.Sound)
-		if err := pull(t.Context(), conn, newRef); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, pull(t.Context(), conn, newRef))
 	})
 }
 
@@ -395,9 +390,7 @@ func TestInstallationWithoutAReboot(t *testing.T) {
 		// Only the medium shows that it still runs from the ISO.
 		now := facts(t, c)
 		want(t, "entry", now.entry, "talos-v1.14.1.efi")
-		if !strings.Contains(now.cmdline, "talos.halt_if_installed=1") {
-			t.Errorf("kernel arguments %s", now.cmdline)
-		}
+		must.Contain(t, "kernel arguments", now.cmdline, "talos.halt_if_installed=1")
 		b.guest.Kill()
 		b.on()
 		time.Sleep(5 * time.Minute)

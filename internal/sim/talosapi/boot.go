@@ -104,8 +104,7 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 	return end
 }
 
-// run runs maintenance mode if the machine has no configuration, then the configured
-// system.
+// run runs maintenance mode if the machine has no configuration, then the configured system.
 func (b *boot) run(ctx context.Context) (outcome, error) {
 	kinds, err := definitions()
 	if err != nil {
@@ -284,9 +283,7 @@ func (b *boot) leave(ctx context.Context, end outcome) outcome {
 	default:
 		return end
 	}
-	b.mu.Lock()
-	drain := b.drain
-	b.mu.Unlock()
+	drain := guarded(&b.mu, &b.drain)
 	if end == powerOff {
 		b.begin("shutdown", b.release().shuttingDown(drain))
 	} else {
@@ -317,9 +314,7 @@ func (b *boot) begin(name string, phases []phase) {
 		return
 	}
 	b.ending = true
-	b.mu.Lock()
-	actor := b.actor
-	b.mu.Unlock()
+	actor := guarded(&b.mu, &b.actor)
 	b.sequence(actor, name, phases)
 }
 
@@ -377,19 +372,13 @@ func (b *boot) adopt(ctx context.Context, st stateData) error {
 	if err != nil {
 		return fmt.Errorf("read machine configuration: %w", err)
 	}
-	b.mu.Lock()
-	b.cfg, b.nodeID = cfg, st.NodeID
-	b.mu.Unlock()
+	holding(&b.mu, func() { b.cfg, b.nodeID = cfg, st.NodeID })
 	b.m.net.Store(new(b.m.attach(b.med.image, cfg))) // before its API starts
 	return b.publishConfig(ctx, cfg)
 }
 
 // config returns the active configuration, nil in maintenance mode.
-func (b *boot) config() config.Provider {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.cfg
-}
+func (b *boot) config() config.Provider { return guarded(&b.mu, &b.cfg) }
 
 func newNodeID() string { return uuid.NewString() + uuid.NewString()[:8] }
 

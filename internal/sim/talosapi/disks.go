@@ -440,11 +440,7 @@ func (b *boot) volumeStatuses(devs []device) []resource.Resource {
 }
 
 // notOpen says why Talos could not open a volume in this boot.
-func (b *boot) notOpen(id string) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.failed[id]
-}
+func (b *boot) notOpen(id string) string { return look(&b.mu, func() string { return b.failed[id] }) }
 
 func place(spec *block.VolumeStatusSpec, p placed) {
 	spec.Phase = block.VolumePhaseReady
@@ -487,10 +483,9 @@ func physicalVolumes(devs []device) []resource.Resource {
 	return rs
 }
 
-// Describe describes a disk's content in one line, without what every install or build regenerates (the UUIDs
-// of the system partitions, the node's identity, the installer's digest), so that equal systems have equal
-// descriptions. For data volumes it includes UUID and content; for an etcd member its name and whether it
-// votes, not its random ID.
+// Describe describes a disk's content in one line, without what every install or build regenerates (the UUIDs of the
+// system partitions, the node's identity, the installer's digest), so that equal systems have equal descriptions. For
+// data volumes it includes UUID and content; for an etcd member its name and whether it votes, not its random ID.
 func Describe(content []byte) string {
 	if len(content) == 0 {
 		return "blank"

@@ -62,9 +62,7 @@ func (b *boot) startEtcd(ctx context.Context) {
 		status: service{id: "etcd", state: statePreparing, unknown: true, at: time.Now()},
 	}
 	e.becomeUp = sync.OnceFunc(func() { close(e.up) })
-	b.mu.Lock()
-	b.etcd = e
-	b.mu.Unlock()
+	holding(&b.mu, func() { b.etcd = e })
 	b.tasks.Go(func() {
 		defer close(e.done)
 		defer cancel(nil)
@@ -82,15 +80,10 @@ func (e *etcdService) stop(cause error) {
 }
 
 // etcdService returns the machine's etcd service; nil on a worker, and on a control plane until the service starts.
-func (b *boot) etcdService() *etcdService {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.etcd
-}
+func (b *boot) etcdService() *etcdService { return guarded(&b.mu, &b.etcd) }
 
-// run prepares the member and runs its server repeatedly until ctx ends. The image is the image in the configuration
-// at this moment: Talos fetches the image before the service's first start, and never again (PreFunc in
-// services/etcd.go).
+// run prepares the member and runs its server repeatedly until ctx ends. The image is the image in the configuration at
+// this moment: Talos fetches the image before the service's first start, and never again (PreFunc in services/etcd.go).
 func (e *etcdService) run(ctx context.Context) {
 	image := e.b.config().Cluster().Etcd().Image()
 	defect := e.b.m.defectOf(image)
@@ -159,9 +152,7 @@ func (e *etcdService) pause(ctx context.Context) {
 	defer e.b.m.account("etcd")()
 	t := time.NewTimer(e.b.m.fw.scaled(etcdJoinRetry))
 	defer t.Stop()
-	e.mu.Lock()
-	wake := e.wake
-	e.mu.Unlock()
+	wake := guarded(&e.mu, &e.wake)
 	select {
 	case <-ctx.Done():
 	case <-t.C:
@@ -170,9 +161,7 @@ func (e *etcdService) pause(ctx context.Context) {
 }
 
 func (b *boot) hostname() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return hostnameOf(b.cfg, b.nodeID)
+	return look(&b.mu, func() string { return hostnameOf(b.cfg, b.nodeID) })
 }
 
 func (m *machine) etcdURL(port int) string { return fmt.Sprintf("https://%s:%d", m.addr(), port) }
@@ -211,9 +200,7 @@ func (e *etcdService) join(ctx context.Context) (*etcd.Cluster, EtcdData, error)
 		return nil, EtcdData{}, fmt.Errorf("error adding member: %w", err)
 	}
 	added.Name = name
-	e.mu.Lock()
-	e.joined = true
-	e.mu.Unlock()
+	holding(&e.mu, func() { e.joined = true })
 	return c, dataOf(c, added), nil
 }
 
@@ -270,18 +257,14 @@ func (e *etcdService) serve(ctx context.Context, c *etcd.Cluster, d EtcdData) st
 		return etcdFailed
 	}
 	stop := c.Start(id, d.Name, b.m.etcdURL(clientPort))
-	e.mu.Lock()
-	e.cluster, e.member = c, id
-	e.mu.Unlock()
+	holding(&e.mu, func() { e.cluster, e.member = c, id })
 	serving, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	tasks.Go(func() { e.check(serving, c, id) })
 	tasks.Go(func() { e.promote(serving, c, id) })
 	how := e.follow(ctx, c, id, d)
 	cancel()
-	e.mu.Lock()
-	e.cluster = nil
-	e.mu.Unlock()
+	holding(&e.mu, func() { e.cluster = nil })
 	stop(errors.Is(context.Cause(ctx), errOrderly))
 	tasks.Wait()
 	b.m.fw.hub.change(func() {})
@@ -339,9 +322,7 @@ func (e *etcdService) follow(ctx context.Context, c *etcd.Cluster, id uint64, d 
 func (e *etcdService) promote(ctx context.Context, c *etcd.Cluster, id uint64) {
 	ctx, cancel := context.WithTimeout(ctx, e.b.m.fw.scaled(promoteTimeout))
 	defer cancel()
-	e.mu.Lock()
-	joined := e.joined
-	e.mu.Unlock()
+	joined := guarded(&e.mu, &e.joined)
 	for joined {
 		if !e.b.m.etcdFault().Learner {
 			if err := c.Promote(ctx, id); err == nil || errors.Is(err, etcd.ErrNotLearner) {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -50,7 +51,7 @@ func newQuorumOf(t *testing.T, n int, img artefact.Image) *quorum {
 		peers = append(peers, talosapi.EtcdPeer{Name: fmt.Sprintf("cp%d", i), Addr: netip.MustParseAddr(address(i))})
 	}
 	for i, member := range q.fw.FormEtcd(q.cluster, peers...) {
-		content := value(talosapi.WithEtcd(talosapi.DataDisk("EPHEMERAL", nil), member))(t)
+		content := must.Get(talosapi.WithEtcd(talosapi.DataDisk("EPHEMERAL", nil), member))(t)
 		q.data[member.Name] = disk("virtio1", "data", 20, content)
 		q.start(i+1, member.Name, member.Name)
 	}
@@ -60,11 +61,10 @@ func newQuorumOf(t *testing.T, n int, img artefact.Image) *quorum {
 	return q
 }
 
-// start makes machine cpN from a new system disk and its existing data disk, and powers it
-// on.
+// start makes machine cpN from a new system disk and its existing data disk, and powers it on.
 func (q *quorum) start(n int, machine, hostname string) {
 	q.t.Helper()
-	system := value(q.fw.Preinstalled(q.conf(hostname), ukiOf(q.t, q.image), true))(q.t)
+	system := must.Get(q.fw.Preinstalled(q.conf(hostname), ukiOf(q.t, q.image), true))(q.t)
 	b := q.box(address(n), disk("virtio0", "system", 10, system), q.data[machine])
 	q.boxes[machine] = b
 	b.on()
@@ -109,9 +109,7 @@ func (q *quorum) id(name string) uint64 {
 	for _, m := range q.fw.EtcdMembers() {
 		if m.Name == name {
 			var id uint64
-			if _, err := fmt.Sscanf(m.ID, "%x", &id); err != nil {
-				q.t.Fatal(err)
-			}
+			must.Get(fmt.Sscanf(m.ID, "%x", &id))(q.t)
 			return id
 		}
 	}
@@ -122,7 +120,7 @@ func (q *quorum) id(name string) uint64 {
 // service is talosctl's view of the etcd service.
 func (q *quorum) service(n int) string {
 	q.t.Helper()
-	list := value(q.admin(n).ServiceList(q.t.Context()))(q.t)
+	list := must.Get(q.admin(n).ServiceList(q.t.Context()))(q.t)
 	for _, s := range list.GetMessages()[0].GetServices() {
 		if s.GetId() == "etcd" {
 			health := map[bool]string{true: "OK", false: "Fail"}[s.GetHealth().GetHealthy()]
@@ -140,8 +138,7 @@ func (q *quorum) service(n int) string {
 // machine is the stage and readiness of a machine.
 func (q *quorum) machine(n int) string {
 	q.t.Helper()
-	text := value(q.status(q.admin(n)))(q.t)
-	return text
+	return must.Get(q.status(q.admin(n)))(q.t)
 }
 
 // intact requires that etcd never lost its quorum.
@@ -165,7 +162,7 @@ func (q *quorum) replace(hostname string) {
 func (q *quorum) remove(machine string) {
 	q.t.Helper()
 	req := &machineapi.EtcdRemoveMemberByIDRequest{MemberId: q.id(machine)}
-	must(q.t, q.admin(1).EtcdRemoveMemberByID(q.t.Context(), req))
+	must.Do(q.t, q.admin(1).EtcdRemoveMemberByID(q.t.Context(), req))
 }
 
 func TestEtcdCaseAEmptyDataSameName(t *testing.T) {
@@ -177,9 +174,7 @@ func TestEtcdCaseAEmptyDataSameName(t *testing.T) {
 		want(t, "service of the learner", q.service(3), "Running ?: Started task etcd for container etcd")
 		time.Sleep(10 * time.Second)
 		want(t, "members", q.members(), "cp1 cp2 cp3")
-		if q.id("cp3") == old {
-			t.Error("the member has its old ID")
-		}
+		must.Equal(t, "the member has its old ID", false, q.id("cp3") == old)
 		q.running(address(3))
 		want(t, "service", q.service(3), "Running OK: Health check successful")
 		want(t, "data", talosapi.Describe(q.data["cp3"].Media.Bytes())[len("EPHEMERAL ")+73+1+16:], " etcd voter cp3")
@@ -194,9 +189,7 @@ func TestEtcdCaseBDataKept(t *testing.T) {
 		q.start(3, "cp3", "cp3")
 		q.running(address(3))
 		want(t, "members", q.members(), "cp1 cp2 cp3")
-		if q.id("cp3") != old {
-			t.Error("the member has another ID")
-		}
+		must.Equal(t, "the member has another ID", old, q.id("cp3"))
 		want(t, "data", talosapi.Lasting(q.data["cp3"].Media.Bytes()), lasting)
 	})
 }
@@ -262,7 +255,7 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 		defer cancel()
 		_, err := q.admin(1).EtcdMemberList(short, &machineapi.EtcdMemberListRequest{})
 		requireError(t, "with a deadline", err, codes.DeadlineExceeded, "")
-		s := value(q.admin(1).EtcdStatus(t.Context()))(t)
+		s := must.Get(q.admin(1).EtcdStatus(t.Context()))(t)
 		if m := s.GetMessages()[0].GetMemberStatus(); m.GetLeader() != 0 || !slices.Equal(m.GetErrors(), []string{"etcdserver: no leader"}) {
 			t.Errorf("status %v", m)
 		}
@@ -294,7 +287,7 @@ func TestEtcdDataHasAVolumeOfItsOwn(t *testing.T) {
 		b.on()
 		c := l.client(cpAddr, role.Admin)
 		time.Sleep(time.Minute)
-		must(t, c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}))
+		must.Do(t, c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}))
 		l.running(cpAddr)
 		if d := talosapi.Describe(data.Media.Bytes()); !strings.HasPrefix(d, "ETCD ") || !strings.HasSuffix(d, " etcd voter cp1") {
 			t.Errorf("data disk %s", d)
@@ -317,8 +310,6 @@ func TestEtcdDataHasAVolumeOfItsOwn(t *testing.T) {
 			t.Errorf("etcd's directory is not empty: %v", err)
 		}
 		l.running(cpAddr)
-		if talosapi.Lasting(data.Media.Bytes()) != kept {
-			t.Error("the data disk changed")
-		}
+		must.Equal(t, "the data disk changed", kept, talosapi.Lasting(data.Media.Bytes()))
 	})
 }

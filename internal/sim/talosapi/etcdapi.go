@@ -164,8 +164,7 @@ func (s *machineService) EtcdSnapshot(_ *machineapi.EtcdSnapshotRequest, srv grp
 	return nil
 }
 
-// EtcdForfeitLeadership implements the API: it moves leadership to the next other member
-// in the list, running or not.
+// EtcdForfeitLeadership implements the API: it moves leadership to the next other member in the list, running or not.
 func (s *machineService) EtcdForfeitLeadership(ctx context.Context, _ *machineapi.EtcdForfeitLeadershipRequest) (*machineapi.EtcdForfeitLeadershipResponse, error) {
 	c, err := s.reach(ctx, "etcd forfeit leadership")
 	if err != nil {
@@ -311,8 +310,7 @@ func (s *machineService) Bootstrap(ctx context.Context, req *machineapi.Bootstra
 	return &machineapi.BootstrapResponse{Messages: []*machineapi.Bootstrap{{}}}, nil
 }
 
-// EtcdRecover implements the API: it uploads a snapshot to EPHEMERAL, from which the next
-// bootstrap may recover.
+// EtcdRecover implements the API: it uploads a snapshot to EPHEMERAL, from which the next bootstrap may recover.
 func (s *machineService) EtcdRecover(srv grpc.ClientStreamingServer[common.Data, machineapi.EtcdRecoverResponse]) error {
 	m := s.boot.m
 	if _, mounted := locate(m.devices(), labelEphemeral); !mounted {
@@ -345,11 +343,7 @@ func (e *etcdService) request(how bootstrap) {
 	e.wake = make(chan struct{})
 }
 
-func (e *etcdService) ordered() *bootstrap {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.bootstrap
-}
+func (e *etcdService) ordered() *bootstrap { return guarded(&e.mu, &e.bootstrap) }
 
 // form finds or makes the cluster that this machine will be a member of.
 func (e *etcdService) form(ctx context.Context, how *bootstrap) (*etcd.Cluster, EtcdData, error) {
@@ -442,8 +436,7 @@ func (e *etcdService) uploaded(skipHash bool) ([]etcd.KeyValue, error) {
 	return etcd.ReadSnapshot(b, skipHash)
 }
 
-// fail ends the service until the next bootstrap request, as Talos does after a failure
-// before the server's start.
+// fail ends the service until the next bootstrap request, as Talos does after a failure before the server's start.
 func (e *etcdService) fail(ctx context.Context, how *bootstrap, err error) {
 	e.show(ctx, service{state: stateFailed, message: "Failed to run pre stage: " + err.Error(), unknown: true})
 	e.mu.Lock()

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
@@ -17,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -24,7 +24,7 @@ func TestEtcdForfeitLeadership(t *testing.T) {
 	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		for n := 1; n <= 3; n++ {
 			led := q.leader(n)
-			answer := value(q.admin(n).EtcdForfeitLeadership(t.Context(), &machineapi.EtcdForfeitLeadershipRequest{}))(t)
+			answer := must.Get(q.admin(n).EtcdForfeitLeadership(t.Context(), &machineapi.EtcdForfeitLeadershipRequest{}))(t)
 			to := answer.GetMessages()[0].GetMember()
 			if mine := q.id("cp" + string(rune('0'+n))); led == 0 || mine == led && q.id(to) != q.leader(n) || mine != led && to != "" {
 				t.Errorf("cp%d gave leadership to %q; it was led by %x, is led by %x", n, to, led, q.leader(n))
@@ -35,14 +35,14 @@ func TestEtcdForfeitLeadership(t *testing.T) {
 
 func (q *quorum) leader(n int) uint64 {
 	q.t.Helper()
-	s := value(q.admin(n).EtcdStatus(q.t.Context()))(q.t)
+	s := must.Get(q.admin(n).EtcdStatus(q.t.Context()))(q.t)
 	return s.GetMessages()[0].GetMemberStatus().GetLeader()
 }
 
 func TestEtcdLeaveCluster(t *testing.T) {
 	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		old := q.id("cp3")
-		must(t, q.admin(3).EtcdLeaveCluster(t.Context(), &machineapi.EtcdLeaveClusterRequest{}))
+		must.Do(t, q.admin(3).EtcdLeaveCluster(t.Context(), &machineapi.EtcdLeaveClusterRequest{}))
 		want(t, "members", q.members(), "cp1 cp2")
 		want(t, "service", q.service(3), "Finished ?: Service finished successfully")
 		want(t, "machine", q.machine(3), "running ready=false services: etcd not running")
@@ -65,9 +65,7 @@ func TestEtcdLeaveCluster(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		q.running(address(3))
 		want(t, "members", q.members(), "cp1 cp2 cp3")
-		if q.id("cp3") == old {
-			t.Error("the member has its old ID")
-		}
+		must.Equal(t, "the member has its old ID", false, q.id("cp3") == old)
 		q.intact()
 	})
 }
@@ -85,9 +83,7 @@ func TestEtcdOfASingleControlPlane(t *testing.T) {
 		q.kill("cp1")
 		q.start(1, "cp1", "cp1")
 		q.running(address(1))
-		if v := q.fw.EtcdViolations(); len(v) != 1 {
-			t.Errorf("violations %q", v)
-		}
+		must.Equal(t, "violations", 1, len(q.fw.EtcdViolations()))
 	})
 }
 
@@ -97,7 +93,7 @@ func TestBootstrapFormsANewCluster(t *testing.T) {
 		q.wipe("cp1")
 		q.start(1, "cp1", "cp1")
 		time.Sleep(5 * time.Minute)
-		must(t, q.admin(1).Bootstrap(t.Context(), &machineapi.BootstrapRequest{}))
+		must.Do(t, q.admin(1).Bootstrap(t.Context(), &machineapi.BootstrapRequest{}))
 		q.running(address(1))
 		want(t, "members", q.members(), "cp1")
 	})
@@ -163,7 +159,7 @@ func TestEtcdFaults(t *testing.T) {
 		noSpace := fmt.Sprint("NOSPACE of ", q.id("cp2"), ";")
 		operator := q.client(address(1), role.Operator)
 		alarms := func() string {
-			answer := value(operator.EtcdAlarmList(t.Context()))(t)
+			answer := must.Get(operator.EtcdAlarmList(t.Context()))(t)
 			return raised(answer.GetMessages()[0].GetMemberAlarms())
 		}
 		want(t, "alarms", alarms(), noSpace)
@@ -174,7 +170,7 @@ func TestEtcdFaults(t *testing.T) {
 		time.Sleep(time.Second)
 		_, err := q.client(address(1), role.Reader).EtcdAlarmDisarm(t.Context())
 		requireError(t, "a reader's disarm", err, codes.PermissionDenied, "not authorized")
-		disarmed := value(operator.EtcdAlarmDisarm(t.Context()))(t)
+		disarmed := must.Get(operator.EtcdAlarmDisarm(t.Context()))(t)
 		want(t, "disarmed", raised(disarmed.GetMessages()[0].GetMemberAlarms()), noSpace)
 		want(t, "alarms", alarms(), "")
 		q.fw.BreakEtcd(9003, talosapi.EtcdFault{Learner: true})
@@ -200,9 +196,7 @@ func TestEtcdStartsDuringTheISOBoot(t *testing.T) {
 		want(t, "service", q.service(3), "Running OK: Health check successful")
 		time.Sleep(15 * time.Second)
 		q.running(address(3))
-		if q.id("cp3") != old {
-			t.Error("the member has another ID")
-		}
+		must.Equal(t, "the member has another ID", old, q.id("cp3"))
 		q.intact()
 	})
 }
@@ -237,7 +231,7 @@ func TestALearnerStaysOne(t *testing.T) {
 func TestBootstrapFromASnapshot(t *testing.T) {
 	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		ctx := t.Context()
-		saved := value(snapshot(ctx, q.client(address(1), role.EtcdBackup)))(t)
+		saved := must.Get(snapshot(ctx, q.client(address(1), role.EtcdBackup)))(t)
 		old := q.id("cp1")
 		q.kill("cp1")
 		q.wipe("cp1")
@@ -263,26 +257,20 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 			{"no checksum", saved[:len(saved)-32], "Failed ?: Failed to run pre stage: error recovering from the snapshot: snapshot missing hash but --skip-hash-check=false"},
 		} {
 			if bad.file != nil {
-				if _, err := c.EtcdRecover(ctx, bytes.NewReader(bad.file)); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(c.EtcdRecover(ctx, bytes.NewReader(bad.file)))(t)
 			}
-			must(t, c.Bootstrap(ctx, recover))
+			must.Do(t, c.Bootstrap(ctx, recover))
 			time.Sleep(time.Minute)
 			if got := q.service(1); !strings.HasPrefix(got, bad.text) {
 				t.Errorf("%s: service %s, want %s", bad.name, got, bad.text)
 			}
 			want(t, bad.name, q.machine(1), "booting ready=false services: etcd not running")
 		}
-		if _, err := c.EtcdRecover(ctx, bytes.NewReader(saved)); err != nil {
-			t.Fatal(err)
-		}
-		must(t, c.Bootstrap(ctx, recover))
+		must.Get(c.EtcdRecover(ctx, bytes.NewReader(saved)))(t)
+		must.Do(t, c.Bootstrap(ctx, recover))
 		q.running(address(1))
 		want(t, "members", q.members(), "cp1")
-		if q.id("cp1") == old {
-			t.Error("the member has its old ID")
-		}
+		must.Equal(t, "the member has its old ID", false, q.id("cp1") == old)
 		requireError(t, "again", c.Bootstrap(ctx, recover), codes.AlreadyExists, "etcd data directory is not empty")
 	})
 }
@@ -324,9 +312,7 @@ func TestCallsArePassedOn(t *testing.T) {
 		reader := q.client(address(1), role.Reader)
 		for target, want := range map[string]string{address(1): "cp1", address(2): "cp2", workerAddr: "wk1", "wk1": "wk1"} {
 			got, err := hostname(client.WithNode(t.Context(), target), reader)
-			if err != nil || got != want {
-				t.Errorf("%s: %q, %v, want %q", target, got, err, want)
-			}
+			must.Equal(t, target, []any{nil, want}, []any{err, got})
 		}
 		_, err := reader.Version(client.WithNode(t.Context(), "127.42.7.99"))
 		requireError(t, "nobody there", err, codes.Unavailable, "no route to host")
@@ -344,7 +330,7 @@ func TestAnswersAreJoined(t *testing.T) {
 	inQuorum(t, 2, func(t *testing.T, q *quorum) {
 		//lint:ignore SA1019 it is under test
 		ctx := client.WithNodes(t.Context(), address(1), address(2), "127.42.7.99")
-		answer := value(q.admin(1).MachineClient.Hostname(ctx, &emptypb.Empty{}))(t)
+		answer := must.Get(q.admin(1).MachineClient.Hostname(ctx, &emptypb.Empty{}))(t)
 		var got []string
 		for _, m := range answer.GetMessages() {
 			md := m.GetMetadata()
@@ -352,9 +338,7 @@ func TestAnswersAreJoined(t *testing.T) {
 			got = append(got, fmt.Sprintf("%s %s failed=%v", md.GetHostname(), m.GetHostname(), md.GetError() != ""))
 		}
 		want := []string{address(1) + " cp1 failed=false", address(2) + " cp2 failed=false", "127.42.7.99  failed=true"}
-		if d := cmp.Diff(want, got); d != "" {
-			t.Error(d)
-		}
+		must.Equal(t, "got", want, got)
 		_, err := hostname(ctx, q.admin(1))
 		requireError(t, "resources of several machines", err, codes.InvalidArgument, "one-2-many proxying is not supported for method /cosi.resource.State/Get")
 	})

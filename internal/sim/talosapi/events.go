@@ -28,11 +28,7 @@ type journal[T any] struct {
 	changed chan struct{} // closed at the next entry
 }
 
-func (j *journal[T]) clear() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.entries = nil
-}
+func (j *journal[T]) clear() { holding(&j.mu, func() { j.entries = nil }) }
 
 func (j *journal[T]) add(entry T) {
 	j.mu.Lock()
@@ -376,9 +372,8 @@ type phase struct {
 	skip  bool // counted as a phase of the sequence but never run
 }
 
-// The sequences' phases with their tasks (v1alpha1_sequencer.go and
-// v1alpha1_sequencer_tasks.go of 1.12 to 1.14): "+" is since 1.14, "-" until 1.13, "?" for
-// machines that the lab does not have.
+// The sequences' phases with their tasks (v1alpha1_sequencer.go and v1alpha1_sequencer_tasks.go of 1.12 to 1.14): "+"
+// is since 1.14, "-" until 1.13, "?" for machines that the lab does not have.
 var (
 	initializePhases = []string{
 		"systemRequirements enforceKSPPRequirements",

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // eventsOf are a machine's events of sequences, phases and services, from the beginning of its
@@ -30,7 +31,7 @@ func eventsOf(t *testing.T, c *client.Client, until string) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	s := value(c.MachineClient.Events(ctx, &machineapi.EventsRequest{TailEvents: -1}))(t)
+	s := must.Get(c.MachineClient.Events(ctx, &machineapi.EventsRequest{TailEvents: -1}))(t)
 	var all []string
 	for until == "" || !slices.Contains(all, until) {
 		e, err := s.Recv()
@@ -40,7 +41,7 @@ func eventsOf(t *testing.T, c *client.Client, until string) []string {
 		if len(e.GetData().GetTypeUrl()) == 0 {
 			continue
 		}
-		event := value(client.UnmarshalEvent(e))(t)
+		event := must.Get(client.UnmarshalEvent(e))(t)
 		switch msg := event.Payload.(type) {
 		case *machineapi.SequenceEvent:
 			line := fmt.Sprintf("sequence %s %s", msg.GetSequence(), msg.GetAction())
@@ -91,15 +92,13 @@ func TestEventsOfABoot(t *testing.T) {
 				"phase startEverything START", "etcd PREPARING healthy=false", "etcd RUNNING healthy=false", "etcd RUNNING healthy=true",
 				"phase startEverything STOP", "sequence boot STOP",
 			})
-		same(t, "events", want, eventsOf(t, c, "sequence boot STOP"))
+		must.Equal(t, "events", want, eventsOf(t, c, "sequence boot STOP"))
 		kernel := dmesg(t, c)
 		for _, line := range []string{
 			"boot sequence: 9 phase(s)", "phase ephemeral (5/9): 1 tasks(s)", "task mountEphemeralPartition (1/1): done, ",
 			"phase startEverything (9/9): done, ", "boot sequence: done: ", "service[etcd](Running): Health check successful", "machine is running and ready",
 		} {
-			if !strings.Contains(kernel, ": [talos] "+line) {
-				t.Errorf("dmesg has no %q", line)
-			}
+			must.Contain(t, "dmesg", kernel, ": [talos] "+line)
 		}
 	})
 }
@@ -119,12 +118,12 @@ func TestEventsOfAnInstallation(t *testing.T) {
 	}, func(t *testing.T, name string, tc sequences) {
 		l := newLabOf(t, tc.config)
 		_, open := l.blank(cpAddr, version("new", "v1.14.1"))
-		same(t, "events in maintenance mode", []string{"phase config START", "task runningMaintenance START"}, eventsOf(t, open, "task runningMaintenance START")[9:])
+		must.Equal(t, "events in maintenance mode", []string{"phase config START", "task runningMaintenance START"}, eventsOf(t, open, "task runningMaintenance START")[9:])
 		apply(t, open, l.config(cp1(newRef)))
 		time.Sleep(10 * time.Second)
 		c := l.client(cpAddr, role.Admin)
 		got := slices.DeleteFunc(eventsOf(t, c, ""), func(line string) bool { return !strings.HasPrefix(line, "sequence ") })
-		same(t, "events", append([]string{"sequence initialize START", "sequence initialize STOP"}, tc.want...), got)
+		must.Equal(t, "events", append([]string{"sequence initialize START", "sequence initialize STOP"}, tc.want...), got)
 		if name == "by a sequence" {
 			return
 		}
@@ -138,27 +137,27 @@ func TestEventsOfAnInstallation(t *testing.T) {
 // unattended is the phase of an unattended installation.
 func unattended(t *testing.T, c *client.Client) string {
 	t.Helper()
-	u := value(get[*runtime.UnattendedInstallStatus](t.Context(), c, runtime.NewUnattendedInstallStatus().Metadata()))(t)
+	u := must.Get(get[*runtime.UnattendedInstallStatus](t.Context(), c, runtime.NewUnattendedInstallStatus().Metadata()))(t)
 	return u.TypedSpec().Phase.String()
 }
 
 func TestEventsOfAReset(t *testing.T) {
 	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		c := q.admin(1)
-		must(t, c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}}, Reboot: true}))
+		must.Do(t, c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}}, Reboot: true}))
 		all := eventsOf(t, c, "phase resetSpec START")
 		want := slices.Concat([]string{"sequence reset START"}, through("cleanup", "dbus", "preReset", "stopServices", "umount", "unmountBind", "unmountSystem",
 			"volumeFinalize", "kexec", "stopEverything", "forceCleanup"), []string{"phase resetSpec START"})
-		same(t, "events", want, all[slices.Index(all, want[0]):])
+		must.Equal(t, "events", want, all[slices.Index(all, want[0]):])
 	})
 }
 
 // eventIDs are the IDs of the first two requested events.
 func eventIDs(t *testing.T, c *client.Client, req *machineapi.EventsRequest) (ids []string) {
 	t.Helper()
-	s := value(c.MachineClient.Events(t.Context(), req))(t)
+	s := must.Get(c.MachineClient.Events(t.Context(), req))(t)
 	for range 3 { // an empty one comes first
-		e := value(s.Recv())(t)
+		e := must.Get(s.Recv())(t)
 		ids = append(ids, e.GetId())
 	}
 	return ids[1:]
@@ -179,7 +178,7 @@ func TestEventsAfterAnID(t *testing.T) {
 // dmesg is the kernel's log.
 func dmesg(t *testing.T, c *client.Client) string {
 	t.Helper()
-	s := value(c.Dmesg(t.Context(), false, false))(t)
+	s := must.Get(c.Dmesg(t.Context(), false, false))(t)
 	var all bytes.Buffer
 	for line, err := s.Recv(); err == nil; line, err = s.Recv() {
 		all.Write(line.GetBytes())
@@ -192,7 +191,7 @@ const system, inContainerd = constants.SystemContainerdNamespace, common.Contain
 // lines are the lines of a log, without following it.
 func lines(t *testing.T, c *client.Client, namespace string, driver common.ContainerDriver, id string, tail int32) ([]string, error) {
 	t.Helper()
-	s := value(c.Logs(t.Context(), namespace, driver, id, false, tail))(t)
+	s := must.Get(c.Logs(t.Context(), namespace, driver, id, false, tail))(t)
 	var all []string
 	for {
 		piece, err := s.Recv()
@@ -226,11 +225,9 @@ func TestLogs(t *testing.T) {
 		if err != nil || !slices.Contains(registered.GetMessages()[0].GetIds(), "ext-guest") {
 			t.Errorf("registered logs %v, %v", registered, err)
 		}
-		follow := value(c.Logs(t.Context(), system, inContainerd, "machined", true, 0))(t)
+		follow := must.Get(c.Logs(t.Context(), system, inContainerd, "machined", true, 0))(t)
 		synctest.Wait()
-		if _, err := c.ServiceRestart(t.Context(), "kubelet"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(c.ServiceRestart(t.Context(), "kubelet"))(t)
 		for _, want := range []string{
 			"(Stopping): Sending SIGTERM to task", "(Finished): Service finished successfully", "(Preparing): Running pre state",
 			"(Running): Started task kubelet", "(Running): Health check successful",
@@ -243,8 +240,7 @@ func TestLogs(t *testing.T) {
 	})
 }
 
-// extended is a running control plane with one extension's service; the client is its
-// administrator's.
+// extended is a running control plane with one extension's service; the client is its administrator's.
 func (l *lab) extended() *client.Client {
 	l.t.Helper()
 	img := version("old", "v1.14.1")

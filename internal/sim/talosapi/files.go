@@ -71,8 +71,7 @@ func sendFile(srv grpc.ServerStreamingServer[common.Data], content []byte, size 
 	return nil
 }
 
-// List implements the API: the root first, then everything below it by name, each
-// directory before its content.
+// List implements the API: the root first, then everything below it by name, each directory before its content.
 func (s *machineService) List(req *machineapi.ListRequest, srv grpc.ServerStreamingServer[machineapi.FileInfo]) error {
 	root := "/" + strings.TrimPrefix(strings.TrimSuffix(req.GetRoot(), "/"), "/")
 	fsys := s.boot.files()
@@ -94,8 +93,7 @@ func (s *machineService) List(req *machineapi.ListRequest, srv grpc.ServerStream
 	})
 }
 
-// imageTime is the modification time of every file: Talos' builds are reproducible and use
-// the same time for all.
+// imageTime is the modification time of every file: Talos' builds are reproducible and use the same time for all.
 const imageTime = 1559424892
 
 // relative returns a name relative to the root of a walk.

@@ -56,8 +56,7 @@ const apiPort = 50000
 type Kubelet interface {
 	NodeUp(NodeInfo)
 	NodeDown(name, uuid string)
-	// StaticPods gets the state of the static pods of the kubelet of the machine with that
-	// UUID.
+	// StaticPods gets the state of the static pods of the kubelet of the machine with that UUID.
 	StaticPods(uuid string, pods []StaticPod)
 }
 
@@ -105,8 +104,7 @@ type Options struct {
 	PublicImage func(ref string) (digest string, err error)
 	// ResolveImage is the digest that a tag currently points to; may be nil.
 	ResolveImage func(ctx context.Context, ref string) (digest string, err error)
-	// Drain cordons a node in Talos' name and drains it; Uncordon removes that cordon. They
-	// may block; nil does nothing.
+	// Drain cordons a node in Talos' name and drains it; Uncordon removes that cordon. They may block; nil does nothing.
 	Drain, Uncordon func(ctx context.Context, node string) error
 	// Kubelet may be nil.
 	Kubelet Kubelet
@@ -233,8 +231,7 @@ const (
 	Loops Defect = "loops"
 )
 
-// How long a defective system takes to fail, and machined's pause before the reboot after
-// a fatal error.
+// How long a defective system takes to fail, and machined's pause before the reboot after a fatal error.
 const (
 	failTime  = 20 * time.Second
 	panicTime = 10 * time.Second
@@ -369,9 +366,8 @@ var errFull = errors.New("failed to extract layer: write /var/lib/containerd/io.
 // certificateValidity is the lifetime of Talos' own certificates.
 const certificateValidity = x509.DefaultCertificateValidityDuration
 
-// awaitTime delays etcd and the kubelet until the clock is right, as their conditions do
-// (services/etcd.go, kubelet.go in machined). Certificates are then renewed
-// (controllers/secrets/api.go).
+// awaitTime delays etcd and the kubelet until the clock is right, as their conditions do (services/etcd.go, kubelet.go
+// in machined). Certificates are then renewed (controllers/secrets/api.go).
 func (b *boot) awaitTime(ctx context.Context) (outcome, error) {
 	for off := false; ; off = true {
 		t, changed := b.m.trouble()
@@ -426,9 +422,7 @@ type silences struct {
 // a hanging machined, or a hanging kernel behind an open port. silent sees every request
 // that this Firmware's machines get and allow; nil ends the silence for later requests.
 func (fw *Firmware) Silence(silent func(Request) bool) {
-	fw.silences.mu.Lock()
-	defer fw.silences.mu.Unlock()
-	fw.silences.silent = silent
+	holding(&fw.silences.mu, func() { fw.silences.silent = silent })
 }
 
 func (m *machine) silent(method, resource string) bool {
@@ -469,9 +463,7 @@ func (l *muteListener) Accept() (net.Conn, error) {
 		if err != nil || !l.m.silent("", "") {
 			return conn, err
 		}
-		l.mu.Lock()
-		l.kept = append(l.kept, conn)
-		l.mu.Unlock()
+		holding(&l.mu, func() { l.kept = append(l.kept, conn) })
 	}
 }
 
@@ -485,4 +477,21 @@ func (l *muteListener) Close() error {
 	}
 	l.kept = nil
 	return err
+}
+
+// guarded returns what a field holds that mu guards.
+func guarded[T any](mu *sync.Mutex, field *T) T { return look(mu, func() T { return *field }) }
+
+// look reads something with mu held.
+func look[T any](mu *sync.Mutex, read func() T) T {
+	mu.Lock()
+	defer mu.Unlock()
+	return read()
+}
+
+// holding does something with mu held.
+func holding(mu *sync.Mutex, do func()) {
+	mu.Lock()
+	defer mu.Unlock()
+	do()
 }

@@ -274,16 +274,12 @@ func (b *boot) peers(specs []cluster.AffiliateSpec) (peers []resource.Resource) 
 
 // nextNodeID returns the node ID of a machine that is installed.
 func (fw *Firmware) nextNodeID() string {
-	fw.hub.mu.Lock()
-	defer fw.hub.mu.Unlock()
-	return fw.hub.idPrefix + newNodeID()
+	return look(&fw.hub.mu, func() string { return fw.hub.idPrefix + newNodeID() })
 }
 
 // NodeIDsBegin sets the first characters of the node IDs of machines that are installed from now on: lists sort by
 // node ID.
-func (fw *Firmware) NodeIDsBegin(with string) {
-	fw.hub.change(func() { fw.hub.idPrefix = with })
-}
+func (fw *Firmware) NodeIDsBegin(with string) { fw.hub.change(func() { fw.hub.idPrefix = with }) }
 
 // The ports of etcd.
 const (
@@ -346,9 +342,7 @@ func (fw *Firmware) EtcdMembers() []EtcdMember {
 // BootstrapViolations lists each second etcd that a bootstrap formed for one Talos cluster.
 // Talos does not prevent that.
 func (fw *Firmware) BootstrapViolations() []string {
-	fw.hub.mu.Lock()
-	defer fw.hub.mu.Unlock()
-	return slices.Clone(fw.hub.bootstrapped)
+	return look(&fw.hub.mu, func() []string { return slices.Clone(fw.hub.bootstrapped) })
 }
 
 // EtcdViolations lists each loss of a cluster's etcd quorum after all of its members had run.
@@ -393,9 +387,7 @@ func (fw *Firmware) BreakEtcd(vmid int, f EtcdFault) {
 }
 
 func (m *machine) etcdFault() EtcdFault {
-	m.fw.hub.mu.Lock()
-	defer m.fw.hub.mu.Unlock()
-	return m.fw.hub.faults[m.hw.VMID]
+	return look(&m.fw.hub.mu, func() EtcdFault { return m.fw.hub.faults[m.hw.VMID] })
 }
 
 // etcdOf returns the etcd cluster with that ID, nil if it was never formed.
@@ -411,11 +403,7 @@ func (h *hub) etcdOf(clusterID, id string) *etcd.Cluster {
 }
 
 // changes returns a channel that is closed at the next change in the hub.
-func (h *hub) changes() <-chan struct{} {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.changed
-}
+func (h *hub) changes() <-chan struct{} { return guarded(&h.mu, &h.changed) }
 
 // reachEtcd returns the etcd that a client finds at the control planes' addresses. If nothing listens, reachEtcd
 // retries for a while, then fails as clientv3 does.

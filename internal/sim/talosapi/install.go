@@ -41,10 +41,9 @@ func (b *boot) install(ctx context.Context) (outcome, error) {
 	return end, nil
 }
 
-// writeSystem pulls the installer, wipes and partitions the disk, and writes boot image
-// and state. After a power loss during the write the disk counts as installed but can't
-// boot. The boot continues if the configuration wants no reboot (shouldReboot in
-// unattended_install.go).
+// writeSystem pulls the installer, wipes and partitions the disk, and writes boot image and state. After a power loss
+// during the write the disk counts as installed but can't boot. The boot continues if the configuration wants no reboot
+// (shouldReboot in unattended_install.go).
 func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	ref, target, err := b.installTarget()
 	if err != nil {

@@ -57,11 +57,7 @@ func (k *kubelet) notify() {
 	k.changed = make(chan struct{})
 }
 
-func (k *kubelet) service() service {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.status
-}
+func (k *kubelet) service() service { return guarded(&k.mu, &k.status) }
 
 // become publishes a new state of the service.
 func (k *kubelet) become(ctx context.Context, state, message string, healthy, unknown bool) {
@@ -70,9 +66,7 @@ func (k *kubelet) become(ctx context.Context, state, message string, healthy, un
 		s.problem = errNoKubelet
 		s.message = "Health check failed: " + errNoKubelet
 	}
-	k.mu.Lock()
-	k.status = s
-	k.mu.Unlock()
+	holding(&k.mu, func() { k.status = s })
 	k.notify()
 	if err := k.b.refresh(ctx); err != nil && ctx.Err() == nil {
 		k.b.m.console("service %s: %v", kubeletID, err)
@@ -146,9 +140,7 @@ func (k *kubelet) end(ctx context.Context) bool {
 // of the services' start.
 func (k *kubelet) serve(ctx context.Context, image string, atOnce bool, started func()) {
 	b := k.b
-	k.mu.Lock()
-	k.done = k.ordered
-	k.mu.Unlock()
+	holding(&k.mu, func() { k.done = k.ordered })
 	k.become(ctx, statePreparing, "Running pre state", false, true)
 	if err := b.pullKubelet(ctx, image, atOnce); err != nil {
 		if ctx.Err() == nil {
@@ -199,8 +191,7 @@ func (k *kubelet) register(ctx context.Context, image string) {
 	k.tellPods()
 }
 
-// restart restarts the service as the API does: it returns when the process has ended and
-// is starting again.
+// restart restarts the service as the API does: it returns when the process has ended and is starting again.
 func (k *kubelet) restart(ctx context.Context) error {
 	k.mu.Lock()
 	k.ordered++
@@ -329,9 +320,7 @@ func argValues(extra map[string][]string) map[string]k8s.ArgValues {
 // healthy (ControlPlaneStaticPodController).
 func (b *boot) renderPods(ctx context.Context) error {
 	cfg := b.config()
-	b.mu.Lock()
-	ready := b.planes
-	b.mu.Unlock()
+	ready := guarded(&b.mu, &b.planes)
 	if !ready || !cfg.Machine().Type().IsControlPlane() {
 		return nil
 	}
@@ -431,9 +420,7 @@ func tagOf(ref string) string {
 
 // controls makes Talos render the static pods from now on, because etcd is healthy.
 func (b *boot) controls(ctx context.Context) error {
-	b.mu.Lock()
-	b.planes = true
-	b.mu.Unlock()
+	holding(&b.mu, func() { b.planes = true })
 	if err := b.renderPods(ctx); err != nil {
 		return err
 	}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/cosi-project/runtime/pkg/safe"
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
@@ -29,6 +28,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -58,7 +58,7 @@ func newLab(t *testing.T, change ...func(*talosapi.Options)) *lab {
 // newLabOf is newLab with the configurations of another version of Talos.
 func newLabOf(t *testing.T, talos string, change ...func(*talosapi.Options)) *lab {
 	t.Helper()
-	c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", talos, "v1.35.4"))(t)
+	c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.10:6443", talos, "v1.35.4"))(t)
 	l := &lab{
 		t: t, net: network.Memory(), rec: record.New(), cluster: c,
 		installers: map[string]artefact.Image{oldRef: image("old"), newRef: image("new")},
@@ -133,30 +133,6 @@ const (
 	oldRef     = "registry.example/installer/old:v1.13.9"
 	newRef     = "registry.example/installer/new:v1.13.9"
 )
-
-// same requires that got is what is wanted.
-func same(t *testing.T, what string, want, got any, opts ...cmp.Option) {
-	t.Helper()
-	if diff := cmp.Diff(want, got, opts...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-// value is what a call returns, unless that fails.
-func value[T any](v T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		must(t, err)
-		return v
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // each runs f for every case in a bubble of its own.
 func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name string, c T)) {
@@ -265,8 +241,7 @@ func cdrom(content []byte) world.Drive {
 
 func (l *lab) iso(img artefact.Image) []byte {
 	l.t.Helper()
-	b := value(artefact.ISO(img))(l.t)
-	return b
+	return must.Get(artefact.ISO(img))(l.t)
 }
 
 // config is a machine configuration that installs on the disk with serial "system".
@@ -276,8 +251,7 @@ func (l *lab) config(m talosapi.Machine) []byte {
 		m.InstallSerial = "system"
 	}
 	m.InstallDisk = "/dev/vda"
-	b := value(l.cluster.MachineConfig(m))(l.t)
-	return b
+	return must.Get(l.cluster.MachineConfig(m))(l.t)
 }
 
 // cp1 is the configuration of the control plane.
@@ -290,7 +264,7 @@ func cp1(installer string) talosapi.Machine {
 func (l *lab) controlPlane(img artefact.Image) *box {
 	l.t.Helper()
 	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: netip.MustParseAddr(cpAddr)})[0]
-	system := value(talosapi.WithEtcd(l.installed(l.config(cp1(oldRef)), img), member))(l.t)
+	system := must.Get(talosapi.WithEtcd(l.installed(l.config(cp1(oldRef)), img), member))(l.t)
 	b := l.box(cpAddr, disk("virtio0", "system", 10, system), cdrom(nil))
 	b.hw.NVRAM.Write(talosapi.NVRAM(img))
 	b.on()
@@ -354,15 +328,13 @@ func (l *lab) onScreen(text string) bool {
 
 func (l *lab) installed(conf []byte, img artefact.Image) []byte {
 	l.t.Helper()
-	b := value(l.fw.Preinstalled(conf, ukiOf(l.t, img), false))(l.t)
-	return b
+	return must.Get(l.fw.Preinstalled(conf, ukiOf(l.t, img), false))(l.t)
 }
 
-// ukiOf is a boot image as in an installer. Rebuilding it from its content would lose the
-// DOS part.
+// ukiOf is a boot image as in an installer. Rebuilding it from its content would lose the DOS part.
 func ukiOf(t *testing.T, img artefact.Image) []byte {
 	t.Helper()
-	b := value(artefact.UKI(img))(t)
+	b := must.Get(artefact.UKI(img))(t)
 	b = slices.Clone(b)
 	copy(b[0x40:], "as the installer has it")
 	return b
@@ -371,13 +343,13 @@ func ukiOf(t *testing.T, img artefact.Image) []byte {
 // client is a client of a machine with that role.
 func (l *lab) client(addr string, r role.Role) *client.Client {
 	l.t.Helper()
-	raw := value(l.cluster.Talosconfig(r, addr))(l.t)
+	raw := must.Get(l.cluster.Talosconfig(r, addr))(l.t)
 	return l.clientWith(addr, raw)
 }
 
 func (l *lab) clientWith(addr string, talosconfig []byte) *client.Client {
 	l.t.Helper()
-	conf := value(clientconfig.FromBytes(talosconfig))(l.t)
+	conf := must.Get(clientconfig.FromBytes(talosconfig))(l.t)
 	return l.dial(client.WithConfig(conf), client.WithEndpoints(addr))
 }
 
@@ -390,7 +362,7 @@ func (l *lab) insecure(addr string) *client.Client {
 func (l *lab) dial(opts ...client.OptionFunc) *client.Client {
 	l.t.Helper()
 	d := l.net.Dialer()
-	c := value(client.New(l.t.Context(), append(opts, client.WithGRPCDialOptions(
+	c := must.Get(client.New(l.t.Context(), append(opts, client.WithGRPCDialOptions(
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }),
 	))...))(l.t)
 	l.t.Cleanup(func() { _ = c.Close() })
@@ -427,8 +399,7 @@ type nodeFacts struct {
 
 func facts(t *testing.T, c *client.Client) nodeFacts {
 	t.Helper()
-	f := value(readFacts(t.Context(), c))(t)
-	return f
+	return must.Get(readFacts(t.Context(), c))(t)
 }
 
 // readFacts leaves the fields of missing resources empty.
@@ -488,7 +459,7 @@ func readFile(ctx context.Context, c *client.Client, path string) (string, error
 // volumes is "ID phase location", sorted.
 func volumes(t *testing.T, c *client.Client) string {
 	t.Helper()
-	all := value(safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI))(t)
+	all := must.Get(safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI))(t)
 	var lines []string
 	for v := range all.All() {
 		if v.TypedSpec().Type == block.VolumeTypeDirectory {
@@ -503,7 +474,7 @@ func volumes(t *testing.T, c *client.Client) string {
 // partitionIDs maps each partition's device to its UUIDs.
 func partitionIDs(t *testing.T, c *client.Client) map[resource.ID]string {
 	t.Helper()
-	all := value(safe.StateListAll[*block.DiscoveredVolume](t.Context(), c.COSI))(t)
+	all := must.Get(safe.StateListAll[*block.DiscoveredVolume](t.Context(), c.COSI))(t)
 	ids := map[resource.ID]string{}
 	for v := range all.All() {
 		if v.TypedSpec().Type == "partition" {

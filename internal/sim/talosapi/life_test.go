@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/qcow2"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -35,7 +35,7 @@ func apply(t *testing.T, c *client.Client, conf []byte) {
 // applyAs is apply with a mode; it returns what the machine says about it.
 func applyAs(t *testing.T, c *client.Client, conf []byte, mode machineapi.ApplyConfigurationRequest_Mode) *machineapi.ApplyConfiguration {
 	t.Helper()
-	answer := value(c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: conf, Mode: mode}))(t)
+	answer := must.Get(c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: conf, Mode: mode}))(t)
 	return answer.GetMessages()[0]
 }
 
@@ -70,13 +70,11 @@ func TestInstallFromISO(t *testing.T) {
 		want(t, "firmware variables", talosapi.Describe(wk.hw.NVRAM.Bytes()), "NVRAM boots Talos-v1.13.9.efi")
 		want(t, "volumes", volumes(t, secure), "EPHEMERAL ready /dev/vda4, META ready /dev/vda2, STATE ready /dev/vda3, u-data ready /dev/vdb1")
 		want(t, "identity of the data volume", partitionIDs(t, secure)["vdb1"], ids["vdb1"])
-		if data.Media.SHA256() != before {
-			t.Error("the install touched the data disk")
-		}
+		must.Equal(t, "the install touched the data disk", before, data.Media.SHA256())
 		if _, err := readFacts(t.Context(), open); err == nil {
 			t.Error("a client without certificate still gets in")
 		}
-		same(t, "kubelets", []string{"up cp1 v1.35.4 cp=true", "up wk1 v1.35.4 cp=false"}, l.lines(&l.kubelets))
+		must.Equal(t, "kubelets", []string{"up cp1 v1.35.4 cp=true", "up wk1 v1.35.4 cp=false"}, l.lines(&l.kubelets))
 		if took := time.Since(began); took < 45*time.Second || took > 90*time.Second {
 			t.Errorf("the install took %s", took)
 		}
@@ -112,9 +110,7 @@ func TestMachinesWithoutAPI(t *testing.T) {
 		if screen := slices.Compact(l.lines(&l.screen)); len(screen) != 1 || !strings.HasPrefix(screen[0], tc.screen) {
 			t.Errorf("screen: %q", screen)
 		}
-		if !l.silent(workerAddr, time.Second) {
-			t.Error("something answers")
-		}
+		must.Equal(t, "something answers", false, !l.silent(workerAddr, time.Second))
 		b.requireOn()
 	})
 }
@@ -138,9 +134,7 @@ func TestNoDiskMatches(t *testing.T) {
 			Data: l.config(other), Mode: machineapi.ApplyConfigurationRequest_AUTO,
 		})
 		requireError(t, "apply", err, codes.InvalidArgument, "v1alpha1.Config: 1 error occurred:\n\t* no disks matched the expression: ")
-		if len(b.drives[0].Media.Bytes()) > 0 {
-			t.Error("a disk was written")
-		}
+		must.Equal(t, "a disk was written", false, len(b.drives[0].Media.Bytes()) > 0)
 	})
 }
 
@@ -154,7 +148,7 @@ func TestRebootKeepsConfigAndData(t *testing.T) {
 		if now := facts(t, c); now != first {
 			t.Errorf("a staged configuration changed %+v to %+v", first, now)
 		}
-		must(t, c.Reboot(t.Context()))
+		must.Do(t, c.Reboot(t.Context()))
 		time.Sleep(10 * time.Second)
 		l.awaitStage(c, runtime.MachineStageRunning)
 		second := facts(t, c)
@@ -164,7 +158,7 @@ func TestRebootKeepsConfigAndData(t *testing.T) {
 		b.guest.Shutdown()
 		time.Sleep(5 * time.Second)
 		<-b.off
-		same(t, "kubelets", []string{"up cp1 v1.35.4 cp=true", "down cp1", "up cp-renamed v1.35.4 cp=true", "down cp-renamed"}, l.lines(&l.kubelets))
+		must.Equal(t, "kubelets", []string{"up cp1 v1.35.4 cp=true", "down cp1", "up cp-renamed v1.35.4 cp=true", "down cp-renamed"}, l.lines(&l.kubelets))
 	})
 }
 
@@ -210,9 +204,7 @@ func TestRecreateFindsItsVolumesAgain(t *testing.T) {
 		if now["vdb1"] != ids["vdb1"] || now["vdb2"] != ids["vdb2"] || now["vda3"] == ids["vda3"] {
 			t.Errorf("partitions: %v, before: %v", now, ids)
 		}
-		if data.Media.SHA256() != sum {
-			t.Error("the data disk changed")
-		}
+		must.Equal(t, "the data disk changed", sum, data.Media.SHA256())
 	})
 }
 
@@ -235,9 +227,7 @@ func TestKillAtAnyTime(t *testing.T) {
 			b.guest.Kill()
 			frozen := b.drives[0].Media.SHA256()
 			time.Sleep(2 * time.Minute)
-			if b.drives[0].Media.SHA256() != frozen {
-				t.Errorf("killed after %s: the disk changed later", after)
-			}
+			must.Equal(t, fmt.Sprintf("disk of a machine killed after %s", after), frozen, b.drives[0].Media.SHA256())
 			ln, err := l.net.Listen(cpAddr + ":50000")
 			if err != nil {
 				t.Fatalf("killed after %s: %v", after, err)
@@ -250,10 +240,9 @@ func TestKillAtAnyTime(t *testing.T) {
 // imported is a disk that Proxmox has made from a disk image.
 func imported(t *testing.T, img artefact.Image, form artefact.DiskForm) []byte {
 	t.Helper()
-	file := value(artefact.DiskImage(img, form))(t)
-	d := value(qcow2.Open(bytes.NewReader(file), int64(len(file))))(t)
-	raw := value(io.ReadAll(io.NewSectionReader(d, 0, d.Size())))(t)
-	return raw
+	file := must.Get(artefact.DiskImage(img, form))(t)
+	d := must.Get(qcow2.Open(bytes.NewReader(file), int64(len(file))))(t)
+	return must.Get(io.ReadAll(io.NewSectionReader(d, 0, d.Size())))(t)
 }
 
 // TestBootFromDiskImage: such a machine counts as installed, so it ignores what its
@@ -323,18 +312,15 @@ func TestDisksHoldTheInstallersImage(t *testing.T) {
 			}
 		}
 		got, err := readFile(t.Context(), l.client(workerAddr, role.Admin), file)
-		if err != nil || string(got) != string(large) {
-			t.Errorf("the installed system has %d bytes, err = %v", len(got), err)
-		}
-		list := value(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()}))(t)
+		must.Equal(t, "the installed system", []any{nil, string(large)}, []any{err, string(got)})
+		list := must.Get(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()}))(t)
 		if m, err := list.Recv(); err != nil || m.GetSize() != int64(len(ukiOf(t, img))) {
 			t.Errorf("the pulled image has %d bytes, err = %v", m.GetSize(), err)
 		}
 	})
 }
 
-// TestWhatTheFirmwareBoots: an image of its own architecture, unless Secure Boot requires
-// a signature.
+// TestWhatTheFirmwareBoots: an image of its own architecture, unless Secure Boot requires a signature.
 func TestWhatTheFirmwareBoots(t *testing.T) {
 	const denied, nothing = "9021: BdsDxe: failed to load ide2: Access Denied", "9021: no bootable device"
 	type scene struct {
@@ -358,9 +344,7 @@ func TestWhatTheFirmwareBoots(t *testing.T) {
 			l.maintained(workerAddr)
 		}
 		time.Sleep(time.Minute)
-		if diff := cmp.Diff(tc.screen, l.lines(&l.screen), cmpopts.EquateEmpty()); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "lines", tc.screen, l.lines(&l.screen), cmpopts.EquateEmpty())
 	})
 }
 
@@ -391,7 +375,7 @@ func TestWhatTheImageIsFor(t *testing.T) {
 				l.running(workerAddr)
 				c = l.client(workerAddr, role.Reader)
 			}
-			v := value(c.Version(t.Context()))(t)
+			v := must.Get(c.Version(t.Context()))(t)
 			got := v.GetMessages()[0]
 			if got.GetVersion().GetArch() != "amd64" || got.GetPlatform().GetName() != tc.platform || got.GetPlatform().GetMode() != tc.mode || got.GetFeatures().GetRbac() != configured {
 				t.Errorf("configured %t: %v", configured, got)
@@ -406,9 +390,8 @@ func TestWhatTheImageIsFor(t *testing.T) {
 
 const efivar = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 
-// TestSystemDiskUnderOtherVariables: a system disk that was upgraded in place has two
-// entries, and the firmware variable with the default entry may have been written for
-// another system disk.
+// TestSystemDiskUnderOtherVariables: a system disk that was upgraded in place has two entries, and the firmware
+// variable with the default entry may have been written for another system disk.
 func TestSystemDiskUnderOtherVariables(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -449,8 +432,6 @@ func TestSystemDiskUnderOtherVariables(t *testing.T) {
 		c = l.client(cpAddr, role.Admin)
 		want(t, "boots", facts(t, c).entry, test.want)
 		_, err := readFile(t.Context(), c, efivar)
-		if none := test.blank || test.seabios; none != (status.Code(err) == codes.NotFound) {
-			t.Errorf("variable: %v", err)
-		}
+		must.Equal(t, "variable", status.Code(err) == codes.NotFound, test.blank || test.seabios)
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -212,8 +213,7 @@ func systemDisk(devs []device) (device, bool) {
 // loaderDefaultVar is sd-boot's variable with the name of the entry to boot next.
 const loaderDefaultVar = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 
-// loader is the content of the EFI partition. Its own default entry counts only if no firmware variable names an
-// entry.
+// loader is the content of the EFI partition. Its own default entry counts only if no firmware variable names an entry.
 type loader struct {
 	Default string `json:",omitempty"`
 	Entries []bootEntry
@@ -339,10 +339,7 @@ func (m *machine) editJSON(key, label string, change func([]byte) ([]byte, error
 
 // efiString returns a string variable as in efivarfs: four bytes of attributes, then UTF-16LE with a final NUL.
 func efiString(s string) []byte {
-	b := []byte{7, 0, 0, 0}
-	for _, u := range utf16.Encode([]rune(s + "\x00")) {
-		b = append(b, byte(u), byte(u>>8))
-	}
+	b, _ := binary.Append([]byte{7, 0, 0, 0}, binary.LittleEndian, utf16.Encode([]rune(s+"\x00"))) // numbers: no error
 	return b
 }
 
@@ -408,9 +405,7 @@ func compareParts(a, b string, numbers bool) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
 }
 
-func leading(s string, of func(rune) bool) string {
-	return s[:len(s)-len(strings.TrimLeftFunc(s, of))]
-}
+func leading(s string, of func(rune) bool) string { return s[:len(s)-len(strings.TrimLeftFunc(s, of))] }
 
 func isDigit(r rune) bool  { return r >= '0' && r <= '9' }
 func isLetter(r rune) bool { return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' }

@@ -1,6 +1,10 @@
 package talosapi
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
+)
 
 // TestCompareVersions: the examples of systemd's own tests and Talos' names.
 func TestCompareVersions(t *testing.T) {
@@ -20,9 +24,7 @@ func TestCompareVersions(t *testing.T) {
 				} else if i > j {
 					want = 1
 				}
-				if got := compareVersions(a, b); got != want {
-					t.Errorf("compareVersions(%q, %q) = %d, want %d", a, b, got, want)
-				}
+				must.Equal(t, a+" and "+b, want, compareVersions(a, b))
 			}
 		}
 	}

@@ -204,9 +204,8 @@ func (m *machine) leased(a attachment) attachment {
 	return a
 }
 
-// publishNetwork publishes the machine's network: the loopback and its cards, which
-// net.ifnames=0 numbers in the kernel's order, the link with its address, and what follows
-// from that.
+// publishNetwork publishes the machine's network: the loopback and its cards, which net.ifnames=0 numbers in the
+// kernel's order, the link with its address, and what follows from that.
 func (b *boot) publishNetwork(ctx context.Context) error {
 	links, at := b.links(), b.m.attached()
 	lo := netip.MustParsePrefix("127.0.0.1/8")
@@ -392,9 +391,8 @@ func (nameServer) Healthcheck()        {}
 func (nameServer) Close()              {}
 func (nameServer) Start(time.Duration) {}
 
-// agentExtension is the extension with the QEMU guest agent. Its service waits only for machined and its device, so
-// the service also runs in maintenance mode (guest-agents/qemu-guest-agent/qemu-guest-agent.yaml of
-// siderolabs/extensions).
+// agentExtension is the extension with the QEMU guest agent. Its service waits only for machined and its device, so the
+// service also runs in maintenance mode (guest-agents/qemu-guest-agent/qemu-guest-agent.yaml of siderolabs/extensions).
 const agentExtension = "qemu-guest-agent"
 
 // Agent answers as the QEMU guest agent of a machine if the running system has the agent.

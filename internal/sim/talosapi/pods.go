@@ -243,9 +243,7 @@ func (k *kubelet) loop(ctx context.Context, p *pod) {
 
 // show changes a pod's visible state: in Kubernetes at once, in Talos' resources at the next check.
 func (k *kubelet) show(p *pod, change func()) {
-	k.mu.Lock()
-	change()
-	k.mu.Unlock()
+	holding(&k.mu, change)
 	k.tellPods()
 	k.notify()
 }
@@ -280,9 +278,7 @@ func (k *kubelet) tellPods() {
 // when all are ready, and none while the kubelet is down (KubeletStaticPodController).
 func (k *kubelet) watchPods(ctx context.Context) {
 	for settled := false; ; {
-		k.mu.Lock()
-		changed := k.changed
-		k.mu.Unlock()
+		changed := guarded(&k.mu, &k.changed)
 		rs := k.statuses()
 		if err := k.b.store.replace(ctx, k8s.NamespaceName, k8s.StaticPodStatusType, rs); err != nil {
 			if ctx.Err() == nil {
@@ -418,12 +414,8 @@ const apiService = "10.96.0.1"
 func (fw *Firmware) APIServers() ([]APIServer, <-chan struct{}) {
 	fw.hub.mu.Lock()
 	defer fw.hub.mu.Unlock()
-	var all []APIServer
-	for _, s := range fw.hub.kubernetes {
-		all = append(all, s)
-	}
-	slices.SortFunc(all, func(a, b APIServer) int { return a.Address.Compare(b.Address) })
-	return all, fw.hub.changed
+	byAddress := func(a, b APIServer) int { return a.Address.Compare(b.Address) }
+	return slices.SortedFunc(maps.Values(fw.hub.kubernetes), byAddress), fw.hub.changed
 }
 
 // KubernetesStorage waits until a running API server can read from its local etcd, and

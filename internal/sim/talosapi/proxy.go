@@ -31,8 +31,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// proxy is the part of apid that forwards calls to other machines
-// (internal/app/apid/pkg/{director,backend}).
+// proxy is the part of apid that forwards calls to other machines (internal/app/apid/pkg/{director,backend}).
 type proxy struct {
 	boot   *boot
 	client *tls.Config // nil on a worker, which has no client certificate and forwards nothing
@@ -98,8 +97,7 @@ func (p *proxy) local(target string) bool {
 	return target == p.boot.m.addr().String() || p.boot.cfg != nil && target == hostnameOf(p.boot.cfg, p.boot.nodeID)
 }
 
-// connect returns a connection to a machine's apid, and a context with the caller's
-// identity.
+// connect returns a connection to a machine's apid, and a context with the caller's identity.
 func (p *proxy) connect(ctx context.Context, target string) (context.Context, *grpc.ClientConn, error) {
 	md := metadata.MD{}
 	if rs := roles(ctx).Strings(); len(rs) > 0 {

@@ -33,8 +33,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// publishFacts publishes facts of the machine and its image that don't depend on the
-// configuration.
+// publishFacts publishes facts of the machine and its image that don't depend on the configuration.
 func (b *boot) publishFacts(ctx context.Context) error {
 	img := b.med.image
 	rs := []resource.Resource{
@@ -44,9 +43,8 @@ func (b *boot) publishFacts(ctx context.Context) error {
 		}),
 		filled(runtime.NewKernelCmdline(), runtime.KernelCmdlineSpec{Cmdline: img.Cmdline}),
 		filled(runtime.NewBootID(), runtime.BootIDSpec{BootID: b.id}),
-		// Secure Boot is never on: firmware with it boots no image of the lab. Talos goes by
-		// systemd-boot's variables (SecurityStateController), and every entry of the lab is called
-		// "Talos-…".
+		// Secure Boot is never on: firmware with it boots no image of the lab. Talos goes by systemd-boot's variables
+		// (SecurityStateController), and every entry of the lab is called "Talos-…".
 		filled(runtime.NewSecurityStateSpec(runtime.NamespaceName), runtime.SecurityStateSpec{BootedWithUKI: b.m.uefi()}),
 		filled(runtime.NewPlatformMetadataSpec(runtime.NamespaceName, runtime.PlatformMetadataID),
 			runtime.PlatformMetadataSpec{Platform: img.Platform}),
@@ -75,8 +73,7 @@ func (b *boot) publishFacts(ctx context.Context) error {
 func filled[S any, R interface {
 	resource.Resource
 	TypedSpec() *S
-}](r R, spec S,
-) R {
+}](r R, spec S) R {
 	*r.TypedSpec() = spec
 	return r
 }
@@ -117,9 +114,7 @@ func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, un
 		name, reason, _ := strings.Cut(u, ": ")
 		spec.Status.UnmetConditions = append(spec.Status.UnmetConditions, runtime.UnmetCondition{Name: name, Reason: reason})
 	}
-	b.mu.Lock()
-	b.status = spec
-	b.mu.Unlock()
+	holding(&b.mu, func() { b.status = spec })
 	return b.refresh(ctx)
 }
 
@@ -208,16 +203,10 @@ func (b *boot) announce(image string) {
 }
 
 // registered returns the name of the announced node; empty while its kubelet is down.
-func (b *boot) registered() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.node
-}
+func (b *boot) registered() string { return guarded(&b.mu, &b.node) }
 
 func (b *boot) nodename() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return nodenameOf(b.cfg, b.nodeID)
+	return look(&b.mu, func() string { return nodenameOf(b.cfg, b.nodeID) })
 }
 
 // gone tells all hooks that this boot's node no longer answers.
@@ -425,8 +414,7 @@ type writtenKey struct {
 	spec string
 }
 
-// keptSpecs limits the cache, which all machines of the process share: at 1 KiB each, a
-// few MiB.
+// keptSpecs limits the cache, which all machines of the process share: at 1 KiB each, a few MiB.
 const keptSpecs = 4096
 
 var writtenSpecs = struct {

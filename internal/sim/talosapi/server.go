@@ -85,9 +85,7 @@ func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenan
 	}
 	storageapi.RegisterStorageServiceServer(a, &storageService{boot: b})
 	cosi.RegisterStateServer(a, cosiserver.NewState(served{state.Filter(b.store.st, b.rule)}))
-	b.mu.Lock()
-	b.api = a
-	b.mu.Unlock()
+	holding(&b.mu, func() { b.api = a })
 	b.m.fw.o.Network.Open(ctx, l.Addr().String(), func() (network.Door, bool) { return a.direct.Door(), !b.m.silent("", "") })
 	go func() {
 		defer close(a.done)
@@ -96,8 +94,7 @@ func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenan
 	return nil
 }
 
-// listen waits while another machine has the same address: this machine is unreachable until the other machine is
-// gone.
+// listen waits while another machine has the same address: this machine is unreachable until the other machine is gone.
 func (b *boot) listen(ctx context.Context) (net.Listener, error) {
 	for {
 		l, err := b.m.fw.o.Network.Listen(net.JoinHostPort(b.m.addr().String(), strconv.Itoa(apiPort)))

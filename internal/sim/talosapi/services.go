@@ -83,9 +83,7 @@ func (s *machineService) Reboot(_ context.Context, req *machineapi.RebootRequest
 
 // Shutdown implements the API: the node is drained first, unless forced.
 func (s *machineService) Shutdown(_ context.Context, req *machineapi.ShutdownRequest) (*machineapi.ShutdownResponse, error) {
-	s.boot.mu.Lock()
-	s.boot.drain = !req.GetForce()
-	s.boot.mu.Unlock()
+	holding(&s.boot.mu, func() { s.boot.drain = !req.GetForce() })
 	return &machineapi.ShutdownResponse{Messages: []*machineapi.Shutdown{{ActorId: s.boot.order(powerOff)}}}, nil
 }
 
@@ -197,9 +195,7 @@ func (s service) unmet() string {
 func (b *boot) refresh(ctx context.Context) error {
 	b.showing.Lock()
 	defer b.showing.Unlock()
-	b.mu.Lock()
-	status := b.status
-	b.mu.Unlock()
+	status := guarded(&b.mu, &b.status)
 	var rs []resource.Resource
 	for _, s := range b.services() {
 		b.tellService(s)
@@ -399,9 +395,7 @@ func (b *boot) component(pod string) string {
 }
 
 // pid returns the process ID of a process of this boot, derived from its name.
-func (b *boot) pid(name string) int {
-	return 1000 + int(crc32.ChecksumIEEE([]byte(b.id+name))%30000)
-}
+func (b *boot) pid(name string) int { return 1000 + int(crc32.ChecksumIEEE([]byte(b.id+name))%30000) }
 
 // Memory implements the API. The kernel itself uses a part of the VM's memory.
 func (s *machineService) Memory(context.Context, *emptypb.Empty) (*machineapi.MemoryResponse, error) {

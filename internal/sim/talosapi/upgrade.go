@@ -58,9 +58,7 @@ func (s *machineService) Upgrade(ctx context.Context, req *machineapi.UpgradeReq
 		}
 		actor = b.order(then)
 	} else {
-		b.mu.Lock()
-		b.upgrade = upgrade{image: name, then: then}
-		b.mu.Unlock()
+		holding(&b.mu, func() { b.upgrade = upgrade{image: name, then: then} })
 		actor = b.order(upgrading)
 	}
 	return &machineapi.UpgradeResponse{Messages: []*machineapi.Upgrade{{Ack: "Upgrade request received", ActorId: actor}}}, nil
@@ -119,9 +117,7 @@ func (b *boot) memberHealth(ctx context.Context, c *etcd.Cluster, m etcd.Member)
 // runUpgrade runs the sequence of an upgrade that the machine runs itself. Like any fatal error, a failure reboots
 // the machine.
 func (b *boot) runUpgrade(ctx context.Context) outcome {
-	b.mu.Lock()
-	u := b.upgrade
-	b.mu.Unlock()
+	u := guarded(&b.mu, &b.upgrade)
 	b.begin("upgrade", b.release().upgrading(u.then))
 	if err := b.stage(ctx, runtime.MachineStageUpgrading, true); err != nil {
 		return killed
@@ -208,9 +204,8 @@ func (e installerTask) Error() string { return fmt.Sprintf("task failed with exi
 // settleTime is the last part of an upgrade on disk; the rest of Times.Copy passes before.
 const settleTime = time.Second
 
-// upgradeDisk runs an installer image on an installed machine: it adds a boot entry and
-// makes it the default; the running system continues. After an installerTask error nothing
-// has changed.
+// upgradeDisk runs an installer image on an installed machine: it adds a boot entry and makes it the default; the
+// running system continues. After an installerTask error nothing has changed.
 //
 // The steps are the installer's, and power may fail between any two of them:
 //  1. drop every entry except the entry to keep
@@ -251,9 +246,7 @@ func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, cmdline string, s
 			say("updating EFI variables")
 			return b.m.setDefault(d.Key, entry.Name)
 		}},
-		{settleTime, func() error {
-			return b.m.editMeta(d.Key, func(meta *metaData) { meta.Upgrade = fallback })
-		}},
+		{settleTime, func() error { return b.m.editMeta(d.Key, func(meta *metaData) { meta.Upgrade = fallback }) }},
 	}
 	for _, s := range steps {
 		if !b.m.spend(ctx, "install", s.after) {
@@ -312,9 +305,8 @@ type lifecycleService struct {
 
 var _ machineapi.LifecycleServiceServer = (*lifecycleService)(nil)
 
-// Upgrade implements the API. It runs an image that was pulled before, checks only the
-// machine itself, and does not reboot. The installer runs to its end even if the caller is
-// gone (container.go in lifecycle).
+// Upgrade implements the API. It runs an image that was pulled before, checks only the machine itself, and does not
+// reboot. The installer runs to its end even if the caller is gone (container.go in lifecycle).
 func (s *lifecycleService) Upgrade(req *machineapi.LifecycleServiceUpgradeRequest, srv grpc.ServerStreamingServer[machineapi.LifecycleServiceUpgradeResponse]) error {
 	b := s.boot
 	if !b.installing.TryLock() {
@@ -366,8 +358,7 @@ func (s *lifecycleService) Upgrade(req *machineapi.LifecycleServiceUpgradeReques
 
 var errNoPrevious = errors.New("previous UKI not found")
 
-// Rollback implements the API: the other entry becomes the default, even if the running
-// system's probation has ended.
+// Rollback implements the API: the other entry becomes the default, even if the running system's probation has ended.
 func (s *machineService) Rollback(context.Context, *machineapi.RollbackRequest) (*machineapi.RollbackResponse, error) {
 	d, ok := systemDisk(s.boot.m.devices())
 	if !ok {
@@ -433,9 +424,7 @@ func (s *machineService) Reset(_ context.Context, req *machineapi.ResetRequest) 
 	if err := b.checkReset(req); err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
-	b.reset = req
-	b.mu.Unlock()
+	holding(&b.mu, func() { b.reset = req })
 	return &machineapi.ResetResponse{Messages: []*machineapi.Reset{{ActorId: b.order(resetting)}}}, nil
 }
 
@@ -468,9 +457,7 @@ func (b *boot) checkReset(req *machineapi.ResetRequest) error {
 
 // runReset runs the sequence of a reset. If the sequence fails, the machine stays up without its services.
 func (b *boot) runReset(ctx context.Context) outcome {
-	b.mu.Lock()
-	req := b.reset
-	b.mu.Unlock()
+	req := guarded(&b.mu, &b.reset)
 	b.begin("reset", b.release().resetting(req, b.config().Machine().Type().IsControlPlane()))
 	if err := b.stage(ctx, runtime.MachineStageResetting, false); err != nil {
 		return killed

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -72,7 +73,7 @@ func legacy(ctx context.Context, c *client.Client, ref string) (*machineapi.Upgr
 // nextEntry is the firmware variable with the next boot entry.
 func nextEntry(t *testing.T, c *client.Client) string {
 	t.Helper()
-	raw := value(readFile(t.Context(), c, efivar))(t)
+	raw := must.Get(readFile(t.Context(), c, efivar))(t)
 	var units []uint16
 	for i := 4; i+1 < len(raw); i += 2 {
 		units = append(units, uint16(raw[i])|uint16(raw[i+1])<<8)
@@ -104,7 +105,7 @@ func efi(b *box) string {
 // mustInstall pulls and installs ref.
 func mustInstall(t *testing.T, c *client.Client, ref string) {
 	t.Helper()
-	must(t, pull(t.Context(), c, ref))
+	must.Do(t, pull(t.Context(), c, ref))
 	if code, err := install(t.Context(), c, ref); err != nil || code != 0 {
 		t.Fatalf("exit code %d, err = %v", code, err)
 	}
@@ -114,7 +115,7 @@ func mustInstall(t *testing.T, c *client.Client, ref string) {
 func (l *lab) reboot(c *client.Client, do func() error) nodeFacts {
 	l.t.Helper()
 	before := facts(l.t, c).bootID
-	must(l.t, do())
+	must.Do(l.t, do())
 	return l.rebooted(c, before)
 }
 
@@ -150,9 +151,7 @@ func TestUpgradeByLifecycleService(t *testing.T) {
 			t.Errorf("after the reboot: %+v", now)
 		}
 		want(t, "disk", efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META`)
-		if screen := strings.Join(l.lines(&l.screen), "\n"); strings.Count(screen, "removing fallback entry") != 1 {
-			t.Errorf("screen:\n%s", screen)
-		}
+		must.Equal(t, "on the screen", 1, strings.Count(strings.Join(l.lines(&l.screen), "\n"), "removing fallback entry"))
 		// the next one replaces the oldest, with the next number
 		mustInstall(t, c, oldRef)
 		want(t, "disk", efi(b), `EFI boots Talos-v1.13.9~2.efi of Talos-v1.13.9~1.efi Talos-v1.13.9~2.efi META {"Upgrade":"Talos-v1.13.9~1.efi"}`)
@@ -169,7 +168,7 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 		for after := time.Second; after < 16*time.Second; after += time.Second {
 			l := newLab(t)
 			b, c := l.node(image("old"))
-			must(t, pull(t.Context(), c, newRef))
+			must.Do(t, pull(t.Context(), c, newRef))
 			go func() {
 				_, _ = install(t.Context(), c, newRef) // the machine goes down meanwhile
 			}()
@@ -207,13 +206,9 @@ func TestRollback(t *testing.T) {
 		mustInstall(t, c, newRef)
 		l.reboot(c, func() error { return c.Reboot(t.Context()) })
 		now := l.reboot(c, func() error { return c.Rollback(t.Context()) })
-		if now.schematic != "schematic-old" || now.entry != "Talos-v1.13.9.efi" {
-			t.Errorf("after the rollback: %+v", now)
-		}
+		must.Equal(t, "after the rollback", []any{"schematic-old", "Talos-v1.13.9.efi"}, []any{now.schematic, now.entry})
 		now = l.reboot(c, func() error { return c.Rollback(t.Context()) })
-		if now.schematic != "schematic-new" {
-			t.Errorf("after another: %+v", now)
-		}
+		must.Equal(t, "after another", "schematic-new", now.schematic)
 	})
 }
 
@@ -236,7 +231,7 @@ func TestInstallerRefusesAVersionThatIsTooFar(t *testing.T) {
 		b, c := l.node(image("old"))
 		l.installers["registry.example/ancient:v1"] = version("ancient", "v1.9.0")
 		before := efi(b)
-		must(t, pull(t.Context(), c, "registry.example/ancient:v1"))
+		must.Do(t, pull(t.Context(), c, "registry.example/ancient:v1"))
 		if code, err := install(t.Context(), c, "registry.example/ancient:v1"); err != nil || code != 1 {
 			t.Errorf("exit code %d, err = %v", code, err)
 		}
@@ -266,12 +261,10 @@ func TestUpgradeByMachineService(t *testing.T) {
 		_, err = legacy(t.Context(), c, "registry.example/none:v1")
 		requireError(t, "an image that is not there", err, codes.Unknown, "error validating installer image")
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
-		if now.schematic != "schematic-new" || now.entry != "Talos-v1.13.9~1.efi" {
-			t.Errorf("after the upgrade: %+v", now)
-		}
+		must.Equal(t, "after the upgrade", []any{"schematic-new", "Talos-v1.13.9~1.efi"}, []any{now.schematic, now.entry})
 		synctest.Wait() // for the rest of the boot
 		want := []string{"up cp1 v1.35.4 cp=true", "uncordoned cp1", "drained cp1", "down cp1", "up cp1 v1.35.4 cp=true", "uncordoned cp1"}
-		same(t, "node", want, l.lines(&l.kubelets))
+		must.Equal(t, "node", want, l.lines(&l.kubelets))
 	})
 }
 
@@ -284,9 +277,8 @@ func TestUpgradeOfAControlPlaneNeedsAllOfEtcd(t *testing.T) {
 		mustInstall(t, c, newRef) // it does not check etcd
 		q.boxes["cp3"].on()
 		q.running(address(3))
-		if now := q.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err }); now.schematic != "schematic-new" {
-			t.Errorf("after the upgrade: %+v", now)
-		}
+		now := q.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
+		must.Equal(t, "after the upgrade", "schematic-new", now.schematic)
 	})
 }
 
@@ -336,7 +328,7 @@ func TestUnusedImagesAreRemoved(t *testing.T) {
 				_, err := install(t.Context(), c, newRef)
 				requireError(t, after.String()+" after", err, codes.Internal, "not found in containerd store")
 			}
-			must(t, pull(t.Context(), c, newRef))
+			must.Do(t, pull(t.Context(), c, newRef))
 		}
 		mustInstall(t, c, newRef)
 	})
@@ -353,7 +345,7 @@ func TestImageNames(t *testing.T) {
 		l.installers["registry.example/i@"+digest] = image("new")
 		l.installers["registry.example/i:v1"] = image("new")
 		names := func() []string {
-			s := value(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()}))(t)
+			s := must.Get(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()}))(t)
 			var all []string
 			for {
 				m, err := s.Recv()
@@ -363,16 +355,16 @@ func TestImageNames(t *testing.T) {
 				all = append(all, m.GetName()+" "+m.GetDigest())
 			}
 		}
-		must(t, pull(t.Context(), c, "registry.example/i:v1@"+digest))
+		must.Do(t, pull(t.Context(), c, "registry.example/i:v1@"+digest))
 		canonical := []string{"registry.example/i@" + digest + " " + digest, digest + " " + digest}
-		same(t, "after a pull by digest", canonical, names())
+		must.Equal(t, "after a pull by digest", canonical, names())
 		if _, err := install(t.Context(), c, "registry.example/i:v1@"+digest); status.Code(err) != codes.Internal {
 			t.Errorf("containerd found an image by tag and digest: %v", err)
 		}
-		must(t, pull(t.Context(), c, "registry.example/i:v1"))
+		must.Do(t, pull(t.Context(), c, "registry.example/i:v1"))
 		l.reboot(c, func() error { return c.Reboot(t.Context()) })
-		same(t, "after a pull by tag and a reboot", []string{"registry.example/i:v1 " + digest, canonical[0], canonical[1]}, names())
-		s := value(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{}))(t)
+		must.Equal(t, "after a pull by tag and a reboot", []string{"registry.example/i:v1 " + digest, canonical[0], canonical[1]}, names())
+		s := must.Get(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{}))(t)
 		if _, err := s.Recv(); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("without a namespace: %v", err)
 		}
@@ -413,7 +405,7 @@ func TestInstallerThatFails(t *testing.T) {
 		b, c := l.node(image("old"))
 		l.fw.BreakImage("schematic-new", talosapi.InstallerFails)
 		before, old := efi(b), facts(t, c)
-		must(t, pull(t.Context(), c, newRef))
+		must.Do(t, pull(t.Context(), c, newRef))
 		if code, err := install(t.Context(), c, newRef); err != nil || code != 1 {
 			t.Errorf("exit code %d, err = %v", code, err)
 		}
@@ -422,9 +414,7 @@ func TestInstallerThatFails(t *testing.T) {
 		}
 		// the old upgrade call takes the node down in vain
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
-		if now.schematic != old.schematic || efi(b) != before {
-			t.Errorf("now %+v, disk %s", now, efi(b))
-		}
+		must.Equal(t, "now", []any{old.schematic, before}, []any{now.schematic, efi(b)})
 	})
 }
 
@@ -437,9 +427,7 @@ func TestFreshInstallOfABrokenImage(t *testing.T) {
 		b, open := l.blank(cpAddr, image("new"))
 		apply(t, open, l.config(cp1(newRef)))
 		time.Sleep(2 * time.Minute)
-		if !l.silent(cpAddr, 10*time.Minute) {
-			t.Error("the API came up")
-		}
+		must.Equal(t, "the API came up", false, !l.silent(cpAddr, 10*time.Minute))
 		if defect != talosapi.InstallerFails {
 			want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.13.9.efi META")
 		} else if !l.onScreen("task failed with exit code 1") || !l.onScreen("Talos is already installed to disk") {
@@ -451,13 +439,11 @@ func TestFreshInstallOfABrokenImage(t *testing.T) {
 func TestOneInstallerAtATime(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		_, c := l.node(image("old"))
-		must(t, pull(t.Context(), c, newRef))
-		s := value(c.LifecycleClient.Upgrade(t.Context(), &machineapi.LifecycleServiceUpgradeRequest{
+		must.Do(t, pull(t.Context(), c, newRef))
+		s := must.Get(c.LifecycleClient.Upgrade(t.Context(), &machineapi.LifecycleServiceUpgradeRequest{
 			Containerd: criSystem(), Source: &machineapi.InstallArtifactsSource{ImageName: newRef},
 		}))(t)
-		if _, err := s.Recv(); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.Recv())(t)
 		_, err := install(t.Context(), c, newRef)
 		requireError(t, "the second", err, codes.FailedPrecondition, "")
 	})

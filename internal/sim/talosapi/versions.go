@@ -23,8 +23,7 @@ import (
 // release holds the visible differences between minor releases of Talos.
 type release struct {
 	contract *config.VersionContract
-	// bareMaintenance: maintenance mode is a separate service with few methods
-	// (internal/app/maintenance), and not apid.
+	// bareMaintenance: maintenance mode is a separate service with few methods (internal/app/maintenance), and not apid.
 	bareMaintenance bool
 	lifecycle       bool // has LifecycleService and ImageService
 	rebootApplies   bool // a configured machine accepts a configuration with mode REBOOT
@@ -54,8 +53,7 @@ var releases = []release{
 	{contract: config.TalosVersion1_14, lifecycle: true},
 }
 
-// The simulated additions of 1.14 (CHANGELOG.md, 1.14.0-alpha.2 and beta.0;
-// volume_config.go of 1.13 and 1.14).
+// The simulated additions of 1.14 (CHANGELOG.md, 1.14.0-alpha.2 and beta.0; volume_config.go of 1.13 and 1.14).
 var (
 	sinceFourteen        = []resource.Type{runtime.BootIDType, runtime.ImageFactorySchematicType, runtime.UnattendedInstallStatusType, storage.LVMPhysicalVolumeStatusType}
 	volumesSinceFourteen = []string{labelEtcd, "CRI", "KUBELET", "LOG"}

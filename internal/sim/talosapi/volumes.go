@@ -189,9 +189,7 @@ func (b *boot) provision(ctx context.Context) error {
 			failed[v.id] = err.Error()
 		}
 	}
-	b.mu.Lock()
-	b.failed = failed
-	b.mu.Unlock()
+	holding(&b.mu, func() { b.failed = failed })
 	return b.publishBlock(ctx)
 }
 

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -55,18 +56,14 @@ func TestVolumesOfEveryKind(t *testing.T) {
 		writes := func(path, volume string) {
 			t.Helper()
 			on, err := l.fw.PodWrites(box.hw.VMID, path, []byte("x"))
-			if err != nil || on != volume {
-				t.Errorf("%s is written to %s, want %s: %v", path, on, volume, err)
-			}
+			must.Equal(t, path, []any{nil, volume}, []any{err, on})
 		}
 		writes("/var/mnt/whole/db", "u-whole")
 		writes("/var/log/pods/a", "LOG")
 		writes("/var/mnt/dir/db", "EPHEMERAL")
 		apply(t, c, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef, Documents: slices.Delete(slices.Clone(documents), 0, 1)}))
 		writes("/var/mnt/whole/db", "EPHEMERAL")
-		if strings.Contains(everyVolume(t, c), "u-whole") {
-			t.Error("a volume without a document has a status")
-		}
+		must.Equal(t, "a volume without a document has a status", false, strings.Contains(everyVolume(t, c), "u-whole"))
 		kept := talosapi.Lasting(a.Media.Bytes())
 		box.guest.Kill()
 
@@ -75,9 +72,7 @@ func TestVolumesOfEveryKind(t *testing.T) {
 		box, c = create(documents...)
 		want(t, "volumes of the recreated machine", everyVolume(t, c), "CRI partition failed /dev/vdc1: block dev type mismatch: xfs != luks, ETCD directory ready , KUBELET directory ready , LOG partition ready /dev/vdc2, r-raw partition ready /dev/vdc4, "+
 			"u-dir directory ready , u-locked partition failed /dev/vdc3: filesystem type mismatch: luks != xfs, u-whole disk ready /dev/vdb, x-share external ready share0")
-		if talosapi.Lasting(a.Media.Bytes()) != kept {
-			t.Error("the whole disk changed")
-		}
+		must.Equal(t, "the whole disk changed", kept, talosapi.Lasting(a.Media.Bytes()))
 		writes("/var/mnt/locked/db", "EPHEMERAL")
 		box.guest.Kill()
 	})
@@ -86,7 +81,7 @@ func TestVolumesOfEveryKind(t *testing.T) {
 // everyVolume are the volumes of the configuration, but for EPHEMERAL and those that every system disk has.
 func everyVolume(t *testing.T, c *client.Client) string {
 	t.Helper()
-	all := value(safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI))(t)
+	all := must.Get(safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI))(t)
 	var lines []string
 	for v := range all.All() {
 		if spec := v.TypedSpec(); !slices.Contains([]string{"META", "STATE", "EPHEMERAL"}, v.Metadata().ID()) {
@@ -116,18 +111,13 @@ func TestVolumesThatCannotBe(t *testing.T) {
 			selecting("system", "disk.size < 15u * GiB && disk.transport == 'virtio' && !disk.cdrom", whole), selecting("fits", "disk.serial == 'data-b'", partition),
 		}}))
 		l.running(workerAddr)
-		got := everyVolume(t, l.client(workerAddr, role.Admin))
-		for _, line := range []string{
+		must.Contain(t, "volumes", everyVolume(t, l.client(workerAddr, role.Admin)),
 			"u-none partition failed : no disks matched selector for volume", "u-fits partition ready /dev/vdc1",
 			"u-large partition failed : no disks matched for volume (1 matched selector): 1 have not enough space, 0 have wrong format, 0 have other issues",
 			"u-two disk failed : multiple disks matched locator for disk volume; matched disks: [/dev/vdb /dev/vdc]",
 			"u-attribute disk failed : error evaluating disk locator: no such attribute(s): system_disk",
 			"u-system disk failed : filesystem type mismatch: gpt != xfs",
-		} {
-			if !strings.Contains(got, line) {
-				t.Errorf("%q is not in %s", line, got)
-			}
-		}
+		)
 	})
 }
 
@@ -338,8 +328,8 @@ func TestNamesFollowTheIdentity(t *testing.T) {
 		read := func(c *client.Client) (names []string) {
 			t.Helper()
 			for _, at := range []string{"/etc/machine-id", "/etc/iscsi/initiatorname.iscsi", "/etc/nvme/hostid", "/etc/nvme/hostnqn"} {
-				r := value(c.Read(t.Context(), at))(t)
-				text := value(io.ReadAll(r))(t)
+				r := must.Get(c.Read(t.Context(), at))(t)
+				text := must.Get(io.ReadAll(r))(t)
 				names = append(names, strings.TrimSpace(string(text)))
 			}
 			return names

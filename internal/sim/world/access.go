@@ -38,12 +38,10 @@ type ACL struct {
 	Propagate bool
 }
 
-func (w *World) AddToken(t Token) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.tokens[t.ID] = t
-	w.privilegeCache = nil
-}
+// setAccess makes a change after which privileges are computed anew.
+func (w *World) setAccess(change func()) { w.set(func() { change(); w.privilegeCache = nil }) }
+
+func (w *World) AddToken(t Token) { w.setAccess(func() { w.tokens[t.ID] = t }) }
 
 // ExpireToken sets whether a token has expired.
 func (w *World) ExpireToken(id string, over bool) {
@@ -56,26 +54,15 @@ func (w *World) ExpireToken(id string, over bool) {
 }
 
 func (w *World) AddRole(name string, privileges ...string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.roles[name] = privileges
-	w.privilegeCache = nil
+	w.setAccess(func() { w.roles[name] = privileges })
 }
 
 // Grant adds an entry to the access control list.
-func (w *World) Grant(a ACL) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.acls = append(w.acls, a)
-	w.privilegeCache = nil
-}
+func (w *World) Grant(a ACL) { w.setAccess(func() { w.acls = append(w.acls, a) }) }
 
 // Revoke removes an entry from the access control list.
 func (w *World) Revoke(a ACL) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.acls = slices.DeleteFunc(w.acls, func(b ACL) bool { return a == b })
-	w.privilegeCache = nil
+	w.setAccess(func() { w.acls = slices.DeleteFunc(w.acls, func(b ACL) bool { return a == b }) })
 }
 
 // ACLs lists the access control list by path and user.
@@ -90,17 +77,13 @@ func (w *World) ACLs() []ACL {
 // Check returns nil when user holds any of the privileges at path, else the 403 answer that names them. The user ""
 // is the lab itself and may do everything.
 func (w *World) Check(user, path string, anyOf ...string) error {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return w.check(user, path, anyOf...)
+	return look(w, func() error { return w.check(user, path, anyOf...) })
 }
 
 // Permissions returns the set of privileges of user at a path, which need not exist. The values say whether a
 // privilege propagates to the paths below.
 func (w *World) Permissions(user, path string) map[string]bool {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return maps.Clone(w.privileges(user, path))
+	return look(w, func() map[string]bool { return maps.Clone(w.privileges(user, path)) })
 }
 
 // EffectivePermissions returns the set of privileges of user at every path in Proxmox's own list: the top-level
@@ -278,9 +261,7 @@ func IsPrivilege(name string) bool { return slices.Contains(allPrivileges, name)
 
 // Role lists a role's privileges; nil if the role does not exist.
 func (w *World) Role(name string) []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.role(name))
+	return look(w, func() []string { return slices.Clone(w.role(name)) })
 }
 
 func (w *World) HasRole(name string) bool {
@@ -291,12 +272,7 @@ func (w *World) HasRole(name string) bool {
 }
 
 // DeleteRole removes a role. Entries that name it no longer grant anything.
-func (w *World) DeleteRole(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.roles, name)
-	w.privilegeCache = nil
-}
+func (w *World) DeleteRole(name string) { w.setAccess(func() { delete(w.roles, name) }) }
 
 // ticketLife is the lifetime of a ticket and its CSRF prevention token (AccessControl.pm).
 const ticketLife = 2 * time.Hour

@@ -5,13 +5,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestPermissions follows pve-access-control: AccessControl.pm, roles, and
-// RPCEnvironment.pm, $compile_acl_path.
+// TestPermissions follows pve-access-control: AccessControl.pm, roles, and RPCEnvironment.pm, $compile_acl_path.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	const user, token = "recast@pve", "recast@pve!lab"
@@ -19,11 +17,12 @@ func TestPermissions(t *testing.T) {
 		return world.ACL{Path: path, Who: who, Role: role, Propagate: propagate}
 	}
 	admin := at("/", user, world.Administrator, true)
-	for name, tc := range map[string]struct {
+	type row struct {
 		acls []world.ACL
 		path string
 		want map[string]bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nothing":                                 {nil, "/vms", map[string]bool{}},
 		"a token has not what its user has":       {[]world.ACL{admin}, "/vms", map[string]bool{}},
 		"nor what its user has not":               {[]world.ACL{at("/", token, "Look", true)}, "/vms", map[string]bool{}},
@@ -42,27 +41,22 @@ func TestPermissions(t *testing.T) {
 		"both by pool and by itself":              {[]world.ACL{admin, at("/pool/talos", token, "Work", true), at("/vms", token, "Look", true)}, "/vms/100", map[string]bool{"VM.PowerMgmt": false, "VM.Audit": true}},
 		"NoAccess on the pool":                    {[]world.ACL{admin, at("/pool/talos", token, world.NoAccess, true), at("/vms", token, "Look", true)}, "/vms/100", map[string]bool{}},
 		"a pool does not help NoAccess":           {[]world.ACL{admin, at("/pool/talos", token, "Work", true), at("/vms", token, world.NoAccess, true)}, "/vms/100", map[string]bool{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				w := pooled(t)
-				defer w.Close()
-				w.AddRole("Look", "VM.Audit")
-				w.AddRole("Work", "VM.PowerMgmt")
-				w.AddToken(world.Token{ID: token, Privsep: true})
-				for _, a := range tc.acls {
-					w.Grant(a)
-				}
-				if diff := cmp.Diff(tc.want, w.Permissions(token, tc.path)); diff != "" {
-					t.Error(diff)
-				}
-				if listed, found := w.EffectivePermissions(token)[tc.path]; found && len(tc.want) == 0 {
-					t.Errorf("the list of all has %s, where nothing is held: %v", tc.path, listed)
-				}
-			})
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			w := pooled(t)
+			defer w.Close()
+			w.AddRole("Look", "VM.Audit")
+			w.AddRole("Work", "VM.PowerMgmt")
+			w.AddToken(world.Token{ID: token, Privsep: true})
+			for _, a := range tc.acls {
+				w.Grant(a)
+			}
+			must.Equal(t, "Permissions", tc.want, w.Permissions(token, tc.path))
+			if listed, found := w.EffectivePermissions(token)[tc.path]; found && len(tc.want) == 0 {
+				t.Errorf("the list of all has %s, where nothing is held: %v", tc.path, listed)
+			}
 		})
-	}
+	})
 }
 
 // pooled is a world with VM 100 in the pool talos, and VM 101 in none.
@@ -92,14 +86,10 @@ func TestTokensOfUsers(t *testing.T) {
 	w.Grant(world.ACL{Path: "/vms", Who: "a@pve!gone", Role: "Look", Propagate: true})
 	look := map[string]bool{"VM.Audit": true}
 	for id, want := range map[string]map[string]bool{"a@pve!full": look, "a@pve": look, "root@pam!small": look, "a@pve!gone": {}} {
-		if diff := cmp.Diff(want, w.Permissions(id, "/vms")); diff != "" {
-			t.Errorf("%s: %s", id, diff)
-		}
+		must.Equal(t, id, want, w.Permissions(id, "/vms"))
 	}
 	want := map[string]map[string]bool{"/vms": look}
-	if diff := cmp.Diff(want, w.EffectivePermissions("a@pve")); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "EffectivePermissions", want, w.EffectivePermissions("a@pve"))
 }
 
 func TestRegisteredTags(t *testing.T) {
@@ -122,20 +112,12 @@ func TestRegisteredTags(t *testing.T) {
 			{user, "other;gold", ""}, // unchanged
 			{user, "other", "Permission check failed (/, Sys.Modify for modifying tag 'gold')"},
 		} {
-			if got := message(tag(step.who, step.tags)); got != step.want {
-				t.Errorf("%q sets %s: %q, want %q", step.who, step.tags, got, step.want)
-			}
+			must.Equal(t, "sets", step.want, message(tag(step.who, step.tags)))
 		}
-		if diff := cmp.Diff([]string{"other"}, w.AllowedTags(user)); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "AllowedTags", []string{"other"}, w.AllowedTags(user))
 		w.Grant(world.ACL{Path: "/", Who: user, Role: "Rule"})
-		if diff := cmp.Diff([]string{"gold", "other"}, w.AllowedTags(user)); diff != "" {
-			t.Error(diff)
-		}
-		if got := message(tag(user, "other")); got != "" {
-			t.Error(got)
-		}
+		must.Equal(t, "AllowedTags", []string{"gold", "other"}, w.AllowedTags(user))
+		must.Equal(t, "message", "", message(tag(user, "other")))
 	})
 }
 

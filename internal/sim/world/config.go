@@ -125,8 +125,7 @@ func anyConfigPrivilege() []string {
 	}
 }
 
-// checkRequest makes the checks before the lock, and normalizes the values as Proxmox
-// does.
+// checkRequest makes the checks before the lock, and normalizes the values as Proxmox does.
 func (w *World) checkRequest(user string, r *ChangeRequest) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -281,8 +280,7 @@ func (v *vm) withReverts(r ChangeRequest) ChangeRequest {
 	return r
 }
 
-// delete marks a key for deletion and removes it from the boot order; an unused volume and
-// tags are deleted at once.
+// delete marks a key for deletion and removes it from the boot order; an unused volume and tags are deleted at once.
 func (c *changing) delete(key string) error {
 	v := c.v
 	c.modified[key] = true
@@ -529,8 +527,7 @@ func (v *vm) addUnused(volid string) string {
 	}
 }
 
-// tidyUnused removes unusedN keys whose volume a drive uses again, as every write of the
-// file does.
+// tidyUnused removes unusedN keys whose volume a drive uses again, as every write of the file does.
 func (v *vm) tidyUnused() {
 	used := map[string]bool{}
 	for _, config := range []map[string]string{v.config, v.pending} {
@@ -540,9 +537,7 @@ func (v *vm) tidyUnused() {
 			}
 		}
 	}
-	maps.DeleteFunc(v.config, func(key, value string) bool {
-		return strings.HasPrefix(key, "unused") && used[value]
-	})
+	maps.DeleteFunc(v.config, func(key, value string) bool { return strings.HasPrefix(key, "unused") && used[value] })
 }
 
 func driveVolid(key, value string) string {

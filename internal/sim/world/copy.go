@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// MakeTemplate turns a VM into a template, in a task: its disks become base volumes of
-// linked clones.
+// MakeTemplate turns a VM into a template, in a task: its disks become base volumes of linked clones.
 func (w *World) MakeTemplate(user, host string, id int) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -367,8 +366,7 @@ func (w *World) CreateSnapshot(user, host string, r SnapshotRequest) (string, er
 	}), nil
 }
 
-// checkSnapshot checks that every volume supports snapshots (__snapshot_prepare in
-// AbstractConfig.pm).
+// checkSnapshot checks that every volume supports snapshots (__snapshot_prepare in AbstractConfig.pm).
 func (w *World) checkSnapshot(v *vm, name string) error {
 	if v.config["template"] == "1" {
 		return failf("you can't take a snapshot if it's a template")

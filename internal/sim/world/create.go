@@ -118,8 +118,7 @@ func (w *World) create(t *task, v *vm, config map[string]string) error {
 	return nil
 }
 
-// fill writes a VM's first configuration and returns the volumes allocated for it, even on
-// an error.
+// fill writes a VM's first configuration and returns the volumes allocated for it, even on an error.
 func (w *World) fill(v *vm, config map[string]string, content map[string]*Media) (allocated []string, err error) {
 	stored := map[string]string{}
 	maps.Copy(stored, config)
@@ -292,8 +291,7 @@ func (w *World) DefineVM(host string, id int, config map[string]string, content 
 	return nil
 }
 
-// WriteByHand adds a line to a VM's configuration file, as an editor would: unchecked and
-// unnormalized.
+// WriteByHand adds a line to a VM's configuration file, as an editor would: unchecked and unnormalized.
 func (w *World) WriteByHand(id int, key, value string) {
 	w.set(func() { w.vms[id].config[key] = value })
 }
@@ -329,11 +327,7 @@ func (w *World) addFile(kind, storageID, host, name string, content []byte) erro
 func (w *World) AddPool(name string) { w.set(func() { w.pools[name] = true }) }
 
 // Pools maps each pool to the VMIDs in it, in order.
-func (w *World) Pools() map[string][]int {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return w.poolMembers()
-}
+func (w *World) Pools() map[string][]int { return look(w, w.poolMembers) }
 
 func (w *World) poolMembers() map[string][]int {
 	pools := map[string][]int{}
@@ -388,15 +382,7 @@ func (w *World) DestroyVM(user, host string, r DestroyRequest) (string, error) {
 	if err := firstError(w.check(user, vmPath(r.ID), "VM.Allocate"), w.checkDestroy(host, r)); err != nil {
 		return "", err
 	}
-	return w.startTask(host, "qmdestroy", strconv.Itoa(r.ID), user, func(t *task) error {
-		unlock, err := w.lockConfig(r.ID)
-		if err != nil {
-			return err
-		}
-		defer unlock()
-		if err := t.begin(taskTime); err != nil {
-			return err
-		}
+	return w.lockedTask("qmdestroy", user, host, r.ID, func(t *task) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if err := w.checkDestroy(host, r); err != nil {
@@ -426,8 +412,7 @@ func (w *World) checkDestroy(host string, r DestroyRequest) error {
 	return nil
 }
 
-// destroy frees first and then writes: without quorum the disks are gone and the
-// configuration stays.
+// destroy frees first and then writes: without quorum the disks are gone and the configuration stays.
 func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
 	if err := firstError(v.checkLock(), w.checkClones(v)); err != nil {
 		return err

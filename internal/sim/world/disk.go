@@ -20,8 +20,7 @@ type MoveRequest struct {
 	TargetDigest string
 }
 
-// MoveDisk reassigns a disk to another VM on the same host. It checks everything at once
-// and again in the task.
+// MoveDisk reassigns a disk to another VM on the same host. It checks everything at once and again in the task.
 func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 	r.TargetDisk = cmp.Or(r.TargetDisk, r.Disk)
 	w.mu.Lock()
@@ -207,8 +206,7 @@ type moveStop struct {
 	crash bool
 }
 
-// StopNextMove kills the worker of the next move_disk at that point, like kill -9; with crash, the whole host
-// crashes.
+// StopNextMove kills the worker of the next move_disk at that point, like kill -9; with crash, the whole host crashes.
 func (w *World) StopNextMove(after MoveStage, crash bool) {
 	w.set(func() { w.moveStops = append(w.moveStops, moveStop{after: after, crash: crash}) })
 }

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestFreeingAMissingVolume deletes a drive whose volume is missing.
@@ -17,9 +19,7 @@ func TestFreeingAMissingVolume(t *testing.T) {
 				defer w.Close()
 				w.AddHost("pve1")
 				w.AddStorage(Storage{ID: "data", Type: kind, Content: []string{"images"}})
-				if err := w.DefineVM("pve1", 100, map[string]string{"unused0": "data:1"}, nil); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, w.DefineVM("pve1", 100, map[string]string{"unused0": "data:1"}, nil))
 				volid := w.VMs()[0].Config["unused0"]
 				upid, err := w.DeleteVolume("root@pam", "pve1", volid)
 				if err != nil {

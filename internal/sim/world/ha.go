@@ -82,18 +82,11 @@ func (w *World) AddHA(r HAResource) {
 func (w *World) AddHARule(r HARule) { w.set(func() { w.haRules = append(w.haRules, r) }) }
 
 // HA lists the HA resources by SID.
-func (w *World) HA() []HAResource {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return haList(w.ha, false)
-}
+func (w *World) HA() []HAResource { return look(w, func() []HAResource { return haList(w.ha, false) }) }
 
-// HAServices lists the manager's services: the resources, and those removed since its last
-// round.
+// HAServices lists the manager's services: the resources, and those removed since its last round.
 func (w *World) HAServices() []HAResource {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return append(haList(w.ha, false), haList(w.haLeaving, true)...)
+	return look(w, func() []HAResource { return append(haList(w.ha, false), haList(w.haLeaving, true)...) })
 }
 
 func haList(services map[string]*haService, leaving bool) []HAResource {
@@ -109,18 +102,10 @@ func haList(services map[string]*haService, leaving bool) []HAResource {
 }
 
 // HARules lists the rules in their order.
-func (w *World) HARules() []HARule {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return slices.Clone(w.haRules)
-}
+func (w *World) HARules() []HARule { return cloned(w, &w.haRules) }
 
 // HADigest returns the checksum of the file with all resources.
-func (w *World) HADigest() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.haDigest()
-}
+func (w *World) HADigest() string { return look(w, w.haDigest) }
 
 func (w *World) haDigest() string {
 	h := sha1.New()
@@ -420,8 +405,7 @@ func (w *World) order(v *vm, s *haService) (upid string) {
 	return upid
 }
 
-// removeHA removes a resource from the configuration; the manager notices in its next round.
-// mu must be held.
+// removeHA removes a resource from the configuration; the manager notices in its next round. mu must be held.
 func (w *World) removeHA(sid string) {
 	s := w.ha[sid]
 	delete(w.ha, sid)

@@ -15,18 +15,10 @@ import (
 const bootTime = 30 * time.Second
 
 // HostDown reports whether a Proxmox node is powered off.
-func (w *World) HostDown(host string) bool {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return w.down[host]
-}
+func (w *World) HostDown(host string) bool { return look(w, func() bool { return w.down[host] }) }
 
 // crashOf returns the number of crashes of a host; a changed number means that earlier work was interrupted.
-func (w *World) crashOf(host string) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.crashes[host]
-}
+func (w *World) crashOf(host string) int { return look(w, func() int { return w.crashes[host] }) }
 
 // CrashHost cuts a Proxmox node's power: its VMs go off and its tasks end without cleanup. CrashHost returns when the
 // guests have ended.
@@ -231,9 +223,8 @@ func (w *World) haOn(host string) []string {
 	})
 }
 
-// recoverFrom moves the configurations of fenced resources to other hosts; their disks stay where they are. It
-// reports whether any resource could not be moved for now (next_state_recovery and $fence_recovery_cleanup in
-// Manager.pm).
+// recoverFrom moves the configurations of fenced resources to other hosts; their disks stay where they are. It reports
+// whether any resource could not be moved for now (next_state_recovery and $fence_recovery_cleanup in Manager.pm).
 func (w *World) recoverFrom(host string) (left bool) {
 	for _, sid := range w.haOn(host) {
 		s, v := w.ha[sid], w.haVM(sid)
@@ -350,11 +341,7 @@ func (w *World) SetClock(host string, offset time.Duration) {
 	w.set(func() { w.clocks[host] = offset })
 }
 
-func (w *World) Clock(host string) time.Time {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return w.now(host)
-}
+func (w *World) Clock(host string) time.Time { return look(w, func() time.Time { return w.now(host) }) }
 
 // now does the work of Clock; mu must be held.
 func (w *World) now(host string) time.Time { return time.Now().Add(w.clocks[host]) }
@@ -364,9 +351,7 @@ const upBefore = 24 * time.Hour
 
 // Uptime returns a host's uptime, independent of its clock.
 func (w *World) Uptime(host string) time.Duration {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return w.uptime(host)
+	return look(w, func() time.Duration { return w.uptime(host) })
 }
 
 func (w *World) uptime(host string) time.Duration {
@@ -389,8 +374,7 @@ type ProxyFailure struct {
 	Acts   bool // the other host executes the request, but its answer is lost
 }
 
-// The ways in which a host can't reach another, or gets no answer within the thirty
-// seconds that pveproxy waits.
+// The ways in which a host can't reach another, or gets no answer within the thirty seconds that pveproxy waits.
 var (
 	ConnectionRefused  = ProxyFailure{Status: 595, Reason: "Connection refused"}
 	NoRouteToHost      = ProxyFailure{Status: 595, Reason: "No route to host", After: 3 * time.Second}
@@ -399,8 +383,7 @@ var (
 	AnswerTimedOut     = ProxyFailure{Status: 596, Reason: "Connection timed out", After: 30 * time.Second, Acts: true}
 )
 
-// BreakProxy makes a host unreachable for the APIs of all others; nothing else fails. The
-// zero ProxyFailure repairs it.
+// BreakProxy makes a host unreachable for the APIs of all others; nothing else fails. The zero ProxyFailure repairs it.
 func (w *World) BreakProxy(host string, f ProxyFailure) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -416,9 +399,7 @@ func (w *World) SetDaemon(host string, runs bool) { w.set(func() { w.noDaemon[ho
 
 // DaemonRuns reports whether a host's pvedaemon runs.
 func (w *World) DaemonRuns(host string) bool {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return !w.noDaemon[host]
+	return look(w, func() bool { return !w.noDaemon[host] })
 }
 
 // ProxyFailure says how requests to a host through another host fail, if they do.
@@ -487,17 +468,12 @@ func (w *World) AddVNet(v VNet) {
 }
 
 // VNets lists the VNets, by name.
-func (w *World) VNets() []VNet {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.vnets)
-}
+func (w *World) VNets() []VNet { return cloned(w, &w.vnets) }
 
 // LocalBridge is the only bridge of every host.
 const LocalBridge = "vmbr0"
 
-// localZone contains every bridge that is not a VNet (pve-access-control, RPCEnvironment.pm,
-// check_sdn_bridge).
+// localZone contains every bridge that is not a VNet (pve-access-control, RPCEnvironment.pm, check_sdn_bridge).
 const localZone = "localnetwork"
 
 func (w *World) zoneOf(bridge string) string {

@@ -13,8 +13,7 @@ const (
 	hotplugTime = 1200 * time.Millisecond
 	// busyTime is how long Proxmox waits for a device that the guest does not release.
 	busyTime = 6200 * time.Millisecond
-	// controllerTime is how long Proxmox waits for a SCSI disk with its own controller that the guest does not
-	// release.
+	// controllerTime is how long Proxmox waits for a SCSI disk with its own controller that the guest does not release.
 	controllerTime = 12 * time.Second
 )
 

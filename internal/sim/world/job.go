@@ -45,16 +45,12 @@ func (w *World) AddReplication(j ReplicationJob) {
 }
 
 func (w *World) RemoveReplication(id string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.replication = slices.DeleteFunc(w.replication, func(j ReplicationJob) bool { return j.ID == id })
+	w.set(func() {
+		w.replication = slices.DeleteFunc(w.replication, func(j ReplicationJob) bool { return j.ID == id })
+	})
 }
 
-func (w *World) Replication() []ReplicationJob {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return slices.Clone(w.replication)
-}
+func (w *World) Replication() []ReplicationJob { return cloned(w, &w.replication) }
 
 // replicates returns the first job that replicates a VM; "" if no job does.
 func (w *World) replicates(vmid int) string {
@@ -76,16 +72,10 @@ func (w *World) AddBackupJob(j BackupJob) { w.set(func() { w.backups = append(w.
 
 // RemoveBackupJob removes an entry from the backup schedule.
 func (w *World) RemoveBackupJob(id string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.backups = slices.DeleteFunc(w.backups, func(j BackupJob) bool { return j.ID == id })
+	w.set(func() { w.backups = slices.DeleteFunc(w.backups, func(j BackupJob) bool { return j.ID == id }) })
 }
 
-func (w *World) BackupJobs() []BackupJob {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.backups)
-}
+func (w *World) BackupJobs() []BackupJob { return cloned(w, &w.backups) }
 
 func (w *World) purgeJobs(vmid int) {
 	w.replication = slices.DeleteFunc(w.replication, func(j ReplicationJob) bool { return j.Guest == vmid })
@@ -96,8 +86,7 @@ func (w *World) purgeJobs(vmid int) {
 	}
 }
 
-// replicated is a job's state: the target's snapshot of each volume, by the volume's name
-// at that time.
+// replicated is a job's state: the target's snapshot of each volume, by the volume's name at that time.
 type replicated struct {
 	remote map[string]int64
 	syncs  int64

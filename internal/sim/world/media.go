@@ -159,8 +159,7 @@ func SpooledMedia(b []byte) (*Media, error) {
 	return m, m.toFile()
 }
 
-// toFile moves the content to an unlinked file, which exists until the last reference is
-// gone; mu must be held.
+// toFile moves the content to an unlinked file, which exists until the last reference is gone; mu must be held.
 func (m *Media) toFile() error {
 	f, err := os.CreateTemp("", "recast-lab-spool-*")
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -55,8 +54,7 @@ func (w *World) Migrate(user, host string, r MigrateRequest) (string, error) {
 	return w.migrateVM(user, host, r), nil
 }
 
-// checkAvailable requires the storage of every drive on both hosts (check_storage_availability in
-// QemuServer.pm).
+// checkAvailable requires the storage of every drive on both hosts (check_storage_availability in QemuServer.pm).
 func (w *World) checkAvailable(v *vm, target string) error {
 	for _, key := range driveKeys(v.config) {
 		volid := driveVolid(key, v.config[key])
@@ -82,15 +80,7 @@ func (w *World) checkAvailable(v *vm, target string) error {
 
 // migrateVM starts the task; mu must be held.
 func (w *World) migrateVM(user, host string, r MigrateRequest) (upid string) {
-	return w.startTask(host, "qmigrate", strconv.Itoa(r.ID), user, func(t *task) error {
-		unlock, err := w.lockConfig(r.ID)
-		if err != nil {
-			return err
-		}
-		defer unlock()
-		if err := t.begin(taskTime); err != nil {
-			return err
-		}
+	return w.lockedTask("qmigrate", user, host, r.ID, func(t *task) error {
 		m := &migration{w: w, t: t, r: r, host: host}
 		if err := m.run(); err != nil {
 			if t.killed {
@@ -482,8 +472,7 @@ func (w *World) localDisks(v *vm) []LocalDisk {
 	return found
 }
 
-// AddMapping adds a resource mapping of devices on hosts, which VMs can name: kind is
-// "pci" or "usb".
+// AddMapping adds a resource mapping of devices on hosts, which VMs can name: kind is "pci" or "usb".
 func (w *World) AddMapping(kind, id string, hosts ...string) {
 	w.set(func() { w.mappings[kind+" "+id] = toSet(hosts) })
 }

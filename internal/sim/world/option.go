@@ -445,9 +445,7 @@ func parseDrive(key, value string) (drive, error) {
 	return d, nil
 }
 
-func badDrive(key, problem string) error {
-	return BadParam(key, "invalid format - %s\n", problem)
-}
+func badDrive(key, problem string) error { return BadParam(key, "invalid format - %s\n", problem) }
 
 func (d drive) has(option string) bool {
 	_, set := d.options[option]

@@ -138,9 +138,8 @@ func (w *World) Reset(user, host string, id int) (string, error) {
 	return w.vmTask("qmreset", user, host, id, func(_ *task, v *vm) error { return w.restart(v) }), nil
 }
 
-// vmTask starts a worker that acts under the lock of a VM's configuration; mu must be held. It calls
-// act with mu held; act may release it meanwhile.
-func (w *World) vmTask(kind, user, host string, id int, act func(*task, *vm) error) (upid string) {
+// lockedTask starts a worker that acts, without mu, under the lock of a VM's configuration; mu must be held.
+func (w *World) lockedTask(kind, user, host string, id int, act func(*task) error) (upid string) {
 	return w.startTask(host, kind, strconv.Itoa(id), user, func(t *task) error {
 		unlock, err := w.lockConfig(id)
 		if err != nil {
@@ -150,6 +149,14 @@ func (w *World) vmTask(kind, user, host string, id int, act func(*task, *vm) err
 		if err := t.begin(taskTime); err != nil {
 			return err
 		}
+		return act(t)
+	})
+}
+
+// vmTask starts a worker that acts under the lock of a VM's configuration; mu must be held. It calls
+// act with mu held; act may release it meanwhile.
+func (w *World) vmTask(kind, user, host string, id int, act func(*task, *vm) error) (upid string) {
+	return w.lockedTask(kind, user, host, id, func(t *task) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.closed {
@@ -474,15 +481,13 @@ func (w *World) endProcess(v *vm, p *process) bool {
 // Firmware boots the guest of a VM that is powered on. The Talos simulator is a Firmware: it reads the media in boot
 // order.
 type Firmware interface {
-	// PowerOn is called when the VM's process has started, without holding any lock of the
-	// world.
+	// PowerOn is called when the VM's process has started, without holding any lock of the world.
 	PowerOn(hw *Hardware) Guest
 }
 
 // Guest is what runs inside a VM. The world calls its methods without holding any lock.
 type Guest interface {
-	// Shutdown is the ACPI power button: the guest powers itself off later by calling
-	// Hardware.PowerOff, or ignores it.
+	// Shutdown is the ACPI power button: the guest powers itself off later by calling Hardware.PowerOff, or ignores it.
 	Shutdown()
 	// Kill is called once the VM's process is gone (stop, delete, host down, or the guest's own PowerOff). It
 	// returns when all goroutines and servers of the guest have ended.
@@ -497,8 +502,7 @@ type Hardware struct {
 	UUID   string   // SMBIOS, lower-case
 	Serial string   // SMBIOS serial
 	MACs   []string // upper-case, in order of netN
-	// CloudInit are the ipconfigN settings by number, as on the cloud-init drive since power
-	// on; nil without such a drive.
+	// CloudInit are the ipconfigN settings by number, as on the cloud-init drive since power on; nil without such a drive.
 	CloudInit map[int]string
 	Arch      string // "amd64" or "arm64"
 	CPU       string

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// Protected is a persistent disk: its volume must never be freed, never lack a name in
-// some VM's configuration, never be in two running VMs, and only be changed by its own
-// guest.
+// Protected is a persistent disk: its volume must never be freed, never lack a name in some VM's configuration, never
+// be in two running VMs, and only be changed by its own guest.
 type Protected struct {
 	Serial string // in the lab; its drive should have it too
 	Media  *Media

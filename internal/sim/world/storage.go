@@ -115,9 +115,7 @@ func (s *storage) snapshots(format string) bool {
 // replicates returns the answer of storage_can_replicate: only local ZFS can replicate.
 func (s *storage) replicates() bool { return s.Type == "zfspool" }
 
-func (s *storage) on(host string) bool {
-	return len(s.Hosts) == 0 || slices.Contains(s.Hosts, host)
-}
+func (s *storage) on(host string) bool { return len(s.Hosts) == 0 || slices.Contains(s.Hosts, host) }
 
 func (s *storage) holds(content string) bool { return slices.Contains(s.Content, content) }
 
@@ -249,9 +247,7 @@ func (s *storage) aligned(size int64) int64 {
 // forgives reports whether freeing a missing volume succeeds: for a missing file there is a warning, LVM-thin removes
 // "if exists", ZFS treats a missing data set as destroyed (free_image of Plugin.pm, LvmThinPlugin.pm,
 // ZFSPoolPlugin.pm).
-func (s *storage) forgives() bool {
-	return !s.block() || s.Type == "lvmthin" || s.Type == "zfspool"
-}
+func (s *storage) forgives() bool { return !s.block() || s.Type == "lvmthin" || s.Type == "zfspool" }
 
 // freeVolume deletes a volume, even if the volume is in use, as in Proxmox. If the storage forgives, a missing volume
 // counts as deleted.

@@ -69,8 +69,7 @@ func ParseUPID(upid string) (node, user string, ok bool) {
 	return match[1], match[8], true
 }
 
-// begin waits for the duration of the work, then returns an injected failure. Every worker
-// calls it before it acts.
+// begin waits for the duration of the work, then returns an injected failure. Every worker calls it before it acts.
 func (t *task) begin(d time.Duration) error {
 	if err := t.delay(d); err != nil {
 		return err
@@ -140,9 +139,7 @@ func taskMessage(err error) string {
 func (t *task) delay(d time.Duration) error { return t.world.delay(d, t.stop) }
 
 // logf adds a line to the log; mu must be held.
-func (t *task) logf(format string, args ...any) {
-	t.Log = append(t.Log, fmt.Sprintf(format, args...))
-}
+func (t *task) logf(format string, args ...any) { t.Log = append(t.Log, fmt.Sprintf(format, args...)) }
 
 // printf does the work of logf for callers that don't hold mu.
 func (t *task) printf(format string, args ...any) {
@@ -264,8 +261,7 @@ func (w *World) PendingFailures() (pending []string) {
 	return pending
 }
 
-// NoMoreFailures cancels failures of FailNext, WarnNext, StopNextMove and BusyStorage that
-// have not happened yet.
+// NoMoreFailures cancels failures of FailNext, WarnNext, StopNextMove and BusyStorage that have not happened yet.
 func (w *World) NoMoreFailures() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

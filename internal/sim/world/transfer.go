@@ -31,9 +31,8 @@ type UploadRequest struct {
 	Spool     *Spool // nil: there is no file. The worker closes it
 }
 
-// Upload copies a file to a storage in a task, which also verifies the checksum and
-// overwrites a file of that name. The task runs on entry, the host that received the file;
-// target is the host whose storage gets it.
+// Upload copies a file to a storage in a task, which also verifies the checksum and overwrites a file of that name. The
+// task runs on entry, the host that received the file; target is the host whose storage gets it.
 func (w *World) Upload(user, entry, target string, r UploadRequest) (upid string, err error) {
 	defer func() {
 		if err != nil && r.Spool != nil {

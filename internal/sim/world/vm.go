@@ -60,8 +60,7 @@ type vm struct {
 	read          *reading
 	proc          *process
 	qmp           string // while running
-	// made is when the VM was made, stopped when it last stopped, and ranSince when the run that then ended had
-	// started.
+	// made is when the VM was made, stopped when it last stopped, and ranSince when the run that then ended had started.
 	made, stopped, ranSince time.Time
 }
 
@@ -257,11 +256,7 @@ func (w *World) DefineContainer(c Container) error {
 	return nil
 }
 
-func (w *World) Containers() []Container {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return slices.Clone(w.containers)
-}
+func (w *World) Containers() []Container { return cloned(w, &w.containers) }
 
 // unused fails if a VM or a container has that number (pve-cluster, Cluster.pm, check_vmid_unused).
 func (w *World) unused(id int) error {
@@ -439,9 +434,7 @@ func (w *World) ChangeFirewall(vmid int, change func(*Firewall) error) error {
 
 // FirewallOf returns a VM's firewall; an empty firewall if the VM has no file.
 func (w *World) FirewallOf(vmid int) Firewall {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.firewalls[vmid].clone()
+	return look(w, func() Firewall { return w.firewalls[vmid].clone() })
 }
 
 // Alias returns the index of an alias, by its name in any case; -1 if the firewall has no such alias.

@@ -289,16 +289,12 @@ func (w *World) checkVolume(user string, id int, volid string) error {
 
 // CheckVolume makes the check before a volume's attributes are shown.
 func (w *World) CheckVolume(user, volid string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.checkVolume(user, 0, volid)
+	return look(w, func() error { return w.checkVolume(user, 0, volid) })
 }
 
 // MaySee reports whether the content listing shows a volume to user.
 func (w *World) MaySee(user, volid string) bool {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return w.checkVolume(user, 0, volid) == nil
+	return look(w, func() bool { return w.checkVolume(user, 0, volid) == nil })
 }
 
 // RegisterTags makes tags of VMs privileged: only users with Sys.Modify on / may add or remove privileged tags.
@@ -306,9 +302,7 @@ func (w *World) RegisterTags(tags ...string) { w.set(func() { w.registered = toS
 
 // RegisteredTags lists the privileged tags.
 func (w *World) RegisteredTags() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Sorted(maps.Keys(w.registered))
+	return look(w, func() []string { return slices.Sorted(maps.Keys(w.registered)) })
 }
 
 // TagAccess is datacenter.cfg's user-tag-access: which tags a user without Sys.Modify on / may add to
@@ -322,11 +316,7 @@ type TagAccess struct {
 func (w *World) RestrictTags(a TagAccess) { w.set(func() { w.tagAccess = a }) }
 
 // TagAccess returns user-tag-access.
-func (w *World) TagAccess() TagAccess {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return w.tagAccess
-}
+func (w *World) TagAccess() TagAccess { return look(w, func() TagAccess { return w.tagAccess }) }
 
 // AllowedTags lists the known tags that user may set: the tags of the VMs that user may see, without the privileged
 // tags (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
@@ -362,8 +352,7 @@ func (w *World) allowedTags(user string) map[string]bool {
 	return allowed
 }
 
-// checkTags checks every added or removed tag (GuestHelpers.pm, assert_tag_permissions). old are the
-// tags before.
+// checkTags checks every added or removed tag (GuestHelpers.pm, assert_tag_permissions). old are the tags before.
 func (w *World) checkTags(user string, id int, pool, old, value string) error {
 	if err := w.checkVM(user, id, pool, "VM.Config.Options"); err != nil {
 		return err

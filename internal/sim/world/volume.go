@@ -295,17 +295,14 @@ func (s *storage) used(host string) int64 {
 	return sum
 }
 
-func (s *storage) room(host string, size int64) bool {
-	return s.used(host)+size <= s.Capacity
-}
+func (s *storage) room(host string, size int64) bool { return s.used(host)+size <= s.Capacity }
 
 // SetCapacity sets a storage's size, per host if it is not shared.
 func (w *World) SetCapacity(id string, bytes int64) {
 	w.ofStorage(id, func(s *storage) { s.Capacity = bytes })
 }
 
-// Preallocate makes a storage of files allocate new images fully, like its option
-// preallocation.
+// Preallocate makes a storage of files allocate new images fully, like its option preallocation.
 func (w *World) Preallocate(id string) {
 	w.ofStorage(id, func(s *storage) { s.Preallocation = "falloc" })
 }
@@ -444,8 +441,7 @@ func checkImportForm(key string, d drive) error {
 	return nil
 }
 
-// importVolume makes a copy of a volume, regardless of its owner (create_disks in
-// Qemu.pm).
+// importVolume makes a copy of a volume, regardless of its owner (create_disks in Qemu.pm).
 func (w *World) importVolume(s *storage, v *vm, key, format, source string) (volid string, err error) {
 	_, kind, sourceFormat, err := w.kindOf(source)
 	if err != nil {

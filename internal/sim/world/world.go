@@ -1,7 +1,6 @@
-// Package world is the lab's datacentre as one consistent model: a [World] has Proxmox
-// hosts, storages with volumes that hold bytes, VMs that boot them, tasks, permissions,
-// and switches to inject faults. It behaves like Proxmox VE 9.2, race windows and
-// pitfalls included; package pveapi adds Proxmox's HTTPS API.
+// Package world is the lab's datacentre as one consistent model: a [World] has Proxmox hosts, storages with volumes
+// that hold bytes, VMs that boot them, tasks, permissions, and switches to inject faults. It behaves like Proxmox VE
+// 9.2, race windows and pitfalls included; package pveapi adds Proxmox's HTTPS API.
 package world
 
 import (
@@ -42,8 +41,7 @@ type World struct {
 	done     chan struct{}
 	work     sync.WaitGroup // tasks, and guests being powered off
 
-	// mu guards all below. It is never held during a sleep, a channel receive, or a call of a
-	// guest or the firmware.
+	// mu guards all below. It is never held during a sleep, a channel receive, or a call of a guest or the firmware.
 	mu             lock
 	closed         bool
 	firmware       Firmware
@@ -117,13 +115,21 @@ func (w *World) set(change func()) {
 	change()
 }
 
-// Changes returns a number that grows whenever something in the datacentre may have changed. If the number is
-// unchanged, nothing has changed.
-func (w *World) Changes() uint64 {
+// look reads something with mu held, without a change.
+func look[T any](w *World, read func() T) T {
 	w.mu.Look()
 	defer w.mu.Unlock()
-	return w.mu.changes
+	return read()
 }
+
+// cloned returns a copy of a list that mu guards.
+func cloned[T any](w *World, list *[]T) []T {
+	return look(w, func() []T { return slices.Clone(*list) })
+}
+
+// Changes returns a number that grows whenever something in the datacentre may have changed. If the number is
+// unchanged, nothing has changed.
+func (w *World) Changes() uint64 { return look(w, func() uint64 { return w.mu.changes }) }
 
 // New makes an empty datacentre. The caller closes it.
 func New(o Options) *World {
@@ -153,11 +159,7 @@ func (w *World) AddHost(name string) {
 }
 
 // Hosts lists the Proxmox nodes in the order they were added.
-func (w *World) Hosts() []string {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return slices.Clone(w.hosts)
-}
+func (w *World) Hosts() []string { return cloned(w, &w.hosts) }
 
 // Cluster returns the name of the Proxmox cluster; "" for a standalone host.
 func (w *World) Cluster() string { return w.cluster }
@@ -172,11 +174,7 @@ func (w *World) SetQuorum(ok bool) {
 }
 
 // Quorate reports whether the Proxmox cluster has quorum.
-func (w *World) Quorate() bool {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	return w.hasQuorum()
-}
+func (w *World) Quorate() bool { return look(w, w.hasQuorum) }
 
 // hasQuorum reports whether more than half of the hosts are up, each with one vote.
 func (w *World) hasQuorum() bool {

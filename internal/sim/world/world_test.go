@@ -6,8 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -35,17 +34,10 @@ func inEachWorld[T any](t *testing.T, rows map[string]T, run func(*testing.T, *w
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // end waits for a task.
 func end(t *testing.T, w *world.World, upid string, err error) string {
 	t.Helper()
-	must(t, err)
+	must.Do(t, err)
 	task, ok := w.WaitTask(upid)
 	if !ok {
 		t.Fatalf("no task %s", upid)
@@ -56,7 +48,7 @@ func end(t *testing.T, w *world.World, upid string, err error) string {
 func config(t *testing.T, w *world.World, id int) map[string]string {
 	t.Helper()
 	vm, err := w.LookupVM("pve1", id)
-	must(t, err)
+	must.Do(t, err)
 	for _, key := range []string{"vmgenid", "smbios1", "meta"} {
 		delete(vm.Config, key)
 	}
@@ -80,11 +72,9 @@ func TestDriveForms(t *testing.T) {
 		"given size":       {"scsi0", "fast:100/vm-100-disk-0.raw,size=1T", "fast:100/vm-100-disk-0.raw,size=3G"},
 	}
 	inEachWorld(t, tests, func(t *testing.T, w *world.World, test row) {
-		must(t, w.DefineVM("pve1", 100, map[string]string{"scsi0": "fast:3"}, nil))
-		must(t, w.DefineVM("pve1", 200, map[string]string{test.key: test.value}, nil))
-		if got := config(t, w, 200)[test.key]; got != test.want {
-			t.Errorf("%s, want %s", got, test.want)
-		}
+		must.Do(t, w.DefineVM("pve1", 100, map[string]string{"scsi0": "fast:3"}, nil))
+		must.Do(t, w.DefineVM("pve1", 200, map[string]string{test.key: test.value}, nil))
+		must.Equal(t, "config", test.want, config(t, w, 200)[test.key])
 	})
 }
 
@@ -112,7 +102,7 @@ func TestBadDrives(t *testing.T) {
 func TestFullStorage(t *testing.T) {
 	t.Parallel()
 	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1"}, nil))
+		must.Do(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1"}, nil))
 		change := world.ChangeRequest{ID: 200, Set: map[string]string{"scsi1": "fast:1"}}
 		w.FillStorage("fast")
 		err := w.SetConfig("", "pve1", change)
@@ -124,7 +114,7 @@ func TestFullStorage(t *testing.T) {
 			t.Error(got)
 		}
 		w.FreeStorage("fast")
-		must(t, w.SetConfig("", "pve1", change))
+		must.Do(t, w.SetConfig("", "pve1", change))
 	})
 }
 
@@ -134,25 +124,19 @@ func TestFailedChange(t *testing.T) {
 	t.Parallel()
 	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
 		w.Preallocate("fast")
-		must(t, w.DefineVM("pve1", 200, map[string]string{"memory": "512", "scsi0": "fast:1"}, nil))
+		must.Do(t, w.DefineVM("pve1", 200, map[string]string{"memory": "512", "scsi0": "fast:1"}, nil))
 		change := world.ChangeRequest{ID: 200, Set: map[string]string{"memory": "1024", "scsi1": "fast:1", "scsi2": "fast:2000", "tags": "late"}}
-		if err := w.SetConfig("", "pve1", change); err == nil {
-			t.Error("more than there is")
-		}
+		must.Equal(t, "more than there is", false, w.SetConfig("", "pve1", change) == nil)
 		vm, err := w.LookupVM("pve1", 200)
-		must(t, err)
+		must.Do(t, err)
 		pending := map[string]string{"memory": "1024", "scsi1": "fast:200/vm-200-disk-1.raw,size=1G"}
-		if diff := cmp.Diff(pending, vm.Pending); diff != "" {
-			t.Error(diff)
-		}
-		must(t, w.PowerOn(200))
+		must.Equal(t, "Pending", pending, vm.Pending)
+		must.Do(t, w.PowerOn(200))
 		want := map[string]string{
 			"memory": "1024", "boot": "order=scsi0",
 			"scsi0": "fast:200/vm-200-disk-0.raw,size=1G", "scsi1": "fast:200/vm-200-disk-1.raw,size=1G",
 		}
-		if diff := cmp.Diff(want, config(t, w, 200)); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "config", want, config(t, w, 200))
 	})
 }
 
@@ -160,22 +144,20 @@ func TestTwoRunningVMsOnOneDisk(t *testing.T) {
 	t.Parallel()
 	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
 		data := world.NewMedia([]byte("precious"))
-		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "thin:1"}, map[string]*world.Media{"scsi0": data}))
-		must(t, w.DefineVM("pve1", 201, map[string]string{"scsi3": "thin:vm-200-disk-0"}, nil))
+		must.Do(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "thin:1"}, map[string]*world.Media{"scsi0": data}))
+		must.Do(t, w.DefineVM("pve1", 201, map[string]string{"scsi3": "thin:vm-200-disk-0"}, nil))
 		w.Protect(world.Protected{Serial: "d", Media: data})
-		must(t, w.PowerOn(200))
+		must.Do(t, w.PowerOn(200))
 		if got := w.Violations(); got != nil {
 			t.Fatal(got)
 		}
-		must(t, w.PowerOn(201))
+		must.Do(t, w.PowerOn(201))
 		data.Write([]byte("ruined"))
 		want := []string{
 			"disk d: is in the running VMs [200 201]",
 			"disk d: content is " + data.SHA256() + ", was " + world.NewMedia([]byte("precious")).SHA256(),
 		}
-		if diff := cmp.Diff(want, w.Violations()); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "Violations", want, w.Violations())
 	})
 }
 
@@ -206,23 +188,19 @@ func TestHotplug(t *testing.T) {
 		"a CD in the disk's place": {key: "scsi1", value: "none,media=cdrom", refused: true},
 	}
 	inEachWorld(t, tests, func(t *testing.T, w *world.World, test row) {
-		must(t, w.DefineVM("pve1", 200, map[string]string{
+		must.Do(t, w.DefineVM("pve1", 200, map[string]string{
 			"scsi0": "fast:1", "scsi1": "fast:1", "sata5": "fast:1", "boot": "order=scsi0", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0",
 		}, nil))
-		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{"sata5"}}))
-		must(t, w.PowerOn(200))
+		must.Do(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{"sata5"}}))
+		must.Do(t, w.PowerOn(200))
 		before := config(t, w, 200)[test.key]
 		err := w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{test.key: test.value}})
 		if (err != nil) != test.refused {
 			t.Fatal(err)
 		}
-		if now := config(t, w, 200)[test.key] != before; now != test.now {
-			t.Errorf("applied at once: %v", now)
-		}
-		must(t, w.PowerOff(200))
-		if config(t, w, 200)[test.key] == before {
-			t.Error("not applied after the stop")
-		}
+		must.Equal(t, "applied at once", test.now, config(t, w, 200)[test.key] != before)
+		must.Do(t, w.PowerOff(200))
+		must.Equal(t, "not applied after the stop", false, config(t, w, 200)[test.key] == before)
 	})
 }
 
@@ -242,17 +220,13 @@ func TestUnplugTakes(t *testing.T) {
 		"virtio disk":                   {"virtio-scsi-pci", "virtio1", 6200 * time.Millisecond, true},
 	}
 	inEachWorld(t, tests, func(t *testing.T, w *world.World, test row) {
-		must(t, w.DefineVM("pve1", 200, map[string]string{
+		must.Do(t, w.DefineVM("pve1", 200, map[string]string{
 			"scsihw": test.scsihw, "scsi0": "fast:1", "scsi1": "fast:1", "virtio1": "fast:1", "boot": "order=scsi0", "net0": "virtio",
 		}, nil))
-		must(t, w.PowerOn(200))
+		must.Do(t, w.PowerOn(200))
 		began := time.Now()
-		if err := w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{test.key}}); (err != nil) != test.refused {
-			t.Error(err)
-		}
-		if took := time.Since(began); took != test.takes {
-			t.Errorf("took %v, want %v", took, test.takes)
-		}
+		must.Equal(t, "refused", test.refused, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{test.key}}) != nil)
+		must.Equal(t, "took", test.takes, time.Since(began))
 	})
 }
 
@@ -270,26 +244,16 @@ func TestReset(t *testing.T) {
 		w := world.New(world.Options{Speed: 10})
 		w.AddHost("pve1")
 		w.SetFirmware(c)
-		must(t, w.DefineVM("pve1", 200, nil, nil))
-		must(t, w.PowerOn(200))
+		must.Do(t, w.DefineVM("pve1", 200, nil, nil))
+		must.Do(t, w.PowerOn(200))
 		began := time.Now()
 		upid, err := w.Reset("", "pve1", 200)
-		if got := end(t, w, upid, err); got != "OK" {
-			t.Error(got)
-		}
-		if took := time.Since(began); took != 100*time.Millisecond {
-			t.Errorf("took %v at tenfold speed", took)
-		}
-		if diff := cmp.Diff([]int{2, 1}, []int{c.on, c.killed}); diff != "" {
-			t.Error(diff)
-		}
+		must.Equal(t, "end", "OK", end(t, w, upid, err))
+		must.Equal(t, "took at tenfold speed", 100*time.Millisecond, time.Since(began))
+		must.Equal(t, "starts and kills", []int{2, 1}, []int{c.on, c.killed})
 		w.Close()
-		if c.killed != 2 {
-			t.Errorf("killed %d times", c.killed)
-		}
-		if err := w.PowerOn(200); err == nil {
-			t.Error("switched on in a closed world")
-		}
+		must.Equal(t, "killed times", 2, c.killed)
+		must.Equal(t, "switched on in a closed world", false, w.PowerOn(200) == nil)
 	})
 }
 
@@ -298,17 +262,15 @@ func TestAgent(t *testing.T) {
 	want := []world.Interface{{Name: "eth0", MAC: "BC:24:11:00:00:01", Addresses: []string{"10.0.0.5/24"}}}
 	answer := func(id int) ([]world.Interface, bool) { return want, id == 200 }
 	inWorld(t, world.Options{Agent: answer}, func(t *testing.T, w *world.World) {
-		must(t, w.DefineVM("pve1", 200, map[string]string{"agent": "1"}, nil))
-		must(t, w.DefineVM("pve1", 201, map[string]string{}, nil))
+		must.Do(t, w.DefineVM("pve1", 200, map[string]string{"agent": "1"}, nil))
+		must.Do(t, w.DefineVM("pve1", 201, map[string]string{}, nil))
 		if _, err := w.AgentInterfaces("", "pve1", 201); err == nil || err.Error() != "No QEMU guest agent configured" {
 			t.Error(err)
 		}
-		must(t, w.PowerOn(200))
+		must.Do(t, w.PowerOn(200))
 		got, err := w.AgentInterfaces("", "pve1", 200)
-		must(t, err)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Error(diff)
-		}
+		must.Do(t, err)
+		must.Equal(t, "got", want, got)
 	})
 }
 
@@ -339,11 +301,9 @@ func TestFirmwareOfAVM(t *testing.T) {
 	inEachWorld(t, tests, func(t *testing.T, w *world.World, tc row) {
 		p := &plug{}
 		w.SetFirmware(p)
-		must(t, w.DefineVM("pve1", 100, tc.config, nil))
-		must(t, w.PowerOn(100))
-		if p.hw.Arch != tc.arch || p.hw.SecureBoot != tc.secureBoot {
-			t.Errorf("%s, Secure Boot %t", p.hw.Arch, p.hw.SecureBoot)
-		}
+		must.Do(t, w.DefineVM("pve1", 100, tc.config, nil))
+		must.Do(t, w.PowerOn(100))
+		must.Equal(t, "hardware", []any{tc.arch, tc.secureBoot}, []any{p.hw.Arch, p.hw.SecureBoot})
 	})
 }
 
@@ -353,8 +313,8 @@ func TestChanges(t *testing.T) {
 	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
 		p := &plug{}
 		w.SetFirmware(p)
-		must(t, w.DefineVM("pve1", 100, map[string]string{"scsi0": "fast:1"}, nil))
-		must(t, w.PowerOn(100))
+		must.Do(t, w.DefineVM("pve1", 100, map[string]string{"scsi0": "fast:1"}, nil))
+		must.Do(t, w.PowerOn(100))
 		before := w.Changes()
 		_, _, _, _ = w.VMs(), w.Violations(), w.Tasks(), w.Quorate()
 		if _, err := w.LookupVM("pve1", 100); err != nil || w.Changes() != before {

@@ -1,5 +1,4 @@
-// Package apidoctest checks the [Requests] of a test against Proxmox VE's API schema, if
-// the environment names one.
+// Package apidoctest checks the [Requests] of a test against Proxmox VE's API schema, if the environment names one.
 package apidoctest
 
 import (
@@ -46,9 +45,8 @@ type Requests struct {
 	meant    []string
 }
 
-// Check looks, when the test ends, at all requests to Proxmox that were recorded,
-// and fails the test for each that Proxmox refuses. It adds the requests and the
-// violations to the figures of the run. Without a schema it does nothing.
+// Check looks, when the test ends, at all requests to Proxmox that were recorded, and fails the test for each that
+// Proxmox refuses. It adds the requests and the violations to the figures of the run. Without a schema it does nothing.
 //
 // For clients other than recast only successful requests count: tests of the server itself
 // send invalid requests, but what the server accepts must be valid, or it is too lenient.
@@ -62,8 +60,7 @@ func Check(t testing.TB, rec *record.Recorder) *Requests {
 	return r
 }
 
-// Wrong says that the test sends an invalid parameter on purpose: requests with only that
-// violation are ignored.
+// Wrong says that the test sends an invalid parameter on purpose: requests with only that violation are ignored.
 func (r *Requests) Wrong(param string) {
 	if r != nil {
 		r.meant = append(r.meant, param)

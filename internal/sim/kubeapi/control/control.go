@@ -64,8 +64,7 @@ type Manager struct {
 	err      error      // what stopped the manager
 }
 
-// New starts the controllers. A second of the controllers takes 1/speed seconds. The controllers end with ctx or
-// Close.
+// New starts the controllers. A second of the controllers takes 1/speed seconds. The controllers end with ctx or Close.
 func New(ctx context.Context, s store.Store, speed float64, timeline *record.Timeline) (*Manager, error) {
 	m := &Manager{store: s, timers: newTimers(speed), timeline: timeline, kick: make(chan struct{}, 1), settle: settle, reflected: map[types.UID]reflection{}, degraded: map[string]bool{}}
 	m.LINSTOR, m.Mayastor = linstor.New(m.wake), mayastor.New(m.wake)
@@ -240,9 +239,8 @@ func owned[T store.Object](list []T, owner store.Object) []T {
 	return slices.DeleteFunc(slices.Clone(list), func(o T) bool { return !metav1.IsControlledBy(o, owner) })
 }
 
-// timers are the running simulated durations. A timer that a pass does not ask for is
-// dropped, because its reason is gone. Timers that end at the same moment end in the same
-// pass.
+// timers are the running simulated durations. A timer that a pass does not ask for is dropped, because its reason is
+// gone. Timers that end at the same moment end in the same pass.
 type timers struct {
 	speed   float64
 	running map[string]*timer
@@ -255,9 +253,7 @@ type timer struct {
 	asked bool // in this pass
 }
 
-func newTimers(speed float64) *timers {
-	return &timers{speed: speed, running: map[string]*timer{}}
-}
+func newTimers(speed float64) *timers { return &timers{speed: speed, running: map[string]*timer{}} }
 
 func (t *timers) begin() {
 	t.now = time.Now()
@@ -297,8 +293,7 @@ func (t *timers) again(key string, d time.Duration) bool {
 	return true
 }
 
-// end drops timers that the pass did not ask for and returns when the next timer ends; ok is false if no timer is
-// left.
+// end drops timers that the pass did not ask for and returns when the next timer ends; ok is false if no timer is left.
 func (t *timers) end() (next time.Time, ok bool) {
 	for key, r := range t.running {
 		if !r.asked {

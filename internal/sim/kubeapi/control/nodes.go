@@ -298,9 +298,8 @@ const (
 	crowded = 50 * time.Millisecond
 )
 
-// NewKubelets starts only the kubelets and the attachers of the CSI drivers: real
-// controllers work on the same objects. A kubelet continues after errors of the API;
-// refused gets them.
+// NewKubelets starts only the kubelets and the attachers of the CSI drivers: real controllers work on the same objects.
+// A kubelet continues after errors of the API; refused gets them.
 func NewKubelets(ctx context.Context, s store.Store, speed float64, refused func(error)) (*Manager, error) {
 	m := &Manager{store: s, timers: newTimers(speed), kick: make(chan struct{}, 1), settle: crowded, refused: refused, reflected: map[types.UID]reflection{}}
 	m.stages = []func(context.Context) error{m.syncNodes, m.renewLeases, m.syncMirrorPods, m.runPods, m.attachVolumes}

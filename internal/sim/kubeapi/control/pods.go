@@ -211,8 +211,7 @@ func (m *Manager) StaticPods(uuid string, pods []StaticPod) {
 	m.wake()
 }
 
-// syncMirrorPods updates the mirror pods of running kubelets: a changed static pod becomes
-// a new pod of the same name.
+// syncMirrorPods updates the mirror pods of running kubelets: a changed static pod becomes a new pod of the same name.
 func (m *Manager) syncMirrorPods(ctx context.Context) error {
 	kubelets := m.running()
 	for _, name := range slices.Sorted(maps.Keys(kubelets)) {

@@ -469,8 +469,7 @@ func collects(ref metav1.OwnerReference) bool {
 // (namespaceDeletionGracePeriod in Kubernetes).
 const terminateAfter = 5 * time.Second
 
-// terminateNamespaces deletes the content of terminating namespaces, and then the
-// namespaces.
+// terminateNamespaces deletes the content of terminating namespaces, and then the namespaces.
 func (m *Manager) terminateNamespaces(ctx context.Context) error {
 	return each(ctx, m.store, store.Namespaces(), func(ns *corev1.Namespace) error {
 		if ns.DeletionTimestamp == nil || !m.timers.due("terminate/"+string(ns.UID), terminateAfter) {

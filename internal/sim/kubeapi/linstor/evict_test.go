@@ -5,6 +5,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestModifyNode: properties of a node are changed together or not at all, as LINSTOR does.
@@ -28,9 +30,7 @@ func TestModifyNode(t *testing.T) {
 		if w.Code != tc.code || !strings.Contains(w.Body.String(), tc.said) {
 			t.Errorf("%s: %d %s", tc.body, w.Code, w.Body)
 		}
-		if a, after := c.NodeProperty("wk1", "Aux/a"), c.NodeProperty("wk1", evictAfter); a != "1" || after != "60" {
-			t.Errorf("after %s: %q, %q", tc.body, a, after)
-		}
+		must.Equal(t, "after", []any{"1", "60"}, []any{c.NodeProperty("wk1", "Aux/a"), c.NodeProperty("wk1", evictAfter)})
 	}
 	w := httptest.NewRecorder()
 	c.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/v1/nodes/wk1", strings.NewReader(`{"delete_props":["Aux/a","DrbdOptions/AutoEvictAfterTime","Aux/none"]}`)))

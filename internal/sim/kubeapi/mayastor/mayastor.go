@@ -55,9 +55,7 @@ type ControlPlane struct {
 }
 
 // New makes a control plane, which calls changed after each change from outside.
-func New(changed func()) *ControlPlane {
-	return &ControlPlane{changed: changed, up: map[string]bool{}}
-}
+func New(changed func()) *ControlPlane { return &ControlPlane{changed: changed, up: map[string]bool{}} }
 
 // AddNode registers an io-engine with a pool.
 func (c *ControlPlane) AddNode(name string) {

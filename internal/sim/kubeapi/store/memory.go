@@ -32,8 +32,7 @@ func (k key) compare(o key) int {
 	return cmp.Or(cmp.Compare(k.namespace, o.namespace), cmp.Compare(k.name, o.name))
 }
 
-// Memory is a Store in memory. UIDs and generated names come from a counter, so that they
-// are deterministic.
+// Memory is a Store in memory. UIDs and generated names come from a counter, so that they are deterministic.
 type Memory struct {
 	mu       sync.Mutex
 	objects  map[schema.GroupVersionResource]map[key]Object
@@ -72,16 +71,8 @@ func (m *Memory) get(r schema.GroupVersionResource, k key) (Object, error) {
 func (m *Memory) List(_ context.Context, r schema.GroupVersionResource, namespace string) ([]Object, string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if namespace == "" {
-		return slices.Clone(m.all(r)), m.revisionString(), nil
-	}
-	var found []Object
-	for _, o := range m.all(r) {
-		if o.GetNamespace() == namespace {
-			found = append(found, o)
-		}
-	}
-	return found, m.revisionString(), nil
+	elsewhere := func(o Object) bool { return namespace != "" && o.GetNamespace() != namespace }
+	return slices.DeleteFunc(slices.Clone(m.all(r)), elsewhere), m.revisionString(), nil
 }
 
 // all lists the objects of a resource by key. The caller must not change the list.
@@ -438,8 +429,7 @@ func (w *memoryWatch) Next(ctx context.Context) (Event, error) {
 	}
 }
 
-// step does not wait: it returns an event, or the channel that is closed at the next
-// change.
+// step does not wait: it returns an event, or the channel that is closed at the next change.
 func (w *memoryWatch) step() (e Event, ok bool, changed <-chan struct{}, err error) {
 	m := w.store
 	m.mu.Lock()

@@ -21,8 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Remote is a Store on a real API server, which assigns UIDs and revisions, validates and
-// refuses.
+// Remote is a Store on a real API server, which assigns UIDs and revisions, validates and refuses.
 type Remote struct {
 	client dynamic.Interface
 	scheme *runtime.Scheme

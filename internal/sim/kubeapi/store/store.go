@@ -36,9 +36,8 @@ const (
 	Whole  Part = "whole" // both: a custom resource without a status subresource
 )
 
-// Store reads and writes objects as an API server would: it assigns UIDs, revisions and
-// generations, refuses stale writes, deletes pods gracefully and waits for finalizers.
-// Errors are API statuses.
+// Store reads and writes objects as an API server would: it assigns UIDs, revisions and generations, refuses stale
+// writes, deletes pods gracefully and waits for finalizers. Errors are API statuses.
 //
 // Returned objects are shared: copy one before changing it.
 type Store interface {
