@@ -156,12 +156,12 @@ func TestSnapshotOfEtcd(t *testing.T) {
 func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension) // only workers have it
-		lab.mustRoll("20000101-0000-0001", planning.Policy{})
+		lab.as("20000101-0000-0001").mustRoll(planning.Policy{})
 		requireNone(t, lab.snapshotFiles(), "a roll of workers left")
 		var want []string
 		for _, run := range []string{"20000101-0000-0002", "20000101-0000-0003"} {
 			lab.Patch(everywhere)
-			lab.mustRoll(run, planning.Policy{})
+			lab.as(run).mustRoll(planning.Policy{})
 			want = append(want, "etcd-lab-"+run+".db")
 			requireSame(t, want, lab.snapshotFiles(), "files (-want +got)")
 		}
@@ -181,7 +181,7 @@ func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 			lab.Write(file, lab.Read(file)[:5000])
 		}
 		before := len(lab.Recorder.Calls())
-		lab.mustRoll("20000101-0000-feed", policyFor(controlPlanes...))
+		lab.as("20000101-0000-feed").mustRoll(policyFor(controlPlanes...))
 		asked := slices.DeleteFunc(lab.Recorder.Calls()[before:], func(c record.Call) bool { return !strings.HasSuffix(c.Method, "/EtcdSnapshot") })
 		require(t, spoil == (len(asked) == 1), "asked for a snapshot again: %+v", asked)
 		files := lab.snapshotFiles()

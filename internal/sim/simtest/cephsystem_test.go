@@ -87,7 +87,8 @@ func (l *Lab) cephIs(code string) bool {
 	return found
 }
 
-// TestPlanOfCeph: no node with OSDs is planned while data has too few replicas.
+// TestPlanOfCeph: no node with OSDs is planned while data has too few replicas; pools and monitors say which node Ceph
+// can spare.
 func TestPlanOfCeph(t *testing.T) {
 	const off = ", or roll.storage: {ceph: off} does not look at it"
 	const may = "Ceph cluster rook-ceph/ceph may have the only healthy replica of some data on it: "
@@ -113,13 +114,6 @@ func TestPlanOfCeph(t *testing.T) {
 			change:  func(l *Lab) { l.stopProgram("rook-ceph", "rook-ceph-osd-1") },
 			refused: []string{may + "wk2 does not serve all of its own: bring that back first" + off},
 		},
-	})
-}
-
-// TestPlanOfCephPools: pools and monitors say which node Ceph can spare.
-func TestPlanOfCephPools(t *testing.T) {
-	const off = ", or roll.storage: {ceph: off} does not look at it"
-	planStorage(t, (*Lab).runCeph, map[string]storageCase{
 		"a pool over OSDs, of which it has two": {
 			change: func(l *Lab) {
 				l.cephDaemon("osd", "2", "wk1")
@@ -205,59 +199,50 @@ func TestPlanOnCephOfHosts(t *testing.T) {
 	check := func(code, severity, message string) *world.Ceph {
 		return &world.Ceph{Checks: map[string]world.CephCheck{code: {Severity: severity, Message: message}}}
 	}
-	cases := map[string]struct {
+	type story struct {
 		ceph     *world.Ceph // nil: not installed
 		strategy cluster.Strategy
-		refused  []string
+		says     string // why the node is refused; "": it is not
 		warn     string // "": nothing of Ceph
-	}{
+	}
+	eachInLab(t, onCeph(), map[string]story{
 		"not installed":          {strategy: cluster.Recreate},
 		"healthy":                {ceph: &world.Ceph{}, strategy: cluster.Recreate},
-		"inactive":               {ceph: &inactive, strategy: cluster.Recreate, refused: []string{"storage fast has disks of its VM, and " + inactiveSays + ": wait until it has repaired that, or see what ceph health detail says on pve1"}},
-		"inactive, and in place": {ceph: &inactive, strategy: cluster.InPlace, refused: []string{"storage fast has disks of its VM, and " + inactiveSays + ": wait until it has repaired that, or see what ceph health detail says on pve1"}},
+		"inactive":               {ceph: &inactive, strategy: cluster.Recreate, says: inactiveSays},
+		"inactive, and in place": {ceph: &inactive, strategy: cluster.InPlace, says: inactiveSays},
 		"nearly full":            {ceph: check("OSD_NEARFULL", "HEALTH_WARN", "1 nearfull osd(s)"), strategy: cluster.Recreate, warn: "the Proxmox hosts' Ceph says OSD_NEARFULL (1 nearfull osd(s))"},
 		"its monitors are away": {
 			ceph: &world.Ceph{Silent: true}, strategy: cluster.Recreate,
-			refused: []string{"storage fast has disks of its VM, and the Proxmox hosts' Ceph does not say how it is (GET /nodes/pve1/ceph/status: 500 rados_connect failed - Connection timed out): " +
-				"wait until it has repaired that, or see what ceph health detail says on pve1"},
+			says: "the Proxmox hosts' Ceph does not say how it is (GET /nodes/pve1/ceph/status: 500 rados_connect failed - Connection timed out)",
 		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				lab.setRoll("strategy: " + string(tc.strategy))
-				if tc.ceph != nil {
-					lab.World.SetCeph(*tc.ceph)
-				}
-				plan := lab.plan(planning.Policy{})
-				i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
-				requireSame(t, tc.refused, plan.Nodes[i].Refused, "refused (-want +got)")
-				requireSame(t, tc.warn != "", slices.Contains(plan.Warn, tc.warn), "warnings %q (-want +got)", plan.Warn)
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.Patch(sim.PatchedExtension)
+		lab.setRoll("strategy: " + string(s.strategy))
+		if s.ceph != nil {
+			lab.World.SetCeph(*s.ceph)
+		}
+		var refused []string
+		if s.says != "" {
+			refused = []string{"storage fast has disks of its VM, and " + s.says + ": wait until it has repaired that, or see what ceph health detail says on pve1"}
+		}
+		plan := lab.plan(planning.Policy{})
+		i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
+		requireSame(t, refused, plan.Nodes[i].Refused, "refused (-want +got)")
+		requireSame(t, s.warn != "", slices.Contains(plan.Warn, s.warn), "warnings %q (-want +got)", plan.Warn)
+	})
 }
 
-// TestCephOfHostsBeforeANode: what the plan found is asked again before the node goes.
+// TestCephOfHostsBeforeANode: what the plan found is asked again before the node goes. A rollback takes its node out, too.
 func TestCephOfHostsBeforeANode(t *testing.T) {
 	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
+		lab.setRoll("strategy: " + string(cluster.Recreate))
 		lab.World.SetCeph(world.Ceph{})
 		c := lab.Client().hears(whenStarted("wk1/gate", func() { lab.World.SetCeph(inactive) }))
 		requireRefused(t, c.roll(planning.Policy{})(t.Context()), "wk1 has disks on storage fast: "+inactiveSays)
 		requireDrift(t, lab, "wk1")
 		lab.World.SetCeph(world.Ceph{})
-		lab.second().rollTo(t, planning.Policy{})
-	})
-}
-
-// TestRollbackOnCephOfHosts: a rollback takes its node out, too.
-func TestRollbackOnCephOfHosts(t *testing.T) {
-	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
-		lab.setRoll("strategy: " + string(cluster.Recreate))
-		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
+		lab.as(firstRun).rollTo(t, planning.Policy{})
 		lab.World.SetCeph(inactive)
 		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "storage fast has disks of its VM, and "+inactiveSays)
 		lab.World.SetCeph(world.Ceph{})

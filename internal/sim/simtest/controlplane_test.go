@@ -16,7 +16,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -31,13 +30,8 @@ func toVM(method, suffix string) func(record.Call) bool {
 
 // kubernetesAnswers is nil if the API of Kubernetes can be read now.
 func (l *Lab) kubernetesAnswers() error {
-	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		return err
-	}
-	defer s.end()
-	_, err = s.machines.Kube.Nodes(l.t.Context())
-	return err
+	ctx := l.t.Context()
+	return errOf(connected(ctx, l.Client(), func(s *session) (any, error) { return s.machines.Kube.Nodes(ctx) }))
 }
 
 // TestControlPlanesByCount rolls clusters of one, two and five control planes.
@@ -155,14 +149,12 @@ func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 		cp1 := planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}
 		lab.Client().rollKilled(onServer("/nodes/cp1 PATCH"), cp1)
 		must(t, lab.World.PowerOff(9001))
-		err := lab.Client().roll(cp1)(t.Context())
 		if planes == 2 {
-			requireFault(t, err, fault.Refused, "cp1 is off before it could leave etcd, and the other members can't do without it")
+			requireRefused(t, lab.Client().roll(cp1)(t.Context()), "cp1 is off before it could leave etcd, and the other members can't do without it")
 			must(t, lab.World.PowerOn(9001))
 			time.Sleep(2 * time.Minute)
-			err = lab.Client().roll(cp1)(t.Context())
 		}
-		must(t, err)
+		lab.Client().mustRoll(cp1)
 		requireRecord(t, lab, "cp1", true, planes == 2)
 		ids := lab.memberIDs()
 		require(t, len(ids) == planes, "members of etcd: %v", ids)
@@ -270,12 +262,6 @@ func (l *Lab) nameOf(addr string) string {
 
 var controlPlanes = []string{"cp1", "cp2", "cp3"}
 
-// mustRoll is a roll that must succeed.
-func (l *Lab) mustRoll(run string, p planning.Policy) planning.Plan {
-	l.t.Helper()
-	return valueOf(l.as(run).Roll(l.t.Context(), p))(l.t).Plan
-}
-
 // TestPeersRoll rolls three control planes, however many may be down at a time.
 //   - Upgrades of three control planes lost or removed members (talos #9153, #9789, #8759,
 //     #7423). The data of a removed member is unusable for ever (facts: "the member has been
@@ -295,7 +281,7 @@ func TestPeersRoll(t *testing.T) {
 		lab.setRoll("strategy: "+string(c.strategy), "maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(everywhere)
 		w, who := lab.watchEtcd(), lab.identities()
-		lab.mustRoll(firstRun, policyFor(controlPlanes...))
+		lab.as(firstRun).mustRoll(policyFor(controlPlanes...))
 		requireMembers(t, lab, "", false)
 		lab.RequireIntact()
 
@@ -347,7 +333,7 @@ func TestPeers14TheOnlyOneIsNotWiped(t *testing.T) {
 		lab.setRoll("strategy: " + string(s))
 		lab.Patch(everywhere)
 		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-		_, err := lab.Client().Roll(t.Context(), planning.Policy{AcceptOutage: true})
+		err := lab.Client().roll(planning.Policy{AcceptOutage: true})(t.Context())
 		requireRefused(t, err, "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk")
 		lab.requireLeftAlone(from, "cp1")
 		lab.requireLeftAlone(from, "wk1")

@@ -489,22 +489,6 @@ func TestCtrlCTwice(t *testing.T) {
 	})
 }
 
-// TestCtrlCBeforeTheFirstNode takes no node down.
-func TestCtrlCBeforeTheFirstNode(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
-		c := lab.Client()
-		c.Confirm = func(planning.Plan) (bool, error) { c.Runner.Stop(); return true, nil }
-		before := len(lab.Recorder.Calls())
-		_, err := c.Roll(t.Context(), planning.Policy{})
-		requireFault(t, err, fault.Interrupted)
-		for _, call := range changesOfNodes(lab.Recorder.Calls()[before:]) {
-			t.Errorf("%s was sent", call)
-		}
-		requireNoClaim(t, lab)
-	})
-}
-
 func TestKillsAreCounted(t *testing.T) {
 	t.Parallel()
 	if byKill(errors.New("the disk is full")) || byKill(nil) || !byKill(errors.Join(errors.New("x"), context.Canceled)) {

@@ -4,11 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -76,36 +74,27 @@ func TestControlPlanesComeAndGo(t *testing.T) {
 	})
 }
 
-// TestCreateOfAnotherCluster: a new node's file of another cluster is not applied to it.
-func TestCreateOfAnotherCluster(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		lab := New(t, oneWorker())
-		lab.addNode("wk2", "wk1", "")
-		file, _, err := lab.MachineConfig(t.Context(), "wk2")
-		must(t, err)
-		lab.MachineConfig = configFiles{"wk2": regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(file, []byte("${1}abcdef.0123456789abcdef"))}.read
-		p := lab.planOf(lab.Client(), "wk2", planning.Policy{})
-		refused := strings.Join(p.Refused, "\n")
-		require(t, strings.Contains(refused, "differs from wk1 in the machine's token, the bootstrap token of Kubernetes: is it the file of another cluster?"),
-			"refused: %q", refused)
-		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), "is it the file of another cluster?")
-	})
-}
-
-// TestCreateRefused: what would fail once its VM is there is refused by the plan.
+// TestCreateRefused: what would fail once its VM is there is refused by the plan, and a file of another cluster is not
+// applied to a new node.
 func TestCreateRefused(t *testing.T) {
-	eachInLab(t, oneWorker(), map[string]struct{ old, new, refused string }{
-		"more memory than there is": {"memory: 4096", "memory: 4096000", "its VM takes 4000 GiB of memory, and pve1 has "},
-		"the address of another":    {"ip=127.42.7.251/24", "ip=127.42.7.11/24", "its address is to be 127.42.7.11, which is that of node cp1"},
-		"an unknown host":           {"host: pve1", "host: pve9", "is nodes[].host, pve9, a Proxmox node?"},
-		"an unknown storage":        {"{slot: scsi0, storage: fast", "{slot: scsi0, storage: fats", "Proxmox has no storage fats"},
-	}, func(t *testing.T, lab *Lab, s struct{ old, new, refused string }) {
+	type story struct {
+		spoil   edit
+		refused string
+	}
+	eachInLab(t, oneWorker(), map[string]story{
+		"more memory than there is": {configuration("memory: 4096", "memory: 4096000"), "its VM takes 4000 GiB of memory, and pve1 has "},
+		"the address of another":    {configuration("ip=127.42.7.251/24", "ip=127.42.7.11/24"), "its address is to be 127.42.7.11, which is that of node cp1"},
+		"an unknown host":           {configuration("host: pve1", "host: pve9"), "is nodes[].host, pve9, a Proxmox node?"},
+		"an unknown storage":        {configuration("{slot: scsi0, storage: fast", "{slot: scsi0, storage: fats"), "Proxmox has no storage fats"},
+		"a file of another cluster": {
+			func(l *Lab) { otherFile("wk2", withOtherToken)(l, drafted{}) },
+			"differs from wk1 in the machine's token, the bootstrap token of Kubernetes: is it the file of another cluster?",
+		},
+	}, func(t *testing.T, lab *Lab, s story) {
 		lab.addNode("wk2", "wk1", "")
-		lab.Replace("recast.yaml", s.old, s.new)
-		p := lab.planOf(lab.Client(), "wk2", planning.Policy{})
-		refused := strings.Join(p.Refused, "\n")
-		require(t, strings.Contains(refused, s.refused), "refused: %q, want %q", refused, s.refused)
+		s.spoil(lab)
+		requireSays(t, strings.Join(lab.planOf(lab.Client(), "wk2", planning.Policy{}).Refused, "\n"), s.refused)
+		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), fault.Refused, s.refused)
 	})
 }
 
@@ -137,7 +126,6 @@ func TestCreateKilled(t *testing.T) {
 // Remove is recast remove --yes.
 func (c *Client) Remove(ctx context.Context, node string) (pipeline.Report, error) {
 	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
-		c.Runner.Emit = c.emit
 		return pipeline.Remove(ctx, s.project, s.machines, &c.Runner, c.rollOptions(planning.Policy{}), node)
 	})
 }
@@ -342,31 +330,43 @@ func TestReshape(t *testing.T) {
 	})
 }
 
-// TestReshapeInVain: a VM that does not start with its new settings gets the old ones back, by recover
-// or by another recast.yaml.
+// TestReshapeInVain: a VM that does not start with its new settings gets the old ones back, by recover or by another
+// recast.yaml, and its old host, if it was migrated while it was off.
 func TestReshapeInVain(t *testing.T) {
-	eachLong(t, oneWorker(), map[string]func(*testing.T, *Lab){
-		"recovered": func(t *testing.T, lab *Lab) {
-			must(t, errOf(lab.as(secondRun).Recover(t.Context(), "wk1")))
-			requireDrift(t, lab, "wk1")
-		},
-		"corrected": func(t *testing.T, lab *Lab) {
-			lab.Replace("recast.yaml", "cores: 32", "cores: 4")
-			lab.as(secondRun).rollTo(t, planning.Policy{})
-		},
-	}, func(t *testing.T, lab *Lab, then func(*testing.T, *Lab)) {
-		before := lab.vmOf("wk1").Config
-		lab.shape("wk1", "cores: 32, machine: q35, nics: [{}, {bridge: vmbr0}], disks: [{slot: scsi1, cache: writeback}]")
+	type story struct {
+		o         sim.Options
+		host      string // on which it does not start
+		corrected bool   // in recast.yaml; else recovered
+	}
+	eachLongIn(t, func(s story) sim.Options { return s.o }, map[string]story{
+		"recovered":           {oneWorker(), "pve1", false},
+		"corrected":           {oneWorker(), "pve1", true},
+		"migrated, recovered": {twoHosts(), "pve3", false},
+	}, func(t *testing.T, lab *Lab, s story) {
+		if s.o.Hosts > 0 {
+			lab.manageByHA(startedByUs())
+			lab.onto("wk1", s.host, "cores: 32")
+		} else {
+			lab.shape("wk1", "cores: 32, machine: q35, nics: [{}, {bridge: vmbr0}], disks: [{slot: scsi1, cache: writeback}]")
+		}
+		before := lab.vmOf("wk1")
 		err := lab.as(firstRun).roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast undo wk1 gives VM 9031 its old settings back")
-		then(t, lab)
+		lab.requireOn(s.host)
+		if s.corrected {
+			lab.Replace("recast.yaml", "cores: 32", "cores: 4")
+			lab.as(secondRun).rollTo(t, planning.Policy{})
+		} else {
+			must(t, errOf(lab.as(secondRun).Recover(t.Context(), "wk1")))
+			requireDrift(t, lab, "wk1")
+			after := lab.vmOf("wk1")
+			delete(after.Config, "meta")
+			delete(before.Config, "meta")
+			requireSame(t, before.Config, after.Config, "after recover (-before +after)")
+			lab.requireOn(before.Host)
+		}
 		lab.requireServing("wk1")
 		lab.RequireIntact()
-		if after := lab.vmOf("wk1").Config; strings.Contains(string(lab.Read("recast.yaml")), "cores: 32") {
-			delete(after, "meta")
-			delete(before, "meta")
-			requireSame(t, before, after, "after recover (-before +after)")
-		}
 	})
 }
 

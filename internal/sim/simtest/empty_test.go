@@ -221,9 +221,8 @@ func TestClusterFromNothing(t *testing.T) {
 		require(t, f.bootstrap(wk1) != nil, "a worker accepted a bootstrap")
 		members := valueOf(f.talos.Members(t.Context()))(t)
 		require(t, len(members) == 4, "members %+v", members)
-		for _, v := range append(lab.EtcdViolations(), lab.World.Violations()...) {
-			t.Error(v)
-		}
+		lab.requireEtcd()
+		lab.RequireIntact()
 	})
 }
 

@@ -75,7 +75,7 @@ func rollWatched(t *testing.T, lab *Lab) *watched {
 	w.began = time.Now()
 	rep, err := c.Roll(t.Context(), planning.Policy{})
 	w.end, w.plan = time.Now(), rep.Plan
-	w.dials = c.dialer.Dials()
+	w.dials = c.Dials()
 	lab.Recorder.Hooks(nil, nil)
 	must(t, err)
 	lab.RequireIntact()

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -76,15 +75,16 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 		c := lab.Client()
 		var said []string
 		var healthy, next time.Time
-		note := notes("ask-gates-again", &said)
-		breaks := whenStarted("wk1/take-down", func() { lab.volume("pvc-1", "degraded") })
-		heals := whenStarted("wk1/ask-gates-again", func() {
-			time.AfterFunc(10*time.Second, c.Cut)
-			time.AfterFunc(70*time.Second, c.Mend)
-			time.AfterFunc(90*time.Second, func() { healthy = time.Now(); lab.volume("pvc-1", "healthy") })
-		})
-		goes := whenStarted("wk2/take-down", func() { next = time.Now() })
-		c.Emit = allOf(note, breaks, heals, goes)
+		c.Emit = allOf(
+			notes("ask-gates-again", &said),
+			whenStarted("wk1/take-down", func() { lab.volume("pvc-1", "degraded") }),
+			whenStarted("wk1/ask-gates-again", func() {
+				time.AfterFunc(10*time.Second, c.Cut)
+				time.AfterFunc(70*time.Second, c.Mend)
+				time.AfterFunc(90*time.Second, func() { healthy = time.Now(); lab.volume("pvc-1", "healthy") })
+			}),
+			whenStarted("wk2/take-down", func() { next = time.Now() }),
+		)
 		must(t, c.roll(planning.Policy{})(t.Context()))
 		if len(said) < 2 || !strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") || !strings.Contains(said[1], "no answer from https://") {
 			t.Errorf("said %q", said)
@@ -230,7 +230,7 @@ func TestDoctorAsksGates(t *testing.T) {
 			return out
 		}
 		res := diagnosis(t, lab.Client())
-		if diff := cmp.Diff([]string{
+		requireSame(t, []string{
 			"ok longhorn.io/v1beta2 Volume: holds",
 			"problem Ceph: ceph.rook.io is not installed: the API has no group of that name",
 			"ok it is fine: a roll runs it before each node, and when it is back",
@@ -239,9 +239,7 @@ func TestDoctorAsksGates(t *testing.T) {
 			"ok true: a roll runs it before each node",
 			"ok drain the balancer: a roll runs it before each node",
 			`problem no-such-hook: exec: "no-such-hook": executable file not found in $PATH`,
-		}, said(res)); diff != "" {
-			t.Error(diff)
-		}
+		}, said(res), "doctor says (-want +got)")
 		requireFault(t, res.Err(), fault.Refused)
 		lab.volume("pvc-1", "degraded")
 		got := said(diagnosis(t, lab.Client()))[0]

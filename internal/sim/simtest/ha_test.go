@@ -56,14 +56,6 @@ func startedByHA(lab *Lab) []string {
 	return out
 }
 
-// allow gives recast a role with these privileges, besides its own.
-func (l *Lab) allow(role string, privileges ...string) {
-	l.World.AddRole(role, privileges...)
-	for _, who := range []string{"recast@pve", "recast@pve!lab"} {
-		l.World.Grant(world.ACL{Path: "/", Who: who, Role: role, Propagate: true})
-	}
-}
-
 // require fails the test unless wk1 runs on that host, under HA as before.
 func (m managed) require(t *testing.T, lab *Lab, host string) {
 	t.Helper()

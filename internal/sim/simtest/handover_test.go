@@ -37,12 +37,19 @@ const (
 
 // beforeMove calls f before the n-th move_disk of one of wk1's disks: scratch VMs hand volumes over, too.
 func (l *Lab) beforeMove(n int, f func()) {
+	l.beforeNth(n, func(call record.Call) bool {
+		return toVM("POST", "/move_disk")(call) && (strings.Contains(call.Path, "/9031/") || call.Params["target-vmid"] == "9031")
+	}, f)
+}
+
+// beforeNth calls f before a server acts on the n-th call of a kind.
+func (l *Lab) beforeNth(n int, is func(record.Call) bool, f func()) {
 	var mu sync.Mutex
 	seen := 0
 	l.Recorder.Hooks(func(call record.Call) error {
 		mu.Lock()
 		defer mu.Unlock()
-		if call.Method == "POST" && strings.HasSuffix(call.Path, "/move_disk") && (strings.Contains(call.Path, "/9031/") || call.Params["target-vmid"] == "9031") {
+		if is(call) {
 			if seen++; seen == n {
 				f()
 			}
@@ -289,18 +296,12 @@ func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
 	})
 }
 
-// whenScratch has f called when the roll looks whether the first scratch VM's number is free.
-func whenScratch(f func(*Lab)) func(*Lab) {
-	return func(l *Lab) {
-		done := false
-		l.Recorder.Hooks(func(call record.Call) error {
-			if !done && call.Method == "POST" && call.Params["vmid"] == strconv.Itoa(scratchVM) {
-				done = true
-				f(l)
-			}
-			return nil
-		}, nil)
+// refusedCreate refuses the first scratch VM, when the roll looks whether its number is free.
+func refusedCreate(l *Lab) {
+	first := func(call record.Call) bool {
+		return call.Method == "POST" && call.Params["vmid"] == strconv.Itoa(scratchVM)
 	}
+	l.beforeNth(1, first, func() { l.World.FailNext("qmcreate", "Permission check failed (/mapping/cpu/x, Mapping.Use)") })
 }
 
 // TestProvedBeforeTheDelete: what Proxmox would refuse once the node's VM is deleted, a new VM or a storage's
@@ -311,19 +312,14 @@ func TestProvedBeforeTheDelete(t *testing.T) {
 		bring    func(*Lab)
 		want     string
 	}
+	const stays = "storage fast on pve1 is to hand disks over from one VM to another, and a scratch volume on it did not go there and back"
+	handsNothingOver := func(l *Lab) { l.World.FailNext("qmmove", "storage does not support renaming volumes") }
 	eachInLab(t, oneWorker(), map[string]story{
 		"a create that is refused": {
-			cluster.Recreate, whenScratch(func(l *Lab) { l.World.FailNext("qmcreate", "Permission check failed (/mapping/cpu/x, Mapping.Use)") }),
-			"Proxmox is to create the VM of wk1 again on pve1, and a scratch VM with its settings could not be made and deleted there",
+			cluster.Recreate, refusedCreate, "Proxmox is to create the VM of wk1 again on pve1, and a scratch VM with its settings could not be made and deleted there",
 		},
-		"a storage that hands nothing over": {
-			cluster.Recreate, func(l *Lab) { l.World.FailNext("qmmove", "storage does not support renaming volumes") },
-			"storage fast on pve1 is to hand disks over from one VM to another, and a scratch volume on it did not go there and back",
-		},
-		"such a storage, reimage": {
-			cluster.Reimage, func(l *Lab) { l.World.FailNext("qmmove", "storage does not support renaming volumes") },
-			"storage fast on pve1 is to hand disks over from one VM to another, and a scratch volume on it did not go there and back",
-		},
+		"a storage that hands nothing over": {cluster.Recreate, handsNothingOver, stays},
+		"such a storage, reimage":           {cluster.Reimage, handsNothingOver, stays},
 	}, func(t *testing.T, lab *Lab, s story) {
 		strategy(s.strategy)(lab)
 		lab.Patch(everywhere)
@@ -433,9 +429,7 @@ func TestRebuildIsProved(t *testing.T) {
 		bring func(*broken)
 		want  string
 	}{
-		"a create that is refused": {func(b *broken) {
-			whenScratch(func(l *Lab) { l.World.FailNext("qmcreate", "Permission check failed (/mapping/cpu/x, Mapping.Use)") })(b.Lab)
-		}, "Proxmox is to create the VM of cp1 again on pve1"},
+		"a create that is refused": {func(b *broken) { refusedCreate(b.Lab) }, "Proxmox is to create the VM of cp1 again on pve1"},
 		"a privilege that only the create needs": {func(b *broken) {
 			b.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return p == "VM.Config.CPU" })...)
 		}, "the Proxmox token lacks privileges: VM.Config.CPU on /vms"},

@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/command"
@@ -44,9 +42,6 @@ func (h *hooker) RunHook(ctx context.Context, _ cluster.CommandGate, env []strin
 	}
 	h.mu.Lock()
 	h.ran = append(h.ran, at)
-	if h.envs == nil {
-		h.envs = map[string][]string{}
-	}
 	h.envs[at] = env
 	h.mu.Unlock()
 	line("at " + at)
@@ -81,7 +76,7 @@ func failAt(point string) func(context.Context, string) (int, error) {
 func withHooks(lab *Lab, do func(context.Context, string) (int, error)) (*Client, *hooker) {
 	lab.setRoll(everyHook)
 	lab.Patch(sim.PatchedExtension)
-	c, h := lab.Client(), &hooker{do: do}
+	c, h := lab.Client(), &hooker{do: do, envs: map[string][]string{}}
 	c.Commands = h
 	return c, h
 }
@@ -134,17 +129,13 @@ func TestHooks(t *testing.T) {
 		}
 		rep := c.mustRoll(planning.Policy{})
 		const wk1 = "roll/workers/wk1/"
-		if diff := cmp.Diff([]string{
+		requireSame(t, []string{
 			"before-run", "roll/workers/hooks_before", wk1 + "run-hooks", wk1 + "gate", wk1 + "take-down", wk1 + "bring-up", wk1 + "run-hooks-again", "roll/workers/hooks_after", "after-run",
-		}, paths); diff != "" {
-			t.Errorf("steps (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]string{
+		}, paths, "steps (-want +got)")
+		requireSame(t, []string{
 			"before-run: beforeRun with no token", "roll/workers/hooks_before: beforeBatch with no token", wk1 + "run-hooks: beforeNode with no token",
 			wk1 + "run-hooks-again: afterNode with no token", "roll/workers/hooks_after: afterBatch with no token", "after-run: afterRun with no token",
-		}, notes); diff != "" {
-			t.Errorf("notes (-want +got):\n%s", diff)
-		}
+		}, notes, "notes (-want +got)")
 		asked := regexp.MustCompile(`[0-9a-f]{64}|127\.42\.[0-9.]+`).ReplaceAllString(string(lab.Read("asked")), "X")
 		const (
 			run   = "RECAST_RUN=20000101-0000-feed "

@@ -54,7 +54,6 @@ var everySlice = []string{
 	"TestOutsideClients",
 	"TestParkingOnEveryHost",
 	"TestPublishAndPrune",
-	"TestRecordWithoutASum",
 	"TestRecover",
 	"TestRecreateOnEveryBus",
 	"TestRecreatedInItsPool",

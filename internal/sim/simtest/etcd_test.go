@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,15 +21,275 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
+
+// breakEtcd sets the fault of control planes' etcd.
+func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
+	l.t.Helper()
+	for _, name := range names {
+		require(l.t, l.BreakEtcd(name, f) == nil, "%s has no etcd to break", name) // not fatal: hooks of a roll call this
+	}
+}
+
+// talosctl is a Talosctl that must succeed.
+func (l *Lab) talosctl(name string, call func(context.Context, *client.Client) error) {
+	l.t.Helper()
+	must(l.t, l.Talosctl(l.t.Context(), name, call))
+}
+
+// leaveAndReboot makes a control plane a new member of etcd, or lets it try.
+func (l *Lab) leaveAndReboot(name string, between func()) {
+	l.t.Helper()
+	l.talosctl(name, func(ctx context.Context, c *client.Client) error {
+		return c.EtcdLeaveCluster(ctx, &machineapi.EtcdLeaveClusterRequest{})
+	})
+	between()
+	l.talosctl(name, func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
+	time.Sleep(2 * time.Minute)
+}
+
+// touched lists the changes of a node's VM, machine or Node since a call, without image
+// pulls, which come before its turn.
+func (l *Lab) touched(from int, name string) []string {
+	n := l.node(name)
+	var out []string
+	for _, c := range l.Recorder.Calls()[from:] {
+		of := strings.Contains(c.Path, fmt.Sprintf("/qemu/%d/", n.VMID)) || c.Proto == "talos" && c.Target == n.Addr.String() ||
+			c.Proto == "kubernetes" && c.Target == name
+		if c.Mutation && of && c.Method != "/machine.ImageService/Pull" {
+			out = append(out, c.Method+" "+c.Path)
+		}
+	}
+	return out
+}
+
+// requireLeftAlone fails unless the node is untouched and schedulable.
+func (l *Lab) requireLeftAlone(from int, name string) {
+	l.t.Helper()
+	touched := l.touched(from, name)
+	require(l.t, len(touched) == 0, "%s was touched: %q", name, touched)
+	n := l.node(name)
+	vm := valueOf(l.World.LookupVM(n.Host, n.VMID))(l.t)
+	require(l.t, vm.Running, "%s: %+v", name, vm)
+	if k, err := l.Kube.Node(l.t.Context(), name); err == nil && k.Spec.Unschedulable {
+		l.t.Errorf("%s is cordoned", name)
+	}
+}
+
+// TestGateOfEtcd rolls one control plane while etcd needs it: what the members say reaches
+// the gate. TestUnhealthyEtcd and the rows of cluster/rolling have each judgement.
+func TestGateOfEtcd(t *testing.T) {
+	type story struct {
+		spoil  func(l *Lab)
+		policy planning.Policy
+		text   []string // in the error; none: the roll works
+	}
+	broken := func(f talosapi.EtcdFault, names ...string) func(*Lab) {
+		return func(l *Lab) { l.breakEtcd(f, names...) }
+	}
+	eachLong(t, threePlanes, map[string]story{
+		"another member is out of space": {broken(talosapi.EtcdFault{NoSpace: true}, "cp3"), policyFor("cp1"), []string{"alarm NOSPACE on member cp3"}},
+		"another member is hung":         {broken(talosapi.EtcdFault{Hung: true}, "cp3"), policyFor("cp1"), []string{"cp3 does not answer: 127.42.7.13: gave up after 15s: read etcd's status"}},
+		"another member is of another age": {
+			broken(talosapi.EtcdFault{Version: "3.4.27"}, "cp3"), policyFor("cp1"),
+			[]string{"its members are more than one minor version apart: cp3 runs 3.4.27, cp2 runs 3."},
+		},
+		"another member is a learner": {
+			func(l *Lab) {
+				l.leaveAndReboot("cp2", func() { l.breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2") })
+			},
+			policyFor("cp1"),
+			[]string{"cp2 is a learner: it does not vote yet"},
+		},
+		"nobody leads": {broken(talosapi.EtcdFault{Down: true}, "cp2", "cp3"), policyFor("cp1"), []string{"request timed out", "no control plane says who the members of etcd are"}},
+		"a member that the others do not know": {
+			splitBrain, planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}, []string{"the cluster has 3 control planes, but etcd without cp1 only these members: cp2"},
+		},
+		"only its own member is down": {broken(talosapi.EtcdFault{Down: true}, "cp1"), policyFor("cp1"), nil},
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		user := lab.Client()
+		from := 0
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if toVM(http.MethodDelete, "/qemu/9001")(call) {
+				lab.breakEtcd(talosapi.EtcdFault{}, "cp1") // the faulty member ends with the machine
+			}
+		})
+		user.Confirm = func(planning.Plan) (bool, error) {
+			c.spoil(lab)
+			time.Sleep(time.Minute)
+			from = len(lab.Recorder.Calls())
+			return true, nil
+		}
+		_, err := user.Roll(t.Context(), c.policy)
+		if c.text == nil {
+			must(t, err)
+			return
+		}
+		requireFault(t, err, fault.Refused, c.text...)
+		require(t, len(fault.Hints(err)) != 0, "no hint: %v", err)
+		lab.requireLeftAlone(from, "cp1")
+	})
+}
+
+// TestWorkersDoNotWaitForEtcd: an unhealthy member stops the roll of control planes, but not of workers before them.
+func TestWorkersDoNotWaitForEtcd(t *testing.T) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+		lab.Replace("recast.yaml", "roll:\n", "roll:\n  order: workers-first\n")
+		lab.Patch(everywhere)
+		lab.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2")
+		from := len(lab.Recorder.Calls())
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		requireRefused(t, err, "roll/control-planes/cp1/gate: etcd would not survive losing cp1: cp2 does not answer")
+		for _, name := range controlPlanes {
+			lab.requireLeftAlone(from, name)
+		}
+		requireDrift(t, lab, controlPlanes...)
+	})
+}
+
+// splitBrain makes cp3 forget etcd and form a new one, while the others continue without
+// it. The lab's cp2 is down meanwhile, so that nobody lets it join.
+func splitBrain(l *Lab) {
+	l.leaveAndReboot("cp3", func() { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") })
+	l.talosctl("cp3", func(ctx context.Context, c *client.Client) error {
+		return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
+	})
+	time.Sleep(time.Minute)
+	l.breakEtcd(talosapi.EtcdFault{}, "cp2")
+}
+
+// TestEtcdTroubleAfterwards breaks etcd while a control plane is down: the roll waits for a temporary fault, ends with
+// the name of a permanent one, and the next run continues once that is repaired.
+func TestEtcdTroubleAfterwards(t *testing.T) {
+	long(t)
+	faults := map[string]*talosFault{
+		"the others lose their leader for a while": {begins: forAWhile(talosapi.EtcdFault{Down: true}, "cp2"), stands: untouched},
+		"another member hangs for a while":         {begins: forAWhile(talosapi.EtcdFault{Hung: true}, "cp2"), stands: untouched},
+		"its own member is a learner for a while":  {begins: forAWhile(talosapi.EtcdFault{Learner: true}, "cp1"), stands: untouched},
+		"another member hangs": {
+			begins: breakEtcd(talosapi.EtcdFault{Hung: true}, "cp2"), mends: inTurn(breakEtcd(talosapi.EtcdFault{}, "cp2"), later),
+			says: []string{"etcd: cp2 does not answer: 127.42.7.12: gave up after 15s"}, stands: isOut,
+		},
+		"a member runs out of space": {
+			begins: breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3"), mends: inTurn(breakEtcd(talosapi.EtcdFault{}, "cp3"), later),
+			says: []string{"alarm NOSPACE on member cp3"}, stands: isOut,
+		},
+		"the data is not the same": {
+			begins: breakEtcd(talosapi.EtcdFault{Corrupt: true}, "cp3"), mends: inTurn(breakEtcd(talosapi.EtcdFault{}, "cp3"), later),
+			says: []string{"alarm CORRUPT on member cp3"}, stands: isOut,
+		},
+	}
+	for _, f := range faults {
+		f.o, f.rolls, f.at = threePlanes, "cp1", "bring-up/start"
+	}
+	eachFault(t, faults)
+}
+
+// forAWhile is a fault of a member of etcd that passes.
+func forAWhile(f talosapi.EtcdFault, node string) func(*talosScene) {
+	return inTurn(breakEtcd(f, node), meanwhile(2*time.Minute, breakEtcd(talosapi.EtcdFault{}, node)))
+}
+
+// resetAfterLeaving is a control plane, cp1, that is reset when it has left etcd, and joins it again.
+type resetAfterLeaving struct {
+	planes      int
+	slow        time.Duration // how long Proxmox takes to shut it down
+	cancelled   bool          // its replacement was begun, and is cancelled
+	killed, off bool          // the run dies then; the machine goes down after it has joined again
+	refused     string        // refusal of the next run
+}
+
+func (c resetAfterLeaving) options() sim.Options {
+	return sim.Options{ControlPlanes: c.planes, Workers: 1}
+}
+
+// play runs the command that makes cp1 leave, and again if it is killed before the step at or refused.
+func (c resetAfterLeaving) play(t *testing.T, lab *Lab, at string, command func(*Client) func(context.Context) error) {
+	left := lab.memberIDs()["cp1"]
+	reset := sync.OnceFunc(func() {
+		time.AfterFunc(100*time.Millisecond, func() {
+			must(t, lab.World.PowerOff(9001))
+			must(t, lab.World.PowerOn(9001))
+		})
+	})
+	lab.Recorder.Hooks(func(call record.Call) error {
+		if toVM("POST", "/qemu/9001/status/shutdown")(call) {
+			time.Sleep(c.slow)
+		}
+		return nil
+	}, func(call record.Call) {
+		if strings.HasSuffix(call.Method, "EtcdLeaveCluster") {
+			reset()
+		}
+	})
+	user := lab.second()
+	if c.killed {
+		user.killedAt(t, before(at), command(user))
+		time.Sleep(3 * time.Minute)
+		is := lab.memberIDs()["cp1"]
+		mustBe(t, is != "" && is != left, "cp1 is member %q, it was %q", is, left)
+		user = lab.as(thirdRun)
+	}
+	if c.off {
+		must(t, lab.World.PowerOff(9001))
+	}
+	err := command(user)(t.Context())
+	if c.refused != "" {
+		if err == nil || !strings.Contains(err.Error(), c.refused) || !strings.Contains(strings.Join(fault.Hints(err), ""), `start VM 9001 "cp1" on pve1 in Proxmox`) {
+			t.Fatalf("err = %v, hints %q; want %q", err, fault.Hints(err), c.refused)
+		}
+		if c.off {
+			must(t, lab.World.PowerOn(9001))
+		}
+		time.Sleep(2 * time.Minute)
+		err = command(lab.Client())(t.Context())
+	}
+	must(t, err)
+	voters := lab.memberIDs()
+	require(t, len(voters) == c.planes && voters["cp1"] != "", "voting members of etcd: %v", voters)
+	lab.RequireIntact()
+}
+
+// TestResetAfterItLeft: a reset makes a control plane that has left etcd join again. Its vote must not be lost with its
+// disk: it leaves once more, here and in the run after a kill. A replacement that is cancelled leaves etcd, too, and joins
+// it again if it is reset before it is down.
+func TestResetAfterItLeft(t *testing.T) {
+	const unsaid = "no control plane says who the members of etcd are"
+	eachLongIn(t, resetAfterLeaving.options, map[string]resetAfterLeaving{
+		"of two":                   {planes: 2},
+		"of three":                 {planes: 3},
+		"killed":                   {planes: 2, killed: true},
+		"killed and off":           {planes: 2, killed: true, off: true, refused: "whether cp1 has joined etcd again since it left can't be determined: " + unsaid},
+		"killed and off, of three": {planes: 3, killed: true, off: true},
+
+		"cancelled, of two":              {cancelled: true, planes: 2},
+		"cancelled, of three":            {cancelled: true, planes: 3},
+		"cancelled, of two, shut down":   {cancelled: true, planes: 2, slow: 30 * time.Second, refused: "put-back/stop: ask cp2 for the members of etcd"}, // and is started again
+		"cancelled, of three, shut down": {cancelled: true, planes: 3, slow: 30 * time.Second},
+		"cancelled, killed":              {cancelled: true, planes: 2, killed: true},
+		"cancelled, killed and off":      {cancelled: true, planes: 2, killed: true, off: true, refused: unsaid},
+	}, func(t *testing.T, lab *Lab, c resetAfterLeaving) {
+		lab.Patch(everywhere)
+		cp1 := planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}
+		if !c.cancelled {
+			c.play(t, lab, "take-down/stop", func(c *Client) func(context.Context) error { return c.roll(cp1) })
+			return
+		}
+		lab.Client().rollKilled(before("finish/keep"), cp1)
+		time.Sleep(3 * time.Minute)
+		c.play(t, lab, "put-back/stop", func(c *Client) func(context.Context) error { return c.giveUp("cp1") })
+	})
+}
 
 // TestPeers18EtcdNeverGoesBack: one worker's failure reverted the whole cluster and
 // downgraded etcd (omni #2373). A rollback across a minor version of etcd is refused.
 func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 	eachLong(t, threePlanes, storiesOf("3.6.11", "3.7.0"), func(t *testing.T, lab *Lab, kept string) {
 		lab.Patch(everywhere)
-		lab.mustRoll(firstRun, policyFor("cp1"))
+		lab.as(firstRun).mustRoll(policyFor("cp1"))
 		lab.editRecord("cp1", func(rec *parking.Record) { rec.Kept[0].Etcd = kept })
 		from := len(lab.Recorder.Calls())
 		err := lab.as(secondRun).goBack("cp1")(t.Context())
@@ -46,9 +309,7 @@ func (l *Lab) recordOf(node string) (park int, rec parking.Record) {
 	if park = l.parkingOf(node); park == 0 {
 		l.t.Fatalf("nothing of %s is kept or parked", node)
 	}
-	vm, err := l.World.LookupVM(l.node(node).Host, park)
-	must(l.t, err)
-	rec, _, err = parking.ReadRecord(cluster.VM{Config: vm.Config})
+	rec, _, err := parking.ReadRecord(cluster.VM{Config: l.vmConfig(park)})
 	must(l.t, err)
 	return park, rec
 }
@@ -58,8 +319,7 @@ func (l *Lab) editRecord(node string, edit func(*parking.Record)) {
 	l.t.Helper()
 	park, rec := l.recordOf(node)
 	edit(&rec)
-	text := valueOf(rec.Description())(l.t)
-	l.EditVM(park, "description", text)
+	l.EditVM(park, "description", valueOf(rec.Description())(l.t))
 }
 
 // TestPeers19TheLastOneStays: the only remaining control plane was cordoned (kured #841), or deleted.
@@ -82,17 +342,19 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 	eachLongIn(t, options, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
 		from := len(lab.Recorder.Calls())
-		off := func() {
+		off := sync.OnceFunc(func() {
 			for _, name := range c.off {
 				must(t, lab.World.PowerOff(lab.node(name).VMID))
 			}
 			time.Sleep(time.Minute)
+		})
+		if !c.after {
+			off()
 		}
 		user := lab.Client()
-		if c.after {
-			user.Confirm = func(planning.Plan) (bool, error) { off(); return true, nil }
-		} else {
+		user.Confirm = func(planning.Plan) (bool, error) {
 			off()
+			return true, nil
 		}
 		_, err := user.Roll(t.Context(), planning.Policy{Only: []string{"cp1"}, AcceptOutage: c.text == "etcd"})
 		require(t, err != nil && strings.Contains(err.Error(), c.text) && len(fault.Hints(err)) != 0,
@@ -218,7 +480,7 @@ func TestRemovedMember(t *testing.T) {
 			requireRefused(t, err, "cp2 is no member of etcd (cp1, cp3 are), and with the data that it has it can never join again")
 			lab.requireLeftAlone(from, "cp2")
 			lab.reset("cp2", "EPHEMERAL") // as the hint says
-			lab.mustRoll(secondRun, policyFor("cp2"))
+			lab.as(secondRun).mustRoll(policyFor("cp2"))
 		} else if err != nil {
 			t.Fatal(err)
 		}
@@ -237,8 +499,9 @@ func TestRemovedMember(t *testing.T) {
 // removeMember removes a member from etcd as a person does, through cp1.
 func (l *Lab) removeMember(id string) {
 	l.t.Helper()
+	member := valueOf(strconv.ParseUint(id, 16, 64))(l.t)
 	l.talosctl("cp1", func(ctx context.Context, c *client.Client) error {
-		return c.EtcdRemoveMemberByID(ctx, &machineapi.EtcdRemoveMemberByIDRequest{MemberId: parseMember(id)})
+		return c.EtcdRemoveMemberByID(ctx, &machineapi.EtcdRemoveMemberByIDRequest{MemberId: member})
 	})
 }
 
@@ -279,14 +542,7 @@ func TestAFileWithoutEtcdsVolume(t *testing.T) {
 		kept := slices.DeleteFunc(slices.Clone(docs), func(d string) bool { return strings.Contains(d, "kind: VolumeConfig\nname: ETCD\n") })
 		mustBe(t, len(kept) == len(docs)-1, "%d of %d documents are left", len(kept), len(docs))
 		files := configFiles{"cp2": cluster.Secret(strings.Join(kept, "---\n"))}
-		member := func() string {
-			for _, m := range lab.EtcdMembers() {
-				if m.Name == "cp2" {
-					return m.ID
-				}
-			}
-			return ""
-		}
+		member := func() string { return lab.memberIDs()["cp2"] }
 		before, was := lab.machine("cp2"), member()
 		const lacks = "its file in talos.machineConfigs lacks VolumeConfig ETCD, or its provisioning, whose volume is on the disk sdb"
 		refuse := func(strategy cluster.Strategy, lifted bool) {
@@ -319,8 +575,6 @@ func TestAFileWithoutEtcdsVolume(t *testing.T) {
 		require(t, now.BootID != before.BootID && member() != was && member() != "" && len(lab.EtcdMembers()) == 3,
 			"etcd has %+v, and cp2 was member %s", lab.EtcdMembers(), was)
 		requireSame(t, []string{"sdb"}, now.DisksWith("ETCD"), "the volume is on (-want +got)")
-		if got := lab.EtcdViolations(); len(got) > 0 {
-			t.Error(got)
-		}
+		lab.requireEtcd()
 	})
 }
