@@ -10,8 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/adminconfig"
 	"github.com/recast-sh/recast/internal/fault"
@@ -269,7 +267,7 @@ func TestBootstrapAfterACluster(t *testing.T) {
 		must(t, errOf(lab.as(secondRun).Remove(t.Context(), "wk1")))
 		lab.unlist("wk1")
 		lab.destroyVM(lab.namedVM("cp1").ID)
-		_, err := lab.as(thirdRun).Bootstrap(t.Context(), "cp1")
+		err := errOf(lab.as(thirdRun).Bootstrap(t.Context(), "cp1"))
 		requireRefused(t, err, "has disks of node wk1 of this cluster (recast status lists them): if the cluster is gone for good, recast remove wk1 --free wk1 frees them")
 	})
 }
@@ -289,9 +287,7 @@ func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
 		require(t, rep.Outcome == "done", "outcome %q", rep.Outcome)
 		requireInSync(t, lab, "cp1", "wk1")
 		for _, vm := range before {
-			now, err := lab.World.LookupVM(vm.Host, vm.ID)
-			diff := cmp.Diff(vm, now)
-			require(t, err == nil && diff == "", "VM %d (-before +after), %v:\n%s", vm.ID, err, diff)
+			requireSame(t, vm, valueOf(lab.World.LookupVM(vm.Host, vm.ID))(t), "VM %d (-before +after)", vm.ID)
 		}
 	})
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/mayastor"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -73,8 +72,7 @@ func (l *Lab) cephPool(kind store.Resource, spec map[string]any) {
 // ceph writes a health of the Ceph cluster.
 func (l *Lab) ceph(checked time.Time, details map[string]any) {
 	l.t.Helper()
-	o := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph")
-	u := o.(*unstructured.Unstructured).DeepCopy()
+	u := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph").(*unstructured.Unstructured).DeepCopy()
 	u.Object["status"] = map[string]any{"ceph": map[string]any{"health": "HEALTH_WARN", "lastChecked": checked.UTC().Format(time.RFC3339), "details": details}}
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), cephClusters.GroupVersionResource, u, store.Status)))
 }
@@ -82,8 +80,8 @@ func (l *Lab) ceph(checked time.Time, details map[string]any) {
 // cephIs says whether the last health of the Ceph cluster has a check.
 func (l *Lab) cephIs(code string) bool {
 	l.t.Helper()
-	o := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph")
-	_, found, _ := unstructured.NestedMap(o.(*unstructured.Unstructured).Object, "status", "ceph", "details", code)
+	u := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph").(*unstructured.Unstructured)
+	_, found, _ := unstructured.NestedMap(u.Object, "status", "ceph", "details", code)
 	return found
 }
 
@@ -163,20 +161,16 @@ func TestRollWaitsForCeph(t *testing.T) {
 	inStorageLab(t, (*Lab).runCeph, 3, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
 		seen := lab.watchOutage()
-		c := lab.Client()
 		var said []string
-		note := notes("await-storage-again", &said)
 		early := false
-		c.Emit = func(e step.Event) {
-			note(e)
-			for _, name := range []string{"wk1", "wk2", "wk3"} {
-				whenStarted(name+"/take-down", func() { early = early || lab.cephIs("PG_DEGRADED") })(e)
+		c := lab.Client().hears(allOf(notes("await-storage-again", &said), func(e step.Event) {
+			if before("take-down").is(e) {
+				early = early || lab.cephIs("PG_DEGRADED")
 			}
-		}
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		}))
+		c.rollTo(t, planning.Policy{})
 		require(t, !early && seen.most <= 1, "%d at a time; a node went while data was degraded: %v", seen.most, early)
 		requireSays(t, strings.Join(said, "\n"), "volumes whole with wk1: Ceph cluster rook-ceph/ceph: ")
-		requireInSync(t, lab)
 	})
 }
 
@@ -380,8 +374,7 @@ func TestRollWaitsForMayastor(t *testing.T) {
 func (l *Lab) initiators() map[string]string {
 	l.t.Helper()
 	out := map[string]string{}
-	nodes := l.allStored(store.Nodes(), "")
-	for _, n := range nodes {
+	for _, n := range l.allStored(store.Nodes(), "") {
 		out[n.GetName()] = cluster.InitiatorName(cluster.ISCSI, n.(*corev1.Node).Status.NodeInfo.MachineID)
 	}
 	return out
@@ -413,15 +406,12 @@ func TestAServerThatKnowsNodesByName(t *testing.T) {
 		user := lab.Client().hears(func(e step.Event) { said = append(said, e.Text) })
 		err := user.roll(workers)(t.Context())
 		is := lab.initiators()
-		if err == nil || !strings.Contains(err.Error(), "wk1 is done and takes pods, but no other node is to follow") ||
-			!strings.Contains(err.Error(), "with volume disk of DaemonSet default/db on iSCSI, on wk1, whose name is "+is["wk1"]+" (before: "+was["wk1"]+")") {
-			t.Fatalf("err = %v", err)
-		}
+		requireError(t, err, "wk1 is done and takes pods, but no other node is to follow",
+			"with volume disk of DaemonSet default/db on iSCSI, on wk1, whose name is "+is["wk1"]+" (before: "+was["wk1"]+")")
 		mustBe(t, is["wk1"] != was["wk1"] && is["wk2"] == was["wk2"], "names before %v, after %v", was, is)
 		requireSays(t, strings.Join(said, "\n"), "its name for iSCSI is now "+is["wk1"])
-		if err := lab.Client().roll(workers)(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "wk1, whose name is "+is["wk1"]) || lab.initiators()["wk2"] != was["wk2"] {
-			t.Fatalf("the next roll: %v", err)
-		}
+		requireRefused(t, lab.Client().roll(workers)(t.Context()), "wk1, whose name is "+is["wk1"])
+		mustBe(t, lab.initiators()["wk2"] == was["wk2"], "the next roll renamed wk2")
 		lab.letInAll()
 		time.Sleep(20 * time.Second)
 		user = lab.Client().hears(whenStarted("wk2/await-served-again", lab.letInAll))

@@ -294,9 +294,8 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 		for _, task := range lab.World.Tasks() {
 			require(t, task.User != "poor@pve!lab", "Proxmox did %s %s for it", task.Type, task.ID)
 		}
-		if status, err := lab.Client().Status(t.Context()); err != nil || status.Claim != nil {
-			t.Errorf("afterwards: %+v, %v", status.Claim, err)
-		}
+		claim := lab.status().Claim
+		require(t, claim == nil, "afterwards: %+v", claim)
 	})
 }
 
@@ -453,11 +452,8 @@ func TestANetworkThatComesBack(t *testing.T) {
 		require(t, (<-ended).err != nil, "the run that was cut off says that it succeeded")
 		must(t, (<-finished).err)
 		token, _, _ := strings.Cut(string(first.Token), "=")
-		for _, call := range lab.Recorder.Calls()[mended:] {
-			if call.Mutation && call.Proto == "proxmox" && call.User == token {
-				t.Errorf("the first run sent %s %s %v", call.Method, call.Path, call.Params)
-			}
-		}
+		ofFirst := func(c record.Call) bool { return c.Mutation && c.Proto == "proxmox" && c.User == token }
+		requireNone(t, lab.sent(mended, ofFirst), "the first run sent")
 		requireInSync(t, lab)
 		requireNoClaim(t, lab)
 	})

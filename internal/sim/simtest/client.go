@@ -92,9 +92,8 @@ type Client struct {
 	JournalSync func(point string) error
 }
 
-// Client makes a client with the lab's own token. Its runs have the same ID in every lab,
-// so that two worlds can be compared, and another one than every roll that is done: a VM
-// that names a run was made by it.
+// Client makes a client with the lab's own token. Its runs have the same ID in every lab, so that two worlds can be
+// compared, and another one than every roll that is done: a VM that names a run was made by it.
 func (l *Lab) Client() *Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -399,9 +398,8 @@ func (c *Client) Rollback(ctx context.Context, policy planning.Policy) (pipeline
 	return c.Undo(ctx, policy, planning.Undone{Way: planning.Previous})
 }
 
-// Init is recast init --yes in dir, by a user with the lab's talosconfig, its kubeconfig
-// and the client's token, who trusts the certificate. Afterwards dir is the client's
-// working directory.
+// Init is recast init --yes in dir, by a user with the lab's talosconfig, its kubeconfig and the client's token, who
+// trusts the certificate. Afterwards dir is the client's working directory.
 func (c *Client) Init(ctx context.Context, dir string, o setup.InitOptions) (setup.InitResult, error) {
 	s, err := c.connectWithoutFile()
 	if err != nil {

@@ -89,9 +89,8 @@ func TestAFileIsShown(t *testing.T) {
 			return true, nil
 		}
 		must(t, user.roll(onlyWorker)(t.Context()))
-		if asked.ConfigFile == nil || !asked.ConfigFile.Applied || asked.ConfigFile.Hash == "" || asked.ConfigFile.Runs == "" {
-			t.Fatalf("the plan has %+v", asked.ConfigFile)
-		}
+		mustBe(t, asked.ConfigFile != nil && asked.ConfigFile.Applied && asked.ConfigFile.Hash != "" && asked.ConfigFile.Runs != "",
+			"the plan has %+v", asked.ConfigFile)
 		requireSame(t, relabelled, asked.ConfigFile.Changes, "it shows (-want +got)")
 		text := string(lab.configOf("wk1"))
 		require(t, !strings.Contains(text, "edited") && strings.Contains(text, "from-file: fresh"),

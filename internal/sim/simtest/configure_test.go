@@ -68,9 +68,8 @@ func TestConfigure(t *testing.T) {
 		user.requireStale(t, s.node)
 		before := lab.boots()
 		p := lab.planOf(user, s.node, planning.Policy{})
-		if p.Strategy != cluster.ApplyConfig || (len(p.ConfigFile.Reboot) > 0) != s.reboots || len(p.ConfigFile.Changes) == 0 {
-			t.Errorf("planned as %s, %s: %+v", p.Strategy, p.Why, p.ConfigFile)
-		}
+		require(t, p.Strategy == cluster.ApplyConfig && (len(p.ConfigFile.Reboot) > 0) == s.reboots && len(p.ConfigFile.Changes) > 0,
+			"planned as %s, %s: %+v", p.Strategy, p.Why, p.ConfigFile)
 		must(t, user.roll(planning.Policy{})(t.Context()))
 		user.requireStale(t)
 		lab.requireServing(s.node)
@@ -251,9 +250,8 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 		lab.Patch(sim.CommonExtension)
 		lab.inPlace()
 		n = lab.planOf(user, "wk1", planning.Policy{})
-		if len(n.Refused) != 1 || !strings.HasPrefix(n.Refused[0], "its kernel has net.ifnames=0 from machine.install.extraKernelArgs, and the next one would not have it") {
-			t.Errorf("refused %q", n.Refused)
-		}
+		require(t, len(n.Refused) == 1 && strings.HasPrefix(n.Refused[0], "its kernel has net.ifnames=0 from machine.install.extraKernelArgs, and the next one would not have it"),
+			"refused %q", n.Refused)
 	})
 }
 

@@ -253,47 +253,7 @@ func (l *Lab) vmOf(node string) world.VM {
 	return valueOf(l.World.LookupVM(l.hostOf(id), id))(l.t)
 }
 
-// reshaping is a shape that a node gets, and how.
-type reshaping struct {
-	node, settings string
-	with           func(*Lab) // what else is to be rolled
-	strategy       cluster.Strategy
-	starts         int // how often the VM is started
-	has            map[string]string
-}
-
-func reshapings() map[string]reshaping {
-	memory := map[string]string{"memory": "6144", "onboot": "1"}
-	return map[string]reshaping{
-		"tags and order":  {"wk1", "tags: [talos, prod], startup: 'order=3', description: a worker", nil, cluster.Reshape, 0, map[string]string{"tags": "prod;talos", "startup": "order=3", "description": "a worker"}},
-		"a disk grown":    {"wk1", "disks: [{slot: scsi1, size: 30G, backup: true}]", nil, cluster.Reshape, 0, map[string]string{"scsi1": "size=30G"}},
-		"a disk added":    {"wk1", "disks: [{slot: scsi2, storage: fast, size: 5G, serial: more}]", nil, cluster.Reshape, 0, map[string]string{"scsi2": "serial=more"}},
-		"a pool and HA":   {"wk1", "pool: talos, ha: {state: started, max_restart: 2}", nil, cluster.Reshape, 0, nil},
-		"memory":          {"wk1", "memory: 6144, cores: 4, onboot: true", nil, cluster.Reshape, 1, memory},
-		"a control plane": {"cp1", "memory: 6144, onboot: true", nil, cluster.Reshape, 1, memory},
-		"options of a disk, and another": {
-			"wk1", "disks: [{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}]", nil, cluster.Reshape, 1, map[string]string{"scsi1": "cache=writeback", "sata1": "size=2G"},
-		},
-		"with another image, recreated": {
-			"wk1", "memory: 6144, onboot: true, disks: [{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}]",
-			func(l *Lab) { l.Patch(sim.CommonExtension) }, cluster.Recreate, 1, memory,
-		},
-		"with another image, reimaged": {
-			"wk1", "memory: 6144, onboot: true, disks: [{slot: scsi1, cache: writeback}]",
-			func(l *Lab) {
-				l.Patch(sim.CommonExtension)
-				l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: reimage\n")
-			}, cluster.Reimage, 1, memory,
-		},
-		"with another image, in place": {
-			"wk1", "memory: 6144, onboot: true", func(l *Lab) { l.Patch(sim.CommonExtension); l.inPlace() }, cluster.InPlace, 1, memory,
-		},
-		"with a configuration":         {"wk1", "memory: 6144, onboot: true", withConfig(noReboot), cluster.ApplyConfig, 1, memory},
-		"with one that needs a reboot": {"wk1", "memory: 6144, onboot: true", withConfig(needsReboot), cluster.ApplyConfig, 1, memory},
-	}
-}
-
-func withConfig(line string) func(*Lab) {
+func withConfig(line string) edit {
 	return func(l *Lab) {
 		files := l.keptConfigs()
 		files.set(l.t, "wk1", line)
@@ -301,20 +261,46 @@ func withConfig(line string) func(*Lab) {
 	}
 }
 
+// anImage has every node stale for its image, too.
+func anImage(l *Lab) { l.Patch(sim.CommonExtension) }
+
+// imageBy is anImage that a node gets with that strategy.
+func imageBy(s cluster.Strategy) edit { return all(anImage, strategy(s)) }
+
 // TestReshape gives a node's VM another shape, in one outage with whatever else it gets, or in none.
 func TestReshape(t *testing.T) {
-	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, reshapings(), func(t *testing.T, lab *Lab, s reshaping) {
+	type story struct {
+		node, settings string
+		with           edit // what else is to be rolled
+		strategy       cluster.Strategy
+		starts         int // how often the VM is started
+		has            map[string]string
+	}
+	const bigger, cached = "memory: 6144, onboot: true", "{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}"
+	none, memory := all(), map[string]string{"memory": "6144", "onboot": "1"}
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]story{
+		"tags and order":  {"wk1", "tags: [talos, prod], startup: 'order=3', description: a worker", none, cluster.Reshape, 0, map[string]string{"tags": "prod;talos", "startup": "order=3", "description": "a worker"}},
+		"a disk grown":    {"wk1", "disks: [{slot: scsi1, size: 30G, backup: true}]", none, cluster.Reshape, 0, map[string]string{"scsi1": "size=30G"}},
+		"a disk added":    {"wk1", "disks: [{slot: scsi2, storage: fast, size: 5G, serial: more}]", none, cluster.Reshape, 0, map[string]string{"scsi2": "serial=more"}},
+		"a pool and HA":   {"wk1", "pool: talos, ha: {state: started, max_restart: 2}", none, cluster.Reshape, 0, nil},
+		"memory":          {"wk1", "memory: 6144, cores: 4, onboot: true", none, cluster.Reshape, 1, memory},
+		"a control plane": {"cp1", bigger, none, cluster.Reshape, 1, memory},
+
+		"options of a disk, and another": {"wk1", "disks: [" + cached + "]", none, cluster.Reshape, 1, map[string]string{"scsi1": "cache=writeback", "sata1": "size=2G"}},
+		"with another image, recreated":  {"wk1", bigger + ", disks: [" + cached + "]", anImage, cluster.Recreate, 1, memory},
+		"with another image, reimaged":   {"wk1", bigger + ", disks: [{slot: scsi1, cache: writeback}]", imageBy(cluster.Reimage), cluster.Reimage, 1, memory},
+		"with another image, in place":   {"wk1", bigger, imageBy(cluster.InPlace), cluster.InPlace, 1, memory},
+		"with a configuration":           {"wk1", bigger, withConfig(noReboot), cluster.ApplyConfig, 1, memory},
+		"with one that needs a reboot":   {"wk1", bigger, withConfig(needsReboot), cluster.ApplyConfig, 1, memory},
+	}, func(t *testing.T, lab *Lab, s story) {
 		lab.allowShape()
 		lab.shape(s.node, s.settings)
-		if s.with != nil {
-			s.with(lab)
-		}
-		user := lab.Client()
-		p := lab.planOf(user, s.node, planning.Policy{})
+		s.with(lab)
+		p := lab.planOf(lab.Client(), s.node, planning.Policy{})
 		mustBe(t, p.Strategy == s.strategy && len(p.VM) != 0 && len(p.Refused) == 0,
 			"planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
 		from := len(lab.Recorder.Calls())
-		must(t, user.roll(policyFor(s.node))(t.Context()))
+		lab.Client().mustRoll(policyFor(s.node))
 		starts := lab.sent(from, toVM("POST", fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID)))
 		require(t, len(starts) == s.starts, "its VM was started %d times, want %d", len(starts), s.starts)
 		vm := lab.vmOf(s.node)
@@ -322,11 +308,11 @@ func TestReshape(t *testing.T) {
 			require(t, strings.Contains(vm.Config[key], want), "%s is %q, want %q", key, vm.Config[key], want)
 		}
 		lab.requireServing(s.node)
-		stale := lab.others(s.node)
-		if s.with == nil || s.strategy == cluster.ApplyConfig {
-			stale = nil
+		if s.strategy == cluster.Reshape || s.strategy == cluster.ApplyConfig {
+			requireInSync(t, lab)
+		} else { // the others lack the image
+			requireInSync(t, lab, lab.others(s.node)...)
 		}
-		requireInSync(t, lab, stale...)
 	})
 }
 

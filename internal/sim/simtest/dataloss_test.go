@@ -168,17 +168,15 @@ func TestBoundMeanwhile(t *testing.T) {
 		}
 		requireRefused(t, errOf(s.leave(t.Context(), second)), pvRefused)
 		lab.RequireIntact()
-		if !s.off && before != lab.machinesDump() {
-			t.Errorf("it is not as it was:\n%s", lab.machinesDump())
-		}
-		if text := lab.systemDisks(); s.off && !strings.Contains(text, "scsi0 of VM 9031 ") {
-			t.Errorf("the system disk has left its VM: %s", text)
+		if s.off {
+			requireSays(t, lab.systemDisks(), "scsi0 of VM 9031 ")
+		} else {
+			requireSame(t, before, lab.machinesDump(), "it is not as it was (-before +after)")
 		}
 		// The volume is not needed after all: the same command continues.
 		without(store.Volumes(), "", "pvc-1")(lab)
-		if _, err := s.leave(t.Context(), lab.as(thirdRun)); err != nil && !strings.Contains(err.Error(), "is not finished") {
-			t.Errorf("the same command again: %v", err)
-		}
+		err := errOf(s.leave(t.Context(), lab.as(thirdRun)))
+		require(t, err == nil || strings.Contains(err.Error(), "is not finished"), "the same command again: %v", err)
 	})
 }
 
@@ -211,9 +209,8 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 		},
 		"the next roll": func(t *testing.T, lab *Lab) {
 			p := lab.planOf(lab.Client(), "wk1", planning.Policy{})
-			if len(p.Frees) != 1 || !p.Frees[0].GivenUp || !strings.Contains(p.Frees[0].String(), "run "+firstRun+" had made and which was given up") {
-				t.Errorf("frees %+v", p.Frees)
-			}
+			require(t, len(p.Frees) == 1 && p.Frees[0].GivenUp && strings.Contains(p.Frees[0].String(), "run "+firstRun+" had made and which was given up"),
+				"frees %+v", p.Frees)
 			must(t, lab.as(thirdRun).roll(onlyWorker)(t.Context()))
 			lab.requireKept(1)
 		},

@@ -19,7 +19,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
-	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -44,16 +43,11 @@ type founder struct {
 	iso       string // volume ID
 }
 
-// newFounder writes recast.yaml, publishes the ISO, and connects with a talosconfig of the new
-// cluster; its endpoint is the address that its first control plane gets.
+// newFounder is a founder of a cluster that is drafted with one control plane.
 func newFounder(t *testing.T, lab *Lab, talos string) *founder {
 	t.Helper()
 	ours := valueOf(talosapi.NewCluster("ours", "https://127.42.7.10:6443", talos, sim.KubernetesVersion))(t)
-	lab.Guard(ours.Secrets)
-	talosconfig := valueOf(ours.Talosconfig(role.Admin, founded("cp1").String()))(t)
-	lab.Write("talosconfig", talosconfig)
-	lock := lab.Configure("vmClasses:\n  node: {memory: 4096, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}]}\nnodes:\n  - {name: cp1, schematic: default, class: node, host: pve1, address: 127.42.7.251}\n")
-	return lab.founder(ours, lock, talos)
+	return lab.founder(ours, lab.draft(draft{controlPlanes: 1, hosts: 1, ours: ours}).lock, talos)
 }
 
 // founder publishes the ISO and connects, for a cluster whose recast.yaml and talosconfig are there.
@@ -71,7 +65,7 @@ func (l *Lab) founder(ours *talosapi.Cluster, lock schematics.Lock, talos string
 
 // founded is the static address of a machine.
 func founded(name string) netip.Addr {
-	return netip.AddrFrom4([4]byte{127, 42, 7, byte(251 + slices.Index([]string{"cp1", "cp2", "cp3"}, name))})
+	return netip.AddrFrom4([4]byte{127, 42, 7, byte(11 + slices.Index(controlPlanes, name))})
 }
 
 // start makes a VM over the Proxmox API and boots the ISO. A worker gets its address by DHCP.
@@ -106,10 +100,12 @@ func (f *founder) configure(addr netip.Addr, uuid, name string) {
 }
 
 // bootstrap is talosctl bootstrap.
+func bootstrap(ctx context.Context, c *client.Client) error {
+	return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
+}
+
 func (f *founder) bootstrap(addr netip.Addr) error {
-	return f.TalosctlAt(f.t.Context(), addr, func(ctx context.Context, c *client.Client) error {
-		return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
-	})
+	return f.TalosctlAt(f.t.Context(), addr, bootstrap)
 }
 
 // bootstrapSoon repeats bootstrap until the machine is there and accepts it.
@@ -236,9 +232,7 @@ func TestBootstrapTwice(t *testing.T) {
 			f.configure(founded(name), uuid, name)
 		}
 		time.Sleep(3 * time.Minute)
-		if nodes, _, err := lab.Kube.Store().List(t.Context(), store.Nodes(), ""); err != nil || len(nodes) > 0 {
-			t.Errorf("before the bootstrap there are %d nodes, %v", len(nodes), err)
-		}
+		requireNone(t, lab.allStored(store.Nodes(), ""), "before the bootstrap there are nodes")
 		must(t, f.bootstrap(founded("cp1")))
 		requireNone(t, lab.EtcdViolations(), "one bootstrap")
 		must(t, f.bootstrap(founded("cp2")))

@@ -154,9 +154,7 @@ func TestWorkersDoNotWaitForEtcd(t *testing.T) {
 // it. The lab's cp2 is down meanwhile, so that nobody lets it join.
 func splitBrain(l *Lab) {
 	l.leaveAndReboot("cp3", func() { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") })
-	l.talosctl("cp3", func(ctx context.Context, c *client.Client) error {
-		return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
-	})
+	l.talosctl("cp3", bootstrap)
 	time.Sleep(time.Minute)
 	l.breakEtcd(talosapi.EtcdFault{}, "cp2")
 }
@@ -238,9 +236,7 @@ func (c resetAfterLeaving) play(t *testing.T, lab *Lab, at string, command func(
 	}
 	err := command(user)(t.Context())
 	if c.refused != "" {
-		if err == nil || !strings.Contains(err.Error(), c.refused) || !strings.Contains(strings.Join(fault.Hints(err), ""), `start VM 9001 "cp1" on pve1 in Proxmox`) {
-			t.Fatalf("err = %v, hints %q; want %q", err, fault.Hints(err), c.refused)
-		}
+		requireError(t, err, c.refused, `start VM 9001 "cp1" on pve1 in Proxmox`)
 		if c.off {
 			must(t, lab.World.PowerOn(9001))
 		}
@@ -306,9 +302,8 @@ func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 // recordOf reads the record of a node's parking VM.
 func (l *Lab) recordOf(node string) (park int, rec parking.Record) {
 	l.t.Helper()
-	if park = l.parkingOf(node); park == 0 {
-		l.t.Fatalf("nothing of %s is kept or parked", node)
-	}
+	park = l.parkingOf(node)
+	mustBe(l.t, park != 0, "nothing of %s is kept or parked", node)
 	rec, _, err := parking.ReadRecord(cluster.VM{Config: l.vmConfig(park)})
 	must(l.t, err)
 	return park, rec
@@ -382,30 +377,26 @@ func TestPeers20TheRightMachineAnswers(t *testing.T) {
 // TestPeers17ANameOfTwo: a machine that joins etcd removes the member with its own name,
 // whoever that is (talos PR #3715). While two have the same name, nothing is taken down.
 func TestPeers17ANameOfTwo(t *testing.T) {
-	long(t)
 	type story struct {
-		spoil func(t *testing.T, l *Lab)
+		named map[string]string // the members of etcd; nil: wk2 is named cp2
 		kind  fault.Kind
 		text  string
 	}
-	cases := map[string]story{
-		"two members of etcd":      {func(t *testing.T, l *Lab) { rename(t, l, map[string]string{"cp3": "cp2"}) }, fault.Refused, "etcd has two members named cp2"},
-		"a member of another name": {func(t *testing.T, l *Lab) { rename(t, l, map[string]string{"cp2": "old"}) }, fault.Refused, "which is named old: when the machine joins again"},
-		"another machine's member": {
-			func(t *testing.T, l *Lab) { rename(t, l, map[string]string{"cp2": "cp3", "cp3": "cp2"}) }, fault.Refused, "but what runs on 127.42.7.13 is member",
-		},
-		"another machine, without VMIDs": {
-			func(t *testing.T, l *Lab) {
-				impostor(t, l, "cp2", "wk2")
-				for _, n := range l.Nodes {
-					l.Replace("recast.yaml", fmt.Sprintf(", vmid: %d", n.VMID), "")
-				}
-			}, fault.Config, "nodes cp2 and wk2 are both VM 9032",
-		},
-	}
-	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, cases, func(t *testing.T, lab *Lab, c story) {
+	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 2}, map[string]story{
+		"two members of etcd":            {map[string]string{"cp3": "cp2"}, fault.Refused, "etcd has two members named cp2"},
+		"a member of another name":       {map[string]string{"cp2": "old"}, fault.Refused, "which is named old: when the machine joins again"},
+		"another machine's member":       {map[string]string{"cp2": "cp3", "cp3": "cp2"}, fault.Refused, "but what runs on 127.42.7.13 is member"},
+		"another machine, without VMIDs": {nil, fault.Config, "nodes cp2 and wk2 are both VM 9032"},
+	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
-		c.spoil(t, lab)
+		if c.named != nil {
+			rename(t, lab, c.named)
+		} else {
+			impostor(t, lab, "cp2", "wk2")
+			for _, n := range lab.Nodes {
+				lab.Replace("recast.yaml", fmt.Sprintf(", vmid: %d", n.VMID), "")
+			}
+		}
 		from := len(lab.Recorder.Calls())
 		_, err := lab.Client().Roll(t.Context(), policyFor("cp2"))
 		requireFault(t, err, c.kind, c.text)
@@ -467,9 +458,8 @@ func TestRemovedMember(t *testing.T) {
 
 		res := diagnosis(t, lab.Client())
 		const says = "Talos: etcd: cp2 is no member of etcd (cp1, cp3 are), but has data of one: it was removed, and its etcd restarts for ever"
-		if !slices.ContainsFunc(problems(res), func(p string) bool { return strings.HasPrefix(p, says) }) || res.Err() == nil {
-			t.Errorf("doctor says\n%s", strings.Join(problems(res), "\n"))
-		}
+		requireSays(t, strings.Join(problems(res), "\n"), says)
+		require(t, res.Err() != nil, "doctor finds nothing wrong")
 		plan := lab.planOf(lab.Client(), "cp2", policyFor("cp2"))
 		require(t, slices.ContainsFunc(plan.Drift.Notes, func(n string) bool {
 			return strings.Contains(n, "its machine is not well: ") && strings.Contains(n, "etcd")
@@ -486,9 +476,7 @@ func TestRemovedMember(t *testing.T) {
 		}
 		requireMembers(t, lab, "", false)
 		require(t, lab.memberIDs()["cp2"] != removed, "cp2 is the removed member")
-		if err := diagnosis(t, lab.Client()).Err(); err != nil {
-			t.Errorf("afterwards: %v", err)
-		}
+		must(t, diagnosis(t, lab.Client()).Err())
 		requireDrift(t, lab, "cp1", "cp3", "wk1")
 		if !onData { // else it was wiped on purpose
 			lab.RequireIntact()
@@ -525,9 +513,8 @@ func TestDoctorOfTwoEtcds(t *testing.T) {
 			}
 		}
 		all := strings.Join(said, "\n")
-		if !strings.Contains(all, "cp3 is no member of etcd (cp1, cp2 are), but runs etcd member ") || !strings.Contains(all, "there are two etcds") || strings.Contains(all, "talosctl reset") {
-			t.Errorf("doctor says\n%s", all)
-		}
+		requireSays(t, all, "cp3 is no member of etcd (cp1, cp2 are), but runs etcd member ", "there are two etcds")
+		require(t, !strings.Contains(all, "talosctl reset"), "doctor says\n%s", all)
 	})
 }
 
@@ -550,9 +537,8 @@ func TestAFileWithoutEtcdsVolume(t *testing.T) {
 			user := files.user(lab, firstRun)
 			n := lab.planOf(user, "cp2", only)
 			refused := strings.Join(n.Refused, "\n")
-			if n.Strategy != strategy || !strings.Contains(refused, lacks) || strings.Contains(refused, "or name ETCD in nodes[].acceptLoss") != lifted {
-				t.Errorf("%s: planned as %s, refused %q", strategy, n.Strategy, n.Refused)
-			}
+			require(t, n.Strategy == strategy && strings.Contains(refused, lacks) && strings.Contains(refused, "or name ETCD in nodes[].acceptLoss") == lifted,
+				"%s: planned as %s, refused %q", strategy, n.Strategy, n.Refused)
 			requireRefused(t, user.roll(only)(t.Context()), lacks)
 			now := lab.machine("cp2")
 			require(t, now.BootID == before.BootID && member() == was, "%s: cp2 was touched", strategy)

@@ -86,9 +86,8 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 			whenStarted("wk2/take-down", func() { next = time.Now() }),
 		)
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if len(said) < 2 || !strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") || !strings.Contains(said[1], "no answer from https://") {
-			t.Errorf("said %q", said)
-		}
+		require(t, len(said) >= 2 && strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") && strings.Contains(said[1], "no answer from https://"),
+			"said %q", said)
 		require(t, !healthy.IsZero() && !next.Before(healthy), "healthy at %s, the next node went at %s", healthy, next)
 		requireInSync(t, lab)
 	})
@@ -150,9 +149,8 @@ func TestGateOfWhatIsNotInstalled(t *testing.T) {
 			requireDrift(t, lab)
 			return
 		}
-		if fault.KindOf(err) != fault.Refused || !strings.HasSuffix(message(err), ": "+c.want) || time.Since(start) > time.Minute {
-			t.Errorf("after %s, kind %d: %v", time.Since(start), fault.KindOf(err), err)
-		}
+		require(t, fault.KindOf(err) == fault.Refused && strings.HasSuffix(message(err), ": "+c.want) && time.Since(start) <= time.Minute,
+			"after %s, kind %d: %v", time.Since(start), fault.KindOf(err), err)
 	})
 }
 
@@ -172,9 +170,8 @@ func TestCtrlCInAGate(t *testing.T) {
 			time.AfterFunc(20*time.Second, func() { pressed = time.Now(); c.Runner.Stop() })
 		})
 		_, err := c.Roll(t.Context(), planning.Policy{})
-		if fault.KindOf(err) != fault.Interrupted || !strings.Contains(message(err), "status.robustness=faulted: stopped") || time.Since(pressed) > 15*time.Second {
-			t.Errorf("kind %d, %s later: %v", fault.KindOf(err), time.Since(pressed), err)
-		}
+		requireFault(t, err, fault.Interrupted, "status.robustness=faulted: stopped")
+		require(t, time.Since(pressed) <= 15*time.Second, "%s later: %v", time.Since(pressed), err)
 		requireDrift(t, lab, strings.Fields(tc.stale)...)
 		requireNoClaim(t, lab)
 	})

@@ -3,8 +3,6 @@ package simtest
 import (
 	"cmp"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,7 +12,6 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -167,41 +164,6 @@ func TestParkingOnEveryHost(t *testing.T) {
 			}
 		}
 		requireInSync(t, lab)
-	})
-}
-
-// TestLateHA: Proxmox puts a VM under HA for a roll that is dead, while a later roll has the VM off: HA
-// must not start it.
-func TestLateHA(t *testing.T) {
-	eachLong(t, oneWorker(), map[string]func(record.Call) bool{
-		"before its disks are parked": toVM("POST", "/qemu/9031/move_disk"),
-		"before it is deleted":        toVM("DELETE", "/qemu/9031"),
-		"before it is started":        toVM("POST", "/qemu/9031/status/start"),
-	}, func(t *testing.T, lab *Lab, when func(record.Call) bool) {
-		lab.allowShape()
-		plain := lab.Read("recast.yaml")
-		lab.shape("wk1", "ha: {state: started}")
-		x := lab.rollKilledBy(toVM("POST", "/cluster/ha/resources"), planning.Policy{})
-		must(t, os.WriteFile(filepath.Join(lab.Dir, "recast.yaml"), plain, 0o600))
-		lab.Patch(sim.PatchedExtension)
-		x.deliverBefore(func(c record.Call) bool {
-			if !when(c) {
-				return false
-			}
-			x.deliver()
-			time.Sleep(time.Minute) // HA's rounds
-			return true
-		}, 0)
-		err := lab.second().roll(planning.Policy{})(t.Context())
-		lab.Recorder.Hooks(nil, nil)
-		starts := startedByHA(lab)
-		require(t, len(starts) == 0, "HA has started it: %q (%v)", starts, err)
-		lab.RequireIntact()
-		if err != nil {
-			must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		}
-		lab.requireServing("wk1")
-		lab.RequireIntact()
 	})
 }
 

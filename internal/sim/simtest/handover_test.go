@@ -97,9 +97,7 @@ func TestCutOffHandOver(t *testing.T) {
 		"attach the data disk, no quorum":                          {move: attachesData, noQuorum: true, journal: true},
 	}, func(t *testing.T, lab *Lab, w window) {
 		resumption{strategy: cluster.Recreate}.prepare(lab)
-		if err := w.interrupt(t, lab); !strings.Contains(err.Error(), "hand ") {
-			t.Errorf("the first roll: %v", err)
-		}
+		requireError(t, w.interrupt(t, lab), "hand ")
 		mustBe(t, len(lab.strays()) == 1, "without a name: %q", lab.strays())
 		lab.waitReady(t)
 		if !w.journal {
@@ -402,9 +400,7 @@ func TestProofsKilled(t *testing.T) {
 					rep, err := lab.second().pruneDisks(t.Context(), -1, nil)
 					must(t, err)
 					for _, v := range rep.Scratch {
-						if !v.Removed {
-							t.Errorf("not pruned: %+v", v)
-						}
+						require(t, v.Removed, "not pruned: %+v", v)
 					}
 					lab.requireNoScratch()
 				}
@@ -425,30 +421,27 @@ func TestProofsKilled(t *testing.T) {
 // creates the new VM, for this token.
 func TestRebuildIsProved(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
-		bring func(*broken)
+	type story struct {
+		bring func(*Lab)
 		want  string
-	}{
-		"a create that is refused": {func(b *broken) { refusedCreate(b.Lab) }, "Proxmox is to create the VM of cp1 again on pve1"},
-		"a privilege that only the create needs": {func(b *broken) {
-			b.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return p == "VM.Config.CPU" })...)
-		}, "the Proxmox token lacks privileges: VM.Config.CPU on /vms"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				b := breakCluster(t, 1)
-				vm := b.namedVM("cp1")
-				must(t, b.World.PowerOff(vm.ID))
-				c.bring(b)
-				_, err := b.as(secondRun).Rebuild(t.Context(), b.file)
-				b.Recorder.Hooks(nil, nil)
-				requireFault(t, err, fault.Refused, c.want)
-				now := b.namedVM("cp1")
-				require(t, now.ID == vm.ID && now.Config["scsi0"] == vm.Config["scsi0"], "cp1 is %+v, was %+v", now, vm)
-				b.World.AddRole("Recast", sim.Privileges()...)
-				must(t, errOf(b.as(thirdRun).Rebuild(t.Context(), b.file)))
-				b.require(t)
-			})
-		})
 	}
+	eachInBubble(t, map[string]story{
+		"a create that is refused": {refusedCreate, "Proxmox is to create the VM of cp1 again on pve1"},
+		"a privilege that only the create needs": {func(l *Lab) {
+			l.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return p == "VM.Config.CPU" })...)
+		}, "the Proxmox token lacks privileges: VM.Config.CPU on /vms"},
+	}, func(t *testing.T, c story) {
+		b := breakCluster(t, 1)
+		vm := b.namedVM("cp1")
+		must(t, b.World.PowerOff(vm.ID))
+		c.bring(b.Lab)
+		_, err := b.as(secondRun).Rebuild(t.Context(), b.file)
+		b.Recorder.Hooks(nil, nil)
+		requireFault(t, err, fault.Refused, c.want)
+		now := b.namedVM("cp1")
+		require(t, now.ID == vm.ID && now.Config["scsi0"] == vm.Config["scsi0"], "cp1 is %+v, was %+v", now, vm)
+		b.World.AddRole("Recast", sim.Privileges()...)
+		must(t, errOf(b.as(thirdRun).Rebuild(t.Context(), b.file)))
+		b.require(t)
+	})
 }

@@ -32,8 +32,7 @@ const (
 // waits is how long Longhorn is told to wait, and what recast remembers of that.
 func (l *Lab) waits() (value, memo string) {
 	l.t.Helper()
-	o := l.stored(longhornSettings.GroupVersionResource, longhornSpace, waitSetting)
-	u := o.(*unstructured.Unstructured)
+	u := l.stored(longhornSettings.GroupVersionResource, longhornSpace, waitSetting).(*unstructured.Unstructured)
 	value, _, _ = unstructured.NestedString(u.Object, "value")
 	return value, setBy.ReplaceAllString(u.GetAnnotations()["recast.dev/hold"], "")
 }
@@ -43,16 +42,14 @@ var setBy = regexp.MustCompile(`,"run":"[^"]+","since":"20[^"]+Z"`)
 
 func (l *Lab) requireWaits(value, memo string) {
 	l.t.Helper()
-	if v, m := l.waits(); v != value || m != memo {
-		l.t.Errorf("%s is %s, held: %s", waitSetting, v, m)
-	}
+	v, m := l.waits()
+	require(l.t, v == value && m == memo, "%s is %s, held: %s", waitSetting, v, m)
 }
 
 // setWaits changes the setting besides recast; memo "" leaves what is remembered.
 func (l *Lab) setWaits(value, memo string) {
 	l.t.Helper()
-	o := l.stored(longhornSettings.GroupVersionResource, longhornSpace, waitSetting)
-	u := o.(*unstructured.Unstructured).DeepCopy()
+	u := l.stored(longhornSettings.GroupVersionResource, longhornSpace, waitSetting).(*unstructured.Unstructured).DeepCopy()
 	u.Object["value"] = value
 	if memo != "" {
 		u.SetAnnotations(map[string]string{"recast.dev/hold": memo})
@@ -63,8 +60,7 @@ func (l *Lab) setWaits(value, memo string) {
 // replicasOn lists the nodes with a replica of the volume.
 func (l *Lab) replicasOn(volume string) (nodes []string) {
 	l.t.Helper()
-	list := l.allStored(longhornReplicas.GroupVersionResource, "")
-	for _, o := range list {
+	for _, o := range l.allStored(longhornReplicas.GroupVersionResource, "") {
 		spec := o.(*unstructured.Unstructured).Object["spec"].(map[string]any)
 		if spec["volumeName"] == volume {
 			nodes = append(nodes, spec["nodeID"].(string))
@@ -158,9 +154,7 @@ func TestHoldOfAKilledRun(t *testing.T) {
 	}, func(_ *testing.T, lab *Lab) { lab.requireWaits("30", "") })
 	t.Cleanup(func() {
 		want := 3 * (len(moments) - 2) // the first one set nothing, and the last one was done
-		if int(left.Load()) != want && !t.Failed() {
-			t.Errorf("%d of %d kills left something set", left.Load(), want)
-		}
+		require(t, int(left.Load()) == want || t.Failed(), "%d of %d kills left something set", left.Load(), want)
 	})
 }
 
@@ -378,10 +372,8 @@ func TestHoldEndsWithoutControllers(t *testing.T) {
 	long(t)
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/await-storage-again", func() { without(store.DaemonSets(), longhornSpace, "longhorn-manager")(lab) })
-		err := c.roll(planning.Policy{})(t.Context())
-		requireFault(t, err, fault.Failed, "last seen: Longhorn: there is no DaemonSet longhorn-system/longhorn-manager")
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { without(store.DaemonSets(), longhornSpace, "longhorn-manager")(lab) }))
+		requireFault(t, c.roll(planning.Policy{})(t.Context()), fault.Failed, "last seen: Longhorn: there is no DaemonSet longhorn-system/longhorn-manager")
 		lab.requireWaits("30", "")
 		requireDrift(t, lab, "wk2", "wk3")
 	})
@@ -392,11 +384,9 @@ func TestHoldEndsWithoutControllers(t *testing.T) {
 func TestHoldIsLeft(t *testing.T) {
 	long(t)
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/await-storage-again", func() { unanswered(lab) })
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { unanswered(lab) }))
 		err := c.roll(onlyWorker)(t.Context())
-		requireFault(t, err, fault.Failed, "give back what storage systems were told")
-		requireSays(t, strings.Join(fault.Hints(err), "\n"), "by hand: kubectl --namespace longhorn-system patch")
+		requireFault(t, err, fault.Failed, "give back what storage systems were told", "by hand: kubectl --namespace longhorn-system patch")
 		lab.Recorder.Hooks(nil, nil)
 		v, _ := lab.waits()
 		require(t, v == "480", "it is %s", v)

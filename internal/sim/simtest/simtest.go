@@ -1,6 +1,5 @@
-// Package simtest is an in-memory [Lab] connected to recast, for tests inside a synctest
-// bubble: a twenty-minute roll takes milliseconds. A [Client] is one user of recast: a
-// process that can be killed.
+// Package simtest is an in-memory [Lab] connected to recast, for tests inside a synctest bubble: a twenty-minute roll
+// takes milliseconds. A [Client] is one user of recast: a process that can be killed.
 package simtest
 
 import (
@@ -60,9 +59,8 @@ type Lab struct {
 
 type content struct{ serial, sha256 string }
 
-// New starts a lab in memory, locks its schematics, installs the machines and waits until
-// they are Ready. Everything ends with the test. An empty lab has no machines and nothing to
-// lock: see Configure.
+// New starts a lab in memory, locks its schematics, installs the machines and waits until they are Ready. Everything
+// ends with the test. An empty lab has no machines and nothing to lock: see Configure.
 func New(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
 	return bringUp(t, o, false, false)
@@ -126,9 +124,8 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 	return l
 }
 
-// Configure writes the files of a user who makes a cluster in an empty lab: recast.yaml with
-// that text about its classes and nodes, the schematics default and storage, and their lock,
-// which it returns.
+// Configure writes the files of a user who makes a cluster in an empty lab: recast.yaml with that text about its
+// classes and nodes, the schematics default and storage, and their lock, which it returns.
 func (l *Lab) Configure(nodes string) schematics.Lock {
 	l.t.Helper()
 	l.Write("recast.yaml", []byte(l.Config(nodes)))
@@ -138,8 +135,7 @@ func (l *Lab) Configure(nodes string) schematics.Lock {
 	return l.lockSchematics()
 }
 
-// Guard makes the test fail if recast shows one of these secrets, as it does for those of the
-// lab's own cluster.
+// Guard makes the test fail if recast shows one of these secrets, as it does for those of the lab's own cluster.
 func (l *Lab) Guard(secrets *secrets.Bundle) {
 	l.canary.mu.Lock()
 	defer l.canary.mu.Unlock()
@@ -301,8 +297,7 @@ func (f configFiles) read(_ context.Context, node string) (cluster.Secret, bool,
 	return text, found, nil
 }
 
-// Talosctl is a person's call to a node with Talos' own client and the credentials of the
-// working directory.
+// Talosctl is a person's call to a node with Talos' own client and the credentials of the working directory.
 func (l *Lab) Talosctl(ctx context.Context, name string, call func(context.Context, *client.Client) error) error {
 	if err := l.TalosctlAt(ctx, l.node(name).Addr, call); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
