@@ -183,7 +183,6 @@ func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 	})
 }
 
-// backUp takes a backup of the lab's etcd.
 func (l *Lab) backUp() pipeline.BackupResult {
 	l.t.Helper()
 	return valueOf(l.Client().Backup(l.t.Context(), pipeline.BackupOptions{}))(l.t)
@@ -206,7 +205,6 @@ func (l *Lab) kubernetes() map[string]string {
 
 var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 
-// note creates an object in Kubernetes.
 func (l *Lab) note(name string) {
 	l.t.Helper()
 	must(l.t, errOf(l.Kube.Store().Create(l.t.Context(), configMaps, &corev1.ConfigMap{

@@ -38,7 +38,6 @@ type drafted struct {
 	lines map[string]string // of recast.yaml, by node
 }
 
-// newCluster writes a draft.
 func (l *Lab) newCluster(controlPlanes, workers, hosts int) (nodes []string) {
 	l.t.Helper()
 	return l.draft(draft{controlPlanes: controlPlanes, workers: workers, hosts: hosts}).nodes
@@ -51,7 +50,7 @@ func (l *Lab) draft(d draft) drafted {
 	if d.ours == nil {
 		d.ours = valueOf(talosapi.NewCluster(sim.ClusterName, "https://127.42.7.10:6443", sim.TalosVersion, sim.KubernetesVersion))(l.t)
 	}
-	l.Guard(d.ours.Secrets)
+	l.canary.addBundle(d.ours.Secrets)
 	l.allowShape()
 	const class = "{memory: 4096, onboot: true, cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}%s]}\n"
 	var text strings.Builder
@@ -75,7 +74,11 @@ func (l *Lab) draft(d draft) drafted {
 	for i := range d.workers {
 		add(fmt.Sprintf("wk%d", i+1), "worker", 31+i)
 	}
-	made.lock = l.Configure(text.String())
+	l.Write("recast.yaml", []byte(l.Config(text.String())))
+	for name, content := range l.Schematics() {
+		l.Write(name, content)
+	}
+	made.lock = l.lockSchematics()
 	l.Replace("recast.yaml", "roll:\n", fmt.Sprintf("roll:\n  maxUnavailable: {workers: 1, perHost: %d}\n", d.controlPlanes+d.workers))
 	l.MachineConfig = files.read
 	p := valueOf(l.Client().Project())(l.t)
@@ -140,7 +143,6 @@ func TestBootstrap(t *testing.T) {
 	require(t, ratio <= 1.1, "3 + 5 nodes take %.2f times as long as one control plane and then a worker", ratio)
 }
 
-// founding is a cluster that is to be made.
 type founding struct {
 	*Lab
 	nodes []string

@@ -45,7 +45,6 @@ var (
 	cephPools      = []store.Resource{cephBlockPools, cephFiles, cephStores}
 )
 
-// cephDaemon adds an OSD or a monitor on a node.
 func (l *Lab) cephDaemon(kind, id, node string) {
 	l.t.Helper()
 	labels := map[string]string{"app": "rook-ceph-" + kind, "ceph_daemon_id": id, kind: id, "topology-location-host": node}
@@ -64,7 +63,6 @@ func (l *Lab) cephMonitors(nodes ...string) {
 	time.Sleep(2 * time.Minute) // they start, and Rook checks
 }
 
-// cephPool adds a pool of a kind, with that content.
 func (l *Lab) cephPool(kind store.Resource, spec map[string]any) {
 	l.put(kind.GroupVersionResource, object(kind, "rook-ceph", "data", map[string]any{"spec": spec}))
 }
@@ -370,7 +368,6 @@ func TestRollWaitsForMayastor(t *testing.T) {
 	})
 }
 
-// initiators are the names for iSCSI of all nodes.
 func (l *Lab) initiators() map[string]string {
 	l.t.Helper()
 	out := map[string]string{}

@@ -21,10 +21,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// claimVM is the VMID of the lab's claim.
 const claimVM = 9000
 
-// rolled is the result of a roll.
 type rolled struct {
 	err  error
 	took time.Duration

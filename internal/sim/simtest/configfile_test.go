@@ -19,7 +19,6 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// label sets a label of the node in its file.
 func (f configFiles) label(t testing.TB, node, value string) {
 	t.Helper()
 	f.set(t, node, "nodeLabels:\n        from-file: "+value)
@@ -45,7 +44,6 @@ func staleFile(t *testing.T, lab *Lab) configFiles {
 	return configFiles{"wk1": config}
 }
 
-// user is a client that has these files.
 func (f configFiles) user(lab *Lab, run string) *Client {
 	c := lab.as(run)
 	c.MachineConfig = f.read

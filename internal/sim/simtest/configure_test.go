@@ -39,7 +39,6 @@ func (f configFiles) set(t testing.TB, node, line string) {
 	f[node] = cluster.Secret(text)
 }
 
-// document adds a document to a node's file.
 func (f configFiles) document(node, text string) {
 	f[node] = cluster.Secret(strings.TrimRight(string(f[node]), "\n") + "\n---\n" + text)
 }
@@ -96,39 +95,34 @@ func (c *Client) requireStale(t *testing.T, nodes ...string) {
 	require(t, fmt.Sprint(stale) == fmt.Sprint(nodes), "stale: %v, want %v", stale, nodes)
 }
 
-// TestConfigureWithAnUpgrade: a node that is upgraded in place gets its configuration in the same outage.
-func TestConfigureWithAnUpgrade(t *testing.T) {
-	eachLong(t, oneWorker(), map[string]string{"without another reboot": noReboot, "with one": needsReboot}, func(t *testing.T, lab *Lab, line string) {
-		lab.setRoll("canary: false", "strategy: in-place")
-		files := lab.keptConfigs()
-		lab.Patch(sim.PatchedExtension)
-		files.set(t, "wk1", line)
-		user := files.user(lab, firstRun)
-		must(t, user.roll(onlyWorker)(t.Context()))
-		user.requireStale(t)
-		lab.requireServing("wk1")
-	})
-}
-
-// TestWhatIsRolled: --what leaves the other part as it is.
+// TestWhatIsRolled: a node that is upgraded in place gets its configuration in the same outage, but --what leaves the
+// other part as it is.
 func TestWhatIsRolled(t *testing.T) {
 	type story struct {
-		what       planning.What
-		want, left cluster.Strategy
+		line       string
+		what       []planning.What
+		want, left cluster.Strategy // left "": nothing
 	}
 	eachLong(t, oneWorker(), map[string]story{
-		"configurations": {planning.Config, cluster.ApplyConfig, cluster.InPlace},
-		"images":         {planning.Image, cluster.InPlace, cluster.ApplyConfig},
+		"both, without another reboot": {noReboot, nil, cluster.InPlace, ""},
+		"both, with one":               {needsReboot, nil, cluster.InPlace, ""},
+		"configurations":               {noReboot, []planning.What{planning.Config}, cluster.ApplyConfig, cluster.InPlace},
+		"images":                       {noReboot, []planning.What{planning.Image}, cluster.InPlace, cluster.ApplyConfig},
 	}, func(t *testing.T, lab *Lab, s story) {
 		lab.setRoll("canary: false", "strategy: in-place")
 		files := lab.keptConfigs()
 		lab.Patch(sim.PatchedExtension)
-		files.set(t, "wk1", noReboot)
+		files.set(t, "wk1", s.line)
 		user := files.user(lab, firstRun)
-		policy := planning.Policy{Only: []string{"wk1"}, What: []planning.What{s.what}}
+		policy := planning.Policy{Only: []string{"wk1"}, What: s.what}
 		requirePlanned(t, lab.planOf(user, "wk1", policy), s.want)
 		must(t, user.roll(policy)(t.Context()))
-		requirePlanned(t, lab.planOf(user, "wk1", planning.Policy{}), s.left)
+		lab.requireServing("wk1")
+		if s.left == "" {
+			user.requireStale(t)
+		} else {
+			requirePlanned(t, lab.planOf(user, "wk1", planning.Policy{}), s.left)
+		}
 	})
 }
 
@@ -291,7 +285,9 @@ func TestResetMachine(t *testing.T) {
 		from := len(lab.Recorder.Calls())
 		err := user.roll(policyFor(c.node))(t.Context())
 		if !c.files {
-			requireReset(t, lab, c.node, err)
+			requireFault(t, err, fault.Failed, "node "+c.node, "is in maintenance mode: its machine has no configuration any more, as after talosctl reset",
+				"put it as "+c.node+".yaml into the directory that talos.machineConfigs names",
+				"talosctl apply-config --insecure -n "+lab.node(c.node).Addr.String()+" --file "+c.node+".yaml")
 			lab.requireLeftAlone(from, c.node)
 			config, _, _ := configs(t.Context(), c.node)
 			lab.applyInsecure(c.node, config) // as the hint says
@@ -302,14 +298,6 @@ func TestResetMachine(t *testing.T) {
 		requireMembers(t, lab, "", false)
 		lab.requireUpgraded(t, c.node)
 	})
-}
-
-// requireReset checks the error about a reset node.
-func requireReset(t *testing.T, lab *Lab, node string, err error) {
-	t.Helper()
-	requireFault(t, err, fault.Failed, "node "+node, "is in maintenance mode: its machine has no configuration any more, as after talosctl reset",
-		"put it as "+node+".yaml into the directory that talos.machineConfigs names",
-		"talosctl apply-config --insecure -n "+lab.node(node).Addr.String()+" --file "+node+".yaml")
 }
 
 // applyInsecure is talosctl apply-config --insecure.
@@ -454,7 +442,6 @@ func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 	})
 }
 
-// withOtherToken is a configuration with the bootstrap token of another cluster.
 func withOtherToken(file cluster.Secret) cluster.Secret {
 	return regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(file, []byte("${1}abcdef.0123456789abcdef"))
 }

@@ -180,13 +180,6 @@ type etcdWatch struct {
 	last map[string]string // members before the latest call that changes etcd
 }
 
-// watchEtcd starts the checks; it replaces the recorder's hooks.
-func (l *Lab) watchEtcd() *etcdWatch {
-	w := &etcdWatch{lab: l, ids: l.memberIDs(), seen: etcdSeen{Fewest: len(l.EtcdMembers()), Lost: map[string][]string{}}}
-	l.Recorder.Hooks(w.before, w.after)
-	return w
-}
-
 // memberIDs are the voting members of etcd, by name.
 func (l *Lab) memberIDs() map[string]string {
 	ids := map[string]string{}
@@ -250,7 +243,6 @@ func (l *Lab) runs(n sim.Node) bool {
 	return err == nil && vm.Running
 }
 
-// nameOf is the name of the node at an address.
 func (l *Lab) nameOf(addr string) string {
 	for _, n := range l.Nodes {
 		if n.Addr.String() == addr {
@@ -280,7 +272,8 @@ func TestPeersRoll(t *testing.T) {
 	eachLongIn(t, options, stories, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("strategy: "+string(c.strategy), "maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(everywhere)
-		w, who := lab.watchEtcd(), lab.identities()
+		w, who := &etcdWatch{lab: lab, ids: lab.memberIDs(), seen: etcdSeen{Fewest: 3, Lost: map[string][]string{}}}, lab.identities()
+		lab.Recorder.Hooks(w.before, w.after)
 		lab.as(firstRun).mustRoll(policyFor(controlPlanes...))
 		requireMembers(t, lab, "", false)
 		lab.RequireIntact()
@@ -308,7 +301,6 @@ func TestPeersRoll(t *testing.T) {
 	})
 }
 
-// identities is the identity of each node.
 func (l *Lab) identities() map[string]string {
 	l.t.Helper()
 	out := map[string]string{}

@@ -93,7 +93,6 @@ func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
 	return uuid
 }
 
-// configure gives a blank machine its first configuration.
 func (f *founder) configure(addr netip.Addr, uuid, name string) {
 	config := valueOf(f.ours.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: strings.HasPrefix(name, "cp"), Installer: f.installer}))(f.t)
 	must(f.t, f.talos.ApplyConfig(f.t.Context(), addr, uuid, config))
@@ -140,7 +139,6 @@ func (f *founder) blank(uuid string) netip.Addr {
 	return netip.Addr{}
 }
 
-// kubeconfig is that of talosctl kubeconfig.
 func (f *founder) kubeconfig(addr netip.Addr) (file []byte) {
 	must(f.t, f.TalosctlAt(f.t.Context(), addr, func(ctx context.Context, c *client.Client) (err error) {
 		file, err = c.Kubeconfig(ctx)
@@ -172,7 +170,6 @@ func (f *founder) requireNodes(kubeconfig []byte, at netip.Addr, want ...string)
 // sharedAddress is that of the load balancer before the API servers.
 var sharedAddress = netip.MustParseAddr("127.42.7.10")
 
-// certificateAuthority is the authority in a kubeconfig.
 var certificateAuthority = regexp.MustCompile(`certificate-authority-data: \S+`)
 
 // TestClusterFromNothing makes a cluster in an empty lab, with secrets that the lab has not

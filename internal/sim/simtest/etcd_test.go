@@ -25,7 +25,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// breakEtcd sets the fault of control planes' etcd.
 func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
 	l.t.Helper()
 	for _, name := range names {
@@ -299,7 +298,6 @@ func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 	})
 }
 
-// recordOf reads the record of a node's parking VM.
 func (l *Lab) recordOf(node string) (park int, rec parking.Record) {
 	l.t.Helper()
 	park = l.parkingOf(node)
@@ -309,7 +307,6 @@ func (l *Lab) recordOf(node string) (park int, rec parking.Record) {
 	return park, rec
 }
 
-// editRecord changes the record of a node's parking VM.
 func (l *Lab) editRecord(node string, edit func(*parking.Record)) {
 	l.t.Helper()
 	park, rec := l.recordOf(node)

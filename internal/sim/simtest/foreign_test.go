@@ -65,6 +65,7 @@ func (m foreignMoment) String() string {
 
 // foreignScene is a Proxmox with an exchange of a VM's system.
 type foreignScene struct {
+	lab      *Lab // nil: without one
 	world    *world.World
 	recorder *record.Recorder
 	way      foreignWay
@@ -131,7 +132,6 @@ func (s *foreignScene) undisturbed(t *testing.T) int {
 	return len(s.changes)
 }
 
-// listen records the run's notes.
 func (s *foreignScene) listen(e step.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -444,11 +444,11 @@ func (s *foreignScene) requireNothingElse(t *testing.T, theirs []string, when st
 }
 
 // newForeignRoll is a lab whose worker a whole roll replaces.
-func newForeignRoll(t *testing.T, way foreignWay) (s *foreignScene, lab *Lab) {
+func newForeignRoll(t *testing.T, way foreignWay) *foreignScene {
 	t.Helper()
-	lab = New(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: way.holder})
-	s = &foreignScene{
-		world: lab.World, recorder: lab.Recorder, way: way, host: "pve1", vm: wk1, holder: 9201, park: claimVM + 2,
+	lab := New(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: way.holder})
+	s := &foreignScene{
+		lab: lab, world: lab.World, recorder: lab.Recorder, way: way, host: "pve1", vm: wk1, holder: 9201, park: claimVM + 2,
 		disk: "data-wk1", storage: sim.DiskStorage,
 	}
 	if way.strategy == cluster.Recreate || way.strategy == cluster.Reimage {
@@ -477,25 +477,17 @@ func newForeignRoll(t *testing.T, way foreignWay) (s *foreignScene, lab *Lab) {
 		s.act = c.goBack("wk1")
 	case cluster.PutBack:
 		lab.as(firstRun).rollKilled(after("bring-up/start"), planning.Policy{})
-		s.act = func(ctx context.Context) error {
-			_, err := c.Recover(ctx, "wk1")
-			return err
-		}
+		s.act = c.giveUp("wk1")
 	default:
 		must(t, c.Publish(t.Context()))
 	}
-	return s, lab
+	return s
 }
 
 // TestForeignHandsInARoll is TestForeignHands for a whole roll of a worker, with a machine in the VM.
 func TestForeignHandsInARoll(t *testing.T) {
 	long(t)
 	for _, way := range foreignWays() {
-		t.Run(way.String(), func(t *testing.T) {
-			foreignHands(t, way, 6, func(t *testing.T, way foreignWay) *foreignScene {
-				s, _ := newForeignRoll(t, way)
-				return s
-			})
-		})
+		t.Run(way.String(), func(t *testing.T) { foreignHands(t, way, 6, newForeignRoll) })
 	}
 }

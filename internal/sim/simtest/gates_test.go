@@ -38,7 +38,6 @@ func (l *Lab) installLonghorn() {
 	}
 }
 
-// volume sets the state of a Longhorn volume.
 func (l *Lab) volume(name, robustness string) {
 	l.t.Helper()
 	u := object(longhornVolumes, "longhorn-system", name, map[string]any{"status": map[string]any{"state": "attached", "robustness": robustness}})
@@ -58,7 +57,6 @@ func gated(t *testing.T, lab *Lab, gate string) {
 	lab.Patch(sim.PatchedExtension)
 }
 
-// notes collects the notes of a step.
 func notes(suffix string, into *[]string) func(step.Event) {
 	return func(e step.Event) {
 		if e.Status == step.Note && strings.HasSuffix(e.Path, "/"+suffix) {
@@ -267,26 +265,21 @@ func TestGatePresets(t *testing.T) {
 		config := lab.Read("recast.yaml")
 		for _, file := range presets {
 			gates := lab.preset(file, config)
-			for _, c := range presetCases(t, filepath.Base(file)) {
+			var cases []presetCase
+			must(t, yaml.UnmarshalStrict(readFile(t, filepath.Join("testdata", "gates", filepath.Base(file))), &cases))
+			for _, c := range cases {
 				remove := lab.fill(c.Objects, served)
 				requireSame(t, c.Fails, lab.failing(gates), "%s: %s (-want +got)", filepath.Base(file), c.Name)
 				remove()
 			}
 		}
-	})
-}
-
-// TestGatePresetOfTaints checks nodes, which the lab itself has.
-func TestGatePresetOfTaints(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		gates := lab.preset("../../../examples/gates/piraeus.yaml", lab.Read("recast.yaml"))[2:]
-		got := lab.failing(gates)
-		require(t, got == nil, "without a taint: %q", got)
+		taints := lab.preset("../../../examples/gates/piraeus.yaml", config)[2:] // of nodes, which the lab itself has
+		requireNone(t, lab.failing(taints), "without a taint")
 		node := lab.kubeNode("wk1")
 		node.Spec.Taints = []corev1.Taint{{Key: "drbd.linbit.com/lost-quorum", Effect: corev1.TaintEffectNoSchedule}}
 		must(t, errOf(lab.Kube.Store().Update(t.Context(), store.Nodes(), node, store.Main)))
 		want := []string{`DRBD has quorum on every node: 1 of 2: wk1: spec.taints=[{"effect":"NoSchedule","key":"drbd.linbit.com/lost-quorum"}]`}
-		requireSame(t, want, lab.failing(gates), "gates that fail (-want +got)")
+		requireSame(t, want, lab.failing(taints), "gates that fail (-want +got)")
 	})
 }
 
@@ -310,16 +303,6 @@ func (l *Lab) preset(file string, config []byte) []cluster.UserGate {
 	mustBe(l.t, err == nil, "%s: %v", file, err)
 	l.Write("recast.yaml", config)
 	return plan.Gates
-}
-
-func presetCases(t *testing.T, name string) []presetCase {
-	t.Helper()
-	b := readFile(t, filepath.Join("testdata", "gates", name))
-	var cases []presetCase
-	if err := yaml.UnmarshalStrict(b, &cases); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return cases
 }
 
 // fill creates objects in the cluster; remove deletes them.

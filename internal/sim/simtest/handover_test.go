@@ -172,7 +172,9 @@ func TestHandOverWithStrays(t *testing.T) {
 			}
 			requireUndecided(t, lab, to, lost, volid)
 			lab.EditVM(to, "scsi1", lost+",serial=data-wk1")
-			requireInTheWay(t, lab, volid)
+			// The volume with the old name is under the disk's key on the VM to delete, and is not deleted with it: a person frees it.
+			hostsRefused(t, "roll", lab.Client().roll(onlyWorker), " has scsi1 ("+volid+",", "only one of them is the disk")
+			all(remove("scsi1"), remove("unused0"))(lab)
 		}
 		lab.Client().rollTo(t, onlyWorker, "cp1")
 		got := lab.strays()
@@ -187,15 +189,6 @@ func requireUndecided(t *testing.T, lab *Lab, to int, lost, fresh string) {
 	hint := fmt.Sprintf("attach it as scsi1 of VM %d yourself", to)
 	hostsRefused(t, "roll", lab.Client().roll(onlyWorker), " volumes could be it: ", lost, fresh, hint)
 	requireSame(t, before, lab.machinesDump(), "it changed something")
-}
-
-// requireInTheWay: the volume with the old name is under the disk's key on the VM to
-// delete, and is not deleted with it. Then a person frees it.
-func requireInTheWay(t *testing.T, lab *Lab, fresh string) {
-	t.Helper()
-	hostsRefused(t, "roll", lab.Client().roll(onlyWorker), " has scsi1 ("+fresh+",", "only one of them is the disk")
-	remove("scsi1")(lab)
-	remove("unused0")(lab)
 }
 
 // parkingID is the VM that has wk1's disks now.
@@ -344,7 +337,6 @@ func (l *Lab) scratchCalls(from int) (out []string) {
 	return out
 }
 
-// ofScratch says whether a request is about a scratch VM.
 func ofScratch(call record.Call) bool {
 	id, _ := strconv.Atoi(call.Params["vmid"])
 	return strings.Contains(call.Path, "/qemu/909") || id >= scratchVM-9 && id <= scratchVM

@@ -57,7 +57,6 @@ func (l *Lab) setWaits(value, memo string) {
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), longhornSettings.GroupVersionResource, u, store.Main)))
 }
 
-// replicasOn lists the nodes with a replica of the volume.
 func (l *Lab) replicasOn(volume string) (nodes []string) {
 	l.t.Helper()
 	for _, o := range l.allStored(longhornReplicas.GroupVersionResource, "") {
@@ -83,7 +82,6 @@ func inImpatientLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
 // inLabOf runs a test in a lab with a storage system, as inImpatientLab does.
 type inLabOf = func(t *testing.T, test func(t *testing.T, lab *Lab))
 
-// eachInLabOf plays each story in such a lab.
 func eachInLabOf[S any](t *testing.T, in inLabOf, stories map[string]S, f played[S]) {
 	t.Helper()
 	for name, story := range stories {

@@ -63,7 +63,6 @@ func variable(env []string, name string) string {
 	return ""
 }
 
-// failAt makes the hook of one point exit with 3.
 func failAt(point string) func(context.Context, string) (int, error) {
 	return func(_ context.Context, at string) (int, error) {
 		if at == point {
@@ -96,7 +95,6 @@ func hooksUntil(at string) []string {
 	return append(points[:slices.Index(points, at)+1], "afterRun")
 }
 
-// next is another client with these hooks.
 func (h *hooker) next(lab *Lab) *Client {
 	c := lab.second()
 	c.Commands = h

@@ -302,7 +302,6 @@ func (l *Lab) onto(node, host, settings string) {
 	l.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", host: "+host+",")
 }
 
-// requireOn fails unless wk1 is on that host.
 func (l *Lab) requireOn(host string) {
 	l.t.Helper()
 	requireSame(l.t, host, l.hostOf(worker1), "it is on (-want +got)")
@@ -352,7 +351,6 @@ func TestMigrated(t *testing.T) {
 	})
 }
 
-// underHA puts wk1 under HA.
 func underHA(l *Lab) { l.manageByHA(startedByUs()) }
 
 // mapped gives wk1's VM a device that every host has, and which keeps it on its host while it runs.
@@ -361,7 +359,6 @@ func mapped(l *Lab) {
 	withDevice("mapping=gpu")(l)
 }
 
-// withDevice gives wk1's VM a PCI device.
 func withDevice(device string) edit {
 	return func(l *Lab) {
 		l.t.Helper()

@@ -19,7 +19,6 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
-	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
 	"google.golang.org/grpc"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -60,7 +59,7 @@ type Lab struct {
 type content struct{ serial, sha256 string }
 
 // New starts a lab in memory, locks its schematics, installs the machines and waits until they are Ready. Everything
-// ends with the test. An empty lab has no machines and nothing to lock: see Configure.
+// ends with the test. An empty lab has no machines and nothing to lock.
 func New(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
 	return bringUp(t, o, false, false)
@@ -96,8 +95,10 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 	must(t, err)
 	l.canary = newCanary(lab, files)
 	l.canary.visit(l.Dir)
-	t.Cleanup(l.requireNoLeaks)
 	t.Cleanup(func() {
+		for _, leak := range l.leaks() {
+			t.Errorf("leaked: %s", leak)
+		}
 		if pending := lab.World.PendingFailures(); len(pending) > 0 && !t.Failed() {
 			t.Errorf("failures of Proxmox were to happen, and have not: %q", pending)
 		}
@@ -122,24 +123,6 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 		l.persistent = append(l.persistent, content{serial, sum})
 	}
 	return l
-}
-
-// Configure writes the files of a user who makes a cluster in an empty lab: recast.yaml with that text about its
-// classes and nodes, the schematics default and storage, and their lock, which it returns.
-func (l *Lab) Configure(nodes string) schematics.Lock {
-	l.t.Helper()
-	l.Write("recast.yaml", []byte(l.Config(nodes)))
-	for name, content := range l.Schematics() {
-		l.Write(name, content)
-	}
-	return l.lockSchematics()
-}
-
-// Guard makes the test fail if recast shows one of these secrets, as it does for those of the lab's own cluster.
-func (l *Lab) Guard(secrets *secrets.Bundle) {
-	l.canary.mu.Lock()
-	defer l.canary.mu.Unlock()
-	l.canary.addBundle(secrets)
 }
 
 // lockSchematics locks the schematics of the new working directory.
