@@ -327,7 +327,8 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 // TestRestoreOnceMore: after a restore that Talos completed on its own, a new one is possible a day later. Interrupted
 // before the bootstrap, it recognizes an etcd that a person began meanwhile.
 func TestRestoreOnceMore(t *testing.T) {
-	eachLong(t, oneWorker(), map[string]bool{"completed by Talos": false, "begun by a person": true}, func(t *testing.T, lab *Lab, byHand bool) {
+	stories := map[string]bool{"completed by Talos": false, "begun by a person": true}
+	eachLong(t, oneWorker(), stories, func(t *testing.T, lab *Lab, byHand bool) {
 		saved := lab.backUp()
 		lab.reset("cp1", "EPHEMERAL")
 		user := lab.Client()
@@ -340,7 +341,8 @@ func TestRestoreOnceMore(t *testing.T) {
 			time.Sleep(24 * time.Hour)
 			lab.note("since")
 			rep := valueOf(lab.Client().Restore(t.Context(), saved.File, "cp1"))(t)
-			require(t, rep.Run == user.Run && !rep.Bootstrapped.IsZero() && rep.Started.Sub(rep.Bootstrapped) >= 23*time.Hour, "%+v", rep)
+			require(t, rep.Run == user.Run && !rep.Bootstrapped.IsZero() && rep.Started.Sub(rep.Bootstrapped) >= 23*time.Hour,
+				"%+v", rep)
 			require(t, lab.kubernetes()["configmaps default/since"] != "", "changes in Kubernetes since then are lost")
 		}
 		requireRefused(t, lab.Client().restore(saved.File)(t.Context()), "cp1 has etcd data already: it is never overwritten")

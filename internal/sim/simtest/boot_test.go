@@ -150,7 +150,8 @@ func TestAnImageThatBootsByKexecOnly(t *testing.T) {
 			require(t, err == nil && changed == 3, "%d nodes rebooted: %v", changed, err)
 			return
 		}
-		require(t, err != nil && changed <= 1 && strings.Contains(err.Error(), "did not come back from its upgrade"), "%d nodes rebooted: %v", changed, err)
+		require(t, err != nil && changed <= 1 && strings.Contains(err.Error(), "did not come back from its upgrade"),
+			"%d nodes rebooted: %v", changed, err)
 	})
 }
 
@@ -294,8 +295,8 @@ func (l *Lab) mesh(document bool) {
 	}
 }
 
-// TestKubeSpan: a node that gets another system disk is a second peer with the address of its old one. Where the old one
-// lists first, it is not reached until discovery has forgotten that: the plan says so, and the roll waits for it.
+// TestKubeSpan: a node that gets another system disk is a second peer with the address of its old one. Where the old
+// one lists first, it is not reached until discovery has forgotten that: the plan says so, and the roll waits for it.
 func TestKubeSpan(t *testing.T) {
 	type story struct {
 		ids      string
@@ -440,7 +441,8 @@ func TestStaticAddressOnMetal(t *testing.T) {
 			lab.Write("recast.yaml", config)
 		}
 		n := planOf(t, lab, "wk1")
-		require(t, n.Strategy == cluster.InPlace && n.Why == "in-place: recreate and reimage are impossible ("+reason+")", "%s: %s", n.Strategy, n.Why)
+		require(t, n.Strategy == cluster.InPlace && n.Why == "in-place: recreate and reimage are impossible ("+reason+")",
+			"%s: %s", n.Strategy, n.Why)
 		want := cluster.InPlace
 		if remedy != nil {
 			remedy(t, lab)

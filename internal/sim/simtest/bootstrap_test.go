@@ -299,7 +299,8 @@ func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
 func TestBootstrapLostAnswer(t *testing.T) {
 	const method = "/machine.MachineService/Bootstrap"
 	asked := func(l *Lab) int { return len(l.sent(0, func(c record.Call) bool { return c.Method == method })) }
-	eachLong(t, sim.Options{Empty: true}, map[string]bool{"it was carried out": true, "it was not": false}, func(t *testing.T, lab *Lab, done bool) {
+	stories := map[string]bool{"it was carried out": true, "it was not": false}
+	eachLong(t, sim.Options{Empty: true}, stories, func(t *testing.T, lab *Lab, done bool) {
 		nodes := lab.newCluster(1, 1, 1)
 		c := lab.as(firstRun)
 		if done {

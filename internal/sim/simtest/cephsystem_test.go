@@ -186,7 +186,8 @@ var inactive = world.Ceph{Checks: map[string]world.CephCheck{
 
 const inactiveSays = "the Proxmox hosts' Ceph lets reads or writes wait: PG_AVAILABILITY (Reduced data availability: 3 pgs inactive)"
 
-// TestPlanOnCephOfHosts: no node goes while its disks are on a Ceph that lets reads or writes wait, whatever the strategy.
+// TestPlanOnCephOfHosts: no node goes while its disks are on a Ceph that lets reads or writes wait, whatever the
+// strategy.
 func TestPlanOnCephOfHosts(t *testing.T) {
 	check := func(code, severity, message string) *world.Ceph {
 		return &world.Ceph{Checks: map[string]world.CephCheck{code: {Severity: severity, Message: message}}}
@@ -224,7 +225,8 @@ func TestPlanOnCephOfHosts(t *testing.T) {
 	})
 }
 
-// TestCephOfHostsBeforeANode: what the plan found is asked again before the node goes. A rollback takes its node out, too.
+// TestCephOfHostsBeforeANode: what the plan found is asked again before the node goes. A rollback takes its node out,
+// too.
 func TestCephOfHostsBeforeANode(t *testing.T) {
 	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -380,8 +382,8 @@ func (l *Lab) initiators() map[string]string {
 // letInAll has the server of iSCSI let in all nodes by their present names, and no other.
 func (l *Lab) letInAll() { l.Kube.LetIn(slices.Collect(maps.Values(l.initiators()))...) }
 
-// TestAServerThatKnowsNodesByName: a node with a new system disk has another name for iSCSI, which the server has to let
-// in before the next node goes; the roll names the old and the new one.
+// TestAServerThatKnowsNodesByName: a node with a new system disk has another name for iSCSI, which the server has to
+// let in before the next node goes; the roll names the old and the new one.
 func TestAServerThatKnowsNodesByName(t *testing.T) {
 	inLab(t, twoWorkers, func(t *testing.T, lab *Lab) {
 		lab.isImpatient()

@@ -225,8 +225,8 @@ func (l *Lab) savedConfigs() []string {
 	return valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t)
 }
 
-// TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left in its journal, so that it is valid,
-// but not the node's; or takes its checksum out of the record: it is not used unverified.
+// TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left in its journal, so that it is
+// valid, but not the node's; or takes its checksum out of the record: it is not used unverified.
 func TestDamagedConfigIsNotApplied(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]func([]byte) []byte{
 		"other bytes":   func(b []byte) []byte { return append(b, "# \n"...) },

@@ -172,9 +172,11 @@ func TestBadConfigurationIsGivenBack(t *testing.T) {
 	names := func(line string) func(string) string {
 		return swaps("machine:\n", "machine:\n    "+line+"\n", "ghcr.io/siderolabs/kubelet", "ghcr.io/nobody/kubelet")
 	}
-	const kubelet, server, etcd = "ghcr.io/nobody/kubelet:v1.35.4", "registry.k8s.io/kube-apiserver-amd64:v1.35.4", "ghcr.io/nobody/etcd:v3.6.1"
+	const kubelet, etcd = "ghcr.io/nobody/kubelet:v1.35.4", "ghcr.io/nobody/etcd:v3.6.1"
+	const server = "registry.k8s.io/kube-apiserver-amd64:v1.35.4"
 	const onTrial, rebooted = "Talos has taken it back", "it was given its old configuration back, and serves again"
-	otherServer, otherEtcd := swaps("registry.k8s.io/kube-apiserver:", "registry.k8s.io/kube-apiserver-amd64:"), swaps("\n    etcd:\n", "\n    etcd:\n        image: "+etcd+"\n")
+	otherServer := swaps("registry.k8s.io/kube-apiserver:", "registry.k8s.io/kube-apiserver-amd64:")
+	otherEtcd := swaps("\n    etcd:\n", "\n    etcd:\n        image: "+etcd+"\n")
 	workers, first := []string{"wk1", "wk2"}, "wk1 is not healthy"
 	eachLongIn(t, func(s story) sim.Options {
 		if s.to[0] == "wk1" {
@@ -373,8 +375,8 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 	})
 }
 
-// TestEncryptionOfAFile: keys in a file that no later roll could open again are refused, for a node that runs, and for one that
-// was reset; others are not.
+// TestEncryptionOfAFile: keys in a file that no later roll could open again are refused, for a node that runs, and for
+// one that was reset; others are not.
 func TestEncryptionOfAFile(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		own := lab.configOf("wk1")
@@ -405,8 +407,9 @@ func TestEncryptionOfAFile(t *testing.T) {
 	})
 }
 
-// TestFilesThatKeepAVolumeFromWorking: with another filesystem or encryption of a volume that stays, or the name of another
-// node, nothing gets a file, and acceptLoss lifts none of that. A reset machine with a volume in two slots gets none either.
+// TestFilesThatKeepAVolumeFromWorking: with another filesystem or encryption of a volume that stays, or the name of
+// another node, nothing gets a file, and acceptLoss lifts none of that. A reset machine with a volume in two slots gets
+// none either.
 func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		own := lab.configOf("wk1")

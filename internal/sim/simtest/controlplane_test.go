@@ -150,7 +150,8 @@ func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 		lab.Client().rollKilled(onServer("/nodes/cp1 PATCH"), cp1)
 		must(t, lab.World.PowerOff(9001))
 		if planes == 2 {
-			requireRefused(t, lab.Client().roll(cp1)(t.Context()), "cp1 is off before it could leave etcd, and the other members can't do without it")
+			err := lab.Client().roll(cp1)(t.Context())
+			requireRefused(t, err, "cp1 is off before it could leave etcd, and the other members can't do without it")
 			must(t, lab.World.PowerOn(9001))
 			time.Sleep(2 * time.Minute)
 		}
@@ -272,7 +273,8 @@ func TestPeersRoll(t *testing.T) {
 	eachLongIn(t, options, stories, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("strategy: "+string(c.strategy), "maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(everywhere)
-		w, who := &etcdWatch{lab: lab, ids: lab.memberIDs(), seen: etcdSeen{Fewest: 3, Lost: map[string][]string{}}}, lab.identities()
+		w := &etcdWatch{lab: lab, ids: lab.memberIDs(), seen: etcdSeen{Fewest: 3, Lost: map[string][]string{}}}
+		who := lab.identities()
 		lab.Recorder.Hooks(w.before, w.after)
 		lab.as(firstRun).mustRoll(policyFor(controlPlanes...))
 		requireMembers(t, lab, "", false)

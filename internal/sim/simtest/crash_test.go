@@ -138,8 +138,8 @@ func (w whole) requirePlanned(t *testing.T, lab *Lab) {
 	}
 }
 
-// end is the world in the end. A VM that was reshaped with its system disk leaves an empty parking VM, whose number depends
-// on who was rolled first: a prune deletes it.
+// end is the world in the end. A VM that was reshaped with its system disk leaves an empty parking VM, whose number
+// depends on who was rolled first: a prune deletes it.
 func (w whole) end(t *testing.T, lab *Lab) string {
 	t.Helper()
 	if w.strategy == cluster.Reshape || w.strategy == cluster.InPlace && w.shaped {
@@ -476,7 +476,8 @@ func TestCtrlCTwice(t *testing.T) {
 		var pressed time.Time
 		press, _, err := twoAtATime(ctx, lab, at, func(c *Client) { c.Runner.Stop(); cancel(); pressed = time.Now() })
 		took := time.Since(pressed)
-		require(t, fault.KindOf(err) == fault.Interrupted && took <= 15*time.Second, "pressed at %s: after %s: %v", press.pressed, took, err)
+		require(t, fault.KindOf(err) == fault.Interrupted && took <= 15*time.Second,
+			"pressed at %s: after %s: %v", press.pressed, took, err)
 		requireNoClaim(t, lab)
 		// Proxmox and the machines continue what they were told to do.
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))

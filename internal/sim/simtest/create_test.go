@@ -51,8 +51,8 @@ func TestCreate(t *testing.T) {
 	})
 }
 
-// TestControlPlanesComeAndGo makes three control planes of one, and one of three, each step by a command of its own. What
-// would end the cluster is refused.
+// TestControlPlanesComeAndGo makes three control planes of one, and one of three, each step by a command of its own.
+// What would end the cluster is refused.
 func TestControlPlanesComeAndGo(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		requireFault(t, errOf(lab.Client().Remove(t.Context(), "wk9")), fault.Config, `no node "wk9"`)
@@ -266,7 +266,8 @@ func TestReshape(t *testing.T) {
 		starts         int // how often the VM is started
 		has            map[string]string
 	}
-	const bigger, cached = "memory: 6144, onboot: true", "{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}"
+	const bigger = "memory: 6144, onboot: true"
+	const cached = "{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}"
 	none, memory := all(), map[string]string{"memory": "6144", "onboot": "1"}
 	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]story{
 		"tags and order":  {"wk1", "tags: [talos, prod], startup: 'order=3', description: a worker", none, cluster.Reshape, 0, map[string]string{"tags": "prod;talos", "startup": "order=3", "description": "a worker"}},

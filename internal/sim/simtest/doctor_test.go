@@ -67,7 +67,8 @@ func TestDoctorInAHealthyLab(t *testing.T) {
 		i := slices.IndexFunc(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
 		mustBe(t, i >= 0, "no check speaks of the lock: %+v", res.Checks)
 		c := res.Checks[i]
-		require(t, c.State == checkup.Warning && len(c.Remedy) == 1 && strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)), "%+v", c)
+		require(t, c.State == checkup.Warning && len(c.Remedy) == 1 && strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)),
+			"%+v", c)
 	})
 }
 
@@ -176,7 +177,8 @@ func TestDoctorContinuesAfterErrors(t *testing.T) {
 		}
 		require(t, len(got) == 3, "problems:\n%s", strings.Join(got, "\n"))
 		wk := res.Nodes[1]
-		require(t, wk.Unread && strings.Contains(strings.Join(wk.Against[cluster.Recreate], "\n"), "its setting args"), "of wk1 it says %+v", wk)
+		require(t, wk.Unread && strings.Contains(strings.Join(wk.Against[cluster.Recreate], "\n"), "its setting args"),
+			"of wk1 it says %+v", wk)
 		cp := res.Nodes[0]
 		require(t, !cp.Unread && cp.Strategy == cluster.InPlace, "of cp1 it says %+v", cp)
 	})
@@ -270,7 +272,8 @@ func requirePatchedFile(t *testing.T, lab *Lab) {
 		}
 	}
 	require(t, len(found) == 1 && strings.HasPrefix(found[0].Text, "/usr/local/sbin/iscsid of extension iscsi-tools v0.2.0: sha256:") &&
-		strings.HasPrefix(found[0].Old, "sha256:") && strings.HasPrefix(found[0].New, "sha256:") && found[0].Old != found[0].New, "files that differ: %+v", found)
+		strings.HasPrefix(found[0].Old, "sha256:") && strings.HasPrefix(found[0].New, "sha256:") && found[0].Old != found[0].New,
+		"files that differ: %+v", found)
 }
 
 // upgradeByHand installs what the factory builds from a schematic, as talosctl upgrade does.

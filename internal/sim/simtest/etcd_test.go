@@ -249,8 +249,8 @@ func (c resetAfterLeaving) play(t *testing.T, lab *Lab, at string, command func(
 }
 
 // TestResetAfterItLeft: a reset makes a control plane that has left etcd join again. Its vote must not be lost with its
-// disk: it leaves once more, here and in the run after a kill. A replacement that is cancelled leaves etcd, too, and joins
-// it again if it is reset before it is down.
+// disk: it leaves once more, here and in the run after a kill. A replacement that is cancelled leaves etcd, too, and
+// joins it again if it is reset before it is down.
 func TestResetAfterItLeft(t *testing.T) {
 	const unsaid = "no control plane says who the members of etcd are"
 	eachLongIn(t, resetAfterLeaving.options, map[string]resetAfterLeaving{
@@ -515,9 +515,9 @@ func TestDoctorOfTwoEtcds(t *testing.T) {
 	})
 }
 
-// TestAFileWithoutEtcdsVolume drops the document of the volume ETCD, so that Talos uses an empty directory on EPHEMERAL: nothing
-// lifts that for a node that keeps its system disk. With a new one, and acceptLoss, the member leaves etcd first and joins
-// it again without data; the volume stays, empty.
+// TestAFileWithoutEtcdsVolume drops the document of the volume ETCD, so that Talos uses an empty directory on
+// EPHEMERAL: nothing lifts that for a node that keeps its system disk. With a new one, and acceptLoss, the member
+// leaves etcd first and joins it again without data; the volume stays, empty.
 func TestAFileWithoutEtcdsVolume(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: sim.None, EtcdOnData: true, EtcdVolume: true, TalosVersion: talos14}, func(t *testing.T, lab *Lab) {
 		only := policyFor("cp2")

@@ -427,7 +427,8 @@ func requireForeignSaid(t *testing.T, s *foreignScene, err error) {
 		strings.Contains(said, fmt.Sprintf("SMBIOS UUID 5ec0ffee-0000-4000-8000-%012d", s.vm)) // where neither it nor its record is there
 	require(t, named && len(hints) != 0, "it names no VM, or does not say what to do: %s", said)
 	exchange := strings.HasPrefix(said, "replace/") || strings.HasPrefix(said, "put-back/")
-	require(t, !exchange || strings.Contains(said, fmt.Sprintf("where the disks of VM %d are: ", s.vm)), "it does not say where the disks are: %s", said)
+	require(t, !exchange || strings.Contains(said, fmt.Sprintf("where the disks of VM %d are: ", s.vm)),
+		"it does not say where the disks are: %s", said)
 }
 
 // requireNothingElse fails for every broken promise that is not due to the act.

@@ -98,15 +98,17 @@ func TestAVMUnderHA(t *testing.T) {
 	})
 }
 
-// TestAKilledRollOfAVMUnderHA kills a roll before and after each of its changes of HA and of the VM's power, and runs it
-// again. HA does not recover a half-made VM whose host is down for long: it is out of HA since before it was powered off.
+// TestAKilledRollOfAVMUnderHA kills a roll before and after each of its changes of HA and of the VM's power, and runs
+// it again. HA does not recover a half-made VM whose host is down for long: it is out of HA since before it was powered
+// off.
 func TestAKilledRollOfAVMUnderHA(t *testing.T) {
 	type story struct {
 		at      string
 		journal bool
 		down    bool // the host is, for long
 	}
-	eachLongIn(t, func(s story) sim.Options { return map[bool]sim.Options{true: twoHosts(), false: oneWorker()}[s.down] }, map[string]story{
+	options := func(s story) sim.Options { return map[bool]sim.Options{true: twoHosts(), false: oneWorker()}[s.down] }
+	eachLongIn(t, options, map[string]story{
 		"out of HA, no journal":            {"take-down/park", false, false},
 		"on, with the journal":             {"bring-up/start", true, false},
 		"back in HA, no journal":           {"finish/restore-ha", false, false},

@@ -38,7 +38,8 @@ const (
 // beforeMove calls f before the n-th move_disk of one of wk1's disks: scratch VMs hand volumes over, too.
 func (l *Lab) beforeMove(n int, f func()) {
 	l.beforeNth(n, func(call record.Call) bool {
-		return toVM("POST", "/move_disk")(call) && (strings.Contains(call.Path, "/9031/") || call.Params["target-vmid"] == "9031")
+		return toVM("POST", "/move_disk")(call) &&
+			(strings.Contains(call.Path, "/9031/") || call.Params["target-vmid"] == "9031")
 	}, f)
 }
 
@@ -172,7 +173,7 @@ func TestHandOverWithStrays(t *testing.T) {
 			}
 			requireUndecided(t, lab, to, lost, volid)
 			lab.EditVM(to, "scsi1", lost+",serial=data-wk1")
-			// The volume with the old name is under the disk's key on the VM to delete, and is not deleted with it: a person frees it.
+			// The volume with the old name is under the disk's key on the VM to delete: a person frees it.
 			hostsRefused(t, "roll", lab.Client().roll(onlyWorker), " has scsi1 ("+volid+",", "only one of them is the disk")
 			all(remove("scsi1"), remove("unused0"))(lab)
 		}

@@ -100,7 +100,8 @@ func (l *Lab) isImpatient() {
 func TestRollHoldsTheRebuild(t *testing.T) {
 	long(t)
 	type story struct{ strategy, set string }
-	eachInLabOf(t, inImpatientLab, storiesOf(story{"recreate", "480"}, story{"in-place", "240"}), func(t *testing.T, lab *Lab, s story) {
+	stories := storiesOf(story{"recreate", "480"}, story{"in-place", "240"})
+	eachInLabOf(t, inImpatientLab, stories, func(t *testing.T, lab *Lab, s story) {
 		lab.setRoll("strategy: " + s.strategy)
 		set := s.set
 		var said []string
@@ -115,7 +116,8 @@ func TestRollHoldsTheRebuild(t *testing.T) {
 			return `{"was":"30","set":"` + set + `","nodes":{"` + node + `":` + set + `}}`
 		}
 		lab.Client().hears(allOf(
-			notes("await-storage", &said), looks("wk1/gate", set, held("wk1")), looks("wk2/await-storage-again", set, held("wk2")), looks("wk3/gate", "30", ""),
+			notes("await-storage", &said), looks("wk1/gate", set, held("wk1")),
+			looks("wk2/await-storage-again", set, held("wk2")), looks("wk3/gate", "30", ""),
 		)).rollTo(t, planning.Policy{})
 		lab.requireWaits("30", "")
 		requireSame(t, []string{"wk1", "wk2"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
@@ -370,7 +372,8 @@ func TestHoldEndsWithoutControllers(t *testing.T) {
 	long(t)
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
-		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { without(store.DaemonSets(), longhornSpace, "longhorn-manager")(lab) }))
+		gone := without(store.DaemonSets(), longhornSpace, "longhorn-manager")
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { gone(lab) }))
 		requireFault(t, c.roll(planning.Policy{})(t.Context()), fault.Failed, "last seen: Longhorn: there is no DaemonSet longhorn-system/longhorn-manager")
 		lab.requireWaits("30", "")
 		requireDrift(t, lab, "wk2", "wk3")
@@ -384,7 +387,8 @@ func TestHoldIsLeft(t *testing.T) {
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
 		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { unanswered(lab) }))
 		err := c.roll(onlyWorker)(t.Context())
-		requireFault(t, err, fault.Failed, "give back what storage systems were told", "by hand: kubectl --namespace longhorn-system patch")
+		requireFault(t, err, fault.Failed, "give back what storage systems were told",
+			"by hand: kubectl --namespace longhorn-system patch")
 		lab.Recorder.Hooks(nil, nil)
 		v, _ := lab.waits()
 		require(t, v == "480", "it is %s", v)

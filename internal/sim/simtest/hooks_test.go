@@ -170,7 +170,9 @@ func TestHooks(t *testing.T) {
 
 // A failed hook before an action prevents it, and the hooks after the run get the outcome.
 func TestAHookBefore(t *testing.T) {
-	steps := map[string]string{"beforeRun": "before-run", "beforeBatch workers": "roll/workers/hooks_before", "beforeNode wk1": "roll/workers/wk1/run-hooks"}
+	steps := map[string]string{
+		"beforeRun": "before-run", "beforeBatch workers": "roll/workers/hooks_before", "beforeNode wk1": "roll/workers/wk1/run-hooks",
+	}
 	eachLong(t, oneWorker(), storiesOf(slices.Collect(maps.Keys(steps))...), func(t *testing.T, lab *Lab, at string) {
 		c, h := withHooks(lab, failAt(at))
 		seen := lab.watchOutage()
@@ -270,7 +272,8 @@ func TestHooksThatFail(t *testing.T) {
 		start := time.Now()
 		rep, err := client.Roll(t.Context(), planning.Policy{})
 		requireMessage(t, err, c.kind, c.want)
-		require(t, rep.Outcome == "failed: "+c.want && len(fault.Hints(err)) == c.hints, "outcome %q, hints %q", rep.Outcome, fault.Hints(err))
+		require(t, rep.Outcome == "failed: "+c.want && len(fault.Hints(err)) == c.hints,
+			"outcome %q, hints %q", rep.Outcome, fault.Hints(err))
 		took := time.Since(start)
 		require(t, c.takes == 0 || took >= c.takes && took <= c.takes+2*time.Minute, "it took %s", took)
 		requireNoClaim(t, lab)
@@ -321,7 +324,8 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 			c.Emit = whenStarted("workers/wk1/upgrade", func() { close(working) })
 			requireRefused(t, c.roll(planning.Policy{})(t.Context()), "roll/control-planes/cp1/run-hooks")
 			ran := strings.Join(h.ran, ", ")
-			require(t, strings.HasSuffix(ran, "afterNode wk1, afterBatch workers, afterRun") && !strings.Contains(ran, "afterBatch control-planes"), "hooks: %s", ran)
+			require(t, strings.HasSuffix(ran, "afterNode wk1, afterBatch workers, afterRun") && !strings.Contains(ran, "afterBatch control-planes"),
+				"hooks: %s", ran)
 			requireDrift(t, lab, "cp1", "cp2", "cp3")
 		})
 	})
@@ -416,7 +420,8 @@ func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
 func TestCtrlCInAHook(t *testing.T) {
 	both := []string{"wk1", "wk2"}
 	stale := map[string][]string{"beforeRun": both, "beforeBatch workers": both, "beforeNode wk1": both, "afterNode wk1": {"wk2"}}
-	eachLong(t, sim.Options{Workers: 2}, storiesOf(slices.Collect(maps.Keys(stale))...), func(t *testing.T, lab *Lab, pressed string) {
+	points := slices.Collect(maps.Keys(stale))
+	eachLong(t, sim.Options{Workers: 2}, storiesOf(points...), func(t *testing.T, lab *Lab, pressed string) {
 		lab.setRoll("canary: false")
 		var client *Client
 		client, h := withHooks(lab, func(ctx context.Context, at string) (int, error) {

@@ -74,8 +74,8 @@ func TestAHostIsDown(t *testing.T) {
 	})
 }
 
-// TestResumeWhileAHostIsDown: the transaction's host stops it, another one does not: its VM can't refer to a disk on local
-// storage. When its own boots, that starts no unfinished VM, and the next run finishes it and restores onboot.
+// TestResumeWhileAHostIsDown: the transaction's host stops it, another one does not: its VM can't refer to a disk on
+// local storage. When its own boots, that starts no unfinished VM, and the next run finishes it and restores onboot.
 func TestResumeWhileAHostIsDown(t *testing.T) {
 	type story struct {
 		strategy cluster.Strategy
@@ -239,7 +239,8 @@ func hostsReboot(t *testing.T, s cluster.Strategy, off time.Duration, arm func(l
 		t.Fatal("the host was not rebooted")
 	}
 	released := err != nil && strings.HasPrefix(err.Error(), "give the claim of cluster lab back: ") // that error needs no remedy
-	require(t, err == nil || released || strings.Contains(fmt.Sprint(err, fault.Hints(err)), "pve2"), "%s: the error does not name the host: %v", where, err)
+	require(t, err == nil || released || strings.Contains(fmt.Sprint(err, fault.Hints(err)), "pve2"),
+		"%s: the error does not name the host: %v", where, err)
 	broken := hostsStarts(lab)
 	require(t, broken == nil, "%s: %v", where, broken)
 	next := lab.second().roll(planning.Policy{})(t.Context())
@@ -344,7 +345,8 @@ func TestMigrated(t *testing.T) {
 		}
 		require(t, starts == s.starts && moves == 1, "started %d times, want %d; migrated %d times", starts, s.starts, moves)
 		for serial, sum := range before {
-			require(t, s.strategy != cluster.Reshape || lab.Disks()[serial] == sum || !strings.HasPrefix(serial, "data"), "disk %s was changed", serial)
+			require(t, s.strategy != cluster.Reshape || lab.Disks()[serial] == sum || !strings.HasPrefix(serial, "data"),
+				"disk %s was changed", serial)
 		}
 		lab.requireServing("wk1")
 		lab.RequireIntact()
@@ -433,14 +435,15 @@ func TestMigrationUnanswered(t *testing.T) {
 	})
 }
 
-// TestLateWish: Proxmox migrates a VM, or puts it under HA, for a roll that is dead, while a later roll has the VM off. HA
-// must not start it. No disk is lost, and the node is rolled in the end, once the VM is back.
+// TestLateWish: Proxmox migrates a VM, or puts it under HA, for a roll that is dead, while a later roll has the VM off.
+// HA must not start it. No disk is lost, and the node is rolled in the end, once the VM is back.
 func TestLateWish(t *testing.T) {
 	type story struct {
 		migrates bool
 		when     func(record.Call) bool // it happens before that
 	}
-	parked, deleted, started := toVM("POST", "/qemu/9031/move_disk"), toVM("DELETE", "/qemu/9031"), toVM("POST", "/qemu/9031/status/start")
+	parked, deleted := toVM("POST", "/qemu/9031/move_disk"), toVM("DELETE", "/qemu/9031")
+	started := toVM("POST", "/qemu/9031/status/start")
 	eachLongIn(t, func(s story) sim.Options {
 		return map[bool]sim.Options{true: twoHosts(), false: oneWorker()}[s.migrates]
 	}, map[string]story{

@@ -345,9 +345,9 @@ func (l *Lab) settledDump() string {
 	return withoutAttempts(l.withoutMadeUpUUIDs(b.String()))
 }
 
-// withoutAttempts removes from the records what depends on the number of attempts: the number of the replacement,
-// the number of writes, the time of the replacement, and unanswered requests of killed processes, which are dropped once they can't take effect
-// any more.
+// withoutAttempts removes from the records what depends on the number of attempts: the number of the replacement, the
+// number of writes, the time of the replacement, and unanswered requests of killed processes, which are dropped once
+// they can't take effect any more.
 func withoutAttempts(dump string) string {
 	return regexp.MustCompile(`,"sent":\{[^}]*\}|,"(?:nth|written)":\d+|,"replaced":"[^"]*"`).ReplaceAllString(dump, "")
 }
