@@ -374,40 +374,36 @@ func TestALostClaim(t *testing.T) {
 		},
 		cluster.InPlace: {"pull", "upgrade/install", "upgrade/reboot", "finish/set-installer", "finish/uncordon"},
 	} {
-		eachLong(t, oneWorker(), storiesOf(steps...), func(t *testing.T, lab *Lab, at string) { loseClaim(t, lab, s, at) })
+		eachLong(t, oneWorker(), storiesOf(steps...), func(t *testing.T, lab *Lab, at string) {
+			strategy(s)(lab)
+			c, hooks := withHooks(lab, nil)
+			var lost time.Time
+			seized, ran := 0, 0
+			var late []string
+			lab.Recorder.Hooks(nil, func(call record.Call) {
+				if call.Mutation && !lost.IsZero() && time.Since(lost) > time.Second {
+					late = append(late, fmt.Sprint(time.Since(lost), call.Proto, call.Method, call.Path))
+				}
+			})
+			c.Emit = whenStarted("wk1/"+at, func() {
+				lab.seize(c.Run, "20000101-0000-face")
+				lost, seized, ran = time.Now(), len(lab.Recorder.Calls()), len(hooks.ran)
+			})
+			rep, err := c.Roll(t.Context(), planning.Policy{})
+			mustBe(t, !lost.IsZero(), "the roll never came to that step: %v", err)
+			requireFault(t, err, fault.Claimed, "lost the claim of cluster lab: to run 20000101-0000-face")
+			require(t, fault.CodeOf(err) == fault.ClaimLost && rep.Code == fault.ClaimLost && strings.Contains(rep.Outcome, "lost the claim"),
+				"code %s, outcome %s", fault.CodeOf(err), rep.Outcome)
+			took := time.Since(lost)
+			require(t, took <= 20*time.Second, "it ended after %s", took)
+			requireNone(t, append(changesOfNodes(lab.Recorder.Calls()[seized:]), late...), "after the claim was lost")
+			requireNone(t, hooks.ran[ran:], "hooks after the claim was lost")
+			lab.Recorder.Hooks(nil, nil)
+			// The new holder is dead: nothing has beaten for it.
+			hooks.next(lab).rollTo(t, planning.Policy{})
+			requireNoClaim(t, lab)
+		})
 	}
-}
-
-func loseClaim(t *testing.T, lab *Lab, s cluster.Strategy, at string) {
-	strategy(s)(lab)
-	c, hooks := withHooks(lab, nil)
-	var lost time.Time
-	seized, ran := 0, 0
-	var late []string
-	lab.Recorder.Hooks(nil, func(call record.Call) {
-		if call.Mutation && !lost.IsZero() && time.Since(lost) > time.Second {
-			late = append(late, fmt.Sprint(time.Since(lost), call.Proto, call.Method, call.Path))
-		}
-	})
-	c.Emit = whenStarted("wk1/"+at, func() {
-		lab.seize(c.Run, "20000101-0000-face")
-		lost, seized, ran = time.Now(), len(lab.Recorder.Calls()), len(hooks.ran)
-	})
-	rep, err := c.Roll(t.Context(), planning.Policy{})
-	mustBe(t, !lost.IsZero(), "the roll never came to that step: %v", err)
-	requireFault(t, err, fault.Claimed, "lost the claim of cluster lab: to run 20000101-0000-face")
-	require(t, fault.CodeOf(err) == fault.ClaimLost && rep.Code == fault.ClaimLost && strings.Contains(rep.Outcome, "lost the claim"),
-		"code %s, outcome %s", fault.CodeOf(err), rep.Outcome)
-	took := time.Since(lost)
-	require(t, took <= 20*time.Second, "it ended after %s", took)
-	requireNone(t, append(changesOfNodes(lab.Recorder.Calls()[seized:]), late...), "after the claim was lost")
-	requireNone(t, hooks.ran[ran:], "hooks after the claim was lost")
-	lab.Recorder.Hooks(nil, nil)
-	// The new holder is dead: nothing has beaten for it.
-	next := lab.second()
-	next.Commands = hooks
-	next.rollTo(t, planning.Policy{})
-	requireNoClaim(t, lab)
 }
 
 // TestALostClaimEndsADrain takes the claim from a run that waits for a PodDisruptionBudget:

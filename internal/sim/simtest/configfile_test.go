@@ -294,9 +294,11 @@ type badInput struct {
 	hint  string // the remedy; "" if the message contains it
 }
 
-func badInputs() map[string]badInput {
+// TestBadInput rolls with an invalid input: there is one clear error with its remedy, and
+// nothing in the datacentre has changed.
+func TestBadInput(t *testing.T) {
 	edit := func(file, old, fresh string) func(*Lab) { return func(l *Lab) { l.Replace(file, old, fresh) } }
-	return map[string]badInput{
+	for name, bad := range map[string]badInput{
 		"unknown key": {edit("recast.yaml", "settle: 2s", "setle: 2s"), fault.Config, "recast.yaml:21:3: roll.setle: ", ""},
 		"missing file": {
 			edit("recast.yaml", "schematics/storage.yaml", "schematics/nowhere.yaml"), fault.Config, "schematics/nowhere.yaml", "",
@@ -337,13 +339,7 @@ func badInputs() map[string]badInput {
 		"no quorum": {
 			func(l *Lab) { l.World.SetQuorum(false) }, fault.Refused, "no quorum", "pvecm status",
 		},
-	}
-}
-
-// TestBadInput rolls with an invalid input: there is one clear error with its remedy, and
-// nothing in the datacentre has changed.
-func TestBadInput(t *testing.T) {
-	for name, bad := range badInputs() {
+	} {
 		t.Run(name, func(t *testing.T) {
 			if name != "no quorum" {
 				long(t)
