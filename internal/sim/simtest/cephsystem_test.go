@@ -75,14 +75,6 @@ func (l *Lab) ceph(checked time.Time, details map[string]any) {
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), cephClusters.GroupVersionResource, u, store.Status)))
 }
 
-// cephIs says whether the last health of the Ceph cluster has a check.
-func (l *Lab) cephIs(code string) bool {
-	l.t.Helper()
-	u := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph").(*unstructured.Unstructured)
-	_, found, _ := unstructured.NestedMap(u.Object, "status", "ceph", "details", code)
-	return found
-}
-
 // TestPlanOfCeph: no node with OSDs is planned while data has too few replicas; pools and monitors say which node Ceph
 // can spare.
 func TestPlanOfCeph(t *testing.T) {
@@ -163,7 +155,9 @@ func TestRollWaitsForCeph(t *testing.T) {
 		early := false
 		c := lab.Client().hears(allOf(notes("await-storage-again", &said), func(e step.Event) {
 			if before("take-down").is(e) {
-				early = early || lab.cephIs("PG_DEGRADED")
+				u := lab.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph").(*unstructured.Unstructured)
+				_, degraded, _ := unstructured.NestedMap(u.Object, "status", "ceph", "details", "PG_DEGRADED")
+				early = early || degraded
 			}
 		}))
 		c.rollTo(t, planning.Policy{})

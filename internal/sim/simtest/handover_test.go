@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -200,18 +201,6 @@ func (l *Lab) parkingID(t *testing.T) int {
 	return int(res.Open[0].Parking)
 }
 
-// spaceLeave shrinks the storage of the disks so that bytes are free.
-func spaceLeave(lab *Lab, bytes int64) {
-	lab.t.Helper()
-	for _, s := range lab.World.Storages("pve1") {
-		if s.ID == sim.DiskStorage {
-			lab.World.SetCapacity(s.ID, s.Used+bytes)
-			return
-		}
-	}
-	lab.t.Fatal("there is no storage for disks")
-}
-
 // TestARollNeedsRoomForTheNewDisks: the old system disks stay parked, so a roll without
 // space for the new ones does not begin; once prune has freed the older ones it does.
 func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
@@ -220,7 +209,11 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		lab.Patch(sim.PatchedExtension)
-		spaceLeave(lab, 9<<30)
+		for _, s := range lab.World.Storages("pve1") {
+			if s.ID == sim.DiskStorage {
+				lab.World.SetCapacity(s.ID, s.Used+9<<30)
+			}
+		}
 		before := len(lab.Recorder.Calls())
 		const want = "storage fast on pve1 has 9216 MiB free, but a new system disk takes 10 GiB there while the old one stays parked"
 		requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "wk1: "+want)
@@ -328,16 +321,6 @@ func TestProvedBeforeTheDelete(t *testing.T) {
 	})
 }
 
-// scratchCalls are the changes that a roll sent about scratch VMs.
-func (l *Lab) scratchCalls(from int) (out []string) {
-	for _, call := range l.Recorder.Calls()[from:] {
-		if call.Mutation && ofScratch(call) {
-			out = append(out, call.Method+" "+call.Path[strings.LastIndex(call.Path, "/")+1:])
-		}
-	}
-	return out
-}
-
 func ofScratch(call record.Call) bool {
 	id, _ := strconv.Atoi(call.Params["vmid"])
 	return strings.Contains(call.Path, "/qemu/909") || id >= scratchVM-9 && id <= scratchVM
@@ -354,8 +337,11 @@ func TestHandOverIsRemembered(t *testing.T) {
 			lab.Patch(everywhere)
 			before := len(lab.Recorder.Calls())
 			must(t, lab.Client().roll(onlyWorker)(t.Context()))
-			got := lab.scratchCalls(before)
-			require(t, slices.Equal(got, want), "sent %q, want %q", got, want)
+			var got []string
+			for _, call := range lab.sent(before, func(c record.Call) bool { return c.Mutation && ofScratch(c) }) {
+				got = append(got, call.Method+" "+path.Base(call.Path))
+			}
+			requireSame(t, want, got, "sent about scratch VMs (-want +got)")
 		}
 		handOver := []string{"POST qemu", "POST qemu", "POST move_disk", "POST move_disk", "DELETE 9099", "DELETE 9098"}
 		roll(slices.Concat(create, handOver))
