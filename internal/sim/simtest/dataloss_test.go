@@ -86,7 +86,13 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 			require(t, err == nil && len(rep.Plan.Nodes[0].WillLose) == 0, "it asks for what is not on that disk: %v", err)
 			return
 		}
-		d.requireRefused(t, rep, err)
+		requireRefused(t, err, pvRefused)
+		i := slices.IndexFunc(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
+		mustBe(t, i >= 0, "plan %+v", rep.Plan)
+		n := rep.Plan.Nodes[i]
+		unread := strings.Contains(strings.Join(n.Refused, "\n"), "unread/"+firstRun)
+		require(t, n.Strategy == d.plan && unread == d.off,
+			"%s, refused because the machine does not answer: %t, want %t: %q", n.Strategy, unread, d.off, n.Refused)
 		requireSame(t, before, lab.machinesDump(), "something was changed:\n… (-want +got)")
 		accept := []string{"pv/pvc-1"}
 		if d.off {
@@ -105,17 +111,6 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 		require(t, slices.Contains(shown, pvLost), "shown as lost: %q", shown)
 		lab.RequireIntact()
 	})
-}
-
-func (d door) requireRefused(t *testing.T, rep pipeline.Report, err error) {
-	t.Helper()
-	requireRefused(t, err, pvRefused)
-	i := slices.IndexFunc(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
-	mustBe(t, i >= 0, "plan %+v", rep.Plan)
-	n := rep.Plan.Nodes[i]
-	unread := strings.Contains(strings.Join(n.Refused, "\n"), "unread/"+firstRun)
-	require(t, n.Strategy == d.plan && unread == d.off,
-		"%s, refused because the machine does not answer: %t, want %t: %q", n.Strategy, unread, d.off, n.Refused)
 }
 
 // TestBoundMeanwhile: a volume that is bound between the plan and the exchange is
