@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
-	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,9 +43,8 @@ func TestBackup(t *testing.T) {
 		for range 3 {
 			res := valueOf(lab.Client().Backup(t.Context(), pipeline.BackupOptions{Keep: 2}))(t)
 			require(t, len(res.Warnings) == 0 && res.Revision != 0 && len(res.Members) == 3, "%+v", res)
-			if files = append(files, filepath.Base(res.File)); len(files) > 2 && !cmp.Equal(res.Removed, files[:1]) {
-				t.Errorf("removed %q, want %q", res.Removed, files[:1])
-			}
+			files = append(files, filepath.Base(res.File))
+			require(t, slices.Equal(res.Removed, files[:max(0, len(files)-2)]), "removed %q of %q", res.Removed, files)
 			time.Sleep(time.Second)
 		}
 		requireSame(t, files[1:], lab.snapshotFiles(), "files (-want +got)")
@@ -62,9 +59,7 @@ func TestBackup(t *testing.T) {
 		mustBe(t, len(lab.Read("one.db")) == int(res.SizeBytes), "%+v", res)
 		requireSays(t, strings.Join(res.Warnings, "\n"),
 			"cp2 does not answer: 127.42.7.12: gave up after 15s: read etcd's status", "alarm NOSPACE on member cp3")
-		if _, err := back("one.db"); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "one.db exists already") {
-			t.Errorf("overwritten: %v", err)
-		}
+		requireFault(t, errOf(back("one.db")), fault.Config, "one.db exists already")
 
 		lab.breakEtcd(talosapi.EtcdFault{Corrupt: true}, "cp3")
 		time.Sleep(10 * time.Second)
@@ -73,9 +68,8 @@ func TestBackup(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		requireRefused(t, errOf(back("alone.db")), "no member of etcd that answers follows a leader")
 		for _, name := range []string{"corrupt.db", "alone.db"} {
-			if _, err := os.Stat(filepath.Join(lab.Dir, name)); !os.IsNotExist(err) {
-				t.Errorf("%s: %v", name, err)
-			}
+			err := errOf(os.Stat(filepath.Join(lab.Dir, name)))
+			require(t, os.IsNotExist(err), "%s: %v", name, err)
 		}
 		requireSame(t, changes, lab.Recorder.Mutations(), "… calls that change something (-want +got)")
 	})
@@ -93,9 +87,7 @@ func (l *Lab) snapshotFiles() []string {
 	var names []string
 	for _, e := range entries {
 		info := valueOf(e.Info())(l.t)
-		if info.Mode().Perm() != 0o600 {
-			l.t.Errorf("%s has mode %s", e.Name(), info.Mode())
-		}
+		require(l.t, info.Mode().Perm() == 0o600, "%s has mode %s", e.Name(), info.Mode())
 		b := l.Read(filepath.Join(snapshots, e.Name()))
 		body := b[:max(0, len(b)-sha256.Size)]
 		sum := sha256.Sum256(body)
@@ -131,7 +123,7 @@ func TestSnapshotOfEtcd(t *testing.T) {
 		var asked []string
 		from := len(lab.Recorder.Calls())
 		lab.Recorder.Hooks(func(call record.Call) error {
-			if call.Method == "/machine.MachineService/EtcdSnapshot" {
+			if asksForSnapshot(call) {
 				asked = append(asked, lab.nameOf(call.Target))
 				touched = touched || len(lab.touched(from, "cp1")) > 0
 			}
@@ -156,19 +148,21 @@ func TestSnapshotOfEtcd(t *testing.T) {
 func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension) // only workers have it
-		lab.mustRoll("20000101-0000-0001", planning.Policy{})
+		lab.as("20000101-0000-0001").mustRoll(planning.Policy{})
 		requireNone(t, lab.snapshotFiles(), "a roll of workers left")
 		var want []string
 		for _, run := range []string{"20000101-0000-0002", "20000101-0000-0003"} {
 			lab.Patch(everywhere)
-			lab.mustRoll(run, planning.Policy{})
+			lab.as(run).mustRoll(planning.Policy{})
 			want = append(want, "etcd-lab-"+run+".db")
 			requireSame(t, want, lab.snapshotFiles(), "files (-want +got)")
 		}
-		calls := slices.DeleteFunc(lab.Recorder.Calls(), func(c record.Call) bool { return !strings.HasSuffix(c.Method, "/EtcdSnapshot") })
+		calls := lab.sent(0, asksForSnapshot)
 		require(t, len(calls) == 2, "%d snapshots were asked for: %+v", len(calls), calls)
 	})
 }
+
+func asksForSnapshot(c record.Call) bool { return c.Method == "/machine.MachineService/EtcdSnapshot" }
 
 // TestTheSnapshotOfTheRunThatIsResumed: the snapshot from before the crash is used for the
 // rest of that run, unless it was damaged.
@@ -181,15 +175,14 @@ func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 			lab.Write(file, lab.Read(file)[:5000])
 		}
 		before := len(lab.Recorder.Calls())
-		lab.mustRoll("20000101-0000-feed", policyFor(controlPlanes...))
-		asked := slices.DeleteFunc(lab.Recorder.Calls()[before:], func(c record.Call) bool { return !strings.HasSuffix(c.Method, "/EtcdSnapshot") })
+		lab.as("20000101-0000-feed").mustRoll(policyFor(controlPlanes...))
+		asked := lab.sent(before, asksForSnapshot)
 		require(t, spoil == (len(asked) == 1), "asked for a snapshot again: %+v", asked)
 		files := lab.snapshotFiles()
 		require(t, len(files) == 1, "files %q", files)
 	})
 }
 
-// backUp takes a backup of the lab's etcd.
 func (l *Lab) backUp() pipeline.BackupResult {
 	l.t.Helper()
 	return valueOf(l.Client().Backup(l.t.Context(), pipeline.BackupOptions{}))(l.t)
@@ -203,8 +196,7 @@ func (l *Lab) kubernetes() map[string]string {
 		if r.GroupVersionResource == store.Pods() || r.Resource == "events" {
 			continue
 		}
-		objects := l.allStored(r.GroupVersionResource, "")
-		for _, o := range objects {
+		for _, o := range l.allStored(r.GroupVersionResource, "") {
 			out[fmt.Sprint(r.Resource, " ", o.GetNamespace(), "/", o.GetName())] = fmt.Sprint(o.GetUID(), " ", o.GetLabels())
 		}
 	}
@@ -213,7 +205,6 @@ func (l *Lab) kubernetes() map[string]string {
 
 var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 
-// note creates an object in Kubernetes.
 func (l *Lab) note(name string) {
 	l.t.Helper()
 	must(l.t, errOf(l.Kube.Store().Create(l.t.Context(), configMaps, &corev1.ConfigMap{
@@ -231,8 +222,7 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 		lab.reset("cp1", "EPHEMERAL")
 		ids := lab.memberIDs()
 		require(t, lab.kubernetesAnswers() != nil, "Kubernetes answers without etcd, whose members are %v", ids)
-		rep, err := lab.Client().Restore(t.Context(), saved.File, "cp1")
-		must(t, err)
+		rep := valueOf(lab.Client().Restore(t.Context(), saved.File, "cp1"))(t)
 		require(t, rep.Outcome == "done" && !rep.Resumes && strings.Contains(rep.VM, "9001"), "report %+v", rep)
 		requireSame(t, before, lab.kubernetes(), "Kubernetes (-before +after)")
 		requireSame(t, []string{"cp1"}, slices.Collect(maps.Keys(lab.memberIDs())), "members (-want +got)")
@@ -243,8 +233,7 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 
 		// An etcd that has data is never overwritten.
 		from := len(lab.Recorder.Calls())
-		_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
-		requireRefused(t, err, "cp1 has etcd data already: it is never overwritten")
+		requireRefused(t, lab.Client().restore(saved.File)(t.Context()), "cp1 has etcd data already: it is never overwritten")
 		lab.requireLeftAlone(from, "cp1")
 	})
 }
@@ -274,40 +263,35 @@ func (c *Client) restore(file string) func(context.Context) error {
 // TestRestoreIsInterrupted: killed after any changing call, and run again, it has the same
 // result, with a single bootstrap request.
 func TestRestoreIsInterrupted(t *testing.T) {
-	long(t)
-	for n := range 8 { // claim, upload, bootstrap, heartbeats, claim
-		t.Run(fmt.Sprint("after change ", n+1), func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				before, saved := lab.kubernetes(), lab.backUp()
-				lab.reset("cp1", "EPHEMERAL")
-				user := lab.Client()
-				var changes, bootstraps atomic.Int64
-				lab.Recorder.Hooks(nil, func(c record.Call) {
-					if c.Method == "/machine.MachineService/Bootstrap" {
-						bootstraps.Add(1)
-					}
-					if c.Mutation && changes.Add(1) == int64(n+1) {
-						user.Kill()
-					}
-				})
-				_, killed := user.Restore(t.Context(), saved.File, "cp1")
-				time.Sleep(time.Minute)
-				again := lab.as("20000101-0000-0002")
-				rep, err := again.Restore(t.Context(), saved.File, "cp1")
-				switch {
-				case killed == nil || err != nil && strings.Contains(err.Error(), "has etcd data already"):
-					requireRefused(t, err, "has etcd data already") // it was all but over
-				case err != nil:
-					t.Fatalf("%+v, %v", rep, err)
-				case rep.Resumes != (rep.Run == user.Run):
-					t.Errorf("%+v", rep)
-				}
-				require(t, bootstraps.Load() == 1, "told to bootstrap %d times", bootstraps.Load())
-				requireSame(t, before, lab.kubernetes(), "Kubernetes (-before +after)")
-				requireDrift(t, lab)
-			})
+	// Its changes are those of the claim, an upload, a bootstrap, heartbeats, and those of the claim.
+	eachLong(t, oneWorker(), storiesOf[int64](1, 2, 3, 4, 5, 6, 7, 8), func(t *testing.T, lab *Lab, nth int64) {
+		before, saved := lab.kubernetes(), lab.backUp()
+		lab.reset("cp1", "EPHEMERAL")
+		user := lab.Client()
+		var changes, bootstraps atomic.Int64
+		lab.Recorder.Hooks(nil, func(c record.Call) {
+			if c.Method == "/machine.MachineService/Bootstrap" {
+				bootstraps.Add(1)
+			}
+			if c.Mutation && changes.Add(1) == nth {
+				user.Kill()
+			}
 		})
-	}
+		_, killed := user.Restore(t.Context(), saved.File, "cp1")
+		time.Sleep(time.Minute)
+		rep, err := lab.as(secondRun).Restore(t.Context(), saved.File, "cp1")
+		switch {
+		case killed == nil || err != nil && strings.Contains(err.Error(), "has etcd data already"):
+			requireRefused(t, err, "has etcd data already") // it was all but over
+		case err != nil:
+			t.Fatalf("%+v, %v", rep, err)
+		case rep.Resumes != (rep.Run == user.Run):
+			t.Errorf("%+v", rep)
+		}
+		require(t, bootstraps.Load() == 1, "told to bootstrap %d times", bootstraps.Load())
+		requireSame(t, before, lab.kubernetes(), "Kubernetes (-before +after)")
+		requireDrift(t, lab)
+	})
 }
 
 // TestRestoreLosesAnAnswer: recast checks whether a bootstrap was begun, and never just retries.
@@ -330,9 +314,8 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 		})
 		_, err := user.Restore(t.Context(), saved.File, "cp1")
 		if !arrives {
-			if err == nil || !strings.Contains(err.Error(), "restore/recover-etcd: etcd on cp1: gave up after 3m0s; last seen: Preparing: Running pre state") || len(fault.Hints(err)) == 0 {
-				t.Errorf("err = %v", err)
-			}
+			requireError(t, err, "restore/recover-etcd: etcd on cp1: gave up after 3m0s; last seen: Preparing: Running pre state")
+			require(t, len(fault.Hints(err)) > 0, "no hint: %v", err)
 			requireNone(t, fault.Safe(err), "safe is …, after the request to bootstrap etcd")
 			_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
 		}
@@ -341,73 +324,57 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 	})
 }
 
-// TestRestoreOnceMore: after a restore that Talos completed on its own, a new one is possible a day later.
+// TestRestoreOnceMore: after a restore that Talos completed on its own, a new one is possible a day later. Interrupted
+// before the bootstrap, it recognizes an etcd that a person began meanwhile.
 func TestRestoreOnceMore(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	stories := map[string]bool{"completed by Talos": false, "begun by a person": true}
+	eachLong(t, oneWorker(), stories, func(t *testing.T, lab *Lab, byHand bool) {
 		saved := lab.backUp()
 		lab.reset("cp1", "EPHEMERAL")
 		user := lab.Client()
-		user.killedAt(t, onServer("/machine.MachineService/Bootstrap"), user.restore(saved.File))
-		time.Sleep(24 * time.Hour)
-		lab.note("since")
-		rep, err := lab.Client().Restore(t.Context(), saved.File, "cp1")
-		if err != nil || rep.Run != user.Run || rep.Bootstrapped.IsZero() || rep.Started.Sub(rep.Bootstrapped) < 23*time.Hour {
-			t.Errorf("%+v, %v", rep, err)
+		if byHand {
+			user.killedAt(t, onServer("/machine.MachineService/EtcdRecover"), user.restore(saved.File))
+			lab.talosctl("cp1", bootstrap)
+			time.Sleep(2 * time.Minute)
+		} else {
+			user.killedAt(t, onServer("/machine.MachineService/Bootstrap"), user.restore(saved.File))
+			time.Sleep(24 * time.Hour)
+			lab.note("since")
+			rep := valueOf(lab.Client().Restore(t.Context(), saved.File, "cp1"))(t)
+			require(t, rep.Run == user.Run && !rep.Bootstrapped.IsZero() && rep.Started.Sub(rep.Bootstrapped) >= 23*time.Hour,
+				"%+v", rep)
+			require(t, lab.kubernetes()["configmaps default/since"] != "", "changes in Kubernetes since then are lost")
 		}
-		if _, there := lab.kubernetes()["configmaps default/since"]; !there {
-			t.Error("changes in Kubernetes since then are lost")
-		}
-		_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
-		requireRefused(t, err, "cp1 has etcd data already: it is never overwritten")
-	})
-}
-
-// TestRestoreAfterAForeignBootstrap: interrupted before the bootstrap, it recognizes an etcd that a person began meanwhile.
-func TestRestoreAfterAForeignBootstrap(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		saved := lab.backUp()
-		lab.reset("cp1", "EPHEMERAL")
-		user := lab.Client()
-		user.killedAt(t, onServer("/machine.MachineService/EtcdRecover"), user.restore(saved.File))
-		lab.talosctl("cp1", func(ctx context.Context, c *client.Client) error {
-			return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
-		})
-		time.Sleep(2 * time.Minute)
-		_, err := lab.Client().Restore(t.Context(), saved.File, "cp1")
-		requireRefused(t, err, "cp1 has etcd data already: it is never overwritten")
+		requireRefused(t, lab.Client().restore(saved.File)(t.Context()), "cp1 has etcd data already: it is never overwritten")
 	})
 }
 
 // TestRestoreIsRefused before anything is changed.
 func TestRestoreIsRefused(t *testing.T) {
-	long(t)
 	type story struct {
 		planes int
-		spoil  func(t *testing.T, l *Lab, file string)
+		spoil  func(l *Lab, file string)
 		text   string
 	}
-	cases := map[string]story{
-		"cut off": {1, func(_ *testing.T, l *Lab, file string) {
+	eachLongIn(t, func(c story) sim.Options { return sim.Options{ControlPlanes: c.planes, Workers: 1} }, map[string]story{
+		"cut off": {1, func(l *Lab, file string) {
 			name := strings.TrimPrefix(file, l.Dir)
 			whole := l.Read(name)
 			l.Write(name, whole[:len(whole)-512])
 		}, "does not match its checksum: it was cut off"},
-		"three control planes": {3, nil, "cp1 is not the only control plane: Talos knows cp2 as well"},
-		"two that were off": {3, func(t *testing.T, l *Lab, _ string) {
-			must(t, l.World.PowerOff(l.node("cp2").VMID))
-			must(t, l.World.PowerOff(l.node("cp3").VMID))
+		"three control planes": {3, func(*Lab, string) {}, "cp1 is not the only control plane: Talos knows cp2 as well"},
+		"two that were off": {3, func(l *Lab, _ string) {
+			must(l.t, l.World.PowerOff(l.node("cp2").VMID))
+			must(l.t, l.World.PowerOff(l.node("cp3").VMID))
 			time.Sleep(45 * time.Minute) // Talos' discovery drops them after 30
 			l.reset("cp1", "EPHEMERAL")
 		}, "can't be determined: Talos' discovery does not know cp2, cp3 at present"},
-		"another VM": {1, func(_ *testing.T, l *Lab, _ string) { l.Replace("recast.yaml", "vmid: 9001", "vmid: 9002") }, "not VM 9002 as configured"},
-	}
-	eachIn(t, func(c story) sim.Options { return sim.Options{ControlPlanes: c.planes, Workers: 1} }, cases, func(t *testing.T, lab *Lab, c story) {
+		"another VM": {1, func(l *Lab, _ string) { l.Replace("recast.yaml", "vmid: 9001", "vmid: 9002") }, "not VM 9002 as configured"},
+	}, func(t *testing.T, lab *Lab, c story) {
 		saved := lab.backUp()
-		if c.spoil != nil {
-			c.spoil(t, lab, saved.File)
-		}
+		c.spoil(lab, saved.File)
 		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-		requireRefused(t, errOf(lab.Client().Restore(t.Context(), saved.File, "cp1")), c.text)
+		requireRefused(t, lab.Client().restore(saved.File)(t.Context()), c.text)
 		lab.requireLeftAlone(from, "cp1")
 		requireSame(t, ids, lab.memberIDs(), "members of etcd (-before +after)")
 	})

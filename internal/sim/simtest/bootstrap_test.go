@@ -4,14 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/adminconfig"
@@ -41,7 +38,6 @@ type drafted struct {
 	lines map[string]string // of recast.yaml, by node
 }
 
-// newCluster writes a draft.
 func (l *Lab) newCluster(controlPlanes, workers, hosts int) (nodes []string) {
 	l.t.Helper()
 	return l.draft(draft{controlPlanes: controlPlanes, workers: workers, hosts: hosts}).nodes
@@ -54,7 +50,7 @@ func (l *Lab) draft(d draft) drafted {
 	if d.ours == nil {
 		d.ours = valueOf(talosapi.NewCluster(sim.ClusterName, "https://127.42.7.10:6443", sim.TalosVersion, sim.KubernetesVersion))(l.t)
 	}
-	l.Guard(d.ours.Secrets)
+	l.canary.addBundle(d.ours.Secrets)
 	l.allowShape()
 	const class = "{memory: 4096, onboot: true, cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}%s]}\n"
 	var text strings.Builder
@@ -70,8 +66,7 @@ func (l *Lab) draft(d draft) drafted {
 		if !m.ControlPlane {
 			m.Documents = d.documents
 		}
-		config := valueOf(d.ours.MachineConfig(m))(l.t)
-		files[node] = config
+		files[node] = valueOf(d.ours.MachineConfig(m))(l.t)
 	}
 	for i := range d.controlPlanes {
 		add(fmt.Sprintf("cp%d", i+1), "control-plane", 11+i)
@@ -79,7 +74,11 @@ func (l *Lab) draft(d draft) drafted {
 	for i := range d.workers {
 		add(fmt.Sprintf("wk%d", i+1), "worker", 31+i)
 	}
-	made.lock = l.Configure(text.String())
+	l.Write("recast.yaml", []byte(l.Config(text.String())))
+	for name, content := range l.Schematics() {
+		l.Write(name, content)
+	}
+	made.lock = l.lockSchematics()
 	l.Replace("recast.yaml", "roll:\n", fmt.Sprintf("roll:\n  maxUnavailable: {workers: 1, perHost: %d}\n", d.controlPlanes+d.workers))
 	l.MachineConfig = files.read
 	p := valueOf(l.Client().Project())(l.t)
@@ -118,29 +117,11 @@ func (l *Lab) memberNames() (names []string) {
 func requireCluster(t *testing.T, l *Lab, nodes ...string) {
 	t.Helper()
 	l.requireNodes(t, nodes)
-	for _, v := range append(l.EtcdViolations(), l.World.Violations()...) {
-		t.Error(v)
-	}
+	l.requireEtcd()
 }
 
-// TestBootstrap makes clusters from nothing.
+// TestBootstrap makes clusters from nothing. Eight nodes take no longer than one control plane, and then one worker.
 func TestBootstrap(t *testing.T) {
-	eachLong(t, sim.Options{Empty: true, Hosts: 3}, map[string]struct{ controlPlanes, workers int }{
-		"one control plane":    {1, 0},
-		"and a worker":         {1, 1},
-		"three, and five more": {3, 5},
-	}, func(t *testing.T, lab *Lab, s struct{ controlPlanes, workers int }) {
-		nodes := lab.newCluster(s.controlPlanes, s.workers, 3)
-		rep, err := lab.Client().Bootstrap(t.Context(), "cp1")
-		mustBe(t, err == nil, "%v\n%s", err, rep.Outcome)
-		requireCluster(t, lab, nodes...)
-		again := valueOf(lab.Client().Bootstrap(t.Context(), "cp1"))(t)
-		require(t, again.Outcome == "nothing to do", "again: %s", again.Outcome)
-	})
-}
-
-// TestBootstrapTakesAsLongAsItsLongestChain: eight nodes take no longer than one control plane, and then one worker.
-func TestBootstrapTakesAsLongAsItsLongestChain(t *testing.T) {
 	long(t)
 	took := func(controlPlanes, workers int) (took time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
@@ -150,16 +131,18 @@ func TestBootstrapTakesAsLongAsItsLongestChain(t *testing.T) {
 			must(t, errOf(lab.Client().Bootstrap(t.Context(), "cp1")))
 			took = time.Since(began)
 			requireCluster(t, lab, nodes...)
+			again := valueOf(lab.Client().Bootstrap(t.Context(), "cp1"))(t)
+			require(t, again.Outcome == "nothing to do", "again: %s", again.Outcome)
 		})
 		return took
 	}
+	took(1, 0)
 	chain, all := took(1, 1), took(3, 5)
 	ratio := float64(all) / float64(chain)
 	t.Logf("%s for one control plane and a worker, %s for 3 + 5 nodes: %.2f times", chain, all, ratio)
 	require(t, ratio <= 1.1, "3 + 5 nodes take %.2f times as long as one control plane and then a worker", ratio)
 }
 
-// founding is a cluster that is to be made.
 type founding struct {
 	*Lab
 	nodes []string
@@ -235,10 +218,8 @@ func TestBootstrapRefused(t *testing.T) {
 		"a machine has a worker's address":   {"cp1", squatter("127.42.7.31"), 1, 1, "a machine in maintenance mode answers at 127.42.7.31, which is to be the address of wk1"},
 		"a machine of the cluster elsewhere": {"cp1", foundling, 1, 0, "Talos' discovery knows another machine of this cluster, cp3: etcd was not begun on cp1"},
 		"with a worker":                      {"wk1", nil, 0, 0, "a cluster begins with a control plane, and its machine configuration is that of a worker"},
-		"with a file of another cluster": {"cp1", otherFile("wk1", func(text cluster.Secret) cluster.Secret {
-			return regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(text, []byte("${1}abcdef.0123456789abcdef"))
-		}), 0, 0, "the bootstrap token of Kubernetes: is it the file of another cluster?"},
-		"without a file of the first": {"cp1", otherFile("cp1", func(cluster.Secret) cluster.Secret { return nil }), 0, 0, "cp1: its machine configuration is not in talos.machineConfigs"},
+		"with a file of another cluster":     {"cp1", otherFile("wk1", withOtherToken), 0, 0, "the bootstrap token of Kubernetes: is it the file of another cluster?"},
+		"without a file of the first":        {"cp1", otherFile("cp1", func(cluster.Secret) cluster.Secret { return nil }), 0, 0, "cp1: its machine configuration is not in talos.machineConfigs"},
 	}, func(t *testing.T, lab *Lab, s story) {
 		d := lab.draft(draft{controlPlanes: 1, workers: 1, hosts: 1})
 		after := func() {}
@@ -288,7 +269,7 @@ func TestBootstrapAfterACluster(t *testing.T) {
 		must(t, errOf(lab.as(secondRun).Remove(t.Context(), "wk1")))
 		lab.unlist("wk1")
 		lab.destroyVM(lab.namedVM("cp1").ID)
-		_, err := lab.as(thirdRun).Bootstrap(t.Context(), "cp1")
+		err := errOf(lab.as(thirdRun).Bootstrap(t.Context(), "cp1"))
 		requireRefused(t, err, "has disks of node wk1 of this cluster (recast status lists them): if the cluster is gone for good, recast remove wk1 --free wk1 frees them")
 	})
 }
@@ -308,9 +289,7 @@ func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
 		require(t, rep.Outcome == "done", "outcome %q", rep.Outcome)
 		requireInSync(t, lab, "cp1", "wk1")
 		for _, vm := range before {
-			now, err := lab.World.LookupVM(vm.Host, vm.ID)
-			diff := cmp.Diff(vm, now)
-			require(t, err == nil && diff == "", "VM %d (-before +after), %v:\n%s", vm.ID, err, diff)
+			requireSame(t, vm, valueOf(lab.World.LookupVM(vm.Host, vm.ID))(t), "VM %d (-before +after)", vm.ID)
 		}
 	})
 }
@@ -320,38 +299,32 @@ func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
 func TestBootstrapLostAnswer(t *testing.T) {
 	const method = "/machine.MachineService/Bootstrap"
 	asked := func(l *Lab) int { return len(l.sent(0, func(c record.Call) bool { return c.Method == method })) }
-	type story struct {
-		lose func(*Lab, *Client)
-		done bool // the request was carried out
-	}
-	eachLong(t, sim.Options{Empty: true}, map[string]story{
-		"it was carried out": {func(l *Lab, c *Client) {
-			l.Recorder.Hooks(nil, func(call record.Call) {
+	stories := map[string]bool{"it was carried out": true, "it was not": false}
+	eachLong(t, sim.Options{Empty: true}, stories, func(t *testing.T, lab *Lab, done bool) {
+		nodes := lab.newCluster(1, 1, 1)
+		c := lab.as(firstRun)
+		if done {
+			lab.Recorder.Hooks(nil, func(call record.Call) {
 				if call.Method == method {
 					c.Cut()
 					time.AfterFunc(10*time.Second, c.Mend)
 				}
 			})
-		}, true},
-		"it was not": {func(l *Lab, _ *Client) {
-			l.Silence(func(r talosapi.Request) bool { return r.Method == method })
-		}, false},
-	}, func(t *testing.T, lab *Lab, s story) {
-		nodes := lab.newCluster(1, 1, 1)
-		c := lab.as(firstRun)
-		s.lose(lab, c)
+		} else {
+			lab.Silence(func(r talosapi.Request) bool { return r.Method == method })
+		}
 		_, err := c.Bootstrap(t.Context(), "cp1")
 		lab.Recorder.Hooks(nil, nil)
 		lab.Silence(nil)
 		requireSame(t, 1, asked(lab), "asked … times (-want +got)")
-		if s.done {
+		if done {
 			must(t, err)
 		} else {
 			requireFault(t, err, fault.Failed, "run the same command again")
 		}
 		must(t, errOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1")))
 		n := asked(lab)
-		require(t, n > 1 != s.done, "asked %d times in the end", n)
+		require(t, n > 1 != done, "asked %d times in the end", n)
 		requireCluster(t, lab, nodes...)
 	})
 }
@@ -382,7 +355,7 @@ func TestTwoBootstrapsAtOnce(t *testing.T) {
 		for range clients {
 			if err := <-ended; err != nil {
 				lost++
-				requireClaimed(t, err, "held by run")
+				requireFault(t, err, fault.Claimed, "held by run")
 			}
 		}
 		require(t, lost == 1, "%d bootstraps lost", lost)

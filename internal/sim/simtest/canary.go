@@ -88,6 +88,8 @@ func newCanary(l *sim.Lab, files map[string][]byte) *canary {
 
 // addBundle adds the secrets of a Talos cluster.
 func (c *canary) addBundle(b *secrets.Bundle) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for what, key := range map[string][]byte{
 		"Talos' CA": b.Certs.OS.Key, "etcd's CA": b.Certs.Etcd.Key, "Kubernetes' CA": b.Certs.K8s.Key,
 		"the aggregator's CA": b.Certs.K8sAggregator.Key, "the service accounts' key": b.Certs.K8sServiceAccount.Key,
@@ -214,11 +216,4 @@ func given(path string) bool {
 // configurations, and snapshots of etcd.
 func isSecret(path string) bool {
 	return strings.HasSuffix(path, ".secret") || strings.HasSuffix(path, ".db")
-}
-
-// requireNoLeaks fails a test that has leaked a secret.
-func (l *Lab) requireNoLeaks() {
-	for _, leak := range l.leaks() {
-		l.t.Errorf("leaked: %s", leak)
-	}
 }

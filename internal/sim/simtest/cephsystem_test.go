@@ -15,7 +15,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/mayastor"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -46,7 +45,6 @@ var (
 	cephPools      = []store.Resource{cephBlockPools, cephFiles, cephStores}
 )
 
-// cephDaemon adds an OSD or a monitor on a node.
 func (l *Lab) cephDaemon(kind, id, node string) {
 	l.t.Helper()
 	labels := map[string]string{"app": "rook-ceph-" + kind, "ceph_daemon_id": id, kind: id, "topology-location-host": node}
@@ -65,7 +63,6 @@ func (l *Lab) cephMonitors(nodes ...string) {
 	time.Sleep(2 * time.Minute) // they start, and Rook checks
 }
 
-// cephPool adds a pool of a kind, with that content.
 func (l *Lab) cephPool(kind store.Resource, spec map[string]any) {
 	l.put(kind.GroupVersionResource, object(kind, "rook-ceph", "data", map[string]any{"spec": spec}))
 }
@@ -73,21 +70,13 @@ func (l *Lab) cephPool(kind store.Resource, spec map[string]any) {
 // ceph writes a health of the Ceph cluster.
 func (l *Lab) ceph(checked time.Time, details map[string]any) {
 	l.t.Helper()
-	o := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph")
-	u := o.(*unstructured.Unstructured).DeepCopy()
+	u := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph").(*unstructured.Unstructured).DeepCopy()
 	u.Object["status"] = map[string]any{"ceph": map[string]any{"health": "HEALTH_WARN", "lastChecked": checked.UTC().Format(time.RFC3339), "details": details}}
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), cephClusters.GroupVersionResource, u, store.Status)))
 }
 
-// cephIs says whether the last health of the Ceph cluster has a check.
-func (l *Lab) cephIs(code string) bool {
-	l.t.Helper()
-	o := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph")
-	_, found, _ := unstructured.NestedMap(o.(*unstructured.Unstructured).Object, "status", "ceph", "details", code)
-	return found
-}
-
-// TestPlanOfCeph: no node with OSDs is planned while data has too few replicas.
+// TestPlanOfCeph: no node with OSDs is planned while data has too few replicas; pools and monitors say which node Ceph
+// can spare.
 func TestPlanOfCeph(t *testing.T) {
 	const off = ", or roll.storage: {ceph: off} does not look at it"
 	const may = "Ceph cluster rook-ceph/ceph may have the only healthy replica of some data on it: "
@@ -113,13 +102,6 @@ func TestPlanOfCeph(t *testing.T) {
 			change:  func(l *Lab) { l.stopProgram("rook-ceph", "rook-ceph-osd-1") },
 			refused: []string{may + "wk2 does not serve all of its own: bring that back first" + off},
 		},
-	})
-}
-
-// TestPlanOfCephPools: pools and monitors say which node Ceph can spare.
-func TestPlanOfCephPools(t *testing.T) {
-	const off = ", or roll.storage: {ceph: off} does not look at it"
-	planStorage(t, (*Lab).runCeph, map[string]storageCase{
 		"a pool over OSDs, of which it has two": {
 			change: func(l *Lab) {
 				l.cephDaemon("osd", "2", "wk1")
@@ -169,20 +151,18 @@ func TestRollWaitsForCeph(t *testing.T) {
 	inStorageLab(t, (*Lab).runCeph, 3, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
 		seen := lab.watchOutage()
-		c := lab.Client()
 		var said []string
-		note := notes("await-storage-again", &said)
 		early := false
-		c.Emit = func(e step.Event) {
-			note(e)
-			for _, name := range []string{"wk1", "wk2", "wk3"} {
-				whenStarted(name+"/take-down", func() { early = early || lab.cephIs("PG_DEGRADED") })(e)
+		c := lab.Client().hears(allOf(notes("await-storage-again", &said), func(e step.Event) {
+			if before("take-down").is(e) {
+				u := lab.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph").(*unstructured.Unstructured)
+				_, degraded, _ := unstructured.NestedMap(u.Object, "status", "ceph", "details", "PG_DEGRADED")
+				early = early || degraded
 			}
-		}
-		must(t, c.roll(planning.Policy{})(t.Context()))
+		}))
+		c.rollTo(t, planning.Policy{})
 		require(t, !early && seen.most <= 1, "%d at a time; a node went while data was degraded: %v", seen.most, early)
 		requireSays(t, strings.Join(said, "\n"), "volumes whole with wk1: Ceph cluster rook-ceph/ceph: ")
-		requireInSync(t, lab)
 	})
 }
 
@@ -200,64 +180,57 @@ var inactive = world.Ceph{Checks: map[string]world.CephCheck{
 
 const inactiveSays = "the Proxmox hosts' Ceph lets reads or writes wait: PG_AVAILABILITY (Reduced data availability: 3 pgs inactive)"
 
-// TestPlanOnCephOfHosts: no node goes while its disks are on a Ceph that lets reads or writes wait, whatever the strategy.
+// TestPlanOnCephOfHosts: no node goes while its disks are on a Ceph that lets reads or writes wait, whatever the
+// strategy.
 func TestPlanOnCephOfHosts(t *testing.T) {
 	check := func(code, severity, message string) *world.Ceph {
 		return &world.Ceph{Checks: map[string]world.CephCheck{code: {Severity: severity, Message: message}}}
 	}
-	cases := map[string]struct {
+	type story struct {
 		ceph     *world.Ceph // nil: not installed
 		strategy cluster.Strategy
-		refused  []string
+		says     string // why the node is refused; "": it is not
 		warn     string // "": nothing of Ceph
-	}{
+	}
+	eachInLab(t, onCeph(), map[string]story{
 		"not installed":          {strategy: cluster.Recreate},
 		"healthy":                {ceph: &world.Ceph{}, strategy: cluster.Recreate},
-		"inactive":               {ceph: &inactive, strategy: cluster.Recreate, refused: []string{"storage fast has disks of its VM, and " + inactiveSays + ": wait until it has repaired that, or see what ceph health detail says on pve1"}},
-		"inactive, and in place": {ceph: &inactive, strategy: cluster.InPlace, refused: []string{"storage fast has disks of its VM, and " + inactiveSays + ": wait until it has repaired that, or see what ceph health detail says on pve1"}},
+		"inactive":               {ceph: &inactive, strategy: cluster.Recreate, says: inactiveSays},
+		"inactive, and in place": {ceph: &inactive, strategy: cluster.InPlace, says: inactiveSays},
 		"nearly full":            {ceph: check("OSD_NEARFULL", "HEALTH_WARN", "1 nearfull osd(s)"), strategy: cluster.Recreate, warn: "the Proxmox hosts' Ceph says OSD_NEARFULL (1 nearfull osd(s))"},
 		"its monitors are away": {
 			ceph: &world.Ceph{Silent: true}, strategy: cluster.Recreate,
-			refused: []string{"storage fast has disks of its VM, and the Proxmox hosts' Ceph does not say how it is (GET /nodes/pve1/ceph/status: 500 rados_connect failed - Connection timed out): " +
-				"wait until it has repaired that, or see what ceph health detail says on pve1"},
+			says: "the Proxmox hosts' Ceph does not say how it is (GET /nodes/pve1/ceph/status: 500 rados_connect failed - Connection timed out)",
 		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				lab.setRoll("strategy: " + string(tc.strategy))
-				if tc.ceph != nil {
-					lab.World.SetCeph(*tc.ceph)
-				}
-				plan := lab.plan(planning.Policy{})
-				i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
-				requireSame(t, tc.refused, plan.Nodes[i].Refused, "refused (-want +got)")
-				requireSame(t, tc.warn != "", slices.Contains(plan.Warn, tc.warn), "warnings %q (-want +got)", plan.Warn)
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.Patch(sim.PatchedExtension)
+		lab.setRoll("strategy: " + string(s.strategy))
+		if s.ceph != nil {
+			lab.World.SetCeph(*s.ceph)
+		}
+		var refused []string
+		if s.says != "" {
+			refused = []string{"storage fast has disks of its VM, and " + s.says + ": wait until it has repaired that, or see what ceph health detail says on pve1"}
+		}
+		plan := lab.plan(planning.Policy{})
+		i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
+		requireSame(t, refused, plan.Nodes[i].Refused, "refused (-want +got)")
+		requireSame(t, s.warn != "", slices.Contains(plan.Warn, s.warn), "warnings %q (-want +got)", plan.Warn)
+	})
 }
 
-// TestCephOfHostsBeforeANode: what the plan found is asked again before the node goes.
+// TestCephOfHostsBeforeANode: what the plan found is asked again before the node goes. A rollback takes its node out,
+// too.
 func TestCephOfHostsBeforeANode(t *testing.T) {
 	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
+		lab.setRoll("strategy: " + string(cluster.Recreate))
 		lab.World.SetCeph(world.Ceph{})
 		c := lab.Client().hears(whenStarted("wk1/gate", func() { lab.World.SetCeph(inactive) }))
 		requireRefused(t, c.roll(planning.Policy{})(t.Context()), "wk1 has disks on storage fast: "+inactiveSays)
 		requireDrift(t, lab, "wk1")
 		lab.World.SetCeph(world.Ceph{})
-		lab.second().rollTo(t, planning.Policy{})
-	})
-}
-
-// TestRollbackOnCephOfHosts: a rollback takes its node out, too.
-func TestRollbackOnCephOfHosts(t *testing.T) {
-	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
-		lab.setRoll("strategy: " + string(cluster.Recreate))
-		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
+		lab.as(firstRun).rollTo(t, planning.Policy{})
 		lab.World.SetCeph(inactive)
 		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "storage fast has disks of its VM, and "+inactiveSays)
 		lab.World.SetCeph(world.Ceph{})
@@ -391,12 +364,10 @@ func TestRollWaitsForMayastor(t *testing.T) {
 	})
 }
 
-// initiators are the names for iSCSI of all nodes.
 func (l *Lab) initiators() map[string]string {
 	l.t.Helper()
 	out := map[string]string{}
-	nodes := l.allStored(store.Nodes(), "")
-	for _, n := range nodes {
+	for _, n := range l.allStored(store.Nodes(), "") {
 		out[n.GetName()] = cluster.InitiatorName(cluster.ISCSI, n.(*corev1.Node).Status.NodeInfo.MachineID)
 	}
 	return out
@@ -405,8 +376,8 @@ func (l *Lab) initiators() map[string]string {
 // letInAll has the server of iSCSI let in all nodes by their present names, and no other.
 func (l *Lab) letInAll() { l.Kube.LetIn(slices.Collect(maps.Values(l.initiators()))...) }
 
-// TestAServerThatKnowsNodesByName: a node with a new system disk has another name for iSCSI, which the server has to let
-// in before the next node goes; the roll names the old and the new one.
+// TestAServerThatKnowsNodesByName: a node with a new system disk has another name for iSCSI, which the server has to
+// let in before the next node goes; the roll names the old and the new one.
 func TestAServerThatKnowsNodesByName(t *testing.T) {
 	inLab(t, twoWorkers, func(t *testing.T, lab *Lab) {
 		lab.isImpatient()
@@ -428,15 +399,12 @@ func TestAServerThatKnowsNodesByName(t *testing.T) {
 		user := lab.Client().hears(func(e step.Event) { said = append(said, e.Text) })
 		err := user.roll(workers)(t.Context())
 		is := lab.initiators()
-		if err == nil || !strings.Contains(err.Error(), "wk1 is done and takes pods, but no other node is to follow") ||
-			!strings.Contains(err.Error(), "with volume disk of DaemonSet default/db on iSCSI, on wk1, whose name is "+is["wk1"]+" (before: "+was["wk1"]+")") {
-			t.Fatalf("err = %v", err)
-		}
+		requireError(t, err, "wk1 is done and takes pods, but no other node is to follow",
+			"with volume disk of DaemonSet default/db on iSCSI, on wk1, whose name is "+is["wk1"]+" (before: "+was["wk1"]+")")
 		mustBe(t, is["wk1"] != was["wk1"] && is["wk2"] == was["wk2"], "names before %v, after %v", was, is)
 		requireSays(t, strings.Join(said, "\n"), "its name for iSCSI is now "+is["wk1"])
-		if err := lab.Client().roll(workers)(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "wk1, whose name is "+is["wk1"]) || lab.initiators()["wk2"] != was["wk2"] {
-			t.Fatalf("the next roll: %v", err)
-		}
+		requireRefused(t, lab.Client().roll(workers)(t.Context()), "wk1, whose name is "+is["wk1"])
+		mustBe(t, lab.initiators()["wk2"] == was["wk2"], "the next roll renamed wk2")
 		lab.letInAll()
 		time.Sleep(20 * time.Second)
 		user = lab.Client().hears(whenStarted("wk2/await-served-again", lab.letInAll))

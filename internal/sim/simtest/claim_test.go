@@ -21,10 +21,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// claimVM is the VMID of the lab's claim.
 const claimVM = 9000
 
-// rolled is the result of a roll.
 type rolled struct {
 	err  error
 	took time.Duration
@@ -42,11 +40,7 @@ func inRoll(ctx context.Context, c *Client, policy planning.Policy) <-chan rolle
 }
 
 // second is a second client with its own identity and run.
-func (l *Lab) second() *Client {
-	c := l.Client()
-	c.Run = "20000101-0000-beef"
-	return c
-}
+func (l *Lab) second() *Client { return l.as("20000101-0000-beef") }
 
 // token makes a user with a token, both with that role.
 func (l *Lab) token(user, role string) cluster.Secret {
@@ -68,14 +62,6 @@ func requireNoClaim(t *testing.T, lab *Lab) {
 	for _, vm := range lab.World.VMs() {
 		require(t, !survey.IsClaim(cluster.VM{Config: vm.Config}),
 			"VM %d is still a claim: %s", vm.ID, vm.Config["description"])
-	}
-}
-
-// requireClaimed fails unless a run ended because another one has the claim, and says these.
-func requireClaimed(t *testing.T, err error, texts ...string) {
-	t.Helper()
-	for _, text := range texts {
-		requireFault(t, err, fault.Claimed, text)
 	}
 }
 
@@ -137,7 +123,7 @@ func TestTwoRollsAtOnce(t *testing.T) {
 			}
 			token, _, _ := strings.Cut(string(clients[i].Token), "=")
 			lost = append(lost, token)
-			requireClaimed(t, r.err, append(vmids, "held by run "+clients[1-i].Run)...)
+			requireFault(t, r.err, fault.Claimed, append(vmids, "held by run "+clients[1-i].Run)...)
 			require(t, len(fault.Hints(r.err)) != 0 && r.took <= time.Minute,
 				"the loser has hints %q, and it took %s to see that the other one is alive", fault.Hints(r.err), r.took)
 		}
@@ -162,7 +148,7 @@ func TestASecondRollChangesNothing(t *testing.T) {
 		}
 		answer := atPrompt(t, t.Context(), first)
 		before := len(lab.Recorder.Calls())
-		requireClaimed(t, second.roll(planning.Policy{})(t.Context()), "held by run "+first.Run+" (pid ")
+		requireFault(t, second.roll(planning.Policy{})(t.Context()), fault.Claimed, "held by run "+first.Run+" (pid ")
 		beats := 0
 		for _, call := range lab.Recorder.Calls()[before:] {
 			switch {
@@ -226,7 +212,7 @@ func TestASlowHolderKeepsItsClaim(t *testing.T) {
 		}, nil)
 		defer lab.Recorder.Hooks(nil, nil)
 		for range 3 {
-			requireClaimed(t, second.roll(planning.Policy{})(t.Context()), "held by run "+first.Run)
+			requireFault(t, second.roll(planning.Policy{})(t.Context()), fault.Claimed, "held by run "+first.Run)
 			time.Sleep(20 * time.Second)
 		}
 		lab.Recorder.Hooks(nil, nil)
@@ -236,37 +222,44 @@ func TestASlowHolderKeepsItsClaim(t *testing.T) {
 	})
 }
 
-// TestTheClaimEndsWithItsRun checks that runs that ended badly leave no claim.
+// TestTheClaimEndsWithItsRun checks that runs that ended badly leave no claim. Before the first node, none is touched.
 func TestTheClaimEndsWithItsRun(t *testing.T) {
 	type story struct {
-		kind  fault.Kind
-		spoil func(lab *Lab, c *Client, cancel context.CancelFunc)
+		kind    fault.Kind
+		touches bool // a node
+		spoil   func(lab *Lab, c *Client, cancel context.CancelFunc)
+	}
+	confirm := func(yes bool, meanwhile func(c *Client, cancel context.CancelFunc)) story {
+		return story{fault.Interrupted, false, func(_ *Lab, c *Client, cancel context.CancelFunc) {
+			c.Confirm = func(planning.Plan) (bool, error) {
+				meanwhile(c, cancel)
+				return yes, nil
+			}
+		}}
 	}
 	eachLong(t, oneWorker(), map[string]story{
-		"a failure": {fault.Failed, func(lab *Lab, _ *Client, _ context.CancelFunc) {
+		"a failure": {fault.Failed, true, func(lab *Lab, _ *Client, _ context.CancelFunc) {
 			lab.World.FailNext("qmshutdown", "no")
 			lab.World.FailNext("qmstop", "no")
 		}},
-		"a declined plan": {fault.Interrupted, func(_ *Lab, c *Client, _ context.CancelFunc) {
-			c.Confirm = func(planning.Plan) (bool, error) { return false, nil }
-		}},
-		"Ctrl-C at the prompt": {fault.Interrupted, func(_ *Lab, c *Client, cancel context.CancelFunc) {
-			c.Confirm = func(planning.Plan) (bool, error) { cancel(); return false, nil }
-		}},
-		"Ctrl-C twice": {fault.Interrupted, func(_ *Lab, c *Client, cancel context.CancelFunc) {
+		"a declined plan":              confirm(false, func(*Client, context.CancelFunc) {}),
+		"Ctrl-C at the prompt":         confirm(false, func(_ *Client, cancel context.CancelFunc) { cancel() }),
+		"Ctrl-C before the first node": confirm(true, func(c *Client, _ context.CancelFunc) { c.Runner.Stop() }),
+		"Ctrl-C twice": {fault.Interrupted, true, func(_ *Lab, c *Client, cancel context.CancelFunc) {
 			c.Emit = whenStarted("wk1/take-down/park", func() { c.Runner.Stop(); cancel() })
 		}},
-		"Ctrl-C while images are made": {fault.Interrupted, func(_ *Lab, c *Client, cancel context.CancelFunc) {
+		"Ctrl-C while images are made": {fault.Interrupted, false, func(_ *Lab, c *Client, cancel context.CancelFunc) {
 			c.Emit = whenStarted("publish", cancel)
 		}},
 	}, func(t *testing.T, lab *Lab, s story) {
 		lab.Patch(sim.PatchedExtension)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		first := lab.Client()
+		first, from := lab.Client(), len(lab.Recorder.Calls())
 		s.spoil(lab, first, cancel)
-		if err := first.roll(planning.Policy{})(ctx); err == nil || fault.KindOf(err) != s.kind {
-			t.Errorf("kind %d, want %d: %v", fault.KindOf(err), s.kind, err)
+		requireFault(t, first.roll(planning.Policy{})(ctx), s.kind)
+		if !s.touches {
+			requireNone(t, changesOfNodes(lab.Recorder.Calls()[from:]), "sent")
 		}
 		requireNoClaim(t, lab)
 		lab.second().rollTo(t, planning.Policy{})
@@ -292,16 +285,15 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 		status := lab.status()
 		require(t, status.Claim != nil && status.Claim.Run == c.Run && status.Claim.Lease == "kube-system/recast",
 			"status: %+v", status.Claim)
-		requireClaimed(t, lab.second().roll(planning.Policy{})(t.Context()), "(Lease kube-system/recast)") // its token may make VMs
+		requireFault(t, lab.second().roll(planning.Policy{})(t.Context()), fault.Claimed, "(Lease kube-system/recast)") // its token may make VMs
 		must(t, answer().err)
 		requireInSync(t, lab)
 		requireNoClaim(t, lab)
 		for _, task := range lab.World.Tasks() {
 			require(t, task.User != "poor@pve!lab", "Proxmox did %s %s for it", task.Type, task.ID)
 		}
-		if status, err := lab.Client().Status(t.Context()); err != nil || status.Claim != nil {
-			t.Errorf("afterwards: %+v, %v", status.Claim, err)
-		}
+		claim := lab.status().Claim
+		require(t, claim == nil, "afterwards: %+v", claim)
 	})
 }
 
@@ -382,49 +374,36 @@ func TestALostClaim(t *testing.T) {
 		},
 		cluster.InPlace: {"pull", "upgrade/install", "upgrade/reboot", "finish/set-installer", "finish/uncordon"},
 	} {
-		for _, at := range steps {
-			t.Run(string(s)+"/"+at, func(t *testing.T) {
-				long(t)
-				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) { loseClaim(t, lab, s, at) })
+		eachLong(t, oneWorker(), storiesOf(steps...), func(t *testing.T, lab *Lab, at string) {
+			strategy(s)(lab)
+			c, hooks := withHooks(lab, nil)
+			var lost time.Time
+			seized, ran := 0, 0
+			var late []string
+			lab.Recorder.Hooks(nil, func(call record.Call) {
+				if call.Mutation && !lost.IsZero() && time.Since(lost) > time.Second {
+					late = append(late, fmt.Sprint(time.Since(lost), call.Proto, call.Method, call.Path))
+				}
 			})
-		}
+			c.Emit = whenStarted("wk1/"+at, func() {
+				lab.seize(c.Run, "20000101-0000-face")
+				lost, seized, ran = time.Now(), len(lab.Recorder.Calls()), len(hooks.ran)
+			})
+			rep, err := c.Roll(t.Context(), planning.Policy{})
+			mustBe(t, !lost.IsZero(), "the roll never came to that step: %v", err)
+			requireFault(t, err, fault.Claimed, "lost the claim of cluster lab: to run 20000101-0000-face")
+			require(t, fault.CodeOf(err) == fault.ClaimLost && rep.Code == fault.ClaimLost && strings.Contains(rep.Outcome, "lost the claim"),
+				"code %s, outcome %s", fault.CodeOf(err), rep.Outcome)
+			took := time.Since(lost)
+			require(t, took <= 20*time.Second, "it ended after %s", took)
+			requireNone(t, append(changesOfNodes(lab.Recorder.Calls()[seized:]), late...), "after the claim was lost")
+			requireNone(t, hooks.ran[ran:], "hooks after the claim was lost")
+			lab.Recorder.Hooks(nil, nil)
+			// The new holder is dead: nothing has beaten for it.
+			hooks.next(lab).rollTo(t, planning.Policy{})
+			requireNoClaim(t, lab)
+		})
 	}
-}
-
-func loseClaim(t *testing.T, lab *Lab, s cluster.Strategy, at string) {
-	strategy(s)(lab)
-	c, hooks := withHooks(lab, nil)
-	var lost time.Time
-	seized, ran := 0, 0
-	var late []string
-	lab.Recorder.Hooks(nil, func(call record.Call) {
-		if call.Mutation && !lost.IsZero() && time.Since(lost) > time.Second {
-			late = append(late, fmt.Sprint(time.Since(lost), call.Proto, call.Method, call.Path))
-		}
-	})
-	c.Emit = whenStarted("wk1/"+at, func() {
-		lab.seize(c.Run, "20000101-0000-face")
-		lost, seized, ran = time.Now(), len(lab.Recorder.Calls()), len(hooks.ran)
-	})
-	rep, err := c.Roll(t.Context(), planning.Policy{})
-	mustBe(t, !lost.IsZero(), "the roll never came to that step: %v", err)
-	requireClaimed(t, err, "lost the claim of cluster lab: to run 20000101-0000-face")
-	if fault.CodeOf(err) != fault.ClaimLost || rep.Code != fault.ClaimLost || !strings.Contains(rep.Outcome, "lost the claim") {
-		t.Errorf("code %s, outcome %s", fault.CodeOf(err), rep.Outcome)
-	}
-	took := time.Since(lost)
-	require(t, took <= 20*time.Second, "it ended after %s", took)
-	changes := changesOfNodes(lab.Recorder.Calls()[seized:])
-	require(t, len(changes)+len(late) <= 0, "after the claim was lost: %q, %q", changes, late)
-	if len(hooks.ran) != ran {
-		t.Errorf("hooks after the claim was lost: %q", hooks.ran[ran:])
-	}
-	lab.Recorder.Hooks(nil, nil)
-	// The new holder is dead: nothing has beaten for it.
-	next := lab.second()
-	next.Commands = hooks
-	next.rollTo(t, planning.Policy{})
-	requireNoClaim(t, lab)
 }
 
 // TestALostClaimEndsADrain takes the claim from a run that waits for a PodDisruptionBudget:
@@ -441,7 +420,7 @@ func TestALostClaimEndsADrain(t *testing.T) {
 		time.Sleep(time.Minute)
 		lab.seize(c.Run, "20000101-0000-face")
 		seized := time.Now()
-		requireClaimed(t, (<-ended).err, "take-down/drain: drain wk1: lost the claim")
+		requireFault(t, (<-ended).err, fault.Claimed, "take-down/drain: drain wk1: lost the claim")
 		took := time.Since(seized)
 		require(t, took <= 20*time.Second, "it kept draining for %s", took)
 		lab.Budget(1)
@@ -467,11 +446,8 @@ func TestANetworkThatComesBack(t *testing.T) {
 		require(t, (<-ended).err != nil, "the run that was cut off says that it succeeded")
 		must(t, (<-finished).err)
 		token, _, _ := strings.Cut(string(first.Token), "=")
-		for _, call := range lab.Recorder.Calls()[mended:] {
-			if call.Mutation && call.Proto == "proxmox" && call.User == token {
-				t.Errorf("the first run sent %s %s %v", call.Method, call.Path, call.Params)
-			}
-		}
+		ofFirst := func(c record.Call) bool { return c.Mutation && c.Proto == "proxmox" && c.User == token }
+		requireNone(t, lab.sent(mended, ofFirst), "the first run sent")
 		requireInSync(t, lab)
 		requireNoClaim(t, lab)
 	})

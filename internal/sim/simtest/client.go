@@ -47,10 +47,10 @@ import (
 
 // Client is one user of recast: a process that can be killed.
 type Client struct {
-	lab    *Lab
-	dialer *network.Dialer
-	Token  cluster.Secret // of Proxmox
-	Emit   func(step.Event)
+	*network.Dialer
+	lab   *Lab
+	Token cluster.Secret // of Proxmox
+	Emit  func(step.Event)
 
 	Dir string // its working directory
 	Run string // ID of the run that a roll starts
@@ -92,33 +92,25 @@ type Client struct {
 	JournalSync func(point string) error
 }
 
-// Client makes a client with the lab's own token. Its runs have the same ID in every lab,
-// so that two worlds can be compared, and another one than every roll that is done: a VM
-// that names a run was made by it.
+// Client makes a client with the lab's own token. Its runs have the same ID in every lab, so that two worlds can be
+// compared, and another one than every roll that is done: a VM that names a run was made by it.
 func (l *Lab) Client() *Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.clients++
-	return &Client{lab: l, Dir: l.Dir, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: fmt.Sprintf("20000101-0000-%04x", 0xfeed+l.rolled), MachineConfig: l.MachineConfig, pid: l.clients}
+	c := &Client{lab: l, Dir: l.Dir, Dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: fmt.Sprintf("20000101-0000-%04x", 0xfeed+l.rolled), MachineConfig: l.MachineConfig, pid: l.clients}
+	c.Runner.Emit = c.emit
+	return c
 }
 
 // Kill makes the world refuse every later call of this client. Other clients on the same
 // machine see that its process is dead.
 func (c *Client) Kill() {
-	c.dialer.Cut()
+	c.Cut()
 	c.lab.mu.Lock()
 	defer c.lab.mu.Unlock()
 	c.lab.killed = append(c.lab.killed, c.pid)
 }
-
-// Cut cuts this client's network until Mend.
-func (c *Client) Cut() { c.dialer.Cut() }
-
-// Mend restores the network.
-func (c *Client) Mend() { c.dialer.Mend() }
-
-// Dials counts the client's connections.
-func (c *Client) Dials() int { return c.dialer.Dials() }
 
 // isKilled is what a process on the same machine knows about another one.
 func (l *Lab) isKilled(h claim.Holder) bool {
@@ -157,22 +149,30 @@ func (s *session) end() {
 
 // connect connects the real adapters to the lab, as cmd does to the real world.
 func (c *Client) connect(ctx context.Context) (*session, error) {
-	p, err := c.Project()
+	s, err := c.connectImages()
 	if err != nil {
 		return nil, err
 	}
-	c.lab.canary.visit(c.Dir)
-	s := &session{project: p}
-	if err := errors.Join(c.connectImages(s), c.connectMachines(s)); err != nil {
+	if err := c.connectMachines(s); err != nil {
 		s.end()
 		return nil, err
 	}
 	return s, ctx.Err()
 }
 
-func (c *Client) connectImages(s *session) (err error) {
-	s.images, err = c.imagesOf(s, s.project)
-	return err
+// connectImages connects a command that needs no machines.
+func (c *Client) connectImages() (*session, error) {
+	p, err := c.Project()
+	if err != nil {
+		return nil, err
+	}
+	c.lab.canary.visit(c.Dir)
+	s := &session{project: p}
+	if s.images, err = c.imagesOf(s, p); err != nil {
+		s.end()
+		return nil, err
+	}
+	return s, nil
 }
 
 // connectMachines connects to Proxmox, and to Talos and Kubernetes with the credentials in the
@@ -214,7 +214,7 @@ func (c *Client) connectKubernetes(s *session) error {
 	if kubeconfig == nil {
 		return err
 	}
-	k, err := kube.New(kubeconfig, kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(s.project.Config.Roll.Poll), Wrap: c.wrap("kubernetes"), Own: c.Pod, Skip: s.project.Config.Roll.Storage.Off()})
+	k, err := kube.New(kubeconfig, kube.Options{Dial: c.DialContext, Poll: time.Duration(s.project.Config.Roll.Poll), Wrap: c.wrap("kubernetes"), Own: c.Pod, Skip: s.project.Config.Roll.Storage.Off()})
 	if err != nil {
 		return err
 	}
@@ -239,7 +239,7 @@ func (c *Client) wrap(server string) func(http.RoundTripper) http.RoundTripper {
 		return telemetry
 	}
 	return func(inner http.RoundTripper) http.RoundTripper {
-		if inner = c.dialer.Direct(inner); telemetry != nil {
+		if inner = c.Direct(inner); telemetry != nil {
 			inner = telemetry(inner)
 		}
 		return inner
@@ -251,27 +251,23 @@ func (c *Client) over(config *tls.Config) []grpc.DialOption {
 	if !c.lab.direct || c.Reroute != nil {
 		return nil
 	}
-	return directgrpc.NewClient(c.dialer, config).Options()
+	return directgrpc.NewClient(c.Dialer, config).Options()
 }
 
 func (c *Client) dial(ctx context.Context, netw, addr string) (net.Conn, error) {
 	if c.Reroute != nil {
 		addr = c.Reroute(addr)
 	}
-	return c.dialer.DialContext(ctx, netw, addr)
+	return c.DialContext(ctx, netw, addr)
 }
 
 // Lock is recast lock.
 func (c *Client) Lock(ctx context.Context, o pipeline.LockOptions) (pipeline.LockResult, error) {
-	p, err := c.Project()
+	s, err := c.connectImages()
 	if err != nil {
 		return pipeline.LockResult{}, err
 	}
-	s := &session{project: p}
 	defer s.end()
-	if err := c.connectImages(s); err != nil {
-		return pipeline.LockResult{}, err
-	}
 	return checked[pipeline.LockResult](c.lab)(pipeline.Lock(ctx, s.project, s.images, o))
 }
 
@@ -333,7 +329,6 @@ func (c *Client) Status(ctx context.Context) (pipeline.StatusResult, error) {
 // Roll is recast roll --yes.
 func (c *Client) Roll(ctx context.Context, policy planning.Policy) (pipeline.Report, error) {
 	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
-		c.Runner.Emit = c.emit
 		c.Telemetry.Watch(&c.Runner)
 		rep, err := pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy))
 		if err == nil {
@@ -348,7 +343,6 @@ func (c *Client) Roll(ctx context.Context, policy planning.Policy) (pipeline.Rep
 // Bootstrap is recast bootstrap NODE --yes, with the credentials in the lab's directory.
 func (c *Client) Bootstrap(ctx context.Context, first string) (pipeline.Report, error) {
 	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
-		c.Runner.Emit = c.emit
 		return pipeline.Bootstrap(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(planning.Policy{}), first)
 	})
 }
@@ -363,7 +357,6 @@ func (c *Client) Backup(ctx context.Context, o pipeline.BackupOptions) (pipeline
 // Restore is recast restore FILE --node NODE --yes.
 func (c *Client) Restore(ctx context.Context, file, node string) (pipeline.RestoreReport, error) {
 	return connected(ctx, c, func(s *session) (pipeline.RestoreReport, error) {
-		c.Runner.Emit = c.emit
 		return pipeline.Restore(ctx, s.project, s.machines, &c.Runner, pipeline.RestoreOptions{
 			File: file, Node: node, Confirm: func(pipeline.RestoreReport) (bool, error) { return true, nil }, Claim: c.rollOptions(planning.Policy{}),
 		})
@@ -389,7 +382,6 @@ func (c *Client) rollOptions(policy planning.Policy) pipeline.RollOptions {
 // Undo is recast undo --yes.
 func (c *Client) Undo(ctx context.Context, policy planning.Policy, u planning.Undone) (pipeline.Report, error) {
 	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
-		c.Runner.Emit = c.emit
 		o := c.rollOptions(policy)
 		o.Undo = u
 		return pipeline.Undo(ctx, s.project, s.machines, &c.Runner, o)
@@ -406,16 +398,14 @@ func (c *Client) Rollback(ctx context.Context, policy planning.Policy) (pipeline
 	return c.Undo(ctx, policy, planning.Undone{Way: planning.Previous})
 }
 
-// Init is recast init --yes in dir, by a user with the lab's talosconfig, its kubeconfig
-// and the client's token, who trusts the certificate. Afterwards dir is the client's
-// working directory.
+// Init is recast init --yes in dir, by a user with the lab's talosconfig, its kubeconfig and the client's token, who
+// trusts the certificate. Afterwards dir is the client's working directory.
 func (c *Client) Init(ctx context.Context, dir string, o setup.InitOptions) (setup.InitResult, error) {
-	s := &session{project: pipeline.Project{Config: &config.Config{}}}
-	defer s.end()
-	s.project.Config.Proxmox.Endpoints, s.project.Config.Proxmox.Fingerprint = c.lab.Endpoints(), c.lab.Fingerprint()
-	if err := c.connectMachines(s); err != nil {
+	s, err := c.connectWithoutFile()
+	if err != nil {
 		return setup.InitResult{}, err
 	}
+	defer s.end()
 	src := c.initSources(s, dir)
 	src.Talos, src.Addrs, src.Kube = s.talos, s.talos.Addrs(), s.machines.Kube
 	o.Dir, o.Context = dir, s.talos.Context()
@@ -427,12 +417,11 @@ func (c *Client) Init(ctx context.Context, dir string, o setup.InitOptions) (set
 // InitNew is recast init --new --yes in dir, by a user with the client's token, who trusts the
 // certificate. Nothing encrypts the secrets.
 func (c *Client) InitNew(ctx context.Context, dir string, o setup.InitOptions, n setup.NewOptions) (setup.InitResult, error) {
-	s := &session{project: pipeline.Project{Config: &config.Config{}}}
-	defer s.end()
-	s.project.Config.Proxmox.Endpoints, s.project.Config.Proxmox.Fingerprint = c.lab.Endpoints(), c.lab.Fingerprint()
-	if err := c.connectMachines(s); err != nil {
+	s, err := c.connectWithoutFile()
+	if err != nil {
 		return setup.InitResult{}, err
 	}
+	defer s.end()
 	labs, err := config.Load(filepath.Join(c.lab.Dir, "recast.yaml"), config.Options{})
 	if err != nil {
 		return setup.InitResult{}, err
@@ -447,16 +436,25 @@ func (c *Client) InitNew(ctx context.Context, dir string, o setup.InitOptions, n
 	}, o, n)
 }
 
+// connectWithoutFile connects a client that has no recast.yaml yet.
+func (c *Client) connectWithoutFile() (*session, error) {
+	s := &session{project: pipeline.Project{Config: &config.Config{}}}
+	s.project.Config.Proxmox.Endpoints, s.project.Config.Proxmox.Fingerprint = c.lab.Endpoints(), c.lab.Fingerprint()
+	if err := c.connectMachines(s); err != nil {
+		s.end()
+		return nil, err
+	}
+	return s, nil
+}
+
 // initSources makes dir the client's working directory.
 func (c *Client) initSources(s *session, dir string) setup.InitSources {
 	c.Dir = dir
 	return setup.InitSources{
 		Proxmox: s.machines.Proxmox.(pipeline.Hypervisor),
 		Say:     func(string) {},
-		Load:    func(file string) (pipeline.Project, error) { return c.load(file) },
-		Images: func(p pipeline.Project) (pipeline.Images, error) {
-			return c.imagesOf(s, p)
-		},
+		Load:    c.load,
+		Images:  func(p pipeline.Project) (pipeline.Images, error) { return c.imagesOf(s, p) },
 		Ask: func(_ context.Context, q setup.Question) (string, error) {
 			c.Asked = append(c.Asked, q)
 			if q.Default == "" {
@@ -469,7 +467,7 @@ func (c *Client) initSources(s *session, dir string) setup.InitSources {
 
 // imagesOf makes the clients of factory and registry for a configuration.
 func (c *Client) imagesOf(s *session, p pipeline.Project) (pipeline.Images, error) {
-	transport := &http.Transport{DialContext: c.dialer.DialContext}
+	transport := &http.Transport{DialContext: c.DialContext}
 	s.close = append(s.close, transport.CloseIdleConnections)
 	f, err := factory.New(factory.Options{URL: p.Config.Images.Factory, Transport: transport, Wrap: c.wrap("factory")})
 	if err != nil {

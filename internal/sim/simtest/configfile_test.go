@@ -15,13 +15,11 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// label sets a label of the node in its file.
-func (f configFiles) label(t *testing.T, node, value string) {
+func (f configFiles) label(t testing.TB, node, value string) {
 	t.Helper()
 	f.set(t, node, "nodeLabels:\n        from-file: "+value)
 }
@@ -46,7 +44,6 @@ func staleFile(t *testing.T, lab *Lab) configFiles {
 	return configFiles{"wk1": config}
 }
 
-// user is a client that has these files.
 func (f configFiles) user(lab *Lab, run string) *Client {
 	c := lab.as(run)
 	c.MachineConfig = f.read
@@ -90,9 +87,8 @@ func TestAFileIsShown(t *testing.T) {
 			return true, nil
 		}
 		must(t, user.roll(onlyWorker)(t.Context()))
-		if asked.ConfigFile == nil || !asked.ConfigFile.Applied || asked.ConfigFile.Hash == "" || asked.ConfigFile.Runs == "" {
-			t.Fatalf("the plan has %+v", asked.ConfigFile)
-		}
+		mustBe(t, asked.ConfigFile != nil && asked.ConfigFile.Applied && asked.ConfigFile.Hash != "" && asked.ConfigFile.Runs != "",
+			"the plan has %+v", asked.ConfigFile)
 		requireSame(t, relabelled, asked.ConfigFile.Changes, "it shows (-want +got)")
 		text := string(lab.configOf("wk1"))
 		require(t, !strings.Contains(text, "edited") && strings.Contains(text, "from-file: fresh"),
@@ -109,20 +105,27 @@ func TestAFileIsShown(t *testing.T) {
 // TestAFileThatIsNotAsShown stops the node's roll before anything is taken down.
 func TestAFileThatIsNotAsShown(t *testing.T) {
 	type story struct {
-		meanwhile func(t *testing.T, lab *Lab, files configFiles)
+		meanwhile func(lab *Lab, files configFiles)
 		want      string
-		none      bool // there is no file at first
+		strategy  cluster.Strategy // "": the usual one
+		none      bool             // there is no file at first
 	}
+	changed := func(l *Lab, f configFiles) { f.label(l.t, "wk1", "fresh") }
 	eachLong(t, oneWorker(), map[string]story{
-		"changed": {func(t *testing.T, _ *Lab, f configFiles) { f.label(t, "wk1", "fresh") }, "its file in talos.machineConfigs was changed", false},
-		"gone":    {func(_ *testing.T, _ *Lab, f configFiles) { delete(f, "wk1") }, "its file in talos.machineConfigs is gone", false},
-		"no YAML": {func(_ *testing.T, _ *Lab, f configFiles) { f["wk1"] = cluster.Secret("{") }, "its file in talos.machineConfigs was changed", false},
-		"new":     {func(_ *testing.T, lab *Lab, f configFiles) { f["wk1"] = lab.configOf("wk1") }, "it has a file in talos.machineConfigs now", true},
-		"the node's changed": {func(_ *testing.T, lab *Lab, _ configFiles) {
-			lab.editConfig("wk1", "edited: \"true\"", "edited: \"false\"")
-		}, "the configuration that it runs was changed", false},
-		"only a comment": {func(_ *testing.T, _ *Lab, f configFiles) { f.comment("wk1") }, "", false},
+		"changed":           {meanwhile: changed, want: "its file in talos.machineConfigs was changed"},
+		"changed, in place": {meanwhile: changed, want: "its file in talos.machineConfigs was changed", strategy: cluster.InPlace},
+		"gone":              {meanwhile: func(_ *Lab, f configFiles) { delete(f, "wk1") }, want: "its file in talos.machineConfigs is gone"},
+		"no YAML":           {meanwhile: func(_ *Lab, f configFiles) { f["wk1"] = cluster.Secret("{") }, want: "its file in talos.machineConfigs was changed"},
+		"new":               {meanwhile: func(l *Lab, f configFiles) { f["wk1"] = l.configOf("wk1") }, want: "it has a file in talos.machineConfigs now", none: true},
+		"the node's changed": {
+			meanwhile: func(l *Lab, _ configFiles) { l.editConfig("wk1", "edited: \"true\"", "edited: \"false\"") },
+			want:      "the configuration that it runs was changed",
+		},
+		"only a comment": {meanwhile: func(_ *Lab, f configFiles) { f.comment("wk1") }},
 	}, func(t *testing.T, lab *Lab, s story) {
+		if s.strategy != "" {
+			strategy(s.strategy)(lab)
+		}
 		files := staleFile(t, lab)
 		if s.none {
 			delete(files, "wk1")
@@ -130,7 +133,7 @@ func TestAFileThatIsNotAsShown(t *testing.T) {
 		user := files.user(lab, firstRun)
 		from := 0
 		user.Confirm = func(planning.Plan) (bool, error) {
-			s.meanwhile(t, lab, files)
+			s.meanwhile(lab, files)
 			from = len(lab.Recorder.Calls())
 			return true, nil
 		}
@@ -143,24 +146,6 @@ func TestAFileThatIsNotAsShown(t *testing.T) {
 		require(t, fault.CodeOf(err) == fault.PlanMoved, "its code is %s", fault.CodeOf(err))
 		lab.requireLeftAlone(from, "wk1")
 		requireNone(t, lab.savedConfigs(), "the journal has")
-	})
-}
-
-// TestInPlaceKeepsToTheFile: an upgrade in place with a file that is not as the plan showed it stops
-// before anything is touched.
-func TestInPlaceKeepsToTheFile(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.setRoll("canary: false", "strategy: in-place")
-		files := staleFile(t, lab)
-		user := files.user(lab, firstRun)
-		from := 0
-		user.Confirm = func(planning.Plan) (bool, error) {
-			files.label(t, "wk1", "fresh")
-			from = len(lab.Recorder.Calls())
-			return true, nil
-		}
-		requireRefused(t, user.roll(onlyWorker)(t.Context()), "node wk1: its file in talos.machineConfigs was changed since the plan was made")
-		lab.requireLeftAlone(from, "wk1")
 	})
 }
 
@@ -240,87 +225,63 @@ func (l *Lab) savedConfigs() []string {
 	return valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t)
 }
 
-// TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left in
-// its journal: it is valid, but not the node's.
+// TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left in its journal, so that it is
+// valid, but not the node's; or takes its checksum out of the record: it is not used unverified.
 func TestDamagedConfigIsNotApplied(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]func([]byte) []byte{
-		"other bytes": func(b []byte) []byte { return append(b, "# \n"...) },
-		"cut off":     func(b []byte) []byte { return b[:len(b)/2] },
-		"empty":       func([]byte) []byte { return nil },
+		"other bytes":   func(b []byte) []byte { return append(b, "# \n"...) },
+		"cut off":       func(b []byte) []byte { return b[:len(b)/2] },
+		"empty":         func([]byte) []byte { return nil },
+		"without a sum": nil,
 	}, func(t *testing.T, lab *Lab, damage func([]byte) []byte) {
 		lab.Patch(sim.PatchedExtension)
-		lab.Client().rollKilled(after("delete-vm"), policyFor("wk1"))
+		lab.Client().rollKilled(after("delete-vm"), onlyWorker)
 		files := lab.savedConfigs()
 		mustBe(t, len(files) == 1, "the journal has %q", files)
-		config := readFile(t, files[0])
-		must(t, os.WriteFile(files[0], damage(config), 0o600))
-
-		second := lab.as("20000101-0000-beef")
-		p := lab.planOf(second, "wk1", planning.Policy{})
-		if p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "its old system disk is put back: the machine configuration in the journal is damaged: its SHA-256 is ") {
-			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
+		why := "its old system disk is put back: the machine configuration in the journal is damaged: its SHA-256 is "
+		if damage != nil {
+			must(t, os.WriteFile(files[0], damage(readFile(t, files[0])), 0o600))
+		} else {
+			lab.editRecord("wk1", func(rec *parking.Record) { rec.Config = "" })
+			why = "says none"
 		}
-		second.rollTo(t, policyFor("wk1"))
+		requirePlanned(t, lab.planOf(lab.second(), "wk1", planning.Policy{}), cluster.PutBack, why)
+		lab.second().rollTo(t, onlyWorker)
 		requireNone(t, lab.savedConfigs(), "the journal still has")
-	})
-}
-
-// TestRecordWithoutASum takes the checksum out of the record of a killed roll: the journal's
-// configuration is not used unverified.
-func TestRecordWithoutASum(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
-		lab.Client().rollKilled(after("delete-vm"), policyFor("wk1"))
-		lab.editRecord("wk1", func(rec *parking.Record) { rec.Config = "" })
-		second := lab.as("20000101-0000-beef")
-		requirePlanned(t, lab.planOf(second, "wk1", planning.Policy{}), cluster.PutBack, "says none")
-		second.rollTo(t, policyFor("wk1"))
-		lab.RequireIntact()
 	})
 }
 
 // TestConfigsAreForgotten checks that no machine configurations are left in the journals
 // after each way in which a node is completed.
 func TestConfigsAreForgotten(t *testing.T) {
-	only := policyFor("wk1")
-	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
-		"roll": func(t *testing.T, lab *Lab) {
-			var during int
-			c := lab.Client().hears(func(e step.Event) {
-				if before("bring-up/configure").is(e) {
-					during = len(lab.savedConfigs())
-				}
-			})
-			must(t, c.roll(only)(t.Context()))
-			require(t, during == 1, "during the roll there were %d", during)
+	roll := func(l *Lab) { l.Client().mustRoll(onlyWorker) }
+	killed := func(m moment, then func(l *Lab)) func(*Lab) {
+		return func(l *Lab) {
+			l.Client().rollKilled(m, onlyWorker)
+			then(l)
+		}
+	}
+	eachLong(t, oneWorker(), map[string]func(l *Lab){
+		"roll": func(l *Lab) {
+			during := 0
+			l.Client().hears(whenStarted("bring-up/configure", func() { during = len(l.savedConfigs()) })).mustRoll(onlyWorker)
+			require(l.t, during == 1, "during the roll there were %d", during)
 		},
-		"roll in place": func(t *testing.T, lab *Lab) {
-			lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: in-place\n")
-			must(t, lab.Client().roll(only)(t.Context()))
+		"roll in place": all(strategy(cluster.InPlace), roll),
+		"resumed roll":  killed(after("delete-vm"), roll),
+		"recover":       killed(after("delete-vm"), func(l *Lab) { must(l.t, l.Client().giveUp("wk1")(l.t.Context())) }),
+		"roll killed at its end, another with nothing to do": killed(moment{journal: "delete wk1/machine-config"}, func(l *Lab) {
+			l.second().mustRoll(onlyWorker)
+		}),
+		"roll killed before the record, rollback of another": func(l *Lab) {
+			roll(l)
+			l.Patch(sim.PatchedExtension)
+			l.second().rollKilled(moment{journal: "write wk1/memory"}, onlyWorker)
+			must(l.t, l.as("20000101-0000-cafe").goBack("wk1")(l.t.Context()))
 		},
-		"resumed roll": func(t *testing.T, lab *Lab) {
-			lab.Client().rollKilled(after("delete-vm"), only)
-			must(t, lab.Client().roll(only)(t.Context()))
-		},
-		"recover": func(t *testing.T, lab *Lab) {
-			lab.Client().rollKilled(after("delete-vm"), only)
-			must(t, lab.Client().giveUp("wk1")(t.Context()))
-		},
-		"roll killed at its end, another with nothing to do": func(t *testing.T, lab *Lab) {
-			lab.Client().rollKilled(moment{journal: "delete wk1/machine-config"}, only)
-			must(t, lab.as("20000101-0000-beef").roll(only)(t.Context()))
-		},
-		"roll killed before the record, rollback of another": func(t *testing.T, lab *Lab) {
-			must(t, lab.Client().roll(only)(t.Context()))
-			lab.Patch(sim.PatchedExtension)
-			c := lab.as("20000101-0000-beef")
-			c.killedAt(t, moment{journal: "write wk1/memory"}, c.roll(only))
-			third := lab.as("20000101-0000-cafe")
-			must(t, third.goBack("wk1")(t.Context()))
-		},
-	}, func(t *testing.T, lab *Lab, end func(t *testing.T, lab *Lab)) {
+	}, func(t *testing.T, lab *Lab, end func(l *Lab)) {
 		lab.Patch(sim.PatchedExtension)
-		end(t, lab)
+		end(lab)
 		requireNone(t, lab.savedConfigs(), "the journals still have")
 	})
 }
@@ -333,9 +294,11 @@ type badInput struct {
 	hint  string // the remedy; "" if the message contains it
 }
 
-func badInputs() map[string]badInput {
+// TestBadInput rolls with an invalid input: there is one clear error with its remedy, and
+// nothing in the datacentre has changed.
+func TestBadInput(t *testing.T) {
 	edit := func(file, old, fresh string) func(*Lab) { return func(l *Lab) { l.Replace(file, old, fresh) } }
-	return map[string]badInput{
+	for name, bad := range map[string]badInput{
 		"unknown key": {edit("recast.yaml", "settle: 2s", "setle: 2s"), fault.Config, "recast.yaml:21:3: roll.setle: ", ""},
 		"missing file": {
 			edit("recast.yaml", "schematics/storage.yaml", "schematics/nowhere.yaml"), fault.Config, "schematics/nowhere.yaml", "",
@@ -376,13 +339,7 @@ func badInputs() map[string]badInput {
 		"no quorum": {
 			func(l *Lab) { l.World.SetQuorum(false) }, fault.Refused, "no quorum", "pvecm status",
 		},
-	}
-}
-
-// TestBadInput rolls with an invalid input: there is one clear error with its remedy, and
-// nothing in the datacentre has changed.
-func TestBadInput(t *testing.T) {
-	for name, bad := range badInputs() {
+	} {
 		t.Run(name, func(t *testing.T) {
 			if name != "no quorum" {
 				long(t)

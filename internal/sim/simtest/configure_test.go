@@ -1,10 +1,8 @@
 package simtest
 
 import (
-	"context"
 	"crypto/tls"
 	"fmt"
-	"net"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,7 +11,6 @@ import (
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
-	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -42,7 +39,6 @@ func (f configFiles) set(t testing.TB, node, line string) {
 	f[node] = cluster.Secret(text)
 }
 
-// document adds a document to a node's file.
 func (f configFiles) document(node, text string) {
 	f[node] = cluster.Secret(strings.TrimRight(string(f[node]), "\n") + "\n---\n" + text)
 }
@@ -57,13 +53,12 @@ func TestConfigure(t *testing.T) {
 	type story struct {
 		node, line string
 		reboots    bool
-		talos      string
 	}
 	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]story{
-		"a worker":                      {"wk1", noReboot, false, ""},
-		"a control plane":               {"cp2", noReboot, false, ""},
-		"a worker, with a reboot":       {"wk1", needsReboot, true, ""},
-		"a control plane, and a reboot": {"cp2", needsReboot, true, ""},
+		"a worker":                      {"wk1", noReboot, false},
+		"a control plane":               {"cp2", noReboot, false},
+		"a worker, with a reboot":       {"wk1", needsReboot, true},
+		"a control plane, and a reboot": {"cp2", needsReboot, true},
 	}, func(t *testing.T, lab *Lab, s story) {
 		files := lab.keptConfigs()
 		user := files.user(lab, firstRun)
@@ -72,19 +67,13 @@ func TestConfigure(t *testing.T) {
 		user.requireStale(t, s.node)
 		before := lab.boots()
 		p := lab.planOf(user, s.node, planning.Policy{})
-		if p.Strategy != cluster.ApplyConfig || (len(p.ConfigFile.Reboot) > 0) != s.reboots || len(p.ConfigFile.Changes) == 0 {
-			t.Errorf("planned as %s, %s: %+v", p.Strategy, p.Why, p.ConfigFile)
-		}
+		require(t, p.Strategy == cluster.ApplyConfig && (len(p.ConfigFile.Reboot) > 0) == s.reboots && len(p.ConfigFile.Changes) > 0,
+			"planned as %s, %s: %+v", p.Strategy, p.Why, p.ConfigFile)
 		must(t, user.roll(planning.Policy{})(t.Context()))
 		user.requireStale(t)
 		lab.requireServing(s.node)
-		rebooted := 0
-		for i, boot := range lab.boots() {
-			if boot != before[i] {
-				rebooted++
-			}
-		}
-		requireSame(t, map[bool]int{true: 1}[s.reboots], rebooted, "… nodes were rebooted (-want +got)")
+		rebooted := slices.DeleteFunc(lab.boots(), func(boot string) bool { return slices.Contains(before, boot) })
+		requireSame(t, map[bool]int{true: 1}[s.reboots], len(rebooted), "… nodes were rebooted (-want +got)")
 		requireNone(t, lab.savedConfigs(), "the journal still has")
 		lab.RequireIntact()
 	})
@@ -106,60 +95,34 @@ func (c *Client) requireStale(t *testing.T, nodes ...string) {
 	require(t, fmt.Sprint(stale) == fmt.Sprint(nodes), "stale: %v, want %v", stale, nodes)
 }
 
-// TestWrongNetworkHeals: a node that is not healthy with its configuration gets the old one back by
-// itself, and no other node is touched.
-func TestWrongNetworkHeals(t *testing.T) {
-	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]struct{ document, says string }{
-		"its DNS servers do not answer": {"apiVersion: v1alpha1\nkind: ResolverConfig\nnameservers:\n    - address: 192.0.2.53\n", "none of its DNS servers answers: 192.0.2.53:53"},
-		"its address is another one":    {"apiVersion: v1alpha1\nkind: LinkConfig\nname: eth0\naddresses:\n    - address: 10.99.0.1/24\n", "context deadline exceeded"},
-	}, func(t *testing.T, lab *Lab, s struct{ document, says string }) {
-		files := lab.keptConfigs()
-		files.document("wk1", s.document)
-		files.document("wk2", s.document)
-		before := lab.configOf("wk1")
-		from := len(lab.Recorder.Calls())
-		err := files.user(lab, firstRun).roll(planning.Policy{})(t.Context())
-		requireFault(t, err, fault.Failed, "wk1 is not healthy with its new configuration", s.says, "Talos has taken it back")
-		lab.requireServing("wk1")
-		lab.requireLeftAlone(from, "wk2")
-		require(t, string(lab.configOf("wk1")) == string(before), "wk1 keeps another configuration than before")
-		files.user(lab, secondRun).requireStale(t, "wk1", "wk2")
-	})
-}
-
-// TestConfigureWithAnUpgrade: a node that is upgraded in place gets its configuration in the same outage.
-func TestConfigureWithAnUpgrade(t *testing.T) {
-	eachLong(t, oneWorker(), map[string]string{"without another reboot": noReboot, "with one": needsReboot}, func(t *testing.T, lab *Lab, line string) {
-		lab.setRoll("canary: false", "strategy: in-place")
-		files := lab.keptConfigs()
-		lab.Patch(sim.PatchedExtension)
-		files.set(t, "wk1", line)
-		user := files.user(lab, firstRun)
-		must(t, user.roll(onlyWorker)(t.Context()))
-		user.requireStale(t)
-		lab.requireServing("wk1")
-	})
-}
-
-// TestWhatIsRolled: --what leaves the other part as it is.
+// TestWhatIsRolled: a node that is upgraded in place gets its configuration in the same outage, but --what leaves the
+// other part as it is.
 func TestWhatIsRolled(t *testing.T) {
 	type story struct {
-		what       planning.What
-		want, left cluster.Strategy
+		line       string
+		what       []planning.What
+		want, left cluster.Strategy // left "": nothing
 	}
 	eachLong(t, oneWorker(), map[string]story{
-		"configurations": {planning.Config, cluster.ApplyConfig, cluster.InPlace},
-		"images":         {planning.Image, cluster.InPlace, cluster.ApplyConfig},
+		"both, without another reboot": {noReboot, nil, cluster.InPlace, ""},
+		"both, with one":               {needsReboot, nil, cluster.InPlace, ""},
+		"configurations":               {noReboot, []planning.What{planning.Config}, cluster.ApplyConfig, cluster.InPlace},
+		"images":                       {noReboot, []planning.What{planning.Image}, cluster.InPlace, cluster.ApplyConfig},
 	}, func(t *testing.T, lab *Lab, s story) {
 		lab.setRoll("canary: false", "strategy: in-place")
 		files := lab.keptConfigs()
 		lab.Patch(sim.PatchedExtension)
-		files.set(t, "wk1", noReboot)
+		files.set(t, "wk1", s.line)
 		user := files.user(lab, firstRun)
-		policy := planning.Policy{Only: []string{"wk1"}, What: []planning.What{s.what}}
+		policy := planning.Policy{Only: []string{"wk1"}, What: s.what}
 		requirePlanned(t, lab.planOf(user, "wk1", policy), s.want)
 		must(t, user.roll(policy)(t.Context()))
-		requirePlanned(t, lab.planOf(user, "wk1", planning.Policy{}), s.left)
+		lab.requireServing("wk1")
+		if s.left == "" {
+			user.requireStale(t)
+		} else {
+			requirePlanned(t, lab.planOf(user, "wk1", planning.Policy{}), s.left)
+		}
 	})
 }
 
@@ -192,72 +155,76 @@ func TestAnotherIdentityIsRefused(t *testing.T) {
 	})
 }
 
-// TestBadConfigurationIsGivenBack: a node that is not healthy with its configuration gets the old one
-// back, from Talos or, where it had to reboot for the new one, from recast.
+// TestBadConfigurationIsGivenBack: a node that is not healthy with its configuration gets the old one back, from Talos
+// or, where it had to reboot for the new one, from recast. It costs one node, however many were to get it.
 func TestBadConfigurationIsGivenBack(t *testing.T) {
-	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]struct{ line, says string }{
-		"on trial":       {noReboot, "Talos has taken it back"},
-		"after a reboot": {needsReboot, "it was given its old configuration back, and serves again"},
-	}, func(t *testing.T, lab *Lab, s struct{ line, says string }) {
-		files := lab.keptConfigs()
-		for _, node := range []string{"wk1", "wk2"} {
-			files.set(t, node, s.line)
-			files[node] = cluster.Secret(strings.Replace(string(files[node]), "ghcr.io/siderolabs/kubelet", "ghcr.io/nobody/kubelet", 1))
-		}
-		lab.brokenImage("wk1", "ghcr.io/nobody/kubelet:v1.35.4", talosapi.Unready)
-		before := lab.configOf("wk1")
-		from := len(lab.Recorder.Calls())
-		err := files.user(lab, firstRun).roll(planning.Policy{})(t.Context())
-		requireFault(t, err, fault.Failed, "wk1 is not healthy with its new configuration", s.says)
-		lab.requireServing("wk1")
-		lab.requireLeftAlone(from, "wk2")
-		require(t, string(lab.configOf("wk1")) == string(before), "wk1 keeps another configuration than before")
-		requireNone(t, lab.savedConfigs(), "the journal still has")
-	})
-}
-
-// TestAControlPlaneSurvives: a configuration with which etcd or the API server does not run is given
-// back, and costs one control plane, not three.
-func TestAControlPlaneSurvives(t *testing.T) {
 	type story struct {
-		from, to, image string
-		defect          talosapi.Defect
-		lacks, says     string
+		to     []string // the nodes
+		edit   func(text string) string
+		image  string // that it names, and what is wrong with that; "": none
+		defect talosapi.Defect
+		says   []string
 	}
-	const server, etcd = "registry.k8s.io/kube-apiserver-amd64:v1.35.4", "ghcr.io/nobody/etcd:v3.6.1"
-	onTrial, rebooted := "Talos has taken it back", "it was given its old configuration back, and serves again"
-	eachLong(t, sim.Options{ControlPlanes: 3}, map[string]story{
-		"an API server that ends at once":  {"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", server, talosapi.Loops, "", onTrial},
-		"an API server that never answers": {"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", server, talosapi.Unready, "its API server: ", onTrial},
-		"an API server that never serves":  {"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", server, talosapi.Unserving, "its API server: ", onTrial},
-		"an API server that never arrives": {"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", server, talosapi.Unpullable, "", onTrial},
-		"an etcd that ends at once":        {"\n    etcd:\n", "\n    etcd:\n        image: " + etcd + "\n", etcd, talosapi.Loops, "", rebooted},
-		"an etcd that can't be fetched":    {"\n    etcd:\n", "\n    etcd:\n        image: " + etcd + "\n", etcd, talosapi.Unpullable, "", rebooted},
+	adds := func(document string) func(string) string {
+		return func(text string) string { return strings.TrimRight(text, "\n") + "\n---\n" + document }
+	}
+	swaps := func(pairs ...string) func(string) string { return strings.NewReplacer(pairs...).Replace }
+	names := func(line string) func(string) string {
+		return swaps("machine:\n", "machine:\n    "+line+"\n", "ghcr.io/siderolabs/kubelet", "ghcr.io/nobody/kubelet")
+	}
+	const kubelet, etcd = "ghcr.io/nobody/kubelet:v1.35.4", "ghcr.io/nobody/etcd:v3.6.1"
+	const server = "registry.k8s.io/kube-apiserver-amd64:v1.35.4"
+	const onTrial, rebooted = "Talos has taken it back", "it was given its old configuration back, and serves again"
+	otherServer := swaps("registry.k8s.io/kube-apiserver:", "registry.k8s.io/kube-apiserver-amd64:")
+	otherEtcd := swaps("\n    etcd:\n", "\n    etcd:\n        image: "+etcd+"\n")
+	workers, first := []string{"wk1", "wk2"}, "wk1 is not healthy"
+	eachLongIn(t, func(s story) sim.Options {
+		if s.to[0] == "wk1" {
+			return sim.Options{ControlPlanes: 1, Workers: 2}
+		}
+		return sim.Options{ControlPlanes: 3}
+	}, map[string]story{
+		"its DNS servers do not answer": {
+			to: workers, edit: adds("apiVersion: v1alpha1\nkind: ResolverConfig\nnameservers:\n    - address: 192.0.2.53\n"),
+			says: []string{first, "none of its DNS servers answers: 192.0.2.53:53", onTrial},
+		},
+		"its address is another one": {
+			to: workers, edit: adds("apiVersion: v1alpha1\nkind: LinkConfig\nname: eth0\naddresses:\n    - address: 10.99.0.1/24\n"),
+			says: []string{first, "context deadline exceeded", onTrial},
+		},
+		"a kubelet, on trial":              {workers, names(noReboot), kubelet, talosapi.Unready, []string{first, onTrial}},
+		"a kubelet, after a reboot":        {workers, names(needsReboot), kubelet, talosapi.Unready, []string{first, rebooted}},
+		"an API server that ends at once":  {controlPlanes, otherServer, server, talosapi.Loops, []string{onTrial}},
+		"an API server that never answers": {controlPlanes, otherServer, server, talosapi.Unready, []string{"its API server: ", onTrial}},
+		"an API server that never serves":  {controlPlanes, otherServer, server, talosapi.Unserving, []string{"its API server: ", onTrial}},
+		"an API server that never arrives": {controlPlanes, otherServer, server, talosapi.Unpullable, []string{onTrial}},
+		"an etcd that ends at once":        {controlPlanes, otherEtcd, etcd, talosapi.Loops, []string{rebooted}},
+		"an etcd that can't be fetched":    {controlPlanes, otherEtcd, etcd, talosapi.Unpullable, []string{rebooted}},
 	}, func(t *testing.T, lab *Lab, s story) {
-		files := lab.keptConfigs()
-		before := map[string]string{}
-		for _, node := range []string{"cp1", "cp2", "cp3"} {
-			before[node] = string(files[node])
-			if files[node] = cluster.Secret(strings.Replace(before[node], s.from, s.to, 1)); string(files[node]) == before[node] {
-				t.Fatalf("the file of %s has no %q", node, s.from)
+		files, before := lab.keptConfigs(), lab.keptConfigs()
+		for _, node := range s.to {
+			files[node] = cluster.Secret(s.edit(string(files[node])))
+			mustBe(t, string(files[node]) != string(before[node]), "the file of %s is not another one", node)
+			if s.image != "" {
+				lab.brokenImage(node, s.image, s.defect)
 			}
-			lab.brokenImage(node, s.image, s.defect)
 		}
 		from := len(lab.Recorder.Calls())
 		err := files.user(lab, firstRun).roll(planning.Policy{})(t.Context())
-		requireFault(t, err, fault.Failed, " is not healthy with its new configuration", s.lacks, s.says)
+		requireFault(t, err, fault.Failed, append(s.says, " is not healthy with its new configuration")...)
 		touched := 0
-		for _, node := range []string{"cp1", "cp2", "cp3"} {
+		for _, node := range s.to {
 			lab.requireServing(node)
-			require(t, string(lab.configOf(node)) == before[node], "%s keeps another configuration than before", node)
-			if strings.Contains(err.Error(), node+" is not healthy") {
+			require(t, string(lab.configOf(node)) == string(before[node]), "%s keeps another configuration than before", node)
+			if strings.Contains(message(err), node+" is not healthy") {
 				touched++
 			} else {
 				lab.requireLeftAlone(from, node)
 			}
 		}
-		require(t, touched == 1, "%d control planes were touched: %v", touched, err)
+		require(t, touched == 1, "%d nodes were touched: %v", touched, err)
 		requireNone(t, lab.savedConfigs(), "the journal still has")
+		files.user(lab, secondRun).requireStale(t, s.to...)
 	})
 }
 
@@ -279,9 +246,8 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 		lab.Patch(sim.CommonExtension)
 		lab.inPlace()
 		n = lab.planOf(user, "wk1", planning.Policy{})
-		if len(n.Refused) != 1 || !strings.HasPrefix(n.Refused[0], "its kernel has net.ifnames=0 from machine.install.extraKernelArgs, and the next one would not have it") {
-			t.Errorf("refused %q", n.Refused)
-		}
+		require(t, len(n.Refused) == 1 && strings.HasPrefix(n.Refused[0], "its kernel has net.ifnames=0 from machine.install.extraKernelArgs, and the next one would not have it"),
+			"refused %q", n.Refused)
 	})
 }
 
@@ -321,7 +287,9 @@ func TestResetMachine(t *testing.T) {
 		from := len(lab.Recorder.Calls())
 		err := user.roll(policyFor(c.node))(t.Context())
 		if !c.files {
-			requireReset(t, lab, c.node, err)
+			requireFault(t, err, fault.Failed, "node "+c.node, "is in maintenance mode: its machine has no configuration any more, as after talosctl reset",
+				"put it as "+c.node+".yaml into the directory that talos.machineConfigs names",
+				"talosctl apply-config --insecure -n "+lab.node(c.node).Addr.String()+" --file "+c.node+".yaml")
 			lab.requireLeftAlone(from, c.node)
 			config, _, _ := configs(t.Context(), c.node)
 			lab.applyInsecure(c.node, config) // as the hint says
@@ -334,21 +302,11 @@ func TestResetMachine(t *testing.T) {
 	})
 }
 
-// requireReset checks the error about a reset node.
-func requireReset(t *testing.T, lab *Lab, node string, err error) {
-	t.Helper()
-	requireFault(t, err, fault.Failed, "node "+node, "is in maintenance mode: its machine has no configuration any more, as after talosctl reset",
-		"put it as "+node+".yaml into the directory that talos.machineConfigs names",
-		"talosctl apply-config --insecure -n "+lab.node(node).Addr.String()+" --file "+node+".yaml")
-}
-
 // applyInsecure is talosctl apply-config --insecure.
 func (l *Lab) applyInsecure(node string, config []byte) {
 	l.t.Helper()
-	dialer := l.Lab.Client()
-	c, err := client.New(l.t.Context(), client.WithTLSConfig(&tls.Config{InsecureSkipVerify: true}), client.WithEndpoints(l.node(node).Addr.String()), client.WithGRPCDialOptions( //nolint:gosec // as talosctl does
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) })))
-	must(l.t, err)
+	insecure := client.WithTLSConfig(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // as talosctl does
+	c := valueOf(l.machinery(l.t.Context(), l.node(node).Addr, insecure))(l.t)
 	defer c.Close()
 	must(l.t, errOf(c.ApplyConfiguration(l.t.Context(), &machineapi.ApplyConfigurationRequest{Data: config})))
 	time.Sleep(3 * time.Minute)
@@ -377,7 +335,7 @@ func TestResetToNothing(t *testing.T) {
 		_, err = lab.Client().Roll(t.Context(), policyFor("wk1"))
 		requireFault(t, err, fault.Failed, "Talos is on none of its disks: talosctl apply-config --insecure -n 127.42.7.31 --file wk1.yaml installs it")
 		lab.applyInsecure("wk1", config)
-		lab.mustRoll(secondRun, policyFor("wk1"))
+		lab.as(secondRun).mustRoll(policyFor("wk1"))
 		lab.requireUpgraded(t, "wk1")
 	})
 }
@@ -389,7 +347,7 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 		own, planes := lab.configOf("wk1"), lab.configOf("cp1")
 		lab.reset("wk1", "STATE")
 		for says, file := range map[string]cluster.Secret{
-			"the bootstrap token of Kubernetes: is it the file of another cluster?": regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(own, []byte("${1}abcdef.0123456789abcdef")),
+			"the bootstrap token of Kubernetes: is it the file of another cluster?": withOtherToken(own),
 			"differs from cp1 in the cluster's endpoint":                            cluster.Secret(strings.Replace(string(own), "endpoint: https://", "endpoint: https://10.9.9.9:6443 # ", 1)),
 			"makes it a control-plane, and it is a worker: is it the":               planes,
 			"gives it the hostname cp1: is it the file of that node?":               cluster.Secret(strings.ReplaceAll(string(own), "hostname: wk1", "hostname: cp1")),
@@ -417,8 +375,8 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 	})
 }
 
-// TestEncryptionOfAFile: keys in a file that no later roll could open again are refused, for a node that runs, and for one that
-// was reset; others are not.
+// TestEncryptionOfAFile: keys in a file that no later roll could open again are refused, for a node that runs, and for
+// one that was reset; others are not.
 func TestEncryptionOfAFile(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		own := lab.configOf("wk1")
@@ -449,8 +407,9 @@ func TestEncryptionOfAFile(t *testing.T) {
 	})
 }
 
-// TestFilesThatKeepAVolumeFromWorking: with another filesystem or encryption of a volume that stays, or the name of another
-// node, nothing gets a file, and acceptLoss lifts none of that. A reset machine with a volume in two slots gets none either.
+// TestFilesThatKeepAVolumeFromWorking: with another filesystem or encryption of a volume that stays, or the name of
+// another node, nothing gets a file, and acceptLoss lifts none of that. A reset machine with a volume in two slots gets
+// none either.
 func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		own := lab.configOf("wk1")
@@ -484,6 +443,10 @@ func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 		change("scsi6=" + wk1Data + ",backup=0,iothread=1")(lab)
 		refused(own, "the volume of scsi1 is also scsi6")
 	})
+}
+
+func withOtherToken(file cluster.Secret) cluster.Secret {
+	return regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(file, []byte("${1}abcdef.0123456789abcdef"))
 }
 
 // withOtherCA is a worker's configuration with another certificate as the CA of Kubernetes.

@@ -138,8 +138,8 @@ func (w whole) requirePlanned(t *testing.T, lab *Lab) {
 	}
 }
 
-// end is the world in the end. A VM that was reshaped with its system disk leaves an empty parking VM, whose number depends
-// on who was rolled first: a prune deletes it.
+// end is the world in the end. A VM that was reshaped with its system disk leaves an empty parking VM, whose number
+// depends on who was rolled first: a prune deletes it.
 func (w whole) end(t *testing.T, lab *Lab) string {
 	t.Helper()
 	if w.strategy == cluster.Reshape || w.strategy == cluster.InPlace && w.shaped {
@@ -361,9 +361,8 @@ func (r resumption) run(t *testing.T, ref reference) {
 		want = cluster.PutBack
 	}
 	putBack := strings.Contains(p.Why, "its machine configuration is nowhere but on the old system disk")
-	if p.Strategy != want || !p.Resume || !strings.Contains(p.Why, "run 20000101-0000-feed began to "+string(r.strategy)+" it") || putBack == forward {
-		t.Errorf("planned as %s, want %s: %s", p.Strategy, want, p.Why)
-	}
+	require(t, p.Strategy == want && p.Resume && strings.Contains(p.Why, "run 20000101-0000-feed began to "+string(r.strategy)+" it") && putBack != forward,
+		"planned as %s, want %s: %s", p.Strategy, want, p.Why)
 	rep := c.mustRoll(policyFor(r.node))
 	got := strings.Join(rep.Resumed, " ")
 	require(t, got == "20000101-0000-feed" && rep.Outcome != "", "resumed %q, outcome %q", got, rep.Outcome)
@@ -476,9 +475,9 @@ func TestCtrlCTwice(t *testing.T) {
 		defer cancel()
 		var pressed time.Time
 		press, _, err := twoAtATime(ctx, lab, at, func(c *Client) { c.Runner.Stop(); cancel(); pressed = time.Now() })
-		if took := time.Since(pressed); fault.KindOf(err) != fault.Interrupted || took > 15*time.Second {
-			t.Errorf("pressed at %s: after %s, kind %d: %v", press.pressed, took, fault.KindOf(err), err)
-		}
+		took := time.Since(pressed)
+		require(t, fault.KindOf(err) == fault.Interrupted && took <= 15*time.Second,
+			"pressed at %s: after %s: %v", press.pressed, took, err)
 		requireNoClaim(t, lab)
 		// Proxmox and the machines continue what they were told to do.
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
@@ -489,27 +488,10 @@ func TestCtrlCTwice(t *testing.T) {
 	})
 }
 
-// TestCtrlCBeforeTheFirstNode takes no node down.
-func TestCtrlCBeforeTheFirstNode(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
-		c := lab.Client()
-		c.Confirm = func(planning.Plan) (bool, error) { c.Runner.Stop(); return true, nil }
-		before := len(lab.Recorder.Calls())
-		_, err := c.Roll(t.Context(), planning.Policy{})
-		requireFault(t, err, fault.Interrupted)
-		for _, call := range changesOfNodes(lab.Recorder.Calls()[before:]) {
-			t.Errorf("%s was sent", call)
-		}
-		requireNoClaim(t, lab)
-	})
-}
-
 func TestKillsAreCounted(t *testing.T) {
 	t.Parallel()
-	if byKill(errors.New("the disk is full")) || byKill(nil) || !byKill(errors.Join(errors.New("x"), context.Canceled)) {
-		t.Error("byKill takes another error for a kill")
-	}
+	require(t, !byKill(errors.New("the disk is full")) && !byKill(nil) && byKill(errors.Join(errors.New("x"), context.Canceled)),
+		"byKill takes another error for a kill")
 	names := []string{"a", "b", "a", beat + "1", beat + "1", beat + "1", "c"}
 	want := []point{{"a", 1, 1}, {"b", 1, 2}, {"a", 2, 3}, {beat + "1", 1, 4}, {beat + "1", 2, 5}, {"c", 1, 6}}
 	got := pointsOf(names)

@@ -4,11 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -54,58 +52,48 @@ func TestCreate(t *testing.T) {
 }
 
 // TestControlPlanesComeAndGo makes three control planes of one, and one of three, each step by a command of its own.
+// What would end the cluster is refused.
 func TestControlPlanesComeAndGo(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		members := func(want ...string) {
-			t.Helper()
-			requireSame(t, want, lab.memberNames(), "members of etcd (-want +got)")
-			lab.requireEtcd()
-		}
+		requireFault(t, errOf(lab.Client().Remove(t.Context(), "wk9")), fault.Config, `no node "wk9"`)
+		requireRefused(t, errOf(lab.Client().Remove(t.Context(), "cp1")), "it is the only control plane")
+		requireInSync(t, lab)
 		for _, node := range []string{"cp2", "cp3"} {
 			lab.addNode(node, "cp1", "")
 			lab.Client().rollTo(t, planning.Policy{})
 		}
-		members("cp1", "cp2", "cp3")
+		lab.requireOneEtcd("cp1", "cp2", "cp3")
 		requireRefused(t, errOf(lab.Client().Remove(t.Context(), "cp1")), "the talosconfig has no other endpoint")
 		for _, node := range []string{"cp3", "cp2"} {
 			must(t, errOf(lab.Client().Remove(t.Context(), node)))
 			lab.unlist(node)
 			requireDrift(t, lab)
 		}
-		members("cp1")
+		lab.requireOneEtcd("cp1")
 	})
 }
 
-// TestCreateOfAnotherCluster: a new node's file of another cluster is not applied to it.
-func TestCreateOfAnotherCluster(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		lab := New(t, oneWorker())
-		lab.addNode("wk2", "wk1", "")
-		file, _, err := lab.MachineConfig(t.Context(), "wk2")
-		must(t, err)
-		lab.MachineConfig = configFiles{"wk2": regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(file, []byte("${1}abcdef.0123456789abcdef"))}.read
-		p := lab.planOf(lab.Client(), "wk2", planning.Policy{})
-		refused := strings.Join(p.Refused, "\n")
-		require(t, strings.Contains(refused, "differs from wk1 in the machine's token, the bootstrap token of Kubernetes: is it the file of another cluster?"),
-			"refused: %q", refused)
-		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), "is it the file of another cluster?")
-	})
-}
-
-// TestCreateRefused: what would fail once its VM is there is refused by the plan.
+// TestCreateRefused: what would fail once its VM is there is refused by the plan, and a file of another cluster is not
+// applied to a new node.
 func TestCreateRefused(t *testing.T) {
-	eachInLab(t, oneWorker(), map[string]struct{ old, new, refused string }{
-		"more memory than there is": {"memory: 4096", "memory: 4096000", "its VM takes 4000 GiB of memory, and pve1 has "},
-		"the address of another":    {"ip=127.42.7.251/24", "ip=127.42.7.11/24", "its address is to be 127.42.7.11, which is that of node cp1"},
-		"an unknown host":           {"host: pve1", "host: pve9", "is nodes[].host, pve9, a Proxmox node?"},
-		"an unknown storage":        {"{slot: scsi0, storage: fast", "{slot: scsi0, storage: fats", "Proxmox has no storage fats"},
-	}, func(t *testing.T, lab *Lab, s struct{ old, new, refused string }) {
+	type story struct {
+		spoil   edit
+		refused string
+	}
+	eachInLab(t, oneWorker(), map[string]story{
+		"more memory than there is": {configuration("memory: 4096", "memory: 4096000"), "its VM takes 4000 GiB of memory, and pve1 has "},
+		"the address of another":    {configuration("ip=127.42.7.251/24", "ip=127.42.7.11/24"), "its address is to be 127.42.7.11, which is that of node cp1"},
+		"an unknown host":           {configuration("host: pve1", "host: pve9"), "is nodes[].host, pve9, a Proxmox node?"},
+		"an unknown storage":        {configuration("{slot: scsi0, storage: fast", "{slot: scsi0, storage: fats"), "Proxmox has no storage fats"},
+		"a file of another cluster": {
+			func(l *Lab) { otherFile("wk2", withOtherToken)(l, drafted{}) },
+			"differs from wk1 in the machine's token, the bootstrap token of Kubernetes: is it the file of another cluster?",
+		},
+	}, func(t *testing.T, lab *Lab, s story) {
 		lab.addNode("wk2", "wk1", "")
-		lab.Replace("recast.yaml", s.old, s.new)
-		p := lab.planOf(lab.Client(), "wk2", planning.Policy{})
-		refused := strings.Join(p.Refused, "\n")
-		require(t, strings.Contains(refused, s.refused), "refused: %q, want %q", refused, s.refused)
+		s.spoil(lab)
+		requireSays(t, strings.Join(lab.planOf(lab.Client(), "wk2", planning.Policy{}).Refused, "\n"), s.refused)
+		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), fault.Refused, s.refused)
 	})
 }
 
@@ -137,7 +125,6 @@ func TestCreateKilled(t *testing.T) {
 // Remove is recast remove --yes.
 func (c *Client) Remove(ctx context.Context, node string) (pipeline.Report, error) {
 	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
-		c.Runner.Emit = c.emit
 		return pipeline.Remove(ctx, s.project, s.machines, &c.Runner, c.rollOptions(planning.Policy{}), node)
 	})
 }
@@ -195,15 +182,6 @@ func TestRemove(t *testing.T) {
 		}
 		requireNone(t, lab.World.HA(), "Proxmox HA has … still")
 		lab.requireEtcd()
-	})
-}
-
-// TestNotRemoved refuses what would end the cluster, or what is not there.
-func TestNotRemoved(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		requireFault(t, errOf(lab.Client().Remove(t.Context(), "cp1")), fault.Refused, "it is the only control plane")
-		requireFault(t, errOf(lab.Client().Remove(t.Context(), "wk9")), fault.Config, `no node "wk9"`)
-		requireInSync(t, lab)
 	})
 }
 
@@ -266,47 +244,7 @@ func (l *Lab) vmOf(node string) world.VM {
 	return valueOf(l.World.LookupVM(l.hostOf(id), id))(l.t)
 }
 
-// reshaping is a shape that a node gets, and how.
-type reshaping struct {
-	node, settings string
-	with           func(*Lab) // what else is to be rolled
-	strategy       cluster.Strategy
-	starts         int // how often the VM is started
-	has            map[string]string
-}
-
-func reshapings() map[string]reshaping {
-	memory := map[string]string{"memory": "6144", "onboot": "1"}
-	return map[string]reshaping{
-		"tags and order":  {"wk1", "tags: [talos, prod], startup: 'order=3', description: a worker", nil, cluster.Reshape, 0, map[string]string{"tags": "prod;talos", "startup": "order=3", "description": "a worker"}},
-		"a disk grown":    {"wk1", "disks: [{slot: scsi1, size: 30G, backup: true}]", nil, cluster.Reshape, 0, map[string]string{"scsi1": "size=30G"}},
-		"a disk added":    {"wk1", "disks: [{slot: scsi2, storage: fast, size: 5G, serial: more}]", nil, cluster.Reshape, 0, map[string]string{"scsi2": "serial=more"}},
-		"a pool and HA":   {"wk1", "pool: talos, ha: {state: started, max_restart: 2}", nil, cluster.Reshape, 0, nil},
-		"memory":          {"wk1", "memory: 6144, cores: 4, onboot: true", nil, cluster.Reshape, 1, memory},
-		"a control plane": {"cp1", "memory: 6144, onboot: true", nil, cluster.Reshape, 1, memory},
-		"options of a disk, and another": {
-			"wk1", "disks: [{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}]", nil, cluster.Reshape, 1, map[string]string{"scsi1": "cache=writeback", "sata1": "size=2G"},
-		},
-		"with another image, recreated": {
-			"wk1", "memory: 6144, onboot: true, disks: [{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}]",
-			func(l *Lab) { l.Patch(sim.CommonExtension) }, cluster.Recreate, 1, memory,
-		},
-		"with another image, reimaged": {
-			"wk1", "memory: 6144, onboot: true, disks: [{slot: scsi1, cache: writeback}]",
-			func(l *Lab) {
-				l.Patch(sim.CommonExtension)
-				l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: reimage\n")
-			}, cluster.Reimage, 1, memory,
-		},
-		"with another image, in place": {
-			"wk1", "memory: 6144, onboot: true", func(l *Lab) { l.Patch(sim.CommonExtension); l.inPlace() }, cluster.InPlace, 1, memory,
-		},
-		"with a configuration":         {"wk1", "memory: 6144, onboot: true", withConfig(noReboot), cluster.ApplyConfig, 1, memory},
-		"with one that needs a reboot": {"wk1", "memory: 6144, onboot: true", withConfig(needsReboot), cluster.ApplyConfig, 1, memory},
-	}
-}
-
-func withConfig(line string) func(*Lab) {
+func withConfig(line string) edit {
 	return func(l *Lab) {
 		files := l.keptConfigs()
 		files.set(l.t, "wk1", line)
@@ -314,20 +252,47 @@ func withConfig(line string) func(*Lab) {
 	}
 }
 
+// anImage has every node stale for its image, too.
+func anImage(l *Lab) { l.Patch(sim.CommonExtension) }
+
+// imageBy is anImage that a node gets with that strategy.
+func imageBy(s cluster.Strategy) edit { return all(anImage, strategy(s)) }
+
 // TestReshape gives a node's VM another shape, in one outage with whatever else it gets, or in none.
 func TestReshape(t *testing.T) {
-	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, reshapings(), func(t *testing.T, lab *Lab, s reshaping) {
+	type story struct {
+		node, settings string
+		with           edit // what else is to be rolled
+		strategy       cluster.Strategy
+		starts         int // how often the VM is started
+		has            map[string]string
+	}
+	const bigger = "memory: 6144, onboot: true"
+	const cached = "{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}"
+	none, memory := all(), map[string]string{"memory": "6144", "onboot": "1"}
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]story{
+		"tags and order":  {"wk1", "tags: [talos, prod], startup: 'order=3', description: a worker", none, cluster.Reshape, 0, map[string]string{"tags": "prod;talos", "startup": "order=3", "description": "a worker"}},
+		"a disk grown":    {"wk1", "disks: [{slot: scsi1, size: 30G, backup: true}]", none, cluster.Reshape, 0, map[string]string{"scsi1": "size=30G"}},
+		"a disk added":    {"wk1", "disks: [{slot: scsi2, storage: fast, size: 5G, serial: more}]", none, cluster.Reshape, 0, map[string]string{"scsi2": "serial=more"}},
+		"a pool and HA":   {"wk1", "pool: talos, ha: {state: started, max_restart: 2}", none, cluster.Reshape, 0, nil},
+		"memory":          {"wk1", "memory: 6144, cores: 4, onboot: true", none, cluster.Reshape, 1, memory},
+		"a control plane": {"cp1", bigger, none, cluster.Reshape, 1, memory},
+
+		"options of a disk, and another": {"wk1", "disks: [" + cached + "]", none, cluster.Reshape, 1, map[string]string{"scsi1": "cache=writeback", "sata1": "size=2G"}},
+		"with another image, recreated":  {"wk1", bigger + ", disks: [" + cached + "]", anImage, cluster.Recreate, 1, memory},
+		"with another image, reimaged":   {"wk1", bigger + ", disks: [{slot: scsi1, cache: writeback}]", imageBy(cluster.Reimage), cluster.Reimage, 1, memory},
+		"with another image, in place":   {"wk1", bigger, imageBy(cluster.InPlace), cluster.InPlace, 1, memory},
+		"with a configuration":           {"wk1", bigger, withConfig(noReboot), cluster.ApplyConfig, 1, memory},
+		"with one that needs a reboot":   {"wk1", bigger, withConfig(needsReboot), cluster.ApplyConfig, 1, memory},
+	}, func(t *testing.T, lab *Lab, s story) {
 		lab.allowShape()
 		lab.shape(s.node, s.settings)
-		if s.with != nil {
-			s.with(lab)
-		}
-		user := lab.Client()
-		p := lab.planOf(user, s.node, planning.Policy{})
+		s.with(lab)
+		p := lab.planOf(lab.Client(), s.node, planning.Policy{})
 		mustBe(t, p.Strategy == s.strategy && len(p.VM) != 0 && len(p.Refused) == 0,
 			"planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
 		from := len(lab.Recorder.Calls())
-		must(t, user.roll(policyFor(s.node))(t.Context()))
+		lab.Client().mustRoll(policyFor(s.node))
 		starts := lab.sent(from, toVM("POST", fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID)))
 		require(t, len(starts) == s.starts, "its VM was started %d times, want %d", len(starts), s.starts)
 		vm := lab.vmOf(s.node)
@@ -335,39 +300,51 @@ func TestReshape(t *testing.T) {
 			require(t, strings.Contains(vm.Config[key], want), "%s is %q, want %q", key, vm.Config[key], want)
 		}
 		lab.requireServing(s.node)
-		stale := lab.others(s.node)
-		if s.with == nil || s.strategy == cluster.ApplyConfig {
-			stale = nil
+		if s.strategy == cluster.Reshape || s.strategy == cluster.ApplyConfig {
+			requireInSync(t, lab)
+		} else { // the others lack the image
+			requireInSync(t, lab, lab.others(s.node)...)
 		}
-		requireInSync(t, lab, stale...)
 	})
 }
 
-// TestReshapeInVain: a VM that does not start with its new settings gets the old ones back, by recover
-// or by another recast.yaml.
+// TestReshapeInVain: a VM that does not start with its new settings gets the old ones back, by recover or by another
+// recast.yaml, and its old host, if it was migrated while it was off.
 func TestReshapeInVain(t *testing.T) {
-	eachLong(t, oneWorker(), map[string]func(*testing.T, *Lab){
-		"recovered": func(t *testing.T, lab *Lab) {
-			must(t, errOf(lab.as(secondRun).Recover(t.Context(), "wk1")))
-			requireDrift(t, lab, "wk1")
-		},
-		"corrected": func(t *testing.T, lab *Lab) {
-			lab.Replace("recast.yaml", "cores: 32", "cores: 4")
-			lab.as(secondRun).rollTo(t, planning.Policy{})
-		},
-	}, func(t *testing.T, lab *Lab, then func(*testing.T, *Lab)) {
-		before := lab.vmOf("wk1").Config
-		lab.shape("wk1", "cores: 32, machine: q35, nics: [{}, {bridge: vmbr0}], disks: [{slot: scsi1, cache: writeback}]")
+	type story struct {
+		o         sim.Options
+		host      string // on which it does not start
+		corrected bool   // in recast.yaml; else recovered
+	}
+	eachLongIn(t, func(s story) sim.Options { return s.o }, map[string]story{
+		"recovered":           {oneWorker(), "pve1", false},
+		"corrected":           {oneWorker(), "pve1", true},
+		"migrated, recovered": {twoHosts(), "pve3", false},
+	}, func(t *testing.T, lab *Lab, s story) {
+		if s.o.Hosts > 0 {
+			lab.manageByHA(startedByUs())
+			lab.onto("wk1", s.host, "cores: 32")
+		} else {
+			lab.shape("wk1", "cores: 32, machine: q35, nics: [{}, {bridge: vmbr0}], disks: [{slot: scsi1, cache: writeback}]")
+		}
+		before := lab.vmOf("wk1")
 		err := lab.as(firstRun).roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast undo wk1 gives VM 9031 its old settings back")
-		then(t, lab)
+		lab.requireOn(s.host)
+		if s.corrected {
+			lab.Replace("recast.yaml", "cores: 32", "cores: 4")
+			lab.as(secondRun).rollTo(t, planning.Policy{})
+		} else {
+			must(t, errOf(lab.as(secondRun).Recover(t.Context(), "wk1")))
+			requireDrift(t, lab, "wk1")
+			after := lab.vmOf("wk1")
+			delete(after.Config, "meta")
+			delete(before.Config, "meta")
+			requireSame(t, before.Config, after.Config, "after recover (-before +after)")
+			lab.requireOn(before.Host)
+		}
 		lab.requireServing("wk1")
 		lab.RequireIntact()
-		if after := lab.vmOf("wk1").Config; strings.Contains(string(lab.Read("recast.yaml")), "cores: 32") {
-			delete(after, "meta")
-			delete(before, "meta")
-			requireSame(t, before, after, "after recover (-before +after)")
-		}
 	})
 }
 

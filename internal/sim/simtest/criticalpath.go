@@ -37,8 +37,7 @@ func busy(delays []record.Delay, from, to time.Time) time.Duration {
 	return total
 }
 
-// byNode groups delays by node; those of the run itself, such as its claim's, are under
-// "".
+// byNode groups delays by node; those of the run itself, such as its claim's, are under "".
 func (l *Lab) byNode(delays []record.Delay) map[string][]record.Delay {
 	owner := map[int]string{}
 	for _, n := range l.Nodes {
@@ -62,9 +61,8 @@ func (l *Lab) byNode(delays []record.Delay) map[string][]record.Delay {
 	return out
 }
 
-// shortest is the minimum duration of a roll with these spans: phase after phase, in each
-// phase in the plan's order, as many at a time as the plan allows, and each node prepared
-// as soon as the roll begins.
+// shortest is the minimum duration of a roll with these spans: phase after phase, in each phase in the plan's order, as
+// many at a time as the plan allows, and each node prepared as soon as the roll begins.
 func shortest(p planning.Plan, spans map[string]span) time.Duration {
 	var now, begin time.Duration
 	var before planning.Phase
@@ -104,9 +102,8 @@ func inPhase(nodes []planning.NodePlan, begin time.Duration, limit, perHost int,
 	return end
 }
 
-// criticalPath is the minimum duration of a roll between two moments, given the world's
-// delay for each step. drained is when each node's drain began: earlier work can overlap
-// with other nodes.
+// criticalPath is the minimum duration of a roll between two moments, given the world's delay for each step. drained is
+// when each node's drain began: earlier work can overlap with other nodes.
 func (l *Lab) criticalPath(p planning.Plan, from, to time.Time, drained map[string]time.Time) time.Duration {
 	delays := l.byNode(l.Recorder.Timeline.Delays())
 	spans := map[string]span{}

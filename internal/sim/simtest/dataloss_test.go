@@ -31,12 +31,11 @@ const (
 
 // door is a way in which a system disk with data leaves its node.
 type door struct {
-	at     moment                 // of the roll, at which it is killed; none: it finishes
-	then   func(*testing.T, *Lab) // after that, before the volume is bound
-	early  bool                   // the volume exists before the roll, which accepts its loss, and not afterwards
-	leave  leaveFunc              // the way in which the disk would leave
-	plan   cluster.Strategy       // strategy of the plan that lets it leave; "": no plan
-	unread bool                   // the machine does not answer either
+	at    moment           // of the roll, at which it is killed; none: it finishes
+	off   bool             // then it is continued on another machine, with the node powered off
+	early bool             // the volume exists before the roll, which accepts its loss, and not afterwards
+	leave leaveFunc        // the way in which the disk would leave
+	plan  cluster.Strategy // strategy of the plan that lets it leave; "": no plan
 }
 
 type leaveFunc func(context.Context, *Client) (pipeline.Report, error)
@@ -49,20 +48,13 @@ func byRollback(ctx context.Context, c *Client) (pipeline.Report, error) {
 
 func byRoll(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Roll(ctx, onlyWorker) }
 
-// turnedOff continues on another machine, with the node powered off.
-func turnedOff(t *testing.T, l *Lab) {
-	t.Helper()
-	l.loseJournal()
-	must(t, l.World.PowerOff(wk1))
-}
-
 // TestNoDiskIsLostWithoutConsent: in whichever way a system disk leaves a node, volumes on it are
 // refused with the remedy, and listed once acceptLoss names them.
 func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]door{
 		"rollback":                       {leave: byRollback, plan: cluster.Rollback},
 		"recover of a node that serves":  {at: before("finish/keep"), leave: byRecover, plan: cluster.PutBack},
-		"put-back of a roll, node off":   {at: before("finish/keep"), then: turnedOff, leave: byRoll, plan: cluster.PutBack, unread: true},
+		"put-back of a roll, node off":   {at: before("finish/keep"), off: true, leave: byRoll, plan: cluster.PutBack},
 		"resume before the disk is away": {at: after("take-down/stop"), leave: byRoll, plan: cluster.Recreate},
 		"recover of one that never ran":  {at: before("bring-up/start"), early: true, leave: byRecover},
 		"recover of one that is blank":   {at: before("bring-up/configure"), early: true, leave: byRecover},
@@ -79,8 +71,9 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 		} else {
 			first.killedAt(t, d.at, first.roll(onlyWorker))
 		}
-		if d.then != nil {
-			d.then(t, lab)
+		if d.off {
+			lab.loseJournal()
+			must(t, lab.World.PowerOff(wk1))
 		}
 		if d.early {
 			configuration(" acceptLoss: ['pv/pvc-1'],", "")(lab)
@@ -93,10 +86,16 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 			require(t, err == nil && len(rep.Plan.Nodes[0].WillLose) == 0, "it asks for what is not on that disk: %v", err)
 			return
 		}
-		d.requireRefused(t, rep, err)
+		requireRefused(t, err, pvRefused)
+		i := slices.IndexFunc(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
+		mustBe(t, i >= 0, "plan %+v", rep.Plan)
+		n := rep.Plan.Nodes[i]
+		unread := strings.Contains(strings.Join(n.Refused, "\n"), "unread/"+firstRun)
+		require(t, n.Strategy == d.plan && unread == d.off,
+			"%s, refused because the machine does not answer: %t, want %t: %q", n.Strategy, unread, d.off, n.Refused)
 		requireSame(t, before, lab.machinesDump(), "something was changed:\n… (-want +got)")
 		accept := []string{"pv/pvc-1"}
-		if d.unread {
+		if d.off {
 			accept = append(accept, "unread/"+firstRun)
 		}
 		acceptLoss(accept...)(lab)
@@ -112,17 +111,6 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 		require(t, slices.Contains(shown, pvLost), "shown as lost: %q", shown)
 		lab.RequireIntact()
 	})
-}
-
-func (d door) requireRefused(t *testing.T, rep pipeline.Report, err error) {
-	t.Helper()
-	requireRefused(t, err, pvRefused)
-	i := slices.IndexFunc(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
-	mustBe(t, i >= 0, "plan %+v", rep.Plan)
-	n := rep.Plan.Nodes[i]
-	unread := strings.Contains(strings.Join(n.Refused, "\n"), "unread/"+firstRun)
-	require(t, n.Strategy == d.plan && unread == d.unread,
-		"%s, refused because the machine does not answer: %t, want %t: %q", n.Strategy, unread, d.unread, n.Refused)
 }
 
 // TestBoundMeanwhile: a volume that is bound between the plan and the exchange is
@@ -168,17 +156,15 @@ func TestBoundMeanwhile(t *testing.T) {
 		}
 		requireRefused(t, errOf(s.leave(t.Context(), second)), pvRefused)
 		lab.RequireIntact()
-		if !s.off && before != lab.machinesDump() {
-			t.Errorf("it is not as it was:\n%s", lab.machinesDump())
-		}
-		if text := lab.systemDisks(); s.off && !strings.Contains(text, "scsi0 of VM 9031 ") {
-			t.Errorf("the system disk has left its VM: %s", text)
+		if s.off {
+			requireSays(t, lab.systemDisks(), "scsi0 of VM 9031 ")
+		} else {
+			requireSame(t, before, lab.machinesDump(), "it is not as it was (-before +after)")
 		}
 		// The volume is not needed after all: the same command continues.
 		without(store.Volumes(), "", "pvc-1")(lab)
-		if _, err := s.leave(t.Context(), lab.as(thirdRun)); err != nil && !strings.Contains(err.Error(), "is not finished") {
-			t.Errorf("the same command again: %v", err)
-		}
+		err := errOf(s.leave(t.Context(), lab.as(thirdRun)))
+		require(t, err == nil || strings.Contains(err.Error(), "is not finished"), "the same command again: %v", err)
 	})
 }
 
@@ -211,9 +197,8 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 		},
 		"the next roll": func(t *testing.T, lab *Lab) {
 			p := lab.planOf(lab.Client(), "wk1", planning.Policy{})
-			if len(p.Frees) != 1 || !p.Frees[0].GivenUp || !strings.Contains(p.Frees[0].String(), "run "+firstRun+" had made and which was given up") {
-				t.Errorf("frees %+v", p.Frees)
-			}
+			require(t, len(p.Frees) == 1 && p.Frees[0].GivenUp && strings.Contains(p.Frees[0].String(), "run "+firstRun+" had made and which was given up"),
+				"frees %+v", p.Frees)
 			must(t, lab.as(thirdRun).roll(onlyWorker)(t.Context()))
 			lab.requireKept(1)
 		},
@@ -274,7 +259,6 @@ var (
 	linstorClusters   = resource("piraeus.io/v1", "linstorclusters", "LinstorCluster", false)
 )
 
-// installPiraeus serves the kinds of Piraeus.
 func (l *Lab) installPiraeus() {
 	l.Kube.Define(linstorSatellites)
 	l.Kube.Define(linstorClusters)
@@ -346,14 +330,7 @@ func localRefusals() []refusal {
 	only := func(what, name string) string {
 		return what + " is on the system disk and would be lost: move it to a disk of its own, or name " + name + " in nodes[].acceptLoss"
 	}
-	loss := func(name, what string, bring, undo edit) refusal {
-		return refusal{
-			name: what, bring: bring, lift: acceptLoss(name), undo: undo,
-			both: []string{only(what, name)}, lost: []string{what + " on the system disk will be lost"},
-		}
-	}
 	topolvm := volume("pvc-1", corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "topolvm.io", VolumeHandle: "h"}})
-	const pv = "PersistentVolume pvc-1 (claim default/db-0)"
 	noVolume, noPool := without(store.Volumes(), "", "pvc-1"), without(linstorSatellites.GroupVersionResource, "", "wk1")
 	const vg0 = "LINSTOR storage pool pool (vg0)"
 	return []refusal{
@@ -362,15 +339,15 @@ func localRefusals() []refusal {
 		{name: "hostPath on another disk", bring: daemons("default", "agent", "/var/mnt/data/agent"), undo: noDaemons("default", "agent")},
 		loss("linstor/var/lib/linstor-pools/pool", "LINSTOR storage pool pool (/var/lib/linstor-pools/pool)", pool("fileThinPool"), noPool),
 		{name: "LINSTOR's files on another disk", bring: pool("filePool", "directory", "/var/mnt/data/linstor"), undo: noPool},
-		loss("pv/pvc-1", pv, topolvm, noVolume),
+		loss("pv/pvc-1", "PersistentVolume pvc-1 (claim default/db-0)", topolvm, noVolume),
 		{
 			name: "TopoLVM on another disk", bring: all(topolvm, whileOff(partitioned(wk1Data, physicalVolume("r-lvm22", "vg0")))),
 			undo: all(noVolume, whileOff(unpartitioned(wk1Data, 1))),
 		},
 		{
 			name: "TopoLVM on the system disk", bring: all(topolvm, whileOff(partitioned(wk1System, physicalVolume("r-lvm11", "vg1")))),
-			both: []string{only("volume r-lvm11", "r-lvm11"), only(pv, "pv/pvc-1")}, lift: acceptLoss("r-lvm11", "pv/pvc-1"),
-			lost: []string{"volume r-lvm11 on the system disk will be lost", pv + " on the system disk will be lost"},
+			both: []string{only("volume r-lvm11", "r-lvm11"), pvRefused}, lift: acceptLoss("r-lvm11", "pv/pvc-1"),
+			lost: []string{"volume r-lvm11 on the system disk will be lost", pvLost},
 			undo: all(noVolume, whileOff(unpartitioned(wk1System, 1))),
 		},
 		{

@@ -53,9 +53,7 @@ func problems(res checkup.Result) []string {
 func TestDoctorInAHealthyLab(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		res := diagnosis(t, lab.Client())
-		if err := res.Err(); err != nil {
-			t.Errorf("%v:\n%s", err, strings.Join(problems(res), "\n"))
-		}
+		require(t, res.Err() == nil, "%v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
 		for _, group := range []string{
 			checkup.GroupProxmox, checkup.GroupPrivileges, checkup.GroupStorage, checkup.GroupTalos, checkup.GroupKubernetes,
 			checkup.GroupImages, checkup.GroupNodes,
@@ -69,9 +67,8 @@ func TestDoctorInAHealthyLab(t *testing.T) {
 		i := slices.IndexFunc(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
 		mustBe(t, i >= 0, "no check speaks of the lock: %+v", res.Checks)
 		c := res.Checks[i]
-		if c.State != checkup.Warning || len(c.Remedy) != 1 || !strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)) {
-			t.Errorf("%+v", c)
-		}
+		require(t, c.State == checkup.Warning && len(c.Remedy) == 1 && strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)),
+			"%+v", c)
 	})
 }
 
@@ -96,9 +93,8 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 		mustBe(t, fault.KindOf(res.Err()) == fault.Refused && len(res.Grants) != 0,
 			"%v, grants %q:\n%s", res.Err(), res.Grants, strings.Join(problems(res), "\n"))
 		lab.pveum(res.Grants)
-		if res := diagnosis(t, c); res.Err() != nil {
-			t.Fatalf("after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
-		}
+		res = diagnosis(t, c)
+		mustBe(t, res.Err() == nil, "after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
 		requireEachIsNamed(t, lab, c)
 		c.rollTo(t, planning.Policy{})
 	})
@@ -173,9 +169,7 @@ func TestDoctorContinuesAfterErrors(t *testing.T) {
 		c.Reroute = func(addr string) string { return strings.ReplaceAll(addr, wk1, unused) }
 		lab.Replace("recast.lock", "", "")
 		res := diagnosis(t, c)
-		if fault.KindOf(res.Err()) != fault.Config { // of the lock
-			t.Errorf("it ends with %v", res.Err())
-		}
+		requireFault(t, res.Err(), fault.Config) // of the lock
 		got := problems(res)
 		for _, want := range []string{"Proxmox: quorum: ", "Talos: wk1: ", "images: lock: "} {
 			require(t, slices.ContainsFunc(got, func(p string) bool { return strings.HasPrefix(p, want) }),
@@ -183,9 +177,8 @@ func TestDoctorContinuesAfterErrors(t *testing.T) {
 		}
 		require(t, len(got) == 3, "problems:\n%s", strings.Join(got, "\n"))
 		wk := res.Nodes[1]
-		if !wk.Unread || !slices.ContainsFunc(wk.Against[cluster.Recreate], func(r string) bool { return strings.Contains(r, "its setting args") }) {
-			t.Errorf("of wk1 it says %+v", wk)
-		}
+		require(t, wk.Unread && strings.Contains(strings.Join(wk.Against[cluster.Recreate], "\n"), "its setting args"),
+			"of wk1 it says %+v", wk)
 		cp := res.Nodes[0]
 		require(t, !cp.Unread && cp.Strategy == cluster.InPlace, "of cp1 it says %+v", cp)
 	})
@@ -206,21 +199,19 @@ func TestRegisteredTags(t *testing.T) {
 // Explain is recast plan --explain.
 func (c *Client) Explain(t *testing.T, node string) survey.Explanation {
 	t.Helper()
-	e := valueOf(connected(t.Context(), c, func(s *session) (survey.Explanation, error) {
+	return valueOf(connected(t.Context(), c, func(s *session) (survey.Explanation, error) {
 		_, e, err := pipeline.Explain(t.Context(), s.project, s.machines, planning.Policy{}, nil, node)
 		return e, err
 	}))(t)
-	return e
 }
 
 // TestWhatIsExplainedIsWhatRuns: recast plan --explain lists the steps of the roll in
 // their order, for workers and control planes and every strategy.
 func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
-	long(t)
-	eachIn(t, func(strategy string) sim.Options {
+	eachLongIn(t, func(strategy string) sim.Options {
 		return sim.Options{ControlPlanes: 3, Workers: 1, Holder: strategy == "auto"}
 	}, storiesOf("auto", "reimage", "in-place"), func(t *testing.T, lab *Lab, strategy string) {
-		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+strategy+"\n")
+		lab.setRoll("strategy: " + strategy)
 		lab.Patch(everywhere)
 		nodes := []string{"cp1", "wk1"}
 		want, got := map[string][]string{}, map[string][]string{}
@@ -261,9 +252,8 @@ func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 		requirePatchedFile(t, lab)
 		p := valueOf(lab.Client().Provenance(t.Context(), "wk1"))(t)
 		files := slices.IndexFunc(p.Links, func(l observe.ProvenanceLink) bool { return l.Name == "files" })
-		if files < 0 || p.Links[files].Certainty != observe.Contradicted || p.Build != p.Wanted || p.Origin != observe.FromLock {
-			t.Errorf("provenance of wk1: %+v", p)
-		}
+		require(t, files >= 0 && p.Links[files].Certainty == observe.Contradicted && p.Build == p.Wanted && p.Origin == observe.FromLock,
+			"provenance of wk1: %+v", p)
 	})
 }
 
@@ -281,10 +271,9 @@ func requirePatchedFile(t *testing.T, lab *Lab) {
 			}
 		}
 	}
-	if len(found) != 1 || !strings.HasPrefix(found[0].Text, "/usr/local/sbin/iscsid of extension iscsi-tools v0.2.0: sha256:") ||
-		!strings.HasPrefix(found[0].Old, "sha256:") || !strings.HasPrefix(found[0].New, "sha256:") || found[0].Old == found[0].New {
-		t.Errorf("files that differ: %+v", found)
-	}
+	require(t, len(found) == 1 && strings.HasPrefix(found[0].Text, "/usr/local/sbin/iscsid of extension iscsi-tools v0.2.0: sha256:") &&
+		strings.HasPrefix(found[0].Old, "sha256:") && strings.HasPrefix(found[0].New, "sha256:") && found[0].Old != found[0].New,
+		"files that differ: %+v", found)
 }
 
 // upgradeByHand installs what the factory builds from a schematic, as talosctl upgrade does.

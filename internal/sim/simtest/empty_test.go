@@ -19,7 +19,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
-	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -44,16 +43,11 @@ type founder struct {
 	iso       string // volume ID
 }
 
-// newFounder writes recast.yaml, publishes the ISO, and connects with a talosconfig of the new
-// cluster; its endpoint is the address that its first control plane gets.
+// newFounder is a founder of a cluster that is drafted with one control plane.
 func newFounder(t *testing.T, lab *Lab, talos string) *founder {
 	t.Helper()
 	ours := valueOf(talosapi.NewCluster("ours", "https://127.42.7.10:6443", talos, sim.KubernetesVersion))(t)
-	lab.Guard(ours.Secrets)
-	talosconfig := valueOf(ours.Talosconfig(role.Admin, founded("cp1").String()))(t)
-	lab.Write("talosconfig", talosconfig)
-	lock := lab.Configure("vmClasses:\n  node: {memory: 4096, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}]}\nnodes:\n  - {name: cp1, schematic: default, class: node, host: pve1, address: 127.42.7.251}\n")
-	return lab.founder(ours, lock, talos)
+	return lab.founder(ours, lab.draft(draft{controlPlanes: 1, hosts: 1, ours: ours}).lock, talos)
 }
 
 // founder publishes the ISO and connects, for a cluster whose recast.yaml and talosconfig are there.
@@ -71,7 +65,7 @@ func (l *Lab) founder(ours *talosapi.Cluster, lock schematics.Lock, talos string
 
 // founded is the static address of a machine.
 func founded(name string) netip.Addr {
-	return netip.AddrFrom4([4]byte{127, 42, 7, byte(251 + slices.Index([]string{"cp1", "cp2", "cp3"}, name))})
+	return netip.AddrFrom4([4]byte{127, 42, 7, byte(11 + slices.Index(controlPlanes, name))})
 }
 
 // start makes a VM over the Proxmox API and boots the ISO. A worker gets its address by DHCP.
@@ -99,17 +93,18 @@ func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
 	return uuid
 }
 
-// configure gives a blank machine its first configuration.
 func (f *founder) configure(addr netip.Addr, uuid, name string) {
 	config := valueOf(f.ours.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: strings.HasPrefix(name, "cp"), Installer: f.installer}))(f.t)
 	must(f.t, f.talos.ApplyConfig(f.t.Context(), addr, uuid, config))
 }
 
 // bootstrap is talosctl bootstrap.
+func bootstrap(ctx context.Context, c *client.Client) error {
+	return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
+}
+
 func (f *founder) bootstrap(addr netip.Addr) error {
-	return f.TalosctlAt(f.t.Context(), addr, func(ctx context.Context, c *client.Client) error {
-		return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
-	})
+	return f.TalosctlAt(f.t.Context(), addr, bootstrap)
 }
 
 // bootstrapSoon repeats bootstrap until the machine is there and accepts it.
@@ -144,7 +139,6 @@ func (f *founder) blank(uuid string) netip.Addr {
 	return netip.Addr{}
 }
 
-// kubeconfig is that of talosctl kubeconfig.
 func (f *founder) kubeconfig(addr netip.Addr) (file []byte) {
 	must(f.t, f.TalosctlAt(f.t.Context(), addr, func(ctx context.Context, c *client.Client) (err error) {
 		file, err = c.Kubeconfig(ctx)
@@ -176,7 +170,6 @@ func (f *founder) requireNodes(kubeconfig []byte, at netip.Addr, want ...string)
 // sharedAddress is that of the load balancer before the API servers.
 var sharedAddress = netip.MustParseAddr("127.42.7.10")
 
-// certificateAuthority is the authority in a kubeconfig.
 var certificateAuthority = regexp.MustCompile(`certificate-authority-data: \S+`)
 
 // TestClusterFromNothing makes a cluster in an empty lab, with secrets that the lab has not
@@ -221,9 +214,8 @@ func TestClusterFromNothing(t *testing.T) {
 		require(t, f.bootstrap(wk1) != nil, "a worker accepted a bootstrap")
 		members := valueOf(f.talos.Members(t.Context()))(t)
 		require(t, len(members) == 4, "members %+v", members)
-		for _, v := range append(lab.EtcdViolations(), lab.World.Violations()...) {
-			t.Error(v)
-		}
+		lab.requireEtcd()
+		lab.RequireIntact()
 	})
 }
 
@@ -237,9 +229,7 @@ func TestBootstrapTwice(t *testing.T) {
 			f.configure(founded(name), uuid, name)
 		}
 		time.Sleep(3 * time.Minute)
-		if nodes, _, err := lab.Kube.Store().List(t.Context(), store.Nodes(), ""); err != nil || len(nodes) > 0 {
-			t.Errorf("before the bootstrap there are %d nodes, %v", len(nodes), err)
-		}
+		requireNone(t, lab.allStored(store.Nodes(), ""), "before the bootstrap there are nodes")
 		must(t, f.bootstrap(founded("cp1")))
 		requireNone(t, lab.EtcdViolations(), "one bootstrap")
 		must(t, f.bootstrap(founded("cp2")))

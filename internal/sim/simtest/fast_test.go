@@ -75,7 +75,7 @@ func rollWatched(t *testing.T, lab *Lab) *watched {
 	w.began = time.Now()
 	rep, err := c.Roll(t.Context(), planning.Policy{})
 	w.end, w.plan = time.Now(), rep.Plan
-	w.dials = c.dialer.Dials()
+	w.dials = c.Dials()
 	lab.Recorder.Hooks(nil, nil)
 	must(t, err)
 	lab.RequireIntact()
@@ -136,9 +136,7 @@ func (w *watched) judge(t *testing.T, name string, most limits) {
 	fmt.Printf("%-20s roll %9s critical path %9s waste %.2f %% requests per node %.0f, %.2f a second of waiting, connections per node %.0f\n",
 		name, w.took().Round(10*time.Millisecond), critical.Round(10*time.Millisecond), 100*waste, float64(all)/nodes, rate, float64(w.dials)/nodes)
 	require(t, waste <= most.waste, "%.2f %% more than the critical path", 100*waste)
-	if most.asking > 0 && rate > most.asking {
-		t.Errorf("%.2f requests a second of waiting", rate)
-	}
+	require(t, most.asking == 0 || rate <= most.asking, "%.2f requests a second of waiting", rate)
 }
 
 // requireOutages fails the test if a node was unavailable, from drained to Ready, for longer than the world needs.

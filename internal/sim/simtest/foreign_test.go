@@ -65,6 +65,7 @@ func (m foreignMoment) String() string {
 
 // foreignScene is a Proxmox with an exchange of a VM's system.
 type foreignScene struct {
+	lab      *Lab // nil: without one
 	world    *world.World
 	recorder *record.Recorder
 	way      foreignWay
@@ -131,7 +132,6 @@ func (s *foreignScene) undisturbed(t *testing.T) int {
 	return len(s.changes)
 }
 
-// listen records the run's notes.
 func (s *foreignScene) listen(e step.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -294,9 +294,8 @@ func newForeignExchange(t *testing.T, way foreignWay) *foreignScene {
 		ctx, kill := context.WithCancel(t.Context())
 		defer kill()
 		made := func(c record.Call) bool { return c.Params["vmid"] == strconv.Itoa(matrixVM) }
-		if came, _ := s.disturbed(ctx, t, foreignMoment{is: made, after: true}, kill); !came {
-			t.Fatal("the VM was not created")
-		}
+		came, _ := s.disturbed(ctx, t, foreignMoment{is: made, after: true}, kill)
+		mustBe(t, came, "the VM was not created")
 		s.giveUp = true
 	}
 	return s
@@ -428,9 +427,8 @@ func requireForeignSaid(t *testing.T, s *foreignScene, err error) {
 		strings.Contains(said, fmt.Sprintf("SMBIOS UUID 5ec0ffee-0000-4000-8000-%012d", s.vm)) // where neither it nor its record is there
 	require(t, named && len(hints) != 0, "it names no VM, or does not say what to do: %s", said)
 	exchange := strings.HasPrefix(said, "replace/") || strings.HasPrefix(said, "put-back/")
-	if exchange && !strings.Contains(said, fmt.Sprintf("where the disks of VM %d are: ", s.vm)) {
-		t.Errorf("it does not say where the disks are: %s", said)
-	}
+	require(t, !exchange || strings.Contains(said, fmt.Sprintf("where the disks of VM %d are: ", s.vm)),
+		"it does not say where the disks are: %s", said)
 }
 
 // requireNothingElse fails for every broken promise that is not due to the act.
@@ -447,11 +445,11 @@ func (s *foreignScene) requireNothingElse(t *testing.T, theirs []string, when st
 }
 
 // newForeignRoll is a lab whose worker a whole roll replaces.
-func newForeignRoll(t *testing.T, way foreignWay) (s *foreignScene, lab *Lab) {
+func newForeignRoll(t *testing.T, way foreignWay) *foreignScene {
 	t.Helper()
-	lab = New(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: way.holder})
-	s = &foreignScene{
-		world: lab.World, recorder: lab.Recorder, way: way, host: "pve1", vm: wk1, holder: 9201, park: claimVM + 2,
+	lab := New(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: way.holder})
+	s := &foreignScene{
+		lab: lab, world: lab.World, recorder: lab.Recorder, way: way, host: "pve1", vm: wk1, holder: 9201, park: claimVM + 2,
 		disk: "data-wk1", storage: sim.DiskStorage,
 	}
 	if way.strategy == cluster.Recreate || way.strategy == cluster.Reimage {
@@ -480,25 +478,17 @@ func newForeignRoll(t *testing.T, way foreignWay) (s *foreignScene, lab *Lab) {
 		s.act = c.goBack("wk1")
 	case cluster.PutBack:
 		lab.as(firstRun).rollKilled(after("bring-up/start"), planning.Policy{})
-		s.act = func(ctx context.Context) error {
-			_, err := c.Recover(ctx, "wk1")
-			return err
-		}
+		s.act = c.giveUp("wk1")
 	default:
 		must(t, c.Publish(t.Context()))
 	}
-	return s, lab
+	return s
 }
 
 // TestForeignHandsInARoll is TestForeignHands for a whole roll of a worker, with a machine in the VM.
 func TestForeignHandsInARoll(t *testing.T) {
 	long(t)
 	for _, way := range foreignWays() {
-		t.Run(way.String(), func(t *testing.T) {
-			foreignHands(t, way, 6, func(t *testing.T, way foreignWay) *foreignScene {
-				s, _ := newForeignRoll(t, way)
-				return s
-			})
-		})
+		t.Run(way.String(), func(t *testing.T) { foreignHands(t, way, 6, newForeignRoll) })
 	}
 }

@@ -71,15 +71,7 @@ func (s *foreignScene) found(id int) (world.VM, string, error) {
 func to(value string) func(string) string { return func(string) string { return value } }
 
 func foreignActs(way foreignWay) []foreignAct {
-	all := slices.Concat(foreignEdits(), foreignPowers(), foreignDeletions())
-	if way.prepared {
-		all = append(all, preparedActs()...)
-	}
-	return all
-}
-
-func foreignEdits() []foreignAct {
-	return []foreignAct{
+	all := []foreignAct{
 		{name: "edits the description", on: ofVM, do: editsForeign("description", func(old string) string { return old + "\nEdited." })},
 		{name: "edits the memory", on: ofVM, do: editsForeign("memory", to("8192"))},
 		{name: "adds a disk", on: ofVM, do: addsForeignDisk},
@@ -97,11 +89,7 @@ func foreignEdits() []foreignAct {
 		{name: "names the data disk in another VM", on: ofData, do: func(s *foreignScene, _ world.VM, _ string) (func(), error) {
 			return namesForeignTwice(s, world.VM{ID: foreignVM}, "")
 		}},
-	}
-}
 
-func foreignPowers() []foreignAct {
-	return []foreignAct{
 		{name: "starts the VM", on: ofVM, do: startsForeign},
 		{name: "starts the parking VM", on: ofParking, do: startsForeign},
 		{name: "starts the holder", on: ofHolder, do: startsForeign},
@@ -114,11 +102,7 @@ func foreignPowers() []foreignAct {
 		{name: "backs the parking VM up", on: ofParking, do: backsUpForeign},
 		{name: "leaves a lock on the VM", on: ofVM, do: locksForeign},
 		{name: "leaves a lock on the parking VM", on: ofParking, do: locksForeign},
-	}
-}
 
-func foreignDeletions() []foreignAct {
-	return []foreignAct{
 		{name: "deletes the VM", on: ofVM, do: deletesForeign(false), destroys: true},
 		{name: "deletes the VM and what is unreferenced", on: ofVM, do: deletesForeign(true), destroys: true},
 		{name: "deletes the parking VM", on: ofParking, do: deletesForeign(false), destroys: true},
@@ -129,6 +113,10 @@ func foreignDeletions() []foreignAct {
 			return world.VM{ID: cmp.Or(s.parking(), s.park)}, "", nil // refused if it exists
 		}, do: takesForeign},
 	}
+	if way.prepared {
+		all = append(all, preparedActs()...)
+	}
+	return all
 }
 
 // foreignVM is a VM outside of the cluster.
@@ -322,7 +310,6 @@ func snapshotsForeign(s *foreignScene, vm world.VM, _ string) (func(), error) {
 	return func() { s.world.DeleteSnapshot(vm.ID, "theirs") }, s.world.AddSnapshot(vm.ID, world.Snapshot{Name: "theirs"})
 }
 
-// foreignBackup is the duration of a backup.
 const foreignBackup = 3 * time.Minute
 
 func backsUpForeign(s *foreignScene, vm world.VM, _ string) (func(), error) {
@@ -484,7 +471,6 @@ func TestTwoNodesShareAHolder(t *testing.T) {
 	})
 }
 
-// advised are the commands in hints.
 var advised = regexp.MustCompile(`qm disk move \d+ \w+ --target-vmid OTHER --target-disk KEY|qm set \d+ --delete [a-z]+\d+`)
 
 // TestAdviceKeepsAForeignDisk: a person attaches a disk to a VM during its exchange, and
@@ -558,15 +544,14 @@ func TestBackupIsWaitedOut(t *testing.T) {
 		t.Run(fmt.Sprintf("%s/%s before %s", c.strategy, c.act, strings.ReplaceAll(c.change, "/", " ")), func(t *testing.T) {
 			long(t)
 			inBubble(t, func(t *testing.T) {
-				s, lab := newForeignRoll(t, foreignWay{c.strategy, false, false})
+				s := newForeignRoll(t, foreignWay{c.strategy, false, false})
 				at := foreignMoment{is: func(call record.Call) bool { return strings.HasSuffix(call.Path, c.change) }}
 				came, err := s.disturbed(t.Context(), t, at, func() { must(t, errOf(s.play(foreignActNamed(c.act)))) })
 				mustBe(t, came && err == nil, "came %t: %v", came, err)
 				want := fmt.Sprintf("waiting for VM %d: it is locked (backup)", c.vm)
 				require(t, s.heard(want), "it did not say %q", want)
-				requireDrift(t, lab)
-				lab.requireKept(1)
-				lab.RequireIntact()
+				requireInSync(t, s.lab)
+				s.lab.requireKept(1)
 			})
 		})
 	}

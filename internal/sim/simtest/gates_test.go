@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -39,7 +38,6 @@ func (l *Lab) installLonghorn() {
 	}
 }
 
-// volume sets the state of a Longhorn volume.
 func (l *Lab) volume(name, robustness string) {
 	l.t.Helper()
 	u := object(longhornVolumes, "longhorn-system", name, map[string]any{"status": map[string]any{"state": "attached", "robustness": robustness}})
@@ -59,7 +57,6 @@ func gated(t *testing.T, lab *Lab, gate string) {
 	lab.Patch(sim.PatchedExtension)
 }
 
-// notes collects the notes of a step.
 func notes(suffix string, into *[]string) func(step.Event) {
 	return func(e step.Event) {
 		if e.Status == step.Note && strings.HasSuffix(e.Path, "/"+suffix) {
@@ -76,19 +73,19 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 		c := lab.Client()
 		var said []string
 		var healthy, next time.Time
-		note := notes("ask-gates-again", &said)
-		breaks := whenStarted("wk1/take-down", func() { lab.volume("pvc-1", "degraded") })
-		heals := whenStarted("wk1/ask-gates-again", func() {
-			time.AfterFunc(10*time.Second, c.Cut)
-			time.AfterFunc(70*time.Second, c.Mend)
-			time.AfterFunc(90*time.Second, func() { healthy = time.Now(); lab.volume("pvc-1", "healthy") })
-		})
-		goes := whenStarted("wk2/take-down", func() { next = time.Now() })
-		c.Emit = allOf(note, breaks, heals, goes)
+		c.Emit = allOf(
+			notes("ask-gates-again", &said),
+			whenStarted("wk1/take-down", func() { lab.volume("pvc-1", "degraded") }),
+			whenStarted("wk1/ask-gates-again", func() {
+				time.AfterFunc(10*time.Second, c.Cut)
+				time.AfterFunc(70*time.Second, c.Mend)
+				time.AfterFunc(90*time.Second, func() { healthy = time.Now(); lab.volume("pvc-1", "healthy") })
+			}),
+			whenStarted("wk2/take-down", func() { next = time.Now() }),
+		)
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if len(said) < 2 || !strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") || !strings.Contains(said[1], "no answer from https://") {
-			t.Errorf("said %q", said)
-		}
+		require(t, len(said) >= 2 && strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") && strings.Contains(said[1], "no answer from https://"),
+			"said %q", said)
 		require(t, !healthy.IsZero() && !next.Before(healthy), "healthy at %s, the next node went at %s", healthy, next)
 		requireInSync(t, lab)
 	})
@@ -150,9 +147,8 @@ func TestGateOfWhatIsNotInstalled(t *testing.T) {
 			requireDrift(t, lab)
 			return
 		}
-		if fault.KindOf(err) != fault.Refused || !strings.HasSuffix(message(err), ": "+c.want) || time.Since(start) > time.Minute {
-			t.Errorf("after %s, kind %d: %v", time.Since(start), fault.KindOf(err), err)
-		}
+		require(t, fault.KindOf(err) == fault.Refused && strings.HasSuffix(message(err), ": "+c.want) && time.Since(start) <= time.Minute,
+			"after %s, kind %d: %v", time.Since(start), fault.KindOf(err), err)
 	})
 }
 
@@ -172,9 +168,8 @@ func TestCtrlCInAGate(t *testing.T) {
 			time.AfterFunc(20*time.Second, func() { pressed = time.Now(); c.Runner.Stop() })
 		})
 		_, err := c.Roll(t.Context(), planning.Policy{})
-		if fault.KindOf(err) != fault.Interrupted || !strings.Contains(message(err), "status.robustness=faulted: stopped") || time.Since(pressed) > 15*time.Second {
-			t.Errorf("kind %d, %s later: %v", fault.KindOf(err), time.Since(pressed), err)
-		}
+		requireFault(t, err, fault.Interrupted, "status.robustness=faulted: stopped")
+		require(t, time.Since(pressed) <= 15*time.Second, "%s later: %v", time.Since(pressed), err)
 		requireDrift(t, lab, strings.Fields(tc.stale)...)
 		requireNoClaim(t, lab)
 	})
@@ -230,7 +225,7 @@ func TestDoctorAsksGates(t *testing.T) {
 			return out
 		}
 		res := diagnosis(t, lab.Client())
-		if diff := cmp.Diff([]string{
+		requireSame(t, []string{
 			"ok longhorn.io/v1beta2 Volume: holds",
 			"problem Ceph: ceph.rook.io is not installed: the API has no group of that name",
 			"ok it is fine: a roll runs it before each node, and when it is back",
@@ -239,9 +234,7 @@ func TestDoctorAsksGates(t *testing.T) {
 			"ok true: a roll runs it before each node",
 			"ok drain the balancer: a roll runs it before each node",
 			`problem no-such-hook: exec: "no-such-hook": executable file not found in $PATH`,
-		}, said(res)); diff != "" {
-			t.Error(diff)
-		}
+		}, said(res), "doctor says (-want +got)")
 		requireFault(t, res.Err(), fault.Refused)
 		lab.volume("pvc-1", "degraded")
 		got := said(diagnosis(t, lab.Client()))[0]
@@ -272,26 +265,21 @@ func TestGatePresets(t *testing.T) {
 		config := lab.Read("recast.yaml")
 		for _, file := range presets {
 			gates := lab.preset(file, config)
-			for _, c := range presetCases(t, filepath.Base(file)) {
+			var cases []presetCase
+			must(t, yaml.UnmarshalStrict(readFile(t, filepath.Join("testdata", "gates", filepath.Base(file))), &cases))
+			for _, c := range cases {
 				remove := lab.fill(c.Objects, served)
 				requireSame(t, c.Fails, lab.failing(gates), "%s: %s (-want +got)", filepath.Base(file), c.Name)
 				remove()
 			}
 		}
-	})
-}
-
-// TestGatePresetOfTaints checks nodes, which the lab itself has.
-func TestGatePresetOfTaints(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		gates := lab.preset("../../../examples/gates/piraeus.yaml", lab.Read("recast.yaml"))[2:]
-		got := lab.failing(gates)
-		require(t, got == nil, "without a taint: %q", got)
+		taints := lab.preset("../../../examples/gates/piraeus.yaml", config)[2:] // of nodes, which the lab itself has
+		requireNone(t, lab.failing(taints), "without a taint")
 		node := lab.kubeNode("wk1")
 		node.Spec.Taints = []corev1.Taint{{Key: "drbd.linbit.com/lost-quorum", Effect: corev1.TaintEffectNoSchedule}}
 		must(t, errOf(lab.Kube.Store().Update(t.Context(), store.Nodes(), node, store.Main)))
 		want := []string{`DRBD has quorum on every node: 1 of 2: wk1: spec.taints=[{"effect":"NoSchedule","key":"drbd.linbit.com/lost-quorum"}]`}
-		requireSame(t, want, lab.failing(gates), "gates that fail (-want +got)")
+		requireSame(t, want, lab.failing(taints), "gates that fail (-want +got)")
 	})
 }
 
@@ -315,16 +303,6 @@ func (l *Lab) preset(file string, config []byte) []cluster.UserGate {
 	mustBe(l.t, err == nil, "%s: %v", file, err)
 	l.Write("recast.yaml", config)
 	return plan.Gates
-}
-
-func presetCases(t *testing.T, name string) []presetCase {
-	t.Helper()
-	b := readFile(t, filepath.Join("testdata", "gates", name))
-	var cases []presetCase
-	if err := yaml.UnmarshalStrict(b, &cases); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return cases
 }
 
 // fill creates objects in the cluster; remove deletes them.

@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,12 +38,20 @@ const (
 
 // beforeMove calls f before the n-th move_disk of one of wk1's disks: scratch VMs hand volumes over, too.
 func (l *Lab) beforeMove(n int, f func()) {
+	l.beforeNth(n, func(call record.Call) bool {
+		return toVM("POST", "/move_disk")(call) &&
+			(strings.Contains(call.Path, "/9031/") || call.Params["target-vmid"] == "9031")
+	}, f)
+}
+
+// beforeNth calls f before a server acts on the n-th call of a kind.
+func (l *Lab) beforeNth(n int, is func(record.Call) bool, f func()) {
 	var mu sync.Mutex
 	seen := 0
 	l.Recorder.Hooks(func(call record.Call) error {
 		mu.Lock()
 		defer mu.Unlock()
-		if call.Method == "POST" && strings.HasSuffix(call.Path, "/move_disk") && (strings.Contains(call.Path, "/9031/") || call.Params["target-vmid"] == "9031") {
+		if is(call) {
 			if seen++; seen == n {
 				f()
 			}
@@ -90,9 +99,7 @@ func TestCutOffHandOver(t *testing.T) {
 		"attach the data disk, no quorum":                          {move: attachesData, noQuorum: true, journal: true},
 	}, func(t *testing.T, lab *Lab, w window) {
 		resumption{strategy: cluster.Recreate}.prepare(lab)
-		if err := w.interrupt(t, lab); !strings.Contains(err.Error(), "hand ") {
-			t.Errorf("the first roll: %v", err)
-		}
+		requireError(t, w.interrupt(t, lab), "hand ")
 		mustBe(t, len(lab.strays()) == 1, "without a name: %q", lab.strays())
 		lab.waitReady(t)
 		if !w.journal {
@@ -167,7 +174,9 @@ func TestHandOverWithStrays(t *testing.T) {
 			}
 			requireUndecided(t, lab, to, lost, volid)
 			lab.EditVM(to, "scsi1", lost+",serial=data-wk1")
-			requireInTheWay(t, lab, volid)
+			// The volume with the old name is under the disk's key on the VM to delete: a person frees it.
+			hostsRefused(t, "roll", lab.Client().roll(onlyWorker), " has scsi1 ("+volid+",", "only one of them is the disk")
+			all(remove("scsi1"), remove("unused0"))(lab)
 		}
 		lab.Client().rollTo(t, onlyWorker, "cp1")
 		got := lab.strays()
@@ -184,33 +193,12 @@ func requireUndecided(t *testing.T, lab *Lab, to int, lost, fresh string) {
 	requireSame(t, before, lab.machinesDump(), "it changed something")
 }
 
-// requireInTheWay: the volume with the old name is under the disk's key on the VM to
-// delete, and is not deleted with it. Then a person frees it.
-func requireInTheWay(t *testing.T, lab *Lab, fresh string) {
-	t.Helper()
-	hostsRefused(t, "roll", lab.Client().roll(onlyWorker), " has scsi1 ("+fresh+",", "only one of them is the disk")
-	remove("scsi1")(lab)
-	remove("unused0")(lab)
-}
-
 // parkingID is the VM that has wk1's disks now.
 func (l *Lab) parkingID(t *testing.T) int {
 	t.Helper()
 	res := l.status()
 	mustBe(t, len(res.Open) == 1, "status %+v", res)
 	return int(res.Open[0].Parking)
-}
-
-// spaceLeave shrinks the storage of the disks so that bytes are free.
-func spaceLeave(lab *Lab, bytes int64) {
-	lab.t.Helper()
-	for _, s := range lab.World.Storages("pve1") {
-		if s.ID == sim.DiskStorage {
-			lab.World.SetCapacity(s.ID, s.Used+bytes)
-			return
-		}
-	}
-	lab.t.Fatal("there is no storage for disks")
 }
 
 // TestARollNeedsRoomForTheNewDisks: the old system disks stay parked, so a roll without
@@ -221,7 +209,11 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		lab.Patch(sim.PatchedExtension)
-		spaceLeave(lab, 9<<30)
+		for _, s := range lab.World.Storages("pve1") {
+			if s.ID == sim.DiskStorage {
+				lab.World.SetCapacity(s.ID, s.Used+9<<30)
+			}
+		}
 		before := len(lab.Recorder.Calls())
 		const want = "storage fast on pve1 has 9216 MiB free, but a new system disk takes 10 GiB there while the old one stays parked"
 		requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "wk1: "+want)
@@ -289,18 +281,12 @@ func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
 	})
 }
 
-// whenScratch has f called when the roll looks whether the first scratch VM's number is free.
-func whenScratch(f func(*Lab)) func(*Lab) {
-	return func(l *Lab) {
-		done := false
-		l.Recorder.Hooks(func(call record.Call) error {
-			if !done && call.Method == "POST" && call.Params["vmid"] == strconv.Itoa(scratchVM) {
-				done = true
-				f(l)
-			}
-			return nil
-		}, nil)
+// refusedCreate refuses the first scratch VM, when the roll looks whether its number is free.
+func refusedCreate(l *Lab) {
+	first := func(call record.Call) bool {
+		return call.Method == "POST" && call.Params["vmid"] == strconv.Itoa(scratchVM)
 	}
+	l.beforeNth(1, first, func() { l.World.FailNext("qmcreate", "Permission check failed (/mapping/cpu/x, Mapping.Use)") })
 }
 
 // TestProvedBeforeTheDelete: what Proxmox would refuse once the node's VM is deleted, a new VM or a storage's
@@ -311,19 +297,14 @@ func TestProvedBeforeTheDelete(t *testing.T) {
 		bring    func(*Lab)
 		want     string
 	}
+	const stays = "storage fast on pve1 is to hand disks over from one VM to another, and a scratch volume on it did not go there and back"
+	handsNothingOver := func(l *Lab) { l.World.FailNext("qmmove", "storage does not support renaming volumes") }
 	eachInLab(t, oneWorker(), map[string]story{
 		"a create that is refused": {
-			cluster.Recreate, whenScratch(func(l *Lab) { l.World.FailNext("qmcreate", "Permission check failed (/mapping/cpu/x, Mapping.Use)") }),
-			"Proxmox is to create the VM of wk1 again on pve1, and a scratch VM with its settings could not be made and deleted there",
+			cluster.Recreate, refusedCreate, "Proxmox is to create the VM of wk1 again on pve1, and a scratch VM with its settings could not be made and deleted there",
 		},
-		"a storage that hands nothing over": {
-			cluster.Recreate, func(l *Lab) { l.World.FailNext("qmmove", "storage does not support renaming volumes") },
-			"storage fast on pve1 is to hand disks over from one VM to another, and a scratch volume on it did not go there and back",
-		},
-		"such a storage, reimage": {
-			cluster.Reimage, func(l *Lab) { l.World.FailNext("qmmove", "storage does not support renaming volumes") },
-			"storage fast on pve1 is to hand disks over from one VM to another, and a scratch volume on it did not go there and back",
-		},
+		"a storage that hands nothing over": {cluster.Recreate, handsNothingOver, stays},
+		"such a storage, reimage":           {cluster.Reimage, handsNothingOver, stays},
 	}, func(t *testing.T, lab *Lab, s story) {
 		strategy(s.strategy)(lab)
 		lab.Patch(everywhere)
@@ -340,17 +321,6 @@ func TestProvedBeforeTheDelete(t *testing.T) {
 	})
 }
 
-// scratchCalls are the changes that a roll sent about scratch VMs.
-func (l *Lab) scratchCalls(from int) (out []string) {
-	for _, call := range l.Recorder.Calls()[from:] {
-		if call.Mutation && ofScratch(call) {
-			out = append(out, call.Method+" "+call.Path[strings.LastIndex(call.Path, "/")+1:])
-		}
-	}
-	return out
-}
-
-// ofScratch says whether a request is about a scratch VM.
 func ofScratch(call record.Call) bool {
 	id, _ := strconv.Atoi(call.Params["vmid"])
 	return strings.Contains(call.Path, "/qemu/909") || id >= scratchVM-9 && id <= scratchVM
@@ -367,8 +337,11 @@ func TestHandOverIsRemembered(t *testing.T) {
 			lab.Patch(everywhere)
 			before := len(lab.Recorder.Calls())
 			must(t, lab.Client().roll(onlyWorker)(t.Context()))
-			got := lab.scratchCalls(before)
-			require(t, slices.Equal(got, want), "sent %q, want %q", got, want)
+			var got []string
+			for _, call := range lab.sent(before, func(c record.Call) bool { return c.Mutation && ofScratch(c) }) {
+				got = append(got, call.Method+" "+path.Base(call.Path))
+			}
+			requireSame(t, want, got, "sent about scratch VMs (-want +got)")
 		}
 		handOver := []string{"POST qemu", "POST qemu", "POST move_disk", "POST move_disk", "DELETE 9099", "DELETE 9098"}
 		roll(slices.Concat(create, handOver))
@@ -406,9 +379,7 @@ func TestProofsKilled(t *testing.T) {
 					rep, err := lab.second().pruneDisks(t.Context(), -1, nil)
 					must(t, err)
 					for _, v := range rep.Scratch {
-						if !v.Removed {
-							t.Errorf("not pruned: %+v", v)
-						}
+						require(t, v.Removed, "not pruned: %+v", v)
 					}
 					lab.requireNoScratch()
 				}
@@ -429,32 +400,27 @@ func TestProofsKilled(t *testing.T) {
 // creates the new VM, for this token.
 func TestRebuildIsProved(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
-		bring func(*broken)
+	type story struct {
+		bring func(*Lab)
 		want  string
-	}{
-		"a create that is refused": {func(b *broken) {
-			whenScratch(func(l *Lab) { l.World.FailNext("qmcreate", "Permission check failed (/mapping/cpu/x, Mapping.Use)") })(b.Lab)
-		}, "Proxmox is to create the VM of cp1 again on pve1"},
-		"a privilege that only the create needs": {func(b *broken) {
-			b.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return p == "VM.Config.CPU" })...)
-		}, "the Proxmox token lacks privileges: VM.Config.CPU on /vms"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T) {
-				b := breakCluster(t, 1)
-				vm := b.namedVM("cp1")
-				must(t, b.World.PowerOff(vm.ID))
-				c.bring(b)
-				_, err := b.as(secondRun).Rebuild(t.Context(), b.file)
-				b.Recorder.Hooks(nil, nil)
-				requireFault(t, err, fault.Refused, c.want)
-				now := b.namedVM("cp1")
-				require(t, now.ID == vm.ID && now.Config["scsi0"] == vm.Config["scsi0"], "cp1 is %+v, was %+v", now, vm)
-				b.World.AddRole("Recast", sim.Privileges()...)
-				must(t, errOf(b.as(thirdRun).Rebuild(t.Context(), b.file)))
-				b.require(t)
-			})
-		})
 	}
+	eachInBubble(t, map[string]story{
+		"a create that is refused": {refusedCreate, "Proxmox is to create the VM of cp1 again on pve1"},
+		"a privilege that only the create needs": {func(l *Lab) {
+			l.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return p == "VM.Config.CPU" })...)
+		}, "the Proxmox token lacks privileges: VM.Config.CPU on /vms"},
+	}, func(t *testing.T, c story) {
+		b := breakCluster(t, 1)
+		vm := b.namedVM("cp1")
+		must(t, b.World.PowerOff(vm.ID))
+		c.bring(b.Lab)
+		_, err := b.as(secondRun).Rebuild(t.Context(), b.file)
+		b.Recorder.Hooks(nil, nil)
+		requireFault(t, err, fault.Refused, c.want)
+		now := b.namedVM("cp1")
+		require(t, now.ID == vm.ID && now.Config["scsi0"] == vm.Config["scsi0"], "cp1 is %+v, was %+v", now, vm)
+		b.World.AddRole("Recast", sim.Privileges()...)
+		must(t, errOf(b.as(thirdRun).Rebuild(t.Context(), b.file)))
+		b.require(t)
+	})
 }

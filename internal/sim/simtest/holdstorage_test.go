@@ -10,14 +10,16 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
@@ -30,8 +32,7 @@ const (
 // waits is how long Longhorn is told to wait, and what recast remembers of that.
 func (l *Lab) waits() (value, memo string) {
 	l.t.Helper()
-	o := l.stored(longhornSettings.GroupVersionResource, longhornSpace, waitSetting)
-	u := o.(*unstructured.Unstructured)
+	u := l.stored(longhornSettings.GroupVersionResource, longhornSpace, waitSetting).(*unstructured.Unstructured)
 	value, _, _ = unstructured.NestedString(u.Object, "value")
 	return value, setBy.ReplaceAllString(u.GetAnnotations()["recast.dev/hold"], "")
 }
@@ -41,16 +42,14 @@ var setBy = regexp.MustCompile(`,"run":"[^"]+","since":"20[^"]+Z"`)
 
 func (l *Lab) requireWaits(value, memo string) {
 	l.t.Helper()
-	if v, m := l.waits(); v != value || m != memo {
-		l.t.Errorf("%s is %s, held: %s", waitSetting, v, m)
-	}
+	v, m := l.waits()
+	require(l.t, v == value && m == memo, "%s is %s, held: %s", waitSetting, v, m)
 }
 
 // setWaits changes the setting besides recast; memo "" leaves what is remembered.
 func (l *Lab) setWaits(value, memo string) {
 	l.t.Helper()
-	o := l.stored(longhornSettings.GroupVersionResource, longhornSpace, waitSetting)
-	u := o.(*unstructured.Unstructured).DeepCopy()
+	u := l.stored(longhornSettings.GroupVersionResource, longhornSpace, waitSetting).(*unstructured.Unstructured).DeepCopy()
 	u.Object["value"] = value
 	if memo != "" {
 		u.SetAnnotations(map[string]string{"recast.dev/hold": memo})
@@ -58,11 +57,9 @@ func (l *Lab) setWaits(value, memo string) {
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), longhornSettings.GroupVersionResource, u, store.Main)))
 }
 
-// replicasOn lists the nodes with a replica of the volume.
 func (l *Lab) replicasOn(volume string) (nodes []string) {
 	l.t.Helper()
-	list := l.allStored(longhornReplicas.GroupVersionResource, "")
-	for _, o := range list {
+	for _, o := range l.allStored(longhornReplicas.GroupVersionResource, "") {
 		spec := o.(*unstructured.Unstructured).Object["spec"].(map[string]any)
 		if spec["volumeName"] == volume {
 			nodes = append(nodes, spec["nodeID"].(string))
@@ -82,6 +79,16 @@ func inImpatientLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
 	})
 }
 
+// inLabOf runs a test in a lab with a storage system, as inImpatientLab does.
+type inLabOf = func(t *testing.T, test func(t *testing.T, lab *Lab))
+
+func eachInLabOf[S any](t *testing.T, in inLabOf, stories map[string]S, f played[S]) {
+	t.Helper()
+	for name, story := range stories {
+		t.Run(name, func(t *testing.T) { in(t, func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
+	}
+}
+
 func (l *Lab) isImpatient() {
 	l.t.Helper()
 	l.longhornSetting(waitSetting, "30")
@@ -92,33 +99,31 @@ func (l *Lab) isImpatient() {
 // makes no other replica; then it waits as before.
 func TestRollHoldsTheRebuild(t *testing.T) {
 	long(t)
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
-		t.Run(string(s), func(t *testing.T) {
-			inImpatientLab(t, func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: " + string(s))
-				set := map[cluster.Strategy]string{cluster.Recreate: "480", cluster.InPlace: "240"}[s]
-				c := lab.Client()
-				var said []string
-				note := notes("await-storage", &said)
-				looked := 0
-				away := func(node, at string) func(step.Event) {
-					return whenStarted(node+at, func() {
-						looked++
-						lab.requireWaits(set, `{"was":"30","set":"`+set+`","nodes":{"`+node+`":`+set+`}}`)
-					})
-				}
-				first, second := away("wk1", "/gate"), away("wk2", "/await-storage-again")
-				third := whenStarted("wk3/gate", func() { looked++; lab.requireWaits("30", "") })
-				c.Emit = allOf(note, first, second, third)
-				must(t, c.roll(planning.Policy{})(t.Context()))
-				lab.requireWaits("30", "")
-				requireSame(t, []string{"wk1", "wk2"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
-				require(t, looked == 3, "looked %d times", looked)
-				require(t, slices.Contains(said, waitSetting+" of Longhorn is "+set+" instead of 30"), "said %q", said)
-				requireInSync(t, lab)
+	type story struct{ strategy, set string }
+	stories := storiesOf(story{"recreate", "480"}, story{"in-place", "240"})
+	eachInLabOf(t, inImpatientLab, stories, func(t *testing.T, lab *Lab, s story) {
+		lab.setRoll("strategy: " + s.strategy)
+		set := s.set
+		var said []string
+		looked := 0
+		looks := func(at, value, memo string) func(step.Event) {
+			return whenStarted(at, func() {
+				looked++
+				lab.requireWaits(value, memo)
 			})
-		})
-	}
+		}
+		held := func(node string) string {
+			return `{"was":"30","set":"` + set + `","nodes":{"` + node + `":` + set + `}}`
+		}
+		lab.Client().hears(allOf(
+			notes("await-storage", &said), looks("wk1/gate", set, held("wk1")),
+			looks("wk2/await-storage-again", set, held("wk2")), looks("wk3/gate", "30", ""),
+		)).rollTo(t, planning.Policy{})
+		lab.requireWaits("30", "")
+		requireSame(t, []string{"wk1", "wk2"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
+		require(t, looked == 3, "looked %d times", looked)
+		require(t, slices.Contains(said, waitSetting+" of Longhorn is "+set+" instead of 30"), "said %q", said)
+	})
 }
 
 // TestRebuildWithoutHold: without it, this Longhorn makes another replica while the node is away.
@@ -149,14 +154,9 @@ func TestHoldOfAKilledRun(t *testing.T) {
 	}, func(_ *testing.T, lab *Lab) { lab.requireWaits("30", "") })
 	t.Cleanup(func() {
 		want := 3 * (len(moments) - 2) // the first one set nothing, and the last one was done
-		if int(left.Load()) != want && !t.Failed() {
-			t.Errorf("%d of %d kills left something set", left.Load(), want)
-		}
+		require(t, int(left.Load()) == want || t.Failed(), "%d of %d kills left something set", left.Load(), want)
 	})
 }
-
-// inLabOf runs a test in a lab with a storage system, as inImpatientLab does.
-type inLabOf = func(t *testing.T, test func(t *testing.T, lab *Lab))
 
 // goOnAfterKills kills a roll of wk1 at each of the moments, and goes on in each of three ways: by the same roll, by a
 // recover, by a roll of another node.
@@ -194,7 +194,7 @@ func TestLeftHold(t *testing.T) {
 	long(t)
 	const memo = `{"was":"600","set":"1800","nodes":{"wk1":1800}}`
 	ways := map[string]deed{
-		"roll with nothing to do": func(ctx context.Context, c *Client) error { return c.roll(planning.Policy{})(ctx) },
+		"roll with nothing to do": roll,
 		"recover": func(ctx context.Context, c *Client) error {
 			_, err := c.Recover(ctx, "wk1")
 			if fault.KindOf(err) != fault.Refused {
@@ -233,11 +233,12 @@ func requireStorageCheck(t *testing.T, lab *Lab, system string, state checkup.St
 // TestDoctorOfLonghorn: doctor says how long it waits, and what becomes of that.
 func TestDoctorOfLonghorn(t *testing.T) {
 	const waits = "1 volume; waits %s for a node that is away (" + waitSetting + ")"
-	cases := map[string]struct {
+	type story struct {
 		change func(l *Lab)
 		state  checkup.State
 		seen   string
-	}{
+	}
+	eachInLabOf(t, inImpatientLab, map[string]story{
 		"long enough": {func(l *Lab) { l.longhornSetting(waitSetting, "600") }, checkup.OK, fmt.Sprintf(waits, "10m0s")},
 		"less":        {func(*Lab) {}, checkup.OK, fmt.Sprintf(waits, "30s") + ", and wk1 is expected to be away for 4m0s: a roll has it wait 8m0s"},
 		"not at all":  {func(l *Lab) { l.longhornSetting(waitSetting, "0") }, checkup.OK, fmt.Sprintf(waits, "0s") + ", and wk1 is expected to be away for 4m0s: a roll has it wait 8m0s"},
@@ -245,15 +246,10 @@ func TestDoctorOfLonghorn(t *testing.T) {
 			func(l *Lab) { without(store.DaemonSets(), longhornSpace, "longhorn-manager")(l) },
 			checkup.Problem, "there is no DaemonSet longhorn-system/longhorn-manager",
 		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inImpatientLab(t, func(t *testing.T, lab *Lab) {
-				tc.change(lab)
-				requireStorageCheck(t, lab, "Longhorn", tc.state, tc.seen)
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, s story) {
+		s.change(lab)
+		requireStorageCheck(t, lab, "Longhorn", s.state, s.seen)
+	})
 }
 
 // TestHoldChangedBySomeoneElse: a value that a person sets while the node is away stays, and nothing is remembered
@@ -261,11 +257,10 @@ func TestDoctorOfLonghorn(t *testing.T) {
 func TestHoldChangedBySomeoneElse(t *testing.T) {
 	long(t)
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
-		c := lab.Client()
 		var said []string
-		note, change := notes("await-storage-again", &said), whenStarted("wk1/take-down", func() { lab.setWaits("1000", "") })
-		c.Emit = allOf(note, change)
-		must(t, c.roll(onlyWorker)(t.Context()))
+		lab.Client().hears(allOf(
+			notes("await-storage-again", &said), whenStarted("wk1/take-down", func() { lab.setWaits("1000", "") }),
+		)).mustRoll(onlyWorker)
 		lab.requireWaits("1000", "")
 		require(t, slices.Contains(said, waitSetting+" of Longhorn stays 1000: someone else has set that"), "said %q", said)
 	})
@@ -289,5 +284,117 @@ func TestHoldOfTwoWorkersAtATime(t *testing.T) {
 		lab.requireWaits("30", "")
 		requireSame(t, []string{"wk1", "wk3"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
 		requireSame(t, []string{"wk2", "wk4"}, lab.replicasOn("pvc-2"), "replicas (-want +got)")
+	})
+}
+
+// unanswered has no change of the setting arrive.
+func unanswered(l *Lab) { l.dropsCalls(patchOfWait) }
+
+// dropsCalls has no request to that server's path and method arrive.
+func (l *Lab) dropsCalls(server string) {
+	l.Recorder.Hooks(func(c record.Call) error {
+		if (moment{server: server}).isCall(c) {
+			return errors.New("connection reset by peer")
+		}
+		return nil
+	}, nil)
+}
+
+// mayAll gives recast a kubeconfig that may do everything that a function allows.
+func (l *Lab) mayAll(allowed func(kubeapi.Request) bool) {
+	l.Kube.Grant("recast", allowed)
+	b, err := l.Kubeconfig("recast", time.Hour)
+	must(l.t, err)
+	l.Write("kubeconfig", b)
+}
+
+// refusedHold is a storage system that can't be told to wait.
+type refusedHold struct {
+	strike func(l *Lab)
+	want   string
+	doctor string
+}
+
+// refusedHolds rolls with each of them: the node is not touched, and nothing is set; doctor names the right before.
+func refusedHolds(t *testing.T, in inLabOf, system string, set func(*Lab) string, cases map[string]refusedHold) {
+	t.Helper()
+	eachInLabOf(t, in, cases, func(t *testing.T, lab *Lab, tc refusedHold) {
+		tc.strike(lab)
+		was := set(lab)
+		if tc.doctor != "" {
+			requireStorageCheck(t, lab, system, checkup.Problem, tc.doctor)
+		}
+		requireFault(t, lab.Client().roll(onlyWorker)(t.Context()), fault.Refused, tc.want)
+		lab.Recorder.Hooks(nil, nil)
+		requireDrift(t, lab, "wk1", "wk2", "wk3")
+		requireSame(t, was, set(lab), "what it was told (-before +after)")
+		lab.requireServing("wk1")
+		requireNoClaim(t, lab)
+	})
+}
+
+// TestHoldIsRefused: if the setting can't be changed, the node is not touched; doctor names the right before.
+func TestHoldIsRefused(t *testing.T) {
+	long(t)
+	set := func(l *Lab) string { return fmt.Sprint(l.waits()) }
+	refusedHolds(t, inImpatientLab, "Longhorn", set, map[string]refusedHold{
+		"no answer": {unanswered, "hold back the rebuild of Longhorn for wk1: gave up after 1m0s", ""},
+		"no right": {func(l *Lab) {
+			l.mayAll(func(r kubeapi.Request) bool { return r.Verb != "patch" || r.Resource != "settings" })
+		}, `cannot patch resource "settings"`, "the kubeconfig may not patch settings of longhorn.io"},
+		"an annotation that recast does not know": {func(l *Lab) {
+			l.setWaits("60", `{"was":"{}","set":"60","nodes":{"wk3":60}}`)
+		}, `annotation recast.dev/hold of Longhorn's setting ` + waitSetting + ` is not as recast writes it`, ""},
+	})
+}
+
+// TestHoldStaysWhileTheNodeIsOut: a run that is interrupted gives nothing back for the node that it leaves out; the
+// one that finishes it does, and so does recover.
+func TestHoldStaysWhileTheNodeIsOut(t *testing.T) {
+	long(t)
+	ways := map[string]leaveFunc{"roll": byRoll, "recover": byRecover}
+	eachInLabOf(t, inImpatientLab, ways, func(t *testing.T, lab *Lab, do leaveFunc) {
+		ctx, interrupt := context.WithCancel(t.Context())
+		defer interrupt()
+		err := lab.Client().hears(whenStarted("wk1/bring-up/start", interrupt)).roll(onlyWorker)(ctx)
+		mustBe(t, err != nil, "it was interrupted")
+		requireNoClaim(t, lab)
+		lab.requireWaits("480", `{"was":"30","set":"480","nodes":{"wk1":480}}`)
+		must(t, errOf(do(t.Context(), lab.second())))
+		lab.requireWaits("30", "")
+		requireNoClaim(t, lab)
+	})
+}
+
+// TestHoldEndsWithoutControllers: Longhorn's manager does not come back, so the volumes don't become whole; what was
+// set is given back nevertheless.
+func TestHoldEndsWithoutControllers(t *testing.T) {
+	long(t)
+	inImpatientLab(t, func(t *testing.T, lab *Lab) {
+		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
+		gone := without(store.DaemonSets(), longhornSpace, "longhorn-manager")
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { gone(lab) }))
+		requireFault(t, c.roll(planning.Policy{})(t.Context()), fault.Failed, "last seen: Longhorn: there is no DaemonSet longhorn-system/longhorn-manager")
+		lab.requireWaits("30", "")
+		requireDrift(t, lab, "wk2", "wk3")
+	})
+}
+
+// TestHoldIsLeft: if Kubernetes does not answer when the setting is to be given back, the roll says so and fails;
+// the next one gives it back.
+func TestHoldIsLeft(t *testing.T) {
+	long(t)
+	inImpatientLab(t, func(t *testing.T, lab *Lab) {
+		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { unanswered(lab) }))
+		err := c.roll(onlyWorker)(t.Context())
+		requireFault(t, err, fault.Failed, "give back what storage systems were told",
+			"by hand: kubectl --namespace longhorn-system patch")
+		lab.Recorder.Hooks(nil, nil)
+		v, _ := lab.waits()
+		require(t, v == "480", "it is %s", v)
+		requireNoClaim(t, lab)
+		time.Sleep(time.Minute)
+		must(t, lab.second().roll(onlyWorker)(t.Context()))
+		lab.requireWaits("30", "")
 	})
 }

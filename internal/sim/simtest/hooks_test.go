@@ -3,6 +3,7 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -11,8 +12,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -44,9 +43,6 @@ func (h *hooker) RunHook(ctx context.Context, _ cluster.CommandGate, env []strin
 	}
 	h.mu.Lock()
 	h.ran = append(h.ran, at)
-	if h.envs == nil {
-		h.envs = map[string][]string{}
-	}
 	h.envs[at] = env
 	h.mu.Unlock()
 	line("at " + at)
@@ -67,7 +63,6 @@ func variable(env []string, name string) string {
 	return ""
 }
 
-// failAt makes the hook of one point exit with 3.
 func failAt(point string) func(context.Context, string) (int, error) {
 	return func(_ context.Context, at string) (int, error) {
 		if at == point {
@@ -81,7 +76,7 @@ func failAt(point string) func(context.Context, string) (int, error) {
 func withHooks(lab *Lab, do func(context.Context, string) (int, error)) (*Client, *hooker) {
 	lab.setRoll(everyHook)
 	lab.Patch(sim.PatchedExtension)
-	c, h := lab.Client(), &hooker{do: do}
+	c, h := lab.Client(), &hooker{do: do, envs: map[string][]string{}}
 	c.Commands = h
 	return c, h
 }
@@ -94,7 +89,12 @@ func (h *hooker) require(t *testing.T, want ...string) {
 	h.ran = nil
 }
 
-// next is another client with these hooks.
+// hooksUntil are the hooks of a run that ends with one of them.
+func hooksUntil(at string) []string {
+	points := []string{"beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1"}
+	return append(points[:slices.Index(points, at)+1], "afterRun")
+}
+
 func (h *hooker) next(lab *Lab) *Client {
 	c := lab.second()
 	c.Commands = h
@@ -134,17 +134,13 @@ func TestHooks(t *testing.T) {
 		}
 		rep := c.mustRoll(planning.Policy{})
 		const wk1 = "roll/workers/wk1/"
-		if diff := cmp.Diff([]string{
+		requireSame(t, []string{
 			"before-run", "roll/workers/hooks_before", wk1 + "run-hooks", wk1 + "gate", wk1 + "take-down", wk1 + "bring-up", wk1 + "run-hooks-again", "roll/workers/hooks_after", "after-run",
-		}, paths); diff != "" {
-			t.Errorf("steps (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]string{
+		}, paths, "steps (-want +got)")
+		requireSame(t, []string{
 			"before-run: beforeRun with no token", "roll/workers/hooks_before: beforeBatch with no token", wk1 + "run-hooks: beforeNode with no token",
 			wk1 + "run-hooks-again: afterNode with no token", "roll/workers/hooks_after: afterBatch with no token", "after-run: afterRun with no token",
-		}, notes); diff != "" {
-			t.Errorf("notes (-want +got):\n%s", diff)
-		}
+		}, notes, "notes (-want +got)")
 		asked := regexp.MustCompile(`[0-9a-f]{64}|127\.42\.[0-9.]+`).ReplaceAllString(string(lab.Read("asked")), "X")
 		const (
 			run   = "RECAST_RUN=20000101-0000-feed "
@@ -174,32 +170,25 @@ func TestHooks(t *testing.T) {
 
 // A failed hook before an action prevents it, and the hooks after the run get the outcome.
 func TestAHookBefore(t *testing.T) {
-	type story struct {
-		err string
-		ran []string // the last but one is the hook that fails
+	steps := map[string]string{
+		"beforeRun": "before-run", "beforeBatch workers": "roll/workers/hooks_before", "beforeNode wk1": "roll/workers/wk1/run-hooks",
 	}
-	eachLong(t, oneWorker(), map[string]story{
-		"beforeRun":           {`before-run: hook "h": h ended with 3: at beforeRun`, []string{"beforeRun", "afterRun"}},
-		"beforeBatch workers": {`roll/workers/hooks_before: hook "h": h ended with 3: at beforeBatch workers`, []string{"beforeRun", "beforeBatch workers", "afterRun"}},
-		"beforeNode wk1":      {`roll/workers/wk1/run-hooks: hook "h": h ended with 3: at beforeNode wk1`, []string{"beforeRun", "beforeBatch workers", "beforeNode wk1", "afterRun"}},
-	}, func(t *testing.T, lab *Lab, want story) {
-		failed := len(want.ran) - 2
-		c, h := withHooks(lab, failAt(want.ran[failed]))
+	eachLong(t, oneWorker(), storiesOf(slices.Collect(maps.Keys(steps))...), func(t *testing.T, lab *Lab, at string) {
+		c, h := withHooks(lab, failAt(at))
 		seen := lab.watchOutage()
 		before := len(lab.Recorder.Calls())
 		rep, err := c.Roll(t.Context(), planning.Policy{})
-		requireMessage(t, err, fault.Refused, want.err)
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "was touched") && !strings.Contains(hints, "not touched") {
-			t.Errorf("hints %q", hints)
-		}
+		want := steps[at] + `: hook "h": h ended with 3: at ` + at
+		requireMessage(t, err, fault.Refused, want)
+		hints := strings.Join(fault.Hints(err), "\n")
+		require(t, strings.Contains(hints, "was touched") || strings.Contains(hints, "not touched"), "hints %q", hints)
 		requireNone(t, seen.order, "was out")
 		requireNone(t, withoutPulls(changesOfNodes(lab.Recorder.Calls()[before:])), "sent")
 		env := strings.Join(h.envs["afterRun"], "\n")
-		require(t, strings.Contains(env, "RECAST_OUTCOME=failed\nRECAST_ERROR="+want.err+"\nRECAST_NODES_DONE=\n"),
-			"the environment of the hook after the run:\n%s", env)
-		end := rep.Hooks[failed]
-		require(t, end.Error == "h ended with 3: at "+want.ran[failed] && *end.Exit == 3, "the report has %+v", rep.Hooks)
-		h.require(t, want.ran...)
+		requireSays(t, env, "RECAST_OUTCOME=failed\nRECAST_ERROR="+want+"\nRECAST_NODES_DONE=\n")
+		end := rep.Hooks[len(rep.Hooks)-2]
+		require(t, end.Error == "h ended with 3: at "+at && *end.Exit == 3, "the report has %+v", rep.Hooks)
+		h.require(t, hooksUntil(at)...)
 		requireNoClaim(t, lab)
 		requireDrift(t, lab, "wk1")
 
@@ -243,10 +232,9 @@ func TestHooksOfABatch(t *testing.T) {
 		})
 		must(t, c.roll(planning.Policy{})(t.Context()))
 		got := strings.Join(h.ran, ", ")
-		if !regexp.MustCompile(`^beforeRun, beforeBatch canary, beforeNode wk1, afterNode wk1, afterBatch canary, ` +
-			`beforeBatch control-planes, beforeNode cp1, afterNode cp1, afterBatch control-planes, beforeBatch workers, (beforeNode wk., ){2}(afterNode wk., ){2}afterBatch workers, afterRun$`).MatchString(got) {
-			t.Errorf("hooks: %s", got)
-		}
+		require(t, regexp.MustCompile(`^beforeRun, beforeBatch canary, beforeNode wk1, afterNode wk1, afterBatch canary, `+
+			`beforeBatch control-planes, beforeNode cp1, afterNode cp1, afterBatch control-planes, beforeBatch workers, (beforeNode wk., ){2}(afterNode wk., ){2}afterBatch workers, afterRun$`).MatchString(got),
+			"hooks: %s", got)
 		nodes := variable(h.envs["beforeBatch workers"], "RECAST_NODES")
 		require(t, nodes == "wk2 wk3", "the hook of the batch got the nodes %q", nodes)
 	})
@@ -283,12 +271,11 @@ func TestHooksThatFail(t *testing.T) {
 		client, _ := withHooks(lab, c.do)
 		start := time.Now()
 		rep, err := client.Roll(t.Context(), planning.Policy{})
-		if requireMessage(t, err, c.kind, c.want); rep.Outcome != "failed: "+c.want || len(fault.Hints(err)) != c.hints {
-			t.Errorf("outcome %q, hints %q", rep.Outcome, fault.Hints(err))
-		}
-		if took := time.Since(start); c.takes > 0 && (took < c.takes || took > c.takes+2*time.Minute) {
-			t.Errorf("it took %s", took)
-		}
+		requireMessage(t, err, c.kind, c.want)
+		require(t, rep.Outcome == "failed: "+c.want && len(fault.Hints(err)) == c.hints,
+			"outcome %q, hints %q", rep.Outcome, fault.Hints(err))
+		took := time.Since(start)
+		require(t, c.takes == 0 || took >= c.takes && took <= c.takes+2*time.Minute, "it took %s", took)
 		requireNoClaim(t, lab)
 		requireDrift(t, lab, c.stale...)
 	})
@@ -337,9 +324,8 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 			c.Emit = whenStarted("workers/wk1/upgrade", func() { close(working) })
 			requireRefused(t, c.roll(planning.Policy{})(t.Context()), "roll/control-planes/cp1/run-hooks")
 			ran := strings.Join(h.ran, ", ")
-			if !strings.HasSuffix(ran, "afterNode wk1, afterBatch workers, afterRun") || strings.Contains(ran, "afterBatch control-planes") {
-				t.Errorf("hooks: %s", ran)
-			}
+			require(t, strings.HasSuffix(ran, "afterNode wk1, afterBatch workers, afterRun") && !strings.Contains(ran, "afterBatch control-planes"),
+				"hooks: %s", ran)
 			requireDrift(t, lab, "cp1", "cp2", "cp3")
 		})
 	})
@@ -385,7 +371,7 @@ func TestHooksOfAPausedNode(t *testing.T) {
 			}
 			return 0, nil
 		})
-		_, err := c.Roll(t.Context(), planning.Policy{})
+		err := c.roll(planning.Policy{})(t.Context())
 		requireMessage(t, err, fault.Refused, "roll/workers/wk1/run-hooks: wk1 was paused since the plan was made: a disk is being replaced")
 		h.require(t, "beforeRun", "beforeBatch workers", "afterRun")
 		requireDrift(t, lab, "wk1")
@@ -432,20 +418,14 @@ func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
 
 // Ctrl-C interrupts a hook before a node, and lets one after it finish.
 func TestCtrlCInAHook(t *testing.T) {
-	type story struct {
-		stale []string
-		ran   []string // Ctrl-C is pressed in the last but one
-	}
-	eachLong(t, sim.Options{Workers: 2}, map[string]story{
-		"beforeRun":           {[]string{"wk1", "wk2"}, []string{"beforeRun", "afterRun"}},
-		"beforeBatch workers": {[]string{"wk1", "wk2"}, []string{"beforeRun", "beforeBatch workers", "afterRun"}},
-		"beforeNode wk1":      {[]string{"wk1", "wk2"}, []string{"beforeRun", "beforeBatch workers", "beforeNode wk1", "afterRun"}},
-		"afterNode wk1":       {[]string{"wk2"}, []string{"beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun"}},
-	}, func(t *testing.T, lab *Lab, c story) {
+	both := []string{"wk1", "wk2"}
+	stale := map[string][]string{"beforeRun": both, "beforeBatch workers": both, "beforeNode wk1": both, "afterNode wk1": {"wk2"}}
+	points := slices.Collect(maps.Keys(stale))
+	eachLong(t, sim.Options{Workers: 2}, storiesOf(points...), func(t *testing.T, lab *Lab, pressed string) {
 		lab.setRoll("canary: false")
 		var client *Client
 		client, h := withHooks(lab, func(ctx context.Context, at string) (int, error) {
-			if at != c.ran[len(c.ran)-2] {
+			if at != pressed {
 				return 0, nil
 			}
 			client.Runner.Stop()
@@ -459,8 +439,8 @@ func TestCtrlCInAHook(t *testing.T) {
 		requireFault(t, client.roll(planning.Policy{})(t.Context()), fault.Interrupted)
 		outcome := variable(h.envs["afterRun"], "RECAST_OUTCOME")
 		require(t, outcome == "interrupted", "outcome in the environment of the hook after the run: %s", outcome)
-		h.require(t, c.ran...)
-		requireDrift(t, lab, c.stale...)
+		h.require(t, hooksUntil(pressed)...)
+		requireDrift(t, lab, stale[pressed]...)
 		requireNoClaim(t, lab)
 	})
 }

@@ -367,7 +367,7 @@ func TestWhoComesBackAppliesNothing(t *testing.T) {
 		<-gone
 		must(t, second.roll(onlyWorker)(t.Context()))
 		<-back
-		requireClaimed(t, (<-ended).err, "lost the claim")
+		requireFault(t, (<-ended).err, fault.Claimed, "lost the claim")
 		second.requireStale(t)
 		lab.requireServing("wk1")
 		requireNoClaim(t, lab)

@@ -53,7 +53,6 @@ var everySlice = []string{
 	"TestOutsideClients",
 	"TestParkingOnEveryHost",
 	"TestPublishAndPrune",
-	"TestRecordWithoutASum",
 	"TestRecover",
 	"TestRecreateOnEveryBus",
 	"TestRecreatedInItsPool",

@@ -194,15 +194,11 @@ func TestDriftAsksLittle(t *testing.T) {
 
 // Build is recast publish --only build.
 func (c *Client) Build(ctx context.Context) error {
-	p, err := c.Project()
+	s, err := c.connectImages()
 	if err != nil {
 		return err
 	}
-	s := &session{project: p}
 	defer s.end()
-	if err := c.connectImages(s); err != nil {
-		return err
-	}
 	_, err = pipeline.Build(ctx, s.project, s.images, &step.Runner{Emit: c.Emit})
 	return err
 }

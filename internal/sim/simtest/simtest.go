@@ -1,17 +1,25 @@
-// Package simtest is an in-memory [Lab] connected to recast, for tests inside a synctest
-// bubble: a twenty-minute roll takes milliseconds. A [Client] is one user of recast: a
-// process that can be killed.
+// Package simtest is an in-memory [Lab] connected to recast, for tests inside a synctest bubble: a twenty-minute roll
+// takes milliseconds. A [Client] is one user of recast: a process that can be killed.
 package simtest
 
 import (
 	"context"
+	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
-	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"google.golang.org/grpc"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -21,6 +29,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
@@ -49,9 +58,8 @@ type Lab struct {
 
 type content struct{ serial, sha256 string }
 
-// New starts a lab in memory, locks its schematics, installs the machines and waits until
-// they are Ready. Everything ends with the test. An empty lab has no machines and nothing to
-// lock: see Configure.
+// New starts a lab in memory, locks its schematics, installs the machines and waits until they are Ready. Everything
+// ends with the test. An empty lab has no machines and nothing to lock.
 func New(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
 	return bringUp(t, o, false, false)
@@ -87,8 +95,10 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 	must(t, err)
 	l.canary = newCanary(lab, files)
 	l.canary.visit(l.Dir)
-	t.Cleanup(l.requireNoLeaks)
 	t.Cleanup(func() {
+		for _, leak := range l.leaks() {
+			t.Errorf("leaked: %s", leak)
+		}
 		if pending := lab.World.PendingFailures(); len(pending) > 0 && !t.Failed() {
 			t.Errorf("failures of Proxmox were to happen, and have not: %q", pending)
 		}
@@ -113,26 +123,6 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 		l.persistent = append(l.persistent, content{serial, sum})
 	}
 	return l
-}
-
-// Configure writes the files of a user who makes a cluster in an empty lab: recast.yaml with
-// that text about its classes and nodes, the schematics default and storage, and their lock,
-// which it returns.
-func (l *Lab) Configure(nodes string) schematics.Lock {
-	l.t.Helper()
-	l.Write("recast.yaml", []byte(l.Config(nodes)))
-	for name, content := range l.Schematics() {
-		l.Write(name, content)
-	}
-	return l.lockSchematics()
-}
-
-// Guard makes the test fail if recast shows one of these secrets, as it does for those of the
-// lab's own cluster.
-func (l *Lab) Guard(secrets *secrets.Bundle) {
-	l.canary.mu.Lock()
-	defer l.canary.mu.Unlock()
-	l.canary.addBundle(secrets)
 }
 
 // lockSchematics locks the schematics of the new working directory.
@@ -227,6 +217,162 @@ func (l *Lab) swapImages(storage string) {
 	bytes := a.Bytes()
 	a.Write(b.Bytes())
 	b.Write(bytes)
+}
+
+// BootsDisks has new machines boot prepared disks, from a storage that every host has.
+func (l *Lab) BootsDisks(boot string) {
+	l.t.Helper()
+	if boot == cluster.BootFromISO {
+		return // it is the default
+	}
+	l.Replace("recast.yaml", "  iso: {", "  boot: "+boot+"\n  disk: {storage: [local]}\n  iso: {")
+}
+
+// SurgeNode is the name of every surge node, without its number.
+const SurgeNode = "wk-surge"
+
+// AddSurge adds surge nodes to recast.yaml and to the files, and asks for them.
+func (l *Lab) AddSurge(count int) {
+	l.t.Helper()
+	l.allowShape()
+	machine, _, _ := strings.Cut(string(l.configOf("wk1")), "\n---\n") // without its data volume
+	files, nodes := configFiles{}, ""
+	for i := range count {
+		name := fmt.Sprintf("%s%d", SurgeNode, i+1)
+		files[name] = cluster.Secret(machine)
+		nodes += fmt.Sprintf("  - {name: %s, schematic: %s, class: surge, host: pve1, surge: true, vm: {ipconfig: ['ip=127.42.7.%d/24,gw=127.42.7.1']}}\n", name, l.node("wk1").Schematic, 251+i)
+	}
+	l.Replace("recast.yaml", "nodes:\n", `vmClasses:
+  surge: {memory: 4096, cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}]}
+nodes:
+`+nodes)
+	l.Replace("recast.yaml", "roll:\n", fmt.Sprintf("roll:\n  surge: %d\n", count))
+	l.MachineConfig = files.read
+}
+
+// allowShape makes the pool talos, and gives the token what pools, HA, tags and the order need.
+func (l *Lab) allowShape() {
+	l.World.AddPool("talos")
+	l.allow("Shape", "Sys.Console", "Sys.Modify", "Pool.Allocate", "VM.Allocate")
+}
+
+// allow gives recast a role with these privileges, besides its own.
+func (l *Lab) allow(role string, privileges ...string) {
+	l.World.AddRole(role, privileges...)
+	for _, who := range []string{"recast@pve", "recast@pve!lab"} {
+		l.World.Grant(world.ACL{Path: "/", Who: who, Role: role, Propagate: true})
+	}
+}
+
+// configOf is a machine's present configuration.
+func (l *Lab) configOf(node string) cluster.Secret {
+	l.t.Helper()
+	s := valueOf(l.Client().connect(l.t.Context()))(l.t)
+	defer s.end()
+	return valueOf(s.machines.Talos.MachineConfig(l.t.Context(), l.node(node).Addr))(l.t)
+}
+
+// configFiles are a user's files of talos.machineConfigs, by node.
+type configFiles map[string]cluster.Secret
+
+func (f configFiles) read(_ context.Context, node string) (cluster.Secret, bool, error) {
+	text, found := f[node]
+	return text, found, nil
+}
+
+// Talosctl is a person's call to a node with Talos' own client and the credentials of the working directory.
+func (l *Lab) Talosctl(ctx context.Context, name string, call func(context.Context, *client.Client) error) error {
+	if err := l.TalosctlAt(ctx, l.node(name).Addr, call); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// TalosctlAt is Talosctl to the machine at an address.
+func (l *Lab) TalosctlAt(ctx context.Context, addr netip.Addr, call func(context.Context, *client.Client) error) error {
+	conf, err := clientconfig.Open(filepath.Join(l.Dir, "talosconfig"))
+	if err != nil {
+		return err
+	}
+	c, err := l.machinery(ctx, addr, client.WithConfig(conf))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return call(ctx, c)
+}
+
+// machinery is Talos' own client of the machine at an address.
+func (l *Lab) machinery(ctx context.Context, addr netip.Addr, auth client.OptionFunc) (*client.Client, error) {
+	dialer := l.Lab.Client()
+	return client.New(ctx, auth, client.WithEndpoints(addr.String()), client.WithGRPCDialOptions(
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) })))
+}
+
+// ResetNode is talosctl reset --graceful=false --reboot --system-labels-to-wipe; without
+// labels it wipes the whole system disk.
+func (l *Lab) ResetNode(ctx context.Context, name string, labels ...string) error {
+	req := &machineapi.ResetRequest{Reboot: true}
+	for _, label := range labels {
+		req.SystemPartitionsToWipe = append(req.SystemPartitionsToWipe, &machineapi.ResetPartitionSpec{Label: label, Wipe: true})
+	}
+	return l.Talosctl(ctx, name, func(ctx context.Context, c *client.Client) error { return c.ResetGeneric(ctx, req) })
+}
+
+// node finds a node of the lab by its name.
+func (l *Lab) node(name string) sim.Node {
+	l.t.Helper()
+	i := slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == name })
+	if i < 0 {
+		l.t.Fatalf("the lab has no node %s", name)
+	}
+	return l.Nodes[i]
+}
+
+// settledDump is the whole world as text once all work in progress has ended, without what
+// Proxmox regenerates, the random parts of disks, and internal fields of Nodes.
+func (l *Lab) settledDump() string {
+	l.t.Helper()
+	time.Sleep(time.Minute) // of the bubble
+	var b strings.Builder
+	b.WriteString(l.World.Dump(l.describe, world.RenewedByProxmox()...))
+	for _, n := range l.Nodes {
+		node := valueOf(l.Kube.Node(l.t.Context(), n.Name))(l.t)
+		fmt.Fprintf(&b, "node %s: cordoned %t, labels %v, taints %v\n", n.Name, node.Spec.Unschedulable, node.Labels, node.Spec.Taints)
+	}
+	return withoutAttempts(l.withoutMadeUpUUIDs(b.String()))
+}
+
+// withoutAttempts removes from the records what depends on the number of attempts: the number of the replacement, the
+// number of writes, the time of the replacement, and unanswered requests of killed processes, which are dropped once
+// they can't take effect any more.
+func withoutAttempts(dump string) string {
+	return regexp.MustCompile(`,"sent":\{[^}]*\}|,"(?:nth|written)":\d+|,"replaced":"[^"]*"`).ReplaceAllString(dump, "")
+}
+
+// describe describes a medium. Persistent disks are named by their content, to the byte; of
+// system disks the random UUID of EPHEMERAL is omitted.
+func (l *Lab) describe(m *world.Media) string {
+	for _, p := range l.persistent {
+		if m.SHA256() == p.sha256 {
+			return "the content of " + p.serial
+		}
+	}
+	return regexp.MustCompile(`EPHEMERAL [0-9a-f-]{36} [0-9a-f-]{36}`).ReplaceAllString(talosapi.Describe(m.Bytes()), "EPHEMERAL")
+}
+
+// withoutMadeUpUUIDs removes the SMBIOS UUIDs that Proxmox generates for VMs without one.
+func (l *Lab) withoutMadeUpUUIDs(dump string) string {
+	return regexp.MustCompile(`smbios1: uuid=[0-9a-f-]{36}`).ReplaceAllStringFunc(dump, func(s string) string {
+		for _, n := range l.Nodes {
+			if strings.HasSuffix(s, n.UUID) {
+				return s
+			}
+		}
+		return "smbios1: made up by Proxmox"
+	})
 }
 
 // RequireIntact fails the test if a promise about a persistent disk was broken.

@@ -265,9 +265,7 @@ func restored(s *talosScene) {
 	s.apply("wk2", s.was)
 	for _, m := range s.EtcdMembers() {
 		if m.Name == "cp2" {
-			s.talosctl("cp1", func(ctx context.Context, c *client.Client) error {
-				return c.EtcdRemoveMemberByID(ctx, &machineapi.EtcdRemoveMemberByIDRequest{MemberId: parseMember(m.ID)})
-			})
+			s.removeMember(m.ID)
 		}
 	}
 }

@@ -1,0 +1,563 @@
+package simtest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
+	l.t.Helper()
+	for _, name := range names {
+		require(l.t, l.BreakEtcd(name, f) == nil, "%s has no etcd to break", name) // not fatal: hooks of a roll call this
+	}
+}
+
+// talosctl is a Talosctl that must succeed.
+func (l *Lab) talosctl(name string, call func(context.Context, *client.Client) error) {
+	l.t.Helper()
+	must(l.t, l.Talosctl(l.t.Context(), name, call))
+}
+
+// leaveAndReboot makes a control plane a new member of etcd, or lets it try.
+func (l *Lab) leaveAndReboot(name string, between func()) {
+	l.t.Helper()
+	l.talosctl(name, func(ctx context.Context, c *client.Client) error {
+		return c.EtcdLeaveCluster(ctx, &machineapi.EtcdLeaveClusterRequest{})
+	})
+	between()
+	l.talosctl(name, func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
+	time.Sleep(2 * time.Minute)
+}
+
+// touched lists the changes of a node's VM, machine or Node since a call, without image
+// pulls, which come before its turn.
+func (l *Lab) touched(from int, name string) []string {
+	n := l.node(name)
+	var out []string
+	for _, c := range l.Recorder.Calls()[from:] {
+		of := strings.Contains(c.Path, fmt.Sprintf("/qemu/%d/", n.VMID)) || c.Proto == "talos" && c.Target == n.Addr.String() ||
+			c.Proto == "kubernetes" && c.Target == name
+		if c.Mutation && of && c.Method != "/machine.ImageService/Pull" {
+			out = append(out, c.Method+" "+c.Path)
+		}
+	}
+	return out
+}
+
+// requireLeftAlone fails unless the node is untouched and schedulable.
+func (l *Lab) requireLeftAlone(from int, name string) {
+	l.t.Helper()
+	touched := l.touched(from, name)
+	require(l.t, len(touched) == 0, "%s was touched: %q", name, touched)
+	n := l.node(name)
+	vm := valueOf(l.World.LookupVM(n.Host, n.VMID))(l.t)
+	require(l.t, vm.Running, "%s: %+v", name, vm)
+	if k, err := l.Kube.Node(l.t.Context(), name); err == nil && k.Spec.Unschedulable {
+		l.t.Errorf("%s is cordoned", name)
+	}
+}
+
+// TestGateOfEtcd rolls one control plane while etcd needs it: what the members say reaches
+// the gate. TestUnhealthyEtcd and the rows of cluster/rolling have each judgement.
+func TestGateOfEtcd(t *testing.T) {
+	type story struct {
+		spoil  func(l *Lab)
+		policy planning.Policy
+		text   []string // in the error; none: the roll works
+	}
+	broken := func(f talosapi.EtcdFault, names ...string) func(*Lab) {
+		return func(l *Lab) { l.breakEtcd(f, names...) }
+	}
+	eachLong(t, threePlanes, map[string]story{
+		"another member is out of space": {broken(talosapi.EtcdFault{NoSpace: true}, "cp3"), policyFor("cp1"), []string{"alarm NOSPACE on member cp3"}},
+		"another member is hung":         {broken(talosapi.EtcdFault{Hung: true}, "cp3"), policyFor("cp1"), []string{"cp3 does not answer: 127.42.7.13: gave up after 15s: read etcd's status"}},
+		"another member is of another age": {
+			broken(talosapi.EtcdFault{Version: "3.4.27"}, "cp3"), policyFor("cp1"),
+			[]string{"its members are more than one minor version apart: cp3 runs 3.4.27, cp2 runs 3."},
+		},
+		"another member is a learner": {
+			func(l *Lab) {
+				l.leaveAndReboot("cp2", func() { l.breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2") })
+			},
+			policyFor("cp1"),
+			[]string{"cp2 is a learner: it does not vote yet"},
+		},
+		"nobody leads": {broken(talosapi.EtcdFault{Down: true}, "cp2", "cp3"), policyFor("cp1"), []string{"request timed out", "no control plane says who the members of etcd are"}},
+		"a member that the others do not know": {
+			splitBrain, planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}, []string{"the cluster has 3 control planes, but etcd without cp1 only these members: cp2"},
+		},
+		"only its own member is down": {broken(talosapi.EtcdFault{Down: true}, "cp1"), policyFor("cp1"), nil},
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		user := lab.Client()
+		from := 0
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if toVM(http.MethodDelete, "/qemu/9001")(call) {
+				lab.breakEtcd(talosapi.EtcdFault{}, "cp1") // the faulty member ends with the machine
+			}
+		})
+		user.Confirm = func(planning.Plan) (bool, error) {
+			c.spoil(lab)
+			time.Sleep(time.Minute)
+			from = len(lab.Recorder.Calls())
+			return true, nil
+		}
+		_, err := user.Roll(t.Context(), c.policy)
+		if c.text == nil {
+			must(t, err)
+			return
+		}
+		requireFault(t, err, fault.Refused, c.text...)
+		require(t, len(fault.Hints(err)) != 0, "no hint: %v", err)
+		lab.requireLeftAlone(from, "cp1")
+	})
+}
+
+// TestWorkersDoNotWaitForEtcd: an unhealthy member stops the roll of control planes, but not of workers before them.
+func TestWorkersDoNotWaitForEtcd(t *testing.T) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+		lab.Replace("recast.yaml", "roll:\n", "roll:\n  order: workers-first\n")
+		lab.Patch(everywhere)
+		lab.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2")
+		from := len(lab.Recorder.Calls())
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		requireRefused(t, err, "roll/control-planes/cp1/gate: etcd would not survive losing cp1: cp2 does not answer")
+		for _, name := range controlPlanes {
+			lab.requireLeftAlone(from, name)
+		}
+		requireDrift(t, lab, controlPlanes...)
+	})
+}
+
+// splitBrain makes cp3 forget etcd and form a new one, while the others continue without
+// it. The lab's cp2 is down meanwhile, so that nobody lets it join.
+func splitBrain(l *Lab) {
+	l.leaveAndReboot("cp3", func() { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") })
+	l.talosctl("cp3", bootstrap)
+	time.Sleep(time.Minute)
+	l.breakEtcd(talosapi.EtcdFault{}, "cp2")
+}
+
+// TestEtcdTroubleAfterwards breaks etcd while a control plane is down: the roll waits for a temporary fault, ends with
+// the name of a permanent one, and the next run continues once that is repaired.
+func TestEtcdTroubleAfterwards(t *testing.T) {
+	long(t)
+	faults := map[string]*talosFault{
+		"the others lose their leader for a while": {begins: forAWhile(talosapi.EtcdFault{Down: true}, "cp2"), stands: untouched},
+		"another member hangs for a while":         {begins: forAWhile(talosapi.EtcdFault{Hung: true}, "cp2"), stands: untouched},
+		"its own member is a learner for a while":  {begins: forAWhile(talosapi.EtcdFault{Learner: true}, "cp1"), stands: untouched},
+		"another member hangs": {
+			begins: breakEtcd(talosapi.EtcdFault{Hung: true}, "cp2"), mends: inTurn(breakEtcd(talosapi.EtcdFault{}, "cp2"), later),
+			says: []string{"etcd: cp2 does not answer: 127.42.7.12: gave up after 15s"}, stands: isOut,
+		},
+		"a member runs out of space": {
+			begins: breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3"), mends: inTurn(breakEtcd(talosapi.EtcdFault{}, "cp3"), later),
+			says: []string{"alarm NOSPACE on member cp3"}, stands: isOut,
+		},
+		"the data is not the same": {
+			begins: breakEtcd(talosapi.EtcdFault{Corrupt: true}, "cp3"), mends: inTurn(breakEtcd(talosapi.EtcdFault{}, "cp3"), later),
+			says: []string{"alarm CORRUPT on member cp3"}, stands: isOut,
+		},
+	}
+	for _, f := range faults {
+		f.o, f.rolls, f.at = threePlanes, "cp1", "bring-up/start"
+	}
+	eachFault(t, faults)
+}
+
+// forAWhile is a fault of a member of etcd that passes.
+func forAWhile(f talosapi.EtcdFault, node string) func(*talosScene) {
+	return inTurn(breakEtcd(f, node), meanwhile(2*time.Minute, breakEtcd(talosapi.EtcdFault{}, node)))
+}
+
+// resetAfterLeaving is a control plane, cp1, that is reset when it has left etcd, and joins it again.
+type resetAfterLeaving struct {
+	planes      int
+	slow        time.Duration // how long Proxmox takes to shut it down
+	cancelled   bool          // its replacement was begun, and is cancelled
+	killed, off bool          // the run dies then; the machine goes down after it has joined again
+	refused     string        // refusal of the next run
+}
+
+func (c resetAfterLeaving) options() sim.Options {
+	return sim.Options{ControlPlanes: c.planes, Workers: 1}
+}
+
+// play runs the command that makes cp1 leave, and again if it is killed before the step at or refused.
+func (c resetAfterLeaving) play(t *testing.T, lab *Lab, at string, command func(*Client) func(context.Context) error) {
+	left := lab.memberIDs()["cp1"]
+	reset := sync.OnceFunc(func() {
+		time.AfterFunc(100*time.Millisecond, func() {
+			must(t, lab.World.PowerOff(9001))
+			must(t, lab.World.PowerOn(9001))
+		})
+	})
+	lab.Recorder.Hooks(func(call record.Call) error {
+		if toVM("POST", "/qemu/9001/status/shutdown")(call) {
+			time.Sleep(c.slow)
+		}
+		return nil
+	}, func(call record.Call) {
+		if strings.HasSuffix(call.Method, "EtcdLeaveCluster") {
+			reset()
+		}
+	})
+	user := lab.second()
+	if c.killed {
+		user.killedAt(t, before(at), command(user))
+		time.Sleep(3 * time.Minute)
+		is := lab.memberIDs()["cp1"]
+		mustBe(t, is != "" && is != left, "cp1 is member %q, it was %q", is, left)
+		user = lab.as(thirdRun)
+	}
+	if c.off {
+		must(t, lab.World.PowerOff(9001))
+	}
+	err := command(user)(t.Context())
+	if c.refused != "" {
+		requireError(t, err, c.refused, `start VM 9001 "cp1" on pve1 in Proxmox`)
+		if c.off {
+			must(t, lab.World.PowerOn(9001))
+		}
+		time.Sleep(2 * time.Minute)
+		err = command(lab.Client())(t.Context())
+	}
+	must(t, err)
+	voters := lab.memberIDs()
+	require(t, len(voters) == c.planes && voters["cp1"] != "", "voting members of etcd: %v", voters)
+	lab.RequireIntact()
+}
+
+// TestResetAfterItLeft: a reset makes a control plane that has left etcd join again. Its vote must not be lost with its
+// disk: it leaves once more, here and in the run after a kill. A replacement that is cancelled leaves etcd, too, and
+// joins it again if it is reset before it is down.
+func TestResetAfterItLeft(t *testing.T) {
+	const unsaid = "no control plane says who the members of etcd are"
+	eachLongIn(t, resetAfterLeaving.options, map[string]resetAfterLeaving{
+		"of two":                   {planes: 2},
+		"of three":                 {planes: 3},
+		"killed":                   {planes: 2, killed: true},
+		"killed and off":           {planes: 2, killed: true, off: true, refused: "whether cp1 has joined etcd again since it left can't be determined: " + unsaid},
+		"killed and off, of three": {planes: 3, killed: true, off: true},
+
+		"cancelled, of two":              {cancelled: true, planes: 2},
+		"cancelled, of three":            {cancelled: true, planes: 3},
+		"cancelled, of two, shut down":   {cancelled: true, planes: 2, slow: 30 * time.Second, refused: "put-back/stop: ask cp2 for the members of etcd"}, // and is started again
+		"cancelled, of three, shut down": {cancelled: true, planes: 3, slow: 30 * time.Second},
+		"cancelled, killed":              {cancelled: true, planes: 2, killed: true},
+		"cancelled, killed and off":      {cancelled: true, planes: 2, killed: true, off: true, refused: unsaid},
+	}, func(t *testing.T, lab *Lab, c resetAfterLeaving) {
+		lab.Patch(everywhere)
+		cp1 := planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}
+		if !c.cancelled {
+			c.play(t, lab, "take-down/stop", func(c *Client) func(context.Context) error { return c.roll(cp1) })
+			return
+		}
+		lab.Client().rollKilled(before("finish/keep"), cp1)
+		time.Sleep(3 * time.Minute)
+		c.play(t, lab, "put-back/stop", func(c *Client) func(context.Context) error { return c.giveUp("cp1") })
+	})
+}
+
+// TestPeers18EtcdNeverGoesBack: one worker's failure reverted the whole cluster and
+// downgraded etcd (omni #2373). A rollback across a minor version of etcd is refused.
+func TestPeers18EtcdNeverGoesBack(t *testing.T) {
+	eachLong(t, threePlanes, storiesOf("3.6.11", "3.7.0"), func(t *testing.T, lab *Lab, kept string) {
+		lab.Patch(everywhere)
+		lab.as(firstRun).mustRoll(policyFor("cp1"))
+		lab.editRecord("cp1", func(rec *parking.Record) { rec.Kept[0].Etcd = kept })
+		from := len(lab.Recorder.Calls())
+		err := lab.as(secondRun).goBack("cp1")(t.Context())
+		if kept == "3.7.0" {
+			must(t, err)
+			requireMembers(t, lab, "", false)
+			return
+		}
+		requireRefused(t, err, "cp1: its etcd was 3.6.11 and is 3.7.")
+		lab.requireLeftAlone(from, "cp1")
+	})
+}
+
+func (l *Lab) recordOf(node string) (park int, rec parking.Record) {
+	l.t.Helper()
+	park = l.parkingOf(node)
+	mustBe(l.t, park != 0, "nothing of %s is kept or parked", node)
+	rec, _, err := parking.ReadRecord(cluster.VM{Config: l.vmConfig(park)})
+	must(l.t, err)
+	return park, rec
+}
+
+func (l *Lab) editRecord(node string, edit func(*parking.Record)) {
+	l.t.Helper()
+	park, rec := l.recordOf(node)
+	edit(&rec)
+	l.EditVM(park, "description", valueOf(rec.Description())(l.t))
+}
+
+// TestPeers19TheLastOneStays: the only remaining control plane was cordoned (kured #841), or deleted.
+func TestPeers19TheLastOneStays(t *testing.T) {
+	type story struct {
+		planes int
+		off    []string
+		after  bool // after the plan
+		text   string
+	}
+	cases := map[string]story{
+		"one of three is off":                  {3, []string{"cp2"}, false, "other nodes are not Ready: cp2"},
+		"one of three is off, after the plan":  {3, []string{"cp2"}, true, "other nodes are not Ready: cp2"},
+		"two of three are off":                 {3, []string{"cp2", "cp3"}, false, "etcd"},
+		"two of three are off, after the plan": {3, []string{"cp2", "cp3"}, true, "etcd"},
+		"one of two is off":                    {2, []string{"cp2"}, false, "etcd"},
+		"one of two is off, after the plan":    {2, []string{"cp2"}, true, "etcd"},
+	}
+	options := func(c story) sim.Options { return sim.Options{ControlPlanes: c.planes, Workers: 1, EtcdOnData: true} }
+	eachLongIn(t, options, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		from := len(lab.Recorder.Calls())
+		off := sync.OnceFunc(func() {
+			for _, name := range c.off {
+				must(t, lab.World.PowerOff(lab.node(name).VMID))
+			}
+			time.Sleep(time.Minute)
+		})
+		if !c.after {
+			off()
+		}
+		user := lab.Client()
+		user.Confirm = func(planning.Plan) (bool, error) {
+			off()
+			return true, nil
+		}
+		_, err := user.Roll(t.Context(), planning.Policy{Only: []string{"cp1"}, AcceptOutage: c.text == "etcd"})
+		require(t, err != nil && strings.Contains(err.Error(), c.text) && len(fault.Hints(err)) != 0,
+			"err = %v, hints %q, want %q", err, fault.Hints(err), c.text)
+		lab.requireLeftAlone(from, "cp1")
+	})
+}
+
+// TestPeers20TheRightMachineAnswers: a request went to the wrong machine (omni #888). Here
+// cp1's address is redirected to another one; TestTalosFaults does that during a roll.
+func TestPeers20TheRightMachineAnswers(t *testing.T) {
+	long(t)
+	eachFault(t, map[string]*talosFault{
+		"without a certificate": {
+			o: threePlanes, rolls: "cp1", begins: led("cp2"), mends: straight,
+			says: []string{"its certificate is not of the talosconfig's cluster"}, stands: untouched,
+		},
+		"with a certificate for that address, as a virtual one has": {
+			o: threePlanes, rolls: "cp1", first: certified("127.42.7.11", "cp2"), begins: led("cp2"), mends: straight,
+			says: []string{"127.42.7.11 answers with UUID 5ec0ffee-0000-4000-8000-000000009002"}, stands: untouched,
+		},
+	})
+}
+
+// TestPeers17ANameOfTwo: a machine that joins etcd removes the member with its own name,
+// whoever that is (talos PR #3715). While two have the same name, nothing is taken down.
+func TestPeers17ANameOfTwo(t *testing.T) {
+	type story struct {
+		named map[string]string // the members of etcd; nil: wk2 is named cp2
+		kind  fault.Kind
+		text  string
+	}
+	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 2}, map[string]story{
+		"two members of etcd":            {map[string]string{"cp3": "cp2"}, fault.Refused, "etcd has two members named cp2"},
+		"a member of another name":       {map[string]string{"cp2": "old"}, fault.Refused, "which is named old: when the machine joins again"},
+		"another machine's member":       {map[string]string{"cp2": "cp3", "cp3": "cp2"}, fault.Refused, "but what runs on 127.42.7.13 is member"},
+		"another machine, without VMIDs": {nil, fault.Config, "nodes cp2 and wk2 are both VM 9032"},
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		if c.named != nil {
+			rename(t, lab, c.named)
+		} else {
+			impostor(t, lab, "cp2", "wk2")
+			for _, n := range lab.Nodes {
+				lab.Replace("recast.yaml", fmt.Sprintf(", vmid: %d", n.VMID), "")
+			}
+		}
+		from := len(lab.Recorder.Calls())
+		_, err := lab.Client().Roll(t.Context(), policyFor("cp2"))
+		requireFault(t, err, c.kind, c.text)
+		require(t, len(fault.Hints(err)) != 0, "no hint: %v", err)
+		requireNone(t, lab.touched(from, "cp2"), "cp2 was touched")
+	})
+}
+
+// rename starts the etcd members of control planes under other names, all at once.
+func rename(t *testing.T, l *Lab, names map[string]string) {
+	t.Helper()
+	for node := range names {
+		must(t, l.World.PowerOff(l.node(node).VMID))
+	}
+	for node, name := range names {
+		l.editEtcd(t, node, fmt.Sprintf(`"Name":%q`, node), fmt.Sprintf(`"Name":%q`, name))
+	}
+	for node := range names {
+		must(t, l.World.PowerOn(l.node(node).VMID))
+	}
+	time.Sleep(2 * time.Minute)
+}
+
+// editEtcd changes etcd's data on the system disk of a stopped control plane.
+func (l *Lab) editEtcd(t *testing.T, node string, old, fresh string) {
+	t.Helper()
+	n := l.node(node)
+	vm := valueOf(l.World.LookupVM(n.Host, n.VMID))(t)
+	volid, _, _ := strings.Cut(vm.Config["scsi0"], ",")
+	media := l.World.Media(volid, n.Host)
+	disk := valueOf(artefact.ReadDisk(media.Bytes()))(t)
+	edited := false
+	for i, p := range disk.Partitions {
+		data := bytes.Replace(p.Data, []byte(old), []byte(fresh), 1)
+		edited = edited || !bytes.Equal(data, p.Data)
+		disk.Partitions[i].Data = data
+	}
+	mustBe(t, edited, "the system disk of %s has no %s", node, old)
+	media.Write(artefact.WriteDisk(disk))
+}
+
+// impostor gives another machine a control plane's configuration, including its name.
+func impostor(t *testing.T, l *Lab, name, machine string) {
+	t.Helper()
+	config := valueOf(l.Talos.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: true, Installer: "ghcr.io/siderolabs/installer:" + sim.TalosVersion, InstallSerial: "sys-" + machine}))(t)
+	l.apply(machine, config)
+}
+
+// TestRemovedMember: a person removes a control plane's member while it keeps its data (facts: "the member has been
+// permanently removed from the cluster"). doctor reports it. If the data is on the system disk, a roll repairs it; else
+// the roll is refused before it touches anything, and the remedy works.
+func TestRemovedMember(t *testing.T) {
+	options := func(onData bool) sim.Options { return sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData} }
+	eachLongIn(t, options, map[string]bool{"on the system disk": false, "on a disk of its own": true}, func(t *testing.T, lab *Lab, onData bool) {
+		lab.Patch(everywhere)
+		removed := lab.memberIDs()["cp2"]
+		lab.removeMember(removed)
+		time.Sleep(time.Minute)
+
+		res := diagnosis(t, lab.Client())
+		const says = "Talos: etcd: cp2 is no member of etcd (cp1, cp3 are), but has data of one: it was removed, and its etcd restarts for ever"
+		requireSays(t, strings.Join(problems(res), "\n"), says)
+		require(t, res.Err() != nil, "doctor finds nothing wrong")
+		plan := lab.planOf(lab.Client(), "cp2", policyFor("cp2"))
+		require(t, slices.ContainsFunc(plan.Drift.Notes, func(n string) bool {
+			return strings.Contains(n, "its machine is not well: ") && strings.Contains(n, "etcd")
+		}), "the plan's notes: %q", plan.Drift.Notes)
+
+		from := len(lab.Recorder.Calls())
+		if _, err := lab.Client().Roll(t.Context(), policyFor("cp2")); onData {
+			requireRefused(t, err, "cp2 is no member of etcd (cp1, cp3 are), and with the data that it has it can never join again")
+			lab.requireLeftAlone(from, "cp2")
+			lab.reset("cp2", "EPHEMERAL") // as the hint says
+			lab.as(secondRun).mustRoll(policyFor("cp2"))
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		requireMembers(t, lab, "", false)
+		require(t, lab.memberIDs()["cp2"] != removed, "cp2 is the removed member")
+		must(t, diagnosis(t, lab.Client()).Err())
+		requireDrift(t, lab, "cp1", "cp3", "wk1")
+		if !onData { // else it was wiped on purpose
+			lab.RequireIntact()
+		}
+	})
+}
+
+// removeMember removes a member from etcd as a person does, through cp1.
+func (l *Lab) removeMember(id string) {
+	l.t.Helper()
+	member := valueOf(strconv.ParseUint(id, 16, 64))(l.t)
+	l.talosctl("cp1", func(ctx context.Context, c *client.Client) error {
+		return c.EtcdRemoveMemberByID(ctx, &machineapi.EtcdRemoveMemberByIDRequest{MemberId: member})
+	})
+}
+
+// reset is ResetNode and a wait for it.
+func (l *Lab) reset(node string, labels ...string) {
+	l.t.Helper()
+	must(l.t, l.ResetNode(l.t.Context(), node, labels...))
+	time.Sleep(2 * time.Minute)
+}
+
+// TestDoctorOfTwoEtcds: if a control plane has formed its own etcd, doctor's result must
+// not depend on who is asked first, and must not advise to wipe anything.
+func TestDoctorOfTwoEtcds(t *testing.T) {
+	inLongLab(t, threePlanes, func(t *testing.T, lab *Lab) {
+		splitBrain(lab)
+		time.Sleep(time.Minute)
+		var said []string
+		for _, c := range diagnosis(t, lab.Client()).Checks {
+			if c.What == "etcd" {
+				said = append(said, c.Seen+": "+strings.Join(c.Remedy, "; "))
+			}
+		}
+		all := strings.Join(said, "\n")
+		requireSays(t, all, "cp3 is no member of etcd (cp1, cp2 are), but runs etcd member ", "there are two etcds")
+		require(t, !strings.Contains(all, "talosctl reset"), "doctor says\n%s", all)
+	})
+}
+
+// TestAFileWithoutEtcdsVolume drops the document of the volume ETCD, so that Talos uses an empty directory on
+// EPHEMERAL: nothing lifts that for a node that keeps its system disk. With a new one, and acceptLoss, the member
+// leaves etcd first and joins it again without data; the volume stays, empty.
+func TestAFileWithoutEtcdsVolume(t *testing.T) {
+	inDamagedLab(t, sim.Options{ControlPlanes: 3, Workers: sim.None, EtcdOnData: true, EtcdVolume: true, TalosVersion: talos14}, func(t *testing.T, lab *Lab) {
+		only := policyFor("cp2")
+		own := lab.configOf("cp2")
+		docs := strings.Split(string(own), "---\n")
+		kept := slices.DeleteFunc(slices.Clone(docs), func(d string) bool { return strings.Contains(d, "kind: VolumeConfig\nname: ETCD\n") })
+		mustBe(t, len(kept) == len(docs)-1, "%d of %d documents are left", len(kept), len(docs))
+		files := configFiles{"cp2": cluster.Secret(strings.Join(kept, "---\n"))}
+		member := func() string { return lab.memberIDs()["cp2"] }
+		before, was := lab.machine("cp2"), member()
+		const lacks = "its file in talos.machineConfigs lacks VolumeConfig ETCD, or its provisioning, whose volume is on the disk sdb"
+		refuse := func(strategy cluster.Strategy, lifted bool) {
+			t.Helper()
+			user := files.user(lab, firstRun)
+			n := lab.planOf(user, "cp2", only)
+			refused := strings.Join(n.Refused, "\n")
+			require(t, n.Strategy == strategy && strings.Contains(refused, lacks) && strings.Contains(refused, "or name ETCD in nodes[].acceptLoss") == lifted,
+				"%s: planned as %s, refused %q", strategy, n.Strategy, n.Refused)
+			requireRefused(t, user.roll(only)(t.Context()), lacks)
+			now := lab.machine("cp2")
+			require(t, now.BootID == before.BootID && member() == was, "%s: cp2 was touched", strategy)
+		}
+		accept := func() { lab.Replace("recast.yaml", "{name: cp2,", "{name: cp2, acceptLoss: [ETCD],") }
+
+		refuse(cluster.ApplyConfig, false)
+		lab.Patch(everywhere)
+		refuse(cluster.Recreate, true)
+		accept()
+		user := files.user(lab, secondRun)
+		n := lab.planOf(user, "cp2", only)
+		if n.Strategy != cluster.Recreate || n.EtcdKept || len(n.Refused) > 0 || !slices.ContainsFunc(n.WillLose, func(text string) bool {
+			return strings.HasPrefix(text, lacks) && strings.Contains(text, "its member leaves etcd, which deletes what is on it")
+		}) {
+			t.Fatalf("planned as %s, etcd kept %t, refused %q, will lose %q", n.Strategy, n.EtcdKept, n.Refused, n.WillLose)
+		}
+		must(t, user.roll(only)(t.Context()))
+		now := lab.machine("cp2")
+		require(t, now.BootID != before.BootID && member() != was && member() != "" && len(lab.EtcdMembers()) == 3,
+			"etcd has %+v, and cp2 was member %s", lab.EtcdMembers(), was)
+		requireSame(t, []string{"sdb"}, now.DisksWith("ETCD"), "the volume is on (-want +got)")
+		lab.requireEtcd()
+	})
+}
