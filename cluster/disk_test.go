@@ -9,12 +9,13 @@ import (
 
 func TestParseDisk(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type testCase struct {
 		key, value string
 		want       Disk
 		bytes      uint64
 		err        string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"file storage": {
 			"scsi1", "fast:9011/vm-9011-disk-1.raw,discard=on,serial=data-wk1,size=20G",
 			Disk{Key: "scsi1", Volid: "fast:9011/vm-9011-disk-1.raw", Owner: 9011, Options: []string{"discard=on", "serial=data-wk1", "size=20G"}},
@@ -48,22 +49,19 @@ func TestParseDisk(t *testing.T) {
 		"not a drive":              {key: "net0", value: "virtio=AA", err: `"net0" is not a drive`},
 		"controller":               {key: "scsihw", value: "virtio-scsi-single", err: `"scsihw" is not a drive`},
 		"no volume in":             {key: "scsi0", value: "size=3G", err: `scsi0: no volume in "size=3G"`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := ParseDisk(tc.key, tc.value)
-			if msg := message(err); msg != tc.err {
-				t.Fatalf("error %q, want %q", msg, tc.err)
-			}
-			must.Equal(t, "got", tc.want, got)
-			if got.SizeBytes() != tc.bytes {
-				t.Errorf("size %d, want %d", got.SizeBytes(), tc.bytes)
-			}
-			if err == nil && strings.HasPrefix(tc.value, got.Volid) && got.Value() != tc.value {
-				t.Errorf("written back as %q", got.Value())
-			}
-		})
-	}
+	}, func(t *testing.T, tc testCase) {
+		got, err := ParseDisk(tc.key, tc.value)
+		if msg := message(err); msg != tc.err {
+			t.Fatalf("error %q, want %q", msg, tc.err)
+		}
+		must.Equal(t, "got", tc.want, got)
+		if got.SizeBytes() != tc.bytes {
+			t.Errorf("size %d, want %d", got.SizeBytes(), tc.bytes)
+		}
+		if err == nil && strings.HasPrefix(tc.value, got.Volid) && got.Value() != tc.value {
+			t.Errorf("written back as %q", got.Value())
+		}
+	})
 }
 
 func message(err error) string {
@@ -77,10 +75,7 @@ func TestDisksAreOrderedByBusAndNumber(t *testing.T) {
 	t.Parallel()
 	vm := VM{ID: 1, Config: map[string]string{"scsi10": "a:vm-1-disk-3", "scsi2": "a:vm-1-disk-2", "efidisk0": "a:vm-1-disk-0", "scsihw": "lsi", "name": "x"}}
 	disks := must.Get(vm.Disks())(t)
-	var keys []string
-	for _, d := range disks {
-		keys = append(keys, d.Key)
-	}
+	keys := Each(disks, func(d Disk) string { return d.Key })
 	must.Equal(t, "got", []string{"efidisk0", "scsi2", "scsi10"}, keys)
 }
 
@@ -246,18 +241,15 @@ type proof struct {
 }
 
 func prove(t *testing.T, cases map[string]proof) {
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := ProveSystemDisk(VM{ID: 1, Config: tc.config}, tc.machine, tc.slot)
-			if msg := message(err); msg != tc.err {
-				t.Fatalf("error %q, want %q", msg, tc.err)
-			}
-			if got.Key != tc.want {
-				t.Errorf("proved %q, want %q", got.Key, tc.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, tc proof) {
+		got, err := ProveSystemDisk(VM{ID: 1, Config: tc.config}, tc.machine, tc.slot)
+		if msg := message(err); msg != tc.err {
+			t.Fatalf("error %q, want %q", msg, tc.err)
+		}
+		if got.Key != tc.want {
+			t.Errorf("proved %q, want %q", got.Key, tc.want)
+		}
+	})
 }
 
 func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
@@ -276,10 +268,11 @@ func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
 // both spellings.
 func TestOptionsAsProxmoxReadsThem(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type testCase struct {
 		a, b string
 		same bool
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"as written":             {"iothread=1,serial=a", "iothread=1,serial=a", true},
 		"in another order":       {"serial=a,iothread=1", "iothread=1,serial=a", true},
 		"the size is not its":    {"size=10G,serial=a", "serial=a,size=20480M", true},
@@ -298,13 +291,10 @@ func TestOptionsAsProxmoxReadsThem(t *testing.T) {
 		"another value":          {"serial=a", "serial=b", false},
 		"without a name":         {"serial=a,x", "serial=a", false},
 		"twice, Proxmox refuses": {"serial=a,serial=b", "serial=b", false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a, b := SplitOptions(tc.a), SplitOptions(tc.b)
-			if SameOptions(a, b) != tc.same || SameOptions(b, a) != tc.same {
-				t.Errorf("%q and %q: the same is %v", tc.a, tc.b, !tc.same)
-			}
-		})
-	}
+	}, func(t *testing.T, tc testCase) {
+		a, b := SplitOptions(tc.a), SplitOptions(tc.b)
+		if SameOptions(a, b) != tc.same || SameOptions(b, a) != tc.same {
+			t.Errorf("%q and %q: the same is %v", tc.a, tc.b, !tc.same)
+		}
+	})
 }

@@ -17,12 +17,13 @@ func TestMovedInTheMiddle(t *testing.T) {
 	}
 	away := &HostsAway{Hosts: []AwayHost{{"pve3", "is offline"}}, VMs: []VM{{ID: 101, Host: "pve3"}}}
 	const moved = `it was begun on pve1, and %s was moved since: disks can be handed over on one host only. Bring it back (%s), then run the same command again; nothing was destroyed`
-	cases := map[string]struct {
+	type testCase struct {
 		vm   *VM
 		park VM
 		away *HostsAway
 		want string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"both there":                  {vm: new(at(101, "pve1", true)), park: at(9001, "pve1", false)},
 		"deleted":                     {park: at(9001, "pve1", false)},
 		"the VM":                      {vm: new(at(101, "pve2", false)), park: at(9001, "pve1", false), want: fmt.Sprintf(moved, `VM 101 "x" on pve2`, "on pve2: qm migrate 101 pve1")},
@@ -37,13 +38,9 @@ func TestMovedInTheMiddle(t *testing.T) {
 		"deleted while another host is down": {
 			park: at(9001, "pve1", false), away: &HostsAway{Hosts: away.Hosts, VMs: []VM{{ID: 102, Host: "pve3"}}},
 		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			must.Equal(t, "got", tc.want, OnOtherHosts(tc.vm, tc.park, "pve1", tc.away, 101))
-		})
-	}
+	}, func(t *testing.T, tc testCase) {
+		must.Equal(t, "got", tc.want, OnOtherHosts(tc.vm, tc.park, "pve1", tc.away, 101))
+	})
 }
 
 // quorum answers for the hosts of a Proxmox cluster.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestPauseReads(t *testing.T) {
@@ -20,10 +22,11 @@ func TestPauseReads(t *testing.T) {
 
 func TestAttachedVolumeString(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type testCase struct {
 		volume AttachedVolume
 		want   string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"bound": {
 			AttachedVolume{Attachment: "csi-1a", Volume: "pv-1", Claim: "shop/data", Driver: "csi.proxmox.sinextra.dev"},
 			"PersistentVolume pv-1 (claim shop/data, driver csi.proxmox.sinextra.dev)",
@@ -33,15 +36,11 @@ func TestAttachedVolumeString(t *testing.T) {
 			"PersistentVolume pv-1 (driver csi.example.com) can't be detached: disk is busy",
 		},
 		"without a PersistentVolume": {AttachedVolume{Attachment: "csi-1a", Driver: "csi.example.com"}, "VolumeAttachment csi-1a (driver csi.example.com)"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := c.volume.String(); got != c.want {
-				t.Errorf("got  %s\nwant %s", got, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		if got := c.volume.String(); got != c.want {
+			t.Errorf("got  %s\nwant %s", got, c.want)
+		}
+	})
 }
 
 type oneControlPlane struct {

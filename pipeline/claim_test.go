@@ -74,9 +74,7 @@ func (l *listing) Listed(context.Context) ([]cluster.VM, error) {
 }
 
 func (l *listing) VMs(context.Context) ([]cluster.VM, error) {
-	for _, vm := range l.vms {
-		l.read = append(l.read, vm.ID)
-	}
+	l.read = append(l.read, cluster.Each(l.vms, func(vm cluster.VM) cluster.VMID { return vm.ID })...)
 	return slices.Clone(l.vms), nil
 }
 
@@ -298,46 +296,43 @@ func TestContinuedRun(t *testing.T) {
 		{Node: "wk1", Strategy: cluster.Recreate, Why: "it is stale"}, {Node: "wk2", Strategy: cluster.Recreate, Why: "it is stale"},
 	}}
 	rest := planning.Plan{Cluster: "c1", Run: "r", Nodes: []planning.NodePlan{{Node: "wk2", Strategy: cluster.Recreate, Resume: true, Why: "run r began to recreate it and did not finish"}}}
-	for name, ends := range map[string]bool{"after it failed": true, "after it was killed": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := projectOf(t)
-			told := func(gone ...int) string {
-				t.Helper()
-				r := must.Get(p.Runs().Find("r", past.Options{Holder: claim.Holder{Boot: "b"}, Dead: func(h claim.Holder) bool { return slices.Contains(gone, h.PID) }}))(t)
-				done, planned := r.Counted()
-				return fmt.Sprintf("%s, %d of %d, ended %t, first planned because %s; %s", r.Result, done, planned, !r.Finished.IsZero(), r.Plan.Nodes[0].Why, strings.Join(r.Problems, "; "))
+	must.Each(t, map[string]bool{"after it failed": true, "after it was killed": false}, func(t *testing.T, ends bool) {
+		p := projectOf(t)
+		told := func(gone ...int) string {
+			t.Helper()
+			r := must.Get(p.Runs().Find("r", past.Options{Holder: claim.Holder{Boot: "b"}, Dead: func(h claim.Holder) bool { return slices.Contains(gone, h.PID) }}))(t)
+			done, planned := r.Counted()
+			return fmt.Sprintf("%s, %d of %d, ended %t, first planned because %s; %s", r.Result, done, planned, !r.Finished.IsZero(), r.Plan.Nodes[0].Why, strings.Join(r.Problems, "; "))
+		}
+		require := func(got, want string) {
+			t.Helper()
+			if want += ", first planned because it is stale; "; got != want {
+				t.Errorf("it is told as\n%s, want\n%s", got, want)
 			}
-			require := func(got, want string) {
-				t.Helper()
-				if want += ", first planned because it is stale; "; got != want {
-					t.Errorf("it is told as\n%s, want\n%s", got, want)
-				}
-			}
-			first := begin(t, p, 1, both)
-			first.saw("roll/workers/wk1", step.Done)
-			first.took("wk1")
-			first.saw("roll/workers/wk2", step.Failed)
-			if ends {
-				first.finish("failed: wk2: no quorum")
-				require(told(1), "failed, 1 of 2, ended true")
-			} else {
-				require(told(1), "killed, 1 of 2, ended false")
-			}
-			first.must(first.j.Close())
+		}
+		first := begin(t, p, 1, both)
+		first.saw("roll/workers/wk1", step.Done)
+		first.took("wk1")
+		first.saw("roll/workers/wk2", step.Failed)
+		if ends {
+			first.finish("failed: wk2: no quorum")
+			require(told(1), "failed, 1 of 2, ended true")
+		} else {
+			require(told(1), "killed, 1 of 2, ended false")
+		}
+		first.must(first.j.Close())
 
-			second := begin(t, p, 2, rest)
-			require(told(1), "running, 1 of 2, ended false")
-			second.must(second.j.Close())
-			require(told(1, 2), "killed, 1 of 2, ended false")
+		second := begin(t, p, 2, rest)
+		require(told(1), "running, 1 of 2, ended false")
+		second.must(second.j.Close())
+		require(told(1, 2), "killed, 1 of 2, ended false")
 
-			third := begin(t, p, 3, rest)
-			third.saw("roll/unfinished/wk2", step.Done)
-			third.finish("done")
-			third.must(third.j.Close())
-			require(told(1, 2, 3), "done, 2 of 2, ended true")
-		})
-	}
+		third := begin(t, p, 3, rest)
+		third.saw("roll/unfinished/wk2", step.Done)
+		third.finish("done")
+		third.must(third.j.Close())
+		require(told(1, 2, 3), "done, 2 of 2, ended true")
+	})
 }
 
 // A roll whose first plan was about reset machines is reported with its own plan, and a

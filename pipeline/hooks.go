@@ -31,9 +31,7 @@ func (w *work) begin(ctx context.Context, j *journal.Journal) error {
 	w.tellStart(ctx)
 	return w.callHooks(ctx, w.run, roll.HookCall{
 		Point: cluster.BeforeRun, Keep: func(run planning.HookRun, i int) error { return w.keepHook(j, run, i) },
-	}, "before-run", "run the hooks before the run", func(ctx context.Context, err error) error {
-		return roll.BeforeRunFailed(ctx, err)
-	})
+	}, "before-run", "run the hooks before the run", roll.BeforeRunFailed)
 }
 
 // afterInterrupt is the time for the hooks after a run when Ctrl-C was pressed for the
@@ -246,9 +244,7 @@ func (w *work) notice(event cluster.NoticeEvent, err error) cluster.Notice {
 // hintLines returns the hints of an error, never nil: templates range over them.
 func hintLines(err error) []string {
 	hints := []string{}
-	for _, hint := range fault.Hints(err) {
-		hints = append(hints, foreign.Lines(hint))
-	}
+	hints = append(hints, cluster.Each(fault.Hints(err), func(hint string) string { return foreign.Lines(hint) })...)
 	return hints
 }
 

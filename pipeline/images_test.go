@@ -17,13 +17,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -129,8 +127,7 @@ func TestLock(t *testing.T) {
 	world := &published{agent: hex64("a"), frr: hex64("c")}
 	lock := func(o LockOptions) LockResult {
 		t.Helper()
-		res := must.Get(Lock(t.Context(), p, world.images(), o))(t)
-		return res
+		return must.Get(Lock(t.Context(), p, world.images(), o))(t)
 	}
 	if res := lock(LockOptions{Check: true}); !res.Differs || res.Written {
 		t.Errorf("--check without a lock: differs %t, written %t", res.Differs, res.Written)
@@ -383,15 +380,7 @@ func mirrorProject(t *testing.T) (Project, *pruneSite, mirrorShelf) {
 
 func (s *pruneSite) pruneMirror(t *testing.T, p Project, shelf mirrorShelf, confirm bool) (PruneReport, error) {
 	t.Helper()
-	return Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-		Only: PruneMirror, Mirror: shelf, OlderThan: 168 * time.Hour, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
-		Confirm: func(PruneReport) (bool, error) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.changes = append(s.changes, "ask")
-			return confirm, nil
-		},
-	})
+	return s.pruneAs(t, p, confirm, PruneOptions{Only: PruneMirror, Mirror: shelf})
 }
 
 func TestPruneMirror(t *testing.T) {
@@ -429,11 +418,12 @@ func TestPruneMirror(t *testing.T) {
 
 func TestPruneLeavesTheMirrorAlone(t *testing.T) {
 	t.Parallel()
-	for title, tc := range map[string]struct {
+	type row struct {
 		prune func(*testing.T, *pruneSite, Project, mirrorShelf) (PruneReport, error)
 		fails string
 		kind  fault.Kind
-	}{
+	}
+	must.Each(t, map[string]row{
 		"not asked for": {func(t *testing.T, s *pruneSite, p Project, _ mirrorShelf) (PruneReport, error) {
 			return s.prune(t, p, true)
 		}, "", 0},
@@ -452,36 +442,34 @@ func TestPruneLeavesTheMirrorAlone(t *testing.T) {
 			s.lacks = "VM.Audit"
 			return s.pruneMirror(t, p, m, true)
 		}, "VM.Audit", fault.Refused},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p, s, shelf := mirrorProject(t)
-				before := maps.Clone(shelf)
-				rep, err := tc.prune(t, s, p, shelf)
-				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != tc.kind) {
-					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-				}
-				must.Equal(t, "mirror", before, shelf)
-				if tc.fails == "" && rep.Mirror != nil {
-					t.Errorf("it was looked at: %v", rep.Mirror)
-				}
-			})
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			p, s, shelf := mirrorProject(t)
+			before := maps.Clone(shelf)
+			rep, err := tc.prune(t, s, p, shelf)
+			if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != tc.kind) {
+				t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
+			}
+			must.Equal(t, "mirror", before, shelf)
+			if tc.fails == "" && rep.Mirror != nil {
+				t.Errorf("it was looked at: %v", rep.Mirror)
+			}
 		})
-	}
+	})
 }
 
 // TestPruneCache: an ISO that stays on the storages stays in the cache too.
 func TestPruneCache(t *testing.T) {
 	t.Parallel()
 	const claimed, asked, given = "claim", "ask", "give back"
-	for title, tc := range map[string]struct {
+	type row struct {
 		prepare func(*pruneSite)
 		only    string
 		want    []string // changes on Proxmox
 		gone    []string
 		fails   string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"alone": {only: PruneCache, want: []string{claimed, asked, given}, gone: []string{isoNamed(goneBuild), isoNamed(openBuild)}},
 		"with all others": {
 			want: []string{claimed, asked, "delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild), given},
@@ -498,46 +486,35 @@ func TestPruneCache(t *testing.T) {
 		},
 		"no right to see VMs": {prepare: func(s *pruneSite) { s.lacks = "VM.Audit" }, only: PruneCache, fails: "VM.Audit"},
 		"half a view":         {prepare: func(s *pruneSite) { s.blind = fault.Refusedf("sees half") }, only: PruneCache, fails: "sees half"},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p, s := pruneProject(t)
-				err := os.MkdirAll(p.isoCache(), 0o700)
-				for name, changed := range s.isos {
-					file := filepath.Join(p.isoCache(), name)
-					err = errors.Join(err, os.WriteFile(file, []byte("iso"), 0o600), os.Chtimes(file, changed, changed))
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			p, s := pruneProject(t)
+			err := os.MkdirAll(p.isoCache(), 0o700)
+			for name, changed := range s.isos {
+				file := filepath.Join(p.isoCache(), name)
+				err = errors.Join(err, os.WriteFile(file, []byte("iso"), 0o600), os.Chtimes(file, changed, changed))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.prepare != nil {
+				tc.prepare(s)
+			}
+			rep, err := s.pruneAs(t, p, true, PruneOptions{Only: tc.only})
+			if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
+				t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
+			}
+			must.Equal(t, "changes on Proxmox", tc.want, s.changes)
+			var gone []string
+			for _, v := range rep.Cache {
+				if _, err := os.Stat(filepath.Join(p.isoCache(), v.Name)); err != nil && v.Removed {
+					gone = append(gone, v.Name)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				if tc.prepare != nil {
-					tc.prepare(s)
-				}
-				rep, err := Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-					Only: tc.only, OlderThan: 168 * time.Hour, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
-					Confirm: func(PruneReport) (bool, error) {
-						s.mu.Lock()
-						defer s.mu.Unlock()
-						s.changes = append(s.changes, asked)
-						return true, nil
-					},
-				})
-				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
-					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-				}
-				must.Equal(t, "changes on Proxmox", tc.want, s.changes)
-				var gone []string
-				for _, v := range rep.Cache {
-					if _, err := os.Stat(filepath.Join(p.isoCache(), v.Name)); err != nil && v.Removed {
-						gone = append(gone, v.Name)
-					}
-				}
-				left, err := os.ReadDir(p.isoCache())
-				if diff := cmp.Diff(tc.gone, gone); diff != "" || err != nil || len(left) != 5-len(gone) {
-					t.Errorf("%d files are left, %v; removed from the cache (-want +got):\n%s", len(left), err, diff)
-				}
-			})
+			}
+			left, err := os.ReadDir(p.isoCache())
+			if diff := cmp.Diff(tc.gone, gone); diff != "" || err != nil || len(left) != 5-len(gone) {
+				t.Errorf("%d files are left, %v; removed from the cache (-want +got):\n%s", len(left), err, diff)
+			}
 		})
-	}
+	})
 }

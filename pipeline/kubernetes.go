@@ -463,12 +463,7 @@ func (w *work) findTarget(ctx context.Context, rep *RestoreReport) (host string,
 	if slices.ContainsFunc(parkings, func(p parking.Parking) bool { return p.Record.Open && p.Record.Node == rep.Node }) {
 		return "", fault.WithHint(fault.ParkedHalf.Refusedf("the replacement of %s is not finished", rep.Node), "recast status shows what finishes it; restore afterwards. If it waits for an etcd whose data is lost: talosctl bootstrap --recover-from FILE, then recast roll")
 	}
-	var found []cluster.VM
-	for _, vm := range vms {
-		if vm.UUID() == rep.UUID {
-			found = append(found, vm)
-		}
-	}
+	found := cluster.Where(vms, func(vm cluster.VM) bool { return vm.UUID() == rep.UUID })
 	i := slices.IndexFunc(w.Config.Nodes, func(n config.Node) bool { return n.Name == rep.Node })
 	switch id := cluster.VMID(w.Config.Nodes[i].VMID); {
 	case len(found) != 1:

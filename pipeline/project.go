@@ -187,17 +187,9 @@ func build(lock schematics.Lock, schematic string) cluster.Build {
 }
 
 func extensions(list []schematics.Extension) []cluster.LockedExtension {
-	return each(list, func(e schematics.Extension) cluster.LockedExtension {
+	return cluster.Each(list, func(e schematics.Extension) cluster.LockedExtension {
 		return cluster.LockedExtension{Name: e.Name, Version: e.Version, Ref: e.Ref, Digest: e.Digest}
 	})
-}
-
-// each applies f to each of a list.
-func each[T, U any](list []T, f func(T) U) (out []U) {
-	for _, v := range list {
-		out = append(out, f(v))
-	}
-	return out
 }
 
 func nodeOf(n planning.NodePlan) string { return n.Node }
@@ -369,7 +361,7 @@ func (p Project) Policy(asked planning.Policy) planning.Policy {
 
 // Gates returns the user's gates in the order of the configuration.
 func (p Project) Gates() []cluster.UserGate {
-	return each(p.Config.Roll.Gates, func(g config.Gate) cluster.UserGate { return gate(p.Config, g) })
+	return cluster.Each(p.Config.Roll.Gates, func(g config.Gate) cluster.UserGate { return gate(p.Config, g) })
 }
 
 func gate(c *config.Config, g config.Gate) cluster.UserGate {
@@ -433,7 +425,7 @@ func (p Project) RehearsalOn() planning.Rehearsal {
 }
 
 func nodeNames(c *config.Config) []string {
-	return each(c.Nodes, func(n config.Node) string { return n.Name })
+	return cluster.Each(c.Nodes, func(n config.Node) string { return n.Name })
 }
 
 func (p Project) VMIDs() cluster.VMIDRange {
@@ -444,13 +436,8 @@ func (p Project) VMIDs() cluster.VMIDRange {
 // NodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those
 // of a plan.
 func (p Project) NodeVMs(plan planning.Plan) []cluster.VMID {
-	var ids []cluster.VMID
-	for _, n := range p.Config.Nodes {
-		ids = append(ids, cluster.VMID(n.VMID))
-	}
-	for _, n := range plan.Nodes {
-		ids = append(ids, n.VMID)
-	}
+	ids := cluster.Each(p.Config.Nodes, func(n config.Node) cluster.VMID { return cluster.VMID(n.VMID) })
+	ids = append(ids, cluster.Each(plan.Nodes, func(n planning.NodePlan) cluster.VMID { return n.VMID })...)
 	slices.Sort(ids)
 	return slices.DeleteFunc(slices.Compact(ids), func(id cluster.VMID) bool { return id == 0 })
 }

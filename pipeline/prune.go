@@ -523,7 +523,7 @@ func (p *pruning) scratchPruner(px cluster.Proxmox) roll.ScratchPruner {
 }
 
 func clusterUses(uses []images.Use) []cluster.Use {
-	return each(uses, func(u images.Use) cluster.Use { return cluster.Use(u) })
+	return cluster.Each(uses, func(u images.Use) cluster.Use { return cluster.Use(u) })
 }
 
 // diskStorages lists the storages for disks that a host sees. A storage that does not

@@ -213,26 +213,32 @@ func pruneProject(t *testing.T) (Project, *pruneSite) {
 
 func (s *pruneSite) prune(t *testing.T, p Project, confirm bool) (PruneReport, error) {
 	t.Helper()
-	return Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-		OlderThan: 168 * time.Hour, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
-		Confirm: func(rep PruneReport) (bool, error) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.changes = append(s.changes, "ask")
-			return confirm, nil
-		},
-	})
+	return s.pruneAs(t, p, confirm, PruneOptions{})
+}
+
+// pruneAs prunes with these options; the answer to its question is confirm.
+func (s *pruneSite) pruneAs(t *testing.T, p Project, confirm bool, o PruneOptions) (PruneReport, error) {
+	t.Helper()
+	o.OlderThan, o.Holder = 168*time.Hour, claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"}
+	o.Confirm = func(PruneReport) (bool, error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.changes = append(s.changes, "ask")
+		return confirm, nil
+	}
+	return Prune(t.Context(), p, s, s, &step.Runner{}, o)
 }
 
 func TestPrune(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		prepare func(*pruneSite)
 		no      bool // the answer
 		want    []string
 		fails   string
 		kind    fault.Kind
-	}{
+	}
+	must.Each(t, map[string]row{
 		"what nothing needs": {want: []string{"claim", "ask", "delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild), "give back"}},
 		"an open record, of another cluster": {
 			prepare: func(s *pruneSite) {
@@ -275,27 +281,24 @@ func TestPrune(t *testing.T) {
 				})
 			}, fails: "held by run r1", kind: fault.Claimed,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p, s := pruneProject(t)
-				if tc.prepare != nil {
-					tc.prepare(s)
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			p, s := pruneProject(t)
+			if tc.prepare != nil {
+				tc.prepare(s)
+			}
+			rep, err := s.prune(t, p, !tc.no)
+			if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails)) || fault.KindOf(errors.Join(err)) != tc.kind {
+				t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
+			}
+			must.Equal(t, "changes", tc.want, s.changes)
+			for _, v := range rep.ISOs {
+				if _, there := s.isos[v.Name]; v.Removed == there {
+					t.Errorf("%s: removed is %t", v, v.Removed)
 				}
-				rep, err := s.prune(t, p, !tc.no)
-				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails)) || fault.KindOf(errors.Join(err)) != tc.kind {
-					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-				}
-				must.Equal(t, "changes", tc.want, s.changes)
-				for _, v := range rep.ISOs {
-					if _, there := s.isos[v.Name]; v.Removed == there {
-						t.Errorf("%s: removed is %t", v, v.Removed)
-					}
-				}
-			})
+			}
 		})
-	}
+	})
 }
 
 func TestPruneSaysWhy(t *testing.T) {
@@ -411,12 +414,13 @@ func TestPruneKinds(t *testing.T) {
 	t.Parallel()
 	isos := []string{"delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild)}
 	none := 0
-	for name, tc := range map[string]struct {
+	type row struct {
 		node, only, lacks string
 		keep              *int
 		want              []string
 		fails, hint       string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"all of it":                        {node: "wk1", want: append([]string{"claim", "ask", "free scsi30"}, append(slices.Clone(isos), "give back")...)},
 		"disks only":                       {node: "wk1", only: PruneDisks, want: []string{"claim", "ask", "free scsi30", "give back"}},
 		"ISOs only":                        {node: "wk1", only: PruneISOs, want: append(append([]string{"claim", "ask"}, isos...), "give back")},
@@ -428,39 +432,28 @@ func TestPruneKinds(t *testing.T) {
 		"may not delete ISOs":              {node: "wk1", lacks: "Datastore.Allocate", fails: "Datastore.Allocate on /storage/isos", hint: "recast prune --only disks"},
 		"may not delete ISOs, disks only":  {node: "wk1", only: PruneDisks, lacks: "Datastore.Allocate", want: []string{"claim", "ask", "free scsi30", "give back"}},
 		"may not free disks, asked for so": {node: "wk1", only: PruneDisks, lacks: "VM.Config.Disk", fails: "VM.Config.Disk on /vms"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p, s := pruneProject(t)
-				p.Config.Roll.KeepDisks, p.Config.Nodes = 1, []config.Node{{Name: "wk1", Schematic: "default"}}
-				s.keep(t, 9091, tc.node)
-				s.lacks = tc.lacks
-				rep, err := Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-					Only: tc.only, OlderThan: 168 * time.Hour, KeepDisks: tc.keep, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
-					Confirm: func(PruneReport) (bool, error) {
-						s.mu.Lock()
-						defer s.mu.Unlock()
-						s.changes = append(s.changes, "ask")
-						return true, nil
-					},
-				})
-				if (err != nil) != (tc.fails != "") || err != nil && (!strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
-					t.Errorf("error %v, want %q", err, tc.fails)
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			p, s := pruneProject(t)
+			p.Config.Roll.KeepDisks, p.Config.Nodes = 1, []config.Node{{Name: "wk1", Schematic: "default"}}
+			s.keep(t, 9091, tc.node)
+			s.lacks = tc.lacks
+			rep, err := s.pruneAs(t, p, true, PruneOptions{Only: tc.only, KeepDisks: tc.keep})
+			if (err != nil) != (tc.fails != "") || err != nil && (!strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
+				t.Errorf("error %v, want %q", err, tc.fails)
+			}
+			if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) || tc.hint == "" && strings.Contains(hints, "--only") {
+				t.Errorf("hints %q, want %q", hints, tc.hint)
+			}
+			must.Equal(t, "changes", tc.want, s.changes)
+			for _, v := range rep.Disks {
+				if _, there := s.vms[9091].Config[v.Key]; v.Removed == there || v.Replaced.IsZero() {
+					t.Errorf("verdict %+v", v)
 				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) || tc.hint == "" && strings.Contains(hints, "--only") {
-					t.Errorf("hints %q, want %q", hints, tc.hint)
-				}
-				must.Equal(t, "changes", tc.want, s.changes)
-				for _, v := range rep.Disks {
-					if _, there := s.vms[9091].Config[v.Key]; v.Removed == there || v.Replaced.IsZero() {
-						t.Errorf("verdict %+v", v)
-					}
-				}
-				if park, there := s.vms[9091]; there && park.Config["protection"] != "1" {
-					t.Errorf("its protection was lifted: %q", slices.Sorted(maps.Keys(park.Config)))
-				}
-			})
+			}
+			if park, there := s.vms[9091]; there && park.Config["protection"] != "1" {
+				t.Errorf("its protection was lifted: %q", slices.Sorted(maps.Keys(park.Config)))
+			}
 		})
-	}
+	})
 }

@@ -53,12 +53,13 @@ func TestMistakesAreFoundBeforeTheClaim(t *testing.T) {
 	bootstrap := about("wk9", func(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
 		return Bootstrap(ctx, p, Images{}, m, run, o, node)
 	})
-	for name, c := range map[string]struct {
+	type row struct {
 		do     command
 		o      RollOptions
 		noLock bool
 		want   string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"roll of no node":          {do: roll, o: only("wk9"), want: `no node "wk9"`},
 		"roll without no node":     {do: roll, o: RollOptions{Policy: planning.Policy{Exclude: []string{"wk9"}}}, want: `no node "wk9"`},
 		"roll without a lock":      {do: roll, noLock: true, want: "recast.lock"},
@@ -70,19 +71,16 @@ func TestMistakesAreFoundBeforeTheClaim(t *testing.T) {
 		"remove of no node":        {do: about("wk9", Remove), want: `no node "wk9"`},
 		"bootstrap with no node":   {do: bootstrap, want: `no node "wk9"`},
 		"bootstrap without a lock": {do: bootstrap, noLock: true, want: "recast.lock"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := lockedProject(t)
-			if c.noLock {
-				must.Do(t, os.Remove(p.LockFile()))
-			}
-			_, err := c.do(t.Context(), p, Machines{}, &step.Runner{Emit: func(step.Event) {}}, c.o)
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, want %s", err, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		p := lockedProject(t)
+		if c.noLock {
+			must.Do(t, os.Remove(p.LockFile()))
+		}
+		_, err := c.do(t.Context(), p, Machines{}, &step.Runner{Emit: func(step.Event) {}}, c.o)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %s", err, c.want)
+		}
+	})
 }
 
 // TestAClaimThatMayBeHeldIsNotTakenOverInVain: a question that nobody could answer, credentials that are refused, labels
@@ -311,12 +309,13 @@ func TestConfigKnown(t *testing.T) {
 	record := parking.Record{Run: "r1", Open: true, Strategy: cluster.Recreate, Config: hex.EncodeToString(sum[:])}
 	edited := parking.Record{Run: "r1", Open: true, Strategy: cluster.Recreate}
 	rollback := parking.Record{Run: "r1", Open: true, Strategy: cluster.Rollback}
-	for name, c := range map[string]struct {
+	type row struct {
 		journal, file string // "": there is none
 		rec           parking.Record
 		want          cluster.ConfigPlace
 		damaged       bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nowhere":                       {"", "", record, cluster.ConfigNowhere, false},
 		"both":                          {"machine: {}", "machine: {}", record, cluster.ConfigInJournal, false},
 		"another file":                  {"machine: {}", "machine: {a: 1}", record, cluster.ConfigInJournal, false},
@@ -329,24 +328,21 @@ func TestConfigKnown(t *testing.T) {
 		"it does, and there is a file":  {"", "machine: {}", edited, cluster.ConfigNowhere, false},
 		"a rollback brings none":        {"", "machine: {a: 1}", rollback, cluster.ConfigInFile, false},
 		"a machine that was reset":      {"", "machine: {a: 1}", parking.Record{}, cluster.ConfigInFile, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := projectOf(t)
-			j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r1"})
-			if err == nil && c.journal != "" {
-				err = j.PutSecret(roll.MachineConfigKey("wk1"), []byte(c.journal))
-			}
-			must.Do(t, errors.Join(err, j.Close()))
-			file := func(context.Context, string) (cluster.Secret, bool, error) {
-				return cluster.Secret(c.file), c.file != "", nil
-			}
-			got, err := configKnown(t.Context(), p, Machines{MachineConfig: file}, "wk1", c.rec)
-			if got != c.want || errors.Is(err, cluster.ErrConfigDamaged) != c.damaged || err != nil && !c.damaged {
-				t.Errorf("%q, %v", got, err)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		p := projectOf(t)
+		j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r1"})
+		if err == nil && c.journal != "" {
+			err = j.PutSecret(roll.MachineConfigKey("wk1"), []byte(c.journal))
+		}
+		must.Do(t, errors.Join(err, j.Close()))
+		file := func(context.Context, string) (cluster.Secret, bool, error) {
+			return cluster.Secret(c.file), c.file != "", nil
+		}
+		got, err := configKnown(t.Context(), p, Machines{MachineConfig: file}, "wk1", c.rec)
+		if got != c.want || errors.Is(err, cluster.ErrConfigDamaged) != c.damaged || err != nil && !c.damaged {
+			t.Errorf("%q, %v", got, err)
+		}
+	})
 }
 
 // fakePuller has one image for every reference.

@@ -341,8 +341,5 @@ func (r *Replace) setUp(ctx context.Context, set map[string]string) error {
 	if err != nil {
 		return err
 	}
-	if err := r.Proxmox.SetConfig(ctx, vm, set, nil); err != nil {
-		return fmt.Errorf("set up %s: %w", vm, err)
-	}
-	return nil
+	return fault.Prefix(fmt.Sprintf("set up %s", vm), r.Proxmox.SetConfig(ctx, vm, set, nil))
 }

@@ -88,7 +88,8 @@ func TestEverySettingIsCarried(t *testing.T) {
 func TestTheBlankDiskHasEveryOption(t *testing.T) {
 	t.Parallel()
 	const names = "serial=recast-1,wwn=0x37eb0b496c370925"
-	for name, tc := range map[string]struct{ volid, size, want string }{
+	type row struct{ volid, size, want string }
+	must.Each(t, map[string]row{
 		"qcow2":                 {"fast:9011/vm-9011-disk-0.qcow2", "10G", "fast:10," + driveOptions + ",format=qcow2," + names},
 		"raw":                   {"fast:9011/vm-9011-disk-0.raw", "10G", "fast:10," + driveOptions + ",format=raw," + names},
 		"vmdk":                  {"fast:9011/vm-9011-disk-0.vmdk", "10G", "fast:10," + driveOptions + ",format=vmdk," + names},
@@ -101,19 +102,16 @@ func TestTheBlankDiskHasEveryOption(t *testing.T) {
 		"bytes":                 {"thin:vm-9011-disk-0", "10737418240", "thin:10," + driveOptions + "," + names},
 		"decimals":              {"thin:vm-9011-disk-0", "1.5G", "thin:1.5," + driveOptions + "," + names},
 		"an odd size, imported": {"thin:vm-9011-disk-0", "10737418241", "thin:10.000000000931323," + driveOptions + "," + names},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			d := must.Get(cluster.ParseDisk("scsi0", tc.volid+","+driveOptions+",serial=old,wwn=0x5000c50015ea71aa,size="+tc.size))(t)
-			got := (&Replace{Serial: "recast-1"}).blankDisk(d)
-			must.Equal(t, "got", tc.want, got)
-			// Proxmox multiplies by 2^20 and rounds up to whole KiB (pve-common, Tools.pm, convert_size).
-			blank := must.Get(cluster.ParseDisk("scsi0", strings.Replace(got, ":", ":x,size=", 1)))(t)
-			if gib := (cluster.Disk{Options: []string{"size=" + blank.Option("size") + "G"}}); gib.SizeBytes() < d.SizeBytes() {
-				t.Errorf("%s makes a disk of %d bytes, smaller than %d", got, gib.SizeBytes(), d.SizeBytes())
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		d := must.Get(cluster.ParseDisk("scsi0", tc.volid+","+driveOptions+",serial=old,wwn=0x5000c50015ea71aa,size="+tc.size))(t)
+		got := (&Replace{Serial: "recast-1"}).blankDisk(d)
+		must.Equal(t, "got", tc.want, got)
+		// Proxmox multiplies by 2^20 and rounds up to whole KiB (pve-common, Tools.pm, convert_size).
+		blank := must.Get(cluster.ParseDisk("scsi0", strings.Replace(got, ":", ":x,size=", 1)))(t)
+		if gib := (cluster.Disk{Options: []string{"size=" + blank.Option("size") + "G"}}); gib.SizeBytes() < d.SizeBytes() {
+			t.Errorf("%s makes a disk of %d bytes, smaller than %d", got, gib.SizeBytes(), d.SizeBytes())
+		}
+	})
 }
 
 func TestTheNewBootOrder(t *testing.T) {

@@ -107,7 +107,7 @@ func TestPlanShowsTheFile(t *testing.T) {
 		note       string
 		refused    string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"no file":  {runs: hasToken},
 		"the same": {runs: hasToken, file: "# from git\n" + hasToken, applied: true},
 		"recreate": {runs: hasToken, file: hasOther, applied: true, changes: changes},
@@ -215,7 +215,7 @@ func TestTheFileOfAMachineWithoutConfiguration(t *testing.T) {
 		file          string
 		refused, note string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"reset":                             {found: blank, shows: true, file: ours},
 		"reset, of another cluster":         {found: blank, shows: true, file: foreign, refused: notEqual},
 		"reset, of another role":            {found: blank, shows: true, file: "machine: {type: controlplane}", refused: "makes it a control-plane, and it is a worker: is it the file of another node?"},
@@ -272,7 +272,7 @@ func TestAFileWithNoWayOut(t *testing.T) {
 		want       string
 		seals, has cluster.Encryption
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"a key locked to STATE":         {adds: volume("'!system_disk'"), seals: toState, want: locked},
 		"one that goes with STATE":      {adds: volume("system_disk"), seals: toState},
 		"a key that is not locked":      {adds: volume("'!system_disk'"), seals: cluster.Encryption{Volume: "u-data", Keys: []string{"nodeID"}}},

@@ -41,7 +41,7 @@ func TestSpread(t *testing.T) {
 		limit, perHost int
 		want           string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"one host":                       {"a a a", 2, 1, "n1 n2 n3"},
 		"turn by turn":                   {"a a b b", 2, 1, "n1 n3 n2 n4"},
 		"turn by turn, one at a time":    {"a a b b", 1, 1, "n1 n3 n2 n4"},
@@ -72,7 +72,7 @@ func TestEstimate(t *testing.T) {
 		policy Policy
 		want   time.Duration
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing":                      {nil, Plan{}, Policy{}, 0},
 		"one after the other":          {workers("a b"), Plan{}, Policy{}, 8 * time.Minute},
 		"two at a time":                {workers("a b c"), Plan{MaxUnavailable: 2}, Policy{}, 8 * time.Minute},
@@ -154,22 +154,20 @@ func TestQuorumOnOneHost(t *testing.T) {
 
 // inPlan names the nodes of a plan in their order.
 func inPlan(p Plan) string {
-	var names []string
-	for _, n := range p.Nodes {
-		names = append(names, n.Node)
-	}
+	names := cluster.Each(p.Nodes, func(n NodePlan) string { return n.Node })
 	return strings.Join(names, " ")
 }
 
 // TestOwnPodGoesLast: the node that recast runs on is the last of its kind, and nothing goes beside it.
 func TestOwnPodGoesLast(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		own    string
 		policy Policy
 		want   string
 		beside bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"no pod of it":         {want: "cp1 cp2 wk1 wk2", beside: true},
 		"on a worker":          {own: "wk1", want: "cp1 cp2 wk2 wk1"},
 		"on a control plane":   {own: "cp1", want: "cp2 cp1 wk1 wk2"},
@@ -178,31 +176,28 @@ func TestOwnPodGoesLast(t *testing.T) {
 		"it is the canary":     {own: "wk1", policy: Policy{Canary: true, CanaryNode: "wk1"}, want: "wk1 cp1 cp2 wk2"},
 		"on none of the plan":  {own: "gpu1", want: "cp1 cp2 wk1 wk2", beside: true},
 		"another one's canary": {own: "cp1", policy: Policy{Canary: true}, want: "wk1 cp2 cp1 wk2"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			nodes := slices.Concat(onHosts("a b", cluster.ControlPlane, time.Minute), onHosts("a b", cluster.Worker, time.Minute))
-			for i, name := range []string{"cp1", "cp2", "wk1", "wk2"} {
-				nodes[i].Node = name
-				nodes[i].Drift = observe.Drift{Reasons: []cluster.Reason{{Code: "talos-version"}}}
+	}, func(t *testing.T, c row) {
+		nodes := slices.Concat(onHosts("a b", cluster.ControlPlane, time.Minute), onHosts("a b", cluster.Worker, time.Minute))
+		for i, name := range []string{"cp1", "cp2", "wk1", "wk2"} {
+			nodes[i].Node = name
+			nodes[i].Drift = observe.Drift{Reasons: []cluster.Reason{{Code: "talos-version"}}}
+		}
+		p := Plan{Nodes: nodes, WorkersBeside: true, MaxUnavailable: 2, ControlPlanes: make([]cluster.Endpoint, 3)}
+		heedOwnPod(&p, observe.Observation{OwnPod: observe.OwnPod{Node: c.own}})
+		p.Order(c.policy)
+		p.Arrange()
+		if got := inPlan(p); got != c.want {
+			t.Errorf("order %s, want %s", got, c.want)
+		}
+		if got := p.Batches[len(p.Batches)-1].Beside; got != c.beside {
+			t.Errorf("batches %+v; beside: want %t", p.Batches, c.beside)
+		}
+		for _, n := range p.Nodes {
+			if said := strings.Contains(strings.Join(n.Notes, "; "), "recast runs on it as a pod"); said != (n.Node == c.own) || n.OwnPod != said || len(n.Refused) > 0 {
+				t.Errorf("%s: notes %q, refused %q", n.Node, n.Notes, n.Refused)
 			}
-			p := Plan{Nodes: nodes, WorkersBeside: true, MaxUnavailable: 2, ControlPlanes: make([]cluster.Endpoint, 3)}
-			heedOwnPod(&p, observe.Observation{OwnPod: observe.OwnPod{Node: c.own}})
-			p.Order(c.policy)
-			p.Arrange()
-			if got := inPlan(p); got != c.want {
-				t.Errorf("order %s, want %s", got, c.want)
-			}
-			if got := p.Batches[len(p.Batches)-1].Beside; got != c.beside {
-				t.Errorf("batches %+v; beside: want %t", p.Batches, c.beside)
-			}
-			for _, n := range p.Nodes {
-				if said := strings.Contains(strings.Join(n.Notes, "; "), "recast runs on it as a pod"); said != (n.Node == c.own) || n.OwnPod != said || len(n.Refused) > 0 {
-					t.Errorf("%s: notes %q, refused %q", n.Node, n.Notes, n.Refused)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 func TestOwnPodRefuses(t *testing.T) {
@@ -222,7 +217,7 @@ func TestOwnPodRefuses(t *testing.T) {
 		dark   error
 		want   string // a part of the refusal; "": none
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"a single control plane":           {plane(nil), 1, observe.OwnPod{Node: "wk1"}, nil, "recast runs as a pod of this cluster, on wk1"},
 		"the one that it is on":            {plane(nil), 1, observe.OwnPod{Node: "cp1"}, nil, "recast runs as a pod of this cluster, on cp1"},
 		"one of two":                       {plane(nil), 2, observe.OwnPod{Node: "wk1"}, nil, "without it the Kubernetes API is down"},
@@ -304,10 +299,7 @@ func TestNodesByLabel(t *testing.T) {
 	} {
 		wanted, o := paused(nil)
 		plan, err := New("c1", wanted, o, clustertest.Past, p)
-		var got []string
-		for _, n := range plan.Nodes {
-			got = append(got, n.Node)
-		}
+		got := cluster.Each(plan.Nodes, func(n NodePlan) string { return n.Node })
 		if strings.TrimSpace(want) != strings.Join(got, " ") || (err != nil) != (len(got) == 0) || err != nil && fault.KindOf(err) != fault.Config {
 			t.Errorf("%q, want %q; %v", got, want, err)
 		}
@@ -415,7 +407,7 @@ func TestTakePulse(t *testing.T) {
 			Pulse{Kubernetes: true, Nodes: 3, NotReady: []string{"wk1", "wk2"}, Etcd: true, Members: 4, Unwell: []string{"cp2", "cp3", "cp4"}},
 		},
 	}
-	each(t, cases, func(t *testing.T, c row) {
+	must.Each(t, cases, func(t *testing.T, c row) {
 		got := plan.TakePulse(t.Context(), c.of, c.of)
 		must.Equal(t, "pulse", c.want, got)
 		if got.Ready()+len(got.NotReady) != got.Nodes || got.Well()+len(got.Unwell) != got.Members {

@@ -235,9 +235,7 @@ func (n NodePlan) NeedsImage() bool {
 func (p Plan) Refused() []string {
 	var out []string
 	for _, n := range p.Nodes {
-		for _, r := range n.Refused {
-			out = append(out, n.Node+": "+r)
-		}
+		out = append(out, cluster.Each(n.Refused, func(r string) string { return n.Node + ": " + r })...)
 	}
 	return out
 }

@@ -29,8 +29,7 @@ func sealed(t *testing.T, edit func([]cluster.Wanted, *observe.Observation), p P
 
 func asJSON(t *testing.T, p Plan) []byte {
 	t.Helper()
-	b := must.Get(json.MarshalIndent(p, "", "  "))(t)
-	return b
+	return must.Get(json.MarshalIndent(p, "", "  "))(t)
 }
 
 func TestPlanReadsBack(t *testing.T) {
@@ -92,7 +91,7 @@ func TestFollow(t *testing.T) {
 		back  bool // such a run had begun to replace wk1, and put its old system disk back
 		want  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing moved": {},
 		"estimates differ": {edit: func(_ []cluster.Wanted, o *observe.Observation) {
 			o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 9}}

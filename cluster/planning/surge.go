@@ -280,8 +280,5 @@ func (p *SurgePlan) Lines() []string {
 
 // Has says whether the node serves during the roll.
 func (p *SurgePlan) Has(node string) bool {
-	if p == nil {
-		return false
-	}
-	return slices.Contains(p.Nodes, node)
+	return p != nil && slices.Contains(p.Nodes, node)
 }

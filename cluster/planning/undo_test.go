@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestUndo: what is unfinished comes first, and one node at a time; then the nodes of the latest run that
@@ -30,7 +31,7 @@ func TestUndo(t *testing.T) {
 		nodes    string // of the plan to boot previous system disks
 		err      string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"a run by its ID":         {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, run: older, nodes: "wk2"},
 		"a run by its end":        {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, run: "3f2a", nodes: "wk1 wk3"},
 		"a run of none":           {parkings: []*parking.Parking{kept(latest), nil, nil}, run: "beef", err: `no node's present system disk is of a run "beef"`},
@@ -78,10 +79,7 @@ func TestUndo(t *testing.T) {
 			}
 			return
 		}
-		var nodes []string
-		for _, n := range plan.Nodes {
-			nodes = append(nodes, n.Node)
-		}
+		nodes := cluster.Each(plan.Nodes, func(n NodePlan) string { return n.Node })
 		if got := strings.Join(nodes, " "); err != nil || way != Previous || got != c.nodes {
 			t.Errorf("%s of %q, want of %q: %v", way, got, c.nodes, err)
 		}
@@ -96,7 +94,7 @@ func TestGiveUp(t *testing.T) {
 		change func(*observe.Found, *parking.Memory)
 		want   string // how it ends; "": nothing more
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"not made yet":           {func(f *observe.Found, _ *parking.Memory) { f.VM = nil }, parked},
 		"made":                   {nil, made},
 		"it runs":                {func(f *observe.Found, _ *parking.Memory) { f.VM.Running = true }, "switch VM 9011 off, and run the same command again"},

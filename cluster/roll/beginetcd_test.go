@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -78,12 +79,13 @@ func TestBeginEtcd(t *testing.T) {
 	t.Parallel()
 	member := func(name string) cluster.Member { return cluster.Member{Nodename: name} }
 	alone := []cluster.Member{member("cp1")}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		plane   blankPlane
 		did     []string
 		err     string
 		rebuild string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"no snapshot":          {blankPlane{members: alone}, nil, "which is not given: run the same recast rebuild again", "sum"},
 		"without discovery":    {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: false}}")}, []string{"bootstrap"}, "", ""},
 		"not listed":           {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: true}}")}, nil, "Talos' discovery does not list it yet", ""},
@@ -92,24 +94,21 @@ func TestBeginEtcd(t *testing.T) {
 		"the answer is lost":   {blankPlane{members: alone, bootstrap: cluster.ErrLostAnswer}, []string{"bootstrap"}, "", ""},
 		"it has begun already": {blankPlane{data: true}, nil, "", ""},
 		"there is another":     {blankPlane{members: []cluster.Member{member("cp1"), member("cp7")}}, nil, "another machine of this cluster, cp7: etcd was not begun on cp1", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				n := &rolling.Node{
-					Roll: &rolling.Roll{Talos: &c.plane, Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {}},
-					Plan: planning.NodePlan{Node: "cp1", Rebuild: c.rebuild},
-				}
-				err := new(step.Runner).Run(t.Context(), beginEtcd(n, &c.plane, etcd.Source{}))
-				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-					t.Errorf("err = %v, want %q", err, c.err)
-				}
-				if !slices.Equal(c.plane.did, c.did) {
-					t.Errorf("did %q, want %q", c.plane.did, c.did)
-				}
-			})
+	}, func(t *testing.T, c testCase) {
+		synctest.Test(t, func(t *testing.T) {
+			n := &rolling.Node{
+				Roll: &rolling.Roll{Talos: &c.plane, Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {}},
+				Plan: planning.NodePlan{Node: "cp1", Rebuild: c.rebuild},
+			}
+			err := new(step.Runner).Run(t.Context(), beginEtcd(n, &c.plane, etcd.Source{}))
+			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("err = %v, want %q", err, c.err)
+			}
+			if !slices.Equal(c.plane.did, c.did) {
+				t.Errorf("did %q, want %q", c.plane.did, c.did)
+			}
 		})
-	}
+	})
 }
 
 // ruin is a cluster whose control planes are made again.
@@ -149,24 +148,22 @@ var (
 // TestFindOthers: etcd begins again only if every other control plane is known to be gone.
 func TestFindOthers(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type testCase struct {
 		ruin ruin
 		err  string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"a worker":              {ruin{known: []cluster.Member{{Nodename: "cp1", ControlPlane: true}, {Nodename: "wk1"}}}, ""},
 		"an old entry":          {ruin{known: []cluster.Member{cp2}}, ""},
 		"it lives":              {ruin{known: []cluster.Member{cp2}, answer: map[netip.Addr]cluster.MachineIdentity{addr2: {Nodename: "cp2"}}}, "cp2 still answers at 10.0.0.12"},
 		"its address is reused": {ruin{known: []cluster.Member{cp2}, answer: map[netip.Addr]cluster.MachineIdentity{addr2: {Nodename: "wk1"}}}, ""},
 		"an unknown one":        {ruin{known: []cluster.Member{{Nodename: "cp9", ControlPlane: true}}}, "knows another machine of this cluster, cp9"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			err := requireAlone(t.Context(), c.ruin.node(), c.ruin.known, []string{"cp1", "cp2"})
-			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-				t.Errorf("err = %v, want %q", err, c.err)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		err := requireAlone(t.Context(), c.ruin.node(), c.ruin.known, []string{"cp1", "cp2"})
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("err = %v, want %q", err, c.err)
+		}
+	})
 }
 
 // TestFindGone: a Node is deleted only if its machine is gone.
@@ -176,23 +173,21 @@ func TestFindGone(t *testing.T) {
 		return cluster.VM{ID: 102, Config: map[string]string{"smbios1": "uuid=" + uuid}}
 	}
 	const old, other = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
-	for name, c := range map[string]struct {
+	type testCase struct {
 		ruin ruin
 		err  string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"it is gone":             {ruin{vms: []cluster.VM{vm(other)}}, ""},
 		"its VM is there":        {ruin{vms: []cluster.VM{vm(other), vm(old)}}, "is the VM of node cp2"},
 		"its machine answers":    {ruin{answer: map[netip.Addr]cluster.MachineIdentity{addr2: {UUID: old}}}, "the machine of the old Node cp2 answers at 10.0.0.12"},
 		"another one has the IP": {ruin{answer: map[netip.Addr]cluster.MachineIdentity{addr2: {UUID: other}}}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			err := requireGone(t.Context(), c.ruin.node(), cluster.KubeNode{Name: "cp2", UUID: old, Addresses: []netip.Addr{addr2}})
-			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-				t.Errorf("err = %v, want %q", err, c.err)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		err := requireGone(t.Context(), c.ruin.node(), cluster.KubeNode{Name: "cp2", UUID: old, Addresses: []netip.Addr{addr2}})
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("err = %v, want %q", err, c.err)
+		}
+	})
 }
 
 // TestForgetGone: the step deletes no Node whose VM is there.

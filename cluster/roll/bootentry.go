@@ -71,9 +71,3 @@ func (n *node) bootEntryStep(entry func(parking.Memory) string) step.Step {
 		},
 	}
 }
-
-// keptEntry is the entry of a kept system disk.
-func (n *node) keptEntry(parking.Memory) string { return n.Plan.Restore.Entry }
-
-// oldEntry is the entry of the system disk from before the replacement.
-func oldEntry(mem parking.Memory) string { return mem.Old.Entry }

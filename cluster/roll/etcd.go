@@ -26,10 +26,6 @@ type etcdMember struct {
 	outOfIt bool // etcd was seen without this member during the take-down
 }
 
-func newEtcdMember(n *rolling.Node, r *record, files cluster.FileReader, backOut func(context.Context) error) *etcdMember {
-	return &etcdMember{Node: n, record: r, files: files, backOut: backOut}
-}
-
 // left is the goal of leave: etcd has no member of this name, and the record says whether its data
 // is gone too. A machine that is already off stays a member if etcd is healthy without it: the new
 // machine replaces that member by name (talos internal/app/machined/pkg/system/services/etcd.go).

@@ -221,10 +221,7 @@ func (n *inPlace) rememberForReimage(ctx context.Context) error {
 		return err
 	}
 	mem.ConfigSum = sum
-	if err := n.Journal.Put(n.Key("memory"), mem); err != nil {
-		return fmt.Errorf("journal: %w", err)
-	}
-	return nil
+	return fault.Prefix("journal", n.Journal.Put(n.Key("memory"), mem))
 }
 
 // cameBack holds unless the node is to be reimaged.

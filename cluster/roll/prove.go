@@ -247,10 +247,7 @@ func unproved(ctx context.Context, refused, err error, nodes []planning.NodePlan
 }
 
 func namesOf(nodes []planning.NodePlan) string {
-	var names []string
-	for _, n := range nodes {
-		names = append(names, n.Node)
-	}
+	names := cluster.Each(nodes, func(n planning.NodePlan) string { return n.Node })
 	return strings.Join(names, ", ")
 }
 

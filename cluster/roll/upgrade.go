@@ -9,7 +9,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -253,26 +252,4 @@ func (n *inPlace) setInstaller(ctx context.Context) error {
 		return rolling.Repeatable(fmt.Errorf("set the installer of %s: %w", n.Plan.Node, err))
 	}
 	return nil
-}
-
-func (n *inPlace) keepWayBackStep() step.Step {
-	return step.Step{ID: "remember", Title: "keep the machine configuration at hand", Do: n.keepWayBack}
-}
-
-func (n *inPlace) installStep() step.Step {
-	return step.Step{
-		ID: "install", Code: fault.UpgradeStuck, Title: "install the new system beside the running one",
-		Risk: step.Disruptive, Skip: n.installed, Do: n.install,
-	}
-}
-
-func (n *inPlace) rebootStep() step.Step {
-	return step.Step{
-		ID: "reboot", Code: fault.UpgradeStuck, Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot,
-	}
-}
-
-func (n *inPlace) setInstallerStep() step.Step {
-	title := "set the installer in the machine configuration"
-	return step.Step{ID: "set-installer", Title: title, Skip: n.installerSet, Do: n.setInstaller}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -20,12 +21,13 @@ func TestStepsAreRepeated(t *testing.T) {
 	t.Parallel()
 	busy := fmt.Errorf("read it: %w", cluster.ErrNotNow)
 	refused := fault.Refusedf("it is another machine")
-	for name, c := range map[string]struct {
+	type testCase struct {
 		errs  []error // of each attempt; then it succeeds
 		did   int
 		after time.Duration
 		want  error
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"answered":              {did: 1},
 		"busy twice":            {errs: []error{busy, busy}, did: 3, after: 2 * time.Second},
 		"a host is offline":     {errs: []error{&cluster.HostsAway{}}, did: 2, after: time.Second},
@@ -39,32 +41,29 @@ func TestStepsAreRepeated(t *testing.T) {
 		"not found":             {errs: []error{cluster.ErrNotFound}, did: 1, want: cluster.ErrNotFound},
 		"busy for ever":         {errs: slices.Repeat([]error{busy}, 1000), did: 181, after: RepeatBefore, want: cluster.ErrNotNow},
 		"a refusal in between":  {errs: []error{busy, refused}, did: 2, after: time.Second, want: refused},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				did, asked, said := 0, 0, 0
-				n := &Node{Roll: &Roll{Say: func(string, string) { said++ }}}
-				s := n.Repeating("take-down/drain", step.Step{
-					Skip: func(context.Context) (string, error) { asked++; return "", nil },
-					Do: func(context.Context) error {
-						if did++; did <= len(c.errs) {
-							return c.errs[did-1]
-						}
-						return nil
-					},
-				})
-				start := time.Now()
-				err := s.Do(t.Context())
-				if took := time.Since(start); did != c.did || took != c.after || !errors.Is(err, c.want) {
-					t.Errorf("did it %d times in %s: %v", did, took, err)
-				}
-				if asked != did-1 || (said > 0) != (did > 1) {
-					t.Errorf("asked %d times whether it is needed, said something %d times", asked, said)
-				}
+	}, func(t *testing.T, c testCase) {
+		synctest.Test(t, func(t *testing.T) {
+			did, asked, said := 0, 0, 0
+			n := &Node{Roll: &Roll{Say: func(string, string) { said++ }}}
+			s := n.Repeating("take-down/drain", step.Step{
+				Skip: func(context.Context) (string, error) { asked++; return "", nil },
+				Do: func(context.Context) error {
+					if did++; did <= len(c.errs) {
+						return c.errs[did-1]
+					}
+					return nil
+				},
 			})
+			start := time.Now()
+			err := s.Do(t.Context())
+			if took := time.Since(start); did != c.did || took != c.after || !errors.Is(err, c.want) {
+				t.Errorf("did it %d times in %s: %v", did, took, err)
+			}
+			if asked != did-1 || (said > 0) != (did > 1) {
+				t.Errorf("asked %d times whether it is needed, said something %d times", asked, said)
+			}
 		})
-	}
+	})
 }
 
 var errOther = errors.New("to another run")

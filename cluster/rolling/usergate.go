@@ -143,11 +143,5 @@ func (n UserGates) await(ctx context.Context, g cluster.UserGate, id, when strin
 }
 
 func (n UserGates) afterwards() []cluster.UserGate {
-	var after []cluster.UserGate
-	for _, g := range n.Gates {
-		if !g.BeforeOnly {
-			after = append(after, g)
-		}
-	}
-	return after
+	return cluster.Where(n.Gates, func(g cluster.UserGate) bool { return !g.BeforeOnly })
 }

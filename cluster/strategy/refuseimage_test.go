@@ -122,28 +122,25 @@ func fitting() (cluster.Wanted, observe.Found, observe.Observation) {
 
 func requireFits(t *testing.T, cases map[string]fit) {
 	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for _, s := range cluster.Strategies {
-				w, f, o := fitting()
-				w.Strategy = s
-				for _, change := range tc.change {
-					change(&w, &f)
-				}
-				want := Decision{Strategy: s, Why: string(s) + ": as configured", Refused: append(append([]string(nil), tc.all...), tc.also[s]...)}
-				if len(want.Refused) == 0 {
-					want.Notes = tc.notes
-				}
-				if s == cluster.Recreate {
-					want.ToRecreate = inWords(want.Refused)
-				}
-				if diff := cmp.Diff(want, judge(w, f, o)); diff != "" {
-					t.Errorf("%s (-want +got):\n%s", s, diff)
-				}
+	must.Each(t, cases, func(t *testing.T, tc fit) {
+		for _, s := range cluster.Strategies {
+			w, f, o := fitting()
+			w.Strategy = s
+			for _, change := range tc.change {
+				change(&w, &f)
 			}
-		})
-	}
+			want := Decision{Strategy: s, Why: string(s) + ": as configured", Refused: append(append([]string(nil), tc.all...), tc.also[s]...)}
+			if len(want.Refused) == 0 {
+				want.Notes = tc.notes
+			}
+			if s == cluster.Recreate {
+				want.ToRecreate = inWords(want.Refused)
+			}
+			if diff := cmp.Diff(want, judge(w, f, o)); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", s, diff)
+			}
+		}
+	})
 }
 
 func setting(key, value string) func(*cluster.Wanted, *observe.Found) {

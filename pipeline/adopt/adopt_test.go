@@ -21,8 +21,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 func document(t *testing.T, name string) *terraform.Document {
 	t.Helper()
 	text := must.Get(os.ReadFile(filepath.Join("testdata", name+".json")))(t)
-	doc := must.Get(terraform.Read(name+".json", text))(t)
-	return doc
+	return must.Get(terraform.Read(name+".json", text))(t)
 }
 
 // answers are what none of the layouts says.
@@ -94,11 +93,12 @@ func golden(t *testing.T, name, got string) {
 // TestUnanswered names all that is missing at once, and writes nothing.
 func TestUnanswered(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		from string
 		o    adopt.Options
 		want []string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nothing given": {"telmate-disks", adopt.Options{}, []string{
 			"what the cluster is called", "which Talos", "which platform", "images of talos-cp-1, talos-wk-1 contain", "where the Proxmox API is", "takes the boot ISOs", "unused VMIDs",
 		}},
@@ -108,25 +108,22 @@ func TestUnanswered(t *testing.T) {
 		"a range that is used": {"bpg-foreach", adopt.Options{Cluster: "home", Endpoints: []string{"https://pve1"}, VMIDs: "9200-9299"}, []string{`9201 is the number of proxmox_virtual_environment_vm.data["wk1"]`}},
 		"another platform":     {"bpg-talos", adopt.Options{Platform: "aws", Endpoints: []string{"https://pve1"}, VMIDs: "9000-9099"}, []string{"images.platform"}},
 		"no range":             {"bpg-foreach", adopt.Options{Cluster: "home", Endpoints: []string{"https://pve1"}, VMIDs: "9"}, []string{"--vmids"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			o := tc.o
-			o.Dir, o.Name = t.TempDir(), "recast.yaml"
-			_, err := adopt.Adopt(document(t, tc.from), o)
-			if err == nil || fault.KindOf(err) != fault.Config || len(fault.Hints(err)) == 0 {
-				t.Fatalf("err = %v, hints %q", err, fault.Hints(err))
+	}, func(t *testing.T, tc row) {
+		o := tc.o
+		o.Dir, o.Name = t.TempDir(), "recast.yaml"
+		_, err := adopt.Adopt(document(t, tc.from), o)
+		if err == nil || fault.KindOf(err) != fault.Config || len(fault.Hints(err)) == 0 {
+			t.Fatalf("err = %v, hints %q", err, fault.Hints(err))
+		}
+		for _, want := range tc.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q is not in: %v", want, err)
 			}
-			for _, want := range tc.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%q is not in: %v", want, err)
-				}
-			}
-			if there, _ := os.ReadDir(o.Dir); len(there) > 0 {
-				t.Errorf("files were written: %v", there)
-			}
-		})
-	}
+		}
+		if there, _ := os.ReadDir(o.Dir); len(there) > 0 {
+			t.Errorf("files were written: %v", there)
+		}
+	})
 }
 
 // TestModulesAreNotMerged: VMs in several modules are one cluster only if something says so.
@@ -306,8 +303,7 @@ func planOf(t *testing.T, kind, actions string, before, after, more object) *ter
 			there(111, "wk1", "192.0.2.21"), there(500, "other", "192.0.2.50"),
 		}}}},
 	}))(t)
-	doc := must.Get(terraform.Read("plan.json", text))(t)
-	return doc
+	return must.Get(terraform.Read("plan.json", text))(t)
 }
 
 func wanted() *config.Config {

@@ -235,10 +235,7 @@ func (d *checkup) readHosts(ctx context.Context) bool {
 }
 
 func hostNames(hosts []cluster.Host) []string {
-	var names []string
-	for _, h := range hosts {
-		names = append(names, h.Name)
-	}
+	names := cluster.Each(hosts, func(h cluster.Host) string { return h.Name })
 	slices.Sort(names)
 	return names
 }

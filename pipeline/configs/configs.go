@@ -78,9 +78,7 @@ func Compare(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes
 			d.Refused, d.Notes = append(f.AgainstFile(), refused...), append(f.FileHardlyCompared(), notes...)
 		case f.Machine == nil:
 			d.Unread = append(d.Unread, f.NothingToCompare())
-			for _, err := range f.Errs {
-				d.Unread = append(d.Unread, withHints(err))
-			}
+			d.Unread = append(d.Unread, cluster.Each(f.Errs, withHints)...)
 		default:
 			d.Changes, d.Refused, d.Notes = f.File.Changes, f.AgainstFile(), append(refused, notes...)
 			if f.VM != nil {

@@ -62,9 +62,7 @@ func (r Runs) All(o Options) (runs []Run, problems []string) {
 	if err != nil {
 		problems = strings.Split(err.Error(), "\n")
 	}
-	for _, info := range infos {
-		runs = append(runs, r.Read(info.ID, o))
-	}
+	runs = append(runs, cluster.Each(infos, func(info journal.RunInfo) Run { return r.Read(info.ID, o) })...)
 	return runs, problems
 }
 
@@ -394,10 +392,7 @@ type dated struct {
 // is here, else from Proxmox, else from its ID. sure is false if another run may be the newest.
 func (r Runs) Order(runs []planning.Replacing) (ordered []planning.Replacing, sure bool) {
 	infos, _ := r.List() // a run that can't be read counts as a run of another machine
-	var all []dated
-	for _, run := range runs {
-		all = append(all, r.date(run, infos))
-	}
+	all := cluster.Each(runs, func(run planning.Replacing) dated { return r.date(run, infos) })
 	slices.SortFunc(all, func(a, b dated) int { return journal.Newer(a.info, b.info) })
 	sure = true
 	for i, d := range all {

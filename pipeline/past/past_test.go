@@ -153,12 +153,13 @@ func TestOrderOfRuns(t *testing.T) {
 	there := func(id, host string, began time.Time) func(*testing.T, Runs) {
 		return func(t *testing.T, r Runs) { ranAt(t, r.Elsewhere+"/first", id, host, began) }
 	}
-	for name, c := range map[string]struct {
+	type row struct {
 		journals []func(*testing.T, Runs)
 		at       [2]time.Time // as recorded in Proxmox, of first and second
 		sure     bool
 		last     string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"by their journals":                    {journals: []func(*testing.T, Runs){here(first, "h", at), here(second, "h", at.Add(time.Millisecond))}, last: second, sure: true},
 		"by what other machines have shared":   {journals: []func(*testing.T, Runs){there(first, "h", at), there(second, "h", at.Add(time.Millisecond))}, last: second, sure: true},
 		"of two machines, at almost one time":  {journals: []func(*testing.T, Runs){here(first, "h", at), there(second, "ci", at.Add(5*time.Minute))}, last: second},
@@ -167,23 +168,20 @@ func TestOrderOfRuns(t *testing.T) {
 		"without journals, at almost one time": {at: [2]time.Time{at, at.Add(time.Minute)}, last: second},
 		"without journals or times":            {last: first},
 		"one journal is here":                  {journals: []func(*testing.T, Runs){here(second, "h", at.Add(time.Minute))}, at: [2]time.Time{at, {}}, last: second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			r := Runs{Dir: dir + "/.recast/runs", Elsewhere: dir + "/.recast/elsewhere"}
-			for _, write := range c.journals {
-				write(t, r)
-			}
-			got, sure := r.Order([]planning.Replacing{{Run: first, At: c.at[0]}, {Run: second, At: c.at[1]}})
-			if got[0].Run != c.last || sure != c.sure {
-				t.Errorf("%v, sure: %t", got, sure)
-			}
-			if one, sure := r.Order(got[:1]); !sure || len(one) != 1 {
-				t.Errorf("of one run: %v, %t", one, sure)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		dir := t.TempDir()
+		r := Runs{Dir: dir + "/.recast/runs", Elsewhere: dir + "/.recast/elsewhere"}
+		for _, write := range c.journals {
+			write(t, r)
+		}
+		got, sure := r.Order([]planning.Replacing{{Run: first, At: c.at[0]}, {Run: second, At: c.at[1]}})
+		if got[0].Run != c.last || sure != c.sure {
+			t.Errorf("%v, sure: %t", got, sure)
+		}
+		if one, sure := r.Order(got[:1]); !sure || len(one) != 1 {
+			t.Errorf("of one run: %v, %t", one, sure)
+		}
+	})
 	none := Runs{Dir: t.TempDir()}
 	got, sure := none.Order([]planning.Replacing{{Run: "20261120-0300-aaaa"}, {Run: "20261121-0421-3f2a", At: at}})
 	if sure || got[0].Run != "20261121-0421-3f2a" {
@@ -298,9 +296,7 @@ func TestShare(t *testing.T) {
 func filesIn(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries := must.Get(os.ReadDir(dir))(t)
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
+	names = append(names, cluster.Each(entries, os.DirEntry.Name)...)
 	return names
 }
 
@@ -379,14 +375,14 @@ func TestFetchIsCareful(t *testing.T) {
 	t.Parallel()
 	good := must.Get(packed(map[string][]byte{"RUN": []byte(`{"started":"2026-01-01T00:00:00Z"}`)}))(t)
 	pack := func(files map[string][]byte) []byte {
-		b := must.Get(packed(files))(t)
-		return b
+		return must.Get(packed(files))(t)
 	}
-	for title, tc := range map[string]struct {
+	type row struct {
 		name    string
 		content []byte
 		want    string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"a part that leads out":     {shared + "/../..", good, "not that of a run"},
 		"no part":                   {shared, good, "not that of a run"},
 		"a run that leads out":      {"../x/first", good, "not that of a run"},
@@ -396,24 +392,21 @@ func TestFetchIsCareful(t *testing.T) {
 		"a secret":                  {shared + "/first", pack(map[string][]byte{"RUN": nil, "wk1~config.secret": nil}), "not a part of a run"},
 		"a fact that none is shown": {shared + "/first", pack(map[string][]byte{"RUN": nil, "node~wk1~vm-config.json": nil}), "not a part of a run"},
 		"no beginning":              {shared + "/first", pack(map[string][]byte{"about.json": []byte("{}")}), "RUN"},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			s := &shelf{content: map[string][]byte{"bad": tc.content, "good": good}, list: []images.Record{{Name: tc.name, Digest: "bad"}, {Name: "20260101-0000-bbbb/first", Digest: "good"}}}
-			m := machine(t, s)
-			var warned []string
-			must.Do(t, m.Fetch(t.Context(), 0, func(text string) { warned = append(warned, text) }))
-			if len(warned) != 1 || !strings.Contains(warned[0], tc.want) {
-				t.Errorf("warnings %q, want %q", warned, tc.want)
-			}
-			if runs, problems := m.Runs.All(Options{}); len(runs) != 1 || len(problems) > 0 {
-				t.Errorf("%d runs, %q", len(runs), problems)
-			}
-			if got := filesIn(t, filepath.Join(m.Runs.Elsewhere, "..")); !slices.Equal(got, []string{".gitignore", "elsewhere"}) {
-				t.Errorf("beside the copies: %q", got)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := &shelf{content: map[string][]byte{"bad": tc.content, "good": good}, list: []images.Record{{Name: tc.name, Digest: "bad"}, {Name: "20260101-0000-bbbb/first", Digest: "good"}}}
+		m := machine(t, s)
+		var warned []string
+		must.Do(t, m.Fetch(t.Context(), 0, func(text string) { warned = append(warned, text) }))
+		if len(warned) != 1 || !strings.Contains(warned[0], tc.want) {
+			t.Errorf("warnings %q, want %q", warned, tc.want)
+		}
+		if runs, problems := m.Runs.All(Options{}); len(runs) != 1 || len(problems) > 0 {
+			t.Errorf("%d runs, %q", len(runs), problems)
+		}
+		if got := filesIn(t, filepath.Join(m.Runs.Elsewhere, "..")); !slices.Equal(got, []string{".gitignore", "elsewhere"}) {
+			t.Errorf("beside the copies: %q", got)
+		}
+	})
 	away := errors.New("no route to host")
 	m := machine(t, &shelf{err: away})
 	if err := m.Fetch(t.Context(), 0, nil); !errors.Is(err, away) {

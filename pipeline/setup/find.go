@@ -257,10 +257,7 @@ func (in *initial) takes(ctx context.Context, storage, content string) (bool, er
 }
 
 func (in *initial) hosts() []string {
-	var out []string
-	for _, n := range in.found.Nodes {
-		out = append(out, n.VM.Host)
-	}
+	out := cluster.Each(in.found.Nodes, func(n survey.Discovered) string { return n.VM.Host })
 	slices.Sort(out)
 	return slices.Compact(out)
 }
@@ -331,10 +328,7 @@ func (in *initial) schematicRun(ctx context.Context, n survey.Discovered) (s sch
 	if err != nil {
 		return s, false, fmt.Errorf("list the official extensions for Talos %s: %w", in.draft.Talos, err)
 	}
-	var listed []string
-	for _, x := range n.Machine.Extensions {
-		listed = append(listed, x.Name)
-	}
+	listed := cluster.Each(n.Machine.Extensions, func(x cluster.ExtensionEntry) string { return x.Name })
 	s, _, err = schematics.Guess("the schematic of "+n.Name, listed, official)
 	return s, true, err
 }
@@ -351,11 +345,7 @@ func (in *initial) schematicOf(node string) string {
 func (p plannedSchematic) file() string { return "schematics/" + p.name + ".yaml" }
 
 func (p plannedSchematic) nodeNames() []string {
-	var out []string
-	for _, n := range p.nodes {
-		out = append(out, n.Name)
-	}
-	return out
+	return cluster.Each(p.nodes, func(n survey.Discovered) string { return n.Name })
 }
 
 // content is the file: what a factory would store, with a comment about its origin.
@@ -426,8 +416,6 @@ func (p plannedSchematic) ownExtension(all []plannedSchematic) string {
 
 func shortNames(extensions []string) []string {
 	out := []string{}
-	for _, x := range extensions {
-		out = append(out, path.Base(x))
-	}
+	out = append(out, cluster.Each(extensions, func(x string) string { return path.Base(x) })...)
 	return out
 }

@@ -468,10 +468,7 @@ func (in *initial) rolled(own []cluster.VM) string {
 	made := in.names(func(n survey.Discovered) bool { return n.VM.MadeBy() != "" })
 	switch {
 	case len(own) > 0:
-		var ids []string
-		for _, vm := range own {
-			ids = append(ids, fmt.Sprintf("VM %d", vm.ID))
-		}
+		ids := cluster.Each(own, func(vm cluster.VM) string { return fmt.Sprintf("VM %d", vm.ID) })
 		why = "its own: " + strings.Join(ids, ", ")
 	case len(made) > 0:
 		why = "it has created the VM of " + strings.Join(made, ", ")

@@ -41,10 +41,7 @@ func TestNameSchematics(t *testing.T) {
 		"an extension and none": {[]plannedSchematic{of("", wk), of("a", wk)}, []string{"worker", "worker-qemu-guest-agent"}},
 	} {
 		nameSchematics(c.plans)
-		var got []string
-		for _, p := range c.plans {
-			got = append(got, p.name)
-		}
+		got := cluster.Each(c.plans, func(p plannedSchematic) string { return p.name })
 		must.Equal(t, name, c.want, got)
 	}
 }
@@ -179,7 +176,7 @@ func TestVMIDs(t *testing.T) {
 	parking := vm(9001, `recast-record: {"version":1,"cluster":"homelab","node":"wk1","uuid":"u"}`)
 	claim := vm(9000, `recast-claim: {"version":1,"cluster":"homelab","run":"r1"}`)
 	const rolled, range9100 = "recast has run on these nodes before", "9100-9199"
-	for name, tc := range map[string]struct {
+	type row struct {
 		vms        []cluster.VM // beside that of the node, 101
 		containers []cluster.Container
 		made       string // description of the node's VM
@@ -190,7 +187,8 @@ func TestVMIDs(t *testing.T) {
 		want       string
 		warns      string
 		err        string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nobody was here":            {asked: "Which VMIDs may recast use", proposed: "9000-9099", want: "9000-9099"},
 		"given":                      {given: range9100, want: range9100},
 		"disks are parked":           {vms: []cluster.VM{parking}, asked: rolled + " (its own: VM 9001). ", answer: "9000-9099", want: "9000-9099", warns: "must start with 9000 too, or each refuses what the other has left"},
@@ -206,40 +204,37 @@ func TestVMIDs(t *testing.T) {
 		"a container has the first":  {containers: []cluster.Container{{ID: 9100, Name: "dns", Host: "pve2"}}, given: range9100, err: `container 9100 "dns" on pve2 has the first number`},
 		"a node has the first":       {given: "101-199", err: "VM 101, which is or has disks of node wk1, has the first number"},
 		"none":                       {given: "5-7", err: "out of bounds"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			node := vm(101, tc.made)
-			in := &initial{InitOptions: InitOptions{VMIDs: tc.given}}
-			in.draft.Cluster = "homelab"
-			in.found.Nodes, in.found.VMs = []survey.Discovered{{Name: "wk1", VM: node}}, append([]cluster.VM{node}, tc.vms...)
-			asked := ""
-			in.src = InitSources{Proxmox: numbers{containers: tc.containers}, Ask: func(_ context.Context, q Question) (string, error) {
-				asked = q.Text
-				must.Equal(t, "it proposes", tc.proposed, q.Default)
-				if tc.answer == "" {
-					return q.Default, nil
-				}
-				return tc.answer, q.Check(tc.answer)
-			}}
-			err := in.vmids(t.Context())
-			if !strings.HasPrefix(asked, tc.asked) || tc.asked == "" && asked != "" {
-				t.Errorf("it asks %q, want %q", asked, tc.asked)
+	}, func(t *testing.T, tc row) {
+		node := vm(101, tc.made)
+		in := &initial{InitOptions: InitOptions{VMIDs: tc.given}}
+		in.draft.Cluster = "homelab"
+		in.found.Nodes, in.found.VMs = []survey.Discovered{{Name: "wk1", VM: node}}, append([]cluster.VM{node}, tc.vms...)
+		asked := ""
+		in.src = InitSources{Proxmox: numbers{containers: tc.containers}, Ask: func(_ context.Context, q Question) (string, error) {
+			asked = q.Text
+			must.Equal(t, "it proposes", tc.proposed, q.Default)
+			if tc.answer == "" {
+				return q.Default, nil
 			}
-			if tc.err != "" {
-				if !strings.Contains(fmt.Sprint(err), tc.err) || tc.given != "5-7" && !strings.Contains(strings.Join(fault.Hints(err), "\n"), "--vmids: ") {
-					t.Errorf("err = %v %q, want %q", err, fault.Hints(err), tc.err)
-				}
-				return
+			return tc.answer, q.Check(tc.answer)
+		}}
+		err := in.vmids(t.Context())
+		if !strings.HasPrefix(asked, tc.asked) || tc.asked == "" && asked != "" {
+			t.Errorf("it asks %q, want %q", asked, tc.asked)
+		}
+		if tc.err != "" {
+			if !strings.Contains(fmt.Sprint(err), tc.err) || tc.given != "5-7" && !strings.Contains(strings.Join(fault.Hints(err), "\n"), "--vmids: ") {
+				t.Errorf("err = %v %q, want %q", err, fault.Hints(err), tc.err)
 			}
-			if err != nil || in.draft.VMIDs.String() != tc.want {
-				t.Errorf("%s, %v; want %s", in.draft.VMIDs, err, tc.want)
-			}
-			if said := strings.Join(in.res.Warnings, "\n"); !strings.HasSuffix(said, tc.warns) || tc.warns == "" && said != "" {
-				t.Errorf("it warns %q, want %q", said, tc.warns)
-			}
-		})
-	}
+			return
+		}
+		if err != nil || in.draft.VMIDs.String() != tc.want {
+			t.Errorf("%s, %v; want %s", in.draft.VMIDs, err, tc.want)
+		}
+		if said := strings.Join(in.res.Warnings, "\n"); !strings.HasSuffix(said, tc.warns) || tc.warns == "" && said != "" {
+			t.Errorf("it warns %q, want %q", said, tc.warns)
+		}
+	})
 }
 
 // TestSayable: values that no recast.yaml can have are refused, with the flag that

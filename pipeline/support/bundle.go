@@ -414,9 +414,7 @@ func nodesSeen(seen observe.Observation) []seenNode {
 		if k := f.Node; k != nil {
 			n.Kubelet, n.NodeReady, n.ControlPlane, n.Cordoned, n.Mark = k.KubeletVersion, k.Ready, k.ControlPlane, k.Unschedulable, k.Mark
 		}
-		for _, err := range f.Errs {
-			n.Problems = append(n.Problems, err.Error())
-		}
+		n.Problems = append(n.Problems, cluster.Each(f.Errs, error.Error)...)
 		out = append(out, n)
 	}
 	return out
