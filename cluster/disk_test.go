@@ -55,9 +55,7 @@ func TestParseDisk(t *testing.T) {
 			t.Fatalf("error %q, want %q", msg, tc.err)
 		}
 		must.Equal(t, "got", tc.want, got)
-		if got.SizeBytes() != tc.bytes {
-			t.Errorf("size %d, want %d", got.SizeBytes(), tc.bytes)
-		}
+		must.Equal(t, "size", tc.bytes, got.SizeBytes())
 		if err == nil && strings.HasPrefix(tc.value, got.Volid) && got.Value() != tc.value {
 			t.Errorf("written back as %q", got.Value())
 		}
@@ -246,9 +244,7 @@ func prove(t *testing.T, cases map[string]proof) {
 		if msg := message(err); msg != tc.err {
 			t.Fatalf("error %q, want %q", msg, tc.err)
 		}
-		if got.Key != tc.want {
-			t.Errorf("proved %q, want %q", got.Key, tc.want)
-		}
+		must.Equal(t, "proved", tc.want, got.Key)
 	})
 }
 

@@ -55,15 +55,9 @@ func (q quorum) Quorate(context.Context) (bool, error) { return q.has, q.err }
 func TestRequireQuorum(t *testing.T) {
 	t.Parallel()
 	silent := errors.New("no answer")
-	if err := RequireQuorum(t.Context(), quorum{has: true}); err != nil {
-		t.Errorf("with quorum: %v", err)
-	}
-	if err := RequireQuorum(t.Context(), quorum{}); fault.KindOf(err) != fault.Refused {
-		t.Errorf("without: %v", err)
-	}
-	if err := RequireQuorum(t.Context(), quorum{has: true, err: silent}); !errors.Is(err, silent) {
-		t.Errorf("not told: %v", err)
-	}
+	must.Pass(t, RequireQuorum(t.Context(), quorum{has: true}))
+	must.FailAs(t, RequireQuorum(t.Context(), quorum{}), fault.Refused)
+	must.FailIs(t, RequireQuorum(t.Context(), quorum{has: true, err: silent}), silent)
 }
 
 func TestRequireRemakeable(t *testing.T) {
@@ -99,8 +93,6 @@ func TestRequireBooted(t *testing.T) {
 	} {
 		m := RunningSystem{TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", Schematic: SchematicEntry{ID: "id", YAML: "recast.lock=sha256-lock"}}
 		c.change(&m)
-		if problems := b.CheckBooted(m); len(problems) != c.problems {
-			t.Errorf("%s: %v", name, problems)
-		}
+		must.Equal(t, name+": problems", c.problems, len(b.CheckBooted(m)))
 	}
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -14,9 +15,7 @@ func TestPauseReads(t *testing.T) {
 	for want, annotations := range map[string]map[string]string{
 		"": {"recast.dev/roll": "x"}, "why, then": {PauseMark: " why,\n\tthen"}, "no reason given": {PauseMark: ""},
 	} {
-		if got := Pause(annotations); got != want {
-			t.Errorf("%v: %q, want %q", annotations, got, want)
-		}
+		must.Equal(t, fmt.Sprint(annotations), want, Pause(annotations))
 	}
 }
 
@@ -37,9 +36,7 @@ func TestAttachedVolumeString(t *testing.T) {
 		},
 		"without a PersistentVolume": {AttachedVolume{Attachment: "csi-1a", Driver: "csi.example.com"}, "VolumeAttachment csi-1a (driver csi.example.com)"},
 	}, func(t *testing.T, c testCase) {
-		if got := c.volume.String(); got != c.want {
-			t.Errorf("got  %s\nwant %s", got, c.want)
-		}
+		must.Equal(t, "volume", c.want, c.volume.String())
 	})
 }
 

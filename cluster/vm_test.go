@@ -41,9 +41,7 @@ func TestUnlock(t *testing.T) {
 		"backup":    "pvesh get /nodes/pve1/tasks --source active --vmid 101 lists its tasks that still run; where none does, its task has died, and qm unlock 101 on pve1 takes the lock away",
 		"suspended": "it is suspended: qm resume 101 has it go on; qm unlock 101 throws the saved state away",
 	} {
-		if got := (VM{ID: 101, Host: "pve1", Lock: lock}).Unlock(); got != want {
-			t.Errorf("%s: %s", lock, got)
-		}
+		must.Equal(t, lock, want, (VM{ID: 101, Host: "pve1", Lock: lock}).Unlock())
 	}
 }
 
@@ -51,9 +49,7 @@ func TestCDKeyIsFree(t *testing.T) {
 	t.Parallel()
 	config := map[string]string{"ide2": "fast:vm-1-cloudinit,media=cdrom", "ide0": "fast:vm-1-disk-0"}
 	disks := must.Get(VM{Config: config}.Disks())(t)
-	if key := CDKey(config, disks); key != "ide1" {
-		t.Errorf("the boot ISO would go into %s", key)
-	}
+	must.Equal(t, "the boot ISO goes into", "ide1", CDKey(config, disks))
 }
 
 func TestRootOnlyIsSorted(t *testing.T) {

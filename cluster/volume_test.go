@@ -84,11 +84,7 @@ func TestInitiatorName(t *testing.T) {
 		ISCSI:  "iqn.2017-11.dev.talos:" + id,
 		NVMeoF: "nqn.2017-11.dev.talos:uuid:34633463-3435-3434-3030-346635613130",
 	} {
-		if got := InitiatorName(protocol, id); got != want {
-			t.Errorf("%s: %s", protocol, got)
-		}
+		must.Equal(t, string(protocol), want, InitiatorName(protocol, id))
 	}
-	if got := InitiatorName(ISCSI, ""); got != "" {
-		t.Errorf("of an unknown machine: %s", got)
-	}
+	must.Equal(t, "of an unknown machine", "", InitiatorName(ISCSI, ""))
 }

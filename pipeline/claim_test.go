@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -100,9 +98,7 @@ func TestWatched(t *testing.T) {
 		vms := must.Get(w.VMs(t.Context()))(t)
 		must.Equal(t, what+": read", want, px.read)
 		must.Equal(t, what+": VMs", px.vms, vms)
-		if n := w.Requests(); n != requests {
-			t.Errorf("%s: %d requests", what, n)
-		}
+		must.Equal(t, what+": requests", requests, w.Requests())
 	}
 	look("first", 5, 100, 9031)
 	look("nothing new", 1)
@@ -132,17 +128,14 @@ func projectOf(t *testing.T) Project {
 // runWith creates the journal of a run; with "" as the outcome it has no end.
 func runWith(t *testing.T, p Project, id, outcome string, facts map[string]any) {
 	t.Helper()
-	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: id})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(p.Runs().Dir, journal.Options{Run: id}))(t)
 	for key, v := range facts {
-		err = errors.Join(err, j.Put(key, v))
+		must.Do(t, j.Put(key, v))
 	}
 	if outcome != "" {
-		err = errors.Join(err, j.Finish(outcome))
+		must.Do(t, j.Finish(outcome))
 	}
-	must.Do(t, errors.Join(err, j.Close()))
+	must.Do(t, j.Close())
 }
 
 // TestOldRunsGo removes the oldest finished runs, unless a parking VM refers to them.
@@ -164,22 +157,14 @@ func TestOldRunsGo(t *testing.T) {
 	must.Do(t, os.MkdirAll(filepath.Dir(p.Page(made(0))), 0o700))
 	must.Do(t, os.WriteFile(p.Page(made(0)), nil, 0o600))
 	away := fmt.Errorf("pve2 does not answer")
-	if err := forgetRuns(p, func() (map[string]bool, error) { return nil, away }); !errors.Is(err, away) {
-		t.Errorf("with a host away: %v", err)
-	}
+	must.FailIs(t, forgetRuns(p, func() (map[string]bool, error) { return nil, away }), away)
 	must.Do(t, forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }))
 	gone := map[string]bool{made(0): true, made(3): true, made(4): true} // 1 has no end, 2 is needed
 	for n := range 6 {
-		if here := p.Runs().Has(made(n)); here == gone[made(n)] {
-			t.Errorf("%s is here: %t", made(n), here)
-		}
+		must.Equal(t, made(n)+" is here", !gone[made(n)], p.Runs().Has(made(n)))
 	}
-	if _, err := os.Stat(p.Page(made(0))); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("its report: %v", err)
-	}
-	if err := forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }); err != nil {
-		t.Errorf("once more: %v", err)
-	}
+	must.FailIs(t, must.Err(os.Stat(p.Page(made(0)))), os.ErrNotExist)
+	must.Pass(t, forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }))
 }
 
 func TestBackupFile(t *testing.T) {
@@ -241,15 +226,9 @@ func TestRemoveBackups(t *testing.T) {
 		keep  int
 		want  []string
 	}{{ours[2], 9, nil}, {ours[2], 3, nil}, {ours[0], 2, ours[1:2]}, {ours[0], 1, ours[2:]}, {ours[0], 1, nil}} {
-		removed, err := removeBackups(p.Config, dir, c.taken, c.keep)
-		if diff := cmp.Diff(c.want, removed); diff != "" || err != nil {
-			t.Errorf("keep %d: %v (-want +got):\n%s", c.keep, err, diff)
-		}
+		must.Equal(t, fmt.Sprint("keep ", c.keep), c.want, must.Get(removeBackups(p.Config, dir, c.taken, c.keep))(t))
 	}
-	left, err := os.ReadDir(dir)
-	if err != nil || len(left) != len(others)+2 {
-		t.Errorf("left: %v, %v", left, err)
-	}
+	must.Equal(t, "left", len(others)+2, len(must.Get(os.ReadDir(dir))(t)))
 }
 
 // session is one process that works on a run.
@@ -398,9 +377,7 @@ func TestAFailedHookAfterTheRun(t *testing.T) {
 		w := &work{Project: p}
 		w.hooks.journal = "r"
 		must.Do(t, w.noteFailed(errors.New("hook x: it ended with 3")))
-		if got, err := p.Runs().Outcome("r"); err != nil || got != want {
-			t.Errorf("%q became %q, want %q; %v", was, got, want, err)
-		}
+		must.Equal(t, fmt.Sprintf("outcome of %q", was), want, must.Get(p.Runs().Outcome("r"))(t))
 	}
 }
 

@@ -12,10 +12,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/images"
@@ -132,16 +132,12 @@ func TestLock(t *testing.T) {
 	if res := lock(LockOptions{Check: true}); !res.Differs || res.Written {
 		t.Errorf("--check without a lock: differs %t, written %t", res.Differs, res.Written)
 	}
-	if _, err := schematics.ReadLock(p.LockFile()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("--check wrote a lock: %v", err)
-	}
+	must.FailIs(t, must.Err(schematics.ReadLock(p.LockFile())), fs.ErrNotExist)
 	res := lock(LockOptions{})
 	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "added"}, "bgp": {"wk1", "wk2", "added"}, "spare": {"added"}}, staleNodes(res)); diff != "" || !res.Written {
 		t.Errorf("the first lock (-want +got):\n%s", diff)
 	}
-	if _, err := p.Lock(); err != nil {
-		t.Errorf("the lock is not this configuration's: %v", err)
-	}
+	must.Pass(t, must.Err(p.Lock()))
 
 	world.frr, world.agent = hex64("d"), hex64("b")
 	if res := lock(LockOptions{}); res.Differs || res.Written || len(res.Changes) > 0 {
@@ -182,13 +178,9 @@ func TestLockRebuild(t *testing.T) {
 	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "rebuild 0 → 1"}}, staleNodes(res)); diff != "" || !res.Written {
 		t.Errorf("written %t; (-want +got):\n%s", res.Written, diff)
 	}
-	if lock, err := p.Lock(); err != nil || lock.Schematics["default"].Rebuild != 1 {
-		t.Errorf("the lock: %+v, %v", lock.Schematics["default"], err)
-	}
+	must.Equal(t, "rebuild in the lock", 1, must.Get(p.Lock())(t).Schematics["default"].Rebuild)
 	world.agent, world.frr = hex64("a"), hex64("c")
-	if res, err := Lock(t.Context(), p, world.images(), LockOptions{Check: true}); err != nil || res.Differs {
-		t.Errorf("--check of a rebuilt lock: differs %t, %v", res.Differs, err)
-	}
+	must.Equal(t, "--check of a rebuilt lock: differs", false, must.Get(Lock(t.Context(), p, world.images(), LockOptions{Check: true}))(t).Differs)
 }
 
 // TestLockDiffersInNoBuild: a change that does not affect an image is still written and
@@ -233,9 +225,7 @@ func TestBuildLeavesANewerLockAlone(t *testing.T) {
 	if err != nil || !updated.Written {
 		t.Fatalf("written %t, %v", updated.Written, err)
 	}
-	if err := save(record(first.Lock, hex64("3"))); fault.KindOf(err) != fault.Refused {
-		t.Errorf("error = %v", err)
-	}
+	must.FailAs(t, save(record(first.Lock, hex64("3"))), fault.Refused)
 	got := must.Get(schematics.ReadLock(p.LockFile()))(t)
 	must.Equal(t, "the update is undone", updated.Lock.Key(), got.Key())
 }
@@ -384,8 +374,7 @@ func (s *pruneSite) pruneMirror(t *testing.T, p Project, shelf mirrorShelf, conf
 }
 
 func TestPruneMirror(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, s, shelf := mirrorProject(t)
 		isos := len(s.isos)
 		rep := must.Get(s.pruneMirror(t, p, shelf, true))(t)
@@ -423,7 +412,7 @@ func TestPruneLeavesTheMirrorAlone(t *testing.T) {
 		fails string
 		kind  fault.Kind
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"not asked for": {func(t *testing.T, s *pruneSite, p Project, _ mirrorShelf) (PruneReport, error) {
 			return s.prune(t, p, true)
 		}, "", 0},
@@ -443,18 +432,16 @@ func TestPruneLeavesTheMirrorAlone(t *testing.T) {
 			return s.pruneMirror(t, p, m, true)
 		}, "VM.Audit", fault.Refused},
 	}, func(t *testing.T, tc row) {
-		synctest.Test(t, func(t *testing.T) {
-			p, s, shelf := mirrorProject(t)
-			before := maps.Clone(shelf)
-			rep, err := tc.prune(t, s, p, shelf)
-			if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != tc.kind) {
-				t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-			}
-			must.Equal(t, "mirror", before, shelf)
-			if tc.fails == "" && rep.Mirror != nil {
-				t.Errorf("it was looked at: %v", rep.Mirror)
-			}
-		})
+		p, s, shelf := mirrorProject(t)
+		before := maps.Clone(shelf)
+		rep, err := tc.prune(t, s, p, shelf)
+		if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != tc.kind) {
+			t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
+		}
+		must.Equal(t, "mirror", before, shelf)
+		if tc.fails == "" && rep.Mirror != nil {
+			t.Errorf("it was looked at: %v", rep.Mirror)
+		}
 	})
 }
 
@@ -469,7 +456,7 @@ func TestPruneCache(t *testing.T) {
 		gone    []string
 		fails   string
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"alone": {only: PruneCache, want: []string{claimed, asked, given}, gone: []string{isoNamed(goneBuild), isoNamed(openBuild)}},
 		"with all others": {
 			want: []string{claimed, asked, "delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild), given},
@@ -487,34 +474,32 @@ func TestPruneCache(t *testing.T) {
 		"no right to see VMs": {prepare: func(s *pruneSite) { s.lacks = "VM.Audit" }, only: PruneCache, fails: "VM.Audit"},
 		"half a view":         {prepare: func(s *pruneSite) { s.blind = fault.Refusedf("sees half") }, only: PruneCache, fails: "sees half"},
 	}, func(t *testing.T, tc row) {
-		synctest.Test(t, func(t *testing.T) {
-			p, s := pruneProject(t)
-			err := os.MkdirAll(p.isoCache(), 0o700)
-			for name, changed := range s.isos {
-				file := filepath.Join(p.isoCache(), name)
-				err = errors.Join(err, os.WriteFile(file, []byte("iso"), 0o600), os.Chtimes(file, changed, changed))
+		p, s := pruneProject(t)
+		err := os.MkdirAll(p.isoCache(), 0o700)
+		for name, changed := range s.isos {
+			file := filepath.Join(p.isoCache(), name)
+			err = errors.Join(err, os.WriteFile(file, []byte("iso"), 0o600), os.Chtimes(file, changed, changed))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tc.prepare != nil {
+			tc.prepare(s)
+		}
+		rep, err := s.pruneAs(t, p, true, PruneOptions{Only: tc.only})
+		if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
+			t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
+		}
+		must.Equal(t, "changes on Proxmox", tc.want, s.changes)
+		var gone []string
+		for _, v := range rep.Cache {
+			if _, err := os.Stat(filepath.Join(p.isoCache(), v.Name)); err != nil && v.Removed {
+				gone = append(gone, v.Name)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if tc.prepare != nil {
-				tc.prepare(s)
-			}
-			rep, err := s.pruneAs(t, p, true, PruneOptions{Only: tc.only})
-			if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
-				t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-			}
-			must.Equal(t, "changes on Proxmox", tc.want, s.changes)
-			var gone []string
-			for _, v := range rep.Cache {
-				if _, err := os.Stat(filepath.Join(p.isoCache(), v.Name)); err != nil && v.Removed {
-					gone = append(gone, v.Name)
-				}
-			}
-			left, err := os.ReadDir(p.isoCache())
-			if diff := cmp.Diff(tc.gone, gone); diff != "" || err != nil || len(left) != 5-len(gone) {
-				t.Errorf("%d files are left, %v; removed from the cache (-want +got):\n%s", len(left), err, diff)
-			}
-		})
+		}
+		left, err := os.ReadDir(p.isoCache())
+		if diff := cmp.Diff(tc.gone, gone); diff != "" || err != nil || len(left) != 5-len(gone) {
+			t.Errorf("%d files are left, %v; removed from the cache (-want +got):\n%s", len(left), err, diff)
+		}
 	})
 }

@@ -102,12 +102,8 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 	if err := w.claim.take(ctx, host, w.rep.Plan); err != nil {
 		return err
 	}
-	ok, err := o.Confirm(rep.Plan)
-	if err != nil {
+	if err := confirm(o.Confirm, rep.Plan, "Kubernetes was not changed"); err != nil {
 		return err
-	}
-	if !ok {
-		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; Kubernetes was not changed")))
 	}
 	if plan, err = w.planUpgradeAgain(ctx, rep.Plan); err != nil {
 		return err
@@ -361,8 +357,8 @@ type begunRestore struct {
 // It never touches an etcd that has data, unless an unfinished restore of the
 // same snapshot put it there.
 func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o RestoreOptions) (rep RestoreReport, err error) {
-	if !slices.Contains(nodeNames(p.Config), o.Node) {
-		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
+	if err := p.RequireNodes(o.Node); err != nil {
+		return rep, err
 	}
 	rep = RestoreReport{Target: etcd.Target{Node: o.Node}, File: o.File, Started: time.Now()}
 	if rep.Snapshot, err = ReadSnapshot(ctx, o); err != nil {
@@ -390,12 +386,8 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 		if err := w.claim.take(ctx, host, w.rep.Plan); err != nil {
 			return err
 		}
-		ok, err := o.Confirm(rep)
-		if err != nil {
+		if err := confirm(o.Confirm, rep, "nothing was restored"); err != nil {
 			return err
-		}
-		if !ok {
-			return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; nothing was restored")))
 		}
 		if err := w.giveUpRestores(others); err != nil {
 			return err

@@ -20,7 +20,6 @@ import (
 	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/bootimage"
-	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/story"
@@ -353,10 +352,10 @@ func knownBuilds(file string, present bool, lock schematics.Lock) []observe.Know
 // node's files with the images of the build that it claims. It needs no lock: without one,
 // links are unknown, which is no error.
 func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, node string, say func(string)) (observe.Provenance, error) {
-	i := slices.IndexFunc(p.Config.Nodes, func(n config.Node) bool { return n.Name == node })
-	if i < 0 {
-		return observe.Provenance{}, fault.WithHint(fault.Configf("no node %q", node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
+	if err := p.RequireNodes(node); err != nil {
+		return observe.Provenance{}, err
 	}
+	i := slices.Index(nodeNames(p.Config), node)
 	present, past, err := locksAtHand(p)
 	if err != nil {
 		return observe.Provenance{}, err

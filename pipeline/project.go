@@ -428,6 +428,17 @@ func nodeNames(c *config.Config) []string {
 	return cluster.Each(c.Nodes, func(n config.Node) string { return n.Name })
 }
 
+// RequireNodes refuses the first name that is no node's.
+func (p Project) RequireNodes(names ...string) error {
+	known := nodeNames(p.Config)
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			return fault.WithHint(fault.Configf("no node %q", name), "the nodes are: %s", strings.Join(known, ", "))
+		}
+	}
+	return nil
+}
+
 func (p Project) VMIDs() cluster.VMIDRange {
 	r := p.Config.Proxmox.VMIDs
 	return cluster.VMIDRange{First: cluster.VMID(r.First), Last: cluster.VMID(r.Last)}

@@ -182,12 +182,8 @@ func (p *pruning) prune(ctx context.Context) (err error) {
 	if err != nil || p.rep.host(online) == "" {
 		return err
 	}
-	ok, err := p.o.Confirm(p.rep)
-	if err != nil {
+	if err := confirm(p.o.Confirm, p.rep, "nothing was removed"); err != nil {
 		return err
-	}
-	if !ok {
-		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; nothing was removed")))
 	}
 	parked.Proxmox, parked.Say = held.Guard(p.px), p.say
 	scratch := p.scratchPruner(held.Guard(p.px))
@@ -322,7 +318,7 @@ func (p *pruning) judgeISOs(ctx context.Context, vms []cluster.VM, uses []images
 	if err != nil {
 		return err
 	}
-	need, err := neededISOs(p.Project, vms)
+	need, err := needed(p.Project, vms, imageNames)
 	if err != nil {
 		return err
 	}
@@ -382,9 +378,9 @@ func openUses(vms []cluster.VM) ([]images.Use, error) {
 	return uses, nil
 }
 
-// neededISOs returns the ISOs and disk images of the lock, of the previous lock, of unfinished
-// replacements and of the builds that VMs were created from.
-func neededISOs(p Project, vms []cluster.VM) (images.Needed, error) {
+// needed returns the builds that unfinished replacements need and that VMs were created from, and the names that of
+// gives to what the lock and the previous lock hold.
+func needed(p Project, vms []cluster.VM, of func(schematics.Lock, schematics.Locked) []string) (images.Needed, error) {
 	need := images.Needed{Names: map[string]string{}, Builds: map[string]string{}}
 	lock, err := schematics.ReadLock(p.LockFile())
 	if err != nil {
@@ -394,11 +390,15 @@ func neededISOs(p Project, vms []cluster.VM) (images.Needed, error) {
 	if err != nil {
 		return need, err
 	}
-	for _, e := range previous.Schematics {
-		need.Names[e.ISO.Name], need.Names[e.Disk.Name] = previousHas, previousHas
-	}
-	for _, e := range lock.Schematics {
-		need.Names[e.ISO.Name], need.Names[e.Disk.Name] = lockHas, lockHas
+	for _, has := range []struct {
+		lock   schematics.Lock
+		reason string
+	}{{previous, previousHas}, {lock, lockHas}} {
+		for _, e := range has.lock.Schematics {
+			for _, name := range of(has.lock, e) {
+				need.Names[name] = has.reason
+			}
+		}
 	}
 	delete(need.Names, "") // of builds without a disk image
 	for _, vm := range vms {
@@ -418,9 +418,14 @@ func neededISOs(p Project, vms []cluster.VM) (images.Needed, error) {
 	return need, nil
 }
 
+// imageNames are the ISO's and the disk image's.
+func imageNames(_ schematics.Lock, e schematics.Locked) []string {
+	return []string{e.ISO.Name, e.Disk.Name}
+}
+
 // judgeMirror judges every installer of recast in the mirror.
 func (p *pruning) judgeMirror(ctx context.Context, vms []cluster.VM) ([]images.MirrorVerdict, error) {
-	need, err := neededInstallers(p.Project, vms)
+	need, err := needed(p.Project, vms, installerNames)
 	if err != nil {
 		return nil, err
 	}
@@ -431,33 +436,10 @@ func (p *pruning) judgeMirror(ctx context.Context, vms []cluster.VM) ([]images.M
 	return images.JudgeMirror(tags, need, p.o.OlderThan, time.Now()), nil
 }
 
-// neededInstallers returns the installers of the same locks and builds as neededISOs, by
-// tag, and by the digest in a lock, whatever their tag is.
-func neededInstallers(p Project, vms []cluster.VM) (images.Needed, error) {
-	need, err := neededISOs(p, vms)
-	if err != nil {
-		return need, err
-	}
-	lock, err := schematics.ReadLock(p.LockFile())
-	if err != nil {
-		return need, err
-	}
-	previous, _, err := schematics.Previous(p.Locks().Dir, lock)
-	if err != nil {
-		return need, err
-	}
-	need.Names = map[string]string{}
-	add := func(lock schematics.Lock, reason string) {
-		for _, e := range lock.Schematics {
-			need.Names[images.TagOf(lock, e)] = reason
-			if _, digest, ok := strings.Cut(e.Installer, "@"); ok {
-				need.Names[digest] = reason
-			}
-		}
-	}
-	add(previous, previousHas)
-	add(lock, lockHas)
-	return need, nil
+// installerNames are the tag, and the digest in the lock, whatever its tag is.
+func installerNames(lock schematics.Lock, e schematics.Locked) []string {
+	_, digest, _ := strings.Cut(e.Installer, "@")
+	return []string{images.TagOf(lock, e), digest}
 }
 
 // mayPruneMirror refuses if there is no mirror, or if the token can't create the claim or

@@ -13,10 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -238,7 +236,7 @@ func TestPrune(t *testing.T) {
 		fails   string
 		kind    fault.Kind
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"what nothing needs": {want: []string{"claim", "ask", "delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild), "give back"}},
 		"an open record, of another cluster": {
 			prepare: func(s *pruneSite) {
@@ -282,28 +280,25 @@ func TestPrune(t *testing.T) {
 			}, fails: "held by run r1", kind: fault.Claimed,
 		},
 	}, func(t *testing.T, tc row) {
-		synctest.Test(t, func(t *testing.T) {
-			p, s := pruneProject(t)
-			if tc.prepare != nil {
-				tc.prepare(s)
+		p, s := pruneProject(t)
+		if tc.prepare != nil {
+			tc.prepare(s)
+		}
+		rep, err := s.prune(t, p, !tc.no)
+		if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails)) || fault.KindOf(errors.Join(err)) != tc.kind {
+			t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
+		}
+		must.Equal(t, "changes", tc.want, s.changes)
+		for _, v := range rep.ISOs {
+			if _, there := s.isos[v.Name]; v.Removed == there {
+				t.Errorf("%s: removed is %t", v, v.Removed)
 			}
-			rep, err := s.prune(t, p, !tc.no)
-			if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails)) || fault.KindOf(errors.Join(err)) != tc.kind {
-				t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-			}
-			must.Equal(t, "changes", tc.want, s.changes)
-			for _, v := range rep.ISOs {
-				if _, there := s.isos[v.Name]; v.Removed == there {
-					t.Errorf("%s: removed is %t", v, v.Removed)
-				}
-			}
-		})
+		}
 	})
 }
 
 func TestPruneSaysWhy(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, s := pruneProject(t)
 		s.isos[isoNamed(goneBuild)] = time.Now()
 		rep, err := s.prune(t, p, false)
@@ -356,9 +351,7 @@ func TestPruneDiskImages(t *testing.T) {
 	} {
 		p.Config.Images.Disk.Storage, s.changes = step.storages, nil
 		rep := must.Get(s.prune(t, p, true))(t)
-		if diff := cmp.Diff(step.want, s.changes); diff != "" {
-			t.Errorf("with %q (-want +got):\n%s", step.storages, diff)
-		}
+		must.Equal(t, fmt.Sprintf("with %q", step.storages), step.want, s.changes)
 		for _, v := range rep.ISOs {
 			want := map[string]string{
 				e.Disk.Name: "recast.lock has it", diskNamed(runBuild): `VM 101 "wk1" on pve1 was created from it`, diskNamed(openBuild): "it is younger than 168h",
@@ -420,7 +413,7 @@ func TestPruneKinds(t *testing.T) {
 		want              []string
 		fails, hint       string
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"all of it":                        {node: "wk1", want: append([]string{"claim", "ask", "free scsi30"}, append(slices.Clone(isos), "give back")...)},
 		"disks only":                       {node: "wk1", only: PruneDisks, want: []string{"claim", "ask", "free scsi30", "give back"}},
 		"ISOs only":                        {node: "wk1", only: PruneISOs, want: append(append([]string{"claim", "ask"}, isos...), "give back")},
@@ -433,27 +426,25 @@ func TestPruneKinds(t *testing.T) {
 		"may not delete ISOs, disks only":  {node: "wk1", only: PruneDisks, lacks: "Datastore.Allocate", want: []string{"claim", "ask", "free scsi30", "give back"}},
 		"may not free disks, asked for so": {node: "wk1", only: PruneDisks, lacks: "VM.Config.Disk", fails: "VM.Config.Disk on /vms"},
 	}, func(t *testing.T, tc row) {
-		synctest.Test(t, func(t *testing.T) {
-			p, s := pruneProject(t)
-			p.Config.Roll.KeepDisks, p.Config.Nodes = 1, []config.Node{{Name: "wk1", Schematic: "default"}}
-			s.keep(t, 9091, tc.node)
-			s.lacks = tc.lacks
-			rep, err := s.pruneAs(t, p, true, PruneOptions{Only: tc.only, KeepDisks: tc.keep})
-			if (err != nil) != (tc.fails != "") || err != nil && (!strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
-				t.Errorf("error %v, want %q", err, tc.fails)
+		p, s := pruneProject(t)
+		p.Config.Roll.KeepDisks, p.Config.Nodes = 1, []config.Node{{Name: "wk1", Schematic: "default"}}
+		s.keep(t, 9091, tc.node)
+		s.lacks = tc.lacks
+		rep, err := s.pruneAs(t, p, true, PruneOptions{Only: tc.only, KeepDisks: tc.keep})
+		if (err != nil) != (tc.fails != "") || err != nil && (!strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
+			t.Errorf("error %v, want %q", err, tc.fails)
+		}
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) || tc.hint == "" && strings.Contains(hints, "--only") {
+			t.Errorf("hints %q, want %q", hints, tc.hint)
+		}
+		must.Equal(t, "changes", tc.want, s.changes)
+		for _, v := range rep.Disks {
+			if _, there := s.vms[9091].Config[v.Key]; v.Removed == there || v.Replaced.IsZero() {
+				t.Errorf("verdict %+v", v)
 			}
-			if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) || tc.hint == "" && strings.Contains(hints, "--only") {
-				t.Errorf("hints %q, want %q", hints, tc.hint)
-			}
-			must.Equal(t, "changes", tc.want, s.changes)
-			for _, v := range rep.Disks {
-				if _, there := s.vms[9091].Config[v.Key]; v.Removed == there || v.Replaced.IsZero() {
-					t.Errorf("verdict %+v", v)
-				}
-			}
-			if park, there := s.vms[9091]; there && park.Config["protection"] != "1" {
-				t.Errorf("its protection was lifted: %q", slices.Sorted(maps.Keys(park.Config)))
-			}
-		})
+		}
+		if park, there := s.vms[9091]; there && park.Config["protection"] != "1" {
+			t.Errorf("its protection was lifted: %q", slices.Sorted(maps.Keys(park.Config)))
+		}
 	})
 }

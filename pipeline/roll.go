@@ -306,20 +306,25 @@ func (w *work) ready(ctx context.Context) error {
 	return w.claim.take(ctx, plan.Work()[0].Host, plan)
 }
 
+// confirm asks about a plan or report. Only a yes is no error; after a no the error says what is unchanged.
+func confirm[P any](ask func(P) (bool, error), about P, unchanged string) error {
+	ok, err := ask(about)
+	if err != nil || ok {
+		return err
+	}
+	return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; "+unchanged)))
+}
+
 // carryOut asks, and runs the plan under a journal: the journal of the run that it finishes, or a new journal.
 func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
-	ok := w.o.Policy.SurgeEnds
-	if !ok {
-		if ok, err = w.o.Confirm(w.rep.Plan); err != nil {
+	unchanged := "nothing was changed on the nodes"
+	if w.began {
+		unchanged = "nothing more was changed on the nodes"
+	}
+	if !w.o.Policy.SurgeEnds {
+		if err := confirm(w.o.Confirm, w.rep.Plan, unchanged); err != nil {
 			return err
 		}
-	}
-	if !ok {
-		text := "not confirmed; nothing was changed on the nodes"
-		if w.began {
-			text = "not confirmed; nothing more was changed on the nodes"
-		}
-		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New(text)))
 	}
 	past, err := w.History(lock)
 	if err != nil {

@@ -76,10 +76,7 @@ func TestMistakesAreFoundBeforeTheClaim(t *testing.T) {
 		if c.noLock {
 			must.Do(t, os.Remove(p.LockFile()))
 		}
-		_, err := c.do(t.Context(), p, Machines{}, &step.Runner{Emit: func(step.Event) {}}, c.o)
-		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%v, want %s", err, c.want)
-		}
+		must.Fail(t, must.Err(c.do(t.Context(), p, Machines{}, &step.Runner{Emit: func(step.Event) {}}, c.o)), c.want)
 	})
 }
 
@@ -192,9 +189,7 @@ func TestUnknownRunIsFoundBeforeTheClaim(t *testing.T) {
 		if got := clustertest.Message(err); (want == "") != (err == nil) || !strings.HasPrefix(got, want) {
 			t.Errorf("%q: %q, want %q", run, got, want)
 		}
-		if err := w.requireRun(vms[:1], &cluster.HostsAway{}); err != nil {
-			t.Errorf("%q, with a host that does not answer: %v", run, err)
-		}
+		must.Pass(t, w.requireRun(vms[:1], &cluster.HostsAway{}))
 	}
 }
 
@@ -214,9 +209,7 @@ func TestWayBackIsCheckedBeforeTheClaim(t *testing.T) {
 		if err := w.requireWayBack(vms, nil); (err != nil) != refused || refused && fault.KindOf(err) != fault.Refused {
 			t.Errorf("%s: %v", node, err)
 		}
-		if err := w.requireWayBack(vms, &cluster.HostsAway{}); err != nil {
-			t.Errorf("%s, with a host that does not answer: %v", node, err)
-		}
+		must.Pass(t, w.requireWayBack(vms, &cluster.HostsAway{}))
 	}
 }
 

@@ -132,9 +132,7 @@ func TestStatusWithoutTheRest(t *testing.T) {
 func TestStatusNeedsProxmox(t *testing.T) {
 	t.Parallel()
 	p, _ := project(t)
-	if _, err := Status(t.Context(), p, StatusSources{Proxmox: datacentre{err: errAway}}); !errors.Is(err, errAway) {
-		t.Errorf("err = %v", err)
-	}
+	must.FailIs(t, must.Err(Status(t.Context(), p, StatusSources{Proxmox: datacentre{err: errAway}})), errAway)
 }
 
 func TestStatusDoesNotWaitLongForKubernetes(t *testing.T) {

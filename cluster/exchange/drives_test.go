@@ -37,13 +37,9 @@ func TestAddedDisksAreLookedUp(t *testing.T) {
 		}
 		vm := now
 		disks := must.Get(before.Disks())(t)
-		if err := r.knowPods(t.Context(), &vm, disks); !errors.Is(err, c.err) {
-			t.Fatalf("err = %v", err)
-		}
+		must.FailIs(t, r.knowPods(t.Context(), &vm, disks), c.err)
 		have := must.Get(vm.Disks())(t)
-		if problems := (&Replace{}).addedDrives(vm, disks, have); (len(problems) == 0) != c.pod {
-			t.Errorf("problems: %v", problems)
-		}
+		must.Equal(t, "a pod's", c.pod, len((&Replace{}).addedDrives(vm, disks, have)) == 0)
 	})
 }
 

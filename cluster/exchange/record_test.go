@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -73,9 +72,7 @@ func TestSending(t *testing.T) {
 			px.Done = append(px.Done, "send")
 			return c.err
 		})
-		if !errors.Is(err, c.err) {
-			t.Errorf("err = %v, want %v", err, c.err)
-		}
+		must.FailIs(t, err, c.err)
 		_, rec, err := r.read(t.Context())
 		if _, has := rec.Sent[cluster.SentShutdown]; err != nil || has != c.stays {
 			t.Errorf("afterwards the record has %v, %v", rec.Sent, err)
@@ -87,17 +84,14 @@ func TestSending(t *testing.T) {
 		if c.before[cluster.SentShutdown] > 0 {
 			written = 0
 		}
-		if n := slices.Index(px.Done, "send"); n != written {
-			t.Errorf("sent after %d changes: %q", n, px.Done)
-		}
+		must.Equal(t, "changes before it is sent", written, slices.Index(px.Done, "send"))
 	})
 }
 
 // TestLateIsWaitedOut: this process measures the time, from its first look on. A request that can't
 // come any more leaves the record with the next change.
 func TestLateIsWaitedOut(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		_, r := lateLab(t, parking.Sent{SentDelete: 300, SentStart: 100})
 		var said []string
 		r.Say = func(id, text string) { said = append(said, id+": "+text) }
@@ -105,9 +99,7 @@ func TestLateIsWaitedOut(t *testing.T) {
 		wait := func(which string, want time.Duration) {
 			t.Helper()
 			must.Do(t, r.record().await(t.Context(), r.saying("free-blank"), which))
-			if took := time.Since(began).Round(2 * time.Second); took != want {
-				t.Errorf("%s is over after %s, want %s", which, took, want)
-			}
+			must.Equal(t, which+" is over after", want, time.Since(began).Round(2*time.Second))
 		}
 		wait(cluster.SentAddHA, 0)
 		wait(SentStart, 100*time.Second)
@@ -146,24 +138,20 @@ func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 		gone time.Duration // when the VM is deleted; 0: never
 		want time.Duration
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"none was sent":          {nil, 0, 0},
 		"another request":        {parking.Sent{cluster.SentShutdown: 300}, 0, 0},
 		"it may come":            {parking.Sent{SentDelete: 300}, 0, 300 * time.Second},
 		"it is carried out late": {parking.Sent{SentDelete: 300}, 20 * time.Second, 20 * time.Second},
 	}, func(t *testing.T, c row) {
-		synctest.Test(t, func(t *testing.T) {
-			px, r := lateLab(t, c.sent)
-			began := time.Now()
-			r.Proxmox = &temporaryVM{px, r.VM, began.Add(c.gone)}
-			if c.gone == 0 {
-				px.Guests[101] = r.VM
-			}
-			must.Do(t, r.awaitDelete(t.Context()))
-			if took := time.Since(began).Round(2 * time.Second); took != c.want {
-				t.Errorf("it is over after %s, want %s", took, c.want)
-			}
-		})
+		px, r := lateLab(t, c.sent)
+		began := time.Now()
+		r.Proxmox = &temporaryVM{px, r.VM, began.Add(c.gone)}
+		if c.gone == 0 {
+			px.Guests[101] = r.VM
+		}
+		must.Do(t, r.awaitDelete(t.Context()))
+		must.Equal(t, "it is over after", c.want, time.Since(began).Round(2*time.Second))
 	})
 }
 

@@ -1,10 +1,9 @@
 package exchange
 
 import (
+	"fmt"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
@@ -18,9 +17,8 @@ func TestBlankDiskGrowsOnlyWhenAsked(t *testing.T) {
 	t.Parallel()
 	d := cluster.Disk{Key: "scsi0", Volid: "thin:vm-1-disk-0", Options: []string{"size=10240M"}}
 	for gib, want := range map[int]string{0: "thin:10,serial=s,wwn=", 5: "thin:10,serial=s,wwn=", 32: "thin:32,serial=s,wwn="} {
-		if got := (&Replace{SystemGiB: gib, Serial: "s"}).blankDisk(d); got != want+cluster.WWN("s") {
-			t.Errorf("%d GiB wanted: %q, want %q", gib, got, want)
-		}
+		got := (&Replace{SystemGiB: gib, Serial: "s"}).blankDisk(d)
+		must.Equal(t, fmt.Sprint(gib, " GiB wanted"), want+cluster.WWN("s"), got)
 	}
 }
 
@@ -128,9 +126,7 @@ func TestTheNewBootOrder(t *testing.T) {
 		" ":                              "order=scsi0;ide2", // of a VM whose disks were all reassigned
 		"order= ":                        "order=scsi0;ide2",
 	} {
-		if got := bootOrder(old, "scsi0", "ide2"); got != want {
-			t.Errorf("%q becomes %q, want %q", old, got, want)
-		}
+		must.Equal(t, old, want, bootOrder(old, "scsi0", "ide2"))
 	}
 }
 
@@ -150,13 +146,8 @@ func TestBlankSettingIsTemporary(t *testing.T) {
 			vm.Config["ipconfig0"] = was
 		}
 		mem := parking.Memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab", Blank: &cluster.BlankSetting{Key: "ipconfig0", Value: "ip=10.0.0.31/24"}}
-		packed, err := mem.Pack()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if mem, err = parking.UnpackMemory(packed); err != nil { // as if another machine resumed
-			t.Fatal(err)
-		}
+		packed := must.Get(mem.Pack())(t)
+		mem = must.Get(parking.UnpackMemory(packed))(t) // as if another machine resumed
 		rec := parking.Record{Strategy: cluster.Recreate, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}}
 		r := Of(nil, mem, rec, 9900)
 		made := must.Get(r.newConfig("isos:iso/a.iso"))(t)
@@ -164,9 +155,7 @@ func TestBlankSettingIsTemporary(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]string{"ip=10.0.0.31/24", was}, []string{made["ipconfig0"], back["ipconfig0"]}); diff != "" {
-			t.Errorf("%s: new VM and restored VM (-want +got):\n%s", name, diff)
-		}
+		must.Equal(t, name+": new VM and restored VM", []string{"ip=10.0.0.31/24", was}, []string{made["ipconfig0"], back["ipconfig0"]})
 	}
 }
 
@@ -174,7 +163,5 @@ func TestBlankSettingIsTemporary(t *testing.T) {
 func TestReplaceWithoutItsPreparedDisk(t *testing.T) {
 	t.Parallel()
 	_, err := calls["give"].run(t, on(9900, kv{"scsi29": ""}), clustertest.Which{})
-	if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "recast undo wk1 gives the VM its old system disk back") {
-		t.Errorf("%v, hints %q", err, hints)
-	}
+	must.Contain(t, "the hints", strings.Join(fault.Hints(err), "; "), "recast undo wk1 gives the VM its old system disk back")
 }

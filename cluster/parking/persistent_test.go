@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
@@ -71,10 +69,7 @@ func TestPersistentDisksWithoutASerialAreProven(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		vm := cluster.VM{ID: 1, Config: tc.config}
 		system := must.Get(cluster.ProveSystemDisk(vm, tc.m, ""))(t)
-		got, err := Unprovable(vm, tc.m, system.Key)
-		if diff := cmp.Diff(tc.want, strings.Join(cluster.Texts(got), "\n")); err != nil || diff != "" {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
+		must.Equal(t, "unprovable", tc.want, strings.Join(cluster.Texts(must.Get(Unprovable(vm, tc.m, system.Key))(t)), "\n"))
 	})
 }
 
@@ -89,9 +84,7 @@ func TestLostMetadata(t *testing.T) {
 		"another Node":       {"u1", "u2", true},
 		"none is remembered": {"", "u2", true},
 	}, func(t *testing.T, c row) {
-		if got := (Memory{NodeUID: c.remembered}).LostMetadata(cluster.KubeNode{UID: c.now}); got != c.want {
-			t.Errorf("got %t", got)
-		}
+		must.Equal(t, "lost", c.want, (Memory{NodeUID: c.remembered}).LostMetadata(cluster.KubeNode{UID: c.now}))
 	})
 }
 

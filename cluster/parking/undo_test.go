@@ -125,9 +125,7 @@ func TestWayBackFits(t *testing.T) {
 		if len(text) > cluster.MaxDescription {
 			t.Errorf("%d bytes", len(text))
 		}
-		if got := strings.Contains(text, "qm create 90110 "); got != c.commands {
-			t.Errorf("commands: %t, want %t", got, c.commands)
-		}
+		must.Equal(t, "commands", c.commands, strings.Contains(text, "qm create 90110 "))
 		if !c.commands && len(text)+len(noRoom) < cluster.MaxDescription && !strings.Contains(text, "see docs/notes/proxmox.md") {
 			t.Errorf("it does not say where else to look: %s", text)
 		}
@@ -143,9 +141,7 @@ func TestShellFunctionsAreExplained(t *testing.T) {
 	t.Parallel()
 	doc := must.Get(os.ReadFile("../../docs/notes/proxmox.md"))(t)
 	for _, f := range shellFunctions {
-		if !strings.Contains(string(doc), "\n"+f.body+"\n") {
-			t.Errorf("the document does not show %s", f.body)
-		}
+		must.Contain(t, "the document", string(doc), "\n"+f.body+"\n")
 	}
 }
 

@@ -455,11 +455,9 @@ func TestSelectorsOfAResetMachine(t *testing.T) {
 	t.Parallel()
 	n := withSelector(cluster.InstallReset, selected(cluster.ForPartition, "u-x", "UserVolumeConfig x", "", false).DiskSelector)
 	n.Found.Machine, n.Found.Blank = nil, &cluster.BlankMachine{Machine: cluster.Machine{Volumes: []cluster.Volume{{Disk: "sdb", Label: "u-x"}}}}
-	if n.planSelectors(); len(n.Refused) > 0 {
-		t.Errorf("refused %q", n.Refused)
-	}
+	n.planSelectors()
+	must.Equal(t, "refused", 0, len(n.Refused))
 	n.Found.Blank.Volumes = nil
-	if n.planSelectors(); len(n.Refused) != 1 {
-		t.Errorf("refused %q", n.Refused)
-	}
+	n.planSelectors()
+	must.Equal(t, "refused", 1, len(n.Refused))
 }

@@ -3,13 +3,12 @@ package planning
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
@@ -55,9 +54,7 @@ func TestSpread(t *testing.T) {
 		for _, n := range spread(onHosts(tc.hosts, cluster.Worker, time.Minute), tc.limit, tc.perHost) {
 			got = append(got, n.Node)
 		}
-		if s := strings.Join(got, " "); s != tc.want {
-			t.Errorf("%q, want %q", s, tc.want)
-		}
+		must.Equal(t, "batches", tc.want, strings.Join(got, " "))
 	})
 }
 
@@ -89,9 +86,7 @@ func TestEstimate(t *testing.T) {
 		p.Nodes = tc.nodes
 		p.Order(tc.policy)
 		p.Arrange()
-		if got := p.Estimate(); got != tc.want {
-			t.Errorf("%s, want %s; batches %+v", got, tc.want, p.Batches)
-		}
+		must.Equal(t, fmt.Sprintf("estimate of batches %+v", p.Batches), tc.want, p.Estimate())
 	})
 }
 
@@ -146,9 +141,7 @@ func TestQuorumOnOneHost(t *testing.T) {
 			o.VMs = append(o.VMs, vm)
 			o.Found = append(o.Found, observe.Found{Name: n.Node, VM: &vm, Machine: &cluster.Machine{ControlPlane: true}})
 		}
-		if got := strings.Join(o.QuorumOnOneHost(), "; "); got != want {
-			t.Errorf("%s: %q, want %q", hosts, got, want)
-		}
+		must.Equal(t, hosts, want, strings.Join(o.QuorumOnOneHost(), "; "))
 	}
 }
 
@@ -186,12 +179,8 @@ func TestOwnPodGoesLast(t *testing.T) {
 		heedOwnPod(&p, observe.Observation{OwnPod: observe.OwnPod{Node: c.own}})
 		p.Order(c.policy)
 		p.Arrange()
-		if got := inPlan(p); got != c.want {
-			t.Errorf("order %s, want %s", got, c.want)
-		}
-		if got := p.Batches[len(p.Batches)-1].Beside; got != c.beside {
-			t.Errorf("batches %+v; beside: want %t", p.Batches, c.beside)
-		}
+		must.Equal(t, "order", c.want, inPlan(p))
+		must.Equal(t, fmt.Sprintf("beside of batches %+v", p.Batches), c.beside, p.Batches[len(p.Batches)-1].Beside)
 		for _, n := range p.Nodes {
 			if said := strings.Contains(strings.Join(n.Notes, "; "), "recast runs on it as a pod"); said != (n.Node == c.own) || n.OwnPod != said || len(n.Refused) > 0 {
 				t.Errorf("%s: notes %q, refused %q", n.Node, n.Notes, n.Refused)
@@ -252,9 +241,7 @@ func TestSavedPlanOfAnotherPod(t *testing.T) {
 		return sealed(t, func(_ []cluster.Wanted, o *observe.Observation) { o.OwnPod.Node = node }, Policy{})
 	}
 	saved := on("wk1")
-	if got := inPlan(saved); got != "wk2 wk1" {
-		t.Fatalf("order %s", got)
-	}
+	must.Equal(t, "order", "wk2 wk1", inPlan(saved))
 	for _, node := range []string{"wk1", "wk2", ""} {
 		got, err := on(node).Follow(saved, false)
 		if err != nil {
@@ -268,9 +255,7 @@ func TestSavedPlanOfAnotherPod(t *testing.T) {
 				t.Errorf("on %q: %s is its own: %t", node, n.Node, n.OwnPod)
 			}
 		}
-		if diff := cmp.Diff(saved.Batches, got.Batches); diff != "" {
-			t.Errorf("on %q: batches (-saved +followed):\n%s", node, diff)
-		}
+		must.Equal(t, "batches on "+node+", saved and followed", saved.Batches, got.Batches)
 	}
 }
 

@@ -30,9 +30,7 @@ func TestPlanFailsOnAnUnknownNode(t *testing.T) {
 	t.Parallel()
 	wanted, o := observetest.World()
 	_, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk9"}})
-	if fault.KindOf(err) != fault.Config {
-		t.Errorf("err = %v", err)
-	}
+	must.FailAs(t, err, fault.Config)
 }
 
 func TestPlanNeedsEveryAnswer(t *testing.T) {
@@ -42,9 +40,7 @@ func TestPlanNeedsEveryAnswer(t *testing.T) {
 	if _, err := New("c1", wanted, o, clustertest.Past, Policy{}); err == nil {
 		t.Error("a plan was made without the answer of wk2")
 	}
-	if _, err := New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"wk2"}}); err != nil {
-		t.Errorf("wk2 is left out, yet: %v", err)
-	}
+	must.Pass(t, must.Err(New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"wk2"}})))
 }
 
 func TestPlanOrder(t *testing.T) {
@@ -71,12 +67,8 @@ func TestPlanOrder(t *testing.T) {
 		}
 		plan := planned(t, wanted, o, tc.policy)
 		got := cluster.Each(plan.Nodes, func(n NodePlan) string { return n.Node })
-		if s := strings.Join(got, " "); s != tc.want {
-			t.Errorf("order %q, want %q", s, tc.want)
-		}
-		if (plan.Run == "r1") != (tc.open != "") {
-			t.Errorf("continues run %q", plan.Run)
-		}
+		must.Equal(t, "order", tc.want, strings.Join(got, " "))
+		must.Equal(t, "continues run r1", tc.open != "", plan.Run == "r1")
 	})
 }
 
@@ -221,9 +213,7 @@ func TestWhatARollGivesBack(t *testing.T) {
 	shared := cluster.Storage{Name: "san", Type: "lvm", Pool: "san", Thick: true, Shared: true}
 	plain := cluster.Storage{Name: "dir", Type: "dir"}
 	for s, want := range map[cluster.Storage]int64{thick: 10<<30 + 512<<20, plain: 0, shared: 0} {
-		if got := n.frees(s); got != want {
-			t.Errorf("%s gets %d back, want %d", s.Name, got, want)
-		}
+		must.Equal(t, s.Name+" gets back", want, n.frees(s))
 	}
 }
 
@@ -308,9 +298,7 @@ func TestWhichNodesAreWaitedFor(t *testing.T) {
 		stays := func(role string) bool {
 			return len(tc.heed.Down([]cluster.KubeNode{tc.node}, role, func(name string) bool { return name == "self" })) > 0
 		}
-		if got := [2]bool{stays(cluster.Worker), stays(cluster.ControlPlane)}; got != [2]bool{tc.worker, tc.forControl} {
-			t.Errorf("a worker and a control plane stay in: %v", got)
-		}
+		must.Equal(t, "a worker and a control plane stay in", [2]bool{tc.worker, tc.forControl}, [2]bool{stays(cluster.Worker), stays(cluster.ControlPlane)})
 	})
 }
 
@@ -407,9 +395,7 @@ func TestNeedsEntry(t *testing.T) {
 	for talos, want := range map[string]bool{
 		"v1.10.9": true, "v1.11.5": true, "v1.11.6": false, "v1.12.0-beta.1": true, "v1.12.0": false, "v1.13.0-alpha.1": false, "v1.14.1": false, "latest": true,
 	} {
-		if got := needsEntry(talos); got != want {
-			t.Errorf("%s: %t", talos, got)
-		}
+		must.Equal(t, talos, want, needsEntry(talos))
 	}
 }
 

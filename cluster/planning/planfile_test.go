@@ -69,10 +69,7 @@ func TestPlanIsReadStrictly(t *testing.T) {
 
 func TestFollow(t *testing.T) {
 	t.Parallel()
-	saved, err := Read(asJSON(t, sealed(t, nil, Policy{})))
-	if err != nil {
-		t.Fatal(err)
-	}
+	saved := must.Get(Read(asJSON(t, sealed(t, nil, Policy{}))))(t)
 	inSyncNow := func(name string) func([]cluster.Wanted, *observe.Observation) {
 		return func(_ []cluster.Wanted, o *observe.Observation) {
 			for i := range o.Found {
@@ -169,9 +166,7 @@ func TestFollowWhatItWasMadeFrom(t *testing.T) {
 	own := sealed(t, nil, Policy{})
 	own.Run = "20000101-0000-feed" + saved.RunSuffix()
 	own.Nodes[0].Resume, own.Nodes[0].Run = true, own.Run
-	if _, err := own.Follow(saved, true); err != nil {
-		t.Error(err)
-	}
+	must.Pass(t, must.Err(own.Follow(saved, true)))
 }
 
 // TestFollowWithOtherPastLocks: a plan is the same on a machine that has other past locks.

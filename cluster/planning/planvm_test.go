@@ -1,6 +1,7 @@
 package planning
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -205,9 +206,8 @@ func TestPlanMove(t *testing.T) {
 		if n.Host != at || n.Space.Host != at || n.Found.Parking.VM.ID != park || len(n.Found.Elsewhere) != 1 || !slices.Contains(n.Slots, hostSlot(at)) {
 			t.Errorf("%s: on %s, its new disk on %s, parked on %s, slots %v", w, n.Host, n.Space.Host, n.Found.Parking.VM, n.Slots)
 		}
-		if told := strings.Contains(strings.Join(n.Notes, "\n"), "its CPU type is host"); told != (w == shape.Live) {
-			t.Errorf("%s: notes %q", w, n.Notes)
-		}
+		told := strings.Contains(strings.Join(n.Notes, "\n"), "its CPU type is host")
+		must.Equal(t, fmt.Sprintf("%s, told in %q", w, n.Notes), w == shape.Live, told)
 	}
 }
 

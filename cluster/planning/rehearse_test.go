@@ -150,13 +150,9 @@ func TestOneNodeOfEachImageBootsThroughTheFirmware(t *testing.T) {
 				what += "*"
 			}
 			got = append(got, what)
-			if said := strings.Contains(strings.Join(n.Notes, "; "), "through the firmware"); said != (n.Reboot == cluster.ByFirmware) {
-				t.Errorf("%s: the plan says %q", n.Node, n.Notes)
-			}
+			must.Equal(t, n.Node+": the plan says so", n.Reboot == cluster.ByFirmware, strings.Contains(strings.Join(n.Notes, "; "), "through the firmware"))
 		}
-		if got := strings.Join(got, " "); got != tc.want {
-			t.Errorf("got  %s\nwant %s", got, tc.want)
-		}
+		must.Equal(t, "got", tc.want, strings.Join(got, " "))
 	})
 }
 
@@ -199,8 +195,6 @@ func TestScratchVMs(t *testing.T) {
 		for _, s := range ScratchVMs([]cluster.VM{vm}, "c1") {
 			got = s.UUID
 		}
-		if got != c.want {
-			t.Errorf("UUID %q, want %q", got, c.want)
-		}
+		must.Equal(t, "UUID", c.want, got)
 	})
 }

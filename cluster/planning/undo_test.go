@@ -71,9 +71,7 @@ func TestUndo(t *testing.T) {
 			t.Errorf("said %q, want %q", said, c.says)
 		}
 		if c.err != "" {
-			if err == nil || !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%v, want %s", err, c.err)
-			}
+			must.Fail(t, err, c.err)
 			if kind := fault.KindOf(err); kind != fault.Refused && kind != fault.Config {
 				t.Errorf("kind %v", kind)
 			}

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
@@ -85,7 +85,7 @@ func TestBeginEtcd(t *testing.T) {
 		err     string
 		rebuild string
 	}
-	must.Each(t, map[string]testCase{
+	must.Bubbles(t, map[string]testCase{
 		"no snapshot":          {blankPlane{members: alone}, nil, "which is not given: run the same recast rebuild again", "sum"},
 		"without discovery":    {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: false}}")}, []string{"bootstrap"}, "", ""},
 		"not listed":           {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: true}}")}, nil, "Talos' discovery does not list it yet", ""},
@@ -95,19 +95,12 @@ func TestBeginEtcd(t *testing.T) {
 		"it has begun already": {blankPlane{data: true}, nil, "", ""},
 		"there is another":     {blankPlane{members: []cluster.Member{member("cp1"), member("cp7")}}, nil, "another machine of this cluster, cp7: etcd was not begun on cp1", ""},
 	}, func(t *testing.T, c testCase) {
-		synctest.Test(t, func(t *testing.T) {
-			n := &rolling.Node{
-				Roll: &rolling.Roll{Talos: &c.plane, Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {}},
-				Plan: planning.NodePlan{Node: "cp1", Rebuild: c.rebuild},
-			}
-			err := new(step.Runner).Run(t.Context(), beginEtcd(n, &c.plane, etcd.Source{}))
-			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-				t.Errorf("err = %v, want %q", err, c.err)
-			}
-			if !slices.Equal(c.plane.did, c.did) {
-				t.Errorf("did %q, want %q", c.plane.did, c.did)
-			}
-		})
+		n := &rolling.Node{
+			Roll: &rolling.Roll{Talos: &c.plane, Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {}},
+			Plan: planning.NodePlan{Node: "cp1", Rebuild: c.rebuild},
+		}
+		must.Fail(t, new(step.Runner).Run(t.Context(), beginEtcd(n, &c.plane, etcd.Source{})), c.err)
+		must.Equal(t, "did", c.did, c.plane.did, cmpopts.EquateEmpty())
 	})
 }
 
@@ -159,10 +152,7 @@ func TestFindOthers(t *testing.T) {
 		"its address is reused": {ruin{known: []cluster.Member{cp2}, answer: map[netip.Addr]cluster.MachineIdentity{addr2: {Nodename: "wk1"}}}, ""},
 		"an unknown one":        {ruin{known: []cluster.Member{{Nodename: "cp9", ControlPlane: true}}}, "knows another machine of this cluster, cp9"},
 	}, func(t *testing.T, c testCase) {
-		err := requireAlone(t.Context(), c.ruin.node(), c.ruin.known, []string{"cp1", "cp2"})
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("err = %v, want %q", err, c.err)
-		}
+		must.Fail(t, requireAlone(t.Context(), c.ruin.node(), c.ruin.known, []string{"cp1", "cp2"}), c.err)
 	})
 }
 
@@ -184,9 +174,7 @@ func TestFindGone(t *testing.T) {
 		"another one has the IP": {ruin{answer: map[netip.Addr]cluster.MachineIdentity{addr2: {UUID: other}}}, ""},
 	}, func(t *testing.T, c testCase) {
 		err := requireGone(t.Context(), c.ruin.node(), cluster.KubeNode{Name: "cp2", UUID: old, Addresses: []netip.Addr{addr2}})
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("err = %v, want %q", err, c.err)
-		}
+		must.Fail(t, err, c.err)
 	})
 }
 
@@ -197,9 +185,7 @@ func TestForgetGone(t *testing.T) {
 	r := &ruin{vms: []cluster.VM{{ID: 102, Config: map[string]string{"smbios1": "uuid=" + old}}}}
 	n := r.node()
 	n.Kube = &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
-	if err := forgetGone(n).Do(t.Context()); err == nil || !strings.Contains(err.Error(), "is the VM of node cp1") {
-		t.Errorf("err = %v", err)
-	}
+	must.Fail(t, forgetGone(n).Do(t.Context()), "is the VM of node cp1")
 	r.vms = nil
 	n = r.node()
 	kube := &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
@@ -229,14 +215,8 @@ func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	n := (&ruin{}).node()
-	if err := requireSilent(ctx, n, cp2); !errors.Is(err, context.Canceled) {
-		t.Errorf("err = %v", err)
-	}
-	if err := requireGone(ctx, n, cluster.KubeNode{Name: "cp2", Addresses: cp2.Addresses}); !errors.Is(err, context.Canceled) {
-		t.Errorf("err = %v", err)
-	}
+	must.FailIs(t, requireSilent(ctx, n, cp2), context.Canceled)
+	must.FailIs(t, requireGone(ctx, n, cluster.KubeNode{Name: "cp2", Addresses: cp2.Addresses}), context.Canceled)
 	n.Proxmox = ruins{err: errors.New("no answer")}
-	if err := requireGone(t.Context(), n, cluster.KubeNode{Name: "cp2"}); err == nil || !strings.Contains(err.Error(), "no answer") {
-		t.Errorf("err = %v", err)
-	}
+	must.Fail(t, requireGone(t.Context(), n, cluster.KubeNode{Name: "cp2"}), "no answer")
 }

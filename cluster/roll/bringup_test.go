@@ -3,6 +3,7 @@ package roll
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -35,9 +36,7 @@ func TestConfiguredStaysTrue(t *testing.T) {
 	t.Parallel()
 	n := (&Roller{Roll: &rolling.Roll{Talos: &rebootingMachine{}}}).node(rolling.Node{Plan: planning.NodePlan{UUID: "u"}})
 	for look, want := range []string{"", "it answers with the cluster's certificates", "it answers with the cluster's certificates"} {
-		if got, err := n.configured(t.Context()); err != nil || got != want {
-			t.Errorf("look %d: %q, %v, want %q", look+1, got, err, want)
-		}
+		must.Equal(t, fmt.Sprint("look ", look+1), want, must.Get(n.configured(t.Context()))(t))
 	}
 }
 
@@ -179,8 +178,6 @@ func TestCutOffInstallation(t *testing.T) {
 		c.change(&vm, &kubeNode, n)
 		n.Kube = oneNode{node: kubeNode}
 		r := &exchange.Replace{Proxmox: oneVM{vm: vm}, Run: "r1", VM: cluster.VM{ID: 101}, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}, Serial: "blank"}
-		if got := n.cutOff(t.Context(), r, parking.Memory{}); got != c.want {
-			t.Errorf("cut off: %t, want %t", got, c.want)
-		}
+		must.Equal(t, "cut off", c.want, n.cutOff(t.Context(), r, parking.Memory{}))
 	})
 }

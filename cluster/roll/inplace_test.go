@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -44,9 +43,8 @@ func TestSettledIsRevoked(t *testing.T) {
 			n.settledAt = time.Now()
 		}
 		got, err := n.settled(t.Context(), func(context.Context) (string, error) { return c.lacks, c.err })
-		if err != nil || (got != "") != c.want {
-			t.Errorf("%q, %v", got, err)
-		}
+		must.Pass(t, err)
+		must.Equal(t, "waits", c.want, got != "")
 	})
 }
 
@@ -105,25 +103,19 @@ func TestRunsWantedIsSeenOnce(t *testing.T) {
 		want    bool
 		asked   int
 	}
-	must.Each(t, map[string]testCase{
+	must.Bubbles(t, map[string]testCase{
 		"it does":         {machine: right, want: true, asked: 1},
 		"it did":          {machine: right, pause: rolling.JustNow, want: true, asked: 2},
 		"it does not yet": {machine: old, asked: 2},
 	}, func(t *testing.T, c testCase) {
-		synctest.Test(t, func(t *testing.T) {
-			machine := &countedTalos{machine: c.machine}
-			r := &Roller{Roll: &rolling.Roll{Talos: machine, Kube: unmarkedNode{}}, History: func(string) (cluster.LockedContent, bool) { return cluster.LockedContent{}, false }}
-			n := &inPlace{node: r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u1"}, Want: cluster.Wanted{Build: b}})}
-			for range 2 {
-				if reason, err := n.runsWanted(t.Context()); err != nil || (reason != "") != c.want {
-					t.Errorf("%q, %v", reason, err)
-				}
-				time.Sleep(c.pause)
-			}
-			if machine.asked != c.asked {
-				t.Errorf("asked %d times, want %d", machine.asked, c.asked)
-			}
-		})
+		machine := &countedTalos{machine: c.machine}
+		r := &Roller{Roll: &rolling.Roll{Talos: machine, Kube: unmarkedNode{}}, History: func(string) (cluster.LockedContent, bool) { return cluster.LockedContent{}, false }}
+		n := &inPlace{node: r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u1"}, Want: cluster.Wanted{Build: b}})}
+		for range 2 {
+			must.Equal(t, "runs the wanted build", c.want, must.Get(n.runsWanted(t.Context()))(t) != "")
+			time.Sleep(c.pause)
+		}
+		must.Equal(t, "asked", c.asked, machine.asked)
 	})
 }
 
@@ -132,10 +124,8 @@ func TestRunsWantedIsSeenOnce(t *testing.T) {
 func TestISOIsNoBootEntry(t *testing.T) {
 	t.Parallel()
 	n := (&Roller{Roll: &rolling.Roll{Talos: isoTalos{}, Journal: keptMemory{}, Timing: cluster.Timing{Poll: time.Second}}}).node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u"}})
-	reason, err := n.bootEntryStep(func(parking.Memory) string { return "talos-v1.14.1.efi" }).Skip(t.Context())
-	if reason != "" || err != nil {
-		t.Errorf("%q, %v", reason, err)
-	}
+	s := n.bootEntryStep(func(parking.Memory) string { return "talos-v1.14.1.efi" })
+	must.Equal(t, "reason to skip", "", must.Get(s.Skip(t.Context()))(t))
 }
 
 // isoTalos is a machine that runs from its ISO.

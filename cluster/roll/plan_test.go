@@ -34,10 +34,7 @@ func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
 		if o.Found[2], err = observe.MatchNodes(wanted[2], &o, nil); err != nil {
 			t.Fatal(err)
 		}
-		plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}))(t)
 		want := []string{"wk2: " + tc.where + ", and Proxmox host pve2 is offline: bring pve2 back, or leave the node out with --exclude"}
 		if diff := cmp.Diff(want, plan.Refused()); diff != "" || plan.Nodes[2].Host != "pve2" {
 			t.Errorf("host %s: %s", plan.Nodes[2].Host, diff)
@@ -60,8 +57,6 @@ func TestFallbackISOIsPublished(t *testing.T) {
 		wanted, o := observetest.World()
 		wanted[1].Strategy = cluster.InPlace
 		plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}, BootFailure: policy}))(t)
-		if hosts := plan.ISOHosts(); len(hosts) != want {
-			t.Errorf("%s: the ISO goes to %v", policy, hosts)
-		}
+		must.Equal(t, string(policy)+": hosts the ISO goes to", want, len(plan.ISOHosts()))
 	}
 }

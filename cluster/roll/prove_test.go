@@ -109,17 +109,11 @@ func TestDryCreate(t *testing.T) {
 	description := got["description"]
 	delete(got, "description")
 	must.Equal(t, "config", want, got)
-	if !strings.Contains(description, planning.ScratchMark("r1", "c1", "u")) {
-		t.Errorf("description %q", description)
-	}
+	must.Contain(t, "the description", description, planning.ScratchMark("r1", "c1", "u"))
 	run := d.step()
-	if done, err := run.Skip(t.Context()); done != "" || err != nil {
-		t.Fatalf("before: %q, %v", done, err)
-	}
+	must.Equal(t, "before", "", must.Get(run.Skip(t.Context()))(t))
 	must.Do(t, run.Do(t.Context()))
-	if done := strings.Join(s.px.Done, "\n"); done != "create 9800\nset 9800 map[protection:0] delete []\ndelete 9800" {
-		t.Errorf("done:\n%s", done)
-	}
+	must.Equal(t, "done", "create 9800\nset 9800 map[protection:0] delete []\ndelete 9800", strings.Join(s.px.Done, "\n"))
 	if done, err := run.Skip(t.Context()); done == "" || err != nil {
 		t.Errorf("after: %q, %v", done, err)
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -28,7 +27,7 @@ func TestAwaitGate(t *testing.T) {
 		after      string
 		afterTook  time.Duration
 	}
-	must.Each(t, map[string]testCase{
+	must.Bubbles(t, map[string]testCase{
 		"holds": {look: func(time.Duration) (cluster.Judged, error) { return failing(), nil }},
 		"holds later, after an API that flaps": {
 			look: func(d time.Duration) (cluster.Judged, error) {
@@ -61,32 +60,29 @@ func TestAwaitGate(t *testing.T) {
 			after:  `wk1 is done and takes pods, but no other node is to follow: gate "v1 Node": read kubeconfig`,
 		},
 	}, func(t *testing.T, c testCase) {
-		synctest.Test(t, func(t *testing.T) {
-			for _, ask := range []struct {
-				when, want string
-				took       time.Duration
-			}{{"before", c.before, c.beforeTook}, {"after", c.after, c.afterTook}} {
-				start := time.Now()
-				n := gatedNode(func() (cluster.Judged, error) { return c.look(time.Since(start)) }, nil, someObjects)
-				steps := n.userGates.Before()
-				if ask.when == "after" {
-					steps = n.userGates.After()
-				}
-				err := steps[0].Do(t.Context())
-				if errText(err) != ask.want || time.Since(start) != ask.took {
-					t.Errorf("%s: after %s: %v", ask.when, time.Since(start), err)
-				}
-				if ask.when == "before" && strings.Contains(ask.want, "gave up") && fault.KindOf(err) != fault.Refused {
-					t.Errorf("before: kind %d", fault.KindOf(err))
-				}
+		for _, ask := range []struct {
+			when, want string
+			took       time.Duration
+		}{{"before", c.before, c.beforeTook}, {"after", c.after, c.afterTook}} {
+			start := time.Now()
+			n := gatedNode(func() (cluster.Judged, error) { return c.look(time.Since(start)) }, nil, someObjects)
+			steps := n.userGates.Before()
+			if ask.when == "after" {
+				steps = n.userGates.After()
 			}
-		})
+			err := steps[0].Do(t.Context())
+			if errText(err) != ask.want || time.Since(start) != ask.took {
+				t.Errorf("%s: after %s: %v", ask.when, time.Since(start), err)
+			}
+			if ask.when == "before" && strings.Contains(ask.want, "gave up") && fault.KindOf(err) != fault.Refused {
+				t.Errorf("before: kind %d", fault.KindOf(err))
+			}
+		}
 	})
 }
 
 func TestCommandGateKnowsWhatItIsAskedFor(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		var got []string
 		n := gatedNode(nil, func(env []string) (int, string, error) {
 			got = append(got, strings.Join(env, " "))
@@ -131,9 +127,7 @@ func TestStepsOfGates(t *testing.T) {
 				t.Errorf("%s does not yield", s.ID)
 			}
 		}
-		if strings.Join(got, " ") != c.want {
-			t.Errorf("%q, want %q", got, c.want)
-		}
+		must.Equal(t, "asked", c.want, strings.Join(got, " "))
 	})
 }
 

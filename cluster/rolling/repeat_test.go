@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -27,7 +26,7 @@ func TestStepsAreRepeated(t *testing.T) {
 		after time.Duration
 		want  error
 	}
-	must.Each(t, map[string]testCase{
+	must.Bubbles(t, map[string]testCase{
 		"answered":              {did: 1},
 		"busy twice":            {errs: []error{busy, busy}, did: 3, after: 2 * time.Second},
 		"a host is offline":     {errs: []error{&cluster.HostsAway{}}, did: 2, after: time.Second},
@@ -42,27 +41,25 @@ func TestStepsAreRepeated(t *testing.T) {
 		"busy for ever":         {errs: slices.Repeat([]error{busy}, 1000), did: 181, after: RepeatBefore, want: cluster.ErrNotNow},
 		"a refusal in between":  {errs: []error{busy, refused}, did: 2, after: time.Second, want: refused},
 	}, func(t *testing.T, c testCase) {
-		synctest.Test(t, func(t *testing.T) {
-			did, asked, said := 0, 0, 0
-			n := &Node{Roll: &Roll{Say: func(string, string) { said++ }}}
-			s := n.Repeating("take-down/drain", step.Step{
-				Skip: func(context.Context) (string, error) { asked++; return "", nil },
-				Do: func(context.Context) error {
-					if did++; did <= len(c.errs) {
-						return c.errs[did-1]
-					}
-					return nil
-				},
-			})
-			start := time.Now()
-			err := s.Do(t.Context())
-			if took := time.Since(start); did != c.did || took != c.after || !errors.Is(err, c.want) {
-				t.Errorf("did it %d times in %s: %v", did, took, err)
-			}
-			if asked != did-1 || (said > 0) != (did > 1) {
-				t.Errorf("asked %d times whether it is needed, said something %d times", asked, said)
-			}
+		did, asked, said := 0, 0, 0
+		n := &Node{Roll: &Roll{Say: func(string, string) { said++ }}}
+		s := n.Repeating("take-down/drain", step.Step{
+			Skip: func(context.Context) (string, error) { asked++; return "", nil },
+			Do: func(context.Context) error {
+				if did++; did <= len(c.errs) {
+					return c.errs[did-1]
+				}
+				return nil
+			},
 		})
+		start := time.Now()
+		err := s.Do(t.Context())
+		if took := time.Since(start); did != c.did || took != c.after || !errors.Is(err, c.want) {
+			t.Errorf("did it %d times in %s: %v", did, took, err)
+		}
+		if asked != did-1 || (said > 0) != (did > 1) {
+			t.Errorf("asked %d times whether it is needed, said something %d times", asked, said)
+		}
 	})
 }
 
@@ -70,8 +67,7 @@ var errOther = errors.New("to another run")
 
 // TestRepeatingEndsWithItsContext: the end of the run, or a lost claim, ends it at once.
 func TestRepeatingEndsWithItsContext(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		lost := fault.As(fault.Claimed, errOther)
 		time.AfterFunc(90*time.Second, func() { cancel(lost) })
@@ -89,14 +85,10 @@ func TestHowLongStepsAreRepeated(t *testing.T) {
 	t.Parallel()
 	n := &Node{Roll: &Roll{Timing: cluster.Timing{Join: time.Hour}}}
 	for id, want := range map[string]time.Duration{"gate": RepeatBefore, "take-down/drain": RepeatBefore, "take-down/park": time.Hour, "bring-up/finish/uncordon": time.Hour} {
-		if got := n.RepeatFor(id); got != want {
-			t.Errorf("%s: %s", id, got)
-		}
+		must.Equal(t, id, want, n.RepeatFor(id))
 	}
 	n.Plan.Resume = true
-	if got := n.RepeatFor("gate"); got != time.Hour {
-		t.Errorf("gate of a node that is out: %s", got)
-	}
+	must.Equal(t, "gate of a node that is out", time.Hour, n.RepeatFor("gate"))
 }
 
 // AwaitLate is for the rows of the gate.

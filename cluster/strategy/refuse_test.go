@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/sim/must"
@@ -262,9 +260,7 @@ func check(t *testing.T, cases map[string]refusalCase) {
 			w, f, o := staleNode()
 			w.Strategy = s
 			tc.change(&w, &f, &o)
-			if diff := gocmp.Diff(want, strings.Join(judge(w, f, o).Refused, "\n")); diff != "" {
-				t.Errorf("%s:\n%s", s, diff)
-			}
+			must.Equal(t, string(s), want, strings.Join(judge(w, f, o).Refused, "\n"))
 		}
 	})
 }

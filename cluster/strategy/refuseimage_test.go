@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/clustertest/vmsetting"
@@ -95,9 +93,7 @@ func TestUnsupportedWay(t *testing.T) {
 	requireFits(t, map[string]fit{"Talos does not support it": {change: edits{change}, all: way}})
 	w, f, _ := staleNode()
 	change(&w, &f)
-	if got := observe.Diff(w, f, clustertest.Past).Notes; !slices.Equal(got, way) {
-		t.Errorf("notes of the drift: %q", got)
-	}
+	must.Equal(t, "notes of the drift", way, observe.Diff(w, f, clustertest.Past).Notes)
 }
 
 type edits []func(*cluster.Wanted, *observe.Found)
@@ -136,9 +132,7 @@ func requireFits(t *testing.T, cases map[string]fit) {
 			if s == cluster.Recreate {
 				want.ToRecreate = inWords(want.Refused)
 			}
-			if diff := cmp.Diff(want, judge(w, f, o)); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", s, diff)
-			}
+			must.Equal(t, string(s), want, judge(w, f, o))
 		}
 	})
 }
@@ -307,9 +301,8 @@ func TestPoolsAreRemembered(t *testing.T) {
 	mem := must.Get(parking.UnpackMemory(packed))(t)
 	off := Candidate{Machine: mem.Machine()}
 	for group, lost := range map[string]bool{"elsewhere": false, "here": true, "nobody-knows": true, "never-seen": true} {
-		if got := onSystemDisk(off, cluster.LocalData{Name: "linstor/" + group, Format: cluster.FormatLVM, Group: group}); got != lost {
-			t.Errorf("volume group %s goes with the system disk: %t, want %t", group, got, lost)
-		}
+		d := cluster.LocalData{Name: "linstor/" + group, Format: cluster.FormatLVM, Group: group}
+		must.Equal(t, "volume group "+group+" goes with the system disk", lost, onSystemDisk(off, d))
 	}
 }
 

@@ -2,6 +2,7 @@ package strategy
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -121,9 +122,7 @@ func TestParkedDisks(t *testing.T) {
 		cluster.Recreate: "efidisk0 scsi0 scsi1 unused0 virtio3", cluster.Reimage: "scsi0", cluster.InPlace: "",
 	} {
 		keys := cluster.Each(parkedDisks(disks, 9002, s, "scsi0"), func(d cluster.Disk) string { return d.Key })
-		if got := strings.Join(keys, " "); got != want {
-			t.Errorf("%s parks %q, want %q", s, got, want)
-		}
+		must.Equal(t, string(s)+" parks", want, strings.Join(keys, " "))
 	}
 }
 
@@ -198,12 +197,8 @@ func TestEtcdRules(t *testing.T) {
 	} {
 		for _, s := range tc.strategies {
 			refused, warn := EtcdRules(tc.members, tc.onSystem, false, s, tc.accept)
-			if got := strings.Join(refused, "; "); got != tc.refused {
-				t.Errorf("%s, %s: refused %q, want %q", name, s, got, tc.refused)
-			}
-			if got := strings.Join(warn, "; "); got != tc.warn {
-				t.Errorf("%s, %s: warned %q, want %q", name, s, got, tc.warn)
-			}
+			must.Equal(t, fmt.Sprintf("%s, %s: refused", name, s), tc.refused, strings.Join(refused, "; "))
+			must.Equal(t, fmt.Sprintf("%s, %s: warned", name, s), tc.warn, strings.Join(warn, "; "))
 		}
 	}
 }
@@ -237,9 +232,7 @@ func TestEtcdOnSystemDisk(t *testing.T) {
 	}
 	for kind, want := range map[cluster.VolumeType]bool{cluster.PartitionVolume: false, cluster.DirectoryVolume: true} {
 		m := cluster.Machine{SystemDisk: "sda", Volumes: []cluster.Volume{ephemeral, etcd}, VolumeStatuses: byConfig(kind)}
-		if got, err := EtcdOnSystemDisk(m); got != want || err != nil {
-			t.Errorf("a partition ETCD whose volume is a %s: %t, %v", kind, got, err)
-		}
+		must.Equal(t, "a partition ETCD whose volume is a "+string(kind), want, must.Get(EtcdOnSystemDisk(m))(t))
 	}
 	for name, tc := range map[string]struct {
 		system  string

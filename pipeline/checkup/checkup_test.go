@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -157,7 +156,7 @@ func TestRun(t *testing.T) {
 		state  State
 		seen   string // part of it
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"all well: quorum":      {func(*site) {}, "quorum", OK, "quorate"},
 		"all well: version":     {func(*site) {}, "node pve2", OK, "Proxmox VE 9.2.11"},
 		"all well: ISO storage": {func(*site) {}, "ISO storage isos on pve1", OK, "50 GiB free"},
@@ -196,19 +195,17 @@ func TestRun(t *testing.T) {
 		}, "claim", Problem, "has the number that recast needs for its claim"},
 		"a container as the claim": {func(s *site) { s.others = []cluster.Container{{ID: 9000, Name: "dns", Host: "pve1"}} }, "claim", Problem, `container 9000 "dns" on pve1 has its number`},
 		"a container among ours":   {func(s *site) { s.others = []cluster.Container{{ID: 9001}} }, "proxmox.vmids", Warning, "a roll that needs that number stops"},
-	}, func(t *testing.T, tc row) {
-		synctest.Test(t, func(t *testing.T) { // for the clocks
-			s := newSite()
-			tc.change(s)
-			res := diagnose(t, s)
-			i := slices.IndexFunc(res.Checks, func(c Check) bool { return c.What == tc.what })
-			if i < 0 || res.Checks[i].State != tc.state || !strings.Contains(res.Checks[i].Seen, tc.seen) {
-				t.Errorf("want %s, %s: …%s…; got:\n%s", tc.what, tc.state, tc.seen, printed(res))
-			}
-			if groups := seenGroups(res); s.err == nil && len(groups) != 7 {
-				t.Errorf("looked at %q only", groups)
-			}
-		})
+	}, func(t *testing.T, tc row) { // for the clocks
+		s := newSite()
+		tc.change(s)
+		res := diagnose(t, s)
+		i := slices.IndexFunc(res.Checks, func(c Check) bool { return c.What == tc.what })
+		if i < 0 || res.Checks[i].State != tc.state || !strings.Contains(res.Checks[i].Seen, tc.seen) {
+			t.Errorf("want %s, %s: …%s…; got:\n%s", tc.what, tc.state, tc.seen, printed(res))
+		}
+		if groups := seenGroups(res); s.err == nil && len(groups) != 7 {
+			t.Errorf("looked at %q only", groups)
+		}
 	})
 }
 
@@ -261,9 +258,7 @@ func TestEveryEndpointIsAsked(t *testing.T) {
 				t.Errorf("%s is %s, want %s", c.What, c.State, want)
 			}
 		}
-		if looked := slices.Contains(seenGroups(res), GroupPrivileges); looked != tc.proxmox {
-			t.Errorf("Proxmox looked at: %v\n%s", looked, printed(res))
-		}
+		must.Equal(t, "Proxmox looked at: "+printed(res), tc.proxmox, slices.Contains(seenGroups(res), GroupPrivileges))
 	})
 }
 

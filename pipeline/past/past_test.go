@@ -30,17 +30,14 @@ func runsOf(t *testing.T) Runs { return Runs{Dir: filepath.Join(t.TempDir(), ".r
 // runWith creates the journal of a run; with "" as the outcome it has no end.
 func runWith(t *testing.T, r Runs, id, outcome string, facts map[string]any) {
 	t.Helper()
-	j, err := journal.Open(r.Dir, journal.Options{Run: id})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(r.Dir, journal.Options{Run: id}))(t)
 	for key, v := range facts {
-		err = errors.Join(err, j.Put(key, v))
+		must.Do(t, j.Put(key, v))
 	}
 	if outcome != "" {
-		err = errors.Join(err, j.Finish(outcome))
+		must.Do(t, j.Finish(outcome))
 	}
-	must.Do(t, errors.Join(err, j.Close()))
+	must.Do(t, j.Close())
 }
 
 func TestPastRuns(t *testing.T) {
@@ -77,17 +74,13 @@ func TestPastRuns(t *testing.T) {
 		{Holder: claim.Holder{Boot: "b"}}: "running",
 		{}:                                "running or killed",
 	} {
-		if r, err := p.Find("20260102-0000-bbbb", *o); err != nil || r.Result != want {
-			t.Errorf("%+v: %q, want %q; %v", o, r.Result, want, err)
-		}
+		must.Equal(t, fmt.Sprintf("%+v", o), want, must.Get(p.Find("20260102-0000-bbbb", *o))(t).Result)
 	}
 	if r, err := p.Find("cccc", Options{}); err != nil || r.About == nil || r.Plan != nil || len(r.Problems) != 1 {
 		t.Errorf("of another recast: %+v, %v", r, err)
 	}
 	for id, want := range map[string]string{"2026": "is a part of several runs", "nope": "no run \"nope\""} {
-		if _, err := p.Find(id, Options{}); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", id, err)
-		}
+		must.FailAs(t, must.Err(p.Find(id, Options{})), fault.Config, want)
 	}
 	// One that can't be read takes nothing from the others.
 	must.Do(t, os.WriteFile(filepath.Join(p.Dir, "20260101-0000-aaaa", "RUN"), nil, 0o600))
@@ -95,9 +88,7 @@ func TestPastRuns(t *testing.T) {
 		t.Errorf("%d runs, problems %q", len(runs), problems)
 	}
 	// Which one is the last, nobody knows then.
-	if r, err := p.Find("", Options{}); err != nil || !strings.Contains(strings.Join(r.Problems, "\n"), `this may not be the last run: run "20260101-0000-aaaa": `) {
-		t.Errorf("the last: %q, %v", r.Problems, err)
-	}
+	must.Contain(t, "the last", strings.Join(must.Get(p.Find("", Options{}))(t).Problems, "\n"), `this may not be the last run: run "20260101-0000-aaaa": `)
 	if r, err := p.Find("bbbb", Options{}); err != nil || len(r.Problems) > 0 {
 		t.Errorf("one by its ID: %q, %v", r.Problems, err)
 	}
@@ -283,14 +274,10 @@ func TestShare(t *testing.T) {
 	// What has not changed is not read again, and what the machine has itself not at all.
 	fetched(t, laptop)
 	fetched(t, ci)
-	if s.reads != 1 {
-		t.Errorf("%d records were read", s.reads)
-	}
+	must.Equal(t, "records read", 1, s.reads)
 	must.Do(t, ci.Share(t.Context(), shared))
 	fetched(t, laptop)
-	if s.reads != 2 {
-		t.Errorf("%d records were read after it was shared again", s.reads)
-	}
+	must.Equal(t, "records read after it was shared again", 2, s.reads)
 }
 
 func filesIn(t *testing.T, dir string) (names []string) {
@@ -364,9 +351,7 @@ func TestUnpackedIsBounded(t *testing.T) {
 	const most = 8 << 10
 	large := must.Get(packed(map[string][]byte{"RUN": make([]byte, most+1)}))(t)
 	for want, content := range map[string][]byte{"too large": large, "unexpected EOF": zipped(bytes.Repeat(header("RUN"), most/512+2))} {
-		if _, err := unpacked(content, most); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		must.Fail(t, must.Err(unpacked(content, most)), want)
 	}
 }
 
@@ -403,15 +388,11 @@ func TestFetchIsCareful(t *testing.T) {
 		if runs, problems := m.Runs.All(Options{}); len(runs) != 1 || len(problems) > 0 {
 			t.Errorf("%d runs, %q", len(runs), problems)
 		}
-		if got := filesIn(t, filepath.Join(m.Runs.Elsewhere, "..")); !slices.Equal(got, []string{".gitignore", "elsewhere"}) {
-			t.Errorf("beside the copies: %q", got)
-		}
+		must.Equal(t, "beside", []string{".gitignore", "elsewhere"}, filesIn(t, filepath.Join(m.Runs.Elsewhere, "..")))
 	})
 	away := errors.New("no route to host")
 	m := machine(t, &shelf{err: away})
-	if err := m.Fetch(t.Context(), 0, nil); !errors.Is(err, away) {
-		t.Errorf("a mirror that is away: %v", err)
-	}
+	must.FailIs(t, m.Fetch(t.Context(), 0, nil), away)
 }
 
 // TestSharedLocks: each is read once, and no other file for one.
@@ -449,9 +430,7 @@ func TestFetchIsBounded(t *testing.T) {
 	for i := range keepShared + 5 {
 		s.list = append(s.list, images.Record{Name: fmt.Sprintf("20260101-0000-%04x/first", i), Digest: "good"})
 	}
-	if infos, err := fetched(t, machine(t, s)).List(); len(infos) != keepShared || err != nil {
-		t.Errorf("%d runs, %v", len(infos), err)
-	}
+	must.Equal(t, "runs", keepShared, len(must.Get(fetched(t, machine(t, s)).List())(t)))
 	s.reads = 0
 	m := machine(t, s)
 	must.Do(t, os.WriteFile(filepath.Dir(m.Runs.Dir), nil, 0o600))

@@ -44,7 +44,9 @@ func (in *initial) images(ctx context.Context) (err error) {
 	if d.Arch, err = in.one("architecture", func(m cluster.Machine) string { return m.Arch }); err != nil {
 		return err
 	}
-	secure, err := in.one("Secure Boot", func(m cluster.Machine) string { return onOff(m.SecureBoot != nil && *m.SecureBoot) })
+	secure, err := in.one("Secure Boot", func(m cluster.Machine) string {
+		return cluster.OnOff(m.SecureBoot != nil && *m.SecureBoot)
+	})
 	if err != nil {
 		return err
 	}
@@ -59,21 +61,10 @@ func (in *initial) images(ctx context.Context) (err error) {
 	return nil
 }
 
-func onOff(on bool) string {
-	if on {
-		return "on"
-	}
-	return "off"
-}
-
 // kubernetes is the version that all nodes run; "" if they differ or it could not be read.
 func (in *initial) kubernetes() string {
-	var versions []string
-	for _, n := range in.found.Nodes {
-		if n.Node != nil {
-			versions = append(versions, n.Node.KubeletVersion)
-		}
-	}
+	read := cluster.Where(in.found.Nodes, func(n survey.Discovered) bool { return n.Node != nil })
+	versions := cluster.Each(read, func(n survey.Discovered) string { return n.Node.KubeletVersion })
 	slices.Sort(versions)
 	versions = slices.Compact(versions)
 	if len(versions) != 1 || cluster.CheckKubernetesVersion(versions[0]) != nil {

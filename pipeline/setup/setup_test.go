@@ -97,18 +97,14 @@ func TestClusterName(t *testing.T) {
 func TestKeepOldLock(t *testing.T) {
 	t.Parallel()
 	in := &initial{InitOptions: InitOptions{Dir: t.TempDir()}}
-	if err := in.keepOldLock(); err != nil {
-		t.Errorf("without a lock: %v", err)
-	}
+	must.Pass(t, in.keepOldLock())
 	lock := filepath.Join(in.Dir, "recast.lock")
 	must.Do(t, os.WriteFile(lock, []byte("version: 2\n"), 0o600))
 	err := in.keepOldLock()
 	if hints := strings.Join(fault.Hints(err), "\n"); err == nil || !strings.Contains(hints, "move it elsewhere") {
 		t.Errorf("of a newer recast: %v %q", err, hints)
 	}
-	if files, err := os.ReadDir(in.Dir); err != nil || len(files) != 1 {
-		t.Errorf("there is %v now: %v", files, err)
-	}
+	must.Equal(t, "files there now", 1, len(must.Get(os.ReadDir(in.Dir))(t)))
 }
 
 // TestMoveIn: if one file can't be moved to its place, nothing is changed.
@@ -156,9 +152,7 @@ func TestFreeRange(t *testing.T) {
 			other.containers = append(other.containers, cluster.Container{ID: id})
 		}
 		for what, got := range map[string]string{"VMs": in.freeRange().String(), "containers": other.freeRange().String()} {
-			if got != want {
-				t.Errorf("beside the %s %v: %s, want %s", what, ids, got, want)
-			}
+			must.Equal(t, fmt.Sprintf("beside the %s %v", what, ids), want, got)
 		}
 	}
 	in := &initial{}
@@ -310,9 +304,7 @@ func TestAddressesOf(t *testing.T) {
 			t.Errorf("%q: %v, %v; want %s", text, got, err, want)
 		}
 	}
-	if got, err := addressesOf([]string{"10.0.0.1-10.255.255.254/8"}); err != nil || len(got) != 1000 {
-		t.Errorf("of a large range: %d, %v", len(got), err)
-	}
+	must.Equal(t, "of a large range", 1000, len(must.Get(addressesOf([]string{"10.0.0.1-10.255.255.254/8"}))(t)))
 }
 
 // TestReached: the Kubernetes API does not depend on one of several control planes.
