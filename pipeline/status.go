@@ -429,11 +429,7 @@ func half(ctx context.Context, px cluster.Inventory, park parking.Parking, vms [
 }
 
 func find(vms []cluster.VM, id cluster.VMID) (cluster.VM, bool) {
-	i := slices.IndexFunc(vms, func(vm cluster.VM) bool { return vm.ID == id })
-	if i < 0 {
-		return cluster.VM{}, false
-	}
-	return vms[i], true
+	return cluster.Find(vms, func(vm cluster.VM) bool { return vm.ID == id })
 }
 
 // scene is the two VMs of a replacement and its record.

@@ -281,11 +281,7 @@ func (r Record) SpareDrive(park cluster.VM, key, run string) (string, error) {
 
 // SpareEntry returns the record's entry for the new system disk of a run.
 func (r Record) SpareEntry(run, key string) (KeptDisk, bool) {
-	i := slices.IndexFunc(r.Kept, func(k KeptDisk) bool { return k.GivenUp && k.Run == run && k.Key == key })
-	if i < 0 {
-		return KeptDisk{}, false
-	}
-	return r.Kept[i], true
+	return cluster.Find(r.Kept, func(k KeptDisk) bool { return k.GivenUp && k.Run == run && k.Key == key })
 }
 
 const RecordMark = "recast-record: "
