@@ -9,8 +9,7 @@ import (
 
 const mac = "BC:24:11:00:23:47"
 
-// machine is a node at 10.0.0.31, on its card eth0, in a VM with a cloud-init drive
-// that boots a nocloud ISO.
+// machine is a node at 10.0.0.31, on its card eth0, in a VM with a cloud-init drive that boots a nocloud ISO.
 func machine() (MachineAddress, blankVM) {
 	a := MachineAddress{Prefix: netip.MustParsePrefix("10.0.0.31/24"), Link: "eth0", MAC: "bc:24:11:00:23:47", Layer: LayerConfiguration, Gateway: netip.MustParseAddr("10.0.0.1")}
 	b := blankVM{

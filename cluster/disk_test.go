@@ -177,8 +177,7 @@ func TestProveSystemDiskWhereTalosShowsNoSerial(t *testing.T) {
 	})
 }
 
-// TestProveSystemDiskByAddress: a disk on another bus does not match the drive whose number is in
-// its address.
+// TestProveSystemDiskByAddress: a disk on another bus does not match the drive whose number is in its address.
 func TestProveSystemDiskByAddress(t *testing.T) {
 	t.Parallel()
 	two := func(scsihw, a, b string) map[string]string {
@@ -260,8 +259,7 @@ func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
 	must.Equal(t, "got", []Volume{{Device: "sdb1", Disk: "sdb", Label: "u-data"}}, got)
 }
 
-// TestOptionsAsProxmoxReadsThem: options are the same only if Proxmox reads the same drive from
-// both spellings.
+// TestOptionsAsProxmoxReadsThem: options are the same only if Proxmox reads the same drive from both spellings.
 func TestOptionsAsProxmoxReadsThem(t *testing.T) {
 	t.Parallel()
 	type testCase struct {

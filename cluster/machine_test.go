@@ -7,8 +7,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// TestPendingReboot: an entry whose name has another version than the running one is of the
-// previous boot.
+// TestPendingReboot: an entry whose name has another version than the running one is of the previous boot.
 func TestPendingReboot(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -6,8 +6,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// TestSameVolume: a format that only one of two releases of Talos detects is no difference;
-// everything else is one.
+// TestSameVolume: a format that only one of two releases of Talos detects is no difference; everything else is one.
 func TestSameVolume(t *testing.T) {
 	t.Parallel()
 	part := func(format, uuid string) Volume {

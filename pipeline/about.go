@@ -261,9 +261,8 @@ func (p Project) Page(run string) string {
 	return filepath.Join(p.State(), "reports", run+".html")
 }
 
-// forgetConfigs deletes machine configurations from the journals of earlier runs, for nodes
-// that have a configuration again: a run that was killed, or failed before it took a node
-// down, could not delete them.
+// forgetConfigs deletes machine configurations from the journals of earlier runs, for nodes that have a configuration
+// again: a run that was killed, or failed before it took a node down, could not delete them.
 func (w *work) forgetConfigs() {
 	keys := cluster.Each(w.rep.Plan.Configured(), roll.MachineConfigKey)
 	if err := journal.Forget(w.Runs().Dir, keys, w.o.JournalSync); err != nil {
@@ -271,19 +270,16 @@ func (w *work) forgetConfigs() {
 	}
 }
 
-// forgetOfDone deletes from a journal the machine configurations of nodes that this run
-// has finished.
+// forgetOfDone deletes from a journal the machine configurations of nodes that this run has finished.
 func (w *work) forgetOfDone(j *journal.Journal) error {
 	done := w.tally.fates(cluster.Each(w.rep.Plan.Work(), nodeOf)).Done
 	return errors.Join(cluster.Each(done, func(node string) error { return j.Delete(roll.MachineConfigKey(node)) })...)
 }
 
-// explainTimeout limits the check of what a failed roll has left: a user who pressed
-// Ctrl-C twice is waiting.
+// explainTimeout limits the check of what a failed roll has left: a user who pressed Ctrl-C twice is waiting.
 const explainTimeout = 10 * time.Second
 
-// explain adds to the error of a roll which of its nodes are still down, what finishes
-// them, and where their disks are.
+// explain adds to the error of a roll which of its nodes are still down, what finishes them, and where their disks are.
 func (w *work) explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil

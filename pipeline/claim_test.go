@@ -363,8 +363,7 @@ func TestTheLastFateOfANode(t *testing.T) {
 	must.Equal(t, "fates", "{[wk2] [wk1] [wk3]}", fmt.Sprint(*r.Fates))
 }
 
-// If a hook after the failed nodes fails, the run ends with that result, unless there
-// was a worse one.
+// If a hook after the failed nodes fails, the run ends with that result, unless there was a worse one.
 func TestAFailedHookAfterTheRun(t *testing.T) {
 	t.Parallel()
 	for was, want := range map[string]string{

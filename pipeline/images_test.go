@@ -183,8 +183,7 @@ func TestLockRebuild(t *testing.T) {
 	must.Equal(t, "--check of a rebuilt lock: differs", false, must.Get(Lock(t.Context(), p, world.images(), LockOptions{Check: true}))(t).Differs)
 }
 
-// TestLockDiffersInNoBuild: a change that does not affect an image is still written and
-// checked.
+// TestLockDiffersInNoBuild: a change that does not affect an image is still written and checked.
 func TestLockDiffersInNoBuild(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)
@@ -230,8 +229,7 @@ func TestBuildLeavesANewerLockAlone(t *testing.T) {
 	must.Equal(t, "the update is undone", updated.Lock.Key(), got.Key())
 }
 
-// TestLockPlacesErrors: a problem with a reference is reported with its position in
-// recast.yaml.
+// TestLockPlacesErrors: a problem with a reference is reported with its position in recast.yaml.
 func TestLockPlacesErrors(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)

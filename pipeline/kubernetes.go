@@ -352,10 +352,9 @@ type begunRestore struct {
 	Bootstrapped time.Time // right before the request to Talos: etcd data is from then; zero: not yet
 }
 
-// Restore restores etcd of the only control plane from a snapshot:
-// verify → find the machine → claim → confirm → upload → bootstrap → wait.
-// It never touches an etcd that has data, unless an unfinished restore of the
-// same snapshot put it there.
+// Restore restores etcd of the only control plane from a snapshot: verify → find the machine → claim → confirm → upload
+// → bootstrap → wait. It never touches an etcd that has data, unless an unfinished restore of the same snapshot put it
+// there.
 func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o RestoreOptions) (rep RestoreReport, err error) {
 	if err := p.RequireNodes(o.Node); err != nil {
 		return rep, err

@@ -348,9 +348,8 @@ func knownBuilds(file string, present bool, lock schematics.Lock) []observe.Know
 	return out
 }
 
-// Provenance traces one running node back to a lock. With a puller it also compares the
-// node's files with the images of the build that it claims. It needs no lock: without one,
-// links are unknown, which is no error.
+// Provenance traces one running node back to a lock. With a puller it also compares the node's files with the images of
+// the build that it claims. It needs no lock: without one, links are unknown, which is no error.
 func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, node string, say func(string)) (observe.Provenance, error) {
 	if err := p.RequireNodes(node); err != nil {
 		return observe.Provenance{}, err
@@ -399,8 +398,7 @@ func compareOne(
 	return &checks[0], nil
 }
 
-// locksAtHand reads recast.lock, which need not exist or match the configuration, and the
-// builds of past locks.
+// locksAtHand reads recast.lock, which need not exist or match the configuration, and the builds of past locks.
 func locksAtHand(p Project) (present schematics.Lock, past []observe.KnownBuild, err error) {
 	present, err = schematics.ReadLock(p.LockFile())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -88,8 +88,7 @@ type Machines struct {
 	Claims      observe.ClaimReader
 	Objects     cluster.ObjectJudge
 	Commands    cluster.CommandRunner
-	// MachineConfig returns a node's configuration from the user's files; nil: there
-	// are none.
+	// MachineConfig returns a node's configuration from the user's files; nil: there are none.
 	MachineConfig func(ctx context.Context, node string) (cluster.Secret, bool, error)
 }
 
@@ -319,8 +318,7 @@ func awaitTasks(ctx context.Context, p Project, px cluster.Tasks, vms []cluster.
 	return exchange.AwaitOwnTasks(ctx, px, of, timing(p.Config).Poll, say)
 }
 
-// readable lists the VMs that can be read, and the hosts whose VMs can't. The claim must
-// be readable.
+// readable lists the VMs that can be read, and the hosts whose VMs can't. The claim must be readable.
 func readable(ctx context.Context, p Project, px cluster.VMReader) ([]cluster.VM, *cluster.HostsAway, error) {
 	vms, err := px.VMs(ctx)
 	away, lacking := errors.AsType[*cluster.HostsAway](err)
@@ -444,8 +442,7 @@ func (p Project) VMIDs() cluster.VMIDRange {
 	return cluster.VMIDRange{First: cluster.VMID(r.First), Last: cluster.VMID(r.Last)}
 }
 
-// NodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those
-// of a plan.
+// NodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those of a plan.
 func (p Project) NodeVMs(plan planning.Plan) []cluster.VMID {
 	ids := cluster.Each(p.Config.Nodes, func(n config.Node) cluster.VMID { return cluster.VMID(n.VMID) })
 	ids = append(ids, cluster.Each(plan.Nodes, func(n planning.NodePlan) cluster.VMID { return n.VMID })...)

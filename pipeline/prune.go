@@ -27,8 +27,7 @@ const (
 	PruneISOs  = "isos"  // and disk images
 	PruneDisks = "disks" // also empty parking VMs, and scratch VMs of killed runs
 	PruneCache = "cache" // of ISOs, on this machine
-	// PruneMirror is pruned only on request: a registry can't tell who else needs its
-	// contents.
+	// PruneMirror is pruned only on request: a registry can't tell who else needs its contents.
 	PruneMirror = "mirror"
 )
 
@@ -110,10 +109,9 @@ func (r PruneReport) host(online []string) string {
 	return ""
 }
 
-// Prune removes what is no longer needed: old system disks and empty parking VMs, scratch
-// VMs of killed runs, ISOs on the configured storages and in the cache, installers in the
-// mirror: check → claim → check again → confirm → remove, each after another check. It
-// refuses unless it provably sees every VM that may use one of them.
+// Prune removes what is no longer needed: old system disks and empty parking VMs, scratch VMs of killed runs, ISOs on
+// the configured storages and in the cache, installers in the mirror: check → claim → check again → confirm → remove,
+// each after another check. It refuses unless it provably sees every VM that may use one of them.
 func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shelf, run *step.Runner, o PruneOptions) (PruneReport, error) {
 	pr := &pruning{Project: p, px: px, shelf: shelf, run: run, o: o, rep: PruneReport{
 		ISOs: []images.Verdict{}, Disks: []prune.KeptVerdict{}, VMs: []prune.ParkingVerdict{}, Cache: []images.CacheVerdict{},
@@ -351,8 +349,7 @@ const (
 	lockHas     = "recast.lock has it"
 )
 
-// openUses returns the VMs that unfinished replacements, of any Talos cluster, may have to
-// create again.
+// openUses returns the VMs that unfinished replacements, of any Talos cluster, may have to create again.
 func openUses(vms []cluster.VM) ([]images.Use, error) {
 	var uses []images.Use
 	for _, vm := range vms {
@@ -442,8 +439,7 @@ func installerNames(lock schematics.Lock, e schematics.Locked) []string {
 	return []string{images.TagOf(lock, e), digest}
 }
 
-// mayPruneMirror refuses if there is no mirror, or if the token can't create the claim or
-// see all VMs.
+// mayPruneMirror refuses if there is no mirror, or if the token can't create the claim or see all VMs.
 func (p *pruning) mayPruneMirror(ctx context.Context) error {
 	if p.Config.Images.Mirror == "" {
 		return fault.WithHint(fault.As(fault.Config, errors.New("images.mirror is not set: there is no mirror to prune")),

@@ -26,8 +26,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// pruneSite is a Proxmox cluster with one storage for ISOs; methods that are not needed
-// are nil.
+// pruneSite is a Proxmox cluster with one storage for ISOs; methods that are not needed are nil.
 type pruneSite struct {
 	cluster.Proxmox
 	mu       sync.Mutex // the claim's heartbeat comes in between
@@ -154,8 +153,7 @@ func (s *pruneSite) DeleteISO(_ context.Context, iso images.StoredISO) error {
 	return nil
 }
 
-// park adds the record of an unfinished replacement that brings openBuild; memory is its
-// memory, as cluster packs it.
+// park adds the record of an unfinished replacement that brings openBuild; memory is its memory, as cluster packs it.
 func (s *pruneSite) park(memory string) {
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
@@ -183,8 +181,7 @@ var (
 	runBuild  = strings.Repeat("c", 64)
 )
 
-// pruneProject has a lock, a previous one, and an ISO of each and of the builds above,
-// all old.
+// pruneProject has a lock, a previous one, and an ISO of each and of the builds above, all old.
 func pruneProject(t *testing.T) (Project, *pruneSite) {
 	t.Helper()
 	p, build := project(t)

@@ -393,8 +393,7 @@ func TestLockedFiles(t *testing.T) {
 	must.Equal(t, "pulled", []string{"ghcr.io/acme/tool@sha256:aa arm64"}, puller.pulled)
 }
 
-// TestLockedFilesAreChecked: an image whose digest turns out to be wrong after its last
-// file is refused.
+// TestLockedFilesAreChecked: an image whose digest turns out to be wrong after its last file is refused.
 func TestLockedFilesAreChecked(t *testing.T) {
 	t.Parallel()
 	wrong := errors.New("it has another digest")
@@ -405,8 +404,7 @@ func TestLockedFilesAreChecked(t *testing.T) {
 	}
 }
 
-// TestDescribe: an unknown schematic is described without the values of its kernel
-// arguments.
+// TestDescribe: an unknown schematic is described without the values of its kernel arguments.
 func TestDescribe(t *testing.T) {
 	t.Parallel()
 	got, ok := describe("customization:\n    extraKernelArgs:\n        - siderolink.api=grpc://x?jointoken=s3cret\n        - quiet\n    systemExtensions:\n        officialExtensions:\n            - siderolabs/gvisor\n")

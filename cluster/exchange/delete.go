@@ -103,8 +103,7 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 	return r.Sending(ctx, SentDelete, LateQueue, r.deleteSame)
 }
 
-// replaced is the goal of take-down: the old VM no longer exists. A VM that stays carries the run's
-// mark from then on.
+// replaced is the goal of take-down: the old VM no longer exists. A VM that stays carries the run's mark from then on.
 func (r *Replace) replaced(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil {

@@ -75,9 +75,8 @@ func (mem Memory) volumesOf(was PersistentDisk) (out []cluster.Volume) {
 	return out
 }
 
-// PersistentDisk is a drive that outlives the system, as the machine showed it before the exchange. What the
-// machine showed identifies it: the new VM must show, in that drive's place, a disk of that size with the same
-// content.
+// PersistentDisk is a drive that outlives the system, as the machine showed it before the exchange. What the machine
+// showed identifies it: the new VM must show, in that drive's place, a disk of that size with the same content.
 type PersistentDisk struct {
 	Key       string
 	Device    string // the machine's disk, as its volumes name it

@@ -22,9 +22,8 @@ func DescriptionChanged(vm cluster.VM, node string) error {
 		"someone edited the description of VM %d, whose last line says where disks are: put that line back as it was; recast can't continue without it", vm.ID)
 }
 
-// Intent is written before a disk is handed over. Proxmox renames the volume, then writes the
-// source's configuration, then the target's: after a crash, the intent identifies the volume that
-// lost its name.
+// Intent is written before a disk is handed over. Proxmox renames the volume, then writes the source's configuration,
+// then the target's: after a crash, the intent identifies the volume that lost its name.
 type Intent struct {
 	From    cluster.VMID `json:"from"`
 	Key     string       `json:"key"`

@@ -72,8 +72,7 @@ func TestWayBack(t *testing.T) {
 	}
 }
 
-// manyDrives returns a VM with ten disks, four network cards and everything else that a VM may
-// have.
+// manyDrives returns a VM with ten disks, four network cards and everything else that a VM may have.
 func manyDrives(keys, description int) cluster.VM {
 	r := rand.New(rand.NewPCG(1, 2))
 	random := func(n int) string {
@@ -104,8 +103,7 @@ func manyDrives(keys, description int) cluster.VM {
 	return vm
 }
 
-// TestWayBackFits: the commands fit for a VM with many settings, and never prevent a record from
-// being written.
+// TestWayBackFits: the commands fit for a VM with many settings, and never prevent a record from being written.
 func TestWayBackFits(t *testing.T) {
 	t.Parallel()
 	type row struct {

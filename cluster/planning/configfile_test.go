@@ -53,8 +53,7 @@ func (patchesNothing) Selectors(context.Context, netip.Addr, bool, cluster.Secre
 	return nil, nil
 }
 
-// filed is the paused world with a file of wk1, as Observe returns it; edit changes what was
-// found of wk1.
+// filed is the paused world with a file of wk1, as Observe returns it; edit changes what was found of wk1.
 func filed(t *testing.T, runs, file string, edit func(*observe.Found)) func([]cluster.Wanted, *observe.Observation) {
 	t.Helper()
 	return func(wanted []cluster.Wanted, o *observe.Observation) {

@@ -489,8 +489,7 @@ func heedKubeSpan(p *Plan, o observe.Observation) {
 	}
 }
 
-// meshed says whether a node takes part in KubeSpan. A node that does not say counts as one if any other takes
-// part.
+// meshed says whether a node takes part in KubeSpan. A node that does not say counts as one if any other takes part.
 func meshed(f observe.Found, o observe.Observation) bool {
 	if on, known := kubeSpan(f); known {
 		return on

@@ -427,8 +427,7 @@ func TestOutageIsExpectedFromThePast(t *testing.T) {
 	}
 }
 
-// BenchmarkNewPlan plans rolls of 100 and of 500 stale nodes: the cost of one node must not
-// grow with their number.
+// BenchmarkNewPlan plans rolls of 100 and of 500 stale nodes: the cost of one node must not grow with their number.
 func BenchmarkNewPlan(b *testing.B) {
 	for nodes, most := range map[int]uint64{100: 33_000, 500: 165_000} { // allocations of a plan
 		b.Run(fmt.Sprint(nodes), func(b *testing.B) {

@@ -165,9 +165,8 @@ func (n *node) awaitConfigured(ctx context.Context, id string) error {
 	})
 }
 
-// configured returns a reason once the machine has answered with the cluster's credentials, that
-// is, once it has its configuration. Soon after that, when Talos is installed, the machine reboots
-// and does not answer for a while.
+// configured returns a reason once the machine has answered with the cluster's credentials, that is, once it has its
+// configuration. Soon after that, when Talos is installed, the machine reboots and does not answer for a while.
 func (n *node) configured(ctx context.Context) (string, error) {
 	reason, _, err := n.answers(ctx)
 	return reason, err
@@ -189,9 +188,8 @@ func (n *node) stopMismatch(ctx context.Context, mismatch error) error {
 	return fmt.Errorf("VM %d was stopped before anything was applied to it: %w", n.Plan.VMID, mismatch)
 }
 
-// stillOn adds what Proxmox says about the VM to the error of a machine that does not answer. A VM
-// that is off stays off: onboot is unset, so its host does not start it when it boots, and neither
-// does Proxmox HA.
+// stillOn adds what Proxmox says about the VM to the error of a machine that does not answer. A VM that is off stays
+// off: onboot is unset, so its host does not start it when it boots, and neither does Proxmox HA.
 func (n *node) stillOn(ctx context.Context, err error) error {
 	if err == nil || n.Plan.Strategy.KeepsVM() || ctx.Err() != nil {
 		return err

@@ -136,8 +136,7 @@ type oneVM struct {
 
 func (p oneVM) VM(context.Context, cluster.VMID) (cluster.VM, error) { return p.vm, nil }
 
-// TestCutOffInstallation: a disk of this run is replaced only if nothing but an interrupted
-// installation can be on it.
+// TestCutOffInstallation: a disk of this run is replaced only if nothing but an interrupted installation can be on it.
 func TestCutOffInstallation(t *testing.T) {
 	t.Parallel()
 	type testCase struct {

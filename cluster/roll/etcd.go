@@ -193,10 +193,9 @@ func (n *etcdMember) mayLeave(ctx context.Context) (member, serves bool, err err
 	return member, true, nil
 }
 
-// emptied says whether the data of the removed member is gone too. Talos removes the member, stops
-// etcd, empties its directory, and then answers; an interrupted call may end in between
-// (LeaveCluster in internal/pkg/etcd/etcd.go). The data of a removed member can never rejoin, so a
-// disk that has it can't be rolled back to.
+// emptied says whether the data of the removed member is gone too. Talos removes the member, stops etcd, empties its
+// directory, and then answers; an interrupted call may end in between (LeaveCluster in internal/pkg/etcd/etcd.go). The
+// data of a removed member can never rejoin, so a disk that has it can't be rolled back to.
 func (n *etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 	const id = "take-down/leave-etcd"
 	err := n.Wait(ctx, id, "etcd's data on "+n.Plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {

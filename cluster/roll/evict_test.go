@@ -152,8 +152,7 @@ func TestAwaitDetached(t *testing.T) {
 	})
 }
 
-// TestDisksStay: the hint names the pod that uses a disk, and blames the driver only for disks that
-// no pod uses.
+// TestDisksStay: the hint names the pod that uses a disk, and blames the driver only for disks that no pod uses.
 func TestDisksStay(t *testing.T) {
 	t.Parallel()
 	used := cluster.AttachedVolume{Attachment: "csi-1a", Volume: "pvc-0b5f", Driver: "csi.proxmox.sinextra.dev", Handle: "cluster-1/pve1/fast/vm-9999-pvc-0b5f", User: "DaemonSet pod csi/agent-x"}

@@ -125,9 +125,8 @@ func (n *node) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
 	return len(disks) == 1 && disks[0].Device == m.SystemDisk
 }
 
-// sentBack ends the wait for a machine that is in maintenance mode again. If an installation fails,
-// machined exits, and the machine boots its ISO again without a configuration (main.go in
-// machined).
+// sentBack ends the wait for a machine that is in maintenance mode again. If an installation fails, machined exits, and
+// the machine boots its ISO again without a configuration (main.go in machined).
 func (n *node) sentBack(ctx context.Context, silent error) error {
 	if silent == nil || !n.Plan.Strategy.Installs() || ctx.Err() != nil {
 		return silent
@@ -184,9 +183,8 @@ func (n *node) settle(ctx context.Context, id string, within time.Duration, lack
 	return n.etcd.blame(ctx, err)
 }
 
-// settled is the goal of settle: this process has seen the node settle, and has seen nothing
-// missing since. That the node looks healthy now is not enough. A failed read does not revoke the
-// result.
+// settled is the goal of settle: this process has seen the node settle, and has seen nothing missing since. That the
+// node looks healthy now is not enough. A failed read does not revoke the result.
 func (n *node) settled(ctx context.Context, lacks func(context.Context) (string, error)) (string, error) {
 	switch {
 	case n.settledAt.IsZero():

@@ -19,8 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// TestSettledIsRevoked: a sign that another system runs revokes that a node has settled; a failed
-// read does not.
+// TestSettledIsRevoked: a sign that another system runs revokes that a node has settled; a failed read does not.
 func TestSettledIsRevoked(t *testing.T) {
 	t.Parallel()
 	type testCase struct {
@@ -48,8 +47,7 @@ func TestSettledIsRevoked(t *testing.T) {
 	})
 }
 
-// TestApplyHints: the hint that a machine waits for a configuration is given only if it has refused
-// one.
+// TestApplyHints: the hint that a machine waits for a configuration is given only if it has refused one.
 func TestApplyHints(t *testing.T) {
 	t.Parallel()
 	type testCase struct {
@@ -119,8 +117,7 @@ func TestRunsWantedIsSeenOnce(t *testing.T) {
 	})
 }
 
-// TestISOIsNoBootEntry: a system that runs from an ISO has not booted the old disk, whatever entry
-// it reports.
+// TestISOIsNoBootEntry: a system that runs from an ISO has not booted the old disk, whatever entry it reports.
 func TestISOIsNoBootEntry(t *testing.T) {
 	t.Parallel()
 	n := (&Roller{Roll: &rolling.Roll{Talos: isoTalos{}, Journal: keptMemory{}, Timing: cluster.Timing{Poll: time.Second}}}).node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u"}})

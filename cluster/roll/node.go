@@ -98,8 +98,7 @@ func (n *node) explained(s step.Step) step.Step {
 	})
 }
 
-// finished is the goal of the whole branch: the node runs what is wanted, and no run has left
-// anything to clean up.
+// finished is the goal of the whole branch: the node runs what is wanted, and no run has left anything to clean up.
 func (n *node) finished(ctx context.Context) (string, error) {
 	s := n.Plan.Strategy
 	switch {

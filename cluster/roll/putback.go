@@ -65,9 +65,8 @@ func (n *node) replacementOut(ctx context.Context, r *exchange.Replace) (string,
 	return "", nil
 }
 
-// standsStill says whether the VM may be left as it is. A VM that still runs its old system but has
-// left etcd must be restarted: machined does not start etcd again within the same boot (Talos'
-// EtcdLeaveCluster stops the service).
+// standsStill says whether the VM may be left as it is. A VM that still runs its old system but has left etcd must be
+// restarted: machined does not start etcd again within the same boot (Talos' EtcdLeaveCluster stops the service).
 func (n *node) standsStill(ctx context.Context, r *exchange.Replace) (string, error) {
 	reason, err := r.StandsStill(ctx)
 	if err != nil || reason == "" {

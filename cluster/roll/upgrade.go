@@ -32,9 +32,8 @@ func (n *inPlace) awaitDown(ctx context.Context, id string, timeout time.Duratio
 	})
 }
 
-// awaitInstaller waits for an installer that an earlier attempt started and that still runs. Only
-// the boot loader's default shows whether it succeeded. If it did not, or there is no default to
-// read, the installer is run again.
+// awaitInstaller waits for an installer that an earlier attempt started and that still runs. Only the boot loader's
+// default shows whether it succeeded. If it did not, or there is no default to read, the installer is run again.
 func (n *inPlace) awaitInstaller(ctx context.Context, setMark func() error) error {
 	reboots := false
 	err := n.Wait(ctx, "upgrade/install", "the installer that runs on "+n.Plan.Node+" to end", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
@@ -78,8 +77,7 @@ func (n *inPlace) drainMarked(ctx context.Context) error {
 		"the new system is installed on %s already, which therefore stays cordoned: the same command again boots it", n.Plan.Node)
 }
 
-// install sets the mark to installed after the installation, or, if the machine reboots by itself,
-// right before it.
+// install sets the mark to installed after the installation, or, if the machine reboots by itself, right before it.
 func (n *inPlace) install(ctx context.Context) error {
 	mark, err := n.mark(ctx)
 	switch {

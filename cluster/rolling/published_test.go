@@ -23,8 +23,7 @@ func (v volumes) HasVolume(_ context.Context, host, volid string) (bool, error) 
 	return slices.Contains(v.has, host+" "+volid), v.err
 }
 
-// TestImages: the boot ISO is on the first storage that has it; without one the node is
-// refused.
+// TestImages: the boot ISO is on the first storage that has it; without one the node is refused.
 func TestImages(t *testing.T) {
 	t.Parallel()
 	w := cluster.Wanted{Build: cluster.Build{ISOName: "new.iso", DiskName: "new.qcow2"}, ISOStorages: []string{"a", "b"}, DiskStorages: []string{"c"}}

@@ -239,8 +239,7 @@ func TestEverySettingIsListed(t *testing.T) {
 	}
 }
 
-// TestEverySettingIsJudged: a setting that a new VM can't have is an obstacle before anything is
-// changed.
+// TestEverySettingIsJudged: a setting that a new VM can't have is an obstacle before anything is changed.
 func TestEverySettingIsJudged(t *testing.T) {
 	t.Parallel()
 	for key, setting := range vmsetting.Every {

@@ -136,8 +136,7 @@ func judge(w cluster.Wanted, f observe.Found, o observe.Observation) Decision {
 	return Decide(w, f, o, system, err)
 }
 
-// staleNode is a worker with a system disk, two persistent disks of its own and no obstacle to any
-// strategy.
+// staleNode is a worker with a system disk, two persistent disks of its own and no obstacle to any strategy.
 func staleNode() (cluster.Wanted, observe.Found, observe.Observation) {
 	vm := cluster.VM{ID: 9002, Name: "wk1", Host: "pve1", Running: true, Config: map[string]string{
 		"smbios1":  "uuid=u-wk1",

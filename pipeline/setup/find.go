@@ -210,8 +210,7 @@ func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
 	return []string{name}, err
 }
 
-// taking lists the storages that accept a type of content on every host with nodes, and those
-// of them that are shared.
+// taking lists the storages that accept a type of content on every host with nodes, and those of them that are shared.
 func (in *initial) taking(ctx context.Context, content string) (names, shared []string, err error) {
 	storages, err := in.src.Proxmox.Storages(ctx)
 	if err != nil {

@@ -160,8 +160,7 @@ func TestFreeRange(t *testing.T) {
 	must.Equal(t, "99 nodes have", "9000-9199", in.freeRange().String())
 }
 
-// TestVMIDs: a range is proposed only where no other recast.yaml can have one, and an
-// unusable range is refused.
+// TestVMIDs: a range is proposed only where no other recast.yaml can have one, and an unusable range is refused.
 func TestVMIDs(t *testing.T) {
 	t.Parallel()
 	vm := func(id cluster.VMID, description string) cluster.VM {
@@ -231,8 +230,7 @@ func TestVMIDs(t *testing.T) {
 	})
 }
 
-// TestSayable: values that no recast.yaml can have are refused, with the flag that
-// helps.
+// TestSayable: values that no recast.yaml can have are refused, with the flag that helps.
 func TestSayable(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

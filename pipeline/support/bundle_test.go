@@ -28,8 +28,7 @@ import (
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
-// planted are secrets of every kind, each in its real place; none of their bytes may get
-// into a bundle.
+// planted are secrets of every kind, each in its real place; none of their bytes may get into a bundle.
 var planted = map[string]string{
 	"the token":             "6f1d3c58-1111-4222-8333-0123456789ab",
 	"another token":         "9e8d7c6b-5555-4666-8777-ba9876543210",
