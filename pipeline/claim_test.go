@@ -285,9 +285,7 @@ func TestContinuedRun(t *testing.T) {
 		}
 		require := func(got, want string) {
 			t.Helper()
-			if want += ", first planned because it is stale; "; got != want {
-				t.Errorf("it is told as\n%s, want\n%s", got, want)
-			}
+			must.Equal(t, "told as", want+", first planned because it is stale; ", got)
 		}
 		first := begin(t, p, 1, both)
 		first.saw("roll/workers/wk1", step.Done)

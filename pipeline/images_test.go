@@ -129,14 +129,13 @@ func TestLock(t *testing.T) {
 		t.Helper()
 		return must.Get(Lock(t.Context(), p, world.images(), o))(t)
 	}
-	if res := lock(LockOptions{Check: true}); !res.Differs || res.Written {
-		t.Errorf("--check without a lock: differs %t, written %t", res.Differs, res.Written)
-	}
+	res := lock(LockOptions{Check: true})
+	must.Equal(t, "--check without a lock: differs, written", [2]bool{true, false}, [2]bool{res.Differs, res.Written})
 	must.FailIs(t, must.Err(schematics.ReadLock(p.LockFile())), fs.ErrNotExist)
-	res := lock(LockOptions{})
-	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "added"}, "bgp": {"wk1", "wk2", "added"}, "spare": {"added"}}, staleNodes(res)); diff != "" || !res.Written {
-		t.Errorf("the first lock (-want +got):\n%s", diff)
-	}
+	res = lock(LockOptions{})
+	added := map[string][]string{"default": {"cp1", "added"}, "bgp": {"wk1", "wk2", "added"}, "spare": {"added"}}
+	must.Equal(t, "the first lock", added, staleNodes(res))
+	must.Equal(t, "the first lock: written", true, res.Written)
 	must.Pass(t, must.Err(p.Lock()))
 
 	world.frr, world.agent = hex64("d"), hex64("b")
@@ -147,9 +146,8 @@ func TestLock(t *testing.T) {
 	want := map[string][]string{"default": {"cp1", agent}, "bgp": {"wk1", "wk2", "extension frr 1.0: " + hex64("c") + " → " + hex64("d"), agent}}
 	for name, o := range map[string]LockOptions{"check": {Check: true}, "update": {Update: true}} {
 		res := must.Get(Lock(t.Context(), lockedAs(t, p), world.images(), o))(t)
-		if diff := cmp.Diff(want, staleNodes(res)); diff != "" || res.Written != o.Update || !res.Differs {
-			t.Errorf("%s: written %t; (-want +got):\n%s", name, res.Written, diff)
-		}
+		must.Equal(t, name, want, staleNodes(res))
+		must.Equal(t, name+": written, differs", [2]bool{o.Update, true}, [2]bool{res.Written, res.Differs})
 	}
 }
 
@@ -175,9 +173,8 @@ func TestLockRebuild(t *testing.T) {
 		t.Errorf("a schematic that nobody has: %v %q", err, fault.Hints(err))
 	}
 	res := must.Get(Lock(t.Context(), p, world.images(), LockOptions{Rebuild: []string{"default"}}))(t)
-	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "rebuild 0 → 1"}}, staleNodes(res)); diff != "" || !res.Written {
-		t.Errorf("written %t; (-want +got):\n%s", res.Written, diff)
-	}
+	must.Equal(t, "stale", map[string][]string{"default": {"cp1", "rebuild 0 → 1"}}, staleNodes(res))
+	must.Equal(t, "written", true, res.Written)
 	must.Equal(t, "rebuild in the lock", 1, must.Get(p.Lock())(t).Schematics["default"].Rebuild)
 	world.agent, world.frr = hex64("a"), hex64("c")
 	must.Equal(t, "--check of a rebuilt lock: differs", false, must.Get(Lock(t.Context(), p, world.images(), LockOptions{Check: true}))(t).Differs)
@@ -196,9 +193,7 @@ func TestLockDiffersInNoBuild(t *testing.T) {
 	if err != nil || !res.Differs || len(res.Changes) > 0 {
 		t.Errorf("a reference by digest instead of tag: differs %t, changes %v, %v", res.Differs, res.Changes, err)
 	}
-	if _, err := p.Lock(); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "schematic bgp has changed since it was locked") {
-		t.Errorf("the lock of another reference is taken: %v", err)
-	}
+	must.FailAs(t, must.Err(p.Lock()), fault.Config, "schematic bgp has changed since it was locked")
 }
 
 // TestBuildLeavesANewerLockAlone: if the lock is updated while images are built, the
@@ -220,10 +215,8 @@ func TestBuildLeavesANewerLockAlone(t *testing.T) {
 		must.Do(t, save(record(first.Lock, digest)))
 	}
 	world.agent = hex64("b")
-	updated, err := Lock(t.Context(), p, world.images(), LockOptions{Update: true})
-	if err != nil || !updated.Written {
-		t.Fatalf("written %t, %v", updated.Written, err)
-	}
+	updated := must.Get(Lock(t.Context(), p, world.images(), LockOptions{Update: true}))(t)
+	must.Equal(t, "written", true, updated.Written)
 	must.FailAs(t, save(record(first.Lock, hex64("3"))), fault.Refused)
 	got := must.Get(schematics.ReadLock(p.LockFile()))(t)
 	must.Equal(t, "the update is undone", updated.Lock.Key(), got.Key())
@@ -237,9 +230,7 @@ func TestLockPlacesErrors(t *testing.T) {
 	s.Extensions[0].Tag = "1.8"
 	_, err := Lock(t.Context(), p, (&published{agent: hex64("a")}).images(), LockOptions{})
 	want := filepath.Join(p.Config.Dir, "recast.yaml") + ":9:39: schematics.bgp.extensions[0]: the registry has no ghcr.io/acme/frr:1.8"
-	if err == nil || err.Error() != want {
-		t.Errorf("error\n got %v\nwant %s", err, want)
-	}
+	must.Equal(t, "error", want, fmt.Sprint(err))
 }
 
 // storehouse is a Proxmox cluster of which only the VMs are read.

@@ -65,9 +65,7 @@ func TestPastRuns(t *testing.T) {
 	node, seconds := r.Longest()
 	done, planned := r.Counted()
 	got := fmt.Sprintln(r.Result, "|", r.Error, "|", node, seconds, done, planned, len(r.Hooks), r.What(), r.Problems)
-	if want := "failed | roll/workers/wk1: no quorum: gone | wk1 90 0 1 2 iscsi-tools v0.2.0, new digest []\n"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	must.Equal(t, "told", "failed | roll/workers/wk1: no quorum: gone | wk1 90 0 1 2 iscsi-tools v0.2.0, new digest []\n", got)
 	dead := func(h claim.Holder) bool { return h == other }
 	for o, want := range map[*Options]string{
 		{Dead: dead}:                      "killed",
@@ -89,9 +87,7 @@ func TestPastRuns(t *testing.T) {
 	}
 	// Which one is the last, nobody knows then.
 	must.Contain(t, "the last", strings.Join(must.Get(p.Find("", Options{}))(t).Problems, "\n"), `this may not be the last run: run "20260101-0000-aaaa": `)
-	if r, err := p.Find("bbbb", Options{}); err != nil || len(r.Problems) > 0 {
-		t.Errorf("one by its ID: %q, %v", r.Problems, err)
-	}
+	must.Equal(t, "problems of one by its ID", 0, len(must.Get(p.Find("bbbb", Options{}))(t).Problems))
 }
 
 // A run is found while it is active, with its plan as soon as it has one.
@@ -111,13 +107,9 @@ func TestRunningHere(t *testing.T) {
 	if r, here, err = p.Running(); !here || err != nil || r.Plan == nil || r.Plan.TotalSeconds != 60 {
 		t.Errorf("%+v, %t, %v", r, here, err)
 	}
-	if outcome, err := p.Outcome("r1"); outcome != "" || err != nil {
-		t.Errorf("%q, %v", outcome, err)
-	}
+	must.Equal(t, "outcome", "", must.Get(p.Outcome("r1"))(t))
 	must.Do(t, j.Finish("done"))
-	if outcome, err := p.Outcome("r1"); outcome != "done" || err != nil {
-		t.Errorf("%q, %v", outcome, err)
-	}
+	must.Equal(t, "outcome", "done", must.Get(p.Outcome("r1"))(t))
 	if _, here, err := p.Running(); here || err != nil {
 		t.Errorf("%t, %v", here, err)
 	}
@@ -268,9 +260,7 @@ func TestShare(t *testing.T) {
 	}
 	must.Equal(t, "what is shared", []string{"RUN", "about.json", "before.lock", "hooks~beforerun~1.json", "log.jsonl", "plan.json", "recast.lock", "record", "wk1~took.json"}, names)
 	must.Equal(t, "locks", "[lock new lock old]", fmt.Sprintf("%s", laptop.Runs.locks()))
-	if laptop.Runs.Has(shared) {
-		t.Error("a copy counts as a journal")
-	}
+	must.Equal(t, "a copy counts as a journal", false, laptop.Runs.Has(shared))
 	// What has not changed is not read again, and what the machine has itself not at all.
 	fetched(t, laptop)
 	fetched(t, ci)
@@ -312,9 +302,8 @@ func TestARunOfTwoMachines(t *testing.T) {
 		node, seconds := r.Longest()
 		done, planned := r.Counted()
 		got := fmt.Sprint(r.Result, r.About.By, r.About.GoneOn, node, seconds, done, planned, *r.Fates, len(r.Dirs), r.Started.After(r.Finished))
-		if want := fmt.Sprint("done", first, []claim.Holder{second}, "wk2", 90, 2, 3, cluster.Fates{Done: []string{"wk1", "wk2"}, Failed: []string{}, Left: []string{"wk3"}}, 2, false); got != want {
-			t.Errorf("%s tells %s, want %s", name, got, want)
-		}
+		fates := cluster.Fates{Done: []string{"wk1", "wk2"}, Failed: []string{}, Left: []string{"wk3"}}
+		must.Equal(t, name+" tells", fmt.Sprint("done", first, []claim.Holder{second}, "wk2", 90, 2, 3, fates, 2, false), got)
 	}
 }
 

@@ -80,9 +80,7 @@ func TestCameFrom(t *testing.T) {
 			in.found.Nodes = append(in.found.Nodes, survey.Discovered{Machine: cluster.Machine{InstallImage: image}})
 		}
 		in.cameFrom()
-		if in.draft.Factory != c.factory || in.draft.Mirror != c.mirror {
-			t.Errorf("%s: factory %q, mirror %q, want %q, %q", name, in.draft.Factory, in.draft.Mirror, c.factory, c.mirror)
-		}
+		must.Equal(t, name+": factory and mirror", []string{c.factory, c.mirror}, []string{in.draft.Factory, in.draft.Mirror})
 	}
 }
 
@@ -100,10 +98,7 @@ func TestKeepOldLock(t *testing.T) {
 	must.Pass(t, in.keepOldLock())
 	lock := filepath.Join(in.Dir, "recast.lock")
 	must.Do(t, os.WriteFile(lock, []byte("version: 2\n"), 0o600))
-	err := in.keepOldLock()
-	if hints := strings.Join(fault.Hints(err), "\n"); err == nil || !strings.Contains(hints, "move it elsewhere") {
-		t.Errorf("of a newer recast: %v %q", err, hints)
-	}
+	must.Contain(t, "the hints", strings.Join(fault.Hints(in.keepOldLock()), "\n"), "move it elsewhere")
 	must.Equal(t, "files there now", 1, len(must.Get(os.ReadDir(in.Dir))(t)))
 }
 
@@ -125,14 +120,10 @@ func TestMoveIn(t *testing.T) {
 	if err := moveIn(stage, dir, []string{"a", "b", "c"}); err == nil {
 		t.Error("c, which is not there, was moved")
 	}
-	if a, b := read("a"), read("b"); a != "old a" || b != "" {
-		t.Errorf("after a failure a is %q, b %q", a, b)
-	}
+	must.Equal(t, "after a failure", []string{"old a", ""}, []string{read("a"), read("b")})
 	write(stage, "c", "new c")
 	must.Do(t, moveIn(stage, dir, []string{"a", "b", "c"}))
-	if a, b, c := read("a"), read("b"), read("c"); a != "new a" || b != "new b" || c != "new c" {
-		t.Errorf("afterwards a is %q, b %q, c %q", a, b, c)
-	}
+	must.Equal(t, "afterwards", []string{"new a", "new b", "new c"}, []string{read("a"), read("b"), read("c")})
 }
 
 // numbers is a Proxmox with containers.
@@ -221,9 +212,8 @@ func TestVMIDs(t *testing.T) {
 			}
 			return
 		}
-		if err != nil || in.draft.VMIDs.String() != tc.want {
-			t.Errorf("%s, %v; want %s", in.draft.VMIDs, err, tc.want)
-		}
+		must.Pass(t, err)
+		must.Equal(t, "VMIDs", tc.want, in.draft.VMIDs.String())
 		if said := strings.Join(in.res.Warnings, "\n"); !strings.HasSuffix(said, tc.warns) || tc.warns == "" && said != "" {
 			t.Errorf("it warns %q, want %q", said, tc.warns)
 		}
@@ -342,8 +332,7 @@ func TestReached(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || in.VIP != tc.wantVIP || in.Endpoint != tc.want {
-			t.Errorf("%s: %q, %q, %v; want %q, %q", name, in.VIP, in.Endpoint, err, tc.wantVIP, tc.want)
-		}
+		must.Pass(t, err)
+		must.Equal(t, name, []string{tc.wantVIP, tc.want}, []string{in.VIP, in.Endpoint})
 	}
 }
