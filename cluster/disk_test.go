@@ -85,10 +85,7 @@ func FuzzParseDisk(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := ParseDisk(key, d.Value())
-		if err != nil {
-			t.Fatalf("%q was read, but not its own writing %q: %v", value, d.Value(), err)
-		}
+		again := must.Get(ParseDisk(key, d.Value()))(t)
 		must.Equal(t, "got", d, again)
 	})
 }
@@ -287,8 +284,7 @@ func TestOptionsAsProxmoxReadsThem(t *testing.T) {
 		"twice, Proxmox refuses": {"serial=a,serial=b", "serial=b", false},
 	}, func(t *testing.T, tc testCase) {
 		a, b := SplitOptions(tc.a), SplitOptions(tc.b)
-		if SameOptions(a, b) != tc.same || SameOptions(b, a) != tc.same {
-			t.Errorf("%q and %q: the same is %v", tc.a, tc.b, !tc.same)
-		}
+		must.Equal(t, tc.a+" is "+tc.b, tc.same, SameOptions(a, b))
+		must.Equal(t, tc.b+" is "+tc.a, tc.same, SameOptions(b, a))
 	})
 }

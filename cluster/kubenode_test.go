@@ -67,8 +67,7 @@ func TestRequireAPIServer(t *testing.T) {
 		"Talos does not":      {c: oneControlPlane{silent: ErrNotNow}},
 		"the server does not": {c: oneControlPlane{dead: ErrNotNow}},
 	} {
-		if err := RequireAPIServer(t.Context(), tc.c, tc.c, "cp1", netip.MustParseAddr("10.0.0.11")); (err == nil) != tc.ok {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := RequireAPIServer(t.Context(), tc.c, tc.c, "cp1", netip.MustParseAddr("10.0.0.11"))
+		must.Equal(t, fmt.Sprintf("%s: %v", name, err), tc.ok, err == nil)
 	}
 }

@@ -70,9 +70,7 @@ func TestPodVolumesAreThoseThatHandlesName(t *testing.T) {
 		vm.Pods = vm.PodVolumes([]string{"x/y/z/a", c.handle})
 		disks := must.Get(vm.Disks())(t)
 		d := disks[1]
-		if d.CSI() != c.want || disks[0].CSI() {
-			t.Errorf("%s is a pod's: %t, want %t", d.Volid, d.CSI(), c.want)
-		}
+		must.Equal(t, d.Volid+" is a pod's", []bool{false, c.want}, []bool{disks[0].CSI(), d.CSI()})
 	})
 }
 

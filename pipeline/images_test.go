@@ -346,9 +346,7 @@ func mirrorProject(t *testing.T) (Project, *pruneSite, mirrorShelf) {
 	lock.Schematics["default"] = e
 	must.Do(t, schematics.WriteLock(p.LockFile(), lock))
 	before, _, err := schematics.Previous(p.Locks().Dir, lock)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	tag := func(build string) string { return "v1.13.9-" + schematics.Short(build) }
 	return p, s, mirrorShelf{
 		images.TagOf(lock, e): digestOf("1"), images.TagOf(before, before.Schematics["default"]): digestOf("2"),
@@ -467,9 +465,7 @@ func TestPruneCache(t *testing.T) {
 			file := filepath.Join(p.isoCache(), name)
 			err = errors.Join(err, os.WriteFile(file, []byte("iso"), 0o600), os.Chtimes(file, changed, changed))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if tc.prepare != nil {
 			tc.prepare(s)
 		}

@@ -194,9 +194,7 @@ func pruneProject(t *testing.T) (Project, *pruneSite) {
 	if err == nil {
 		err = schematics.Archive(p.Locks().Dir, before)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	s := &pruneSite{vms: map[cluster.VMID]cluster.VM{
 		101: {ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"description": "recast: run=r0 build=" + runBuild}},
 	}, isos: map[string]time.Time{}}
@@ -389,10 +387,7 @@ func (s *pruneSite) keep(t *testing.T, id cluster.VMID, node string) {
 		rec.Kept = append(rec.Kept, parking.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: "serial=" + run + ",size=10G", Talos: "v1.13.8"})
 		config[key] = fmt.Sprintf("fast:vm-%d-disk-%d,serial=%s,size=10G,backup=0", id, i, run)
 	}
-	var err error
-	if config["description"], err = rec.Description(); err != nil {
-		t.Fatal(err)
-	}
+	config["description"] = must.Get(rec.Description())(t)
 	s.vms[id] = cluster.VM{ID: id, Name: "recast-parking-" + node, Host: "pve1", Config: config}
 }
 

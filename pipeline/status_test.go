@@ -39,9 +39,7 @@ func project(t *testing.T) (p Project, build string) {
 	if err == nil {
 		err = schematics.WriteLock(p.LockFile(), lock)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return p, lock.Schematics["default"].BuildID
 }
 

@@ -152,9 +152,7 @@ func TestBlankSettingIsTemporary(t *testing.T) {
 		r := Of(nil, mem, rec, 9900)
 		made := must.Get(r.newConfig("isos:iso/a.iso"))(t)
 		back, _, err := r.oldConfig()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		must.Equal(t, name+": new VM and restored VM", []string{"ip=10.0.0.31/24", was}, []string{made["ipconfig0"], back["ipconfig0"]})
 	}
 }

@@ -3,12 +3,11 @@ package planning
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
@@ -140,9 +139,8 @@ func TestPlanShowsTheFile(t *testing.T) {
 		if n.ConfigFile != nil {
 			shown = *n.ConfigFile
 		}
-		if diff := cmp.Diff(tc.changes, shown.Changes); diff != "" || shown.Applied != tc.applied {
-			t.Errorf("applied %t, (-want +got):\n%s", shown.Applied, diff)
-		}
+		must.Equal(t, "changes", tc.changes, shown.Changes)
+		must.Equal(t, "applied", tc.applied, shown.Applied)
 		if tc.applied && (len(shown.Hash) != 64 || shown.Runs != cluster.ConfigSum([]byte(tc.runs))) {
 			t.Errorf("the plan is bound to %q and %q", shown.Hash, shown.Runs)
 		}
@@ -294,9 +292,7 @@ func TestAFileWithNoWayOut(t *testing.T) {
 		}
 		was, errWas := config.Parse(m.Configs.Active)
 		is, errIs := config.Parse([]byte(text))
-		if errWas != nil || errIs != nil {
-			t.Fatal(errWas, errIs)
-		}
+		must.Do(t, errors.Join(errWas, errIs))
 		file := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: config.Compare(was, is)}, Omni: is.Has(cluster.OmniDocument)}
 		if tc.seals.Volume != "" {
 			file.Encryption = []cluster.Encryption{tc.seals}

@@ -243,17 +243,10 @@ func TestSavedPlanOfAnotherPod(t *testing.T) {
 	saved := on("wk1")
 	must.Equal(t, "order", "wk2 wk1", inPlan(saved))
 	for _, node := range []string{"wk1", "wk2", ""} {
-		got, err := on(node).Follow(saved, false)
-		if err != nil {
-			t.Fatalf("on %q: %v", node, err)
-		}
-		if inPlan(got) != inPlan(saved) || got.ID != saved.ID {
-			t.Errorf("on %q: order %s, ID %s; want %s, %s", node, inPlan(got), got.ID, inPlan(saved), saved.ID)
-		}
+		got := must.Get(on(node).Follow(saved, false))(t)
+		must.Equal(t, "order and ID on "+node, []string{inPlan(saved), saved.ID}, []string{inPlan(got), got.ID})
 		for _, n := range got.Nodes {
-			if n.OwnPod != (n.Node == node) {
-				t.Errorf("on %q: %s is its own: %t", node, n.Node, n.OwnPod)
-			}
+			must.Equal(t, fmt.Sprintf("on %q: %s is its own", node, n.Node), n.Node == node, n.OwnPod)
 		}
 		must.Equal(t, "batches on "+node+", saved and followed", saved.Batches, got.Batches)
 	}
@@ -264,10 +257,7 @@ func TestSavedPlanOfAnotherPod(t *testing.T) {
 func TestAPausedNodeProvesNoBuild(t *testing.T) {
 	t.Parallel()
 	wanted, o := paused(map[string]string{"cp1": "x"})
-	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Canary: true})
-	if err != nil || plan.Batches[0].Phase != Canary {
-		t.Errorf("%+v, %v", plan.Batches, err)
-	}
+	must.Equal(t, "phase", Canary, planned(t, wanted, o, Policy{Canary: true}).Batches[0].Phase)
 }
 
 func TestNodesByLabel(t *testing.T) {

@@ -121,9 +121,8 @@ func TestPlanRefusesWhileNodesAreDown(t *testing.T) {
 				got[n.Node] = down
 			}
 		}
-		if diff := cmp.Diff(tc.want, got); diff != "" || len(p.Warn) != tc.warn {
-			t.Errorf("refused (-want +got):\n%s\nwarnings %q", diff, p.Warn)
-		}
+		must.Equal(t, "refused", tc.want, got)
+		must.Equal(t, fmt.Sprintf("warnings %q", p.Warn), tc.warn, len(p.Warn))
 	})
 }
 

@@ -192,8 +192,6 @@ func TestFollowWithOtherPastLocks(t *testing.T) {
 	} {
 		saved, now := sealed(t, nil, Policy{}), sealed(t, nil, Policy{})
 		saved.Nodes[1].Drift.Reasons, now.Nodes[1].Drift.Reasons = tc.was, tc.is
-		if _, err := now.Follow(saved, false); (err != nil) != tc.moved {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Equal(t, name+": moved", tc.moved, must.Err(now.Follow(saved, false)) != nil)
 	}
 }

@@ -259,9 +259,8 @@ func TestPlanFrees(t *testing.T) {
 		}
 		n.planFrees(observe.Observation{VMs: append(tc.others, clustertest.Described(t, p))}, tc.keep)
 		got := cluster.Each(n.Frees, func(f parking.FreePlan) string { return f.Key + " " + f.Volid })
-		if diff := cmp.Diff(tc.want, got); diff != "" || len(n.Notes) != tc.notes {
-			t.Errorf("frees (-want +got):\n%s\nnotes %q", diff, n.Notes)
-		}
+		must.Equal(t, "frees", tc.want, got)
+		must.Equal(t, fmt.Sprintf("notes %q", n.Notes), tc.notes, len(n.Notes))
 	})
 }
 
@@ -320,14 +319,12 @@ func TestChooseSurge(t *testing.T) {
 	}, func(t *testing.T, c row) {
 		got, err := chooseSurge(c.nodes, c.need)
 		if c.fails != "" {
-			if err == nil || err.Error() != c.fails || fault.KindOf(err) != fault.Config {
-				t.Errorf("error %v, want %q", err, c.fails)
-			}
+			must.FailAs(t, err, fault.Config)
+			must.Equal(t, "error", c.fails, fmt.Sprint(err))
 			return
 		}
-		if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
-			t.Errorf("(-want +got) %s, %v", diff, err)
-		}
+		must.Pass(t, err)
+		must.Equal(t, "chosen", c.want, got)
 	})
 }
 

@@ -117,10 +117,7 @@ func TestGiveUp(t *testing.T) {
 		if c.change != nil {
 			c.change(&f, &mem)
 		}
-		var err error
-		if f.Parking.Record.Memory, err = mem.Pack(); err != nil {
-			t.Fatal(err)
-		}
+		f.Parking.Record.Memory = must.Get(mem.Pack())(t)
 		got := giveUp(f)
 		if !strings.HasPrefix(got, "recast roll finishes it; recast remove wk1 then takes it away, and keeps its disks") || strings.Contains(got, "To give it up") != (c.want != "") || strings.Contains(got, "qm ") != strings.Contains(c.want, "qm ") || !strings.HasSuffix(got, c.want) {
 			t.Errorf("%s\nwant %q", got, c.want)

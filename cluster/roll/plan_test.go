@@ -30,16 +30,13 @@ func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
 		o, wanted := o, append([]cluster.Wanted(nil), wanted...)
 		o.Found = append([]observe.Found(nil), o.Found...)
 		wanted[2].VMID = tc.vmid
-		var err error
-		if o.Found[2], err = observe.MatchNodes(wanted[2], &o, nil); err != nil {
-			t.Fatal(err)
-		}
+		o.Found[2] = must.Get(observe.MatchNodes(wanted[2], &o, nil))(t)
 		plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}))(t)
 		want := []string{"wk2: " + tc.where + ", and Proxmox host pve2 is offline: bring pve2 back, or leave the node out with --exclude"}
 		if diff := cmp.Diff(want, plan.Refused()); diff != "" || plan.Nodes[2].Host != "pve2" {
 			t.Errorf("host %s: %s", plan.Nodes[2].Host, diff)
 		}
-		_, _, err = planning.ForUndo(t.Context(), "c1", wanted, o, nil, nil, planning.Policy{Only: []string{"wk2"}}, planning.Undone{Way: planning.Cancel})
+		_, _, err := planning.ForUndo(t.Context(), "c1", wanted, o, nil, nil, planning.Policy{Only: []string{"wk2"}}, planning.Undone{Way: planning.Cancel})
 		if fault.KindOf(err) != fault.Refused || err.Error() != "node wk2: no VM that can be read has its SMBIOS UUID u-wk2: Proxmox host pve2 is offline, so VM 9003 can't be read" {
 			t.Errorf("cancel: %v", err)
 		}

@@ -221,10 +221,8 @@ func TestOutagesBesideANewVM(t *testing.T) {
 		doc := must.Get(terraform.Read("plan.json", text))(t)
 		c := homeConfig(4)
 		c.Nodes[0].Address, c.Nodes[1].Address = "192.0.2.1", "192.0.2.2"
-		v, err := adopt.Check(c, doc, nil)
-		if err != nil || (v.Err() != nil) != tc.refused {
-			t.Errorf("%+v, %v", v, err)
-		}
+		v := must.Get(adopt.Check(c, doc, nil))(t)
+		must.Equal(t, fmt.Sprintf("%+v: refused", v), tc.refused, v.Err() != nil)
 	})
 }
 
@@ -240,9 +238,7 @@ func TestOutagesByFiles(t *testing.T) {
 		roles   map[string]string
 		refused bool
 	}{{nil, true}, {map[string]string{"wk1": "worker", "wk2": "worker"}, false}, {map[string]string{"wk1": "worker", "wk2": "control-plane"}, false}, {map[string]string{"wk1": "control-plane", "wk2": "control-plane"}, true}} {
-		v, err := adopt.Check(homeConfig(2), doc, tc.roles)
-		if err != nil || (v.Err() != nil) != tc.refused {
-			t.Errorf("%v: %+v, %v", tc.roles, v, err)
-		}
+		v := must.Get(adopt.Check(homeConfig(2), doc, tc.roles))(t)
+		must.Equal(t, fmt.Sprintf("%v, %+v: refused", tc.roles, v), tc.refused, v.Err() != nil)
 	}
 }

@@ -109,9 +109,7 @@ func plantStopped(t *testing.T, p pipeline.Project) {
 	if err == nil {
 		err = errors.Join(j.Finish(stopped()), j.Close())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 func stopped() string {
@@ -126,9 +124,7 @@ func plantLock(t *testing.T, p pipeline.Project) {
 	if err == nil {
 		err = os.WriteFile(p.LockFile(), append(b, []byte("extra: "+planted["a kernel argument"]+"\n")...), 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 // plantedVMs are a node's VM, its parking VM, and an unrelated one.
