@@ -243,8 +243,7 @@ func (b blankVM) otherFormat() bool {
 	return strings.HasPrefix(b.Config["ostype"], "w")
 }
 
-// freeDrive returns the key of an unused SCSI drive of the VM: Proxmox can hot-plug a SCSI drive, but not an IDE
-// drive.
+// freeDrive returns the key of an unused SCSI drive of the VM: Proxmox can hot-plug a SCSI drive, but not an IDE drive.
 func (b blankVM) freeDrive() string {
 	for n := 30; n > 0; n-- {
 		if key := fmt.Sprintf("scsi%d", n); b.Config[key] == "" {

@@ -9,8 +9,7 @@ import (
 
 const mac = "BC:24:11:00:23:47"
 
-// machine is a node at 10.0.0.31, on its card eth0, in a VM with a cloud-init drive
-// that boots a nocloud ISO.
+// machine is a node at 10.0.0.31, on its card eth0, in a VM with a cloud-init drive that boots a nocloud ISO.
 func machine() (MachineAddress, blankVM) {
 	a := MachineAddress{Prefix: netip.MustParsePrefix("10.0.0.31/24"), Link: "eth0", MAC: "bc:24:11:00:23:47", Layer: LayerConfiguration, Gateway: netip.MustParseAddr("10.0.0.1")}
 	b := blankVM{
@@ -61,12 +60,13 @@ func TestFind(t *testing.T) {
 		drive     = "give the VM a cloud-init drive (" + addDrive + ")"
 		noArg     = "its address 10.0.0.31 is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once"
 	)
-	for name, tc := range map[string]struct {
+	type testCase struct {
 		is              []change
 		set             string // key=value
 		why             string
 		command, config string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"configuration":                           {set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
 		"configuration, no gateway":               {is: []change{at("10.0.0.31/24", "")}, set: "ipconfig1=ip=10.0.0.31/24"},
 		"configuration, the drive says DHCP":      {is: []change{setting("ipconfig1", "ip=dhcp,ip6=auto")}, set: "ipconfig1=gw=10.0.0.1,ip6=auto,ip=10.0.0.31/24"},
@@ -114,21 +114,18 @@ func TestFind(t *testing.T) {
 		"router's announcement, other": {is: []change{from(LayerKernel, ""), at("2001:db8::1234/64", "")}, why: "its address 2001:db8::1234 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be determined: use in-place"},
 		"IPv4 from the kernel":         {is: []change{from(LayerKernel, "")}, why: "its address 10.0.0.31 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be determined: use in-place"},
 		"layer of a later Talos":       {is: []change{from("mesh", "")}, why: "its address 10.0.0.31 is of layer mesh, which says nothing of a blank machine: use in-place"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a, b := machine()
-			for _, c := range tc.is {
-				c(&a, &b)
-			}
-			set, against := reachBlank(a.Prefix.Addr(), []MachineAddress{{Prefix: netip.MustParsePrefix("127.0.0.1/8"), Link: "lo", Layer: "default"}, a}, b)
-			got := ""
-			if set != nil {
-				got = set.Key + "=" + set.Value
-			}
-			must.Equal(t, "got", []string{tc.set, tc.why, tc.command, tc.config}, []string{got, against.Text, against.Command, against.Config})
-		})
-	}
+	}, func(t *testing.T, tc testCase) {
+		a, b := machine()
+		for _, c := range tc.is {
+			c(&a, &b)
+		}
+		set, against := reachBlank(a.Prefix.Addr(), []MachineAddress{{Prefix: netip.MustParsePrefix("127.0.0.1/8"), Link: "lo", Layer: "default"}, a}, b)
+		got := ""
+		if set != nil {
+			got = set.Key + "=" + set.Value
+		}
+		must.Equal(t, "got", []string{tc.set, tc.why, tc.command, tc.config}, []string{got, against.Text, against.Command, against.Config})
+	})
 }
 
 func TestFindOfAnAddressThatTalosDoesNotShow(t *testing.T) {

@@ -206,9 +206,8 @@ func BootISO(d Disk) (name string, ok bool) {
 // LockArg is the kernel argument in which a schematic carries the hash of its extension digests.
 const LockArg = config.LockArg
 
-// LockHash returns the lock hash that the image's schematic states, "sha256-…"; "" if recast did
-// not lock it. The running kernel's command line is no evidence: GRUB drops schematic arguments on
-// an upgrade.
+// LockHash returns the lock hash that the image's schematic states, "sha256-…"; "" if recast did not lock it. The
+// running kernel's command line is no evidence: GRUB drops schematic arguments on an upgrade.
 func (s SchematicEntry) LockHash() string {
 	for field := range strings.FieldsSeq(s.YAML) {
 		if hash, ok := strings.CutPrefix(strings.Trim(field, `"'`), LockArg); ok {
@@ -244,9 +243,8 @@ func DiffInstalled(b Build, m RunningSystem, installImage string) []Reason {
 	return out
 }
 
-// installs says whether an image reference is the build's installer: by digest, or by the factory's
-// tag, where the repository is named after the schematic. Any digest matches while the build's own
-// is unknown.
+// installs says whether an image reference is the build's installer: by digest, or by the factory's tag, where the
+// repository is named after the schematic. Any digest matches while the build's own is unknown.
 func (b Build) installs(image string) bool {
 	_, digest, pinned := strings.Cut(image, "@")
 	_, want, built := strings.Cut(b.Installer, "@")

@@ -121,8 +121,7 @@ func (d Disk) Bootable() bool {
 	return !d.CDROM && d.Key != "efidisk0" && d.Key != "tpmstate0" && !d.Detached()
 }
 
-// Detached says whether the drive is an unusedN: a volume that the VM owns but its guest does not
-// see.
+// Detached says whether the drive is an unusedN: a volume that the VM owns but its guest does not see.
 func (d Disk) Detached() bool { return strings.HasPrefix(d.Key, "unused") }
 
 // SizeBytes is the size= option in bytes; 0 if it is missing or unreadable.
@@ -180,20 +179,18 @@ func FindDrive(disks []Disk, key string) (Disk, bool) {
 	return Find(disks, func(d Disk) bool { return d.Key == key && !d.CDROM })
 }
 
-// A disk's path in sysfs, below /devices: the slot of the controller on its PCI bus, and for SCSI
-// the address on the controller, host:channel:target:lun. SATA, USB and network disks have such an
-// address too, but below other devices.
+// A disk's path in sysfs, below /devices: the slot of the controller on its PCI bus, and for SCSI the address on the
+// controller, host:channel:target:lun. SATA, USB and network disks have such an address too, but below other devices.
 var (
 	virtioBlk  = regexp.MustCompile(`/[0-9a-f]{4}:[0-9a-f]{2}:([0-9a-f]{2})\.0/virtio\d+$`)
 	virtioSCSI = regexp.MustCompile(`/virtio\d+/host\d+/target[0-9:]+/\d+:0:0:(\d+)$`)
 	otherSCSI  = regexp.MustCompile(`/[0-9a-f]{4}:[0-9a-f]{2}:([0-9a-f]{2})\.0/host\d+/target[0-9:]+/\d+:0:(\d+):0$`)
 )
 
-// addressed returns the drives that a disk's bus address can mean, as qemu-server places them
-// (print_drivedevice_full in DriveDevice.pm, get_pci_addr_map in PCI.pm): scsiN is LUN N of target
-// 0 with the virtio controllers, target N with PVSCSI, and one of seven targets of an LSI
-// controller; virtioN has its own slot, but two of them share one on different buses. ok is false
-// if the address shows no drive.
+// addressed returns the drives that a disk's bus address can mean, as qemu-server places them (print_drivedevice_full
+// in DriveDevice.pm, get_pci_addr_map in PCI.pm): scsiN is LUN N of target 0 with the virtio controllers, target N with
+// PVSCSI, and one of seven targets of an LSI controller; virtioN has its own slot, but two of them share one on
+// different buses. ok is false if the address shows no drive.
 func addressed(scsihw, busPath string) (keys []string, ok bool) {
 	if at := virtioBlk.FindStringSubmatch(busPath); at != nil {
 		switch slot := slotNumber(at[1]); {
@@ -238,9 +235,8 @@ func slotNumber(hex string) int {
 	return int(n)
 }
 
-// How Proxmox reads a drive's options (qemu-server, PVE/QemuServer/Drive.pm; pve-common,
-// JSONSchema.pm, parse_property_string). A configuration keeps them as they were written until
-// Proxmox rewrites that drive.
+// How Proxmox reads a drive's options (qemu-server, PVE/QemuServer/Drive.pm; pve-common, JSONSchema.pm,
+// parse_property_string). A configuration keeps them as they were written until Proxmox rewrites that drive.
 var (
 	driveSwitches = []string{
 		"backup", "detect_zeroes", "iothread", "pre-enrolled-keys", "replicate", "ro", "scsiblock", "shared", "snapshot", "ssd",
@@ -251,8 +247,7 @@ var (
 	}
 	// droppedOptions are dropped by Proxmox 9 ($DROPPED_PROPERTIES there).
 	droppedOptions = []string{"cyls", "heads", "secs", "trans"}
-	// byteRates become megabytes, but always 0.000: parse_drive converts the boolean "is set", not
-	// the number.
+	// byteRates become megabytes, but always 0.000: parse_drive converts the boolean "is set", not the number.
 	byteRates = []string{"bps", "bps_rd", "bps_wr"}
 )
 
@@ -295,10 +290,9 @@ func ParseBoolean(s string) (on, ok bool) {
 	return false, false
 }
 
-// Reassigns are the storage types that can give a volume to another VM: those whose plugin has the
-// feature "rename" (pve-storage, volume_has_feature in PVE/Storage/*Plugin.pm). ZFS over iSCSI
-// ("zfs") and iSCSI itself do not have it, CephFS holds no disks, and unknown types count as
-// unable.
+// Reassigns are the storage types that can give a volume to another VM: those whose plugin has the feature "rename"
+// (pve-storage, volume_has_feature in PVE/Storage/*Plugin.pm). ZFS over iSCSI ("zfs") and iSCSI itself do not have it,
+// CephFS holds no disks, and unknown types count as unable.
 var Reassigns = []string{"btrfs", "cifs", "dir", "glusterfs", "lvm", "lvmthin", "nfs", "rbd", "zfspool"}
 
 // ReferencedBy lists every place in these VMs that names a volume.

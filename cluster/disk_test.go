@@ -9,12 +9,13 @@ import (
 
 func TestParseDisk(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type testCase struct {
 		key, value string
 		want       Disk
 		bytes      uint64
 		err        string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"file storage": {
 			"scsi1", "fast:9011/vm-9011-disk-1.raw,discard=on,serial=data-wk1,size=20G",
 			Disk{Key: "scsi1", Volid: "fast:9011/vm-9011-disk-1.raw", Owner: 9011, Options: []string{"discard=on", "serial=data-wk1", "size=20G"}},
@@ -48,22 +49,17 @@ func TestParseDisk(t *testing.T) {
 		"not a drive":              {key: "net0", value: "virtio=AA", err: `"net0" is not a drive`},
 		"controller":               {key: "scsihw", value: "virtio-scsi-single", err: `"scsihw" is not a drive`},
 		"no volume in":             {key: "scsi0", value: "size=3G", err: `scsi0: no volume in "size=3G"`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := ParseDisk(tc.key, tc.value)
-			if msg := message(err); msg != tc.err {
-				t.Fatalf("error %q, want %q", msg, tc.err)
-			}
-			must.Equal(t, "got", tc.want, got)
-			if got.SizeBytes() != tc.bytes {
-				t.Errorf("size %d, want %d", got.SizeBytes(), tc.bytes)
-			}
-			if err == nil && strings.HasPrefix(tc.value, got.Volid) && got.Value() != tc.value {
-				t.Errorf("written back as %q", got.Value())
-			}
-		})
-	}
+	}, func(t *testing.T, tc testCase) {
+		got, err := ParseDisk(tc.key, tc.value)
+		if msg := message(err); msg != tc.err {
+			t.Fatalf("error %q, want %q", msg, tc.err)
+		}
+		must.Equal(t, "got", tc.want, got)
+		must.Equal(t, "size", tc.bytes, got.SizeBytes())
+		if err == nil && strings.HasPrefix(tc.value, got.Volid) && got.Value() != tc.value {
+			t.Errorf("written back as %q", got.Value())
+		}
+	})
 }
 
 func message(err error) string {
@@ -77,10 +73,7 @@ func TestDisksAreOrderedByBusAndNumber(t *testing.T) {
 	t.Parallel()
 	vm := VM{ID: 1, Config: map[string]string{"scsi10": "a:vm-1-disk-3", "scsi2": "a:vm-1-disk-2", "efidisk0": "a:vm-1-disk-0", "scsihw": "lsi", "name": "x"}}
 	disks := must.Get(vm.Disks())(t)
-	var keys []string
-	for _, d := range disks {
-		keys = append(keys, d.Key)
-	}
+	keys := Each(disks, func(d Disk) string { return d.Key })
 	must.Equal(t, "got", []string{"efidisk0", "scsi2", "scsi10"}, keys)
 }
 
@@ -92,10 +85,7 @@ func FuzzParseDisk(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := ParseDisk(key, d.Value())
-		if err != nil {
-			t.Fatalf("%q was read, but not its own writing %q: %v", value, d.Value(), err)
-		}
+		again := must.Get(ParseDisk(key, d.Value()))(t)
 		must.Equal(t, "got", d, again)
 	})
 }
@@ -184,8 +174,7 @@ func TestProveSystemDiskWhereTalosShowsNoSerial(t *testing.T) {
 	})
 }
 
-// TestProveSystemDiskByAddress: a disk on another bus does not match the drive whose number is in
-// its address.
+// TestProveSystemDiskByAddress: a disk on another bus does not match the drive whose number is in its address.
 func TestProveSystemDiskByAddress(t *testing.T) {
 	t.Parallel()
 	two := func(scsihw, a, b string) map[string]string {
@@ -246,18 +235,13 @@ type proof struct {
 }
 
 func prove(t *testing.T, cases map[string]proof) {
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := ProveSystemDisk(VM{ID: 1, Config: tc.config}, tc.machine, tc.slot)
-			if msg := message(err); msg != tc.err {
-				t.Fatalf("error %q, want %q", msg, tc.err)
-			}
-			if got.Key != tc.want {
-				t.Errorf("proved %q, want %q", got.Key, tc.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, tc proof) {
+		got, err := ProveSystemDisk(VM{ID: 1, Config: tc.config}, tc.machine, tc.slot)
+		if msg := message(err); msg != tc.err {
+			t.Fatalf("error %q, want %q", msg, tc.err)
+		}
+		must.Equal(t, "proved", tc.want, got.Key)
+	})
 }
 
 func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
@@ -272,14 +256,14 @@ func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
 	must.Equal(t, "got", []Volume{{Device: "sdb1", Disk: "sdb", Label: "u-data"}}, got)
 }
 
-// TestOptionsAsProxmoxReadsThem: options are the same only if Proxmox reads the same drive from
-// both spellings.
+// TestOptionsAsProxmoxReadsThem: options are the same only if Proxmox reads the same drive from both spellings.
 func TestOptionsAsProxmoxReadsThem(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type testCase struct {
 		a, b string
 		same bool
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"as written":             {"iothread=1,serial=a", "iothread=1,serial=a", true},
 		"in another order":       {"serial=a,iothread=1", "iothread=1,serial=a", true},
 		"the size is not its":    {"size=10G,serial=a", "serial=a,size=20480M", true},
@@ -298,13 +282,9 @@ func TestOptionsAsProxmoxReadsThem(t *testing.T) {
 		"another value":          {"serial=a", "serial=b", false},
 		"without a name":         {"serial=a,x", "serial=a", false},
 		"twice, Proxmox refuses": {"serial=a,serial=b", "serial=b", false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a, b := SplitOptions(tc.a), SplitOptions(tc.b)
-			if SameOptions(a, b) != tc.same || SameOptions(b, a) != tc.same {
-				t.Errorf("%q and %q: the same is %v", tc.a, tc.b, !tc.same)
-			}
-		})
-	}
+	}, func(t *testing.T, tc testCase) {
+		a, b := SplitOptions(tc.a), SplitOptions(tc.b)
+		must.Equal(t, tc.a+" is "+tc.b, tc.same, SameOptions(a, b))
+		must.Equal(t, tc.b+" is "+tc.a, tc.same, SameOptions(b, a))
+	})
 }

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Hook is a program of the user's own that runs at a point of a run. It has to
-// end with 0 within its timeout.
+// Hook is a program of the user's own that runs at a point of a run. It has to end with 0 within its timeout.
 type Hook struct {
 	Description    string      `json:"description,omitempty"`
 	TimeoutSeconds int         `json:"timeoutSeconds"`
@@ -64,9 +63,8 @@ func IsHookKey(key string) bool {
 	return strings.HasPrefix(key, "hooks/") || strings.Contains(key, "/hooks/")
 }
 
-// UserGate is a condition of the user's own. It has to hold before a node is
-// taken out, and again after it is back, before the next one goes. It is about
-// objects or about a command.
+// UserGate is a condition of the user's own. It has to hold before a node is taken out, and again after it is back,
+// before the next one goes. It is about objects or about a command.
 type UserGate struct {
 	Description    string       `json:"description,omitempty"`
 	BeforeOnly     bool         `json:"beforeOnly,omitempty"` // not asked after the node is back

@@ -1,6 +1,10 @@
 package cluster
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
+)
 
 func TestGateNames(t *testing.T) {
 	t.Parallel()
@@ -16,8 +20,6 @@ func TestGateNames(t *testing.T) {
 		"Ceph is whole":                   {Description: "Ceph is whole", Objects: &ObjectGate{}},
 	}
 	for want, g := range cases {
-		if got := g.String(); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		must.Equal(t, "gate", want, g.String())
 	}
 }

@@ -78,10 +78,9 @@ func Numbers(vms []VM) string {
 	return "VMs " + strings.Join(ids, ", ")
 }
 
-// OnOtherHosts says where the VM and the parking VM of an unfinished replacement are if either was migrated since,
-// and how to move it back; "" if both are on the host where the replacement began. vm is nil while the VM is deleted.
-// Proxmox moves a disk only between VMs of one host, on shared storages too (qemu-server, API2/Qemu.pm,
-// move_vm_disk).
+// OnOtherHosts says where the VM and the parking VM of an unfinished replacement are if either was migrated since, and
+// how to move it back; "" if both are on the host where the replacement began. vm is nil while the VM is deleted.
+// Proxmox moves a disk only between VMs of one host, on shared storages too (qemu-server, API2/Qemu.pm, move_vm_disk).
 func OnOtherHosts(vm *VM, park VM, begun string, away *HostsAway, id VMID) string {
 	if there, known := away.VM(id); vm == nil && known {
 		return fmt.Sprintf("VM %d is on %s, and %s: bring %s back first; nothing was destroyed", id, there.Host, away.Who(), there.Host)

@@ -17,12 +17,13 @@ func TestMovedInTheMiddle(t *testing.T) {
 	}
 	away := &HostsAway{Hosts: []AwayHost{{"pve3", "is offline"}}, VMs: []VM{{ID: 101, Host: "pve3"}}}
 	const moved = `it was begun on pve1, and %s was moved since: disks can be handed over on one host only. Bring it back (%s), then run the same command again; nothing was destroyed`
-	cases := map[string]struct {
+	type testCase struct {
 		vm   *VM
 		park VM
 		away *HostsAway
 		want string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"both there":                  {vm: new(at(101, "pve1", true)), park: at(9001, "pve1", false)},
 		"deleted":                     {park: at(9001, "pve1", false)},
 		"the VM":                      {vm: new(at(101, "pve2", false)), park: at(9001, "pve1", false), want: fmt.Sprintf(moved, `VM 101 "x" on pve2`, "on pve2: qm migrate 101 pve1")},
@@ -37,13 +38,9 @@ func TestMovedInTheMiddle(t *testing.T) {
 		"deleted while another host is down": {
 			park: at(9001, "pve1", false), away: &HostsAway{Hosts: away.Hosts, VMs: []VM{{ID: 102, Host: "pve3"}}},
 		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			must.Equal(t, "got", tc.want, OnOtherHosts(tc.vm, tc.park, "pve1", tc.away, 101))
-		})
-	}
+	}, func(t *testing.T, tc testCase) {
+		must.Equal(t, "got", tc.want, OnOtherHosts(tc.vm, tc.park, "pve1", tc.away, 101))
+	})
 }
 
 // quorum answers for the hosts of a Proxmox cluster.
@@ -58,15 +55,9 @@ func (q quorum) Quorate(context.Context) (bool, error) { return q.has, q.err }
 func TestRequireQuorum(t *testing.T) {
 	t.Parallel()
 	silent := errors.New("no answer")
-	if err := RequireQuorum(t.Context(), quorum{has: true}); err != nil {
-		t.Errorf("with quorum: %v", err)
-	}
-	if err := RequireQuorum(t.Context(), quorum{}); fault.KindOf(err) != fault.Refused {
-		t.Errorf("without: %v", err)
-	}
-	if err := RequireQuorum(t.Context(), quorum{has: true, err: silent}); !errors.Is(err, silent) {
-		t.Errorf("not told: %v", err)
-	}
+	must.Pass(t, RequireQuorum(t.Context(), quorum{has: true}))
+	must.FailAs(t, RequireQuorum(t.Context(), quorum{}), fault.Refused)
+	must.FailIs(t, RequireQuorum(t.Context(), quorum{has: true, err: silent}), silent)
 }
 
 func TestRequireRemakeable(t *testing.T) {
@@ -102,8 +93,6 @@ func TestRequireBooted(t *testing.T) {
 	} {
 		m := RunningSystem{TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", Schematic: SchematicEntry{ID: "id", YAML: "recast.lock=sha256-lock"}}
 		c.change(&m)
-		if problems := b.CheckBooted(m); len(problems) != c.problems {
-			t.Errorf("%s: %v", name, problems)
-		}
+		must.Equal(t, name+": problems", c.problems, len(b.CheckBooted(m)))
 	}
 }

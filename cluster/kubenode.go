@@ -15,8 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// PauseMark is the annotation that keeps recast from taking a node out of service. Its value is the
-// reason.
+// PauseMark is the annotation that keeps recast from taking a node out of service. Its value is the reason.
 const PauseMark = "recast.dev/pause"
 
 // Pause returns the reason in a Node's pause annotation; "" without one.
@@ -102,8 +101,7 @@ func (v AttachedVolume) String() string {
 	return text
 }
 
-// IsOf says whether a VM's drive is the volume. Handles of Proxmox drivers end with the volume's
-// name in Proxmox.
+// IsOf says whether a VM's drive is the volume. Handles of Proxmox drivers end with the volume's name in Proxmox.
 func (v AttachedVolume) IsOf(d Disk) bool {
 	name := func(s string) string { return strings.TrimSuffix(strings.TrimSuffix(path.Base(s), ".qcow2"), ".raw") }
 	_, volume, _ := strings.Cut(d.Volid, ":")
@@ -225,9 +223,8 @@ func RequireAPIServer(ctx context.Context, talos KubernetesReader, kube Componen
 	return fault.Prefix(fmt.Sprintf("the API server of %s does not serve at its own address", node), err)
 }
 
-// lacksAPIServer asks the API server itself: its pod has no readiness probe unless
-// StartupProbesEnabled is set, and counts as Ready from its start (k8stemplates/apiserver.go of
-// Talos).
+// lacksAPIServer asks the API server itself: its pod has no readiness probe unless StartupProbesEnabled is set, and
+// counts as Ready from its start (k8stemplates/apiserver.go of Talos).
 func lacksAPIServer(ctx context.Context, kube ComponentReader, addr netip.Addr, m MachineKubernetes) (string, error) {
 	version, err := kube.APIServer(ctx, netip.AddrPortFrom(addr, uint16(m.APIPort)))
 	if err != nil {
@@ -241,9 +238,8 @@ func lacksAPIServer(ctx context.Context, kube ComponentReader, addr netip.Addr, 
 	return "", nil
 }
 
-// A server that is busy or restarts says nothing about a node. So a node's step is retried while
-// its reads get no answer. Each retry checks the step's goal first, and a step can be retried
-// wherever it was interrupted.
+// A server that is busy or restarts says nothing about a node. So a node's step is retried while its reads get no
+// answer. Each retry checks the step's goal first, and a step can be retried wherever it was interrupted.
 
 // IsUnanswered says whether err means only that a server gave no clear answer to a read, or to a change that is safe
 // to repeat. It is false if err also contains a refusal for another reason.

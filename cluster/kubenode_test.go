@@ -3,8 +3,11 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestPauseReads(t *testing.T) {
@@ -12,18 +15,17 @@ func TestPauseReads(t *testing.T) {
 	for want, annotations := range map[string]map[string]string{
 		"": {"recast.dev/roll": "x"}, "why, then": {PauseMark: " why,\n\tthen"}, "no reason given": {PauseMark: ""},
 	} {
-		if got := Pause(annotations); got != want {
-			t.Errorf("%v: %q, want %q", annotations, got, want)
-		}
+		must.Equal(t, fmt.Sprint(annotations), want, Pause(annotations))
 	}
 }
 
 func TestAttachedVolumeString(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type testCase struct {
 		volume AttachedVolume
 		want   string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"bound": {
 			AttachedVolume{Attachment: "csi-1a", Volume: "pv-1", Claim: "shop/data", Driver: "csi.proxmox.sinextra.dev"},
 			"PersistentVolume pv-1 (claim shop/data, driver csi.proxmox.sinextra.dev)",
@@ -33,15 +35,9 @@ func TestAttachedVolumeString(t *testing.T) {
 			"PersistentVolume pv-1 (driver csi.example.com) can't be detached: disk is busy",
 		},
 		"without a PersistentVolume": {AttachedVolume{Attachment: "csi-1a", Driver: "csi.example.com"}, "VolumeAttachment csi-1a (driver csi.example.com)"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := c.volume.String(); got != c.want {
-				t.Errorf("got  %s\nwant %s", got, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		must.Equal(t, "volume", c.want, c.volume.String())
+	})
 }
 
 type oneControlPlane struct {
@@ -71,8 +67,7 @@ func TestRequireAPIServer(t *testing.T) {
 		"Talos does not":      {c: oneControlPlane{silent: ErrNotNow}},
 		"the server does not": {c: oneControlPlane{dead: ErrNotNow}},
 	} {
-		if err := RequireAPIServer(t.Context(), tc.c, tc.c, "cp1", netip.MustParseAddr("10.0.0.11")); (err == nil) != tc.ok {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := RequireAPIServer(t.Context(), tc.c, tc.c, "cp1", netip.MustParseAddr("10.0.0.11"))
+		must.Equal(t, fmt.Sprintf("%s: %v", name, err), tc.ok, err == nil)
 	}
 }

@@ -148,8 +148,7 @@ func (m RunningSystem) InstallsApart() bool {
 	return major == "1" && err == nil && number >= 13
 }
 
-// Installable says whether the machine would install Talos on a disk that its configuration
-// selects.
+// Installable says whether the machine would install Talos on a disk that its configuration selects.
 func (m Machine) Installable() bool { return m.FromISO || m.SystemDisk == "" }
 
 // PendingReboot says whether the installed system differs from the running one. The entry that a machine says it
@@ -351,8 +350,7 @@ func (f *ConfigFile) HashOf() (file, runs string) {
 	return f.Hash, f.Runs
 }
 
-// ErrConfigDamaged says that the machine configuration in a journal does not match the checksum in
-// the record.
+// ErrConfigDamaged says that the machine configuration in a journal does not match the checksum in the record.
 var ErrConfigDamaged = errors.New("the machine configuration in the journal is damaged")
 
 // ConfigSum is the SHA-256 of a machine configuration, in hex.

@@ -3,10 +3,11 @@ package cluster
 import (
 	"net/netip"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// TestPendingReboot: an entry whose name has another version than the running one is of the
-// previous boot.
+// TestPendingReboot: an entry whose name has another version than the running one is of the previous boot.
 func TestPendingReboot(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -20,9 +21,7 @@ func TestPendingReboot(t *testing.T) {
 		"the newer one runs":           {"v1.14.1", "talos-v1.13.9.efi", "talos-v1.14.1.efi", false},
 		"the newer one runs, numbered": {"v1.14.1", "talos-v1.13.9~3.efi", "talos-v1.14.1~1.efi", false},
 	} {
-		if got := (RunningSystem{TalosVersion: c.runs, BootEntry: c.booted, NextBoot: c.next}).PendingReboot(); got != c.want {
-			t.Errorf("%s: %t", name, got)
-		}
+		must.Equal(t, name, c.want, (RunningSystem{TalosVersion: c.runs, BootEntry: c.booted, NextBoot: c.next}).PendingReboot())
 	}
 }
 

@@ -28,8 +28,7 @@ type VM struct {
 	Config   map[string]string // raw keys and values, pending changes merged; without "digest"
 	Pending  []string          // keys with a pending change, sorted
 
-	// Pods are the volids of its drives that PersistentVolumes name, if that was read. Proxmox does
-	// not know them.
+	// Pods are the volids of its drives that PersistentVolumes name, if that was read. Proxmox does not know them.
 	Pods []string `json:",omitempty"`
 }
 
@@ -78,8 +77,7 @@ type Ties struct {
 	HA        *HAResource // nil: not managed
 	// Tags are the VM's tags that our token can't set on a new VM.
 	Tags []string
-	// HostArch is the architecture of the VM's host, as a VM's arch names it, if the VM has that
-	// setting; "": unknown.
+	// HostArch is the architecture of the VM's host, as a VM's arch names it, if the VM has that setting; "": unknown.
 	HostArch string
 	// Snippets are the files in the VM's cicustom that our token sees, by volid.
 	Snippets []string

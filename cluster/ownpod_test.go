@@ -6,15 +6,17 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestFromEnv(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type testCase struct {
 		env  map[string]string
 		want cluster.OwnPod
 		err  string // a part of it; "": none
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"no pod": {},
 		"a pod": {
 			env:  map[string]string{"RECAST_POD_NAMESPACE": "recast", "RECAST_POD_NAME": "roll-x", "RECAST_POD_UID": "u1"},
@@ -22,17 +24,13 @@ func TestFromEnv(t *testing.T) {
 		},
 		"only its name":   {env: map[string]string{"RECAST_POD_NAME": "roll-x"}, err: "RECAST_POD_NAMESPACE and RECAST_POD_UID not set"},
 		"without its UID": {env: map[string]string{"RECAST_POD_NAMESPACE": "recast", "RECAST_POD_NAME": "roll-x"}, err: ": RECAST_POD_UID not set"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := cluster.OwnPodFromEnv(func(key string) string { return c.env[key] })
-			switch {
-			case c.err == "" && (err != nil || got != c.want):
-				t.Errorf("pod %+v, %v; want %+v", got, err, c.want)
-			case c.err != "" && (fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), c.err) || got != cluster.OwnPod{}):
-				t.Errorf("pod %+v, %v; want a usage error with %q", got, err, c.err)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		got, err := cluster.OwnPodFromEnv(func(key string) string { return c.env[key] })
+		switch {
+		case c.err == "" && (err != nil || got != c.want):
+			t.Errorf("pod %+v, %v; want %+v", got, err, c.want)
+		case c.err != "" && (fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), c.err) || got != cluster.OwnPod{}):
+			t.Errorf("pod %+v, %v; want a usage error with %q", got, err, c.err)
+		}
+	})
 }

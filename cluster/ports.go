@@ -31,8 +31,7 @@ var ErrExists = errors.New("exists already")
 // happened. Read the present state before doing anything else.
 var ErrLostAnswer = errors.New("no answer: it may or may not have happened")
 
-// ErrNoAnswer says that a server could not be reached, or could not answer the request: what it
-// stores is unknown.
+// ErrNoAnswer says that a server could not be reached, or could not answer the request: what it stores is unknown.
 var ErrNoAnswer = errors.New("no answer")
 
 // ErrNotNow says that a server gave no clear answer to a read: the server was not reached, was too slow, or failed. A
@@ -49,8 +48,7 @@ var ErrNotYet = errors.New("it is not ready for that yet")
 type Access interface {
 	// TokenID names the token, without its secret: "recast@pve!roll".
 	TokenID() string
-	// Permissions reads what the token may do at a path of the access tree ("/", "/vms/9011"). The path need not
-	// exist.
+	// Permissions reads what the token may do at a path of the access tree ("/", "/vms/9011"). The path need not exist.
 	Permissions(ctx context.Context, path string) (Privileges, error)
 	// Standing reads at each of the paths the privileges of the token and its user.
 	Standing(ctx context.Context, paths []string) (map[string]Standing, error)
@@ -66,12 +64,10 @@ type Inventory interface {
 
 // VMReader reads VMs.
 type VMReader interface {
-	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by VMID. Running
-	// lags by about 10 s: rely on VM instead. If hosts do not answer, it returns the VMs of the
-	// others and a *HostsAway.
+	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by VMID. Running lags by about 10 s: rely
+	// on VM instead. If hosts do not answer, it returns the VMs of the others and a *HostsAway.
 	VMs(ctx context.Context) ([]VM, error)
-	// VM reads one VM afresh, on any host of the cluster, but without its pool. ErrNotFound if
-	// there is none.
+	// VM reads one VM afresh, on any host of the cluster, but without its pool. ErrNotFound if there is none.
 	VM(ctx context.Context, id VMID) (VM, error)
 	// VMConfig is VM without reading the power state: the VM counts as running, so nothing is done to the VM that
 	// requires it to be off.
@@ -126,8 +122,7 @@ type HA interface {
 	// RemoveHA removes the VM's HA resource and leaves every rule as it is. No-op if there is none.
 	// The VM stays on or off.
 	RemoveHA(ctx context.Context, id VMID) error
-	// AddHA creates the removed resource again. No-op if it exists with these settings; other
-	// settings are an error.
+	// AddHA creates the removed resource again. No-op if it exists with these settings; other settings are an error.
 	AddHA(ctx context.Context, r HAResource) error
 	// SetHA changes the settings of the VM's resource to these.
 	SetHA(ctx context.Context, r HAResource) error
@@ -136,16 +131,13 @@ type HA interface {
 // Editor changes VMs. Every method returns when Proxmox has finished the work,
 // not when it accepted it; a failed task is an error with the task's own words.
 type Editor interface {
-	// CreateVM creates a VM on a host from raw configuration keys ("scsi0": "fast:10,serial=…"). It
-	// never starts it.
+	// CreateVM creates a VM on a host from raw configuration keys ("scsi0": "fast:10,serial=…"). It never starts it.
 	CreateVM(ctx context.Context, host string, id VMID, config map[string]string) error
 	// SetConfig sets and deletes configuration keys. ErrChanged if the digest is no longer vm's.
 	SetConfig(ctx context.Context, vm VM, set map[string]string, del []string) error
-	// FreeDisk frees the volume behind vm's key, which must be vm's own, and removes the key. ErrChanged as for
-	// SetConfig.
+	// FreeDisk frees the volume behind vm's key, which must be vm's own, and removes the key. ErrChanged as for SetConfig.
 	FreeDisk(ctx context.Context, vm VM, key string) error
-	// DeleteVM deletes a stopped VM and every volume that it owns. It never sends purge or
-	// destroy-unreferenced-disks.
+	// DeleteVM deletes a stopped VM and every volume that it owns. It never sends purge or destroy-unreferenced-disks.
 	DeleteVM(ctx context.Context, vm VM) error
 	// MoveDisk gives the volume behind vm's key to another VM on the same host
 	// under toKey; the volume gets a new volid. ErrChanged as for SetConfig.
@@ -245,8 +237,7 @@ type KubernetesReader interface {
 
 // MemberReader reads who belongs to the cluster.
 type MemberReader interface {
-	// Members lists the cluster's machines as Talos' discovery knows them, from any endpoint that
-	// answers.
+	// Members lists the cluster's machines as Talos' discovery knows them, from any endpoint that answers.
 	Members(ctx context.Context) ([]Member, error)
 	// Endpoints returns the addresses of the talosconfig's endpoints, in its order.
 	Endpoints(ctx context.Context) ([]netip.Addr, error)
@@ -326,8 +317,7 @@ type Configurer interface {
 // Maintenance talks to machines that have no configuration yet, without credentials.
 type Maintenance interface {
 	MaintenanceReader
-	// ApplyConfig hands the machine its first configuration. It refuses unless the
-	// machine that answers has this UUID.
+	// ApplyConfig hands the machine its first configuration. It refuses unless the machine that answers has this UUID.
 	ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
 }
 
@@ -338,9 +328,8 @@ type MaintenanceReader interface {
 	// Taken says in words who has an address, whatever runs there; "": the address is free, since nothing answers. An
 	// unclear response is an error.
 	Taken(ctx context.Context, addr netip.Addr) (by string, err error)
-	// PatchConfig returns config with the installer image, the install disk (by its best
-	// identifier), the hostname and versions of Kubernetes set, and all else unchanged. It refuses
-	// what Talos itself would refuse. It sends no requests.
+	// PatchConfig returns config with the installer image, the install disk (by its best identifier), the hostname and
+	// versions of Kubernetes set, and all else unchanged. It refuses what Talos itself would refuse. It sends no requests.
 	PatchConfig(config Secret, p ConfigPatch) (Secret, error)
 	// ConfigEffect says how a node would be affected by the configuration wanted in place of the one that it runs,
 	// leaving out what PatchConfig has set in both. It sends no requests.
@@ -366,8 +355,7 @@ type ConfigEffect struct {
 	Encryption []Encryption
 }
 
-// ConfigPatch is what recast sets in a machine configuration before it applies it; an empty field
-// changes nothing.
+// ConfigPatch is what recast sets in a machine configuration before it applies it; an empty field changes nothing.
 type ConfigPatch struct {
 	Installer string      // image reference by digest
 	Disk      MachineDisk // the disk to install on, as the machine shows it
@@ -375,8 +363,7 @@ type ConfigPatch struct {
 	// Kubernetes has the versions of the images. An image that the configuration names keeps its repository; others
 	// are set as a whole.
 	Kubernetes KubernetesImages
-	// Talos is the version that will read the configuration: what is newer than that version is refused. It sets
-	// nothing.
+	// Talos is the version that will read the configuration: what is newer than that version is refused. It sets nothing.
 	Talos string
 	Runs  bool // a machine has the configuration already: an error of its own release is no reason to refuse it
 }
@@ -393,8 +380,7 @@ type Kube interface {
 	KubeReader
 	NodeWriter
 	replica.Holder
-	// SetProxyImage changes the image of kube-proxy's DaemonSet; ErrChanged if it has neither
-	// image.
+	// SetProxyImage changes the image of kube-proxy's DaemonSet; ErrChanged if it has neither image.
 	SetProxyImage(ctx context.Context, from, to string) error
 }
 
@@ -432,15 +418,13 @@ type NodeWriter interface {
 	Uncordon(ctx context.Context, node string) error
 	// DeleteNode deletes the Node object if it still has that UID. No error if there is none.
 	DeleteNode(ctx context.Context, node, uid string) error
-	// SetFailedBuild records on the Node the build whose in-place upgrade came back as the old
-	// system; "" clears it.
+	// SetFailedBuild records on the Node the build whose in-place upgrade came back as the old system; "" clears it.
 	SetFailedBuild(ctx context.Context, node, build string) error
 	// SetBooted records on the Node what is known of its machine's boot entries; Booted{} removes the record.
 	SetBooted(ctx context.Context, node string, b Booted) error
-	// Drain evicts the pods of a cordoned node, respecting PodDisruptionBudgets, until only
-	// DaemonSet and mirror pods are left. Until the timeout it retries refused evictions and waits
-	// for an unavailable API. say gets a line for each pod and each refusal. recast's own pod goes
-	// last, and the drain ends with OwnPodEvicted.
+	// Drain evicts the pods of a cordoned node, respecting PodDisruptionBudgets, until only DaemonSet and mirror pods are
+	// left. Until the timeout it retries refused evictions and waits for an unavailable API. say gets a line for each pod
+	// and each refusal. recast's own pod goes last, and the drain ends with OwnPodEvicted.
 	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
 	// RestoreMetadata restores the node's labels, annotations and taints, except for keys that
 	// Kubernetes and Talos manage themselves.
@@ -466,8 +450,7 @@ type VolumeReader interface {
 	Replicas(ctx context.Context) ([]replica.System, error)
 	// NodeData returns LocalData and Replicas from one read.
 	NodeData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, []replica.System, error)
-	// WatchReplicas reports when something of the storage system, a replica.System, has become healthy: see
-	// wait.Watch.
+	// WatchReplicas reports when something of the storage system, a replica.System, has become healthy: see wait.Watch.
 	WatchReplicas(ctx context.Context, system string, tell func(look bool)) error
 	// PodVolumes lists the handles of all volumes of Proxmox' CSI driver.
 	PodVolumes(ctx context.Context) ([]string, error)
@@ -533,11 +516,9 @@ type HookEnd struct {
 // HookOutput is how much of what a hook prints is kept.
 const HookOutput = 64 << 10
 
-// Leases keeps the claim of a run whose Proxmox token can't create VMs: as a Kubernetes Lease in
-// kube-system.
+// Leases keeps the claim of a run whose Proxmox token can't create VMs: as a Kubernetes Lease in kube-system.
 type Leases interface {
-	// Lease reads the claim's Lease. ErrNotFound if there is none; ErrNoAnswer if
-	// the API can't tell.
+	// Lease reads the claim's Lease. ErrNotFound if there is none; ErrNoAnswer if the API can't tell.
 	Lease(ctx context.Context) (Lease, error)
 	// CreateLease creates the claim's Lease. ErrExists if another run was faster.
 	CreateLease(ctx context.Context, l Lease) error

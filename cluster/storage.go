@@ -96,8 +96,7 @@ func (d Disk) NamesVolume() bool {
 	return strings.ContainsAny(d.Volid, ":/") && !d.CloudInit() && (!d.CDROM || d.Owner != 0)
 }
 
-// image is the volume's name on its storage without a linked clone's base: "9011/vm-9011-disk-1.raw",
-// "vm-9011-disk-1".
+// image is the volume's name on its storage without a linked clone's base: "9011/vm-9011-disk-1.raw", "vm-9011-disk-1".
 func (d Disk) image() string {
 	_, name, _ := strings.Cut(d.Volid, ":")
 	dir, file := path.Split(name)

@@ -248,6 +248,5 @@ type Selector struct {
 	Matches func(labels map[string]string) bool
 }
 
-// GoneSystemDisk is the name of the system disk of a machine that does not answer: its device name
-// is not recorded.
+// GoneSystemDisk is the name of the system disk of a machine that does not answer: its device name is not recorded.
 const GoneSystemDisk = "the system disk"

@@ -174,8 +174,7 @@ func (vm VM) Unlock() string {
 	return fmt.Sprintf("%s; where none does, its task has died, and qm unlock %d on %s takes the lock away", vm.tasks(), vm.ID, vm.Host)
 }
 
-// Bare says whether the VM does not run and has nothing that a delete would free: no drive, snapshot or saved
-// state.
+// Bare says whether the VM does not run and has nothing that a delete would free: no drive, snapshot or saved state.
 func (vm VM) Bare() bool { return !vm.Running && vm.empty() }
 
 // empty is Bare for a VM whose power state may not have been read: qm destroy itself refuses a running VM
@@ -273,9 +272,8 @@ func (s Shape) IsEmpty() bool {
 // in one of the lists here, or is a drive. A setting in no list came with a later Proxmox: it is
 // unknown whether a token can write it, and that must not show only after the old VM is deleted.
 var (
-	// RootOnly are the settings that only the user root@pam can change, not even its tokens: those
-	// in no group in API2/Qemu.pm, check_vm_modify_config_perm. A token can delete a VM that has
-	// one, but can't recreate it.
+	// RootOnly are the settings that only the user root@pam can change, not even its tokens: those in no group in
+	// API2/Qemu.pm, check_vm_modify_config_perm. A token can delete a VM that has one, but can't recreate it.
 	RootOnly = []string{
 		"affinity", "amd-sev", "arch", "args", "hookscript", "hugepages", "intel-tdx", "ivshmem", "keephugepages", "spice_enhancements",
 	}
@@ -283,8 +281,7 @@ var (
 	CarriedBuses = []string{"hostpci", "ipconfig", "net", "numa", "parallel", "serial", "usb", "virtiofs"}
 )
 
-// RawDevice recognises passed-through devices without a mapping, and device ROMs: only root@pam can
-// set those, too.
+// RawDevice recognises passed-through devices without a mapping, and device ROMs: only root@pam can set those, too.
 func RawDevice(key, value string) bool {
 	options := Disk{Options: strings.Split(value, ",")}
 	switch bus := NumberedBus(key); bus {

@@ -147,9 +147,8 @@ func (m Machine) OnHost(p string) bool {
 	})
 }
 
-// DisksOf lists the disks that a path of the node may be on: those of the volume
-// with the longest mount point above it, else those with EPHEMERAL. Where a partition has the name
-// of a user volume that Talos does not use now, both count.
+// DisksOf lists the disks that a path of the node may be on: those of the volume with the longest mount point above it,
+// else those with EPHEMERAL. Where a partition has the name of a user volume that Talos does not use now, both count.
 func (m Machine) DisksOf(p string) []string {
 	mount := ""
 	for _, v := range m.Volumes {
@@ -180,9 +179,8 @@ func below(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// PoolElsewhere says whether it is proven that a volume group or pool has nothing on the system
-// disk: its members are found, and all of them are known to be on other drives. A member of an
-// unknown group counts for every group.
+// PoolElsewhere says whether it is proven that a volume group or pool has nothing on the system disk: its members are
+// found, and all of them are known to be on other drives. A member of an unknown group counts for every group.
 func (m Machine) PoolElsewhere(format, group string) bool {
 	found := false
 	for _, member := range m.PoolMembers {

@@ -6,8 +6,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// TestSameVolume: a format that only one of two releases of Talos detects is no difference;
-// everything else is one.
+// TestSameVolume: a format that only one of two releases of Talos detects is no difference; everything else is one.
 func TestSameVolume(t *testing.T) {
 	t.Parallel()
 	part := func(format, uuid string) Volume {
@@ -16,12 +15,13 @@ func TestSameVolume(t *testing.T) {
 	whole := func(format, uuid string) Volume {
 		return Volume{Device: "sdb", Disk: "sdb", Format: format, FilesystemUUID: uuid}
 	}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		want  Volume
 		talos string
 		have  []Volume
 		lacks bool
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"as it was":                        {part("xfs", "f"), "v1.14.1", []Volume{part("xfs", "F")}, false},
 		"another filesystem":               {part("xfs", "f"), "v1.14.1", []Volume{part("xfs", "g")}, true},
 		"no filesystem any more":           {part("xfs", "f"), "v1.14.1", []Volume{part("", "")}, true},
@@ -39,23 +39,21 @@ func TestSameVolume(t *testing.T) {
 		"a disk of btrfs that is gone":     {whole("btrfs", "b"), "v1.13.9", nil, true},
 		"a disk of xfs that is gone":       {whole("xfs", "f"), "v1.12.6", nil, true},
 		"no version":                       {whole("btrfs", "b"), "", nil, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := Machine{RunningSystem: RunningSystem{TalosVersion: c.talos}, Volumes: c.have}
-			if _, there := m.Find(c.want); (!there && m.Shows(c.want.Format)) != c.lacks {
-				t.Errorf("%+v is missed: %v, found: %v", c.want, !c.lacks, there)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		m := Machine{RunningSystem: RunningSystem{TalosVersion: c.talos}, Volumes: c.have}
+		if _, there := m.Find(c.want); (!there && m.Shows(c.want.Format)) != c.lacks {
+			t.Errorf("%+v is missed: %v, found: %v", c.want, !c.lacks, there)
+		}
+	})
 }
 
 func TestPodVolumesAreThoseThatHandlesName(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type testCase struct {
 		value, handle string
 		want          bool
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"on the host":                {"fast:vm-9999-media,size=1G", "lab/pve1/fast/vm-9999-media", true},
 		"under the VM's own number":  {"fast:vm-9031-disk-7", "lab/pve1/fast/vm-9031-disk-7", true},
 		"on a shared storage":        {"ceph:vm-9999-media", "lab//ceph/vm-9999-media", true},
@@ -67,19 +65,13 @@ func TestPodVolumesAreThoseThatHandlesName(t *testing.T) {
 		"named so, and of no handle": {"fast:vm-9999-pvc-0b5f", "lab/pve1/fast/vm-9999-pvc-77", false},
 		"a handle that is none":      {"fast:vm-9999-media", "vm-9999-media", false},
 		"a CD drive":                 {"fast:vm-9999-media,media=cdrom", "lab/pve1/fast/vm-9999-media", false},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := VM{ID: 9031, Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi7": c.value}}
-			vm.Pods = vm.PodVolumes([]string{"x/y/z/a", c.handle})
-			disks := must.Get(vm.Disks())(t)
-			d := disks[1]
-			if d.CSI() != c.want || disks[0].CSI() {
-				t.Errorf("%s is a pod's: %t, want %t", d.Volid, d.CSI(), c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		vm := VM{ID: 9031, Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi7": c.value}}
+		vm.Pods = vm.PodVolumes([]string{"x/y/z/a", c.handle})
+		disks := must.Get(vm.Disks())(t)
+		d := disks[1]
+		must.Equal(t, d.Volid+" is a pod's", []bool{false, c.want}, []bool{disks[0].CSI(), d.CSI()})
+	})
 }
 
 func TestInitiatorName(t *testing.T) {
@@ -89,11 +81,7 @@ func TestInitiatorName(t *testing.T) {
 		ISCSI:  "iqn.2017-11.dev.talos:" + id,
 		NVMeoF: "nqn.2017-11.dev.talos:uuid:34633463-3435-3434-3030-346635613130",
 	} {
-		if got := InitiatorName(protocol, id); got != want {
-			t.Errorf("%s: %s", protocol, got)
-		}
+		must.Equal(t, string(protocol), want, InitiatorName(protocol, id))
 	}
-	if got := InitiatorName(ISCSI, ""); got != "" {
-		t.Errorf("of an unknown machine: %s", got)
-	}
+	must.Equal(t, "of an unknown machine", "", InitiatorName(ISCSI, ""))
 }

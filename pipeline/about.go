@@ -71,7 +71,7 @@ func (w *work) keepPlan(j *journal.Journal) error {
 // keepFates records the results for the nodes of the plan that was carried out, and keeps the results for the run's
 // other nodes.
 func (w *work) keepFates(j *journal.Journal) error {
-	mine := each(w.rep.Plan.Work(), nodeOf)
+	mine := cluster.Each(w.rep.Plan.Work(), nodeOf)
 	f := w.tally.fates(mine)
 	var before cluster.Fates
 	if w.rep.Plan.Run != "" || w.o.Policy.SurgeEnds { // see keepPlan
@@ -162,11 +162,7 @@ func (t *tally) fates(planned []string) cluster.Fates {
 			f.Left = append(f.Left, name)
 		}
 	}
-	for _, name := range planned {
-		if last[name] == nil {
-			f.Left = append(f.Left, name)
-		}
-	}
+	f.Left = append(f.Left, cluster.Where(planned, func(name string) bool { return last[name] == nil })...)
 	slices.Sort(f.Left)
 	return f
 }
@@ -265,29 +261,25 @@ func (p Project) Page(run string) string {
 	return filepath.Join(p.State(), "reports", run+".html")
 }
 
-// forgetConfigs deletes machine configurations from the journals of earlier runs, for nodes
-// that have a configuration again: a run that was killed, or failed before it took a node
-// down, could not delete them.
+// forgetConfigs deletes machine configurations from the journals of earlier runs, for nodes that have a configuration
+// again: a run that was killed, or failed before it took a node down, could not delete them.
 func (w *work) forgetConfigs() {
-	keys := each(w.rep.Plan.Configured(), roll.MachineConfigKey)
+	keys := cluster.Each(w.rep.Plan.Configured(), roll.MachineConfigKey)
 	if err := journal.Forget(w.Runs().Dir, keys, w.o.JournalSync); err != nil {
 		w.run.Note("roll", "machine configurations of earlier runs were not deleted from "+w.Runs().Dir+": "+err.Error())
 	}
 }
 
-// forgetOfDone deletes from a journal the machine configurations of nodes that this run
-// has finished.
+// forgetOfDone deletes from a journal the machine configurations of nodes that this run has finished.
 func (w *work) forgetOfDone(j *journal.Journal) error {
-	done := w.tally.fates(each(w.rep.Plan.Work(), nodeOf)).Done
-	return errors.Join(each(done, func(node string) error { return j.Delete(roll.MachineConfigKey(node)) })...)
+	done := w.tally.fates(cluster.Each(w.rep.Plan.Work(), nodeOf)).Done
+	return errors.Join(cluster.Each(done, func(node string) error { return j.Delete(roll.MachineConfigKey(node)) })...)
 }
 
-// explainTimeout limits the check of what a failed roll has left: a user who pressed
-// Ctrl-C twice is waiting.
+// explainTimeout limits the check of what a failed roll has left: a user who pressed Ctrl-C twice is waiting.
 const explainTimeout = 10 * time.Second
 
-// explain adds to the error of a roll which of its nodes are still down, what finishes
-// them, and where their disks are.
+// explain adds to the error of a roll which of its nodes are still down, what finishes them, and where their disks are.
 func (w *work) explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil

@@ -122,8 +122,7 @@ func (c *claiming) found(ctx context.Context, vms []cluster.VM) (claim.State, bo
 	return s, found, err
 }
 
-// keptInLease says whether the claim is kept in Kubernetes, because the token may not
-// create a VM for it.
+// keptInLease says whether the claim is kept in Kubernetes, because the token may not create a VM for it.
 func (c *claiming) keptInLease(ctx context.Context) (bool, error) {
 	if c.inLease == nil {
 		missing, err := survey.NeedsToClaim().Missing(ctx, c.machines.Proxmox)
@@ -174,9 +173,8 @@ type Listing interface {
 	Listed(ctx context.Context) ([]cluster.VM, error)
 }
 
-// Watched is an Inventory for repeated reads by a live view: it reads again only VMs that
-// are new or whose row in the list has changed, the claim, and both VMs of unfinished
-// replacements. It counts its requests.
+// Watched is an Inventory for repeated reads by a live view: it reads again only VMs that are new or whose row in the
+// list has changed, the claim, and both VMs of unfinished replacements. It counts its requests.
 type Watched struct {
 	Listing
 	claim cluster.VMID

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -74,9 +72,7 @@ func (l *listing) Listed(context.Context) ([]cluster.VM, error) {
 }
 
 func (l *listing) VMs(context.Context) ([]cluster.VM, error) {
-	for _, vm := range l.vms {
-		l.read = append(l.read, vm.ID)
-	}
+	l.read = append(l.read, cluster.Each(l.vms, func(vm cluster.VM) cluster.VMID { return vm.ID })...)
 	return slices.Clone(l.vms), nil
 }
 
@@ -102,9 +98,7 @@ func TestWatched(t *testing.T) {
 		vms := must.Get(w.VMs(t.Context()))(t)
 		must.Equal(t, what+": read", want, px.read)
 		must.Equal(t, what+": VMs", px.vms, vms)
-		if n := w.Requests(); n != requests {
-			t.Errorf("%s: %d requests", what, n)
-		}
+		must.Equal(t, what+": requests", requests, w.Requests())
 	}
 	look("first", 5, 100, 9031)
 	look("nothing new", 1)
@@ -134,17 +128,14 @@ func projectOf(t *testing.T) Project {
 // runWith creates the journal of a run; with "" as the outcome it has no end.
 func runWith(t *testing.T, p Project, id, outcome string, facts map[string]any) {
 	t.Helper()
-	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: id})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(p.Runs().Dir, journal.Options{Run: id}))(t)
 	for key, v := range facts {
-		err = errors.Join(err, j.Put(key, v))
+		must.Do(t, j.Put(key, v))
 	}
 	if outcome != "" {
-		err = errors.Join(err, j.Finish(outcome))
+		must.Do(t, j.Finish(outcome))
 	}
-	must.Do(t, errors.Join(err, j.Close()))
+	must.Do(t, j.Close())
 }
 
 // TestOldRunsGo removes the oldest finished runs, unless a parking VM refers to them.
@@ -166,22 +157,14 @@ func TestOldRunsGo(t *testing.T) {
 	must.Do(t, os.MkdirAll(filepath.Dir(p.Page(made(0))), 0o700))
 	must.Do(t, os.WriteFile(p.Page(made(0)), nil, 0o600))
 	away := fmt.Errorf("pve2 does not answer")
-	if err := forgetRuns(p, func() (map[string]bool, error) { return nil, away }); !errors.Is(err, away) {
-		t.Errorf("with a host away: %v", err)
-	}
+	must.FailIs(t, forgetRuns(p, func() (map[string]bool, error) { return nil, away }), away)
 	must.Do(t, forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }))
 	gone := map[string]bool{made(0): true, made(3): true, made(4): true} // 1 has no end, 2 is needed
 	for n := range 6 {
-		if here := p.Runs().Has(made(n)); here == gone[made(n)] {
-			t.Errorf("%s is here: %t", made(n), here)
-		}
+		must.Equal(t, made(n)+" is here", !gone[made(n)], p.Runs().Has(made(n)))
 	}
-	if _, err := os.Stat(p.Page(made(0))); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("its report: %v", err)
-	}
-	if err := forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }); err != nil {
-		t.Errorf("once more: %v", err)
-	}
+	must.FailIs(t, must.Err(os.Stat(p.Page(made(0)))), os.ErrNotExist)
+	must.Pass(t, forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }))
 }
 
 func TestBackupFile(t *testing.T) {
@@ -243,15 +226,9 @@ func TestRemoveBackups(t *testing.T) {
 		keep  int
 		want  []string
 	}{{ours[2], 9, nil}, {ours[2], 3, nil}, {ours[0], 2, ours[1:2]}, {ours[0], 1, ours[2:]}, {ours[0], 1, nil}} {
-		removed, err := removeBackups(p.Config, dir, c.taken, c.keep)
-		if diff := cmp.Diff(c.want, removed); diff != "" || err != nil {
-			t.Errorf("keep %d: %v (-want +got):\n%s", c.keep, err, diff)
-		}
+		must.Equal(t, fmt.Sprint("keep ", c.keep), c.want, must.Get(removeBackups(p.Config, dir, c.taken, c.keep))(t))
 	}
-	left, err := os.ReadDir(dir)
-	if err != nil || len(left) != len(others)+2 {
-		t.Errorf("left: %v, %v", left, err)
-	}
+	must.Equal(t, "left", len(others)+2, len(must.Get(os.ReadDir(dir))(t)))
 }
 
 // session is one process that works on a run.
@@ -298,46 +275,41 @@ func TestContinuedRun(t *testing.T) {
 		{Node: "wk1", Strategy: cluster.Recreate, Why: "it is stale"}, {Node: "wk2", Strategy: cluster.Recreate, Why: "it is stale"},
 	}}
 	rest := planning.Plan{Cluster: "c1", Run: "r", Nodes: []planning.NodePlan{{Node: "wk2", Strategy: cluster.Recreate, Resume: true, Why: "run r began to recreate it and did not finish"}}}
-	for name, ends := range map[string]bool{"after it failed": true, "after it was killed": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := projectOf(t)
-			told := func(gone ...int) string {
-				t.Helper()
-				r := must.Get(p.Runs().Find("r", past.Options{Holder: claim.Holder{Boot: "b"}, Dead: func(h claim.Holder) bool { return slices.Contains(gone, h.PID) }}))(t)
-				done, planned := r.Counted()
-				return fmt.Sprintf("%s, %d of %d, ended %t, first planned because %s; %s", r.Result, done, planned, !r.Finished.IsZero(), r.Plan.Nodes[0].Why, strings.Join(r.Problems, "; "))
-			}
-			require := func(got, want string) {
-				t.Helper()
-				if want += ", first planned because it is stale; "; got != want {
-					t.Errorf("it is told as\n%s, want\n%s", got, want)
-				}
-			}
-			first := begin(t, p, 1, both)
-			first.saw("roll/workers/wk1", step.Done)
-			first.took("wk1")
-			first.saw("roll/workers/wk2", step.Failed)
-			if ends {
-				first.finish("failed: wk2: no quorum")
-				require(told(1), "failed, 1 of 2, ended true")
-			} else {
-				require(told(1), "killed, 1 of 2, ended false")
-			}
-			first.must(first.j.Close())
+	must.Each(t, map[string]bool{"after it failed": true, "after it was killed": false}, func(t *testing.T, ends bool) {
+		p := projectOf(t)
+		told := func(gone ...int) string {
+			t.Helper()
+			r := must.Get(p.Runs().Find("r", past.Options{Holder: claim.Holder{Boot: "b"}, Dead: func(h claim.Holder) bool { return slices.Contains(gone, h.PID) }}))(t)
+			done, planned := r.Counted()
+			return fmt.Sprintf("%s, %d of %d, ended %t, first planned because %s; %s", r.Result, done, planned, !r.Finished.IsZero(), r.Plan.Nodes[0].Why, strings.Join(r.Problems, "; "))
+		}
+		require := func(got, want string) {
+			t.Helper()
+			must.Equal(t, "told as", want+", first planned because it is stale; ", got)
+		}
+		first := begin(t, p, 1, both)
+		first.saw("roll/workers/wk1", step.Done)
+		first.took("wk1")
+		first.saw("roll/workers/wk2", step.Failed)
+		if ends {
+			first.finish("failed: wk2: no quorum")
+			require(told(1), "failed, 1 of 2, ended true")
+		} else {
+			require(told(1), "killed, 1 of 2, ended false")
+		}
+		first.must(first.j.Close())
 
-			second := begin(t, p, 2, rest)
-			require(told(1), "running, 1 of 2, ended false")
-			second.must(second.j.Close())
-			require(told(1, 2), "killed, 1 of 2, ended false")
+		second := begin(t, p, 2, rest)
+		require(told(1), "running, 1 of 2, ended false")
+		second.must(second.j.Close())
+		require(told(1, 2), "killed, 1 of 2, ended false")
 
-			third := begin(t, p, 3, rest)
-			third.saw("roll/unfinished/wk2", step.Done)
-			third.finish("done")
-			third.must(third.j.Close())
-			require(told(1, 2, 3), "done, 2 of 2, ended true")
-		})
-	}
+		third := begin(t, p, 3, rest)
+		third.saw("roll/unfinished/wk2", step.Done)
+		third.finish("done")
+		third.must(third.j.Close())
+		require(told(1, 2, 3), "done, 2 of 2, ended true")
+	})
 }
 
 // A roll whose first plan was about reset machines is reported with its own plan, and a
@@ -389,8 +361,7 @@ func TestTheLastFateOfANode(t *testing.T) {
 	must.Equal(t, "fates", "{[wk2] [wk1] [wk3]}", fmt.Sprint(*r.Fates))
 }
 
-// If a hook after the failed nodes fails, the run ends with that result, unless there
-// was a worse one.
+// If a hook after the failed nodes fails, the run ends with that result, unless there was a worse one.
 func TestAFailedHookAfterTheRun(t *testing.T) {
 	t.Parallel()
 	for was, want := range map[string]string{
@@ -403,9 +374,7 @@ func TestAFailedHookAfterTheRun(t *testing.T) {
 		w := &work{Project: p}
 		w.hooks.journal = "r"
 		must.Do(t, w.noteFailed(errors.New("hook x: it ended with 3")))
-		if got, err := p.Runs().Outcome("r"); err != nil || got != want {
-			t.Errorf("%q became %q, want %q; %v", was, got, want, err)
-		}
+		must.Equal(t, fmt.Sprintf("outcome of %q", was), want, must.Get(p.Runs().Outcome("r"))(t))
 	}
 }
 

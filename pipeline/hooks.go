@@ -19,8 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// begin starts a confirmed plan: it runs the hooks before the run, once per command,
-// however many plans follow.
+// begin starts a confirmed plan: it runs the hooks before the run, once per command, however many plans follow.
 func (w *work) begin(ctx context.Context, j *journal.Journal) error {
 	w.nodes = w.planned()
 	if w.began {
@@ -31,13 +30,10 @@ func (w *work) begin(ctx context.Context, j *journal.Journal) error {
 	w.tellStart(ctx)
 	return w.callHooks(ctx, w.run, roll.HookCall{
 		Point: cluster.BeforeRun, Keep: func(run planning.HookRun, i int) error { return w.keepHook(j, run, i) },
-	}, "before-run", "run the hooks before the run", func(ctx context.Context, err error) error {
-		return roll.BeforeRunFailed(ctx, err)
-	})
+	}, "before-run", "run the hooks before the run", roll.BeforeRunFailed)
 }
 
-// afterInterrupt is the time for the hooks after a run when Ctrl-C was pressed for the
-// second time.
+// afterInterrupt is the time for the hooks after a run when Ctrl-C was pressed for the second time.
 const afterInterrupt = 30 * time.Second
 
 // hooksAfter runs the hooks after the run, with any result. If they fail, the run fails, but
@@ -68,8 +64,7 @@ func (w *work) hooksAfter(ctx context.Context, err error) error {
 	return fault.As(fault.KindOf(err), errors.Join(err, failed, noted))
 }
 
-// noteFailed records in the last journal that the run failed after its nodes, unless the
-// journal has a worse result.
+// noteFailed records in the last journal that the run failed after its nodes, unless the journal has a worse result.
 func (w *work) noteFailed(failed error) error {
 	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.hooks.journal, Sync: w.o.JournalSync})
 	if err != nil {
@@ -103,8 +98,7 @@ func (w *work) callHooks(ctx context.Context, run *step.Runner, c roll.HookCall,
 	return nil
 }
 
-// planned returns the nodes of all started plans and the current one, each once, in the
-// order of the plans.
+// planned returns the nodes of all started plans and the current one, each once, in the order of the plans.
 func (w *work) planned() []string {
 	names := slices.Clone(w.nodes)
 	for _, n := range w.rep.Plan.Work() {
@@ -246,9 +240,7 @@ func (w *work) notice(event cluster.NoticeEvent, err error) cluster.Notice {
 // hintLines returns the hints of an error, never nil: templates range over them.
 func hintLines(err error) []string {
 	hints := []string{}
-	for _, hint := range fault.Hints(err) {
-		hints = append(hints, foreign.Lines(hint))
-	}
+	hints = append(hints, cluster.Each(fault.Hints(err), func(hint string) string { return foreign.Lines(hint) })...)
 	return hints
 }
 

@@ -43,16 +43,14 @@ type LockResult struct {
 	Newest   bool                 `json:"newest"` // newer digests were looked for
 }
 
-// LockChange is a schematic whose image changes, and the nodes that should run it, which
-// become stale.
+// LockChange is a schematic whose image changes, and the nodes that should run it, which become stale.
 type LockChange struct {
 	schematics.Change
 	Nodes []string `json:"nodes"`
 }
 
-// Lock resolves the configured schematics to digests and writes recast.lock.
-// The replaced lock is kept in .recast/locks, so that drift can name the digests that
-// nodes still run.
+// Lock resolves the configured schematics to digests and writes recast.lock. The replaced lock is kept in
+// .recast/locks, so that drift can name the digests that nodes still run.
 func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, error) {
 	req, err := request(p.Config)
 	if err != nil {

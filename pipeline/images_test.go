@@ -12,18 +12,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -129,22 +127,16 @@ func TestLock(t *testing.T) {
 	world := &published{agent: hex64("a"), frr: hex64("c")}
 	lock := func(o LockOptions) LockResult {
 		t.Helper()
-		res := must.Get(Lock(t.Context(), p, world.images(), o))(t)
-		return res
+		return must.Get(Lock(t.Context(), p, world.images(), o))(t)
 	}
-	if res := lock(LockOptions{Check: true}); !res.Differs || res.Written {
-		t.Errorf("--check without a lock: differs %t, written %t", res.Differs, res.Written)
-	}
-	if _, err := schematics.ReadLock(p.LockFile()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("--check wrote a lock: %v", err)
-	}
-	res := lock(LockOptions{})
-	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "added"}, "bgp": {"wk1", "wk2", "added"}, "spare": {"added"}}, staleNodes(res)); diff != "" || !res.Written {
-		t.Errorf("the first lock (-want +got):\n%s", diff)
-	}
-	if _, err := p.Lock(); err != nil {
-		t.Errorf("the lock is not this configuration's: %v", err)
-	}
+	res := lock(LockOptions{Check: true})
+	must.Equal(t, "--check without a lock: differs, written", [2]bool{true, false}, [2]bool{res.Differs, res.Written})
+	must.FailIs(t, must.Err(schematics.ReadLock(p.LockFile())), fs.ErrNotExist)
+	res = lock(LockOptions{})
+	added := map[string][]string{"default": {"cp1", "added"}, "bgp": {"wk1", "wk2", "added"}, "spare": {"added"}}
+	must.Equal(t, "the first lock", added, staleNodes(res))
+	must.Equal(t, "the first lock: written", true, res.Written)
+	must.Pass(t, must.Err(p.Lock()))
 
 	world.frr, world.agent = hex64("d"), hex64("b")
 	if res := lock(LockOptions{}); res.Differs || res.Written || len(res.Changes) > 0 {
@@ -154,9 +146,8 @@ func TestLock(t *testing.T) {
 	want := map[string][]string{"default": {"cp1", agent}, "bgp": {"wk1", "wk2", "extension frr 1.0: " + hex64("c") + " → " + hex64("d"), agent}}
 	for name, o := range map[string]LockOptions{"check": {Check: true}, "update": {Update: true}} {
 		res := must.Get(Lock(t.Context(), lockedAs(t, p), world.images(), o))(t)
-		if diff := cmp.Diff(want, staleNodes(res)); diff != "" || res.Written != o.Update || !res.Differs {
-			t.Errorf("%s: written %t; (-want +got):\n%s", name, res.Written, diff)
-		}
+		must.Equal(t, name, want, staleNodes(res))
+		must.Equal(t, name+": written, differs", [2]bool{o.Update, true}, [2]bool{res.Written, res.Differs})
 	}
 }
 
@@ -182,20 +173,14 @@ func TestLockRebuild(t *testing.T) {
 		t.Errorf("a schematic that nobody has: %v %q", err, fault.Hints(err))
 	}
 	res := must.Get(Lock(t.Context(), p, world.images(), LockOptions{Rebuild: []string{"default"}}))(t)
-	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "rebuild 0 → 1"}}, staleNodes(res)); diff != "" || !res.Written {
-		t.Errorf("written %t; (-want +got):\n%s", res.Written, diff)
-	}
-	if lock, err := p.Lock(); err != nil || lock.Schematics["default"].Rebuild != 1 {
-		t.Errorf("the lock: %+v, %v", lock.Schematics["default"], err)
-	}
+	must.Equal(t, "stale", map[string][]string{"default": {"cp1", "rebuild 0 → 1"}}, staleNodes(res))
+	must.Equal(t, "written", true, res.Written)
+	must.Equal(t, "rebuild in the lock", 1, must.Get(p.Lock())(t).Schematics["default"].Rebuild)
 	world.agent, world.frr = hex64("a"), hex64("c")
-	if res, err := Lock(t.Context(), p, world.images(), LockOptions{Check: true}); err != nil || res.Differs {
-		t.Errorf("--check of a rebuilt lock: differs %t, %v", res.Differs, err)
-	}
+	must.Equal(t, "--check of a rebuilt lock: differs", false, must.Get(Lock(t.Context(), p, world.images(), LockOptions{Check: true}))(t).Differs)
 }
 
-// TestLockDiffersInNoBuild: a change that does not affect an image is still written and
-// checked.
+// TestLockDiffersInNoBuild: a change that does not affect an image is still written and checked.
 func TestLockDiffersInNoBuild(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)
@@ -208,9 +193,7 @@ func TestLockDiffersInNoBuild(t *testing.T) {
 	if err != nil || !res.Differs || len(res.Changes) > 0 {
 		t.Errorf("a reference by digest instead of tag: differs %t, changes %v, %v", res.Differs, res.Changes, err)
 	}
-	if _, err := p.Lock(); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "schematic bgp has changed since it was locked") {
-		t.Errorf("the lock of another reference is taken: %v", err)
-	}
+	must.FailAs(t, must.Err(p.Lock()), fault.Config, "schematic bgp has changed since it was locked")
 }
 
 // TestBuildLeavesANewerLockAlone: if the lock is updated while images are built, the
@@ -232,19 +215,14 @@ func TestBuildLeavesANewerLockAlone(t *testing.T) {
 		must.Do(t, save(record(first.Lock, digest)))
 	}
 	world.agent = hex64("b")
-	updated, err := Lock(t.Context(), p, world.images(), LockOptions{Update: true})
-	if err != nil || !updated.Written {
-		t.Fatalf("written %t, %v", updated.Written, err)
-	}
-	if err := save(record(first.Lock, hex64("3"))); fault.KindOf(err) != fault.Refused {
-		t.Errorf("error = %v", err)
-	}
+	updated := must.Get(Lock(t.Context(), p, world.images(), LockOptions{Update: true}))(t)
+	must.Equal(t, "written", true, updated.Written)
+	must.FailAs(t, save(record(first.Lock, hex64("3"))), fault.Refused)
 	got := must.Get(schematics.ReadLock(p.LockFile()))(t)
 	must.Equal(t, "the update is undone", updated.Lock.Key(), got.Key())
 }
 
-// TestLockPlacesErrors: a problem with a reference is reported with its position in
-// recast.yaml.
+// TestLockPlacesErrors: a problem with a reference is reported with its position in recast.yaml.
 func TestLockPlacesErrors(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)
@@ -252,9 +230,7 @@ func TestLockPlacesErrors(t *testing.T) {
 	s.Extensions[0].Tag = "1.8"
 	_, err := Lock(t.Context(), p, (&published{agent: hex64("a")}).images(), LockOptions{})
 	want := filepath.Join(p.Config.Dir, "recast.yaml") + ":9:39: schematics.bgp.extensions[0]: the registry has no ghcr.io/acme/frr:1.8"
-	if err == nil || err.Error() != want {
-		t.Errorf("error\n got %v\nwant %s", err, want)
-	}
+	must.Equal(t, "error", want, fmt.Sprint(err))
 }
 
 // storehouse is a Proxmox cluster of which only the VMs are read.
@@ -370,9 +346,7 @@ func mirrorProject(t *testing.T) (Project, *pruneSite, mirrorShelf) {
 	lock.Schematics["default"] = e
 	must.Do(t, schematics.WriteLock(p.LockFile(), lock))
 	before, _, err := schematics.Previous(p.Locks().Dir, lock)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	tag := func(build string) string { return "v1.13.9-" + schematics.Short(build) }
 	return p, s, mirrorShelf{
 		images.TagOf(lock, e): digestOf("1"), images.TagOf(before, before.Schematics["default"]): digestOf("2"),
@@ -383,20 +357,11 @@ func mirrorProject(t *testing.T) (Project, *pruneSite, mirrorShelf) {
 
 func (s *pruneSite) pruneMirror(t *testing.T, p Project, shelf mirrorShelf, confirm bool) (PruneReport, error) {
 	t.Helper()
-	return Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-		Only: PruneMirror, Mirror: shelf, OlderThan: 168 * time.Hour, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
-		Confirm: func(PruneReport) (bool, error) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.changes = append(s.changes, "ask")
-			return confirm, nil
-		},
-	})
+	return s.pruneAs(t, p, confirm, PruneOptions{Only: PruneMirror, Mirror: shelf})
 }
 
 func TestPruneMirror(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, s, shelf := mirrorProject(t)
 		isos := len(s.isos)
 		rep := must.Get(s.pruneMirror(t, p, shelf, true))(t)
@@ -429,11 +394,12 @@ func TestPruneMirror(t *testing.T) {
 
 func TestPruneLeavesTheMirrorAlone(t *testing.T) {
 	t.Parallel()
-	for title, tc := range map[string]struct {
+	type row struct {
 		prune func(*testing.T, *pruneSite, Project, mirrorShelf) (PruneReport, error)
 		fails string
 		kind  fault.Kind
-	}{
+	}
+	must.Bubbles(t, map[string]row{
 		"not asked for": {func(t *testing.T, s *pruneSite, p Project, _ mirrorShelf) (PruneReport, error) {
 			return s.prune(t, p, true)
 		}, "", 0},
@@ -452,36 +418,30 @@ func TestPruneLeavesTheMirrorAlone(t *testing.T) {
 			s.lacks = "VM.Audit"
 			return s.pruneMirror(t, p, m, true)
 		}, "VM.Audit", fault.Refused},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p, s, shelf := mirrorProject(t)
-				before := maps.Clone(shelf)
-				rep, err := tc.prune(t, s, p, shelf)
-				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != tc.kind) {
-					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-				}
-				must.Equal(t, "mirror", before, shelf)
-				if tc.fails == "" && rep.Mirror != nil {
-					t.Errorf("it was looked at: %v", rep.Mirror)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p, s, shelf := mirrorProject(t)
+		before := maps.Clone(shelf)
+		rep, err := tc.prune(t, s, p, shelf)
+		must.FailAs(t, err, tc.kind, tc.fails)
+		must.Equal(t, "mirror", before, shelf)
+		if tc.fails == "" && rep.Mirror != nil {
+			t.Errorf("it was looked at: %v", rep.Mirror)
+		}
+	})
 }
 
 // TestPruneCache: an ISO that stays on the storages stays in the cache too.
 func TestPruneCache(t *testing.T) {
 	t.Parallel()
 	const claimed, asked, given = "claim", "ask", "give back"
-	for title, tc := range map[string]struct {
+	type row struct {
 		prepare func(*pruneSite)
 		only    string
 		want    []string // changes on Proxmox
 		gone    []string
 		fails   string
-	}{
+	}
+	must.Bubbles(t, map[string]row{
 		"alone": {only: PruneCache, want: []string{claimed, asked, given}, gone: []string{isoNamed(goneBuild), isoNamed(openBuild)}},
 		"with all others": {
 			want: []string{claimed, asked, "delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild), given},
@@ -498,46 +458,30 @@ func TestPruneCache(t *testing.T) {
 		},
 		"no right to see VMs": {prepare: func(s *pruneSite) { s.lacks = "VM.Audit" }, only: PruneCache, fails: "VM.Audit"},
 		"half a view":         {prepare: func(s *pruneSite) { s.blind = fault.Refusedf("sees half") }, only: PruneCache, fails: "sees half"},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p, s := pruneProject(t)
-				err := os.MkdirAll(p.isoCache(), 0o700)
-				for name, changed := range s.isos {
-					file := filepath.Join(p.isoCache(), name)
-					err = errors.Join(err, os.WriteFile(file, []byte("iso"), 0o600), os.Chtimes(file, changed, changed))
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				if tc.prepare != nil {
-					tc.prepare(s)
-				}
-				rep, err := Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-					Only: tc.only, OlderThan: 168 * time.Hour, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
-					Confirm: func(PruneReport) (bool, error) {
-						s.mu.Lock()
-						defer s.mu.Unlock()
-						s.changes = append(s.changes, asked)
-						return true, nil
-					},
-				})
-				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
-					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-				}
-				must.Equal(t, "changes on Proxmox", tc.want, s.changes)
-				var gone []string
-				for _, v := range rep.Cache {
-					if _, err := os.Stat(filepath.Join(p.isoCache(), v.Name)); err != nil && v.Removed {
-						gone = append(gone, v.Name)
-					}
-				}
-				left, err := os.ReadDir(p.isoCache())
-				if diff := cmp.Diff(tc.gone, gone); diff != "" || err != nil || len(left) != 5-len(gone) {
-					t.Errorf("%d files are left, %v; removed from the cache (-want +got):\n%s", len(left), err, diff)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p, s := pruneProject(t)
+		err := os.MkdirAll(p.isoCache(), 0o700)
+		for name, changed := range s.isos {
+			file := filepath.Join(p.isoCache(), name)
+			err = errors.Join(err, os.WriteFile(file, []byte("iso"), 0o600), os.Chtimes(file, changed, changed))
+		}
+		must.Do(t, err)
+		if tc.prepare != nil {
+			tc.prepare(s)
+		}
+		rep, err := s.pruneAs(t, p, true, PruneOptions{Only: tc.only})
+		must.Fail(t, err, tc.fails)
+		must.Equal(t, "refused", tc.fails != "", fault.KindOf(err) == fault.Refused)
+		must.Equal(t, "changes on Proxmox", tc.want, s.changes)
+		var gone []string
+		for _, v := range rep.Cache {
+			if _, err := os.Stat(filepath.Join(p.isoCache(), v.Name)); err != nil && v.Removed {
+				gone = append(gone, v.Name)
+			}
+		}
+		left, err := os.ReadDir(p.isoCache())
+		if diff := cmp.Diff(tc.gone, gone); diff != "" || err != nil || len(left) != 5-len(gone) {
+			t.Errorf("%d files are left, %v; removed from the cache (-want +got):\n%s", len(left), err, diff)
+		}
+	})
 }

@@ -102,12 +102,8 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 	if err := w.claim.take(ctx, host, w.rep.Plan); err != nil {
 		return err
 	}
-	ok, err := o.Confirm(rep.Plan)
-	if err != nil {
+	if err := confirm(o.Confirm, rep.Plan, "Kubernetes was not changed"); err != nil {
 		return err
-	}
-	if !ok {
-		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; Kubernetes was not changed")))
 	}
 	if plan, err = w.planUpgradeAgain(ctx, rep.Plan); err != nil {
 		return err
@@ -356,13 +352,12 @@ type begunRestore struct {
 	Bootstrapped time.Time // right before the request to Talos: etcd data is from then; zero: not yet
 }
 
-// Restore restores etcd of the only control plane from a snapshot:
-// verify → find the machine → claim → confirm → upload → bootstrap → wait.
-// It never touches an etcd that has data, unless an unfinished restore of the
-// same snapshot put it there.
+// Restore restores etcd of the only control plane from a snapshot: verify → find the machine → claim → confirm → upload
+// → bootstrap → wait. It never touches an etcd that has data, unless an unfinished restore of the same snapshot put it
+// there.
 func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o RestoreOptions) (rep RestoreReport, err error) {
-	if !slices.Contains(nodeNames(p.Config), o.Node) {
-		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
+	if err := p.RequireNodes(o.Node); err != nil {
+		return rep, err
 	}
 	rep = RestoreReport{Target: etcd.Target{Node: o.Node}, File: o.File, Started: time.Now()}
 	if rep.Snapshot, err = ReadSnapshot(ctx, o); err != nil {
@@ -390,12 +385,8 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 		if err := w.claim.take(ctx, host, w.rep.Plan); err != nil {
 			return err
 		}
-		ok, err := o.Confirm(rep)
-		if err != nil {
+		if err := confirm(o.Confirm, rep, "nothing was restored"); err != nil {
 			return err
-		}
-		if !ok {
-			return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; nothing was restored")))
 		}
 		if err := w.giveUpRestores(others); err != nil {
 			return err
@@ -463,12 +454,7 @@ func (w *work) findTarget(ctx context.Context, rep *RestoreReport) (host string,
 	if slices.ContainsFunc(parkings, func(p parking.Parking) bool { return p.Record.Open && p.Record.Node == rep.Node }) {
 		return "", fault.WithHint(fault.ParkedHalf.Refusedf("the replacement of %s is not finished", rep.Node), "recast status shows what finishes it; restore afterwards. If it waits for an etcd whose data is lost: talosctl bootstrap --recover-from FILE, then recast roll")
 	}
-	var found []cluster.VM
-	for _, vm := range vms {
-		if vm.UUID() == rep.UUID {
-			found = append(found, vm)
-		}
-	}
+	found := cluster.Where(vms, func(vm cluster.VM) bool { return vm.UUID() == rep.UUID })
 	i := slices.IndexFunc(w.Config.Nodes, func(n config.Node) bool { return n.Name == rep.Node })
 	switch id := cluster.VMID(w.Config.Nodes[i].VMID); {
 	case len(found) != 1:

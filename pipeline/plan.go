@@ -20,7 +20,6 @@ import (
 	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/bootimage"
-	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/story"
@@ -349,14 +348,13 @@ func knownBuilds(file string, present bool, lock schematics.Lock) []observe.Know
 	return out
 }
 
-// Provenance traces one running node back to a lock. With a puller it also compares the
-// node's files with the images of the build that it claims. It needs no lock: without one,
-// links are unknown, which is no error.
+// Provenance traces one running node back to a lock. With a puller it also compares the node's files with the images of
+// the build that it claims. It needs no lock: without one, links are unknown, which is no error.
 func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, node string, say func(string)) (observe.Provenance, error) {
-	i := slices.IndexFunc(p.Config.Nodes, func(n config.Node) bool { return n.Name == node })
-	if i < 0 {
-		return observe.Provenance{}, fault.WithHint(fault.Configf("no node %q", node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
+	if err := p.RequireNodes(node); err != nil {
+		return observe.Provenance{}, err
 	}
+	i := slices.Index(nodeNames(p.Config), node)
 	present, past, err := locksAtHand(p)
 	if err != nil {
 		return observe.Provenance{}, err
@@ -400,8 +398,7 @@ func compareOne(
 	return &checks[0], nil
 }
 
-// locksAtHand reads recast.lock, which need not exist or match the configuration, and the
-// builds of past locks.
+// locksAtHand reads recast.lock, which need not exist or match the configuration, and the builds of past locks.
 func locksAtHand(p Project) (present schematics.Lock, past []observe.KnownBuild, err error) {
 	present, err = schematics.ReadLock(p.LockFile())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -88,8 +88,7 @@ type Machines struct {
 	Claims      observe.ClaimReader
 	Objects     cluster.ObjectJudge
 	Commands    cluster.CommandRunner
-	// MachineConfig returns a node's configuration from the user's files; nil: there
-	// are none.
+	// MachineConfig returns a node's configuration from the user's files; nil: there are none.
 	MachineConfig func(ctx context.Context, node string) (cluster.Secret, bool, error)
 }
 
@@ -187,17 +186,9 @@ func build(lock schematics.Lock, schematic string) cluster.Build {
 }
 
 func extensions(list []schematics.Extension) []cluster.LockedExtension {
-	return each(list, func(e schematics.Extension) cluster.LockedExtension {
+	return cluster.Each(list, func(e schematics.Extension) cluster.LockedExtension {
 		return cluster.LockedExtension{Name: e.Name, Version: e.Version, Ref: e.Ref, Digest: e.Digest}
 	})
-}
-
-// each applies f to each of a list.
-func each[T, U any](list []T, f func(T) U) (out []U) {
-	for _, v := range list {
-		out = append(out, f(v))
-	}
-	return out
 }
 
 func nodeOf(n planning.NodePlan) string { return n.Node }
@@ -327,8 +318,7 @@ func awaitTasks(ctx context.Context, p Project, px cluster.Tasks, vms []cluster.
 	return exchange.AwaitOwnTasks(ctx, px, of, timing(p.Config).Poll, say)
 }
 
-// readable lists the VMs that can be read, and the hosts whose VMs can't. The claim must
-// be readable.
+// readable lists the VMs that can be read, and the hosts whose VMs can't. The claim must be readable.
 func readable(ctx context.Context, p Project, px cluster.VMReader) ([]cluster.VM, *cluster.HostsAway, error) {
 	vms, err := px.VMs(ctx)
 	away, lacking := errors.AsType[*cluster.HostsAway](err)
@@ -369,7 +359,7 @@ func (p Project) Policy(asked planning.Policy) planning.Policy {
 
 // Gates returns the user's gates in the order of the configuration.
 func (p Project) Gates() []cluster.UserGate {
-	return each(p.Config.Roll.Gates, func(g config.Gate) cluster.UserGate { return gate(p.Config, g) })
+	return cluster.Each(p.Config.Roll.Gates, func(g config.Gate) cluster.UserGate { return gate(p.Config, g) })
 }
 
 func gate(c *config.Config, g config.Gate) cluster.UserGate {
@@ -433,7 +423,18 @@ func (p Project) RehearsalOn() planning.Rehearsal {
 }
 
 func nodeNames(c *config.Config) []string {
-	return each(c.Nodes, func(n config.Node) string { return n.Name })
+	return cluster.Each(c.Nodes, func(n config.Node) string { return n.Name })
+}
+
+// RequireNodes refuses the first name that is no node's.
+func (p Project) RequireNodes(names ...string) error {
+	known := nodeNames(p.Config)
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			return fault.WithHint(fault.Configf("no node %q", name), "the nodes are: %s", strings.Join(known, ", "))
+		}
+	}
+	return nil
 }
 
 func (p Project) VMIDs() cluster.VMIDRange {
@@ -441,16 +442,10 @@ func (p Project) VMIDs() cluster.VMIDRange {
 	return cluster.VMIDRange{First: cluster.VMID(r.First), Last: cluster.VMID(r.Last)}
 }
 
-// NodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those
-// of a plan.
+// NodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those of a plan.
 func (p Project) NodeVMs(plan planning.Plan) []cluster.VMID {
-	var ids []cluster.VMID
-	for _, n := range p.Config.Nodes {
-		ids = append(ids, cluster.VMID(n.VMID))
-	}
-	for _, n := range plan.Nodes {
-		ids = append(ids, n.VMID)
-	}
+	ids := cluster.Each(p.Config.Nodes, func(n config.Node) cluster.VMID { return cluster.VMID(n.VMID) })
+	ids = append(ids, cluster.Each(plan.Nodes, func(n planning.NodePlan) cluster.VMID { return n.VMID })...)
 	slices.Sort(ids)
 	return slices.DeleteFunc(slices.Compact(ids), func(id cluster.VMID) bool { return id == 0 })
 }

@@ -27,8 +27,7 @@ const (
 	PruneISOs  = "isos"  // and disk images
 	PruneDisks = "disks" // also empty parking VMs, and scratch VMs of killed runs
 	PruneCache = "cache" // of ISOs, on this machine
-	// PruneMirror is pruned only on request: a registry can't tell who else needs its
-	// contents.
+	// PruneMirror is pruned only on request: a registry can't tell who else needs its contents.
 	PruneMirror = "mirror"
 )
 
@@ -110,10 +109,9 @@ func (r PruneReport) host(online []string) string {
 	return ""
 }
 
-// Prune removes what is no longer needed: old system disks and empty parking VMs, scratch
-// VMs of killed runs, ISOs on the configured storages and in the cache, installers in the
-// mirror: check → claim → check again → confirm → remove, each after another check. It
-// refuses unless it provably sees every VM that may use one of them.
+// Prune removes what is no longer needed: old system disks and empty parking VMs, scratch VMs of killed runs, ISOs on
+// the configured storages and in the cache, installers in the mirror: check → claim → check again → confirm → remove,
+// each after another check. It refuses unless it provably sees every VM that may use one of them.
 func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shelf, run *step.Runner, o PruneOptions) (PruneReport, error) {
 	pr := &pruning{Project: p, px: px, shelf: shelf, run: run, o: o, rep: PruneReport{
 		ISOs: []images.Verdict{}, Disks: []prune.KeptVerdict{}, VMs: []prune.ParkingVerdict{}, Cache: []images.CacheVerdict{},
@@ -182,12 +180,8 @@ func (p *pruning) prune(ctx context.Context) (err error) {
 	if err != nil || p.rep.host(online) == "" {
 		return err
 	}
-	ok, err := p.o.Confirm(p.rep)
-	if err != nil {
+	if err := confirm(p.o.Confirm, p.rep, "nothing was removed"); err != nil {
 		return err
-	}
-	if !ok {
-		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; nothing was removed")))
 	}
 	parked.Proxmox, parked.Say = held.Guard(p.px), p.say
 	scratch := p.scratchPruner(held.Guard(p.px))
@@ -322,7 +316,7 @@ func (p *pruning) judgeISOs(ctx context.Context, vms []cluster.VM, uses []images
 	if err != nil {
 		return err
 	}
-	need, err := neededISOs(p.Project, vms)
+	need, err := needed(p.Project, vms, imageNames)
 	if err != nil {
 		return err
 	}
@@ -355,8 +349,7 @@ const (
 	lockHas     = "recast.lock has it"
 )
 
-// openUses returns the VMs that unfinished replacements, of any Talos cluster, may have to
-// create again.
+// openUses returns the VMs that unfinished replacements, of any Talos cluster, may have to create again.
 func openUses(vms []cluster.VM) ([]images.Use, error) {
 	var uses []images.Use
 	for _, vm := range vms {
@@ -382,9 +375,9 @@ func openUses(vms []cluster.VM) ([]images.Use, error) {
 	return uses, nil
 }
 
-// neededISOs returns the ISOs and disk images of the lock, of the previous lock, of unfinished
-// replacements and of the builds that VMs were created from.
-func neededISOs(p Project, vms []cluster.VM) (images.Needed, error) {
+// needed returns the builds that unfinished replacements need and that VMs were created from, and the names that of
+// gives to what the lock and the previous lock hold.
+func needed(p Project, vms []cluster.VM, of func(schematics.Lock, schematics.Locked) []string) (images.Needed, error) {
 	need := images.Needed{Names: map[string]string{}, Builds: map[string]string{}}
 	lock, err := schematics.ReadLock(p.LockFile())
 	if err != nil {
@@ -394,11 +387,15 @@ func neededISOs(p Project, vms []cluster.VM) (images.Needed, error) {
 	if err != nil {
 		return need, err
 	}
-	for _, e := range previous.Schematics {
-		need.Names[e.ISO.Name], need.Names[e.Disk.Name] = previousHas, previousHas
-	}
-	for _, e := range lock.Schematics {
-		need.Names[e.ISO.Name], need.Names[e.Disk.Name] = lockHas, lockHas
+	for _, has := range []struct {
+		lock   schematics.Lock
+		reason string
+	}{{previous, previousHas}, {lock, lockHas}} {
+		for _, e := range has.lock.Schematics {
+			for _, name := range of(has.lock, e) {
+				need.Names[name] = has.reason
+			}
+		}
 	}
 	delete(need.Names, "") // of builds without a disk image
 	for _, vm := range vms {
@@ -418,9 +415,14 @@ func neededISOs(p Project, vms []cluster.VM) (images.Needed, error) {
 	return need, nil
 }
 
+// imageNames are the ISO's and the disk image's.
+func imageNames(_ schematics.Lock, e schematics.Locked) []string {
+	return []string{e.ISO.Name, e.Disk.Name}
+}
+
 // judgeMirror judges every installer of recast in the mirror.
 func (p *pruning) judgeMirror(ctx context.Context, vms []cluster.VM) ([]images.MirrorVerdict, error) {
-	need, err := neededInstallers(p.Project, vms)
+	need, err := needed(p.Project, vms, installerNames)
 	if err != nil {
 		return nil, err
 	}
@@ -431,37 +433,13 @@ func (p *pruning) judgeMirror(ctx context.Context, vms []cluster.VM) ([]images.M
 	return images.JudgeMirror(tags, need, p.o.OlderThan, time.Now()), nil
 }
 
-// neededInstallers returns the installers of the same locks and builds as neededISOs, by
-// tag, and by the digest in a lock, whatever their tag is.
-func neededInstallers(p Project, vms []cluster.VM) (images.Needed, error) {
-	need, err := neededISOs(p, vms)
-	if err != nil {
-		return need, err
-	}
-	lock, err := schematics.ReadLock(p.LockFile())
-	if err != nil {
-		return need, err
-	}
-	previous, _, err := schematics.Previous(p.Locks().Dir, lock)
-	if err != nil {
-		return need, err
-	}
-	need.Names = map[string]string{}
-	add := func(lock schematics.Lock, reason string) {
-		for _, e := range lock.Schematics {
-			need.Names[images.TagOf(lock, e)] = reason
-			if _, digest, ok := strings.Cut(e.Installer, "@"); ok {
-				need.Names[digest] = reason
-			}
-		}
-	}
-	add(previous, previousHas)
-	add(lock, lockHas)
-	return need, nil
+// installerNames are the tag, and the digest in the lock, whatever its tag is.
+func installerNames(lock schematics.Lock, e schematics.Locked) []string {
+	_, digest, _ := strings.Cut(e.Installer, "@")
+	return []string{images.TagOf(lock, e), digest}
 }
 
-// mayPruneMirror refuses if there is no mirror, or if the token can't create the claim or
-// see all VMs.
+// mayPruneMirror refuses if there is no mirror, or if the token can't create the claim or see all VMs.
 func (p *pruning) mayPruneMirror(ctx context.Context) error {
 	if p.Config.Images.Mirror == "" {
 		return fault.WithHint(fault.As(fault.Config, errors.New("images.mirror is not set: there is no mirror to prune")),
@@ -523,7 +501,7 @@ func (p *pruning) scratchPruner(px cluster.Proxmox) roll.ScratchPruner {
 }
 
 func clusterUses(uses []images.Use) []cluster.Use {
-	return each(uses, func(u images.Use) cluster.Use { return cluster.Use(u) })
+	return cluster.Each(uses, func(u images.Use) cluster.Use { return cluster.Use(u) })
 }
 
 // diskStorages lists the storages for disks that a host sees. A storage that does not

@@ -13,10 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -28,8 +26,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// pruneSite is a Proxmox cluster with one storage for ISOs; methods that are not needed
-// are nil.
+// pruneSite is a Proxmox cluster with one storage for ISOs; methods that are not needed are nil.
 type pruneSite struct {
 	cluster.Proxmox
 	mu       sync.Mutex // the claim's heartbeat comes in between
@@ -156,8 +153,7 @@ func (s *pruneSite) DeleteISO(_ context.Context, iso images.StoredISO) error {
 	return nil
 }
 
-// park adds the record of an unfinished replacement that brings openBuild; memory is its
-// memory, as cluster packs it.
+// park adds the record of an unfinished replacement that brings openBuild; memory is its memory, as cluster packs it.
 func (s *pruneSite) park(memory string) {
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
@@ -185,8 +181,7 @@ var (
 	runBuild  = strings.Repeat("c", 64)
 )
 
-// pruneProject has a lock, a previous one, and an ISO of each and of the builds above,
-// all old.
+// pruneProject has a lock, a previous one, and an ISO of each and of the builds above, all old.
 func pruneProject(t *testing.T) (Project, *pruneSite) {
 	t.Helper()
 	p, build := project(t)
@@ -199,9 +194,7 @@ func pruneProject(t *testing.T) (Project, *pruneSite) {
 	if err == nil {
 		err = schematics.Archive(p.Locks().Dir, before)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	s := &pruneSite{vms: map[cluster.VMID]cluster.VM{
 		101: {ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"description": "recast: run=r0 build=" + runBuild}},
 	}, isos: map[string]time.Time{}}
@@ -213,26 +206,32 @@ func pruneProject(t *testing.T) (Project, *pruneSite) {
 
 func (s *pruneSite) prune(t *testing.T, p Project, confirm bool) (PruneReport, error) {
 	t.Helper()
-	return Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-		OlderThan: 168 * time.Hour, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
-		Confirm: func(rep PruneReport) (bool, error) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.changes = append(s.changes, "ask")
-			return confirm, nil
-		},
-	})
+	return s.pruneAs(t, p, confirm, PruneOptions{})
+}
+
+// pruneAs prunes with these options; the answer to its question is confirm.
+func (s *pruneSite) pruneAs(t *testing.T, p Project, confirm bool, o PruneOptions) (PruneReport, error) {
+	t.Helper()
+	o.OlderThan, o.Holder = 168*time.Hour, claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"}
+	o.Confirm = func(PruneReport) (bool, error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.changes = append(s.changes, "ask")
+		return confirm, nil
+	}
+	return Prune(t.Context(), p, s, s, &step.Runner{}, o)
 }
 
 func TestPrune(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		prepare func(*pruneSite)
 		no      bool // the answer
 		want    []string
 		fails   string
 		kind    fault.Kind
-	}{
+	}
+	must.Bubbles(t, map[string]row{
 		"what nothing needs": {want: []string{"claim", "ask", "delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild), "give back"}},
 		"an open record, of another cluster": {
 			prepare: func(s *pruneSite) {
@@ -275,32 +274,24 @@ func TestPrune(t *testing.T) {
 				})
 			}, fails: "held by run r1", kind: fault.Claimed,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p, s := pruneProject(t)
-				if tc.prepare != nil {
-					tc.prepare(s)
-				}
-				rep, err := s.prune(t, p, !tc.no)
-				if err == nil && tc.fails != "" || err != nil && (tc.fails == "" || !strings.Contains(err.Error(), tc.fails)) || fault.KindOf(errors.Join(err)) != tc.kind {
-					t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-				}
-				must.Equal(t, "changes", tc.want, s.changes)
-				for _, v := range rep.ISOs {
-					if _, there := s.isos[v.Name]; v.Removed == there {
-						t.Errorf("%s: removed is %t", v, v.Removed)
-					}
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p, s := pruneProject(t)
+		if tc.prepare != nil {
+			tc.prepare(s)
+		}
+		rep, err := s.prune(t, p, !tc.no)
+		must.FailAs(t, err, tc.kind, tc.fails)
+		must.Equal(t, "changes", tc.want, s.changes)
+		for _, v := range rep.ISOs {
+			if _, there := s.isos[v.Name]; v.Removed == there {
+				t.Errorf("%s: removed is %t", v, v.Removed)
+			}
+		}
+	})
 }
 
 func TestPruneSaysWhy(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, s := pruneProject(t)
 		s.isos[isoNamed(goneBuild)] = time.Now()
 		rep, err := s.prune(t, p, false)
@@ -353,9 +344,7 @@ func TestPruneDiskImages(t *testing.T) {
 	} {
 		p.Config.Images.Disk.Storage, s.changes = step.storages, nil
 		rep := must.Get(s.prune(t, p, true))(t)
-		if diff := cmp.Diff(step.want, s.changes); diff != "" {
-			t.Errorf("with %q (-want +got):\n%s", step.storages, diff)
-		}
+		must.Equal(t, fmt.Sprintf("with %q", step.storages), step.want, s.changes)
 		for _, v := range rep.ISOs {
 			want := map[string]string{
 				e.Disk.Name: "recast.lock has it", diskNamed(runBuild): `VM 101 "wk1" on pve1 was created from it`, diskNamed(openBuild): "it is younger than 168h",
@@ -398,10 +387,7 @@ func (s *pruneSite) keep(t *testing.T, id cluster.VMID, node string) {
 		rec.Kept = append(rec.Kept, parking.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: "serial=" + run + ",size=10G", Talos: "v1.13.8"})
 		config[key] = fmt.Sprintf("fast:vm-%d-disk-%d,serial=%s,size=10G,backup=0", id, i, run)
 	}
-	var err error
-	if config["description"], err = rec.Description(); err != nil {
-		t.Fatal(err)
-	}
+	config["description"] = must.Get(rec.Description())(t)
 	s.vms[id] = cluster.VM{ID: id, Name: "recast-parking-" + node, Host: "pve1", Config: config}
 }
 
@@ -411,12 +397,13 @@ func TestPruneKinds(t *testing.T) {
 	t.Parallel()
 	isos := []string{"delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild)}
 	none := 0
-	for name, tc := range map[string]struct {
+	type row struct {
 		node, only, lacks string
 		keep              *int
 		want              []string
 		fails, hint       string
-	}{
+	}
+	must.Bubbles(t, map[string]row{
 		"all of it":                        {node: "wk1", want: append([]string{"claim", "ask", "free scsi30"}, append(slices.Clone(isos), "give back")...)},
 		"disks only":                       {node: "wk1", only: PruneDisks, want: []string{"claim", "ask", "free scsi30", "give back"}},
 		"ISOs only":                        {node: "wk1", only: PruneISOs, want: append(append([]string{"claim", "ask"}, isos...), "give back")},
@@ -428,39 +415,25 @@ func TestPruneKinds(t *testing.T) {
 		"may not delete ISOs":              {node: "wk1", lacks: "Datastore.Allocate", fails: "Datastore.Allocate on /storage/isos", hint: "recast prune --only disks"},
 		"may not delete ISOs, disks only":  {node: "wk1", only: PruneDisks, lacks: "Datastore.Allocate", want: []string{"claim", "ask", "free scsi30", "give back"}},
 		"may not free disks, asked for so": {node: "wk1", only: PruneDisks, lacks: "VM.Config.Disk", fails: "VM.Config.Disk on /vms"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p, s := pruneProject(t)
-				p.Config.Roll.KeepDisks, p.Config.Nodes = 1, []config.Node{{Name: "wk1", Schematic: "default"}}
-				s.keep(t, 9091, tc.node)
-				s.lacks = tc.lacks
-				rep, err := Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-					Only: tc.only, OlderThan: 168 * time.Hour, KeepDisks: tc.keep, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
-					Confirm: func(PruneReport) (bool, error) {
-						s.mu.Lock()
-						defer s.mu.Unlock()
-						s.changes = append(s.changes, "ask")
-						return true, nil
-					},
-				})
-				if (err != nil) != (tc.fails != "") || err != nil && (!strings.Contains(err.Error(), tc.fails) || fault.KindOf(err) != fault.Refused) {
-					t.Errorf("error %v, want %q", err, tc.fails)
-				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) || tc.hint == "" && strings.Contains(hints, "--only") {
-					t.Errorf("hints %q, want %q", hints, tc.hint)
-				}
-				must.Equal(t, "changes", tc.want, s.changes)
-				for _, v := range rep.Disks {
-					if _, there := s.vms[9091].Config[v.Key]; v.Removed == there || v.Replaced.IsZero() {
-						t.Errorf("verdict %+v", v)
-					}
-				}
-				if park, there := s.vms[9091]; there && park.Config["protection"] != "1" {
-					t.Errorf("its protection was lifted: %q", slices.Sorted(maps.Keys(park.Config)))
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p, s := pruneProject(t)
+		p.Config.Roll.KeepDisks, p.Config.Nodes = 1, []config.Node{{Name: "wk1", Schematic: "default"}}
+		s.keep(t, 9091, tc.node)
+		s.lacks = tc.lacks
+		rep, err := s.pruneAs(t, p, true, PruneOptions{Only: tc.only, KeepDisks: tc.keep})
+		must.Fail(t, err, tc.fails)
+		must.Equal(t, "refused", tc.fails != "", fault.KindOf(err) == fault.Refused)
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) || tc.hint == "" && strings.Contains(hints, "--only") {
+			t.Errorf("hints %q, want %q", hints, tc.hint)
+		}
+		must.Equal(t, "changes", tc.want, s.changes)
+		for _, v := range rep.Disks {
+			if _, there := s.vms[9091].Config[v.Key]; v.Removed == there || v.Replaced.IsZero() {
+				t.Errorf("verdict %+v", v)
+			}
+		}
+		if park, there := s.vms[9091]; there && park.Config["protection"] != "1" {
+			t.Errorf("its protection was lifted: %q", slices.Sorted(maps.Keys(park.Config)))
+		}
+	})
 }

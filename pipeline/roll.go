@@ -170,8 +170,7 @@ func newWork(p Project, m Machines, run *step.Runner, o RollOptions, command str
 	}
 }
 
-// end runs do and the hooks after it, always releases the claim, completes the report and
-// sends the last notice.
+// end runs do and the hooks after it, always releases the claim, completes the report and sends the last notice.
 func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	defer w.tally.listen(w.run)()
 	err := w.hooksAfter(ctx, w.claim.judged(do()))
@@ -202,13 +201,11 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	return w.rep, err
 }
 
-// releaseTimeout limits releasing the claim after Ctrl-C; otherwise the next run takes it
-// over. It is longer than the 30 s after which one of several endpoints reports that it
-// can't reach the claim's host.
+// releaseTimeout limits releasing the claim after Ctrl-C; otherwise the next run takes it over. It is longer than the
+// 30 s after which one of several endpoints reports that it can't reach the claim's host.
 const releaseTimeout = time.Minute
 
-// settle makes sure that nothing else is active: no other run, and no Proxmox tasks of a
-// killed one.
+// settle makes sure that nothing else is active: no other run, and no Proxmox tasks of a killed one.
 func (w *work) settle(ctx context.Context) error {
 	vms, away, err := readable(ctx, w.Project, w.machines.Proxmox)
 	if err != nil {
@@ -306,20 +303,25 @@ func (w *work) ready(ctx context.Context) error {
 	return w.claim.take(ctx, plan.Work()[0].Host, plan)
 }
 
+// confirm asks about a plan or report. Only a yes is no error; after a no the error says what is unchanged.
+func confirm[P any](ask func(P) (bool, error), about P, unchanged string) error {
+	ok, err := ask(about)
+	if err != nil || ok {
+		return err
+	}
+	return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; "+unchanged)))
+}
+
 // carryOut asks, and runs the plan under a journal: the journal of the run that it finishes, or a new journal.
 func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
-	ok := w.o.Policy.SurgeEnds
-	if !ok {
-		if ok, err = w.o.Confirm(w.rep.Plan); err != nil {
+	unchanged := "nothing was changed on the nodes"
+	if w.began {
+		unchanged = "nothing more was changed on the nodes"
+	}
+	if !w.o.Policy.SurgeEnds {
+		if err := confirm(w.o.Confirm, w.rep.Plan, unchanged); err != nil {
 			return err
 		}
-	}
-	if !ok {
-		text := "not confirmed; nothing was changed on the nodes"
-		if w.began {
-			text = "not confirmed; nothing more was changed on the nodes"
-		}
-		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New(text)))
 	}
 	past, err := w.History(lock)
 	if err != nil {
@@ -516,8 +518,7 @@ type RollOptions struct {
 	// journal says.
 	Saved *planning.Plan
 	Begun bool
-	// Confirm is called with every plan before anything is taken down. Its error, or
-	// false, ends the roll.
+	// Confirm is called with every plan before anything is taken down. Its error, or false, ends the roll.
 	Confirm func(planning.Plan) (bool, error)
 	// RunID makes the ID of a new run; nil: journal.NewRunID.
 	RunID func() (string, error)
@@ -534,8 +535,7 @@ type RollOptions struct {
 	Dead   func(claim.Holder) bool
 	// Suspended says whether another process is stopped on this machine (Ctrl-Z); nil: never known.
 	Suspended func(claim.Holder) bool
-	// MayAsk returns an error if nobody could answer a question. If MayAsk or its result is nil, somebody can be
-	// asked.
+	// MayAsk returns an error if nobody could answer a question. If MayAsk or its result is nil, somebody can be asked.
 	MayAsk func() error
 	// Pulsed is called from time to time with the state of Kubernetes and etcd; may be nil.
 	Pulsed func(planning.Pulse)

@@ -53,12 +53,13 @@ func TestMistakesAreFoundBeforeTheClaim(t *testing.T) {
 	bootstrap := about("wk9", func(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
 		return Bootstrap(ctx, p, Images{}, m, run, o, node)
 	})
-	for name, c := range map[string]struct {
+	type row struct {
 		do     command
 		o      RollOptions
 		noLock bool
 		want   string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"roll of no node":          {do: roll, o: only("wk9"), want: `no node "wk9"`},
 		"roll without no node":     {do: roll, o: RollOptions{Policy: planning.Policy{Exclude: []string{"wk9"}}}, want: `no node "wk9"`},
 		"roll without a lock":      {do: roll, noLock: true, want: "recast.lock"},
@@ -70,19 +71,13 @@ func TestMistakesAreFoundBeforeTheClaim(t *testing.T) {
 		"remove of no node":        {do: about("wk9", Remove), want: `no node "wk9"`},
 		"bootstrap with no node":   {do: bootstrap, want: `no node "wk9"`},
 		"bootstrap without a lock": {do: bootstrap, noLock: true, want: "recast.lock"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := lockedProject(t)
-			if c.noLock {
-				must.Do(t, os.Remove(p.LockFile()))
-			}
-			_, err := c.do(t.Context(), p, Machines{}, &step.Runner{Emit: func(step.Event) {}}, c.o)
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, want %s", err, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		p := lockedProject(t)
+		if c.noLock {
+			must.Do(t, os.Remove(p.LockFile()))
+		}
+		must.Fail(t, must.Err(c.do(t.Context(), p, Machines{}, &step.Runner{Emit: func(step.Event) {}}, c.o)), c.want)
+	})
 }
 
 // TestAClaimThatMayBeHeldIsNotTakenOverInVain: a question that nobody could answer, credentials that are refused, labels
@@ -194,9 +189,7 @@ func TestUnknownRunIsFoundBeforeTheClaim(t *testing.T) {
 		if got := clustertest.Message(err); (want == "") != (err == nil) || !strings.HasPrefix(got, want) {
 			t.Errorf("%q: %q, want %q", run, got, want)
 		}
-		if err := w.requireRun(vms[:1], &cluster.HostsAway{}); err != nil {
-			t.Errorf("%q, with a host that does not answer: %v", run, err)
-		}
+		must.Pass(t, w.requireRun(vms[:1], &cluster.HostsAway{}))
 	}
 }
 
@@ -216,9 +209,7 @@ func TestWayBackIsCheckedBeforeTheClaim(t *testing.T) {
 		if err := w.requireWayBack(vms, nil); (err != nil) != refused || refused && fault.KindOf(err) != fault.Refused {
 			t.Errorf("%s: %v", node, err)
 		}
-		if err := w.requireWayBack(vms, &cluster.HostsAway{}); err != nil {
-			t.Errorf("%s, with a host that does not answer: %v", node, err)
-		}
+		must.Pass(t, w.requireWayBack(vms, &cluster.HostsAway{}))
 	}
 }
 
@@ -311,12 +302,13 @@ func TestConfigKnown(t *testing.T) {
 	record := parking.Record{Run: "r1", Open: true, Strategy: cluster.Recreate, Config: hex.EncodeToString(sum[:])}
 	edited := parking.Record{Run: "r1", Open: true, Strategy: cluster.Recreate}
 	rollback := parking.Record{Run: "r1", Open: true, Strategy: cluster.Rollback}
-	for name, c := range map[string]struct {
+	type row struct {
 		journal, file string // "": there is none
 		rec           parking.Record
 		want          cluster.ConfigPlace
 		damaged       bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nowhere":                       {"", "", record, cluster.ConfigNowhere, false},
 		"both":                          {"machine: {}", "machine: {}", record, cluster.ConfigInJournal, false},
 		"another file":                  {"machine: {}", "machine: {a: 1}", record, cluster.ConfigInJournal, false},
@@ -329,24 +321,21 @@ func TestConfigKnown(t *testing.T) {
 		"it does, and there is a file":  {"", "machine: {}", edited, cluster.ConfigNowhere, false},
 		"a rollback brings none":        {"", "machine: {a: 1}", rollback, cluster.ConfigInFile, false},
 		"a machine that was reset":      {"", "machine: {a: 1}", parking.Record{}, cluster.ConfigInFile, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := projectOf(t)
-			j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r1"})
-			if err == nil && c.journal != "" {
-				err = j.PutSecret(roll.MachineConfigKey("wk1"), []byte(c.journal))
-			}
-			must.Do(t, errors.Join(err, j.Close()))
-			file := func(context.Context, string) (cluster.Secret, bool, error) {
-				return cluster.Secret(c.file), c.file != "", nil
-			}
-			got, err := configKnown(t.Context(), p, Machines{MachineConfig: file}, "wk1", c.rec)
-			if got != c.want || errors.Is(err, cluster.ErrConfigDamaged) != c.damaged || err != nil && !c.damaged {
-				t.Errorf("%q, %v", got, err)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		p := projectOf(t)
+		j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r1"})
+		if err == nil && c.journal != "" {
+			err = j.PutSecret(roll.MachineConfigKey("wk1"), []byte(c.journal))
+		}
+		must.Do(t, errors.Join(err, j.Close()))
+		file := func(context.Context, string) (cluster.Secret, bool, error) {
+			return cluster.Secret(c.file), c.file != "", nil
+		}
+		got, err := configKnown(t.Context(), p, Machines{MachineConfig: file}, "wk1", c.rec)
+		if got != c.want || errors.Is(err, cluster.ErrConfigDamaged) != c.damaged || err != nil && !c.damaged {
+			t.Errorf("%q, %v", got, err)
+		}
+	})
 }
 
 // fakePuller has one image for every reference.
@@ -404,8 +393,7 @@ func TestLockedFiles(t *testing.T) {
 	must.Equal(t, "pulled", []string{"ghcr.io/acme/tool@sha256:aa arm64"}, puller.pulled)
 }
 
-// TestLockedFilesAreChecked: an image whose digest turns out to be wrong after its last
-// file is refused.
+// TestLockedFilesAreChecked: an image whose digest turns out to be wrong after its last file is refused.
 func TestLockedFilesAreChecked(t *testing.T) {
 	t.Parallel()
 	wrong := errors.New("it has another digest")
@@ -416,8 +404,7 @@ func TestLockedFilesAreChecked(t *testing.T) {
 	}
 }
 
-// TestDescribe: an unknown schematic is described without the values of its kernel
-// arguments.
+// TestDescribe: an unknown schematic is described without the values of its kernel arguments.
 func TestDescribe(t *testing.T) {
 	t.Parallel()
 	got, ok := describe("customization:\n    extraKernelArgs:\n        - siderolink.api=grpc://x?jointoken=s3cret\n        - quiet\n    systemExtensions:\n        officialExtensions:\n            - siderolabs/gvisor\n")

@@ -91,16 +91,14 @@ type Kept struct {
 	Nth int `json:"-"` // replacement of the node's system disk
 }
 
-// StatusSources are the clients for Status. Only Proxmox must answer: a roll may have
-// taken Kubernetes down.
+// StatusSources are the clients for Status. Only Proxmox must answer: a roll may have taken Kubernetes down.
 type StatusSources struct {
 	Proxmox cluster.Inventory
 	// Nodes lists the Node objects; its error becomes part of the result.
 	Nodes func(ctx context.Context) ([]cluster.KubeNode, error)
 	// Lease reads the Lease that is a claim; called only if Nodes succeeded.
 	Lease func(ctx context.Context) (cluster.Lease, error)
-	// Holds lists what recast has set in storage systems; called only if Nodes succeeded. nil: the settings are not
-	// read.
+	// Holds lists what recast has set in storage systems; called only if Nodes succeeded. nil: the settings are not read.
 	Holds func(ctx context.Context) ([]replica.Hold, error)
 	// Dead says whether a holder ran on this machine and has ended.
 	Dead func(claim.Holder) bool
@@ -429,11 +427,7 @@ func half(ctx context.Context, px cluster.Inventory, park parking.Parking, vms [
 }
 
 func find(vms []cluster.VM, id cluster.VMID) (cluster.VM, bool) {
-	i := slices.IndexFunc(vms, func(vm cluster.VM) bool { return vm.ID == id })
-	if i < 0 {
-		return cluster.VM{}, false
-	}
-	return vms[i], true
+	return cluster.Find(vms, func(vm cluster.VM) bool { return vm.ID == id })
 }
 
 // scene is the two VMs of a replacement and its record.

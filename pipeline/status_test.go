@@ -39,9 +39,7 @@ func project(t *testing.T) (p Project, build string) {
 	if err == nil {
 		err = schematics.WriteLock(p.LockFile(), lock)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return p, lock.Schematics["default"].BuildID
 }
 
@@ -132,9 +130,7 @@ func TestStatusWithoutTheRest(t *testing.T) {
 func TestStatusNeedsProxmox(t *testing.T) {
 	t.Parallel()
 	p, _ := project(t)
-	if _, err := Status(t.Context(), p, StatusSources{Proxmox: datacentre{err: errAway}}); !errors.Is(err, errAway) {
-		t.Errorf("err = %v", err)
-	}
+	must.FailIs(t, must.Err(Status(t.Context(), p, StatusSources{Proxmox: datacentre{err: errAway}})), errAway)
 }
 
 func TestStatusDoesNotWaitLongForKubernetes(t *testing.T) {
@@ -209,177 +205,129 @@ var (
 	park   = &parking.Intent{From: 9031, Key: "scsi1", Volid: "fast:vm-9031-disk-1", To: 9090, ToKey: "scsi1"}
 )
 
-// halves are open records, with the state of their VMs in Proxmox.
-var halves = map[string]struct {
+// Where disks are told to be.
+const (
+	systemOnVM     = "vm fast:vm-9031-disk-0 scsi0 of VM 9031"
+	dataOnVM       = "vm fast:vm-9031-disk-1 scsi1 of VM 9031"
+	systemParked   = "parking fast:vm-9090-disk-0 scsi30 of parking VM 9090"
+	dataParked     = "parking fast:vm-9090-disk-1 scsi1 of parking VM 9090"
+	dataOnItsWay   = "unnamed fast:vm-9031-disk-1 without a name, on the way from scsi1 of VM 9031 to scsi1 of VM 9090; recast roll finds it"
+	nowhere        = " neither on VM 9031 nor on parking VM 9090: someone moved it"
+	keptSystemOnVM = "vm fast:vm-9031-disk-6 scsi0 of VM 9031"
+)
+
+type keys = map[string]string
+
+// halfRow is an open record, with the state of its VMs in Proxmox.
+type halfRow struct {
 	vm      *cluster.VM
-	parking map[string]string
+	parking keys
 	rec     parking.Record
 	volumes []string
 	state   VMState
 	where   []string
-}{
-	"nothing parked yet": {
-		wk1(map[string]string{"scsi0": oldSystem, "scsi1": data}), nil,
-		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
-		nil,
-		VMOld,
-		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031", "vm fast:vm-9031-disk-1 scsi1 of VM 9031"},
-	},
-	"deleted": {
-		nil,
-		map[string]string{"scsi30": parkedSys, "scsi1": parkedData},
-		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
-		nil,
-		VMDeleted,
-		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "parking fast:vm-9090-disk-1 scsi1 of parking VM 9090"},
-	},
-	"made again, disks not back": {
-		wk1(map[string]string{"scsi0": newSystem, "description": made}),
-		map[string]string{"scsi30": parkedSys, "scsi1": parkedData},
-		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
-		nil,
-		VMNew,
-		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "parking fast:vm-9090-disk-1 scsi1 of parking VM 9090"},
-	},
-	"a new system disk is not the old one": {
-		wk1(map[string]string{"scsi0": newSystem, "description": made}), nil,
-		parking.Record{Disks: []parking.ParkedDisk{system}},
-		nil,
-		VMNew,
-		[]string{"unknown fast:vm-9031-disk-0 neither on VM 9031 nor on parking VM 9090: someone moved it"},
-	},
-	"a stranger under the number": {
-		&cluster.VM{ID: 9031, Name: "db", Host: "pve2", Config: map[string]string{"smbios1": "uuid=u-db", "scsi1": data}},
-		map[string]string{"scsi30": parkedSys},
-		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
-		nil,
-		VMStranger,
-		[]string{
-			"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090",
-			"unknown fast:vm-9031-disk-1 neither on VM 9031 nor on parking VM 9090: someone moved it",
+}
+
+func halves() map[string]halfRow {
+	of := func(s cluster.Strategy, disks ...parking.ParkedDisk) parking.Record {
+		return parking.Record{Strategy: s, Disks: disks}
+	}
+	handing := func(disks ...parking.ParkedDisk) parking.Record {
+		return parking.Record{Strategy: cluster.Recreate, Disks: disks, Intent: park}
+	}
+	back := func(talos string) parking.Record {
+		rec := of(cluster.Rollback, system)
+		rec.Restore = &parking.KeptDisk{Key: "scsi29", Slot: "scsi0", Options: "serial=recast-9999", Talos: talos}
+		return rec
+	}
+	putBack := of(cluster.Reimage, system)
+	putBack.PutBack = true
+	return map[string]halfRow{
+		"nothing parked yet": {
+			vm: wk1(keys{"scsi0": oldSystem, "scsi1": data}), rec: of(cluster.Recreate, system, disk), state: VMOld, where: []string{systemOnVM, dataOnVM},
 		},
-	},
-	"a hand-over cut off after the source forgot it": {
-		wk1(nil),
-		map[string]string{"scsi30": parkedSys},
-		parking.Record{Disks: []parking.ParkedDisk{system, disk}, Intent: park},
-		nil,
-		VMOld,
-		[]string{
-			"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090",
-			"unnamed fast:vm-9031-disk-1 without a name, on the way from scsi1 of VM 9031 to scsi1 of VM 9090; recast roll finds it",
+		"deleted": {
+			parking: keys{"scsi30": parkedSys, "scsi1": parkedData}, rec: of(cluster.Recreate, system, disk),
+			state: VMDeleted, where: []string{systemParked, dataParked},
 		},
-	},
-	"a hand-over cut off while the source still names it": {
-		wk1(map[string]string{"scsi1": data}), nil,
-		parking.Record{Disks: []parking.ParkedDisk{disk}, Intent: park},
-		nil,
-		VMOld,
-		[]string{"unnamed fast:vm-9031-disk-1 without a name, on the way from scsi1 of VM 9031 to scsi1 of VM 9090; recast roll finds it"},
-	},
-	"a hand-over that had not begun": {
-		wk1(map[string]string{"scsi1": data}), nil,
-		parking.Record{Disks: []parking.ParkedDisk{disk}, Intent: park},
-		[]string{"fast:vm-9031-disk-1"},
-		VMOld,
-		[]string{"vm fast:vm-9031-disk-1 scsi1 of VM 9031"},
-	},
-	"a holder's disk attached": {
-		wk1(map[string]string{"scsi2": "fast:vm-9201-disk-0"}), nil,
-		parking.Record{Disks: []parking.ParkedDisk{held}},
-		nil,
-		VMOld,
-		[]string{"vm fast:vm-9201-disk-0 scsi2 of VM 9031, owned by VM 9201"},
-	},
-	"a holder's disk detached": {
-		nil, nil,
-		parking.Record{Disks: []parking.ParkedDisk{held}},
-		nil,
-		VMDeleted,
-		[]string{"holder fast:vm-9201-disk-0 with VM 9201, which owns it; detached from VM 9031"},
-	},
-	"reimage, not begun": {
-		wk1(map[string]string{"scsi0": oldSystem}), nil,
-		parking.Record{Strategy: cluster.Reimage, Disks: []parking.ParkedDisk{system}},
-		nil,
-		VMOld,
-		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031"},
-	},
-	"reimage, parked": {
-		wk1(nil),
-		map[string]string{"scsi30": parkedSys},
-		parking.Record{Strategy: cluster.Reimage, Disks: []parking.ParkedDisk{system}},
-		nil,
-		VMSystemParked,
-		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090"},
-	},
-	"reimage, blank": {
-		wk1(map[string]string{"scsi0": newSystem, "description": made}),
-		map[string]string{"scsi30": parkedSys},
-		parking.Record{Strategy: cluster.Reimage, Disks: []parking.ParkedDisk{system}},
-		nil,
-		VMBlankSystem,
-		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090"},
-	},
-	"reimage, being put back": {
-		wk1(map[string]string{"scsi0": oldSystem, "description": made}), nil,
-		parking.Record{Strategy: cluster.Reimage, PutBack: true, Disks: []parking.ParkedDisk{system}},
-		nil,
-		VMOld,
-		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031"},
-	},
-	"rollback, kept disk back": {
-		wk1(map[string]string{"scsi0": "fast:vm-9031-disk-6,serial=recast-9999"}),
-		map[string]string{"scsi30": parkedSys},
-		parking.Record{Strategy: cluster.Rollback, Disks: []parking.ParkedDisk{system}, Restore: &parking.KeptDisk{Key: "scsi29", Slot: "scsi0", Options: "serial=recast-9999", Talos: "v1.13.8"}},
-		nil,
-		VMRestored,
-		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "vm fast:vm-9031-disk-6 scsi0 of VM 9031"},
-	},
-	"rollback, kept disk still parked": {
-		wk1(map[string]string{"scsi0": oldSystem}),
-		map[string]string{"scsi29": keptSys},
-		parking.Record{Strategy: cluster.Rollback, Disks: []parking.ParkedDisk{system}, Restore: &parking.KeptDisk{Key: "scsi29", Slot: "scsi0", Options: "serial=recast-9999"}},
-		nil,
-		VMOld,
-		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031", "parking fast:vm-9090-disk-7 scsi29 of parking VM 9090"},
-	},
+		"made again, disks not back": {
+			vm: wk1(keys{"scsi0": newSystem, "description": made}), parking: keys{"scsi30": parkedSys, "scsi1": parkedData},
+			rec: of(cluster.Recreate, system, disk), state: VMNew, where: []string{systemParked, dataParked},
+		},
+		"a new system disk is not the old one": {
+			vm: wk1(keys{"scsi0": newSystem, "description": made}), rec: of(cluster.Recreate, system),
+			state: VMNew, where: []string{"unknown fast:vm-9031-disk-0" + nowhere},
+		},
+		"a stranger under the number": {
+			vm:      &cluster.VM{ID: 9031, Name: "db", Host: "pve2", Config: keys{"smbios1": "uuid=u-db", "scsi1": data}},
+			parking: keys{"scsi30": parkedSys}, rec: of(cluster.Recreate, system, disk),
+			state: VMStranger, where: []string{systemParked, "unknown fast:vm-9031-disk-1" + nowhere},
+		},
+		"a hand-over cut off after the source forgot it": {
+			vm: wk1(nil), parking: keys{"scsi30": parkedSys}, rec: handing(system, disk), state: VMOld, where: []string{systemParked, dataOnItsWay},
+		},
+		"a hand-over cut off while the source still names it": {
+			vm: wk1(keys{"scsi1": data}), rec: handing(disk), state: VMOld, where: []string{dataOnItsWay},
+		},
+		"a hand-over that had not begun": {
+			vm: wk1(keys{"scsi1": data}), rec: handing(disk), volumes: []string{"fast:vm-9031-disk-1"}, state: VMOld, where: []string{dataOnVM},
+		},
+		"a holder's disk attached": {
+			vm: wk1(keys{"scsi2": "fast:vm-9201-disk-0"}), rec: of(cluster.Recreate, held),
+			state: VMOld, where: []string{"vm fast:vm-9201-disk-0 scsi2 of VM 9031, owned by VM 9201"},
+		},
+		"a holder's disk detached": {
+			rec: of(cluster.Recreate, held), state: VMDeleted,
+			where: []string{"holder fast:vm-9201-disk-0 with VM 9201, which owns it; detached from VM 9031"},
+		},
+		"reimage, not begun": {vm: wk1(keys{"scsi0": oldSystem}), rec: of(cluster.Reimage, system), state: VMOld, where: []string{systemOnVM}},
+		"reimage, parked": {
+			vm: wk1(nil), parking: keys{"scsi30": parkedSys}, rec: of(cluster.Reimage, system), state: VMSystemParked, where: []string{systemParked},
+		},
+		"reimage, blank": {
+			vm: wk1(keys{"scsi0": newSystem, "description": made}), parking: keys{"scsi30": parkedSys}, rec: of(cluster.Reimage, system),
+			state: VMBlankSystem, where: []string{systemParked},
+		},
+		"reimage, being put back": {
+			vm: wk1(keys{"scsi0": oldSystem, "description": made}), rec: putBack, state: VMOld, where: []string{systemOnVM},
+		},
+		"rollback, kept disk back": {
+			vm: wk1(keys{"scsi0": "fast:vm-9031-disk-6,serial=recast-9999"}), parking: keys{"scsi30": parkedSys}, rec: back("v1.13.8"),
+			state: VMRestored, where: []string{systemParked, keptSystemOnVM},
+		},
+		"rollback, kept disk still parked": {
+			vm: wk1(keys{"scsi0": oldSystem}), parking: keys{"scsi29": keptSys}, rec: back(""),
+			state: VMOld, where: []string{systemOnVM, "parking fast:vm-9090-disk-7 scsi29 of parking VM 9090"},
+		},
+	}
 }
 
 func TestHalf(t *testing.T) {
 	t.Parallel()
-	for name, tc := range halves {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rec := tc.rec
-			rec.Node, rec.Run, rec.VMID, rec.UUID, rec.Open = "wk1", "r1", 9031, "u-wk1", true
-			if rec.Strategy == "" {
-				rec.Strategy = cluster.Recreate
-			}
-			px := datacentre{volumes: tc.volumes}
-			if tc.vm != nil {
-				px.vms = append(px.vms, *tc.vm)
-			}
-			h := must.Get(half(t.Context(), px, parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1", Config: tc.parking}, Record: rec}, px.vms, nil))(t)
-			var where []string
-			for _, d := range h.Disks {
-				where = append(where, string(d.Place)+" "+d.Volid+" "+d.Where)
-			}
-			if h.VMState != tc.state || h.Running != (tc.vm != nil && tc.state != VMStranger) {
-				t.Errorf("VM %s (%s), running %t, want %s", h.VMState, h.VM, h.Running, tc.state)
-			}
-			must.Equal(t, "disks", tc.where, where)
-		})
-	}
+	must.Each(t, halves(), func(t *testing.T, tc halfRow) {
+		rec := tc.rec
+		rec.Node, rec.Run, rec.VMID, rec.UUID, rec.Open = "wk1", "r1", 9031, "u-wk1", true
+		px := datacentre{volumes: tc.volumes}
+		if tc.vm != nil {
+			px.vms = append(px.vms, *tc.vm)
+		}
+		h := must.Get(half(t.Context(), px, parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1", Config: tc.parking}, Record: rec}, px.vms, nil))(t)
+		where := cluster.Each(h.Disks, func(d DiskStatus) string { return string(d.Place) + " " + d.Volid + " " + d.Where })
+		if h.VMState != tc.state || h.Running != (tc.vm != nil && tc.state != VMStranger) {
+			t.Errorf("VM %s (%s), running %t, want %s", h.VMState, h.VM, h.Running, tc.state)
+		}
+		must.Equal(t, "disks", tc.where, where)
+	})
 }
 
 func TestAdvise(t *testing.T) {
 	t.Parallel()
 	type half = Half
-	for name, tc := range map[string]struct {
+	type row struct {
 		h    half
 		want []string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"all at hand": {half{BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast undo wk1: cancels it: puts the old system disk back"}},
 		"no machine configuration": {half{BuildLocked: true}, []string{
 			"recast roll: finishes it if the node answers; otherwise it puts the old system disk back first, and plans the node again: " +
@@ -397,17 +345,11 @@ func TestAdvise(t *testing.T) {
 		"remove":          {half{Strategy: cluster.Remove}, []string{"recast roll: finishes it", "recast undo wk1: cancels it: gives the node its disks and its VM back"}},
 		"rollback":        {half{Strategy: cluster.Rollback}, []string{"recast roll: finishes the rollback"}},
 		"stranger":        {half{VMState: VMStranger}, []string{"qm config 9031: shows which VM has the number; recast does not touch it, and continues when the number is free"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			tc.h.Node, tc.h.VMID = "wk1", 9031
-			var got []string
-			for _, a := range tc.h.advise() {
-				got = append(got, a.Command+": "+a.Does)
-			}
-			must.Equal(t, "advice", tc.want, got)
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		tc.h.Node, tc.h.VMID = "wk1", 9031
+		got := cluster.Each(tc.h.advise(), func(a Advice) string { return a.Command + ": " + a.Does })
+		must.Equal(t, "advice", tc.want, got)
+	})
 }
 
 var errAway = errors.New("connection refused")

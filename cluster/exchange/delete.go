@@ -93,10 +93,7 @@ func (r *Replace) deleteSame(ctx context.Context) error {
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
 	}
-	if err := r.Proxmox.DeleteVM(ctx, vm); err != nil {
-		return fmt.Errorf("delete %s: %w", vm, err)
-	}
-	return nil
+	return fault.Prefix(fmt.Sprintf("delete %s", vm), r.Proxmox.DeleteVM(ctx, vm))
 }
 
 func (r *Replace) deleteVM(ctx context.Context) error {
@@ -106,8 +103,7 @@ func (r *Replace) deleteVM(ctx context.Context) error {
 	return r.Sending(ctx, SentDelete, LateQueue, r.deleteSame)
 }
 
-// replaced is the goal of take-down: the old VM no longer exists. A VM that stays carries the run's
-// mark from then on.
+// replaced is the goal of take-down: the old VM no longer exists. A VM that stays carries the run's mark from then on.
 func (r *Replace) replaced(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil {
@@ -179,10 +175,7 @@ func stillThere(vm cluster.VM, drives []cluster.Disk, err error) error {
 }
 
 func volumesOf(drives []cluster.Disk) string {
-	var names []string
-	for _, d := range drives {
-		names = append(names, d.Key+" ("+d.Volid+")")
-	}
+	names := cluster.Each(drives, func(d cluster.Disk) string { return d.Key + " (" + d.Volid + ")" })
 	return strings.Join(names, ", ")
 }
 

@@ -236,9 +236,7 @@ func (r *Replace) Located(ctx context.Context, err error) error {
 		}
 		where[at] = append(where[at], d.Key+" ("+volid+")")
 	}
-	for _, at := range order {
-		gone = append(gone, strings.Join(where[at], ", ")+" "+at)
-	}
+	gone = append(gone, cluster.Each(order, func(at string) string { return strings.Join(where[at], ", ") + " " + at })...)
 	return fault.WithHint(err, "where the disks of VM %d are: %s", r.VM.ID, strings.Join(gone, "; "))
 }
 
@@ -260,10 +258,7 @@ func whereabouts(d parking.ParkedDisk, serial string, vm, park cluster.VM) (at, 
 
 // DiskNames lists disks by key and volume, for a message.
 func DiskNames(disks []cluster.Disk) string {
-	var names []string
-	for _, d := range disks {
-		names = append(names, fmt.Sprintf("%s (%s)", d.Key, d.Volid))
-	}
+	names := cluster.Each(disks, func(d cluster.Disk) string { return fmt.Sprintf("%s (%s)", d.Key, d.Volid) })
 	return strings.Join(names, ", ")
 }
 

@@ -19,35 +19,28 @@ func TestAddedDisksAreLookedUp(t *testing.T) {
 	now := before
 	now.Running, now.Config = true, map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi7": "fast:vm-9999-media"}
 	silent := errors.New("no answer")
-	cases := map[string]struct {
+	type row struct {
 		handles []string
 		err     error
 		alone   bool // Pods is nil
 		pod     bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"a pod's":     {handles: []string{"lab/pve1/fast/vm-9999-media"}, pod: true},
 		"not a pod's": {handles: []string{"lab/pve1/fast/vm-9999-other"}},
 		"no answer":   {err: silent},
 		"Pods is nil": {handles: []string{"lab/pve1/fast/vm-9999-media"}, alone: true},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := &Replace{VM: before, Pods: func(context.Context) ([]string, error) { return c.handles, c.err }}
-			if c.alone {
-				r.Pods = nil
-			}
-			vm := now
-			disks := must.Get(before.Disks())(t)
-			if err := r.knowPods(t.Context(), &vm, disks); !errors.Is(err, c.err) {
-				t.Fatalf("err = %v", err)
-			}
-			have := must.Get(vm.Disks())(t)
-			if problems := (&Replace{}).addedDrives(vm, disks, have); (len(problems) == 0) != c.pod {
-				t.Errorf("problems: %v", problems)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		r := &Replace{VM: before, Pods: func(context.Context) ([]string, error) { return c.handles, c.err }}
+		if c.alone {
+			r.Pods = nil
+		}
+		vm := now
+		disks := must.Get(before.Disks())(t)
+		must.FailIs(t, r.knowPods(t.Context(), &vm, disks), c.err)
+		have := must.Get(vm.Disks())(t)
+		must.Equal(t, "a pod's", c.pod, len((&Replace{}).addedDrives(vm, disks, have)) == 0)
+	})
 }
 
 // TestTakeOut: a drive is to be taken out only of a VM that is off, and so that its volume stays.
@@ -76,21 +69,18 @@ func TestTakeOut(t *testing.T) {
 func TestForeignDisks(t *testing.T) {
 	t.Parallel()
 	before := map[string]string{"scsi0": "fast:vm-9031-disk-0,size=10G", "ide2": "none,media=cdrom", "name": "wk1"}
-	cases := map[string]struct {
+	type row struct {
 		now  map[string]string
 		want string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"as before":               {before, ""},
 		"a pod's, by its name":    {map[string]string{"scsi0": before["scsi0"], "scsi7": "fast:vm-9999-pvc-0b5f"}, "scsi7 (fast:vm-9999-pvc-0b5f)"},
 		"named otherwise":         {map[string]string{"scsi0": before["scsi0"], "scsi7": "fast:vm-9999-data-1"}, "scsi7 (fast:vm-9999-data-1)"},
 		"under the VM's own name": {map[string]string{"scsi0": before["scsi0"], "scsi7": "fast:vm-9031-disk-9"}, "scsi7 (fast:vm-9031-disk-9)"},
 		"a CD":                    {map[string]string{"scsi0": before["scsi0"], "ide0": "isos:iso/talos.iso,media=cdrom"}, ""},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := must.Get(ForeignDisks(cluster.VM{ID: 9031, Config: c.now}, parking.Memory{VM: cluster.VM{ID: 9031, Config: before}}))(t)
-			must.Equal(t, "-want +got", c.want, DiskNames(got))
-		})
-	}
+	}, func(t *testing.T, c row) {
+		got := must.Get(ForeignDisks(cluster.VM{ID: 9031, Config: c.now}, parking.Memory{VM: cluster.VM{ID: 9031, Config: before}}))(t)
+		must.Equal(t, "-want +got", c.want, DiskNames(got))
+	})
 }

@@ -21,8 +21,7 @@ type KeptRef struct {
 	Volid         string // "": the drive no longer exists; only its entry is removed from the record
 }
 
-// Find reads the parking VM again, and the disk's entry in its record; found is false if the entry
-// no longer exists.
+// Find reads the parking VM again, and the disk's entry in its record; found is false if the entry no longer exists.
 func (k KeptRef) Find(ctx context.Context, px cluster.VMReader) (p parking.Parking, entry parking.KeptDisk, found bool, err error) {
 	p.VM, err = px.VM(ctx, k.Parking)
 	switch {

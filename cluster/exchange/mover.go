@@ -29,8 +29,7 @@ func newMover(rec openRecord, host string, isSpare func(parking.Intent) bool, sa
 }
 
 const (
-	// busyFor bounds how long do retries when a storage can't rename a volume. The node is down
-	// meanwhile.
+	// busyFor bounds how long do retries when a storage can't rename a volume. The node is down meanwhile.
 	busyFor = 5 * time.Minute
 	// busyPause is the time between two attempts.
 	busyPause = 10 * time.Second
@@ -102,10 +101,9 @@ func (m mover) both(ctx context.Context, in parking.Intent, seen *pair) (from, t
 // pair is the two VMs of a hand-over, as they were read just now.
 type pair struct{ from, to cluster.VM }
 
-// dropDangling removes a reference to a volume that no longer exists: first the drive's key, which leaves an
-// unusedN, then the unusedN. Proxmox then frees the volume of that name, which is harmless as long as there is
-// none; if a later volume has the name, the reference stays. Protection forbids the removal, so dropDangling lifts
-// it first.
+// dropDangling removes a reference to a volume that no longer exists: first the drive's key, which leaves an unusedN,
+// then the unusedN. Proxmox then frees the volume of that name, which is harmless as long as there is none; if a later
+// volume has the name, the reference stays. Protection forbids the removal, so dropDangling lifts it first.
 func (m mover) dropDangling(ctx context.Context, in parking.Intent) error {
 	for range 4 {
 		vm, err := m.vm(ctx, in.From)

@@ -147,8 +147,7 @@ const OwnTasksTimeout = 10 * time.Minute
 // shows that it still does.
 const CreationTakes = 30 * time.Second
 
-// LateParking returns the record of a parking VM of the cluster to which no disk was ever handed
-// over.
+// LateParking returns the record of a parking VM of the cluster to which no disk was ever handed over.
 func LateParking(vm cluster.VM, clusterName string) (parking.Record, bool) {
 	rec, found, err := parking.ReadRecord(vm)
 	return rec, found && err == nil && rec.Cluster == clusterName && parking.Parking{VM: vm, Record: rec}.Empty()
@@ -171,10 +170,9 @@ func MakeParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec par
 	return nil
 }
 
-// TouchedBy returns whether an earlier run of this cluster may have sent Proxmox a request for a
-// VM. It accepts recast's own VMIDs, the VMIDs and names of the nodes, and every VM that a record
-// of the cluster names. A run of another cluster may use the same token at the same time; its tasks
-// do not count.
+// TouchedBy returns whether an earlier run of this cluster may have sent Proxmox a request for a VM. It accepts
+// recast's own VMIDs, the VMIDs and names of the nodes, and every VM that a record of the cluster names. A run of
+// another cluster may use the same token at the same time; its tasks do not count.
 func TouchedBy(vms []cluster.VM, clusterName string, wanted []cluster.Wanted, own func(cluster.VMID) bool) (func(cluster.VMID) bool, error) {
 	ids := map[cluster.VMID]bool{}
 	for _, w := range wanted {

@@ -159,8 +159,5 @@ func (r *Replace) setAsBefore(ctx context.Context) error {
 		}
 	}
 	slices.Sort(del)
-	if err := r.Proxmox.SetConfig(ctx, vm, want, del); err != nil {
-		return fmt.Errorf("set up %s as before: %w", vm, err)
-	}
-	return nil
+	return fault.Prefix(fmt.Sprintf("set up %s as before", vm), r.Proxmox.SetConfig(ctx, vm, want, del))
 }

@@ -153,8 +153,7 @@ func WriteRecord(ctx context.Context, px cluster.Editor, park cluster.VM, rec pa
 	return nil
 }
 
-// giveUp notes in the record that the exchange is cancelled. From then on recast only puts the old
-// system disk back.
+// giveUp notes in the record that the exchange is cancelled. From then on recast only puts the old system disk back.
 func (r *Replace) giveUp(ctx context.Context) error {
 	if r.Restore != nil {
 		return fault.ParkedHalf.Refusedf("a rollback of VM %d is not given up: it is finished, and then rolled back", r.VM.ID)
@@ -175,12 +174,11 @@ func (r *Replace) closed(err error) error {
 	return r.Forget()
 }
 
-// LateQueue bounds how long Proxmox may take to begin a request. A request outlives its sender in
-// the queues before a worker of pvedaemon. A proxy in front waits 60 s and then answers 504 (nginx,
-// proxy_read_timeout); pveproxy waits 30 s and then answers 596 (PVE/APIServer/AnyEvent.pm,
-// proxy_request). pvedaemon has three workers, and each may be blocked by a lock for 10 s or by a
-// hanging storage for a minute. After that the task itself waits up to 10 s for the VM's lock. Any
-// wait that recast asks Proxmox for is added to this.
+// LateQueue bounds how long Proxmox may take to begin a request. A request outlives its sender in the queues before a
+// worker of pvedaemon. A proxy in front waits 60 s and then answers 504 (nginx, proxy_read_timeout); pveproxy waits 30
+// s and then answers 596 (PVE/APIServer/AnyEvent.pm, proxy_request). pvedaemon has three workers, and each may be
+// blocked by a lock for 10 s or by a hanging storage for a minute. After that the task itself waits up to 10 s for the
+// VM's lock. Any wait that recast asks Proxmox for is added to this.
 const LateQueue = 5 * time.Minute
 
 const SentDelete = "delete"

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -37,13 +36,14 @@ func lateLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, *Replace) {
 func TestSending(t *testing.T) {
 	t.Parallel()
 	lost := fmt.Errorf("504: %w", cluster.ErrLostAnswer)
-	for name, c := range map[string]struct {
+	type row struct {
 		before parking.Sent
 		err    error
 		late   bool // the adapter says that it may still be carried out
 		cancel bool
 		stays  bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"done":                           {},
 		"refused":                        {err: errors.New("500 no")},
 		"no answer":                      {err: lost, stays: true},
@@ -54,52 +54,44 @@ func TestSending(t *testing.T) {
 		"another request has no answer":  {before: parking.Sent{SentStart: 600}},
 		"its end was not seen":           {err: context.DeadlineExceeded, stays: true},
 		"an earlier one, and this, lost": {before: parking.Sent{cluster.SentShutdown: 600}, err: lost, stays: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			px, r := recordLab(t, c.before)
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			err := r.sending(ctx, cluster.SentShutdown, time.Minute+LateQueue, func(ctx context.Context) error {
-				_, rec, err := r.read(ctx)
-				if err != nil || rec.Sent[cluster.SentShutdown] < 360 {
-					t.Errorf("when it is sent the record has %v, %v", rec.Sent, err)
-				}
-				if c.late {
-					cluster.NoteUnanswered(ctx)
-				}
-				if c.cancel {
-					cancel()
-				}
-				px.Done = append(px.Done, "send")
-				return c.err
-			})
-			if !errors.Is(err, c.err) {
-				t.Errorf("err = %v, want %v", err, c.err)
+	}, func(t *testing.T, c row) {
+		px, r := recordLab(t, c.before)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		err := r.sending(ctx, cluster.SentShutdown, time.Minute+LateQueue, func(ctx context.Context) error {
+			_, rec, err := r.read(ctx)
+			if err != nil || rec.Sent[cluster.SentShutdown] < 360 {
+				t.Errorf("when it is sent the record has %v, %v", rec.Sent, err)
 			}
-			_, rec, err := r.read(t.Context())
-			if _, has := rec.Sent[cluster.SentShutdown]; err != nil || has != c.stays {
-				t.Errorf("afterwards the record has %v, %v", rec.Sent, err)
+			if c.late {
+				cluster.NoteUnanswered(ctx)
 			}
-			if _, had := c.before[SentStart]; had != (rec.Sent[SentStart] == 600) {
-				t.Errorf("the other request: %v", rec.Sent)
+			if c.cancel {
+				cancel()
 			}
-			written := 1
-			if c.before[cluster.SentShutdown] > 0 {
-				written = 0
-			}
-			if n := slices.Index(px.Done, "send"); n != written {
-				t.Errorf("sent after %d changes: %q", n, px.Done)
-			}
+			px.Done = append(px.Done, "send")
+			return c.err
 		})
-	}
+		must.FailIs(t, err, c.err)
+		_, rec, err := r.read(t.Context())
+		if _, has := rec.Sent[cluster.SentShutdown]; err != nil || has != c.stays {
+			t.Errorf("afterwards the record has %v, %v", rec.Sent, err)
+		}
+		if _, had := c.before[SentStart]; had != (rec.Sent[SentStart] == 600) {
+			t.Errorf("the other request: %v", rec.Sent)
+		}
+		written := 1
+		if c.before[cluster.SentShutdown] > 0 {
+			written = 0
+		}
+		must.Equal(t, "changes before it is sent", written, slices.Index(px.Done, "send"))
+	})
 }
 
 // TestLateIsWaitedOut: this process measures the time, from its first look on. A request that can't
 // come any more leaves the record with the next change.
 func TestLateIsWaitedOut(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		_, r := lateLab(t, parking.Sent{SentDelete: 300, SentStart: 100})
 		var said []string
 		r.Say = func(id, text string) { said = append(said, id+": "+text) }
@@ -107,9 +99,7 @@ func TestLateIsWaitedOut(t *testing.T) {
 		wait := func(which string, want time.Duration) {
 			t.Helper()
 			must.Do(t, r.record().await(t.Context(), r.saying("free-blank"), which))
-			if took := time.Since(began).Round(2 * time.Second); took != want {
-				t.Errorf("%s is over after %s, want %s", which, took, want)
-			}
+			must.Equal(t, which+" is over after", want, time.Since(began).Round(2*time.Second))
 		}
 		wait(cluster.SentAddHA, 0)
 		wait(SentStart, 100*time.Second)
@@ -143,32 +133,26 @@ func (g *temporaryVM) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM
 // late first one would delete.
 func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		sent parking.Sent
 		gone time.Duration // when the VM is deleted; 0: never
 		want time.Duration
-	}{
+	}
+	must.Bubbles(t, map[string]row{
 		"none was sent":          {nil, 0, 0},
 		"another request":        {parking.Sent{cluster.SentShutdown: 300}, 0, 0},
 		"it may come":            {parking.Sent{SentDelete: 300}, 0, 300 * time.Second},
 		"it is carried out late": {parking.Sent{SentDelete: 300}, 20 * time.Second, 20 * time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				px, r := lateLab(t, c.sent)
-				began := time.Now()
-				r.Proxmox = &temporaryVM{px, r.VM, began.Add(c.gone)}
-				if c.gone == 0 {
-					px.Guests[101] = r.VM
-				}
-				must.Do(t, r.awaitDelete(t.Context()))
-				if took := time.Since(began).Round(2 * time.Second); took != c.want {
-					t.Errorf("it is over after %s, want %s", took, c.want)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, c row) {
+		px, r := lateLab(t, c.sent)
+		began := time.Now()
+		r.Proxmox = &temporaryVM{px, r.VM, began.Add(c.gone)}
+		if c.gone == 0 {
+			px.Guests[101] = r.VM
+		}
+		must.Do(t, r.awaitDelete(t.Context()))
+		must.Equal(t, "it is over after", c.want, time.Since(began).Round(2*time.Second))
+	})
 }
 
 // TestRequestOutlivesItsRecord: a request that may still come survives the end of its replacement

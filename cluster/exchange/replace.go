@@ -40,8 +40,7 @@ type Replace struct {
 	Image     func(ctx context.Context) (string, error)
 	DiskBytes int64
 
-	// Firewall is the sum of the VM's firewall, which a new VM gets (firewall.FirewallConfig.Sum); "": it
-	// had none.
+	// Firewall is the sum of the VM's firewall, which a new VM gets (firewall.FirewallConfig.Sum); "": it had none.
 	Firewall string
 
 	// Blank is a setting of the VM that has another value until finish; nil: none.

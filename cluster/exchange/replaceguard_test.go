@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 type kv = map[string]string
@@ -273,9 +274,7 @@ func TestReplaceGuards(t *testing.T) {
 		t.Run(row.do+": "+cmp.Or(row.err, "not refused"), func(t *testing.T) {
 			t.Parallel()
 			g, err := calls[row.do].run(t, row.change, clustertest.Which{})
-			if got := strings.Join(g.Done, "\n"); got != strings.TrimSpace(row.done) {
-				t.Errorf("done:\n%s\nwant:\n%s", got, row.done)
-			}
+			must.Equal(t, "done", strings.TrimSpace(row.done), strings.Join(g.Done, "\n"))
 			clustertest.CheckErr(t, err, row.err, "there is no", "is not a drive", "it has data", "Proxmox reported it moved", "moved back", "system disk of")
 		})
 	}

@@ -187,8 +187,5 @@ func (r *Replace) migrate(ctx context.Context, to string) error {
 	if err := shape.RequireMigratable(ctx, r.Proxmox, vm, to, shape.Off); err != nil {
 		return err
 	}
-	if err := r.Proxmox.Migrate(ctx, vm, to); err != nil {
-		return fmt.Errorf("migrate %s to %s: %w", vm, to, err)
-	}
-	return nil
+	return fault.Prefix(fmt.Sprintf("migrate %s to %s", vm, to), r.Proxmox.Migrate(ctx, vm, to))
 }

@@ -76,8 +76,7 @@ func (r *Replace) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.Di
 	return vm, disk, fault.ParkedHalf.Refusedf("%s: its record names no system disk", r.VM)
 }
 
-// noteSpare records the new system disk before it is moved, so that it is never on the parking VM
-// without an entry.
+// noteSpare records the new system disk before it is moved, so that it is never on the parking VM without an entry.
 func (r *Replace) noteSpare(ctx context.Context, disk cluster.Disk) (entry parking.KeptDisk, err error) {
 	park, rec, err := r.record().read(ctx)
 	if err != nil {

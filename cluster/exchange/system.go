@@ -166,9 +166,8 @@ func (r *Replace) systemDisk(disks []cluster.Disk) (cluster.Disk, error) {
 	return disks[i], nil
 }
 
-// bootOrder puts the system disk first and the CD drive second: a blank disk does not boot, and an
-// installed one takes precedence over an ISO still in the drive. cd is "" if there is no CD drive
-// to boot from.
+// bootOrder puts the system disk first and the CD drive second: a blank disk does not boot, and an installed one takes
+// precedence over an ISO still in the drive. cd is "" if there is no CD drive to boot from.
 func bootOrder(old, system, cd string) string {
 	order := []string{system}
 	if cd != "" {
@@ -198,8 +197,7 @@ func (r *Replace) systemGiven(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s of %s is blank or was installed by this run", disk.Key, vm), nil
 }
 
-// GiveSystem gives the VM, which is off, its new system disk: the prepared one, or a blank one with the
-// boot ISO.
+// GiveSystem gives the VM, which is off, its new system disk: the prepared one, or a blank one with the boot ISO.
 func (r *Replace) GiveSystem(ctx context.Context) error {
 	if r.Prepared != "" {
 		return r.givePrepared(ctx)
@@ -301,8 +299,7 @@ func (r *Replace) restoreSystem(ctx context.Context) error {
 	return r.setUp(ctx, map[string]string{"boot": bootOrder(r.VM.Config["boot"], system.Key, "")})
 }
 
-// hasSystem is the goal of a step that only checks that there is a system disk; a prepared disk was handed over
-// whole.
+// hasSystem is the goal of a step that only checks that there is a system disk; a prepared disk was handed over whole.
 func (r *Replace) hasSystem(ctx context.Context) (string, error) {
 	read := r.Current
 	if r.Prepared != "" {
@@ -341,8 +338,5 @@ func (r *Replace) setUp(ctx context.Context, set map[string]string) error {
 	if err != nil {
 		return err
 	}
-	if err := r.Proxmox.SetConfig(ctx, vm, set, nil); err != nil {
-		return fmt.Errorf("set up %s: %w", vm, err)
-	}
-	return nil
+	return fault.Prefix(fmt.Sprintf("set up %s", vm), r.Proxmox.SetConfig(ctx, vm, set, nil))
 }

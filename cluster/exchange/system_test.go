@@ -1,10 +1,9 @@
 package exchange
 
 import (
+	"fmt"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
@@ -18,9 +17,8 @@ func TestBlankDiskGrowsOnlyWhenAsked(t *testing.T) {
 	t.Parallel()
 	d := cluster.Disk{Key: "scsi0", Volid: "thin:vm-1-disk-0", Options: []string{"size=10240M"}}
 	for gib, want := range map[int]string{0: "thin:10,serial=s,wwn=", 5: "thin:10,serial=s,wwn=", 32: "thin:32,serial=s,wwn="} {
-		if got := (&Replace{SystemGiB: gib, Serial: "s"}).blankDisk(d); got != want+cluster.WWN("s") {
-			t.Errorf("%d GiB wanted: %q, want %q", gib, got, want)
-		}
+		got := (&Replace{SystemGiB: gib, Serial: "s"}).blankDisk(d)
+		must.Equal(t, fmt.Sprint(gib, " GiB wanted"), want+cluster.WWN("s"), got)
 	}
 }
 
@@ -88,7 +86,8 @@ func TestEverySettingIsCarried(t *testing.T) {
 func TestTheBlankDiskHasEveryOption(t *testing.T) {
 	t.Parallel()
 	const names = "serial=recast-1,wwn=0x37eb0b496c370925"
-	for name, tc := range map[string]struct{ volid, size, want string }{
+	type row struct{ volid, size, want string }
+	must.Each(t, map[string]row{
 		"qcow2":                 {"fast:9011/vm-9011-disk-0.qcow2", "10G", "fast:10," + driveOptions + ",format=qcow2," + names},
 		"raw":                   {"fast:9011/vm-9011-disk-0.raw", "10G", "fast:10," + driveOptions + ",format=raw," + names},
 		"vmdk":                  {"fast:9011/vm-9011-disk-0.vmdk", "10G", "fast:10," + driveOptions + ",format=vmdk," + names},
@@ -101,19 +100,16 @@ func TestTheBlankDiskHasEveryOption(t *testing.T) {
 		"bytes":                 {"thin:vm-9011-disk-0", "10737418240", "thin:10," + driveOptions + "," + names},
 		"decimals":              {"thin:vm-9011-disk-0", "1.5G", "thin:1.5," + driveOptions + "," + names},
 		"an odd size, imported": {"thin:vm-9011-disk-0", "10737418241", "thin:10.000000000931323," + driveOptions + "," + names},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			d := must.Get(cluster.ParseDisk("scsi0", tc.volid+","+driveOptions+",serial=old,wwn=0x5000c50015ea71aa,size="+tc.size))(t)
-			got := (&Replace{Serial: "recast-1"}).blankDisk(d)
-			must.Equal(t, "got", tc.want, got)
-			// Proxmox multiplies by 2^20 and rounds up to whole KiB (pve-common, Tools.pm, convert_size).
-			blank := must.Get(cluster.ParseDisk("scsi0", strings.Replace(got, ":", ":x,size=", 1)))(t)
-			if gib := (cluster.Disk{Options: []string{"size=" + blank.Option("size") + "G"}}); gib.SizeBytes() < d.SizeBytes() {
-				t.Errorf("%s makes a disk of %d bytes, smaller than %d", got, gib.SizeBytes(), d.SizeBytes())
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		d := must.Get(cluster.ParseDisk("scsi0", tc.volid+","+driveOptions+",serial=old,wwn=0x5000c50015ea71aa,size="+tc.size))(t)
+		got := (&Replace{Serial: "recast-1"}).blankDisk(d)
+		must.Equal(t, "got", tc.want, got)
+		// Proxmox multiplies by 2^20 and rounds up to whole KiB (pve-common, Tools.pm, convert_size).
+		blank := must.Get(cluster.ParseDisk("scsi0", strings.Replace(got, ":", ":x,size=", 1)))(t)
+		if gib := (cluster.Disk{Options: []string{"size=" + blank.Option("size") + "G"}}); gib.SizeBytes() < d.SizeBytes() {
+			t.Errorf("%s makes a disk of %d bytes, smaller than %d", got, gib.SizeBytes(), d.SizeBytes())
+		}
+	})
 }
 
 func TestTheNewBootOrder(t *testing.T) {
@@ -130,9 +126,7 @@ func TestTheNewBootOrder(t *testing.T) {
 		" ":                              "order=scsi0;ide2", // of a VM whose disks were all reassigned
 		"order= ":                        "order=scsi0;ide2",
 	} {
-		if got := bootOrder(old, "scsi0", "ide2"); got != want {
-			t.Errorf("%q becomes %q, want %q", old, got, want)
-		}
+		must.Equal(t, old, want, bootOrder(old, "scsi0", "ide2"))
 	}
 }
 
@@ -152,23 +146,14 @@ func TestBlankSettingIsTemporary(t *testing.T) {
 			vm.Config["ipconfig0"] = was
 		}
 		mem := parking.Memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab", Blank: &cluster.BlankSetting{Key: "ipconfig0", Value: "ip=10.0.0.31/24"}}
-		packed, err := mem.Pack()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if mem, err = parking.UnpackMemory(packed); err != nil { // as if another machine resumed
-			t.Fatal(err)
-		}
+		packed := must.Get(mem.Pack())(t)
+		mem = must.Get(parking.UnpackMemory(packed))(t) // as if another machine resumed
 		rec := parking.Record{Strategy: cluster.Recreate, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}}
 		r := Of(nil, mem, rec, 9900)
 		made := must.Get(r.newConfig("isos:iso/a.iso"))(t)
 		back, _, err := r.oldConfig()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff([]string{"ip=10.0.0.31/24", was}, []string{made["ipconfig0"], back["ipconfig0"]}); diff != "" {
-			t.Errorf("%s: new VM and restored VM (-want +got):\n%s", name, diff)
-		}
+		must.Do(t, err)
+		must.Equal(t, name+": new VM and restored VM", []string{"ip=10.0.0.31/24", was}, []string{made["ipconfig0"], back["ipconfig0"]})
 	}
 }
 
@@ -176,7 +161,5 @@ func TestBlankSettingIsTemporary(t *testing.T) {
 func TestReplaceWithoutItsPreparedDisk(t *testing.T) {
 	t.Parallel()
 	_, err := calls["give"].run(t, on(9900, kv{"scsi29": ""}), clustertest.Which{})
-	if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "recast undo wk1 gives the VM its old system disk back") {
-		t.Errorf("%v, hints %q", err, hints)
-	}
+	must.Contain(t, "the hints", strings.Join(fault.Hints(err), "; "), "recast undo wk1 gives the VM its old system disk back")
 }

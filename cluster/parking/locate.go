@@ -28,9 +28,8 @@ type DiskNow struct {
 	Where string // in words: "scsi1 of VM 9090"
 }
 
-// Locate finds a disk by its present name in Proxmox: each hand-over renames its volume, and the
-// old name may go to another volume. vm is the zero VM if there is none; dangling is the result of
-// Dangling.
+// Locate finds a disk by its present name in Proxmox: each hand-over renames its volume, and the old name may go to
+// another volume. vm is the zero VM if there is none; dangling is the result of Dangling.
 func (r Record) Locate(d ParkedDisk, vm, park cluster.VM, dangling bool) DiskNow {
 	if d.Holder != 0 {
 		return r.locateHeld(d, vm)
@@ -61,8 +60,7 @@ func (r Record) locateHeld(d ParkedDisk, vm cluster.VM) DiskNow {
 	return DiskNow{Place: Detached, Volid: d.Volid, Where: fmt.Sprintf("with VM %d, which owns it; detached from VM %d", d.Holder, r.VMID)}
 }
 
-// Dangling reports whether the source of the last hand-over still names a volume that Proxmox has
-// already renamed.
+// Dangling reports whether the source of the last hand-over still names a volume that Proxmox has already renamed.
 func (r Record) Dangling(ctx context.Context, px cluster.StorageReader, vm, park cluster.VM) (bool, error) {
 	in := r.Intent
 	if in == nil {
@@ -85,8 +83,7 @@ func drive(vm cluster.VM, key string) (cluster.Disk, bool) {
 	return d, err == nil
 }
 
-// sameSerial distinguishes an old system disk from its replacement, which has a serial that recast
-// generated.
+// sameSerial distinguishes an old system disk from its replacement, which has a serial that recast generated.
 func sameSerial(now cluster.Disk, was ParkedDisk) bool {
 	old, err := cluster.ParseDisk(was.Key, cmp.Or(was.Volid, now.Volid)+","+was.Options)
 	return err == nil && now.Option("serial") == old.Option("serial")

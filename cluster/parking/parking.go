@@ -47,10 +47,9 @@ func (p Parking) Parked() []string {
 	return keys
 }
 
-// Opened completes the record of a replacement. It maps the drives that must leave the remembered
-// VM to free keys of the parking VM (nil: not yet created): their own key if it is free, else the
-// lowest free SCSI key. The system disk stays parked for long, so it gets the highest free key. A
-// holder's disks are only detached.
+// Opened completes the record of a replacement. It maps the drives that must leave the remembered VM to free keys of
+// the parking VM (nil: not yet created): their own key if it is free, else the lowest free SCSI key. The system disk
+// stays parked for long, so it gets the highest free key. A holder's disks are only detached.
 func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 	rec.Open, rec.VMID, rec.UUID, rec.VMName, rec.ControlPlane = true, mem.VM.ID, mem.VM.UUID(), mem.VM.Name, mem.ControlPlane
 	taken := map[string]bool{}

@@ -71,17 +71,12 @@ func (mem Memory) knownByContent(p PersistentDisk) bool {
 }
 
 func (mem Memory) volumesOf(was PersistentDisk) (out []cluster.Volume) {
-	for _, v := range mem.Volumes {
-		if v.Disk == was.Device {
-			out = append(out, v)
-		}
-	}
+	out = append(out, cluster.Where(mem.Volumes, func(v cluster.Volume) bool { return v.Disk == was.Device })...)
 	return out
 }
 
-// PersistentDisk is a drive that outlives the system, as the machine showed it before the exchange. What the
-// machine showed identifies it: the new VM must show, in that drive's place, a disk of that size with the same
-// content.
+// PersistentDisk is a drive that outlives the system, as the machine showed it before the exchange. What the machine
+// showed identifies it: the new VM must show, in that drive's place, a disk of that size with the same content.
 type PersistentDisk struct {
 	Key       string
 	Device    string // the machine's disk, as its volumes name it
@@ -125,10 +120,7 @@ func Unprovable(vm cluster.VM, m cluster.Machine, system string) ([]cluster.Obst
 	var out []cluster.Obstacle
 	unknown = slices.DeleteFunc(unknown, func(d cluster.Disk) bool { return d.Owner != vm.ID || nameIsUnique(drives, d) })
 	if len(unknown) > 0 {
-		var keys []string
-		for _, d := range unknown {
-			keys = append(keys, d.Key)
-		}
+		keys := cluster.Each(unknown, func(d cluster.Disk) string { return d.Key })
 		out = append(out, cluster.Obstacle{
 			Text:    fmt.Sprintf("which of the machine's disks is %s can't be determined: %s", strings.Join(keys, " or "), cluster.NameThem(vm, unknown)),
 			Command: cluster.NameLines(vm, unknown),

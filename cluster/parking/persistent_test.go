@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
@@ -36,11 +34,12 @@ func TestPersistentDisksWithoutASerialAreProven(t *testing.T) {
 	}
 	const twins = "the persistent disks scsi1 and scsi2 have one size, and "
 	const line = ", so the new VM could not prove that each came back to its place: qm set 1 --scsi2 f:vm-1-disk-2,size=20G,ssd=1,serial=1-scsi2 gives one of them a name; the VM need not be restarted for that"
-	for name, tc := range map[string]struct {
+	type row struct {
 		config map[string]string
 		m      cluster.Machine
 		want   string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"by content":                            {virtio, machine(full, full, xfs("sdb", "a"), xfs("sdc", "b")), ""},
 		"by content, and one that is blank":     {virtio, machine(full, blank, xfs("sdb", "a")), ""},
 		"blank, by size":                        {virtio, machine(blank, cluster.MachineDisk{SizeBytes: 21 << 30, Blank: true}), ""},
@@ -67,37 +66,26 @@ func TestPersistentDisksWithoutASerialAreProven(t *testing.T) {
 			cluster.Machine{SystemDisk: "sda", Disks: []cluster.MachineDisk{{Device: "sda", SizeBytes: 10 << 30}, {Device: "sdb", SizeBytes: 20 << 30}, {Device: "sdc", SizeBytes: 30 << 30}}},
 			"",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := cluster.VM{ID: 1, Config: tc.config}
-			system := must.Get(cluster.ProveSystemDisk(vm, tc.m, ""))(t)
-			got, err := Unprovable(vm, tc.m, system.Key)
-			if diff := cmp.Diff(tc.want, strings.Join(cluster.Texts(got), "\n")); err != nil || diff != "" {
-				t.Errorf("%v (-want +got):\n%s", err, diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		vm := cluster.VM{ID: 1, Config: tc.config}
+		system := must.Get(cluster.ProveSystemDisk(vm, tc.m, ""))(t)
+		must.Equal(t, "unprovable", tc.want, strings.Join(cluster.Texts(must.Get(Unprovable(vm, tc.m, system.Key))(t)), "\n"))
+	})
 }
 
 func TestLostMetadata(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		remembered, now string
 		want            bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"the same Node":      {"u1", "u1", false},
 		"another Node":       {"u1", "u2", true},
 		"none is remembered": {"", "u2", true},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := (Memory{NodeUID: c.remembered}).LostMetadata(cluster.KubeNode{UID: c.now}); got != c.want {
-				t.Errorf("got %t", got)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		must.Equal(t, "lost", c.want, (Memory{NodeUID: c.remembered}).LostMetadata(cluster.KubeNode{UID: c.now}))
+	})
 }
 
 // TestPodVolumesAreRememberedAndDropped: a new VM gets no pod's volume, and a run in another

@@ -22,9 +22,8 @@ func DescriptionChanged(vm cluster.VM, node string) error {
 		"someone edited the description of VM %d, whose last line says where disks are: put that line back as it was; recast can't continue without it", vm.ID)
 }
 
-// Intent is written before a disk is handed over. Proxmox renames the volume, then writes the
-// source's configuration, then the target's: after a crash, the intent identifies the volume that
-// lost its name.
+// Intent is written before a disk is handed over. Proxmox renames the volume, then writes the source's configuration,
+// then the target's: after a crash, the intent identifies the volume that lost its name.
 type Intent struct {
 	From    cluster.VMID `json:"from"`
 	Key     string       `json:"key"`
@@ -281,11 +280,7 @@ func (r Record) SpareDrive(park cluster.VM, key, run string) (string, error) {
 
 // SpareEntry returns the record's entry for the new system disk of a run.
 func (r Record) SpareEntry(run, key string) (KeptDisk, bool) {
-	i := slices.IndexFunc(r.Kept, func(k KeptDisk) bool { return k.GivenUp && k.Run == run && k.Key == key })
-	if i < 0 {
-		return KeptDisk{}, false
-	}
-	return r.Kept[i], true
+	return cluster.Find(r.Kept, func(k KeptDisk) bool { return k.GivenUp && k.Run == run && k.Key == key })
 }
 
 const RecordMark = "recast-record: "

@@ -1,6 +1,7 @@
 package parking
 
 import (
+	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -21,11 +22,7 @@ func TestRecordSurvivesADescription(t *testing.T) {
 		Kept:  []KeptDisk{{Key: "scsi29", Run: "earlier"}},
 	}
 	text := must.Get(rec.Description())(t)
-	for _, word := range []string{"wk1", "VM 9011", "c1", "Never start it"} {
-		if !strings.Contains(text, word) {
-			t.Errorf("a person reads %q, which lacks %q", text, word)
-		}
-	}
+	must.Contain(t, "what a person reads", text, "wk1", "VM 9011", "c1", "Never start it")
 	// Proxmox gives descriptions back with a line break at the end.
 	got, ok, err := ReadRecord(cluster.VM{Config: map[string]string{"description": text + "\n"}})
 	if err != nil || !ok {
@@ -50,10 +47,7 @@ func TestReadRecordOfOtherVMs(t *testing.T) {
 func TestRecordOfANewerRecast(t *testing.T) {
 	t.Parallel()
 	rec := Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 101, UUID: "u", Open: true, Strategy: cluster.Recreate, Stage: StageServes}
-	text, err := rec.Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(rec.Description())(t)
 	for name, tc := range map[string]struct {
 		old, fresh, want string
 		whose            Record
@@ -81,9 +75,7 @@ func TestRecordOfANewerRecast(t *testing.T) {
 			t.Errorf("%s, for another cluster: %v", name, err)
 		}
 		vm.Name = cluster.ParkingName("wk1")
-		if Damaged(vm) != strings.Contains(tc.want, "it lacks") {
-			t.Errorf("%s: damaged %t", name, Damaged(vm))
-		}
+		must.Equal(t, name+": damaged", strings.Contains(tc.want, "it lacks"), Damaged(vm))
 	}
 }
 
@@ -103,12 +95,8 @@ func TestMarkDescription(t *testing.T) {
 		"an earlier mark": {"mine\nrecast: run=r1 build=a\n", "mine\nrecast: run=r2 build=b"},
 	} {
 		got := MarkDescription(tc.old, "r2", "b")
-		if got != tc.want {
-			t.Errorf("%s: %q, want %q", name, got, tc.want)
-		}
-		if by := (cluster.VM{Config: map[string]string{"description": got}}).MadeBy(); by != "r2" {
-			t.Errorf("%s: made by %q", name, by)
-		}
+		must.Equal(t, name, tc.want, got)
+		must.Equal(t, name+": made by", "r2", (cluster.VM{Config: map[string]string{"description": got}}).MadeBy())
 	}
 }
 
@@ -120,10 +108,8 @@ func TestParkingKeys(t *testing.T) {
 		system bool
 		want   string
 	}{{"scsi0", true, "scsi29"}, {"scsi1", false, "scsi0"}, {"scsi2", false, "scsi2"}, {"efidisk0", false, "efidisk0"}} {
-		got, err := parkingKey(tc.key, tc.system, taken)
-		if err != nil || got != tc.want {
-			t.Errorf("%s (system %t): %q, %v, want %q", tc.key, tc.system, got, err, tc.want)
-		}
+		got := must.Get(parkingKey(tc.key, tc.system, taken))(t)
+		must.Equal(t, fmt.Sprintf("%s (system %t)", tc.key, tc.system), tc.want, got)
 		taken[got] = true
 	}
 	for i := range scsiKeys {

@@ -3,8 +3,6 @@ package parking
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
@@ -13,10 +11,7 @@ func TestRemembered(t *testing.T) {
 	t.Parallel()
 	was := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"ide2": "local:iso/a.iso,media=cdrom"}}
 	packed := must.Get(Memory{VM: was, SystemKey: "scsi0"}.Pack())(t)
-	got, err := Record{Node: "wk1", Memory: packed}.Remembered()
-	if diff := cmp.Diff(was, got); diff != "" || err != nil {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	must.Equal(t, "remembered", was, must.Get(Record{Node: "wk1", Memory: packed}.Remembered())(t))
 	for _, broken := range []string{"", "?", packed[:len(packed)/2]} {
 		if _, err := (Record{Node: "wk1", VMID: 101, Memory: broken}).Remembered(); err == nil {
 			t.Errorf("reads %q", broken)
@@ -34,8 +29,6 @@ func TestMadeFrom(t *testing.T) {
 		"recast: run=r1":                    "",
 		"text recast: run=r1 build=cd":      "",
 	} {
-		if got := (cluster.VM{Config: map[string]string{"description": description}}).MadeFrom(); got != want {
-			t.Errorf("%q: %q, want %q", description, got, want)
-		}
+		must.Equal(t, description, want, (cluster.VM{Config: map[string]string{"description": description}}).MadeFrom())
 	}
 }

@@ -72,8 +72,7 @@ func TestWayBack(t *testing.T) {
 	}
 }
 
-// manyDrives returns a VM with ten disks, four network cards and everything else that a VM may
-// have.
+// manyDrives returns a VM with ten disks, four network cards and everything else that a VM may have.
 func manyDrives(keys, description int) cluster.VM {
 	r := rand.New(rand.NewPCG(1, 2))
 	random := func(n int) string {
@@ -104,40 +103,35 @@ func manyDrives(keys, description int) cluster.VM {
 	return vm
 }
 
-// TestWayBackFits: the commands fit for a VM with many settings, and never prevent a record from
-// being written.
+// TestWayBackFits: the commands fit for a VM with many settings, and never prevent a record from being written.
 func TestWayBackFits(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		keys, description int
 		commands          bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"a big VM":            {1, 200, true},
 		"with three SSH keys": {3, 20, true},
 		"with a description that leaves no room for commands": {1, 3000, false},
 		"nor for a reference to the document":                 {1, 3340, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := manyDrives(c.keys, c.description)
-			in := &Intent{From: 90110, Key: "scsi9", Volid: "ceph-nvme:vm-90110-disk-11", To: 9900, ToKey: "scsi9", Options: strings.Repeat("x", 120)}
-			rec := undoRecord(t, vm, in)
-			text := must.Get(rec.Description())(t)
-			if len(text) > cluster.MaxDescription {
-				t.Errorf("%d bytes", len(text))
-			}
-			if got := strings.Contains(text, "qm create 90110 "); got != c.commands {
-				t.Errorf("commands: %t, want %t", got, c.commands)
-			}
-			if !c.commands && len(text)+len(noRoom) < cluster.MaxDescription && !strings.Contains(text, "see docs/notes/proxmox.md") {
-				t.Errorf("it does not say where else to look: %s", text)
-			}
-			got, ok, err := ReadRecord(cluster.VM{Config: map[string]string{"description": text}})
-			if err != nil || !ok || got.Memory != rec.Memory || len(got.Disks) != 12 {
-				t.Errorf("ok %t, %v", ok, err)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		vm := manyDrives(c.keys, c.description)
+		in := &Intent{From: 90110, Key: "scsi9", Volid: "ceph-nvme:vm-90110-disk-11", To: 9900, ToKey: "scsi9", Options: strings.Repeat("x", 120)}
+		rec := undoRecord(t, vm, in)
+		text := must.Get(rec.Description())(t)
+		if len(text) > cluster.MaxDescription {
+			t.Errorf("%d bytes", len(text))
+		}
+		must.Equal(t, "commands", c.commands, strings.Contains(text, "qm create 90110 "))
+		if !c.commands && len(text)+len(noRoom) < cluster.MaxDescription && !strings.Contains(text, "see docs/notes/proxmox.md") {
+			t.Errorf("it does not say where else to look: %s", text)
+		}
+		got, ok, err := ReadRecord(cluster.VM{Config: map[string]string{"description": text}})
+		if err != nil || !ok || got.Memory != rec.Memory || len(got.Disks) != 12 {
+			t.Errorf("ok %t, %v", ok, err)
+		}
+	})
 }
 
 // TestShellFunctionsAreExplained: the document shows each of them word for word.
@@ -145,9 +139,7 @@ func TestShellFunctionsAreExplained(t *testing.T) {
 	t.Parallel()
 	doc := must.Get(os.ReadFile("../../docs/notes/proxmox.md"))(t)
 	for _, f := range shellFunctions {
-		if !strings.Contains(string(doc), "\n"+f.body+"\n") {
-			t.Errorf("the document does not show %s", f.body)
-		}
+		must.Contain(t, "the document", string(doc), "\n"+f.body+"\n")
 	}
 }
 

@@ -157,9 +157,8 @@ func (u *undo) restoreSystem() {
 	}
 }
 
-// parkNew moves the new system disk of the exchange to the reserved key of the parking VM. If that
-// key is taken, or the Notes have no room for that command, the disk becomes an unusedN of the VM.
-// Nothing frees it.
+// parkNew moves the new system disk of the exchange to the reserved key of the parking VM. If that key is taken, or the
+// Notes have no room for that command, the disk becomes an unusedN of the VM. Nothing frees it.
 func (u *undo) parkNew(key string) {
 	ours := fmt.Sprintf("has %d %s", u.vm(), words.Quote(key+":.*serial="+u.mem.DiskSerial))
 	move := fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", u.vm(), key, u.rec.Parking, u.rec.SpareKey)

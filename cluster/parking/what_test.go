@@ -1,6 +1,11 @@
 package parking
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
+)
 
 // TestWhatADiskWas: only what is known to be a system disk is called one. Of a node that was removed, every disk is kept.
 func TestWhatADiskWas(t *testing.T) {
@@ -11,8 +16,6 @@ func TestWhatADiskWas(t *testing.T) {
 		"disk of the node that was removed":        {Run: "r1", Slot: "scsi1", Options: "serial=data-wk1", Removed: true},
 		"system disk of the node that was removed": {Run: "r1", Slot: "scsi0", Talos: "v1.13.9", Removed: true},
 	} {
-		if got := k.What(); got != want {
-			t.Errorf("%+v is a %s, want %s", k, got, want)
-		}
+		must.Equal(t, fmt.Sprintf("%+v", k), want, k.What())
 	}
 }

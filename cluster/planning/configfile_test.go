@@ -3,12 +3,11 @@ package planning
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
@@ -53,8 +52,7 @@ func (patchesNothing) Selectors(context.Context, netip.Addr, bool, cluster.Secre
 	return nil, nil
 }
 
-// filed is the paused world with a file of wk1, as Observe returns it; edit changes what was
-// found of wk1.
+// filed is the paused world with a file of wk1, as Observe returns it; edit changes what was found of wk1.
 func filed(t *testing.T, runs, file string, edit func(*observe.Found)) func([]cluster.Wanted, *observe.Observation) {
 	t.Helper()
 	return func(wanted []cluster.Wanted, o *observe.Observation) {
@@ -107,7 +105,7 @@ func TestPlanShowsTheFile(t *testing.T) {
 		note       string
 		refused    string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"no file":  {runs: hasToken},
 		"the same": {runs: hasToken, file: "# from git\n" + hasToken, applied: true},
 		"recreate": {runs: hasToken, file: hasOther, applied: true, changes: changes},
@@ -141,9 +139,8 @@ func TestPlanShowsTheFile(t *testing.T) {
 		if n.ConfigFile != nil {
 			shown = *n.ConfigFile
 		}
-		if diff := cmp.Diff(tc.changes, shown.Changes); diff != "" || shown.Applied != tc.applied {
-			t.Errorf("applied %t, (-want +got):\n%s", shown.Applied, diff)
-		}
+		must.Equal(t, "changes", tc.changes, shown.Changes)
+		must.Equal(t, "applied", tc.applied, shown.Applied)
 		if tc.applied && (len(shown.Hash) != 64 || shown.Runs != cluster.ConfigSum([]byte(tc.runs))) {
 			t.Errorf("the plan is bound to %q and %q", shown.Hash, shown.Runs)
 		}
@@ -215,7 +212,7 @@ func TestTheFileOfAMachineWithoutConfiguration(t *testing.T) {
 		file          string
 		refused, note string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"reset":                             {found: blank, shows: true, file: ours},
 		"reset, of another cluster":         {found: blank, shows: true, file: foreign, refused: notEqual},
 		"reset, of another role":            {found: blank, shows: true, file: "machine: {type: controlplane}", refused: "makes it a control-plane, and it is a worker: is it the file of another node?"},
@@ -272,7 +269,7 @@ func TestAFileWithNoWayOut(t *testing.T) {
 		want       string
 		seals, has cluster.Encryption
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"a key locked to STATE":         {adds: volume("'!system_disk'"), seals: toState, want: locked},
 		"one that goes with STATE":      {adds: volume("system_disk"), seals: toState},
 		"a key that is not locked":      {adds: volume("'!system_disk'"), seals: cluster.Encryption{Volume: "u-data", Keys: []string{"nodeID"}}},
@@ -295,9 +292,7 @@ func TestAFileWithNoWayOut(t *testing.T) {
 		}
 		was, errWas := config.Parse(m.Configs.Active)
 		is, errIs := config.Parse([]byte(text))
-		if errWas != nil || errIs != nil {
-			t.Fatal(errWas, errIs)
-		}
+		must.Do(t, errors.Join(errWas, errIs))
 		file := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: config.Compare(was, is)}, Omni: is.Has(cluster.OmniDocument)}
 		if tc.seals.Volume != "" {
 			file.Encryption = []cluster.Encryption{tc.seals}
@@ -455,11 +450,9 @@ func TestSelectorsOfAResetMachine(t *testing.T) {
 	t.Parallel()
 	n := withSelector(cluster.InstallReset, selected(cluster.ForPartition, "u-x", "UserVolumeConfig x", "", false).DiskSelector)
 	n.Found.Machine, n.Found.Blank = nil, &cluster.BlankMachine{Machine: cluster.Machine{Volumes: []cluster.Volume{{Disk: "sdb", Label: "u-x"}}}}
-	if n.planSelectors(); len(n.Refused) > 0 {
-		t.Errorf("refused %q", n.Refused)
-	}
+	n.planSelectors()
+	must.Equal(t, "refused", 0, len(n.Refused))
 	n.Found.Blank.Volumes = nil
-	if n.planSelectors(); len(n.Refused) != 1 {
-		t.Errorf("refused %q", n.Refused)
-	}
+	n.planSelectors()
+	must.Equal(t, "refused", 1, len(n.Refused))
 }

@@ -517,9 +517,8 @@ func needsEntry(talos string) bool {
 	return err != nil || v.Before(fixed) || strings.HasPrefix(talos, "v1.12.0-")
 }
 
-// againstPrepared says why the node can't run from a disk that is made from the disk image. Such an image has all
-// that an installer does: its boot loader enrolls keys for Secure Boot, and its first boot makes volumes and
-// encrypts them.
+// againstPrepared says why the node can't run from a disk that is made from the disk image. Such an image has all that
+// an installer does: its boot loader enrolls keys for Secure Boot, and its first boot makes volumes and encrypts them.
 func againstPrepared(n NodePlan, system cluster.Disk) (against []string) {
 	b := n.Wanted.Build
 	if n.Found.VM.Config["bios"] != "ovmf" {

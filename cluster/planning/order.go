@@ -16,8 +16,7 @@ func (n NodePlan) takes() time.Duration {
 	return time.Duration(max(n.OutageSeconds, n.WholeSeconds)) * time.Second
 }
 
-// Estimate returns how long the plan is expected to take: nodes start in their order, each as soon as there is
-// room.
+// Estimate returns how long the plan is expected to take: nodes start in their order, each as soon as there is room.
 func (p Plan) Estimate() time.Duration {
 	var start, end time.Duration
 	for rest := p.Batches; len(rest) > 0; start = end {
@@ -108,10 +107,9 @@ func newTimeline(room map[string]int) *timeline {
 	return &timeline{room: room, free: map[string][]time.Duration{}}
 }
 
-// spread orders the nodes of one batch so that as many are out at a time as its limit allows, despite the slots
-// that they share. The next node is always the one that could start first if all were out for equally long; among
-// equals, one on another Proxmox host than the node before it, then one on the host with the most nodes left, then
-// the first.
+// spread orders the nodes of one batch so that as many are out at a time as its limit allows, despite the slots that
+// they share. The next node is always the one that could start first if all were out for equally long; among equals,
+// one on another Proxmox host than the node before it, then one on the host with the most nodes left, then the first.
 func spread(nodes []NodePlan, limit, perHost int) []NodePlan {
 	room := map[string]int{lane: limit}
 	like := map[string][]NodePlan{} // in their order, by the slots that they hold

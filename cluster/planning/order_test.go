@@ -3,13 +3,12 @@ package planning
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
@@ -41,7 +40,7 @@ func TestSpread(t *testing.T) {
 		limit, perHost int
 		want           string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"one host":                       {"a a a", 2, 1, "n1 n2 n3"},
 		"turn by turn":                   {"a a b b", 2, 1, "n1 n3 n2 n4"},
 		"turn by turn, one at a time":    {"a a b b", 1, 1, "n1 n3 n2 n4"},
@@ -55,9 +54,7 @@ func TestSpread(t *testing.T) {
 		for _, n := range spread(onHosts(tc.hosts, cluster.Worker, time.Minute), tc.limit, tc.perHost) {
 			got = append(got, n.Node)
 		}
-		if s := strings.Join(got, " "); s != tc.want {
-			t.Errorf("%q, want %q", s, tc.want)
-		}
+		must.Equal(t, "batches", tc.want, strings.Join(got, " "))
 	})
 }
 
@@ -72,7 +69,7 @@ func TestEstimate(t *testing.T) {
 		policy Policy
 		want   time.Duration
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing":                      {nil, Plan{}, Policy{}, 0},
 		"one after the other":          {workers("a b"), Plan{}, Policy{}, 8 * time.Minute},
 		"two at a time":                {workers("a b c"), Plan{MaxUnavailable: 2}, Policy{}, 8 * time.Minute},
@@ -89,9 +86,7 @@ func TestEstimate(t *testing.T) {
 		p.Nodes = tc.nodes
 		p.Order(tc.policy)
 		p.Arrange()
-		if got := p.Estimate(); got != tc.want {
-			t.Errorf("%s, want %s; batches %+v", got, tc.want, p.Batches)
-		}
+		must.Equal(t, fmt.Sprintf("estimate of batches %+v", p.Batches), tc.want, p.Estimate())
 	})
 }
 
@@ -146,30 +141,26 @@ func TestQuorumOnOneHost(t *testing.T) {
 			o.VMs = append(o.VMs, vm)
 			o.Found = append(o.Found, observe.Found{Name: n.Node, VM: &vm, Machine: &cluster.Machine{ControlPlane: true}})
 		}
-		if got := strings.Join(o.QuorumOnOneHost(), "; "); got != want {
-			t.Errorf("%s: %q, want %q", hosts, got, want)
-		}
+		must.Equal(t, hosts, want, strings.Join(o.QuorumOnOneHost(), "; "))
 	}
 }
 
 // inPlan names the nodes of a plan in their order.
 func inPlan(p Plan) string {
-	var names []string
-	for _, n := range p.Nodes {
-		names = append(names, n.Node)
-	}
+	names := cluster.Each(p.Nodes, func(n NodePlan) string { return n.Node })
 	return strings.Join(names, " ")
 }
 
 // TestOwnPodGoesLast: the node that recast runs on is the last of its kind, and nothing goes beside it.
 func TestOwnPodGoesLast(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		own    string
 		policy Policy
 		want   string
 		beside bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"no pod of it":         {want: "cp1 cp2 wk1 wk2", beside: true},
 		"on a worker":          {own: "wk1", want: "cp1 cp2 wk2 wk1"},
 		"on a control plane":   {own: "cp1", want: "cp2 cp1 wk1 wk2"},
@@ -178,31 +169,24 @@ func TestOwnPodGoesLast(t *testing.T) {
 		"it is the canary":     {own: "wk1", policy: Policy{Canary: true, CanaryNode: "wk1"}, want: "wk1 cp1 cp2 wk2"},
 		"on none of the plan":  {own: "gpu1", want: "cp1 cp2 wk1 wk2", beside: true},
 		"another one's canary": {own: "cp1", policy: Policy{Canary: true}, want: "wk1 cp2 cp1 wk2"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			nodes := slices.Concat(onHosts("a b", cluster.ControlPlane, time.Minute), onHosts("a b", cluster.Worker, time.Minute))
-			for i, name := range []string{"cp1", "cp2", "wk1", "wk2"} {
-				nodes[i].Node = name
-				nodes[i].Drift = observe.Drift{Reasons: []cluster.Reason{{Code: "talos-version"}}}
+	}, func(t *testing.T, c row) {
+		nodes := slices.Concat(onHosts("a b", cluster.ControlPlane, time.Minute), onHosts("a b", cluster.Worker, time.Minute))
+		for i, name := range []string{"cp1", "cp2", "wk1", "wk2"} {
+			nodes[i].Node = name
+			nodes[i].Drift = observe.Drift{Reasons: []cluster.Reason{{Code: "talos-version"}}}
+		}
+		p := Plan{Nodes: nodes, WorkersBeside: true, MaxUnavailable: 2, ControlPlanes: make([]cluster.Endpoint, 3)}
+		heedOwnPod(&p, observe.Observation{OwnPod: observe.OwnPod{Node: c.own}})
+		p.Order(c.policy)
+		p.Arrange()
+		must.Equal(t, "order", c.want, inPlan(p))
+		must.Equal(t, fmt.Sprintf("beside of batches %+v", p.Batches), c.beside, p.Batches[len(p.Batches)-1].Beside)
+		for _, n := range p.Nodes {
+			if said := strings.Contains(strings.Join(n.Notes, "; "), "recast runs on it as a pod"); said != (n.Node == c.own) || n.OwnPod != said || len(n.Refused) > 0 {
+				t.Errorf("%s: notes %q, refused %q", n.Node, n.Notes, n.Refused)
 			}
-			p := Plan{Nodes: nodes, WorkersBeside: true, MaxUnavailable: 2, ControlPlanes: make([]cluster.Endpoint, 3)}
-			heedOwnPod(&p, observe.Observation{OwnPod: observe.OwnPod{Node: c.own}})
-			p.Order(c.policy)
-			p.Arrange()
-			if got := inPlan(p); got != c.want {
-				t.Errorf("order %s, want %s", got, c.want)
-			}
-			if got := p.Batches[len(p.Batches)-1].Beside; got != c.beside {
-				t.Errorf("batches %+v; beside: want %t", p.Batches, c.beside)
-			}
-			for _, n := range p.Nodes {
-				if said := strings.Contains(strings.Join(n.Notes, "; "), "recast runs on it as a pod"); said != (n.Node == c.own) || n.OwnPod != said || len(n.Refused) > 0 {
-					t.Errorf("%s: notes %q, refused %q", n.Node, n.Notes, n.Refused)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 func TestOwnPodRefuses(t *testing.T) {
@@ -222,7 +206,7 @@ func TestOwnPodRefuses(t *testing.T) {
 		dark   error
 		want   string // a part of the refusal; "": none
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"a single control plane":           {plane(nil), 1, observe.OwnPod{Node: "wk1"}, nil, "recast runs as a pod of this cluster, on wk1"},
 		"the one that it is on":            {plane(nil), 1, observe.OwnPod{Node: "cp1"}, nil, "recast runs as a pod of this cluster, on cp1"},
 		"one of two":                       {plane(nil), 2, observe.OwnPod{Node: "wk1"}, nil, "without it the Kubernetes API is down"},
@@ -257,25 +241,14 @@ func TestSavedPlanOfAnotherPod(t *testing.T) {
 		return sealed(t, func(_ []cluster.Wanted, o *observe.Observation) { o.OwnPod.Node = node }, Policy{})
 	}
 	saved := on("wk1")
-	if got := inPlan(saved); got != "wk2 wk1" {
-		t.Fatalf("order %s", got)
-	}
+	must.Equal(t, "order", "wk2 wk1", inPlan(saved))
 	for _, node := range []string{"wk1", "wk2", ""} {
-		got, err := on(node).Follow(saved, false)
-		if err != nil {
-			t.Fatalf("on %q: %v", node, err)
-		}
-		if inPlan(got) != inPlan(saved) || got.ID != saved.ID {
-			t.Errorf("on %q: order %s, ID %s; want %s, %s", node, inPlan(got), got.ID, inPlan(saved), saved.ID)
-		}
+		got := must.Get(on(node).Follow(saved, false))(t)
+		must.Equal(t, "order and ID on "+node, []string{inPlan(saved), saved.ID}, []string{inPlan(got), got.ID})
 		for _, n := range got.Nodes {
-			if n.OwnPod != (n.Node == node) {
-				t.Errorf("on %q: %s is its own: %t", node, n.Node, n.OwnPod)
-			}
+			must.Equal(t, fmt.Sprintf("on %q: %s is its own", node, n.Node), n.Node == node, n.OwnPod)
 		}
-		if diff := cmp.Diff(saved.Batches, got.Batches); diff != "" {
-			t.Errorf("on %q: batches (-saved +followed):\n%s", node, diff)
-		}
+		must.Equal(t, "batches on "+node+", saved and followed", saved.Batches, got.Batches)
 	}
 }
 
@@ -284,10 +257,7 @@ func TestSavedPlanOfAnotherPod(t *testing.T) {
 func TestAPausedNodeProvesNoBuild(t *testing.T) {
 	t.Parallel()
 	wanted, o := paused(map[string]string{"cp1": "x"})
-	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Canary: true})
-	if err != nil || plan.Batches[0].Phase != Canary {
-		t.Errorf("%+v, %v", plan.Batches, err)
-	}
+	must.Equal(t, "phase", Canary, planned(t, wanted, o, Policy{Canary: true}).Batches[0].Phase)
 }
 
 func TestNodesByLabel(t *testing.T) {
@@ -304,10 +274,7 @@ func TestNodesByLabel(t *testing.T) {
 	} {
 		wanted, o := paused(nil)
 		plan, err := New("c1", wanted, o, clustertest.Past, p)
-		var got []string
-		for _, n := range plan.Nodes {
-			got = append(got, n.Node)
-		}
+		got := cluster.Each(plan.Nodes, func(n NodePlan) string { return n.Node })
 		if strings.TrimSpace(want) != strings.Join(got, " ") || (err != nil) != (len(got) == 0) || err != nil && fault.KindOf(err) != fault.Config {
 			t.Errorf("%q, want %q; %v", got, want, err)
 		}
@@ -415,7 +382,7 @@ func TestTakePulse(t *testing.T) {
 			Pulse{Kubernetes: true, Nodes: 3, NotReady: []string{"wk1", "wk2"}, Etcd: true, Members: 4, Unwell: []string{"cp2", "cp3", "cp4"}},
 		},
 	}
-	each(t, cases, func(t *testing.T, c row) {
+	must.Each(t, cases, func(t *testing.T, c row) {
 		got := plan.TakePulse(t.Context(), c.of, c.of)
 		must.Equal(t, "pulse", c.want, got)
 		if got.Ready()+len(got.NotReady) != got.Nodes || got.Well()+len(got.Unwell) != got.Members {

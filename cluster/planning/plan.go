@@ -235,9 +235,7 @@ func (n NodePlan) NeedsImage() bool {
 func (p Plan) Refused() []string {
 	var out []string
 	for _, n := range p.Nodes {
-		for _, r := range n.Refused {
-			out = append(out, n.Node+": "+r)
-		}
+		out = append(out, cluster.Each(n.Refused, func(r string) string { return n.Node + ": " + r })...)
 	}
 	return out
 }
@@ -491,8 +489,7 @@ func heedKubeSpan(p *Plan, o observe.Observation) {
 	}
 }
 
-// meshed says whether a node takes part in KubeSpan. A node that does not say counts as one if any other takes
-// part.
+// meshed says whether a node takes part in KubeSpan. A node that does not say counts as one if any other takes part.
 func meshed(f observe.Found, o observe.Observation) bool {
 	if on, known := kubeSpan(f); known {
 		return on

@@ -23,28 +23,14 @@ import (
 // planned is the plan of a roll that makes sense.
 func planned(t *testing.T, wanted []cluster.Wanted, o observe.Observation, p Policy) Plan {
 	t.Helper()
-	plan := must.Get(New("c1", wanted, o, clustertest.Past, p))(t)
-	return plan
-}
-
-// each checks every case as a subtest of its own.
-func each[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
-	t.Helper()
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			check(t, c)
-		})
-	}
+	return must.Get(New("c1", wanted, o, clustertest.Past, p))(t)
 }
 
 func TestPlanFailsOnAnUnknownNode(t *testing.T) {
 	t.Parallel()
 	wanted, o := observetest.World()
 	_, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk9"}})
-	if fault.KindOf(err) != fault.Config {
-		t.Errorf("err = %v", err)
-	}
+	must.FailAs(t, err, fault.Config)
 }
 
 func TestPlanNeedsEveryAnswer(t *testing.T) {
@@ -54,9 +40,7 @@ func TestPlanNeedsEveryAnswer(t *testing.T) {
 	if _, err := New("c1", wanted, o, clustertest.Past, Policy{}); err == nil {
 		t.Error("a plan was made without the answer of wk2")
 	}
-	if _, err := New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"wk2"}}); err != nil {
-		t.Errorf("wk2 is left out, yet: %v", err)
-	}
+	must.Pass(t, must.Err(New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"wk2"}})))
 }
 
 func TestPlanOrder(t *testing.T) {
@@ -66,7 +50,7 @@ func TestPlanOrder(t *testing.T) {
 		open   string
 		want   string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"control planes first":      {Policy{}, "", "cp1 wk1 wk2"},
 		"workers first":             {Policy{WorkersFirst: true}, "", "wk1 wk2 cp1"},
 		"unfinished before all":     {Policy{}, "wk2", "wk2 cp1 wk1"},
@@ -82,16 +66,9 @@ func TestPlanOrder(t *testing.T) {
 			}
 		}
 		plan := planned(t, wanted, o, tc.policy)
-		var got []string
-		for _, n := range plan.Nodes {
-			got = append(got, n.Node)
-		}
-		if s := strings.Join(got, " "); s != tc.want {
-			t.Errorf("order %q, want %q", s, tc.want)
-		}
-		if (plan.Run == "r1") != (tc.open != "") {
-			t.Errorf("continues run %q", plan.Run)
-		}
+		got := cluster.Each(plan.Nodes, func(n NodePlan) string { return n.Node })
+		must.Equal(t, "order", tc.want, strings.Join(got, " "))
+		must.Equal(t, "continues run r1", tc.open != "", plan.Run == "r1")
 	})
 }
 
@@ -124,7 +101,7 @@ func TestPlanRefusesWhileNodesAreDown(t *testing.T) {
 		want  map[string]string // the nodes that are refused, and who is down
 		warn  int
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"two are down":                     {[]NodePlan{node("wk1", cluster.Recreate)}, map[string]string{"wk1": "wk2, wk3"}, 1},
 		"they come first":                  {[]NodePlan{node("wk2", cluster.Recreate), node("wk3", cluster.Reimage), node("wk1", cluster.InPlace)}, map[string]string{"wk2": "wk3"}, 1},
 		"one that is finished is out":      {[]NodePlan{resumed}, nil, 1},
@@ -144,9 +121,8 @@ func TestPlanRefusesWhileNodesAreDown(t *testing.T) {
 				got[n.Node] = down
 			}
 		}
-		if diff := cmp.Diff(tc.want, got); diff != "" || len(p.Warn) != tc.warn {
-			t.Errorf("refused (-want +got):\n%s\nwarnings %q", diff, p.Warn)
-		}
+		must.Equal(t, "refused", tc.want, got)
+		must.Equal(t, fmt.Sprintf("warnings %q", p.Warn), tc.warn, len(p.Warn))
 	})
 }
 
@@ -177,7 +153,7 @@ func TestPlanWhileAHostIsAway(t *testing.T) {
 			want: []string{"Proxmox host pve2 is offline: VM 300 may be a parking VM with an unfinished replacement of this node: bring pve2 back first"},
 		},
 	}
-	each(t, cases, func(t *testing.T, tc row) {
+	must.Each(t, cases, func(t *testing.T, tc row) {
 		wanted, o := observetest.World()
 		o.Away = &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve2", Why: "is offline"}}, VMs: []cluster.VM{{ID: 300, Host: "pve2"}}}
 		tc.change(wanted, &o)
@@ -208,7 +184,7 @@ func TestPlanRefusesWithoutRoom(t *testing.T) {
 		inAll int // how many of the three nodes are stale
 		want  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"room for all": {40, 2, ""},
 		"for one":      {15, 2, "wk2: storage fast on pve1 has 15 GiB free, but a new system disk takes 10 GiB there besides 10 GiB for wk1 before it " + spaceRemedy},
 		"for none": {5, 2, "wk1: storage fast on pve1 has 5120 MiB free, but a new system disk takes 10 GiB there " + spaceRemedy + "\n" +
@@ -236,9 +212,7 @@ func TestWhatARollGivesBack(t *testing.T) {
 	shared := cluster.Storage{Name: "san", Type: "lvm", Pool: "san", Thick: true, Shared: true}
 	plain := cluster.Storage{Name: "dir", Type: "dir"}
 	for s, want := range map[cluster.Storage]int64{thick: 10<<30 + 512<<20, plain: 0, shared: 0} {
-		if got := n.frees(s); got != want {
-			t.Errorf("%s gets %d back, want %d", s.Name, got, want)
-		}
+		must.Equal(t, s.Name+" gets back", want, n.frees(s))
 	}
 }
 
@@ -300,11 +274,12 @@ func TestFallbackIsToTheImageThatRuns(t *testing.T) {
 func TestWhichNodesAreWaitedFor(t *testing.T) {
 	t.Parallel()
 	h := Heed{Known: []string{"cp1", "cp2", "wk1", "wk2"}, Ignore: []string{"wk2", "cp2"}}
-	for name, tc := range map[string]struct {
+	type row struct {
 		heed               Heed
 		node               cluster.KubeNode
 		worker, forControl bool // whether a worker, a control plane has to stay in
-	}{
+	}
+	must.Each(t, map[string]row{
 		"Ready":                      {h, cluster.KubeNode{Name: "wk1", Ready: true}, false, false},
 		"ours":                       {h, cluster.KubeNode{Name: "wk1"}, true, true},
 		"cordoned":                   {h, cluster.KubeNode{Name: "wk1", Unschedulable: true}, false, false},
@@ -318,17 +293,12 @@ func TestWhichNodesAreWaitedFor(t *testing.T) {
 		"control plane, foreign":     {h, cluster.KubeNode{Name: "cp9", ControlPlane: true}, false, true},
 		"no known nodes":             {Heed{}, cluster.KubeNode{Name: "gpu1"}, true, true},
 		"itself, which is not Ready": {h, cluster.KubeNode{Name: "self"}, false, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			stays := func(role string) bool {
-				return len(tc.heed.Down([]cluster.KubeNode{tc.node}, role, func(name string) bool { return name == "self" })) > 0
-			}
-			if got := [2]bool{stays(cluster.Worker), stays(cluster.ControlPlane)}; got != [2]bool{tc.worker, tc.forControl} {
-				t.Errorf("a worker and a control plane stay in: %v", got)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		stays := func(role string) bool {
+			return len(tc.heed.Down([]cluster.KubeNode{tc.node}, role, func(name string) bool { return name == "self" })) > 0
+		}
+		must.Equal(t, "a worker and a control plane stay in", [2]bool{tc.worker, tc.forControl}, [2]bool{stays(cluster.Worker), stays(cluster.ControlPlane)})
+	})
 }
 
 // TestAWithdrawnReleaseIsNamed once, if a node is to get it.
@@ -424,9 +394,7 @@ func TestNeedsEntry(t *testing.T) {
 	for talos, want := range map[string]bool{
 		"v1.10.9": true, "v1.11.5": true, "v1.11.6": false, "v1.12.0-beta.1": true, "v1.12.0": false, "v1.13.0-alpha.1": false, "v1.14.1": false, "latest": true,
 	} {
-		if got := needsEntry(talos); got != want {
-			t.Errorf("%s: %t", talos, got)
-		}
+		must.Equal(t, talos, want, needsEntry(talos))
 	}
 }
 
@@ -458,8 +426,7 @@ func TestOutageIsExpectedFromThePast(t *testing.T) {
 	}
 }
 
-// BenchmarkNewPlan plans rolls of 100 and of 500 stale nodes: the cost of one node must not
-// grow with their number.
+// BenchmarkNewPlan plans rolls of 100 and of 500 stale nodes: the cost of one node must not grow with their number.
 func BenchmarkNewPlan(b *testing.B) {
 	for nodes, most := range map[int]uint64{100: 33_000, 500: 165_000} { // allocations of a plan
 		b.Run(fmt.Sprint(nodes), func(b *testing.B) {

@@ -48,8 +48,7 @@ func (p Plan) Policy() Policy {
 	return Policy{AcceptOutage: p.AcceptOutage, What: p.What, Exactly: true, Only: names}
 }
 
-// RunSuffix ends the IDs of the runs that execute this plan: Proxmox and the journal identify
-// them by it.
+// RunSuffix ends the IDs of the runs that execute this plan: Proxmox and the journal identify them by it.
 func (p Plan) RunSuffix() string { return "-" + p.ID[:8] }
 
 // Seal completes a plan before it is saved: lock and config are the hashes of what the plan was made from. Its ID

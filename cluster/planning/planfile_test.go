@@ -29,8 +29,7 @@ func sealed(t *testing.T, edit func([]cluster.Wanted, *observe.Observation), p P
 
 func asJSON(t *testing.T, p Plan) []byte {
 	t.Helper()
-	b := must.Get(json.MarshalIndent(p, "", "  "))(t)
-	return b
+	return must.Get(json.MarshalIndent(p, "", "  "))(t)
 }
 
 func TestPlanReadsBack(t *testing.T) {
@@ -70,10 +69,7 @@ func TestPlanIsReadStrictly(t *testing.T) {
 
 func TestFollow(t *testing.T) {
 	t.Parallel()
-	saved, err := Read(asJSON(t, sealed(t, nil, Policy{})))
-	if err != nil {
-		t.Fatal(err)
-	}
+	saved := must.Get(Read(asJSON(t, sealed(t, nil, Policy{}))))(t)
 	inSyncNow := func(name string) func([]cluster.Wanted, *observe.Observation) {
 		return func(_ []cluster.Wanted, o *observe.Observation) {
 			for i := range o.Found {
@@ -92,7 +88,7 @@ func TestFollow(t *testing.T) {
 		back  bool // such a run had begun to replace wk1, and put its old system disk back
 		want  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing moved": {},
 		"estimates differ": {edit: func(_ []cluster.Wanted, o *observe.Observation) {
 			o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 9}}
@@ -170,9 +166,7 @@ func TestFollowWhatItWasMadeFrom(t *testing.T) {
 	own := sealed(t, nil, Policy{})
 	own.Run = "20000101-0000-feed" + saved.RunSuffix()
 	own.Nodes[0].Resume, own.Nodes[0].Run = true, own.Run
-	if _, err := own.Follow(saved, true); err != nil {
-		t.Error(err)
-	}
+	must.Pass(t, must.Err(own.Follow(saved, true)))
 }
 
 // TestFollowWithOtherPastLocks: a plan is the same on a machine that has other past locks.
@@ -198,8 +192,6 @@ func TestFollowWithOtherPastLocks(t *testing.T) {
 	} {
 		saved, now := sealed(t, nil, Policy{}), sealed(t, nil, Policy{})
 		saved.Nodes[1].Drift.Reasons, now.Nodes[1].Drift.Reasons = tc.was, tc.is
-		if _, err := now.Follow(saved, false); (err != nil) != tc.moved {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Equal(t, name+": moved", tc.moved, must.Err(now.Follow(saved, false)) != nil)
 	}
 }

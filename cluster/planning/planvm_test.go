@@ -1,6 +1,7 @@
 package planning
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -27,7 +28,7 @@ func TestPlanTellsWhatChangesInTheVM(t *testing.T) {
 		notes    []string
 		newSize  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"recreate": {cluster.Recreate, func(*cluster.Wanted, *cluster.VM) {}, []string{"volid of scsi1"}, nil, ""},
 		"what Proxmox makes": {cluster.Recreate, func(_ *cluster.Wanted, vm *cluster.VM) {
 			vm.Config["vmgenid"], vm.Config["meta"], vm.Config["efidisk0"] = "0a", "creation-qemu=9", clustertest.Volid(vm.ID, 7)
@@ -96,7 +97,7 @@ func TestPlanCountsTheNumbersOfParkingVMs(t *testing.T) {
 			o.ParkingIDs, w[0].Strategy = []cluster.VMID{9092}, cluster.InPlace
 		}},
 	}
-	each(t, cases, func(t *testing.T, tc row) {
+	must.Each(t, cases, func(t *testing.T, tc row) {
 		wanted, o := stale()
 		tc.change(wanted, &o)
 		plan := planned(t, wanted, o, Policy{})
@@ -153,7 +154,7 @@ func TestReshape(t *testing.T) {
 		"its host, off, of a stale node": {node: "wk1", differs: shape.Differences{off, host(shape.Off)}, strategy: cluster.Recreate, refused: "host: pve1 → pve2): HA manages it. Disks can be handed over on one host only"},
 		"unproven system disk":           {node: "wk2", differs: shape.Differences{off}, change: func(_ *observe.Observation, f *observe.Found) { f.Machine.Disks[0].Serial = "" }, strategy: cluster.Reshape, refused: "system disk can't be proven"},
 	}
-	each(t, cases, func(t *testing.T, c row) {
+	must.Each(t, cases, func(t *testing.T, c row) {
 		wanted, o := observetest.World()
 		for i := range o.Found {
 			if f := &o.Found[i]; f.Name == c.node {
@@ -205,9 +206,8 @@ func TestPlanMove(t *testing.T) {
 		if n.Host != at || n.Space.Host != at || n.Found.Parking.VM.ID != park || len(n.Found.Elsewhere) != 1 || !slices.Contains(n.Slots, hostSlot(at)) {
 			t.Errorf("%s: on %s, its new disk on %s, parked on %s, slots %v", w, n.Host, n.Space.Host, n.Found.Parking.VM, n.Slots)
 		}
-		if told := strings.Contains(strings.Join(n.Notes, "\n"), "its CPU type is host"); told != (w == shape.Live) {
-			t.Errorf("%s: notes %q", w, n.Notes)
-		}
+		told := strings.Contains(strings.Join(n.Notes, "\n"), "its CPU type is host")
+		must.Equal(t, fmt.Sprintf("%s, told in %q", w, n.Notes), w == shape.Live, told)
 	}
 }
 
@@ -228,7 +228,7 @@ func TestPlanFrees(t *testing.T) {
 		want     []string
 		notes    int
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"the first roll":           {strategy: cluster.Recreate},
 		"the second":               {strategy: cluster.Recreate, kept: []string{"scsi30 r1"}, want: []string{"scsi30 fast:vm-9900-disk-0"}},
 		"two stay":                 {strategy: cluster.Reimage, keep: 2, kept: []string{"scsi30 r1"}},
@@ -258,13 +258,9 @@ func TestPlanFrees(t *testing.T) {
 			n.Refused = []string{"no"}
 		}
 		n.planFrees(observe.Observation{VMs: append(tc.others, clustertest.Described(t, p))}, tc.keep)
-		var got []string
-		for _, f := range n.Frees {
-			got = append(got, f.Key+" "+f.Volid)
-		}
-		if diff := cmp.Diff(tc.want, got); diff != "" || len(n.Notes) != tc.notes {
-			t.Errorf("frees (-want +got):\n%s\nnotes %q", diff, n.Notes)
-		}
+		got := cluster.Each(n.Frees, func(f parking.FreePlan) string { return f.Key + " " + f.Volid })
+		must.Equal(t, "frees", tc.want, got)
+		must.Equal(t, fmt.Sprintf("notes %q", n.Notes), tc.notes, len(n.Notes))
 	})
 }
 
@@ -279,10 +275,7 @@ func TestNoteInitiators(t *testing.T) {
 		"where the server of PersistentVolume a (claim default/db-0) lets in only names that it knows, add the new one, which the roll shows"
 	p := Plan{Nodes: []NodePlan{of(cluster.Recreate, volume), of(cluster.Reimage, volume), of(cluster.InPlace, volume), of(cluster.Recreate)}}
 	noteInitiators(&p)
-	var got [][]string
-	for _, n := range p.Nodes {
-		got = append(got, n.Notes)
-	}
+	got := cluster.Each(p.Nodes, func(n NodePlan) []string { return n.Notes })
 	must.Equal(t, "got", [][]string{{note}, {note}, nil, nil}, got)
 }
 
@@ -310,7 +303,7 @@ func TestChooseSurge(t *testing.T) {
 		want  *SurgePlan
 		fails string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"none asked for":           {[]foundSurge{fits("s1")}, surgeNeed{Workers: 3, Out: 1}, nil, ""},
 		"no worker taken out":      {[]foundSurge{fits("s1")}, surgeNeed{Wanted: 1, Workers: 3}, nil, ""},
 		"one":                      {[]foundSurge{fits("s1"), fits("s2")}, surgeNeed{Wanted: 1, Workers: 3, Out: 1}, &SurgePlan{Nodes: []string{"s1"}, Make: []string{"s1"}, Workers: 3, Least: 3}, ""},
@@ -326,14 +319,12 @@ func TestChooseSurge(t *testing.T) {
 	}, func(t *testing.T, c row) {
 		got, err := chooseSurge(c.nodes, c.need)
 		if c.fails != "" {
-			if err == nil || err.Error() != c.fails || fault.KindOf(err) != fault.Config {
-				t.Errorf("error %v, want %q", err, c.fails)
-			}
+			must.FailAs(t, err, fault.Config)
+			must.Equal(t, "error", c.fails, fmt.Sprint(err))
 			return
 		}
-		if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
-			t.Errorf("(-want +got) %s, %v", diff, err)
-		}
+		must.Pass(t, err)
+		must.Equal(t, "chosen", c.want, got)
 	})
 }
 
@@ -343,7 +334,7 @@ func TestSurgeLines(t *testing.T) {
 		plan *SurgePlan
 		want []string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing": {nil, nil},
 		"made":    {&SurgePlan{Nodes: []string{"s1"}, Make: []string{"s1"}, Workers: 3, Least: 3}, []string{"s1: made before", "never fewer than 3 workers serve", "s1: removed"}},
 		"there":   {&SurgePlan{Nodes: []string{"s1"}, Workers: 1, Least: 1}, []string{"never fewer than 1 worker serves", "s1: removed"}},

@@ -113,9 +113,8 @@ func (p Policy) picks(node string, f observe.Found) bool {
 	return p.Selects(node)
 }
 
-// planInstallReset gives a machine that was reset its configuration back. Nothing is installed and no disk is
-// changed: its system is still there, so Talos ignores the install disk of the configuration (v1alpha1_state.go,
-// Installed).
+// planInstallReset gives a machine that was reset its configuration back. Nothing is installed and no disk is changed:
+// its system is still there, so Talos ignores the install disk of the configuration (v1alpha1_state.go, Installed).
 func planInstallReset(n *NodePlan, o observe.Observation) {
 	f := n.Found
 	if f.Blank.Installable() || !f.ConfigKnown {

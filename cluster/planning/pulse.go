@@ -50,8 +50,7 @@ func (p Pulse) Ready() int { return p.Nodes - len(p.NotReady) }
 // Well counts the members of etcd that answer, vote and know a leader.
 func (p Pulse) Well() int { return p.Members - len(p.Unwell) }
 
-// The time between two checks of the cluster, as a multiple of roll.poll, and longer for
-// many Nodes.
+// The time between two checks of the cluster, as a multiple of roll.poll, and longer for many Nodes.
 const (
 	pulseEvery   = 5
 	nodesPerPoll = 10

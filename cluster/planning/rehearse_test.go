@@ -36,7 +36,7 @@ func TestTrials(t *testing.T) {
 		nodes []NodePlan
 		want  string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"by ISO": {[]NodePlan{node("a", "pve1", ovmf, nil), node("b", "pve1", ovmf, nil)}, "pve1 ovmf-storage new.iso [a b]"},
 		"by disk, in one place or another": {
 			[]NodePlan{node("a", "pve1", ovmf, onDisk("scsi0")), node("b", "pve1", ovmf, onDisk("scsi1"))}, "pve1 ovmf-disk-storage a disk made from new.qcow2 [a b] scsi (virtio-scsi-single)",
@@ -94,7 +94,7 @@ func TestOneNodeOfEachImageBootsThroughTheFirmware(t *testing.T) {
 		nodes  []NodePlan
 		want   string // in the order in which they go: phase/node, and * for the firmware
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"canary": {
 			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
 			[]NodePlan{node("cp1", cp, "a", cluster.InPlace), node("wk1", worker, "a", cluster.InPlace), node("wk2", worker, "a", cluster.InPlace)},
@@ -150,13 +150,9 @@ func TestOneNodeOfEachImageBootsThroughTheFirmware(t *testing.T) {
 				what += "*"
 			}
 			got = append(got, what)
-			if said := strings.Contains(strings.Join(n.Notes, "; "), "through the firmware"); said != (n.Reboot == cluster.ByFirmware) {
-				t.Errorf("%s: the plan says %q", n.Node, n.Notes)
-			}
+			must.Equal(t, n.Node+": the plan says so", n.Reboot == cluster.ByFirmware, strings.Contains(strings.Join(n.Notes, "; "), "through the firmware"))
 		}
-		if got := strings.Join(got, " "); got != tc.want {
-			t.Errorf("got  %s\nwant %s", got, tc.want)
-		}
+		must.Equal(t, "got", tc.want, strings.Join(got, " "))
 	})
 }
 
@@ -179,11 +175,12 @@ func staleOf(name, role, build string, s cluster.Strategy, codes ...string) Node
 func TestScratchVMs(t *testing.T) {
 	t.Parallel()
 	byUUID, byNumber := ScratchMark("r1", "c1", "u"), ScratchMarkOf("r1", "c1", "disks", 9800)
-	for name, c := range map[string]struct {
+	type row struct {
 		id                cluster.VMID
 		name, uuid, notes string
 		want              string // its UUID; "": it is none
-	}{
+	}
+	must.Each(t, map[string]row{
 		"by UUID":                     {9800, "recast-rehearse-9800", "u", "text\n\n" + byUUID + "\n", "u"},
 		"a copy":                      {9801, "recast-rehearse-9801", "v", byUUID, ""},
 		"by number":                   {9800, "recast-rehearse-9800", "made up", "text\n\n" + byNumber + "\n", "disks"},
@@ -192,17 +189,12 @@ func TestScratchVMs(t *testing.T) {
 		"of another cluster":          {9800, "recast-rehearse-9800", "u", ScratchMark("r1", "c2", "u"), ""},
 		"a node's, with a run's mark": {9800, "recast-rehearse-9800", "u", cluster.RunMark + "r1 build=b", ""},
 		"renamed":                     {9800, "web", "u", byUUID, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := cluster.VM{ID: c.id, Name: c.name, Config: map[string]string{"smbios1": "uuid=" + c.uuid, "description": c.notes}}
-			got := ""
-			for _, s := range ScratchVMs([]cluster.VM{vm}, "c1") {
-				got = s.UUID
-			}
-			if got != c.want {
-				t.Errorf("UUID %q, want %q", got, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		vm := cluster.VM{ID: c.id, Name: c.name, Config: map[string]string{"smbios1": "uuid=" + c.uuid, "description": c.notes}}
+		got := ""
+		for _, s := range ScratchVMs([]cluster.VM{vm}, "c1") {
+			got = s.UUID
+		}
+		must.Equal(t, "UUID", c.want, got)
+	})
 }

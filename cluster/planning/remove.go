@@ -99,8 +99,7 @@ func takesAway(n NodePlan) bool { return n.Strategy.VM() == cluster.VMGone && n.
 // TakesAway says whether the plan takes away what is left of control planes of a broken cluster.
 func TakesAway(p Plan) bool { return slices.ContainsFunc(p.Nodes, takesAway) }
 
-// planLost plans a control plane of a broken cluster: first what is left of it is taken away, then it is made
-// again.
+// planLost plans a control plane of a broken cluster: first what is left of it is taken away, then it is made again.
 func planLost(n *NodePlan, o observe.Observation) {
 	planCreate(n, o)
 	if n.Rebuild = o.Rebuild; n.Bootstraps {

@@ -11,8 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// picksSurge says whether the roll may use this surge node: surge nodes belong to no selection, but can be left
-// out.
+// picksSurge says whether the roll may use this surge node: surge nodes belong to no selection, but can be left out.
 func (p Policy) picksSurge(node string) bool {
 	return !slices.Contains(p.Exclude, node) && (!p.Exactly || slices.Contains(p.Only, node))
 }
@@ -280,8 +279,5 @@ func (p *SurgePlan) Lines() []string {
 
 // Has says whether the node serves during the roll.
 func (p *SurgePlan) Has(node string) bool {
-	if p == nil {
-		return false
-	}
-	return slices.Contains(p.Nodes, node)
+	return p != nil && slices.Contains(p.Nodes, node)
 }

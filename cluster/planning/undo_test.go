@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestUndo: what is unfinished comes first, and one node at a time; then the nodes of the latest run that
@@ -30,7 +31,7 @@ func TestUndo(t *testing.T) {
 		nodes    string // of the plan to boot previous system disks
 		err      string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"a run by its ID":         {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, run: older, nodes: "wk2"},
 		"a run by its end":        {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, run: "3f2a", nodes: "wk1 wk3"},
 		"a run of none":           {parkings: []*parking.Parking{kept(latest), nil, nil}, run: "beef", err: `no node's present system disk is of a run "beef"`},
@@ -70,18 +71,13 @@ func TestUndo(t *testing.T) {
 			t.Errorf("said %q, want %q", said, c.says)
 		}
 		if c.err != "" {
-			if err == nil || !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%v, want %s", err, c.err)
-			}
+			must.Fail(t, err, c.err)
 			if kind := fault.KindOf(err); kind != fault.Refused && kind != fault.Config {
 				t.Errorf("kind %v", kind)
 			}
 			return
 		}
-		var nodes []string
-		for _, n := range plan.Nodes {
-			nodes = append(nodes, n.Node)
-		}
+		nodes := cluster.Each(plan.Nodes, func(n NodePlan) string { return n.Node })
 		if got := strings.Join(nodes, " "); err != nil || way != Previous || got != c.nodes {
 			t.Errorf("%s of %q, want of %q: %v", way, got, c.nodes, err)
 		}
@@ -96,7 +92,7 @@ func TestGiveUp(t *testing.T) {
 		change func(*observe.Found, *parking.Memory)
 		want   string // how it ends; "": nothing more
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"not made yet":           {func(f *observe.Found, _ *parking.Memory) { f.VM = nil }, parked},
 		"made":                   {nil, made},
 		"it runs":                {func(f *observe.Found, _ *parking.Memory) { f.VM.Running = true }, "switch VM 9011 off, and run the same command again"},
@@ -121,10 +117,7 @@ func TestGiveUp(t *testing.T) {
 		if c.change != nil {
 			c.change(&f, &mem)
 		}
-		var err error
-		if f.Parking.Record.Memory, err = mem.Pack(); err != nil {
-			t.Fatal(err)
-		}
+		f.Parking.Record.Memory = must.Get(mem.Pack())(t)
 		got := giveUp(f)
 		if !strings.HasPrefix(got, "recast roll finishes it; recast remove wk1 then takes it away, and keeps its disks") || strings.Contains(got, "To give it up") != (c.want != "") || strings.Contains(got, "qm ") != strings.Contains(c.want, "qm ") || !strings.HasSuffix(got, c.want) {
 			t.Errorf("%s\nwant %q", got, c.want)

@@ -1,6 +1,7 @@
 package planning
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/strategy"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // luks is an encryption with a key in each slot; "" leaves a slot empty.
@@ -184,17 +186,14 @@ func TestEtcdWithoutItsVolume(t *testing.T) {
 			n := withVolume(s, dropped, keeps)
 			n.Role, n.Wanted.AcceptLoss = cluster.ControlPlane, []string{"ETCD"}
 			n.planVolumes()
-			if lifted := len(n.Refused) == 0; lifted != slices.Contains(leaving, s) {
-				t.Errorf("%s, keeps %t: refused %q", s, keeps, n.Refused)
-			}
+			what := fmt.Sprintf("%s, keeps %t, refused %q: lifted", s, keeps, n.Refused)
+			must.Equal(t, what, slices.Contains(leaving, s), len(n.Refused) == 0)
 			for name, v := range map[string]struct {
 				volume aVolume
 				moves  bool
 			}{"dropped": {dropped, true}, "it stays": {stays, false}, "it becomes one": {gained, true}} {
 				n := withVolume(s, v.volume, keeps)
-				if got := n.etcdMoves(s); got != v.moves {
-					t.Errorf("%s, %s, keeps %t: moves %t", name, s, keeps, got)
-				}
+				must.Equal(t, fmt.Sprintf("%s, %s, keeps %t: moves", name, s, keeps), v.moves, n.etcdMoves(s))
 			}
 		}
 	}
@@ -208,9 +207,8 @@ func TestPlanOfEtcdWithoutItsVolume(t *testing.T) {
 		n := withVolume("", v, false)
 		n.Role, n.Found.Machine.ControlPlane = cluster.ControlPlane, true
 		n.Found.Machine.Volumes = append(n.Found.Machine.Volumes, cluster.Volume{Disk: "sdb", ID: "ETCD", Label: "ETCD", Phase: "ready"})
-		if PlanEtcd(&n, observe.Observation{}, Policy{}, strategy.Decision{Strategy: cluster.Recreate}, cluster.Disk{}, nil); n.EtcdKept != kept {
-			t.Errorf("kept %t, want %t", n.EtcdKept, kept)
-		}
+		PlanEtcd(&n, observe.Observation{}, Policy{}, strategy.Decision{Strategy: cluster.Recreate}, cluster.Disk{}, nil)
+		must.Equal(t, "kept", kept, n.EtcdKept)
 	}
 }
 

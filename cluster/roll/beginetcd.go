@@ -20,9 +20,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// beginEtcd returns the step that begins etcd on the first control plane of a new or rebuilt cluster. No other
-// machine is ever asked to: Talos lets every control plane begin an etcd of its own, and two of them are two
-// clusters.
+// beginEtcd returns the step that begins etcd on the first control plane of a new or rebuilt cluster. No other machine
+// is ever asked to: Talos lets every control plane begin an etcd of its own, and two of them are two clusters.
 func beginEtcd(n *rolling.Node, files cluster.FileReader, from etcd.Source) step.Step {
 	const id = "begin-etcd"
 	if n.Plan.Rebuild == "" {

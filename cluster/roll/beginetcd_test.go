@@ -5,16 +5,17 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -78,12 +79,13 @@ func TestBeginEtcd(t *testing.T) {
 	t.Parallel()
 	member := func(name string) cluster.Member { return cluster.Member{Nodename: name} }
 	alone := []cluster.Member{member("cp1")}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		plane   blankPlane
 		did     []string
 		err     string
 		rebuild string
-	}{
+	}
+	must.Bubbles(t, map[string]testCase{
 		"no snapshot":          {blankPlane{members: alone}, nil, "which is not given: run the same recast rebuild again", "sum"},
 		"without discovery":    {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: false}}")}, []string{"bootstrap"}, "", ""},
 		"not listed":           {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: true}}")}, nil, "Talos' discovery does not list it yet", ""},
@@ -92,24 +94,14 @@ func TestBeginEtcd(t *testing.T) {
 		"the answer is lost":   {blankPlane{members: alone, bootstrap: cluster.ErrLostAnswer}, []string{"bootstrap"}, "", ""},
 		"it has begun already": {blankPlane{data: true}, nil, "", ""},
 		"there is another":     {blankPlane{members: []cluster.Member{member("cp1"), member("cp7")}}, nil, "another machine of this cluster, cp7: etcd was not begun on cp1", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				n := &rolling.Node{
-					Roll: &rolling.Roll{Talos: &c.plane, Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {}},
-					Plan: planning.NodePlan{Node: "cp1", Rebuild: c.rebuild},
-				}
-				err := new(step.Runner).Run(t.Context(), beginEtcd(n, &c.plane, etcd.Source{}))
-				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-					t.Errorf("err = %v, want %q", err, c.err)
-				}
-				if !slices.Equal(c.plane.did, c.did) {
-					t.Errorf("did %q, want %q", c.plane.did, c.did)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		n := &rolling.Node{
+			Roll: &rolling.Roll{Talos: &c.plane, Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {}},
+			Plan: planning.NodePlan{Node: "cp1", Rebuild: c.rebuild},
+		}
+		must.Fail(t, new(step.Runner).Run(t.Context(), beginEtcd(n, &c.plane, etcd.Source{})), c.err)
+		must.Equal(t, "did", c.did, c.plane.did, cmpopts.EquateEmpty())
+	})
 }
 
 // ruin is a cluster whose control planes are made again.
@@ -149,24 +141,19 @@ var (
 // TestFindOthers: etcd begins again only if every other control plane is known to be gone.
 func TestFindOthers(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type testCase struct {
 		ruin ruin
 		err  string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"a worker":              {ruin{known: []cluster.Member{{Nodename: "cp1", ControlPlane: true}, {Nodename: "wk1"}}}, ""},
 		"an old entry":          {ruin{known: []cluster.Member{cp2}}, ""},
 		"it lives":              {ruin{known: []cluster.Member{cp2}, answer: map[netip.Addr]cluster.MachineIdentity{addr2: {Nodename: "cp2"}}}, "cp2 still answers at 10.0.0.12"},
 		"its address is reused": {ruin{known: []cluster.Member{cp2}, answer: map[netip.Addr]cluster.MachineIdentity{addr2: {Nodename: "wk1"}}}, ""},
 		"an unknown one":        {ruin{known: []cluster.Member{{Nodename: "cp9", ControlPlane: true}}}, "knows another machine of this cluster, cp9"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			err := requireAlone(t.Context(), c.ruin.node(), c.ruin.known, []string{"cp1", "cp2"})
-			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-				t.Errorf("err = %v, want %q", err, c.err)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		must.Fail(t, requireAlone(t.Context(), c.ruin.node(), c.ruin.known, []string{"cp1", "cp2"}), c.err)
+	})
 }
 
 // TestFindGone: a Node is deleted only if its machine is gone.
@@ -176,23 +163,19 @@ func TestFindGone(t *testing.T) {
 		return cluster.VM{ID: 102, Config: map[string]string{"smbios1": "uuid=" + uuid}}
 	}
 	const old, other = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
-	for name, c := range map[string]struct {
+	type testCase struct {
 		ruin ruin
 		err  string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"it is gone":             {ruin{vms: []cluster.VM{vm(other)}}, ""},
 		"its VM is there":        {ruin{vms: []cluster.VM{vm(other), vm(old)}}, "is the VM of node cp2"},
 		"its machine answers":    {ruin{answer: map[netip.Addr]cluster.MachineIdentity{addr2: {UUID: old}}}, "the machine of the old Node cp2 answers at 10.0.0.12"},
 		"another one has the IP": {ruin{answer: map[netip.Addr]cluster.MachineIdentity{addr2: {UUID: other}}}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			err := requireGone(t.Context(), c.ruin.node(), cluster.KubeNode{Name: "cp2", UUID: old, Addresses: []netip.Addr{addr2}})
-			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-				t.Errorf("err = %v, want %q", err, c.err)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		err := requireGone(t.Context(), c.ruin.node(), cluster.KubeNode{Name: "cp2", UUID: old, Addresses: []netip.Addr{addr2}})
+		must.Fail(t, err, c.err)
+	})
 }
 
 // TestForgetGone: the step deletes no Node whose VM is there.
@@ -202,9 +185,7 @@ func TestForgetGone(t *testing.T) {
 	r := &ruin{vms: []cluster.VM{{ID: 102, Config: map[string]string{"smbios1": "uuid=" + old}}}}
 	n := r.node()
 	n.Kube = &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
-	if err := forgetGone(n).Do(t.Context()); err == nil || !strings.Contains(err.Error(), "is the VM of node cp1") {
-		t.Errorf("err = %v", err)
-	}
+	must.Fail(t, forgetGone(n).Do(t.Context()), "is the VM of node cp1")
 	r.vms = nil
 	n = r.node()
 	kube := &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
@@ -234,14 +215,8 @@ func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	n := (&ruin{}).node()
-	if err := requireSilent(ctx, n, cp2); !errors.Is(err, context.Canceled) {
-		t.Errorf("err = %v", err)
-	}
-	if err := requireGone(ctx, n, cluster.KubeNode{Name: "cp2", Addresses: cp2.Addresses}); !errors.Is(err, context.Canceled) {
-		t.Errorf("err = %v", err)
-	}
+	must.FailIs(t, requireSilent(ctx, n, cp2), context.Canceled)
+	must.FailIs(t, requireGone(ctx, n, cluster.KubeNode{Name: "cp2", Addresses: cp2.Addresses}), context.Canceled)
 	n.Proxmox = ruins{err: errors.New("no answer")}
-	if err := requireGone(t.Context(), n, cluster.KubeNode{Name: "cp2"}); err == nil || !strings.Contains(err.Error(), "no answer") {
-		t.Errorf("err = %v", err)
-	}
+	must.Fail(t, requireGone(t.Context(), n, cluster.KubeNode{Name: "cp2"}), "no answer")
 }

@@ -12,10 +12,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// bootEntryStep makes sure that a restored system disk boots the same entry as before. A disk that
-// was upgraded in place has two entries. The EFI variable LoaderEntryDefault, not the disk, says
-// which one the boot loader takes: the replacement's install has set it to its own entry, and the
-// older entry on this disk may have the same name.
+// bootEntryStep makes sure that a restored system disk boots the same entry as before. A disk that was upgraded in
+// place has two entries. The EFI variable LoaderEntryDefault, not the disk, says which one the boot loader takes: the
+// replacement's install has set it to its own entry, and the older entry on this disk may have the same name.
 func (n *node) bootEntryStep(entry func(parking.Memory) string) step.Step {
 	look := func(ctx context.Context) (m cluster.Machine, want string, err error) {
 		mem, err := n.Memory(ctx)
@@ -71,9 +70,3 @@ func (n *node) bootEntryStep(entry func(parking.Memory) string) step.Step {
 		},
 	}
 }
-
-// keptEntry is the entry of a kept system disk.
-func (n *node) keptEntry(parking.Memory) string { return n.Plan.Restore.Entry }
-
-// oldEntry is the entry of the system disk from before the replacement.
-func oldEntry(mem parking.Memory) string { return mem.Old.Entry }

@@ -10,7 +10,6 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -32,11 +31,16 @@ func (n *node) answers(ctx context.Context) (reason string, silent, err error) {
 	case m.UUID == "": // it does not report its UUID yet
 		return "", errNoAnswer, nil
 	case m.UUID != n.Plan.UUID:
-		return "", nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
-			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
+		return "", nil, n.otherMachine(m.UUID)
 	}
 	n.answered = true
 	return reason, nil, nil
+}
+
+// otherMachine is the error of a machine with another UUID at the node's address.
+func (n *node) otherMachine(uuid string) error {
+	return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, uuid, n.Plan.UUID),
+		"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
 }
 
 func (n *node) applyToBlank(ctx context.Context, disk cluster.MachineDisk, kubernetes cluster.KubernetesImages) error {
@@ -108,8 +112,7 @@ func (n *node) awaitRenewed(ctx context.Context, mem parking.Memory, silent erro
 // checkBlank compares the machine in maintenance mode with the memory, the record and the wanted build.
 func (n *node) checkBlank(m cluster.Machine, mem parking.Memory, rec parking.Record) error {
 	if m.UUID != n.Plan.UUID { // another machine: the rest does not matter
-		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
-			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
+		return n.otherMachine(m.UUID)
 	}
 	wrong := mem.WrongBlank(m, rec.Stage == parking.StageConfigured, rec.Prepared != "")
 	return errors.Join(append(n.Want.Build.CheckBooted(m.RunningSystem), wrong...)...)
@@ -148,18 +151,22 @@ func (n *node) configureBlank(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
 	}
-	return cluster.Unanswered(lost, n.inVain(ctx, n.Watch(ctx, "bring-up/configure", n.OfMachine(n.Plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+	return cluster.Unanswered(lost, n.inVain(ctx, n.awaitConfigured(ctx, "bring-up/configure")))
+}
+
+// awaitConfigured waits until the machine answers with the cluster's credentials.
+func (n *node) awaitConfigured(ctx context.Context, id string) error {
+	return n.Watch(ctx, id, n.OfMachine(n.Plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		reason, silent, err := n.answers(ctx)
 		if silent != nil {
 			return false, "", n.stillOn(ctx, silent)
 		}
 		return reason != "", "", wait.Stop(err)
-	})))
+	})
 }
 
-// configured returns a reason once the machine has answered with the cluster's credentials, that
-// is, once it has its configuration. Soon after that, when Talos is installed, the machine reboots
-// and does not answer for a while.
+// configured returns a reason once the machine has answered with the cluster's credentials, that is, once it has its
+// configuration. Soon after that, when Talos is installed, the machine reboots and does not answer for a while.
 func (n *node) configured(ctx context.Context) (string, error) {
 	reason, _, err := n.answers(ctx)
 	return reason, err
@@ -181,16 +188,8 @@ func (n *node) stopMismatch(ctx context.Context, mismatch error) error {
 	return fmt.Errorf("VM %d was stopped before anything was applied to it: %w", n.Plan.VMID, mismatch)
 }
 
-func (n *node) configureBlankStep() step.Step {
-	return step.Step{
-		ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive,
-		Skip: n.configured, Do: n.configureBlank,
-	}
-}
-
-// stillOn adds what Proxmox says about the VM to the error of a machine that does not answer. A VM
-// that is off stays off: onboot is unset, so its host does not start it when it boots, and neither
-// does Proxmox HA.
+// stillOn adds what Proxmox says about the VM to the error of a machine that does not answer. A VM that is off stays
+// off: onboot is unset, so its host does not start it when it boots, and neither does Proxmox HA.
 func (n *node) stillOn(ctx context.Context, err error) error {
 	if err == nil || n.Plan.Strategy.KeepsVM() || ctx.Err() != nil {
 		return err
@@ -212,7 +211,7 @@ func (n *node) stillOn(ctx context.Context, err error) error {
 // node still has our mark, or has never joined if it is new, and etcd has no member of it.
 func (n *node) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memory) bool {
 	isNew := n.Plan.Strategy.From() == cluster.Nowhere
-	if !n.Plan.Resume || n.renewed || n.Plan.Prepared != "" || !n.installs() || isNew && (n.Plan.Bootstraps || n.Plan.Rebuild != "") {
+	if !n.Plan.Resume || n.renewed || n.Plan.Prepared != "" || !n.Plan.Strategy.Installs() || isNew && (n.Plan.Bootstraps || n.Plan.Rebuild != "") {
 		return false
 	}
 	vm, found, err := r.Powered(ctx)

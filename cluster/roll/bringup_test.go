@@ -3,6 +3,7 @@ package roll
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -35,9 +36,7 @@ func TestConfiguredStaysTrue(t *testing.T) {
 	t.Parallel()
 	n := (&Roller{Roll: &rolling.Roll{Talos: &rebootingMachine{}}}).node(rolling.Node{Plan: planning.NodePlan{UUID: "u"}})
 	for look, want := range []string{"", "it answers with the cluster's certificates", "it answers with the cluster's certificates"} {
-		if got, err := n.configured(t.Context()); err != nil || got != want {
-			t.Errorf("look %d: %q, %v, want %q", look+1, got, err, want)
-		}
+		must.Equal(t, fmt.Sprint("look ", look+1), want, must.Get(n.configured(t.Context()))(t))
 	}
 }
 
@@ -95,11 +94,12 @@ func TestABlankMachineShowsEachPersistentDiskInItsPlace(t *testing.T) {
 	}
 	const swapped = "the persistent volume u-a with partition UUID pa, filesystem UUID fa is on sdc, and not on sdb, which is scsi1\n" +
 		"the persistent volume pv with partition UUID none, filesystem UUID none is on sdb, and not on sdc, which is scsi2"
-	for name, tc := range map[string]struct {
+	type testCase struct {
 		m          cluster.Machine
 		configured bool
 		want       string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"as it was":                {m: blank(a, b)},
 		"swapped":                  {m: blank(on("sdc", a), on("sdb", b)), want: swapped},
 		"another LVM member":       {m: blank(a, cluster.Volume{Device: "sdc", Disk: "sdc", Format: cluster.FormatLVM, FilesystemLabel: "other"}), want: "the persistent volume pv with partition UUID none, filesystem UUID none is missing"},
@@ -110,12 +110,9 @@ func TestABlankMachineShowsEachPersistentDiskInItsPlace(t *testing.T) {
 		"used by its own node":     {m: disks(blank(a, b, on("sdd", cluster.Volume{Device: "sdd", Label: "u-x"})), func(d []cluster.MachineDisk) { d[3].Blank = false }), configured: true},
 		"only now known":           {m: disks(blank(a, b, on("sdd", cluster.Volume{Device: "sdd", Format: "btrfs"})), func(d []cluster.MachineDisk) { d[3].Blank = false })},
 		"a partition table on one": {m: disks(blank(a, b), func(d []cluster.MachineDisk) { d[3].Blank = false }), want: "the persistent disk scsi3 is sdd, which is not as it was: blank false, before true"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			must.Equal(t, "got", tc.want, clustertest.Message(errors.Join(mem.WrongBlank(tc.m, tc.configured, false)...)))
-		})
-	}
+	}, func(t *testing.T, tc testCase) {
+		must.Equal(t, "got", tc.want, clustertest.Message(errors.Join(mem.WrongBlank(tc.m, tc.configured, false)...)))
+	})
 }
 
 // oneNode is a Kubernetes with one Node, or with none.
@@ -139,14 +136,14 @@ type oneVM struct {
 
 func (p oneVM) VM(context.Context, cluster.VMID) (cluster.VM, error) { return p.vm, nil }
 
-// TestCutOffInstallation: a disk of this run is replaced only if nothing but an interrupted
-// installation can be on it.
+// TestCutOffInstallation: a disk of this run is replaced only if nothing but an interrupted installation can be on it.
 func TestCutOffInstallation(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type testCase struct {
 		change func(vm *cluster.VM, node *cluster.KubeNode, n *node)
 		want   bool
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"halted":                       {func(*cluster.VM, *cluster.KubeNode, *node) {}, true},
 		"in the run that installed it": {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.Plan.Resume = false }, false},
 		"renewed already":              {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.renewed = true }, false},
@@ -173,18 +170,13 @@ func TestCutOffInstallation(t *testing.T) {
 		"new, in a rebuild": {func(_ *cluster.VM, node *cluster.KubeNode, n *node) {
 			*node, n.Plan.Strategy, n.Plan.Rebuild = cluster.KubeNode{}, cluster.Create, "sum"
 		}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := cluster.VM{ID: 101, Running: true, Config: map[string]string{"smbios1": "uuid=u", "description": "recast: run=r1 build=b", "scsi0": "fast:vm-101-disk-5,serial=blank"}}
-			kubeNode := cluster.KubeNode{Name: "wk1", Unschedulable: true, Mark: &cluster.Mark{Run: "r1"}}
-			n := (&Roller{Roll: &rolling.Roll{Run: "r1"}}).node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u", Strategy: cluster.Recreate, Resume: true}})
-			c.change(&vm, &kubeNode, n)
-			n.Kube = oneNode{node: kubeNode}
-			r := &exchange.Replace{Proxmox: oneVM{vm: vm}, Run: "r1", VM: cluster.VM{ID: 101}, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}, Serial: "blank"}
-			if got := n.cutOff(t.Context(), r, parking.Memory{}); got != c.want {
-				t.Errorf("cut off: %t, want %t", got, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		vm := cluster.VM{ID: 101, Running: true, Config: map[string]string{"smbios1": "uuid=u", "description": "recast: run=r1 build=b", "scsi0": "fast:vm-101-disk-5,serial=blank"}}
+		kubeNode := cluster.KubeNode{Name: "wk1", Unschedulable: true, Mark: &cluster.Mark{Run: "r1"}}
+		n := (&Roller{Roll: &rolling.Roll{Run: "r1"}}).node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u", Strategy: cluster.Recreate, Resume: true}})
+		c.change(&vm, &kubeNode, n)
+		n.Kube = oneNode{node: kubeNode}
+		r := &exchange.Replace{Proxmox: oneVM{vm: vm}, Run: "r1", VM: cluster.VM{ID: 101}, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}, Serial: "blank"}
+		must.Equal(t, "cut off", c.want, n.cutOff(t.Context(), r, parking.Memory{}))
+	})
 }

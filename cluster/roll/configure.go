@@ -297,10 +297,6 @@ func (n *node) requireServer(ctx context.Context) error {
 	return nil
 }
 
-func (n *applyConfig) rememberStep() step.Step {
-	return step.Step{ID: "remember", Title: "keep the old machine configuration at hand", Do: n.rememberOld}
-}
-
 func (n *applyConfig) stageStep() step.Step {
 	title := "have " + n.Plan.Node + " keep the configuration for its next boot"
 	return step.Step{

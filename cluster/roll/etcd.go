@@ -26,10 +26,6 @@ type etcdMember struct {
 	outOfIt bool // etcd was seen without this member during the take-down
 }
 
-func newEtcdMember(n *rolling.Node, r *record, files cluster.FileReader, backOut func(context.Context) error) *etcdMember {
-	return &etcdMember{Node: n, record: r, files: files, backOut: backOut}
-}
-
 // left is the goal of leave: etcd has no member of this name, and the record says whether its data
 // is gone too. A machine that is already off stays a member if etcd is healthy without it: the new
 // machine replaces that member by name (talos internal/app/machined/pkg/system/services/etcd.go).
@@ -197,10 +193,9 @@ func (n *etcdMember) mayLeave(ctx context.Context) (member, serves bool, err err
 	return member, true, nil
 }
 
-// emptied says whether the data of the removed member is gone too. Talos removes the member, stops
-// etcd, empties its directory, and then answers; an interrupted call may end in between
-// (LeaveCluster in internal/pkg/etcd/etcd.go). The data of a removed member can never rejoin, so a
-// disk that has it can't be rolled back to.
+// emptied says whether the data of the removed member is gone too. Talos removes the member, stops etcd, empties its
+// directory, and then answers; an interrupted call may end in between (LeaveCluster in internal/pkg/etcd/etcd.go). The
+// data of a removed member can never rejoin, so a disk that has it can't be rolled back to.
 func (n *etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 	const id = "take-down/leave-etcd"
 	err := n.Wait(ctx, id, "etcd's data on "+n.Plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -80,50 +79,46 @@ func TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem(t *testing.T) {
 	installed, earlier := begun, begun
 	installed.Installed, earlier.Installed, earlier.BootID = true, true, "b0"
 	const again = "the new system is installed on wk1 already"
-	for name, c := range map[string]struct {
+	type testCase struct {
 		mark  *cluster.Mark
 		calls []string
 		hint  bool
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"no mark":              {nil, []string{"cordon", "drain", "uncordon"}, false},
 		"nothing installed":    {&begun, []string{"cordon", "drain", "uncordon"}, false},
 		"installed":            {&installed, []string{"cordon", "drain"}, true},
 		"installed and booted": {&earlier, []string{"cordon", "drain", "uncordon"}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			budget := errors.New("pods left")
-			k := &drainedKube{mark: c.mark, fails: map[string]error{"drain": budget}}
-			err := (&inPlace{node: drainedNode(k)}).drainMarked(t.Context())
-			if !errors.Is(err, budget) || strings.Contains(strings.Join(fault.Hints(err), "\n"), again) != c.hint {
-				t.Errorf("%v, hints %q", err, fault.Hints(err))
-			}
-			must.Equal(t, "calls", c.calls, k.calls)
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		budget := errors.New("pods left")
+		k := &drainedKube{mark: c.mark, fails: map[string]error{"drain": budget}}
+		err := (&inPlace{node: drainedNode(k)}).drainMarked(t.Context())
+		if !errors.Is(err, budget) || strings.Contains(strings.Join(fault.Hints(err), "\n"), again) != c.hint {
+			t.Errorf("%v, hints %q", err, fault.Hints(err))
+		}
+		must.Equal(t, "calls", c.calls, k.calls)
+	})
 }
 
 // TestEvictBacksOutOfACordon: a cordon that failed may still have taken effect.
 func TestEvictBacksOutOfACordon(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type testCase struct {
 		cordon error
 		backs  bool
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"it failed":         {errors.New("etcdserver: request timed out"), true},
 		"the claim is lost": {fault.As(fault.Claimed, errors.New("another run has it")), false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			k := &drainedKube{fails: map[string]error{"cordon": c.cordon}}
-			empty := func(context.Context, time.Time) error { t.Error("not drained, and yet empty"); return nil }
-			backs := false
-			err := drainedNode(k).evict(t.Context(), "take-down/drain", cluster.Mark{}, empty, func() error { backs = true; return nil })
-			if !errors.Is(err, c.cordon) || backs != c.backs || slices.Contains(k.calls, "drain") {
-				t.Errorf("%v, backed out: %t, calls %q", err, backs, k.calls)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		k := &drainedKube{fails: map[string]error{"cordon": c.cordon}}
+		empty := func(context.Context, time.Time) error { t.Error("not drained, and yet empty"); return nil }
+		backs := false
+		err := drainedNode(k).evict(t.Context(), "take-down/drain", cluster.Mark{}, empty, func() error { backs = true; return nil })
+		if !errors.Is(err, c.cordon) || backs != c.backs || slices.Contains(k.calls, "drain") {
+			t.Errorf("%v, backed out: %t, calls %q", err, backs, k.calls)
+		}
+	})
 }
 
 // TestOwnPodIsEvicted: the node stays cordoned for the run that goes on with it.
@@ -143,28 +138,21 @@ func TestAwaitDetached(t *testing.T) {
 	t.Parallel()
 	stays := cluster.AttachedVolume{Attachment: "csi-1a", Volume: "pv-1", Claim: "csi/agent", Driver: "csi.example.com", User: "DaemonSet pod csi/agent-x"}
 	goes := cluster.AttachedVolume{Attachment: "csi-2b", Volume: "pv-2", Claim: "shop/data", Driver: "csi.example.com"}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		attached []cluster.AttachedVolume
 		want     string // "": there is no wait
-	}{
+	}
+	must.Bubbles(t, map[string]testCase{
 		"none":        {nil, ""},
 		"one stays":   {[]cluster.AttachedVolume{stays}, ""},
 		"one is left": {[]cluster.AttachedVolume{stays, goes}, "last seen: still attached: PersistentVolume pv-2 (claim shop/data, driver csi.example.com): "},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				err := drainedNode(&drainedKube{attached: c.attached}).awaitDetached(t.Context(), "take-down/drain", time.Minute)
-				if (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) {
-					t.Errorf("err = %v", err)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		n := drainedNode(&drainedKube{attached: c.attached})
+		must.Fail(t, n.awaitDetached(t.Context(), "take-down/drain", time.Minute), c.want)
+	})
 }
 
-// TestDisksStay: the hint names the pod that uses a disk, and blames the driver only for disks that
-// no pod uses.
+// TestDisksStay: the hint names the pod that uses a disk, and blames the driver only for disks that no pod uses.
 func TestDisksStay(t *testing.T) {
 	t.Parallel()
 	used := cluster.AttachedVolume{Attachment: "csi-1a", Volume: "pvc-0b5f", Driver: "csi.proxmox.sinextra.dev", Handle: "cluster-1/pve1/fast/vm-9999-pvc-0b5f", User: "DaemonSet pod csi/agent-x"}
@@ -172,26 +160,24 @@ func TestDisksStay(t *testing.T) {
 	other.Handle = "0001-0009-rook-ceph-0000000000000001-0b5f"
 	disk := func(key, volid string) cluster.Disk { return cluster.Disk{Key: key, Volid: volid} }
 	const keep, lost = "which DaemonSet pod csi/agent-x uses", "its driver lost track"
-	for name, c := range map[string]struct {
+	type testCase struct {
 		attached []cluster.AttachedVolume
 		disks    []cluster.Disk
 		keep     bool
 		lost     bool
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"used by no pod":     {nil, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
 		"a DaemonSet's":      {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, true, false},
 		"in a file":          {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")}, true, false},
 		"one of each":        {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi6", "fast:vm-9999-pvc-77"), disk("scsi7", "fast:vm-9999-pvc-0b5f")}, true, true},
 		"of another storage": {[]cluster.AttachedVolume{other}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
 		"of a drained pod":   {[]cluster.AttachedVolume{{Handle: used.Handle}}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			err := drainedNode(&drainedKube{attached: c.attached}).disksStay(t.Context(), c.disks, errors.New("still there"))
-			hints := strings.Join(fault.Hints(err), "\n")
-			if strings.Contains(hints, keep) != c.keep || strings.Contains(hints, lost) != c.lost {
-				t.Errorf("hints %q", fault.Hints(err))
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		err := drainedNode(&drainedKube{attached: c.attached}).disksStay(t.Context(), c.disks, errors.New("still there"))
+		hints := strings.Join(fault.Hints(err), "\n")
+		if strings.Contains(hints, keep) != c.keep || strings.Contains(hints, lost) != c.lost {
+			t.Errorf("hints %q", fault.Hints(err))
+		}
+	})
 }

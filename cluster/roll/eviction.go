@@ -135,9 +135,8 @@ func (n *node) evict(ctx context.Context, id string, why cluster.Mark, empty fun
 	return fault.Prefix("drain "+n.Plan.Node, err)
 }
 
-// backOut undoes the preparations on a node that could not be drained. The node still runs with all
-// its disks, so neither our cordon nor an open record may remain. A record that is needed to return
-// a parked disk stays open.
+// backOut undoes the preparations on a node that could not be drained. The node still runs with all its disks, so
+// neither our cordon nor an open record may remain. A record that is needed to return a parked disk stays open.
 func (n *node) backOut(ctx context.Context) error {
 	park, err := n.Parking(ctx)
 	if err != nil {

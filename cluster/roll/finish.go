@@ -82,10 +82,6 @@ func (n *node) removed(ctx context.Context) (string, error) {
 	return "it is removed", nil
 }
 
-func (n *node) restoreMetadataStep() step.Step {
-	return step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata}
-}
-
 func (n *node) uncordonStep(uncordon func(context.Context) error) step.Step {
 	return step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: uncordon}
 }
@@ -96,13 +92,11 @@ func (n *node) deleteNodeStep() step.Step {
 	return rolling.DeleteNode(n.Node, "delete Node "+n.Plan.Node, own, nil)
 }
 
-// keepDisksStep keeps the disks of a removed node parked.
-func (n *node) keepDisksStep() step.Step {
-	return step.Step{ID: "keep", Title: "keep its disks parked", Skip: n.kept, Do: func(ctx context.Context) error {
-		r, err := n.record.read(ctx)
-		if err != nil {
-			return err
-		}
-		return r.KeepAll(ctx, n.Want.Surge)
-	}}
+// keepDisks keeps the disks of a removed node parked.
+func (n *node) keepDisks(ctx context.Context) error {
+	r, err := n.record.read(ctx)
+	if err != nil {
+		return err
+	}
+	return r.KeepAll(ctx, n.Want.Surge)
 }

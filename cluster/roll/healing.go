@@ -201,8 +201,7 @@ func (n healing) giveBack(ctx context.Context) error {
 // out: a run that is killed leaves it.
 type Leftover struct{ sought bool }
 
-// Found says whether anything is held. It is not an error if that can't be read now: then GiveBack tries
-// again.
+// Found says whether anything is held. It is not an error if that can't be read now: then GiveBack tries again.
 func (l *Leftover) Found(ctx context.Context, kube replica.HoldReader) bool {
 	holds, err := kube.Holds(ctx)
 	l.sought = len(holds) > 0 || err != nil && fault.KindOf(err) != fault.Refused

@@ -29,7 +29,7 @@ func (n *node) healthy(ctx context.Context) (string, error) {
 
 // inVain adds a hint to the error of a wait that timed out.
 func (n *node) inVain(ctx context.Context, err error) error {
-	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || !n.installs() {
+	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || !n.Plan.Strategy.Installs() {
 		return n.withUndoHint(err)
 	}
 	again := "recast roll waits for it again"
@@ -41,11 +41,6 @@ func (n *node) inVain(ctx context.Context, err error) error {
 	}
 	return fault.WithHint(fault.NoJoin.Of(err), "the console of VM %d and talosctl -n %s dmesg say more; %s; %s",
 		n.Plan.VMID, n.Plan.Addr, again, n.wayBack())
-}
-
-// installs says whether Talos is installed on a blank disk.
-func (n *node) installs() bool {
-	return n.Plan.Strategy.Installs()
 }
 
 // wayBack says how to cancel the replacement, or the creation, of a node on which Talos is installed.
@@ -98,7 +93,7 @@ func stuck(m cluster.Machine, before []cluster.VolumeStatus) string {
 
 // lacksSystem compares the system that the machine booted, and its disk, with the expected ones.
 func (n *node) lacksSystem(m cluster.Machine, mem parking.Memory) string {
-	if !n.installs() {
+	if !n.Plan.Strategy.Installs() {
 		if n.Plan.Strategy.System() == cluster.SystemKept && m.Schematic.LockHash() != n.Plan.Restore.Build {
 			return "runs the image of lock " + words.OrNone(words.Short(m.Schematic.LockHash()))
 		}
@@ -130,11 +125,10 @@ func (n *node) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
 	return len(disks) == 1 && disks[0].Device == m.SystemDisk
 }
 
-// sentBack ends the wait for a machine that is in maintenance mode again. If an installation fails,
-// machined exits, and the machine boots its ISO again without a configuration (main.go in
-// machined).
+// sentBack ends the wait for a machine that is in maintenance mode again. If an installation fails, machined exits, and
+// the machine boots its ISO again without a configuration (main.go in machined).
 func (n *node) sentBack(ctx context.Context, silent error) error {
-	if silent == nil || !n.installs() || ctx.Err() != nil {
+	if silent == nil || !n.Plan.Strategy.Installs() || ctx.Err() != nil {
 		return silent
 	}
 	m, err := n.Maintenance.MaintenanceMachine(ctx, n.Plan.Addr)
@@ -189,9 +183,8 @@ func (n *node) settle(ctx context.Context, id string, within time.Duration, lack
 	return n.etcd.blame(ctx, err)
 }
 
-// settled is the goal of settle: this process has seen the node settle, and has seen nothing
-// missing since. That the node looks healthy now is not enough. A failed read does not revoke the
-// result.
+// settled is the goal of settle: this process has seen the node settle, and has seen nothing missing since. That the
+// node looks healthy now is not enough. A failed read does not revoke the result.
 func (n *node) settled(ctx context.Context, lacks func(context.Context) (string, error)) (string, error) {
 	switch {
 	case n.settledAt.IsZero():

@@ -204,10 +204,7 @@ func (r hookRunner) Call(p cluster.HookPoint, batch planning.Phase, node string,
 			if r.Hooked != nil {
 				r.Hooked(run)
 			}
-			if err := r.Put(key+"/"+strconv.Itoa(i+1), run); err != nil {
-				return fmt.Errorf("journal: %w", err)
-			}
-			return nil
+			return fault.Prefix("journal", r.Put(key+"/"+strconv.Itoa(i+1), run))
 		},
 	}
 }

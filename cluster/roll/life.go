@@ -2,10 +2,12 @@ package roll
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
@@ -34,7 +36,10 @@ func (n *node) life() []step.Step {
 			when(!onlyDisk, n.gateStep()),
 			when(!removes && s.From() != cluster.Halfway, n.serving.Steps()...), // migrate, reshape-live
 			when(s.From() == cluster.Halfway, n.putBack()),
-			when(s.From() == cluster.Blank, n.configureResetStep()),
+			when(s.From() == cluster.Blank, step.Step{
+				ID: "configure", Code: fault.NoBoot, Title: "give " + p.Node + " its machine configuration",
+				Risk: step.Disruptive, Skip: n.configured, Do: n.configureReset,
+			}),
 			when(s.From() == cluster.Blank, n.waitStep(fault.NoJoin, n.serves, n.waitReset)),
 			when(upgrades, u.upgrade()),
 			when(upgrades, n.waitStep(fault.UpgradeStuck, u.bootHealthy, u.waitBootHealthy)),
@@ -42,7 +47,7 @@ func (n *node) life() []step.Step {
 			when(upgrades && p.WithConfig, c.afterUpgrade()),
 			when(upgrades, u.finish()),
 			when(gets && !p.Resume && !c.reboots, c.tryStep()),
-			when(begins, c.rememberStep()),
+			when(begins, step.Step{ID: "remember", Title: "keep the old machine configuration at hand", Do: c.rememberOld}),
 			when(begins, n.drainStep(c.drainMarked)),
 			when(begins, c.stageStep()),
 			when(begins, c.rebootStep(c.reboot)),
@@ -53,7 +58,7 @@ func (n *node) life() []step.Step {
 			when(stops && !removes || isNew, v.bringUp()),
 			when(isNew && n.Want.Shape.HA != nil, n.serving.Reshape()),
 			when(removes && !onlyDisk && !broken, n.deleteNodeStep()),
-			when(removes && !onlyDisk, n.keepDisksStep()),
+			when(removes && !onlyDisk, step.Step{ID: "keep", Title: "keep its disks parked", Skip: n.kept, Do: n.keepDisks}),
 			when(onlyDisk || removes && n.Want.Surge && !broken, n.FreeRemoved()),
 		)),
 		n.hooksAfter(),
@@ -97,8 +102,11 @@ func (n *node) bringUp() step.Step {
 		step.OnlyIf(s.Reshapes() && (p.Resume || p.VM.Moves(shape.Off) != ""), x.Migrate(!p.Resume)),
 		step.OnlyIf(!keeps && !n.Want.Shape.IsEmpty(), x.Reshape()),
 		n.startStep(),
-		step.OnlyIf(keeps, n.bootEntryStep(n.keptEntry)),
-		step.OnlyIf(s.Installs(), n.configureBlankStep()),
+		step.OnlyIf(keeps, n.bootEntryStep(func(parking.Memory) string { return p.Restore.Entry })),
+		step.OnlyIf(s.Installs(), step.Step{
+			ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive,
+			Skip: n.configured, Do: n.configureBlank,
+		}),
 		step.OnlyIf(first, beginEtcd(n.Node, n.roller.Files, n.roller.Rebuild)),
 		n.waitStep(fault.NoJoin, n.healthy, n.waitHealthy),
 		step.OnlyIf(first && p.Rebuild != "", n.restartKubelets()),
@@ -108,16 +116,27 @@ func (n *node) bringUp() step.Step {
 
 // givesBack lists the steps that give the node back what was taken away from it.
 func (n *node) givesBack() []step.Step {
-	return []step.Step{n.restoreMetadataStep(), rolling.NoteEntry(n.Node), n.uncordonStep(n.uncordon)}
+	restore := step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata}
+	return []step.Step{restore, rolling.NoteEntry(n.Node), n.uncordonStep(n.uncordon)}
 }
 
 // putBack cancels an unfinished replacement: every disk goes back to where it was, also the old system disk, and
 // the node runs its old system again. This needs no secrets, so it works from any machine.
 func (n *node) putBack() step.Step {
 	stop := func(r *exchange.Replace) []step.Step {
-		return []step.Step{n.leaveAsReplacementStep(r), n.stopReplacementStep(r)}
+		return []step.Step{
+			{
+				ID: "leave-etcd", Title: "take the replacement out of etcd",
+				Do: func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) },
+			},
+			{
+				ID: "stop", Title: fmt.Sprintf("stop VM %d", n.Plan.VMID), Risk: step.Disruptive,
+				Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) },
+				Do:   func(ctx context.Context) error { return n.stopReplacement(ctx, r) },
+			},
+		}
 	}
-	start := []step.Step{n.startStep(), n.bootEntryStep(oldEntry), n.waitStep(fault.NoJoin, n.healthy, n.waitHealthy)}
+	start := []step.Step{n.startStep(), n.bootEntryStep(func(mem parking.Memory) string { return mem.Old.Entry }), n.waitStep(fault.NoJoin, n.healthy, n.waitHealthy)}
 	return n.record.source().PutBack(stop, start, n.givesBack())
 }
 
@@ -127,7 +146,15 @@ func (n *node) putBack() step.Step {
 func (n *inPlace) upgrade() step.Step {
 	return step.Step{
 		ID: "upgrade", Title: "upgrade " + n.Plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
-		Steps: step.List(n.keepWayBackStep(), n.drainStep(n.drainMarked), n.installStep(), n.rebootStep()),
+		Steps: step.List(
+			step.Step{ID: "remember", Title: "keep the machine configuration at hand", Do: n.keepWayBack},
+			n.drainStep(n.drainMarked),
+			step.Step{
+				ID: "install", Code: fault.UpgradeStuck, Title: "install the new system beside the running one",
+				Risk: step.Disruptive, Skip: n.installed, Do: n.install,
+			},
+			step.Step{ID: "reboot", Code: fault.UpgradeStuck, Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot},
+		),
 	}
 }
 
@@ -135,7 +162,7 @@ func (n *inPlace) upgrade() step.Step {
 func (n *inPlace) finish() step.Step {
 	steps := []step.Step{
 		exchange.EjectStep(n.Proxmox, n.Plan.VMID),
-		n.setInstallerStep(),
+		{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
 		step.OnlyIf(!n.stopsForShape(), n.uncordonStep(n.config.thenForget(n.uncordon))),
 	}
 	steps = append(steps, n.FreeSteps("finish")...)

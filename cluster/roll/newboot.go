@@ -19,9 +19,8 @@ func (n *inPlace) bootHealthy(ctx context.Context) (string, error) {
 	return n.settled(ctx, n.lacksAfterUpgrade)
 }
 
-// waitBootHealthy ends when the node is healthy, when it came back as its old system (that build is
-// then never tried in place again), or at our own boot deadline, because Talos' automatic rollback
-// is not reliable.
+// waitBootHealthy ends when the node is healthy, when it came back as its old system (that build is then never tried in
+// place again), or at our own boot deadline, because Talos' automatic rollback is not reliable.
 func (n *inPlace) waitBootHealthy(ctx context.Context) error {
 	err := n.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksAfterUpgrade)
 	switch {
@@ -183,10 +182,9 @@ func (n *inPlace) awaitOldSystem(ctx context.Context) error {
 	})
 }
 
-// crossCheck handles a machine that runs what this upgrade installed but reports the previous boot
-// entry: it has rebooted, and its schematic is the wanted one. Entries of the same version may have
-// the same name, and nothing else tells them apart until the next boot, so its Node records the
-// entry.
+// crossCheck handles a machine that runs what this upgrade installed but reports the previous boot entry: it has
+// rebooted, and its schematic is the wanted one. Entries of the same version may have the same name, and nothing else
+// tells them apart until the next boot, so its Node records the entry.
 func (n *inPlace) crossCheck(ctx context.Context, m cluster.BootedMachine, k cluster.KubeNode) error {
 	if mark := k.Mark; mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID || mark.BootID == m.BootID {
 		return nil
@@ -221,10 +219,7 @@ func (n *inPlace) rememberForReimage(ctx context.Context) error {
 		return err
 	}
 	mem.ConfigSum = sum
-	if err := n.Journal.Put(n.Key("memory"), mem); err != nil {
-		return fmt.Errorf("journal: %w", err)
-	}
-	return nil
+	return fault.Prefix("journal", n.Journal.Put(n.Key("memory"), mem))
 }
 
 // cameBack holds unless the node is to be reimaged.

@@ -51,8 +51,8 @@ func (r *Roller) planned(p planning.Plan, n planning.NodePlan, phase planning.Ph
 func (r *Roller) node(h rolling.Node) *node {
 	h.Roll = r.Roll
 	n := &node{Node: &h, roller: r, config: savedConfig{Node: &h, files: r.MachineConfig}}
-	n.record = newRecord(&h, r, n.RequireNoLossOff, n.config.forget)
-	n.etcd = newEtcdMember(&h, n.record, r.Files, n.backOut)
+	n.record = &record{Node: &h, roller: r, asks: n.RequireNoLossOff, forget: n.config.forget}
+	n.etcd = &etcdMember{Node: &h, record: n.record, files: r.Files, backOut: n.backOut}
 	n.userGates = rolling.UserGates{Node: &h, Objects: r.Objects, Commands: r.Commands, LeftOpen: n.batchLeftOpen}
 	n.healing = healing{Node: &h, leaving: &r.leaving, LeftOpen: n.batchLeftOpen}
 	n.served = served{Node: &h, Files: r.Files, LeftOpen: n.batchLeftOpen}
@@ -98,8 +98,7 @@ func (n *node) explained(s step.Step) step.Step {
 	})
 }
 
-// finished is the goal of the whole branch: the node runs what is wanted, and no run has left
-// anything to clean up.
+// finished is the goal of the whole branch: the node runs what is wanted, and no run has left anything to clean up.
 func (n *node) finished(ctx context.Context) (string, error) {
 	s := n.Plan.Strategy
 	switch {
@@ -152,10 +151,7 @@ func (n *node) unfinished(ctx context.Context) (string, error) {
 	if err != nil || !known {
 		return "its machine does not answer", err
 	}
-	var reasons []string
-	for _, r := range d.Reasons {
-		reasons = append(reasons, r.Text)
-	}
+	reasons := cluster.Each(d.Reasons, func(r cluster.Reason) string { return r.Text })
 	return strings.Join(reasons, "; "), nil
 }
 

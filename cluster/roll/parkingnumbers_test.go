@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -89,10 +88,7 @@ func TestLateParkingVMs(t *testing.T) {
 	record := func(node string) parking.Record {
 		return parking.Record{Cluster: "lab", Node: node, Run: "r2", Build: "b", VMID: 9032, UUID: "u", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}
 	}
-	text, err := record("wk2").Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(record("wk2").Description())(t)
 	px := &parkingPlace{late: map[cluster.VMID]string{9001: text}}
 	var numbers parking.Numbers
 	for _, c := range []struct {
@@ -100,13 +96,10 @@ func TestLateParkingVMs(t *testing.T) {
 		want cluster.VMID
 	}{{"wk1", 9002}, {"wk2", 9001}, {"wk3", 9003}} {
 		got, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, record(c.node), []cluster.VMID{9001, 9002, 9003}, &numbers, noted)
-		if err != nil || got != c.want {
-			t.Errorf("%s: took %d, want %d: %v", c.node, got, c.want, err)
-		}
+		must.Pass(t, err)
+		must.Equal(t, c.node+" took", c.want, got)
 	}
-	if !strings.Contains(px.late[9001], `"node":"wk2"`) {
-		t.Errorf("the record is %s", px.late[9001])
-	}
+	must.Contain(t, "the record", px.late[9001], `"node":"wk2"`)
 }
 
 // TestSlowParkingVM: while the task that creates it runs, we wait, so that the node does not get a
@@ -114,10 +107,7 @@ func TestLateParkingVMs(t *testing.T) {
 func TestSlowParkingVM(t *testing.T) {
 	t.Parallel()
 	rec := parking.Record{Cluster: "lab", Node: "wk1", Run: "r2", Build: "b", VMID: 9031, UUID: "u", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}
-	text, err := rec.Description()
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(rec.Description())(t)
 	for name, c := range map[string]struct {
 		killed bool
 		want   cluster.VMID

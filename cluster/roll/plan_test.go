@@ -19,39 +19,31 @@ func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
 	wanted, o := observetest.World()
 	o.VMs, o.Away = o.VMs[:2], &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve2", Why: "is offline"}}, VMs: []cluster.VM{{ID: 9003, Host: "pve2"}}}
 	o.Nodes = []cluster.KubeNode{{Name: "wk2", UUID: "u-wk2", Ready: true}}
-	for name, tc := range map[string]struct {
+	type testCase struct {
 		vmid  cluster.VMID
 		where string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"which VM is known":     {9003, "its VM 9003 is on pve2"},
 		"which VM is not known": {0, "its VM, or the parking VM with disks of it, is not among those that can be read"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			o, wanted := o, append([]cluster.Wanted(nil), wanted...)
-			o.Found = append([]observe.Found(nil), o.Found...)
-			wanted[2].VMID = tc.vmid
-			var err error
-			if o.Found[2], err = observe.MatchNodes(wanted[2], &o, nil); err != nil {
-				t.Fatal(err)
-			}
-			plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			want := []string{"wk2: " + tc.where + ", and Proxmox host pve2 is offline: bring pve2 back, or leave the node out with --exclude"}
-			if diff := cmp.Diff(want, plan.Refused()); diff != "" || plan.Nodes[2].Host != "pve2" {
-				t.Errorf("host %s: %s", plan.Nodes[2].Host, diff)
-			}
-			_, _, err = planning.ForUndo(t.Context(), "c1", wanted, o, nil, nil, planning.Policy{Only: []string{"wk2"}}, planning.Undone{Way: planning.Cancel})
-			if fault.KindOf(err) != fault.Refused || err.Error() != "node wk2: no VM that can be read has its SMBIOS UUID u-wk2: Proxmox host pve2 is offline, so VM 9003 can't be read" {
-				t.Errorf("cancel: %v", err)
-			}
-			if drift := plan.Nodes[2].Drift; drift.Stale || len(drift.Unread) != 1 {
-				t.Errorf("drift %+v", drift)
-			}
-		})
-	}
+	}, func(t *testing.T, tc testCase) {
+		o, wanted := o, append([]cluster.Wanted(nil), wanted...)
+		o.Found = append([]observe.Found(nil), o.Found...)
+		wanted[2].VMID = tc.vmid
+		o.Found[2] = must.Get(observe.MatchNodes(wanted[2], &o, nil))(t)
+		plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}))(t)
+		want := []string{"wk2: " + tc.where + ", and Proxmox host pve2 is offline: bring pve2 back, or leave the node out with --exclude"}
+		if diff := cmp.Diff(want, plan.Refused()); diff != "" || plan.Nodes[2].Host != "pve2" {
+			t.Errorf("host %s: %s", plan.Nodes[2].Host, diff)
+		}
+		_, _, err := planning.ForUndo(t.Context(), "c1", wanted, o, nil, nil, planning.Policy{Only: []string{"wk2"}}, planning.Undone{Way: planning.Cancel})
+		if fault.KindOf(err) != fault.Refused || err.Error() != "node wk2: no VM that can be read has its SMBIOS UUID u-wk2: Proxmox host pve2 is offline, so VM 9003 can't be read" {
+			t.Errorf("cancel: %v", err)
+		}
+		if drift := plan.Nodes[2].Drift; drift.Stale || len(drift.Unread) != 1 {
+			t.Errorf("drift %+v", drift)
+		}
+	})
 }
 
 // TestFallbackISOIsPublished: if a later upgrade in place fails, the node is reimaged to the build
@@ -62,8 +54,6 @@ func TestFallbackISOIsPublished(t *testing.T) {
 		wanted, o := observetest.World()
 		wanted[1].Strategy = cluster.InPlace
 		plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}, BootFailure: policy}))(t)
-		if hosts := plan.ISOHosts(); len(hosts) != want {
-			t.Errorf("%s: the ISO goes to %v", policy, hosts)
-		}
+		must.Equal(t, string(policy)+": hosts the ISO goes to", want, len(plan.ISOHosts()))
 	}
 }

@@ -168,7 +168,7 @@ func (n *node) start(ctx context.Context) error {
 	if err := others.RequireAlone(ctx, n.Proxmox, vm); err != nil {
 		return err
 	}
-	if !n.installs() { // the system that it boots already has the name
+	if !n.Plan.Strategy.Installs() { // the system that it boots already has the name
 		if err := n.RequireNameFree(ctx); err != nil {
 			return err
 		}

@@ -18,9 +18,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// proofs are, by host, the steps that prove with scratch VMs what the plan relies on once a node is out: that
-// Proxmox creates such a VM for this token, and that its storages hand volumes over. path is that of the step
-// that has them.
+// proofs are, by host, the steps that prove with scratch VMs what the plan relies on once a node is out: that Proxmox
+// creates such a VM for this token, and that its storages hand volumes over. path is that of the step that has them.
 func (r *Rehearser) proofs(p planning.Plan, path string) map[string][]step.Step {
 	steps, handed := map[string][]step.Step{}, map[string]*scratchHandOver{}
 	creates := map[string]*dryCreate{}
@@ -49,10 +48,9 @@ func (r *Rehearser) proofs(p planning.Plan, path string) map[string][]step.Step 
 	return steps
 }
 
-// dryCreate creates a VM with the settings of a node's, under another number, without disks, and deletes
-// it. Proxmox checks the settings and the token's privileges for a new VM only when it creates one; after
-// the node's VM is deleted, a refusal would keep the node down. The privileges on the node's own number
-// are read: see survey.Needs.
+// dryCreate creates a VM with the settings of a node's, under another number, without disks, and deletes it. Proxmox
+// checks the settings and the token's privileges for a new VM only when it creates one; after the node's VM is deleted,
+// a refusal would keep the node down. The privileges on the node's own number are read: see survey.Needs.
 type dryCreate struct {
 	*Rehearser
 	path  string // of its branch
@@ -79,8 +77,7 @@ func (d *dryCreate) do(ctx context.Context, path string) error {
 	return fault.Prefix("journal", d.Journal.Put(d.key(), namesOf(d.nodes)))
 }
 
-// config is what a new VM of the model's node is created with, apart from its disks and what must be
-// unique.
+// config is what a new VM of the model's node is created with, apart from its disks and what must be unique.
 func (d *dryCreate) config(id cluster.VMID, uuid string) map[string]string {
 	config := exchange.Carried(d.model)
 	disks, _ := d.model.Disks()
@@ -247,10 +244,7 @@ func unproved(ctx context.Context, refused, err error, nodes []planning.NodePlan
 }
 
 func namesOf(nodes []planning.NodePlan) string {
-	var names []string
-	for _, n := range nodes {
-		names = append(names, n.Node)
-	}
+	names := cluster.Each(nodes, func(n planning.NodePlan) string { return n.Node })
 	return strings.Join(names, ", ")
 }
 

@@ -64,11 +64,12 @@ func TestProofs(t *testing.T) {
 	const create = "prove/pve1/create-wk1"
 	more := func(n *planning.NodePlan) { n.Found.VM.Config["cores"] = "4" }
 	unfinished := func(n *planning.NodePlan) { n.Resume, n.Run = true, "r0" }
-	for name, c := range map[string]struct {
+	type testCase struct {
 		nodes []planning.NodePlan
 		known bool
 		want  []string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"recreate":                       {[]planning.NodePlan{plannedTrial("wk1", cluster.Recreate, nil)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
 		"two alike":                      {[]planning.NodePlan{plannedTrial("wk1", cluster.Recreate, nil), plannedTrial("wk2", cluster.Recreate, nil)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
 		"another one":                    {[]planning.NodePlan{plannedTrial("wk1", cluster.Recreate, nil), plannedTrial("wk2", cluster.Recreate, more)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk", "prove/pve1/create-wk2"}},
@@ -89,12 +90,9 @@ func TestProofs(t *testing.T) {
 			unfinished(n)
 			n.Found.VM.Config["description"] = parking.MarkDescription("", "r0", "b")
 		})}, false, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			must.Equal(t, "steps", c.want, proofsOf(t, newTrialScene().Rehearser, c.nodes...))
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		must.Equal(t, "steps", c.want, proofsOf(t, newTrialScene().Rehearser, c.nodes...))
+	})
 }
 
 // TestDryCreate: the scratch VM has the node's settings, and nothing that must be unique or is a disk.
@@ -111,17 +109,11 @@ func TestDryCreate(t *testing.T) {
 	description := got["description"]
 	delete(got, "description")
 	must.Equal(t, "config", want, got)
-	if !strings.Contains(description, planning.ScratchMark("r1", "c1", "u")) {
-		t.Errorf("description %q", description)
-	}
+	must.Contain(t, "the description", description, planning.ScratchMark("r1", "c1", "u"))
 	run := d.step()
-	if done, err := run.Skip(t.Context()); done != "" || err != nil {
-		t.Fatalf("before: %q, %v", done, err)
-	}
+	must.Equal(t, "before", "", must.Get(run.Skip(t.Context()))(t))
 	must.Do(t, run.Do(t.Context()))
-	if done := strings.Join(s.px.Done, "\n"); done != "create 9800\nset 9800 map[protection:0] delete []\ndelete 9800" {
-		t.Errorf("done:\n%s", done)
-	}
+	must.Equal(t, "done", "create 9800\nset 9800 map[protection:0] delete []\ndelete 9800", strings.Join(s.px.Done, "\n"))
 	if done, err := run.Skip(t.Context()); done == "" || err != nil {
 		t.Errorf("after: %q, %v", done, err)
 	}
@@ -172,25 +164,23 @@ func TestScratchHandOver(t *testing.T) {
 // TestUnprovedHints: what is advised depends on what the node's VM is, and on what else can be done.
 func TestUnprovedHints(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type testCase struct {
 		node planning.NodePlan
 		want string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"recreate": {plannedTrial("wk1", cluster.Recreate, nil), "no node was touched; reimage keeps the VM"},
 		"rebuild":  {plannedTrial("cp1", cluster.Remove, nil), "no node was touched"},
 		"left unfinished": {
 			plannedTrial("wk1", cluster.Recreate, func(n *planning.NodePlan) { n.Resume, n.VMID = true, 101 }),
 			"no VM was deleted: recast undo wk1 gives VM 101 its disks back",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			err := unproved(t.Context(), fault.Refusedf("no"), errSilent, []planning.NodePlan{c.node}, "reimage keeps the VM")
-			if got := strings.Join(fault.Hints(err), "\n"); got != c.want || err.Error() != "no" {
-				t.Errorf("%v: %s, want %s", err, got, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		err := unproved(t.Context(), fault.Refusedf("no"), errSilent, []planning.NodePlan{c.node}, "reimage keeps the VM")
+		if got := strings.Join(fault.Hints(err), "\n"); got != c.want || err.Error() != "no" {
+			t.Errorf("%v: %s, want %s", err, got, c.want)
+		}
+	})
 }
 
 // TestAScratchVMThatStays: recast prune, which looks, is advised, and no command that deletes what somebody may have

@@ -22,8 +22,7 @@ func (n *node) pullSteps() []step.Step {
 	return []step.Step{{ID: "pull", Code: fault.NotPullable, Title: "have " + n.Plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}
 }
 
-// hasPulled holds once this process has made the node fetch the installer, or found that it can't
-// be asked to.
+// hasPulled holds once this process has made the node fetch the installer, or found that it can't be asked to.
 func (n *node) hasPulled(context.Context) (string, error) {
 	if !n.pulled {
 		return "", nil

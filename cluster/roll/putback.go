@@ -10,7 +10,6 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/step"
 )
 
 // leaveAsReplacement makes a replacement that has joined etcd leave it again. If the replacement does not answer,
@@ -66,9 +65,8 @@ func (n *node) replacementOut(ctx context.Context, r *exchange.Replace) (string,
 	return "", nil
 }
 
-// standsStill says whether the VM may be left as it is. A VM that still runs its old system but has
-// left etcd must be restarted: machined does not start etcd again within the same boot (Talos'
-// EtcdLeaveCluster stops the service).
+// standsStill says whether the VM may be left as it is. A VM that still runs its old system but has left etcd must be
+// restarted: machined does not start etcd again within the same boot (Talos' EtcdLeaveCluster stops the service).
 func (n *node) standsStill(ctx context.Context, r *exchange.Replace) (string, error) {
 	reason, err := r.StandsStill(ctx)
 	if err != nil || reason == "" {
@@ -107,17 +105,4 @@ func (n *node) stopReplacement(ctx context.Context, r *exchange.Replace) error {
 		}
 	}
 	return n.etcd.staysOut(ctx, vm, id, func(ctx context.Context) (string, error) { return n.replacementOut(ctx, r) })
-}
-
-func (n *node) leaveAsReplacementStep(r *exchange.Replace) step.Step {
-	leave := func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }
-	return step.Step{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: leave}
-}
-
-func (n *node) stopReplacementStep(r *exchange.Replace) step.Step {
-	return step.Step{
-		ID: "stop", Title: fmt.Sprintf("stop VM %d", n.Plan.VMID), Risk: step.Disruptive,
-		Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) },
-		Do:   func(ctx context.Context) error { return n.stopReplacement(ctx, r) },
-	}
 }

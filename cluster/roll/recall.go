@@ -149,7 +149,7 @@ func (n *node) remember(ctx context.Context) error {
 	if err := n.record.of(mem, rec, 0).RequirePossible(ctx); err != nil {
 		return err
 	}
-	if n.installs() {
+	if n.Plan.Strategy.Installs() {
 		if mem.ConfigSum, err = n.config.remember(ctx, mem.Kubernetes); err != nil {
 			return err
 		}
@@ -163,20 +163,24 @@ func (n *node) remember(ctx context.Context) error {
 	return n.keepFirewall(ctx)
 }
 
+// opened returns the parking VM; is says whether its record is open, and this run's.
+func (n *node) opened(ctx context.Context) (park parking.Parking, is bool, err error) {
+	park, err = n.Parking(ctx)
+	if errors.Is(err, cluster.ErrNotFound) {
+		return park, false, nil
+	}
+	return park, err == nil && park.Record.Open && park.Record.Run == n.Run, err
+}
+
 func (n *node) remembered(ctx context.Context) (string, error) {
-	park, err := n.Parking(ctx)
-	switch {
-	case errors.Is(err, cluster.ErrNotFound):
-		return "", nil
-	case err != nil:
+	park, is, err := n.opened(ctx)
+	if err != nil || !is {
 		return "", err
-	case !park.Record.Open || park.Record.Run != n.Run:
-		return "", nil
 	}
 	if _, err := n.Memory(ctx); err != nil {
 		return "", err
 	}
-	if n.installs() {
+	if n.Plan.Strategy.Installs() {
 		if _, err := n.config.read(ctx); err != nil {
 			return "", nil //nolint:nilerr // read from the node while it still answers
 		}
@@ -193,14 +197,9 @@ func (n *node) remembered(ctx context.Context) (string, error) {
 
 // takenDown is the goal of take-down. It does not hold until this run's record is open.
 func (n *node) takenDown(ctx context.Context) (string, error) {
-	park, err := n.Parking(ctx)
-	switch {
-	case errors.Is(err, cluster.ErrNotFound):
-		return "", nil
-	case err != nil:
+	park, is, err := n.opened(ctx)
+	if err != nil || !is {
 		return "", err
-	case !park.Record.Open || park.Record.Run != n.Run:
-		return "", nil
 	}
 	r, err := n.record.with(ctx, park)
 	if err != nil {
@@ -212,7 +211,7 @@ func (n *node) takenDown(ctx context.Context) (string, error) {
 // reachBlank returns the VM setting that gives the blank machine its address, while the present machine still says
 // where that address comes from.
 func (n *node) reachBlank(vm cluster.VM, m cluster.Machine) (*cluster.BlankSetting, error) {
-	if !n.installs() {
+	if !n.Plan.Strategy.Installs() {
 		return nil, nil // the system that comes back has its configuration
 	}
 	set, against := cluster.BlankAddress(n.Plan.Addr, vm, m, n.Want.Build)

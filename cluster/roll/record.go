@@ -24,10 +24,6 @@ type record struct {
 	opened *exchange.Replace // the exchange as last read from the record; nil: not yet
 }
 
-func newRecord(n *rolling.Node, r *Roller, asks func(context.Context) error, forget func() error) *record {
-	return &record{Node: n, roller: r, asks: asks, forget: forget}
-}
-
 // known returns the exchange as last read, or reads it. Where each disk goes is written once, when the record is
 // opened.
 func (n *record) known(ctx context.Context) (*exchange.Replace, error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // trialScene is a trial of a node's boot ISO at a fixed address, and everything that it talks to.
@@ -158,9 +159,7 @@ func TestRehearseCalls(t *testing.T) {
 				if slices.Contains(c.deaf, call) {
 					continue
 				}
-				if _, err := playTrial(t, at+1, c.do, c.ready); !errors.Is(err, clustertest.ErrBroken) {
-					t.Errorf("call %d, %s, failed: %v", at+1, call, err)
-				}
+				must.FailIs(t, must.Err(playTrial(t, at+1, c.do, c.ready)), clustertest.ErrBroken)
 				if call == c.last {
 					break
 				}
@@ -229,9 +228,7 @@ func TestRehearseRows(t *testing.T) {
 			if row.err == "" && row.done == "" {
 				row.done = c.done
 			}
-			if got := strings.Join(s.px.Done, "\n"); got != strings.TrimSpace(row.done) {
-				t.Errorf("done:\n%s\nwant:\n%s", got, row.done)
-			}
+			must.Equal(t, "done", strings.TrimSpace(row.done), strings.Join(s.px.Done, "\n"))
 			clustertest.CheckErr(t, err, row.err, "was deleted by someone", "is off", "its emulator says", "changed by someone else")
 		})
 	}

@@ -8,8 +8,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -40,13 +38,7 @@ func (n *node) configureReset(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
 	}
-	return cluster.Unanswered(lost, n.Watch(ctx, "configure", n.OfMachine(n.Plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
-		reason, silent, err := n.answers(ctx)
-		if silent != nil {
-			return false, "", n.stillOn(ctx, silent)
-		}
-		return reason != "", "", wait.Stop(err)
-	}))
+	return cluster.Unanswered(lost, n.awaitConfigured(ctx, "configure"))
 }
 
 // lacksToServe names the first thing that the machine lacks; before are the volumes that need not come up.
@@ -70,13 +62,6 @@ func (n *node) serves(context.Context) (string, error) {
 		return "", nil
 	}
 	return n.Plan.Node + " is Ready", nil
-}
-
-func (n *node) configureResetStep() step.Step {
-	return step.Step{
-		ID: "configure", Code: fault.NoBoot, Title: "give " + n.Plan.Node + " its machine configuration",
-		Risk: step.Disruptive, Skip: n.configured, Do: n.configureReset,
-	}
 }
 
 func (n *node) waitReset(ctx context.Context) error {

@@ -42,8 +42,7 @@ type Roller struct {
 	leaving        leaving
 }
 
-// Steps builds the tree of a roll from its plan: a branch per phase, and in it one per node, in the
-// plan's order.
+// Steps builds the tree of a roll from its plan: a branch per phase, and in it one per node, in the plan's order.
 func (r *Roller) Steps(p planning.Plan) step.Step {
 	work := p.Work()
 	return step.Step{
@@ -93,8 +92,7 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 // would only compete for the registry's bandwidth.
 const maxAhead = 10
 
-// DrawnSteps are the steps of a roll of p for node n, for display only: they can't ask the world
-// what is already done.
+// DrawnSteps are the steps of a roll of p for node n, for display only: they can't ask the world what is already done.
 func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.Step, error) {
 	drawn, err := rolling.PlannedExchange(n)
 	if err != nil {

@@ -128,8 +128,7 @@ func (t *trial) memoryMiB() int {
 	return min(mib, scratchMiB)
 }
 
-// scratchCores is two if the node has that many: Proxmox does not start a VM with more cores than
-// its host has.
+// scratchCores is two if the node has that many: Proxmox does not start a VM with more cores than its host has.
 func scratchCores(node cluster.VM) string {
 	if n, err := strconv.Atoi(node.Config["cores"]); err == nil && n > 1 {
 		return "2"
@@ -141,10 +140,9 @@ func scratchCores(node cluster.VM) string {
 // kernel start. If the node has none, Proxmox's default applies.
 var asNode = []string{"acpi", "bios", "cpu", "kvm", "machine", "ostype", "scsihw", "vga"}
 
-// config is the configuration of the scratch VM: the node's firmware and first network card, and
-// none of its disks. If the node will boot a prepared disk, so does the scratch VM, in the same place
-// and on the same storage. The VM is protected, because Proxmox may carry out a late delete of an
-// earlier VM with the same VMID.
+// config is the configuration of the scratch VM: the node's firmware and first network card, and none of its disks. If
+// the node will boot a prepared disk, so does the scratch VM, in the same place and on the same storage. The VM is
+// protected, because Proxmox may carry out a late delete of an earlier VM with the same VMID.
 func (t *trial) config(id cluster.VMID, image string) (map[string]string, error) {
 	node := *t.Model.Found.VM
 	disks, err := node.Disks()

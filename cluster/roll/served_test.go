@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // files are those of one machine; nil: they may not be read.
@@ -76,8 +77,7 @@ func TestNamesNow(t *testing.T) {
 			Roll: &rolling.Roll{Kube: namedNode{id: tc.id}, Say: func(_, text string) { said = append(said, text) }},
 			Plan: planning.NodePlan{Node: "wk1", Addr: netip.MustParseAddr("10.0.0.21"), Initiators: []string{cluster.ISCSI, cluster.NVMeoF}},
 		}}
-		if n.Tell(t.Context(), "bring-up"); strings.Join(said, "\n") != strings.Join(tc.want, "\n") {
-			t.Errorf("%s: %q", name, said)
-		}
+		n.Tell(t.Context(), "bring-up")
+		must.Equal(t, name, strings.Join(tc.want, "\n"), strings.Join(said, "\n"))
 	}
 }

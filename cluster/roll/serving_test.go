@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/rolling/rollingtest"
 	"github.com/recast-sh/recast/cluster/shape"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func vmOf(s *scene) serving { return serving{Node: s.Node} }
@@ -118,8 +119,6 @@ func TestServingSteps(t *testing.T) {
 		for _, step := range vmOf(s).Steps() {
 			got.WriteString(" " + step.ID)
 		}
-		if got.String() != c.want {
-			t.Errorf("%s: %q, want %q", name, got.String(), c.want)
-		}
+		must.Equal(t, name, c.want, got.String())
 	}
 }

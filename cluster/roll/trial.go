@@ -67,8 +67,7 @@ func (n *applyConfig) try(ctx context.Context) error {
 }
 
 // lacksPart names the first thing that the node and its part of Kubernetes lack. While a kubelet fetches its image,
-// Talos counts it as healthy, and so does Kubernetes for a while; a static pod counts as ready until it is
-// replaced.
+// Talos counts it as healthy, and so does Kubernetes for a while; a static pod counts as ready until it is replaced.
 func (n *applyConfig) lacksPart(ctx context.Context) (string, error) {
 	var before []cluster.VolumeStatus
 	if was := n.Plan.Found.Machine; was != nil {

@@ -9,7 +9,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -33,9 +32,8 @@ func (n *inPlace) awaitDown(ctx context.Context, id string, timeout time.Duratio
 	})
 }
 
-// awaitInstaller waits for an installer that an earlier attempt started and that still runs. Only
-// the boot loader's default shows whether it succeeded. If it did not, or there is no default to
-// read, the installer is run again.
+// awaitInstaller waits for an installer that an earlier attempt started and that still runs. Only the boot loader's
+// default shows whether it succeeded. If it did not, or there is no default to read, the installer is run again.
 func (n *inPlace) awaitInstaller(ctx context.Context, setMark func() error) error {
 	reboots := false
 	err := n.Wait(ctx, "upgrade/install", "the installer that runs on "+n.Plan.Node+" to end", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
@@ -79,8 +77,7 @@ func (n *inPlace) drainMarked(ctx context.Context) error {
 		"the new system is installed on %s already, which therefore stays cordoned: the same command again boots it", n.Plan.Node)
 }
 
-// install sets the mark to installed after the installation, or, if the machine reboots by itself,
-// right before it.
+// install sets the mark to installed after the installation, or, if the machine reboots by itself, right before it.
 func (n *inPlace) install(ctx context.Context) error {
 	mark, err := n.mark(ctx)
 	switch {
@@ -253,26 +250,4 @@ func (n *inPlace) setInstaller(ctx context.Context) error {
 		return rolling.Repeatable(fmt.Errorf("set the installer of %s: %w", n.Plan.Node, err))
 	}
 	return nil
-}
-
-func (n *inPlace) keepWayBackStep() step.Step {
-	return step.Step{ID: "remember", Title: "keep the machine configuration at hand", Do: n.keepWayBack}
-}
-
-func (n *inPlace) installStep() step.Step {
-	return step.Step{
-		ID: "install", Code: fault.UpgradeStuck, Title: "install the new system beside the running one",
-		Risk: step.Disruptive, Skip: n.installed, Do: n.install,
-	}
-}
-
-func (n *inPlace) rebootStep() step.Step {
-	return step.Step{
-		ID: "reboot", Code: fault.UpgradeStuck, Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot,
-	}
-}
-
-func (n *inPlace) setInstallerStep() step.Step {
-	title := "set the installer in the machine configuration"
-	return step.Step{ID: "set-installer", Title: title, Skip: n.installerSet, Do: n.setInstaller}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -21,13 +20,14 @@ import (
 func TestAwaitGate(t *testing.T) {
 	t.Parallel()
 	refused := fault.Refusedf("the API has no such kind")
-	cases := map[string]struct {
+	type testCase struct {
 		look       func(after time.Duration) (cluster.Judged, error)
 		before     string
 		beforeTook time.Duration
 		after      string
 		afterTook  time.Duration
-	}{
+	}
+	must.Bubbles(t, map[string]testCase{
 		"holds": {look: func(time.Duration) (cluster.Judged, error) { return failing(), nil }},
 		"holds later, after an API that flaps": {
 			look: func(d time.Duration) (cluster.Judged, error) {
@@ -59,37 +59,30 @@ func TestAwaitGate(t *testing.T) {
 			before: `gate "v1 Node": read kubeconfig`,
 			after:  `wk1 is done and takes pods, but no other node is to follow: gate "v1 Node": read kubeconfig`,
 		},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				for _, ask := range []struct {
-					when, want string
-					took       time.Duration
-				}{{"before", c.before, c.beforeTook}, {"after", c.after, c.afterTook}} {
-					start := time.Now()
-					n := gatedNode(func() (cluster.Judged, error) { return c.look(time.Since(start)) }, nil, someObjects)
-					steps := n.userGates.Before()
-					if ask.when == "after" {
-						steps = n.userGates.After()
-					}
-					err := steps[0].Do(t.Context())
-					if errText(err) != ask.want || time.Since(start) != ask.took {
-						t.Errorf("%s: after %s: %v", ask.when, time.Since(start), err)
-					}
-					if ask.when == "before" && strings.Contains(ask.want, "gave up") && fault.KindOf(err) != fault.Refused {
-						t.Errorf("before: kind %d", fault.KindOf(err))
-					}
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		for _, ask := range []struct {
+			when, want string
+			took       time.Duration
+		}{{"before", c.before, c.beforeTook}, {"after", c.after, c.afterTook}} {
+			start := time.Now()
+			n := gatedNode(func() (cluster.Judged, error) { return c.look(time.Since(start)) }, nil, someObjects)
+			steps := n.userGates.Before()
+			if ask.when == "after" {
+				steps = n.userGates.After()
+			}
+			err := steps[0].Do(t.Context())
+			if errText(err) != ask.want || time.Since(start) != ask.took {
+				t.Errorf("%s: after %s: %v", ask.when, time.Since(start), err)
+			}
+			if ask.when == "before" && strings.Contains(ask.want, "gave up") && fault.KindOf(err) != fault.Refused {
+				t.Errorf("before: kind %d", fault.KindOf(err))
+			}
+		}
+	})
 }
 
 func TestCommandGateKnowsWhatItIsAskedFor(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		var got []string
 		n := gatedNode(nil, func(env []string) (int, string, error) {
 			got = append(got, strings.Join(env, " "))
@@ -108,11 +101,12 @@ func TestStepsOfGates(t *testing.T) {
 	before.BeforeOnly = true
 	stale := observe.Drift{Reasons: []cluster.Reason{{Code: "extension-digest"}}}
 	cordoned, media := observe.Drift{Reasons: []cluster.Reason{{Code: "cordoned"}}}, observe.Drift{Reasons: []cluster.Reason{{Code: "boot-media"}}}
-	cases := map[string]struct {
+	type testCase struct {
 		gates []cluster.UserGate
 		plan  planning.NodePlan
 		want  string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"none":                             {nil, planning.NodePlan{Strategy: cluster.Recreate, Drift: stale}, ""},
 		"recreate":                         {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Recreate, Drift: stale}, "ask-gates ask-gates-again"},
 		"in place":                         {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: stale}, "ask-gates ask-gates-again"},
@@ -123,24 +117,18 @@ func TestStepsOfGates(t *testing.T) {
 		"a cancelled replacement":          {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.PutBack, Resume: true, Drift: stale}, ""},
 		"was out, and is to be uncordoned": {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: cordoned}, "ask-gates-again"},
 		"never out":                        {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: media}, ""},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := gatedNode(nil, nil, c.gates...)
-			n.Plan = c.plan
-			var got []string
-			for _, s := range append(n.userGates.Before(), n.userGates.After()...) {
-				got = append(got, s.ID)
-				if !s.Yields {
-					t.Errorf("%s does not yield", s.ID)
-				}
+	}, func(t *testing.T, c testCase) {
+		n := gatedNode(nil, nil, c.gates...)
+		n.Plan = c.plan
+		var got []string
+		for _, s := range append(n.userGates.Before(), n.userGates.After()...) {
+			got = append(got, s.ID)
+			if !s.Yields {
+				t.Errorf("%s does not yield", s.ID)
 			}
-			if strings.Join(got, " ") != c.want {
-				t.Errorf("%q, want %q", got, c.want)
-			}
-		})
-	}
+		}
+		must.Equal(t, "asked", c.want, strings.Join(got, " "))
+	})
 }
 
 // commandFunc gets the environment of the command.

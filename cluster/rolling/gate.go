@@ -209,9 +209,7 @@ func (n *Node) requireSoleOwner(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look for other upgraders: %w", err)
 	}
-	for _, what := range n.omni() {
-		owners = append(owners, "Omni ("+what+")")
-	}
+	owners = append(owners, cluster.Each(n.omni(), func(what string) string { return "Omni (" + what + ")" })...)
 	if len(owners) == 0 {
 		return nil
 	}

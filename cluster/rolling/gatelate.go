@@ -11,9 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// awaitLate waits, before the node is taken out, until Proxmox can no longer carry out an earlier process's
-// requests that would harm the node while it is out: a start of its own VM, or the shutdown of another control
-// plane.
+// awaitLate waits, before the node is taken out, until Proxmox can no longer carry out an earlier process's requests
+// that would harm the node while it is out: a start of its own VM, or the shutdown of another control plane.
 func (n *Node) awaitLate(ctx context.Context) error {
 	if n.Plan.Strategy.From() == cluster.Blank || n.Plan.OnlyTidies() {
 		return nil // nothing is taken out

@@ -21,8 +21,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Journal keeps what can't be read from the world once a VM is gone. Every write is durable when it
-// returns.
+// Journal keeps what can't be read from the world once a VM is gone. Every write is durable when it returns.
 type Journal interface {
 	Put(key string, v any) error
 	Get(key string, v any) (found bool, err error)
@@ -34,8 +33,7 @@ type Journal interface {
 
 // Roll is what all nodes of one roll share.
 type Roll struct {
-	// Each of these four checks that the claim is still ours before it changes
-	// anything: see Held.Guard.
+	// Each of these four checks that the claim is still ours before it changes anything: see Held.Guard.
 	Proxmox     cluster.Proxmox
 	Talos       cluster.Talos
 	Maintenance cluster.Maintenance

@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // volumes are the files that a host sees.
@@ -22,8 +23,7 @@ func (v volumes) HasVolume(_ context.Context, host, volid string) (bool, error) 
 	return slices.Contains(v.has, host+" "+volid), v.err
 }
 
-// TestImages: the boot ISO is on the first storage that has it; without one the node is
-// refused.
+// TestImages: the boot ISO is on the first storage that has it; without one the node is refused.
 func TestImages(t *testing.T) {
 	t.Parallel()
 	w := cluster.Wanted{Build: cluster.Build{ISOName: "new.iso", DiskName: "new.qcow2"}, ISOStorages: []string{"a", "b"}, DiskStorages: []string{"c"}}
@@ -31,19 +31,11 @@ func TestImages(t *testing.T) {
 		return rolling.Published{Proxmox: v, Wanted: w, Host: host}
 	}
 	for host, want := range map[string]string{"pve1": "b:iso/new.iso", "pve2": "a:iso/new.iso"} {
-		got, err := images(volumes{has: []string{"pve1 b:iso/new.iso", "pve2 a:iso/new.iso", "pve2 b:iso/new.iso"}}, host).ISO(t.Context())
-		if err != nil || got != want {
-			t.Errorf("%s: %q, %v; want %q", host, got, err, want)
-		}
+		i := images(volumes{has: []string{"pve1 b:iso/new.iso", "pve2 a:iso/new.iso", "pve2 b:iso/new.iso"}}, host)
+		must.Equal(t, host, want, must.Get(i.ISO(t.Context()))(t))
 	}
-	if _, err := images(volumes{has: []string{"pve2 a:iso/new.iso", "pve1 a:iso/old.iso"}}, "pve1").ISO(t.Context()); fault.KindOf(err) != fault.Refused {
-		t.Errorf("on no storage: %v", err)
-	}
+	must.FailAs(t, must.Err(images(volumes{has: []string{"pve2 a:iso/new.iso", "pve1 a:iso/old.iso"}}, "pve1").ISO(t.Context())), fault.Refused)
 	silent := errors.New("no answer")
-	if _, err := images(volumes{has: []string{"pve1 a:iso/new.iso"}, err: silent}, "pve1").ISO(t.Context()); !errors.Is(err, silent) {
-		t.Errorf("not told: %v", err)
-	}
-	if got, err := images(volumes{has: []string{"pve1 c:import/new.qcow2"}}, "pve1").Disk(t.Context()); err != nil || got != "c:import/new.qcow2" {
-		t.Errorf("%q, %v", got, err)
-	}
+	must.FailIs(t, must.Err(images(volumes{has: []string{"pve1 a:iso/new.iso"}, err: silent}, "pve1").ISO(t.Context())), silent)
+	must.Equal(t, "disk image", "c:import/new.qcow2", must.Get(images(volumes{has: []string{"pve1 c:import/new.qcow2"}}, "pve1").Disk(t.Context()))(t))
 }

@@ -104,11 +104,7 @@ func (n *Node) Repeating(id string, s step.Step) step.Step {
 
 // RepeatingAll is Repeating for each of the steps below a path.
 func (n *Node) RepeatingAll(below string, list []step.Step) []step.Step {
-	var out []step.Step
-	for _, s := range list {
-		out = append(out, n.Repeating(path.Join(below, s.ID), s))
-	}
-	return out
+	return cluster.Each(list, func(s step.Step) step.Step { return n.Repeating(path.Join(below, s.ID), s) })
 }
 
 // RepeatBefore is how long a step is repeated while the node still serves. Once the node is out, the end of its roll

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -20,12 +20,13 @@ func TestStepsAreRepeated(t *testing.T) {
 	t.Parallel()
 	busy := fmt.Errorf("read it: %w", cluster.ErrNotNow)
 	refused := fault.Refusedf("it is another machine")
-	for name, c := range map[string]struct {
+	type testCase struct {
 		errs  []error // of each attempt; then it succeeds
 		did   int
 		after time.Duration
 		want  error
-	}{
+	}
+	must.Bubbles(t, map[string]testCase{
 		"answered":              {did: 1},
 		"busy twice":            {errs: []error{busy, busy}, did: 3, after: 2 * time.Second},
 		"a host is offline":     {errs: []error{&cluster.HostsAway{}}, did: 2, after: time.Second},
@@ -39,40 +40,34 @@ func TestStepsAreRepeated(t *testing.T) {
 		"not found":             {errs: []error{cluster.ErrNotFound}, did: 1, want: cluster.ErrNotFound},
 		"busy for ever":         {errs: slices.Repeat([]error{busy}, 1000), did: 181, after: RepeatBefore, want: cluster.ErrNotNow},
 		"a refusal in between":  {errs: []error{busy, refused}, did: 2, after: time.Second, want: refused},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				did, asked, said := 0, 0, 0
-				n := &Node{Roll: &Roll{Say: func(string, string) { said++ }}}
-				s := n.Repeating("take-down/drain", step.Step{
-					Skip: func(context.Context) (string, error) { asked++; return "", nil },
-					Do: func(context.Context) error {
-						if did++; did <= len(c.errs) {
-							return c.errs[did-1]
-						}
-						return nil
-					},
-				})
-				start := time.Now()
-				err := s.Do(t.Context())
-				if took := time.Since(start); did != c.did || took != c.after || !errors.Is(err, c.want) {
-					t.Errorf("did it %d times in %s: %v", did, took, err)
+	}, func(t *testing.T, c testCase) {
+		did, asked, said := 0, 0, 0
+		n := &Node{Roll: &Roll{Say: func(string, string) { said++ }}}
+		s := n.Repeating("take-down/drain", step.Step{
+			Skip: func(context.Context) (string, error) { asked++; return "", nil },
+			Do: func(context.Context) error {
+				if did++; did <= len(c.errs) {
+					return c.errs[did-1]
 				}
-				if asked != did-1 || (said > 0) != (did > 1) {
-					t.Errorf("asked %d times whether it is needed, said something %d times", asked, said)
-				}
-			})
+				return nil
+			},
 		})
-	}
+		start := time.Now()
+		err := s.Do(t.Context())
+		if took := time.Since(start); did != c.did || took != c.after || !errors.Is(err, c.want) {
+			t.Errorf("did it %d times in %s: %v", did, took, err)
+		}
+		if asked != did-1 || (said > 0) != (did > 1) {
+			t.Errorf("asked %d times whether it is needed, said something %d times", asked, said)
+		}
+	})
 }
 
 var errOther = errors.New("to another run")
 
 // TestRepeatingEndsWithItsContext: the end of the run, or a lost claim, ends it at once.
 func TestRepeatingEndsWithItsContext(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		lost := fault.As(fault.Claimed, errOther)
 		time.AfterFunc(90*time.Second, func() { cancel(lost) })
@@ -90,14 +85,10 @@ func TestHowLongStepsAreRepeated(t *testing.T) {
 	t.Parallel()
 	n := &Node{Roll: &Roll{Timing: cluster.Timing{Join: time.Hour}}}
 	for id, want := range map[string]time.Duration{"gate": RepeatBefore, "take-down/drain": RepeatBefore, "take-down/park": time.Hour, "bring-up/finish/uncordon": time.Hour} {
-		if got := n.RepeatFor(id); got != want {
-			t.Errorf("%s: %s", id, got)
-		}
+		must.Equal(t, id, want, n.RepeatFor(id))
 	}
 	n.Plan.Resume = true
-	if got := n.RepeatFor("gate"); got != time.Hour {
-		t.Errorf("gate of a node that is out: %s", got)
-	}
+	must.Equal(t, "gate of a node that is out", time.Hour, n.RepeatFor("gate"))
 }
 
 // AwaitLate is for the rows of the gate.

@@ -40,8 +40,7 @@ func (a GateAsker) Look(ctx context.Context, g cluster.UserGate) (holds bool, se
 	return verdictOf(judged, *g.Objects)
 }
 
-// verdictOf says whether the gate holds. Without any object it does not hold, unless it is
-// optional.
+// verdictOf says whether the gate holds. Without any object it does not hold, unless it is optional.
 func verdictOf(j cluster.Judged, g cluster.ObjectGate) (holds bool, seen string, err error) {
 	switch {
 	case j.Unserved != "" && !g.Optional:
@@ -76,9 +75,8 @@ type UserGates struct {
 	LeftOpen func(error) error // adds to the error of a finished node what else was not done
 }
 
-// After returns the last step of a node that is back: it asks the gates again. The node is done,
-// whatever they say. If a run ends in this step, the next run asks them before it takes out another
-// node.
+// After returns the last step of a node that is back: it asks the gates again. The node is done, whatever they say. If
+// a run ends in this step, the next run asks them before it takes out another node.
 func (n UserGates) After() []step.Step {
 	after := n.afterwards()
 	if len(after) == 0 || n.Plan.Strategy.From() == cluster.Halfway || n.StaysIn() {
@@ -120,9 +118,8 @@ func (n UserGates) awaitBefore(ctx context.Context) error {
 	return nil
 }
 
-// await waits until one gate holds. Before the node goes, an error that only a new configuration
-// can fix ends the wait at once. Afterwards it does not: an API that has just come back may not
-// serve every kind yet.
+// await waits until one gate holds. Before the node goes, an error that only a new configuration can fix ends the wait
+// at once. Afterwards it does not: an API that has just come back may not serve every kind yet.
 func (n UserGates) await(ctx context.Context, g cluster.UserGate, id, when string) error {
 	ask := GateAsker{Objects: n.Objects, Commands: n.Commands, Env: []string{
 		"RECAST_CLUSTER=" + n.Cluster, "RECAST_RUN=" + n.Run, "RECAST_NODE=" + n.Plan.Node,
@@ -143,11 +140,5 @@ func (n UserGates) await(ctx context.Context, g cluster.UserGate, id, when strin
 }
 
 func (n UserGates) afterwards() []cluster.UserGate {
-	var after []cluster.UserGate
-	for _, g := range n.Gates {
-		if !g.BeforeOnly {
-			after = append(after, g)
-		}
-	}
-	return after
+	return cluster.Where(n.Gates, func(g cluster.UserGate) bool { return !g.BeforeOnly })
 }

@@ -5,17 +5,19 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestVerdict(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type testCase struct {
 		judged   cluster.Judged
 		optional bool
 		holds    bool
 		seen     string
 		err      string
-	}{
+	}
+	must.Each(t, map[string]testCase{
 		"all hold":                {judged: failing(), holds: true},
 		"one fails":               {judged: failing("a/b"), seen: "1 of 12: a/b: status.ok=false"},
 		"many fail":               {judged: failing("a", "b", "c", "d", "e"), seen: "5 of 12: a: status.ok=false; b: status.ok=false; c: status.ok=false; and 2 more"},
@@ -24,19 +26,15 @@ func TestVerdict(t *testing.T) {
 		"no object, optional":     {optional: true, holds: true},
 		"not installed":           {judged: cluster.Judged{Unserved: "ceph.rook.io is not installed"}, err: "ceph.rook.io is not installed"},
 		"not installed, optional": {judged: cluster.Judged{Unserved: "ceph.rook.io is not installed"}, optional: true, holds: true},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			holds, seen, err := verdictOf(c.judged, cluster.ObjectGate{Optional: c.optional})
-			if holds != c.holds || seen != c.seen || (err == nil) != (c.err == "") {
-				t.Errorf("%t, %q, %v", holds, seen, err)
-			}
-			if err != nil && (err.Error() != c.err || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
-				t.Errorf("err = %v", err)
-			}
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		holds, seen, err := verdictOf(c.judged, cluster.ObjectGate{Optional: c.optional})
+		if holds != c.holds || seen != c.seen || (err == nil) != (c.err == "") {
+			t.Errorf("%t, %q, %v", holds, seen, err)
+		}
+		if err != nil && (err.Error() != c.err || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
+			t.Errorf("err = %v", err)
+		}
+	})
 }
 
 func failing(names ...string) cluster.Judged {

@@ -498,8 +498,7 @@ func (c Candidate) Replicated(s cluster.Strategy) []cluster.Obstacle {
 		strings.Join(ids, ", "), why, c.VM.Host, strings.Join(remove, " && "), strings.Join(again, " && "), lift)}}
 }
 
-// leftOut says whether replication skips a disk that Proxmox would nevertheless give back to a VM
-// with a job.
+// leftOut says whether replication skips a disk that Proxmox would nevertheless give back to a VM with a job.
 func leftOut(c Candidate, d cluster.Disk) bool {
 	on, said := cluster.ParseBoolean(d.Option("replicate"))
 	return said && !on && onLocalZFS(c, d)

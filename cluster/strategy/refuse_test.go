@@ -9,10 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestInPlaceIsImpossible(t *testing.T) {
@@ -256,19 +255,14 @@ func both(change func(w *cluster.Wanted, f *observe.Found, o *observe.Observatio
 
 func check(t *testing.T, cases map[string]refusalCase) {
 	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for s, want := range map[cluster.Strategy]string{cluster.Recreate: tc.recreate, cluster.Reimage: tc.reimage, cluster.InPlace: tc.inPlace} {
-				w, f, o := staleNode()
-				w.Strategy = s
-				tc.change(&w, &f, &o)
-				if diff := gocmp.Diff(want, strings.Join(judge(w, f, o).Refused, "\n")); diff != "" {
-					t.Errorf("%s:\n%s", s, diff)
-				}
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, tc refusalCase) {
+		for s, want := range map[cluster.Strategy]string{cluster.Recreate: tc.recreate, cluster.Reimage: tc.reimage, cluster.InPlace: tc.inPlace} {
+			w, f, o := staleNode()
+			w.Strategy = s
+			tc.change(&w, &f, &o)
+			must.Equal(t, string(s), want, strings.Join(judge(w, f, o).Refused, "\n"))
+		}
+	})
 }
 
 // refusalCase is one obstacle to some strategies, with its text.

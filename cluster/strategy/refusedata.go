@@ -93,9 +93,8 @@ func mislabelled(c Candidate) []string {
 	return out
 }
 
-// leavesAlone says whether the node's configuration makes the system volume a directory on EPHEMERAL: Talos then
-// looks for no partition with its label (block.VolumeConfigController). A partition stays there if its document was
-// dropped.
+// leavesAlone says whether the node's configuration makes the system volume a directory on EPHEMERAL: Talos then looks
+// for no partition with its label (block.VolumeConfigController). A partition stays there if its document was dropped.
 func (c Candidate) leavesAlone(label string) bool {
 	s, shown := c.Machine.VolumeStatus(label)
 	directory := shown && s.Type == cluster.DirectoryVolume

@@ -84,8 +84,7 @@ func (c Candidate) SealedBy(wanted []cluster.Encryption) []string {
 const kernelArg = "kernel-arg/"
 
 // AgainstArgs lists kernel arguments that the running kernel has from the machine configuration, and that the next
-// kernel would not have: the loss would be silent, and without net.ifnames=0, say, the network card has another
-// name.
+// kernel would not have: the loss would be silent, and without net.ifnames=0, say, the network card has another name.
 func (c Candidate) AgainstArgs(s cluster.Strategy) []string {
 	why := c.DropsArgs(c.VM, c.Machine, s)
 	if why == "" {
@@ -126,8 +125,7 @@ func changes(c Candidate) []string {
 }
 
 // misfit says why the wanted image can't run on the machine, or why the machine would not be reachable with it,
-// whatever the strategy. What the machine does not say is no obstacle, except with an image that requires Secure
-// Boot.
+// whatever the strategy. What the machine does not say is no obstacle, except with an image that requires Secure Boot.
 func misfit(c Candidate) []string {
 	return slices.Concat(c.Found.Unsupported, otherArch(c), readdressed(c), unverifiable(c))
 }

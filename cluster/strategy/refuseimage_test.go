@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/clustertest/vmsetting"
@@ -95,9 +93,7 @@ func TestUnsupportedWay(t *testing.T) {
 	requireFits(t, map[string]fit{"Talos does not support it": {change: edits{change}, all: way}})
 	w, f, _ := staleNode()
 	change(&w, &f)
-	if got := observe.Diff(w, f, clustertest.Past).Notes; !slices.Equal(got, way) {
-		t.Errorf("notes of the drift: %q", got)
-	}
+	must.Equal(t, "notes of the drift", way, observe.Diff(w, f, clustertest.Past).Notes)
 }
 
 type edits []func(*cluster.Wanted, *observe.Found)
@@ -122,28 +118,23 @@ func fitting() (cluster.Wanted, observe.Found, observe.Observation) {
 
 func requireFits(t *testing.T, cases map[string]fit) {
 	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for _, s := range cluster.Strategies {
-				w, f, o := fitting()
-				w.Strategy = s
-				for _, change := range tc.change {
-					change(&w, &f)
-				}
-				want := Decision{Strategy: s, Why: string(s) + ": as configured", Refused: append(append([]string(nil), tc.all...), tc.also[s]...)}
-				if len(want.Refused) == 0 {
-					want.Notes = tc.notes
-				}
-				if s == cluster.Recreate {
-					want.ToRecreate = inWords(want.Refused)
-				}
-				if diff := cmp.Diff(want, judge(w, f, o)); diff != "" {
-					t.Errorf("%s (-want +got):\n%s", s, diff)
-				}
+	must.Each(t, cases, func(t *testing.T, tc fit) {
+		for _, s := range cluster.Strategies {
+			w, f, o := fitting()
+			w.Strategy = s
+			for _, change := range tc.change {
+				change(&w, &f)
 			}
-		})
-	}
+			want := Decision{Strategy: s, Why: string(s) + ": as configured", Refused: append(append([]string(nil), tc.all...), tc.also[s]...)}
+			if len(want.Refused) == 0 {
+				want.Notes = tc.notes
+			}
+			if s == cluster.Recreate {
+				want.ToRecreate = inWords(want.Refused)
+			}
+			must.Equal(t, string(s), want, judge(w, f, o))
+		}
+	})
 }
 
 func setting(key, value string) func(*cluster.Wanted, *observe.Found) {
@@ -248,8 +239,7 @@ func TestEverySettingIsListed(t *testing.T) {
 	}
 }
 
-// TestEverySettingIsJudged: a setting that a new VM can't have is an obstacle before anything is
-// changed.
+// TestEverySettingIsJudged: a setting that a new VM can't have is an obstacle before anything is changed.
 func TestEverySettingIsJudged(t *testing.T) {
 	t.Parallel()
 	for key, setting := range vmsetting.Every {
@@ -310,9 +300,8 @@ func TestPoolsAreRemembered(t *testing.T) {
 	mem := must.Get(parking.UnpackMemory(packed))(t)
 	off := Candidate{Machine: mem.Machine()}
 	for group, lost := range map[string]bool{"elsewhere": false, "here": true, "nobody-knows": true, "never-seen": true} {
-		if got := onSystemDisk(off, cluster.LocalData{Name: "linstor/" + group, Format: cluster.FormatLVM, Group: group}); got != lost {
-			t.Errorf("volume group %s goes with the system disk: %t, want %t", group, got, lost)
-		}
+		d := cluster.LocalData{Name: "linstor/" + group, Format: cluster.FormatLVM, Group: group}
+		must.Equal(t, "volume group "+group+" goes with the system disk", lost, onSystemDisk(off, d))
 	}
 }
 

@@ -207,8 +207,7 @@ var controllers = []struct{ name, mark, instead string }{
 	{"Karpenter", "karpenter.sh/nodepool", "its NodePool replaces it: change the NodeClass there"},
 }
 
-// Controlled says which other controller creates and deletes a node, and what to do instead; "" for none. n may be
-// nil.
+// Controlled says which other controller creates and deletes a node, and what to do instead; "" for none. n may be nil.
 func Controlled(n *cluster.KubeNode) (by, instead string) {
 	if n == nil {
 		return "", ""

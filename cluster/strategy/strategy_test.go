@@ -2,6 +2,7 @@ package strategy
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -15,12 +16,13 @@ import (
 
 func TestDecideRepeatsWhatWillBeLost(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		strategy cluster.Strategy
 		change   func(*observe.Found)
 		accept   []string
 		want     Decision
-	}{
+	}
+	must.Each(t, map[string]row{
 		"accepted": {cluster.Auto, nil, []string{"u-logs", "pv/pvc-1", "sda7"}, Decision{
 			Strategy: cluster.Recreate, Why: "recreate: possible, every persistent disk can be carried over",
 			WillLose: []string{
@@ -36,16 +38,13 @@ func TestDecideRepeatsWhatWillBeLost(t *testing.T) {
 				"acceptLoss names u-typo, but nothing of that name is on its system disk",
 			},
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w, f, o := staleNode()
-			f.Machine.Volumes = append(f.Machine.Volumes, cluster.Volume{Device: "sda5", Disk: "sda", Label: "u-logs"}, cluster.Volume{Device: "sda7", Disk: "sda"})
-			f.Local = []cluster.LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1 (claim default/db-0)", Path: "/var/lib/local/pvc-1"}}
-			w.Strategy, w.AcceptLoss = tc.strategy, tc.accept
-			must.Equal(t, "got", tc.want, judge(w, f, o))
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		w, f, o := staleNode()
+		f.Machine.Volumes = append(f.Machine.Volumes, cluster.Volume{Device: "sda5", Disk: "sda", Label: "u-logs"}, cluster.Volume{Device: "sda7", Disk: "sda"})
+		f.Local = []cluster.LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1 (claim default/db-0)", Path: "/var/lib/local/pvc-1"}}
+		w.Strategy, w.AcceptLoss = tc.strategy, tc.accept
+		must.Equal(t, "got", tc.want, judge(w, f, o))
+	})
 }
 
 func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
@@ -64,11 +63,12 @@ func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 	noArgs := cluster.Obstacle{Text: argsText} // removing them makes another machine
 	noPassword := cluster.Obstacle{Text: passwordText, Command: "qm set 9002 --delete cipassword"}
 	noSnapshots := cluster.Obstacle{Text: snapshotText, Command: "qm delsnapshot 9002 before && qm delsnapshot 9002 later"}
-	for name, tc := range map[string]struct {
+	type row struct {
 		asked  cluster.Strategy
 		change []func(*observe.Found)
 		want   Decision
-	}{
+	}
+	must.Each(t, map[string]row{
 		"auto, all possible": {cluster.Auto, nil, Decision{Strategy: cluster.Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
 		"auto, no recreate": {cluster.Auto, []func(*observe.Found){args, password}, Decision{
 			Strategy: cluster.Reimage, Why: "reimage: recreate is impossible (" + argsText + "; " + passwordText + ")",
@@ -103,17 +103,14 @@ func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 		"no VM": {cluster.Auto, []func(*observe.Found){func(f *observe.Found) { f.VM = nil }}, Decision{
 			Strategy: cluster.Auto, Why: "it could not be read", Refused: []string{"it has no VM"},
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w, f, o := staleNode()
-			w.Strategy = tc.asked
-			for _, change := range tc.change {
-				change(&f)
-			}
-			must.Equal(t, "got", tc.want, judge(w, f, o))
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		w, f, o := staleNode()
+		w.Strategy = tc.asked
+		for _, change := range tc.change {
+			change(&f)
+		}
+		must.Equal(t, "got", tc.want, judge(w, f, o))
+	})
 }
 
 func TestParkedDisks(t *testing.T) {
@@ -124,13 +121,8 @@ func TestParkedDisks(t *testing.T) {
 	for s, want := range map[cluster.Strategy]string{
 		cluster.Recreate: "efidisk0 scsi0 scsi1 unused0 virtio3", cluster.Reimage: "scsi0", cluster.InPlace: "",
 	} {
-		var keys []string
-		for _, d := range parkedDisks(disks, 9002, s, "scsi0") {
-			keys = append(keys, d.Key)
-		}
-		if got := strings.Join(keys, " "); got != want {
-			t.Errorf("%s parks %q, want %q", s, got, want)
-		}
+		keys := cluster.Each(parkedDisks(disks, 9002, s, "scsi0"), func(d cluster.Disk) string { return d.Key })
+		must.Equal(t, string(s)+" parks", want, strings.Join(keys, " "))
 	}
 }
 
@@ -144,8 +136,7 @@ func judge(w cluster.Wanted, f observe.Found, o observe.Observation) Decision {
 	return Decide(w, f, o, system, err)
 }
 
-// staleNode is a worker with a system disk, two persistent disks of its own and no obstacle to any
-// strategy.
+// staleNode is a worker with a system disk, two persistent disks of its own and no obstacle to any strategy.
 func staleNode() (cluster.Wanted, observe.Found, observe.Observation) {
 	vm := cluster.VM{ID: 9002, Name: "wk1", Host: "pve1", Running: true, Config: map[string]string{
 		"smbios1":  "uuid=u-wk1",
@@ -205,12 +196,8 @@ func TestEtcdRules(t *testing.T) {
 	} {
 		for _, s := range tc.strategies {
 			refused, warn := EtcdRules(tc.members, tc.onSystem, false, s, tc.accept)
-			if got := strings.Join(refused, "; "); got != tc.refused {
-				t.Errorf("%s, %s: refused %q, want %q", name, s, got, tc.refused)
-			}
-			if got := strings.Join(warn, "; "); got != tc.warn {
-				t.Errorf("%s, %s: warned %q, want %q", name, s, got, tc.warn)
-			}
+			must.Equal(t, fmt.Sprintf("%s, %s: refused", name, s), tc.refused, strings.Join(refused, "; "))
+			must.Equal(t, fmt.Sprintf("%s, %s: warned", name, s), tc.warn, strings.Join(warn, "; "))
 		}
 	}
 }
@@ -244,9 +231,7 @@ func TestEtcdOnSystemDisk(t *testing.T) {
 	}
 	for kind, want := range map[cluster.VolumeType]bool{cluster.PartitionVolume: false, cluster.DirectoryVolume: true} {
 		m := cluster.Machine{SystemDisk: "sda", Volumes: []cluster.Volume{ephemeral, etcd}, VolumeStatuses: byConfig(kind)}
-		if got, err := EtcdOnSystemDisk(m); got != want || err != nil {
-			t.Errorf("a partition ETCD whose volume is a %s: %t, %v", kind, got, err)
-		}
+		must.Equal(t, "a partition ETCD whose volume is a "+string(kind), want, must.Get(EtcdOnSystemDisk(m))(t))
 	}
 	for name, tc := range map[string]struct {
 		system  string
@@ -272,10 +257,11 @@ func TestEtcdOnSystemDisk(t *testing.T) {
 // TestWhatLiftsToRecreate: a command is printed only if the machine loses nothing by it for good.
 func TestWhatLiftsToRecreate(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(*cluster.Wanted, *observe.Found)
 		want   []string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nothing in the way": {func(*cluster.Wanted, *observe.Found) {}, nil},
 		"snapshots":          {func(_ *cluster.Wanted, f *observe.Found) { f.Ties.Snapshots = []string{"a", "it's"} }, []string{`qm delsnapshot 9002 a && qm delsnapshot 9002 'it'\''s'`}},
 		"pending changes":    {func(_ *cluster.Wanted, f *observe.Found) { f.VM.Pending = []string{"cores", "memory"} }, []string{"qm set 9002 --revert cores,memory"}},
@@ -320,23 +306,17 @@ func TestWhatLiftsToRecreate(t *testing.T) {
 			f.Machine.Volumes = append(f.Machine.Volumes, cluster.Volume{Device: "sdc1", Disk: "sdc", Label: "u-data"})
 		}, []string{"", "qm set 9002 --scsi2 fast:vm-9002-disk-8,size=20G,serial=9002-scsi2"}},
 		"a lock, for a while": {func(_ *cluster.Wanted, f *observe.Found) { f.VM.Lock = "backup" }, []string{""}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w, f, o := staleNode()
-			w.Build.Arch = "amd64"
-			tc.change(&w, &f)
-			var got []string
-			for _, o := range judge(w, f, o).ToRecreate {
-				got = append(got, o.Command)
-			}
-			must.Equal(t, "got", tc.want, got)
-			w.Strategy = cluster.InPlace
-			if asked := judge(w, f, o).ToRecreate; asked != nil {
-				t.Errorf("in-place is asked for: %v", asked)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		w, f, o := staleNode()
+		w.Build.Arch = "amd64"
+		tc.change(&w, &f)
+		got := cluster.Each(judge(w, f, o).ToRecreate, func(o cluster.Obstacle) string { return o.Command })
+		must.Equal(t, "got", tc.want, got)
+		w.Strategy = cluster.InPlace
+		if asked := judge(w, f, o).ToRecreate; asked != nil {
+			t.Errorf("in-place is asked for: %v", asked)
+		}
+	})
 }
 
 // twin has the machine show the volumes of one disk at another device, as it does for a volume in two slots;

@@ -128,9 +128,7 @@ func (in *adoption) write() error {
 	if in.Dir == "" {
 		return nil
 	}
-	for _, f := range in.res.Files {
-		in.res.Written = append(in.res.Written, f.Name)
-	}
+	in.res.Written = append(in.res.Written, cluster.Each(in.res.Files, func(f File) string { return f.Name })...)
 	others := slices.DeleteFunc(slices.Clone(in.res.Written), func(name string) bool { return name == "recast.yaml" })
 	if err := setup.Vacant(in.Dir, in.Force, others...); err != nil {
 		return err

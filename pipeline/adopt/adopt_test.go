@@ -21,8 +21,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 func document(t *testing.T, name string) *terraform.Document {
 	t.Helper()
 	text := must.Get(os.ReadFile(filepath.Join("testdata", name+".json")))(t)
-	doc := must.Get(terraform.Read(name+".json", text))(t)
-	return doc
+	return must.Get(terraform.Read(name+".json", text))(t)
 }
 
 // answers are what none of the layouts says.
@@ -94,11 +93,12 @@ func golden(t *testing.T, name, got string) {
 // TestUnanswered names all that is missing at once, and writes nothing.
 func TestUnanswered(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		from string
 		o    adopt.Options
 		want []string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nothing given": {"telmate-disks", adopt.Options{}, []string{
 			"what the cluster is called", "which Talos", "which platform", "images of talos-cp-1, talos-wk-1 contain", "where the Proxmox API is", "takes the boot ISOs", "unused VMIDs",
 		}},
@@ -108,25 +108,17 @@ func TestUnanswered(t *testing.T) {
 		"a range that is used": {"bpg-foreach", adopt.Options{Cluster: "home", Endpoints: []string{"https://pve1"}, VMIDs: "9200-9299"}, []string{`9201 is the number of proxmox_virtual_environment_vm.data["wk1"]`}},
 		"another platform":     {"bpg-talos", adopt.Options{Platform: "aws", Endpoints: []string{"https://pve1"}, VMIDs: "9000-9099"}, []string{"images.platform"}},
 		"no range":             {"bpg-foreach", adopt.Options{Cluster: "home", Endpoints: []string{"https://pve1"}, VMIDs: "9"}, []string{"--vmids"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			o := tc.o
-			o.Dir, o.Name = t.TempDir(), "recast.yaml"
-			_, err := adopt.Adopt(document(t, tc.from), o)
-			if err == nil || fault.KindOf(err) != fault.Config || len(fault.Hints(err)) == 0 {
-				t.Fatalf("err = %v, hints %q", err, fault.Hints(err))
-			}
-			for _, want := range tc.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%q is not in: %v", want, err)
-				}
-			}
-			if there, _ := os.ReadDir(o.Dir); len(there) > 0 {
-				t.Errorf("files were written: %v", there)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		o := tc.o
+		o.Dir, o.Name = t.TempDir(), "recast.yaml"
+		_, err := adopt.Adopt(document(t, tc.from), o)
+		if err == nil || fault.KindOf(err) != fault.Config || len(fault.Hints(err)) == 0 {
+			t.Fatalf("err = %v, hints %q", err, fault.Hints(err))
+		}
+		must.Fail(t, err, tc.want...)
+		there, _ := os.ReadDir(o.Dir)
+		must.Equal(t, "files written", 0, len(there))
+	})
 }
 
 // TestModulesAreNotMerged: VMs in several modules are one cluster only if something says so.
@@ -135,9 +127,7 @@ func TestModulesAreNotMerged(t *testing.T) {
 	doc := document(t, "nested")
 	doc.Machines, doc.Clusters = nil, nil
 	o := answers(func(*adopt.Options) {})
-	if _, err := adopt.Adopt(doc, o); err == nil || !strings.Contains(err.Error(), "4 modules") {
-		t.Errorf("err = %v", err)
-	}
+	must.Fail(t, must.Err(adopt.Adopt(doc, o)), "4 modules")
 	o.Only, o.Cluster = []string{`module.cluster["lab"]`}, "lab"
 	res, err := adopt.Adopt(doc, o)
 	if err != nil || len(res.Nodes) != 2 || res.Nodes[0].Name != "lab-cp1" || res.Nodes[0].Role != "" {
@@ -148,19 +138,16 @@ func TestModulesAreNotMerged(t *testing.T) {
 // TestMachinesOfOmniAreRefused: joined by a document of the configuration, or by a kernel argument.
 func TestMachinesOfOmniAreRefused(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*terraform.Document){
+	must.Each(t, map[string]func(*terraform.Document){
 		"configuration": func(d *terraform.Document) { d.Machines[0].Omni = true },
 		"image": func(d *terraform.Document) {
 			d.Schematics[0].YAML = "customization: {extraKernelArgs: ['siderolink.api=grpc://x']}"
 		},
-	} {
+	}, func(t *testing.T, change func(*terraform.Document)) {
 		doc := document(t, "bpg-talos")
 		change(doc)
-		_, err := adopt.Adopt(doc, answers(func(*adopt.Options) {}))
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "joins it to Omni") {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
+		must.FailAs(t, must.Err(adopt.Adopt(doc, answers(func(*adopt.Options) {}))), fault.Refused, "joins it to Omni")
+	})
 }
 
 // TestAHolderIsNoNode, whatever its tags say; and a tainted VM is a question.
@@ -174,9 +161,7 @@ func TestAHolderIsNoNode(t *testing.T) {
 	if len(res.Nodes) != 3 || len(res.Left) != 1 || !strings.Contains(res.Left[0], "VM 9201): it owns disks of other VMs") {
 		t.Errorf("%v, left %q", res.Nodes, res.Left)
 	}
-	if res.Questions[0].Command != `terraform untaint 'proxmox_virtual_environment_vm.node["cp1"]'` {
-		t.Errorf("%v", res.Questions)
-	}
+	must.Equal(t, "run", `terraform untaint 'proxmox_virtual_environment_vm.node["cp1"]'`, res.Questions[0].Command)
 }
 
 func TestNothingIsReplaced(t *testing.T) {
@@ -184,16 +169,10 @@ func TestNothingIsReplaced(t *testing.T) {
 	o := answers(func(o *adopt.Options) { o.Dir = t.TempDir() })
 	mine := filepath.Join(o.Dir, "recast.yaml")
 	must.Do(t, os.WriteFile(mine, []byte("mine"), 0o600))
-	if _, err := adopt.Adopt(document(t, "bpg-talos"), o); err == nil || !strings.Contains(err.Error(), "recast.yaml is there already") {
-		t.Errorf("err = %v", err)
-	}
+	must.Fail(t, must.Err(adopt.Adopt(document(t, "bpg-talos"), o)), "recast.yaml is there already")
 	o.Force = true
-	if _, err := adopt.Adopt(document(t, "bpg-talos"), o); err != nil {
-		t.Error(err)
-	}
-	if text, _ := os.ReadFile(mine); !strings.Contains(string(text), "vmClasses:") {
-		t.Errorf("%s", text)
-	}
+	must.Pass(t, must.Err(adopt.Adopt(document(t, "bpg-talos"), o)))
+	must.Contain(t, mine, string(must.Get(os.ReadFile(mine))(t)), "vmClasses:")
 }
 
 // TestNoSecretIsShown: a state holds machine configurations and keys.
@@ -306,8 +285,7 @@ func planOf(t *testing.T, kind, actions string, before, after, more object) *ter
 			there(111, "wk1", "192.0.2.21"), there(500, "other", "192.0.2.50"),
 		}}}},
 	}))(t)
-	doc := must.Get(terraform.Read("plan.json", text))(t)
-	return doc
+	return must.Get(terraform.Read("plan.json", text))(t)
 }
 
 func wanted() *config.Config {
@@ -356,33 +334,25 @@ func TestWhatPreventsARemoval(t *testing.T) {
 	if got := v.Threats[0]; got.Prevents != "terraform state rm 'proxmox_virtual_environment_vm.this[\"wk1\"]'\n" || got.Because != "delete because each key" {
 		t.Errorf("%+v", got)
 	}
-	if got := v.Threats[1].Prevents; got != "terraform untaint 'proxmox_virtual_environment_vm.tainted'\n" {
-		t.Error(got)
-	}
+	must.Equal(t, "prevents", "terraform untaint 'proxmox_virtual_environment_vm.tainted'\n", v.Threats[1].Prevents)
 	must.Contain(t, "text", v.Threats[2].Prevents, "from = proxmox_virtual_environment_vm.wk1\n")
 }
 
 // TestCheckRefuses: what can't be held against the nodes is no verdict.
 func TestCheckRefuses(t *testing.T) {
 	t.Parallel()
-	if _, err := adopt.Check(wanted(), document(t, "bpg-talos"), nil); err == nil || !strings.Contains(err.Error(), "is a state, not a plan") {
-		t.Errorf("a state: %v", err)
-	}
+	must.Fail(t, must.Err(adopt.Check(wanted(), document(t, "bpg-talos"), nil)), "is a state, not a plan")
 	c := wanted()
 	c.Nodes[1].VMID = 0
-	if _, err := adopt.Check(c, document(t, "bpg-count-clone"), nil); err == nil || !strings.Contains(err.Error(), "nodes without vmid: wk2") {
-		t.Errorf("no VMID: %v", err)
-	}
-	for name, doc := range map[string]*terraform.Document{
+	must.Fail(t, must.Err(adopt.Check(c, document(t, "bpg-count-clone"), nil)), "nodes without vmid: wk2")
+	must.Each(t, map[string]*terraform.Document{
 		"no actions":      planOf(t, bpgVM, "", node(nil), nil, object{"actions": nil}),
 		"unknown actions": planOf(t, bpgVM, "recycle", node(nil), nil, nil),
 		"no before":       planOf(t, bpgVM, "delete", nil, nil, nil),
 		"no VMID":         planOf(t, bpgVM, "delete", object{"name": "wk1"}, nil, nil),
-	} {
-		if v, err := adopt.Check(wanted(), doc, nil); fault.KindOf(err) != fault.Config {
-			t.Errorf("%s: %+v, %v", name, v, err)
-		}
-	}
+	}, func(t *testing.T, doc *terraform.Document) {
+		must.FailAs(t, must.Err(adopt.Check(wanted(), doc, nil)), fault.Config)
+	})
 	v, err := adopt.Check(&config.Config{Nodes: []config.Node{{Name: "x", VMID: 4711}}}, document(t, "bpg-count-clone"), nil)
 	if err != nil || v.Err() != nil || len(v.Managed) != 0 {
 		t.Errorf("a plan without nodes: %+v, %v", v, err)

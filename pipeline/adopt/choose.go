@@ -298,10 +298,7 @@ func (in *adoption) system(n *Node) string {
 	case len(own) == 1 && len(n.vm.Disks) == 1:
 		return own[0].Slot
 	}
-	var slots []string
-	for _, d := range own {
-		slots = append(slots, d.Slot)
-	}
+	slots := cluster.Each(own, func(d terraform.Disk) string { return d.Slot })
 	in.ask("recast doctor", "on which disk of %s is Talos: %s? recast proves it from the running machine; system: true in its class says which it must be", n.Name, strings.Join(slots, ", "))
 	return ""
 }

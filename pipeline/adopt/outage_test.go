@@ -46,8 +46,7 @@ func homePlan(t *testing.T, nodes []string, change func(i int) planned) *terrafo
 		"format_version": "1.2", "planned_values": object{}, "resource_changes": changes,
 		"prior_state": object{"format_version": "1.0", "values": object{"root_module": object{"resources": there}}},
 	}))(t)
-	doc := must.Get(terraform.Read("plan.json", text))(t)
-	return doc
+	return must.Get(terraform.Read("plan.json", text))(t)
 }
 
 func homeConfig(most int) *config.Config {
@@ -204,31 +203,27 @@ func TestOutagesOfUnknownRoles(t *testing.T) {
 // the plan makes does not.
 func TestOutagesBesideANewVM(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		made    object // the VM that the plan makes
 		refused bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"a VM of no node":   {object{"vm_id": 9100, "name": "wk9", "node_name": "pve1"}, true},
 		"one of them":       {object{"vm_id": 9001, "name": "cp1", "node_name": "pve1"}, false},
 		"known after apply": {object{"node_name": "pve1"}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			taken := func(node string) object {
-				return object{"address": "talos_machine." + node, "mode": "managed", "type": "talos_machine", "change": object{"actions": []string{"create"}, "after": object{"node": "192.0.2." + node[2:], "image": "b"}}}
-			}
-			text, _ := json.Marshal(object{"format_version": "1.2", "planned_values": object{}, "resource_changes": []any{
-				object{"address": "vm.new", "mode": "managed", "type": bpgVM, "change": object{"actions": []string{"create"}, "after": tc.made}}, taken("cp1"), taken("cp2"),
-			}})
-			doc := must.Get(terraform.Read("plan.json", text))(t)
-			c := homeConfig(4)
-			c.Nodes[0].Address, c.Nodes[1].Address = "192.0.2.1", "192.0.2.2"
-			v, err := adopt.Check(c, doc, nil)
-			if err != nil || (v.Err() != nil) != tc.refused {
-				t.Errorf("%+v, %v", v, err)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		taken := func(node string) object {
+			return object{"address": "talos_machine." + node, "mode": "managed", "type": "talos_machine", "change": object{"actions": []string{"create"}, "after": object{"node": "192.0.2." + node[2:], "image": "b"}}}
+		}
+		text, _ := json.Marshal(object{"format_version": "1.2", "planned_values": object{}, "resource_changes": []any{
+			object{"address": "vm.new", "mode": "managed", "type": bpgVM, "change": object{"actions": []string{"create"}, "after": tc.made}}, taken("cp1"), taken("cp2"),
+		}})
+		doc := must.Get(terraform.Read("plan.json", text))(t)
+		c := homeConfig(4)
+		c.Nodes[0].Address, c.Nodes[1].Address = "192.0.2.1", "192.0.2.2"
+		v := must.Get(adopt.Check(c, doc, nil))(t)
+		must.Equal(t, fmt.Sprintf("%+v: refused", v), tc.refused, v.Err() != nil)
+	})
 }
 
 // TestOutagesByFiles: the nodes' own configurations say who is a worker where Terraform does not.
@@ -243,9 +238,7 @@ func TestOutagesByFiles(t *testing.T) {
 		roles   map[string]string
 		refused bool
 	}{{nil, true}, {map[string]string{"wk1": "worker", "wk2": "worker"}, false}, {map[string]string{"wk1": "worker", "wk2": "control-plane"}, false}, {map[string]string{"wk1": "control-plane", "wk2": "control-plane"}, true}} {
-		v, err := adopt.Check(homeConfig(2), doc, tc.roles)
-		if err != nil || (v.Err() != nil) != tc.refused {
-			t.Errorf("%v: %+v, %v", tc.roles, v, err)
-		}
+		v := must.Get(adopt.Check(homeConfig(2), doc, tc.roles))(t)
+		must.Equal(t, fmt.Sprintf("%v, %+v: refused", tc.roles, v), tc.refused, v.Err() != nil)
 	}
 }

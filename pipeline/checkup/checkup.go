@@ -26,8 +26,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Sources are the clients for Run. A client that could not be opened is nil, and
-// its error is beside it.
+// Sources are the clients for Run. A client that could not be opened is nil, and its error is beside it.
 type Sources struct {
 	Proxmox      pipeline.Hypervisor
 	ErrProxmox   error
@@ -265,8 +264,7 @@ func severity(k fault.Kind) int {
 // askGate is the timeout for checking one gate.
 const askGate = 30 * time.Second
 
-// gates checks every gate about objects once. Programs are only looked for, since they
-// are run for a node.
+// gates checks every gate about objects once. Programs are only looked for, since they are run for a node.
 func (d *checkup) gates(ctx context.Context) {
 	for _, g := range d.Gates() {
 		switch {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -151,12 +150,13 @@ func diagnoseWith(t *testing.T, c *config.Config, s *site, endpoints ...Endpoint
 
 func TestRun(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(*site)
 		what   string
 		state  State
 		seen   string // part of it
-	}{
+	}
+	must.Bubbles(t, map[string]row{
 		"all well: quorum":      {func(*site) {}, "quorum", OK, "quorate"},
 		"all well: version":     {func(*site) {}, "node pve2", OK, "Proxmox VE 9.2.11"},
 		"all well: ISO storage": {func(*site) {}, "ISO storage isos on pve1", OK, "50 GiB free"},
@@ -195,23 +195,18 @@ func TestRun(t *testing.T) {
 		}, "claim", Problem, "has the number that recast needs for its claim"},
 		"a container as the claim": {func(s *site) { s.others = []cluster.Container{{ID: 9000, Name: "dns", Host: "pve1"}} }, "claim", Problem, `container 9000 "dns" on pve1 has its number`},
 		"a container among ours":   {func(s *site) { s.others = []cluster.Container{{ID: 9001}} }, "proxmox.vmids", Warning, "a roll that needs that number stops"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { // for the clocks
-				s := newSite()
-				tc.change(s)
-				res := diagnose(t, s)
-				i := slices.IndexFunc(res.Checks, func(c Check) bool { return c.What == tc.what })
-				if i < 0 || res.Checks[i].State != tc.state || !strings.Contains(res.Checks[i].Seen, tc.seen) {
-					t.Errorf("want %s, %s: …%s…; got:\n%s", tc.what, tc.state, tc.seen, printed(res))
-				}
-				if groups := seenGroups(res); s.err == nil && len(groups) != 7 {
-					t.Errorf("looked at %q only", groups)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) { // for the clocks
+		s := newSite()
+		tc.change(s)
+		res := diagnose(t, s)
+		i := slices.IndexFunc(res.Checks, func(c Check) bool { return c.What == tc.what })
+		if i < 0 || res.Checks[i].State != tc.state || !strings.Contains(res.Checks[i].Seen, tc.seen) {
+			t.Errorf("want %s, %s: …%s…; got:\n%s", tc.what, tc.state, tc.seen, printed(res))
+		}
+		if groups := seenGroups(res); s.err == nil && len(groups) != 7 {
+			t.Errorf("looked at %q only", groups)
+		}
+	})
 }
 
 func (s *site) change(storage string, f func(*images.StorageInfo)) {
@@ -246,29 +241,25 @@ func TestEveryEndpointIsAsked(t *testing.T) {
 		return []cluster.Host{{Name: "elsewhere"}}, nil
 	}}
 	mine := Endpoint{URL: "https://pve1", Hosts: s.Hosts}
-	for name, tc := range map[string]struct {
+	type row struct {
 		endpoints []Endpoint
 		states    []State
 		proxmox   bool // is looked at beyond that
-	}{
+	}
+	must.Each(t, map[string]row{
 		"all":             {[]Endpoint{mine, mine}, []State{OK, OK}, true},
 		"one away":        {[]Endpoint{away, mine}, []State{Problem, OK}, true},
 		"another cluster": {[]Endpoint{mine, other}, []State{OK, Problem}, true},
 		"none":            {[]Endpoint{away}, []State{Problem}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			res := diagnose(t, s, tc.endpoints...)
-			for i, want := range tc.states {
-				if c := res.Checks[i]; c.What != tc.endpoints[i].URL || c.State != want {
-					t.Errorf("%s is %s, want %s", c.What, c.State, want)
-				}
+	}, func(t *testing.T, tc row) {
+		res := diagnose(t, s, tc.endpoints...)
+		for i, want := range tc.states {
+			if c := res.Checks[i]; c.What != tc.endpoints[i].URL || c.State != want {
+				t.Errorf("%s is %s, want %s", c.What, c.State, want)
 			}
-			if looked := slices.Contains(seenGroups(res), GroupPrivileges); looked != tc.proxmox {
-				t.Errorf("Proxmox looked at: %v\n%s", looked, printed(res))
-			}
-		})
-	}
+		}
+		must.Equal(t, "Proxmox looked at: "+printed(res), tc.proxmox, slices.Contains(seenGroups(res), GroupPrivileges))
+	})
 }
 
 // TestANodeOfAController: another controller creates and deletes its VM.
@@ -289,66 +280,60 @@ func TestANodeOfAController(t *testing.T) {
 func TestErr(t *testing.T) {
 	t.Parallel()
 	problem := func(k fault.Kind) Check { return Check{State: Problem, kind: k} }
-	for name, tc := range map[string]struct {
+	type row struct {
 		checks []Check
 		want   string
 		kind   fault.Kind
-	}{
+	}
+	must.Each(t, map[string]row{
 		"well":               {[]Check{{State: OK}, {State: Warning}}, "<nil>", fault.Failed},
 		"refused":            {[]Check{problem(fault.Refused)}, "1 problem would prevent a roll", fault.Refused},
 		"unread":             {[]Check{problem(fault.Refused), problem(fault.Failed)}, "2 problems would prevent a roll", fault.Failed},
 		"configured wrongly": {[]Check{problem(fault.Config), problem(fault.Failed)}, "2 problems would prevent a roll", fault.Config},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			err := Result{Checks: tc.checks}.Err()
-			if got := fmt.Sprint(err); got != tc.want || err != nil && fault.KindOf(err) != tc.kind {
-				t.Errorf("%q of kind %v, want %q of %v", got, fault.KindOf(err), tc.want, tc.kind)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		err := Result{Checks: tc.checks}.Err()
+		if got := fmt.Sprint(err); got != tc.want || err != nil && fault.KindOf(err) != tc.kind {
+			t.Errorf("%q of kind %v, want %q of %v", got, fault.KindOf(err), tc.want, tc.kind)
+		}
+	})
 }
 
 func TestTalosVersion(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		runs, wanted string
 		want         State
 		seen         string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"the same":         {"v1.13.9", "v1.13.9", OK, "runs Talos v1.13.9"},
 		"the next minor":   {"v1.12.3", "v1.13.9", OK, "runs"},
 		"a minor skipped":  {"v1.11.0", "v1.13.9", Warning, "skips a minor"},
 		"back":             {"v1.14.1", "v1.13.9", Warning, "v1.13.9 is wanted"},
 		"not a version":    {"dev", "v1.13.9", Warning, "runs Talos dev"},
 		"across the major": {"v1.13.9", "v2.0.0", Warning, "skips"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			d := &checkup{Project: pipeline.Project{Config: &config.Config{Talos: config.Talos{Version: tc.wanted}}}}
-			d.talosVersion("wk1", tc.runs)
-			if c := d.res.Checks[0]; c.State != tc.want || !strings.Contains(c.Seen, tc.seen) {
-				t.Errorf("%s: %s", c.State, c.Seen)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		d := &checkup{Project: pipeline.Project{Config: &config.Config{Talos: config.Talos{Version: tc.wanted}}}}
+		d.talosVersion("wk1", tc.runs)
+		if c := d.res.Checks[0]; c.State != tc.want || !strings.Contains(c.Seen, tc.seen) {
+			t.Errorf("%s: %s", c.State, c.Seen)
+		}
+	})
 }
 
 func TestCertificate(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		left time.Duration
 		want State
-	}{"fresh": {90 * 24 * time.Hour, OK}, "soon": {5 * 24 * time.Hour, Warning}, "over": {-time.Hour, Problem}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var d findings
-			d.certificate(GroupTalos, "talosconfig", "make one", time.Now().Add(tc.left))
-			if c := d.res.Checks[0]; c.State != tc.want {
-				t.Errorf("%s: %s", c.State, c.Seen)
-			}
-		})
 	}
+	must.Each(t, map[string]row{"fresh": {90 * 24 * time.Hour, OK}, "soon": {5 * 24 * time.Hour, Warning}, "over": {-time.Hour, Problem}}, func(t *testing.T, tc row) {
+		var d findings
+		d.certificate(GroupTalos, "talosconfig", "make one", time.Now().Add(tc.left))
+		if c := d.res.Checks[0]; c.State != tc.want {
+			t.Errorf("%s: %s", c.State, c.Seen)
+		}
+	})
 }
 
 // shop is a factory that is asked only for addresses.
@@ -358,13 +343,14 @@ func (shop) ImageURL(images.Artefact, images.ISORequest) string { return "https:
 
 func TestISOTransfer(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		asked     string
 		downloads bool
 		served    int64
 		built     int64
 		want      string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"uploads asked for":     {"upload", true, 700, 700, "by upload"},
 		"no privilege":          {"auto", false, 700, 700, "by upload: it may not"},
 		"all there":             {"auto", true, 700, 700, "pve1 downloads it from https://factory"},
@@ -372,20 +358,17 @@ func TestISOTransfer(t *testing.T) {
 		"no way out":            {"auto", true, 0, 700, "by upload: pve1 cannot fetch https://factory/x.iso: no route to host"},
 		"another file":          {"auto", true, 500, 700, "by upload: pve1 reports that https://factory/x.iso has 500 bytes, but the lock has 700"},
 		"no way, but asked for": {"download-url", true, 0, 700, "but not by download-url, as is configured: pve1 cannot fetch https://factory/x.iso: no route to host"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newSite()
-			s.downloads, s.served = tc.downloads, tc.served
-			c := &config.Config{}
-			c.Images.ISO.Delivery, c.Images.Factory = tc.asked, "https://factory"
-			d := &checkup{
-				Project: pipeline.Project{Config: c}, src: Sources{Proxmox: s, Images: pipeline.Images{Factory: shop{}}},
-				lock: schematics.Lock{Schematics: map[string]schematics.Locked{"default": {ISO: schematics.BootFile{SizeBytes: tc.built}}}},
-			}
-			must.Equal(t, "value", tc.want, d.delivery(t.Context(), images.BootISO, "default", "isos", "pve1"))
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := newSite()
+		s.downloads, s.served = tc.downloads, tc.served
+		c := &config.Config{}
+		c.Images.ISO.Delivery, c.Images.Factory = tc.asked, "https://factory"
+		d := &checkup{
+			Project: pipeline.Project{Config: c}, src: Sources{Proxmox: s, Images: pipeline.Images{Factory: shop{}}},
+			lock: schematics.Lock{Schematics: map[string]schematics.Locked{"default": {ISO: schematics.BootFile{SizeBytes: tc.built}}}},
+		}
+		must.Equal(t, "value", tc.want, d.delivery(t.Context(), images.BootISO, "default", "isos", "pve1"))
+	})
 }
 
 // TestDiskImages: storages for disk images are checked as those for ISOs are; where machines can
@@ -393,37 +376,35 @@ func TestISOTransfer(t *testing.T) {
 func TestDiskImages(t *testing.T) {
 	t.Parallel()
 	takes := []string{"iso", "import"}
-	for name, tc := range map[string]struct {
+	type row struct {
 		boot    string
 		content []string
 		state   State
 		seen    string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"ISOs":           {config.BootISO, takes, "", ""},
 		"disks":          {config.BootDisk, takes, OK, "50 GiB free"},
 		"disks, none":    {config.BootDisk, takes[:1], Problem, "does not take disk images: its content is iso; content import needs Proxmox VE 8.3 and a storage of files"},
 		"auto":           {config.BootAuto, takes, OK, "50 GiB free"},
 		"auto, the ISOs": {config.BootAuto, takes[:1], Warning, "its content is iso, so machines boot the ISO"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newSite()
-			s.change("isos", func(i *images.StorageInfo) { i.Content = tc.content })
-			c := configOf(t)
-			if c.Images.Boot = tc.boot; tc.boot != config.BootISO {
-				c.Images.Disk.Storage = []string{"isos"}
-			}
-			res := diagnoseWith(t, c, s)
-			i := slices.IndexFunc(res.Checks, func(c Check) bool { return c.What == "disk image storage isos on pve1" })
-			if i < 0 && tc.state != "" || i >= 0 && (res.Checks[i].State != tc.state || !strings.Contains(res.Checks[i].Seen, tc.seen)) {
-				t.Errorf("want %q: …%s…; got:\n%s", tc.state, tc.seen, printed(res))
-			}
-			granted := slices.ContainsFunc(res.Checks, func(c Check) bool {
-				return strings.Contains(c.Seen, "Datastore.AllocateTemplate") && c.What == "/storage/isos"
-			})
-			if !granted {
-				t.Errorf("no privileges on the storage:\n%s", printed(res))
-			}
+	}, func(t *testing.T, tc row) {
+		s := newSite()
+		s.change("isos", func(i *images.StorageInfo) { i.Content = tc.content })
+		c := configOf(t)
+		if c.Images.Boot = tc.boot; tc.boot != config.BootISO {
+			c.Images.Disk.Storage = []string{"isos"}
+		}
+		res := diagnoseWith(t, c, s)
+		i := slices.IndexFunc(res.Checks, func(c Check) bool { return c.What == "disk image storage isos on pve1" })
+		if i < 0 && tc.state != "" || i >= 0 && (res.Checks[i].State != tc.state || !strings.Contains(res.Checks[i].Seen, tc.seen)) {
+			t.Errorf("want %q: …%s…; got:\n%s", tc.state, tc.seen, printed(res))
+		}
+		granted := slices.ContainsFunc(res.Checks, func(c Check) bool {
+			return strings.Contains(c.Seen, "Datastore.AllocateTemplate") && c.What == "/storage/isos"
 		})
-	}
+		if !granted {
+			t.Errorf("no privileges on the storage:\n%s", printed(res))
+		}
+	})
 }

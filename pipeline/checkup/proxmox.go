@@ -74,8 +74,7 @@ func (d *checkup) versions() {
 	}
 }
 
-// hostErrors reports what could not be read from a host. Missing privileges are
-// reported once, among the privileges.
+// hostErrors reports what could not be read from a host. Missing privileges are reported once, among the privileges.
 func (d *checkup) hostErrors(h cluster.Host) {
 	forbidden := false
 	for _, err := range h.Errs {
@@ -135,8 +134,7 @@ func (d *checkup) claim() {
 	}
 }
 
-// locked warns about VMs with a lock: they can't be changed, and if the task has died the
-// lock stays for ever.
+// locked warns about VMs with a lock: they can't be changed, and if the task has died the lock stays for ever.
 func (d *checkup) locked() {
 	concern := map[cluster.VMID]bool{d.ClaimID(): true}
 	for _, w := range d.wanted {
@@ -235,10 +233,7 @@ func (d *checkup) readHosts(ctx context.Context) bool {
 }
 
 func hostNames(hosts []cluster.Host) []string {
-	var names []string
-	for _, h := range hosts {
-		names = append(names, h.Name)
-	}
+	names := cluster.Each(hosts, func(h cluster.Host) string { return h.Name })
 	slices.Sort(names)
 	return names
 }
@@ -289,8 +284,7 @@ func (d *checkup) rehearsing(ctx context.Context, needs survey.Needs) []survey.O
 	return []survey.Option{{Name: "rehearse", Without: "recast roll --rehearse is refused", Needs: more}}
 }
 
-// agents warns if scratch VMs could be found only by their guest agent, and the token may
-// not use it.
+// agents warns if scratch VMs could be found only by their guest agent, and the token may not use it.
 func (d *checkup) agents(ctx context.Context) {
 	if len(d.Config.Roll.Rehearse.Addresses) > 0 {
 		return

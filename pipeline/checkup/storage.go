@@ -20,8 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// storages checks the storages for ISOs, for disk images and for the nodes' disks, from every host that
-// has nodes.
+// storages checks the storages for ISOs, for disk images and for the nodes' disks, from every host that has nodes.
 func (d *checkup) storages(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -109,8 +108,7 @@ func (d *checkup) largest(of images.Artefact) int64 {
 	return cmp.Or(largest, unbuilt)
 }
 
-// imagesOn reports which files of the lock exist already. Publish, or the roll itself, copies
-// the others.
+// imagesOn reports which files of the lock exist already. Publish, or the roll itself, copies the others.
 func (d *checkup) imagesOn(ctx context.Context, of images.Artefact, storage, host string) {
 	for _, name := range d.lock.Names() {
 		e := d.lock.Schematics[name]
@@ -232,8 +230,7 @@ func (d *checkup) diskStorage(ctx context.Context, u diskUse) {
 	}
 }
 
-// systemSpace checks the space for new system disks of all nodes, in addition to the old
-// ones, which stay parked.
+// systemSpace checks the space for new system disks of all nodes, in addition to the old ones, which stay parked.
 func (d *checkup) systemSpace(ctx context.Context) {
 	rooms := map[string]cluster.Room{}
 	for _, host := range d.hostsOfNodes() {

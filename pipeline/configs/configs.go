@@ -78,9 +78,7 @@ func Compare(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes
 			d.Refused, d.Notes = append(f.AgainstFile(), refused...), append(f.FileHardlyCompared(), notes...)
 		case f.Machine == nil:
 			d.Unread = append(d.Unread, f.NothingToCompare())
-			for _, err := range f.Errs {
-				d.Unread = append(d.Unread, withHints(err))
-			}
+			d.Unread = append(d.Unread, cluster.Each(f.Errs, withHints)...)
 		default:
 			d.Changes, d.Refused, d.Notes = f.File.Changes, f.AgainstFile(), append(refused, notes...)
 			if f.VM != nil {
@@ -118,14 +116,8 @@ func wantedOf(p pipeline.Project, names []string) ([]cluster.Wanted, error) {
 	if len(names) == 0 {
 		return wanted, nil
 	}
-	var known []string
-	for _, n := range p.Config.Nodes {
-		known = append(known, n.Name)
-	}
-	for _, name := range names {
-		if !slices.Contains(known, name) {
-			return nil, fault.WithHint(fault.Configf("no node %q", name), "the nodes are: %s", strings.Join(known, ", "))
-		}
+	if err := p.RequireNodes(names...); err != nil {
+		return nil, err
 	}
 	return slices.DeleteFunc(wanted, func(w cluster.Wanted) bool { return !slices.Contains(names, w.Name) }), nil
 }

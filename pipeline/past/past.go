@@ -22,8 +22,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Run is a run as its journal on this machine has it. Fields that a killed run did not
-// write are missing.
+// Run is a run as its journal on this machine has it. Fields that a killed run did not write are missing.
 type Run struct {
 	ID       string             `json:"id"`
 	Started  time.Time          `json:"started"`
@@ -62,9 +61,7 @@ func (r Runs) All(o Options) (runs []Run, problems []string) {
 	if err != nil {
 		problems = strings.Split(err.Error(), "\n")
 	}
-	for _, info := range infos {
-		runs = append(runs, r.Read(info.ID, o))
-	}
+	runs = append(runs, cluster.Each(infos, func(info journal.RunInfo) Run { return r.Read(info.ID, o) })...)
 	return runs, problems
 }
 
@@ -102,8 +99,7 @@ func joined(a, b journal.RunInfo) journal.RunInfo {
 	return b
 }
 
-// Find reads one run by its ID or a unique part of it; "" is the run that was started
-// last.
+// Find reads one run by its ID or a unique part of it; "" is the run that was started last.
 func (r Runs) Find(id string, o Options) (Run, error) {
 	infos, err := r.List()
 	if len(infos) == 0 {
@@ -230,8 +226,7 @@ func (r *Run) standing(o Options) string {
 	return "running or killed"
 }
 
-// Suspended says which process is suspended, and how to continue it; "": the run is not suspended, as far as is
-// known.
+// Suspended says which process is suspended, and how to continue it; "": the run is not suspended, as far as is known.
 func (r Run) Suspended() string {
 	if r.Result != suspended {
 		return ""
@@ -394,10 +389,7 @@ type dated struct {
 // is here, else from Proxmox, else from its ID. sure is false if another run may be the newest.
 func (r Runs) Order(runs []planning.Replacing) (ordered []planning.Replacing, sure bool) {
 	infos, _ := r.List() // a run that can't be read counts as a run of another machine
-	var all []dated
-	for _, run := range runs {
-		all = append(all, r.date(run, infos))
-	}
+	all := cluster.Each(runs, func(run planning.Replacing) dated { return r.date(run, infos) })
 	slices.SortFunc(all, func(a, b dated) int { return journal.Newer(a.info, b.info) })
 	sure = true
 	for i, d := range all {
@@ -427,8 +419,7 @@ func (r Runs) date(run planning.Replacing, infos []journal.RunInfo) dated {
 	return d
 }
 
-// follows says whether d certainly started after an earlier run. Two runs never overlap, since only one has the
-// claim.
+// follows says whether d certainly started after an earlier run. Two runs never overlap, since only one has the claim.
 func (d dated) follows(earlier dated) bool {
 	if d.guessed || earlier.guessed {
 		return false
@@ -487,8 +478,7 @@ func (a About) Last() claim.Holder {
 	return a.By
 }
 
-// Running is a run that has not ended according to its journal on this machine: it is
-// active or was killed.
+// Running is a run that has not ended according to its journal on this machine: it is active or was killed.
 type Running struct {
 	ID      string
 	Dir     string // of its journal and its log

@@ -30,17 +30,14 @@ func runsOf(t *testing.T) Runs { return Runs{Dir: filepath.Join(t.TempDir(), ".r
 // runWith creates the journal of a run; with "" as the outcome it has no end.
 func runWith(t *testing.T, r Runs, id, outcome string, facts map[string]any) {
 	t.Helper()
-	j, err := journal.Open(r.Dir, journal.Options{Run: id})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := must.Get(journal.Open(r.Dir, journal.Options{Run: id}))(t)
 	for key, v := range facts {
-		err = errors.Join(err, j.Put(key, v))
+		must.Do(t, j.Put(key, v))
 	}
 	if outcome != "" {
-		err = errors.Join(err, j.Finish(outcome))
+		must.Do(t, j.Finish(outcome))
 	}
-	must.Do(t, errors.Join(err, j.Close()))
+	must.Do(t, j.Close())
 }
 
 func TestPastRuns(t *testing.T) {
@@ -68,26 +65,20 @@ func TestPastRuns(t *testing.T) {
 	node, seconds := r.Longest()
 	done, planned := r.Counted()
 	got := fmt.Sprintln(r.Result, "|", r.Error, "|", node, seconds, done, planned, len(r.Hooks), r.What(), r.Problems)
-	if want := "failed | roll/workers/wk1: no quorum: gone | wk1 90 0 1 2 iscsi-tools v0.2.0, new digest []\n"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	must.Equal(t, "told", "failed | roll/workers/wk1: no quorum: gone | wk1 90 0 1 2 iscsi-tools v0.2.0, new digest []\n", got)
 	dead := func(h claim.Holder) bool { return h == other }
 	for o, want := range map[*Options]string{
 		{Dead: dead}:                      "killed",
 		{Holder: claim.Holder{Boot: "b"}}: "running",
 		{}:                                "running or killed",
 	} {
-		if r, err := p.Find("20260102-0000-bbbb", *o); err != nil || r.Result != want {
-			t.Errorf("%+v: %q, want %q; %v", o, r.Result, want, err)
-		}
+		must.Equal(t, fmt.Sprintf("%+v", o), want, must.Get(p.Find("20260102-0000-bbbb", *o))(t).Result)
 	}
 	if r, err := p.Find("cccc", Options{}); err != nil || r.About == nil || r.Plan != nil || len(r.Problems) != 1 {
 		t.Errorf("of another recast: %+v, %v", r, err)
 	}
 	for id, want := range map[string]string{"2026": "is a part of several runs", "nope": "no run \"nope\""} {
-		if _, err := p.Find(id, Options{}); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", id, err)
-		}
+		must.FailAs(t, must.Err(p.Find(id, Options{})), fault.Config, want)
 	}
 	// One that can't be read takes nothing from the others.
 	must.Do(t, os.WriteFile(filepath.Join(p.Dir, "20260101-0000-aaaa", "RUN"), nil, 0o600))
@@ -95,12 +86,8 @@ func TestPastRuns(t *testing.T) {
 		t.Errorf("%d runs, problems %q", len(runs), problems)
 	}
 	// Which one is the last, nobody knows then.
-	if r, err := p.Find("", Options{}); err != nil || !strings.Contains(strings.Join(r.Problems, "\n"), `this may not be the last run: run "20260101-0000-aaaa": `) {
-		t.Errorf("the last: %q, %v", r.Problems, err)
-	}
-	if r, err := p.Find("bbbb", Options{}); err != nil || len(r.Problems) > 0 {
-		t.Errorf("one by its ID: %q, %v", r.Problems, err)
-	}
+	must.Contain(t, "the last", strings.Join(must.Get(p.Find("", Options{}))(t).Problems, "\n"), `this may not be the last run: run "20260101-0000-aaaa": `)
+	must.Equal(t, "problems of one by its ID", 0, len(must.Get(p.Find("bbbb", Options{}))(t).Problems))
 }
 
 // A run is found while it is active, with its plan as soon as it has one.
@@ -120,13 +107,9 @@ func TestRunningHere(t *testing.T) {
 	if r, here, err = p.Running(); !here || err != nil || r.Plan == nil || r.Plan.TotalSeconds != 60 {
 		t.Errorf("%+v, %t, %v", r, here, err)
 	}
-	if outcome, err := p.Outcome("r1"); outcome != "" || err != nil {
-		t.Errorf("%q, %v", outcome, err)
-	}
+	must.Equal(t, "outcome", "", must.Get(p.Outcome("r1"))(t))
 	must.Do(t, j.Finish("done"))
-	if outcome, err := p.Outcome("r1"); outcome != "done" || err != nil {
-		t.Errorf("%q, %v", outcome, err)
-	}
+	must.Equal(t, "outcome", "done", must.Get(p.Outcome("r1"))(t))
 	if _, here, err := p.Running(); here || err != nil {
 		t.Errorf("%t, %v", here, err)
 	}
@@ -153,12 +136,13 @@ func TestOrderOfRuns(t *testing.T) {
 	there := func(id, host string, began time.Time) func(*testing.T, Runs) {
 		return func(t *testing.T, r Runs) { ranAt(t, r.Elsewhere+"/first", id, host, began) }
 	}
-	for name, c := range map[string]struct {
+	type row struct {
 		journals []func(*testing.T, Runs)
 		at       [2]time.Time // as recorded in Proxmox, of first and second
 		sure     bool
 		last     string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"by their journals":                    {journals: []func(*testing.T, Runs){here(first, "h", at), here(second, "h", at.Add(time.Millisecond))}, last: second, sure: true},
 		"by what other machines have shared":   {journals: []func(*testing.T, Runs){there(first, "h", at), there(second, "h", at.Add(time.Millisecond))}, last: second, sure: true},
 		"of two machines, at almost one time":  {journals: []func(*testing.T, Runs){here(first, "h", at), there(second, "ci", at.Add(5*time.Minute))}, last: second},
@@ -167,23 +151,20 @@ func TestOrderOfRuns(t *testing.T) {
 		"without journals, at almost one time": {at: [2]time.Time{at, at.Add(time.Minute)}, last: second},
 		"without journals or times":            {last: first},
 		"one journal is here":                  {journals: []func(*testing.T, Runs){here(second, "h", at.Add(time.Minute))}, at: [2]time.Time{at, {}}, last: second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			r := Runs{Dir: dir + "/.recast/runs", Elsewhere: dir + "/.recast/elsewhere"}
-			for _, write := range c.journals {
-				write(t, r)
-			}
-			got, sure := r.Order([]planning.Replacing{{Run: first, At: c.at[0]}, {Run: second, At: c.at[1]}})
-			if got[0].Run != c.last || sure != c.sure {
-				t.Errorf("%v, sure: %t", got, sure)
-			}
-			if one, sure := r.Order(got[:1]); !sure || len(one) != 1 {
-				t.Errorf("of one run: %v, %t", one, sure)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		dir := t.TempDir()
+		r := Runs{Dir: dir + "/.recast/runs", Elsewhere: dir + "/.recast/elsewhere"}
+		for _, write := range c.journals {
+			write(t, r)
+		}
+		got, sure := r.Order([]planning.Replacing{{Run: first, At: c.at[0]}, {Run: second, At: c.at[1]}})
+		if got[0].Run != c.last || sure != c.sure {
+			t.Errorf("%v, sure: %t", got, sure)
+		}
+		if one, sure := r.Order(got[:1]); !sure || len(one) != 1 {
+			t.Errorf("of one run: %v, %t", one, sure)
+		}
+	})
 	none := Runs{Dir: t.TempDir()}
 	got, sure := none.Order([]planning.Replacing{{Run: "20261120-0300-aaaa"}, {Run: "20261121-0421-3f2a", At: at}})
 	if sure || got[0].Run != "20261121-0421-3f2a" {
@@ -279,28 +260,20 @@ func TestShare(t *testing.T) {
 	}
 	must.Equal(t, "what is shared", []string{"RUN", "about.json", "before.lock", "hooks~beforerun~1.json", "log.jsonl", "plan.json", "recast.lock", "record", "wk1~took.json"}, names)
 	must.Equal(t, "locks", "[lock new lock old]", fmt.Sprintf("%s", laptop.Runs.locks()))
-	if laptop.Runs.Has(shared) {
-		t.Error("a copy counts as a journal")
-	}
+	must.Equal(t, "a copy counts as a journal", false, laptop.Runs.Has(shared))
 	// What has not changed is not read again, and what the machine has itself not at all.
 	fetched(t, laptop)
 	fetched(t, ci)
-	if s.reads != 1 {
-		t.Errorf("%d records were read", s.reads)
-	}
+	must.Equal(t, "records read", 1, s.reads)
 	must.Do(t, ci.Share(t.Context(), shared))
 	fetched(t, laptop)
-	if s.reads != 2 {
-		t.Errorf("%d records were read after it was shared again", s.reads)
-	}
+	must.Equal(t, "records read after it was shared again", 2, s.reads)
 }
 
 func filesIn(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries := must.Get(os.ReadDir(dir))(t)
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
+	names = append(names, cluster.Each(entries, os.DirEntry.Name)...)
 	return names
 }
 
@@ -329,9 +302,8 @@ func TestARunOfTwoMachines(t *testing.T) {
 		node, seconds := r.Longest()
 		done, planned := r.Counted()
 		got := fmt.Sprint(r.Result, r.About.By, r.About.GoneOn, node, seconds, done, planned, *r.Fates, len(r.Dirs), r.Started.After(r.Finished))
-		if want := fmt.Sprint("done", first, []claim.Holder{second}, "wk2", 90, 2, 3, cluster.Fates{Done: []string{"wk1", "wk2"}, Failed: []string{}, Left: []string{"wk3"}}, 2, false); got != want {
-			t.Errorf("%s tells %s, want %s", name, got, want)
-		}
+		fates := cluster.Fates{Done: []string{"wk1", "wk2"}, Failed: []string{}, Left: []string{"wk3"}}
+		must.Equal(t, name+" tells", fmt.Sprint("done", first, []claim.Holder{second}, "wk2", 90, 2, 3, fates, 2, false), got)
 	}
 }
 
@@ -368,9 +340,7 @@ func TestUnpackedIsBounded(t *testing.T) {
 	const most = 8 << 10
 	large := must.Get(packed(map[string][]byte{"RUN": make([]byte, most+1)}))(t)
 	for want, content := range map[string][]byte{"too large": large, "unexpected EOF": zipped(bytes.Repeat(header("RUN"), most/512+2))} {
-		if _, err := unpacked(content, most); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		must.Fail(t, must.Err(unpacked(content, most)), want)
 	}
 }
 
@@ -379,14 +349,14 @@ func TestFetchIsCareful(t *testing.T) {
 	t.Parallel()
 	good := must.Get(packed(map[string][]byte{"RUN": []byte(`{"started":"2026-01-01T00:00:00Z"}`)}))(t)
 	pack := func(files map[string][]byte) []byte {
-		b := must.Get(packed(files))(t)
-		return b
+		return must.Get(packed(files))(t)
 	}
-	for title, tc := range map[string]struct {
+	type row struct {
 		name    string
 		content []byte
 		want    string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"a part that leads out":     {shared + "/../..", good, "not that of a run"},
 		"no part":                   {shared, good, "not that of a run"},
 		"a run that leads out":      {"../x/first", good, "not that of a run"},
@@ -396,29 +366,22 @@ func TestFetchIsCareful(t *testing.T) {
 		"a secret":                  {shared + "/first", pack(map[string][]byte{"RUN": nil, "wk1~config.secret": nil}), "not a part of a run"},
 		"a fact that none is shown": {shared + "/first", pack(map[string][]byte{"RUN": nil, "node~wk1~vm-config.json": nil}), "not a part of a run"},
 		"no beginning":              {shared + "/first", pack(map[string][]byte{"about.json": []byte("{}")}), "RUN"},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			s := &shelf{content: map[string][]byte{"bad": tc.content, "good": good}, list: []images.Record{{Name: tc.name, Digest: "bad"}, {Name: "20260101-0000-bbbb/first", Digest: "good"}}}
-			m := machine(t, s)
-			var warned []string
-			must.Do(t, m.Fetch(t.Context(), 0, func(text string) { warned = append(warned, text) }))
-			if len(warned) != 1 || !strings.Contains(warned[0], tc.want) {
-				t.Errorf("warnings %q, want %q", warned, tc.want)
-			}
-			if runs, problems := m.Runs.All(Options{}); len(runs) != 1 || len(problems) > 0 {
-				t.Errorf("%d runs, %q", len(runs), problems)
-			}
-			if got := filesIn(t, filepath.Join(m.Runs.Elsewhere, "..")); !slices.Equal(got, []string{".gitignore", "elsewhere"}) {
-				t.Errorf("beside the copies: %q", got)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := &shelf{content: map[string][]byte{"bad": tc.content, "good": good}, list: []images.Record{{Name: tc.name, Digest: "bad"}, {Name: "20260101-0000-bbbb/first", Digest: "good"}}}
+		m := machine(t, s)
+		var warned []string
+		must.Do(t, m.Fetch(t.Context(), 0, func(text string) { warned = append(warned, text) }))
+		if len(warned) != 1 || !strings.Contains(warned[0], tc.want) {
+			t.Errorf("warnings %q, want %q", warned, tc.want)
+		}
+		if runs, problems := m.Runs.All(Options{}); len(runs) != 1 || len(problems) > 0 {
+			t.Errorf("%d runs, %q", len(runs), problems)
+		}
+		must.Equal(t, "beside", []string{".gitignore", "elsewhere"}, filesIn(t, filepath.Join(m.Runs.Elsewhere, "..")))
+	})
 	away := errors.New("no route to host")
 	m := machine(t, &shelf{err: away})
-	if err := m.Fetch(t.Context(), 0, nil); !errors.Is(err, away) {
-		t.Errorf("a mirror that is away: %v", err)
-	}
+	must.FailIs(t, m.Fetch(t.Context(), 0, nil), away)
 }
 
 // TestSharedLocks: each is read once, and no other file for one.
@@ -456,9 +419,7 @@ func TestFetchIsBounded(t *testing.T) {
 	for i := range keepShared + 5 {
 		s.list = append(s.list, images.Record{Name: fmt.Sprintf("20260101-0000-%04x/first", i), Digest: "good"})
 	}
-	if infos, err := fetched(t, machine(t, s)).List(); len(infos) != keepShared || err != nil {
-		t.Errorf("%d runs, %v", len(infos), err)
-	}
+	must.Equal(t, "runs", keepShared, len(must.Get(fetched(t, machine(t, s)).List())(t)))
 	s.reads = 0
 	m := machine(t, s)
 	must.Do(t, os.WriteFile(filepath.Dir(m.Runs.Dir), nil, 0o600))

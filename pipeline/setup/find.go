@@ -44,7 +44,9 @@ func (in *initial) images(ctx context.Context) (err error) {
 	if d.Arch, err = in.one("architecture", func(m cluster.Machine) string { return m.Arch }); err != nil {
 		return err
 	}
-	secure, err := in.one("Secure Boot", func(m cluster.Machine) string { return onOff(m.SecureBoot != nil && *m.SecureBoot) })
+	secure, err := in.one("Secure Boot", func(m cluster.Machine) string {
+		return cluster.OnOff(m.SecureBoot != nil && *m.SecureBoot)
+	})
 	if err != nil {
 		return err
 	}
@@ -59,21 +61,10 @@ func (in *initial) images(ctx context.Context) (err error) {
 	return nil
 }
 
-func onOff(on bool) string {
-	if on {
-		return "on"
-	}
-	return "off"
-}
-
 // kubernetes is the version that all nodes run; "" if they differ or it could not be read.
 func (in *initial) kubernetes() string {
-	var versions []string
-	for _, n := range in.found.Nodes {
-		if n.Node != nil {
-			versions = append(versions, n.Node.KubeletVersion)
-		}
-	}
+	read := cluster.Where(in.found.Nodes, func(n survey.Discovered) bool { return n.Node != nil })
+	versions := cluster.Each(read, func(n survey.Discovered) string { return n.Node.KubeletVersion })
 	slices.Sort(versions)
 	versions = slices.Compact(versions)
 	if len(versions) != 1 || cluster.CheckKubernetesVersion(versions[0]) != nil {
@@ -219,8 +210,7 @@ func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
 	return []string{name}, err
 }
 
-// taking lists the storages that accept a type of content on every host with nodes, and those
-// of them that are shared.
+// taking lists the storages that accept a type of content on every host with nodes, and those of them that are shared.
 func (in *initial) taking(ctx context.Context, content string) (names, shared []string, err error) {
 	storages, err := in.src.Proxmox.Storages(ctx)
 	if err != nil {
@@ -257,10 +247,7 @@ func (in *initial) takes(ctx context.Context, storage, content string) (bool, er
 }
 
 func (in *initial) hosts() []string {
-	var out []string
-	for _, n := range in.found.Nodes {
-		out = append(out, n.VM.Host)
-	}
+	out := cluster.Each(in.found.Nodes, func(n survey.Discovered) string { return n.VM.Host })
 	slices.Sort(out)
 	return slices.Compact(out)
 }
@@ -331,10 +318,7 @@ func (in *initial) schematicRun(ctx context.Context, n survey.Discovered) (s sch
 	if err != nil {
 		return s, false, fmt.Errorf("list the official extensions for Talos %s: %w", in.draft.Talos, err)
 	}
-	var listed []string
-	for _, x := range n.Machine.Extensions {
-		listed = append(listed, x.Name)
-	}
+	listed := cluster.Each(n.Machine.Extensions, func(x cluster.ExtensionEntry) string { return x.Name })
 	s, _, err = schematics.Guess("the schematic of "+n.Name, listed, official)
 	return s, true, err
 }
@@ -351,11 +335,7 @@ func (in *initial) schematicOf(node string) string {
 func (p plannedSchematic) file() string { return "schematics/" + p.name + ".yaml" }
 
 func (p plannedSchematic) nodeNames() []string {
-	var out []string
-	for _, n := range p.nodes {
-		out = append(out, n.Name)
-	}
-	return out
+	return cluster.Each(p.nodes, func(n survey.Discovered) string { return n.Name })
 }
 
 // content is the file: what a factory would store, with a comment about its origin.
@@ -426,8 +406,6 @@ func (p plannedSchematic) ownExtension(all []plannedSchematic) string {
 
 func shortNames(extensions []string) []string {
 	out := []string{}
-	for _, x := range extensions {
-		out = append(out, path.Base(x))
-	}
+	out = append(out, cluster.Each(extensions, func(x string) string { return path.Base(x) })...)
 	return out
 }

@@ -426,9 +426,8 @@ func (in *newCluster) stored(ctx context.Context) error {
 	return nil
 }
 
-// vmids chooses the range for recast's own VMs. Two recast.yaml of one cluster need the
-// same range, or each refuses what the other has left: so if recast has run before, there
-// is no safe default.
+// vmids chooses the range for recast's own VMs. Two recast.yaml of one cluster need the same range, or each refuses
+// what the other has left: so if recast has run before, there is no safe default.
 func (in *initial) vmids(ctx context.Context) (err error) {
 	if in.containers, err = in.src.Proxmox.Containers(ctx); err != nil {
 		return fmt.Errorf("list the containers: %w", err)
@@ -468,10 +467,7 @@ func (in *initial) rolled(own []cluster.VM) string {
 	made := in.names(func(n survey.Discovered) bool { return n.VM.MadeBy() != "" })
 	switch {
 	case len(own) > 0:
-		var ids []string
-		for _, vm := range own {
-			ids = append(ids, fmt.Sprintf("VM %d", vm.ID))
-		}
+		ids := cluster.Each(own, func(vm cluster.VM) string { return fmt.Sprintf("VM %d", vm.ID) })
 		why = "its own: " + strings.Join(ids, ", ")
 	case len(made) > 0:
 		why = "it has created the VM of " + strings.Join(made, ", ")
@@ -481,8 +477,7 @@ func (in *initial) rolled(own []cluster.VM) string {
 	return fmt.Sprintf("recast has run on these nodes before (%s). Two recast.yaml of one cluster need the same proxmox.vmids: which range does the other one use?", why)
 }
 
-// claimable refuses a range that can't be that of earlier runs, or whose first number,
-// the claim's, is in use.
+// claimable refuses a range that can't be that of earlier runs, or whose first number, the claim's, is in use.
 func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
 	for _, vm := range own {
 		claim := survey.IsClaim(vm)
@@ -531,8 +526,7 @@ func (in *initial) othersIn(r config.VMIDRange, own []cluster.VM) []string {
 	return out
 }
 
-// freeRange is the first hundred unused VMIDs from 9000 on, or more of them for more
-// nodes.
+// freeRange is the first hundred unused VMIDs from 9000 on, or more of them for more nodes.
 func (in *initial) freeRange() config.VMIDRange {
 	size := 100
 	for size < len(in.found.Nodes)+2 {

@@ -160,8 +160,7 @@ func Init(ctx context.Context, src InitSources, o InitOptions) (InitResult, erro
 	return in.res, nil
 }
 
-// mayLook refuses a token that can't see everything: Proxmox silently leaves out of its lists what a token may not
-// see.
+// mayLook refuses a token that can't see everything: Proxmox silently leaves out of its lists what a token may not see.
 func (in *initial) mayLook(ctx context.Context) error {
 	var lacks []string
 	for _, need := range []struct{ privilege, path string }{{"Sys.Audit", "/"}, {"VM.Audit", "/vms"}} {

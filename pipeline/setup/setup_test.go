@@ -41,10 +41,7 @@ func TestNameSchematics(t *testing.T) {
 		"an extension and none": {[]plannedSchematic{of("", wk), of("a", wk)}, []string{"worker", "worker-qemu-guest-agent"}},
 	} {
 		nameSchematics(c.plans)
-		var got []string
-		for _, p := range c.plans {
-			got = append(got, p.name)
-		}
+		got := cluster.Each(c.plans, func(p plannedSchematic) string { return p.name })
 		must.Equal(t, name, c.want, got)
 	}
 }
@@ -83,9 +80,7 @@ func TestCameFrom(t *testing.T) {
 			in.found.Nodes = append(in.found.Nodes, survey.Discovered{Machine: cluster.Machine{InstallImage: image}})
 		}
 		in.cameFrom()
-		if in.draft.Factory != c.factory || in.draft.Mirror != c.mirror {
-			t.Errorf("%s: factory %q, mirror %q, want %q, %q", name, in.draft.Factory, in.draft.Mirror, c.factory, c.mirror)
-		}
+		must.Equal(t, name+": factory and mirror", []string{c.factory, c.mirror}, []string{in.draft.Factory, in.draft.Mirror})
 	}
 }
 
@@ -100,18 +95,11 @@ func TestClusterName(t *testing.T) {
 func TestKeepOldLock(t *testing.T) {
 	t.Parallel()
 	in := &initial{InitOptions: InitOptions{Dir: t.TempDir()}}
-	if err := in.keepOldLock(); err != nil {
-		t.Errorf("without a lock: %v", err)
-	}
+	must.Pass(t, in.keepOldLock())
 	lock := filepath.Join(in.Dir, "recast.lock")
 	must.Do(t, os.WriteFile(lock, []byte("version: 2\n"), 0o600))
-	err := in.keepOldLock()
-	if hints := strings.Join(fault.Hints(err), "\n"); err == nil || !strings.Contains(hints, "move it elsewhere") {
-		t.Errorf("of a newer recast: %v %q", err, hints)
-	}
-	if files, err := os.ReadDir(in.Dir); err != nil || len(files) != 1 {
-		t.Errorf("there is %v now: %v", files, err)
-	}
+	must.Contain(t, "the hints", strings.Join(fault.Hints(in.keepOldLock()), "\n"), "move it elsewhere")
+	must.Equal(t, "files there now", 1, len(must.Get(os.ReadDir(in.Dir))(t)))
 }
 
 // TestMoveIn: if one file can't be moved to its place, nothing is changed.
@@ -132,14 +120,10 @@ func TestMoveIn(t *testing.T) {
 	if err := moveIn(stage, dir, []string{"a", "b", "c"}); err == nil {
 		t.Error("c, which is not there, was moved")
 	}
-	if a, b := read("a"), read("b"); a != "old a" || b != "" {
-		t.Errorf("after a failure a is %q, b %q", a, b)
-	}
+	must.Equal(t, "after a failure", []string{"old a", ""}, []string{read("a"), read("b")})
 	write(stage, "c", "new c")
 	must.Do(t, moveIn(stage, dir, []string{"a", "b", "c"}))
-	if a, b, c := read("a"), read("b"), read("c"); a != "new a" || b != "new b" || c != "new c" {
-		t.Errorf("afterwards a is %q, b %q, c %q", a, b, c)
-	}
+	must.Equal(t, "afterwards", []string{"new a", "new b", "new c"}, []string{read("a"), read("b"), read("c")})
 }
 
 // numbers is a Proxmox with containers.
@@ -159,9 +143,7 @@ func TestFreeRange(t *testing.T) {
 			other.containers = append(other.containers, cluster.Container{ID: id})
 		}
 		for what, got := range map[string]string{"VMs": in.freeRange().String(), "containers": other.freeRange().String()} {
-			if got != want {
-				t.Errorf("beside the %s %v: %s, want %s", what, ids, got, want)
-			}
+			must.Equal(t, fmt.Sprintf("beside the %s %v", what, ids), want, got)
 		}
 	}
 	in := &initial{}
@@ -169,8 +151,7 @@ func TestFreeRange(t *testing.T) {
 	must.Equal(t, "99 nodes have", "9000-9199", in.freeRange().String())
 }
 
-// TestVMIDs: a range is proposed only where no other recast.yaml can have one, and an
-// unusable range is refused.
+// TestVMIDs: a range is proposed only where no other recast.yaml can have one, and an unusable range is refused.
 func TestVMIDs(t *testing.T) {
 	t.Parallel()
 	vm := func(id cluster.VMID, description string) cluster.VM {
@@ -179,7 +160,7 @@ func TestVMIDs(t *testing.T) {
 	parking := vm(9001, `recast-record: {"version":1,"cluster":"homelab","node":"wk1","uuid":"u"}`)
 	claim := vm(9000, `recast-claim: {"version":1,"cluster":"homelab","run":"r1"}`)
 	const rolled, range9100 = "recast has run on these nodes before", "9100-9199"
-	for name, tc := range map[string]struct {
+	type row struct {
 		vms        []cluster.VM // beside that of the node, 101
 		containers []cluster.Container
 		made       string // description of the node's VM
@@ -190,7 +171,8 @@ func TestVMIDs(t *testing.T) {
 		want       string
 		warns      string
 		err        string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nobody was here":            {asked: "Which VMIDs may recast use", proposed: "9000-9099", want: "9000-9099"},
 		"given":                      {given: range9100, want: range9100},
 		"disks are parked":           {vms: []cluster.VM{parking}, asked: rolled + " (its own: VM 9001). ", answer: "9000-9099", want: "9000-9099", warns: "must start with 9000 too, or each refuses what the other has left"},
@@ -206,44 +188,39 @@ func TestVMIDs(t *testing.T) {
 		"a container has the first":  {containers: []cluster.Container{{ID: 9100, Name: "dns", Host: "pve2"}}, given: range9100, err: `container 9100 "dns" on pve2 has the first number`},
 		"a node has the first":       {given: "101-199", err: "VM 101, which is or has disks of node wk1, has the first number"},
 		"none":                       {given: "5-7", err: "out of bounds"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			node := vm(101, tc.made)
-			in := &initial{InitOptions: InitOptions{VMIDs: tc.given}}
-			in.draft.Cluster = "homelab"
-			in.found.Nodes, in.found.VMs = []survey.Discovered{{Name: "wk1", VM: node}}, append([]cluster.VM{node}, tc.vms...)
-			asked := ""
-			in.src = InitSources{Proxmox: numbers{containers: tc.containers}, Ask: func(_ context.Context, q Question) (string, error) {
-				asked = q.Text
-				must.Equal(t, "it proposes", tc.proposed, q.Default)
-				if tc.answer == "" {
-					return q.Default, nil
-				}
-				return tc.answer, q.Check(tc.answer)
-			}}
-			err := in.vmids(t.Context())
-			if !strings.HasPrefix(asked, tc.asked) || tc.asked == "" && asked != "" {
-				t.Errorf("it asks %q, want %q", asked, tc.asked)
+	}, func(t *testing.T, tc row) {
+		node := vm(101, tc.made)
+		in := &initial{InitOptions: InitOptions{VMIDs: tc.given}}
+		in.draft.Cluster = "homelab"
+		in.found.Nodes, in.found.VMs = []survey.Discovered{{Name: "wk1", VM: node}}, append([]cluster.VM{node}, tc.vms...)
+		asked := ""
+		in.src = InitSources{Proxmox: numbers{containers: tc.containers}, Ask: func(_ context.Context, q Question) (string, error) {
+			asked = q.Text
+			must.Equal(t, "it proposes", tc.proposed, q.Default)
+			if tc.answer == "" {
+				return q.Default, nil
 			}
-			if tc.err != "" {
-				if !strings.Contains(fmt.Sprint(err), tc.err) || tc.given != "5-7" && !strings.Contains(strings.Join(fault.Hints(err), "\n"), "--vmids: ") {
-					t.Errorf("err = %v %q, want %q", err, fault.Hints(err), tc.err)
-				}
-				return
+			return tc.answer, q.Check(tc.answer)
+		}}
+		err := in.vmids(t.Context())
+		if !strings.HasPrefix(asked, tc.asked) || tc.asked == "" && asked != "" {
+			t.Errorf("it asks %q, want %q", asked, tc.asked)
+		}
+		if tc.err != "" {
+			if !strings.Contains(fmt.Sprint(err), tc.err) || tc.given != "5-7" && !strings.Contains(strings.Join(fault.Hints(err), "\n"), "--vmids: ") {
+				t.Errorf("err = %v %q, want %q", err, fault.Hints(err), tc.err)
 			}
-			if err != nil || in.draft.VMIDs.String() != tc.want {
-				t.Errorf("%s, %v; want %s", in.draft.VMIDs, err, tc.want)
-			}
-			if said := strings.Join(in.res.Warnings, "\n"); !strings.HasSuffix(said, tc.warns) || tc.warns == "" && said != "" {
-				t.Errorf("it warns %q, want %q", said, tc.warns)
-			}
-		})
-	}
+			return
+		}
+		must.Pass(t, err)
+		must.Equal(t, "VMIDs", tc.want, in.draft.VMIDs.String())
+		if said := strings.Join(in.res.Warnings, "\n"); !strings.HasSuffix(said, tc.warns) || tc.warns == "" && said != "" {
+			t.Errorf("it warns %q, want %q", said, tc.warns)
+		}
+	})
 }
 
-// TestSayable: values that no recast.yaml can have are refused, with the flag that
-// helps.
+// TestSayable: values that no recast.yaml can have are refused, with the flag that helps.
 func TestSayable(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -315,9 +292,7 @@ func TestAddressesOf(t *testing.T) {
 			t.Errorf("%q: %v, %v; want %s", text, got, err, want)
 		}
 	}
-	if got, err := addressesOf([]string{"10.0.0.1-10.255.255.254/8"}); err != nil || len(got) != 1000 {
-		t.Errorf("of a large range: %d, %v", len(got), err)
-	}
+	must.Equal(t, "of a large range", 1000, len(must.Get(addressesOf([]string{"10.0.0.1-10.255.255.254/8"}))(t)))
 }
 
 // TestReached: the Kubernetes API does not depend on one of several control planes.
@@ -357,8 +332,7 @@ func TestReached(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || in.VIP != tc.wantVIP || in.Endpoint != tc.want {
-			t.Errorf("%s: %q, %q, %v; want %q, %q", name, in.VIP, in.Endpoint, err, tc.wantVIP, tc.want)
-		}
+		must.Pass(t, err)
+		must.Equal(t, name, []string{tc.wantVIP, tc.want}, []string{in.VIP, in.Endpoint})
 	}
 }

@@ -23,8 +23,7 @@ type extraFile struct {
 	content func(context.Context) ([]byte, error)
 }
 
-// write creates all files in a temporary directory, locks them there, and then moves them
-// to their places.
+// write creates all files in a temporary directory, locks them there, and then moves them to their places.
 func (in *initial) write(ctx context.Context) error {
 	var files []string
 	for _, p := range in.plans {

@@ -1,6 +1,5 @@
-// Package support collects what is needed to get help, without secrets. [Bundle] does it;
-// [Sources] are the reads that it may use. Only fields on a fixed list get into the bundle,
-// and what looks like a secret is removed from them.
+// Package support collects what is needed to get help, without secrets. [Bundle] does it; [Sources] are the reads that
+// it may use. Only fields on a fixed list get into the bundle, and what looks like a secret is removed from them.
 package support
 
 import (
@@ -119,9 +118,8 @@ func (g *gathering) lockFile() {
 	g.problem("recast.lock can't be used", err)
 }
 
-// runsHere adds the last runs that were started on this machine: results, logs, and from
-// their journals only the plan and the names of facts, since journals hold machine
-// configurations.
+// runsHere adds the last runs that were started on this machine: results, logs, and from their journals only the plan
+// and the names of facts, since journals hold machine configurations.
 func (g *gathering) runsHere() {
 	runs, err := journal.Runs(g.Runs().Dir)
 	g.problem("journals", err)
@@ -158,8 +156,7 @@ func (g *gathering) keys(id string) {
 	}
 }
 
-// log adds the newest part of a log, line by line. It omits an incomplete last line, which
-// a kill may leave.
+// log adds the newest part of a log, line by line. It omits an incomplete last line, which a kill may leave.
 func (g *gathering) log(path, name string) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -185,8 +182,7 @@ func (g *gathering) log(path, name string) {
 	g.out.Lines(name, out.Bytes())
 }
 
-// byUsersProgram says whether a line may quote the output of a hook or a gate, which may
-// contain secrets.
+// byUsersProgram says whether a line may quote the output of a hook or a gate, which may contain secrets.
 func byUsersProgram(line []byte) bool {
 	return slices.ContainsFunc([]string{"hook", "ask-gates", "before-run", "after-run"}, func(word string) bool { return bytes.Contains(line, []byte(word)) })
 }
@@ -226,8 +222,7 @@ func (g *gathering) world(parent context.Context) {
 	asks.Wait()
 }
 
-// withoutPrograms reduces a diagnosis: of the user's programs and webhooks it keeps only
-// the number and the states.
+// withoutPrograms reduces a diagnosis: of the user's programs and webhooks it keeps only the number and the states.
 func withoutPrograms(res checkup.Result) checkup.Result {
 	res.Checks = slices.Clone(res.Checks)
 	for i, c := range res.Checks {
@@ -266,8 +261,7 @@ It does contain: names and addresses of nodes and hosts, disks and their storage
 versions, what recast did and when, and why it failed.
 `
 
-// The fields of each document that a support bundle includes. Of hooks, gates and webhooks
-// it includes only the number.
+// The fields of each document that a support bundle includes. Of hooks, gates and webhooks it includes only the number.
 var (
 	configAllowed = bundle.List{
 		"version", "cluster", "talos.version", "talos.config", "talos.machineConfigs", "talos.machineConfigs.dir", "talos.machineConfigs.names", "kubernetes.version",
@@ -414,9 +408,7 @@ func nodesSeen(seen observe.Observation) []seenNode {
 		if k := f.Node; k != nil {
 			n.Kubelet, n.NodeReady, n.ControlPlane, n.Cordoned, n.Mark = k.KubeletVersion, k.Ready, k.ControlPlane, k.Unschedulable, k.Mark
 		}
-		for _, err := range f.Errs {
-			n.Problems = append(n.Problems, err.Error())
-		}
+		n.Problems = append(n.Problems, cluster.Each(f.Errs, error.Error)...)
 		out = append(out, n)
 	}
 	return out
@@ -477,8 +469,7 @@ func Secrets(p pipeline.Project) (out []string) {
 	return out
 }
 
-// commandLines returns the command lines of hooks and gates, except programs without
-// arguments, whose name is harmless.
+// commandLines returns the command lines of hooks and gates, except programs without arguments, whose name is harmless.
 func commandLines(p pipeline.Project) (lines []string) {
 	add := func(c cluster.CommandGate, line string) {
 		if len(c.Args) > 1 {

@@ -28,8 +28,7 @@ import (
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
-// planted are secrets of every kind, each in its real place; none of their bytes may get
-// into a bundle.
+// planted are secrets of every kind, each in its real place; none of their bytes may get into a bundle.
 var planted = map[string]string{
 	"the token":             "6f1d3c58-1111-4222-8333-0123456789ab",
 	"another token":         "9e8d7c6b-5555-4666-8777-ba9876543210",
@@ -110,9 +109,7 @@ func plantStopped(t *testing.T, p pipeline.Project) {
 	if err == nil {
 		err = errors.Join(j.Finish(stopped()), j.Close())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 func stopped() string {
@@ -127,9 +124,7 @@ func plantLock(t *testing.T, p pipeline.Project) {
 	if err == nil {
 		err = os.WriteFile(p.LockFile(), append(b, []byte("extra: "+planted["a kernel argument"]+"\n")...), 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 // plantedVMs are a node's VM, its parking VM, and an unrelated one.

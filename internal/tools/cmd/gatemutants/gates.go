@@ -41,7 +41,7 @@ var rooms = []room{
 	{"cluster/parking", ".", "Memory.WrongBlank"},
 	{"cluster/roll", "^TestGate|^TestRehearse", `
 		etcdMember.mayLeave node.checkBlank node.configureBlank node.configureReset applyConfig.check applyConfig.shown savedConfig.read savedConfig.userConfig
-		node.start node.replacementOut node.leaveAsReplacement node.backOut node.takenDown record.with
+		node.start node.replacementOut node.leaveAsReplacement node.backOut node.opened node.takenDown record.with
 		serving.migrate serving.moveTo serving.migratable serving.lacks
 		ScratchPruner.read ScratchPruner.deleteStopped ScratchPruner.against trial.judge trial.create trial.on`},
 	{"cluster/shape", "^TestSettle", "Migratable localVolumes"},
