@@ -82,9 +82,7 @@ func TestClaimIsHeldAndGivenBack(t *testing.T) {
 		if len(p.vms) != 0 || len(p.changes) != n {
 			t.Errorf("left behind: %v, written after it: %q", p.vms, p.changes[n:])
 		}
-		if err := h.Check(t.Context()); fault.KindOf(err) != fault.Refused {
-			t.Errorf("checked after it was given back: %v", err)
-		}
+		must.FailAs(t, h.Check(t.Context()), fault.Refused)
 	})
 }
 
@@ -130,9 +128,7 @@ func TestClaimOfAnEndedRun(t *testing.T) {
 		c.Dead = tc.dead
 		start := time.Now()
 		h := acquire(t, c)
-		if took := time.Since(start); took != tc.want {
-			t.Errorf("it took %s, want %s", took, tc.want)
-		}
+		must.Equal(t, "it took", tc.want, time.Since(start))
 		if s := p.state(t); s.Run != tc.run || s.Beat != 5 {
 			t.Errorf("claim is %+v", s)
 		}

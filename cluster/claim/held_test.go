@@ -110,9 +110,7 @@ func TestClaimRenamed(t *testing.T) {
 		rename()
 		time.Sleep(Heartbeat + time.Second)
 		p.do(func() {
-			if name := p.vms[9000].Config["name"]; name != VMName {
-				t.Errorf("after a heartbeat its name is %q", name)
-			}
+			must.Equal(t, "after a heartbeat its name is", VMName, p.vms[9000].Config["name"])
 		})
 		rename()
 		if err := h.Release(t.Context()); err != nil || len(p.vms) != 0 {
@@ -129,12 +127,8 @@ func TestClaimEndsWithItsContext(t *testing.T) {
 		h := must.Get(claimant(p, "r1").Acquire(ctx))(t)
 		cancel()
 		time.Sleep(time.Minute)
-		if n := len(p.changes); n != 1 {
-			t.Errorf("%d changes after the context had ended", n-1)
-		}
-		if err := h.Check(t.Context()); fault.KindOf(err) != fault.Refused {
-			t.Errorf("err = %v", err)
-		}
+		must.Equal(t, "changes after the context had ended", 1, len(p.changes))
+		must.FailAs(t, h.Check(t.Context()), fault.Refused)
 		if _, err := claimant(p, "r2").Acquire(ctx); !errors.Is(err, context.Canceled) {
 			t.Errorf("err = %v", err)
 		}
@@ -235,9 +229,7 @@ func TestAfterASilenceHostsAreJudgedAlike(t *testing.T) {
 			time.Sleep(20 * time.Second) // a heartbeat arrives
 			start := time.Now()
 			err := h.Check(t.Context())
-			if took := time.Since(start); took != 90*time.Second {
-				t.Errorf("%s: it took %s", why, took)
-			}
+			must.Equal(t, why, 90*time.Second, time.Since(start))
 			if refused != (err != nil) || refused && fault.KindOf(err) != fault.Refused {
 				t.Errorf("%s: %v", why, err)
 			}

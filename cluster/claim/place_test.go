@@ -135,9 +135,7 @@ func TestClaimsInTwoPlaces(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
 		h := acquire(t, tc.first(p, l, "r1"))
 		_, err := tc.second(p, l, "r2").Acquire(t.Context())
-		if fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), tc.alive) {
-			t.Errorf("err = %v", err)
-		}
+		must.FailAs(t, err, fault.Claimed, tc.alive)
 		if err := h.Check(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -183,9 +181,7 @@ func TestClaimLeftElsewhere(t *testing.T) {
 
 		ctx, kill := context.WithCancel(t.Context())
 		p.do(func() { clear(p.vms) })
-		if _, err := leaseClaimant(p, l, "r3").Acquire(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(leaseClaimant(p, l, "r3").Acquire(ctx))(t)
 		kill()
 		start := time.Now()
 		h := acquire(t, vmClaimant(p, l, "r4"))
@@ -283,9 +279,7 @@ func TestClaimOfAPrune(t *testing.T) {
 		}
 		again := acquire(t, claimant(p, "r3"))
 		defer again.Release(t.Context())
-		if err := h.Check(t.Context()); err == nil || !strings.Contains(clustertest.Message(err), "run r3") {
-			t.Errorf("while it goes on: %v", err)
-		}
+		must.Fail(t, h.Check(t.Context()), "run r3")
 	})
 }
 

@@ -33,13 +33,9 @@ func TestClaimsOfTwoRanges(t *testing.T) {
 			h := acquire(t, claimantAt(p, "r1", 9000))
 			n := len(p.changes)
 			_, err := claimantAt(p, "r2", second).Acquire(t.Context())
-			if fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), `which is alive (VM 9000 "recast-claim" on pve1)`) {
-				t.Errorf("the second: %v", err)
-			}
+			must.FailAs(t, err, fault.Claimed, `which is alive (VM 9000 "recast-claim" on pve1)`)
 			for _, want := range []string{"proxmox.vmids 9000-9099", cluster.VMIDRange{First: second, Last: second + 99}.String()} {
-				if !strings.Contains(clustertest.Message(err), want) {
-					t.Errorf("it does not name %s: %v", want, err)
-				}
+				must.Fail(t, err, want)
 			}
 			p.do(func() {
 				if slices.ContainsFunc(p.changes[n:], func(c string) bool { return c != "set" }) {
@@ -71,9 +67,7 @@ func TestClaimsOfTwoRangesAtOnce(t *testing.T) {
 					time.Sleep(max(0, after))
 					h, err := c.Acquire(t.Context())
 					if err != nil {
-						if fault.KindOf(err) != fault.Claimed {
-							t.Errorf("late %s, delay %s: %s: %v", late, delay, c.Run, err)
-						}
+						must.FailAs(t, err, fault.Claimed)
 						return
 					}
 					p.do(func() { holding++; won++; most = max(most, holding) })
@@ -239,9 +233,7 @@ func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 		p.away = away(cluster.IsOffline)
 		start := time.Now()
 		h := acquire(t, claimantAt(p, "r1", 9000))
-		if took := time.Since(start); took != 90*time.Second {
-			t.Errorf("offline: it took %s", took)
-		}
+		must.Equal(t, "offline: it took", 90*time.Second, time.Since(start))
 		release(t, h)
 		p.away = away("does not answer")
 		_, err := claimantAt(p, "r1", 9000).Acquire(t.Context())
@@ -271,9 +263,7 @@ func TestAHolderWhoseHostWasAway(t *testing.T) {
 		second := acquire(t, c)
 		p.do(func() { p.away = nil })
 		time.Sleep(20 * time.Second) // a heartbeat arrives
-		if err := first.Check(t.Context()); fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), "to run r2 (pid 7 on ci-r2)") || !strings.Contains(clustertest.Message(err), "which has begun meanwhile") {
-			t.Errorf("the first goes on: %v", err)
-		}
+		must.FailAs(t, first.Check(t.Context()), fault.Claimed, "to run r2 (pid 7 on ci-r2)", "which has begun meanwhile")
 		if err := second.Check(t.Context()); err != nil || context.Cause(ctx) == nil {
 			t.Errorf("the second: %v; the first's context: %v", err, context.Cause(ctx))
 		}

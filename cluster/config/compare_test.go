@@ -5,11 +5,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
 
 	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/internal/redact"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func parse(t *testing.T, text string) config.Documents {
@@ -19,13 +19,6 @@ func parse(t *testing.T, text string) config.Documents {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	return docs
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // TestEqual: configurations that Talos reads as the same are equal, and have the same hash.
@@ -135,9 +128,7 @@ func TestCompare(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			found, wanted := parse(t, c.found), parse(t, c.wanted)
-			if diff := cmp.Diff(c.want, config.Compare(found, wanted)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			must.Equal(t, "compare", c.want, config.Compare(found, wanted))
 			if found.Hash() == wanted.Hash() {
 				t.Error("the hashes are the same")
 			}
@@ -239,9 +230,7 @@ pem: "-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----"
 		"v1alpha1|machine.note|added||" + r,
 		"v1alpha1|machine.token|changed|" + r + "|" + r,
 	}
-	if diff := cmp.Diff(want, lines); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "lines", want, lines)
 }
 
 // TestNoConfiguration: an unreadable configuration is an error that quotes nothing.
@@ -348,8 +337,7 @@ func TestRedactedOfGenerated(t *testing.T) {
 		for _, kind := range kinds {
 			b := bundle(t, version)
 			text := encoded(t, generated(t, version, kind, b), encoder.CommentsAll)
-			shown, err := config.Redacted([]byte(text))
-			must(t, err)
+			shown := must.Get(config.Redacted([]byte(text)))(t)
 			for _, secret := range secretsOf(t, b) {
 				if strings.Contains(string(shown), secret) {
 					t.Errorf("%s of %s shows %s", kind, version, secret)

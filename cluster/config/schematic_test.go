@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestCompare: whatever differs is named, and nothing secret is shown.
@@ -94,13 +96,8 @@ func TestRole(t *testing.T) {
 func requireAnswers(t *testing.T, ask func(Documents) bool, cases map[string]bool) {
 	t.Helper()
 	for text, want := range cases {
-		docs, err := Parse([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := ask(docs); got != want {
-			t.Errorf("%q: %t", text, got)
-		}
+		docs := must.Get(Parse([]byte(text)))(t)
+		must.Equal(t, text, want, ask(docs))
 	}
 }
 

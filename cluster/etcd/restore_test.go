@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -86,9 +85,7 @@ func TestRestoreFails(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind || c.kind == fault.Failed && len(fault.Hints(err)) == 0 {
 					t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), c.err)
 				}
-				if !slices.Equal(c.talos.did, c.did) {
-					t.Errorf("did %q, want %q", c.talos.did, c.did)
-				}
+				must.Equal(t, "did", c.did, c.talos.did)
 			})
 		})
 	}
@@ -156,7 +153,7 @@ func sums(sum string, err error) func(context.Context) (string, error) {
 // TestFindSource: etcd begins with nothing but the planned snapshot.
 func TestFindSource(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	for _, c := range map[string]struct {
 		source Source
 		sum    string
 		err    string
@@ -168,8 +165,6 @@ func TestFindSource(t *testing.T) {
 		"that one":        {Source{File: "a.db", Sum: sums("sum", nil)}, "sum", ""},
 	} {
 		err := c.source.Require(t.Context(), c.sum)
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: err = %v, want %q", name, err, c.err)
-		}
+		must.Fail(t, err, c.err)
 	}
 }

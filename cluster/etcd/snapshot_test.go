@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/etcd"
@@ -74,18 +72,15 @@ func TestReadSnapshot(t *testing.T) {
 			must.Do(t, os.WriteFile(file, c.bytes, 0o600))
 			got, err := ReadSnapshot(t.Context(), file, c.copied)
 			if c.err != "" {
-				if err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("err = %v, want %q", err, c.err)
-				}
+				must.Fail(t, err, c.err)
 				return
 			}
 			c.want.SizeBytes = int64(len(c.bytes))
 			c.want.Peers = map[string][]string{"cp1": {"https://a:2380"}, "cp2": {"https://b:2380"}}
 			sum := sha256.Sum256(c.bytes[:len(c.bytes)/512*512])
 			c.want.SHA256 = hex.EncodeToString(sum[:])
-			if diff := gocmp.Diff(c.want, got); diff != "" || err != nil {
-				t.Errorf("err = %v; (-want +got):\n%s", err, diff)
-			}
+			must.Do(t, err)
+			must.Equal(t, "got", c.want, got)
 		})
 	}
 }
@@ -107,16 +102,13 @@ func TestSaveSnapshotClearsLeftovers(t *testing.T) {
 		file, then := filepath.Join(dir, name), time.Now().Add(-age)
 		must.Do(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Chtimes(file, then, then)))
 	}
-	if _, err := SaveSnapshot(t.Context(), filepath.Join(dir, "new.db"), func(w io.Writer) error { _, err := w.Write(whole); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(SaveSnapshot(t.Context(), filepath.Join(dir, "new.db"), func(w io.Writer) error { _, err := w.Write(whole); return err }))(t)
 	left, err := filepath.Glob(filepath.Join(dir, "*"))
 	for i := range left {
 		left[i] = filepath.Base(left[i])
 	}
-	if diff := gocmp.Diff([]string{".etcd-2.part", "etcd.db", "new.db"}, left); diff != "" || err != nil {
-		t.Error(err, diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, "left", []string{".etcd-2.part", "etcd.db", "new.db"}, left)
 }
 
 func TestSaveSnapshotIsAtomic(t *testing.T) {
@@ -189,9 +181,7 @@ func TestBackUpEtcdWithoutRoom(t *testing.T) {
 		e.status[addr] = cluster.EtcdStatus{MemberID: uint64(i + 1), Leader: 1}
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if _, err := SaveSnapshot(t.Context(), file, func(w io.Writer) error { _, err := w.Write(e.whole); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(SaveSnapshot(t.Context(), file, func(w io.Writer) error { _, err := w.Write(e.whole); return err }))(t)
 	_, err := BackUp(t.Context(), e, addrsOfThree, filepath.Join(file, "etcd.db"), func(string) {})
 	if err == nil || len(e.asked) > 0 || len(fault.Hints(err)) == 0 {
 		t.Errorf("asked %q, %v", e.asked, err)
@@ -251,17 +241,11 @@ func TestBackUpEtcd(t *testing.T) {
 				e.bad[addrsOfThree[i]] = slices.Contains(c.bad, i)
 			}
 			got, err := BackUp(t.Context(), e, addrsOfThree[:cmp.Or(c.ends, 3)], filepath.Join(t.TempDir(), "etcd.db"), func(string) {})
-			if diff := gocmp.Diff(c.asked, e.asked); diff != "" {
-				t.Errorf("asked (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "asked", c.asked, e.asked)
 			if len(c.err) > 0 {
-				if fault.KindOf(err) != c.kind {
-					t.Errorf("kind %d, want %d", fault.KindOf(err), c.kind)
-				}
+				must.FailAs(t, err, c.kind)
 				for _, text := range c.err {
-					if err == nil || !strings.Contains(err.Error(), text) {
-						t.Errorf("err = %v, want %q", err, text)
-					}
+					must.Fail(t, err, text)
 				}
 				return
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // planeAddrs are the addresses of the control planes of threePlanes.
@@ -199,9 +200,7 @@ func TestRequireOthers(t *testing.T) {
 func TestRequireMemberNeedsAnAddress(t *testing.T) {
 	t.Parallel()
 	err := newThreePlanes().upgrade().requireMember(t.Context(), cluster.EtcdMember{ID: 9, Name: "cp9"}, nil)
-	if err == nil || !strings.Contains(err.Error(), "no address in its peer URLs") {
-		t.Errorf("err = %v", err)
-	}
+	must.Fail(t, err, "no address in its peer URLs")
 }
 
 // TestCheckAsksForTheOthers: nothing is begun either while something is down.

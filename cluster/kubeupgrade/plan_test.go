@@ -8,10 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // each checks every case as a subtest of its own.
@@ -281,9 +280,8 @@ func TestForesee(t *testing.T) {
 		"machine configuration of cp2: two documents: take one out",
 		"cp3: certificate requests of its kubelet wait for approval, and its next one would: kubectl certificate approve csr-1, or have kubelet-serving-cert-approver do it",
 	}
-	if diff := gocmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, "got", want, got)
 }
 
 // TestRequireSame: a plan may only shrink.
@@ -376,10 +374,6 @@ func TestToPull(t *testing.T) {
 	t.Parallel()
 	kubelet, proxy := ImageChange{cluster.Kubelet, "k:v1", "k:v2"}, ImageChange{cluster.KubeProxy, "p:v1", "p:v2"}
 	n := Node{Changes: []ImageChange{kubelet, proxy}}
-	if diff := gocmp.Diff([]ImageChange{kubelet}, Plan{}.toPull(n)); diff != "" {
-		t.Error(diff)
-	}
-	if diff := gocmp.Diff([]ImageChange{kubelet, proxy}, Plan{Proxy: &proxy}.toPull(n)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "got", []ImageChange{kubelet}, Plan{}.toPull(n))
+	must.Equal(t, "got", []ImageChange{kubelet, proxy}, Plan{Proxy: &proxy}.toPull(n))
 }

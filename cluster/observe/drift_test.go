@@ -265,9 +265,7 @@ func TestHostnameOfAnotherNode(t *testing.T) {
 	t.Parallel()
 	wanted := []cluster.Wanted{{Name: "wk1"}, {Name: "wk2"}}
 	for hostname, want := range map[string]string{"": "", "wk1": "", "WK1.example.com": "", "wk2": "wk2", "Wk2.example.com": "wk2", "else": ""} {
-		if got := otherNode(hostname, "wk1", wanted); got != want {
-			t.Errorf("%s: %q, want %q", hostname, got, want)
-		}
+		must.Equal(t, hostname, want, otherNode(hostname, "wk1", wanted))
 	}
 }
 

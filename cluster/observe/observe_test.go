@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -232,9 +231,7 @@ func TestNamesThatAreOff(t *testing.T) {
 	}
 	got := fault.Hints(namesThatAreOff(errors.New("no answer"), wanted, vms))
 	want := []string{`VM 102 "cp2" on pve1 has the name of a node, and is switched off: start VM 102 "cp2" on pve1 in Proxmox`}
-	if !slices.Equal(got, want) {
-		t.Errorf("hints %q, want %q", got, want)
-	}
+	must.Equal(t, "hints", want, got)
 }
 
 func TestKubernetesOrder(t *testing.T) {
@@ -276,9 +273,7 @@ func TestSigned(t *testing.T) {
 		"in no lock that is here":      {cluster.Build{}, map[string]cluster.Build{"o": older}, false},
 		"another version is no excuse": {cluster.Build{}, map[string]cluster.Build{"o": {TalosVersion: "v1.13.8", LockHash: hash, SecureBoot: true}}, false},
 	} {
-		if got := (Observation{PastBuilds: tc.past}).Signed(cluster.Wanted{Build: tc.wanted}, parking.KeptDisk{Build: hash, Talos: "v1.13.9"}); got != tc.want {
-			t.Errorf("%s: %t", name, got)
-		}
+		must.Equal(t, name, tc.want, (Observation{PastBuilds: tc.past}).Signed(cluster.Wanted{Build: tc.wanted}, parking.KeptDisk{Build: hash, Talos: "v1.13.9"}))
 	}
 }
 
@@ -345,8 +340,7 @@ func TestMachinesAreCompleted(t *testing.T) {
 			w := cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}
 			vm := cluster.VM{ID: 101, Name: "wk1", Running: true, Config: map[string]string{"smbios1": "uuid=u1"}}
 			found := []Found{{Name: "wk1", Addr: netip.MustParseAddr("10.0.0.1"), VM: &vm, Machine: &first}}
-			done, err := Sources{Talos: talos, Past: clustertest.Past}.complete(t.Context(), []cluster.Wanted{w}, found)
-			must.Do(t, err)
+			done := must.Get(Sources{Talos: talos, Past: clustertest.Past}.complete(t.Context(), []cluster.Wanted{w}, found))(t)
 			f := found[0]
 			if done != (c.asked > 0) || talos.asked != c.asked || (f.Machine == nil) != c.unread || (len(f.Errs) > 0) != c.unread {
 				t.Fatalf("done %t, asked %d times, machine %+v: %v", done, talos.asked, f.Machine, f.Errs)

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -219,9 +217,8 @@ func TestParkingVMCreatedLate(t *testing.T) {
 				got = append(got, p.VM.ID)
 			}
 			slices.Sort(got)
-			if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
-				t.Errorf("parking VMs (-want +got):\n%s%v", diff, err)
-			}
+			must.Do(t, err)
+			must.Equal(t, "parking VMs", c.want, got)
 			_, verdicts := JudgeParked(vms, nil, Retention{Cluster: "c1", Nodes: []string{"wk1"}, Keep: 1})
 			for _, v := range verdicts {
 				if goes := len(v.Keep) == 0; goes == slices.Contains(c.want, v.VMID) && len(c.want) == 1 {

@@ -105,9 +105,7 @@ func TestHolding(t *testing.T) {
 			s := system(healthy("a"), healthy("b"))
 			s.Holds, s.Patience = true, 10*time.Minute
 			tc.change(&s)
-			if got := s.Holding("a", tc.outage); got != tc.want {
-				t.Errorf("%s instead of %s", got, tc.want)
-			}
+			must.Equal(t, "instead of", tc.want, s.Holding("a", tc.outage))
 		})
 	}
 }

@@ -145,12 +145,8 @@ func TestUnchecked(t *testing.T) {
 			t.Errorf("look %d: %q", i, got)
 		}
 	}
-	if got := Unchecked(pool(func(*Volume) {}), "d", map[string]string{}); got != "" {
-		t.Errorf("of a node without OSDs: %q", got)
-	}
-	if got := Unchecked([]System{system(healthy("a"))}, "a", seen); got != "" {
-		t.Errorf("one that always knows: %q", got)
-	}
+	must.Equal(t, "of a node without OSDs", "", Unchecked(pool(func(*Volume) {}), "d", map[string]string{}))
+	must.Equal(t, "one that always knows", "", Unchecked([]System{system(healthy("a"))}, "a", seen))
 }
 
 // pool is one with parts on a, b and c.
@@ -222,12 +218,8 @@ func TestPools(t *testing.T) {
 				}
 				exposed = append(exposed, text)
 			}
-			if got := strings.Join(exposed, "\n"); got != tc.exposed {
-				t.Errorf("exposed: %s", got)
-			}
-			if got := Unhealed(systems, "a", nil); got != tc.unhealed {
-				t.Errorf("unhealed: %s", got)
-			}
+			must.Equal(t, "exposed", tc.exposed, strings.Join(exposed, "\n"))
+			must.Equal(t, "unhealed", tc.unhealed, Unhealed(systems, "a", nil))
 		})
 	}
 }
@@ -269,9 +261,7 @@ func TestThrough(t *testing.T) {
 					t.Errorf("refuses %v: %+v", e.Refuses(false), e)
 				}
 			}
-			if text := strings.Join(got, "\n"); text != tc.want {
-				t.Errorf("%s", text)
-			}
+			must.Equal(t, "got", tc.want, strings.Join(got, "\n"))
 		})
 	}
 }

@@ -9,14 +9,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestWhereabouts(t *testing.T) {
@@ -32,17 +31,13 @@ func TestWhereabouts(t *testing.T) {
 		got[d.Name] = d.Addr.String()
 	}
 	want := map[string]string{"cp1": "192.0.2.1", "wk1": "192.0.2.2", "wk2": "192.0.2.2", "other": "invalid IP"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("addresses (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "addresses", want, got)
 }
 
 func TestRequireOneCluster(t *testing.T) {
 	t.Parallel()
 	members, others := []cluster.Member{{Nodename: "cp1"}, {Nodename: "wk1"}}, []cluster.KubeNode{{Name: "a"}, {Name: "b"}}
-	if err := requireOneCluster(members, others); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "Talos has the nodes cp1, wk1, Kubernetes has a, b") {
-		t.Errorf("err = %v", err)
-	}
+	must.FailAs(t, requireOneCluster(members, others), fault.Config, "Talos has the nodes cp1, wk1, Kubernetes has a, b")
 	for name, err := range map[string]error{
 		"one in common": requireOneCluster(members, append(others, cluster.KubeNode{Name: "wk1"})), "no kubeconfig": requireOneCluster(members, nil), "no discovery": requireOneCluster(nil, others),
 	} {
@@ -121,9 +116,7 @@ func TestDiscoveredMatch(t *testing.T) {
 		err := d.match(append([]cluster.VM{vm}, c.others...))
 		switch {
 		case c.err != "":
-			if err == nil || !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%s: err = %v, want %q", name, err, c.err)
-			}
+			must.Fail(t, err, c.err)
 			continue
 		case err != nil:
 			t.Errorf("%s: %v", name, err)
@@ -143,7 +136,7 @@ func TestDiscoveredUnproven(t *testing.T) {
 	t.Parallel()
 	d, vm := discovered(map[string]string{"scsi1": "fast:vm-9201-disk-0,size=20G"})
 	d.Machine.SystemDisk = ""
-	must(t, d.match([]cluster.VM{vm, {ID: 9201, Name: "data", Host: "pve1"}}))
+	must.Do(t, d.match([]cluster.VM{vm, {ID: 9201, Name: "data", Host: "pve1"}}))
 	if d.Unproven == nil || d.Persistent != nil || len(d.Candidates) != 2 || d.Holder != 9201 {
 		t.Errorf("unproven %v, persistent %v, candidates %v, holder %d", d.Unproven, d.Persistent, d.Candidates, d.Holder)
 	}
@@ -152,8 +145,7 @@ func TestDiscoveredUnproven(t *testing.T) {
 func TestDiscoveryUnfinished(t *testing.T) {
 	t.Parallel()
 	park := func(r parking.Record) cluster.VM {
-		text, err := r.Description()
-		must(t, err)
+		text := must.Get(r.Description())(t)
 		return cluster.VM{ID: 9101, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	n, vm := discovered(nil)
@@ -186,11 +178,8 @@ func TestDiscoveryVersions(t *testing.T) {
 	for _, v := range []string{"v1.9.5", "v1.13.9", "v1.14.0-beta.1", "v1.13.9"} {
 		d.Nodes = append(d.Nodes, Discovered{Name: v, Machine: cluster.Machine{RunningSystem: cluster.RunningSystem{TalosVersion: v}}})
 	}
-	got, err := d.Versions()
-	must(t, err)
-	if diff := cmp.Diff([]string{"v1.14.0-beta.1", "v1.13.9", "v1.9.5"}, got); diff != "" {
-		t.Errorf("versions (-want +got):\n%s", diff)
-	}
+	got := must.Get(d.Versions())(t)
+	must.Equal(t, "versions", []string{"v1.14.0-beta.1", "v1.13.9", "v1.9.5"}, got)
 	d.Nodes = append(d.Nodes, Discovered{Name: "odd"})
 	if _, err := d.Versions(); err == nil {
 		t.Error("a node without a version was taken")
@@ -289,17 +278,13 @@ func TestDiscoverAll(t *testing.T) {
 				}
 				return
 			}
-			must(t, err)
+			must.Do(t, err)
 			var names []string
 			for _, n := range got.Nodes {
 				names = append(names, n.Name)
 			}
-			if diff := cmp.Diff(tc.nodes, strings.Join(names, " ")); diff != "" {
-				t.Errorf("nodes (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(fmt.Sprint(tc.silent), fmt.Sprint(got.Silent)); diff != "" {
-				t.Errorf("silent (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "nodes", tc.nodes, strings.Join(names, " "))
+			must.Equal(t, "silent", fmt.Sprint(tc.silent), fmt.Sprint(got.Silent))
 		})
 	}
 }
@@ -315,13 +300,11 @@ func marked(k cluster.Kube, m cluster.NodeMetadata) cluster.Kube {
 func TestDiscoveryOwn(t *testing.T) {
 	t.Parallel()
 	park := func(id cluster.VMID, r parking.Record) cluster.VM {
-		text, err := r.Description()
-		must(t, err)
+		text := must.Get(r.Description())(t)
 		return cluster.VM{ID: id, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	claim := func(id cluster.VMID, name string) cluster.VM {
-		text, err := claim.State{Cluster: name, Run: "r1"}.Description()
-		must(t, err)
+		text := must.Get(claim.State{Cluster: name, Run: "r1"}.Description())(t)
 		return cluster.VM{ID: id, Name: claim.VMName, Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	d := Discovery{uuids: []string{discoveredUUID}, VMs: []cluster.VM{

@@ -7,16 +7,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
-
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func explain(t *testing.T, node string, change func([]cluster.Wanted, *observe.Observation)) Explanation {
@@ -25,10 +23,9 @@ func explain(t *testing.T, node string, change func([]cluster.Wanted, *observe.O
 	if change != nil {
 		change(wanted, &o)
 	}
-	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
-	must(t, err)
+	plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}))(t)
 	e, err := Explain(t.Context(), plan, node, o, clustertest.Past, cluster.Timing{Drain: 10 * time.Minute, Stop: 5 * time.Minute, Boot: 10 * time.Minute, Join: 10 * time.Minute})
-	must(t, err)
+	must.Do(t, err)
 	return e
 }
 
@@ -63,9 +60,7 @@ func TestExplainRecreate(t *testing.T) {
 		"take-down/park/settle take-down/park/scsi0 take-down/park/scsi1 take-down/delete-vm " +
 		"bring-up/create-vm bring-up/renew-disk bring-up/attach/settle bring-up/attach/scsi1 bring-up/attach/compare-disks bring-up/start bring-up/configure bring-up/wait-healthy " +
 		"bring-up/finish/eject bring-up/finish/restore-settings bring-up/finish/restore-ha bring-up/finish/restore-node bring-up/finish/note-entry bring-up/finish/uncordon bring-up/finish/keep"
-	if diff := cmp.Diff(strings.Fields(want), strings.Fields(paths(e))); diff != "" {
-		t.Errorf("steps (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "steps", strings.Fields(want), strings.Fields(paths(e)))
 	drain := e.Steps[3]
 	if drain.Seconds != 30 || drain.SecondsFrom != "an earlier roll of it" || drain.TimeoutSeconds != 600 || drain.Risk != "disruptive" {
 		t.Errorf("%+v", drain)
@@ -74,9 +69,7 @@ func TestExplainRecreate(t *testing.T) {
 		t.Errorf("%+v", park)
 	}
 	for key, want := range map[string]Fate{"scsi0": FateReplaced, "scsi1": FateCarried, "scsi2": FatePods, "ide2": FateMedium} {
-		if got := fateIn(e, key); got != want {
-			t.Errorf("%s: %q, want %q", key, got, want)
-		}
+		must.Equal(t, key, want, fateIn(e, key))
 	}
 	if len(e.Strategies) != 3 || !e.Strategies[0].Taken || len(e.Strategies[0].Against) > 0 || e.Strategies[1].Taken {
 		t.Errorf("%+v", e.Strategies)
@@ -97,10 +90,8 @@ func TestExplainAnOverlay(t *testing.T) {
 		old.Overlay, old.Rebuild = cluster.LockedOverlay{Name: "rpi", Digest: "sha256:aaaaaaaaaaaaaaaa"}, 1
 		return old, known
 	}
-	plan, err := planning.New("c1", wanted, o, past, planning.Policy{})
-	must(t, err)
-	e, err := Explain(t.Context(), plan, "wk1", o, past, cluster.Timing{})
-	must(t, err)
+	plan := must.Get(planning.New("c1", wanted, o, past, planning.Policy{}))(t)
+	e := must.Get(Explain(t.Context(), plan, "wk1", o, past, cluster.Timing{}))(t)
 	for _, want := range []Comparison{
 		{What: "image of the overlay", Found: "sha256:aaaaaaaaaaaa", Wanted: "sha256:bbbbbbbbbbbb"},
 		{What: "rebuilds of the same content", Found: "1", Wanted: "2"},
@@ -182,7 +173,7 @@ func TestExplainTheRest(t *testing.T) {
 	}
 	wanted, o := observetest.World()
 	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
-	must(t, err)
+	must.Do(t, err)
 	if _, err := Explain(t.Context(), plan, "wk2", o, clustertest.Past, cluster.Timing{}); fault.KindOf(err) != fault.Config {
 		t.Errorf("err = %v", err)
 	}
@@ -201,8 +192,7 @@ func TestExplainWhatWasBegun(t *testing.T) {
 		"put back": {false, cluster.PutBack, FateBack, FateBack, "put-back/attach/scsi0"},
 	} {
 		e := explain(t, "wk1", func(_ []cluster.Wanted, o *observe.Observation) {
-			packed, err := parking.Memory{VM: *o.Found[1].VM, SystemKey: "scsi0"}.Pack()
-			must(t, err)
+			packed := must.Get(parking.Memory{VM: *o.Found[1].VM, SystemKey: "scsi0"}.Pack())(t)
 			o.Found[1].VM, o.Found[1].Machine, o.Found[1].ConfigKnown = nil, nil, c.config
 			o.Found[1].Parking = &parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: parking.Record{
 				Run: "r1", Open: true, Build: "b1", Strategy: cluster.Recreate, VMID: 9002, UUID: "u-wk1", Memory: packed, Disks: []parking.ParkedDisk{

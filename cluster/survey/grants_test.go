@@ -7,9 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // entry is one entry of Proxmox's access control list.
@@ -156,7 +155,7 @@ func TestGrantsTakeNothingAway(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			missing, err := tc.needs.Missing(t.Context(), tc.held)
-			must(t, err)
+			must.Do(t, err)
 			lines := missing.Grants().Lines(missing.Token)
 			now := tc.held.obey(t, lines)
 			whole := missing.Caution() == ""
@@ -179,9 +178,7 @@ func TestGrantsTakeNothingAway(t *testing.T) {
 			}
 			slices.Sort(keeps)
 			slices.Sort(tc.keeps)
-			if diff := cmp.Diff(tc.keeps, keeps); diff != "" {
-				t.Errorf("roles that keep (-want +got):\n%s\n%s", diff, strings.Join(lines, "\n"))
-			}
+			must.Equal(t, "roles that keep", tc.keeps, keeps)
 		})
 	}
 }

@@ -2,12 +2,11 @@ package survey
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
@@ -17,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // tree is an access tree as one token sees it: an entry overrides those above it.
@@ -63,13 +63,6 @@ func byPath(n Needs) map[string][]string {
 		out[need.Path] = append(out[need.Path], need.Privilege)
 	}
 	return out
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestNeedsByStrategy(t *testing.T) {
@@ -141,9 +134,7 @@ func TestNeedsByStrategy(t *testing.T) {
 				tc.change(&n)
 			}
 			needs := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
-			if diff := cmp.Diff(tc.want, byPath(needs)); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "by path", tc.want, byPath(needs))
 			for _, need := range needs {
 				if len(need.Why) == 0 {
 					t.Errorf("%s on %s is needed for nothing", need.Privilege, need.Path)
@@ -258,11 +249,8 @@ func TestPropagation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			missing, err := needs.Missing(t.Context(), held(tc.change))
-			must(t, err)
-			if diff := cmp.Diff(tc.want, missing.String()); diff != "" {
-				t.Error(diff)
-			}
+			missing := must.Get(needs.Missing(t.Context(), held(tc.change)))(t)
+			must.Equal(t, "string", tc.want, missing.String())
 		})
 	}
 }
@@ -294,11 +282,8 @@ func TestGrants(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			missing, err := needs.Missing(t.Context(), tc.held)
-			must(t, err)
-			if diff := cmp.Diff(tc.want, missing.Grants().Lines(missing.Token)); diff != "" {
-				t.Error(diff)
-			}
+			missing := must.Get(needs.Missing(t.Context(), tc.held))(t)
+			must.Equal(t, "grants", tc.want, missing.Grants().Lines(missing.Token))
 		})
 	}
 	err := needs.Check(t.Context(), tree{})
@@ -313,9 +298,7 @@ func TestLinesForRoot(t *testing.T) {
 	if got, want := lines[len(lines)-1], "pveum acl modify / --tokens 'root@pam!roll' --roles RecastCluster"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if diff := cmp.Diff([]string{"pveum user token add root@pam roll --privsep 1"}, cluster.NewToken("root@pam!roll")); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "new token", []string{"pveum user token add root@pam roll --privsep 1"}, cluster.NewToken("root@pam!roll"))
 }
 
 // TestGrantsSuffice: after the printed grants, a token that had nothing lacks nothing.
@@ -344,8 +327,7 @@ func TestGrantsSuffice(t *testing.T) {
 // TestPermissionsNote compares docs/notes/permissions.md with what doctor prints.
 func TestPermissionsNote(t *testing.T) {
 	t.Parallel()
-	b, err := os.ReadFile("../../docs/notes/permissions.md")
-	must(t, err)
+	b := must.Get(os.ReadFile("../../docs/notes/permissions.md"))(t)
 	note := string(b)
 	const token = "recast@pve!roll"
 	for _, s := range cluster.Strategies {
@@ -371,7 +353,7 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 	t.Parallel()
 	wanted, o := observetest.World()
 	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
-	must(t, err)
+	must.Do(t, err)
 	needs := NeedsOf(plan, false)
 	all := cluster.Privileges{}
 	for _, n := range needs {
@@ -411,8 +393,7 @@ func TestPlanTellsTheBlankMachineItsAddress(t *testing.T) {
 		o.Found[1].Machine.Platform = "nocloud"
 		o.Found[1].VM.Config["ide0"] = "fast:vm-9002-cloudinit,media=cdrom"
 		observetest.Static(&o.Found[1])
-		p, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
-		must(t, err)
+		p := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}}))(t)
 		if n := p.Nodes[0]; n.Strategy != s || !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
 			t.Errorf("%s: %s, refused %q, notes %q", s, n.Strategy, n.Refused, n.Notes)
 		}
@@ -442,9 +423,7 @@ func TestFreeingNeeds(t *testing.T) {
 		has := func(path, privilege string) bool {
 			return slices.ContainsFunc(tc.needs, func(n Need) bool { return n.Path == path && n.Privilege == privilege })
 		}
-		if got := has("/vms", "VM.Config.Disk") && has("/storage/fast", "Datastore.AllocateSpace"); got != tc.want {
-			t.Errorf("%s: freeing is %t among %v", name, got, tc.needs)
-		}
+		must.Equal(t, name, tc.want, has("/vms", "VM.Config.Disk") && has("/storage/fast", "Datastore.AllocateSpace"))
 	}
 }
 
@@ -495,9 +474,7 @@ func TestDiskImages(t *testing.T) {
 			}
 		}
 		slices.Sort(got)
-		if !slices.Equal(got, tc.want) {
-			t.Errorf("%s needs %v on the storage, want %v", name, got, tc.want)
-		}
+		must.Equal(t, name, tc.want, got)
 	}
 }
 
@@ -514,9 +491,7 @@ func TestRehearsingADisk(t *testing.T) {
 		got := byPath(NeedsToRehearse(planning.Plan{Trials: []planning.Trial{{Host: "pve1", Medium: boots, Model: n}}}))
 		delete(got, "/")
 		delete(got, "/vms")
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", boots, diff)
-		}
+		must.Equal(t, fmt.Sprint(boots), want, got)
 	}
 }
 
@@ -527,8 +502,6 @@ func TestRemedyOfALack(t *testing.T) {
 		"/vms has it, but an entry at /vms/101 takes the place of that: remove that one, or give it all that is needed": {Need: Need{Path: "/vms"}, At: "/vms/101", Overridden: true},
 		"it was granted at /vms without propagation, so it does not hold below":                                         {Need: Need{Path: "/vms"}, At: "/vms", Flat: true},
 	} {
-		if got := l.Remedy(); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		must.Equal(t, "remedy", want, l.Remedy())
 	}
 }

@@ -220,7 +220,7 @@ var table = []row{
 		"internal/sim/...", "!internal/sim/simtest", "!internal/sim/schedules", "!internal/sim/layouts", ggcr, machinery, "!" + talosDial, k8sAPI, apimachine, uuid,
 	}},
 	{pkg: "internal/sim/network"},
-	{pkg: "internal/sim/must", allow: []string{"testing", "github.com/google/go-cmp/cmp"}},
+	{pkg: "internal/sim/must", allow: []string{"testing", "internal/fault", "github.com/google/go-cmp/cmp"}},
 	{pkg: "internal/sim/directgrpc", allow: []string{"internal/sim/network", grpc, "github.com/fullstorydev/grpchan/inprocgrpc"}},
 	{pkg: "internal/sim/record"},
 	{pkg: "internal/sim/apidoc", allow: []string{"internal/sim/record"}},

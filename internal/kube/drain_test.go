@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -21,6 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -56,7 +56,7 @@ func budget(minAvailable int) *policyv1.PodDisruptionBudget {
 func (l *lab) podsOn(t *testing.T, node string) []string {
 	t.Helper()
 	objects, _, err := l.Store().List(t.Context(), store.Pods(), "")
-	must(t, err)
+	must.Do(t, err)
 	names := []string{}
 	for _, o := range objects {
 		if p := o.(*corev1.Pod); p.Spec.NodeName == node {
@@ -70,7 +70,7 @@ func (l *lab) podsOn(t *testing.T, node string) []string {
 func (l *lab) cordoned(t *testing.T) *kube.Client {
 	t.Helper()
 	c := l.client(t, "system:masters")
-	must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+	must.Do(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
 	return c
 }
 
@@ -83,10 +83,8 @@ func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 		c := l.cordoned(t)
 		var said []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(s string) { said = append(said, s) })
-		must(t, err)
-		if diff := cmp.Diff([]string{"kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1")); diff != "" {
-			t.Errorf("pods left on wk1 (-want +got):\n%s", diff)
-		}
+		must.Do(t, err)
+		must.Equal(t, "pods left on wk1", []string{"kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1"))
 		gone := slices.IndexFunc(said, func(s string) bool {
 			return strings.HasPrefix(s, "pod default/web-") && strings.HasSuffix(s, " is gone")
 		})
@@ -106,9 +104,7 @@ func TestDrainNamesTheBudget(t *testing.T) {
 		start := time.Now()
 		var said []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 30 * time.Second}, func(s string) { said = append(said, s) })
-		if err == nil || !strings.Contains(err.Error(), "PodDisruptionBudget default/web needs 1 healthy pods and has 1 currently)") {
-			t.Fatalf("err = %v", err)
-		}
+		must.Fail(t, err, "PodDisruptionBudget default/web needs 1 healthy pods and has 1 currently)")
 		if took := time.Since(start); took < 30*time.Second || took > 35*time.Second {
 			t.Errorf("gave up after %v, want 30 s", took)
 		}
@@ -134,15 +130,9 @@ func TestDrainRefusesToLosePods(t *testing.T) {
 		c := l.cordoned(t)
 		before := l.podsOn(t, "wk1")
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "default/bare") {
-			t.Fatalf("err = %v (kind %v), want a refusal that names default/bare", err, fault.KindOf(err))
-		}
-		if diff := cmp.Diff(before, l.podsOn(t, "wk1")); diff != "" {
-			t.Errorf("pods changed (-before +after):\n%s", diff)
-		}
-		if err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Force: true}, func(string) {}); err != nil {
-			t.Fatalf("with force: %v", err)
-		}
+		must.FailAs(t, err, fault.Refused, "default/bare")
+		must.Equal(t, "pods changed", before, l.podsOn(t, "wk1"))
+		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Force: true}, func(string) {}))
 	})
 }
 
@@ -183,19 +173,16 @@ func TestAttachedVolumesFollowTheirPods(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		c := l.client(t, "system:masters")
 		attached := func(node string) int {
-			names, err := c.AttachedVolumes(t.Context(), node)
-			must(t, err)
+			names := must.Get(c.AttachedVolumes(t.Context(), node))(t)
 			return len(names)
 		}
 		from, to := "wk1", "wk2"
 		if attached(from) == 0 {
 			from, to = to, from
 		}
-		must(t, c.Cordon(t.Context(), from, cluster.Mark{Run: "r1"}))
-		must(t, c.Drain(t.Context(), from, cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
-		if n := attached(from); n != 1 {
-			t.Errorf("%d volumes attached right after the drain, want the 1 that is being detached", n)
-		}
+		must.Do(t, c.Cordon(t.Context(), from, cluster.Mark{Run: "r1"}))
+		must.Do(t, c.Drain(t.Context(), from, cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
+		must.Equal(t, "volumes attached right after the drain", 1, attached(from))
 		time.Sleep(5 * time.Second)
 		if got, want := []int{attached(from), attached(to)}, []int{0, 1}; !slices.Equal(got, want) {
 			t.Errorf("volumes attached to the old and new node: %v, want %v", got, want)
@@ -205,8 +192,7 @@ func TestAttachedVolumesFollowTheirPods(t *testing.T) {
 
 func (l *lab) pod(t *testing.T, name string) *corev1.Pod {
 	t.Helper()
-	o, err := l.Store().Get(t.Context(), store.Pods(), "default", name)
-	must(t, err)
+	o := must.Get(l.Store().Get(t.Context(), store.Pods(), "default", name))(t)
 	return o.(*corev1.Pod)
 }
 
@@ -236,7 +222,7 @@ func TestDrainSparesNextPodOfSameName(t *testing.T) {
 			next = l.pod(t, "db-0")
 			return err
 		}, nil)
-		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
+		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
 		time.Sleep(5 * time.Second)
 		if p := l.pod(t, "db-0"); p.UID != next.UID || p.DeletionTimestamp != nil || p.Spec.NodeName != "wk2" {
 			t.Errorf("db-0 is %s on %s, deleted at %v; the next one was %s on %s", p.UID, p.Spec.NodeName, p.DeletionTimestamp, next.UID, next.Spec.NodeName)
@@ -268,7 +254,7 @@ func TestDrainRespectsRequestedPause(t *testing.T) {
 				Details: &metav1.StatusDetails{RetryAfterSeconds: seconds},
 			}
 		})
-		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 2 * time.Minute}, func(string) {}))
+		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 2 * time.Minute}, func(string) {}))
 		if len(asked) != 3 || asked[1]-asked[0] < 8*time.Second || asked[1]-asked[0] > 12*time.Second || asked[2]-asked[1] > 34*time.Second {
 			t.Errorf("asked at %v", asked)
 		}
@@ -296,7 +282,7 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 				told = append(told, s)
 			}
 		})
-		must(t, err)
+		must.Do(t, err)
 		if took := time.Since(start); took < 90*time.Second || took > 100*time.Second {
 			t.Errorf("took %s", took)
 		}
@@ -323,11 +309,9 @@ func TestDrainWaitsForTerminatingBarePod(t *testing.T) {
 		})
 		time.Sleep(20 * time.Second)
 		c := l.cordoned(t)
-		if _, err := l.Store().Delete(t.Context(), store.Pods(), "default", "bare", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(l.Store().Delete(t.Context(), store.Pods(), "default", "bare", metav1.DeleteOptions{}))(t)
 		start := time.Now()
-		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
+		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
 		if took := time.Since(start); took < 28*time.Second {
 			t.Errorf("took %s: it did not wait for the pod", took)
 		}
@@ -338,9 +322,7 @@ func TestDrainOfANodeThatTakesPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		err := l.client(t, "system:masters").Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "node wk1 is schedulable") {
-			t.Errorf("err = %v", err)
-		}
+		must.FailAs(t, err, fault.Refused, "node wk1 is schedulable")
 	})
 }
 
@@ -363,7 +345,7 @@ func TestDrainTellsHowLongItWasRefused(t *testing.T) {
 		})
 		var told []string
 		options := cluster.DrainOptions{Timeout: time.Minute, Delete: true}
-		must(t, c.Drain(t.Context(), "wk1", options, func(s string) { told = append(told, s) }))
+		must.Do(t, c.Drain(t.Context(), "wk1", options, func(s string) { told = append(told, s) }))
 		if said := strings.Join(told, "\n"); !strings.Contains(said, "which was refused for 40s (roll.drain.onTimeout: delete)") {
 			t.Errorf("said:\n%s", said)
 		}
@@ -382,12 +364,10 @@ func TestDrainWithoutTheRightToReadBudgets(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		l.Grant("recast", func(r kubeapi.Request) bool { return r.Resource != "poddisruptionbudgets" })
 		c := l.client(t, "recast")
-		must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+		must.Do(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
 		start := time.Now()
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
-		if err == nil || !strings.Contains(err.Error(), "(This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.)") || fault.KindOf(err) != fault.Failed {
-			t.Errorf("err = %v", err)
-		}
+		must.FailAs(t, err, fault.Failed, "(This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.)")
 		if took := time.Since(start); took < time.Minute {
 			t.Errorf("gave up after %s", took)
 		}
@@ -413,11 +393,9 @@ func TestDrainLeavesForeignDaemonSets(t *testing.T) {
 		pod("agent-y", corev1.PodFailed)
 		c := l.client(t, "system:masters")
 		for _, force := range []bool{false, true} {
-			must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
-			must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Force: force}, func(string) {}))
-			if diff := cmp.Diff([]string{"agent", "kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1")); diff != "" {
-				t.Errorf("pods left on wk1, force %t (-want +got):\n%s", force, diff)
-			}
+			must.Do(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+			must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Force: force}, func(string) {}))
+			must.Equal(t, "pods left on wk1, force", []string{"agent", "kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1"))
 		}
 	})
 }

@@ -8,12 +8,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // volumes is a gate that volumes pass only with that robustness.
@@ -63,10 +63,8 @@ func TestJudge(t *testing.T) {
 			"no such kind":    {volumes(func(g *cluster.ObjectGate) { g.Kind = "Volumes" }), cluster.Judged{Unserved: "longhorn.io/v1beta2 has no kind Volumes, only Volume"}},
 		}
 		for name, tc := range cases {
-			got, err := c.Judge(t.Context(), tc.gate)
-			if diff := cmp.Diff(tc.want, got); err != nil || diff != "" {
-				t.Errorf("%s: %v (-want +got)\n%s", name, err, diff)
-			}
+			got := must.Get(c.Judge(t.Context(), tc.gate))(t)
+			must.Equal(t, name, tc.want, got)
 		}
 	})
 }
@@ -124,7 +122,7 @@ func TestJudgeErrors(t *testing.T) {
 		"no namespace":  {volumes(func(g *cluster.ObjectGate) { g.Name = "a" }), nil, "longhorn.io/v1beta2 Volume is in a namespace, and the gate names none", fault.Refused},
 		"no expression": {volumes(func(g *cluster.ObjectGate) { g.Expr = "statu" }), nil, `expression "statu": not a valid expression: 1:1: undeclared reference to 'statu'`, fault.Config},
 	}
-	each(t, cases, func(t *testing.T, tc row) {
+	must.Each(t, cases, func(t *testing.T, tc row) {
 		pages := map[string]page{"/apis": groups, "/apis/longhorn.io/v1beta2": resources}
 		maps.Copy(pages, tc.pages)
 		got, err := serve(t, pages).Judge(t.Context(), tc.gate)
@@ -134,9 +132,7 @@ func TestJudgeErrors(t *testing.T) {
 			}
 			return
 		}
-		if err == nil || !strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != tc.kind {
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
-		}
+		must.FailAs(t, err, tc.kind, tc.want)
 	})
 }
 

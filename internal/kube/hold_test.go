@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -45,8 +45,7 @@ func withSetting(t *testing.T, test func(t *testing.T, l *lab, c *kube.Client)) 
 // setting is the value, and the annotations besides Longhorn's own.
 func (l *lab) setting(t *testing.T) (value, memo string) {
 	t.Helper()
-	o, err := l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting)
-	must(t, err)
+	o := must.Get(l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting))(t)
 	u := o.(*unstructured.Unstructured)
 	if u.GetAnnotations()["longhorn.io/configmap-resource-version"] != "7" {
 		t.Error("an annotation of Longhorn is lost")
@@ -69,8 +68,7 @@ func sameRun(t *testing.T, memo string) string {
 // set changes the setting as a person does, besides recast.
 func (l *lab) set(t *testing.T, value, memo string) {
 	t.Helper()
-	o, err := l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting)
-	must(t, err)
+	o := must.Get(l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting))(t)
 	u := o.(*unstructured.Unstructured).DeepCopy()
 	u.Object["value"] = value
 	if memo != "" {
@@ -78,9 +76,7 @@ func (l *lab) set(t *testing.T, value, memo string) {
 		a[holdMemo] = memo
 		u.SetAnnotations(a)
 	}
-	if _, err := l.Store().Update(t.Context(), settingsOfLonghorn, u, store.Main); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(l.Store().Update(t.Context(), settingsOfLonghorn, u, store.Main))(t)
 }
 
 func (l *lab) requireSetting(t *testing.T, value, memo string) {
@@ -109,12 +105,9 @@ func TestHoldAndGiveBack(t *testing.T) {
 			System: "Longhorn", Setting: waitSetting, Now: "900", Memo: replica.Memo{Was: "600", Set: "900", Nodes: map[string]int{"wk1": 900, "wk2": 660}, Run: "run-1", Since: time.Now().UTC().Truncate(time.Second)},
 			Undo: `kubectl --namespace longhorn-system patch settings.longhorn.io ` + waitSetting + ` --type merge --patch '{"value":"600","metadata":{"annotations":{"recast.dev/hold":null}}}'`,
 		}}
-		if diff := cmp.Diff(want, holds); err != nil || diff != "" {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
-		if got := holds[0].String(); got != "Longhorn: "+waitSetting+" was 600 before recast set it to 900, while wk1, wk2 are away" {
-			t.Error(got)
-		}
+		must.Do(t, err)
+		must.Equal(t, "holds", want, holds)
+		must.Equal(t, "got", "Longhorn: "+waitSetting+" was 600 before recast set it to 900, while wk1, wk2 are away", holds[0].String())
 		require(waitSetting + " of Longhorn is 660, for wk2")(c.GiveBack(t.Context(), "Longhorn", "wk1"))
 		require(waitSetting + " of Longhorn is 600 again")(c.GiveBack(t.Context(), "Longhorn", "wk2"))
 		require("")(c.GiveBack(t.Context(), "Longhorn", "wk2"))
@@ -170,13 +163,9 @@ func TestHoldSurvivesFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
 				tc.strike(t, l)
-				if _, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))(t)
 				l.requireSetting(t, "900", `{"was":"`+tc.was+`","set":"900","nodes":{"wk1":900}}`)
-				if _, err := c.GiveBack(t.Context(), "Longhorn", "wk1"); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(c.GiveBack(t.Context(), "Longhorn", "wk1"))(t)
 				l.requireSetting(t, tc.was, "")
 			})
 		})
@@ -206,9 +195,7 @@ func TestHoldRefuses(t *testing.T) {
 				tc.do(t, l)
 				value, memo := l.setting(t)
 				_, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.want) {
-					t.Errorf("%v", err)
-				}
+				must.FailAs(t, err, fault.Refused, tc.want)
 				l.requireSetting(t, value, memo)
 			})
 		})
@@ -223,9 +210,7 @@ func TestMayHold(t *testing.T) {
 		}
 		l.Grant("readers", func(r kubeapi.Request) bool { return r.Verb == "get" || r.Verb == "list" })
 		reader := l.client(t, "readers")
-		if err := reader.MayHold(t.Context(), "Longhorn"); fault.KindOf(err) != fault.Refused {
-			t.Error(err)
-		}
+		must.FailAs(t, reader.MayHold(t.Context(), "Longhorn"), fault.Refused)
 		start := time.Now()
 		_, err := reader.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
 		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || time.Since(start) > time.Second {

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -24,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // byBudget is an API server's answer when a budget forbids an eviction.
@@ -149,9 +149,7 @@ func TestClaimsOf(t *testing.T) {
 		{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
 		{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 	}}}
-	if diff := cmp.Diff([]string{"shared", "agent-x-scratch"}, claimsOf(p)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "claims of", []string{"shared", "agent-x-scratch"}, claimsOf(p))
 }
 
 func TestStarted(t *testing.T) {
@@ -174,33 +172,21 @@ func TestStarted(t *testing.T) {
 		"has ended once":              {[]corev1.ContainerStatus{{State: lost}}, true},
 	} {
 		p := corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: tc.containers}}
-		if got := started(&p); got != tc.want {
-			t.Errorf("%s: %t", name, got)
-		}
+		must.Equal(t, name, tc.want, started(&p))
 		p.Status.InitContainerStatuses, p.Status.ContainerStatuses = tc.containers, nil
-		if got := started(&p); got != tc.want {
-			t.Errorf("%s, of an init container: %t", name, got)
-		}
+		must.Equal(t, name, tc.want, started(&p))
 	}
 }
 
 func TestExpires(t *testing.T) {
 	t.Parallel()
 	end := time.Now().Add(time.Hour).Truncate(time.Second).UTC()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: end}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
 	crt := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	file := filepath.Join(t.TempDir(), "client.crt")
-	if err := os.WriteFile(file, crt, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, crt, 0o600))
 	config := func(user string) string {
 		return strings.ReplaceAll(`apiVersion: v1
 kind: Config
@@ -328,9 +314,7 @@ func checkLacks(t *testing.T, cases map[string]lacking) {
 					want.annotate(k, &v)
 				}
 			}
-			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("patch (-want +got):\n%s", diff)
-			}
+			must.Equal(t, "patch", want, got, cmpopts.EquateEmpty())
 		})
 	}
 }
@@ -338,10 +322,7 @@ func checkLacks(t *testing.T, cases map[string]lacking) {
 // Users see which paths are taken to hold no data: no fewer and no more.
 func TestRegeneratedPathsAreDocumented(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/notes/local-data.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../../docs/notes/local-data.md"))(t)
 	by := map[string]string{}
 	for _, r := range regeneratedPaths {
 		who := map[string]string{"DaemonSet": "DaemonSets", "static": "static pods", "": "any pod"}[r.pods]

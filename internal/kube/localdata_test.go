@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const hostname = "kubernetes.io/hostname"
@@ -60,19 +60,15 @@ func csi(driver string, attributes ...string) corev1.PersistentVolumeSource {
 
 func (l *lab) localData(t *testing.T, c *kube.Client, node string) []cluster.LocalData {
 	t.Helper()
-	n, err := c.Node(t.Context(), node)
-	must(t, err)
-	data, err := c.LocalData(t.Context(), n)
-	must(t, err)
+	n := must.Get(c.Node(t.Context(), node))(t)
+	data := must.Get(c.LocalData(t.Context(), n))(t)
 	return data[node]
 }
 
 // requireData checks what is only on wk1.
 func (l *lab) requireData(t *testing.T, want []cluster.LocalData) {
 	t.Helper()
-	if diff := cmp.Diff(want, l.localData(t, l.client(t, "system:masters"), "wk1")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "local data", want, l.localData(t, l.client(t, "system:masters"), "wk1"))
 }
 
 func TestLocalDataOfVolumes(t *testing.T) {
@@ -152,13 +148,10 @@ func TestPodVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := upLab(t, "wk1", "wk2")
 		c := l.client(t, "system:masters")
-		n, err := c.Node(t.Context(), "wk1")
-		must(t, err)
+		n := must.Get(c.Node(t.Context(), "wk1"))(t)
 		look := func() (map[string][]cluster.LocalData, []string) {
-			data, err := c.LocalData(t.Context(), n)
-			must(t, err)
-			handles, err := c.PodVolumes(t.Context())
-			must(t, err)
+			data := must.Get(c.LocalData(t.Context(), n))(t)
+			handles := must.Get(c.PodVolumes(t.Context()))(t)
 			return data, handles
 		}
 		l.put(t, store.Volumes(), volume("b", csi("driver.longhorn.io")))
@@ -170,12 +163,8 @@ func TestPodVolumes(t *testing.T) {
 		l.put(t, store.Volumes(), theirs)
 		data, handles := look()
 		want := []cluster.LocalData{{Name: "pv/a", What: "PersistentVolume a (kept after its release, claim default/db-0)", Handle: "lab/pve1/fast/vm-9999-media"}}
-		if diff := cmp.Diff(want, data[""]); diff != "" {
-			t.Errorf("local data (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]string{"lab/pve1/fast/vm-9999-media"}, handles); diff != "" {
-			t.Errorf("handles (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "local data", want, data[""])
+		must.Equal(t, "handles", []string{"lab/pve1/fast/vm-9999-media"}, handles)
 	})
 }
 
@@ -185,8 +174,7 @@ func TestServedVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
-		n, err := c.Node(t.Context(), "wk1")
-		must(t, err)
+		n := must.Get(c.Node(t.Context(), "wk1"))(t)
 		attributed := func(name, key, value string) {
 			pv := volume(name, csi("org.democratic-csi.x"))
 			pv.Spec.CSI.VolumeAttributes = map[string]string{key: value}
@@ -200,16 +188,13 @@ func TestServedVolumes(t *testing.T) {
 		pv := volume("f", csi("x"))
 		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{ISCSI: &corev1.ISCSIPersistentVolumeSource{TargetPortal: "10.0.0.1", IQN: "iqn.2000-01.com.synology:y"}}
 		l.put(t, store.Volumes(), pv)
-		data, err := c.LocalData(t.Context(), n)
-		must(t, err)
+		data := must.Get(c.LocalData(t.Context(), n))(t)
 		got := map[string]string{}
 		for _, d := range data[""] {
 			got[d.Name] = d.Access
 		}
 		want := map[string]string{"pv/a": cluster.ISCSI, "pv/b": cluster.NVMeoF, "pv/c": cluster.ISCSI, "pv/f": cluster.ISCSI}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "got", want, got)
 	})
 }
 
@@ -395,9 +380,7 @@ func TestManagedDirectoriesHaveOneName(t *testing.T) {
 			"longhorn/var/mnt/b: Longhorn disk b (1 replicas)",
 			"rook/var/rook: Rook's directory of CephCluster rook/ceph (rook-ceph-mon)",
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "got", want, got)
 	})
 }
 
@@ -439,9 +422,7 @@ func TestLocalDataOfLINSTOR(t *testing.T) {
 			want = append([]cluster.LocalData{{Name: "hostpath/var/lib/linstor/fs", What: "hostPath /var/lib/linstor/fs (DaemonSet piraeus-datastore/linstor-satellite)", Path: "/var/lib/linstor/fs"}}, want...)
 		}
 		c := l.client(t, "system:masters")
-		if diff := cmp.Diff(want, l.localData(t, c, "wk1")); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "local data", want, l.localData(t, c, "wk1"))
 		if got := l.localData(t, c, "wk2"); len(got) != 0 {
 			t.Errorf("wk2 has no pool of LINSTOR, but data: %+v", got)
 		}
@@ -489,10 +470,8 @@ func TestServedUsers(t *testing.T) {
 				{Pod: "default/c", Node: "wk1", Volume: "volume own of pod default/c", Access: cluster.ISCSI, Runs: runs},
 				{Pod: "default/d", Node: "wk1", Volume: "volume own of pod default/d", Access: cluster.NVMeoF, Runs: true},
 			}
-			got, err := c.ServedUsers(t.Context())
-			if diff := cmp.Diff(want, got); err != nil || diff != "" {
-				t.Errorf("%v (-want +got):\n%s", err, diff)
-			}
+			got := must.Get(c.ServedUsers(t.Context()))(t)
+			must.Equal(t, "got", want, got)
 		}
 		look(false)
 		id := node("wk1", 0).UUID
@@ -500,10 +479,8 @@ func TestServedUsers(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		look(true)
 
-		n, err := c.Node(t.Context(), "wk1")
-		must(t, err)
-		data, err := c.LocalData(t.Context(), n)
-		must(t, err)
+		n := must.Get(c.Node(t.Context(), "wk1"))(t)
+		data := must.Get(c.LocalData(t.Context(), n))(t)
 		inline := map[string]string{}
 		for _, d := range data[""] {
 			inline[d.What] = d.Access

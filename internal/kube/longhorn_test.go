@@ -5,11 +5,10 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func diskStatus(ready string, replicas ...string) map[string]any {
@@ -67,9 +66,7 @@ func TestLocalDataOfLonghorn(t *testing.T) {
 		add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
 		add("longhorn-system", "wk1", longhornNode(tc.disks, tc.status))
 		c := l.client(t, "system:masters")
-		if diff := cmp.Diff(tc.want, l.localData(t, c, "wk1")); diff != "" {
-			t.Errorf("wk1 (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "wk1", tc.want, l.localData(t, c, "wk1"))
 		if got := l.localData(t, c, "wk2"); len(got) != 0 {
 			t.Errorf("wk2 has no node of Longhorn, but data: %+v", got)
 		}
@@ -190,9 +187,7 @@ func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
 		l := upLab(t, "wk1")
 		l.install(t, "longhorn.io", "v1", "nodes", "Node", true)
 		_, err := l.client(t, "system:masters").LocalData(t.Context(), cluster.KubeNode{Name: "wk1"})
-		if err == nil || !strings.Contains(err.Error(), "longhorn.io is served as v1 only, recast knows v1beta2") {
-			t.Errorf("err = %v", err)
-		}
+		must.Fail(t, err, "longhorn.io is served as v1 only, recast knows v1beta2")
 	})
 }
 
@@ -223,12 +218,9 @@ func TestRebuildsOfLonghorn(t *testing.T) {
 		}})
 		l.Grant("readers", func(r kubeapi.Request) bool { return r.Resource != "engines" })
 		for group, percent := range map[string]int{"system:masters": 42, "readers": 0} {
-			got, err := l.client(t, group).Replicas(t.Context())
-			must(t, err)
+			got := must.Get(l.client(t, group).Replicas(t.Context()))(t)
 			want := []replica.Replica{{Node: "wk1", Healthy: true}, {Node: "wk3", Rebuilt: true, Percent: percent}}
-			if diff := cmp.Diff(want, got[0].Volumes[0].Replicas); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", group, diff)
-			}
+			must.Equal(t, group, want, got[0].Volumes[0].Replicas)
 		}
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -33,8 +34,7 @@ type cordoned struct {
 
 func (l *lab) cordon(t *testing.T) cordoned {
 	t.Helper()
-	n, err := l.Node(t.Context(), "wk1")
-	must(t, err)
+	n := must.Get(l.Node(t.Context(), "wk1"))(t)
 	return cordoned{n.Spec.Unschedulable, n.Annotations[rollAnnotation]}
 }
 
@@ -79,22 +79,14 @@ func TestCordonAndUncordon(t *testing.T) {
 			}
 		})
 		c := l.client(t, "system:masters")
-		must(t, c.Cordon(t.Context(), "wk1", tc.why))
-		if diff := cmp.Diff(tc.during, l.cordon(t)); diff != "" {
-			t.Errorf("cordoned (-want +got):\n%s", diff)
-		}
-		if got := l.calls.Mutations(); got != tc.writes {
-			t.Errorf("cordon took %d writes, want %d", got, tc.writes)
-		}
+		must.Do(t, c.Cordon(t.Context(), "wk1", tc.why))
+		must.Equal(t, "cordoned", tc.during, l.cordon(t))
+		must.Equal(t, "cordon took writes", tc.writes, l.calls.Mutations())
 		for range 2 { // the second has nothing to do
-			must(t, c.Uncordon(t.Context(), "wk1"))
+			must.Do(t, c.Uncordon(t.Context(), "wk1"))
 		}
-		if diff := cmp.Diff(tc.after, l.cordon(t)); diff != "" {
-			t.Errorf("uncordoned (-want +got):\n%s", diff)
-		}
-		if got := l.calls.Mutations(); got != tc.writes+1 {
-			t.Errorf("cordon and uncordon took %d writes, want %d", got, tc.writes+1)
-		}
+		must.Equal(t, "uncordoned", tc.after, l.cordon(t))
+		must.Equal(t, "cordon and uncordon took writes", tc.writes+1, l.calls.Mutations())
 	})
 }
 
@@ -103,10 +95,8 @@ func TestUncordonLeavesACordonWithoutMark(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		l.change(t, "wk1", func(n *corev1.Node) { n.Spec.Unschedulable = true })
-		must(t, l.client(t, "system:masters").Uncordon(t.Context(), "wk1"))
-		if diff := cmp.Diff(cordoned{true, ""}, l.cordon(t)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Do(t, l.client(t, "system:masters").Uncordon(t.Context(), "wk1"))
+		must.Equal(t, "cordon", cordoned{true, ""}, l.cordon(t))
 	})
 }
 
@@ -125,7 +115,7 @@ func TestCordonSeesWhoWasFaster(t *testing.T) {
 			}
 			return nil
 		}, nil)
-		must(t, l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")))
+		must.Do(t, l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")))
 		if diff := cmp.Diff(cordoned{true, foreign}, l.cordon(t)); diff != "" || tries != 2 {
 			t.Errorf("after %d tries (-want +got):\n%s", tries, diff)
 		}
@@ -143,9 +133,7 @@ func TestCordonGivesUpOnANodeThatNeverRests(t *testing.T) {
 			return nil
 		}, nil)
 		err := l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2"))
-		if err == nil || !strings.Contains(err.Error(), "changed by someone else meanwhile") {
-			t.Errorf("err = %v", err)
-		}
+		must.Fail(t, err, "changed by someone else meanwhile")
 		if l.cordon(t).Unschedulable {
 			t.Error("the node is cordoned despite the error")
 		}
@@ -157,8 +145,8 @@ func TestMarksOutliveTheMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
-		must(t, c.Cordon(t.Context(), "wk1", mark("r2")))
-		must(t, c.SetFailedBuild(t.Context(), "wk1", "9c41"))
+		must.Do(t, c.Cordon(t.Context(), "wk1", mark("r2")))
+		must.Do(t, c.SetFailedBuild(t.Context(), "wk1", "9c41"))
 		l.NodeDown(node("wk1", 0).UUID)
 		time.Sleep(time.Minute)
 		again := node("wk1", 0)
@@ -175,14 +163,10 @@ func TestMarksOutliveTheMachine(t *testing.T) {
 			Mark                *cluster.Mark
 		}
 		want := view{"boot-2-wk1", "9c41", true, new(mark("r2"))}
-		if diff := cmp.Diff(want, view{nodes[0].BootID, nodes[0].FailedBuild, nodes[0].Unschedulable, nodes[0].Mark}); diff != "" {
-			t.Errorf("node after its reboot (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "node after its reboot", want, view{nodes[0].BootID, nodes[0].FailedBuild, nodes[0].Unschedulable, nodes[0].Mark})
 		metadata := cluster.NodeMetadata{Annotations: map[string]string{rollAnnotation: "{}"}}
-		must(t, c.RestoreMetadata(t.Context(), "wk1", metadata))
-		if diff := cmp.Diff(cordoned{true, ours}, l.cordon(t)); diff != "" {
-			t.Errorf("after RestoreMetadata (-want +got):\n%s", diff)
-		}
+		must.Do(t, c.RestoreMetadata(t.Context(), "wk1", metadata))
+		must.Equal(t, "after RestoreMetadata", cordoned{true, ours}, l.cordon(t))
 	})
 }
 
@@ -198,16 +182,13 @@ func TestSetFailedBuild(t *testing.T) {
 		}
 		var got []view
 		for _, build := range []string{"", "b1", "b1", "b2", "", ""} {
-			must(t, c.SetFailedBuild(t.Context(), "wk1", build))
-			n, err := l.Node(t.Context(), "wk1")
-			must(t, err)
+			must.Do(t, c.SetFailedBuild(t.Context(), "wk1", build))
+			n := must.Get(l.Node(t.Context(), "wk1"))(t)
 			is, there := n.Annotations["recast.dev/failed-build"]
 			got = append(got, view{is, there, l.calls.Mutations()})
 		}
 		want := []view{{"", false, 0}, {"b1", true, 1}, {"b1", true, 1}, {"b2", true, 2}, {"", false, 3}, {"", false, 3}}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "got", want, got)
 	})
 }
 
@@ -228,9 +209,7 @@ func TestAMarkThatCannotBeReadStopsEverything(t *testing.T) {
 						t.Errorf("%s: %v, hints %q", what, err, fault.Hints(err))
 					}
 				}
-				if got := l.calls.Mutations(); got != 0 {
-					t.Errorf("%d writes", got)
-				}
+				must.Equal(t, "writes", 0, l.calls.Mutations())
 			})
 		})
 	}
@@ -295,10 +274,8 @@ func TestCordonSurvivesFaults(t *testing.T) {
 	}, func(t *testing.T, strike func(*lab)) {
 		l := upLab(t, "wk1")
 		strike(l)
-		must(t, l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")))
-		if diff := cmp.Diff(cordoned{true, ours}, l.cordon(t)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Do(t, l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")))
+		must.Equal(t, "cordon", cordoned{true, ours}, l.cordon(t))
 	})
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -32,12 +33,11 @@ func TestNodes(t *testing.T) {
 		l.NodeUp(info)
 		time.Sleep(10 * time.Second)
 		c := l.client(t, "system:masters")
-		must(t, c.Cordon(t.Context(), "wk1", mark("r1")))
-		must(t, c.SetFailedBuild(t.Context(), "wk1", "9c41"))
+		must.Do(t, c.Cordon(t.Context(), "wk1", mark("r1")))
+		must.Do(t, c.SetFailedBuild(t.Context(), "wk1", "9c41"))
 		l.change(t, "wk1", func(n *corev1.Node) { n.Spec.ProviderID = "proxmox://lab/9011" })
 		time.Sleep(time.Second)
-		got, err := c.Nodes(t.Context())
-		must(t, err)
+		got := must.Get(c.Nodes(t.Context()))(t)
 		want := []cluster.KubeNode{{
 			Name: "wk1", UUID: "4c4c4544-0000-4000-8000-00000000000a", BootID: "boot-1-wk1", MachineID: "4C4C4544-0000-4000-8000-00000000000A", Ready: true, Unschedulable: true,
 			Mark: new(mark("r1")), FailedBuild: "9c41", ProviderID: "proxmox://lab/9011",
@@ -59,16 +59,12 @@ func TestNodes(t *testing.T) {
 				},
 			},
 		}}
-		n, err := l.Node(t.Context(), "wk1")
-		must(t, err)
+		n := must.Get(l.Node(t.Context(), "wk1"))(t)
 		want[0].UID = string(n.UID)
-		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-			t.Errorf("nodes (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "nodes", want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 		one, err := c.Node(t.Context(), "wk1")
-		if diff := cmp.Diff(got[0], one, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); err != nil || diff != "" {
-			t.Errorf("error %v, node (-listed +got):\n%s", err, diff)
-		}
+		must.Do(t, err)
+		must.Equal(t, "one", got[0], one, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 		if one, err := c.Node(t.Context(), "wk2"); !errors.Is(err, cluster.ErrNotFound) {
 			t.Errorf("node %v, error %v", one, err)
 		}
@@ -96,10 +92,9 @@ func TestRestoreMetadata(t *testing.T) {
 			l.change(t, "wk1", func(n *corev1.Node) { n.Labels["other"] = "writer" })
 			return nil
 		}, nil)
-		must(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
+		must.Do(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
 		l.calls.Hooks(nil, nil)
-		n, err := l.Node(t.Context(), "wk1")
-		must(t, err)
+		n := must.Get(l.Node(t.Context(), "wk1"))(t)
 		type view struct{ Rack, Hostname, Other, Note, Flannel, Taint string }
 		got := view{
 			n.Labels["rack"], n.Labels["kubernetes.io/hostname"], n.Labels["other"],
@@ -108,11 +103,9 @@ func TestRestoreMetadata(t *testing.T) {
 		for _, taint := range n.Spec.Taints {
 			got.Taint += taint.ToString()
 		}
-		if diff := cmp.Diff(view{"a", "wk1", "writer", "hello", "", "gpu:NoSchedule"}, got); diff != "" {
-			t.Errorf("node (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "node", view{"a", "wk1", "writer", "hello", "", "gpu:NoSchedule"}, got)
 		writes := l.calls.Mutations()
-		must(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
+		must.Do(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
 		if l.calls.Mutations() != writes {
 			t.Error("a complete node was written to")
 		}
@@ -147,9 +140,7 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 	}
 	bubbles(t, cases, func(t *testing.T, tc row) {
 		_, err := tc.client(t, newLab(t)).Nodes(t.Context())
-		if err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Fatalf("err = %v, want %q", err, tc.want)
-		}
+		must.Fail(t, err, tc.want)
 		if fault.KindOf(err) != tc.kind || len(fault.Hints(err)) != 1 {
 			t.Errorf("kind %v, hints %q; want kind %v and one hint", fault.KindOf(err), fault.Hints(err), tc.kind)
 		}
@@ -190,11 +181,8 @@ func TestPendingCertificates(t *testing.T) {
 		} {
 			l.put(t, store.CertificateRequests(), r)
 		}
-		got, err := l.client(t, "system:masters").PendingCertificates(t.Context(), "wk1")
-		must(t, err)
-		if diff := cmp.Diff([]string{"csr-a", "csr-b"}, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		got := must.Get(l.client(t, "system:masters").PendingCertificates(t.Context(), "wk1"))(t)
+		must.Equal(t, "got", []string{"csr-a", "csr-b"}, got)
 	})
 }
 
@@ -207,14 +195,11 @@ func TestAPIServer(t *testing.T) {
 	serve := func(addr string, unready bool) netip.AddrPort {
 		who := l.who
 		who.Version, who.Unready = "v1.36.1", unready
-		listener, err := l.net.Listen(addr)
-		must(t, err)
+		listener := must.Get(l.net.Listen(addr))(t)
 		served := make(chan error, 1)
 		go func() { served <- l.Serve(t.Context(), listener, who) }()
 		t.Cleanup(func() {
-			if err := <-served; err != nil {
-				t.Errorf("serve: %v", err)
-			}
+			must.Do(t, <-served)
 		})
 		return netip.MustParseAddrPort(addr)
 	}
@@ -249,8 +234,7 @@ func TestOtherOwners(t *testing.T) {
 		c := l.client(t, "system:masters")
 		owners := func() []string {
 			t.Helper()
-			got, err := c.OtherOwners(t.Context())
-			must(t, err)
+			got := must.Get(c.OtherOwners(t.Context()))(t)
 			return got
 		}
 		if got := owners(); len(got) != 0 {
@@ -277,8 +261,6 @@ func TestOtherOwners(t *testing.T) {
 			"tuppr's KubernetesUpgrade kubernetes, which brings nodes to v1.36.0",
 			"system-upgrade-controller's Plan system-upgrade/os, which mentions Talos",
 		}
-		if diff := cmp.Diff(want, owners()); diff != "" {
-			t.Errorf("owners (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "owners", want, owners())
 	})
 }

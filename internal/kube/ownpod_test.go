@@ -12,11 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -33,8 +33,7 @@ func (l *lab) ownPod(t *testing.T, owner string) cluster.OwnPod {
 	}
 	l.put(t, store.Pods(), p)
 	time.Sleep(5 * time.Second)
-	o, err := l.Store().Get(t.Context(), store.Pods(), "default", "roll-x")
-	must(t, err)
+	o := must.Get(l.Store().Get(t.Context(), store.Pods(), "default", "roll-x"))(t)
 	return cluster.OwnPod{Namespace: "default", Name: "roll-x", UID: string(o.GetUID())}
 }
 
@@ -43,9 +42,8 @@ func (l *lab) in(t *testing.T, own cluster.OwnPod) *kube.Client {
 	t.Helper()
 	pair := l.ca.issue(t, "admin", []string{"system:masters"})
 	kubeconfig, err := kubeapi.Kubeconfig("lab", "https://"+apiAddr, l.ca.cert, pair.cert, pair.key)
-	must(t, err)
-	c, err := kube.New(kubeconfig, kube.Options{Dial: l.net.Dialer().DialContext, Poll: 2 * time.Second, Own: own})
-	must(t, err)
+	must.Do(t, err)
+	c := must.Get(kube.New(kubeconfig, kube.Options{Dial: l.net.Dialer().DialContext, Poll: 2 * time.Second, Own: own}))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -142,16 +140,14 @@ func TestDrainOfOwnNode(t *testing.T) {
 					c.of(&own)
 				}
 				client := l.in(t, own)
-				must(t, client.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+				must.Do(t, client.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
 				if c.during != nil {
 					time.AfterFunc(10*time.Second, func() { c.during(t, l) })
 				}
 				var said []string
 				start := time.Now()
 				err := client.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: c.delete}, func(s string) { said = append(said, s) })
-				if fault.KindOf(err) != c.kind || err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("err = %v (kind %d), want %q (kind %d)", err, fault.KindOf(err), c.err, c.kind)
-				}
+				must.FailAs(t, err, c.kind, c.err)
 				if took := time.Since(start); took > c.took {
 					t.Errorf("it took %s", took)
 				}

@@ -19,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // page is one answer of a server.
@@ -53,12 +54,9 @@ func serveEach(t *testing.T, answer func(*http.Request) (page, bool)) *kube.Clie
 	t.Cleanup(srv.Close)
 	kubeconfig := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: x, cluster: {server: %q}}]\n"+
 		"users: [{name: x, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: x, user: x}}]\n", srv.URL)
-	c, err := kube.New([]byte(kubeconfig), kube.Options{})
-	must(t, err)
+	c := must.Get(kube.New([]byte(kubeconfig), kube.Options{}))(t)
 	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
+		must.Do(t, c.Close())
 	})
 	return c
 }
@@ -72,7 +70,7 @@ func forbidden(t *testing.T, resource, group string) page {
 		Message: fmt.Sprintf("%s is forbidden: User \"ci\" cannot list resource %q in API group %q at the cluster scope", resource, resource, group),
 		Details: &metav1.StatusDetails{Group: group, Kind: resource},
 	})
-	must(t, err)
+	must.Do(t, err)
 	return page{http.StatusForbidden, string(b)}
 }
 
@@ -152,22 +150,20 @@ func TestReadsFailClosed(t *testing.T) {
 			"list certificate signing requests: ", fault.Refused,
 		},
 	}
-	each(t, cases, func(t *testing.T, tc row) {
+	must.Each(t, cases, func(t *testing.T, tc row) {
 		pages := maps.Clone(fine)
 		if tc.path != "" {
 			pages[tc.path] = tc.page
 		}
 		err := tc.read(serve(t, pages), t)
 		if tc.path == "" {
-			must(t, err)
+			must.Do(t, err)
 			return
 		}
 		if err == nil || !strings.Contains(err.Error(), tc.want) || errors.Is(err, cluster.ErrNotFound) {
 			t.Fatalf("err = %v, want %q and not ErrNotFound", err, tc.want)
 		}
-		if fault.KindOf(err) != tc.kind {
-			t.Errorf("kind %v of %v, want %v", fault.KindOf(err), err, tc.kind)
-		}
+		must.FailAs(t, err, tc.kind)
 		if hints := fault.Hints(err); tc.kind == fault.Refused && len(hints) != 1 {
 			t.Errorf("hints = %q", hints)
 		}
@@ -178,7 +174,7 @@ func TestReadsFailClosed(t *testing.T) {
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	quoted, err := json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f")
-	must(t, err)
+	must.Do(t, err)
 	evil := string(quoted)
 	refusal := func(code, reason string) string {
 		return `{"kind":"Status","apiVersion":"v1","status":"Failure","message":` + evil + `,"reason":"` + reason + `","code":` + code + `}`
@@ -275,9 +271,7 @@ func TestListThatExpires(t *testing.T) {
 			for _, n := range nodes {
 				got = append(got, n.Name)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
+			must.Equal(t, "got", tc.want, got)
 		})
 	}
 }
@@ -299,11 +293,10 @@ func TestLocalDataAsksOnce(t *testing.T) {
 		}
 		ceph("rook-ceph", "rook-ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": "/var/lib/rook"}})
 		c := l.client(t, "system:masters")
-		nodes, err := c.Nodes(t.Context())
-		must(t, err)
+		nodes := must.Get(c.Nodes(t.Context()))(t)
 		from := len(l.calls.Calls())
 		data, err := c.LocalData(t.Context(), nodes...)
-		must(t, err)
+		must.Do(t, err)
 		asked := map[string]int{}
 		for _, call := range l.calls.Calls()[from:] {
 			path, _, _ := strings.Cut(call.Path, "?")
@@ -316,17 +309,13 @@ func TestLocalDataAsksOnce(t *testing.T) {
 		} {
 			want[path] = 1
 		}
-		if diff := cmp.Diff(want, asked); diff != "" {
-			t.Errorf("asked (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "asked", want, asked)
 		for _, name := range names {
 			what := []string{}
 			for _, d := range data[name] {
 				what = append(what, d.Name)
 			}
-			if diff := cmp.Diff([]string{"linstor/" + name, "longhorn/var/mnt/" + name}, what); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", name, diff)
-			}
+			must.Equal(t, name, []string{"linstor/" + name, "longhorn/var/mnt/" + name}, what)
 		}
 		if one, err := c.LocalData(t.Context(), nodes[1]); err != nil || !cmp.Equal(one, map[string][]cluster.LocalData{"wk2": data["wk2"]}) {
 			t.Errorf("alone: %+v, %v", one, err)

@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -20,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestReplicasOfLonghorn reads objects as longhorn-manager writes them.
@@ -85,9 +85,8 @@ func TestReplicasOfLonghorn(t *testing.T) {
 		}
 		c := l.client(t, "system:masters")
 		got, err := c.Replicas(t.Context())
-		if diff := cmp.Diff([]replica.System{want}, got); err != nil || diff != "" {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
+		must.Do(t, err)
+		must.Equal(t, "got", []replica.System{want}, got)
 		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "longhorn-manager", Namespace: ns}}
 		set.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "longhorn-manager"}}
 		set.Spec.Template.Labels = set.Spec.Selector.MatchLabels
@@ -144,13 +143,10 @@ func TestWatchReplicas(t *testing.T) {
 		volumes := schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "volumes"}
 		add("longhorn-system", "a", map[string]any{"status": map[string]any{"robustness": "degraded"}})
 		set := func(robustness string) {
-			o, err := l.Store().Get(t.Context(), volumes, "longhorn-system", "a")
-			must(t, err)
+			o := must.Get(l.Store().Get(t.Context(), volumes, "longhorn-system", "a"))(t)
 			u := o.(*unstructured.Unstructured).DeepCopy()
 			u.Object["status"] = map[string]any{"robustness": robustness}
-			if _, err := l.Store().Update(t.Context(), volumes, u, store.Status); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(l.Store().Update(t.Context(), volumes, u, store.Status))(t)
 			time.Sleep(time.Second)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -213,10 +209,8 @@ func TestReplicasOfCeph(t *testing.T) {
 			Replicas: []replica.Replica{{Node: "wk1"}, {Node: "wk2", Healthy: true}, {Node: "wk3", Healthy: true}, {Node: "wk4"}},
 		}},
 	}}
-	got, err := serve(t, pages).Replicas(t.Context())
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	got := must.Get(serve(t, pages).Replicas(t.Context()))(t)
+	must.Equal(t, "got", want, got)
 	for managed, patience := range map[string]time.Duration{
 		"":                           10 * time.Minute, // Ceph's own: Rook does not set noout
 		`"managePodBudgets":false`:   10 * time.Minute,
@@ -247,16 +241,14 @@ type replicasCase struct {
 // checkReplicas reads a storage system once for each case.
 func checkReplicas(t *testing.T, pages func() map[string]page, cases map[string]replicasCase) {
 	t.Helper()
-	each(t, cases, func(t *testing.T, tc replicasCase) {
+	must.Each(t, cases, func(t *testing.T, tc replicasCase) {
 		all := pages()
 		if tc.path != "" {
 			all[tc.path] = tc.page
 		}
 		got, err := serve(t, all).Replicas(t.Context())
 		if tc.fails != "" {
-			if err == nil || !strings.Contains(err.Error(), tc.fails) {
-				t.Fatalf("err = %v, want %q", err, tc.fails)
-			}
+			must.Fail(t, err, tc.fails)
 			if refused := tc.page.code == http.StatusForbidden; refused != (fault.KindOf(err) == fault.Refused) {
 				t.Errorf("kind %v", fault.KindOf(err))
 			}
@@ -266,9 +258,8 @@ func checkReplicas(t *testing.T, pages func() map[string]page, cases map[string]
 		if tc.want != nil {
 			want = append(want, *tc.want)
 		}
-		if diff := cmp.Diff(want, got); err != nil || diff != "" {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
+		must.Do(t, err)
+		must.Equal(t, "got", want, got)
 	})
 }
 

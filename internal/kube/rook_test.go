@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestLocalDataOfRook: what an OSD restores from its own device at every start is no loss.
@@ -218,14 +219,12 @@ func TestPlacementsOfCeph(t *testing.T) {
 		"objects in pools of others": {kind: store, spec: `{"metadataPool":null,"sharedPools":{"dataPoolName":"y"}}`},
 		"a zone":                     {kind: zone, spec: `{"dataPool":{"replicated":{"size":2}}}`, want: one("dataPool of CephObjectZone x", "host", 2, 1, on(1, 1, 2))},
 	}
-	each(t, cases, func(t *testing.T, tc row) {
+	must.Each(t, cases, func(t *testing.T, tc row) {
 		got, err := serve(t, rookPages(tc.kind, tc.spec, tc.mon)).Replicas(t.Context())
 		if err != nil || len(got) != 1 {
 			t.Fatalf("%v, %+v", err, got)
 		}
-		if diff := cmp.Diff(tc.want, got[0].Volumes[0].Placements); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "got", tc.want, got[0].Volumes[0].Placements)
 	})
 	for _, path := range []string{"", "/cephblockpools"} {
 		pages := rookPages(block, `{}`, "")
@@ -267,7 +266,7 @@ func TestVotersOfCeph(t *testing.T) {
 		"on a claim, moving": {monitors: []string{mon("a", "", "1", "")}, pods: []string{pod("a", "wk6", "Running", "False"), pod("a", "wk7", "Running", "True")}, want: []replica.Voter{{Name: "a", Node: "wk7", Votes: true}}},
 		"on a claim, moved":  {monitors: []string{mon("a", "", "0", "")}, pods: []string{pod("a", "wk6", "Failed", "False")}, want: []replica.Voter{{Name: "a"}}},
 	}
-	each(t, cases, func(t *testing.T, tc row) {
+	must.Each(t, cases, func(t *testing.T, tc row) {
 		pages := rookPages("cephblockpools", `{}`, "")
 		edit := func(path, from, to string) {
 			p := pages[path]
@@ -277,8 +276,7 @@ func TestVotersOfCeph(t *testing.T) {
 		edit("/apis/ceph.rook.io/v1/cephclusters", `"HEALTH_OK"`, `"HEALTH_OK","details":{`+tc.details+`}`)
 		edit("/apis/apps/v1/namespaces/rook-ceph/deployments", `"items":[`, `"items":[`+strings.Join(tc.monitors, ",")+",")
 		edit("/api/v1/namespaces/rook-ceph/pods", `"items":[`, `"items":[`+strings.Join(tc.pods, ","))
-		got, err := serve(t, pages).Replicas(t.Context())
-		must(t, err)
+		got := must.Get(serve(t, pages).Replicas(t.Context()))(t)
 		v := got[0].Volumes[0]
 		if diff := cmp.Diff(tc.want, v.Voters); diff != "" || v.Doubt != tc.doubt {
 			t.Errorf("doubt %q (-want +got):\n%s", v.Doubt, diff)

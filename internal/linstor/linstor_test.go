@@ -10,8 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
@@ -89,9 +87,8 @@ func TestRead(t *testing.T) {
 			},
 		},
 	})
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, "got", want, got)
 }
 
 // TestCopies: only a copy is healthy that is UpToDate and connected to all others that run, or that is written to.
@@ -273,9 +270,8 @@ func TestHolds(t *testing.T) {
 		Undo: `echo '{"override_props":{"DrbdOptions/AutoEvictAfterTime":"25"},"delete_props":["Aux/recast.dev/hold"]}' | kubectl replace --raw /proxy/v1/nodes/wk1 -f -`,
 	}}
 	got, err := replica.Held(settings(t, nodeOf(map[string]string{evictAfter: "60", holdMemo: `{"was":"25","set":"60","nodes":{"wk1":60}}`}, nil)))
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, "got", want, got)
 	s, err := look(t, map[string]string{
 		"/v1/nodes":                 `[{"name":"wk1","connection_status":"ONLINE","props":{"DrbdOptions/AutoEvictAfterTime":"60","Aux/recast.dev/hold":"{\"was\":\"25\",\"set\":\"60\",\"nodes\":{\"wk1\":60}}"}}]`,
 		"/v1/controller/properties": `{"DrbdOptions/AutoEvictAllowEviction":"true"}`,

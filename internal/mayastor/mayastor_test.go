@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
@@ -66,9 +64,8 @@ func TestRead(t *testing.T) {
 			{Name: "c", Wanted: 2},
 		},
 	}
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, "got", want, got)
 }
 
 // TestReplicas: while a volume is published, its nexus says which replicas are current.

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // Do ends the test with an error.
@@ -30,6 +32,24 @@ func Equal(t testing.TB, what string, want, got any, opts ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, opts...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// Fail reports an error that lacks one of the texts. The text "" stands for no error at all. The test goes on.
+func Fail(t testing.TB, err error, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if (err == nil) != (text == "") || err != nil && !strings.Contains(err.Error(), text) {
+			t.Errorf("error %v, want %q", err, text)
+		}
+	}
+}
+
+// FailAs is Fail for an error of that kind.
+func FailAs(t testing.TB, err error, kind fault.Kind, texts ...string) {
+	t.Helper()
+	if Fail(t, err, texts...); fault.KindOf(err) != kind {
+		t.Errorf("kind %d of error %v, want %d", fault.KindOf(err), err, kind)
 	}
 }
 
