@@ -24,8 +24,8 @@ func TestMemo(t *testing.T) {
 	}
 	without := func(nodes ...string) func(s setting) (setting, error) {
 		return func(s setting) (setting, error) {
-			v, m, err := s.Memo.Without(s.Value, nodes...)
-			return setting{v, m}, err
+			v, m := s.Memo.Without(s.Value, nodes...)
+			return setting{v, m}, nil
 		}
 	}
 	by := func(value string) func(s setting) (setting, error) {

@@ -66,6 +66,11 @@ type Replica struct {
 	Percent int  // filled part of the copy; 0: nothing, or unknown
 }
 
+// Whole says whether there are as many copies as wanted, and all are healthy.
+func (v Volume) Whole() bool {
+	return len(v.Replicas) >= v.Wanted && !slices.ContainsFunc(v.Replicas, func(r Replica) bool { return !r.Healthy })
+}
+
 // Off returns the setting in recast.yaml with which a roll ignores a storage system.
 func Off(system string) string { return "roll.storage: {" + strings.ToLower(system) + ": off}" }
 

@@ -75,7 +75,7 @@ func TestWhy(t *testing.T) {
 			t.Parallel()
 			for _, deletes := range []bool{false, true} {
 				l := &leaving{pod: corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-1", Namespace: "shop"}}, answer: c.answer}
-				d := &draining{DrainOptions: cluster.DrainOptions{Timeout: time.Minute, Delete: deletes}}
+				d := &draining{Client: &Client{}, DrainOptions: cluster.DrainOptions{Timeout: time.Minute, Delete: deletes}}
 				why, refused := d.why(l, c.budgets)
 				if why != c.why || refused != c.refused {
 					t.Errorf("%q, refused: %t", why, refused)

@@ -254,13 +254,11 @@ func (c *Client) MayHold(ctx context.Context, system string) error {
 	if err != nil || right == nil {
 		return err
 	}
-	review, err := c.api.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: right},
-	}, metav1.CreateOptions{})
+	may, err := c.may(ctx, right)
 	switch {
 	case err != nil:
-		return fmt.Errorf("ask what the kubeconfig may do: %w", c.translate(err))
-	case !review.Status.Allowed:
+		return fmt.Errorf("ask what the kubeconfig may do: %w", err)
+	case !may:
 		return fault.WithHint(fault.Refusedf("the kubeconfig may not %s", known.hold.mayNot), "where a node is away longer than %s waits, a roll has it wait longer, and needs that right", system)
 	}
 	return nil

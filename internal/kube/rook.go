@@ -25,13 +25,6 @@ var rookVersion = schema.GroupVersion{Group: "ceph.rook.io", Version: "v1"}
 
 const rookDaemons = "app in (rook-ceph-mon, rook-ceph-osd)"
 
-type cephCluster struct {
-	Metadata metav1.ObjectMeta `json:"metadata"`
-	Spec     struct {
-		DataDir string `json:"dataDirHostPath"`
-	} `json:"spec"`
-}
-
 // rookDirectories finds the directories in which Rook's monitors and OSDs keep their state on each node, and the
 // directory of every CephCluster.
 func (l *localScan) rookDirectories(ctx context.Context, groups []metav1.APIGroup) error {
@@ -44,7 +37,7 @@ func (l *localScan) rookDirectories(ctx context.Context, groups []metav1.APIGrou
 	}
 	for _, ceph := range clusters {
 		if ceph.Spec.DataDir == "" {
-			continue // an external Ceph
+			continue
 		}
 		dir := path.Clean("/" + ceph.Spec.DataDir)
 		daemons, err := l.rookDaemons(ctx, ceph.Metadata.Namespace, dir)
@@ -253,11 +246,12 @@ const (
 // lacks.
 var cephRedundancy = []string{"PG_AVAILABILITY", "PG_DEGRADED", "PG_DAMAGED", "PG_RECOVERY_FULL", "OBJECT_UNFOUND", "error"}
 
-// cephHealth is the part of Rook's CephCluster that we read for its health
+// cephCluster is the part that we read of Rook's CephCluster
 // (pkg/apis/ceph.rook.io/v1/types.go, ClusterSpec and CephStatus).
-type cephHealth struct {
+type cephCluster struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
+		DataDir    string `json:"dataDirHostPath"` // "": of an external Ceph
 		Disruption struct {
 			Manages bool          `json:"managePodBudgets"`
 			Timeout time.Duration `json:"osdMaintenanceTimeout"` // in minutes
@@ -281,7 +275,7 @@ type cephHealth struct {
 // object says which data is on which OSD, but pools say how their data may lie on them.
 func (c *Client) cephReplicas(ctx context.Context, _ schema.GroupVersion) (replica.System, error) {
 	s := replica.System{Name: cephName, Pools: true}
-	clusters, err := listCustom[cephHealth](ctx, c, rookVersion.WithResource("cephclusters"), "")
+	clusters, err := listCustom[cephCluster](ctx, c, rookVersion.WithResource("cephclusters"), "")
 	if err != nil {
 		return s, err
 	}
@@ -319,7 +313,7 @@ func (c *Client) cephReplicas(ctx context.Context, _ schema.GroupVersion) (repli
 	return s, nil
 }
 
-func (ceph cephHealth) volume(d cephDaemons, pools []cephPool, now time.Time) replica.Volume {
+func (ceph cephCluster) volume(d cephDaemons, pools []cephPool, now time.Time) replica.Volume {
 	v := replica.Volume{Name: foreign.Line(ceph.Metadata.Namespace + "/" + ceph.Metadata.Name), Checked: ceph.Status.Ceph.LastChecked}
 	for _, node := range d.nodes() {
 		v.Replicas = append(v.Replicas, replica.Replica{Node: node, Healthy: d.serves(node)})
@@ -340,7 +334,7 @@ func (ceph cephHealth) volume(d cephDaemons, pools []cephPool, now time.Time) re
 // removes noout from all other domains, whoever had set it. Without managePodBudgets Rook does neither (updateNoout
 // in pkg/operator/ceph/disruption/clusterdisruption/osd.go, reconcile in reconcile.go). Without noout, Ceph's own
 // interval counts.
-func (ceph cephHealth) patience() (waits time.Duration, setting, remedy string) {
+func (ceph cephCluster) patience() (waits time.Duration, setting, remedy string) {
 	if d := ceph.Spec.Disruption; d.Manages {
 		return cmp.Or(d.Timeout*time.Minute, rookMaintenance), "osdMaintenanceTimeout", "raise disruptionManagement.osdMaintenanceTimeout, which is in minutes"
 	}
@@ -349,7 +343,7 @@ func (ceph cephHealth) patience() (waits time.Duration, setting, remedy string) 
 }
 
 // stale says why the recorded health is not the present one; "" if it is.
-func (ceph cephHealth) stale(now time.Time) string {
+func (ceph cephCluster) stale(now time.Time) string {
 	state := ceph.Status.Ceph
 	checked, err := time.Parse(time.RFC3339, state.LastChecked)
 	switch {
@@ -362,7 +356,7 @@ func (ceph cephHealth) stale(now time.Time) string {
 }
 
 // reduced says why data may lack copies; "" if no data does.
-func (ceph cephHealth) reduced(now time.Time) string {
+func (ceph cephCluster) reduced(now time.Time) string {
 	if stale := ceph.stale(now); stale != "" {
 		return stale
 	}
@@ -376,7 +370,7 @@ func (ceph cephHealth) reduced(now time.Time) string {
 }
 
 // check returns the text of a health check that Ceph reports; "" if Ceph does not report it.
-func (ceph cephHealth) check(code string) string {
+func (ceph cephCluster) check(code string) string {
 	d, ok := ceph.Status.Ceph.Details[code]
 	if !ok {
 		return ""
@@ -387,7 +381,7 @@ func (ceph cephHealth) check(code string) string {
 // voters says which monitors are in quorum; doubt is why that is not known. MON_DOWN ends with the names of the
 // monitors in quorum: "1/3 mons down, quorum a,b" (HealthMonitor::check_mon_health in Ceph's
 // src/mon/HealthMonitor.cc).
-func (ceph cephHealth) voters(monitors []cephDaemon, now time.Time) (out []replica.Voter, doubt string) {
+func (ceph cephCluster) voters(monitors []cephDaemon, now time.Time) (out []replica.Voter, doubt string) {
 	down, names := ceph.check("MON_DOWN"), []string(nil)
 	if down != "" {
 		_, list, known := strings.Cut(ceph.Status.Ceph.Details["MON_DOWN"].Message, "quorum ")
@@ -403,7 +397,7 @@ func (ceph cephHealth) voters(monitors []cephDaemon, now time.Time) (out []repli
 
 // watchCeph reports Ceph clusters whose health was checked.
 func (c *Client) watchCeph(ctx context.Context, tell func(look bool)) error {
-	checked := func(ceph cephHealth) (metav1.ObjectMeta, string) { return ceph.Metadata, ceph.Status.Ceph.LastChecked }
+	checked := func(ceph cephCluster) (metav1.ObjectMeta, string) { return ceph.Metadata, ceph.Status.Ceph.LastChecked }
 	return watchCustom(ctx, c, rookVersion.WithResource("cephclusters"), tell, checked, func(was, is string) bool { return was != is })
 }
 
