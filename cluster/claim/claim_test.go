@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,17 +18,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
-
-// bubbles checks every case as a subtest of its own, each with its own clock.
-func bubbles[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
-	t.Helper()
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { check(t, c) })
-		})
-	}
-}
 
 func acquire(t *testing.T, c *Claim) *Held {
 	t.Helper()
@@ -53,8 +41,7 @@ func releaseHeld(t *testing.T, h *Held) {
 }
 
 func TestClaimIsHeldAndGivenBack(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		vm, _ := p.VM(t.Context(), 9000)
@@ -87,8 +74,7 @@ func TestClaimIsHeldAndGivenBack(t *testing.T) {
 }
 
 func TestClaimIsRefusedWhileItsHolderLives(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		defer h.Release(t.Context())
@@ -117,7 +103,7 @@ func TestClaimOfAnEndedRun(t *testing.T) {
 		run  string
 		want time.Duration
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"a dead process of this machine": {dead, "r2", 0},
 		"an unknown holder":              {nil, "r2", 90 * time.Second},
 		"a holder on another machine":    {func(Holder) bool { return false }, "r2", 90 * time.Second},
@@ -139,7 +125,7 @@ func TestClaimOfAnEndedRun(t *testing.T) {
 func TestClaimIsTakenByOne(t *testing.T) {
 	t.Parallel()
 	cases := map[string][]cluster.VM{"unclaimed": nil, "unchanged": {orphan(t, "r0")}}
-	bubbles(t, cases, func(t *testing.T, vms []cluster.VM) {
+	must.Bubbles(t, cases, func(t *testing.T, vms []cluster.VM) {
 		p := newClaimPVE(vms...)
 		p.delay = time.Second // all runs have read before the first has written
 		held, errs := make([]*Held, 5), make([]error, 5)
@@ -165,8 +151,7 @@ func TestClaimIsTakenByOne(t *testing.T) {
 }
 
 func TestClaimLostByASlowHolder(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		var said []string
 		c := claimant(p, "r1")
@@ -211,7 +196,7 @@ func TestClaimThroughAnOutage(t *testing.T) {
 		outage time.Duration
 		during string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"short": {30 * time.Second, "read the claim of cluster c1: look up VM 9000: connection refused"},
 		"long":  {30 * time.Minute, "read the claim of cluster c1: look up VM 9000: connection refused"},
 	}, func(t *testing.T, tc row) {
@@ -239,8 +224,7 @@ func TestClaimThroughAnOutage(t *testing.T) {
 }
 
 func TestClaimSurvivesLostAnswers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE(orphan(t, "r1"))
 		for _, run := range []string{"r2", "r3"} { // the first takes over, the second creates
 			p.do(func() { p.lose = map[string]int{"create": 1, "set": 1} })
@@ -265,7 +249,7 @@ func TestClaimBeingCreated(t *testing.T) {
 		kind  fault.Kind
 		want  string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"in a moment": {2 * time.Second, fault.Claimed, `take the claim of cluster c1: held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:10Z, which is alive (VM 9000 "recast-claim" on pve1)`},
 		"never":       {0, fault.Refused, `take the claim of cluster c1: VM 9000 "" on pve1 is locked by its creation (create), and nothing else is known of it`},
 	}, func(t *testing.T, tc row) {
@@ -296,25 +280,23 @@ func TestClaimBeingCreated(t *testing.T) {
 func TestDeletion(t *testing.T) {
 	t.Parallel()
 	const deletes = "qm set 9000 --protection 0 && qm destroy 9000"
-	for name, c := range map[string]struct {
+	type row struct {
 		change func(*cluster.VM)
 		want   bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"as recast made it": {func(*cluster.VM) {}, true},
 		"with a drive":      {func(vm *cluster.VM) { vm.Config["scsi0"] = "fast:vm-9000-disk-0" }, false},
 		"running":           {func(vm *cluster.VM) { vm.Running = true }, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := cluster.VM{ID: 9000, Name: VMName, Host: "pve1", Config: map[string]string{"description": claimMark + "{"}}
-			c.change(&vm)
-			_, found, err := Read(vm)
-			hint := strings.Join(fault.Hints(err), "\n")
-			if !found || strings.Contains(hint, deletes) != c.want || !strings.Contains(hint, "Else wait "+Watch.String()) {
-				t.Errorf("%t, %v, hint %s", found, err, hint)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		vm := cluster.VM{ID: 9000, Name: VMName, Host: "pve1", Config: map[string]string{"description": claimMark + "{"}}
+		c.change(&vm)
+		_, found, err := Read(vm)
+		hint := strings.Join(fault.Hints(err), "\n")
+		if !found || strings.Contains(hint, deletes) != c.want || !strings.Contains(hint, "Else wait "+Watch.String()) {
+			t.Errorf("%t, %v, hint %s", found, err, hint)
+		}
+	})
 }
 
 // claimPVE is a Proxmox cluster as far as a claim uses it: VMs with a digest that every change

@@ -34,7 +34,7 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 		vm   cluster.VM
 		want string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"a newer recast's claim":   {newer, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: a newer recast wrote it: its format is version 2, and this recast reads version 1`},
 		"another cluster's claim":  {other, `VM 9000 "recast-claim" on pve1 is the claim of cluster c2, not of c1`},
 		"with other Notes":         {edit(func(vm *cluster.VM) { vm.Config["description"] = "mine" }), `VM 9000 "recast-claim" on pve1 is a claim of recast, and someone has edited its Notes: which run holds it can't be read`},
@@ -74,7 +74,7 @@ func TestClaimIsNotDeletedBlindly(t *testing.T) {
 		change func(*claimPVE, *cluster.VM)
 		want   string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"no quorum": {func(p *claimPVE, _ *cluster.VM) { p.noQuorum = true }, "the Proxmox cluster has no quorum"},
 		"running":   {func(_ *claimPVE, vm *cluster.VM) { vm.Running = true }, "is not as recast made it"},
 		"a drive":   {func(_ *claimPVE, vm *cluster.VM) { vm.Config["scsi0"] = "fast:vm-9000-disk-0" }, "is not as recast made it"},
@@ -96,8 +96,7 @@ func TestClaimIsNotDeletedBlindly(t *testing.T) {
 // TestClaimRenamed: a claim that someone has renamed is given back all the same, and the next heartbeat
 // gives it its name again.
 func TestClaimRenamed(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		rename := func() {
@@ -120,8 +119,7 @@ func TestClaimRenamed(t *testing.T) {
 }
 
 func TestClaimEndsWithItsContext(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		ctx, cancel := context.WithCancel(t.Context())
 		h := must.Get(claimant(p, "r1").Acquire(ctx))(t)
@@ -139,8 +137,7 @@ func TestClaimEndsWithItsContext(t *testing.T) {
 }
 
 func TestClaimDeletedByAPerson(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		p.do(func() { delete(p.vms, 9000) })
@@ -157,8 +154,7 @@ func TestClaimDeletedByAPerson(t *testing.T) {
 
 // Reflection finds the guarded methods, so a method that does not check fails here.
 func TestGuardChecksBeforeEveryChange(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		px := h.Guard(p)
@@ -187,8 +183,7 @@ func TestGuardChecksBeforeEveryChange(t *testing.T) {
 
 // TestWriteEndsWithTheClaim: a change that is being sent ends when the claim is lost, and none is sent afterwards.
 func TestWriteEndsWithTheClaim(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		sent := 0

@@ -65,7 +65,7 @@ func TestPatience(t *testing.T) {
 		hint     string
 		said     []string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"free":                        {before: true},
 		"locked since":                {lock: "backup", lasts: 3 * minute, before: true, took: 3 * minute, said: []string{"waiting for VM 101: it is locked (backup)"}},
 		"locked already":              {lock: "snapshot-delete", lasts: minute, took: minute, said: []string{"waiting for VM 101: it is locked (snapshot-delete)"}},
@@ -113,7 +113,7 @@ func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 	}
 	type reading func(cluster.Proxmox, context.Context, cluster.VMID) (cluster.VMState, error)
 	cases := map[string]reading{"VM": whole, "VMState": cluster.Proxmox.VMState}
-	bubbles(t, cases, func(t *testing.T, read reading) {
+	must.Bubbles(t, cases, func(t *testing.T, read reading) {
 		f := &lockedVM{vm: cluster.VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
 		px := WithPatience(f, 2*time.Second, func(string) {})
 		vm, err := read(px, t.Context(), 101)
@@ -166,7 +166,7 @@ func TestPatienceWithATarget(t *testing.T) {
 		later func(to *cluster.VM)
 		moved int
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"as it was":         {func(*cluster.VM) {}, 1},
 		"another VM":        {func(to *cluster.VM) { to.Config["smbios1"] = "uuid=b" }, 0},
 		"on another host":   {func(to *cluster.VM) { to.Host = "pve2" }, 0},

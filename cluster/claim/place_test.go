@@ -91,8 +91,7 @@ func vmClaimant(p *claimPVE, l *leases, run string) *Claim {
 }
 
 func TestClaimAsLease(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{lose: 1}
 		h := acquire(t, leaseClaimant(p, l, "r1"))
 		time.Sleep(time.Hour)
@@ -128,7 +127,7 @@ func TestClaimsInTwoPlaces(t *testing.T) {
 		first, second maker
 		alive         string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"a VM first":    {vmClaimant, leaseClaimant, `(VM 9000 "recast-claim" on pve1)`},
 		"a Lease first": {leaseClaimant, vmClaimant, "(Lease kube-system/recast)"},
 	}, func(t *testing.T, tc row) {
@@ -146,8 +145,7 @@ func TestClaimsInTwoPlaces(t *testing.T) {
 }
 
 func TestClaimsInTwoPlacesAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
 		var got [2]error
 		var both sync.WaitGroup
@@ -171,8 +169,7 @@ func TestClaimsInTwoPlacesAtOnce(t *testing.T) {
 }
 
 func TestClaimLeftElsewhere(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(orphan(t, "r1")), &leases{}
 		_, err := leaseClaimant(p, l, "r2").Acquire(t.Context())
 		if want := "is the claim of run r1 (pid 7 on ci-r1) since"; fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), want) || len(p.vms) != 1 || l.lease != nil {
@@ -200,7 +197,7 @@ func TestClaimWithoutKubernetes(t *testing.T) {
 		err   error
 		taken bool
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"away":          {fmt.Errorf("%w from it", cluster.ErrNoAnswer), true},
 		"forbidden":     {fault.Refusedf("leases is forbidden"), false},
 		"another error": {errors.New("unauthorized"), false},
@@ -227,7 +224,7 @@ func TestClaimWithoutKubernetes(t *testing.T) {
 // Lease yields; an orphaned Lease is deleted.
 func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 	t.Parallel()
-	bubbles(t, map[string]bool{"alive": true, "dead": false}, func(t *testing.T, alive bool) {
+	must.Bubbles(t, map[string]bool{"alive": true, "dead": false}, func(t *testing.T, alive bool) {
 		p, l := newClaimPVE(), &leases{}
 		ctx, kill := context.WithCancel(t.Context())
 		defer kill()
@@ -266,8 +263,7 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 
 // TestClaimOfAPrune: a run that does not look for the Lease is waited for.
 func TestClaimOfAPrune(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
 		h := acquire(t, leaseClaimant(p, l, "r1"))
 		defer h.Release(t.Context())
@@ -285,8 +281,7 @@ func TestClaimOfAPrune(t *testing.T) {
 
 // TestDeletedLeaseIsLost: a heartbeat does not create a deleted Lease again.
 func TestDeletedLeaseIsLost(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := &leases{}
 		h := acquire(t, leaseClaimant(newClaimPVE(), l, "r1"))
 		l.mu.Lock()
@@ -302,8 +297,7 @@ func TestDeletedLeaseIsLost(t *testing.T) {
 // TestLeaseChecksTakeTurns: a node that waits for another node's check of Proxmox,
 // which does not answer, ends with its context.
 func TestLeaseChecksTakeTurns(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
 		h := acquire(t, leaseClaimant(p, l, "r1"))
 		p.do(func() { p.down = true })
@@ -331,7 +325,7 @@ func TestLeaseChecksTakeTurns(t *testing.T) {
 func TestForeignLeases(t *testing.T) {
 	t.Parallel()
 	type row struct{ claim, want string }
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"no version":      {`{"cluster": "c1", "run": "r1"}`, "Lease kube-system/recast: the claim in it can't be read: someone has edited it: it lacks its version"},
 		"not ours":        {"", "Lease kube-system/recast: the claim in it can't be read: unexpected end of JSON input"},
 		"of another name": {`{"version": 1, "cluster": "c2", "run": "r1"}`, "Lease kube-system/recast is the claim of cluster c2, not of c1"},

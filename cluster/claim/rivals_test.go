@@ -196,7 +196,7 @@ func leftovers() map[string]leftover {
 // TestWhatAnotherRangeHasLeft: only its own recast.yaml may finish it.
 func TestWhatAnotherRangeHasLeft(t *testing.T) {
 	t.Parallel()
-	bubbles(t, leftovers(), func(t *testing.T, tc leftover) {
+	must.Bubbles(t, leftovers(), func(t *testing.T, tc leftover) {
 		p := newClaimPVE(tc.vm(t))
 		c := claimantAt(p, "r1", 9000)
 		c.Nodes, c.Parked = []cluster.VMID{102}, tc.prune
@@ -249,8 +249,7 @@ func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 
 // TestAHolderWhoseHostWasAway: the run that began meanwhile did not see its claim.
 func TestAHolderWhoseHostWasAway(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		first := acquire(t, claimantAt(p, "r1", 9000))
 		ctx, end := first.Within(t.Context())
@@ -275,8 +274,7 @@ func TestAHolderWhoseHostWasAway(t *testing.T) {
 
 // TestCover: a claim taken before the nodes were known is changed to name them.
 func TestCover(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimantAt(p, "r1", 9000))
 		p.do(func() { p.lose = map[string]int{"set": 1} })
@@ -300,8 +298,7 @@ func TestCover(t *testing.T) {
 
 // TestALateDelete: Proxmox executes a run's delete when the number is already the next run's.
 func TestALateDelete(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		late := p.vms[9000]
@@ -327,8 +324,7 @@ func TestALateDelete(t *testing.T) {
 
 // TestWithin: a context within the claim ends when the claim is lost.
 func TestWithin(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		ctx, end := h.Within(t.Context())

@@ -24,7 +24,8 @@ func parse(t *testing.T, text string) config.Documents {
 // TestEqual: configurations that Talos reads as the same are equal, and have the same hash.
 func TestEqual(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ a, b string }{
+	type row struct{ a, b string }
+	must.Each(t, map[string]row{
 		"order of keys":           {"machine: {type: worker, token: x}", "machine: {token: x, type: worker}"},
 		"order of documents":      {"machine: {}\n---\nkind: A\n---\nkind: B\nname: x", "kind: B\nname: x\n---\nkind: A\n---\nmachine: {}"},
 		"comments and style":      {"# why\nmachine:\n    type: worker # yes", "machine: {\"type\": 'worker'}"},
@@ -37,18 +38,15 @@ func TestEqual(t *testing.T) {
 		"an alias":                {"a: &x {b: 1}\nc: *x", "a: {b: 1}\nc: {b: 1}"},
 		"a merge":                 {"a: &x {b: 1, d: 2}\nc: {<<: *x, d: 3}", "a: {b: 1, d: 2}\nc: {b: 1, d: 3}"},
 		"apiVersion of documents": {"apiVersion: v1alpha1\nkind: A", "kind: A\napiVersion: v1alpha1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a, b := parse(t, c.a), parse(t, c.b)
-			if got := config.Compare(a, b); len(got) > 0 {
-				t.Errorf("differ: %+v", got)
-			}
-			if a.Hash() != b.Hash() {
-				t.Error("the hashes differ")
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		a, b := parse(t, c.a), parse(t, c.b)
+		if got := config.Compare(a, b); len(got) > 0 {
+			t.Errorf("differ: %+v", got)
+		}
+		if a.Hash() != b.Hash() {
+			t.Error("the hashes differ")
+		}
+	})
 }
 
 // compared are differences, and how they are reported.
@@ -304,7 +302,8 @@ func FuzzCompare(f *testing.F) {
 
 func TestRedacted(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ text, want string }{
+	type row struct{ text, want string }
+	must.Each(t, map[string]row{
 		"by path":         {"cluster:\n  secret: abcdefghijkl # abcdefghijkl\n  name: c1\n", "cluster:\n    secret: '[redacted value]'\n    name: c1\n"},
 		"by value":        {"cluster: {token: abc.defghijkl}\nother: {note: abc.defghijkl}\n", "cluster: {token: '[redacted value]'}\nother: {note: '[redacted value]'}\n"},
 		"of a list":       {"machine:\n  env: [\"A=secretvalue\", \"B=2\"]\n", "machine:\n    env: ['A=[redacted]', 'B=[redacted]']\n"},
@@ -315,15 +314,12 @@ func TestRedacted(t *testing.T) {
 		"an anchor":       {"a: &x longsecretvalue\ncluster: {token: *x}\n", "a: &x '[redacted value]'\ncluster: {token: *x}\n"},
 		"nothing":         {"", ""},
 		"a key is secret": {"cluster: {token: abcdefghijkl}\nx: {abcdefghijkl: 1}\n", "cluster: {token: '[redacted value]'}\nx: {'[redacted value]': 1}\n"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := config.Redacted([]byte(c.text))
-			if err != nil || string(got) != c.want {
-				t.Errorf("%v, %q, want %q", err, got, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		got, err := config.Redacted([]byte(c.text))
+		if err != nil || string(got) != c.want {
+			t.Errorf("%v, %q, want %q", err, got, c.want)
+		}
+	})
 	if _, err := config.Redacted([]byte("a: [secretvalue")); err == nil || strings.Contains(err.Error(), "secretvalue") {
 		t.Errorf("err = %v", err)
 	}

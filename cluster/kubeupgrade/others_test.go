@@ -162,7 +162,7 @@ func TestRequireOthers(t *testing.T) {
 		except spotOf
 		want   string // "": it goes on
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"all is well":                           {wrong: func(*threePlanes) {}},
 		"the component itself is down":          {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, ""},
 		"another component of its node is":      {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.APIServer}, "the kube-scheduler of cp1 is not Ready"},
@@ -247,8 +247,7 @@ func TestAwaitOthers(t *testing.T) {
 
 // TestSetAsksTwice: a configuration that was staged during the wait for the others does not go live.
 func TestSetAsksTwice(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newThreePlanes()
 		m := p.machines[planeAddrs[0]]
 		m.Images = imagesAt("v1.35.4")
@@ -322,8 +321,7 @@ func TestLacksKubelet(t *testing.T) {
 
 // TestProxyNeedsHealth: its pods are not replaced while something is down.
 func TestProxyNeedsHealth(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newThreePlanes()
 		p.pod("cp2", cluster.Scheduler).Ready = false
 		u := p.upgrade()
@@ -395,7 +393,7 @@ func TestPlanKubernetesLacks(t *testing.T) {
 		node int // cp1, wk1
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing":         {func(*Seen) {}, 0, ""},
 		"no pod":          {func(s *Seen) { s.Pods = s.Pods[:2] }, 0, "kube-scheduler: Kubernetes does not show its pod"},
 		"an old pod":      {pod(func(p *cluster.StaticPod) { p.Image = "registry.k8s.io/kube-scheduler:v1.34.6" }), 0, "kube-scheduler: its pod still is the old one: registry.k8s.io/kube-scheduler:v1.34.6, of revision 1"},
@@ -439,7 +437,7 @@ func TestPlanKubernetesLeftOver(t *testing.T) {
 		seen func(Seen) Seen
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"standard": {func(s Seen) Seen { return s }, command + " --with-docs=false --with-examples=false --dry-run shows"},
 		"own": {
 			image("cp1", cluster.Scheduler, "reg.local:5000/k8s/kube-scheduler:v1.35.4"),

@@ -13,17 +13,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// each checks every case as a subtest of its own.
-func each[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
-	t.Helper()
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			check(t, c)
-		})
-	}
-}
-
 // seenAt is a cluster of one control plane and one worker that runs the given version.
 func seenAt(version string) Seen {
 	images := cluster.KubernetesImages{
@@ -105,7 +94,7 @@ func (tc planCase) check(t *testing.T) {
 
 func TestPlanKubernetes(t *testing.T) {
 	t.Parallel()
-	each(t, map[string]planCase{
+	must.Each(t, map[string]planCase{
 		"the next minor":       {"v1.35.4", "v1.36.1", as, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
 		"a patch":              {"v1.35.4", "v1.35.5", as, "ghcr.io/siderolabs/kubelet:v1.35.5", nil},
 		"nothing":              {"v1.35.4", "v1.35.4", as, "", nil},
@@ -147,7 +136,7 @@ func TestPlanKubernetes(t *testing.T) {
 // TestPlanKubernetesMachines: machines that must not be changed, and machines that are not seen.
 func TestPlanKubernetesMachines(t *testing.T) {
 	t.Parallel()
-	each(t, map[string]planCase{
+	must.Each(t, map[string]planCase{
 		"a vendor's tag": {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "reg.local/kube-apiserver:v1.35.4-fips.1"), "", []string{
 			"kube-apiserver of cp1: image \"reg.local/kube-apiserver:v1.35.4-fips.1\": \"fips.1\" in its tag is a vendor's own, and which one another version has is not known: upgrade Kubernetes with the tool of the vendor of these images",
 		}},
@@ -217,7 +206,7 @@ func TestRetag(t *testing.T) {
 	t.Parallel()
 	const like = "registry.k8s.io/kube-scheduler:v1.35.4"
 	type row struct{ image, like, want string }
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"none is named":        {"", like, like},
 		"an older one":         {"mirror/kube-scheduler:v1.34.6", like, "mirror/kube-scheduler:v1.35.4"},
 		"a newer one":          {"mirror/kube-scheduler:v1.36.0", like, "mirror/kube-scheduler:v1.35.4"},
@@ -301,7 +290,7 @@ func TestRequireSame(t *testing.T) {
 		now  func(p *Plan)
 		want string // "": it is the same
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"the same":              {now: func(*Plan) {}},
 		"some of it got done":   {now: func(p *Plan) { p.From, p.Proxy, p.Nodes[0].Changes = "v1.36.1", nil, p.Nodes[0].Changes[1:] }},
 		"set, but not seen yet": {now: func(p *Plan) { p.Nodes[1].Changes = []ImageChange{change(cluster.Kubelet, "v1.36.1")} }},
@@ -352,7 +341,7 @@ func TestRemovedStepByStep(t *testing.T) {
 		seen func(Seen) Seen
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"a minor":       {"v1.35.4", as, "10.0.0.11 v1.35.4→v1.36.1, 10.0.0.31 v1.35.4→v1.36.1, objects v1.35.4→v1.36.1"},
 		"a patch":       {"v1.36.0", as, ""},
 		"an old one":    {"v1.35.4", kubelet("wk1", "v1.33.9"), "10.0.0.11 v1.35.4→v1.36.1, 10.0.0.31 v1.33.9→v1.34.0, 10.0.0.31 v1.34.0→v1.35.0, 10.0.0.31 v1.35.0→v1.36.1, objects v1.33.9→v1.34.0, objects v1.34.0→v1.35.0, objects v1.35.0→v1.36.1"},

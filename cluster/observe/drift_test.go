@@ -21,10 +21,11 @@ func TestDiff(t *testing.T) {
 	made := func(id, yaml string) func(*Found) {
 		return func(f *Found) { f.Machine.Schematic = cluster.SchematicEntry{ID: id, YAML: yaml} }
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(*Found)
 		want   []cluster.Reason
-	}{
+	}
+	must.Each(t, map[string]row{
 		"in sync": {func(*Found) {}, nil},
 		"same version, new digest": {
 			made("id-old", "- recast.lock="+clustertest.OldHash+"\n"),
@@ -80,19 +81,16 @@ func TestDiff(t *testing.T) {
 			},
 			[]cluster.Reason{{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "p" on pve1`}},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := clustertest.InSync()
-			f := Found{Name: "wk1", Machine: &m, VM: &cluster.VM{ID: 9011, Config: map[string]string{"ide2": "none,media=cdrom"}}}
-			tc.change(&f)
-			got := Diff(cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}, f, clustertest.Past)
-			must.Equal(t, "got", tc.want, got.Reasons)
-			if got.Stale != (len(tc.want) > 0) {
-				t.Errorf("stale %t", got.Stale)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		m := clustertest.InSync()
+		f := Found{Name: "wk1", Machine: &m, VM: &cluster.VM{ID: 9011, Config: map[string]string{"ide2": "none,media=cdrom"}}}
+		tc.change(&f)
+		got := Diff(cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}, f, clustertest.Past)
+		must.Equal(t, "got", tc.want, got.Reasons)
+		if got.Stale != (len(tc.want) > 0) {
+			t.Errorf("stale %t", got.Stale)
+		}
+	})
 }
 
 // TestDiffNamesAllOfAnImage: a digest that changed hides nothing else.
@@ -315,11 +313,12 @@ func rolledNode() (cluster.Wanted, Found) {
 
 func TestDiffOfBootAndNode(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(*cluster.Wanted, *Found)
 		want   []cluster.Reason
 		notes  []string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"as rolled":     {func(*cluster.Wanted, *Found) {}, nil, nil},
 		"no boot order": {func(_ *cluster.Wanted, f *Found) { delete(f.VM.Config, "boot") }, nil, nil},
 		"legacy order":  {func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "cdn" }, nil, nil},
@@ -372,16 +371,13 @@ func TestDiffOfBootAndNode(t *testing.T) {
 			[]cluster.Reason{{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "p" on pve1`}},
 			nil,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w, f := rolledNode()
-			tc.change(&w, &f)
-			got := Diff(w, f, clustertest.Past)
-			must.Equal(t, "got", tc.want, got.Reasons)
-			must.Equal(t, "got", tc.notes, got.Notes)
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		w, f := rolledNode()
+		tc.change(&w, &f)
+		got := Diff(w, f, clustertest.Past)
+		must.Equal(t, "got", tc.want, got.Reasons)
+		must.Equal(t, "got", tc.notes, got.Notes)
+	})
 }
 
 func TestDiffOfTheInstallImage(t *testing.T) {

@@ -193,10 +193,11 @@ func TestParkingVMCreatedLate(t *testing.T) {
 		p.Record.Kept = []parking.KeptDisk{{Key: "scsi0", Run: p.Record.Run, Slot: "scsi0"}}
 		p.VM.Config["scsi0"] = "fast:vm-9001-disk-0"
 	}
-	for name, c := range map[string]struct {
+	type row struct {
 		other, late parking.Parking
 		want        []cluster.VMID
-	}{
+	}
+	must.Each(t, map[string]row{
 		"the other is done":          {park(9001, "r2", done), park(9002, "r1", nil), []cluster.VMID{9001}},
 		"the other is in use":        {park(9001, "r2", func(p *parking.Parking) { p.Record.Written = 1 }), park(9002, "r1", nil), []cluster.VMID{9001}},
 		"neither was used":           {park(9002, "r2", nil), park(9001, "r1", nil), []cluster.VMID{9001}},
@@ -207,24 +208,21 @@ func TestParkingVMCreatedLate(t *testing.T) {
 		"on another host":            {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.VM.Host = "pve2" }), []cluster.VMID{9001, 9002}},
 		"of another VM of that name": {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.Record.UUID = "other" }), []cluster.VMID{9001, 9002}},
 		"of another node":            {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.Record.Node = "wk2" }), []cluster.VMID{9001, 9002}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vms := []cluster.VM{clustertest.Described(t, c.other), clustertest.Described(t, c.late)}
-			found, err := parking.Parkings(vms, "c1")
-			var got []cluster.VMID
-			for _, p := range found {
-				got = append(got, p.VM.ID)
+	}, func(t *testing.T, c row) {
+		vms := []cluster.VM{clustertest.Described(t, c.other), clustertest.Described(t, c.late)}
+		found, err := parking.Parkings(vms, "c1")
+		var got []cluster.VMID
+		for _, p := range found {
+			got = append(got, p.VM.ID)
+		}
+		slices.Sort(got)
+		must.Do(t, err)
+		must.Equal(t, "parking VMs", c.want, got)
+		_, verdicts := JudgeParked(vms, nil, Retention{Cluster: "c1", Nodes: []string{"wk1"}, Keep: 1})
+		for _, v := range verdicts {
+			if goes := len(v.Keep) == 0; goes == slices.Contains(c.want, v.VMID) && len(c.want) == 1 {
+				t.Errorf("VM %d: goes %q, keep %q", v.VMID, v.Goes, v.Keep)
 			}
-			slices.Sort(got)
-			must.Do(t, err)
-			must.Equal(t, "parking VMs", c.want, got)
-			_, verdicts := JudgeParked(vms, nil, Retention{Cluster: "c1", Nodes: []string{"wk1"}, Keep: 1})
-			for _, v := range verdicts {
-				if goes := len(v.Keep) == 0; goes == slices.Contains(c.want, v.VMID) && len(c.want) == 1 {
-					t.Errorf("VM %d: goes %q, keep %q", v.VMID, v.Goes, v.Keep)
-				}
-			}
-		})
-	}
+		}
+	})
 }

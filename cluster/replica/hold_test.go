@@ -33,10 +33,11 @@ func TestMemo(t *testing.T) {
 	}
 	type acts []func(setting) (setting, error)
 	memo := func(was, set string, nodes map[string]int) Memo { return Memo{Was: was, Set: set, Nodes: nodes} }
-	cases := map[string]struct {
+	type row struct {
 		acts acts
 		want setting
-	}{
+	}
+	cases := map[string]row{
 		"held":                         {acts{with("a", 900)}, setting{"900", memo("600", "900", map[string]int{"a": 900})}},
 		"held again":                   {acts{with("a", 900), with("a", 800)}, setting{"900", memo("600", "900", map[string]int{"a": 900})}},
 		"needs no more":                {acts{with("a", 600)}, setting{Value: "600"}},
@@ -55,19 +56,16 @@ func TestMemo(t *testing.T) {
 		"changed to enough":            {acts{with("a", 900), by("1000"), with("b", 800)}, setting{Value: "1000"}},
 		"none at all":                  {acts{by("0"), with("a", 900), without("a")}, setting{Value: "0"}},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := setting{Value: "600"}
-			for i, act := range tc.acts {
-				var err error
-				if s, err = act(s); err != nil {
-					t.Fatal(i, err)
-				}
+	must.Each(t, cases, func(t *testing.T, tc row) {
+		s := setting{Value: "600"}
+		for i, act := range tc.acts {
+			var err error
+			if s, err = act(s); err != nil {
+				t.Fatal(i, err)
 			}
-			must.Equal(t, "-want +got", tc.want, s)
-		})
-	}
+		}
+		must.Equal(t, "-want +got", tc.want, s)
+	})
 	if _, _, err := (Memo{}).With("{}", "a", 900, strconv.Atoi); err == nil {
 		t.Error("a value that is no number was changed")
 	}
@@ -81,11 +79,12 @@ func evicting(after time.Duration) func(*System) {
 
 func TestHolding(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		change func(s *System)
 		outage time.Duration
 		want   time.Duration
-	}{
+	}
+	cases := map[string]row{
 		"waits long enough":    {func(*System) {}, 10 * time.Minute, 0},
 		"does not":             {func(*System) {}, 11 * time.Minute, 22 * time.Minute},
 		"at most":              {func(*System) {}, 29 * time.Minute, Longest},
@@ -99,13 +98,10 @@ func TestHolding(t *testing.T) {
 		"somebody else's":      {func(s *System) { evicting(time.Minute)(s); s.Nodes[0].Fixed = true }, 2 * time.Minute, 0},
 		"nothing written here": {func(s *System) { s.Volumes[0].Replicas[0].Unused = true }, 11 * time.Minute, 0},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := system(healthy("a"), healthy("b"))
-			s.Holds, s.Patience = true, 10*time.Minute
-			tc.change(&s)
-			must.Equal(t, "instead of", tc.want, s.Holding("a", tc.outage))
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, tc row) {
+		s := system(healthy("a"), healthy("b"))
+		s.Holds, s.Patience = true, 10*time.Minute
+		tc.change(&s)
+		must.Equal(t, "instead of", tc.want, s.Holding("a", tc.outage))
+	})
 }

@@ -182,13 +182,14 @@ func TestSettle(t *testing.T) {
 	t.Parallel()
 	can := cluster.Migration{Allowed: true}
 	off := Difference{Key: "memory", Wanted: "8192", When: Off}
-	for name, c := range map[string]struct {
+	type row struct {
 		change func(*cluster.VM)
 		said   cluster.Migration
 		other  Differences
 		when   When
 		why    string // its beginning
-	}{
+	}
+	must.Each(t, map[string]row{
 		"it runs":          {nil, can, nil, Live, ""},
 		"and is off later": {nil, can, Differences{off}, Live, ""},
 		"a local disk":     {func(vm *cluster.VM) { vm.Config["scsi1"] = "data:vm-101-disk-1" }, can, nil, Never, "data:vm-101-disk-1 is on a storage of pve1 only, and a migration would replace it by a copy: on pve1: qm migrate 101 pve2 --online"},
@@ -206,25 +207,22 @@ func TestSettle(t *testing.T) {
 		"HA":               {func(vm *cluster.VM) { vm.HA = true }, can, nil, Never, "Proxmox HA manages it, and would migrate it when it sees fit, and nothing else needs it off: ha-manager migrate vm:101 pve2"},
 		"HA, off":          {func(vm *cluster.VM) { vm.HA = true }, can, Differences{off}, Off, "Proxmox HA manages it"},
 		"it is off":        {func(vm *cluster.VM) { vm.Running = false }, can, Differences{off}, Off, "it does not run"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Config: map[string]string{"scsi0": "fast:vm-101-disk-0,size=10G", "efidisk0": "fast:vm-101-disk-1"}}
-			if c.change != nil {
-				c.change(&vm)
-			}
-			ds := must.Get(Compare(vm, nil, cluster.Shape{Host: "pve2"}))(t)
-			ds = append(ds, c.other...)
-			ds.Settle(vm, c.said, []cluster.Storage{{Name: "fast", Shared: true}, {Name: "data"}})
-			if d := ds[0]; d.When != c.when || !strings.HasPrefix(d.Why, c.why) || (d.Why == "") != (c.why == "") {
-				t.Errorf("%s: %q, want %s: %q", d.When, d.Why, c.when, c.why)
-			}
-			to := map[When]string{c.when: "pve2"}
-			if ds.Moves(Live) != to[Live] || ds.Moves(Off) != to[Off] {
-				t.Errorf("moves to %q while it runs, to %q while it is off", ds.Moves(Live), ds.Moves(Off))
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Config: map[string]string{"scsi0": "fast:vm-101-disk-0,size=10G", "efidisk0": "fast:vm-101-disk-1"}}
+		if c.change != nil {
+			c.change(&vm)
+		}
+		ds := must.Get(Compare(vm, nil, cluster.Shape{Host: "pve2"}))(t)
+		ds = append(ds, c.other...)
+		ds.Settle(vm, c.said, []cluster.Storage{{Name: "fast", Shared: true}, {Name: "data"}})
+		if d := ds[0]; d.When != c.when || !strings.HasPrefix(d.Why, c.why) || (d.Why == "") != (c.why == "") {
+			t.Errorf("%s: %q, want %s: %q", d.When, d.Why, c.when, c.why)
+		}
+		to := map[When]string{c.when: "pve2"}
+		if ds.Moves(Live) != to[Live] || ds.Moves(Off) != to[Off] {
+			t.Errorf("moves to %q while it runs, to %q while it is off", ds.Moves(Live), ds.Moves(Off))
+		}
+	})
 }
 
 // TestSettleAgain: what was planned is asked again right before it is done.

@@ -241,7 +241,7 @@ func TestDiscoverAll(t *testing.T) {
 		}
 		return l
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		members []cluster.Member
 		kube    cluster.Kube
 		on      map[netip.Addr]cluster.Machine
@@ -250,7 +250,8 @@ func TestDiscoverAll(t *testing.T) {
 		nodes   string
 		err     string
 		hint    string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"discovery lists them":          {members: members, on: both, nodes: "cp1 wk1"},
 		"Kubernetes lists them":         {kube: kube("cp1", "wk1"), on: both, nodes: "cp1 wk1"},
 		"a seed that Kubernetes lacks":  {kube: kube("cp1"), on: both, addrs: []netip.Addr{b}, nodes: "cp1 wk1"},
@@ -267,26 +268,23 @@ func TestDiscoverAll(t *testing.T) {
 		"of Cluster API":                   {kube: marked(kube("cp1", "wk1"), cluster.NodeMetadata{Annotations: map[string]string{"cluster.x-k8s.io/machine": "home-md-0-x"}}), on: both, err: "node wk1 is of Cluster API (cluster.x-k8s.io/machine: home-md-0-x)", hint: "--exclude wk1"},
 		"of Karpenter":                     {kube: marked(kube("cp1", "wk1"), cluster.NodeMetadata{Labels: map[string]string{"karpenter.sh/nodepool": "default"}}), on: both, err: "node wk1 is of Karpenter", hint: "NodePool"},
 		"nowhere":                          {members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1")}, addrs: []netip.Addr{d}, err: "node wk1: read its machine", hint: "--exclude wk1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			src := observe.Sources{Proxmox: listing{vms: vms}, Talos: machines{members: tc.members, on: tc.on}, Kube: tc.kube}
-			got, err := Discover(t.Context(), src, DiscoverOptions{Addrs: tc.addrs})
-			if said := fmt.Sprint(err); tc.err != "" {
-				if !strings.Contains(said, tc.err) || !strings.Contains(strings.Join(fault.Hints(err), "\n"), tc.hint) {
-					t.Errorf("err = %s, %q; want %q, %q", said, fault.Hints(err), tc.err, tc.hint)
-				}
-				return
+	}, func(t *testing.T, tc row) {
+		src := observe.Sources{Proxmox: listing{vms: vms}, Talos: machines{members: tc.members, on: tc.on}, Kube: tc.kube}
+		got, err := Discover(t.Context(), src, DiscoverOptions{Addrs: tc.addrs})
+		if said := fmt.Sprint(err); tc.err != "" {
+			if !strings.Contains(said, tc.err) || !strings.Contains(strings.Join(fault.Hints(err), "\n"), tc.hint) {
+				t.Errorf("err = %s, %q; want %q, %q", said, fault.Hints(err), tc.err, tc.hint)
 			}
-			must.Do(t, err)
-			var names []string
-			for _, n := range got.Nodes {
-				names = append(names, n.Name)
-			}
-			must.Equal(t, "nodes", tc.nodes, strings.Join(names, " "))
-			must.Equal(t, "silent", fmt.Sprint(tc.silent), fmt.Sprint(got.Silent))
-		})
-	}
+			return
+		}
+		must.Do(t, err)
+		var names []string
+		for _, n := range got.Nodes {
+			names = append(names, n.Name)
+		}
+		must.Equal(t, "nodes", tc.nodes, strings.Join(names, " "))
+		must.Equal(t, "silent", fmt.Sprint(tc.silent), fmt.Sprint(got.Silent))
+	})
 }
 
 // marked has the last Node carry what a controller put on it.

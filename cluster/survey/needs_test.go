@@ -78,11 +78,12 @@ func TestNeedsByStrategy(t *testing.T) {
 	audit := []string{"Sys.Audit"}
 	space, iso := []string{"Datastore.AllocateSpace", "Datastore.Audit"}, []string{"Datastore.AllocateTemplate", "Datastore.Audit"}
 	use, share := []string{"SDN.Use"}, []string{"Mapping.Use"}
-	for name, tc := range map[string]struct {
+	type row struct {
 		strategy cluster.Strategy
 		change   func(*planning.NodePlan)
 		want     map[string][]string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"in-place": {cluster.InPlace, nil, map[string][]string{"/": audit, "/vms": claim}},
 		"reimage":  {cluster.Reimage, nil, map[string][]string{"/": audit, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso}},
 		"rollback": {cluster.Rollback, nil, map[string][]string{"/": audit, "/vms": reimage, "/storage/fast": space}},
@@ -118,58 +119,53 @@ func TestNeedsByStrategy(t *testing.T) {
 			"/storage/states": {"Datastore.AllocateSpace"}, "/storage/media": {"Datastore.Audit"}, "/storage/old": {"Datastore.Audit"},
 			"/mapping/cpu/talos": share, "/mapping/hwrng": share, "/mapping/pci/gpu": share,
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := planning.NodePlan{
-				Strategy: tc.strategy, VMID: 9002,
-				Carried: []planning.DiskPlan{{Key: "scsi1", Volid: "bulk:9002/vm-9002-disk-1.raw"}},
-				System:  &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"},
-				Wanted:  cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}},
-				Found: observe.Found{VM: &cluster.VM{ID: 9002, Config: map[string]string{
-					"net0": "virtio=AA,bridge=vmbr0", "startup": "order=1", "virtiofs0": "dirid=share,cache=auto",
-				}}},
+	}, func(t *testing.T, tc row) {
+		n := planning.NodePlan{
+			Strategy: tc.strategy, VMID: 9002,
+			Carried: []planning.DiskPlan{{Key: "scsi1", Volid: "bulk:9002/vm-9002-disk-1.raw"}},
+			System:  &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"},
+			Wanted:  cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}},
+			Found: observe.Found{VM: &cluster.VM{ID: 9002, Config: map[string]string{
+				"net0": "virtio=AA,bridge=vmbr0", "startup": "order=1", "virtiofs0": "dirid=share,cache=auto",
+			}}},
+		}
+		if tc.change != nil {
+			tc.change(&n)
+		}
+		needs := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
+		must.Equal(t, "by path", tc.want, byPath(needs))
+		for _, need := range needs {
+			if len(need.Why) == 0 {
+				t.Errorf("%s on %s is needed for nothing", need.Privilege, need.Path)
 			}
-			if tc.change != nil {
-				tc.change(&n)
-			}
-			needs := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
-			must.Equal(t, "by path", tc.want, byPath(needs))
-			for _, need := range needs {
-				if len(need.Why) == 0 {
-					t.Errorf("%s on %s is needed for nothing", need.Privilege, need.Path)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // TestNeedsOfWhatFollows: what comes after the planned strategy on the same node is refused before it, not then.
 func TestNeedsOfWhatFollows(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		node  planning.NodePlan
 		after cluster.Strategy
-	}{
+	}
+	must.Each(t, map[string]row{
 		"in-place, or else a reimage": {planning.NodePlan{Strategy: cluster.InPlace, Previous: &cluster.Build{}}, cluster.Reimage},
 		"removed, to be made again":   {planning.NodePlan{Strategy: cluster.Remove, Rebuild: "sum"}, cluster.Create},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := tc.node
-			n.VMID, n.System = 9002, &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"}
-			n.Wanted = cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}, Shape: cluster.Shape{Pool: "talos", Devices: map[string]string{"net0": "bridge=vmbr0"}}}
-			n.Found = observe.Found{VM: &cluster.VM{ID: 9002}}
-			after := n
-			after.Strategy, after.Previous = tc.after, nil
-			got := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
-			for _, need := range NeedsOf(planning.Plan{Nodes: []planning.NodePlan{after}}, false) {
-				if !slices.ContainsFunc(got, func(n Need) bool { return compareNeeds(n, need) == 0 && len(n.spots) >= len(need.spots) }) {
-					t.Errorf("%s on %s is not among them: %v", need.Privilege, need.Path, byPath(got))
-				}
+	}, func(t *testing.T, tc row) {
+		n := tc.node
+		n.VMID, n.System = 9002, &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"}
+		n.Wanted = cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}, Shape: cluster.Shape{Pool: "talos", Devices: map[string]string{"net0": "bridge=vmbr0"}}}
+		n.Found = observe.Found{VM: &cluster.VM{ID: 9002}}
+		after := n
+		after.Strategy, after.Previous = tc.after, nil
+		got := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
+		for _, need := range NeedsOf(planning.Plan{Nodes: []planning.NodePlan{after}}, false) {
+			if !slices.ContainsFunc(got, func(n Need) bool { return compareNeeds(n, need) == 0 && len(n.spots) >= len(need.spots) }) {
+				t.Errorf("%s on %s is not among them: %v", need.Privilege, need.Path, byPath(got))
 			}
-		})
-	}
+		}
+	})
 }
 
 func withSettings(n *planning.NodePlan) {
@@ -218,10 +214,11 @@ func TestPropagation(t *testing.T) {
 		return t
 	}
 	own := cluster.Privileges{"VM.Audit": true, "VM.Config.Disk": true}
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(tree)
 		want   string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"all":                          {func(tree) {}, ""},
 		"flat at /vms":                 {func(t tree) { t["/vms"]["VM.Config.CPU"] = false }, "VM.Config.CPU on /vms"},
 		"an entry of the VM's own":     {func(t tree) { t["/vms/9002"] = cluster.Privileges{} }, "VM.Allocate, VM.Audit, VM.Config.CDROM, VM.Config.CPU, VM.Config.Disk, VM.Config.HWType, VM.Config.Memory, VM.Config.Network, VM.Config.Options, VM.PowerMgmt on /vms/9002"},
@@ -246,13 +243,10 @@ func TestPropagation(t *testing.T) {
 			t["/sdn/zones/localnetwork/vmbr0/8"] = cluster.Privileges{"SDN.Use": false}
 		}, "SDN.Use on /sdn/zones/localnetwork/vmbr0"},
 		"trunks need all of them": {func(t tree) { t["/sdn/zones/localnetwork/vmbr1"]["SDN.Use"] = false }, "SDN.Use on /sdn/zones/localnetwork/vmbr1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			missing := must.Get(needs.Missing(t.Context(), held(tc.change)))(t)
-			must.Equal(t, "string", tc.want, missing.String())
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		missing := must.Get(needs.Missing(t.Context(), held(tc.change)))(t)
+		must.Equal(t, "string", tc.want, missing.String())
+	})
 }
 
 // TestGrants: an entry overrides those above it, so what is printed for a path is all that is
@@ -261,10 +255,11 @@ func TestGrants(t *testing.T) {
 	t.Parallel()
 	needs := NeedsToRoll([]string{"isos"}, []string{"pve1"}, cluster.InPlace)
 	needs.add("/vms", "attach", []spot{{path: "/vms/200"}}, "VM.Config.Disk")
-	for name, tc := range map[string]struct {
+	type row struct {
 		held tree
 		want []string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nothing": {tree{}, []string{
 			"pveum role add RecastCluster", "pveum role modify RecastCluster --append 1 --privs Sys.Audit",
 			"pveum role add RecastVMs", "pveum role modify RecastVMs --append 1 --privs VM.Allocate,VM.Audit,VM.Config.Disk,VM.Config.Memory,VM.Config.Options",
@@ -279,13 +274,10 @@ func TestGrants(t *testing.T) {
 			"pveum role add RecastVMs", "pveum role modify RecastVMs --append 1 --privs VM.Config.Disk",
 			"pveum acl modify /vms/200 --users recast@pve --tokens 'recast@pve!roll' --roles RecastVMs",
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			missing := must.Get(needs.Missing(t.Context(), tc.held))(t)
-			must.Equal(t, "grants", tc.want, missing.Grants().Lines(missing.Token))
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		missing := must.Get(needs.Missing(t.Context(), tc.held))(t)
+		must.Equal(t, "grants", tc.want, missing.Grants().Lines(missing.Token))
+	})
 	err := needs.Check(t.Context(), tree{})
 	if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], "pveum acl modify /vms") || !strings.Contains(hints[0], "recast doctor") {
 		t.Errorf("hints %q", hints)

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -26,8 +25,7 @@ func volumes(edit func(*cluster.ObjectGate)) cluster.ObjectGate {
 }
 
 func TestJudge(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		add := l.install(t, "longhorn.io", "v1beta2", "volumes", "Volume", true)
 		for _, v := range []struct{ namespace, name, tier, robustness string }{
@@ -71,8 +69,7 @@ func TestJudge(t *testing.T) {
 
 // More objects than fit into one answer are all evaluated.
 func TestJudgePages(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		add := l.install(t, "longhorn.io", "v1beta2", "volumes", "Volume", true)
 		for i := range 1201 {

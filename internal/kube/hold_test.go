@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -31,8 +30,7 @@ var settingsOfLonghorn = schema.GroupVersionResource{Group: "longhorn.io", Versi
 // withSetting runs a test with Longhorn's setting as longhorn-manager writes it.
 func withSetting(t *testing.T, test func(t *testing.T, l *lab, c *kube.Client)) {
 	t.Helper()
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		l.install(t, "longhorn.io", "v1beta2", "settings", "Setting", true)("longhorn-system", waitSetting, map[string]any{
 			"metadata": map[string]any{"name": waitSetting, "annotations": map[string]any{"longhorn.io/configmap-resource-version": "7"}},

@@ -53,13 +53,14 @@ func TestWhy(t *testing.T) {
 	two := &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusInternalServerError, Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."}}
 	denied := &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusForbidden, Message: "not during trading hours"}}
 	const numbers, failed = "The disruption budget web needs 2 healthy pods and has 2 currently", "The disruption budget web does not allow evicting pods currently because it failed sync: jobs.batch does not implement the scale subresource"
-	for name, c := range map[string]struct {
+	type row struct {
 		answer  error
 		budgets []policyv1.PodDisruptionBudget
 		why     string
 		refused bool
 		hint    string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"by its numbers":          {byBudget(0, numbers), covering("web"), "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
 		"none listed":             {byBudget(0, numbers), nil, "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
 		"a second one since":      {byBudget(0, numbers), covering("web", "web-too"), "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
@@ -70,23 +71,20 @@ func TestWhy(t *testing.T) {
 		"two that are not listed": {two, nil, two.ErrStatus.Message, false, ""},
 		"denied":                  {denied, nil, "not during trading hours", true, "allow the eviction of that pod"},
 		"too busy":                {apierrors.NewTooManyRequestsError("slowly"), nil, "Too many requests: slowly", false, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for _, deletes := range []bool{false, true} {
-				l := &leaving{pod: corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-1", Namespace: "shop"}}, answer: c.answer}
-				d := &draining{Client: &Client{}, DrainOptions: cluster.DrainOptions{Timeout: time.Minute, Delete: deletes}}
-				why, refused := d.why(l, c.budgets)
-				if why != c.why || refused != c.refused {
-					t.Errorf("%q, refused: %t", why, refused)
-				}
-				hints := strings.Join(d.hints, "\n")
-				if (hints == "") != (c.hint == "") || !strings.Contains(hints, c.hint) || strings.Contains(hints, "onTimeout: delete") != (c.hint != "" && !deletes) {
-					t.Errorf("deletes: %t, hints %q", deletes, d.hints)
-				}
+	}, func(t *testing.T, c row) {
+		for _, deletes := range []bool{false, true} {
+			l := &leaving{pod: corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-1", Namespace: "shop"}}, answer: c.answer}
+			d := &draining{Client: &Client{}, DrainOptions: cluster.DrainOptions{Timeout: time.Minute, Delete: deletes}}
+			why, refused := d.why(l, c.budgets)
+			if why != c.why || refused != c.refused {
+				t.Errorf("%q, refused: %t", why, refused)
 			}
-		})
-	}
+			hints := strings.Join(d.hints, "\n")
+			if (hints == "") != (c.hint == "") || !strings.Contains(hints, c.hint) || strings.Contains(hints, "onTimeout: delete") != (c.hint != "" && !deletes) {
+				t.Errorf("deletes: %t, hints %q", deletes, d.hints)
+			}
+		}
+	})
 }
 
 // TestRefusedSince counts from the first refusal, and again after anything else.
@@ -121,25 +119,23 @@ func TestStays(t *testing.T) {
 	ended.Status.Phase = corev1.PodFailed
 	mirror := of("v1", "Node")
 	mirror.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "1a2b"}
-	for name, c := range map[string]struct {
+	type row struct {
 		pod           corev1.Pod
 		want          string
 		irreplaceable bool // after kubectl's own filter
-	}{
+	}
+	must.Each(t, map[string]row{
 		"bare":                  {corev1.Pod{}, "", true},
 		"of a ReplicaSet":       {of("apps/v1", "ReplicaSet"), "", false},
 		"of a DaemonSet":        {of("apps/v1", "DaemonSet"), "DaemonSet", true},
 		"of one, ended":         {ended, "", false},
 		"of OpenKruise's":       {of("apps.kruise.io/v1alpha1", "DaemonSet"), "DaemonSet", false},
 		"a static one's mirror": {mirror, "static", false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := stayingKind(&c.pod); got != c.want || irreplaceable(&c.pod) != c.irreplaceable {
-				t.Errorf("%q, irreplaceable: %t", got, irreplaceable(&c.pod))
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		if got := stayingKind(&c.pod); got != c.want || irreplaceable(&c.pod) != c.irreplaceable {
+			t.Errorf("%q, irreplaceable: %t", got, irreplaceable(&c.pod))
+		}
+	})
 }
 
 func TestClaimsOf(t *testing.T) {
@@ -196,24 +192,22 @@ clusters: [{name: c, cluster: {server: "https://127.0.0.1:6443"}}]
 users: [{name: u, user: {USER}}]
 `, "USER", user)
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		kubeconfig string
 		want       time.Time
-	}{
+	}
+	must.Each(t, map[string]row{
 		"in the file":      {config("client-key-data: a2V5, client-certificate-data: " + base64.StdEncoding.EncodeToString(crt)), end},
 		"beside it":        {config("client-key-data: a2V5, client-certificate: " + file), end},
 		"gone":             {config("client-key-data: a2V5, client-certificate: " + file + ".gone"), time.Time{}},
 		"a token":          {config("token: t"), time.Time{}},
 		"no certificate":   {config("client-key-data: a2V5, client-certificate-data: " + base64.StdEncoding.EncodeToString([]byte("x"))), time.Time{}},
 		"not a kubeconfig": {"][", time.Time{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := Expires([]byte(tc.kubeconfig)); !got.Equal(tc.want) {
-				t.Errorf("got %s, want %s", got, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		if got := Expires([]byte(tc.kubeconfig)); !got.Equal(tc.want) {
+			t.Errorf("got %s, want %s", got, tc.want)
+		}
+	})
 }
 
 // lacking is a node as it is, what it had, and what has to be restored.

@@ -11,7 +11,6 @@ import (
 	"math/big"
 	"net"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -89,12 +88,6 @@ func connect(t *testing.T, net *network.Network, ca []byte, pair keyPair) *kube.
 		must.Do(t, c.Close())
 	})
 	return c
-}
-
-// bubbles is must.Each with a clock of its own for every case.
-func bubbles[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
-	t.Helper()
-	must.Each(t, cases, func(t *testing.T, c C) { synctest.Test(t, func(t *testing.T) { check(t, c) }) })
 }
 
 // change edits a node, bypassing the API.

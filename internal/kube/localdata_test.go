@@ -110,7 +110,7 @@ func TestLocalDataOfVolumes(t *testing.T) {
 		"released, to be kept":       {pv: volume("a", local(), on(hostname, "wk1")), phase: corev1.VolumeReleased, retain: true, what: "PersistentVolume a (kept after its release, claim default/db-0)", path: "/var/local/x"},
 		"reclaim failed, to be kept": {pv: volume("a", local(), on(hostname, "wk1")), phase: corev1.VolumeFailed, retain: true, what: "PersistentVolume a (kept after its release, claim default/db-0)", path: "/var/local/x"},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		l.change(t, "wk1", func(n *corev1.Node) { n.Labels["rack"], n.Labels["topology.kubernetes.io/zone"] = "a", "pve1" })
 		if tc.phase != "" {
@@ -144,8 +144,7 @@ func daemonPod(namespace, app, node string, paths map[string]string) *corev1.Pod
 
 // Volumes of Proxmox' CSI driver belong to no node: their handles identify them.
 func TestPodVolumes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1", "wk2")
 		c := l.client(t, "system:masters")
 		n := must.Get(c.Node(t.Context(), "wk1"))(t)
@@ -170,8 +169,7 @@ func TestPodVolumes(t *testing.T) {
 
 // TestServedVolumes: volumes by iSCSI or NVMe-oF are on no node, and their servers may know nodes by name.
 func TestServedVolumes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		n := must.Get(c.Node(t.Context(), "wk1"))(t)
@@ -295,7 +293,7 @@ func TestLocalDataOfPods(t *testing.T) {
 		"control plane":             {pods: []*corev1.Pod{apiserver}},
 		"path of a volume":          {pods: []*corev1.Pod{writer("default", "a", "/var/lib/a")}, pv: bound, want: []cluster.LocalData{{Name: "pv/a", What: "PersistentVolume a (claim default/db-0)", Path: "/var/lib/a/"}}},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		for _, p := range tc.pods {
 			l.put(t, store.Pods(), p.DeepCopy())
@@ -356,8 +354,7 @@ func TestOrdinaryProgramsHaveNoLocalData(t *testing.T) {
 // What a storage system writes to directories whose contents it reports itself is
 // reported only by it.
 func TestManagedDirectoriesHaveOneName(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		l.install(t, "ceph.rook.io", "v1", "cephclusters", "CephCluster", true)("rook", "ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": "/var/rook"}})
 		disks := map[string]any{"a": map[string]any{"diskType": "filesystem", "path": "/var/mnt/a/"}, "b": map[string]any{"diskType": "filesystem", "path": "/var/mnt/b"}}
@@ -408,7 +405,7 @@ func TestLocalDataOfLINSTOR(t *testing.T) {
 		"thin ZFS":                {pool("tank", "zfsThinPool"), cluster.LocalData{Name: "linstor/tank", What: "LINSTOR storage pool tank (tank)", Format: cluster.FormatZFS, Group: "tank"}},
 		"something new":           {pool("new", "spdkPool"), cluster.LocalData{Name: "linstor/new", What: "LINSTOR storage pool new (of a kind that recast does not know)"}},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		add := l.install(t, "piraeus.io", "v1", "linstorsatellites", "LinstorSatellite", false)
 		add("", "wk1", map[string]any{"spec": map[string]any{"storagePools": []any{tc.pool}}})
@@ -432,8 +429,7 @@ func TestLocalDataOfLINSTOR(t *testing.T) {
 // TestServedUsers: pods with volumes on iSCSI or NVMe-oF, by claim or by themselves, run once their server lets their
 // node in. In-line volumes count for the plan as PersistentVolumes do.
 func TestServedUsers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		l.LetIn("iqn.of.another.node")
 		time.Sleep(10 * time.Second)

@@ -3,7 +3,6 @@ package kube_test
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/replica"
@@ -61,7 +60,7 @@ func TestLocalDataOfLonghorn(t *testing.T) {
 			},
 		},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
 		add("longhorn-system", "wk1", longhornNode(tc.disks, tc.status))
@@ -110,7 +109,7 @@ func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
 		"orphaned directory elsewhere": {status: diskStatus("True"), orphan: orphan("wk2", "replica")},
 		"orphaned instance":            {status: diskStatus("True"), orphan: orphan("wk1", "replica-instance")},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		disks := map[string]any{"default": map[string]any{"diskType": "filesystem", "path": "/var/lib/longhorn/"}}
 		l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)("longhorn-system", "wk1", longhornNode(disks, map[string]any{"default": tc.status}))
@@ -167,7 +166,7 @@ func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
 			says: "Longhorn was asked to move it: roll once the disk has no replicas",
 		},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
 		add("longhorn-system", "wk1", node([]string{"pvc-1-r-1"}, tc.own))
@@ -182,8 +181,7 @@ func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
 }
 
 func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		l.install(t, "longhorn.io", "v1", "nodes", "Node", true)
 		_, err := l.client(t, "system:masters").LocalData(t.Context(), cluster.KubeNode{Name: "wk1"})
@@ -194,8 +192,7 @@ func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
 // TestRebuildsOfLonghorn: an Engine says how far the replicas are that it fills; without the right to list
 // engines that is not known, and no error.
 func TestRebuildsOfLonghorn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		add := map[string]func(namespace, name string, content map[string]any){}
 		for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting", "engines": "Engine"} {

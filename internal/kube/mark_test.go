@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -70,7 +69,7 @@ func TestCordonAndUncordon(t *testing.T) {
 			cordoned{true, ""},
 		},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1")
 		l.change(t, "wk1", func(n *corev1.Node) {
 			n.Spec.Unschedulable = tc.before.Unschedulable
@@ -91,8 +90,7 @@ func TestCordonAndUncordon(t *testing.T) {
 }
 
 func TestUncordonLeavesACordonWithoutMark(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		l.change(t, "wk1", func(n *corev1.Node) { n.Spec.Unschedulable = true })
 		must.Do(t, l.client(t, "system:masters").Uncordon(t.Context(), "wk1"))
@@ -103,8 +101,7 @@ func TestUncordonLeavesACordonWithoutMark(t *testing.T) {
 // Someone cordons the node between our read and our write: that cordon must not
 // count as ours.
 func TestCordonSeesWhoWasFaster(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		tries := 0
 		l.calls.Hooks(func(call record.Call) error {
@@ -123,8 +120,7 @@ func TestCordonSeesWhoWasFaster(t *testing.T) {
 }
 
 func TestCordonGivesUpOnANodeThatNeverRests(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		l.calls.Hooks(func(call record.Call) error {
 			if call.Method == http.MethodPatch {
@@ -141,8 +137,7 @@ func TestCordonGivesUpOnANodeThatNeverRests(t *testing.T) {
 }
 
 func TestMarksOutliveTheMachine(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		must.Do(t, c.Cordon(t.Context(), "wk1", mark("r2")))
@@ -171,8 +166,7 @@ func TestMarksOutliveTheMachine(t *testing.T) {
 }
 
 func TestSetFailedBuild(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		type view struct {
@@ -196,8 +190,7 @@ func TestAMarkThatCannotBeReadStopsEverything(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"yes", "", "{}", `{"run":7}`, "null"} {
 		t.Run(text, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			must.Bubble(t, func(t *testing.T) {
 				l := upLab(t, "wk1")
 				l.change(t, "wk1", func(n *corev1.Node) { n.Annotations[rollAnnotation] = text })
 				c := l.client(t, "system:masters")
@@ -217,7 +210,7 @@ func TestAMarkThatCannotBeReadStopsEverything(t *testing.T) {
 
 func TestMarksOfAMissingNode(t *testing.T) {
 	t.Parallel()
-	bubbles(t, map[string]func(c *kube.Client, t *testing.T) error{
+	must.Bubbles(t, map[string]func(c *kube.Client, t *testing.T) error{
 		"cordon":       func(c *kube.Client, t *testing.T) error { return c.Cordon(t.Context(), "wk9", mark("r2")) },
 		"uncordon":     func(c *kube.Client, t *testing.T) error { return c.Uncordon(t.Context(), "wk9") },
 		"failed build": func(c *kube.Client, t *testing.T) error { return c.SetFailedBuild(t.Context(), "wk9", "b") },
@@ -255,7 +248,7 @@ func TestCordonSurvivesFaults(t *testing.T) {
 			})
 		}
 	}
-	bubbles(t, map[string]func(*lab){
+	must.Bubbles(t, map[string]func(*lab){
 		"the answer is lost": func(l *lab) { l.calls.Hooks(nil, first(func() { panic(http.ErrAbortHandler) })) },
 		"the change is lost": func(l *lab) {
 			strikes := 0
@@ -288,7 +281,7 @@ func TestCordonGivesUp(t *testing.T) {
 		text   string
 		hints  int
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"it is denied": {
 			func(l *lab) {
 				l.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {

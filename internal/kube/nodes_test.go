@@ -138,7 +138,7 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 			}, fault.Failed, "no answer from https://127.42.7.10:6443",
 		},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		_, err := tc.client(t, newLab(t)).Nodes(t.Context())
 		must.Fail(t, err, tc.want)
 		if fault.KindOf(err) != tc.kind || len(fault.Hints(err)) != 1 {
@@ -155,8 +155,7 @@ func TestNewRefusesWhatIsNoKubeconfig(t *testing.T) {
 }
 
 func TestPendingCertificates(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		request := func(name, user, signer string, decided ...certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequest {
 			r := &certificatesv1.CertificateSigningRequest{
@@ -228,8 +227,7 @@ func TestForeignAPIServer(t *testing.T) {
 }
 
 func TestOtherOwners(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		c := l.client(t, "system:masters")
 		owners := func() []string {

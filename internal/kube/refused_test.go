@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -180,11 +179,12 @@ func TestForeignTextIsOneLine(t *testing.T) {
 		return `{"kind":"Status","apiVersion":"v1","status":"Failure","message":` + evil + `,"reason":"` + reason + `","code":` + code + `}`
 	}
 	owners := func(c *kube.Client) (string, error) { _, err := c.OtherOwners(t.Context()); return "", err }
-	for name, c := range map[string]struct {
+	type row struct {
 		path string
 		page page
 		ask  func(*kube.Client) (string, error)
-	}{
+	}
+	must.Each(t, map[string]row{
 		"forbidden":    {"/apis/upgrade.cattle.io/v1/plans", page{403, refusal("403", "Forbidden")}, owners},
 		"unauthorized": {"/apis/upgrade.cattle.io/v1/plans", page{401, refusal("401", "Unauthorized")}, owners},
 		"broken":       {"/apis/upgrade.cattle.io/v1/plans", page{400, refusal("400", "BadRequest")}, owners},
@@ -215,21 +215,18 @@ func TestForeignTextIsOneLine(t *testing.T) {
 				return pods[0].Why, err
 			},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pages := finePages()
-			pages["/api/v1"] = page{200, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"nodes","kind":"Node","verbs":["list"]}]}`}
-			pages[c.path] = c.page
-			text, err := c.ask(serve(t, pages))
-			if err != nil {
-				text = err.Error()
-			}
-			if !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
-				t.Errorf("%q", text)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		pages := finePages()
+		pages["/api/v1"] = page{200, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"nodes","kind":"Node","verbs":["list"]}]}`}
+		pages[c.path] = c.page
+		text, err := c.ask(serve(t, pages))
+		if err != nil {
+			text = err.Error()
+		}
+		if !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+			t.Errorf("%q", text)
+		}
+	})
 }
 
 // TestListThatExpires: a list whose revision etcd drops while it is read is
@@ -237,50 +234,47 @@ func TestForeignTextIsOneLine(t *testing.T) {
 func TestListThatExpires(t *testing.T) {
 	t.Parallel()
 	const expired = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}`
-	for name, tc := range map[string]struct {
+	type row struct {
 		expires int // how often the second page does
 		want    []string
 		err     string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"never":    {0, []string{"wk1", "wk2"}, ""},
 		"once":     {1, []string{"wk1", "wk2"}, ""},
 		"for ever": {99, nil, "list nodes: the list went out of date while it was read, 3 times in a row: too old"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			left := tc.expires
-			c := serveEach(t, func(r *http.Request) (page, bool) {
-				q := r.URL.Query()
-				if q.Get("limit") != "500" {
-					t.Errorf("asked for %s", r.URL)
-				}
-				node, next := "wk1", "second"
-				if q.Get("continue") != "" {
-					node, next = "wk2", ""
-					if left--; left >= 0 {
-						return page{http.StatusGone, expired}, true
-					}
-				}
-				return page{http.StatusOK, fmt.Sprintf(`{"kind":"NodeList","apiVersion":"v1","metadata":{"continue":%q},"items":[{"metadata":{"name":%q}}]}`, next, node)}, true
-			})
-			nodes, err := c.Nodes(t.Context())
-			if err != nil && (tc.err == "" || !strings.Contains(err.Error(), tc.err)) || err == nil && tc.err != "" {
-				t.Fatalf("err = %v, want %q", err, tc.err)
+	}, func(t *testing.T, tc row) {
+		left := tc.expires
+		c := serveEach(t, func(r *http.Request) (page, bool) {
+			q := r.URL.Query()
+			if q.Get("limit") != "500" {
+				t.Errorf("asked for %s", r.URL)
 			}
-			var got []string
-			for _, n := range nodes {
-				got = append(got, n.Name)
+			node, next := "wk1", "second"
+			if q.Get("continue") != "" {
+				node, next = "wk2", ""
+				if left--; left >= 0 {
+					return page{http.StatusGone, expired}, true
+				}
 			}
-			must.Equal(t, "got", tc.want, got)
+			return page{http.StatusOK, fmt.Sprintf(`{"kind":"NodeList","apiVersion":"v1","metadata":{"continue":%q},"items":[{"metadata":{"name":%q}}]}`, next, node)}, true
 		})
-	}
+		nodes, err := c.Nodes(t.Context())
+		if err != nil && (tc.err == "" || !strings.Contains(err.Error(), tc.err)) || err == nil && tc.err != "" {
+			t.Fatalf("err = %v, want %q", err, tc.err)
+		}
+		var got []string
+		for _, n := range nodes {
+			got = append(got, n.Name)
+		}
+		must.Equal(t, "got", tc.want, got)
+	})
 }
 
 // TestLocalDataAsksOnce: everything is listed once for all nodes, whatever storage
 // systems there are.
 func TestLocalDataAsksOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		names := []string{"wk1", "wk2", "wk3"}
 		l := newLab(t, names...)
 		time.Sleep(10 * time.Second)

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -24,8 +23,7 @@ import (
 
 // TestReplicasOfLonghorn reads objects as longhorn-manager writes them.
 func TestReplicasOfLonghorn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t, "wk1", "wk2")
 		add := map[string]func(namespace, name string, content map[string]any){}
 		for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting", "engines": "Engine"} {
@@ -136,8 +134,7 @@ func TestReplicasUnread(t *testing.T) {
 
 // TestWatchReplicas: a volume that becomes healthy is reported, and nothing else.
 func TestWatchReplicas(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		add := l.install(t, "longhorn.io", "v1beta2", "volumes", "Volume", true)
 		volumes := schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "volumes"}

@@ -52,7 +52,7 @@ func TestLocalDataOfRook(t *testing.T) {
 		drained bool // the pods are gone, their Deployments are not
 		want    []cluster.LocalData
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"monitor":                          {dir: rook, pods: mon("wk1"), want: data("rook-ceph-mon")},
 		"monitor and OSD":                  {dir: rook + "/", pods: append(osdWithData, mon("wk1")...), want: data("rook-ceph-mon, rook-ceph-osd")},
 		"drained":                          {dir: rook, pods: mon("wk1"), drained: true, want: data("rook-ceph-mon")},

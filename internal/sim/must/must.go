@@ -4,6 +4,7 @@ package must
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -62,6 +63,19 @@ func Each[C any](t *testing.T, cases map[string]C, f func(t *testing.T, c C)) {
 			f(t, c)
 		})
 	}
+}
+
+// Bubble runs a test with a clock of its own, at the same time as others.
+func Bubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, f)
+}
+
+// Bubbles is Each with a clock of its own for each case.
+func Bubbles[C any](t *testing.T, cases map[string]C, f func(t *testing.T, c C)) {
+	t.Helper()
+	Each(t, cases, func(t *testing.T, c C) { synctest.Test(t, func(t *testing.T) { f(t, c) }) })
 }
 
 // Contain reports what a text lacks. The test goes on.
