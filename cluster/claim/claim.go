@@ -65,17 +65,23 @@ func (c *Claim) say(format string, args ...any) {
 	}
 }
 
+// waiting says what it waits for, and in which steps.
+func (c *Claim) waiting(what string, atMost time.Duration) wait.For {
+	return wait.For{
+		Name: what + " of cluster " + c.Cluster, Every: c.heartbeat() / 3, Timeout: atMost,
+		Seen: func(seen string) { c.say("claim of cluster %s: %s", c.Cluster, seen) },
+	}
+}
+
 // places returns where our claim is kept and where another run's may be; nil: nowhere.
 func (c *Claim) places() (ours, others place) {
-	vm := vmPlace{px: c.Proxmox, cluster: c.Cluster, id: c.VMID, host: c.Host}
-	if c.Leases == nil {
-		return vm, nil
+	switch {
+	case c.Leases == nil:
+		return vmPlace{c}, nil
+	case c.InLease:
+		return leasePlace{c}, vmPlace{c}
 	}
-	lease := leasePlace{leases: c.Leases, cluster: c.Cluster, watch: c.watch()}
-	if c.InLease {
-		return lease, vm
-	}
-	return vm, lease
+	return vmPlace{c}, leasePlace{c}
 }
 
 // releaseOthers limits the release of our claim when another run's claim excludes it.
@@ -85,18 +91,18 @@ const releaseOthers = time.Minute
 // unchanged for Watch, and at once one whose holder is dead. The claim is kept alive until Release, or until ctx ends.
 func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
 	for {
-		if err := c.lookAround(ctx, false); err != nil {
+		if err := c.lookAround(ctx, false, nil); err != nil {
 			return nil, err
 		}
-		ours, others := c.places()
+		ours, _ := c.places()
 		a := acquisition{Claim: c, place: ours}
 		if err := a.until(ctx); err != nil {
 			return nil, err
 		}
-		held := hold(ctx, *c, ours, others, a.sent)
+		held := hold(ctx, *c, a.sent)
 		err := held.exclude(ctx)
 		if err == nil {
-			err = c.lookAround(ctx, !c.InLease)
+			err = c.lookAround(ctx, !c.InLease, nil)
 		}
 		if err == nil {
 			return held, nil
@@ -127,10 +133,7 @@ type acquisition struct {
 }
 
 func (a *acquisition) until(ctx context.Context) error {
-	return wait.Until(ctx, wait.For{
-		Name: "take the claim of cluster " + a.Cluster, Every: a.heartbeat() / 3, Timeout: 4 * a.watch(),
-		Seen: func(seen string) { a.say("claim of cluster %s: %s", a.Cluster, seen) },
-	}, a.look)
+	return wait.Until(ctx, a.waiting("take the claim", 4*a.watch()), a.look)
 }
 
 func (a *acquisition) look(ctx context.Context) (done bool, seen string, err error) {

@@ -70,18 +70,10 @@ type surroundings struct {
 
 // lookAround waits until nothing excludes our claim. A live rival is an error of kind fault.Claimed; what a dead
 // rival left is a refusal, because its own recast.yaml has to finish that. errYield, if our claim exists, says to
-// yield.
-func (c *Claim) lookAround(ctx context.Context, ours bool) error {
-	return c.lookFor(ctx, ours, nil)
-}
-
-// lookFor is lookAround, but ends with the error that met makes of a rival; nil: it watches the rival.
-func (c *Claim) lookFor(ctx context.Context, ours bool, met func(State) error) error {
+// yield. If met is not nil, a rival is not watched, but means the error of met.
+func (c *Claim) lookAround(ctx context.Context, ours bool, met func(State) error) error {
 	s := &surroundings{Claim: c, ours: ours, met: met, away: map[string]time.Time{}}
-	return wait.Until(ctx, wait.For{
-		Name: "look for other claims of cluster " + c.Cluster, Every: c.heartbeat() / 3, Timeout: 4 * c.watch(),
-		Seen: func(seen string) { c.say("claim of cluster %s: %s", c.Cluster, seen) },
-	}, s.look)
+	return wait.Until(ctx, c.waiting("look for other claims", 4*c.watch()), s.look)
 }
 
 func (s *surroundings) look(ctx context.Context) (done bool, seen string, err error) {
@@ -105,7 +97,7 @@ func (s *surroundings) look(ctx context.Context) (done bool, seen string, err er
 		return s.watchRival(rivals[0], asked)
 	}
 	s.watching = false
-	if err := s.strays(vms); err != nil {
+	if err := Strays(vms, s.Cluster, s.VMIDs, s.Nodes); err != nil && !s.Parked {
 		return false, "", wait.Stop(err)
 	}
 	if seen, err = s.hostsAway(away, asked); err != nil || seen != "" {
@@ -229,15 +221,6 @@ func (s *surroundings) hostsAway(away *cluster.HostsAway, asked time.Time) (seen
 	return "", nil
 }
 
-// strays refuses if another recast.yaml has parked disks: parking VMs of our cluster outside
-// our range, and unfinished replacements of our nodes under another cluster name.
-func (c *Claim) strays(vms []cluster.VM) error {
-	if c.Parked {
-		return nil
-	}
-	return Strays(vms, c.Cluster, c.VMIDs, c.Nodes)
-}
-
 // Strays returns the refusal of parking VMs that were made with another recast.yaml of the same Talos cluster; nil
 // if there are none. Parking VMs of a cluster with that name must be within vmids. A parking VM of another cluster
 // name counts while its record is open and names one of the nodes' VMs.
@@ -322,10 +305,7 @@ func (h *Held) stillAlone(ctx context.Context) error {
 // awaitNoVM waits until there is no claim in Proxmox: a run that made such a claim after ours either sees the Lease
 // and yields, or only prunes, which does not use Kubernetes.
 func (h *Held) awaitNoVM(ctx context.Context) error {
-	return wait.Until(ctx, wait.For{
-		Name: "nobody else holds the claim of cluster " + h.claim.Cluster, Every: h.claim.heartbeat() / 3, Timeout: h.claim.watch(),
-		Seen: func(seen string) { h.claim.say("claim of cluster %s: %s", h.claim.Cluster, seen) },
-	}, func(ctx context.Context) (bool, string, error) {
+	return wait.Until(ctx, h.claim.waiting("nobody else holds the claim", h.claim.watch()), func(ctx context.Context) (bool, string, error) {
 		s, err := h.others.read(ctx)
 		switch f, forming := errors.AsType[*formingError](err); {
 		case errors.Is(err, cluster.ErrNotFound):

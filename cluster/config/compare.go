@@ -324,18 +324,11 @@ func (d Documents) Has(kind string) bool {
 // without that section takes the image's arguments. An entry may hold several arguments: Talos joins all entries
 // before it reads them (siderolabs/go-procfs, Cmdline.AppendAll).
 func (d Documents) InstallArgs() (args []string, byImage bool) {
-	for _, doc := range d.list {
-		if doc.id != MainDocument {
-			continue
-		}
-		if list := doc.root.at([]string{"machine", "install", "extraKernelArgs"}); list != nil {
-			for _, arg := range list.items {
-				args = append(args, strings.Fields(arg.shown)...)
-			}
-		}
-		if uki := doc.root.at([]string{"machine", "install", "grubUseUKICmdline"}); uki != nil {
-			byImage = uki.shown == "true"
+	if list := d.main("machine", "install", "extraKernelArgs"); list != nil {
+		for _, arg := range list.items {
+			args = append(args, strings.Fields(arg.shown)...)
 		}
 	}
-	return args, byImage
+	uki := d.main("machine", "install", "grubUseUKICmdline")
+	return args, uki != nil && uki.shown == "true"
 }

@@ -325,8 +325,7 @@ func (p *kubernetesPlanner) members(seen Seen) {
 // holds says whether a node's machine runs that member: by what its etcd says, or else by the
 // member's name or address.
 func (s Seen) holds(node string, m cluster.EtcdMember) bool {
-	i := slices.IndexFunc(s.Nodes, func(n NodeSeen) bool { return n.Node.Name == node })
-	n := s.Nodes[i]
+	n, _ := cluster.Find(s.Nodes, func(n NodeSeen) bool { return n.Node.Name == node })
 	if n.Member != 0 {
 		return n.Member == m.ID
 	}

@@ -278,8 +278,8 @@ func (u *Upgrade) withRemedy(ctx context.Context, spots []spotOf, err error) err
 }
 
 func (p Plan) find(name string) Node {
-	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.Node == name })
-	return p.Nodes[i]
+	n, _ := cluster.Find(p.Nodes, func(n Node) bool { return n.Node == name })
+	return n
 }
 
 // lackAny names the first thing that one of the spots still lacks.

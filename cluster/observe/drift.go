@@ -362,14 +362,8 @@ func (o Observation) compareShapes(ctx context.Context, px cluster.Inventory, wa
 		if w.Shape.IsEmpty() || f.VM == nil {
 			return nil
 		}
-		var ha *cluster.HAResource
-		if w.Shape.HA != nil {
-			if ha, err = px.HAResource(ctx, f.VM.ID); err != nil {
-				return fmt.Errorf("node %s: read what Proxmox HA has of %s: %w", w.Name, f.VM, err)
-			}
-		}
 		w.Shape.Addr = f.Addr
-		if f.Shape, err = shape.Compare(*f.VM, ha, w.Shape); err == nil && w.Shape.Host != f.VM.Host && w.Shape.Host != "" {
+		if f.Shape, err = shape.Read(ctx, px, *f.VM, w.Shape); err == nil && w.Shape.Host != f.VM.Host && w.Shape.Host != "" {
 			err = o.settleHost(ctx, px, f, w.Shape.Host)
 		}
 		return fault.Prefix("node "+w.Name, err)

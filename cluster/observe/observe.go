@@ -211,16 +211,11 @@ func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.W
 	f.ConfigRefused = src.configRefused(w, m)
 }
 
-// breaksSome says whether a release reads some configurations, and then fails with them.
-func breaksSome(talos string) bool {
-	issue, known := knownissue.Of(talos)
-	return known && issue.Scheduler
-}
-
 // configRefused checks what a roll checks before it touches a node: whether the wanted Talos can read the running
 // configuration. The running version can.
 func (src Sources) configRefused(w cluster.Wanted, m cluster.Machine) error {
-	if src.Maintenance == nil || m.ConfigHidden || m.Configs.Stored == nil || m.TalosVersion == w.Build.TalosVersion && !breaksSome(m.TalosVersion) {
+	issue, _ := knownissue.Of(m.TalosVersion) // of a release that reads some configurations, and then fails with them
+	if src.Maintenance == nil || m.ConfigHidden || m.Configs.Stored == nil || m.TalosVersion == w.Build.TalosVersion && !issue.Scheduler {
 		return nil // a roll checks that again
 	}
 	_, err := src.Maintenance.PatchConfig(m.Configs.Stored, cluster.ConfigPatch{Installer: cluster.NeutralPatch.Installer, Talos: w.Build.TalosVersion})

@@ -98,7 +98,7 @@ func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Disc
 		}
 		d.Nodes = append(d.Nodes, n)
 	}
-	problems = append(problems, twice(d.Nodes)...)
+	problems = append(problems, observe.Shared(cluster.Each(d.Nodes, Discovered.Found))...)
 	if len(found) > 0 && len(d.Nodes) == 0 && len(problems) == 0 {
 		problems = append(problems, fault.Configf("every node was left out"))
 	}
@@ -259,15 +259,6 @@ func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
 			"the token may not see it (VM.Audit), or it was deleted: only its number says whose the disks are")
 	}
 	return nil
-}
-
-// twice finds VMs that match two nodes.
-func twice(nodes []Discovered) []error {
-	var found []observe.Found
-	for i := range nodes {
-		found = append(found, observe.Found{Name: nodes[i].Name, VM: &nodes[i].VM})
-	}
-	return observe.Shared(found)
 }
 
 // unfinished refuses a cluster with an unfinished run: its nodes are not as they were, and only the recast.yaml of

@@ -302,14 +302,11 @@ func kept(at cluster.Standing, token, path string, needed []string, toUser bool)
 		if !at.TokenEntry {
 			ofToken = beside(at.Token, path, needed, flat)
 		}
-		if slices.Equal(ofUser, ofToken) && len(ofUser) > 0 {
-			out = append(out, Grant{Path: path, Role: keepName(user, path, flat), Privileges: ofUser, User: true, Token: true, Flat: flat})
-			continue
-		}
+		same := slices.Equal(ofUser, ofToken)
 		if len(ofUser) > 0 {
-			out = append(out, Grant{Path: path, Role: keepName(user, path, flat), Privileges: ofUser, User: true, Flat: flat})
+			out = append(out, Grant{Path: path, Role: keepName(user, path, flat), Privileges: ofUser, User: true, Token: same, Flat: flat})
 		}
-		if len(ofToken) > 0 {
+		if len(ofToken) > 0 && !same {
 			out = append(out, Grant{Path: path, Role: keepName(token, path, flat), Privileges: ofToken, Token: true, Flat: flat})
 		}
 	}

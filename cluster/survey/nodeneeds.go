@@ -228,9 +228,11 @@ func (n *Needs) of(p planning.NodePlan) {
 }
 
 // NeedsToClaim is what keeping a run's claim as a VM needs.
-func NeedsToClaim() Needs {
-	var needs Needs
-	needs.claim()
+func NeedsToClaim() Needs { return needing((*Needs).claim) }
+
+// needing returns the needs of one kind of work.
+func needing(work func(*Needs)) (needs Needs) {
+	work(&needs)
 	return needs
 }
 
@@ -261,18 +263,12 @@ func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Ne
 
 // NeedsToSee is what finding another run's claim needs, whichever VM it is: Proxmox omits VMs that the token may not
 // see from its list, without an error.
-func NeedsToSee() Needs {
-	var needs Needs
-	needs.see()
-	return needs
-}
+func NeedsToSee() Needs { return needing((*Needs).see) }
 
 // NeedsToUpgradeKubernetes is what an upgrade of Kubernetes needs in Proxmox, without the run's
 // claim, which needs more if it is kept as a VM.
 func NeedsToUpgradeKubernetes(host string) Needs {
-	var needs Needs
-	needs.common([]string{host})
-	return needs
+	return needing(func(n *Needs) { n.common([]string{host}) })
 }
 
 // The privileges that the work needs on VMs (qemu-server, API2/Qemu.pm,
