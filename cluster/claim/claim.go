@@ -14,12 +14,11 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Claim is the cluster-wide mark that a run holds, so that there is one run per cluster: a VM that never starts,
-// with a fixed VMID. Its creation is atomic in the whole Proxmox cluster, and its description is changed by
-// compare-and-swap. A token that may not create VMs uses a Kubernetes Lease instead; a run that takes one of the
-// two checks the other first, so that they exclude each other. A recast.yaml with other proxmox.vmids gives the
-// claim another VMID: a run that takes a claim looks for all others in the whole Proxmox cluster (see
-// surroundings).
+// Claim is the cluster-wide mark that a run holds, so that there is one run per cluster: a VM that never starts, with
+// a fixed VMID. Its creation is atomic in the whole Proxmox cluster, and its description is changed by
+// compare-and-swap. A token that may not create VMs uses a Kubernetes Lease instead; a run that takes one of the two
+// checks the other first, so that they exclude each other. A recast.yaml with other proxmox.vmids gives the claim
+// another VMID: a run that takes a claim looks for all others in the whole Proxmox cluster (see surroundings).
 type Claim struct {
 	Proxmox interface {
 		cluster.Inventory
@@ -38,11 +37,9 @@ type Claim struct {
 
 	// Dead says whether a holder is a process of this machine that has ended; nil: never known.
 	Dead func(Holder) bool
-	// Suspended says whether a holder is a process of this machine that is stopped (Ctrl-Z, SIGSTOP); nil: never
-	// known.
+	// Suspended says whether a holder is a process of this machine that is stopped (Ctrl-Z, SIGSTOP); nil: never known.
 	Suspended func(Holder) bool
-	// Say receives what the claim waits for, and, from another goroutine, what fails while the
-	// claim is held; may be nil.
+	// Say receives what the claim waits for, and, from another goroutine, what fails while the claim is held; may be nil.
 	Say func(string)
 
 	Heartbeat time.Duration // 0: Heartbeat
@@ -233,8 +230,7 @@ func (a *acquisition) take(ctx context.Context, from State) (done bool, seen str
 	return a.took(sent, err)
 }
 
-// took reports the result of a change. If another run was faster, or no answer came, the place
-// is read again.
+// took reports the result of a change. If another run was faster, or no answer came, the place is read again.
 func (a *acquisition) took(sent time.Time, err error) (done bool, seen string, _ error) {
 	switch {
 	case err == nil:

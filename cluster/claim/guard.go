@@ -189,8 +189,7 @@ func (g guardedTalos) CheckConfig(ctx context.Context, addr netip.Addr, uuid str
 	return reboots, err
 }
 
-// GuardMaintenance returns a Maintenance that applies a configuration only while the claim is
-// still ours.
+// GuardMaintenance returns a Maintenance that applies a configuration only while the claim is still ours.
 func (h *Held) GuardMaintenance(m cluster.Maintenance) cluster.Maintenance {
 	return guardedMaintenance{MaintenanceReader: m, maintenance: m, held: h}
 }
@@ -317,9 +316,8 @@ type patient struct {
 	say  func(text string)
 }
 
-// VM waits for the end of a backup that started the VM: while a stopped VM is backed up, it runs
-// without a guest (pve-manager's vzdump, in qemu-server, PVE/VZDump/QemuServer.pm,
-// enforce_vm_running_for_backup).
+// VM waits for the end of a backup that started the VM: while a stopped VM is backed up, it runs without a guest
+// (pve-manager's vzdump, in qemu-server, PVE/VZDump/QemuServer.pm, enforce_vm_running_for_backup).
 func (p *patient) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, err := p.px.VM(ctx, id)
 	if err != nil || !forBackup(vm) {

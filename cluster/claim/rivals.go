@@ -40,22 +40,19 @@ var errYield = errors.New("another run has begun at the same moment")
 
 // surroundings looks for everything in the whole Proxmox cluster that excludes a claim.
 //
-// Creating a VM is atomic for one number only, so two recast.yaml with different proxmox.vmids
-// may both create their claim. Each run creates its own, waits for the end of that task, and
-// then lists all VMs. It continues only once a list that shows its own claim shows no rival. Of
-// two runs at least one does not continue: if each claim were missing from the other run's
-// list, each would have been created after that list.
+// Creating a VM is atomic for one number only, so two recast.yaml with different proxmox.vmids may both create their
+// claim. Each run creates its own, waits for the end of that task, and then lists all VMs. It continues only once a
+// list that shows its own claim shows no rival. Of two runs at least one does not continue: if each claim were missing
+// from the other run's list, each would have been created after that list.
 //
-// The list is current enough for that: Proxmox makes it for each request from the register of
-// guests in the cluster file system (pve-manager, PVE/API2/Cluster.pm, resources; pve-cluster,
-// PVE/Cluster.pm, cfs_update), whose changes every node applies in one order (pve-cluster,
-// pmxcfs/dcdb.c, dcdb_deliver); only the usage figures in it are about 10 s old. A VM that is
-// still being created is no rival yet: its run lists after its creation, and then sees ours.
+// The list is current enough for that: Proxmox makes it for each request from the register of guests in the cluster
+// file system (pve-manager, PVE/API2/Cluster.pm, resources; pve-cluster, PVE/Cluster.pm, cfs_update), whose changes
+// every node applies in one order (pve-cluster, pmxcfs/dcdb.c, dcdb_deliver); only the usage figures in it are about
+// 10 s old. A VM that is still being created is no rival yet: its run lists after its creation, and then sees ours.
 //
-// Of two runs that began at the same moment, the one with the higher number deletes its claim
-// and watches the other. The lower one waits until the higher claim is deleted, or until its
-// counter proves that its run continues: the two never both continue, and if both yield, the
-// higher one tries again.
+// Of two runs that began at the same moment, the one with the higher number deletes its claim and watches the other.
+// The lower one waits until the higher claim is deleted, or until its counter proves that its run continues: the two
+// never both continue, and if both yield, the higher one tries again.
 type surroundings struct {
 	*Claim
 	ours bool // our own claim is a VM, and exists
@@ -264,10 +261,9 @@ func holds(r parking.Record) string {
 // exclude makes sure that no run holds the claim in the other of its two places. Each run
 // writes its own place before it reads the other: of two runs, at least one sees the other.
 //
-// A Lease can't be read while the Kubernetes API is unavailable, and the API may be what this
-// run has to repair. The run then continues: a run that holds the Lease can't prove it either,
-// and changes nothing. Once the API is back, this run checks again before its next change, and
-// it is the one that yields.
+// A Lease can't be read while the Kubernetes API is unavailable, and the API may be what this run has to repair. The
+// run then continues: a run that holds the Lease can't prove it either, and changes nothing. Once the API is back,
+// this run checks again before its next change, and it is the one that yields.
 func (h *Held) exclude(ctx context.Context) error {
 	if h.others == nil {
 		return nil

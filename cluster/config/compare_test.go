@@ -325,8 +325,7 @@ func TestRedacted(t *testing.T) {
 	}
 }
 
-// TestRedactedOfGenerated: what Talos generates is shown without its secrets, and is the same but
-// for those.
+// TestRedactedOfGenerated: what Talos generates is shown without its secrets, and is the same but for those.
 func TestRedactedOfGenerated(t *testing.T) {
 	t.Parallel()
 	for _, version := range versions {

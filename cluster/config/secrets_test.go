@@ -110,9 +110,8 @@ func secretsOf(t *testing.T, b *secrets.Bundle) []string {
 	return out
 }
 
-// TestNoSecretIsShown: the configurations of two clusters differ in every field, and what is shown
-// has no secret of either: unchanged, with one side missing, and with a secret copied to an
-// unexpected place.
+// TestNoSecretIsShown: the configurations of two clusters differ in every field, and what is shown has no secret of
+// either: unchanged, with one side missing, and with a secret copied to an unexpected place.
 func TestNoSecretIsShown(t *testing.T) {
 	t.Parallel()
 	for _, version := range versions {
@@ -139,8 +138,7 @@ func TestNoSecretIsShown(t *testing.T) {
 	}
 }
 
-// everySecret has a value in each field that Talos treats as secret (RedactSecrets, and Redact of
-// its documents).
+// everySecret has a value in each field that Talos treats as secret (RedactSecrets, and Redact of its documents).
 const everySecret = `
 version: v1alpha1
 machine:

@@ -336,8 +336,7 @@ func (k Kubelets) restart(ctx context.Context) error {
 	return k.awaitReady(ctx, again)
 }
 
-// readyWithin is how long a Node may take to be Ready after its kubelet was restarted. At first the Node is not
-// Ready.
+// readyWithin is how long a Node may take to be Ready after its kubelet was restarted. At first the Node is not Ready.
 const readyWithin = time.Minute
 
 // awaitReady waits for the Nodes of the restarted kubelets.

@@ -257,8 +257,7 @@ func (u *Upgrade) requireEtcd(ctx context.Context) error {
 
 var errNotPlanned = errors.New("its machine is none that was planned for")
 
-// requireMember finds a member's machine in the plan: by name, or, since a Node's name may
-// differ, by its UUID.
+// requireMember finds a member's machine in the plan: by name, or, since a Node's name may differ, by its UUID.
 func (u *Upgrade) requireMember(ctx context.Context, m cluster.EtcdMember, ask []cluster.Endpoint) error {
 	if slices.ContainsFunc(ask, func(e cluster.Endpoint) bool { return e.Node == m.Name }) {
 		return nil
@@ -277,8 +276,7 @@ func (u *Upgrade) requireMember(ctx context.Context, m cluster.EtcdMember, ask [
 	return nil
 }
 
-// finish makes sure that everything is healthy at the end, and that no node has joined
-// meanwhile with another version.
+// finish makes sure that everything is healthy at the end, and that no node has joined meanwhile with another version.
 func (u *Upgrade) finish(ctx context.Context) error {
 	const path = upgradeKubernetes + "/finish"
 	if err := u.awaitOthers(ctx, path, spotOf{}); err != nil {

@@ -417,8 +417,7 @@ func TestPlanKubernetesLacks(t *testing.T) {
 	})
 }
 
-// TestPlanKubernetesProxyHalfDone: a DaemonSet with the new image but not yet the pods is
-// waited for.
+// TestPlanKubernetesProxyHalfDone: a DaemonSet with the new image but not yet the pods is waited for.
 func TestPlanKubernetesProxyHalfDone(t *testing.T) {
 	t.Parallel()
 	seen := seenAt("v1.35.4")

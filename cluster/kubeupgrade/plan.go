@@ -67,8 +67,7 @@ type NodeSeen struct {
 	Machine *cluster.MachineKubernetes // nil: it could not be read
 	Err     error                      // why not
 	Member  uint64                     // ID of the etcd member that the node says it runs; 0: it says none
-	// Serves is the version that its API server reports at its own address; ServesErr is why it
-	// reports none.
+	// Serves is the version that its API server reports at its own address; ServesErr is why it reports none.
 	Serves    string
 	ServesErr error
 	// Unsupported says why the node's Talos does not support the wanted version, and what to do.
@@ -358,9 +357,8 @@ func (s *Seen) readEtcd(ctx context.Context, talos cluster.EtcdReader) {
 	}
 }
 
-// Foresee lists what would stop the plan halfway and can be known before anything restarts: a
-// machine configuration that would not accept the images, and certificates that await approval.
-// It changes nothing.
+// Foresee lists what would stop the plan halfway and can be known before anything restarts: a machine configuration
+// that would not accept the images, and certificates that await approval. It changes nothing.
 func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluster.Maintenance, kube cluster.KubeReader) (refused []string, err error) {
 	for _, n := range p.Nodes {
 		if len(n.Changes) == 0 {
@@ -435,9 +433,8 @@ func (n Node) differs(shown Node) (how []string) {
 	return how
 }
 
-// talosctlImages are the flags of talosctl upgrade-k8s that name the repository of a component,
-// with their defaults (cmd/talosctl/cmd/talos/upgrade-k8s.go): talosctl gives every machine
-// that repository, whatever the machine had.
+// talosctlImages are the flags of talosctl upgrade-k8s that name the repository of a component, with their defaults
+// (cmd/talosctl/cmd/talos/upgrade-k8s.go): talosctl gives every machine that repository, whatever the machine had.
 var talosctlImages = []struct {
 	component      cluster.Component
 	flag, standard string

@@ -295,9 +295,8 @@ func (u *Upgrade) lackAny(ctx context.Context, spots []spotOf) (string, error) {
 	return "", nil
 }
 
-// proxyStep brings kube-proxy to the version: first the configuration from which Talos makes
-// its manifest, then the DaemonSet itself, which Talos creates and never changes
-// (controllers/k8s/manifest_apply.go).
+// proxyStep brings kube-proxy to the version: first the configuration from which Talos makes its manifest, then the
+// DaemonSet itself, which Talos creates and never changes (controllers/k8s/manifest_apply.go).
 func (u *Upgrade) proxyStep() step.Step {
 	var steps []step.Step
 	for _, n := range u.Plan.with(cluster.KubeProxy) {
@@ -402,8 +401,7 @@ func (r *proxyRollOut) look(set cluster.ProxySet, err error) (done bool, seen st
 	return false, seen, nil
 }
 
-// lacks names the first thing that a component of a node lacks to run in the wanted version; ""
-// if it lacks nothing.
+// lacks names the first thing that a component of a node lacks to run in the wanted version; "" if it lacks nothing.
 func (u *Upgrade) lacks(ctx context.Context, n Node, c cluster.Component) (string, error) {
 	m, err := u.Talos.Kubernetes(ctx, n.Addr)
 	if err != nil {

@@ -104,8 +104,7 @@ func (d Drift) Rollable() bool {
 	return slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return rollable(r.Code) })
 }
 
-// Of returns the part of d that concerns the node's image and what is beside it, its machine configuration, or its
-// VM.
+// Of returns the part of d that concerns the node's image and what is beside it, its machine configuration, or its VM.
 func (d Drift) Of(image, config, vm bool) Drift {
 	d.Reasons = slices.DeleteFunc(slices.Clone(d.Reasons), func(r cluster.Reason) bool {
 		switch r.Code {
@@ -183,8 +182,7 @@ func (d Drift) ByHand() bool {
 // LeftOver is the code of the reason that a surge node exists: a roll removes it at its end.
 const LeftOver = "left-over"
 
-// Tidy says whether a node is right except for what a roll left behind, which is cleaned up while the node stays
-// up.
+// Tidy says whether a node is right except for what a roll left behind, which is cleaned up while the node stays up.
 func (d Drift) Tidy() bool {
 	for _, r := range d.Reasons {
 		switch r.Code {

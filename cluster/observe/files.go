@@ -298,10 +298,9 @@ func kindOf(mode fs.FileMode, link string) string {
 // except for services, and Talos itself has only one link there.
 const local = "/usr/local"
 
-// services is where the services of extensions run. Each has a writable overlay over its files.
-// containerd makes mount points there. The service may write files there if its
-// container.security.writeableRootfs is set (PreFunc and getOCIOptions of Talos'
-// internal/app/machined/pkg/system/services/extension.go).
+// services is where the services of extensions run. Each has a writable overlay over its files. containerd makes mount
+// points there. The service may write files there if its container.security.writeableRootfs is set (PreFunc and
+// getOCIOptions of Talos' internal/app/machined/pkg/system/services/extension.go).
 const services = local + "/lib/containers/"
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

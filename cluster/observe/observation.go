@@ -230,8 +230,7 @@ func (o Observation) ControlPlanes() []cluster.Endpoint {
 	return out
 }
 
-// noteAway records hosts that do not answer from an error of reading VMs, and returns any other
-// error.
+// noteAway records hosts that do not answer from an error of reading VMs, and returns any other error.
 func (o *Observation) noteAway(err error) error {
 	if away, ok := errors.AsType[*cluster.HostsAway](err); ok {
 		o.Away = away

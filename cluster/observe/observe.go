@@ -1,8 +1,7 @@
-// Package observe reads what Proxmox, Talos and Kubernetes say about the nodes, and compares that with what is
-// wanted. [Observe] makes an [Observation], which has one [Found] for each node. [Diff] says whether a node is
-// stale, and why; [Trace], how certain the origin of its image is, link by link: machine, boot entry, installer,
-// lock, schematic, factory; [CompareFiles], whether the files of its extensions are those of its image. The package
-// changes nothing.
+// Package observe reads what Proxmox, Talos and Kubernetes say about the nodes, and compares that with what is wanted.
+// [Observe] makes an [Observation], which has one [Found] for each node. [Diff] says whether a node is stale, and why;
+// [Trace], how certain the origin of its image is, link by link: machine, boot entry, installer, lock, schematic,
+// factory; [CompareFiles], whether the files of its extensions are those of its image. The package changes nothing.
 package observe
 
 import (
@@ -329,8 +328,7 @@ type Sources struct {
 	// First is the control plane with which the cluster is to begin: there is neither Kubernetes nor etcd, so
 	// neither is asked. "": there is a cluster.
 	First string
-	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see observeLost. "": no
-	// rebuild.
+	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see observeLost. "": no rebuild.
 	Rebuild string
 	// Past is for a plan: of machines that it leaves as they are, only what it needs is read. nil: all is read.
 	Past cluster.History

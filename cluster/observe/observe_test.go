@@ -167,8 +167,7 @@ func TestParkingsOf(t *testing.T) {
 	})
 }
 
-// TestUnknownStorages: publish would refuse them after the build; a plan reports them
-// before.
+// TestUnknownStorages: publish would refuse them after the build; a plan reports them before.
 func TestUnknownStorages(t *testing.T) {
 	t.Parallel()
 	o := Observation{Storages: []cluster.Storage{{Name: "cephfs"}, {Name: "local"}}}
@@ -271,8 +270,7 @@ func TestSigned(t *testing.T) {
 	}
 }
 
-// TestSupersededIsTidy: a disk that a killed roll had begun to free is the node's only reason, and
-// leaves it Tidy.
+// TestSupersededIsTidy: a disk that a killed roll had begun to free is the node's only reason, and leaves it Tidy.
 func TestSupersededIsTidy(t *testing.T) {
 	t.Parallel()
 	p := clustertest.Park(9900, "pve1", "wk1", "scsi30 r1", "scsi29 r2")

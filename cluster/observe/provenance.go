@@ -28,8 +28,7 @@ type Claims struct {
 	Platform     string
 	Layers       []ExtensionLayer // as its extensions.yaml lists them
 	Booted       BootClaims
-	// Factory is the resource that Talos 1.14 and later makes from the schematic's entry in
-	// Layers; nil: there is none.
+	// Factory is the resource that Talos 1.14 and later makes from the schematic's entry in Layers; nil: there is none.
 	Factory *FactoryClaim
 }
 
@@ -247,8 +246,7 @@ func idOf(schematic string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// imagerAuthor is the author of the schematic's entry in images that recast built with the
-// Talos imager.
+// imagerAuthor is the author of the schematic's entry in images that recast built with the Talos imager.
 const imagerAuthor = "recast"
 
 // builder says who built the image, according to the image.

@@ -14,8 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// System is a storage system of the cluster that keeps copies of volumes on several nodes, as its
-// own objects show it.
+// System is a storage system of the cluster that keeps copies of volumes on several nodes, as its own objects show it.
 type System struct {
 	Name     string        // "Longhorn"
 	Pools    bool          // its volumes are whole pools, with parts on all of their nodes: each needs all others
@@ -411,8 +410,7 @@ func (s System) PatienceFor(node string) time.Duration {
 	return cmp.Or(n.Patience, s.Patience)
 }
 
-// trouble says what a node lacks to serve its copies; "" if nothing, or if the system does not know
-// the node.
+// trouble says what a node lacks to serve its copies; "" if nothing, or if the system does not know the node.
 func (s System) trouble(node string) string {
 	n, _ := s.node(node)
 	if n.Down != "" {

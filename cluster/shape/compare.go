@@ -18,8 +18,7 @@ import (
 // When says when a difference can be put right.
 type When string
 
-// Live differences are put right while the VM runs, Off ones while it is off, and Never ones by hand
-// only.
+// Live differences are put right while the VM runs, Off ones while it is off, and Never ones by hand only.
 const (
 	Live  When = "live"
 	Off   When = "off"
@@ -420,9 +419,8 @@ func (ds Differences) Settle(vm cluster.VM, m cluster.Migration, storages []clus
 	}
 }
 
-// Migratable says when a VM can be migrated to another host. Proxmox copies disks that only the old host
-// has and deletes them there. recast leaves that to a person: a copy of a disk is not the disk that it
-// protects.
+// Migratable says when a VM can be migrated to another host. Proxmox copies disks that only the old host has and
+// deletes them there. recast leaves that to a person: a copy of a disk is not the disk that it protects.
 func Migratable(vm cluster.VM, to string, m cluster.Migration, storages []cluster.Storage) (w When, why string) {
 	var against []string
 	if local := localVolumes(vm, m, storages); len(local) > 0 {

@@ -158,8 +158,7 @@ func TestExplainHolder(t *testing.T) {
 	}
 }
 
-// A node that is up to date is explained by what would be possible; one that is not in the plan
-// is an error.
+// A node that is up to date is explained by what would be possible; one that is not in the plan is an error.
 func TestExplainTheRest(t *testing.T) {
 	t.Parallel()
 	e := explain(t, "wk2", nil)

@@ -138,8 +138,7 @@ func (n Needs) Paths() []string {
 	return slices.Compact(cluster.Each(n, func(need Need) string { return need.Path })) // Needs are sorted by Path
 }
 
-// add adds a privilege that is granted at path and checked at the spots, or at path itself if
-// there are none.
+// add adds a privilege that is granted at path and checked at the spots, or at path itself if there are none.
 func (n *Needs) add(path, why string, spots []spot, privileges ...string) {
 	if len(spots) == 0 {
 		spots = []spot{{path: path}}

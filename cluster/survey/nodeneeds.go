@@ -35,9 +35,8 @@ func (n *Needs) claim() {
 	n.add("/vms", "make and delete the VM that is the claim of the run", []spot{{path: "/vms", below: true}}, claimPrivileges...)
 }
 
-// common adds what every roll needs. The privileges on VMs must be granted above /vms/<id>:
-// Proxmox deletes an entry at the VM's own path together with the VM (AccessControl.pm,
-// remove_vm_access).
+// common adds what every roll needs. The privileges on VMs must be granted above /vms/<id>: Proxmox deletes an entry
+// at the VM's own path together with the VM (AccessControl.pm, remove_vm_access).
 func (n *Needs) common(hosts []string) {
 	n.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
 	n.add("/", "read access control entries of single VMs", []spot{{path: "/access"}}, "Sys.Audit")
@@ -199,8 +198,7 @@ func (n *Needs) see() {
 	n.add("/vms", "see every VM, as any may refer to a disk or be the claim of another run", []spot{{path: "/vms", below: true}}, "VM.Audit")
 }
 
-// NeedsOf derives what a plan needs, by each node's strategy; inLease says that the run's claim
-// is kept in Kubernetes.
+// NeedsOf derives what a plan needs, by each node's strategy; inLease says that the run's claim is kept in Kubernetes.
 func NeedsOf(p planning.Plan, inLease bool) Needs {
 	var needs Needs
 	for _, n := range p.Work() {
@@ -236,9 +234,8 @@ func needing(work func(*Needs)) (needs Needs) {
 	return needs
 }
 
-// NeedsToRoll is what a roll by the given strategies needs while no VM can be seen: a token
-// without privileges sees empty lists. The nodes' storages and bridges are then unknown, so the
-// privileges are granted above them.
+// NeedsToRoll is what a roll by the given strategies needs while no VM can be seen: a token without privileges sees
+// empty lists. The nodes' storages and bridges are then unknown, so the privileges are granted above them.
 func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Needs {
 	var needs Needs
 	needs.common(hosts)
@@ -271,10 +268,9 @@ func NeedsToUpgradeKubernetes(host string) Needs {
 	return needing(func(n *Needs) { n.common([]string{host}) })
 }
 
-// The privileges that the work needs on VMs (qemu-server, API2/Qemu.pm,
-// check_vm_modify_config_perm). Each run creates and deletes its own claim and parking VMs. For
-// the cloud-init settings Proxmox requires VM.Config.Cloudinit or VM.Config.Network: the latter
-// is needed anyway.
+// The privileges that the work needs on VMs (qemu-server, API2/Qemu.pm, check_vm_modify_config_perm). Each run creates
+// and deletes its own claim and parking VMs. For the cloud-init settings Proxmox requires VM.Config.Cloudinit or
+// VM.Config.Network: the latter is needed anyway.
 var (
 	claimPrivileges   = []string{"VM.Allocate", "VM.Config.Memory", "VM.Config.Options"}
 	reimagePrivileges = []struct{ privilege, why string }{
@@ -296,8 +292,7 @@ var (
 	}
 )
 
-// privilegeOf is what changing a setting of a VM needs on it (qemu-server, API2/Qemu.pm,
-// check_vm_modify_config_perm).
+// privilegeOf is what changing a setting of a VM needs on it (qemu-server, API2/Qemu.pm, check_vm_modify_config_perm).
 func privilegeOf(setting string) string {
 	bus := strings.TrimRight(setting, "0123456789")
 	switch {
@@ -434,8 +429,7 @@ func NeedsToPublish(isoStorages, diskStorages []string) Needs {
 	return needs
 }
 
-// NeedsToRehearse is what the trials of a plan need for their scratch VMs. A roll by recreate
-// also needs most of it.
+// NeedsToRehearse is what the trials of a plan need for their scratch VMs. A roll by recreate also needs most of it.
 func NeedsToRehearse(p planning.Plan) Needs {
 	var needs Needs
 	for _, t := range p.Trials {
@@ -445,8 +439,7 @@ func NeedsToRehearse(p planning.Plan) Needs {
 	return needs
 }
 
-// scratchPrivileges are those for creating a scratch VM with its settings, and for using and
-// deleting it.
+// scratchPrivileges are those for creating a scratch VM with its settings, and for using and deleting it.
 var scratchPrivileges = []string{
 	"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Memory", "VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
 }

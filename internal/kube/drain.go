@@ -223,8 +223,7 @@ func finished(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// daemonSets repeats the read that failed in kubectl, which passes on only the
-// error's text.
+// daemonSets repeats the read that failed in kubectl, which passes on only the error's text.
 func (d *draining) daemonSets(ctx context.Context, words error) error {
 	if _, err := d.api.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
 		return fmt.Errorf("list daemon sets: %w", d.translate(err))
@@ -308,8 +307,7 @@ func daemonSetOf(p *corev1.Pod) (own, foreign bool) {
 	return own, !own
 }
 
-// OwnNode implements cluster.NodeReader. A pod of another cluster may have the same name, but not the
-// same UID.
+// OwnNode implements cluster.NodeReader. A pod of another cluster may have the same name, but not the same UID.
 func (c *Client) OwnNode(ctx context.Context) (string, error) {
 	if c.own == (cluster.OwnPod{}) {
 		return "", nil

@@ -230,8 +230,7 @@ func TestDrainSparesNextPodOfSameName(t *testing.T) {
 	})
 }
 
-// TestDrainRespectsRequestedPause: a requested pause is respected, but never beyond the
-// deadline.
+// TestDrainRespectsRequestedPause: a requested pause is respected, but never beyond the deadline.
 func TestDrainRespectsRequestedPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
@@ -298,8 +297,7 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 	})
 }
 
-// TestDrainWaitsForTerminatingBarePod: no controller would recreate it, but someone
-// has deleted it.
+// TestDrainWaitsForTerminatingBarePod: no controller would recreate it, but someone has deleted it.
 func TestDrainWaitsForTerminatingBarePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")

@@ -46,8 +46,7 @@ func covering(names ...string) []policyv1.PodDisruptionBudget {
 	return budgets
 }
 
-// TestWhy: a pod's budget is quoted in the server's words, and only a refusal counts
-// as one: its pod would be deleted.
+// TestWhy: a pod's budget is quoted in the server's words, and only a refusal counts as one: its pod would be deleted.
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	two := &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusInternalServerError, Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."}}

@@ -305,8 +305,7 @@ func TestLocalDataOfPods(t *testing.T) {
 	})
 }
 
-// The programs of an ordinary cluster, with the paths in their manifests, keep no
-// node from being recreated.
+// The programs of an ordinary cluster, with the paths in their manifests, keep no node from being recreated.
 func TestOrdinaryProgramsHaveNoLocalData(t *testing.T) {
 	t.Parallel()
 	daemons := map[string][]string{ // DaemonSets, by namespace/name
@@ -351,8 +350,7 @@ func TestOrdinaryProgramsHaveNoLocalData(t *testing.T) {
 	})
 }
 
-// What a storage system writes to directories whose contents it reports itself is
-// reported only by it.
+// What a storage system writes to directories whose contents it reports itself is reported only by it.
 func TestManagedDirectoriesHaveOneName(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")

@@ -33,8 +33,7 @@ const (
 	longhornDrain = "node-drain-policy"
 )
 
-// longhornVolumeState is the part that we read of Longhorn's Volume
-// (k8s/pkg/apis/longhorn/v1beta2/volume.go).
+// longhornVolumeState is the part that we read of Longhorn's Volume (k8s/pkg/apis/longhorn/v1beta2/volume.go).
 type longhornVolumeState struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {

@@ -98,8 +98,7 @@ func TestUncordonLeavesACordonWithoutMark(t *testing.T) {
 	})
 }
 
-// Someone cordons the node between our read and our write: that cordon must not
-// count as ours.
+// Someone cordons the node between our read and our write: that cordon must not count as ours.
 func TestCordonSeesWhoWasFaster(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")

@@ -143,8 +143,7 @@ func (c *Client) Cordon(ctx context.Context, node string, why cluster.Mark) erro
 	})
 }
 
-// Uncordon removes the mark and, unless it is Foreign, makes the node
-// schedulable again, in one write.
+// Uncordon removes the mark and, unless it is Foreign, makes the node schedulable again, in one write.
 func (c *Client) Uncordon(ctx context.Context, node string) error {
 	return c.amendNode(ctx, "uncordon", node, func(n *corev1.Node) (*nodePatch, error) {
 		had, err := markOf(n)
@@ -160,8 +159,7 @@ func (c *Client) Uncordon(ctx context.Context, node string) error {
 	})
 }
 
-// SetFailedBuild records on the Node a build from which the node came back with its old system; "" removes the
-// record.
+// SetFailedBuild records on the Node a build from which the node came back with its old system; "" removes the record.
 func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
 	return c.amendNode(ctx, "note the failed build on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if n.Annotations[failedBuildAnnotation] == build {

@@ -193,8 +193,7 @@ func (c *Client) resources(ctx context.Context, gv schema.GroupVersion) ([]metav
 	return slices.DeleteFunc(list.APIResources, func(r metav1.APIResource) bool { return strings.Contains(r.Name, "/") }), nil
 }
 
-// listCustom lists custom resources of all namespaces; named restricts them to that
-// name, "" does not.
+// listCustom lists custom resources of all namespaces; named restricts them to that name, "" does not.
 func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, named string) ([]T, error) {
 	if named == "" {
 		return listSelected[T](ctx, c, r, "", "")

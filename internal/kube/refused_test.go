@@ -27,8 +27,7 @@ type page struct {
 	body string
 }
 
-// serve answers each path with its page, and others as an API server does for
-// unknown paths.
+// serve answers each path with its page, and others as an API server does for unknown paths.
 func serve(t *testing.T, pages map[string]page) *kube.Client {
 	t.Helper()
 	return serveEach(t, func(r *http.Request) (page, bool) {
@@ -271,8 +270,7 @@ func TestListThatExpires(t *testing.T) {
 	})
 }
 
-// TestLocalDataAsksOnce: everything is listed once for all nodes, whatever storage
-// systems there are.
+// TestLocalDataAsksOnce: everything is listed once for all nodes, whatever storage systems there are.
 func TestLocalDataAsksOnce(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		names := []string{"wk1", "wk2", "wk3"}

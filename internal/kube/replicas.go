@@ -22,8 +22,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Replicas implements cluster.VolumeReader. A system that is not installed costs no
-// request.
+// Replicas implements cluster.VolumeReader. A system that is not installed costs no request.
 func (c *Client) Replicas(ctx context.Context) ([]replica.System, error) {
 	groups, err := c.groups(ctx)
 	if err != nil {
@@ -32,8 +31,7 @@ func (c *Client) Replicas(ctx context.Context) ([]replica.System, error) {
 	return c.replicasOf(ctx, groups)
 }
 
-// NodeData implements cluster.VolumeReader: LocalData and Replicas with one list of
-// the API groups.
+// NodeData implements cluster.VolumeReader: LocalData and Replicas with one list of the API groups.
 func (c *Client) NodeData(ctx context.Context, nodes ...cluster.KubeNode) (local map[string][]cluster.LocalData, systems []replica.System, err error) {
 	groups, errGroups := c.groups(ctx)
 	err = wait.All(

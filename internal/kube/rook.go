@@ -115,15 +115,12 @@ func keepsState(spec *corev1.PodSpec, dir string) bool {
 	})
 }
 
-// activatedVolumes returns the volumes of an OSD that its init container activate
-// fills at every start from BlueStore or LVM's tags on the device: ceph-volume raw
-// activate, ceph-volume lvm activate, or, on a claim, ceph-bluestore-tool
-// prime-osd-dir (rook, pkg/operator/ceph/cluster/osd, activate-osd.sh and
-// getActivatePVCInitContainer in spec.go). Such an OSD also mounts rook-data, the
-// whole directory, but keeps nothing of its own there. OSDs in a directory or on a
-// partition, of Rook before 1.3, have no such container. The mode is what Rook
-// itself reads back from the Deployment (getOSDInfo in osd.go). A loop device may be
-// a file on the system disk: it proves nothing.
+// activatedVolumes returns the volumes of an OSD that its init container activate fills at every start from BlueStore
+// or LVM's tags on the device: ceph-volume raw activate, ceph-volume lvm activate, or, on a claim, ceph-bluestore-tool
+// prime-osd-dir (rook, pkg/operator/ceph/cluster/osd, activate-osd.sh and getActivatePVCInitContainer in spec.go).
+// Such an OSD also mounts rook-data, the whole directory, but keeps nothing of its own there. OSDs in a directory or
+// on a partition, of Rook before 1.3, have no such container. The mode is what Rook itself reads back from the
+// Deployment (getOSDInfo in osd.go). A loop device may be a file on the system disk: it proves nothing.
 func activatedVolumes(spec *corev1.PodSpec) []string {
 	i := slices.IndexFunc(spec.InitContainers, func(c corev1.Container) bool { return c.Name == "activate" })
 	osd := slices.IndexFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == "osd" })

@@ -90,9 +90,8 @@ func TestLocalDataOfRook(t *testing.T) {
 	})
 }
 
-// osdVolumes are Rook's volumes for an OSD on a device of the node (rook,
-// pkg/operator/ceph/cluster/osd/spec.go, makeDeployment and
-// getActivateOSDInitContainer).
+// osdVolumes are Rook's volumes for an OSD on a device of the node (rook, pkg/operator/ceph/cluster/osd/spec.go,
+// makeDeployment and getActivateOSDInitContainer).
 var osdVolumes = map[string]string{
 	"rook-data": "/var/lib/rook", "activate-osd": "/var/lib/rook/rook-ceph/f_1", "ceph-daemons-sock-dir": "/var/lib/rook/exporter",
 	"rook-ceph-log": "/var/lib/rook/rook-ceph/log", "rook-ceph-crash": "/var/lib/rook/rook-ceph/crash",

@@ -105,8 +105,7 @@ func attachedVolume(a storagev1.VolumeAttachment) cluster.AttachedVolume {
 	return v
 }
 
-// bind adds to v the details of its PersistentVolume. If there is none, or it cannot be read, the volume still
-// counts.
+// bind adds to v the details of its PersistentVolume. If there is none, or it cannot be read, the volume still counts.
 func (c *Client) bind(ctx context.Context, v *cluster.AttachedVolume) {
 	if v.Volume == "" {
 		return

@@ -407,7 +407,7 @@ func (a answers) settings(c Controller) (all []replica.Setting) {
 			Value: n.Props[evictAfter], Unset: "the controller's", Unit: time.Minute, Number: a.minutes,
 			Beside: n.Props, Key: holdMemo, At: fmt.Sprintf("property %s of LINSTOR's node %s", holdMemo, foreign.Line(n.Name)),
 			Forget: fmt.Sprintf("see that %s of the node has the value that you want, then remove the other: linstor node set-property --aux %s recast.dev/hold", evictAfter, foreign.Line(n.Name)),
-			Undo: func(m replica.Memo) (string, error) { return c.undo(n, m) },
+			Undo:   func(m replica.Memo) (string, error) { return c.undo(n, m) },
 			// LINSTOR can't refuse a write because someone else wrote since our read. So only changed properties are
 			// written, and runs of recast hold a claim.
 			Write: func(ctx context.Context, value string, m replica.Memo) error {

@@ -73,8 +73,7 @@ type (
 	topology struct {
 		Node  string `json:"node"`
 		State string `json:"state"`
-		// Child is the state of the replica in the volume's nexus; "": the volume has no nexus, or the replica is not
-		// in it.
+		// Child is the state of the replica in the volume's nexus; "": the volume has no nexus, or the replica is not in it.
 		Child   string `json:"child-status"`
 		Rebuilt *int   `json:"rebuild-progress"` // percent; nil: no rebuild runs
 	}
