@@ -439,7 +439,6 @@ func claimant(p *claimPVE, run string) *Claim {
 	}
 }
 
-// orphan is a claim whose holder has ended.
 func orphan(t *testing.T, run string) cluster.VM {
 	t.Helper()
 	c := claimant(nil, run)

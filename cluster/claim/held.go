@@ -241,7 +241,6 @@ func (h *Held) beatOn(ctx context.Context) {
 	}
 }
 
-// beat increments the counter once.
 func (h *Held) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, h.claim.heartbeat())
 	defer cancel()

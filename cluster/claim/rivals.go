@@ -143,13 +143,11 @@ func (c *Claim) rivalAlive(r State) error {
 	return fault.WithHint(fault.ClaimHeld.Of(err), "wait until that run has ended; recast status shows how far it is. Then %s", c.agree(r))
 }
 
-// leftBy refuses because of a rival whose run does not continue.
 func (c *Claim) leftBy(r State, how string) error {
 	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is the claim of %s, which %s: %s", r.VM, r, how, c.differs(r)),
 		"if that run has ended, recast roll with its own recast.yaml takes the claim over, finishes what it left and deletes the claim; recast status shows what that is, recast runbook claim-held what to do without that file. Then %s", c.agree(r))
 }
 
-// differs says how the two recast.yaml differ.
 func (c *Claim) differs(r State) string {
 	text := fmt.Sprintf("it was made with proxmox.vmids %s, and this recast.yaml has %s", r.VMIDs, c.VMIDs)
 	if r.Cluster != c.Cluster {
@@ -168,7 +166,6 @@ func (s State) OfOtherRange(ours cluster.VMID, vmids cluster.VMIDRange) error {
 	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is a claim of this cluster: %s", s.VM, c.differs(s)), "%s", c.agree(s))
 }
 
-// agree says what to change in the two recast.yaml.
 func (c *Claim) agree(r State) string {
 	if r.Cluster != c.Cluster {
 		return "give the Talos cluster one name, and the same proxmox.vmids, in every recast.yaml"
@@ -250,7 +247,6 @@ func Strays(vms []cluster.VM, name string, vmids cluster.VMIDRange, nodes []clus
 	return err
 }
 
-// holds says what a record's parking VM contains.
 func holds(r parking.Record) string {
 	if r.Open {
 		return "holds, in an unfinished replacement, the disks of"

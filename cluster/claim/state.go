@@ -49,7 +49,6 @@ func (s State) String() string {
 	return fmt.Sprintf("run %s (%s) since %s", s.Run, s.Holder, s.Since.Format(time.RFC3339))
 }
 
-// where names the VM or the Lease that holds the claim.
 func (s State) where() string {
 	if s.VM.ID == 0 {
 		return "Lease " + s.Lease.Name
@@ -210,7 +209,6 @@ type strangeError struct{ error }
 
 func (e *strangeError) Unwrap() error { return e.error }
 
-// vmPlace is a claim's place in Proxmox.
 type vmPlace struct{ claim *Claim }
 
 func (p vmPlace) String() string { return fmt.Sprintf("VM %d", p.claim.VMID) }
@@ -292,7 +290,6 @@ func (p vmPlace) remove(ctx context.Context, s State) error {
 	return fault.Prefix(fmt.Sprintf("delete %s", s.VM), px.DeleteVM(ctx, s.VM))
 }
 
-// leasePlace is a claim's place in Kubernetes.
 type leasePlace struct{ claim *Claim }
 
 func (p leasePlace) String() string { return "the Lease" }
@@ -325,7 +322,6 @@ func ofLease(l cluster.Lease, cluster string) (State, error) {
 	return s, nil
 }
 
-// lease returns the Lease that holds a claim.
 func (p leasePlace) lease(s State) (cluster.Lease, error) {
 	b, err := s.encode()
 	if err != nil {

@@ -107,7 +107,6 @@ func union[V any](a, b map[string]V) map[string]V {
 	return all
 }
 
-// comparison collects the changes, one document after the other.
 type comparison struct {
 	screen
 	document string
@@ -213,7 +212,6 @@ func (c *comparison) list(path []part, a, b *value) {
 	}
 }
 
-// places returns the index of each key.
 func places(keys []string) map[string]int {
 	at := map[string]int{}
 	for i, key := range keys {

@@ -140,7 +140,6 @@ func TestFindTarget(t *testing.T) {
 	}
 }
 
-// sums is a snapshot with that sum.
 func sums(sum string, err error) func(context.Context) (string, error) {
 	return func(context.Context) (string, error) { return sum, err }
 }

@@ -339,7 +339,6 @@ func (k Kubelets) restart(ctx context.Context) error {
 // readyWithin is how long a Node may take to be Ready after its kubelet was restarted. At first the Node is not Ready.
 const readyWithin = time.Minute
 
-// awaitReady waits for the Nodes of the restarted kubelets.
 func (k Kubelets) awaitReady(ctx context.Context, again []string) error {
 	w := wait.For{Name: "the nodes whose kubelets were restarted to be Ready", Every: 2 * time.Second, Timeout: readyWithin, Seen: k.Say}
 	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {

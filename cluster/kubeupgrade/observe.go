@@ -140,7 +140,6 @@ func (n NodeSeen) lowest(wanted cluster.Version) cluster.Version {
 	return v
 }
 
-// minorStep is a step to the next minor version.
 type minorStep struct{ from, to cluster.Version }
 
 // minorSteps lists the steps from a version to the wanted one; there are none within one minor version.

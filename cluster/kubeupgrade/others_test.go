@@ -130,7 +130,6 @@ func (p *threePlanes) SetProxyImage(_ context.Context, _, to string) error {
 	return nil
 }
 
-// pod is the pod of a component.
 func (p *threePlanes) pod(node string, c cluster.Component) *cluster.StaticPod {
 	i := slices.IndexFunc(p.pods, func(s cluster.StaticPod) bool { return s.Node == node && s.Component == c })
 	return &p.pods[i]

@@ -123,7 +123,6 @@ const (
 	pending = "it has a configuration that is staged or tried, and the upgrade would make all of the stored one live: reboot it, or apply the one that is meant, first"
 )
 
-// kubernetesPlanner builds a plan.
 type kubernetesPlanner struct {
 	Plan
 	wanted, lowest cluster.Version // lowest of the control planes' static pods
@@ -211,7 +210,6 @@ func (p *kubernetesPlanner) node(seen NodeSeen) {
 	p.Nodes = append(p.Nodes, n)
 }
 
-// changes compares the node's images with the wanted version.
 func (p *kubernetesPlanner) changes(n *Node) {
 	for _, c := range cluster.Components {
 		image := n.images.Of(c)
@@ -301,7 +299,6 @@ func (p *kubernetesPlanner) path() {
 		p.lowest, p.wanted, next.MinorVersion(), p.lowestOn, p.lowest, next.MinorVersion())
 }
 
-// withHints returns an error and its hints in one line.
 func withHints(err error) string {
 	return strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")
 }
@@ -488,7 +485,6 @@ func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why str
 	return repository, ""
 }
 
-// leftOver says what remains to be done after the plan.
 func (p *kubernetesPlanner) leftOver() string {
 	const left = "CoreDNS, flannel and whatever else Talos makes manifests of stay as they are: "
 	command, why := p.talosctl(p.wanted)

@@ -64,7 +64,6 @@ type planCase struct {
 	refused  []string
 }
 
-// as leaves s unchanged.
 func as(s Seen) Seen { return s }
 
 func (tc planCase) check(t *testing.T) {

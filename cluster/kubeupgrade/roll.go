@@ -36,7 +36,6 @@ type Upgrade struct {
 	settled map[spotOf]bool // healthy for the settling time, as this process has seen
 }
 
-// spotOf is one component on one node.
 type spotOf struct {
 	node string
 	c    cluster.Component
@@ -67,7 +66,6 @@ func (u *Upgrade) Steps() step.Step {
 
 const upgradeKubernetes = "upgrade-k8s"
 
-// branch brings one component to the version, node by node.
 func (u *Upgrade) branch(c cluster.Component) step.Step {
 	var steps []step.Step
 	for _, n := range u.Plan.with(c) {
@@ -82,7 +80,6 @@ func (u *Upgrade) branch(c cluster.Component) step.Step {
 	}
 }
 
-// with lists the nodes that run a component, in the plan's order.
 func (p Plan) with(c cluster.Component) []Node {
 	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n Node) bool { return n.images.Of(c) == "" })
 }
@@ -345,7 +342,6 @@ func (u *Upgrade) proxyDone(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d pods run %s", set.Wanted, u.Plan.To), nil
 }
 
-// runs says whether every pod of kube-proxy has that image.
 func runs(p cluster.ProxySet, image string) bool {
 	return p.Image == image && p.Seen && p.Updated == p.Wanted && p.Available == p.Wanted
 }

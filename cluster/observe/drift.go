@@ -274,7 +274,6 @@ func diffKept(p parking.Parking) []cluster.Reason {
 	return out
 }
 
-// diffNode compares the node with what Kubernetes says about it.
 func diffNode(w cluster.Wanted, f Found) []cluster.Reason {
 	var out []cluster.Reason
 	if w.Kubernetes != "" && f.Node.KubeletVersion != "" && f.Node.KubeletVersion != w.Kubernetes {
@@ -326,7 +325,6 @@ func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 	return out, notes
 }
 
-// diffShape lists how the VM differs from what recast.yaml says about it.
 func diffShape(f Found) []cluster.Reason {
 	return cluster.Each(f.Shape, func(d shape.Difference) cluster.Reason {
 		return cluster.Reason{Code: shapeDiffers, Text: "VM " + d.String(), Old: d.Found, New: d.Wanted}

@@ -150,10 +150,8 @@ func compareFiles(ctx context.Context, r cluster.FileReader, t FileTarget) (File
 	return c.check, nil
 }
 
-// emptyFingerprint is the fingerprint of an empty file.
 const emptyFingerprint = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
-// fileComparison compares one machine.
 type fileComparison struct {
 	target FileTarget
 	owners map[string][]int // by path: indices into target.Content

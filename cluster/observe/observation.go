@@ -136,7 +136,6 @@ func (o Observation) Build(w cluster.Wanted, id string) (cluster.Build, bool) {
 	return b, ok
 }
 
-// hostsOf returns the hosts of the nodes' VMs.
 func hostsOf(found []Found) []string {
 	var hosts []string
 	for _, f := range found {

@@ -240,7 +240,6 @@ func Shared(found []Found) (problems []error) {
 	return problems
 }
 
-// machineRead reads of a node's machine what is needed.
 type machineRead func(ctx context.Context, f *Found) (cluster.Machine, error)
 
 // ReadWhole reads all of a node's machine.

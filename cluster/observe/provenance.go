@@ -373,7 +373,6 @@ func (j judged) entryLink() ProvenanceLink {
 	return l
 }
 
-// knownLink says which lock made the schematic.
 func (j judged) knownLink() ProvenanceLink {
 	const name = "build"
 	switch {
@@ -399,7 +398,6 @@ func (j judged) knownLink() ProvenanceLink {
 	return l.and("it asks for kernel arguments: " + words.OrNone(strings.Join(d.Args, ", ")))
 }
 
-// extensionsLink compares the node's list of extensions with that of the build that it claims.
 func (j judged) extensionsLink() ProvenanceLink {
 	l := ProvenanceLink{Name: "extensions", Certainty: Claimed}
 	var m cluster.RunningSystem
@@ -444,7 +442,6 @@ func (j judged) talosLink() ProvenanceLink {
 	return l
 }
 
-// bootLinks returns the links of the boot entry and of the kernel's command line.
 func (j judged) bootLinks() []ProvenanceLink {
 	b := j.Claims.Booted
 	boot := ProvenanceLink{Name: "boot", Certainty: Claimed, Text: "it booted " + b.Entry}

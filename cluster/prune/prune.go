@@ -302,7 +302,6 @@ type Retention struct {
 	Removed string
 }
 
-// judgement is the state while all parking VMs are judged.
 type judgement struct {
 	Retention
 	vms      []cluster.VM
@@ -527,7 +526,6 @@ func (j *judgement) notOurs(node string, vm cluster.VM) string {
 	return fmt.Sprintf("recast.yaml has no node %s, but its VM is there: %s. Another recast.yaml may say cluster: %s as well", node, vm, j.Cluster)
 }
 
-// unrecorded lists the drives of a parking VM that no record mentions.
 func unrecorded(vm cluster.VM, known map[string]bool) []string {
 	var out []string
 	for key, value := range vm.Config {

@@ -92,7 +92,6 @@ const meanwhile = ", and is not there while the node is away"
 
 func (e Exposure) String() string { return e.Volume + " " + e.Why }
 
-// about names a volume for people.
 func (s System) about(v Volume) string {
 	text := s.Name + " volume " + v.Name
 	if s.Pools {
@@ -445,7 +444,6 @@ func (m Voter) String() string {
 	return "monitor " + m.Name + " on " + m.Node
 }
 
-// poolsExposed is Exposed for a system of whole pools.
 func (s System) poolsExposed(node string, away func(node string) bool) (out []Exposure) {
 	for _, v := range s.Volumes {
 		add := func(e Exposure) {
@@ -553,7 +551,6 @@ func (s System) partExposed(v Volume, node string, away func(node string) bool) 
 	return "", ""
 }
 
-// unhealedPools is unhealed for pools.
 func (s System) unhealedPools(node string) string {
 	var parts []string
 	for _, v := range s.Volumes {

@@ -13,7 +13,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// changer is the part of Proxmox that changes VMs.
 type changer interface {
 	cluster.Editor
 	cluster.HA

@@ -242,7 +242,6 @@ func (d *Discovered) match(vms []cluster.VM) error {
 	return d.findHolder(vms, drives)
 }
 
-// findHolder finds the data VM that owns some of the node's disks.
 func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
 	for _, drive := range disks {
 		if drive.Owner == 0 || drive.Owner == d.VM.ID {
@@ -341,7 +340,6 @@ func IsClaim(vm cluster.VM) bool {
 	return held
 }
 
-// addresses returns all addresses that nodes are known to have.
 func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr {
 	var out []netip.Addr
 	for _, m := range members {

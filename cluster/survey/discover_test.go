@@ -202,7 +202,6 @@ func (m machines) ReadParts(_ context.Context, addr netip.Addr, parts cluster.Ma
 	return cluster.Machine{}, fmt.Errorf("%s: %w", addr, errors.New("connection refused"))
 }
 
-// listing lists VMs, or Kubernetes nodes.
 type listing struct {
 	cluster.Proxmox
 	vms []cluster.VM

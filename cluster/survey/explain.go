@@ -128,7 +128,6 @@ func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []Stra
 	return out
 }
 
-// fatesOf says what happens to each drive of the VM.
 func fatesOf(n planning.NodePlan) []DiskFate {
 	vm := n.Found.VM
 	if n.Resume && n.System != nil || vm == nil {
@@ -188,7 +187,6 @@ func fatesOfRecord(n planning.NodePlan) []DiskFate {
 	return append(out, cluster.Each(n.Carried, back)...)
 }
 
-// compareNode compares what is wanted of a node with what was found.
 func compareNode(n planning.NodePlan, o observe.Observation, past cluster.History) []Comparison {
 	m, b := n.Found.Machine, n.Wanted.Build
 	if m == nil {

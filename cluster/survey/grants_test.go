@@ -11,7 +11,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// entry is one entry of Proxmox's access control list.
 type entry struct {
 	path, who  string // "recast@pve", "recast@pve!roll", or "@admins", a group of recast@pve
 	privileges string
@@ -91,7 +90,6 @@ func (a acl) Standing(ctx context.Context, paths []string) (map[string]cluster.S
 	return out, nil
 }
 
-// obey executes the lines.
 func (a acl) obey(t *testing.T, lines []string) acl {
 	t.Helper()
 	a = slices.Clone(a)

@@ -160,7 +160,6 @@ func (n *Needs) add(path, why string, spots []spot, privileges ...string) {
 	}
 }
 
-// on adds a privilege on each of the storages.
 func (n *Needs) on(storages []string, why, privilege string) {
 	for _, storage := range storages {
 		n.add("/storage/"+storage, why, nil, privilege)

@@ -30,7 +30,6 @@ func (n *Needs) bridge(key, bridge, tag, trunks string) {
 	n.add(path, "connect "+key+" to "+bridge, []spot{at}, "SDN.Use")
 }
 
-// claim adds what taking and holding a run's claim needs.
 func (n *Needs) claim() {
 	n.add("/vms", "make and delete the VM that is the claim of the run", []spot{{path: "/vms", below: true}}, claimPrivileges...)
 }
@@ -177,7 +176,6 @@ func (n *Needs) node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 	}
 }
 
-// parkedOn are the parking VMs of a node.
 func parkedOn(f observe.Found) []cluster.VM {
 	return cluster.Each(f.Parkings(), func(p parking.Parking) cluster.VM { return p.VM })
 }
@@ -213,7 +211,6 @@ func NeedsOf(p planning.Plan, inLease bool) Needs {
 	return needs
 }
 
-// of adds what a node's strategy needs.
 func (n *Needs) of(p planning.NodePlan) {
 	if !p.Strategy.Reshapes() { // a reshape is one of the VM's changes: see shape
 		n.node(p.Strategy, p.Wanted, p.Found, p.Disks())
@@ -228,7 +225,6 @@ func (n *Needs) of(p planning.NodePlan) {
 // NeedsToClaim is what keeping a run's claim as a VM needs.
 func NeedsToClaim() Needs { return needing((*Needs).claim) }
 
-// needing returns the needs of one kind of work.
 func needing(work func(*Needs)) (needs Needs) {
 	work(&needs)
 	return needs
@@ -310,7 +306,6 @@ func privilegeOf(setting string) string {
 	return "VM.Config.Options"
 }
 
-// shape adds what the changes of a node's VM need.
 func (n *Needs) shape(p planning.NodePlan) {
 	vm := p.Found.VM
 	if p.Strategy.From() == cluster.Nowhere && !p.Resume {
@@ -408,7 +403,6 @@ func poolOf(vm cluster.VM) string {
 	return "/pool/" + vm.Pool
 }
 
-// freeing adds what freeing parked disks on those storages needs.
 func (n *Needs) freeing(storages []string, parked []cluster.VM) {
 	if len(storages) == 0 {
 		return

@@ -181,7 +181,6 @@ func (c *Client) longhornAway(ctx context.Context, namespace string) (string, er
 	return "", nil
 }
 
-// watchLonghorn reports volumes of Longhorn that become healthy.
 func (c *Client) watchLonghorn(ctx context.Context, tell func(look bool)) error {
 	robustness := func(v longhornVolumeState) (metav1.ObjectMeta, string) { return v.Metadata, v.Status.Robustness }
 	return watchCustom(ctx, c, longhornVersion.WithResource("volumes"), tell, robustness, func(was, is string) bool { return was != "healthy" && is == "healthy" })
@@ -263,7 +262,6 @@ func (s longhornSetting) undo(m replica.Memo) (string, error) {
 		s.Metadata.Namespace, longhornWait, m.Was, holdAnnotation), nil
 }
 
-// forget returns the command that removes the memo.
 func (s longhornSetting) forget() string {
 	return fmt.Sprintf("kubectl --namespace %s annotate settings.longhorn.io %s %s-", s.Metadata.Namespace, longhornWait, holdAnnotation)
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// page is one answer of a server.
 type page struct {
 	code int
 	body string

@@ -66,7 +66,6 @@ func (c *Client) replicasOf(ctx context.Context, groups []metav1.APIGroup) (syst
 	return systems, nil
 }
 
-// storageSystem is a storage system that recast knows.
 type storageSystem struct {
 	name  string
 	find  finder

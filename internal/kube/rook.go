@@ -142,7 +142,6 @@ func activatedVolumes(spec *corev1.PodSpec) []string {
 	return volumes
 }
 
-// cephDaemon is an OSD or a monitor of Rook.
 type cephDaemon struct {
 	id     string
 	node   string // "": the daemon runs on no node, and is tied to none
@@ -157,10 +156,8 @@ func cephIDOf(m metav1.ObjectMeta) cephID {
 	return cephID{m.Labels["app"], cmp.Or(m.Labels["ceph_daemon_id"], m.Labels["ceph-osd-id"], m.Labels["mon"], m.Name)}
 }
 
-// cephDaemons are the OSDs and monitors of a Ceph cluster.
 type cephDaemons struct{ osds, monitors []cephDaemon }
 
-// nodes lists the nodes with OSDs, sorted.
 func (d cephDaemons) nodes() []string {
 	names := map[string]bool{}
 	for _, osd := range d.osds {
@@ -171,7 +168,6 @@ func (d cephDaemons) nodes() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// serves says whether all OSDs of a node are ready.
 func (d cephDaemons) serves(node string) bool {
 	return !slices.ContainsFunc(d.osds, func(osd cephDaemon) bool { return osd.node == node && !osd.ready })
 }
@@ -392,7 +388,6 @@ func (ceph cephCluster) voters(monitors []cephDaemon, now time.Time) (out []repl
 	return out, cmp.Or(ceph.stale(now), ceph.check("error"), doubt)
 }
 
-// watchCeph reports Ceph clusters whose health was checked.
 func (c *Client) watchCeph(ctx context.Context, tell func(look bool)) error {
 	checked := func(ceph cephCluster) (metav1.ObjectMeta, string) { return ceph.Metadata, ceph.Status.Ceph.LastChecked }
 	return watchCustom(ctx, c, rookVersion.WithResource("cephclusters"), tell, checked, func(was, is string) bool { return was != is })

@@ -140,7 +140,6 @@ func (c *Client) ServedUsers(ctx context.Context) ([]cluster.ServedUser, error) 
 	return users, nil
 }
 
-// served is a volume of a server.
 type served struct{ name, what, access, trouble string }
 
 // servedClaims returns the volumes of servers by their claims, "namespace/name", with the errors of attaching them.
@@ -247,13 +246,11 @@ func (c *Client) WatchDetached(ctx context.Context, node string, tell func(look 
 	})
 }
 
-// watchPods reports pods that have left the node.
 func (d *draining) watchPods(ctx context.Context, tell func(look bool)) error {
 	stream, err := d.streams.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", d.node).String()})
 	return d.watched(ctx, "pods of node "+d.node, stream, err, tell, func(e watch.Event) bool { return e.Type == watch.Deleted })
 }
 
-// watchBudgets reports budgets, in the namespaces of the pods, that allow a disruption again.
 func (d *draining) watchBudgets(ctx context.Context, tell func(look bool)) error {
 	stream, err := d.streams.PolicyV1().PodDisruptionBudgets("").Watch(ctx, metav1.ListOptions{})
 	return d.watched(ctx, "disruption budgets", stream, err, tell, func(e watch.Event) bool {
