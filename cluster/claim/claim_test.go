@@ -27,17 +27,20 @@ func acquire(t *testing.T, c *Claim) *Held {
 
 func release(t *testing.T, h *Held) {
 	t.Helper()
-	if err := h.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Pass(t, h.Release(t.Context()))
+}
+
+// releaseAll leaves nothing behind.
+func releaseAll(t *testing.T, p *claimPVE, h *Held) {
+	t.Helper()
+	release(t, h)
+	must.Equal(t, "VMs left", 0, len(p.vms))
 }
 
 // releaseHeld gives back a claim that is still ours.
 func releaseHeld(t *testing.T, h *Held) {
 	t.Helper()
-	if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
-		t.Error(err)
-	}
+	must.Pass(t, errors.Join(h.Check(t.Context()), h.Release(t.Context())))
 }
 
 func TestClaimIsHeldAndGivenBack(t *testing.T) {
@@ -58,9 +61,7 @@ func TestClaimIsHeldAndGivenBack(t *testing.T) {
 		if s := p.state(t); s.Beat < 230 || !s.Since.Equal(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)) {
 			t.Errorf("after an hour: %+v", s)
 		}
-		if err := h.Check(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, h.Check(t.Context()))
 		for range 2 {
 			release(t, h)
 		}
@@ -87,9 +88,7 @@ func TestClaimIsRefusedWhileItsHolderLives(t *testing.T) {
 		if clustertest.Message(err) != want || fault.KindOf(err) != fault.Claimed || len(fault.Hints(err)) == 0 {
 			t.Errorf("err = %v, want %s", err, want)
 		}
-		if took := time.Since(start); took > 30*time.Second {
-			t.Errorf("it took %s to see that the holder lives", took)
-		}
+		must.Take(t, start, 0, 30*time.Second)
 		want = "claim of cluster c1: held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:00Z; watching for up to 1m30s whether that run is alive"
 		must.Equal(t, "got", []string{want}, said)
 	})
@@ -179,9 +178,7 @@ func TestClaimLostByASlowHolder(t *testing.T) {
 			t.Errorf("err = %v, want %s", err, want)
 		}
 		time.Sleep(10 * time.Minute) // it wakes up, and its write comes too late
-		if err := errors.Join(slow.Release(t.Context()), fast.Check(t.Context())); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, errors.Join(slow.Release(t.Context()), fast.Check(t.Context())))
 		must.Equal(t, "got", []string{want}, said)
 		if s := p.state(t); s.Run != "r2" || s.Beat < 30 {
 			t.Errorf("claim is %+v", s)
@@ -231,13 +228,9 @@ func TestClaimSurvivesLostAnswers(t *testing.T) {
 			h := acquire(t, claimant(p, run))
 			p.do(func() { p.lose["set"] = 1 })
 			time.Sleep(time.Minute)
-			if err := h.Check(t.Context()); err != nil {
-				t.Error(err)
-			}
+			must.Pass(t, h.Check(t.Context()))
 			p.do(func() { p.lose["set"], p.lose["delete"] = 1, 1 })
-			if err := h.Release(t.Context()); err != nil || len(p.vms) != 0 {
-				t.Errorf("err = %v, left: %v", err, p.vms)
-			}
+			releaseAll(t, p, h)
 		}
 	})
 }

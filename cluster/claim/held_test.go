@@ -2,7 +2,6 @@ package claim
 
 import (
 	"context"
-	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -51,9 +50,7 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 		if _, found, err := Peek([]cluster.VM{tc.vm}, "c1", 9000); found || clustertest.Message(err) != tc.want {
 			t.Errorf("peeked: %t, %v", found, err)
 		}
-		if len(p.changes) > 0 {
-			t.Errorf("changed: %q", p.changes)
-		}
+		must.Equal(t, "changed", 0, len(p.changes))
 	})
 	s, found, err := Peek([]cluster.VM{{ID: 8999}, orphan(t, "r1")}, "c1", 9000)
 	if !found || err != nil || s.Run != "r1" || s.VM.ID != 9000 {
@@ -112,9 +109,7 @@ func TestClaimRenamed(t *testing.T) {
 			must.Equal(t, "after a heartbeat its name is", VMName, p.vms[9000].Config["name"])
 		})
 		rename()
-		if err := h.Release(t.Context()); err != nil || len(p.vms) != 0 {
-			t.Errorf("err = %v, VMs %v", err, p.vms)
-		}
+		releaseAll(t, p, h)
 	})
 }
 
@@ -127,12 +122,8 @@ func TestClaimEndsWithItsContext(t *testing.T) {
 		time.Sleep(time.Minute)
 		must.Equal(t, "changes after the context had ended", 1, len(p.changes))
 		must.FailAs(t, h.Check(t.Context()), fault.Refused)
-		if _, err := claimant(p, "r2").Acquire(ctx); !errors.Is(err, context.Canceled) {
-			t.Errorf("err = %v", err)
-		}
-		if err := h.Release(t.Context()); err != nil || len(p.vms) != 0 {
-			t.Errorf("err = %v, left: %v", err, p.vms)
-		}
+		must.FailIs(t, must.Err(claimant(p, "r2").Acquire(ctx)), context.Canceled)
+		releaseAll(t, p, h)
 	})
 }
 

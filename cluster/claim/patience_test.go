@@ -87,15 +87,11 @@ func TestPatience(t *testing.T) {
 		px := WithPatience(f, 2*time.Second, func(text string) { said = append(said, text) })
 		start := time.Now()
 		err := px.SetConfig(t.Context(), read, map[string]string{"onboot": "0"}, nil)
-		if took := time.Since(start); took < c.took || took > c.took+2*time.Second {
-			t.Errorf("it took %s, want %s", took, c.took)
-		}
+		must.Take(t, start, c.took, c.took+2*time.Second)
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || f.done != map[bool]int{true: 1}[err == nil] {
 			t.Errorf("done %d times: %v; want %q", f.done, err, c.err)
 		}
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-			t.Errorf("hints %q lack %q", hints, c.hint)
-		}
+		must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), c.hint)
 		must.Equal(t, "said", c.said, said)
 	})
 }

@@ -135,9 +135,7 @@ func TestClaimsInTwoPlaces(t *testing.T) {
 		h := acquire(t, tc.first(p, l, "r1"))
 		_, err := tc.second(p, l, "r2").Acquire(t.Context())
 		must.FailAs(t, err, fault.Claimed, tc.alive)
-		if err := h.Check(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, h.Check(t.Context()))
 		if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 || l.lease != nil {
 			t.Errorf("%v, left: %v, %+v", err, p.vms, l.lease)
 		}
@@ -211,9 +209,7 @@ func TestClaimWithoutKubernetes(t *testing.T) {
 			time.Sleep(time.Minute)
 			releaseHeld(t, h)
 		}
-		if len(p.vms) > 0 {
-			t.Errorf("left: %v", p.vms)
-		}
+		must.Equal(t, "left", 0, len(p.vms))
 		if _, err := leaseClaimant(p, l, "r2").Acquire(t.Context()); err == nil {
 			t.Error("a Lease was taken that could not be read")
 		}
@@ -251,9 +247,7 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 		}
 		release(t, second)
 		if alive {
-			if err := errors.Join(first.Check(t.Context()), first.Release(t.Context())); err != nil {
-				t.Errorf("who has the Lease: %v", err)
-			}
+			must.Pass(t, errors.Join(first.Check(t.Context()), first.Release(t.Context())))
 		}
 		if l.lease != nil {
 			t.Errorf("left: %+v", l.lease)
@@ -304,9 +298,7 @@ func TestLeaseChecksTakeTurns(t *testing.T) {
 		looks, cancel := context.WithCancel(t.Context())
 		var first sync.WaitGroup
 		first.Go(func() {
-			if err := h.Check(looks); !errors.Is(err, context.Canceled) {
-				t.Errorf("who looks: %v", err)
-			}
+			must.FailIs(t, h.Check(looks), context.Canceled)
 		})
 		synctest.Wait() // until it reads Proxmox
 		ctx, end := context.WithTimeout(t.Context(), time.Second)

@@ -46,9 +46,7 @@ func TestClaimsOfTwoRanges(t *testing.T) {
 			if h, err = claimantAt(p, "r2", second).Acquire(t.Context()); err != nil {
 				t.Fatal("afterwards:", err)
 			}
-			if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 {
-				t.Errorf("%v, left %v", err, p.vms)
-			}
+			releaseAll(t, p, h)
 		})
 	}
 }
@@ -72,9 +70,7 @@ func TestClaimsOfTwoRangesAtOnce(t *testing.T) {
 					}
 					p.do(func() { holding++; won++; most = max(most, holding) })
 					time.Sleep(5 * time.Minute)
-					if err := h.Check(t.Context()); err != nil {
-						t.Errorf("late %s, delay %s: %s: %v", late, delay, c.Run, err)
-					}
+					must.Pass(t, h.Check(t.Context()))
 					p.do(func() { holding-- })
 					release(t, h)
 				}
@@ -211,9 +207,7 @@ func TestWhatAnotherRangeHasLeft(t *testing.T) {
 		}
 		said := clustertest.Message(err) + strings.Join(fault.Hints(err), "\n")
 		for _, want := range tc.want {
-			if !strings.Contains(said, want) {
-				t.Errorf("it lacks %q: %s", want, said)
-			}
+			must.Contain(t, "said", said, want)
 		}
 		if fault.KindOf(err) != fault.Refused || len(p.changes) > 0 || time.Since(start) != tc.after {
 			t.Errorf("kind %d, changes %q, after %s", fault.KindOf(err), p.changes, time.Since(start))
@@ -266,9 +260,7 @@ func TestAHolderWhoseHostWasAway(t *testing.T) {
 		if err := second.Check(t.Context()); err != nil || context.Cause(ctx) == nil {
 			t.Errorf("the second: %v; the first's context: %v", err, context.Cause(ctx))
 		}
-		if err := errors.Join(first.Release(t.Context()), second.Release(t.Context())); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, errors.Join(first.Release(t.Context()), second.Release(t.Context())))
 	})
 }
 
@@ -285,9 +277,7 @@ func TestCover(t *testing.T) {
 		}
 		other := claimantAt(p, "r2", 9100)
 		other.Cluster, other.Nodes = "c2", []cluster.VMID{102}
-		if _, err := other.Acquire(t.Context()); fault.KindOf(err) != fault.Claimed {
-			t.Errorf("another name: %v", err)
-		}
+		must.FailAs(t, must.Err(other.Acquire(t.Context())), fault.Claimed)
 		n := len(p.changes)
 		if err := h.Cover(t.Context(), []cluster.VMID{102}); err != nil || len(p.changes) != n {
 			t.Errorf("%v, %q", err, p.changes[n:])
@@ -302,9 +292,7 @@ func TestALateDelete(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		late := p.vms[9000]
-		if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 {
-			t.Fatal(err, p.vms)
-		}
+		releaseAll(t, p, h)
 		h = acquire(t, claimant(p, "r2"))
 		if err := p.DeleteVM(t.Context(), late); err == nil || len(p.vms) != 1 {
 			t.Errorf("the late delete: %v, left %v", err, p.vms)
@@ -335,9 +323,7 @@ func TestWithin(t *testing.T) {
 		lost := time.Now()
 		p.do(func() { p.vms[9000] = rivalVM(t, 9000, nil) })
 		<-ctx.Done()
-		if took := time.Since(lost); took > 15*time.Second {
-			t.Errorf("noticed after %s", took)
-		}
+		must.Take(t, lost, 0, 15*time.Second)
 		cause := context.Cause(ctx)
 		if fault.KindOf(cause) != fault.Claimed || fault.CodeOf(cause) != fault.ClaimLost {
 			t.Errorf("cause %v", cause)

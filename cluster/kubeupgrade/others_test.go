@@ -259,9 +259,7 @@ func TestSetAsksTwice(t *testing.T) {
 		})
 		u := p.upgrade()
 		k := kubernetesStep{Upgrade: u, n: u.Plan.find("cp1"), c: cluster.Scheduler, path: "x"}
-		if _, err := k.set(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "cp1: it has a configuration that is staged or tried") {
-			t.Errorf("err = %v", err)
-		}
+		must.FailAs(t, must.Err(k.set(t.Context())), fault.Refused, "cp1: it has a configuration that is staged or tried")
 	})
 }
 

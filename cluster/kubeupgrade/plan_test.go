@@ -86,9 +86,7 @@ func (tc planCase) check(t *testing.T) {
 	if !found {
 		t.Errorf("%s is not among %+v", tc.changes, plan.Nodes)
 	}
-	if plan.Nodes[0].Node != "cp1" {
-		t.Errorf("%s comes first", plan.Nodes[0].Node)
-	}
+	must.Equal(t, "first node", "cp1", plan.Nodes[0].Node)
 }
 
 func TestPlanKubernetes(t *testing.T) {

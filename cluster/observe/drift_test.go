@@ -274,9 +274,7 @@ func TestNoAddress(t *testing.T) {
 	if len(f.Errs) != 1 || !strings.Contains(clustertest.Message(f.Errs[0]), "no address known") {
 		t.Fatalf("%v", f.Errs)
 	}
-	if hints := strings.Join(fault.Hints(f.Errs[0]), "\n"); !strings.Contains(hints, "kubectl get node wk1") {
-		t.Errorf("hints: %s", hints)
-	}
+	must.Contain(t, "hints", strings.Join(fault.Hints(f.Errs[0]), "\n"), "kubectl get node wk1")
 }
 
 // TestRunsFromISO: nothing else shows an interrupted installation.
@@ -402,9 +400,7 @@ func TestDiffOfTheInstallImage(t *testing.T) {
 		w.Build.Installer, f.Machine.InstallImage = tc.installer, tc.image
 		var text strings.Builder
 		for _, r := range Diff(w, f, clustertest.Past).Reasons {
-			if r.Code != "install-image" {
-				t.Errorf("%s: %+v", name, r)
-			}
+			must.Equal(t, name, "install-image", r.Code)
 			text.WriteString(r.Text)
 		}
 		if text.String() != tc.want {

@@ -174,9 +174,7 @@ func TestUnknownStorages(t *testing.T) {
 	want := []string{`images.iso.storage: storage "cefs" is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/cefs. recast publish and recast roll would refuse it; there are: cephfs, local`}
 	must.Equal(t, "got", want, o.UnknownStorages("images.iso.storage", []string{"local", "cefs"}))
 	o.Storages = append(o.Storages, cluster.Storage{Name: "cefs"})
-	if got := o.UnknownStorages("images.iso.storage", []string{"local", "cefs"}); len(got) > 0 {
-		t.Errorf("all are known: %q", got)
-	}
+	must.Equal(t, "all are known", 0, len(o.UnknownStorages("images.iso.storage", []string{"local", "cefs"})))
 }
 
 // TestTracesOfABrokenCluster: what bootstrap finds of a cluster may be a cluster that is broken. It is rebuilt, and no
@@ -194,9 +192,7 @@ func TestTracesOfABrokenCluster(t *testing.T) {
 			t.Error(text)
 		}
 	}
-	if text := texts[1]; !strings.Contains(text, "which runs") {
-		t.Error(text)
-	}
+	must.Contain(t, "text", texts[1], "which runs")
 	if text := (Observation{}).whose("give that VM another name"); strings.Contains(text, "rebuild") || strings.Contains(text, "delete") {
 		t.Errorf("of one node of a cluster that works: %s", text)
 	}
@@ -274,18 +270,14 @@ func TestSigned(t *testing.T) {
 func TestSupersededIsTidy(t *testing.T) {
 	t.Parallel()
 	p := clustertest.Park(9900, "pve1", "wk1", "scsi30 r1", "scsi29 r2")
-	if got := diffKept(p); len(got) > 0 {
-		t.Errorf("drift %v", got)
-	}
+	must.Equal(t, "drift", 0, len(diffKept(p)))
 	p.Record.Kept[0].Going = true
 	d := Drift{Reasons: diffKept(p)}
 	if !d.Tidy() || len(d.Reasons) != 1 || d.Reasons[0].Code != "superseded-disk" {
 		t.Errorf("drift %+v: tidy %t", d, d.Tidy())
 	}
 	p.Record.Open = true
-	if got := diffKept(p); len(got) > 0 {
-		t.Errorf("drift of an unfinished replacement: %v", got)
-	}
+	must.Equal(t, "drift of an unfinished replacement", 0, len(diffKept(p)))
 }
 
 // answering is a machine that is asked for parts.

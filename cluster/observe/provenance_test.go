@@ -258,9 +258,7 @@ func TestTrace(t *testing.T) {
 			must.Equal(t, "certainty", c.certain, strings.Join(certain, ", "))
 			text := "\n" + chain(got) + strings.Join(got.Summary, "\n") + "\n"
 			for _, line := range c.has {
-				if !strings.Contains(text, "\n"+line+"\n") {
-					t.Errorf("it lacks %q:%s", line, text)
-				}
+				must.Contain(t, "text", text, "\n"+line+"\n")
 			}
 		})
 	}

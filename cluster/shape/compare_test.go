@@ -1,7 +1,6 @@
 package shape
 
 import (
-	"errors"
 	"maps"
 	"net/netip"
 	"strings"
@@ -238,8 +237,6 @@ func TestSettleAgain(t *testing.T) {
 	must.FailAs(t, ask(Off), fault.Refused)
 	for call := range 2 {
 		px.FailAt = len(px.Made) + call + 1
-		if err := ask(Live); !errors.Is(err, clustertest.ErrBroken) {
-			t.Errorf("call %d failed: %v", call+1, err)
-		}
+		must.FailIs(t, ask(Live), clustertest.ErrBroken)
 	}
 }

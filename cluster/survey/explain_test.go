@@ -173,9 +173,7 @@ func TestExplainTheRest(t *testing.T) {
 	wanted, o := observetest.World()
 	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
 	must.Do(t, err)
-	if _, err := Explain(t.Context(), plan, "wk2", o, clustertest.Past, cluster.Timing{}); fault.KindOf(err) != fault.Config {
-		t.Errorf("err = %v", err)
-	}
+	must.FailAs(t, must.Err(Explain(t.Context(), plan, "wk2", o, clustertest.Past, cluster.Timing{})), fault.Config)
 }
 
 // An unfinished replacement is explained as it will be finished: according to its record.

@@ -184,9 +184,7 @@ func withHolder(n *planning.NodePlan) {
 
 func TestNeedsOfNoWork(t *testing.T) {
 	t.Parallel()
-	if needs := NeedsOf(planning.Plan{}, false); len(needs) > 0 {
-		t.Errorf("nothing to do needs %v", needs)
-	}
+	must.Equal(t, "nothing to do needs", 0, len(NeedsOf(planning.Plan{}, false)))
 }
 
 // TestPropagation is about where in the tree a privilege is granted: VMs are deleted and
@@ -325,18 +323,14 @@ func TestPermissionsNote(t *testing.T) {
 	for _, s := range cluster.Strategies {
 		lines := NeedsToRoll([]string{"isos"}, nil, s).Grants().Lines(token)
 		block := "## To roll by " + string(s) + "\n\n```sh\n" + strings.Join(lines, "\n") + "\n```\n"
-		if !strings.Contains(note, block) {
-			t.Errorf("docs/notes/permissions.md does not hold:\n%s", block)
-		}
+		must.Contain(t, "note", note, block)
 	}
 	if block := "```sh\n" + strings.Join(cluster.NewToken(token), "\n") + "\n```\n"; !strings.Contains(note, block) {
 		t.Errorf("docs/notes/permissions.md does not hold:\n%s", block)
 	}
 	for _, o := range OptionalPrivileges([]string{"isos"}, nil, []string{"pve1"}) {
 		for _, n := range o.Needs {
-			if !strings.Contains(note, "`"+n.Privilege+"`") {
-				t.Errorf("docs/notes/permissions.md does not name %s, of %s", n.Privilege, o.Name)
-			}
+			must.Contain(t, "note", note, "`"+n.Privilege+"`")
 		}
 	}
 }
@@ -352,9 +346,7 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 		all[n.Privilege] = true
 	}
 	check := func(n Needs, access tree) error { return n.Check(t.Context(), access) }
-	if err := check(needs, tree{"/": all}); err != nil {
-		t.Errorf("everything is granted at the root: %v", err)
-	}
+	must.Pass(t, check(needs, tree{"/": all}))
 	err = check(needs, tree{"/": all, "/storage/fast": {"Datastore.Audit": true}})
 	want := "the Proxmox token lacks privileges: Datastore.AllocateSpace on /storage/fast"
 	if clustertest.Message(err) != want || fault.KindOf(err) != fault.Refused {

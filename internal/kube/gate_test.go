@@ -89,9 +89,7 @@ func TestJudgePages(t *testing.T) {
 				lists++
 			}
 		}
-		if lists != 3 {
-			t.Errorf("%d requests", lists)
-		}
+		must.Equal(t, "requests", 3, lists)
 	})
 }
 

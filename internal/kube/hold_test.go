@@ -203,9 +203,7 @@ func TestHoldRefuses(t *testing.T) {
 // TestMayHold: doctor says beforehand that the right is missing; without it nothing is changed.
 func TestMayHold(t *testing.T) {
 	withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
-		if err := c.MayHold(t.Context(), "Longhorn"); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, c.MayHold(t.Context(), "Longhorn"))
 		l.Grant("readers", func(r kubeapi.Request) bool { return r.Verb == "get" || r.Verb == "list" })
 		reader := l.client(t, "readers")
 		must.FailAs(t, reader.MayHold(t.Context(), "Longhorn"), fault.Refused)

@@ -418,9 +418,7 @@ func TestLocalDataOfLINSTOR(t *testing.T) {
 		}
 		c := l.client(t, "system:masters")
 		must.Equal(t, "local data", want, l.localData(t, c, "wk1"))
-		if got := l.localData(t, c, "wk2"); len(got) != 0 {
-			t.Errorf("wk2 has no pool of LINSTOR, but data: %+v", got)
-		}
+		must.Equal(t, "wk2 has no pool of LINSTOR, but data", 0, len(l.localData(t, c, "wk2")))
 	})
 }
 

@@ -66,9 +66,7 @@ func TestLocalDataOfLonghorn(t *testing.T) {
 		add("longhorn-system", "wk1", longhornNode(tc.disks, tc.status))
 		c := l.client(t, "system:masters")
 		must.Equal(t, "wk1", tc.want, l.localData(t, c, "wk1"))
-		if got := l.localData(t, c, "wk2"); len(got) != 0 {
-			t.Errorf("wk2 has no node of Longhorn, but data: %+v", got)
-		}
+		must.Equal(t, "wk2 has no node of Longhorn, but data", 0, len(l.localData(t, c, "wk2")))
 	})
 }
 

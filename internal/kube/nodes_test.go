@@ -149,9 +149,7 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 
 func TestNewRefusesWhatIsNoKubeconfig(t *testing.T) {
 	t.Parallel()
-	if _, err := kube.New([]byte("apiVersion: v1\nkind: Secret\n"), kube.Options{}); fault.KindOf(err) != fault.Config {
-		t.Errorf("err = %v (kind %v), want one of kind Config", err, fault.KindOf(err))
-	}
+	must.FailAs(t, must.Err(kube.New([]byte("apiVersion: v1\nkind: Secret\n"), kube.Options{})), fault.Config)
 }
 
 func TestPendingCertificates(t *testing.T) {
@@ -221,9 +219,7 @@ func TestForeignAPIServer(t *testing.T) {
 	t.Parallel()
 	l, other := newLab(t), newLab(t)
 	c := connect(t, other.net, l.ca.cert, l.ca.issue(t, "admin", []string{"system:masters"}))
-	if _, err := c.APIServer(t.Context(), netip.MustParseAddrPort(apiAddr)); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("err = %v", err)
-	}
+	must.Fail(t, must.Err(c.APIServer(t.Context(), netip.MustParseAddrPort(apiAddr))), "certificate")
 }
 
 func TestOtherOwners(t *testing.T) {
@@ -235,15 +231,11 @@ func TestOtherOwners(t *testing.T) {
 			got := must.Get(c.OtherOwners(t.Context()))(t)
 			return got
 		}
-		if got := owners(); len(got) != 0 {
-			t.Errorf("nothing is installed, but: %q", got)
-		}
+		must.Equal(t, "nothing is installed, but", 0, len(owners()))
 		talos := l.install(t, "tuppr.home-operations.com", "v1alpha1", "talosupgrades", "TalosUpgrade", false)
 		kubernetes := l.install(t, "tuppr.home-operations.com", "v1alpha1", "kubernetesupgrades", "KubernetesUpgrade", false)
 		plans := l.install(t, "upgrade.cattle.io", "v1", "plans", "Plan", true)
-		if got := owners(); len(got) != 0 {
-			t.Errorf("there is nothing to upgrade, but: %q", got)
-		}
+		must.Equal(t, "there is nothing to upgrade, but", 0, len(owners()))
 		version := func(of, v string) map[string]any {
 			return map[string]any{"spec": map[string]any{of: map[string]any{"version": v}}}
 		}

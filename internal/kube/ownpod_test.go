@@ -148,9 +148,7 @@ func TestDrainOfOwnNode(t *testing.T) {
 				start := time.Now()
 				err := client.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: c.delete}, func(s string) { said = append(said, s) })
 				must.FailAs(t, err, c.kind, c.err)
-				if took := time.Since(start); took > c.took {
-					t.Errorf("it took %s", took)
-				}
+				must.Take(t, start, 0, c.took)
 				evictions := slices.DeleteFunc(slices.Clone(said), func(s string) bool {
 					return !strings.HasPrefix(s, "evicting pod ") && !strings.HasPrefix(s, "deleting pod ")
 				})
@@ -181,9 +179,7 @@ func guardedWeb(t *testing.T, l *lab) {
 
 func evicts(pod string) func(*testing.T, *lab) {
 	return func(t *testing.T, l *lab) {
-		if err := l.Evict(t.Context(), "default", pod, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, l.Evict(t.Context(), "default", pod, metav1.DeleteOptions{}))
 	}
 }
 

@@ -2,7 +2,6 @@ package kube_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -118,18 +117,14 @@ func TestReplicasUnread(t *testing.T) {
 		if want := `cannot list resource "` + resource + `" in API group "longhorn.io"`; fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", resource, err)
 		}
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "roll.storage: {longhorn: off}") || !strings.Contains(hints, "the resources of Longhorn") {
-			t.Errorf("%s: hints %q", resource, hints)
-		}
+		must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), "roll.storage: {longhorn: off}", "the resources of Longhorn")
 	}
 	asked := 0
 	c := serveEach(t, func(*http.Request) (page, bool) { asked++; return groups("example.org"), true })
 	if got, err := c.Replicas(t.Context()); err != nil || got != nil || asked != 1 {
 		t.Errorf("%v, %v, after %d requests", got, err, asked)
 	}
-	if _, err := serve(t, map[string]page{"/apis": {http.StatusOK, `{"groups":[{"name":"longhorn.io","versions":[{"version":"v2"}]}]}`}}).Replicas(t.Context()); err == nil || !strings.Contains(err.Error(), "longhorn.io is served as v2 only, recast knows v1beta2") {
-		t.Errorf("another version: %v", err)
-	}
+	must.Fail(t, must.Err(serve(t, map[string]page{"/apis": {http.StatusOK, `{"groups":[{"name":"longhorn.io","versions":[{"version":"v2"}]}]}`}}).Replicas(t.Context())), "longhorn.io is served as v2 only, recast knows v1beta2")
 }
 
 // TestWatchReplicas: a volume that becomes healthy is reported, and nothing else.
@@ -156,9 +151,7 @@ func TestWatchReplicas(t *testing.T) {
 			set(robustness)
 		}
 		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("ended with %v", err)
-		}
+		must.FailIs(t, <-ended, context.Canceled)
 		if len(told) != 2 || <-told || !<-told {
 			t.Errorf("told %d times", len(told))
 		}
@@ -222,9 +215,7 @@ func TestReplicasOfCeph(t *testing.T) {
 		}
 	}
 	pages["/apis/ceph.rook.io/v1/cephclusters"] = forbidden(t, "cephclusters", "ceph.rook.io")
-	if _, err := serve(t, pages).Replicas(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), `cannot list resource "cephclusters"`) {
-		t.Errorf("forbidden: %v", err)
-	}
+	must.FailAs(t, must.Err(serve(t, pages).Replicas(t.Context())), fault.Refused, `cannot list resource "cephclusters"`)
 }
 
 // replicasCase is what a storage system shows with one page of the API changed.

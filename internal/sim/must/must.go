@@ -2,9 +2,11 @@
 package must
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -36,6 +38,12 @@ func Equal(t testing.TB, what string, want, got any, opts ...cmp.Option) {
 	}
 }
 
+// Pass reports an error. The test goes on.
+func Pass(t testing.TB, err error) {
+	t.Helper()
+	Fail(t, err, "")
+}
+
 // Fail reports an error that lacks one of the texts. The text "" stands for no error at all. The test goes on.
 func Fail(t testing.TB, err error, texts ...string) {
 	t.Helper()
@@ -51,6 +59,25 @@ func FailAs(t testing.TB, err error, kind fault.Kind, texts ...string) {
 	t.Helper()
 	if Fail(t, err, texts...); fault.KindOf(err) != kind {
 		t.Errorf("kind %d of error %v, want %d", fault.KindOf(err), err, kind)
+	}
+}
+
+// FailIs reports an error that is not the wanted one. The test goes on.
+func FailIs(t testing.TB, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("error %v, want %v", err, want)
+	}
+}
+
+// Err is the error of a call.
+func Err[T any](_ T, err error) error { return err }
+
+// Take reports what has taken less or more time than it may. The test goes on.
+func Take(t testing.TB, since time.Time, least, most time.Duration) {
+	t.Helper()
+	if took := time.Since(since); took < least || took > most {
+		t.Errorf("took %s, want %s to %s", took, least, most)
 	}
 }
 
