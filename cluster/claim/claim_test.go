@@ -67,9 +67,7 @@ func TestClaimIsHeldAndGivenBack(t *testing.T) {
 		}
 		n := len(p.changes)
 		time.Sleep(time.Hour)
-		if len(p.vms) != 0 || len(p.changes) != n {
-			t.Errorf("left behind: %v, written after it: %q", p.vms, p.changes[n:])
-		}
+		must.Equal(t, "left behind, and changes", []any{0, n}, []any{len(p.vms), len(p.changes)})
 		must.FailAs(t, h.Check(t.Context()), fault.Refused)
 	})
 }
@@ -205,9 +203,7 @@ func TestClaimThroughAnOutage(t *testing.T) {
 		time.Sleep(time.Minute + time.Second) // between two heartbeats
 		p.do(func() { p.down = true })
 		time.Sleep(tc.outage)
-		if err := h.Check(t.Context()); clustertest.Message(err) != tc.during {
-			t.Errorf("err = %v, want %s", err, tc.during)
-		}
+		must.Equal(t, "error", tc.during, clustertest.Message(h.Check(t.Context())))
 		p.do(func() { p.down = false })
 		start := time.Now()
 		err := h.Check(t.Context()) // no other run took it meanwhile
@@ -263,9 +259,7 @@ func TestClaimBeingCreated(t *testing.T) {
 			})
 		}
 		_, err := claimant(p, "r2").Acquire(t.Context())
-		if clustertest.Message(err) != tc.want || fault.KindOf(err) != tc.kind {
-			t.Errorf("err = %v, want %s", err, tc.want)
-		}
+		must.Equal(t, "error", []any{tc.want, tc.kind}, []any{clustertest.Message(err), fault.KindOf(err)})
 	})
 }
 

@@ -137,9 +137,8 @@ func TestClaimDeletedByAPerson(t *testing.T) {
 		if err := h.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Claimed {
 			t.Errorf("err = %v, want %s", err, want)
 		}
-		if err := h.Release(t.Context()); err != nil || len(p.changes) != 1 {
-			t.Errorf("err = %v, changes %q", err, p.changes)
-		}
+		release(t, h)
+		must.Equal(t, "changes", 1, len(p.changes))
 	})
 }
 
@@ -149,9 +148,8 @@ func TestGuardChecksBeforeEveryChange(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		px := h.Guard(p)
-		if err := px.CreateVM(t.Context(), "pve1", 9001, nil); err != nil || len(p.vms) != 2 {
-			t.Errorf("while it is held: %v, %v", err, p.vms)
-		}
+		must.Pass(t, px.CreateVM(t.Context(), "pve1", 9001, nil))
+		must.Equal(t, "VMs", 2, len(p.vms))
 		p.do(func() { delete(p.vms, 9000) }) // claimPVE panics on every call that it does not serve
 		for _, of := range []reflect.Type{reflect.TypeFor[cluster.Editor](), reflect.TypeFor[cluster.HA](), reflect.TypeFor[cluster.Power]()} {
 			for m := range of.Methods() {
@@ -187,9 +185,8 @@ func TestWriteEndsWithTheClaim(t *testing.T) {
 				return nil
 			}
 		}
-		if err := h.Write(t.Context(), send); err != nil || len(h.ends) != 0 {
-			t.Errorf("while it is held: %v, %d contexts left", err, len(h.ends))
-		}
+		must.Pass(t, h.Write(t.Context(), send))
+		must.Equal(t, "contexts left", 0, len(h.ends))
 		time.AfterFunc(20*time.Second, func() { p.do(func() { delete(p.vms, 9000) }) })
 		for range 2 {
 			if err := h.Write(t.Context(), send); fault.KindOf(err) != fault.Claimed || sent != 2 {

@@ -113,9 +113,7 @@ func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 		f := &lockedVM{vm: cluster.VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
 		px := WithPatience(f, 2*time.Second, func(string) {})
 		vm, err := read(px, t.Context(), 101)
-		if err != nil || vm.Running {
-			t.Errorf("%+v, %v", vm, err)
-		}
+		must.Equal(t, "error and value", []any{nil, false}, []any{err, vm.Running})
 		f.vm.QMP = "running" // now its guest runs
 		f.until = time.Now().Add(time.Hour)
 		if vm, err := read(px, t.Context(), 101); err != nil || !vm.Running {

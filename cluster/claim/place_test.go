@@ -95,9 +95,8 @@ func TestClaimAsLease(t *testing.T) {
 		p, l := newClaimPVE(), &leases{lose: 1}
 		h := acquire(t, leaseClaimant(p, l, "r1"))
 		time.Sleep(time.Hour)
-		if err := h.Check(t.Context()); err != nil || len(p.changes) > 0 {
-			t.Errorf("%v, changes of VMs: %q", err, p.changes)
-		}
+		must.Pass(t, h.Check(t.Context()))
+		must.Equal(t, "changes of VMs", 0, len(p.changes))
 		if l.revision < 230 || l.lease.Holder != "recast run r1, pid 7 on ci-r1" || l.lease.Duration != 90*time.Second || time.Since(l.lease.Renewed) > 15*time.Second {
 			t.Errorf("after an hour: %+v", l.lease)
 		}
@@ -106,9 +105,7 @@ func TestClaimAsLease(t *testing.T) {
 			t.Errorf("a second one: %v", err)
 		}
 		s, held, err := PeekLease(t.Context(), l.Lease, "c1")
-		if err != nil || !held || s.Run != "r1" {
-			t.Errorf("peeked: %+v, %t, %v", s, held, err)
-		}
+		must.Equal(t, "peeked", []any{nil, true, "r1"}, []any{err, held, s.Run})
 		l.lose = 1
 		if err := h.Release(t.Context()); err != nil || l.lease != nil {
 			t.Errorf("released: %v, left %+v", err, l.lease)

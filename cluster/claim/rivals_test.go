@@ -279,9 +279,8 @@ func TestCover(t *testing.T) {
 		other.Cluster, other.Nodes = "c2", []cluster.VMID{102}
 		must.FailAs(t, must.Err(other.Acquire(t.Context())), fault.Claimed)
 		n := len(p.changes)
-		if err := h.Cover(t.Context(), []cluster.VMID{102}); err != nil || len(p.changes) != n {
-			t.Errorf("%v, %q", err, p.changes[n:])
-		}
+		must.Pass(t, h.Cover(t.Context(), []cluster.VMID{102}))
+		must.Equal(t, "changes", n, len(p.changes))
 		release(t, h)
 	})
 }
@@ -325,9 +324,7 @@ func TestWithin(t *testing.T) {
 		<-ctx.Done()
 		must.Take(t, lost, 0, 15*time.Second)
 		cause := context.Cause(ctx)
-		if fault.KindOf(cause) != fault.Claimed || fault.CodeOf(cause) != fault.ClaimLost {
-			t.Errorf("cause %v", cause)
-		}
+		must.Equal(t, "cause", []any{fault.Claimed, fault.ClaimLost}, []any{fault.KindOf(cause), fault.CodeOf(cause)})
 		after, end := h.Within(t.Context())
 		defer end()
 		if after.Err() == nil {

@@ -41,9 +41,7 @@ func TestEqual(t *testing.T) {
 	}, func(t *testing.T, c row) {
 		a, b := parse(t, c.a), parse(t, c.b)
 		must.Equal(t, "differ", 0, len(config.Compare(a, b)))
-		if a.Hash() != b.Hash() {
-			t.Error("the hashes differ")
-		}
+		must.Equal(t, "hash", b.Hash(), a.Hash())
 	})
 }
 
@@ -312,9 +310,7 @@ func TestRedacted(t *testing.T) {
 		"a key is secret": {"cluster: {token: abcdefghijkl}\nx: {abcdefghijkl: 1}\n", "cluster: {token: '[redacted value]'}\nx: {'[redacted value]': 1}\n"},
 	}, func(t *testing.T, c row) {
 		got, err := config.Redacted([]byte(c.text))
-		if err != nil || string(got) != c.want {
-			t.Errorf("%v, %q, want %q", err, got, c.want)
-		}
+		must.Equal(t, "error and value", []any{nil, c.want}, []any{err, string(got)})
 	})
 	if _, err := config.Redacted([]byte("a: [secretvalue")); err == nil || strings.Contains(err.Error(), "secretvalue") {
 		t.Errorf("err = %v", err)

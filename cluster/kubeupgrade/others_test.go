@@ -323,9 +323,8 @@ func TestProxyNeedsHealth(t *testing.T) {
 		p.pod("cp2", cluster.Scheduler).Ready = false
 		u := p.upgrade()
 		u.Plan.Proxy = &ImageChange{cluster.KubeProxy, "a:v1.35.4", "a:v1.36.1"}
-		if err := u.rollOutProxy(t.Context()); fault.KindOf(err) != fault.Refused || len(p.sets) > 0 {
-			t.Errorf("%v, set %q", err, p.sets)
-		}
+		must.FailAs(t, u.rollOutProxy(t.Context()), fault.Refused)
+		must.Equal(t, "sets", 0, len(p.sets))
 	})
 }
 
@@ -408,9 +407,7 @@ func TestPlanKubernetesLacks(t *testing.T) {
 			t.Fatalf("%v, refused %q", err, plan.Refused)
 		}
 		got := strings.Join(plan.Nodes[tc.node].Lacks, "; ")
-		if got != tc.want || plan.Work() != (tc.want != "") || len(plan.Nodes[tc.node].Changes) > 0 {
-			t.Errorf("lacks %q, want %q; work %t: %+v", got, tc.want, plan.Work(), plan.Nodes)
-		}
+		must.Equal(t, "lacks", []any{tc.want, tc.want != "", 0}, []any{got, plan.Work(), len(plan.Nodes[tc.node].Changes)})
 	})
 }
 

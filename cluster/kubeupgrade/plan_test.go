@@ -349,9 +349,7 @@ func TestRemovedStepByStep(t *testing.T) {
 		r := &removals{}
 		wanted, _ := cluster.ParseVersion("v1.36.1")
 		out, err := removed(t.Context(), r, r, tc.seen(seenAt(tc.from)), wanted)
-		if got := strings.Join(r.asked, ", "); got != tc.want || err != nil || len(out) > 0 {
-			t.Errorf("asked %s, want %s; %v, %v", got, tc.want, out, err)
-		}
+		must.Equal(t, "asked", []any{tc.want, nil, 0}, []any{strings.Join(r.asked, ", "), err, len(out)})
 	})
 }
 

@@ -87,9 +87,7 @@ func TestDiff(t *testing.T) {
 		tc.change(&f)
 		got := Diff(cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}, f, clustertest.Past)
 		must.Equal(t, "got", tc.want, got.Reasons)
-		if got.Stale != (len(tc.want) > 0) {
-			t.Errorf("stale %t", got.Stale)
-		}
+		must.Equal(t, "stale", len(tc.want) > 0, got.Stale)
 	})
 }
 
@@ -206,9 +204,7 @@ type found struct {
 func TestDiffKeepsUnreadApartFromStale(t *testing.T) {
 	t.Parallel()
 	d := Diff(cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}, Found{Errs: []error{errors.New("no answer")}}, clustertest.Past)
-	if d.Stale || len(d.Unread) != 1 {
-		t.Errorf("%+v", d)
-	}
+	must.Equal(t, "stale", []any{false, 1}, []any{d.Stale, len(d.Unread)})
 }
 
 func TestDriftWithFiles(t *testing.T) {
@@ -253,9 +249,7 @@ func TestStuckVolumesAreSaid(t *testing.T) {
 			id, _, _ := strings.Cut(strings.TrimPrefix(text, "its volume "), " ")
 			got = append(got, id)
 		}
-		if strings.Join(got, " ") != want {
-			t.Errorf("%s: %q, want %q", stage, got, want)
-		}
+		must.Equal(t, stage, want, strings.Join(got, " "))
 	}
 }
 
@@ -403,9 +397,7 @@ func TestDiffOfTheInstallImage(t *testing.T) {
 			must.Equal(t, name, "install-image", r.Code)
 			text.WriteString(r.Text)
 		}
-		if text.String() != tc.want {
-			t.Errorf("%s: %q, want %q", name, text.String(), tc.want)
-		}
+		must.Equal(t, name, tc.want, text.String())
 	}
 }
 

@@ -56,9 +56,7 @@ func TestCompareFilesOfMany(t *testing.T) {
 			t.Errorf("%d: %+v, %v", i, checks[i], errs[i])
 		}
 	}
-	if len(said) != len(targets) {
-		t.Errorf("said of %v", said)
-	}
+	must.Equal(t, "said of", len(targets), len(said))
 }
 
 func content(name string, files map[string]string) LockedFiles {

@@ -78,9 +78,7 @@ func TestParkingVMsOfANode(t *testing.T) {
 			got = f.Parking.VM.ID
 		}
 		last, on, _ := f.LastKept()
-		if got != tc.want || fmt.Sprintf("%s %d", last.Key, on.ID) != tc.last {
-			t.Errorf("takes %d, last kept %s of %d; want %d, %s", got, last.Key, on.ID, tc.want, tc.last)
-		}
+		must.Equal(t, "takes, and kept last", []any{tc.want, tc.last}, []any{got, fmt.Sprintf("%s %d", last.Key, on.ID)})
 	})
 }
 

@@ -248,9 +248,7 @@ func TestTrace(t *testing.T) {
 				trail.Wanted = &presentBuild
 			}
 			got := Trace(trail)
-			if got.Origin != c.origin || got.Build != c.build || got.Unread != c.unread {
-				t.Errorf("origin %s, build %q, unread %q", got.Origin, got.Build, got.Unread)
-			}
+			must.Equal(t, "origin, build, unread", []any{c.origin, c.build, c.unread}, []any{got.Origin, got.Build, got.Unread})
 			var certain []string
 			for _, l := range got.Links {
 				certain = append(certain, l.Name+" "+string(l.Certainty))

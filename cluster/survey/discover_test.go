@@ -322,9 +322,7 @@ func TestDiscoveryOwn(t *testing.T) {
 		for _, vm := range d.Own(tc.cluster) {
 			got = append(got, vm.ID)
 		}
-		if fmt.Sprint(got) != tc.want {
-			t.Errorf("of cluster %s, once %q: %v, want %s", tc.cluster, tc.learned, got, tc.want)
-		}
+		must.Equal(t, "claims", tc.want, fmt.Sprint(got))
 	}
 	if !IsClaim(d.VMs[1]) || IsClaim(d.VMs[3]) {
 		t.Error("a claim is taken for a parking VM, or the other way round")

@@ -150,9 +150,7 @@ func TestExplainHolder(t *testing.T) {
 		o.Found[1].VM.Config["scsi1"] = "fast:vm-9201-disk-0,size=20G,serial=data-wk1"
 		o.VMs = append(o.VMs, cluster.VM{ID: 9201, Name: "data", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9201-disk-0,size=20G"}})
 	})
-	if e.Plan.Strategy != cluster.Recreate || fateIn(e, "scsi1") != FateDetached {
-		t.Errorf("%s, %+v", e.Plan.Strategy, e.Disks)
-	}
+	must.Equal(t, "strategy", []any{cluster.Recreate, FateDetached}, []any{e.Plan.Strategy, fateIn(e, "scsi1")})
 	if !slices.ContainsFunc(e.Steps, func(s StepOutline) bool { return s.Title == "detach scsi1, which stays with VM 9201" }) {
 		t.Errorf("%+v", e.Steps)
 	}
@@ -201,9 +199,7 @@ func TestExplainWhatWasBegun(t *testing.T) {
 		if e.Plan.Strategy != c.strategy || e.Turn != 1 || len(e.Strategies) > 0 || len(e.Compared) > 0 {
 			t.Errorf("%s: %s, %+v", name, e.Plan.Strategy, e)
 		}
-		if fateIn(e, "scsi0") != c.scsi0 || fateIn(e, "scsi1") != c.scsi1 {
-			t.Errorf("%s: %+v", name, e.Disks)
-		}
+		must.Equal(t, name, []any{c.scsi0, c.scsi1}, []any{fateIn(e, "scsi0"), fateIn(e, "scsi1")})
 		if !slices.Contains(strings.Fields(paths(e)), c.step) {
 			t.Errorf("%s: no %s in %s", name, c.step, paths(e))
 		}

@@ -349,9 +349,7 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 	must.Pass(t, check(needs, tree{"/": all}))
 	err = check(needs, tree{"/": all, "/storage/fast": {"Datastore.Audit": true}})
 	want := "the Proxmox token lacks privileges: Datastore.AllocateSpace on /storage/fast"
-	if clustertest.Message(err) != want || fault.KindOf(err) != fault.Refused {
-		t.Errorf("err = %v, want %s", err, want)
-	}
+	must.Equal(t, "error", []any{want, fault.Refused}, []any{clustertest.Message(err), fault.KindOf(err)})
 	o.Found[1].VM.Config["net0"] = "virtio=AA:BB:CC:DD:EE:FF,bridge=vmbr0,tag=7"
 	o.Found[1].VM.Config["hostpci0"] = "mapping=gpu,pcie=1"
 	o.Found[1].VM.Config["startup"] = "order=2"
@@ -359,9 +357,7 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	want = "the Proxmox token lacks privileges: Sys.Modify on /; Mapping.Use on /mapping/pci/gpu; SDN.Use on /sdn/zones/localnetwork/vmbr0"
-	if err := check(NeedsOf(plan, false), tree{"/": all}); clustertest.Message(err) != want {
-		t.Errorf("err = %v, want %s", err, want)
-	}
+	must.Equal(t, "error", want, clustertest.Message(check(NeedsOf(plan, false), tree{"/": all})))
 	if err := check(needs, tree{}); err == nil {
 		t.Error("a token with nothing passed")
 	}

@@ -106,9 +106,7 @@ func TestDrainNamesTheBudget(t *testing.T) {
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 30 * time.Second}, func(s string) { said = append(said, s) })
 		must.Fail(t, err, "PodDisruptionBudget default/web needs 1 healthy pods and has 1 currently)")
 		must.Take(t, start, 30*time.Second, 35*time.Second)
-		if hints := fault.Hints(err); len(hints) != 1 {
-			t.Errorf("hints = %q", hints)
-		}
+		must.Equal(t, "hints", 1, len(fault.Hints(err)))
 		refusals := slices.DeleteFunc(said, func(s string) bool { return !strings.Contains(s, "violate the pod's disruption budget") })
 		must.Equal(t, "refusals said", 1, len(refusals))
 	})

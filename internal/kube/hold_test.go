@@ -45,9 +45,7 @@ func (l *lab) setting(t *testing.T) (value, memo string) {
 	t.Helper()
 	o := must.Get(l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting))(t)
 	u := o.(*unstructured.Unstructured)
-	if u.GetAnnotations()["longhorn.io/configmap-resource-version"] != "7" {
-		t.Error("an annotation of Longhorn is lost")
-	}
+	must.Equal(t, "annotation of Longhorn", "7", u.GetAnnotations()["longhorn.io/configmap-resource-version"])
 	value, _, _ = unstructured.NestedString(u.Object, "value")
 	return value, sameRun(t, u.GetAnnotations()[holdMemo])
 }

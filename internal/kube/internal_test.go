@@ -131,9 +131,7 @@ func TestStays(t *testing.T) {
 		"of OpenKruise's":       {of("apps.kruise.io/v1alpha1", "DaemonSet"), "DaemonSet", false},
 		"a static one's mirror": {mirror, "static", false},
 	}, func(t *testing.T, c row) {
-		if got := stayingKind(&c.pod); got != c.want || irreplaceable(&c.pod) != c.irreplaceable {
-			t.Errorf("%q, irreplaceable: %t", got, irreplaceable(&c.pod))
-		}
+		must.Equal(t, "irreplaceable", []any{c.want, c.irreplaceable}, []any{stayingKind(&c.pod), irreplaceable(&c.pod)})
 	})
 }
 

@@ -122,9 +122,7 @@ func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
 		for _, d := range l.localData(t, l.client(t, "system:masters"), "wk1") {
 			got.WriteString(d.What)
 		}
-		if want := strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"); got.String() != want {
-			t.Errorf("got %q, want %q", got.String(), want)
-		}
+		must.Equal(t, "local data", strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"), got.String())
 	})
 }
 

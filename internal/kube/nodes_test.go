@@ -106,9 +106,7 @@ func TestRestoreMetadata(t *testing.T) {
 		must.Equal(t, "node", view{"a", "wk1", "writer", "hello", "", "gpu:NoSchedule"}, got)
 		writes := l.calls.Mutations()
 		must.Do(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
-		if l.calls.Mutations() != writes {
-			t.Error("a complete node was written to")
-		}
+		must.Equal(t, "mutations", writes, l.calls.Mutations())
 	})
 }
 
@@ -141,9 +139,7 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		_, err := tc.client(t, newLab(t)).Nodes(t.Context())
 		must.Fail(t, err, tc.want)
-		if fault.KindOf(err) != tc.kind || len(fault.Hints(err)) != 1 {
-			t.Errorf("kind %v, hints %q; want kind %v and one hint", fault.KindOf(err), fault.Hints(err), tc.kind)
-		}
+		must.Equal(t, "kind, hints", []any{tc.kind, 1}, []any{fault.KindOf(err), len(fault.Hints(err))})
 	})
 }
 

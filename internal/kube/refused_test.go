@@ -245,9 +245,7 @@ func TestListThatExpires(t *testing.T) {
 		left := tc.expires
 		c := serveEach(t, func(r *http.Request) (page, bool) {
 			q := r.URL.Query()
-			if q.Get("limit") != "500" {
-				t.Errorf("asked for %s", r.URL)
-			}
+			must.Equal(t, "asked for", "500", q.Get("limit"))
 			node, next := "wk1", "second"
 			if q.Get("continue") != "" {
 				node, next = "wk2", ""

@@ -155,9 +155,7 @@ func TestProperties(t *testing.T) {
 		s, err := look(t, map[string]string{
 			"/v1/nodes": `[{"name":"wk1","connection_status":"ONLINE","props":{` + tc.node + `}}]`, "/v1/controller/properties": "{" + tc.controller + "}",
 		})
-		if err != nil || s.Patience != tc.want {
-			t.Errorf("%s: %v, %s, want %s", name, err, s.Patience, tc.want)
-		}
+		must.Equal(t, name, []any{nil, tc.want}, []any{err, s.Patience})
 	}
 	const off, on = `{"DrbdOptions/Resource/quorum":"off"}`, `{"DrbdOptions/Resource/quorum":"majority"}`
 	for _, tc := range []struct {
@@ -243,9 +241,7 @@ func TestHold(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		var wrote []string
 		said, err := tc.do(t.Context(), nodeOf(tc.props, &wrote))
-		if err != nil || said != tc.said {
-			t.Errorf("said %q, %v", said, err)
-		}
+		must.Equal(t, "said", []any{nil, tc.said}, []any{err, said})
 		var want []string
 		if tc.wrote != "" {
 			want = []string{"/v1/nodes/wk1 " + tc.wrote}
