@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/recast-sh/recast/cluster"
@@ -42,6 +44,14 @@ func web(replicas int32) *appsv1.Deployment {
 	}
 }
 
+// bare is a pod on wk1 that no controller would bring back.
+func bare(command ...string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: "default"},
+		Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare", Command: command}}},
+	}
+}
+
 func budget(minAvailable int) *policyv1.PodDisruptionBudget {
 	return &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"},
@@ -66,6 +76,19 @@ func (l *lab) podsOn(t *testing.T, node string) []string {
 	return names
 }
 
+// loaded is a lab whose nodes run these objects, and a client whose run has cordoned wk1.
+func loaded(t *testing.T, nodes []string, objects ...store.Object) (*lab, *kube.Client) {
+	t.Helper()
+	l := newLab(t, nodes...)
+	for _, o := range objects {
+		l.put(t, map[string]schema.GroupVersionResource{
+			"*v1.Deployment": store.Deployments(), "*v1.PodDisruptionBudget": store.Budgets(), "*v1.Pod": store.Pods(), "*v1.StatefulSet": store.StatefulSets(),
+		}[fmt.Sprintf("%T", o)], o)
+	}
+	time.Sleep(20 * time.Second)
+	return l, l.cordoned(t)
+}
+
 // cordoned is a client whose run has cordoned wk1.
 func (l *lab) cordoned(t *testing.T) *kube.Client {
 	t.Helper()
@@ -76,11 +99,7 @@ func (l *lab) cordoned(t *testing.T) *kube.Client {
 
 func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1", "wk2")
-		l.put(t, store.Deployments(), web(3))
-		l.put(t, store.Budgets(), budget(2))
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
+		l, c := loaded(t, []string{"wk1", "wk2"}, web(3), budget(2))
 		var said []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(s string) { said = append(said, s) })
 		must.Do(t, err)
@@ -96,11 +115,7 @@ func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 
 func TestDrainNamesTheBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		l.put(t, store.Deployments(), web(1))
-		l.put(t, store.Budgets(), budget(1))
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
+		_, c := loaded(t, []string{"wk1"}, web(1), budget(1))
 		start := time.Now()
 		var said []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 30 * time.Second}, func(s string) { said = append(said, s) })
@@ -114,14 +129,7 @@ func TestDrainNamesTheBudget(t *testing.T) {
 
 func TestDrainRefusesToLosePods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := upLab(t, "wk1")
-		l.put(t, store.Deployments(), web(1))
-		l.put(t, store.Pods(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: "default"},
-			Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare"}}},
-		})
-		time.Sleep(10 * time.Second)
-		c := l.cordoned(t)
+		l, c := loaded(t, []string{"wk1"}, web(1), bare())
 		before := l.podsOn(t, "wk1")
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
 		must.FailAs(t, err, fault.Refused, "default/bare")
@@ -132,11 +140,7 @@ func TestDrainRefusesToLosePods(t *testing.T) {
 
 func TestDrainEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		l.put(t, store.Deployments(), web(1))
-		l.put(t, store.Budgets(), budget(1))
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
+		_, c := loaded(t, []string{"wk1"}, web(1), budget(1))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
 		err := c.Drain(ctx, "wk1", cluster.DrainOptions{Timeout: time.Hour}, func(string) {})
@@ -227,10 +231,7 @@ func TestDrainSparesNextPodOfSameName(t *testing.T) {
 // TestDrainRespectsRequestedPause: a requested pause is respected, but never beyond the deadline.
 func TestDrainRespectsRequestedPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		l.put(t, store.Deployments(), web(1))
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
+		l, c := loaded(t, []string{"wk1"}, web(1))
 		var asked []time.Duration
 		start := time.Now()
 		l.SetWebhook("busy.example.com", func(r kubeapi.Request) *metav1.Status {
@@ -292,13 +293,7 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 // TestDrainWaitsForTerminatingBarePod: no controller would recreate it, but someone has deleted it.
 func TestDrainWaitsForTerminatingBarePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		l.put(t, store.Pods(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: "default"},
-			Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare", Command: []string{"sleep"}}}},
-		})
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
+		l, c := loaded(t, []string{"wk1"}, bare("sleep"))
 		must.Get(l.Store().Delete(t.Context(), store.Pods(), "default", "bare", metav1.DeleteOptions{}))(t)
 		start := time.Now()
 		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
@@ -317,10 +312,7 @@ func TestDrainOfANodeThatTakesPods(t *testing.T) {
 // TestDrainTellsHowLongItWasRefused: a busy API refuses nothing.
 func TestDrainTellsHowLongItWasRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		l.put(t, store.Deployments(), web(1))
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
+		l, c := loaded(t, []string{"wk1"}, web(1))
 		start := time.Now()
 		l.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {
 			switch {

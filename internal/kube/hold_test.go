@@ -1,9 +1,7 @@
 package kube_test
 
 import (
-	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +15,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/must"
-	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 const (
@@ -126,34 +123,13 @@ func TestHoldAndGiveBack(t *testing.T) {
 // TestHoldSurvivesFaults: a lost answer or a concurrent change neither loses what was before nor
 // overwrites another's change.
 func TestHoldSurvivesFaults(t *testing.T) {
-	once := func(do func()) func(c record.Call) {
-		struck := false
-		return func(c record.Call) {
-			if c.Method == http.MethodPatch && !struck {
-				struck = true
-				do()
-			}
-		}
-	}
 	cases := map[string]struct {
 		strike func(t *testing.T, l *lab)
 		was    string
 	}{
-		"the answer is lost": {func(_ *testing.T, l *lab) { l.calls.Hooks(nil, once(func() { panic(http.ErrAbortHandler) })) }, "600"},
-		"the change is lost": {func(_ *testing.T, l *lab) {
-			struck := false
-			l.calls.Hooks(func(c record.Call) error {
-				if c.Method != http.MethodPatch || struck {
-					return nil
-				}
-				struck = true
-				return errors.New("connection reset by peer")
-			}, nil)
-		}, "600"},
-		"a person is faster": {func(t *testing.T, l *lab) {
-			write := once(func() { l.set(t, "700", "") })
-			l.calls.Hooks(func(c record.Call) error { write(c); return nil }, nil)
-		}, "700"},
+		"the answer is lost": {func(_ *testing.T, l *lab) { l.loseAnswer() }, "600"},
+		"the change is lost": {func(_ *testing.T, l *lab) { l.loseChange() }, "600"},
+		"a person is faster": {func(t *testing.T, l *lab) { l.atFirstPatch(func() error { l.set(t, "700", ""); return nil }) }, "700"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -1,17 +1,9 @@
 package kube
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/base64"
-	"encoding/pem"
 	"errors"
-	"math/big"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -169,42 +161,6 @@ func TestStarted(t *testing.T) {
 		p.Status.InitContainerStatuses, p.Status.ContainerStatuses = tc.containers, nil
 		must.Equal(t, name, tc.want, started(&p))
 	}
-}
-
-func TestExpires(t *testing.T) {
-	t.Parallel()
-	end := time.Now().Add(time.Hour).Truncate(time.Second).UTC()
-	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: end}
-	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
-	crt := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	file := filepath.Join(t.TempDir(), "client.crt")
-	must.Do(t, os.WriteFile(file, crt, 0o600))
-	config := func(user string) string {
-		return strings.ReplaceAll(`apiVersion: v1
-kind: Config
-current-context: c
-contexts: [{name: c, context: {cluster: c, user: u}}]
-clusters: [{name: c, cluster: {server: "https://127.0.0.1:6443"}}]
-users: [{name: u, user: {USER}}]
-`, "USER", user)
-	}
-	type row struct {
-		kubeconfig string
-		want       time.Time
-	}
-	must.Each(t, map[string]row{
-		"in the file":      {config("client-key-data: a2V5, client-certificate-data: " + base64.StdEncoding.EncodeToString(crt)), end},
-		"beside it":        {config("client-key-data: a2V5, client-certificate: " + file), end},
-		"gone":             {config("client-key-data: a2V5, client-certificate: " + file + ".gone"), time.Time{}},
-		"a token":          {config("token: t"), time.Time{}},
-		"no certificate":   {config("client-key-data: a2V5, client-certificate-data: " + base64.StdEncoding.EncodeToString([]byte("x"))), time.Time{}},
-		"not a kubeconfig": {"][", time.Time{}},
-	}, func(t *testing.T, tc row) {
-		if got := Expires([]byte(tc.kubeconfig)); !got.Equal(tc.want) {
-			t.Errorf("got %s, want %s", got, tc.want)
-		}
-	})
 }
 
 // lacking is a node as it is, what it had, and what has to be restored.

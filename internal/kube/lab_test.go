@@ -8,8 +8,10 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"net"
+	"net/http"
 	"testing"
 	"time"
 
@@ -96,6 +98,33 @@ func (l *lab) change(t *testing.T, name string, edit func(n *corev1.Node)) {
 	n := must.Get(l.Node(t.Context(), name))(t)
 	edit(n)
 	must.Get(l.Store().Update(t.Context(), store.Nodes(), n, store.Main))(t)
+}
+
+// atFirstPatch acts before the first PATCH, which fails with the error of the act.
+func (l *lab) atFirstPatch(act func() error) {
+	struck := false
+	l.calls.Hooks(func(c record.Call) error {
+		if c.Method != http.MethodPatch || struck {
+			return nil
+		}
+		struck = true
+		return act()
+	}, nil)
+}
+
+// loseChange loses the first PATCH, and loseAnswer the answer to it.
+func (l *lab) loseChange() {
+	l.atFirstPatch(func() error { return errors.New("connection reset by peer") })
+}
+
+func (l *lab) loseAnswer() {
+	struck := false
+	l.calls.Hooks(nil, func(c record.Call) {
+		if c.Method == http.MethodPatch && !struck {
+			struck = true
+			panic(http.ErrAbortHandler)
+		}
+	})
 }
 
 // put creates an object of the lab, bypassing its API.

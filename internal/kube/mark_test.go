@@ -224,15 +224,6 @@ func TestMarksOfAMissingNode(t *testing.T) {
 // the next look, and what is missing is then done.
 func TestCordonSurvivesFaults(t *testing.T) {
 	t.Parallel()
-	first := func(act func()) func(record.Call) {
-		struck := false
-		return func(c record.Call) {
-			if c.Method == http.MethodPatch && !struck {
-				struck = true
-				act()
-			}
-		}
-	}
 	answer := func(code int32) func(*lab) {
 		return func(l *lab) {
 			struck := false
@@ -246,21 +237,10 @@ func TestCordonSurvivesFaults(t *testing.T) {
 		}
 	}
 	must.Bubbles(t, map[string]func(*lab){
-		"the answer is lost": func(l *lab) { l.calls.Hooks(nil, first(func() { panic(http.ErrAbortHandler) })) },
-		"the change is lost": func(l *lab) {
-			strikes := 0
-			l.calls.Hooks(func(c record.Call) error {
-				if c.Method != http.MethodPatch {
-					return nil
-				}
-				if strikes++; strikes > 1 {
-					return nil
-				}
-				return errors.New("connection reset by peer")
-			}, nil)
-		},
-		"a server's error":  answer(http.StatusInternalServerError),
-		"too many requests": answer(http.StatusTooManyRequests),
+		"the answer is lost": (*lab).loseAnswer,
+		"the change is lost": (*lab).loseChange,
+		"a server's error":   answer(http.StatusInternalServerError),
+		"too many requests":  answer(http.StatusTooManyRequests),
 	}, func(t *testing.T, strike func(*lab)) {
 		l := upLab(t, "wk1")
 		strike(l)

@@ -1,9 +1,11 @@
 package kube_test
 
 import (
+	"encoding/base64"
 	"errors"
-	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -20,7 +22,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
-	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 func TestNodes(t *testing.T) {
@@ -83,15 +84,10 @@ func TestRestoreMetadata(t *testing.T) {
 			},
 		}
 		// Someone else writes between our read and our write.
-		raced := false
-		l.calls.Hooks(func(call record.Call) error {
-			if call.Method != http.MethodPatch || raced {
-				return nil
-			}
-			raced = true
+		l.atFirstPatch(func() error {
 			l.change(t, "wk1", func(n *corev1.Node) { n.Labels["other"] = "writer" })
 			return nil
-		}, nil)
+		})
 		must.Do(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
 		l.calls.Hooks(nil, nil)
 		n := must.Get(l.Node(t.Context(), "wk1"))(t)
@@ -248,5 +244,38 @@ func TestOtherOwners(t *testing.T) {
 			"system-upgrade-controller's Plan system-upgrade/os, which mentions Talos",
 		}
 		must.Equal(t, "owners", want, owners())
+	})
+}
+
+func TestExpires(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	crt, end := a.cert, a.leaf.NotAfter
+	file := filepath.Join(t.TempDir(), "client.crt")
+	must.Do(t, os.WriteFile(file, crt, 0o600))
+	config := func(user string) string {
+		return strings.ReplaceAll(`apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:6443"}}]
+users: [{name: u, user: {USER}}]
+`, "USER", user)
+	}
+	type row struct {
+		kubeconfig string
+		want       time.Time
+	}
+	must.Each(t, map[string]row{
+		"in the file":      {config("client-key-data: a2V5, client-certificate-data: " + base64.StdEncoding.EncodeToString(crt)), end},
+		"beside it":        {config("client-key-data: a2V5, client-certificate: " + file), end},
+		"gone":             {config("client-key-data: a2V5, client-certificate: " + file + ".gone"), time.Time{}},
+		"a token":          {config("token: t"), time.Time{}},
+		"no certificate":   {config("client-key-data: a2V5, client-certificate-data: " + base64.StdEncoding.EncodeToString([]byte("x"))), time.Time{}},
+		"not a kubeconfig": {"][", time.Time{}},
+	}, func(t *testing.T, tc row) {
+		if got := kube.Expires([]byte(tc.kubeconfig)); !got.Equal(tc.want) {
+			t.Errorf("got %s, want %s", got, tc.want)
+		}
 	})
 }
