@@ -197,12 +197,15 @@ func (a answers) volumes(name string) []replica.Volume {
 }
 
 func (a answers) definition(name string) definition {
-	for _, d := range a.definitions {
-		if d.Name == name {
-			return d
-		}
+	return find(a.definitions, func(d definition) bool { return d.Name == name })
+}
+
+// find returns the first that is, else the zero value.
+func find[T any](all []T, is func(T) bool) (found T) {
+	if i := slices.IndexFunc(all, is); i >= 0 {
+		return all[i]
 	}
-	return definition{}
+	return found
 }
 
 // claim returns the claim that a volume was made for; "" if that is unknown.
@@ -217,12 +220,7 @@ func (a answers) claim(name string) string {
 // group returns the resource group of a resource definition.
 func (a answers) group(name string) group {
 	in := a.definition(name).Group
-	for _, g := range a.groups {
-		if g.Name == in {
-			return g
-		}
-	}
-	return group{}
+	return find(a.groups, func(g group) bool { return g.Name == in })
 }
 
 // majority says whether DRBD stops the volume if it loses its quorum (CtrlRscAutoQuorumHelper.java): a property of
