@@ -138,7 +138,9 @@ func (g guardedTalos) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid s
 }
 
 func (g guardedTalos) PullInstaller(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (supported bool, err error) {
-	return written(ctx, g.held, func(ctx context.Context) (bool, error) { return g.talos.PullInstaller(ctx, addr, uuid, installer, say) })
+	return written(ctx, g.held, func(ctx context.Context) (bool, error) {
+		return g.talos.PullInstaller(ctx, addr, uuid, installer, say)
+	})
 }
 
 func (g guardedTalos) PullImage(ctx context.Context, addr netip.Addr, uuid string, c cluster.Component, image string, say func(string)) error {
@@ -146,7 +148,9 @@ func (g guardedTalos) PullImage(ctx context.Context, addr netip.Addr, uuid strin
 }
 
 func (g guardedTalos) Install(ctx context.Context, addr netip.Addr, uuid, installer string, how cluster.Reboot, say func(string)) (reboots bool, err error) {
-	return written(ctx, g.held, func(ctx context.Context) (bool, error) { return g.talos.Install(ctx, addr, uuid, installer, how, say) })
+	return written(ctx, g.held, func(ctx context.Context) (bool, error) {
+		return g.talos.Install(ctx, addr, uuid, installer, how, say)
+	})
 }
 
 func (g guardedTalos) RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error {
@@ -175,7 +179,9 @@ func (g guardedTalos) StageConfig(ctx context.Context, addr netip.Addr, uuid str
 
 func (g guardedTalos) CheckConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) (reboots bool, err error) {
 	// the dry run may end a trial
-	return written(ctx, g.held, func(ctx context.Context) (bool, error) { return g.talos.CheckConfig(ctx, addr, uuid, config) })
+	return written(ctx, g.held, func(ctx context.Context) (bool, error) {
+		return g.talos.CheckConfig(ctx, addr, uuid, config)
+	})
 }
 
 // GuardMaintenance returns a Maintenance that applies a configuration only while the claim is still ours.
@@ -239,11 +245,15 @@ func (g guardedKube) SetProxyImage(ctx context.Context, from, to string) error {
 }
 
 func (g guardedKube) HoldRebuild(ctx context.Context, system, node, run string, atLeast time.Duration) (said string, err error) {
-	return written(ctx, g.held, func(ctx context.Context) (string, error) { return g.kube.HoldRebuild(ctx, system, node, run, atLeast) })
+	return written(ctx, g.held, func(ctx context.Context) (string, error) {
+		return g.kube.HoldRebuild(ctx, system, node, run, atLeast)
+	})
 }
 
 func (g guardedKube) GiveBack(ctx context.Context, system string, nodes ...string) (said string, err error) {
-	return written(ctx, g.held, func(ctx context.Context) (string, error) { return g.kube.GiveBack(ctx, system, nodes...) })
+	return written(ctx, g.held, func(ctx context.Context) (string, error) {
+		return g.kube.GiveBack(ctx, system, nodes...)
+	})
 }
 
 // Drain evicts pods one by one, for minutes. If a heartbeat finds meanwhile that the claim was lost, Drain ends

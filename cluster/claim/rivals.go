@@ -297,7 +297,8 @@ func (h *Held) stillAlone(ctx context.Context) error {
 // awaitNoVM waits until there is no claim in Proxmox: a run that made such a claim after ours either sees the Lease
 // and yields, or only prunes, which does not use Kubernetes.
 func (h *Held) awaitNoVM(ctx context.Context) error {
-	return wait.Until(ctx, h.claim.waiting("nobody else holds the claim", h.claim.watch()), func(ctx context.Context) (bool, string, error) {
+	alone := h.claim.waiting("nobody else holds the claim", h.claim.watch())
+	return wait.Until(ctx, alone, func(ctx context.Context) (bool, string, error) {
 		s, err := h.others.read(ctx)
 		switch f, forming := errors.AsType[*formingError](err); {
 		case errors.Is(err, cluster.ErrNotFound):

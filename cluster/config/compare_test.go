@@ -45,11 +45,13 @@ func TestEqual(t *testing.T) {
 	})
 }
 
-// compared are differences, and how they are reported.
-var compared = map[string]struct {
+type comparison struct {
 	found, wanted string
 	want          []config.Change
-}{
+}
+
+// compared are differences, and how they are reported.
+var compared = map[string]comparison{
 	"a field": {
 		"machine: {network: {mtu: 1500}, type: worker}", "machine: {network: {mtu: 9000}, time: {disabled: true}}",
 		[]config.Change{
@@ -118,16 +120,13 @@ var compared = map[string]struct {
 // TestCompare: every difference is reported, with its place.
 func TestCompare(t *testing.T) {
 	t.Parallel()
-	for name, c := range compared {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			found, wanted := parse(t, c.found), parse(t, c.wanted)
-			must.Equal(t, "compare", c.want, config.Compare(found, wanted))
-			if found.Hash() == wanted.Hash() {
-				t.Error("the hashes are the same")
-			}
-		})
-	}
+	must.Each(t, compared, func(t *testing.T, c comparison) {
+		found, wanted := parse(t, c.found), parse(t, c.wanted)
+		must.Equal(t, "compare", c.want, config.Compare(found, wanted))
+		if found.Hash() == wanted.Hash() {
+			t.Error("the hashes are the same")
+		}
+	})
 }
 
 // TestSameButForRecast: what recast sets itself is left out.

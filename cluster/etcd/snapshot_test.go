@@ -236,10 +236,7 @@ func TestBackUpEtcd(t *testing.T) {
 		got, err := BackUp(t.Context(), e, addrsOfThree[:cmp.Or(c.ends, 3)], filepath.Join(t.TempDir(), "etcd.db"), func(string) {})
 		must.Equal(t, "asked", c.asked, e.asked)
 		if len(c.err) > 0 {
-			must.FailAs(t, err, c.kind)
-			for _, text := range c.err {
-				must.Fail(t, err, text)
-			}
+			must.FailAs(t, err, c.kind, c.err...)
 			return
 		}
 		if err != nil || got.Revision != 6 || got.Address.String() != c.asked[len(c.asked)-1] {

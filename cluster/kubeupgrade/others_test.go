@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -219,29 +218,24 @@ func TestRequireOthersKeepsTheHint(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
 	p.servers[planeAddrs[2]] = fault.WithHint(errors.New("no route"), "reach port 6443")
-	if hints := fault.Hints(p.upgrade().requireOthers(t.Context(), spotOf{})); !slices.Contains(hints, "reach port 6443") {
-		t.Errorf("hints %q", hints)
-	}
+	hints := fault.Hints(p.upgrade().requireOthers(t.Context(), spotOf{}))
+	must.Contain(t, "hints", "\n"+strings.Join(hints, "\n")+"\n", "\nreach port 6443\n")
 }
 
 // TestAwaitOthers: a component that recovers is waited for; one that does not is refused.
 func TestAwaitOthers(t *testing.T) {
 	t.Parallel()
-	for name, back := range map[string]bool{"it comes back": true, "it does not": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := newThreePlanes()
-				p.pod("cp1", cluster.ControllerManager).Ready = false // it lost its API server, and restarts
-				if back {
-					p.after(time.Minute, func() { p.pod("cp1", cluster.ControllerManager).Ready = true })
-				}
-				err := p.upgrade().awaitOthers(t.Context(), "x", spotOf{"cp1", cluster.Scheduler})
-				if back != (err == nil) || !back && (fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0) {
-					t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-				}
-			})
-		})
-	}
+	must.Bubbles(t, map[string]bool{"it comes back": true, "it does not": false}, func(t *testing.T, back bool) {
+		p := newThreePlanes()
+		p.pod("cp1", cluster.ControllerManager).Ready = false // it lost its API server, and restarts
+		if back {
+			p.after(time.Minute, func() { p.pod("cp1", cluster.ControllerManager).Ready = true })
+		}
+		err := p.upgrade().awaitOthers(t.Context(), "x", spotOf{"cp1", cluster.Scheduler})
+		if back != (err == nil) || !back && (fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0) {
+			t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+		}
+	})
 }
 
 // TestSetAsksTwice: a configuration that was staged during the wait for the others does not go live.
@@ -266,11 +260,12 @@ func TestSetAsksTwice(t *testing.T) {
 // TestSettle: of the errors while a component starts, only the hopeless ones end the wait.
 func TestSettle(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		wrong func(p *threePlanes)
 		want  string
 		took  time.Duration // at most
-	}{
+	}
+	cases := map[string]row{
 		"a fresh API server knows no rights yet": {func(p *threePlanes) {
 			p.podsErr = fault.Refusedf("pods is forbidden")
 			p.after(20*time.Second, func() { p.podsErr = nil })
@@ -284,19 +279,14 @@ func TestSettle(t *testing.T) {
 		"the claim is lost": {func(p *threePlanes) {
 			p.podsErr = &cluster.UnprovenError{Err: fault.As(fault.Claimed, errors.New("lost"))}
 		}, "lost", 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p, start := newThreePlanes(), time.Now()
-				u := p.upgrade()
-				c.wrong(p)
-				err := u.settle(t.Context(), "x", []spotOf{{"cp1", cluster.APIServer}})
-				if c.want == "" != (err == nil) || err != nil && !strings.Contains(err.Error(), c.want) || time.Since(start) > c.took {
-					t.Errorf("after %s: %v", time.Since(start), err)
-				}
-			})
-		})
 	}
+	must.Bubbles(t, cases, func(t *testing.T, c row) {
+		p, start := newThreePlanes(), time.Now()
+		u := p.upgrade()
+		c.wrong(p)
+		must.Fail(t, u.settle(t.Context(), "x", []spotOf{{"cp1", cluster.APIServer}}), c.want)
+		must.Take(t, start, 0, c.took)
+	})
 }
 
 // TestLacksKubelet: the static pods of its node must also be up again.
@@ -304,16 +294,11 @@ func TestLacksKubelet(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
 	u := p.upgrade()
-	if what, err := u.lacks(t.Context(), u.Plan.find("cp1"), cluster.Kubelet); what != "" || err != nil {
-		t.Fatalf("%q, %v", what, err)
-	}
+	lacks := func(node string) string { return must.Get(u.lacks(t.Context(), u.Plan.find(node), cluster.Kubelet))(t) }
+	must.Equal(t, "cp1 lacks", "", lacks("cp1"))
 	p.pod("cp1", cluster.ControllerManager).Ready, p.pod("cp1", cluster.ControllerManager).Why = false, "CrashLoopBackOff"
-	if what, err := u.lacks(t.Context(), u.Plan.find("cp1"), cluster.Kubelet); what != "its kube-controller-manager: its pod is not Ready: CrashLoopBackOff" || err != nil {
-		t.Errorf("%q, %v", what, err)
-	}
-	if what, err := u.lacks(t.Context(), u.Plan.find("cp2"), cluster.Kubelet); what != "" || err != nil {
-		t.Errorf("of another node: %q, %v", what, err)
-	}
+	must.Equal(t, "cp1 lacks", "its kube-controller-manager: its pod is not Ready: CrashLoopBackOff", lacks("cp1"))
+	must.Equal(t, "cp2 lacks", "", lacks("cp2"))
 }
 
 // TestProxyNeedsHealth: its pods are not replaced while something is down.
@@ -336,42 +321,39 @@ func TestProxyRollOut(t *testing.T) {
 		return cluster.ProxySet{Image: to, Seen: true, Wanted: 3, Updated: updated, Available: available}
 	}
 	away := errors.New("no answer")
-	for name, c := range map[string]struct {
+	type row struct {
 		looks []cluster.ProxySet
 		err   error // of every look after those
 		want  string
 		after time.Duration
-	}{
+	}
+	cases := map[string]row{
 		"slowly":                     {looks: []cluster.ProxySet{at(1, 0), at(1, 1), at(2, 1), at(2, 2), at(3, 2), at(3, 3)}, after: 40 * time.Minute},
 		"one does not start":         {looks: []cluster.ProxySet{at(1, 0)}, want: "nothing has moved for 10m0s: 1 of 3 pods are updated, 0 available", after: 16 * time.Minute},
 		"the API is away for good":   {looks: []cluster.ProxySet{at(1, 1)}, err: away, want: "nothing has moved for 10m0s: no answer", after: 16 * time.Minute},
 		"it is deleted":              {looks: []cluster.ProxySet{at(1, 1)}, err: fmt.Errorf("%w: x", cluster.ErrNotFound), want: "someone has deleted it", after: 8 * time.Minute},
 		"someone sets another image": {looks: []cluster.ProxySet{at(1, 1), {Image: "other:v1", Seen: true, Wanted: 3}}, want: "someone has set its image to other:v1", after: 8 * time.Minute},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				start := time.Now()
-				r := proxyRollOut{image: to, patience: 10 * time.Minute, moved: start}
-				for i := 0; ; i++ {
-					set, err := c.looks[min(i, len(c.looks)-1)], error(nil)
-					if i >= len(c.looks) {
-						err = c.err
-					}
-					done, _, err := r.look(set, err)
-					if done || err != nil {
-						if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || time.Since(start) > c.after {
-							t.Errorf("after %s: %v", time.Since(start), err)
-						}
-						return
-					}
-					if time.Since(start) > time.Hour {
-						t.Fatal("it waits for ever")
-					}
-					time.Sleep(5 * time.Minute)
-				}
-			})
-		})
 	}
+	must.Bubbles(t, cases, func(t *testing.T, c row) {
+		start := time.Now()
+		r := proxyRollOut{image: to, patience: 10 * time.Minute, moved: start}
+		for i := 0; ; i++ {
+			set, err := c.looks[min(i, len(c.looks)-1)], error(nil)
+			if i >= len(c.looks) {
+				err = c.err
+			}
+			done, _, err := r.look(set, err)
+			if done || err != nil {
+				must.Fail(t, err, c.want)
+				must.Take(t, start, 0, c.after)
+				return
+			}
+			if time.Since(start) > time.Hour {
+				t.Fatal("it waits for ever")
+			}
+			time.Sleep(5 * time.Minute)
+		}
+	})
 }
 
 // TestPlanKubernetesLacks: a component that should run in the wanted version and does not is

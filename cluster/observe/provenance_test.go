@@ -68,8 +68,7 @@ func withResource(c Claims, schematicID string) Claims {
 	return c
 }
 
-// traceCases are what a node says, and how well the chain from it to a lock holds.
-var traceCases = map[string]struct {
+type traceCase struct {
 	claims Claims
 	files  *FileCheck
 	unread string
@@ -78,7 +77,10 @@ var traceCases = map[string]struct {
 	build  string
 	has    []string // lines of the chain or of the summary
 	but    string   // links that are not as certain as usual
-}{
+}
+
+// traceCases are what a node says, and how well the chain from it to a lock holds.
+var traceCases = map[string]traceCase{
 	"what the lock wants": {
 		claims: claims("v1.13.9", withLock("sha256-b"), layers(factoryAuthor, lockedYAML("sha256-b"), tool)...), origin: FromLock, build: "build-2",
 		has: []string{
@@ -232,25 +234,22 @@ func certain(but string) []string {
 
 func TestTrace(t *testing.T) {
 	t.Parallel()
-	for name, c := range traceCases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			trail := Trail{Known: []KnownBuild{presentBuild, pastBuild}, Claims: c.claims, Files: c.files, Unread: c.unread, Describe: func(text string) (Described, bool) {
-				return Described{Extensions: []string{"acme/tool"}}, text != "rubbish"
-			}}
-			if !c.noLock {
-				trail.Wanted = &presentBuild
-			}
-			got := Trace(trail)
-			must.Equal(t, "origin, build, unread", []any{c.origin, c.build, c.unread}, []any{got.Origin, got.Build, got.Unread})
-			links := cluster.Each(got.Links, func(l ProvenanceLink) string { return l.Name + " " + string(l.Certainty) })
-			must.Equal(t, "certainty", certain(c.but), links)
-			text := "\n" + chain(got) + strings.Join(got.Summary, "\n") + "\n"
-			for _, line := range c.has {
-				must.Contain(t, "text", text, "\n"+line+"\n")
-			}
-		})
-	}
+	must.Each(t, traceCases, func(t *testing.T, c traceCase) {
+		trail := Trail{Known: []KnownBuild{presentBuild, pastBuild}, Claims: c.claims, Files: c.files, Unread: c.unread, Describe: func(text string) (Described, bool) {
+			return Described{Extensions: []string{"acme/tool"}}, text != "rubbish"
+		}}
+		if !c.noLock {
+			trail.Wanted = &presentBuild
+		}
+		got := Trace(trail)
+		must.Equal(t, "origin, build, unread", []any{c.origin, c.build, c.unread}, []any{got.Origin, got.Build, got.Unread})
+		links := cluster.Each(got.Links, func(l ProvenanceLink) string { return l.Name + " " + string(l.Certainty) })
+		must.Equal(t, "certainty", certain(c.but), links)
+		text := "\n" + chain(got) + strings.Join(got.Summary, "\n") + "\n"
+		for _, line := range c.has {
+			must.Contain(t, "text", text, "\n"+line+"\n")
+		}
+	})
 }
 
 // TestTraceChoosesTheLockThatFits: locks of two Talos versions have the same schematic.

@@ -14,7 +14,7 @@ import (
 
 func TestJudgeParked(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]judgeCase{
+	must.Each(t, map[string]judgeCase{
 		"nothing":                 {},
 		"one disk":                {parkings: []parking.Parking{clustertest.ParkWK1("scsi30 r1")}, want: []string{"9900 scsi30 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1"}},
 		"three disks":             {parkings: []parking.Parking{clustertest.ParkWK1(threeKept...)}, want: []string{"9900 scsi30 goes: node wk1 has 2 newer", "9900 scsi29 goes: node wk1 has 1 newer", "9900 scsi28 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1"}},
@@ -51,18 +51,13 @@ func TestJudgeParked(t *testing.T) {
 			"9900 scsi30 goes: node wk1 has 2 newer", "9900 scsi29 stays: the VM of node wk1 is on pve1, and it is the newest one there: what recast undo wk1 boots", "9901 scsi30 " + newestKept,
 			"9900 stays: it keeps 1 old system disk of node wk1", "9901 stays: it keeps 1 old system disk of node wk1",
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			tc.judge(t)
-		})
-	}
+	}, checkJudged)
 }
 
 // TestJudgeParkedNotAsLeft: a disk or VM that is not provably as recast left it stays.
 func TestJudgeParkedNotAsLeft(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]judgeCase{
+	must.Each(t, map[string]judgeCase{
 		"a drive that is in no record": {keep: -1, parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1"), func(p *parking.Parking) { p.VM.Config["unused0"] = "fast:vm-9900-disk-7" })}, want: []string{"9900 scsi30 goes: none is to stay: the way back of node wk1 is a roll to the previous lock then", "9900 stays: unused0 (fast:vm-9900-disk-7) is in no record of recast: not ours, look at it"}},
 		"a drive that is gone": {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1", "scsi29 r2"), func(p *parking.Parking) { delete(p.VM.Config, "scsi29") })}, want: []string{
 			"9900 scsi30 " + newestKept, "9900 scsi29 goes: VM 9900 has no scsi29 any more: only its entry in the record goes", "9900 stays: it keeps 1 old system disk of node wk1",
@@ -114,12 +109,7 @@ func TestJudgeParkedNotAsLeft(t *testing.T) {
 			"9900 scsi30 stays: VM 9901 has a record of the same disk: one of them is a copy (clone, restore), look at both", "9901 scsi30 stays: VM 9900 has a record of the same disk: one of them is a copy (clone, restore), look at both",
 			"9900 stays: it keeps 1 old system disk of node wk1", "9901 stays: it keeps 1 old system disk of node wk1",
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			tc.judge(t)
-		})
-	}
+	}, checkJudged)
 }
 
 const atRest = `VM 9900 "recast-parking-wk1" on pve1 is locked (backup); VM 9900 "recast-parking-wk1" on pve1 is a template; ` +
@@ -136,7 +126,7 @@ type judgeCase struct {
 	want     []string
 }
 
-func (tc judgeCase) judge(t *testing.T) {
+func checkJudged(t *testing.T, tc judgeCase) {
 	t.Helper()
 	var vms []cluster.VM
 	for _, p := range tc.parkings {

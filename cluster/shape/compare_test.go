@@ -145,35 +145,32 @@ func TestCompare(t *testing.T) {
 	t.Parallel()
 	cases := settingCases()
 	maps.Copy(cases, diskCases())
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := sample()
-			if c.change != nil {
-				c.change(&vm)
+	must.Each(t, cases, func(t *testing.T, c comparing) {
+		vm := sample()
+		if c.change != nil {
+			c.change(&vm)
+		}
+		ds := must.Get(Compare(vm, c.ha, c.shape))(t)
+		var got []string
+		for _, d := range ds {
+			got = append(got, string(d.When)+" "+d.String())
+			if (d.When == Never) != (d.Why != "") {
+				t.Errorf("%s: why = %q", d, d.Why)
 			}
-			ds := must.Get(Compare(vm, c.ha, c.shape))(t)
-			var got []string
-			for _, d := range ds {
-				got = append(got, string(d.When)+" "+d.String())
-				if (d.When == Never) != (d.Why != "") {
-					t.Errorf("%s: why = %q", d, d.Why)
-				}
+		}
+		must.Equal(t, "differences", c.want, got)
+		set := must.Get(Settings(vm, c.shape, append(ds.At(Live), ds.At(Off)...)))(t)
+		must.Equal(t, "set", c.set, set, cmpopts.EquateEmpty())
+		for key, value := range set { // what Proxmox would have then is as wanted
+			vm.Config[key] = strings.Replace(value, "fast:10", "fast:vm-101-disk-9,size=10G", 1)
+		}
+		again := must.Get(Compare(vm, c.ha, c.shape))(t)
+		for _, d := range again {
+			if d.setting != "" && !d.grows && d.When != Never {
+				t.Errorf("once it is set: %s", d)
 			}
-			must.Equal(t, "differences", c.want, got)
-			set := must.Get(Settings(vm, c.shape, append(ds.At(Live), ds.At(Off)...)))(t)
-			must.Equal(t, "set", c.set, set, cmpopts.EquateEmpty())
-			for key, value := range set { // what Proxmox would have then is as wanted
-				vm.Config[key] = strings.Replace(value, "fast:10", "fast:vm-101-disk-9,size=10G", 1)
-			}
-			again := must.Get(Compare(vm, c.ha, c.shape))(t)
-			for _, d := range again {
-				if d.setting != "" && !d.grows && d.When != Never {
-					t.Errorf("once it is set: %s", d)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // TestSettle: when a VM is migrated, and why not.

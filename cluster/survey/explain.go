@@ -281,7 +281,9 @@ func compareExtensions(b cluster.Build, m cluster.RunningSystem, old []cluster.L
 
 // timeoutOf returns how long the step of that name waits before it fails; 0: it has no limit.
 func timeoutOf(t cluster.Timing, id string) time.Duration {
-	return map[string]time.Duration{"drain": t.Drain, "stop": t.Stop, "configure": t.Boot, "reboot": t.Boot, "wait-healthy": t.Join}[id]
+	return map[string]time.Duration{
+		"drain": t.Drain, "stop": t.Stop, "configure": t.Boot, "reboot": t.Boot, "wait-healthy": t.Join,
+	}[id]
 }
 
 // outlineOf lists the steps that a roll of the plan has for the node. It does not ask which of them are already done.

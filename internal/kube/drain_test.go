@@ -82,7 +82,8 @@ func loaded(t *testing.T, nodes []string, objects ...store.Object) (*lab, *kube.
 	l := newLab(t, nodes...)
 	for _, o := range objects {
 		l.put(t, map[string]schema.GroupVersionResource{
-			"*v1.Deployment": store.Deployments(), "*v1.PodDisruptionBudget": store.Budgets(), "*v1.Pod": store.Pods(), "*v1.StatefulSet": store.StatefulSets(),
+			"*v1.Deployment": store.Deployments(), "*v1.PodDisruptionBudget": store.Budgets(),
+			"*v1.Pod": store.Pods(), "*v1.StatefulSet": store.StatefulSets(),
 		}[fmt.Sprintf("%T", o)], o)
 	}
 	time.Sleep(20 * time.Second)

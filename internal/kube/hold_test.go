@@ -24,17 +24,15 @@ const (
 
 var settingsOfLonghorn = schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "settings"}
 
-// withSetting runs a test with Longhorn's setting as longhorn-manager writes it.
-func withSetting(t *testing.T, test func(t *testing.T, l *lab, c *kube.Client)) {
+// withSetting is a lab with Longhorn's setting as longhorn-manager writes it.
+func withSetting(t *testing.T) (*lab, *kube.Client) {
 	t.Helper()
-	must.Bubble(t, func(t *testing.T) {
-		l := newLab(t)
-		l.install(t, "longhorn.io", "v1beta2", "settings", "Setting", true)("longhorn-system", waitSetting, map[string]any{
-			"metadata": map[string]any{"name": waitSetting, "annotations": map[string]any{"longhorn.io/configmap-resource-version": "7"}},
-			"value":    "600", "status": map[string]any{"applied": true},
-		})
-		test(t, l, l.client(t, "system:masters"))
+	l := newLab(t)
+	l.install(t, "longhorn.io", "v1beta2", "settings", "Setting", true)("longhorn-system", waitSetting, map[string]any{
+		"metadata": map[string]any{"name": waitSetting, "annotations": map[string]any{"longhorn.io/configmap-resource-version": "7"}},
+		"value":    "600", "status": map[string]any{"applied": true},
 	})
+	return l, l.client(t, "system:masters")
 }
 
 // setting is the value, and the annotations besides Longhorn's own.
@@ -81,7 +79,8 @@ func (l *lab) requireSetting(t *testing.T, value, memo string) {
 
 // TestHoldAndGiveBack: the value and what was before are written at once, and come back exactly.
 func TestHoldAndGiveBack(t *testing.T) {
-	withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
+	must.Bubble(t, func(t *testing.T) {
+		l, c := withSetting(t)
 		require := func(want string) func(said string, err error) {
 			return func(said string, err error) {
 				t.Helper()
@@ -123,33 +122,32 @@ func TestHoldAndGiveBack(t *testing.T) {
 // TestHoldSurvivesFaults: a lost answer or a concurrent change neither loses what was before nor
 // overwrites another's change.
 func TestHoldSurvivesFaults(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		strike func(t *testing.T, l *lab)
 		was    string
-	}{
+	}
+	cases := map[string]row{
 		"the answer is lost": {func(_ *testing.T, l *lab) { l.loseAnswer() }, "600"},
 		"the change is lost": {func(_ *testing.T, l *lab) { l.loseChange() }, "600"},
 		"a person is faster": {func(t *testing.T, l *lab) { l.atFirstPatch(func() error { l.set(t, "700", ""); return nil }) }, "700"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
-				tc.strike(t, l)
-				must.Get(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))(t)
-				l.requireSetting(t, "900", `{"was":"`+tc.was+`","set":"900","nodes":{"wk1":900}}`)
-				must.Get(c.GiveBack(t.Context(), "Longhorn", "wk1"))(t)
-				l.requireSetting(t, tc.was, "")
-			})
-		})
-	}
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
+		l, c := withSetting(t)
+		tc.strike(t, l)
+		must.Get(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))(t)
+		l.requireSetting(t, "900", `{"was":"`+tc.was+`","set":"900","nodes":{"wk1":900}}`)
+		must.Get(c.GiveBack(t.Context(), "Longhorn", "wk1"))(t)
+		l.requireSetting(t, tc.was, "")
+	})
 }
 
 // TestHoldRefuses: nothing is written over what can't be understood, or without the right to.
 func TestHoldRefuses(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		do   func(t *testing.T, l *lab)
 		want string
-	}{
+	}
+	cases := map[string]row{
 		"an annotation that is not ours": {func(t *testing.T, l *lab) { l.set(t, "600", "{}") }, "annotation recast.dev/hold of Longhorn's setting " + waitSetting + " is not as recast writes it"},
 		"an annotation without a number": {func(t *testing.T, l *lab) { l.set(t, "900", `{"was":"{}","set":"900","nodes":{"wk1":900}}`) }, "is not as recast writes it"},
 		"no number":                      {func(t *testing.T, l *lab) { l.set(t, "{}", "") }, `Longhorn's setting ` + waitSetting + `: "{}" is not a number`},
@@ -161,22 +159,20 @@ func TestHoldRefuses(t *testing.T) {
 			l.put(t, settingsOfLonghorn, u)
 		}, "Longhorn has 2 settings " + waitSetting + " instead of one"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
-				tc.do(t, l)
-				value, memo := l.setting(t)
-				_, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
-				must.FailAs(t, err, fault.Refused, tc.want)
-				l.requireSetting(t, value, memo)
-			})
-		})
-	}
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
+		l, c := withSetting(t)
+		tc.do(t, l)
+		value, memo := l.setting(t)
+		_, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
+		must.FailAs(t, err, fault.Refused, tc.want)
+		l.requireSetting(t, value, memo)
+	})
 }
 
 // TestMayHold: doctor says beforehand that the right is missing; without it nothing is changed.
 func TestMayHold(t *testing.T) {
-	withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
+	must.Bubble(t, func(t *testing.T) {
+		l, c := withSetting(t)
 		must.Pass(t, c.MayHold(t.Context(), "Longhorn"))
 		l.Grant("readers", func(r kubeapi.Request) bool { return r.Verb == "get" || r.Verb == "list" })
 		reader := l.client(t, "readers")

@@ -174,7 +174,7 @@ type lacking struct {
 
 func TestLacksLabelsAndAnnotations(t *testing.T) {
 	t.Parallel()
-	checkLacks(t, map[string]lacking{
+	must.Each(t, map[string]lacking{
 		"nothing": {},
 		"what is missing or different": {
 			node: corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"same": "1", "other": "1"}}},
@@ -225,12 +225,12 @@ func TestLacksLabelsAndAnnotations(t *testing.T) {
 			node: corev1.Node{Spec: corev1.NodeSpec{ProviderID: "proxmox://lab/9011"}},
 			had:  cluster.NodeMetadata{Labels: map[string]string{"topology.kubernetes.io/zone": "a"}},
 		},
-	})
+	}, checkLacks)
 }
 
 func TestLacksTaints(t *testing.T) {
 	t.Parallel()
-	checkLacks(t, map[string]lacking{
+	must.Each(t, map[string]lacking{
 		"taints beside those that are there": {
 			node: corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{
 				{Key: "node.kubernetes.io/unschedulable", Effect: corev1.TaintEffectNoSchedule}, {Key: "disk", Value: "hdd", Effect: corev1.TaintEffectNoSchedule},
@@ -244,26 +244,21 @@ func TestLacksTaints(t *testing.T) {
 				{Key: "gpu", Effect: corev1.TaintEffectNoExecute},
 			},
 		},
-	})
+	}, checkLacks)
 }
 
-func checkLacks(t *testing.T, cases map[string]lacking) {
+func checkLacks(t *testing.T, tc lacking) {
 	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := missingMetadata(&tc.node, tc.had)
-			var want *nodePatch
-			if len(tc.labels)+len(tc.annotations)+len(tc.taints) > 0 {
-				want = &nodePatch{}
-				want.Metadata.Labels, want.Spec.Taints = tc.labels, tc.taints
-				for k, v := range tc.annotations {
-					want.annotate(k, &v)
-				}
-			}
-			must.Equal(t, "patch", want, got, cmpopts.EquateEmpty())
-		})
+	got := missingMetadata(&tc.node, tc.had)
+	var want *nodePatch
+	if len(tc.labels)+len(tc.annotations)+len(tc.taints) > 0 {
+		want = &nodePatch{}
+		want.Metadata.Labels, want.Spec.Taints = tc.labels, tc.taints
+		for k, v := range tc.annotations {
+			want.annotate(k, &v)
+		}
 	}
+	must.Equal(t, "patch", want, got, cmpopts.EquateEmpty())
 }
 
 // Users see which paths are taken to hold no data: no fewer and no more.

@@ -106,7 +106,9 @@ func (c *Client) PendingCertificates(ctx context.Context, node string) ([]string
 // decided reports whether a request was approved, denied, failed or served. An approved request waits for the signer,
 // not for approval.
 func decided(s certificatesv1.CertificateSigningRequestStatus) bool {
-	ends := []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed}
+	ends := []certificatesv1.RequestConditionType{
+		certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed,
+	}
 	return len(s.Certificate) > 0 || slices.ContainsFunc(s.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
 		return slices.Contains(ends, c.Type)
 	})

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -49,13 +48,14 @@ func (l *lab) in(t *testing.T, own cluster.OwnPod) *kube.Client {
 }
 
 func TestOwnNode(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		owner string
 		change
 		want string
 		err  string
 		kind fault.Kind
-	}{
+	}
+	cases := map[string]row{
 		"its pod":                  {want: "wk1"},
 		"no pod":                   {change: func(_ *lab, p *cluster.OwnPod) { *p = cluster.OwnPod{} }},
 		"another cluster's":        {change: func(_ *lab, p *cluster.OwnPod) { p.UID = "another" }},
@@ -63,25 +63,21 @@ func TestOwnNode(t *testing.T) {
 		"one that never leaves":    {owner: "DaemonSet", err: "a DaemonSet pod, which a drain leaves on its node", kind: fault.Refused},
 		"no answer":                {change: func(l *lab, _ *cluster.OwnPod) { l.fails("connection reset by peer") }, err: "read pod default/roll-x: no answer from"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1")
-				owner := "Job"
-				if c.owner != "" {
-					owner = c.owner
-				}
-				own := l.ownPod(t, owner)
-				if c.change != nil {
-					c.change(l, &own)
-				}
-				got, err := l.in(t, own).OwnNode(t.Context())
-				if got != c.want || (err != nil) != (c.err != "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind) {
-					t.Errorf("node %q, %v (kind %d); want %q, %q (kind %d)", got, err, fault.KindOf(err), c.want, c.err, c.kind)
-				}
-			})
-		})
-	}
+	must.Bubbles(t, cases, func(t *testing.T, c row) {
+		l := newLab(t, "wk1")
+		owner := "Job"
+		if c.owner != "" {
+			owner = c.owner
+		}
+		own := l.ownPod(t, owner)
+		if c.change != nil {
+			c.change(l, &own)
+		}
+		got, err := l.in(t, own).OwnNode(t.Context())
+		if got != c.want || (err != nil) != (c.err != "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind) {
+			t.Errorf("node %q, %v (kind %d); want %q, %q (kind %d)", got, err, fault.KindOf(err), c.want, c.err, c.kind)
+		}
+	})
 }
 
 type change func(*lab, *cluster.OwnPod)
@@ -92,7 +88,7 @@ func (l *lab) fails(why string) {
 
 // TestDrainOfOwnNode: recast's own pod is evicted last, and the drain does not wait for its end.
 func TestDrainOfOwnNode(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		before, during func(*testing.T, *lab)
 		of             func(*cluster.OwnPod) // what the environment says
 		delete         bool
@@ -101,7 +97,8 @@ func TestDrainOfOwnNode(t *testing.T) {
 		last           string // of the pods that it evicts or deletes
 		spared         bool   // it does not evict its own pod
 		took           time.Duration
-	}{
+	}
+	cases := map[string]row{
 		"it goes last": {kind: fault.Interrupted, err: "this run's own pod was evicted from wk1; the roll goes on", last: "evicting pod default/roll-x", took: 10 * time.Second},
 		"the name of a pod of another cluster": {
 			of: func(p *cluster.OwnPod) { p.UID = "another" }, kind: fault.Failed, err: "roll-x (still terminating, waiting for finalizers", took: 70 * time.Second,
@@ -125,42 +122,38 @@ func TestDrainOfOwnNode(t *testing.T) {
 			kind: fault.Interrupted, err: "this run's own pod was evicted from wk1", took: 15 * time.Second,
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1")
-				if c.before == nil && c.of == nil {
-					l.put(t, store.Deployments(), web(2))
-				} else if c.before != nil {
-					c.before(t, l)
-				}
-				own := l.ownPod(t, "Job")
-				time.Sleep(20 * time.Second)
-				if c.of != nil {
-					c.of(&own)
-				}
-				client := l.in(t, own)
-				must.Do(t, client.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
-				if c.during != nil {
-					time.AfterFunc(10*time.Second, func() { c.during(t, l) })
-				}
-				var said []string
-				start := time.Now()
-				err := client.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: c.delete}, func(s string) { said = append(said, s) })
-				must.FailAs(t, err, c.kind, c.err)
-				must.Take(t, start, 0, c.took)
-				evictions := slices.DeleteFunc(slices.Clone(said), func(s string) bool {
-					return !strings.HasPrefix(s, "evicting pod ") && !strings.HasPrefix(s, "deleting pod ")
-				})
-				if len(evictions) < 2 || !strings.HasPrefix(evictions[len(evictions)-1], c.last) {
-					t.Errorf("it says %q, want %q last", said, c.last)
-				}
-				if c.spared == slices.Contains(evictions, "evicting pod default/roll-x") {
-					t.Errorf("it says %q; its own pod spared: want %t", said, c.spared)
-				}
-			})
+	must.Bubbles(t, cases, func(t *testing.T, c row) {
+		l := newLab(t, "wk1")
+		if c.before == nil && c.of == nil {
+			l.put(t, store.Deployments(), web(2))
+		} else if c.before != nil {
+			c.before(t, l)
+		}
+		own := l.ownPod(t, "Job")
+		time.Sleep(20 * time.Second)
+		if c.of != nil {
+			c.of(&own)
+		}
+		client := l.in(t, own)
+		must.Do(t, client.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+		if c.during != nil {
+			time.AfterFunc(10*time.Second, func() { c.during(t, l) })
+		}
+		var said []string
+		start := time.Now()
+		err := client.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: c.delete}, func(s string) { said = append(said, s) })
+		must.FailAs(t, err, c.kind, c.err)
+		must.Take(t, start, 0, c.took)
+		evictions := slices.DeleteFunc(slices.Clone(said), func(s string) bool {
+			return !strings.HasPrefix(s, "evicting pod ") && !strings.HasPrefix(s, "deleting pod ")
 		})
-	}
+		if len(evictions) < 2 || !strings.HasPrefix(evictions[len(evictions)-1], c.last) {
+			t.Errorf("it says %q, want %q last", said, c.last)
+		}
+		if c.spared == slices.Contains(evictions, "evicting pod default/roll-x") {
+			t.Errorf("it says %q; its own pod spared: want %t", said, c.spared)
+		}
+	})
 }
 
 // stubbornWeb has pods that live until their grace period of 30 s is over.

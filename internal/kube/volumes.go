@@ -260,7 +260,9 @@ func (d *draining) watchBudgets(ctx context.Context, tell func(look bool)) error
 }
 
 // watched reports that the watch is in place, and then every event worth a look. err is the error of its beginning.
-func (c *Client) watched(ctx context.Context, what string, stream watch.Interface, err error, tell func(look bool), worth func(watch.Event) bool) error {
+func (c *Client) watched(
+	ctx context.Context, what string, stream watch.Interface, err error, tell func(look bool), worth func(watch.Event) bool,
+) error {
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", what, c.translate(err))
 	}
