@@ -43,6 +43,20 @@ func releaseHeld(t *testing.T, h *Held) {
 	must.Pass(t, errors.Join(h.Check(t.Context()), h.Release(t.Context())))
 }
 
+// requireMessage reports an error that is not of that kind, or that says anything else.
+func requireMessage(t *testing.T, err error, kind fault.Kind, want string) {
+	t.Helper()
+	must.FailAs(t, err, kind)
+	must.Equal(t, "message", want, clustertest.Message(err))
+}
+
+// requirePeek reports whether Peek finds a claim that it should not, or the other way round; message is its error.
+func requirePeek(t *testing.T, vms []cluster.VM, want bool, message string) {
+	t.Helper()
+	_, found, err := Peek(vms, "c1", 9000)
+	must.Equal(t, "peeked", []any{want, message}, []any{found, clustertest.Message(err)})
+}
+
 func TestClaimIsHeldAndGivenBack(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
@@ -83,9 +97,8 @@ func TestClaimIsRefusedWhileItsHolderLives(t *testing.T) {
 		start := time.Now()
 		_, err := c.Acquire(t.Context())
 		want := `take the claim of cluster c1: held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:00Z, which is alive (VM 9000 "recast-claim" on pve1)`
-		if clustertest.Message(err) != want || fault.KindOf(err) != fault.Claimed || len(fault.Hints(err)) == 0 {
-			t.Errorf("err = %v, want %s", err, want)
-		}
+		requireMessage(t, err, fault.Claimed, want)
+		must.Equal(t, "it has hints", true, len(fault.Hints(err)) > 0)
 		must.Take(t, start, 0, 30*time.Second)
 		want = "claim of cluster c1: held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:00Z; watching for up to 1m30s whether that run is alive"
 		must.Equal(t, "got", []string{want}, said)
@@ -141,9 +154,7 @@ func TestClaimIsTakenByOne(t *testing.T) {
 				releaseHeld(t, h)
 			}
 		}
-		if won != 1 || len(p.vms) != 0 {
-			t.Errorf("%d hold it; left: %v", won, p.vms)
-		}
+		must.Equal(t, "held by, VMs left", []int{1, 0}, []int{won, len(p.vms)})
 	})
 }
 
@@ -164,17 +175,13 @@ func TestClaimLostByASlowHolder(t *testing.T) {
 		})
 		time.Sleep(46 * time.Second)
 		want := "can't prove that we still hold the claim of cluster c1: no heartbeat has arrived for 2m16s" // after waiting for a heartbeat
-		if err := slow.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Refused {
-			t.Errorf("err = %v, want %s", err, want)
-		}
+		requireMessage(t, slow.Check(t.Context()), fault.Refused, want)
 		fast := acquire(t, claimant(p, "r2"))
 		if took := time.Since(p.state(t).Since); took < 0 || time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)) < 90*time.Second {
 			t.Error("taken over too early")
 		}
 		want = "lost the claim of cluster c1: to run r2 (pid 7 on ci-r2) since 2000-01-01T00:03:46Z"
-		if err := slow.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Claimed {
-			t.Errorf("err = %v, want %s", err, want)
-		}
+		requireMessage(t, slow.Check(t.Context()), fault.Claimed, want)
 		time.Sleep(10 * time.Minute) // it wakes up, and its write comes too late
 		must.Pass(t, errors.Join(slow.Release(t.Context()), fast.Check(t.Context())))
 		must.Equal(t, "got", []string{want}, said)
@@ -244,18 +251,14 @@ func TestClaimBeingCreated(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		half := cluster.VM{ID: 9000, Host: "pve1", Lock: "create", Config: map[string]string{"lock": "create"}}
 		p := newClaimPVE(half)
-		if _, found, err := Peek([]cluster.VM{half}, "c1", 9000); found || err != nil {
-			t.Errorf("peeked: %t, %v", found, err)
-		}
+		requirePeek(t, []cluster.VM{half}, false, "")
 		if tc.after > 0 {
 			whole := orphan(t, "r1")
 			time.AfterFunc(tc.after, func() { p.do(func() { p.vms[9000] = whole }) })
 			time.AfterFunc(10*time.Second, func() {
 				next, _ := claimant(nil, "r1").mine(5).Description()
 				vm, _ := p.VM(t.Context(), 9000)
-				if err := p.SetConfig(t.Context(), vm, map[string]string{"description": next}, nil); err != nil {
-					t.Error(err)
-				}
+				must.Pass(t, p.SetConfig(t.Context(), vm, map[string]string{"description": next}, nil))
 			})
 		}
 		_, err := claimant(p, "r2").Acquire(t.Context())

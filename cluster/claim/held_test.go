@@ -44,25 +44,19 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		p := newClaimPVE(tc.vm)
 		_, err := claimant(p, "r2").Acquire(t.Context())
-		if clustertest.Message(err) != "take the claim of cluster c1: "+tc.want || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1 {
-			t.Errorf("err = %v, want %s", err, tc.want)
-		}
-		if _, found, err := Peek([]cluster.VM{tc.vm}, "c1", 9000); found || clustertest.Message(err) != tc.want {
-			t.Errorf("peeked: %t, %v", found, err)
-		}
+		requireMessage(t, err, fault.Refused, "take the claim of cluster c1: "+tc.want)
+		must.Equal(t, "hints", 1, len(fault.Hints(err)))
+		requirePeek(t, []cluster.VM{tc.vm}, false, tc.want)
 		must.Equal(t, "changed", 0, len(p.changes))
 	})
 	s, found, err := Peek([]cluster.VM{{ID: 8999}, orphan(t, "r1")}, "c1", 9000)
-	if !found || err != nil || s.Run != "r1" || s.VM.ID != 9000 {
-		t.Errorf("peeked: %+v, %t, %v", s, found, err)
-	}
+	must.Pass(t, err)
+	must.Equal(t, "peeked", []any{true, "r1", cluster.VMID(9000)}, []any{found, s.Run, s.VM.ID})
 	newer.ID = 8999
-	if _, found, err := Peek([]cluster.VM{newer}, "c1", 9000); found || !strings.Contains(clustertest.Message(err), "a newer recast wrote it") {
-		t.Errorf("a newer recast holds it: %t, %v", found, err)
-	}
-	if _, found, err := Peek([]cluster.VM{{ID: 8999}}, "c1", 9000); found || err != nil {
-		t.Errorf("nobody holds it, yet: %t, %v", found, err)
-	}
+	_, found, err = Peek([]cluster.VM{newer}, "c1", 9000)
+	must.Fail(t, err, "a newer recast wrote it")
+	must.Equal(t, "a newer recast holds it, found", false, found)
+	requirePeek(t, []cluster.VM{{ID: 8999}}, false, "")
 }
 
 func TestClaimIsNotDeletedBlindly(t *testing.T) {
@@ -84,9 +78,8 @@ func TestClaimIsNotDeletedBlindly(t *testing.T) {
 			p.vms[9000] = vm
 		})
 		err := h.Release(t.Context())
-		if !strings.Contains(clustertest.Message(err), tc.want) || len(p.vms) != 1 || slices.Contains(p.changes, "delete") {
-			t.Errorf("err = %v, want %s; changes %q", err, tc.want, p.changes)
-		}
+		must.Contain(t, "message", clustertest.Message(err), tc.want)
+		must.Equal(t, "VMs, deleted", []any{1, false}, []any{len(p.vms), slices.Contains(p.changes, "delete")})
 	})
 }
 
@@ -134,9 +127,7 @@ func TestClaimDeletedByAPerson(t *testing.T) {
 		p.do(func() { delete(p.vms, 9000) })
 		time.Sleep(time.Minute)
 		want := "lost the claim of cluster c1: VM 9000 was deleted"
-		if err := h.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Claimed {
-			t.Errorf("err = %v, want %s", err, want)
-		}
+		requireMessage(t, h.Check(t.Context()), fault.Claimed, want)
 		release(t, h)
 		must.Equal(t, "changes", 1, len(p.changes))
 	})
@@ -164,9 +155,7 @@ func TestGuardChecksBeforeEveryChange(t *testing.T) {
 				}
 			}
 		}
-		if _, err := px.VM(t.Context(), 9001); err != nil {
-			t.Errorf("reading needs no claim: %v", err)
-		}
+		must.Pass(t, must.Err(px.VM(t.Context(), 9001))) // reading needs no claim
 	})
 }
 
@@ -189,9 +178,8 @@ func TestWriteEndsWithTheClaim(t *testing.T) {
 		must.Equal(t, "contexts left", 0, len(h.ends))
 		time.AfterFunc(20*time.Second, func() { p.do(func() { delete(p.vms, 9000) }) })
 		for range 2 {
-			if err := h.Write(t.Context(), send); fault.KindOf(err) != fault.Claimed || sent != 2 {
-				t.Errorf("sent %d times: %v", sent, err)
-			}
+			must.FailAs(t, h.Write(t.Context(), send), fault.Claimed)
+			must.Equal(t, "sent", 2, sent)
 		}
 	})
 }

@@ -90,6 +90,12 @@ func vmClaimant(p *claimPVE, l *leases, run string) *Claim {
 	return c
 }
 
+// requireNone reports a claim that is left.
+func requireNone(t *testing.T, p *claimPVE, l *leases) {
+	t.Helper()
+	must.Equal(t, "VMs left, a Lease", []any{0, false}, []any{len(p.vms), l.lease != nil})
+}
+
 func TestClaimAsLease(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{lose: 1}
@@ -101,18 +107,16 @@ func TestClaimAsLease(t *testing.T) {
 			t.Errorf("after an hour: %+v", l.lease)
 		}
 		_, err := leaseClaimant(p, l, "r2").Acquire(t.Context())
-		if want := "held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:05Z, which is alive (Lease kube-system/recast)"; fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), want) {
-			t.Errorf("a second one: %v", err)
-		}
+		must.FailAs(t, err, fault.Claimed)
+		want := "held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:05Z, which is alive (Lease kube-system/recast)"
+		must.Contain(t, "message", clustertest.Message(err), want)
 		s, held, err := PeekLease(t.Context(), l.Lease, "c1")
 		must.Equal(t, "peeked", []any{nil, true, "r1"}, []any{err, held, s.Run})
 		l.lose = 1
-		if err := h.Release(t.Context()); err != nil || l.lease != nil {
-			t.Errorf("released: %v, left %+v", err, l.lease)
-		}
-		if _, held, err := PeekLease(t.Context(), l.Lease, "c1"); held || err != nil {
-			t.Errorf("peeked after it was given back: %t, %v", held, err)
-		}
+		must.Pass(t, h.Release(t.Context()))
+		requireNone(t, p, l)
+		_, held, err = PeekLease(t.Context(), l.Lease, "c1")
+		must.Equal(t, "peeked after it was given back", []any{nil, false}, []any{err, held})
 	})
 }
 
@@ -133,9 +137,8 @@ func TestClaimsInTwoPlaces(t *testing.T) {
 		_, err := tc.second(p, l, "r2").Acquire(t.Context())
 		must.FailAs(t, err, fault.Claimed, tc.alive)
 		must.Pass(t, h.Check(t.Context()))
-		if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 || l.lease != nil {
-			t.Errorf("%v, left: %v, %+v", err, p.vms, l.lease)
-		}
+		must.Pass(t, h.Release(t.Context()))
+		requireNone(t, p, l)
 	})
 }
 
@@ -157,9 +160,7 @@ func TestClaimsInTwoPlacesAtOnce(t *testing.T) {
 		if got[0] == nil && got[1] == nil {
 			t.Error("both hold the claim")
 		}
-		if len(p.vms) > 0 || l.lease != nil {
-			t.Errorf("left: %v, %+v", p.vms, l.lease)
-		}
+		requireNone(t, p, l)
 	})
 }
 
@@ -167,9 +168,9 @@ func TestClaimLeftElsewhere(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(orphan(t, "r1")), &leases{}
 		_, err := leaseClaimant(p, l, "r2").Acquire(t.Context())
-		if want := "is the claim of run r1 (pid 7 on ci-r1) since"; fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), want) || len(p.vms) != 1 || l.lease != nil {
-			t.Errorf("err = %v; VMs %v, Lease %+v", err, p.vms, l.lease)
-		}
+		must.FailAs(t, err, fault.Refused)
+		must.Contain(t, "message", clustertest.Message(err), "is the claim of run r1 (pid 7 on ci-r1) since")
+		must.Equal(t, "VMs, a Lease", []any{1, false}, []any{len(p.vms), l.lease != nil})
 
 		ctx, kill := context.WithCancel(t.Context())
 		p.do(func() { clear(p.vms) })
@@ -261,9 +262,8 @@ func TestClaimOfAPrune(t *testing.T) {
 		prunes := acquire(t, claimant(p, "r2"))
 		time.AfterFunc(30*time.Second, func() { _ = prunes.Release(t.Context()) })
 		start := time.Now()
-		if err := h.Check(t.Context()); err != nil || time.Since(start) < 30*time.Second {
-			t.Errorf("%v, after %s", err, time.Since(start))
-		}
+		must.Pass(t, h.Check(t.Context()))
+		must.Equal(t, "it waited", true, time.Since(start) >= 30*time.Second)
 		again := acquire(t, claimant(p, "r3"))
 		defer again.Release(t.Context())
 		must.Fail(t, h.Check(t.Context()), "run r3")
@@ -279,9 +279,8 @@ func TestDeletedLeaseIsLost(t *testing.T) {
 		l.lease = nil
 		l.mu.Unlock()
 		time.Sleep(time.Minute)
-		if err := h.Check(t.Context()); fault.KindOf(err) != fault.Claimed || l.lease != nil {
-			t.Errorf("%v, there is %+v", err, l.lease)
-		}
+		must.FailAs(t, h.Check(t.Context()), fault.Claimed)
+		must.Equal(t, "a Lease", false, l.lease != nil)
 	})
 }
 
