@@ -38,13 +38,9 @@ func TestRequireOneCluster(t *testing.T) {
 	t.Parallel()
 	members, others := []cluster.Member{{Nodename: "cp1"}, {Nodename: "wk1"}}, []cluster.KubeNode{{Name: "a"}, {Name: "b"}}
 	must.FailAs(t, requireOneCluster(members, others), fault.Config, "Talos has the nodes cp1, wk1, Kubernetes has a, b")
-	for name, err := range map[string]error{
-		"one in common": requireOneCluster(members, append(others, cluster.KubeNode{Name: "wk1"})), "no kubeconfig": requireOneCluster(members, nil), "no discovery": requireOneCluster(nil, others),
-	} {
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
+	must.Pass(t, requireOneCluster(members, append(others, cluster.KubeNode{Name: "wk1"}))) // one in common
+	must.Pass(t, requireOneCluster(members, nil))                                           // no kubeconfig
+	must.Pass(t, requireOneCluster(nil, others))                                            // no discovery
 }
 
 // These are of two clusters.
@@ -66,9 +62,8 @@ func (onlyA) Nodes(context.Context) ([]cluster.KubeNode, error) {
 
 func TestTwoClustersAreNotDiscovered(t *testing.T) {
 	t.Parallel()
-	if _, _, _, err := discoverSources(t.Context(), observe.Sources{Proxmox: noVMs{}, Talos: onlyCP1{}, Kube: onlyA{}}); fault.KindOf(err) != fault.Config {
-		t.Errorf("err = %v", err)
-	}
+	_, _, _, err := discoverSources(t.Context(), observe.Sources{Proxmox: noVMs{}, Talos: onlyCP1{}, Kube: onlyA{}})
+	must.FailAs(t, err, fault.Config)
 }
 
 const discoveredUUID = "5ec0ffee-0000-4000-8000-000000009031"
@@ -114,20 +109,15 @@ func TestDiscoveredMatch(t *testing.T) {
 			c.change(&d)
 		}
 		err := d.match(append([]cluster.VM{vm}, c.others...))
-		switch {
-		case c.err != "":
-			must.Fail(t, err, c.err)
+		if must.Fail(t, err, c.err); c.err != "" {
 			continue
-		case err != nil:
-			t.Errorf("%s: %v", name, err)
 		}
 		var keys []string
 		for _, p := range d.Persistent {
 			keys = append(keys, p.Key)
 		}
-		if got := strings.Join(keys, " "); got != c.persistent || d.Holder != c.holder || d.System.Key != "scsi0" || d.Unproven != nil {
-			t.Errorf("%s: persistent %q of holder %d, system disk %q (%v); want %q, %d, scsi0", name, got, d.Holder, d.System.Key, d.Unproven, c.persistent, c.holder)
-		}
+		got := []any{strings.Join(keys, " "), d.Holder, d.System.Key, d.Unproven}
+		must.Equal(t, name+": persistent disks, their holder, system disk", []any{c.persistent, c.holder, "scsi0", nil}, got)
 	}
 }
 
@@ -161,14 +151,11 @@ func TestDiscoveryUnfinished(t *testing.T) {
 	} {
 		p := park(c.record)
 		d := Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, p}}
-		if err := d.unfinished(); (err != nil) != c.refused || d.Cluster != c.cluster {
-			t.Errorf("%s: cluster %q, %v", name, d.Cluster, err)
-		}
+		err := d.unfinished()
+		must.Equal(t, name+": refused, cluster", []any{c.refused, c.cluster}, []any{err != nil, d.Cluster})
 		p.Config["description"] = strings.Replace(p.Config["description"], `"version":1`, `"version":2`, 1)
 		d = Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, p}}
-		if err := d.unfinished(); (err != nil) != (c.record.UUID == discoveredUUID) {
-			t.Errorf("%s, by a newer recast: %v", name, err)
-		}
+		must.Equal(t, name+", by a newer recast: refused", c.record.UUID == discoveredUUID, d.unfinished() != nil)
 	}
 }
 
@@ -181,9 +168,7 @@ func TestDiscoveryVersions(t *testing.T) {
 	got := must.Get(d.Versions())(t)
 	must.Equal(t, "versions", []string{"v1.14.0-beta.1", "v1.13.9", "v1.9.5"}, got)
 	d.Nodes = append(d.Nodes, Discovered{Name: "odd"})
-	if _, err := d.Versions(); err == nil {
-		t.Error("a node without a version was taken")
-	}
+	must.Equal(t, "a node without a version is taken", false, must.Err(d.Versions()) == nil)
 }
 
 // machines answers for the addresses that are on.
@@ -324,7 +309,5 @@ func TestDiscoveryOwn(t *testing.T) {
 		}
 		must.Equal(t, "claims", tc.want, fmt.Sprint(got))
 	}
-	if !IsClaim(d.VMs[1]) || IsClaim(d.VMs[3]) {
-		t.Error("a claim is taken for a parking VM, or the other way round")
-	}
+	must.Equal(t, "a claim, and a parking VM, are claims", []bool{true, false}, []bool{IsClaim(d.VMs[1]), IsClaim(d.VMs[3])})
 }

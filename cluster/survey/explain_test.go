@@ -1,6 +1,7 @@
 package survey
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -62,12 +63,9 @@ func TestExplainRecreate(t *testing.T) {
 		"bring-up/finish/eject bring-up/finish/restore-settings bring-up/finish/restore-ha bring-up/finish/restore-node bring-up/finish/note-entry bring-up/finish/uncordon bring-up/finish/keep"
 	must.Equal(t, "steps", strings.Fields(want), strings.Fields(paths(e)))
 	drain := e.Steps[3]
-	if drain.Seconds != 30 || drain.SecondsFrom != "an earlier roll of it" || drain.TimeoutSeconds != 600 || drain.Risk != "disruptive" {
-		t.Errorf("%+v", drain)
-	}
-	if park := e.Steps[7]; park.Title != "park scsi0 as scsi30 of its parking VM" {
-		t.Errorf("%+v", park)
-	}
+	drains := fmt.Sprint(drain.Seconds, " ", drain.SecondsFrom, " ", drain.TimeoutSeconds, " ", drain.Risk)
+	must.Equal(t, "drain", "30 an earlier roll of it 600 disruptive", drains)
+	must.Equal(t, "title", "park scsi0 as scsi30 of its parking VM", e.Steps[7].Title)
 	for key, want := range map[string]Fate{"scsi0": FateReplaced, "scsi1": FateCarried, "scsi2": FatePods, "ide2": FateMedium} {
 		must.Equal(t, key, want, fateIn(e, key))
 	}
@@ -110,9 +108,7 @@ func TestExplainAFirewall(t *testing.T) {
 			wanted[1].Strategy = s
 			o.Found[1].Ties.Firewall = cluster.FirewallConfig{Options: cluster.FirewallEntry{"enable": "1"}}
 		})
-		if gets := strings.Contains(paths(e), "bring-up/attach/firewall"); gets != (s == cluster.Recreate) {
-			t.Errorf("%s: %s", s, paths(e))
-		}
+		must.Equal(t, string(s), s == cluster.Recreate, strings.Contains(paths(e), "bring-up/attach/firewall"))
 	}
 }
 
@@ -138,9 +134,8 @@ func TestExplainWhatIsImpossible(t *testing.T) {
 	if single.Plan.Strategy != cluster.InPlace || !strings.Contains(strings.Join(single.Strategies[0].Against, " "), "the only etcd member") {
 		t.Errorf("%s: %+v", single.Plan.Strategy, single.Strategies)
 	}
-	if !strings.Contains(paths(single), "upgrade/install upgrade/reboot wait-healthy finish/eject") || strings.Contains(paths(single), "fallback") {
-		t.Error(paths(single))
-	}
+	must.Contain(t, "steps", paths(single), "upgrade/install upgrade/reboot wait-healthy finish/eject")
+	must.Equal(t, "a fallback", false, strings.Contains(paths(single), "fallback"))
 }
 
 func TestExplainHolder(t *testing.T) {

@@ -285,9 +285,7 @@ func TestGrants(t *testing.T) {
 func TestLinesForRoot(t *testing.T) {
 	t.Parallel()
 	lines := Grants{{Path: "/", Role: "RecastCluster", Privileges: []string{"Sys.Audit"}, User: true, Token: true}}.Lines("root@pam!roll")
-	if got, want := lines[len(lines)-1], "pveum acl modify / --tokens 'root@pam!roll' --roles RecastCluster"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	must.Equal(t, "line", "pveum acl modify / --tokens 'root@pam!roll' --roles RecastCluster", lines[len(lines)-1])
 	must.Equal(t, "new token", []string{"pveum user token add root@pam roll --privsep 1"}, cluster.NewToken("root@pam!roll"))
 }
 
@@ -325,9 +323,7 @@ func TestPermissionsNote(t *testing.T) {
 		block := "## To roll by " + string(s) + "\n\n```sh\n" + strings.Join(lines, "\n") + "\n```\n"
 		must.Contain(t, "note", note, block)
 	}
-	if block := "```sh\n" + strings.Join(cluster.NewToken(token), "\n") + "\n```\n"; !strings.Contains(note, block) {
-		t.Errorf("docs/notes/permissions.md does not hold:\n%s", block)
-	}
+	must.Contain(t, "note", note, "```sh\n"+strings.Join(cluster.NewToken(token), "\n")+"\n```\n")
 	for _, o := range OptionalPrivileges([]string{"isos"}, nil, []string{"pve1"}) {
 		for _, n := range o.Needs {
 			must.Contain(t, "note", note, "`"+n.Privilege+"`")
@@ -353,14 +349,10 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 	o.Found[1].VM.Config["net0"] = "virtio=AA:BB:CC:DD:EE:FF,bridge=vmbr0,tag=7"
 	o.Found[1].VM.Config["hostpci0"] = "mapping=gpu,pcie=1"
 	o.Found[1].VM.Config["startup"] = "order=2"
-	if plan, err = planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}); err != nil {
-		t.Fatal(err)
-	}
+	plan = must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}))(t)
 	want = "the Proxmox token lacks privileges: Sys.Modify on /; Mapping.Use on /mapping/pci/gpu; SDN.Use on /sdn/zones/localnetwork/vmbr0"
 	must.Equal(t, "error", want, clustertest.Message(check(NeedsOf(plan, false), tree{"/": all})))
-	if err := check(needs, tree{}); err == nil {
-		t.Error("a token with nothing passed")
-	}
+	must.Equal(t, "a token with nothing passes", false, check(needs, tree{}) == nil)
 }
 
 // TestPlanTellsTheBlankMachineItsAddress: which setting is set, and which privileges that needs.

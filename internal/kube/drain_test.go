@@ -183,9 +183,7 @@ func TestAttachedVolumesFollowTheirPods(t *testing.T) {
 		must.Do(t, c.Drain(t.Context(), from, cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
 		must.Equal(t, "volumes attached right after the drain", 1, attached(from))
 		time.Sleep(5 * time.Second)
-		if got, want := []int{attached(from), attached(to)}, []int{0, 1}; !slices.Equal(got, want) {
-			t.Errorf("volumes attached to the old and new node: %v, want %v", got, want)
-		}
+		must.Equal(t, "volumes attached to the old and new node", []int{0, 1}, []int{attached(from), attached(to)})
 	})
 }
 

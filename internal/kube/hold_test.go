@@ -72,9 +72,8 @@ func (l *lab) set(t *testing.T, value, memo string) {
 
 func (l *lab) requireSetting(t *testing.T, value, memo string) {
 	t.Helper()
-	if v, m := l.setting(t); v != value || m != memo {
-		t.Errorf("it is %s, %s", v, m)
-	}
+	v, m := l.setting(t)
+	must.Equal(t, "value, memo", []string{value, memo}, []string{v, m})
 }
 
 // TestHoldAndGiveBack: the value and what was before are written at once, and come back exactly.
@@ -84,9 +83,7 @@ func TestHoldAndGiveBack(t *testing.T) {
 		require := func(want string) func(said string, err error) {
 			return func(said string, err error) {
 				t.Helper()
-				if err != nil || said != want {
-					t.Errorf("%q, %v", said, err)
-				}
+				must.Equal(t, "said, error", []any{want, nil}, []any{said, err})
 			}
 		}
 		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))

@@ -67,9 +67,7 @@ func TestWhy(t *testing.T) {
 			l := &leaving{pod: corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-1", Namespace: "shop"}}, answer: c.answer}
 			d := &draining{Client: &Client{}, DrainOptions: cluster.DrainOptions{Timeout: time.Minute, Delete: deletes}}
 			why, refused := d.why(l, c.budgets)
-			if why != c.why || refused != c.refused {
-				t.Errorf("%q, refused: %t", why, refused)
-			}
+			must.Equal(t, "why, refused", []any{c.why, c.refused}, []any{why, refused})
 			hints := strings.Join(d.hints, "\n")
 			if (hints == "") != (c.hint == "") || !strings.Contains(hints, c.hint) || strings.Contains(hints, "onTimeout: delete") != (c.hint != "" && !deletes) {
 				t.Errorf("deletes: %t, hints %q", deletes, d.hints)

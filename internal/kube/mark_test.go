@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -112,9 +111,8 @@ func TestCordonSeesWhoWasFaster(t *testing.T) {
 			return nil
 		}, nil)
 		must.Do(t, l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")))
-		if diff := cmp.Diff(cordoned{true, foreign}, l.cordon(t)); diff != "" || tries != 2 {
-			t.Errorf("after %d tries (-want +got):\n%s", tries, diff)
-		}
+		must.Equal(t, "cordon", cordoned{true, foreign}, l.cordon(t))
+		must.Equal(t, "tries", 2, tries)
 	})
 }
 
@@ -129,9 +127,7 @@ func TestCordonGivesUpOnANodeThatNeverRests(t *testing.T) {
 		}, nil)
 		err := l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2"))
 		must.Fail(t, err, "changed by someone else meanwhile")
-		if l.cordon(t).Unschedulable {
-			t.Error("the node is cordoned despite the error")
-		}
+		must.Equal(t, "cordoned despite the error", false, l.cordon(t).Unschedulable)
 	})
 }
 
@@ -282,8 +278,6 @@ func TestCordonGivesUp(t *testing.T) {
 			t.Errorf("%v, hints %q", err, fault.Hints(err))
 		}
 		must.Take(t, start, 0, c.within)
-		if l.cordon(t).Unschedulable {
-			t.Error("it is cordoned")
-		}
+		must.Equal(t, "cordoned", false, l.cordon(t).Unschedulable)
 	})
 }

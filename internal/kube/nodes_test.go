@@ -2,7 +2,7 @@ package kube_test
 
 import (
 	"encoding/base64"
-	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -66,9 +66,7 @@ func TestNodes(t *testing.T) {
 		one, err := c.Node(t.Context(), "wk1")
 		must.Do(t, err)
 		must.Equal(t, "one", got[0], one, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
-		if one, err := c.Node(t.Context(), "wk2"); !errors.Is(err, cluster.ErrNotFound) {
-			t.Errorf("node %v, error %v", one, err)
-		}
+		must.FailIs(t, must.Err(c.Node(t.Context(), "wk2")), cluster.ErrNotFound)
 	})
 }
 
@@ -194,16 +192,12 @@ func TestAPIServer(t *testing.T) {
 	}
 	ready := serve("127.42.7.11:6443", false)
 	unready := serve("127.42.7.12:7443", true)
-	if version, err := c.APIServer(t.Context(), ready); version != "v1.36.1" || err != nil {
-		t.Errorf("%q, %v", version, err)
-	}
-	if _, err := c.APIServer(t.Context(), unready); err == nil || err.Error() != "127.42.7.12:7443 is not ready: poststarthook/rbac/bootstrap-roles" {
-		t.Errorf("err = %v", err)
-	}
-	_, err := c.APIServer(t.Context(), netip.MustParseAddrPort("127.42.7.13:6443"))
-	if err == nil || !strings.Contains(strings.Join(fault.Hints(err), " "), "recast has to reach the API server of every control plane") {
-		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-	}
+	must.Equal(t, "version", "v1.36.1", must.Get(c.APIServer(t.Context(), ready))(t))
+	err := must.Err(c.APIServer(t.Context(), unready))
+	must.Equal(t, "error", "127.42.7.12:7443 is not ready: poststarthook/rbac/bootstrap-roles", fmt.Sprint(err))
+	err = must.Err(c.APIServer(t.Context(), netip.MustParseAddrPort("127.42.7.13:6443")))
+	hints := strings.Join(fault.Hints(err), " ")
+	must.Contain(t, "hints", hints, "recast has to reach the API server of every control plane")
 }
 
 // TestForeignAPIServer is not trusted.
@@ -274,8 +268,6 @@ users: [{name: u, user: {USER}}]
 		"no certificate":   {config("client-key-data: a2V5, client-certificate-data: " + base64.StdEncoding.EncodeToString([]byte("x"))), time.Time{}},
 		"not a kubeconfig": {"][", time.Time{}},
 	}, func(t *testing.T, tc row) {
-		if got := kube.Expires([]byte(tc.kubeconfig)); !got.Equal(tc.want) {
-			t.Errorf("got %s, want %s", got, tc.want)
-		}
+		must.Equal(t, "end", tc.want, kube.Expires([]byte(tc.kubeconfig)))
 	})
 }

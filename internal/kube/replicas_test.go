@@ -90,10 +90,8 @@ func TestReplicasOfLonghorn(t *testing.T) {
 		set.Spec.Template.Spec.NodeSelector = map[string]string{"none": "has it"}
 		l.put(t, store.DaemonSets(), set)
 		time.Sleep(time.Second)
-		got, err = c.Replicas(t.Context())
-		if err != nil || got[0].Away != "no pod of DaemonSet longhorn-system/longhorn-manager is ready" {
-			t.Errorf("%v, %+v", err, got)
-		}
+		got = must.Get(c.Replicas(t.Context()))(t)
+		must.Equal(t, "away", "no pod of DaemonSet longhorn-system/longhorn-manager is ready", got[0].Away)
 	})
 }
 
@@ -114,16 +112,13 @@ func TestReplicasUnread(t *testing.T) {
 		pages := map[string]page{"/apis": groups("longhorn.io"), at + "volumes": empty, at + "replicas": empty, at + "nodes": empty, at + "settings": empty}
 		pages[at+resource] = forbidden(t, resource, "longhorn.io")
 		_, err := serve(t, pages).Replicas(t.Context())
-		if want := `cannot list resource "` + resource + `" in API group "longhorn.io"`; fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", resource, err)
-		}
+		must.FailAs(t, err, fault.Refused, `cannot list resource "`+resource+`" in API group "longhorn.io"`)
 		must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), "roll.storage: {longhorn: off}", "the resources of Longhorn")
 	}
 	asked := 0
 	c := serveEach(t, func(*http.Request) (page, bool) { asked++; return groups("example.org"), true })
-	if got, err := c.Replicas(t.Context()); err != nil || got != nil || asked != 1 {
-		t.Errorf("%v, %v, after %d requests", got, err, asked)
-	}
+	got := must.Get(c.Replicas(t.Context()))(t)
+	must.Equal(t, "replicas known, requests", []any{false, 1}, []any{got != nil, asked})
 	must.Fail(t, must.Err(serve(t, map[string]page{"/apis": {http.StatusOK, `{"groups":[{"name":"longhorn.io","versions":[{"version":"v2"}]}]}`}}).Replicas(t.Context())), "longhorn.io is served as v2 only, recast knows v1beta2")
 }
 
