@@ -123,9 +123,7 @@ func TestCompare(t *testing.T) {
 	must.Each(t, compared, func(t *testing.T, c comparison) {
 		found, wanted := parse(t, c.found), parse(t, c.wanted)
 		must.Equal(t, "compare", c.want, config.Compare(found, wanted))
-		if found.Hash() == wanted.Hash() {
-			t.Error("the hashes are the same")
-		}
+		must.Equal(t, "the same hash", false, found.Hash() == wanted.Hash())
 	})
 }
 

@@ -72,9 +72,7 @@ func (tc planCase) check(t *testing.T) {
 		t.Fatalf("%v, refused %q, want %q", err, plan.Refused, tc.refused)
 	}
 	for i, want := range tc.refused {
-		if !strings.HasPrefix(plan.Refused[i], want) {
-			t.Errorf("refused %q, want %q", plan.Refused[i], want)
-		}
+		must.Contain(t, "refusal", "\n"+plan.Refused[i], "\n"+want)
 	}
 	if len(tc.refused) == 0 && plan.Work() != (tc.changes != "") {
 		t.Errorf("work: %+v", plan)
@@ -175,15 +173,11 @@ func TestKubeVersionOrder(t *testing.T) {
 		}
 		for j, b := range ordered {
 			y, _ := cluster.ParseVersion(b)
-			if x.Before(y) != (i < j) {
-				t.Errorf("%s before %s: %t", a, b, x.Before(y))
-			}
+			must.Equal(t, a+" before "+b, i < j, x.Before(y))
 		}
 	}
 	for _, bad := range []string{"", "latest", "v1.35", "1.35.4.2", "v1.x.0", "v1.35.4 "} {
-		if v, err := cluster.ParseVersion(bad); err == nil {
-			t.Errorf("%q is taken for %v", bad, v)
-		}
+		must.Equal(t, bad+" is a version", false, must.Err(cluster.ParseVersion(bad)) == nil)
 	}
 }
 
@@ -193,9 +187,7 @@ func TestCheckKubernetesVersion(t *testing.T) {
 		"v1.36.0": true, "1.36.0": true, "v1.36.0-rc.1": true, "v1.36.0-alpha.0": true,
 		"v1.36.0-rc": false, "v1.36.0-fips.1": false, "v1.36.0-rc.1.2": false, "v1.36.0+k3s1": false, "v1.36.0-rc.1+k3s1": false, "next": false,
 	} {
-		if err := cluster.CheckKubernetesVersion(s); (err == nil) != ok {
-			t.Errorf("%s: %v", s, err)
-		}
+		must.Equal(t, s, ok, cluster.CheckKubernetesVersion(s) == nil)
 	}
 }
 
@@ -218,9 +210,7 @@ func TestRetag(t *testing.T) {
 		"no letter":            {"mirror/kube-scheduler:1.34.6", like, "mirror/kube-scheduler:1.35.4"},
 	}, func(t *testing.T, tc row) {
 		got, err := cluster.Retag(tc.image, tc.like)
-		if got != tc.want || (err != nil) != (tc.want == "") {
-			t.Errorf("%q, %v, want %q", got, err, tc.want)
-		}
+		must.Equal(t, "image, error", []any{tc.want, tc.want == ""}, []any{got, err != nil})
 	})
 }
 
@@ -302,12 +292,8 @@ func TestRequireSame(t *testing.T) {
 		p := shown()
 		c.now(&p)
 		err := p.RequireSame(shown())
-		switch {
-		case c.want == "" && err != nil:
-			t.Errorf("err = %v", err)
-		case c.want != "" && (fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want)):
-			t.Errorf("err = %v, want it refused: %s", err, c.want)
-		}
+		must.Fail(t, err, c.want)
+		must.Equal(t, "refused", c.want != "", fault.KindOf(err) == fault.Refused)
 	})
 }
 

@@ -178,18 +178,14 @@ func TestDiffNamesEachPart(t *testing.T) {
 		return slices.Compact(out)
 	}
 	for i, a := range parts {
-		if got := codes(a.change); !slices.Equal(got, []string{a.code}) {
-			t.Errorf("%s: %v", a.code, got)
-		}
+		must.Equal(t, "codes", []string{a.code}, codes(a.change))
 		for _, b := range parts[i+1:] {
 			want := []string{a.code, b.code}
 			if a.code == "overlay-digest" && b.code == "overlay" {
 				want = []string{b.code} // of another overlay, the digest says nothing more
 			}
 			slices.Sort(want)
-			if got := codes(a.change, b.change); !slices.Equal(got, want) {
-				t.Errorf("%v: %v", want, got)
-			}
+			must.Equal(t, "codes", want, codes(a.change, b.change))
 		}
 	}
 }
@@ -224,9 +220,8 @@ func TestDriftWithFiles(t *testing.T) {
 		},
 	}
 	must.Equal(t, "other", want, other)
-	if got := d.WithFiles(FileCheck{}, errors.New("no answer")); got.Stale || !slices.Equal(got.Unread, []string{"no answer"}) {
-		t.Errorf("unread: %+v", got)
-	}
+	got := d.WithFiles(FileCheck{}, errors.New("no answer"))
+	must.Equal(t, "stale, unread", []any{false, []string{"no answer"}}, []any{got.Stale, got.Unread})
 }
 
 // TestStuckVolumesAreSaid at any time: what failed while the machine starts, too, but not what waits then.
@@ -277,9 +272,8 @@ func TestRunsFromISO(t *testing.T) {
 	m := clustertest.InSync()
 	m.FromISO, m.BootEntry = true, ""
 	for stage, want := range map[string]bool{"booting": true, "installing": true, "rebooting": true, "running": false} {
-		if m.Stage = stage; m.IsBeingInstalled() != want {
-			t.Errorf("stage %s: being installed is %t", stage, !want)
-		}
+		m.Stage = stage
+		must.Equal(t, stage, want, m.IsBeingInstalled())
 	}
 	reasons := cluster.DiffInstalled(clustertest.WantedBuild(), m.RunningSystem, "")
 	if len(reasons) == 0 || reasons[0].Code != "boot-iso" || !rollable(reasons[0].Code) {
@@ -434,7 +428,5 @@ func TestKubernetesVersionIsNotForARoll(t *testing.T) {
 		t.Errorf("a roll can do something about %+v", d)
 	}
 	f.Machine.TalosVersion = "v1.13.8"
-	if !Diff(w, f, clustertest.Past).Rollable() {
-		t.Error("a roll can do nothing about an old Talos")
-	}
+	must.Equal(t, "a roll can renew an old Talos", true, Diff(w, f, clustertest.Past).Rollable())
 }

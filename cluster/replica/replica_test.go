@@ -126,9 +126,8 @@ func TestUnhealed(t *testing.T) {
 	must.Each(t, cases, func(t *testing.T, tc row) {
 		must.Equal(t, "-want +got", tc.want, Unhealed(tc.systems, "a", tc.ailing))
 	})
-	if got, want := Ailing([]System{system(healthy("a")), system(healthy("a"), healthy("b"))}), []string{"ns/pvc-1"}; !slices.Equal(got, want) {
-		t.Errorf("ailing: %q", got)
-	}
+	ailing := Ailing([]System{system(healthy("a")), system(healthy("a"), healthy("b"))})
+	must.Equal(t, "ailing", []string{"ns/pvc-1"}, ailing)
 }
 
 // TestUnchecked: a health counts only once it was checked after the first look.
@@ -137,9 +136,7 @@ func TestUnchecked(t *testing.T) {
 	seen := map[string]string{}
 	for i, checked := range []string{"1", "1", "2", "3"} {
 		got := Unchecked(pool(func(v *Volume) { v.Checked = checked }), "a", seen)
-		if want := i < 2; (got != "") != want {
-			t.Errorf("look %d: %q", i, got)
-		}
+		must.Equal(t, fmt.Sprintf("look %d: unchecked", i), i < 2, got != "")
 	}
 	must.Equal(t, "of a node without OSDs", "", Unchecked(pool(func(*Volume) {}), "d", map[string]string{}))
 	must.Equal(t, "one that always knows", "", Unchecked([]System{system(healthy("a"))}, "a", seen))

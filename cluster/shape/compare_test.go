@@ -154,9 +154,7 @@ func TestCompare(t *testing.T) {
 		var got []string
 		for _, d := range ds {
 			got = append(got, string(d.When)+" "+d.String())
-			if (d.When == Never) != (d.Why != "") {
-				t.Errorf("%s: why = %q", d, d.Why)
-			}
+			must.Equal(t, d.String()+": has a reason", d.When == Never, d.Why != "")
 		}
 		must.Equal(t, "differences", c.want, got)
 		set := must.Get(Settings(vm, c.shape, append(ds.At(Live), ds.At(Off)...)))(t)
@@ -228,9 +226,7 @@ func TestSettleAgain(t *testing.T) {
 	px := clustertest.NewProxmox(vm)
 	px.SharedDisks = true
 	ask := func(w When) error { return RequireMigratable(t.Context(), px, vm, "pve2", w) }
-	if err := ask(Live); err != nil {
-		t.Error(err)
-	}
+	must.Pass(t, ask(Live))
 	must.FailAs(t, ask(Off), fault.Refused)
 	for call := range 2 {
 		px.FailAt = len(px.Made) + call + 1

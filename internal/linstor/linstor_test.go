@@ -167,9 +167,8 @@ func TestProperties(t *testing.T) {
 			"/v1/resource-definitions": `[{"name":"pvc-1","resource_group_name":"g","props":` + tc.definition + `}]`,
 			"/v1/resource-groups":      `[{"name":"g","props":` + tc.group + `}]`, "/v1/controller/properties": tc.controller,
 		})
-		if err != nil || s.Volumes[0].Majority != tc.want {
-			t.Errorf("%+v: %v, %v", tc, err, s.Volumes)
-		}
+		must.Pass(t, err)
+		must.Equal(t, fmt.Sprintf("majority, %+v", tc), tc.want, s.Volumes[0].Majority)
 	}
 }
 
