@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
@@ -66,17 +67,34 @@ func TestMemo(t *testing.T) {
 		}
 		must.Equal(t, "-want +got", tc.want, s)
 	})
-	if _, _, err := (Memo{}).With("{}", "a", 900, strconv.Atoi); err == nil {
-		t.Error("a value that is no number was changed")
-	}
+	_, _, err := (Memo{}).With("{}", "a", 900, strconv.Atoi)
+	must.Equal(t, "a value that is no number is changed", false, err == nil)
 }
 
-// TestHolding: a system waits longer only where that saves its copies, and never without end.
+// TestOwnValue: a value that recast has set is not the setting's own; a memo that can't be read is refused.
+func TestOwnValue(t *testing.T) {
+	t.Parallel()
+	text := must.Get(Memo{Was: "600", Set: "900", Nodes: map[string]int{"a": 900}}.Text())(t)
+	with := func(value, memo string) Setting {
+		return Setting{
+			Value: value, Number: strconv.Atoi, Beside: map[string]string{"memo": memo}, Key: "memo",
+			At: "annotation memo", Forget: "remove it",
+		}
+	}
+	alone := Setting{Value: "900"}
+	own := []string{must.Get(with("900", text).Own())(t), must.Get(with("300", text).Own())(t), must.Get(alone.Own())(t)}
+	must.Equal(t, "set by recast, by someone else since, by someone else", []string{"600", "300", "900"}, own)
+	err := must.Err(with("900", "{}").Own())
+	must.FailAs(t, err, fault.Refused, "annotation memo is not as recast writes it")
+	must.Equal(t, "hints", []string{"remove it"}, fault.Hints(err))
+}
+
 // evicting makes it a system that evicts node a after so long.
 func evicting(after time.Duration) func(*System) {
 	return func(s *System) { s.Evicts, s.Nodes = true, []Node{{Name: "a", Patience: after}} }
 }
 
+// TestHolding: a system waits longer only where that saves its copies, and never without end.
 func TestHolding(t *testing.T) {
 	t.Parallel()
 	type row struct {

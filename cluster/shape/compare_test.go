@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"context"
 	"maps"
 	"net/netip"
 	"strings"
@@ -141,6 +142,16 @@ func diskCases() map[string]comparing {
 	}
 }
 
+// resource is what Proxmox HA has of the VM.
+type resource struct {
+	cluster.TieReader
+	ha *cluster.HAResource
+}
+
+func (r resource) HAResource(context.Context, cluster.VMID) (*cluster.HAResource, error) {
+	return r.ha, nil
+}
+
 func TestCompare(t *testing.T) {
 	t.Parallel()
 	cases := settingCases()
@@ -162,7 +173,7 @@ func TestCompare(t *testing.T) {
 		for key, value := range set { // what Proxmox would have then is as wanted
 			vm.Config[key] = strings.Replace(value, "fast:10", "fast:vm-101-disk-9,size=10G", 1)
 		}
-		again := must.Get(Compare(vm, c.ha, c.shape))(t)
+		again := must.Get(Read(t.Context(), resource{ha: c.ha}, vm, c.shape))(t)
 		for _, d := range again {
 			if d.setting != "" && !d.grows && d.When != Never {
 				t.Errorf("once it is set: %s", d)
