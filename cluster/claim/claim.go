@@ -14,12 +14,11 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Claim is the cluster-wide mark that a run holds, so that there is one run per cluster: a VM that never starts,
-// with a fixed VMID. Its creation is atomic in the whole Proxmox cluster, and its description is changed by
-// compare-and-swap. A token that may not create VMs uses a Kubernetes Lease instead; a run that takes one of the
-// two checks the other first, so that they exclude each other. A recast.yaml with other proxmox.vmids gives the
-// claim another VMID: a run that takes a claim looks for all others in the whole Proxmox cluster (see
-// surroundings).
+// Claim is the cluster-wide mark that a run holds, so that there is one run per cluster: a VM that never starts, with
+// a fixed VMID. Its creation is atomic in the whole Proxmox cluster, and its description is changed by
+// compare-and-swap. A token that may not create VMs uses a Kubernetes Lease instead; a run that takes one of the two
+// checks the other first, so that they exclude each other. A recast.yaml with other proxmox.vmids gives the claim
+// another VMID: a run that takes a claim looks for all others in the whole Proxmox cluster (see surroundings).
 type Claim struct {
 	Proxmox interface {
 		cluster.Inventory
@@ -38,11 +37,9 @@ type Claim struct {
 
 	// Dead says whether a holder is a process of this machine that has ended; nil: never known.
 	Dead func(Holder) bool
-	// Suspended says whether a holder is a process of this machine that is stopped (Ctrl-Z, SIGSTOP); nil: never
-	// known.
+	// Suspended says whether a holder is a process of this machine that is stopped (Ctrl-Z, SIGSTOP); nil: never known.
 	Suspended func(Holder) bool
-	// Say receives what the claim waits for, and, from another goroutine, what fails while the
-	// claim is held; may be nil.
+	// Say receives what the claim waits for, and, from another goroutine, what fails while the claim is held; may be nil.
 	Say func(string)
 
 	Heartbeat time.Duration // 0: Heartbeat
@@ -65,17 +62,23 @@ func (c *Claim) say(format string, args ...any) {
 	}
 }
 
+// waiting says what it waits for, and in which steps.
+func (c *Claim) waiting(what string, atMost time.Duration) wait.For {
+	return wait.For{
+		Name: what + " of cluster " + c.Cluster, Every: c.heartbeat() / 3, Timeout: atMost,
+		Seen: func(seen string) { c.say("claim of cluster %s: %s", c.Cluster, seen) },
+	}
+}
+
 // places returns where our claim is kept and where another run's may be; nil: nowhere.
 func (c *Claim) places() (ours, others place) {
-	vm := vmPlace{px: c.Proxmox, cluster: c.Cluster, id: c.VMID, host: c.Host}
-	if c.Leases == nil {
-		return vm, nil
+	switch {
+	case c.Leases == nil:
+		return vmPlace{c}, nil
+	case c.InLease:
+		return leasePlace{c}, vmPlace{c}
 	}
-	lease := leasePlace{leases: c.Leases, cluster: c.Cluster, watch: c.watch()}
-	if c.InLease {
-		return lease, vm
-	}
-	return vm, lease
+	return vmPlace{c}, leasePlace{c}
 }
 
 // releaseOthers limits the release of our claim when another run's claim excludes it.
@@ -85,18 +88,18 @@ const releaseOthers = time.Minute
 // unchanged for Watch, and at once one whose holder is dead. The claim is kept alive until Release, or until ctx ends.
 func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
 	for {
-		if err := c.lookAround(ctx, false); err != nil {
+		if err := c.lookAround(ctx, false, nil); err != nil {
 			return nil, err
 		}
-		ours, others := c.places()
+		ours, _ := c.places()
 		a := acquisition{Claim: c, place: ours}
 		if err := a.until(ctx); err != nil {
 			return nil, err
 		}
-		held := hold(ctx, *c, ours, others, a.sent)
+		held := hold(ctx, *c, a.sent)
 		err := held.exclude(ctx)
 		if err == nil {
-			err = c.lookAround(ctx, !c.InLease)
+			err = c.lookAround(ctx, !c.InLease, nil)
 		}
 		if err == nil {
 			return held, nil
@@ -127,10 +130,7 @@ type acquisition struct {
 }
 
 func (a *acquisition) until(ctx context.Context) error {
-	return wait.Until(ctx, wait.For{
-		Name: "take the claim of cluster " + a.Cluster, Every: a.heartbeat() / 3, Timeout: 4 * a.watch(),
-		Seen: func(seen string) { a.say("claim of cluster %s: %s", a.Cluster, seen) },
-	}, a.look)
+	return wait.Until(ctx, a.waiting("take the claim", 4*a.watch()), a.look)
 }
 
 func (a *acquisition) look(ctx context.Context) (done bool, seen string, err error) {
@@ -230,8 +230,7 @@ func (a *acquisition) take(ctx context.Context, from State) (done bool, seen str
 	return a.took(sent, err)
 }
 
-// took reports the result of a change. If another run was faster, or no answer came, the place
-// is read again.
+// took reports the result of a change. If another run was faster, or no answer came, the place is read again.
 func (a *acquisition) took(sent time.Time, err error) (done bool, seen string, _ error) {
 	switch {
 	case err == nil:

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -20,17 +19,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// bubbles checks every case as a subtest of its own, each with its own clock.
-func bubbles[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
-	t.Helper()
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { check(t, c) })
-		})
-	}
-}
-
 func acquire(t *testing.T, c *Claim) *Held {
 	t.Helper()
 	h := must.Get(c.Acquire(t.Context()))(t)
@@ -39,22 +27,38 @@ func acquire(t *testing.T, c *Claim) *Held {
 
 func release(t *testing.T, h *Held) {
 	t.Helper()
-	if err := h.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must.Pass(t, h.Release(t.Context()))
+}
+
+// releaseAll leaves nothing behind.
+func releaseAll(t *testing.T, p *claimPVE, h *Held) {
+	t.Helper()
+	release(t, h)
+	must.Equal(t, "VMs left", 0, len(p.vms))
 }
 
 // releaseHeld gives back a claim that is still ours.
 func releaseHeld(t *testing.T, h *Held) {
 	t.Helper()
-	if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
-		t.Error(err)
-	}
+	must.Pass(t, errors.Join(h.Check(t.Context()), h.Release(t.Context())))
+}
+
+// requireMessage reports an error that is not of that kind, or that says anything else.
+func requireMessage(t *testing.T, err error, kind fault.Kind, want string) {
+	t.Helper()
+	must.FailAs(t, err, kind)
+	must.Equal(t, "message", want, clustertest.Message(err))
+}
+
+// requirePeek reports whether Peek finds a claim that it should not, or the other way round; message is its error.
+func requirePeek(t *testing.T, vms []cluster.VM, want bool, message string) {
+	t.Helper()
+	_, found, err := Peek(vms, "c1", 9000)
+	must.Equal(t, "peeked", []any{want, message}, []any{found, clustertest.Message(err)})
 }
 
 func TestClaimIsHeldAndGivenBack(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		vm, _ := p.VM(t.Context(), 9000)
@@ -71,26 +75,19 @@ func TestClaimIsHeldAndGivenBack(t *testing.T) {
 		if s := p.state(t); s.Beat < 230 || !s.Since.Equal(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)) {
 			t.Errorf("after an hour: %+v", s)
 		}
-		if err := h.Check(t.Context()); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, h.Check(t.Context()))
 		for range 2 {
 			release(t, h)
 		}
 		n := len(p.changes)
 		time.Sleep(time.Hour)
-		if len(p.vms) != 0 || len(p.changes) != n {
-			t.Errorf("left behind: %v, written after it: %q", p.vms, p.changes[n:])
-		}
-		if err := h.Check(t.Context()); fault.KindOf(err) != fault.Refused {
-			t.Errorf("checked after it was given back: %v", err)
-		}
+		must.Equal(t, "left behind, and changes", []any{0, n}, []any{len(p.vms), len(p.changes)})
+		must.FailAs(t, h.Check(t.Context()), fault.Refused)
 	})
 }
 
 func TestClaimIsRefusedWhileItsHolderLives(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		defer h.Release(t.Context())
@@ -100,12 +97,9 @@ func TestClaimIsRefusedWhileItsHolderLives(t *testing.T) {
 		start := time.Now()
 		_, err := c.Acquire(t.Context())
 		want := `take the claim of cluster c1: held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:00Z, which is alive (VM 9000 "recast-claim" on pve1)`
-		if clustertest.Message(err) != want || fault.KindOf(err) != fault.Claimed || len(fault.Hints(err)) == 0 {
-			t.Errorf("err = %v, want %s", err, want)
-		}
-		if took := time.Since(start); took > 30*time.Second {
-			t.Errorf("it took %s to see that the holder lives", took)
-		}
+		requireMessage(t, err, fault.Claimed, want)
+		must.Equal(t, "it has hints", true, len(fault.Hints(err)) > 0)
+		must.Take(t, start, 0, 30*time.Second)
 		want = "claim of cluster c1: held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:00Z; watching for up to 1m30s whether that run is alive"
 		must.Equal(t, "got", []string{want}, said)
 	})
@@ -119,7 +113,7 @@ func TestClaimOfAnEndedRun(t *testing.T) {
 		run  string
 		want time.Duration
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"a dead process of this machine": {dead, "r2", 0},
 		"an unknown holder":              {nil, "r2", 90 * time.Second},
 		"a holder on another machine":    {func(Holder) bool { return false }, "r2", 90 * time.Second},
@@ -130,9 +124,7 @@ func TestClaimOfAnEndedRun(t *testing.T) {
 		c.Dead = tc.dead
 		start := time.Now()
 		h := acquire(t, c)
-		if took := time.Since(start); took != tc.want {
-			t.Errorf("it took %s, want %s", took, tc.want)
-		}
+		must.Equal(t, "it took", tc.want, time.Since(start))
 		if s := p.state(t); s.Run != tc.run || s.Beat != 5 {
 			t.Errorf("claim is %+v", s)
 		}
@@ -143,7 +135,7 @@ func TestClaimOfAnEndedRun(t *testing.T) {
 func TestClaimIsTakenByOne(t *testing.T) {
 	t.Parallel()
 	cases := map[string][]cluster.VM{"unclaimed": nil, "unchanged": {orphan(t, "r0")}}
-	bubbles(t, cases, func(t *testing.T, vms []cluster.VM) {
+	must.Bubbles(t, cases, func(t *testing.T, vms []cluster.VM) {
 		p := newClaimPVE(vms...)
 		p.delay = time.Second // all runs have read before the first has written
 		held, errs := make([]*Held, 5), make([]error, 5)
@@ -162,15 +154,12 @@ func TestClaimIsTakenByOne(t *testing.T) {
 				releaseHeld(t, h)
 			}
 		}
-		if won != 1 || len(p.vms) != 0 {
-			t.Errorf("%d hold it; left: %v", won, p.vms)
-		}
+		must.Equal(t, "held by, VMs left", []int{1, 0}, []int{won, len(p.vms)})
 	})
 }
 
 func TestClaimLostByASlowHolder(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		var said []string
 		c := claimant(p, "r1")
@@ -186,21 +175,15 @@ func TestClaimLostByASlowHolder(t *testing.T) {
 		})
 		time.Sleep(46 * time.Second)
 		want := "can't prove that we still hold the claim of cluster c1: no heartbeat has arrived for 2m16s" // after waiting for a heartbeat
-		if err := slow.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Refused {
-			t.Errorf("err = %v, want %s", err, want)
-		}
+		requireMessage(t, slow.Check(t.Context()), fault.Refused, want)
 		fast := acquire(t, claimant(p, "r2"))
 		if took := time.Since(p.state(t).Since); took < 0 || time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)) < 90*time.Second {
 			t.Error("taken over too early")
 		}
 		want = "lost the claim of cluster c1: to run r2 (pid 7 on ci-r2) since 2000-01-01T00:03:46Z"
-		if err := slow.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Claimed {
-			t.Errorf("err = %v, want %s", err, want)
-		}
+		requireMessage(t, slow.Check(t.Context()), fault.Claimed, want)
 		time.Sleep(10 * time.Minute) // it wakes up, and its write comes too late
-		if err := errors.Join(slow.Release(t.Context()), fast.Check(t.Context())); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, errors.Join(slow.Release(t.Context()), fast.Check(t.Context())))
 		must.Equal(t, "got", []string{want}, said)
 		if s := p.state(t); s.Run != "r2" || s.Beat < 30 {
 			t.Errorf("claim is %+v", s)
@@ -215,7 +198,7 @@ func TestClaimThroughAnOutage(t *testing.T) {
 		outage time.Duration
 		during string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"short": {30 * time.Second, "read the claim of cluster c1: look up VM 9000: connection refused"},
 		"long":  {30 * time.Minute, "read the claim of cluster c1: look up VM 9000: connection refused"},
 	}, func(t *testing.T, tc row) {
@@ -227,9 +210,7 @@ func TestClaimThroughAnOutage(t *testing.T) {
 		time.Sleep(time.Minute + time.Second) // between two heartbeats
 		p.do(func() { p.down = true })
 		time.Sleep(tc.outage)
-		if err := h.Check(t.Context()); clustertest.Message(err) != tc.during {
-			t.Errorf("err = %v, want %s", err, tc.during)
-		}
+		must.Equal(t, "error", tc.during, clustertest.Message(h.Check(t.Context())))
 		p.do(func() { p.down = false })
 		start := time.Now()
 		err := h.Check(t.Context()) // no other run took it meanwhile
@@ -243,21 +224,16 @@ func TestClaimThroughAnOutage(t *testing.T) {
 }
 
 func TestClaimSurvivesLostAnswers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE(orphan(t, "r1"))
 		for _, run := range []string{"r2", "r3"} { // the first takes over, the second creates
 			p.do(func() { p.lose = map[string]int{"create": 1, "set": 1} })
 			h := acquire(t, claimant(p, run))
 			p.do(func() { p.lose["set"] = 1 })
 			time.Sleep(time.Minute)
-			if err := h.Check(t.Context()); err != nil {
-				t.Error(err)
-			}
+			must.Pass(t, h.Check(t.Context()))
 			p.do(func() { p.lose["set"], p.lose["delete"] = 1, 1 })
-			if err := h.Release(t.Context()); err != nil || len(p.vms) != 0 {
-				t.Errorf("err = %v, left: %v", err, p.vms)
-			}
+			releaseAll(t, p, h)
 		}
 	})
 }
@@ -269,30 +245,24 @@ func TestClaimBeingCreated(t *testing.T) {
 		kind  fault.Kind
 		want  string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"in a moment": {2 * time.Second, fault.Claimed, `take the claim of cluster c1: held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:10Z, which is alive (VM 9000 "recast-claim" on pve1)`},
 		"never":       {0, fault.Refused, `take the claim of cluster c1: VM 9000 "" on pve1 is locked by its creation (create), and nothing else is known of it`},
 	}, func(t *testing.T, tc row) {
 		half := cluster.VM{ID: 9000, Host: "pve1", Lock: "create", Config: map[string]string{"lock": "create"}}
 		p := newClaimPVE(half)
-		if _, found, err := Peek([]cluster.VM{half}, "c1", 9000); found || err != nil {
-			t.Errorf("peeked: %t, %v", found, err)
-		}
+		requirePeek(t, []cluster.VM{half}, false, "")
 		if tc.after > 0 {
 			whole := orphan(t, "r1")
 			time.AfterFunc(tc.after, func() { p.do(func() { p.vms[9000] = whole }) })
 			time.AfterFunc(10*time.Second, func() {
 				next, _ := claimant(nil, "r1").mine(5).Description()
 				vm, _ := p.VM(t.Context(), 9000)
-				if err := p.SetConfig(t.Context(), vm, map[string]string{"description": next}, nil); err != nil {
-					t.Error(err)
-				}
+				must.Pass(t, p.SetConfig(t.Context(), vm, map[string]string{"description": next}, nil))
 			})
 		}
 		_, err := claimant(p, "r2").Acquire(t.Context())
-		if clustertest.Message(err) != tc.want || fault.KindOf(err) != tc.kind {
-			t.Errorf("err = %v, want %s", err, tc.want)
-		}
+		must.Equal(t, "error", []any{tc.want, tc.kind}, []any{clustertest.Message(err), fault.KindOf(err)})
 	})
 }
 
@@ -300,25 +270,23 @@ func TestClaimBeingCreated(t *testing.T) {
 func TestDeletion(t *testing.T) {
 	t.Parallel()
 	const deletes = "qm set 9000 --protection 0 && qm destroy 9000"
-	for name, c := range map[string]struct {
+	type row struct {
 		change func(*cluster.VM)
 		want   bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"as recast made it": {func(*cluster.VM) {}, true},
 		"with a drive":      {func(vm *cluster.VM) { vm.Config["scsi0"] = "fast:vm-9000-disk-0" }, false},
 		"running":           {func(vm *cluster.VM) { vm.Running = true }, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := cluster.VM{ID: 9000, Name: VMName, Host: "pve1", Config: map[string]string{"description": claimMark + "{"}}
-			c.change(&vm)
-			_, found, err := Read(vm)
-			hint := strings.Join(fault.Hints(err), "\n")
-			if !found || strings.Contains(hint, deletes) != c.want || !strings.Contains(hint, "Else wait "+Watch.String()) {
-				t.Errorf("%t, %v, hint %s", found, err, hint)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		vm := cluster.VM{ID: 9000, Name: VMName, Host: "pve1", Config: map[string]string{"description": claimMark + "{"}}
+		c.change(&vm)
+		_, found, err := Read(vm)
+		hint := strings.Join(fault.Hints(err), "\n")
+		if !found || strings.Contains(hint, deletes) != c.want || !strings.Contains(hint, "Else wait "+Watch.String()) {
+			t.Errorf("%t, %v, hint %s", found, err, hint)
+		}
+	})
 }
 
 // claimPVE is a Proxmox cluster as far as a claim uses it: VMs with a digest that every change
@@ -461,7 +429,6 @@ func claimant(p *claimPVE, run string) *Claim {
 	}
 }
 
-// orphan is a claim whose holder has ended.
 func orphan(t *testing.T, run string) cluster.VM {
 	t.Helper()
 	c := claimant(nil, run)

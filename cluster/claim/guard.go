@@ -138,11 +138,9 @@ func (g guardedTalos) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid s
 }
 
 func (g guardedTalos) PullInstaller(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (supported bool, err error) {
-	err = g.held.Write(ctx, func(ctx context.Context) error {
-		supported, err = g.talos.PullInstaller(ctx, addr, uuid, installer, say)
-		return err
+	return written(ctx, g.held, func(ctx context.Context) (bool, error) {
+		return g.talos.PullInstaller(ctx, addr, uuid, installer, say)
 	})
-	return supported, err
 }
 
 func (g guardedTalos) PullImage(ctx context.Context, addr netip.Addr, uuid string, c cluster.Component, image string, say func(string)) error {
@@ -150,11 +148,9 @@ func (g guardedTalos) PullImage(ctx context.Context, addr netip.Addr, uuid strin
 }
 
 func (g guardedTalos) Install(ctx context.Context, addr netip.Addr, uuid, installer string, how cluster.Reboot, say func(string)) (reboots bool, err error) {
-	err = g.held.Write(ctx, func(ctx context.Context) error {
-		reboots, err = g.talos.Install(ctx, addr, uuid, installer, how, say)
-		return err
+	return written(ctx, g.held, func(ctx context.Context) (bool, error) {
+		return g.talos.Install(ctx, addr, uuid, installer, how, say)
 	})
-	return reboots, err
 }
 
 func (g guardedTalos) RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error {
@@ -182,15 +178,13 @@ func (g guardedTalos) StageConfig(ctx context.Context, addr netip.Addr, uuid str
 }
 
 func (g guardedTalos) CheckConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) (reboots bool, err error) {
-	err = g.held.Write(ctx, func(ctx context.Context) error { // the dry run may end a trial
-		reboots, err = g.talos.CheckConfig(ctx, addr, uuid, config)
-		return err
+	// the dry run may end a trial
+	return written(ctx, g.held, func(ctx context.Context) (bool, error) {
+		return g.talos.CheckConfig(ctx, addr, uuid, config)
 	})
-	return reboots, err
 }
 
-// GuardMaintenance returns a Maintenance that applies a configuration only while the claim is
-// still ours.
+// GuardMaintenance returns a Maintenance that applies a configuration only while the claim is still ours.
 func (h *Held) GuardMaintenance(m cluster.Maintenance) cluster.Maintenance {
 	return guardedMaintenance{MaintenanceReader: m, maintenance: m, held: h}
 }
@@ -251,19 +245,15 @@ func (g guardedKube) SetProxyImage(ctx context.Context, from, to string) error {
 }
 
 func (g guardedKube) HoldRebuild(ctx context.Context, system, node, run string, atLeast time.Duration) (said string, err error) {
-	err = g.held.Write(ctx, func(ctx context.Context) error {
-		said, err = g.kube.HoldRebuild(ctx, system, node, run, atLeast)
-		return err
+	return written(ctx, g.held, func(ctx context.Context) (string, error) {
+		return g.kube.HoldRebuild(ctx, system, node, run, atLeast)
 	})
-	return said, err
 }
 
 func (g guardedKube) GiveBack(ctx context.Context, system string, nodes ...string) (said string, err error) {
-	err = g.held.Write(ctx, func(ctx context.Context) error {
-		said, err = g.kube.GiveBack(ctx, system, nodes...)
-		return err
+	return written(ctx, g.held, func(ctx context.Context) (string, error) {
+		return g.kube.GiveBack(ctx, system, nodes...)
 	})
-	return said, err
 }
 
 // Drain evicts pods one by one, for minutes. If a heartbeat finds meanwhile that the claim was lost, Drain ends
@@ -288,6 +278,15 @@ func (h *Held) Write(ctx context.Context, send func(context.Context) error) erro
 	ctx, end := h.Within(ctx)
 	defer end()
 	return send(ctx)
+}
+
+// written is Write for a change that has a result.
+func written[T any](ctx context.Context, h *Held, send func(context.Context) (T, error)) (result T, err error) {
+	err = h.Write(ctx, func(ctx context.Context) error {
+		result, err = send(ctx)
+		return err
+	})
+	return result, err
 }
 
 // hook sends one change of Proxmox, at the time and under the conditions that it decides. vm is the VM whose lock
@@ -317,9 +316,8 @@ type patient struct {
 	say  func(text string)
 }
 
-// VM waits for the end of a backup that started the VM: while a stopped VM is backed up, it runs
-// without a guest (pve-manager's vzdump, in qemu-server, PVE/VZDump/QemuServer.pm,
-// enforce_vm_running_for_backup).
+// VM waits for the end of a backup that started the VM: while a stopped VM is backed up, it runs without a guest
+// (pve-manager's vzdump, in qemu-server, PVE/VZDump/QemuServer.pm, enforce_vm_running_for_backup).
 func (p *patient) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, err := p.px.VM(ctx, id)
 	if err != nil || !forBackup(vm) {

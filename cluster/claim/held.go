@@ -35,12 +35,13 @@ type Held struct {
 	unseen    bool          // the other place could not be read yet
 }
 
-func hold(ctx context.Context, c Claim, place, others place, sent time.Time) *Held {
+func hold(ctx context.Context, c Claim, sent time.Time) *Held {
 	ctx, cancel := context.WithCancel(ctx)
 	h := &Held{
-		claim: c, place: place, others: others, stop: cancel, gone: make(chan struct{}), alive: sent,
+		claim: c, stop: cancel, gone: make(chan struct{}), alive: sent,
 		ends: map[context.Context]context.CancelCauseFunc{}, excluding: make(chan struct{}, 1),
 	}
+	h.place, h.others = h.claim.places()
 	h.beats.Go(func() { h.beatOn(ctx) })
 	return h
 }
@@ -81,28 +82,18 @@ func (h *Held) Cover(ctx context.Context, nodes []cluster.VMID) error {
 	if !slices.ContainsFunc(nodes, func(id cluster.VMID) bool { return !slices.Contains(h.claim.Nodes, id) }) {
 		return nil
 	}
-	write := func() error {
-		s, err := h.current(ctx)
-		if err != nil {
-			return err
-		}
+	err := h.change(ctx, func(s State) error {
 		next := s
 		next.Nodes, next.Beat = nodes, s.Beat+1
 		return h.place.write(ctx, s, next)
-	}
-	err := write()
-	for range 2 {
-		if errors.Is(err, cluster.ErrChanged) || errors.Is(err, cluster.ErrLostAnswer) { // by a heartbeat, or it may have arrived
-			err = write()
-		}
-	}
+	})
 	if err != nil {
 		return fmt.Errorf("claim the nodes of cluster %s: %w", h.claim.Cluster, err)
 	}
 	h.mu.Lock()
 	h.claim.Nodes = nodes
 	h.mu.Unlock()
-	err = h.claim.lookAround(ctx, !h.claim.InLease)
+	err = h.claim.lookAround(ctx, !h.claim.InLease, nil)
 	if errors.Is(err, errYield) {
 		err = fault.WithHint(fault.ClaimHeld.Of(fault.As(fault.Claimed, err)), "run the same command again")
 	}
@@ -156,7 +147,7 @@ func (h *Held) afterSilence(ctx context.Context) error {
 	if !doubt {
 		return nil
 	}
-	err := h.claim.lookFor(ctx, !h.claim.InLease, func(rival State) error {
+	err := h.claim.lookAround(ctx, !h.claim.InLease, func(rival State) error {
 		return h.lose(fmt.Errorf("to %s, which has begun meanwhile (%s)", rival, rival.where()))
 	})
 	if err != nil {
@@ -250,7 +241,6 @@ func (h *Held) beatOn(ctx context.Context) {
 	}
 }
 
-// beat increments the counter once.
 func (h *Held) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, h.claim.heartbeat())
 	defer cancel()
@@ -301,20 +291,20 @@ func (h *Held) Release(ctx context.Context) error {
 }
 
 func (h *Held) giveBack(ctx context.Context) error {
-	err := h.release(ctx)
-	for range 2 {
-		// A heartbeat that was cancelled before its answer came may still have arrived.
-		if errors.Is(err, cluster.ErrChanged) || errors.Is(err, cluster.ErrLostAnswer) {
-			err = h.release(ctx)
+	return h.change(ctx, func(s State) error { return h.place.remove(ctx, s) })
+}
+
+// change changes our claim as read. It does so again if a heartbeat was faster, or if an answer was lost: a heartbeat
+// that was cancelled before its answer came may still have arrived.
+func (h *Held) change(ctx context.Context, do func(State) error) (err error) {
+	for range 3 {
+		var s State
+		if s, err = h.current(ctx); err == nil {
+			err = do(s)
+		}
+		if !errors.Is(err, cluster.ErrChanged) && !errors.Is(err, cluster.ErrLostAnswer) {
+			return err
 		}
 	}
 	return err
-}
-
-func (h *Held) release(ctx context.Context) error {
-	s, err := h.current(ctx)
-	if err != nil {
-		return err
-	}
-	return h.place.remove(ctx, s)
 }

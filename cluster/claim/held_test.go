@@ -2,7 +2,6 @@ package claim
 
 import (
 	"context"
-	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -34,7 +33,7 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 		vm   cluster.VM
 		want string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"a newer recast's claim":   {newer, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: a newer recast wrote it: its format is version 2, and this recast reads version 1`},
 		"another cluster's claim":  {other, `VM 9000 "recast-claim" on pve1 is the claim of cluster c2, not of c1`},
 		"with other Notes":         {edit(func(vm *cluster.VM) { vm.Config["description"] = "mine" }), `VM 9000 "recast-claim" on pve1 is a claim of recast, and someone has edited its Notes: which run holds it can't be read`},
@@ -45,27 +44,19 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		p := newClaimPVE(tc.vm)
 		_, err := claimant(p, "r2").Acquire(t.Context())
-		if clustertest.Message(err) != "take the claim of cluster c1: "+tc.want || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1 {
-			t.Errorf("err = %v, want %s", err, tc.want)
-		}
-		if _, found, err := Peek([]cluster.VM{tc.vm}, "c1", 9000); found || clustertest.Message(err) != tc.want {
-			t.Errorf("peeked: %t, %v", found, err)
-		}
-		if len(p.changes) > 0 {
-			t.Errorf("changed: %q", p.changes)
-		}
+		requireMessage(t, err, fault.Refused, "take the claim of cluster c1: "+tc.want)
+		must.Equal(t, "hints", 1, len(fault.Hints(err)))
+		requirePeek(t, []cluster.VM{tc.vm}, false, tc.want)
+		must.Equal(t, "changed", 0, len(p.changes))
 	})
 	s, found, err := Peek([]cluster.VM{{ID: 8999}, orphan(t, "r1")}, "c1", 9000)
-	if !found || err != nil || s.Run != "r1" || s.VM.ID != 9000 {
-		t.Errorf("peeked: %+v, %t, %v", s, found, err)
-	}
+	must.Pass(t, err)
+	must.Equal(t, "peeked", []any{true, "r1", cluster.VMID(9000)}, []any{found, s.Run, s.VM.ID})
 	newer.ID = 8999
-	if _, found, err := Peek([]cluster.VM{newer}, "c1", 9000); found || !strings.Contains(clustertest.Message(err), "a newer recast wrote it") {
-		t.Errorf("a newer recast holds it: %t, %v", found, err)
-	}
-	if _, found, err := Peek([]cluster.VM{{ID: 8999}}, "c1", 9000); found || err != nil {
-		t.Errorf("nobody holds it, yet: %t, %v", found, err)
-	}
+	_, found, err = Peek([]cluster.VM{newer}, "c1", 9000)
+	must.Fail(t, err, "a newer recast wrote it")
+	must.Equal(t, "a newer recast holds it, found", false, found)
+	requirePeek(t, []cluster.VM{{ID: 8999}}, false, "")
 }
 
 func TestClaimIsNotDeletedBlindly(t *testing.T) {
@@ -74,7 +65,7 @@ func TestClaimIsNotDeletedBlindly(t *testing.T) {
 		change func(*claimPVE, *cluster.VM)
 		want   string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"no quorum": {func(p *claimPVE, _ *cluster.VM) { p.noQuorum = true }, "the Proxmox cluster has no quorum"},
 		"running":   {func(_ *claimPVE, vm *cluster.VM) { vm.Running = true }, "is not as recast made it"},
 		"a drive":   {func(_ *claimPVE, vm *cluster.VM) { vm.Config["scsi0"] = "fast:vm-9000-disk-0" }, "is not as recast made it"},
@@ -87,17 +78,15 @@ func TestClaimIsNotDeletedBlindly(t *testing.T) {
 			p.vms[9000] = vm
 		})
 		err := h.Release(t.Context())
-		if !strings.Contains(clustertest.Message(err), tc.want) || len(p.vms) != 1 || slices.Contains(p.changes, "delete") {
-			t.Errorf("err = %v, want %s; changes %q", err, tc.want, p.changes)
-		}
+		must.Contain(t, "message", clustertest.Message(err), tc.want)
+		must.Equal(t, "VMs, deleted", []any{1, false}, []any{len(p.vms), slices.Contains(p.changes, "delete")})
 	})
 }
 
 // TestClaimRenamed: a claim that someone has renamed is given back all the same, and the next heartbeat
 // gives it its name again.
 func TestClaimRenamed(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		rename := func() {
@@ -110,67 +99,48 @@ func TestClaimRenamed(t *testing.T) {
 		rename()
 		time.Sleep(Heartbeat + time.Second)
 		p.do(func() {
-			if name := p.vms[9000].Config["name"]; name != VMName {
-				t.Errorf("after a heartbeat its name is %q", name)
-			}
+			must.Equal(t, "after a heartbeat its name is", VMName, p.vms[9000].Config["name"])
 		})
 		rename()
-		if err := h.Release(t.Context()); err != nil || len(p.vms) != 0 {
-			t.Errorf("err = %v, VMs %v", err, p.vms)
-		}
+		releaseAll(t, p, h)
 	})
 }
 
 func TestClaimEndsWithItsContext(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		ctx, cancel := context.WithCancel(t.Context())
 		h := must.Get(claimant(p, "r1").Acquire(ctx))(t)
 		cancel()
 		time.Sleep(time.Minute)
-		if n := len(p.changes); n != 1 {
-			t.Errorf("%d changes after the context had ended", n-1)
-		}
-		if err := h.Check(t.Context()); fault.KindOf(err) != fault.Refused {
-			t.Errorf("err = %v", err)
-		}
-		if _, err := claimant(p, "r2").Acquire(ctx); !errors.Is(err, context.Canceled) {
-			t.Errorf("err = %v", err)
-		}
-		if err := h.Release(t.Context()); err != nil || len(p.vms) != 0 {
-			t.Errorf("err = %v, left: %v", err, p.vms)
-		}
+		must.Equal(t, "changes after the context had ended", 1, len(p.changes))
+		must.FailAs(t, h.Check(t.Context()), fault.Refused)
+		must.FailIs(t, must.Err(claimant(p, "r2").Acquire(ctx)), context.Canceled)
+		releaseAll(t, p, h)
 	})
 }
 
 func TestClaimDeletedByAPerson(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		p.do(func() { delete(p.vms, 9000) })
 		time.Sleep(time.Minute)
 		want := "lost the claim of cluster c1: VM 9000 was deleted"
-		if err := h.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Claimed {
-			t.Errorf("err = %v, want %s", err, want)
-		}
-		if err := h.Release(t.Context()); err != nil || len(p.changes) != 1 {
-			t.Errorf("err = %v, changes %q", err, p.changes)
-		}
+		requireMessage(t, h.Check(t.Context()), fault.Claimed, want)
+		release(t, h)
+		must.Equal(t, "changes", 1, len(p.changes))
 	})
 }
 
 // Reflection finds the guarded methods, so a method that does not check fails here.
 func TestGuardChecksBeforeEveryChange(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		px := h.Guard(p)
-		if err := px.CreateVM(t.Context(), "pve1", 9001, nil); err != nil || len(p.vms) != 2 {
-			t.Errorf("while it is held: %v, %v", err, p.vms)
-		}
+		must.Pass(t, px.CreateVM(t.Context(), "pve1", 9001, nil))
+		must.Equal(t, "VMs", 2, len(p.vms))
 		p.do(func() { delete(p.vms, 9000) }) // claimPVE panics on every call that it does not serve
 		for _, of := range []reflect.Type{reflect.TypeFor[cluster.Editor](), reflect.TypeFor[cluster.HA](), reflect.TypeFor[cluster.Power]()} {
 			for m := range of.Methods() {
@@ -185,16 +155,13 @@ func TestGuardChecksBeforeEveryChange(t *testing.T) {
 				}
 			}
 		}
-		if _, err := px.VM(t.Context(), 9001); err != nil {
-			t.Errorf("reading needs no claim: %v", err)
-		}
+		must.Pass(t, must.Err(px.VM(t.Context(), 9001))) // reading needs no claim
 	})
 }
 
 // TestWriteEndsWithTheClaim: a change that is being sent ends when the claim is lost, and none is sent afterwards.
 func TestWriteEndsWithTheClaim(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		sent := 0
@@ -207,14 +174,12 @@ func TestWriteEndsWithTheClaim(t *testing.T) {
 				return nil
 			}
 		}
-		if err := h.Write(t.Context(), send); err != nil || len(h.ends) != 0 {
-			t.Errorf("while it is held: %v, %d contexts left", err, len(h.ends))
-		}
+		must.Pass(t, h.Write(t.Context(), send))
+		must.Equal(t, "contexts left", 0, len(h.ends))
 		time.AfterFunc(20*time.Second, func() { p.do(func() { delete(p.vms, 9000) }) })
 		for range 2 {
-			if err := h.Write(t.Context(), send); fault.KindOf(err) != fault.Claimed || sent != 2 {
-				t.Errorf("sent %d times: %v", sent, err)
-			}
+			must.FailAs(t, h.Write(t.Context(), send), fault.Claimed)
+			must.Equal(t, "sent", 2, sent)
 		}
 	})
 }
@@ -235,9 +200,7 @@ func TestAfterASilenceHostsAreJudgedAlike(t *testing.T) {
 			time.Sleep(20 * time.Second) // a heartbeat arrives
 			start := time.Now()
 			err := h.Check(t.Context())
-			if took := time.Since(start); took != 90*time.Second {
-				t.Errorf("%s: it took %s", why, took)
-			}
+			must.Equal(t, why, 90*time.Second, time.Since(start))
 			if refused != (err != nil) || refused && fault.KindOf(err) != fault.Refused {
 				t.Errorf("%s: %v", why, err)
 			}

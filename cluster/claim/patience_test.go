@@ -65,7 +65,7 @@ func TestPatience(t *testing.T) {
 		hint     string
 		said     []string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"free":                        {before: true},
 		"locked since":                {lock: "backup", lasts: 3 * minute, before: true, took: 3 * minute, said: []string{"waiting for VM 101: it is locked (backup)"}},
 		"locked already":              {lock: "snapshot-delete", lasts: minute, took: minute, said: []string{"waiting for VM 101: it is locked (snapshot-delete)"}},
@@ -87,15 +87,11 @@ func TestPatience(t *testing.T) {
 		px := WithPatience(f, 2*time.Second, func(text string) { said = append(said, text) })
 		start := time.Now()
 		err := px.SetConfig(t.Context(), read, map[string]string{"onboot": "0"}, nil)
-		if took := time.Since(start); took < c.took || took > c.took+2*time.Second {
-			t.Errorf("it took %s, want %s", took, c.took)
-		}
+		must.Take(t, start, c.took, c.took+2*time.Second)
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || f.done != map[bool]int{true: 1}[err == nil] {
 			t.Errorf("done %d times: %v; want %q", f.done, err, c.err)
 		}
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-			t.Errorf("hints %q lack %q", hints, c.hint)
-		}
+		must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), c.hint)
 		must.Equal(t, "said", c.said, said)
 	})
 }
@@ -113,13 +109,11 @@ func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 	}
 	type reading func(cluster.Proxmox, context.Context, cluster.VMID) (cluster.VMState, error)
 	cases := map[string]reading{"VM": whole, "VMState": cluster.Proxmox.VMState}
-	bubbles(t, cases, func(t *testing.T, read reading) {
+	must.Bubbles(t, cases, func(t *testing.T, read reading) {
 		f := &lockedVM{vm: cluster.VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
 		px := WithPatience(f, 2*time.Second, func(string) {})
 		vm, err := read(px, t.Context(), 101)
-		if err != nil || vm.Running {
-			t.Errorf("%+v, %v", vm, err)
-		}
+		must.Equal(t, "error and value", []any{nil, false}, []any{err, vm.Running})
 		f.vm.QMP = "running" // now its guest runs
 		f.until = time.Now().Add(time.Hour)
 		if vm, err := read(px, t.Context(), 101); err != nil || !vm.Running {
@@ -166,7 +160,7 @@ func TestPatienceWithATarget(t *testing.T) {
 		later func(to *cluster.VM)
 		moved int
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"as it was":         {func(*cluster.VM) {}, 1},
 		"another VM":        {func(to *cluster.VM) { to.Config["smbios1"] = "uuid=b" }, 0},
 		"on another host":   {func(to *cluster.VM) { to.Host = "pve2" }, 0},

@@ -90,33 +90,33 @@ func vmClaimant(p *claimPVE, l *leases, run string) *Claim {
 	return c
 }
 
+// requireNone reports a claim that is left.
+func requireNone(t *testing.T, p *claimPVE, l *leases) {
+	t.Helper()
+	must.Equal(t, "VMs left, a Lease", []any{0, false}, []any{len(p.vms), l.lease != nil})
+}
+
 func TestClaimAsLease(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{lose: 1}
 		h := acquire(t, leaseClaimant(p, l, "r1"))
 		time.Sleep(time.Hour)
-		if err := h.Check(t.Context()); err != nil || len(p.changes) > 0 {
-			t.Errorf("%v, changes of VMs: %q", err, p.changes)
-		}
+		must.Pass(t, h.Check(t.Context()))
+		must.Equal(t, "changes of VMs", 0, len(p.changes))
 		if l.revision < 230 || l.lease.Holder != "recast run r1, pid 7 on ci-r1" || l.lease.Duration != 90*time.Second || time.Since(l.lease.Renewed) > 15*time.Second {
 			t.Errorf("after an hour: %+v", l.lease)
 		}
 		_, err := leaseClaimant(p, l, "r2").Acquire(t.Context())
-		if want := "held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:05Z, which is alive (Lease kube-system/recast)"; fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), want) {
-			t.Errorf("a second one: %v", err)
-		}
+		must.FailAs(t, err, fault.Claimed)
+		want := "held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:05Z, which is alive (Lease kube-system/recast)"
+		must.Contain(t, "message", clustertest.Message(err), want)
 		s, held, err := PeekLease(t.Context(), l.Lease, "c1")
-		if err != nil || !held || s.Run != "r1" {
-			t.Errorf("peeked: %+v, %t, %v", s, held, err)
-		}
+		must.Equal(t, "peeked", []any{nil, true, "r1"}, []any{err, held, s.Run})
 		l.lose = 1
-		if err := h.Release(t.Context()); err != nil || l.lease != nil {
-			t.Errorf("released: %v, left %+v", err, l.lease)
-		}
-		if _, held, err := PeekLease(t.Context(), l.Lease, "c1"); held || err != nil {
-			t.Errorf("peeked after it was given back: %t, %v", held, err)
-		}
+		must.Pass(t, h.Release(t.Context()))
+		requireNone(t, p, l)
+		_, held, err = PeekLease(t.Context(), l.Lease, "c1")
+		must.Equal(t, "peeked after it was given back", []any{nil, false}, []any{err, held})
 	})
 }
 
@@ -128,28 +128,22 @@ func TestClaimsInTwoPlaces(t *testing.T) {
 		first, second maker
 		alive         string
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"a VM first":    {vmClaimant, leaseClaimant, `(VM 9000 "recast-claim" on pve1)`},
 		"a Lease first": {leaseClaimant, vmClaimant, "(Lease kube-system/recast)"},
 	}, func(t *testing.T, tc row) {
 		p, l := newClaimPVE(), &leases{}
 		h := acquire(t, tc.first(p, l, "r1"))
 		_, err := tc.second(p, l, "r2").Acquire(t.Context())
-		if fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), tc.alive) {
-			t.Errorf("err = %v", err)
-		}
-		if err := h.Check(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 || l.lease != nil {
-			t.Errorf("%v, left: %v, %+v", err, p.vms, l.lease)
-		}
+		must.FailAs(t, err, fault.Claimed, tc.alive)
+		must.Pass(t, h.Check(t.Context()))
+		must.Pass(t, h.Release(t.Context()))
+		requireNone(t, p, l)
 	})
 }
 
 func TestClaimsInTwoPlacesAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
 		var got [2]error
 		var both sync.WaitGroup
@@ -166,26 +160,21 @@ func TestClaimsInTwoPlacesAtOnce(t *testing.T) {
 		if got[0] == nil && got[1] == nil {
 			t.Error("both hold the claim")
 		}
-		if len(p.vms) > 0 || l.lease != nil {
-			t.Errorf("left: %v, %+v", p.vms, l.lease)
-		}
+		requireNone(t, p, l)
 	})
 }
 
 func TestClaimLeftElsewhere(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(orphan(t, "r1")), &leases{}
 		_, err := leaseClaimant(p, l, "r2").Acquire(t.Context())
-		if want := "is the claim of run r1 (pid 7 on ci-r1) since"; fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), want) || len(p.vms) != 1 || l.lease != nil {
-			t.Errorf("err = %v; VMs %v, Lease %+v", err, p.vms, l.lease)
-		}
+		must.FailAs(t, err, fault.Refused)
+		must.Contain(t, "message", clustertest.Message(err), "is the claim of run r1 (pid 7 on ci-r1) since")
+		must.Equal(t, "VMs, a Lease", []any{1, false}, []any{len(p.vms), l.lease != nil})
 
 		ctx, kill := context.WithCancel(t.Context())
 		p.do(func() { clear(p.vms) })
-		if _, err := leaseClaimant(p, l, "r3").Acquire(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(leaseClaimant(p, l, "r3").Acquire(ctx))(t)
 		kill()
 		start := time.Now()
 		h := acquire(t, vmClaimant(p, l, "r4"))
@@ -204,7 +193,7 @@ func TestClaimWithoutKubernetes(t *testing.T) {
 		err   error
 		taken bool
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"away":          {fmt.Errorf("%w from it", cluster.ErrNoAnswer), true},
 		"forbidden":     {fault.Refusedf("leases is forbidden"), false},
 		"another error": {errors.New("unauthorized"), false},
@@ -218,9 +207,7 @@ func TestClaimWithoutKubernetes(t *testing.T) {
 			time.Sleep(time.Minute)
 			releaseHeld(t, h)
 		}
-		if len(p.vms) > 0 {
-			t.Errorf("left: %v", p.vms)
-		}
+		must.Equal(t, "left", 0, len(p.vms))
 		if _, err := leaseClaimant(p, l, "r2").Acquire(t.Context()); err == nil {
 			t.Error("a Lease was taken that could not be read")
 		}
@@ -231,7 +218,7 @@ func TestClaimWithoutKubernetes(t *testing.T) {
 // Lease yields; an orphaned Lease is deleted.
 func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 	t.Parallel()
-	bubbles(t, map[string]bool{"alive": true, "dead": false}, func(t *testing.T, alive bool) {
+	must.Bubbles(t, map[string]bool{"alive": true, "dead": false}, func(t *testing.T, alive bool) {
 		p, l := newClaimPVE(), &leases{}
 		ctx, kill := context.WithCancel(t.Context())
 		defer kill()
@@ -258,9 +245,7 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 		}
 		release(t, second)
 		if alive {
-			if err := errors.Join(first.Check(t.Context()), first.Release(t.Context())); err != nil {
-				t.Errorf("who has the Lease: %v", err)
-			}
+			must.Pass(t, errors.Join(first.Check(t.Context()), first.Release(t.Context())))
 		}
 		if l.lease != nil {
 			t.Errorf("left: %+v", l.lease)
@@ -270,55 +255,46 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 
 // TestClaimOfAPrune: a run that does not look for the Lease is waited for.
 func TestClaimOfAPrune(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
 		h := acquire(t, leaseClaimant(p, l, "r1"))
 		defer h.Release(t.Context())
 		prunes := acquire(t, claimant(p, "r2"))
 		time.AfterFunc(30*time.Second, func() { _ = prunes.Release(t.Context()) })
 		start := time.Now()
-		if err := h.Check(t.Context()); err != nil || time.Since(start) < 30*time.Second {
-			t.Errorf("%v, after %s", err, time.Since(start))
-		}
+		must.Pass(t, h.Check(t.Context()))
+		must.Equal(t, "it waited", true, time.Since(start) >= 30*time.Second)
 		again := acquire(t, claimant(p, "r3"))
 		defer again.Release(t.Context())
-		if err := h.Check(t.Context()); err == nil || !strings.Contains(clustertest.Message(err), "run r3") {
-			t.Errorf("while it goes on: %v", err)
-		}
+		must.Fail(t, h.Check(t.Context()), "run r3")
 	})
 }
 
 // TestDeletedLeaseIsLost: a heartbeat does not create a deleted Lease again.
 func TestDeletedLeaseIsLost(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := &leases{}
 		h := acquire(t, leaseClaimant(newClaimPVE(), l, "r1"))
 		l.mu.Lock()
 		l.lease = nil
 		l.mu.Unlock()
 		time.Sleep(time.Minute)
-		if err := h.Check(t.Context()); fault.KindOf(err) != fault.Claimed || l.lease != nil {
-			t.Errorf("%v, there is %+v", err, l.lease)
-		}
+		must.FailAs(t, h.Check(t.Context()), fault.Claimed)
+		must.Equal(t, "a Lease", false, l.lease != nil)
 	})
 }
 
 // TestLeaseChecksTakeTurns: a node that waits for another node's check of Proxmox,
 // which does not answer, ends with its context.
 func TestLeaseChecksTakeTurns(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
 		h := acquire(t, leaseClaimant(p, l, "r1"))
 		p.do(func() { p.down = true })
 		looks, cancel := context.WithCancel(t.Context())
 		var first sync.WaitGroup
 		first.Go(func() {
-			if err := h.Check(looks); !errors.Is(err, context.Canceled) {
-				t.Errorf("who looks: %v", err)
-			}
+			must.FailIs(t, h.Check(looks), context.Canceled)
 		})
 		synctest.Wait() // until it reads Proxmox
 		ctx, end := context.WithTimeout(t.Context(), time.Second)
@@ -337,7 +313,7 @@ func TestLeaseChecksTakeTurns(t *testing.T) {
 func TestForeignLeases(t *testing.T) {
 	t.Parallel()
 	type row struct{ claim, want string }
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"no version":      {`{"cluster": "c1", "run": "r1"}`, "Lease kube-system/recast: the claim in it can't be read: someone has edited it: it lacks its version"},
 		"not ours":        {"", "Lease kube-system/recast: the claim in it can't be read: unexpected end of JSON input"},
 		"of another name": {`{"version": 1, "cluster": "c2", "run": "r1"}`, "Lease kube-system/recast is the claim of cluster c2, not of c1"},

@@ -40,22 +40,19 @@ var errYield = errors.New("another run has begun at the same moment")
 
 // surroundings looks for everything in the whole Proxmox cluster that excludes a claim.
 //
-// Creating a VM is atomic for one number only, so two recast.yaml with different proxmox.vmids
-// may both create their claim. Each run creates its own, waits for the end of that task, and
-// then lists all VMs. It continues only once a list that shows its own claim shows no rival. Of
-// two runs at least one does not continue: if each claim were missing from the other run's
-// list, each would have been created after that list.
+// Creating a VM is atomic for one number only, so two recast.yaml with different proxmox.vmids may both create their
+// claim. Each run creates its own, waits for the end of that task, and then lists all VMs. It continues only once a
+// list that shows its own claim shows no rival. Of two runs at least one does not continue: if each claim were missing
+// from the other run's list, each would have been created after that list.
 //
-// The list is current enough for that: Proxmox makes it for each request from the register of
-// guests in the cluster file system (pve-manager, PVE/API2/Cluster.pm, resources; pve-cluster,
-// PVE/Cluster.pm, cfs_update), whose changes every node applies in one order (pve-cluster,
-// pmxcfs/dcdb.c, dcdb_deliver); only the usage figures in it are about 10 s old. A VM that is
-// still being created is no rival yet: its run lists after its creation, and then sees ours.
+// The list is current enough for that: Proxmox makes it for each request from the register of guests in the cluster
+// file system (pve-manager, PVE/API2/Cluster.pm, resources; pve-cluster, PVE/Cluster.pm, cfs_update), whose changes
+// every node applies in one order (pve-cluster, pmxcfs/dcdb.c, dcdb_deliver); only the usage figures in it are about
+// 10 s old. A VM that is still being created is no rival yet: its run lists after its creation, and then sees ours.
 //
-// Of two runs that began at the same moment, the one with the higher number deletes its claim
-// and watches the other. The lower one waits until the higher claim is deleted, or until its
-// counter proves that its run continues: the two never both continue, and if both yield, the
-// higher one tries again.
+// Of two runs that began at the same moment, the one with the higher number deletes its claim and watches the other.
+// The lower one waits until the higher claim is deleted, or until its counter proves that its run continues: the two
+// never both continue, and if both yield, the higher one tries again.
 type surroundings struct {
 	*Claim
 	ours bool // our own claim is a VM, and exists
@@ -70,18 +67,10 @@ type surroundings struct {
 
 // lookAround waits until nothing excludes our claim. A live rival is an error of kind fault.Claimed; what a dead
 // rival left is a refusal, because its own recast.yaml has to finish that. errYield, if our claim exists, says to
-// yield.
-func (c *Claim) lookAround(ctx context.Context, ours bool) error {
-	return c.lookFor(ctx, ours, nil)
-}
-
-// lookFor is lookAround, but ends with the error that met makes of a rival; nil: it watches the rival.
-func (c *Claim) lookFor(ctx context.Context, ours bool, met func(State) error) error {
+// yield. If met is not nil, a rival is not watched, but means the error of met.
+func (c *Claim) lookAround(ctx context.Context, ours bool, met func(State) error) error {
 	s := &surroundings{Claim: c, ours: ours, met: met, away: map[string]time.Time{}}
-	return wait.Until(ctx, wait.For{
-		Name: "look for other claims of cluster " + c.Cluster, Every: c.heartbeat() / 3, Timeout: 4 * c.watch(),
-		Seen: func(seen string) { c.say("claim of cluster %s: %s", c.Cluster, seen) },
-	}, s.look)
+	return wait.Until(ctx, c.waiting("look for other claims", 4*c.watch()), s.look)
 }
 
 func (s *surroundings) look(ctx context.Context) (done bool, seen string, err error) {
@@ -105,7 +94,7 @@ func (s *surroundings) look(ctx context.Context) (done bool, seen string, err er
 		return s.watchRival(rivals[0], asked)
 	}
 	s.watching = false
-	if err := s.strays(vms); err != nil {
+	if err := Strays(vms, s.Cluster, s.VMIDs, s.Nodes); err != nil && !s.Parked {
 		return false, "", wait.Stop(err)
 	}
 	if seen, err = s.hostsAway(away, asked); err != nil || seen != "" {
@@ -154,13 +143,11 @@ func (c *Claim) rivalAlive(r State) error {
 	return fault.WithHint(fault.ClaimHeld.Of(err), "wait until that run has ended; recast status shows how far it is. Then %s", c.agree(r))
 }
 
-// leftBy refuses because of a rival whose run does not continue.
 func (c *Claim) leftBy(r State, how string) error {
 	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is the claim of %s, which %s: %s", r.VM, r, how, c.differs(r)),
 		"if that run has ended, recast roll with its own recast.yaml takes the claim over, finishes what it left and deletes the claim; recast status shows what that is, recast runbook claim-held what to do without that file. Then %s", c.agree(r))
 }
 
-// differs says how the two recast.yaml differ.
 func (c *Claim) differs(r State) string {
 	text := fmt.Sprintf("it was made with proxmox.vmids %s, and this recast.yaml has %s", r.VMIDs, c.VMIDs)
 	if r.Cluster != c.Cluster {
@@ -179,7 +166,6 @@ func (s State) OfOtherRange(ours cluster.VMID, vmids cluster.VMIDRange) error {
 	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is a claim of this cluster: %s", s.VM, c.differs(s)), "%s", c.agree(s))
 }
 
-// agree says what to change in the two recast.yaml.
 func (c *Claim) agree(r State) string {
 	if r.Cluster != c.Cluster {
 		return "give the Talos cluster one name, and the same proxmox.vmids, in every recast.yaml"
@@ -229,15 +215,6 @@ func (s *surroundings) hostsAway(away *cluster.HostsAway, asked time.Time) (seen
 	return "", nil
 }
 
-// strays refuses if another recast.yaml has parked disks: parking VMs of our cluster outside
-// our range, and unfinished replacements of our nodes under another cluster name.
-func (c *Claim) strays(vms []cluster.VM) error {
-	if c.Parked {
-		return nil
-	}
-	return Strays(vms, c.Cluster, c.VMIDs, c.Nodes)
-}
-
 // Strays returns the refusal of parking VMs that were made with another recast.yaml of the same Talos cluster; nil
 // if there are none. Parking VMs of a cluster with that name must be within vmids. A parking VM of another cluster
 // name counts while its record is open and names one of the nodes' VMs.
@@ -270,7 +247,6 @@ func Strays(vms []cluster.VM, name string, vmids cluster.VMIDRange, nodes []clus
 	return err
 }
 
-// holds says what a record's parking VM contains.
 func holds(r parking.Record) string {
 	if r.Open {
 		return "holds, in an unfinished replacement, the disks of"
@@ -281,10 +257,9 @@ func holds(r parking.Record) string {
 // exclude makes sure that no run holds the claim in the other of its two places. Each run
 // writes its own place before it reads the other: of two runs, at least one sees the other.
 //
-// A Lease can't be read while the Kubernetes API is unavailable, and the API may be what this
-// run has to repair. The run then continues: a run that holds the Lease can't prove it either,
-// and changes nothing. Once the API is back, this run checks again before its next change, and
-// it is the one that yields.
+// A Lease can't be read while the Kubernetes API is unavailable, and the API may be what this run has to repair. The
+// run then continues: a run that holds the Lease can't prove it either, and changes nothing. Once the API is back,
+// this run checks again before its next change, and it is the one that yields.
 func (h *Held) exclude(ctx context.Context) error {
 	if h.others == nil {
 		return nil
@@ -322,10 +297,8 @@ func (h *Held) stillAlone(ctx context.Context) error {
 // awaitNoVM waits until there is no claim in Proxmox: a run that made such a claim after ours either sees the Lease
 // and yields, or only prunes, which does not use Kubernetes.
 func (h *Held) awaitNoVM(ctx context.Context) error {
-	return wait.Until(ctx, wait.For{
-		Name: "nobody else holds the claim of cluster " + h.claim.Cluster, Every: h.claim.heartbeat() / 3, Timeout: h.claim.watch(),
-		Seen: func(seen string) { h.claim.say("claim of cluster %s: %s", h.claim.Cluster, seen) },
-	}, func(ctx context.Context) (bool, string, error) {
+	alone := h.claim.waiting("nobody else holds the claim", h.claim.watch())
+	return wait.Until(ctx, alone, func(ctx context.Context) (bool, string, error) {
 		s, err := h.others.read(ctx)
 		switch f, forming := errors.AsType[*formingError](err); {
 		case errors.Is(err, cluster.ErrNotFound):

@@ -33,14 +33,8 @@ func TestClaimsOfTwoRanges(t *testing.T) {
 			h := acquire(t, claimantAt(p, "r1", 9000))
 			n := len(p.changes)
 			_, err := claimantAt(p, "r2", second).Acquire(t.Context())
-			if fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), `which is alive (VM 9000 "recast-claim" on pve1)`) {
-				t.Errorf("the second: %v", err)
-			}
-			for _, want := range []string{"proxmox.vmids 9000-9099", cluster.VMIDRange{First: second, Last: second + 99}.String()} {
-				if !strings.Contains(clustertest.Message(err), want) {
-					t.Errorf("it does not name %s: %v", want, err)
-				}
-			}
+			theirs := cluster.VMIDRange{First: second, Last: second + 99}.String()
+			must.FailAs(t, err, fault.Claimed, `which is alive (VM 9000 "recast-claim" on pve1)`, "proxmox.vmids 9000-9099", theirs)
 			p.do(func() {
 				if slices.ContainsFunc(p.changes[n:], func(c string) bool { return c != "set" }) {
 					t.Errorf("changes: %q", p.changes[n:])
@@ -50,9 +44,7 @@ func TestClaimsOfTwoRanges(t *testing.T) {
 			if h, err = claimantAt(p, "r2", second).Acquire(t.Context()); err != nil {
 				t.Fatal("afterwards:", err)
 			}
-			if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 {
-				t.Errorf("%v, left %v", err, p.vms)
-			}
+			releaseAll(t, p, h)
 		})
 	}
 }
@@ -71,16 +63,12 @@ func TestClaimsOfTwoRangesAtOnce(t *testing.T) {
 					time.Sleep(max(0, after))
 					h, err := c.Acquire(t.Context())
 					if err != nil {
-						if fault.KindOf(err) != fault.Claimed {
-							t.Errorf("late %s, delay %s: %s: %v", late, delay, c.Run, err)
-						}
+						must.FailAs(t, err, fault.Claimed)
 						return
 					}
 					p.do(func() { holding++; won++; most = max(most, holding) })
 					time.Sleep(5 * time.Minute)
-					if err := h.Check(t.Context()); err != nil {
-						t.Errorf("late %s, delay %s: %s: %v", late, delay, c.Run, err)
-					}
+					must.Pass(t, h.Check(t.Context()))
 					p.do(func() { holding-- })
 					release(t, h)
 				}
@@ -202,7 +190,7 @@ func leftovers() map[string]leftover {
 // TestWhatAnotherRangeHasLeft: only its own recast.yaml may finish it.
 func TestWhatAnotherRangeHasLeft(t *testing.T) {
 	t.Parallel()
-	bubbles(t, leftovers(), func(t *testing.T, tc leftover) {
+	must.Bubbles(t, leftovers(), func(t *testing.T, tc leftover) {
 		p := newClaimPVE(tc.vm(t))
 		c := claimantAt(p, "r1", 9000)
 		c.Nodes, c.Parked = []cluster.VMID{102}, tc.prune
@@ -216,11 +204,7 @@ func TestWhatAnotherRangeHasLeft(t *testing.T) {
 			return
 		}
 		said := clustertest.Message(err) + strings.Join(fault.Hints(err), "\n")
-		for _, want := range tc.want {
-			if !strings.Contains(said, want) {
-				t.Errorf("it lacks %q: %s", want, said)
-			}
-		}
+		must.Contain(t, "said", said, tc.want...)
 		if fault.KindOf(err) != fault.Refused || len(p.changes) > 0 || time.Since(start) != tc.after {
 			t.Errorf("kind %d, changes %q, after %s", fault.KindOf(err), p.changes, time.Since(start))
 		}
@@ -239,9 +223,7 @@ func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 		p.away = away(cluster.IsOffline)
 		start := time.Now()
 		h := acquire(t, claimantAt(p, "r1", 9000))
-		if took := time.Since(start); took != 90*time.Second {
-			t.Errorf("offline: it took %s", took)
-		}
+		must.Equal(t, "offline: it took", 90*time.Second, time.Since(start))
 		release(t, h)
 		p.away = away("does not answer")
 		_, err := claimantAt(p, "r1", 9000).Acquire(t.Context())
@@ -257,8 +239,7 @@ func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 
 // TestAHolderWhoseHostWasAway: the run that began meanwhile did not see its claim.
 func TestAHolderWhoseHostWasAway(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		first := acquire(t, claimantAt(p, "r1", 9000))
 		ctx, end := first.Within(t.Context())
@@ -271,22 +252,17 @@ func TestAHolderWhoseHostWasAway(t *testing.T) {
 		second := acquire(t, c)
 		p.do(func() { p.away = nil })
 		time.Sleep(20 * time.Second) // a heartbeat arrives
-		if err := first.Check(t.Context()); fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), "to run r2 (pid 7 on ci-r2)") || !strings.Contains(clustertest.Message(err), "which has begun meanwhile") {
-			t.Errorf("the first goes on: %v", err)
-		}
+		must.FailAs(t, first.Check(t.Context()), fault.Claimed, "to run r2 (pid 7 on ci-r2)", "which has begun meanwhile")
 		if err := second.Check(t.Context()); err != nil || context.Cause(ctx) == nil {
 			t.Errorf("the second: %v; the first's context: %v", err, context.Cause(ctx))
 		}
-		if err := errors.Join(first.Release(t.Context()), second.Release(t.Context())); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, errors.Join(first.Release(t.Context()), second.Release(t.Context())))
 	})
 }
 
 // TestCover: a claim taken before the nodes were known is changed to name them.
 func TestCover(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimantAt(p, "r1", 9000))
 		p.do(func() { p.lose = map[string]int{"set": 1} })
@@ -297,27 +273,21 @@ func TestCover(t *testing.T) {
 		}
 		other := claimantAt(p, "r2", 9100)
 		other.Cluster, other.Nodes = "c2", []cluster.VMID{102}
-		if _, err := other.Acquire(t.Context()); fault.KindOf(err) != fault.Claimed {
-			t.Errorf("another name: %v", err)
-		}
+		must.FailAs(t, must.Err(other.Acquire(t.Context())), fault.Claimed)
 		n := len(p.changes)
-		if err := h.Cover(t.Context(), []cluster.VMID{102}); err != nil || len(p.changes) != n {
-			t.Errorf("%v, %q", err, p.changes[n:])
-		}
+		must.Pass(t, h.Cover(t.Context(), []cluster.VMID{102}))
+		must.Equal(t, "changes", n, len(p.changes))
 		release(t, h)
 	})
 }
 
 // TestALateDelete: Proxmox executes a run's delete when the number is already the next run's.
 func TestALateDelete(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		late := p.vms[9000]
-		if err := h.Release(t.Context()); err != nil || len(p.vms) > 0 {
-			t.Fatal(err, p.vms)
-		}
+		releaseAll(t, p, h)
 		h = acquire(t, claimant(p, "r2"))
 		if err := p.DeleteVM(t.Context(), late); err == nil || len(p.vms) != 1 {
 			t.Errorf("the late delete: %v, left %v", err, p.vms)
@@ -337,8 +307,7 @@ func TestALateDelete(t *testing.T) {
 
 // TestWithin: a context within the claim ends when the claim is lost.
 func TestWithin(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimant(p, "r1"))
 		ctx, end := h.Within(t.Context())
@@ -349,13 +318,9 @@ func TestWithin(t *testing.T) {
 		lost := time.Now()
 		p.do(func() { p.vms[9000] = rivalVM(t, 9000, nil) })
 		<-ctx.Done()
-		if took := time.Since(lost); took > 15*time.Second {
-			t.Errorf("noticed after %s", took)
-		}
+		must.Take(t, lost, 0, 15*time.Second)
 		cause := context.Cause(ctx)
-		if fault.KindOf(cause) != fault.Claimed || fault.CodeOf(cause) != fault.ClaimLost {
-			t.Errorf("cause %v", cause)
-		}
+		must.Equal(t, "cause", []any{fault.Claimed, fault.ClaimLost}, []any{fault.KindOf(cause), fault.CodeOf(cause)})
 		after, end := h.Within(t.Context())
 		defer end()
 		if after.Err() == nil {

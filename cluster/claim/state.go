@@ -49,7 +49,6 @@ func (s State) String() string {
 	return fmt.Sprintf("run %s (%s) since %s", s.Run, s.Holder, s.Since.Format(time.RFC3339))
 }
 
-// where names the VM or the Lease that holds the claim.
 func (s State) where() string {
 	if s.VM.ID == 0 {
 		return "Lease " + s.Lease.Name
@@ -210,28 +209,19 @@ type strangeError struct{ error }
 
 func (e *strangeError) Unwrap() error { return e.error }
 
-// vmPlace is a claim's place in Proxmox.
-type vmPlace struct {
-	px interface {
-		cluster.Inventory
-		cluster.Editor
-	}
-	cluster string
-	id      cluster.VMID
-	host    string // on which the claim is created
-}
+type vmPlace struct{ claim *Claim }
 
-func (p vmPlace) String() string { return fmt.Sprintf("VM %d", p.id) }
+func (p vmPlace) String() string { return fmt.Sprintf("VM %d", p.claim.VMID) }
 
 func (p vmPlace) read(ctx context.Context) (State, error) {
-	vm, err := p.px.VMConfig(ctx, p.id)
+	vm, err := p.claim.Proxmox.VMConfig(ctx, p.claim.VMID)
 	switch {
 	case err != nil:
-		return State{}, fmt.Errorf("look up VM %d: %w", p.id, err)
+		return State{}, fmt.Errorf("look up %s: %w", p, err)
 	case cluster.Forming(vm):
 		return State{}, &formingError{vm}
 	}
-	s, err := ofVM(vm, p.cluster)
+	s, err := ofVM(vm, p.claim.Cluster)
 	if err != nil {
 		return State{}, &strangeError{err}
 	}
@@ -243,7 +233,7 @@ func (p vmPlace) create(ctx context.Context, s State) error {
 	if err != nil {
 		return err
 	}
-	return fault.Prefix(fmt.Sprintf("create the claim, VM %d on %s", p.id, p.host), p.px.CreateVM(ctx, p.host, p.id, map[string]string{
+	return fault.Prefix(fmt.Sprintf("create the claim, %s on %s", p, p.claim.Host), p.claim.Proxmox.CreateVM(ctx, p.claim.Host, p.claim.VMID, map[string]string{
 		"name": VMName, "memory": "16", "onboot": "0", "protection": "1", "description": description,
 	}))
 }
@@ -258,14 +248,15 @@ func (p vmPlace) write(ctx context.Context, from, to State) error {
 	if from.VM.Name != VMName { // someone renamed the VM
 		set["name"] = VMName
 	}
-	return fault.Prefix(fmt.Sprintf("write the claim into %s", from.VM), p.px.SetConfig(ctx, from.VM, set, nil))
+	return fault.Prefix(fmt.Sprintf("write the claim into %s", from.VM), p.claim.Proxmox.SetConfig(ctx, from.VM, set, nil))
 }
 
 func (p vmPlace) remove(ctx context.Context, s State) error {
-	vm, err := p.px.VM(ctx, p.id)
+	px := p.claim.Proxmox
+	vm, err := px.VM(ctx, p.claim.VMID)
 	switch {
 	case err != nil:
-		return fmt.Errorf("look up VM %d: %w", p.id, err)
+		return fmt.Errorf("look up %s: %w", p, err)
 	case vm.Digest != s.VM.Digest || vm.Host != s.VM.Host:
 		return fmt.Errorf("%s is no longer as it was read: %w", vm, cluster.ErrChanged)
 	}
@@ -277,7 +268,7 @@ func (p vmPlace) remove(ctx context.Context, s State) error {
 		return fault.WithHint(fault.ClaimHeld.Refusedf("%s is not as recast made it: it must be stopped and have no drive", vm),
 			"stop VM %d, and give its drives to the VM that they belong to (qm disk move); the next run then takes the claim over and deletes it", vm.ID)
 	}
-	if err := cluster.RequireQuorum(ctx, p.px); err != nil {
+	if err := cluster.RequireQuorum(ctx, px); err != nil {
 		return err
 	}
 	// Incrementing the counter makes every run that watches the claim start its watch again, so no run can take the
@@ -290,30 +281,25 @@ func (p vmPlace) remove(ctx context.Context, s State) error {
 		return err
 	}
 	lift := map[string]string{"description": description, "protection": "0"}
-	if err := p.px.SetConfig(ctx, s.VM, lift, nil); err != nil {
+	if err := px.SetConfig(ctx, s.VM, lift, nil); err != nil {
 		return fmt.Errorf("write the claim into %s: %w", s.VM, err)
 	}
-	if err := cluster.RequireQuorum(ctx, p.px); err != nil { // quorum may have been lost since
+	if err := cluster.RequireQuorum(ctx, px); err != nil { // quorum may have been lost since
 		return err
 	}
-	return fault.Prefix(fmt.Sprintf("delete %s", s.VM), p.px.DeleteVM(ctx, s.VM))
+	return fault.Prefix(fmt.Sprintf("delete %s", s.VM), px.DeleteVM(ctx, s.VM))
 }
 
-// leasePlace is a claim's place in Kubernetes.
-type leasePlace struct {
-	leases  cluster.Leases
-	cluster string
-	watch   time.Duration
-}
+type leasePlace struct{ claim *Claim }
 
 func (p leasePlace) String() string { return "the Lease" }
 
 func (p leasePlace) read(ctx context.Context) (State, error) {
-	l, err := p.leases.Lease(ctx)
+	l, err := p.claim.Leases.Lease(ctx)
 	if err != nil {
 		return State{}, fmt.Errorf("look up the Lease: %w", err)
 	}
-	s, err := ofLease(l, p.cluster)
+	s, err := ofLease(l, p.claim.Cluster)
 	if err != nil {
 		return State{}, &strangeError{err}
 	}
@@ -336,14 +322,13 @@ func ofLease(l cluster.Lease, cluster string) (State, error) {
 	return s, nil
 }
 
-// lease returns the Lease that holds a claim.
 func (p leasePlace) lease(s State) (cluster.Lease, error) {
 	b, err := s.encode()
 	if err != nil {
 		return cluster.Lease{}, err
 	}
 	return cluster.Lease{
-		UID: s.Lease.UID, Revision: s.Lease.Revision, Holder: fmt.Sprintf("recast run %s, %s", s.Run, s.Holder), Duration: p.watch,
+		UID: s.Lease.UID, Revision: s.Lease.Revision, Holder: fmt.Sprintf("recast run %s, %s", s.Run, s.Holder), Duration: p.claim.watch(),
 		Acquired: s.Since, Renewed: time.Now(), Claim: string(b),
 	}, nil
 }
@@ -353,7 +338,7 @@ func (p leasePlace) create(ctx context.Context, s State) error {
 	if err != nil {
 		return err
 	}
-	return fault.Prefix("create the claim, a Lease", p.leases.CreateLease(ctx, l))
+	return fault.Prefix("create the claim, a Lease", p.claim.Leases.CreateLease(ctx, l))
 }
 
 func (p leasePlace) write(ctx context.Context, from, to State) error {
@@ -362,11 +347,11 @@ func (p leasePlace) write(ctx context.Context, from, to State) error {
 	if err != nil {
 		return err
 	}
-	return fault.Prefix("write the claim into Lease "+from.Lease.Name, p.leases.UpdateLease(ctx, l))
+	return fault.Prefix("write the claim into Lease "+from.Lease.Name, p.claim.Leases.UpdateLease(ctx, l))
 }
 
 func (p leasePlace) remove(ctx context.Context, s State) error {
-	return fault.Prefix("delete Lease "+s.Lease.Name, p.leases.DeleteLease(ctx, s.Lease))
+	return fault.Prefix("delete Lease "+s.Lease.Name, p.claim.Leases.DeleteLease(ctx, s.Lease))
 }
 
 // Exists says whether there is a claim of the cluster, in Proxmox or as a Lease, held or left over.

@@ -60,8 +60,7 @@ func (c *Calls) Call(name string) error {
 	return c.Fail[name]
 }
 
-// Proxmox has some VMs and their volumes. It records changes in Done. It lacks the calls that
-// no test needs.
+// Proxmox has some VMs and their volumes. It records changes in Done. It lacks the calls that no test needs.
 type Proxmox struct {
 	others
 	hosts

@@ -107,7 +107,6 @@ func union[V any](a, b map[string]V) map[string]V {
 	return all
 }
 
-// comparison collects the changes, one document after the other.
 type comparison struct {
 	screen
 	document string
@@ -213,7 +212,6 @@ func (c *comparison) list(path []part, a, b *value) {
 	}
 }
 
-// places returns the index of each key.
 func places(keys []string) map[string]int {
 	at := map[string]int{}
 	for i, key := range keys {
@@ -324,18 +322,11 @@ func (d Documents) Has(kind string) bool {
 // without that section takes the image's arguments. An entry may hold several arguments: Talos joins all entries
 // before it reads them (siderolabs/go-procfs, Cmdline.AppendAll).
 func (d Documents) InstallArgs() (args []string, byImage bool) {
-	for _, doc := range d.list {
-		if doc.id != MainDocument {
-			continue
-		}
-		if list := doc.root.at([]string{"machine", "install", "extraKernelArgs"}); list != nil {
-			for _, arg := range list.items {
-				args = append(args, strings.Fields(arg.shown)...)
-			}
-		}
-		if uki := doc.root.at([]string{"machine", "install", "grubUseUKICmdline"}); uki != nil {
-			byImage = uki.shown == "true"
+	if list := d.main("machine", "install", "extraKernelArgs"); list != nil {
+		for _, arg := range list.items {
+			args = append(args, strings.Fields(arg.shown)...)
 		}
 	}
-	return args, byImage
+	uki := d.main("machine", "install", "grubUseUKICmdline")
+	return args, uki != nil && uki.shown == "true"
 }

@@ -5,11 +5,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
 
 	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/internal/redact"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func parse(t *testing.T, text string) config.Documents {
@@ -21,17 +21,11 @@ func parse(t *testing.T, text string) config.Documents {
 	return docs
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestEqual: configurations that Talos reads as the same are equal, and have the same hash.
 func TestEqual(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ a, b string }{
+	type row struct{ a, b string }
+	must.Each(t, map[string]row{
 		"order of keys":           {"machine: {type: worker, token: x}", "machine: {token: x, type: worker}"},
 		"order of documents":      {"machine: {}\n---\nkind: A\n---\nkind: B\nname: x", "kind: B\nname: x\n---\nkind: A\n---\nmachine: {}"},
 		"comments and style":      {"# why\nmachine:\n    type: worker # yes", "machine: {\"type\": 'worker'}"},
@@ -44,25 +38,20 @@ func TestEqual(t *testing.T) {
 		"an alias":                {"a: &x {b: 1}\nc: *x", "a: {b: 1}\nc: {b: 1}"},
 		"a merge":                 {"a: &x {b: 1, d: 2}\nc: {<<: *x, d: 3}", "a: {b: 1, d: 2}\nc: {b: 1, d: 3}"},
 		"apiVersion of documents": {"apiVersion: v1alpha1\nkind: A", "kind: A\napiVersion: v1alpha1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a, b := parse(t, c.a), parse(t, c.b)
-			if got := config.Compare(a, b); len(got) > 0 {
-				t.Errorf("differ: %+v", got)
-			}
-			if a.Hash() != b.Hash() {
-				t.Error("the hashes differ")
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		a, b := parse(t, c.a), parse(t, c.b)
+		must.Equal(t, "differ", 0, len(config.Compare(a, b)))
+		must.Equal(t, "hash", b.Hash(), a.Hash())
+	})
+}
+
+type comparison struct {
+	found, wanted string
+	want          []config.Change
 }
 
 // compared are differences, and how they are reported.
-var compared = map[string]struct {
-	found, wanted string
-	want          []config.Change
-}{
+var compared = map[string]comparison{
 	"a field": {
 		"machine: {network: {mtu: 1500}, type: worker}", "machine: {network: {mtu: 9000}, time: {disabled: true}}",
 		[]config.Change{
@@ -131,18 +120,11 @@ var compared = map[string]struct {
 // TestCompare: every difference is reported, with its place.
 func TestCompare(t *testing.T) {
 	t.Parallel()
-	for name, c := range compared {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			found, wanted := parse(t, c.found), parse(t, c.wanted)
-			if diff := cmp.Diff(c.want, config.Compare(found, wanted)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-			if found.Hash() == wanted.Hash() {
-				t.Error("the hashes are the same")
-			}
-		})
-	}
+	must.Each(t, compared, func(t *testing.T, c comparison) {
+		found, wanted := parse(t, c.found), parse(t, c.wanted)
+		must.Equal(t, "compare", c.want, config.Compare(found, wanted))
+		must.Equal(t, "the same hash", false, found.Hash() == wanted.Hash())
+	})
 }
 
 // TestSameButForRecast: what recast sets itself is left out.
@@ -239,9 +221,7 @@ pem: "-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----"
 		"v1alpha1|machine.note|added||" + r,
 		"v1alpha1|machine.token|changed|" + r + "|" + r,
 	}
-	if diff := cmp.Diff(want, lines); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "lines", want, lines)
 }
 
 // TestNoConfiguration: an unreadable configuration is an error that quotes nothing.
@@ -291,9 +271,7 @@ func FuzzCompare(f *testing.F) {
 		if err != nil {
 			return // no configuration
 		}
-		if got := config.Compare(a, a); len(got) > 0 {
-			t.Fatalf("differs from itself: %+v", got)
-		}
+		must.Equal(t, "differs from itself", 0, len(config.Compare(a, a)))
 		b, err := config.Parse([]byte(other))
 		if err != nil {
 			return // no configuration
@@ -315,7 +293,8 @@ func FuzzCompare(f *testing.F) {
 
 func TestRedacted(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ text, want string }{
+	type row struct{ text, want string }
+	must.Each(t, map[string]row{
 		"by path":         {"cluster:\n  secret: abcdefghijkl # abcdefghijkl\n  name: c1\n", "cluster:\n    secret: '[redacted value]'\n    name: c1\n"},
 		"by value":        {"cluster: {token: abc.defghijkl}\nother: {note: abc.defghijkl}\n", "cluster: {token: '[redacted value]'}\nother: {note: '[redacted value]'}\n"},
 		"of a list":       {"machine:\n  env: [\"A=secretvalue\", \"B=2\"]\n", "machine:\n    env: ['A=[redacted]', 'B=[redacted]']\n"},
@@ -326,30 +305,23 @@ func TestRedacted(t *testing.T) {
 		"an anchor":       {"a: &x longsecretvalue\ncluster: {token: *x}\n", "a: &x '[redacted value]'\ncluster: {token: *x}\n"},
 		"nothing":         {"", ""},
 		"a key is secret": {"cluster: {token: abcdefghijkl}\nx: {abcdefghijkl: 1}\n", "cluster: {token: '[redacted value]'}\nx: {'[redacted value]': 1}\n"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := config.Redacted([]byte(c.text))
-			if err != nil || string(got) != c.want {
-				t.Errorf("%v, %q, want %q", err, got, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		got, err := config.Redacted([]byte(c.text))
+		must.Equal(t, "error and value", []any{nil, c.want}, []any{err, string(got)})
+	})
 	if _, err := config.Redacted([]byte("a: [secretvalue")); err == nil || strings.Contains(err.Error(), "secretvalue") {
 		t.Errorf("err = %v", err)
 	}
 }
 
-// TestRedactedOfGenerated: what Talos generates is shown without its secrets, and is the same but
-// for those.
+// TestRedactedOfGenerated: what Talos generates is shown without its secrets, and is the same but for those.
 func TestRedactedOfGenerated(t *testing.T) {
 	t.Parallel()
 	for _, version := range versions {
 		for _, kind := range kinds {
 			b := bundle(t, version)
 			text := encoded(t, generated(t, version, kind, b), encoder.CommentsAll)
-			shown, err := config.Redacted([]byte(text))
-			must(t, err)
+			shown := must.Get(config.Redacted([]byte(text)))(t)
 			for _, secret := range secretsOf(t, b) {
 				if strings.Contains(string(shown), secret) {
 					t.Errorf("%s of %s shows %s", kind, version, secret)

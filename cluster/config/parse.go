@@ -292,15 +292,20 @@ const typeInit = "init"
 
 // machineType returns the machine.type; "": there is none.
 func (d Documents) machineType() string {
-	for _, doc := range d.list {
-		if doc.id != MainDocument {
-			continue
-		}
-		if t := doc.root.at([]string{"machine", "type"}); t != nil {
-			return t.shown
-		}
+	if t := d.main("machine", "type"); t != nil {
+		return t.shown
 	}
 	return ""
+}
+
+// main returns the value at a path of the main document; nil if there is none.
+func (d Documents) main(path ...string) *value {
+	for _, doc := range d.list {
+		if doc.id == MainDocument {
+			return doc.root.at(path)
+		}
+	}
+	return nil
 }
 
 // SameButForRecast says whether two configurations differ in nothing but what recast sets in each: installer, install

@@ -4,15 +4,18 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestCompare: whatever differs is named, and nothing secret is shown.
 func TestCompare(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		found, wanted string
 		want          []string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"the same, locked otherwise": {"customization: {extraKernelArgs: [a=1, recast.lock=sha256-1]}", "customization: {extraKernelArgs: [a=1, recast.lock=sha256-2]}", nil},
 		"an argument is new":         {"customization: {}", "customization: {extraKernelArgs: [mitigations=off]}", []string{"kernel argument mitigations=off is missing"}},
 		"one goes":                   {"customization: {extraKernelArgs: [mitigations=off, quiet]}", "customization: {extraKernelArgs: [quiet]}", []string{"kernel argument mitigations=off is not in the schematic"}},
@@ -44,23 +47,20 @@ func TestCompare(t *testing.T) {
 			[]string{"order of the extensions: a, b → b, a"},
 		},
 		"other extensions": {"customization: {systemExtensions: {officialExtensions: [a]}}", "customization: {systemExtensions: {officialExtensions: [b]}}", nil}, // the node lists them
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			found, errFound := ParseSchematic(tc.found)
-			wanted, errWanted := ParseSchematic(tc.wanted)
-			if errFound != nil || errWanted != nil {
-				t.Fatal(errFound, errWanted)
-			}
-			var got []string
-			for _, c := range CompareSchematics(found, wanted) {
-				got = append(got, c.String())
-			}
-			if !slices.Equal(got, tc.want) || strings.Contains(strings.Join(got, ""), "hush") {
-				t.Errorf("%q, want %q", got, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		found, errFound := ParseSchematic(tc.found)
+		wanted, errWanted := ParseSchematic(tc.wanted)
+		if errFound != nil || errWanted != nil {
+			t.Fatal(errFound, errWanted)
+		}
+		var got []string
+		for _, c := range CompareSchematics(found, wanted) {
+			got = append(got, c.String())
+		}
+		if !slices.Equal(got, tc.want) || strings.Contains(strings.Join(got, ""), "hush") {
+			t.Errorf("%q, want %q", got, tc.want)
+		}
+	})
 	for _, text := range []string{"", "- a", "customization: {extraKernelArgs: hush}", "customization: {meta: [hush]}", "{"} {
 		if _, err := ParseSchematic(text); err == nil || strings.Contains(err.Error(), "hush") {
 			t.Errorf("%q: %v", text, err)
@@ -94,13 +94,8 @@ func TestRole(t *testing.T) {
 func requireAnswers(t *testing.T, ask func(Documents) bool, cases map[string]bool) {
 	t.Helper()
 	for text, want := range cases {
-		docs, err := Parse([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := ask(docs); got != want {
-			t.Errorf("%q: %t", text, got)
-		}
+		docs := must.Get(Parse([]byte(text)))(t)
+		must.Equal(t, text, want, ask(docs))
 	}
 }
 

@@ -186,34 +186,19 @@ type Begin struct {
 // Step returns the step that begins etcd.
 func (b *Begin) Step(id string) step.Step {
 	b.path = b.Above + "/" + id
-	return step.Step{ID: id, Code: b.code(), Title: "begin etcd on " + b.Target.Node + " with " + b.with(), Risk: step.Destructive, Skip: b.begun, Do: b.begin}
+	_, with, code := b.start()
+	return step.Step{ID: id, Code: code, Title: "begin etcd on " + b.Target.Node + " with " + with, Risk: step.Destructive, Skip: b.begun, Do: b.begin}
 }
 
-// code returns the code of a failure.
-func (b *Begin) code() fault.Code {
-	if b.File == "" {
-		return fault.EtcdUnhealthy
-	}
-	return fault.EtcdSnapshot
-}
-
-// with is what etcd begins with, in words.
-func (b *Begin) with() string {
-	if b.File == "" {
-		return "an empty etcd"
-	}
-	return b.File
-}
-
-// content is what etcd begins with.
-func (b *Begin) content() cluster.EtcdContent {
+// start is what etcd begins with, for Talos and in words, and the code of a failure.
+func (b *Begin) start() (content cluster.EtcdContent, with string, code fault.Code) {
 	switch {
 	case b.File == "":
-		return cluster.EtcdEmpty
+		return cluster.EtcdEmpty, "an empty etcd", fault.EtcdUnhealthy
 	case b.Copied:
-		return cluster.EtcdCopy
+		return cluster.EtcdCopy, b.File, fault.EtcdSnapshot
 	}
-	return cluster.EtcdSnapshot
+	return cluster.EtcdSnapshot, b.File, fault.EtcdSnapshot
 }
 
 // etcdRuns is the goal of begin: the member leads an etcd of one.
@@ -248,6 +233,7 @@ func (b *Begin) insist(ctx context.Context, name string, do func(context.Context
 
 func (b *Begin) begin(ctx context.Context) error {
 	var lost error
+	content, with, _ := b.start()
 	if !b.Target.Data { // else an earlier run has bootstrapped etcd
 		if b.File != "" {
 			if err := b.insist(ctx, "upload the snapshot to "+b.Target.Node, b.upload); err != nil {
@@ -259,9 +245,9 @@ func (b *Begin) begin(ctx context.Context) error {
 				return err
 			}
 		}
-		begin := "make " + b.Target.Node + " begin with " + b.with()
+		begin := "make " + b.Target.Node + " begin with " + with
 		if err := b.insist(ctx, begin, func(ctx context.Context) error {
-			err := b.Talos.EtcdBootstrap(ctx, b.Target.Addr, b.Target.UUID, b.content())
+			err := b.Talos.EtcdBootstrap(ctx, b.Target.Addr, b.Target.UUID, content)
 			if errors.Is(err, cluster.ErrLostAnswer) { // the request is never repeated: from here on we only watch
 				lost = fault.Prefix(begin, err)
 				b.Say(b.path, err.Error())
@@ -279,7 +265,7 @@ func (b *Begin) begin(ctx context.Context) error {
 		}
 		state, last, err := b.Talos.EtcdService(ctx, b.Target.Addr)
 		if err == nil && state == "Failed" {
-			return false, "", wait.Stop(fault.WithHint(fmt.Errorf("etcd could not begin with %s: %s", b.with(), last),
+			return false, "", wait.Stop(fault.WithHint(fmt.Errorf("etcd could not begin with %s: %s", with, last),
 				"%s; talosctl -n %s list %s shows whether it left something there, which has to go first: %s, which also wipes whatever else that volume holds", b.Failed, b.Target.Addr, DataDir, WipeByReset))
 		}
 		if state == "Running" && err == nil {

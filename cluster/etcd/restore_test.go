@@ -7,10 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -60,38 +58,32 @@ func TestRestoreFails(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "etcd.db")
 	must.Do(t, os.WriteFile(file, []byte("db"), 0o600))
-	cases := map[string]struct {
+	type row struct {
 		talos lone
 		data  bool
 		did   []string
 		kind  fault.Kind
 		err   string
-	}{
+	}
+	cases := map[string]row{
 		"it fails":              {lone{state: "Failed"}, false, []string{"recover db", "bootstrap"}, fault.Failed, "etcd.db: what it told"},
 		"it is too early twice": {lone{state: "Failed", early: 2}, false, []string{"recover db", "bootstrap"}, fault.Failed, "what it told"},
 		"the answer is lost":    {lone{state: "Preparing", bootstrap: cluster.ErrLostAnswer}, false, []string{"recover db", "bootstrap"}, fault.Failed, "gave up after 1m0s; last seen: Preparing: what it told"},
 		"etcd has data already": {lone{bootstrap: fault.Refusedf("etcd data directory is not empty")}, false, []string{"recover db", "bootstrap"}, fault.Refused, "not empty"},
 		"bootstrapped before":   {lone{state: "Preparing"}, true, nil, fault.Failed, "gave up"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				r := &Restore{Begin: Begin{
-					Bootstraps: func() error { return nil },
-					Talos:      &c.talos, Target: Target{Node: "cp1", Data: c.data}, File: file,
-					Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {},
-				}}
-				err := new(step.Runner).Run(t.Context(), r.Steps())
-				if err == nil || !strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind || c.kind == fault.Failed && len(fault.Hints(err)) == 0 {
-					t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), c.err)
-				}
-				if !slices.Equal(c.talos.did, c.did) {
-					t.Errorf("did %q, want %q", c.talos.did, c.did)
-				}
-			})
-		})
-	}
+	must.Bubbles(t, cases, func(t *testing.T, c row) {
+		r := &Restore{Begin: Begin{
+			Bootstraps: func() error { return nil },
+			Talos:      &c.talos, Target: Target{Node: "cp1", Data: c.data}, File: file,
+			Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {},
+		}}
+		err := new(step.Runner).Run(t.Context(), r.Steps())
+		if err == nil || !strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind || c.kind == fault.Failed && len(fault.Hints(err)) == 0 {
+			t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), c.err)
+		}
+		must.Equal(t, "did", c.did, c.talos.did)
+	})
 }
 
 // found is the requested machine, whose etcd data directory is empty.
@@ -148,7 +140,6 @@ func TestFindTarget(t *testing.T) {
 	}
 }
 
-// sums is a snapshot with that sum.
 func sums(sum string, err error) func(context.Context) (string, error) {
 	return func(context.Context) (string, error) { return sum, err }
 }
@@ -156,7 +147,7 @@ func sums(sum string, err error) func(context.Context) (string, error) {
 // TestFindSource: etcd begins with nothing but the planned snapshot.
 func TestFindSource(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	for _, c := range map[string]struct {
 		source Source
 		sum    string
 		err    string
@@ -168,8 +159,6 @@ func TestFindSource(t *testing.T) {
 		"that one":        {Source{File: "a.db", Sum: sums("sum", nil)}, "sum", ""},
 	} {
 		err := c.source.Require(t.Context(), c.sum)
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: err = %v, want %q", name, err, c.err)
-		}
+		must.Fail(t, err, c.err)
 	}
 }

@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/etcd"
@@ -46,12 +44,13 @@ func TestReadSnapshot(t *testing.T) {
 	body := large[:len(large)-sha256.Size]
 	overwritten := bytes.Clone(body)
 	copy(overwritten[2*4096:], bytes.Repeat([]byte{0xff}, len(body)-2*4096)) // all but the two meta pages
-	cases := map[string]struct {
+	type row struct {
 		bytes  []byte
 		copied bool
 		want   Snapshot
 		err    string
-	}{
+	}
+	cases := map[string]row{
 		"many keys": {large, false, Snapshot{Revision: 3001, Members: members}, ""},
 		"one key":   {snapshotOf(t, 1), false, Snapshot{Revision: 2, Members: members}, ""},
 		"no key":    {snapshotOf(t, 0), false, Snapshot{Members: members}, ""},
@@ -67,34 +66,26 @@ func TestReadSnapshot(t *testing.T) {
 		"a copy, its tree damaged":        {overwritten, true, Snapshot{}, "snapshot is not an etcd database, or a damaged one"},
 		"no database":                     {make([]byte, 8192+32), false, Snapshot{}, "snapshot does not match its checksum"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			file := filepath.Join(t.TempDir(), "etcd.db")
-			must.Do(t, os.WriteFile(file, c.bytes, 0o600))
-			got, err := ReadSnapshot(t.Context(), file, c.copied)
-			if c.err != "" {
-				if err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("err = %v, want %q", err, c.err)
-				}
-				return
-			}
-			c.want.SizeBytes = int64(len(c.bytes))
-			c.want.Peers = map[string][]string{"cp1": {"https://a:2380"}, "cp2": {"https://b:2380"}}
-			sum := sha256.Sum256(c.bytes[:len(c.bytes)/512*512])
-			c.want.SHA256 = hex.EncodeToString(sum[:])
-			if diff := gocmp.Diff(c.want, got); diff != "" || err != nil {
-				t.Errorf("err = %v; (-want +got):\n%s", err, diff)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, c row) {
+		file := filepath.Join(t.TempDir(), "etcd.db")
+		must.Do(t, os.WriteFile(file, c.bytes, 0o600))
+		got, err := ReadSnapshot(t.Context(), file, c.copied)
+		if c.err != "" {
+			must.Fail(t, err, c.err)
+			return
+		}
+		c.want.SizeBytes = int64(len(c.bytes))
+		c.want.Peers = map[string][]string{"cp1": {"https://a:2380"}, "cp2": {"https://b:2380"}}
+		sum := sha256.Sum256(c.bytes[:len(c.bytes)/512*512])
+		c.want.SHA256 = hex.EncodeToString(sum[:])
+		must.Do(t, err)
+		must.Equal(t, "got", c.want, got)
+	})
 }
 
 func TestReadSnapshotOfADirectory(t *testing.T) {
 	t.Parallel()
-	if _, err := ReadSnapshot(t.Context(), t.TempDir(), false); err == nil || !strings.Contains(err.Error(), "is no file") {
-		t.Error(err)
-	}
+	must.Fail(t, must.Err(ReadSnapshot(t.Context(), t.TempDir(), false)), "is no file")
 }
 
 // TestSaveSnapshotClearsLeftovers: the next snapshot in a directory removes the part files of killed
@@ -107,46 +98,41 @@ func TestSaveSnapshotClearsLeftovers(t *testing.T) {
 		file, then := filepath.Join(dir, name), time.Now().Add(-age)
 		must.Do(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Chtimes(file, then, then)))
 	}
-	if _, err := SaveSnapshot(t.Context(), filepath.Join(dir, "new.db"), func(w io.Writer) error { _, err := w.Write(whole); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(SaveSnapshot(t.Context(), filepath.Join(dir, "new.db"), func(w io.Writer) error { _, err := w.Write(whole); return err }))(t)
 	left, err := filepath.Glob(filepath.Join(dir, "*"))
 	for i := range left {
 		left[i] = filepath.Base(left[i])
 	}
-	if diff := gocmp.Diff([]string{".etcd-2.part", "etcd.db", "new.db"}, left); diff != "" || err != nil {
-		t.Error(err, diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, "left", []string{".etcd-2.part", "etcd.db", "new.db"}, left)
 }
 
 func TestSaveSnapshotIsAtomic(t *testing.T) {
 	t.Parallel()
 	whole := snapshotOf(t, 10)
 	errLost := errors.New("connection lost")
-	cases := map[string]struct {
+	type row struct {
 		stream func(io.Writer) error
 		saved  bool
-	}{
+	}
+	cases := map[string]row{
 		"whole":    {func(w io.Writer) error { _, err := w.Write(whole); return err }, true},
 		"cut off":  {func(w io.Writer) error { _, err := w.Write(whole[:len(whole)-1]); return err }, false},
 		"an error": {func(w io.Writer) error { _, err := w.Write(whole); return errors.Join(err, errLost) }, false},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := filepath.Join(t.TempDir(), "made", "here")
-			_, err := SaveSnapshot(t.Context(), filepath.Join(dir, "etcd.db"), c.stream)
-			entries, errDir := os.ReadDir(dir)
-			if errDir != nil || (err == nil) != c.saved || (len(entries) == 1) != c.saved {
-				t.Fatalf("err = %v, files %v, %v", err, entries, errDir)
+	must.Each(t, cases, func(t *testing.T, c row) {
+		dir := filepath.Join(t.TempDir(), "made", "here")
+		_, err := SaveSnapshot(t.Context(), filepath.Join(dir, "etcd.db"), c.stream)
+		entries, errDir := os.ReadDir(dir)
+		if errDir != nil || (err == nil) != c.saved || (len(entries) == 1) != c.saved {
+			t.Fatalf("err = %v, files %v, %v", err, entries, errDir)
+		}
+		for _, e := range entries {
+			if info, err := e.Info(); err != nil || e.Name() != "etcd.db" || info.Mode().Perm() != 0o600 {
+				t.Errorf("%s %v, %v", e.Name(), info.Mode(), err)
 			}
-			for _, e := range entries {
-				if info, err := e.Info(); err != nil || e.Name() != "etcd.db" || info.Mode().Perm() != 0o600 {
-					t.Errorf("%s %v, %v", e.Name(), info.Mode(), err)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // etcdOfThree is etcd as its members cp1, cp2 and cp3 (IDs 1 to 3) report it.
@@ -189,9 +175,7 @@ func TestBackUpEtcdWithoutRoom(t *testing.T) {
 		e.status[addr] = cluster.EtcdStatus{MemberID: uint64(i + 1), Leader: 1}
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if _, err := SaveSnapshot(t.Context(), file, func(w io.Writer) error { _, err := w.Write(e.whole); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(SaveSnapshot(t.Context(), file, func(w io.Writer) error { _, err := w.Write(e.whole); return err }))(t)
 	_, err := BackUp(t.Context(), e, addrsOfThree, filepath.Join(file, "etcd.db"), func(string) {})
 	if err == nil || len(e.asked) > 0 || len(fault.Hints(err)) == 0 {
 		t.Errorf("asked %q, %v", e.asked, err)
@@ -208,7 +192,7 @@ func TestBackUpEtcd(t *testing.T) {
 	learner.Learner = true
 	corrupt := member(1, 2, "alarm CORRUPT on member cp3")
 	corrupt.Corrupt = true
-	cases := map[string]struct {
+	type row struct {
 		status   []cluster.EtcdStatus // by address; zero: no answer
 		bad      []int
 		ends     int // how many of them the talosconfig names; 0: all
@@ -216,7 +200,8 @@ func TestBackUpEtcd(t *testing.T) {
 		warnings []string // part of each
 		kind     fault.Kind
 		err      []string
-	}{
+	}
+	cases := map[string]row{
 		"the leader":                   {status: []cluster.EtcdStatus{member(1, 2), member(2, 2), member(3, 2)}, asked: []string{"127.0.0.2"}},
 		"the leader is at no endpoint": {status: []cluster.EtcdStatus{member(1, 3), member(2, 3), member(3, 3)}, ends: 1, asked: []string{"127.0.0.3"}},
 		"the leader does not answer": {
@@ -240,41 +225,29 @@ func TestBackUpEtcd(t *testing.T) {
 		"no answer":      {status: []cluster.EtcdStatus{{}, {}, {}}, kind: fault.Failed, err: []string{"127.0.0.3: no answer", "no endpoint of the talosconfig says how etcd is"}},
 		"none is usable": {status: []cluster.EtcdStatus{member(1, 1), member(2, 1), member(3, 1)}, bad: []int{0, 1, 2}, asked: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"}, kind: fault.Failed, err: []string{"from cp3: snapshot has", "none was saved"}},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			e := &etcdOfThree{whole: whole, status: map[netip.Addr]cluster.EtcdStatus{}, bad: map[netip.Addr]bool{}}
-			for i, s := range c.status {
-				if s.MemberID != 0 {
-					e.status[addrsOfThree[i]] = s
-				}
-				e.bad[addrsOfThree[i]] = slices.Contains(c.bad, i)
+	must.Each(t, cases, func(t *testing.T, c row) {
+		e := &etcdOfThree{whole: whole, status: map[netip.Addr]cluster.EtcdStatus{}, bad: map[netip.Addr]bool{}}
+		for i, s := range c.status {
+			if s.MemberID != 0 {
+				e.status[addrsOfThree[i]] = s
 			}
-			got, err := BackUp(t.Context(), e, addrsOfThree[:cmp.Or(c.ends, 3)], filepath.Join(t.TempDir(), "etcd.db"), func(string) {})
-			if diff := gocmp.Diff(c.asked, e.asked); diff != "" {
-				t.Errorf("asked (-want +got):\n%s", diff)
-			}
-			if len(c.err) > 0 {
-				if fault.KindOf(err) != c.kind {
-					t.Errorf("kind %d, want %d", fault.KindOf(err), c.kind)
-				}
-				for _, text := range c.err {
-					if err == nil || !strings.Contains(err.Error(), text) {
-						t.Errorf("err = %v, want %q", err, text)
-					}
-				}
-				return
-			}
-			if err != nil || got.Revision != 6 || got.Address.String() != c.asked[len(c.asked)-1] {
-				t.Errorf("%+v, %v", got, err)
-			}
-			match := len(got.Warnings) == len(c.warnings)
-			for i := range min(len(got.Warnings), len(c.warnings)) {
-				match = match && strings.Contains(got.Warnings[i], c.warnings[i])
-			}
-			if !match {
-				t.Errorf("warnings %q, want %q", got.Warnings, c.warnings)
-			}
-		})
-	}
+			e.bad[addrsOfThree[i]] = slices.Contains(c.bad, i)
+		}
+		got, err := BackUp(t.Context(), e, addrsOfThree[:cmp.Or(c.ends, 3)], filepath.Join(t.TempDir(), "etcd.db"), func(string) {})
+		must.Equal(t, "asked", c.asked, e.asked)
+		if len(c.err) > 0 {
+			must.FailAs(t, err, c.kind, c.err...)
+			return
+		}
+		if err != nil || got.Revision != 6 || got.Address.String() != c.asked[len(c.asked)-1] {
+			t.Errorf("%+v, %v", got, err)
+		}
+		match := len(got.Warnings) == len(c.warnings)
+		for i := range min(len(got.Warnings), len(c.warnings)) {
+			match = match && strings.Contains(got.Warnings[i], c.warnings[i])
+		}
+		if !match {
+			t.Errorf("warnings %q, want %q", got.Warnings, c.warnings)
+		}
+	})
 }

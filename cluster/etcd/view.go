@@ -146,10 +146,8 @@ func (v View) Unhealthy(except string) []string {
 }
 
 func (v View) nameOf(id uint64) string {
-	for _, m := range v.Members {
-		if m.ID == id {
-			return m.Label()
-		}
+	if m, known := cluster.Find(v.Members, func(m cluster.EtcdMember) bool { return m.ID == id }); known {
+		return m.Label()
 	}
 	return fmt.Sprintf("%x", id)
 }
@@ -163,15 +161,15 @@ func (v View) skew(except string) []string {
 		if m.Name == except || s.Version == "" {
 			continue
 		}
-		if oldest.Version == "" || versionOf(s).before(versionOf(oldest)) {
+		if oldest.Version == "" || slices.Compare(versionOf(s), versionOf(oldest)) < 0 {
 			oldest = s
 		}
-		if newest.Version == "" || versionOf(newest).before(versionOf(s)) {
+		if newest.Version == "" || slices.Compare(versionOf(newest), versionOf(s)) < 0 {
 			newest = s
 		}
 	}
 	from, to := versionOf(oldest), versionOf(newest)
-	if from.major == to.major && to.minor-from.minor <= 1 {
+	if from[0] == to[0] && to[1]-from[1] <= 1 {
 		return nil
 	}
 	return []string{fmt.Sprintf("its members are more than one minor version apart: %s runs %s, %s runs %s",
@@ -225,14 +223,10 @@ func camps(leaders map[uint64][]string) string {
 	return strings.Join(out, ", ")
 }
 
-type etcdVersion struct{ major, minor int }
-
-func (v etcdVersion) before(o etcdVersion) bool {
-	return v.major < o.major || v.major == o.major && v.minor < o.minor
-}
-
-func versionOf(s cluster.EtcdStatus) (v etcdVersion) {
-	_, _ = fmt.Sscanf(s.Version, "%d.%d", &v.major, &v.minor) // an invalid version counts as 0.0
+// versionOf returns the major and the minor number.
+func versionOf(s cluster.EtcdStatus) []int {
+	v := make([]int, 2)
+	_, _ = fmt.Sscanf(s.Version, "%d.%d", &v[0], &v[1]) // an invalid version counts as 0.0
 	return v
 }
 
@@ -325,28 +319,26 @@ func (k Kubelets) restart(ctx context.Context) error {
 	}
 	var again []string
 	for _, m := range at {
-		k.Say(m.node)
-		who, err := cluster.ReadIdentity(ctx, k.Talos, m.addr)
+		k.Say(m.Node)
+		who, err := cluster.ReadIdentity(ctx, k.Talos, m.Addr)
 		if err == nil {
-			err = k.Talos.RestartKubelet(ctx, m.addr, who.UUID)
+			err = k.Talos.RestartKubelet(ctx, m.Addr, who.UUID)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if err != nil {
-			k.Left(fmt.Sprintf("talosctl -n %s service kubelet restart: %s did not do it (%s)", m.addr, m.node, strings.ReplaceAll(err.Error(), "\n", " ")))
+			k.Left(fmt.Sprintf("talosctl -n %s service kubelet restart: %s did not do it (%s)", m.Addr, m.Node, strings.ReplaceAll(err.Error(), "\n", " ")))
 			continue
 		}
-		again = append(again, m.node)
+		again = append(again, m.Node)
 	}
 	return k.awaitReady(ctx, again)
 }
 
-// readyWithin is how long a Node may take to be Ready after its kubelet was restarted. At first the Node is not
-// Ready.
+// readyWithin is how long a Node may take to be Ready after its kubelet was restarted. At first the Node is not Ready.
 const readyWithin = time.Minute
 
-// awaitReady waits for the Nodes of the restarted kubelets.
 func (k Kubelets) awaitReady(ctx context.Context, again []string) error {
 	w := wait.For{Name: "the nodes whose kubelets were restarted to be Ready", Every: 2 * time.Second, Timeout: readyWithin, Seen: k.Say}
 	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
@@ -366,14 +358,9 @@ func (k Kubelets) awaitReady(ctx context.Context, again []string) error {
 	return err
 }
 
-type kubeletAt struct {
-	node string
-	addr netip.Addr
-}
-
 // machines returns the machines that Talos' discovery or the restored Kubernetes knows, without those of Fresh.
 // Either of the two may lack some.
-func (k Kubelets) machines(ctx context.Context) (at []kubeletAt, err error) {
+func (k Kubelets) machines(ctx context.Context) (at []cluster.Endpoint, err error) {
 	members, err := k.Talos.Members(ctx)
 	if err != nil {
 		return nil, err
@@ -383,9 +370,9 @@ func (k Kubelets) machines(ctx context.Context) (at []kubeletAt, err error) {
 		return nil, err
 	}
 	add := func(node string, addrs []netip.Addr) {
-		known := slices.ContainsFunc(at, func(m kubeletAt) bool { return m.node == node || slices.Contains(addrs, m.addr) })
+		known := slices.ContainsFunc(at, func(m cluster.Endpoint) bool { return m.Node == node || slices.Contains(addrs, m.Addr) })
 		if len(addrs) > 0 && !known && !slices.Contains(k.Fresh, node) {
-			at = append(at, kubeletAt{node, addrs[0]})
+			at = append(at, cluster.Endpoint{Node: node, Addr: addrs[0]})
 		}
 	}
 	for _, m := range members {
@@ -394,6 +381,6 @@ func (k Kubelets) machines(ctx context.Context) (at []kubeletAt, err error) {
 	for _, n := range nodes {
 		add(n.Name, n.Addresses)
 	}
-	slices.SortFunc(at, func(a, b kubeletAt) int { return strings.Compare(a.node, b.node) })
+	slices.SortFunc(at, func(a, b cluster.Endpoint) int { return strings.Compare(a.Node, b.Node) })
 	return at, nil
 }

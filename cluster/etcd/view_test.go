@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -43,9 +42,7 @@ func TestUnhealthyEtcd(t *testing.T) {
 				v.Errs[id] = errors.New("does not answer")
 			}
 		}
-		if got := strings.Join(v.Unhealthy(c.except), "; "); got != strings.Join(c.want, "; ") {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		must.Equal(t, name, strings.Join(c.want, "; "), strings.Join(v.Unhealthy(c.except), "; "))
 	}
 }
 
@@ -128,9 +125,7 @@ func TestKubelets(t *testing.T) {
 				Say: func(text string) { said = append(said, text) }, Left: func(text string) { left = append(left, text) },
 			}
 			must.Do(t, k.Step().Do(t.Context()))
-			if want := []string{"10.0.0.1", "10.0.0.3"}; !slices.Equal(s.restarted, want) {
-				t.Errorf("restarted %q", s.restarted)
-			}
+			must.Equal(t, "restarted", []string{"10.0.0.1", "10.0.0.3"}, s.restarted)
 			must.Equal(t, "said", []string{"wk1", "wk2", "wk3", "not Ready: wk3"}, said)
 			must.Equal(t, "left", want, left)
 		})
@@ -141,17 +136,11 @@ func TestKubelets(t *testing.T) {
 func TestTwoMembersOfOneName(t *testing.T) {
 	t.Parallel()
 	v := View{Members: []cluster.EtcdMember{{ID: 1, Name: "cp1"}, {ID: 2, Name: "cp2"}, {ID: 3, Name: "cp2"}}}
-	if m, found, err := v.Member("cp1"); m.ID != 1 || !found || err != nil {
-		t.Errorf("cp1: %+v, %t, %v", m, found, err)
-	}
-	_, found, err := v.Member("cp2")
-	if !found || err == nil || !strings.Contains(err.Error(), "etcd has two members named cp2: 2 and 3") {
-		t.Errorf("cp2: %t, %v", found, err)
-	}
-	if _, found, err := v.Member("cp3"); found || err != nil {
-		t.Errorf("cp3: %t, %v", found, err)
-	}
-	if v.Has(cluster.Endpoint{Node: "cp3"}) || !v.Has(cluster.Endpoint{Node: "cp1"}) {
-		t.Error("it has cp1, and no cp3")
-	}
+	cp1, has1, err1 := v.Member("cp1")
+	_, has2, err2 := v.Member("cp2")
+	_, has3, err3 := v.Member("cp3")
+	must.Pass(t, errors.Join(err1, err3))
+	must.Fail(t, err2, "etcd has two members named cp2: 2 and 3")
+	must.Equal(t, "members, ID of cp1", []any{true, true, false, uint64(1)}, []any{has1, has2, has3, cp1.ID})
+	must.Equal(t, "has", []bool{true, false}, []bool{v.Has(cluster.Endpoint{Node: "cp1"}), v.Has(cluster.Endpoint{Node: "cp3"})})
 }

@@ -140,7 +140,6 @@ func (n NodeSeen) lowest(wanted cluster.Version) cluster.Version {
 	return v
 }
 
-// minorStep is a step to the next minor version.
 type minorStep struct{ from, to cluster.Version }
 
 // minorSteps lists the steps from a version to the wanted one; there are none within one minor version.
@@ -257,8 +256,7 @@ func (u *Upgrade) requireEtcd(ctx context.Context) error {
 
 var errNotPlanned = errors.New("its machine is none that was planned for")
 
-// requireMember finds a member's machine in the plan: by name, or, since a Node's name may
-// differ, by its UUID.
+// requireMember finds a member's machine in the plan: by name, or, since a Node's name may differ, by its UUID.
 func (u *Upgrade) requireMember(ctx context.Context, m cluster.EtcdMember, ask []cluster.Endpoint) error {
 	if slices.ContainsFunc(ask, func(e cluster.Endpoint) bool { return e.Node == m.Name }) {
 		return nil
@@ -277,8 +275,7 @@ func (u *Upgrade) requireMember(ctx context.Context, m cluster.EtcdMember, ask [
 	return nil
 }
 
-// finish makes sure that everything is healthy at the end, and that no node has joined
-// meanwhile with another version.
+// finish makes sure that everything is healthy at the end, and that no node has joined meanwhile with another version.
 func (u *Upgrade) finish(ctx context.Context) error {
 	const path = upgradeKubernetes + "/finish"
 	if err := u.awaitOthers(ctx, path, spotOf{}); err != nil {

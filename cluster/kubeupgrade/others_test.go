@@ -8,12 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // planeAddrs are the addresses of the control planes of threePlanes.
@@ -129,7 +129,6 @@ func (p *threePlanes) SetProxyImage(_ context.Context, _, to string) error {
 	return nil
 }
 
-// pod is the pod of a component.
 func (p *threePlanes) pod(node string, c cluster.Component) *cluster.StaticPod {
 	i := slices.IndexFunc(p.pods, func(s cluster.StaticPod) bool { return s.Node == node && s.Component == c })
 	return &p.pods[i]
@@ -161,7 +160,7 @@ func TestRequireOthers(t *testing.T) {
 		except spotOf
 		want   string // "": it goes on
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"all is well":                           {wrong: func(*threePlanes) {}},
 		"the component itself is down":          {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, ""},
 		"another component of its node is":      {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.APIServer}, "the kube-scheduler of cp1 is not Ready"},
@@ -199,9 +198,7 @@ func TestRequireOthers(t *testing.T) {
 func TestRequireMemberNeedsAnAddress(t *testing.T) {
 	t.Parallel()
 	err := newThreePlanes().upgrade().requireMember(t.Context(), cluster.EtcdMember{ID: 9, Name: "cp9"}, nil)
-	if err == nil || !strings.Contains(err.Error(), "no address in its peer URLs") {
-		t.Errorf("err = %v", err)
-	}
+	must.Fail(t, err, "no address in its peer URLs")
 }
 
 // TestCheckAsksForTheOthers: nothing is begun either while something is down.
@@ -221,35 +218,29 @@ func TestRequireOthersKeepsTheHint(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
 	p.servers[planeAddrs[2]] = fault.WithHint(errors.New("no route"), "reach port 6443")
-	if hints := fault.Hints(p.upgrade().requireOthers(t.Context(), spotOf{})); !slices.Contains(hints, "reach port 6443") {
-		t.Errorf("hints %q", hints)
-	}
+	hints := fault.Hints(p.upgrade().requireOthers(t.Context(), spotOf{}))
+	must.Contain(t, "hints", "\n"+strings.Join(hints, "\n")+"\n", "\nreach port 6443\n")
 }
 
 // TestAwaitOthers: a component that recovers is waited for; one that does not is refused.
 func TestAwaitOthers(t *testing.T) {
 	t.Parallel()
-	for name, back := range map[string]bool{"it comes back": true, "it does not": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := newThreePlanes()
-				p.pod("cp1", cluster.ControllerManager).Ready = false // it lost its API server, and restarts
-				if back {
-					p.after(time.Minute, func() { p.pod("cp1", cluster.ControllerManager).Ready = true })
-				}
-				err := p.upgrade().awaitOthers(t.Context(), "x", spotOf{"cp1", cluster.Scheduler})
-				if back != (err == nil) || !back && (fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0) {
-					t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-				}
-			})
-		})
-	}
+	must.Bubbles(t, map[string]bool{"it comes back": true, "it does not": false}, func(t *testing.T, back bool) {
+		p := newThreePlanes()
+		p.pod("cp1", cluster.ControllerManager).Ready = false // it lost its API server, and restarts
+		if back {
+			p.after(time.Minute, func() { p.pod("cp1", cluster.ControllerManager).Ready = true })
+		}
+		err := p.upgrade().awaitOthers(t.Context(), "x", spotOf{"cp1", cluster.Scheduler})
+		if back != (err == nil) || !back && (fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0) {
+			t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+		}
+	})
 }
 
 // TestSetAsksTwice: a configuration that was staged during the wait for the others does not go live.
 func TestSetAsksTwice(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newThreePlanes()
 		m := p.machines[planeAddrs[0]]
 		m.Images = imagesAt("v1.35.4")
@@ -262,20 +253,19 @@ func TestSetAsksTwice(t *testing.T) {
 		})
 		u := p.upgrade()
 		k := kubernetesStep{Upgrade: u, n: u.Plan.find("cp1"), c: cluster.Scheduler, path: "x"}
-		if _, err := k.set(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "cp1: it has a configuration that is staged or tried") {
-			t.Errorf("err = %v", err)
-		}
+		must.FailAs(t, must.Err(k.set(t.Context())), fault.Refused, "cp1: it has a configuration that is staged or tried")
 	})
 }
 
 // TestSettle: of the errors while a component starts, only the hopeless ones end the wait.
 func TestSettle(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		wrong func(p *threePlanes)
 		want  string
 		took  time.Duration // at most
-	}{
+	}
+	cases := map[string]row{
 		"a fresh API server knows no rights yet": {func(p *threePlanes) {
 			p.podsErr = fault.Refusedf("pods is forbidden")
 			p.after(20*time.Second, func() { p.podsErr = nil })
@@ -289,19 +279,14 @@ func TestSettle(t *testing.T) {
 		"the claim is lost": {func(p *threePlanes) {
 			p.podsErr = &cluster.UnprovenError{Err: fault.As(fault.Claimed, errors.New("lost"))}
 		}, "lost", 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p, start := newThreePlanes(), time.Now()
-				u := p.upgrade()
-				c.wrong(p)
-				err := u.settle(t.Context(), "x", []spotOf{{"cp1", cluster.APIServer}})
-				if c.want == "" != (err == nil) || err != nil && !strings.Contains(err.Error(), c.want) || time.Since(start) > c.took {
-					t.Errorf("after %s: %v", time.Since(start), err)
-				}
-			})
-		})
 	}
+	must.Bubbles(t, cases, func(t *testing.T, c row) {
+		p, start := newThreePlanes(), time.Now()
+		u := p.upgrade()
+		c.wrong(p)
+		must.Fail(t, u.settle(t.Context(), "x", []spotOf{{"cp1", cluster.APIServer}}), c.want)
+		must.Take(t, start, 0, c.took)
+	})
 }
 
 // TestLacksKubelet: the static pods of its node must also be up again.
@@ -309,29 +294,22 @@ func TestLacksKubelet(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
 	u := p.upgrade()
-	if what, err := u.lacks(t.Context(), u.Plan.find("cp1"), cluster.Kubelet); what != "" || err != nil {
-		t.Fatalf("%q, %v", what, err)
-	}
+	lacks := func(node string) string { return must.Get(u.lacks(t.Context(), u.Plan.find(node), cluster.Kubelet))(t) }
+	must.Equal(t, "cp1 lacks", "", lacks("cp1"))
 	p.pod("cp1", cluster.ControllerManager).Ready, p.pod("cp1", cluster.ControllerManager).Why = false, "CrashLoopBackOff"
-	if what, err := u.lacks(t.Context(), u.Plan.find("cp1"), cluster.Kubelet); what != "its kube-controller-manager: its pod is not Ready: CrashLoopBackOff" || err != nil {
-		t.Errorf("%q, %v", what, err)
-	}
-	if what, err := u.lacks(t.Context(), u.Plan.find("cp2"), cluster.Kubelet); what != "" || err != nil {
-		t.Errorf("of another node: %q, %v", what, err)
-	}
+	must.Equal(t, "cp1 lacks", "its kube-controller-manager: its pod is not Ready: CrashLoopBackOff", lacks("cp1"))
+	must.Equal(t, "cp2 lacks", "", lacks("cp2"))
 }
 
 // TestProxyNeedsHealth: its pods are not replaced while something is down.
 func TestProxyNeedsHealth(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		p := newThreePlanes()
 		p.pod("cp2", cluster.Scheduler).Ready = false
 		u := p.upgrade()
 		u.Plan.Proxy = &ImageChange{cluster.KubeProxy, "a:v1.35.4", "a:v1.36.1"}
-		if err := u.rollOutProxy(t.Context()); fault.KindOf(err) != fault.Refused || len(p.sets) > 0 {
-			t.Errorf("%v, set %q", err, p.sets)
-		}
+		must.FailAs(t, u.rollOutProxy(t.Context()), fault.Refused)
+		must.Equal(t, "sets", 0, len(p.sets))
 	})
 }
 
@@ -343,42 +321,39 @@ func TestProxyRollOut(t *testing.T) {
 		return cluster.ProxySet{Image: to, Seen: true, Wanted: 3, Updated: updated, Available: available}
 	}
 	away := errors.New("no answer")
-	for name, c := range map[string]struct {
+	type row struct {
 		looks []cluster.ProxySet
 		err   error // of every look after those
 		want  string
 		after time.Duration
-	}{
+	}
+	cases := map[string]row{
 		"slowly":                     {looks: []cluster.ProxySet{at(1, 0), at(1, 1), at(2, 1), at(2, 2), at(3, 2), at(3, 3)}, after: 40 * time.Minute},
 		"one does not start":         {looks: []cluster.ProxySet{at(1, 0)}, want: "nothing has moved for 10m0s: 1 of 3 pods are updated, 0 available", after: 16 * time.Minute},
 		"the API is away for good":   {looks: []cluster.ProxySet{at(1, 1)}, err: away, want: "nothing has moved for 10m0s: no answer", after: 16 * time.Minute},
 		"it is deleted":              {looks: []cluster.ProxySet{at(1, 1)}, err: fmt.Errorf("%w: x", cluster.ErrNotFound), want: "someone has deleted it", after: 8 * time.Minute},
 		"someone sets another image": {looks: []cluster.ProxySet{at(1, 1), {Image: "other:v1", Seen: true, Wanted: 3}}, want: "someone has set its image to other:v1", after: 8 * time.Minute},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				start := time.Now()
-				r := proxyRollOut{image: to, patience: 10 * time.Minute, moved: start}
-				for i := 0; ; i++ {
-					set, err := c.looks[min(i, len(c.looks)-1)], error(nil)
-					if i >= len(c.looks) {
-						err = c.err
-					}
-					done, _, err := r.look(set, err)
-					if done || err != nil {
-						if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || time.Since(start) > c.after {
-							t.Errorf("after %s: %v", time.Since(start), err)
-						}
-						return
-					}
-					if time.Since(start) > time.Hour {
-						t.Fatal("it waits for ever")
-					}
-					time.Sleep(5 * time.Minute)
-				}
-			})
-		})
 	}
+	must.Bubbles(t, cases, func(t *testing.T, c row) {
+		start := time.Now()
+		r := proxyRollOut{image: to, patience: 10 * time.Minute, moved: start}
+		for i := 0; ; i++ {
+			set, err := c.looks[min(i, len(c.looks)-1)], error(nil)
+			if i >= len(c.looks) {
+				err = c.err
+			}
+			done, _, err := r.look(set, err)
+			if done || err != nil {
+				must.Fail(t, err, c.want)
+				must.Take(t, start, 0, c.after)
+				return
+			}
+			if time.Since(start) > time.Hour {
+				t.Fatal("it waits for ever")
+			}
+			time.Sleep(5 * time.Minute)
+		}
+	})
 }
 
 // TestPlanKubernetesLacks: a component that should run in the wanted version and does not is
@@ -396,7 +371,7 @@ func TestPlanKubernetesLacks(t *testing.T) {
 		node int // cp1, wk1
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"nothing":         {func(*Seen) {}, 0, ""},
 		"no pod":          {func(s *Seen) { s.Pods = s.Pods[:2] }, 0, "kube-scheduler: Kubernetes does not show its pod"},
 		"an old pod":      {pod(func(p *cluster.StaticPod) { p.Image = "registry.k8s.io/kube-scheduler:v1.34.6" }), 0, "kube-scheduler: its pod still is the old one: registry.k8s.io/kube-scheduler:v1.34.6, of revision 1"},
@@ -414,14 +389,11 @@ func TestPlanKubernetesLacks(t *testing.T) {
 			t.Fatalf("%v, refused %q", err, plan.Refused)
 		}
 		got := strings.Join(plan.Nodes[tc.node].Lacks, "; ")
-		if got != tc.want || plan.Work() != (tc.want != "") || len(plan.Nodes[tc.node].Changes) > 0 {
-			t.Errorf("lacks %q, want %q; work %t: %+v", got, tc.want, plan.Work(), plan.Nodes)
-		}
+		must.Equal(t, "lacks", []any{tc.want, tc.want != "", 0}, []any{got, plan.Work(), len(plan.Nodes[tc.node].Changes)})
 	})
 }
 
-// TestPlanKubernetesProxyHalfDone: a DaemonSet with the new image but not yet the pods is
-// waited for.
+// TestPlanKubernetesProxyHalfDone: a DaemonSet with the new image but not yet the pods is waited for.
 func TestPlanKubernetesProxyHalfDone(t *testing.T) {
 	t.Parallel()
 	seen := seenAt("v1.35.4")
@@ -440,7 +412,7 @@ func TestPlanKubernetesLeftOver(t *testing.T) {
 		seen func(Seen) Seen
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"standard": {func(s Seen) Seen { return s }, command + " --with-docs=false --with-examples=false --dry-run shows"},
 		"own": {
 			image("cp1", cluster.Scheduler, "reg.local:5000/k8s/kube-scheduler:v1.35.4"),

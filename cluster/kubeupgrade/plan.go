@@ -67,8 +67,7 @@ type NodeSeen struct {
 	Machine *cluster.MachineKubernetes // nil: it could not be read
 	Err     error                      // why not
 	Member  uint64                     // ID of the etcd member that the node says it runs; 0: it says none
-	// Serves is the version that its API server reports at its own address; ServesErr is why it
-	// reports none.
+	// Serves is the version that its API server reports at its own address; ServesErr is why it reports none.
 	Serves    string
 	ServesErr error
 	// Unsupported says why the node's Talos does not support the wanted version, and what to do.
@@ -124,7 +123,6 @@ const (
 	pending = "it has a configuration that is staged or tried, and the upgrade would make all of the stored one live: reboot it, or apply the one that is meant, first"
 )
 
-// kubernetesPlanner builds a plan.
 type kubernetesPlanner struct {
 	Plan
 	wanted, lowest cluster.Version // lowest of the control planes' static pods
@@ -212,7 +210,6 @@ func (p *kubernetesPlanner) node(seen NodeSeen) {
 	p.Nodes = append(p.Nodes, n)
 }
 
-// changes compares the node's images with the wanted version.
 func (p *kubernetesPlanner) changes(n *Node) {
 	for _, c := range cluster.Components {
 		image := n.images.Of(c)
@@ -302,7 +299,6 @@ func (p *kubernetesPlanner) path() {
 		p.lowest, p.wanted, next.MinorVersion(), p.lowestOn, p.lowest, next.MinorVersion())
 }
 
-// withHints returns an error and its hints in one line.
 func withHints(err error) string {
 	return strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")
 }
@@ -325,8 +321,7 @@ func (p *kubernetesPlanner) members(seen Seen) {
 // holds says whether a node's machine runs that member: by what its etcd says, or else by the
 // member's name or address.
 func (s Seen) holds(node string, m cluster.EtcdMember) bool {
-	i := slices.IndexFunc(s.Nodes, func(n NodeSeen) bool { return n.Node.Name == node })
-	n := s.Nodes[i]
+	n, _ := cluster.Find(s.Nodes, func(n NodeSeen) bool { return n.Node.Name == node })
 	if n.Member != 0 {
 		return n.Member == m.ID
 	}
@@ -359,9 +354,8 @@ func (s *Seen) readEtcd(ctx context.Context, talos cluster.EtcdReader) {
 	}
 }
 
-// Foresee lists what would stop the plan halfway and can be known before anything restarts: a
-// machine configuration that would not accept the images, and certificates that await approval.
-// It changes nothing.
+// Foresee lists what would stop the plan halfway and can be known before anything restarts: a machine configuration
+// that would not accept the images, and certificates that await approval. It changes nothing.
 func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluster.Maintenance, kube cluster.KubeReader) (refused []string, err error) {
 	for _, n := range p.Nodes {
 		if len(n.Changes) == 0 {
@@ -436,9 +430,8 @@ func (n Node) differs(shown Node) (how []string) {
 	return how
 }
 
-// talosctlImages are the flags of talosctl upgrade-k8s that name the repository of a component,
-// with their defaults (cmd/talosctl/cmd/talos/upgrade-k8s.go): talosctl gives every machine
-// that repository, whatever the machine had.
+// talosctlImages are the flags of talosctl upgrade-k8s that name the repository of a component, with their defaults
+// (cmd/talosctl/cmd/talos/upgrade-k8s.go): talosctl gives every machine that repository, whatever the machine had.
 var talosctlImages = []struct {
 	component      cluster.Component
 	flag, standard string
@@ -492,7 +485,6 @@ func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why str
 	return repository, ""
 }
 
-// leftOver says what remains to be done after the plan.
 func (p *kubernetesPlanner) leftOver() string {
 	const left = "CoreDNS, flannel and whatever else Talos makes manifests of stay as they are: "
 	command, why := p.talosctl(p.wanted)

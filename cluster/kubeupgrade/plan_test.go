@@ -8,22 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
-
-// each checks every case as a subtest of its own.
-func each[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
-	t.Helper()
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			check(t, c)
-		})
-	}
-}
 
 // seenAt is a cluster of one control plane and one worker that runs the given version.
 func seenAt(version string) Seen {
@@ -76,7 +64,6 @@ type planCase struct {
 	refused  []string
 }
 
-// as leaves s unchanged.
 func as(s Seen) Seen { return s }
 
 func (tc planCase) check(t *testing.T) {
@@ -85,9 +72,7 @@ func (tc planCase) check(t *testing.T) {
 		t.Fatalf("%v, refused %q, want %q", err, plan.Refused, tc.refused)
 	}
 	for i, want := range tc.refused {
-		if !strings.HasPrefix(plan.Refused[i], want) {
-			t.Errorf("refused %q, want %q", plan.Refused[i], want)
-		}
+		must.Contain(t, "refusal", "\n"+plan.Refused[i], "\n"+want)
 	}
 	if len(tc.refused) == 0 && plan.Work() != (tc.changes != "") {
 		t.Errorf("work: %+v", plan)
@@ -99,14 +84,12 @@ func (tc planCase) check(t *testing.T) {
 	if !found {
 		t.Errorf("%s is not among %+v", tc.changes, plan.Nodes)
 	}
-	if plan.Nodes[0].Node != "cp1" {
-		t.Errorf("%s comes first", plan.Nodes[0].Node)
-	}
+	must.Equal(t, "first node", "cp1", plan.Nodes[0].Node)
 }
 
 func TestPlanKubernetes(t *testing.T) {
 	t.Parallel()
-	each(t, map[string]planCase{
+	must.Each(t, map[string]planCase{
 		"the next minor":       {"v1.35.4", "v1.36.1", as, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
 		"a patch":              {"v1.35.4", "v1.35.5", as, "ghcr.io/siderolabs/kubelet:v1.35.5", nil},
 		"nothing":              {"v1.35.4", "v1.35.4", as, "", nil},
@@ -148,7 +131,7 @@ func TestPlanKubernetes(t *testing.T) {
 // TestPlanKubernetesMachines: machines that must not be changed, and machines that are not seen.
 func TestPlanKubernetesMachines(t *testing.T) {
 	t.Parallel()
-	each(t, map[string]planCase{
+	must.Each(t, map[string]planCase{
 		"a vendor's tag": {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "reg.local/kube-apiserver:v1.35.4-fips.1"), "", []string{
 			"kube-apiserver of cp1: image \"reg.local/kube-apiserver:v1.35.4-fips.1\": \"fips.1\" in its tag is a vendor's own, and which one another version has is not known: upgrade Kubernetes with the tool of the vendor of these images",
 		}},
@@ -190,15 +173,11 @@ func TestKubeVersionOrder(t *testing.T) {
 		}
 		for j, b := range ordered {
 			y, _ := cluster.ParseVersion(b)
-			if x.Before(y) != (i < j) {
-				t.Errorf("%s before %s: %t", a, b, x.Before(y))
-			}
+			must.Equal(t, a+" before "+b, i < j, x.Before(y))
 		}
 	}
 	for _, bad := range []string{"", "latest", "v1.35", "1.35.4.2", "v1.x.0", "v1.35.4 "} {
-		if v, err := cluster.ParseVersion(bad); err == nil {
-			t.Errorf("%q is taken for %v", bad, v)
-		}
+		must.Equal(t, bad+" is a version", false, must.Err(cluster.ParseVersion(bad)) == nil)
 	}
 }
 
@@ -208,9 +187,7 @@ func TestCheckKubernetesVersion(t *testing.T) {
 		"v1.36.0": true, "1.36.0": true, "v1.36.0-rc.1": true, "v1.36.0-alpha.0": true,
 		"v1.36.0-rc": false, "v1.36.0-fips.1": false, "v1.36.0-rc.1.2": false, "v1.36.0+k3s1": false, "v1.36.0-rc.1+k3s1": false, "next": false,
 	} {
-		if err := cluster.CheckKubernetesVersion(s); (err == nil) != ok {
-			t.Errorf("%s: %v", s, err)
-		}
+		must.Equal(t, s, ok, cluster.CheckKubernetesVersion(s) == nil)
 	}
 }
 
@@ -218,7 +195,7 @@ func TestRetag(t *testing.T) {
 	t.Parallel()
 	const like = "registry.k8s.io/kube-scheduler:v1.35.4"
 	type row struct{ image, like, want string }
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"none is named":        {"", like, like},
 		"an older one":         {"mirror/kube-scheduler:v1.34.6", like, "mirror/kube-scheduler:v1.35.4"},
 		"a newer one":          {"mirror/kube-scheduler:v1.36.0", like, "mirror/kube-scheduler:v1.35.4"},
@@ -233,9 +210,7 @@ func TestRetag(t *testing.T) {
 		"no letter":            {"mirror/kube-scheduler:1.34.6", like, "mirror/kube-scheduler:1.35.4"},
 	}, func(t *testing.T, tc row) {
 		got, err := cluster.Retag(tc.image, tc.like)
-		if got != tc.want || (err != nil) != (tc.want == "") {
-			t.Errorf("%q, %v, want %q", got, err, tc.want)
-		}
+		must.Equal(t, "image, error", []any{tc.want, tc.want == ""}, []any{got, err != nil})
 	})
 }
 
@@ -281,9 +256,8 @@ func TestForesee(t *testing.T) {
 		"machine configuration of cp2: two documents: take one out",
 		"cp3: certificate requests of its kubelet wait for approval, and its next one would: kubectl certificate approve csr-1, or have kubelet-serving-cert-approver do it",
 	}
-	if diff := gocmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, "got", want, got)
 }
 
 // TestRequireSame: a plan may only shrink.
@@ -303,7 +277,7 @@ func TestRequireSame(t *testing.T) {
 		now  func(p *Plan)
 		want string // "": it is the same
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"the same":              {now: func(*Plan) {}},
 		"some of it got done":   {now: func(p *Plan) { p.From, p.Proxy, p.Nodes[0].Changes = "v1.36.1", nil, p.Nodes[0].Changes[1:] }},
 		"set, but not seen yet": {now: func(p *Plan) { p.Nodes[1].Changes = []ImageChange{change(cluster.Kubelet, "v1.36.1")} }},
@@ -318,12 +292,8 @@ func TestRequireSame(t *testing.T) {
 		p := shown()
 		c.now(&p)
 		err := p.RequireSame(shown())
-		switch {
-		case c.want == "" && err != nil:
-			t.Errorf("err = %v", err)
-		case c.want != "" && (fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want)):
-			t.Errorf("err = %v, want it refused: %s", err, c.want)
-		}
+		must.Fail(t, err, c.want)
+		must.Equal(t, "refused", c.want != "", fault.KindOf(err) == fault.Refused)
 	})
 }
 
@@ -354,7 +324,7 @@ func TestRemovedStepByStep(t *testing.T) {
 		seen func(Seen) Seen
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"a minor":       {"v1.35.4", as, "10.0.0.11 v1.35.4→v1.36.1, 10.0.0.31 v1.35.4→v1.36.1, objects v1.35.4→v1.36.1"},
 		"a patch":       {"v1.36.0", as, ""},
 		"an old one":    {"v1.35.4", kubelet("wk1", "v1.33.9"), "10.0.0.11 v1.35.4→v1.36.1, 10.0.0.31 v1.33.9→v1.34.0, 10.0.0.31 v1.34.0→v1.35.0, 10.0.0.31 v1.35.0→v1.36.1, objects v1.33.9→v1.34.0, objects v1.34.0→v1.35.0, objects v1.35.0→v1.36.1"},
@@ -365,9 +335,7 @@ func TestRemovedStepByStep(t *testing.T) {
 		r := &removals{}
 		wanted, _ := cluster.ParseVersion("v1.36.1")
 		out, err := removed(t.Context(), r, r, tc.seen(seenAt(tc.from)), wanted)
-		if got := strings.Join(r.asked, ", "); got != tc.want || err != nil || len(out) > 0 {
-			t.Errorf("asked %s, want %s; %v, %v", got, tc.want, out, err)
-		}
+		must.Equal(t, "asked", []any{tc.want, nil, 0}, []any{strings.Join(r.asked, ", "), err, len(out)})
 	})
 }
 
@@ -376,10 +344,6 @@ func TestToPull(t *testing.T) {
 	t.Parallel()
 	kubelet, proxy := ImageChange{cluster.Kubelet, "k:v1", "k:v2"}, ImageChange{cluster.KubeProxy, "p:v1", "p:v2"}
 	n := Node{Changes: []ImageChange{kubelet, proxy}}
-	if diff := gocmp.Diff([]ImageChange{kubelet}, Plan{}.toPull(n)); diff != "" {
-		t.Error(diff)
-	}
-	if diff := gocmp.Diff([]ImageChange{kubelet, proxy}, Plan{Proxy: &proxy}.toPull(n)); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "got", []ImageChange{kubelet}, Plan{}.toPull(n))
+	must.Equal(t, "got", []ImageChange{kubelet, proxy}, Plan{Proxy: &proxy}.toPull(n))
 }

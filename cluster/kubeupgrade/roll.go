@@ -36,7 +36,6 @@ type Upgrade struct {
 	settled map[spotOf]bool // healthy for the settling time, as this process has seen
 }
 
-// spotOf is one component on one node.
 type spotOf struct {
 	node string
 	c    cluster.Component
@@ -67,7 +66,6 @@ func (u *Upgrade) Steps() step.Step {
 
 const upgradeKubernetes = "upgrade-k8s"
 
-// branch brings one component to the version, node by node.
 func (u *Upgrade) branch(c cluster.Component) step.Step {
 	var steps []step.Step
 	for _, n := range u.Plan.with(c) {
@@ -82,7 +80,6 @@ func (u *Upgrade) branch(c cluster.Component) step.Step {
 	}
 }
 
-// with lists the nodes that run a component, in the plan's order.
 func (p Plan) with(c cluster.Component) []Node {
 	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n Node) bool { return n.images.Of(c) == "" })
 }
@@ -278,8 +275,8 @@ func (u *Upgrade) withRemedy(ctx context.Context, spots []spotOf, err error) err
 }
 
 func (p Plan) find(name string) Node {
-	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.Node == name })
-	return p.Nodes[i]
+	n, _ := cluster.Find(p.Nodes, func(n Node) bool { return n.Node == name })
+	return n
 }
 
 // lackAny names the first thing that one of the spots still lacks.
@@ -295,9 +292,8 @@ func (u *Upgrade) lackAny(ctx context.Context, spots []spotOf) (string, error) {
 	return "", nil
 }
 
-// proxyStep brings kube-proxy to the version: first the configuration from which Talos makes
-// its manifest, then the DaemonSet itself, which Talos creates and never changes
-// (controllers/k8s/manifest_apply.go).
+// proxyStep brings kube-proxy to the version: first the configuration from which Talos makes its manifest, then the
+// DaemonSet itself, which Talos creates and never changes (controllers/k8s/manifest_apply.go).
 func (u *Upgrade) proxyStep() step.Step {
 	var steps []step.Step
 	for _, n := range u.Plan.with(cluster.KubeProxy) {
@@ -346,7 +342,6 @@ func (u *Upgrade) proxyDone(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d pods run %s", set.Wanted, u.Plan.To), nil
 }
 
-// runs says whether every pod of kube-proxy has that image.
 func runs(p cluster.ProxySet, image string) bool {
 	return p.Image == image && p.Seen && p.Updated == p.Wanted && p.Available == p.Wanted
 }
@@ -402,8 +397,7 @@ func (r *proxyRollOut) look(set cluster.ProxySet, err error) (done bool, seen st
 	return false, seen, nil
 }
 
-// lacks names the first thing that a component of a node lacks to run in the wanted version; ""
-// if it lacks nothing.
+// lacks names the first thing that a component of a node lacks to run in the wanted version; "" if it lacks nothing.
 func (u *Upgrade) lacks(ctx context.Context, n Node, c cluster.Component) (string, error) {
 	m, err := u.Talos.Kubernetes(ctx, n.Addr)
 	if err != nil {

@@ -44,7 +44,6 @@ func (o Observation) TracesOfCluster(node string) (traces []string) {
 	return traces
 }
 
-// asItIs says whether a VM runs.
 func asItIs(vm cluster.VM) string {
 	if vm.Running {
 		return ", which runs"

@@ -94,11 +94,8 @@ func TestHasVolume(t *testing.T) {
 	t.Parallel()
 	m := cluster.Machine{Volumes: []cluster.Volume{{Disk: "sdb", Label: "u-x"}}, VolumeStatuses: []cluster.VolumeStatus{{ID: "u-w", Location: "/dev/sdc"}, {ID: "u-y", Phase: "failed"}}}
 	for id, want := range map[string]bool{"u-x": true, "u-w": true, "u-y": false, "u-z": false} {
-		if runs, reset := (Found{Machine: &m}), (Found{Blank: &cluster.BlankMachine{Machine: m}}); runs.HasVolume(id) != want || reset.HasVolume(id) != want {
-			t.Errorf("%s: want %t", id, want)
-		}
+		runs, reset := Found{Machine: &m}, Found{Blank: &cluster.BlankMachine{Machine: m}}
+		must.Equal(t, id, []bool{want, want}, []bool{runs.HasVolume(id), reset.HasVolume(id)})
 	}
-	if (&Found{}).HasVolume("u-x") {
-		t.Error("nothing is known of a machine that does not answer")
-	}
+	must.Equal(t, "a machine that does not answer has it", false, (&Found{}).HasVolume("u-x"))
 }

@@ -104,8 +104,7 @@ func (d Drift) Rollable() bool {
 	return slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return rollable(r.Code) })
 }
 
-// Of returns the part of d that concerns the node's image and what is beside it, its machine configuration, or its
-// VM.
+// Of returns the part of d that concerns the node's image and what is beside it, its machine configuration, or its VM.
 func (d Drift) Of(image, config, vm bool) Drift {
 	d.Reasons = slices.DeleteFunc(slices.Clone(d.Reasons), func(r cluster.Reason) bool {
 		switch r.Code {
@@ -183,8 +182,7 @@ func (d Drift) ByHand() bool {
 // LeftOver is the code of the reason that a surge node exists: a roll removes it at its end.
 const LeftOver = "left-over"
 
-// Tidy says whether a node is right except for what a roll left behind, which is cleaned up while the node stays
-// up.
+// Tidy says whether a node is right except for what a roll left behind, which is cleaned up while the node stays up.
 func (d Drift) Tidy() bool {
 	for _, r := range d.Reasons {
 		switch r.Code {
@@ -276,7 +274,6 @@ func diffKept(p parking.Parking) []cluster.Reason {
 	return out
 }
 
-// diffNode compares the node with what Kubernetes says about it.
 func diffNode(w cluster.Wanted, f Found) []cluster.Reason {
 	var out []cluster.Reason
 	if w.Kubernetes != "" && f.Node.KubeletVersion != "" && f.Node.KubeletVersion != w.Kubernetes {
@@ -328,7 +325,6 @@ func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 	return out, notes
 }
 
-// diffShape lists how the VM differs from what recast.yaml says about it.
 func diffShape(f Found) []cluster.Reason {
 	return cluster.Each(f.Shape, func(d shape.Difference) cluster.Reason {
 		return cluster.Reason{Code: shapeDiffers, Text: "VM " + d.String(), Old: d.Found, New: d.Wanted}
@@ -362,14 +358,8 @@ func (o Observation) compareShapes(ctx context.Context, px cluster.Inventory, wa
 		if w.Shape.IsEmpty() || f.VM == nil {
 			return nil
 		}
-		var ha *cluster.HAResource
-		if w.Shape.HA != nil {
-			if ha, err = px.HAResource(ctx, f.VM.ID); err != nil {
-				return fmt.Errorf("node %s: read what Proxmox HA has of %s: %w", w.Name, f.VM, err)
-			}
-		}
 		w.Shape.Addr = f.Addr
-		if f.Shape, err = shape.Compare(*f.VM, ha, w.Shape); err == nil && w.Shape.Host != f.VM.Host && w.Shape.Host != "" {
+		if f.Shape, err = shape.Read(ctx, px, *f.VM, w.Shape); err == nil && w.Shape.Host != f.VM.Host && w.Shape.Host != "" {
 			err = o.settleHost(ctx, px, f, w.Shape.Host)
 		}
 		return fault.Prefix("node "+w.Name, err)

@@ -21,10 +21,11 @@ func TestDiff(t *testing.T) {
 	made := func(id, yaml string) func(*Found) {
 		return func(f *Found) { f.Machine.Schematic = cluster.SchematicEntry{ID: id, YAML: yaml} }
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(*Found)
 		want   []cluster.Reason
-	}{
+	}
+	must.Each(t, map[string]row{
 		"in sync": {func(*Found) {}, nil},
 		"same version, new digest": {
 			made("id-old", "- recast.lock="+clustertest.OldHash+"\n"),
@@ -80,19 +81,14 @@ func TestDiff(t *testing.T) {
 			},
 			[]cluster.Reason{{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "p" on pve1`}},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := clustertest.InSync()
-			f := Found{Name: "wk1", Machine: &m, VM: &cluster.VM{ID: 9011, Config: map[string]string{"ide2": "none,media=cdrom"}}}
-			tc.change(&f)
-			got := Diff(cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}, f, clustertest.Past)
-			must.Equal(t, "got", tc.want, got.Reasons)
-			if got.Stale != (len(tc.want) > 0) {
-				t.Errorf("stale %t", got.Stale)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		m := clustertest.InSync()
+		f := Found{Name: "wk1", Machine: &m, VM: &cluster.VM{ID: 9011, Config: map[string]string{"ide2": "none,media=cdrom"}}}
+		tc.change(&f)
+		got := Diff(cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}, f, clustertest.Past)
+		must.Equal(t, "got", tc.want, got.Reasons)
+		must.Equal(t, "stale", len(tc.want) > 0, got.Stale)
+	})
 }
 
 // TestDiffNamesAllOfAnImage: a digest that changed hides nothing else.
@@ -182,18 +178,14 @@ func TestDiffNamesEachPart(t *testing.T) {
 		return slices.Compact(out)
 	}
 	for i, a := range parts {
-		if got := codes(a.change); !slices.Equal(got, []string{a.code}) {
-			t.Errorf("%s: %v", a.code, got)
-		}
+		must.Equal(t, "codes", []string{a.code}, codes(a.change))
 		for _, b := range parts[i+1:] {
 			want := []string{a.code, b.code}
 			if a.code == "overlay-digest" && b.code == "overlay" {
 				want = []string{b.code} // of another overlay, the digest says nothing more
 			}
 			slices.Sort(want)
-			if got := codes(a.change, b.change); !slices.Equal(got, want) {
-				t.Errorf("%v: %v", want, got)
-			}
+			must.Equal(t, "codes", want, codes(a.change, b.change))
 		}
 	}
 }
@@ -208,9 +200,7 @@ type found struct {
 func TestDiffKeepsUnreadApartFromStale(t *testing.T) {
 	t.Parallel()
 	d := Diff(cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}, Found{Errs: []error{errors.New("no answer")}}, clustertest.Past)
-	if d.Stale || len(d.Unread) != 1 {
-		t.Errorf("%+v", d)
-	}
+	must.Equal(t, "stale", []any{false, 1}, []any{d.Stale, len(d.Unread)})
 }
 
 func TestDriftWithFiles(t *testing.T) {
@@ -230,9 +220,8 @@ func TestDriftWithFiles(t *testing.T) {
 		},
 	}
 	must.Equal(t, "other", want, other)
-	if got := d.WithFiles(FileCheck{}, errors.New("no answer")); got.Stale || !slices.Equal(got.Unread, []string{"no answer"}) {
-		t.Errorf("unread: %+v", got)
-	}
+	got := d.WithFiles(FileCheck{}, errors.New("no answer"))
+	must.Equal(t, "stale, unread", []any{false, []string{"no answer"}}, []any{got.Stale, got.Unread})
 }
 
 // TestStuckVolumesAreSaid at any time: what failed while the machine starts, too, but not what waits then.
@@ -255,9 +244,7 @@ func TestStuckVolumesAreSaid(t *testing.T) {
 			id, _, _ := strings.Cut(strings.TrimPrefix(text, "its volume "), " ")
 			got = append(got, id)
 		}
-		if strings.Join(got, " ") != want {
-			t.Errorf("%s: %q, want %q", stage, got, want)
-		}
+		must.Equal(t, stage, want, strings.Join(got, " "))
 	}
 }
 
@@ -265,9 +252,7 @@ func TestHostnameOfAnotherNode(t *testing.T) {
 	t.Parallel()
 	wanted := []cluster.Wanted{{Name: "wk1"}, {Name: "wk2"}}
 	for hostname, want := range map[string]string{"": "", "wk1": "", "WK1.example.com": "", "wk2": "wk2", "Wk2.example.com": "wk2", "else": ""} {
-		if got := otherNode(hostname, "wk1", wanted); got != want {
-			t.Errorf("%s: %q, want %q", hostname, got, want)
-		}
+		must.Equal(t, hostname, want, otherNode(hostname, "wk1", wanted))
 	}
 }
 
@@ -278,9 +263,7 @@ func TestNoAddress(t *testing.T) {
 	if len(f.Errs) != 1 || !strings.Contains(clustertest.Message(f.Errs[0]), "no address known") {
 		t.Fatalf("%v", f.Errs)
 	}
-	if hints := strings.Join(fault.Hints(f.Errs[0]), "\n"); !strings.Contains(hints, "kubectl get node wk1") {
-		t.Errorf("hints: %s", hints)
-	}
+	must.Contain(t, "hints", strings.Join(fault.Hints(f.Errs[0]), "\n"), "kubectl get node wk1")
 }
 
 // TestRunsFromISO: nothing else shows an interrupted installation.
@@ -289,9 +272,8 @@ func TestRunsFromISO(t *testing.T) {
 	m := clustertest.InSync()
 	m.FromISO, m.BootEntry = true, ""
 	for stage, want := range map[string]bool{"booting": true, "installing": true, "rebooting": true, "running": false} {
-		if m.Stage = stage; m.IsBeingInstalled() != want {
-			t.Errorf("stage %s: being installed is %t", stage, !want)
-		}
+		m.Stage = stage
+		must.Equal(t, stage, want, m.IsBeingInstalled())
 	}
 	reasons := cluster.DiffInstalled(clustertest.WantedBuild(), m.RunningSystem, "")
 	if len(reasons) == 0 || reasons[0].Code != "boot-iso" || !rollable(reasons[0].Code) {
@@ -317,11 +299,12 @@ func rolledNode() (cluster.Wanted, Found) {
 
 func TestDiffOfBootAndNode(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(*cluster.Wanted, *Found)
 		want   []cluster.Reason
 		notes  []string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"as rolled":     {func(*cluster.Wanted, *Found) {}, nil, nil},
 		"no boot order": {func(_ *cluster.Wanted, f *Found) { delete(f.VM.Config, "boot") }, nil, nil},
 		"legacy order":  {func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "cdn" }, nil, nil},
@@ -374,16 +357,13 @@ func TestDiffOfBootAndNode(t *testing.T) {
 			[]cluster.Reason{{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "p" on pve1`}},
 			nil,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w, f := rolledNode()
-			tc.change(&w, &f)
-			got := Diff(w, f, clustertest.Past)
-			must.Equal(t, "got", tc.want, got.Reasons)
-			must.Equal(t, "got", tc.notes, got.Notes)
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		w, f := rolledNode()
+		tc.change(&w, &f)
+		got := Diff(w, f, clustertest.Past)
+		must.Equal(t, "got", tc.want, got.Reasons)
+		must.Equal(t, "got", tc.notes, got.Notes)
+	})
 }
 
 func TestDiffOfTheInstallImage(t *testing.T) {
@@ -408,14 +388,10 @@ func TestDiffOfTheInstallImage(t *testing.T) {
 		w.Build.Installer, f.Machine.InstallImage = tc.installer, tc.image
 		var text strings.Builder
 		for _, r := range Diff(w, f, clustertest.Past).Reasons {
-			if r.Code != "install-image" {
-				t.Errorf("%s: %+v", name, r)
-			}
+			must.Equal(t, name, "install-image", r.Code)
 			text.WriteString(r.Text)
 		}
-		if text.String() != tc.want {
-			t.Errorf("%s: %q, want %q", name, text.String(), tc.want)
-		}
+		must.Equal(t, name, tc.want, text.String())
 	}
 }
 
@@ -452,7 +428,5 @@ func TestKubernetesVersionIsNotForARoll(t *testing.T) {
 		t.Errorf("a roll can do something about %+v", d)
 	}
 	f.Machine.TalosVersion = "v1.13.8"
-	if !Diff(w, f, clustertest.Past).Rollable() {
-		t.Error("a roll can do nothing about an old Talos")
-	}
+	must.Equal(t, "a roll can renew an old Talos", true, Diff(w, f, clustertest.Past).Rollable())
 }

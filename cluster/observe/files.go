@@ -150,10 +150,8 @@ func compareFiles(ctx context.Context, r cluster.FileReader, t FileTarget) (File
 	return c.check, nil
 }
 
-// emptyFingerprint is the fingerprint of an empty file.
 const emptyFingerprint = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
-// fileComparison compares one machine.
 type fileComparison struct {
 	target FileTarget
 	owners map[string][]int // by path: indices into target.Content
@@ -298,10 +296,9 @@ func kindOf(mode fs.FileMode, link string) string {
 // except for services, and Talos itself has only one link there.
 const local = "/usr/local"
 
-// services is where the services of extensions run. Each has a writable overlay over its files.
-// containerd makes mount points there. The service may write files there if its
-// container.security.writeableRootfs is set (PreFunc and getOCIOptions of Talos'
-// internal/app/machined/pkg/system/services/extension.go).
+// services is where the services of extensions run. Each has a writable overlay over its files. containerd makes mount
+// points there. The service may write files there if its container.security.writeableRootfs is set (PreFunc and
+// getOCIOptions of Talos' internal/app/machined/pkg/system/services/extension.go).
 const services = local + "/lib/containers/"
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

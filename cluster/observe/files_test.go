@@ -21,19 +21,16 @@ import (
 
 func TestCompareFiles(t *testing.T) {
 	t.Parallel()
-	for name, c := range fileCases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			machine := &fakeFiles{files: c.node, fail: c.fail}
-			target := FileTarget{Node: "wk1", UUID: "uuid-1", Content: c.locked, EmbedsConfig: c.embeds}
-			said := 0
-			checks, errs := CompareFiles(t.Context(), machine, []FileTarget{target}, func(node, text string) { said++ })
-			must.Equal(t, "check", c.want, checks[0])
-			if c.err != "" != (errs[0] != nil) || c.err != "" && errs[0].Error() != c.err || said != 1 {
-				t.Errorf("err = %v, %d lines", errs[0], said)
-			}
-		})
-	}
+	must.Each(t, fileCases, func(t *testing.T, c fileCase) {
+		machine := &fakeFiles{files: c.node, fail: c.fail}
+		target := FileTarget{Node: "wk1", UUID: "uuid-1", Content: c.locked, EmbedsConfig: c.embeds}
+		said := 0
+		checks, errs := CompareFiles(t.Context(), machine, []FileTarget{target}, func(node, text string) { said++ })
+		must.Equal(t, "check", c.want, checks[0])
+		if c.err != "" != (errs[0] != nil) || c.err != "" && errs[0].Error() != c.err || said != 1 {
+			t.Errorf("err = %v, %d lines", errs[0], said)
+		}
+	})
 }
 
 // TestCompareFilesOfMany: if one machine can't be read, the others still are.
@@ -56,9 +53,7 @@ func TestCompareFilesOfMany(t *testing.T) {
 			t.Errorf("%d: %+v, %v", i, checks[i], errs[i])
 		}
 	}
-	if len(said) != len(targets) {
-		t.Errorf("said of %v", said)
-	}
+	must.Equal(t, "said of", len(targets), len(said))
 }
 
 func content(name string, files map[string]string) LockedFiles {
@@ -132,15 +127,17 @@ func (f *fakeFiles) Read(_ context.Context, name string, sizeBytes int64, w io.W
 	return err
 }
 
-// fileCases are locked files, the files on the node, and the expected result.
-var fileCases = map[string]struct {
+type fileCase struct {
 	locked []LockedFiles
 	node   map[string]string
 	fail   map[string]error
 	embeds bool
 	want   FileCheck
 	err    string
-}{
+}
+
+// fileCases are locked files, the files on the node, and the expected result.
+var fileCases = map[string]fileCase{
 	"nothing locked, nothing there": {node: map[string]string{"/usr/bin/init": "talos"}, want: FileCheck{}},
 	"the same": {
 		locked: []LockedFiles{content("tool", map[string]string{

@@ -38,8 +38,7 @@ type Found struct {
 	ConfigDamaged error
 	// Unsupported says why Talos does not support the change from the running version to the wanted one.
 	Unsupported []string
-	// ConfigRefused says why the wanted Talos would not read the machine configuration that the node runs; nil: it
-	// would.
+	// ConfigRefused says why the wanted Talos would not read the machine configuration that the node runs; nil: it would.
 	ConfigRefused error
 	Errs          []error
 	// Elsewhere are the node's other parking VMs: left on Proxmox hosts where its VM was before, or a second one on
@@ -64,8 +63,7 @@ type Found struct {
 	Dangling bool
 }
 
-// Host returns the Proxmox node of the node's VM, or of the VM that its unfinished replacement deleted; "" if
-// unknown.
+// Host returns the Proxmox node of the node's VM, or of the VM that its unfinished replacement deleted; "" if unknown.
 func (f *Found) Host() string {
 	switch {
 	case f.VM != nil:
@@ -82,8 +80,7 @@ func (f *Found) Host() string {
 // Observe writes other fields of f concurrently.
 func (f *Found) Open() bool { return f.Parking != nil && f.Parking.Record.Open }
 
-// Unfinished says whether an earlier run left something to finish on the node before anything else
-// can be planned.
+// Unfinished says whether an earlier run left something to finish on the node before anything else can be planned.
 func (f *Found) Unfinished() bool {
 	if f.Open() {
 		return true
@@ -301,9 +298,8 @@ func Matching(found []Found, of func(*Found) bool) (nodes []*Found) {
 	return nodes
 }
 
-// ObserveDrift reads what Diff compares, one Found per wanted node in their order, and fails like
-// Observe. It does not read free space or what would be lost with a VM or node: its result is not
-// for planning.
+// ObserveDrift reads what Diff compares, one Found per wanted node in their order, and fails like Observe. It does not
+// read free space or what would be lost with a VM or node: its result is not for planning.
 func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observation, error) {
 	o, err := observeMatched(ctx, src, wanted)
 	if err != nil {
@@ -342,8 +338,7 @@ func ReadData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) (s
 	return systems, err
 }
 
-// ReadTies reads what Proxmox keeps for the VMs of nodes, with one call; the errors are in the
-// order of the nodes.
+// ReadTies reads what Proxmox keeps for the VMs of nodes, with one call; the errors are in the order of the nodes.
 func ReadTies(ctx context.Context, px cluster.TieReader, nodes []*Found) []error {
 	if len(nodes) == 0 {
 		return nil
@@ -382,8 +377,7 @@ func observeMachines(ctx context.Context, src Sources, read machineRead, wanted 
 	})
 }
 
-// observeTies reads what would be lost with each node. The decision needs it, so a failed read is
-// an error.
+// observeTies reads what would be lost with each node. The decision needs it, so a failed read is an error.
 func observeTies(ctx context.Context, src Sources, o *Observation) error {
 	nodes := Matching(o.Found, func(f *Found) bool { return !f.Away && f.VM != nil && f.Node != nil })
 	g := errgroup.Group{}

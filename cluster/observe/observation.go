@@ -136,7 +136,6 @@ func (o Observation) Build(w cluster.Wanted, id string) (cluster.Build, bool) {
 	return b, ok
 }
 
-// hostsOf returns the hosts of the nodes' VMs.
 func hostsOf(found []Found) []string {
 	var hosts []string
 	for _, f := range found {
@@ -230,8 +229,7 @@ func (o Observation) ControlPlanes() []cluster.Endpoint {
 	return out
 }
 
-// noteAway records hosts that do not answer from an error of reading VMs, and returns any other
-// error.
+// noteAway records hosts that do not answer from an error of reading VMs, and returns any other error.
 func (o *Observation) noteAway(err error) error {
 	if away, ok := errors.AsType[*cluster.HostsAway](err); ok {
 		o.Away = away

@@ -1,8 +1,7 @@
-// Package observe reads what Proxmox, Talos and Kubernetes say about the nodes, and compares that with what is
-// wanted. [Observe] makes an [Observation], which has one [Found] for each node. [Diff] says whether a node is
-// stale, and why; [Trace], how certain the origin of its image is, link by link: machine, boot entry, installer,
-// lock, schematic, factory; [CompareFiles], whether the files of its extensions are those of its image. The package
-// changes nothing.
+// Package observe reads what Proxmox, Talos and Kubernetes say about the nodes, and compares that with what is wanted.
+// [Observe] makes an [Observation], which has one [Found] for each node. [Diff] says whether a node is stale, and why;
+// [Trace], how certain the origin of its image is, link by link: machine, boot entry, installer, lock, schematic,
+// factory; [CompareFiles], whether the files of its extensions are those of its image. The package changes nothing.
 package observe
 
 import (
@@ -211,16 +210,11 @@ func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.W
 	f.ConfigRefused = src.configRefused(w, m)
 }
 
-// breaksSome says whether a release reads some configurations, and then fails with them.
-func breaksSome(talos string) bool {
-	issue, known := knownissue.Of(talos)
-	return known && issue.Scheduler
-}
-
 // configRefused checks what a roll checks before it touches a node: whether the wanted Talos can read the running
 // configuration. The running version can.
 func (src Sources) configRefused(w cluster.Wanted, m cluster.Machine) error {
-	if src.Maintenance == nil || m.ConfigHidden || m.Configs.Stored == nil || m.TalosVersion == w.Build.TalosVersion && !breaksSome(m.TalosVersion) {
+	issue, _ := knownissue.Of(m.TalosVersion) // of a release that reads some configurations, and then fails with them
+	if src.Maintenance == nil || m.ConfigHidden || m.Configs.Stored == nil || m.TalosVersion == w.Build.TalosVersion && !issue.Scheduler {
 		return nil // a roll checks that again
 	}
 	_, err := src.Maintenance.PatchConfig(m.Configs.Stored, cluster.ConfigPatch{Installer: cluster.NeutralPatch.Installer, Talos: w.Build.TalosVersion})
@@ -246,7 +240,6 @@ func Shared(found []Found) (problems []error) {
 	return problems
 }
 
-// machineRead reads of a node's machine what is needed.
 type machineRead func(ctx context.Context, f *Found) (cluster.Machine, error)
 
 // ReadWhole reads all of a node's machine.
@@ -334,8 +327,7 @@ type Sources struct {
 	// First is the control plane with which the cluster is to begin: there is neither Kubernetes nor etcd, so
 	// neither is asked. "": there is a cluster.
 	First string
-	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see observeLost. "": no
-	// rebuild.
+	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see observeLost. "": no rebuild.
 	Rebuild string
 	// Past is for a plan: of machines that it leaves as they are, only what it needs is read. nil: all is read.
 	Past cluster.History

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -32,12 +31,13 @@ func TestParkingVMsOfANode(t *testing.T) {
 	)
 	other := parkingOn(9099, "pve1", true, run1)
 	other.Record.Node = "wk2"
-	cases := map[string]struct {
+	type row struct {
 		parkings []parking.Parking
 		want     cluster.VMID // of the one that is chosen for a VM on pve1
 		last     string
 		err      string
-	}{
+	}
+	cases := map[string]row{
 		"none":                       {parkings: []parking.Parking{other}, last: " 0"},
 		"beside the VM":              {parkings: []parking.Parking{parkingOn(9001, "pve1", false, run1), other}, want: 9001, last: "scsi30 9001"},
 		"left behind":                {parkings: []parking.Parking{parkingOn(9001, "pve2", false, run1)}, last: "scsi30 9001"},
@@ -60,31 +60,26 @@ func TestParkingVMsOfANode(t *testing.T) {
 			err:      `two parking VMs say that they keep the system disk of node wk1 that run 20260101-0000-aaaa replaced: VM 9001 "recast-parking-wk1" on pve1 and VM 9002 "recast-parking-wk1" on pve2`,
 		},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			o := Observation{
-				VMs:     []cluster.VM{{ID: 101, Host: "pve1", Config: map[string]string{"smbios1": "uuid=u"}}},
-				Nodes:   []cluster.KubeNode{{Name: "wk1", UUID: "u"}},
-				Parking: tc.parkings,
+	must.Each(t, cases, func(t *testing.T, tc row) {
+		o := Observation{
+			VMs:     []cluster.VM{{ID: 101, Host: "pve1", Config: map[string]string{"smbios1": "uuid=u"}}},
+			Nodes:   []cluster.KubeNode{{Name: "wk1", UUID: "u"}},
+			Parking: tc.parkings,
+		}
+		f, err := MatchNodes(cluster.Wanted{Name: "wk1"}, &o, nil)
+		if err != nil || tc.err != "" {
+			if fault.KindOf(err) != fault.Refused || err.Error() != tc.err || len(fault.Hints(err)) == 0 {
+				t.Errorf("err = %v, hints %q", err, fault.Hints(err))
 			}
-			f, err := MatchNodes(cluster.Wanted{Name: "wk1"}, &o, nil)
-			if err != nil || tc.err != "" {
-				if fault.KindOf(err) != fault.Refused || err.Error() != tc.err || len(fault.Hints(err)) == 0 {
-					t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-				}
-				return
-			}
-			var got cluster.VMID
-			if f.Parking != nil {
-				got = f.Parking.VM.ID
-			}
-			last, on, _ := f.LastKept()
-			if got != tc.want || fmt.Sprintf("%s %d", last.Key, on.ID) != tc.last {
-				t.Errorf("takes %d, last kept %s of %d; want %d, %s", got, last.Key, on.ID, tc.want, tc.last)
-			}
-		})
-	}
+			return
+		}
+		var got cluster.VMID
+		if f.Parking != nil {
+			got = f.Parking.VM.ID
+		}
+		last, on, _ := f.LastKept()
+		must.Equal(t, "takes, and kept last", []any{tc.want, tc.last}, []any{got, fmt.Sprintf("%s %d", last.Key, on.ID)})
+	})
 }
 
 // written is a parking VM whose record says that it was written into that VM.
@@ -115,12 +110,13 @@ func TestReadOwnPod(t *testing.T) {
 	t.Parallel()
 	silent := fmt.Errorf("no answer: %w", cluster.ErrNotNow)
 	forbidden := fault.As(fault.Refused, errors.New("forbidden"))
-	for name, c := range map[string]struct {
+	type row struct {
 		kube podKube
 		seen Observation
 		want OwnPod
 		err  error
-	}{
+	}
+	must.Each(t, map[string]row{
 		"a pod of this cluster":        {kube: podKube{node: "wk1"}, want: OwnPod{Node: "wk1"}},
 		"no pod of it":                 {},
 		"forbidden":                    {kube: podKube{err: forbidden}, want: OwnPod{Err: forbidden}},
@@ -128,16 +124,13 @@ func TestReadOwnPod(t *testing.T) {
 		"no answer, a node is out":     {kube: podKube{err: silent}, seen: Observation{Dark: silent}, want: OwnPod{Err: silent}},
 		"no answer, it is broken":      {kube: podKube{err: silent}, seen: Observation{First: "cp1", Rebuild: "sum"}, want: OwnPod{Err: silent}},
 		"there is no cluster to be in": {kube: podKube{node: "wk1"}, seen: Observation{First: "cp1"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			o := c.seen
-			err := o.readOwnPod(t.Context(), Sources{Kube: c.kube})
-			if o.OwnPod != c.want || !errors.Is(err, c.err) || (err == nil) != (c.err == nil) {
-				t.Errorf("%+v, %v; want %+v, %v", o.OwnPod, err, c.want, c.err)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		o := c.seen
+		err := o.readOwnPod(t.Context(), Sources{Kube: c.kube})
+		if o.OwnPod != c.want || !errors.Is(err, c.err) || (err == nil) != (c.err == nil) {
+			t.Errorf("%+v, %v; want %+v, %v", o.OwnPod, err, c.want, c.err)
+		}
+	})
 }
 
 // TestParkingsOf: two clusters of one name on one Proxmox don't take each other's disks.
@@ -146,45 +139,40 @@ func TestParkingsOf(t *testing.T) {
 	other := func(open bool) parking.Parking {
 		return clustertest.Edited(clustertest.Park(9901, "pve1", "wk1", "scsi30 r2"), func(p *parking.Parking) { p.Record.UUID, p.Record.Open = "u-other", open })
 	}
-	for name, c := range map[string]struct {
+	type row struct {
 		all  []parking.Parking
 		uuid string
 		want []cluster.VMID
 		err  string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"its own":                      {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1")}, uuid: "u-wk1", want: []cluster.VMID{9900}},
 		"another node's":               {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1"), clustertest.Park(9902, "pve1", "wk2")}, uuid: "u-wk1", want: []cluster.VMID{9900}},
 		"of another VM of that name":   {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1"), other(false)}, uuid: "u-wk1", want: []cluster.VMID{9900}},
 		"owner unknown":                {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1"), other(false)}, err: "two parking VMs on pve1"},
 		"another one, being replaced":  {all: []parking.Parking{other(true)}, uuid: "u-wk1", err: "whose SMBIOS UUID is u-other, not u-wk1"},
 		"its own, Kubernetes not read": {all: []parking.Parking{other(true)}, want: []cluster.VMID{9901}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			mine, err := parkingsOf(c.all, "wk1", c.uuid)
-			var got []cluster.VMID
-			for _, p := range mine {
-				got = append(got, p.VM.ID)
-			}
-			must.Equal(t, "parking VMs", c.want, got)
-			if (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != fault.Refused) {
-				t.Errorf("err = %v, want %q", err, c.err)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		mine, err := parkingsOf(c.all, "wk1", c.uuid)
+		var got []cluster.VMID
+		for _, p := range mine {
+			got = append(got, p.VM.ID)
+		}
+		must.Equal(t, "parking VMs", c.want, got)
+		if (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != fault.Refused) {
+			t.Errorf("err = %v, want %q", err, c.err)
+		}
+	})
 }
 
-// TestUnknownStorages: publish would refuse them after the build; a plan reports them
-// before.
+// TestUnknownStorages: publish would refuse them after the build; a plan reports them before.
 func TestUnknownStorages(t *testing.T) {
 	t.Parallel()
 	o := Observation{Storages: []cluster.Storage{{Name: "cephfs"}, {Name: "local"}}}
 	want := []string{`images.iso.storage: storage "cefs" is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/cefs. recast publish and recast roll would refuse it; there are: cephfs, local`}
 	must.Equal(t, "got", want, o.UnknownStorages("images.iso.storage", []string{"local", "cefs"}))
 	o.Storages = append(o.Storages, cluster.Storage{Name: "cefs"})
-	if got := o.UnknownStorages("images.iso.storage", []string{"local", "cefs"}); len(got) > 0 {
-		t.Errorf("all are known: %q", got)
-	}
+	must.Equal(t, "all are known", 0, len(o.UnknownStorages("images.iso.storage", []string{"local", "cefs"})))
 }
 
 // TestTracesOfABrokenCluster: what bootstrap finds of a cluster may be a cluster that is broken. It is rebuilt, and no
@@ -202,9 +190,7 @@ func TestTracesOfABrokenCluster(t *testing.T) {
 			t.Error(text)
 		}
 	}
-	if text := texts[1]; !strings.Contains(text, "which runs") {
-		t.Error(text)
-	}
+	must.Contain(t, "text", texts[1], "which runs")
 	if text := (Observation{}).whose("give that VM another name"); strings.Contains(text, "rebuild") || strings.Contains(text, "delete") {
 		t.Errorf("of one node of a cluster that works: %s", text)
 	}
@@ -232,9 +218,7 @@ func TestNamesThatAreOff(t *testing.T) {
 	}
 	got := fault.Hints(namesThatAreOff(errors.New("no answer"), wanted, vms))
 	want := []string{`VM 102 "cp2" on pve1 has the name of a node, and is switched off: start VM 102 "cp2" on pve1 in Proxmox`}
-	if !slices.Equal(got, want) {
-		t.Errorf("hints %q, want %q", got, want)
-	}
+	must.Equal(t, "hints", want, got)
 }
 
 func TestKubernetesOrder(t *testing.T) {
@@ -276,29 +260,22 @@ func TestSigned(t *testing.T) {
 		"in no lock that is here":      {cluster.Build{}, map[string]cluster.Build{"o": older}, false},
 		"another version is no excuse": {cluster.Build{}, map[string]cluster.Build{"o": {TalosVersion: "v1.13.8", LockHash: hash, SecureBoot: true}}, false},
 	} {
-		if got := (Observation{PastBuilds: tc.past}).Signed(cluster.Wanted{Build: tc.wanted}, parking.KeptDisk{Build: hash, Talos: "v1.13.9"}); got != tc.want {
-			t.Errorf("%s: %t", name, got)
-		}
+		must.Equal(t, name, tc.want, (Observation{PastBuilds: tc.past}).Signed(cluster.Wanted{Build: tc.wanted}, parking.KeptDisk{Build: hash, Talos: "v1.13.9"}))
 	}
 }
 
-// TestSupersededIsTidy: a disk that a killed roll had begun to free is the node's only reason, and
-// leaves it Tidy.
+// TestSupersededIsTidy: a disk that a killed roll had begun to free is the node's only reason, and leaves it Tidy.
 func TestSupersededIsTidy(t *testing.T) {
 	t.Parallel()
 	p := clustertest.Park(9900, "pve1", "wk1", "scsi30 r1", "scsi29 r2")
-	if got := diffKept(p); len(got) > 0 {
-		t.Errorf("drift %v", got)
-	}
+	must.Equal(t, "drift", 0, len(diffKept(p)))
 	p.Record.Kept[0].Going = true
 	d := Drift{Reasons: diffKept(p)}
 	if !d.Tidy() || len(d.Reasons) != 1 || d.Reasons[0].Code != "superseded-disk" {
 		t.Errorf("drift %+v: tidy %t", d, d.Tidy())
 	}
 	p.Record.Open = true
-	if got := diffKept(p); len(got) > 0 {
-		t.Errorf("drift of an unfinished replacement: %v", got)
-	}
+	must.Equal(t, "drift of an unfinished replacement", 0, len(diffKept(p)))
 }
 
 // answering is a machine that is asked for parts.
@@ -320,40 +297,37 @@ func (*answering) Unsupported(_, _, _ string) []string { return nil }
 func TestMachinesAreCompleted(t *testing.T) {
 	t.Parallel()
 	volumes := []cluster.Volume{{Device: "sda1", Disk: "sda", Label: "EPHEMERAL"}}
-	for name, c := range map[string]struct {
+	type row struct {
 		change  func(first, now *cluster.Machine)
 		err     error
 		asked   int
 		volumes bool // are known
 		unread  bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"as wanted":    {change: func(_, _ *cluster.Machine) {}},
 		"stale":        {change: func(first, now *cluster.Machine) { first.TalosVersion, now.TalosVersion = "v1.0.0", "v1.0.0" }, asked: 1, volumes: true},
 		"restarted":    {change: func(first, now *cluster.Machine) { first.TalosVersion, now.BootID = "v1.0.0", "b2" }, asked: 2, volumes: true},
 		"hidden":       {change: func(first, _ *cluster.Machine) { first.ConfigHidden = true }, asked: 2, volumes: true},
 		"silent now":   {change: func(first, _ *cluster.Machine) { first.TalosVersion = "v1.0.0" }, err: errors.New("no answer"), asked: 1, unread: true},
 		"another's VM": {change: func(first, now *cluster.Machine) { first.TalosVersion, now.UUID = "v1.0.0", "u2" }, asked: 2, unread: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			first := clustertest.InSync()
-			first.BootID = "b1"
-			now := first
-			c.change(&first, &now)
-			now.Volumes = volumes
-			talos := &answering{machine: now, err: c.err}
-			w := cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}
-			vm := cluster.VM{ID: 101, Name: "wk1", Running: true, Config: map[string]string{"smbios1": "uuid=u1"}}
-			found := []Found{{Name: "wk1", Addr: netip.MustParseAddr("10.0.0.1"), VM: &vm, Machine: &first}}
-			done, err := Sources{Talos: talos, Past: clustertest.Past}.complete(t.Context(), []cluster.Wanted{w}, found)
-			must.Do(t, err)
-			f := found[0]
-			if done != (c.asked > 0) || talos.asked != c.asked || (f.Machine == nil) != c.unread || (len(f.Errs) > 0) != c.unread {
-				t.Fatalf("done %t, asked %d times, machine %+v: %v", done, talos.asked, f.Machine, f.Errs)
-			}
-			if !c.unread && ((f.Machine.Volumes != nil) != c.volumes || f.Machine.BootID != now.BootID || f.Machine.TalosVersion != now.TalosVersion) {
-				t.Errorf("machine %+v", f.Machine)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		first := clustertest.InSync()
+		first.BootID = "b1"
+		now := first
+		c.change(&first, &now)
+		now.Volumes = volumes
+		talos := &answering{machine: now, err: c.err}
+		w := cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}
+		vm := cluster.VM{ID: 101, Name: "wk1", Running: true, Config: map[string]string{"smbios1": "uuid=u1"}}
+		found := []Found{{Name: "wk1", Addr: netip.MustParseAddr("10.0.0.1"), VM: &vm, Machine: &first}}
+		done := must.Get(Sources{Talos: talos, Past: clustertest.Past}.complete(t.Context(), []cluster.Wanted{w}, found))(t)
+		f := found[0]
+		if done != (c.asked > 0) || talos.asked != c.asked || (f.Machine == nil) != c.unread || (len(f.Errs) > 0) != c.unread {
+			t.Fatalf("done %t, asked %d times, machine %+v: %v", done, talos.asked, f.Machine, f.Errs)
+		}
+		if !c.unread && ((f.Machine.Volumes != nil) != c.volumes || f.Machine.BootID != now.BootID || f.Machine.TalosVersion != now.TalosVersion) {
+			t.Errorf("machine %+v", f.Machine)
+		}
+	})
 }

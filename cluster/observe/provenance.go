@@ -28,8 +28,7 @@ type Claims struct {
 	Platform     string
 	Layers       []ExtensionLayer // as its extensions.yaml lists them
 	Booted       BootClaims
-	// Factory is the resource that Talos 1.14 and later makes from the schematic's entry in
-	// Layers; nil: there is none.
+	// Factory is the resource that Talos 1.14 and later makes from the schematic's entry in Layers; nil: there is none.
 	Factory *FactoryClaim
 }
 
@@ -247,8 +246,7 @@ func idOf(schematic string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// imagerAuthor is the author of the schematic's entry in images that recast built with the
-// Talos imager.
+// imagerAuthor is the author of the schematic's entry in images that recast built with the Talos imager.
 const imagerAuthor = "recast"
 
 // builder says who built the image, according to the image.
@@ -375,7 +373,6 @@ func (j judged) entryLink() ProvenanceLink {
 	return l
 }
 
-// knownLink says which lock made the schematic.
 func (j judged) knownLink() ProvenanceLink {
 	const name = "build"
 	switch {
@@ -401,7 +398,6 @@ func (j judged) knownLink() ProvenanceLink {
 	return l.and("it asks for kernel arguments: " + words.OrNone(strings.Join(d.Args, ", ")))
 }
 
-// extensionsLink compares the node's list of extensions with that of the build that it claims.
 func (j judged) extensionsLink() ProvenanceLink {
 	l := ProvenanceLink{Name: "extensions", Certainty: Claimed}
 	var m cluster.RunningSystem
@@ -446,7 +442,6 @@ func (j judged) talosLink() ProvenanceLink {
 	return l
 }
 
-// bootLinks returns the links of the boot entry and of the kernel's command line.
 func (j judged) bootLinks() []ProvenanceLink {
 	b := j.Claims.Booted
 	boot := ProvenanceLink{Name: "boot", Certainty: Claimed, Text: "it booted " + b.Entry}

@@ -40,26 +40,21 @@ type roomCase struct {
 	warn   []string
 }
 
-func checkRoom(t *testing.T, cases map[string]roomCase) {
+func checkRoom(t *testing.T, tc roomCase) {
 	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			uses := SpaceUses(tc.disks, map[string]cluster.Room{"pve1": tc.room})
-			if len(uses) != 1 {
-				t.Fatalf("%+v", uses)
-			}
-			must.Equal(t, "got", tc.want, uses[0].Lacks(tc.atOnce))
-			must.Equal(t, "got", tc.warn, uses[0].Warn())
-		})
+	uses := SpaceUses(tc.disks, map[string]cluster.Room{"pve1": tc.room})
+	if len(uses) != 1 {
+		t.Fatalf("%+v", uses)
 	}
+	must.Equal(t, "got", tc.want, uses[0].Lacks(tc.atOnce))
+	must.Equal(t, "got", tc.warn, uses[0].Warn())
 }
 
 func TestRoomForThickDisks(t *testing.T) {
 	t.Parallel()
 	freeing := newDisk("a", "pve1", thickStorage, 10)
 	freeing.Freed = 10 << 30
-	checkRoom(t, map[string]roomCase{
+	must.Each(t, map[string]roomCase{
 		"thick takes it all": {
 			[]NewDisk{newDisk("a", "pve1", thickStorage, 10), newDisk("b", "pve1", thickStorage, 10), newDisk("c", "pve1", thickStorage, 10)},
 			roomWith(100, 25), 1,
@@ -80,7 +75,7 @@ func TestRoomForThickDisks(t *testing.T) {
 			[]string{"", "storage thick on pve1 has 12 GiB free, but a new system disk takes 10 GiB there besides 10 GiB for a before it " + spaceRemedy},
 			nil,
 		},
-	})
+	}, checkRoom)
 }
 
 func TestRoomForThinDisks(t *testing.T) {
@@ -88,7 +83,7 @@ func TestRoomForThinDisks(t *testing.T) {
 	pool := cluster.ThinPool{VG: "pve", Name: "data", Size: 100 << 30, MetaSize: 100 << 20, MetaUsed: 10 << 20}
 	fullMeta := pool
 	fullMeta.MetaUsed = pool.MetaSize - 1<<20
-	checkRoom(t, map[string]roomCase{
+	must.Each(t, map[string]roomCase{
 		"thin takes what is written": {
 			[]NewDisk{newDisk("a", "pve1", plainStorage, 10), newDisk("b", "pve1", plainStorage, 40)},
 			roomWith(1000, 12), 1,
@@ -123,7 +118,7 @@ func TestRoomForThinDisks(t *testing.T) {
 			[]string{""},
 			[]string{"how full the metadata of thin pool pve/data on pve1 is can't be determined: no lvs"},
 		},
-	})
+	}, checkRoom)
 }
 
 func TestRoomThatCantBeTold(t *testing.T) {
@@ -134,7 +129,7 @@ func TestRoomThatCantBeTold(t *testing.T) {
 		r.Storages[i].Active = false
 		return r
 	}
-	checkRoom(t, map[string]roomCase{
+	must.Each(t, map[string]roomCase{
 		"not active": {[]NewDisk{newDisk("a", "pve1", thickStorage, 1)}, away("thick"), 1, []string{"storage thick is not active on pve1: see pvesm status there"}, nil},
 		"not for disks": {
 			[]NewDisk{newDisk("a", "pve1", cluster.Storage{Name: "isos"}, 1)},
@@ -156,7 +151,7 @@ func TestRoomThatCantBeTold(t *testing.T) {
 			[]string{"how large its new system disk is to be can't be determined: the drive has no size=: run qm disk rescan, or set nodes[].systemDisk.sizeGiB"},
 			nil,
 		},
-	})
+	}, checkRoom)
 }
 
 // Storages on one pool are counted together, on all hosts.

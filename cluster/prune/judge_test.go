@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -16,7 +14,7 @@ import (
 
 func TestJudgeParked(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]judgeCase{
+	must.Each(t, map[string]judgeCase{
 		"nothing":                 {},
 		"one disk":                {parkings: []parking.Parking{clustertest.ParkWK1("scsi30 r1")}, want: []string{"9900 scsi30 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1"}},
 		"three disks":             {parkings: []parking.Parking{clustertest.ParkWK1(threeKept...)}, want: []string{"9900 scsi30 goes: node wk1 has 2 newer", "9900 scsi29 goes: node wk1 has 1 newer", "9900 scsi28 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1"}},
@@ -53,18 +51,13 @@ func TestJudgeParked(t *testing.T) {
 			"9900 scsi30 goes: node wk1 has 2 newer", "9900 scsi29 stays: the VM of node wk1 is on pve1, and it is the newest one there: what recast undo wk1 boots", "9901 scsi30 " + newestKept,
 			"9900 stays: it keeps 1 old system disk of node wk1", "9901 stays: it keeps 1 old system disk of node wk1",
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			tc.judge(t)
-		})
-	}
+	}, checkJudged)
 }
 
 // TestJudgeParkedNotAsLeft: a disk or VM that is not provably as recast left it stays.
 func TestJudgeParkedNotAsLeft(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]judgeCase{
+	must.Each(t, map[string]judgeCase{
 		"a drive that is in no record": {keep: -1, parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1"), func(p *parking.Parking) { p.VM.Config["unused0"] = "fast:vm-9900-disk-7" })}, want: []string{"9900 scsi30 goes: none is to stay: the way back of node wk1 is a roll to the previous lock then", "9900 stays: unused0 (fast:vm-9900-disk-7) is in no record of recast: not ours, look at it"}},
 		"a drive that is gone": {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1", "scsi29 r2"), func(p *parking.Parking) { delete(p.VM.Config, "scsi29") })}, want: []string{
 			"9900 scsi30 " + newestKept, "9900 scsi29 goes: VM 9900 has no scsi29 any more: only its entry in the record goes", "9900 stays: it keeps 1 old system disk of node wk1",
@@ -116,12 +109,7 @@ func TestJudgeParkedNotAsLeft(t *testing.T) {
 			"9900 scsi30 stays: VM 9901 has a record of the same disk: one of them is a copy (clone, restore), look at both", "9901 scsi30 stays: VM 9900 has a record of the same disk: one of them is a copy (clone, restore), look at both",
 			"9900 stays: it keeps 1 old system disk of node wk1", "9901 stays: it keeps 1 old system disk of node wk1",
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			tc.judge(t)
-		})
-	}
+	}, checkJudged)
 }
 
 const atRest = `VM 9900 "recast-parking-wk1" on pve1 is locked (backup); VM 9900 "recast-parking-wk1" on pve1 is a template; ` +
@@ -138,7 +126,7 @@ type judgeCase struct {
 	want     []string
 }
 
-func (tc judgeCase) judge(t *testing.T) {
+func checkJudged(t *testing.T, tc judgeCase) {
 	t.Helper()
 	var vms []cluster.VM
 	for _, p := range tc.parkings {
@@ -195,10 +183,11 @@ func TestParkingVMCreatedLate(t *testing.T) {
 		p.Record.Kept = []parking.KeptDisk{{Key: "scsi0", Run: p.Record.Run, Slot: "scsi0"}}
 		p.VM.Config["scsi0"] = "fast:vm-9001-disk-0"
 	}
-	for name, c := range map[string]struct {
+	type row struct {
 		other, late parking.Parking
 		want        []cluster.VMID
-	}{
+	}
+	must.Each(t, map[string]row{
 		"the other is done":          {park(9001, "r2", done), park(9002, "r1", nil), []cluster.VMID{9001}},
 		"the other is in use":        {park(9001, "r2", func(p *parking.Parking) { p.Record.Written = 1 }), park(9002, "r1", nil), []cluster.VMID{9001}},
 		"neither was used":           {park(9002, "r2", nil), park(9001, "r1", nil), []cluster.VMID{9001}},
@@ -209,25 +198,21 @@ func TestParkingVMCreatedLate(t *testing.T) {
 		"on another host":            {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.VM.Host = "pve2" }), []cluster.VMID{9001, 9002}},
 		"of another VM of that name": {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.Record.UUID = "other" }), []cluster.VMID{9001, 9002}},
 		"of another node":            {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.Record.Node = "wk2" }), []cluster.VMID{9001, 9002}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vms := []cluster.VM{clustertest.Described(t, c.other), clustertest.Described(t, c.late)}
-			found, err := parking.Parkings(vms, "c1")
-			var got []cluster.VMID
-			for _, p := range found {
-				got = append(got, p.VM.ID)
+	}, func(t *testing.T, c row) {
+		vms := []cluster.VM{clustertest.Described(t, c.other), clustertest.Described(t, c.late)}
+		found, err := parking.Parkings(vms, "c1")
+		var got []cluster.VMID
+		for _, p := range found {
+			got = append(got, p.VM.ID)
+		}
+		slices.Sort(got)
+		must.Do(t, err)
+		must.Equal(t, "parking VMs", c.want, got)
+		_, verdicts := JudgeParked(vms, nil, Retention{Cluster: "c1", Nodes: []string{"wk1"}, Keep: 1})
+		for _, v := range verdicts {
+			if goes := len(v.Keep) == 0; goes == slices.Contains(c.want, v.VMID) && len(c.want) == 1 {
+				t.Errorf("VM %d: goes %q, keep %q", v.VMID, v.Goes, v.Keep)
 			}
-			slices.Sort(got)
-			if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
-				t.Errorf("parking VMs (-want +got):\n%s%v", diff, err)
-			}
-			_, verdicts := JudgeParked(vms, nil, Retention{Cluster: "c1", Nodes: []string{"wk1"}, Keep: 1})
-			for _, v := range verdicts {
-				if goes := len(v.Keep) == 0; goes == slices.Contains(c.want, v.VMID) && len(c.want) == 1 {
-					t.Errorf("VM %d: goes %q, keep %q", v.VMID, v.Goes, v.Keep)
-				}
-			}
-		})
-	}
+		}
+	})
 }

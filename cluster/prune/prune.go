@@ -19,8 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// ParkingPruner frees the old system disks that need not stay, and deletes the parking VMs that
-// then own nothing.
+// ParkingPruner frees the old system disks that need not stay, and deletes the parking VMs that then own nothing.
 type ParkingPruner struct {
 	Proxmox cluster.Proxmox // checks that the claim is ours before each change: see Held.Guard
 	Cluster string
@@ -28,8 +27,7 @@ type ParkingPruner struct {
 	VMs     []ParkingVerdict // those that were deleted are marked
 	// Say reports what the pruner waits for; may be nil.
 	Say func(text string)
-	// Uses returns the uses by all VMs and snapshots of the Proxmox cluster, and fails if some
-	// can't be read.
+	// Uses returns the uses by all VMs and snapshots of the Proxmox cluster, and fails if some can't be read.
 	Uses func(ctx context.Context) ([]cluster.Use, error)
 	// Storages lists the storages for disks that a host sees.
 	Storages func(ctx context.Context, host string) ([]string, error)
@@ -210,9 +208,8 @@ func (p ParkingPruner) KeepUnnamed(ctx context.Context, vms []cluster.VM) error 
 	return nil
 }
 
-// JudgeParked decides for each old system disk and each parking VM of the cluster whether it can be
-// removed. Whatever is not provably a system disk that a finished replacement kept stays, with the
-// reason.
+// JudgeParked decides for each old system disk and each parking VM of the cluster whether it can be removed. Whatever
+// is not provably a system disk that a finished replacement kept stays, with the reason.
 func JudgeParked(vms []cluster.VM, uses []cluster.Use, r Retention) ([]KeptVerdict, []ParkingVerdict) {
 	j := judgement{Retention: r, vms: vms, uses: uses, vouched: map[int]bool{}}
 	parks := []ParkingVerdict{}
@@ -305,7 +302,6 @@ type Retention struct {
 	Removed string
 }
 
-// judgement is the state while all parking VMs are judged.
 type judgement struct {
 	Retention
 	vms      []cluster.VM
@@ -530,7 +526,6 @@ func (j *judgement) notOurs(node string, vm cluster.VM) string {
 	return fmt.Sprintf("recast.yaml has no node %s, but its VM is there: %s. Another recast.yaml may say cluster: %s as well", node, vm, j.Cluster)
 }
 
-// unrecorded lists the drives of a parking VM that no record mentions.
 func unrecorded(vm cluster.VM, known map[string]bool) []string {
 	var out []string
 	for key, value := range vm.Config {

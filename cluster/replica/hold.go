@@ -3,6 +3,7 @@ package replica
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -90,6 +91,18 @@ func (m Memo) By(run string, now time.Time) Memo {
 	return m
 }
 
+// Text returns the memo as JSON; "" for a memo without nodes.
+func (m Memo) Text() (string, error) {
+	if len(m.Nodes) == 0 {
+		return "", nil
+	}
+	text, err := json.Marshal(m)
+	if err != nil {
+		return "", fmt.Errorf("encode what a setting was before: %w", err)
+	}
+	return string(text), nil
+}
+
 // With returns the setting's value and memo after a hold for a node that needs the given time. If someone else has
 // set another value meanwhile, that value is the one to give back from then on. number says how long the system waits
 // with a value; With fails if the value to give back is not a number.
@@ -102,7 +115,8 @@ func (m Memo) With(value, node string, need int, number func(string) (int, error
 		return "", Memo{}, fmt.Errorf("%q is not a number", m.Was)
 	}
 	if need <= was {
-		return m.Without(value, node)
+		value, m = m.Without(value, node)
+		return value, m, nil
 	}
 	nodes := map[string]int{node: need}
 	for other, needs := range m.Nodes {
@@ -115,18 +129,18 @@ func (m Memo) With(value, node string, need int, number func(string) (int, error
 
 // Without returns the setting's value and memo after the end of the hold for the nodes. A value that someone else has
 // set meanwhile stays, and then the hold has ended for all nodes.
-func (m Memo) Without(value string, nodes ...string) (string, Memo, error) {
+func (m Memo) Without(value string, nodes ...string) (string, Memo) {
 	if value != m.Set {
-		return value, Memo{}, nil
+		return value, Memo{}
 	}
 	left := maps.Clone(m.Nodes)
 	maps.DeleteFunc(left, func(node string, _ int) bool { return slices.Contains(nodes, node) })
 	if len(left) == 0 {
-		return m.Was, Memo{}, nil
+		return m.Was, Memo{}
 	}
 	m.Nodes = left
 	m.Set = strconv.Itoa(slices.Max(slices.Collect(maps.Values(left))))
-	return m.Set, m, nil
+	return m.Set, m
 }
 
 // Setting is a setting of a storage system that says how long the system waits for a node, with the memo of recast's
@@ -141,16 +155,40 @@ type Setting struct {
 	Unset  string                          // what applies if it has no value, in words
 	Unit   time.Duration                   // of the value
 	Number func(value string) (int, error) // as of Memo.With
-	Memo   func() (Memo, error)            // has no nodes if nothing is stored
+	Beside map[string]string               // where the memo is stored
+	Key    string                          // of the memo in Beside
+	At     string                          // in a refusal: "annotation recast.dev/hold of Longhorn's setting …"
+	Forget string                          // how a person removes a memo that recast can't read
 	// Write writes the value, "" for none, and the memo in one change.
 	Write func(ctx context.Context, value string, m Memo) error
 	Undo  func(m Memo) (string, error) // as of Hold
 }
 
+// memo reads the memo; one without nodes if nothing is stored.
+func (s Setting) memo() (m Memo, err error) {
+	text, held := s.Beside[s.Key]
+	if !held {
+		return m, nil
+	}
+	if m, err = ParseMemo(text, s.Number); err != nil {
+		return m, fault.WithHint(fault.Refusedf("%s is not as recast writes it, so what was set before is not known: %s", s.At, foreign.Line(text)), "%s", s.Forget)
+	}
+	return m, nil
+}
+
+// Own returns the value that the setting has without recast's change.
+func (s Setting) Own() (string, error) {
+	m, err := s.memo()
+	if err == nil && len(m.Nodes) > 0 && s.Value == m.Set {
+		return m.Was, nil
+	}
+	return s.Value, err
+}
+
 // Held lists the settings that recast has changed.
 func Held(settings []Setting) (holds []Hold, err error) {
 	for _, s := range settings {
-		m, err := s.Memo()
+		m, err := s.memo()
 		if err != nil {
 			return nil, err
 		}
@@ -169,7 +207,7 @@ func Held(settings []Setting) (holds []Hold, err error) {
 // HoldRebuild implements Holder for a system with these settings. If no setting is about the node, nothing changes.
 func HoldRebuild(ctx context.Context, settings []Setting, node, run string, atLeast time.Duration) (said string, err error) {
 	return amend([]string{node}, settings, func(s Setting) (string, error) {
-		had, err := s.Memo()
+		had, err := s.memo()
 		if err != nil {
 			return "", err
 		}
@@ -188,14 +226,11 @@ func HoldRebuild(ctx context.Context, settings []Setting, node, run string, atLe
 // GiveBack implements Holder for a system with these settings.
 func GiveBack(ctx context.Context, settings []Setting, nodes ...string) (said string, err error) {
 	return amend(nodes, settings, func(s Setting) (string, error) {
-		had, err := s.Memo()
+		had, err := s.memo()
 		if err != nil || len(had.Nodes) == 0 {
 			return "", err
 		}
-		value, m, err := had.Without(s.Value, nodes...)
-		if err != nil {
-			return "", fault.Refusedf("%s: %w", s.Called, err)
-		}
+		value, m := had.Without(s.Value, nodes...)
 		said := ""
 		switch {
 		case value != s.Value && len(m.Nodes) > 0:

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
@@ -24,8 +25,8 @@ func TestMemo(t *testing.T) {
 	}
 	without := func(nodes ...string) func(s setting) (setting, error) {
 		return func(s setting) (setting, error) {
-			v, m, err := s.Memo.Without(s.Value, nodes...)
-			return setting{v, m}, err
+			v, m := s.Memo.Without(s.Value, nodes...)
+			return setting{v, m}, nil
 		}
 	}
 	by := func(value string) func(s setting) (setting, error) {
@@ -33,10 +34,11 @@ func TestMemo(t *testing.T) {
 	}
 	type acts []func(setting) (setting, error)
 	memo := func(was, set string, nodes map[string]int) Memo { return Memo{Was: was, Set: set, Nodes: nodes} }
-	cases := map[string]struct {
+	type row struct {
 		acts acts
 		want setting
-	}{
+	}
+	cases := map[string]row{
 		"held":                         {acts{with("a", 900)}, setting{"900", memo("600", "900", map[string]int{"a": 900})}},
 		"held again":                   {acts{with("a", 900), with("a", 800)}, setting{"900", memo("600", "900", map[string]int{"a": 900})}},
 		"needs no more":                {acts{with("a", 600)}, setting{Value: "600"}},
@@ -55,37 +57,52 @@ func TestMemo(t *testing.T) {
 		"changed to enough":            {acts{with("a", 900), by("1000"), with("b", 800)}, setting{Value: "1000"}},
 		"none at all":                  {acts{by("0"), with("a", 900), without("a")}, setting{Value: "0"}},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := setting{Value: "600"}
-			for i, act := range tc.acts {
-				var err error
-				if s, err = act(s); err != nil {
-					t.Fatal(i, err)
-				}
+	must.Each(t, cases, func(t *testing.T, tc row) {
+		s := setting{Value: "600"}
+		for i, act := range tc.acts {
+			var err error
+			if s, err = act(s); err != nil {
+				t.Fatal(i, err)
 			}
-			must.Equal(t, "-want +got", tc.want, s)
-		})
-	}
-	if _, _, err := (Memo{}).With("{}", "a", 900, strconv.Atoi); err == nil {
-		t.Error("a value that is no number was changed")
-	}
+		}
+		must.Equal(t, "-want +got", tc.want, s)
+	})
+	_, _, err := (Memo{}).With("{}", "a", 900, strconv.Atoi)
+	must.Equal(t, "a value that is no number is changed", false, err == nil)
 }
 
-// TestHolding: a system waits longer only where that saves its copies, and never without end.
+// TestOwnValue: a value that recast has set is not the setting's own; a memo that can't be read is refused.
+func TestOwnValue(t *testing.T) {
+	t.Parallel()
+	text := must.Get(Memo{Was: "600", Set: "900", Nodes: map[string]int{"a": 900}}.Text())(t)
+	with := func(value, memo string) Setting {
+		return Setting{
+			Value: value, Number: strconv.Atoi, Beside: map[string]string{"memo": memo}, Key: "memo",
+			At: "annotation memo", Forget: "remove it",
+		}
+	}
+	alone := Setting{Value: "900"}
+	own := []string{must.Get(with("900", text).Own())(t), must.Get(with("300", text).Own())(t), must.Get(alone.Own())(t)}
+	must.Equal(t, "set by recast, by someone else since, by someone else", []string{"600", "300", "900"}, own)
+	err := must.Err(with("900", "{}").Own())
+	must.FailAs(t, err, fault.Refused, "annotation memo is not as recast writes it")
+	must.Equal(t, "hints", []string{"remove it"}, fault.Hints(err))
+}
+
 // evicting makes it a system that evicts node a after so long.
 func evicting(after time.Duration) func(*System) {
 	return func(s *System) { s.Evicts, s.Nodes = true, []Node{{Name: "a", Patience: after}} }
 }
 
+// TestHolding: a system waits longer only where that saves its copies, and never without end.
 func TestHolding(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		change func(s *System)
 		outage time.Duration
 		want   time.Duration
-	}{
+	}
+	cases := map[string]row{
 		"waits long enough":    {func(*System) {}, 10 * time.Minute, 0},
 		"does not":             {func(*System) {}, 11 * time.Minute, 22 * time.Minute},
 		"at most":              {func(*System) {}, 29 * time.Minute, Longest},
@@ -99,15 +116,10 @@ func TestHolding(t *testing.T) {
 		"somebody else's":      {func(s *System) { evicting(time.Minute)(s); s.Nodes[0].Fixed = true }, 2 * time.Minute, 0},
 		"nothing written here": {func(s *System) { s.Volumes[0].Replicas[0].Unused = true }, 11 * time.Minute, 0},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := system(healthy("a"), healthy("b"))
-			s.Holds, s.Patience = true, 10*time.Minute
-			tc.change(&s)
-			if got := s.Holding("a", tc.outage); got != tc.want {
-				t.Errorf("%s instead of %s", got, tc.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, tc row) {
+		s := system(healthy("a"), healthy("b"))
+		s.Holds, s.Patience = true, 10*time.Minute
+		tc.change(&s)
+		must.Equal(t, "instead of", tc.want, s.Holding("a", tc.outage))
+	})
 }

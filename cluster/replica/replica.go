@@ -14,8 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// System is a storage system of the cluster that keeps copies of volumes on several nodes, as its
-// own objects show it.
+// System is a storage system of the cluster that keeps copies of volumes on several nodes, as its own objects show it.
 type System struct {
 	Name     string        // "Longhorn"
 	Pools    bool          // its volumes are whole pools, with parts on all of their nodes: each needs all others
@@ -66,6 +65,11 @@ type Replica struct {
 	Percent int  // filled part of the copy; 0: nothing, or unknown
 }
 
+// Whole says whether there are as many copies as wanted, and all are healthy.
+func (v Volume) Whole() bool {
+	return len(v.Replicas) >= v.Wanted && !slices.ContainsFunc(v.Replicas, func(r Replica) bool { return !r.Healthy })
+}
+
 // Off returns the setting in recast.yaml with which a roll ignores a storage system.
 func Off(system string) string { return "roll.storage: {" + strings.ToLower(system) + ": off}" }
 
@@ -88,7 +92,6 @@ const meanwhile = ", and is not there while the node is away"
 
 func (e Exposure) String() string { return e.Volume + " " + e.Why }
 
-// about names a volume for people.
 func (s System) about(v Volume) string {
 	text := s.Name + " volume " + v.Name
 	if s.Pools {
@@ -406,8 +409,7 @@ func (s System) PatienceFor(node string) time.Duration {
 	return cmp.Or(n.Patience, s.Patience)
 }
 
-// trouble says what a node lacks to serve its copies; "" if nothing, or if the system does not know
-// the node.
+// trouble says what a node lacks to serve its copies; "" if nothing, or if the system does not know the node.
 func (s System) trouble(node string) string {
 	n, _ := s.node(node)
 	if n.Down != "" {
@@ -442,7 +444,6 @@ func (m Voter) String() string {
 	return "monitor " + m.Name + " on " + m.Node
 }
 
-// poolsExposed is Exposed for a system of whole pools.
 func (s System) poolsExposed(node string, away func(node string) bool) (out []Exposure) {
 	for _, v := range s.Volumes {
 		add := func(e Exposure) {
@@ -550,7 +551,6 @@ func (s System) partExposed(v Volume, node string, away func(node string) bool) 
 	return "", ""
 }
 
-// unhealedPools is unhealed for pools.
 func (s System) unhealedPools(node string) string {
 	var parts []string
 	for _, v := range s.Volumes {

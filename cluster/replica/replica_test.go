@@ -48,11 +48,12 @@ func TestExposed(t *testing.T) {
 	only := "Longhorn volume ns/pvc-1 has its only healthy replica on it"
 	none := "Longhorn volume ns/pvc-1 has no healthy replica"
 	quorum := "Longhorn volume ns/pvc-1 loses its quorum without it"
-	cases := map[string]struct {
+	type row struct {
 		systems []System
 		away    []string
 		want    string // "": it may go
-	}{
+	}
+	cases := map[string]row{
 		"nothing installed":             {},
 		"none here":                     {systems: []System{system(healthy("b"))}},
 		"another healthy one":           {systems: []System{system(healthy("a"), healthy("b"))}},
@@ -83,28 +84,26 @@ func TestExposed(t *testing.T) {
 		"the witness of a failed one":   {systems: with(system(failed("b"), failed("c")), majority("a"))},
 		"a claim":                       {systems: with(system(healthy("a")), func(_ *System, v *Volume) { v.Claim = "db/x" }), want: "Longhorn volume ns/pvc-1 (claim db/x) has its only healthy replica on it"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var got []string
-			for _, e := range Exposed(tc.systems, "a", func(node string) bool { return slices.Contains(tc.away, node) }) {
-				if e.Remedy == "" {
-					t.Errorf("no remedy for %s", e)
-				}
-				got = append(got, e.String())
+	must.Each(t, cases, func(t *testing.T, tc row) {
+		var got []string
+		for _, e := range Exposed(tc.systems, "a", func(node string) bool { return slices.Contains(tc.away, node) }) {
+			if e.Remedy == "" {
+				t.Errorf("no remedy for %s", e)
 			}
-			must.Equal(t, "-want +got", tc.want, strings.Join(got, "\n"))
-		})
-	}
+			got = append(got, e.String())
+		}
+		must.Equal(t, "-want +got", tc.want, strings.Join(got, "\n"))
+	})
 }
 
 func TestUnhealed(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		systems []System
 		ailing  []string
 		want    string
-	}{
+	}
+	cases := map[string]row{
 		"nothing installed": {},
 		"no volumes":        {systems: []System{{Name: "Longhorn", Away: "no manager", Nodes: []Node{{Name: "a", Down: "is down"}}}}},
 		"whole":             {systems: []System{system(healthy("a"), healthy("b"))}},
@@ -124,15 +123,11 @@ func TestUnhealed(t *testing.T) {
 		"controllers away":   {systems: with(system(healthy("a"), healthy("b")), func(s *System, _ *Volume) { s.Away = "no manager" }), want: "Longhorn: no manager"},
 		"not robust, unread": {systems: with(system(healthy("a"), healthy("b")), func(_ *System, v *Volume) { v.Robust = false }), want: "Longhorn: 2 of 2 replicas healthy; 1 volume not healthy: ns/pvc-1"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			must.Equal(t, "-want +got", tc.want, Unhealed(tc.systems, "a", tc.ailing))
-		})
-	}
-	if got, want := Ailing([]System{system(healthy("a")), system(healthy("a"), healthy("b"))}), []string{"ns/pvc-1"}; !slices.Equal(got, want) {
-		t.Errorf("ailing: %q", got)
-	}
+	must.Each(t, cases, func(t *testing.T, tc row) {
+		must.Equal(t, "-want +got", tc.want, Unhealed(tc.systems, "a", tc.ailing))
+	})
+	ailing := Ailing([]System{system(healthy("a")), system(healthy("a"), healthy("b"))})
+	must.Equal(t, "ailing", []string{"ns/pvc-1"}, ailing)
 }
 
 // TestUnchecked: a health counts only once it was checked after the first look.
@@ -141,16 +136,10 @@ func TestUnchecked(t *testing.T) {
 	seen := map[string]string{}
 	for i, checked := range []string{"1", "1", "2", "3"} {
 		got := Unchecked(pool(func(v *Volume) { v.Checked = checked }), "a", seen)
-		if want := i < 2; (got != "") != want {
-			t.Errorf("look %d: %q", i, got)
-		}
+		must.Equal(t, fmt.Sprintf("look %d: unchecked", i), i < 2, got != "")
 	}
-	if got := Unchecked(pool(func(*Volume) {}), "d", map[string]string{}); got != "" {
-		t.Errorf("of a node without OSDs: %q", got)
-	}
-	if got := Unchecked([]System{system(healthy("a"))}, "a", seen); got != "" {
-		t.Errorf("one that always knows: %q", got)
-	}
+	must.Equal(t, "of a node without OSDs", "", Unchecked(pool(func(*Volume) {}), "d", map[string]string{}))
+	must.Equal(t, "one that always knows", "", Unchecked([]System{system(healthy("a"))}, "a", seen))
 }
 
 // pool is one with parts on a, b and c.
@@ -178,11 +167,12 @@ func TestPools(t *testing.T) {
 	}
 	const quorum = "Ceph cluster ns/ceph loses the quorum of its monitors without it: "
 	const only = "Ceph cluster ns/ceph may have the only healthy replica of some data on it: "
-	cases := map[string]struct {
+	type row struct {
 		change            func(v *Volume)
 		away              string
 		exposed, unhealed string
-	}{
+	}
+	cases := map[string]row{
 		"whole":           {change: func(*Volume) {}},
 		"degraded":        {change: degraded, exposed: only + "PG_DEGRADED", unhealed: "Ceph cluster ns/ceph: PG_DEGRADED"},
 		"another is down": {change: down(1), exposed: only + "b does not serve all of its own"},
@@ -210,26 +200,19 @@ func TestPools(t *testing.T) {
 		"not here":        {change: func(v *Volume) { monitors("", "b", "c")(v); v.Doubt = "MON_DOWN" }},
 		"none here":       {change: func(v *Volume) { degraded(v); v.Replicas = v.Replicas[1:] }, unhealed: "Ceph cluster ns/ceph: PG_DEGRADED"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			systems := pool(tc.change)
-			var exposed []string
-			for _, e := range Exposed(systems, "a", func(node string) bool { return node == tc.away }) {
-				text := e.String()
-				if e.Note != "" && !e.Refuses(false) && e.Refuses(true) {
-					text += " (noted)"
-				}
-				exposed = append(exposed, text)
+	must.Each(t, cases, func(t *testing.T, tc row) {
+		systems := pool(tc.change)
+		var exposed []string
+		for _, e := range Exposed(systems, "a", func(node string) bool { return node == tc.away }) {
+			text := e.String()
+			if e.Note != "" && !e.Refuses(false) && e.Refuses(true) {
+				text += " (noted)"
 			}
-			if got := strings.Join(exposed, "\n"); got != tc.exposed {
-				t.Errorf("exposed: %s", got)
-			}
-			if got := Unhealed(systems, "a", nil); got != tc.unhealed {
-				t.Errorf("unhealed: %s", got)
-			}
-		})
-	}
+			exposed = append(exposed, text)
+		}
+		must.Equal(t, "exposed", tc.exposed, strings.Join(exposed, "\n"))
+		must.Equal(t, "unhealed", tc.unhealed, Unhealed(systems, "a", nil))
+	})
 }
 
 // TestThrough: a volume that others use through the node is noted where another node serves it soon, and keeps the node
@@ -237,14 +220,15 @@ func TestPools(t *testing.T) {
 func TestThrough(t *testing.T) {
 	t.Parallel()
 	const volume = "Longhorn volume ns/pvc-1 "
-	cases := map[string]struct {
+	type row struct {
 		through string
 		users   []string
 		stuck   string
 		alone   bool
 		want    string
 		refuses bool
-	}{
+	}
+	cases := map[string]row{
 		"through another":         {through: "b", users: []string{"a"}, stuck: "x"},
 		"used here":               {through: "a", users: []string{"a"}, stuck: "x"},
 		"used elsewhere":          {through: "a", users: []string{"a", "b"}, want: volume + "is used by b through it"},
@@ -254,24 +238,19 @@ func TestThrough(t *testing.T) {
 		"no other copy, and HA":   {through: "a", users: []string{"b"}, stuck: "x", alone: true, want: volume + "has its only healthy replica on it: it is to have one only"},
 		"not used through a node": {users: []string{"b"}, stuck: "x"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := system(healthy("a"), healthy("b"))
-			if tc.alone {
-				s = system(healthy("a"))
-				s.Volumes[0].Wanted, s.Volumes[0].Alone = 1, true
+	must.Each(t, cases, func(t *testing.T, tc row) {
+		s := system(healthy("a"), healthy("b"))
+		if tc.alone {
+			s = system(healthy("a"))
+			s.Volumes[0].Wanted, s.Volumes[0].Alone = 1, true
+		}
+		s.Stuck, s.Volumes[0].Through, s.Volumes[0].Users = tc.stuck, tc.through, tc.users
+		var got []string
+		for _, e := range Exposed([]System{s}, "a", func(string) bool { return false }) {
+			if got = append(got, e.String()); e.Refuses(false) != tc.refuses || !tc.refuses && e.Note == "" {
+				t.Errorf("refuses %v: %+v", e.Refuses(false), e)
 			}
-			s.Stuck, s.Volumes[0].Through, s.Volumes[0].Users = tc.stuck, tc.through, tc.users
-			var got []string
-			for _, e := range Exposed([]System{s}, "a", func(string) bool { return false }) {
-				if got = append(got, e.String()); e.Refuses(false) != tc.refuses || !tc.refuses && e.Note == "" {
-					t.Errorf("refuses %v: %+v", e.Refuses(false), e)
-				}
-			}
-			if text := strings.Join(got, "\n"); text != tc.want {
-				t.Errorf("%s", text)
-			}
-		})
-	}
+		}
+		must.Equal(t, "got", tc.want, strings.Join(got, "\n"))
+	})
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// changer is the part of Proxmox that changes VMs.
 type changer interface {
 	cluster.Editor
 	cluster.HA
@@ -39,14 +38,19 @@ func (r Running) Now(ctx context.Context) (vm cluster.VM, ds Differences, err er
 			return vm, nil, err
 		}
 	}
+	ds, err = Read(ctx, r.Proxmox, vm, r.Shape)
+	return vm, ds, err
+}
+
+// Read is Compare with what Proxmox HA has of the VM, if its shape says something about that.
+func Read(ctx context.Context, px cluster.TieReader, vm cluster.VM, s cluster.Shape) (ds Differences, err error) {
 	var ha *cluster.HAResource
-	if r.Shape.HA != nil {
-		if ha, err = r.Proxmox.HAResource(ctx, r.VMID); err != nil {
-			return vm, nil, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
+	if s.HA != nil {
+		if ha, err = px.HAResource(ctx, vm.ID); err != nil {
+			return nil, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
 		}
 	}
-	ds, err = Compare(vm, ha, r.Shape)
-	return vm, ds, err
+	return Compare(vm, ha, s)
 }
 
 // Lacks names the live differences that are left, or else a disk of the shape that the machine does not see, or sees
@@ -168,7 +172,7 @@ const ignored = "ignored"
 func applyAround(ctx context.Context, px changer, vm cluster.VM, s cluster.Shape, ds Differences, say func(string)) error {
 	has := func(prefix string) bool {
 		return slices.ContainsFunc(ds, func(d Difference) bool {
-			return d.setting == "" && len(d.Key) >= len(prefix) && d.Key[:len(prefix)] == prefix
+			return d.setting == "" && strings.HasPrefix(d.Key, prefix)
 		})
 	}
 	if has("pool") {

@@ -18,8 +18,7 @@ import (
 // When says when a difference can be put right.
 type When string
 
-// Live differences are put right while the VM runs, Off ones while it is off, and Never ones by hand
-// only.
+// Live differences are put right while the VM runs, Off ones while it is off, and Never ones by hand only.
 const (
 	Live  When = "live"
 	Off   When = "off"
@@ -100,7 +99,6 @@ func Compare(vm cluster.VM, ha *cluster.HAResource, s cluster.Shape) (Difference
 	return c.found, nil
 }
 
-// comparison collects the differences of a VM.
 type comparison struct {
 	vm    cluster.VM
 	addr  netip.Addr // that its machine has; invalid: unknown
@@ -114,7 +112,6 @@ func (c *comparison) add(d Difference) { c.found = append(c.found, d) }
 // says so.
 var live = []string{"cpuunits", "description", "onboot", "shares", "startup", "tags"}
 
-// value compares a setting that holds one value.
 func (c *comparison) value(key, wanted string) {
 	have := c.vm.Config[key]
 	if key == "description" {
@@ -226,7 +223,6 @@ func joined(key string, of map[string]string, order []string) string {
 	return strings.Join(out, ",")
 }
 
-// newDevice returns the value of a device that the VM does not have yet.
 func newDevice(key, wanted string) string {
 	of, order := split(key, wanted)
 	if cluster.NumberedBus(key) == "net" && of["model"] == "" {
@@ -238,7 +234,6 @@ func newDevice(key, wanted string) string {
 // switches are the options of devices that are on or off. A missing option is off.
 var switches = []string{"enabled", "firewall", "link_down"}
 
-// device compares the wanted options of a device.
 func (c *comparison) device(key, wanted string) {
 	have, there := c.vm.Config[key]
 	if !there {
@@ -327,7 +322,6 @@ func offByDefault(name string) string {
 	return map[string]string{"backup": "1", "replicate": "1", "iothread": "0", "ssd": "0", "discard": "ignore"}[name]
 }
 
-// newDisk returns the difference of a disk that the VM does not have.
 func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
 	diff := Difference{Key: d.Key, Wanted: Allocation(d), When: Off, setting: d.Key}
 	switch {
@@ -356,7 +350,6 @@ func plugsDisks(vm cluster.VM) bool {
 	return !set || hotplug == "1" || slices.Contains(strings.FieldsFunc(hotplug, func(r rune) bool { return strings.ContainsRune(",; ", r) }), "disk")
 }
 
-// highAvailability compares the VM's resource in Proxmox HA.
 func (c *comparison) highAvailability(ha *cluster.HAResource, wanted map[string]string) {
 	if _, named := wanted["state"]; !named && len(wanted) > 0 && ha != nil && ha.State == ignored { // it is being put under HA: see Apply
 		c.add(Difference{Key: "ha state", Found: ignored, Wanted: "started", When: Live})
@@ -420,9 +413,8 @@ func (ds Differences) Settle(vm cluster.VM, m cluster.Migration, storages []clus
 	}
 }
 
-// Migratable says when a VM can be migrated to another host. Proxmox copies disks that only the old host
-// has and deletes them there. recast leaves that to a person: a copy of a disk is not the disk that it
-// protects.
+// Migratable says when a VM can be migrated to another host. Proxmox copies disks that only the old host has and
+// deletes them there. recast leaves that to a person: a copy of a disk is not the disk that it protects.
 func Migratable(vm cluster.VM, to string, m cluster.Migration, storages []cluster.Storage) (w When, why string) {
 	var against []string
 	if local := localVolumes(vm, m, storages); len(local) > 0 {
@@ -454,7 +446,6 @@ func Migratable(vm cluster.VM, to string, m cluster.Migration, storages []cluste
 	return Live, ""
 }
 
-// mover reads what prevents a migration.
 type mover interface {
 	cluster.TieReader
 	cluster.StorageReader

@@ -1,13 +1,12 @@
 package shape
 
 import (
-	"errors"
+	"context"
 	"maps"
 	"net/netip"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/cluster"
@@ -143,41 +142,44 @@ func diskCases() map[string]comparing {
 	}
 }
 
+// resource is what Proxmox HA has of the VM.
+type resource struct {
+	cluster.TieReader
+	ha *cluster.HAResource
+}
+
+func (r resource) HAResource(context.Context, cluster.VMID) (*cluster.HAResource, error) {
+	return r.ha, nil
+}
+
 func TestCompare(t *testing.T) {
 	t.Parallel()
 	cases := settingCases()
 	maps.Copy(cases, diskCases())
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := sample()
-			if c.change != nil {
-				c.change(&vm)
+	must.Each(t, cases, func(t *testing.T, c comparing) {
+		vm := sample()
+		if c.change != nil {
+			c.change(&vm)
+		}
+		ds := must.Get(Compare(vm, c.ha, c.shape))(t)
+		var got []string
+		for _, d := range ds {
+			got = append(got, string(d.When)+" "+d.String())
+			must.Equal(t, d.String()+": has a reason", d.When == Never, d.Why != "")
+		}
+		must.Equal(t, "differences", c.want, got)
+		set := must.Get(Settings(vm, c.shape, append(ds.At(Live), ds.At(Off)...)))(t)
+		must.Equal(t, "set", c.set, set, cmpopts.EquateEmpty())
+		for key, value := range set { // what Proxmox would have then is as wanted
+			vm.Config[key] = strings.Replace(value, "fast:10", "fast:vm-101-disk-9,size=10G", 1)
+		}
+		again := must.Get(Read(t.Context(), resource{ha: c.ha}, vm, c.shape))(t)
+		for _, d := range again {
+			if d.setting != "" && !d.grows && d.When != Never {
+				t.Errorf("once it is set: %s", d)
 			}
-			ds := must.Get(Compare(vm, c.ha, c.shape))(t)
-			var got []string
-			for _, d := range ds {
-				got = append(got, string(d.When)+" "+d.String())
-				if (d.When == Never) != (d.Why != "") {
-					t.Errorf("%s: why = %q", d, d.Why)
-				}
-			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("differences (-want +got):\n%s", strings.ReplaceAll(diff, "none,media=cdrom", "none"))
-			}
-			set := must.Get(Settings(vm, c.shape, append(ds.At(Live), ds.At(Off)...)))(t)
-			must.Equal(t, "set", c.set, set, cmpopts.EquateEmpty())
-			for key, value := range set { // what Proxmox would have then is as wanted
-				vm.Config[key] = strings.Replace(value, "fast:10", "fast:vm-101-disk-9,size=10G", 1)
-			}
-			again := must.Get(Compare(vm, c.ha, c.shape))(t)
-			for _, d := range again {
-				if d.setting != "" && !d.grows && d.When != Never {
-					t.Errorf("once it is set: %s", d)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // TestSettle: when a VM is migrated, and why not.
@@ -185,13 +187,14 @@ func TestSettle(t *testing.T) {
 	t.Parallel()
 	can := cluster.Migration{Allowed: true}
 	off := Difference{Key: "memory", Wanted: "8192", When: Off}
-	for name, c := range map[string]struct {
+	type row struct {
 		change func(*cluster.VM)
 		said   cluster.Migration
 		other  Differences
 		when   When
 		why    string // its beginning
-	}{
+	}
+	must.Each(t, map[string]row{
 		"it runs":          {nil, can, nil, Live, ""},
 		"and is off later": {nil, can, Differences{off}, Live, ""},
 		"a local disk":     {func(vm *cluster.VM) { vm.Config["scsi1"] = "data:vm-101-disk-1" }, can, nil, Never, "data:vm-101-disk-1 is on a storage of pve1 only, and a migration would replace it by a copy: on pve1: qm migrate 101 pve2 --online"},
@@ -209,25 +212,22 @@ func TestSettle(t *testing.T) {
 		"HA":               {func(vm *cluster.VM) { vm.HA = true }, can, nil, Never, "Proxmox HA manages it, and would migrate it when it sees fit, and nothing else needs it off: ha-manager migrate vm:101 pve2"},
 		"HA, off":          {func(vm *cluster.VM) { vm.HA = true }, can, Differences{off}, Off, "Proxmox HA manages it"},
 		"it is off":        {func(vm *cluster.VM) { vm.Running = false }, can, Differences{off}, Off, "it does not run"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Config: map[string]string{"scsi0": "fast:vm-101-disk-0,size=10G", "efidisk0": "fast:vm-101-disk-1"}}
-			if c.change != nil {
-				c.change(&vm)
-			}
-			ds := must.Get(Compare(vm, nil, cluster.Shape{Host: "pve2"}))(t)
-			ds = append(ds, c.other...)
-			ds.Settle(vm, c.said, []cluster.Storage{{Name: "fast", Shared: true}, {Name: "data"}})
-			if d := ds[0]; d.When != c.when || !strings.HasPrefix(d.Why, c.why) || (d.Why == "") != (c.why == "") {
-				t.Errorf("%s: %q, want %s: %q", d.When, d.Why, c.when, c.why)
-			}
-			to := map[When]string{c.when: "pve2"}
-			if ds.Moves(Live) != to[Live] || ds.Moves(Off) != to[Off] {
-				t.Errorf("moves to %q while it runs, to %q while it is off", ds.Moves(Live), ds.Moves(Off))
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Config: map[string]string{"scsi0": "fast:vm-101-disk-0,size=10G", "efidisk0": "fast:vm-101-disk-1"}}
+		if c.change != nil {
+			c.change(&vm)
+		}
+		ds := must.Get(Compare(vm, nil, cluster.Shape{Host: "pve2"}))(t)
+		ds = append(ds, c.other...)
+		ds.Settle(vm, c.said, []cluster.Storage{{Name: "fast", Shared: true}, {Name: "data"}})
+		if d := ds[0]; d.When != c.when || !strings.HasPrefix(d.Why, c.why) || (d.Why == "") != (c.why == "") {
+			t.Errorf("%s: %q, want %s: %q", d.When, d.Why, c.when, c.why)
+		}
+		to := map[When]string{c.when: "pve2"}
+		if ds.Moves(Live) != to[Live] || ds.Moves(Off) != to[Off] {
+			t.Errorf("moves to %q while it runs, to %q while it is off", ds.Moves(Live), ds.Moves(Off))
+		}
+	})
 }
 
 // TestSettleAgain: what was planned is asked again right before it is done.
@@ -237,16 +237,10 @@ func TestSettleAgain(t *testing.T) {
 	px := clustertest.NewProxmox(vm)
 	px.SharedDisks = true
 	ask := func(w When) error { return RequireMigratable(t.Context(), px, vm, "pve2", w) }
-	if err := ask(Live); err != nil {
-		t.Error(err)
-	}
-	if err := ask(Off); fault.KindOf(err) != fault.Refused {
-		t.Errorf("planned for a VM that is off: %v", err)
-	}
+	must.Pass(t, ask(Live))
+	must.FailAs(t, ask(Off), fault.Refused)
 	for call := range 2 {
 		px.FailAt = len(px.Made) + call + 1
-		if err := ask(Live); !errors.Is(err, clustertest.ErrBroken) {
-			t.Errorf("call %d failed: %v", call+1, err)
-		}
+		must.FailIs(t, ask(Live), clustertest.ErrBroken)
 	}
 }

@@ -98,7 +98,7 @@ func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Disc
 		}
 		d.Nodes = append(d.Nodes, n)
 	}
-	problems = append(problems, twice(d.Nodes)...)
+	problems = append(problems, observe.Shared(cluster.Each(d.Nodes, Discovered.Found))...)
 	if len(found) > 0 && len(d.Nodes) == 0 && len(problems) == 0 {
 		problems = append(problems, fault.Configf("every node was left out"))
 	}
@@ -242,7 +242,6 @@ func (d *Discovered) match(vms []cluster.VM) error {
 	return d.findHolder(vms, drives)
 }
 
-// findHolder finds the data VM that owns some of the node's disks.
 func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
 	for _, drive := range disks {
 		if drive.Owner == 0 || drive.Owner == d.VM.ID {
@@ -259,15 +258,6 @@ func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
 			"the token may not see it (VM.Audit), or it was deleted: only its number says whose the disks are")
 	}
 	return nil
-}
-
-// twice finds VMs that match two nodes.
-func twice(nodes []Discovered) []error {
-	var found []observe.Found
-	for i := range nodes {
-		found = append(found, observe.Found{Name: nodes[i].Name, VM: &nodes[i].VM})
-	}
-	return observe.Shared(found)
 }
 
 // unfinished refuses a cluster with an unfinished run: its nodes are not as they were, and only the recast.yaml of
@@ -350,7 +340,6 @@ func IsClaim(vm cluster.VM) bool {
 	return held
 }
 
-// addresses returns all addresses that nodes are known to have.
 func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr {
 	var out []netip.Addr
 	for _, m := range members {

@@ -9,14 +9,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestWhereabouts(t *testing.T) {
@@ -32,24 +31,16 @@ func TestWhereabouts(t *testing.T) {
 		got[d.Name] = d.Addr.String()
 	}
 	want := map[string]string{"cp1": "192.0.2.1", "wk1": "192.0.2.2", "wk2": "192.0.2.2", "other": "invalid IP"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("addresses (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "addresses", want, got)
 }
 
 func TestRequireOneCluster(t *testing.T) {
 	t.Parallel()
 	members, others := []cluster.Member{{Nodename: "cp1"}, {Nodename: "wk1"}}, []cluster.KubeNode{{Name: "a"}, {Name: "b"}}
-	if err := requireOneCluster(members, others); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "Talos has the nodes cp1, wk1, Kubernetes has a, b") {
-		t.Errorf("err = %v", err)
-	}
-	for name, err := range map[string]error{
-		"one in common": requireOneCluster(members, append(others, cluster.KubeNode{Name: "wk1"})), "no kubeconfig": requireOneCluster(members, nil), "no discovery": requireOneCluster(nil, others),
-	} {
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
+	must.FailAs(t, requireOneCluster(members, others), fault.Config, "Talos has the nodes cp1, wk1, Kubernetes has a, b")
+	must.Pass(t, requireOneCluster(members, append(others, cluster.KubeNode{Name: "wk1"}))) // one in common
+	must.Pass(t, requireOneCluster(members, nil))                                           // no kubeconfig
+	must.Pass(t, requireOneCluster(nil, others))                                            // no discovery
 }
 
 // These are of two clusters.
@@ -71,9 +62,8 @@ func (onlyA) Nodes(context.Context) ([]cluster.KubeNode, error) {
 
 func TestTwoClustersAreNotDiscovered(t *testing.T) {
 	t.Parallel()
-	if _, _, _, err := discoverSources(t.Context(), observe.Sources{Proxmox: noVMs{}, Talos: onlyCP1{}, Kube: onlyA{}}); fault.KindOf(err) != fault.Config {
-		t.Errorf("err = %v", err)
-	}
+	_, _, _, err := discoverSources(t.Context(), observe.Sources{Proxmox: noVMs{}, Talos: onlyCP1{}, Kube: onlyA{}})
+	must.FailAs(t, err, fault.Config)
 }
 
 const discoveredUUID = "5ec0ffee-0000-4000-8000-000000009031"
@@ -119,22 +109,15 @@ func TestDiscoveredMatch(t *testing.T) {
 			c.change(&d)
 		}
 		err := d.match(append([]cluster.VM{vm}, c.others...))
-		switch {
-		case c.err != "":
-			if err == nil || !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%s: err = %v, want %q", name, err, c.err)
-			}
+		if must.Fail(t, err, c.err); c.err != "" {
 			continue
-		case err != nil:
-			t.Errorf("%s: %v", name, err)
 		}
 		var keys []string
 		for _, p := range d.Persistent {
 			keys = append(keys, p.Key)
 		}
-		if got := strings.Join(keys, " "); got != c.persistent || d.Holder != c.holder || d.System.Key != "scsi0" || d.Unproven != nil {
-			t.Errorf("%s: persistent %q of holder %d, system disk %q (%v); want %q, %d, scsi0", name, got, d.Holder, d.System.Key, d.Unproven, c.persistent, c.holder)
-		}
+		got := []any{strings.Join(keys, " "), d.Holder, d.System.Key, d.Unproven}
+		must.Equal(t, name+": persistent disks, their holder, system disk", []any{c.persistent, c.holder, "scsi0", nil}, got)
 	}
 }
 
@@ -143,7 +126,7 @@ func TestDiscoveredUnproven(t *testing.T) {
 	t.Parallel()
 	d, vm := discovered(map[string]string{"scsi1": "fast:vm-9201-disk-0,size=20G"})
 	d.Machine.SystemDisk = ""
-	must(t, d.match([]cluster.VM{vm, {ID: 9201, Name: "data", Host: "pve1"}}))
+	must.Do(t, d.match([]cluster.VM{vm, {ID: 9201, Name: "data", Host: "pve1"}}))
 	if d.Unproven == nil || d.Persistent != nil || len(d.Candidates) != 2 || d.Holder != 9201 {
 		t.Errorf("unproven %v, persistent %v, candidates %v, holder %d", d.Unproven, d.Persistent, d.Candidates, d.Holder)
 	}
@@ -152,8 +135,7 @@ func TestDiscoveredUnproven(t *testing.T) {
 func TestDiscoveryUnfinished(t *testing.T) {
 	t.Parallel()
 	park := func(r parking.Record) cluster.VM {
-		text, err := r.Description()
-		must(t, err)
+		text := must.Get(r.Description())(t)
 		return cluster.VM{ID: 9101, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	n, vm := discovered(nil)
@@ -169,14 +151,11 @@ func TestDiscoveryUnfinished(t *testing.T) {
 	} {
 		p := park(c.record)
 		d := Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, p}}
-		if err := d.unfinished(); (err != nil) != c.refused || d.Cluster != c.cluster {
-			t.Errorf("%s: cluster %q, %v", name, d.Cluster, err)
-		}
+		err := d.unfinished()
+		must.Equal(t, name+": refused, cluster", []any{c.refused, c.cluster}, []any{err != nil, d.Cluster})
 		p.Config["description"] = strings.Replace(p.Config["description"], `"version":1`, `"version":2`, 1)
 		d = Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, p}}
-		if err := d.unfinished(); (err != nil) != (c.record.UUID == discoveredUUID) {
-			t.Errorf("%s, by a newer recast: %v", name, err)
-		}
+		must.Equal(t, name+", by a newer recast: refused", c.record.UUID == discoveredUUID, d.unfinished() != nil)
 	}
 }
 
@@ -186,15 +165,10 @@ func TestDiscoveryVersions(t *testing.T) {
 	for _, v := range []string{"v1.9.5", "v1.13.9", "v1.14.0-beta.1", "v1.13.9"} {
 		d.Nodes = append(d.Nodes, Discovered{Name: v, Machine: cluster.Machine{RunningSystem: cluster.RunningSystem{TalosVersion: v}}})
 	}
-	got, err := d.Versions()
-	must(t, err)
-	if diff := cmp.Diff([]string{"v1.14.0-beta.1", "v1.13.9", "v1.9.5"}, got); diff != "" {
-		t.Errorf("versions (-want +got):\n%s", diff)
-	}
+	got := must.Get(d.Versions())(t)
+	must.Equal(t, "versions", []string{"v1.14.0-beta.1", "v1.13.9", "v1.9.5"}, got)
 	d.Nodes = append(d.Nodes, Discovered{Name: "odd"})
-	if _, err := d.Versions(); err == nil {
-		t.Error("a node without a version was taken")
-	}
+	must.Equal(t, "a node without a version is taken", false, must.Err(d.Versions()) == nil)
 }
 
 // machines answers for the addresses that are on.
@@ -213,7 +187,6 @@ func (m machines) ReadParts(_ context.Context, addr netip.Addr, parts cluster.Ma
 	return cluster.Machine{}, fmt.Errorf("%s: %w", addr, errors.New("connection refused"))
 }
 
-// listing lists VMs, or Kubernetes nodes.
 type listing struct {
 	cluster.Proxmox
 	vms []cluster.VM
@@ -252,7 +225,7 @@ func TestDiscoverAll(t *testing.T) {
 		}
 		return l
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		members []cluster.Member
 		kube    cluster.Kube
 		on      map[netip.Addr]cluster.Machine
@@ -261,7 +234,8 @@ func TestDiscoverAll(t *testing.T) {
 		nodes   string
 		err     string
 		hint    string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"discovery lists them":          {members: members, on: both, nodes: "cp1 wk1"},
 		"Kubernetes lists them":         {kube: kube("cp1", "wk1"), on: both, nodes: "cp1 wk1"},
 		"a seed that Kubernetes lacks":  {kube: kube("cp1"), on: both, addrs: []netip.Addr{b}, nodes: "cp1 wk1"},
@@ -278,30 +252,23 @@ func TestDiscoverAll(t *testing.T) {
 		"of Cluster API":                   {kube: marked(kube("cp1", "wk1"), cluster.NodeMetadata{Annotations: map[string]string{"cluster.x-k8s.io/machine": "home-md-0-x"}}), on: both, err: "node wk1 is of Cluster API (cluster.x-k8s.io/machine: home-md-0-x)", hint: "--exclude wk1"},
 		"of Karpenter":                     {kube: marked(kube("cp1", "wk1"), cluster.NodeMetadata{Labels: map[string]string{"karpenter.sh/nodepool": "default"}}), on: both, err: "node wk1 is of Karpenter", hint: "NodePool"},
 		"nowhere":                          {members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1")}, addrs: []netip.Addr{d}, err: "node wk1: read its machine", hint: "--exclude wk1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			src := observe.Sources{Proxmox: listing{vms: vms}, Talos: machines{members: tc.members, on: tc.on}, Kube: tc.kube}
-			got, err := Discover(t.Context(), src, DiscoverOptions{Addrs: tc.addrs})
-			if said := fmt.Sprint(err); tc.err != "" {
-				if !strings.Contains(said, tc.err) || !strings.Contains(strings.Join(fault.Hints(err), "\n"), tc.hint) {
-					t.Errorf("err = %s, %q; want %q, %q", said, fault.Hints(err), tc.err, tc.hint)
-				}
-				return
+	}, func(t *testing.T, tc row) {
+		src := observe.Sources{Proxmox: listing{vms: vms}, Talos: machines{members: tc.members, on: tc.on}, Kube: tc.kube}
+		got, err := Discover(t.Context(), src, DiscoverOptions{Addrs: tc.addrs})
+		if said := fmt.Sprint(err); tc.err != "" {
+			if !strings.Contains(said, tc.err) || !strings.Contains(strings.Join(fault.Hints(err), "\n"), tc.hint) {
+				t.Errorf("err = %s, %q; want %q, %q", said, fault.Hints(err), tc.err, tc.hint)
 			}
-			must(t, err)
-			var names []string
-			for _, n := range got.Nodes {
-				names = append(names, n.Name)
-			}
-			if diff := cmp.Diff(tc.nodes, strings.Join(names, " ")); diff != "" {
-				t.Errorf("nodes (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(fmt.Sprint(tc.silent), fmt.Sprint(got.Silent)); diff != "" {
-				t.Errorf("silent (-want +got):\n%s", diff)
-			}
-		})
-	}
+			return
+		}
+		must.Do(t, err)
+		var names []string
+		for _, n := range got.Nodes {
+			names = append(names, n.Name)
+		}
+		must.Equal(t, "nodes", tc.nodes, strings.Join(names, " "))
+		must.Equal(t, "silent", fmt.Sprint(tc.silent), fmt.Sprint(got.Silent))
+	})
 }
 
 // marked has the last Node carry what a controller put on it.
@@ -315,13 +282,11 @@ func marked(k cluster.Kube, m cluster.NodeMetadata) cluster.Kube {
 func TestDiscoveryOwn(t *testing.T) {
 	t.Parallel()
 	park := func(id cluster.VMID, r parking.Record) cluster.VM {
-		text, err := r.Description()
-		must(t, err)
+		text := must.Get(r.Description())(t)
 		return cluster.VM{ID: id, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	claim := func(id cluster.VMID, name string) cluster.VM {
-		text, err := claim.State{Cluster: name, Run: "r1"}.Description()
-		must(t, err)
+		text := must.Get(claim.State{Cluster: name, Run: "r1"}.Description())(t)
 		return cluster.VM{ID: id, Name: claim.VMName, Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	d := Discovery{uuids: []string{discoveredUUID}, VMs: []cluster.VM{
@@ -342,11 +307,7 @@ func TestDiscoveryOwn(t *testing.T) {
 		for _, vm := range d.Own(tc.cluster) {
 			got = append(got, vm.ID)
 		}
-		if fmt.Sprint(got) != tc.want {
-			t.Errorf("of cluster %s, once %q: %v, want %s", tc.cluster, tc.learned, got, tc.want)
-		}
+		must.Equal(t, "claims", tc.want, fmt.Sprint(got))
 	}
-	if !IsClaim(d.VMs[1]) || IsClaim(d.VMs[3]) {
-		t.Error("a claim is taken for a parking VM, or the other way round")
-	}
+	must.Equal(t, "a claim, and a parking VM, are claims", []bool{true, false}, []bool{IsClaim(d.VMs[1]), IsClaim(d.VMs[3])})
 }

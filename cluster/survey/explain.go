@@ -128,7 +128,6 @@ func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []Stra
 	return out
 }
 
-// fatesOf says what happens to each drive of the VM.
 func fatesOf(n planning.NodePlan) []DiskFate {
 	vm := n.Found.VM
 	if n.Resume && n.System != nil || vm == nil {
@@ -188,7 +187,6 @@ func fatesOfRecord(n planning.NodePlan) []DiskFate {
 	return append(out, cluster.Each(n.Carried, back)...)
 }
 
-// compareNode compares what is wanted of a node with what was found.
 func compareNode(n planning.NodePlan, o observe.Observation, past cluster.History) []Comparison {
 	m, b := n.Found.Machine, n.Wanted.Build
 	if m == nil {
@@ -283,17 +281,9 @@ func compareExtensions(b cluster.Build, m cluster.RunningSystem, old []cluster.L
 
 // timeoutOf returns how long the step of that name waits before it fails; 0: it has no limit.
 func timeoutOf(t cluster.Timing, id string) time.Duration {
-	switch id {
-	case "drain":
-		return t.Drain
-	case "stop":
-		return t.Stop
-	case "configure", "reboot":
-		return t.Boot
-	case "wait-healthy":
-		return t.Join
-	}
-	return 0
+	return map[string]time.Duration{
+		"drain": t.Drain, "stop": t.Stop, "configure": t.Boot, "reboot": t.Boot, "wait-healthy": t.Join,
+	}[id]
 }
 
 // outlineOf lists the steps that a roll of the plan has for the node. It does not ask which of them are already done.

@@ -1,22 +1,21 @@
 package survey
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
-
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func explain(t *testing.T, node string, change func([]cluster.Wanted, *observe.Observation)) Explanation {
@@ -25,10 +24,9 @@ func explain(t *testing.T, node string, change func([]cluster.Wanted, *observe.O
 	if change != nil {
 		change(wanted, &o)
 	}
-	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
-	must(t, err)
+	plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}))(t)
 	e, err := Explain(t.Context(), plan, node, o, clustertest.Past, cluster.Timing{Drain: 10 * time.Minute, Stop: 5 * time.Minute, Boot: 10 * time.Minute, Join: 10 * time.Minute})
-	must(t, err)
+	must.Do(t, err)
 	return e
 }
 
@@ -63,20 +61,13 @@ func TestExplainRecreate(t *testing.T) {
 		"take-down/park/settle take-down/park/scsi0 take-down/park/scsi1 take-down/delete-vm " +
 		"bring-up/create-vm bring-up/renew-disk bring-up/attach/settle bring-up/attach/scsi1 bring-up/attach/compare-disks bring-up/start bring-up/configure bring-up/wait-healthy " +
 		"bring-up/finish/eject bring-up/finish/restore-settings bring-up/finish/restore-ha bring-up/finish/restore-node bring-up/finish/note-entry bring-up/finish/uncordon bring-up/finish/keep"
-	if diff := cmp.Diff(strings.Fields(want), strings.Fields(paths(e))); diff != "" {
-		t.Errorf("steps (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "steps", strings.Fields(want), strings.Fields(paths(e)))
 	drain := e.Steps[3]
-	if drain.Seconds != 30 || drain.SecondsFrom != "an earlier roll of it" || drain.TimeoutSeconds != 600 || drain.Risk != "disruptive" {
-		t.Errorf("%+v", drain)
-	}
-	if park := e.Steps[7]; park.Title != "park scsi0 as scsi30 of its parking VM" {
-		t.Errorf("%+v", park)
-	}
+	drains := fmt.Sprint(drain.Seconds, " ", drain.SecondsFrom, " ", drain.TimeoutSeconds, " ", drain.Risk)
+	must.Equal(t, "drain", "30 an earlier roll of it 600 disruptive", drains)
+	must.Equal(t, "title", "park scsi0 as scsi30 of its parking VM", e.Steps[7].Title)
 	for key, want := range map[string]Fate{"scsi0": FateReplaced, "scsi1": FateCarried, "scsi2": FatePods, "ide2": FateMedium} {
-		if got := fateIn(e, key); got != want {
-			t.Errorf("%s: %q, want %q", key, got, want)
-		}
+		must.Equal(t, key, want, fateIn(e, key))
 	}
 	if len(e.Strategies) != 3 || !e.Strategies[0].Taken || len(e.Strategies[0].Against) > 0 || e.Strategies[1].Taken {
 		t.Errorf("%+v", e.Strategies)
@@ -97,10 +88,8 @@ func TestExplainAnOverlay(t *testing.T) {
 		old.Overlay, old.Rebuild = cluster.LockedOverlay{Name: "rpi", Digest: "sha256:aaaaaaaaaaaaaaaa"}, 1
 		return old, known
 	}
-	plan, err := planning.New("c1", wanted, o, past, planning.Policy{})
-	must(t, err)
-	e, err := Explain(t.Context(), plan, "wk1", o, past, cluster.Timing{})
-	must(t, err)
+	plan := must.Get(planning.New("c1", wanted, o, past, planning.Policy{}))(t)
+	e := must.Get(Explain(t.Context(), plan, "wk1", o, past, cluster.Timing{}))(t)
 	for _, want := range []Comparison{
 		{What: "image of the overlay", Found: "sha256:aaaaaaaaaaaa", Wanted: "sha256:bbbbbbbbbbbb"},
 		{What: "rebuilds of the same content", Found: "1", Wanted: "2"},
@@ -119,9 +108,7 @@ func TestExplainAFirewall(t *testing.T) {
 			wanted[1].Strategy = s
 			o.Found[1].Ties.Firewall = cluster.FirewallConfig{Options: cluster.FirewallEntry{"enable": "1"}}
 		})
-		if gets := strings.Contains(paths(e), "bring-up/attach/firewall"); gets != (s == cluster.Recreate) {
-			t.Errorf("%s: %s", s, paths(e))
-		}
+		must.Equal(t, string(s), s == cluster.Recreate, strings.Contains(paths(e), "bring-up/attach/firewall"))
 	}
 }
 
@@ -147,9 +134,8 @@ func TestExplainWhatIsImpossible(t *testing.T) {
 	if single.Plan.Strategy != cluster.InPlace || !strings.Contains(strings.Join(single.Strategies[0].Against, " "), "the only etcd member") {
 		t.Errorf("%s: %+v", single.Plan.Strategy, single.Strategies)
 	}
-	if !strings.Contains(paths(single), "upgrade/install upgrade/reboot wait-healthy finish/eject") || strings.Contains(paths(single), "fallback") {
-		t.Error(paths(single))
-	}
+	must.Contain(t, "steps", paths(single), "upgrade/install upgrade/reboot wait-healthy finish/eject")
+	must.Equal(t, "a fallback", false, strings.Contains(paths(single), "fallback"))
 }
 
 func TestExplainHolder(t *testing.T) {
@@ -159,16 +145,13 @@ func TestExplainHolder(t *testing.T) {
 		o.Found[1].VM.Config["scsi1"] = "fast:vm-9201-disk-0,size=20G,serial=data-wk1"
 		o.VMs = append(o.VMs, cluster.VM{ID: 9201, Name: "data", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9201-disk-0,size=20G"}})
 	})
-	if e.Plan.Strategy != cluster.Recreate || fateIn(e, "scsi1") != FateDetached {
-		t.Errorf("%s, %+v", e.Plan.Strategy, e.Disks)
-	}
+	must.Equal(t, "strategy", []any{cluster.Recreate, FateDetached}, []any{e.Plan.Strategy, fateIn(e, "scsi1")})
 	if !slices.ContainsFunc(e.Steps, func(s StepOutline) bool { return s.Title == "detach scsi1, which stays with VM 9201" }) {
 		t.Errorf("%+v", e.Steps)
 	}
 }
 
-// A node that is up to date is explained by what would be possible; one that is not in the plan
-// is an error.
+// A node that is up to date is explained by what would be possible; one that is not in the plan is an error.
 func TestExplainTheRest(t *testing.T) {
 	t.Parallel()
 	e := explain(t, "wk2", nil)
@@ -182,10 +165,8 @@ func TestExplainTheRest(t *testing.T) {
 	}
 	wanted, o := observetest.World()
 	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
-	must(t, err)
-	if _, err := Explain(t.Context(), plan, "wk2", o, clustertest.Past, cluster.Timing{}); fault.KindOf(err) != fault.Config {
-		t.Errorf("err = %v", err)
-	}
+	must.Do(t, err)
+	must.FailAs(t, must.Err(Explain(t.Context(), plan, "wk2", o, clustertest.Past, cluster.Timing{})), fault.Config)
 }
 
 // An unfinished replacement is explained as it will be finished: according to its record.
@@ -201,8 +182,7 @@ func TestExplainWhatWasBegun(t *testing.T) {
 		"put back": {false, cluster.PutBack, FateBack, FateBack, "put-back/attach/scsi0"},
 	} {
 		e := explain(t, "wk1", func(_ []cluster.Wanted, o *observe.Observation) {
-			packed, err := parking.Memory{VM: *o.Found[1].VM, SystemKey: "scsi0"}.Pack()
-			must(t, err)
+			packed := must.Get(parking.Memory{VM: *o.Found[1].VM, SystemKey: "scsi0"}.Pack())(t)
 			o.Found[1].VM, o.Found[1].Machine, o.Found[1].ConfigKnown = nil, nil, c.config
 			o.Found[1].Parking = &parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: parking.Record{
 				Run: "r1", Open: true, Build: "b1", Strategy: cluster.Recreate, VMID: 9002, UUID: "u-wk1", Memory: packed, Disks: []parking.ParkedDisk{
@@ -214,9 +194,7 @@ func TestExplainWhatWasBegun(t *testing.T) {
 		if e.Plan.Strategy != c.strategy || e.Turn != 1 || len(e.Strategies) > 0 || len(e.Compared) > 0 {
 			t.Errorf("%s: %s, %+v", name, e.Plan.Strategy, e)
 		}
-		if fateIn(e, "scsi0") != c.scsi0 || fateIn(e, "scsi1") != c.scsi1 {
-			t.Errorf("%s: %+v", name, e.Disks)
-		}
+		must.Equal(t, name, []any{c.scsi0, c.scsi1}, []any{fateIn(e, "scsi0"), fateIn(e, "scsi1")})
 		if !slices.Contains(strings.Fields(paths(e)), c.step) {
 			t.Errorf("%s: no %s in %s", name, c.step, paths(e))
 		}

@@ -7,12 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// entry is one entry of Proxmox's access control list.
 type entry struct {
 	path, who  string // "recast@pve", "recast@pve!roll", or "@admins", a group of recast@pve
 	privileges string
@@ -92,7 +90,6 @@ func (a acl) Standing(ctx context.Context, paths []string) (map[string]cluster.S
 	return out, nil
 }
 
-// obey executes the lines.
 func (a acl) obey(t *testing.T, lines []string) acl {
 	t.Helper()
 	a = slices.Clone(a)
@@ -136,11 +133,12 @@ func TestGrantsTakeNothingAway(t *testing.T) {
 	both := func(path, privileges string) acl {
 		return acl{{path, keptUser, privileges, false}, {path, keptToken, privileges, false}}
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		held  acl
 		needs Needs
 		keeps []string // roles that keep existing privileges, of the token and of the user
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nothing":                                 {nil, rolling, nil},
 		"disks' storage that has the ISOs, too":   {both("/", roll), pruning, []string{"RecastKeep-recast-pve-storage-isos"}},
 		"disks' storage, option of pruning":       {both("/", roll), rolling.With(optional[1].Needs), []string{"RecastKeep-recast-pve-storage-isos"}},
@@ -152,38 +150,33 @@ func TestGrantsTakeNothingAway(t *testing.T) {
 		"a group's flat entry at the root":        {acl{{"/", "@admins", "Sys.Audit Pool.Audit", true}, {"/access", keptUser, roll, false}, {"/access", keptToken, roll, false}}, rolling, []string{"RecastKeep-recast-pve-flat"}},
 		"a token with less than its user":         {acl{{"/", keptUser, roll + " VM.Console", false}, {"/", keptToken, roll, false}}, rolling, []string{"RecastKeep-recast-pve-vms"}},
 		"an entry in the way, with more of above": {append(both("/", admin), both("/vms/9001", "VM.Console")...), rolling, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			missing, err := tc.needs.Missing(t.Context(), tc.held)
-			must(t, err)
-			lines := missing.Grants().Lines(missing.Token)
-			now := tc.held.obey(t, lines)
-			whole := missing.Caution() == ""
-			for _, path := range []string{"/", "/access", "/nodes", "/nodes/pve1", "/sdn/zones/localnetwork/vmbr0", "/storage", "/storage/isos", "/storage/fast", "/vms", "/vms/9001", "/vms/9002"} {
-				before, _ := tc.held.Permissions(t.Context(), path)
-				after, _ := now.Permissions(t.Context(), path)
-				requireKept(t, "the token", path, before, after)
-				if whole {
-					requireKept(t, "its user", path, tc.held.user(path), now.user(path))
-				}
+	}, func(t *testing.T, tc row) {
+		missing, err := tc.needs.Missing(t.Context(), tc.held)
+		must.Do(t, err)
+		lines := missing.Grants().Lines(missing.Token)
+		now := tc.held.obey(t, lines)
+		whole := missing.Caution() == ""
+		for _, path := range []string{"/", "/access", "/nodes", "/nodes/pve1", "/sdn/zones/localnetwork/vmbr0", "/storage", "/storage/isos", "/storage/fast", "/vms", "/vms/9001", "/vms/9002"} {
+			before, _ := tc.held.Permissions(t.Context(), path)
+			after, _ := now.Permissions(t.Context(), path)
+			requireKept(t, "the token", path, before, after)
+			if whole {
+				requireKept(t, "its user", path, tc.held.user(path), now.user(path))
 			}
-			if still, err := tc.needs.Missing(t.Context(), now); whole && (err != nil || len(still.Lacks) > 0) {
-				t.Errorf("still missing: %s, %v", still, err)
+		}
+		if still, err := tc.needs.Missing(t.Context(), now); whole && (err != nil || len(still.Lacks) > 0) {
+			t.Errorf("still missing: %s, %v", still, err)
+		}
+		var keeps []string
+		for _, line := range lines {
+			if role, is := strings.CutPrefix(line, "pveum role add RecastKeep"); is {
+				keeps = append(keeps, "RecastKeep"+role)
 			}
-			var keeps []string
-			for _, line := range lines {
-				if role, is := strings.CutPrefix(line, "pveum role add RecastKeep"); is {
-					keeps = append(keeps, "RecastKeep"+role)
-				}
-			}
-			slices.Sort(keeps)
-			slices.Sort(tc.keeps)
-			if diff := cmp.Diff(tc.keeps, keeps); diff != "" {
-				t.Errorf("roles that keep (-want +got):\n%s\n%s", diff, strings.Join(lines, "\n"))
-			}
-		})
-	}
+		}
+		slices.Sort(keeps)
+		slices.Sort(tc.keeps)
+		must.Equal(t, "roles that keep", tc.keeps, keeps)
+	})
 }
 
 // requireKept requires that everything that counts at a path is still there.

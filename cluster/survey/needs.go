@@ -138,8 +138,7 @@ func (n Needs) Paths() []string {
 	return slices.Compact(cluster.Each(n, func(need Need) string { return need.Path })) // Needs are sorted by Path
 }
 
-// add adds a privilege that is granted at path and checked at the spots, or at path itself if
-// there are none.
+// add adds a privilege that is granted at path and checked at the spots, or at path itself if there are none.
 func (n *Needs) add(path, why string, spots []spot, privileges ...string) {
 	if len(spots) == 0 {
 		spots = []spot{{path: path}}
@@ -161,7 +160,6 @@ func (n *Needs) add(path, why string, spots []spot, privileges ...string) {
 	}
 }
 
-// on adds a privilege on each of the storages.
 func (n *Needs) on(storages []string, why, privilege string) {
 	for _, storage := range storages {
 		n.add("/storage/"+storage, why, nil, privilege)
@@ -302,14 +300,11 @@ func kept(at cluster.Standing, token, path string, needed []string, toUser bool)
 		if !at.TokenEntry {
 			ofToken = beside(at.Token, path, needed, flat)
 		}
-		if slices.Equal(ofUser, ofToken) && len(ofUser) > 0 {
-			out = append(out, Grant{Path: path, Role: keepName(user, path, flat), Privileges: ofUser, User: true, Token: true, Flat: flat})
-			continue
-		}
+		same := slices.Equal(ofUser, ofToken)
 		if len(ofUser) > 0 {
-			out = append(out, Grant{Path: path, Role: keepName(user, path, flat), Privileges: ofUser, User: true, Flat: flat})
+			out = append(out, Grant{Path: path, Role: keepName(user, path, flat), Privileges: ofUser, User: true, Token: same, Flat: flat})
 		}
-		if len(ofToken) > 0 {
+		if len(ofToken) > 0 && !same {
 			out = append(out, Grant{Path: path, Role: keepName(token, path, flat), Privileges: ofToken, Token: true, Flat: flat})
 		}
 	}

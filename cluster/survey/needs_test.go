@@ -2,12 +2,11 @@ package survey
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
@@ -17,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // tree is an access tree as one token sees it: an entry overrides those above it.
@@ -65,13 +65,6 @@ func byPath(n Needs) map[string][]string {
 	return out
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestNeedsByStrategy(t *testing.T) {
 	t.Parallel()
 	claim := []string{"VM.Allocate", "VM.Audit", "VM.Config.Memory", "VM.Config.Options"}
@@ -85,11 +78,12 @@ func TestNeedsByStrategy(t *testing.T) {
 	audit := []string{"Sys.Audit"}
 	space, iso := []string{"Datastore.AllocateSpace", "Datastore.Audit"}, []string{"Datastore.AllocateTemplate", "Datastore.Audit"}
 	use, share := []string{"SDN.Use"}, []string{"Mapping.Use"}
-	for name, tc := range map[string]struct {
+	type row struct {
 		strategy cluster.Strategy
 		change   func(*planning.NodePlan)
 		want     map[string][]string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"in-place": {cluster.InPlace, nil, map[string][]string{"/": audit, "/vms": claim}},
 		"reimage":  {cluster.Reimage, nil, map[string][]string{"/": audit, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso}},
 		"rollback": {cluster.Rollback, nil, map[string][]string{"/": audit, "/vms": reimage, "/storage/fast": space}},
@@ -125,60 +119,53 @@ func TestNeedsByStrategy(t *testing.T) {
 			"/storage/states": {"Datastore.AllocateSpace"}, "/storage/media": {"Datastore.Audit"}, "/storage/old": {"Datastore.Audit"},
 			"/mapping/cpu/talos": share, "/mapping/hwrng": share, "/mapping/pci/gpu": share,
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := planning.NodePlan{
-				Strategy: tc.strategy, VMID: 9002,
-				Carried: []planning.DiskPlan{{Key: "scsi1", Volid: "bulk:9002/vm-9002-disk-1.raw"}},
-				System:  &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"},
-				Wanted:  cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}},
-				Found: observe.Found{VM: &cluster.VM{ID: 9002, Config: map[string]string{
-					"net0": "virtio=AA,bridge=vmbr0", "startup": "order=1", "virtiofs0": "dirid=share,cache=auto",
-				}}},
+	}, func(t *testing.T, tc row) {
+		n := planning.NodePlan{
+			Strategy: tc.strategy, VMID: 9002,
+			Carried: []planning.DiskPlan{{Key: "scsi1", Volid: "bulk:9002/vm-9002-disk-1.raw"}},
+			System:  &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"},
+			Wanted:  cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}},
+			Found: observe.Found{VM: &cluster.VM{ID: 9002, Config: map[string]string{
+				"net0": "virtio=AA,bridge=vmbr0", "startup": "order=1", "virtiofs0": "dirid=share,cache=auto",
+			}}},
+		}
+		if tc.change != nil {
+			tc.change(&n)
+		}
+		needs := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
+		must.Equal(t, "by path", tc.want, byPath(needs))
+		for _, need := range needs {
+			if len(need.Why) == 0 {
+				t.Errorf("%s on %s is needed for nothing", need.Privilege, need.Path)
 			}
-			if tc.change != nil {
-				tc.change(&n)
-			}
-			needs := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
-			if diff := cmp.Diff(tc.want, byPath(needs)); diff != "" {
-				t.Error(diff)
-			}
-			for _, need := range needs {
-				if len(need.Why) == 0 {
-					t.Errorf("%s on %s is needed for nothing", need.Privilege, need.Path)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // TestNeedsOfWhatFollows: what comes after the planned strategy on the same node is refused before it, not then.
 func TestNeedsOfWhatFollows(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		node  planning.NodePlan
 		after cluster.Strategy
-	}{
+	}
+	must.Each(t, map[string]row{
 		"in-place, or else a reimage": {planning.NodePlan{Strategy: cluster.InPlace, Previous: &cluster.Build{}}, cluster.Reimage},
 		"removed, to be made again":   {planning.NodePlan{Strategy: cluster.Remove, Rebuild: "sum"}, cluster.Create},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := tc.node
-			n.VMID, n.System = 9002, &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"}
-			n.Wanted = cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}, Shape: cluster.Shape{Pool: "talos", Devices: map[string]string{"net0": "bridge=vmbr0"}}}
-			n.Found = observe.Found{VM: &cluster.VM{ID: 9002}}
-			after := n
-			after.Strategy, after.Previous = tc.after, nil
-			got := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
-			for _, need := range NeedsOf(planning.Plan{Nodes: []planning.NodePlan{after}}, false) {
-				if !slices.ContainsFunc(got, func(n Need) bool { return compareNeeds(n, need) == 0 && len(n.spots) >= len(need.spots) }) {
-					t.Errorf("%s on %s is not among them: %v", need.Privilege, need.Path, byPath(got))
-				}
+	}, func(t *testing.T, tc row) {
+		n := tc.node
+		n.VMID, n.System = 9002, &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"}
+		n.Wanted = cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}, Shape: cluster.Shape{Pool: "talos", Devices: map[string]string{"net0": "bridge=vmbr0"}}}
+		n.Found = observe.Found{VM: &cluster.VM{ID: 9002}}
+		after := n
+		after.Strategy, after.Previous = tc.after, nil
+		got := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
+		for _, need := range NeedsOf(planning.Plan{Nodes: []planning.NodePlan{after}}, false) {
+			if !slices.ContainsFunc(got, func(n Need) bool { return compareNeeds(n, need) == 0 && len(n.spots) >= len(need.spots) }) {
+				t.Errorf("%s on %s is not among them: %v", need.Privilege, need.Path, byPath(got))
 			}
-		})
-	}
+		}
+	})
 }
 
 func withSettings(n *planning.NodePlan) {
@@ -197,9 +184,7 @@ func withHolder(n *planning.NodePlan) {
 
 func TestNeedsOfNoWork(t *testing.T) {
 	t.Parallel()
-	if needs := NeedsOf(planning.Plan{}, false); len(needs) > 0 {
-		t.Errorf("nothing to do needs %v", needs)
-	}
+	must.Equal(t, "nothing to do needs", 0, len(NeedsOf(planning.Plan{}, false)))
 }
 
 // TestPropagation is about where in the tree a privilege is granted: VMs are deleted and
@@ -227,10 +212,11 @@ func TestPropagation(t *testing.T) {
 		return t
 	}
 	own := cluster.Privileges{"VM.Audit": true, "VM.Config.Disk": true}
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(tree)
 		want   string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"all":                          {func(tree) {}, ""},
 		"flat at /vms":                 {func(t tree) { t["/vms"]["VM.Config.CPU"] = false }, "VM.Config.CPU on /vms"},
 		"an entry of the VM's own":     {func(t tree) { t["/vms/9002"] = cluster.Privileges{} }, "VM.Allocate, VM.Audit, VM.Config.CDROM, VM.Config.CPU, VM.Config.Disk, VM.Config.HWType, VM.Config.Memory, VM.Config.Network, VM.Config.Options, VM.PowerMgmt on /vms/9002"},
@@ -255,16 +241,10 @@ func TestPropagation(t *testing.T) {
 			t["/sdn/zones/localnetwork/vmbr0/8"] = cluster.Privileges{"SDN.Use": false}
 		}, "SDN.Use on /sdn/zones/localnetwork/vmbr0"},
 		"trunks need all of them": {func(t tree) { t["/sdn/zones/localnetwork/vmbr1"]["SDN.Use"] = false }, "SDN.Use on /sdn/zones/localnetwork/vmbr1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			missing, err := needs.Missing(t.Context(), held(tc.change))
-			must(t, err)
-			if diff := cmp.Diff(tc.want, missing.String()); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		missing := must.Get(needs.Missing(t.Context(), held(tc.change)))(t)
+		must.Equal(t, "string", tc.want, missing.String())
+	})
 }
 
 // TestGrants: an entry overrides those above it, so what is printed for a path is all that is
@@ -273,10 +253,11 @@ func TestGrants(t *testing.T) {
 	t.Parallel()
 	needs := NeedsToRoll([]string{"isos"}, []string{"pve1"}, cluster.InPlace)
 	needs.add("/vms", "attach", []spot{{path: "/vms/200"}}, "VM.Config.Disk")
-	for name, tc := range map[string]struct {
+	type row struct {
 		held tree
 		want []string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"nothing": {tree{}, []string{
 			"pveum role add RecastCluster", "pveum role modify RecastCluster --append 1 --privs Sys.Audit",
 			"pveum role add RecastVMs", "pveum role modify RecastVMs --append 1 --privs VM.Allocate,VM.Audit,VM.Config.Disk,VM.Config.Memory,VM.Config.Options",
@@ -291,16 +272,10 @@ func TestGrants(t *testing.T) {
 			"pveum role add RecastVMs", "pveum role modify RecastVMs --append 1 --privs VM.Config.Disk",
 			"pveum acl modify /vms/200 --users recast@pve --tokens 'recast@pve!roll' --roles RecastVMs",
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			missing, err := needs.Missing(t.Context(), tc.held)
-			must(t, err)
-			if diff := cmp.Diff(tc.want, missing.Grants().Lines(missing.Token)); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		missing := must.Get(needs.Missing(t.Context(), tc.held))(t)
+		must.Equal(t, "grants", tc.want, missing.Grants().Lines(missing.Token))
+	})
 	err := needs.Check(t.Context(), tree{})
 	if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], "pveum acl modify /vms") || !strings.Contains(hints[0], "recast doctor") {
 		t.Errorf("hints %q", hints)
@@ -310,12 +285,8 @@ func TestGrants(t *testing.T) {
 func TestLinesForRoot(t *testing.T) {
 	t.Parallel()
 	lines := Grants{{Path: "/", Role: "RecastCluster", Privileges: []string{"Sys.Audit"}, User: true, Token: true}}.Lines("root@pam!roll")
-	if got, want := lines[len(lines)-1], "pveum acl modify / --tokens 'root@pam!roll' --roles RecastCluster"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
-	if diff := cmp.Diff([]string{"pveum user token add root@pam roll --privsep 1"}, cluster.NewToken("root@pam!roll")); diff != "" {
-		t.Error(diff)
-	}
+	must.Equal(t, "line", "pveum acl modify / --tokens 'root@pam!roll' --roles RecastCluster", lines[len(lines)-1])
+	must.Equal(t, "new token", []string{"pveum user token add root@pam roll --privsep 1"}, cluster.NewToken("root@pam!roll"))
 }
 
 // TestGrantsSuffice: after the printed grants, a token that had nothing lacks nothing.
@@ -344,25 +315,18 @@ func TestGrantsSuffice(t *testing.T) {
 // TestPermissionsNote compares docs/notes/permissions.md with what doctor prints.
 func TestPermissionsNote(t *testing.T) {
 	t.Parallel()
-	b, err := os.ReadFile("../../docs/notes/permissions.md")
-	must(t, err)
+	b := must.Get(os.ReadFile("../../docs/notes/permissions.md"))(t)
 	note := string(b)
 	const token = "recast@pve!roll"
 	for _, s := range cluster.Strategies {
 		lines := NeedsToRoll([]string{"isos"}, nil, s).Grants().Lines(token)
 		block := "## To roll by " + string(s) + "\n\n```sh\n" + strings.Join(lines, "\n") + "\n```\n"
-		if !strings.Contains(note, block) {
-			t.Errorf("docs/notes/permissions.md does not hold:\n%s", block)
-		}
+		must.Contain(t, "note", note, block)
 	}
-	if block := "```sh\n" + strings.Join(cluster.NewToken(token), "\n") + "\n```\n"; !strings.Contains(note, block) {
-		t.Errorf("docs/notes/permissions.md does not hold:\n%s", block)
-	}
+	must.Contain(t, "note", note, "```sh\n"+strings.Join(cluster.NewToken(token), "\n")+"\n```\n")
 	for _, o := range OptionalPrivileges([]string{"isos"}, nil, []string{"pve1"}) {
 		for _, n := range o.Needs {
-			if !strings.Contains(note, "`"+n.Privilege+"`") {
-				t.Errorf("docs/notes/permissions.md does not name %s, of %s", n.Privilege, o.Name)
-			}
+			must.Contain(t, "note", note, "`"+n.Privilege+"`")
 		}
 	}
 }
@@ -371,34 +335,24 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 	t.Parallel()
 	wanted, o := observetest.World()
 	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
-	must(t, err)
+	must.Do(t, err)
 	needs := NeedsOf(plan, false)
 	all := cluster.Privileges{}
 	for _, n := range needs {
 		all[n.Privilege] = true
 	}
 	check := func(n Needs, access tree) error { return n.Check(t.Context(), access) }
-	if err := check(needs, tree{"/": all}); err != nil {
-		t.Errorf("everything is granted at the root: %v", err)
-	}
+	must.Pass(t, check(needs, tree{"/": all}))
 	err = check(needs, tree{"/": all, "/storage/fast": {"Datastore.Audit": true}})
 	want := "the Proxmox token lacks privileges: Datastore.AllocateSpace on /storage/fast"
-	if clustertest.Message(err) != want || fault.KindOf(err) != fault.Refused {
-		t.Errorf("err = %v, want %s", err, want)
-	}
+	must.Equal(t, "error", []any{want, fault.Refused}, []any{clustertest.Message(err), fault.KindOf(err)})
 	o.Found[1].VM.Config["net0"] = "virtio=AA:BB:CC:DD:EE:FF,bridge=vmbr0,tag=7"
 	o.Found[1].VM.Config["hostpci0"] = "mapping=gpu,pcie=1"
 	o.Found[1].VM.Config["startup"] = "order=2"
-	if plan, err = planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}); err != nil {
-		t.Fatal(err)
-	}
+	plan = must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}))(t)
 	want = "the Proxmox token lacks privileges: Sys.Modify on /; Mapping.Use on /mapping/pci/gpu; SDN.Use on /sdn/zones/localnetwork/vmbr0"
-	if err := check(NeedsOf(plan, false), tree{"/": all}); clustertest.Message(err) != want {
-		t.Errorf("err = %v, want %s", err, want)
-	}
-	if err := check(needs, tree{}); err == nil {
-		t.Error("a token with nothing passed")
-	}
+	must.Equal(t, "error", want, clustertest.Message(check(NeedsOf(plan, false), tree{"/": all})))
+	must.Equal(t, "a token with nothing passes", false, check(needs, tree{}) == nil)
 }
 
 // TestPlanTellsTheBlankMachineItsAddress: which setting is set, and which privileges that needs.
@@ -411,8 +365,7 @@ func TestPlanTellsTheBlankMachineItsAddress(t *testing.T) {
 		o.Found[1].Machine.Platform = "nocloud"
 		o.Found[1].VM.Config["ide0"] = "fast:vm-9002-cloudinit,media=cdrom"
 		observetest.Static(&o.Found[1])
-		p, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
-		must(t, err)
+		p := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}}))(t)
 		if n := p.Nodes[0]; n.Strategy != s || !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
 			t.Errorf("%s: %s, refused %q, notes %q", s, n.Strategy, n.Refused, n.Notes)
 		}
@@ -442,9 +395,7 @@ func TestFreeingNeeds(t *testing.T) {
 		has := func(path, privilege string) bool {
 			return slices.ContainsFunc(tc.needs, func(n Need) bool { return n.Path == path && n.Privilege == privilege })
 		}
-		if got := has("/vms", "VM.Config.Disk") && has("/storage/fast", "Datastore.AllocateSpace"); got != tc.want {
-			t.Errorf("%s: freeing is %t among %v", name, got, tc.needs)
-		}
+		must.Equal(t, name, tc.want, has("/vms", "VM.Config.Disk") && has("/storage/fast", "Datastore.AllocateSpace"))
 	}
 }
 
@@ -495,9 +446,7 @@ func TestDiskImages(t *testing.T) {
 			}
 		}
 		slices.Sort(got)
-		if !slices.Equal(got, tc.want) {
-			t.Errorf("%s needs %v on the storage, want %v", name, got, tc.want)
-		}
+		must.Equal(t, name, tc.want, got)
 	}
 }
 
@@ -514,9 +463,7 @@ func TestRehearsingADisk(t *testing.T) {
 		got := byPath(NeedsToRehearse(planning.Plan{Trials: []planning.Trial{{Host: "pve1", Medium: boots, Model: n}}}))
 		delete(got, "/")
 		delete(got, "/vms")
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", boots, diff)
-		}
+		must.Equal(t, fmt.Sprint(boots), want, got)
 	}
 }
 
@@ -527,8 +474,6 @@ func TestRemedyOfALack(t *testing.T) {
 		"/vms has it, but an entry at /vms/101 takes the place of that: remove that one, or give it all that is needed": {Need: Need{Path: "/vms"}, At: "/vms/101", Overridden: true},
 		"it was granted at /vms without propagation, so it does not hold below":                                         {Need: Need{Path: "/vms"}, At: "/vms", Flat: true},
 	} {
-		if got := l.Remedy(); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		must.Equal(t, "remedy", want, l.Remedy())
 	}
 }

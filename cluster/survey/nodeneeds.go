@@ -30,14 +30,12 @@ func (n *Needs) bridge(key, bridge, tag, trunks string) {
 	n.add(path, "connect "+key+" to "+bridge, []spot{at}, "SDN.Use")
 }
 
-// claim adds what taking and holding a run's claim needs.
 func (n *Needs) claim() {
 	n.add("/vms", "make and delete the VM that is the claim of the run", []spot{{path: "/vms", below: true}}, claimPrivileges...)
 }
 
-// common adds what every roll needs. The privileges on VMs must be granted above /vms/<id>:
-// Proxmox deletes an entry at the VM's own path together with the VM (AccessControl.pm,
-// remove_vm_access).
+// common adds what every roll needs. The privileges on VMs must be granted above /vms/<id>: Proxmox deletes an entry
+// at the VM's own path together with the VM (AccessControl.pm, remove_vm_access).
 func (n *Needs) common(hosts []string) {
 	n.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
 	n.add("/", "read access control entries of single VMs", []spot{{path: "/access"}}, "Sys.Audit")
@@ -178,7 +176,6 @@ func (n *Needs) node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 	}
 }
 
-// parkedOn are the parking VMs of a node.
 func parkedOn(f observe.Found) []cluster.VM {
 	return cluster.Each(f.Parkings(), func(p parking.Parking) cluster.VM { return p.VM })
 }
@@ -199,8 +196,7 @@ func (n *Needs) see() {
 	n.add("/vms", "see every VM, as any may refer to a disk or be the claim of another run", []spot{{path: "/vms", below: true}}, "VM.Audit")
 }
 
-// NeedsOf derives what a plan needs, by each node's strategy; inLease says that the run's claim
-// is kept in Kubernetes.
+// NeedsOf derives what a plan needs, by each node's strategy; inLease says that the run's claim is kept in Kubernetes.
 func NeedsOf(p planning.Plan, inLease bool) Needs {
 	var needs Needs
 	for _, n := range p.Work() {
@@ -215,7 +211,6 @@ func NeedsOf(p planning.Plan, inLease bool) Needs {
 	return needs
 }
 
-// of adds what a node's strategy needs.
 func (n *Needs) of(p planning.NodePlan) {
 	if !p.Strategy.Reshapes() { // a reshape is one of the VM's changes: see shape
 		n.node(p.Strategy, p.Wanted, p.Found, p.Disks())
@@ -228,15 +223,15 @@ func (n *Needs) of(p planning.NodePlan) {
 }
 
 // NeedsToClaim is what keeping a run's claim as a VM needs.
-func NeedsToClaim() Needs {
-	var needs Needs
-	needs.claim()
+func NeedsToClaim() Needs { return needing((*Needs).claim) }
+
+func needing(work func(*Needs)) (needs Needs) {
+	work(&needs)
 	return needs
 }
 
-// NeedsToRoll is what a roll by the given strategies needs while no VM can be seen: a token
-// without privileges sees empty lists. The nodes' storages and bridges are then unknown, so the
-// privileges are granted above them.
+// NeedsToRoll is what a roll by the given strategies needs while no VM can be seen: a token without privileges sees
+// empty lists. The nodes' storages and bridges are then unknown, so the privileges are granted above them.
 func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Needs {
 	var needs Needs
 	needs.common(hosts)
@@ -261,24 +256,17 @@ func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Ne
 
 // NeedsToSee is what finding another run's claim needs, whichever VM it is: Proxmox omits VMs that the token may not
 // see from its list, without an error.
-func NeedsToSee() Needs {
-	var needs Needs
-	needs.see()
-	return needs
-}
+func NeedsToSee() Needs { return needing((*Needs).see) }
 
 // NeedsToUpgradeKubernetes is what an upgrade of Kubernetes needs in Proxmox, without the run's
 // claim, which needs more if it is kept as a VM.
 func NeedsToUpgradeKubernetes(host string) Needs {
-	var needs Needs
-	needs.common([]string{host})
-	return needs
+	return needing(func(n *Needs) { n.common([]string{host}) })
 }
 
-// The privileges that the work needs on VMs (qemu-server, API2/Qemu.pm,
-// check_vm_modify_config_perm). Each run creates and deletes its own claim and parking VMs. For
-// the cloud-init settings Proxmox requires VM.Config.Cloudinit or VM.Config.Network: the latter
-// is needed anyway.
+// The privileges that the work needs on VMs (qemu-server, API2/Qemu.pm, check_vm_modify_config_perm). Each run creates
+// and deletes its own claim and parking VMs. For the cloud-init settings Proxmox requires VM.Config.Cloudinit or
+// VM.Config.Network: the latter is needed anyway.
 var (
 	claimPrivileges   = []string{"VM.Allocate", "VM.Config.Memory", "VM.Config.Options"}
 	reimagePrivileges = []struct{ privilege, why string }{
@@ -300,8 +288,7 @@ var (
 	}
 )
 
-// privilegeOf is what changing a setting of a VM needs on it (qemu-server, API2/Qemu.pm,
-// check_vm_modify_config_perm).
+// privilegeOf is what changing a setting of a VM needs on it (qemu-server, API2/Qemu.pm, check_vm_modify_config_perm).
 func privilegeOf(setting string) string {
 	bus := strings.TrimRight(setting, "0123456789")
 	switch {
@@ -319,7 +306,6 @@ func privilegeOf(setting string) string {
 	return "VM.Config.Options"
 }
 
-// shape adds what the changes of a node's VM need.
 func (n *Needs) shape(p planning.NodePlan) {
 	vm := p.Found.VM
 	if p.Strategy.From() == cluster.Nowhere && !p.Resume {
@@ -417,7 +403,6 @@ func poolOf(vm cluster.VM) string {
 	return "/pool/" + vm.Pool
 }
 
-// freeing adds what freeing parked disks on those storages needs.
 func (n *Needs) freeing(storages []string, parked []cluster.VM) {
 	if len(storages) == 0 {
 		return
@@ -438,8 +423,7 @@ func NeedsToPublish(isoStorages, diskStorages []string) Needs {
 	return needs
 }
 
-// NeedsToRehearse is what the trials of a plan need for their scratch VMs. A roll by recreate
-// also needs most of it.
+// NeedsToRehearse is what the trials of a plan need for their scratch VMs. A roll by recreate also needs most of it.
 func NeedsToRehearse(p planning.Plan) Needs {
 	var needs Needs
 	for _, t := range p.Trials {
@@ -449,8 +433,7 @@ func NeedsToRehearse(p planning.Plan) Needs {
 	return needs
 }
 
-// scratchPrivileges are those for creating a scratch VM with its settings, and for using and
-// deleting it.
+// scratchPrivileges are those for creating a scratch VM with its settings, and for using and deleting it.
 var scratchPrivileges = []string{
 	"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Memory", "VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
 }

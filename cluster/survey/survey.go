@@ -75,8 +75,7 @@ func (a Assessment) etcd(m cluster.Machine, o observe.Observation, p planning.Po
 	}
 }
 
-// LookAround reads as much as it can, for a diagnosis: any source may be nil. A plan must never
-// be made from it.
+// LookAround reads as much as it can, for a diagnosis: any source may be nil. A plan must never be made from it.
 func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wanted) Survey {
 	s := Survey{Unread: make([]error, len(wanted))}
 	var members []cluster.Member

@@ -72,7 +72,7 @@ func (d *draining) why(l *leaving, budgets []policyv1.PodDisruptionBudget) (why 
 	switch {
 	case l.pod.DeletionTimestamp != nil:
 		return d.terminating(&l.pod), false
-	case d.self.waits(l, d.pods):
+	case d.waits(l):
 		return "recast runs in it, so it goes last", false
 	case l.answer == nil:
 		return "still running", false

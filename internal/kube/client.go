@@ -242,21 +242,12 @@ func direct(tc *transport.Config, base *http.Transport, host string) (http.Round
 // APIServer asks the API server at that address whether it is ready itself, and returns its version. A server reports
 // its version long before it is ready.
 func (c *Client) APIServer(ctx context.Context, addr netip.AddrPort) (string, error) {
-	code, body, err := c.askServer(ctx, addr, "/readyz")
-	switch {
-	case err != nil:
+	if _, err := c.askServer(ctx, addr, readyPath); err != nil {
 		return "", err
-	case code == http.StatusInternalServerError: // with a line for each check (healthz.go of k8s.io/apiserver)
-		return "", fmt.Errorf("%s is not ready: %s", addr, failedChecks(body))
-	case code != http.StatusOK:
-		return "", unexpectedStatus(addr, code)
 	}
-	code, body, err = c.askServer(ctx, addr, "/version")
-	switch {
-	case err != nil:
+	body, err := c.askServer(ctx, addr, "/version")
+	if err != nil {
 		return "", err
-	case code != http.StatusOK:
-		return "", unexpectedStatus(addr, code)
 	}
 	var info version.Info
 	if err := json.Unmarshal(body, &info); err != nil {
@@ -265,26 +256,31 @@ func (c *Client) APIServer(ctx context.Context, addr netip.AddrPort) (string, er
 	return info.GitVersion, nil
 }
 
-func (c *Client) askServer(ctx context.Context, addr netip.AddrPort, path string) (code int, body []byte, err error) {
+// readyPath answers 500 with a line for each check (healthz.go of k8s.io/apiserver).
+const readyPath = "/readyz"
+
+func (c *Client) askServer(ctx context.Context, addr netip.AddrPort, path string) (body []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+addr.String()+path, nil)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	response, err := (&http.Client{Transport: c.direct}).Do(request)
 	if err != nil {
-		return 0, nil, fault.WithHint(fault.Unreachable.Of(foreign.Error(err)), "recast has to reach the API server of every control plane, not only the kubeconfig's: port %d", addr.Port())
+		return nil, fault.WithHint(fault.Unreachable.Of(foreign.Error(err)), "recast has to reach the API server of every control plane, not only the kubeconfig's: port %d", addr.Port())
 	}
 	defer response.Body.Close()
-	if body, err = io.ReadAll(io.LimitReader(response.Body, 1<<16)); err != nil {
-		return 0, nil, fmt.Errorf("%s: %w", addr, err)
+	body, err = io.ReadAll(io.LimitReader(response.Body, 1<<16))
+	switch code := response.StatusCode; {
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", addr, err)
+	case code == http.StatusInternalServerError && path == readyPath:
+		return nil, fmt.Errorf("%s is not ready: %s", addr, failedChecks(body))
+	case code != http.StatusOK:
+		return nil, fmt.Errorf("%s answers %d %s", addr, code, http.StatusText(code))
 	}
-	return response.StatusCode, body, nil
-}
-
-func unexpectedStatus(addr netip.AddrPort, code int) error {
-	return fmt.Errorf("%s answers %d %s", addr, code, http.StatusText(code))
+	return body, nil
 }
 
 // failedChecks returns the checks that the API server lists as failed.

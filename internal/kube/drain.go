@@ -33,7 +33,7 @@ const evictions = 10
 // Drain empties a cordoned node: see cluster.Kube. kubectl chooses the pods, but the loop is ours, because kubectl's
 // ends at the first unexpected answer. say is called by one goroutine at a time and must not block.
 func (c *Client) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
-	d := &draining{Client: c, node: node, self: self{uid: types.UID(c.own.UID)}, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
+	d := &draining{Client: c, node: node, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
 	err := d.until(ctx, o.Timeout)
 	if o.Delete && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && d.deleteRefused() {
 		err = d.until(ctx, o.Timeout)
@@ -53,13 +53,13 @@ func (c *Client) Drain(ctx context.Context, node string, o cluster.DrainOptions,
 type draining struct {
 	*Client
 	cluster.DrainOptions
-	node  string
-	uid   types.UID // of the Node at the start
-	ready bool      // whether the Node was Ready at the last look
-	pods  map[types.UID]*leaving
-	self  self
-	left  string   // which pods are left, and why, at the last look
-	hints []string // what can be done about them
+	node   string
+	uid    types.UID // of the Node at the start
+	ready  bool      // whether the Node was Ready at the last look
+	pods   map[types.UID]*leaving
+	hadOwn bool     // recast's own pod was on the node
+	left   string   // which pods are left, and why, at the last look
+	hints  []string // what can be done about them
 
 	mu   sync.Mutex // guards what follows: pods are evicted in parallel
 	say  func(string)
@@ -144,7 +144,7 @@ func (d *draining) sweep(ctx context.Context) (done bool, err error) {
 		return false, err
 	}
 	d.follow(pods)
-	if !d.self.ends(d.pods) {
+	if !d.ends() {
 		if len(pods) == 0 {
 			return true, nil
 		}
@@ -152,7 +152,7 @@ func (d *draining) sweep(ctx context.Context) (done bool, err error) {
 			return false, err
 		}
 	}
-	if d.self.ends(d.pods) {
+	if d.ends() {
 		return false, cluster.OwnPodEvicted(d.node)
 	}
 	return false, d.explain(ctx)
@@ -187,7 +187,7 @@ func (d *draining) choose(ctx context.Context) ([]corev1.Pod, error) {
 		IgnoreAllDaemonSets: true,
 		DeleteEmptyDirData:  true, // its disk is replaced with the node's system disk
 		AdditionalFilters: []drain.PodFilter{func(p corev1.Pod) drain.PodDeleteStatus {
-			if ofForeignDaemonSet(&p) && !finished(&p) { // kubectl has already skipped those of apps/v1
+			if _, foreign := daemonSetOf(&p); foreign && !finished(&p) { // kubectl has already skipped those of apps/v1
 				return drain.MakePodDeleteStatusSkip()
 			}
 			if !d.Force && irreplaceable(&p) {
@@ -215,15 +215,15 @@ func (d *draining) choose(ctx context.Context) ([]corev1.Pod, error) {
 // irreplaceable reports whether no controller would recreate the pod: a bare pod, or a pod whose DaemonSet is gone.
 // kubectl has already held back the pods of other DaemonSets.
 func irreplaceable(p *corev1.Pod) bool {
-	return (metav1.GetControllerOfNoCopy(p) == nil || ofDaemonSet(p)) && !finished(p) && p.DeletionTimestamp == nil
+	own, _ := daemonSetOf(p)
+	return (metav1.GetControllerOfNoCopy(p) == nil || own) && !finished(p) && p.DeletionTimestamp == nil
 }
 
 func finished(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// daemonSets repeats the read that failed in kubectl, which passes on only the
-// error's text.
+// daemonSets repeats the read that failed in kubectl, which passes on only the error's text.
 func (d *draining) daemonSets(ctx context.Context, words error) error {
 	if _, err := d.api.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
 		return fmt.Errorf("list daemon sets: %w", d.translate(err))
@@ -257,7 +257,7 @@ func (d *draining) ask(ctx context.Context) error {
 	var g errgroup.Group
 	g.SetLimit(evictions)
 	for _, l := range d.pods {
-		if l.pod.DeletionTimestamp == nil && !time.Now().Before(l.notBefore) && !d.self.waits(l, d.pods) {
+		if l.pod.DeletionTimestamp == nil && !time.Now().Before(l.notBefore) && !d.waits(l) {
 			g.Go(func() error { return d.askOne(ctx, l) })
 		}
 	}
@@ -284,40 +284,30 @@ func (d *draining) tell(line string) {
 // or that has ended.
 func stayingKind(p *corev1.Pod) string {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
+	own, foreign := daemonSetOf(p)
 	switch {
 	case finished(p):
 		return ""
 	case mirror:
 		return "static"
-	case ofDaemonSet(p) || ofForeignDaemonSet(p):
+	case own || foreign:
 		return "DaemonSet"
 	}
 	return ""
 }
 
-// ofDaemonSet reports whether a pod belongs to a DaemonSet of Kubernetes itself.
-func ofDaemonSet(p *corev1.Pod) bool {
-	kind, group := controllerOf(p)
-	return kind == "DaemonSet" && group == appsv1.GroupName
-}
-
-// ofForeignDaemonSet reports whether a pod belongs to another kind named DaemonSet, such as OpenKruise's: its pods,
-// too, are recreated on their node, cordoned or not.
-func ofForeignDaemonSet(p *corev1.Pod) bool {
-	kind, group := controllerOf(p)
-	return kind == "DaemonSet" && group != appsv1.GroupName
-}
-
-func controllerOf(p *corev1.Pod) (kind, group string) {
+// daemonSetOf reports whether a pod belongs to a DaemonSet of Kubernetes itself, or to another kind named DaemonSet, such
+// as OpenKruise's: its pods, too, are recreated on their node, cordoned or not.
+func daemonSetOf(p *corev1.Pod) (own, foreign bool) {
 	ref := metav1.GetControllerOfNoCopy(p)
-	if ref == nil {
-		return "", ""
+	if ref == nil || ref.Kind != "DaemonSet" {
+		return false, false
 	}
-	return ref.Kind, schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).Group
+	own = schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).Group == appsv1.GroupName
+	return own, !own
 }
 
-// OwnNode implements cluster.NodeReader. A pod of another cluster may have the same name, but not the
-// same UID.
+// OwnNode implements cluster.NodeReader. A pod of another cluster may have the same name, but not the same UID.
 func (c *Client) OwnNode(ctx context.Context) (string, error) {
 	if c.own == (cluster.OwnPod{}) {
 		return "", nil
@@ -337,25 +327,19 @@ func (c *Client) OwnNode(ctx context.Context) (string, error) {
 	return p.Spec.NodeName, nil
 }
 
-// self is recast's own pod, as a drain sees it.
-type self struct {
-	uid  types.UID // perhaps of a pod of another cluster; "": of none
-	seen bool      // it was on the node
-}
-
 // waits reports whether the pod has to wait for the others because recast runs in it: it goes last.
-func (s *self) waits(l *leaving, all map[types.UID]*leaving) bool {
-	return s.uid != "" && l.pod.UID == s.uid && len(all) > 1
+func (d *draining) waits(l *leaving) bool {
+	return d.own.UID != "" && string(l.pod.UID) == d.own.UID && len(d.pods) > 1
 }
 
 // ends reports whether recast's own pod was on the node and is ending, whoever caused that. Its kubelet ends this
-// process, so to wait for the pod would be to wait for ourselves.
-func (s *self) ends(all map[types.UID]*leaving) bool {
-	l := all[s.uid]
+// process, so to wait for the pod would be to wait for ourselves. The pod may be of another cluster.
+func (d *draining) ends() bool {
+	l := d.pods[types.UID(d.own.UID)]
 	if l == nil {
-		return s.seen
+		return d.hadOwn
 	}
-	s.seen = true
+	d.hadOwn = true
 	return l.accepted || l.pod.DeletionTimestamp != nil
 }
 
@@ -427,13 +411,21 @@ func (d *draining) requireMay(ctx context.Context, p *corev1.Pod, remove bool, d
 	if remove {
 		what.Verb, what.Subresource = "delete", ""
 	}
-	review, err := d.api.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: what},
-	}, metav1.CreateOptions{})
-	if err != nil || review.Status.Allowed {
+	if may, err := d.may(ctx, what); err != nil || may {
 		return nil //nolint:nilerr // unknown: it is retried until the timeout
 	}
 	return d.translate(denied)
+}
+
+// may asks the API server whether the kubeconfig has a right.
+func (c *Client) may(ctx context.Context, right *authorizationv1.ResourceAttributes) (bool, error) {
+	review, err := c.api.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: right},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return false, c.translate(err)
+	}
+	return review.Status.Allowed, nil
 }
 
 // answerText returns the API server's answer, with its additional causes.
@@ -484,8 +476,7 @@ func (d *draining) deleteRefused() bool {
 // hint adds a remedy, once.
 func (d *draining) hint(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	if slices.Contains(d.hints, text) {
-		return
+	if !slices.Contains(d.hints, text) {
+		d.hints = append(d.hints, text)
 	}
-	d.hints = append(d.hints, text)
 }

@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -9,11 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/recast-sh/recast/cluster"
@@ -21,6 +22,7 @@ import (
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -42,6 +44,14 @@ func web(replicas int32) *appsv1.Deployment {
 	}
 }
 
+// bare is a pod on wk1 that no controller would bring back.
+func bare(command ...string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: "default"},
+		Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare", Command: command}}},
+	}
+}
+
 func budget(minAvailable int) *policyv1.PodDisruptionBudget {
 	return &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"},
@@ -56,7 +66,7 @@ func budget(minAvailable int) *policyv1.PodDisruptionBudget {
 func (l *lab) podsOn(t *testing.T, node string) []string {
 	t.Helper()
 	objects, _, err := l.Store().List(t.Context(), store.Pods(), "")
-	must(t, err)
+	must.Do(t, err)
 	names := []string{}
 	for _, o := range objects {
 		if p := o.(*corev1.Pod); p.Spec.NodeName == node {
@@ -66,27 +76,35 @@ func (l *lab) podsOn(t *testing.T, node string) []string {
 	return names
 }
 
+// loaded is a lab whose nodes run these objects, and a client whose run has cordoned wk1.
+func loaded(t *testing.T, nodes []string, objects ...store.Object) (*lab, *kube.Client) {
+	t.Helper()
+	l := newLab(t, nodes...)
+	for _, o := range objects {
+		l.put(t, map[string]schema.GroupVersionResource{
+			"*v1.Deployment": store.Deployments(), "*v1.PodDisruptionBudget": store.Budgets(),
+			"*v1.Pod": store.Pods(), "*v1.StatefulSet": store.StatefulSets(),
+		}[fmt.Sprintf("%T", o)], o)
+	}
+	time.Sleep(20 * time.Second)
+	return l, l.cordoned(t)
+}
+
 // cordoned is a client whose run has cordoned wk1.
 func (l *lab) cordoned(t *testing.T) *kube.Client {
 	t.Helper()
 	c := l.client(t, "system:masters")
-	must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+	must.Do(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
 	return c
 }
 
 func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1", "wk2")
-		l.put(t, store.Deployments(), web(3))
-		l.put(t, store.Budgets(), budget(2))
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
+		l, c := loaded(t, []string{"wk1", "wk2"}, web(3), budget(2))
 		var said []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(s string) { said = append(said, s) })
-		must(t, err)
-		if diff := cmp.Diff([]string{"kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1")); diff != "" {
-			t.Errorf("pods left on wk1 (-want +got):\n%s", diff)
-		}
+		must.Do(t, err)
+		must.Equal(t, "pods left on wk1", []string{"kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1"))
 		gone := slices.IndexFunc(said, func(s string) bool {
 			return strings.HasPrefix(s, "pod default/web-") && strings.HasSuffix(s, " is gone")
 		})
@@ -98,61 +116,32 @@ func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 
 func TestDrainNamesTheBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		l.put(t, store.Deployments(), web(1))
-		l.put(t, store.Budgets(), budget(1))
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
+		_, c := loaded(t, []string{"wk1"}, web(1), budget(1))
 		start := time.Now()
 		var said []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 30 * time.Second}, func(s string) { said = append(said, s) })
-		if err == nil || !strings.Contains(err.Error(), "PodDisruptionBudget default/web needs 1 healthy pods and has 1 currently)") {
-			t.Fatalf("err = %v", err)
-		}
-		if took := time.Since(start); took < 30*time.Second || took > 35*time.Second {
-			t.Errorf("gave up after %v, want 30 s", took)
-		}
-		if hints := fault.Hints(err); len(hints) != 1 {
-			t.Errorf("hints = %q", hints)
-		}
+		must.Fail(t, err, "PodDisruptionBudget default/web needs 1 healthy pods and has 1 currently)")
+		must.Take(t, start, 30*time.Second, 35*time.Second)
+		must.Equal(t, "hints", 1, len(fault.Hints(err)))
 		refusals := slices.DeleteFunc(said, func(s string) bool { return !strings.Contains(s, "violate the pod's disruption budget") })
-		if len(refusals) != 1 {
-			t.Errorf("refusals said: %q, want the same one once", refusals)
-		}
+		must.Equal(t, "refusals said", 1, len(refusals))
 	})
 }
 
 func TestDrainRefusesToLosePods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := upLab(t, "wk1")
-		l.put(t, store.Deployments(), web(1))
-		l.put(t, store.Pods(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: "default"},
-			Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare"}}},
-		})
-		time.Sleep(10 * time.Second)
-		c := l.cordoned(t)
+		l, c := loaded(t, []string{"wk1"}, web(1), bare())
 		before := l.podsOn(t, "wk1")
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "default/bare") {
-			t.Fatalf("err = %v (kind %v), want a refusal that names default/bare", err, fault.KindOf(err))
-		}
-		if diff := cmp.Diff(before, l.podsOn(t, "wk1")); diff != "" {
-			t.Errorf("pods changed (-before +after):\n%s", diff)
-		}
-		if err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Force: true}, func(string) {}); err != nil {
-			t.Fatalf("with force: %v", err)
-		}
+		must.FailAs(t, err, fault.Refused, "default/bare")
+		must.Equal(t, "pods changed", before, l.podsOn(t, "wk1"))
+		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Force: true}, func(string) {}))
 	})
 }
 
 func TestDrainEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		l.put(t, store.Deployments(), web(1))
-		l.put(t, store.Budgets(), budget(1))
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
+		_, c := loaded(t, []string{"wk1"}, web(1), budget(1))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
 		err := c.Drain(ctx, "wk1", cluster.DrainOptions{Timeout: time.Hour}, func(string) {})
@@ -183,30 +172,24 @@ func TestAttachedVolumesFollowTheirPods(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		c := l.client(t, "system:masters")
 		attached := func(node string) int {
-			names, err := c.AttachedVolumes(t.Context(), node)
-			must(t, err)
+			names := must.Get(c.AttachedVolumes(t.Context(), node))(t)
 			return len(names)
 		}
 		from, to := "wk1", "wk2"
 		if attached(from) == 0 {
 			from, to = to, from
 		}
-		must(t, c.Cordon(t.Context(), from, cluster.Mark{Run: "r1"}))
-		must(t, c.Drain(t.Context(), from, cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
-		if n := attached(from); n != 1 {
-			t.Errorf("%d volumes attached right after the drain, want the 1 that is being detached", n)
-		}
+		must.Do(t, c.Cordon(t.Context(), from, cluster.Mark{Run: "r1"}))
+		must.Do(t, c.Drain(t.Context(), from, cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
+		must.Equal(t, "volumes attached right after the drain", 1, attached(from))
 		time.Sleep(5 * time.Second)
-		if got, want := []int{attached(from), attached(to)}, []int{0, 1}; !slices.Equal(got, want) {
-			t.Errorf("volumes attached to the old and new node: %v, want %v", got, want)
-		}
+		must.Equal(t, "volumes attached to the old and new node", []int{0, 1}, []int{attached(from), attached(to)})
 	})
 }
 
 func (l *lab) pod(t *testing.T, name string) *corev1.Pod {
 	t.Helper()
-	o, err := l.Store().Get(t.Context(), store.Pods(), "default", name)
-	must(t, err)
+	o := must.Get(l.Store().Get(t.Context(), store.Pods(), "default", name))(t)
 	return o.(*corev1.Pod)
 }
 
@@ -236,7 +219,7 @@ func TestDrainSparesNextPodOfSameName(t *testing.T) {
 			next = l.pod(t, "db-0")
 			return err
 		}, nil)
-		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
+		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
 		time.Sleep(5 * time.Second)
 		if p := l.pod(t, "db-0"); p.UID != next.UID || p.DeletionTimestamp != nil || p.Spec.NodeName != "wk2" {
 			t.Errorf("db-0 is %s on %s, deleted at %v; the next one was %s on %s", p.UID, p.Spec.NodeName, p.DeletionTimestamp, next.UID, next.Spec.NodeName)
@@ -244,14 +227,10 @@ func TestDrainSparesNextPodOfSameName(t *testing.T) {
 	})
 }
 
-// TestDrainRespectsRequestedPause: a requested pause is respected, but never beyond the
-// deadline.
+// TestDrainRespectsRequestedPause: a requested pause is respected, but never beyond the deadline.
 func TestDrainRespectsRequestedPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		l.put(t, store.Deployments(), web(1))
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
+		l, c := loaded(t, []string{"wk1"}, web(1))
 		var asked []time.Duration
 		start := time.Now()
 		l.SetWebhook("busy.example.com", func(r kubeapi.Request) *metav1.Status {
@@ -268,7 +247,7 @@ func TestDrainRespectsRequestedPause(t *testing.T) {
 				Details: &metav1.StatusDetails{RetryAfterSeconds: seconds},
 			}
 		})
-		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 2 * time.Minute}, func(string) {}))
+		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 2 * time.Minute}, func(string) {}))
 		if len(asked) != 3 || asked[1]-asked[0] < 8*time.Second || asked[1]-asked[0] > 12*time.Second || asked[2]-asked[1] > 34*time.Second {
 			t.Errorf("asked at %v", asked)
 		}
@@ -296,10 +275,8 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 				told = append(told, s)
 			}
 		})
-		must(t, err)
-		if took := time.Since(start); took < 90*time.Second || took > 100*time.Second {
-			t.Errorf("took %s", took)
-		}
+		must.Do(t, err)
+		must.Take(t, start, 90*time.Second, 100*time.Second)
 		var deleted []string
 		for _, call := range l.calls.Calls() {
 			if call.Method == http.MethodDelete {
@@ -312,25 +289,14 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 	})
 }
 
-// TestDrainWaitsForTerminatingBarePod: no controller would recreate it, but someone
-// has deleted it.
+// TestDrainWaitsForTerminatingBarePod: no controller would recreate it, but someone has deleted it.
 func TestDrainWaitsForTerminatingBarePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		l.put(t, store.Pods(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: "default"},
-			Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare", Command: []string{"sleep"}}}},
-		})
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
-		if _, err := l.Store().Delete(t.Context(), store.Pods(), "default", "bare", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		l, c := loaded(t, []string{"wk1"}, bare("sleep"))
+		must.Get(l.Store().Delete(t.Context(), store.Pods(), "default", "bare", metav1.DeleteOptions{}))(t)
 		start := time.Now()
-		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
-		if took := time.Since(start); took < 28*time.Second {
-			t.Errorf("took %s: it did not wait for the pod", took)
-		}
+		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
+		must.Take(t, start, 28*time.Second, time.Hour)
 	})
 }
 
@@ -338,19 +304,14 @@ func TestDrainOfANodeThatTakesPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		err := l.client(t, "system:masters").Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "node wk1 is schedulable") {
-			t.Errorf("err = %v", err)
-		}
+		must.FailAs(t, err, fault.Refused, "node wk1 is schedulable")
 	})
 }
 
 // TestDrainTellsHowLongItWasRefused: a busy API refuses nothing.
 func TestDrainTellsHowLongItWasRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		l.put(t, store.Deployments(), web(1))
-		time.Sleep(20 * time.Second)
-		c := l.cordoned(t)
+		l, c := loaded(t, []string{"wk1"}, web(1))
 		start := time.Now()
 		l.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {
 			switch {
@@ -363,10 +324,8 @@ func TestDrainTellsHowLongItWasRefused(t *testing.T) {
 		})
 		var told []string
 		options := cluster.DrainOptions{Timeout: time.Minute, Delete: true}
-		must(t, c.Drain(t.Context(), "wk1", options, func(s string) { told = append(told, s) }))
-		if said := strings.Join(told, "\n"); !strings.Contains(said, "which was refused for 40s (roll.drain.onTimeout: delete)") {
-			t.Errorf("said:\n%s", said)
-		}
+		must.Do(t, c.Drain(t.Context(), "wk1", options, func(s string) { told = append(told, s) }))
+		must.Contain(t, "said", strings.Join(told, "\n"), "which was refused for 40s (roll.drain.onTimeout: delete)")
 	})
 }
 
@@ -382,15 +341,11 @@ func TestDrainWithoutTheRightToReadBudgets(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		l.Grant("recast", func(r kubeapi.Request) bool { return r.Resource != "poddisruptionbudgets" })
 		c := l.client(t, "recast")
-		must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+		must.Do(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
 		start := time.Now()
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
-		if err == nil || !strings.Contains(err.Error(), "(This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.)") || fault.KindOf(err) != fault.Failed {
-			t.Errorf("err = %v", err)
-		}
-		if took := time.Since(start); took < time.Minute {
-			t.Errorf("gave up after %s", took)
-		}
+		must.FailAs(t, err, fault.Failed, "(This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.)")
+		must.Take(t, start, time.Minute, time.Hour)
 	})
 }
 
@@ -413,11 +368,9 @@ func TestDrainLeavesForeignDaemonSets(t *testing.T) {
 		pod("agent-y", corev1.PodFailed)
 		c := l.client(t, "system:masters")
 		for _, force := range []bool{false, true} {
-			must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
-			must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Force: force}, func(string) {}))
-			if diff := cmp.Diff([]string{"agent", "kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1")); diff != "" {
-				t.Errorf("pods left on wk1, force %t (-want +got):\n%s", force, diff)
-			}
+			must.Do(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+			must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Force: force}, func(string) {}))
+			must.Equal(t, "pods left on wk1, force", []string{"agent", "kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1"))
 		}
 	})
 }

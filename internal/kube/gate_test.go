@@ -5,15 +5,14 @@ import (
 	"maps"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // volumes is a gate that volumes pass only with that robustness.
@@ -26,8 +25,7 @@ func volumes(edit func(*cluster.ObjectGate)) cluster.ObjectGate {
 }
 
 func TestJudge(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		add := l.install(t, "longhorn.io", "v1beta2", "volumes", "Volume", true)
 		for _, v := range []struct{ namespace, name, tier, robustness string }{
@@ -63,18 +61,15 @@ func TestJudge(t *testing.T) {
 			"no such kind":    {volumes(func(g *cluster.ObjectGate) { g.Kind = "Volumes" }), cluster.Judged{Unserved: "longhorn.io/v1beta2 has no kind Volumes, only Volume"}},
 		}
 		for name, tc := range cases {
-			got, err := c.Judge(t.Context(), tc.gate)
-			if diff := cmp.Diff(tc.want, got); err != nil || diff != "" {
-				t.Errorf("%s: %v (-want +got)\n%s", name, err, diff)
-			}
+			got := must.Get(c.Judge(t.Context(), tc.gate))(t)
+			must.Equal(t, name, tc.want, got)
 		}
 	})
 }
 
 // More objects than fit into one answer are all evaluated.
 func TestJudgePages(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		add := l.install(t, "longhorn.io", "v1beta2", "volumes", "Volume", true)
 		for i := range 1201 {
@@ -94,9 +89,7 @@ func TestJudgePages(t *testing.T) {
 				lists++
 			}
 		}
-		if lists != 3 {
-			t.Errorf("%d requests", lists)
-		}
+		must.Equal(t, "requests", 3, lists)
 	})
 }
 
@@ -124,7 +117,7 @@ func TestJudgeErrors(t *testing.T) {
 		"no namespace":  {volumes(func(g *cluster.ObjectGate) { g.Name = "a" }), nil, "longhorn.io/v1beta2 Volume is in a namespace, and the gate names none", fault.Refused},
 		"no expression": {volumes(func(g *cluster.ObjectGate) { g.Expr = "statu" }), nil, `expression "statu": not a valid expression: 1:1: undeclared reference to 'statu'`, fault.Config},
 	}
-	each(t, cases, func(t *testing.T, tc row) {
+	must.Each(t, cases, func(t *testing.T, tc row) {
 		pages := map[string]page{"/apis": groups, "/apis/longhorn.io/v1beta2": resources}
 		maps.Copy(pages, tc.pages)
 		got, err := serve(t, pages).Judge(t.Context(), tc.gate)
@@ -134,9 +127,7 @@ func TestJudgeErrors(t *testing.T) {
 			}
 			return
 		}
-		if err == nil || !strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != tc.kind {
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
-		}
+		must.FailAs(t, err, tc.kind, tc.want)
 	})
 }
 

@@ -1,15 +1,11 @@
 package kube_test
 
 import (
-	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -18,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
-	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
@@ -28,29 +24,23 @@ const (
 
 var settingsOfLonghorn = schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "settings"}
 
-// withSetting runs a test with Longhorn's setting as longhorn-manager writes it.
-func withSetting(t *testing.T, test func(t *testing.T, l *lab, c *kube.Client)) {
+// withSetting is a lab with Longhorn's setting as longhorn-manager writes it.
+func withSetting(t *testing.T) (*lab, *kube.Client) {
 	t.Helper()
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		l.install(t, "longhorn.io", "v1beta2", "settings", "Setting", true)("longhorn-system", waitSetting, map[string]any{
-			"metadata": map[string]any{"name": waitSetting, "annotations": map[string]any{"longhorn.io/configmap-resource-version": "7"}},
-			"value":    "600", "status": map[string]any{"applied": true},
-		})
-		test(t, l, l.client(t, "system:masters"))
+	l := newLab(t)
+	l.install(t, "longhorn.io", "v1beta2", "settings", "Setting", true)("longhorn-system", waitSetting, map[string]any{
+		"metadata": map[string]any{"name": waitSetting, "annotations": map[string]any{"longhorn.io/configmap-resource-version": "7"}},
+		"value":    "600", "status": map[string]any{"applied": true},
 	})
+	return l, l.client(t, "system:masters")
 }
 
 // setting is the value, and the annotations besides Longhorn's own.
 func (l *lab) setting(t *testing.T) (value, memo string) {
 	t.Helper()
-	o, err := l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting)
-	must(t, err)
+	o := must.Get(l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting))(t)
 	u := o.(*unstructured.Unstructured)
-	if u.GetAnnotations()["longhorn.io/configmap-resource-version"] != "7" {
-		t.Error("an annotation of Longhorn is lost")
-	}
+	must.Equal(t, "annotation of Longhorn", "7", u.GetAnnotations()["longhorn.io/configmap-resource-version"])
 	value, _, _ = unstructured.NestedString(u.Object, "value")
 	return value, sameRun(t, u.GetAnnotations()[holdMemo])
 }
@@ -69,8 +59,7 @@ func sameRun(t *testing.T, memo string) string {
 // set changes the setting as a person does, besides recast.
 func (l *lab) set(t *testing.T, value, memo string) {
 	t.Helper()
-	o, err := l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting)
-	must(t, err)
+	o := must.Get(l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting))(t)
 	u := o.(*unstructured.Unstructured).DeepCopy()
 	u.Object["value"] = value
 	if memo != "" {
@@ -78,27 +67,23 @@ func (l *lab) set(t *testing.T, value, memo string) {
 		a[holdMemo] = memo
 		u.SetAnnotations(a)
 	}
-	if _, err := l.Store().Update(t.Context(), settingsOfLonghorn, u, store.Main); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(l.Store().Update(t.Context(), settingsOfLonghorn, u, store.Main))(t)
 }
 
 func (l *lab) requireSetting(t *testing.T, value, memo string) {
 	t.Helper()
-	if v, m := l.setting(t); v != value || m != memo {
-		t.Errorf("it is %s, %s", v, m)
-	}
+	v, m := l.setting(t)
+	must.Equal(t, "value, memo", []string{value, memo}, []string{v, m})
 }
 
 // TestHoldAndGiveBack: the value and what was before are written at once, and come back exactly.
 func TestHoldAndGiveBack(t *testing.T) {
-	withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
+	must.Bubble(t, func(t *testing.T) {
+		l, c := withSetting(t)
 		require := func(want string) func(said string, err error) {
 			return func(said string, err error) {
 				t.Helper()
-				if err != nil || said != want {
-					t.Errorf("%q, %v", said, err)
-				}
+				must.Equal(t, "said, error", []any{want, nil}, []any{said, err})
 			}
 		}
 		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))
@@ -109,12 +94,9 @@ func TestHoldAndGiveBack(t *testing.T) {
 			System: "Longhorn", Setting: waitSetting, Now: "900", Memo: replica.Memo{Was: "600", Set: "900", Nodes: map[string]int{"wk1": 900, "wk2": 660}, Run: "run-1", Since: time.Now().UTC().Truncate(time.Second)},
 			Undo: `kubectl --namespace longhorn-system patch settings.longhorn.io ` + waitSetting + ` --type merge --patch '{"value":"600","metadata":{"annotations":{"recast.dev/hold":null}}}'`,
 		}}
-		if diff := cmp.Diff(want, holds); err != nil || diff != "" {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
-		if got := holds[0].String(); got != "Longhorn: "+waitSetting+" was 600 before recast set it to 900, while wk1, wk2 are away" {
-			t.Error(got)
-		}
+		must.Do(t, err)
+		must.Equal(t, "holds", want, holds)
+		must.Equal(t, "got", "Longhorn: "+waitSetting+" was 600 before recast set it to 900, while wk1, wk2 are away", holds[0].String())
 		require(waitSetting + " of Longhorn is 660, for wk2")(c.GiveBack(t.Context(), "Longhorn", "wk1"))
 		require(waitSetting + " of Longhorn is 600 again")(c.GiveBack(t.Context(), "Longhorn", "wk2"))
 		require("")(c.GiveBack(t.Context(), "Longhorn", "wk2"))
@@ -137,58 +119,32 @@ func TestHoldAndGiveBack(t *testing.T) {
 // TestHoldSurvivesFaults: a lost answer or a concurrent change neither loses what was before nor
 // overwrites another's change.
 func TestHoldSurvivesFaults(t *testing.T) {
-	once := func(do func()) func(c record.Call) {
-		struck := false
-		return func(c record.Call) {
-			if c.Method == http.MethodPatch && !struck {
-				struck = true
-				do()
-			}
-		}
-	}
-	cases := map[string]struct {
+	type row struct {
 		strike func(t *testing.T, l *lab)
 		was    string
-	}{
-		"the answer is lost": {func(_ *testing.T, l *lab) { l.calls.Hooks(nil, once(func() { panic(http.ErrAbortHandler) })) }, "600"},
-		"the change is lost": {func(_ *testing.T, l *lab) {
-			struck := false
-			l.calls.Hooks(func(c record.Call) error {
-				if c.Method != http.MethodPatch || struck {
-					return nil
-				}
-				struck = true
-				return errors.New("connection reset by peer")
-			}, nil)
-		}, "600"},
-		"a person is faster": {func(t *testing.T, l *lab) {
-			write := once(func() { l.set(t, "700", "") })
-			l.calls.Hooks(func(c record.Call) error { write(c); return nil }, nil)
-		}, "700"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
-				tc.strike(t, l)
-				if _, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute); err != nil {
-					t.Fatal(err)
-				}
-				l.requireSetting(t, "900", `{"was":"`+tc.was+`","set":"900","nodes":{"wk1":900}}`)
-				if _, err := c.GiveBack(t.Context(), "Longhorn", "wk1"); err != nil {
-					t.Fatal(err)
-				}
-				l.requireSetting(t, tc.was, "")
-			})
-		})
+	cases := map[string]row{
+		"the answer is lost": {func(_ *testing.T, l *lab) { l.loseAnswer() }, "600"},
+		"the change is lost": {func(_ *testing.T, l *lab) { l.loseChange() }, "600"},
+		"a person is faster": {func(t *testing.T, l *lab) { l.atFirstPatch(func() error { l.set(t, "700", ""); return nil }) }, "700"},
 	}
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
+		l, c := withSetting(t)
+		tc.strike(t, l)
+		must.Get(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))(t)
+		l.requireSetting(t, "900", `{"was":"`+tc.was+`","set":"900","nodes":{"wk1":900}}`)
+		must.Get(c.GiveBack(t.Context(), "Longhorn", "wk1"))(t)
+		l.requireSetting(t, tc.was, "")
+	})
 }
 
 // TestHoldRefuses: nothing is written over what can't be understood, or without the right to.
 func TestHoldRefuses(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		do   func(t *testing.T, l *lab)
 		want string
-	}{
+	}
+	cases := map[string]row{
 		"an annotation that is not ours": {func(t *testing.T, l *lab) { l.set(t, "600", "{}") }, "annotation recast.dev/hold of Longhorn's setting " + waitSetting + " is not as recast writes it"},
 		"an annotation without a number": {func(t *testing.T, l *lab) { l.set(t, "900", `{"was":"{}","set":"900","nodes":{"wk1":900}}`) }, "is not as recast writes it"},
 		"no number":                      {func(t *testing.T, l *lab) { l.set(t, "{}", "") }, `Longhorn's setting ` + waitSetting + `: "{}" is not a number`},
@@ -200,32 +156,24 @@ func TestHoldRefuses(t *testing.T) {
 			l.put(t, settingsOfLonghorn, u)
 		}, "Longhorn has 2 settings " + waitSetting + " instead of one"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
-				tc.do(t, l)
-				value, memo := l.setting(t)
-				_, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.want) {
-					t.Errorf("%v", err)
-				}
-				l.requireSetting(t, value, memo)
-			})
-		})
-	}
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
+		l, c := withSetting(t)
+		tc.do(t, l)
+		value, memo := l.setting(t)
+		_, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
+		must.FailAs(t, err, fault.Refused, tc.want)
+		l.requireSetting(t, value, memo)
+	})
 }
 
 // TestMayHold: doctor says beforehand that the right is missing; without it nothing is changed.
 func TestMayHold(t *testing.T) {
-	withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
-		if err := c.MayHold(t.Context(), "Longhorn"); err != nil {
-			t.Error(err)
-		}
+	must.Bubble(t, func(t *testing.T) {
+		l, c := withSetting(t)
+		must.Pass(t, c.MayHold(t.Context(), "Longhorn"))
 		l.Grant("readers", func(r kubeapi.Request) bool { return r.Verb == "get" || r.Verb == "list" })
 		reader := l.client(t, "readers")
-		if err := reader.MayHold(t.Context(), "Longhorn"); fault.KindOf(err) != fault.Refused {
-			t.Error(err)
-		}
+		must.FailAs(t, reader.MayHold(t.Context(), "Longhorn"), fault.Refused)
 		start := time.Now()
 		_, err := reader.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
 		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || time.Since(start) > time.Second {

@@ -1,22 +1,13 @@
 package kube
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/base64"
-	"encoding/pem"
 	"errors"
-	"math/big"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -24,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // byBudget is an API server's answer when a budget forbids an eviction.
@@ -46,20 +38,20 @@ func covering(names ...string) []policyv1.PodDisruptionBudget {
 	return budgets
 }
 
-// TestWhy: a pod's budget is quoted in the server's words, and only a refusal counts
-// as one: its pod would be deleted.
+// TestWhy: a pod's budget is quoted in the server's words, and only a refusal counts as one: its pod would be deleted.
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	two := &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusInternalServerError, Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."}}
 	denied := &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusForbidden, Message: "not during trading hours"}}
 	const numbers, failed = "The disruption budget web needs 2 healthy pods and has 2 currently", "The disruption budget web does not allow evicting pods currently because it failed sync: jobs.batch does not implement the scale subresource"
-	for name, c := range map[string]struct {
+	type row struct {
 		answer  error
 		budgets []policyv1.PodDisruptionBudget
 		why     string
 		refused bool
 		hint    string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"by its numbers":          {byBudget(0, numbers), covering("web"), "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
 		"none listed":             {byBudget(0, numbers), nil, "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
 		"a second one since":      {byBudget(0, numbers), covering("web", "web-too"), "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
@@ -70,23 +62,18 @@ func TestWhy(t *testing.T) {
 		"two that are not listed": {two, nil, two.ErrStatus.Message, false, ""},
 		"denied":                  {denied, nil, "not during trading hours", true, "allow the eviction of that pod"},
 		"too busy":                {apierrors.NewTooManyRequestsError("slowly"), nil, "Too many requests: slowly", false, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for _, deletes := range []bool{false, true} {
-				l := &leaving{pod: corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-1", Namespace: "shop"}}, answer: c.answer}
-				d := &draining{DrainOptions: cluster.DrainOptions{Timeout: time.Minute, Delete: deletes}}
-				why, refused := d.why(l, c.budgets)
-				if why != c.why || refused != c.refused {
-					t.Errorf("%q, refused: %t", why, refused)
-				}
-				hints := strings.Join(d.hints, "\n")
-				if (hints == "") != (c.hint == "") || !strings.Contains(hints, c.hint) || strings.Contains(hints, "onTimeout: delete") != (c.hint != "" && !deletes) {
-					t.Errorf("deletes: %t, hints %q", deletes, d.hints)
-				}
+	}, func(t *testing.T, c row) {
+		for _, deletes := range []bool{false, true} {
+			l := &leaving{pod: corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web-1", Namespace: "shop"}}, answer: c.answer}
+			d := &draining{Client: &Client{}, DrainOptions: cluster.DrainOptions{Timeout: time.Minute, Delete: deletes}}
+			why, refused := d.why(l, c.budgets)
+			must.Equal(t, "why, refused", []any{c.why, c.refused}, []any{why, refused})
+			hints := strings.Join(d.hints, "\n")
+			if (hints == "") != (c.hint == "") || !strings.Contains(hints, c.hint) || strings.Contains(hints, "onTimeout: delete") != (c.hint != "" && !deletes) {
+				t.Errorf("deletes: %t, hints %q", deletes, d.hints)
 			}
-		})
-	}
+		}
+	})
 }
 
 // TestRefusedSince counts from the first refusal, and again after anything else.
@@ -121,25 +108,21 @@ func TestStays(t *testing.T) {
 	ended.Status.Phase = corev1.PodFailed
 	mirror := of("v1", "Node")
 	mirror.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "1a2b"}
-	for name, c := range map[string]struct {
+	type row struct {
 		pod           corev1.Pod
 		want          string
 		irreplaceable bool // after kubectl's own filter
-	}{
+	}
+	must.Each(t, map[string]row{
 		"bare":                  {corev1.Pod{}, "", true},
 		"of a ReplicaSet":       {of("apps/v1", "ReplicaSet"), "", false},
 		"of a DaemonSet":        {of("apps/v1", "DaemonSet"), "DaemonSet", true},
 		"of one, ended":         {ended, "", false},
 		"of OpenKruise's":       {of("apps.kruise.io/v1alpha1", "DaemonSet"), "DaemonSet", false},
 		"a static one's mirror": {mirror, "static", false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := stayingKind(&c.pod); got != c.want || irreplaceable(&c.pod) != c.irreplaceable {
-				t.Errorf("%q, irreplaceable: %t", got, irreplaceable(&c.pod))
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		must.Equal(t, "irreplaceable", []any{c.want, c.irreplaceable}, []any{stayingKind(&c.pod), irreplaceable(&c.pod)})
+	})
 }
 
 func TestClaimsOf(t *testing.T) {
@@ -149,9 +132,7 @@ func TestClaimsOf(t *testing.T) {
 		{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
 		{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 	}}}
-	if diff := cmp.Diff([]string{"shared", "agent-x-scratch"}, claimsOf(p)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "claims of", []string{"shared", "agent-x-scratch"}, claimsOf(p))
 }
 
 func TestStarted(t *testing.T) {
@@ -174,59 +155,9 @@ func TestStarted(t *testing.T) {
 		"has ended once":              {[]corev1.ContainerStatus{{State: lost}}, true},
 	} {
 		p := corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: tc.containers}}
-		if got := started(&p); got != tc.want {
-			t.Errorf("%s: %t", name, got)
-		}
+		must.Equal(t, name, tc.want, started(&p))
 		p.Status.InitContainerStatuses, p.Status.ContainerStatuses = tc.containers, nil
-		if got := started(&p); got != tc.want {
-			t.Errorf("%s, of an init container: %t", name, got)
-		}
-	}
-}
-
-func TestExpires(t *testing.T) {
-	t.Parallel()
-	end := time.Now().Add(time.Hour).Truncate(time.Second).UTC()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: end}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	crt := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	file := filepath.Join(t.TempDir(), "client.crt")
-	if err := os.WriteFile(file, crt, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	config := func(user string) string {
-		return strings.ReplaceAll(`apiVersion: v1
-kind: Config
-current-context: c
-contexts: [{name: c, context: {cluster: c, user: u}}]
-clusters: [{name: c, cluster: {server: "https://127.0.0.1:6443"}}]
-users: [{name: u, user: {USER}}]
-`, "USER", user)
-	}
-	for name, tc := range map[string]struct {
-		kubeconfig string
-		want       time.Time
-	}{
-		"in the file":      {config("client-key-data: a2V5, client-certificate-data: " + base64.StdEncoding.EncodeToString(crt)), end},
-		"beside it":        {config("client-key-data: a2V5, client-certificate: " + file), end},
-		"gone":             {config("client-key-data: a2V5, client-certificate: " + file + ".gone"), time.Time{}},
-		"a token":          {config("token: t"), time.Time{}},
-		"no certificate":   {config("client-key-data: a2V5, client-certificate-data: " + base64.StdEncoding.EncodeToString([]byte("x"))), time.Time{}},
-		"not a kubeconfig": {"][", time.Time{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := Expires([]byte(tc.kubeconfig)); !got.Equal(tc.want) {
-				t.Errorf("got %s, want %s", got, tc.want)
-			}
-		})
+		must.Equal(t, name, tc.want, started(&p))
 	}
 }
 
@@ -241,7 +172,7 @@ type lacking struct {
 
 func TestLacksLabelsAndAnnotations(t *testing.T) {
 	t.Parallel()
-	checkLacks(t, map[string]lacking{
+	must.Each(t, map[string]lacking{
 		"nothing": {},
 		"what is missing or different": {
 			node: corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"same": "1", "other": "1"}}},
@@ -292,12 +223,12 @@ func TestLacksLabelsAndAnnotations(t *testing.T) {
 			node: corev1.Node{Spec: corev1.NodeSpec{ProviderID: "proxmox://lab/9011"}},
 			had:  cluster.NodeMetadata{Labels: map[string]string{"topology.kubernetes.io/zone": "a"}},
 		},
-	})
+	}, checkLacks)
 }
 
 func TestLacksTaints(t *testing.T) {
 	t.Parallel()
-	checkLacks(t, map[string]lacking{
+	must.Each(t, map[string]lacking{
 		"taints beside those that are there": {
 			node: corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{
 				{Key: "node.kubernetes.io/unschedulable", Effect: corev1.TaintEffectNoSchedule}, {Key: "disk", Value: "hdd", Effect: corev1.TaintEffectNoSchedule},
@@ -311,37 +242,27 @@ func TestLacksTaints(t *testing.T) {
 				{Key: "gpu", Effect: corev1.TaintEffectNoExecute},
 			},
 		},
-	})
+	}, checkLacks)
 }
 
-func checkLacks(t *testing.T, cases map[string]lacking) {
+func checkLacks(t *testing.T, tc lacking) {
 	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := missingMetadata(&tc.node, tc.had)
-			var want *nodePatch
-			if len(tc.labels)+len(tc.annotations)+len(tc.taints) > 0 {
-				want = &nodePatch{}
-				want.Metadata.Labels, want.Spec.Taints = tc.labels, tc.taints
-				for k, v := range tc.annotations {
-					want.annotate(k, &v)
-				}
-			}
-			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("patch (-want +got):\n%s", diff)
-			}
-		})
+	got := missingMetadata(&tc.node, tc.had)
+	var want *nodePatch
+	if len(tc.labels)+len(tc.annotations)+len(tc.taints) > 0 {
+		want = &nodePatch{}
+		want.Metadata.Labels, want.Spec.Taints = tc.labels, tc.taints
+		for k, v := range tc.annotations {
+			want.annotate(k, &v)
+		}
 	}
+	must.Equal(t, "patch", want, got, cmpopts.EquateEmpty())
 }
 
 // Users see which paths are taken to hold no data: no fewer and no more.
 func TestRegeneratedPathsAreDocumented(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/notes/local-data.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile("../../docs/notes/local-data.md"))(t)
 	by := map[string]string{}
 	for _, r := range regeneratedPaths {
 		who := map[string]string{"DaemonSet": "DaemonSets", "static": "static pods", "": "any pod"}[r.pods]

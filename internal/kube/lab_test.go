@@ -8,10 +8,11 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"net"
+	"net/http"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ import (
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -40,21 +42,16 @@ func newLab(t *testing.T, nodes ...string) *lab {
 	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
 	server := l.ca.issue(t, "kube-apiserver", nil)
 	cert, err := tls.X509KeyPair(server.cert, server.key)
-	must(t, err)
+	must.Do(t, err)
 	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
 	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{Version: "v1.35.4", Recorder: l.calls})
-	must(t, err)
-	listener, err := l.net.Listen(apiAddr)
-	must(t, err)
+	must.Do(t, err)
+	listener := must.Get(l.net.Listen(apiAddr))(t)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-		if err := <-served; err != nil {
-			t.Errorf("serve: %v", err)
-		}
+		must.Do(t, l.Close())
+		must.Do(t, <-served)
 	})
 	for i, name := range nodes {
 		l.NodeUp(node(name, i))
@@ -87,58 +84,53 @@ func (l *lab) client(t *testing.T, organization ...string) *kube.Client {
 func connect(t *testing.T, net *network.Network, ca []byte, pair keyPair) *kube.Client {
 	t.Helper()
 	kubeconfig, err := kubeapi.Kubeconfig("lab", "https://"+apiAddr, ca, pair.cert, pair.key)
-	must(t, err)
-	c, err := kube.New(kubeconfig, kube.Options{Dial: net.Dialer().DialContext, Poll: 2 * time.Second})
-	must(t, err)
+	must.Do(t, err)
+	c := must.Get(kube.New(kubeconfig, kube.Options{Dial: net.Dialer().DialContext, Poll: 2 * time.Second}))(t)
 	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
+		must.Do(t, c.Close())
 	})
 	return c
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// each checks every case as a subtest of its own.
-func each[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
-	t.Helper()
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			check(t, c)
-		})
-	}
-}
-
-// bubbles is each with a clock of its own for every case.
-func bubbles[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
-	t.Helper()
-	each(t, cases, func(t *testing.T, c C) { synctest.Test(t, func(t *testing.T) { check(t, c) }) })
 }
 
 // change edits a node, bypassing the API.
 func (l *lab) change(t *testing.T, name string, edit func(n *corev1.Node)) {
 	t.Helper()
-	n, err := l.Node(t.Context(), name)
-	must(t, err)
+	n := must.Get(l.Node(t.Context(), name))(t)
 	edit(n)
-	if _, err := l.Store().Update(t.Context(), store.Nodes(), n, store.Main); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(l.Store().Update(t.Context(), store.Nodes(), n, store.Main))(t)
+}
+
+// atFirstPatch acts before the first PATCH, which fails with the error of the act.
+func (l *lab) atFirstPatch(act func() error) {
+	struck := false
+	l.calls.Hooks(func(c record.Call) error {
+		if c.Method != http.MethodPatch || struck {
+			return nil
+		}
+		struck = true
+		return act()
+	}, nil)
+}
+
+// loseChange loses the first PATCH, and loseAnswer the answer to it.
+func (l *lab) loseChange() {
+	l.atFirstPatch(func() error { return errors.New("connection reset by peer") })
+}
+
+func (l *lab) loseAnswer() {
+	struck := false
+	l.calls.Hooks(nil, func(c record.Call) {
+		if c.Method == http.MethodPatch && !struck {
+			struck = true
+			panic(http.ErrAbortHandler)
+		}
+	})
 }
 
 // put creates an object of the lab, bypassing its API.
 func (l *lab) put(t *testing.T, r schema.GroupVersionResource, o store.Object) {
 	t.Helper()
-	if _, err := l.Store().Create(t.Context(), r, o); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(l.Store().Create(t.Context(), r, o))(t)
 }
 
 type authority struct {
@@ -151,16 +143,13 @@ type keyPair struct{ cert, key []byte }
 
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	must(t, err)
-	leaf, err := x509.ParseCertificate(der)
-	must(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
+	leaf := must.Get(x509.ParseCertificate(der))(t)
 	return &authority{cert: pemBlock("CERTIFICATE", der), leaf: leaf, key: key}
 }
 
@@ -172,18 +161,15 @@ func (a *authority) pool() *x509.CertPool {
 
 func (a *authority) issue(t *testing.T, name string, organization []string) keyPair {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name, Organization: organization},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(12 * time.Hour),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 		IPAddresses: []net.IP{net.ParseIP("127.42.7.10")},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.leaf, &key.PublicKey, a.key)
-	must(t, err)
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
-	must(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, a.leaf, &key.PublicKey, a.key))(t)
+	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 	return keyPair{cert: pemBlock("CERTIFICATE", der), key: pemBlock("PRIVATE KEY", pkcs8)}
 }
 

@@ -45,8 +45,7 @@ type linstorKind struct {
 	Directory   string `json:"directory"`
 }
 
-// linstorPools finds LINSTOR's storage pools on each node. Kubernetes does not
-// record which volumes are in which pool.
+// linstorPools finds LINSTOR's storage pools on each node. Kubernetes does not record which volumes are in which pool.
 func (l *localScan) linstorPools(ctx context.Context, groups []metav1.APIGroup) error {
 	if installed, err := supports(groups, piraeusVersion); !installed {
 		return err
@@ -67,8 +66,7 @@ func (l *localScan) linstorPools(ctx context.Context, groups []metav1.APIGroup) 
 	return nil
 }
 
-// local says where a pool is. Missing fields have the defaults of PoolName and
-// DirectoryOrDefault in storagepool.go.
+// local says where a pool is. Missing fields have the defaults of PoolName and DirectoryOrDefault in storagepool.go.
 func (p linstorPool) local() cluster.LocalData {
 	data := cluster.LocalData{Name: "linstor/" + p.Name}
 	switch {

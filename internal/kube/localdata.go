@@ -21,9 +21,8 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// LocalData lists, by name, the data that exists on only one of the nodes, for each node. A storage system that is
-// not installed has none; a system that cannot be read is an error. Each call lists everything anew, once for all
-// nodes.
+// LocalData lists, by name, the data that exists on only one of the nodes, for each node. A storage system that is not
+// installed has none; a system that cannot be read is an error. Each call lists everything anew, once for all nodes.
 func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[string][]cluster.LocalData, error) {
 	groups, err := c.groups(ctx)
 	return c.localData(ctx, groups, err, nodes)
@@ -180,8 +179,7 @@ func accessIn(attributes map[string]string) string {
 	return ""
 }
 
-// holdsData reports whether the volume holds data: a claim uses it, or used it and
-// the volume is retained.
+// holdsData reports whether the volume holds data: a claim uses it, or used it and the volume is retained.
 func holdsData(pv *corev1.PersistentVolume) bool {
 	switch pv.Status.Phase {
 	case corev1.VolumeBound:
@@ -277,8 +275,7 @@ func (l *localScan) allowed(s *corev1.NodeSelector) []*localNode {
 	return at
 }
 
-// namedBy lists the names or hostnames that the term accepts; ok is false if it
-// restricts neither.
+// namedBy lists the names or hostnames that the term accepts; ok is false if it restricts neither.
 func namedBy(t corev1.NodeSelectorTerm) (names []string, ok bool) {
 	for _, r := range t.MatchExpressions {
 		if r.Key == corev1.LabelHostname && isList(r) {
@@ -299,8 +296,7 @@ func isList(r corev1.NodeSelectorRequirement) bool {
 	return r.Operator == corev1.NodeSelectorOpIn && err == nil
 }
 
-// allows reports whether a volume may be used on the node: as for the scheduler, one
-// term must match.
+// allows reports whether a volume may be used on the node: as for the scheduler, one term must match.
 func allows(s *corev1.NodeSelector, n *localNode) bool {
 	byName := labels.Set{metav1.ObjectNameField: n.name}
 	return slices.ContainsFunc(s.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool {
@@ -363,9 +359,8 @@ type managed struct {
 	dir       string
 }
 
-// hostPaths finds the directories and files of each node that its pods write to
-// through hostPath volumes. Pods that have ended do not count. For a single node the
-// API server selects the pods.
+// hostPaths finds the directories and files of each node that its pods write to through hostPath volumes. Pods that
+// have ended do not count. For a single node the API server selects the pods.
 func (l *localScan) hostPaths(ctx context.Context) error {
 	var selected metav1.ListOptions
 	if node := l.singleNode(); node != "" {
@@ -425,8 +420,7 @@ func (n *localNode) paths() (data []cluster.LocalData) {
 	return data
 }
 
-// writablePaths lists the paths on the node that may hold lasting data and that a container
-// of the pod may write to.
+// writablePaths lists the paths on the node that may hold lasting data and that a container of the pod may write to.
 func writablePaths(spec *corev1.PodSpec) []string {
 	sources := map[string]string{}
 	for _, v := range spec.Volumes {

@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const hostname = "kubernetes.io/hostname"
@@ -60,19 +60,15 @@ func csi(driver string, attributes ...string) corev1.PersistentVolumeSource {
 
 func (l *lab) localData(t *testing.T, c *kube.Client, node string) []cluster.LocalData {
 	t.Helper()
-	n, err := c.Node(t.Context(), node)
-	must(t, err)
-	data, err := c.LocalData(t.Context(), n)
-	must(t, err)
+	n := must.Get(c.Node(t.Context(), node))(t)
+	data := must.Get(c.LocalData(t.Context(), n))(t)
 	return data[node]
 }
 
 // requireData checks what is only on wk1.
 func (l *lab) requireData(t *testing.T, want []cluster.LocalData) {
 	t.Helper()
-	if diff := cmp.Diff(want, l.localData(t, l.client(t, "system:masters"), "wk1")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "local data", want, l.localData(t, l.client(t, "system:masters"), "wk1"))
 }
 
 func TestLocalDataOfVolumes(t *testing.T) {
@@ -114,7 +110,7 @@ func TestLocalDataOfVolumes(t *testing.T) {
 		"released, to be kept":       {pv: volume("a", local(), on(hostname, "wk1")), phase: corev1.VolumeReleased, retain: true, what: "PersistentVolume a (kept after its release, claim default/db-0)", path: "/var/local/x"},
 		"reclaim failed, to be kept": {pv: volume("a", local(), on(hostname, "wk1")), phase: corev1.VolumeFailed, retain: true, what: "PersistentVolume a (kept after its release, claim default/db-0)", path: "/var/local/x"},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		l.change(t, "wk1", func(n *corev1.Node) { n.Labels["rack"], n.Labels["topology.kubernetes.io/zone"] = "a", "pve1" })
 		if tc.phase != "" {
@@ -148,17 +144,13 @@ func daemonPod(namespace, app, node string, paths map[string]string) *corev1.Pod
 
 // Volumes of Proxmox' CSI driver belong to no node: their handles identify them.
 func TestPodVolumes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1", "wk2")
 		c := l.client(t, "system:masters")
-		n, err := c.Node(t.Context(), "wk1")
-		must(t, err)
+		n := must.Get(c.Node(t.Context(), "wk1"))(t)
 		look := func() (map[string][]cluster.LocalData, []string) {
-			data, err := c.LocalData(t.Context(), n)
-			must(t, err)
-			handles, err := c.PodVolumes(t.Context())
-			must(t, err)
+			data := must.Get(c.LocalData(t.Context(), n))(t)
+			handles := must.Get(c.PodVolumes(t.Context()))(t)
 			return data, handles
 		}
 		l.put(t, store.Volumes(), volume("b", csi("driver.longhorn.io")))
@@ -170,23 +162,17 @@ func TestPodVolumes(t *testing.T) {
 		l.put(t, store.Volumes(), theirs)
 		data, handles := look()
 		want := []cluster.LocalData{{Name: "pv/a", What: "PersistentVolume a (kept after its release, claim default/db-0)", Handle: "lab/pve1/fast/vm-9999-media"}}
-		if diff := cmp.Diff(want, data[""]); diff != "" {
-			t.Errorf("local data (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]string{"lab/pve1/fast/vm-9999-media"}, handles); diff != "" {
-			t.Errorf("handles (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "local data", want, data[""])
+		must.Equal(t, "handles", []string{"lab/pve1/fast/vm-9999-media"}, handles)
 	})
 }
 
 // TestServedVolumes: volumes by iSCSI or NVMe-oF are on no node, and their servers may know nodes by name.
 func TestServedVolumes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
-		n, err := c.Node(t.Context(), "wk1")
-		must(t, err)
+		n := must.Get(c.Node(t.Context(), "wk1"))(t)
 		attributed := func(name, key, value string) {
 			pv := volume(name, csi("org.democratic-csi.x"))
 			pv.Spec.CSI.VolumeAttributes = map[string]string{key: value}
@@ -200,16 +186,13 @@ func TestServedVolumes(t *testing.T) {
 		pv := volume("f", csi("x"))
 		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{ISCSI: &corev1.ISCSIPersistentVolumeSource{TargetPortal: "10.0.0.1", IQN: "iqn.2000-01.com.synology:y"}}
 		l.put(t, store.Volumes(), pv)
-		data, err := c.LocalData(t.Context(), n)
-		must(t, err)
+		data := must.Get(c.LocalData(t.Context(), n))(t)
 		got := map[string]string{}
 		for _, d := range data[""] {
 			got[d.Name] = d.Access
 		}
 		want := map[string]string{"pv/a": cluster.ISCSI, "pv/b": cluster.NVMeoF, "pv/c": cluster.ISCSI, "pv/f": cluster.ISCSI}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "got", want, got)
 	})
 }
 
@@ -310,7 +293,7 @@ func TestLocalDataOfPods(t *testing.T) {
 		"control plane":             {pods: []*corev1.Pod{apiserver}},
 		"path of a volume":          {pods: []*corev1.Pod{writer("default", "a", "/var/lib/a")}, pv: bound, want: []cluster.LocalData{{Name: "pv/a", What: "PersistentVolume a (claim default/db-0)", Path: "/var/lib/a/"}}},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		for _, p := range tc.pods {
 			l.put(t, store.Pods(), p.DeepCopy())
@@ -322,8 +305,7 @@ func TestLocalDataOfPods(t *testing.T) {
 	})
 }
 
-// The programs of an ordinary cluster, with the paths in their manifests, keep no
-// node from being recreated.
+// The programs of an ordinary cluster, with the paths in their manifests, keep no node from being recreated.
 func TestOrdinaryProgramsHaveNoLocalData(t *testing.T) {
 	t.Parallel()
 	daemons := map[string][]string{ // DaemonSets, by namespace/name
@@ -368,11 +350,9 @@ func TestOrdinaryProgramsHaveNoLocalData(t *testing.T) {
 	})
 }
 
-// What a storage system writes to directories whose contents it reports itself is
-// reported only by it.
+// What a storage system writes to directories whose contents it reports itself is reported only by it.
 func TestManagedDirectoriesHaveOneName(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		l.install(t, "ceph.rook.io", "v1", "cephclusters", "CephCluster", true)("rook", "ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": "/var/rook"}})
 		disks := map[string]any{"a": map[string]any{"diskType": "filesystem", "path": "/var/mnt/a/"}, "b": map[string]any{"diskType": "filesystem", "path": "/var/mnt/b"}}
@@ -395,9 +375,7 @@ func TestManagedDirectoriesHaveOneName(t *testing.T) {
 			"longhorn/var/mnt/b: Longhorn disk b (1 replicas)",
 			"rook/var/rook: Rook's directory of CephCluster rook/ceph (rook-ceph-mon)",
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "got", want, got)
 	})
 }
 
@@ -425,7 +403,7 @@ func TestLocalDataOfLINSTOR(t *testing.T) {
 		"thin ZFS":                {pool("tank", "zfsThinPool"), cluster.LocalData{Name: "linstor/tank", What: "LINSTOR storage pool tank (tank)", Format: cluster.FormatZFS, Group: "tank"}},
 		"something new":           {pool("new", "spdkPool"), cluster.LocalData{Name: "linstor/new", What: "LINSTOR storage pool new (of a kind that recast does not know)"}},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		add := l.install(t, "piraeus.io", "v1", "linstorsatellites", "LinstorSatellite", false)
 		add("", "wk1", map[string]any{"spec": map[string]any{"storagePools": []any{tc.pool}}})
@@ -439,20 +417,15 @@ func TestLocalDataOfLINSTOR(t *testing.T) {
 			want = append([]cluster.LocalData{{Name: "hostpath/var/lib/linstor/fs", What: "hostPath /var/lib/linstor/fs (DaemonSet piraeus-datastore/linstor-satellite)", Path: "/var/lib/linstor/fs"}}, want...)
 		}
 		c := l.client(t, "system:masters")
-		if diff := cmp.Diff(want, l.localData(t, c, "wk1")); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
-		if got := l.localData(t, c, "wk2"); len(got) != 0 {
-			t.Errorf("wk2 has no pool of LINSTOR, but data: %+v", got)
-		}
+		must.Equal(t, "local data", want, l.localData(t, c, "wk1"))
+		must.Equal(t, "wk2 has no pool of LINSTOR, but data", 0, len(l.localData(t, c, "wk2")))
 	})
 }
 
 // TestServedUsers: pods with volumes on iSCSI or NVMe-oF, by claim or by themselves, run once their server lets their
 // node in. In-line volumes count for the plan as PersistentVolumes do.
 func TestServedUsers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		l.LetIn("iqn.of.another.node")
 		time.Sleep(10 * time.Second)
@@ -489,10 +462,8 @@ func TestServedUsers(t *testing.T) {
 				{Pod: "default/c", Node: "wk1", Volume: "volume own of pod default/c", Access: cluster.ISCSI, Runs: runs},
 				{Pod: "default/d", Node: "wk1", Volume: "volume own of pod default/d", Access: cluster.NVMeoF, Runs: true},
 			}
-			got, err := c.ServedUsers(t.Context())
-			if diff := cmp.Diff(want, got); err != nil || diff != "" {
-				t.Errorf("%v (-want +got):\n%s", err, diff)
-			}
+			got := must.Get(c.ServedUsers(t.Context()))(t)
+			must.Equal(t, "got", want, got)
 		}
 		look(false)
 		id := node("wk1", 0).UUID
@@ -500,10 +471,8 @@ func TestServedUsers(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		look(true)
 
-		n, err := c.Node(t.Context(), "wk1")
-		must(t, err)
-		data, err := c.LocalData(t.Context(), n)
-		must(t, err)
+		n := must.Get(c.Node(t.Context(), "wk1"))(t)
+		data := must.Get(c.LocalData(t.Context(), n))(t)
 		inline := map[string]string{}
 		for _, d := range data[""] {
 			inline[d.What] = d.Access

@@ -212,7 +212,7 @@ func (l *localScan) longhornDisks(ctx context.Context, groups []metav1.APIGroup)
 	if err != nil {
 		return err
 	}
-	var moves longhornMoves
+	var all []longhornNode // that Longhorn could move replicas to; nil: not listed yet
 	for _, ln := range look.nodes {
 		n := l.byName(ln.Metadata.Name)
 		if n == nil {
@@ -228,13 +228,16 @@ func (l *localScan) longhornDisks(ctx context.Context, groups []metav1.APIGroup)
 			if c.empty() {
 				continue
 			}
-			if moves.nodes == nil {
-				if moves, err = l.longhornMoves(ctx, look.nodes); err != nil {
+			if all == nil && l.singleNode() == "" {
+				all = look.nodes
+			}
+			if all == nil {
+				if all, err = listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), ""); err != nil {
 					return err
 				}
 			}
 			data := cluster.LocalData{Name: "longhorn" + dir, What: foreign.Line(fmt.Sprintf("Longhorn disk %s (%s)", id, c)), Path: dir}
-			data.Lift, data.Command = moves.lift(ln, id, c)
+			data.Lift, data.Command = lift(all, ln, id, c)
 			n.disks = append(n.disks, data)
 		}
 	}
@@ -250,30 +253,16 @@ func longhornVolume(replica string) string {
 	return replica
 }
 
-// longhornMoves holds the nodes that Longhorn could move replicas to.
-type longhornMoves struct {
-	nodes []longhornNode // all nodes that Longhorn has
-}
-
-// longhornMoves uses the listed nodes; if these are only the search's single node, it lists all nodes.
-func (l *localScan) longhornMoves(ctx context.Context, listed []longhornNode) (moves longhornMoves, err error) {
-	if moves.nodes = listed; l.singleNode() == "" {
-		return moves, nil
-	}
-	moves.nodes, err = listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), "")
-	return moves, err
-}
-
 // lift describes how a disk becomes empty, and the command that starts it; both are "" if Longhorn cannot move the
 // disk's contents. Only a node that accepts no new replicas can be evicted (webhook/resources/node/validator.go,
 // Update). Afterwards the disk has to be removed and added again: Longhorn gives a new directory another UUID, and
 // then considers the disk changed (node_controller.go, findNotReadyAndReadyDiskMaps). Only a disk that accepts no
 // replicas can be removed, so the command disables scheduling at once.
-func (m longhornMoves) lift(n longhornNode, id string, c longhornContents) (words, command string) {
+func lift(all []longhornNode, n longhornNode, id string, c longhornContents) (words, command string) {
 	const then = "roll once the disk has no replicas, then undo that: remove the disk from the Longhorn node, because the new one has another UUID, " +
 		"and add it again with scheduling allowed for both (docs/notes/local-data.md, Longhorn on the system disk)"
 	switch {
-	case !c.known && len(c.replicas)+c.images == 0, !m.takes(n.Metadata.Name, ""): // unknown contents, or nowhere to move them
+	case !c.known && len(c.replicas)+c.images == 0, !takes(all, n.Metadata.Name, ""): // unknown contents, or nowhere to move them
 		return "", ""
 	case c.orphans > 0:
 		return "Longhorn does not move orphaned directories: save what you need of them and delete them (kubectl -n " + n.Metadata.Namespace + " get orphans.longhorn.io)", ""
@@ -281,7 +270,7 @@ func (m longhornMoves) lift(n longhornNode, id string, c longhornContents) (word
 		return "Longhorn was asked to move it: " + then, ""
 	}
 	for _, r := range c.replicas {
-		if !m.takes(n.Metadata.Name, longhornVolume(r)) {
+		if !takes(all, n.Metadata.Name, longhornVolume(r)) {
 			return foreign.Line(fmt.Sprintf("every other Longhorn node that takes replicas has one of volume %s: add a node, or reduce the volume's replicas by one", longhornVolume(r))), ""
 		}
 	}
@@ -290,26 +279,19 @@ func (m longhornMoves) lift(n longhornNode, id string, c longhornContents) (word
 }
 
 func evictCommand(n longhornNode, id string) string {
-	type disk struct {
-		Scheduling bool `json:"allowScheduling"`
-	}
-	type spec struct {
-		Scheduling bool            `json:"allowScheduling"`
-		Evicting   bool            `json:"evictionRequested"`
-		Disks      map[string]disk `json:"disks"`
-	}
-	b, err := json.Marshal(map[string]spec{"spec": {Evicting: true, Disks: map[string]disk{id: {}}}})
+	disk, err := json.Marshal(id)
 	if err != nil {
-		panic(err) // it has nothing that can't be marshalled
+		panic(err) // every string can be marshalled
 	}
-	patch := "'" + strings.ReplaceAll(string(b), "'", `'\''`) + "'"
+	patch := fmt.Sprintf(`{"spec":{"allowScheduling":false,"evictionRequested":true,"disks":{%s:{"allowScheduling":false}}}}`, disk)
+	patch = "'" + strings.ReplaceAll(patch, "'", `'\''`) + "'"
 	return foreign.Line(fmt.Sprintf("kubectl -n %s patch nodes.longhorn.io %s --type merge -p %s", n.Metadata.Namespace, n.Metadata.Name, patch))
 }
 
 // takes reports whether a node other than not may get a replica of the volume. By default, Longhorn never puts two
 // replicas of a volume on one node (replica-soft-anti-affinity).
-func (m longhornMoves) takes(not, volume string) bool {
-	return slices.ContainsFunc(m.nodes, func(n longhornNode) bool {
+func takes(all []longhornNode, not, volume string) bool {
+	return slices.ContainsFunc(all, func(n longhornNode) bool {
 		if n.Metadata.Name == not || !n.Spec.Scheduling || n.Spec.Evicting || denied(n.Status.Conditions, "Ready", "Schedulable") {
 			return false
 		}

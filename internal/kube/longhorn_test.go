@@ -3,13 +3,11 @@ package kube_test
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func diskStatus(ready string, replicas ...string) map[string]any {
@@ -62,17 +60,13 @@ func TestLocalDataOfLonghorn(t *testing.T) {
 			},
 		},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
 		add("longhorn-system", "wk1", longhornNode(tc.disks, tc.status))
 		c := l.client(t, "system:masters")
-		if diff := cmp.Diff(tc.want, l.localData(t, c, "wk1")); diff != "" {
-			t.Errorf("wk1 (-want +got):\n%s", diff)
-		}
-		if got := l.localData(t, c, "wk2"); len(got) != 0 {
-			t.Errorf("wk2 has no node of Longhorn, but data: %+v", got)
-		}
+		must.Equal(t, "wk1", tc.want, l.localData(t, c, "wk1"))
+		must.Equal(t, "wk2 has no node of Longhorn, but data", 0, len(l.localData(t, c, "wk2")))
 	})
 }
 
@@ -113,7 +107,7 @@ func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
 		"orphaned directory elsewhere": {status: diskStatus("True"), orphan: orphan("wk2", "replica")},
 		"orphaned instance":            {status: diskStatus("True"), orphan: orphan("wk1", "replica-instance")},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		disks := map[string]any{"default": map[string]any{"diskType": "filesystem", "path": "/var/lib/longhorn/"}}
 		l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)("longhorn-system", "wk1", longhornNode(disks, map[string]any{"default": tc.status}))
@@ -128,9 +122,7 @@ func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
 		for _, d := range l.localData(t, l.client(t, "system:masters"), "wk1") {
 			got.WriteString(d.What)
 		}
-		if want := strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"); got.String() != want {
-			t.Errorf("got %q, want %q", got.String(), want)
-		}
+		must.Equal(t, "local data", strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"), got.String())
 	})
 }
 
@@ -170,7 +162,7 @@ func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
 			says: "Longhorn was asked to move it: roll once the disk has no replicas",
 		},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
 		add("longhorn-system", "wk1", node([]string{"pvc-1-r-1"}, tc.own))
@@ -185,22 +177,18 @@ func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
 }
 
 func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		l.install(t, "longhorn.io", "v1", "nodes", "Node", true)
 		_, err := l.client(t, "system:masters").LocalData(t.Context(), cluster.KubeNode{Name: "wk1"})
-		if err == nil || !strings.Contains(err.Error(), "longhorn.io is served as v1 only, recast knows v1beta2") {
-			t.Errorf("err = %v", err)
-		}
+		must.Fail(t, err, "longhorn.io is served as v1 only, recast knows v1beta2")
 	})
 }
 
 // TestRebuildsOfLonghorn: an Engine says how far the replicas are that it fills; without the right to list
 // engines that is not known, and no error.
 func TestRebuildsOfLonghorn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		add := map[string]func(namespace, name string, content map[string]any){}
 		for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting", "engines": "Engine"} {
@@ -223,12 +211,9 @@ func TestRebuildsOfLonghorn(t *testing.T) {
 		}})
 		l.Grant("readers", func(r kubeapi.Request) bool { return r.Resource != "engines" })
 		for group, percent := range map[string]int{"system:masters": 42, "readers": 0} {
-			got, err := l.client(t, group).Replicas(t.Context())
-			must(t, err)
+			got := must.Get(l.client(t, group).Replicas(t.Context()))(t)
 			want := []replica.Replica{{Node: "wk1", Healthy: true}, {Node: "wk3", Rebuilt: true, Percent: percent}}
-			if diff := cmp.Diff(want, got[0].Volumes[0].Replicas); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", group, diff)
-			}
+			must.Equal(t, group, want, got[0].Volumes[0].Replicas)
 		}
 	})
 }

@@ -33,8 +33,7 @@ const (
 	longhornDrain = "node-drain-policy"
 )
 
-// longhornVolumeState is the part that we read of Longhorn's Volume
-// (k8s/pkg/apis/longhorn/v1beta2/volume.go).
+// longhornVolumeState is the part that we read of Longhorn's Volume (k8s/pkg/apis/longhorn/v1beta2/volume.go).
 type longhornVolumeState struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
@@ -78,8 +77,16 @@ func (c *Client) longhornReplicas(ctx context.Context, _ schema.GroupVersion) (r
 	if err != nil {
 		return s, err
 	}
-	if s.Patience, s.Held, s.Holds, err = longhornPatience(c.waitSettings(settings)); err != nil {
-		return s, err
+	if waits := c.waitSettings(settings); len(waits) > 0 {
+		value, err := waits[0].Own()
+		if err != nil {
+			return s, err
+		}
+		if s.Held, err = replica.Held(waits[:1]); err != nil {
+			return s, err
+		}
+		seconds, err := strconv.Atoi(value)
+		s.Patience, s.Holds = time.Duration(seconds)*time.Second, err == nil
 	}
 	for _, n := range nodes {
 		s.Nodes = append(s.Nodes, n.standing())
@@ -174,7 +181,6 @@ func (c *Client) longhornAway(ctx context.Context, namespace string) (string, er
 	return "", nil
 }
 
-// watchLonghorn reports volumes of Longhorn that become healthy.
 func (c *Client) watchLonghorn(ctx context.Context, tell func(look bool)) error {
 	robustness := func(v longhornVolumeState) (metav1.ObjectMeta, string) { return v.Metadata, v.Status.Robustness }
 	return watchCustom(ctx, c, longhornVersion.WithResource("volumes"), tell, robustness, func(was, is string) bool { return was != "healthy" && is == "healthy" })
@@ -235,25 +241,15 @@ func (c *Client) waitSettings(all []longhornSetting) (settings []replica.Setting
 		}
 		settings = append(settings, replica.Setting{
 			System: longhornName, Name: longhornWait, Called: "Longhorn's setting " + longhornWait, Said: longhornWait + " of Longhorn",
-			Value: s.Value, Unit: time.Second, Number: strconv.Atoi, Memo: s.memo, Undo: s.undo,
+			Value: s.Value, Unit: time.Second, Number: strconv.Atoi, Undo: s.undo,
+			Beside: s.Metadata.Annotations, Key: holdAnnotation, At: fmt.Sprintf("annotation %s of Longhorn's setting %s", holdAnnotation, longhornWait),
+			Forget: "see that the setting has the value that you want, then remove it: " + s.forget(),
 			Write: func(ctx context.Context, value string, m replica.Memo) error {
 				return c.writeLonghorn(ctx, s, value, m)
 			},
 		})
 	}
 	return settings
-}
-
-func (s longhornSetting) memo() (m replica.Memo, err error) {
-	text, ok := s.Metadata.Annotations[holdAnnotation]
-	if !ok {
-		return m, nil
-	}
-	if m, err = replica.ParseMemo(text, strconv.Atoi); err != nil {
-		return m, fault.WithHint(fault.Refusedf("annotation %s of Longhorn's setting %s is not as recast writes it, so what was set before is not known: %s", holdAnnotation, longhornWait, foreign.Line(text)),
-			"see that the setting has the value that you want, then remove it: %s", s.forget())
-	}
-	return m, nil
 }
 
 // undo returns the command that sets the value in the memo again, or that only removes the memo if someone else has
@@ -266,37 +262,18 @@ func (s longhornSetting) undo(m replica.Memo) (string, error) {
 		s.Metadata.Namespace, longhornWait, m.Was, holdAnnotation), nil
 }
 
-// forget returns the command that removes the memo.
 func (s longhornSetting) forget() string {
 	return fmt.Sprintf("kubectl --namespace %s annotate settings.longhorn.io %s %s-", s.Metadata.Namespace, longhornWait, holdAnnotation)
 }
 
-// longhornPatience returns how long Longhorn waits by itself, and the hold by which recast has changed that. holds is
-// false if the setting is missing or not a number.
-func longhornPatience(settings []replica.Setting) (waits time.Duration, held []replica.Hold, holds bool, err error) {
-	if len(settings) == 0 {
-		return 0, nil, false, nil
-	}
-	s := settings[:1]
-	if held, err = replica.Held(s); err != nil {
-		return 0, nil, false, err
-	}
-	value := s[0].Value
-	if len(held) > 0 && held[0].Now == held[0].Set {
-		value = held[0].Was
-	}
-	seconds, err := strconv.Atoi(value)
-	return time.Duration(seconds) * time.Second, held, err == nil, nil
-}
-
 func (c *Client) writeLonghorn(ctx context.Context, s longhornSetting, value string, memo replica.Memo) error {
+	text, err := memo.Text()
+	if err != nil {
+		return err
+	}
 	annotations := map[string]*string{holdAnnotation: nil}
-	if len(memo.Nodes) > 0 {
-		text, err := json.Marshal(memo)
-		if err != nil {
-			return fmt.Errorf("encode annotation: %w", err)
-		}
-		annotations[holdAnnotation] = new(string(text))
+	if text != "" {
+		annotations[holdAnnotation] = &text
 	}
 	body, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": s.Metadata.ResourceVersion, "annotations": annotations}, "value": value,

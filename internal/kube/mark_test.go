@@ -5,10 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -16,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -33,8 +32,7 @@ type cordoned struct {
 
 func (l *lab) cordon(t *testing.T) cordoned {
 	t.Helper()
-	n, err := l.Node(t.Context(), "wk1")
-	must(t, err)
+	n := must.Get(l.Node(t.Context(), "wk1"))(t)
 	return cordoned{n.Spec.Unschedulable, n.Annotations[rollAnnotation]}
 }
 
@@ -70,7 +68,7 @@ func TestCordonAndUncordon(t *testing.T) {
 			cordoned{true, ""},
 		},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1")
 		l.change(t, "wk1", func(n *corev1.Node) {
 			n.Spec.Unschedulable = tc.before.Unschedulable
@@ -79,42 +77,29 @@ func TestCordonAndUncordon(t *testing.T) {
 			}
 		})
 		c := l.client(t, "system:masters")
-		must(t, c.Cordon(t.Context(), "wk1", tc.why))
-		if diff := cmp.Diff(tc.during, l.cordon(t)); diff != "" {
-			t.Errorf("cordoned (-want +got):\n%s", diff)
-		}
-		if got := l.calls.Mutations(); got != tc.writes {
-			t.Errorf("cordon took %d writes, want %d", got, tc.writes)
-		}
+		must.Do(t, c.Cordon(t.Context(), "wk1", tc.why))
+		must.Equal(t, "cordoned", tc.during, l.cordon(t))
+		must.Equal(t, "cordon took writes", tc.writes, l.calls.Mutations())
 		for range 2 { // the second has nothing to do
-			must(t, c.Uncordon(t.Context(), "wk1"))
+			must.Do(t, c.Uncordon(t.Context(), "wk1"))
 		}
-		if diff := cmp.Diff(tc.after, l.cordon(t)); diff != "" {
-			t.Errorf("uncordoned (-want +got):\n%s", diff)
-		}
-		if got := l.calls.Mutations(); got != tc.writes+1 {
-			t.Errorf("cordon and uncordon took %d writes, want %d", got, tc.writes+1)
-		}
+		must.Equal(t, "uncordoned", tc.after, l.cordon(t))
+		must.Equal(t, "cordon and uncordon took writes", tc.writes+1, l.calls.Mutations())
 	})
 }
 
 func TestUncordonLeavesACordonWithoutMark(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		l.change(t, "wk1", func(n *corev1.Node) { n.Spec.Unschedulable = true })
-		must(t, l.client(t, "system:masters").Uncordon(t.Context(), "wk1"))
-		if diff := cmp.Diff(cordoned{true, ""}, l.cordon(t)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Do(t, l.client(t, "system:masters").Uncordon(t.Context(), "wk1"))
+		must.Equal(t, "cordon", cordoned{true, ""}, l.cordon(t))
 	})
 }
 
-// Someone cordons the node between our read and our write: that cordon must not
-// count as ours.
+// Someone cordons the node between our read and our write: that cordon must not count as ours.
 func TestCordonSeesWhoWasFaster(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		tries := 0
 		l.calls.Hooks(func(call record.Call) error {
@@ -125,16 +110,14 @@ func TestCordonSeesWhoWasFaster(t *testing.T) {
 			}
 			return nil
 		}, nil)
-		must(t, l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")))
-		if diff := cmp.Diff(cordoned{true, foreign}, l.cordon(t)); diff != "" || tries != 2 {
-			t.Errorf("after %d tries (-want +got):\n%s", tries, diff)
-		}
+		must.Do(t, l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")))
+		must.Equal(t, "cordon", cordoned{true, foreign}, l.cordon(t))
+		must.Equal(t, "tries", 2, tries)
 	})
 }
 
 func TestCordonGivesUpOnANodeThatNeverRests(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		l.calls.Hooks(func(call record.Call) error {
 			if call.Method == http.MethodPatch {
@@ -143,22 +126,17 @@ func TestCordonGivesUpOnANodeThatNeverRests(t *testing.T) {
 			return nil
 		}, nil)
 		err := l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2"))
-		if err == nil || !strings.Contains(err.Error(), "changed by someone else meanwhile") {
-			t.Errorf("err = %v", err)
-		}
-		if l.cordon(t).Unschedulable {
-			t.Error("the node is cordoned despite the error")
-		}
+		must.Fail(t, err, "changed by someone else meanwhile")
+		must.Equal(t, "cordoned despite the error", false, l.cordon(t).Unschedulable)
 	})
 }
 
 func TestMarksOutliveTheMachine(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
-		must(t, c.Cordon(t.Context(), "wk1", mark("r2")))
-		must(t, c.SetFailedBuild(t.Context(), "wk1", "9c41"))
+		must.Do(t, c.Cordon(t.Context(), "wk1", mark("r2")))
+		must.Do(t, c.SetFailedBuild(t.Context(), "wk1", "9c41"))
 		l.NodeDown(node("wk1", 0).UUID)
 		time.Sleep(time.Minute)
 		again := node("wk1", 0)
@@ -175,20 +153,15 @@ func TestMarksOutliveTheMachine(t *testing.T) {
 			Mark                *cluster.Mark
 		}
 		want := view{"boot-2-wk1", "9c41", true, new(mark("r2"))}
-		if diff := cmp.Diff(want, view{nodes[0].BootID, nodes[0].FailedBuild, nodes[0].Unschedulable, nodes[0].Mark}); diff != "" {
-			t.Errorf("node after its reboot (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "node after its reboot", want, view{nodes[0].BootID, nodes[0].FailedBuild, nodes[0].Unschedulable, nodes[0].Mark})
 		metadata := cluster.NodeMetadata{Annotations: map[string]string{rollAnnotation: "{}"}}
-		must(t, c.RestoreMetadata(t.Context(), "wk1", metadata))
-		if diff := cmp.Diff(cordoned{true, ours}, l.cordon(t)); diff != "" {
-			t.Errorf("after RestoreMetadata (-want +got):\n%s", diff)
-		}
+		must.Do(t, c.RestoreMetadata(t.Context(), "wk1", metadata))
+		must.Equal(t, "after RestoreMetadata", cordoned{true, ours}, l.cordon(t))
 	})
 }
 
 func TestSetFailedBuild(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		type view struct {
@@ -198,16 +171,13 @@ func TestSetFailedBuild(t *testing.T) {
 		}
 		var got []view
 		for _, build := range []string{"", "b1", "b1", "b2", "", ""} {
-			must(t, c.SetFailedBuild(t.Context(), "wk1", build))
-			n, err := l.Node(t.Context(), "wk1")
-			must(t, err)
+			must.Do(t, c.SetFailedBuild(t.Context(), "wk1", build))
+			n := must.Get(l.Node(t.Context(), "wk1"))(t)
 			is, there := n.Annotations["recast.dev/failed-build"]
 			got = append(got, view{is, there, l.calls.Mutations()})
 		}
 		want := []view{{"", false, 0}, {"b1", true, 1}, {"b1", true, 1}, {"b2", true, 2}, {"", false, 3}, {"", false, 3}}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "got", want, got)
 	})
 }
 
@@ -215,8 +185,7 @@ func TestAMarkThatCannotBeReadStopsEverything(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"yes", "", "{}", `{"run":7}`, "null"} {
 		t.Run(text, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			must.Bubble(t, func(t *testing.T) {
 				l := upLab(t, "wk1")
 				l.change(t, "wk1", func(n *corev1.Node) { n.Annotations[rollAnnotation] = text })
 				c := l.client(t, "system:masters")
@@ -228,9 +197,7 @@ func TestAMarkThatCannotBeReadStopsEverything(t *testing.T) {
 						t.Errorf("%s: %v, hints %q", what, err, fault.Hints(err))
 					}
 				}
-				if got := l.calls.Mutations(); got != 0 {
-					t.Errorf("%d writes", got)
-				}
+				must.Equal(t, "writes", 0, l.calls.Mutations())
 			})
 		})
 	}
@@ -238,16 +205,14 @@ func TestAMarkThatCannotBeReadStopsEverything(t *testing.T) {
 
 func TestMarksOfAMissingNode(t *testing.T) {
 	t.Parallel()
-	bubbles(t, map[string]func(c *kube.Client, t *testing.T) error{
+	must.Bubbles(t, map[string]func(c *kube.Client, t *testing.T) error{
 		"cordon":       func(c *kube.Client, t *testing.T) error { return c.Cordon(t.Context(), "wk9", mark("r2")) },
 		"uncordon":     func(c *kube.Client, t *testing.T) error { return c.Uncordon(t.Context(), "wk9") },
 		"failed build": func(c *kube.Client, t *testing.T) error { return c.SetFailedBuild(t.Context(), "wk9", "b") },
 		"booted":       func(c *kube.Client, t *testing.T) error { return c.SetBooted(t.Context(), "wk9", cluster.Booted{}) },
 	}, func(t *testing.T, f func(c *kube.Client, t *testing.T) error) {
 		l := newLab(t, "wk1")
-		if err := f(l.client(t, "system:masters"), t); !errors.Is(err, cluster.ErrNotFound) {
-			t.Errorf("err = %v, want ErrNotFound", err)
-		}
+		must.FailIs(t, f(l.client(t, "system:masters"), t), cluster.ErrNotFound)
 	})
 }
 
@@ -255,15 +220,6 @@ func TestMarksOfAMissingNode(t *testing.T) {
 // the next look, and what is missing is then done.
 func TestCordonSurvivesFaults(t *testing.T) {
 	t.Parallel()
-	first := func(act func()) func(record.Call) {
-		struck := false
-		return func(c record.Call) {
-			if c.Method == http.MethodPatch && !struck {
-				struck = true
-				act()
-			}
-		}
-	}
 	answer := func(code int32) func(*lab) {
 		return func(l *lab) {
 			struck := false
@@ -276,29 +232,16 @@ func TestCordonSurvivesFaults(t *testing.T) {
 			})
 		}
 	}
-	bubbles(t, map[string]func(*lab){
-		"the answer is lost": func(l *lab) { l.calls.Hooks(nil, first(func() { panic(http.ErrAbortHandler) })) },
-		"the change is lost": func(l *lab) {
-			strikes := 0
-			l.calls.Hooks(func(c record.Call) error {
-				if c.Method != http.MethodPatch {
-					return nil
-				}
-				if strikes++; strikes > 1 {
-					return nil
-				}
-				return errors.New("connection reset by peer")
-			}, nil)
-		},
-		"a server's error":  answer(http.StatusInternalServerError),
-		"too many requests": answer(http.StatusTooManyRequests),
+	must.Bubbles(t, map[string]func(*lab){
+		"the answer is lost": (*lab).loseAnswer,
+		"the change is lost": (*lab).loseChange,
+		"a server's error":   answer(http.StatusInternalServerError),
+		"too many requests":  answer(http.StatusTooManyRequests),
 	}, func(t *testing.T, strike func(*lab)) {
 		l := upLab(t, "wk1")
 		strike(l)
-		must(t, l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")))
-		if diff := cmp.Diff(cordoned{true, ours}, l.cordon(t)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Do(t, l.client(t, "system:masters").Cordon(t.Context(), "wk1", mark("r2")))
+		must.Equal(t, "cordon", cordoned{true, ours}, l.cordon(t))
 	})
 }
 
@@ -311,7 +254,7 @@ func TestCordonGivesUp(t *testing.T) {
 		text   string
 		hints  int
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"it is denied": {
 			func(l *lab) {
 				l.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {
@@ -334,11 +277,7 @@ func TestCordonGivesUp(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) != c.hints {
 			t.Errorf("%v, hints %q", err, fault.Hints(err))
 		}
-		if took := time.Since(start); took > c.within {
-			t.Errorf("took %s", took)
-		}
-		if l.cordon(t).Unschedulable {
-			t.Error("it is cordoned")
-		}
+		must.Take(t, start, 0, c.within)
+		must.Equal(t, "cordoned", false, l.cordon(t).Unschedulable)
 	})
 }

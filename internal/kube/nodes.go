@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -47,9 +46,9 @@ func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error
 
 // Node implements cluster.NodeReader.
 func (c *Client) Node(ctx context.Context, name string) (cluster.KubeNode, error) {
-	n, err := c.node(ctx, name)
+	n, err := c.api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return cluster.KubeNode{}, fmt.Errorf("read node %s: %w", name, err)
+		return cluster.KubeNode{}, fmt.Errorf("read node %s: %w", name, c.translate(err))
 	}
 	return kubeNode(n)
 }
@@ -80,14 +79,6 @@ func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
 	return node, err
 }
 
-func (c *Client) node(ctx context.Context, name string) (*corev1.Node, error) {
-	n, err := c.api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return nil, c.translate(err)
-	}
-	return n, nil
-}
-
 func isReady(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
@@ -115,12 +106,11 @@ func (c *Client) PendingCertificates(ctx context.Context, node string) ([]string
 // decided reports whether a request was approved, denied, failed or served. An approved request waits for the signer,
 // not for approval.
 func decided(s certificatesv1.CertificateSigningRequestStatus) bool {
+	ends := []certificatesv1.RequestConditionType{
+		certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed,
+	}
 	return len(s.Certificate) > 0 || slices.ContainsFunc(s.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
-		switch c.Type {
-		case certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed:
-			return true
-		}
-		return false
+		return slices.Contains(ends, c.Type)
 	})
 }
 
@@ -155,8 +145,7 @@ func (c *Client) Cordon(ctx context.Context, node string, why cluster.Mark) erro
 	})
 }
 
-// Uncordon removes the mark and, unless it is Foreign, makes the node
-// schedulable again, in one write.
+// Uncordon removes the mark and, unless it is Foreign, makes the node schedulable again, in one write.
 func (c *Client) Uncordon(ctx context.Context, node string) error {
 	return c.amendNode(ctx, "uncordon", node, func(n *corev1.Node) (*nodePatch, error) {
 		had, err := markOf(n)
@@ -172,18 +161,15 @@ func (c *Client) Uncordon(ctx context.Context, node string) error {
 	})
 }
 
-// SetFailedBuild records on the Node a build from which the node came back with its old system; "" removes the
-// record.
+// SetFailedBuild records on the Node a build from which the node came back with its old system; "" removes the record.
 func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
 	return c.amendNode(ctx, "note the failed build on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if n.Annotations[failedBuildAnnotation] == build {
 			return nil, nil
 		}
 		p := &nodePatch{}
-		if build == "" {
+		if p.annotate(failedBuildAnnotation, &build); build == "" {
 			p.annotate(failedBuildAnnotation, nil)
-		} else {
-			p.annotate(failedBuildAnnotation, &build)
 		}
 		return p, nil
 	})
@@ -261,13 +247,27 @@ func (p *nodePatch) annotate(key string, value *string) {
 	p.Metadata.Annotations[key] = value
 }
 
-// amendment returns the change to a node as it was read; nil for none.
-type amendment func(n *corev1.Node) (*nodePatch, error)
-
-// amendNode changes a node in one write. If someone else writes between our read and our write, or the answer is
-// lost, it reads the node again and calls change again: the revision prevents a second write of the same change.
-func (c *Client) amendNode(ctx context.Context, what, node string, change amendment) error {
-	return c.repeat(ctx, what+" node "+node, func(ctx context.Context) error { return c.amendNodeOnce(ctx, node, change) })
+// amendNode changes a node in one write; change returns nil for none. If someone else writes between our read and our
+// write, or the answer is lost, it reads the node again and calls change again: the revision prevents a second write
+// of the same change.
+func (c *Client) amendNode(ctx context.Context, what, node string, change func(n *corev1.Node) (*nodePatch, error)) error {
+	return c.repeat(ctx, what+" node "+node, func(ctx context.Context) error {
+		n, err := c.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		patch, err := change(n)
+		if err != nil || patch == nil {
+			return err
+		}
+		patch.Metadata.ResourceVersion = n.ResourceVersion
+		body, err := json.Marshal(patch)
+		if err != nil {
+			return fmt.Errorf("encode patch: %w", err)
+		}
+		_, err = c.api.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, body, metav1.PatchOptions{})
+		return err
+	})
 }
 
 // DeleteNode deletes the Node object if it still has that UID.
@@ -321,25 +321,7 @@ func isTransient(err error) bool {
 		return true
 	}
 	status, ok := errors.AsType[*apierrors.StatusError](err)
-	return ok && (status.ErrStatus.Code == http.StatusTooManyRequests || status.ErrStatus.Code >= http.StatusInternalServerError)
-}
-
-func (c *Client) amendNodeOnce(ctx context.Context, node string, change amendment) error {
-	n, err := c.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	patch, err := change(n)
-	if err != nil || patch == nil {
-		return err
-	}
-	patch.Metadata.ResourceVersion = n.ResourceVersion
-	body, err := json.Marshal(patch)
-	if err != nil {
-		return fmt.Errorf("encode patch: %w", err)
-	}
-	_, err = c.api.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, body, metav1.PatchOptions{})
-	return err
+	return ok && isBusy(status.ErrStatus.Code)
 }
 
 // RestoreMetadata restores the labels, annotations and taints that people had put on the node. It writes nothing if

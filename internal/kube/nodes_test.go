@@ -1,9 +1,11 @@
 package kube_test
 
 import (
-	"errors"
-	"net/http"
+	"encoding/base64"
+	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -18,8 +20,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
-	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 func TestNodes(t *testing.T) {
@@ -32,12 +34,11 @@ func TestNodes(t *testing.T) {
 		l.NodeUp(info)
 		time.Sleep(10 * time.Second)
 		c := l.client(t, "system:masters")
-		must(t, c.Cordon(t.Context(), "wk1", mark("r1")))
-		must(t, c.SetFailedBuild(t.Context(), "wk1", "9c41"))
+		must.Do(t, c.Cordon(t.Context(), "wk1", mark("r1")))
+		must.Do(t, c.SetFailedBuild(t.Context(), "wk1", "9c41"))
 		l.change(t, "wk1", func(n *corev1.Node) { n.Spec.ProviderID = "proxmox://lab/9011" })
 		time.Sleep(time.Second)
-		got, err := c.Nodes(t.Context())
-		must(t, err)
+		got := must.Get(c.Nodes(t.Context()))(t)
 		want := []cluster.KubeNode{{
 			Name: "wk1", UUID: "4c4c4544-0000-4000-8000-00000000000a", BootID: "boot-1-wk1", MachineID: "4C4C4544-0000-4000-8000-00000000000A", Ready: true, Unschedulable: true,
 			Mark: new(mark("r1")), FailedBuild: "9c41", ProviderID: "proxmox://lab/9011",
@@ -59,19 +60,13 @@ func TestNodes(t *testing.T) {
 				},
 			},
 		}}
-		n, err := l.Node(t.Context(), "wk1")
-		must(t, err)
+		n := must.Get(l.Node(t.Context(), "wk1"))(t)
 		want[0].UID = string(n.UID)
-		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-			t.Errorf("nodes (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "nodes", want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 		one, err := c.Node(t.Context(), "wk1")
-		if diff := cmp.Diff(got[0], one, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); err != nil || diff != "" {
-			t.Errorf("error %v, node (-listed +got):\n%s", err, diff)
-		}
-		if one, err := c.Node(t.Context(), "wk2"); !errors.Is(err, cluster.ErrNotFound) {
-			t.Errorf("node %v, error %v", one, err)
-		}
+		must.Do(t, err)
+		must.Equal(t, "one", got[0], one, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
+		must.FailIs(t, must.Err(c.Node(t.Context(), "wk2")), cluster.ErrNotFound)
 	})
 }
 
@@ -87,19 +82,13 @@ func TestRestoreMetadata(t *testing.T) {
 			},
 		}
 		// Someone else writes between our read and our write.
-		raced := false
-		l.calls.Hooks(func(call record.Call) error {
-			if call.Method != http.MethodPatch || raced {
-				return nil
-			}
-			raced = true
+		l.atFirstPatch(func() error {
 			l.change(t, "wk1", func(n *corev1.Node) { n.Labels["other"] = "writer" })
 			return nil
-		}, nil)
-		must(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
+		})
+		must.Do(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
 		l.calls.Hooks(nil, nil)
-		n, err := l.Node(t.Context(), "wk1")
-		must(t, err)
+		n := must.Get(l.Node(t.Context(), "wk1"))(t)
 		type view struct{ Rack, Hostname, Other, Note, Flannel, Taint string }
 		got := view{
 			n.Labels["rack"], n.Labels["kubernetes.io/hostname"], n.Labels["other"],
@@ -108,14 +97,10 @@ func TestRestoreMetadata(t *testing.T) {
 		for _, taint := range n.Spec.Taints {
 			got.Taint += taint.ToString()
 		}
-		if diff := cmp.Diff(view{"a", "wk1", "writer", "hello", "", "gpu:NoSchedule"}, got); diff != "" {
-			t.Errorf("node (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "node", view{"a", "wk1", "writer", "hello", "", "gpu:NoSchedule"}, got)
 		writes := l.calls.Mutations()
-		must(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
-		if l.calls.Mutations() != writes {
-			t.Error("a complete node was written to")
-		}
+		must.Do(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
+		must.Equal(t, "mutations", writes, l.calls.Mutations())
 	})
 }
 
@@ -145,27 +130,20 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 			}, fault.Failed, "no answer from https://127.42.7.10:6443",
 		},
 	}
-	bubbles(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		_, err := tc.client(t, newLab(t)).Nodes(t.Context())
-		if err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Fatalf("err = %v, want %q", err, tc.want)
-		}
-		if fault.KindOf(err) != tc.kind || len(fault.Hints(err)) != 1 {
-			t.Errorf("kind %v, hints %q; want kind %v and one hint", fault.KindOf(err), fault.Hints(err), tc.kind)
-		}
+		must.Fail(t, err, tc.want)
+		must.Equal(t, "kind, hints", []any{tc.kind, 1}, []any{fault.KindOf(err), len(fault.Hints(err))})
 	})
 }
 
 func TestNewRefusesWhatIsNoKubeconfig(t *testing.T) {
 	t.Parallel()
-	if _, err := kube.New([]byte("apiVersion: v1\nkind: Secret\n"), kube.Options{}); fault.KindOf(err) != fault.Config {
-		t.Errorf("err = %v (kind %v), want one of kind Config", err, fault.KindOf(err))
-	}
+	must.FailAs(t, must.Err(kube.New([]byte("apiVersion: v1\nkind: Secret\n"), kube.Options{})), fault.Config)
 }
 
 func TestPendingCertificates(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		request := func(name, user, signer string, decided ...certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequest {
 			r := &certificatesv1.CertificateSigningRequest{
@@ -190,11 +168,8 @@ func TestPendingCertificates(t *testing.T) {
 		} {
 			l.put(t, store.CertificateRequests(), r)
 		}
-		got, err := l.client(t, "system:masters").PendingCertificates(t.Context(), "wk1")
-		must(t, err)
-		if diff := cmp.Diff([]string{"csr-a", "csr-b"}, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		got := must.Get(l.client(t, "system:masters").PendingCertificates(t.Context(), "wk1"))(t)
+		must.Equal(t, "got", []string{"csr-a", "csr-b"}, got)
 	})
 }
 
@@ -207,29 +182,22 @@ func TestAPIServer(t *testing.T) {
 	serve := func(addr string, unready bool) netip.AddrPort {
 		who := l.who
 		who.Version, who.Unready = "v1.36.1", unready
-		listener, err := l.net.Listen(addr)
-		must(t, err)
+		listener := must.Get(l.net.Listen(addr))(t)
 		served := make(chan error, 1)
 		go func() { served <- l.Serve(t.Context(), listener, who) }()
 		t.Cleanup(func() {
-			if err := <-served; err != nil {
-				t.Errorf("serve: %v", err)
-			}
+			must.Do(t, <-served)
 		})
 		return netip.MustParseAddrPort(addr)
 	}
 	ready := serve("127.42.7.11:6443", false)
 	unready := serve("127.42.7.12:7443", true)
-	if version, err := c.APIServer(t.Context(), ready); version != "v1.36.1" || err != nil {
-		t.Errorf("%q, %v", version, err)
-	}
-	if _, err := c.APIServer(t.Context(), unready); err == nil || err.Error() != "127.42.7.12:7443 is not ready: poststarthook/rbac/bootstrap-roles" {
-		t.Errorf("err = %v", err)
-	}
-	_, err := c.APIServer(t.Context(), netip.MustParseAddrPort("127.42.7.13:6443"))
-	if err == nil || !strings.Contains(strings.Join(fault.Hints(err), " "), "recast has to reach the API server of every control plane") {
-		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-	}
+	must.Equal(t, "version", "v1.36.1", must.Get(c.APIServer(t.Context(), ready))(t))
+	err := must.Err(c.APIServer(t.Context(), unready))
+	must.Equal(t, "error", "127.42.7.12:7443 is not ready: poststarthook/rbac/bootstrap-roles", fmt.Sprint(err))
+	err = must.Err(c.APIServer(t.Context(), netip.MustParseAddrPort("127.42.7.13:6443")))
+	hints := strings.Join(fault.Hints(err), " ")
+	must.Contain(t, "hints", hints, "recast has to reach the API server of every control plane")
 }
 
 // TestForeignAPIServer is not trusted.
@@ -237,31 +205,23 @@ func TestForeignAPIServer(t *testing.T) {
 	t.Parallel()
 	l, other := newLab(t), newLab(t)
 	c := connect(t, other.net, l.ca.cert, l.ca.issue(t, "admin", []string{"system:masters"}))
-	if _, err := c.APIServer(t.Context(), netip.MustParseAddrPort(apiAddr)); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("err = %v", err)
-	}
+	must.Fail(t, must.Err(c.APIServer(t.Context(), netip.MustParseAddrPort(apiAddr))), "certificate")
 }
 
 func TestOtherOwners(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		c := l.client(t, "system:masters")
 		owners := func() []string {
 			t.Helper()
-			got, err := c.OtherOwners(t.Context())
-			must(t, err)
+			got := must.Get(c.OtherOwners(t.Context()))(t)
 			return got
 		}
-		if got := owners(); len(got) != 0 {
-			t.Errorf("nothing is installed, but: %q", got)
-		}
+		must.Equal(t, "nothing is installed, but", 0, len(owners()))
 		talos := l.install(t, "tuppr.home-operations.com", "v1alpha1", "talosupgrades", "TalosUpgrade", false)
 		kubernetes := l.install(t, "tuppr.home-operations.com", "v1alpha1", "kubernetesupgrades", "KubernetesUpgrade", false)
 		plans := l.install(t, "upgrade.cattle.io", "v1", "plans", "Plan", true)
-		if got := owners(); len(got) != 0 {
-			t.Errorf("there is nothing to upgrade, but: %q", got)
-		}
+		must.Equal(t, "there is nothing to upgrade, but", 0, len(owners()))
 		version := func(of, v string) map[string]any {
 			return map[string]any{"spec": map[string]any{of: map[string]any{"version": v}}}
 		}
@@ -277,8 +237,37 @@ func TestOtherOwners(t *testing.T) {
 			"tuppr's KubernetesUpgrade kubernetes, which brings nodes to v1.36.0",
 			"system-upgrade-controller's Plan system-upgrade/os, which mentions Talos",
 		}
-		if diff := cmp.Diff(want, owners()); diff != "" {
-			t.Errorf("owners (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "owners", want, owners())
+	})
+}
+
+func TestExpires(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	crt, end := a.cert, a.leaf.NotAfter
+	file := filepath.Join(t.TempDir(), "client.crt")
+	must.Do(t, os.WriteFile(file, crt, 0o600))
+	config := func(user string) string {
+		return strings.ReplaceAll(`apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:6443"}}]
+users: [{name: u, user: {USER}}]
+`, "USER", user)
+	}
+	type row struct {
+		kubeconfig string
+		want       time.Time
+	}
+	must.Each(t, map[string]row{
+		"in the file":      {config("client-key-data: a2V5, client-certificate-data: " + base64.StdEncoding.EncodeToString(crt)), end},
+		"beside it":        {config("client-key-data: a2V5, client-certificate: " + file), end},
+		"gone":             {config("client-key-data: a2V5, client-certificate: " + file + ".gone"), time.Time{}},
+		"a token":          {config("token: t"), time.Time{}},
+		"no certificate":   {config("client-key-data: a2V5, client-certificate-data: " + base64.StdEncoding.EncodeToString([]byte("x"))), time.Time{}},
+		"not a kubeconfig": {"][", time.Time{}},
+	}, func(t *testing.T, tc row) {
+		must.Equal(t, "end", tc.want, kube.Expires([]byte(tc.kubeconfig)))
 	})
 }

@@ -5,18 +5,17 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -33,8 +32,7 @@ func (l *lab) ownPod(t *testing.T, owner string) cluster.OwnPod {
 	}
 	l.put(t, store.Pods(), p)
 	time.Sleep(5 * time.Second)
-	o, err := l.Store().Get(t.Context(), store.Pods(), "default", "roll-x")
-	must(t, err)
+	o := must.Get(l.Store().Get(t.Context(), store.Pods(), "default", "roll-x"))(t)
 	return cluster.OwnPod{Namespace: "default", Name: "roll-x", UID: string(o.GetUID())}
 }
 
@@ -43,21 +41,21 @@ func (l *lab) in(t *testing.T, own cluster.OwnPod) *kube.Client {
 	t.Helper()
 	pair := l.ca.issue(t, "admin", []string{"system:masters"})
 	kubeconfig, err := kubeapi.Kubeconfig("lab", "https://"+apiAddr, l.ca.cert, pair.cert, pair.key)
-	must(t, err)
-	c, err := kube.New(kubeconfig, kube.Options{Dial: l.net.Dialer().DialContext, Poll: 2 * time.Second, Own: own})
-	must(t, err)
+	must.Do(t, err)
+	c := must.Get(kube.New(kubeconfig, kube.Options{Dial: l.net.Dialer().DialContext, Poll: 2 * time.Second, Own: own}))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
 func TestOwnNode(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		owner string
 		change
 		want string
 		err  string
 		kind fault.Kind
-	}{
+	}
+	cases := map[string]row{
 		"its pod":                  {want: "wk1"},
 		"no pod":                   {change: func(_ *lab, p *cluster.OwnPod) { *p = cluster.OwnPod{} }},
 		"another cluster's":        {change: func(_ *lab, p *cluster.OwnPod) { p.UID = "another" }},
@@ -65,25 +63,21 @@ func TestOwnNode(t *testing.T) {
 		"one that never leaves":    {owner: "DaemonSet", err: "a DaemonSet pod, which a drain leaves on its node", kind: fault.Refused},
 		"no answer":                {change: func(l *lab, _ *cluster.OwnPod) { l.fails("connection reset by peer") }, err: "read pod default/roll-x: no answer from"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1")
-				owner := "Job"
-				if c.owner != "" {
-					owner = c.owner
-				}
-				own := l.ownPod(t, owner)
-				if c.change != nil {
-					c.change(l, &own)
-				}
-				got, err := l.in(t, own).OwnNode(t.Context())
-				if got != c.want || (err != nil) != (c.err != "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind) {
-					t.Errorf("node %q, %v (kind %d); want %q, %q (kind %d)", got, err, fault.KindOf(err), c.want, c.err, c.kind)
-				}
-			})
-		})
-	}
+	must.Bubbles(t, cases, func(t *testing.T, c row) {
+		l := newLab(t, "wk1")
+		owner := "Job"
+		if c.owner != "" {
+			owner = c.owner
+		}
+		own := l.ownPod(t, owner)
+		if c.change != nil {
+			c.change(l, &own)
+		}
+		got, err := l.in(t, own).OwnNode(t.Context())
+		if got != c.want || (err != nil) != (c.err != "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind) {
+			t.Errorf("node %q, %v (kind %d); want %q, %q (kind %d)", got, err, fault.KindOf(err), c.want, c.err, c.kind)
+		}
+	})
 }
 
 type change func(*lab, *cluster.OwnPod)
@@ -94,7 +88,7 @@ func (l *lab) fails(why string) {
 
 // TestDrainOfOwnNode: recast's own pod is evicted last, and the drain does not wait for its end.
 func TestDrainOfOwnNode(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		before, during func(*testing.T, *lab)
 		of             func(*cluster.OwnPod) // what the environment says
 		delete         bool
@@ -103,7 +97,8 @@ func TestDrainOfOwnNode(t *testing.T) {
 		last           string // of the pods that it evicts or deletes
 		spared         bool   // it does not evict its own pod
 		took           time.Duration
-	}{
+	}
+	cases := map[string]row{
 		"it goes last": {kind: fault.Interrupted, err: "this run's own pod was evicted from wk1; the roll goes on", last: "evicting pod default/roll-x", took: 10 * time.Second},
 		"the name of a pod of another cluster": {
 			of: func(p *cluster.OwnPod) { p.UID = "another" }, kind: fault.Failed, err: "roll-x (still terminating, waiting for finalizers", took: 70 * time.Second,
@@ -127,46 +122,38 @@ func TestDrainOfOwnNode(t *testing.T) {
 			kind: fault.Interrupted, err: "this run's own pod was evicted from wk1", took: 15 * time.Second,
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1")
-				if c.before == nil && c.of == nil {
-					l.put(t, store.Deployments(), web(2))
-				} else if c.before != nil {
-					c.before(t, l)
-				}
-				own := l.ownPod(t, "Job")
-				time.Sleep(20 * time.Second)
-				if c.of != nil {
-					c.of(&own)
-				}
-				client := l.in(t, own)
-				must(t, client.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
-				if c.during != nil {
-					time.AfterFunc(10*time.Second, func() { c.during(t, l) })
-				}
-				var said []string
-				start := time.Now()
-				err := client.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: c.delete}, func(s string) { said = append(said, s) })
-				if fault.KindOf(err) != c.kind || err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("err = %v (kind %d), want %q (kind %d)", err, fault.KindOf(err), c.err, c.kind)
-				}
-				if took := time.Since(start); took > c.took {
-					t.Errorf("it took %s", took)
-				}
-				evictions := slices.DeleteFunc(slices.Clone(said), func(s string) bool {
-					return !strings.HasPrefix(s, "evicting pod ") && !strings.HasPrefix(s, "deleting pod ")
-				})
-				if len(evictions) < 2 || !strings.HasPrefix(evictions[len(evictions)-1], c.last) {
-					t.Errorf("it says %q, want %q last", said, c.last)
-				}
-				if c.spared == slices.Contains(evictions, "evicting pod default/roll-x") {
-					t.Errorf("it says %q; its own pod spared: want %t", said, c.spared)
-				}
-			})
+	must.Bubbles(t, cases, func(t *testing.T, c row) {
+		l := newLab(t, "wk1")
+		if c.before == nil && c.of == nil {
+			l.put(t, store.Deployments(), web(2))
+		} else if c.before != nil {
+			c.before(t, l)
+		}
+		own := l.ownPod(t, "Job")
+		time.Sleep(20 * time.Second)
+		if c.of != nil {
+			c.of(&own)
+		}
+		client := l.in(t, own)
+		must.Do(t, client.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+		if c.during != nil {
+			time.AfterFunc(10*time.Second, func() { c.during(t, l) })
+		}
+		var said []string
+		start := time.Now()
+		err := client.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: c.delete}, func(s string) { said = append(said, s) })
+		must.FailAs(t, err, c.kind, c.err)
+		must.Take(t, start, 0, c.took)
+		evictions := slices.DeleteFunc(slices.Clone(said), func(s string) bool {
+			return !strings.HasPrefix(s, "evicting pod ") && !strings.HasPrefix(s, "deleting pod ")
 		})
-	}
+		if len(evictions) < 2 || !strings.HasPrefix(evictions[len(evictions)-1], c.last) {
+			t.Errorf("it says %q, want %q last", said, c.last)
+		}
+		if c.spared == slices.Contains(evictions, "evicting pod default/roll-x") {
+			t.Errorf("it says %q; its own pod spared: want %t", said, c.spared)
+		}
+	})
 }
 
 // stubbornWeb has pods that live until their grace period of 30 s is over.
@@ -185,9 +172,7 @@ func guardedWeb(t *testing.T, l *lab) {
 
 func evicts(pod string) func(*testing.T, *lab) {
 	return func(t *testing.T, l *lab) {
-		if err := l.Evict(t.Context(), "default", pod, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, l.Evict(t.Context(), "default", pod, metav1.DeleteOptions{}))
 	}
 }
 

@@ -83,7 +83,6 @@ func each[T any, L interface {
 	return nil
 }
 
-// eachVolume is each for the PersistentVolumes.
 func (c *Client) eachVolume(ctx context.Context, begin func(), see func(*corev1.PersistentVolume)) error {
 	list := func(o metav1.ListOptions) (*corev1.PersistentVolumeList, error) {
 		return c.api.CoreV1().PersistentVolumes().List(ctx, o)
@@ -91,7 +90,6 @@ func (c *Client) eachVolume(ctx context.Context, begin func(), see func(*corev1.
 	return each(c, "persistent volumes", list, begin, see)
 }
 
-// eachPod is each for pods that the options select.
 func (c *Client) eachPod(ctx context.Context, namespace string, selected metav1.ListOptions, begin func(), see func(*corev1.Pod)) error {
 	list := func(o metav1.ListOptions) (*corev1.PodList, error) {
 		o.LabelSelector, o.FieldSelector = selected.LabelSelector, selected.FieldSelector
@@ -193,8 +191,7 @@ func (c *Client) resources(ctx context.Context, gv schema.GroupVersion) ([]metav
 	return slices.DeleteFunc(list.APIResources, func(r metav1.APIResource) bool { return strings.Contains(r.Name, "/") }), nil
 }
 
-// listCustom lists custom resources of all namespaces; named restricts them to that
-// name, "" does not.
+// listCustom lists custom resources of all namespaces; named restricts them to that name, "" does not.
 func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, named string) ([]T, error) {
 	if named == "" {
 		return listSelected[T](ctx, c, r, "", "")
@@ -241,7 +238,6 @@ func (c *Client) findService(ctx context.Context, label, port string) (b behind,
 // errSilent says that a program gave no usable answer, though the API server did.
 var errSilent = errors.New("no usable answer")
 
-// get reads a path as JSON.
 func (b behind) get(ctx context.Context, path string, into any) error {
 	at, query, _ := strings.Cut(path, "?")
 	params, err := url.ParseQuery(query)
@@ -255,7 +251,6 @@ func (b behind) get(ctx context.Context, path string, into any) error {
 	return b.judge("ask", at, b.getJSON(ctx, request, into))
 }
 
-// put writes a body as JSON to a path.
 func (b behind) put(ctx context.Context, path string, body any) error {
 	text, err := json.Marshal(body)
 	if err != nil {

@@ -99,8 +99,7 @@ func proxyImage(set *appsv1.DaemonSet) (string, error) {
 	return "", fault.Refusedf("DaemonSet %s has no container of that name: it is not Talos' own", proxyName)
 }
 
-// SetProxyImage sets the image of kube-proxy's DaemonSet, in one write that fails if
-// someone else writes meanwhile.
+// SetProxyImage sets the image of kube-proxy's DaemonSet, in one write that fails if someone else writes meanwhile.
 func (c *Client) SetProxyImage(ctx context.Context, from, to string) error {
 	set, err := c.api.AppsV1().DaemonSets(systemNamespace).Get(ctx, proxyName, metav1.GetOptions{})
 	if err != nil {
@@ -128,8 +127,7 @@ func (c *Client) SetProxyImage(ctx context.Context, from, to string) error {
 	return c.translate(err)
 }
 
-// RemovedObjects counts the objects of resources that the next version no longer
-// serves, by Sidero's own table.
+// RemovedObjects counts the objects of resources that the next version no longer serves, by Sidero's own table.
 func (c *Client) RemovedObjects(ctx context.Context, from, to string) ([]string, error) {
 	path, err := upgrade.NewPath(from, to)
 	if err != nil {

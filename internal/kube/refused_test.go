@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,16 +18,15 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// page is one answer of a server.
 type page struct {
 	code int
 	body string
 }
 
-// serve answers each path with its page, and others as an API server does for
-// unknown paths.
+// serve answers each path with its page, and others as an API server does for unknown paths.
 func serve(t *testing.T, pages map[string]page) *kube.Client {
 	t.Helper()
 	return serveEach(t, func(r *http.Request) (page, bool) {
@@ -53,12 +51,9 @@ func serveEach(t *testing.T, answer func(*http.Request) (page, bool)) *kube.Clie
 	t.Cleanup(srv.Close)
 	kubeconfig := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: x, cluster: {server: %q}}]\n"+
 		"users: [{name: x, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: x, user: x}}]\n", srv.URL)
-	c, err := kube.New([]byte(kubeconfig), kube.Options{})
-	must(t, err)
+	c := must.Get(kube.New([]byte(kubeconfig), kube.Options{}))(t)
 	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
+		must.Do(t, c.Close())
 	})
 	return c
 }
@@ -72,7 +67,7 @@ func forbidden(t *testing.T, resource, group string) page {
 		Message: fmt.Sprintf("%s is forbidden: User \"ci\" cannot list resource %q in API group %q at the cluster scope", resource, resource, group),
 		Details: &metav1.StatusDetails{Group: group, Kind: resource},
 	})
-	must(t, err)
+	must.Do(t, err)
 	return page{http.StatusForbidden, string(b)}
 }
 
@@ -152,22 +147,20 @@ func TestReadsFailClosed(t *testing.T) {
 			"list certificate signing requests: ", fault.Refused,
 		},
 	}
-	each(t, cases, func(t *testing.T, tc row) {
+	must.Each(t, cases, func(t *testing.T, tc row) {
 		pages := maps.Clone(fine)
 		if tc.path != "" {
 			pages[tc.path] = tc.page
 		}
 		err := tc.read(serve(t, pages), t)
 		if tc.path == "" {
-			must(t, err)
+			must.Do(t, err)
 			return
 		}
 		if err == nil || !strings.Contains(err.Error(), tc.want) || errors.Is(err, cluster.ErrNotFound) {
 			t.Fatalf("err = %v, want %q and not ErrNotFound", err, tc.want)
 		}
-		if fault.KindOf(err) != tc.kind {
-			t.Errorf("kind %v of %v, want %v", fault.KindOf(err), err, tc.kind)
-		}
+		must.FailAs(t, err, tc.kind)
 		if hints := fault.Hints(err); tc.kind == fault.Refused && len(hints) != 1 {
 			t.Errorf("hints = %q", hints)
 		}
@@ -178,17 +171,18 @@ func TestReadsFailClosed(t *testing.T) {
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	quoted, err := json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f")
-	must(t, err)
+	must.Do(t, err)
 	evil := string(quoted)
 	refusal := func(code, reason string) string {
 		return `{"kind":"Status","apiVersion":"v1","status":"Failure","message":` + evil + `,"reason":"` + reason + `","code":` + code + `}`
 	}
 	owners := func(c *kube.Client) (string, error) { _, err := c.OtherOwners(t.Context()); return "", err }
-	for name, c := range map[string]struct {
+	type row struct {
 		path string
 		page page
 		ask  func(*kube.Client) (string, error)
-	}{
+	}
+	must.Each(t, map[string]row{
 		"forbidden":    {"/apis/upgrade.cattle.io/v1/plans", page{403, refusal("403", "Forbidden")}, owners},
 		"unauthorized": {"/apis/upgrade.cattle.io/v1/plans", page{401, refusal("401", "Unauthorized")}, owners},
 		"broken":       {"/apis/upgrade.cattle.io/v1/plans", page{400, refusal("400", "BadRequest")}, owners},
@@ -219,21 +213,18 @@ func TestForeignTextIsOneLine(t *testing.T) {
 				return pods[0].Why, err
 			},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pages := finePages()
-			pages["/api/v1"] = page{200, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"nodes","kind":"Node","verbs":["list"]}]}`}
-			pages[c.path] = c.page
-			text, err := c.ask(serve(t, pages))
-			if err != nil {
-				text = err.Error()
-			}
-			if !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
-				t.Errorf("%q", text)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		pages := finePages()
+		pages["/api/v1"] = page{200, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"nodes","kind":"Node","verbs":["list"]}]}`}
+		pages[c.path] = c.page
+		text, err := c.ask(serve(t, pages))
+		if err != nil {
+			text = err.Error()
+		}
+		if !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+			t.Errorf("%q", text)
+		}
+	})
 }
 
 // TestListThatExpires: a list whose revision etcd drops while it is read is
@@ -241,52 +232,44 @@ func TestForeignTextIsOneLine(t *testing.T) {
 func TestListThatExpires(t *testing.T) {
 	t.Parallel()
 	const expired = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}`
-	for name, tc := range map[string]struct {
+	type row struct {
 		expires int // how often the second page does
 		want    []string
 		err     string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"never":    {0, []string{"wk1", "wk2"}, ""},
 		"once":     {1, []string{"wk1", "wk2"}, ""},
 		"for ever": {99, nil, "list nodes: the list went out of date while it was read, 3 times in a row: too old"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			left := tc.expires
-			c := serveEach(t, func(r *http.Request) (page, bool) {
-				q := r.URL.Query()
-				if q.Get("limit") != "500" {
-					t.Errorf("asked for %s", r.URL)
+	}, func(t *testing.T, tc row) {
+		left := tc.expires
+		c := serveEach(t, func(r *http.Request) (page, bool) {
+			q := r.URL.Query()
+			must.Equal(t, "asked for", "500", q.Get("limit"))
+			node, next := "wk1", "second"
+			if q.Get("continue") != "" {
+				node, next = "wk2", ""
+				if left--; left >= 0 {
+					return page{http.StatusGone, expired}, true
 				}
-				node, next := "wk1", "second"
-				if q.Get("continue") != "" {
-					node, next = "wk2", ""
-					if left--; left >= 0 {
-						return page{http.StatusGone, expired}, true
-					}
-				}
-				return page{http.StatusOK, fmt.Sprintf(`{"kind":"NodeList","apiVersion":"v1","metadata":{"continue":%q},"items":[{"metadata":{"name":%q}}]}`, next, node)}, true
-			})
-			nodes, err := c.Nodes(t.Context())
-			if err != nil && (tc.err == "" || !strings.Contains(err.Error(), tc.err)) || err == nil && tc.err != "" {
-				t.Fatalf("err = %v, want %q", err, tc.err)
 			}
-			var got []string
-			for _, n := range nodes {
-				got = append(got, n.Name)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
+			return page{http.StatusOK, fmt.Sprintf(`{"kind":"NodeList","apiVersion":"v1","metadata":{"continue":%q},"items":[{"metadata":{"name":%q}}]}`, next, node)}, true
 		})
-	}
+		nodes, err := c.Nodes(t.Context())
+		if err != nil && (tc.err == "" || !strings.Contains(err.Error(), tc.err)) || err == nil && tc.err != "" {
+			t.Fatalf("err = %v, want %q", err, tc.err)
+		}
+		var got []string
+		for _, n := range nodes {
+			got = append(got, n.Name)
+		}
+		must.Equal(t, "got", tc.want, got)
+	})
 }
 
-// TestLocalDataAsksOnce: everything is listed once for all nodes, whatever storage
-// systems there are.
+// TestLocalDataAsksOnce: everything is listed once for all nodes, whatever storage systems there are.
 func TestLocalDataAsksOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		names := []string{"wk1", "wk2", "wk3"}
 		l := newLab(t, names...)
 		time.Sleep(10 * time.Second)
@@ -299,11 +282,10 @@ func TestLocalDataAsksOnce(t *testing.T) {
 		}
 		ceph("rook-ceph", "rook-ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": "/var/lib/rook"}})
 		c := l.client(t, "system:masters")
-		nodes, err := c.Nodes(t.Context())
-		must(t, err)
+		nodes := must.Get(c.Nodes(t.Context()))(t)
 		from := len(l.calls.Calls())
 		data, err := c.LocalData(t.Context(), nodes...)
-		must(t, err)
+		must.Do(t, err)
 		asked := map[string]int{}
 		for _, call := range l.calls.Calls()[from:] {
 			path, _, _ := strings.Cut(call.Path, "?")
@@ -316,17 +298,13 @@ func TestLocalDataAsksOnce(t *testing.T) {
 		} {
 			want[path] = 1
 		}
-		if diff := cmp.Diff(want, asked); diff != "" {
-			t.Errorf("asked (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "asked", want, asked)
 		for _, name := range names {
 			what := []string{}
 			for _, d := range data[name] {
 				what = append(what, d.Name)
 			}
-			if diff := cmp.Diff([]string{"linstor/" + name, "longhorn/var/mnt/" + name}, what); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", name, diff)
-			}
+			must.Equal(t, name, []string{"linstor/" + name, "longhorn/var/mnt/" + name}, what)
 		}
 		if one, err := c.LocalData(t.Context(), nodes[1]); err != nil || !cmp.Equal(one, map[string][]cluster.LocalData{"wk2": data["wk2"]}) {
 			t.Errorf("alone: %+v, %v", one, err)

@@ -22,8 +22,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Replicas implements cluster.VolumeReader. A system that is not installed costs no
-// request.
+// Replicas implements cluster.VolumeReader. A system that is not installed costs no request.
 func (c *Client) Replicas(ctx context.Context) ([]replica.System, error) {
 	groups, err := c.groups(ctx)
 	if err != nil {
@@ -32,8 +31,7 @@ func (c *Client) Replicas(ctx context.Context) ([]replica.System, error) {
 	return c.replicasOf(ctx, groups)
 }
 
-// NodeData implements cluster.VolumeReader: LocalData and Replicas with one list of
-// the API groups.
+// NodeData implements cluster.VolumeReader: LocalData and Replicas with one list of the API groups.
 func (c *Client) NodeData(ctx context.Context, nodes ...cluster.KubeNode) (local map[string][]cluster.LocalData, systems []replica.System, err error) {
 	groups, errGroups := c.groups(ctx)
 	err = wait.All(
@@ -68,7 +66,6 @@ func (c *Client) replicasOf(ctx context.Context, groups []metav1.APIGroup) (syst
 	return systems, nil
 }
 
-// storageSystem is a storage system that recast knows.
 type storageSystem struct {
 	name  string
 	find  finder
@@ -254,13 +251,11 @@ func (c *Client) MayHold(ctx context.Context, system string) error {
 	if err != nil || right == nil {
 		return err
 	}
-	review, err := c.api.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: right},
-	}, metav1.CreateOptions{})
+	may, err := c.may(ctx, right)
 	switch {
 	case err != nil:
-		return fmt.Errorf("ask what the kubeconfig may do: %w", c.translate(err))
-	case !review.Status.Allowed:
+		return fmt.Errorf("ask what the kubeconfig may do: %w", err)
+	case !may:
 		return fault.WithHint(fault.Refusedf("the kubeconfig may not %s", known.hold.mayNot), "where a node is away longer than %s waits, a roll has it wait longer, and needs that right", system)
 	}
 	return nil

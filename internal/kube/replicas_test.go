@@ -2,16 +2,13 @@ package kube_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -20,12 +17,12 @@ import (
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestReplicasOfLonghorn reads objects as longhorn-manager writes them.
 func TestReplicasOfLonghorn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t, "wk1", "wk2")
 		add := map[string]func(namespace, name string, content map[string]any){}
 		for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting", "engines": "Engine"} {
@@ -85,19 +82,16 @@ func TestReplicasOfLonghorn(t *testing.T) {
 		}
 		c := l.client(t, "system:masters")
 		got, err := c.Replicas(t.Context())
-		if diff := cmp.Diff([]replica.System{want}, got); err != nil || diff != "" {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
+		must.Do(t, err)
+		must.Equal(t, "got", []replica.System{want}, got)
 		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "longhorn-manager", Namespace: ns}}
 		set.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "longhorn-manager"}}
 		set.Spec.Template.Labels = set.Spec.Selector.MatchLabels
 		set.Spec.Template.Spec.NodeSelector = map[string]string{"none": "has it"}
 		l.put(t, store.DaemonSets(), set)
 		time.Sleep(time.Second)
-		got, err = c.Replicas(t.Context())
-		if err != nil || got[0].Away != "no pod of DaemonSet longhorn-system/longhorn-manager is ready" {
-			t.Errorf("%v, %+v", err, got)
-		}
+		got = must.Get(c.Replicas(t.Context()))(t)
+		must.Equal(t, "away", "no pod of DaemonSet longhorn-system/longhorn-manager is ready", got[0].Away)
 	})
 }
 
@@ -118,39 +112,28 @@ func TestReplicasUnread(t *testing.T) {
 		pages := map[string]page{"/apis": groups("longhorn.io"), at + "volumes": empty, at + "replicas": empty, at + "nodes": empty, at + "settings": empty}
 		pages[at+resource] = forbidden(t, resource, "longhorn.io")
 		_, err := serve(t, pages).Replicas(t.Context())
-		if want := `cannot list resource "` + resource + `" in API group "longhorn.io"`; fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", resource, err)
-		}
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "roll.storage: {longhorn: off}") || !strings.Contains(hints, "the resources of Longhorn") {
-			t.Errorf("%s: hints %q", resource, hints)
-		}
+		must.FailAs(t, err, fault.Refused, `cannot list resource "`+resource+`" in API group "longhorn.io"`)
+		must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), "roll.storage: {longhorn: off}", "the resources of Longhorn")
 	}
 	asked := 0
 	c := serveEach(t, func(*http.Request) (page, bool) { asked++; return groups("example.org"), true })
-	if got, err := c.Replicas(t.Context()); err != nil || got != nil || asked != 1 {
-		t.Errorf("%v, %v, after %d requests", got, err, asked)
-	}
-	if _, err := serve(t, map[string]page{"/apis": {http.StatusOK, `{"groups":[{"name":"longhorn.io","versions":[{"version":"v2"}]}]}`}}).Replicas(t.Context()); err == nil || !strings.Contains(err.Error(), "longhorn.io is served as v2 only, recast knows v1beta2") {
-		t.Errorf("another version: %v", err)
-	}
+	got := must.Get(c.Replicas(t.Context()))(t)
+	must.Equal(t, "replicas known, requests", []any{false, 1}, []any{got != nil, asked})
+	must.Fail(t, must.Err(serve(t, map[string]page{"/apis": {http.StatusOK, `{"groups":[{"name":"longhorn.io","versions":[{"version":"v2"}]}]}`}}).Replicas(t.Context())), "longhorn.io is served as v2 only, recast knows v1beta2")
 }
 
 // TestWatchReplicas: a volume that becomes healthy is reported, and nothing else.
 func TestWatchReplicas(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		add := l.install(t, "longhorn.io", "v1beta2", "volumes", "Volume", true)
 		volumes := schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "volumes"}
 		add("longhorn-system", "a", map[string]any{"status": map[string]any{"robustness": "degraded"}})
 		set := func(robustness string) {
-			o, err := l.Store().Get(t.Context(), volumes, "longhorn-system", "a")
-			must(t, err)
+			o := must.Get(l.Store().Get(t.Context(), volumes, "longhorn-system", "a"))(t)
 			u := o.(*unstructured.Unstructured).DeepCopy()
 			u.Object["status"] = map[string]any{"robustness": robustness}
-			if _, err := l.Store().Update(t.Context(), volumes, u, store.Status); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(l.Store().Update(t.Context(), volumes, u, store.Status))(t)
 			time.Sleep(time.Second)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -163,9 +146,7 @@ func TestWatchReplicas(t *testing.T) {
 			set(robustness)
 		}
 		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("ended with %v", err)
-		}
+		must.FailIs(t, <-ended, context.Canceled)
 		if len(told) != 2 || <-told || !<-told {
 			t.Errorf("told %d times", len(told))
 		}
@@ -213,10 +194,8 @@ func TestReplicasOfCeph(t *testing.T) {
 			Replicas: []replica.Replica{{Node: "wk1"}, {Node: "wk2", Healthy: true}, {Node: "wk3", Healthy: true}, {Node: "wk4"}},
 		}},
 	}}
-	got, err := serve(t, pages).Replicas(t.Context())
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	got := must.Get(serve(t, pages).Replicas(t.Context()))(t)
+	must.Equal(t, "got", want, got)
 	for managed, patience := range map[string]time.Duration{
 		"":                           10 * time.Minute, // Ceph's own: Rook does not set noout
 		`"managePodBudgets":false`:   10 * time.Minute,
@@ -231,9 +210,7 @@ func TestReplicasOfCeph(t *testing.T) {
 		}
 	}
 	pages["/apis/ceph.rook.io/v1/cephclusters"] = forbidden(t, "cephclusters", "ceph.rook.io")
-	if _, err := serve(t, pages).Replicas(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), `cannot list resource "cephclusters"`) {
-		t.Errorf("forbidden: %v", err)
-	}
+	must.FailAs(t, must.Err(serve(t, pages).Replicas(t.Context())), fault.Refused, `cannot list resource "cephclusters"`)
 }
 
 // replicasCase is what a storage system shows with one page of the API changed.
@@ -247,16 +224,14 @@ type replicasCase struct {
 // checkReplicas reads a storage system once for each case.
 func checkReplicas(t *testing.T, pages func() map[string]page, cases map[string]replicasCase) {
 	t.Helper()
-	each(t, cases, func(t *testing.T, tc replicasCase) {
+	must.Each(t, cases, func(t *testing.T, tc replicasCase) {
 		all := pages()
 		if tc.path != "" {
 			all[tc.path] = tc.page
 		}
 		got, err := serve(t, all).Replicas(t.Context())
 		if tc.fails != "" {
-			if err == nil || !strings.Contains(err.Error(), tc.fails) {
-				t.Fatalf("err = %v, want %q", err, tc.fails)
-			}
+			must.Fail(t, err, tc.fails)
 			if refused := tc.page.code == http.StatusForbidden; refused != (fault.KindOf(err) == fault.Refused) {
 				t.Errorf("kind %v", fault.KindOf(err))
 			}
@@ -266,9 +241,8 @@ func checkReplicas(t *testing.T, pages func() map[string]page, cases map[string]
 		if tc.want != nil {
 			want = append(want, *tc.want)
 		}
-		if diff := cmp.Diff(want, got); err != nil || diff != "" {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
+		must.Do(t, err)
+		must.Equal(t, "got", want, got)
 	})
 }
 

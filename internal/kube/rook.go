@@ -25,13 +25,6 @@ var rookVersion = schema.GroupVersion{Group: "ceph.rook.io", Version: "v1"}
 
 const rookDaemons = "app in (rook-ceph-mon, rook-ceph-osd)"
 
-type cephCluster struct {
-	Metadata metav1.ObjectMeta `json:"metadata"`
-	Spec     struct {
-		DataDir string `json:"dataDirHostPath"`
-	} `json:"spec"`
-}
-
 // rookDirectories finds the directories in which Rook's monitors and OSDs keep their state on each node, and the
 // directory of every CephCluster.
 func (l *localScan) rookDirectories(ctx context.Context, groups []metav1.APIGroup) error {
@@ -44,7 +37,7 @@ func (l *localScan) rookDirectories(ctx context.Context, groups []metav1.APIGrou
 	}
 	for _, ceph := range clusters {
 		if ceph.Spec.DataDir == "" {
-			continue // an external Ceph
+			continue
 		}
 		dir := path.Clean("/" + ceph.Spec.DataDir)
 		daemons, err := l.rookDaemons(ctx, ceph.Metadata.Namespace, dir)
@@ -122,15 +115,12 @@ func keepsState(spec *corev1.PodSpec, dir string) bool {
 	})
 }
 
-// activatedVolumes returns the volumes of an OSD that its init container activate
-// fills at every start from BlueStore or LVM's tags on the device: ceph-volume raw
-// activate, ceph-volume lvm activate, or, on a claim, ceph-bluestore-tool
-// prime-osd-dir (rook, pkg/operator/ceph/cluster/osd, activate-osd.sh and
-// getActivatePVCInitContainer in spec.go). Such an OSD also mounts rook-data, the
-// whole directory, but keeps nothing of its own there. OSDs in a directory or on a
-// partition, of Rook before 1.3, have no such container. The mode is what Rook
-// itself reads back from the Deployment (getOSDInfo in osd.go). A loop device may be
-// a file on the system disk: it proves nothing.
+// activatedVolumes returns the volumes of an OSD that its init container activate fills at every start from BlueStore
+// or LVM's tags on the device: ceph-volume raw activate, ceph-volume lvm activate, or, on a claim, ceph-bluestore-tool
+// prime-osd-dir (rook, pkg/operator/ceph/cluster/osd, activate-osd.sh and getActivatePVCInitContainer in spec.go).
+// Such an OSD also mounts rook-data, the whole directory, but keeps nothing of its own there. OSDs in a directory or
+// on a partition, of Rook before 1.3, have no such container. The mode is what Rook itself reads back from the
+// Deployment (getOSDInfo in osd.go). A loop device may be a file on the system disk: it proves nothing.
 func activatedVolumes(spec *corev1.PodSpec) []string {
 	i := slices.IndexFunc(spec.InitContainers, func(c corev1.Container) bool { return c.Name == "activate" })
 	osd := slices.IndexFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == "osd" })
@@ -152,7 +142,6 @@ func activatedVolumes(spec *corev1.PodSpec) []string {
 	return volumes
 }
 
-// cephDaemon is an OSD or a monitor of Rook.
 type cephDaemon struct {
 	id     string
 	node   string // "": the daemon runs on no node, and is tied to none
@@ -167,10 +156,8 @@ func cephIDOf(m metav1.ObjectMeta) cephID {
 	return cephID{m.Labels["app"], cmp.Or(m.Labels["ceph_daemon_id"], m.Labels["ceph-osd-id"], m.Labels["mon"], m.Name)}
 }
 
-// cephDaemons are the OSDs and monitors of a Ceph cluster.
 type cephDaemons struct{ osds, monitors []cephDaemon }
 
-// nodes lists the nodes with OSDs, sorted.
 func (d cephDaemons) nodes() []string {
 	names := map[string]bool{}
 	for _, osd := range d.osds {
@@ -181,7 +168,6 @@ func (d cephDaemons) nodes() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// serves says whether all OSDs of a node are ready.
 func (d cephDaemons) serves(node string) bool {
 	return !slices.ContainsFunc(d.osds, func(osd cephDaemon) bool { return osd.node == node && !osd.ready })
 }
@@ -253,11 +239,12 @@ const (
 // lacks.
 var cephRedundancy = []string{"PG_AVAILABILITY", "PG_DEGRADED", "PG_DAMAGED", "PG_RECOVERY_FULL", "OBJECT_UNFOUND", "error"}
 
-// cephHealth is the part of Rook's CephCluster that we read for its health
+// cephCluster is the part that we read of Rook's CephCluster
 // (pkg/apis/ceph.rook.io/v1/types.go, ClusterSpec and CephStatus).
-type cephHealth struct {
+type cephCluster struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
+		DataDir    string `json:"dataDirHostPath"` // "": of an external Ceph
 		Disruption struct {
 			Manages bool          `json:"managePodBudgets"`
 			Timeout time.Duration `json:"osdMaintenanceTimeout"` // in minutes
@@ -281,7 +268,7 @@ type cephHealth struct {
 // object says which data is on which OSD, but pools say how their data may lie on them.
 func (c *Client) cephReplicas(ctx context.Context, _ schema.GroupVersion) (replica.System, error) {
 	s := replica.System{Name: cephName, Pools: true}
-	clusters, err := listCustom[cephHealth](ctx, c, rookVersion.WithResource("cephclusters"), "")
+	clusters, err := listCustom[cephCluster](ctx, c, rookVersion.WithResource("cephclusters"), "")
 	if err != nil {
 		return s, err
 	}
@@ -319,7 +306,7 @@ func (c *Client) cephReplicas(ctx context.Context, _ schema.GroupVersion) (repli
 	return s, nil
 }
 
-func (ceph cephHealth) volume(d cephDaemons, pools []cephPool, now time.Time) replica.Volume {
+func (ceph cephCluster) volume(d cephDaemons, pools []cephPool, now time.Time) replica.Volume {
 	v := replica.Volume{Name: foreign.Line(ceph.Metadata.Namespace + "/" + ceph.Metadata.Name), Checked: ceph.Status.Ceph.LastChecked}
 	for _, node := range d.nodes() {
 		v.Replicas = append(v.Replicas, replica.Replica{Node: node, Healthy: d.serves(node)})
@@ -340,7 +327,7 @@ func (ceph cephHealth) volume(d cephDaemons, pools []cephPool, now time.Time) re
 // removes noout from all other domains, whoever had set it. Without managePodBudgets Rook does neither (updateNoout
 // in pkg/operator/ceph/disruption/clusterdisruption/osd.go, reconcile in reconcile.go). Without noout, Ceph's own
 // interval counts.
-func (ceph cephHealth) patience() (waits time.Duration, setting, remedy string) {
+func (ceph cephCluster) patience() (waits time.Duration, setting, remedy string) {
 	if d := ceph.Spec.Disruption; d.Manages {
 		return cmp.Or(d.Timeout*time.Minute, rookMaintenance), "osdMaintenanceTimeout", "raise disruptionManagement.osdMaintenanceTimeout, which is in minutes"
 	}
@@ -349,7 +336,7 @@ func (ceph cephHealth) patience() (waits time.Duration, setting, remedy string) 
 }
 
 // stale says why the recorded health is not the present one; "" if it is.
-func (ceph cephHealth) stale(now time.Time) string {
+func (ceph cephCluster) stale(now time.Time) string {
 	state := ceph.Status.Ceph
 	checked, err := time.Parse(time.RFC3339, state.LastChecked)
 	switch {
@@ -362,7 +349,7 @@ func (ceph cephHealth) stale(now time.Time) string {
 }
 
 // reduced says why data may lack copies; "" if no data does.
-func (ceph cephHealth) reduced(now time.Time) string {
+func (ceph cephCluster) reduced(now time.Time) string {
 	if stale := ceph.stale(now); stale != "" {
 		return stale
 	}
@@ -376,7 +363,7 @@ func (ceph cephHealth) reduced(now time.Time) string {
 }
 
 // check returns the text of a health check that Ceph reports; "" if Ceph does not report it.
-func (ceph cephHealth) check(code string) string {
+func (ceph cephCluster) check(code string) string {
 	d, ok := ceph.Status.Ceph.Details[code]
 	if !ok {
 		return ""
@@ -387,7 +374,7 @@ func (ceph cephHealth) check(code string) string {
 // voters says which monitors are in quorum; doubt is why that is not known. MON_DOWN ends with the names of the
 // monitors in quorum: "1/3 mons down, quorum a,b" (HealthMonitor::check_mon_health in Ceph's
 // src/mon/HealthMonitor.cc).
-func (ceph cephHealth) voters(monitors []cephDaemon, now time.Time) (out []replica.Voter, doubt string) {
+func (ceph cephCluster) voters(monitors []cephDaemon, now time.Time) (out []replica.Voter, doubt string) {
 	down, names := ceph.check("MON_DOWN"), []string(nil)
 	if down != "" {
 		_, list, known := strings.Cut(ceph.Status.Ceph.Details["MON_DOWN"].Message, "quorum ")
@@ -401,9 +388,8 @@ func (ceph cephHealth) voters(monitors []cephDaemon, now time.Time) (out []repli
 	return out, cmp.Or(ceph.stale(now), ceph.check("error"), doubt)
 }
 
-// watchCeph reports Ceph clusters whose health was checked.
 func (c *Client) watchCeph(ctx context.Context, tell func(look bool)) error {
-	checked := func(ceph cephHealth) (metav1.ObjectMeta, string) { return ceph.Metadata, ceph.Status.Ceph.LastChecked }
+	checked := func(ceph cephCluster) (metav1.ObjectMeta, string) { return ceph.Metadata, ceph.Status.Ceph.LastChecked }
 	return watchCustom(ctx, c, rookVersion.WithResource("cephclusters"), tell, checked, func(was, is string) bool { return was != is })
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestLocalDataOfRook: what an OSD restores from its own device at every start is no loss.
@@ -51,7 +52,7 @@ func TestLocalDataOfRook(t *testing.T) {
 		drained bool // the pods are gone, their Deployments are not
 		want    []cluster.LocalData
 	}
-	bubbles(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"monitor":                          {dir: rook, pods: mon("wk1"), want: data("rook-ceph-mon")},
 		"monitor and OSD":                  {dir: rook + "/", pods: append(osdWithData, mon("wk1")...), want: data("rook-ceph-mon, rook-ceph-osd")},
 		"drained":                          {dir: rook, pods: mon("wk1"), drained: true, want: data("rook-ceph-mon")},
@@ -89,9 +90,8 @@ func TestLocalDataOfRook(t *testing.T) {
 	})
 }
 
-// osdVolumes are Rook's volumes for an OSD on a device of the node (rook,
-// pkg/operator/ceph/cluster/osd/spec.go, makeDeployment and
-// getActivateOSDInitContainer).
+// osdVolumes are Rook's volumes for an OSD on a device of the node (rook, pkg/operator/ceph/cluster/osd/spec.go,
+// makeDeployment and getActivateOSDInitContainer).
 var osdVolumes = map[string]string{
 	"rook-data": "/var/lib/rook", "activate-osd": "/var/lib/rook/rook-ceph/f_1", "ceph-daemons-sock-dir": "/var/lib/rook/exporter",
 	"rook-ceph-log": "/var/lib/rook/rook-ceph/log", "rook-ceph-crash": "/var/lib/rook/rook-ceph/crash",
@@ -218,14 +218,12 @@ func TestPlacementsOfCeph(t *testing.T) {
 		"objects in pools of others": {kind: store, spec: `{"metadataPool":null,"sharedPools":{"dataPoolName":"y"}}`},
 		"a zone":                     {kind: zone, spec: `{"dataPool":{"replicated":{"size":2}}}`, want: one("dataPool of CephObjectZone x", "host", 2, 1, on(1, 1, 2))},
 	}
-	each(t, cases, func(t *testing.T, tc row) {
+	must.Each(t, cases, func(t *testing.T, tc row) {
 		got, err := serve(t, rookPages(tc.kind, tc.spec, tc.mon)).Replicas(t.Context())
 		if err != nil || len(got) != 1 {
 			t.Fatalf("%v, %+v", err, got)
 		}
-		if diff := cmp.Diff(tc.want, got[0].Volumes[0].Placements); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		must.Equal(t, "got", tc.want, got[0].Volumes[0].Placements)
 	})
 	for _, path := range []string{"", "/cephblockpools"} {
 		pages := rookPages(block, `{}`, "")
@@ -267,7 +265,7 @@ func TestVotersOfCeph(t *testing.T) {
 		"on a claim, moving": {monitors: []string{mon("a", "", "1", "")}, pods: []string{pod("a", "wk6", "Running", "False"), pod("a", "wk7", "Running", "True")}, want: []replica.Voter{{Name: "a", Node: "wk7", Votes: true}}},
 		"on a claim, moved":  {monitors: []string{mon("a", "", "0", "")}, pods: []string{pod("a", "wk6", "Failed", "False")}, want: []replica.Voter{{Name: "a"}}},
 	}
-	each(t, cases, func(t *testing.T, tc row) {
+	must.Each(t, cases, func(t *testing.T, tc row) {
 		pages := rookPages("cephblockpools", `{}`, "")
 		edit := func(path, from, to string) {
 			p := pages[path]
@@ -277,8 +275,7 @@ func TestVotersOfCeph(t *testing.T) {
 		edit("/apis/ceph.rook.io/v1/cephclusters", `"HEALTH_OK"`, `"HEALTH_OK","details":{`+tc.details+`}`)
 		edit("/apis/apps/v1/namespaces/rook-ceph/deployments", `"items":[`, `"items":[`+strings.Join(tc.monitors, ",")+",")
 		edit("/api/v1/namespaces/rook-ceph/pods", `"items":[`, `"items":[`+strings.Join(tc.pods, ","))
-		got, err := serve(t, pages).Replicas(t.Context())
-		must(t, err)
+		got := must.Get(serve(t, pages).Replicas(t.Context()))(t)
 		v := got[0].Volumes[0]
 		if diff := cmp.Diff(tc.want, v.Voters); diff != "" || v.Doubt != tc.doubt {
 			t.Errorf("doubt %q (-want +got):\n%s", v.Doubt, diff)

@@ -105,8 +105,7 @@ func attachedVolume(a storagev1.VolumeAttachment) cluster.AttachedVolume {
 	return v
 }
 
-// bind adds to v the details of its PersistentVolume. If there is none, or it cannot be read, the volume still
-// counts.
+// bind adds to v the details of its PersistentVolume. If there is none, or it cannot be read, the volume still counts.
 func (c *Client) bind(ctx context.Context, v *cluster.AttachedVolume) {
 	if v.Volume == "" {
 		return
@@ -141,7 +140,6 @@ func (c *Client) ServedUsers(ctx context.Context) ([]cluster.ServedUser, error) 
 	return users, nil
 }
 
-// served is a volume of a server.
 type served struct{ name, what, access, trouble string }
 
 // servedClaims returns the volumes of servers by their claims, "namespace/name", with the errors of attaching them.
@@ -228,11 +226,8 @@ var errWatchEnded = errors.New("the watch has ended")
 // WatchNode implements cluster.NodeReader.
 func (c *Client) WatchNode(ctx context.Context, node string, tell func(look bool)) error {
 	stream, err := c.streams.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", node).String()})
-	if err != nil {
-		return fmt.Errorf("watch node %s: %w", node, c.translate(err))
-	}
 	last := ""
-	return follow(ctx, stream, tell, func(e watch.Event) bool {
+	return c.watched(ctx, "node "+node, stream, err, tell, func(e watch.Event) bool {
 		was := last
 		last = ""
 		if n, ok := e.Object.(*corev1.Node); ok && e.Type != watch.Deleted && isReady(n) {
@@ -245,38 +240,32 @@ func (c *Client) WatchNode(ctx context.Context, node string, tell func(look bool
 // WatchDetached implements cluster.VolumeReader.
 func (c *Client) WatchDetached(ctx context.Context, node string, tell func(look bool)) error {
 	stream, err := c.streams.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{}) // the API cannot select them by node
-	if err != nil {
-		return fmt.Errorf("watch volume attachments: %w", c.translate(err))
-	}
-	return follow(ctx, stream, tell, func(e watch.Event) bool {
+	return c.watched(ctx, "volume attachments", stream, err, tell, func(e watch.Event) bool {
 		a, ok := e.Object.(*storagev1.VolumeAttachment)
 		return ok && e.Type == watch.Deleted && a.Spec.NodeName == node
 	})
 }
 
-// watchPods reports pods that have left the node.
 func (d *draining) watchPods(ctx context.Context, tell func(look bool)) error {
 	stream, err := d.streams.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", d.node).String()})
-	if err != nil {
-		return fmt.Errorf("watch pods of node %s: %w", d.node, d.translate(err))
-	}
-	return follow(ctx, stream, tell, func(e watch.Event) bool { return e.Type == watch.Deleted })
+	return d.watched(ctx, "pods of node "+d.node, stream, err, tell, func(e watch.Event) bool { return e.Type == watch.Deleted })
 }
 
-// watchBudgets reports budgets, in the namespaces of the pods, that allow a disruption again.
 func (d *draining) watchBudgets(ctx context.Context, tell func(look bool)) error {
 	stream, err := d.streams.PolicyV1().PodDisruptionBudgets("").Watch(ctx, metav1.ListOptions{})
-	if err != nil {
-		return fmt.Errorf("watch disruption budgets: %w", d.translate(err))
-	}
-	return follow(ctx, stream, tell, func(e watch.Event) bool {
+	return d.watched(ctx, "disruption budgets", stream, err, tell, func(e watch.Event) bool {
 		b, ok := e.Object.(*policyv1.PodDisruptionBudget)
 		return ok && e.Type == watch.Modified && b.Status.DisruptionsAllowed > 0 && d.hadPodsIn(b.Namespace)
 	})
 }
 
-// follow reports that the watch is in place, and then every event worth a look.
-func follow(ctx context.Context, stream watch.Interface, tell func(look bool), worth func(watch.Event) bool) error {
+// watched reports that the watch is in place, and then every event worth a look. err is the error of its beginning.
+func (c *Client) watched(
+	ctx context.Context, what string, stream watch.Interface, err error, tell func(look bool), worth func(watch.Event) bool,
+) error {
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", what, c.translate(err))
+	}
 	defer stream.Stop()
 	tell(false)
 	for {

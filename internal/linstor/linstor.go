@@ -96,11 +96,12 @@ func (c Controller) System(ctx context.Context) (replica.System, error) {
 
 func (a answers) system(c Controller) (s replica.System, err error) {
 	s = replica.System{Name: Name, Waits: evictAfter, Holds: true, Evicts: true, Remedy: "Piraeus sets that of this node, so raise it in the LinstorSatelliteConfiguration"}
-	if s.Held, err = replica.Held(a.settings(c)); err != nil {
+	settings := a.settings(c)
+	if s.Held, err = replica.Held(settings); err != nil {
 		return s, err
 	}
-	for _, n := range a.nodes {
-		waits, err := a.evicts(n)
+	for i, n := range a.nodes {
+		waits, err := a.evicts(n, settings[i].Own)
 		if err != nil {
 			return s, err
 		}
@@ -133,8 +134,8 @@ func (a answers) online(name string) bool {
 
 // evicts returns how long LINSTOR waits for a node by itself before it evicts the node; replica.Forever: it does not
 // evict. LINSTOR makes the copies of an evicted node on other nodes, and does not connect to the node again until a
-// person restores it. A node's property has precedence over the controller's.
-func (a answers) evicts(n node) (time.Duration, error) {
+// person restores it. A node's property has precedence over the controller's. own returns the node's evictAfter.
+func (a answers) evicts(n node, own func() (string, error)) (time.Duration, error) {
 	allowed, set := n.Props[evictAllowed]
 	if !set {
 		allowed = a.properties[evictAllowed]
@@ -142,13 +143,9 @@ func (a answers) evicts(n node) (time.Duration, error) {
 	if !strings.EqualFold(allowed, "true") || slices.Contains(n.Flags, "EVICTED") {
 		return replica.Forever, nil
 	}
-	held, err := a.memo(n)
+	value, err := own()
 	if err != nil {
 		return 0, err
-	}
-	value := n.Props[evictAfter]
-	if len(held.Nodes) > 0 && value == held.Set {
-		value = held.Was
 	}
 	minutes, err := a.minutes(value)
 	if err != nil {
@@ -184,33 +181,31 @@ func (a answers) volumes(name string) []replica.Volume {
 		}
 		return alone
 	}
-	healthy := 0
 	for _, r := range all {
-		if r.diskless() {
-			if !r.leaves() {
-				v.Witnesses = append(v.Witnesses, r.Node)
-			}
-			continue
-		}
-		state := r.replica(all, a.online)
-		if v.Replicas = append(v.Replicas, state); state.Healthy {
-			healthy++
+		switch {
+		case !r.diskless():
+			v.Replicas = append(v.Replicas, r.replica(all, a.online))
+		case !r.leaves():
+			v.Witnesses = append(v.Witnesses, r.Node)
 		}
 	}
 	v.Wanted = cmp.Or(a.group(name).Select.Copies, len(v.Replicas))
 	v.Alone = v.Wanted == 1
-	v.Robust = healthy == len(v.Replicas) && healthy >= v.Wanted
+	v.Robust = v.Whole()
 	v.Majority = a.majority(name)
 	return []replica.Volume{v}
 }
 
 func (a answers) definition(name string) definition {
-	for _, d := range a.definitions {
-		if d.Name == name {
-			return d
-		}
+	return find(a.definitions, func(d definition) bool { return d.Name == name })
+}
+
+// find returns the first that is, else the zero value.
+func find[T any](all []T, is func(T) bool) (found T) {
+	if i := slices.IndexFunc(all, is); i >= 0 {
+		return all[i]
 	}
-	return definition{}
+	return found
 }
 
 // claim returns the claim that a volume was made for; "" if that is unknown.
@@ -225,12 +220,7 @@ func (a answers) claim(name string) string {
 // group returns the resource group of a resource definition.
 func (a answers) group(name string) group {
 	in := a.definition(name).Group
-	for _, g := range a.groups {
-		if g.Name == in {
-			return g
-		}
-	}
-	return group{}
+	return find(a.groups, func(g group) bool { return g.Name == in })
 }
 
 // majority says whether DRBD stops the volume if it loses its quorum (CtrlRscAutoQuorumHelper.java): a property of
@@ -366,8 +356,8 @@ type change struct {
 	Delete []string          `json:"delete_props"`
 }
 
-// turn returns the change after which the node has that value of evictAfter, "" for none, and that memo.
-func (n node) turn(value string, m replica.Memo) (change, error) {
+// turn returns the change after which the node has that value of evictAfter and that memo, "" for none.
+func (n node) turn(value, memo string) change {
 	c := change{Set: map[string]string{}, Delete: []string{}}
 	put := func(key, value string) {
 		if value == "" {
@@ -379,35 +369,13 @@ func (n node) turn(value string, m replica.Memo) (change, error) {
 	if value != n.Props[evictAfter] {
 		put(evictAfter, value)
 	}
-	if len(m.Nodes) == 0 {
-		put(holdMemo, "")
-		return c, nil
-	}
-	text, err := json.Marshal(m)
-	if err != nil {
-		return c, fmt.Errorf("encode a change of LINSTOR's node: %w", err)
-	}
-	put(holdMemo, string(text))
-	return c, nil
+	put(holdMemo, memo)
+	return c
 }
 
 // minutes parses a node's evictAfter; "" stands for the controller's value or LINSTOR's default.
 func (a answers) minutes(value string) (int, error) {
 	return strconv.Atoi(cmp.Or(value, a.properties[evictAfter], defaultEvictAfter))
-}
-
-// memo returns what recast has stored with a node; a memo without nodes if there is nothing.
-func (a answers) memo(n node) (replica.Memo, error) {
-	text, held := n.Props[holdMemo]
-	if !held {
-		return replica.Memo{}, nil
-	}
-	m, err := replica.ParseMemo(text, a.minutes)
-	if err != nil {
-		return m, fault.WithHint(fault.Refusedf("property %s of LINSTOR's node %s is not as recast writes it, so what was set before is not known: %s", holdMemo, foreign.Line(n.Name), foreign.Line(text)),
-			"see that %s of the node has the value that you want, then remove the other: linstor node set-property --aux %s recast.dev/hold", evictAfter, foreign.Line(n.Name))
-	}
-	return m, nil
 }
 
 // fixed says whether Piraeus would set the node's evictAfter back.
@@ -435,16 +403,17 @@ func (a answers) settings(c Controller) (all []replica.Setting) {
 		all = append(all, replica.Setting{
 			System: Name, Name: what, Node: n.Name, Called: what + " in LINSTOR", Said: what + " in LINSTOR",
 			Value: n.Props[evictAfter], Unset: "the controller's", Unit: time.Minute, Number: a.minutes,
-			Memo: func() (replica.Memo, error) { return a.memo(n) },
-			Undo: func(m replica.Memo) (string, error) { return c.undo(n, m) },
+			Beside: n.Props, Key: holdMemo, At: fmt.Sprintf("property %s of LINSTOR's node %s", holdMemo, foreign.Line(n.Name)),
+			Forget: fmt.Sprintf("see that %s of the node has the value that you want, then remove the other: linstor node set-property --aux %s recast.dev/hold", evictAfter, foreign.Line(n.Name)),
+			Undo:   func(m replica.Memo) (string, error) { return c.undo(n, m) },
 			// LINSTOR can't refuse a write because someone else wrote since our read. So only changed properties are
 			// written, and runs of recast hold a claim.
 			Write: func(ctx context.Context, value string, m replica.Memo) error {
-				body, err := n.turn(value, m)
+				memo, err := m.Text()
 				if err != nil {
 					return err
 				}
-				return c.Put(ctx, "/v1/nodes/"+n.Name, body)
+				return c.Put(ctx, "/v1/nodes/"+n.Name, n.turn(value, memo))
 			},
 		})
 	}
@@ -453,15 +422,8 @@ func (a answers) settings(c Controller) (all []replica.Setting) {
 
 // undo returns the command that gives back the value in the memo.
 func (c Controller) undo(n node, m replica.Memo) (string, error) {
-	value, none, err := m.Without(n.Props[evictAfter], m.For()...)
-	if err != nil {
-		return "", err
-	}
-	back, err := n.turn(value, none)
-	if err != nil {
-		return "", err
-	}
-	body, err := json.Marshal(back)
+	value, _ := m.Without(n.Props[evictAfter], m.For()...)
+	body, err := json.Marshal(n.turn(value, ""))
 	if err != nil {
 		return "", fmt.Errorf("encode a change of LINSTOR's node: %w", err)
 	}

@@ -7,10 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
@@ -89,9 +86,8 @@ func TestRead(t *testing.T) {
 			},
 		},
 	})
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, "got", want, got)
 }
 
 // TestCopies: only a copy is healthy that is UpToDate and connected to all others that run, or that is written to.
@@ -101,12 +97,13 @@ func TestCopies(t *testing.T) {
 		return `,"replication_states":{"wk1":{"replication_state":"` + state + `","done_percentage":12.5}}`
 	}
 	inUse := strings.Replace(drbd("wk2", "", "UpToDate", ""), `"in_use":false`, `"in_use":true`, 1)
-	cases := map[string]struct {
+	type row struct {
 		wk2    string
 		nodes  string // "": both are online
 		want   replica.Replica
 		robust bool
-	}{
+	}
+	cases := map[string]row{
 		"current":                  {wk2: drbd("wk2", "", "UpToDate", "", "wk1"), want: replica.Replica{Healthy: true}, robust: true},
 		"source of another":        {wk2: drbd("wk2", "", "UpToDate", target("SyncSource"), "wk1"), want: replica.Replica{Healthy: true}, robust: true},
 		"not connected":            {wk2: drbd("wk2", "", "UpToDate", "")},
@@ -127,20 +124,17 @@ func TestCopies(t *testing.T) {
 		"without volumes":          {wk2: `{"name":"pvc-1","node_name":"wk2","layer_object":{"type":"DRBD","drbd":{"connections":{"wk1":{"connected":true}}}},"volumes":[]}`},
 		"without a layer":          {wk2: `{"name":"pvc-1","node_name":"wk2","volumes":[{"state":{"disk_state":"UpToDate"}}]}`},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			nodes := tc.nodes
-			if nodes == "" {
-				nodes = twoNodes
-			}
-			s := must.Get(look(t, map[string]string{"/v1/nodes": nodes, "/v1/view/resources": list(drbd("wk1", "", "UpToDate", "", "wk2"), tc.wk2)}))(t)
-			tc.want.Node = "wk2"
-			if v := s.Volumes[0]; v.Replicas[1] != tc.want || v.Robust != tc.robust {
-				t.Errorf("robust %v, %+v, want %v, %+v", v.Robust, v.Replicas[1], tc.robust, tc.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, tc row) {
+		nodes := tc.nodes
+		if nodes == "" {
+			nodes = twoNodes
+		}
+		s := must.Get(look(t, map[string]string{"/v1/nodes": nodes, "/v1/view/resources": list(drbd("wk1", "", "UpToDate", "", "wk2"), tc.wk2)}))(t)
+		tc.want.Node = "wk2"
+		if v := s.Volumes[0]; v.Replicas[1] != tc.want || v.Robust != tc.robust {
+			t.Errorf("robust %v, %+v, want %v, %+v", v.Robust, v.Replicas[1], tc.robust, tc.want)
+		}
+	})
 }
 
 // TestProperties: the nearest one counts.
@@ -161,9 +155,7 @@ func TestProperties(t *testing.T) {
 		s, err := look(t, map[string]string{
 			"/v1/nodes": `[{"name":"wk1","connection_status":"ONLINE","props":{` + tc.node + `}}]`, "/v1/controller/properties": "{" + tc.controller + "}",
 		})
-		if err != nil || s.Patience != tc.want {
-			t.Errorf("%s: %v, %s, want %s", name, err, s.Patience, tc.want)
-		}
+		must.Equal(t, name, []any{nil, tc.want}, []any{err, s.Patience})
 	}
 	const off, on = `{"DrbdOptions/Resource/quorum":"off"}`, `{"DrbdOptions/Resource/quorum":"majority"}`
 	for _, tc := range []struct {
@@ -175,9 +167,8 @@ func TestProperties(t *testing.T) {
 			"/v1/resource-definitions": `[{"name":"pvc-1","resource_group_name":"g","props":` + tc.definition + `}]`,
 			"/v1/resource-groups":      `[{"name":"g","props":` + tc.group + `}]`, "/v1/controller/properties": tc.controller,
 		})
-		if err != nil || s.Volumes[0].Majority != tc.want {
-			t.Errorf("%+v: %v, %v", tc, err, s.Volumes)
-		}
+		must.Pass(t, err)
+		must.Equal(t, fmt.Sprintf("majority, %+v", tc), tc.want, s.Volumes[0].Majority)
 	}
 }
 
@@ -230,12 +221,13 @@ func TestHold(t *testing.T) {
 	back := func(ctx context.Context, c Controller) (string, error) {
 		return replica.GiveBack(ctx, settings(t, c), "wk2", "wk1")
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		props map[string]string
 		do    func(context.Context, Controller) (string, error)
 		wrote string // "": nothing
 		said  string
-	}{
+	}
+	must.Bubbles(t, map[string]row{
 		"of the controller":        {nil, hold, `{"override_props":{"Aux/recast.dev/hold":"{\"was\":\"\",\"set\":\"60\",` + strings.TrimSuffix(memoOf, `},"delete_props":[]}`) + `,"DrbdOptions/AutoEvictAfterTime":"60"},"delete_props":[]}`, what + "is 60 instead of the controller's"},
 		"of the node":              {map[string]string{evictAfter: "25"}, hold, `{"override_props":{"Aux/recast.dev/hold":"{\"was\":\"25\",\"set\":\"60\",` + strings.TrimSuffix(memoOf, `},"delete_props":[]}`) + `,"DrbdOptions/AutoEvictAfterTime":"60"},"delete_props":[]}`, what + "is 60 instead of 25"},
 		"long enough":              {map[string]string{evictAfter: "60"}, hold, "", ""},
@@ -245,23 +237,16 @@ func TestHold(t *testing.T) {
 		"back to the node's":       {map[string]string{evictAfter: "60", holdMemo: oursOf25}, back, `{"override_props":{"DrbdOptions/AutoEvictAfterTime":"25"},"delete_props":["Aux/recast.dev/hold"]}`, what + "is 25 again"},
 		"someone else has set it":  {map[string]string{evictAfter: "90", holdMemo: oursOf25}, back, `{"override_props":{},"delete_props":["Aux/recast.dev/hold"]}`, what + "stays 90: someone else has set that"},
 		"someone else removed it":  {map[string]string{holdMemo: oursOf25}, back, `{"override_props":{},"delete_props":["Aux/recast.dev/hold"]}`, what + "stays the controller's: someone else has set that"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var wrote []string
-				said, err := tc.do(t.Context(), nodeOf(tc.props, &wrote))
-				if err != nil || said != tc.said {
-					t.Errorf("said %q, %v", said, err)
-				}
-				var want []string
-				if tc.wrote != "" {
-					want = []string{"/v1/nodes/wk1 " + tc.wrote}
-				}
-				must.Equal(t, "-want +got", want, wrote)
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		var wrote []string
+		said, err := tc.do(t.Context(), nodeOf(tc.props, &wrote))
+		must.Equal(t, "said", []any{nil, tc.said}, []any{err, said})
+		var want []string
+		if tc.wrote != "" {
+			want = []string{"/v1/nodes/wk1 " + tc.wrote}
+		}
+		must.Equal(t, "-want +got", want, wrote)
+	})
 }
 
 // TestHolds: what is held is listed with what gives it back, and LINSTOR's own patience is what it would be without.
@@ -273,9 +258,8 @@ func TestHolds(t *testing.T) {
 		Undo: `echo '{"override_props":{"DrbdOptions/AutoEvictAfterTime":"25"},"delete_props":["Aux/recast.dev/hold"]}' | kubectl replace --raw /proxy/v1/nodes/wk1 -f -`,
 	}}
 	got, err := replica.Held(settings(t, nodeOf(map[string]string{evictAfter: "60", holdMemo: `{"was":"25","set":"60","nodes":{"wk1":60}}`}, nil)))
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, "got", want, got)
 	s, err := look(t, map[string]string{
 		"/v1/nodes":                 `[{"name":"wk1","connection_status":"ONLINE","props":{"DrbdOptions/AutoEvictAfterTime":"60","Aux/recast.dev/hold":"{\"was\":\"25\",\"set\":\"60\",\"nodes\":{\"wk1\":60}}"}}]`,
 		"/v1/controller/properties": `{"DrbdOptions/AutoEvictAllowEviction":"true"}`,

@@ -73,8 +73,7 @@ type (
 	topology struct {
 		Node  string `json:"node"`
 		State string `json:"state"`
-		// Child is the state of the replica in the volume's nexus; "": the volume has no nexus, or the replica is not
-		// in it.
+		// Child is the state of the replica in the volume's nexus; "": the volume has no nexus, or the replica is not in it.
 		Child   string `json:"child-status"`
 		Rebuilt *int   `json:"rebuild-progress"` // percent; nil: no rebuild runs
 	}
@@ -151,14 +150,10 @@ func (v volume) volume() replica.Volume {
 			out.Users = append(out.Users, foreign.Line(user.Name))
 		}
 	}
-	healthy := 0
 	for _, id := range slices.Sorted(maps.Keys(v.State.Replicas)) {
-		r := v.State.Replicas[id].replica(published)
-		if out.Replicas = append(out.Replicas, r); r.Healthy {
-			healthy++
-		}
+		out.Replicas = append(out.Replicas, v.State.Replicas[id].replica(published))
 	}
-	out.Robust = v.State.Status == online && healthy == len(out.Replicas) && healthy >= v.Spec.Replicas
+	out.Robust = v.State.Status == online && out.Whole()
 	return out
 }
 

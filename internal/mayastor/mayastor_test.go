@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
@@ -66,18 +64,18 @@ func TestRead(t *testing.T) {
 			{Name: "c", Wanted: 2},
 		},
 	}
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	must.Do(t, err)
+	must.Equal(t, "got", want, got)
 }
 
 // TestReplicas: while a volume is published, its nexus says which replicas are current.
 func TestReplicas(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		target, replica string
 		want            replica.Replica
-	}{
+	}
+	cases := map[string]row{
 		"in the nexus":            {published, `{"node":"wk1","state":"Online","child-status":"Online"}`, replica.Replica{Healthy: true}},
 		"not in the nexus":        {published, `{"node":"wk1","state":"Online"}`, replica.Replica{}},
 		"faulted in the nexus":    {published, `{"node":"wk1","state":"Online","child-status":"Faulted"}`, replica.Replica{}},
@@ -90,16 +88,13 @@ func TestReplicas(t *testing.T) {
 		"not published":           {"", `{"node":"wk1","state":"Online"}`, replica.Replica{Healthy: true}},
 		"not published, and away": {"", `{"node":"wk1","state":"Unknown"}`, replica.Replica{}},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := must.Get(look(t, map[string]string{firstPage: `{"entries":[` + volumeOf("a", tc.target, "Online", 1, tc.replica) + `]}`}))(t)
-			tc.want.Node = "wk1"
-			if v := s.Volumes[0]; v.Replicas[0] != tc.want || v.Robust != tc.want.Healthy {
-				t.Errorf("%+v, want %+v", v, tc.want)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, tc row) {
+		s := must.Get(look(t, map[string]string{firstPage: `{"entries":[` + volumeOf("a", tc.target, "Online", 1, tc.replica) + `]}`}))(t)
+		tc.want.Node = "wk1"
+		if v := s.Volumes[0]; v.Replicas[0] != tc.want || v.Robust != tc.want.Healthy {
+			t.Errorf("%+v, want %+v", v, tc.want)
+		}
+	})
 }
 
 // TestReadFails: one answer that is missing is an error.

@@ -36,8 +36,7 @@ var Every = map[string]struct {
 	"searchdomain": {"example.org", Kept}, "serial0": {"socket", Kept}, "serial1": {"/dev/ttyS0", Never}, "shares": {"500", Kept},
 	"smbios1": {"base64=1,serial=QUJD,uuid=u-wk1", Kept}, "smp": {"2", Kept}, "snaptime": {"1700000000", Anew}, "sockets": {"1", Kept},
 	"spice_enhancements": {"videostreaming=all", Never},
-	// Proxmox stores and returns the keys URL-encoded, and requires them so (API2/Qemu.pm,
-	// format urlencoded).
+	// Proxmox stores and returns the keys URL-encoded, and requires them so (API2/Qemu.pm, format urlencoded).
 	"sshkeys":   {"ssh-ed25519%20AAAA%2Bb%20me%40host%0A", Kept},
 	"startdate": {"2026-01-01T00:00:00", Kept}, "startup": {"order=2,up=30", Kept}, "tablet": {"0", Kept}, "tags": {"roll;talos", Late}, "tdf": {"1", Kept},
 	"template": {"0", Kept}, "usb0": {"mapping=stick,usb3=1", Kept}, "usb1": {"host=046d:c52b", Never}, "usb2": {"host=spice", Kept}, "vcpus": {"2", Kept},

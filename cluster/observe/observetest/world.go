@@ -13,59 +13,58 @@ import (
 
 // World is a cluster of one control plane and two workers whose first is stale.
 func World() ([]cluster.Wanted, observe.Observation) {
-	var wanted []cluster.Wanted
 	var o observe.Observation
 	o.Quorate = true
 	o.ParkingIDs = []cluster.VMID{9091, 9092, 9093}
 	o.Storages = []cluster.Storage{{Name: "fast", Type: "lvmthin"}, {Name: "isos", Type: "nfs", Shared: true}}
 	o.Rooms = map[string]cluster.Room{"pve1": {Storages: []cluster.StorageRoom{{Name: "fast", Active: true, Total: 1 << 40, Free: 1 << 39}}}}
-	for i, name := range []string{"cp1", "wk1", "wk2"} {
-		m := clustertest.InSync()
-		m.UUID = "u-" + name
-		m.ControlPlane = name == "cp1"
-		m.SystemDisk = "sda"
-		m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "sys-" + name}, {Device: "sdb", Serial: "data-" + name}}
-		if name == "wk1" {
-			m.Schematic = cluster.SchematicEntry{ID: "id-old", YAML: "recast.lock=" + clustertest.OldHash}
-		}
-		id := cluster.VMID(9001 + i)
-		vm := cluster.VM{ID: id, Name: name, Host: "pve1", Running: true, Digest: "d" + name, Config: map[string]string{
-			"smbios1": "uuid=u-" + name,
-			"scsi0":   cluster.Disk{Volid: clustertest.Volid(id, 0), Options: []string{"serial=sys-" + name, "size=10G"}}.Value(),
-			"scsi1":   cluster.Disk{Volid: clustertest.Volid(id, 1), Options: []string{"serial=data-" + name, "size=20G"}}.Value(),
-		}}
-		o.VMs = append(o.VMs, vm)
-		o.Found = append(o.Found, observe.Found{Name: name, VM: &o.VMs[i], Machine: &m})
-		Leased(&o.Found[i])
-		wanted = append(wanted, cluster.Wanted{Name: name, Build: clustertest.WantedBuild(), Strategy: cluster.Auto, ISOStorages: []string{"isos"}})
-	}
+	wanted := fill(&o, 3, func(i int) (string, cluster.VMID, string) {
+		return []string{"cp1", "wk1", "wk2"}[i], cluster.VMID(9001 + i), "pve1"
+	})
 	for i := range o.Found {
-		o.Found[i].VM = &o.VMs[i]
+		Leased(&o.Found[i])
 	}
+	o.Found[0].Machine.ControlPlane = true
+	stale(o.Found[1].Machine)
 	return wanted, o
 }
 
 // LargeWorld is a cluster of that many workers, all of them stale.
 func LargeWorld(nodes int) ([]cluster.Wanted, observe.Observation) {
 	_, o := World()
+	room := o.Rooms["pve1"]
+	wanted := fill(&o, nodes, func(i int) (string, cluster.VMID, string) {
+		return fmt.Sprint("wk", i), cluster.VMID(1000 + i), fmt.Sprint("pve", i%9)
+	})
+	for _, f := range o.Found {
+		stale(f.Machine)
+		o.Rooms[f.VM.Host] = room
+	}
+	return wanted, o
+}
+
+// fill gives a world that many nodes, with the build that is wanted of them.
+func fill(o *observe.Observation, nodes int, place func(i int) (name string, id cluster.VMID, host string)) []cluster.Wanted {
 	o.VMs, o.Found = make([]cluster.VM, nodes), make([]observe.Found, nodes)
 	wanted := make([]cluster.Wanted, nodes)
 	for i := range nodes {
-		name, id, host := fmt.Sprint("wk", i), cluster.VMID(1000+i), fmt.Sprint("pve", i%9)
+		name, id, host := place(i)
 		m := clustertest.InSync()
 		m.UUID, m.SystemDisk = "u-"+name, "sda"
 		m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "sys-" + name}, {Device: "sdb", Serial: "data-" + name}}
-		m.Schematic = cluster.SchematicEntry{ID: "id-old", YAML: "recast.lock=" + clustertest.OldHash}
 		o.VMs[i] = cluster.VM{ID: id, Name: name, Host: host, Running: true, Digest: "d" + name, Config: map[string]string{
 			"smbios1": "uuid=u-" + name,
 			"scsi0":   cluster.Disk{Volid: clustertest.Volid(id, 0), Options: []string{"serial=sys-" + name, "size=10G"}}.Value(),
 			"scsi1":   cluster.Disk{Volid: clustertest.Volid(id, 1), Options: []string{"serial=data-" + name, "size=20G"}}.Value(),
 		}}
 		o.Found[i] = observe.Found{Name: name, VM: &o.VMs[i], Machine: &m}
-		o.Rooms[host] = o.Rooms["pve1"]
 		wanted[i] = cluster.Wanted{Name: name, Build: clustertest.WantedBuild(), Strategy: cluster.Auto, ISOStorages: []string{"isos"}}
 	}
-	return wanted, o
+	return wanted
+}
+
+func stale(m *cluster.Machine) {
+	m.Schematic = cluster.SchematicEntry{ID: "id-old", YAML: "recast.lock=" + clustertest.OldHash}
 }
 
 // Leased gives a node an address from DHCP, on its second network card.
