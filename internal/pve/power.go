@@ -256,7 +256,7 @@ func haResource(id cluster.VMID, raw rawConfig) (*cluster.HAResource, error) {
 // haResource finds the VM's resource in the list of all, where each row also has the
 // resource's errors (API2/HA/Resources.pm, index).
 func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
-	bySID, err := once(ctx, l, "HA", func() (map[string]rawConfig, error) {
+	bySID, err := once(l, "HA", func() (map[string]rawConfig, error) {
 		var rows []rawConfig
 		err := l.conn.Get(ctx, haResources+"?type=vm", &rows)
 		bySID := make(map[string]rawConfig, len(rows))

@@ -52,30 +52,14 @@ func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRea
 // are dropped afterwards, so that later reads are fresh.
 type look struct {
 	*Client
-	reads sync.Map // of *onceRead, by name
+	reads sync.Map // of sync.OnceValues, by name
 }
 
-// once returns the result of read, which all callers in the look that use that name share.
-func once[T any](ctx context.Context, l *look, name string, read func() (T, error)) (T, error) {
-	kept, begun := l.reads.LoadOrStore(name, &onceRead{done: make(chan struct{})})
-	r := kept.(*onceRead)
-	if !begun {
-		r.answer, r.err = read()
-		close(r.done)
-	}
-	select {
-	case <-r.done:
-		return r.answer.(T), r.err
-	case <-ctx.Done():
-		return *new(T), context.Cause(ctx)
-	}
-}
-
-// onceRead is an answer of look; other callers may wait until it is done.
-type onceRead struct {
-	done   chan struct{} // closed when the rest is known
-	answer any
-	err    error
+// once returns the result of read. All callers in the look that use that name share the result, and have the same
+// context, with which read ends.
+func once[T any](l *look, name string, read func() (T, error)) (T, error) {
+	kept, _ := l.reads.LoadOrStore(name, sync.OnceValues(read))
+	return kept.(func() (T, error))()
 }
 
 func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
@@ -106,7 +90,7 @@ func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 
 // aclEntries returns the ACL entries of the VM itself that our token sees.
 func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEntry, error) {
-	entries, err := once(ctx, l, "acl", func() (map[string][]cluster.ACLEntry, error) {
+	entries, err := once(l, "acl", func() (map[string][]cluster.ACLEntry, error) {
 		var acls []aclEntry
 		err := l.conn.Get(ctx, "/access/acl", &acls)
 		entries := map[string][]cluster.ACLEntry{}
@@ -131,11 +115,11 @@ type tagOptions struct {
 // outside of user-tag-access. If user-tag-access allows existing tags, the result also has the tags that no other VM
 // has: such a tag no longer exists once the VM is deleted (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
 func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, error) {
-	mine := splitTags(vm.Config["tags"])
+	mine := strings.FieldsFunc(vm.Config["tags"], isListMark)
 	if len(mine) == 0 {
 		return nil, nil
 	}
-	options, err := once(ctx, l, "tags", func() (options tagOptions, err error) {
+	options, err := once(l, "tags", func() (options tagOptions, err error) {
 		return options, l.conn.Get(ctx, "/cluster/options", &options)
 	})
 	if err != nil {
@@ -143,7 +127,7 @@ func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, err
 	}
 	allowed := options.Allowed
 	if options.Access.Allow == "existing" {
-		rows, err := once(ctx, l, "guests", func() (rows []resource, err error) { // containers, too
+		rows, err := once(l, "guests", func() (rows []resource, err error) { // containers, too
 			return rows, l.conn.Get(ctx, "/cluster/resources?type=vm", &rows)
 		})
 		if err != nil {
@@ -152,16 +136,12 @@ func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, err
 		others := slices.Clone(options.Access.List)
 		for _, row := range rows {
 			if cluster.VMID(row.VMID) != vm.ID {
-				others = append(others, splitTags(row.Tags)...)
+				others = append(others, strings.FieldsFunc(row.Tags, isListMark)...)
 			}
 		}
 		allowed = slices.DeleteFunc(slices.Clone(allowed), func(tag string) bool { return !slices.Contains(others, tag) })
 	}
 	return slices.DeleteFunc(mine, func(tag string) bool { return slices.Contains(allowed, tag) }), nil
-}
-
-func splitTags(tags string) []string {
-	return strings.FieldsFunc(tags, func(r rune) bool { return strings.ContainsRune(";, ", r) })
 }
 
 // hostArch returns the architecture of the VM's host in a VM's spelling. recast reads it only if the VM sets arch.
@@ -170,7 +150,7 @@ func (l *look) hostArch(ctx context.Context, vm cluster.VM) (string, error) {
 	if vm.Config["arch"] == "" {
 		return "", nil
 	}
-	return once(ctx, l, "arch of "+vm.Host, func() (string, error) {
+	return once(l, "arch of "+vm.Host, func() (string, error) {
 		var status struct {
 			Kernel struct{ Machine string } `json:"current-kernel"` // uname's (API2/Nodes.pm, status)
 		}
@@ -210,7 +190,7 @@ func (l *look) vnets(ctx context.Context, vm cluster.VM) ([]cluster.VNet, error)
 	if len(names) == 0 {
 		return nil, nil
 	}
-	ipam, err := once(ctx, l, "VNets of "+vm.Host, func() (map[string]bool, error) {
+	ipam, err := once(l, "VNets of "+vm.Host, func() (map[string]bool, error) {
 		var rows []struct {
 			Iface string
 			IPAM  json.RawMessage
@@ -246,7 +226,7 @@ func (c *Client) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, e
 			} `json:"ip-addresses"`
 		}
 	}
-	err := c.conn.Get(ctx, fmt.Sprintf("/nodes/%s/qemu/%d/agent/network-get-interfaces", url.PathEscape(vm.Host), vm.ID), &answer)
+	err := c.conn.Get(ctx, vmPath(vm, "agent/network-get-interfaces"), &answer)
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusInternalServerError {
 		return nil, fmt.Errorf("%w: %w", cluster.ErrNotYet, err)
 	}
@@ -267,8 +247,8 @@ func (c *Client) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, e
 
 // backups describes the VM's running and due backups.
 func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
-	tasks, errTasks := once(ctx, l, "tasks/"+vm.Host, func() ([]api.UPID, error) { return l.activeTasks(ctx, vm.Host) })
-	schedule, errJobs := once(ctx, l, "backups", func() (s backupSchedule, err error) {
+	tasks, errTasks := once(l, "tasks/"+vm.Host, func() ([]api.UPID, error) { return l.activeTasks(ctx, vm.Host) })
+	schedule, errJobs := once(l, "backups", func() (s backupSchedule, err error) {
 		s.asOf, err = l.conn.GetDated(ctx, "/cluster/backup", &s.jobs)
 		return s, err
 	})
@@ -279,7 +259,7 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 	jobs, now := schedule.jobs, schedule.asOf
 	if now.IsZero() && len(jobs) > 0 { // a proxy removed the header
 		var err error
-		if now, err = once(ctx, l, "clock/"+vm.Host, func() (time.Time, error) { return l.clock(ctx, vm.Host) }); err != nil {
+		if now, err = once(l, "clock/"+vm.Host, func() (time.Time, error) { return l.clock(ctx, vm.Host) }); err != nil {
 			return nil, err
 		}
 	}
@@ -299,7 +279,7 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 		}
 	}
 	if slices.ContainsFunc(jobs, func(j backupJob) bool { return j.Pool != "" }) {
-		rows, err := once(ctx, l, "pools", func() ([]resource, error) { return l.resources(ctx) })
+		rows, err := once(l, "pools", func() ([]resource, error) { return l.resources(ctx) })
 		if err == nil {
 			vm.Pool, err = poolOf(rows, vm.ID)
 		}
@@ -372,7 +352,7 @@ func due(unix int64, now time.Time) string {
 // replicationJobs lists the VM's replication jobs, disabled jobs too: each job makes Proxmox refuse to delete the VM
 // (Qemu.pm, destroy_vm).
 func (l *look) replicationJobs(ctx context.Context, id cluster.VMID) ([]cluster.ReplicationJob, error) {
-	byGuest, err := once(ctx, l, "replication jobs", func() (map[cluster.VMID][]cluster.ReplicationJob, error) {
+	byGuest, err := once(l, "replication jobs", func() (map[cluster.VMID][]cluster.ReplicationJob, error) {
 		var rows []struct {
 			ID, Target, Schedule string
 			Guest                flexInt
@@ -402,9 +382,8 @@ func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.R
 	if len(jobs) == 0 {
 		return nil, nil
 	}
-	rows, err := once(ctx, l, "replications/"+vm.Host, func() (rows []replication, err error) {
-		err = l.conn.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/replication", &rows)
-		return rows, err
+	rows, err := once(l, "replications/"+vm.Host, func() (rows []replication, err error) {
+		return rows, l.conn.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/replication", &rows)
 	})
 	if err != nil {
 		return nil, err
@@ -471,11 +450,7 @@ func firewallEntries(list []map[string]json.RawMessage) (out []cluster.FirewallE
 func firewallEntry(fields map[string]json.RawMessage) cluster.FirewallEntry {
 	out := cluster.FirewallEntry{}
 	for name, raw := range fields {
-		text := string(raw)
-		if err := json.Unmarshal(raw, &text); err != nil {
-			text = string(raw)
-		}
-		if text != "" && text != "null" && !slices.Contains(derived, name) {
+		if text := scalar(raw); text != "" && !slices.Contains(derived, name) {
 			out[name] = text
 		}
 	}

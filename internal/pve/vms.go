@@ -222,12 +222,9 @@ func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
 }
 
 type vmStatus struct {
-	Name   string `json:"name"`
-	Status string `json:"status"`    // "running" or "stopped"
-	QMP    string `json:"qmpstatus"` // QEMU's own status
-	HA     struct {
-		Managed json.RawMessage `json:"managed"`
-	} `json:"ha"`
+	Name, Status string // "running" or "stopped"
+	QMP          string `json:"qmpstatus"` // QEMU's own status
+	HA           struct{ Managed json.RawMessage }
 }
 
 func (c *Client) vmStatus(ctx context.Context, vm cluster.VM) (vmStatus, error) {

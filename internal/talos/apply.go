@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -173,14 +174,8 @@ func (c *Client) TrustedCA(config cluster.Secret) (trusted, known bool, err erro
 		return false, true, nil
 	}
 	has := certificates(cfg.Machine().Security().IssuingCA().Crt)
-	for _, crt := range certificates(text) {
-		for _, h := range has {
-			if h.Equal(crt) {
-				return true, true, nil
-			}
-		}
-	}
-	return false, true, nil
+	trusts := func(ca *x509.Certificate) bool { return slices.ContainsFunc(has, ca.Equal) }
+	return slices.ContainsFunc(certificates(text), trusts), true, nil
 }
 
 // certificates returns the readable certificates in a PEM text.

@@ -62,6 +62,15 @@ func list[T resource.Resource](ctx context.Context, s session, kind resource.Poi
 	return all, nil
 }
 
+// byID returns the resource with that ID.
+func byID[T resource.Resource](all []T, id resource.ID) (r T, found bool) {
+	i := slices.IndexFunc(all, func(r T) bool { return r.Metadata().ID() == id })
+	if i < 0 {
+		return r, false
+	}
+	return all[i], true
+}
+
 // unknownKind reports whether the machine's Talos does not know the kind of resource. Talos then answers as for a
 // missing permission (internal/app/resources/access.go).
 func unknownKind(err error) bool {
@@ -280,17 +289,10 @@ func unreadable(err error) error {
 // admin is omitted.
 func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (observe.Claims, error) {
 	return ask(ctx, c, addr, func(ctx context.Context, s session) (claims observe.Claims, err error) {
-		if err := checkUUID(ctx, s, uuid, "what it says was not read"); err != nil {
-			return claims, err
+		if err = checkUUID(ctx, s, uuid, "what it says was not read"); err == nil {
+			err = readEach(ctx, s, &claims, claimVersion, claimLayers, claimFactory, claimBoot, claimCmdline)
 		}
-		for _, read := range []func(context.Context, session, *observe.Claims) error{
-			claimVersion, claimLayers, claimFactory, claimBoot, claimCmdline,
-		} {
-			if err := read(ctx, s, &claims); err != nil {
-				return claims, err
-			}
-		}
-		return claims, nil
+		return claims, err
 	})
 }
 
@@ -327,35 +329,24 @@ func layerNumber(e *runtime.ExtensionStatus) int {
 }
 
 func claimFactory(ctx context.Context, s session, c *observe.Claims) error {
-	f, found, err := get[*runtime.ImageFactorySchematic](ctx, s, runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID).Metadata())
-	if err != nil || !found {
-		return err
-	}
-	c.Factory = &observe.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
-	return nil
+	return getting(ctx, s, runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID).Metadata(), func(f *runtime.ImageFactorySchematic) {
+		c.Factory = &observe.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
+	})()
 }
 
 func claimBoot(ctx context.Context, s session, c *observe.Claims) error {
-	entry, found, err := get[*runtime.BootedEntry](ctx, s, runtime.NewBootedEntrySpec().Metadata())
-	if err != nil {
-		return err
-	}
-	if found {
-		c.Booted.Entry = strings.ToLower(entry.TypedSpec().BootedEntry)
-	}
-	security, err := securityState(ctx, s)
-	if err != nil {
-		return err
-	}
-	if security != nil {
-		c.Booted.UKI, c.Booted.SecureBoot = new(security.BootedWithUKI), security.SecureBoot
-	}
 	var m cluster.Machine
-	if err := readNextBoot(ctx, s, &m); err != nil {
-		return err
-	}
+	err := inParallel(
+		getting(ctx, s, runtime.NewBootedEntrySpec().Metadata(), func(entry *runtime.BootedEntry) {
+			c.Booted.Entry = strings.ToLower(entry.TypedSpec().BootedEntry)
+		}),
+		getting(ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata(), func(security *runtime.SecurityState) {
+			c.Booted.UKI, c.Booted.SecureBoot = new(security.TypedSpec().BootedWithUKI), security.TypedSpec().SecureBoot
+		}),
+		func() error { return readNextBoot(ctx, s, &m) },
+	)
 	c.Booted.Next = m.NextBoot
-	return nil
+	return err
 }
 
 // lockArg is the kernel argument that carries a lock hash.

@@ -306,8 +306,7 @@ func (c *Client) selectable(ctx context.Context, addr netip.Addr, blank bool) (o
 	if err != nil {
 		return on, "its disks could not be read: " + err.Error()
 	}
-	byID := func(a, b *blockres.Disk) int { return cmp.Compare(a.Metadata().ID(), b.Metadata().ID()) }
-	slices.SortFunc(on.disks, byID) // as Talos lists them
+	slices.SortFunc(on.disks, func(a, b *blockres.Disk) int { return cmp.Compare(a.Metadata().ID(), b.Metadata().ID()) }) // as Talos lists them
 	return on, ""
 }
 
@@ -390,11 +389,14 @@ func (s *selector) evaluate(on selectable) {
 		s.Unknown = "the arrays and logical volumes of its configuration may not be there yet"
 	}
 	s.Found = found
-	for _, device := range found {
-		if on.system != "" && cmp.Or(on.parent(device), device) == on.system {
-			s.System = device
-			break
+	onSystem := func(device string) bool {
+		if part := on.whole(device); part != nil {
+			device = cmp.Or(part.Parent, device)
 		}
+		return device == on.system
+	}
+	if i := slices.IndexFunc(found, onSystem); i >= 0 && on.system != "" {
+		s.System = found[i]
 	}
 }
 
@@ -493,14 +495,4 @@ func (on selectable) members(s selector) (found []string, err error) {
 		}
 	}
 	return found, nil
-}
-
-// parent returns the disk that has the partition; "" if the device is not a partition.
-func (on selectable) parent(device string) string {
-	for _, v := range on.volumes {
-		if v.Metadata().ID() == device {
-			return v.TypedSpec().Parent
-		}
-	}
-	return ""
 }
