@@ -27,6 +27,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
@@ -46,8 +47,7 @@ func values(form ...string) map[string]string {
 // read reads a VM with recast's client.
 func (s *server) read(id int) cluster.VM {
 	s.t.Helper()
-	vm, err := s.client.VM(s.t.Context(), cluster.VMID(id))
-	must(s.t, err)
+	vm := must.Get(s.client.VM(s.t.Context(), cluster.VMID(id)))(s.t)
 	return vm
 }
 
@@ -216,7 +216,7 @@ func TestClientLosesAnswers(t *testing.T) {
 		story(t, name, 0, func(t *testing.T, s *server) {
 			id := test.prepare(s)
 			way := &lossy{s: s}
-			must(t, test.do(s, way.client(), id))
+			must.Do(t, test.do(s, way.client(), id))
 			same(t, test.want, test.done(s, id))
 			same(t, int32(1), way.lost.Load())
 		})
@@ -254,11 +254,10 @@ type lossy struct {
 func (l *lossy) client() *pve.Client {
 	l.s.t.Helper()
 	memory := network.Memory()
-	listener, err := memory.Listen(l.host())
-	must(l.s.t, err)
+	listener := must.Get(memory.Listen(l.host()))(l.s.t)
 	proxy := httptest.NewUnstartedServer(l)
 	proxy.Config.ErrorLog = log.New(io.Discard, "", 0)
-	must(l.s.t, proxy.Listener.Close())
+	must.Do(l.s.t, proxy.Listener.Close())
 	proxy.Listener = listener
 	proxy.StartTLS()
 	l.s.t.Cleanup(proxy.Close)
@@ -271,8 +270,7 @@ func (l *lossy) client() *pve.Client {
 // host is the address in the client's requests.
 func (l *lossy) host() string {
 	l.s.t.Helper()
-	req, err := http.NewRequestWithContext(l.s.t.Context(), http.MethodGet, l.s.place.endpoint, http.NoBody)
-	must(l.s.t, err)
+	req := must.Get(http.NewRequestWithContext(l.s.t.Context(), http.MethodGet, l.s.place.endpoint, http.NoBody))(l.s.t)
 	if req.URL.Port() == "" {
 		return net.JoinHostPort(req.URL.Hostname(), "8006")
 	}
@@ -363,8 +361,7 @@ func TestPermissions(t *testing.T) {
 func TestUserPermissions(t *testing.T) {
 	run(t, 0, func(t *testing.T, s *server) {
 		audits := slices.Contains(s.privileges("/access"), "Sys.Audit")
-		standing, err := s.client.Standing(t.Context(), []string{"/vms"})
-		must(t, err)
+		standing := must.Get(s.client.Standing(t.Context(), []string{"/vms"}))(t)
 		at := standing["/vms"]
 		same(t, audits, at.Whole)
 		for privilege := range at.Token {
@@ -402,8 +399,7 @@ func (a poorAccess) Standing(context.Context, []string) (map[string]cluster.Stan
 func TestDoctor(t *testing.T) {
 	story(t, "a token with nothing lacks all of it", poorToken, func(t *testing.T, s *server) {
 		needs := survey.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)
-		missing, err := needs.Missing(t.Context(), poorAccess{s})
-		must(t, err)
+		missing := must.Get(needs.Missing(t.Context(), poorAccess{s}))(t)
 		same(t, len(needs), len(missing.Lacks))
 	})
 	story(t, "what a recreate takes is compared with what the token has", 0, func(t *testing.T, s *server) {

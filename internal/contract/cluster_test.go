@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -341,7 +342,7 @@ func TestHA(t *testing.T) {
 		s.managesHA()
 		id := s.newManaged("started")
 		s.becomes(id, "running")
-		must(t, s.sim.world.PowerOff(id))
+		must.Do(t, s.sim.world.PowerOff(id))
 		s.wantStatus(id, "stopped")
 		s.becomes(id, "running")
 	})

@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -55,8 +56,7 @@ func (s *server) source() string {
 // beside is another path on the server of source.
 func (s *server) beside(path string) string {
 	s.t.Helper()
-	u, err := url.Parse(s.source())
-	must(s.t, err)
+	u := must.Get(url.Parse(s.source()))(s.t)
 	u.Path = path
 	return u.String()
 }
@@ -107,8 +107,7 @@ func web(t *testing.T, s *server) (url string) {
 		}
 	})
 	const addr = "127.42.9.200:80"
-	listener, err := s.sim.network.Listen(addr)
-	must(t, err)
+	listener := must.Get(s.sim.network.Listen(addr))(t)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
 	go func(l net.Listener) { served <- server.Serve(l) }(listener)
@@ -337,8 +336,7 @@ func tinyDisk() []byte {
 // tinyImage is tinyDisk as a qcow2 file of some 100 KiB.
 func tinyImage(t *testing.T) string {
 	t.Helper()
-	b, err := artefact.QCOW2(tinyDisk(), artefact.Plain)
-	must(t, err)
+	b := must.Get(artefact.QCOW2(tinyDisk(), artefact.Plain))(t)
 	return string(b)
 }
 
@@ -476,8 +474,7 @@ func TestClientDisks(t *testing.T) {
 		s.clientUploadOK(name, content)
 		size, found, err := s.client.DiskImage(ctx, s.place.node, s.place.isoStorage, name)
 		same(t, fmt.Sprint(len(content), true, nil), fmt.Sprint(size, found, err))
-		list, err := s.client.DiskImages(ctx, s.place.node, s.place.isoStorage)
-		must(t, err)
+		list := must.Get(s.client.DiskImages(ctx, s.place.node, s.place.isoStorage))(t)
 		var stored images.StoredISO
 		for _, d := range list {
 			if d.Name == name {
@@ -487,20 +484,19 @@ func TestClientDisks(t *testing.T) {
 		same(t, int64(len(content)), stored.SizeBytes)
 		why, err := s.client.MayImport(ctx, s.place.node, s.place.isoStorage)
 		same(t, fmt.Sprint("", nil), fmt.Sprint(why, err))
-		must(t, s.client.DeleteISO(ctx, stored))
+		must.Do(t, s.client.DeleteISO(ctx, stored))
 		_, found, err = s.client.DiskImage(ctx, s.place.node, s.place.isoStorage, name)
 		same(t, fmt.Sprint(false, nil), fmt.Sprint(found, err))
 	})
 	story(t, "has the node download one, and makes a disk of it", simulated, func(t *testing.T, s *server) {
 		s.fetches()
 		ctx, name, content := t.Context(), s.diskName(), tinyImage(t)
-		must(t, s.client.Download(ctx, images.Download{
+		must.Do(t, s.client.Download(ctx, images.Download{
 			Host: s.place.node, Storage: s.place.isoStorage, Name: name, URL: web(t, s) + "/disk.qcow2", SizeBytes: int64(len(content)), SHA256: sum(content),
 		}))
 		id := s.newVM()
-		vm, err := s.client.VM(ctx, cluster.VMID(id))
-		must(t, err)
-		must(t, s.client.SetConfig(ctx, vm, map[string]string{"scsi1": s.place.storage + ":0,import-from=" + s.place.isoStorage + ":import/" + name + ",serial=system-1"}, nil))
+		vm := must.Get(s.client.VM(ctx, cluster.VMID(id)))(t)
+		must.Do(t, s.client.SetConfig(ctx, vm, map[string]string{"scsi1": s.place.storage + ":0,import-from=" + s.place.isoStorage + ":import/" + name + ",serial=system-1"}, nil))
 		same(t, sum(string(tinyDisk())), s.driveIs("scsi1", s.config(id)["scsi1"]).Bytes)
 	})
 	story(t, "refuses a storage without the content type, with the reason", simulated, func(t *testing.T, s *server) {

@@ -20,6 +20,7 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange/exchangetest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -384,8 +385,7 @@ func (s *server) machine(id int) machine {
 
 func (s *server) driveIs(key, value string) driveIs {
 	s.t.Helper()
-	d, err := cluster.ParseDisk(key, value)
-	must(s.t, err)
+	d := must.Get(cluster.ParseDisk(key, value))(s.t)
 	slices.Sort(d.Options)
 	info := object(s.t, s.get(s.content(d.Volid)))
 	used, _ := info["used"].(float64)

@@ -24,6 +24,7 @@ import (
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -120,8 +121,7 @@ func newSimulated(t *testing.T) *server {
 	var servers []*pveapi.Server
 	for i, host := range []string{"pve1", "pve2", "pve3"} {
 		w.AddHost(host)
-		listener, err := sim.network.Listen(fmt.Sprintf("127.42.9.%d:8006", i+1))
-		must(t, err)
+		listener := must.Get(sim.network.Listen(fmt.Sprintf("127.42.9.%d:8006", i+1)))(t)
 		api := pveapi.New(w, sim.recorder, host)
 		api.Serve(listener, cert)
 		servers = append(servers, api)
@@ -153,8 +153,7 @@ func newSimulated(t *testing.T) *server {
 
 func (s *server) connect(o api.Options) *pve.Client {
 	s.t.Helper()
-	c, err := pve.New(o)
-	must(s.t, err)
+	c := must.Get(pve.New(o))(s.t)
 	s.t.Cleanup(c.Close)
 	return c
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -55,7 +56,7 @@ func TestChangeIsNeverRepeated(t *testing.T) {
 			if err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
 				t.Errorf("error %v; want a lost answer: %v", err, tc.lost)
 			}
-			same(t, "changes", []string{"DELETE /nodes/pve1/qemu/101"}, changes(pve1.Requests()))
+			must.Equal(t, "changes", []string{"DELETE /nodes/pve1/qemu/101"}, changes(pve1.Requests()))
 		})
 	}
 }
@@ -146,7 +147,7 @@ func TestAuthorizationHints(t *testing.T) {
 		if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], tc.hint) {
 			t.Errorf("hints of %v: %q", err, hints)
 		}
-		same(t, "kind", tc.kind, fault.KindOf(err))
+		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 	})
 }
 
@@ -162,7 +163,7 @@ func TestRemember(t *testing.T) {
 		pve1.On(listPath, data(`[]`))
 		asked := func(path string, want int) {
 			t.Helper()
-			same(t, path, want, len(slices.DeleteFunc(pve1.Requests(), func(r string) bool { return r != path })))
+			must.Equal(t, path, want, len(slices.DeleteFunc(pve1.Requests(), func(r string) bool { return r != path })))
 		}
 		c := s.client(t, "pve1")
 		c.Remember()
@@ -192,8 +193,7 @@ func TestRemember(t *testing.T) {
 // Everything that Proxmox says in an answer becomes one line without escape sequences.
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
-	quoted, err := json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f")
-	must(t, err)
+	quoted := must.Get(json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"))(t)
 	evil := string(quoted)
 	const change = "DELETE /nodes/pve1/qemu/101"
 	ended := data(`"` + testUPID + `"`)
@@ -288,7 +288,7 @@ func isoChanges() map[string][]changeKind {
 			return nil
 		}}},
 		"DeleteISO": {{"DELETE /nodes/*/storage/*/content/*", func(t *testing.T, l lab) error {
-			must(t, upload(t, l))
+			must.Do(t, upload(t, l))
 			l.may("Datastore.Allocate")
 			return l.DeleteISO(t.Context(), images.StoredISO{Host: "pve1", Storage: "isos", Name: "recast-1.iso"})
 		}}},
@@ -336,7 +336,7 @@ func TestEveryKindOfChange(t *testing.T) {
 	for _, list := range kindsOfChange() {
 		for _, c := range list {
 			runInLab(t, c.request, func(t *testing.T, l lab) {
-				must(t, c.send(t, l))
+				must.Do(t, c.send(t, l))
 				if !slices.ContainsFunc(l.recorder.Calls(), c.is) {
 					t.Error("no such request was sent")
 				}
@@ -355,15 +355,13 @@ func (c changeKind) is(call record.Call) bool {
 // changing method: each needs an entry above.
 func TestEveryKindOfChangeIsKnown(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("*.go")
-	must(t, err)
+	files := must.Get(filepath.Glob("*.go"))(t)
 	var found []string
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-		must(t, err)
+		parsed := must.Get(parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution))(t)
 		for _, decl := range parsed.Decls {
 			if f, ok := decl.(*ast.FuncDecl); ok && namesMethod(f) {
 				found = append(found, f.Name.Name)
@@ -372,7 +370,7 @@ func TestEveryKindOfChangeIsKnown(t *testing.T) {
 	}
 	want := slices.Sorted(maps.Keys(kindsOfChange()))
 	slices.Sort(found)
-	same(t, "functions that name such a method", want, found)
+	must.Equal(t, "functions that name such a method", want, found)
 }
 
 func namesMethod(f *ast.FuncDecl) bool {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -53,8 +54,7 @@ func newLosing(t *testing.T, how loss) *losing {
 // copied returns a request that can be sent again, whose context outlives the first.
 func copied(t *testing.T, r *http.Request) *http.Request {
 	t.Helper()
-	body, err := io.ReadAll(r.Body)
-	must(t, err)
+	body := must.Get(io.ReadAll(r.Body))(t)
 	again := r.Clone(t.Context())
 	r.Body, again.Body = io.NopCloser(bytes.NewReader(body)), io.NopCloser(bytes.NewReader(body))
 	return again
@@ -152,7 +152,7 @@ func setting(set map[string]string, del ...string) func(*testing.T, lab) error {
 // lostSwitches turn the VM and Proxmox HA on and off.
 func lostSwitches() map[string]lostChange {
 	running := func(l lab) bool { vm, err := l.world.LookupVM("pve1", 9011); return err == nil && vm.Running }
-	start := func(t *testing.T, l lab) { must(t, l.Start(t.Context(), l.read(t, 9011))) }
+	start := func(t *testing.T, l lab) { must.Do(t, l.Start(t.Context(), l.read(t, 9011))) }
 	resource := cluster.HAResource{VMID: 9011, State: "stopped", Settings: map[string]string{"max_restart": "2"}}
 	return map[string]lostChange{
 		"start": {
@@ -181,7 +181,7 @@ func lostSwitches() map[string]lostChange {
 			again: true, atOnce: true,
 		},
 		"change in HA": {
-			prepare: func(t *testing.T, l lab) { must(t, l.AddHA(t.Context(), resource)) },
+			prepare: func(t *testing.T, l lab) { must.Do(t, l.AddHA(t.Context(), resource)) },
 			do: func(t *testing.T, l lab) error {
 				return l.SetHA(t.Context(), cluster.HAResource{VMID: 9011, State: "ignored", Settings: map[string]string{"max_restart": "3"}})
 			},
@@ -189,7 +189,7 @@ func lostSwitches() map[string]lostChange {
 			again: true, atOnce: true,
 		},
 		"take out of HA": {
-			prepare: func(t *testing.T, l lab) { must(t, l.AddHA(t.Context(), resource)) },
+			prepare: func(t *testing.T, l lab) { must.Do(t, l.AddHA(t.Context(), resource)) },
 			do:      func(t *testing.T, l lab) error { return l.RemoveHA(t.Context(), 9011) },
 			done:    func(l lab) bool { return len(l.world.HA()) == 0 },
 			atOnce:  true,
@@ -244,7 +244,7 @@ func lostEdits() map[string]lostChange {
 			again:   true, atOnce: true,
 		},
 		"move a disk": {
-			prepare: func(t *testing.T, l lab) { must(t, l.CreateVM(t.Context(), "pve1", 9090, nil)) },
+			prepare: func(t *testing.T, l lab) { must.Do(t, l.CreateVM(t.Context(), "pve1", 9090, nil)) },
 			do: func(t *testing.T, l lab) error {
 				return l.MoveDisk(t.Context(), l.read(t, 9011), "scsi1", 9090, "scsi4")
 			},
@@ -287,7 +287,7 @@ func TestLostAnswer(t *testing.T) {
 				if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
 					t.Errorf("error is %v; want a lost answer: %v", err, lost)
 				}
-				same(t, "done", done, tc.done(lossy.lab))
+				must.Equal(t, "done", done, tc.done(lossy.lab))
 				within(t, began, 5*time.Minute)
 			})
 		}
@@ -323,7 +323,7 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 		"VM of the same number": {
 			func(t *testing.T, l lab) {
 				_, err := l.world.CreateVM("recast@pve!roll", "pve1", world.CreateRequest{ID: 9090, Config: map[string]string{"name": "theirs"}})
-				must(t, err)
+				must.Do(t, err)
 			},
 			func(t *testing.T, l lab) error {
 				return l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"name": "mine"})
@@ -339,7 +339,7 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 		"another configuration, by a worker": {
 			func(t *testing.T, l lab) {
 				_, err := l.world.SetConfigTask("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}})
-				must(t, err)
+				must.Do(t, err)
 			},
 			setting(map[string]string{"ide2": "none,media=cdrom"}, "scsi1"),
 			cluster.ErrChanged,
@@ -413,10 +413,10 @@ func TestLostAnswerRightAfterAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lossy := newLosing(t, loss{before: true})
 		l := lossy.lab
-		must(t, l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi5": "fast:1"}, nil))
+		must.Do(t, l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi5": "fast:1"}, nil))
 		vm := l.read(t, 9011)
 		lossy.arm()
-		must(t, l.SetConfig(t.Context(), vm, map[string]string{"scsi6": "fast:1"}, nil))
+		must.Do(t, l.SetConfig(t.Context(), vm, map[string]string{"scsi6": "fast:1"}, nil))
 		if now := l.read(t, 9011); now.Config["scsi6"] == "" {
 			t.Errorf("now: %v", now.Config)
 		}
@@ -433,6 +433,6 @@ func TestNothingCanBeLookedUp(t *testing.T) {
 		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || took < searchTime || took > searchTime+time.Minute {
 			t.Errorf("error %v after %s", err, took)
 		}
-		same(t, "sent", "[POST /nodes/pve1/qemu]", fmt.Sprint(changes(pve1.Requests())))
+		must.Equal(t, "sent", "[POST /nodes/pve1/qemu]", fmt.Sprint(changes(pve1.Requests())))
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -31,9 +32,8 @@ func TestOwnTasks(t *testing.T) {
 			rows = append(rows, `{"upid":"UPID:pve1:0000ABCD:00012345:386D4380:`+task+`:"}`)
 		}
 		pve1.On("GET /nodes/pve1/tasks?source=active&limit=500", data("["+strings.Join(rows, ",")+"]"))
-		got, err := c.OwnTasks(t.Context(), func(id cluster.VMID) bool { return id == 101 })
-		must(t, err)
-		same(t, "tasks", []string{"qmshutdown 101 on pve1", "qmmove 9900-scsi1>101-scsi1 on pve1"}, got)
+		got := must.Get(c.OwnTasks(t.Context(), func(id cluster.VMID) bool { return id == 101 }))(t)
+		must.Equal(t, "tasks", []string{"qmshutdown 101 on pve1", "qmmove 9900-scsi1>101-scsi1 on pve1"}, got)
 	})
 }
 
@@ -73,8 +73,8 @@ func TestTask(t *testing.T) {
 		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
 		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
 		err := c.DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1", Digest: "d"})
-		same(t, "error", cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
-		same(t, "lost answer", tc.lost, errors.Is(err, cluster.ErrLostAnswer))
+		must.Equal(t, "error", cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
+		must.Equal(t, "lost answer", tc.lost, errors.Is(err, cluster.ErrLostAnswer))
 	})
 }
 
@@ -111,7 +111,7 @@ func TestTaskPolls(t *testing.T) {
 			for i := range 3 {
 				before := len(pve1.Requests()) - len(changes(pve1.Requests()))
 				end = time.Now().Add(tc.takes)
-				must(t, c.CreateVM(t.Context(), "pve1", 101, nil))
+				must.Do(t, c.CreateVM(t.Context(), "pve1", 101, nil))
 				late, looks := time.Since(end), len(pve1.Requests())-len(changes(pve1.Requests()))-before
 				if i == 0 && (late > tc.late || looks > tc.looks) || i == 2 && (late > tc.lateNext || looks > tc.next) {
 					t.Errorf("task %d: %d looks, seen %s after its end", i+1, looks, late)
@@ -131,9 +131,9 @@ func TestWarningsOfOtherTasksAreReported(t *testing.T) {
 		pve1.On(logPath, data(`[{"n":1,"t":"iothread is only valid with virtio disk"}]`))
 		var warned []string
 		c := s.clientWith(t, api.Options{RootCAs: s.Pool(), Warn: func(text string) { warned = append(warned, text) }}, "pve1")
-		must(t, c.CreateVM(t.Context(), "pve1", 101, nil))
+		must.Do(t, c.CreateVM(t.Context(), "pve1", 101, nil))
 		want := []string{"task qmdestroy 101 on pve1: WARNINGS: 1 (iothread is only valid with virtio disk)"}
-		same(t, "warned", want, warned)
+		must.Equal(t, "warned", want, warned)
 	})
 }
 
@@ -211,7 +211,7 @@ func TestStartedSince(t *testing.T) {
 		worker := moveWorker(cluster.VM{ID: 100, Host: "pve1"}, "scsi1", 200, "scsi5")
 		got, err := c.tasks.startedSince(t.Context(), worker, sent)
 		wantError(t, err, nil, tc.err)
-		same(t, "task", tc.want, got)
+		must.Equal(t, "task", tc.want, got)
 		if tc.want == "" {
 			return
 		}
@@ -225,12 +225,12 @@ func TestStartedSince(t *testing.T) {
 // shows, it is not sent again, because a volume may already have its new name.
 func TestADeadWorkerIsNotRepeated(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
-		must(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
+		must.Do(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
 		vm := l.read(t, 9011)
 		before := l.recorder.Mutations()
 		time.AfterFunc(100*time.Millisecond, func() { killWorker(t, l) })
 		wantError(t, l.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi1"), cluster.ErrLostAnswer, "")
-		same(t, "sent", 1, l.recorder.Mutations()-before)
+		must.Equal(t, "sent", 1, l.recorder.Mutations()-before)
 	})
 }
 
@@ -262,7 +262,7 @@ func TestDurations(t *testing.T) {
 					}
 					return true, "", nil
 				})
-				must(t, err)
+				must.Do(t, err)
 				d.add(u, ran, time.Since(begun))
 				return looks, time.Since(begun) - takes
 			}
@@ -279,8 +279,8 @@ func TestDurations(t *testing.T) {
 			if looks > c.looks || late > c.late {
 				t.Errorf("%d looks, %s late", looks, late)
 			}
-			same(t, "expected of the same of another VM", d.expected(u), d.expected(api.UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}))
-			same(t, "expected of another type", time.Duration(0), d.expected(api.UPID{Type: "qmstart", ID: "101"}))
+			must.Equal(t, "expected of the same of another VM", d.expected(u), d.expected(api.UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}))
+			must.Equal(t, "expected of another type", time.Duration(0), d.expected(api.UPID{Type: "qmstart", ID: "101"}))
 			if other := d.expected(api.UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
 				t.Errorf("no estimate for a task of another drive")
 			}
@@ -298,7 +298,7 @@ const (
 // someoneElse changes the VM concurrently.
 func someoneElse(t *testing.T, l lab) {
 	t.Helper()
-	must(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
+	must.Do(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
 }
 
 func TestIsLock(t *testing.T) {
@@ -323,8 +323,8 @@ func TestIsLock(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			same(t, "timeout", tc.timeout, api.IsLockTimeout(tc.err))
-			same(t, "locked", tc.locked, api.IsVMLocked(tc.err))
+			must.Equal(t, "timeout", tc.timeout, api.IsLockTimeout(tc.err))
+			must.Equal(t, "locked", tc.locked, api.IsVMLocked(tc.err))
 		})
 	}
 }
@@ -365,9 +365,9 @@ func TestLocksAreWaitedFor(t *testing.T) {
 		},
 		"a backup's, and the VM stops by itself": {
 			match: "qmstop", message: "VM is locked (backup)", times: 1000,
-			meanwhile: func(t *testing.T, l lab) { must(t, l.world.PowerOff(9011)) },
+			meanwhile: func(t *testing.T, l lab) { must.Do(t, l.world.PowerOff(9011)) },
 			do: func(t *testing.T, l lab) error {
-				must(t, l.world.PowerOn(9011))
+				must.Do(t, l.world.PowerOn(9011))
 				return l.Stop(t.Context(), l.read(t, 9011))
 			},
 		},
@@ -397,9 +397,7 @@ func TestSlots(t *testing.T) {
 	var release func()
 	for _, host := range []string{"pve1", "pve2"} {
 		for range slotsPerHost {
-			var err error
-			release, err = s.take(t.Context(), host)
-			must(t, err)
+			release = must.Get(s.take(t.Context(), host))(t)
 		}
 	}
 	ended, cancel := context.WithCancel(t.Context())
@@ -408,15 +406,14 @@ func TestSlots(t *testing.T) {
 		t.Errorf("while all are taken: %v", err)
 	}
 	release()
-	_, err := s.take(t.Context(), "pve2")
-	must(t, err)
+	must.Get(s.take(t.Context(), "pve2"))(t)
 }
 
 // TestSlotsLimitWorkers creates many VMs at once, and shuts one down meanwhile.
 func TestSlotsLimitWorkers(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		l.world.SetFirmware(nil) // nothing reacts to the power button
-		must(t, l.Start(t.Context(), l.read(t, 9011)))
+		must.Do(t, l.Start(t.Context(), l.read(t, 9011)))
 		vm := l.read(t, 9011)
 		shutdowns, end := context.WithCancel(t.Context())
 		defer end()
@@ -460,6 +457,6 @@ func TestSlotsLimitWorkers(t *testing.T) {
 		close(stop)
 		end()
 		wg.Wait()
-		same(t, "at once", slotsPerHost, most)
+		must.Equal(t, "at once", slotsPerHost, most)
 	})
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
@@ -61,7 +62,7 @@ func (f *countedFile) Close() error { f.open.Add(-1); return nil }
 func isoOf(t *testing.T, content []byte) images.Upload {
 	t.Helper()
 	var open atomic.Int32
-	t.Cleanup(func() { same(t, "open files", int32(0), open.Load()) })
+	t.Cleanup(func() { must.Equal(t, "open files", int32(0), open.Load()) })
 	return images.Upload{
 		Host: "pve1", Storage: "isos", Name: "recast-1.iso", SizeBytes: int64(len(content)), SHA256: fmt.Sprintf("%x", sha256.Sum256(content)),
 		Open: func() (io.ReadCloser, error) {
@@ -110,7 +111,7 @@ func (got *received) read(r *http.Request) error {
 // want are the parts in the only order that Proxmox takes.
 func (got *received) want(t *testing.T, u images.Upload) {
 	t.Helper()
-	same(t, "parts", []part{
+	must.Equal(t, "parts", []part{
 		{Name: "content", Value: "iso"},
 		{Name: "checksum-algorithm", Value: "sha256"},
 		{Name: "checksum", Value: u.SHA256},
@@ -139,7 +140,7 @@ func TestUpload(t *testing.T) {
 			}
 			last = sent
 		}
-		must(t, c.Upload(t.Context(), u))
+		must.Do(t, c.Upload(t.Context(), u))
 		got.want(t, u)
 		if last != u.SizeBytes || got.length <= last {
 			t.Errorf("progress ends at %d of %d, the request had %d bytes", last, u.SizeBytes, got.length)
@@ -149,8 +150,7 @@ func TestUpload(t *testing.T) {
 
 func TestFormBeginsEachPartWithItsDisposition(t *testing.T) {
 	t.Parallel()
-	f, err := newForm(images.Upload{Name: "a.iso", SHA256: "00"})
-	must(t, err)
+	f := must.Get(newForm(images.Upload{Name: "a.iso", SHA256: "00"}))(t)
 	_, boundary, _ := strings.Cut(f.contentType, "boundary=")
 	parts := strings.Split(string(f.head), "--"+boundary+"\r\n")[1:]
 	if len(parts) != 4 {
@@ -209,7 +209,7 @@ func TestUploadThatProxmoxWouldRefuse(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || fault.CodeOf(err) != fault.TokenPrivileges || fault.KindOf(err) != fault.Refused {
 			t.Errorf("%v", err)
 		}
-		same(t, "changes", []string{}, changes(pve1.Requests()))
+		must.Equal(t, "changes", []string{}, changes(pve1.Requests()))
 	})
 }
 
@@ -221,7 +221,7 @@ func TestUploadGoesToAnotherEndpoint(t *testing.T) {
 		var got received
 		acceptUploads(pve2, got.take)
 		u := isoOf(t, []byte("small"))
-		must(t, s.client(t, "pve1", "pve2").Upload(t.Context(), u))
+		must.Do(t, s.client(t, "pve1", "pve2").Upload(t.Context(), u))
 		got.want(t, u)
 	})
 }
@@ -280,7 +280,7 @@ func TestUploadWithoutAnswer(t *testing.T) {
 			if took := time.Since(begun); tc.quick && took > lateness/2 {
 				t.Errorf("it took %s", took)
 			}
-			same(t, "sent", tc.sent, len(changes(pve2.Requests())))
+			must.Equal(t, "sent", tc.sent, len(changes(pve2.Requests())))
 		})
 	}
 }
@@ -308,7 +308,7 @@ func TestUploadIsCancelled(t *testing.T) {
 			t.Errorf("after %s: %v", time.Since(begun), err)
 		}
 		close(release)
-		must(t, c.Upload(t.Context(), u))
+		must.Do(t, c.Upload(t.Context(), u))
 		got.want(t, u)
 	})
 }
@@ -328,7 +328,7 @@ func TestUploadRefusesNames(t *testing.T) {
 			}
 		})
 	}
-	must(t, checkFileName(strings.Repeat("a", 251)+".iso"))
+	must.Do(t, checkFileName(strings.Repeat("a", 251)+".iso"))
 }
 
 const (
@@ -387,7 +387,7 @@ type uploadFigures struct {
 func measureUpload(t testing.TB) uploadFigures {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "huge.iso")
-	must(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, hugeBytes)))
+	must.Do(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, hugeBytes)))
 	where, stop := serveUploads(t)
 	defer stop()
 	client := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestUploadMemory$")
@@ -409,7 +409,7 @@ func measureUpload(t testing.TB) uploadFigures {
 func uploadHuge(t *testing.T) {
 	endpoint, fingerprint, _ := strings.Cut(os.Getenv(serverVar), " ")
 	c, err := New(api.Options{Endpoints: []string{endpoint}, Fingerprint: fingerprint, Token: []byte(apitest.Token), Poll: 10 * time.Millisecond})
-	must(t, err)
+	must.Do(t, err)
 	defer c.Close()
 	u := images.Upload{
 		Host: "pve1", Storage: "isos", Name: "huge.iso", SizeBytes: hugeBytes, SHA256: hugeSHA256,
@@ -422,7 +422,7 @@ func uploadHuge(t *testing.T) {
 	got.idleMiB = memoryMiB(t, "VmRSS")
 	got.cancelled, got.aheadMiB = cancelHuge(t, c, u)
 	begun := time.Now()
-	must(t, c.Upload(t.Context(), u))
+	must.Do(t, c.Upload(t.Context(), u))
 	got.took = time.Since(begun)
 	got.aboveMiB = memoryMiB(t, "VmHWM") - got.idleMiB
 	fmt.Println(got.idleMiB, got.aboveMiB, int64(got.took), int64(got.cancelled), got.aheadMiB)
@@ -464,11 +464,9 @@ func cancelHuge(t *testing.T, c *Client, u images.Upload) (took time.Duration, a
 // memoryMiB reads a figure of this process (proc_pid_status(5)).
 func memoryMiB(t *testing.T, name string) float64 {
 	t.Helper()
-	status, err := os.ReadFile("/proc/self/status")
-	must(t, err)
+	status := must.Get(os.ReadFile("/proc/self/status"))(t)
 	_, rest, _ := strings.Cut(string(status), name+":")
-	kib, err := strconv.Atoi(strings.Fields(rest)[0])
-	must(t, err)
+	kib := must.Get(strconv.Atoi(strings.Fields(rest)[0]))(t)
 	return float64(kib) / 1024
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // ofRelease is the configuration of a control plane with the defaults of a release.
@@ -27,9 +28,9 @@ func ofRelease(t *testing.T, bundle *secrets.Bundle, contract *config.VersionCon
 // ofRole is ofRelease for a node of any role.
 func ofRole(t *testing.T, role machine.Type, bundle *secrets.Bundle, contract *config.VersionContract, endpoint string) cluster.Secret {
 	t.Helper()
-	in := value(generate.NewInput("home", endpoint, "1.35.4", generate.WithSecretsBundle(bundle), generate.WithVersionContract(contract)))(t)
-	cfg := value(in.Config(role))(t)
-	text := value(cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled)))(t)
+	in := must.Get(generate.NewInput("home", endpoint, "1.35.4", generate.WithSecretsBundle(bundle), generate.WithVersionContract(contract)))(t)
+	cfg := must.Get(in.Config(role))(t)
+	text := must.Get(cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled)))(t)
 	return text
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var threeMembers = []*machineapi.EtcdMember{
@@ -242,7 +243,7 @@ func TestChanges(t *testing.T) {
 			t.Errorf("hung: err = %v after %s", err, took)
 		}
 		changed := slices.DeleteFunc(n.done(), func(what string) bool { return strings.HasPrefix(what, "pull ") })
-		same(t, "done", []string{c.want, c.want, c.want, c.want}, changed)
+		must.Equal(t, "done", []string{c.want, c.want, c.want, c.want}, changed)
 	})
 }
 

@@ -40,33 +40,10 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
-
-// same requires that got is what is wanted.
-func same(t *testing.T, what string, want, got any, opts ...cmp.Option) {
-	t.Helper()
-	if diff := cmp.Diff(want, got, opts...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-// value is what a call returns, unless that fails.
-func value[T any](v T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		must(t, err)
-		return v
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // each runs f for every case in a bubble of its own.
 func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name string, c T)) {
@@ -109,11 +86,11 @@ type fakeNode struct {
 // start serves the node until the test's bubble ends, and returns a client for it.
 func (n *fakeNode) start(t *testing.T) *Client {
 	t.Helper()
-	c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
+	c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
 	st := state.WrapCore(namespaced.NewState(inmem.Build))
 	system := hardware.NewSystemInformation(hardware.SystemInformationID)
 	system.TypedSpec().UUID = strings.ToUpper(cpUUID)
-	must(t, st.Create(t.Context(), system))
+	must.Do(t, st.Create(t.Context(), system))
 	nw := network.Memory()
 	t.Cleanup(serveAPI(t, nw, c, cpAddr.String(), func(s *grpc.Server) {
 		machineapi.RegisterMachineServiceServer(s, n)
@@ -121,8 +98,8 @@ func (n *fakeNode) start(t *testing.T) *Client {
 		machineapi.RegisterImageServiceServer(s, &fakeImages{node: n})
 		cosi.RegisterStateServer(s, cosiserver.NewState(st))
 	}))
-	talosconfig := value(c.Talosconfig(role.Admin, cpAddr.String()))(t)
-	client := value(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
+	talosconfig := must.Get(c.Talosconfig(role.Admin, cpAddr.String()))(t)
+	client := must.Get(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
 	return client
 }
 
@@ -299,7 +276,7 @@ func (n *oldNode) serve(t *testing.T, nw *network.Network, c *talosapi.Cluster, 
 	st := state.WrapCore(namespaced.NewState(inmem.Build))
 	ready := runtime.NewMachineStatus()
 	ready.TypedSpec().Stage, ready.TypedSpec().Status.Ready = runtime.MachineStageRunning, true
-	must(t, st.Create(t.Context(), ready))
+	must.Do(t, st.Create(t.Context(), ready))
 	return serveAPI(t, nw, c, addr, func(s *grpc.Server) {
 		machineapi.RegisterMachineServiceServer(s, n)
 		cosi.RegisterStateServer(s, cosiserver.NewState(state.Filter(st, n.access)))
@@ -309,10 +286,10 @@ func (n *oldNode) serve(t *testing.T, nw *network.Network, c *talosapi.Cluster, 
 // serveAPI answers at addr:50000, with a certificate of the cluster, until the returned function is called.
 func serveAPI(t *testing.T, nw *network.Network, c *talosapi.Cluster, addr string, register func(*grpc.Server)) (stop func()) {
 	t.Helper()
-	ca := value(x509.NewCertificateAuthorityFromCertificateAndKey(c.Secrets.Certs.OS))(t)
-	pair := value(x509.NewKeyPair(ca, x509.IPAddresses([]net.IP{net.ParseIP(addr)}), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(time.Hour)),
+	ca := must.Get(x509.NewCertificateAuthorityFromCertificateAndKey(c.Secrets.Certs.OS))(t)
+	pair := must.Get(x509.NewKeyPair(ca, x509.IPAddresses([]net.IP{net.ParseIP(addr)}), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(time.Hour)),
 		x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageServerAuth})))(t)
-	l := value(nw.Listen(addr + ":50000"))(t)
+	l := must.Get(nw.Listen(addr + ":50000"))(t)
 	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}})))
 	register(s)
 	done := make(chan struct{})
@@ -323,12 +300,12 @@ func serveAPI(t *testing.T, nw *network.Network, c *talosapi.Cluster, addr strin
 // A kind that the machine does not have is an empty field; one that it fails to read is an error.
 func TestOldNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
+		c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
 		nw := network.Memory()
 		defer (&oldNode{}).serve(t, nw, c, "127.42.7.31")()
 		defer (&oldNode{unreadable: block.DiskType}).serve(t, nw, c, "127.42.7.32")()
-		talosconfig := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
-		client := value(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
+		talosconfig := must.Get(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
+		client := must.Get(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
 		defer client.Close()
 		got, err := cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.31"))
 		if diff := cmp.Diff(cluster.Machine{
@@ -353,9 +330,9 @@ func TestOldNode(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
-		good := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
-		none := value(c.Talosconfig(role.Admin))(t)
+		c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
+		good := must.Get(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
+		none := must.Get(c.Talosconfig(role.Admin))(t)
 		cases := map[string]struct {
 			o    Options
 			want string
@@ -376,7 +353,7 @@ func TestNewRefuses(t *testing.T) {
 		for name, c := range cases {
 			check(name, c.o, c.want)
 		}
-		early := value(New(Options{Talosconfig: good}))(t)
+		early := must.Get(New(Options{Talosconfig: good}))(t)
 		time.Sleep(20 * 365 * 24 * time.Hour)
 		check("expired", Options{Talosconfig: good}, "expired on 20")
 		if _, err := cluster.ReadMachine(t.Context(), early, netip.MustParseAddr("127.42.7.31")); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "expired on 20") {
@@ -483,8 +460,8 @@ func said(err error) string {
 
 func TestExpires(t *testing.T) {
 	t.Parallel()
-	c := value(talosapi.NewCluster("lab", "https://127.42.7.1:6443", "v1.13.9", "v1.35.4"))(t)
-	talosconfig := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
+	c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.1:6443", "v1.13.9", "v1.35.4"))(t)
+	talosconfig := must.Get(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
 	if left := time.Until(Expires(talosconfig)); left < time.Hour {
 		t.Errorf("it ends in %s", left)
 	}

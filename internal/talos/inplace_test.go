@@ -20,6 +20,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -45,12 +46,12 @@ func TestInPlace(t *testing.T) {
 		if pending.BootEntry != before.BootEntry || pending.NextBoot == before.NextBoot || pending.NextBoot != strings.ToLower(pending.NextBoot) {
 			t.Errorf("installed: booted %q, next %q", pending.BootEntry, pending.NextBoot)
 		}
-		must(t, c.Reboot(ctx, cpAddr, cpUUID, ""))
+		must.Do(t, c.Reboot(ctx, cpAddr, cpUUID, ""))
 		upgraded := l.rebooted(c, before.BootID)
 		if upgraded.BootEntry != pending.NextBoot || upgraded.NextBoot != pending.NextBoot || upgraded.Schematic.ID != "beef" {
 			t.Errorf("upgraded: booted %q, next %q, schematic %s", upgraded.BootEntry, upgraded.NextBoot, upgraded.Schematic.ID)
 		}
-		must(t, c.Rollback(ctx, cpAddr, cpUUID))
+		must.Do(t, c.Rollback(ctx, cpAddr, cpUUID))
 		if back := l.rebooted(c, upgraded.BootID); back.BootEntry != before.BootEntry || back.Schematic.ID != "cafe" {
 			t.Errorf("rolled back: booted %q, schematic %s", back.BootEntry, back.Schematic.ID)
 		}
@@ -69,10 +70,10 @@ func TestReplaceConfig(t *testing.T) {
 		l := newLab(t)
 		c, ctx := l.client(role.Admin), t.Context()
 		before := l.running(c, cpAddr)
-		config := value(c.MachineConfig(ctx, cpAddr))(t)
-		patched := value(c.PatchConfig(config, cluster.ConfigPatch{Installer: nextInstaller}))(t)
+		config := must.Get(c.MachineConfig(ctx, cpAddr))(t)
+		patched := must.Get(c.PatchConfig(config, cluster.ConfigPatch{Installer: nextInstaller}))(t)
 		patched = append(patched, "---\napiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nencryption:\n  provider: luks2\n  keys:\n    - {slot: 0, tpm: {}, lockToState: true}\n"...)
-		must(t, c.ReplaceConfig(ctx, cpAddr, cpUUID, patched))
+		must.Do(t, c.ReplaceConfig(ctx, cpAddr, cpUUID, patched))
 		stored, err := c.MachineConfig(ctx, cpAddr)
 		if err != nil || !bytes.Equal(stored, patched) {
 			t.Errorf("stored configuration differs from the applied one; err = %v", err)
@@ -82,7 +83,7 @@ func TestReplaceConfig(t *testing.T) {
 			t.Errorf("before %+v, after %+v", before, now)
 		}
 		encrypted := []cluster.Encryption{{Volume: "EPHEMERAL", Keys: []string{"tpm"}, LockToState: true}}
-		same(t, "encryption", encrypted, now.Encryption)
+		must.Equal(t, "encryption", encrypted, now.Encryption)
 	})
 }
 
@@ -95,7 +96,7 @@ func TestEtcdOfTheLab(t *testing.T) {
 			t.Fatalf("members = %+v, err = %v", members, err)
 		}
 		want := []cluster.EtcdMember{{ID: members[0].ID, Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}}}
-		same(t, "members", want, members)
+		must.Equal(t, "members", want, members)
 		status, err := c.EtcdStatus(ctx, cpAddr)
 		if err != nil || status.MemberID != members[0].ID || status.Leader != members[0].ID || status.Version == "" || status.DBBytes == 0 || status.Errors != nil {
 			t.Errorf("status = %+v, err = %v", status, err)
@@ -149,7 +150,7 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 			t.Errorf("%+v (-want +got):\n%s", m, diff)
 		}
 		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
-		must(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
+		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
 		if m := l.running(c, workerAddr); m.Hostname != "wk1" || m.Nodename != "wk1" {
 			t.Errorf("its name is %s, its node's %s", m.Hostname, m.Nodename)
 		}
@@ -258,7 +259,7 @@ func TestClaims(t *testing.T) {
 // TestTaken: only an address that stays silent is free.
 func TestTaken(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, admin *Client) {
-		raw := value(l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000"))(t)
+		raw := must.Get(l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000"))(t)
 		c := l.clientWith(Options{Talosconfig: raw})
 		if _, err := l.net.Listen("127.42.7.12:9999"); err != nil {
 			t.Fatal(err)
@@ -305,7 +306,7 @@ func TestTakenByNetworkErrors(t *testing.T) {
 		"a proxy says something": {err: func(string) error { return errors.New("502 Bad Gateway") }, unknown: true},
 	}, func(t *testing.T, _ string, c row) {
 		l := newLab(t)
-		raw := value(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
+		raw := must.Get(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
 		way := l.clientWith(Options{Talosconfig: raw, Dial: func(ctx context.Context, _, to string) (net.Conn, error) {
 			if c.err != nil {
 				return nil, c.err(to)

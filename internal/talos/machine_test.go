@@ -17,6 +17,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestEncryption(t *testing.T) {
@@ -84,7 +85,7 @@ func TestConfigArgs(t *testing.T) {
 		"the same server": {"talos.config=http://a.example/1 talos.config=http://a.example/2", []string{"talos.config=http://a.example"}},
 	}
 	for name, c := range cases {
-		same(t, name, c.want, configArgs(c.cmdline))
+		must.Equal(t, name, c.want, configArgs(c.cmdline))
 	}
 }
 
@@ -169,7 +170,7 @@ func machineWith(t *testing.T, rs ...resource.Resource) session {
 	t.Helper()
 	st := state.WrapCore(namespaced.NewState(inmem.Build))
 	for _, r := range rs {
-		must(t, st.Create(t.Context(), r))
+		must.Do(t, st.Create(t.Context(), r))
 	}
 	return session{Client: &client.Client{COSI: st}, blank: true}
 }

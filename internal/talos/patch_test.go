@@ -18,6 +18,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Device: "sda", WWID: "naa.30a1b2c3d4e5f607", BusPath: "/pci0000:00/2:0:0:0"}, Hostname: "wk1"}
@@ -25,22 +26,22 @@ var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk
 // generated is the output of talosctl gen config for that version of Talos.
 func generated(t *testing.T, version string, kind machineconf.Type, comments bool) []byte {
 	t.Helper()
-	contract := value(talosconfig.ParseContractFromVersion(version))(t)
-	bundle := value(secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey()))(t)
-	in := value(generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle),
+	contract := must.Get(talosconfig.ParseContractFromVersion(version))(t)
+	bundle := must.Get(secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey()))(t)
+	in := must.Get(generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle),
 		generate.WithInstallDisk("/dev/vda"), generate.WithInstallImage("ghcr.io/siderolabs/installer:"+version), generate.WithClusterDiscovery(true)))(t)
-	cfg := value(in.Config(kind))(t)
+	cfg := must.Get(in.Config(kind))(t)
 	flags := encoder.CommentsDisabled
 	if comments {
 		flags = encoder.CommentsAll
 	}
-	b := value(cfg.EncodeBytes(encoder.WithComments(flags)))(t)
+	b := must.Get(cfg.EncodeBytes(encoder.WithComments(flags)))(t)
 	return b
 }
 
 func patch(t *testing.T, config []byte) []byte {
 	t.Helper()
-	b := value(new(Client).PatchConfig(config, wanted))(t)
+	b := must.Get(new(Client).PatchConfig(config, wanted))(t)
 	return b
 }
 
@@ -55,7 +56,7 @@ func TestPatchGenerated(t *testing.T) {
 					t.Parallel()
 					config := generated(t, version, kind, comments)
 					patched := patch(t, config)
-					cfg := value(configloader.NewFromBytes(patched))(t)
+					cfg := must.Get(configloader.NewFromBytes(patched))(t)
 					if u := cfg.UnattendedInstallConfig(); u != nil {
 						if got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe()); got != installer+` disk.wwid == "naa.30a1b2c3d4e5f607" false` {
 							t.Errorf("unattended install of %s", got)
@@ -151,8 +152,8 @@ func TestPatchByHand(t *testing.T) {
 			head, docs, _ := strings.Cut(strings.TrimSuffix(got, tail), "\n---\n")
 			var main any
 			decode(t, head, &main)
-			same(t, "main document", want, main)
-			same(t, "documents", strings.TrimPrefix(fill.Replace(c.wantDocs), "---\n"), docs)
+			must.Equal(t, "main document", want, main)
+			must.Equal(t, "documents", strings.TrimPrefix(fill.Replace(c.wantDocs), "---\n"), docs)
 			for _, comment := range []string{"# written by hand", "type: worker # a worker"} {
 				if !strings.Contains(got, comment) {
 					t.Errorf("%q is gone from:\n%s", comment, got)
@@ -199,7 +200,7 @@ func TestPatchKeepsEmptyDocuments(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			same(t, "patched", around[0]+want+around[1], string(patch(t, []byte(around[0]+string(config)+around[1]))))
+			must.Equal(t, "patched", around[0]+want+around[1], string(patch(t, []byte(around[0]+string(config)+around[1]))))
 		})
 	}
 }
@@ -208,11 +209,11 @@ func TestPatchKeepsEmptyDocuments(t *testing.T) {
 func TestPatchInstallerWhereNoneWas(t *testing.T) {
 	t.Parallel()
 	config := fmt.Sprintf(handWritten, "  features:\n    rbac: true")
-	patched := value(new(Client).PatchConfig([]byte(config), cluster.ConfigPatch{Installer: installer}))(t)
+	patched := must.Get(new(Client).PatchConfig([]byte(config), cluster.ConfigPatch{Installer: installer}))(t)
 	var want, got any
 	decode(t, fmt.Sprintf(handWritten, "  features:\n    rbac: true\n  install:\n    image: "+installer), &want)
 	decode(t, string(patched), &got)
-	same(t, "patched", want, got)
+	must.Equal(t, "patched", want, got)
 }
 
 func decode(t *testing.T, text string, into *any) {
@@ -404,7 +405,7 @@ func TestPatchKubernetesGenerated(t *testing.T) {
 
 func mustPatch(t *testing.T, config string, p cluster.ConfigPatch) string {
 	t.Helper()
-	patched := value(new(Client).PatchConfig(cluster.Secret(config), p))(t)
+	patched := must.Get(new(Client).PatchConfig(cluster.Secret(config), p))(t)
 	return string(patched)
 }
 
@@ -441,7 +442,7 @@ func TestPatchKubernetesKeeps(t *testing.T) {
 func TestConfigpatcher(t *testing.T) {
 	t.Parallel()
 	config := fmt.Sprintf(handWritten, "  install:\n    diskSelector: {type: nvme}\n    image: old\n")
-	change := value(configpatcher.LoadPatch([]byte("machine: {install: {diskSelector: {wwid: x}}}\n")))(t)
+	change := must.Get(configpatcher.LoadPatch([]byte("machine: {install: {diskSelector: {wwid: x}}}\n")))(t)
 	apply := func(config string) (string, error) {
 		out, err := configpatcher.Apply(configpatcher.WithBytes([]byte(config)), []configpatcher.Patch{change})
 		if err != nil {
@@ -450,7 +451,7 @@ func TestConfigpatcher(t *testing.T) {
 		b, err := out.Bytes()
 		return string(b), err
 	}
-	got := value(apply(config))(t)
+	got := must.Get(apply(config))(t)
 	for text, is := range map[string]bool{"type: worker": true, "# a worker": false, "version: \"\"": true, "certSANs: []": true, "wwid: x": true, "type: nvme": true} {
 		if strings.Contains(got, text) != is {
 			t.Errorf("has %q: %t, in:\n%s", text, !is, got)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 type (
@@ -84,7 +85,7 @@ func TestInstall(t *testing.T) {
 		if diff := gocmp.Diff(c.said, said); diff != "" || reboots != c.reboots {
 			t.Errorf("reboots = %t; said (-want +got):\n%s", reboots, diff)
 		}
-		same(t, "done", c.did, c.node.done())
+		must.Equal(t, "done", c.did, c.node.done())
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || errors.Is(err, cluster.ErrLostAnswer) != c.lost {
 			t.Errorf("err = %v, want %q", err, c.err)
 		}

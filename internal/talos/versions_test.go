@@ -2,6 +2,8 @@ package talos
 
 import (
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestUnsupported(t *testing.T) {
@@ -52,7 +54,7 @@ func TestUnsupported(t *testing.T) {
 		}},
 	}
 	for name, c := range cases {
-		same(t, name, c.want, new(Client).Unsupported(c.from, c.to, c.kubelet))
+		must.Equal(t, name, c.want, new(Client).Unsupported(c.from, c.to, c.kubelet))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func disk(id string, spec block.DiskSpec) *block.Disk {
@@ -68,7 +69,7 @@ func TestBlockView(t *testing.T) {
 		{Device: "sdf", SizeBytes: 8},              // a partition
 		{Device: "vdb", Serial: "data", SizeBytes: 20},
 	}
-	same(t, "disks", wantDisks, v.machineDisks())
+	must.Equal(t, "disks", wantDisks, v.machineDisks())
 	wantVolumes := []cluster.Volume{
 		{ID: "STATE", Device: "sda1", Disk: "sda", Label: "STATE", PartitionUUID: "p1", FilesystemUUID: "luks1", Format: "luks", Phase: "ready"},
 		{Device: "sdc", Disk: "sdc", FilesystemUUID: "fs5", FilesystemLabel: "data", Format: "xfs"},
@@ -76,7 +77,7 @@ func TestBlockView(t *testing.T) {
 		{ID: "EPHEMERAL", Device: "vdb1", Disk: "vdb", Label: "EPHEMERAL", PartitionUUID: "p2", FilesystemUUID: "fs2", Format: "xfs", Phase: "ready"},
 		{ID: "u-new", Device: "vdb2", Disk: "vdb", Label: "u-new", PartitionUUID: "p4", Phase: "waiting"},
 	}
-	same(t, "volumes", wantVolumes, v.machineVolumes())
+	must.Equal(t, "volumes", wantVolumes, v.machineVolumes())
 }
 
 // What Talos reports of LVM and ZFS, and of mount points.
@@ -115,7 +116,7 @@ func TestBlockViewOfPools(t *testing.T) {
 		{Device: "sdc1", Disks: []string{"sdc"}, Format: "zfs"},
 		{Device: "sdz", Format: "lvm2-pv", Group: "vg1"},
 	}
-	same(t, "pools", want, v.poolMembers())
+	must.Equal(t, "pools", want, v.poolMembers())
 }
 
 func TestBlockViewOfMounts(t *testing.T) {
@@ -186,12 +187,12 @@ func TestVolumeStatuses(t *testing.T) {
 		{ID: "u-whole", Type: "disk", Phase: "ready", Location: "/dev/sdb", Disk: "sdb", Mount: "/var/mnt/whole"},
 		{ID: "x-share", Type: "external", Phase: "ready", Location: "share0", Mount: "/var/mnt/share"},
 	}
-	same(t, "statuses", want, v.volumeStatuses())
+	must.Equal(t, "statuses", want, v.volumeStatuses())
 	var ids []string
 	for _, volume := range v.machineVolumes() {
 		ids = append(ids, volume.Device+" "+volume.ID+" "+volume.Phase)
 	}
-	same(t, "volumes", []string{"sda6  ", "sdb u-whole ready", "sdc1 /dev/sdc-1 ready", "sdc2 r-secret ready"}, ids)
+	must.Equal(t, "volumes", []string{"sda6  ", "sdb u-whole ready", "sdc1 /dev/sdc-1 ready", "sdc2 r-secret ready"}, ids)
 }
 
 // selectingMachine has a system disk, two data disks, a CD and the image of its system.

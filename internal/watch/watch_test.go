@@ -62,10 +62,7 @@ func watchBeside(t *testing.T, held *claim.State) *beside {
 	p := pipeline.Project{Config: &config.Config{Dir: t.TempDir(), Cluster: "c1", Proxmox: config.Proxmox{VMIDs: config.VMIDRange{First: 9089, Last: 9099}}}}
 	run := must.Get(journal.Open(filepath.Join(p.State(), "runs"), journal.Options{Run: runHere}))(t)
 	t.Cleanup(func() { _ = run.Close() })
-	out, err := os.Create(filepath.Join(t.TempDir(), "tty"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(os.Create(filepath.Join(t.TempDir(), "tty")))(t)
 	t.Cleanup(func() { _ = out.Close() })
 	b := &beside{t: t, px: &claimOnly{claim: held}, run: run, from: time.Now().Add(time.Hour)}
 	b.Watcher = &Watcher{p: p, px: p.Watched(b.px), view: live.NewView(out, "recast status --watch", false)}
