@@ -1,19 +1,15 @@
 package contract
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
-	"log"
-	"net"
 	"net/http"
-	"net/http/httptest"
+	"net/http/httptrace"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -28,7 +24,6 @@ import (
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim/must"
-	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
@@ -215,10 +210,10 @@ func TestClientLosesAnswers(t *testing.T) {
 	for name, test := range changes() {
 		story(t, name, 0, func(t *testing.T, s *server) {
 			id := test.prepare(s)
-			way := &lossy{s: s}
-			must.Do(t, test.do(s, way.client(), id))
+			px, lost := s.losing(false)
+			must.Do(t, test.do(s, px, id))
 			same(t, test.want, test.done(s, id))
-			same(t, int32(1), way.lost.Load())
+			same(t, int32(1), lost.Load())
 		})
 	}
 }
@@ -230,8 +225,8 @@ func TestClientLosesChanges(t *testing.T) {
 		test := changes()[name]
 		story(t, name, 0, func(t *testing.T, s *server) {
 			id := test.prepare(s)
-			way := &lossy{s: s, before: true}
-			err := test.do(s, way.client(), id)
+			px, _ := s.losing(true)
+			err := test.do(s, px, id)
 			if test.again != (err == nil) || !test.again != errors.Is(err, cluster.ErrLostAnswer) {
 				t.Errorf("error is %v", err)
 			}
@@ -242,80 +237,37 @@ func TestClientLosesChanges(t *testing.T) {
 	}
 }
 
-// lossy is an in-memory connection to the server that loses the first change or its
-// answer. It also drops every reason phrase, like proxies that use HTTP/2.
-type lossy struct {
-	s      *server
-	before bool // lose the change itself
-	lost   atomic.Int32
+// losing is a recast client that loses the first answer to a change; before it arrives, the change itself. The client
+// sees no reason phrases, as behind proxies that use HTTP/2.
+func (s *server) losing(before bool) (px *pve.Client, lost *atomic.Int32) {
+	s.t.Helper()
+	lost = new(atomic.Int32)
+	o := s.trusting()
+	o.Wrap = func(inner http.RoundTripper) http.RoundTripper {
+		return trip(func(req *http.Request) (*http.Response, error) {
+			loses := req.Method != http.MethodGet && lost.CompareAndSwap(0, 1)
+			if loses && before {
+				httptrace.ContextClientTrace(req.Context()).GotConn(httptrace.GotConnInfo{}) // it was on its way
+				return nil, io.ErrUnexpectedEOF
+			}
+			resp, err := inner.RoundTrip(req)
+			if err == nil && loses {
+				_, err = io.Copy(io.Discard, resp.Body)
+				return nil, errors.Join(io.ErrUnexpectedEOF, err, resp.Body.Close())
+			}
+			if err == nil {
+				resp.Status = strconv.Itoa(resp.StatusCode)
+			}
+			return resp, err
+		})
+	}
+	return s.connect(o), lost
 }
 
-// client makes a recast client that uses only this connection.
-func (l *lossy) client() *pve.Client {
-	l.s.t.Helper()
-	memory := network.Memory()
-	listener := must.Get(memory.Listen(l.host()))(l.s.t)
-	proxy := httptest.NewUnstartedServer(l)
-	proxy.Config.ErrorLog = log.New(io.Discard, "", 0)
-	must.Do(l.s.t, proxy.Listener.Close())
-	proxy.Listener = listener
-	proxy.StartTLS()
-	l.s.t.Cleanup(proxy.Close)
-	sum := sha256.Sum256(proxy.Certificate().Raw)
-	o := l.s.trusting()
-	o.Fingerprint, o.Dial = hex.EncodeToString(sum[:]), memory.Dialer().DialContext
-	return l.s.connect(o)
-}
+// trip is a way to the server.
+type trip func(*http.Request) (*http.Response, error)
 
-// host is the address in the client's requests.
-func (l *lossy) host() string {
-	l.s.t.Helper()
-	req := must.Get(http.NewRequestWithContext(l.s.t.Context(), http.MethodGet, l.s.place.endpoint, http.NoBody))(l.s.t)
-	if req.URL.Port() == "" {
-		return net.JoinHostPort(req.URL.Hostname(), "8006")
-	}
-	return req.URL.Host
-}
-
-func (l *lossy) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	loses := r.Method != http.MethodGet && l.lost.CompareAndSwap(0, 1)
-	if loses && l.before {
-		panic(http.ErrAbortHandler)
-	}
-	status, header, body, err := l.pass(r)
-	if err != nil || loses {
-		panic(http.ErrAbortHandler)
-	}
-	for _, name := range []string{"Content-Type", "Date"} {
-		rw.Header().Set(name, header.Get(name))
-	}
-	rw.WriteHeader(status)
-	_, _ = rw.Write(body) // the client may be gone
-}
-
-// pass forwards a request to the server.
-func (l *lossy) pass(r *http.Request) (status int, header http.Header, body []byte, err error) {
-	sent, err := io.ReadAll(r.Body)
-	if err != nil {
-		return 0, nil, nil, err
-	}
-	req, err := http.NewRequestWithContext(r.Context(), r.Method, l.s.place.endpoint+r.URL.RequestURI(), bytes.NewReader(sent))
-	if err != nil {
-		return 0, nil, nil, err
-	}
-	for _, name := range []string{"Authorization", "Content-Type"} {
-		if value := r.Header.Get(name); value != "" {
-			req.Header.Set(name, value)
-		}
-	}
-	resp, err := l.s.http.Do(req)
-	if err != nil {
-		return 0, nil, nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	body, err = io.ReadAll(resp.Body)
-	return resp.StatusCode, resp.Header, body, err
-}
+func (t trip) RoundTrip(req *http.Request) (*http.Response, error) { return t(req) }
 
 // TestPermissions: /access/permissions, on which doctor relies.
 func TestPermissions(t *testing.T) {

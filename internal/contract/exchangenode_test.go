@@ -453,9 +453,7 @@ func (x *exchanged) wantMachine(t *testing.T, what string, want machine) {
 		system.Used, system.Bytes = 0, "" // a storage may preallocate
 		got.Drives["scsi0"] = system
 	}
-	if diff := cmp.Diff(want, got, settled); diff != "" {
-		t.Errorf("%s: the VM is not as it should be (-want +got):\n%s", what, diff)
-	}
+	must.Equal(t, what+": the VM", want, got, settled)
 }
 
 // wantKept requires the node's parking VM to be protected, with a closed record, and with
@@ -477,9 +475,8 @@ func (x *exchanged) wantKept(t *testing.T, what string, systems ...driveIs) {
 		d.Owner, d.Options = id, notBackedUp(d.Options)
 		want[rec.Kept[i].Key] = d
 	}
-	if diff := cmp.Diff(want, got.Drives, settled); diff != "" || len(got.Loose) > 0 {
-		t.Errorf("%s: what is parked (-want +got):\n%s\nwithout a name: %q", what, diff, got.Loose)
-	}
+	must.Equal(t, what+": what is parked", want, got.Drives, settled)
+	must.Equal(t, what+": what is parked without a name", 0, len(got.Loose))
 }
 
 // wantGivenUp is wantKept after a cancelled exchange: the new system disk, if it was made,

@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
@@ -498,9 +496,7 @@ func TestClientUses(t *testing.T) {
 		vm := s.read(id).String()
 		wantUses := func(when string, want ...string) {
 			t.Helper()
-			if diff := cmp.Diff(want, s.uses(name)); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", when, diff)
-			}
+			must.Equal(t, when, want, s.uses(name))
 		}
 		wantUses("in a drive", vm)
 		s.start(id)

@@ -143,6 +143,7 @@ func (g obedient) Kill()                                  {}
 // lab is a simulated Proxmox host, and our client with the privileges of an ordinary token.
 type lab struct {
 	*Client
+	site     site
 	world    *world.World
 	recorder *record.Recorder
 }
@@ -175,7 +176,7 @@ func newLab(t *testing.T) lab {
 	l := must.Get(s.Net.Listen("pve1:8006"))(t)
 	server.Serve(l, s.Cert)
 	t.Cleanup(func() { _ = server.Close() })
-	return lab{world: w, Client: s.client(t, "pve1"), recorder: rec}
+	return lab{world: w, Client: s.client(t, "pve1"), recorder: rec, site: s}
 }
 
 // read reads a VM that must be there.

@@ -91,9 +91,9 @@ func TestUnansweredIsReported(t *testing.T) {
 		runInBubble(t, name, func(t *testing.T) {
 			l := newLosing(t, c.loss)
 			if c.on {
-				must.Do(t, l.lab.Start(t.Context(), l.lab.read(t, 9011)))
+				must.Do(t, l.Start(t.Context(), l.read(t, 9011)))
 			}
-			l.arm()
+			l.armed.Store(true)
 			ctx, unanswered := cluster.WithUnanswered(t.Context())
 			if err := c.do(ctx, t, l.lab); err != nil || unanswered() != c.noted {
 				t.Errorf("error %v; noted: %t, want %t", err, unanswered(), c.noted)

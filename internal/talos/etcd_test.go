@@ -12,7 +12,6 @@ import (
 	"testing/iotest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"google.golang.org/grpc"
@@ -33,15 +32,13 @@ var threeMembers = []*machineapi.EtcdMember{
 func TestEtcdMembers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := &fakeNode{members: threeMembers}
-		got, err := n.start(t).EtcdMembers(t.Context(), cpAddr)
+		got := must.Get(n.start(t).EtcdMembers(t.Context(), cpAddr))(t)
 		want := []cluster.EtcdMember{
 			{ID: 0xc1, Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}},
 			{ID: 0xc2, Name: "cp2"},
 			{ID: 0xc3, Name: "cp3", Peers: []string{"https://127.42.7.13:2380"}, Learner: true},
 		}
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("err = %v; (-want +got):\n%s", err, diff)
-		}
+		must.Equal(t, "members", want, got)
 	})
 }
 
@@ -83,9 +80,8 @@ func TestEtcdStatus(t *testing.T) {
 		"no status": {&fakeNode{}, cluster.EtcdStatus{}, "names no member"},
 	}, func(t *testing.T, _ string, c row) {
 		got, err := c.node.start(t).EtcdStatus(t.Context(), cpAddr)
-		if diff := cmp.Diff(c.want, got); diff != "" || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("err = %v, want %q; (-want +got):\n%s", err, c.err, diff)
-		}
+		must.Equal(t, "status", c.want, got)
+		wantError(t, err, c.err)
 	})
 }
 
@@ -164,8 +160,9 @@ func TestEtcdSnapshot(t *testing.T) {
 		var b bytes.Buffer
 		c.write.Writer = &b
 		err := (&fakeNode{snapshot: c.send}).start(t).EtcdSnapshot(t.Context(), cpAddr, 0, c.write)
-		if b.String() != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%d bytes, want %d; err = %v, want %q", b.Len(), len(c.want), err, c.err)
+		wantError(t, err, c.err)
+		if b.String() != c.want {
+			t.Errorf("%d bytes, want %d", b.Len(), len(c.want))
 		}
 	})
 }
@@ -309,15 +306,14 @@ func TestEtcdRecover(t *testing.T) {
 	}, func(t *testing.T, _ string, c row) {
 		start := time.Now()
 		err := c.node.start(t).EtcdRecover(t.Context(), cpAddr, cpUUID, c.file)
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || !errors.Is(err, c.is) && c.is != nil {
-			t.Errorf("err = %v, want %q", err, c.err)
+		wantError(t, err, c.err)
+		if !errors.Is(err, c.is) && c.is != nil {
+			t.Errorf("err = %v, want %v", err, c.is)
 		}
 		if took := time.Since(start); took > snapshotSilence {
 			t.Errorf("it took %s", took)
 		}
-		if done := strings.Join(c.node.done(), " "); done != c.want {
-			t.Errorf("done: %q, want %q", done, c.want)
-		}
+		must.Equal(t, "done", c.want, strings.Join(c.node.done(), " "))
 	})
 }
 
@@ -337,9 +333,7 @@ func TestEtcdBootstrapTellsWhyNot(t *testing.T) {
 		if fault.KindOf(err) != c.kind || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), status.Convert(c.answer).Message()) {
 			t.Errorf("err = %v", err)
 		}
-		if done := n.done(); !slices.Equal(done, []string{"bootstrap true true"}) {
-			t.Errorf("done: %q", done)
-		}
+		must.Equal(t, "done", []string{"bootstrap true true"}, n.done())
 	})
 }
 

@@ -1,6 +1,7 @@
 package talos
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	stdx509 "crypto/x509"
@@ -23,7 +24,6 @@ import (
 	"github.com/cosi-project/runtime/pkg/state/impl/inmem"
 	"github.com/cosi-project/runtime/pkg/state/impl/namespaced"
 	cosiserver "github.com/cosi-project/runtime/pkg/state/protobuf/server"
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/crypto/x509"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
@@ -45,15 +45,19 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
+// wantError requires an error with that text in it; "": none.
+func wantError(t *testing.T, err error, text string) {
+	t.Helper()
+	if (err == nil) != (text == "") || !strings.Contains(said(err), text) {
+		t.Errorf("err = %v, want %q", err, text)
+	}
+}
+
 // each runs f for every case in a bubble of its own.
 func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name string, c T)) {
 	t.Helper()
-	t.Parallel()
 	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { f(t, name, c) })
-		})
+		t.Run(name, func(t *testing.T) { bubble(t, func(t *testing.T) { f(t, name, c) }) })
 	}
 }
 
@@ -99,19 +103,14 @@ func (n *fakeNode) start(t *testing.T) *Client {
 		cosi.RegisterStateServer(s, cosiserver.NewState(st))
 	}))
 	talosconfig := must.Get(c.Talosconfig(role.Admin, cpAddr.String()))(t)
-	client := must.Get(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
-	return client
+	return must.Get(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
 }
 
 func (n *fakeNode) note(ctx context.Context, method, what string) error {
 	n.mu.Lock()
 	n.did = append(n.did, strings.TrimSpace(method+" "+what))
 	n.mu.Unlock()
-	if n.hangs == method {
-		<-ctx.Done()
-		return ctx.Err()
-	}
-	return n.answer
+	return cmp.Or(n.hang(ctx, method), n.answer)
 }
 
 // done returns what has changed the node so far.
@@ -125,12 +124,19 @@ func (n *fakeNode) Version(context.Context, *emptypb.Empty) (*machineapi.Version
 	return &machineapi.VersionResponse{Messages: []*machineapi.Version{{Version: &machineapi.VersionInfo{Tag: n.version}}}}, nil
 }
 
-func (n *fakeNode) EtcdMemberList(ctx context.Context, req *machineapi.EtcdMemberListRequest) (*machineapi.EtcdMemberListResponse, error) {
-	if n.hangs == "EtcdMemberList" || !req.GetQueryLocal() {
+// hang never answers if the method is the one that hangs.
+func (n *fakeNode) hang(ctx context.Context, method string) error {
+	if n.hangs == method {
 		<-ctx.Done()
-		return nil, ctx.Err()
 	}
-	return &machineapi.EtcdMemberListResponse{Messages: []*machineapi.EtcdMembers{{Members: n.members}}}, nil
+	return ctx.Err()
+}
+
+func (n *fakeNode) EtcdMemberList(ctx context.Context, req *machineapi.EtcdMemberListRequest) (*machineapi.EtcdMemberListResponse, error) {
+	if !req.GetQueryLocal() {
+		return nil, errors.New("it would ask a leader")
+	}
+	return &machineapi.EtcdMemberListResponse{Messages: []*machineapi.EtcdMembers{{Members: n.members}}}, n.hang(ctx, "EtcdMemberList")
 }
 
 func (n *fakeNode) EtcdStatus(context.Context, *emptypb.Empty) (*machineapi.EtcdStatusResponse, error) {
@@ -138,11 +144,7 @@ func (n *fakeNode) EtcdStatus(context.Context, *emptypb.Empty) (*machineapi.Etcd
 }
 
 func (n *fakeNode) EtcdAlarmList(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdAlarmListResponse, error) {
-	if n.hangs == "EtcdAlarmList" {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
-	return &machineapi.EtcdAlarmListResponse{Messages: []*machineapi.EtcdAlarm{{MemberAlarms: n.alarms}}}, nil
+	return &machineapi.EtcdAlarmListResponse{Messages: []*machineapi.EtcdAlarm{{MemberAlarms: n.alarms}}}, n.hang(ctx, "EtcdAlarmList")
 }
 
 func (n *fakeNode) EtcdSnapshot(_ *machineapi.EtcdSnapshotRequest, s grpc.ServerStreamingServer[common.Data]) error {
@@ -193,11 +195,11 @@ func (n *fakeNode) Rollback(ctx context.Context, _ *machineapi.RollbackRequest) 
 }
 
 func (n *fakeNode) ApplyConfiguration(ctx context.Context, req *machineapi.ApplyConfigurationRequest) (*machineapi.ApplyConfigurationResponse, error) {
+	err := n.note(ctx, "apply", req.GetMode().String()+" "+string(req.GetData()))
 	if n.busy != nil {
-		_ = n.note(ctx, "apply", "")
-		return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{{}}}, n.busy()
+		err = n.busy()
 	}
-	return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{{}}}, n.note(ctx, "apply", req.GetMode().String()+" "+string(req.GetData()))
+	return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{{}}}, err
 }
 
 func (n *fakeNode) Upgrade(ctx context.Context, req *machineapi.UpgradeRequest) (*machineapi.UpgradeResponse, error) {
@@ -307,21 +309,19 @@ func TestOldNode(t *testing.T) {
 		talosconfig := must.Get(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
 		client := must.Get(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
 		defer client.Close()
-		got, err := cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.31"))
-		if diff := cmp.Diff(cluster.Machine{
+		got := must.Get(cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.31")))(t)
+		must.Equal(t, "machine", cluster.Machine{
 			MachineStanding: cluster.MachineStanding{Stage: "running", Ready: true},
 			RunningSystem: cluster.RunningSystem{
 				TalosVersion: "v1.9.0", ConfigArgs: []string{"talos.config=https://seed.example"},
 				Cmdline: cluster.Secret("quiet talos.config=https://user:pass@seed.example/?t=secret"),
 			},
 			BootID: "boot-1",
-		}, got); diff != "" || err != nil {
-			t.Errorf("err = %v; machine (-want +got):\n%s", err, diff)
-		}
+		}, got)
 		if _, err := client.MachineConfig(t.Context(), netip.MustParseAddr("127.42.7.31")); !errors.Is(err, errNoConfig) {
 			t.Errorf("configuration: err = %v", err)
 		}
-		got, err = cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.32"))
+		got, err := cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.32"))
 		if want := "127.42.7.32: list Disks.block.talos.dev: disk on fire"; err == nil || err.Error() != want || got.TalosVersion != "" {
 			t.Errorf("err = %v, want %s; machine = %+v", err, want, got)
 		}

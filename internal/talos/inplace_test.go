@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 
 	"github.com/recast-sh/recast/cluster"
@@ -27,9 +26,8 @@ import (
 // A control plane is upgraded in place, then rolled back: its state at each step,
 // above all between the installation and the reboot.
 func TestInPlace(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		l := newLab(t)
-		c, ctx := l.client(role.Admin), t.Context()
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
 		before := l.running(c, cpAddr)
 		if before.NextBoot == "" || before.NextBoot != before.BootEntry {
 			t.Errorf("booted %q, next %q", before.BootEntry, before.NextBoot)
@@ -66,9 +64,8 @@ func (l *lab) rebooted(c *Client, bootID string) cluster.Machine {
 
 // The configuration of a node in use is replaced, and only by one that Talos accepts.
 func TestReplaceConfig(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		l := newLab(t)
-		c, ctx := l.client(role.Admin), t.Context()
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
 		before := l.running(c, cpAddr)
 		config := must.Get(c.MachineConfig(ctx, cpAddr))(t)
 		patched := must.Get(c.PatchConfig(config, cluster.ConfigPatch{Installer: nextInstaller}))(t)
@@ -143,11 +140,12 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		m := l.maintenance(c, workerAddr)
 		got := cluster.RunningSystem{TalosVersion: m.TalosVersion, Arch: m.Arch, Platform: m.Platform, Schematic: m.Schematic, FromISO: m.FromISO}
-		if diff := gocmp.Diff(cluster.RunningSystem{
+		must.Equal(t, "system", cluster.RunningSystem{
 			TalosVersion: version, Arch: want.arch, Platform: "nocloud", FromISO: true,
 			Schematic: cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
-		}, got); diff != "" || m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44 {
-			t.Errorf("%+v (-want +got):\n%s", m, diff)
+		}, got)
+		if m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44 {
+			t.Errorf("%+v", m)
 		}
 		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
 		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
@@ -245,10 +243,7 @@ func TestClaims(t *testing.T) {
 			if r == role.Reader {
 				want.Booted.Next = "" // it is in a file
 			}
-			got, err := l.client(r).Claims(t.Context(), cpAddr, cpUUID)
-			if diff := gocmp.Diff(want, got); diff != "" || err != nil {
-				t.Errorf("%s: err = %v (-want +got):\n%s", r, err, diff)
-			}
+			must.Equal(t, string(r), want, must.Get(l.client(r).Claims(t.Context(), cpAddr, cpUUID))(t))
 		}
 		if _, err := l.client(role.Admin).Claims(t.Context(), cpAddr, workerUUID); fault.KindOf(err) != fault.Refused {
 			t.Errorf("another machine: %v", err)

@@ -11,7 +11,6 @@ import (
 	"github.com/cosi-project/runtime/pkg/state"
 	"github.com/cosi-project/runtime/pkg/state/impl/inmem"
 	"github.com/cosi-project/runtime/pkg/state/impl/namespaced"
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 
@@ -57,10 +56,7 @@ func TestEncryption(t *testing.T) {
 		},
 	}
 	for name, c := range cases {
-		got, err := encryptionOf(c.config)
-		if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
-			t.Errorf("%s: err = %v; (-want +got):\n%s", name, err, diff)
-		}
+		must.Equal(t, name, c.want, must.Get(encryptionOf(c.config))(t))
 	}
 	for name, config := range map[string]string{"no YAML": "a: [s3cret", "not as Talos has it": "kind: VolumeConfig\nencryption: {keys: s3cret}\n"} {
 		if _, err := encryptionOf(config); err == nil || strings.Contains(err.Error(), "s3cret") {
@@ -158,10 +154,8 @@ func TestSecureBoot(t *testing.T) {
 			s = machineWith(t, r)
 		}
 		var got cluster.Machine
-		err := readSecurity(t.Context(), s, &got)
-		if diff := cmp.Diff(cluster.RunningSystem{SecureBoot: want}, got.RunningSystem); diff != "" || err != nil {
-			t.Errorf("%s: err = %v (-want +got):\n%s", name, err, diff)
-		}
+		must.Do(t, readSecurity(t.Context(), s, &got))
+		must.Equal(t, name, cluster.RunningSystem{SecureBoot: want}, got.RunningSystem)
 	}
 }
 
@@ -189,10 +183,8 @@ func TestClaimLayersInOrder(t *testing.T) {
 		rs, want = append(rs, r), append(want, observe.ExtensionLayer{Name: "e" + id, ExtraInfo: "info"})
 	}
 	var got observe.Claims
-	err := claimLayers(t.Context(), machineWith(t, rs...), &got)
-	if diff := cmp.Diff(want, got.Layers); diff != "" || err != nil {
-		t.Errorf("err = %v (-want +got):\n%s", err, diff)
-	}
+	must.Do(t, claimLayers(t.Context(), machineWith(t, rs...), &got))
+	must.Equal(t, "layers", want, got.Layers)
 }
 
 func TestClaimFactory(t *testing.T) {
@@ -200,11 +192,9 @@ func TestClaimFactory(t *testing.T) {
 	r := runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID)
 	r.TypedSpec().SchematicID, r.TypedSpec().Flavor, r.TypedSpec().APIURL = "cafe", "Image Factory", "https://factory.example"
 	var got, none observe.Claims
-	err := claimFactory(t.Context(), machineWith(t, r), &got)
+	must.Do(t, claimFactory(t.Context(), machineWith(t, r), &got))
 	want := &observe.FactoryClaim{SchematicID: "cafe", Flavor: "Image Factory", URL: "https://factory.example"}
-	if diff := cmp.Diff(want, got.Factory); diff != "" || err != nil {
-		t.Errorf("err = %v (-want +got):\n%s", err, diff)
-	}
+	must.Equal(t, "factory", want, got.Factory)
 	if err := claimFactory(t.Context(), machineWith(t), &none); none.Factory != nil || err != nil {
 		t.Errorf("none: %+v, %v", none.Factory, err)
 	}
@@ -221,9 +211,7 @@ func TestClaimCmdline(t *testing.T) {
 		r := runtime.NewKernelCmdline()
 		r.TypedSpec().Cmdline = line
 		var got observe.Claims
-		err := claimCmdline(t.Context(), machineWith(t, r), &got)
-		if diff := cmp.Diff(observe.BootClaims{Locks: want, Cmdline: true}, got.Booted); diff != "" || err != nil {
-			t.Errorf("%s: err = %v (-want +got):\n%s", line, err, diff)
-		}
+		must.Do(t, claimCmdline(t.Context(), machineWith(t, r), &got))
+		must.Equal(t, line, observe.BootClaims{Locks: want, Cmdline: true}, got.Booted)
 	}
 }

@@ -81,9 +81,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		i := len(node.Volumes) - 1
 		data := blank.Volumes[0]
 		data.ID, data.Phase, data.Mount = "EPHEMERAL", "ready", "/var"
-		if diff := cmp.Diff(data, node.Volumes[i]); diff != "" {
-			t.Errorf("data volume (-before +after):\n%s", diff)
-		}
+		must.Equal(t, "data volume", data, node.Volumes[i])
 		stored, err := c.MachineConfig(ctx, workerAddr)
 		if err != nil || !bytes.Equal(stored, patched) {
 			t.Errorf("stored configuration has %d bytes, applied were %d; err = %v", len(stored), len(patched), err)
@@ -289,12 +287,8 @@ func TestClocks(t *testing.T) {
 		client := l.client(role.Admin)
 		time.Sleep(time.Minute)
 		_, err := cluster.ReadMachine(t.Context(), client, cpAddr)
-		if err == nil || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("err = %v", err)
-		}
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-			t.Errorf("hints: %s", hints)
-		}
+		wantError(t, err, c.text)
+		must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), c.hint)
 	})
 }
 
@@ -391,8 +385,7 @@ func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
 func (l *lab) config(m talosapi.Machine) []byte {
 	l.t.Helper()
 	m.InstallDisk = "/dev/vda"
-	b := must.Get(l.cluster.MachineConfig(m))(l.t)
-	return b
+	return must.Get(l.cluster.MachineConfig(m))(l.t)
 }
 
 // installed is the system disk of cp1, the only member of etcd.
@@ -401,8 +394,7 @@ func (l *lab) installed(config []byte) []byte {
 	uki := must.Get(artefact.UKI(image()))(l.t)
 	b := must.Get(l.fw.Preinstalled(config, uki, false))(l.t)
 	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: cpAddr})[0]
-	b = must.Get(talosapi.WithEtcd(b, member))(l.t)
-	return b
+	return must.Get(talosapi.WithEtcd(b, member))(l.t)
 }
 
 // client has a certificate of that role.

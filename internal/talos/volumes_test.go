@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 
@@ -415,9 +414,7 @@ func TestUserVolumesByConfiguration(t *testing.T) {
 		if !strings.HasPrefix(text, "version") {
 			text = mainDocument + text
 		}
-		if diff := cmp.Diff(want, configVolumes(t, text, "v1.14.1")[want.ID]); diff != "" {
-			t.Errorf("%s\n(-want +got):\n%s", text, diff)
-		}
+		must.Equal(t, text, want, configVolumes(t, text, "v1.14.1")[want.ID])
 	}
 }
 
