@@ -200,10 +200,6 @@ func TestResize(t *testing.T) {
 			wantExit(t, s.task(http.MethodPut, s.vm(id, "resize"), form...), c.exit)
 		}
 	})
-	story(t, "needs VM.Config.Disk", poorToken, func(t *testing.T, s *server) {
-		id := s.newVM("scsi0=" + s.disk())
-		wantRefusal(t, s.poor(http.MethodPut, s.vm(id, "resize"), "disk=scsi0", "size=2G"), "403 Permission check failed (/vms/"+itoa(id)+", VM.Config.Disk)", nil)
-	})
 }
 
 // TestJoinPool: a VM that is there is put into a pool, or moved to it.
@@ -217,10 +213,6 @@ func TestJoinPool(t *testing.T) {
 		s.put("/pools", "poolid="+s.place.pool, "vms="+itoa(id), "allow-move=1")
 		same(t, s.place.pool, s.poolOf(id))
 		wantRefusal(t, s.do(http.MethodPut, "/pools", "poolid="+s.place.pool, "vms="+itoa(id), "allow-move=1"), "500 update pools failed: VM "+itoa(id)+" is already a pool member", nil)
-	})
-	story(t, "needs Pool.Allocate", poorToken, func(t *testing.T, s *server) {
-		id := s.newVM()
-		wantRefusal(t, s.poor(http.MethodPut, "/pools", "poolid="+s.place.pool, "vms="+itoa(id)), "403 Permission check failed (/pool/"+s.place.pool+", Pool.Allocate)", nil)
 	})
 }
 
@@ -285,10 +277,6 @@ func TestMigrationPreconditions(t *testing.T) {
 		}
 		same(t, s.volid(id, "scsi1"), text(object(t, disks[0])["volid"]))
 	})
-	story(t, "need VM.Migrate", secondNode|poorToken, func(t *testing.T, s *server) {
-		id := s.newVM()
-		wantRefusal(t, s.poor(http.MethodGet, s.vm(id, "migrate"), "target="+s.place.node2), "403 Permission check failed (/vms/"+itoa(id)+", VM.Migrate)", nil)
-	})
 }
 
 // TestMigrate: a VM moves with its configuration, which keeps its digest.
@@ -314,10 +302,6 @@ func TestMigrate(t *testing.T) {
 		id := s.migratable()
 		wantRefusal(t, s.do(http.MethodPost, s.vm(id, "migrate"), "target="+s.place.node), refused, map[string]string{"target": "target is local node."})
 		wantRefusal(t, s.do(http.MethodPost, s.vm(id, "migrate"), "target=recast-no-such-node"), "500 no such cluster node 'recast-no-such-node'", nil)
-	})
-	story(t, "needs VM.Migrate", secondNode|poorToken, func(t *testing.T, s *server) {
-		id := s.newVM()
-		wantRefusal(t, s.poor(http.MethodPost, s.vm(id, "migrate"), "target="+s.place.node2), "403 Permission check failed (/vms/"+itoa(id)+", VM.Migrate)", nil)
 	})
 	story(t, "without quorum it does nothing", simulated, func(t *testing.T, s *server) {
 		id := s.migratable()

@@ -292,8 +292,6 @@ func TestPermissions(t *testing.T) {
 			same(t, http.StatusOK, r.Code)
 			same(t, want, r.Data)
 		}
-		r := s.poor(http.MethodGet, "/access/permissions", "userid=root@pam")
-		wantRefusal(t, r, "403 Permission check failed (/access, Sys.Audit)", nil)
 	})
 	story(t, "the state of the cluster is not shown without Sys.Audit", poorToken, func(t *testing.T, s *server) {
 		at := "/nodes/" + s.place.node

@@ -113,9 +113,6 @@ func TestClusterStatus(t *testing.T) {
 			t.Errorf("quorate %q, nodes %q", quorate, nodes)
 		}
 	})
-	story(t, "needs Sys.Audit", poorToken, func(t *testing.T, s *server) {
-		wantRefusal(t, s.poor(http.MethodGet, "/cluster/status"), "403 Permission check failed (/, Sys.Audit)", nil)
-	})
 	story(t, "a node tells its time", 0, func(t *testing.T, s *server) {
 		s.holds("/nodes/"+s.place.node, "Sys.Audit")
 		got := object(t, s.get("/nodes/"+s.place.node+"/time"))
@@ -330,13 +327,6 @@ func TestHA(t *testing.T) {
 		id := s.newManaged("ignored")
 		same(t, "qmstart", strings.Split(s.taskOK(http.MethodPost, s.vm(id, "status/start")).UPID, ":")[5])
 		s.stop(id)
-	})
-	story(t, "its configuration needs Sys.Console", poorToken, func(t *testing.T, s *server) {
-		want := "403 Permission check failed (/, Sys.Console)"
-		sid := "vm:" + itoa(s.newVM())
-		wantRefusal(t, s.poor(http.MethodPost, haResources, "sid="+sid), want, nil)
-		wantRefusal(t, s.poor(http.MethodPut, haResources+"/"+sid, "state=stopped"), want, nil)
-		wantRefusal(t, s.poor(http.MethodDelete, haResources+"/"+sid), want, nil)
 	})
 	story(t, "a guest that powers itself off is started again", simulated, func(t *testing.T, s *server) {
 		s.managesHA()

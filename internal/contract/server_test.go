@@ -189,18 +189,11 @@ func same(t *testing.T, want, got any, options ...cmp.Option) {
 	must.Equal(t, "value", want, got, options...)
 }
 
-// wantPrefix requires a text to begin with want, wantPart to have it inside, wantMatch to match a pattern.
+// wantPrefix requires a text to begin with want, wantMatch to match a pattern.
 func wantPrefix(t *testing.T, want, got string) {
 	t.Helper()
 	if !strings.HasPrefix(got, want) {
 		t.Errorf("%q, want %q…", got, want)
-	}
-}
-
-func wantPart(t *testing.T, want, got string) {
-	t.Helper()
-	if !strings.Contains(got, want) {
-		t.Errorf("%q, want …%q…", got, want)
 	}
 }
 

@@ -291,11 +291,11 @@ func TestFreeDiskRefuses(t *testing.T) {
 }
 
 func TestNormalise(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		raw, err string
 		want     map[string]string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"as Proxmox gives it": {
 			`{"digest":"d","memory":"2048","cores":2,"cpulimit":1.5,"numa":0,"onboot":true,"sshkeys":"ssh-ed25519%20AAAA%2Bb%0A","description":"a\n","hotplug":null}`, "",
 			map[string]string{
@@ -306,18 +306,15 @@ func TestNormalise(t *testing.T) {
 		"sections of Proxmox 9":    {`{"digest":"d","name":"a","special-sections":{"cloudinit":{"name":"b"},"fleecing":{}}}`, "", map[string]string{"name": "a"}},
 		"anything else is a fault": {`{"digest":"d","extra":{"a":1}}`, `extra is neither a text nor a number: {"a":1}`, nil},
 		"a list is one, too":       {`{"digest":"d","net0":["a"]}`, `net0 is neither a text nor a number: ["a"]`, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var raw rawConfig
-			must.Do(t, json.Unmarshal([]byte(tc.raw), &raw))
-			got, digest, err := raw.normalise()
-			if (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err || err == nil && digest != "d" {
-				t.Fatalf("digest %q, error %v", digest, err)
-			}
-			must.Equal(t, "configuration", tc.want, got)
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		var raw rawConfig
+		must.Do(t, json.Unmarshal([]byte(tc.raw), &raw))
+		got, digest, err := raw.normalise()
+		if (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err || err == nil && digest != "d" {
+			t.Fatalf("digest %q, error %v", digest, err)
+		}
+		must.Equal(t, "configuration", tc.want, got)
+	})
 }
 
 func TestMergePending(t *testing.T) {
@@ -335,11 +332,11 @@ func TestMergePending(t *testing.T) {
 }
 
 func TestSameValue(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		key, want, now string
 		same           bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"as written":                 {"memory", "2048", "2048", true},
 		"another one":                {"memory", "2048", "4096", false},
 		"gone":                       {"memory", "2048", "", false},
@@ -372,11 +369,5 @@ func TestSameValue(t *testing.T) {
 		"password cannot be read":    {"cipassword", "hunter2", "**********", true},
 		"password is not there":      {"cipassword", "hunter2", "", false},
 		"nothing is asked for drive": {"scsi0", "fast:10", "fast:vm-101-disk-0,size=10G", true},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			must.Equal(t, "result", tc.same, sameValue(tc.key, tc.want, tc.now))
-		})
-	}
+	}, func(t *testing.T, tc row) { must.Equal(t, "result", tc.same, sameValue(tc.key, tc.want, tc.now)) })
 }

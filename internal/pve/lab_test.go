@@ -61,58 +61,47 @@ func (s site) clientWith(t *testing.T, o api.Options, hosts ...string) *Client {
 	return c
 }
 
+// inBubble runs a test in a bubble, beside the others.
+func inBubble(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, test)
+}
+
+// inEachBubble runs each row of a table in a bubble of its own, all at the same time.
+func inEachBubble[T any](t *testing.T, rows map[string]T, test func(t *testing.T, row T)) {
+	t.Helper()
+	must.Each(t, rows, func(t *testing.T, row T) { synctest.Test(t, func(t *testing.T) { test(t, row) }) })
+}
+
 // onNode runs a test in a bubble with a fake of one node and a client of it.
 func onNode(t *testing.T, test func(t *testing.T, pve1 *fake, c *Client)) {
 	t.Helper()
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.Node(t, "pve1")
 		test(t, pve1, s.client(t, "pve1"))
 	})
 }
 
-func runOnNode(t *testing.T, name string, test func(t *testing.T, pve1 *fake, c *Client)) {
-	t.Helper()
-	t.Run(name, func(t *testing.T) { onNode(t, test) })
-}
-
-// onEachNode runs each row of a table with a node of its own, all at the same time.
 func onEachNode[T any](t *testing.T, rows map[string]T, test func(t *testing.T, pve1 *fake, c *Client, row T)) {
 	t.Helper()
-	t.Parallel()
-	for name, row := range rows {
-		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) { test(t, pve1, c, row) })
-	}
+	inEachBubble(t, rows, func(t *testing.T, row T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		test(t, pve1, s.client(t, "pve1"), row)
+	})
 }
 
 // inLab runs a test in a lab of its own, beside the others.
 func inLab(t *testing.T, test func(t *testing.T, l lab)) {
 	t.Helper()
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { test(t, newLab(t)) })
+	inBubble(t, func(t *testing.T) { test(t, newLab(t)) })
 }
 
-func runInLab(t *testing.T, name string, test func(t *testing.T, l lab)) {
-	t.Helper()
-	t.Run(name, func(t *testing.T) { inLab(t, test) })
-}
-
-// inEachLab runs each row of a table in a lab of its own, all at the same time.
 func inEachLab[T any](t *testing.T, rows map[string]T, test func(t *testing.T, l lab, row T)) {
 	t.Helper()
-	t.Parallel()
-	for name, row := range rows {
-		runInLab(t, name, func(t *testing.T, l lab) { test(t, l, row) })
-	}
-}
-
-func runInBubble(t *testing.T, name string, test func(t *testing.T)) {
-	t.Helper()
-	t.Run(name, func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, test)
-	})
+	inEachBubble(t, rows, func(t *testing.T, row T) { test(t, newLab(t), row) })
 }
 
 // wantError requires an error that wraps is and has part in its text, or none if neither is given.

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -280,16 +279,18 @@ func TestLostAnswer(t *testing.T) {
 			continue
 		}
 		for name, tc := range lostChanges() {
-			runInBubble(t, way+"/"+name, func(t *testing.T) {
-				lossy := tc.in(t, w.loss)
-				began := time.Now()
-				err := tc.do(t, lossy.lab)
-				done, lost := w.want(tc)
-				if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
-					t.Errorf("error is %v; want a lost answer: %v", err, lost)
-				}
-				must.Equal(t, "done", done, tc.done(lossy.lab))
-				within(t, began, 5*time.Minute)
+			t.Run(way+"/"+name, func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					lossy := tc.in(t, w.loss)
+					began := time.Now()
+					err := tc.do(t, lossy.lab)
+					done, lost := w.want(tc)
+					if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
+						t.Errorf("error is %v; want a lost answer: %v", err, lost)
+					}
+					must.Equal(t, "done", done, tc.done(lossy.lab))
+					within(t, began, 5*time.Minute)
+				})
 			})
 		}
 	}
@@ -298,8 +299,7 @@ func TestLostAnswer(t *testing.T) {
 // TestLostAnswerOfAFailure: a worker fails whose name was never received. Its own
 // error is returned, and nothing is sent again.
 func TestLostAnswerOfAFailure(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		l := newLosing(t, loss{})
 		l.world.FailNext("qmcreate", "no space left on device")
 		l.armed.Store(true)
@@ -314,12 +314,12 @@ func TestLostAnswerOfAFailure(t *testing.T) {
 // TestLostAnswerAndAnotherProcess: another process with the same token does something
 // else meanwhile, which is never taken for our work.
 func TestLostAnswerAndAnotherProcess(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		meanwhile func(*testing.T, lab)
 		do        func(*testing.T, lab) error
 		is        error
-	}{
+	}
+	cases := map[string]row{
 		"VM of the same number": {
 			func(t *testing.T, l lab) {
 				_, err := l.world.CreateVM("recast@pve!roll", "pve1", world.CreateRequest{ID: 9090, Config: map[string]string{"name": "theirs"}})
@@ -345,41 +345,31 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 			cluster.ErrChanged,
 		},
 	}
-	for name, tc := range cases {
-		runInBubble(t, name, func(t *testing.T) {
-			l := newLosing(t, loss{before: true, then: tc.meanwhile})
-			l.armed.Store(true)
-			wantError(t, tc.do(t, l.lab), tc.is, "")
-		})
-	}
+	inEachBubble(t, cases, func(t *testing.T, tc row) {
+		l := newLosing(t, loss{before: true, then: tc.meanwhile})
+		l.armed.Store(true)
+		wantError(t, tc.do(t, l.lab), tc.is, "")
+	})
 }
 
 // TestLostAnswerOfALateChange: a change arrives after we stopped waiting for its
 // answer.
 func TestLostAnswerOfALateChange(t *testing.T) {
-	t.Parallel()
-	for name, tc := range lostChanges() {
-		runInBubble(t, name, func(t *testing.T) { tc.wantDone(t, loss{late: 12 * time.Second}) })
-	}
+	inEachBubble(t, lostChanges(), func(t *testing.T, tc lostChange) { tc.wantDone(t, loss{late: 12 * time.Second}) })
 }
 
 // TestLostAnswerIsOvertaken: a change arrives just before its second request: that
 // is refused, and the change is done.
 func TestLostAnswerIsOvertaken(t *testing.T) {
-	t.Parallel()
-	for name, tc := range lostChanges() {
-		if !tc.again {
-			continue
-		}
-		runInBubble(t, name, func(t *testing.T) { tc.wantDone(t, loss{overtaken: true}) })
-	}
+	again := lostChanges()
+	maps.DeleteFunc(again, func(_ string, tc lostChange) bool { return !tc.again })
+	inEachBubble(t, again, func(t *testing.T, tc lostChange) { tc.wantDone(t, loss{overtaken: true}) })
 }
 
 // TestLostAnswerRightAfterAnother: a change of the same kind and object ends just
 // before; its task is not taken for that of the lost one.
 func TestLostAnswerRightAfterAnother(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		l := newLosing(t, loss{before: true})
 		must.Do(t, l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi5": "fast:1"}, nil))
 		vm := l.read(t, 9011)

@@ -75,31 +75,29 @@ func TestShutdownByHA(t *testing.T) {
 // TestUnansweredIsReported: the caller of a power change learns whether an unanswered
 // request may still be carried out, although the VM is as wanted.
 func TestUnansweredIsReported(t *testing.T) {
-	t.Parallel()
 	start := func(ctx context.Context, t *testing.T, l lab) error { return l.Start(ctx, l.read(t, 9011)) }
-	for name, c := range map[string]struct {
+	type row struct {
 		loss  loss
 		on    bool
 		do    func(context.Context, *testing.T, lab) error
 		noted bool
-	}{
+	}
+	inEachBubble(t, map[string]row{
 		"its task was found":         {do: start},
 		"it was sent twice":          {loss: loss{before: true}, do: start, noted: true},
 		"it is unknown who did it":   {loss: loss{before: true}, on: true, noted: true, do: shutdownMeanwhile},
 		"its task was found, it ran": {on: true, do: shutdownMeanwhile},
-	} {
-		runInBubble(t, name, func(t *testing.T) {
-			l := newLosing(t, c.loss)
-			if c.on {
-				must.Do(t, l.Start(t.Context(), l.read(t, 9011)))
-			}
-			l.armed.Store(true)
-			ctx, unanswered := cluster.WithUnanswered(t.Context())
-			if err := c.do(ctx, t, l.lab); err != nil || unanswered() != c.noted {
-				t.Errorf("error %v; noted: %t, want %t", err, unanswered(), c.noted)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		l := newLosing(t, c.loss)
+		if c.on {
+			must.Do(t, l.Start(t.Context(), l.read(t, 9011)))
+		}
+		l.armed.Store(true)
+		ctx, unanswered := cluster.WithUnanswered(t.Context())
+		if err := c.do(ctx, t, l.lab); err != nil || unanswered() != c.noted {
+			t.Errorf("error %v; noted: %t, want %t", err, unanswered(), c.noted)
+		}
+	})
 }
 
 // shutdownMeanwhile shuts down a VM that switches itself off at the same time.

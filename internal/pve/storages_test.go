@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -225,10 +224,11 @@ func TestMayDownload(t *testing.T) {
 			t.Errorf("why not: %q, want %q; %v", why, tc.want, err)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		s.Node(t, "pve1")
-		if _, err := s.client(t, "pve1").MayDownload(t.Context(), "pve1", "isos"); err == nil {
+}
+
+func TestMayDownloadWithoutAnAnswer(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		if _, err := c.MayDownload(t.Context(), "pve1", "isos"); err == nil {
 			t.Error("no error although no host answers")
 		}
 	})
@@ -463,17 +463,13 @@ func TestUsesFails(t *testing.T) {
 }
 
 func TestShelf(t *testing.T) {
-	t.Parallel()
 	const volume = "DELETE /nodes/pve1/storage/isos/content/isos:iso%2Fa.iso"
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("GET /nodes", data(`[{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"},{"node":"pve1","status":"unknown"}]`))
 		pve1.On(isosPath, data(`[{"volid":"isos:iso/b.iso","size":7,"ctime":946684800},{"volid":"isos:iso/a.iso","size":"1048576"}]`), data(`[]`))
-		pve1.On(volume, data(`"`+testUPID+`"`), func(w http.ResponseWriter, r *http.Request) { lost(w, r) }, raw("403 Permission check failed (/storage/isos, Datastore.Allocate)", ""))
+		pve1.On(volume, data(`"`+testUPID+`"`), lost, raw("403 Permission check failed (/storage/isos, Datastore.Allocate)", ""))
 		pve1.On(statusPath, stopped("OK"))
 		pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=imgdel", data(`[]`))
-		c := s.client(t, "pve1")
 		online, offline, err := c.Nodes(t.Context())
 		must.Do(t, err)
 		must.Equal(t, "nodes", [][]string{{"pve1", "pve2"}, {"pve3"}}, [][]string{online, offline})

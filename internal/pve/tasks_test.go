@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -82,48 +81,45 @@ func TestTask(t *testing.T) {
 // hardly more often than the pause says. The next of its kind is polled when it is
 // due.
 func TestTaskPolls(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		takes, late time.Duration // of the first task
 		looks       int
 		lateNext    time.Duration // of the third
 		next        int           // polls of that one
-	}{
+	}
+	cases := map[string]row{
 		"at once":     {0, 0, 1, 0, 1},
 		"short":       {250 * time.Millisecond, 60 * time.Millisecond, 11, 20 * time.Millisecond, 4},
 		"a second":    {time.Second, 250 * time.Millisecond, 17, 40 * time.Millisecond, 5},
 		"ten minutes": {10 * time.Minute, 2 * time.Second, 325, 2 * time.Second, 305},
 	}
-	for name, tc := range cases {
-		runInBubble(t, name, func(t *testing.T) {
-			s := newSite(t)
-			pve1 := s.Node(t, "pve1")
-			end := time.Now().Add(tc.takes)
-			pve1.On("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
-			pve1.On(statusPath, func(w http.ResponseWriter, r *http.Request) {
-				answer := running
-				if !time.Now().Before(end) {
-					answer = stopped("OK")
-				}
-				answer(w, r)
-			})
-			c := s.clientWith(t, api.Options{RootCAs: s.Pool(), Poll: 2 * time.Second}, "pve1")
-			for i := range 3 {
-				before := len(pve1.Requests()) - len(changes(pve1.Requests()))
-				end = time.Now().Add(tc.takes)
-				must.Do(t, c.CreateVM(t.Context(), "pve1", 101, nil))
-				late, looks := time.Since(end), len(pve1.Requests())-len(changes(pve1.Requests()))-before
-				if i == 0 && (late > tc.late || looks > tc.looks) || i == 2 && (late > tc.lateNext || looks > tc.next) {
-					t.Errorf("task %d: %d looks, seen %s after its end", i+1, looks, late)
-				}
+	inEachBubble(t, cases, func(t *testing.T, tc row) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		end := time.Now().Add(tc.takes)
+		pve1.On("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
+		pve1.On(statusPath, func(w http.ResponseWriter, r *http.Request) {
+			answer := running
+			if !time.Now().Before(end) {
+				answer = stopped("OK")
 			}
+			answer(w, r)
 		})
-	}
+		c := s.clientWith(t, api.Options{RootCAs: s.Pool(), Poll: 2 * time.Second}, "pve1")
+		for i := range 3 {
+			before := len(pve1.Requests()) - len(changes(pve1.Requests()))
+			end = time.Now().Add(tc.takes)
+			must.Do(t, c.CreateVM(t.Context(), "pve1", 101, nil))
+			late, looks := time.Since(end), len(pve1.Requests())-len(changes(pve1.Requests()))-before
+			if i == 0 && (late > tc.late || looks > tc.looks) || i == 2 && (late > tc.lateNext || looks > tc.next) {
+				t.Errorf("task %d: %d looks, seen %s after its end", i+1, looks, late)
+			}
+		}
+	})
 }
 
 func TestWarningsOfOtherTasksAreReported(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.Node(t, "pve1")
 		pve1.On("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
@@ -237,55 +233,53 @@ func TestADeadWorkerIsNotRepeated(t *testing.T) {
 // TestDurations: tasks of a kind are polled when they end, with little delay and few
 // polls, however long the first one took.
 func TestDurations(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		first, others time.Duration
 		looks         int           // of the last ten together
 		late          time.Duration // of all together
-	}{
+	}
+	inEachBubble(t, map[string]row{
 		"always alike":       {time.Second, time.Second, 20, 200 * time.Millisecond},
 		"longer from now":    {time.Second, 1300 * time.Millisecond, 20, 200 * time.Millisecond},
 		"shorter from now":   {time.Second, 700 * time.Millisecond, 20, 200 * time.Millisecond},
 		"longer than a look": {5 * time.Second, 5 * time.Second, 60, 500 * time.Millisecond},
-	} {
-		runInBubble(t, name, func(t *testing.T) {
-			var d durations
-			u := api.UPID{Type: "qmmove", ID: "101-scsi1>9001-scsi1"}
-			once := func(takes time.Duration) (looks int, late time.Duration) {
-				begun, ran := time.Now(), time.Duration(0)
-				w := wait.For{First: firstPoll, Every: 2 * time.Second, Expected: d.expected(u)}
-				err := wait.Until(t.Context(), w, func(context.Context) (bool, string, error) {
-					looks++
-					if time.Since(begun) < takes {
-						ran = time.Since(begun)
-						return false, "", nil
-					}
-					return true, "", nil
-				})
-				must.Do(t, err)
-				d.add(u, ran, time.Since(begun))
-				return looks, time.Since(begun) - takes
-			}
-			once(c.first)
-			for range 20 {
-				once(c.others)
-			}
-			looks, late := 0, time.Duration(0)
-			for range 10 {
-				l, by := once(c.others)
-				looks, late = looks+l, late+by
-			}
-			t.Logf("%d looks, %s late", looks, late)
-			if looks > c.looks || late > c.late {
-				t.Errorf("%d looks, %s late", looks, late)
-			}
-			must.Equal(t, "expected of the same of another VM", d.expected(u), d.expected(api.UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}))
-			must.Equal(t, "expected of another type", time.Duration(0), d.expected(api.UPID{Type: "qmstart", ID: "101"}))
-			if other := d.expected(api.UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
-				t.Errorf("no estimate for a task of another drive")
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		var d durations
+		u := api.UPID{Type: "qmmove", ID: "101-scsi1>9001-scsi1"}
+		once := func(takes time.Duration) (looks int, late time.Duration) {
+			begun, ran := time.Now(), time.Duration(0)
+			w := wait.For{First: firstPoll, Every: 2 * time.Second, Expected: d.expected(u)}
+			err := wait.Until(t.Context(), w, func(context.Context) (bool, string, error) {
+				looks++
+				if time.Since(begun) < takes {
+					ran = time.Since(begun)
+					return false, "", nil
+				}
+				return true, "", nil
+			})
+			must.Do(t, err)
+			d.add(u, ran, time.Since(begun))
+			return looks, time.Since(begun) - takes
+		}
+		once(c.first)
+		for range 20 {
+			once(c.others)
+		}
+		looks, late := 0, time.Duration(0)
+		for range 10 {
+			l, by := once(c.others)
+			looks, late = looks+l, late+by
+		}
+		t.Logf("%d looks, %s late", looks, late)
+		if looks > c.looks || late > c.late {
+			t.Errorf("%d looks, %s late", looks, late)
+		}
+		must.Equal(t, "expected of the same of another VM", d.expected(u), d.expected(api.UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}))
+		must.Equal(t, "expected of another type", time.Duration(0), d.expected(api.UPID{Type: "qmstart", ID: "101"}))
+		if other := d.expected(api.UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
+			t.Errorf("no estimate for a task of another drive")
+		}
+	})
 }
 
 const (
@@ -302,11 +296,11 @@ func someoneElse(t *testing.T, l lab) {
 }
 
 func TestIsLock(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		err             error
 		timeout, locked bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"VM's file":                  {err: &api.Error{Status: 500, Reason: flock, Message: flock}, timeout: true},
 		"storage":                    {err: &api.TaskError{Exit: cfsLock}, timeout: true},
 		"storage, while creating":    {err: &api.TaskError{Exit: "unable to create VM 9090 - " + cfsLock}, timeout: true},
@@ -319,14 +313,10 @@ func TestIsLock(t *testing.T) {
 		"answer lost as well":        {err: errors.Join(cluster.ErrLostAnswer, &api.TaskError{Exit: flock})},
 		"without a kind":             {err: &api.Error{Status: 500, Message: "VM is locked"}, locked: true},
 		"something that is no error": {},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			must.Equal(t, "timeout", tc.timeout, api.IsLockTimeout(tc.err))
-			must.Equal(t, "locked", tc.locked, api.IsVMLocked(tc.err))
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		must.Equal(t, "timeout", tc.timeout, api.IsLockTimeout(tc.err))
+		must.Equal(t, "locked", tc.locked, api.IsVMLocked(tc.err))
+	})
 }
 
 // TestLocksAreWaitedFor: changes are refused because of a lock until it is released,

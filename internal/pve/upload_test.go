@@ -214,8 +214,7 @@ func TestUploadThatProxmoxWouldRefuse(t *testing.T) {
 }
 
 func TestUploadGoesToAnotherEndpoint(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		s := newSite(t)
 		pve2 := s.Node(t, "pve2")
 		var got received
@@ -229,7 +228,6 @@ func TestUploadGoesToAnotherEndpoint(t *testing.T) {
 // TestUploadWithoutAnswer: the outcome of an upload is looked up, and only one
 // without effect is sent again.
 func TestUploadWithoutAnswer(t *testing.T) {
-	t.Parallel()
 	const (
 		nodes  = "GET /nodes"
 		tasks  = "/tasks?limit=500&source=all&typefilter=imgcopy"
@@ -239,7 +237,7 @@ func TestUploadWithoutAnswer(t *testing.T) {
 	content := bytes.Repeat([]byte("x"), 4<<20)
 	there := data(`[{"volid":"isos:iso/recast-1.iso","size":4194304}]`)
 	ok := swallow(data(`"` + testUPID + `"`))
-	for name, tc := range map[string]struct {
+	type row struct {
 		answers []route
 		isos    []route
 		tasks   []route // of pve2, which receives the upload
@@ -248,7 +246,8 @@ func TestUploadWithoutAnswer(t *testing.T) {
 		quick   bool // it cannot have had an effect, so nothing is looked up
 		is      error
 		fails   string
-	}{
+	}
+	inEachBubble(t, map[string]row{
 		"its task is found":        {answers: []route{swallow(lost)}, tasks: []route{data(`[]`), data(`[{"upid":"` + copied + `"},{"upid":"` + other + `"}]`)}, exit: "OK", sent: 1},
 		"its task has failed":      {answers: []route{swallow(lost)}, tasks: []route{data(`[{"upid":"` + copied + `"}]`)}, exit: "checksum mismatch: got 'a'", sent: 1, fails: "checksum mismatch: got 'a'"},
 		"the file shows":           {answers: []route{swallow(lost)}, isos: []route{data(`[]`), data(`[]`), there}, sent: 1},
@@ -257,32 +256,30 @@ func TestUploadWithoutAnswer(t *testing.T) {
 		"no answer comes ever":     {answers: []route{swallow(lost)}, sent: 3, is: cluster.ErrLostAnswer, fails: "since then neither a task nor the file has appeared"},
 		"a proxy cancels it":       {answers: []route{swallow(raw("596 Connection timed out", "")), ok}, sent: 2},
 		"nothing can be looked up": {answers: []route{swallow(lost)}, tasks: []route{raw("403 Permission check failed", "")}, sent: 1, is: cluster.ErrLostAnswer, fails: "403 Permission check failed"},
-	} {
-		runInBubble(t, name, func(t *testing.T) {
-			s := newSite(t)
-			pve2 := s.Node(t, "pve2")
-			acceptUploads(pve2, tc.answers...)
-			if tc.isos != nil {
-				pve2.On(isosPath, tc.isos...)
-			}
-			pve2.On(nodes, data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"}]`))
-			pve2.On("GET /nodes/pve1"+tasks, data(`[]`))
-			pve2.On("GET /nodes/pve2"+tasks, data(`[]`))
-			if tc.tasks != nil {
-				pve2.On("GET /nodes/pve2"+tasks, tc.tasks...)
-			}
-			pve2.On("GET /nodes/pve2/status", data(`{"uptime":745}`))
-			pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/status", running, stopped(tc.exit))
-			pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
-			begun := time.Now()
-			err := s.client(t, "pve2").Upload(t.Context(), isoOf(t, content))
-			wantError(t, err, tc.is, tc.fails)
-			if took := time.Since(begun); tc.quick && took > lateness/2 {
-				t.Errorf("it took %s", took)
-			}
-			must.Equal(t, "sent", tc.sent, len(changes(pve2.Requests())))
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := newSite(t)
+		pve2 := s.Node(t, "pve2")
+		acceptUploads(pve2, tc.answers...)
+		if tc.isos != nil {
+			pve2.On(isosPath, tc.isos...)
+		}
+		pve2.On(nodes, data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"}]`))
+		pve2.On("GET /nodes/pve1"+tasks, data(`[]`))
+		pve2.On("GET /nodes/pve2"+tasks, data(`[]`))
+		if tc.tasks != nil {
+			pve2.On("GET /nodes/pve2"+tasks, tc.tasks...)
+		}
+		pve2.On("GET /nodes/pve2/status", data(`{"uptime":745}`))
+		pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/status", running, stopped(tc.exit))
+		pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
+		begun := time.Now()
+		err := s.client(t, "pve2").Upload(t.Context(), isoOf(t, content))
+		wantError(t, err, tc.is, tc.fails)
+		if took := time.Since(begun); tc.quick && took > lateness/2 {
+			t.Errorf("it took %s", took)
+		}
+		must.Equal(t, "sent", tc.sent, len(changes(pve2.Requests())))
+	})
 }
 
 // TestUploadIsCancelled at once, although the server reads nothing, without reading
@@ -315,20 +312,16 @@ func TestUploadIsCancelled(t *testing.T) {
 
 // TestUploadRefusesNames that Proxmox would change or reject.
 func TestUploadRefusesNames(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"", ".iso", "a b.iso", "a/b.iso", "ä.iso", "a.iso.part", "a.ISO", strings.Repeat("a", 252) + ".iso"} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSite(t)
-			pve1 := s.Node(t, "pve1")
-			c := s.client(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		for _, name := range []string{"", ".iso", "a b.iso", "a/b.iso", "ä.iso", "a.iso.part", "a.ISO", strings.Repeat("a", 252) + ".iso"} {
 			err := c.Upload(t.Context(), images.Upload{Host: "pve1", Storage: "isos", Name: name})
 			errDownload := c.Download(t.Context(), images.Download{Host: "pve1", Storage: "isos", Name: name})
 			if fault.KindOf(err) != fault.Config || fault.KindOf(errDownload) != fault.Config || len(pve1.Requests()) > 0 {
 				t.Errorf("%q: %v, %v; sent %q", name, err, errDownload, pve1.Requests())
 			}
-		})
-	}
-	must.Do(t, checkFileName(strings.Repeat("a", 251)+".iso"))
+		}
+		must.Do(t, checkFileName(strings.Repeat("a", 251)+".iso"))
+	})
 }
 
 const (

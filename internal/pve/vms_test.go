@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -330,8 +329,7 @@ func TestVMWhoseHostIsUnknown(t *testing.T) {
 
 // TestVMWhereLastSeenUnanswered does not ask a host again that did not answer: that takes half a minute.
 func TestVMWhereLastSeenUnanswered(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.Node(t, "pve1")
 		vm101(pve1)
