@@ -45,11 +45,7 @@ func TestRender(t *testing.T) {
 		"wk1": {"type: worker", "b: all", "c: all", "token: " + bundle.TrustdInfo.Token},
 	} {
 		got := must.Get(read(r, node))(t)
-		for _, text := range says {
-			if !strings.Contains(got, text) {
-				t.Errorf("%s has no %q:\n%s", node, text, got)
-			}
-		}
+		must.Contain(t, node, got, says...)
 	}
 	for want, change := range map[string]func(*Render){
 		"secrets.yaml: no such file": func(r *Render) { r.Secrets = filepath.Join(dir, "gone", "secrets.yaml") },

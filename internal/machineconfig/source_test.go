@@ -51,9 +51,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) program(name, script string) {
 	w.t.Helper()
-	if err := os.WriteFile(filepath.Join(w.bin, name), []byte("#!/bin/sh\n"+script), 0o700); err != nil { //nolint:gosec // it is run
-		w.t.Fatal(err)
-	}
+	must.Do(w.t, os.WriteFile(filepath.Join(w.bin, name), []byte("#!/bin/sh\n"+script), 0o700)) //nolint:gosec // it is run
 }
 
 // inDir keeps the file of wk1 in a directory.
@@ -74,8 +72,7 @@ func (w *world) written(script string) *world {
 
 func (w *world) open() *Source {
 	w.t.Helper()
-	s := must.Get(New(w.options))(w.t)
-	return s
+	return must.Get(New(w.options))(w.t)
 }
 
 // configCase is how a configuration is kept, and what Config makes of it.
@@ -104,9 +101,7 @@ func keptCases() map[string]configCase {
 		"its interpreter is not there": {
 			of: func(w *world) {
 				w.written("")
-				if err := os.WriteFile(filepath.Join(w.bin, "render"), []byte("#!/no/such/shell\n"), 0o700); err != nil { //nolint:gosec // it is run
-					w.t.Fatal(err)
-				}
+				must.Do(w.t, os.WriteFile(filepath.Join(w.bin, "render"), []byte("#!/no/such/shell\n"), 0o700)) //nolint:gosec // it is run
 			},
 			err: "run render: ", hint: "has to name a program", kind: fault.Config,
 		},
@@ -294,13 +289,8 @@ func TestNewSecrets(t *testing.T) {
 		}}))(t)
 		for _, node := range []string{"cp1", "wk1"} {
 			text, _, err := s.Config(t.Context(), node)
-			if err != nil {
-				t.Fatal(talos, node, err)
-			}
-			cfg, err := configloader.NewFromBytes(text)
-			if err != nil {
-				t.Fatal(talos, node, err)
-			}
+			must.Do(t, err)
+			cfg := must.Get(configloader.NewFromBytes(text))(t)
 			if warnings, err := cfg.ValidateAsClient(mode{}); err != nil {
 				t.Errorf("%s of Talos %s: %v; %q", node, talos, err, warnings)
 			}
@@ -428,10 +418,6 @@ func TestLeftBehind(t *testing.T) {
 	if _, err := os.Stat(killed.path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is still there: %v", killed.path, err)
 	}
-	for _, dir := range []outputDir{running, fresh} {
-		if err := dir.remove(); err != nil {
-			t.Error(err)
-		}
-	}
+	must.Do(t, errors.Join(running.remove(), fresh.remove()))
 	requireNoOutput(t)
 }

@@ -87,17 +87,12 @@ func (b *beside) logs(second int) {
 func (b *beside) looks(second int) (last string) {
 	b.t.Helper()
 	b.now = b.from.Add(time.Duration(second) * time.Second)
-	last = must.Get(b.once(b.t.Context()))(b.t)
-	return last
+	return must.Get(b.once(b.t.Context()))(b.t)
 }
 
 func (b *beside) wants(said string, texts ...string) {
 	b.t.Helper()
-	for _, text := range texts {
-		if !strings.Contains(said, text) {
-			b.t.Errorf("says %q, wants %q", said, text)
-		}
-	}
+	must.Contain(b.t, "what it says", said, texts...)
 }
 
 // A run that was killed here, and maybe finished elsewhere, does not hide a run of
