@@ -17,10 +17,10 @@ import (
 
 // Client talks to one Proxmox cluster. It is safe for concurrent use.
 type Client struct {
-	conn    *api.Conn
-	tasks   *tasks
-	changes *changer
-	seen    lastSeen
+	conn  *api.Conn
+	tasks *tasks
+	slots slots
+	seen  lastSeen
 }
 
 var (
@@ -37,10 +37,8 @@ func New(o api.Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	tasks := &tasks{Conn: to}
 	return &Client{
-		conn: to, tasks: tasks, changes: &changer{Conn: to, tasks: tasks},
-		seen: lastSeen{hosts: map[cluster.VMID]sighting{}, gone: map[cluster.VMID]bool{}},
+		conn: to, tasks: &tasks{Conn: to}, seen: lastSeen{hosts: map[cluster.VMID]sighting{}, gone: map[cluster.VMID]bool{}},
 	}, nil
 }
 

@@ -71,7 +71,7 @@ func (c *Client) storedFiles(ctx context.Context, host, storage, content string)
 func (c *Client) DeleteISO(ctx context.Context, iso images.StoredISO) error {
 	content := contentOf(iso.Name)
 	volid := iso.Storage + ":" + content + "/" + iso.Name
-	err := c.changes.carryOut(ctx, mutation{
+	err := c.carryOut(ctx, mutation{
 		method: http.MethodDelete, path: contentPath(iso.Host, iso.Storage) + "/" + url.PathEscape(volid),
 		worker: worker{iso.Host, "imgdel", iso.Storage}, repeatable: true,
 		look: func(ctx context.Context) (sight, error) {
@@ -124,7 +124,7 @@ func (c *Client) Download(ctx context.Context, d images.Download) error {
 	if err := checkFileName(d.Name); err != nil {
 		return err
 	}
-	err := c.changes.carryOut(ctx, mutation{
+	err := c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: "/nodes/" + url.PathEscape(d.Host) + "/storage/" + url.PathEscape(d.Storage) + "/download-url",
 		params: map[string]string{
 			"content": contentOf(d.Name), "filename": d.Name, "url": d.URL, "verify-certificates": "1",

@@ -70,7 +70,7 @@ func (c *Client) switchTo(ctx context.Context, vm cluster.VM, what, state string
 			kind = "hastart"
 		}
 	}
-	return c.changes.carryOut(ctx, mutation{
+	return c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: vmPath(vm, "status/"+what), params: params,
 		worker: vmWorker(vm, kind), lockable: true, unseen: true, look: c.seeState(vm, state),
 		repeatable: state == "running", // a running VM is not started again
@@ -173,7 +173,7 @@ func (c *Client) Migrate(ctx context.Context, vm cluster.VM, to string) error {
 	if vm.Running {
 		params["online"] = "1"
 	}
-	err := c.changes.carryOut(ctx, mutation{
+	err := c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: vmPath(vm, "migrate"), params: params,
 		worker: vmWorker(vm, "qmigrate"), repeatable: true, look: c.seeMigrated(vm, to),
 	})
@@ -292,13 +292,13 @@ func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
 func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
 	path := haResources + "/" + sid(id)
 	remove := mutation{method: http.MethodDelete, path: path + "?purge=0", look: c.seeHA(id, nil)}
-	err := c.changes.carryOut(ctx, remove)
+	err := c.carryOut(ctx, remove)
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusBadRequest && e.Params["purge"] != "" {
 		if err := c.refuseRules(ctx, id); err != nil {
 			return err
 		}
 		remove.path = path
-		err = c.changes.carryOut(ctx, remove)
+		err = c.carryOut(ctx, remove)
 	}
 	if api.IsInternal(err, notManaged) {
 		return nil
@@ -344,7 +344,7 @@ func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 	params["sid"], params["state"] = sid(r.VMID), cmp.Or(r.State, "started")
 	// Proxmox refuses a resource that exists, so a second request is harmless.
 	add := mutation{method: http.MethodPost, path: haResources, params: params, repeatable: true, look: c.seeHA(r.VMID, &r)}
-	if err := c.changes.carryOut(ctx, add); err != nil {
+	if err := c.carryOut(ctx, add); err != nil {
 		return err
 	}
 	return c.awaitHA(ctx, r.VMID, true)
@@ -358,7 +358,7 @@ func (c *Client) SetHA(ctx context.Context, r cluster.HAResource) error {
 	}
 	delete(params, "digest")
 	params["state"] = cmp.Or(r.State, "started")
-	return c.changes.carryOut(ctx, mutation{
+	return c.carryOut(ctx, mutation{
 		method: http.MethodPut, path: haResources + "/" + sid(r.VMID), params: params, repeatable: true, look: c.seeHAChange(r),
 	})
 }

@@ -30,12 +30,13 @@ const (
 	Destructive
 )
 
-func (r Risk) String() string {
-	names := [...]string{"safe", "disruptive", "destructive"}
-	if r < 0 || int(r) >= len(names) {
+func (r Risk) String() string { return name(int(r), "safe", "disruptive", "destructive") }
+
+func name(n int, names ...string) string {
+	if n < 0 || n >= len(names) {
 		return "unknown"
 	}
-	return names[r]
+	return names[n]
 }
 
 // Step is one piece of work, or a branch of several. Every field but ID may be
@@ -105,11 +106,7 @@ const (
 )
 
 func (s Status) String() string {
-	names := [...]string{"started", "skipped", "note", "done", "failed", "not started", "stopped"}
-	if s < 0 || int(s) >= len(names) {
-		return "unknown"
-	}
-	return names[s]
+	return name(int(s), "started", "skipped", "note", "done", "failed", "not started", "stopped")
 }
 
 // Event reports what happens to a step. Path is the IDs from the root, joined by

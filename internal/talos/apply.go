@@ -99,12 +99,12 @@ func checkUUID(ctx context.Context, s session, uuid, untouched string) error {
 func (c *Client) change(
 	ctx context.Context, addr netip.Addr, uuid string, limit time.Duration, do func(context.Context, session) error,
 ) error {
-	return c.callWithin(ctx, addr.String(), limit, func(ctx context.Context, s session) error {
+	return c.with(ctx, addr.String(), limit, func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was done"); err != nil {
 			return err
 		}
 		return changed(do(ctx, s))
-	})
+	}, c.as)
 }
 
 // changed distinguishes the answer to a change from a lost answer.

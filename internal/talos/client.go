@@ -248,7 +248,7 @@ func (e silentError) Is(target error) bool { return target == cluster.ErrNotNow 
 
 // call talks to the machine at addr with the cluster's credentials.
 func (c *Client) call(ctx context.Context, addr string, do func(context.Context, session) error) error {
-	return c.callWithin(ctx, addr, c.timeout, do)
+	return c.with(ctx, addr, c.timeout, do, c.as)
 }
 
 // ask reads something from the machine at addr with the cluster's credentials.
@@ -258,11 +258,6 @@ func ask[T any](ctx context.Context, c *Client, addr netip.Addr, read func(conte
 		return err
 	})
 	return found, err
-}
-
-// callWithin is call with its own deadline.
-func (c *Client) callWithin(ctx context.Context, addr string, limit time.Duration, do func(context.Context, session) error) error {
-	return c.with(ctx, addr, limit, do, c.as)
 }
 
 // patience sets how long the machine may take to send the next message; 0 is for ever.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"math"
 	"net/netip"
 	"path"
@@ -26,6 +27,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/cluster"
@@ -208,15 +210,7 @@ var _ cluster.MachineFiles = machineFiles{}
 func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func(cluster.MachineFile) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends a stream that is not read to its end
-	stream, err := m.LS(ctx, &machineapi.ListRequest{Root: dir, Recurse: deep})
-	if err != nil {
-		return fmt.Errorf("list %s: %w", dir, missing(err))
-	}
-	for {
-		f, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
+	for f, err := range received(m.LS(ctx, &machineapi.ListRequest{Root: dir, Recurse: deep})) {
 		if err != nil {
 			return fmt.Errorf("list %s: %w", dir, missing(err))
 		}
@@ -232,6 +226,23 @@ func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func
 			Path: path.Join(dir, f.GetRelativeName()), Mode: fs.FileMode(f.GetMode()), SizeBytes: f.GetSize(), Link: f.GetLink(),
 		}); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// received yields the messages of a stream until its end, or its error.
+func received[T any](stream grpc.ServerStreamingClient[T], err error) iter.Seq2[*T, error] {
+	return func(yield func(*T, error) bool) {
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		for {
+			message, err := stream.Recv()
+			if errors.Is(err, io.EOF) || !yield(message, err) || err != nil {
+				return
+			}
 		}
 	}
 }
@@ -252,18 +263,9 @@ func missing(err error) error {
 func (m machineFiles) Read(ctx context.Context, name string, sizeBytes int64, w io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := m.MachineClient.Read(ctx, &machineapi.ReadRequest{Path: name})
-	if err != nil {
-		return fmt.Errorf("read %s: %w", name, unreadable(err))
-	}
-	for read := int64(0); ; {
-		data, err := stream.Recv()
-		switch {
-		case errors.Is(err, io.EOF) && read < sizeBytes:
-			return fmt.Errorf("read %s: it ended after %d of %d bytes", name, read, sizeBytes)
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
+	read := int64(0)
+	for data, err := range received(m.MachineClient.Read(ctx, &machineapi.ReadRequest{Path: name})) {
+		if err != nil {
 			return fmt.Errorf("read %s: %w", name, unreadable(err))
 		}
 		m.wait(fileSilence)
@@ -274,6 +276,10 @@ func (m machineFiles) Read(ctx context.Context, name string, sizeBytes int64, w 
 			return fmt.Errorf("read %s: %w", name, err)
 		}
 	}
+	if read < sizeBytes {
+		return fmt.Errorf("read %s: it ended after %d of %d bytes", name, read, sizeBytes)
+	}
+	return nil
 }
 
 // unreadable names the role that reading files requires, if it is missing.

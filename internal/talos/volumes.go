@@ -333,17 +333,11 @@ func selectorsOf(cfg config.Provider, talos string) (out []selector) {
 	for _, g := range cfg.LVMVolumeGroupConfigs() {
 		add(cluster.ForMembers, "", storage.LVMVolumeGroupConfigKind+" "+g.Name(), g.PhysicalVolumeSelector())
 	}
-	return append(out, machineSelectors(cfg)...)
-}
-
-// machineSelectors returns the selectors of the main document, and of the document that replaces its section install.
-func machineSelectors(cfg config.Provider) (out []selector) {
-	if u := cfg.UnattendedInstallConfig(); u != nil {
-		expr := u.VolumeSelector()
-		out = append(out, selector{cluster.DiskSelector{Document: installKind, Match: expr.String(), Kind: cluster.ForInstall}, expr})
+	if u := cfg.UnattendedInstallConfig(); u != nil { // it replaces the section install of the main document
+		add(cluster.ForInstall, "", installKind, u.VolumeSelector())
 	}
 	if expr, err := cfg.Machine().Install().DiskMatchExpression(); err == nil && expr != nil {
-		out = append(out, selector{cluster.DiskSelector{Document: "machine.install.diskSelector", Match: expr.String(), Kind: cluster.ForInstall}, *expr})
+		add(cluster.ForInstall, "", "machine.install.diskSelector", *expr)
 	}
 	for _, d := range cfg.Machine().Disks() {
 		id := fmt.Sprintf("%s-%d", d.Device(), 1)
