@@ -1,8 +1,6 @@
 package contract
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -322,34 +320,12 @@ func TestUserPermissions(t *testing.T) {
 	})
 }
 
-// poorAccess is the access of the token without permissions.
-type poorAccess struct{ s *server }
-
-func (poorAccess) TokenID() string { return "poor@pve!token" }
-
-func (a poorAccess) Permissions(_ context.Context, path string) (cluster.Privileges, error) {
-	r := a.s.poor(http.MethodGet, "/access/permissions", "path="+path)
-	var answer struct{ Data map[string]map[string]int }
-	if err := json.Unmarshal(r.Body, &answer); err != nil || r.Code != http.StatusOK {
-		return nil, errors.Join(errors.New(r.Status), err)
-	}
-	out := cluster.Privileges{}
-	for privilege, propagates := range answer.Data[path] {
-		out[privilege] = propagates != 0
-	}
-	return out, nil
-}
-
-func (a poorAccess) Standing(context.Context, []string) (map[string]cluster.Standing, error) {
-	return nil, nil // it may not see its user's permissions
-}
-
 // TestDoctor is the part of recast doctor that needs no Talos, for the recreation of a VM
 // of these tests.
 func TestDoctor(t *testing.T) {
 	story(t, "a token with nothing lacks all of it", poorToken, func(t *testing.T, s *server) {
 		needs := survey.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)
-		missing := must.Get(needs.Missing(t.Context(), poorAccess{s}))(t)
+		missing := must.Get(needs.Missing(t.Context(), s.poorClient()))(t)
 		same(t, len(needs), len(missing.Lacks))
 	})
 	story(t, "what a recreate takes is compared with what the token has", 0, func(t *testing.T, s *server) {

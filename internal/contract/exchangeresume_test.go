@@ -58,16 +58,10 @@ func TestExchangeResume(t *testing.T) {
 func (u unfinished) changes(t *testing.T) (n int) {
 	t.Helper()
 	if _, isReal := realPlace(t); !isReal {
-		return u.changesSimulated(t)
+		return u.simulate(t, u.count)
 	}
 	story(t, "undisturbed", 0, func(t *testing.T, s *server) { n = u.count(t, s) })
 	return n
-}
-
-// changesSimulated counts them in the simulator.
-func (u unfinished) changesSimulated(t *testing.T) int {
-	t.Helper()
-	return u.simulate(t, u.count)
 }
 
 // simulate returns a count made in the simulator. It makes the count at once, while cases
@@ -177,7 +171,7 @@ func TestExchangeNoQuorum(t *testing.T) {
 		t.Run(u.String(), func(t *testing.T) {
 			n := u.simulate(t, func(t *testing.T, s *server) int {
 				x, px := u.begun(t, s), mortal(s.newClient(), immortal)
-				must.Do(t, u.goOn(x, px))
+				must.Do(t, x.resume(px, u.strategy, "r1", u.putBack))
 				return px.done
 			})
 			var chosen slice
@@ -198,13 +192,6 @@ func (u unfinished) begun(t *testing.T, s *server) *exchanged {
 	return x
 }
 
-func (u unfinished) goOn(x *exchanged, px cluster.Proxmox) error {
-	if u.putBack {
-		return x.resume(px, u.strategy, "r1", true)
-	}
-	return x.exchange(px, u.strategy, "r1")
-}
-
 // isolated removes the quorum after k changes. TestExchangeResume covers how the exchange
 // continues.
 func (u unfinished) isolated(t *testing.T, s *server, k int) {
@@ -218,7 +205,7 @@ func (u unfinished) isolated(t *testing.T, s *server, k int) {
 	})
 	px.then = func(made int) { s.sim.world.SetQuorum(made != k) }
 	s.sim.world.SetQuorum(k > 0)
-	if err := u.goOn(x, px); err == nil || px.done != k {
+	if err := x.resume(px, u.strategy, "r1", u.putBack); err == nil || px.done != k {
 		t.Errorf("without quorum after change %d it made %d, and ended with: %v", k, px.done, err)
 	}
 	x.wantAllThere(t)
@@ -438,7 +425,7 @@ func TestClaimTakenOver(t *testing.T) {
 func TestClaimLost(t *testing.T) {
 	u := unfinished{strategy: cluster.Reimage}
 	var chosen slice
-	for k := range u.changesSimulated(t) {
+	for k := range u.simulate(t, u.count) {
 		chosen.story(t, fmt.Sprintf("before change %d", k+1), simulated, func(t *testing.T, s *server) {
 			id, x := s.freeID(), u.node(t, s)
 			held := must.Get(s.claimant(id, "r1").Acquire(t.Context()))(t)

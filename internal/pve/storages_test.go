@@ -3,10 +3,8 @@ package pve
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"strings"
 	"testing"
@@ -288,12 +286,7 @@ func TestDownload(t *testing.T) {
 		var form map[string]string
 		answers := make([]route, len(tc.answers))
 		for i, then := range tc.answers {
-			answers[i] = func(w http.ResponseWriter, r *http.Request) {
-				if err := json.NewDecoder(r.Body).Decode(&form); err != nil {
-					t.Error(err)
-				}
-				then(w, r)
-			}
+			answers[i] = sent(&form, then)
 		}
 		pve1.On(downloadPath, answers...)
 		pve1.On(tasks, data(cmp.Or(tc.tasks, "[]")))
@@ -344,19 +337,6 @@ func TestDiskImageBecomesADisk(t *testing.T) {
 		if got := l.world.Media(volid, "pve1").Bytes(); !bytes.HasPrefix(got, disk) || !strings.Contains(vm.Config["scsi5"], "serial=system-1") {
 			t.Errorf("scsi5 is %s, with %d bytes of %d", vm.Config["scsi5"], len(got), len(disk))
 		}
-	})
-}
-
-func TestDownloadOfADiskImage(t *testing.T) {
-	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-		const name, upid = "recast-1.qcow2", "UPID:pve1:0000ABCD:00012345:386D4380:download:recast-1.qcow2:recast@pve!roll:"
-		var form map[string]string
-		pve1.On("POST /nodes/pve1/storage/disks/download-url", sent(&form, data(`"`+upid+`"`)))
-		task := "GET /nodes/pve1/tasks/" + url.PathEscape(upid)
-		pve1.On(task+"/status", stopped("OK"))
-		pve1.On(task+"/log?limit=500", data(`[]`))
-		must.Do(t, c.Download(t.Context(), images.Download{Host: "pve1", Storage: "disks", Name: name, URL: "https://factory/x.qcow2", SizeBytes: 7, SHA256: "abc"}))
-		must.Equal(t, "form", "import recast-1.qcow2 abc", form["content"]+" "+form["filename"]+" "+form["checksum"])
 	})
 }
 

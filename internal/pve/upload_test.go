@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -485,9 +484,7 @@ func serveUploads(t testing.TB) (where string, stop func()) {
 
 type uploadTaker struct {
 	ended chan struct{} // ends the uploads that have stalled
-
-	mu   sync.Mutex
-	exit string // of the last task
+	exit  atomic.Value  // of the last task: a string
 }
 
 func (s *uploadTaker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -501,14 +498,10 @@ func (s *uploadTaker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if err := got.read(r); err != nil || len(got.parts) != 4 || got.parts[3].Value != got.parts[2].Value || got.length <= 0 {
 			exit = fmt.Sprintf("received %+v, %v", got, err)
 		}
-		s.mu.Lock()
-		s.exit = exit
-		s.mu.Unlock()
+		s.exit.Store(exit)
 		data(`"`+testUPID+`"`)(w, r)
 	case strings.HasSuffix(r.URL.Path, "/status"):
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		stopped(s.exit)(w, r)
+		stopped(s.exit.Load().(string))(w, r)
 	case strings.HasSuffix(r.URL.Path, "/access/permissions"):
 		data(fmt.Sprintf(`{%q:{"Datastore.AllocateTemplate":1}}`, r.URL.Query().Get("path")))(w, r)
 	default:

@@ -34,12 +34,13 @@ func TestConfigEffect(t *testing.T) {
 	with := func(line string) cluster.Secret {
 		return cluster.Secret(strings.Replace(string(old), "machine:\n", "machine:\n    "+line+"\n", 1))
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		wanted   cluster.Secret
 		identity []string
 		reboot   []string
 		unknown  []string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"the same":                     {wanted: old},
 		"the documents of 1.14":        {wanted: ofRole(t, machine.TypeControlPlane, ours, config.TalosVersion1_14, here), reboot: []string{"SecurityProfileConfig"}},
 		"another endpoint":             {wanted: ofRole(t, machine.TypeControlPlane, ours, config.TalosVersion1_13, "https://10.0.0.2:6443"), identity: []string{"the cluster's endpoint"}},
@@ -53,15 +54,12 @@ func TestConfigEffect(t *testing.T) {
 		"a variable":                   {wanted: with("env: {http_proxy: http://p}"), reboot: []string{"machine.env.http_proxy"}},
 		"a variable in its document":   {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: EnvironmentConfig\nvariables: {http_proxy: http://p}\n"...), reboot: []string{"EnvironmentConfig"}},
 		"a document of a later Talos":  {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: TeleportConfig\nname: x\n"...), unknown: []string{"TeleportConfig of v1alpha1"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := (&Client{}).ConfigEffect(old, tc.wanted)
-			if err != nil || !slices.Equal(got.Identity, tc.identity) || !slices.Equal(got.Reboot, tc.reboot) || !slices.Equal(got.Unknown, tc.unknown) {
-				t.Errorf("%+v, %v", got, err)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		got, err := (&Client{}).ConfigEffect(old, tc.wanted)
+		if err != nil || !slices.Equal(got.Identity, tc.identity) || !slices.Equal(got.Reboot, tc.reboot) || !slices.Equal(got.Unknown, tc.unknown) {
+			t.Errorf("%+v, %v", got, err)
+		}
+	})
 	for keys, want := range map[string]cluster.Encryption{
 		"{slot: 0, kms: {endpoint: 'https://kms.example'}}":                        {Volume: "u-data", Keys: []string{"kms"}},
 		"{slot: 0, tpm: {checkSecurebootStatusOnEnroll: true}}":                    {Volume: "u-data", Keys: []string{"tpm"}},

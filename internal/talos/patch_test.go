@@ -221,11 +221,12 @@ func TestPatchRefuses(t *testing.T) {
 	t.Parallel()
 	worker := generated(t, "v1.13", machineconf.TypeWorker, false)
 	with := func(more string) []byte { return append(bytes.Clone(worker), more...) }
-	cases := map[string]struct {
+	type row struct {
 		config []byte
 		patch  cluster.ConfigPatch
 		want   string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"empty":                   {nil, wanted, "main document"},
 		"no YAML":                 {[]byte("machine: [\n"), wanted, "not valid YAML, line 2"},
 		"a list":                  {[]byte("- machine\n"), wanted, "not a mapping"},
@@ -240,16 +241,12 @@ func TestPatchRefuses(t *testing.T) {
 		"a serial that globs":     {worker, cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Serial: "rec*"}, Hostname: "b"}, "alone"},
 		"a disk without a name":   {worker, cluster.ConfigPatch{Disk: cluster.MachineDisk{Device: "sda"}}, "alone"},
 		"a bad hostname":          {with(""), cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Serial: "a1"}, Hostname: strings.Repeat("a", 64)}, "hostname"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := new(Client).PatchConfig(c.config, c.patch)
-			if got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused {
-				t.Errorf("err = %v, want %q; %d bytes", err, c.want, len(got))
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		got, err := new(Client).PatchConfig(c.config, c.patch)
+		if got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused {
+			t.Errorf("err = %v, want %q; %d bytes", err, c.want, len(got))
+		}
+	})
 }
 
 // What an older Talos does not know is refused before any disruption.
@@ -264,11 +261,12 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 	const resolver = "kind: ResolverConfig\nnameservers: [{address: 10.0.0.1, protocol: DoT, tlsServerName: dns.example}]\n"
 	scheduler := bytes.Replace(generated(t, "v1.12", machineconf.TypeControlPlane, false), []byte("\n    scheduler:"), []byte("\n    scheduler:\n        config: {profiles: [{pluginConfig: [{args: {defaultConstraints: [{maxSkew: 1}]}}]}]}"), 1)
 	const etcd, ephemeral = "kind: VolumeConfig\nname: ETCD\nprovisioning: {diskSelector: {match: disk.size > 1u}, minSize: 1GiB}\n", "kind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {grow: true}\n"
-	for name, c := range map[string]struct {
+	type row struct {
 		config []byte
 		reader string
 		want   string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"old":                          {with(ephemeral), "v1.12.6", ""},
 		"as new":                       {with(environment, module, etcd), "v1.14.1", ""},
 		"1.13 for 1.13":                {with(environment), "v1.13.9", ""},
@@ -286,17 +284,14 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 		"never to boot":                {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: false\n"), 1), "v1.14.1", "reboot: false"},
 		"to boot, stated":              {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: true\n"), 1), "v1.14.1", ""},
 		"generated for new":            {unattended, "v1.14.1", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := wanted
-			p.Talos = c.reader
-			_, err := new(Client).PatchConfig(c.config, p)
-			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
-				t.Errorf("err = %v, want %q", err, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		p := wanted
+		p.Talos = c.reader
+		_, err := new(Client).PatchConfig(c.config, p)
+		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
+			t.Errorf("err = %v, want %q", err, c.want)
+		}
+	})
 	if _, err := new(Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true}); err != nil {
 		t.Errorf("what a machine runs already can't be compared with what mends it: %v", err)
 	}
@@ -409,26 +404,24 @@ func TestPatchKubernetesKeeps(t *testing.T) {
 	config := string(generated(t, "v1.13", machineconf.TypeControlPlane, true))
 	const apiServer, kubelet = "registry.k8s.io/kube-apiserver:v1.35.4", "ghcr.io/siderolabs/kubelet:v1.35.4"
 	digest := "@sha256:" + strings.Repeat("0", 64)
-	for name, c := range map[string]struct{ old, fresh, want string }{
+	type row struct{ old, fresh, want string }
+	must.Each(t, map[string]row{
 		"a mirror":            {apiServer, "mirror.local:5000/k8s/kube-apiserver:v1.34.0", "mirror.local:5000/k8s/kube-apiserver:v1.36.1"},
 		"a newer one, a slim": {kubelet, "ghcr.io/siderolabs/kubelet:v1.37.0-slim", "ghcr.io/siderolabs/kubelet:v1.36.1-slim"},
 		"the same, by digest": {kubelet, kubernetesImages.Kubelet + digest, kubernetesImages.Kubelet + digest},
 		"none":                {"        image: " + apiServer, "        disablePodSecurityPolicy: true", kubernetesImages.APIServer},
 		"a digest":            {apiServer, apiServer + digest, ""},
 		"no version":          {kubelet, "ghcr.io/siderolabs/kubelet:latest", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			edited := strings.Replace(config, c.old, c.fresh, 1)
-			if edited == config {
-				t.Fatalf("it has no %q", c.old)
-			}
-			patched, err := new(Client).PatchConfig(cluster.Secret(edited), cluster.ConfigPatch{Kubernetes: kubernetesImages})
-			if (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want) {
-				t.Errorf("%v, want %q in\n%s", err, c.want, patched)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		edited := strings.Replace(config, c.old, c.fresh, 1)
+		if edited == config {
+			t.Fatalf("it has no %q", c.old)
+		}
+		patched, err := new(Client).PatchConfig(cluster.Secret(edited), cluster.ConfigPatch{Kubernetes: kubernetesImages})
+		if (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want) {
+			t.Errorf("%v, want %q in\n%s", err, c.want, patched)
+		}
+	})
 }
 
 // TestConfigpatcher: why a node's configuration is not patched by Talos' configpatcher. Once it keeps all of this, it should be.

@@ -167,13 +167,11 @@ func TestApplyConfigRefuses(t *testing.T) {
 
 // A lost answer is distinguished from a refusal.
 func TestApplyConfigLosesItsAnswer(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab, _ *Client) {
 		ctx := t.Context()
 		talosconfig := must.Get(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
 		dialer := l.net.Dialer()
 		c := l.clientWith(Options{Talosconfig: talosconfig, Dial: dialer.DialContext})
-		l.running(c, cpAddr)
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		l.maintenance(c, workerAddr)
 		l.rec.Hooks(nil, func(call record.Call) {

@@ -120,10 +120,11 @@ func TestBlockViewOfPools(t *testing.T) {
 
 func TestBlockViewOfMounts(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		mount block.MountSpec
 		want  string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"EPHEMERAL":             {block.MountSpec{TargetPath: "/var"}, "/var"},
 		"user volume":           {block.MountSpec{TargetPath: "data", ParentID: "/var/mnt"}, "/var/mnt/data"},
 		"LOG":                   {block.MountSpec{TargetPath: "log", ParentID: "EPHEMERAL"}, "/var/log"},
@@ -131,21 +132,18 @@ func TestBlockViewOfMounts(t *testing.T) {
 		"mounted nowhere":       {block.MountSpec{}, ""},
 		"below an unknown one":  {block.MountSpec{TargetPath: "x", ParentID: "u-data"}, ""},
 		"relative, and nowhere": {block.MountSpec{TargetPath: "x"}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := volumeStatus("v", block.VolumePhaseReady, "/dev/sdb1")
-			s.TypedSpec().MountSpec = tc.mount
-			v := blockView{
-				disks:    []*block.Disk{disk("sdb", block.DiskSpec{})},
-				volumes:  []*block.DiscoveredVolume{found("sdb1", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"}), found("sdb2", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"})},
-				statuses: []*block.VolumeStatus{s},
-			}
-			if got := v.machineVolumes(); got[0].Mount != tc.want || got[1].Mount != "" {
-				t.Errorf("mounted at %q and %q, want %q and nowhere", got[0].Mount, got[1].Mount, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := volumeStatus("v", block.VolumePhaseReady, "/dev/sdb1")
+		s.TypedSpec().MountSpec = tc.mount
+		v := blockView{
+			disks:    []*block.Disk{disk("sdb", block.DiskSpec{})},
+			volumes:  []*block.DiscoveredVolume{found("sdb1", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"}), found("sdb2", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"})},
+			statuses: []*block.VolumeStatus{s},
+		}
+		if got := v.machineVolumes(); got[0].Mount != tc.want || got[1].Mount != "" {
+			t.Errorf("mounted at %q and %q, want %q and nowhere", got[0].Mount, got[1].Mount, tc.want)
+		}
+	})
 }
 
 // TestVolumeStatuses: volumes of every kind are known by ID and location. A partition whose volume is a directory now
