@@ -291,7 +291,13 @@ func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
 // rules or removes the VM from them anyway.
 func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
 	path := haResources + "/" + sid(id)
-	remove := mutation{method: http.MethodDelete, path: path + "?purge=0", look: c.seeHA(id, nil)}
+	look := c.seeHA(id, func(now *cluster.HAResource) sight {
+		if now != nil {
+			return sight{state: untouched, what: sid(id) + " is in Proxmox HA"}
+		}
+		return sight{state: reached, what: sid(id) + " is not in Proxmox HA"}
+	})
+	remove := mutation{method: http.MethodDelete, path: path + "?purge=0", look: look}
 	err := c.carryOut(ctx, remove)
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusBadRequest && e.Params["purge"] != "" {
 		if err := c.refuseRules(ctx, id); err != nil {
@@ -342,8 +348,17 @@ func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 	params := make(map[string]string, len(r.Settings)+2)
 	maps.Copy(params, r.Settings)
 	params["sid"], params["state"] = sid(r.VMID), cmp.Or(r.State, "started")
+	look := c.seeHA(r.VMID, func(now *cluster.HAResource) sight {
+		if now == nil {
+			return sight{state: untouched, what: sid(r.VMID) + " is not in Proxmox HA"}
+		}
+		if err := sameHA(*now, r); err != nil {
+			return sight{superseded, err.Error(), cluster.ErrExists}
+		}
+		return sight{state: reached, what: sid(r.VMID) + " is in Proxmox HA"}
+	})
 	// Proxmox refuses a resource that exists, so a second request is harmless.
-	add := mutation{method: http.MethodPost, path: haResources, params: params, repeatable: true, look: c.seeHA(r.VMID, &r)}
+	add := mutation{method: http.MethodPost, path: haResources, params: params, repeatable: true, look: look}
 	if err := c.carryOut(ctx, add); err != nil {
 		return err
 	}
@@ -358,25 +373,28 @@ func (c *Client) SetHA(ctx context.Context, r cluster.HAResource) error {
 	}
 	delete(params, "digest")
 	params["state"] = cmp.Or(r.State, "started")
+	look := c.seeHA(r.VMID, func(now *cluster.HAResource) sight {
+		if now == nil {
+			return sight{superseded, sid(r.VMID) + " is not in Proxmox HA", cluster.ErrNotFound}
+		}
+		if err := sameHA(*now, r); err != nil {
+			return sight{state: untouched, what: err.Error()}
+		}
+		return sight{state: reached, what: sid(r.VMID) + " is as wanted in Proxmox HA"}
+	})
 	return c.carryOut(ctx, mutation{
-		method: http.MethodPut, path: haResources + "/" + sid(r.VMID), params: params, repeatable: true, look: c.seeHAChange(r),
+		method: http.MethodPut, path: haResources + "/" + sid(r.VMID), params: params, repeatable: true, look: look,
 	})
 }
 
-// seeHAChange checks whether a VM's resource has these settings.
-func (c *Client) seeHAChange(want cluster.HAResource) func(context.Context) (sight, error) {
+// seeHA observes a VM's resource in Proxmox HA; judge gets nil if there is none.
+func (c *Client) seeHA(id cluster.VMID, judge func(now *cluster.HAResource) sight) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
-		now, err := c.HAResource(ctx, want.VMID)
-		switch {
-		case err != nil:
+		now, err := c.HAResource(ctx, id)
+		if err != nil {
 			return sight{}, err
-		case now == nil:
-			return sight{superseded, sid(want.VMID) + " is not in Proxmox HA", cluster.ErrNotFound}, nil
 		}
-		if err := sameHA(*now, want); err != nil {
-			return sight{state: untouched, what: err.Error()}, nil
-		}
-		return sight{state: reached, what: sid(want.VMID) + " is as wanted in Proxmox HA"}, nil
+		return judge(now), nil
 	}
 }
 
@@ -417,47 +435,15 @@ func (c *Client) awaitHA(ctx context.Context, id cluster.VMID, managed bool) err
 		name = "Proxmox HA takes over " + sid(id)
 	}
 	return wait.Until(ctx, wait.For{Name: name, Every: c.conn.Poll, Timeout: settleTime}, func(ctx context.Context) (bool, string, error) {
-		state, found, err := c.haState(ctx, id)
-		if err != nil {
+		var rows []struct{ Type, SID, State string }
+		if err := c.conn.Get(ctx, "/cluster/ha/status/current", &rows); err != nil {
 			return false, "", api.StopOnAnswer(err)
 		}
-		if !found {
-			state = "not in HA"
+		for _, r := range rows {
+			if r.Type == "service" && r.SID == sid(id) {
+				return managed, r.State, nil
+			}
 		}
-		return found == managed, state, nil
+		return !managed, "not in HA", nil
 	})
-}
-
-func (c *Client) haState(ctx context.Context, id cluster.VMID) (state string, found bool, err error) {
-	var rows []struct{ Type, SID, State string }
-	if err := c.conn.Get(ctx, "/cluster/ha/status/current", &rows); err != nil {
-		return "", false, err
-	}
-	for _, r := range rows {
-		if r.Type == "service" && r.SID == sid(id) {
-			return r.State, true, nil
-		}
-	}
-	return "", false, nil
-}
-
-// seeHA checks whether a VM is in Proxmox HA as wanted; want is nil if the VM is not to be in Proxmox HA.
-func (c *Client) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.Context) (sight, error) {
-	return func(ctx context.Context) (sight, error) {
-		now, err := c.HAResource(ctx, id)
-		switch {
-		case err != nil:
-			return sight{}, err
-		case now == nil && want == nil:
-			return sight{state: reached, what: sid(id) + " is not in Proxmox HA"}, nil
-		case now == nil:
-			return sight{state: untouched, what: sid(id) + " is not in Proxmox HA"}, nil
-		case want == nil:
-			return sight{state: untouched, what: sid(id) + " is in Proxmox HA"}, nil
-		}
-		if err := sameHA(*now, *want); err != nil {
-			return sight{superseded, err.Error(), cluster.ErrExists}, nil
-		}
-		return sight{state: reached, what: sid(id) + " is in Proxmox HA"}, nil
-	}
 }

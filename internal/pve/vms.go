@@ -66,7 +66,8 @@ const relists = 10
 // behind reports whether the list still shows a VM in creation that its host shows as complete.
 func behind(rows []resource, vms []cluster.VM) bool {
 	return slices.ContainsFunc(vms, func(vm cluster.VM) bool {
-		return vm.Lock != createLock && slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == vm.ID && r.Lock == createLock })
+		row, _ := listedIn(rows, vm.ID)
+		return vm.Lock != createLock && row.Lock == createLock
 	})
 }
 
@@ -140,11 +141,20 @@ func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
 }
 
 func poolOf(rows []resource, id cluster.VMID) (string, error) {
-	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
-	if i < 0 {
+	row, found := listedIn(rows, id)
+	if !found {
 		return "", fmt.Errorf("find the pool of VM %d: %w", id, cluster.ErrNotFound)
 	}
-	return rows[i].Pool, nil
+	return row.Pool, nil
+}
+
+// listedIn finds a VM in the cluster's list.
+func listedIn(rows []resource, id cluster.VMID) (row resource, found bool) {
+	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
+	if i < 0 {
+		return row, false
+	}
+	return rows[i], true
 }
 
 // resource is a row of the cluster's list of VMs, without metrics.
@@ -365,17 +375,16 @@ func (c *Client) lookupVM(ctx context.Context, id cluster.VMID, read reading) (c
 	if err != nil {
 		return cluster.VM{}, err
 	}
-	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
-	if i >= 0 {
-		vm := fromResource(rows[i])
-		if rows[i].Status == "unknown" { // its host has not reported for minutes
+	if row, listed := listedIn(rows, id); listed {
+		vm := fromResource(row)
+		if row.Status == "unknown" { // its host has not reported for minutes
 			if err := c.unreachable(ctx, vm, nil); err != nil {
 				return cluster.VM{}, err
 			}
 		}
 		err := read(ctx, &vm)
 		if err == nil {
-			c.seen.add(id, sighting{host: vm.Host, at: asked, off: !vm.Running, stateless: rows[i].Status == "unknown"})
+			c.seen.add(id, sighting{host: vm.Host, at: asked, off: !vm.Running, stateless: row.Status == "unknown"})
 		}
 		if api.IsUnanswered(err) {
 			return cluster.VM{}, c.unreachable(ctx, vm, err)
@@ -519,8 +528,7 @@ func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading, p
 	case api.IsUnanswered(err):
 		defer c.seen.forget(id)
 		rows, errList := c.resources(ctx)
-		still := slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == s.host })
-		if errList != nil || still {
+		if row, _ := listedIn(rows, id); errList != nil || row.Node == s.host {
 			return cluster.VM{}, true, errors.Join(c.unreachable(ctx, vm, err), errList)
 		}
 		return cluster.VM{}, false, nil
@@ -545,9 +553,9 @@ func (c *Client) listedBeside(ctx context.Context, id cluster.VMID, s sighting) 
 	now := sighting{host: s.host, at: asked, off: s.off}
 	g.Go(func() error {
 		rows, err := c.resources(ctx)
-		i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == s.host })
-		now.stateless = i >= 0 && rows[i].Status == "unknown"
-		agrees = i >= 0 && (s.stateless || !now.stateless)
+		row, _ := listedIn(rows, id)
+		now.stateless = row.Node == s.host && row.Status == "unknown"
+		agrees = row.Node == s.host && (s.stateless || !now.stateless)
 		return err
 	})
 	return func() bool {
