@@ -75,8 +75,7 @@ func TestPendingDrives(t *testing.T) {
 			s.wantWaiting(id, nil)
 		}
 		s.put(s.vm(id, "config"), "delete=ide2")
-		want := map[string]pendingRow{"ide2": {Value: "none,media=cdrom", Delete: "1"}}
-		s.wantWaiting(id, want)
+		s.wantWaiting(id, map[string]pendingRow{"ide2": {Value: "none,media=cdrom", Delete: "1"}})
 		s.stop(id)
 		s.wantKey(id, "ide2", "")
 	})
@@ -283,8 +282,7 @@ func TestMigrate(t *testing.T) {
 	story(t, "moves a VM that is off, and one that runs", secondNode|sharedStorage, func(t *testing.T, s *server) {
 		id := s.migratable()
 		before := s.config(id)
-		e := s.taskOK(http.MethodPost, s.vm(id, "migrate"), "target="+s.place.node2)
-		same(t, "qmigrate", e.kind())
+		same(t, "qmigrate", s.taskOK(http.MethodPost, s.vm(id, "migrate"), "target="+s.place.node2).kind())
 		after := object(t, s.get(s.on2(id, "config")))
 		for _, key := range []string{"digest", "scsi0", "smbios1"} {
 			same(t, before[key], text(after[key]))

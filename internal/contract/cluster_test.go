@@ -303,8 +303,7 @@ func TestHA(t *testing.T) {
 			{"start", "hastart", "stopped", "running"},
 			{"stop", "hastop", "running", "stopped"},
 		} {
-			e := s.taskOK(http.MethodPost, s.vm(id, "status/"+step.action))
-			same(t, step.kind, e.kind())
+			same(t, step.kind, s.taskOK(http.MethodPost, s.vm(id, "status/"+step.action)).kind())
 			if s.sim != nil { // a real manager may have had a round just now
 				same(t, step.now, object(t, s.get(s.vm(id, "status/current")))["status"])
 			}

@@ -134,8 +134,7 @@ func TestCreateFails(t *testing.T) {
 		const bridge = "vmbr987"
 		s.holds("/sdn/zones/localnetwork/"+bridge, "SDN.Use")
 		id, r := s.create("net0=virtio,bridge="+bridge, "start=1")
-		end := s.wait(r)
-		wantExit(t, end, "OK")
+		wantExit(t, s.wait(r), "OK")
 		must.Contain(t, "what was said", s.startOf(id), "bridge '"+bridge+"' does not exist")
 		s.wantStatus(id, "stopped")
 	})
@@ -294,8 +293,7 @@ func TestConfigAnswers(t *testing.T) {
 		if r := s.do(http.MethodPut, s.vm(id, "config"), "memory=128"); r.Code != http.StatusOK || r.Data != nil {
 			t.Errorf("PUT: %s %s", r.Status, r.Body)
 		}
-		end := s.taskOK(http.MethodPost, s.vm(id, "config"), "memory=256")
-		same(t, "qmconfig", end.kind())
+		same(t, "qmconfig", s.taskOK(http.MethodPost, s.vm(id, "config"), "memory=256").kind())
 		s.wantKey(id, "memory", "256")
 	})
 	story(t, "that nothing was asked for, or something that there is not", 0, func(t *testing.T, s *server) {
@@ -366,8 +364,7 @@ func TestConfigDelete(t *testing.T) {
 		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk()+",serial=lost,ssd=1", "boot=order=scsi1;scsi0")
 		volid := s.volid(id, "scsi1")
 		s.put(s.vm(id, "config"), "delete=scsi1")
-		want := map[string]string{"scsi1": "", "unused0": volid, "boot": "order=scsi0"}
-		s.wantKeys(id, want)
+		s.wantKeys(id, map[string]string{"scsi1": "", "unused0": volid, "boot": "order=scsi0"})
 		s.put(s.vm(id, "config"), "scsi3="+volid+",serial=again")
 		s.wantKeys(id, map[string]string{"scsi3": volid + ",serial=again,size=1G", "unused0": ""})
 	})

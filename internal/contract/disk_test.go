@@ -309,8 +309,7 @@ func TestReassign(t *testing.T) {
 			t.Errorf("options %s, were %s", got, options)
 		}
 		s.wantFreed(volid)
-		want := map[string]string{"scsi1": "", "unused0": "", "boot": "order=scsi0"}
-		s.wantKeys(id, want)
+		s.wantKeys(id, map[string]string{"scsi1": "", "unused0": "", "boot": "order=scsi0"})
 	})
 	story(t, "keeps the key unless told otherwise", 0, func(t *testing.T, s *server) {
 		id, other := s.newVM("scsi4="+s.disk()), s.newVM()

@@ -141,8 +141,7 @@ func TestDownload(t *testing.T) {
 	story(t, "stores what a URL points at", 0, func(t *testing.T, s *server) {
 		s.fetches()
 		name := s.isoName()
-		e := s.downloadOK(s.source(), name)
-		same(t, "download", e.kind())
+		same(t, "download", s.downloadOK(s.source(), name).kind())
 		if got := s.isoSize(s.place.node, s.place.isoStorage, name); got <= 0 {
 			t.Errorf("%d bytes", got)
 		}

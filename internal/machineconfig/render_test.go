@@ -44,8 +44,7 @@ func TestRender(t *testing.T) {
 		"cp1": {"type: controlplane", "a: all", "b: role", "c: node", "token: " + bundle.TrustdInfo.Token, "endpoint: https://10.0.0.1:6443", "kubelet:v1.35.4"},
 		"wk1": {"type: worker", "b: all", "c: all", "token: " + bundle.TrustdInfo.Token},
 	} {
-		got := must.Get(read(r, node))(t)
-		must.Contain(t, node, got, says...)
+		must.Contain(t, node, must.Get(read(r, node))(t), says...)
 	}
 	for want, change := range map[string]func(*Render){
 		"secrets.yaml: no such file": func(r *Render) { r.Secrets = filepath.Join(dir, "gone", "secrets.yaml") },

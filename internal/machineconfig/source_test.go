@@ -294,9 +294,7 @@ func TestNewSecrets(t *testing.T) {
 			if warnings, err := cfg.ValidateAsClient(mode{}); err != nil {
 				t.Errorf("%s of Talos %s: %v; %q", node, talos, err, warnings)
 			}
-			if got := strings.Contains(string(text), "ip: 10.0.0.10"); got != (node == "cp1") {
-				t.Errorf("%s of Talos %s has the shared address: %t", node, talos, got)
-			}
+			must.Equal(t, node+" of Talos "+talos+" has the shared address", node == "cp1", strings.Contains(string(text), "ip: 10.0.0.10"))
 		}
 	}
 }

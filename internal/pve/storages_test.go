@@ -47,9 +47,7 @@ func TestStorage(t *testing.T) {
 		}
 		volumes := map[string]bool{"isos:iso/a.iso": true, "isos:iso/c.iso": false, "fast:101/vm-101-disk-0.raw": true, "fast:vm-101-disk-0": false}
 		for volid, want := range volumes {
-			if got, err := c.HasVolume(t.Context(), "pve1", volid); err != nil || got != want {
-				t.Errorf("%s: %v, error %v", volid, got, err)
-			}
+			must.Equal(t, volid, want, must.Get(c.HasVolume(t.Context(), "pve1", volid))(t))
 		}
 		if _, err := c.HasVolume(t.Context(), "pve1", "none"); err == nil {
 			t.Error(`"none" passes for a volume`)
@@ -63,8 +61,7 @@ func TestOwnedVolumes(t *testing.T) {
 			data(`[{"volid":"fast:vm-101-disk-1","vmid":"101","size":1},{"volid":"fast:vm-101-disk-0","vmid":101,"size":"2"}]`),
 			data(`[]`), raw("500 storage 'fast' does not exist", ""))
 		for _, want := range [][]string{{"fast:vm-101-disk-0", "fast:vm-101-disk-1"}, nil} {
-			got := must.Get(c.OwnedVolumes(t.Context(), "pve1", "fast", 101))(t)
-			must.Equal(t, "volumes", want, got)
+			must.Equal(t, "volumes", want, must.Get(c.OwnedVolumes(t.Context(), "pve1", "fast", 101))(t))
 		}
 		if got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101); err == nil {
 			t.Errorf("lists %v of a missing storage", got)
@@ -238,9 +235,7 @@ func TestURLSize(t *testing.T) {
 			data(`{"filename":"nocloud-amd64.iso","size":1048576,"mimetype":"application/octet-stream"}`), data(`{"size":"7"}`), data(`{"filename":"x"}`),
 			raw("500 invalid server response: '404 Not Found'", ""))
 		for _, want := range []int64{1048576, 7, 0} {
-			if got, err := c.URLSize(t.Context(), "pve1", isoLink); got != want || err != nil {
-				t.Errorf("%d bytes, want %d; %v", got, want, err)
-			}
+			must.Equal(t, "bytes", want, must.Get(c.URLSize(t.Context(), "pve1", isoLink))(t))
 		}
 		_, err := c.URLSize(t.Context(), "pve1", isoLink)
 		wantError(t, err, nil, "invalid server response: '404 Not Found'")

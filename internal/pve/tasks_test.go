@@ -148,8 +148,7 @@ func TestTaskWaitEnds(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), tc.timeout)
 		defer cancel()
 		start := time.Now()
-		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-		wantError(t, err, cluster.ErrLostAnswer, "")
+		wantError(t, c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"}), cluster.ErrLostAnswer, "")
 		within(t, start, tc.within)
 	})
 }
@@ -211,9 +210,7 @@ func TestStartedSince(t *testing.T) {
 		if tc.want == "" {
 			return
 		}
-		if again, err := c.tasks.startedSince(t.Context(), worker, sent); again != "" || err != nil {
-			t.Errorf("the second time: %q, error %v", again, err)
-		}
+		must.Equal(t, "the second time", "", must.Get(c.tasks.startedSince(t.Context(), worker, sent))(t))
 	})
 }
 

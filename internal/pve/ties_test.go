@@ -381,8 +381,7 @@ func TestDueByHostClock(t *testing.T) {
 		l.world.AddBackupJob(world.BackupJob{ID: "later", All: true, NextRun: later})
 		got := must.Get(l.Ties(t.Context(), l.read(t, 9011)))(t)
 		theirs := soon.Add(off).UTC().Format("2006-01-02 15:04 MST")
-		want := []string{"backup job soon due at " + theirs}
-		must.Equal(t, "busy", want, got.Busy)
+		must.Equal(t, "busy", []string{"backup job soon due at " + theirs}, got.Busy)
 	})
 }
 

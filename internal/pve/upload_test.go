@@ -193,8 +193,7 @@ func TestUploadFails(t *testing.T) {
 		defer cancel()
 		u := isoOf(t, content)
 		u.SizeBytes = max(tc.size, u.SizeBytes)
-		err := c.Upload(ctx, u)
-		wantError(t, err, tc.is, tc.want)
+		wantError(t, c.Upload(ctx, u), tc.is, tc.want)
 	})
 }
 
@@ -272,8 +271,7 @@ func TestUploadWithoutAnswer(t *testing.T) {
 		pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/status", running, stopped(tc.exit))
 		pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
 		begun := time.Now()
-		err := s.client(t, "pve2").Upload(t.Context(), isoOf(t, content))
-		wantError(t, err, tc.is, tc.fails)
+		wantError(t, s.client(t, "pve2").Upload(t.Context(), isoOf(t, content)), tc.is, tc.fails)
 		if took := time.Since(begun); tc.quick && took > lateness/2 {
 			t.Errorf("it took %s", took)
 		}

@@ -145,8 +145,7 @@ func TestPermissions(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("GET /access/permissions?path=%2Fvms", data(`{"/vms":{"VM.PowerMgmt":"1","VM.Audit":0}}`), data(`{"/vms":{}}`), data(`{}`))
 		for _, want := range []cluster.Privileges{{"VM.Audit": false, "VM.PowerMgmt": true}, {}, {}} {
-			got := must.Get(c.Permissions(t.Context(), "/vms"))(t)
-			must.Equal(t, "permissions", want, got)
+			must.Equal(t, "permissions", want, must.Get(c.Permissions(t.Context(), "/vms"))(t))
 		}
 	})
 }
@@ -371,9 +370,7 @@ func TestVMConfig(t *testing.T) {
 func TestPool(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		vm101(pve1)
-		if pool, err := c.Pool(t.Context(), 101); err != nil || pool != "talos" {
-			t.Errorf("pool %q, error %v", pool, err)
-		}
+		must.Equal(t, "pool", "talos", must.Get(c.Pool(t.Context(), 101))(t))
 		_, err := c.Pool(t.Context(), 102)
 		wantError(t, err, cluster.ErrNotFound, "")
 	})

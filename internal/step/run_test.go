@@ -71,6 +71,13 @@ func says(reason string, err error) func() (string, error) {
 	return func() (string, error) { return reason, err }
 }
 
+// lacking is a step that misses its goal; instead says what is there.
+func lacking(instead func() (string, error)) step.Step {
+	s := skips(step.Step{ID: "a", Title: "paint it green", Do: work}, says("", nil), says("", nil))
+	s.Lacks = func(context.Context) (string, error) { return instead() }
+	return s
+}
+
 // story is a tree, the events of its run, and its result.
 type story struct {
 	root   step.Step
@@ -133,6 +140,21 @@ func TestRunOrderAndGoals(t *testing.T) {
 			root:   skips(leaf("a", work), says("", nil), says("", nil)),
 			events: []string{"started a", "failed a: a: \"a\" was done, and its goal is not reached"},
 			err:    "a: \"a\" was done, and its goal is not reached",
+		},
+		"another thing is there instead": {
+			root:   lacking(says("it is red", nil)),
+			events: []string{"started a", `failed a: a: "paint it green" was done, and its goal is not reached: it is red`},
+			err:    `a: "paint it green" was done, and its goal is not reached: it is red`,
+		},
+		"what is there instead cannot be read": {
+			root:   lacking(says("", errBroken)),
+			events: []string{"started a", `failed a: a: "paint it green" was done, and its goal is not reached; what is there instead can't be read: broken`},
+			err:    `a: "paint it green" was done, and its goal is not reached; what is there instead can't be read: broken`,
+		},
+		"nothing is there instead": {
+			root:   lacking(says("", nil)),
+			events: []string{"started a", `failed a: a: "paint it green" was done, and its goal is not reached`},
+			err:    `a: "paint it green" was done, and its goal is not reached`,
 		},
 		"the world cannot be asked before": {
 			root:   skips(leaf("a", work), says("", errBroken)),
@@ -240,8 +262,7 @@ func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
 		},
 	}
 	must.Each(t, cases, func(t *testing.T, c example) {
-		r := step.Runner{Slots: c.slots}
-		must.Equal(t, "error", c.err, message(r.Run(t.Context(), c.root)))
+		must.Equal(t, "error", c.err, message(step.Runner{Slots: c.slots}.Run(t.Context(), c.root)))
 	})
 }
 
@@ -294,8 +315,7 @@ func BenchmarkRun(b *testing.B) {
 			}
 			nodes = append(nodes, whole(limit(2, branch(fmt.Sprint("node", i), steps...))))
 		}
-		r := step.Runner{Slots: map[string]int{"host": 2}}
-		must.Do(b, r.Run(b.Context(), branch("roll", nodes...)))
+		must.Do(b, step.Runner{Slots: map[string]int{"host": 2}}.Run(b.Context(), branch("roll", nodes...)))
 	}
 	if each := allocated() / uint64(b.N); each > maxRunAllocations {
 		b.Errorf("%d allocations for 100 steps, more than %d", each, maxRunAllocations)

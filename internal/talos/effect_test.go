@@ -162,8 +162,6 @@ func TestSameConfig(t *testing.T) {
 		"one document less": {"version: v1alpha1\nmachine:\n  type: worker\n", false},
 		"unreadable":        {"\tversion", false},
 	} {
-		if got := sameConfig([]byte(config), []byte(tc.other)); got != tc.same {
-			t.Errorf("%s: %t", name, got)
-		}
+		must.Equal(t, name, tc.same, sameConfig([]byte(config), []byte(tc.other)))
 	}
 }

@@ -159,8 +159,7 @@ func TestEtcdSnapshot(t *testing.T) {
 	}, func(t *testing.T, _ string, c row) {
 		var b bytes.Buffer
 		c.write.Writer = &b
-		err := (&fakeNode{snapshot: c.send}).start(t).EtcdSnapshot(t.Context(), cpAddr, 0, c.write)
-		wantError(t, err, c.err)
+		wantError(t, (&fakeNode{snapshot: c.send}).start(t).EtcdSnapshot(t.Context(), cpAddr, 0, c.write), c.err)
 		if b.String() != c.want {
 			t.Errorf("%d bytes, want %d", b.Len(), len(c.want))
 		}
@@ -222,9 +221,7 @@ func TestChanges(t *testing.T) {
 	}, func(t *testing.T, name string, c row) {
 		ctx, n := t.Context(), &fakeNode{version: "v1.13.9", install: exits(0)}
 		client := n.start(t)
-		if err := changes[name](ctx, client, strings.ToUpper(cpUUID)); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, changes[name](ctx, client, strings.ToUpper(cpUUID)))
 		n.answer = status.Error(codes.Unavailable, "error reading from server: EOF")
 		if err := changes[name](ctx, client, cpUUID); !errors.Is(err, cluster.ErrLostAnswer) {
 			t.Errorf("lost: err = %v", err)

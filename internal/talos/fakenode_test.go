@@ -401,13 +401,9 @@ func TestRedact(t *testing.T) {
 		"a list":          {"2 errors occurred:\n\t* one\n\t* two\n\n", "one; two"},
 	}
 	for name, c := range cases {
-		if got := withoutValues(c.text, config); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, withoutValues(c.text, config))
 	}
-	if got := withoutValues("yaml: line 2: found abc", []byte("a: [abc")); got != "not valid YAML, line 2" {
-		t.Errorf("no YAML: %q", got)
-	}
+	must.Equal(t, "no YAML", "not valid YAML, line 2", withoutValues("yaml: line 2: found abc", []byte("a: [abc")))
 }
 
 // Everything that a machine says in an answer becomes one line without escape sequences.

@@ -183,9 +183,7 @@ func TestFiles(t *testing.T) {
 		ctx := t.Context()
 
 		const name, text = "/proc/cmdline", "talos.platform=nocloud\n"
-		if got, err := read(ctx, c, name, int64(len(text))); got != text || err != nil {
-			t.Errorf("read: %q, %v", got, err)
-		}
+		must.Equal(t, "read", text, must.Get(read(ctx, c, name, int64(len(text))))(t))
 		for what, test := range map[string]struct {
 			size int64
 			want string
@@ -265,9 +263,7 @@ func TestTaken(t *testing.T) {
 			"127.42.7.98":   "",
 			"127.42.7.99":   "an endpoint of the talosconfig",
 		} {
-			if by, err := c.Taken(t.Context(), netip.MustParseAddr(addr)); err != nil || by != want {
-				t.Errorf("%s: %q, %v; want %q", addr, by, err, want)
-			}
+			must.Equal(t, addr, want, must.Get(c.Taken(t.Context(), netip.MustParseAddr(addr)))(t))
 		}
 	})
 }

@@ -114,9 +114,7 @@ func TestLoaderEntry(t *testing.T) {
 		"swapped, no UTF16": {[]byte{7, 0, 0, 0, 0xff, 0xdf, 0, 0}, ""},
 	}
 	for name, c := range cases {
-		if got := loaderEntry(c.variable); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, loaderEntry(c.variable))
 	}
 }
 
@@ -129,9 +127,7 @@ func FuzzLoaderEntry(f *testing.F) {
 		if strings.ContainsAny(text, "\x00\ufffd") {
 			return
 		}
-		if got := loaderEntry(variable(text)); got != strings.ToLower(text) {
-			t.Errorf("%q became %q", text, got)
-		}
+		must.Equal(t, text, strings.ToLower(text), loaderEntry(variable(text)))
 	})
 }
 

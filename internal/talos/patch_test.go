@@ -62,9 +62,7 @@ func TestPatchGenerated(t *testing.T) {
 					} else if in := cfg.Machine().Install(); in.Image() != installer || in.Disk() != "" || in.Zero() {
 						t.Errorf("install = %+v", in)
 					}
-					if got := cfg.NetworkHostnameConfig().Hostname(); got != "wk1" {
-						t.Errorf("hostname = %q", got)
-					}
+					must.Equal(t, "hostname", "wk1", cfg.NetworkHostnameConfig().Hostname())
 					if changed := changedLines(config, patched); changed > 9 {
 						t.Errorf("%d lines differ", changed)
 					}
@@ -384,9 +382,7 @@ func TestPatchKubernetesGenerated(t *testing.T) {
 				if n := strings.Count(patched, ":v1.36.1"); patched != want || n != images {
 					t.Errorf("%d images, got\n%s", n, patched)
 				}
-				if again := mustPatch(t, patched, p); again != patched {
-					t.Errorf("again:\n%s", again)
-				}
+				must.Equal(t, "again", patched, mustPatch(t, patched, p))
 			})
 		}
 	}

@@ -73,8 +73,6 @@ func TestUnsupportedKubernetes(t *testing.T) {
 		"newest of all":        {"v1.14.1", "v1.37.9", ""},
 		"oldest of them":       {"v1.14.1", "v1.32.0", ""},
 	} {
-		if got := new(Client).UnsupportedKubernetes(c.talos, c.kubernetes); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, new(Client).UnsupportedKubernetes(c.talos, c.kubernetes))
 	}
 }

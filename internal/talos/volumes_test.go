@@ -447,9 +447,7 @@ func TestEncryptionByConfiguration(t *testing.T) {
 		"faster":                  {hush, document("provider: luks2, options: [no_read_workqueue], keys: [{slot: 0, static: {passphrase: hush}}]"), true},
 	} {
 		was, is := configVolumes(t, tc.was, "v1.14.1")["EPHEMERAL"].Encryption, configVolumes(t, tc.is, "v1.14.1")["EPHEMERAL"].Encryption
-		if got := is.Opens(was, nil); got != tc.opens {
-			t.Errorf("%s: %t", name, got)
-		}
+		must.Equal(t, name, tc.opens, is.Opens(was, nil))
 		if shown := fmt.Sprint(was, is); strings.Contains(shown, "hush") || slices.Contains([]string{was.Keys[0], is.Keys[0]}, "x") {
 			t.Errorf("%s shows %s", name, shown)
 		}
