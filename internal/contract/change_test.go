@@ -97,8 +97,7 @@ func (s *server) tinyISO() (volid string) {
 	return s.place.isoStorage + ":iso/" + name
 }
 
-// TestHotplug: disks can be plugged and unplugged while a VM runs; a boot disk can't be
-// unplugged.
+// TestHotplug: disks can be plugged and unplugged while a VM runs; a boot disk can't be unplugged.
 func TestHotplug(t *testing.T) {
 	story(t, "of a SCSI disk asks no guest", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.disk(), "boot=order=scsi0")
@@ -309,9 +308,8 @@ func TestMigrate(t *testing.T) {
 	})
 }
 
-// TestParking is what recast does to a VM: it moves every disk to a parking VM, each with
-// the digest just read, deletes the VM, recreates it under its number, and moves the disks
-// back.
+// TestParking is what recast does to a VM: it moves every disk to a parking VM, each with the digest just read, deletes
+// the VM, recreates it under its number, and moves the disks back.
 func TestParking(t *testing.T) {
 	run(t, 0, func(t *testing.T, s *server) {
 		disks := []string{"scsi0", "scsi1", "efidisk0", "tpmstate0"}

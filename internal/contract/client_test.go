@@ -89,8 +89,7 @@ func TestClientErrors(t *testing.T) {
 	})
 }
 
-// TestClientIsNotLetIn: recast's client reports a failed authentication without an
-// additional delay.
+// TestClientIsNotLetIn: recast's client reports a failed authentication without an additional delay.
 func TestClientIsNotLetIn(t *testing.T) {
 	story(t, "with a wrong secret", 0, func(t *testing.T, s *server) {
 		id, _, _ := strings.Cut(s.place.token, "=")
@@ -304,8 +303,7 @@ func TestPermissions(t *testing.T) {
 	})
 }
 
-// TestUserPermissions: the permissions of a token's user, which are shown with Sys.Audit
-// on /access.
+// TestUserPermissions: the permissions of a token's user, which are shown with Sys.Audit on /access.
 func TestUserPermissions(t *testing.T) {
 	run(t, 0, func(t *testing.T, s *server) {
 		audits := slices.Contains(s.privileges("/access"), "Sys.Audit")
@@ -320,8 +318,7 @@ func TestUserPermissions(t *testing.T) {
 	})
 }
 
-// TestDoctor is the part of recast doctor that needs no Talos, for the recreation of a VM
-// of these tests.
+// TestDoctor is the part of recast doctor that needs no Talos, for the recreation of a VM of these tests.
 func TestDoctor(t *testing.T) {
 	story(t, "a token with nothing lacks all of it", poorToken, func(t *testing.T, s *server) {
 		needs := survey.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)

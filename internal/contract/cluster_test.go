@@ -123,8 +123,7 @@ func TestClusterStatus(t *testing.T) {
 	})
 }
 
-// TestNoQuorum: an isolated node shows no sign of it, and operations that destroy
-// something do so before they fail.
+// TestNoQuorum: an isolated node shows no sign of it, and operations that destroy something do so before they fail.
 func TestNoQuorum(t *testing.T) {
 	denied := regexp.MustCompile(`^unable to open file '/etc/pve/nodes/pve1/qemu-server/\d+\.conf\.tmp\.\d+' - Permission denied$`)
 	readOnly := func(t *testing.T, got string) {

@@ -211,8 +211,7 @@ func wantExit(t *testing.T, got ended, want string) {
 	}
 }
 
-// wantMissing requires a task to have failed for a missing volume. The wording of block
-// storages varies.
+// wantMissing requires a task to have failed for a missing volume. The wording of block storages varies.
 func wantMissing(t *testing.T, got ended, before, volid string) {
 	t.Helper()
 	if onFiles(volid) {
@@ -467,8 +466,7 @@ func TestReassignNeeds(t *testing.T) {
 	})
 }
 
-// holdLock holds the lock of a VM's configuration with a shutdown that the guest ignores;
-// release waits for its end.
+// holdLock holds the lock of a VM's configuration with a shutdown that the guest ignores; release waits for its end.
 func (s *server) holdLock(id int) (release func()) {
 	s.t.Helper()
 	s.start(id)

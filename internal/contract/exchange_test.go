@@ -57,8 +57,7 @@ func TestExchangeAgain(t *testing.T) {
 	})
 }
 
-// writeSystem gives the system disk unique content in the simulator, which then protects
-// it.
+// writeSystem gives the system disk unique content in the simulator, which then protects it.
 func (x *exchanged) writeSystem(bytes string) driveIs {
 	x.s.t.Helper()
 	if x.s.sim != nil {
@@ -125,8 +124,7 @@ func TestExchangeGrows(t *testing.T) {
 	})
 }
 
-// around is something that Proxmox stores for a VM outside of its configuration, or that
-// not every token can write.
+// around is something that Proxmox stores for a VM outside of its configuration, or that not every token can write.
 type around struct {
 	needs   needs
 	may     func(s *server)
@@ -186,8 +184,7 @@ func arounds() map[string]around {
 	}
 }
 
-// TestExchangeAround: that is preserved too, whether the exchange is finished or
-// cancelled.
+// TestExchangeAround: that is preserved too, whether the exchange is finished or cancelled.
 func TestExchangeAround(t *testing.T) {
 	long(t)
 	var chosen slice
@@ -403,8 +400,7 @@ func (f foreign) try(t *testing.T, s *server) {
 	s.intact(t)
 }
 
-// wantAllThere requires every disk of the node in the configuration of its VM, its parking
-// VM or its holder.
+// wantAllThere requires every disk of the node in the configuration of its VM, its parking VM or its holder.
 func (x *exchanged) wantAllThere(t *testing.T) {
 	t.Helper()
 	for key, d := range x.before.Drives {
@@ -424,8 +420,7 @@ func (x *exchanged) wantAllThere(t *testing.T) {
 	x.s.intact(t)
 }
 
-// TestExchangeNotOpened: what prevents an exchange from beginning; nothing is changed at
-// all.
+// TestExchangeNotOpened: what prevents an exchange from beginning; nothing is changed at all.
 func TestExchangeNotOpened(t *testing.T) {
 	asRoot := func(s *server, x *exchanged, set map[string]string) {
 		must.Do(s.t, s.sim.world.SetConfig("root@pam", s.place.node, world.ChangeRequest{ID: x.id, Set: set}))

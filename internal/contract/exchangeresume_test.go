@@ -64,9 +64,8 @@ func (u unfinished) changes(t *testing.T) (n int) {
 	return n
 }
 
-// simulate returns a count made in the simulator. It makes the count at once, while cases
-// given to run begin only after this test has ended. A real server is not needed for cases
-// that can't run on it.
+// simulate returns a count made in the simulator. It makes the count at once, while cases given to run begin only after
+// this test has ended. A real server is not needed for cases that can't run on it.
 func (unfinished) simulate(t *testing.T, count func(t *testing.T, s *server) int) (n int) {
 	t.Helper()
 	if _, isReal := realPlace(t); isReal {
@@ -192,8 +191,7 @@ func (u unfinished) begun(t *testing.T, s *server) *exchanged {
 	return x
 }
 
-// isolated removes the quorum after k changes. TestExchangeResume covers how the exchange
-// continues.
+// isolated removes the quorum after k changes. TestExchangeResume covers how the exchange continues.
 func (u unfinished) isolated(t *testing.T, s *server, k int) {
 	t.Helper()
 	x := u.begun(t, s)
@@ -420,8 +418,7 @@ func TestClaimTakenOver(t *testing.T) {
 	})
 }
 
-// TestClaimLost takes the claim before each change of an exchange: neither that change nor
-// any later one is made.
+// TestClaimLost takes the claim before each change of an exchange: neither that change nor any later one is made.
 func TestClaimLost(t *testing.T) {
 	u := unfinished{strategy: cluster.Reimage}
 	var chosen slice

@@ -265,8 +265,7 @@ func unknownUPID(node string) string {
 
 func taskPath(node, upid string) string { return "/nodes/" + node + "/tasks/" + escape(upid) }
 
-// begin starts a task that takes a while: the shutdown of a VM without an operating
-// system.
+// begin starts a task that takes a while: the shutdown of a VM without an operating system.
 func (s *server) begin(id int, form ...string) (upid string) {
 	s.t.Helper()
 	s.start(id)

@@ -74,8 +74,7 @@ func inOrder[V any](cases map[string]V) iter.Seq2[string, V] {
 	}
 }
 
-// TestSuite checks the suite's own promise: everything that it makes is removed, even
-// volumes that no VM refers to.
+// TestSuite checks the suite's own promise: everything that it makes is removed, even volumes that no VM refers to.
 func TestSuite(t *testing.T) {
 	story(t, "removes what it made", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.place.storage+":1,serial=a", "protection=1", "kvm=0")

@@ -398,8 +398,7 @@ func TestInterrupted(t *testing.T) {
 	requireNoOutput(t)
 }
 
-// The directory of a process that was killed is removed by the next one, that of one that
-// runs is not.
+// The directory of a process that was killed is removed by the next one, that of one that runs is not.
 func TestLeftBehind(t *testing.T) {
 	newWorld(t)
 	running := must.Get(newOutputDir())(t)

@@ -35,8 +35,7 @@ func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 	return err
 }
 
-// SetConfig implements cluster.Editor. If it fails, it leaves nothing pending for
-// the VM's next stop or start.
+// SetConfig implements cluster.Editor. If it fails, it leaves nothing pending for the VM's next stop or start.
 func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
 	if len(set) == 0 && len(del) == 0 {
 		return nil
@@ -57,8 +56,7 @@ func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]st
 	return nil
 }
 
-// refused returns the error of a failed change of those keys, after reverting what
-// the change left pending.
+// refused returns the error of a failed change of those keys, after reverting what the change left pending.
 func (c *Client) refused(ctx context.Context, vm cluster.VM, touched []string, err error) error {
 	if errors.Is(err, cluster.ErrLostAnswer) || errors.Is(err, cluster.ErrChanged) {
 		return err
@@ -113,8 +111,7 @@ func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []st
 	return nil
 }
 
-// DeleteVM implements cluster.Editor. A task that ends with warnings is an
-// error: a volume could not be freed.
+// DeleteVM implements cluster.Editor. A task that ends with warnings is an error: a volume could not be freed.
 func (c *Client) DeleteVM(ctx context.Context, vm cluster.VM) error {
 	defer c.seen.deleted(vm.ID)
 	return c.carryOut(ctx, mutation{

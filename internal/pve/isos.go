@@ -66,8 +66,7 @@ func (c *Client) storedFiles(ctx context.Context, host, storage, content string)
 	return isos, nil
 }
 
-// DeleteISO implements images.Shelf. Proxmox's task also succeeds if the file does
-// not exist.
+// DeleteISO implements images.Shelf. Proxmox's task also succeeds if the file does not exist.
 func (c *Client) DeleteISO(ctx context.Context, iso images.StoredISO) error {
 	content := contentOf(iso.Name)
 	volid := iso.Storage + ":" + content + "/" + iso.Name
@@ -282,9 +281,8 @@ func (c *Client) uploadTask(ctx context.Context, sent time.Time) (upid string, e
 	return "", nil
 }
 
-// form is the multipart body around the file. Proxmox's parser takes the parts
-// in this order only, with the file last and Content-Disposition as the first
-// header of each part.
+// form is the multipart body around the file. Proxmox's parser takes the parts in this order only, with the file last
+// and Content-Disposition as the first header of each part.
 type form struct {
 	head, tail  []byte
 	contentType string

@@ -175,8 +175,7 @@ func (l lab) read(t *testing.T, id cluster.VMID) cluster.VM {
 	return vm
 }
 
-// TestVolumesOfEachHost: on a local storage, the same volid names a different volume
-// on each host, or none.
+// TestVolumesOfEachHost: on a local storage, the same volid names a different volume on each host, or none.
 func TestVolumesOfEachHost(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		ctx := t.Context()

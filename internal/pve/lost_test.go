@@ -258,9 +258,8 @@ func lostEdits() map[string]lostChange {
 	}
 }
 
-// TestLostAnswer loses the answer to each change, before or after Proxmox has
-// received it: what has happened counts as done; what has not is sent again if that
-// is safe, and is otherwise an error that says so.
+// TestLostAnswer loses the answer to each change, before or after Proxmox has received it: what has happened counts as
+// done; what has not is sent again if that is safe, and is otherwise an error that says so.
 func TestLostAnswer(t *testing.T) {
 	t.Parallel()
 	ways := map[string]struct {
@@ -352,14 +351,12 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 	})
 }
 
-// TestLostAnswerOfALateChange: a change arrives after we stopped waiting for its
-// answer.
+// TestLostAnswerOfALateChange: a change arrives after we stopped waiting for its answer.
 func TestLostAnswerOfALateChange(t *testing.T) {
 	inEachBubble(t, lostChanges(), func(t *testing.T, tc lostChange) { tc.wantDone(t, loss{late: 12 * time.Second}) })
 }
 
-// TestLostAnswerIsOvertaken: a change arrives just before its second request: that
-// is refused, and the change is done.
+// TestLostAnswerIsOvertaken: a change arrives just before its second request: that is refused, and the change is done.
 func TestLostAnswerIsOvertaken(t *testing.T) {
 	again := lostChanges()
 	maps.DeleteFunc(again, func(_ string, tc lostChange) bool { return !tc.again })

@@ -32,8 +32,7 @@ type mutation struct {
 	lockable bool
 
 	look func(ctx context.Context) (sight, error)
-	// unseen says that a successful worker proves the change, whatever look says:
-	// the effect shows later.
+	// unseen says that a successful worker proves the change, whatever look says: the effect shows later.
 	unseen bool
 }
 
@@ -71,8 +70,7 @@ func (c *Client) once(ctx context.Context, m mutation) error {
 	return err
 }
 
-// submit sends a change and waits for its worker. It returns the worker's UPID if
-// there was one.
+// submit sends a change and waits for its worker. It returns the worker's UPID if there was one.
 func (c *Client) submit(ctx context.Context, m mutation) (upid string, err error) {
 	if m.worker.kind == "" {
 		return "", c.conn.Change(ctx, m.method, m.path, m.params, nil)
@@ -101,8 +99,7 @@ const (
 	lockPause = 3 * time.Second
 )
 
-// retryLocked retries a change while a lock blocks it, as long as nothing else
-// changed.
+// retryLocked retries a change while a lock blocks it, as long as nothing else changed.
 func retryLocked(ctx context.Context, m mutation, do func() error) error {
 	start := time.Now()
 	for {
@@ -159,8 +156,7 @@ const (
 	// writeLateness is the lateness of a repeatable change without a worker: Proxmox refuses whichever of two
 	// requests comes second.
 	writeLateness = 5 * time.Second
-	// settled is how long after a worker's end its result may take to show on every
-	// host.
+	// settled is how long after a worker's end its result may take to show on every host.
 	settled = 10 * time.Second
 )
 
@@ -239,8 +235,7 @@ func (c *Client) trace(ctx context.Context, m mutation, sent time.Time) (upid st
 	return upid, seen, err
 }
 
-// watch polls the goal of a change whose worker has ended, or can no longer be
-// asked.
+// watch polls the goal of a change whose worker has ended, or can no longer be asked.
 func (c *Client) watch(ctx context.Context, m mutation) (seen sight, err error) {
 	w := wait.For{Name: "check its outcome", Every: c.conn.Poll}
 	err = search(ctx, w, settled, func(ctx context.Context) (_ bool, _ string, err error) {

@@ -272,9 +272,8 @@ func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAReso
 	return nil, err
 }
 
-// RemoveHA implements cluster.HA. It returns when the cluster's resource manager has
-// released the VM: until its next round, about every 10 s, it would restart a
-// stopped VM.
+// RemoveHA implements cluster.HA. It returns when the cluster's resource manager has released the VM: until its next
+// round, about every 10 s, it would restart a stopped VM.
 func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
 	r, err := c.HAResource(ctx, id)
 	if err == nil && r != nil {
@@ -286,9 +285,8 @@ func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
 	return c.awaitHA(ctx, id, false)
 }
 
-// removeResource sends purge=0, because Proxmox would otherwise remove the VM from
-// the rules that name it. A Proxmox that does not know the parameter either has no
-// rules or removes the VM from them anyway.
+// removeResource sends purge=0, because Proxmox would otherwise remove the VM from the rules that name it. A Proxmox
+// that does not know the parameter either has no rules or removes the VM from them anyway.
 func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
 	path := haResources + "/" + sid(id)
 	look := c.seeHA(id, func(now *cluster.HAResource) sight {

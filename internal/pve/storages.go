@@ -64,8 +64,7 @@ func (c *Client) storedFile(ctx context.Context, host, storage, content, name st
 	return files[i].SizeBytes, true, nil
 }
 
-// OwnedVolumes implements cluster.StorageReader. Proxmox lists only volumes of VMs
-// that the token may see.
+// OwnedVolumes implements cluster.StorageReader. Proxmox lists only volumes of VMs that the token may see.
 func (c *Client) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
 	var rows []struct{ Volid string }
 	if err := c.conn.Get(ctx, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner), &rows); err != nil {
@@ -146,8 +145,7 @@ func (s storageConfig) thick() bool {
 	return true
 }
 
-// pool identifies the space that several storages may share. Two directories on one
-// filesystem cannot be detected.
+// pool identifies the space that several storages may share. Two directories on one filesystem cannot be detected.
 func (s storageConfig) pool() string {
 	switch s.Type {
 	case "lvm":

@@ -183,8 +183,7 @@ func (c *Client) activeTasks(ctx context.Context, host string) ([]api.UPID, erro
 	return running, errors.Join(errs...)
 }
 
-// uptimeSlack is the tolerance between a host's uptime, in whole seconds, and the
-// moment we read it.
+// uptimeSlack is the tolerance between a host's uptime, in whole seconds, and the moment we read it.
 const uptimeSlack = 5 * time.Second
 
 // worker identifies the task that carries out a change.
@@ -254,8 +253,7 @@ type estimate struct {
 // in a row that were over at the first look.
 var shorter = []time.Duration{128, 64, 32, 16, 8}
 
-// numbers matches the VM numbers in a task's subject ("100-scsi1>200-scsi5"); the
-// rest names the drives.
+// numbers matches the VM numbers in a task's subject ("100-scsi1>200-scsi5"); the rest names the drives.
 var numbers = regexp.MustCompile(`\d{3,}`)
 
 func kindOf(u api.UPID) string { return u.Type + " " + numbers.ReplaceAllString(u.ID, "") }

@@ -77,9 +77,8 @@ func TestTask(t *testing.T) {
 	})
 }
 
-// TestTaskPolls: the end of a short task is seen soon, and a long one is polled
-// hardly more often than the pause says. The next of its kind is polled when it is
-// due.
+// TestTaskPolls: the end of a short task is seen soon, and a long one is polled hardly more often than the pause says.
+// The next of its kind is polled when it is due.
 func TestTaskPolls(t *testing.T) {
 	type row struct {
 		takes, late time.Duration // of the first task
@@ -316,8 +315,7 @@ func TestIsLock(t *testing.T) {
 	})
 }
 
-// TestLocksAreWaitedFor: changes are refused because of a lock until it is released,
-// the VM is changed, or time is up.
+// TestLocksAreWaitedFor: changes are refused because of a lock until it is released, the VM is changed, or time is up.
 func TestLocksAreWaitedFor(t *testing.T) {
 	onboot := setting(map[string]string{"onboot": "1"})
 	create := func(t *testing.T, l lab) error {

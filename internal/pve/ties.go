@@ -30,9 +30,8 @@ func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) 
 	return of.Ties, of.Err
 }
 
-// TiesOf implements cluster.TieReader. A VM's error says what cannot be read, with
-// every missing privilege; lists that Proxmox filters for a token without rights are
-// incomplete without an error.
+// TiesOf implements cluster.TieReader. A VM's error says what cannot be read, with every missing privilege; lists that
+// Proxmox filters for a token without rights are incomplete without an error.
 func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead {
 	l := &look{Client: c}
 	of := make([]cluster.TiesRead, len(vms))
@@ -182,9 +181,8 @@ func (l *look) snippets(ctx context.Context, vm cluster.VM) ([]string, error) {
 	return there, nil
 }
 
-// vnets returns the VM's networks other than the hosts' own bridges. A host lists
-// the SDN VNets that the token may see or use (pve-network, PVE/Network/SDN.pm,
-// get_local_vnets).
+// vnets returns the VM's networks other than the hosts' own bridges. A host lists the SDN VNets that the token may see
+// or use (pve-network, PVE/Network/SDN.pm, get_local_vnets).
 func (l *look) vnets(ctx context.Context, vm cluster.VM) ([]cluster.VNet, error) {
 	names := cluster.ForeignBridges(vm)
 	if len(names) == 0 {
@@ -273,8 +271,7 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 		case t.ID == strconv.Itoa(int(vm.ID)):
 			busy = append(busy, "running task "+t.String())
 		case t.ID == "":
-			// A backup of several VMs names none of them (API2/VZDump.pm) and locks
-			// each only when its turn comes.
+			// A backup of several VMs names none of them (API2/VZDump.pm) and locks each only when its turn comes.
 			busy = append(busy, "running task "+t.String()+" of several VMs")
 		}
 	}
@@ -312,9 +309,8 @@ type backupJob struct {
 	NextRun                   flexInt `json:"next-run"` // computed by Proxmox for each request
 }
 
-// includes reports whether the job is enabled and covers the VM. As in
-// get_included_guests (VZDump.pm), a pool takes precedence over a list, and a list
-// over all.
+// includes reports whether the job is enabled and covers the VM. As in get_included_guests (VZDump.pm), a pool takes
+// precedence over a list, and a list over all.
 func (j backupJob) includes(vm cluster.VM) bool {
 	if len(j.Enabled) > 0 && !toBool(j.Enabled) || j.Node != "" && j.Node != vm.Host {
 		return false
@@ -475,10 +471,9 @@ func (c *Client) SetFirewall(ctx context.Context, vm cluster.VM, want cluster.Fi
 	return err
 }
 
-// firewallChanges turns one firewall into another: a part that differs is rewritten.
-// Aliases come before the sets that name them, and both before the rules. A new rule
-// always goes to the top, whatever position is requested (pve-firewall,
-// PVE/API2/Firewall/Rules.pm, create_rule).
+// firewallChanges turns one firewall into another: a part that differs is rewritten. Aliases come before the sets that
+// name them, and both before the rules. A new rule always goes to the top, whatever position is requested
+// (pve-firewall, PVE/API2/Firewall/Rules.pm, create_rule).
 func firewallChanges(vm cluster.VM, now, want cluster.FirewallConfig) (list []mutation) {
 	change := func(method, path string, params map[string]string) {
 		list = append(list, mutation{method: method, path: vmPath(vm, "firewall/"+path), params: params})

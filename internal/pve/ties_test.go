@@ -259,8 +259,7 @@ func TestReplications(t *testing.T) {
 	})
 }
 
-// TestOneLookAtManyVMs: what is kept in one place for all VMs, or for all of a host,
-// is read once per look.
+// TestOneLookAtManyVMs: what is kept in one place for all VMs, or for all of a host, is read once per look.
 func TestOneLookAtManyVMs(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		untied(pve1)
@@ -385,9 +384,8 @@ func TestDueByHostClock(t *testing.T) {
 	})
 }
 
-// TestLostAnswerAndAClockThatJumps: a worker is found although its host's clock
-// jumped by a day while the answer was lost: its failure is known, and nothing is
-// sent twice.
+// TestLostAnswerAndAClockThatJumps: a worker is found although its host's clock jumped by a day while the answer was
+// lost: its failure is known, and nothing is sent twice.
 func TestLostAnswerAndAClockThatJumps(t *testing.T) {
 	inEachLab(t, map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day back": -24 * time.Hour}, func(t *testing.T, l lab, off time.Duration) {
 		must.Do(t, l.CreateVM(t.Context(), "pve1", 9090, nil))

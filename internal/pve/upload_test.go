@@ -223,8 +223,7 @@ func TestUploadGoesToAnotherEndpoint(t *testing.T) {
 	})
 }
 
-// TestUploadWithoutAnswer: the outcome of an upload is looked up, and only one
-// without effect is sent again.
+// TestUploadWithoutAnswer: the outcome of an upload is looked up, and only one without effect is sent again.
 func TestUploadWithoutAnswer(t *testing.T) {
 	const (
 		nodes  = "GET /nodes"

@@ -22,15 +22,12 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// VMs implements cluster.VMReader. It fails if any VM's configuration cannot be
-// read, because any VM may reference a volume. If unreachable hosts are the only
-// cause, the error is a *cluster.HostsAway and all other VMs are returned.
+// VMs implements cluster.VMReader. It fails if any VM's configuration cannot be read, because any VM may reference a
+// volume. If unreachable hosts are the only cause, the error is a *cluster.HostsAway and all other VMs are returned.
 //
-// The list is the guest register of the node that answers, with each VM's lock at
-// that time (pve-manager, PVE/API2/Cluster.pm, resources). All nodes apply changes
-// in the same order, but a node may lag. If the list shows a VM in creation that its
-// host shows as complete, VMs completed before it may be missing: the list is read
-// again.
+// The list is the guest register of the node that answers, with each VM's lock at that time (pve-manager,
+// PVE/API2/Cluster.pm, resources). All nodes apply changes in the same order, but a node may lag. If the list shows a
+// VM in creation that its host shows as complete, VMs completed before it may be missing: the list is read again.
 func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 	for range relists {
 		var rows []resource
@@ -59,8 +56,7 @@ func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 	return nil, fmt.Errorf("list the VMs: the list is behind their configurations, %d times in a row", relists)
 }
 
-// relists bounds how often the list is read again because VMs were created
-// meanwhile.
+// relists bounds how often the list is read again because VMs were created meanwhile.
 const relists = 10
 
 // behind reports whether the list still shows a VM in creation that its host shows as complete.
@@ -274,8 +270,7 @@ func (c *Client) Containers(ctx context.Context) ([]cluster.Container, error) {
 	return out, nil
 }
 
-// snapshots lists the VM's snapshots by name. Proxmox's list ends with the current
-// state, named "current".
+// snapshots lists the VM's snapshots by name. Proxmox's list ends with the current state, named "current".
 func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error) {
 	var rows []struct{ Name string }
 	if err := c.conn.Get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
@@ -290,8 +285,7 @@ func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error)
 	return names, nil
 }
 
-// listLag bounds how far the cluster's list of VMs may lag: Proxmox renews it about
-// every 10 s.
+// listLag bounds how far the cluster's list of VMs may lag: Proxmox renews it about every 10 s.
 const listLag = 30 * time.Second
 
 // reading fills in one part of a VM whose host is known.
@@ -403,8 +397,7 @@ func (c *Client) lookupVM(ctx context.Context, id cluster.VMID, read reading) (c
 	return cluster.VM{}, &staleError{errors.New("its number is taken, but no node shows it")}
 }
 
-// isFree asks Proxmox's register of VMIDs, which includes VMs that our token may not
-// see.
+// isFree asks Proxmox's register of VMIDs, which includes VMs that our token may not see.
 func (c *Client) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
 	var next json.RawMessage
 	err := c.conn.Get(ctx, fmt.Sprintf("/cluster/nextid?vmid=%d", id), &next)

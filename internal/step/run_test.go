@@ -368,8 +368,7 @@ func TestFailuresHaveTheCodeOfTheirStep(t *testing.T) {
 	})
 }
 
-// TestContextOfSteps: Skip and Do of a step get its context, below that of its branch,
-// and one event ends it.
+// TestContextOfSteps: Skip and Do of a step get its context, below that of its branch, and one event ends it.
 func TestContextOfSteps(t *testing.T) {
 	t.Parallel()
 	type key struct{}

@@ -129,8 +129,7 @@ func applied(err error, config cluster.Secret) error {
 	return fault.MachineConfig.Refusedf("the machine rejects the configuration: %s", withoutValues(e.text, config))
 }
 
-// MaintenanceMachine reads a machine in maintenance mode. It is not ready before
-// every disk has been probed.
+// MaintenanceMachine reads a machine in maintenance mode. It is not ready before every disk has been probed.
 func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.BlankMachine, err error) {
 	err = c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
 		if m.Machine, err = readParts(ctx, s, cluster.WholeMachine&^cluster.AddressesPart); err == nil {
@@ -141,9 +140,8 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 	return m, err
 }
 
-// ApplyConfig hands the machine its first configuration, over the same connection on
-// which it reported its UUID. The error wraps cluster.ErrLostAnswer if the
-// configuration was sent and no answer came.
+// ApplyConfig hands the machine its first configuration, over the same connection on which it reported its UUID. The
+// error wraps cluster.ErrLostAnswer if the configuration was sent and no answer came.
 func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {

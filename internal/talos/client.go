@@ -51,8 +51,7 @@ type Options struct {
 	Over func(*tls.Config) []grpc.DialOption
 }
 
-// Client talks to the machines of one cluster. It is safe for concurrent use and
-// opens a new connection for every call.
+// Client talks to the machines of one cluster. It is safe for concurrent use and opens a new connection for every call.
 type Client struct {
 	config    *clientconfig.Config // one context, without a proxy: dial handles the proxy
 	endpoints []string
@@ -218,8 +217,7 @@ func resolve(ctx context.Context, endpoint string) (netip.Addr, error) {
 	return addrs[0].Unmap(), nil
 }
 
-// Expires returns when the certificate of a talosconfig's current context expires; zero if no certificate can be
-// read.
+// Expires returns when the certificate of a talosconfig's current context expires; zero if no certificate can be read.
 func Expires(talosconfig []byte) time.Time {
 	parsed, err := clientconfig.FromBytes(talosconfig)
 	if err != nil || parsed.Contexts[parsed.Context] == nil {

@@ -241,8 +241,7 @@ func TestChanges(t *testing.T) {
 	})
 }
 
-// TestEtcdThatDoesNotRun: calls about it would hang until their deadline; the list
-// of services answers at once.
+// TestEtcdThatDoesNotRun: calls about it would hang until their deadline; the list of services answers at once.
 func TestEtcdThatDoesNotRun(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, state := range []string{"Preparing", "Finished", "Failed", "Waiting"} {

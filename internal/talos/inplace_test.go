@@ -268,8 +268,7 @@ func TestTaken(t *testing.T) {
 	})
 }
 
-// TestTakenByNetworkErrors: the network's word about an address counts only if it is about
-// that address.
+// TestTakenByNetworkErrors: the network's word about an address counts only if it is about that address.
 func TestTakenByNetworkErrors(t *testing.T) {
 	const proxy = "127.42.7.200:1080"
 	failed := func(op, at string, err error) func(string) error {

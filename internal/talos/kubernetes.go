@@ -144,9 +144,8 @@ func contents(docs []*document) (out []any) {
 	return out
 }
 
-// RemovedFlags lists flags, feature gates and admission plugins of the machine's
-// static pods and kubelet that the next version removes, by Sidero's own table: with
-// one of them a component would not start.
+// RemovedFlags lists flags, feature gates and admission plugins of the machine's static pods and kubelet that the next
+// version removes, by Sidero's own table: with one of them a component would not start.
 func (c *Client) RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane bool, from, to string) (out []string, err error) {
 	path, err := upgrade.NewPath(from, to)
 	if err != nil {

@@ -153,8 +153,7 @@ func readBootedEntry(ctx context.Context, s session, m *cluster.Machine) error {
 		}),
 		func() error { return readCmdline(ctx, s, m) },
 	)
-	// systemd-boot also loads an entry from an ISO, which has the name of the first
-	// entry installed on a disk.
+	// systemd-boot also loads an entry from an ISO, which has the name of the first entry installed on a disk.
 	if m.BootEntry = booted; m.FromISO {
 		m.BootEntry = ""
 	}

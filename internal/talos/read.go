@@ -314,8 +314,7 @@ func claimLayers(ctx context.Context, s session, c *observe.Claims) error {
 	if err != nil {
 		return err
 	}
-	// The IDs are the layers' numbers ("10" comes after "9"), except for imager's
-	// own last layer, which has a name.
+	// The IDs are the layers' numbers ("10" comes after "9"), except for imager's own last layer, which has a name.
 	slices.SortStableFunc(all, func(a, b *runtime.ExtensionStatus) int {
 		return cmp.Or(cmp.Compare(layerNumber(a), layerNumber(b)), cmp.Compare(a.Metadata().ID(), b.Metadata().ID()))
 	})

@@ -26,8 +26,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// A blank machine with a data disk is configured and becomes a node: everything that
-// it reports on the way.
+// A blank machine with a data disk is configured and becomes a node: everything that it reports on the way.
 func TestBlankMachineBecomesNode(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")

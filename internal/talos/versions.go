@@ -97,8 +97,7 @@ func (*Client) UnsupportedKubernetes(talos, kubernetes string) string {
 	return text + ", and this recast knows no Talos that does"
 }
 
-// supported returns the oldest and the newest minor version of Kubernetes 1 that a
-// Talos supports; 0 if unknown.
+// supported returns the oldest and the newest minor version of Kubernetes 1 that a Talos supports; 0 if unknown.
 func supported(talos string) (oldest, newest int) {
 	t := version(talos)
 	for minor := range maxMinor {

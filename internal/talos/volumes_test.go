@@ -33,9 +33,8 @@ func volumeStatus(id string, phase block.VolumePhase, location string) *block.Vo
 	return s
 }
 
-// A node with everything that a real one has: an encrypted STATE, EPHEMERAL on a
-// data disk and a stale one elsewhere, a filesystem without partition, volumes from
-// the network, and devices that are not drives.
+// A node with everything that a real one has: an encrypted STATE, EPHEMERAL on a data disk and a stale one elsewhere, a
+// filesystem without partition, volumes from the network, and devices that are not drives.
 func TestBlockView(t *testing.T) {
 	t.Parallel()
 	v := blockView{

@@ -135,8 +135,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-// A wait with a first pause looks often at its start and around its expected end, and
-// later as rarely as others.
+// A wait with a first pause looks often at its start and around its expected end, and later as rarely as others.
 func TestUntilPauses(t *testing.T) {
 	t.Parallel()
 	ms := time.Millisecond

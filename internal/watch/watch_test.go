@@ -171,8 +171,7 @@ func TestWatchWithoutClaim(t *testing.T) {
 	}
 }
 
-// While Proxmox does not answer, the heartbeat is unknown, and the run does not count as
-// dead.
+// While Proxmox does not answer, the heartbeat is unknown, and the run does not count as dead.
 func TestWatchWhileProxmoxIsSilent(t *testing.T) {
 	t.Parallel()
 	b := watchBeside(t, &claim.State{Cluster: "c1", Run: runHere, Beat: 1})

@@ -191,8 +191,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// dead is an address that drops packets; deaf one that accepts connections and never
-// answers.
+// dead is an address that drops packets; deaf one that accepts connections and never answers.
 func dialing(s *apitest.Site, dead, deaf map[string]bool) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		switch {
@@ -206,8 +205,7 @@ func dialing(s *apitest.Site, dead, deaf map[string]bool) func(context.Context, 
 	}
 }
 
-// TestReadsAreBounded bounds the time in which reads ask every endpoint that may
-// know, or give up.
+// TestReadsAreBounded bounds the time in which reads ask every endpoint that may know, or give up.
 func TestReadsAreBounded(t *testing.T) {
 	const config = "GET /nodes/pve9/qemu/101/config"
 	ok := data(`{"digest":"d"}`)
@@ -274,8 +272,7 @@ func TestReadsAreBounded(t *testing.T) {
 	})
 }
 
-// TestAnEndpointIsNotBlamedForAnother: an endpoint that reports another host as down
-// stays the preferred one.
+// TestAnEndpointIsNotBlamedForAnother: an endpoint that reports another host as down stays the preferred one.
 func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
 	inSite(t, func(t *testing.T, s *apitest.Site) {
 		pve1, pve2 := s.Node(t, "pve1"), s.Node(t, "pve2")
