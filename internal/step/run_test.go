@@ -262,7 +262,7 @@ func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
 		},
 	}
 	must.Each(t, cases, func(t *testing.T, c example) {
-		must.Equal(t, "error", c.err, message(step.Runner{Slots: c.slots}.Run(t.Context(), c.root)))
+		must.Equal(t, "error", c.err, message((&step.Runner{Slots: c.slots}).Run(t.Context(), c.root)))
 	})
 }
 
@@ -315,7 +315,7 @@ func BenchmarkRun(b *testing.B) {
 			}
 			nodes = append(nodes, whole(limit(2, branch(fmt.Sprint("node", i), steps...))))
 		}
-		must.Do(b, step.Runner{Slots: map[string]int{"host": 2}}.Run(b.Context(), branch("roll", nodes...)))
+		must.Do(b, (&step.Runner{Slots: map[string]int{"host": 2}}).Run(b.Context(), branch("roll", nodes...)))
 	}
 	if each := allocated() / uint64(b.N); each > maxRunAllocations {
 		b.Errorf("%d allocations for 100 steps, more than %d", each, maxRunAllocations)
