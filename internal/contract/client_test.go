@@ -1,19 +1,13 @@
 package contract
 
 import (
-	"bytes"
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"io"
-	"log"
-	"net"
 	"net/http"
-	"net/http/httptest"
+	"net/http/httptrace"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -27,7 +21,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
-	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
@@ -46,8 +40,7 @@ func values(form ...string) map[string]string {
 // read reads a VM with recast's client.
 func (s *server) read(id int) cluster.VM {
 	s.t.Helper()
-	vm, err := s.client.VM(s.t.Context(), cluster.VMID(id))
-	must(s.t, err)
+	vm := must.Get(s.client.VM(s.t.Context(), cluster.VMID(id)))(s.t)
 	return vm
 }
 
@@ -96,8 +89,7 @@ func TestClientErrors(t *testing.T) {
 	})
 }
 
-// TestClientIsNotLetIn: recast's client reports a failed authentication without an
-// additional delay.
+// TestClientIsNotLetIn: recast's client reports a failed authentication without an additional delay.
 func TestClientIsNotLetIn(t *testing.T) {
 	story(t, "with a wrong secret", 0, func(t *testing.T, s *server) {
 		id, _, _ := strings.Cut(s.place.token, "=")
@@ -215,10 +207,10 @@ func TestClientLosesAnswers(t *testing.T) {
 	for name, test := range changes() {
 		story(t, name, 0, func(t *testing.T, s *server) {
 			id := test.prepare(s)
-			way := &lossy{s: s}
-			must(t, test.do(s, way.client(), id))
+			px, lost := s.losing(false)
+			must.Do(t, test.do(s, px, id))
 			same(t, test.want, test.done(s, id))
-			same(t, int32(1), way.lost.Load())
+			same(t, int32(1), lost.Load())
 		})
 	}
 }
@@ -230,8 +222,8 @@ func TestClientLosesChanges(t *testing.T) {
 		test := changes()[name]
 		story(t, name, 0, func(t *testing.T, s *server) {
 			id := test.prepare(s)
-			way := &lossy{s: s, before: true}
-			err := test.do(s, way.client(), id)
+			px, _ := s.losing(true)
+			err := test.do(s, px, id)
 			if test.again != (err == nil) || !test.again != errors.Is(err, cluster.ErrLostAnswer) {
 				t.Errorf("error is %v", err)
 			}
@@ -242,82 +234,37 @@ func TestClientLosesChanges(t *testing.T) {
 	}
 }
 
-// lossy is an in-memory connection to the server that loses the first change or its
-// answer. It also drops every reason phrase, like proxies that use HTTP/2.
-type lossy struct {
-	s      *server
-	before bool // lose the change itself
-	lost   atomic.Int32
+// losing is a recast client that loses the first answer to a change; before it arrives, the change itself. The client
+// sees no reason phrases, as behind proxies that use HTTP/2.
+func (s *server) losing(before bool) (px *pve.Client, lost *atomic.Int32) {
+	s.t.Helper()
+	lost = new(atomic.Int32)
+	o := s.trusting()
+	o.Wrap = func(inner http.RoundTripper) http.RoundTripper {
+		return trip(func(req *http.Request) (*http.Response, error) {
+			loses := req.Method != http.MethodGet && lost.CompareAndSwap(0, 1)
+			if loses && before {
+				httptrace.ContextClientTrace(req.Context()).GotConn(httptrace.GotConnInfo{}) // it was on its way
+				return nil, io.ErrUnexpectedEOF
+			}
+			resp, err := inner.RoundTrip(req)
+			if err == nil && loses {
+				_, err = io.Copy(io.Discard, resp.Body)
+				return nil, errors.Join(io.ErrUnexpectedEOF, err, resp.Body.Close())
+			}
+			if err == nil {
+				resp.Status = strconv.Itoa(resp.StatusCode)
+			}
+			return resp, err
+		})
+	}
+	return s.connect(o), lost
 }
 
-// client makes a recast client that uses only this connection.
-func (l *lossy) client() *pve.Client {
-	l.s.t.Helper()
-	memory := network.Memory()
-	listener, err := memory.Listen(l.host())
-	must(l.s.t, err)
-	proxy := httptest.NewUnstartedServer(l)
-	proxy.Config.ErrorLog = log.New(io.Discard, "", 0)
-	must(l.s.t, proxy.Listener.Close())
-	proxy.Listener = listener
-	proxy.StartTLS()
-	l.s.t.Cleanup(proxy.Close)
-	sum := sha256.Sum256(proxy.Certificate().Raw)
-	o := l.s.trusting()
-	o.Fingerprint, o.Dial = hex.EncodeToString(sum[:]), memory.Dialer().DialContext
-	return l.s.connect(o)
-}
+// trip is a way to the server.
+type trip func(*http.Request) (*http.Response, error)
 
-// host is the address in the client's requests.
-func (l *lossy) host() string {
-	l.s.t.Helper()
-	req, err := http.NewRequestWithContext(l.s.t.Context(), http.MethodGet, l.s.place.endpoint, http.NoBody)
-	must(l.s.t, err)
-	if req.URL.Port() == "" {
-		return net.JoinHostPort(req.URL.Hostname(), "8006")
-	}
-	return req.URL.Host
-}
-
-func (l *lossy) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	loses := r.Method != http.MethodGet && l.lost.CompareAndSwap(0, 1)
-	if loses && l.before {
-		panic(http.ErrAbortHandler)
-	}
-	status, header, body, err := l.pass(r)
-	if err != nil || loses {
-		panic(http.ErrAbortHandler)
-	}
-	for _, name := range []string{"Content-Type", "Date"} {
-		rw.Header().Set(name, header.Get(name))
-	}
-	rw.WriteHeader(status)
-	_, _ = rw.Write(body) // the client may be gone
-}
-
-// pass forwards a request to the server.
-func (l *lossy) pass(r *http.Request) (status int, header http.Header, body []byte, err error) {
-	sent, err := io.ReadAll(r.Body)
-	if err != nil {
-		return 0, nil, nil, err
-	}
-	req, err := http.NewRequestWithContext(r.Context(), r.Method, l.s.place.endpoint+r.URL.RequestURI(), bytes.NewReader(sent))
-	if err != nil {
-		return 0, nil, nil, err
-	}
-	for _, name := range []string{"Authorization", "Content-Type"} {
-		if value := r.Header.Get(name); value != "" {
-			req.Header.Set(name, value)
-		}
-	}
-	resp, err := l.s.http.Do(req)
-	if err != nil {
-		return 0, nil, nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	body, err = io.ReadAll(resp.Body)
-	return resp.StatusCode, resp.Header, body, err
-}
+func (t trip) RoundTrip(req *http.Request) (*http.Response, error) { return t(req) }
 
 // TestPermissions: /access/permissions, on which doctor relies.
 func TestPermissions(t *testing.T) {
@@ -342,8 +289,6 @@ func TestPermissions(t *testing.T) {
 			same(t, http.StatusOK, r.Code)
 			same(t, want, r.Data)
 		}
-		r := s.poor(http.MethodGet, "/access/permissions", "userid=root@pam")
-		wantRefusal(t, r, "403 Permission check failed (/access, Sys.Audit)", nil)
 	})
 	story(t, "the state of the cluster is not shown without Sys.Audit", poorToken, func(t *testing.T, s *server) {
 		at := "/nodes/" + s.place.node
@@ -358,13 +303,11 @@ func TestPermissions(t *testing.T) {
 	})
 }
 
-// TestUserPermissions: the permissions of a token's user, which are shown with Sys.Audit
-// on /access.
+// TestUserPermissions: the permissions of a token's user, which are shown with Sys.Audit on /access.
 func TestUserPermissions(t *testing.T) {
 	run(t, 0, func(t *testing.T, s *server) {
 		audits := slices.Contains(s.privileges("/access"), "Sys.Audit")
-		standing, err := s.client.Standing(t.Context(), []string{"/vms"})
-		must(t, err)
+		standing := must.Get(s.client.Standing(t.Context(), []string{"/vms"}))(t)
 		at := standing["/vms"]
 		same(t, audits, at.Whole)
 		for privilege := range at.Token {
@@ -375,35 +318,11 @@ func TestUserPermissions(t *testing.T) {
 	})
 }
 
-// poorAccess is the access of the token without permissions.
-type poorAccess struct{ s *server }
-
-func (poorAccess) TokenID() string { return "poor@pve!token" }
-
-func (a poorAccess) Permissions(_ context.Context, path string) (cluster.Privileges, error) {
-	r := a.s.poor(http.MethodGet, "/access/permissions", "path="+path)
-	var answer struct{ Data map[string]map[string]int }
-	if err := json.Unmarshal(r.Body, &answer); err != nil || r.Code != http.StatusOK {
-		return nil, errors.Join(errors.New(r.Status), err)
-	}
-	out := cluster.Privileges{}
-	for privilege, propagates := range answer.Data[path] {
-		out[privilege] = propagates != 0
-	}
-	return out, nil
-}
-
-func (a poorAccess) Standing(context.Context, []string) (map[string]cluster.Standing, error) {
-	return nil, nil // it may not see its user's permissions
-}
-
-// TestDoctor is the part of recast doctor that needs no Talos, for the recreation of a VM
-// of these tests.
+// TestDoctor is the part of recast doctor that needs no Talos, for the recreation of a VM of these tests.
 func TestDoctor(t *testing.T) {
 	story(t, "a token with nothing lacks all of it", poorToken, func(t *testing.T, s *server) {
 		needs := survey.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)
-		missing, err := needs.Missing(t.Context(), poorAccess{s})
-		must(t, err)
+		missing := must.Get(needs.Missing(t.Context(), s.poorClient()))(t)
 		same(t, len(needs), len(missing.Lacks))
 	})
 	story(t, "what a recreate takes is compared with what the token has", 0, func(t *testing.T, s *server) {

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -24,7 +25,7 @@ func TestExchange(t *testing.T) {
 		for name, b := range inOrder(belongingsOfAll()) {
 			chosen.story(t, string(strategy)+"/"+name, 0, func(t *testing.T, s *server) {
 				x := s.newNode(b)
-				must(t, x.exchange(s.newClient(), strategy, "r1"))
+				must.Do(t, x.exchange(s.newClient(), strategy, "r1"))
 				x.wantMachine(t, "afterwards", x.before.renewedBy("r1", exchange.DiskSerial("r1", x.node())))
 				x.wantKept(t, "afterwards", x.before.Drives["scsi0"])
 				s.intact(t)
@@ -43,11 +44,11 @@ func TestExchangeAgain(t *testing.T) {
 		for i, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 			run := "r" + itoa(i+1)
 			systems = append(systems, x.writeSystem("before "+run))
-			must(t, x.exchange(px, strategy, run))
+			must.Do(t, x.exchange(px, strategy, run))
 			x.wantKept(t, run, systems...)
 		}
 		third := x.writeSystem("before r3")
-		must(t, x.exchange(px, cluster.Rollback, "r3"))
+		must.Do(t, x.exchange(px, cluster.Rollback, "r3"))
 		want := x.before.markedBy("r3")
 		want.Drives["scsi0"] = systems[1]
 		x.wantMachine(t, "rolled back", want)
@@ -56,8 +57,7 @@ func TestExchangeAgain(t *testing.T) {
 	})
 }
 
-// writeSystem gives the system disk unique content in the simulator, which then protects
-// it.
+// writeSystem gives the system disk unique content in the simulator, which then protects it.
 func (x *exchanged) writeSystem(bytes string) driveIs {
 	x.s.t.Helper()
 	if x.s.sim != nil {
@@ -77,9 +77,9 @@ func TestRollbackDisk(t *testing.T) {
 	for name, b := range inOrder(belongingsOfAll()) {
 		chosen.story(t, name, 0, func(t *testing.T, s *server) {
 			x, px := s.newNode(b), s.newClient()
-			must(t, x.exchange(px, cluster.Recreate, "r1"))
+			must.Do(t, x.exchange(px, cluster.Recreate, "r1"))
 			replacement := s.machine(x.id).Drives["scsi0"]
-			must(t, x.exchange(px, cluster.Rollback, "r2"))
+			must.Do(t, x.exchange(px, cluster.Rollback, "r2"))
 			x.wantMachine(t, "rolled back", x.before.markedBy("r2"))
 			x.wantKept(t, "rolled back", replacement)
 			s.intact(t)
@@ -96,7 +96,7 @@ func TestPutBack(t *testing.T) {
 			chosen.story(t, "after "+string(strategy)+"/"+name, 0, func(t *testing.T, s *server) {
 				x := s.newNode(b)
 				x.interrupt(t, mortal(s.newClient(), untilClosed), strategy)
-				must(t, x.resume(s.newClient(), strategy, "r1", true))
+				must.Do(t, x.resume(s.newClient(), strategy, "r1", true))
 				x.wantMachine(t, "put back", x.before)
 				x.wantGivenUp(t, "put back", "r1", true)
 				s.intact(t)
@@ -112,9 +112,8 @@ func TestExchangeGrows(t *testing.T) {
 		x := s.newNode(mixed())
 		r := x.process(s.newClient(), cluster.Recreate, "r1")
 		r.SystemGiB = 3
-		steps, err := r.Begin(t.Context(), false)
-		must(t, err)
-		must(t, s.carryOut(steps))
+		steps := must.Get(r.Begin(t.Context(), false))(t)
+		must.Do(t, s.carryOut(steps))
 		want := x.before.renewedBy("r1", x.serial())
 		system := want.Drives["scsi0"]
 		system.Size = itoa(3 << 30)
@@ -125,8 +124,7 @@ func TestExchangeGrows(t *testing.T) {
 	})
 }
 
-// around is something that Proxmox stores for a VM outside of its configuration, or that
-// not every token can write.
+// around is something that Proxmox stores for a VM outside of its configuration, or that not every token can write.
 type around struct {
 	needs   needs
 	may     func(s *server)
@@ -186,8 +184,7 @@ func arounds() map[string]around {
 	}
 }
 
-// TestExchangeAround: that is preserved too, whether the exchange is finished or
-// cancelled.
+// TestExchangeAround: that is preserved too, whether the exchange is finished or cancelled.
 func TestExchangeAround(t *testing.T) {
 	long(t)
 	var chosen slice
@@ -226,7 +223,7 @@ func (a around) try(t *testing.T, s *server, u unfinished) {
 			a.now(&want)
 		}
 	}
-	must(t, x.resume(s.newClient(), u.strategy, "r1", u.putBack))
+	must.Do(t, x.resume(s.newClient(), u.strategy, "r1", u.putBack))
 	x.wantMachine(t, "afterwards", want)
 	same(t, before, look())
 	s.intact(t)
@@ -235,8 +232,7 @@ func (a around) try(t *testing.T, s *server, u unfinished) {
 // serial is that of the present system disk.
 func (x *exchanged) serial() string {
 	x.s.t.Helper()
-	d, err := cluster.ParseDisk("scsi0", x.s.config(x.id)["scsi0"])
-	must(x.s.t, err)
+	d := must.Get(cluster.ParseDisk("scsi0", x.s.config(x.id)["scsi0"]))(x.s.t)
 	return d.Option("serial")
 }
 
@@ -252,7 +248,7 @@ func TestExchangeMinimal(t *testing.T) {
 		chosen.story(t, u.String(), simulated, func(t *testing.T, s *server) {
 			x, px := s.newNode(mixed()), s.minimal(string(u.strategy))
 			x.interrupt(t, mortal(px, untilClosed), u.strategy)
-			must(t, x.resume(px, u.strategy, "r1", u.putBack))
+			must.Do(t, x.resume(px, u.strategy, "r1", u.putBack))
 			u.check(t, x, u.putBack)
 		})
 	}
@@ -386,7 +382,7 @@ func (f foreign) try(t *testing.T, s *server) {
 	}
 	px := s.newClient()
 	steps, err := x.open(px, strategy, "r1")
-	must(t, err)
+	must.Do(t, err)
 	f.do(s, x)
 	err = s.carryOut(steps)
 	want := strings.NewReplacer("%d", itoa(x.id), "%[2]d", itoa(x.park)).Replace(f.want)
@@ -398,14 +394,13 @@ func (f foreign) try(t *testing.T, s *server) {
 		return
 	}
 	f.undo(s, x)
-	must(t, x.resume(s.newClient(), strategy, "r1", false))
+	must.Do(t, x.resume(s.newClient(), strategy, "r1", false))
 	x.wantMachine(t, "afterwards", x.before.renewedBy("r1", x.serial()))
 	x.wantKept(t, "afterwards", x.before.Drives["scsi0"])
 	s.intact(t)
 }
 
-// wantAllThere requires every disk of the node in the configuration of its VM, its parking
-// VM or its holder.
+// wantAllThere requires every disk of the node in the configuration of its VM, its parking VM or its holder.
 func (x *exchanged) wantAllThere(t *testing.T) {
 	t.Helper()
 	for key, d := range x.before.Drives {
@@ -425,11 +420,10 @@ func (x *exchanged) wantAllThere(t *testing.T) {
 	x.s.intact(t)
 }
 
-// TestExchangeNotOpened: what prevents an exchange from beginning; nothing is changed at
-// all.
+// TestExchangeNotOpened: what prevents an exchange from beginning; nothing is changed at all.
 func TestExchangeNotOpened(t *testing.T) {
 	asRoot := func(s *server, x *exchanged, set map[string]string) {
-		must(s.t, s.sim.world.SetConfig("root@pam", s.place.node, world.ChangeRequest{ID: x.id, Set: set}))
+		must.Do(s.t, s.sim.world.SetConfig("root@pam", s.place.node, world.ChangeRequest{ID: x.id, Set: set}))
 	}
 	tests := map[string]struct {
 		needs   needs
@@ -448,7 +442,7 @@ func TestExchangeNotOpened(t *testing.T) {
 			needs: secondNode,
 			prepare: func(s *server, x *exchanged) {
 				text, err := parking.Record{Cluster: exchangeCluster, Node: x.node(), Run: "r0", VMID: cluster.VMID(x.id)}.Description()
-				must(s.t, err)
+				must.Do(s.t, err)
 				s.taskOK(http.MethodPost, "/nodes/"+s.place.node2+"/qemu", marked(x.park, "description="+text)...)
 			},
 			want: "is not on",
@@ -467,7 +461,7 @@ func TestExchangeNotOpened(t *testing.T) {
 			needs: simulated,
 			prepare: func(s *server, x *exchanged) {
 				s.sim.world.AddStorage(world.Storage{ID: "san", Type: "iscsi", Content: []string{"images"}})
-				must(s.t, s.sim.world.AddLUN("san", s.place.node, "0.0.0.scsi-1", 1<<30, world.NewMedia(nil)))
+				must.Do(s.t, s.sim.world.AddLUN("san", s.place.node, "0.0.0.scsi-1", 1<<30, world.NewMedia(nil)))
 				asRoot(s, x, map[string]string{"scsi7": "san:0.0.0.scsi-1"})
 			},
 			want: "scsi7",

@@ -20,6 +20,7 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange/exchangetest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -52,8 +53,7 @@ func belongingsOfAll() map[string]belongings {
 // mixed is one disk of each kind.
 func mixed() belongings { return belongings{"scsi1": false, "scsi2": true} }
 
-// newNode makes a VM with everything that a Talos node's may have and that the token may
-// set. It is never started.
+// newNode makes a VM with everything that a Talos node's may have and that the token may set. It is never started.
 func (s *server) newNode(b belongings, form ...string) *exchanged {
 	s.t.Helper()
 	form = append(form, "bios=ovmf", "machine=q35", "cpu=x86-64-v2-AES", "cores=2", "numa=1", "memory=512", "balloon=0",
@@ -131,8 +131,7 @@ func (x *exchanged) dataDisks(b belongings, data func(key string) string) (form 
 	return form
 }
 
-// fill gives every disk without imported content unique content in the simulator, which
-// then protects it.
+// fill gives every disk without imported content unique content in the simulator, which then protects it.
 func (x *exchanged) fill() {
 	x.s.t.Helper()
 	if x.s.sim == nil {
@@ -233,9 +232,8 @@ func (s *server) bootISO() (volid string) {
 	return s.place.isoStorage + ":iso/" + name
 }
 
-// image is the content of a data disk: its size and the number of bytes written, so that
-// its volume is recognizable by its allocation. The content is random, so that a
-// compressing file system can't shrink it.
+// image is the content of a data disk: its size and the number of bytes written, so that its volume is recognizable by
+// its allocation. The content is random, so that a compressing file system can't shrink it.
 type image struct {
 	size, written int
 	seed          byte
@@ -314,8 +312,7 @@ func TestImport(t *testing.T) {
 	})
 }
 
-// machine is a VM as an exchange must leave or restore it, without what Proxmox
-// regenerates.
+// machine is a VM as an exchange must leave or restore it, without what Proxmox regenerates.
 type machine struct {
 	Config map[string]string // all but renewed and drives
 	Drives map[string]driveIs
@@ -336,8 +333,7 @@ type driveIs struct {
 	volid string
 }
 
-// allocated is the allocated size of a volume. A file system may still be writing, or may
-// trim what it had reserved.
+// allocated is the allocated size of a volume. A file system may still be writing, or may trim what it had reserved.
 type allocated int64
 
 const settling = 64 << 10
@@ -384,8 +380,7 @@ func (s *server) machine(id int) machine {
 
 func (s *server) driveIs(key, value string) driveIs {
 	s.t.Helper()
-	d, err := cluster.ParseDisk(key, value)
-	must(s.t, err)
+	d := must.Get(cluster.ParseDisk(key, value))(s.t)
 	slices.Sort(d.Options)
 	info := object(s.t, s.get(s.content(d.Volid)))
 	used, _ := info["used"].(float64)
@@ -416,8 +411,7 @@ func (m machine) clone() machine {
 	return m
 }
 
-// renewedBy is the machine after an exchange for a blank system disk: unchanged except for
-// that and the run's mark.
+// renewedBy is the machine after an exchange for a blank system disk: unchanged except for that and the run's mark.
 func (m machine) renewedBy(run string, serial string) machine {
 	m = m.markedBy(run)
 	system := m.Drives["scsi0"]
@@ -453,9 +447,7 @@ func (x *exchanged) wantMachine(t *testing.T, what string, want machine) {
 		system.Used, system.Bytes = 0, "" // a storage may preallocate
 		got.Drives["scsi0"] = system
 	}
-	if diff := cmp.Diff(want, got, settled); diff != "" {
-		t.Errorf("%s: the VM is not as it should be (-want +got):\n%s", what, diff)
-	}
+	must.Equal(t, what+": the VM", want, got, settled)
 }
 
 // wantKept requires the node's parking VM to be protected, with a closed record, and with
@@ -477,13 +469,11 @@ func (x *exchanged) wantKept(t *testing.T, what string, systems ...driveIs) {
 		d.Owner, d.Options = id, notBackedUp(d.Options)
 		want[rec.Kept[i].Key] = d
 	}
-	if diff := cmp.Diff(want, got.Drives, settled); diff != "" || len(got.Loose) > 0 {
-		t.Errorf("%s: what is parked (-want +got):\n%s\nwithout a name: %q", what, diff, got.Loose)
-	}
+	must.Equal(t, what+": what is parked", want, got.Drives, settled)
+	must.Equal(t, what+": what is parked without a name", 0, len(got.Loose))
 }
 
-// wantGivenUp is wantKept after a cancelled exchange: the new system disk, if it was made,
-// is the parked one.
+// wantGivenUp is wantKept after a cancelled exchange: the new system disk, if it was made, is the parked one.
 func (x *exchanged) wantGivenUp(t *testing.T, what, run string, made bool) {
 	t.Helper()
 	parking, err := x.parking(x.s.client)

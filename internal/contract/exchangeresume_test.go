@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -57,21 +58,14 @@ func TestExchangeResume(t *testing.T) {
 func (u unfinished) changes(t *testing.T) (n int) {
 	t.Helper()
 	if _, isReal := realPlace(t); !isReal {
-		return u.changesSimulated(t)
+		return u.simulate(t, u.count)
 	}
 	story(t, "undisturbed", 0, func(t *testing.T, s *server) { n = u.count(t, s) })
 	return n
 }
 
-// changesSimulated counts them in the simulator.
-func (u unfinished) changesSimulated(t *testing.T) int {
-	t.Helper()
-	return u.simulate(t, u.count)
-}
-
-// simulate returns a count made in the simulator. It makes the count at once, while cases
-// given to run begin only after this test has ended. A real server is not needed for cases
-// that can't run on it.
+// simulate returns a count made in the simulator. It makes the count at once, while cases given to run begin only after
+// this test has ended. A real server is not needed for cases that can't run on it.
 func (unfinished) simulate(t *testing.T, count func(t *testing.T, s *server) int) (n int) {
 	t.Helper()
 	if _, isReal := realPlace(t); isReal {
@@ -84,7 +78,7 @@ func (unfinished) simulate(t *testing.T, count func(t *testing.T, s *server) int
 func (u unfinished) count(t *testing.T, s *server) int {
 	t.Helper()
 	x, px := u.node(t, s), mortal(s.newClient(), immortal)
-	must(t, x.exchange(px, u.strategy, "r1"))
+	must.Do(t, x.exchange(px, u.strategy, "r1"))
 	u.check(t, x, false)
 	return px.done
 }
@@ -96,7 +90,7 @@ func (u unfinished) node(t *testing.T, s *server) *exchanged {
 	if u.strategy != cluster.Rollback {
 		return x
 	}
-	must(t, x.exchange(s.newClient(), cluster.Reimage, "r0"))
+	must.Do(t, x.exchange(s.newClient(), cluster.Reimage, "r0"))
 	return x
 }
 
@@ -105,7 +99,7 @@ func (u unfinished) killed(t *testing.T, s *server, lives func(int, mutation) bo
 	t.Helper()
 	x := u.node(t, s)
 	x.interrupt(t, mortal(s.newClient(), lives), u.strategy)
-	must(t, x.resume(s.newClient(), u.strategy, "r1", u.putBack))
+	must.Do(t, x.resume(s.newClient(), u.strategy, "r1", u.putBack))
 	u.check(t, x, u.putBack)
 }
 
@@ -176,7 +170,7 @@ func TestExchangeNoQuorum(t *testing.T) {
 		t.Run(u.String(), func(t *testing.T) {
 			n := u.simulate(t, func(t *testing.T, s *server) int {
 				x, px := u.begun(t, s), mortal(s.newClient(), immortal)
-				must(t, u.goOn(x, px))
+				must.Do(t, x.resume(px, u.strategy, "r1", u.putBack))
 				return px.done
 			})
 			var chosen slice
@@ -197,15 +191,7 @@ func (u unfinished) begun(t *testing.T, s *server) *exchanged {
 	return x
 }
 
-func (u unfinished) goOn(x *exchanged, px cluster.Proxmox) error {
-	if u.putBack {
-		return x.resume(px, u.strategy, "r1", true)
-	}
-	return x.exchange(px, u.strategy, "r1")
-}
-
-// isolated removes the quorum after k changes. TestExchangeResume covers how the exchange
-// continues.
+// isolated removes the quorum after k changes. TestExchangeResume covers how the exchange continues.
 func (u unfinished) isolated(t *testing.T, s *server, k int) {
 	t.Helper()
 	x := u.begun(t, s)
@@ -217,7 +203,7 @@ func (u unfinished) isolated(t *testing.T, s *server, k int) {
 	})
 	px.then = func(made int) { s.sim.world.SetQuorum(made != k) }
 	s.sim.world.SetQuorum(k > 0)
-	if err := u.goOn(x, px); err == nil || px.done != k {
+	if err := x.resume(px, u.strategy, "r1", u.putBack); err == nil || px.done != k {
 		t.Errorf("without quorum after change %d it made %d, and ended with: %v", k, px.done, err)
 	}
 	x.wantAllThere(t)
@@ -377,8 +363,7 @@ func (s *server) beat(id int) int {
 func TestClaim(t *testing.T) {
 	story(t, "keeps a second process out, for as long as the first one lives", 0, func(t *testing.T, s *server) {
 		id := s.freeID()
-		held, err := s.claimant(id, "r1").Acquire(t.Context())
-		must(t, err)
+		held := must.Get(s.claimant(id, "r1").Acquire(t.Context()))(t)
 		began := s.beat(id)
 		if _, err := s.claimant(id, "r2").Acquire(t.Context()); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r1") {
 			t.Errorf("the second one: %v", err)
@@ -386,14 +371,13 @@ func TestClaim(t *testing.T) {
 		if now := s.beat(id); now <= began {
 			t.Errorf("the claim's counter stands at %d, stood at %d", now, began)
 		}
-		must(t, held.Check(t.Context()))
-		must(t, held.Release(t.Context()))
+		must.Do(t, held.Check(t.Context()))
+		must.Do(t, held.Release(t.Context()))
 		if r := s.do(http.MethodGet, s.vm(id, "config")); r.Code == http.StatusOK {
 			t.Error("given back, the claim is still there")
 		}
-		next, err := s.claimant(id, "r2").Acquire(t.Context())
-		must(t, err)
-		must(t, next.Release(t.Context()))
+		next := must.Get(s.claimant(id, "r2").Acquire(t.Context()))(t)
+		must.Do(t, next.Release(t.Context()))
 	})
 	story(t, "is no other VM's number", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
@@ -412,14 +396,11 @@ func TestClaimTakenOver(t *testing.T) {
 	run(t, 0, func(t *testing.T, s *server) {
 		id, x, px := s.freeID(), s.newPlainNode(), s.newClient()
 		beating, stopBeating := context.WithCancel(t.Context())
-		held, err := s.claimant(id, "r1").Acquire(beating)
-		must(t, err)
-		steps, err := x.open(held.Guard(px), cluster.Recreate, "r1")
-		must(t, err)
+		held := must.Get(s.claimant(id, "r1").Acquire(beating))(t)
+		steps := must.Get(x.open(held.Guard(px), cluster.Recreate, "r1"))(t)
 		stopBeating()
 		began := time.Now()
-		next, err := s.claimant(id, "r2").Acquire(t.Context())
-		must(t, err)
+		next := must.Get(s.claimant(id, "r2").Acquire(t.Context()))(t)
 		wantTook(t, began, claim.Watch, 0)
 		parked := s.digest(x.park)
 		if err := s.carryOut(steps); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r2") {
@@ -432,21 +413,19 @@ func TestClaimTakenOver(t *testing.T) {
 		}
 		x.wantMachine(t, "the second one", x.before.renewedBy("r1", x.serial()))
 		x.wantKept(t, "the second one", x.before.Drives["scsi0"])
-		must(t, next.Release(t.Context()))
+		must.Do(t, next.Release(t.Context()))
 		s.intact(t)
 	})
 }
 
-// TestClaimLost takes the claim before each change of an exchange: neither that change nor
-// any later one is made.
+// TestClaimLost takes the claim before each change of an exchange: neither that change nor any later one is made.
 func TestClaimLost(t *testing.T) {
 	u := unfinished{strategy: cluster.Reimage}
 	var chosen slice
-	for k := range u.changesSimulated(t) {
+	for k := range u.simulate(t, u.count) {
 		chosen.story(t, fmt.Sprintf("before change %d", k+1), simulated, func(t *testing.T, s *server) {
 			id, x := s.freeID(), u.node(t, s)
-			held, err := s.claimant(id, "r1").Acquire(t.Context())
-			must(t, err)
+			held := must.Get(s.claimant(id, "r1").Acquire(t.Context()))(t)
 			px := mortal(held.Guard(s.newClient()), func(made int, _ mutation) bool {
 				if made == k {
 					s.usurp(id)

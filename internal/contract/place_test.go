@@ -24,6 +24,7 @@ import (
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -51,9 +52,8 @@ const (
 	secret   = "5ec0ffee-c0de-4000-8000-000000000001"
 )
 
-// role is the role of the suite's token: what recast needs to roll by recreate, as in
-// docs/notes/permissions.md, and nothing else. Tests request further privileges with
-// holds.
+// role is the role of the suite's token: what recast needs to roll by recreate, as in docs/notes/permissions.md, and
+// nothing else. Tests request further privileges with holds.
 func role() []string {
 	var all []string
 	for _, g := range documented("recreate") {
@@ -120,8 +120,7 @@ func newSimulated(t *testing.T) *server {
 	var servers []*pveapi.Server
 	for i, host := range []string{"pve1", "pve2", "pve3"} {
 		w.AddHost(host)
-		listener, err := sim.network.Listen(fmt.Sprintf("127.42.9.%d:8006", i+1))
-		must(t, err)
+		listener := must.Get(sim.network.Listen(fmt.Sprintf("127.42.9.%d:8006", i+1)))(t)
 		api := pveapi.New(w, sim.recorder, host)
 		api.Serve(listener, cert)
 		servers = append(servers, api)
@@ -153,14 +152,12 @@ func newSimulated(t *testing.T) *server {
 
 func (s *server) connect(o api.Options) *pve.Client {
 	s.t.Helper()
-	c, err := pve.New(o)
-	must(s.t, err)
+	c := must.Get(pve.New(o))(s.t)
 	s.t.Cleanup(c.Close)
 	return c
 }
 
-// holds skips a test for which the token of a real server lacks a privilege. The
-// simulator's token gets it.
+// holds skips a test for which the token of a real server lacks a privilege. The simulator's token gets it.
 func (s *server) holds(path string, wanted ...string) {
 	s.t.Helper()
 	for _, privilege := range wanted {
@@ -175,8 +172,7 @@ func (s *server) holds(path string, wanted ...string) {
 	}
 }
 
-// lacks skips a test for which the token of a real server must not have a privilege. The
-// simulator's token loses it.
+// lacks skips a test for which the token of a real server must not have a privilege. The simulator's token loses it.
 func (s *server) lacks(path, privilege string) {
 	s.t.Helper()
 	if s.sim != nil {
@@ -196,8 +192,7 @@ func (s *server) without(privilege string) (token string) {
 	return s.only("/", slices.DeleteFunc(role(), func(p string) bool { return p == privilege })...)
 }
 
-// only makes a token of the simulator's with privileges at one path and below, and no
-// others.
+// only makes a token of the simulator's with privileges at one path and below, and no others.
 func (s *server) only(path string, privileges ...string) (token string) {
 	s.t.Helper()
 	token = "contract@pve!t" + strings.ReplaceAll(strings.Join(privileges, "-"), ".", "") + "=" + secret
@@ -243,8 +238,7 @@ func realPlace(t *testing.T) (place, bool) {
 	return p, true
 }
 
-// swept is the result of the check before the first test: nothing is made in a range with
-// foreign VMs.
+// swept is the result of the check before the first test: nothing is made in a range with foreign VMs.
 var swept struct {
 	once    sync.Once
 	done    bool
@@ -298,9 +292,8 @@ func (s *server) isOurs(node string, id int) bool {
 	return strings.Contains(description, marker) || strings.Contains(description, `cluster":"`+exchangeCluster+`"`)
 }
 
-// sweep removes the VMs and ISOs of a killed run, unless the range contains a foreign
-// guest. The origin of volumes without a VM is unknown: they are left alone, and their
-// VMIDs are not used.
+// sweep removes the VMs and ISOs of a killed run, unless the range contains a foreign guest. The origin of volumes
+// without a VM is unknown: they are left alone, and their VMIDs are not used.
 func (s *server) sweep() {
 	s.t.Helper()
 	left := s.left()

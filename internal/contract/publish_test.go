@@ -15,13 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -72,8 +71,7 @@ func (s *server) isoSize(node, storage, name string) int {
 	s.t.Helper()
 	for _, row := range s.rows("/nodes/"+node+"/storage/"+storage+"/content", "content=iso") {
 		if row["volid"] == storage+":iso/"+name {
-			size, err := strconv.Atoi(text(row["size"]))
-			must(s.t, err)
+			size := must.Get(strconv.Atoi(text(row["size"])))(s.t)
 			return size
 		}
 	}
@@ -324,14 +322,13 @@ func (s *server) clientUpload(name, content string) images.Upload {
 
 func (s *server) clientUploadOK(name, content string) {
 	s.t.Helper()
-	must(s.t, s.client.Upload(s.t.Context(), s.clientUpload(name, content)))
+	must.Do(s.t, s.client.Upload(s.t.Context(), s.clientUpload(name, content)))
 }
 
 // stored is the ISO as the client lists it, without its time.
 func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
 	s.t.Helper()
-	isos, err := s.client.ISOs(s.t.Context(), node, storage)
-	must(s.t, err)
+	isos := must.Get(s.client.ISOs(s.t.Context(), node, storage))(s.t)
 	i := slices.IndexFunc(isos, func(iso images.StoredISO) bool { return iso.Name == name })
 	if i < 0 {
 		return images.StoredISO{}, false
@@ -351,7 +348,7 @@ func TestClientUpload(t *testing.T) {
 		u := s.clientUpload(name, large)
 		var last int64
 		u.Progress = func(sent int64) { last = sent }
-		must(t, s.client.Upload(t.Context(), u))
+		must.Do(t, s.client.Upload(t.Context(), u))
 		size, found, err := s.client.ISO(t.Context(), u.Host, u.Storage, name)
 		same(t, fmt.Sprint(u.SizeBytes, true, nil, u.SizeBytes), fmt.Sprint(size, found, err, last))
 		got, _ := s.stored(u.Host, u.Storage, name)
@@ -419,7 +416,7 @@ func TestClientDownload(t *testing.T) {
 		s.fetches()
 		name := s.isoName()
 		s.clientUploadOK(name, "mine")
-		must(t, s.client.Download(t.Context(), s.clientDownload(name, "mine")))
+		must.Do(t, s.client.Download(t.Context(), s.clientDownload(name, "mine")))
 		wantError(t, images.ErrOtherContent, s.client.Download(t.Context(), s.clientDownload(name, "ours")))
 		s.wantISO(name, 4)
 	})
@@ -479,7 +476,7 @@ func (s *server) uses(name string) []string {
 	if s.sim == nil && fault.KindOf(err) == fault.Refused {
 		s.skipf("needs a token that sees every VM: %v", err)
 	}
-	must(s.t, err)
+	must.Do(s.t, err)
 	var by []string
 	for _, u := range all {
 		if slices.ContainsFunc(u.Values, func(v string) bool { return strings.Contains(v, name) }) {
@@ -499,9 +496,7 @@ func TestClientUses(t *testing.T) {
 		vm := s.read(id).String()
 		wantUses := func(when string, want ...string) {
 			t.Helper()
-			if diff := cmp.Diff(want, s.uses(name)); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", when, diff)
-			}
+			must.Equal(t, when, want, s.uses(name))
 		}
 		wantUses("in a drive", vm)
 		s.start(id)
@@ -530,7 +525,7 @@ func TestClientDeleteISO(t *testing.T) {
 		s.clientUploadOK(name, "iso")
 		s.newVM("ide2=" + s.place.isoStorage + ":iso/" + name + ",media=cdrom")
 		for range 2 {
-			must(t, s.client.DeleteISO(t.Context(), images.StoredISO{Host: s.place.node, Storage: s.place.isoStorage, Name: name}))
+			must.Do(t, s.client.DeleteISO(t.Context(), images.StoredISO{Host: s.place.node, Storage: s.place.isoStorage, Name: name}))
 			s.wantISO(name, -1)
 		}
 	})

@@ -30,6 +30,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestMain makes garbage collection rarer: each test's datacentre is dropped as a whole,
@@ -73,8 +74,7 @@ func inOrder[V any](cases map[string]V) iter.Seq2[string, V] {
 	}
 }
 
-// TestSuite checks the suite's own promise: everything that it makes is removed, even
-// volumes that no VM refers to.
+// TestSuite checks the suite's own promise: everything that it makes is removed, even volumes that no VM refers to.
 func TestSuite(t *testing.T) {
 	story(t, "removes what it made", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.place.storage+":1,serial=a", "protection=1", "kvm=0")
@@ -185,23 +185,14 @@ func story(t *testing.T, name string, n needs, test func(t *testing.T, s *server
 
 func same(t *testing.T, want, got any, options ...cmp.Option) {
 	t.Helper()
-	if diff := cmp.Diff(want, got, options...); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "value", want, got, options...)
 }
 
-// wantPrefix requires a text to begin with want, wantPart to have it inside, wantMatch to match a pattern.
+// wantPrefix requires a text to begin with want, wantMatch to match a pattern.
 func wantPrefix(t *testing.T, want, got string) {
 	t.Helper()
 	if !strings.HasPrefix(got, want) {
 		t.Errorf("%q, want %q…", got, want)
-	}
-}
-
-func wantPart(t *testing.T, want, got string) {
-	t.Helper()
-	if !strings.Contains(got, want) {
-		t.Errorf("%q, want …%q…", got, want)
 	}
 }
 
@@ -224,13 +215,6 @@ func wantTook(t *testing.T, began time.Time, from, to time.Duration) {
 	t.Helper()
 	if took := time.Since(began); took < from || to > 0 && took > to {
 		t.Errorf("after %v, want %v to %v", took, from, to)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -302,7 +286,7 @@ func (s *server) raw(method, path, contentType string, body []byte) reply {
 func (s *server) request(token, method, path, contentType string, body []byte) *http.Request {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), method, s.place.endpoint+"/api2/json"+path, bytes.NewReader(body))
-	must(s.t, err)
+	must.Do(s.t, err)
 	if token != "" {
 		req.Header.Set("Authorization", "PVEAPIToken="+token)
 	}

@@ -47,8 +47,7 @@ func (s *server) newVMOn(node string, form ...string) int {
 	return id
 }
 
-// marked is the form of a create call for a VM that the tests may remove. form takes
-// precedence.
+// marked is the form of a create call for a VM that the tests may remove. form takes precedence.
 func marked(id int, form ...string) []string {
 	all := []string{"vmid=" + itoa(id)}
 	for _, d := range []string{"name=recast-contract-" + itoa(id), "description=" + marker, "memory=64", "kvm=0", "scsihw=virtio-scsi-pci"} {
@@ -135,8 +134,7 @@ func (s *server) volumes(storage string, owner int) []string {
 // isoPrefix is the prefix of the names of the tests' ISOs.
 const isoPrefix = "recast-contract-"
 
-// isoName makes a name for an ISO, which is removed from the ISO storage at the end if the
-// token may do that.
+// isoName makes a name for an ISO, which is removed from the ISO storage at the end if the token may do that.
 func (s *server) isoName() string {
 	s.t.Helper()
 	name := isoPrefix + strings.ToLower(rand.Text()[:10]) + ".iso"
@@ -278,8 +276,7 @@ func (s *server) cleanWait(r reply) {
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// wantRefusal compares an answer with that of Proxmox VE 9.2: its status line, and the
-// errors of single parameters.
+// wantRefusal compares an answer with that of Proxmox VE 9.2: its status line, and the errors of single parameters.
 func wantRefusal(t *testing.T, got reply, status string, params map[string]string) {
 	t.Helper()
 	if got.Status != status || fmt.Sprint(trimmed(got.Errors)) != fmt.Sprint(trimmed(params)) {

@@ -46,8 +46,7 @@ func Check(expr string) error {
 	return err
 }
 
-// Compile compiles an expression. If the type of its value is known without an object, the value must be true or
-// false.
+// Compile compiles an expression. If the type of its value is known without an object, the value must be true or false.
 func Compile(expr string) (*Expression, error) {
 	program, ast, err := Program(exprEnv, expr)
 	if err != nil {

@@ -1,7 +1,9 @@
 package expression
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -27,18 +29,9 @@ func TestCheck(t *testing.T) {
 		"a number":             {"1 + 2", "its value is of type int, must be true or false"},
 		"types that differ":    {"1 == 'a'", "not a valid expression: 1:3: found no matching overload for '_==_' applied to '(int, string)'"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := ""
-			if err := Check(tc.expr); err != nil {
-				got = err.Error()
-			}
-			if got != tc.err {
-				t.Errorf("got  %q\nwant %q", got, tc.err)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, tc struct{ expr, err string }) {
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(Check(tc.expr)))
+	})
 }
 
 const degraded = `{
@@ -66,15 +59,12 @@ func TestJudge(t *testing.T) {
 	}
 	var object map[string]any
 	must.Do(t, json.Unmarshal([]byte(degraded), &object))
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			expr := must.Get(Compile(tc.expr))(t)
-			if holds, why := expr.Judge(t.Context(), object); why != tc.why || holds != (tc.why == "") {
-				t.Errorf("%v, %q, want %q", holds, why, tc.why)
-			}
-		})
-	}
+	must.Each(t, cases, func(t *testing.T, tc struct{ expr, why string }) {
+		expr := must.Get(Compile(tc.expr))(t)
+		if holds, why := expr.Judge(t.Context(), object); why != tc.why || holds != (tc.why == "") {
+			t.Errorf("%v, %q, want %q", holds, why, tc.why)
+		}
+	})
 }
 
 // An endless expression ends by its cost limit, and by its deadline.
@@ -85,10 +75,7 @@ func TestEnds(t *testing.T) {
 		items[i] = int64(i)
 	}
 	object := map[string]any{"status": map[string]any{"items": items, "text": strings.Repeat("a", 20*exprCost)}}
-	costly, err := Compile(`status.text.contains("b")`) // a tenth of the text's length
-	if err != nil {
-		t.Fatal(err)
-	}
+	costly := must.Get(Compile(`status.text.contains("b")`))(t) // a tenth of the text's length
 	if _, err := costly.holds(t.Context(), object); err == nil || !strings.Contains(err.Error(), "cost limit exceeded") {
 		t.Errorf("cost: %v", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -104,19 +105,27 @@ func (s *Source) ageKeys() (string, error) {
 // Encrypt returns a configuration as sops encrypts it for a file with this absolute path: by the rules in the
 // .sops.yaml that sops finds in o.Base or above. Encrypt fails if a secret stays in the clear.
 func (o Options) Encrypt(ctx context.Context, path string, text cluster.Secret) ([]byte, error) {
-	var out bytes.Buffer
+	args := []string{"sops", "--encrypt", "--input-type", "yaml", "--output-type", "yaml", "--filename-override", path, "/dev/stdin"}
+	out, err := o.encrypted(ctx, path, args, text, fmt.Sprintf("a .sops.yaml in %s or above has to have a rule for this file: creation_rules with path_regex and age, or another key", o.Base))
 	secrets := redact.YAML(text)
-	err := o.program(ctx, command.Program{
-		Args:  []string{"sops", "--encrypt", "--input-type", "yaml", "--output-type", "yaml", "--filename-override", path, "/dev/stdin"},
-		Stdin: text, Stdout: &out,
-	}, func() []string { return secrets })
+	switch {
+	case err != nil:
+		return nil, err
+	case encryption(out) == "" || slices.ContainsFunc(redact.YAML(out), func(value string) bool { return value != "" && slices.Contains(secrets, value) }):
+		return nil, fault.WithHint(fault.MachineConfig.Refusedf("encrypt %s: sops leaves a secret in the clear", path), "nothing was written; the rule in .sops.yaml must not leave out values that are secret: see encrypted_regex and unencrypted_regex there")
+	}
+	return out, nil
+}
+
+// encrypted runs the program of the arguments, which encrypts a text for a file; hint is for an error of the program.
+func (o Options) encrypted(ctx context.Context, path string, args []string, text cluster.Secret, hint string) ([]byte, error) {
+	var out bytes.Buffer
+	err := o.program(ctx, command.Program{Args: args, Stdin: text, Stdout: &out}, func() []string { return redact.YAML(text) })
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
-		return nil, fault.WithHint(fault.MachineConfig.Configf("there is no sops in PATH to encrypt %s", path), "install sops")
+		return nil, fault.WithHint(fault.MachineConfig.Configf("there is no %s in PATH to encrypt %s", args[0], path), "install %s", args[0])
 	case err != nil:
-		return nil, fault.WithHint(fault.MachineConfig.Refusedf("encrypt %s: sops: %w", path, err), "a .sops.yaml in %s or above has to have a rule for this file: creation_rules with path_regex and age, or another key", o.Base)
-	case encryption(out.Bytes()) == "" || slices.ContainsFunc(redact.YAML(out.Bytes()), func(value string) bool { return value != "" && slices.Contains(secrets, value) }):
-		return nil, fault.WithHint(fault.MachineConfig.Refusedf("encrypt %s: sops leaves a secret in the clear", path), "nothing was written; the rule in .sops.yaml must not leave out values that are secret: see encrypted_regex and unencrypted_regex there")
+		return nil, fault.WithHint(fault.MachineConfig.Refusedf("encrypt %s: %s: %w", path, args[0], err), "%s", hint)
 	}
 	return out.Bytes(), nil
 }
@@ -145,17 +154,11 @@ func (o Options) encryptByAge(ctx context.Context, path string, recipients []str
 	for _, r := range recipients {
 		args = append(args, "--recipient", r)
 	}
-	var out bytes.Buffer
-	err := o.program(ctx, command.Program{Args: args, Stdin: text, Stdout: &out}, func() []string { return redact.YAML(text) })
-	switch {
-	case errors.Is(err, exec.ErrNotFound):
-		return nil, fault.WithHint(fault.MachineConfig.Configf("there is no age in PATH to encrypt %s", path), "install age")
-	case err != nil:
-		return nil, fault.WithHint(fault.MachineConfig.Refusedf("encrypt %s: age: %w", path, err), "a recipient is a public key: the line of age-keygen's output that has age1…, or an SSH key")
-	case encryption(out.Bytes()) != "age":
+	out, err := o.encrypted(ctx, path, args, text, "a recipient is a public key: the line of age-keygen's output that has age1…, or an SSH key")
+	if err == nil && encryption(out) != "age" {
 		return nil, fault.MachineConfig.Refusedf("encrypt %s: age wrote something else than an encrypted file", path)
 	}
-	return out.Bytes(), nil
+	return out, err
 }
 
 // ruled reports whether the .sops.yaml that sops finds from o.Base on has a rule for the file. It decides as sops

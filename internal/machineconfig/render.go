@@ -204,11 +204,11 @@ func NewSecrets(talos string) (cluster.Secret, error) {
 	if err != nil {
 		return nil, fault.Configf("make the secrets of the cluster: %w", err)
 	}
+	var text []byte
 	bundle, err := secrets.NewBundle(secrets.NewClock(), contract)
-	if err != nil {
-		return nil, fmt.Errorf("make the secrets of the cluster: %w", err)
+	if err == nil {
+		text, err = yaml.Marshal(bundle)
 	}
-	text, err := yaml.Marshal(bundle)
 	if err != nil {
 		return nil, fmt.Errorf("make the secrets of the cluster: %w", err)
 	}

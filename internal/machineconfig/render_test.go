@@ -8,6 +8,8 @@ import (
 
 	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
 	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestRender: patches are applied in their order, all nodes get the same secrets, and what can't be
@@ -18,11 +20,11 @@ func TestRender(t *testing.T) {
 	write := func(name, text string) string {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		must(t, os.WriteFile(path, []byte(text), 0o600))
+		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
-	bundle := value(secrets.NewBundle(secrets.NewClock(), nil))(t)
-	text := value(yaml.Marshal(bundle))(t)
+	bundle := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	text := must.Get(yaml.Marshal(bundle))(t)
 	r := Render{
 		Cluster: "home", Endpoint: "https://10.0.0.1:6443", Secrets: write("secrets.yaml", string(text)), Talos: "v1.13", Kubernetes: "v1.35.4", ControlPlanes: []string{"cp1"},
 		All:        []string{write("all.yaml", "machine:\n  nodeLabels: {a: all, b: all, c: all}\n")},
@@ -31,7 +33,7 @@ func TestRender(t *testing.T) {
 	}
 	read := func(r Render, node string) (string, error) {
 		t.Helper()
-		s := value(New(Options{Place: "recast.yaml:5:3", Render: &r}))(t)
+		s := must.Get(New(Options{Place: "recast.yaml:5:3", Render: &r}))(t)
 		got, found, err := s.Config(t.Context(), node)
 		if err == nil && !found {
 			t.Errorf("no configuration for %s", node)
@@ -42,12 +44,7 @@ func TestRender(t *testing.T) {
 		"cp1": {"type: controlplane", "a: all", "b: role", "c: node", "token: " + bundle.TrustdInfo.Token, "endpoint: https://10.0.0.1:6443", "kubelet:v1.35.4"},
 		"wk1": {"type: worker", "b: all", "c: all", "token: " + bundle.TrustdInfo.Token},
 	} {
-		got := value(read(r, node))(t)
-		for _, text := range says {
-			if !strings.Contains(got, text) {
-				t.Errorf("%s has no %q:\n%s", node, text, got)
-			}
-		}
+		must.Contain(t, node, must.Get(read(r, node))(t), says...)
 	}
 	for want, change := range map[string]func(*Render){
 		"secrets.yaml: no such file": func(r *Render) { r.Secrets = filepath.Join(dir, "gone", "secrets.yaml") },

@@ -17,28 +17,13 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
 	sopsFile = "machine:\n    type: ENC[AES256_GCM,data:x,type:str]\nsops:\n    mac: ENC[AES256_GCM,data:y,type:str]\n    version: 3.13.2\n"
 	ageFile  = "-----BEGIN AGE ENCRYPTED FILE-----\nYWdl\n-----END AGE ENCRYPTED FILE-----\n"
 )
-
-// value is what a call returns, unless that fails.
-func value[T any](v T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		must(t, err)
-		return v
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // world is a directory with programs that PATH names, and a Source.
 type world struct {
@@ -53,8 +38,8 @@ func newWorld(t *testing.T) *world {
 	w := &world{t: t, bin: t.TempDir()}
 	path := w.bin + string(filepath.ListSeparator) + "/usr/bin" + string(filepath.ListSeparator) + "/bin"
 	t.Setenv("PATH", path)
-	memory := value(os.MkdirTemp(inMemory(), "machineconfig-test-"))(t) // other tests make directories there, too
-	t.Cleanup(func() { _ = os.RemoveAll(memory) })                      // it is empty, or the test has failed
+	memory := must.Get(os.MkdirTemp(inMemory(), "machineconfig-test-"))(t) // other tests make directories there, too
+	t.Cleanup(func() { _ = os.RemoveAll(memory) })                         // it is empty, or the test has failed
 	t.Setenv("XDG_RUNTIME_DIR", memory)
 	t.Setenv("TMPDIR", memory)
 	w.options = Options{
@@ -66,16 +51,14 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) program(name, script string) {
 	w.t.Helper()
-	if err := os.WriteFile(filepath.Join(w.bin, name), []byte("#!/bin/sh\n"+script), 0o700); err != nil { //nolint:gosec // it is run
-		w.t.Fatal(err)
-	}
+	must.Do(w.t, os.WriteFile(filepath.Join(w.bin, name), []byte("#!/bin/sh\n"+script), 0o700)) //nolint:gosec // it is run
 }
 
 // inDir keeps the file of wk1 in a directory.
 func (w *world) inDir(text string) *world {
 	w.t.Helper()
 	w.options.Dir = w.t.TempDir()
-	must(w.t, os.WriteFile(filepath.Join(w.options.Dir, "c1-wk1.yaml"), []byte(text), 0o600))
+	must.Do(w.t, os.WriteFile(filepath.Join(w.options.Dir, "c1-wk1.yaml"), []byte(text), 0o600))
 	return w
 }
 
@@ -89,8 +72,7 @@ func (w *world) written(script string) *world {
 
 func (w *world) open() *Source {
 	w.t.Helper()
-	s := value(New(w.options))(w.t)
-	return s
+	return must.Get(New(w.options))(w.t)
 }
 
 // configCase is how a configuration is kept, and what Config makes of it.
@@ -119,9 +101,7 @@ func keptCases() map[string]configCase {
 		"its interpreter is not there": {
 			of: func(w *world) {
 				w.written("")
-				if err := os.WriteFile(filepath.Join(w.bin, "render"), []byte("#!/no/such/shell\n"), 0o700); err != nil { //nolint:gosec // it is run
-					w.t.Fatal(err)
-				}
+				must.Do(w.t, os.WriteFile(filepath.Join(w.bin, "render"), []byte("#!/no/such/shell\n"), 0o700)) //nolint:gosec // it is run
 			},
 			err: "run render: ", hint: "has to name a program", kind: fault.Config,
 		},
@@ -186,7 +166,7 @@ func TestConfig(t *testing.T) {
 			c.of(w)
 			source := w.open()
 			if w.then != nil {
-				must(t, w.then())
+				must.Do(t, w.then())
 			}
 			text, found, err := source.Config(t.Context(), "wk1")
 			switch {
@@ -298,30 +278,23 @@ func TestNewSecrets(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	vip := filepath.Join(dir, "vip.yaml")
-	must(t, os.WriteFile(vip, []byte("machine:\n  network:\n    interfaces:\n      - deviceSelector: {physical: true}\n        vip: {ip: 10.0.0.10}\n"), 0o600))
+	must.Do(t, os.WriteFile(vip, []byte("machine:\n  network:\n    interfaces:\n      - deviceSelector: {physical: true}\n        vip: {ip: 10.0.0.10}\n"), 0o600))
 	for _, talos := range []string{"v1.12.0", "v1.13.9", NewestTalos()} {
-		text := value(NewSecrets(talos))(t)
+		text := must.Get(NewSecrets(talos))(t)
 		file := filepath.Join(dir, talos+".yaml")
-		must(t, os.WriteFile(file, text, 0o600))
-		s := value(New(Options{Place: "recast.yaml", Render: &Render{
+		must.Do(t, os.WriteFile(file, text, 0o600))
+		s := must.Get(New(Options{Place: "recast.yaml", Render: &Render{
 			Cluster: "home", Endpoint: "https://10.0.0.10:6443", Secrets: file, Talos: talos, Kubernetes: "v1.35.4", Installer: "ghcr.io/siderolabs/installer:" + talos,
 			ControlPlanes: []string{"cp1"}, OfControls: []string{vip},
 		}}))(t)
 		for _, node := range []string{"cp1", "wk1"} {
 			text, _, err := s.Config(t.Context(), node)
-			if err != nil {
-				t.Fatal(talos, node, err)
-			}
-			cfg, err := configloader.NewFromBytes(text)
-			if err != nil {
-				t.Fatal(talos, node, err)
-			}
+			must.Do(t, err)
+			cfg := must.Get(configloader.NewFromBytes(text))(t)
 			if warnings, err := cfg.ValidateAsClient(mode{}); err != nil {
 				t.Errorf("%s of Talos %s: %v; %q", node, talos, err, warnings)
 			}
-			if got := strings.Contains(string(text), "ip: 10.0.0.10"); got != (node == "cp1") {
-				t.Errorf("%s of Talos %s has the shared address: %t", node, talos, got)
-			}
+			must.Equal(t, node+" of Talos "+talos+" has the shared address", node == "cp1", strings.Contains(string(text), "ip: 10.0.0.10"))
 		}
 	}
 }
@@ -356,10 +329,10 @@ func TestProtect(t *testing.T) {
 			w := newWorld(t)
 			top := t.TempDir()
 			w.options.Base = filepath.Join(top, "wt")
-			must(t, os.Mkdir(w.options.Base, 0o700))
+			must.Do(t, os.Mkdir(w.options.Base, 0o700))
 			for dir, rules := range map[string]string{w.options.Base: tc.rules, top: tc.above} {
 				if rules != "" {
-					must(t, os.WriteFile(filepath.Join(dir, ".sops.yaml"), []byte(rules), 0o600))
+					must.Do(t, os.WriteFile(filepath.Join(dir, ".sops.yaml"), []byte(rules), 0o600))
 				}
 			}
 			for program, script := range map[string]string{"sops": tc.sops, "age": tc.age} {
@@ -387,15 +360,15 @@ func TestAge(t *testing.T) {
 	}
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys.txt")
-	said := value(exec.CommandContext(t.Context(), "age-keygen", "-o", keys).CombinedOutput())(t)
+	said := must.Get(exec.CommandContext(t.Context(), "age-keygen", "-o", keys).CombinedOutput())(t)
 	_, recipient, _ := strings.Cut(strings.TrimSpace(string(said)), "Public key: ")
 	o := Options{Base: dir, Env: append(os.Environ(), "SOPS_AGE_KEY_FILE="+keys), Dir: dir, File: func(node string) string { return node + ".yaml" }}
 	text, by, err := o.Protect(t.Context(), filepath.Join(dir, "wk1.yaml"), []string{recipient}, cluster.Secret("token: planted\n"))
 	if err != nil || by != "age" {
 		t.Fatal(by, err)
 	}
-	must(t, os.WriteFile(filepath.Join(dir, "wk1.yaml"), text, 0o600))
-	s := value(New(o))(t)
+	must.Do(t, os.WriteFile(filepath.Join(dir, "wk1.yaml"), text, 0o600))
+	s := must.Get(New(o))(t)
 	if back, _, err := s.Config(t.Context(), "wk1"); err != nil || string(back) != "token: planted\n" {
 		t.Errorf("%q, %v", back, err)
 	}
@@ -425,28 +398,23 @@ func TestInterrupted(t *testing.T) {
 	requireNoOutput(t)
 }
 
-// The directory of a process that was killed is removed by the next one, that of one that
-// runs is not.
+// The directory of a process that was killed is removed by the next one, that of one that runs is not.
 func TestLeftBehind(t *testing.T) {
 	newWorld(t)
-	running := value(newOutputDir())(t)
-	killed := value(newOutputDir())(t)
-	must(t, killed.lock.Close())
+	running := must.Get(newOutputDir())(t)
+	killed := must.Get(newOutputDir())(t)
+	must.Do(t, killed.lock.Close())
 	for _, dir := range []string{running.path, killed.path} {
 		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
 			t.Errorf("%s: %v, %v", dir, info, err)
 		}
 		old := time.Now().Add(-time.Hour)
-		must(t, os.Chtimes(dir, old, old))
+		must.Do(t, os.Chtimes(dir, old, old))
 	}
-	fresh := value(newOutputDir())(t)
+	fresh := must.Get(newOutputDir())(t)
 	if _, err := os.Stat(killed.path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is still there: %v", killed.path, err)
 	}
-	for _, dir := range []outputDir{running, fresh} {
-		if err := dir.remove(); err != nil {
-			t.Error(err)
-		}
-	}
+	must.Do(t, errors.Join(running.remove(), fresh.remove()))
 	requireNoOutput(t)
 }

@@ -17,10 +17,10 @@ import (
 
 // Client talks to one Proxmox cluster. It is safe for concurrent use.
 type Client struct {
-	conn    *api.Conn
-	tasks   *tasks
-	changes *changer
-	seen    lastSeen
+	conn  *api.Conn
+	tasks *tasks
+	slots slots
+	seen  lastSeen
 }
 
 var (
@@ -37,10 +37,8 @@ func New(o api.Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	tasks := &tasks{Conn: to}
 	return &Client{
-		conn: to, tasks: tasks, changes: &changer{Conn: to, tasks: tasks},
-		seen: lastSeen{hosts: map[cluster.VMID]sighting{}, gone: map[cluster.VMID]bool{}},
+		conn: to, tasks: &tasks{Conn: to}, seen: lastSeen{hosts: map[cluster.VMID]sighting{}, gone: map[cluster.VMID]bool{}},
 	}, nil
 }
 
@@ -53,17 +51,15 @@ func (c *Client) String() string { return c.conn.String() }
 // GoString keeps %#v from showing the secret.
 func (c *Client) GoString() string { return c.conn.String() }
 
-// Remember makes the client read the token's privileges, the hosts and the storages'
-// contents only once, for a command that changes nothing. VMs and tasks are still
-// read each time. Call it before the client is used.
+// Remember makes the client read the token's privileges, the hosts and the storages' contents only once, for a command
+// that changes nothing. VMs and tasks are still read each time. Call it before the client is used.
 func (c *Client) Remember() { c.conn.Remember() }
 
 // TokenID implements cluster.Access.
 func (c *Client) TokenID() string { return c.conn.TokenID }
 
-// Permissions implements cluster.Access. It asks for this path only: Proxmox's list
-// of all paths omits those where an entry removes every privilege
-// (pve-access-control, RPCEnvironment.pm, get_effective_permissions).
+// Permissions implements cluster.Access. It asks for this path only: Proxmox's list of all paths omits those where an
+// entry removes every privilege (pve-access-control, RPCEnvironment.pm, get_effective_permissions).
 func (c *Client) Permissions(ctx context.Context, path string) (cluster.Privileges, error) {
 	return c.permissions(ctx, path, "")
 }
@@ -80,9 +76,8 @@ func (c *Client) permissions(ctx context.Context, path, of string) (cluster.Priv
 	return held, nil
 }
 
-// Standing implements cluster.Access. Reading the user's privileges and the whole
-// access control list requires Sys.Audit on /access (pve-access-control,
-// API2/AccessControl.pm, permissions; API2/ACL.pm, read_acl).
+// Standing implements cluster.Access. Reading the user's privileges and the whole access control list requires
+// Sys.Audit on /access (pve-access-control, API2/AccessControl.pm, permissions; API2/ACL.pm, read_acl).
 func (c *Client) Standing(ctx context.Context, paths []string) (map[string]cluster.Standing, error) {
 	onAccess, err := c.Permissions(ctx, "/access")
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -25,16 +24,17 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 func TestChangeIsNeverRepeated(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		answer route
 		lost   bool
-	}{
+	}
+	cases := map[string]row{
 		"proxy could not connect":  {raw("595 No route to host", ""), true},
 		"proxy lost it":            {raw("596 Connection timed out", ""), true},
 		"connection breaks":        {lost, true},
@@ -45,24 +45,21 @@ func TestChangeIsNeverRepeated(t *testing.T) {
 		"no answer at all":         {after(3*time.Minute, data(`"x"`)), true},
 		"refused":                  {raw("500 VM 101 is running - destroy failed", ""), false},
 	}
-	for name, tc := range cases {
-		runInBubble(t, name, func(t *testing.T) {
-			s := newSite(t)
-			pve1 := s.Node(t, "pve1")
-			pve1.On("DELETE /nodes/pve1/qemu/101", tc.answer)
-			s.Node(t, "pve2").On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
-			err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
-			if err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
-				t.Errorf("error %v; want a lost answer: %v", err, tc.lost)
-			}
-			same(t, "changes", []string{"DELETE /nodes/pve1/qemu/101"}, changes(pve1.Requests()))
-		})
-	}
+	inEachBubble(t, cases, func(t *testing.T, tc row) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		pve1.On("DELETE /nodes/pve1/qemu/101", tc.answer)
+		s.Node(t, "pve2").On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
+		err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
+		if err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
+			t.Errorf("error %v; want a lost answer: %v", err, tc.lost)
+		}
+		must.Equal(t, "changes", []string{"DELETE /nodes/pve1/qemu/101"}, changes(pve1.Requests()))
+	})
 }
 
 func TestUnreachable(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		s := newSite(t)
 		err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
 		const want = "DELETE /nodes/pve1/qemu/101: reach Proxmox: pve1:8006: dial tcp pve1:8006: no route to host; pve2:8006: dial tcp pve2:8006: no route to host"
@@ -76,8 +73,7 @@ func TestUnreachable(t *testing.T) {
 }
 
 func TestServerThatNeverSpeaks(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		s := newSite(t)
 		c := s.clientWith(t, api.Options{Dial: apitest.SilentDial}, "pve1")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -146,25 +142,21 @@ func TestAuthorizationHints(t *testing.T) {
 		if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], tc.hint) {
 			t.Errorf("hints of %v: %q", err, hints)
 		}
-		same(t, "kind", tc.kind, fault.KindOf(err))
+		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 	})
 }
 
 // TestRemember: a client with a memory reads lasting answers once, however many
 // concurrent callers there are. Errors are not kept, and VMs are read each time.
 func TestRemember(t *testing.T) {
-	t.Parallel()
 	const path = "GET /access/permissions?path=%2Fvms"
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On(path, after(10*time.Millisecond, raw("403 Permission check failed", "")), after(10*time.Millisecond, data(`{"/vms":{"VM.Audit":1}}`)), data(`{}`))
 		pve1.On(listPath, data(`[]`))
 		asked := func(path string, want int) {
 			t.Helper()
-			same(t, path, want, len(slices.DeleteFunc(pve1.Requests(), func(r string) bool { return r != path })))
+			must.Equal(t, path, want, len(slices.DeleteFunc(pve1.Requests(), func(r string) bool { return r != path })))
 		}
-		c := s.client(t, "pve1")
 		c.Remember()
 		if e, is := errors.AsType[*api.Error](func() error { _, err := c.Permissions(t.Context(), "/vms"); return err }()); !is || e.Status != 403 {
 			t.Errorf("error is %v", e)
@@ -191,14 +183,12 @@ func TestRemember(t *testing.T) {
 
 // Everything that Proxmox says in an answer becomes one line without escape sequences.
 func TestForeignTextIsOneLine(t *testing.T) {
-	t.Parallel()
-	quoted, err := json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f")
-	must(t, err)
+	quoted := must.Get(json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"))(t)
 	evil := string(quoted)
 	const change = "DELETE /nodes/pve1/qemu/101"
 	ended := data(`"` + testUPID + `"`)
 	log := data(`[{"n":1,"t":` + evil + `}]`)
-	for name, answers := range map[string]map[string]route{
+	onEachNode(t, map[string]map[string]route{
 		"status line": {change: raw("500 bad\x1b[31m \u202efake line", "")},
 		"message":     {change: raw("500 Internal Server Error", `{"message":`+evil+`}`)},
 		"parameter":   {change: raw("400 Parameter verification failed.", `{"errors":{`+evil+`:`+evil+`}}`)},
@@ -207,26 +197,24 @@ func TestForeignTextIsOneLine(t *testing.T) {
 		"task's log":  {change: ended, statusPath: stopped("unexpected status"), logPath: log},
 		"warnings":    {change: ended, statusPath: stopped("WARNINGS: 1"), logPath: log},
 		"setting":     {"GET /nodes/pve1/qemu/101/config": data("{\"net0\":[\"bad\",\n\t\"fake line\"]}")},
-	} {
-		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
-			pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
-			pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
-			for request, answer := range answers {
-				pve1.On(request, answer)
-			}
-			c, vm := c, cluster.VM{ID: 101, Host: "pve1", Digest: "d"}
-			err := c.readConfig(t.Context(), &vm)
-			if err == nil {
-				err = c.DeleteVM(t.Context(), vm)
-			}
-			if err == nil {
-				t.Fatal("no error")
-			}
-			if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
-				t.Errorf("%q", text)
-			}
-		})
-	}
+	}, func(t *testing.T, pve1 *fake, c *Client, answers map[string]route) {
+		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
+		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
+		for request, answer := range answers {
+			pve1.On(request, answer)
+		}
+		vm := cluster.VM{ID: 101, Host: "pve1", Digest: "d"}
+		err := c.readConfig(t.Context(), &vm)
+		if err == nil {
+			err = c.DeleteVM(t.Context(), vm)
+		}
+		if err == nil {
+			t.Fatal("no error")
+		}
+		if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+			t.Errorf("%q", text)
+		}
+	})
 }
 
 // changeKind is a kind of request that changes something.
@@ -288,7 +276,7 @@ func isoChanges() map[string][]changeKind {
 			return nil
 		}}},
 		"DeleteISO": {{"DELETE /nodes/*/storage/*/content/*", func(t *testing.T, l lab) error {
-			must(t, upload(t, l))
+			must.Do(t, upload(t, l))
 			l.may("Datastore.Allocate")
 			return l.DeleteISO(t.Context(), images.StoredISO{Host: "pve1", Storage: "isos", Name: "recast-1.iso"})
 		}}},
@@ -332,17 +320,18 @@ func (l lab) may(privilege string) {
 // TestEveryKindOfChange sends every kind of change of this package, to check each
 // against the schema of Proxmox's API where there is one.
 func TestEveryKindOfChange(t *testing.T) {
-	t.Parallel()
+	kinds := map[string]changeKind{}
 	for _, list := range kindsOfChange() {
 		for _, c := range list {
-			runInLab(t, c.request, func(t *testing.T, l lab) {
-				must(t, c.send(t, l))
-				if !slices.ContainsFunc(l.recorder.Calls(), c.is) {
-					t.Error("no such request was sent")
-				}
-			})
+			kinds[c.request] = c
 		}
 	}
+	inEachLab(t, kinds, func(t *testing.T, l lab, c changeKind) {
+		must.Do(t, c.send(t, l))
+		if !slices.ContainsFunc(l.recorder.Calls(), c.is) {
+			t.Error("no such request was sent")
+		}
+	})
 }
 
 func (c changeKind) is(call record.Call) bool {
@@ -355,15 +344,13 @@ func (c changeKind) is(call record.Call) bool {
 // changing method: each needs an entry above.
 func TestEveryKindOfChangeIsKnown(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("*.go")
-	must(t, err)
+	files := must.Get(filepath.Glob("*.go"))(t)
 	var found []string
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-		must(t, err)
+		parsed := must.Get(parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution))(t)
 		for _, decl := range parsed.Decls {
 			if f, ok := decl.(*ast.FuncDecl); ok && namesMethod(f) {
 				found = append(found, f.Name.Name)
@@ -372,7 +359,7 @@ func TestEveryKindOfChangeIsKnown(t *testing.T) {
 	}
 	want := slices.Sorted(maps.Keys(kindsOfChange()))
 	slices.Sort(found)
-	same(t, "functions that name such a method", want, found)
+	must.Equal(t, "functions that name such a method", want, found)
 }
 
 func namesMethod(f *ast.FuncDecl) bool {

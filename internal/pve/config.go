@@ -17,8 +17,7 @@ import (
 // numbers or booleans, depending on the version.
 type rawConfig map[string]json.RawMessage
 
-// normalise turns every value into the string that Proxmox would accept back,
-// and splits off the digest.
+// normalise turns every value into the string that Proxmox would accept back, and splits off the digest.
 func (r rawConfig) normalise() (config map[string]string, digest string, err error) {
 	config = make(map[string]string, len(r))
 	for key, raw := range r {
@@ -98,10 +97,9 @@ func pendingKeys(rows []pendingRow) []string {
 	return keys
 }
 
-// mergePending returns a VM's configuration with its pending changes applied, as
-// load_current_config does (pve-guest-common, AbstractConfig.pm). As there, a key to
-// be deleted stays if its value is "0". The digest is a row like any other
-// (GuestHelpers.pm, config_with_pending_array).
+// mergePending returns a VM's configuration with its pending changes applied, as load_current_config does
+// (pve-guest-common, AbstractConfig.pm). As there, a key to be deleted stays if its value is "0". The digest is a row
+// like any other (GuestHelpers.pm, config_with_pending_array).
 func mergePending(rows []pendingRow) rawConfig {
 	config := make(rawConfig, len(rows))
 	for _, r := range rows {
@@ -141,9 +139,8 @@ func allocates(key, value string) bool {
 	return cluster.IsDiskKey(key) && allocation.MatchString(volid(value))
 }
 
-// sameValue reports whether a key holds the requested value in Proxmox's spelling:
-// it reorders the options of drives and network cards, adds sizes and MAC addresses,
-// and sorts tags.
+// sameValue reports whether a key holds the requested value in Proxmox's spelling: it reorders the options of drives
+// and network cards, adds sizes and MAC addresses, and sorts tags.
 func sameValue(key, want, now string) bool {
 	switch {
 	case want == now:

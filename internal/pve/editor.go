@@ -25,7 +25,7 @@ func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 	}
 	params := map[string]string{"vmid": strconv.Itoa(int(id))}
 	maps.Copy(params, config)
-	err := c.changes.carryOut(ctx, mutation{
+	err := c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: "/nodes/" + url.PathEscape(host) + "/qemu", params: params,
 		worker: worker{host, "qmcreate", strconv.Itoa(int(id))}, slot: true, repeatable: true, look: c.seeCreated(host, id, config),
 	})
@@ -35,8 +35,7 @@ func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 	return err
 }
 
-// SetConfig implements cluster.Editor. If it fails, it leaves nothing pending for
-// the VM's next stop or start.
+// SetConfig implements cluster.Editor. If it fails, it leaves nothing pending for the VM's next stop or start.
 func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
 	if len(set) == 0 && len(del) == 0 {
 		return nil
@@ -51,14 +50,13 @@ func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]st
 	}
 	m := configChange(vm, params, touchesDisk(set, del))
 	m.look = c.seeConfig(vm, set, del)
-	if err := c.changes.carryOut(ctx, m); err != nil {
+	if err := c.carryOut(ctx, m); err != nil {
 		return c.refused(ctx, vm, slices.AppendSeq(slices.Clone(del), maps.Keys(set)), err)
 	}
 	return nil
 }
 
-// refused returns the error of a failed change of those keys, after reverting what
-// the change left pending.
+// refused returns the error of a failed change of those keys, after reverting what the change left pending.
 func (c *Client) refused(ctx context.Context, vm cluster.VM, touched []string, err error) error {
 	if errors.Is(err, cluster.ErrLostAnswer) || errors.Is(err, cluster.ErrChanged) {
 		return err
@@ -107,17 +105,16 @@ func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []st
 	}
 	m := configChange(now, params, false)
 	m.look = c.seeReverted(now, left)
-	if err := c.changes.carryOut(ctx, m); err != nil {
+	if err := c.carryOut(ctx, m); err != nil {
 		return fmt.Errorf("revert what the refused change left pending (%s): %w", strings.Join(left, ", "), err)
 	}
 	return nil
 }
 
-// DeleteVM implements cluster.Editor. A task that ends with warnings is an
-// error: a volume could not be freed.
+// DeleteVM implements cluster.Editor. A task that ends with warnings is an error: a volume could not be freed.
 func (c *Client) DeleteVM(ctx context.Context, vm cluster.VM) error {
 	defer c.seen.deleted(vm.ID)
-	return c.changes.carryOut(ctx, mutation{
+	return c.carryOut(ctx, mutation{
 		method: http.MethodDelete, path: vmPath(vm, ""), worker: vmWorker(vm, "qmdestroy"), slot: true, clean: true, look: c.seeDeleted(vm),
 	})
 }
@@ -128,7 +125,7 @@ func (c *Client) MoveDisk(ctx context.Context, vm cluster.VM, key string, to clu
 	if err := withDigest(params, vm); err != nil {
 		return err
 	}
-	return c.changes.carryOut(ctx, mutation{
+	return c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: vmPath(vm, "move_disk"), params: params,
 		worker: moveWorker(vm, key, to, toKey), slot: true, repeatable: true, look: c.seeMoved(vm, key, to, toKey),
 	})
@@ -140,7 +137,7 @@ func (c *Client) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) 
 	if err := withDigest(params, vm); err != nil {
 		return err
 	}
-	return c.changes.carryOut(ctx, mutation{
+	return c.carryOut(ctx, mutation{
 		method: http.MethodPut, path: vmPath(vm, "resize"), params: params,
 		worker: vmWorker(vm, "resize"), slot: true, repeatable: true, look: c.seeGrown(vm, key, size),
 	})
@@ -148,7 +145,7 @@ func (c *Client) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) 
 
 // SetPool implements cluster.Editor. Proxmox refuses a second request, because the VM is in the pool already.
 func (c *Client) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
-	return c.changes.carryOut(ctx, mutation{
+	return c.carryOut(ctx, mutation{
 		method: http.MethodPut, path: "/pools", params: map[string]string{"poolid": pool, "vms": strconv.Itoa(int(id)), "allow-move": "1"},
 		repeatable: true, look: c.seePool(id, pool),
 	})
@@ -179,7 +176,7 @@ func (c *Client) FreeDisk(ctx context.Context, vm cluster.VM, key string) error 
 	}
 	m := configChange(vm, params, true)
 	m.look = c.seeFreed(vm, disk)
-	if err := c.changes.carryOut(ctx, m); err != nil {
+	if err := c.carryOut(ctx, m); err != nil {
 		return c.refused(ctx, vm, []string{key}, err)
 	}
 	return c.checkFreed(ctx, vm, disk)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // sent records the parameters of the last change and answers with then.
@@ -90,25 +91,25 @@ func TestChangesAreSentAsProxmoxTakesThem(t *testing.T) {
 		var params map[string]string
 		pve1.On(tc.request, sent(&params, answer))
 		pve1.On(statusPath, running, stopped("OK"))
-		must(t, tc.do(t, c))
-		same(t, "parameters", tc.params, params)
+		must.Do(t, tc.do(t, c))
+		must.Equal(t, "parameters", tc.params, params)
 		want := []string{tc.request}
 		if tc.task {
 			want = append(want, statusPath, statusPath)
 		}
-		same(t, "requests", want, pve1.Requests())
+		must.Equal(t, "requests", want, pve1.Requests())
 	})
 }
 
 func TestDeleteSendsNoParameters(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("DELETE /nodes/pve1/qemu/101", func(w http.ResponseWriter, r *http.Request) {
-			same(t, "length of the body", int64(0), r.ContentLength)
+			must.Equal(t, "length of the body", int64(0), r.ContentLength)
 			data(`"`+testUPID+`"`)(w, r)
 		})
 		pve1.On(statusPath, stopped("OK"))
-		must(t, c.DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"}))
-		same(t, "requests", []string{"DELETE /nodes/pve1/qemu/101", statusPath}, pve1.Requests())
+		must.Do(t, c.DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"}))
+		must.Equal(t, "requests", []string{"DELETE /nodes/pve1/qemu/101", statusPath}, pve1.Requests())
 	})
 }
 
@@ -139,8 +140,8 @@ func TestNothingIsSent(t *testing.T) {
 			`create VM 101: "start" is not a configuration key`,
 		},
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
-		same(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
-		same(t, "requests", []string(nil), pve1.Requests())
+		must.Equal(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
+		must.Equal(t, "requests", []string(nil), pve1.Requests())
 	})
 }
 
@@ -185,20 +186,20 @@ func TestRefusedChangeLeavesNothingPending(t *testing.T) {
 		pve1.On(onVM101+"/pending", tc.pending)
 		var params map[string]string
 		pve1.On("PUT "+config, sent(&params, tc.revert))
-		same(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
-		same(t, "taken back", tc.sent, params)
+		must.Equal(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
+		must.Equal(t, "taken back", tc.sent, params)
 	})
 }
 
 // TestRefusedUnplugOfABootDisk: the disk stays in the boot order of the VM's next start.
 func TestRefusedUnplugOfABootDisk(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
-		must(t, l.Start(t.Context(), l.read(t, 9011)))
+		must.Do(t, l.Start(t.Context(), l.read(t, 9011)))
 		if err := l.SetConfig(t.Context(), l.read(t, 9011), nil, []string{"scsi0"}); err == nil {
 			t.Error("the disk was unplugged")
 		}
 		vm := l.read(t, 9011)
-		same(t, "pending and boot", []any{0, "order=scsi0;ide2"}, []any{len(vm.Pending), vm.Config["boot"]})
+		must.Equal(t, "pending and boot", []any{0, "order=scsi0;ide2"}, []any{len(vm.Pending), vm.Config["boot"]})
 	})
 }
 
@@ -259,8 +260,8 @@ func TestFreeDisk(t *testing.T) {
 		pve1.On(onVM101+"/config", data(cmp.Or(tc.config, freed)))
 		pve1.On(onVM101+"/pending", data(cmp.Or(tc.pending, "[]")))
 		pve1.On(content, data(cmp.Or(tc.listed, `[{"volid":"fast:101/vm-101-disk-0.raw","size":1}]`)))
-		same(t, "error", tc.want, fmt.Sprint(c.FreeDisk(t.Context(), disks101, tc.key)))
-		same(t, "parameters", map[string]string{"delete": tc.key, "force": "1", "digest": "before"}, params)
+		must.Equal(t, "error", tc.want, fmt.Sprint(c.FreeDisk(t.Context(), disks101, tc.key)))
+		must.Equal(t, "parameters", map[string]string{"delete": tc.key, "force": "1", "digest": "before"}, params)
 	})
 }
 
@@ -285,16 +286,16 @@ func TestFreeDiskRefuses(t *testing.T) {
 		if fmt.Sprint(err) != tc.want || (fault.KindOf(err) == fault.Refused) != tc.refused {
 			t.Errorf("error is %v\nwant     %s", err, tc.want)
 		}
-		same(t, "requests", []string(nil), pve1.Requests())
+		must.Equal(t, "requests", []string(nil), pve1.Requests())
 	})
 }
 
 func TestNormalise(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		raw, err string
 		want     map[string]string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"as Proxmox gives it": {
 			`{"digest":"d","memory":"2048","cores":2,"cpulimit":1.5,"numa":0,"onboot":true,"sshkeys":"ssh-ed25519%20AAAA%2Bb%0A","description":"a\n","hotplug":null}`, "",
 			map[string]string{
@@ -305,40 +306,37 @@ func TestNormalise(t *testing.T) {
 		"sections of Proxmox 9":    {`{"digest":"d","name":"a","special-sections":{"cloudinit":{"name":"b"},"fleecing":{}}}`, "", map[string]string{"name": "a"}},
 		"anything else is a fault": {`{"digest":"d","extra":{"a":1}}`, `extra is neither a text nor a number: {"a":1}`, nil},
 		"a list is one, too":       {`{"digest":"d","net0":["a"]}`, `net0 is neither a text nor a number: ["a"]`, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var raw rawConfig
-			must(t, json.Unmarshal([]byte(tc.raw), &raw))
-			got, digest, err := raw.normalise()
-			if (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err || err == nil && digest != "d" {
-				t.Fatalf("digest %q, error %v", digest, err)
-			}
-			same(t, "configuration", tc.want, got)
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		var raw rawConfig
+		must.Do(t, json.Unmarshal([]byte(tc.raw), &raw))
+		got, digest, err := raw.normalise()
+		if (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err || err == nil && digest != "d" {
+			t.Fatalf("digest %q, error %v", digest, err)
+		}
+		must.Equal(t, "configuration", tc.want, got)
+	})
 }
 
 func TestMergePending(t *testing.T) {
 	t.Parallel()
 	var rows []pendingRow
-	must(t, json.Unmarshal([]byte(`[
+	must.Do(t, json.Unmarshal([]byte(`[
 		{"key":"name","value":"wk1"}, {"key":"cores","value":2,"pending":4}, {"key":"scsi1","value":"fast:1","delete":1},
 		{"key":"onboot","value":0,"delete":1}, {"key":"kvm","value":1,"pending":0,"delete":2}, {"key":"tags","pending":"talos"}, {"key":"gone","delete":1},
 		{"key":"memory","value":"4096","delete":0}, {"key":"digest","value":"abc"}]`), &rows))
 	config, digest, err := mergePending(rows).normalise()
 	want := map[string]string{"name": "wk1", "cores": "4", "onboot": "0", "kvm": "0", "tags": "talos", "memory": "4096"}
-	must(t, err)
-	same(t, "digest", "abc", digest)
-	same(t, "configuration", want, config)
+	must.Do(t, err)
+	must.Equal(t, "digest", "abc", digest)
+	must.Equal(t, "configuration", want, config)
 }
 
 func TestSameValue(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		key, want, now string
 		same           bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"as written":                 {"memory", "2048", "2048", true},
 		"another one":                {"memory", "2048", "4096", false},
 		"gone":                       {"memory", "2048", "", false},
@@ -371,11 +369,5 @@ func TestSameValue(t *testing.T) {
 		"password cannot be read":    {"cipassword", "hunter2", "**********", true},
 		"password is not there":      {"cipassword", "hunter2", "", false},
 		"nothing is asked for drive": {"scsi0", "fast:10", "fast:vm-101-disk-0,size=10G", true},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			same(t, "result", tc.same, sameValue(tc.key, tc.want, tc.now))
-		})
-	}
+	}, func(t *testing.T, tc row) { must.Equal(t, "result", tc.same, sameValue(tc.key, tc.want, tc.now)) })
 }

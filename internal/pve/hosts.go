@@ -17,8 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// Hosts lists the nodes of the Proxmox cluster with their readable details. A token
-// without Sys.Audit on / sees fewer.
+// Hosts lists the nodes of the Proxmox cluster with their readable details. A token without Sys.Audit on / sees fewer.
 func (c *Client) Hosts(ctx context.Context) ([]cluster.Host, error) {
 	hosts, err := c.HostList(ctx)
 	if err != nil {
@@ -292,8 +291,7 @@ func (a *unreachableHosts) err() error {
 	return e.Hinted()
 }
 
-// unreachable returns the error for a VM whose host is offline, or failed to answer with
-// cause.
+// unreachable returns the error for a VM whose host is offline, or failed to answer with cause.
 func (c *Client) unreachable(ctx context.Context, vm cluster.VM, cause error) error {
 	hosts, err := c.offline(ctx)
 	switch {

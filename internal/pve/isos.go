@@ -66,12 +66,11 @@ func (c *Client) storedFiles(ctx context.Context, host, storage, content string)
 	return isos, nil
 }
 
-// DeleteISO implements images.Shelf. Proxmox's task also succeeds if the file does
-// not exist.
+// DeleteISO implements images.Shelf. Proxmox's task also succeeds if the file does not exist.
 func (c *Client) DeleteISO(ctx context.Context, iso images.StoredISO) error {
 	content := contentOf(iso.Name)
 	volid := iso.Storage + ":" + content + "/" + iso.Name
-	err := c.changes.carryOut(ctx, mutation{
+	err := c.carryOut(ctx, mutation{
 		method: http.MethodDelete, path: contentPath(iso.Host, iso.Storage) + "/" + url.PathEscape(volid),
 		worker: worker{iso.Host, "imgdel", iso.Storage}, repeatable: true,
 		look: func(ctx context.Context) (sight, error) {
@@ -124,7 +123,7 @@ func (c *Client) Download(ctx context.Context, d images.Download) error {
 	if err := checkFileName(d.Name); err != nil {
 		return err
 	}
-	err := c.changes.carryOut(ctx, mutation{
+	err := c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: "/nodes/" + url.PathEscape(d.Host) + "/storage/" + url.PathEscape(d.Storage) + "/download-url",
 		params: map[string]string{
 			"content": contentOf(d.Name), "filename": d.Name, "url": d.URL, "verify-certificates": "1",
@@ -282,9 +281,8 @@ func (c *Client) uploadTask(ctx context.Context, sent time.Time) (upid string, e
 	return "", nil
 }
 
-// form is the multipart body around the file. Proxmox's parser takes the parts
-// in this order only, with the file last and Content-Disposition as the first
-// header of each part.
+// form is the multipart body around the file. Proxmox's parser takes the parts in this order only, with the file last
+// and Content-Disposition as the first header of each part.
 type form struct {
 	head, tail  []byte
 	contentType string

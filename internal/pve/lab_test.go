@@ -8,12 +8,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -57,71 +56,59 @@ func (s site) clientWith(t *testing.T, o api.Options, hosts ...string) *Client {
 	if o.Dial == nil {
 		o.Dial = s.Net.Dialer().DialContext
 	}
-	c, err := New(o)
-	must(t, err)
+	c := must.Get(New(o))(t)
 	t.Cleanup(c.Close)
 	return c
+}
+
+// inBubble runs a test in a bubble, beside the others.
+func inBubble(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, test)
+}
+
+// inEachBubble runs each row of a table in a bubble of its own, all at the same time.
+func inEachBubble[T any](t *testing.T, rows map[string]T, test func(t *testing.T, row T)) {
+	t.Helper()
+	must.Each(t, rows, func(t *testing.T, row T) { synctest.Test(t, func(t *testing.T) { test(t, row) }) })
 }
 
 // onNode runs a test in a bubble with a fake of one node and a client of it.
 func onNode(t *testing.T, test func(t *testing.T, pve1 *fake, c *Client)) {
 	t.Helper()
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.Node(t, "pve1")
 		test(t, pve1, s.client(t, "pve1"))
 	})
 }
 
-func runOnNode(t *testing.T, name string, test func(t *testing.T, pve1 *fake, c *Client)) {
-	t.Helper()
-	t.Run(name, func(t *testing.T) { onNode(t, test) })
-}
-
-// onEachNode runs each row of a table with a node of its own, all at the same time.
 func onEachNode[T any](t *testing.T, rows map[string]T, test func(t *testing.T, pve1 *fake, c *Client, row T)) {
 	t.Helper()
-	t.Parallel()
-	for name, row := range rows {
-		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) { test(t, pve1, c, row) })
-	}
+	inEachBubble(t, rows, func(t *testing.T, row T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		test(t, pve1, s.client(t, "pve1"), row)
+	})
 }
 
 // inLab runs a test in a lab of its own, beside the others.
 func inLab(t *testing.T, test func(t *testing.T, l lab)) {
 	t.Helper()
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { test(t, newLab(t)) })
+	inBubble(t, func(t *testing.T) { test(t, newLab(t)) })
 }
 
-func runInLab(t *testing.T, name string, test func(t *testing.T, l lab)) {
-	t.Helper()
-	t.Run(name, func(t *testing.T) { inLab(t, test) })
-}
-
-// inEachLab runs each row of a table in a lab of its own, all at the same time.
 func inEachLab[T any](t *testing.T, rows map[string]T, test func(t *testing.T, l lab, row T)) {
 	t.Helper()
-	t.Parallel()
-	for name, row := range rows {
-		runInLab(t, name, func(t *testing.T, l lab) { test(t, l, row) })
-	}
-}
-
-func runInBubble(t *testing.T, name string, test func(t *testing.T)) {
-	t.Helper()
-	t.Run(name, func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, test)
-	})
+	inEachBubble(t, rows, func(t *testing.T, row T) { test(t, newLab(t), row) })
 }
 
 // wantError requires an error that wraps is and has part in its text, or none if neither is given.
 func wantError(t *testing.T, err, is error, part string) {
 	t.Helper()
 	if is == nil && part == "" {
-		must(t, err)
+		must.Do(t, err)
 	} else if err == nil || !strings.Contains(err.Error(), part) || is != nil && !errors.Is(err, is) {
 		t.Errorf("error is %v, want %v with %q in it", err, is, part)
 	}
@@ -135,13 +122,6 @@ func within(t *testing.T, began time.Time, limit time.Duration) {
 	}
 }
 
-func same(t *testing.T, what string, want, got any, options ...cmp.Option) {
-	t.Helper()
-	if diff := cmp.Diff(want, got, options...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
 // obedient is a guest that powers off on request, after a while.
 type obedient struct{ hw *world.Hardware }
 
@@ -152,6 +132,7 @@ func (g obedient) Kill()                                  {}
 // lab is a simulated Proxmox host, and our client with the privileges of an ordinary token.
 type lab struct {
 	*Client
+	site     site
 	world    *world.World
 	recorder *record.Recorder
 }
@@ -177,39 +158,29 @@ func newLab(t *testing.T) lab {
 		"name": "wk1", "smbios1": "uuid=00000000-0000-0000-0000-000000009011", "memory": "2048", "agent": "1", "scsihw": "virtio-scsi-single",
 		"net0": "virtio=BC:24:11:00:90:11,bridge=vmbr0", "scsi0": "fast:10", "scsi1": "fast:2,serial=data-wk1,discard=on", "ide2": "none,media=cdrom", "boot": "order=scsi0;ide2",
 	}, map[string]*world.Media{"scsi1": world.NewMedia([]byte("precious"))})
-	must(t, err)
+	must.Do(t, err)
 	s, rec := newSite(t), record.New()
 	apidoctest.Check(t, rec)
 	server := pveapi.New(w, rec, "pve1")
-	l, err := s.Net.Listen("pve1:8006")
-	must(t, err)
+	l := must.Get(s.Net.Listen("pve1:8006"))(t)
 	server.Serve(l, s.Cert)
 	t.Cleanup(func() { _ = server.Close() })
-	return lab{world: w, Client: s.client(t, "pve1"), recorder: rec}
+	return lab{world: w, Client: s.client(t, "pve1"), recorder: rec, site: s}
 }
 
 // read reads a VM that must be there.
 func (l lab) read(t *testing.T, id cluster.VMID) cluster.VM {
 	t.Helper()
-	vm, err := l.VM(t.Context(), id)
-	must(t, err)
+	vm := must.Get(l.VM(t.Context(), id))(t)
 	return vm
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestVolumesOfEachHost: on a local storage, the same volid names a different volume
-// on each host, or none.
+// TestVolumesOfEachHost: on a local storage, the same volid names a different volume on each host, or none.
 func TestVolumesOfEachHost(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		ctx := t.Context()
 		l.world.AddStorage(world.Storage{ID: "pool", Type: "dir", Shared: true, Content: []string{"images"}})
-		must(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": "fast:1", "scsi1": "pool:1"}, nil))
+		must.Do(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": "fast:1", "scsi1": "pool:1"}, nil))
 		for _, c := range []struct {
 			host, volid string
 			want        bool
@@ -226,10 +197,8 @@ func TestVolumesOfEachHost(t *testing.T) {
 			if strings.Contains(c.volid, "9011") {
 				owner = 9011
 			}
-			has, err := l.HasVolume(ctx, c.host, c.volid)
-			must(t, err)
-			owned, err := l.OwnedVolumes(ctx, c.host, storage, owner)
-			must(t, err)
+			has := must.Get(l.HasVolume(ctx, c.host, c.volid))(t)
+			owned := must.Get(l.OwnedVolumes(ctx, c.host, storage, owner))(t)
 			if has != c.want || slices.Contains(owned, c.volid) != c.want {
 				t.Errorf("%s on %s: has %t, owned %q; want %t", c.volid, c.host, has, owned, c.want)
 			}

@@ -7,117 +7,117 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"net/http/httptest"
+	"net/http/httptrace"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve/api"
-	"github.com/recast-sh/recast/internal/sim/pveapi"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // loss is the fate of a change in transit.
 type loss struct {
-	before bool                                     // it does not reach Proxmox
-	then   func(t *testing.T, l lab)                // what happens once it does
-	answer func(http.ResponseWriter, *http.Request) // instead of a broken connection
-	every  bool                                     // not only the first time
+	before    bool                      // it does not reach Proxmox
+	then      func(t *testing.T, l lab) // what happens before the client notices
+	status    string                    // "595 Connection refused": of the answer instead; "": the connection breaks
+	every     bool                      // not only the first time
+	late      time.Duration             // after which it reaches Proxmox all the same
+	overtaken bool                      // it reaches Proxmox just before its second request
 }
 
-// losing is a connection to Proxmox that loses the answers to changes.
+// losing is a lab whose client loses changes, or the answers to them, once it is armed.
 type losing struct {
-	t    *testing.T
-	lab  lab
-	api  http.Handler
-	loss loss
-
-	mu    sync.Mutex
-	armed bool
+	lab
+	t     *testing.T
+	loss  loss
+	armed atomic.Bool
+	lost  int
+	late  sync.WaitGroup // changes that are on their way
 }
 
-// newLosing is a lab whose client has only that connection.
 func newLosing(t *testing.T, how loss) *losing {
 	t.Helper()
-	l := newLab(t)
-	s := newSite(t)
-	w := &losing{t: t, lab: l, api: pveapi.New(l.world, l.recorder, "pve1"), loss: how}
-	s.Serve(t, "pve1", w)
-	w.lab.Client = s.client(t, "pve1")
-	return w
+	l := &losing{t: t, lab: newLab(t), loss: how}
+	l.Client = l.site.clientWith(t, api.Options{RootCAs: l.site.Pool(), Poll: time.Second, Wrap: func(inner http.RoundTripper) http.RoundTripper {
+		return trip(func(req *http.Request) (*http.Response, error) { return l.send(inner, req) })
+	}}, "pve1")
+	return l
 }
 
-// copied returns a request that can be sent again, whose context outlives the first.
-func copied(t *testing.T, r *http.Request) *http.Request {
-	t.Helper()
-	body, err := io.ReadAll(r.Body)
-	must(t, err)
-	again := r.Clone(t.Context())
-	r.Body, again.Body = io.NopCloser(bytes.NewReader(body)), io.NopCloser(bytes.NewReader(body))
-	return again
+// trip is a way to Proxmox.
+type trip func(*http.Request) (*http.Response, error)
+
+func (t trip) RoundTrip(req *http.Request) (*http.Response, error) { return t(req) }
+
+func (l *losing) send(inner http.RoundTripper, req *http.Request) (*http.Response, error) {
+	if req.Method == http.MethodGet || !l.armed.Load() {
+		return inner.RoundTrip(req)
+	}
+	l.armed.Store(l.loss.every || l.loss.overtaken)
+	l.lost++
+	httptrace.ContextClientTrace(req.Context()).GotConn(httptrace.GotConnInfo{}) // from here on it may have arrived
+	var body []byte
+	if req.Body != nil {
+		body = must.Get(io.ReadAll(req.Body))(l.t)
+	}
+	arrives := func() (*http.Response, error) {
+		again := req.Clone(l.t.Context())
+		again.Body = io.NopCloser(bytes.NewReader(body))
+		resp, err := inner.RoundTrip(again)
+		if err == nil {
+			answer := must.Get(io.ReadAll(resp.Body))(l.t)
+			must.Do(l.t, resp.Body.Close())
+			resp.Body = io.NopCloser(bytes.NewReader(answer))
+		}
+		return resp, err
+	}
+	switch {
+	case l.loss.overtaken && l.lost > 1:
+		_, _ = arrives() // the first one
+		return arrives()
+	case l.loss.late > 0:
+		l.late.Go(func() {
+			time.Sleep(l.loss.late)
+			_, _ = arrives()
+		})
+	case !l.loss.before && !l.loss.overtaken:
+		_, _ = arrives()
+	}
+	if l.loss.then != nil {
+		l.loss.then(l.t, l.lab)
+	}
+	if l.loss.status == "" {
+		return nil, io.ErrUnexpectedEOF
+	}
+	code := must.Get(strconv.Atoi(l.loss.status[:3]))(l.t)
+	return &http.Response{Status: l.loss.status, StatusCode: code, Body: http.NoBody, Request: req}, nil
 }
 
 // in is a lab with what the change needs, whose answers are lost from then on.
 func (c lostChange) in(t *testing.T, how loss) *losing {
 	t.Helper()
-	w := newLosing(t, how)
+	l := newLosing(t, how)
 	if c.prepare != nil {
-		c.prepare(t, w.lab)
+		c.prepare(t, l.lab)
 	}
-	w.arm()
-	return w
+	l.armed.Store(true)
+	return l
 }
 
-// wantDone makes the change and requires it to have happened.
-func (c lostChange) wantDone(t *testing.T, l lab) {
+// wantDone makes the change, however it is lost, and requires it to have happened.
+func (c lostChange) wantDone(t *testing.T, how loss) {
 	t.Helper()
-	if err := c.do(t, l); err != nil || !c.done(l) {
-		t.Errorf("done: %v, error %v", c.done(l), err)
+	l := c.in(t, how)
+	if err := c.do(t, l.lab); err != nil || !c.done(l.lab) {
+		t.Errorf("done: %v, error %v", c.done(l.lab), err)
 	}
-}
-
-func (w *losing) arm() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.armed = true
-}
-
-// loses reports whether the answer to this change is lost.
-func (w *losing) loses() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	now := w.armed
-	w.armed = now && w.loss.every
-	return now
-}
-
-func (w *losing) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	if r.Method == http.MethodGet || !w.loses() {
-		w.api.ServeHTTP(rw, r)
-		return
-	}
-	if !w.loss.before {
-		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			panic(http.ErrAbortHandler)
-		}
-		r.Body = io.NopCloser(bytes.NewReader(body))
-		func() {
-			defer func() { _ = recover() }() // a refusal's status line needs a connection
-			w.api.ServeHTTP(httptest.NewRecorder(), r)
-		}()
-		if w.loss.then != nil {
-			w.loss.then(w.t, w.lab)
-		}
-	}
-	if w.loss.answer != nil {
-		w.loss.answer(rw, r)
-		return
-	}
-	panic(http.ErrAbortHandler)
+	l.late.Wait()
 }
 
 // killWorker ends the running task, as the death of its host does.
@@ -152,7 +152,7 @@ func setting(set map[string]string, del ...string) func(*testing.T, lab) error {
 // lostSwitches turn the VM and Proxmox HA on and off.
 func lostSwitches() map[string]lostChange {
 	running := func(l lab) bool { vm, err := l.world.LookupVM("pve1", 9011); return err == nil && vm.Running }
-	start := func(t *testing.T, l lab) { must(t, l.Start(t.Context(), l.read(t, 9011))) }
+	start := func(t *testing.T, l lab) { must.Do(t, l.Start(t.Context(), l.read(t, 9011))) }
 	resource := cluster.HAResource{VMID: 9011, State: "stopped", Settings: map[string]string{"max_restart": "2"}}
 	return map[string]lostChange{
 		"start": {
@@ -181,7 +181,7 @@ func lostSwitches() map[string]lostChange {
 			again: true, atOnce: true,
 		},
 		"change in HA": {
-			prepare: func(t *testing.T, l lab) { must(t, l.AddHA(t.Context(), resource)) },
+			prepare: func(t *testing.T, l lab) { must.Do(t, l.AddHA(t.Context(), resource)) },
 			do: func(t *testing.T, l lab) error {
 				return l.SetHA(t.Context(), cluster.HAResource{VMID: 9011, State: "ignored", Settings: map[string]string{"max_restart": "3"}})
 			},
@@ -189,7 +189,7 @@ func lostSwitches() map[string]lostChange {
 			again: true, atOnce: true,
 		},
 		"take out of HA": {
-			prepare: func(t *testing.T, l lab) { must(t, l.AddHA(t.Context(), resource)) },
+			prepare: func(t *testing.T, l lab) { must.Do(t, l.AddHA(t.Context(), resource)) },
 			do:      func(t *testing.T, l lab) error { return l.RemoveHA(t.Context(), 9011) },
 			done:    func(l lab) bool { return len(l.world.HA()) == 0 },
 			atOnce:  true,
@@ -244,7 +244,7 @@ func lostEdits() map[string]lostChange {
 			again:   true, atOnce: true,
 		},
 		"move a disk": {
-			prepare: func(t *testing.T, l lab) { must(t, l.CreateVM(t.Context(), "pve1", 9090, nil)) },
+			prepare: func(t *testing.T, l lab) { must.Do(t, l.CreateVM(t.Context(), "pve1", 9090, nil)) },
 			do: func(t *testing.T, l lab) error {
 				return l.MoveDisk(t.Context(), l.read(t, 9011), "scsi1", 9090, "scsi4")
 			},
@@ -258,9 +258,8 @@ func lostEdits() map[string]lostChange {
 	}
 }
 
-// TestLostAnswer loses the answer to each change, before or after Proxmox has
-// received it: what has happened counts as done; what has not is sent again if that
-// is safe, and is otherwise an error that says so.
+// TestLostAnswer loses the answer to each change, before or after Proxmox has received it: what has happened counts as
+// done; what has not is sent again if that is safe, and is otherwise an error that says so.
 func TestLostAnswer(t *testing.T) {
 	t.Parallel()
 	ways := map[string]struct {
@@ -269,8 +268,8 @@ func TestLostAnswer(t *testing.T) {
 	}{
 		"before it arrives": {loss{before: true}, func(c lostChange) (bool, bool) { return c.again, !c.again }},
 		"after it was done": {loss{}, func(lostChange) (bool, bool) { return true, false }},
-		"595, nothing done": {loss{before: true, answer: raw("595 Connection refused", "")}, func(c lostChange) (bool, bool) { return c.again, !c.again }},
-		"596, all done":     {loss{answer: raw("596 Connection timed out", "")}, func(lostChange) (bool, bool) { return true, false }},
+		"595, nothing done": {loss{before: true, status: "595 Connection refused"}, func(c lostChange) (bool, bool) { return c.again, !c.again }},
+		"596, all done":     {loss{status: "596 Connection timed out"}, func(lostChange) (bool, bool) { return true, false }},
 		"each time":         {loss{before: true, every: true}, func(lostChange) (bool, bool) { return false, true }},
 		"worker killed":     {loss{then: killWorker}, func(c lostChange) (bool, bool) { return c.atOnce, !c.atOnce }},
 	}
@@ -279,16 +278,18 @@ func TestLostAnswer(t *testing.T) {
 			continue
 		}
 		for name, tc := range lostChanges() {
-			runInBubble(t, way+"/"+name, func(t *testing.T) {
-				lossy := tc.in(t, w.loss)
-				began := time.Now()
-				err := tc.do(t, lossy.lab)
-				done, lost := w.want(tc)
-				if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
-					t.Errorf("error is %v; want a lost answer: %v", err, lost)
-				}
-				same(t, "done", done, tc.done(lossy.lab))
-				within(t, began, 5*time.Minute)
+			t.Run(way+"/"+name, func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					lossy := tc.in(t, w.loss)
+					began := time.Now()
+					err := tc.do(t, lossy.lab)
+					done, lost := w.want(tc)
+					if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
+						t.Errorf("error is %v; want a lost answer: %v", err, lost)
+					}
+					must.Equal(t, "done", done, tc.done(lossy.lab))
+					within(t, began, 5*time.Minute)
+				})
 			})
 		}
 	}
@@ -297,12 +298,10 @@ func TestLostAnswer(t *testing.T) {
 // TestLostAnswerOfAFailure: a worker fails whose name was never received. Its own
 // error is returned, and nothing is sent again.
 func TestLostAnswerOfAFailure(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		lossy := newLosing(t, loss{})
-		l := lossy.lab
+	inBubble(t, func(t *testing.T) {
+		l := newLosing(t, loss{})
 		l.world.FailNext("qmcreate", "no space left on device")
-		lossy.arm()
+		l.armed.Store(true)
 		err := l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"scsi0": "fast:1"})
 		e, ok := errors.AsType[*api.TaskError](err)
 		if !ok || !strings.HasSuffix(e.Exit, "no space left on device") || errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, api.ErrNoSpace) {
@@ -314,16 +313,16 @@ func TestLostAnswerOfAFailure(t *testing.T) {
 // TestLostAnswerAndAnotherProcess: another process with the same token does something
 // else meanwhile, which is never taken for our work.
 func TestLostAnswerAndAnotherProcess(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		meanwhile func(*testing.T, lab)
 		do        func(*testing.T, lab) error
 		is        error
-	}{
+	}
+	cases := map[string]row{
 		"VM of the same number": {
 			func(t *testing.T, l lab) {
 				_, err := l.world.CreateVM("recast@pve!roll", "pve1", world.CreateRequest{ID: 9090, Config: map[string]string{"name": "theirs"}})
-				must(t, err)
+				must.Do(t, err)
 			},
 			func(t *testing.T, l lab) error {
 				return l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"name": "mine"})
@@ -339,84 +338,40 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 		"another configuration, by a worker": {
 			func(t *testing.T, l lab) {
 				_, err := l.world.SetConfigTask("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}})
-				must(t, err)
+				must.Do(t, err)
 			},
 			setting(map[string]string{"ide2": "none,media=cdrom"}, "scsi1"),
 			cluster.ErrChanged,
 		},
 	}
-	for name, tc := range cases {
-		runInBubble(t, name, func(t *testing.T) {
-			lossy := newLosing(t, loss{before: true})
-			l := lossy.lab
-			lossy.loss.answer = func(w http.ResponseWriter, r *http.Request) {
-				tc.meanwhile(t, l)
-				lost(w, r)
-			}
-			lossy.arm()
-			wantError(t, tc.do(t, l), tc.is, "")
-		})
-	}
+	inEachBubble(t, cases, func(t *testing.T, tc row) {
+		l := newLosing(t, loss{before: true, then: tc.meanwhile})
+		l.armed.Store(true)
+		wantError(t, tc.do(t, l.lab), tc.is, "")
+	})
 }
 
-// TestLostAnswerOfALateChange: a change arrives after we stopped waiting for its
-// answer.
+// TestLostAnswerOfALateChange: a change arrives after we stopped waiting for its answer.
 func TestLostAnswerOfALateChange(t *testing.T) {
-	t.Parallel()
-	for name, tc := range lostChanges() {
-		runInBubble(t, name, func(t *testing.T) {
-			lossy := tc.in(t, loss{before: true})
-			var wg sync.WaitGroup
-			lossy.loss.answer = func(_ http.ResponseWriter, r *http.Request) {
-				later := copied(t, r)
-				wg.Go(func() {
-					defer func() { _ = recover() }()
-					time.Sleep(12 * time.Second)
-					lossy.api.ServeHTTP(httptest.NewRecorder(), later)
-				})
-				panic(http.ErrAbortHandler)
-			}
-			tc.wantDone(t, lossy.lab)
-			wg.Wait()
-		})
-	}
+	inEachBubble(t, lostChanges(), func(t *testing.T, tc lostChange) { tc.wantDone(t, loss{late: 12 * time.Second}) })
 }
 
-// TestLostAnswerIsOvertaken: a change arrives just before its second request: that
-// is refused, and the change is done.
+// TestLostAnswerIsOvertaken: a change arrives just before its second request: that is refused, and the change is done.
 func TestLostAnswerIsOvertaken(t *testing.T) {
-	t.Parallel()
-	for name, tc := range lostChanges() {
-		if !tc.again {
-			continue
-		}
-		runInBubble(t, name, func(t *testing.T) {
-			lossy := tc.in(t, loss{before: true, every: true})
-			second := false
-			lossy.loss.answer = func(rw http.ResponseWriter, r *http.Request) {
-				if !second {
-					second = true
-					lost(rw, r)
-				}
-				lossy.api.ServeHTTP(httptest.NewRecorder(), copied(t, r))
-				lossy.api.ServeHTTP(rw, r)
-			}
-			tc.wantDone(t, lossy.lab)
-		})
-	}
+	again := lostChanges()
+	maps.DeleteFunc(again, func(_ string, tc lostChange) bool { return !tc.again })
+	inEachBubble(t, again, func(t *testing.T, tc lostChange) { tc.wantDone(t, loss{overtaken: true}) })
 }
 
 // TestLostAnswerRightAfterAnother: a change of the same kind and object ends just
 // before; its task is not taken for that of the lost one.
 func TestLostAnswerRightAfterAnother(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		lossy := newLosing(t, loss{before: true})
-		l := lossy.lab
-		must(t, l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi5": "fast:1"}, nil))
+	inBubble(t, func(t *testing.T) {
+		l := newLosing(t, loss{before: true})
+		must.Do(t, l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi5": "fast:1"}, nil))
 		vm := l.read(t, 9011)
-		lossy.arm()
-		must(t, l.SetConfig(t.Context(), vm, map[string]string{"scsi6": "fast:1"}, nil))
+		l.armed.Store(true)
+		must.Do(t, l.SetConfig(t.Context(), vm, map[string]string{"scsi6": "fast:1"}, nil))
 		if now := l.read(t, 9011); now.Config["scsi6"] == "" {
 			t.Errorf("now: %v", now.Config)
 		}
@@ -433,6 +388,6 @@ func TestNothingCanBeLookedUp(t *testing.T) {
 		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || took < searchTime || took > searchTime+time.Minute {
 			t.Errorf("error %v after %s", err, took)
 		}
-		same(t, "sent", "[POST /nodes/pve1/qemu]", fmt.Sprint(changes(pve1.Requests())))
+		must.Equal(t, "sent", "[POST /nodes/pve1/qemu]", fmt.Sprint(changes(pve1.Requests())))
 	})
 }

@@ -32,21 +32,13 @@ type mutation struct {
 	lockable bool
 
 	look func(ctx context.Context) (sight, error)
-	// unseen says that a successful worker proves the change, whatever look says:
-	// the effect shows later.
+	// unseen says that a successful worker proves the change, whatever look says: the effect shows later.
 	unseen bool
-}
-
-// changer makes changes, and finds out the outcome of those whose answer was lost.
-type changer struct {
-	*api.Conn
-	tasks *tasks
-	slots slots
 }
 
 // carryOut makes a change and returns when the change is done. If the answer is lost, carryOut looks for the effect,
 // and sends a change again that certainly did not happen, where that is safe. It waits for locks that others hold.
-func (c *changer) carryOut(ctx context.Context, m mutation) error {
+func (c *Client) carryOut(ctx context.Context, m mutation) error {
 	if m.slot {
 		release, err := c.slots.take(ctx, m.worker.host)
 		if err != nil {
@@ -58,7 +50,7 @@ func (c *changer) carryOut(ctx context.Context, m mutation) error {
 }
 
 // once makes a change once, however often it has to be sent.
-func (c *changer) once(ctx context.Context, m mutation) error {
+func (c *Client) once(ctx context.Context, m mutation) error {
 	sent := time.Now()
 	upid, err := c.submit(ctx, m)
 	if !errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil {
@@ -78,13 +70,12 @@ func (c *changer) once(ctx context.Context, m mutation) error {
 	return err
 }
 
-// submit sends a change and waits for its worker. It returns the worker's UPID if
-// there was one.
-func (c *changer) submit(ctx context.Context, m mutation) (upid string, err error) {
+// submit sends a change and waits for its worker. It returns the worker's UPID if there was one.
+func (c *Client) submit(ctx context.Context, m mutation) (upid string, err error) {
 	if m.worker.kind == "" {
-		return "", c.Change(ctx, m.method, m.path, m.params, nil)
+		return "", c.conn.Change(ctx, m.method, m.path, m.params, nil)
 	}
-	if err := c.Change(ctx, m.method, m.path, m.params, &upid); err != nil {
+	if err := c.conn.Change(ctx, m.method, m.path, m.params, &upid); err != nil {
 		return "", err
 	}
 	if _, err := api.ParseUPID(upid); err != nil {
@@ -94,7 +85,7 @@ func (c *changer) submit(ctx context.Context, m mutation) (upid string, err erro
 }
 
 // end waits for the worker of a change.
-func (c *changer) end(ctx context.Context, m mutation, upid string) error {
+func (c *Client) end(ctx context.Context, m mutation, upid string) error {
 	if m.clean {
 		return c.tasks.await(ctx, upid)
 	}
@@ -108,8 +99,7 @@ const (
 	lockPause = 3 * time.Second
 )
 
-// retryLocked retries a change while a lock blocks it, as long as nothing else
-// changed.
+// retryLocked retries a change while a lock blocks it, as long as nothing else changed.
 func retryLocked(ctx context.Context, m mutation, do func() error) error {
 	start := time.Now()
 	for {
@@ -166,8 +156,7 @@ const (
 	// writeLateness is the lateness of a repeatable change without a worker: Proxmox refuses whichever of two
 	// requests comes second.
 	writeLateness = 5 * time.Second
-	// settled is how long after a worker's end its result may take to show on every
-	// host.
+	// settled is how long after a worker's end its result may take to show on every host.
 	settled = 10 * time.Second
 )
 
@@ -191,7 +180,7 @@ type sight struct {
 // findOut finds out the outcome of a change whose answer was lost: from its worker if there is one, otherwise from
 // its goal. err is nil if the change was made, and the worker's error if the worker failed. again says that the
 // change did not happen and can be sent again; err then wraps lost.
-func (c *changer) findOut(ctx context.Context, m mutation, known string, sent time.Time, lost error) (again bool, err error) {
+func (c *Client) findOut(ctx context.Context, m mutation, known string, sent time.Time, lost error) (again bool, err error) {
 	upid, seen := known, sight{}
 	if upid == "" {
 		if upid, seen, err = c.trace(ctx, m, sent); err != nil {
@@ -227,12 +216,12 @@ func (c *changer) findOut(ctx context.Context, m mutation, known string, sent ti
 }
 
 // trace looks for the change's worker and checks its goal, until either shows or should have shown.
-func (c *changer) trace(ctx context.Context, m mutation, sent time.Time) (upid string, seen sight, err error) {
+func (c *Client) trace(ctx context.Context, m mutation, sent time.Time) (upid string, seen sight, err error) {
 	late := lateness
 	if m.worker.kind == "" && m.repeatable {
 		late = writeLateness
 	}
-	w := wait.For{Name: "find out whether it happened", Every: c.Poll}
+	w := wait.For{Name: "find out whether it happened", Every: c.conn.Poll}
 	err = search(ctx, w, late, func(ctx context.Context) (_ bool, _ string, err error) {
 		if m.worker.kind != "" {
 			if upid, err = c.tasks.startedSince(ctx, m.worker, sent); err != nil || upid != "" {
@@ -246,10 +235,9 @@ func (c *changer) trace(ctx context.Context, m mutation, sent time.Time) (upid s
 	return upid, seen, err
 }
 
-// watch polls the goal of a change whose worker has ended, or can no longer be
-// asked.
-func (c *changer) watch(ctx context.Context, m mutation) (seen sight, err error) {
-	w := wait.For{Name: "check its outcome", Every: c.Poll}
+// watch polls the goal of a change whose worker has ended, or can no longer be asked.
+func (c *Client) watch(ctx context.Context, m mutation) (seen sight, err error) {
+	w := wait.For{Name: "check its outcome", Every: c.conn.Poll}
 	err = search(ctx, w, settled, func(ctx context.Context) (_ bool, _ string, err error) {
 		seen, err = m.look(ctx)
 		return seen.state == reached, seen.what, err

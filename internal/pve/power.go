@@ -70,7 +70,7 @@ func (c *Client) switchTo(ctx context.Context, vm cluster.VM, what, state string
 			kind = "hastart"
 		}
 	}
-	return c.changes.carryOut(ctx, mutation{
+	return c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: vmPath(vm, "status/"+what), params: params,
 		worker: vmWorker(vm, kind), lockable: true, unseen: true, look: c.seeState(vm, state),
 		repeatable: state == "running", // a running VM is not started again
@@ -173,7 +173,7 @@ func (c *Client) Migrate(ctx context.Context, vm cluster.VM, to string) error {
 	if vm.Running {
 		params["online"] = "1"
 	}
-	err := c.changes.carryOut(ctx, mutation{
+	err := c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: vmPath(vm, "migrate"), params: params,
 		worker: vmWorker(vm, "qmigrate"), repeatable: true, look: c.seeMigrated(vm, to),
 	})
@@ -256,7 +256,7 @@ func haResource(id cluster.VMID, raw rawConfig) (*cluster.HAResource, error) {
 // haResource finds the VM's resource in the list of all, where each row also has the
 // resource's errors (API2/HA/Resources.pm, index).
 func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
-	bySID, err := once(ctx, l, "HA", func() (map[string]rawConfig, error) {
+	bySID, err := once(l, "HA", func() (map[string]rawConfig, error) {
 		var rows []rawConfig
 		err := l.conn.Get(ctx, haResources+"?type=vm", &rows)
 		bySID := make(map[string]rawConfig, len(rows))
@@ -272,9 +272,8 @@ func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAReso
 	return nil, err
 }
 
-// RemoveHA implements cluster.HA. It returns when the cluster's resource manager has
-// released the VM: until its next round, about every 10 s, it would restart a
-// stopped VM.
+// RemoveHA implements cluster.HA. It returns when the cluster's resource manager has released the VM: until its next
+// round, about every 10 s, it would restart a stopped VM.
 func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
 	r, err := c.HAResource(ctx, id)
 	if err == nil && r != nil {
@@ -286,19 +285,24 @@ func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
 	return c.awaitHA(ctx, id, false)
 }
 
-// removeResource sends purge=0, because Proxmox would otherwise remove the VM from
-// the rules that name it. A Proxmox that does not know the parameter either has no
-// rules or removes the VM from them anyway.
+// removeResource sends purge=0, because Proxmox would otherwise remove the VM from the rules that name it. A Proxmox
+// that does not know the parameter either has no rules or removes the VM from them anyway.
 func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
 	path := haResources + "/" + sid(id)
-	remove := mutation{method: http.MethodDelete, path: path + "?purge=0", look: c.seeHA(id, nil)}
-	err := c.changes.carryOut(ctx, remove)
+	look := c.seeHA(id, func(now *cluster.HAResource) sight {
+		if now != nil {
+			return sight{state: untouched, what: sid(id) + " is in Proxmox HA"}
+		}
+		return sight{state: reached, what: sid(id) + " is not in Proxmox HA"}
+	})
+	remove := mutation{method: http.MethodDelete, path: path + "?purge=0", look: look}
+	err := c.carryOut(ctx, remove)
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusBadRequest && e.Params["purge"] != "" {
 		if err := c.refuseRules(ctx, id); err != nil {
 			return err
 		}
 		remove.path = path
-		err = c.changes.carryOut(ctx, remove)
+		err = c.carryOut(ctx, remove)
 	}
 	if api.IsInternal(err, notManaged) {
 		return nil
@@ -342,9 +346,18 @@ func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 	params := make(map[string]string, len(r.Settings)+2)
 	maps.Copy(params, r.Settings)
 	params["sid"], params["state"] = sid(r.VMID), cmp.Or(r.State, "started")
+	look := c.seeHA(r.VMID, func(now *cluster.HAResource) sight {
+		if now == nil {
+			return sight{state: untouched, what: sid(r.VMID) + " is not in Proxmox HA"}
+		}
+		if err := sameHA(*now, r); err != nil {
+			return sight{superseded, err.Error(), cluster.ErrExists}
+		}
+		return sight{state: reached, what: sid(r.VMID) + " is in Proxmox HA"}
+	})
 	// Proxmox refuses a resource that exists, so a second request is harmless.
-	add := mutation{method: http.MethodPost, path: haResources, params: params, repeatable: true, look: c.seeHA(r.VMID, &r)}
-	if err := c.changes.carryOut(ctx, add); err != nil {
+	add := mutation{method: http.MethodPost, path: haResources, params: params, repeatable: true, look: look}
+	if err := c.carryOut(ctx, add); err != nil {
 		return err
 	}
 	return c.awaitHA(ctx, r.VMID, true)
@@ -358,25 +371,28 @@ func (c *Client) SetHA(ctx context.Context, r cluster.HAResource) error {
 	}
 	delete(params, "digest")
 	params["state"] = cmp.Or(r.State, "started")
-	return c.changes.carryOut(ctx, mutation{
-		method: http.MethodPut, path: haResources + "/" + sid(r.VMID), params: params, repeatable: true, look: c.seeHAChange(r),
+	look := c.seeHA(r.VMID, func(now *cluster.HAResource) sight {
+		if now == nil {
+			return sight{superseded, sid(r.VMID) + " is not in Proxmox HA", cluster.ErrNotFound}
+		}
+		if err := sameHA(*now, r); err != nil {
+			return sight{state: untouched, what: err.Error()}
+		}
+		return sight{state: reached, what: sid(r.VMID) + " is as wanted in Proxmox HA"}
+	})
+	return c.carryOut(ctx, mutation{
+		method: http.MethodPut, path: haResources + "/" + sid(r.VMID), params: params, repeatable: true, look: look,
 	})
 }
 
-// seeHAChange checks whether a VM's resource has these settings.
-func (c *Client) seeHAChange(want cluster.HAResource) func(context.Context) (sight, error) {
+// seeHA observes a VM's resource in Proxmox HA; judge gets nil if there is none.
+func (c *Client) seeHA(id cluster.VMID, judge func(now *cluster.HAResource) sight) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
-		now, err := c.HAResource(ctx, want.VMID)
-		switch {
-		case err != nil:
+		now, err := c.HAResource(ctx, id)
+		if err != nil {
 			return sight{}, err
-		case now == nil:
-			return sight{superseded, sid(want.VMID) + " is not in Proxmox HA", cluster.ErrNotFound}, nil
 		}
-		if err := sameHA(*now, want); err != nil {
-			return sight{state: untouched, what: err.Error()}, nil
-		}
-		return sight{state: reached, what: sid(want.VMID) + " is as wanted in Proxmox HA"}, nil
+		return judge(now), nil
 	}
 }
 
@@ -417,47 +433,15 @@ func (c *Client) awaitHA(ctx context.Context, id cluster.VMID, managed bool) err
 		name = "Proxmox HA takes over " + sid(id)
 	}
 	return wait.Until(ctx, wait.For{Name: name, Every: c.conn.Poll, Timeout: settleTime}, func(ctx context.Context) (bool, string, error) {
-		state, found, err := c.haState(ctx, id)
-		if err != nil {
+		var rows []struct{ Type, SID, State string }
+		if err := c.conn.Get(ctx, "/cluster/ha/status/current", &rows); err != nil {
 			return false, "", api.StopOnAnswer(err)
 		}
-		if !found {
-			state = "not in HA"
+		for _, r := range rows {
+			if r.Type == "service" && r.SID == sid(id) {
+				return managed, r.State, nil
+			}
 		}
-		return found == managed, state, nil
+		return !managed, "not in HA", nil
 	})
-}
-
-func (c *Client) haState(ctx context.Context, id cluster.VMID) (state string, found bool, err error) {
-	var rows []struct{ Type, SID, State string }
-	if err := c.conn.Get(ctx, "/cluster/ha/status/current", &rows); err != nil {
-		return "", false, err
-	}
-	for _, r := range rows {
-		if r.Type == "service" && r.SID == sid(id) {
-			return r.State, true, nil
-		}
-	}
-	return "", false, nil
-}
-
-// seeHA checks whether a VM is in Proxmox HA as wanted; want is nil if the VM is not to be in Proxmox HA.
-func (c *Client) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.Context) (sight, error) {
-	return func(ctx context.Context) (sight, error) {
-		now, err := c.HAResource(ctx, id)
-		switch {
-		case err != nil:
-			return sight{}, err
-		case now == nil && want == nil:
-			return sight{state: reached, what: sid(id) + " is not in Proxmox HA"}, nil
-		case now == nil:
-			return sight{state: untouched, what: sid(id) + " is not in Proxmox HA"}, nil
-		case want == nil:
-			return sight{state: untouched, what: sid(id) + " is in Proxmox HA"}, nil
-		}
-		if err := sameHA(*now, *want); err != nil {
-			return sight{superseded, err.Error(), cluster.ErrExists}, nil
-		}
-		return sight{state: reached, what: sid(id) + " is in Proxmox HA"}, nil
-	}
 }

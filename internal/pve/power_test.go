@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -47,8 +48,8 @@ func TestPower(t *testing.T) {
 		pve1.On(statusPath, tc.task)
 		pve1.On(logPath, data(`[]`))
 		pve1.On("GET /nodes/pve1/qemu/101/status/current", tc.states...)
-		same(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
-		same(t, "parameters", tc.params, params)
+		must.Equal(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
+		must.Equal(t, "parameters", tc.params, params)
 	})
 }
 
@@ -67,38 +68,36 @@ func TestShutdownByHA(t *testing.T) {
 			data(`{"status":"`+state+`","qmpstatus":"`+state+`","ha":{"managed":1}}`)(w, r)
 		})
 		vm := cluster.VM{ID: 101, Host: "pve1", HA: true}
-		must(t, c.Shutdown(t.Context(), vm, 5*time.Minute))
+		must.Do(t, c.Shutdown(t.Context(), vm, 5*time.Minute))
 	})
 }
 
 // TestUnansweredIsReported: the caller of a power change learns whether an unanswered
 // request may still be carried out, although the VM is as wanted.
 func TestUnansweredIsReported(t *testing.T) {
-	t.Parallel()
 	start := func(ctx context.Context, t *testing.T, l lab) error { return l.Start(ctx, l.read(t, 9011)) }
-	for name, c := range map[string]struct {
+	type row struct {
 		loss  loss
 		on    bool
 		do    func(context.Context, *testing.T, lab) error
 		noted bool
-	}{
+	}
+	inEachBubble(t, map[string]row{
 		"its task was found":         {do: start},
 		"it was sent twice":          {loss: loss{before: true}, do: start, noted: true},
 		"it is unknown who did it":   {loss: loss{before: true}, on: true, noted: true, do: shutdownMeanwhile},
 		"its task was found, it ran": {on: true, do: shutdownMeanwhile},
-	} {
-		runInBubble(t, name, func(t *testing.T) {
-			l := newLosing(t, c.loss)
-			if c.on {
-				must(t, l.lab.Start(t.Context(), l.lab.read(t, 9011)))
-			}
-			l.arm()
-			ctx, unanswered := cluster.WithUnanswered(t.Context())
-			if err := c.do(ctx, t, l.lab); err != nil || unanswered() != c.noted {
-				t.Errorf("error %v; noted: %t, want %t", err, unanswered(), c.noted)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		l := newLosing(t, c.loss)
+		if c.on {
+			must.Do(t, l.Start(t.Context(), l.read(t, 9011)))
+		}
+		l.armed.Store(true)
+		ctx, unanswered := cluster.WithUnanswered(t.Context())
+		if err := c.do(ctx, t, l.lab); err != nil || unanswered() != c.noted {
+			t.Errorf("error %v; noted: %t, want %t", err, unanswered(), c.noted)
+		}
+	})
 }
 
 // shutdownMeanwhile shuts down a VM that switches itself off at the same time.
@@ -137,8 +136,8 @@ func testRemoveHA(t *testing.T, cases map[string]removal) {
 		for request, answers := range tc.answers {
 			pve1.On(request, answers...)
 		}
-		same(t, "error", tc.want, fmt.Sprint(c.RemoveHA(t.Context(), 101)))
-		same(t, "requests", tc.requests, pve1.Requests())
+		must.Equal(t, "error", tc.want, fmt.Sprint(c.RemoveHA(t.Context(), 101)))
+		must.Equal(t, "requests", tc.requests, pve1.Requests())
 	})
 }
 
@@ -213,7 +212,7 @@ func TestRemoveHAGivesUp(t *testing.T) {
 		pve1.On(haGet, noHA)
 		pve1.On(haStatus, haListed)
 		const want = "Proxmox HA releases vm:101: gave up after 2m0s; last seen: deleting: context deadline exceeded"
-		same(t, "error", want, fmt.Sprint(c.RemoveHA(t.Context(), 101)))
+		must.Equal(t, "error", want, fmt.Sprint(c.RemoveHA(t.Context(), 101)))
 	})
 }
 
@@ -280,12 +279,12 @@ func TestAddHA(t *testing.T) {
 		pve1.On(post, sent(&params, func(w http.ResponseWriter, r *http.Request) { tc.post(w, r) }))
 		pve1.On(haStatus, haUnlisted, haListed)
 		err := c.AddHA(t.Context(), tc.want)
-		same(t, "error", tc.err, fmt.Sprint(err))
+		must.Equal(t, "error", tc.err, fmt.Sprint(err))
 		if err != nil && tc.post == nil && len(fault.Hints(err)) != 1 {
 			t.Errorf("hints %q", fault.Hints(err))
 		}
-		same(t, "parameters", tc.sent, params)
-		same(t, "requests", tc.requests, pve1.Requests())
+		must.Equal(t, "parameters", tc.sent, params)
+		must.Equal(t, "requests", tc.requests, pve1.Requests())
 	})
 }
 
@@ -307,17 +306,16 @@ func TestMigration(t *testing.T) {
 		l.may("VM.Migrate")
 		l.world.AddStorage(world.Storage{ID: "pool", Type: "rbd", Shared: true, Content: []string{"images"}})
 		l.world.AddStorage(world.Storage{ID: "isolated", Type: "dir", Content: []string{"iso"}})
-		must(t, l.world.AddISO("isolated", "pve1", "a.iso", []byte("iso")))
+		must.Do(t, l.world.AddISO("isolated", "pve1", "a.iso", []byte("iso")))
 		l.world.AddStorage(world.Storage{ID: "here", Type: "rbd", Shared: true, Content: []string{"images"}, Hosts: []string{"pve1"}})
 		l.world.AddMapping("pci", "gpu", "pve1", "pve2")
 		l.world.AddMapping("pci", "nic", "pve1")
-		must(t, l.world.DefineVM("pve1", 9031, tc.config, nil))
+		must.Do(t, l.world.DefineVM("pve1", 9031, tc.config, nil))
 		if tc.running {
-			must(t, l.world.PowerOn(9031))
+			must.Do(t, l.world.PowerOn(9031))
 		}
-		got, err := l.Migration(t.Context(), l.read(t, 9031), "pve2")
-		must(t, err)
-		same(t, "migration", tc.want, got, cmpopts.EquateEmpty())
+		got := must.Get(l.Migration(t.Context(), l.read(t, 9031), "pve2"))(t)
+		must.Equal(t, "migration", tc.want, got, cmpopts.EquateEmpty())
 	})
 }
 
@@ -332,17 +330,17 @@ func TestMigrate(t *testing.T) {
 		}
 		l.may("VM.Migrate")
 		l.world.AddStorage(world.Storage{ID: "pool", Type: "rbd", Shared: true, Content: []string{"images"}})
-		must(t, l.world.DefineVM("pve1", 9031, map[string]string{"scsi0": "pool:1"}, nil))
-		must(t, l.world.PowerOn(9031))
+		must.Do(t, l.world.DefineVM("pve1", 9031, map[string]string{"scsi0": "pool:1"}, nil))
+		must.Do(t, l.world.PowerOn(9031))
 		for _, to := range []string{"pve2", "pve1"} {
-			must(t, l.Migrate(t.Context(), l.read(t, 9031), to))
+			must.Do(t, l.Migrate(t.Context(), l.read(t, 9031), to))
 			if now := l.read(t, 9031); now.Host != to || !now.Running || now.Lock != "" {
 				t.Errorf("to %s: %+v", to, now)
 			}
 		}
-		must(t, l.AddHA(t.Context(), cluster.HAResource{VMID: 9031, State: "started"}))
-		same(t, "kind for a VM under HA", fault.Refused, fault.KindOf(l.Migrate(t.Context(), l.read(t, 9031), "pve2")))
-		must(t, l.world.PowerOn(9011))
+		must.Do(t, l.AddHA(t.Context(), cluster.HAResource{VMID: 9031, State: "started"}))
+		must.Equal(t, "kind for a VM under HA", fault.Refused, fault.KindOf(l.Migrate(t.Context(), l.read(t, 9031), "pve2")))
+		must.Do(t, l.world.PowerOn(9011))
 		if err := l.Migrate(t.Context(), l.read(t, 9011), "pve2"); err == nil {
 			t.Error("a running VM with local disks was migrated")
 		}

@@ -56,27 +56,17 @@ const (
 )
 
 func (c *Client) storedFile(ctx context.Context, host, storage, content, name string) (sizeBytes int64, found bool, err error) {
-	v, found, err := c.volume(ctx, host, storage+":"+content+"/"+name)
-	if !found || err != nil {
+	files, err := c.storedFiles(ctx, host, storage, content)
+	i := slices.IndexFunc(files, func(f images.StoredISO) bool { return f.Name == name })
+	if i < 0 {
 		return 0, false, err
 	}
-	size, err := v.Size.Int64()
-	if err != nil {
-		return 0, false, fmt.Errorf("size of %s: %w", v.Volid, err)
-	}
-	return size, true, nil
+	return files[i].SizeBytes, true, nil
 }
 
-// HasVolume implements cluster.StorageReader.
-func (c *Client) HasVolume(ctx context.Context, host, volid string) (bool, error) {
-	_, found, err := c.volume(ctx, host, volid)
-	return found, err
-}
-
-// OwnedVolumes implements cluster.StorageReader. Proxmox lists only volumes of VMs
-// that the token may see.
+// OwnedVolumes implements cluster.StorageReader. Proxmox lists only volumes of VMs that the token may see.
 func (c *Client) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
-	var rows []volumeRow
+	var rows []struct{ Volid string }
 	if err := c.conn.Get(ctx, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner), &rows); err != nil {
 		return nil, err
 	}
@@ -92,31 +82,19 @@ func contentPath(host, storage string) string {
 	return "/nodes/" + url.PathEscape(host) + "/storage/" + url.PathEscape(storage) + "/content"
 }
 
-type volumeRow struct {
-	Volid string
-	Size  json.Number
-}
-
-// volume looks a volume up in its storage's listing. Proxmox lists disks only of
-// VMs that the token may see.
-func (c *Client) volume(ctx context.Context, host, volid string) (volumeRow, bool, error) {
+// HasVolume implements cluster.StorageReader. Proxmox lists disks only of VMs that the token may see.
+func (c *Client) HasVolume(ctx context.Context, host, volid string) (bool, error) {
 	storage, name, ok := strings.Cut(volid, ":")
 	if !ok || storage == "" || name == "" {
-		return volumeRow{}, false, fmt.Errorf("%q is not the name of a volume", volid)
+		return false, fmt.Errorf("%q is not the name of a volume", volid)
 	}
 	path := contentPath(host, storage)
 	if content, _, _ := strings.Cut(name, "/"); content == isoContent || content == importContent {
 		path += "?content=" + content
 	}
-	var rows []volumeRow
-	if err := c.conn.Get(ctx, path, &rows); err != nil {
-		return volumeRow{}, false, err
-	}
-	i := slices.IndexFunc(rows, func(v volumeRow) bool { return v.Volid == volid })
-	if i < 0 {
-		return volumeRow{}, false, nil
-	}
-	return rows[i], true, nil
+	var rows []struct{ Volid string }
+	err := c.conn.Get(ctx, path, &rows)
+	return slices.ContainsFunc(rows, func(v struct{ Volid string }) bool { return v.Volid == volid }), err
 }
 
 // storageConfig is a section of storage.cfg. A token that may use the storage sees the whole section except passwords
@@ -167,8 +145,7 @@ func (s storageConfig) thick() bool {
 	return true
 }
 
-// pool identifies the space that several storages may share. Two directories on one
-// filesystem cannot be detected.
+// pool identifies the space that several storages may share. Two directories on one filesystem cannot be detected.
 func (s storageConfig) pool() string {
 	switch s.Type {
 	case "lvm":

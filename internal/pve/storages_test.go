@@ -3,20 +3,18 @@ package pve
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -28,10 +26,9 @@ func TestStorage(t *testing.T) {
 		pve1.On("GET /nodes/pve1/storage/isos/content?content=iso", data(`[{"volid":"isos:iso/a.iso","size":1048576},{"volid":"isos:iso/b.iso","size":"7"}]`))
 		pve1.On("GET /nodes/pve1/storage/fast/content", data(`[{"volid":"fast:101/vm-101-disk-0.raw","size":1048576,"vmid":101}]`))
 		pve1.On("GET /nodes/pve1/storage/nosuch/content?content=iso", raw("500 storage 'nosuch' does not exist", ""))
-		got, err := c.Storage(t.Context(), "pve1", "isos")
-		must(t, err)
+		got := must.Get(c.Storage(t.Context(), "pve1", "isos"))(t)
 		want := images.StorageInfo{Active: true, Shared: true, Content: []string{"iso", "vztmpl"}, FreeBytes: 1_500_000_000_000_000}
-		same(t, "storage", want, got)
+		must.Equal(t, "storage", want, got)
 		if got, err := c.Storage(t.Context(), "pve1", "off"); err != nil || got.Active {
 			t.Errorf("inactive storage: %+v, error %v", got, err)
 		}
@@ -43,16 +40,14 @@ func TestStorage(t *testing.T) {
 		isos := map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"}
 		for name, want := range isos {
 			size, found, err := c.ISO(t.Context(), "pve1", "isos", name)
-			same(t, name, want, fmt.Sprint(size, found, err))
+			must.Equal(t, name, want, fmt.Sprint(size, found, err))
 		}
 		if _, found, err := c.ISO(t.Context(), "pve1", "nosuch", "a.iso"); found || !errors.Is(err, images.ErrNoStorage) {
 			t.Errorf("ISO on an unknown storage: %v %v", found, err)
 		}
 		volumes := map[string]bool{"isos:iso/a.iso": true, "isos:iso/c.iso": false, "fast:101/vm-101-disk-0.raw": true, "fast:vm-101-disk-0": false}
 		for volid, want := range volumes {
-			if got, err := c.HasVolume(t.Context(), "pve1", volid); err != nil || got != want {
-				t.Errorf("%s: %v, error %v", volid, got, err)
-			}
+			must.Equal(t, volid, want, must.Get(c.HasVolume(t.Context(), "pve1", volid))(t))
 		}
 		if _, err := c.HasVolume(t.Context(), "pve1", "none"); err == nil {
 			t.Error(`"none" passes for a volume`)
@@ -66,9 +61,7 @@ func TestOwnedVolumes(t *testing.T) {
 			data(`[{"volid":"fast:vm-101-disk-1","vmid":"101","size":1},{"volid":"fast:vm-101-disk-0","vmid":101,"size":"2"}]`),
 			data(`[]`), raw("500 storage 'fast' does not exist", ""))
 		for _, want := range [][]string{{"fast:vm-101-disk-0", "fast:vm-101-disk-1"}, nil} {
-			got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101)
-			must(t, err)
-			same(t, "volumes", want, got)
+			must.Equal(t, "volumes", want, must.Get(c.OwnedVolumes(t.Context(), "pve1", "fast", 101))(t))
 		}
 		if got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101); err == nil {
 			t.Errorf("lists %v of a missing storage", got)
@@ -89,8 +82,7 @@ func TestStorages(t *testing.T) {
 			{"storage":"h-ceph","type":"rbd","shared":1},
 			{"storage":"i-ceph","type":"rbd","shared":1,"pool":"vms","monhost":"10.0.0.1 10.0.0.2"},
 			{"storage":"j-plugin","type":"linstor","shared":"1"}]`), raw("595 No route to host", ""))
-		got, err := c.Storages(t.Context())
-		must(t, err)
+		got := must.Get(c.Storages(t.Context()))(t)
 		want := []cluster.Storage{
 			{Name: "a-dir", Type: "dir", Dir: "/srv"},
 			{Name: "b-full", Type: "dir", Thick: true},
@@ -103,7 +95,7 @@ func TestStorages(t *testing.T) {
 			{Name: "i-ceph", Type: "rbd", Shared: true, Pool: "rbd vms of 10.0.0.1 10.0.0.2"},
 			{Name: "j-plugin", Type: "linstor", Shared: true, Thick: true},
 		}
-		same(t, "storages", want, got)
+		must.Equal(t, "storages", want, got)
 		if got, err := c.Storages(t.Context()); err == nil {
 			t.Errorf("lists %v without an answer", got)
 		}
@@ -120,8 +112,7 @@ func TestRoom(t *testing.T) {
 		pve1.On("GET /nodes/pve1/disks/lvmthin", data(`[{"lv":"data","vg":"pve","lv_size":100,"used":40,"metadata_size":10,"metadata_used":1}]`))
 		pve1.On("GET /nodes/pve2/storage?content=images", data(`[{"storage":"thin","type":"lvmthin","active":1,"total":100,"avail":60}]`))
 		pve1.On("GET /nodes/pve2/disks/lvmthin", raw("500 got no thin pools", ""))
-		got, err := c.Room(t.Context(), "pve1")
-		must(t, err)
+		got := must.Get(c.Room(t.Context(), "pve1"))(t)
 		want := cluster.Room{
 			Storages: []cluster.StorageRoom{
 				{Name: "fs", Active: true, Total: 2e15, Free: 15e14},
@@ -130,7 +121,7 @@ func TestRoom(t *testing.T) {
 			},
 			ThinPools: []cluster.ThinPool{{VG: "pve", Name: "data", Size: 100, Used: 40, MetaSize: 10, MetaUsed: 1}},
 		}
-		same(t, "room", want, got)
+		must.Equal(t, "room", want, got)
 		if got, err := c.Room(t.Context(), "pve2"); err != nil || got.ErrPools == nil || len(got.Storages) != 1 {
 			t.Errorf("thin pools that can't be read: %+v, error %v", got, err)
 		}
@@ -188,13 +179,12 @@ func TestRoomOnCeph(t *testing.T) {
 		}
 		pve1.On("GET /storage", data(`[{"storage":"vms","type":"rbd"`+monitors+`},{"storage":"dir","type":"dir"}]`))
 		pve1.On("GET /nodes/pve1/ceph/status", tc.answer)
-		got, err := c.Room(t.Context(), "pve1")
-		must(t, err)
+		got := must.Get(c.Room(t.Context(), "pve1"))(t)
 		want := []cluster.StorageRoom{
 			{Name: "dir", Active: true, Total: 100, Free: 60},
 			{Name: "vms", Active: true, Total: 100, Free: 60, Ceph: !tc.notOurs, Blocked: tc.blocked, Notes: tc.notes},
 		}
-		same(t, "storages", want, got.Storages)
+		must.Equal(t, "storages", want, got.Storages)
 	})
 }
 
@@ -229,10 +219,11 @@ func TestMayDownload(t *testing.T) {
 			t.Errorf("why not: %q, want %q; %v", why, tc.want, err)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		s.Node(t, "pve1")
-		if _, err := s.client(t, "pve1").MayDownload(t.Context(), "pve1", "isos"); err == nil {
+}
+
+func TestMayDownloadWithoutAnAnswer(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		if _, err := c.MayDownload(t.Context(), "pve1", "isos"); err == nil {
 			t.Error("no error although no host answers")
 		}
 	})
@@ -244,9 +235,7 @@ func TestURLSize(t *testing.T) {
 			data(`{"filename":"nocloud-amd64.iso","size":1048576,"mimetype":"application/octet-stream"}`), data(`{"size":"7"}`), data(`{"filename":"x"}`),
 			raw("500 invalid server response: '404 Not Found'", ""))
 		for _, want := range []int64{1048576, 7, 0} {
-			if got, err := c.URLSize(t.Context(), "pve1", isoLink); got != want || err != nil {
-				t.Errorf("%d bytes, want %d; %v", got, want, err)
-			}
+			must.Equal(t, "bytes", want, must.Get(c.URLSize(t.Context(), "pve1", isoLink))(t))
 		}
 		_, err := c.URLSize(t.Context(), "pve1", isoLink)
 		wantError(t, err, nil, "invalid server response: '404 Not Found'")
@@ -292,12 +281,7 @@ func TestDownload(t *testing.T) {
 		var form map[string]string
 		answers := make([]route, len(tc.answers))
 		for i, then := range tc.answers {
-			answers[i] = func(w http.ResponseWriter, r *http.Request) {
-				if err := json.NewDecoder(r.Body).Decode(&form); err != nil {
-					t.Error(err)
-				}
-				then(w, r)
-			}
+			answers[i] = sent(&form, then)
 		}
 		pve1.On(downloadPath, answers...)
 		pve1.On(tasks, data(cmp.Or(tc.tasks, "[]")))
@@ -310,12 +294,12 @@ func TestDownload(t *testing.T) {
 		if tc.not != nil && errors.Is(err, tc.not) {
 			t.Errorf("error is %v", err)
 		}
-		same(t, "sent", tc.sent, len(changes(pve1.Requests())))
+		must.Equal(t, "sent", tc.sent, len(changes(pve1.Requests())))
 		want := map[string]string{
 			"content": "iso", "filename": "recast-1.iso", "url": isoLink, "verify-certificates": "1",
 			"checksum": "ab", "checksum-algorithm": "sha256",
 		}
-		same(t, "parameters", want, form)
+		must.Equal(t, "parameters", want, form)
 	})
 }
 
@@ -326,43 +310,28 @@ func TestDiskImageBecomesADisk(t *testing.T) {
 		l.world.AddStorage(world.Storage{ID: "disks", Type: "nfs", Shared: true, Content: []string{"import"}, Capacity: 1 << 30})
 		disk := bytes.Repeat([]byte("recast disk "), 200_000)
 		disk = disk[:len(disk)/512*512]
-		content, err := artefact.QCOW2(disk, artefact.Zstd)
-		must(t, err)
+		content := must.Get(artefact.QCOW2(disk, artefact.Zstd))(t)
 		u := isoOf(t, content)
 		u.Storage, u.Name = "disks", "recast-1.qcow2"
 		if _, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name); found || err != nil {
 			t.Fatalf("it is there, or %v", err)
 		}
-		must(t, l.Upload(ctx, u))
+		must.Do(t, l.Upload(ctx, u))
 		size, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
-		same(t, "found", fmt.Sprint(len(content), true, nil), fmt.Sprint(size, found, err))
-		list, err := l.DiskImages(ctx, "pve1", "disks")
-		must(t, err)
+		must.Equal(t, "found", fmt.Sprint(len(content), true, nil), fmt.Sprint(size, found, err))
+		list := must.Get(l.DiskImages(ctx, "pve1", "disks"))(t)
 		if len(list) != 1 || list[0].Name != u.Name || list[0].SizeBytes != int64(len(content)) {
 			t.Errorf("listed are %v", list)
 		}
 		isos, err := l.ISOs(ctx, "pve1", "disks")
-		same(t, "ISOs", fmt.Sprint(0, nil), fmt.Sprint(len(isos), err))
+		must.Equal(t, "ISOs", fmt.Sprint(0, nil), fmt.Sprint(len(isos), err))
 
-		must(t, l.SetConfig(ctx, l.read(t, 9011), map[string]string{"scsi5": "fast:0,import-from=disks:import/recast-1.qcow2,serial=system-1"}, nil))
+		must.Do(t, l.SetConfig(ctx, l.read(t, 9011), map[string]string{"scsi5": "fast:0,import-from=disks:import/recast-1.qcow2,serial=system-1"}, nil))
 		vm := l.read(t, 9011)
 		volid, _, _ := strings.Cut(vm.Config["scsi5"], ",")
 		if got := l.world.Media(volid, "pve1").Bytes(); !bytes.HasPrefix(got, disk) || !strings.Contains(vm.Config["scsi5"], "serial=system-1") {
 			t.Errorf("scsi5 is %s, with %d bytes of %d", vm.Config["scsi5"], len(got), len(disk))
 		}
-	})
-}
-
-func TestDownloadOfADiskImage(t *testing.T) {
-	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-		const name, upid = "recast-1.qcow2", "UPID:pve1:0000ABCD:00012345:386D4380:download:recast-1.qcow2:recast@pve!roll:"
-		var form map[string]string
-		pve1.On("POST /nodes/pve1/storage/disks/download-url", sent(&form, data(`"`+upid+`"`)))
-		task := "GET /nodes/pve1/tasks/" + url.PathEscape(upid)
-		pve1.On(task+"/status", stopped("OK"))
-		pve1.On(task+"/log?limit=500", data(`[]`))
-		must(t, c.Download(t.Context(), images.Download{Host: "pve1", Storage: "disks", Name: name, URL: "https://factory/x.qcow2", SizeBytes: 7, SHA256: "abc"}))
-		same(t, "form", "import recast-1.qcow2 abc", form["content"]+" "+form["filename"]+" "+form["checksum"])
 	})
 }
 
@@ -383,7 +352,7 @@ func TestMayImport(t *testing.T) {
 		pve1.On(storages, data(`[{"storage":"disks","content":"`+test.content+`","enabled":1,"active":1,"shared":1,"avail":9}]`))
 		pve1.On("GET /access/permissions?path=%2Fstorage%2Fdisks", data(`{"/storage/disks":`+test.privileges+`}`))
 		why, err := c.MayImport(t.Context(), "pve1", "disks")
-		same(t, "reason", fmt.Sprint(test.want, nil), fmt.Sprint(why, err))
+		must.Equal(t, "reason", fmt.Sprint(test.want, nil), fmt.Sprint(why, err))
 	})
 }
 
@@ -410,15 +379,14 @@ func TestUses(t *testing.T) {
 		pve1.On("GET /nodes/pve2/qemu/103/pending", raw("500 Configuration file 'nodes/pve2/qemu-server/103.conf' does not exist", ""))
 		pve1.On("GET /nodes/pve2/qemu/103/config", raw("500 Configuration file 'nodes/pve2/qemu-server/103.conf' does not exist", ""))
 		pve1.On("GET /cluster/nextid?vmid=103", data(`"103"`))
-		got, err := c.Uses(t.Context())
-		must(t, err)
+		got := must.Get(c.Uses(t.Context()))(t)
 		want := []images.Use{
 			{By: `VM 101 "wk1" on pve1`, Values: []string{
 				"2", "local:iso/a.iso,media=cdrom", "none,media=cdrom", "local:iso/b.iso,media=cdrom", "local:iso/c.iso,media=cdrom",
 			}},
 			{By: `snapshot before of VM 101 "wk1" on pve1`, Values: []string{"1", "512", "local:iso/d.iso,media=cdrom"}},
 		}
-		same(t, "uses", want, got)
+		must.Equal(t, "uses", want, got)
 	})
 }
 
@@ -465,32 +433,27 @@ func TestUsesFails(t *testing.T) {
 		pve1.On(tc.request, tc.answer)
 		_, err := c.Uses(t.Context())
 		wantError(t, err, nil, tc.want)
-		same(t, "kind", tc.kind, fault.KindOf(err))
+		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 	})
 }
 
 func TestShelf(t *testing.T) {
-	t.Parallel()
 	const volume = "DELETE /nodes/pve1/storage/isos/content/isos:iso%2Fa.iso"
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("GET /nodes", data(`[{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"},{"node":"pve1","status":"unknown"}]`))
 		pve1.On(isosPath, data(`[{"volid":"isos:iso/b.iso","size":7,"ctime":946684800},{"volid":"isos:iso/a.iso","size":"1048576"}]`), data(`[]`))
-		pve1.On(volume, data(`"`+testUPID+`"`), func(w http.ResponseWriter, r *http.Request) { lost(w, r) }, raw("403 Permission check failed (/storage/isos, Datastore.Allocate)", ""))
+		pve1.On(volume, data(`"`+testUPID+`"`), lost, raw("403 Permission check failed (/storage/isos, Datastore.Allocate)", ""))
 		pve1.On(statusPath, stopped("OK"))
 		pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=imgdel", data(`[]`))
-		c := s.client(t, "pve1")
 		online, offline, err := c.Nodes(t.Context())
-		must(t, err)
-		same(t, "nodes", [][]string{{"pve1", "pve2"}, {"pve3"}}, [][]string{online, offline})
-		isos, err := c.ISOs(t.Context(), "pve1", "isos")
-		must(t, err)
+		must.Do(t, err)
+		must.Equal(t, "nodes", [][]string{{"pve1", "pve2"}, {"pve3"}}, [][]string{online, offline})
+		isos := must.Get(c.ISOs(t.Context(), "pve1", "isos"))(t)
 		a := images.StoredISO{Host: "pve1", Storage: "isos", Name: "a.iso", SizeBytes: 1 << 20}
 		want := []images.StoredISO{a, {Host: "pve1", Storage: "isos", Name: "b.iso", SizeBytes: 7, Changed: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)}}
-		same(t, "ISOs", want, isos)
+		must.Equal(t, "ISOs", want, isos)
 		for range 2 { // the second time the answer is lost, and the VM is gone
-			must(t, c.DeleteISO(t.Context(), a))
+			must.Do(t, c.DeleteISO(t.Context(), a))
 		}
 		if err := c.DeleteISO(t.Context(), a); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "delete a.iso on storage isos on pve1: ") {
 			t.Errorf("without the privilege: %v", err)

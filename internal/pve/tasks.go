@@ -1,6 +1,7 @@
 package pve
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,7 +63,7 @@ func (c *tasks) await(ctx context.Context, raw string) error {
 	readable := begun
 	w := wait.For{Name: "task " + upid.String(), First: firstPoll, Every: c.Poll, Expected: c.durations.expected(upid)}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
-		status, err := c.taskStatus(ctx, upid)
+		status, ended, err := c.taskStatus(ctx, upid)
 		if err != nil {
 			// Reads also fail with 500 while the host's pmxcfs restarts.
 			if e, ok := errors.AsType[*api.Error](err); ok && e.Status < http.StatusInternalServerError || time.Since(readable) > outage {
@@ -71,11 +72,11 @@ func (c *tasks) await(ctx context.Context, raw string) error {
 			return false, "", err
 		}
 		readable = time.Now()
-		exit = status.ExitStatus
-		if status.Status != "stopped" {
+		exit = ended
+		if status != "stopped" {
 			ran = time.Since(begun)
 		}
-		return status.Status == "stopped", status.Status, nil
+		return status == "stopped", status, nil
 	})
 	if err != nil {
 		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
@@ -84,32 +85,23 @@ func (c *tasks) await(ctx context.Context, raw string) error {
 		c.durations.add(upid, ran, time.Since(begun))
 		return nil
 	}
-	if exit == "" {
-		exit = "unexpected status"
-	}
-	return c.Explain(&api.TaskError{UPID: upid, Exit: c.Redact(exit), Log: c.taskLog(ctx, upid)})
+	return c.Explain(&api.TaskError{UPID: upid, Exit: c.Redact(cmp.Or(exit, "unexpected status")), Log: c.taskLog(ctx, upid)})
 }
 
-type taskStatus struct {
-	Status     string `json:"status"` // "running" or "stopped"
-	ExitStatus string `json:"exitstatus"`
-}
-
-func (c *tasks) taskStatus(ctx context.Context, upid api.UPID) (taskStatus, error) {
-	var s taskStatus
-	err := c.Get(ctx, upid.Path("status"), &s)
+// taskStatus returns "running" or "stopped", and how a stopped task ended.
+func (c *tasks) taskStatus(ctx context.Context, upid api.UPID) (status, exit string, err error) {
+	var s struct{ Status, ExitStatus string }
+	err = c.Get(ctx, upid.Path("status"), &s)
 	if api.IsForbidden(err) {
 		err = fault.WithHint(fault.TokenPrivileges.Of(err), "tasks of other users can only be read with Sys.Audit on /nodes/%s", upid.Node)
 	}
-	return s, err
+	return s.Status, s.ExitStatus, err
 }
 
 // taskLog returns the end of a task's log. The result is empty if the log cannot be read, because the log only
 // illustrates an error.
 func (c *tasks) taskLog(ctx context.Context, upid api.UPID) []string {
-	var rows []struct {
-		T json.RawMessage `json:"t"`
-	}
+	var rows []struct{ T json.RawMessage }
 	if err := c.Get(ctx, upid.Path("log?limit="+strconv.Itoa(logLines)), &rows); err != nil {
 		return nil
 	}
@@ -131,19 +123,11 @@ func (c *Client) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]st
 		return nil, err
 	}
 	var running []string
-	var errs []error
 	for _, host := range online {
-		tasks, err := c.activeTasks(ctx, host)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		for _, u := range tasks {
-			if u.User == c.conn.TokenID && slices.ContainsFunc(vmsOf(u), of) {
-				running = append(running, u.String())
-			}
-		}
+		tasks, errTasks := c.ownTasks(ctx, host, func(u api.UPID) bool { return slices.ContainsFunc(vmsOf(u), of) })
+		running, err = append(running, tasks...), errors.Join(err, errTasks)
 	}
-	return running, errors.Join(errs...)
+	return running, err
 }
 
 // taskVMs matches the VMs in a task's ID: "101", "100-scsi1>200-scsi5".
@@ -162,10 +146,13 @@ func vmsOf(u api.UPID) []cluster.VMID {
 
 // OwnTasksOf implements cluster.Tasks. The ID of a task about a VM is the VM's number.
 func (c *Client) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) ([]string, error) {
+	return c.ownTasks(ctx, host, func(u api.UPID) bool { return u.ID == strconv.Itoa(int(id)) })
+}
+
+func (c *Client) ownTasks(ctx context.Context, host string, of func(api.UPID) bool) (running []string, err error) {
 	tasks, err := c.activeTasks(ctx, host)
-	var running []string
 	for _, u := range tasks {
-		if u.User == c.conn.TokenID && u.ID == strconv.Itoa(int(id)) {
+		if u.User == c.conn.TokenID && of(u) {
 			running = append(running, u.String())
 		}
 	}
@@ -196,8 +183,7 @@ func (c *Client) activeTasks(ctx context.Context, host string) ([]api.UPID, erro
 	return running, errors.Join(errs...)
 }
 
-// uptimeSlack is the tolerance between a host's uptime, in whole seconds, and the
-// moment we read it.
+// uptimeSlack is the tolerance between a host's uptime, in whole seconds, and the moment we read it.
 const uptimeSlack = 5 * time.Second
 
 // worker identifies the task that carries out a change.
@@ -267,8 +253,7 @@ type estimate struct {
 // in a row that were over at the first look.
 var shorter = []time.Duration{128, 64, 32, 16, 8}
 
-// numbers matches the VM numbers in a task's subject ("100-scsi1>200-scsi5"); the
-// rest names the drives.
+// numbers matches the VM numbers in a task's subject ("100-scsi1>200-scsi5"); the rest names the drives.
 var numbers = regexp.MustCompile(`\d{3,}`)
 
 func kindOf(u api.UPID) string { return u.Type + " " + numbers.ReplaceAllString(u.ID, "") }

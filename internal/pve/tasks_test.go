@@ -9,12 +9,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -31,9 +31,8 @@ func TestOwnTasks(t *testing.T) {
 			rows = append(rows, `{"upid":"UPID:pve1:0000ABCD:00012345:386D4380:`+task+`:"}`)
 		}
 		pve1.On("GET /nodes/pve1/tasks?source=active&limit=500", data("["+strings.Join(rows, ",")+"]"))
-		got, err := c.OwnTasks(t.Context(), func(id cluster.VMID) bool { return id == 101 })
-		must(t, err)
-		same(t, "tasks", []string{"qmshutdown 101 on pve1", "qmmove 9900-scsi1>101-scsi1 on pve1"}, got)
+		got := must.Get(c.OwnTasks(t.Context(), func(id cluster.VMID) bool { return id == 101 }))(t)
+		must.Equal(t, "tasks", []string{"qmshutdown 101 on pve1", "qmmove 9900-scsi1>101-scsi1 on pve1"}, got)
 	})
 }
 
@@ -73,57 +72,53 @@ func TestTask(t *testing.T) {
 		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
 		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
 		err := c.DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1", Digest: "d"})
-		same(t, "error", cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
-		same(t, "lost answer", tc.lost, errors.Is(err, cluster.ErrLostAnswer))
+		must.Equal(t, "error", cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
+		must.Equal(t, "lost answer", tc.lost, errors.Is(err, cluster.ErrLostAnswer))
 	})
 }
 
-// TestTaskPolls: the end of a short task is seen soon, and a long one is polled
-// hardly more often than the pause says. The next of its kind is polled when it is
-// due.
+// TestTaskPolls: the end of a short task is seen soon, and a long one is polled hardly more often than the pause says.
+// The next of its kind is polled when it is due.
 func TestTaskPolls(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		takes, late time.Duration // of the first task
 		looks       int
 		lateNext    time.Duration // of the third
 		next        int           // polls of that one
-	}{
+	}
+	cases := map[string]row{
 		"at once":     {0, 0, 1, 0, 1},
 		"short":       {250 * time.Millisecond, 60 * time.Millisecond, 11, 20 * time.Millisecond, 4},
 		"a second":    {time.Second, 250 * time.Millisecond, 17, 40 * time.Millisecond, 5},
 		"ten minutes": {10 * time.Minute, 2 * time.Second, 325, 2 * time.Second, 305},
 	}
-	for name, tc := range cases {
-		runInBubble(t, name, func(t *testing.T) {
-			s := newSite(t)
-			pve1 := s.Node(t, "pve1")
-			end := time.Now().Add(tc.takes)
-			pve1.On("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
-			pve1.On(statusPath, func(w http.ResponseWriter, r *http.Request) {
-				answer := running
-				if !time.Now().Before(end) {
-					answer = stopped("OK")
-				}
-				answer(w, r)
-			})
-			c := s.clientWith(t, api.Options{RootCAs: s.Pool(), Poll: 2 * time.Second}, "pve1")
-			for i := range 3 {
-				before := len(pve1.Requests()) - len(changes(pve1.Requests()))
-				end = time.Now().Add(tc.takes)
-				must(t, c.CreateVM(t.Context(), "pve1", 101, nil))
-				late, looks := time.Since(end), len(pve1.Requests())-len(changes(pve1.Requests()))-before
-				if i == 0 && (late > tc.late || looks > tc.looks) || i == 2 && (late > tc.lateNext || looks > tc.next) {
-					t.Errorf("task %d: %d looks, seen %s after its end", i+1, looks, late)
-				}
+	inEachBubble(t, cases, func(t *testing.T, tc row) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		end := time.Now().Add(tc.takes)
+		pve1.On("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
+		pve1.On(statusPath, func(w http.ResponseWriter, r *http.Request) {
+			answer := running
+			if !time.Now().Before(end) {
+				answer = stopped("OK")
 			}
+			answer(w, r)
 		})
-	}
+		c := s.clientWith(t, api.Options{RootCAs: s.Pool(), Poll: 2 * time.Second}, "pve1")
+		for i := range 3 {
+			before := len(pve1.Requests()) - len(changes(pve1.Requests()))
+			end = time.Now().Add(tc.takes)
+			must.Do(t, c.CreateVM(t.Context(), "pve1", 101, nil))
+			late, looks := time.Since(end), len(pve1.Requests())-len(changes(pve1.Requests()))-before
+			if i == 0 && (late > tc.late || looks > tc.looks) || i == 2 && (late > tc.lateNext || looks > tc.next) {
+				t.Errorf("task %d: %d looks, seen %s after its end", i+1, looks, late)
+			}
+		}
+	})
 }
 
 func TestWarningsOfOtherTasksAreReported(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.Node(t, "pve1")
 		pve1.On("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
@@ -131,9 +126,9 @@ func TestWarningsOfOtherTasksAreReported(t *testing.T) {
 		pve1.On(logPath, data(`[{"n":1,"t":"iothread is only valid with virtio disk"}]`))
 		var warned []string
 		c := s.clientWith(t, api.Options{RootCAs: s.Pool(), Warn: func(text string) { warned = append(warned, text) }}, "pve1")
-		must(t, c.CreateVM(t.Context(), "pve1", 101, nil))
+		must.Do(t, c.CreateVM(t.Context(), "pve1", 101, nil))
 		want := []string{"task qmdestroy 101 on pve1: WARNINGS: 1 (iothread is only valid with virtio disk)"}
-		same(t, "warned", want, warned)
+		must.Equal(t, "warned", want, warned)
 	})
 }
 
@@ -152,8 +147,7 @@ func TestTaskWaitEnds(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), tc.timeout)
 		defer cancel()
 		start := time.Now()
-		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-		wantError(t, err, cluster.ErrLostAnswer, "")
+		wantError(t, c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"}), cluster.ErrLostAnswer, "")
 		within(t, start, tc.within)
 	})
 }
@@ -211,13 +205,11 @@ func TestStartedSince(t *testing.T) {
 		worker := moveWorker(cluster.VM{ID: 100, Host: "pve1"}, "scsi1", 200, "scsi5")
 		got, err := c.tasks.startedSince(t.Context(), worker, sent)
 		wantError(t, err, nil, tc.err)
-		same(t, "task", tc.want, got)
+		must.Equal(t, "task", tc.want, got)
 		if tc.want == "" {
 			return
 		}
-		if again, err := c.tasks.startedSince(t.Context(), worker, sent); again != "" || err != nil {
-			t.Errorf("the second time: %q, error %v", again, err)
-		}
+		must.Equal(t, "the second time", "", must.Get(c.tasks.startedSince(t.Context(), worker, sent))(t))
 	})
 }
 
@@ -225,67 +217,65 @@ func TestStartedSince(t *testing.T) {
 // shows, it is not sent again, because a volume may already have its new name.
 func TestADeadWorkerIsNotRepeated(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
-		must(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
+		must.Do(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
 		vm := l.read(t, 9011)
 		before := l.recorder.Mutations()
 		time.AfterFunc(100*time.Millisecond, func() { killWorker(t, l) })
 		wantError(t, l.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi1"), cluster.ErrLostAnswer, "")
-		same(t, "sent", 1, l.recorder.Mutations()-before)
+		must.Equal(t, "sent", 1, l.recorder.Mutations()-before)
 	})
 }
 
 // TestDurations: tasks of a kind are polled when they end, with little delay and few
 // polls, however long the first one took.
 func TestDurations(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		first, others time.Duration
 		looks         int           // of the last ten together
 		late          time.Duration // of all together
-	}{
+	}
+	inEachBubble(t, map[string]row{
 		"always alike":       {time.Second, time.Second, 20, 200 * time.Millisecond},
 		"longer from now":    {time.Second, 1300 * time.Millisecond, 20, 200 * time.Millisecond},
 		"shorter from now":   {time.Second, 700 * time.Millisecond, 20, 200 * time.Millisecond},
 		"longer than a look": {5 * time.Second, 5 * time.Second, 60, 500 * time.Millisecond},
-	} {
-		runInBubble(t, name, func(t *testing.T) {
-			var d durations
-			u := api.UPID{Type: "qmmove", ID: "101-scsi1>9001-scsi1"}
-			once := func(takes time.Duration) (looks int, late time.Duration) {
-				begun, ran := time.Now(), time.Duration(0)
-				w := wait.For{First: firstPoll, Every: 2 * time.Second, Expected: d.expected(u)}
-				err := wait.Until(t.Context(), w, func(context.Context) (bool, string, error) {
-					looks++
-					if time.Since(begun) < takes {
-						ran = time.Since(begun)
-						return false, "", nil
-					}
-					return true, "", nil
-				})
-				must(t, err)
-				d.add(u, ran, time.Since(begun))
-				return looks, time.Since(begun) - takes
-			}
-			once(c.first)
-			for range 20 {
-				once(c.others)
-			}
-			looks, late := 0, time.Duration(0)
-			for range 10 {
-				l, by := once(c.others)
-				looks, late = looks+l, late+by
-			}
-			t.Logf("%d looks, %s late", looks, late)
-			if looks > c.looks || late > c.late {
-				t.Errorf("%d looks, %s late", looks, late)
-			}
-			same(t, "expected of the same of another VM", d.expected(u), d.expected(api.UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}))
-			same(t, "expected of another type", time.Duration(0), d.expected(api.UPID{Type: "qmstart", ID: "101"}))
-			if other := d.expected(api.UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
-				t.Errorf("no estimate for a task of another drive")
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		var d durations
+		u := api.UPID{Type: "qmmove", ID: "101-scsi1>9001-scsi1"}
+		once := func(takes time.Duration) (looks int, late time.Duration) {
+			begun, ran := time.Now(), time.Duration(0)
+			w := wait.For{First: firstPoll, Every: 2 * time.Second, Expected: d.expected(u)}
+			err := wait.Until(t.Context(), w, func(context.Context) (bool, string, error) {
+				looks++
+				if time.Since(begun) < takes {
+					ran = time.Since(begun)
+					return false, "", nil
+				}
+				return true, "", nil
+			})
+			must.Do(t, err)
+			d.add(u, ran, time.Since(begun))
+			return looks, time.Since(begun) - takes
+		}
+		once(c.first)
+		for range 20 {
+			once(c.others)
+		}
+		looks, late := 0, time.Duration(0)
+		for range 10 {
+			l, by := once(c.others)
+			looks, late = looks+l, late+by
+		}
+		t.Logf("%d looks, %s late", looks, late)
+		if looks > c.looks || late > c.late {
+			t.Errorf("%d looks, %s late", looks, late)
+		}
+		must.Equal(t, "expected of the same of another VM", d.expected(u), d.expected(api.UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}))
+		must.Equal(t, "expected of another type", time.Duration(0), d.expected(api.UPID{Type: "qmstart", ID: "101"}))
+		if other := d.expected(api.UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
+			t.Errorf("no estimate for a task of another drive")
+		}
+	})
 }
 
 const (
@@ -298,15 +288,15 @@ const (
 // someoneElse changes the VM concurrently.
 func someoneElse(t *testing.T, l lab) {
 	t.Helper()
-	must(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
+	must.Do(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
 }
 
 func TestIsLock(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		err             error
 		timeout, locked bool
-	}{
+	}
+	must.Each(t, map[string]row{
 		"VM's file":                  {err: &api.Error{Status: 500, Reason: flock, Message: flock}, timeout: true},
 		"storage":                    {err: &api.TaskError{Exit: cfsLock}, timeout: true},
 		"storage, while creating":    {err: &api.TaskError{Exit: "unable to create VM 9090 - " + cfsLock}, timeout: true},
@@ -319,18 +309,13 @@ func TestIsLock(t *testing.T) {
 		"answer lost as well":        {err: errors.Join(cluster.ErrLostAnswer, &api.TaskError{Exit: flock})},
 		"without a kind":             {err: &api.Error{Status: 500, Message: "VM is locked"}, locked: true},
 		"something that is no error": {},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			same(t, "timeout", tc.timeout, api.IsLockTimeout(tc.err))
-			same(t, "locked", tc.locked, api.IsVMLocked(tc.err))
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		must.Equal(t, "timeout", tc.timeout, api.IsLockTimeout(tc.err))
+		must.Equal(t, "locked", tc.locked, api.IsVMLocked(tc.err))
+	})
 }
 
-// TestLocksAreWaitedFor: changes are refused because of a lock until it is released,
-// the VM is changed, or time is up.
+// TestLocksAreWaitedFor: changes are refused because of a lock until it is released, the VM is changed, or time is up.
 func TestLocksAreWaitedFor(t *testing.T) {
 	onboot := setting(map[string]string{"onboot": "1"})
 	create := func(t *testing.T, l lab) error {
@@ -365,9 +350,9 @@ func TestLocksAreWaitedFor(t *testing.T) {
 		},
 		"a backup's, and the VM stops by itself": {
 			match: "qmstop", message: "VM is locked (backup)", times: 1000,
-			meanwhile: func(t *testing.T, l lab) { must(t, l.world.PowerOff(9011)) },
+			meanwhile: func(t *testing.T, l lab) { must.Do(t, l.world.PowerOff(9011)) },
 			do: func(t *testing.T, l lab) error {
-				must(t, l.world.PowerOn(9011))
+				must.Do(t, l.world.PowerOn(9011))
 				return l.Stop(t.Context(), l.read(t, 9011))
 			},
 		},
@@ -397,9 +382,7 @@ func TestSlots(t *testing.T) {
 	var release func()
 	for _, host := range []string{"pve1", "pve2"} {
 		for range slotsPerHost {
-			var err error
-			release, err = s.take(t.Context(), host)
-			must(t, err)
+			release = must.Get(s.take(t.Context(), host))(t)
 		}
 	}
 	ended, cancel := context.WithCancel(t.Context())
@@ -408,15 +391,14 @@ func TestSlots(t *testing.T) {
 		t.Errorf("while all are taken: %v", err)
 	}
 	release()
-	_, err := s.take(t.Context(), "pve2")
-	must(t, err)
+	must.Get(s.take(t.Context(), "pve2"))(t)
 }
 
 // TestSlotsLimitWorkers creates many VMs at once, and shuts one down meanwhile.
 func TestSlotsLimitWorkers(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		l.world.SetFirmware(nil) // nothing reacts to the power button
-		must(t, l.Start(t.Context(), l.read(t, 9011)))
+		must.Do(t, l.Start(t.Context(), l.read(t, 9011)))
 		vm := l.read(t, 9011)
 		shutdowns, end := context.WithCancel(t.Context())
 		defer end()
@@ -460,6 +442,6 @@ func TestSlotsLimitWorkers(t *testing.T) {
 		close(stop)
 		end()
 		wg.Wait()
-		same(t, "at once", slotsPerHost, most)
+		must.Equal(t, "at once", slotsPerHost, most)
 	})
 }

@@ -30,9 +30,8 @@ func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) 
 	return of.Ties, of.Err
 }
 
-// TiesOf implements cluster.TieReader. A VM's error says what cannot be read, with
-// every missing privilege; lists that Proxmox filters for a token without rights are
-// incomplete without an error.
+// TiesOf implements cluster.TieReader. A VM's error says what cannot be read, with every missing privilege; lists that
+// Proxmox filters for a token without rights are incomplete without an error.
 func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead {
 	l := &look{Client: c}
 	of := make([]cluster.TiesRead, len(vms))
@@ -52,30 +51,14 @@ func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRea
 // are dropped afterwards, so that later reads are fresh.
 type look struct {
 	*Client
-	reads sync.Map // of *onceRead, by name
+	reads sync.Map // of sync.OnceValues, by name
 }
 
-// once returns the result of read, which all callers in the look that use that name share.
-func once[T any](ctx context.Context, l *look, name string, read func() (T, error)) (T, error) {
-	kept, begun := l.reads.LoadOrStore(name, &onceRead{done: make(chan struct{})})
-	r := kept.(*onceRead)
-	if !begun {
-		r.answer, r.err = read()
-		close(r.done)
-	}
-	select {
-	case <-r.done:
-		return r.answer.(T), r.err
-	case <-ctx.Done():
-		return *new(T), context.Cause(ctx)
-	}
-}
-
-// onceRead is an answer of look; other callers may wait until it is done.
-type onceRead struct {
-	done   chan struct{} // closed when the rest is known
-	answer any
-	err    error
+// once returns the result of read. All callers in the look that use that name share the result, and have the same
+// context, with which read ends.
+func once[T any](l *look, name string, read func() (T, error)) (T, error) {
+	kept, _ := l.reads.LoadOrStore(name, sync.OnceValues(read))
+	return kept.(func() (T, error))()
 }
 
 func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
@@ -106,7 +89,7 @@ func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 
 // aclEntries returns the ACL entries of the VM itself that our token sees.
 func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEntry, error) {
-	entries, err := once(ctx, l, "acl", func() (map[string][]cluster.ACLEntry, error) {
+	entries, err := once(l, "acl", func() (map[string][]cluster.ACLEntry, error) {
 		var acls []aclEntry
 		err := l.conn.Get(ctx, "/access/acl", &acls)
 		entries := map[string][]cluster.ACLEntry{}
@@ -131,11 +114,11 @@ type tagOptions struct {
 // outside of user-tag-access. If user-tag-access allows existing tags, the result also has the tags that no other VM
 // has: such a tag no longer exists once the VM is deleted (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
 func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, error) {
-	mine := splitTags(vm.Config["tags"])
+	mine := strings.FieldsFunc(vm.Config["tags"], isListMark)
 	if len(mine) == 0 {
 		return nil, nil
 	}
-	options, err := once(ctx, l, "tags", func() (options tagOptions, err error) {
+	options, err := once(l, "tags", func() (options tagOptions, err error) {
 		return options, l.conn.Get(ctx, "/cluster/options", &options)
 	})
 	if err != nil {
@@ -143,7 +126,7 @@ func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, err
 	}
 	allowed := options.Allowed
 	if options.Access.Allow == "existing" {
-		rows, err := once(ctx, l, "guests", func() (rows []resource, err error) { // containers, too
+		rows, err := once(l, "guests", func() (rows []resource, err error) { // containers, too
 			return rows, l.conn.Get(ctx, "/cluster/resources?type=vm", &rows)
 		})
 		if err != nil {
@@ -152,16 +135,12 @@ func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, err
 		others := slices.Clone(options.Access.List)
 		for _, row := range rows {
 			if cluster.VMID(row.VMID) != vm.ID {
-				others = append(others, splitTags(row.Tags)...)
+				others = append(others, strings.FieldsFunc(row.Tags, isListMark)...)
 			}
 		}
 		allowed = slices.DeleteFunc(slices.Clone(allowed), func(tag string) bool { return !slices.Contains(others, tag) })
 	}
 	return slices.DeleteFunc(mine, func(tag string) bool { return slices.Contains(allowed, tag) }), nil
-}
-
-func splitTags(tags string) []string {
-	return strings.FieldsFunc(tags, func(r rune) bool { return strings.ContainsRune(";, ", r) })
 }
 
 // hostArch returns the architecture of the VM's host in a VM's spelling. recast reads it only if the VM sets arch.
@@ -170,7 +149,7 @@ func (l *look) hostArch(ctx context.Context, vm cluster.VM) (string, error) {
 	if vm.Config["arch"] == "" {
 		return "", nil
 	}
-	return once(ctx, l, "arch of "+vm.Host, func() (string, error) {
+	return once(l, "arch of "+vm.Host, func() (string, error) {
 		var status struct {
 			Kernel struct{ Machine string } `json:"current-kernel"` // uname's (API2/Nodes.pm, status)
 		}
@@ -202,15 +181,14 @@ func (l *look) snippets(ctx context.Context, vm cluster.VM) ([]string, error) {
 	return there, nil
 }
 
-// vnets returns the VM's networks other than the hosts' own bridges. A host lists
-// the SDN VNets that the token may see or use (pve-network, PVE/Network/SDN.pm,
-// get_local_vnets).
+// vnets returns the VM's networks other than the hosts' own bridges. A host lists the SDN VNets that the token may see
+// or use (pve-network, PVE/Network/SDN.pm, get_local_vnets).
 func (l *look) vnets(ctx context.Context, vm cluster.VM) ([]cluster.VNet, error) {
 	names := cluster.ForeignBridges(vm)
 	if len(names) == 0 {
 		return nil, nil
 	}
-	ipam, err := once(ctx, l, "VNets of "+vm.Host, func() (map[string]bool, error) {
+	ipam, err := once(l, "VNets of "+vm.Host, func() (map[string]bool, error) {
 		var rows []struct {
 			Iface string
 			IPAM  json.RawMessage
@@ -246,7 +224,7 @@ func (c *Client) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, e
 			} `json:"ip-addresses"`
 		}
 	}
-	err := c.conn.Get(ctx, fmt.Sprintf("/nodes/%s/qemu/%d/agent/network-get-interfaces", url.PathEscape(vm.Host), vm.ID), &answer)
+	err := c.conn.Get(ctx, vmPath(vm, "agent/network-get-interfaces"), &answer)
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusInternalServerError {
 		return nil, fmt.Errorf("%w: %w", cluster.ErrNotYet, err)
 	}
@@ -267,8 +245,8 @@ func (c *Client) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, e
 
 // backups describes the VM's running and due backups.
 func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
-	tasks, errTasks := once(ctx, l, "tasks/"+vm.Host, func() ([]api.UPID, error) { return l.activeTasks(ctx, vm.Host) })
-	schedule, errJobs := once(ctx, l, "backups", func() (s backupSchedule, err error) {
+	tasks, errTasks := once(l, "tasks/"+vm.Host, func() ([]api.UPID, error) { return l.activeTasks(ctx, vm.Host) })
+	schedule, errJobs := once(l, "backups", func() (s backupSchedule, err error) {
 		s.asOf, err = l.conn.GetDated(ctx, "/cluster/backup", &s.jobs)
 		return s, err
 	})
@@ -279,7 +257,7 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 	jobs, now := schedule.jobs, schedule.asOf
 	if now.IsZero() && len(jobs) > 0 { // a proxy removed the header
 		var err error
-		if now, err = once(ctx, l, "clock/"+vm.Host, func() (time.Time, error) { return l.clock(ctx, vm.Host) }); err != nil {
+		if now, err = once(l, "clock/"+vm.Host, func() (time.Time, error) { return l.clock(ctx, vm.Host) }); err != nil {
 			return nil, err
 		}
 	}
@@ -293,13 +271,12 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 		case t.ID == strconv.Itoa(int(vm.ID)):
 			busy = append(busy, "running task "+t.String())
 		case t.ID == "":
-			// A backup of several VMs names none of them (API2/VZDump.pm) and locks
-			// each only when its turn comes.
+			// A backup of several VMs names none of them (API2/VZDump.pm) and locks each only when its turn comes.
 			busy = append(busy, "running task "+t.String()+" of several VMs")
 		}
 	}
 	if slices.ContainsFunc(jobs, func(j backupJob) bool { return j.Pool != "" }) {
-		rows, err := once(ctx, l, "pools", func() ([]resource, error) { return l.resources(ctx) })
+		rows, err := once(l, "pools", func() ([]resource, error) { return l.resources(ctx) })
 		if err == nil {
 			vm.Pool, err = poolOf(rows, vm.ID)
 		}
@@ -332,9 +309,8 @@ type backupJob struct {
 	NextRun                   flexInt `json:"next-run"` // computed by Proxmox for each request
 }
 
-// includes reports whether the job is enabled and covers the VM. As in
-// get_included_guests (VZDump.pm), a pool takes precedence over a list, and a list
-// over all.
+// includes reports whether the job is enabled and covers the VM. As in get_included_guests (VZDump.pm), a pool takes
+// precedence over a list, and a list over all.
 func (j backupJob) includes(vm cluster.VM) bool {
 	if len(j.Enabled) > 0 && !toBool(j.Enabled) || j.Node != "" && j.Node != vm.Host {
 		return false
@@ -372,7 +348,7 @@ func due(unix int64, now time.Time) string {
 // replicationJobs lists the VM's replication jobs, disabled jobs too: each job makes Proxmox refuse to delete the VM
 // (Qemu.pm, destroy_vm).
 func (l *look) replicationJobs(ctx context.Context, id cluster.VMID) ([]cluster.ReplicationJob, error) {
-	byGuest, err := once(ctx, l, "replication jobs", func() (map[cluster.VMID][]cluster.ReplicationJob, error) {
+	byGuest, err := once(l, "replication jobs", func() (map[cluster.VMID][]cluster.ReplicationJob, error) {
 		var rows []struct {
 			ID, Target, Schedule string
 			Guest                flexInt
@@ -402,9 +378,8 @@ func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.R
 	if len(jobs) == 0 {
 		return nil, nil
 	}
-	rows, err := once(ctx, l, "replications/"+vm.Host, func() (rows []replication, err error) {
-		err = l.conn.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/replication", &rows)
-		return rows, err
+	rows, err := once(l, "replications/"+vm.Host, func() (rows []replication, err error) {
+		return rows, l.conn.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/replication", &rows)
 	})
 	if err != nil {
 		return nil, err
@@ -471,11 +446,7 @@ func firewallEntries(list []map[string]json.RawMessage) (out []cluster.FirewallE
 func firewallEntry(fields map[string]json.RawMessage) cluster.FirewallEntry {
 	out := cluster.FirewallEntry{}
 	for name, raw := range fields {
-		text := string(raw)
-		if err := json.Unmarshal(raw, &text); err != nil {
-			text = string(raw)
-		}
-		if text != "" && text != "null" && !slices.Contains(derived, name) {
+		if text := scalar(raw); text != "" && !slices.Contains(derived, name) {
 			out[name] = text
 		}
 	}
@@ -500,10 +471,9 @@ func (c *Client) SetFirewall(ctx context.Context, vm cluster.VM, want cluster.Fi
 	return err
 }
 
-// firewallChanges turns one firewall into another: a part that differs is rewritten.
-// Aliases come before the sets that name them, and both before the rules. A new rule
-// always goes to the top, whatever position is requested (pve-firewall,
-// PVE/API2/Firewall/Rules.pm, create_rule).
+// firewallChanges turns one firewall into another: a part that differs is rewritten. Aliases come before the sets that
+// name them, and both before the rules. A new rule always goes to the top, whatever position is requested
+// (pve-firewall, PVE/API2/Firewall/Rules.pm, create_rule).
 func firewallChanges(vm cluster.VM, now, want cluster.FirewallConfig) (list []mutation) {
 	change := func(method, path string, params map[string]string) {
 		list = append(list, mutation{method: method, path: vmPath(vm, "firewall/"+path), params: params})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -65,8 +66,8 @@ func testTies(t *testing.T, cases map[string]tie) {
 			tc.vm(&vm)
 		}
 		got, err := c.Ties(t.Context(), vm)
-		same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
-		same(t, "ties", tc.want, got)
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+		must.Equal(t, "ties", tc.want, got)
 	})
 }
 
@@ -258,8 +259,7 @@ func TestReplications(t *testing.T) {
 	})
 }
 
-// TestOneLookAtManyVMs: what is kept in one place for all VMs, or for all of a host,
-// is read once per look.
+// TestOneLookAtManyVMs: what is kept in one place for all VMs, or for all of a host, is read once per look.
 func TestOneLookAtManyVMs(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		untied(pve1)
@@ -295,7 +295,7 @@ func TestOneLookAtManyVMs(t *testing.T) {
 				asked[request]++
 			}
 			for request, n := range asked {
-				same(t, request, look, n)
+				must.Equal(t, request, look, n)
 			}
 		}
 	})
@@ -304,9 +304,8 @@ func TestOneLookAtManyVMs(t *testing.T) {
 func TestLabTies(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		w := cluster.VMID(9011)
-		none, err := l.Ties(t.Context(), l.read(t, w))
-		must(t, err)
-		same(t, "ties of an ordinary VM", cluster.Ties{}, none)
+		none := must.Get(l.Ties(t.Context(), l.read(t, w)))(t)
+		must.Equal(t, "ties of an ordinary VM", cluster.Ties{}, none)
 		now := time.Now()
 		l.world.SetFirewall(9011, world.Firewall{Options: map[string]string{"enable": "1"}, Rules: []world.FirewallRule{{"type": "in", "action": "ACCEPT", "enable": "1"}}})
 		l.world.AddReplication(world.ReplicationJob{ID: "9011-0", Guest: 9011, Target: "pve2", Schedule: "*/15", NextSync: now.Add(5 * time.Minute)})
@@ -316,11 +315,10 @@ func TestLabTies(t *testing.T) {
 		l.world.AddBackupJob(world.BackupJob{ID: "others", All: true, Exclude: []int{9011}, NextRun: now})
 		l.world.AddBackupJob(world.BackupJob{ID: "off", All: true, Disabled: true, NextRun: now})
 		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "stopped", Group: "rack1", Options: map[string]string{"max_restart": "3", "comment": "two words"}})
-		must(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "before"}))
+		must.Do(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "before"}))
 		l.world.StartBackup("root@pam", "pve1", time.Hour, 9011)
 		time.Sleep(time.Minute)
-		got, err := l.Ties(t.Context(), l.read(t, w))
-		must(t, err)
+		got := must.Get(l.Ties(t.Context(), l.read(t, w)))(t)
 		minute := func(ahead time.Duration) string { return now.Add(ahead).UTC().Format("2006-01-02 15:04 MST") }
 		want := cluster.Ties{
 			Firewall: cluster.FirewallConfig{
@@ -334,7 +332,7 @@ func TestLabTies(t *testing.T) {
 			},
 			HA: &cluster.HAResource{VMID: 9011, State: "stopped", Settings: map[string]string{"group": "rack1", "max_restart": "3", "comment": "two words"}},
 		}
-		same(t, "ties", want, got)
+		must.Equal(t, "ties", want, got)
 	})
 }
 
@@ -342,21 +340,20 @@ func TestLabTies(t *testing.T) {
 func TestLabHA(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		ctx := t.Context()
-		must(t, l.Start(ctx, l.read(t, 9011)))
+		must.Do(t, l.Start(ctx, l.read(t, 9011)))
 		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started", Options: map[string]string{"max_restart": "2"}})
 		l.world.AddHARule(world.HARule{ID: "apart", Type: "resource-affinity", Resources: []string{"vm:9011"}})
 		vm := l.read(t, 9011)
-		ties, err := l.Ties(ctx, vm)
-		must(t, err)
+		ties := must.Get(l.Ties(ctx, vm))(t)
 		if !vm.HA || ties.HA == nil {
 			t.Fatalf("managed: %v, %v", vm.HA, ties.HA)
 		}
-		must(t, l.RemoveHA(ctx, 9011))
-		must(t, l.RemoveHA(ctx, 9011))
+		must.Do(t, l.RemoveHA(ctx, 9011))
+		must.Do(t, l.RemoveHA(ctx, 9011))
 		if vm := l.read(t, 9011); vm.HA || !vm.Running {
 			t.Fatalf("taken out: HA %v, running %v", vm.HA, vm.Running)
 		}
-		must(t, l.Shutdown(ctx, l.read(t, 9011), time.Minute))
+		must.Do(t, l.Shutdown(ctx, l.read(t, 9011), time.Minute))
 		time.Sleep(5 * time.Minute)
 		if l.read(t, 9011).Running {
 			t.Fatal("started again by an unknown party")
@@ -364,13 +361,12 @@ func TestLabHA(t *testing.T) {
 		if rules := l.world.HARules(); len(rules) != 1 || len(rules[0].Resources) != 1 {
 			t.Errorf("rules are now %v", rules)
 		}
-		must(t, l.DeleteVM(ctx, l.read(t, 9011)))
-		must(t, l.CreateVM(ctx, "pve1", 9011, map[string]string{"name": "wk1", "memory": "2048", "scsi0": "fast:10"}))
-		must(t, l.AddHA(ctx, *ties.HA))
-		must(t, l.AddHA(ctx, *ties.HA))
-		after, err := l.Ties(ctx, l.read(t, 9011))
-		must(t, err)
-		same(t, "HA resource", ties.HA, after.HA)
+		must.Do(t, l.DeleteVM(ctx, l.read(t, 9011)))
+		must.Do(t, l.CreateVM(ctx, "pve1", 9011, map[string]string{"name": "wk1", "memory": "2048", "scsi0": "fast:10"}))
+		must.Do(t, l.AddHA(ctx, *ties.HA))
+		must.Do(t, l.AddHA(ctx, *ties.HA))
+		after := must.Get(l.Ties(ctx, l.read(t, 9011)))(t)
+		must.Equal(t, "HA resource", ties.HA, after.HA)
 	})
 }
 
@@ -382,20 +378,17 @@ func TestDueByHostClock(t *testing.T) {
 		soon, later := time.Now().Add(10*time.Minute), time.Now().Add(cluster.BusyWithin+10*time.Minute)
 		l.world.AddBackupJob(world.BackupJob{ID: "soon", All: true, NextRun: soon})
 		l.world.AddBackupJob(world.BackupJob{ID: "later", All: true, NextRun: later})
-		got, err := l.Ties(t.Context(), l.read(t, 9011))
-		must(t, err)
+		got := must.Get(l.Ties(t.Context(), l.read(t, 9011)))(t)
 		theirs := soon.Add(off).UTC().Format("2006-01-02 15:04 MST")
-		want := []string{"backup job soon due at " + theirs}
-		same(t, "busy", want, got.Busy)
+		must.Equal(t, "busy", []string{"backup job soon due at " + theirs}, got.Busy)
 	})
 }
 
-// TestLostAnswerAndAClockThatJumps: a worker is found although its host's clock
-// jumped by a day while the answer was lost: its failure is known, and nothing is
-// sent twice.
+// TestLostAnswerAndAClockThatJumps: a worker is found although its host's clock jumped by a day while the answer was
+// lost: its failure is known, and nothing is sent twice.
 func TestLostAnswerAndAClockThatJumps(t *testing.T) {
 	inEachLab(t, map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day back": -24 * time.Hour}, func(t *testing.T, l lab, off time.Duration) {
-		must(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
+		must.Do(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
 		vm := l.read(t, 9011)
 		before := l.recorder.Mutations()
 		l.world.FailNext("qmmove", "command '/sbin/lvs' failed: exit code 5")
@@ -406,6 +399,6 @@ func TestLostAnswerAndAClockThatJumps(t *testing.T) {
 			}
 		})
 		wantError(t, l.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi1"), nil, "exit code 5")
-		same(t, "sent", 1, l.recorder.Mutations()-before)
+		must.Equal(t, "sent", 1, l.recorder.Mutations()-before)
 	})
 }

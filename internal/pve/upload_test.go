@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -28,6 +27,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
@@ -61,7 +61,7 @@ func (f *countedFile) Close() error { f.open.Add(-1); return nil }
 func isoOf(t *testing.T, content []byte) images.Upload {
 	t.Helper()
 	var open atomic.Int32
-	t.Cleanup(func() { same(t, "open files", int32(0), open.Load()) })
+	t.Cleanup(func() { must.Equal(t, "open files", int32(0), open.Load()) })
 	return images.Upload{
 		Host: "pve1", Storage: "isos", Name: "recast-1.iso", SizeBytes: int64(len(content)), SHA256: fmt.Sprintf("%x", sha256.Sum256(content)),
 		Open: func() (io.ReadCloser, error) {
@@ -110,7 +110,7 @@ func (got *received) read(r *http.Request) error {
 // want are the parts in the only order that Proxmox takes.
 func (got *received) want(t *testing.T, u images.Upload) {
 	t.Helper()
-	same(t, "parts", []part{
+	must.Equal(t, "parts", []part{
 		{Name: "content", Value: "iso"},
 		{Name: "checksum-algorithm", Value: "sha256"},
 		{Name: "checksum", Value: u.SHA256},
@@ -139,7 +139,7 @@ func TestUpload(t *testing.T) {
 			}
 			last = sent
 		}
-		must(t, c.Upload(t.Context(), u))
+		must.Do(t, c.Upload(t.Context(), u))
 		got.want(t, u)
 		if last != u.SizeBytes || got.length <= last {
 			t.Errorf("progress ends at %d of %d, the request had %d bytes", last, u.SizeBytes, got.length)
@@ -149,8 +149,7 @@ func TestUpload(t *testing.T) {
 
 func TestFormBeginsEachPartWithItsDisposition(t *testing.T) {
 	t.Parallel()
-	f, err := newForm(images.Upload{Name: "a.iso", SHA256: "00"})
-	must(t, err)
+	f := must.Get(newForm(images.Upload{Name: "a.iso", SHA256: "00"}))(t)
 	_, boundary, _ := strings.Cut(f.contentType, "boundary=")
 	parts := strings.Split(string(f.head), "--"+boundary+"\r\n")[1:]
 	if len(parts) != 4 {
@@ -194,8 +193,7 @@ func TestUploadFails(t *testing.T) {
 		defer cancel()
 		u := isoOf(t, content)
 		u.SizeBytes = max(tc.size, u.SizeBytes)
-		err := c.Upload(ctx, u)
-		wantError(t, err, tc.is, tc.want)
+		wantError(t, c.Upload(ctx, u), tc.is, tc.want)
 	})
 }
 
@@ -209,27 +207,24 @@ func TestUploadThatProxmoxWouldRefuse(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || fault.CodeOf(err) != fault.TokenPrivileges || fault.KindOf(err) != fault.Refused {
 			t.Errorf("%v", err)
 		}
-		same(t, "changes", []string{}, changes(pve1.Requests()))
+		must.Equal(t, "changes", []string{}, changes(pve1.Requests()))
 	})
 }
 
 func TestUploadGoesToAnotherEndpoint(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		s := newSite(t)
 		pve2 := s.Node(t, "pve2")
 		var got received
 		acceptUploads(pve2, got.take)
 		u := isoOf(t, []byte("small"))
-		must(t, s.client(t, "pve1", "pve2").Upload(t.Context(), u))
+		must.Do(t, s.client(t, "pve1", "pve2").Upload(t.Context(), u))
 		got.want(t, u)
 	})
 }
 
-// TestUploadWithoutAnswer: the outcome of an upload is looked up, and only one
-// without effect is sent again.
+// TestUploadWithoutAnswer: the outcome of an upload is looked up, and only one without effect is sent again.
 func TestUploadWithoutAnswer(t *testing.T) {
-	t.Parallel()
 	const (
 		nodes  = "GET /nodes"
 		tasks  = "/tasks?limit=500&source=all&typefilter=imgcopy"
@@ -239,7 +234,7 @@ func TestUploadWithoutAnswer(t *testing.T) {
 	content := bytes.Repeat([]byte("x"), 4<<20)
 	there := data(`[{"volid":"isos:iso/recast-1.iso","size":4194304}]`)
 	ok := swallow(data(`"` + testUPID + `"`))
-	for name, tc := range map[string]struct {
+	type row struct {
 		answers []route
 		isos    []route
 		tasks   []route // of pve2, which receives the upload
@@ -248,7 +243,8 @@ func TestUploadWithoutAnswer(t *testing.T) {
 		quick   bool // it cannot have had an effect, so nothing is looked up
 		is      error
 		fails   string
-	}{
+	}
+	inEachBubble(t, map[string]row{
 		"its task is found":        {answers: []route{swallow(lost)}, tasks: []route{data(`[]`), data(`[{"upid":"` + copied + `"},{"upid":"` + other + `"}]`)}, exit: "OK", sent: 1},
 		"its task has failed":      {answers: []route{swallow(lost)}, tasks: []route{data(`[{"upid":"` + copied + `"}]`)}, exit: "checksum mismatch: got 'a'", sent: 1, fails: "checksum mismatch: got 'a'"},
 		"the file shows":           {answers: []route{swallow(lost)}, isos: []route{data(`[]`), data(`[]`), there}, sent: 1},
@@ -257,32 +253,29 @@ func TestUploadWithoutAnswer(t *testing.T) {
 		"no answer comes ever":     {answers: []route{swallow(lost)}, sent: 3, is: cluster.ErrLostAnswer, fails: "since then neither a task nor the file has appeared"},
 		"a proxy cancels it":       {answers: []route{swallow(raw("596 Connection timed out", "")), ok}, sent: 2},
 		"nothing can be looked up": {answers: []route{swallow(lost)}, tasks: []route{raw("403 Permission check failed", "")}, sent: 1, is: cluster.ErrLostAnswer, fails: "403 Permission check failed"},
-	} {
-		runInBubble(t, name, func(t *testing.T) {
-			s := newSite(t)
-			pve2 := s.Node(t, "pve2")
-			acceptUploads(pve2, tc.answers...)
-			if tc.isos != nil {
-				pve2.On(isosPath, tc.isos...)
-			}
-			pve2.On(nodes, data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"}]`))
-			pve2.On("GET /nodes/pve1"+tasks, data(`[]`))
-			pve2.On("GET /nodes/pve2"+tasks, data(`[]`))
-			if tc.tasks != nil {
-				pve2.On("GET /nodes/pve2"+tasks, tc.tasks...)
-			}
-			pve2.On("GET /nodes/pve2/status", data(`{"uptime":745}`))
-			pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/status", running, stopped(tc.exit))
-			pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
-			begun := time.Now()
-			err := s.client(t, "pve2").Upload(t.Context(), isoOf(t, content))
-			wantError(t, err, tc.is, tc.fails)
-			if took := time.Since(begun); tc.quick && took > lateness/2 {
-				t.Errorf("it took %s", took)
-			}
-			same(t, "sent", tc.sent, len(changes(pve2.Requests())))
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := newSite(t)
+		pve2 := s.Node(t, "pve2")
+		acceptUploads(pve2, tc.answers...)
+		if tc.isos != nil {
+			pve2.On(isosPath, tc.isos...)
+		}
+		pve2.On(nodes, data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"}]`))
+		pve2.On("GET /nodes/pve1"+tasks, data(`[]`))
+		pve2.On("GET /nodes/pve2"+tasks, data(`[]`))
+		if tc.tasks != nil {
+			pve2.On("GET /nodes/pve2"+tasks, tc.tasks...)
+		}
+		pve2.On("GET /nodes/pve2/status", data(`{"uptime":745}`))
+		pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/status", running, stopped(tc.exit))
+		pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
+		begun := time.Now()
+		wantError(t, s.client(t, "pve2").Upload(t.Context(), isoOf(t, content)), tc.is, tc.fails)
+		if took := time.Since(begun); tc.quick && took > lateness/2 {
+			t.Errorf("it took %s", took)
+		}
+		must.Equal(t, "sent", tc.sent, len(changes(pve2.Requests())))
+	})
 }
 
 // TestUploadIsCancelled at once, although the server reads nothing, without reading
@@ -308,27 +301,23 @@ func TestUploadIsCancelled(t *testing.T) {
 			t.Errorf("after %s: %v", time.Since(begun), err)
 		}
 		close(release)
-		must(t, c.Upload(t.Context(), u))
+		must.Do(t, c.Upload(t.Context(), u))
 		got.want(t, u)
 	})
 }
 
 // TestUploadRefusesNames that Proxmox would change or reject.
 func TestUploadRefusesNames(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"", ".iso", "a b.iso", "a/b.iso", "ä.iso", "a.iso.part", "a.ISO", strings.Repeat("a", 252) + ".iso"} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSite(t)
-			pve1 := s.Node(t, "pve1")
-			c := s.client(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		for _, name := range []string{"", ".iso", "a b.iso", "a/b.iso", "ä.iso", "a.iso.part", "a.ISO", strings.Repeat("a", 252) + ".iso"} {
 			err := c.Upload(t.Context(), images.Upload{Host: "pve1", Storage: "isos", Name: name})
 			errDownload := c.Download(t.Context(), images.Download{Host: "pve1", Storage: "isos", Name: name})
 			if fault.KindOf(err) != fault.Config || fault.KindOf(errDownload) != fault.Config || len(pve1.Requests()) > 0 {
 				t.Errorf("%q: %v, %v; sent %q", name, err, errDownload, pve1.Requests())
 			}
-		})
-	}
-	must(t, checkFileName(strings.Repeat("a", 251)+".iso"))
+		}
+		must.Do(t, checkFileName(strings.Repeat("a", 251)+".iso"))
+	})
 }
 
 const (
@@ -387,7 +376,7 @@ type uploadFigures struct {
 func measureUpload(t testing.TB) uploadFigures {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "huge.iso")
-	must(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, hugeBytes)))
+	must.Do(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, hugeBytes)))
 	where, stop := serveUploads(t)
 	defer stop()
 	client := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestUploadMemory$")
@@ -409,7 +398,7 @@ func measureUpload(t testing.TB) uploadFigures {
 func uploadHuge(t *testing.T) {
 	endpoint, fingerprint, _ := strings.Cut(os.Getenv(serverVar), " ")
 	c, err := New(api.Options{Endpoints: []string{endpoint}, Fingerprint: fingerprint, Token: []byte(apitest.Token), Poll: 10 * time.Millisecond})
-	must(t, err)
+	must.Do(t, err)
 	defer c.Close()
 	u := images.Upload{
 		Host: "pve1", Storage: "isos", Name: "huge.iso", SizeBytes: hugeBytes, SHA256: hugeSHA256,
@@ -422,7 +411,7 @@ func uploadHuge(t *testing.T) {
 	got.idleMiB = memoryMiB(t, "VmRSS")
 	got.cancelled, got.aheadMiB = cancelHuge(t, c, u)
 	begun := time.Now()
-	must(t, c.Upload(t.Context(), u))
+	must.Do(t, c.Upload(t.Context(), u))
 	got.took = time.Since(begun)
 	got.aboveMiB = memoryMiB(t, "VmHWM") - got.idleMiB
 	fmt.Println(got.idleMiB, got.aboveMiB, int64(got.took), int64(got.cancelled), got.aheadMiB)
@@ -464,11 +453,9 @@ func cancelHuge(t *testing.T, c *Client, u images.Upload) (took time.Duration, a
 // memoryMiB reads a figure of this process (proc_pid_status(5)).
 func memoryMiB(t *testing.T, name string) float64 {
 	t.Helper()
-	status, err := os.ReadFile("/proc/self/status")
-	must(t, err)
+	status := must.Get(os.ReadFile("/proc/self/status"))(t)
 	_, rest, _ := strings.Cut(string(status), name+":")
-	kib, err := strconv.Atoi(strings.Fields(rest)[0])
-	must(t, err)
+	kib := must.Get(strconv.Atoi(strings.Fields(rest)[0]))(t)
 	return float64(kib) / 1024
 }
 
@@ -494,9 +481,7 @@ func serveUploads(t testing.TB) (where string, stop func()) {
 
 type uploadTaker struct {
 	ended chan struct{} // ends the uploads that have stalled
-
-	mu   sync.Mutex
-	exit string // of the last task
+	exit  atomic.Value  // of the last task: a string
 }
 
 func (s *uploadTaker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -510,14 +495,10 @@ func (s *uploadTaker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if err := got.read(r); err != nil || len(got.parts) != 4 || got.parts[3].Value != got.parts[2].Value || got.length <= 0 {
 			exit = fmt.Sprintf("received %+v, %v", got, err)
 		}
-		s.mu.Lock()
-		s.exit = exit
-		s.mu.Unlock()
+		s.exit.Store(exit)
 		data(`"`+testUPID+`"`)(w, r)
 	case strings.HasSuffix(r.URL.Path, "/status"):
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		stopped(s.exit)(w, r)
+		stopped(s.exit.Load().(string))(w, r)
 	case strings.HasSuffix(r.URL.Path, "/access/permissions"):
 		data(fmt.Sprintf(`{%q:{"Datastore.AllocateTemplate":1}}`, r.URL.Query().Get("path")))(w, r)
 	default:

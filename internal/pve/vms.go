@@ -22,15 +22,12 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// VMs implements cluster.VMReader. It fails if any VM's configuration cannot be
-// read, because any VM may reference a volume. If unreachable hosts are the only
-// cause, the error is a *cluster.HostsAway and all other VMs are returned.
+// VMs implements cluster.VMReader. It fails if any VM's configuration cannot be read, because any VM may reference a
+// volume. If unreachable hosts are the only cause, the error is a *cluster.HostsAway and all other VMs are returned.
 //
-// The list is the guest register of the node that answers, with each VM's lock at
-// that time (pve-manager, PVE/API2/Cluster.pm, resources). All nodes apply changes
-// in the same order, but a node may lag. If the list shows a VM in creation that its
-// host shows as complete, VMs completed before it may be missing: the list is read
-// again.
+// The list is the guest register of the node that answers, with each VM's lock at that time (pve-manager,
+// PVE/API2/Cluster.pm, resources). All nodes apply changes in the same order, but a node may lag. If the list shows a
+// VM in creation that its host shows as complete, VMs completed before it may be missing: the list is read again.
 func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 	for range relists {
 		var rows []resource
@@ -59,14 +56,14 @@ func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 	return nil, fmt.Errorf("list the VMs: the list is behind their configurations, %d times in a row", relists)
 }
 
-// relists bounds how often the list is read again because VMs were created
-// meanwhile.
+// relists bounds how often the list is read again because VMs were created meanwhile.
 const relists = 10
 
 // behind reports whether the list still shows a VM in creation that its host shows as complete.
 func behind(rows []resource, vms []cluster.VM) bool {
 	return slices.ContainsFunc(vms, func(vm cluster.VM) bool {
-		return vm.Lock != createLock && slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == vm.ID && r.Lock == createLock })
+		row, _ := listedIn(rows, vm.ID)
+		return vm.Lock != createLock && row.Lock == createLock
 	})
 }
 
@@ -140,11 +137,20 @@ func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
 }
 
 func poolOf(rows []resource, id cluster.VMID) (string, error) {
-	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
-	if i < 0 {
+	row, found := listedIn(rows, id)
+	if !found {
 		return "", fmt.Errorf("find the pool of VM %d: %w", id, cluster.ErrNotFound)
 	}
-	return rows[i].Pool, nil
+	return row.Pool, nil
+}
+
+// listedIn finds a VM in the cluster's list.
+func listedIn(rows []resource, id cluster.VMID) (row resource, found bool) {
+	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
+	if i < 0 {
+		return row, false
+	}
+	return rows[i], true
 }
 
 // resource is a row of the cluster's list of VMs, without metrics.
@@ -222,12 +228,9 @@ func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
 }
 
 type vmStatus struct {
-	Name   string `json:"name"`
-	Status string `json:"status"`    // "running" or "stopped"
-	QMP    string `json:"qmpstatus"` // QEMU's own status
-	HA     struct {
-		Managed json.RawMessage `json:"managed"`
-	} `json:"ha"`
+	Name, Status string // "running" or "stopped"
+	QMP          string `json:"qmpstatus"` // QEMU's own status
+	HA           struct{ Managed json.RawMessage }
 }
 
 func (c *Client) vmStatus(ctx context.Context, vm cluster.VM) (vmStatus, error) {
@@ -267,8 +270,7 @@ func (c *Client) Containers(ctx context.Context) ([]cluster.Container, error) {
 	return out, nil
 }
 
-// snapshots lists the VM's snapshots by name. Proxmox's list ends with the current
-// state, named "current".
+// snapshots lists the VM's snapshots by name. Proxmox's list ends with the current state, named "current".
 func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error) {
 	var rows []struct{ Name string }
 	if err := c.conn.Get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
@@ -283,8 +285,7 @@ func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error)
 	return names, nil
 }
 
-// listLag bounds how far the cluster's list of VMs may lag: Proxmox renews it about
-// every 10 s.
+// listLag bounds how far the cluster's list of VMs may lag: Proxmox renews it about every 10 s.
 const listLag = 30 * time.Second
 
 // reading fills in one part of a VM whose host is known.
@@ -368,17 +369,16 @@ func (c *Client) lookupVM(ctx context.Context, id cluster.VMID, read reading) (c
 	if err != nil {
 		return cluster.VM{}, err
 	}
-	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
-	if i >= 0 {
-		vm := fromResource(rows[i])
-		if rows[i].Status == "unknown" { // its host has not reported for minutes
+	if row, listed := listedIn(rows, id); listed {
+		vm := fromResource(row)
+		if row.Status == "unknown" { // its host has not reported for minutes
 			if err := c.unreachable(ctx, vm, nil); err != nil {
 				return cluster.VM{}, err
 			}
 		}
 		err := read(ctx, &vm)
 		if err == nil {
-			c.seen.add(id, sighting{host: vm.Host, at: asked, off: !vm.Running, stateless: rows[i].Status == "unknown"})
+			c.seen.add(id, sighting{host: vm.Host, at: asked, off: !vm.Running, stateless: row.Status == "unknown"})
 		}
 		if api.IsUnanswered(err) {
 			return cluster.VM{}, c.unreachable(ctx, vm, err)
@@ -397,8 +397,7 @@ func (c *Client) lookupVM(ctx context.Context, id cluster.VMID, read reading) (c
 	return cluster.VM{}, &staleError{errors.New("its number is taken, but no node shows it")}
 }
 
-// isFree asks Proxmox's register of VMIDs, which includes VMs that our token may not
-// see.
+// isFree asks Proxmox's register of VMIDs, which includes VMs that our token may not see.
 func (c *Client) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
 	var next json.RawMessage
 	err := c.conn.Get(ctx, fmt.Sprintf("/cluster/nextid?vmid=%d", id), &next)
@@ -522,8 +521,7 @@ func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading, p
 	case api.IsUnanswered(err):
 		defer c.seen.forget(id)
 		rows, errList := c.resources(ctx)
-		still := slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == s.host })
-		if errList != nil || still {
+		if row, _ := listedIn(rows, id); errList != nil || row.Node == s.host {
 			return cluster.VM{}, true, errors.Join(c.unreachable(ctx, vm, err), errList)
 		}
 		return cluster.VM{}, false, nil
@@ -548,9 +546,9 @@ func (c *Client) listedBeside(ctx context.Context, id cluster.VMID, s sighting) 
 	now := sighting{host: s.host, at: asked, off: s.off}
 	g.Go(func() error {
 		rows, err := c.resources(ctx)
-		i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == s.host })
-		now.stateless = i >= 0 && rows[i].Status == "unknown"
-		agrees = i >= 0 && (s.stateless || !now.stateless)
+		row, _ := listedIn(rows, id)
+		now.stateless = row.Node == s.host && row.Status == "unknown"
+		agrees = row.Node == s.host && (s.stateless || !now.stateless)
 		return err
 	})
 	return func() bool {

@@ -7,13 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
@@ -51,9 +51,8 @@ func wantVM101Alone() cluster.VM {
 func TestContainers(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		vm101(pve1)
-		got, err := c.Containers(t.Context())
-		must(t, err)
-		same(t, "containers", []cluster.Container{{ID: 200, Name: "ct", Host: "pve1"}}, got)
+		got := must.Get(c.Containers(t.Context()))(t)
+		must.Equal(t, "containers", []cluster.Container{{ID: 200, Name: "ct", Host: "pve1"}}, got)
 	})
 }
 
@@ -107,12 +106,12 @@ func TestVM(t *testing.T) {
 		}
 		start := time.Now()
 		got, err := c.VM(t.Context(), 101)
-		same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
 		if errors.Is(err, cluster.ErrNotFound) != tc.missing || len(fault.Hints(err)) != tc.hints {
 			t.Errorf("not found: %v, hints: %q", !tc.missing, fault.Hints(err))
 		}
 		if tc.err == "" {
-			same(t, "VM", wantVM101Alone(), got)
+			must.Equal(t, "VM", wantVM101Alone(), got)
 		}
 		within(t, start, listLag+time.Minute)
 	})
@@ -146,9 +145,7 @@ func TestPermissions(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("GET /access/permissions?path=%2Fvms", data(`{"/vms":{"VM.PowerMgmt":"1","VM.Audit":0}}`), data(`{"/vms":{}}`), data(`{}`))
 		for _, want := range []cluster.Privileges{{"VM.Audit": false, "VM.PowerMgmt": true}, {}, {}} {
-			got, err := c.Permissions(t.Context(), "/vms")
-			must(t, err)
-			same(t, "permissions", want, got)
+			must.Equal(t, "permissions", want, must.Get(c.Permissions(t.Context(), "/vms"))(t))
 		}
 	})
 }
@@ -184,9 +181,8 @@ func TestStanding(t *testing.T) {
 			{Token: cluster.Privileges{"VM.Audit": true}, User: cluster.Privileges{"VM.Audit": true, "VM.Console": false}, UserEntry: true, Whole: true},
 			{Token: cluster.Privileges{"VM.Audit": true}}, // it may not see more
 		} {
-			got, err := c.Standing(t.Context(), []string{"/vms"})
-			must(t, err)
-			same(t, "standing", map[string]cluster.Standing{"/vms": want}, got)
+			got := must.Get(c.Standing(t.Context(), []string{"/vms"}))(t)
+			must.Equal(t, "standing", map[string]cluster.Standing{"/vms": want}, got)
 		}
 	})
 }
@@ -248,7 +244,7 @@ func TestVMWhereLastSeen(t *testing.T) {
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
 		vm101(pve1)
 		_, err := c.VM(t.Context(), 101)
-		must(t, err)
+		must.Do(t, err)
 		before := len(pve1.Requests())
 		if tc.then != nil {
 			tc.then(pve1)
@@ -261,10 +257,10 @@ func TestVMWhereLastSeen(t *testing.T) {
 		want := wantVM101Alone()
 		want.Host = tc.host
 		if !tc.missing {
-			same(t, "VM", want, got)
+			must.Equal(t, "VM", want, got)
 		}
 		listed := slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return r != listPath })
-		same(t, "how often the list was asked", tc.listed, len(listed))
+		must.Equal(t, "how often the list was asked", tc.listed, len(listed))
 	})
 }
 
@@ -294,7 +290,7 @@ func TestVMThatWasOff(t *testing.T) {
 		on101(pve1, "pve2", "")
 		pve1.On(listPath, data(list("stopped", "pve1")))
 		_, err := c.VM(t.Context(), 101)
-		must(t, err)
+		must.Do(t, err)
 		if tc.after != nil {
 			tc.after(pve1)
 		}
@@ -308,9 +304,9 @@ func TestVMThatWasOff(t *testing.T) {
 		if _, away := errors.AsType[*cluster.HostsAway](err); away != tc.away || !tc.away && err != nil {
 			t.Fatal(err)
 		}
-		same(t, "host", tc.host, vm.Host)
-		same(t, "how long it took", tc.took, time.Since(began))
-		same(t, "on", tc.after != nil, vm.Running)
+		must.Equal(t, "host", tc.host, vm.Host)
+		must.Equal(t, "how long it took", tc.took, time.Since(began))
+		must.Equal(t, "on", tc.after != nil, vm.Running)
 	})
 }
 
@@ -332,15 +328,14 @@ func TestVMWhoseHostIsUnknown(t *testing.T) {
 
 // TestVMWhereLastSeenUnanswered does not ask a host again that did not answer: that takes half a minute.
 func TestVMWhereLastSeenUnanswered(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.Node(t, "pve1")
 		vm101(pve1)
 		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
 		c := s.client(t, "pve1")
 		_, err := c.VM(t.Context(), 101)
-		must(t, err)
+		must.Do(t, err)
 		on101(pve1, "pve2", "595 No route to host")
 		asked := func(c *Client) int {
 			before := len(pve1.Requests())
@@ -351,7 +346,7 @@ func TestVMWhereLastSeenUnanswered(t *testing.T) {
 			return len(slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return !strings.Contains(r, "/qemu/101/") }))
 		}
 		had := asked(c)
-		same(t, "requests, as of a new client", asked(s.client(t, "pve1")), had)
+		must.Equal(t, "requests, as of a new client", asked(s.client(t, "pve1")), had)
 	})
 }
 
@@ -361,11 +356,10 @@ func TestVMConfig(t *testing.T) {
 		vm101(pve1)
 		pve1.On("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
 		for range 2 {
-			got, err := c.VMConfig(t.Context(), 101)
-			must(t, err)
+			got := must.Get(c.VMConfig(t.Context(), 101))(t)
 			want := wantVM101Alone()
 			want.QMP, want.HA, want.Running = "", false, true
-			same(t, "VM", want, got)
+			must.Equal(t, "VM", want, got)
 		}
 		if got := strings.Join(pve1.Requests(), " "); strings.Contains(got, "status/current") {
 			t.Errorf("asked %s", got)
@@ -376,9 +370,7 @@ func TestVMConfig(t *testing.T) {
 func TestPool(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		vm101(pve1)
-		if pool, err := c.Pool(t.Context(), 101); err != nil || pool != "talos" {
-			t.Errorf("pool %q, error %v", pool, err)
-		}
+		must.Equal(t, "pool", "talos", must.Get(c.Pool(t.Context(), 101))(t))
 		_, err := c.Pool(t.Context(), 102)
 		wantError(t, err, cluster.ErrNotFound, "")
 	})
@@ -391,8 +383,7 @@ func TestHosts(t *testing.T) {
 		pve1.On("GET /nodes/pve1/time", data(`{"time":1700000000,"localtime":1700003600,"timezone":"Europe/Berlin"}`))
 		pve1.On("GET /nodes/pve1/status", data(`{"rootfs":{"total":100,"used":10,"avail":90,"free":90}}`))
 		pve1.On("GET /nodes/pve1/disks/lvmthin", data(`[{"lv":"data","vg":"pve","lv_size":100,"used":"50","metadata_size":10,"metadata_used":1}]`))
-		got, err := c.Hosts(t.Context())
-		must(t, err)
+		got := must.Get(c.Hosts(t.Context()))(t)
 		want := []cluster.Host{
 			{
 				Name: "pve1", Online: true, Entry: true, Version: "8.4.1", Clock: time.Unix(1700000000, 0), Asked: time.Now(), SpoolFree: 90,
@@ -400,7 +391,7 @@ func TestHosts(t *testing.T) {
 			},
 			{Name: "pve2"},
 		}
-		same(t, "hosts", want, got, cmpopts.EquateApproxTime(time.Second))
+		must.Equal(t, "hosts", want, got, cmpopts.EquateApproxTime(time.Second))
 	})
 }
 
@@ -422,7 +413,7 @@ func TestHostsOfATokenWithNothing(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		}
-		same(t, "errors", 2, len(got[0].Errs))
+		must.Equal(t, "errors", 2, len(got[0].Errs))
 	})
 }
 
@@ -467,8 +458,8 @@ func TestVMsOfHostsThatDoNotAnswer(t *testing.T) {
 		if !ok || len(fault.Hints(err)) == 0 {
 			t.Fatalf("err = %v, hints %q", err, fault.Hints(err))
 		}
-		same(t, "hosts", tc.want, *away)
-		same(t, "VMs", []cluster.VM{wantVM101}, vms)
+		must.Equal(t, "hosts", tc.want, *away)
+		must.Equal(t, "VMs", []cluster.VM{wantVM101}, vms)
 		within(t, began, tc.within)
 	})
 }
@@ -478,9 +469,8 @@ func TestUnreachableHostWithoutVMs(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		vm101(pve1)
 		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"offline"}]`))
-		vms, err := c.VMs(t.Context())
-		must(t, err)
-		same(t, "VMs", []cluster.VM{wantVM101}, vms)
+		vms := must.Get(c.VMs(t.Context()))(t)
+		must.Equal(t, "VMs", []cluster.VM{wantVM101}, vms)
 	})
 }
 

@@ -17,8 +17,7 @@ import (
 
 // Runner runs trees of steps, one at a time. Its zero value is ready to use.
 type Runner struct {
-	// Emit is called with every event, one at a time. It must not block for long: the
-	// steps wait for it. May be nil.
+	// Emit is called with every event, one at a time. It must not block for long: the steps wait for it. May be nil.
 	Emit func(Event)
 	// Context returns the context for the step at a path, before its Skip is called. The context is in use until the
 	// next event that ends the step. It may be called for several steps at the same time. May be nil.
@@ -49,9 +48,8 @@ func (r *Runner) Run(ctx context.Context, root Step) error {
 	return out.err(ctx, r.end())
 }
 
-// Stop keeps further steps from starting, in this Run and later ones, except within
-// Whole branches that have started. It returns at once; to end those too, cancel Run's
-// context.
+// Stop keeps further steps from starting, in this Run and later ones, except within Whole branches that have started.
+// It returns at once; to end those too, cancel Run's context.
 func (r *Runner) Stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -313,8 +311,7 @@ func (s Step) kind() string {
 	return cmp.Or(s.Kind, s.ID)
 }
 
-// ahead runs the Ahead steps of a step. If they fail, or may no longer start, the step
-// itself is not started.
+// ahead runs the Ahead steps of a step. If they fail, or may no longer start, the step itself is not started.
 func (t *tree) ahead(ctx context.Context, s Step, at place) outcome {
 	if len(s.Ahead) == 0 {
 		return outcome{}

@@ -71,27 +71,45 @@ func says(reason string, err error) func() (string, error) {
 	return func() (string, error) { return reason, err }
 }
 
+// lacking is a step that misses its goal; instead says what is there.
+func lacking(instead func() (string, error)) step.Step {
+	s := skips(step.Step{ID: "a", Title: "paint it green", Do: work}, says("", nil), says("", nil))
+	s.Lacks = func(context.Context) (string, error) { return instead() }
+	return s
+}
+
 // story is a tree, the events of its run, and its result.
 type story struct {
 	root   step.Step
+	slots  map[string]int
+	stop   time.Duration // when Stop is called
+	cancel time.Duration // when the context is cancelled
 	events []string
 	err    string
 	kind   fault.Kind
 }
 
-func (s story) check(t *testing.T) {
+func inOrder(t *testing.T, s story) {
 	t.Helper()
 	var got log
-	r := step.Runner{Emit: got.add}
-	err := r.Run(t.Context(), s.root)
+	s.run(t, got.add)
 	must.Equal(t, "events", s.events, []string(got))
-	checkError(t, err, s.err, s.kind)
 }
 
-func checkError(t *testing.T, err error, text string, kind fault.Kind) {
+func (s story) run(t *testing.T, see func(step.Event)) {
 	t.Helper()
-	must.Equal(t, "error", text, message(err))
-	must.Equal(t, "kind", kind, fault.KindOf(err))
+	r := step.Runner{Emit: see, Slots: s.slots}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if s.stop > 0 {
+		defer time.AfterFunc(s.stop, r.Stop).Stop()
+	}
+	if s.cancel > 0 {
+		defer time.AfterFunc(s.cancel, cancel).Stop()
+	}
+	err := r.Run(ctx, s.root)
+	must.Equal(t, "error", s.err, message(err))
+	must.Equal(t, "kind", s.kind, fault.KindOf(err))
 }
 
 func message(err error) string {
@@ -123,6 +141,21 @@ func TestRunOrderAndGoals(t *testing.T) {
 			events: []string{"started a", "failed a: a: \"a\" was done, and its goal is not reached"},
 			err:    "a: \"a\" was done, and its goal is not reached",
 		},
+		"another thing is there instead": {
+			root:   lacking(says("it is red", nil)),
+			events: []string{"started a", `failed a: a: "paint it green" was done, and its goal is not reached: it is red`},
+			err:    `a: "paint it green" was done, and its goal is not reached: it is red`,
+		},
+		"what is there instead cannot be read": {
+			root:   lacking(says("", errBroken)),
+			events: []string{"started a", `failed a: a: "paint it green" was done, and its goal is not reached; what is there instead can't be read: broken`},
+			err:    `a: "paint it green" was done, and its goal is not reached; what is there instead can't be read: broken`,
+		},
+		"nothing is there instead": {
+			root:   lacking(says("", nil)),
+			events: []string{"started a", `failed a: a: "paint it green" was done, and its goal is not reached`},
+			err:    `a: "paint it green" was done, and its goal is not reached`,
+		},
 		"the world cannot be asked before": {
 			root:   skips(leaf("a", work), says("", errBroken)),
 			events: []string{"failed a: a: check whether it is needed: broken"},
@@ -137,15 +170,6 @@ func TestRunOrderAndGoals(t *testing.T) {
 			root:   step.Step{ID: "a"},
 			events: []string{"started a", "done a"},
 		},
-	}
-	must.Each(t, stories, func(t *testing.T, s story) {
-		s.check(t)
-	})
-}
-
-func TestRunBranches(t *testing.T) {
-	t.Parallel()
-	stories := map[string]story{
 		"a branch whose goal is met lists no steps": {
 			root: skips(step.Step{ID: "a", Steps: func(context.Context) ([]step.Step, error) {
 				panic("asked for steps")
@@ -160,16 +184,12 @@ func TestRunBranches(t *testing.T) {
 			err: "a: \"a\" was done, and its goal is not reached",
 		},
 		"steps cannot be listed": {
-			root: step.Step{ID: "a", Steps: func(context.Context) ([]step.Step, error) { return nil, errBroken }},
-			events: []string{
-				"started a", "failed a: a: list its steps: broken",
-			},
-			err: "a: list its steps: broken",
+			root:   step.Step{ID: "a", Steps: func(context.Context) ([]step.Step, error) { return nil, errBroken }},
+			events: []string{"started a", "failed a: a: list its steps: broken"},
+			err:    "a: list its steps: broken",
 		},
 	}
-	must.Each(t, stories, func(t *testing.T, s story) {
-		s.check(t)
-	})
+	must.Each(t, stories, inOrder)
 }
 
 func TestRunFailures(t *testing.T) {
@@ -203,9 +223,7 @@ func TestRunFailures(t *testing.T) {
 			err:    "gate: no quorum", kind: fault.Refused,
 		},
 	}
-	must.Each(t, stories, func(t *testing.T, s story) {
-		s.check(t)
-	})
+	must.Each(t, stories, inOrder)
 }
 
 func whole(s step.Step) step.Step {
@@ -244,8 +262,7 @@ func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
 		},
 	}
 	must.Each(t, cases, func(t *testing.T, c example) {
-		r := step.Runner{Slots: c.slots}
-		must.Equal(t, "error", c.err, message(r.Run(t.Context(), c.root)))
+		must.Equal(t, "error", c.err, message((&step.Runner{Slots: c.slots}).Run(t.Context(), c.root)))
 	})
 }
 
@@ -298,8 +315,7 @@ func BenchmarkRun(b *testing.B) {
 			}
 			nodes = append(nodes, whole(limit(2, branch(fmt.Sprint("node", i), steps...))))
 		}
-		r := step.Runner{Slots: map[string]int{"host": 2}}
-		must.Do(b, r.Run(b.Context(), branch("roll", nodes...)))
+		must.Do(b, (&step.Runner{Slots: map[string]int{"host": 2}}).Run(b.Context(), branch("roll", nodes...)))
 	}
 	if each := allocated() / uint64(b.N); each > maxRunAllocations {
 		b.Errorf("%d allocations for 100 steps, more than %d", each, maxRunAllocations)
@@ -352,8 +368,7 @@ func TestFailuresHaveTheCodeOfTheirStep(t *testing.T) {
 	})
 }
 
-// TestContextOfSteps: Skip and Do of a step get its context, below that of its branch,
-// and one event ends it.
+// TestContextOfSteps: Skip and Do of a step get its context, below that of its branch, and one event ends it.
 func TestContextOfSteps(t *testing.T) {
 	t.Parallel()
 	type key struct{}
@@ -413,10 +428,6 @@ func nodeStep(id string, pull int, err error) step.Step {
 	}
 }
 
-func list(steps ...step.Step) func(context.Context) ([]step.Step, error) {
-	return func(context.Context) ([]step.Step, error) { return steps, nil }
-}
-
 // Ahead steps run while earlier siblings run, for at most LookAhead children, and the
 // order of the children does not change.
 func TestAhead(t *testing.T) {
@@ -429,19 +440,19 @@ func TestAhead(t *testing.T) {
 	}
 	cases := map[string]example{
 		"one ahead": {
-			root: step.Step{ID: "r", LookAhead: 1, Steps: list(nodeStep("a", 3, nil), nodeStep("b", 8, nil), nodeStep("c", 1, nil))},
+			root: step.Step{ID: "r", LookAhead: 1, Steps: step.List(nodeStep("a", 3, nil), nodeStep("b", 8, nil), nodeStep("c", 1, nil))},
 			want: "0 a/pull started;3 a/roll started;13 b/roll started;23 c/roll started;0 b/pull started;13 c/pull started",
 		},
 		"the order stays": {
-			root: step.Step{ID: "r", LookAhead: 2, Steps: list(nodeStep("a", 3, nil), nodeStep("b", 30, nil), nodeStep("c", 1, nil))},
+			root: step.Step{ID: "r", LookAhead: 2, Steps: step.List(nodeStep("a", 3, nil), nodeStep("b", 30, nil), nodeStep("c", 1, nil))},
 			want: "3 a/roll started;30 b/roll started;40 c/roll started;0 c/pull started",
 		},
 		"a failure lets what was begun end, and no other begin": {
-			root: step.Step{ID: "r", LookAhead: 1, Steps: list(nodeStep("a", 3, nil), nodeStep("b", 8, failed), nodeStep("c", 1, nil))},
+			root: step.Step{ID: "r", LookAhead: 1, Steps: step.List(nodeStep("a", 3, nil), nodeStep("b", 8, failed), nodeStep("c", 1, nil))},
 			want: "13 a done;8 b/pull failed;8 b failed;13 c not started", err: true,
 		},
 		"beside": {
-			root: step.Step{ID: "r", Steps: list(takes("a", 5, nil), takes("b", 7, nil), step.Step{ID: "c", Beside: true, Do: takes("", 3, nil).Do}, takes("d", 1, nil))},
+			root: step.Step{ID: "r", Steps: step.List(takes("a", 5, nil), takes("b", 7, nil), step.Step{ID: "c", Beside: true, Do: takes("", 3, nil).Do}, takes("d", 1, nil))},
 			want: "5 b started;5 c started;8 c done;12 b done;12 d started",
 		},
 	}
@@ -467,7 +478,7 @@ func TestQuiet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := &diary{start: time.Now()}
-		root := step.Step{ID: "r", Steps: list(step.Step{ID: "n", Quiet: true, Steps: list(takes("a", 1, nil))})}
+		root := step.Step{ID: "r", Steps: step.List(step.Step{ID: "n", Quiet: true, Steps: step.List(takes("a", 1, nil))})}
 		must.Do(t, (&step.Runner{Emit: l.see}).Run(t.Context(), root))
 		must.Equal(t, "events", []string{"0 r started", "0 r/n/a started", "1 r/n/a done", "1 r done"}, l.lines)
 	})

@@ -1,6 +1,7 @@
 package step_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,7 @@ import (
 
 func TestRunSlots(t *testing.T) {
 	t.Parallel()
-	stories := map[string]timedStory{
+	stories := map[string]story{
 		"as many as the limit": {
 			root: limit(2, branch("r", leaf("a", lasts(1*second)), leaf("b", lasts(3*second)), leaf("c", lasts(1*second)))),
 			events: []string{
@@ -89,15 +90,7 @@ func (l *timed) sorted() []string {
 		v, _ := time.ParseDuration(d)
 		return v
 	}
-	slices.SortStableFunc(l.log, func(a, b string) int {
-		if d := at(a) - at(b); d != 0 {
-			return int(d)
-		}
-		if a < b {
-			return -1
-		}
-		return 1
-	})
+	slices.SortStableFunc(l.log, func(a, b string) int { return cmp.Or(cmp.Compare(at(a), at(b)), cmp.Compare(a, b)) })
 	return l.log
 }
 
@@ -134,35 +127,13 @@ const (
 	ms     = time.Millisecond
 )
 
-// timedStory is a story with the times of its events.
-type timedStory struct {
-	root   step.Step
-	slots  map[string]int
-	stop   time.Duration // when Stop is called
-	cancel time.Duration // when the context is cancelled
-	events []string      // those of the same instant in any order
-	err    string
-	kind   fault.Kind
-}
-
-func inBubble(t *testing.T, s timedStory) { synctest.Test(t, s.check) }
-
-func (s timedStory) check(t *testing.T) {
-	t.Helper()
-	got := newTimed()
-	r := step.Runner{Emit: got.add, Slots: s.slots}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	if s.stop > 0 {
-		defer time.AfterFunc(s.stop, r.Stop).Stop()
-	}
-	if s.cancel > 0 {
-		defer time.AfterFunc(s.cancel, cancel).Stop()
-	}
-	err := r.Run(ctx, s.root)
-	want := timed{log: s.events}
-	must.Equal(t, "events", want.sorted(), got.sorted())
-	checkError(t, err, s.err, s.kind)
+// inBubble checks a story with the times of its events; those of the same instant may be in any order.
+func inBubble(t *testing.T, s story) {
+	synctest.Test(t, func(t *testing.T) {
+		got, want := newTimed(), timed{log: s.events}
+		s.run(t, got.add)
+		must.Equal(t, "events", want.sorted(), got.sorted())
+	})
 }
 
 func refuses(context.Context) error { return fault.Refusedf("no quorum") }

@@ -1,10 +1,9 @@
-// Package step runs a tree of steps in order. A [Runner] skips a [Step] if its goal is
-// already met, and counts it as done only after its goal was checked again.
+// Package step runs a tree of steps in order. A [Runner] skips a [Step] if its goal is already met, and counts it as
+// done only after its goal was checked again.
 //
-// Four flags serve one user each, and can't be derived from the tree: the hooks of a batch run
-// Alone, before and after its nodes; workers run Beside control planes where the plan says so;
-// nodes LookAhead, to fetch installers while others are rolled; and a Quiet branch groups those
-// early pulls without a line of its own.
+// Four flags serve one user each, and can't be derived from the tree: the hooks of a batch run Alone, before and after
+// its nodes; workers run Beside control planes where the plan says so; nodes LookAhead, to fetch installers while
+// others are rolled; and a Quiet branch groups those early pulls without a line of its own.
 package step
 
 import (
@@ -30,12 +29,13 @@ const (
 	Destructive
 )
 
-func (r Risk) String() string {
-	names := [...]string{"safe", "disruptive", "destructive"}
-	if r < 0 || int(r) >= len(names) {
+func (r Risk) String() string { return name(int(r), "safe", "disruptive", "destructive") }
+
+func name(n int, names ...string) string {
+	if n < 0 || n >= len(names) {
 		return "unknown"
 	}
-	return names[r]
+	return names[n]
 }
 
 // Step is one piece of work, or a branch of several. Every field but ID may be
@@ -48,10 +48,9 @@ type Step struct {
 	// Code is the code of failures, here and below, that have no code yet.
 	Code fault.Code
 
-	// Skip checks whether the goal is met and, if so, returns the reason in words for
-	// people; "" means there is work to do. The engine calls it before Do and again
-	// after it: if the goal is still unmet then, the step has failed. On a branch it
-	// guards everything below.
+	// Skip checks whether the goal is met and, if so, returns the reason in words for people; "" means there is work to
+	// do. The engine calls it before Do and again after it: if the goal is still unmet then, the step has failed. On a
+	// branch it guards everything below.
 	Skip func(ctx context.Context) (reason string, err error)
 	// Lacks says what is there instead of the goal. Its text goes into the error of a step whose goal is still unmet
 	// after Do; nil: Title says enough.
@@ -61,12 +60,10 @@ type Step struct {
 	// Steps lists a branch's children; it is called only if Skip says there is work.
 	Steps func(ctx context.Context) ([]Step, error)
 
-	// Ahead are steps that touch nothing in use. They run first, at the same time:
-	// before the slots are taken and, in a branch with LookAhead, while earlier siblings
-	// still run.
+	// Ahead are steps that touch nothing in use. They run first, at the same time: before the slots are taken and, in a
+	// branch with LookAhead, while earlier siblings still run.
 	Ahead []Step
-	// LookAhead is for how many children, beyond the Limit that run, the Ahead steps may
-	// run early; 0: none.
+	// LookAhead is for how many children, beyond the Limit that run, the Ahead steps may run early; 0: none.
 	LookAhead int
 	Beside    bool // a branch's child: runs beside the one before it, whatever Limit says
 	Quiet     bool // a branch that only groups: emits no events unless it fails
@@ -82,9 +79,8 @@ type Step struct {
 	// Alone keeps siblings from running beside it, whatever the parent's Limit is:
 	// earlier siblings have ended, later ones have not started.
 	Alone bool
-	// Closes is for a step that runs Alone and completes what its earlier siblings set
-	// up: if all of those succeeded, it runs even if another step failed or Stop was
-	// called meanwhile.
+	// Closes is for a step that runs Alone and completes what its earlier siblings set up: if all of those succeeded,
+	// it runs even if another step failed or Stop was called meanwhile.
 	Closes bool
 }
 
@@ -105,11 +101,7 @@ const (
 )
 
 func (s Status) String() string {
-	names := [...]string{"started", "skipped", "note", "done", "failed", "not started", "stopped"}
-	if s < 0 || int(s) >= len(names) {
-		return "unknown"
-	}
-	return names[s]
+	return name(int(s), "started", "skipped", "note", "done", "failed", "not started", "stopped")
 }
 
 // Event reports what happens to a step. Path is the IDs from the root, joined by
@@ -219,9 +211,8 @@ func ended(ctx context.Context, notStarted []string) error {
 	return fault.As(fault.Interrupted, errors.New("stopped; "+what))
 }
 
-// interrupted gives err the kind Interrupted if it comes from ctx being cancelled; a
-// passed deadline is a normal failure. A cause that has a kind itself, such as a lost
-// claim, takes precedence.
+// interrupted gives err the kind Interrupted if it comes from ctx being cancelled; a passed deadline is a normal
+// failure. A cause that has a kind itself, such as a lost claim, takes precedence.
 func interrupted(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); fault.KindOf(cause) != fault.Failed {
 		if errors.Is(err, cause) {

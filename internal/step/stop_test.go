@@ -14,7 +14,7 @@ import (
 
 func TestRunFailuresAmongSiblings(t *testing.T) {
 	t.Parallel()
-	stories := map[string]timedStory{
+	stories := map[string]story{
 		"a failure lets started work end, but starts nothing": {
 			root: limit(2, branch("r",
 				leaf("bad", then(lasts(1*second), fails)),
@@ -61,7 +61,7 @@ func TestRunFailuresAmongSiblings(t *testing.T) {
 
 func TestStop(t *testing.T) {
 	t.Parallel()
-	stories := map[string]timedStory{
+	stories := map[string]story{
 		"stop": {
 			root: branch("r", whole(branch("wk1", leaf("a", lasts(2*second)), leaf("b", lasts(1*second)))), branch("wk2"), branch("wk3")),
 			stop: 1 * second,
@@ -116,7 +116,7 @@ func TestStop(t *testing.T) {
 
 func TestCancel(t *testing.T) {
 	t.Parallel()
-	stories := map[string]timedStory{
+	stories := map[string]story{
 		"cancel ends whole branches too": {
 			root:   branch("r", whole(branch("wk1", leaf("a", lasts(2*second)), leaf("b", work)))),
 			stop:   second / 2,
@@ -168,7 +168,7 @@ func TestStopHoldsForLaterRuns(t *testing.T) {
 	r := step.Runner{Emit: got.add}
 	r.Stop()
 	err := r.Run(t.Context(), leaf("a", work))
-	must.Equal(t, "events", []string{"not started a"}, []string(got))
+	must.Equal(t, "events", log{"not started a"}, got)
 	if message(err) != "stopped; not started: a" || fault.KindOf(err) != fault.Interrupted {
 		t.Errorf("err = %v of kind %v", err, fault.KindOf(err))
 	}
@@ -200,7 +200,7 @@ func yields(s step.Step) step.Step {
 // A step that only waits does not delay the end of a stopped run.
 func TestYields(t *testing.T) {
 	t.Parallel()
-	stories := map[string]timedStory{
+	stories := map[string]story{
 		"it runs to its end": {
 			root:   branch("r", whole(branch("wk1", yields(leaf("wait", lasts(2*second))), leaf("a", work)))),
 			events: []string{"0s started r", "0s started r/wk1", "0s started r/wk1/wait", "2s done r", "2s done r/wk1", "2s done r/wk1/a", "2s done r/wk1/wait", "2s started r/wk1/a"},
@@ -254,7 +254,7 @@ func TestCloses(t *testing.T) {
 	wk := func(id string) step.Step {
 		return whole(branch(id, leaf("a", lasts(second)), leaf("b", lasts(second))))
 	}
-	stories := map[string]timedStory{
+	stories := map[string]story{
 		"stopped during the last one": {
 			root: branch("r", leaf("open", work), wk("wk1"), closes(leaf("close", lasts(1*second))), leaf("next", work)),
 			stop: 1 * second,
@@ -317,7 +317,7 @@ func alone(s step.Step) step.Step {
 // A step that runs Alone has no sibling beside it, whatever the Limit is.
 func TestAlone(t *testing.T) {
 	t.Parallel()
-	stories := map[string]timedStory{
+	stories := map[string]story{
 		"before, between and behind": {
 			root: limit(3, branch("r", alone(leaf("a", lasts(1*second))), leaf("b", lasts(2*second)), leaf("c", lasts(1*second)),
 				alone(leaf("d", lasts(1*second))), leaf("e", work), alone(leaf("f", work)))),

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -98,12 +99,12 @@ func checkUUID(ctx context.Context, s session, uuid, untouched string) error {
 func (c *Client) change(
 	ctx context.Context, addr netip.Addr, uuid string, limit time.Duration, do func(context.Context, session) error,
 ) error {
-	return c.callWithin(ctx, addr.String(), limit, func(ctx context.Context, s session) error {
+	return c.with(ctx, addr.String(), limit, func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was done"); err != nil {
 			return err
 		}
 		return changed(do(ctx, s))
-	})
+	}, c.as)
 }
 
 // changed distinguishes the answer to a change from a lost answer.
@@ -128,8 +129,7 @@ func applied(err error, config cluster.Secret) error {
 	return fault.MachineConfig.Refusedf("the machine rejects the configuration: %s", withoutValues(e.text, config))
 }
 
-// MaintenanceMachine reads a machine in maintenance mode. It is not ready before
-// every disk has been probed.
+// MaintenanceMachine reads a machine in maintenance mode. It is not ready before every disk has been probed.
 func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.BlankMachine, err error) {
 	err = c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
 		if m.Machine, err = readParts(ctx, s, cluster.WholeMachine&^cluster.AddressesPart); err == nil {
@@ -140,9 +140,8 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 	return m, err
 }
 
-// ApplyConfig hands the machine its first configuration, over the same connection on
-// which it reported its UUID. The error wraps cluster.ErrLostAnswer if the
-// configuration was sent and no answer came.
+// ApplyConfig hands the machine its first configuration, over the same connection on which it reported its UUID. The
+// error wraps cluster.ErrLostAnswer if the configuration was sent and no answer came.
 func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
@@ -173,14 +172,8 @@ func (c *Client) TrustedCA(config cluster.Secret) (trusted, known bool, err erro
 		return false, true, nil
 	}
 	has := certificates(cfg.Machine().Security().IssuingCA().Crt)
-	for _, crt := range certificates(text) {
-		for _, h := range has {
-			if h.Equal(crt) {
-				return true, true, nil
-			}
-		}
-	}
-	return false, true, nil
+	trusts := func(ca *x509.Certificate) bool { return slices.ContainsFunc(has, ca.Equal) }
+	return slices.ContainsFunc(certificates(text), trusts), true, nil
 }
 
 // certificates returns the readable certificates in a PEM text.

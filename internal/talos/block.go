@@ -105,10 +105,8 @@ func (v blockView) machineDisks() []cluster.MachineDisk {
 
 // whole returns what was found on the disk as a whole; nil if the disk was not probed.
 func (v blockView) whole(disk string) *block.DiscoveredVolumeSpec {
-	for _, found := range v.volumes {
-		if found.Metadata().ID() == disk {
-			return found.TypedSpec()
-		}
+	if found, there := byID(v.volumes, disk); there {
+		return found.TypedSpec()
 	}
 	return nil
 }
@@ -223,15 +221,15 @@ func (v blockView) groupOf(uuid string) string {
 // drivesUnder returns the drives below a device: the device itself, or the drives below an encrypted, mapped or
 // mirrored device. It returns none if one of them is not a drive.
 func (v blockView) drivesUnder(device string) []string {
-	i := slices.IndexFunc(v.disks, func(d *block.Disk) bool { return d.Metadata().ID() == device })
-	if i < 0 {
+	disk, found := byID(v.disks, device)
+	switch {
+	case !found:
 		return nil
-	}
-	if isDrive(v.disks[i]) {
+	case isDrive(disk):
 		return []string{device}
 	}
 	var out []string
-	for _, below := range v.disks[i].TypedSpec().SecondaryDisks {
+	for _, below := range disk.TypedSpec().SecondaryDisks {
 		if below == device {
 			return nil
 		}
@@ -277,12 +275,10 @@ func (v blockView) driveAt(location string) string {
 			device = cmp.Or(spec.Parent, found.Metadata().ID())
 		}
 	}
-	for _, d := range v.disks {
-		if d.Metadata().ID() == device && isDrive(d) {
-			return device
-		}
+	if d, found := byID(v.disks, device); !found || !isDrive(d) {
+		return ""
 	}
-	return ""
+	return device
 }
 
 // mountOf returns the path at which Talos mounts a volume. The parent of a mount is a directory, or EPHEMERAL

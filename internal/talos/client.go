@@ -51,8 +51,7 @@ type Options struct {
 	Over func(*tls.Config) []grpc.DialOption
 }
 
-// Client talks to the machines of one cluster. It is safe for concurrent use and
-// opens a new connection for every call.
+// Client talks to the machines of one cluster. It is safe for concurrent use and opens a new connection for every call.
 type Client struct {
 	config    *clientconfig.Config // one context, without a proxy: dial handles the proxy
 	endpoints []string
@@ -82,11 +81,11 @@ func New(o Options) (*Client, error) {
 		return nil, fault.WithHint(fault.Credentials.Configf("the talosconfig has no context %q", name), "talosctl config contexts lists them")
 	}
 	own := *found
-	expires, err := checkContext(name, own)
+	crt, err := checkContext(name, own)
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, over: o.Over, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
+	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, over: o.Over, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expiry(crt)}
 	if c.dial == nil {
 		dial := dialer.DynamicProxyDialer
 		if own.ProxyURL != "" {
@@ -99,10 +98,8 @@ func New(o Options) (*Client, error) {
 	if c.over == nil {
 		c.over = func(*tls.Config) []grpc.DialOption { return nil }
 	}
-	if c.as, err = c.withCredentials(own); err != nil {
-		return nil, err
-	}
-	return c, nil
+	c.as, err = c.withCredentials(own, crt)
+	return c, err
 }
 
 // identity says with which credentials recast opens a connection.
@@ -118,13 +115,9 @@ const keptSessions = 1024
 // withCredentials reads a context's credentials once, if they consist only of a certificate. Every call opens a new
 // connection, which resumes the machine's TLS session; a machine that has rebooted does not know the session and
 // makes a full handshake.
-func (c *Client) withCredentials(own clientconfig.Context) (identity, error) {
+func (c *Client) withCredentials(own clientconfig.Context, pair *tls.Certificate) (identity, error) {
 	if own.Crt == "" || own.Cluster != "" || own.Auth.Basic != nil || own.Auth.SideroV1 != nil {
 		return identity{as: client.WithConfig(c.config)}, nil
-	}
-	pair, err := client.CertificateFromConfigContext(&own)
-	if err != nil {
-		return identity{}, fault.Credentials.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", c.config.Context)
 	}
 	roots := x509.NewCertPool()
 	ca, err := base64.StdEncoding.DecodeString(own.CA)
@@ -140,19 +133,25 @@ func (c *Client) withCredentials(own clientconfig.Context) (identity, error) {
 	return identity{as: client.WithTLSConfig(known), over: c.over(known)}, nil
 }
 
-// checkContext finds what would make every call fail.
-func checkContext(name string, c clientconfig.Context) (expires time.Time, err error) {
+// checkContext finds what would make every call fail. It returns the context's certificate; nil if there is none.
+func checkContext(name string, c clientconfig.Context) (*tls.Certificate, error) {
 	crt, err := client.CertificateFromConfigContext(&c)
 	switch {
 	case err != nil:
-		return expires, fault.Credentials.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", name)
+		return nil, fault.Credentials.Configf("context %q of the talosconfig: its certificate and key can't be read or don't fit together", name)
 	case len(c.Endpoints) == 0:
-		return expires, fault.WithHint(fault.Credentials.Configf("context %q of the talosconfig has no endpoints", name),
+		return nil, fault.WithHint(fault.Credentials.Configf("context %q of the talosconfig has no endpoints", name),
 			"talosctl config endpoint sets them: the control planes' addresses")
-	case crt == nil:
-		return expires, nil
 	}
-	return crt.Leaf.NotAfter, checkExpiry(name, crt.Leaf.NotAfter)
+	return crt, checkExpiry(name, expiry(crt))
+}
+
+// expiry returns when a certificate expires; zero without one.
+func expiry(crt *tls.Certificate) time.Time {
+	if crt == nil || crt.Leaf == nil {
+		return time.Time{}
+	}
+	return crt.Leaf.NotAfter
 }
 
 // checkExpiry also runs before every call: a roll may outlast a certificate.
@@ -203,13 +202,10 @@ func (c *Client) Endpoints(ctx context.Context) ([]netip.Addr, error) {
 // resolve returns the address of an endpoint. It accepts all forms of an endpoint that talosctl accepts, if the
 // endpoint is a machine's own apid.
 func resolve(ctx context.Context, endpoint string) (netip.Addr, error) {
-	host := strings.TrimSuffix(strings.TrimPrefix(endpoint, "["), "]")
-	if h, port, err := net.SplitHostPort(endpoint); err == nil {
-		if port != strconv.Itoa(constants.ApidPort) {
-			return netip.Addr{}, fault.WithHint(fault.Configf("port %s is not Talos' own", port),
-				"recast asks each machine directly, at port %d: name the control planes' own addresses", constants.ApidPort)
-		}
-		host = h
+	host := hostOf(endpoint)
+	if _, port, err := net.SplitHostPort(endpoint); err == nil && port != strconv.Itoa(constants.ApidPort) {
+		return netip.Addr{}, fault.WithHint(fault.Configf("port %s is not Talos' own", port),
+			"recast asks each machine directly, at port %d: name the control planes' own addresses", constants.ApidPort)
 	}
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return addr, nil
@@ -221,18 +217,17 @@ func resolve(ctx context.Context, endpoint string) (netip.Addr, error) {
 	return addrs[0].Unmap(), nil
 }
 
-// Expires returns when the certificate of a talosconfig's current context expires; zero if no certificate can be
-// read.
+// Expires returns when the certificate of a talosconfig's current context expires; zero if no certificate can be read.
 func Expires(talosconfig []byte) time.Time {
 	parsed, err := clientconfig.FromBytes(talosconfig)
 	if err != nil || parsed.Contexts[parsed.Context] == nil {
 		return time.Time{}
 	}
 	crt, err := client.CertificateFromConfigContext(parsed.Contexts[parsed.Context])
-	if err != nil || crt == nil || crt.Leaf == nil {
+	if err != nil {
 		return time.Time{}
 	}
-	return crt.Leaf.NotAfter
+	return expiry(crt)
 }
 
 // errConnectionLost says that a call's connection broke. A new connection could reach another machine, or another
@@ -251,7 +246,7 @@ func (e silentError) Is(target error) bool { return target == cluster.ErrNotNow 
 
 // call talks to the machine at addr with the cluster's credentials.
 func (c *Client) call(ctx context.Context, addr string, do func(context.Context, session) error) error {
-	return c.callWithin(ctx, addr, c.timeout, do)
+	return c.with(ctx, addr, c.timeout, do, c.as)
 }
 
 // ask reads something from the machine at addr with the cluster's credentials.
@@ -261,11 +256,6 @@ func ask[T any](ctx context.Context, c *Client, addr netip.Addr, read func(conte
 		return err
 	})
 	return found, err
-}
-
-// callWithin is call with its own deadline.
-func (c *Client) callWithin(ctx context.Context, addr string, limit time.Duration, do func(context.Context, session) error) error {
-	return c.with(ctx, addr, limit, do, c.as)
 }
 
 // patience sets how long the machine may take to send the next message; 0 is for ever.

@@ -10,13 +10,13 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"go.yaml.in/yaml/v4"
+	"golang.org/x/mod/semver"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -308,7 +308,7 @@ func checkVersion(docs []*document, p cluster.ConfigPatch) error {
 		return nil
 	}
 	var newer []string
-	releases := slices.SortedFunc(maps.Keys(names), func(a, b string) int { return map[bool]int{true: -1, false: 1}[older(a, b)] })
+	releases := slices.SortedFunc(maps.Keys(names), semver.Compare)
 	for _, release := range releases {
 		newer = append(newer, strings.Join(names[release], ", ")+" came with "+release)
 	}
@@ -370,15 +370,8 @@ func has(value any, path []string) bool {
 // older reports whether a version is before a release: "v1.13.3" is before "v1.13.4" and "v1.14", "v1.14.0-rc.1" is
 // not before "v1.14".
 func older(version, release string) bool {
-	numbers := func(v string) []int {
-		v, _, _ = strings.Cut(strings.TrimPrefix(v, "v"), "-")
-		out := make([]int, 3)
-		for i, part := range strings.SplitN(v, ".", 3) {
-			out[i], _ = strconv.Atoi(part) // versions were parsed before
-		}
-		return out
-	}
-	return slices.Compare(numbers(version), numbers(release)) < 0
+	version, _, _ = strings.Cut(strings.TrimPrefix(version, "v"), "-")
+	return semver.Compare("v"+version, release) < 0
 }
 
 // checkUnknown refuses documents of kinds that recast does not know, unless the Talos that will read them is newer

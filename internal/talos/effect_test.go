@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
@@ -16,47 +15,35 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// ofRelease is the configuration of a control plane with the defaults of a release.
-func ofRelease(t *testing.T, bundle *secrets.Bundle, contract *config.VersionContract, endpoint string) cluster.Secret {
-	t.Helper()
-	return ofRole(t, machine.TypeControlPlane, bundle, contract, endpoint)
-}
-
-// ofRole is ofRelease for a node of any role.
+// ofRole is the configuration of a node with the defaults of a release.
 func ofRole(t *testing.T, role machine.Type, bundle *secrets.Bundle, contract *config.VersionContract, endpoint string) cluster.Secret {
 	t.Helper()
-	in := value(generate.NewInput("home", endpoint, "1.35.4", generate.WithSecretsBundle(bundle), generate.WithVersionContract(contract)))(t)
-	cfg := value(in.Config(role))(t)
-	text := value(cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled)))(t)
-	return text
+	in := must.Get(generate.NewInput("home", endpoint, "1.35.4", generate.WithSecretsBundle(bundle), generate.WithVersionContract(contract)))(t)
+	return must.Get(must.Get(in.Config(role))(t).EncodeBytes(encoder.WithComments(encoder.CommentsDisabled)))(t)
 }
 
 // TestConfigEffect: what another configuration does to a node, whichever documents it is written in.
 func TestConfigEffect(t *testing.T) {
 	t.Parallel()
 	const here = "https://10.0.0.1:6443"
-	var bundles [2]*secrets.Bundle
-	for i := range bundles {
-		var err error
-		if bundles[i], err = secrets.NewBundle(secrets.NewClock(), nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	old := ofRelease(t, bundles[0], config.TalosVersion1_13, here)
+	ours := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	old := ofRole(t, machine.TypeControlPlane, ours, config.TalosVersion1_13, here)
 	with := func(line string) cluster.Secret {
 		return cluster.Secret(strings.Replace(string(old), "machine:\n", "machine:\n    "+line+"\n", 1))
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		wanted   cluster.Secret
 		identity []string
 		reboot   []string
 		unknown  []string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"the same":                     {wanted: old},
-		"the documents of 1.14":        {wanted: ofRelease(t, bundles[0], config.TalosVersion1_14, here), reboot: []string{"SecurityProfileConfig"}},
-		"another endpoint":             {wanted: ofRelease(t, bundles[0], config.TalosVersion1_13, "https://10.0.0.2:6443"), identity: []string{"the cluster's endpoint"}},
+		"the documents of 1.14":        {wanted: ofRole(t, machine.TypeControlPlane, ours, config.TalosVersion1_14, here), reboot: []string{"SecurityProfileConfig"}},
+		"another endpoint":             {wanted: ofRole(t, machine.TypeControlPlane, ours, config.TalosVersion1_13, "https://10.0.0.2:6443"), identity: []string{"the cluster's endpoint"}},
 		"a sysctl":                     {wanted: with(`sysctls: {vm.swappiness: "1"}`)},
 		"an annotation":                {wanted: with("nodeAnnotations: {rack: r7}")},
 		"a rule of udev":               {wanted: with(`udev: {rules: ["x"]}`), reboot: []string{"machine.udev.rules"}},
@@ -67,15 +54,12 @@ func TestConfigEffect(t *testing.T) {
 		"a variable":                   {wanted: with("env: {http_proxy: http://p}"), reboot: []string{"machine.env.http_proxy"}},
 		"a variable in its document":   {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: EnvironmentConfig\nvariables: {http_proxy: http://p}\n"...), reboot: []string{"EnvironmentConfig"}},
 		"a document of a later Talos":  {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: TeleportConfig\nname: x\n"...), unknown: []string{"TeleportConfig of v1alpha1"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := (&Client{}).ConfigEffect(old, tc.wanted)
-			if err != nil || !slices.Equal(got.Identity, tc.identity) || !slices.Equal(got.Reboot, tc.reboot) || !slices.Equal(got.Unknown, tc.unknown) {
-				t.Errorf("%+v, %v", got, err)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		got, err := (&Client{}).ConfigEffect(old, tc.wanted)
+		if err != nil || !slices.Equal(got.Identity, tc.identity) || !slices.Equal(got.Reboot, tc.reboot) || !slices.Equal(got.Unknown, tc.unknown) {
+			t.Errorf("%+v, %v", got, err)
+		}
+	})
 	for keys, want := range map[string]cluster.Encryption{
 		"{slot: 0, kms: {endpoint: 'https://kms.example'}}":                        {Volume: "u-data", Keys: []string{"kms"}},
 		"{slot: 0, tpm: {checkSecurebootStatusOnEnroll: true}}":                    {Volume: "u-data", Keys: []string{"tpm"}},
@@ -85,10 +69,7 @@ func TestConfigEffect(t *testing.T) {
 		"{slot: 0, kms: {endpoint: 'https://kms.example'}}, {slot: 1, nodeID: {}}": {Volume: "u-data", Keys: []string{"kms", "nodeID"}},
 	} {
 		file := append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\nprovisioning: {diskSelector: {match: '!system_disk'}, minSize: 1GB}\nencryption: {provider: luks2, keys: ["+keys+"]}\n"...)
-		got, err := (&Client{}).ConfigEffect(old, file)
-		if diff := cmp.Diff([]cluster.Encryption{want}, got.Encryption); diff != "" || err != nil {
-			t.Errorf("%s: %v; encryption (-want +got):\n%s", keys, err, diff)
-		}
+		must.Equal(t, keys, []cluster.Encryption{want}, must.Get((&Client{}).ConfigEffect(old, file))(t).Encryption)
 	}
 	loaded, other := with("kernel: {modules: [{name: zfs}, {name: nbd, parameters: [a=1]}]}"), with("kernel: {modules: [{name: nbd, parameters: [a=2]}]}")
 	if got, err := (&Client{}).ConfigEffect(loaded, other); err != nil || !slices.Equal(got.Reboot, []string{"parameters of kernel module nbd"}) {
@@ -103,7 +84,8 @@ func TestConfigEffect(t *testing.T) {
 	if got, err := (&Client{}).ConfigEffect(old, of("init")); err != nil || !slices.Equal(got.Identity, []string{cluster.NodeRole}) {
 		t.Errorf("of a control plane that becomes one of type init: %q, %v", got.Identity, err)
 	}
-	got, err := (&Client{}).ConfigEffect(old, ofRelease(t, bundles[1], config.TalosVersion1_13, here))
+	theirs := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	got, err := (&Client{}).ConfigEffect(old, ofRole(t, machine.TypeControlPlane, theirs, config.TalosVersion1_13, here))
 	if same := 3; len(identities)-same != len(got.Identity) || err != nil { // role, endpoint and name
 		t.Errorf("of another cluster: %q, %v", got.Identity, err)
 	}
@@ -113,22 +95,11 @@ func TestConfigEffect(t *testing.T) {
 // whatever documents, and each against the talosconfig.
 func TestFilesOfTwoRoles(t *testing.T) {
 	t.Parallel()
-	var bundles [2]*secrets.Bundle
-	for i := range bundles {
-		var err error
-		if bundles[i], err = secrets.NewBundle(secrets.NewClock(), nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	ours := bundles[0]
-	mixed := *ours
-	certs := *ours.Certs
-	certs.OS = bundles[1].Certs.OS
-	mixed.Certs = &certs
-	foreign := *ours // with the CA of another Kubernetes
-	kubernetes := *ours.Certs
-	kubernetes.K8s = bundles[1].Certs.K8s
-	foreign.Certs = &kubernetes
+	ours, theirs := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t), must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	mixed, certs := *ours, *ours.Certs
+	mixed.Certs, certs.OS = &certs, theirs.Certs.OS
+	foreign, kubernetes := *ours, *ours.Certs
+	foreign.Certs, kubernetes.K8s = &kubernetes, theirs.Certs.K8s // the CA of another Kubernetes
 	const here = "https://10.0.0.1:6443"
 	m := &Client{config: &clientconfig.Config{Context: "c", Contexts: map[string]*clientconfig.Context{"c": {CA: base64.StdEncoding.EncodeToString(ours.Certs.OS.Crt)}}}}
 	for _, contract := range []*config.VersionContract{config.TalosVersion1_12, config.TalosVersion1_13, config.TalosVersion1_14} {
@@ -191,8 +162,6 @@ func TestSameConfig(t *testing.T) {
 		"one document less": {"version: v1alpha1\nmachine:\n  type: worker\n", false},
 		"unreadable":        {"\tversion", false},
 	} {
-		if got := sameConfig([]byte(config), []byte(tc.other)); got != tc.same {
-			t.Errorf("%s: %t", name, got)
-		}
+		must.Equal(t, name, tc.same, sameConfig([]byte(config), []byte(tc.other)))
 	}
 }

@@ -130,16 +130,8 @@ func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint6
 		}
 		wait(snapshotSilence)
 		// The client library's own reader takes some errors within the stream for its end.
-		pieces, err := s.MachineClient.EtcdSnapshot(ctx, &machineapi.EtcdSnapshotRequest{})
-		if err != nil {
-			return fmt.Errorf("read etcd's snapshot: %w", answer(err))
-		}
-		for {
-			piece, err := pieces.Recv()
-			switch {
-			case errors.Is(err, io.EOF):
-				return nil
-			case err != nil:
+		for piece, err := range received(s.MachineClient.EtcdSnapshot(ctx, &machineapi.EtcdSnapshotRequest{})) {
+			if err != nil {
 				return fmt.Errorf("read etcd's snapshot: %w", answer(err))
 			}
 			//lint:ignore SA1019 how apid reports an error within a stream
@@ -152,6 +144,7 @@ func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint6
 			}
 			wait(snapshotSilence)
 		}
+		return nil
 	})
 }
 
@@ -188,7 +181,7 @@ func (e *etcdError) Unwrap() error { return e.error }
 
 // askEtcd is ask for reads that the machine's own etcd answers.
 func askEtcd[T any](ctx context.Context, c *Client, addr netip.Addr, read func(context.Context, session) (T, error)) (found T, err error) {
-	err = c.callWithin(ctx, addr.String(), etcdReadTimeout, func(ctx context.Context, s session) (err error) {
+	err = c.with(ctx, addr.String(), etcdReadTimeout, func(ctx context.Context, s session) (err error) {
 		if err := requireEtcdRuns(ctx, s, addr.String()); err != nil {
 			return err
 		}
@@ -196,7 +189,7 @@ func askEtcd[T any](ctx context.Context, c *Client, addr netip.Addr, read func(c
 			return &etcdError{err}
 		}
 		return nil
-	})
+	}, c.as)
 	return found, err
 }
 

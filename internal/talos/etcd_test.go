@@ -12,7 +12,6 @@ import (
 	"testing/iotest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"google.golang.org/grpc"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var threeMembers = []*machineapi.EtcdMember{
@@ -32,15 +32,13 @@ var threeMembers = []*machineapi.EtcdMember{
 func TestEtcdMembers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := &fakeNode{members: threeMembers}
-		got, err := n.start(t).EtcdMembers(t.Context(), cpAddr)
+		got := must.Get(n.start(t).EtcdMembers(t.Context(), cpAddr))(t)
 		want := []cluster.EtcdMember{
 			{ID: 0xc1, Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}},
 			{ID: 0xc2, Name: "cp2"},
 			{ID: 0xc3, Name: "cp3", Peers: []string{"https://127.42.7.13:2380"}, Learner: true},
 		}
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("err = %v; (-want +got):\n%s", err, diff)
-		}
+		must.Equal(t, "members", want, got)
 	})
 }
 
@@ -82,9 +80,8 @@ func TestEtcdStatus(t *testing.T) {
 		"no status": {&fakeNode{}, cluster.EtcdStatus{}, "names no member"},
 	}, func(t *testing.T, _ string, c row) {
 		got, err := c.node.start(t).EtcdStatus(t.Context(), cpAddr)
-		if diff := cmp.Diff(c.want, got); diff != "" || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("err = %v, want %q; (-want +got):\n%s", err, c.err, diff)
-		}
+		must.Equal(t, "status", c.want, got)
+		wantError(t, err, c.err)
 	})
 }
 
@@ -162,9 +159,9 @@ func TestEtcdSnapshot(t *testing.T) {
 	}, func(t *testing.T, _ string, c row) {
 		var b bytes.Buffer
 		c.write.Writer = &b
-		err := (&fakeNode{snapshot: c.send}).start(t).EtcdSnapshot(t.Context(), cpAddr, 0, c.write)
-		if b.String() != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%d bytes, want %d; err = %v, want %q", b.Len(), len(c.want), err, c.err)
+		wantError(t, (&fakeNode{snapshot: c.send}).start(t).EtcdSnapshot(t.Context(), cpAddr, 0, c.write), c.err)
+		if b.String() != c.want {
+			t.Errorf("%d bytes, want %d", b.Len(), len(c.want))
 		}
 	})
 }
@@ -224,9 +221,7 @@ func TestChanges(t *testing.T) {
 	}, func(t *testing.T, name string, c row) {
 		ctx, n := t.Context(), &fakeNode{version: "v1.13.9", install: exits(0)}
 		client := n.start(t)
-		if err := changes[name](ctx, client, strings.ToUpper(cpUUID)); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, changes[name](ctx, client, strings.ToUpper(cpUUID)))
 		n.answer = status.Error(codes.Unavailable, "error reading from server: EOF")
 		if err := changes[name](ctx, client, cpUUID); !errors.Is(err, cluster.ErrLostAnswer) {
 			t.Errorf("lost: err = %v", err)
@@ -242,12 +237,11 @@ func TestChanges(t *testing.T) {
 			t.Errorf("hung: err = %v after %s", err, took)
 		}
 		changed := slices.DeleteFunc(n.done(), func(what string) bool { return strings.HasPrefix(what, "pull ") })
-		same(t, "done", []string{c.want, c.want, c.want, c.want}, changed)
+		must.Equal(t, "done", []string{c.want, c.want, c.want, c.want}, changed)
 	})
 }
 
-// TestEtcdThatDoesNotRun: calls about it would hang until their deadline; the list
-// of services answers at once.
+// TestEtcdThatDoesNotRun: calls about it would hang until their deadline; the list of services answers at once.
 func TestEtcdThatDoesNotRun(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, state := range []string{"Preparing", "Finished", "Failed", "Waiting"} {
@@ -308,15 +302,14 @@ func TestEtcdRecover(t *testing.T) {
 	}, func(t *testing.T, _ string, c row) {
 		start := time.Now()
 		err := c.node.start(t).EtcdRecover(t.Context(), cpAddr, cpUUID, c.file)
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || !errors.Is(err, c.is) && c.is != nil {
-			t.Errorf("err = %v, want %q", err, c.err)
+		wantError(t, err, c.err)
+		if !errors.Is(err, c.is) && c.is != nil {
+			t.Errorf("err = %v, want %v", err, c.is)
 		}
 		if took := time.Since(start); took > snapshotSilence {
 			t.Errorf("it took %s", took)
 		}
-		if done := strings.Join(c.node.done(), " "); done != c.want {
-			t.Errorf("done: %q, want %q", done, c.want)
-		}
+		must.Equal(t, "done", c.want, strings.Join(c.node.done(), " "))
 	})
 }
 
@@ -336,9 +329,7 @@ func TestEtcdBootstrapTellsWhyNot(t *testing.T) {
 		if fault.KindOf(err) != c.kind || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), status.Convert(c.answer).Message()) {
 			t.Errorf("err = %v", err)
 		}
-		if done := n.done(); !slices.Equal(done, []string{"bootstrap true true"}) {
-			t.Errorf("done: %q", done)
-		}
+		must.Equal(t, "done", []string{"bootstrap true true"}, n.done())
 	})
 }
 

@@ -1,6 +1,7 @@
 package talos
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	stdx509 "crypto/x509"
@@ -23,7 +24,6 @@ import (
 	"github.com/cosi-project/runtime/pkg/state/impl/inmem"
 	"github.com/cosi-project/runtime/pkg/state/impl/namespaced"
 	cosiserver "github.com/cosi-project/runtime/pkg/state/protobuf/server"
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/crypto/x509"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
@@ -40,43 +40,24 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// same requires that got is what is wanted.
-func same(t *testing.T, what string, want, got any, opts ...cmp.Option) {
+// wantError requires an error with that text in it; "": none.
+func wantError(t *testing.T, err error, text string) {
 	t.Helper()
-	if diff := cmp.Diff(want, got, opts...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-// value is what a call returns, unless that fails.
-func value[T any](v T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		must(t, err)
-		return v
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
+	if (err == nil) != (text == "") || !strings.Contains(said(err), text) {
+		t.Errorf("err = %v, want %q", err, text)
 	}
 }
 
 // each runs f for every case in a bubble of its own.
 func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name string, c T)) {
 	t.Helper()
-	t.Parallel()
 	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { f(t, name, c) })
-		})
+		t.Run(name, func(t *testing.T) { bubble(t, func(t *testing.T) { f(t, name, c) }) })
 	}
 }
 
@@ -109,11 +90,11 @@ type fakeNode struct {
 // start serves the node until the test's bubble ends, and returns a client for it.
 func (n *fakeNode) start(t *testing.T) *Client {
 	t.Helper()
-	c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
+	c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
 	st := state.WrapCore(namespaced.NewState(inmem.Build))
 	system := hardware.NewSystemInformation(hardware.SystemInformationID)
 	system.TypedSpec().UUID = strings.ToUpper(cpUUID)
-	must(t, st.Create(t.Context(), system))
+	must.Do(t, st.Create(t.Context(), system))
 	nw := network.Memory()
 	t.Cleanup(serveAPI(t, nw, c, cpAddr.String(), func(s *grpc.Server) {
 		machineapi.RegisterMachineServiceServer(s, n)
@@ -121,20 +102,15 @@ func (n *fakeNode) start(t *testing.T) *Client {
 		machineapi.RegisterImageServiceServer(s, &fakeImages{node: n})
 		cosi.RegisterStateServer(s, cosiserver.NewState(st))
 	}))
-	talosconfig := value(c.Talosconfig(role.Admin, cpAddr.String()))(t)
-	client := value(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
-	return client
+	talosconfig := must.Get(c.Talosconfig(role.Admin, cpAddr.String()))(t)
+	return must.Get(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
 }
 
 func (n *fakeNode) note(ctx context.Context, method, what string) error {
 	n.mu.Lock()
 	n.did = append(n.did, strings.TrimSpace(method+" "+what))
 	n.mu.Unlock()
-	if n.hangs == method {
-		<-ctx.Done()
-		return ctx.Err()
-	}
-	return n.answer
+	return cmp.Or(n.hang(ctx, method), n.answer)
 }
 
 // done returns what has changed the node so far.
@@ -148,12 +124,19 @@ func (n *fakeNode) Version(context.Context, *emptypb.Empty) (*machineapi.Version
 	return &machineapi.VersionResponse{Messages: []*machineapi.Version{{Version: &machineapi.VersionInfo{Tag: n.version}}}}, nil
 }
 
-func (n *fakeNode) EtcdMemberList(ctx context.Context, req *machineapi.EtcdMemberListRequest) (*machineapi.EtcdMemberListResponse, error) {
-	if n.hangs == "EtcdMemberList" || !req.GetQueryLocal() {
+// hang never answers if the method is the one that hangs.
+func (n *fakeNode) hang(ctx context.Context, method string) error {
+	if n.hangs == method {
 		<-ctx.Done()
-		return nil, ctx.Err()
 	}
-	return &machineapi.EtcdMemberListResponse{Messages: []*machineapi.EtcdMembers{{Members: n.members}}}, nil
+	return ctx.Err()
+}
+
+func (n *fakeNode) EtcdMemberList(ctx context.Context, req *machineapi.EtcdMemberListRequest) (*machineapi.EtcdMemberListResponse, error) {
+	if !req.GetQueryLocal() {
+		return nil, errors.New("it would ask a leader")
+	}
+	return &machineapi.EtcdMemberListResponse{Messages: []*machineapi.EtcdMembers{{Members: n.members}}}, n.hang(ctx, "EtcdMemberList")
 }
 
 func (n *fakeNode) EtcdStatus(context.Context, *emptypb.Empty) (*machineapi.EtcdStatusResponse, error) {
@@ -161,11 +144,7 @@ func (n *fakeNode) EtcdStatus(context.Context, *emptypb.Empty) (*machineapi.Etcd
 }
 
 func (n *fakeNode) EtcdAlarmList(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdAlarmListResponse, error) {
-	if n.hangs == "EtcdAlarmList" {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
-	return &machineapi.EtcdAlarmListResponse{Messages: []*machineapi.EtcdAlarm{{MemberAlarms: n.alarms}}}, nil
+	return &machineapi.EtcdAlarmListResponse{Messages: []*machineapi.EtcdAlarm{{MemberAlarms: n.alarms}}}, n.hang(ctx, "EtcdAlarmList")
 }
 
 func (n *fakeNode) EtcdSnapshot(_ *machineapi.EtcdSnapshotRequest, s grpc.ServerStreamingServer[common.Data]) error {
@@ -216,11 +195,11 @@ func (n *fakeNode) Rollback(ctx context.Context, _ *machineapi.RollbackRequest) 
 }
 
 func (n *fakeNode) ApplyConfiguration(ctx context.Context, req *machineapi.ApplyConfigurationRequest) (*machineapi.ApplyConfigurationResponse, error) {
+	err := n.note(ctx, "apply", req.GetMode().String()+" "+string(req.GetData()))
 	if n.busy != nil {
-		_ = n.note(ctx, "apply", "")
-		return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{{}}}, n.busy()
+		err = n.busy()
 	}
-	return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{{}}}, n.note(ctx, "apply", req.GetMode().String()+" "+string(req.GetData()))
+	return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{{}}}, err
 }
 
 func (n *fakeNode) Upgrade(ctx context.Context, req *machineapi.UpgradeRequest) (*machineapi.UpgradeResponse, error) {
@@ -299,7 +278,7 @@ func (n *oldNode) serve(t *testing.T, nw *network.Network, c *talosapi.Cluster, 
 	st := state.WrapCore(namespaced.NewState(inmem.Build))
 	ready := runtime.NewMachineStatus()
 	ready.TypedSpec().Stage, ready.TypedSpec().Status.Ready = runtime.MachineStageRunning, true
-	must(t, st.Create(t.Context(), ready))
+	must.Do(t, st.Create(t.Context(), ready))
 	return serveAPI(t, nw, c, addr, func(s *grpc.Server) {
 		machineapi.RegisterMachineServiceServer(s, n)
 		cosi.RegisterStateServer(s, cosiserver.NewState(state.Filter(st, n.access)))
@@ -309,10 +288,10 @@ func (n *oldNode) serve(t *testing.T, nw *network.Network, c *talosapi.Cluster, 
 // serveAPI answers at addr:50000, with a certificate of the cluster, until the returned function is called.
 func serveAPI(t *testing.T, nw *network.Network, c *talosapi.Cluster, addr string, register func(*grpc.Server)) (stop func()) {
 	t.Helper()
-	ca := value(x509.NewCertificateAuthorityFromCertificateAndKey(c.Secrets.Certs.OS))(t)
-	pair := value(x509.NewKeyPair(ca, x509.IPAddresses([]net.IP{net.ParseIP(addr)}), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(time.Hour)),
+	ca := must.Get(x509.NewCertificateAuthorityFromCertificateAndKey(c.Secrets.Certs.OS))(t)
+	pair := must.Get(x509.NewKeyPair(ca, x509.IPAddresses([]net.IP{net.ParseIP(addr)}), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(time.Hour)),
 		x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageServerAuth})))(t)
-	l := value(nw.Listen(addr + ":50000"))(t)
+	l := must.Get(nw.Listen(addr + ":50000"))(t)
 	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}})))
 	register(s)
 	done := make(chan struct{})
@@ -323,28 +302,26 @@ func serveAPI(t *testing.T, nw *network.Network, c *talosapi.Cluster, addr strin
 // A kind that the machine does not have is an empty field; one that it fails to read is an error.
 func TestOldNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
+		c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
 		nw := network.Memory()
 		defer (&oldNode{}).serve(t, nw, c, "127.42.7.31")()
 		defer (&oldNode{unreadable: block.DiskType}).serve(t, nw, c, "127.42.7.32")()
-		talosconfig := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
-		client := value(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
+		talosconfig := must.Get(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
+		client := must.Get(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
 		defer client.Close()
-		got, err := cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.31"))
-		if diff := cmp.Diff(cluster.Machine{
+		got := must.Get(cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.31")))(t)
+		must.Equal(t, "machine", cluster.Machine{
 			MachineStanding: cluster.MachineStanding{Stage: "running", Ready: true},
 			RunningSystem: cluster.RunningSystem{
 				TalosVersion: "v1.9.0", ConfigArgs: []string{"talos.config=https://seed.example"},
 				Cmdline: cluster.Secret("quiet talos.config=https://user:pass@seed.example/?t=secret"),
 			},
 			BootID: "boot-1",
-		}, got); diff != "" || err != nil {
-			t.Errorf("err = %v; machine (-want +got):\n%s", err, diff)
-		}
+		}, got)
 		if _, err := client.MachineConfig(t.Context(), netip.MustParseAddr("127.42.7.31")); !errors.Is(err, errNoConfig) {
 			t.Errorf("configuration: err = %v", err)
 		}
-		got, err = cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.32"))
+		got, err := cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.32"))
 		if want := "127.42.7.32: list Disks.block.talos.dev: disk on fire"; err == nil || err.Error() != want || got.TalosVersion != "" {
 			t.Errorf("err = %v, want %s; machine = %+v", err, want, got)
 		}
@@ -353,9 +330,9 @@ func TestOldNode(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
-		good := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
-		none := value(c.Talosconfig(role.Admin))(t)
+		c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
+		good := must.Get(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
+		none := must.Get(c.Talosconfig(role.Admin))(t)
 		cases := map[string]struct {
 			o    Options
 			want string
@@ -376,7 +353,7 @@ func TestNewRefuses(t *testing.T) {
 		for name, c := range cases {
 			check(name, c.o, c.want)
 		}
-		early := value(New(Options{Talosconfig: good}))(t)
+		early := must.Get(New(Options{Talosconfig: good}))(t)
 		time.Sleep(20 * 365 * 24 * time.Hour)
 		check("expired", Options{Talosconfig: good}, "expired on 20")
 		if _, err := cluster.ReadMachine(t.Context(), early, netip.MustParseAddr("127.42.7.31")); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "expired on 20") {
@@ -424,13 +401,9 @@ func TestRedact(t *testing.T) {
 		"a list":          {"2 errors occurred:\n\t* one\n\t* two\n\n", "one; two"},
 	}
 	for name, c := range cases {
-		if got := withoutValues(c.text, config); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, withoutValues(c.text, config))
 	}
-	if got := withoutValues("yaml: line 2: found abc", []byte("a: [abc")); got != "not valid YAML, line 2" {
-		t.Errorf("no YAML: %q", got)
-	}
+	must.Equal(t, "no YAML", "not valid YAML, line 2", withoutValues("yaml: line 2: found abc", []byte("a: [abc")))
 }
 
 // Everything that a machine says in an answer becomes one line without escape sequences.
@@ -483,8 +456,8 @@ func said(err error) string {
 
 func TestExpires(t *testing.T) {
 	t.Parallel()
-	c := value(talosapi.NewCluster("lab", "https://127.42.7.1:6443", "v1.13.9", "v1.35.4"))(t)
-	talosconfig := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
+	c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.1:6443", "v1.13.9", "v1.35.4"))(t)
+	talosconfig := must.Get(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
 	if left := time.Until(Expires(talosconfig)); left < time.Hour {
 		t.Errorf("it ends in %s", left)
 	}

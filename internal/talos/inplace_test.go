@@ -14,21 +14,20 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 // A control plane is upgraded in place, then rolled back: its state at each step,
 // above all between the installation and the reboot.
 func TestInPlace(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		l := newLab(t)
-		c, ctx := l.client(role.Admin), t.Context()
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
 		before := l.running(c, cpAddr)
 		if before.NextBoot == "" || before.NextBoot != before.BootEntry {
 			t.Errorf("booted %q, next %q", before.BootEntry, before.NextBoot)
@@ -45,12 +44,12 @@ func TestInPlace(t *testing.T) {
 		if pending.BootEntry != before.BootEntry || pending.NextBoot == before.NextBoot || pending.NextBoot != strings.ToLower(pending.NextBoot) {
 			t.Errorf("installed: booted %q, next %q", pending.BootEntry, pending.NextBoot)
 		}
-		must(t, c.Reboot(ctx, cpAddr, cpUUID, ""))
+		must.Do(t, c.Reboot(ctx, cpAddr, cpUUID, ""))
 		upgraded := l.rebooted(c, before.BootID)
 		if upgraded.BootEntry != pending.NextBoot || upgraded.NextBoot != pending.NextBoot || upgraded.Schematic.ID != "beef" {
 			t.Errorf("upgraded: booted %q, next %q, schematic %s", upgraded.BootEntry, upgraded.NextBoot, upgraded.Schematic.ID)
 		}
-		must(t, c.Rollback(ctx, cpAddr, cpUUID))
+		must.Do(t, c.Rollback(ctx, cpAddr, cpUUID))
 		if back := l.rebooted(c, upgraded.BootID); back.BootEntry != before.BootEntry || back.Schematic.ID != "cafe" {
 			t.Errorf("rolled back: booted %q, schematic %s", back.BootEntry, back.Schematic.ID)
 		}
@@ -65,14 +64,13 @@ func (l *lab) rebooted(c *Client, bootID string) cluster.Machine {
 
 // The configuration of a node in use is replaced, and only by one that Talos accepts.
 func TestReplaceConfig(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		l := newLab(t)
-		c, ctx := l.client(role.Admin), t.Context()
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
 		before := l.running(c, cpAddr)
-		config := value(c.MachineConfig(ctx, cpAddr))(t)
-		patched := value(c.PatchConfig(config, cluster.ConfigPatch{Installer: nextInstaller}))(t)
+		config := must.Get(c.MachineConfig(ctx, cpAddr))(t)
+		patched := must.Get(c.PatchConfig(config, cluster.ConfigPatch{Installer: nextInstaller}))(t)
 		patched = append(patched, "---\napiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nencryption:\n  provider: luks2\n  keys:\n    - {slot: 0, tpm: {}, lockToState: true}\n"...)
-		must(t, c.ReplaceConfig(ctx, cpAddr, cpUUID, patched))
+		must.Do(t, c.ReplaceConfig(ctx, cpAddr, cpUUID, patched))
 		stored, err := c.MachineConfig(ctx, cpAddr)
 		if err != nil || !bytes.Equal(stored, patched) {
 			t.Errorf("stored configuration differs from the applied one; err = %v", err)
@@ -82,7 +80,7 @@ func TestReplaceConfig(t *testing.T) {
 			t.Errorf("before %+v, after %+v", before, now)
 		}
 		encrypted := []cluster.Encryption{{Volume: "EPHEMERAL", Keys: []string{"tpm"}, LockToState: true}}
-		same(t, "encryption", encrypted, now.Encryption)
+		must.Equal(t, "encryption", encrypted, now.Encryption)
 	})
 }
 
@@ -95,7 +93,7 @@ func TestEtcdOfTheLab(t *testing.T) {
 			t.Fatalf("members = %+v, err = %v", members, err)
 		}
 		want := []cluster.EtcdMember{{ID: members[0].ID, Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}}}
-		same(t, "members", want, members)
+		must.Equal(t, "members", want, members)
 		status, err := c.EtcdStatus(ctx, cpAddr)
 		if err != nil || status.MemberID != members[0].ID || status.Leader != members[0].ID || status.Version == "" || status.DBBytes == 0 || status.Errors != nil {
 			t.Errorf("status = %+v, err = %v", status, err)
@@ -142,14 +140,15 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		m := l.maintenance(c, workerAddr)
 		got := cluster.RunningSystem{TalosVersion: m.TalosVersion, Arch: m.Arch, Platform: m.Platform, Schematic: m.Schematic, FromISO: m.FromISO}
-		if diff := gocmp.Diff(cluster.RunningSystem{
+		must.Equal(t, "system", cluster.RunningSystem{
 			TalosVersion: version, Arch: want.arch, Platform: "nocloud", FromISO: true,
 			Schematic: cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
-		}, got); diff != "" || m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44 {
-			t.Errorf("%+v (-want +got):\n%s", m, diff)
+		}, got)
+		if m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44 {
+			t.Errorf("%+v", m)
 		}
 		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
-		must(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
+		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
 		if m := l.running(c, workerAddr); m.Hostname != "wk1" || m.Nodename != "wk1" {
 			t.Errorf("its name is %s, its node's %s", m.Hostname, m.Nodename)
 		}
@@ -184,9 +183,7 @@ func TestFiles(t *testing.T) {
 		ctx := t.Context()
 
 		const name, text = "/proc/cmdline", "talos.platform=nocloud\n"
-		if got, err := read(ctx, c, name, int64(len(text))); got != text || err != nil {
-			t.Errorf("read: %q, %v", got, err)
-		}
+		must.Equal(t, "read", text, must.Get(read(ctx, c, name, int64(len(text))))(t))
 		for what, test := range map[string]struct {
 			size int64
 			want string
@@ -244,10 +241,7 @@ func TestClaims(t *testing.T) {
 			if r == role.Reader {
 				want.Booted.Next = "" // it is in a file
 			}
-			got, err := l.client(r).Claims(t.Context(), cpAddr, cpUUID)
-			if diff := gocmp.Diff(want, got); diff != "" || err != nil {
-				t.Errorf("%s: err = %v (-want +got):\n%s", r, err, diff)
-			}
+			must.Equal(t, string(r), want, must.Get(l.client(r).Claims(t.Context(), cpAddr, cpUUID))(t))
 		}
 		if _, err := l.client(role.Admin).Claims(t.Context(), cpAddr, workerUUID); fault.KindOf(err) != fault.Refused {
 			t.Errorf("another machine: %v", err)
@@ -258,7 +252,7 @@ func TestClaims(t *testing.T) {
 // TestTaken: only an address that stays silent is free.
 func TestTaken(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, admin *Client) {
-		raw := value(l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000"))(t)
+		raw := must.Get(l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000"))(t)
 		c := l.clientWith(Options{Talosconfig: raw})
 		if _, err := l.net.Listen("127.42.7.12:9999"); err != nil {
 			t.Fatal(err)
@@ -269,15 +263,12 @@ func TestTaken(t *testing.T) {
 			"127.42.7.98":   "",
 			"127.42.7.99":   "an endpoint of the talosconfig",
 		} {
-			if by, err := c.Taken(t.Context(), netip.MustParseAddr(addr)); err != nil || by != want {
-				t.Errorf("%s: %q, %v; want %q", addr, by, err, want)
-			}
+			must.Equal(t, addr, want, must.Get(c.Taken(t.Context(), netip.MustParseAddr(addr)))(t))
 		}
 	})
 }
 
-// TestTakenByNetworkErrors: the network's word about an address counts only if it is about
-// that address.
+// TestTakenByNetworkErrors: the network's word about an address counts only if it is about that address.
 func TestTakenByNetworkErrors(t *testing.T) {
 	const proxy = "127.42.7.200:1080"
 	failed := func(op, at string, err error) func(string) error {
@@ -305,7 +296,7 @@ func TestTakenByNetworkErrors(t *testing.T) {
 		"a proxy says something": {err: func(string) error { return errors.New("502 Bad Gateway") }, unknown: true},
 	}, func(t *testing.T, _ string, c row) {
 		l := newLab(t)
-		raw := value(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
+		raw := must.Get(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
 		way := l.clientWith(Options{Talosconfig: raw, Dial: func(ctx context.Context, _, to string) (net.Conn, error) {
 			if c.err != nil {
 				return nil, c.err(to)

@@ -2,6 +2,7 @@ package talos
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,10 +45,8 @@ func (c *Client) KubernetesImages(ctx context.Context, addr netip.Addr) (cluster
 
 func readKubernetes(ctx context.Context, s session) (cluster.MachineKubernetes, error) {
 	var m cluster.Machine
-	for _, read := range []func(context.Context, session, *cluster.Machine) error{readVersion, readHardware, readBootID} {
-		if err := read(ctx, s, &m); err != nil {
-			return cluster.MachineKubernetes{}, err
-		}
+	if err := readEach(ctx, s, &m, readVersion, readHardware, readBootID); err != nil {
+		return cluster.MachineKubernetes{}, err
 	}
 	k := cluster.MachineKubernetes{UUID: m.UUID, TalosVersion: m.TalosVersion, BootID: m.BootID, Revisions: map[cluster.Component]uint64{}}
 	if err := readEach(ctx, s, &k, readStaticPods, readProxy, readKubelet, readKubeletHealth, readPending); err != nil {
@@ -56,9 +55,10 @@ func readKubernetes(ctx context.Context, s session) (cluster.MachineKubernetes, 
 	return k, nil
 }
 
-func readEach(ctx context.Context, s session, k *cluster.MachineKubernetes, reads ...func(context.Context, session, *cluster.MachineKubernetes) error) error {
+// readEach runs reads that fill in parts of the same value, one after the other.
+func readEach[T any](ctx context.Context, s session, into *T, reads ...func(context.Context, session, *T) error) error {
 	for _, read := range reads {
-		if err := read(ctx, s, k); err != nil {
+		if err := read(ctx, s, into); err != nil {
 			return err
 		}
 	}
@@ -67,56 +67,43 @@ func readEach(ctx context.Context, s session, k *cluster.MachineKubernetes, read
 
 func readStaticPods(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
 	apiServer, found, err := podConfig[*k8s.APIServerConfig](ctx, s, k8s.APIServerConfigType, k8s.APIServerID)
-	if err != nil {
-		return err
-	}
 	if found {
 		k.APIPort = apiServer.TypedSpec().LocalPort
 		k.Images.APIServer, k.Revisions[cluster.APIServer] = apiServer.TypedSpec().Image, apiServer.Metadata().Version().Value()
 	}
-	manager, found, err := podConfig[*k8s.ControllerManagerConfig](ctx, s, k8s.ControllerManagerConfigType, k8s.ControllerManagerID)
-	if err != nil {
-		return err
-	}
+	manager, found, errManager := podConfig[*k8s.ControllerManagerConfig](ctx, s, k8s.ControllerManagerConfigType, k8s.ControllerManagerID)
 	if found && manager.TypedSpec().Enabled {
 		k.Images.ControllerManager, k.Revisions[cluster.ControllerManager] = manager.TypedSpec().Image, manager.Metadata().Version().Value()
 	}
-	scheduler, found, err := podConfig[*k8s.SchedulerConfig](ctx, s, k8s.SchedulerConfigType, k8s.SchedulerID)
-	if err != nil {
-		return err
-	}
+	scheduler, found, errScheduler := podConfig[*k8s.SchedulerConfig](ctx, s, k8s.SchedulerConfigType, k8s.SchedulerID)
 	if found && scheduler.TypedSpec().Enabled {
 		k.Images.Scheduler, k.Revisions[cluster.Scheduler] = scheduler.TypedSpec().Image, scheduler.Metadata().Version().Value()
 	}
-	return nil
+	return cmp.Or(err, errManager, errScheduler)
 }
 
 // podConfig reads the configuration of a static pod; the pod carries the revision of that configuration. Since 1.14
 // its ID has a prefix (watchControlPlaneConfig in pkg/cluster/kubernetes/talos_managed.go).
 func podConfig[T resource.Resource](ctx context.Context, s session, kind resource.Type, id resource.ID) (r T, found bool, err error) {
 	all, err := list[T](ctx, s, resource.NewMetadata(k8s.ControlPlaneNamespaceName, kind, "", resource.VersionUndefined))
-	for _, id := range []resource.ID{k8s.FinalPrefix + id, id} {
-		if i := slices.IndexFunc(all, func(r T) bool { return r.Metadata().ID() == id }); i >= 0 {
-			return all[i], true, err
-		}
+	if r, found = byID(all, k8s.FinalPrefix+id); !found {
+		r, found = byID(all, id)
 	}
-	return r, false, err
+	return r, found, err
 }
 
 func readProxy(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
-	manifests, found, err := get[*k8s.BootstrapManifestsConfig](ctx, s, k8s.NewBootstrapManifestsConfig().Metadata())
-	if found && manifests.TypedSpec().ProxyEnabled {
-		k.Images.KubeProxy = manifests.TypedSpec().ProxyImage
-	}
-	return err
+	return getting(ctx, s, k8s.NewBootstrapManifestsConfig().Metadata(), func(manifests *k8s.BootstrapManifestsConfig) {
+		if manifests.TypedSpec().ProxyEnabled {
+			k.Images.KubeProxy = manifests.TypedSpec().ProxyImage
+		}
+	})()
 }
 
 func readKubelet(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
-	spec, found, err := get[*k8s.KubeletSpec](ctx, s, k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID).Metadata())
-	if found {
+	return getting(ctx, s, k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID).Metadata(), func(spec *k8s.KubeletSpec) {
 		k.Images.Kubelet = spec.TypedSpec().Image
-	}
-	return err
+	})()
 }
 
 func readKubeletHealth(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
@@ -157,9 +144,8 @@ func contents(docs []*document) (out []any) {
 	return out
 }
 
-// RemovedFlags lists flags, feature gates and admission plugins of the machine's
-// static pods and kubelet that the next version removes, by Sidero's own table: with
-// one of them a component would not start.
+// RemovedFlags lists flags, feature gates and admission plugins of the machine's static pods and kubelet that the next
+// version removes, by Sidero's own table: with one of them a component would not start.
 func (c *Client) RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane bool, from, to string) (out []string, err error) {
 	path, err := upgrade.NewPath(from, to)
 	if err != nil {

@@ -108,11 +108,9 @@ func readBareVersion(ctx context.Context, s session, m *cluster.Machine) error {
 		return err
 	}
 	m.TalosVersion = version.TypedSpec().Version
-	platform, found, err := get[*runtime.PlatformMetadata](ctx, s, runtime.NewPlatformMetadataSpec(runtime.NamespaceName, runtime.PlatformMetadataID).Metadata())
-	if found {
-		m.Platform = platform.TypedSpec().Platform
-	}
-	return err
+	return getting(ctx, s, runtime.NewPlatformMetadataSpec(runtime.NamespaceName, runtime.PlatformMetadataID).Metadata(), func(on *runtime.PlatformMetadata) {
+		m.Platform = on.TypedSpec().Platform
+	})()
 }
 
 func readHardware(ctx context.Context, s session, m *cluster.Machine) (err error) {
@@ -121,11 +119,9 @@ func readHardware(ctx context.Context, s session, m *cluster.Machine) (err error
 }
 
 func readNodename(ctx context.Context, s session, m *cluster.Machine) error {
-	node, found, err := get[*k8s.Nodename](ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata())
-	if found {
+	return getting(ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata(), func(node *k8s.Nodename) {
 		m.Nodename = node.TypedSpec().Nodename
-	}
-	return err
+	})()
 }
 
 func readHostname(ctx context.Context, s session, m *cluster.Machine) error {
@@ -142,20 +138,9 @@ func readType(ctx context.Context, s session, m *cluster.Machine) error {
 }
 
 func readSecurity(ctx context.Context, s session, m *cluster.Machine) error {
-	security, err := securityState(ctx, s)
-	if security != nil {
-		m.SecureBoot = new(security.SecureBoot)
-	}
-	return err
-}
-
-// securityState reads the machine's security state; nil if the machine has none.
-func securityState(ctx context.Context, s session) (*runtime.SecurityStateSpec, error) {
-	security, found, err := get[*runtime.SecurityState](ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata())
-	if err != nil || !found {
-		return nil, err
-	}
-	return security.TypedSpec(), nil
+	return getting(ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata(), func(security *runtime.SecurityState) {
+		m.SecureBoot = new(security.TypedSpec().SecureBoot)
+	})()
 }
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
@@ -168,8 +153,7 @@ func readBootedEntry(ctx context.Context, s session, m *cluster.Machine) error {
 		}),
 		func() error { return readCmdline(ctx, s, m) },
 	)
-	// systemd-boot also loads an entry from an ISO, which has the name of the first
-	// entry installed on a disk.
+	// systemd-boot also loads an entry from an ISO, which has the name of the first entry installed on a disk.
 	if m.BootEntry = booted; m.FromISO {
 		m.BootEntry = ""
 	}

@@ -11,12 +11,12 @@ import (
 	"github.com/cosi-project/runtime/pkg/state"
 	"github.com/cosi-project/runtime/pkg/state/impl/inmem"
 	"github.com/cosi-project/runtime/pkg/state/impl/namespaced"
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestEncryption(t *testing.T) {
@@ -56,10 +56,7 @@ func TestEncryption(t *testing.T) {
 		},
 	}
 	for name, c := range cases {
-		got, err := encryptionOf(c.config)
-		if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
-			t.Errorf("%s: err = %v; (-want +got):\n%s", name, err, diff)
-		}
+		must.Equal(t, name, c.want, must.Get(encryptionOf(c.config))(t))
 	}
 	for name, config := range map[string]string{"no YAML": "a: [s3cret", "not as Talos has it": "kind: VolumeConfig\nencryption: {keys: s3cret}\n"} {
 		if _, err := encryptionOf(config); err == nil || strings.Contains(err.Error(), "s3cret") {
@@ -84,7 +81,7 @@ func TestConfigArgs(t *testing.T) {
 		"the same server": {"talos.config=http://a.example/1 talos.config=http://a.example/2", []string{"talos.config=http://a.example"}},
 	}
 	for name, c := range cases {
-		same(t, name, c.want, configArgs(c.cmdline))
+		must.Equal(t, name, c.want, configArgs(c.cmdline))
 	}
 }
 
@@ -117,9 +114,7 @@ func TestLoaderEntry(t *testing.T) {
 		"swapped, no UTF16": {[]byte{7, 0, 0, 0, 0xff, 0xdf, 0, 0}, ""},
 	}
 	for name, c := range cases {
-		if got := loaderEntry(c.variable); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, loaderEntry(c.variable))
 	}
 }
 
@@ -132,9 +127,7 @@ func FuzzLoaderEntry(f *testing.F) {
 		if strings.ContainsAny(text, "\x00\ufffd") {
 			return
 		}
-		if got := loaderEntry(variable(text)); got != strings.ToLower(text) {
-			t.Errorf("%q became %q", text, got)
-		}
+		must.Equal(t, text, strings.ToLower(text), loaderEntry(variable(text)))
 	})
 }
 
@@ -157,10 +150,8 @@ func TestSecureBoot(t *testing.T) {
 			s = machineWith(t, r)
 		}
 		var got cluster.Machine
-		err := readSecurity(t.Context(), s, &got)
-		if diff := cmp.Diff(cluster.RunningSystem{SecureBoot: want}, got.RunningSystem); diff != "" || err != nil {
-			t.Errorf("%s: err = %v (-want +got):\n%s", name, err, diff)
-		}
+		must.Do(t, readSecurity(t.Context(), s, &got))
+		must.Equal(t, name, cluster.RunningSystem{SecureBoot: want}, got.RunningSystem)
 	}
 }
 
@@ -169,7 +160,7 @@ func machineWith(t *testing.T, rs ...resource.Resource) session {
 	t.Helper()
 	st := state.WrapCore(namespaced.NewState(inmem.Build))
 	for _, r := range rs {
-		must(t, st.Create(t.Context(), r))
+		must.Do(t, st.Create(t.Context(), r))
 	}
 	return session{Client: &client.Client{COSI: st}, blank: true}
 }
@@ -188,10 +179,8 @@ func TestClaimLayersInOrder(t *testing.T) {
 		rs, want = append(rs, r), append(want, observe.ExtensionLayer{Name: "e" + id, ExtraInfo: "info"})
 	}
 	var got observe.Claims
-	err := claimLayers(t.Context(), machineWith(t, rs...), &got)
-	if diff := cmp.Diff(want, got.Layers); diff != "" || err != nil {
-		t.Errorf("err = %v (-want +got):\n%s", err, diff)
-	}
+	must.Do(t, claimLayers(t.Context(), machineWith(t, rs...), &got))
+	must.Equal(t, "layers", want, got.Layers)
 }
 
 func TestClaimFactory(t *testing.T) {
@@ -199,11 +188,9 @@ func TestClaimFactory(t *testing.T) {
 	r := runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID)
 	r.TypedSpec().SchematicID, r.TypedSpec().Flavor, r.TypedSpec().APIURL = "cafe", "Image Factory", "https://factory.example"
 	var got, none observe.Claims
-	err := claimFactory(t.Context(), machineWith(t, r), &got)
+	must.Do(t, claimFactory(t.Context(), machineWith(t, r), &got))
 	want := &observe.FactoryClaim{SchematicID: "cafe", Flavor: "Image Factory", URL: "https://factory.example"}
-	if diff := cmp.Diff(want, got.Factory); diff != "" || err != nil {
-		t.Errorf("err = %v (-want +got):\n%s", err, diff)
-	}
+	must.Equal(t, "factory", want, got.Factory)
 	if err := claimFactory(t.Context(), machineWith(t), &none); none.Factory != nil || err != nil {
 		t.Errorf("none: %+v, %v", none.Factory, err)
 	}
@@ -220,9 +207,7 @@ func TestClaimCmdline(t *testing.T) {
 		r := runtime.NewKernelCmdline()
 		r.TypedSpec().Cmdline = line
 		var got observe.Claims
-		err := claimCmdline(t.Context(), machineWith(t, r), &got)
-		if diff := cmp.Diff(observe.BootClaims{Locks: want, Cmdline: true}, got.Booted); diff != "" || err != nil {
-			t.Errorf("%s: err = %v (-want +got):\n%s", line, err, diff)
-		}
+		must.Do(t, claimCmdline(t.Context(), machineWith(t, r), &got))
+		must.Equal(t, line, observe.BootClaims{Locks: want, Cmdline: true}, got.Booted)
 	}
 }

@@ -330,8 +330,7 @@ func (machineMode) String() string          { return "metal" }
 func (m machineMode) RequiresInstall() bool { return m.installs }
 func (machineMode) InContainer() bool       { return false }
 
-// checkPatched reads the configuration as Talos will, and checks that the configuration means what the patch
-// requested.
+// checkPatched reads the configuration as Talos will, and checks that the configuration means what the patch requested.
 func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 	cfg, unknown, err := loadKnown(patched)
 	if err != nil {

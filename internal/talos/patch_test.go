@@ -18,6 +18,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Device: "sda", WWID: "naa.30a1b2c3d4e5f607", BusPath: "/pci0000:00/2:0:0:0"}, Hostname: "wk1"}
@@ -25,23 +26,21 @@ var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk
 // generated is the output of talosctl gen config for that version of Talos.
 func generated(t *testing.T, version string, kind machineconf.Type, comments bool) []byte {
 	t.Helper()
-	contract := value(talosconfig.ParseContractFromVersion(version))(t)
-	bundle := value(secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey()))(t)
-	in := value(generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle),
+	contract := must.Get(talosconfig.ParseContractFromVersion(version))(t)
+	bundle := must.Get(secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey()))(t)
+	in := must.Get(generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle),
 		generate.WithInstallDisk("/dev/vda"), generate.WithInstallImage("ghcr.io/siderolabs/installer:"+version), generate.WithClusterDiscovery(true)))(t)
-	cfg := value(in.Config(kind))(t)
+	cfg := must.Get(in.Config(kind))(t)
 	flags := encoder.CommentsDisabled
 	if comments {
 		flags = encoder.CommentsAll
 	}
-	b := value(cfg.EncodeBytes(encoder.WithComments(flags)))(t)
-	return b
+	return must.Get(cfg.EncodeBytes(encoder.WithComments(flags)))(t)
 }
 
 func patch(t *testing.T, config []byte) []byte {
 	t.Helper()
-	b := value(new(Client).PatchConfig(config, wanted))(t)
-	return b
+	return must.Get(new(Client).PatchConfig(config, wanted))(t)
 }
 
 // After the patch, the output of talosctl for each version says what is wanted and
@@ -55,7 +54,7 @@ func TestPatchGenerated(t *testing.T) {
 					t.Parallel()
 					config := generated(t, version, kind, comments)
 					patched := patch(t, config)
-					cfg := value(configloader.NewFromBytes(patched))(t)
+					cfg := must.Get(configloader.NewFromBytes(patched))(t)
 					if u := cfg.UnattendedInstallConfig(); u != nil {
 						if got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe()); got != installer+` disk.wwid == "naa.30a1b2c3d4e5f607" false` {
 							t.Errorf("unattended install of %s", got)
@@ -63,9 +62,7 @@ func TestPatchGenerated(t *testing.T) {
 					} else if in := cfg.Machine().Install(); in.Image() != installer || in.Disk() != "" || in.Zero() {
 						t.Errorf("install = %+v", in)
 					}
-					if got := cfg.NetworkHostnameConfig().Hostname(); got != "wk1" {
-						t.Errorf("hostname = %q", got)
-					}
+					must.Equal(t, "hostname", "wk1", cfg.NetworkHostnameConfig().Hostname())
 					if changed := changedLines(config, patched); changed > 9 {
 						t.Errorf("%d lines differ", changed)
 					}
@@ -151,13 +148,9 @@ func TestPatchByHand(t *testing.T) {
 			head, docs, _ := strings.Cut(strings.TrimSuffix(got, tail), "\n---\n")
 			var main any
 			decode(t, head, &main)
-			same(t, "main document", want, main)
-			same(t, "documents", strings.TrimPrefix(fill.Replace(c.wantDocs), "---\n"), docs)
-			for _, comment := range []string{"# written by hand", "type: worker # a worker"} {
-				if !strings.Contains(got, comment) {
-					t.Errorf("%q is gone from:\n%s", comment, got)
-				}
-			}
+			must.Equal(t, "main document", want, main)
+			must.Equal(t, "documents", strings.TrimPrefix(fill.Replace(c.wantDocs), "---\n"), docs)
+			must.Contain(t, "patched", got, "# written by hand", "type: worker # a worker")
 		})
 	}
 }
@@ -199,7 +192,7 @@ func TestPatchKeepsEmptyDocuments(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			same(t, "patched", around[0]+want+around[1], string(patch(t, []byte(around[0]+string(config)+around[1]))))
+			must.Equal(t, "patched", around[0]+want+around[1], string(patch(t, []byte(around[0]+string(config)+around[1]))))
 		})
 	}
 }
@@ -208,11 +201,11 @@ func TestPatchKeepsEmptyDocuments(t *testing.T) {
 func TestPatchInstallerWhereNoneWas(t *testing.T) {
 	t.Parallel()
 	config := fmt.Sprintf(handWritten, "  features:\n    rbac: true")
-	patched := value(new(Client).PatchConfig([]byte(config), cluster.ConfigPatch{Installer: installer}))(t)
+	patched := must.Get(new(Client).PatchConfig([]byte(config), cluster.ConfigPatch{Installer: installer}))(t)
 	var want, got any
 	decode(t, fmt.Sprintf(handWritten, "  features:\n    rbac: true\n  install:\n    image: "+installer), &want)
 	decode(t, string(patched), &got)
-	same(t, "patched", want, got)
+	must.Equal(t, "patched", want, got)
 }
 
 func decode(t *testing.T, text string, into *any) {
@@ -226,11 +219,12 @@ func TestPatchRefuses(t *testing.T) {
 	t.Parallel()
 	worker := generated(t, "v1.13", machineconf.TypeWorker, false)
 	with := func(more string) []byte { return append(bytes.Clone(worker), more...) }
-	cases := map[string]struct {
+	type row struct {
 		config []byte
 		patch  cluster.ConfigPatch
 		want   string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"empty":                   {nil, wanted, "main document"},
 		"no YAML":                 {[]byte("machine: [\n"), wanted, "not valid YAML, line 2"},
 		"a list":                  {[]byte("- machine\n"), wanted, "not a mapping"},
@@ -245,16 +239,12 @@ func TestPatchRefuses(t *testing.T) {
 		"a serial that globs":     {worker, cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Serial: "rec*"}, Hostname: "b"}, "alone"},
 		"a disk without a name":   {worker, cluster.ConfigPatch{Disk: cluster.MachineDisk{Device: "sda"}}, "alone"},
 		"a bad hostname":          {with(""), cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Serial: "a1"}, Hostname: strings.Repeat("a", 64)}, "hostname"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := new(Client).PatchConfig(c.config, c.patch)
-			if got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused {
-				t.Errorf("err = %v, want %q; %d bytes", err, c.want, len(got))
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		got, err := new(Client).PatchConfig(c.config, c.patch)
+		if got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused {
+			t.Errorf("err = %v, want %q; %d bytes", err, c.want, len(got))
+		}
+	})
 }
 
 // What an older Talos does not know is refused before any disruption.
@@ -269,11 +259,12 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 	const resolver = "kind: ResolverConfig\nnameservers: [{address: 10.0.0.1, protocol: DoT, tlsServerName: dns.example}]\n"
 	scheduler := bytes.Replace(generated(t, "v1.12", machineconf.TypeControlPlane, false), []byte("\n    scheduler:"), []byte("\n    scheduler:\n        config: {profiles: [{pluginConfig: [{args: {defaultConstraints: [{maxSkew: 1}]}}]}]}"), 1)
 	const etcd, ephemeral = "kind: VolumeConfig\nname: ETCD\nprovisioning: {diskSelector: {match: disk.size > 1u}, minSize: 1GiB}\n", "kind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {grow: true}\n"
-	for name, c := range map[string]struct {
+	type row struct {
 		config []byte
 		reader string
 		want   string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"old":                          {with(ephemeral), "v1.12.6", ""},
 		"as new":                       {with(environment, module, etcd), "v1.14.1", ""},
 		"1.13 for 1.13":                {with(environment), "v1.13.9", ""},
@@ -291,17 +282,14 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 		"never to boot":                {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: false\n"), 1), "v1.14.1", "reboot: false"},
 		"to boot, stated":              {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: true\n"), 1), "v1.14.1", ""},
 		"generated for new":            {unattended, "v1.14.1", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := wanted
-			p.Talos = c.reader
-			_, err := new(Client).PatchConfig(c.config, p)
-			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
-				t.Errorf("err = %v, want %q", err, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		p := wanted
+		p.Talos = c.reader
+		_, err := new(Client).PatchConfig(c.config, p)
+		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
+			t.Errorf("err = %v, want %q", err, c.want)
+		}
+	})
 	if _, err := new(Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true}); err != nil {
 		t.Errorf("what a machine runs already can't be compared with what mends it: %v", err)
 	}
@@ -394,9 +382,7 @@ func TestPatchKubernetesGenerated(t *testing.T) {
 				if n := strings.Count(patched, ":v1.36.1"); patched != want || n != images {
 					t.Errorf("%d images, got\n%s", n, patched)
 				}
-				if again := mustPatch(t, patched, p); again != patched {
-					t.Errorf("again:\n%s", again)
-				}
+				must.Equal(t, "again", patched, mustPatch(t, patched, p))
 			})
 		}
 	}
@@ -404,8 +390,7 @@ func TestPatchKubernetesGenerated(t *testing.T) {
 
 func mustPatch(t *testing.T, config string, p cluster.ConfigPatch) string {
 	t.Helper()
-	patched := value(new(Client).PatchConfig(cluster.Secret(config), p))(t)
-	return string(patched)
+	return string(must.Get(new(Client).PatchConfig(cluster.Secret(config), p))(t))
 }
 
 // TestPatchKubernetesKeeps: repositories and variants stay; what names no version,
@@ -415,33 +400,31 @@ func TestPatchKubernetesKeeps(t *testing.T) {
 	config := string(generated(t, "v1.13", machineconf.TypeControlPlane, true))
 	const apiServer, kubelet = "registry.k8s.io/kube-apiserver:v1.35.4", "ghcr.io/siderolabs/kubelet:v1.35.4"
 	digest := "@sha256:" + strings.Repeat("0", 64)
-	for name, c := range map[string]struct{ old, fresh, want string }{
+	type row struct{ old, fresh, want string }
+	must.Each(t, map[string]row{
 		"a mirror":            {apiServer, "mirror.local:5000/k8s/kube-apiserver:v1.34.0", "mirror.local:5000/k8s/kube-apiserver:v1.36.1"},
 		"a newer one, a slim": {kubelet, "ghcr.io/siderolabs/kubelet:v1.37.0-slim", "ghcr.io/siderolabs/kubelet:v1.36.1-slim"},
 		"the same, by digest": {kubelet, kubernetesImages.Kubelet + digest, kubernetesImages.Kubelet + digest},
 		"none":                {"        image: " + apiServer, "        disablePodSecurityPolicy: true", kubernetesImages.APIServer},
 		"a digest":            {apiServer, apiServer + digest, ""},
 		"no version":          {kubelet, "ghcr.io/siderolabs/kubelet:latest", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			edited := strings.Replace(config, c.old, c.fresh, 1)
-			if edited == config {
-				t.Fatalf("it has no %q", c.old)
-			}
-			patched, err := new(Client).PatchConfig(cluster.Secret(edited), cluster.ConfigPatch{Kubernetes: kubernetesImages})
-			if (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want) {
-				t.Errorf("%v, want %q in\n%s", err, c.want, patched)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		edited := strings.Replace(config, c.old, c.fresh, 1)
+		if edited == config {
+			t.Fatalf("it has no %q", c.old)
+		}
+		patched, err := new(Client).PatchConfig(cluster.Secret(edited), cluster.ConfigPatch{Kubernetes: kubernetesImages})
+		if (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want) {
+			t.Errorf("%v, want %q in\n%s", err, c.want, patched)
+		}
+	})
 }
 
 // TestConfigpatcher: why a node's configuration is not patched by Talos' configpatcher. Once it keeps all of this, it should be.
 func TestConfigpatcher(t *testing.T) {
 	t.Parallel()
 	config := fmt.Sprintf(handWritten, "  install:\n    diskSelector: {type: nvme}\n    image: old\n")
-	change := value(configpatcher.LoadPatch([]byte("machine: {install: {diskSelector: {wwid: x}}}\n")))(t)
+	change := must.Get(configpatcher.LoadPatch([]byte("machine: {install: {diskSelector: {wwid: x}}}\n")))(t)
 	apply := func(config string) (string, error) {
 		out, err := configpatcher.Apply(configpatcher.WithBytes([]byte(config)), []configpatcher.Patch{change})
 		if err != nil {
@@ -450,7 +433,7 @@ func TestConfigpatcher(t *testing.T) {
 		b, err := out.Bytes()
 		return string(b), err
 	}
-	got := value(apply(config))(t)
+	got := must.Get(apply(config))(t)
 	for text, is := range map[string]bool{"type: worker": true, "# a worker": false, "version: \"\"": true, "certSANs: []": true, "wwid: x": true, "type: nvme": true} {
 		if strings.Contains(got, text) != is {
 			t.Errorf("has %q: %t, in:\n%s", text, !is, got)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"math"
 	"net/netip"
 	"path"
@@ -26,6 +27,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/cluster"
@@ -60,6 +62,15 @@ func list[T resource.Resource](ctx context.Context, s session, kind resource.Poi
 		all = append(all, r)
 	}
 	return all, nil
+}
+
+// byID returns the resource with that ID.
+func byID[T resource.Resource](all []T, id resource.ID) (r T, found bool) {
+	i := slices.IndexFunc(all, func(r T) bool { return r.Metadata().ID() == id })
+	if i < 0 {
+		return r, false
+	}
+	return all[i], true
 }
 
 // unknownKind reports whether the machine's Talos does not know the kind of resource. Talos then answers as for a
@@ -199,15 +210,7 @@ var _ cluster.MachineFiles = machineFiles{}
 func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func(cluster.MachineFile) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends a stream that is not read to its end
-	stream, err := m.LS(ctx, &machineapi.ListRequest{Root: dir, Recurse: deep})
-	if err != nil {
-		return fmt.Errorf("list %s: %w", dir, missing(err))
-	}
-	for {
-		f, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
+	for f, err := range received(m.LS(ctx, &machineapi.ListRequest{Root: dir, Recurse: deep})) {
 		if err != nil {
 			return fmt.Errorf("list %s: %w", dir, missing(err))
 		}
@@ -223,6 +226,23 @@ func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func
 			Path: path.Join(dir, f.GetRelativeName()), Mode: fs.FileMode(f.GetMode()), SizeBytes: f.GetSize(), Link: f.GetLink(),
 		}); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// received yields the messages of a stream until its end, or its error.
+func received[T any](stream grpc.ServerStreamingClient[T], err error) iter.Seq2[*T, error] {
+	return func(yield func(*T, error) bool) {
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		for {
+			message, err := stream.Recv()
+			if errors.Is(err, io.EOF) || !yield(message, err) || err != nil {
+				return
+			}
 		}
 	}
 }
@@ -243,18 +263,9 @@ func missing(err error) error {
 func (m machineFiles) Read(ctx context.Context, name string, sizeBytes int64, w io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := m.MachineClient.Read(ctx, &machineapi.ReadRequest{Path: name})
-	if err != nil {
-		return fmt.Errorf("read %s: %w", name, unreadable(err))
-	}
-	for read := int64(0); ; {
-		data, err := stream.Recv()
-		switch {
-		case errors.Is(err, io.EOF) && read < sizeBytes:
-			return fmt.Errorf("read %s: it ended after %d of %d bytes", name, read, sizeBytes)
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
+	read := int64(0)
+	for data, err := range received(m.MachineClient.Read(ctx, &machineapi.ReadRequest{Path: name})) {
+		if err != nil {
 			return fmt.Errorf("read %s: %w", name, unreadable(err))
 		}
 		m.wait(fileSilence)
@@ -265,6 +276,10 @@ func (m machineFiles) Read(ctx context.Context, name string, sizeBytes int64, w 
 			return fmt.Errorf("read %s: %w", name, err)
 		}
 	}
+	if read < sizeBytes {
+		return fmt.Errorf("read %s: it ended after %d of %d bytes", name, read, sizeBytes)
+	}
+	return nil
 }
 
 // unreadable names the role that reading files requires, if it is missing.
@@ -280,17 +295,10 @@ func unreadable(err error) error {
 // admin is omitted.
 func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (observe.Claims, error) {
 	return ask(ctx, c, addr, func(ctx context.Context, s session) (claims observe.Claims, err error) {
-		if err := checkUUID(ctx, s, uuid, "what it says was not read"); err != nil {
-			return claims, err
+		if err = checkUUID(ctx, s, uuid, "what it says was not read"); err == nil {
+			err = readEach(ctx, s, &claims, claimVersion, claimLayers, claimFactory, claimBoot, claimCmdline)
 		}
-		for _, read := range []func(context.Context, session, *observe.Claims) error{
-			claimVersion, claimLayers, claimFactory, claimBoot, claimCmdline,
-		} {
-			if err := read(ctx, s, &claims); err != nil {
-				return claims, err
-			}
-		}
-		return claims, nil
+		return claims, err
 	})
 }
 
@@ -306,8 +314,7 @@ func claimLayers(ctx context.Context, s session, c *observe.Claims) error {
 	if err != nil {
 		return err
 	}
-	// The IDs are the layers' numbers ("10" comes after "9"), except for imager's
-	// own last layer, which has a name.
+	// The IDs are the layers' numbers ("10" comes after "9"), except for imager's own last layer, which has a name.
 	slices.SortStableFunc(all, func(a, b *runtime.ExtensionStatus) int {
 		return cmp.Or(cmp.Compare(layerNumber(a), layerNumber(b)), cmp.Compare(a.Metadata().ID(), b.Metadata().ID()))
 	})
@@ -327,35 +334,24 @@ func layerNumber(e *runtime.ExtensionStatus) int {
 }
 
 func claimFactory(ctx context.Context, s session, c *observe.Claims) error {
-	f, found, err := get[*runtime.ImageFactorySchematic](ctx, s, runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID).Metadata())
-	if err != nil || !found {
-		return err
-	}
-	c.Factory = &observe.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
-	return nil
+	return getting(ctx, s, runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID).Metadata(), func(f *runtime.ImageFactorySchematic) {
+		c.Factory = &observe.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
+	})()
 }
 
 func claimBoot(ctx context.Context, s session, c *observe.Claims) error {
-	entry, found, err := get[*runtime.BootedEntry](ctx, s, runtime.NewBootedEntrySpec().Metadata())
-	if err != nil {
-		return err
-	}
-	if found {
-		c.Booted.Entry = strings.ToLower(entry.TypedSpec().BootedEntry)
-	}
-	security, err := securityState(ctx, s)
-	if err != nil {
-		return err
-	}
-	if security != nil {
-		c.Booted.UKI, c.Booted.SecureBoot = new(security.BootedWithUKI), security.SecureBoot
-	}
 	var m cluster.Machine
-	if err := readNextBoot(ctx, s, &m); err != nil {
-		return err
-	}
+	err := inParallel(
+		getting(ctx, s, runtime.NewBootedEntrySpec().Metadata(), func(entry *runtime.BootedEntry) {
+			c.Booted.Entry = strings.ToLower(entry.TypedSpec().BootedEntry)
+		}),
+		getting(ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata(), func(security *runtime.SecurityState) {
+			c.Booted.UKI, c.Booted.SecureBoot = new(security.TypedSpec().BootedWithUKI), security.TypedSpec().SecureBoot
+		}),
+		func() error { return readNextBoot(ctx, s, &m) },
+	)
 	c.Booted.Next = m.NextBoot
-	return nil
+	return err
 }
 
 // lockArg is the kernel argument that carries a lock hash.

@@ -19,14 +19,14 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// A blank machine with a data disk is configured and becomes a node: everything that
-// it reports on the way.
+// A blank machine with a data disk is configured and becomes a node: everything that it reports on the way.
 func TestBlankMachineBecomesNode(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -57,14 +57,14 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		if system, err := cluster.ReadCompared(ctx, c, cpAddr); err != nil || system.FromISO {
 			t.Errorf("what runs from a disk: %+v, %v", system, err)
 		}
-		same(t, "blank machine", want, blank.Machine, ignore)
+		must.Equal(t, "blank machine", want, blank.Machine, ignore)
 		if blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || blank.Disks[0].BusPath != "/pci0000:00/0000:00:0a.0/virtio2" {
 			t.Errorf("not identified: %+v, %+v", blank.Volumes, blank.Disks)
 		}
 
 		config := l.config(talosapi.Machine{Hostname: "other", Installer: "old"})
-		patched := value(c.PatchConfig(config, cluster.ConfigPatch{Installer: installer, Disk: blank.Disks[0], Hostname: "wk1"}))(t)
-		must(t, c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched))
+		patched := must.Get(c.PatchConfig(config, cluster.ConfigPatch{Installer: installer, Disk: blank.Disks[0], Hostname: "wk1"}))(t)
+		must.Do(t, c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched))
 		node := await(t, func() (cluster.Machine, error) { return cluster.ReadMachine(ctx, c, workerAddr) },
 			func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootEntry != "" })
 		if node.FromISO {
@@ -80,9 +80,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		i := len(node.Volumes) - 1
 		data := blank.Volumes[0]
 		data.ID, data.Phase, data.Mount = "EPHEMERAL", "ready", "/var"
-		if diff := cmp.Diff(data, node.Volumes[i]); diff != "" {
-			t.Errorf("data volume (-before +after):\n%s", diff)
-		}
+		must.Equal(t, "data volume", data, node.Volumes[i])
 		stored, err := c.MachineConfig(ctx, workerAddr)
 		if err != nil || !bytes.Equal(stored, patched) {
 			t.Errorf("stored configuration has %d bytes, applied were %d; err = %v", len(stored), len(patched), err)
@@ -91,7 +89,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		wantMembers := []cluster.Member{
 			{Nodename: "cp1", Addresses: []netip.Addr{cpAddr}, ControlPlane: true}, {Nodename: "wk1", Addresses: []netip.Addr{workerAddr}},
 		}
-		same(t, "members", wantMembers, members, cmpopts.IgnoreFields(cluster.Member{}, "NodeID"), cmpopts.EquateComparable(netip.Addr{}))
+		must.Equal(t, "members", wantMembers, members, cmpopts.IgnoreFields(cluster.Member{}, "NodeID"), cmpopts.EquateComparable(netip.Addr{}))
 	})
 }
 
@@ -168,13 +166,11 @@ func TestApplyConfigRefuses(t *testing.T) {
 
 // A lost answer is distinguished from a refusal.
 func TestApplyConfigLosesItsAnswer(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab, _ *Client) {
 		ctx := t.Context()
-		talosconfig := value(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
+		talosconfig := must.Get(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
 		dialer := l.net.Dialer()
 		c := l.clientWith(Options{Talosconfig: talosconfig, Dial: dialer.DialContext})
-		l.running(c, cpAddr)
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		l.maintenance(c, workerAddr)
 		l.rec.Hooks(nil, func(call record.Call) {
@@ -197,9 +193,9 @@ func TestReaderComparesTheRest(t *testing.T) {
 		if err != nil || whole.ConfigHidden || whole.InstallImage == "" {
 			t.Fatalf("as os:admin: %+v, %v", whole, err)
 		}
-		got := value(cluster.ReadCompared(t.Context(), l.client(role.Reader), cpAddr))(t)
+		got := must.Get(cluster.ReadCompared(t.Context(), l.client(role.Reader), cpAddr))(t)
 		whole.ConfigHidden, whole.InstallImage, whole.Configs, whole.Encryption, whole.NextBoot = true, "", cluster.Configs{}, nil, ""
-		same(t, "as os:reader", whole, got)
+		must.Equal(t, "as os:reader", whole, got)
 	})
 }
 
@@ -208,8 +204,8 @@ func TestReadErrors(t *testing.T) {
 		ctx := t.Context()
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		l.maintenance(admin, workerAddr)
-		other := value(talosapi.NewCluster("other", "https://127.42.8.10:6443", labVersion, "v1.35.4"))(t)
-		foreign := value(other.Talosconfig(role.Admin, cpAddr.String(), "127.42.7.12:50001"))(t)
+		other := must.Get(talosapi.NewCluster("other", "https://127.42.8.10:6443", labVersion, "v1.35.4"))(t)
+		foreign := must.Get(other.Talosconfig(role.Admin, cpAddr.String(), "127.42.7.12:50001"))(t)
 		stranger, reader := l.clientWith(Options{Talosconfig: foreign}), l.client(role.Reader)
 		machine := func(c *Client, addr string) error {
 			_, err := cluster.ReadMachine(ctx, c, netip.MustParseAddr(addr))
@@ -255,7 +251,7 @@ func TestReadErrors(t *testing.T) {
 func TestDeadlines(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := newLab(t)
-		silent := value(l.net.Listen("127.42.7.66:50000"))(t)
+		silent := must.Get(l.net.Listen("127.42.7.66:50000"))(t)
 		defer silent.Close()
 		c := l.client(role.Admin)
 		start := time.Now()
@@ -288,12 +284,8 @@ func TestClocks(t *testing.T) {
 		client := l.client(role.Admin)
 		time.Sleep(time.Minute)
 		_, err := cluster.ReadMachine(t.Context(), client, cpAddr)
-		if err == nil || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("err = %v", err)
-		}
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-			t.Errorf("hints: %s", hints)
-		}
+		wantError(t, err, c.text)
+		must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), c.hint)
 	})
 }
 
@@ -323,7 +315,7 @@ type lab struct {
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
-	c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", labVersion, "v1.35.4"))(t)
+	c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.10:6443", labVersion, "v1.35.4"))(t)
 	l := &lab{t: t, net: network.Memory(), rec: record.New(), cluster: c, boots: image()}
 	l.fw = talosapi.New(t.Context(), talosapi.Options{
 		Network: l.net, Recorder: l.rec,
@@ -376,7 +368,7 @@ func drive(key, serial string, gib int64, content []byte) world.Drive {
 // power switches a machine on until the test ends; off switches it off earlier.
 func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
 	l.t.Helper()
-	iso := value(artefact.ISO(l.boots))(l.t)
+	iso := must.Get(artefact.ISO(l.boots))(l.t)
 	drives = append(drives, world.Drive{Key: "ide2", CDROM: true, SizeBytes: int64(len(iso)), Media: world.NewMedia(iso)})
 	guest := l.fw.PowerOn(&world.Hardware{
 		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, MACs: []string{mac}, Arch: "amd64", Memory: 4096, BootOrder: []string{"virtio0", "ide2"}, NVRAM: world.NewMedia(talosapi.NVRAM(image())),
@@ -390,24 +382,22 @@ func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
 func (l *lab) config(m talosapi.Machine) []byte {
 	l.t.Helper()
 	m.InstallDisk = "/dev/vda"
-	b := value(l.cluster.MachineConfig(m))(l.t)
-	return b
+	return must.Get(l.cluster.MachineConfig(m))(l.t)
 }
 
 // installed is the system disk of cp1, the only member of etcd.
 func (l *lab) installed(config []byte) []byte {
 	l.t.Helper()
-	uki := value(artefact.UKI(image()))(l.t)
-	b := value(l.fw.Preinstalled(config, uki, false))(l.t)
+	uki := must.Get(artefact.UKI(image()))(l.t)
+	b := must.Get(l.fw.Preinstalled(config, uki, false))(l.t)
 	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: cpAddr})[0]
-	b = value(talosapi.WithEtcd(b, member))(l.t)
-	return b
+	return must.Get(talosapi.WithEtcd(b, member))(l.t)
 }
 
 // client has a certificate of that role.
 func (l *lab) client(r role.Role) *Client {
 	l.t.Helper()
-	raw := value(l.cluster.Talosconfig(r, cpAddr.String()))(l.t)
+	raw := must.Get(l.cluster.Talosconfig(r, cpAddr.String()))(l.t)
 	return l.clientWith(Options{Talosconfig: raw})
 }
 
@@ -416,7 +406,7 @@ func (l *lab) clientWith(o Options) *Client {
 	if o.Dial == nil {
 		o.Dial = l.net.Dialer().DialContext
 	}
-	c := value(New(o))(l.t)
+	c := must.Get(New(o))(l.t)
 	l.t.Cleanup(func() { _ = c.Close() })
 	return c
 }

@@ -58,35 +58,19 @@ func (c *Client) PullInstaller(
 
 func pull(ctx context.Context, s session, to *common.ContainerdInstance, image string, silence time.Duration, wait patience, say func(string)) error {
 	wait(silence)
-	stream, err := s.ImageClient.Pull(ctx, &machineapi.ImageServicePullRequest{Containerd: to, ImageRef: image})
-	if err == nil {
-		err = pulled(stream, func() { wait(silence) }, say)
-	}
-	if err != nil {
-		return fmt.Errorf("pull %s: %w", image, answer(err))
-	}
-	return nil
-}
-
-// pulled waits for the last message of a pull: the image's name on the machine.
-func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullResponse], heard func(), say func(string)) error {
-	p, name := &pullProgress{say: say, layers: map[string]pulledLayer{}}, ""
-	for {
-		m, err := stream.Recv()
-		switch {
-		case errors.Is(err, io.EOF) && name == "":
-			return errors.New("the machine ended the pull without an image")
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return err
+	p, named := &pullProgress{say: say, layers: map[string]pulledLayer{}}, false
+	for m, err := range received(s.ImageClient.Pull(ctx, &machineapi.ImageServicePullRequest{Containerd: to, ImageRef: image})) {
+		if err != nil {
+			return fmt.Errorf("pull %s: %w", image, answer(err))
 		}
-		heard()
-		if n := m.GetName(); n != "" {
-			name = n
-		}
+		wait(silence)
+		named = named || m.GetName() != "" // the last message has the image's name on the machine
 		p.add(m.GetPullProgress())
 	}
+	if !named {
+		return fmt.Errorf("pull %s: %w", image, answer(errors.New("the machine ended the pull without an image")))
+	}
+	return nil
 }
 
 // Install writes the installer's system beside the running system. The machine fetches the installer again if it no

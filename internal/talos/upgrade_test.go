@@ -9,13 +9,13 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 type (
@@ -81,13 +81,11 @@ func TestInstall(t *testing.T) {
 	}, func(t *testing.T, _ string, c row) {
 		var said []string
 		reboots, err := c.node.start(t).Install(t.Context(), cpAddr, cpUUID, "installer", "", func(s string) { said = append(said, s) })
-		if diff := gocmp.Diff(c.said, said); diff != "" || reboots != c.reboots {
-			t.Errorf("reboots = %t; said (-want +got):\n%s", reboots, diff)
-		}
-		same(t, "done", c.did, c.node.done())
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || errors.Is(err, cluster.ErrLostAnswer) != c.lost {
-			t.Errorf("err = %v, want %q", err, c.err)
-		}
+		must.Equal(t, "said", c.said, said)
+		must.Equal(t, "reboots", c.reboots, reboots)
+		must.Equal(t, "done", c.did, c.node.done())
+		wantError(t, err, c.err)
+		must.Equal(t, "lost answer", c.lost, errors.Is(err, cluster.ErrLostAnswer))
 	})
 }
 
@@ -170,12 +168,9 @@ func TestPullInstaller(t *testing.T) {
 	}, func(t *testing.T, _ string, c row) {
 		var said []string
 		supported, err := c.node.start(t).PullInstaller(t.Context(), cpAddr, cpUUID, "installer", func(s string) { said = append(said, s) })
-		if diff := gocmp.Diff(c.said, said); diff != "" || supported == c.unsupported {
-			t.Errorf("supported = %t; said (-want +got):\n%s", supported, diff)
-		}
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("err = %v, want %q", err, c.err)
-		}
+		must.Equal(t, "said", c.said, said)
+		must.Equal(t, "supported", !c.unsupported, supported)
+		wantError(t, err, c.err)
 		if want := []string{"pull CRI/NS_SYSTEM installer"}; !c.unsupported && !slices.Equal(c.node.done(), want) {
 			t.Errorf("done: %q", c.node.done())
 		}

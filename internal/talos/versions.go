@@ -17,14 +17,13 @@ var oldest = config.TalosVersion1_12
 // (cmd/installer/pkg/install/preflight.go). Nothing checks them when a machine is recreated, and nothing checks the
 // tables for Kubernetes.
 func (*Client) Unsupported(from, to, kubelet string) []string {
-	host, errHost := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: from})
-	target, errTarget := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: to})
+	host, target := version(from), version(to)
 	old, errOld := config.ParseContractFromVersion(from)
 	wanted, errWanted := config.ParseContractFromVersion(to)
 	switch {
-	case errHost != nil || errOld != nil:
+	case host == nil || errOld != nil:
 		return []string{fmt.Sprintf("it runs Talos %q, which is not a version that recast knows", from)}
-	case errTarget != nil || errWanted != nil:
+	case target == nil || errWanted != nil:
 		return []string{fmt.Sprintf("Talos %q is not a version that recast knows", to)}
 	case target.UpgradeableFrom(target) != nil: // the tables do not have this version
 		return []string{fmt.Sprintf("this recast does not know Talos %s, neither its upgrades nor its machine configuration: "+
@@ -57,8 +56,7 @@ func remedy(old, wanted *config.VersionContract, host *compatibility.TalosVersio
 	}
 	for minor := wanted.Minor - 1; minor > old.Minor; minor-- {
 		between := fmt.Sprintf("v%d.%d", wanted.Major, minor)
-		step, err := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: between})
-		if err == nil && step.UpgradeableFrom(host) == nil {
+		if step := version(between); step != nil && step.UpgradeableFrom(host) == nil {
 			return "upgrade all nodes to " + between + " first"
 		}
 	}
@@ -99,8 +97,7 @@ func (*Client) UnsupportedKubernetes(talos, kubernetes string) string {
 	return text + ", and this recast knows no Talos that does"
 }
 
-// supported returns the oldest and the newest minor version of Kubernetes 1 that a
-// Talos supports; 0 if unknown.
+// supported returns the oldest and the newest minor version of Kubernetes 1 that a Talos supports; 0 if unknown.
 func supported(talos string) (oldest, newest int) {
 	t := version(talos)
 	for minor := range maxMinor {

@@ -2,6 +2,8 @@ package talos
 
 import (
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestUnsupported(t *testing.T) {
@@ -52,7 +54,7 @@ func TestUnsupported(t *testing.T) {
 		}},
 	}
 	for name, c := range cases {
-		same(t, name, c.want, new(Client).Unsupported(c.from, c.to, c.kubelet))
+		must.Equal(t, name, c.want, new(Client).Unsupported(c.from, c.to, c.kubelet))
 	}
 }
 
@@ -71,8 +73,6 @@ func TestUnsupportedKubernetes(t *testing.T) {
 		"newest of all":        {"v1.14.1", "v1.37.9", ""},
 		"oldest of them":       {"v1.14.1", "v1.32.0", ""},
 	} {
-		if got := new(Client).UnsupportedKubernetes(c.talos, c.kubernetes); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		must.Equal(t, name, c.want, new(Client).UnsupportedKubernetes(c.talos, c.kubernetes))
 	}
 }

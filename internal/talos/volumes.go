@@ -306,8 +306,7 @@ func (c *Client) selectable(ctx context.Context, addr netip.Addr, blank bool) (o
 	if err != nil {
 		return on, "its disks could not be read: " + err.Error()
 	}
-	byID := func(a, b *blockres.Disk) int { return cmp.Compare(a.Metadata().ID(), b.Metadata().ID()) }
-	slices.SortFunc(on.disks, byID) // as Talos lists them
+	slices.SortFunc(on.disks, func(a, b *blockres.Disk) int { return cmp.Compare(a.Metadata().ID(), b.Metadata().ID()) }) // as Talos lists them
 	return on, ""
 }
 
@@ -334,17 +333,11 @@ func selectorsOf(cfg config.Provider, talos string) (out []selector) {
 	for _, g := range cfg.LVMVolumeGroupConfigs() {
 		add(cluster.ForMembers, "", storage.LVMVolumeGroupConfigKind+" "+g.Name(), g.PhysicalVolumeSelector())
 	}
-	return append(out, machineSelectors(cfg)...)
-}
-
-// machineSelectors returns the selectors of the main document, and of the document that replaces its section install.
-func machineSelectors(cfg config.Provider) (out []selector) {
-	if u := cfg.UnattendedInstallConfig(); u != nil {
-		expr := u.VolumeSelector()
-		out = append(out, selector{cluster.DiskSelector{Document: installKind, Match: expr.String(), Kind: cluster.ForInstall}, expr})
+	if u := cfg.UnattendedInstallConfig(); u != nil { // it replaces the section install of the main document
+		add(cluster.ForInstall, "", installKind, u.VolumeSelector())
 	}
 	if expr, err := cfg.Machine().Install().DiskMatchExpression(); err == nil && expr != nil {
-		out = append(out, selector{cluster.DiskSelector{Document: "machine.install.diskSelector", Match: expr.String(), Kind: cluster.ForInstall}, *expr})
+		add(cluster.ForInstall, "", "machine.install.diskSelector", *expr)
 	}
 	for _, d := range cfg.Machine().Disks() {
 		id := fmt.Sprintf("%s-%d", d.Device(), 1)
@@ -390,11 +383,14 @@ func (s *selector) evaluate(on selectable) {
 		s.Unknown = "the arrays and logical volumes of its configuration may not be there yet"
 	}
 	s.Found = found
-	for _, device := range found {
-		if on.system != "" && cmp.Or(on.parent(device), device) == on.system {
-			s.System = device
-			break
+	onSystem := func(device string) bool {
+		if part := on.whole(device); part != nil {
+			device = cmp.Or(part.Parent, device)
 		}
+		return device == on.system
+	}
+	if i := slices.IndexFunc(found, onSystem); i >= 0 && on.system != "" {
+		s.System = found[i]
 	}
 }
 
@@ -493,14 +489,4 @@ func (on selectable) members(s selector) (found []string, err error) {
 		}
 	}
 	return found, nil
-}
-
-// parent returns the disk that has the partition; "" if the device is not a partition.
-func (on selectable) parent(device string) string {
-	for _, v := range on.volumes {
-		if v.Metadata().ID() == device {
-			return v.TypedSpec().Parent
-		}
-	}
-	return ""
 }

@@ -7,11 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func disk(id string, spec block.DiskSpec) *block.Disk {
@@ -33,9 +33,8 @@ func volumeStatus(id string, phase block.VolumePhase, location string) *block.Vo
 	return s
 }
 
-// A node with everything that a real one has: an encrypted STATE, EPHEMERAL on a
-// data disk and a stale one elsewhere, a filesystem without partition, volumes from
-// the network, and devices that are not drives.
+// A node with everything that a real one has: an encrypted STATE, EPHEMERAL on a data disk and a stale one elsewhere, a
+// filesystem without partition, volumes from the network, and devices that are not drives.
 func TestBlockView(t *testing.T) {
 	t.Parallel()
 	v := blockView{
@@ -68,7 +67,7 @@ func TestBlockView(t *testing.T) {
 		{Device: "sdf", SizeBytes: 8},              // a partition
 		{Device: "vdb", Serial: "data", SizeBytes: 20},
 	}
-	same(t, "disks", wantDisks, v.machineDisks())
+	must.Equal(t, "disks", wantDisks, v.machineDisks())
 	wantVolumes := []cluster.Volume{
 		{ID: "STATE", Device: "sda1", Disk: "sda", Label: "STATE", PartitionUUID: "p1", FilesystemUUID: "luks1", Format: "luks", Phase: "ready"},
 		{Device: "sdc", Disk: "sdc", FilesystemUUID: "fs5", FilesystemLabel: "data", Format: "xfs"},
@@ -76,7 +75,7 @@ func TestBlockView(t *testing.T) {
 		{ID: "EPHEMERAL", Device: "vdb1", Disk: "vdb", Label: "EPHEMERAL", PartitionUUID: "p2", FilesystemUUID: "fs2", Format: "xfs", Phase: "ready"},
 		{ID: "u-new", Device: "vdb2", Disk: "vdb", Label: "u-new", PartitionUUID: "p4", Phase: "waiting"},
 	}
-	same(t, "volumes", wantVolumes, v.machineVolumes())
+	must.Equal(t, "volumes", wantVolumes, v.machineVolumes())
 }
 
 // What Talos reports of LVM and ZFS, and of mount points.
@@ -115,15 +114,16 @@ func TestBlockViewOfPools(t *testing.T) {
 		{Device: "sdc1", Disks: []string{"sdc"}, Format: "zfs"},
 		{Device: "sdz", Format: "lvm2-pv", Group: "vg1"},
 	}
-	same(t, "pools", want, v.poolMembers())
+	must.Equal(t, "pools", want, v.poolMembers())
 }
 
 func TestBlockViewOfMounts(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		mount block.MountSpec
 		want  string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"EPHEMERAL":             {block.MountSpec{TargetPath: "/var"}, "/var"},
 		"user volume":           {block.MountSpec{TargetPath: "data", ParentID: "/var/mnt"}, "/var/mnt/data"},
 		"LOG":                   {block.MountSpec{TargetPath: "log", ParentID: "EPHEMERAL"}, "/var/log"},
@@ -131,21 +131,18 @@ func TestBlockViewOfMounts(t *testing.T) {
 		"mounted nowhere":       {block.MountSpec{}, ""},
 		"below an unknown one":  {block.MountSpec{TargetPath: "x", ParentID: "u-data"}, ""},
 		"relative, and nowhere": {block.MountSpec{TargetPath: "x"}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := volumeStatus("v", block.VolumePhaseReady, "/dev/sdb1")
-			s.TypedSpec().MountSpec = tc.mount
-			v := blockView{
-				disks:    []*block.Disk{disk("sdb", block.DiskSpec{})},
-				volumes:  []*block.DiscoveredVolume{found("sdb1", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"}), found("sdb2", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"})},
-				statuses: []*block.VolumeStatus{s},
-			}
-			if got := v.machineVolumes(); got[0].Mount != tc.want || got[1].Mount != "" {
-				t.Errorf("mounted at %q and %q, want %q and nowhere", got[0].Mount, got[1].Mount, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := volumeStatus("v", block.VolumePhaseReady, "/dev/sdb1")
+		s.TypedSpec().MountSpec = tc.mount
+		v := blockView{
+			disks:    []*block.Disk{disk("sdb", block.DiskSpec{})},
+			volumes:  []*block.DiscoveredVolume{found("sdb1", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"}), found("sdb2", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"})},
+			statuses: []*block.VolumeStatus{s},
+		}
+		if got := v.machineVolumes(); got[0].Mount != tc.want || got[1].Mount != "" {
+			t.Errorf("mounted at %q and %q, want %q and nowhere", got[0].Mount, got[1].Mount, tc.want)
+		}
+	})
 }
 
 // TestVolumeStatuses: volumes of every kind are known by ID and location. A partition whose volume is a directory now
@@ -186,12 +183,12 @@ func TestVolumeStatuses(t *testing.T) {
 		{ID: "u-whole", Type: "disk", Phase: "ready", Location: "/dev/sdb", Disk: "sdb", Mount: "/var/mnt/whole"},
 		{ID: "x-share", Type: "external", Phase: "ready", Location: "share0", Mount: "/var/mnt/share"},
 	}
-	same(t, "statuses", want, v.volumeStatuses())
+	must.Equal(t, "statuses", want, v.volumeStatuses())
 	var ids []string
 	for _, volume := range v.machineVolumes() {
 		ids = append(ids, volume.Device+" "+volume.ID+" "+volume.Phase)
 	}
-	same(t, "volumes", []string{"sda6  ", "sdb u-whole ready", "sdc1 /dev/sdc-1 ready", "sdc2 r-secret ready"}, ids)
+	must.Equal(t, "volumes", []string{"sda6  ", "sdb u-whole ready", "sdc1 /dev/sdc-1 ready", "sdc2 r-secret ready"}, ids)
 }
 
 // selectingMachine has a system disk, two data disks, a CD and the image of its system.
@@ -414,9 +411,7 @@ func TestUserVolumesByConfiguration(t *testing.T) {
 		if !strings.HasPrefix(text, "version") {
 			text = mainDocument + text
 		}
-		if diff := cmp.Diff(want, configVolumes(t, text, "v1.14.1")[want.ID]); diff != "" {
-			t.Errorf("%s\n(-want +got):\n%s", text, diff)
-		}
+		must.Equal(t, text, want, configVolumes(t, text, "v1.14.1")[want.ID])
 	}
 }
 
@@ -451,9 +446,7 @@ func TestEncryptionByConfiguration(t *testing.T) {
 		"faster":                  {hush, document("provider: luks2, options: [no_read_workqueue], keys: [{slot: 0, static: {passphrase: hush}}]"), true},
 	} {
 		was, is := configVolumes(t, tc.was, "v1.14.1")["EPHEMERAL"].Encryption, configVolumes(t, tc.is, "v1.14.1")["EPHEMERAL"].Encryption
-		if got := is.Opens(was, nil); got != tc.opens {
-			t.Errorf("%s: %t", name, got)
-		}
+		must.Equal(t, name, tc.opens, is.Opens(was, nil))
 		if shown := fmt.Sprint(was, is); strings.Contains(shown, "hush") || slices.Contains([]string{was.Keys[0], is.Keys[0]}, "x") {
 			t.Errorf("%s shows %s", name, shown)
 		}

@@ -104,7 +104,7 @@ func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become
 	if blank {
 		_ = c.callBlank(ctx, addr, watch) // the stream ended, or never began
 	} else {
-		_ = c.callWithin(ctx, addr.String(), 0, watch)
+		_ = c.with(ctx, addr.String(), 0, watch, c.as)
 	}
 	return accepted, broken
 }

@@ -96,21 +96,10 @@ func TestBoundedDial(t *testing.T) {
 	})
 }
 
-// each runs a test for every case, all at once.
-func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
-	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, tc)
-		})
-	}
-}
-
 // eachInBubble is each with the time of a bubble.
 func eachInBubble[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
 	t.Helper()
-	each(t, cases, func(t *testing.T, tc T) {
+	must.Each(t, cases, func(t *testing.T, tc T) {
 		synctest.Test(t, func(t *testing.T) { test(t, tc) })
 	})
 }

@@ -8,8 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -66,45 +64,37 @@ func TestUntil(t *testing.T) {
 			took: 1 * time.Second, seen: []string{"0 of 3"},
 		},
 		"an answer cut short by the deadline is not what was seen": {
-			look: func(ctx context.Context) (bool, string, error) {
-				deadline, _ := ctx.Deadline()
-				if time.Until(deadline) > 5*time.Second {
-					return false, "1 of 3", nil
-				}
-				<-ctx.Done()
-				return false, "", ctx.Err()
-			},
-			err: "members: gave up after 10s; last seen: 1 of 3: context deadline exceeded", is: context.DeadlineExceeded,
+			look: cutShort(5*time.Second, func(err error) error { return err }),
+			err:  "members: gave up after 10s; last seen: 1 of 3: context deadline exceeded", is: context.DeadlineExceeded,
 			took: 10 * time.Second, seen: []string{"1 of 3"},
 		},
 		"one that would have ended the wait is no better": {
-			look: func(ctx context.Context) (bool, string, error) {
-				deadline, _ := ctx.Deadline()
-				if time.Until(deadline) > 5*time.Second {
-					return false, "1 of 3", nil
-				}
-				<-ctx.Done()
-				return false, "", wait.Stop(fmt.Errorf("list members: %w", ctx.Err()))
-			},
-			err: "members: gave up after 10s; last seen: 1 of 3: context deadline exceeded", is: context.DeadlineExceeded,
+			look: cutShort(5*time.Second, stops),
+			err:  "members: gave up after 10s; last seen: 1 of 3: context deadline exceeded", is: context.DeadlineExceeded,
 			took: 10 * time.Second, seen: []string{"1 of 3"},
 		},
 		"but where nothing was seen it says more": {
-			look: func(ctx context.Context) (bool, string, error) {
-				<-ctx.Done()
-				return false, "", wait.Stop(fmt.Errorf("list members: %w", ctx.Err()))
-			},
-			err: "members: list members: context deadline exceeded", is: context.DeadlineExceeded,
+			look: cutShort(10*time.Second, stops),
+			err:  "members: list members: context deadline exceeded", is: context.DeadlineExceeded,
 			took: 10 * time.Second,
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, c.check)
-		})
+	must.Each(t, cases, func(t *testing.T, c untilCase) { synctest.Test(t, c.check) })
+}
+
+// cutShort sees 1 of 3 until that time before the deadline; then the deadline cuts its answer short, which is the
+// error that how makes of it.
+func cutShort(before time.Duration, how func(error) error) wait.Look {
+	return func(ctx context.Context) (bool, string, error) {
+		if deadline, _ := ctx.Deadline(); time.Until(deadline) > before {
+			return false, "1 of 3", nil
+		}
+		<-ctx.Done()
+		return false, "", how(ctx.Err())
 	}
 }
+
+func stops(err error) error { return wait.Stop(fmt.Errorf("list members: %w", err)) }
 
 type untilCase struct {
 	look   wait.Look
@@ -145,16 +135,16 @@ func message(err error) string {
 	return err.Error()
 }
 
-// A wait with a first pause looks often at its start and around its expected end, and
-// later as rarely as others.
+// A wait with a first pause looks often at its start and around its expected end, and later as rarely as others.
 func TestUntilPauses(t *testing.T) {
 	t.Parallel()
 	ms := time.Millisecond
 	first := func(n time.Duration) wait.For { return wait.For{First: n, Every: time.Second} }
-	cases := map[string]struct {
+	type row struct {
 		w    wait.For
 		want []time.Duration // when it looked
-	}{
+	}
+	cases := map[string]row{
 		"none":                 {first(0), []time.Duration{0, 1000 * ms, 2000 * ms, 3000 * ms}},
 		"grown up to Every":    {first(1000 * ms), []time.Duration{0, 1000 * ms, 2000 * ms, 3000 * ms}},
 		"a quarter":            {first(400 * ms), []time.Duration{0, 400 * ms, 800 * ms, 1200 * ms, 1600 * ms, 2000 * ms, 2500 * ms, 3125 * ms}},
@@ -165,22 +155,17 @@ func TestUntilPauses(t *testing.T) {
 		},
 		"due": {wait.For{First: 10 * ms, Every: time.Second, Due: func() time.Duration { return 700 * ms }}, []time.Duration{0, 700 * ms, 1400 * ms}},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				start := time.Now()
-				var got []time.Duration
-				err := wait.Until(t.Context(), c.w, func(context.Context) (bool, string, error) {
-					got = append(got, time.Since(start))
-					return len(got) == len(c.want), "running", nil
-				})
-				if diff := cmp.Diff(c.want, got); err != nil || diff != "" {
-					t.Errorf("error %v; looked (-want +got):\n%s", err, diff)
-				}
-			})
+	must.Each(t, cases, func(t *testing.T, c row) {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			var got []time.Duration
+			must.Do(t, wait.Until(t.Context(), c.w, func(context.Context) (bool, string, error) {
+				got = append(got, time.Since(start))
+				return len(got) == len(c.want), "running", nil
+			}))
+			must.Equal(t, "looked", c.want, got)
 		})
-	}
+	})
 }
 
 // A watch makes the wait look at once, and otherwise rarely. If it is lost, the wait looks too, restarts
@@ -217,9 +202,9 @@ func TestUntilWatches(t *testing.T) {
 		})
 		s := time.Second
 		want := []time.Duration{0, 0, s, 2 * s, 4 * s, 7 * s, 7 * s, 8 * s, 8 * s, 9 * s, 10 * s, 12 * s, 15 * s, 16 * s, 17 * s, 19 * s, 23 * s}
-		if diff := cmp.Diff(want, got); err != nil || diff != "" || begun != 3 {
-			t.Errorf("error %v; begun %d times; looked (-want +got):\n%s", err, begun, diff)
-		}
+		must.Do(t, err)
+		must.Equal(t, "looked", want, got)
+		must.Equal(t, "begun", 3, begun)
 		if time.Since(start) < 80*time.Second {
 			t.Error("the wait did not wait for its watch to end")
 		}
@@ -261,9 +246,7 @@ func TestUntilContextCause(t *testing.T) {
 
 func TestStopOfNothing(t *testing.T) {
 	t.Parallel()
-	if err := wait.Stop(nil); err != nil {
-		t.Errorf("Stop(nil) = %v", err)
-	}
+	must.Do(t, wait.Stop(nil))
 }
 
 func TestAll(t *testing.T) {
@@ -280,8 +263,6 @@ func TestAll(t *testing.T) {
 		if took := time.Since(began); took != 3*time.Second || err == nil || err.Error() != "first\nlast" {
 			t.Errorf("%v after %s", err, took)
 		}
-		if err := wait.All(asks(0, nil), asks(0, nil)); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, wait.All(asks(0, nil), asks(0, nil)))
 	})
 }

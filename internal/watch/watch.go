@@ -146,8 +146,7 @@ func (w *Watcher) gone() string {
 	return w.ended
 }
 
-// afterwards waits until nobody holds the claim: a roll that has finished an earlier run
-// starts its own run.
+// afterwards waits until nobody holds the claim: a roll that has finished an earlier run starts its own run.
 func (w *Watcher) afterwards(ctx context.Context) (last string, err error) {
 	if !w.isDue() {
 		return "", nil

@@ -62,10 +62,7 @@ func watchBeside(t *testing.T, held *claim.State) *beside {
 	p := pipeline.Project{Config: &config.Config{Dir: t.TempDir(), Cluster: "c1", Proxmox: config.Proxmox{VMIDs: config.VMIDRange{First: 9089, Last: 9099}}}}
 	run := must.Get(journal.Open(filepath.Join(p.State(), "runs"), journal.Options{Run: runHere}))(t)
 	t.Cleanup(func() { _ = run.Close() })
-	out, err := os.Create(filepath.Join(t.TempDir(), "tty"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(os.Create(filepath.Join(t.TempDir(), "tty")))(t)
 	t.Cleanup(func() { _ = out.Close() })
 	b := &beside{t: t, px: &claimOnly{claim: held}, run: run, from: time.Now().Add(time.Hour)}
 	b.Watcher = &Watcher{p: p, px: p.Watched(b.px), view: live.NewView(out, "recast status --watch", false)}
@@ -90,17 +87,12 @@ func (b *beside) logs(second int) {
 func (b *beside) looks(second int) (last string) {
 	b.t.Helper()
 	b.now = b.from.Add(time.Duration(second) * time.Second)
-	last = must.Get(b.once(b.t.Context()))(b.t)
-	return last
+	return must.Get(b.once(b.t.Context()))(b.t)
 }
 
 func (b *beside) wants(said string, texts ...string) {
 	b.t.Helper()
-	for _, text := range texts {
-		if !strings.Contains(said, text) {
-			b.t.Errorf("says %q, wants %q", said, text)
-		}
-	}
+	must.Contain(b.t, "what it says", said, texts...)
 }
 
 // A run that was killed here, and maybe finished elsewhere, does not hide a run of
@@ -179,8 +171,7 @@ func TestWatchWithoutClaim(t *testing.T) {
 	}
 }
 
-// While Proxmox does not answer, the heartbeat is unknown, and the run does not count as
-// dead.
+// While Proxmox does not answer, the heartbeat is unknown, and the run does not count as dead.
 func TestWatchWhileProxmoxIsSilent(t *testing.T) {
 	t.Parallel()
 	b := watchBeside(t, &claim.State{Cluster: "c1", Run: runHere, Beat: 1})

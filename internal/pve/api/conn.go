@@ -126,8 +126,7 @@ func (c *Conn) Get(ctx context.Context, path string, out any) error {
 	return ask(out)
 }
 
-// Change sends a change. Its error wraps cluster.ErrLostAnswer if the change may
-// have happened anyway.
+// Change sends a change. Its error wraps cluster.ErrLostAnswer if the change may have happened anyway.
 func (c *Conn) Change(ctx context.Context, method, path string, params map[string]string, out any) error {
 	var err error
 	switch method {
@@ -146,8 +145,7 @@ func (c *Conn) Change(ctx context.Context, method, path string, params map[strin
 	return c.clean(method, path, err)
 }
 
-// clean removes the wrapping that net/http and go-proxmox put around our own errors,
-// and adds hints.
+// clean removes the wrapping that net/http and go-proxmox put around our own errors, and adds hints.
 func (c *Conn) clean(method, path string, err error) error {
 	if err == nil {
 		return nil
@@ -222,8 +220,7 @@ func parseEndpoints(list []string) ([]*url.URL, error) {
 	return endpoints, nil
 }
 
-// cacheable reports whether an answer stays valid while a command runs that changes
-// nothing.
+// cacheable reports whether an answer stays valid while a command runs that changes nothing.
 func cacheable(path string) bool {
 	switch path {
 	case "/cluster/status", "/nodes", "/storage":

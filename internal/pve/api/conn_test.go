@@ -18,11 +18,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const testUPID = "UPID:pve1:0000ABCD:00012345:386D4380:qmdestroy:101:recast@pve!roll:"
@@ -53,8 +52,7 @@ func connWith(t *testing.T, s *apitest.Site, o Options, hosts ...string) *Conn {
 	if o.Dial == nil {
 		o.Dial = s.Net.Dialer().DialContext
 	}
-	c, err := Connect(o)
-	must(t, err)
+	c := must.Get(Connect(o))(t)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -69,35 +67,9 @@ func inSite(t *testing.T, test func(t *testing.T, s *apitest.Site)) {
 // inEachSite runs each row of a table in a site of its own, all at the same time.
 func inEachSite[T any](t *testing.T, rows map[string]T, test func(t *testing.T, s *apitest.Site, row T)) {
 	t.Helper()
-	each(t, rows, func(t *testing.T, row T) {
+	must.Each(t, rows, func(t *testing.T, row T) {
 		synctest.Test(t, func(t *testing.T) { test(t, apitest.NewSite(t), row) })
 	})
-}
-
-// each runs each row of a table, all at the same time.
-func each[T any](t *testing.T, rows map[string]T, test func(t *testing.T, row T)) {
-	t.Helper()
-	t.Parallel()
-	for name, row := range rows {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, row)
-		})
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func same(t *testing.T, what string, want, got any) {
-	t.Helper()
-	if diff := gocmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
 }
 
 func TestReadIsRepeated(t *testing.T) {
@@ -131,7 +103,7 @@ func TestReadIsRepeated(t *testing.T) {
 		if tc.err == "" && (err != nil || got != "100") || tc.err != "" && fmt.Sprint(err) != tc.err {
 			t.Errorf("got %q, error %v; want error %q", got, err, tc.err)
 		}
-		same(t, "requests", tc.want, pve1.Requests())
+		must.Equal(t, "requests", tc.want, pve1.Requests())
 	})
 }
 
@@ -160,7 +132,7 @@ func TestChangeWithAForgottenUser(t *testing.T) {
 					if errors.Is(err, cluster.ErrLostAnswer) {
 						t.Errorf("%v: nothing was done", err)
 					}
-					same(t, "sent", tc.times, len(pve1.Requests()))
+					must.Equal(t, "sent", tc.times, len(pve1.Requests()))
 				})
 			})
 		}
@@ -173,11 +145,11 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 		pve2.On("PUT /nodes/pve1/qemu/101/config", data("null"))
 		c := connTo(t, s, "pve1", "pve2") // nothing listens at pve1
 		for range 2 {
-			must(t, c.Change(t.Context(), http.MethodPut, "/nodes/pve1/qemu/101/config", map[string]string{"cores": "2"}, nil))
+			must.Do(t, c.Change(t.Context(), http.MethodPut, "/nodes/pve1/qemu/101/config", map[string]string{"cores": "2"}, nil))
 		}
 		want := []string{"PUT /nodes/pve1/qemu/101/config", "PUT /nodes/pve1/qemu/101/config"}
-		same(t, "requests", want, pve2.Requests())
-		same(t, "first endpoint", int64(1), c.relay.current.Load())
+		must.Equal(t, "requests", want, pve2.Requests())
+		must.Equal(t, "first endpoint", int64(1), c.relay.current.Load())
 	})
 }
 
@@ -187,7 +159,7 @@ func TestNewRefuses(t *testing.T) {
 		change func(*Options)
 		want   string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"no token":         {func(o *Options) { o.Token = nil }, "PROXMOX_VE_API_TOKEN is not set"},
 		"password":         {func(o *Options) { o.Token = []byte("hunter2") }, "PROXMOX_VE_API_TOKEN is not a Proxmox API token"},
 		"no endpoint":      {func(o *Options) { o.Endpoints = nil }, "no Proxmox endpoint is given"},
@@ -212,16 +184,14 @@ func TestNewRefuses(t *testing.T) {
 
 func TestEndpoints(t *testing.T) {
 	t.Parallel()
-	got, err := parseEndpoints([]string{"https://pve1/", "https://[::1]:443", "https://pve2.example"})
-	must(t, err)
+	got := must.Get(parseEndpoints([]string{"https://pve1/", "https://[::1]:443", "https://pve2.example"}))(t)
 	want := []string{net.JoinHostPort("pve1", "8006"), "[::1]:443", "pve2.example:8006"}
 	for i, u := range got {
-		same(t, "host", want[i], u.Host)
+		must.Equal(t, "host", want[i], u.Host)
 	}
 }
 
-// dead is an address that drops packets; deaf one that accepts connections and never
-// answers.
+// dead is an address that drops packets; deaf one that accepts connections and never answers.
 func dialing(s *apitest.Site, dead, deaf map[string]bool) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		switch {
@@ -235,8 +205,7 @@ func dialing(s *apitest.Site, dead, deaf map[string]bool) func(context.Context, 
 	}
 }
 
-// TestReadsAreBounded bounds the time in which reads ask every endpoint that may
-// know, or give up.
+// TestReadsAreBounded bounds the time in which reads ask every endpoint that may know, or give up.
 func TestReadsAreBounded(t *testing.T) {
 	const config = "GET /nodes/pve9/qemu/101/config"
 	ok := data(`{"digest":"d"}`)
@@ -292,19 +261,18 @@ func TestReadsAreBounded(t *testing.T) {
 		if took := time.Since(start); took > tc.within {
 			t.Errorf("took %s, more than %s", took, tc.within)
 		}
-		same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
 		asked := 0
 		for _, f := range hosts {
 			if len(f.Requests()) > 0 {
 				asked++
 			}
 		}
-		same(t, "hosts asked", tc.asked, asked)
+		must.Equal(t, "hosts asked", tc.asked, asked)
 	})
 }
 
-// TestAnEndpointIsNotBlamedForAnother: an endpoint that reports another host as down
-// stays the preferred one.
+// TestAnEndpointIsNotBlamedForAnother: an endpoint that reports another host as down stays the preferred one.
 func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
 	inSite(t, func(t *testing.T, s *apitest.Site) {
 		pve1, pve2 := s.Node(t, "pve1"), s.Node(t, "pve2")
@@ -318,8 +286,8 @@ func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
 		if hints := fmt.Sprint(fault.Hints(err)); hints != "[the node that was asked does not reach pve9: see whether that one is up, and its pveproxy and pvedaemon]" {
 			t.Errorf("error %v, hints %s", err, hints)
 		}
-		must(t, c.Get(t.Context(), "/version", &out))
-		same(t, "last asked of pve1", "GET /version", pve1.Requests()[len(pve1.Requests())-1])
+		must.Do(t, c.Get(t.Context(), "/version", &out))
+		must.Equal(t, "last asked of pve1", "GET /version", pve1.Requests()[len(pve1.Requests())-1])
 	})
 }
 
@@ -361,12 +329,12 @@ func TestSlowBody(t *testing.T) {
 		})
 		c := connTo(t, s, "pve1")
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.base+"/x", &slowBody{left: 64 << 20, pause: 4 * time.Second})
-		must(t, err)
+		must.Do(t, err)
 		req.ContentLength = 64 << 20
 		start := time.Now()
 		resp, err := c.http.Do(req)
 		if err == nil {
-			must(t, resp.Body.Close())
+			must.Do(t, resp.Body.Close())
 		}
 		close(release)
 		if took := time.Since(start); (err != nil) != tc.err || tc.err == (took > tc.want) {
@@ -400,7 +368,7 @@ func TestPasswordIsNeverShown(t *testing.T) {
 	inSite(t, func(t *testing.T, s *apitest.Site) {
 		s.Node(t, "pve1").On("PUT /x", raw("400 Parameter verification failed.", `{"message":"hunter2","errors":{"cipassword":"got 'hunter2'"}}`))
 		err := connTo(t, s, "pve1").Change(t.Context(), http.MethodPut, "/x", map[string]string{"cipassword": "hunter2"}, nil)
-		same(t, "error", "PUT /x: 400 [redacted]: cipassword: got '[redacted]'", fmt.Sprint(err))
+		must.Equal(t, "error", "PUT /x: 400 [redacted]: cipassword: got '[redacted]'", fmt.Sprint(err))
 	})
 }
 
@@ -408,7 +376,7 @@ func TestPasswordIsNeverShown(t *testing.T) {
 func TestHTTP2IsNotUsed(t *testing.T) {
 	inSite(t, func(t *testing.T, s *apitest.Site) {
 		l, err := s.Net.Listen("pve1:8006")
-		must(t, err)
+		must.Do(t, err)
 		srv := &http.Server{Handler: http.HandlerFunc(raw("500 no options specified", ""))}
 		srv.Protocols = new(http.Protocols)
 		srv.Protocols.SetHTTP1(true)
@@ -418,8 +386,8 @@ func TestHTTP2IsNotUsed(t *testing.T) {
 		wg.Go(func() { _ = srv.ServeTLS(l, "", "") })
 		c := connTo(t, s, "pve1")
 		err = c.Change(t.Context(), http.MethodPut, "/x", nil, nil)
-		same(t, "error", "PUT /x: 500 no options specified", fmt.Sprint(err))
-		must(t, srv.Close())
+		must.Equal(t, "error", "PUT /x: 500 no options specified", fmt.Sprint(err))
+		must.Do(t, srv.Close())
 		wg.Wait()
 	})
 }
@@ -436,7 +404,7 @@ func TestTrust(t *testing.T) {
 		"authority": {options: func(_ *testing.T, s *apitest.Site) Options { return Options{RootCAs: s.Pool()} }},
 		"authority from a file": {options: func(t *testing.T, s *apitest.Site) Options {
 			path := filepath.Join(t.TempDir(), "ca.pem")
-			must(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Cert.Leaf.Raw}), 0o600))
+			must.Do(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Cert.Leaf.Raw}), 0o600))
 			return Options{CAFile: path}
 		}},
 		"pin": {options: func(_ *testing.T, s *apitest.Site) Options { return Options{Fingerprint: s.Fingerprint()} }},

@@ -87,8 +87,7 @@ func isGateway(status int) bool {
 		status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
 }
 
-// StopOnAnswer ends a wait if the error is Proxmox's own answer; a missing answer
-// may be temporary.
+// StopOnAnswer ends a wait if the error is Proxmox's own answer; a missing answer may be temporary.
 func StopOnAnswer(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok && !isGateway(e.Status) {
 		return wait.Stop(err)
@@ -143,10 +142,9 @@ func parseError(method, path string, status int, statusLine string, body []byte)
 		Message any            `json:"message"`
 		Errors  map[string]any `json:"errors"`
 	}
-	// A body that is not Proxmox's JSON adds nothing to the status line: it is a
-	// proxy's page, or the HTTP server's plain text, which starts with the same
-	// words (pve-http-server, AnyEvent.pm, error). If a proxy dropped the reason,
-	// that text is used.
+	// A body that is not Proxmox's JSON adds nothing to the status line: it is a proxy's page, or the HTTP server's
+	// plain text, which starts with the same words (pve-http-server, AnyEvent.pm, error). If a proxy dropped the
+	// reason, that text is used.
 	if err := json.Unmarshal(body, &answer); err != nil {
 		if e.Reason == "" && !bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) {
 			e.Message, _, _ = strings.Cut(strings.TrimSpace(string(body)), "\n")
@@ -194,15 +192,13 @@ func IsUnanswered(err error) bool {
 // busyRename matches pve-storage's errors for a volume that it could not rename because it was briefly in use, or
 // because renaming took too long. LVM has no such error: it renames volumes in use and waits for its own locks.
 var busyRename = regexp.MustCompile(`(?m)` +
-	// ZFSPoolPlugin.pm, rename_volume, zfs_request: udev or multipathd has just
-	// opened the device, or a replication takes a snapshot. Proxmox itself retries a
-	// destroy (zfs_delete_zvol), but not a rename.
+	// ZFSPoolPlugin.pm, rename_volume, zfs_request: udev or multipathd has just opened the device, or a replication
+	// takes a snapshot. Proxmox itself retries a destroy (zfs_delete_zvol), but not a rename.
 	`^zfs error: cannot rename '[^']*': dataset is busy\s*$` +
 	// In a worker, the limit of 5 s becomes 5 min (zfs_request). The command is then killed (pve-common, Cmd.pm,
 	// run_command), but the kernel goes on.
 	`|^command 'zfs rename [^']*' failed: got timeout\s*$` +
-	// RBDPlugin.pm, rename_volume, run_rbd_command: another client holds the image, or
-	// the cluster is slow.
+	// RBDPlugin.pm, rename_volume, run_rbd_command: another client holds the image, or the cluster is slow.
 	`|^could not rename image '[^']*' to '[^']*': rbd: rename error: \((?:16|110)\) ` +
 	// Plugin.pm and BTRFSPlugin.pm, rename_volume: a server of NFS or CIFS has the file open.
 	`|^rename '[^']*' to '[^']*' failed - Device or resource busy\s*$`)
@@ -321,8 +317,7 @@ var (
 	// Cluster.pm, cfs_lock). The pattern matches only a whole message: in a longer message, or in the message for one
 	// of several parameters, Proxmox has done other work.
 	lockTimeout = regexp.MustCompile(`^(?:unable to create VM \d+ - )?(?:can't lock file '[^']+' - got timeout|cfs-lock '[^']+' error: got lock request timeout)\s*$`)
-	// vmLocked matches the lock in a VM's configuration (AbstractConfig.pm,
-	// check_lock).
+	// vmLocked matches the lock in a VM's configuration (AbstractConfig.pm, check_lock).
 	vmLocked = regexp.MustCompile(`^(?:VM|CT) is locked(?: \([^()]*\))?\s*$`)
 )
 

@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestParseError(t *testing.T) {
@@ -20,7 +21,7 @@ func TestParseError(t *testing.T) {
 		want   Error
 		text   string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"message in both": {
 			500, "500 storage 'x' does not exist", `{"data":null,"message":"storage 'x' does not exist\n"}`,
 			Error{Status: 500, Reason: "storage 'x' does not exist", Message: "storage 'x' does not exist"},
@@ -57,8 +58,8 @@ func TestParseError(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		got := parseError("POST", "/p", tc.status, tc.line, []byte(tc.body))
 		tc.want.Method, tc.want.Path = "POST", "/p"
-		same(t, "parsed", &tc.want, got)
-		same(t, "text", tc.text, got.Error())
+		must.Equal(t, "parsed", &tc.want, got)
+		must.Equal(t, "text", tc.text, got.Error())
 	})
 }
 
@@ -68,7 +69,7 @@ func TestSentinels(t *testing.T) {
 		err  error
 		want []error
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"config write":         {&Error{Method: "PUT", Status: 500, Reason: "checksum mismatch (file change by other user?)"}, []error{cluster.ErrChanged}},
 		"move_disk":            {&Error{Method: "POST", Status: 500, Message: "VM 200: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
 		"task":                 {&TaskError{Exit: "VM 9: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
@@ -103,7 +104,7 @@ func TestSentinels(t *testing.T) {
 		"parameter is at odds": {&Error{Method: "PUT", Status: 400, Params: map[string]string{"scsi0": "no space left on storage"}}, []error{ErrNoSpace}},
 	}, func(t *testing.T, tc row) {
 		for _, s := range all {
-			same(t, s.Error(), slices.Contains(tc.want, s), errors.Is(tc.err, s))
+			must.Equal(t, s.Error(), slices.Contains(tc.want, s), errors.Is(tc.err, s))
 		}
 	})
 }
@@ -132,7 +133,7 @@ func TestHints(t *testing.T) {
 		err  error
 		want string
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"quorum is asked for first":   {&Error{Method: "POST", Status: 500, Reason: "cluster not ready - no quorum?"}, quorum},
 		"a lock without quorum":       {&Error{Method: "PUT", Status: 500, Message: "cfs-lock 'file-user_cfg' error: no quorum!\n"}, quorum},
 		"a write without quorum":      {&TaskError{Exit: "unable to open file '/etc/pve/nodes/pve1/qemu-server/1.conf.tmp.9' - Permission denied"}, quorum},
@@ -155,7 +156,7 @@ func TestParseUPID(t *testing.T) {
 		want UPID
 		err  bool
 	}
-	each(t, map[string]row{
+	must.Each(t, map[string]row{
 		"delete": {
 			in:   testUPID,
 			want: UPID{Raw: testUPID, Node: "pve1", Type: "qmdestroy", ID: "101", User: "recast@pve!roll", Start: time.Unix(0x386D4380, 0), Ticks: 0x12345},
@@ -175,8 +176,8 @@ func TestParseUPID(t *testing.T) {
 		"no node":           {in: "UPID::1:1:1:qmdestroy:101:root@pam:", err: true},
 	}, func(t *testing.T, tc row) {
 		got, err := ParseUPID(tc.in)
-		same(t, "fails", tc.err, err != nil)
-		same(t, "parsed", tc.want, got)
+		must.Equal(t, "fails", tc.err, err != nil)
+		must.Equal(t, "parsed", tc.want, got)
 	})
 }
 

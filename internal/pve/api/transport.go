@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -201,8 +202,7 @@ func mayRepeat(req *http.Request, sent bool, err error) bool {
 	return !answered || isGateway(e.Status) || e.noUser()
 }
 
-// try sends req to one endpoint. sent is true once a connection existed: the request
-// may then have arrived.
+// try sends req to one endpoint. sent is true once a connection existed: the request may then have arrived.
 func (t *relay) try(req *http.Request, to *url.URL) (resp *http.Response, sent bool, err error) {
 	var connected atomic.Bool
 	ctx, cancel := context.WithCancelCause(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
@@ -335,9 +335,8 @@ func verifyPin(cs tls.ConnectionState, pins [][sha256.Size]byte) error {
 	return e
 }
 
-// parseFingerprints reads one or more SHA-256 fingerprints, with or without
-// colons, separated by commas or spaces: every node of a Proxmox cluster has a
-// certificate of its own.
+// parseFingerprints reads one or more SHA-256 fingerprints, with or without colons, separated by commas or spaces:
+// every node of a Proxmox cluster has a certificate of its own.
 func parseFingerprints(s string) ([][sha256.Size]byte, error) {
 	var pins [][sha256.Size]byte
 	for _, field := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' || r == '\n' }) {
@@ -391,10 +390,7 @@ func Fingerprint(ctx context.Context, endpoint string, dial func(ctx context.Con
 	}
 	conn := tls.Client(raw, &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}) //nolint:gosec // see above
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(dialTimeout)); err != nil {
-		return "", fmt.Errorf("read the certificate of %s: %w", urls[0].Host, err)
-	}
-	if err := conn.HandshakeContext(ctx); err != nil {
+	if err := cmp.Or(conn.SetDeadline(time.Now().Add(dialTimeout)), conn.HandshakeContext(ctx)); err != nil {
 		return "", fmt.Errorf("read the certificate of %s: %w", urls[0].Host, err)
 	}
 	return formatFingerprint(sha256.Sum256(conn.ConnectionState().PeerCertificates[0].Raw)), nil
