@@ -53,9 +53,7 @@ func quoted(names []string) []string {
 func TestDashboard(t *testing.T) {
 	t.Parallel()
 	in := manifests(t, Options{Monitoring: true})
-	if in.dashboard.Labels["grafana_dashboard"] != "1" {
-		t.Errorf("labels %v", in.dashboard.Labels)
-	}
+	must.Equal(t, "label", "1", in.dashboard.Labels["grafana_dashboard"])
 	var d struct {
 		UID    string
 		Panels []struct {

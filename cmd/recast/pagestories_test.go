@@ -121,9 +121,7 @@ func (s pageStage) lab(command string) func() string {
 	must.Do(s.t, lab.Start())
 	awaitFile(s.t, filepath.Join(s.dir, labDir(command), "lab.json"))
 	end := sync.OnceValue(func() string {
-		if err := lab.Process.Signal(os.Interrupt); err != nil {
-			s.t.Error(err)
-		}
+		must.Do(s.t, lab.Process.Signal(os.Interrupt))
 		if err := lab.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 			s.t.Errorf("%s, interrupted: %v\n%s", command, err, &said)
 		}

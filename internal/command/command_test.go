@@ -239,9 +239,7 @@ func TestForeignTextIsOneLine(t *testing.T) {
 	const evil = `printf 'bad\033[31m\033]0;title\007\rfake line: \342\200\256\342\200\250\177\n'; exit 3`
 	programs := command.Gates{Env: []string{"PATH=" + os.Getenv("PATH")}}
 	_, said, err := programs.RunGate(t.Context(), shell(evil), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var told []string
 	end := must.Get(programs.RunHook(t.Context(), shell(evil), nil, func(line string) { told = append(told, line) }))(t)
 	for _, text := range []string{said, end.Said, strings.Join(told, "\n")} {

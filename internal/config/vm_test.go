@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -288,9 +289,7 @@ func TestSurge(t *testing.T) {
 	} {
 		var s config.Surge
 		must.Do(t, s.UnmarshalText([]byte(c.surge)))
-		if got := s.Of(c.workers); got != c.want {
-			t.Errorf("%s of %d = %d, want %d", c.surge, c.workers, got, c.want)
-		}
+		must.Equal(t, fmt.Sprintf("%s of %d", c.surge, c.workers), c.want, s.Of(c.workers))
 		must.Equal(t, c.surge+" prints", c.surge, s.String())
 	}
 	must.Equal(t, "without roll.surge there are", 0, (config.Surge{}).Of(5))

@@ -120,9 +120,7 @@ func TestKeptOutOfGit(t *testing.T) {
 	file := filepath.Join(state, ".gitignore")
 	read := func() string {
 		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Error(err)
-		}
+		must.Do(t, err)
 		return string(b)
 	}
 	open(t, filepath.Join(state, "runs"), journal.Options{})
@@ -203,9 +201,7 @@ func TestRefusedWrites(t *testing.T) {
 	if err := j.Put("quote", "Talos quotes: `[redacted]`, \"[redacted]\""); err != nil {
 		t.Errorf("an error that quotes: %v", err)
 	}
-	if err := j.Delete("quote"); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, j.Delete("quote"))
 	must.Each(t, cases, func(t *testing.T, c example) {
 		if c.err == nil || c.err.Error() != c.want {
 			t.Errorf("err = %v, want %q", c.err, c.want)
@@ -378,9 +374,7 @@ func TestCheckPrivate(t *testing.T) {
 	t.Parallel()
 	must := func(t *testing.T, err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, state string)

@@ -122,9 +122,7 @@ func TestRemove(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir, journal.Options{})
 	must.Do(t, j.PutSecret("wk1/machine-config", []byte("secret")))
-	if err := journal.Remove(dir, run); fault.KindOf(err) != fault.Claimed {
-		t.Errorf("while it is open: %v", err)
-	}
+	must.Equal(t, "kind of the error while it is open", fault.Claimed, fault.KindOf(journal.Remove(dir, run)))
 	closeNow(t, j)
 	if err := journal.Remove(dir, run); err == nil || err.Error() != `remove run "20261121-0421-3f2a": it has not finished` {
 		t.Errorf("before its end: %v", err)

@@ -33,9 +33,7 @@ func put(t *testing.T, dir string, files map[string]string) {
 			_ = os.Remove(file)
 			err = os.Symlink(to, file)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 }
 
@@ -126,9 +124,7 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 				must.Equal(t, "it was refused, and yet", before, content(t, dir))
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			after := content(t, dir)
 			for file, b := range labFiles {
 				must.Equal(t, file, string(b), after[file])
@@ -158,9 +154,7 @@ func TestLabDirectoryIsOfOneLab(t *testing.T) {
 	must.Do(t, d.write(labFiles))
 	second()
 	must.Do(t, d.Close())
-	if err := writeLab(t, dir, labFiles); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, writeLab(t, dir, labFiles))
 }
 
 func TestConsoleIsNoFileOfOthers(t *testing.T) {
@@ -215,9 +209,7 @@ func TestDemoNoticesAWipedDisk(t *testing.T) {
 			t.Errorf("%v, want %s", err, name)
 		}
 	}
-	if err := sameDisks(before, before); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, sameDisks(before, before))
 }
 
 func TestUnharmed(t *testing.T) {
@@ -247,9 +239,7 @@ func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
 			Network: network.Memory(), Prefix: "127.42.7", Registry: "127.0.0.1:5000", Factory: "127.0.0.1:8080",
 		}))(t)
 		defer func() {
-			if err := lab.Close(); err != nil {
-				t.Error(err)
-			}
+			must.Do(t, lab.Close())
 		}()
 		must.Do(t, lab.Install(t.Context(), map[string]string{"default": "customization: {}", "storage": "customization: {}"}))
 		before := lab.Disks()

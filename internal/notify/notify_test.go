@@ -268,10 +268,7 @@ func TestEnvironment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			refuse := roundTrip(func(*http.Request) (*http.Response, error) { t.Error("something was sent"); return nil, io.EOF })
-			client, err := New(Options{Webhooks: []Webhook{c.w}, Getenv: func(name string) string { return c.env[name] }, Transport: refuse, Warn: func(text string) { t.Errorf("warned of %s", text) }})
-			if err != nil {
-				t.Fatal(err)
-			}
+			client := must.Get(New(Options{Webhooks: []Webhook{c.w}, Getenv: func(name string) string { return c.env[name] }, Transport: refuse, Warn: func(text string) { t.Errorf("warned of %s", text) }}))(t)
 			got := client.States()[0]
 			said := ""
 			if got.Err != nil {
@@ -430,8 +427,6 @@ func TestProxyIsNotQuoted(t *testing.T) {
 			return nil, errors.New(`invalid proxy address "http://u:s3cret@p"`)
 		}}
 		_, _, err := sends(t, transport, Webhook{}, nil)
-		if want := "webhook hook.example: notice of failure: " + errNoAnswer.Error(); message(err) != want {
-			t.Errorf("err = %v", err)
-		}
+		must.Equal(t, "error", "webhook hook.example: notice of failure: "+errNoAnswer.Error(), message(err))
 	})
 }

@@ -99,9 +99,8 @@ func TestBuilds(t *testing.T) {
 		"factory.talos.dev/installer/" + id + ":v1.13.9":                                    {Factory: "https://factory.talos.dev", Schematic: id, Talos: "v1.13.9"},
 		"ghcr.io/siderolabs/installer:v1.13.9":                                              {},
 	} {
-		if got, _ := terraform.BuildOf(text); got != want {
-			t.Errorf("%s: %+v", text, got)
-		}
+		got, _ := terraform.BuildOf(text)
+		must.Equal(t, text, want, got)
 	}
 }
 

@@ -305,9 +305,7 @@ func TestFaredWithGates(t *testing.T) {
 				err := r.Run(t.Context(), branch("roll", "roll 2 of 2 nodes", branch("workers", "2 workers",
 					branch("wk1", "recreate wk1", ask(""), branch("bring-up", "bring wk1 up", lasting("create", "create it", time.Minute, nil)), ask("-again")),
 					branch("wk2", "recreate wk2", waiting))))
-				if fault.KindOf(err) != fault.Interrupted {
-					t.Error(err)
-				}
+				must.Equal(t, "kind", fault.Interrupted, fault.KindOf(err))
 				must.Equal(t, "fared", []NodeFared{
 					{Node: "wk1", Phase: "workers", Strategy: "recreate", Outcome: NodeDone, AwaySeconds: 60},
 					{Node: "wk2", Phase: "workers", Strategy: "recreate", Outcome: NodeStopped, Gates: "before"},

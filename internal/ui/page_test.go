@@ -129,9 +129,7 @@ func TestJUnitIsReadable(t *testing.T) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		switch token := token.(type) {
 		case xml.StartElement:
 			name := token.Name.Local
@@ -328,9 +326,7 @@ func requireWords(t *testing.T, text string, words any, texts ...string) {
 		t.Fatalf("only %q", all)
 	}
 	for _, word := range all {
-		if !strings.Contains(spaced(text), spaced(word)) {
-			t.Errorf("the text does not say %q", word)
-		}
+		must.Contain(t, "the text", spaced(text), spaced(word))
 	}
 	for _, want := range texts {
 		if !slices.ContainsFunc(all, func(word string) bool { return strings.Contains(word, want) }) {
@@ -364,9 +360,7 @@ func TestPlanInWords(t *testing.T) {
 			for _, p := range words.Phases {
 				names += len(p.Nodes)
 			}
-			if names != len(plan.Nodes) {
-				t.Errorf("%d nodes of %d", names, len(plan.Nodes))
-			}
+			must.Equal(t, "number of nodes", len(plan.Nodes), names)
 			requireWords(t, text.String(), words, append(facts, plan.Warn...)...)
 		})
 	}
@@ -441,9 +435,7 @@ func TestForeignTextInReports(t *testing.T) {
 	print := func(format string) string {
 		var out bytes.Buffer
 		must.Do(t, WriteDrift(&out, format, res))
-		if text := out.String(); foreign.Lines(text) != text {
-			t.Errorf("%s: %q", format, text)
-		}
+		must.Equal(t, format, foreign.Lines(out.String()), out.String())
 		return out.String()
 	}
 	print("text")
