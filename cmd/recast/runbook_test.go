@@ -378,7 +378,7 @@ func TestExitCodes(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		s := &streams{err: &console{Writer: &out}}
-		must.Equal(t, err.Error(), want, s.exit(nil, err))
+		must.Equal(t, fmt.Sprint(err), want, s.exit(nil, err))
 		if quiet := err == nil || err == errDiffers; quiet != (out.Len() == 0) {
 			t.Errorf("%v printed %q", err, out.String())
 		}
