@@ -198,10 +198,8 @@ func owns(f *v1alpha1.FleetRoll, roll *v1alpha1.ImageRoll) bool {
 }
 
 func message(roll *v1alpha1.ImageRoll) string {
-	for _, c := range roll.Status.Conditions {
-		if c.Type == v1alpha1.ConditionReady {
-			return c.Message
-		}
+	if c := meta.FindStatusCondition(roll.Status.Conditions, v1alpha1.ConditionReady); c != nil {
+		return c.Message
 	}
 	return "no message"
 }

@@ -18,14 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Exit codes of recast that end an ImageRoll, and the exit code for a claim that another run holds.
-const (
-	ExitDone    = 0
-	ExitConfig  = 3
-	ExitRefused = 4
-	ExitClaimed = 5
-)
-
 const (
 	container = "recast"
 	user      = 65532 // user ID in the image
@@ -89,8 +81,8 @@ func New(s Spec) *batchv1.Job {
 					Action:          batchv1.PodFailurePolicyActionIgnore,
 					OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}},
 				},
-				exits(ExitConfig, ExitRefused),
-				exits(ExitClaimed),
+				exits(attempt.ExitConfig, attempt.ExitRefused),
+				exits(attempt.ExitClaimed),
 			}},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: meta.Labels},

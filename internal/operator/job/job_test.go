@@ -111,7 +111,7 @@ func TestJobEndsOnce(t *testing.T) {
 				stops = append(stops, r.OnExitCodes.Values...)
 			}
 		}
-		if !slices.Equal(stops, []int32{ExitConfig, ExitRefused, ExitClaimed}) {
+		if !slices.Equal(stops, []int32{attempt.ExitConfig, attempt.ExitRefused, attempt.ExitClaimed}) {
 			t.Errorf("%s: these end it: %v", kind, stops)
 		}
 	}
