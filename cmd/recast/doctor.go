@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -359,9 +360,7 @@ func (g *globals) supportBundle(ctx context.Context, s *streams, out string) err
 	if out == "-" {
 		return b.Write(s.out)
 	}
-	if out == "" {
-		out = fmt.Sprintf("%s-%s.tar.gz", b.Dir, now.UTC().Format("20060102-150405"))
-	}
+	out = cmp.Or(out, fmt.Sprintf("%s-%s.tar.gz", b.Dir, now.UTC().Format("20060102-150405")))
 	if err := savefile.Write(out, b.Write); err != nil {
 		return fault.WithHint(fmt.Errorf("write the bundle: %w", err), "choose another file with --output FILE, or - for standard output")
 	}

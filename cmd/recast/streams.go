@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -518,9 +519,7 @@ func (a *asker) ask(ctx context.Context, q setup.Question) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if answer == "" {
-			answer = q.Default
-		}
+		answer = cmp.Or(answer, q.Default)
 		if wrong := invalid(q, answer); wrong != "" {
 			fmt.Fprintln(a.s.err, wrong)
 			continue

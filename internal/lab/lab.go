@@ -363,10 +363,7 @@ func (d *directory) putMark() error {
 	if err == nil {
 		err = d.mark.Sync()
 	}
-	if err != nil {
-		return fmt.Errorf("write the lab's mark: %w", err)
-	}
-	return nil
+	return fault.Prefix("write the lab's mark", err)
 }
 
 // console opens the file for the machines' consoles. It appends to a file that is not empty only if a lab of this

@@ -94,10 +94,6 @@ func New(s Spec) *batchv1.Job {
 
 func pod(s Spec, grace int64, rolls bool) corev1.PodSpec {
 	settings := s.Cluster.Spec.Job
-	image := s.Image
-	if settings.Image != "" {
-		image = settings.Image
-	}
 	volumes, mounts := volumes(s, rolls)
 	p := corev1.PodSpec{
 		RestartPolicy:                 corev1.RestartPolicyNever,
@@ -114,7 +110,7 @@ func pod(s Spec, grace int64, rolls bool) corev1.PodSpec {
 		},
 		Containers: []corev1.Container{{
 			Name:    container,
-			Image:   image,
+			Image:   cmp.Or(settings.Image, s.Image),
 			Command: []string{"/usr/bin/recast-operator", "attempt"},
 			Env:     environment(s),
 			EnvFrom: environmentFrom(s),
