@@ -135,9 +135,7 @@ func TestManifests(t *testing.T) {
 				want = o
 				wantKinds = append(wantKinds, "PrometheusRule", "ConfigMap", "PodMonitor")
 			}
-			if !slices.Equal(in.kinds, wantKinds) {
-				t.Errorf("kinds %q, want %q", in.kinds, wantKinds)
-			}
+			must.Equal(t, "kinds", wantKinds, in.kinds)
 			in.requireFit(t)
 			pod := in.deployment.Spec.Template.Spec
 			got := Options{Namespace: in.namespace.Name, Image: pod.Containers[0].Image, Replicas: int(*in.deployment.Spec.Replicas), Monitoring: want.Monitoring}
@@ -284,8 +282,7 @@ func TestManifestsRefuses(t *testing.T) {
 		"no reference to an":     {Image: "x: y"},
 		"at least 1":             {Replicas: -1},
 	} {
-		if _, err := Manifests(o); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: %v, want %q", o, err, want)
-		}
+		_, err := Manifests(o)
+		must.Contain(t, "error", fmt.Sprint(err), want)
 	}
 }

@@ -36,9 +36,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	slices.Sort(listed)
-	if got := slices.Sorted(maps.Keys(used)); !slices.Equal(got, listed) {
-		t.Errorf("alerts and dashboard use %q, listed are %q", got, listed)
-	}
+	must.Equal(t, "metrics in use", listed, slices.Sorted(maps.Keys(used)))
 }
 
 func quoted(names []string) []string {

@@ -200,9 +200,7 @@ func TestEnviron(t *testing.T) {
 		"PROXMOX_VE_API_TOKEN=u@pve!t=s", "GITHUB_TOKEN=g", "SLACK_WEBHOOK_URL=https://h", "OTEL_EXPORTER_OTLP_HEADERS=a=b", "DOCKER_HOST=tcp://d", "DOCKER_AUTH_CONFIG={}", "PATHS=x", "BARE",
 	}
 	want := env[:7]
-	if got := command.Environ(env, nil); !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
+	must.Equal(t, "environment", want, command.Environ(env, nil))
 	want = append(slices.Clone(want), "SLACK_WEBHOOK_URL=https://h", "DOCKER_HOST=tcp://d", "DOCKER_AUTH_CONFIG={}")
 	if got := command.Environ(env, []string{"SLACK_WEBHOOK_URL", "DOCKER_*", "PROXMOX_VE_API_TOKEN", "UNSET"}); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)

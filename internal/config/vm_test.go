@@ -415,7 +415,6 @@ func TestInvalidDraft(t *testing.T) {
 	t.Parallel()
 	d := draft()
 	d.Nodes = nil
-	if text, err := d.Render(); err == nil || !strings.Contains(err.Error(), "the result of the search is not a valid recast.yaml") {
-		t.Errorf("err = %v\n%s", err, text)
-	}
+	_, err := d.Render()
+	must.Contain(t, "error", fmt.Sprint(err), "the result of the search is not a valid recast.yaml")
 }

@@ -2,6 +2,7 @@ package journal_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -248,9 +249,8 @@ func TestDamageIsNamed(t *testing.T) {
 		j := open(t, dir, journal.Options{})
 		file := filepath.Join(dir, run, "a.json")
 		must.Do(t, os.Mkdir(file, 0o700))
-		if _, err := j.Get("a", new(int)); err == nil || err.Error() != "journal a: "+file+": is a directory" {
-			t.Errorf("err = %v", err)
-		}
+		_, err := j.Get("a", new(int))
+		must.Equal(t, "error", "journal a: "+file+": is a directory", fmt.Sprint(err))
 	})
 }
 
@@ -442,8 +442,6 @@ func TestOpenFollowsNoLink(t *testing.T) {
 		if err == nil {
 			_ = j.Close()
 		}
-		if err == nil || !strings.Contains(err.Error(), "is a symbolic link") {
-			t.Errorf("read only %t: %v", o.ReadOnly, err)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), "is a symbolic link")
 	}
 }

@@ -201,9 +201,7 @@ func TestViewOnTerminal(t *testing.T) {
 	emit := func(path, title string, status step.Status, text string) {
 		v.Emit(step.Event{Path: path, Title: title, Status: status, Text: text})
 	}
-	if v.Print("before the first event") {
-		t.Error("something is drawn before the first event")
-	}
+	must.Equal(t, "taken before the first event", false, v.Print("before the first event"))
 	emit("roll", "roll 2 of 2 nodes", step.Started, "")
 	s.await("recast roll")
 	for i := 1; i <= 3; i++ { // the frame grows
@@ -229,9 +227,7 @@ func TestViewOnTerminal(t *testing.T) {
 	s.awaitWithout("recast roll", "Ctrl-C")
 	s.await("so far")
 	s.holdsOnce("✓ wk1", "✓ wk2", "✓ wk3", "so far")
-	if v.Print("afterwards") {
-		t.Error("something is drawn after the end")
-	}
+	must.Equal(t, "taken afterwards", false, v.Print("afterwards"))
 }
 
 // emulated is a terminal and its content, as far as a view needs it.

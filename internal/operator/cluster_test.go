@@ -235,13 +235,9 @@ func TestOutdatedRoll(t *testing.T) {
 func TestDowngrade(t *testing.T) {
 	t.Parallel()
 	c := &v1alpha1.TalosCluster{Status: v1alpha1.TalosClusterStatus{Talos: &v1alpha1.Versions{Current: "v1.13.10", Wanted: "v1.13.9"}}}
-	if !downgrades(c) {
-		t.Error("v1.13.9 is not older than v1.13.10")
-	}
+	must.Equal(t, "v1.13.9 is older than v1.13.10", true, downgrades(c))
 	c.Status.Talos.Current = "v1.13.8"
-	if downgrades(c) {
-		t.Error("v1.13.9 is older than v1.13.8")
-	}
+	must.Equal(t, "v1.13.9 is older than v1.13.8", false, downgrades(c))
 }
 
 // TestStaleCache: an ImageRoll that the cache does not show yet is not made twice.

@@ -186,9 +186,7 @@ func TestJSON(t *testing.T) {
 		got := string(s.JSON([]byte(text)))
 		must.Equal(t, text, want, got)
 		for line := range strings.Lines(got) {
-			if !json.Valid([]byte(line)) {
-				t.Errorf("%s is not JSON", line)
-			}
+			must.Equal(t, line+" is JSON", true, json.Valid([]byte(line)))
 		}
 	}
 }

@@ -148,9 +148,7 @@ func TestCutOffAndResumed(t *testing.T) {
 	if o, any := s.Longest(); !any || !o.Open || summary(s.Turns[0]) != "wk1 recreate open away 00:10-open; pull 1 done; gate 1 done; drain 7 done; stop 10 done" {
 		t.Errorf("cut off: %s, %+v", summary(s.Turns[0]), o)
 	}
-	if s.Turns[0].CutOff {
-		t.Error("it is not known yet whether it was cut off")
-	}
+	must.Equal(t, "cut off", false, s.Turns[0].CutOff)
 	must.Equal(t, "lines that can't be read, but for the last, which was cut off", 0, s.Broken)
 	unfinished := func(step, status string, more ...string) string {
 		return strings.Replace(event(step, status, more...), "workers", "unfinished", 1)

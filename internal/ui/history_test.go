@@ -159,9 +159,7 @@ func TestUnfinishedSteps(t *testing.T) {
 				got = append(got, strings.TrimSpace(turn))
 			}
 		}
-		if strings.Join(got, " | ") != want {
-			t.Errorf("%s: %s\n%s", result, strings.Join(got, " | "), b.String())
-		}
+		must.Equal(t, "lines", want, strings.Join(got, " | "))
 	}
 }
 

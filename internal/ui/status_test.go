@@ -246,9 +246,7 @@ func TestPlanShowsWhatItFrees(t *testing.T) {
 		"      frees: scsi29 of VM 9900: the system disk that run r1 replaced, Talos v1.13.8 (fast:vm-9900-disk-0, 10G)\n",
 		"      frees: scsi28 of VM 9900: the entry of the system disk that run r0 replaced, Talos none\n",
 	} {
-		if !bytes.Contains(text.Bytes(), []byte(want)) {
-			t.Errorf("%q is not in\n%s", want, text.String())
-		}
+		must.Contain(t, "the text", text.String(), want)
 	}
 }
 

@@ -82,9 +82,7 @@ func TestTakeOver(t *testing.T) {
 			a.Job = c.job
 		}
 		must.Do(t, a.takeOver(t.Context()))
-		if got := len(a.Finished) == len(finished); a.Continue != c.want || got != c.want {
-			t.Errorf("continue: %v, finished: %v", a.Continue, a.Finished)
-		}
+		must.Equal(t, "continued, and what is finished is known", []bool{c.want, c.want}, []bool{a.Continue, len(a.Finished) == len(finished)})
 		if o := statusOf(t, api).Outcome; o != nil {
 			t.Errorf("an outcome is left: %+v", o)
 		}

@@ -403,9 +403,8 @@ func TestWhomAClusterConcerns(t *testing.T) {
 			q.Done(item)
 		}
 		q.ShutDown()
-		if slices.Sort(got); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
-		}
+		slices.Sort(got)
+		must.Equal(t, name, c.want, got)
 	}
 }
 
