@@ -99,9 +99,7 @@ func openTerminal(t *testing.T) (master, tty *os.File) {
 // TestAskedTwice confirms a roll that first finishes what an earlier one left. At the
 // second question no node is out of service: Ctrl-C means no.
 func TestAskedTwice(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t)
 	term.patch()
@@ -220,9 +218,7 @@ func TestAskInterrupted(t *testing.T) {
 
 // TestInterrupt presses Ctrl-C on a real process, once and twice.
 func TestInterrupt(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t)
 	term.patch()
@@ -272,9 +268,7 @@ func has(t *testing.T, story string, want ...string) {
 // TestSuspended stops recast status --watch and recast ui in the middle of a roll, as a laptop that is closed, and
 // continues them when the roll is over: they show the present.
 func TestSuspended(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t)
 	term.patch()
@@ -341,9 +335,7 @@ var (
 // its members. Each strategy has a lab of its own. For every second run the local files are lost with
 // the process, as on a CI runner: of three, one or two.
 func TestKill(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	seed := *killSeed
 	if seed == 0 {

@@ -119,9 +119,7 @@ func volume(t *testing.T, pod core.PodSpec, name string) core.Volume {
 // TestNightlyToken creates the token with the example's instructions in a lab, and
 // checks that the CronJob works with it.
 func TestNightlyToken(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t, "--control-planes", "1", "--workers", "1")
 	readme := must.Get(os.ReadFile(filepath.Join(filepath.Dir(manifests), "README.md")))(t)

@@ -18,9 +18,7 @@ import (
 
 // TestMakeExample runs make in the directory of a lab.
 func TestMakeExample(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	m := maker{openLab(t)}
 	m.copies("../../examples/make/Makefile", "Makefile")

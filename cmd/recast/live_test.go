@@ -33,9 +33,7 @@ import (
 // TestLiveView rolls on a terminal that is resized, gets Ctrl-C and disappears, while
 // the process is stopped and continued. None of this harms a node.
 func TestLiveView(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t)
 	term.patch()
@@ -220,9 +218,7 @@ func (s *screen) endSoon() int {
 // TestReader rolls with its output in a pipe: nobody reads it, or the reader goes away.
 // Neither stops a node half-way, and Ctrl-C still works.
 func TestReader(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t)
 	term.patch()
@@ -336,6 +332,14 @@ func (term *terminal) typed(want int, args ...string) (stdout, stderr string) {
 		term.t.Fatalf("recast %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), code, want, &story, &out)
 	}
 	return out.String(), story.String()
+}
+
+// long skips a test that takes too long for every build.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 }
 
 // finds requires words of recast status.

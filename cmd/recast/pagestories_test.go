@@ -265,9 +265,7 @@ var firstHour = []typedLine{
 // TestTranscript types the first hour in two labs, on a terminal and as a script does, and
 // compares all that a person sees with the page.
 func TestTranscript(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	old := must.Get(os.ReadFile(transcriptPage))(t)
 	before := parsePage("", string(old)).blocks
