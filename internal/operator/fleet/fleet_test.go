@@ -150,9 +150,7 @@ func TestMembersAreFrozen(t *testing.T) {
 	l.must(l.store.Update(t.Context(), moved))
 	l.run(nil)
 	l.want(v1alpha1.ReasonSucceeded, "2 of 2 clusters done", "Ready")
-	if l.made["upgrade-b1"] != 1 || len(l.made) != 2 {
-		t.Errorf("ImageRolls %v, want those of a1 and b1", l.made)
-	}
+	must.Equal(t, "ImageRolls", map[string]int{"upgrade-a1": 1, "upgrade-b1": 1}, l.made)
 }
 
 func TestFirstStageThatMatches(t *testing.T) {
@@ -497,9 +495,7 @@ func TestOutdatedCache(t *testing.T) {
 	if _, err := l.reconcile(); !apierrors.IsConflict(err) {
 		t.Errorf("error %v, want a conflict", err)
 	}
-	if l.made["upgrade-a1"] != 1 || len(l.made) != 1 {
-		t.Errorf("ImageRolls %v, want that of a1", l.made)
-	}
+	must.Equal(t, "ImageRolls", map[string]int{"upgrade-a1": 1}, l.made)
 }
 
 // TestTargetBeforeRoll: the ImageRoll is made when the cache, by which it is planned, has the target.

@@ -232,27 +232,15 @@ type note struct {
 	reason, text string
 }
 
-type tally struct{ total, waiting, running, done, failed int32 }
+type tally struct{ total, running, done, failed int32 }
 
-func count(members []v1alpha1.Member, of func(v1alpha1.Member) bool) tally {
-	var t tally
-	for _, m := range members {
-		if !of(m) {
-			continue
-		}
-		t.total++
-		switch m.Phase {
-		case v1alpha1.MemberRunning:
-			t.running++
-		case v1alpha1.MemberDone:
-			t.done++
-		case v1alpha1.MemberFailed:
-			t.failed++
-		default:
-			t.waiting++
-		}
+// count counts the members of a stage. Stage "" stands for all stages.
+func (p *pass) count(stage string) tally {
+	n := func(phases ...v1alpha1.MemberPhase) int32 {
+		return int32(wave{members: p.fleet.Status.Members}.count(stage, phases...))
 	}
-	return t
+	running, done, failed := n(v1alpha1.MemberRunning), n(v1alpha1.MemberDone), n(v1alpha1.MemberFailed)
+	return tally{n(v1alpha1.MemberWaiting) + running + done + failed, running, done, failed}
 }
 
 func (t tally) String() string {
@@ -266,12 +254,9 @@ func (t tally) String() string {
 	return text
 }
 
-func all(v1alpha1.Member) bool { return true }
-
 // verdict turns a decision into conditions.
 func (p *pass) verdict(d decision) verdict {
-	fleet := count(p.fleet.Status.Members, all)
-	stage := count(p.fleet.Status.Members, func(m v1alpha1.Member) bool { return m.Stage == d.Stage })
+	fleet, stage := p.count(""), p.count(d.Stage)
 	waits := func(reason, format string, args ...any) verdict {
 		return verdict{progressing: true, reason: reason, message: fmt.Sprintf("stage %s: ", d.Stage) + fmt.Sprintf(format, args...)}
 	}
@@ -317,7 +302,7 @@ func lines(texts []string) string {
 
 // tell sets the conditions and counts, saves them, and records an Event of a transition.
 func (p *pass) tell(ctx context.Context, v verdict) error {
-	s, t := &p.fleet.Status, count(p.fleet.Status.Members, all)
+	s, t := &p.fleet.Status, p.count("")
 	if v.stalled && t.running > 0 {
 		v.progressing = true
 	}
