@@ -186,11 +186,7 @@ func TestTrouble(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var r receiver
 				took, warned, err := sends(t, r.serve(t, c.answer), Webhook{Headers: map[string]string{"Authorization": "AUTH"}}, map[string]string{"AUTH": "Bearer s3cret"})
-				got := ""
-				if err != nil {
-					got = err.Error()
-				}
-				want := c.err
+				got, want := message(err), c.err
 				if want != "" {
 					want = who + want
 				}
@@ -270,9 +266,8 @@ func TestEnvironment(t *testing.T) {
 			refuse := roundTrip(func(*http.Request) (*http.Response, error) { t.Error("something was sent"); return nil, io.EOF })
 			client := must.Get(New(Options{Webhooks: []Webhook{c.w}, Getenv: func(name string) string { return c.env[name] }, Transport: refuse, Warn: func(text string) { t.Errorf("warned of %s", text) }}))(t)
 			got := client.States()[0]
-			said := ""
+			said := message(got.Err)
 			if got.Err != nil {
-				said = got.Err.Error()
 				client.hooks[0].on = everyEvent
 				must.Equal(t, "error", said, fmt.Sprint(client.Notify(t.Context(), aNotice)))
 			}
