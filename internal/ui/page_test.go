@@ -157,9 +157,7 @@ func TestDriftInColours(t *testing.T) {
 	res := manyDrifts(3, 1)
 	res.Nodes[1].Unread = []string{"no route"}
 	out := drawnAt(0, true, func(p *page) { drawDrifts(p, res) }).String()
-	for _, want := range []string{"\x1b[33mstale\x1b[0m    wk000", "\x1b[31munread\x1b[0m   wk001", "\x1b[32min sync\x1b[0m  wk002"} {
-		must.Contain(t, "text", out, want)
-	}
+	must.Contain(t, "text", out, "\x1b[33mstale\x1b[0m    wk000", "\x1b[31munread\x1b[0m   wk001", "\x1b[32min sync\x1b[0m  wk002")
 }
 
 // changes are differences of every kind, and then more of one.

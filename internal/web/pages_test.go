@@ -98,9 +98,7 @@ func TestTrouble(t *testing.T) {
 		time.Sleep(time.Hour)
 		v.read(keyDrift)
 		page := v.page("")
-		for _, want := range []string{"could not be read at 01:00:00", "is pve1 on?", v.site.frame.Base + `runbooks/unreachable"`, "&lt;script&gt;", "[redacted]", "1h0m ago", "wk1</a>"} {
-			must.Contain(t, "the page", page, want)
-		}
+		must.Contain(t, "the page", page, "could not be read at 01:00:00", "is pve1 on?", v.site.frame.Base+`runbooks/unreachable"`, "&lt;script&gt;", "[redacted]", "1h0m ago", "wk1</a>")
 		must.Contain(t, "the runbook", v.page("runbooks/unreachable"), "<h2>What it means</h2>")
 		down = false
 		v.read(keyDrift)
