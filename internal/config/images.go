@@ -131,7 +131,8 @@ func (k checker) storages(list string, names []string, content string) {
 		k.add(list, "is empty: name a Proxmox storage with content type %s", content)
 	}
 	for i, s := range names {
-		k.pattern(fmt.Sprintf("%s[%d]", list, i), s, `[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?`, "name of a Proxmox storage")
+		path := fmt.Sprintf("%s[%d]", list, i)
+		k.pattern(path, s, `[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?`, "name of a Proxmox storage")
 	}
 	k.names(list, "of a Proxmox storage", names)
 }

@@ -71,7 +71,9 @@ docs/notes/proxmox.md; practise it here.`,
 }
 
 // asking makes c a command that asks the lab in the directory of --dir, and prints the answer.
-func asking(p Program, c *cobra.Command, ask func(ctx context.Context, dir string, args []string) (string, error)) *cobra.Command {
+func asking(p Program, c *cobra.Command,
+	ask func(ctx context.Context, dir string, args []string) (string, error),
+) *cobra.Command {
 	dir := c.Flags().String("dir", "lab", "working `directory` of the running lab")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		out, err := ask(c.Context(), *dir, args)

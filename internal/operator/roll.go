@@ -272,7 +272,8 @@ func (t *turn) leave(ctx context.Context) error {
 		}
 	}
 	controllerutil.RemoveFinalizer(t.roll, v1alpha1.Finalizer)
-	return client.IgnoreNotFound(t.Client.Patch(ctx, t.roll, client.MergeFromWithOptions(t.saved, client.MergeFromWithOptimisticLock{})))
+	err := t.Client.Patch(ctx, t.roll, client.MergeFromWithOptions(t.saved, client.MergeFromWithOptimisticLock{}))
+	return client.IgnoreNotFound(err)
 }
 
 func clock(t *metav1.Time) string { return t.UTC().Format(time.RFC3339) }

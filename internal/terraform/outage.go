@@ -328,7 +328,8 @@ func (c change) onlyUnknown(key string, those ...string) bool {
 func (c change) memoryReboots() bool {
 	was, is := c.before.block("memory"), c.after.block("memory")
 	differs := func(key string) bool { return !reflect.DeepEqual(was[key], is[key]) }
-	return differs("hugepages") || differs("keep_hugepages") || anywhere(c.unknown["memory"]) || !c.hotplugs("memory") || is.number("dedicated") < was.number("dedicated") ||
+	return differs("hugepages") || differs("keep_hugepages") ||
+		anywhere(c.unknown["memory"]) || !c.hotplugs("memory") || is.number("dedicated") < was.number("dedicated") ||
 		is.number("floating") < was.number("floating") || is.number("shared") < was.number("shared")
 }
 

@@ -221,7 +221,8 @@ type toRecreate struct {
 }
 
 func toRecreateOf(plan planning.Plan) []toRecreate {
-	nodes := slices.DeleteFunc(slices.Clone(plan.Nodes), func(n planning.NodePlan) bool { return len(n.ToRecreate) == 0 })
+	recreated := func(n planning.NodePlan) bool { return len(n.ToRecreate) == 0 }
+	nodes := slices.DeleteFunc(slices.Clone(plan.Nodes), recreated)
 	return each(nodes, func(n planning.NodePlan) toRecreate {
 		return toRecreate{node: n.Node, host: n.Host, obstacles: n.ToRecreate}
 	})

@@ -82,7 +82,8 @@ func TestTakeOver(t *testing.T) {
 			a.Job = c.job
 		}
 		must.Do(t, a.takeOver(t.Context()))
-		must.Equal(t, "continued, and what is finished is known", []bool{c.want, c.want}, []bool{a.Continue, len(a.Finished) == len(finished)})
+		must.Equal(t, "continued", c.want, a.Continue)
+		must.Equal(t, "what is finished is known", c.want, len(a.Finished) == len(finished))
 		if o := statusOf(t, api).Outcome; o != nil {
 			t.Errorf("an outcome is left: %+v", o)
 		}

@@ -34,8 +34,8 @@ type decision struct {
 // decide decides what to do at the time now.
 func (w wave) decide(now time.Time) decision {
 	d := w.next(now)
-	stopped := d.Reason == v1alpha1.ReasonSucceeded || d.Reason == v1alpha1.ReasonAborted || d.Reason == v1alpha1.ReasonStageFailed
-	d.Over = stopped && w.count("", v1alpha1.MemberRunning) == 0
+	stopped := []string{v1alpha1.ReasonSucceeded, v1alpha1.ReasonAborted, v1alpha1.ReasonStageFailed}
+	d.Over = slices.Contains(stopped, d.Reason) && w.count("", v1alpha1.MemberRunning) == 0
 	return d
 }
 
