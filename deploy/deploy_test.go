@@ -135,15 +135,11 @@ func TestManifests(t *testing.T) {
 				want = o
 				wantKinds = append(wantKinds, "PrometheusRule", "ConfigMap", "PodMonitor")
 			}
-			if !slices.Equal(in.kinds, wantKinds) {
-				t.Errorf("kinds %q, want %q", in.kinds, wantKinds)
-			}
+			must.Equal(t, "kinds", wantKinds, in.kinds)
 			in.requireFit(t)
 			pod := in.deployment.Spec.Template.Spec
 			got := Options{Namespace: in.namespace.Name, Image: pod.Containers[0].Image, Replicas: int(*in.deployment.Spec.Replicas), Monitoring: want.Monitoring}
-			if got != want {
-				t.Errorf("it says %+v, want %+v", got, want)
-			}
+			must.Equal(t, "what it says", want, got)
 		})
 	}
 }
@@ -160,9 +156,7 @@ func (in *installed) requireFit(t *testing.T) {
 	}
 	account := rbac.Subject{Kind: "ServiceAccount", Name: in.account.Name, Namespace: in.namespace.Name}
 	for i, s := range in.subjects {
-		if s != account {
-			t.Errorf("%+v is bound to %+v", in.bindings[i], s)
-		}
+		must.Equal(t, in.bindings[i].Name+" is bound to", account, s)
 		if in.objects[in.bindings[i].Kind+"/"+in.bindings[i].Name] == nil {
 			t.Errorf("a binding to %+v, which does not exist", in.bindings[i])
 		}
@@ -177,9 +171,7 @@ func (in *installed) requireFit(t *testing.T) {
 			t.Errorf("the selector of %s is %v, the pods' labels are %v: %v", what, s, template.Labels, err)
 		}
 	}
-	if template.Spec.ServiceAccountName != in.account.Name {
-		t.Errorf("the pods are %q", template.Spec.ServiceAccountName)
-	}
+	must.Equal(t, "account of the pods", in.account.Name, template.Spec.ServiceAccountName)
 	c := template.Spec.Containers[0]
 	if i := slices.IndexFunc(c.Env, func(e core.EnvVar) bool { return e.Name == "RECAST_IMAGE" }); i < 0 || c.Env[i].Value != c.Image {
 		t.Errorf("the image is %s, that of the Jobs is not: %+v", c.Image, c.Env)
@@ -196,9 +188,7 @@ func (l labelSet) Lookup(name string) (string, bool) { v, ok := l[name]; return 
 func TestPodIsRestricted(t *testing.T) {
 	t.Parallel()
 	in := manifests(t, Options{})
-	if in.namespace.Labels["pod-security.kubernetes.io/enforce"] != "restricted" {
-		t.Errorf("the namespace enforces %v", in.namespace.Labels)
-	}
+	must.Equal(t, "what the namespace enforces", "restricted", in.namespace.Labels["pod-security.kubernetes.io/enforce"])
 	pod := in.deployment.Spec.Template.Spec
 	if s := pod.SecurityContext; !*s.RunAsNonRoot || *s.RunAsUser != 65532 || s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
 		t.Errorf("pod: %+v", s)
@@ -292,8 +282,7 @@ func TestManifestsRefuses(t *testing.T) {
 		"no reference to an":     {Image: "x: y"},
 		"at least 1":             {Replicas: -1},
 	} {
-		if _, err := Manifests(o); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: %v, want %q", o, err, want)
-		}
+		_, err := Manifests(o)
+		must.Contain(t, "error", fmt.Sprint(err), want)
 	}
 }

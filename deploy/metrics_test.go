@@ -36,9 +36,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	slices.Sort(listed)
-	if got := slices.Sorted(maps.Keys(used)); !slices.Equal(got, listed) {
-		t.Errorf("alerts and dashboard use %q, listed are %q", got, listed)
-	}
+	must.Equal(t, "metrics in use", listed, slices.Sorted(maps.Keys(used)))
 }
 
 func quoted(names []string) []string {
@@ -53,9 +51,7 @@ func quoted(names []string) []string {
 func TestDashboard(t *testing.T) {
 	t.Parallel()
 	in := manifests(t, Options{Monitoring: true})
-	if in.dashboard.Labels["grafana_dashboard"] != "1" {
-		t.Errorf("labels %v", in.dashboard.Labels)
-	}
+	must.Equal(t, "label", "1", in.dashboard.Labels["grafana_dashboard"])
 	var d struct {
 		UID    string
 		Panels []struct {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -45,10 +46,7 @@ func runAttempt(ctx context.Context) (int, error) {
 	const answers = 20 * time.Second
 	own.Timeout = answers
 	s := runtime.NewScheme()
-	if err := scheme.AddToScheme(s); err != nil {
-		return attempt.ExitFailed, err
-	}
-	if err := v1alpha1.AddToScheme(s); err != nil {
+	if err := errors.Join(scheme.AddToScheme(s), v1alpha1.AddToScheme(s)); err != nil {
 		return attempt.ExitFailed, err
 	}
 	api, err := client.New(own, client.Options{Scheme: s})

@@ -5,8 +5,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	_ "time/tzdata" // for maintenance windows, wherever it runs
 
 	"github.com/spf13/cobra"
@@ -32,11 +30,6 @@ func run(ctx context.Context, args []string) int {
 		}
 	}
 	return code
-}
-
-// untilSignal ends with the first SIGTERM or Ctrl-C.
-func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 }
 
 func versionText() string {

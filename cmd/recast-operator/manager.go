@@ -6,7 +6,9 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -83,7 +85,7 @@ func (f managerFlags) run(c *cobra.Command) error {
 		return err
 	}
 	ctrl.SetLogger(logr.FromSlogHandler(slog.NewJSONHandler(c.ErrOrStderr(), nil)))
-	ctx, stop := untilSignal(c.Context())
+	ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	rest, err := ctrl.GetConfig()
 	if err != nil {

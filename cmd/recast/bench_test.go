@@ -94,9 +94,7 @@ func benchObserving(b *testing.B, term *terminal, args ...string) {
 func (term *terminal) requests() map[string]int {
 	term.t.Helper()
 	_, now, err := sim.AskState(term.t.Context(), term.dir)
-	if err != nil {
-		term.t.Fatal(err)
-	}
+	must.Do(term.t, err)
 	return now.Requests
 }
 

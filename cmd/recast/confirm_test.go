@@ -67,9 +67,7 @@ func TestConfirmUnseen(t *testing.T) {
 	nowhere := must.Get(os.OpenFile(os.DevNull, os.O_WRONLY, 0))(t)
 	defer nowhere.Close()
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer read.Close()
 	defer write.Close()
 	over, cancel := context.WithCancel(t.Context())
@@ -90,9 +88,7 @@ func TestConfirmUnseen(t *testing.T) {
 func openTerminal(t *testing.T) (master, tty *os.File) {
 	t.Helper()
 	master, tty, err := pty.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() {
 		_ = tty.Close()
 		_ = master.Close()
@@ -103,9 +99,7 @@ func openTerminal(t *testing.T) (master, tty *os.File) {
 // TestAskedTwice confirms a roll that first finishes what an earlier one left. At the
 // second question no node is out of service: Ctrl-C means no.
 func TestAskedTwice(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t)
 	term.patch()
@@ -126,9 +120,7 @@ func TestAskedTwice(t *testing.T) {
 		t.Errorf("exit code %d:\n%s", code, s.seen())
 	}
 	has(t, s.seen(), "not confirmed; nothing more was changed on the nodes")
-	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") || !strings.Contains(said, "nothing is unfinished") {
-		t.Errorf("status afterwards:\n%s", said)
-	}
+	term.finds("nobody holds it", "nothing is unfinished")
 }
 
 // TestTyped: who types what a hint shows does what was asked, and no more.
@@ -226,9 +218,7 @@ func TestAskInterrupted(t *testing.T) {
 
 // TestInterrupt presses Ctrl-C on a real process, once and twice.
 func TestInterrupt(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t)
 	term.patch()
@@ -246,9 +236,7 @@ func TestInterrupt(t *testing.T) {
 	if code != exitInterrupted || strings.Contains(story, "▸ recreate wk2") {
 		t.Errorf("exit code %d, want %d:\n%s", code, exitInterrupted, story)
 	}
-	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") || !strings.Contains(said, "nothing is unfinished") {
-		t.Errorf("status afterwards:\n%s", said)
-	}
+	term.finds("nobody holds it", "nothing is unfinished")
 
 	// Twice: it stops where it is, and says how to go on.
 	roll = term.background("roll.err", "roll", "--yes")
@@ -259,12 +247,8 @@ func TestInterrupt(t *testing.T) {
 	code = exitCode(roll.Wait())
 	story = term.read("roll.err")
 	has(t, story, ": interrupted after ", "\n  wk2 recreate ", "\nnext: recast status shows where every disk is; recast roll continues where this one stopped", "\nerror: interrupted: roll/workers/wk2/")
-	if code != exitInterrupted {
-		t.Errorf("exit code %d, want %d:\n%s", code, exitInterrupted, story)
-	}
-	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") {
-		t.Errorf("status afterwards:\n%s", said)
-	}
+	must.Equal(t, "exit code, with the story\n"+story, exitInterrupted, code)
+	term.finds("nobody holds it")
 	term.typed(exitDone, "roll", "--yes")
 	term.typed(exitDone, "drift")
 	term.typed(exitDone, "lab", "check", "--dir", ".")
@@ -284,24 +268,17 @@ func has(t *testing.T, story string, want ...string) {
 // TestSuspended stops recast status --watch and recast ui in the middle of a roll, as a laptop that is closed, and
 // continues them when the roll is over: they show the present.
 func TestSuspended(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t)
 	term.patch()
 	ui := term.background("url", "ui", "--open=false")
 	term.await("url", "Ctrl-C ends them")
-	p, err := enterPages(regexp.MustCompile(`http://\S+`).FindString(term.read("url")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(enterPages(regexp.MustCompile(`http://\S+`).FindString(term.read("url"))))(t)
 	page := func(path, want string) (text string) {
 		t.Helper()
 		for range 1200 {
-			if text, err = p.ask(http.MethodGet, path, nil); err != nil {
-				t.Fatal(err)
-			}
+			text = must.Get(p.ask(http.MethodGet, path, nil))(t)
 			if strings.Contains(text, want) {
 				return text
 			}
@@ -343,13 +320,9 @@ func TestSuspended(t *testing.T) {
 	page("", "3 nodes in sync")
 
 	watch.typed("\x03")
-	if code := watch.end(); code != exitDone {
-		t.Errorf("exit code %d of who watched:\n%s", code, watch.seen())
-	}
+	must.Equal(t, "exit code of who watched", exitDone, watch.end())
 	must.Do(t, ui.Process.Signal(os.Interrupt))
-	if code := exitCode(ui.Wait()); code != exitDone {
-		t.Errorf("exit code %d of the pages:\n%s", code, term.read("url"))
-	}
+	must.Equal(t, "exit code of the pages", exitDone, exitCode(ui.Wait()))
 }
 
 var (
@@ -362,9 +335,7 @@ var (
 // its members. Each strategy has a lab of its own. For every second run the local files are lost with
 // the process, as on a CI runner: of three, one or two.
 func TestKill(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	seed := *killSeed
 	if seed == 0 {

@@ -68,9 +68,7 @@ func TestCronJobFitsTogether(t *testing.T) {
 		"the kubeconfig's volume":   {volume(t, pod.Spec, "kubeconfig").ConfigMap.Name, n.config.Name},
 		"the network policy's pods": {n.network.Spec.PodSelector.MatchLabels["app.kubernetes.io/name"], pod.Labels["app.kubernetes.io/name"]},
 	} {
-		if names[0] != names[1] {
-			t.Errorf("%s is %q, not %q", what, names[0], names[1])
-		}
+		must.Equal(t, what, names[1], names[0])
 	}
 	for _, c := range pod.Spec.Containers {
 		for _, m := range c.VolumeMounts {
@@ -121,9 +119,7 @@ func volume(t *testing.T, pod core.PodSpec, name string) core.Volume {
 // TestNightlyToken creates the token with the example's instructions in a lab, and
 // checks that the CronJob works with it.
 func TestNightlyToken(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t, "--control-planes", "1", "--workers", "1")
 	readme := must.Get(os.ReadFile(filepath.Join(filepath.Dir(manifests), "README.md")))(t)
@@ -143,17 +139,14 @@ func TestNightlyToken(t *testing.T) {
 	text := strings.Replace(term.read("recast.yaml"), "talos:\n", "talos:\n  machineConfigs: ./nowhere\n", 1)
 	must.Do(t, os.WriteFile(without, []byte(text), 0o600))
 	file := filepath.Join(t.TempDir(), "recast-drift.prom")
-	if out, _ := term.typed(exitDone, "drift", "--what", "image", "--config", without, "--metrics-file", file); !strings.Contains(out, "2 nodes in sync") {
-		t.Errorf("drift: %s", out)
-	}
+	out, _ := term.typed(exitDone, "drift", "--what", "image", "--config", without, "--metrics-file", file)
+	must.Contain(t, "drift", out, "2 nodes in sync")
 	metrics, err := os.ReadFile(file)
 	if err != nil || !strings.Contains(string(metrics), `recast_nodes{cluster="lab",command="drift",state="in-sync"} 2`) {
 		t.Errorf("%v\n%s", err, metrics)
 	}
-	if _, said := term.typed(exitConfig, "plan", "--config", without); !strings.Contains(said, "talos.machineConfigs") {
-		t.Errorf("plan without the machine configurations: %s", said)
-	}
-	if out, _ := term.typed(exitRefused, "doctor"); !strings.Contains(out, "problem VM.Allocate") {
-		t.Errorf("doctor with a token that only looks: %s", out)
-	}
+	_, said := term.typed(exitConfig, "plan", "--config", without)
+	must.Contain(t, "plan without the machine configurations", said, "talos.machineConfigs")
+	out, _ = term.typed(exitRefused, "doctor")
+	must.Contain(t, "doctor with a token that only looks", out, "problem VM.Allocate")
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -274,9 +275,16 @@ func statusSources(s *streams, p pipeline.Project, cl *closers) (*pve.Client, pi
 	if err != nil {
 		return nil, pipeline.StatusSources{}, err
 	}
-	src := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, cl, (*kube.Client).Nodes), Lease: fromKube(s, p, cl, (*kube.Client).Lease), Holds: fromKube(s, p, cl, (*kube.Client).Holds), Dead: holder.Dead, Suspended: holder.Suspended}
+	return px, statusFrom(s, p, px, cl), nil
+}
+
+func statusFrom(s *streams, p pipeline.Project, px *pve.Client, cl *closers) pipeline.StatusSources {
+	src := pipeline.StatusSources{
+		Proxmox: px, Nodes: fromKube(s, p, cl, (*kube.Client).Nodes), Lease: fromKube(s, p, cl, (*kube.Client).Lease),
+		Holds: fromKube(s, p, cl, (*kube.Client).Holds), Dead: holder.Dead, Suspended: holder.Suspended,
+	}
 	src.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
-	return px, src, nil
+	return src
 }
 
 // canWatch says why status can't be drawn; nil if it can.
@@ -352,9 +360,7 @@ func (g *globals) supportBundle(ctx context.Context, s *streams, out string) err
 	if out == "-" {
 		return b.Write(s.out)
 	}
-	if out == "" {
-		out = fmt.Sprintf("%s-%s.tar.gz", b.Dir, now.UTC().Format("20060102-150405"))
-	}
+	out = cmp.Or(out, fmt.Sprintf("%s-%s.tar.gz", b.Dir, now.UTC().Format("20060102-150405")))
 	if err := savefile.Write(out, b.Write); err != nil {
 		return fault.WithHint(fmt.Errorf("write the bundle: %w", err), "choose another file with --output FILE, or - for standard output")
 	}
@@ -387,9 +393,7 @@ func (g *globals) bundleSources(ctx context.Context, s *streams, cl *closers) (*
 		src.Status = func(ctx context.Context) (pipeline.StatusResult, error) {
 			var opened closers
 			defer opened.close()
-			status := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &opened, (*kube.Client).Nodes), Lease: fromKube(s, p, &opened, (*kube.Client).Lease), Holds: fromKube(s, p, &opened, (*kube.Client).Holds), Dead: holder.Dead, Suspended: holder.Suspended}
-			status.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
-			return pipeline.Status(ctx, p, status)
+			return pipeline.Status(ctx, p, statusFrom(s, p, px, &opened))
 		}
 	}
 	if m, err := connectMachines(s, p, cl); err == nil {

@@ -18,9 +18,7 @@ import (
 
 // TestMakeExample runs make in the directory of a lab.
 func TestMakeExample(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	m := maker{openLab(t)}
 	m.copies("../../examples/make/Makefile", "Makefile")
@@ -278,9 +276,7 @@ func TestRenovateReadsRecastYAML(t *testing.T) {
 		}
 		pattern := regexp.MustCompile(strings.Trim(m.Files[0], "/"))
 		for file, want := range map[string]bool{"recast.yaml": true, "clusters/home/recast.yml": true, "notrecast.yaml": false, "recast.yaml.orig": false} {
-			if pattern.MatchString(file) != want {
-				t.Errorf("%s: %q finds it: %t", file, m.Files[0], !want)
-			}
+			must.Equal(t, file+": found by "+m.Files[0], want, pattern.MatchString(file))
 		}
 	}
 }
@@ -314,9 +310,7 @@ func TestReleaseAgrees(t *testing.T) {
 	must.Do(t, yaml.Unmarshal([]byte(repositoryFile(t, ".goreleaser.yaml")), &g))
 	build := g.Builds[0]
 	for _, set := range regexp.MustCompile(`-X main\.(\w+)=`).FindAllStringSubmatch(build.Ldflags[0], -1) {
-		if !strings.Contains(repositoryFile(t, "cmd/recast/root.go"), "\n\t"+set[1]+" ") {
-			t.Errorf("the linker sets %s, which is no variable of root.go", set[1])
-		}
+		must.Contain(t, "root.go", repositoryFile(t, "cmd/recast/root.go"), "\n\t"+set[1]+" ")
 	}
 	makefile := repositoryFile(t, "Makefile")
 	env, cgo, _ := strings.Cut(build.Env[0], "=")
@@ -330,9 +324,7 @@ func TestReleaseAgrees(t *testing.T) {
 	}
 	hook, _, _ := strings.Cut(g.Before.Hooks[0], " ")
 	for _, dir := range []string{"completions", "man"} {
-		if !strings.Contains(repositoryFile(t, hook), `"$out/`+dir+`"`) {
-			t.Errorf("%s makes no %s", hook, dir)
-		}
+		must.Contain(t, hook, repositoryFile(t, hook), `"$out/`+dir+`"`)
 	}
 	sbom := repositoryFile(t, "internal/tools/cmd/"+g.SBOMs[0].Cmd+"/main.go")
 	for _, arg := range g.SBOMs[0].Args {

@@ -37,9 +37,7 @@ func ordinary(t *testing.T) (self string, as *syscall.SysProcAttr) {
 		_, err = io.Copy(to, from)
 		err = errors.Join(err, to.Close(), os.Chmod(dir, 0o755))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	const nobody = 65534
 	return self, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 }

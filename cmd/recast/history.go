@@ -172,10 +172,7 @@ func savePage(file string, run past.Run) error {
 	if err == nil {
 		err = savefile.Write(file, func(w io.Writer) error { return report.Write(w, drawn(run)) })
 	}
-	if err != nil {
-		return fmt.Errorf("report: %w", err)
-	}
-	return nil
+	return fault.Prefix("report", err)
 }
 
 // savePages writes the reports of the runs that a command worked on, and returns their

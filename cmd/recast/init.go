@@ -173,7 +173,7 @@ func (f *initFlags) project(ctx context.Context, ask *asker) (pipeline.Project, 
 			conf.Talos.Config = filepath.Join(home, ".talos", "config")
 		}
 		_, err := os.Stat(conf.Talos.Config)
-		problems = append(problems, fault.WithHint(fault.As(fault.Config, prefixed("read the talosconfig", err)), "--talosconfig or TALOSCONFIG names it: the file that talosctl uses; with no cluster yet: --new"))
+		problems = append(problems, fault.WithHint(fault.As(fault.Config, fault.Prefix("read the talosconfig", err)), "--talosconfig or TALOSCONFIG names it: the file that talosctl uses; with no cluster yet: --new"))
 	}
 	if os.Getenv("PROXMOX_VE_API_TOKEN") == "" {
 		problems = append(problems, fault.WithHint(fault.Configf("PROXMOX_VE_API_TOKEN is not set"),
@@ -217,14 +217,6 @@ func withColons(fingerprint string) string {
 		pairs = append(pairs, string(pair))
 	}
 	return strings.Join(pairs, ":")
-}
-
-// prefixed wraps err, if not nil, with what was being done.
-func prefixed(what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", what, err)
 }
 
 // trusted connects to Proxmox. If the certificate's issuer is not trusted, a person may confirm the fingerprint. A

@@ -33,9 +33,7 @@ import (
 // TestLiveView rolls on a terminal that is resized, gets Ctrl-C and disappears, while
 // the process is stopped and continued. None of this harms a node.
 func TestLiveView(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t)
 	term.patch()
@@ -54,9 +52,7 @@ func TestLiveView(t *testing.T) {
 			t.Errorf("the terminal was sent %q", mode)
 		}
 	}
-	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nothing is unfinished") {
-		t.Errorf("status afterwards:\n%s", said)
-	}
+	term.finds("nothing is unfinished")
 
 	beside := term.onScreen("status", "--watch")
 	beside.await("nobody holds it")
@@ -71,14 +67,10 @@ func TestLiveView(t *testing.T) {
 	has(t, leaves.seen(), "\nrun ", " continues\r\n")
 	s.signal(syscall.SIGSTOP)
 	s.signal(syscall.SIGCONT)
-	if code := s.end(); code != exitDone {
-		t.Errorf("exit code %d, stopped and continued:\n%s", code, s.seen())
-	}
+	must.Equal(t, "exit code, stopped and continued", exitDone, s.end())
 	beside.await(": done\r\n")
 	beside.typed("\x03") // it would show the next run
-	if code := beside.end(); code != exitDone {
-		t.Errorf("exit code %d of who watched:\n%s", code, beside.seen())
-	}
+	must.Equal(t, "exit code of who watched", exitDone, beside.end())
 	has(t, beside.seen(), "✓ wk2  recreate", "\nrun ", ": done\r\n")
 	term.typed(exitDone, "drift")
 
@@ -89,9 +81,7 @@ func TestLiveView(t *testing.T) {
 	if code := s.end(); code == exitDone || code < 0 {
 		t.Errorf("exit code %d with its terminal away", code)
 	}
-	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") || !strings.Contains(said, "nothing is unfinished") {
-		t.Errorf("status afterwards:\n%s", said)
-	}
+	term.finds("nobody holds it", "nothing is unfinished")
 
 	term.patch() // or nothing would be left where the terminal went away late
 	_, story := term.typed(exitDone, "roll", "--yes", "--progress", "json")
@@ -169,10 +159,7 @@ func (s *screen) await(text string) {
 func (s *screen) awaitLogged(text string) {
 	s.t.Helper()
 	s.until(text, func() string {
-		logs, err := filepath.Glob(filepath.Join(s.cmd.Dir, ".recast", "runs", "*", story.LogName))
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		logs := must.Get(filepath.Glob(filepath.Join(s.cmd.Dir, ".recast", "runs", "*", story.LogName)))(s.t)
 		for _, name := range logs {
 			if !slices.Contains(s.before, name) {
 				b := must.Get(os.ReadFile(name))(s.t)
@@ -231,9 +218,7 @@ func (s *screen) endSoon() int {
 // TestReader rolls with its output in a pipe: nobody reads it, or the reader goes away.
 // Neither stops a node half-way, and Ctrl-C still works.
 func TestReader(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	term := openLab(t)
 	term.patch()
@@ -247,34 +232,24 @@ func TestReader(t *testing.T) {
 	interrupt(t, s.cmd.Process)
 	<-time.After(200 * time.Millisecond) // nobody can see that the first one was heard
 	interrupt(t, s.cmd.Process)
-	if code := s.endSoon(); code != exitInterrupted {
-		t.Errorf("exit code %d of a roll whose story nobody reads", code)
-	}
-	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") {
-		t.Errorf("status afterwards:\n%s", said)
-	}
+	must.Equal(t, "exit code of a roll whose story nobody reads", exitInterrupted, s.endSoon())
+	term.finds("nobody holds it")
 
 	// The reader goes away: the roll continues.
 	s = term.piped("bring wk2 up", "roll", "--yes")
-	if code := s.endSoon(); code != exitDone {
-		t.Errorf("exit code %d of a roll whose reader went away", code)
-	}
+	must.Equal(t, "exit code of a roll whose reader went away", exitDone, s.endSoon())
 	term.typed(exitDone, "drift")
 
 	// As with Ctrl-C while tee reads: the node in progress is finished.
 	term.patch()
 	s = term.piped("take wk1 down", "roll", "--yes", "--progress", "json")
 	interrupt(t, s.cmd.Process)
-	if code := s.endSoon(); code != exitInterrupted {
-		t.Errorf("exit code %d of a roll that was interrupted with its reader", code)
-	}
+	must.Equal(t, "exit code of a roll that was interrupted with its reader", exitInterrupted, s.endSoon())
 	// If the second Ctrl-C above cut a shutdown off, status says for a while that it is unanswered.
 	if said, _ := term.typed(exitDone, "status", "-o", "json"); !strings.Contains(said, `"open": []`) || !strings.Contains(said, `"marked": []`) {
 		t.Errorf("status afterwards:\n%s", said)
 	}
-	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") {
-		t.Errorf("status afterwards:\n%s", said)
-	}
+	term.finds("nobody holds it")
 	term.typed(exitDone, "lab", "check", "--dir", ".")
 }
 
@@ -284,17 +259,13 @@ func (term *terminal) piped(until string, args ...string) *screen {
 	t := term.t.(*testing.T)
 	t.Helper()
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer read.Close()
 	s := &screen{t: t, cmd: term.recast(args...)}
 	s.cmd.Stdout, s.cmd.Stderr = write, write
 	err = s.cmd.Start()
 	_ = write.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for lines := bufio.NewScanner(read); lines.Scan(); {
 		if strings.Contains(lines.Text(), until) {
 			return s
@@ -363,6 +334,21 @@ func (term *terminal) typed(want int, args ...string) (stdout, stderr string) {
 	return out.String(), story.String()
 }
 
+// long skips a test that takes too long for every build.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+}
+
+// finds requires words of recast status.
+func (term *terminal) finds(words ...string) {
+	term.t.Helper()
+	said, _ := term.typed(exitDone, "status")
+	must.Contain(term.t, "status afterwards", said, words...)
+}
+
 // exitCode is -1 for a process that was ended by a signal.
 func exitCode(err error) int {
 	if err == nil {
@@ -424,9 +410,7 @@ func (term *terminal) patch() {
 func fullPipe(t *testing.T) (read, write *os.File) {
 	t.Helper()
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _, _ = read.Close(), write.Close() })
 	must.Do(t, write.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
 	for line := bytes.Repeat([]byte("."), 63); err == nil; {

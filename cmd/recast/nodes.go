@@ -53,13 +53,7 @@ is changed.`,
 			if err := makeCredentials(c.Context(), s, g, args[0]); err != nil {
 				return errOpening{err}
 			}
-			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
-				var cl closers
-				defer cl.close()
-				images, err := connectImages(s, p, &cl)
-				if err != nil {
-					return pipeline.Report{}, err
-				}
+			return f.withImages(c, s, g, func(ctx context.Context, p pipeline.Project, images pipeline.Images, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
 				return pipeline.Bootstrap(ctx, p, images, m, run, o, args[0])
 			})
 		},
@@ -159,13 +153,7 @@ bring back as many as etcd needs: that loses nothing.`,
 			if err := makeCredentials(c.Context(), s, g, of.First); err != nil {
 				return errOpening{err}
 			}
-			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
-				var cl closers
-				defer cl.close()
-				images, err := connectImages(s, p, &cl)
-				if err != nil {
-					return pipeline.Report{}, err
-				}
+			return f.withImages(c, s, g, func(ctx context.Context, p pipeline.Project, images pipeline.Images, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
 				return rebuild.Rebuild(ctx, p, images, m, run, o, of)
 			})
 		},

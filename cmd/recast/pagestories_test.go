@@ -121,9 +121,7 @@ func (s pageStage) lab(command string) func() string {
 	must.Do(s.t, lab.Start())
 	awaitFile(s.t, filepath.Join(s.dir, labDir(command), "lab.json"))
 	end := sync.OnceValue(func() string {
-		if err := lab.Process.Signal(os.Interrupt); err != nil {
-			s.t.Error(err)
-		}
+		must.Do(s.t, lab.Process.Signal(os.Interrupt))
 		if err := lab.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 			s.t.Errorf("%s, interrupted: %v\n%s", command, err, &said)
 		}
@@ -267,9 +265,7 @@ var firstHour = []typedLine{
 // TestTranscript types the first hour in two labs, on a terminal and as a script does, and
 // compares all that a person sees with the page.
 func TestTranscript(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	t.Parallel()
 	old := must.Get(os.ReadFile(transcriptPage))(t)
 	before := parsePage("", string(old)).blocks

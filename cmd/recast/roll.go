@@ -78,13 +78,7 @@ second one stops at once.`,
 			if begun && saved == nil {
 				return errUsage{errors.New("--continue goes on with a saved plan: name it with --plan")}
 			}
-			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
-				var cl closers
-				defer cl.close()
-				images, err := connectImages(s, p, &cl)
-				if err != nil {
-					return pipeline.Report{}, err
-				}
+			return f.withImages(c, s, g, func(ctx context.Context, p pipeline.Project, images pipeline.Images, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
 				if c.Flags().Changed("rehearse") {
 					o.Rehearse = &rehearse
 				}
@@ -134,6 +128,21 @@ type rollFlags struct {
 func (f *rollFlags) add(c *cobra.Command) {
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
 	outputFlag(c, &f.out, "text", "json")
+}
+
+// withImages is withRun for a command that also makes images.
+func (f *rollFlags) withImages(c *cobra.Command, s *streams, g *globals,
+	do func(context.Context, pipeline.Project, pipeline.Images, pipeline.Machines, *step.Runner, pipeline.RollOptions) (pipeline.Report, error),
+) error {
+	return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
+		var cl closers
+		defer cl.close()
+		images, err := connectImages(s, p, &cl)
+		if err != nil {
+			return pipeline.Report{}, err
+		}
+		return do(ctx, p, images, m, run, o)
+	})
 }
 
 // withRun runs a command that changes nodes, and prints its report.

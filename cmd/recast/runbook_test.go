@@ -27,17 +27,11 @@ import (
 func TestEveryCodeHasItsPage(t *testing.T) {
 	t.Parallel()
 	plan, _, err := newRootCmd(&streams{}).Find([]string{"plan"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, code := range fault.AllCodes() {
 		var out bytes.Buffer
 		(&streams{err: &console{Writer: &out}}).exit(plan, code.Of(errors.New("what")))
-		for _, line := range []string{"error: ", "safe: ", "hint: ", "runbook: recast runbook "} {
-			if !strings.Contains(out.String(), line) {
-				t.Errorf("%s: nothing after %q in %q", code, line, out.String())
-			}
-		}
+		must.Contain(t, string(code), out.String(), "error: ", "safe: ", "hint: ", "runbook: recast runbook ")
 		page, found := runbooks.Page(string(code))
 		if !found {
 			t.Errorf("docs/runbooks/%s.md: there is none", code)
@@ -47,9 +41,7 @@ func TestEveryCodeHasItsPage(t *testing.T) {
 			t.Errorf("docs/runbooks/%s.md: its heading is not %q and a title", code, code)
 		}
 		for _, section := range []string{"## You see", "## What it means", "## What is safe", "## Look", "## Do"} {
-			if !strings.Contains(page, "\n"+section+"\n") {
-				t.Errorf("docs/runbooks/%s.md: no section %q", code, section)
-			}
+			must.Contain(t, "docs/runbooks/"+string(code)+".md", page, "\n"+section+"\n")
 		}
 	}
 }
@@ -215,9 +207,7 @@ func TestNextStepsNameRealCommands(t *testing.T) {
 func TestConfigErrorDuringARun(t *testing.T) {
 	t.Parallel()
 	roll, _, err := newRootCmd(&streams{}).Find([]string{"roll"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	expired := fault.Credentials.Configf("its certificate expired")
 	for name, c := range map[string]struct {
 		err  error
@@ -386,9 +376,7 @@ func TestExitCodes(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		s := &streams{err: &console{Writer: &out}}
-		if got := s.exit(nil, err); got != want {
-			t.Errorf("%v: exit code %d, want %d", err, got, want)
-		}
+		must.Equal(t, fmt.Sprint(err), want, s.exit(nil, err))
 		if quiet := err == nil || err == errDiffers; quiet != (out.Len() == 0) {
 			t.Errorf("%v printed %q", err, out.String())
 		}

@@ -407,9 +407,7 @@ func TestSecretsAreNotShared(t *testing.T) {
 		j.Delete("wk1/config"), // as of a node that is done
 		os.WriteFile(filepath.Join(j.Dir(), story.LogName), []byte(`{"msg":"Talos said: plainly-a-word"}`+"\n"), 0o600),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cl.close()
 	fetch()
 	run := must.Get(there.Runs().Find("r", past.Options{}))(t)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -452,17 +453,32 @@ func confirm(ctx context.Context, s *streams, q question, yes bool) (bool, error
 	forgetTyped(s.in)
 	fmt.Fprintf(s.err, "%s Only \"yes\" continues: ", q.text)
 	s.err.flush()
-	answers := make(chan string, 1)
+	answer, err := readLine(ctx, bufio.NewReader(s.in))
+	if errors.Is(err, errNoAnswer) {
+		fmt.Fprintln(s.err) // the question has no end of line yet
+	}
+	return err == nil && answer == "yes", nil // end of input is a no
+}
+
+// readLine reads a line, which may lack its end. It returns errNoAnswer when ctx ends.
+func readLine(ctx context.Context, from *bufio.Reader) (string, error) {
+	type answer struct {
+		text string
+		err  error
+	}
+	answers := make(chan answer, 1)
 	go func() { // ends with the line, or with the process
-		line, _ := bufio.NewReader(s.in).ReadString('\n') // end of input is a no
-		answers <- strings.TrimSpace(line)
+		text, err := from.ReadString('\n')
+		answers <- answer{text, err}
 	}()
 	select {
-	case answer := <-answers:
-		return answer == "yes", nil
+	case got := <-answers:
+		if errors.Is(got.err, io.EOF) && got.text != "" {
+			got.err = nil
+		}
+		return strings.TrimSpace(got.text), got.err
 	case <-ctx.Done():
-		fmt.Fprintln(s.err) // the question has no end of line yet
-		return false, nil
+		return "", errNoAnswer
 	}
 }
 
@@ -503,9 +519,7 @@ func (a *asker) ask(ctx context.Context, q setup.Question) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if answer == "" {
-			answer = q.Default
-		}
+		answer = cmp.Or(answer, q.Default)
 		if wrong := invalid(q, answer); wrong != "" {
 			fmt.Fprintln(a.s.err, wrong)
 			continue
@@ -531,27 +545,10 @@ func invalid(q setup.Question, answer string) string {
 
 // line reads a line. It returns errNoAnswer at the end of input and on Ctrl-C.
 func (a *asker) line(ctx context.Context) (string, error) {
-	type answer struct {
-		text string
-		err  error
-	}
-	answers := make(chan answer, 1)
-	go func() { // ends with the line, or with the process
-		text, err := a.lines.ReadString('\n')
-		answers <- answer{text, err}
-	}()
-	select {
-	case got := <-answers:
-		if errors.Is(got.err, io.EOF) && got.text != "" {
-			got.err = nil
-		}
-		if got.err != nil {
-			fmt.Fprintln(a.s.err)
-			return "", errNoAnswer
-		}
-		return strings.TrimSpace(got.text), nil
-	case <-ctx.Done():
+	text, err := readLine(ctx, a.lines)
+	if err != nil {
 		fmt.Fprintln(a.s.err) // the question has no end of line yet
 		return "", errNoAnswer
 	}
+	return text, nil
 }

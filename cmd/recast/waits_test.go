@@ -89,9 +89,7 @@ func TestLockSaysWhatItWaitsFor(t *testing.T) {
 	if err := c.Wait(); err != nil || out.String() != answer+"\n" {
 		t.Errorf("in a pipe: %v, answer %q, story:\n%s", err, out.String(), term.read("lock.err"))
 	}
-	if said := term.read("lock.err"); strings.Count(said, looks) != 1 {
-		t.Errorf("it is not said once:\n%s", said)
-	}
+	must.Equal(t, "how often it is said", 1, strings.Count(term.read("lock.err"), looks))
 
 	release = registry.keepsBack()
 	defer release()

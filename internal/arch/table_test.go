@@ -72,8 +72,7 @@ var table = []row{
 	{pkg: "internal/operator/source", allow: []string{"api/v1alpha1", ggcr, "github.com/go-git/go-git/v5/..."}},
 	{pkg: "internal/operator/attempt", allow: []string{"api/v1alpha1", "internal/operator/source", "schematics", "cluster/planning", controller, apimachine, k8sAPI, yaml, semver}},
 	{pkg: "internal/operator/job", allow: []string{"api/v1alpha1", "internal/operator/attempt", controller, apimachine, k8sAPI}},
-	{pkg: "internal/operator/wave"}, // arithmetic: knows no Kubernetes
-	{pkg: "internal/operator/fleet", allow: []string{"api/v1alpha1", "internal/expression", "internal/operator/wave", controller, apimachine, k8sAPI, clientGo, cel}},
+	{pkg: "internal/operator/fleet", allow: []string{"api/v1alpha1", "internal/expression", controller, apimachine, k8sAPI, clientGo, cel}},
 	// reads the cache, and knows no client of a cluster
 	{pkg: "internal/operator/page", allow: []string{"api/v1alpha1", "internal/operator", "internal/operator/attempt", "internal/operator/job", "internal/redact", "internal/web/frame", controller, apimachine}},
 	{pkg: "internal/operator/page", files: tests, allow: []string{"internal/operator/page/pagetest", "internal/web/frame/frametest"}},

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -80,7 +81,7 @@ func (b *Bundle) JSON(name string, v any, allow List) error {
 
 // Files lists the files by name.
 func (b *Bundle) Files() []File {
-	return slices.SortedFunc(slices.Values(b.files), func(x, y File) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) })
+	return slices.SortedFunc(slices.Values(b.files), func(x, y File) int { return strings.Compare(x.Name, y.Name) })
 }
 
 // Write writes the archive as a tar.gz.
@@ -96,10 +97,7 @@ func (b *Bundle) Write(w io.Writer) error {
 			return err
 		}
 	}
-	if err := archive.Close(); err != nil {
-		return err
-	}
-	return zipped.Close()
+	return errors.Join(archive.Close(), zipped.Close())
 }
 
 // indented encodes v as JSON for people to read.

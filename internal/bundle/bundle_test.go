@@ -79,10 +79,7 @@ func TestWrite(t *testing.T) {
 	must.Do(t, b.JSON("a.json", map[string]any{"x": 1, "y": secret}, bundle.List{"x"}))
 	var out bytes.Buffer
 	must.Do(t, b.Write(&out))
-	z, err := gzip.NewReader(&out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	z := must.Get(gzip.NewReader(&out))(t)
 	got := map[string]string{}
 	for r := tar.NewReader(z); ; {
 		h, err := r.Next()

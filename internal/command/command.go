@@ -132,12 +132,8 @@ func Environ(env, more []string) []string {
 }
 
 func allowed(name string, more []string) bool {
-	for _, prefix := range passedPrefixes {
-		if strings.HasPrefix(name, prefix) {
-			return true
-		}
-	}
-	return slices.Contains(passed, name) || slices.ContainsFunc(more, func(m string) bool {
+	begins := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
+	return slices.ContainsFunc(passedPrefixes, begins) || slices.Contains(passed, name) || slices.ContainsFunc(more, func(m string) bool {
 		prefix, family := strings.CutSuffix(m, "*")
 		return m == name || family && strings.HasPrefix(name, prefix)
 	})

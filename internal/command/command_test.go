@@ -200,9 +200,7 @@ func TestEnviron(t *testing.T) {
 		"PROXMOX_VE_API_TOKEN=u@pve!t=s", "GITHUB_TOKEN=g", "SLACK_WEBHOOK_URL=https://h", "OTEL_EXPORTER_OTLP_HEADERS=a=b", "DOCKER_HOST=tcp://d", "DOCKER_AUTH_CONFIG={}", "PATHS=x", "BARE",
 	}
 	want := env[:7]
-	if got := command.Environ(env, nil); !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
+	must.Equal(t, "environment", want, command.Environ(env, nil))
 	want = append(slices.Clone(want), "SLACK_WEBHOOK_URL=https://h", "DOCKER_HOST=tcp://d", "DOCKER_AUTH_CONFIG={}")
 	if got := command.Environ(env, []string{"SLACK_WEBHOOK_URL", "DOCKER_*", "PROXMOX_VE_API_TOKEN", "UNSET"}); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
@@ -239,9 +237,7 @@ func TestForeignTextIsOneLine(t *testing.T) {
 	const evil = `printf 'bad\033[31m\033]0;title\007\rfake line: \342\200\256\342\200\250\177\n'; exit 3`
 	programs := command.Gates{Env: []string{"PATH=" + os.Getenv("PATH")}}
 	_, said, err := programs.RunGate(t.Context(), shell(evil), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var told []string
 	end := must.Get(programs.RunHook(t.Context(), shell(evil), nil, func(line string) { told = append(told, line) }))(t)
 	for _, text := range []string{said, end.Said, strings.Join(told, "\n")} {

@@ -3,15 +3,15 @@ package command
 import (
 	"slices"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestFilesAreNamedFromHere(t *testing.T) {
 	t.Parallel()
 	env := []string{"KUBECONFIG=kubeconfig:/etc/kube:../other", "TALOSCONFIG=./talosconfig", "DOCKER_CONFIG=docker", "KUBECONFIG_OTHER=a", "BARE"}
 	want := []string{"KUBECONFIG=/here/kubeconfig:/etc/kube:/other", "TALOSCONFIG=/here/talosconfig", "DOCKER_CONFIG=docker", "KUBECONFIG_OTHER=a", "BARE"}
-	if got := absolutePaths("/here", env); !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
+	must.Equal(t, "environment", want, absolutePaths("/here", env))
 	if got := absolutePaths("/here", []string{"KUBECONFIG=", "TALOSCONFIG="}); !slices.Equal(got, []string{"KUBECONFIG=", "TALOSCONFIG="}) {
 		t.Errorf("none became %q", got)
 	}

@@ -239,7 +239,7 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 		}
 	}
 	for name, s := range c.Schematics {
-		check(spot{path: "schematics"}.entry(name).path, s.Path, "file")
+		check(spot{path: "schematics"}.key(name).path, s.Path, "file")
 	}
 	check("proxmox.caFile", c.Proxmox.CAFile, "file")
 	check("images.caFile", c.Images.CAFile, "file")
@@ -281,7 +281,7 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 func (k checker) vms() {
 	taken := map[string]string{} // address, or MAC address → node
 	for _, name := range slices.Sorted(maps.Keys(k.c.VMClasses)) {
-		k.vm(spot{path: "vmClasses"}.entry(name), k.c.VMClasses[name])
+		k.vm(spot{path: "vmClasses"}.key(name), k.c.VMClasses[name])
 	}
 	for i, n := range k.c.Nodes {
 		k.vm(spot{path: nodePath(i, "vm")}, n.VM)

@@ -392,7 +392,7 @@ func read(path string) ([]byte, error) {
 
 // parse implements Load and Parse. If stat is nil, parse does not check other files.
 func parse(name string, data []byte, o Options, stat func(string) (fs.FileInfo, error)) (*Config, error) {
-	r := newReport(name)
+	r := &report{file: name, places: map[string]place{}, bad: map[string]bool{}}
 	c := defaults()
 	if root := r.root(data); root != nil && r.supported(root) {
 		r.decodeSection(root, spot{}, reflect.ValueOf(&c).Elem())

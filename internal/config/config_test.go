@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -166,9 +165,8 @@ func TestExampleIsRight(t *testing.T) {
 	before, _, _ := strings.Cut(string(data), "    vmid: 112")
 	line := strings.Count(before, "\n") + 1
 	must.Equal(t, "Place(nodes[4].vmid)", fmt.Sprintf("%s:%d:5", example, line), c.Place("nodes[4].vmid"))
-	if got, want := c.Place("nodes[4].vmid.nothing[3].there"), fmt.Sprintf("%s:%d:5", example, line); got != want {
-		t.Errorf("Place of a path that is not there = %q, want its nearest parent's, %q", got, want)
-	}
+	parent := fmt.Sprintf("%s:%d:5", example, line)
+	must.Equal(t, "place of what is not there", parent, c.Place("nodes[4].vmid.nothing[3].there"))
 }
 
 // The example says that it shows the defaults.
@@ -186,11 +184,7 @@ func TestMarshalIsReadBackTheSame(t *testing.T) {
 	data := must.Get(os.ReadFile(example))(t)
 	c := must.Get(config.Parse("recast.yaml", data, options(nil)))(t)
 	out := must.Get(c.Marshal())(t)
-	for _, line := range []string{"vmids: 9000-9099\n", "poll: 2s\n", "boot: 10m\n", "signature: warn\n", "canary: true\n", "workers: 1\n"} {
-		if !strings.Contains(string(out), line) {
-			t.Errorf("lacks %q:\n%s", line, out)
-		}
-	}
+	must.Contain(t, "the configuration", string(out), "vmids: 9000-9099\n", "poll: 2s\n", "boot: 10m\n", "signature: warn\n", "canary: true\n", "workers: 1\n")
 	again, err := config.Parse("effective.yaml", out, options(nil))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -224,9 +218,7 @@ func TestDurationString(t *testing.T) {
 		"1h": time.Hour, "1h30m": 90 * time.Minute, "1h0m5s": time.Hour + 5*time.Second, "20h": 20 * time.Hour,
 		"1m30s": 90 * time.Second, "1.5s": 1500 * time.Millisecond, "-10m": -10 * time.Minute,
 	} {
-		if got := config.Duration(d).String(); got != want {
-			t.Errorf("%v prints as %q, want %q", d, got, want)
-		}
+		must.Equal(t, d.String(), want, config.Duration(d).String())
 	}
 }
 
@@ -242,9 +234,7 @@ func TestVMIDRange(t *testing.T) {
 	}
 	must.Equal(t, "first", 9000, first)
 	for id, want := range map[int]bool{8999: false, 9000: true, 9002: true, 9003: false} {
-		if got := r.Contains(id); got != want {
-			t.Errorf("Contains(%d) = %v", id, got)
-		}
+		must.Equal(t, fmt.Sprint(id), want, r.Contains(id))
 	}
 	if r.Len() != 3 || r.String() != "9000-9002" {
 		t.Errorf("Len = %d, String = %q", r.Len(), r)
@@ -271,9 +261,7 @@ func TestShareOf(t *testing.T) {
 	} {
 		var s config.Share
 		must.Do(t, s.UnmarshalText([]byte(c.share)))
-		if got := s.Of(c.nodes); got != c.want {
-			t.Errorf("%s of %d = %d, want %d", c.share, c.nodes, got, c.want)
-		}
+		must.Equal(t, fmt.Sprintf("%s of %d", c.share, c.nodes), c.want, s.Of(c.nodes))
 		must.Equal(t, c.share+" prints", c.share, s.String())
 	}
 }
@@ -283,9 +271,7 @@ func TestMarshalShare(t *testing.T) {
 	c := must.Get(config.Parse("recast.yaml", []byte(withRoll("maxUnavailable: {workers: 20%}")), options(nil)))(t)
 	out := must.Get(c.Marshal())(t)
 	again := must.Get(config.Parse("recast.yaml", out, options(nil)))(t)
-	if diff := cmp.Diff(c.Roll, again.Roll); diff != "" {
-		t.Errorf("-before +after\n%s\n%s", diff, out)
-	}
+	must.Equal(t, "the section roll of "+string(out), c.Roll, again.Roll)
 }
 
 // check compares the whole message of an error, which must be of kind Config.

@@ -30,7 +30,7 @@ func (r *report) decode(n *yaml.Node, at spot, out reflect.Value, f field) {
 		return
 	}
 	switch {
-	case n.Kind == yaml.MappingNode && out.Kind() == reflect.Struct && !oneValue(out.Type()):
+	case n.Kind == yaml.MappingNode && out.Kind() == reflect.Struct && !texts[out.Type()].whole:
 		r.decodeSection(n, at, out)
 	case n.Kind == yaml.MappingNode && out.Kind() == reflect.Map:
 		r.decodeEntries(n, at, out)
@@ -64,7 +64,7 @@ func (r *report) decodeEntries(n *yaml.Node, at spot, out reflect.Value) {
 	out.Set(reflect.MakeMap(out.Type()))
 	for key, value := range r.pairs(n, at.path) {
 		v := reflect.New(out.Type().Elem()).Elem()
-		r.decode(value, at.entry(key), v, field{})
+		r.decode(value, at.key(key), v, field{})
 		out.SetMapIndex(reflect.ValueOf(key), v)
 	}
 }
@@ -117,19 +117,31 @@ func (r *report) decodeScalar(n *yaml.Node, at spot, out reflect.Value, f field)
 	}
 }
 
-// oneValue says whether a struct is written as a single value in the file.
-func oneValue(t reflect.Type) bool {
-	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[Surge]() || t == reflect.TypeFor[Canary]() || t == reflect.TypeFor[ImageRef]() || t == reflect.TypeFor[DiskSize]()
+// texts are types of this package that the file has as text.
+var texts = map[reflect.Type]struct {
+	words  string // what a value is
+	whole  bool   // never a section
+	number bool   // a number or a unit is expected
+}{
+	reflect.TypeFor[Duration]():  {"a duration such as 10m", true, true},
+	reflect.TypeFor[VMIDRange](): {"a range such as 9000-9099", true, false},
+	reflect.TypeFor[Surge]():     {"a number such as 1 or a percentage such as 10%", true, true},
+	reflect.TypeFor[Share]():     {"a number such as 2 or a percentage such as 20%", true, true},
+	reflect.TypeFor[Canary]():    {"true, false or the name of a node", true, false},
+	reflect.TypeFor[Storage]():   {"on, off, or a section such as {linstor: off}", false, false},
+	reflect.TypeFor[ImageRef]():  {"an image reference such as ghcr.io/acme/frr:1.7.15", true, false},
+	reflect.TypeFor[DiskSize]():  {"a size such as 100G", true, false},
+	reflect.TypeFor[Schematic](): {"the path of a file", false, false},
 }
 
 // textual says whether the type's UnmarshalText reads this node. A number is passed to UnmarshalText only if the type
 // expects a number or a unit, so that the type's own message reports a missing unit.
 func textual(n *yaml.Node, out reflect.Value) bool {
-	tag, number := n.ShortTag(), out.Kind() == reflect.Int64 || out.Type() == reflect.TypeFor[Share]() || out.Type() == reflect.TypeFor[Surge]()
+	tag := n.ShortTag()
 	if out.Type() == reflect.TypeFor[Canary]() {
 		return tag == "!!str" || tag == "!!bool"
 	}
-	return tag == "!!str" || number && (tag == "!!int" || tag == "!!float")
+	return tag == "!!str" || texts[out.Type()].number && (tag == "!!int" || tag == "!!float")
 }
 
 func (r *report) mismatch(n *yaml.Node, at spot, out reflect.Value) {
@@ -221,25 +233,8 @@ func (r *report) unknownKey(at spot, key string, fields []field) {
 
 // nameOfType describes the values that a key accepts.
 func nameOfType(t reflect.Type) string {
-	switch t {
-	case reflect.TypeFor[Duration]():
-		return "a duration such as 10m"
-	case reflect.TypeFor[VMIDRange]():
-		return "a range such as 9000-9099"
-	case reflect.TypeFor[Surge]():
-		return "a number such as 1 or a percentage such as 10%"
-	case reflect.TypeFor[Share]():
-		return "a number such as 2 or a percentage such as 20%"
-	case reflect.TypeFor[Canary]():
-		return "true, false or the name of a node"
-	case reflect.TypeFor[Storage]():
-		return "on, off, or a section such as {linstor: off}"
-	case reflect.TypeFor[ImageRef]():
-		return "an image reference such as ghcr.io/acme/frr:1.7.15"
-	case reflect.TypeFor[DiskSize]():
-		return "a size such as 100G"
-	case reflect.TypeFor[Schematic]():
-		return "the path of a file"
+	if text, is := texts[t]; is {
+		return text.words
 	}
 	switch t.Kind() {
 	case reflect.String:
@@ -284,8 +279,6 @@ func bare(s string) string { return strings.Trim(quote(s), `"`) }
 type spot struct{ path string }
 
 func (s spot) key(name string) spot { return spot{join(s.path, plain(name))} }
-
-func (s spot) entry(name string) spot { return spot{join(s.path, plain(name))} }
 
 func (s spot) item(i int) spot { return spot{s.path + "[" + strconv.Itoa(i) + "]"} }
 
@@ -418,10 +411,6 @@ type report struct {
 	places   map[string]place
 	problems Problems
 	bad      map[string]bool // paths with a problem
-}
-
-func newReport(file string) *report {
-	return &report{file: file, places: map[string]place{}, bad: map[string]bool{}}
 }
 
 // add reports a problem at the position of path. It drops the problem if path or a section around it already has a

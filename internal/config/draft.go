@@ -404,9 +404,7 @@ func (c *Config) complete(o Options) {
 		s.Path = o.resolve(s.File)
 		c.Schematics[name] = s
 	}
-	if c.Talos.Config == "" {
-		c.Talos.Config = o.env("TALOSCONFIG")
-	}
+	c.Talos.Config = cmp.Or(c.Talos.Config, o.env("TALOSCONFIG"))
 	if home := o.env("HOME"); c.Talos.Config == "" && home != "" {
 		c.Talos.Config = filepath.Join(home, ".talos", "config")
 	}

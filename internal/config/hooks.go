@@ -90,18 +90,23 @@ var objectKeys = []string{"apiVersion", "kind", "namespace", "name", "labelSelec
 func (k checker) gates() {
 	for i, g := range k.c.Roll.Gates {
 		path := fmt.Sprintf("roll.gates[%d]", i)
-		if k.given(path+".timeout") && g.Timeout <= 0 {
-			k.add(path+".timeout", "must be longer than 0")
-		}
-		k.notEmpty(path+".description", g.Description)
-		if strings.ContainsAny(g.Description, "\r\n") {
-			k.add(path+".description", "has more than one line")
-		}
+		k.described(path, g.Description, g.Timeout)
 		if k.given(path + ".command") {
 			k.commandGate(path, g)
 			continue
 		}
 		k.objectGate(path, g)
+	}
+}
+
+// described checks what gates and hooks have in common.
+func (r *report) described(path, description string, timeout Duration) {
+	if r.given(path+".timeout") && timeout <= 0 {
+		r.add(path+".timeout", "must be longer than 0")
+	}
+	r.notEmpty(path+".description", description)
+	if strings.ContainsAny(description, "\r\n") {
+		r.add(path+".description", "has more than one line")
 	}
 }
 
@@ -156,7 +161,7 @@ func (r *report) labels(path string, g Gate) {
 		r.add(path, "selects every object: give it matchLabels or matchExpressions, or remove it")
 	}
 	for _, key := range slices.Sorted(maps.Keys(g.LabelSelector.MatchLabels)) {
-		at := spot{path: path + ".matchLabels"}.entry(key).path
+		at := spot{path: path + ".matchLabels"}.key(key).path
 		r.labelKey(at, key)
 		r.labelValue(at, g.LabelSelector.MatchLabels[key])
 	}
@@ -235,23 +240,14 @@ func (h *Hooks) lists() []hookList {
 func (k checker) hooks() {
 	for _, list := range k.c.Roll.Hooks.lists() {
 		for i, h := range list.hooks {
-			k.hook(fmt.Sprintf("%s[%d]", list.path, i), h)
+			path := fmt.Sprintf("%s[%d]", list.path, i)
+			k.described(path, h.Description, h.Timeout)
+			if k.given(path+".command") && (len(h.Command) == 0 || strings.TrimSpace(h.Command[0]) == "") {
+				k.add(path+".command", "names no program: write it like [./drain-lb.sh, argument]")
+			}
+			k.env(path, h.Env)
 		}
 	}
-}
-
-func (k checker) hook(path string, h Hook) {
-	if k.given(path+".timeout") && h.Timeout <= 0 {
-		k.add(path+".timeout", "must be longer than 0")
-	}
-	k.notEmpty(path+".description", h.Description)
-	if strings.ContainsAny(h.Description, "\r\n") {
-		k.add(path+".description", "has more than one line")
-	}
-	if k.given(path+".command") && (len(h.Command) == 0 || strings.TrimSpace(h.Command[0]) == "") {
-		k.add(path+".command", "names no program: write it like [./drain-lb.sh, argument]")
-	}
-	k.env(path, h.Env)
 }
 
 // env checks the names of the variables to pass to a program.
@@ -261,7 +257,7 @@ func (r *report) env(path string, names []string) {
 		switch {
 		case name == "PROXMOX_VE_API_TOKEN":
 			r.add(at, "recast passes its Proxmox token to no program: give this one its own token")
-		case !matches(name, `[A-Za-z_][A-Za-z0-9_]*`):
+		case !matches(name, variable):
 			r.add(at, "%s is not the name of an environment variable: list only names, not values", quote(name))
 		}
 	}
@@ -359,7 +355,7 @@ func (k checker) webhookEvents(path string, w Webhook) {
 
 func (k checker) webhookHeaders(path string, w Webhook) {
 	for _, name := range slices.Sorted(maps.Keys(w.Headers)) {
-		at := spot{path: path}.entry(name)
+		at := spot{path: path}.key(name)
 		switch {
 		case !matches(name, headerName):
 			k.add(at.path, "%s is not the name of a header", quote(name))

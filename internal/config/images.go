@@ -133,10 +133,8 @@ func (k checker) storages(list string, names []string, content string) {
 	for i, s := range names {
 		path := fmt.Sprintf("%s[%d]", list, i)
 		k.pattern(path, s, `[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?`, "name of a Proxmox storage")
-		if first := slices.Index(names, s); first < i {
-			k.add(path, "%s is listed already (line %d)", quote(s), k.line(fmt.Sprintf("%s[%d]", list, first)))
-		}
 	}
+	k.names(list, "of a Proxmox storage", names)
 }
 
 // imager checks how the imager is run, and that its output has a mirror.
@@ -181,7 +179,7 @@ func (k checker) schematics() {
 		k.add("schematics", "is empty: name at least one schematic")
 	}
 	for name, s := range k.c.Schematics {
-		path := spot{path: "schematics"}.entry(name).path
+		path := spot{path: "schematics"}.key(name).path
 		k.pattern(path, name, `[A-Za-z0-9]([-A-Za-z0-9_]{0,61}[A-Za-z0-9])?`, "name of a schematic: letters, digits, '-' and '_'")
 		if file := path + ".file"; s.File == "" && !k.bad[file] {
 			k.add(path, "is empty: name its file")

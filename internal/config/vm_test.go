@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -288,9 +289,7 @@ func TestSurge(t *testing.T) {
 	} {
 		var s config.Surge
 		must.Do(t, s.UnmarshalText([]byte(c.surge)))
-		if got := s.Of(c.workers); got != c.want {
-			t.Errorf("%s of %d = %d, want %d", c.surge, c.workers, got, c.want)
-		}
+		must.Equal(t, fmt.Sprintf("%s of %d", c.surge, c.workers), c.want, s.Of(c.workers))
 		must.Equal(t, c.surge+" prints", c.surge, s.String())
 	}
 	must.Equal(t, "without roll.surge there are", 0, (config.Surge{}).Of(5))
@@ -416,7 +415,6 @@ func TestInvalidDraft(t *testing.T) {
 	t.Parallel()
 	d := draft()
 	d.Nodes = nil
-	if text, err := d.Render(); err == nil || !strings.Contains(err.Error(), "the result of the search is not a valid recast.yaml") {
-		t.Errorf("err = %v\n%s", err, text)
-	}
+	_, err := d.Render()
+	must.Contain(t, "error", fmt.Sprint(err), "the result of the search is not a valid recast.yaml")
 }

@@ -30,9 +30,7 @@ func TestKindOf(t *testing.T) {
 		"failed hides what it is": {fault.As(fault.Failed, fault.Configf("a")), fault.Failed},
 	}
 	must.Each(t, cases, func(t *testing.T, c example) {
-		if got := fault.KindOf(c.err); got != c.want {
-			t.Errorf("KindOf(%v) = %v, want %v", c.err, got, c.want)
-		}
+		must.Equal(t, "kind", c.want, fault.KindOf(c.err))
 	})
 }
 

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // TestThisMachine: what this machine lacks takes the place of hints about servers, but not of what is
@@ -23,9 +25,7 @@ func TestThisMachine(t *testing.T) {
 		if got := Hints(err); !slices.Equal(got, []string{want, "wk1 is unfinished"}) {
 			t.Errorf("%v: %q", cause, got)
 		}
-		if got := CodeOf(err); got != ThisMachine {
-			t.Errorf("%v: %s", cause, got)
-		}
+		must.Equal(t, cause.Error(), ThisMachine, CodeOf(err))
 	}
 	for _, cause := range []error{errors.New("x"), &fs.PathError{Op: "fork/exec", Path: "hook.sh", Err: syscall.EACCES}, &fs.PathError{Op: "open", Path: "x", Err: syscall.ENOENT}} {
 		other := WithHint(LockStale.Of(cause), "look at its console")

@@ -174,10 +174,7 @@ func (j *Journal) put(key, suffix string, b []byte) error {
 	if err == nil {
 		err = j.write(key, name, b)
 	}
-	if err != nil {
-		return fmt.Errorf("journal %s: %w", key, err)
-	}
-	return nil
+	return fault.Prefix("journal "+key, err)
 }
 
 // Get reads the fact of a key into v and says whether there is one. A file that does not
@@ -278,7 +275,7 @@ func (j *Journal) Finish(outcome string) error {
 	if err != nil {
 		return err
 	}
-	return j.putInfo("finish", infoFile{Started: info.Started, Finished: time.Now().UTC(), Outcome: outcome})
+	return j.putInfo("finish", RunInfo{Started: info.Started, Finished: time.Now().UTC(), Outcome: outcome})
 }
 
 // Resume marks a finished run as unfinished again.
@@ -287,18 +284,15 @@ func (j *Journal) Resume() error {
 	if err != nil || info.Unfinished() {
 		return err
 	}
-	return j.putInfo("resume", infoFile{Started: info.Started})
+	return j.putInfo("resume", RunInfo{Started: info.Started})
 }
 
-func (j *Journal) putInfo(point string, f infoFile) error {
+func (j *Journal) putInfo(point string, f RunInfo) error {
 	b, err := marshal(f)
 	if err == nil {
 		err = j.write(point, infoName, b)
 	}
-	if err != nil {
-		return fmt.Errorf("journal: %s run %q: %w", point, j.run, err)
-	}
-	return nil
+	return fault.Prefix(fmt.Sprintf("journal: %s run %q", point, j.run), err)
 }
 
 // A key is lower-case words joined by slashes: "node/wk1/vm-config". File names have "~",
@@ -527,8 +521,5 @@ func KeepOutOfGit(dir string) error {
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		err = os.WriteFile(file, []byte("*\n"), 0o600)
 	}
-	if err != nil {
-		return fmt.Errorf("keep %s out of git: %w", dir, err)
-	}
-	return nil
+	return fault.Prefix("keep "+dir+" out of git", err)
 }

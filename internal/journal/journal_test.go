@@ -2,6 +2,7 @@ package journal_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -120,9 +121,7 @@ func TestKeptOutOfGit(t *testing.T) {
 	file := filepath.Join(state, ".gitignore")
 	read := func() string {
 		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Error(err)
-		}
+		must.Do(t, err)
 		return string(b)
 	}
 	open(t, filepath.Join(state, "runs"), journal.Options{})
@@ -203,9 +202,7 @@ func TestRefusedWrites(t *testing.T) {
 	if err := j.Put("quote", "Talos quotes: `[redacted]`, \"[redacted]\""); err != nil {
 		t.Errorf("an error that quotes: %v", err)
 	}
-	if err := j.Delete("quote"); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, j.Delete("quote"))
 	must.Each(t, cases, func(t *testing.T, c example) {
 		if c.err == nil || c.err.Error() != c.want {
 			t.Errorf("err = %v, want %q", c.err, c.want)
@@ -252,9 +249,8 @@ func TestDamageIsNamed(t *testing.T) {
 		j := open(t, dir, journal.Options{})
 		file := filepath.Join(dir, run, "a.json")
 		must.Do(t, os.Mkdir(file, 0o700))
-		if _, err := j.Get("a", new(int)); err == nil || err.Error() != "journal a: "+file+": is a directory" {
-			t.Errorf("err = %v", err)
-		}
+		_, err := j.Get("a", new(int))
+		must.Equal(t, "error", "journal a: "+file+": is a directory", fmt.Sprint(err))
 	})
 }
 
@@ -378,9 +374,7 @@ func TestCheckPrivate(t *testing.T) {
 	t.Parallel()
 	must := func(t *testing.T, err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, state string)
@@ -448,8 +442,6 @@ func TestOpenFollowsNoLink(t *testing.T) {
 		if err == nil {
 			_ = j.Close()
 		}
-		if err == nil || !strings.Contains(err.Error(), "is a symbolic link") {
-			t.Errorf("read only %t: %v", o.ReadOnly, err)
-		}
+		must.Contain(t, "error", fmt.Sprint(err), "is a symbolic link")
 	}
 }

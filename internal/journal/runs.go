@@ -17,12 +17,12 @@ import (
 	"github.com/recast-sh/recast/internal/format"
 )
 
-// RunInfo is one run as history shows it.
+// RunInfo is one run as history shows it, and the content of its file RUN.
 type RunInfo struct {
-	ID       string
-	Started  time.Time
-	Finished time.Time // zero: still running, or killed
-	Outcome  string    // as given to Finish
+	ID       string    `json:"-"`
+	Started  time.Time `json:"started"`
+	Finished time.Time `json:"finished,omitzero"` // zero: still running, or killed
+	Outcome  string    `json:"outcome,omitempty"` // as given to Finish
 }
 
 // Unfinished says whether the run is still running or was killed.
@@ -30,12 +30,6 @@ func (r RunInfo) Unfinished() bool { return r.Finished.IsZero() }
 
 // infoName lacks the suffixes of facts and secrets, so that no key can name it.
 const infoName = "RUN"
-
-type infoFile struct {
-	Started  time.Time `json:"started"`
-	Finished time.Time `json:"finished,omitzero"`
-	Outcome  string    `json:"outcome,omitempty"`
-}
 
 // NewRunID makes an ID that begins with the minute and ends with two random bytes:
 // "20261121-0421-3f2a".
@@ -107,7 +101,7 @@ func runInfo(path, id string) (RunInfo, error) {
 }
 
 func readInfo(root *os.Root, id string) (RunInfo, error) {
-	var f infoFile
+	f := RunInfo{ID: id}
 	b, err := root.ReadFile(infoName)
 	if err == nil {
 		err = format.Decode(b, &f)
@@ -118,7 +112,7 @@ func readInfo(root *os.Root, id string) (RunInfo, error) {
 	if err != nil {
 		return RunInfo{}, fmt.Errorf("run %q: %s: %w", id, filepath.Join(root.Name(), infoName), reason(err))
 	}
-	return RunInfo{ID: id, Started: f.Started, Finished: f.Finished, Outcome: f.Outcome}, nil
+	return f, nil
 }
 
 // create creates the run's directory if it is missing. It writes under another name and
@@ -127,7 +121,7 @@ func (j *Journal) create(parent *os.Root) error {
 	if _, err := parent.Lstat(j.run); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	b, err := marshal(infoFile{Started: time.Now().UTC()})
+	b, err := marshal(RunInfo{Started: time.Now().UTC()})
 	if err != nil {
 		return err
 	}
@@ -165,10 +159,7 @@ func fill(parent *os.Root, dir string, info []byte) error {
 // Remove deletes a finished run and its directory. If the run is open for writing, Remove
 // does nothing and the error is of kind fault.Claimed.
 func Remove(dir, run string) error {
-	if err := remove(dir, run); err != nil {
-		return fmt.Errorf("remove run %q: %w", run, err)
-	}
-	return nil
+	return fault.Prefix(fmt.Sprintf("remove run %q", run), remove(dir, run))
 }
 
 func remove(dir, run string) error {
@@ -283,10 +274,7 @@ func shown(name string, keep func(key string) bool, others []string) bool {
 // Place makes a run from files that Files has read, and replaces a run that is there. It refuses files that Files
 // would not have read, and files without the run's beginning.
 func Place(dir, run string, files map[string][]byte, keep func(key string) bool, others ...string) error {
-	if err := place(dir, run, files, keep, others); err != nil {
-		return fmt.Errorf("journal of run %q: %w", run, err)
-	}
-	return nil
+	return fault.Prefix(fmt.Sprintf("journal of run %q", run), place(dir, run, files, keep, others))
 }
 
 func place(dir, run string, files map[string][]byte, keep func(key string) bool, others []string) error {

@@ -3,6 +3,7 @@ package journal_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -69,9 +70,7 @@ func TestRunsNamesEveryDamagedRun(t *testing.T) {
 		`run "empty": ` + filepath.Join(dir, "empty", "RUN") + ": no such file or directory",
 		`run "old": ` + filepath.Join(dir, "old", "RUN") + ": no start time",
 	}, "\n")
-	if err == nil || err.Error() != want {
-		t.Errorf("err = %v, want %s", err, want)
-	}
+	must.Equal(t, "error", want, fmt.Sprint(err))
 	if _, err := journal.Open(dir, journal.Options{Run: "cut"}); err == nil {
 		t.Error("a damaged run was opened")
 	}
@@ -122,13 +121,9 @@ func TestRemove(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir, journal.Options{})
 	must.Do(t, j.PutSecret("wk1/machine-config", []byte("secret")))
-	if err := journal.Remove(dir, run); fault.KindOf(err) != fault.Claimed {
-		t.Errorf("while it is open: %v", err)
-	}
+	must.Equal(t, "kind of the error while it is open", fault.Claimed, fault.KindOf(journal.Remove(dir, run)))
 	closeNow(t, j)
-	if err := journal.Remove(dir, run); err == nil || err.Error() != `remove run "20261121-0421-3f2a": it has not finished` {
-		t.Errorf("before its end: %v", err)
-	}
+	must.Equal(t, "error", `remove run "20261121-0421-3f2a": it has not finished`, fmt.Sprint(journal.Remove(dir, run)))
 	j = open(t, dir, journal.Options{})
 	must.Do(t, j.Finish("done"))
 	closeNow(t, j)

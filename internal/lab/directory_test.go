@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -33,9 +34,7 @@ func put(t *testing.T, dir string, files map[string]string) {
 			_ = os.Remove(file)
 			err = os.Symlink(to, file)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 }
 
@@ -126,9 +125,7 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 				must.Equal(t, "it was refused, and yet", before, content(t, dir))
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			after := content(t, dir)
 			for file, b := range labFiles {
 				must.Equal(t, file, string(b), after[file])
@@ -158,9 +155,7 @@ func TestLabDirectoryIsOfOneLab(t *testing.T) {
 	must.Do(t, d.write(labFiles))
 	second()
 	must.Do(t, d.Close())
-	if err := writeLab(t, dir, labFiles); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, writeLab(t, dir, labFiles))
 }
 
 func TestConsoleIsNoFileOfOthers(t *testing.T) {
@@ -215,9 +210,7 @@ func TestDemoNoticesAWipedDisk(t *testing.T) {
 			t.Errorf("%v, want %s", err, name)
 		}
 	}
-	if err := sameDisks(before, before); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, sameDisks(before, before))
 }
 
 func TestUnharmed(t *testing.T) {
@@ -247,9 +240,7 @@ func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
 			Network: network.Memory(), Prefix: "127.42.7", Registry: "127.0.0.1:5000", Factory: "127.0.0.1:8080",
 		}))(t)
 		defer func() {
-			if err := lab.Close(); err != nil {
-				t.Error(err)
-			}
+			must.Do(t, lab.Close())
 		}()
 		must.Do(t, lab.Install(t.Context(), map[string]string{"default": "customization: {}", "storage": "customization: {}"}))
 		before := lab.Disks()
@@ -258,8 +249,6 @@ func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
 		}
 		wiped := lab.World.Persistent()[1]
 		lab.World.Media(wiped.Volid, "pve1").Write(nil)
-		if err := sameDisks(before, lab.Disks()); err == nil || !strings.Contains(err.Error(), wiped.Serial+" has changed") {
-			t.Errorf("disk %s was wiped: %v", wiped.Serial, err)
-		}
+		must.Contain(t, "error", fmt.Sprint(sameDisks(before, lab.Disks())), wiped.Serial+" has changed")
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -50,7 +51,7 @@ func newShellCmds(p Program) []*cobra.Command {
 }
 
 func newShellCmd(p Program, program string) *cobra.Command {
-	var dir, node string
+	var node string
 	c := &cobra.Command{
 		Use: program + " [--dir DIR] [--node NODE] ARGUMENT...", Short: "Run " + program + " as root on a Proxmox node of a running lab",
 		Long: `Simulate Proxmox's qm, as root on a node of a running lab, with the subcommands
@@ -61,23 +62,31 @@ docs/notes/proxmox.md; practise it here.`,
 		Example: `  recast lab qm config 9031
   qm() { recast lab qm "$@"; }      # then commands for root's shell work unchanged`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			out, err := sim.AskShell(c.Context(), dir, node, append([]string{program}, args...))
-			fmt.Fprint(p.Out, out)
-			if err != nil {
-				return labRunning(err, dir)
-			}
-			return nil
-		},
 	}
-	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
 	c.Flags().StringVar(&node, "node", "pve1", "Proxmox `node` whose shell it is")
 	c.Flags().SetInterspersed(false) // after the first word, options belong to the program
+	return asking(p, c, func(ctx context.Context, dir string, args []string) (string, error) {
+		return sim.AskShell(ctx, dir, node, append([]string{program}, args...))
+	})
+}
+
+// asking makes c a command that asks the lab in the directory of --dir, and prints the answer.
+func asking(p Program, c *cobra.Command,
+	ask func(ctx context.Context, dir string, args []string) (string, error),
+) *cobra.Command {
+	dir := c.Flags().String("dir", "lab", "working `directory` of the running lab")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		out, err := ask(c.Context(), *dir, args)
+		fmt.Fprint(p.Out, out)
+		if _, unreachable := errors.AsType[*url.Error](err); !unreachable && !errors.Is(err, fs.ErrNotExist) {
+			return err // the lab answered
+		}
+		return fault.WithHint(err, "is the lab running? recast lab up --dir %s", *dir)
+	}
 	return c
 }
 
 func newSlowCmd(p Program) *cobra.Command {
-	var dir string
 	var d time.Duration
 	c := &cobra.Command{
 		Use: "slow SERVER", Short: "Make an API of a running lab slow for some time",
@@ -87,23 +96,20 @@ then. A roll continues and says what it waits for.`,
 		Example: `  recast lab slow kubernetes --dir lab
   recast lab slow talos --for 2m --dir lab`,
 		Args: cobra.ExactArgs(1), ValidArgs: sim.SlowServers,
-		RunE: func(c *cobra.Command, args []string) error {
-			switch {
-			case !slices.Contains(sim.SlowServers, args[0]):
-				return fault.As(fault.Config, fmt.Errorf("%s: a lab has the APIs %s", args[0], strings.Join(sim.SlowServers, ", ")))
-			case d < 0:
-				return fault.As(fault.Config, errors.New("--for must not be less than 0"))
-			}
-			if err := sim.AskSlow(c.Context(), dir, args[0], d); err != nil {
-				return labRunning(err, dir)
-			}
-			fmt.Fprintf(p.Out, "%s is slow for %s\n", args[0], d)
-			return nil
-		},
 	}
-	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
 	c.Flags().DurationVar(&d, "for", time.Minute, "how long, in the lab's time; 0 ends it")
-	return c
+	return asking(p, c, func(ctx context.Context, dir string, args []string) (string, error) {
+		switch {
+		case !slices.Contains(sim.SlowServers, args[0]):
+			return "", fault.Configf("%s: a lab has the APIs %s", args[0], strings.Join(sim.SlowServers, ", "))
+		case d < 0:
+			return "", fault.Configf("--for must not be less than 0")
+		}
+		if err := sim.AskSlow(ctx, dir, args[0], d); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%s is slow for %s\n", args[0], d), nil
+	})
 }
 
 const (
@@ -138,7 +144,6 @@ func fishQuote(s string) string {
 }
 
 func newPveumCmd(p Program) *cobra.Command {
-	var dir string
 	c := &cobra.Command{
 		Use: "pveum [--dir DIR] ARGUMENT...", Short: "Manage permissions of users and tokens in a running lab",
 		Long: `Simulate Proxmox's pveum in a running lab: roles, users, tokens and the access
@@ -149,18 +154,9 @@ The token $POOR_TOKEN in the lab's env file exists but has no privileges.`,
 		Example: `  recast lab pveum role add Recast --privs "VM.Audit,Sys.Audit"
   recast lab pveum acl modify / --tokens poor@pve!lab --roles Recast`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			out, err := sim.AskPveum(c.Context(), dir, args)
-			if err != nil {
-				return labRunning(err, dir)
-			}
-			fmt.Fprint(p.Out, out)
-			return nil
-		},
 	}
-	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
 	c.Flags().SetInterspersed(false) // after the first word, options belong to pveum
-	return c
+	return asking(p, c, sim.AskPveum)
 }
 
 // markName is the file that marks a directory as a lab's. The file is locked while the lab runs.
@@ -203,7 +199,7 @@ func openDirectory(dir string) (_ *directory, err error) {
 		return nil, fmt.Errorf("find the lab's directory: %w", err)
 	}
 	if err := os.MkdirAll(d.path, 0o700); err != nil {
-		return nil, fault.As(fault.Config, fmt.Errorf("make the lab's directory: %w", err))
+		return nil, fault.Configf("make the lab's directory: %w", err)
 	}
 	entries, err := os.ReadDir(d.path)
 	if err != nil {
@@ -369,10 +365,7 @@ func (d *directory) putMark() error {
 	if err == nil {
 		err = d.mark.Sync()
 	}
-	if err != nil {
-		return fmt.Errorf("write the lab's mark: %w", err)
-	}
-	return nil
+	return fault.Prefix("write the lab's mark", err)
 }
 
 // console opens the file for the machines' consoles. It appends to a file that is not empty only if a lab of this
@@ -388,7 +381,7 @@ func (d *directory) console(file string) (io.WriteCloser, error) {
 	switch info, err := os.Stat(at); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		return nil, fault.As(fault.Config, fmt.Errorf("--console: %w", err))
+		return nil, fault.Configf("--console: %w", err)
 	case !info.Mode().IsRegular(): // a terminal, a pipe
 		return os.OpenFile(at, os.O_WRONLY, 0)
 	case info.Size() > 0 && d.was.Console != at:
@@ -439,8 +432,7 @@ func checksum(b []byte) string {
 }
 
 func newCheckCmd(p Program) *cobra.Command {
-	var dir string
-	c := &cobra.Command{
+	return asking(p, &cobra.Command{
 		Use: "check", Short: "Check that a running lab lost nothing",
 		Long: `Compare a running lab with its state at the start, as the datacentre itself sees it:
 the SHA-256 of every persistent disk's bytes, the members of etcd, and that no
@@ -449,20 +441,16 @@ was empty, etcd may have any members, but no cluster may have been bootstrapped 
 and a disk is watched from when Talos has made a user volume on it.`,
 		Example: `  recast lab check --dir lab`,
 		Args:    cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			before, now, err := sim.AskState(c.Context(), dir)
-			if err != nil {
-				return labRunning(err, dir)
-			}
-			if err := unharmed(before, now); err != nil {
-				return err
-			}
-			fmt.Fprintln(p.Out, figures(before))
-			return nil
-		},
-	}
-	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
-	return c
+	}, func(ctx context.Context, dir string, _ []string) (string, error) {
+		before, now, err := sim.AskState(ctx, dir)
+		if err == nil {
+			err = unharmed(before, now)
+		}
+		if err != nil {
+			return "", err
+		}
+		return figures(before) + "\n", nil
+	})
 }
 
 // figures describes the result for a lab that lost nothing.

@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -140,7 +138,7 @@ func up(ctx context.Context, p Program, f labFlags) (err error) {
 func (f *labFlags) checkEmpty(c *cobra.Command) error {
 	for _, name := range []string{"control-planes", "workers", "etcd-on-data", "holder", "data-disks", "seabios", "kubernetes", "no-config"} {
 		if f.o.Empty && c.Flags().Changed(name) {
-			return fault.As(fault.Config, fmt.Errorf("--empty and --%s: an empty lab has no cluster", name))
+			return fault.Configf("--empty and --%s: an empty lab has no cluster", name)
 		}
 	}
 	return nil
@@ -166,13 +164,12 @@ func readControlPlane(dir string) ([]byte, error) {
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "kubeconfig"))
 	if err != nil {
-		return nil, fault.As(fault.Config, fmt.Errorf("--kubernetes: %w", err))
+		return nil, fault.Configf("--kubernetes: %w", err)
 	}
 	return b, nil
 }
 
 func newPatchCmd(p Program) *cobra.Command {
-	var dir string
 	var stale bool
 	c := &cobra.Command{
 		Use: "patch EXTENSION", Short: "Publish an extension again: same version, new digest",
@@ -182,25 +179,15 @@ continue to build the old one.`,
 		Example: `  recast lab patch iscsi-tools --dir lab
   recast lab patch iscsi-tools --dir lab --stale-factory   # lock warns, build refuses`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			digest, err := sim.AskPatch(c.Context(), dir, args[0], !stale)
-			if err != nil {
-				return labRunning(err, dir)
-			}
-			fmt.Fprintf(p.Out, "published %s: %s\n", args[0], digest)
-			return nil
-		},
 	}
-	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
 	c.Flags().BoolVar(&stale, "stale-factory", false, "do not restart the Image Factory")
-	return c
-}
-
-func labRunning(err error, dir string) error {
-	if _, unreachable := errors.AsType[*url.Error](err); !unreachable && !errors.Is(err, fs.ErrNotExist) {
-		return err // the lab answered
-	}
-	return fault.WithHint(err, "is the lab running? recast lab up --dir %s", dir)
+	return asking(p, c, func(ctx context.Context, dir string, args []string) (string, error) {
+		digest, err := sim.AskPatch(ctx, dir, args[0], !stale)
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("published %s: %s\n", args[0], digest), nil
+	})
 }
 
 // labVersion matches the Talos versions whose behaviour a lab simulates.
@@ -209,27 +196,27 @@ var labVersion = regexp.MustCompile(`^v1\.1[234]\.[0-9]+(-(alpha|beta|rc)\.[0-9]
 // check refuses options that a lab can't have. It runs before any server starts.
 func (f *labFlags) check() error {
 	if f.o.ControlPlanes < 1 || f.o.Workers < 1 || f.o.Hosts < 1 {
-		return fault.As(fault.Config, errors.New("a lab has at least one control plane, one worker and one Proxmox node"))
+		return fault.Configf("a lab has at least one control plane, one worker and one Proxmox node")
 	}
 	if v := f.o.TalosVersion; v != "" && !labVersion.MatchString(v) {
-		return fault.As(fault.Config, fmt.Errorf("--talos-version %s: a lab's machines run Talos 1.12, 1.13 or 1.14, as in %s", v, sim.TalosVersion))
+		return fault.Configf("--talos-version %s: a lab's machines run Talos 1.12, 1.13 or 1.14, as in %s", v, sim.TalosVersion)
 	}
 	if v := f.o.KubernetesVersion; v != "" {
 		if err := sim.CheckKubernetes(cmp.Or(f.o.TalosVersion, sim.TalosVersion), v); err != nil {
-			return fault.As(fault.Config, fmt.Errorf("--kubernetes-version %s: %w", v, err))
+			return fault.Configf("--kubernetes-version %s: %w", v, err)
 		}
 	}
 	if f.dataDisks < 0 {
-		return fault.As(fault.Config, errors.New("--data-disks must not be less than 0"))
+		return fault.Configf("--data-disks must not be less than 0")
 	}
 	if f.dataDisks != 1 || f.seabios {
 		f.o.Layouts = []sim.Layout{{Data: f.dataDisks}, {Data: f.dataDisks, SeaBIOS: f.seabios}}
 	}
 	if f.o.Latency < 0 {
-		return fault.As(fault.Config, errors.New("--latency must not be less than 0"))
+		return fault.Configf("--latency must not be less than 0")
 	}
 	if f.o.Speed <= 0 {
-		return fault.As(fault.Config, errors.New("--speed must be more than 0"))
+		return fault.Configf("--speed must be more than 0")
 	}
 	return nil
 }

@@ -60,9 +60,7 @@ func TestGuard(t *testing.T) {
 func TestBlockedTerminal(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe() // its buffer is soon full, and nobody reads
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer read.Close()
 	// write stays open: a view that has given up may still use it.
 	fill := bytes.Repeat([]byte("."), 4096)
@@ -77,9 +75,7 @@ func TestBlockedTerminal(t *testing.T) {
 		v.Emit(step.Event{Path: "build", Title: "build images", Status: step.Started})
 		v.Print(fmt.Sprintf("line %d", i))
 	}
-	if err := v.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, v.Close())
 }
 
 // A run's log, as telemetry writes it, and the JSON lines of --progress are read alike.
@@ -109,9 +105,7 @@ func TestFollow(t *testing.T) {
 	whole := out.Bytes()
 	for _, upTo := range []int{len(whole) / 2, len(whole)} { // cut within a line
 		must.Do(t, os.WriteFile(path, whole[:upTo], 0o600))
-		if err := f.Read(b); err != nil {
-			t.Error(err)
-		}
+		must.Do(t, f.Read(b))
 	}
 	got := strings.Join(b.Final(time.Now(), Look{Width: 100, Height: 10}), "\n")
 	want := "2 workers\n  ✗ wk1  recreate  0s      check: no quorum\n0 of 1 node done, 1 failed; "
@@ -207,9 +201,7 @@ func TestViewOnTerminal(t *testing.T) {
 	emit := func(path, title string, status step.Status, text string) {
 		v.Emit(step.Event{Path: path, Title: title, Status: status, Text: text})
 	}
-	if v.Print("before the first event") {
-		t.Error("something is drawn before the first event")
-	}
+	must.Equal(t, "taken before the first event", false, v.Print("before the first event"))
 	emit("roll", "roll 2 of 2 nodes", step.Started, "")
 	s.await("recast roll")
 	for i := 1; i <= 3; i++ { // the frame grows
@@ -231,15 +223,11 @@ func TestViewOnTerminal(t *testing.T) {
 	v.Stopping()
 	s.await("Ctrl-C again")
 	s.holdsOnce("recast roll", "Ctrl-C again")
-	if err := v.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, v.Close())
 	s.awaitWithout("recast roll", "Ctrl-C")
 	s.await("so far")
 	s.holdsOnce("✓ wk1", "✓ wk2", "✓ wk3", "so far")
-	if v.Print("afterwards") {
-		t.Error("something is drawn after the end")
-	}
+	must.Equal(t, "taken afterwards", false, v.Print("afterwards"))
 }
 
 // emulated is a terminal and its content, as far as a view needs it.
@@ -255,9 +243,7 @@ type emulated struct {
 func openScreen(t *testing.T, columns, rows int) *emulated {
 	t.Helper()
 	master, tty, err := pty.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	s := &emulated{t: t, tty: tty, screen: emulator.New(columns, rows)}
 	must.Do(t, pty.Setsize(tty, &pty.Winsize{Rows: uint16(rows), Cols: uint16(columns)}))
 	var reading sync.WaitGroup

@@ -191,10 +191,7 @@ func (h *webhook) notify(ctx context.Context, n cluster.Notice) error {
 	if err == nil {
 		err = h.send(ctx, body)
 	}
-	if err != nil {
-		return fmt.Errorf("webhook %s: notice of %s: %w", h.name, n.Event, err)
-	}
-	return nil
+	return fault.Prefix(fmt.Sprintf("webhook %s: notice of %s", h.name, n.Event), err)
 }
 
 func (h *webhook) send(ctx context.Context, body []byte) error {

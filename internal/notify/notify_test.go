@@ -186,11 +186,7 @@ func TestTrouble(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var r receiver
 				took, warned, err := sends(t, r.serve(t, c.answer), Webhook{Headers: map[string]string{"Authorization": "AUTH"}}, map[string]string{"AUTH": "Bearer s3cret"})
-				got := ""
-				if err != nil {
-					got = err.Error()
-				}
-				want := c.err
+				got, want := message(err), c.err
 				if want != "" {
 					want = who + want
 				}
@@ -268,18 +264,12 @@ func TestEnvironment(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			refuse := roundTrip(func(*http.Request) (*http.Response, error) { t.Error("something was sent"); return nil, io.EOF })
-			client, err := New(Options{Webhooks: []Webhook{c.w}, Getenv: func(name string) string { return c.env[name] }, Transport: refuse, Warn: func(text string) { t.Errorf("warned of %s", text) }})
-			if err != nil {
-				t.Fatal(err)
-			}
+			client := must.Get(New(Options{Webhooks: []Webhook{c.w}, Getenv: func(name string) string { return c.env[name] }, Transport: refuse, Warn: func(text string) { t.Errorf("warned of %s", text) }}))(t)
 			got := client.States()[0]
-			said := ""
+			said := message(got.Err)
 			if got.Err != nil {
-				said = got.Err.Error()
 				client.hooks[0].on = everyEvent
-				if err := client.Notify(t.Context(), aNotice); err == nil || err.Error() != said {
-					t.Errorf("err = %v", err)
-				}
+				must.Equal(t, "error", said, fmt.Sprint(client.Notify(t.Context(), aNotice)))
 			}
 			if got.Name != c.name || said != c.err {
 				t.Errorf("%s: %q", got.Name, said)
@@ -430,8 +420,6 @@ func TestProxyIsNotQuoted(t *testing.T) {
 			return nil, errors.New(`invalid proxy address "http://u:s3cret@p"`)
 		}}
 		_, _, err := sends(t, transport, Webhook{}, nil)
-		if want := "webhook hook.example: notice of failure: " + errNoAnswer.Error(); message(err) != want {
-			t.Errorf("err = %v", err)
-		}
+		must.Equal(t, "error", "webhook hook.example: notice of failure: "+errNoAnswer.Error(), message(err))
 	})
 }

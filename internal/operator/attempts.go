@@ -11,7 +11,6 @@ import (
 
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/operator/attempt"
-	"github.com/recast-sh/recast/internal/operator/job"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -156,7 +155,7 @@ func (t *turn) learn(a v1alpha1.Attempt) (v1alpha1.RollPhase, verdict) {
 // attempt reported. nil: not known.
 func (t *turn) exitCode(ctx context.Context, j *batchv1.Job, succeeded bool) (*int32, error) {
 	if succeeded {
-		return new(int32(job.ExitDone)), nil
+		return new(int32(attempt.ExitDone)), nil
 	}
 	pods, err := t.pods(ctx, j)
 	if err != nil {
@@ -181,13 +180,13 @@ func attemptReason(code *int32) string {
 	switch {
 	case code == nil:
 		return attemptLost
-	case *code == job.ExitDone:
+	case *code == attempt.ExitDone:
 		return attemptSucceeded
-	case *code == job.ExitConfig:
+	case *code == attempt.ExitConfig:
 		return attemptConfig
-	case *code == job.ExitRefused:
+	case *code == attempt.ExitRefused:
 		return attemptRefused
-	case *code == job.ExitClaimed:
+	case *code == attempt.ExitClaimed:
 		return attemptClaimed
 	case *code == signalled+2:
 		return attemptInterrupted

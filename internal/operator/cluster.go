@@ -138,7 +138,7 @@ func (l *look) due(wanted string) bool {
 	if c == nil || c.For != wanted {
 		return true
 	}
-	if c.ExitCode != job.ExitDone && c.ExitCode != exitDrift {
+	if c.ExitCode != attempt.ExitDone && c.ExitCode != attempt.ExitDrift {
 		retry := c.Ended.Add(l.Pace.Recheck)
 		l.lookAgain(retry)
 		if !l.now.Before(retry) {
@@ -149,9 +149,6 @@ func (l *look) due(wanted string) bool {
 	l.lookAgain(next)
 	return due
 }
-
-// exitDrift is recast's exit code for drift.
-const exitDrift = 2
 
 // checkJob returns the name of the newest check's Job.
 func (l *look) checkJob() string {
@@ -288,7 +285,7 @@ func (l *look) rollKey() string {
 func (l *look) dropOutdated(ctx context.Context, wanted string) error {
 	r, c := l.rolls.active(), l.cluster.Status.Check
 	if r == nil || r.Status.Started != nil || r.Annotations[annotationFor] == "" || c == nil || c.For != wanted ||
-		c.ExitCode == exitDrift && r.Annotations[annotationFor] == l.rollKey() || c.ExitCode != exitDrift && c.ExitCode != job.ExitDone {
+		c.ExitCode == attempt.ExitDrift && r.Annotations[annotationFor] == l.rollKey() || c.ExitCode != attempt.ExitDrift && c.ExitCode != attempt.ExitDone {
 		return nil
 	}
 	s := fmt.Sprintf("ImageRoll %s had not begun, and is outdated", r.Name)
@@ -308,7 +305,7 @@ func (l *look) action() v1alpha1.RollAction {
 func (l *look) mayMakeRoll(wanted string) bool {
 	c := l.cluster.Status.Check
 	return !l.cluster.Spec.Suspend && l.cluster.Spec.Rolls.Create != v1alpha1.CreateNever &&
-		c != nil && c.For == wanted && c.ExitCode == exitDrift &&
+		c != nil && c.For == wanted && c.ExitCode == attempt.ExitDrift &&
 		l.rolls.active() == nil && l.blocking() == nil
 }
 

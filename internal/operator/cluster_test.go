@@ -83,9 +83,7 @@ func TestDriftBecomesARoll(t *testing.T) {
 		t.Errorf("the roll is %s: %+v", r.Status.Phase, r.Status.Conditions)
 	}
 	c = s.theCluster()
-	if got := condition(c.Status.Conditions, v1alpha1.ConditionReady) + ", " + condition(c.Status.Conditions, v1alpha1.ConditionDrifted); got != "True InSync, False InSync" {
-		t.Errorf("the cluster is %s", got)
-	}
+	must.Equal(t, "the cluster", "True InSync, False InSync", condition(c.Status.Conditions, v1alpha1.ConditionReady)+", "+condition(c.Status.Conditions, v1alpha1.ConditionDrifted))
 	want := []string{"check lab-check-1", "plan lab-1-plan-1", "roll lab-1-roll-2", "check lab-check-2"}
 	must.Equal(t, "Jobs", want, s.ran)
 }
@@ -118,9 +116,7 @@ func TestOperatorKilled(t *testing.T) {
 				ran = append(ran, strings.ReplaceAll(job, " lab-2-", " lab-1-"))
 			}
 			must.Equal(t, "Jobs", undisturbed.ran, ran)
-			if c := s.theCluster(); condition(c.Status.Conditions, v1alpha1.ConditionReady) != "True InSync" {
-				t.Errorf("%+v", c.Status.Conditions)
-			}
+			must.Equal(t, "the cluster", "True InSync", condition(s.theCluster().Status.Conditions, v1alpha1.ConditionReady))
 		})
 	}
 }
@@ -131,9 +127,7 @@ func TestCheckAgain(t *testing.T) {
 	s := newStage(t, b.play)
 	s.cluster(nil)
 	s.settle(3 * time.Hour) // 12:00 to 15:00, at :17
-	if n := len(s.ran); n != 4 {
-		t.Errorf("%d checks in three hours, want 4: %v", n, s.ran)
-	}
+	must.Equal(t, "number of checks in three hours", 4, len(s.ran))
 	if jobs := s.jobs(); !slices.Equal(jobs, []string{"lab-check-3", "lab-check-4"}) {
 		t.Errorf("Jobs %v are there, want those of the last two checks", jobs)
 	}
@@ -147,17 +141,11 @@ func TestCheckAgain(t *testing.T) {
 	s.settle(time.Minute)
 	change(s, s.theCluster(), func(c *v1alpha1.TalosCluster) { c.Spec.TalosVersion, c.Spec.Lock = "v1.14.0", v1alpha1.LockUpdate })
 	s.settle(time.Minute)
-	if n := len(s.ran); n != 7 {
-		t.Errorf("%d checks, want 7: %v", n, s.ran)
-	}
+	must.Equal(t, "number of checks", 7, len(s.ran))
 	change(s, s.theCluster(), func(c *v1alpha1.TalosCluster) { c.Spec.Suspend = true })
 	s.settle(5 * time.Hour)
-	if n := len(s.ran); n != 7 {
-		t.Errorf("checks of a suspended cluster: %v", s.ran)
-	}
-	if got := condition(s.theCluster().Status.Conditions, v1alpha1.ConditionReady); got != "True Suspended" {
-		t.Errorf("a suspended cluster is %s", got)
-	}
+	must.Equal(t, "number of checks of a suspended cluster", 7, len(s.ran))
+	must.Equal(t, "a suspended cluster", "True Suspended", condition(s.theCluster().Status.Conditions, v1alpha1.ConditionReady))
 }
 
 func TestStalled(t *testing.T) {
@@ -203,9 +191,7 @@ func TestStalled(t *testing.T) {
 		if i := slices.IndexFunc(status.Conditions, func(m metav1.Condition) bool { return strings.Contains(m.Message, c.says) }); i < 0 {
 			t.Errorf("no condition says %q: %+v", c.says, status.Conditions)
 		}
-		if len(s.ran) != c.jobs {
-			t.Errorf("Jobs: %v", s.ran)
-		}
+		must.Equal(t, "number of Jobs", c.jobs, len(s.ran))
 	})
 }
 
@@ -215,9 +201,7 @@ func TestCheckWithoutAWord(t *testing.T) {
 	s := newStage(t, (&bumped{rolled: true, checks: []ending{{code: 137}}}).play)
 	s.cluster(nil)
 	s.settle(time.Minute)
-	if len(s.ran) != 1 {
-		t.Errorf("it is tried again at once: %v", s.ran)
-	}
+	must.Equal(t, "number of Jobs at once", 1, len(s.ran))
 	s.settle(6 * time.Minute)
 	if got := condition(s.theCluster().Status.Conditions, v1alpha1.ConditionReady); got != "True InSync" || len(s.ran) != 2 {
 		t.Errorf("Ready is %s after %v", got, s.ran)
@@ -251,13 +235,9 @@ func TestOutdatedRoll(t *testing.T) {
 func TestDowngrade(t *testing.T) {
 	t.Parallel()
 	c := &v1alpha1.TalosCluster{Status: v1alpha1.TalosClusterStatus{Talos: &v1alpha1.Versions{Current: "v1.13.10", Wanted: "v1.13.9"}}}
-	if !downgrades(c) {
-		t.Error("v1.13.9 is not older than v1.13.10")
-	}
+	must.Equal(t, "v1.13.9 is older than v1.13.10", true, downgrades(c))
 	c.Status.Talos.Current = "v1.13.8"
-	if downgrades(c) {
-		t.Error("v1.13.9 is older than v1.13.8")
-	}
+	must.Equal(t, "v1.13.9 is older than v1.13.8", false, downgrades(c))
 }
 
 // TestStaleCache: an ImageRoll that the cache does not show yet is not made twice.
@@ -423,14 +403,10 @@ func TestTurns(t *testing.T) {
 		Spec:       v1alpha1.ImageRollSpec{ClusterName: "lab", Action: v1alpha1.ActionNodes, Approved: true, Only: []string{"wk1"}},
 	})
 	s.settle(time.Minute)
-	if r := s.roll("mine"); reasonOf(r.Status.Conditions) != v1alpha1.ReasonAwaitingTurn {
-		t.Errorf("mine: %s", rollMessage(r))
-	}
+	must.Equal(t, "mine", v1alpha1.ReasonAwaitingTurn, reasonOf(s.roll("mine").Status.Conditions))
 	b.attempts = nil
 	s.settle(time.Minute)
-	if r := s.roll("mine"); r.Status.Phase != v1alpha1.PhaseSucceeded {
-		t.Errorf("mine: %s", rollMessage(r))
-	}
+	must.Equal(t, "mine", v1alpha1.PhaseSucceeded, s.roll("mine").Status.Phase)
 }
 
 // TestDeleted: a deleted roll is gone once its Job is.

@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/operator/job"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -144,7 +144,7 @@ func (t *turn) waits(ctx context.Context, plans schedules) (v1alpha1.RollPhase, 
 	if s.NotBefore != nil && t.now.Before(s.NotBefore.Time) {
 		t.lookAgain(s.NotBefore.Time)
 		last := s.Attempts[len(s.Attempts)-1]
-		if last.ExitCode != nil && *last.ExitCode == job.ExitClaimed {
+		if last.ExitCode != nil && *last.ExitCode == attempt.ExitClaimed {
 			return v1alpha1.PhaseAwaitingClaim, waiting(v1alpha1.ReasonAwaitingClaim, "%s; tried again at %s", lastWords(s), clock(s.NotBefore)), true, nil
 		}
 		return v1alpha1.PhaseRetrying, waiting(v1alpha1.ReasonRetrying, "attempt %d ended: %s; the next one begins at %s", s.Begun, lastWords(s), clock(s.NotBefore)), true, nil
@@ -273,10 +273,7 @@ func (t *turn) leave(ctx context.Context) error {
 	}
 	controllerutil.RemoveFinalizer(t.roll, v1alpha1.Finalizer)
 	err := t.Client.Patch(ctx, t.roll, client.MergeFromWithOptions(t.saved, client.MergeFromWithOptimisticLock{}))
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
+	return client.IgnoreNotFound(err)
 }
 
 func clock(t *metav1.Time) string { return t.UTC().Format(time.RFC3339) }
@@ -294,10 +291,8 @@ func lastWords(s v1alpha1.ImageRollStatus) string {
 }
 
 func rollMessage(r *v1alpha1.ImageRoll) string {
-	for _, c := range r.Status.Conditions {
-		if c.Type == v1alpha1.ConditionReady {
-			return c.Message
-		}
+	if c := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionReady); c != nil {
+		return c.Message
 	}
 	return "not begun"
 }
@@ -319,11 +314,11 @@ func (l *look) judge(wanted string) verdict {
 		return waiting(v1alpha1.ReasonChecking, "something has changed: %s", cmp.Or(l.trouble, "Job "+l.checkJob()))
 	case l.inSync(wanted):
 		return verdict{ready: true, progressing: l.running, reason: v1alpha1.ReasonInSync, message: fmt.Sprintf("%d nodes run what the files say", s.Nodes.Total)}
-	case s.Check.ExitCode == job.ExitConfig:
+	case s.Check.ExitCode == attempt.ExitConfig:
 		return stalled(v1alpha1.ReasonConfiguration, "%s", problems(s.Check))
-	case s.Check.ExitCode == job.ExitRefused:
+	case s.Check.ExitCode == attempt.ExitRefused:
 		return stalled(v1alpha1.ReasonRefused, "%s", problems(s.Check))
-	case s.Check.ExitCode != exitDrift:
+	case s.Check.ExitCode != attempt.ExitDrift:
 		return stalled(v1alpha1.ReasonCheckFailed, "%s", problems(s.Check))
 	}
 	if failed := l.blocking(); failed != nil {
@@ -348,7 +343,7 @@ func problems(c *v1alpha1.Check) string {
 // now.
 func (l *look) inSync(wanted string) bool {
 	c := l.cluster.Status.Check
-	return c != nil && c.For == wanted && c.ExitCode == job.ExitDone && l.cluster.Status.Nodes != nil
+	return c != nil && c.For == wanted && c.ExitCode == attempt.ExitDone && l.cluster.Status.Nodes != nil
 }
 
 // drifted sets the condition Drifted.
@@ -359,7 +354,7 @@ func (l *look) drifted(c conditions) {
 		c.setStatus(v1alpha1.ConditionDrifted, metav1.ConditionUnknown, v1alpha1.ReasonChecking, "no check has ended yet")
 	case s.Nodes.Stale > 0:
 		c.set(v1alpha1.ConditionDrifted, true, v1alpha1.ReasonDrifted, strings.Join(s.Check.Reasons, "; "))
-	case s.Check.ExitCode != job.ExitDone:
+	case s.Check.ExitCode != attempt.ExitDone:
 		c.setStatus(v1alpha1.ConditionDrifted, metav1.ConditionUnknown, v1alpha1.ReasonUnread, problems(s.Check))
 	default:
 		c.set(v1alpha1.ConditionDrifted, false, v1alpha1.ReasonInSync, "")
@@ -374,7 +369,7 @@ func (l *look) tell(ctx context.Context, v verdict) error {
 	c := conditions{&s.Conditions, l.cluster.Generation}
 	c.tell(v)
 	l.drifted(c)
-	if s.Check != nil && s.Check.ExitCode == job.ExitDone {
+	if s.Check != nil && s.Check.ExitCode == attempt.ExitDone {
 		s.LastInSync = s.Check.Ended
 	}
 	s.Roll = nil
@@ -404,10 +399,8 @@ func (s *Shared) event(o client.Object, v verdict, action string) {
 }
 
 func reasonOf(list []metav1.Condition) string {
-	for _, c := range list {
-		if c.Type == v1alpha1.ConditionReady {
-			return c.Reason
-		}
+	if c := meta.FindStatusCondition(list, v1alpha1.ConditionReady); c != nil {
+		return c.Reason
 	}
 	return ""
 }

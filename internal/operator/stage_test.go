@@ -203,9 +203,7 @@ func (s *stage) round() (next time.Time, changed bool) {
 			s.killAt, changed = 0, true // another one takes over
 			return
 		}
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		must.Do(s.t, err)
 		if at := s.now.Add(r.RequeueAfter); r.RequeueAfter > 0 && (next.IsZero() || at.Before(next)) {
 			next = at
 		}

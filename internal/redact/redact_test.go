@@ -46,9 +46,7 @@ func TestSecretPatterns(t *testing.T) {
 		"sha256-" + strings.Repeat("ab", 32):                                        "sha256-" + strings.Repeat("ab", 32),
 		"roll/workers/wk1/take-down/drain: gave up after 10m0s; last seen: pod a/b": "roll/workers/wk1/take-down/drain: gave up after 10m0s; last seen: pod a/b",
 	} {
-		if got := s.Text(text); got != want {
-			t.Errorf("%q became\n%q, want\n%q", text, got, want)
-		}
+		must.Equal(t, text, want, s.Text(text))
 	}
 }
 
@@ -109,9 +107,7 @@ func TestPassphrases(t *testing.T) {
 		"the hook says password: Tr0ub4dor horse staple is wrong":                    "the hook says password: [redacted] is wrong",
 		"wk1: token: 5ec0ffee refused":                                               "wk1: token: [redacted] refused",
 	} {
-		if got := s.Text(text); got != want {
-			t.Errorf("%q became\n%q, want\n%q", text, got, want)
-		}
+		must.Equal(t, text, want, s.Text(text))
 	}
 }
 
@@ -165,9 +161,7 @@ func TestWhatIsQuoted(t *testing.T) {
 		`said "a\n` + strings.Repeat("Ab1/", 30) + `"`: `said "a\n[redacted]"`,
 		`the SMBIOS serial "ds=nocloud;s=http://x/y/"`: `the SMBIOS serial "ds=nocloud;[redacted]"`,
 	} {
-		if got := s.Text(text); got != want {
-			t.Errorf("%q became\n%q, want\n%q", text, got, want)
-		}
+		must.Equal(t, text, want, s.Text(text))
 	}
 }
 
@@ -190,13 +184,9 @@ func TestJSON(t *testing.T) {
 		`{"a":"-----BEGIN KEY-----\nMII` + "\"}\n" + `{"b":"-----END KEY-----"}`: `{"a":"[redacted]` + "\"}\n" + `{"b":"-----END KEY-----"}`,
 	} {
 		got := string(s.JSON([]byte(text)))
-		if got != want {
-			t.Errorf("%s became\n%s, want\n%s", text, got, want)
-		}
+		must.Equal(t, text, want, got)
 		for line := range strings.Lines(got) {
-			if !json.Valid([]byte(line)) {
-				t.Errorf("%s is not JSON", line)
-			}
+			must.Equal(t, line+" is JSON", true, json.Valid([]byte(line)))
 		}
 	}
 }
@@ -295,9 +285,7 @@ func TestGrowing(t *testing.T) {
 		line, line + line, line + line + line[:20], line + line + line, `{"time":"x"}` + "\n" + line, line + line + line + line,
 		`{"time":"x"}` + "\n" + line + line, "", "{\n\"password\": \"hush\"\n}",
 	} {
-		if got, want := growing([]byte(log)), whole([]byte(log)); string(got) != string(want) {
-			t.Errorf("%q became\n%q, want\n%q", log, got, want)
-		}
+		must.Equal(t, log, string(whole([]byte(log))), string(growing([]byte(log))))
 	}
 	if most := 9*len(line) + 60; hidden > most {
 		t.Errorf("%d bytes were looked at, %d would do", hidden, most)

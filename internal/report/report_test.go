@@ -215,18 +215,12 @@ func command(name string) func(*report.Run) {
 func TestDays(t *testing.T) {
 	t.Parallel()
 	r := failed("no quorum")
-	if page := draw(t, r); !strings.Contains(page, `<td class="time">04:00:00</td>`) {
-		t.Error("a run of one day tells of days")
-	}
+	must.Contain(t, "a run of one day", draw(t, r), `<td class="time">04:00:00</td>`)
 	r.Past.Finished = r.Past.Finished.Add(24 * time.Hour)
-	if page := draw(t, r); !strings.Contains(page, `<td class="time">11-21 04:00:00</td>`) {
-		t.Error("a run of two days does not tell of them")
-	}
+	must.Contain(t, "a run of two days", draw(t, r), `<td class="time">11-21 04:00:00</td>`)
 	r = failed("no quorum")
 	r.Now = r.Now.In(time.FixedZone("", -5*3600+1800)) // where it is half past eleven
-	if page := draw(t, r); !strings.Contains(page, `<td class="time">11-20 23:30:00</td>`) {
-		t.Error("midnight is that of who reads it")
-	}
+	must.Contain(t, "the midnight of who reads it", draw(t, r), `<td class="time">11-20 23:30:00</td>`)
 }
 
 // TestActiveSteps: steps that another process left are not shown as active.

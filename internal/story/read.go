@@ -122,10 +122,7 @@ func (r *reader) readFile(dir fs.FS, name string) error {
 	if closed := f.Close(); err == nil {
 		err = closed
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
+	return fault.Prefix(name, err)
 }
 
 func (r *reader) read(file io.Reader) error {

@@ -148,12 +148,8 @@ func TestCutOffAndResumed(t *testing.T) {
 	if o, any := s.Longest(); !any || !o.Open || summary(s.Turns[0]) != "wk1 recreate open away 00:10-open; pull 1 done; gate 1 done; drain 7 done; stop 10 done" {
 		t.Errorf("cut off: %s, %+v", summary(s.Turns[0]), o)
 	}
-	if s.Turns[0].CutOff {
-		t.Error("it is not known yet whether it was cut off")
-	}
-	if s.Broken != 0 {
-		t.Error("a last line that was cut off is none that can't be read")
-	}
+	must.Equal(t, "cut off", false, s.Turns[0].CutOff)
+	must.Equal(t, "lines that can't be read, but for the last, which was cut off", 0, s.Broken)
 	unfinished := func(step, status string, more ...string) string {
 		return strings.Replace(event(step, status, more...), "workers", "unfinished", 1)
 	}
@@ -246,9 +242,7 @@ func TestGatesBehindANode(t *testing.T) {
 		"05:32 "+event("wk1", "failed", `"error":"ceph is not well"`),
 		"05:33 "+event("wk2", "not started", `"title":"in-place wk2 (VM 8 on pve1)"`),
 	)})
-	if got := summary(s.Turns[0]); got != "wk1 in-place failed away 00:01-00:32; reboot 30 done; ask-gates-again 300 failed" {
-		t.Error(got)
-	}
+	must.Equal(t, "turn", "wk1 in-place failed away 00:01-00:32; reboot 30 done; ask-gates-again 300 failed", summary(s.Turns[0]))
 	if got := s.Turns[0].Stages[1]; got.Error != "ceph is not well" || len(got.Hints) != 1 {
 		t.Errorf("%+v", got)
 	}

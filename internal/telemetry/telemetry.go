@@ -5,6 +5,7 @@ package telemetry
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -248,10 +249,7 @@ func wantsTraces(env func(string) string) (bool, error) {
 	case env("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && env(traces+"ENDPOINT") == "":
 		return false, nil
 	}
-	protocol := env(traces + "PROTOCOL")
-	if protocol == "" {
-		protocol = env("OTEL_EXPORTER_OTLP_PROTOCOL")
-	}
+	protocol := cmp.Or(env(traces+"PROTOCOL"), env("OTEL_EXPORTER_OTLP_PROTOCOL"))
 	if protocol != "" && protocol != "http/protobuf" {
 		return false, fmt.Errorf("the environment asks for OTLP over %s; recast speaks http/protobuf alone (port 4318, as a rule)", protocol)
 	}

@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -43,9 +42,7 @@ func start(t *testing.T, o Options) (*Telemetry, context.Context) {
 		o.Warn = func(text string) { t.Errorf("warned: %s", text) }
 	}
 	tele, ctx, err := Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return tele, ctx
 }
 
@@ -74,9 +71,7 @@ func TestTheLogOfARunHoldsWhatCameBefore(t *testing.T) {
 			must.Do(t, json.Unmarshal([]byte(line), &l))
 			got = append(got, l.Msg)
 		}
-		if diff := cmp.Diff(want[i], strings.Join(got, ", ")); diff != "" {
-			t.Errorf("log of run %d (-want +got):\n%s", i, diff)
-		}
+		must.Equal(t, fmt.Sprintf("log of run %d", i), want[i], strings.Join(got, ", "))
 	}
 }
 
@@ -165,9 +160,7 @@ func TestSpansAreSentAfterCtrlC(t *testing.T) {
 	kept := &keeping{InMemoryExporter: spans}
 	parent, cancel := context.WithCancelCause(t.Context())
 	tele, ctx, err := Start(parent, Options{Command: "recast roll", Exporter: kept, Warn: func(text string) { t.Errorf("warned: %s", text) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	run := &step.Runner{}
 	tele.Watch(run)
 	stopped := errors.New("Ctrl-C")
@@ -242,9 +235,7 @@ func TestKindOf(t *testing.T) {
 		"cancelled": fmt.Errorf("x: %w", context.Canceled), "timeout": context.DeadlineExceeded, "broken": io.ErrUnexpectedEOF,
 		"refused": &net.OpError{Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, "name": &net.DNSError{}, "other": errors.New("x"),
 	} {
-		if got := kindOf(err); got != want {
-			t.Errorf("%v is %s, want %s", err, got, want)
-		}
+		must.Equal(t, err.Error(), want, kindOf(err))
 	}
 }
 
@@ -254,9 +245,7 @@ func TestReads(t *testing.T) {
 		"machine.MachineService/Version": true, "cosi.resource.State/Watch": true, "machine.MachineService/EtcdSnapshot": true,
 		"machine.MachineService/Reboot": false, "machine.LifecycleService/Upgrade": false, "cosi.resource.State/Update": false, "new.Service/Unknown": false,
 	} {
-		if reads(method) != want {
-			t.Errorf("%s only reads: %t, want %t", method, !want, want)
-		}
+		must.Equal(t, method+" only reads", want, reads(method))
 	}
 }
 
@@ -352,9 +341,7 @@ func TestMetricsIntoAPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pipe")
 	must.Do(t, syscall.Mkfifo(path, 0o600))
 	r, err := os.OpenFile(path, os.O_RDWR, 0) // keeps the writer from blocking in open
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Close()
 	tele, ctx := start(t, Options{MetricsFile: path})
 	tele.End(ctx, 0, nil)
@@ -430,9 +417,7 @@ func TestRulesOfTheNotes(t *testing.T) {
 			now = now.Add(37 * time.Hour)
 		}
 		got := [2]bool{fires(t, rules[0][1], parse(t, path), now), fires(t, rules[1][1], parse(t, path), now)}
-		if got != c.want {
-			t.Errorf("%s: the rules fire: %t, want %t", name, got, c.want)
-		}
+		must.Equal(t, name+": the rules fire", c.want, got)
 	}
 }
 
@@ -483,7 +468,5 @@ func TestMetricsArePrinted(t *testing.T) {
 	still := func(text string) string { return times.ReplaceAllString(text, "$1 now") }
 	must.Equal(t, "printed", still(read(t, path)), still(out.String()))
 	var none *Telemetry
-	if err := none.WriteMetrics(&out, 0); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, none.WriteMetrics(&out, 0))
 }

@@ -1,6 +1,7 @@
 package terraform
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"reflect"
@@ -158,10 +159,7 @@ func (c change) vm(address string) (VM, error) {
 		return vmOf(address, c.kind, c.before)
 	}
 	vm := VM{Address: address, Type: c.kind}
-	id := c.after.text("resource_id")
-	if id == "" {
-		id = c.before.text("resource_id")
-	}
+	id := cmp.Or(c.after.text("resource_id"), c.before.text("resource_id"))
 	vm.VMID = values{"": strings.TrimPrefix(id, "vm:")}.number("") // 0: the ID of a container, or known after apply only
 	return vm, nil
 }
@@ -247,10 +245,7 @@ func (c change) ofVM(row power) Outage {
 // ofMachine returns the outage if a resource of the Talos provider takes its machine down. talos_machine upgrades the
 // machine if its image changes, also if the resource is new to Terraform (pkg/talos/talos_machine_resource.go).
 func (c change) ofMachine() Outage {
-	o := Outage{Node: c.before.text("node")}
-	if after := c.after.text("node"); after != "" {
-		o.Node = after
-	}
+	o := Outage{Node: cmp.Or(c.after.text("node"), c.before.text("node"))}
 	add := func(how Down, key string) {
 		o.How, o.Why, o.paths = how, append(o.Why, c.says(key)), append(o.paths, key)
 	}
@@ -332,12 +327,9 @@ func (c change) onlyUnknown(key string, those ...string) bool {
 // plugged in.
 func (c change) memoryReboots() bool {
 	was, is := c.before.block("memory"), c.after.block("memory")
-	for _, key := range []string{"hugepages", "keep_hugepages"} {
-		if !reflect.DeepEqual(was[key], is[key]) {
-			return true
-		}
-	}
-	return anywhere(c.unknown["memory"]) || !c.hotplugs("memory") || is.number("dedicated") < was.number("dedicated") ||
+	differs := func(key string) bool { return !reflect.DeepEqual(was[key], is[key]) }
+	return differs("hugepages") || differs("keep_hugepages") ||
+		anywhere(c.unknown["memory"]) || !c.hotplugs("memory") || is.number("dedicated") < was.number("dedicated") ||
 		is.number("floating") < was.number("floating") || is.number("shared") < was.number("shared")
 }
 

@@ -1,6 +1,7 @@
 package terraform_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -33,9 +34,7 @@ func TestReadRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := terraform.Read("show.json", []byte(tc.text))
-			if err == nil || !strings.Contains(err.Error(), "show.json: ") || !strings.Contains(err.Error(), tc.want) {
-				t.Fatalf("err = %v, want %q", err, tc.want)
-			}
+			must.Contain(t, "error", fmt.Sprint(err), "show.json: ", tc.want)
 			if fault.KindOf(err) != fault.Config || len(fault.Hints(err)) == 0 || strings.Contains(err.Error(), "secret") {
 				t.Errorf("kind %v, hints %q: %v", fault.KindOf(err), fault.Hints(err), err)
 			}
@@ -99,9 +98,8 @@ func TestBuilds(t *testing.T) {
 		"factory.talos.dev/installer/" + id + ":v1.13.9":                                    {Factory: "https://factory.talos.dev", Schematic: id, Talos: "v1.13.9"},
 		"ghcr.io/siderolabs/installer:v1.13.9":                                              {},
 	} {
-		if got, _ := terraform.BuildOf(text); got != want {
-			t.Errorf("%s: %+v", text, got)
-		}
+		got, _ := terraform.BuildOf(text)
+		must.Equal(t, text, want, got)
 	}
 }
 

@@ -3,6 +3,7 @@ package terraform
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -410,15 +411,9 @@ func anywhere(x any) bool {
 	case bool:
 		return x
 	case []any:
-		if slices.ContainsFunc(x, anywhere) {
-			return true
-		}
+		return slices.ContainsFunc(x, anywhere)
 	case map[string]any:
-		for _, item := range x {
-			if anywhere(item) {
-				return true
-			}
-		}
+		return slices.ContainsFunc(slices.Collect(maps.Values(x)), anywhere)
 	}
 	return false
 }

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -305,9 +303,7 @@ schematic unused: build 444444444444 → 555555555555
 		Nodes     []string
 	}{"bgp", []string{"wk1", "wk2"}})
 	want.Warnings = []map[string]string{{"kind": "tag-moved", "subject": "ghcr.io/acme/frr:1.7", "locked": "sha256:aa", "found": "sha256:bb", "text": "t", "hint": "h"}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("JSON (-want +got):\n%s\n%s", diff, out.String())
-	}
+	must.Equal(t, "JSON", want, got)
 }
 
 func TestWriteBackup(t *testing.T) {

@@ -103,10 +103,7 @@ func drawStrategies(p *page, e survey.Explanation) {
 		heading += fmt.Sprintf(": %s is configured", e.Asked)
 	}
 	p.heading(heading)
-	var rows [][]string
-	for _, s := range e.Strategies {
-		rows = append(rows, strategyRow(p, s))
-	}
+	rows := each(e.Strategies, func(s survey.StrategyChoice) []string { return strategyRow(p, s) })
 	p.rows("  ", rows, func(row int) {
 		s := e.Strategies[row]
 		p.wrapped("      ", "        ", s.Against...)
@@ -224,13 +221,11 @@ type toRecreate struct {
 }
 
 func toRecreateOf(plan planning.Plan) []toRecreate {
-	var out []toRecreate
-	for _, n := range plan.Nodes {
-		if len(n.ToRecreate) > 0 {
-			out = append(out, toRecreate{node: n.Node, host: n.Host, obstacles: n.ToRecreate})
-		}
-	}
-	return out
+	recreated := func(n planning.NodePlan) bool { return len(n.ToRecreate) == 0 }
+	nodes := slices.DeleteFunc(slices.Clone(plan.Nodes), recreated)
+	return each(nodes, func(n planning.NodePlan) toRecreate {
+		return toRecreate{node: n.Node, host: n.Host, obstacles: n.ToRecreate}
+	})
 }
 
 // strategiesOf returns a row for each node: the strategy that a roll would use today, and how recreate becomes

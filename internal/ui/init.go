@@ -31,10 +31,7 @@ func WriteInit(w io.Writer, format string, res setup.InitResult) error {
 		}
 		p.line("")
 		for _, s := range res.Schematics {
-			extensions := strings.Join(s.Extensions, ", ")
-			if extensions == "" {
-				extensions = "no extensions"
-			}
+			extensions := cmp.Or(strings.Join(s.Extensions, ", "), "no extensions")
 			p.wrapped("", "  ", fmt.Sprintf("schematic %s (%s): %s", s.Name, strings.Join(s.Nodes, ", "), extensions))
 		}
 		p.wrapped(p.paint(yellow, "note: "), "      ", res.Warnings...)

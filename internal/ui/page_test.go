@@ -129,9 +129,7 @@ func TestJUnitIsReadable(t *testing.T) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		switch token := token.(type) {
 		case xml.StartElement:
 			name := token.Name.Local
@@ -159,9 +157,7 @@ func TestDriftInColours(t *testing.T) {
 	res := manyDrifts(3, 1)
 	res.Nodes[1].Unread = []string{"no route"}
 	out := drawnAt(0, true, func(p *page) { drawDrifts(p, res) }).String()
-	for _, want := range []string{"\x1b[33mstale\x1b[0m    wk000", "\x1b[31munread\x1b[0m   wk001", "\x1b[32min sync\x1b[0m  wk002"} {
-		must.Contain(t, "text", out, want)
-	}
+	must.Contain(t, "text", out, "\x1b[33mstale\x1b[0m    wk000", "\x1b[31munread\x1b[0m   wk001", "\x1b[32min sync\x1b[0m  wk002")
 }
 
 // changes are differences of every kind, and then more of one.
@@ -328,9 +324,7 @@ func requireWords(t *testing.T, text string, words any, texts ...string) {
 		t.Fatalf("only %q", all)
 	}
 	for _, word := range all {
-		if !strings.Contains(spaced(text), spaced(word)) {
-			t.Errorf("the text does not say %q", word)
-		}
+		must.Contain(t, "the text", spaced(text), spaced(word))
 	}
 	for _, want := range texts {
 		if !slices.ContainsFunc(all, func(word string) bool { return strings.Contains(word, want) }) {
@@ -364,9 +358,7 @@ func TestPlanInWords(t *testing.T) {
 			for _, p := range words.Phases {
 				names += len(p.Nodes)
 			}
-			if names != len(plan.Nodes) {
-				t.Errorf("%d nodes of %d", names, len(plan.Nodes))
-			}
+			must.Equal(t, "number of nodes", len(plan.Nodes), names)
 			requireWords(t, text.String(), words, append(facts, plan.Warn...)...)
 		})
 	}
@@ -441,9 +433,7 @@ func TestForeignTextInReports(t *testing.T) {
 	print := func(format string) string {
 		var out bytes.Buffer
 		must.Do(t, WriteDrift(&out, format, res))
-		if text := out.String(); foreign.Lines(text) != text {
-			t.Errorf("%s: %q", format, text)
-		}
+		must.Equal(t, format, foreign.Lines(out.String()), out.String())
 		return out.String()
 	}
 	print("text")

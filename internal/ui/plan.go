@@ -464,16 +464,19 @@ func drawDisk(d planning.DiskPlan) string {
 
 // drawFree describes an old system disk that is freed at the end.
 func drawFree(f parking.FreePlan) string {
-	text := f.String()
-	if f.Volid != "" {
-		text += " (" + strings.Join(slices.DeleteFunc([]string{f.Volid, f.Size}, func(s string) bool { return s == "" }), ", ") + ")"
+	if f.Volid == "" {
+		return f.String()
 	}
-	return text
+	return f.String() + " (" + strings.TrimSuffix(f.Volid+", "+f.Size, ", ") + ")"
+}
+
+func does(plan planning.Plan) bool {
+	return slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" })
 }
 
 // gateLines returns the gates of a plan that does something.
 func gateLines(plan planning.Plan) []string {
-	if !slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" }) {
+	if !does(plan) {
 		return nil
 	}
 	var lines []string
@@ -500,12 +503,11 @@ const storageHeading = "storage: no node goes that has the only healthy replica 
 // systems.
 func storageLines(plan planning.Plan) []string {
 	var lines []string
-	works := slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" })
 	for _, s := range plan.Storage {
 		if s.Held != "" {
 			lines = append(lines, s.Held+": recast roll gives it back")
 		}
-		if !works {
+		if !does(plan) {
 			continue
 		}
 		var facts []string
@@ -530,7 +532,7 @@ var hookPoints = map[cluster.HookPoint]string{
 
 // hookLines returns the hooks of a plan that does something.
 func hookLines(plan planning.Plan) []string {
-	if !slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" }) {
+	if !does(plan) {
 		return nil
 	}
 	var lines []string

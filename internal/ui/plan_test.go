@@ -162,9 +162,7 @@ func TestLossesAreRed(t *testing.T) {
 	n := node("wk2", 9032, planning.Workers, cluster.Reimage, 240)
 	n.WillLose = []string{"PersistentVolume pvc-1 on the system disk will be lost"}
 	drawPlan(&page{w: &out, colour: true}, planning.Plan{Nodes: []planning.NodePlan{n}, TotalSeconds: 240})
-	for _, want := range []string{"\x1b[31mwill be lost: PersistentVolume pvc-1 on the system disk\x1b[0m", "\x1b[31mdata will be lost on wk2\x1b[0m"} {
-		must.Contain(t, "text", out.String(), want)
-	}
+	must.Contain(t, "text", out.String(), "\x1b[31mwill be lost: PersistentVolume pvc-1 on the system disk\x1b[0m", "\x1b[31mdata will be lost on wk2\x1b[0m")
 }
 
 // drawnAt draws for a terminal with that many columns.
@@ -187,9 +185,7 @@ func TestPlanAtEveryWidth(t *testing.T) {
 		out := drawnAt(min(columns, readable), false, func(p *page) { drawPlan(p, plan) }).String()
 		tooWide(t, out, columns)
 		// A comma may stand between what is a column elsewhere.
-		if spaced(out) != spaced(all) {
-			t.Errorf("%d columns do not say what any number of columns does:\n%s", columns, out)
-		}
+		must.Equal(t, fmt.Sprintf("text of %d columns", columns), spaced(all), spaced(out))
 	}
 }
 
@@ -271,12 +267,8 @@ func TestEveryFormHasEveryFact(t *testing.T) {
 	for _, n := range plan.Nodes {
 		for _, f := range factsOf(n) {
 			facts++
-			if !strings.Contains(spaced(text.String()), spaced(f.Text)) {
-				t.Errorf("the text does not say %s: %s", f.Label, f.Text)
-			}
-			if !strings.Contains(md.String(), escape(f.Text)) {
-				t.Errorf("the Markdown does not say %s: %s", f.Label, f.Text)
-			}
+			must.Contain(t, "the text", spaced(text.String()), spaced(f.Text))
+			must.Contain(t, "the Markdown", md.String(), escape(f.Text))
 		}
 	}
 	if facts < 15 {
@@ -345,9 +337,7 @@ func TestReportDrawsHooks(t *testing.T) {
 	for _, n := range p.Fared().Nodes {
 		nodes = append(nodes, n.Node)
 	}
-	if strings.Join(nodes, " ") != "wk1 wk2 wk3" {
-		t.Errorf("nodes %q", nodes)
-	}
+	must.Equal(t, "nodes", "wk1 wk2 wk3", strings.Join(nodes, " "))
 	began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	drawn(t, "report-hooks", func(b *bytes.Buffer) error {
 		return WriteReport(b, "text", pipeline.Report{

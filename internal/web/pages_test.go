@@ -98,12 +98,8 @@ func TestTrouble(t *testing.T) {
 		time.Sleep(time.Hour)
 		v.read(keyDrift)
 		page := v.page("")
-		for _, want := range []string{"could not be read at 01:00:00", "is pve1 on?", v.site.frame.Base + `runbooks/unreachable"`, "&lt;script&gt;", "[redacted]", "1h0m ago", "wk1</a>"} {
-			must.Contain(t, "the page", page, want)
-		}
-		if !strings.Contains(v.page("runbooks/unreachable"), "<h2>What it means</h2>") {
-			t.Error("the runbook is not drawn")
-		}
+		must.Contain(t, "the page", page, "could not be read at 01:00:00", "is pve1 on?", v.site.frame.Base+`runbooks/unreachable"`, "&lt;script&gt;", "[redacted]", "1h0m ago", "wk1</a>")
+		must.Contain(t, "the runbook", v.page("runbooks/unreachable"), "<h2>What it means</h2>")
 		down = false
 		v.read(keyDrift)
 		if page := v.page(""); strings.Contains(page, "could not be read at") || !strings.Contains(page, ", 0s ago") {
@@ -241,9 +237,7 @@ func TestARunElsewhere(t *testing.T) {
 			return reads
 		}
 		v.read(keyStatus)
-		if n := look(10 * time.Minute); n != 0 {
-			t.Errorf("no run is active, and it was read %d times", n)
-		}
+		must.Equal(t, "how often it was read while no run is active", 0, look(10*time.Minute))
 		claimed = &pipeline.ClaimHeld{VMID: 9000, State: claim.State{Since: time.Now()}}
 		v.read(keyStatus)
 		if n := look(10 * time.Minute); n < 4 || n > 5 {

@@ -99,11 +99,11 @@ func (s *Site) Serve(ctx context.Context, l net.Listener) error {
 
 func (s *Site) Handler(port string) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", s.nodesPage)
+	mux.HandleFunc("GET /{$}", s.readingPage("nodes", "Nodes", keyDrift))
 	mux.HandleFunc("GET /nodes/{node}", s.nodePage)
-	mux.HandleFunc("GET /plan", s.planPage)
+	mux.HandleFunc("GET /plan", s.readingPage("plan", "Plan", keyPlan))
 	mux.HandleFunc("GET /run", s.runPage)
-	mux.HandleFunc("GET /history", s.historyPage)
+	mux.HandleFunc("GET /history", s.readingPage("history", "History", keyHistory))
 	mux.HandleFunc("GET /history/{run}", s.reportPage)
 	mux.HandleFunc("POST /read", s.readAgain)
 	s.frame.Handle(mux)
@@ -387,20 +387,15 @@ func age(t time.Time) string {
 	return d.String() + " ago"
 }
 
-func (s *Site) nodesPage(w http.ResponseWriter, _ *http.Request) {
-	drift := s.shown(keyDrift)
-	s.frame.Render(w, http.StatusOK, "nodes", frame.View{Title: "Nodes", Again: drift.again(), Body: drift})
-}
-
-func (s *Site) planPage(w http.ResponseWriter, _ *http.Request) {
-	plan := s.shown(keyPlan)
-	s.frame.Render(w, http.StatusOK, "plan", frame.View{Title: "Plan", Again: plan.again(), Body: plan})
-}
-
-func (s *Site) historyPage(w http.ResponseWriter, _ *http.Request) {
-	s.readings.askIfOlder(keyHistory, 5*time.Second) // only files
-	past := s.shown(keyHistory)
-	s.frame.Render(w, http.StatusOK, "history", frame.View{Title: "History", Again: past.again(), Body: past})
+// readingPage returns a handler that draws the latest reading of a key.
+func (s *Site) readingPage(template, title, key string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		if key == keyHistory {
+			s.readings.askIfOlder(key, 5*time.Second) // only files
+		}
+		read := s.shown(key)
+		s.frame.Render(w, http.StatusOK, template, frame.View{Title: title, Again: read.again(), Body: read})
+	}
 }
 
 type nodeView struct {
@@ -431,10 +426,8 @@ func (s *Site) nodePage(w http.ResponseWriter, r *http.Request) {
 }
 
 func find(nodes []ui.NodeWords, name string) *ui.NodeWords {
-	for i := range nodes {
-		if nodes[i].Node == name {
-			return &nodes[i]
-		}
+	if i := slices.IndexFunc(nodes, func(n ui.NodeWords) bool { return n.Node == name }); i >= 0 {
+		return &nodes[i]
 	}
 	return nil
 }

@@ -185,9 +185,7 @@ func TestGuard(t *testing.T) {
 		}
 		w := httptest.NewRecorder()
 		v.h.ServeHTTP(w, r)
-		if w.Code != c.want {
-			t.Errorf("%d, want %d: %s", w.Code, c.want, w.Body)
-		}
+		must.Equal(t, "status", c.want, w.Code)
 		if policy := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'") || !strings.Contains(policy, "frame-ancestors 'none'") {
 			t.Errorf("policy %q", policy)
 		}
@@ -230,9 +228,7 @@ func TestReadingAgain(t *testing.T) {
 	}
 	must.Each(t, cases, func(t *testing.T, c row) {
 		v := open(t, options(t.TempDir(), "text"))
-		if w := v.post(c.what, c.origin); w.Code != c.want {
-			t.Errorf("%d, want %d: %s", w.Code, c.want, w.Body)
-		}
+		must.Equal(t, "status", c.want, v.post(c.what, c.origin).Code)
 		must.Equal(t, "something is read", c.want == 303, len(v.site.readings.queue) > 0)
 	})
 	v := open(t, options(t.TempDir(), "text"))

@@ -30,8 +30,10 @@ import (
 const (
 	ExitDone    = 0
 	ExitFailed  = 1
+	ExitDrift   = 2
 	ExitConfig  = 3
 	ExitRefused = 4
+	ExitClaimed = 5 // another run holds the claim
 )
 
 type Attempt struct {

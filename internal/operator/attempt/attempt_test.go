@@ -233,9 +233,7 @@ func TestKeep(t *testing.T) {
 		must.Do(t, a.keep(t.Context(), map[string][]byte{KeyPlan: []byte(text)}))
 		m := &corev1.ConfigMap{}
 		must.Do(t, api.Get(t.Context(), client.ObjectKeyFromObject(results("lab-1-report")), m))
-		if len(m.Data)+len(m.BinaryData) != 1 {
-			t.Errorf("%d and %d keys", len(m.Data), len(m.BinaryData))
-		}
+		must.Equal(t, "number of keys", 1, len(m.Data)+len(m.BinaryData))
 		dir := t.TempDir() // as the kubelet mounts it
 		for key, b := range m.BinaryData {
 			write(t, filepath.Join(dir, key), string(b))

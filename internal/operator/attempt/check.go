@@ -95,7 +95,7 @@ func (a *Attempt) compare(ctx context.Context, c *v1alpha1.Check, fields map[str
 		results[KeyDrift] = compared.stdout
 		a.describeDrift(ctx, d, c, fields)
 	}
-	if compared.code == 0 || compared.code == 2 {
+	if compared.code == ExitDone || compared.code == ExitDrift {
 		return results, nil
 	}
 	if compared.Error != "" {

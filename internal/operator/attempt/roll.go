@@ -2,6 +2,7 @@ package attempt
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
@@ -141,9 +142,7 @@ func (r Recast) describeReport(outcome *v1alpha1.Outcome, stdout []byte) (map[st
 		return nil, fmt.Errorf("read the report of recast: %w", err)
 	}
 	outcome.Run = report.Run
-	if outcome.Message == "" {
-		outcome.Message = report.Outcome
-	}
+	outcome.Message = cmp.Or(outcome.Message, report.Outcome)
 	results := map[string][]byte{KeyReport: stdout}
 	if n := len(report.Pages); n > 0 {
 		page, err := os.ReadFile(filepath.Join(r.Dir, report.Pages[n-1]))

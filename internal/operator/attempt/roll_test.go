@@ -82,9 +82,8 @@ func TestTakeOver(t *testing.T) {
 			a.Job = c.job
 		}
 		must.Do(t, a.takeOver(t.Context()))
-		if got := len(a.Finished) == len(finished); a.Continue != c.want || got != c.want {
-			t.Errorf("continue: %v, finished: %v", a.Continue, a.Finished)
-		}
+		must.Equal(t, "continued", c.want, a.Continue)
+		must.Equal(t, "what is finished is known", c.want, len(a.Finished) == len(finished))
 		if o := statusOf(t, api).Outcome; o != nil {
 			t.Errorf("an outcome is left: %+v", o)
 		}
@@ -180,12 +179,8 @@ func TestUnfinished(t *testing.T) {
 	}
 	a.PlanHash, a.Finished = p.Hash, []string{"wk3"}
 	command, done, err := a.approved(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := strings.Join(command, " "); got != "roll --only wk1,wk3 --yes -o json --progress json --accept-outage" {
-		t.Errorf("command: %s", got)
-	}
+	must.Do(t, err)
+	must.Equal(t, "command", "roll --only wk1,wk3 --yes -o json --progress json --accept-outage", strings.Join(command, " "))
 	must.Equal(t, "progress", "1/2", done.now(a).Summary)
 	if _, _, err := a.approved([]byte("{")); exitOf(err) != ExitRefused {
 		t.Errorf("what is no plan: %v", err)
@@ -223,9 +218,7 @@ func TestKubernetesHash(t *testing.T) {
 		`"changes":[`:               `"lacks":["kube-scheduler is not ready"],"changes":[`,
 		`{"component":"kubelet","f`: `{"component":"kube-proxy","from":"a","to":"a"},{"component":"kubelet","f`,
 	} {
-		if hash(old, replaced) != planned {
-			t.Errorf("%s → %s is another plan", old, replaced)
-		}
+		must.Equal(t, old+" → "+replaced, planned, hash(old, replaced))
 	}
 	for old, replaced := range map[string]string{
 		`"uuid":"u1"`: `"uuid":"u2"`, `"to":"v1.36.1"`: `"to":"v1.36.2"`, "v1.13.9": "v1.13.10",

@@ -1,5 +1,5 @@
 // Package fleet rolls many TalosClusters: it has the reconciler of FleetRolls. The reconciler makes an ImageRoll for
-// each cluster in turn, as package wave decides. It keeps its state in the status of the FleetRoll, so the operator
+// each cluster in turn. It keeps its state in the status of the FleetRoll, so the operator
 // may be killed at any point.
 package fleet
 
@@ -8,7 +8,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,7 +16,6 @@ import (
 	"github.com/google/cel-go/ext"
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/expression"
-	"github.com/recast-sh/recast/internal/operator/wave"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -130,11 +128,11 @@ func (p *pass) step(ctx context.Context) error {
 	return errors.Join(unstarted, p.tell(ctx, p.verdict(d)))
 }
 
-// decide asks package wave for a decision, and starts the members that may begin. A member whose TalosCluster is gone
-// fails.
-func (p *pass) decide(ctx context.Context, plan plan) (wave.Decision, error) {
+// decide makes a decision, and starts the members that may begin. A member whose TalosCluster is gone fails.
+func (p *pass) decide(ctx context.Context, plan plan) (decision, error) {
+	gate := func(i int) []string { return p.gate(ctx, p.fleet.Spec.Stages[i].Name, plan.stages[i].gates) }
 	for {
-		d := wave.Decide(p.wave(ctx, plan), p.now)
+		d := wave{p.fleet.Spec, p.fleet.Status.Members, gate}.decide(p.now)
 		gone := false
 		for _, name := range d.Begin {
 			missing, err := p.missing(ctx, name)
@@ -153,7 +151,7 @@ func (p *pass) decide(ctx context.Context, plan plan) (wave.Decision, error) {
 			member(p.fleet.Status.Members, name).Phase = v1alpha1.MemberRunning
 		}
 		p.lookAgain(d.Again)
-		if d.Reason == wave.Gated {
+		if d.Reason == v1alpha1.ReasonGateClosed {
 			p.lookAgain(p.now.Add(lookAgain))
 		}
 		p.fleet.Status.Stage = d.Stage
@@ -163,36 +161,6 @@ func (p *pass) decide(ctx context.Context, plan plan) (wave.Decision, error) {
 		}
 		return d, nil
 	}
-}
-
-// wave returns the fleet in the form of package wave.
-func (p *pass) wave(ctx context.Context, plan plan) wave.Fleet {
-	spec := p.fleet.Spec
-	f := wave.Fleet{
-		MaxConcurrent: int(spec.MaxConcurrent), MaxConcurrentPerSite: int(spec.MaxConcurrentPerSite),
-		AbortThreshold: int(spec.AbortThreshold), State: states[spec.State],
-	}
-	for i, s := range spec.Stages {
-		f.Stages = append(f.Stages, wave.Stage{
-			Name: s.Name, MaxConcurrent: int(s.MaxConcurrent), Soak: s.Soak.Duration,
-			Manual: s.Approval == v1alpha1.ApprovalManual, Approved: slices.Contains(spec.ApprovedStages, s.Name),
-			Gate: func() []string { return p.gate(ctx, s.Name, plan.stages[i].gates) },
-		})
-	}
-	for _, m := range p.fleet.Status.Members {
-		w := wave.Member{Name: m.Cluster, Stage: m.Stage, Site: m.Site, Phase: phases[m.Phase]}
-		if m.Ended != nil {
-			w.Ended = m.Ended.Time
-		}
-		f.Members = append(f.Members, w)
-	}
-	return f
-}
-
-var states = map[v1alpha1.FleetState]wave.State{v1alpha1.FleetPaused: wave.Pause, v1alpha1.FleetAborted: wave.Abort}
-
-var phases = map[v1alpha1.MemberPhase]wave.Phase{
-	v1alpha1.MemberRunning: wave.Running, v1alpha1.MemberDone: wave.Done, v1alpha1.MemberFailed: wave.Failed,
 }
 
 // lookAgain makes sure that the next look is no later than t. A zero t changes nothing.

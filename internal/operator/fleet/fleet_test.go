@@ -46,9 +46,7 @@ func TestHundredClusters(t *testing.T) {
 	l.run(func() bool { l.checkLimits(); return false })
 	l.want(v1alpha1.ReasonSucceeded, "100 of 100 clusters done", "Ready")
 	for name, n := range l.made {
-		if n != 1 {
-			t.Errorf("ImageRoll %s was made %d times", name, n)
-		}
+		must.Equal(t, name+" was made", 1, n)
 	}
 	if s := l.fleet().Status; len(l.made) != 100 || s.Summary != "100/100" || s.Done != 100 || s.Running != 0 || s.Ended == nil {
 		t.Errorf("%d ImageRolls; status %s, %d done, %d run, ended %v", len(l.made), s.Summary, s.Done, s.Running, s.Ended)
@@ -136,9 +134,7 @@ func TestThresholdStopsTheSecondStage(t *testing.T) {
 	}
 	made := len(l.made)
 	l.run(nil)
-	if len(l.made) != made {
-		t.Errorf("%d more ImageRolls", len(l.made)-made)
-	}
+	must.Equal(t, "number of ImageRolls", made, len(l.made))
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.AbortThreshold = 3 })
 	l.run(nil)
 	l.want(v1alpha1.ReasonSucceeded, "98 of 100 clusters done, 2 failed", "Ready")
@@ -147,17 +143,14 @@ func TestThresholdStopsTheSecondStage(t *testing.T) {
 func TestMembersAreFrozen(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, newFleet("a", "b"), newCluster("a1", "a", "x"), newCluster("b1", "b", "x"), newCluster("z", "other", "x"))
-	_, err := l.reconcile()
-	l.must(err)
+	l.once()
 	l.must(l.store.Create(t.Context(), newCluster("b2", "b", "x")))
 	moved := l.cluster("b1")
 	moved.Labels["stage"] = "other"
 	l.must(l.store.Update(t.Context(), moved))
 	l.run(nil)
 	l.want(v1alpha1.ReasonSucceeded, "2 of 2 clusters done", "Ready")
-	if l.made["upgrade-b1"] != 1 || len(l.made) != 2 {
-		t.Errorf("ImageRolls %v, want those of a1 and b1", l.made)
-	}
+	must.Equal(t, "ImageRolls", map[string]int{"upgrade-a1": 1, "upgrade-b1": 1}, l.made)
 }
 
 func TestFirstStageThatMatches(t *testing.T) {
@@ -264,13 +257,11 @@ func TestPauseAndContinue(t *testing.T) {
 	l.must(l.store.Create(t.Context(), newCluster("a3", "a", "x")))
 
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.State = v1alpha1.FleetRunning })
-	_, err := l.reconcile()
-	l.must(err)
+	l.once()
 	l.want(v1alpha1.ReasonRolling, "stage a: 0 of 3 clusters done, 1 run", "Progressing")
 
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.State = v1alpha1.FleetPaused })
-	_, err = l.reconcile()
-	l.must(err)
+	l.once()
 	l.want(v1alpha1.ReasonPaused, "nothing begins; 0 of 3 clusters done, 1 run", "Progressing")
 	l.run(nil)
 	l.want(v1alpha1.ReasonPaused, "nothing begins; 1 of 3 clusters done", "")
@@ -287,11 +278,9 @@ func TestAbort(t *testing.T) {
 	f := newFleet("a")
 	f.Spec.MaxConcurrent = 1
 	l := newLab(t, f, newCluster("a1", "a", "x"), newCluster("a2", "a", "x"))
-	_, err := l.reconcile()
-	l.must(err)
+	l.once()
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.State = v1alpha1.FleetAborted })
-	_, err = l.reconcile()
-	l.must(err)
+	l.once()
 	l.want(v1alpha1.ReasonAborted, "0 of 2 clusters done, 1 run", "Progressing Stalled")
 	l.run(nil)
 	l.want(v1alpha1.ReasonAborted, "1 of 2 clusters done", "Stalled")
@@ -300,8 +289,7 @@ func TestAbort(t *testing.T) {
 		t.Errorf("ended %v, ImageRolls %v", l.fleet().Status.Ended, l.made)
 	}
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.MaxConcurrent = 2 })
-	_, err = l.reconcile()
-	l.must(err)
+	l.once()
 	if s := l.fleet().Status; s.ObservedGeneration != 3 || s.Conditions[0].ObservedGeneration != 3 {
 		t.Errorf("the generation that an ended fleet has seen is %d", s.ObservedGeneration)
 	}
@@ -338,15 +326,13 @@ func TestSoakGateAndApproval(t *testing.T) {
 
 	l.unclean["a1"] = false
 	l.check("a1")
-	res, err := l.reconcile()
-	l.must(err)
+	res := l.once()
 	l.want(v1alpha1.ReasonGateClosed, `a1: cluster.metadata.annotations["load"] == "low": no such key: annotations`, "Progressing")
 	must.Equal(t, "again in", lookAgain, res.RequeueAfter)
 	c := l.cluster("a1")
 	c.Annotations = map[string]string{"load": "low"}
 	l.must(l.store.Update(t.Context(), c))
-	res, err = l.reconcile()
-	l.must(err)
+	res = l.once()
 	l.want(v1alpha1.ReasonAwaitingApproval, "stage b: add it to spec.approvedStages", "Progressing")
 	must.Equal(t, "again in", time.Duration(0), res.RequeueAfter)
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.ApprovedStages = []string{"b"} })
@@ -378,8 +364,7 @@ func TestInvalidSpec(t *testing.T) {
 		locked := newCluster("a1", "a", "x")
 		locked.Spec.Lock = v1alpha1.LockFromSource
 		l := newLab(t, f, locked, newCluster("b1", "b", "x"))
-		_, err := l.reconcile()
-		l.must(err)
+		l.once()
 		l.want(c.reason, c.want, "Stalled")
 		l.wantEvent("Warning " + c.reason)
 		if len(l.made) != 0 || l.fleet().Status.Started != nil {
@@ -391,17 +376,13 @@ func TestInvalidSpec(t *testing.T) {
 func TestInvalidWhileItRuns(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, newFleet("a", "b"), newCluster("a1", "a", "x"), newCluster("b1", "b", "x"))
-	_, err := l.reconcile()
-	l.must(err)
+	l.once()
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.Stages[1].Name = "c" })
-	_, err = l.reconcile()
-	l.must(err)
+	l.once()
 	l.want(v1alpha1.ReasonInvalidSpec, "spec.stages: stage b is missing, which TalosCluster b1 belongs to", "Progressing Stalled")
 	l.run(nil)
 	l.want(v1alpha1.ReasonInvalidSpec, "put it back", "Stalled")
-	if got := l.sorted(v1alpha1.MemberDone); len(got) != 1 {
-		t.Errorf("done: %v, want a1", got)
-	}
+	must.Equal(t, "done", []string{"a1"}, l.sorted(v1alpha1.MemberDone))
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.Stages[1].Name = "b" })
 	l.run(nil)
 	l.want(v1alpha1.ReasonSucceeded, "2 of 2", "Ready")
@@ -412,8 +393,7 @@ func TestDeletedWhileItRuns(t *testing.T) {
 	f := newFleet("a", "b")
 	f.Spec.AbortThreshold = 4
 	l := newLab(t, f, newCluster("a1", "a", "x"), newCluster("a2", "a", "x"), newCluster("a3", "a", "x"), newCluster("b1", "b", "x"), newCluster("b2", "b", "x"))
-	_, err := l.reconcile()
-	l.must(err)
+	l.once()
 	l.must(l.store.Delete(t.Context(), l.cluster("a1")))
 	l.must(l.store.Delete(t.Context(), l.cluster("b1")))
 	l.must(l.store.Delete(t.Context(), &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "upgrade-a2"}}))
@@ -454,9 +434,7 @@ func played(t *testing.T, killAt int, late bool) (calls int, end []string) {
 	l.meter.killAt, l.meter.late = killAt, late
 	l.run(func() bool { l.checkLimits(); return false })
 	for name, n := range l.made {
-		if n != 1 {
-			t.Errorf("killed at call %d (late: %v): ImageRoll %s was made %d times", killAt, late, name, n)
-		}
+		must.Equal(t, fmt.Sprintf("%s, killed at call %d (late: %v), was made", name, killAt, late), 1, n)
 	}
 	s := l.fleet().Status
 	for _, m := range s.Members {
@@ -493,12 +471,10 @@ func TestNothingToSay(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, newFleet("a"), newCluster("a1", "a", "x"))
 	for range 3 {
-		_, err := l.reconcile()
-		l.must(err)
+		l.once()
 	}
 	writes, version := l.meter.writes, l.fleet().ResourceVersion
-	_, err := l.reconcile()
-	l.must(err)
+	l.once()
 	if l.meter.writes != writes || l.fleet().ResourceVersion != version {
 		t.Errorf("%d writes without news", l.meter.writes-writes)
 	}
@@ -511,8 +487,7 @@ func TestOutdatedCache(t *testing.T) {
 	f.Spec.MaxConcurrent = 1
 	l := newLab(t, f, newCluster("a1", "a", "x"), newCluster("a2", "a", "x"))
 	old := l.fleet()
-	_, err := l.reconcile()
-	l.must(err)
+	l.once()
 	moved := l.cluster("a1") // an outdated decision would be another one
 	moved.Labels["stage"] = "b"
 	l.must(l.store.Update(t.Context(), moved))
@@ -520,9 +495,7 @@ func TestOutdatedCache(t *testing.T) {
 	if _, err := l.reconcile(); !apierrors.IsConflict(err) {
 		t.Errorf("error %v, want a conflict", err)
 	}
-	if l.made["upgrade-a1"] != 1 || len(l.made) != 1 {
-		t.Errorf("ImageRolls %v, want that of a1", l.made)
-	}
+	must.Equal(t, "ImageRolls", map[string]int{"upgrade-a1": 1}, l.made)
 }
 
 // TestTargetBeforeRoll: the ImageRoll is made when the cache, by which it is planned, has the target.
@@ -533,17 +506,13 @@ func TestTargetBeforeRoll(t *testing.T) {
 	l := newLab(t, f, newCluster("a1", "a", "x"))
 	cached := l.r.Client
 	l.r.Client = interceptor.NewClient(l.meter.wrap(l.store, false, l.made), interceptor.Funcs{Get: staleCluster(l.cluster("a1"))})
-	res, err := l.reconcile()
-	l.must(err)
+	res := l.once()
 	if len(l.made) != 0 || res.RequeueAfter != cacheAgain || l.cluster("a1").Annotations[v1alpha1.AnnotationTalosTarget] != "v1.14.2" {
 		t.Errorf("ImageRolls %v, again in %s, annotations %v; want the target only", l.made, res.RequeueAfter, l.cluster("a1").Annotations)
 	}
 	l.r.Client = cached
-	_, err = l.reconcile()
-	l.must(err)
-	if l.made["upgrade-a1"] != 1 {
-		t.Errorf("ImageRolls %v, want that of a1", l.made)
-	}
+	l.once()
+	must.Equal(t, "ImageRolls of a1", 1, l.made["upgrade-a1"])
 }
 
 // TestForeignRoll: an ImageRoll of that name which is not of the FleetRoll is left alone.
@@ -552,18 +521,14 @@ func TestForeignRoll(t *testing.T) {
 	l := newLab(t, newFleet("a"), newCluster("a1", "a", "x"))
 	foreign := &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "upgrade-a1"}, Status: v1alpha1.ImageRollStatus{Phase: v1alpha1.PhaseSucceeded}}
 	l.must(l.store.Create(t.Context(), foreign))
-	res, err := l.reconcile()
-	l.must(err)
+	res := l.once()
 	l.want(v1alpha1.ReasonRetrying, "TalosCluster a1 waits until ImageRoll upgrade-a1 is deleted", "Progressing")
 	if res.RequeueAfter != startAgain || len(l.made) != 0 {
 		t.Errorf("again in %s, ImageRolls made %v", res.RequeueAfter, l.made)
 	}
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.State = v1alpha1.FleetPaused })
-	_, err = l.reconcile()
-	l.must(err)
-	if l.phases()[v1alpha1.MemberWaiting] != 1 {
-		t.Errorf("members %v, want a1 to wait again", l.phases())
-	}
+	l.once()
+	must.Equal(t, "members that wait", 1, l.phases()[v1alpha1.MemberWaiting])
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.State = v1alpha1.FleetRunning })
 	l.must(client.IgnoreNotFound(l.store.Delete(t.Context(), foreign)))
 	l.run(nil)

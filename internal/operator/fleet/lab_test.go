@@ -97,6 +97,12 @@ func (l *lab) reconcile() (ctrl.Result, error) {
 	return res, err
 }
 
+// once reconciles without an error.
+func (l *lab) once() ctrl.Result {
+	l.t.Helper()
+	return must.Get(l.reconcile())(l.t)
+}
+
 // run reconciles whenever the operator would, until nothing happens any more or done says so.
 func (l *lab) run(done func() bool) {
 	l.t.Helper()
@@ -200,9 +206,7 @@ func (l *lab) stamp() *metav1.Time { return new(metav1.NewTime(l.now)) }
 
 func (l *lab) must(err error) {
 	l.t.Helper()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must.Do(l.t, err)
 }
 
 func (l *lab) fleet() *v1alpha1.FleetRoll {
@@ -399,9 +403,8 @@ func TestWhomAClusterConcerns(t *testing.T) {
 			q.Done(item)
 		}
 		q.ShutDown()
-		if slices.Sort(got); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
-		}
+		slices.Sort(got)
+		must.Equal(t, name, c.want, got)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
-	"github.com/recast-sh/recast/internal/operator/wave"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -199,10 +198,8 @@ func owns(f *v1alpha1.FleetRoll, roll *v1alpha1.ImageRoll) bool {
 }
 
 func message(roll *v1alpha1.ImageRoll) string {
-	for _, c := range roll.Status.Conditions {
-		if c.Type == v1alpha1.ConditionReady {
-			return c.Message
-		}
+	if c := meta.FindStatusCondition(roll.Status.Conditions, v1alpha1.ConditionReady); c != nil {
+		return c.Message
 	}
 	return "no message"
 }
@@ -235,27 +232,15 @@ type note struct {
 	reason, text string
 }
 
-type tally struct{ total, waiting, running, done, failed int32 }
+type tally struct{ total, running, done, failed int32 }
 
-func count(members []v1alpha1.Member, of func(v1alpha1.Member) bool) tally {
-	var t tally
-	for _, m := range members {
-		if !of(m) {
-			continue
-		}
-		t.total++
-		switch m.Phase {
-		case v1alpha1.MemberRunning:
-			t.running++
-		case v1alpha1.MemberDone:
-			t.done++
-		case v1alpha1.MemberFailed:
-			t.failed++
-		default:
-			t.waiting++
-		}
+// count counts the members of a stage. Stage "" stands for all stages.
+func (p *pass) count(stage string) tally {
+	n := func(phases ...v1alpha1.MemberPhase) int32 {
+		return int32(wave{members: p.fleet.Status.Members}.count(stage, phases...))
 	}
-	return t
+	running, done, failed := n(v1alpha1.MemberRunning), n(v1alpha1.MemberDone), n(v1alpha1.MemberFailed)
+	return tally{n(v1alpha1.MemberWaiting) + running + done + failed, running, done, failed}
 }
 
 func (t tally) String() string {
@@ -269,30 +254,27 @@ func (t tally) String() string {
 	return text
 }
 
-func all(v1alpha1.Member) bool { return true }
-
 // verdict turns a decision into conditions.
-func (p *pass) verdict(d wave.Decision) verdict {
-	fleet := count(p.fleet.Status.Members, all)
-	stage := count(p.fleet.Status.Members, func(m v1alpha1.Member) bool { return m.Stage == d.Stage })
+func (p *pass) verdict(d decision) verdict {
+	fleet, stage := p.count(""), p.count(d.Stage)
 	waits := func(reason, format string, args ...any) verdict {
 		return verdict{progressing: true, reason: reason, message: fmt.Sprintf("stage %s: ", d.Stage) + fmt.Sprintf(format, args...)}
 	}
 	switch d.Reason {
-	case wave.Soaking:
-		return waits(v1alpha1.ReasonSoaking, "%s; watched until %s", stage, d.Again.UTC().Format(time.RFC3339))
-	case wave.Gated:
-		return waits(v1alpha1.ReasonGateClosed, "the next stage waits: %s", lines(d.Closed))
-	case wave.Unapproved:
-		return waits(v1alpha1.ReasonAwaitingApproval, "add it to spec.approvedStages, and it begins")
-	case wave.Paused:
-		return verdict{progressing: fleet.running > 0, reason: v1alpha1.ReasonPaused, message: fmt.Sprintf("spec.state: Paused: nothing begins; %s", fleet)}
-	case wave.Aborted:
-		return stalled(v1alpha1.ReasonAborted, "spec.state: Aborted: nothing begins any more; %s", fleet)
-	case wave.Threshold:
-		return stalled(v1alpha1.ReasonStageFailed, "%s, and spec.abortThreshold is %d: nothing begins; find out why %s failed, then raise spec.abortThreshold or make another FleetRoll", fleet, threshold(p.fleet.Spec), some(failed(p.fleet.Status.Members)))
-	case wave.Succeeded:
-		return verdict{ready: true, reason: v1alpha1.ReasonSucceeded, message: fleet.String()}
+	case v1alpha1.ReasonSoaking:
+		return waits(d.Reason, "%s; watched until %s", stage, d.Again.UTC().Format(time.RFC3339))
+	case v1alpha1.ReasonGateClosed:
+		return waits(d.Reason, "the next stage waits: %s", lines(d.Closed))
+	case v1alpha1.ReasonAwaitingApproval:
+		return waits(d.Reason, "add it to spec.approvedStages, and it begins")
+	case v1alpha1.ReasonPaused:
+		return verdict{progressing: fleet.running > 0, reason: d.Reason, message: fmt.Sprintf("spec.state: Paused: nothing begins; %s", fleet)}
+	case v1alpha1.ReasonAborted:
+		return stalled(d.Reason, "spec.state: Aborted: nothing begins any more; %s", fleet)
+	case v1alpha1.ReasonStageFailed:
+		return stalled(d.Reason, "%s, and spec.abortThreshold is %d: nothing begins; find out why %s failed, then raise spec.abortThreshold or make another FleetRoll", fleet, threshold(p.fleet.Spec), some(failed(p.fleet.Status.Members)))
+	case v1alpha1.ReasonSucceeded:
+		return verdict{ready: true, reason: d.Reason, message: fleet.String()}
 	}
 	if len(p.blocked) > 0 {
 		return waits(v1alpha1.ReasonRetrying, "%s; %s", stage, lines(p.blocked))
@@ -320,7 +302,7 @@ func lines(texts []string) string {
 
 // tell sets the conditions and counts, saves them, and records an Event of a transition.
 func (p *pass) tell(ctx context.Context, v verdict) error {
-	s, t := &p.fleet.Status, count(p.fleet.Status.Members, all)
+	s, t := &p.fleet.Status, p.count("")
 	if v.stalled && t.running > 0 {
 		v.progressing = true
 	}

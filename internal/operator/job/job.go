@@ -18,14 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Exit codes of recast that end an ImageRoll, and the exit code for a claim that another run holds.
-const (
-	ExitDone    = 0
-	ExitConfig  = 3
-	ExitRefused = 4
-	ExitClaimed = 5
-)
-
 const (
 	container = "recast"
 	user      = 65532 // user ID in the image
@@ -89,8 +81,8 @@ func New(s Spec) *batchv1.Job {
 					Action:          batchv1.PodFailurePolicyActionIgnore,
 					OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}},
 				},
-				exits(ExitConfig, ExitRefused),
-				exits(ExitClaimed),
+				exits(attempt.ExitConfig, attempt.ExitRefused),
+				exits(attempt.ExitClaimed),
 			}},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: meta.Labels},
@@ -102,10 +94,6 @@ func New(s Spec) *batchv1.Job {
 
 func pod(s Spec, grace int64, rolls bool) corev1.PodSpec {
 	settings := s.Cluster.Spec.Job
-	image := s.Image
-	if settings.Image != "" {
-		image = settings.Image
-	}
 	volumes, mounts := volumes(s, rolls)
 	p := corev1.PodSpec{
 		RestartPolicy:                 corev1.RestartPolicyNever,
@@ -122,7 +110,7 @@ func pod(s Spec, grace int64, rolls bool) corev1.PodSpec {
 		},
 		Containers: []corev1.Container{{
 			Name:    container,
-			Image:   image,
+			Image:   cmp.Or(settings.Image, s.Image),
 			Command: []string{"/usr/bin/recast-operator", "attempt"},
 			Env:     environment(s),
 			EnvFrom: environmentFrom(s),

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/recast-sh/recast/internal/sim/must"
+
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -54,9 +56,7 @@ func TestJobIsConfined(t *testing.T) {
 			!slices.Equal(c.SecurityContext.Capabilities.Drop, []corev1.Capability{"ALL"}) || pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
 			t.Errorf("%s: %+v %+v", kind, pod.SecurityContext, c.SecurityContext)
 		}
-		if c.Resources.Limits.Memory().IsZero() {
-			t.Errorf("%s: no limit of memory", kind)
-		}
+		must.Equal(t, "memory has no limit", false, c.Resources.Limits.Memory().IsZero())
 		for _, e := range c.Env {
 			if e.ValueFrom != nil && e.ValueFrom.SecretKeyRef != nil {
 				t.Errorf("%s: %s is a secret in the environment", kind, e.Name)
@@ -111,7 +111,7 @@ func TestJobEndsOnce(t *testing.T) {
 				stops = append(stops, r.OnExitCodes.Values...)
 			}
 		}
-		if !slices.Equal(stops, []int32{ExitConfig, ExitRefused, ExitClaimed}) {
+		if !slices.Equal(stops, []int32{attempt.ExitConfig, attempt.ExitRefused, attempt.ExitClaimed}) {
 			t.Errorf("%s: these end it: %v", kind, stops)
 		}
 	}

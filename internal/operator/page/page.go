@@ -207,10 +207,10 @@ func (l look) tryLine(a v1alpha1.Attempt, last bool, o *v1alpha1.Outcome) tryLin
 		return t
 	}
 	t.Done = fmt.Sprint(a.Done)
-	if t.Result, t.Mood = l.inWords(a.Reason), bad; a.ExitCode != nil && *a.ExitCode == job.ExitDone {
+	if t.Result, t.Mood = l.inWords(a.Reason), bad; a.ExitCode != nil && *a.ExitCode == attempt.ExitDone {
 		t.Mood = good
 	}
-	if a.ExitCode != nil && *a.ExitCode != job.ExitDone {
+	if a.ExitCode != nil && *a.ExitCode != attempt.ExitDone {
 		t.Result += fmt.Sprintf(", exit code %d", *a.ExitCode)
 	}
 	if last && o != nil && o.Job == a.Job && o.Message != "" {

@@ -51,9 +51,7 @@ func stored(t testing.TB, text []byte) pagetest.Store {
 	if err == nil {
 		err = store.Put(t.Context(), bytes.NewReader(text))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return store
 }
 
@@ -127,9 +125,7 @@ func TestOrder(t *testing.T) {
 	for _, m := range regexp.MustCompile(`<th scope="row"><a href="/clusters/[^/]*/([^"]*)"`).FindAllStringSubmatch(example(t).page("/"), -1) {
 		order = append(order, m[1])
 	}
-	if got, want := strings.Join(order, " "), "kirkenes-1 oslo-1 stavanger-2 trondheim-1 bergen-1 bergen-2 tromso-1 bodo-1 bodo-2 stavanger-1 stavanger-3 ci-1"; got != want {
-		t.Errorf("order %s", got)
-	}
+	must.Equal(t, "order", "kirkenes-1 oslo-1 stavanger-2 trondheim-1 bergen-1 bergen-2 tromso-1 bodo-1 bodo-2 stavanger-1 stavanger-3 ci-1", strings.Join(order, " "))
 }
 
 // Every link of every page leads to a page.
@@ -173,9 +169,7 @@ func TestReadOnly(t *testing.T) {
 		"DELETE":            {http.MethodDelete, "localhost:8082", "/clusters/clusters/oslo-1", 405},
 	} {
 		w := v.ask(c.method, c.host, c.path)
-		if w.Code != c.want {
-			t.Errorf("%s: %d, want %d: %s", name, w.Code, c.want, w.Body)
-		}
+		must.Equal(t, name, c.want, w.Code)
 		if p := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(p, "default-src 'none'; style-src 'self'; script-src 'self'") {
 			t.Errorf("%s: policy %q", name, p)
 		}
@@ -224,9 +218,7 @@ func TestStart(t *testing.T) {
 		answer, err := http.Get("http://" + s.address.String())
 		if err == nil {
 			answer.Body.Close()
-			if answer.StatusCode != http.StatusOK {
-				t.Error(answer.Status)
-			}
+			must.Equal(t, "status", http.StatusOK, answer.StatusCode)
 			break
 		}
 		if time.Since(began) > 20*time.Second {
@@ -413,9 +405,7 @@ func filled(t *testing.T, phase v1alpha1.RollPhase, ready string) pagetest.Store
 	store := stored(t, nil)
 	c.Namespace, r.Namespace, f.Namespace = "ns", "ns", "ns"
 	for _, err := range []error{store.Create(t.Context(), c), store.Create(t.Context(), r), store.Create(t.Context(), f)} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	return store
 }

@@ -284,11 +284,7 @@ func gitAuth(url, dir string) (transport.AuthMethod, error) {
 	if err != nil {
 		return nil, err
 	}
-	user := endpoint.User
-	if user == "" {
-		user = "git"
-	}
-	auth, err := ssh.NewPublicKeys(user, []byte(identity+"\n"), password)
+	auth, err := ssh.NewPublicKeys(cmp.Or(endpoint.User, "git"), []byte(identity+"\n"), password)
 	if err != nil {
 		return nil, fmt.Errorf("the key identity of the Secret for Git: %w", err)
 	}

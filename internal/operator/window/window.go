@@ -39,9 +39,6 @@ func Parse(schedule, timeZone string, duration time.Duration) (Window, error) {
 	return Window{schedule: s, duration: duration}, err
 }
 
-// Open returns whether the window is open, and until when it stays open.
-func (w Window) Open(now time.Time) (open bool, until time.Time) { return Set{w}.Open(now) }
-
 // Next returns the first time after now at which the window opens.
 func (w Window) Next(now time.Time) time.Time { return w.schedule.Next(now) }
 

@@ -28,9 +28,7 @@ func TestGuard(t *testing.T) {
 			if want := name[0] != '!'; passed != want || (w.Code == http.StatusForbidden) == want {
 				t.Errorf("passed %t, %d", passed, w.Code)
 			}
-			if w.Header().Get("Content-Security-Policy") != policy {
-				t.Errorf("headers %v", w.Header())
-			}
+			must.Equal(t, "policy", policy, w.Header().Get("Content-Security-Policy"))
 		})
 	}
 }
