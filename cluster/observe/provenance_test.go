@@ -221,7 +221,7 @@ var traceCases = map[string]traceCase{
 // certain is how certain the links usually are, except for those of but; "none": there is no such link.
 func certain(but string) []string {
 	links := []string{"lock proven", "schematic claimed", "build claimed", "extensions claimed", "talos claimed", "boot claimed", "cmdline claimed", "files unknown"}
-	for _, other := range strings.Split(but, ", ") {
+	for other := range strings.SplitSeq(but, ", ") {
 		name, _, _ := strings.Cut(other, " ")
 		for i, usual := range links {
 			if strings.HasPrefix(usual, name+" ") {

@@ -446,7 +446,7 @@ func firewallEntries(list []map[string]json.RawMessage) (out []cluster.FirewallE
 func firewallEntry(fields map[string]json.RawMessage) cluster.FirewallEntry {
 	out := cluster.FirewallEntry{}
 	for name, raw := range fields {
-		if text := scalar(raw); text != "" && !slices.Contains(derived, name) {
+		if text := scalar(raw); text != "" && string(raw) != "null" && !slices.Contains(derived, name) {
 			out[name] = text
 		}
 	}

@@ -2,7 +2,6 @@ package api
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -390,7 +389,11 @@ func Fingerprint(ctx context.Context, endpoint string, dial func(ctx context.Con
 	}
 	conn := tls.Client(raw, &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}) //nolint:gosec // see above
 	defer conn.Close()
-	if err := cmp.Or(conn.SetDeadline(time.Now().Add(dialTimeout)), conn.HandshakeContext(ctx)); err != nil {
+	err = conn.SetDeadline(time.Now().Add(dialTimeout))
+	if err == nil {
+		err = conn.HandshakeContext(ctx)
+	}
+	if err != nil {
 		return "", fmt.Errorf("read the certificate of %s: %w", urls[0].Host, err)
 	}
 	return formatFingerprint(sha256.Sum256(conn.ConnectionState().PeerCertificates[0].Raw)), nil

@@ -214,6 +214,7 @@ func (l *Lab) note(name string) {
 
 // TestRestoreOfTheOnlyControlPlane: its etcd is lost, and restored as it was saved.
 func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.note("before")
 		before, saved := lab.kubernetes(), lab.backUp()

@@ -23,6 +23,7 @@ import (
 // that change is pending: recreate and reimage are impossible, and in-place changes no boot order. The plan
 // leaves that node as it is, with the one command, and the others are rolled.
 func TestBootOrderThatNoStrategyMends(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		change("boot=order=net0;scsi0")(lab)
 		requireDrift(t, lab, "wk1")
@@ -158,6 +159,7 @@ func TestAnImageThatBootsByKexecOnly(t *testing.T) {
 // TestAKilledFirstBootIsNoProof: the run after one that was killed while its first node rebooted still
 // boots another one through the firmware before the rest.
 func TestAKilledFirstBootIsNoProof(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 3}, func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(sim.PatchedExtension)

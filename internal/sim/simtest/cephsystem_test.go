@@ -222,6 +222,7 @@ func TestPlanOnCephOfHosts(t *testing.T) {
 // TestCephOfHostsBeforeANode: what the plan found is asked again before the node goes. A rollback takes its node out,
 // too.
 func TestCephOfHostsBeforeANode(t *testing.T) {
+	long(t)
 	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.setRoll("strategy: " + string(cluster.Recreate))

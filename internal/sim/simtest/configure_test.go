@@ -231,6 +231,7 @@ func TestBadConfigurationIsGivenBack(t *testing.T) {
 // TestKernelArgumentsOfTheConfiguration: with SeaBIOS, arguments of machine.install arrive with a recreate, and
 // an upgrade in place, which would lose them, is refused until the schematic has them.
 func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, Layouts: []sim.Layout{{Data: 1}, {Data: 1, SeaBIOS: true}}}, func(t *testing.T, lab *Lab) {
 		files := lab.keptConfigs()
 		text := strings.Replace(string(files["wk1"]), "grubUseUKICmdline: true", "grubUseUKICmdline: false", 1)
@@ -343,6 +344,7 @@ func TestResetToNothing(t *testing.T) {
 // TestAResetMachineGetsItsOwnFile: a node that was reset keeps its data disks, and gets no file of another
 // cluster, nor of another role.
 func TestAResetMachineGetsItsOwnFile(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		own, planes := lab.configOf("wk1"), lab.configOf("cp1")
 		lab.reset("wk1", "STATE")
@@ -378,6 +380,7 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 // TestEncryptionOfAFile: keys in a file that no later roll could open again are refused, for a node that runs, and for
 // one that was reset; others are not.
 func TestEncryptionOfAFile(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		own := lab.configOf("wk1")
 		const (
@@ -411,6 +414,7 @@ func TestEncryptionOfAFile(t *testing.T) {
 // another node, nothing gets a file, and acceptLoss lifts none of that. A reset machine with a volume in two slots gets
 // none either.
 func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		own := lab.configOf("wk1")
 		lab.Replace("recast.yaml", "vmid: 9031}", "vmid: 9031, acceptLoss: [u-data]}")

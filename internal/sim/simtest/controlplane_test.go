@@ -365,6 +365,7 @@ func (l *Lab) requireOneEtcd(members ...string) {
 // TestTypeInit: no strategy takes etcd's data from a control plane of type init, which would begin a second
 // etcd without them; another type lifts that.
 func TestTypeInit(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: sim.None}, func(t *testing.T, lab *Lab) {
 		lab.makeInit("cp1")
 		lab.Patch(everywhere)

@@ -519,6 +519,7 @@ func TestDoctorOfTwoEtcds(t *testing.T) {
 // EPHEMERAL: nothing lifts that for a node that keeps its system disk. With a new one, and acceptLoss, the member
 // leaves etcd first and joins it again without data; the volume stays, empty.
 func TestAFileWithoutEtcdsVolume(t *testing.T) {
+	long(t)
 	inDamagedLab(t, sim.Options{ControlPlanes: 3, Workers: sim.None, EtcdOnData: true, EtcdVolume: true, TalosVersion: talos14}, func(t *testing.T, lab *Lab) {
 		only := policyFor("cp2")
 		own := lab.configOf("cp2")

@@ -329,6 +329,7 @@ func ofScratch(call record.Call) bool {
 // TestHandOverIsRemembered: a storage that has handed a volume over is not tried again, unless no journal
 // knows; the create is, in each run.
 func TestHandOverIsRemembered(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		strategy(cluster.Recreate)(lab)
 		create := []string{"POST qemu", "PUT config", "DELETE 9099"}
@@ -360,6 +361,7 @@ type proving struct {
 // TestProofsKilled kills a roll at the points of its proofs: prune recognises what is left, and the next roll,
 // after it or at once, finishes.
 func TestProofsKilled(t *testing.T) {
+	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		t.Run(string(s), killGrid[proving]{
 			begin: func(t *testing.T) proving {

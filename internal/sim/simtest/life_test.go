@@ -170,13 +170,14 @@ var madeUp = regexp.MustCompile(`(u-data|EPHEMERAL) [0-9a-f-]{36} [0-9a-f-]{36}|
 func (l *life) end(t *testing.T) string {
 	t.Helper()
 	must(t, errOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})))
-	dump := madeUp.ReplaceAllString(l.settledDump(), "made up")
+	var dump strings.Builder
+	dump.WriteString(madeUp.ReplaceAllString(l.settledDump(), "made up"))
 	for _, name := range l.nodes {
 		node := l.kubeNode(name)
-		dump += fmt.Sprintf("node %s: cordoned %t, labels %v, ", name, node.Spec.Unschedulable, node.Labels)
-		dump += fmt.Sprintf("taints %v\n", node.Spec.Taints)
+		fmt.Fprintf(&dump, "node %s: cordoned %t, labels %v, ", name, node.Spec.Unschedulable, node.Labels)
+		fmt.Fprintf(&dump, "taints %v\n", node.Spec.Taints)
 	}
-	return dump
+	return dump.String()
 }
 
 func runOf(i int) string { return fmt.Sprintf("20000101-%04d-feed", i) }

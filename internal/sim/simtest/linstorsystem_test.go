@@ -333,6 +333,7 @@ func TestRollKeepsLINSTORFromEvicting(t *testing.T) {
 
 // TestLINSTOREvictsWithoutHold: the lab's LINSTOR evicts a node as the real one does, so that the others prove something.
 func TestLINSTOREvictsWithoutHold(t *testing.T) {
+	long(t)
 	inEvictingLab(t, func(t *testing.T, lab *Lab) {
 		lab.setRoll("storage: {linstor: off}", "strategy: recreate")
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))

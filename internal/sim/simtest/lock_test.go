@@ -415,6 +415,7 @@ func TestPruneTheMirror(t *testing.T) {
 // TestSignedInstallers: an Image Factory signs boot loader and UKI of ordinary installers, and not those of its ISOs.
 // What it builds is of the lock, and is rolled.
 func TestSignedInstallers(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 1, SignsInstallers: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Client().rollTo(t, policyFor("wk1"))

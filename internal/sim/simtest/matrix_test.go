@@ -360,13 +360,14 @@ func (l *matrixLab) state() string {
 
 // momentary is the present world, including work in progress.
 func (l *matrixLab) momentary() string {
-	text := l.text()
+	var text strings.Builder
+	text.WriteString(l.text())
 	for _, t := range l.world.Tasks() {
 		if t.Running {
-			text += t.UPID
+			text.WriteString(t.UPID)
 		}
 	}
-	return text
+	return text.String()
 }
 
 func (l *matrixLab) text(leaveOut ...world.Renewed) string {

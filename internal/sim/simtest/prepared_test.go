@@ -122,6 +122,7 @@ func measuredTimes() talosapi.Times {
 // TestPreparedOutage: a node whose system disk was prepared is away for 0.6 times as long at most, from
 // when its VM is stopped until it is healthy.
 func TestPreparedOutage(t *testing.T) {
+	long(t)
 	away := func(t *testing.T, boot string) (away time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
 			lab := New(t, sim.Options{Workers: 1, Times: measuredTimes()})
@@ -225,6 +226,7 @@ func TestPreparedLate(t *testing.T) {
 // TestPreparedGone: someone takes the prepared disk away while the node is down: what is left to do is
 // said, and the old system disk comes back.
 func TestPreparedGone(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.BootsDisks("disk")
 		lab.Patch(sim.PatchedExtension)

@@ -327,6 +327,7 @@ func TestCrashRetention(t *testing.T) {
 // TestParkingVMWithOtherNotes: a parking VM whose Notes a person has edited is known by its name. Its node gets no
 // second one; the line that the plan prints lets it have one, and once the Notes are back, both are recast's.
 func TestParkingVMWithOtherNotes(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		strategy(cluster.Recreate)(lab)
 		roll := func() error {
@@ -356,6 +357,7 @@ func TestParkingVMWithOtherNotes(t *testing.T) {
 // TestParkingVMWithADamagedRecord: what a person writes behind the record does no harm; a record that can't be read keeps
 // its own node from being changed, and no other.
 func TestParkingVMWithADamagedRecord(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
 		strategy(cluster.Recreate)(lab)
 		lab.Patch(everywhere)
@@ -382,6 +384,7 @@ func TestParkingVMWithADamagedRecord(t *testing.T) {
 
 // TestUndoWithTwinParkingVMs: the second parking VM counts the node's disks anew; the last one is still the last.
 func TestUndoWithTwinParkingVMs(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		strategy(cluster.Recreate)(lab)
 		roll := func() {
