@@ -51,14 +51,28 @@ func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRea
 // are dropped afterwards, so that later reads are fresh.
 type look struct {
 	*Client
-	reads sync.Map // of sync.OnceValues, by name
+	reads sync.Map // of *onceRead, by name
 }
 
 // once returns the result of read. All callers in the look that use that name share the result, and have the same
-// context, with which read ends.
+// context, with which read ends. They wait for a channel and not for a sync.Once, whose lock would stop the clock of a
+// test's bubble.
 func once[T any](l *look, name string, read func() (T, error)) (T, error) {
-	kept, _ := l.reads.LoadOrStore(name, sync.OnceValues(read))
-	return kept.(func() (T, error))()
+	kept, begun := l.reads.LoadOrStore(name, &onceRead{done: make(chan struct{})})
+	r := kept.(*onceRead)
+	if !begun {
+		r.answer, r.err = read()
+		close(r.done)
+	}
+	<-r.done
+	return r.answer.(T), r.err
+}
+
+// onceRead is an answer of look; other callers may wait until it is done.
+type onceRead struct {
+	done   chan struct{} // closed when the rest is known
+	answer any
+	err    error
 }
 
 func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
