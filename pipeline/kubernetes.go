@@ -102,7 +102,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 	if err := w.claim.take(ctx, host, w.rep.Plan); err != nil {
 		return err
 	}
-	if err := confirm(o.Confirm, rep.Plan, "Kubernetes was not changed"); err != nil {
+	if err := confirm(o.Confirm, rep.Plan, "not confirmed; Kubernetes was not changed"); err != nil {
 		return err
 	}
 	if plan, err = w.planUpgradeAgain(ctx, rep.Plan); err != nil {
@@ -385,7 +385,7 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 		if err := w.claim.take(ctx, host, w.rep.Plan); err != nil {
 			return err
 		}
-		if err := confirm(o.Confirm, rep, "nothing was restored"); err != nil {
+		if err := confirm(o.Confirm, rep, "not confirmed; nothing was restored"); err != nil {
 			return err
 		}
 		if err := w.giveUpRestores(others); err != nil {

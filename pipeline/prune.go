@@ -180,7 +180,7 @@ func (p *pruning) prune(ctx context.Context) (err error) {
 	if err != nil || p.rep.host(online) == "" {
 		return err
 	}
-	if err := confirm(p.o.Confirm, p.rep, "nothing was removed"); err != nil {
+	if err := confirm(p.o.Confirm, p.rep, "not confirmed; nothing was removed"); err != nil {
 		return err
 	}
 	parked.Proxmox, parked.Say = held.Guard(p.px), p.say

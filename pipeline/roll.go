@@ -303,23 +303,23 @@ func (w *work) ready(ctx context.Context) error {
 	return w.claim.take(ctx, plan.Work()[0].Host, plan)
 }
 
-// confirm asks about a plan or report. Only a yes is no error; after a no the error says what is unchanged.
-func confirm[P any](ask func(P) (bool, error), about P, unchanged string) error {
+// confirm asks about a plan or report. Only a yes is no error; after a no the error has the text.
+func confirm[P any](ask func(P) (bool, error), about P, no string) error {
 	ok, err := ask(about)
 	if err != nil || ok {
 		return err
 	}
-	return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; "+unchanged)))
+	return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New(no)))
 }
 
 // carryOut asks, and runs the plan under a journal: the journal of the run that it finishes, or a new journal.
 func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
-	unchanged := "nothing was changed on the nodes"
+	no := "not confirmed; nothing was changed on the nodes"
 	if w.began {
-		unchanged = "nothing more was changed on the nodes"
+		no = "not confirmed; nothing more was changed on the nodes"
 	}
 	if !w.o.Policy.SurgeEnds {
-		if err := confirm(w.o.Confirm, w.rep.Plan, unchanged); err != nil {
+		if err := confirm(w.o.Confirm, w.rep.Plan, no); err != nil {
 			return err
 		}
 	}
