@@ -275,7 +275,7 @@ func (j *Journal) Finish(outcome string) error {
 	if err != nil {
 		return err
 	}
-	return j.putInfo("finish", RunInfo{Started: info.Started, Finished: time.Now().UTC(), Outcome: outcome})
+	return j.putInfo("finish", infoFile{Started: info.Started, Finished: time.Now().UTC(), Outcome: outcome})
 }
 
 // Resume marks a finished run as unfinished again.
@@ -284,10 +284,10 @@ func (j *Journal) Resume() error {
 	if err != nil || info.Unfinished() {
 		return err
 	}
-	return j.putInfo("resume", RunInfo{Started: info.Started})
+	return j.putInfo("resume", infoFile{Started: info.Started})
 }
 
-func (j *Journal) putInfo(point string, f RunInfo) error {
+func (j *Journal) putInfo(point string, f infoFile) error {
 	b, err := marshal(f)
 	if err == nil {
 		err = j.write(point, infoName, b)

@@ -17,12 +17,12 @@ import (
 	"github.com/recast-sh/recast/internal/format"
 )
 
-// RunInfo is one run as history shows it, and the content of its file RUN.
+// RunInfo is one run as history shows it.
 type RunInfo struct {
-	ID       string    `json:"-"`
-	Started  time.Time `json:"started"`
-	Finished time.Time `json:"finished,omitzero"` // zero: still running, or killed
-	Outcome  string    `json:"outcome,omitempty"` // as given to Finish
+	ID       string
+	Started  time.Time
+	Finished time.Time // zero: still running, or killed
+	Outcome  string    // as given to Finish
 }
 
 // Unfinished says whether the run is still running or was killed.
@@ -30,6 +30,12 @@ func (r RunInfo) Unfinished() bool { return r.Finished.IsZero() }
 
 // infoName lacks the suffixes of facts and secrets, so that no key can name it.
 const infoName = "RUN"
+
+type infoFile struct {
+	Started  time.Time `json:"started"`
+	Finished time.Time `json:"finished,omitzero"`
+	Outcome  string    `json:"outcome,omitempty"`
+}
 
 // NewRunID makes an ID that begins with the minute and ends with two random bytes:
 // "20261121-0421-3f2a".
@@ -101,7 +107,7 @@ func runInfo(path, id string) (RunInfo, error) {
 }
 
 func readInfo(root *os.Root, id string) (RunInfo, error) {
-	f := RunInfo{ID: id}
+	var f infoFile
 	b, err := root.ReadFile(infoName)
 	if err == nil {
 		err = format.Decode(b, &f)
@@ -112,7 +118,7 @@ func readInfo(root *os.Root, id string) (RunInfo, error) {
 	if err != nil {
 		return RunInfo{}, fmt.Errorf("run %q: %s: %w", id, filepath.Join(root.Name(), infoName), reason(err))
 	}
-	return f, nil
+	return RunInfo{ID: id, Started: f.Started, Finished: f.Finished, Outcome: f.Outcome}, nil
 }
 
 // create creates the run's directory if it is missing. It writes under another name and
@@ -121,7 +127,7 @@ func (j *Journal) create(parent *os.Root) error {
 	if _, err := parent.Lstat(j.run); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	b, err := marshal(RunInfo{Started: time.Now().UTC()})
+	b, err := marshal(infoFile{Started: time.Now().UTC()})
 	if err != nil {
 		return err
 	}
