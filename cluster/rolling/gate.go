@@ -33,10 +33,8 @@ func (n *Node) CheckGate(ctx context.Context) error {
 func (n *Node) look(ctx context.Context) error {
 	var problems []error
 	switch {
-	case n.Plan.Strategy.KeepsVM() && n.Plan.OnlyTidies():
+	case n.Plan.OnlyTidies():
 		return nil // the node is never taken out
-	case n.Plan.Strategy.KeepsVM() && n.Plan.Resume:
-		return n.requireEtcdInOldBoot(ctx)
 	case n.Plan.Strategy.From() == cluster.Blank:
 		return n.RequireNameFree(ctx)
 	case n.Plan.Rebuild != "" && n.Plan.Strategy.VM() == cluster.VMGone:
