@@ -3,15 +3,22 @@ package arch
 import (
 	"fmt"
 	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
 	"os"
 	"path"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/mod/modfile"
+	gomod "golang.org/x/mod/module"
+	versions "golang.org/x/mod/semver"
 )
 
 func TestImports(t *testing.T) {
@@ -189,4 +196,141 @@ func TestOrderOfRooms(t *testing.T) {
 			}
 		}
 	}
+}
+
+const noRelease = "it has no release"
+
+// commits are the dependencies that are a commit and not a release, and why.
+var commits = map[string][]string{
+	noRelease: {
+		"github.com/Azure/go-ansiterm", "github.com/charmbracelet/ultraviolet", "github.com/exponent-io/jsonpath", "github.com/golang/groupcache",
+		"github.com/jbenet/go-context", "github.com/liggitt/tabwriter", "github.com/modern-go/concurrent", "github.com/monochromegane/go-gitignore",
+		"github.com/munnerz/goautoneg", "github.com/petermattis/goid", "github.com/pkg/browser", "github.com/xo/terminfo", "golang.org/x/exp",
+		"google.golang.org/genproto/googleapis/api", "google.golang.org/genproto/googleapis/rpc", "k8s.io/kube-openapi", "k8s.io/utils", "sigs.k8s.io/json",
+	},
+	"Kubernetes requires that commit": {
+		"github.com/davecgh/go-spew", "github.com/gorilla/websocket", "github.com/modern-go/reflect2", "github.com/pmezard/go-difflib",
+	},
+	"the Image Factory requires that commit": {"github.com/jsimonetti/rtnetlink/v2", "github.com/Microsoft/go-winio"},
+	"Talos requires that commit":             {"github.com/planetscale/vtprotobuf"},
+	"go-git requires that commit":            {"github.com/go-git/gcfg"},
+}
+
+// TestNoReleaseCandidates: recast is made of releases. Nobody tests a candidate any more once its release is there.
+func TestNoReleaseCandidates(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := modfile.Parse("go.mod", text, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := map[string]string{}
+	for reason, paths := range commits {
+		for _, path := range paths {
+			why[path] = reason
+		}
+	}
+	for _, r := range f.Require {
+		reason, path := why[r.Mod.Path], r.Mod.Path
+		if !gomod.IsPseudoVersion(r.Mod.Version) {
+			if versions.Prerelease(r.Mod.Version) != "" {
+				t.Errorf("%s is no release", r.Mod)
+			}
+			continue
+		}
+		delete(why, path)
+		switch base, err := gomod.PseudoVersionBase(r.Mod.Version); {
+		case err != nil:
+			t.Error(err)
+		case reason == "":
+			t.Errorf("%s is a commit: use a release, or say here why not", r.Mod)
+		case reason == noRelease && base != "":
+			t.Errorf("%s has a release, %s", r.Mod, base)
+		}
+	}
+	for path := range why {
+		t.Errorf("%s is a release by now, or no dependency: remove it here", path)
+	}
+}
+
+const module = "github.com/recast-sh/recast"
+
+// source is one Go file of the module that is not generated.
+type source struct {
+	pkg    string // directory, slash-separated, from the top
+	name   string
+	nested bool // it is of a nested module
+	lines  int
+	fset   *token.FileSet
+	file   *ast.File
+}
+
+func (s source) test() bool { return strings.HasSuffix(s.name, "_test.go") }
+
+func (s source) path() string { return path.Join(s.pkg, s.name) }
+
+func (s source) line(p token.Pos) int { return s.fset.Position(p).Line }
+
+// sources returns every file of the module at the top of the repository; with nested, also
+// of nested modules.
+func sources(t *testing.T, nested bool) []source {
+	t.Helper()
+	all, err := parsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !nested {
+		all = slices.DeleteFunc(slices.Clone(all), func(s source) bool { return s.nested })
+	}
+	if len(all) < 10 {
+		t.Fatalf("found %d files: this is not the repository", len(all))
+	}
+	return all
+}
+
+// parsed parses every file once for all tests, which only read them.
+var parsed = sync.OnceValues(func() (all []source, err error) {
+	top := os.DirFS("../..")
+	var nested []string // directories of nested modules
+	err = fs.WalkDir(top, ".", func(name string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir():
+			if name != "." && skipped(name) {
+				return fs.SkipDir
+			}
+			if _, err := fs.Stat(top, path.Join(name, "go.mod")); err == nil && name != "." {
+				nested = append(nested, name+"/")
+			}
+			return nil
+		case path.Ext(name) != ".go":
+			return nil
+		}
+		text, err := fs.ReadFile(top, name)
+		if err != nil {
+			return err
+		}
+		s, err := parse(path.Dir(name), path.Base(name), text)
+		if err == nil && !ast.IsGenerated(s.file) {
+			s.nested = slices.ContainsFunc(nested, func(dir string) bool { return strings.HasPrefix(name, dir) })
+			all = append(all, s)
+		}
+		return err
+	})
+	return all, err
+})
+
+func skipped(dir string) bool {
+	base := path.Base(dir)
+	return base == "testdata" || base == "bin" || base == "dist" || strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_")
+}
+
+func parse(pkg, name string, text []byte) (source, error) {
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, path.Join(pkg, name), text, parser.ParseComments|parser.SkipObjectResolution)
+	return source{pkg: pkg, name: name, lines: strings.Count(string(text), "\n"), fset: fset, file: f}, err
 }

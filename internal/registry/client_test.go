@@ -1,31 +1,47 @@
 package registry
 
 import (
+	"archive/tar"
 	"bytes"
 	"cmp"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/heap"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/sim/network"
+	bounds "github.com/recast-sh/recast/internal/transport"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -333,4 +349,500 @@ func TestForeignTextIsOneLine(t *testing.T) {
 			}
 		}
 	}
+}
+
+// line is the server side of a connection: each answer in turn.
+type line struct {
+	answers []answer
+	asked   []string // the requested ranges
+}
+
+// answer is the answer to one request. Bodies end with their request's context.
+type answer struct {
+	status  int
+	header  http.Header
+	sends   string        // this much, and then:
+	breaks  error         // nil: no more bytes come
+	whole   bool          // what is sent is complete
+	size    int64         // as announced
+	silence time.Duration // before the answer
+}
+
+func (l *line) RoundTrip(req *http.Request) (*http.Response, error) {
+	a := l.answers[0]
+	l.answers = l.answers[1:]
+	l.asked = append(l.asked, req.Header.Get("Range"))
+	if req.Body != nil {
+		defer req.Body.Close()
+		if _, err := io.Copy(io.Discard, req.Body); err != nil {
+			return nil, err
+		}
+	}
+	select {
+	case <-time.After(a.silence):
+	case <-req.Context().Done():
+		return nil, context.Cause(req.Context())
+	}
+	return &http.Response{
+		Status: fmt.Sprint(a.status), StatusCode: a.status, Header: a.header, ContentLength: a.size, Request: req,
+		Body: &lineBody{ctx: req.Context(), rest: a.sends, answer: a},
+	}, nil
+}
+
+type lineBody struct {
+	ctx  context.Context
+	rest string
+	answer
+}
+
+func (b *lineBody) Read(p []byte) (int, error) {
+	if n := copy(p, b.rest); n > 0 {
+		b.rest = b.rest[n:]
+		return n, nil
+	}
+	switch {
+	case b.whole:
+		return 0, io.EOF
+	case b.breaks != nil:
+		return 0, b.breaks
+	}
+	<-b.ctx.Done()
+	return 0, context.Canceled // as http.Transport does
+}
+
+func (b *lineBody) Close() error { return nil }
+
+var errReset = errors.New("connection reset by peer")
+
+func part(status int, from, to, of int64, a answer) answer {
+	a.status, a.size = status, to-from+1
+	a.header = http.Header{"Content-Range": {fmt.Sprintf("bytes %d-%d/%d", from, to, of)}}
+	return a
+}
+
+func TestDownloadsGoOn(t *testing.T) {
+	t.Parallel()
+	stalls := "no data came for 1m0s"
+	broken := func(n int) (list []answer) {
+		for range n {
+			list = append(list, part(206, 3, 9, 10, answer{breaks: errReset}))
+		}
+		return list
+	}
+	type row struct {
+		path    string
+		answers []answer
+		want    string
+		asked   []string
+		err     string
+		took    time.Duration
+	}
+	eachInBubble(t, map[string]row{
+		"whole": {answers: []answer{{status: 200, size: 10, sends: "0123456789", whole: true}}, want: "0123456789", asked: []string{""}},
+		"it stalls": {
+			answers: []answer{{status: 200, size: 10, sends: "012"}, part(206, 3, 9, 10, answer{sends: "3456789", whole: true})},
+			want:    "0123456789", asked: []string{"", "bytes=3-9"}, took: limits.Stall + time.Second,
+		},
+		"it breaks off twice": {
+			answers: []answer{
+				{status: 200, size: 10, sends: "012", breaks: io.ErrUnexpectedEOF},
+				part(206, 3, 9, 10, answer{sends: "34", breaks: errReset}), part(206, 5, 9, 10, answer{sends: "56789", whole: true}),
+			},
+			want: "0123456789", asked: []string{"", "bytes=3-9", "bytes=5-9"}, took: 3 * time.Second,
+		},
+		"a busy server": {
+			answers: []answer{{status: 200, size: 10, sends: "012", breaks: errReset}, {status: 503}, part(206, 3, 9, 10, answer{sends: "3456789", whole: true})},
+			want:    "0123456789", asked: []string{"", "bytes=3-9", "bytes=3-9"}, took: 3 * time.Second,
+		},
+		"a server that knows no ranges": {
+			answers: []answer{{status: 200, size: 10, sends: "012", breaks: errReset}, {status: 200, size: 10, sends: "0123456789", whole: true}},
+			want:    "012", asked: []string{"", "bytes=3-9"}, took: time.Second,
+			err: `connection reset by peer; asked for the rest: the registry answers "200" to the request for the rest, after 3 of 10 bytes`,
+		},
+		"another range": {
+			answers: []answer{{status: 200, size: 10, sends: "012", breaks: errReset}, part(206, 2, 9, 10, answer{sends: "23456789", whole: true})},
+			want:    "012", asked: []string{"", "bytes=3-9"}, took: time.Second,
+			err: `connection reset by peer; asked for the rest: the registry answers "206" to the request for the rest, after 3 of 10 bytes`,
+		},
+		"for ever": {
+			answers: append([]answer{{status: 200, size: 10, sends: "012", breaks: errReset}}, broken(limits.Resumes)...),
+			want:    "012", asked: append([]string{""}, strings.Split(strings.Repeat("bytes=3-9 ", limits.Resumes), " ")[:limits.Resumes]...),
+			took: 63 * time.Second, err: "connection reset by peer; asked for the rest: it broke off too often",
+		},
+		"of unknown size": {answers: []answer{{status: 200, size: -1, sends: "012"}}, want: "012", asked: []string{""}, took: limits.Stall, err: stalls},
+		"a manifest":      {path: "/v2/a/manifests/v1", answers: []answer{{status: 200, size: 10, sends: "012"}}, want: "012", asked: []string{""}, took: limits.Stall, err: stalls},
+		"no answer": {
+			answers: []answer{{status: 200, silence: time.Hour}}, asked: []string{""}, took: limits.Answer, err: "no answer for 25m0s",
+		},
+	}, func(t *testing.T, tc row) {
+		l := &line{answers: tc.answers}
+		if tc.path == "" {
+			tc.path = "/v2/a/blobs/sha256:0"
+		}
+		begun := time.Now()
+		got, err := fetch(t.Context(), t, l, tc.path)
+		must.Equal(t, "body", tc.want, got)
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+		must.Equal(t, "ranges", tc.asked, l.asked)
+		must.Equal(t, "it", tc.took, time.Since(begun))
+	})
+}
+
+func fetch(ctx context.Context, t *testing.T, from http.RoundTripper, path string) (string, error) {
+	t.Helper()
+	req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, nil))(t)
+	resp, err := limited(from).RoundTrip(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return string(body), err
+}
+
+func TestDownloadIsCancelled(t *testing.T) {
+	t.Parallel()
+	cases := map[string]time.Duration{"while it stalls": time.Second, "while it pauses": limits.Stall + time.Second/2}
+	eachInBubble(t, cases, func(t *testing.T, at time.Duration) {
+		ctx, cancel := context.WithTimeout(t.Context(), at)
+		defer cancel()
+		begun := time.Now()
+		l := &line{answers: []answer{{status: 200, size: 10, sends: "012"}}}
+		if _, err := fetch(ctx, t, l, "/v2/a/blobs/sha256:0"); err == nil {
+			t.Error("no error")
+		}
+		must.Equal(t, "it took", at, time.Since(begun))
+	})
+}
+
+// slow is a body that is read slowly.
+type slow struct {
+	io.Reader
+	each time.Duration
+}
+
+func (s slow) Read(p []byte) (int, error) {
+	time.Sleep(s.each)
+	return s.Reader.Read(p)
+}
+
+// stuck reads a part of a request's body and then stops.
+type stuck struct{ takes int64 }
+
+func (s stuck) RoundTrip(req *http.Request) (*http.Response, error) {
+	defer req.Body.Close()
+	if _, err := io.CopyN(io.Discard, req.Body, s.takes); err != nil {
+		return nil, err
+	}
+	<-req.Context().Done()
+	return nil, req.Context().Err()
+}
+
+func TestUploads(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		to        http.RoundTripper
+		each      time.Duration // our side's time for each byte
+		err       string
+		temporary bool
+		took      time.Duration
+	}
+	eachInBubble(t, map[string]row{
+		"it stalls":                 {to: stuck{5}, err: "the registry accepted no data for 1m0s", temporary: true, took: limits.Stall},
+		"our side is slow":          {to: &line{answers: []answer{{status: 202}}}, each: 2 * limits.Stall, took: 22 * limits.Stall},
+		"the answer takes its time": {to: &line{answers: []answer{{status: 202, silence: limits.Answer - 1}}}, took: limits.Answer - 1},
+	}, func(t *testing.T, tc row) {
+		body := io.NopCloser(slow{Reader: oneByte{strings.NewReader("0123456789")}, each: tc.each})
+		req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://r/v2/a/blobs/uploads/1", body))(t)
+		begun := time.Now()
+		resp, err := limited(tc.to).RoundTrip(req)
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+		if stalled, ok := errors.AsType[*bounds.Stalled](err); ok && (stalled.Temporary() != tc.temporary || !stalled.Timeout()) {
+			t.Errorf("temporary = %t", stalled.Temporary())
+		}
+		must.Equal(t, "it", tc.took, time.Since(begun))
+	})
+}
+
+type oneByte struct{ io.Reader }
+
+func (o oneByte) Read(p []byte) (int, error) { return o.Reader.Read(p[:min(1, len(p))]) }
+
+// TestCutBlobIsReadToItsEnd: over a real connection, and its digest is still checked.
+func TestCutBlobIsReadToItsEnd(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: it waits for seconds")
+	}
+	t.Parallel()
+	c := newCopier(t)
+	content := strings.Repeat("0123456789abcdef", 1<<12)
+	sum := sha256.Sum256([]byte(content))
+	layer := tarOf(t, "a="+content)
+	push(t, http.DefaultTransport, c.from.host+"/acme/frr:1", imageOf(t, "amd64", layer))
+	cut := 0
+	c.from.cut = func(r *http.Request) int64 {
+		if strings.Contains(r.URL.Path, must.Get(layer.Digest())(t).Hex) && cut < 2 {
+			cut++
+			return 10_000
+		}
+		return -1
+	}
+	archive := must.Get(c.Extract(t.Context(), c.from.host+"/acme/frr:1", "amd64"))(t)
+	files, err := filesOf(t, archive)
+	must.Do(t, errors.Join(err, archive.Close()))
+	got := sha256.Sum256([]byte(files["a"]))
+	if cut != 2 || hex.EncodeToString(got[:]) != hex.EncodeToString(sum[:]) {
+		t.Errorf("after %d cuts: %x, want %x", cut, got, sum)
+	}
+}
+
+// over lets a test talk HTTP to a handler in a bubble.
+func over(t *testing.T, h http.Handler, test func(http.RoundTripper)) {
+	t.Helper()
+	net := network.Memory()
+	l := must.Get(net.Listen(host))(t)
+	server := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
+	go func() { _ = server.Serve(l) }() // returns when the server is closed
+	transport := &http.Transport{DialContext: net.Dialer().DialContext}
+	test(transport)
+	transport.CloseIdleConnections()
+	must.Do(t, server.Close())
+	time.Sleep(time.Second) // the bubble's time: a server lingers if a body was not read to its end
+}
+
+// TestStallsOverHTTP: http.Transport releases a body that a watch ends.
+func TestStallsOverHTTP(t *testing.T) {
+	t.Parallel()
+	t.Run("a download", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			content := bytes.Repeat([]byte("0123456789"), 10_000)
+			ranges := 0
+			over(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Range") != "" {
+					ranges++
+					http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content))
+					return
+				}
+				w.Header().Set("Content-Length", "100000")
+				_, _ = w.Write(content[:50_000])
+				_ = http.NewResponseController(w).Flush()
+				<-r.Context().Done()
+			}), func(transport http.RoundTripper) {
+				begun := time.Now()
+				got, err := fetch(t.Context(), t, transport, "/v2/a/blobs/sha256:0")
+				if err != nil || got != string(content) || ranges != 1 {
+					t.Errorf("%d bytes, %d ranges, %v", len(got), ranges, err)
+				}
+				must.Equal(t, "it took", limits.Stall+limits.Pause, time.Since(begun))
+			})
+		})
+	})
+	t.Run("an upload", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			tested := make(chan struct{})
+			over(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				_, _ = io.CopyN(io.Discard, r.Body, 1000)
+				<-tested // a server does not notice a lost client before it has read the body
+			}), func(transport http.RoundTripper) {
+				defer close(tested)
+				req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://"+host+"/v2/a/blobs/uploads/1", bytes.NewReader(make([]byte, 10<<20))))(t)
+				begun := time.Now()
+				resp, err := limited(transport).RoundTrip(req)
+				if err == nil {
+					t.Fatal(resp.Body.Close())
+				}
+				if stalled, ok := errors.AsType[*bounds.Stalled](err); !ok || !stalled.Temporary() {
+					t.Errorf("error is %v", err)
+				}
+				must.Equal(t, "it took", limits.Stall, time.Since(begun))
+			})
+		})
+	})
+}
+
+func TestUsualLogins(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	t.Setenv("REGISTRY_AUTH_FILE", "")
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("GITHUB_ACTOR", "octocat")
+	t.Setenv("GITHUB_TOKEN", "secret")
+	c := must.Get(New(Options{}))(t)
+	for registry, want := range map[string]string{"ghcr.io": "octocat", "registry.example": ""} {
+		auth := must.Get(c.keychain.Resolve(must.Get(name.NewRegistry(registry))(t)))(t)
+		must.Equal(t, registry, want, must.Get(authn.Authorization(t.Context(), auth))(t).Username)
+	}
+}
+
+const maxPeakMiB = 128
+
+// BenchmarkCopy copies an image of 300 MiB between two registries that keep blobs in
+// files, all in one process, and fails if that takes too much memory.
+func BenchmarkCopy(b *testing.B) {
+	from, digest := largeImage(b, 3, 100<<20)
+	for b.Loop() {
+		to := serveDisk(b, b.TempDir())
+		c := must.Get(New(Options{Keychain: authn.NewMultiKeychain()}))(b)
+		peak := heap.Peak(b.Context(), func() {
+			must.Do(b, c.Copy(b.Context(), from+"/installer@"+digest, to+"/talos", func(int64, int64) {}))
+		})
+		must.Do(b, c.Close())
+		b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
+		if peak > maxPeakMiB<<20 {
+			b.Fatalf("the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
+		}
+	}
+}
+
+// largeImage is an image of that many layers in its own registry.
+func largeImage(b *testing.B, layers int, layerBytes int64) (host, digest string) {
+	b.Helper()
+	dir := b.TempDir()
+	host = serveDisk(b, dir)
+	random := rand.NewChaCha8([32]byte{})
+	blob := func(content io.Reader, mediaType types.MediaType) v1.Descriptor {
+		sum := sha256.New()
+		file := filepath.Join(b.TempDir(), "blob")
+		out := must.Get(os.Create(file))(b)
+		size := must.Get(io.Copy(io.MultiWriter(out, sum), content))(b)
+		d := v1.Descriptor{MediaType: mediaType, Size: size, Digest: v1.Hash{Algorithm: "sha256", Hex: fmt.Sprintf("%x", sum.Sum(nil))}}
+		must.Do(b, os.MkdirAll(filepath.Join(dir, "sha256"), 0o700))
+		must.Do(b, os.Rename(file, filepath.Join(dir, "sha256", d.Digest.Hex)))
+		return d
+	}
+	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: blob(strings.NewReader("{}"), types.OCIConfigJSON)}
+	for range layers {
+		m.Layers = append(m.Layers, blob(io.LimitReader(random, layerBytes), types.OCILayer))
+	}
+	raw := must.Get(json.Marshal(m))(b)
+	digest = fmt.Sprintf("sha256:%x", sha256.Sum256(raw))
+	req := must.Get(http.NewRequestWithContext(b.Context(), http.MethodPut, "http://"+host+"/v2/installer/manifests/"+digest, bytes.NewReader(raw)))(b)
+	req.Header.Set("Content-Type", string(m.MediaType))
+	resp := must.Get(http.DefaultClient.Do(req))(b)
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusCreated {
+		b.Fatal(resp.Status)
+	}
+	return host, digest
+}
+
+// serveDisk serves a registry whose blobs and uploads are files:
+// go-containerregistry's own keeps uploads in memory until they are complete.
+func serveDisk(b *testing.B, dir string) (host string) {
+	b.Helper()
+	store := ggcr.New(ggcr.WithBlobHandler(ggcr.NewDiskBlobHandler(dir)), ggcr.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		upload := filepath.Join(dir, "upload-"+filepath.Base(r.URL.Path))
+		switch {
+		case r.Method == http.MethodPatch:
+			if err := receive(upload, r.Body); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			w.Header().Set("Location", r.URL.Path)
+			w.WriteHeader(http.StatusAccepted)
+		case r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/blobs/uploads/"):
+			hash, err := v1.NewHash(r.URL.Query().Get("digest"))
+			if err == nil {
+				err = commit(upload, dir, hash)
+			}
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			w.WriteHeader(http.StatusCreated)
+		default:
+			store.ServeHTTP(w, r)
+		}
+	}))
+	b.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://")
+}
+
+func receive(file string, body io.Reader) error {
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(f, body)
+	return err
+}
+
+func commit(file, dir string, want v1.Hash) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	got, _, err := v1.SHA256(f)
+	if err != nil {
+		return err
+	}
+	if got != want {
+		return fmt.Errorf("it is %s, not %s", got, want)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, want.Algorithm), 0o700); err != nil {
+		return err
+	}
+	return os.Rename(file, filepath.Join(dir, want.Algorithm, want.Hex))
+}
+
+// BenchmarkArchives pushes an installer of 300 MiB from a tarball, and an ISO of 300
+// MiB beside it, and fails if that takes too much memory.
+func BenchmarkArchives(b *testing.B) {
+	dir, host := b.TempDir(), serveDisk(b, b.TempDir())
+	base := must.Get(random.Image(512, 1))(b)
+	config := must.Get(base.ConfigFile())(b).DeepCopy()
+	config.Architecture, config.OS = "amd64", "linux"
+	base = must.Get(mutate.ConfigFile(base, config))(b)
+	ref := must.Get(name.NewRepository(host + "/installer-base"))(b).Digest(must.Get(base.Digest())(b).String())
+	must.Do(b, remote.Write(ref, base))
+	layer, _ := fileOfNoise(b, filepath.Join(dir, "layer.tar.gz"), true)
+	img := must.Get(mutate.AppendLayers(base, must.Get(tarball.LayerFromFile(layer))(b)))(b)
+	archive := filepath.Join(dir, "installer-amd64.tar")
+	must.Do(b, tarball.WriteToFile(archive, ref, img))
+	file, iso := fileOfNoise(b, filepath.Join(dir, "nocloud-amd64.iso"), false)
+	for b.Loop() {
+		c := must.Get(New(Options{Keychain: authn.NewMultiKeychain()}))(b)
+		to := serveDisk(b, b.TempDir())
+		peak := heap.Peak(b.Context(), func() {
+			digest, err := c.PushArchive(b.Context(), images.ArchivePush{File: archive, Repository: to + "/talos", Arch: "amd64", Base: ref.String()})
+			if err == nil {
+				err = c.Attach(b.Context(), to+"/talos@"+digest, file, images.BootISO, iso, nil)
+			}
+			must.Do(b, err)
+		})
+		must.Do(b, c.Close())
+		b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
+		if peak > maxPeakMiB<<20 {
+			b.Fatalf("the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
+		}
+	}
+}
+
+// fileOfNoise writes 300 MiB: raw, or packed as the layer of an installer.
+func fileOfNoise(b *testing.B, path string, packed bool) (string, schematics.BootFile) {
+	b.Helper()
+	const size = 300 << 20
+	f := must.Get(os.Create(path))(b)
+	defer f.Close()
+	sum := sha256.New()
+	to := io.MultiWriter(f, sum)
+	noise := io.LimitReader(rand.NewChaCha8([32]byte{1}), size)
+	if packed {
+		z := must.Get(gzip.NewWriterLevel(to, gzip.NoCompression))(b)
+		t := tar.NewWriter(z)
+		err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "usr/install/amd64/vmlinuz.efi", Mode: 0o644, Size: size})
+		must.Get(io.Copy(t, noise))(b)
+		must.Do(b, errors.Join(err, t.Close(), z.Close()))
+	} else {
+		must.Get(io.Copy(to, noise))(b)
+	}
+	return path, schematics.BootFile{Name: filepath.Base(path), SHA256: hex.EncodeToString(sum.Sum(nil)), SizeBytes: size}
 }

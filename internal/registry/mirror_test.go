@@ -3,13 +3,19 @@ package registry
 import (
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -18,6 +24,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
@@ -330,4 +337,366 @@ func TestDeleteRefuses(t *testing.T) {
 	for host, want := range map[string]string{"ghcr.io": "gh api", name.DefaultRegistry: "Docker Hub", "r.acme": "REGISTRY_STORAGE_DELETE_ENABLED"} {
 		must.Contain(t, host, remedy(host), want)
 	}
+}
+
+// place is a registry server and the requests that it received.
+type place struct {
+	host string
+
+	mu       sync.Mutex
+	has      map[string]bool // blobs by digest, as answered
+	again    []string
+	requests []string                            // "PUT /v2/…/manifests/v1"
+	refuse   func(r *http.Request) (status int)  // 0: serve it
+	cut      func(r *http.Request) (after int64) // the connection breaks after that many bytes of the answer; -1: never
+}
+
+func newPlace(t *testing.T, o ...ggcr.Option) *place {
+	t.Helper()
+	p := &place{has: map[string]bool{}}
+	handler := ggcr.New(append(o, ggcr.Logger(log.New(io.Discard, "", 0)))...)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if status := p.note(r); status != 0 {
+			http.Error(w, `{"errors":[{"code":"DENIED","message":"not here"}]}`, status)
+			return
+		}
+		if after := p.cuts(r); after >= 0 {
+			w = &cutting{ResponseWriter: w, left: after}
+		}
+		a := &answering{ResponseWriter: w}
+		handler.ServeHTTP(a, r)
+		p.looked(r, a.status)
+	}))
+	t.Cleanup(server.Close)
+	p.host = strings.TrimPrefix(server.URL, "http://")
+	return p
+}
+
+func (p *place) note(r *http.Request) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.requests = append(p.requests, r.Method+" "+r.URL.Path)
+	if p.refuse != nil {
+		if status := p.refuse(r); status != 0 {
+			return status
+		}
+	}
+	if digest := r.URL.Query().Get("digest"); r.Method == http.MethodPut && digest != "" {
+		if has, looked := p.has[digest]; has || !looked {
+			p.again = append(p.again, digest)
+		}
+	}
+	return 0
+}
+
+// let makes the place serve everything again.
+func (p *place) let() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refuse = nil
+}
+
+// sentAgain lists the blobs that were sent although they existed, or without a check.
+func (p *place) sentAgain() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.again)
+}
+
+// looked records the place's answer to a check for a blob.
+func (p *place) looked(r *http.Request, status int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, digest, is := strings.Cut(r.URL.Path, "/blobs/"); is && r.Method == http.MethodHead {
+		p.has[digest] = status == http.StatusOK
+	}
+}
+
+// answering records the status of an answer.
+type answering struct {
+	http.ResponseWriter
+	status int
+}
+
+func (a *answering) WriteHeader(status int) {
+	a.status = status
+	a.ResponseWriter.WriteHeader(status)
+}
+
+func (p *place) cuts(r *http.Request) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cut == nil {
+		return -1
+	}
+	return p.cut(r)
+}
+
+// cutting breaks the connection within an answer.
+type cutting struct {
+	http.ResponseWriter
+	left int64
+}
+
+func (c *cutting) Write(p []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(p[:min(int64(len(p)), c.left)])
+	c.left -= int64(n)
+	if err == nil && n < len(p) {
+		panic(http.ErrAbortHandler)
+	}
+	return n, err
+}
+
+// set makes the place refuse what f says, and forget the requests that it received.
+func (p *place) set(f func(r *http.Request) int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refuse, p.requests = f, nil
+}
+
+// asked returns the requests of one method, except those for the API version.
+func (p *place) asked(method string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var list []string
+	for _, r := range p.requests {
+		if strings.HasPrefix(r, method+" ") && r != "GET /v2/" {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// copier is two registries, a client of both, and an index of two architectures in the first.
+type copier struct {
+	*Client
+	from, to *place
+	source   name.Digest
+	mirror   name.Repository
+}
+
+func newCopier(t *testing.T, to ...ggcr.Option) *copier {
+	t.Helper()
+	c := &copier{from: newPlace(t, ggcr.WithReferrersSupport(true))}
+	c.into(t, newPlace(t, to...))
+	c.Client = must.Get(New(Options{Keychain: authn.NewMultiKeychain()}))(t)
+	t.Cleanup(func() { must.Do(t, c.Close()) })
+	index := must.Get(random.Index(512, 2, 2))(t)
+	repository := must.Get(name.NewRepository(c.from.host + "/nocloud-installer/abc"))(t)
+	c.source = repository.Digest(must.Get(index.Digest())(t).String())
+	must.Do(t, remote.WriteIndex(repository.Tag("v1.13.9"), index))
+	return c
+}
+
+// into directs copies to that registry.
+func (c *copier) into(t *testing.T, to *place) {
+	t.Helper()
+	c.to, c.mirror = to, must.Get(name.NewRepository(to.host+"/acme/talos"))(t)
+}
+
+func (c *copier) signatureTag() string {
+	return strings.Replace(c.source.DigestStr(), ":", "-", 1) + ".sig"
+}
+
+// sign puts an image under cosign's tag for signatures.
+func (c *copier) sign(t *testing.T, in name.Repository) v1.Hash {
+	t.Helper()
+	sig := must.Get(random.Image(64, 1))(t)
+	must.Do(t, remote.Write(in.Tag(c.signatureTag()), sig))
+	return must.Get(sig.Digest())(t)
+}
+
+// refer puts an image into the source's repository whose subject is the source.
+func (c *copier) refer(t *testing.T) v1.Hash {
+	t.Helper()
+	desc := must.Get(remote.Head(c.source))(t)
+	r := mutate.Subject(must.Get(random.Image(64, 1))(t), *desc).(v1.Image)
+	hash := must.Get(r.Digest())(t)
+	must.Do(t, remote.Write(c.source.Context().Digest(hash.String()), r))
+	return hash
+}
+
+func (c *copier) run(t *testing.T) error {
+	t.Helper()
+	return c.Copy(t.Context(), c.source.String(), c.mirror.String(), nil)
+}
+
+// whole fails the test unless the copy has every manifest and blob.
+func (c *copier) whole(t *testing.T) {
+	t.Helper()
+	index := must.Get(remote.Index(c.mirror.Digest(c.source.DigestStr())))(t)
+	must.Do(t, validate.Index(index))
+	if m := must.Get(index.IndexManifest())(t); len(m.Manifests) != 2 {
+		t.Errorf("%d manifests", len(m.Manifests))
+	}
+}
+
+func (c *copier) attach(t *testing.T) (sig, referrer v1.Hash) {
+	t.Helper()
+	return c.sign(t, c.source.Context()), c.refer(t)
+}
+
+// eachInBubble is each with the time of a bubble.
+func eachInBubble[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	must.Each(t, cases, func(t *testing.T, tc T) {
+		synctest.Test(t, func(t *testing.T) { test(t, tc) })
+	})
+}
+
+const records = mirror + ":recast-history-prod"
+
+// keep puts a record on the list that was written in that minute.
+func keep(t *testing.T, c *Records, name string, minute int, content string, most int) {
+	t.Helper()
+	r := images.Record{Name: name, Labels: map[string]string{"result": "done"}, Written: time.Date(2026, 1, 2, 3, minute, 0, 0, time.UTC)}
+	must.Do(t, c.Keep(t.Context(), records, r, []byte(content), most))
+}
+
+// contents lists what is on the list, in its order.
+func contents(t *testing.T, c *Records) (all []string) {
+	t.Helper()
+	list := must.Get(c.List(t.Context(), records))(t)
+	for _, r := range list {
+		content, err := c.Read(t.Context(), records, r)
+		if err != nil || int64(len(content)) != r.SizeBytes {
+			t.Fatalf("%s: %d of %d bytes, %v", r.Name, len(content), r.SizeBytes, err)
+		}
+		all = append(all, fmt.Sprintf("%s %s %s %s", r.Name, content, r.Labels["result"], r.Written.Format("15:04")))
+	}
+	return all
+}
+
+func TestRecords(t *testing.T) {
+	t.Parallel()
+	s := direct{factoryapi.NewRegistry(record.New())}
+	c := NewRecords(client(t, s))
+	must.Equal(t, "of no list", []string(nil), contents(t, c))
+	keep(t, c, "a", 1, "one", 2)
+	replaced := must.Get(c.List(t.Context(), records))(t)[0]
+	keep(t, c, "b", 2, "two", 2)
+	keep(t, c, "a", 3, "one and more", 2)
+	must.Equal(t, "a record that was written again", []string{"a one and more done 03:03", "b two done 03:02"}, contents(t, c))
+	if content, err := c.Read(t.Context(), records, replaced); err == nil {
+		t.Errorf("what it replaced is there still: %q", content)
+	}
+	keep(t, c, "c", 4, "three", 2)
+	must.Equal(t, "more than two: the oldest goes", []string{"c three done 03:04", "a one and more done 03:03"}, contents(t, c))
+	left := must.Get(client(t, s).Tags(t.Context(), mirror))(t)
+	if !slices.Equal(left, []string{"recast-history-prod"}) {
+		t.Errorf("it is more than one tag: %q", left)
+	}
+	if err := c.Keep(t.Context(), records, images.Record{Name: "d"}, make([]byte, maxRecord+1), 2); err == nil {
+		t.Error("a record of any size is kept")
+	}
+}
+
+// TestRecordsOfTwo: of two that write at once, neither loses its record.
+func TestRecordsOfTwo(t *testing.T) {
+	t.Parallel()
+	s := direct{factoryapi.NewRegistry(record.New())}
+	other, between := NewRecords(client(t, s)), 0
+	c := NewRecords(client(t, quirk{s, func(r *http.Request) *http.Response {
+		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/manifests/recast-history-prod") && between == 0 {
+			between++
+			keep(t, other, "theirs", 1, "b", 9)
+		}
+		return nil
+	}}))
+	keep(t, other, "old", 0, "o", 9)
+	keep(t, c, "ours", 2, "a", 9) // writes a list that does not have theirs
+	keep(t, other, "theirs", 3, "b", 9)
+	must.Equal(t, "the list", []string{"theirs b done 03:03", "ours a done 03:02", "old o done 03:00"}, contents(t, c))
+}
+
+// TestRecordsAreGone: a registry that refuses a list with a part that someone has deleted gets the rest.
+func TestRecordsAreGone(t *testing.T) {
+	t.Parallel()
+	s := direct{factoryapi.NewRegistry(record.New())}
+	strict := quirk{s, func(r *http.Request) *http.Response {
+		if r.Method != http.MethodPut || !strings.HasSuffix(r.URL.Path, "/manifests/recast-history-prod") || r.GetBody == nil {
+			return nil
+		}
+		body := must.Get(r.GetBody())(t)
+		defer body.Close()
+		for _, part := range strings.Split(string(must.Get(io.ReadAll(body))(t)), `"digest":"`)[1:] {
+			digest, _, _ := strings.Cut(part, `"`)
+			if _, err := remote.Head(must.Get(name.NewDigest(mirror+"@"+digest))(t), remote.WithTransport(s)); err != nil {
+				return answers(http.StatusBadRequest) // MANIFEST_BLOB_UNKNOWN of distribution
+			}
+		}
+		return nil
+	}}
+	c := NewRecords(client(t, strict))
+	keep(t, c, "a", 1, "one", 9)
+	list := must.Get(c.List(t.Context(), records))(t)
+	keep(t, c, "b", 2, "two", 9)
+	must.Do(t, client(t, s).Delete(t.Context(), mirror+"@"+list[0].Digest))
+	keep(t, c, "c", 3, "three", 9)
+	must.Equal(t, "the list", []string{"c three done 03:03", "b two done 03:02"}, contents(t, c))
+}
+
+// TestRecordsRefused: a registry that lets no one write, or has something else under the tag.
+func TestRecordsRefused(t *testing.T) {
+	t.Parallel()
+	s := direct{factoryapi.NewRegistry(record.New())}
+	denied := NewRecords(client(t, quirk{s, func(r *http.Request) *http.Response {
+		if r.Method == http.MethodPost {
+			return answers(http.StatusForbidden)
+		}
+		return nil
+	}}))
+	if err := denied.Keep(t.Context(), records, images.Record{Name: "a"}, []byte("x"), 9); !errors.Is(err, images.ErrDenied) {
+		t.Errorf("denied: %v", err)
+	}
+	index, img := pushBuilt(t, s, "recast-history-prod", time.Unix(0, 0))
+	c, shelf := NewRecords(client(t, s)), client(t, s)
+	for _, digest := range []string{index.String(), img.String()} {
+		must.Do(t, shelf.Tag(t.Context(), mirror+"@"+digest, records))
+		_, err := c.List(t.Context(), records)
+		for _, err := range []error{err, c.Keep(t.Context(), records, images.Record{Name: "a"}, []byte("x"), 9)} {
+			must.Contain(t, "an image under that tag", fmt.Sprint(err), "is not a list of runs: it is left as it is")
+		}
+		if got, _, err := shelf.Head(t.Context(), records); got != digest || err != nil {
+			t.Errorf("it was %s, and is %s, %v", digest, got, err)
+		}
+	}
+}
+
+// TestForAnyone: what answers without a login at a public address can be read by everyone.
+func TestForAnyone(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		registry  string
+		tags, tag *http.Response // the answers to who asks for all of them, and for one
+		want      bool
+		fails     bool
+	}
+	must.Each(t, map[string]row{
+		"public":               {"192.0.2.7", nil, nil, true, false},
+		"with a login":         {"192.0.2.7", nil, answers(http.StatusUnauthorized), false, false},
+		"hidden":               {"192.0.2.7", nil, answers(http.StatusNotFound), false, false},
+		"not there yet":        {"192.0.2.7", answers(http.StatusNotFound), nil, false, true},
+		"it has no time":       {"192.0.2.7", nil, answers(http.StatusTooManyRequests), false, true},
+		"out of order":         {"192.0.2.7", nil, answers(http.StatusBadRequest + 100), false, true},
+		"of one's own network": {"10.1.2.3:5000", nil, nil, false, false},
+		"of this machine":      {"127.0.0.1:5000", nil, nil, false, false},
+		"IPv6 of one's own":    {"[fd00::1]:5000", nil, nil, false, false},
+	}, func(t *testing.T, tc row) {
+		s := direct{factoryapi.NewRegistry(record.New())}
+		at := tc.registry + "/acme/talos:recast-history-prod"
+		must.Do(t, NewRecords(client(t, s)).Keep(t.Context(), at, images.Record{Name: "a"}, []byte("x"), 9))
+		c := NewRecords(client(t, quirk{s, func(r *http.Request) *http.Response {
+			switch {
+			case strings.HasSuffix(r.URL.Path, "/tags/list"):
+				return tc.tags
+			case strings.Contains(r.URL.Path, "/manifests/"):
+				return tc.tag
+			}
+			return nil
+		}}))
+		if got, err := c.ForAnyone(t.Context(), at); got != tc.want || (err != nil) != tc.fails {
+			t.Errorf("%t, %v", got, err)
+		}
+	})
 }
