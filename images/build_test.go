@@ -46,9 +46,8 @@ func TestBuild(t *testing.T) {
 	}
 	must.Equal(t, "saved lock", want, b.saved)
 	must.Equal(t, "ledger and file differ", b.saved, b.ledger.Lock())
-	if b.factory.downloads != 2 || b.factory.registrations != 2 {
-		t.Errorf("%d downloads, %d registrations", b.factory.downloads, b.factory.registrations)
-	}
+	must.Hold(t, b.factory.downloads == 2 && b.factory.registrations == 2,
+		"%d downloads, %d registrations", b.factory.downloads, b.factory.registrations)
 	must.Equal(t, "notes", wantNotes(want), b.notes)
 	must.Do(t, b.verifier.Close())
 	left, err := filepath.Glob(b.cache.path("*.iso"))
@@ -143,14 +142,10 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 	for name, e := range want.Schematics {
 		iso := b.factory.bytes(BootISO, RequestOf(want, e))
 		e.ISO.SHA256, e.ISO.SizeBytes = hash(iso), int64(len(iso))
-		if e.ISO == was.Schematics[name].ISO {
-			t.Fatalf("the factory has built the same bytes for %s", name)
-		}
+		must.Be(t, e.ISO != was.Schematics[name].ISO, "the factory has built the same bytes for %s", name)
 		want.Schematics[name] = e
 		note := fmt.Sprintf("build/%s/fetch-iso: its content is as locked: its SHA-256 %s replaces %s in recast.lock", name, e.ISO.SHA256, was.Schematics[name].ISO.SHA256)
-		if !slices.Contains(b.notes, note) {
-			t.Errorf("no note %q in %q", note, b.notes)
-		}
+		must.Hold(t, slices.Contains(b.notes, note), "no note %q in %q", note, b.notes)
 	}
 	must.Equal(t, "saved lock", want, b.saved)
 	b.again(b.saved)
@@ -251,9 +246,7 @@ func TestBuildRefuses(t *testing.T) {
 			tc.spoil(b)
 			before := b.ledger.Lock()
 			err := b.run(t, b.builder().Step())
-			if err == nil {
-				t.Fatal("no error")
-			}
+			must.Be(t, err != nil, "no error")
 			must.Contain(t, "error", err.Error(), tc.want...)
 			must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 			if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, tc.hint) {
@@ -330,9 +323,8 @@ func TestDiskImages(t *testing.T) {
 	if want := strings.TrimSuffix(e.ISO.Name, ".iso") + ".qcow2"; e.Disk.Name != want || e.Disk.SizeBytes == 0 || e.Disk.DiskBytes < e.Disk.SizeBytes {
 		t.Errorf("the lock has %+v", e.Disk)
 	}
-	if plain.Disk != (schematics.Disk{}) || plain.ISO.SHA256 == "" {
-		t.Errorf("a schematic without disk images: %+v, %+v", plain.Disk, plain.ISO)
-	}
+	must.Hold(t, plain.Disk == (schematics.Disk{}) && plain.ISO.SHA256 != "",
+		"a schematic without disk images: %+v, %+v", plain.Disk, plain.ISO)
 	b.again(b.saved)
 	if err := b.run(t, b.diskBuilder().Step()); err != nil || b.factory.downloads+b.saves != 0 {
 		t.Errorf("the second time: %v, %d downloads, %d saves", err, b.factory.downloads, b.saves)
@@ -381,9 +373,7 @@ func TestDiskImageRebuilt(t *testing.T) {
 	b.again(b.saved)
 	must.Do(t, b.run(t, b.diskBuilder().Step()))
 	now := b.saved.Schematics["default"].Disk
-	if now.SHA256 == was.SHA256 || now.DiskBytes != was.DiskBytes {
-		t.Errorf("rebuilt: %+v, before %+v", now, was)
-	}
+	must.Hold(t, now.SHA256 != was.SHA256 && now.DiskBytes == was.DiskBytes, "rebuilt: %+v, before %+v", now, was)
 	b.cache = NewCache(t.TempDir())
 	b.again(b.saved)
 	only("disk", withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files }))(b.factory)
@@ -434,9 +424,7 @@ func TestDiskImagesRefused(t *testing.T) {
 		must.Contain(t, "error", fmt.Sprint(err), tc.want)
 		must.Equal(t, "kind of the error", tc.kind, fault.KindOf(err))
 		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
-		if b.store.changes != nil {
-			t.Errorf("changes despite the error: %q", b.store.changes)
-		}
+		must.Hold(t, b.store.changes == nil, "changes despite the error: %q", b.store.changes)
 	})
 }
 
@@ -645,9 +633,8 @@ func TestBuildRefusesContent(t *testing.T) {
 		err := b.run(t, b.builder().Step())
 		requireMismatch(t, err, tc.kind, tc.want...)
 		e := b.ledger.Lock().Schematics["default"]
-		if e.ISO.SHA256 != "" || e.Installer != "" && strings.Contains(message(err), "verify-installer") {
-			t.Errorf("recorded despite the error: %q %+v", e.Installer, e.ISO)
-		}
+		must.Hold(t, e.ISO.SHA256 == "" && (e.Installer == "" || !strings.Contains(message(err), "verify-installer")),
+			"recorded despite the error: %q %+v", e.Installer, e.ISO)
 		if _, found, err := b.cache.look(e.ISO.Name); err != nil || found {
 			t.Errorf("the ISO has its name in the cache: %v", err)
 		}
@@ -658,16 +645,13 @@ func TestBuildRefusesContent(t *testing.T) {
 func requireMismatch(t *testing.T, err error, kind verify.MismatchKind, parts ...string) {
 	t.Helper()
 	for _, part := range parts {
-		if !strings.Contains(message(err), part) {
-			t.Errorf("error\n got %v\nwant it to hold %q", err, part)
-		}
+		must.Hold(t, strings.Contains(message(err), part), "error\n got %v\nwant it to hold %q", err, part)
 	}
 	if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != kind {
 		t.Errorf("mismatch = %+v, want kind %s", m, kind)
 	}
-	if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
-		t.Errorf("kind = %v, hints %q", fault.KindOf(err), fault.Hints(err))
-	}
+	must.Hold(t, fault.KindOf(err) == fault.Refused && len(fault.Hints(err)) != 0,
+		"kind = %v, hints %q", fault.KindOf(err), fault.Hints(err))
 	t.Attr("corruptions-caught", "1")
 }
 
@@ -812,9 +796,7 @@ func TestDisk(t *testing.T) {
 	}, func(t *testing.T, form artefact.DiskForm) {
 		b := newDiskBench(t)
 		size, err := b.verify(t, b.disk(t, form))
-		if err != nil || size == 0 || size%(1<<20) != 0 {
-			t.Errorf("a disk of %d bytes, err = %v", size, err)
-		}
+		must.Hold(t, err == nil && size != 0 && size%(1<<20) == 0, "a disk of %d bytes, err = %v", size, err)
 	})
 }
 
@@ -868,9 +850,7 @@ func TestDiskRefused(t *testing.T) {
 		}
 		_, err := b.verify(t, disk)
 		requireMismatch(t, err, test.kind, "disk image: "+test.want)
-		if strings.Contains(message(err), "secret") {
-			t.Errorf("err = %v", err)
-		}
+		must.Hold(t, !strings.Contains(message(err), "secret"), "err = %v", err)
 	})
 }
 
@@ -925,9 +905,7 @@ func TestFlippedBytes(t *testing.T) {
 	} {
 		content := must.Get(io.ReadAll(tc.part))(t)
 		from := bytes.Index(tc.image, content)
-		if from < 0 {
-			t.Fatalf("the %s is not in one piece", name)
-		}
+		must.Be(t, from >= 0, "the %s is not in one piece", name)
 		if tc.part != fromDisk.Kernel {
 			own := bytes.Index(content, []byte("\x28\xb5\x2f\xfd")) // a frame of zstd
 			from, content = from+own, content[own:]
@@ -940,8 +918,6 @@ func TestFlippedBytes(t *testing.T) {
 			flipped++
 		}
 	}
-	if flipped < 20 {
-		t.Errorf("only %d bytes", flipped)
-	}
+	must.Hold(t, flipped >= 20, "only %d bytes", flipped)
 	t.Attr("flipped-bytes-caught", strconv.Itoa(flipped))
 }

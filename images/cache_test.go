@@ -67,9 +67,7 @@ func TestStoreIsBounded(t *testing.T) {
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(strings.Join(fault.Hints(err), "; "), tc.hint) {
 			t.Errorf("error = %v (%v), %q", err, fault.KindOf(err), fault.Hints(err))
 		}
-		if body.read > tc.read {
-			t.Errorf("%d bytes were read, %d suffice", body.read, tc.read)
-		}
+		must.Hold(t, body.read <= tc.read, "%d bytes were read, %d suffice", body.read, tc.read)
 		if left, err := os.ReadDir(c.dir); err != nil || len(left) > 0 {
 			t.Errorf("left behind: %v %v", left, err)
 		}
@@ -82,9 +80,7 @@ func TestStoreTakesTheLargest(t *testing.T) {
 	c := NewCache(t.TempDir())
 	c.largest = mib
 	iso, err := c.store(io.LimitReader(&endless{}, mib), mib, schematics.BootFile{Name: "x.iso"}, nil)
-	if err != nil || iso.SizeBytes != mib {
-		t.Errorf("stored %+v, %v", iso, err)
-	}
+	must.Hold(t, err == nil && iso.SizeBytes == mib, "stored %+v, %v", iso, err)
 }
 
 // TestFreeSpace: the real file system has some, and a missing directory is an error.
@@ -108,9 +104,8 @@ func TestCacheRemembersSums(t *testing.T) {
 	look := func(why, want string) {
 		t.Helper()
 		got, found, err := NewCache(dir).look("x.iso")
-		if err != nil || !found || got.SHA256 != hash([]byte(want)) {
-			t.Errorf("%s: %+v, %t, %v; want the sum of %q", why, got, found, err, want)
-		}
+		must.Hold(t, err == nil && found && got.SHA256 == hash([]byte(want)),
+			"%s: %+v, %t, %v; want the sum of %q", why, got, found, err, want)
 	}
 	write := func(content string) {
 		t.Helper()
@@ -290,9 +285,8 @@ func TestReadProgress(t *testing.T) {
 		"99999999999999999999 MiB of 99999999999999999999 MiB": {},
 	} {
 		done, total, rest, ok := ReadProgress(note)
-		if done != want.done || total != want.total || rest != want.rest || ok != want.ok {
-			t.Errorf("%q: %d of %d, %q, %t", note, done, total, rest, ok)
-		}
+		must.Hold(t, done == want.done && total == want.total && rest == want.rest && ok == want.ok,
+			"%q: %d of %d, %q, %t", note, done, total, rest, ok)
 	}
 }
 
@@ -465,20 +459,15 @@ func TestSignaturePolicy(t *testing.T) {
 			builder.Signature.Key = func() ([]byte, error) { return tc.own, nil }
 		}
 		err := b.run(t, builder.Step())
-		if (err == nil) != (tc.wantErr == "") || !strings.Contains(message(err), tc.wantErr) {
-			t.Fatalf("err = %v, want %q", err, tc.wantErr)
-		}
+		must.Be(t, (err == nil) == (tc.wantErr == "") && strings.Contains(message(err), tc.wantErr),
+			"err = %v, want %q", err, tc.wantErr)
 		notes := strings.Join(b.notes, "\n")
-		if !strings.Contains(notes, tc.wantNote) || strings.Contains(notes, "warning") != (tc.wantNote != "") {
-			t.Errorf("notes:\n%s\nwant %q", notes, tc.wantNote)
-		}
+		must.Hold(t, strings.Contains(notes, tc.wantNote) && strings.Contains(notes, "warning") == (tc.wantNote != ""),
+			"notes:\n%s\nwant %q", notes, tc.wantNote)
 		e := b.ledger.Lock().Schematics["default"]
-		if err != nil && e.Installer != "" {
-			t.Error("the installer is recorded despite the error")
-		}
-		if err == nil && (e.Signer != tc.want || e.Installer == "") {
-			t.Errorf("signer = %q of %q, want %q", e.Signer, e.Installer, tc.want)
-		}
+		must.Hold(t, err == nil || e.Installer == "", "the installer is recorded despite the error")
+		must.Hold(t, err != nil || e.Signer == tc.want && e.Installer != "",
+			"signer = %q of %q, want %q", e.Signer, e.Installer, tc.want)
 	})
 }
 
@@ -549,9 +538,7 @@ func TestSignaturesDenied(t *testing.T) {
 			builder := b.builder()
 			builder.Puller, builder.Signature.Mode = withoutSignatures{builder.Puller}, mode
 			err := b.run(t, builder.Step())
-			if refused != (fault.KindOf(err) == fault.Refused) || !refused && err != nil {
-				t.Fatalf("err = %v", err)
-			}
+			must.Be(t, refused == (fault.KindOf(err) == fault.Refused) && (refused || err == nil), "err = %v", err)
 			if notes := strings.Join(b.notes, "\n"); strings.Contains(notes, "warning: look for the installer's signature: 403") == refused {
 				t.Errorf("notes:\n%s", notes)
 			}

@@ -547,9 +547,7 @@ func benchmarkVerify(b *testing.B, large verifyLarge) {
 		peak := heap.Peak(b.Context(), func() { large(b, v, dir, verifyLargeInstaller(b, v, lock, id, dir)) })
 		must.Do(b, v.Close())
 		b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
-		if peak > maxPeakMiB<<20 {
-			b.Fatalf("the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
-		}
+		must.Be(b, peak <= maxPeakMiB<<20, "the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
 	}
 }
 

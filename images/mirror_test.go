@@ -145,9 +145,7 @@ func TestMirroredNeedsNoFactory(t *testing.T) {
 		"mirror/default skipped " + b.mirrorTag("default") + " is there", "mirror/plain skipped " + b.mirrorTag("plain") + " is there", "mirror done",
 	}
 	must.Equal(t, "events", want, b.events)
-	if len(r.copies)+b.saves != 0 {
-		t.Errorf("%d copies, %d saves", len(r.copies), b.saves)
-	}
+	must.Hold(t, len(r.copies)+b.saves == 0, "%d copies, %d saves", len(r.copies), b.saves)
 }
 
 // TestMirrorResumes loses or changes one thing at a time and checks what is copied again.
@@ -199,9 +197,7 @@ func TestMirrorResumes(t *testing.T) {
 		must.Do(t, errors.Join(b.run(t, b.mirroringBuilder(r).Step()), b.run(t, b.mirror(r).Step())))
 		must.Equal(t, "copies", want, r.copies)
 		must.Equal(t, "lock", whole, b.ledger.Lock())
-		if len(r.tags) != tags {
-			t.Errorf("tags = %v", r.tags)
-		}
+		must.Hold(t, len(r.tags) == tags, "tags = %v", r.tags)
 	})
 }
 
@@ -497,9 +493,7 @@ func TestMirrorPruner(t *testing.T) {
 			}
 		}
 		for _, tag := range []string{"latest", sigOf(sha("9")), tagOf("c"), "sha256-" + sha("c")[7:]} {
-			if a.tags[tag] == "" {
-				t.Errorf("%s is gone", tag)
-			}
+			must.Hold(t, a.tags[tag] != "", "%s is gone", tag)
 		}
 	})
 }

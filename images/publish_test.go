@@ -140,18 +140,13 @@ func TestPublishRefuses(t *testing.T) {
 		b := built(t)
 		tc.spoil(b)
 		err := b.run(t, b.pub.Step())
-		if err == nil {
-			t.Fatal("no error")
-		}
-		if !strings.Contains(strings.ReplaceAll(err.Error(), b.iso().Name, "ISO"), tc.want) {
-			t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
-		}
+		must.Be(t, err != nil, "no error")
+		must.Hold(t, strings.Contains(strings.ReplaceAll(err.Error(), b.iso().Name, "ISO"), tc.want),
+			"error\n got %v\nwant it to hold %q", err, tc.want)
 		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 		hint := strings.ReplaceAll(tc.hint, "ISO`", b.saved.Schematics["default"].ISO.Name+"`")
 		must.Equal(t, "hint", hint, strings.Join(fault.Hints(err), "; "))
-		if b.store.changes != nil {
-			t.Errorf("uploaded despite the error: %v", b.store.changes)
-		}
+		must.Hold(t, b.store.changes == nil, "uploaded despite the error: %v", b.store.changes)
 	})
 }
 
@@ -362,9 +357,8 @@ func TestDelivery(t *testing.T) {
 			t.Errorf("steps\n%swant %s", titles, tc.title)
 		}
 		must.Contain(t, "notes", plain.Replace(strings.Join(b.notes, "\n")), tc.note)
-		if err == nil && !bytes.Equal(b.store.storages["pve1/cephfs"].isos[b.iso().Name], data) {
-			t.Error("the ISO on the storage is not the lock's")
-		}
+		must.Hold(t, err != nil || bytes.Equal(b.store.storages["pve1/cephfs"].isos[b.iso().Name], data),
+			"the ISO on the storage is not the lock's")
 	})
 }
 
@@ -542,9 +536,8 @@ func TestPruner(t *testing.T) {
 func prune(t *testing.T, steps []step.Step, fails string, kind fault.Kind) {
 	t.Helper()
 	err := newBench(t).run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return steps, nil }})
-	if err != nil != (fails != "") || !strings.Contains(message(err), fails) || fault.KindOf(err) != kind {
-		t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), fails)
-	}
+	must.Hold(t, err != nil == (fails != "") && strings.Contains(message(err), fails) && fault.KindOf(err) == kind,
+		"error is %v (%v), want %q in it", err, fault.KindOf(err), fails)
 }
 
 // unless sends changes while *guard is nil.

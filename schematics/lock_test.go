@@ -46,9 +46,7 @@ func TestLockFile(t *testing.T) {
 	got := must.Get(ReadLock(path))(t)
 	must.Equal(t, "read back", want, got)
 	entries, err := os.ReadDir(filepath.Dir(path))
-	if err != nil || len(entries) != 1 {
-		t.Errorf("left behind: %v %v", entries, err)
-	}
+	must.Hold(t, err == nil && len(entries) == 1, "left behind: %v %v", entries, err)
 }
 
 // TestLockFileWithDisk: a disk image is read back as it was written; a lock without one has no word of it.
@@ -70,9 +68,7 @@ func TestWithoutFiles(t *testing.T) {
 	t.Parallel()
 	none := filepath.Join(t.TempDir(), "none")
 	_, err := ReadLock(none)
-	if !errors.Is(err, fs.ErrNotExist) || fault.KindOf(err) != fault.Config {
-		t.Errorf("error = %v", err)
-	}
+	must.Hold(t, errors.Is(err, fs.ErrNotExist) && fault.KindOf(err) == fault.Config, "error = %v", err)
 	must.Equal(t, "hints", []string{"run `recast lock`"}, fault.Hints(err))
 	must.Get(ReadHistory(none))(t)
 	if err := WriteLock(filepath.Join(none, "recast.lock"), builtLock(t)); !errors.Is(err, fs.ErrNotExist) {
@@ -116,13 +112,10 @@ func TestReadLockRefusesEdits(t *testing.T) {
 		"checksum":            {"checksum: sha256-", "checksum: sha256-0", "the file was cut off or edited"},
 	}, func(t *testing.T, tc row) {
 		edited := strings.Replace(string(text), tc.from, tc.to, 1)
-		if edited == string(text) {
-			t.Fatal("the edit changes nothing")
-		}
+		must.Be(t, edited != string(text), "the edit changes nothing")
 		_, err := ParseLock("recast.lock", []byte(edited))
-		if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(err.Error(), "recast.lock:") {
-			t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
-		}
+		must.Hold(t, err != nil && strings.Contains(err.Error(), tc.want) && strings.HasPrefix(err.Error(), "recast.lock:"),
+			"error\n got %v\nwant it to hold %q", err, tc.want)
 		must.Equal(t, "kind", fault.Config, fault.KindOf(err))
 	})
 }
@@ -173,9 +166,7 @@ func TestReplaceLock(t *testing.T) {
 		err := ReplaceLock(path, tc.was, learnt)
 		must.Contain(t, "error", fmt.Sprint(err), cmp.Or(tc.err, "<nil>"))
 		got, err := ReadLock(path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			t.Fatal(err)
-		}
+		must.Be(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 		must.Equal(t, "lock", tc.want, got)
 	})
 }
@@ -195,17 +186,14 @@ func TestHistory(t *testing.T) {
 		present.Schematics["default"].LockHash: digestOf("patched"),
 	} {
 		got, ok := h.ByLockHash(hash)
-		if !ok || len(got.Extensions) != 1 || got.Extensions[0].Digest != want {
-			t.Errorf("%s: %v %t, want digest %s", hash, got, ok, want)
-		}
+		must.Hold(t, ok && len(got.Extensions) == 1 && got.Extensions[0].Digest == want,
+			"%s: %v %t, want digest %s", hash, got, ok, want)
 	}
 	if got, ok := h.ByLockHash("sha256-00"); ok {
 		t.Errorf("an unknown hash yields %v", got)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil || len(files) != 1 {
-		t.Fatalf("files: %v %v", files, err)
-	}
+	must.Be(t, err == nil && len(files) == 1, "files: %v %v", files, err)
 	if info, err := os.Stat(files[0]); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode: %v %v", info.Mode(), err)
 	}
@@ -249,8 +237,6 @@ func FuzzReadLock(f *testing.F) {
 		}
 		again := must.Get(formatLock(l))(t)
 		must.Equal(t, "the parsed file can't be written and read again", l, must.Get(ParseLock("recast.lock", again))(t))
-		if !bytes.HasPrefix(again, []byte(lockHeader)) {
-			t.Fatal("the header is missing")
-		}
+		must.Be(t, bytes.HasPrefix(again, []byte(lockHeader)), "the header is missing")
 	})
 }

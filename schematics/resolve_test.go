@@ -94,12 +94,8 @@ func TestBuildIDDependsOn(t *testing.T) {
 			req, known := request(map[string]string{"a": agent}), catalog()
 			change(&req, &known)
 			got := resolve(t, req, known).Schematics["a"]
-			if got.BuildID == base.BuildID {
-				t.Error("the build ID stays")
-			}
-			if got.ISO.Name == base.ISO.Name {
-				t.Error("the ISO's name stays")
-			}
+			must.Hold(t, got.BuildID != base.BuildID, "the build ID stays")
+			must.Hold(t, got.ISO.Name != base.ISO.Name, "the ISO's name stays")
 			must.Equal(t, "schematic ID changed", name == "digest" || name == "kernel argument", got.SchematicID != base.SchematicID)
 		})
 	}
@@ -153,9 +149,7 @@ func TestResolveRefuses(t *testing.T) {
 		},
 	}, func(t *testing.T, tc row) {
 		_, _, err := Resolve(t.Context(), request(tc.texts), Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: &maker{extensions: catalog()}})
-		if err == nil {
-			t.Fatal("no error")
-		}
+		must.Be(t, err != nil, "no error")
 		must.Equal(t, "error", tc.want, err.Error())
 		must.Equal(t, "kind", fault.Config, fault.KindOf(err))
 		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
@@ -326,9 +320,7 @@ func TestRebuild(t *testing.T) {
 	for i, l := range []Lock{first, once, twice} {
 		e := l.Schematics["a"]
 		ids[e.SchematicID+e.LockHash], ids[e.BuildID], ids[e.ISO.Name] = true, true, true
-		if e.Rebuild != i || userPart(e) != userPart(first.Schematics["a"]) {
-			t.Errorf("rebuild %d: %+v", i, e)
-		}
+		must.Hold(t, e.Rebuild == i && userPart(e) == userPart(first.Schematics["a"]), "rebuild %d: %+v", i, e)
 		must.Equal(t, fmt.Sprintf("rebuild %d: the other schematic", i), first.Schematics["plain"], l.Schematics["plain"])
 		path := filepath.Join(t.TempDir(), "recast.lock")
 		must.Do(t, WriteLock(path, l))
@@ -336,9 +328,7 @@ func TestRebuild(t *testing.T) {
 			t.Errorf("rebuild %d: read back: %v\n%s", i, err, cmp.Diff(l, got))
 		}
 	}
-	if len(ids) != 9 {
-		t.Errorf("%d names for three builds, want 9", len(ids))
-	}
+	must.Hold(t, len(ids) == 9, "%d names for three builds, want 9", len(ids))
 	must.Equal(t, "reasons", []string{"rebuild 1 → 2"}, Compare(once, twice)[0].Reasons)
 
 	must.Equal(t, "locking the same again", twice, next(&twice, catalog(), leave))
@@ -373,9 +363,7 @@ func TestResolveSaysWhatItWaitsFor(t *testing.T) {
 		"the tag " + frr + ":1.7",
 		"extension " + frr + "@" + digestOf("frr"),
 	}
-	if !slices.Equal(notes, want) {
-		t.Errorf("notes\n got %q\nwant %q", notes, want)
-	}
+	must.Hold(t, slices.Equal(notes, want), "notes\n got %q\nwant %q", notes, want)
 }
 
 // resolve makes a lock without warnings.
@@ -551,9 +539,7 @@ func TestBrokenVersion(t *testing.T) {
 			t.Fatalf("error %v (%s), want %q", err, fault.Hints(err), tc.err)
 		}
 		must.Equal(t, "warnings", tc.want, got)
-		if tc.imager && len(factory.asked) > 0 {
-			t.Errorf("a factory that builds nothing was asked for %v", factory.asked)
-		}
+		must.Hold(t, !tc.imager || len(factory.asked) == 0, "a factory that builds nothing was asked for %v", factory.asked)
 	})
 }
 
@@ -569,9 +555,7 @@ func TestSecureBoot(t *testing.T) {
 		return l, warnings
 	}
 	one, warnings := lock("one", nil, false)
-	if one.SecureBootKey != sum("one") || len(warnings) > 0 {
-		t.Errorf("key %s, warnings %v", one.SecureBootKey, warnings)
-	}
+	must.Hold(t, one.SecureBootKey == sum("one") && len(warnings) == 0, "key %s, warnings %v", one.SecureBootKey, warnings)
 	kept, warnings := lock("two", &one, false)
 	must.Equal(t, "the lock moved without an update", one, kept)
 	const hint = "machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`"
@@ -594,9 +578,7 @@ func TestSecureBoot(t *testing.T) {
 	if fault.KindOf(err) != fault.Refused || !slices.Equal(fault.Hints(err), []string{hint}) || !strings.Contains(err.Error(), sum("two")) {
 		t.Errorf("another certificate: %v", err)
 	}
-	if err := one.checkSecureBoot([]byte("x")); err == nil {
-		t.Error("a missing certificate counts as the locked one")
-	}
+	must.Hold(t, one.checkSecureBoot([]byte("x")) != nil, "a missing certificate counts as the locked one")
 	factory := &maker{extensions: catalog(), certificate: certificate("one")}
 	must.Do(t, one.CheckFactory(t.Context(), "a", factory))
 	factory.extensions, factory.certificate = catalog().with("siderolabs/qemu-guest-agent", digestOf("patched")), certificate("two")
@@ -645,9 +627,8 @@ func TestOverlay(t *testing.T) {
 	must.Equal(t, "warnings", want, warnings)
 	for digest, kind := range map[string]fault.Kind{one: fault.Failed, two: fault.Refused} {
 		err := old.CheckFactory(t.Context(), "a", &maker{overlays: listed(digest)})
-		if (err != nil) != (digest == two) || fault.KindOf(err) != kind {
-			t.Errorf("a factory with overlay %s: %v", digest, err)
-		}
+		must.Hold(t, (err != nil) == (digest == two) && fault.KindOf(err) == kind,
+			"a factory with overlay %s: %v", digest, err)
 	}
 	updated, warnings, err := try(text, &old, true, listed(two))
 	if err != nil || len(warnings) > 0 {
@@ -664,9 +645,8 @@ func TestOverlay(t *testing.T) {
 		"another's image": {"overlay: {name: rpi_generic, image: acme/pi}\ncustomization: {}\n", `a.yaml:1:37: overlay "rpi_generic" is in "siderolabs/sbc-raspberrypi", not in "acme/pi"`, ""},
 	} {
 		_, _, err := try(tc.text, nil, false, listed(one))
-		if err == nil || err.Error() != tc.err || strings.Join(fault.Hints(err), "; ") != tc.hint {
-			t.Errorf("%s: %v (%q), want %s (%q)", name, err, fault.Hints(err), tc.err, tc.hint)
-		}
+		must.Hold(t, err != nil && err.Error() == tc.err && strings.Join(fault.Hints(err), "; ") == tc.hint,
+			"%s: %v (%q), want %s (%q)", name, err, fault.Hints(err), tc.err, tc.hint)
 	}
 	_, _, err = try(text, nil, false, listed("latest"))
 	if want := `a.yaml:1:17: overlay "rpi_generic" has no digest in the factory's list, but "latest"`; err == nil || err.Error() != want {

@@ -85,9 +85,7 @@ func TestParseRefuses(t *testing.T) {
 		"bootloader":        {"customization:\n  bootloader: lilo\n", "s.yaml:2:15: lilo does not belong to BootloaderKind values", ""},
 	}, func(t *testing.T, tc row) {
 		_, err := Parse("s.yaml", []byte(tc.text))
-		if err == nil {
-			t.Fatal("no error")
-		}
+		must.Be(t, err != nil, "no error")
 		must.Equal(t, "error", tc.want, err.Error())
 		must.Equal(t, "kind", fault.Config, fault.KindOf(err))
 		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
@@ -107,9 +105,7 @@ func TestWithLock(t *testing.T) {
 		must.Equal(t, "lock hash", "sha256-00", locked.lockHash())
 		wantArgs := append(slices.Clone(s.doc.Customization.ExtraKernelArgs), "recast.lock=sha256-00")
 		must.Equal(t, "kernel arguments", wantArgs, Locked{Schematic: locked.Canonical()}.KernelArgs())
-		if s.ID() == locked.ID() {
-			t.Error("the lock hash does not change the ID")
-		}
+		must.Hold(t, s.ID() != locked.ID(), "the lock hash does not change the ID")
 		must.Equal(t, "without the lock hash the schematic differs", s.Canonical(), locked.withoutLock())
 	})
 }
@@ -128,9 +124,8 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := Parse("s.yaml", []byte(text))
 		if err != nil {
-			if fault.KindOf(err) != fault.Config || !strings.HasPrefix(err.Error(), "s.yaml") {
-				t.Fatalf("not an error of kind Config with its place: %v", err)
-			}
+			must.Be(t, fault.KindOf(err) == fault.Config && strings.HasPrefix(err.Error(), "s.yaml"),
+				"not an error of kind Config with its place: %v", err)
 			return
 		}
 		again, err := Parse("s.yaml", []byte(s.Canonical()))
@@ -178,9 +173,7 @@ func TestSecrets(t *testing.T) {
 		"meta: [{key: 10, value: 'links: [{name: wg0, wireguard: {privateKey: 0a1b}}]'}]":                                    "the META value 0xa",
 	} {
 		s, err := Parse("test", []byte("customization: {"+text+"}"))
-		if err != nil {
-			t.Fatalf("%s: %v", text, err)
-		}
+		must.Be(t, err == nil, "%s: %v", text, err)
 		must.Equal(t, text, want, strings.Join(s.Secrets(), ", "))
 	}
 }
@@ -367,9 +360,7 @@ func TestMatches(t *testing.T) {
 		req := request(map[string]string{"a": agent, "b": "customization: {}\n"})
 		tc.change(&req)
 		err := lock.Matches(req)
-		if (err != nil) != (tc.want != nil) {
-			t.Fatalf("error = %v, want %q", err, tc.want)
-		}
+		must.Be(t, (err != nil) == (tc.want != nil), "error = %v, want %q", err, tc.want)
 		must.Contain(t, "error", fmt.Sprint(err), tc.want...)
 	})
 }
@@ -532,9 +523,7 @@ func TestNoDisk(t *testing.T) {
 		"foreign sectors": {"v1.13.9", "{diskImage: {sectorSize: 4096}}", false, "its diskImage.sectorSize is 4096, and Proxmox' disks have 512"},
 	}, func(t *testing.T, tc row) {
 		why := Lock{Talos: tc.talos}.NoDisk(Locked{File: "a.yaml", Schematic: "customization: " + tc.custom + "\n"}, tc.imager)
-		if !strings.HasPrefix(why, tc.why) || (why == "") != (tc.why == "") {
-			t.Errorf("%q, want %q", why, tc.why)
-		}
+		must.Hold(t, strings.HasPrefix(why, tc.why) && (why == "") == (tc.why == ""), "%q, want %q", why, tc.why)
 	})
 }
 
@@ -778,9 +767,8 @@ func TestExplicitInBuild(t *testing.T) {
 		},
 	} {
 		changes := Compare(lock(a, b), tc.lock)
-		if len(changes) != 1 || !slices.Equal(changes[0].Reasons, []string{tc.reason}) {
-			t.Errorf("changes %+v, want one for %q", changes, tc.reason)
-		}
+		must.Hold(t, len(changes) == 1 && slices.Equal(changes[0].Reasons, []string{tc.reason}),
+			"changes %+v, want one for %q", changes, tc.reason)
 	}
 	order, err := base.BuildOrder()
 	var names []string
@@ -876,9 +864,7 @@ func TestPinOfficial(t *testing.T) {
 			l, _, err := Resolve(t.Context(), req, from)
 			must.Do(t, err)
 			a, b := l.Schematics["a"], l.Schematics["b"]
-			if len(a.Extensions) != 2 {
-				t.Fatalf("locked %+v", a.Extensions)
-			}
+			must.Be(t, len(a.Extensions) == 2, "locked %+v", a.Extensions)
 			must.Equal(t, "pinned", want, a.Extensions[1])
 			if x := b.Extensions[1]; x.Digest != digestOf("qemu-guest-agent") || x.Explicit {
 				t.Errorf("of the other schematic: %+v", x)

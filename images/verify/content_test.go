@@ -237,9 +237,8 @@ func TestContent(t *testing.T) {
 		if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != tc.kind {
 			t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
 		}
-		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
-			t.Errorf("kind = %v, hints = %q", fault.KindOf(err), fault.Hints(err))
-		}
+		must.Hold(t, fault.KindOf(err) == fault.Refused && len(fault.Hints(err)) != 0,
+			"kind = %v, hints = %q", fault.KindOf(err), fault.Hints(err))
 		t.Attr("corruptions-caught", "1")
 	})
 }
@@ -546,9 +545,7 @@ func TestKernelArgs(t *testing.T) {
 		w.platform, w.meta = "nocloud", tc.meta
 		w.extra = append(strings.Fields(tc.extra), lockArgs)
 		got := w.check(tc.line)
-		if len(got) != len(tc.bad) {
-			t.Fatalf("found %q, want %d", got, len(tc.bad))
-		}
+		must.Be(t, len(got) == len(tc.bad), "found %q, want %d", got, len(tc.bad))
 		for i, want := range tc.bad {
 			if !strings.Contains(got[i], want) {
 				t.Errorf("found %q, want it to hold %q", got[i], want)
@@ -562,12 +559,9 @@ func TestLongMeta(t *testing.T) {
 	t.Parallel()
 	// echo -n "0xa=aaaa" | gzip -9n, as pkg/machinery/meta does above 256 bytes.
 	const packed = "H4sIAAAAAAACAzOoSLRNBAIAyYitKQgAAAA="
-	if !sameMeta(metaPrefix+packed, []schematics.MetaValue{{Key: 10, Value: "aaaa"}}) {
-		t.Error("not recognised")
-	}
-	if sameMeta(metaPrefix+packed, []schematics.MetaValue{{Key: 10, Value: "aaa"}}) {
-		t.Error("another value is accepted")
-	}
+	must.Hold(t, sameMeta(metaPrefix+packed, []schematics.MetaValue{{Key: 10, Value: "aaaa"}}), "not recognised")
+	must.Hold(t, !sameMeta(metaPrefix+packed, []schematics.MetaValue{{Key: 10, Value: "aaa"}}),
+		"another value is accepted")
 }
 
 // TestArgsRoundTrip: a parsed and reassembled command line is the same.

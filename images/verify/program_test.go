@@ -74,9 +74,8 @@ func TestProgramSum(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		a, errA := programSum(base)
 		b, errB := programSum(tc.other)
-		if errA != nil || errB != nil || (a == b) != tc.same {
-			t.Errorf("%s and %s are the same: %t, want %t (%v, %v)", a, b, a == b, tc.same, errA, errB)
-		}
+		must.Hold(t, errA == nil && errB == nil && (a == b) == tc.same,
+			"%s and %s are the same: %t, want %t (%v, %v)", a, b, a == b, tc.same, errA, errB)
 		if !tc.same {
 			t.Attr("corruptions-caught", "1")
 		}
@@ -330,9 +329,7 @@ func TestNotSigned(t *testing.T) {
 		"too large":                  {program("code", strings.Repeat("x", 65<<10), 0), "a signature of 66560 bytes"},
 	}, func(t *testing.T, tc row) {
 		got := message(notSigned(tc.program, ours.fingerprint()))
-		if tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
-			t.Errorf("got %q, want %q", got, tc.want)
-		}
+		must.Hold(t, (tc.want != "" || got == "") && strings.HasPrefix(got, tc.want), "got %q, want %q", got, tc.want)
 		if tc.want != "" {
 			t.Attr("corruptions-caught", "1")
 		}
@@ -488,9 +485,7 @@ func TestInstallerIsBounded(t *testing.T) {
 		_, err := v.Installer(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{}, io.MultiReader(bytes.NewReader(begin), &rest), func(string) {})
 		must.Contain(t, "error", fmt.Sprint(err), "installer: more than 1 MiB, which no image of Talos has")
 		must.Equal(t, "kind of the error", fault.Refused, fault.KindOf(err))
-		if rest.read > mib+slack {
-			t.Errorf("%d bytes were read", rest.read)
-		}
+		must.Hold(t, rest.read <= mib+slack, "%d bytes were read", rest.read)
 		must.Do(t, v.Close())
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 			t.Errorf("left behind: %v %v", left, err)

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 const (
@@ -83,9 +85,7 @@ func TestCheckHabits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, err := parse("a", c.file, []byte(c.text))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if diff := cmp.Diff(c.want, checkHabits(s)); diff != "" {
 				t.Errorf("problems (-want +got):\n%s", diff)
 			}
@@ -321,9 +321,7 @@ func (l *lab) needs() { l.t.Skipf("needs: %s", "it") }
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, err := parse("x", "x_test.go", []byte(helpers+c.test+"\n"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			var want []string
 			for _, by := range c.want {
 				want = append(want, "x/x_test.go:5: what calls "+by+" runs in a bubble, where a test that is skipped passes")
@@ -340,13 +338,9 @@ func (l *lab) needs() { l.t.Skipf("needs: %s", "it") }
 func TestPerformance(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../../docs/performance.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	makefile, err := os.ReadFile("../../Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	known := map[string]bool{}
 	var benchmarks []string
 	for _, s := range sources(t, false) {

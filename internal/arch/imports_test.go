@@ -19,6 +19,8 @@ import (
 	"golang.org/x/mod/modfile"
 	gomod "golang.org/x/mod/module"
 	versions "golang.org/x/mod/semver"
+
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 func TestImports(t *testing.T) {
@@ -157,9 +159,7 @@ func TestCheckImports(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, err := parse(c.pkg, c.file, []byte("package x\nimport _ "+strconv.Quote(c.imports)+"\n"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if diff := cmp.Diff(c.want, checkImports(s)); diff != "" {
 				t.Errorf("problems (-want +got):\n%s", diff)
 			}
@@ -172,9 +172,7 @@ func TestCheckImports(t *testing.T) {
 func TestOrderOfRooms(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../CONTRIBUTING.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var rooms []string
 	for _, row := range regexp.MustCompile("(?m)^\\| `.*? \\|").FindAllString(string(text), -1) {
 		for _, name := range regexp.MustCompile("`([a-z]+)`").FindAllStringSubmatch(row, -1) {
@@ -186,9 +184,7 @@ func TestOrderOfRooms(t *testing.T) {
 			continue
 		}
 		own := slices.Index(rooms, s.pkg)
-		if own < 0 {
-			t.Fatalf("CONTRIBUTING.md has no row for %s", s.pkg)
-		}
+		must.Be(t, own >= 0, "CONTRIBUTING.md has no row for %s", s.pkg)
 		for _, spec := range s.file.Imports {
 			imported, _ := strings.CutPrefix(strings.Trim(spec.Path.Value, `"`), module+"/")
 			if slices.Contains(rooms[own:], imported) {
@@ -220,13 +216,9 @@ var commits = map[string][]string{
 func TestNoReleaseCandidates(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	f, err := modfile.Parse("go.mod", text, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	why := map[string]string{}
 	for reason, paths := range commits {
 		for _, path := range paths {
@@ -236,9 +228,7 @@ func TestNoReleaseCandidates(t *testing.T) {
 	for _, r := range f.Require {
 		reason, path := why[r.Mod.Path], r.Mod.Path
 		if !gomod.IsPseudoVersion(r.Mod.Version) {
-			if versions.Prerelease(r.Mod.Version) != "" {
-				t.Errorf("%s is no release", r.Mod)
-			}
+			must.Hold(t, versions.Prerelease(r.Mod.Version) == "", "%s is no release", r.Mod)
 			continue
 		}
 		delete(why, path)
@@ -279,15 +269,11 @@ func (s source) line(p token.Pos) int { return s.fset.Position(p).Line }
 func sources(t *testing.T, nested bool) []source {
 	t.Helper()
 	all, err := parsed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !nested {
 		all = slices.DeleteFunc(slices.Clone(all), func(s source) bool { return s.nested })
 	}
-	if len(all) < 10 {
-		t.Fatalf("found %d files: this is not the repository", len(all))
-	}
+	must.Be(t, len(all) >= 10, "found %d files: this is not the repository", len(all))
 	return all
 }
 

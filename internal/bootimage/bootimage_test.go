@@ -153,9 +153,7 @@ func TestOpenISO(t *testing.T) {
 func requireSame(t *testing.T, what string, r io.Reader, want []byte) {
 	t.Helper()
 	got := must.Get(io.ReadAll(r))(t)
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s: %d bytes, not the %d expected", what, len(got), len(want))
-	}
+	must.Hold(t, bytes.Equal(got, want), "%s: %d bytes, not the %d expected", what, len(got), len(want))
 }
 
 // entry is an entry of a cpio archive.
@@ -342,9 +340,7 @@ func FuzzReadExtension(f *testing.F) {
 
 func requireFormat(t *testing.T, err error) {
 	t.Helper()
-	if err != nil && !errors.Is(err, bootimage.ErrFormat) {
-		t.Errorf("err = %v", err)
-	}
+	must.Hold(t, err == nil || errors.Is(err, bootimage.ErrFormat), "err = %v", err)
 }
 
 func readWhole(t *testing.T, r io.Reader) {

@@ -189,9 +189,7 @@ func TestBaseDamage(t *testing.T) {
 			t.Errorf("byte %d changed: err = %v", i, err)
 		}
 	}
-	if harmless > len(base)/10 {
-		t.Errorf("%d of %d changes were harmless", harmless, len(base))
-	}
+	must.Hold(t, harmless <= len(base)/10, "%d of %d changes were harmless", harmless, len(base))
 	for name, tt := range map[string]struct {
 		base []byte
 		want string
@@ -215,14 +213,10 @@ func TestErrorsOfTheSource(t *testing.T) {
 	b := golden(t, "initramfs.zst")
 	for _, n := range []int{0, 100, 1000, len(b) - 1} {
 		_, err := bootimage.ReadInitrd(io.MultiReader(bytes.NewReader(b[:n]), iotest.ErrReader(broken)), t.TempDir())
-		if !errors.Is(err, broken) || errors.Is(err, bootimage.ErrFormat) {
-			t.Errorf("behind %d bytes: err = %v", n, err)
-		}
+		must.Hold(t, errors.Is(err, broken) && !errors.Is(err, bootimage.ErrFormat), "behind %d bytes: err = %v", n, err)
 	}
 	_, err := bootimage.ReadExtension(iotest.ErrReader(broken))
-	if !errors.Is(err, broken) || errors.Is(err, bootimage.ErrFormat) {
-		t.Errorf("extension: err = %v", err)
-	}
+	must.Hold(t, errors.Is(err, broken) && !errors.Is(err, bootimage.ErrFormat), "extension: err = %v", err)
 	for name, open := range map[string]func(io.ReaderAt) error{
 		"UKI": func(r io.ReaderAt) error { _, err := bootimage.OpenUKI(r, 1<<20); return err },
 		"ISO": func(r io.ReaderAt) error { _, err := bootimage.OpenISO(r, 1<<20); return err },
@@ -250,9 +244,8 @@ func TestScratch(t *testing.T) {
 		t.Errorf("temporary files are left: %v, %v", left, err)
 	}
 	_, err := bootimage.ReadInitrd(bytes.NewReader(b), scratch+"/missing")
-	if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, bootimage.ErrFormat) {
-		t.Errorf("without the directory: err = %v", err)
-	}
+	must.Hold(t, errors.Is(err, fs.ErrNotExist) && !errors.Is(err, bootimage.ErrFormat),
+		"without the directory: err = %v", err)
 }
 
 // TestInitrdBombs: a few KiB that would take hundreds of MiB of memory, or hours.
@@ -281,9 +274,8 @@ func TestInitrdBombs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := read(t, base, tt.added)
-			if !errors.Is(err, bootimage.ErrFormat) || !strings.Contains(fmt.Sprint(err), tt.want) {
-				t.Errorf("err = %.300v, want %q", err, tt.want)
-			}
+			must.Hold(t, errors.Is(err, bootimage.ErrFormat) && strings.Contains(fmt.Sprint(err), tt.want),
+				"err = %.300v, want %q", err, tt.want)
 		})
 	}
 }

@@ -46,9 +46,7 @@ func TestISORefused(t *testing.T) {
 	}
 	text := func(b []byte, from, to string) func() []byte {
 		return func() []byte {
-			if !bytes.Contains(b, []byte(from)) || len(from) != len(to) {
-				t.Fatalf("%q can't become %q", from, to)
-			}
+			must.Be(t, bytes.Contains(b, []byte(from)) && len(from) == len(to), "%q can't become %q", from, to)
 			return bytes.ReplaceAll(b, []byte(from), []byte(to))
 		}
 	}
@@ -89,9 +87,7 @@ func TestISORefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := openISO(tt.b())
 			if tt.want == "" {
-				if err != nil {
-					t.Errorf("a change that does not matter: %v", err)
-				}
+				must.Hold(t, err == nil, "a change that does not matter: %v", err)
 				return
 			}
 			requireRefused(t, err, "ISO: ", tt.want)
@@ -114,9 +110,8 @@ func TestESP(t *testing.T) {
 		"another file":       {renamed(uefi, "random-seed", "random.efi!"), []string{"loader/random.efi!"}},
 	} {
 		iso := must.Get(openISO(tt.b))(t)
-		if !slices.Equal(iso.Odd, tt.odd) || iso.Keys != nil || iso.Certificate != "" {
-			t.Errorf("%s: odd %q, keys %q, certificate %q", name, iso.Odd, iso.Keys, iso.Certificate)
-		}
+		must.Hold(t, slices.Equal(iso.Odd, tt.odd) && iso.Keys == nil && iso.Certificate == "",
+			"%s: odd %q, keys %q, certificate %q", name, iso.Odd, iso.Keys, iso.Certificate)
 		if head, err := io.ReadAll(io.LimitReader(iso.Loader, 2)); err != nil || string(head) != "MZ" {
 			t.Errorf("%s: the loader begins with %q, %v", name, head, err)
 		}
@@ -168,9 +163,7 @@ func TestRealGRUB(t *testing.T) {
 	}
 	b := must.Get(os.ReadFile(filepath.Join(dir, "talos.iso")))(t)
 	iso := must.Get(openISO(b))(t)
-	if iso.UKI != nil || iso.GRUB == nil || iso.GRUB.Cmdline != "talos.platform=metal" {
-		t.Fatalf("ISO = %+v", iso)
-	}
+	must.Be(t, iso.UKI == nil && iso.GRUB != nil && iso.GRUB.Cmdline == "talos.platform=metal", "ISO = %+v", iso)
 	requireSame(t, "kernel", iso.GRUB.Kernel, []byte("kernel"))
 	requireSame(t, "initrd", iso.GRUB.Initrd, []byte("initramfs"))
 }

@@ -85,9 +85,8 @@ func TestOpen(t *testing.T) {
 				t.Errorf("BIOS %t, %d bytes, META (-want +got):\n%s", got.BIOS, got.SizeBytes, diff)
 			}
 			uki, err := io.ReadAll(got.ESP.UKI.File)
-			if err != nil || !bytes.Equal(uki, want) {
-				t.Errorf("another UKI of %d bytes, want %d, err = %v", len(uki), len(want), err)
-			}
+			must.Hold(t, err == nil && bytes.Equal(uki, want),
+				"another UKI of %d bytes, want %d, err = %v", len(uki), len(want), err)
 		})
 	}
 }
@@ -178,9 +177,8 @@ func TestRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := open(packed(t, test.change(slices.Clone(disk))))
-			if !errors.Is(err, bootimage.ErrFormat) || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("err = %v, want %q", err, test.want)
-			}
+			must.Hold(t, errors.Is(err, bootimage.ErrFormat) && strings.Contains(err.Error(), test.want),
+				"err = %v, want %q", err, test.want)
 		})
 	}
 	for name, test := range map[string]struct {
@@ -230,9 +228,7 @@ func TestUnreadable(t *testing.T) {
 	for name, at := range map[string]int64{"the header": 0, "the partition table": 2 * cluster, "the file system": 3 * cluster} {
 		broken := errors.New("input/output error")
 		_, err := diskimage.Open(unreadable{bytes.NewReader(b), at, at + cluster, broken}, int64(len(b)))
-		if !errors.Is(err, broken) || errors.Is(err, bootimage.ErrFormat) {
-			t.Errorf("%s: err = %v", name, err)
-		}
+		must.Hold(t, errors.Is(err, broken) && !errors.Is(err, bootimage.ErrFormat), "%s: err = %v", name, err)
 	}
 }
 
@@ -277,8 +273,6 @@ func FuzzOpen(f *testing.F) {
 		if err == nil {
 			_, err = io.Copy(io.Discard, got.ESP.UKI.File)
 		}
-		if err != nil && !errors.Is(err, bootimage.ErrFormat) {
-			t.Errorf("err = %v", err)
-		}
+		must.Hold(t, err == nil || errors.Is(err, bootimage.ErrFormat), "err = %v", err)
 	})
 }

@@ -128,9 +128,7 @@ func TestISOTrouble(t *testing.T) {
 		}
 		start := time.Now()
 		got, err := s.fetch(t.Context(), req)
-		if err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%d bytes, want %d; %v", len(got), len(want), err)
-		}
+		must.Hold(t, err == nil && bytes.Equal(got, want), "%d bytes, want %d; %v", len(got), len(want), err)
 		must.Equal(t, "took", tc.took, time.Since(start))
 		s.said(t, tc.notes, nil, "", "")
 		s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
@@ -234,9 +232,7 @@ func TestRedirectToStore(t *testing.T) {
 			t.Fatal(err)
 		}
 		iso, err := s.fetch(t.Context(), req)
-		if err != nil || len(iso) < cutAt || breaks != 3 {
-			t.Errorf("%d bytes from %d requests, %v", len(iso), breaks, err)
-		}
+		must.Hold(t, err == nil && len(iso) >= cutAt && breaks == 3, "%d bytes from %d requests, %v", len(iso), breaks, err)
 		s.said(t, []string{off + first, store + " answered 503 Service Unavailable, trying again in 1s (2 of 5)"}, nil, "", "")
 		s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
 
@@ -285,9 +281,7 @@ func TestNothingIsBuiltUnasked(t *testing.T) {
 		_, errKnows := s.client.Knows(ctx, req.SchematicID)
 		_, errKey := s.client.SigningKey(ctx)
 		must.Do(t, errors.Join(errVersions, errBroken, errExtensions, errKnows, errKey))
-		if s.client.ImageURL(images.BootISO, req) == "" || s.client.InstallerRepository(req) == "" {
-			t.Error("no names")
-		}
+		must.Hold(t, s.client.ImageURL(images.BootISO, req) != "" && s.client.InstallerRepository(req) != "", "no names")
 		s.built(t)
 		must.Do(t, s.client.BuildInstaller(ctx, req, nil))
 		s.built(t, "installer "+req.SchematicID+" v1.13.9 nocloud")
@@ -307,16 +301,14 @@ func TestDisk(t *testing.T) {
 		s.factory.Strike(1, "/image/", factoryapi.Cut(cutAt))
 		start := time.Now()
 		got, err := s.fetchOf(t.Context(), images.DiskImage, req)
-		if err != nil || !bytes.Equal(got, want) || time.Since(start) != time.Second {
-			t.Errorf("%d bytes, want %d, after %s; %v", len(got), len(want), time.Since(start), err)
-		}
+		must.Hold(t, err == nil && bytes.Equal(got, want) && time.Since(start) == time.Second,
+			"%d bytes, want %d, after %s; %v", len(got), len(want), time.Since(start), err)
 		s.said(t, []string{off + first}, nil, "", "")
 		s.built(t, "disk "+id+" v1.13.9 nocloud-amd64")
 		disk := must.Get(diskimage.Open(bytes.NewReader(got), int64(len(got))))(t)
 		values := []diskimage.Value{{Key: 0xc, Value: "x"}, {Key: 0x11, Value: "dual-boot"}}
-		if len(disk.Meta) != 2 || disk.Meta[0] != values[0] || disk.Meta[1] != values[1] || !disk.BIOS {
-			t.Errorf("META %v, BIOS %t", disk.Meta, disk.BIOS)
-		}
+		must.Hold(t, len(disk.Meta) == 2 && disk.Meta[0] == values[0] && disk.Meta[1] == values[1] && disk.BIOS,
+			"META %v, BIOS %t", disk.Meta, disk.BIOS)
 		if disk.ESP.UKI.Talos != talos || !bytes.Contains([]byte(disk.ESP.UKI.Cmdline), []byte(" recast.lock=sha256-1")) {
 			t.Errorf("Talos %s, arguments %q", disk.ESP.UKI.Talos, disk.ESP.UKI.Cmdline)
 		}
@@ -372,9 +364,7 @@ func TestUnannouncedSize(t *testing.T) {
 		c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			requests++
 			_, _ = io.WriteString(w, iso[:15])
-			if err := http.NewResponseController(w).Flush(); err != nil {
-				t.Error(err)
-			}
+			must.Pass(t, http.NewResponseController(w).Flush())
 			if requests == 1 {
 				panic(http.ErrAbortHandler)
 			}
@@ -427,9 +417,7 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 
 		err = s.build(t)
 		m, ok := errors.AsType[*verify.Mismatch](err)
-		if !ok || m.Kind != verify.ExtensionContent || fault.KindOf(err) != fault.Refused {
-			t.Fatalf("err = %v", err)
-		}
+		must.Be(t, ok && m.Kind == verify.ExtensionContent && fault.KindOf(err) == fault.Refused, "err = %v", err)
 		for _, want := range []string{
 			"build/default/verify-installer: installer: extension \"qemu-guest-agent\" ", " is not the locked one (" + is + "): 1 file differs: ",
 		} {
@@ -573,15 +561,12 @@ func TestPatchedExtension(t *testing.T) {
 		must.Do(t, err)
 		warnings, changes := s.relock(t)
 		after := s.lock.Schematics["default"]
-		if before.SchematicID == after.SchematicID || before.BuildID == after.BuildID {
-			t.Error("the patch changes neither schematic ID nor build ID")
-		}
+		must.Hold(t, before.SchematicID != after.SchematicID && before.BuildID != after.BuildID,
+			"the patch changes neither schematic ID nor build ID")
 		if len(changes) != 1 || len(changes[0].Moved) != 1 || changes[0].Moved[0].Old.Digest != was || changes[0].Moved[0].New.Digest != is {
 			t.Errorf("changes = %+v, want %s → %s", changes, was, is)
 		}
-		if len(warnings) != 1 || warnings[0].Locked != is || warnings[0].Found != was {
-			t.Errorf("warnings = %+v", warnings)
-		}
+		must.Hold(t, len(warnings) == 1 && warnings[0].Locked == is && warnings[0].Found == was, "warnings = %+v", warnings)
 
 		mutations := s.recorder.Mutations()
 		err = s.build(t)
@@ -601,9 +586,7 @@ func TestPatchedExtension(t *testing.T) {
 		calls := len(s.recorder.Calls())
 		must.Do(t, s.build(t))
 		for _, c := range s.recorder.Calls()[calls:] {
-			if c.Mutation || strings.Contains(c.Path, "/image/") {
-				t.Errorf("there is nothing to do, but %+v", c)
-			}
+			must.Hold(t, !c.Mutation && !strings.Contains(c.Path, "/image/"), "there is nothing to do, but %+v", c)
 		}
 		s.built(t, append(builds(before), builds(after)...)...)
 	})
@@ -637,9 +620,7 @@ func (s *site) holds(t *testing.T, e schematics.Locked) {
 		t.Errorf("schematic in the ISO: %+v", iso)
 	}
 	prefix := addr + "/nocloud-installer/" + e.SchematicID + "@sha256:"
-	if !strings.HasPrefix(e.Installer, prefix) {
-		t.Errorf("installer = %s, want %s…", e.Installer, prefix)
-	}
+	must.Hold(t, strings.HasPrefix(e.Installer, prefix), "installer = %s, want %s…", e.Installer, prefix)
 	if _, found, err := s.registry.Digest(t.Context(), e.Installer); !found || err != nil {
 		t.Errorf("the installer can't be pulled: %v", err)
 	}
@@ -713,9 +694,7 @@ func TestInstallerOfSlowFactory(t *testing.T) {
 		s.factory.Strike(tc.times, "/v2/nocloud-installer/", tc.trouble(s.factory))
 		must.Do(t, tc.ask(t.Context(), s, req))
 		s.built(t, "installer "+req.SchematicID+" v1.13.9 nocloud")
-		if len(s.notes) != tc.notes {
-			t.Errorf("%d notes, want %d: %q", len(s.notes), tc.notes, s.notes)
-		}
+		must.Hold(t, len(s.notes) == tc.notes, "%d notes, want %d: %q", len(s.notes), tc.notes, s.notes)
 	})
 }
 
@@ -762,9 +741,7 @@ func TestMirroredInstaller(t *testing.T) {
 		calls := len(s.recorder.Calls())
 		must.Do(t, run())
 		for _, c := range s.recorder.Calls()[calls:] {
-			if c.Mutation {
-				t.Errorf("there is nothing to do, but %+v", c)
-			}
+			must.Hold(t, !c.Mutation, "there is nothing to do, but %+v", c)
 		}
 	})
 }
@@ -786,9 +763,7 @@ func (s *site) mirrorHolds(t *testing.T, mirror, digest, signature string, e sch
 	index := must.Get(remote.Index(ref, remote.WithTransport(s.catalog.Transport)))(t)
 	for _, arch := range []string{"amd64", "arm64"} {
 		img, err := artefact.ReadInstaller(index, arch)
-		if err != nil || img.SchematicID != e.SchematicID {
-			t.Errorf("%s: schematic %q, %v", arch, img.SchematicID, err)
-		}
+		must.Hold(t, err == nil && img.SchematicID == e.SchematicID, "%s: schematic %q, %v", arch, img.SchematicID, err)
 	}
 	for tag, want := range map[string]string{
 		talos + "-" + schematics.Short(e.BuildID):     digest,

@@ -166,9 +166,7 @@ func TestRefusals(t *testing.T) {
 		},
 	}, func(t *testing.T, tc row) {
 		err := tc.ask(serve(t, answer(tc.status, tc.body)), t.Context())
-		if err == nil {
-			t.Fatal("no error")
-		}
+		must.Be(t, err != nil, "no error")
 		must.Equal(t, "error", tc.want, err.Error())
 		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
@@ -183,9 +181,8 @@ func TestUnreachable(t *testing.T) {
 		}})
 		must.Do(t, err)
 		_, err = c.Extensions(t.Context(), "v1.13.9")
-		if err == nil || !strings.HasPrefix(err.Error(), "image factory https://factory.example: ") {
-			t.Errorf("error = %v", err)
-		}
+		must.Hold(t, err != nil && strings.HasPrefix(err.Error(), "image factory https://factory.example: "),
+			"error = %v", err)
 		hint := "see whether images.factory in recast.yaml is right and reachable from here"
 		must.Equal(t, "hints", []string{hint}, fault.Hints(err))
 		must.Do(t, c.Close())
@@ -258,9 +255,7 @@ func TestForeignTextIsOneLine(t *testing.T) {
 	cases := map[string]string{"text": evil, "page": "<html><title>" + evil + "</title></html>"}
 	eachInBubble(t, cases, func(t *testing.T, body string) {
 		_, err := serve(t, answer(http.StatusBadRequest, body)).Versions(t.Context())
-		if err == nil {
-			t.Fatal("no error")
-		}
+		must.Be(t, err != nil, "no error")
 		if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
 			t.Errorf("%q", text)
 		}
@@ -362,9 +357,8 @@ func TestCancelEndsRetry(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		_, err := serve(t, answer(503, "")).Versions(ctx)
-		if !errors.Is(err, context.DeadlineExceeded) || len(fault.Hints(err)) > 0 {
-			t.Errorf("error = %v, hints %v", err, fault.Hints(err))
-		}
+		must.Hold(t, errors.Is(err, context.DeadlineExceeded) && len(fault.Hints(err)) == 0,
+			"error = %v, hints %v", err, fault.Hints(err))
 	})
 }
 
@@ -457,9 +451,8 @@ func TestRedirects(t *testing.T) {
 		"nowhere": {to("http://store.example/a?X-Amz-Signature=secret"), getVersions, `Get "http://store.example/a": `},
 	}, func(t *testing.T, tc row) {
 		err := tc.ask(t.Context(), serve(t, tc.answer))
-		if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "secret") {
-			t.Errorf("error = %v, want %s", err, tc.want)
-		}
+		must.Hold(t, err != nil && strings.Contains(err.Error(), tc.want) && !strings.Contains(err.Error(), "secret"),
+			"error = %v, want %s", err, tc.want)
 	})
 	plain, _ := http.NewRequest(http.MethodGet, "http://store.example/", nil)
 	secure, _ := http.NewRequest(http.MethodGet, "https://factory.example/", nil)

@@ -183,9 +183,7 @@ func TestBuildThatGoesWrong(t *testing.T) {
 	}, func(t *testing.T, c row) {
 		_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, c.way, "{out}"}}).
 			Build(t.Context(), workDir(t), installerJob(), nil)
-		if err == nil || !strings.HasSuffix(err.Error(), c.want) {
-			t.Errorf("err = %v, want one that ends in %q", err, c.want)
-		}
+		must.Hold(t, err != nil && strings.HasSuffix(err.Error(), c.want), "err = %v, want one that ends in %q", err, c.want)
 	})
 }
 
@@ -213,18 +211,15 @@ func TestACancelledBuildEndsWithEverythingItStarted(t *testing.T) {
 		cancel()
 	}
 	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "linger", "{out}"}}).Build(ctx, dir, installerJob(), note)
-	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "it said last: building") {
-		t.Errorf("err = %v", err)
-	}
+	must.Hold(t, errors.Is(err, context.Canceled) && strings.Contains(err.Error(), "it said last: building"),
+		"err = %v", err)
 	f := must.Get(os.Open(filepath.Join(dir, "held")))(t)
 	defer f.Close()
 	deadline := time.Now().Add(30 * time.Second)
 	for err = errors.New("not tried"); err != nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	}
-	if err != nil {
-		t.Errorf("the program's child is still running: %v", err)
-	}
+	must.Hold(t, err == nil, "the program's child is still running: %v", err)
 }
 
 func TestABuildThatTakesTooLong(t *testing.T) {

@@ -105,9 +105,7 @@ func TestKilledAtEveryChange(t *testing.T) {
 		for _, after := range []bool{false, true} {
 			s := newStory(t)
 			s.revive(n, after)
-			if err := s.build(t.Context(), t); err == nil {
-				t.Fatalf("change %d: it was not killed", n)
-			}
+			must.Be(t, s.build(t.Context(), t) != nil, "change %d: it was not killed", n)
 			s.revive(0, false)
 			if e := s.entry(); e.Installer == "" && e.ISO.SHA256 != "" || e.ISO.SHA256 == "" && e.Disk.SHA256 != "" {
 				t.Errorf("change %d: locked in another order: %+v", n, e)
@@ -117,9 +115,7 @@ func TestKilledAtEveryChange(t *testing.T) {
 				t.Fatalf("after change %d: %v", n, err)
 			}
 			s.checkBuilt(t)
-			if t.Failed() {
-				t.Fatalf("at change %d of %d, made: %t", n, undisturbed.changes, after)
-			}
+			must.Be(t, !t.Failed(), "at change %d of %d, made: %t", n, undisturbed.changes, after)
 		}
 	}
 	t.Attr("kills", strconv.Itoa(2*undisturbed.changes))
@@ -147,9 +143,8 @@ func TestRefusesUnlockedContent(t *testing.T) {
 		must.Contain(t, "error", fmt.Sprint(err), c.want)
 		must.Equal(t, "kind of the error", fault.Refused, fault.KindOf(err))
 		e := s.entry()
-		if e.Disk != (schematics.Disk{}) || (e.ISO.SHA256 != "") != c.iso || (e.Installer != "") != c.installer {
-			t.Errorf("recorded: %q, %+v, %+v", e.Installer, e.ISO, e.Disk)
-		}
+		must.Hold(t, e.Disk == (schematics.Disk{}) && (e.ISO.SHA256 != "") == c.iso && (e.Installer != "") == c.installer,
+			"recorded: %q, %+v, %+v", e.Installer, e.ISO, e.Disk)
 		if _, found, err := s.registry.Digest(t.Context(), s.tag()); err != nil || found != c.installer {
 			t.Errorf("tag is there: %t, %v", found, err)
 		}
@@ -258,12 +253,9 @@ func TestWhatTheImagerCannotBuild(t *testing.T) {
 		s := newStory(t)
 		c.change(s)
 		err := s.build(t.Context(), t)
-		if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.want) || len(fault.Hints(err)) == 0 {
-			t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-		}
-		if s.changes > 0 || len(s.runs(t)) > 0 {
-			t.Errorf("%d changes were made", s.changes)
-		}
+		must.Hold(t, fault.KindOf(err) == c.kind && strings.Contains(err.Error(), c.want) && len(fault.Hints(err)) != 0,
+			"err = %v, hints %q", err, fault.Hints(err))
+		must.Hold(t, s.changes <= 0 && len(s.runs(t)) == 0, "%d changes were made", s.changes)
 		s.checkNothingLeft(t)
 	})
 }
@@ -488,26 +480,23 @@ func (s *story) checkBuilt(t *testing.T) {
 	t.Helper()
 	e := s.entry()
 	digest, found, err := s.registry.Digest(t.Context(), s.tag())
-	if err != nil || !found || e.Installer != s.host+"/acme/talos@"+digest {
-		t.Errorf("the lock has %s, the tag is %s (%v)", e.Installer, digest, err)
-	}
+	must.Hold(t, err == nil && found && e.Installer == s.host+"/acme/talos@"+digest,
+		"the lock has %s, the tag is %s (%v)", e.Installer, digest, err)
 	list, err := s.registry.Attached(t.Context(), e.Installer)
 	slices.SortFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.Name, b.Name) })
 	if d := cmp.Diff([]schematics.BootFile{e.ISO, e.Disk.BootFile}, list); err != nil || d != "" {
 		t.Errorf("%v; beside the installer (-lock +got):\n%s", err, d)
 	}
-	if e.ISO.SHA256 == "" || e.Disk.SHA256 == "" || e.Disk.DiskBytes < 1<<20 {
-		t.Errorf("the lock has %+v, %+v", e.ISO, e.Disk)
-	}
+	must.Hold(t, e.ISO.SHA256 != "" && e.Disk.SHA256 != "" && e.Disk.DiskBytes >= 1<<20,
+		"the lock has %+v, %+v", e.ISO, e.Disk)
 	s.checkNothingLeft(t)
 }
 
 func (s *story) checkNothingLeft(t *testing.T) {
 	t.Helper()
 	left, err := os.ReadDir(filepath.Join(s.dir, "imager"))
-	if err != nil && !errors.Is(err, os.ErrNotExist) || len(left) > 0 {
-		t.Errorf("left in the build directory: %v, %v", left, err)
-	}
+	must.Hold(t, (err == nil || errors.Is(err, os.ErrNotExist)) && len(left) == 0,
+		"left in the build directory: %v, %v", left, err)
 }
 
 // build does what the imager does. way is "build", or "build-" and the fault. Each

@@ -64,9 +64,7 @@ func TestRead(t *testing.T) {
 				t.Fatalf("a disk of %d bytes, want %d", d.Size(), len(want))
 			}
 			got, err := io.ReadAll(io.NewSectionReader(d, 0, d.Size()))
-			if err != nil || !bytes.Equal(got, want) {
-				t.Fatalf("another content, err = %v", err)
-			}
+			must.Be(t, err == nil && bytes.Equal(got, want), "another content, err = %v", err)
 			odd := make([]byte, 3*cluster+7) // across clusters, from within one
 			if _, err := d.ReadAt(odd, 9<<20-100); err != nil || !bytes.Equal(odd, want[9<<20-100:][:len(odd)]) {
 				t.Errorf("another content across clusters, err = %v", err)
@@ -122,9 +120,8 @@ func TestRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := open(test.b)
-			if !errors.Is(err, qcow2.ErrFormat) || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("err = %v, want %q", err, test.want)
-			}
+			must.Hold(t, errors.Is(err, qcow2.ErrFormat) && strings.Contains(err.Error(), test.want),
+				"err = %v, want %q", err, test.want)
 		})
 	}
 }
@@ -193,8 +190,6 @@ func FuzzOpen(f *testing.F) {
 		if err == nil {
 			_, err = io.Copy(io.Discard, io.NewSectionReader(d, 0, min(d.Size(), 1<<20)))
 		}
-		if err != nil && !errors.Is(err, qcow2.ErrFormat) {
-			t.Errorf("err = %v", err)
-		}
+		must.Hold(t, err == nil || errors.Is(err, qcow2.ErrFormat), "err = %v", err)
 	})
 }

@@ -149,9 +149,7 @@ func TestOfficialRefuses(t *testing.T) {
 		"an empty registry": {server(), "v1.13.9", "Talos v1.13.9 is not known to 127.0.0.1:5000/siderolabs/extensions", fault.Config, ""},
 	}, func(t *testing.T, tc row) {
 		_, err := client(t, tc.to).Official(t.Context(), tc.talos)
-		if err == nil {
-			t.Fatal("no error")
-		}
+		must.Be(t, err != nil, "no error")
 		must.Equal(t, "error", tc.want, err.Error())
 		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 		must.Equal(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
@@ -210,12 +208,8 @@ func TestDigest(t *testing.T) {
 		host + "/metal-installer/abc:v1.13.9@" + want.String(): true,
 	} {
 		got, ok, err := c.Digest(t.Context(), ref)
-		if err != nil {
-			t.Errorf("%s: %v", ref, err)
-		}
-		if ok != found || found && got != want.String() {
-			t.Errorf("%s: %q %t, want %q %t", ref, got, ok, want, found)
-		}
+		must.Hold(t, err == nil, "%s: %v", ref, err)
+		must.Hold(t, ok == found && (!found || got == want.String()), "%s: %q %t, want %q %t", ref, got, ok, want, found)
 	}
 }
 
@@ -231,9 +225,7 @@ func TestDigestIsComputed(t *testing.T) {
 		}
 	})}
 	got, found, err := client(t, liar).Digest(t.Context(), host+"/a/b@"+asked)
-	if err == nil || found {
-		t.Errorf("%q %t %v", got, found, err)
-	}
+	must.Hold(t, err != nil && !found, "%q %t %v", got, found, err)
 }
 
 func TestBadReferences(t *testing.T) {
@@ -341,9 +333,7 @@ func TestForeignTextIsOneLine(t *testing.T) {
 				}
 			})}
 			_, _, err := client(t, refuses).Digest(t.Context(), host+"/a/b:v1")
-			if err == nil {
-				t.Fatal("no error")
-			}
+			must.Be(t, err != nil, "no error")
 			if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
 				t.Errorf("%s, %d: %q", name, status, text)
 			}
@@ -594,9 +584,8 @@ func TestCutBlobIsReadToItsEnd(t *testing.T) {
 	files, err := filesOf(t, archive)
 	must.Do(t, errors.Join(err, archive.Close()))
 	got := sha256.Sum256([]byte(files["a"]))
-	if cut != 2 || hex.EncodeToString(got[:]) != hex.EncodeToString(sum[:]) {
-		t.Errorf("after %d cuts: %x, want %x", cut, got, sum)
-	}
+	must.Hold(t, cut == 2 && hex.EncodeToString(got[:]) == hex.EncodeToString(sum[:]),
+		"after %d cuts: %x, want %x", cut, got, sum)
 }
 
 // over lets a test talk HTTP to a handler in a bubble.
@@ -634,9 +623,7 @@ func TestStallsOverHTTP(t *testing.T) {
 			}), func(transport http.RoundTripper) {
 				begun := time.Now()
 				got, err := fetch(t.Context(), t, transport, "/v2/a/blobs/sha256:0")
-				if err != nil || got != string(content) || ranges != 1 {
-					t.Errorf("%d bytes, %d ranges, %v", len(got), ranges, err)
-				}
+				must.Hold(t, err == nil && got == string(content) && ranges == 1, "%d bytes, %d ranges, %v", len(got), ranges, err)
 				must.Equal(t, "it took", limits.Stall+limits.Pause, time.Since(begun))
 			})
 		})
@@ -693,9 +680,7 @@ func BenchmarkCopy(b *testing.B) {
 		})
 		must.Do(b, c.Close())
 		b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
-		if peak > maxPeakMiB<<20 {
-			b.Fatalf("the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
-		}
+		must.Be(b, peak <= maxPeakMiB<<20, "the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
 	}
 }
 
@@ -725,9 +710,7 @@ func largeImage(b *testing.B, layers int, layerBytes int64) (host, digest string
 	req.Header.Set("Content-Type", string(m.MediaType))
 	resp := must.Get(http.DefaultClient.Do(req))(b)
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusCreated {
-		b.Fatal(resp.Status)
-	}
+	must.Be(b, resp.StatusCode == http.StatusCreated, "%v", resp.Status)
 	return host, digest
 }
 
@@ -820,9 +803,7 @@ func BenchmarkArchives(b *testing.B) {
 		})
 		must.Do(b, c.Close())
 		b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
-		if peak > maxPeakMiB<<20 {
-			b.Fatalf("the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
-		}
+		must.Be(b, peak <= maxPeakMiB<<20, "the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
 	}
 }
 

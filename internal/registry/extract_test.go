@@ -577,12 +577,8 @@ func TestPushArchive(t *testing.T) {
 	index := must.Get(remote.Index(f.mirror.Digest(digest)))(t)
 	must.Do(t, validate.Index(index))
 	m := must.Get(index.IndexManifest())(t)
-	if len(m.Manifests) != 1 || m.Manifests[0].Platform.Architecture != "amd64" {
-		t.Errorf("manifests: %+v", m.Manifests)
-	}
-	if told < 1000 {
-		t.Errorf("progress up to %d bytes", told)
-	}
+	must.Hold(t, len(m.Manifests) == 1 && m.Manifests[0].Platform.Architecture == "amd64", "manifests: %+v", m.Manifests)
+	must.Hold(t, told >= 1000, "progress up to %d bytes", told)
 	if tags := must.Get(remote.List(f.mirror))(t); len(tags) > 0 {
 		t.Errorf("tags %q were set", tags)
 	}
@@ -631,9 +627,7 @@ func TestBuiltUpon(t *testing.T) {
 	if err := f.BuiltUpon(t.Context(), f.base, f.base, "arm64"); fault.KindOf(err) != fault.Refused {
 		t.Errorf("without an added layer: %v", err)
 	}
-	if err := f.BuiltUpon(t.Context(), ref, f.source.String(), "amd64"); err == nil {
-		t.Error("another base passes")
-	}
+	must.Hold(t, f.BuiltUpon(t.Context(), ref, f.source.String(), "amd64") != nil, "another base passes")
 }
 
 func write(t *testing.T, content []byte) string {
@@ -767,9 +761,8 @@ func TestSignatures(t *testing.T) {
 		}
 		got, err := client(t, s).Signatures(t.Context(), of.String())
 		must.Equal(t, "signatures", tc.want, got)
-		if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("error = %v, want %q", err, tc.err)
-		}
+		must.Hold(t, (err != nil) == (tc.err != "") && (err == nil || strings.Contains(err.Error(), tc.err)),
+			"error = %v, want %q", err, tc.err)
 	})
 }
 
@@ -859,9 +852,7 @@ func TestReferrersWhereATagIsADigest(t *testing.T) {
 		return must.Get(inner.RoundTrip(same))(t)
 	}}
 	list, err := f.Referrers(t.Context(), installer)
-	if err != nil || len(list) > 0 {
-		t.Errorf("referrers = %v, %v", list, err)
-	}
+	must.Hold(t, err == nil && len(list) == 0, "referrers = %v, %v", list, err)
 }
 
 // TestReferrersWithParameters: a media type may have parameters.
@@ -873,9 +864,7 @@ func TestReferrersWithParameters(t *testing.T) {
 		t.Errorf("counts as no list, or stays unchanged: %v", resp.Header)
 	}
 	moved := answers(http.StatusTemporaryRedirect, "Location", "https://other.example/v2/acme/talos/referrers/"+digest)
-	if missing("/v2/acme/talos/referrers/"+digest, moved) {
-		t.Error("a redirected list counts as missing")
-	}
+	must.Hold(t, !missing("/v2/acme/talos/referrers/"+digest, moved), "a redirected list counts as missing")
 }
 
 // TestHeadOfRegistriesWithoutHead: crossplane pull request 3223, containerd issue 5124.

@@ -50,9 +50,7 @@ func TestCopy(t *testing.T) {
 			must.Do(t, validate.Image(must.Get(remote.Image(c.mirror.Digest(r)))(t)))
 		}
 		for _, r := range c.to.asked("PUT") {
-			if strings.Contains(r, "/manifests/v") {
-				t.Errorf("a tag was set: %s", r)
-			}
+			must.Hold(t, !strings.Contains(r, "/manifests/v"), "a tag was set: %s", r)
 		}
 
 		c.to.set(nil)
@@ -85,9 +83,7 @@ func TestCopyResumes(t *testing.T) {
 		sig, referrer := c.attach(t)
 		must.Do(t, c.run(t))
 		total := len(c.to.asked("PUT"))
-		if total < 2*3+3+5 {
-			t.Fatalf("only %d writes", total)
-		}
+		must.Be(t, total >= 2*3+3+5, "only %d writes", total)
 		for at := 1; at <= total; at++ {
 			c.into(t, newPlace(t, ggcr.WithReferrersSupport(referrersAPI)))
 			writes := 0
@@ -100,9 +96,7 @@ func TestCopyResumes(t *testing.T) {
 				}
 				return http.StatusInsufficientStorage // a status that is not retried
 			})
-			if err := c.run(t); err == nil {
-				t.Fatalf("cut at write %d of %d: no error", at, total)
-			}
+			must.Be(t, c.run(t) != nil, "cut at write %d of %d: no error", at, total)
 			c.to.let()
 			if err := c.run(t); err != nil {
 				t.Fatalf("again after a cut at write %d of %d: %v", at, total, err)
@@ -186,9 +180,8 @@ func TestCopyExplains(t *testing.T) {
 		}
 		blamed.set(tc.answer)
 		err := c.run(t)
-		if err == nil || !strings.HasPrefix(err.Error(), "registry "+blamed.host+": ") {
-			t.Fatalf("err = %v, want it to begin with registry %s", err, blamed.host)
-		}
+		must.Be(t, err != nil && strings.HasPrefix(err.Error(), "registry "+blamed.host+": "),
+			"err = %v, want it to begin with registry %s", err, blamed.host)
 		must.Equal(t, "denied", tc.denied, errors.Is(err, images.ErrDenied))
 		want := fmt.Sprintf("log in with `docker login %s`", blamed.host)
 		if got := strings.Join(fault.Hints(err), "; "); tc.denied != strings.Contains(got, want) {
@@ -559,9 +552,8 @@ func contents(t *testing.T, c *Records) (all []string) {
 	list := must.Get(c.List(t.Context(), records))(t)
 	for _, r := range list {
 		content, err := c.Read(t.Context(), records, r)
-		if err != nil || int64(len(content)) != r.SizeBytes {
-			t.Fatalf("%s: %d of %d bytes, %v", r.Name, len(content), r.SizeBytes, err)
-		}
+		must.Be(t, err == nil && int64(len(content)) == r.SizeBytes,
+			"%s: %d of %d bytes, %v", r.Name, len(content), r.SizeBytes, err)
 		all = append(all, fmt.Sprintf("%s %s %s %s", r.Name, content, r.Labels["result"], r.Written.Format("15:04")))
 	}
 	return all
@@ -583,9 +575,7 @@ func TestRecords(t *testing.T) {
 	keep(t, c, "c", 4, "three", 2)
 	must.Equal(t, "more than two: the oldest goes", []string{"c three done 03:04", "a one and more done 03:03"}, contents(t, c))
 	left := must.Get(client(t, s).Tags(t.Context(), mirror))(t)
-	if !slices.Equal(left, []string{"recast-history-prod"}) {
-		t.Errorf("it is more than one tag: %q", left)
-	}
+	must.Hold(t, slices.Equal(left, []string{"recast-history-prod"}), "it is more than one tag: %q", left)
 	if err := c.Keep(t.Context(), records, images.Record{Name: "d"}, make([]byte, maxRecord+1), 2); err == nil {
 		t.Error("a record of any size is kept")
 	}

@@ -32,9 +32,7 @@ func TestWrite(t *testing.T) {
 		}
 	}
 	got, err := os.ReadFile(file)
-	if err != nil || string(got) != "second" {
-		t.Errorf("%q, %v", got, err)
-	}
+	must.Hold(t, err == nil && string(got) == "second", "%q, %v", got, err)
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
@@ -50,9 +48,7 @@ func TestWriteToOtherKinds(t *testing.T) {
 	pipe, link, file := filepath.Join(dir, "pipe"), filepath.Join(dir, "link"), filepath.Join(dir, "file")
 	must.Do(t, errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink(file, link), os.WriteFile(file, []byte("longer than before"), 0o600)))
 	r, err := os.OpenFile(pipe, os.O_RDWR, 0) // as long as it is open, nobody waits for the other end
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Close()
 	must.Do(t, errors.Join(Write(pipe, says("whole")), Write(link, says("whole"))))
 	for of, want := range map[string]os.FileMode{pipe: os.ModeNamedPipe, link: os.ModeSymlink} {

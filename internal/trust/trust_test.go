@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/trust"
 )
 
@@ -32,9 +33,8 @@ func TestExplain(t *testing.T) {
 			t.Parallel()
 			got, ok := trust.Explain(c.err)
 			hint := strings.Join(fault.Hints(got), "; ")
-			if got.Error() != c.err.Error() || ok != (c.hint != "") || !strings.HasPrefix(hint, c.hint) {
-				t.Errorf("%v, %t, hint %q; want %q", got, ok, hint, c.hint)
-			}
+			must.Hold(t, got.Error() == c.err.Error() && ok == (c.hint != "") && strings.HasPrefix(hint, c.hint),
+				"%v, %t, hint %q; want %q", got, ok, hint, c.hint)
 			if ok && fault.CodeOf(got) != fault.TLS {
 				t.Errorf("code %s", fault.CodeOf(got))
 			}

@@ -114,3 +114,19 @@ func Contain(t testing.TB, what, text string, wanted ...string) {
 		}
 	}
 }
+
+// Hold reports the text where a condition does not hold. The test goes on.
+func Hold(t testing.TB, holds bool, text string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Errorf(text, args...)
+	}
+}
+
+// Be is Hold for what the rest of the test needs: the test ends.
+func Be(t testing.TB, holds bool, text string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatalf(text, args...)
+	}
+}
