@@ -164,8 +164,7 @@ func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
 
 func asksForSnapshot(c record.Call) bool { return c.Method == "/machine.MachineService/EtcdSnapshot" }
 
-// TestTheSnapshotOfTheRunThatIsResumed: the snapshot from before the crash is used for the
-// rest of that run, unless it was damaged.
+// The snapshot from before the crash is used for the rest of that run, unless it was damaged.
 func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 	eachLong(t, threePlanes, map[string]bool{"whole": false, "spoilt": true}, func(t *testing.T, lab *Lab, spoil bool) {
 		lab.Patch(everywhere)
@@ -261,8 +260,7 @@ func (c *Client) restore(file string) func(context.Context) error {
 	return func(ctx context.Context) error { return errOf(c.Restore(ctx, file, "cp1")) }
 }
 
-// TestRestoreIsInterrupted: killed after any changing call, and run again, it has the same
-// result, with a single bootstrap request.
+// Killed after any changing call, and run again, it has the same result, with a single bootstrap request.
 func TestRestoreIsInterrupted(t *testing.T) {
 	// Its changes are those of the claim, an upload, a bootstrap, heartbeats, and those of the claim.
 	eachLong(t, oneWorker(), storiesOf[int64](1, 2, 3, 4, 5, 6, 7, 8), func(t *testing.T, lab *Lab, nth int64) {

@@ -416,8 +416,7 @@ func TestStaticAddressOnNoCloud(t *testing.T) {
 	})
 }
 
-// TestStaticAddressOnMetal: a blank machine would have another address, so there is none,
-// and every remedy in the plan works.
+// A blank machine would have another address, so there is none, and every remedy in the plan works.
 func TestStaticAddressOnMetal(t *testing.T) {
 	const (
 		platform = "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address"

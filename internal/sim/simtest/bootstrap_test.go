@@ -194,8 +194,7 @@ func otherFile(node string, edit func(cluster.Secret) cluster.Secret) func(*Lab,
 	}
 }
 
-// TestBootstrapRefused: no cluster begins beside what is there, or with the wrong files. Once that is
-// corrected, the same command makes it.
+// No cluster begins beside what is there, or with the wrong files. Once that is corrected, the same command makes it.
 func TestBootstrapRefused(t *testing.T) {
 	type story struct {
 		first  string
@@ -329,8 +328,7 @@ func TestBootstrapLostAnswer(t *testing.T) {
 	})
 }
 
-// TestTwoBootstrapsAtOnce: of two people, one makes the cluster, whatever the other's recast.yaml says of
-// recast's own VMs.
+// Of two people, one makes the cluster, whatever the other's recast.yaml says of recast's own VMs.
 func TestTwoBootstrapsAtOnce(t *testing.T) {
 	type story struct {
 		file bool // the second one has its own

@@ -75,8 +75,7 @@ func (l *Lab) ceph(checked time.Time, details map[string]any) {
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), cephClusters.GroupVersionResource, u, store.Status)))
 }
 
-// TestPlanOfCeph: no node with OSDs is planned while data has too few replicas; pools and monitors say which node Ceph
-// can spare.
+// No node with OSDs is planned while data has too few replicas; pools and monitors say which node Ceph can spare.
 func TestPlanOfCeph(t *testing.T) {
 	const off = ", or roll.storage: {ceph: off} does not look at it"
 	const may = "Ceph cluster rook-ceph/ceph may have the only healthy replica of some data on it: "
@@ -144,8 +143,7 @@ func TestPlanOfCeph(t *testing.T) {
 	})
 }
 
-// TestRollWaitsForCeph: the next node goes only once Rook has seen that all data is repaired, though two may go
-// at a time.
+// The next node goes only once Rook has seen that all data is repaired, though two may go at a time.
 func TestRollWaitsForCeph(t *testing.T) {
 	long(t)
 	inStorageLab(t, (*Lab).runCeph, 3, func(t *testing.T, lab *Lab) {
@@ -180,8 +178,7 @@ var inactive = world.Ceph{Checks: map[string]world.CephCheck{
 
 const inactiveSays = "the Proxmox hosts' Ceph lets reads or writes wait: PG_AVAILABILITY (Reduced data availability: 3 pgs inactive)"
 
-// TestPlanOnCephOfHosts: no node goes while its disks are on a Ceph that lets reads or writes wait, whatever the
-// strategy.
+// No node goes while its disks are on a Ceph that lets reads or writes wait, whatever the strategy.
 func TestPlanOnCephOfHosts(t *testing.T) {
 	check := func(code, severity, message string) *world.Ceph {
 		return &world.Ceph{Checks: map[string]world.CephCheck{code: {Severity: severity, Message: message}}}
@@ -219,8 +216,7 @@ func TestPlanOnCephOfHosts(t *testing.T) {
 	})
 }
 
-// TestCephOfHostsBeforeANode: what the plan found is asked again before the node goes. A rollback takes its node out,
-// too.
+// What the plan found is asked again before the node goes. A rollback takes its node out, too.
 func TestCephOfHostsBeforeANode(t *testing.T) {
 	long(t)
 	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {

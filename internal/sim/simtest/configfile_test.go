@@ -195,8 +195,7 @@ func TestResumeKeepsToTheFile(t *testing.T) {
 	})
 }
 
-// TestResetKeepsToTheFile: a reset machine has no configuration to compare its file with; it
-// gets the file of the plan, or none.
+// A reset machine has no configuration to compare its file with; it gets the file of the plan, or none.
 func TestResetKeepsToTheFile(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		text := lab.configOf("wk1")
@@ -327,18 +326,14 @@ func TestBadInput(t *testing.T) {
 		"a node that Kubernetes does not know": {
 			edit("recast.yaml", "{name: wk1,", "{name: wk7,"), fault.Config, "node wk7: Kubernetes knows no node of that name", "cp1 wk1",
 		},
-		"full storage": {
-			func(l *Lab) { l.World.FillStorage(sim.ISOStorage) }, fault.Refused, "isos", "",
-		},
+		"full storage": {func(l *Lab) { l.World.FillStorage(sim.ISOStorage) }, fault.Refused, "isos", ""},
 		"an ACL entry that would go with the VM": {
 			func(l *Lab) {
 				l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: recreate\n")
 				l.World.Grant(world.ACL{Path: "/vms/9031", Who: "recast@pve!lab", Role: "Recast", Propagate: true})
 			}, fault.Refused, "wk1: the VM has an ACL entry at /vms/9031", "--exclude",
 		},
-		"no quorum": {
-			func(l *Lab) { l.World.SetQuorum(false) }, fault.Refused, "no quorum", "pvecm status",
-		},
+		"no quorum": {func(l *Lab) { l.World.SetQuorum(false) }, fault.Refused, "no quorum", "pvecm status"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name != "no quorum" {

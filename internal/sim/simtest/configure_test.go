@@ -313,8 +313,7 @@ func (l *Lab) applyInsecure(node string, config []byte) {
 	time.Sleep(3 * time.Minute)
 }
 
-// TestResetToNothing: a person has wiped the whole system disk, and the machine boots
-// nothing. recast's hint repairs it.
+// A person has wiped the whole system disk, and the machine boots nothing. recast's hint repairs it.
 func TestResetToNothing(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		config := lab.configOf("wk1")
@@ -341,8 +340,7 @@ func TestResetToNothing(t *testing.T) {
 	})
 }
 
-// TestAResetMachineGetsItsOwnFile: a node that was reset keeps its data disks, and gets no file of another
-// cluster, nor of another role.
+// A node that was reset keeps its data disks, and gets no file of another cluster, nor of another role.
 func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -410,9 +408,8 @@ func TestEncryptionOfAFile(t *testing.T) {
 	})
 }
 
-// TestFilesThatKeepAVolumeFromWorking: with another filesystem or encryption of a volume that stays, or the name of
-// another node, nothing gets a file, and acceptLoss lifts none of that. A reset machine with a volume in two slots gets
-// none either.
+// With another filesystem or encryption of a volume that stays, or the name of another node, nothing gets a file, and
+// acceptLoss lifts none of that. A reset machine with a volume in two slots gets none either.
 func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

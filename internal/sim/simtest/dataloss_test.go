@@ -113,8 +113,7 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 	})
 }
 
-// TestBoundMeanwhile: a volume that is bound between the plan and the exchange is
-// detected, and then nothing is changed.
+// A volume that is bound between the plan and the exchange is detected, and then nothing is changed.
 func TestBoundMeanwhile(t *testing.T) {
 	long(t)
 	type story struct {
@@ -220,8 +219,7 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 	})
 }
 
-// TestPlanNamesDisksAsTheyAreNow: for an unfinished replacement the plan has each disk's
-// present name and place, not the earlier ones.
+// For an unfinished replacement the plan has each disk's present name and place, not the earlier ones.
 func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
 	inAMove := onServer("/qemu/9031/move_disk POST")
 	eachLong(t, oneWorker(), map[string]moment{

@@ -100,8 +100,7 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 	})
 }
 
-// TestDoctorForATokenThatPrunes: a token that sees the VMs but not their disks' storage
-// must not get the result that a new system disk is impossible.
+// A token that sees the VMs but not their disks' storage must not get the result that a new system disk is impossible.
 func TestDoctorForATokenThatPrunes(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c := lab.Client()
@@ -205,8 +204,7 @@ func (c *Client) Explain(t *testing.T, node string) survey.Explanation {
 	}))(t)
 }
 
-// TestWhatIsExplainedIsWhatRuns: recast plan --explain lists the steps of the roll in
-// their order, for workers and control planes and every strategy.
+// Recast plan --explain lists the steps of the roll in their order, for workers and control planes and every strategy.
 func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 	eachLongIn(t, func(strategy string) sim.Options {
 		return sim.Options{ControlPlanes: 3, Workers: 1, Holder: strategy == "auto"}

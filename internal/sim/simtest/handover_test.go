@@ -132,8 +132,7 @@ func (l *Lab) stray(t *testing.T, vmid int) string {
 	return valueOf(l.World.Alloc(sim.DiskStorage, "pve1", vmid, 1<<30, world.NewMedia(nil)))(t)
 }
 
-// TestHandOverWithStrays: older unnamed volumes are distinguished; one that appeared
-// meanwhile is not, and a person must decide.
+// Older unnamed volumes are distinguished; one that appeared meanwhile is not, and a person must decide.
 func TestHandOverWithStrays(t *testing.T) {
 	type story struct {
 		window
@@ -227,8 +226,7 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 	})
 }
 
-// TestHandOverOnABusyStorage: a rename that fails on a busy storage is retried, each time
-// after a check whether it has happened.
+// A rename that fails on a busy storage is retried, each time after a check whether it has happened.
 func TestHandOverOnABusyStorage(t *testing.T) {
 	type story struct {
 		storage     string
@@ -326,8 +324,7 @@ func ofScratch(call record.Call) bool {
 	return strings.Contains(call.Path, "/qemu/909") || id >= scratchVM-9 && id <= scratchVM
 }
 
-// TestHandOverIsRemembered: a storage that has handed a volume over is not tried again, unless no journal
-// knows; the create is, in each run.
+// A storage that has handed a volume over is not tried again, unless no journal knows; the create is, in each run.
 func TestHandOverIsRemembered(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

@@ -252,8 +252,7 @@ func TestDoctorOfLonghorn(t *testing.T) {
 	})
 }
 
-// TestHoldChangedBySomeoneElse: a value that a person sets while the node is away stays, and nothing is remembered
-// any more.
+// A value that a person sets while the node is away stays, and nothing is remembered any more.
 func TestHoldChangedBySomeoneElse(t *testing.T) {
 	long(t)
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
@@ -366,8 +365,7 @@ func TestHoldStaysWhileTheNodeIsOut(t *testing.T) {
 	})
 }
 
-// TestHoldEndsWithoutControllers: Longhorn's manager does not come back, so the volumes don't become whole; what was
-// set is given back nevertheless.
+// Longhorn's manager does not come back, so the volumes don't become whole; what was set is given back nevertheless.
 func TestHoldEndsWithoutControllers(t *testing.T) {
 	long(t)
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
