@@ -1,24 +1,47 @@
 package simtest
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/cosi-project/runtime/pkg/safe"
 	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc/codes"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/kubectl/pkg/drain"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/adminconfig"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline/configs"
+	"github.com/recast-sh/recast/schematics"
 )
 
 func toVM(method, suffix string) func(record.Call) bool {
@@ -392,4 +415,619 @@ func TestTypeInit(t *testing.T) {
 		lab.requireOneEtcd("cp1", "cp2", "cp3")
 		lab.RequireIntact()
 	})
+}
+
+// draft is a cluster that is not there yet.
+type draft struct {
+	controlPlanes, workers, hosts int
+
+	later     []string          // nodes that are not in recast.yaml yet
+	documents []string          // of the workers' configurations
+	ours      *talosapi.Cluster // shared, so that two worlds can be compared; nil: made
+}
+
+// drafted is a draft that is written.
+type drafted struct {
+	nodes []string
+	ours  *talosapi.Cluster
+	lock  schematics.Lock
+	lines map[string]string // of recast.yaml, by node
+}
+
+func (l *Lab) newCluster(controlPlanes, workers, hosts int) (nodes []string) {
+	l.t.Helper()
+	return l.draft(draft{controlPlanes: controlPlanes, workers: workers, hosts: hosts}).nodes
+}
+
+// draft writes the files of a cluster that is not there yet, as recast init --new does: its nodes
+// are cp1, cp2 … and wk1, wk2 …, spread over the hosts.
+func (l *Lab) draft(d draft) drafted {
+	l.t.Helper()
+	if d.ours == nil {
+		d.ours = valueOf(talosapi.NewCluster(sim.ClusterName, "https://127.42.7.10:6443", sim.TalosVersion, sim.KubernetesVersion))(l.t)
+	}
+	l.canary.addBundle(d.ours.Secrets)
+	l.allowShape()
+	const class = "{memory: 4096, onboot: true, cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}%s]}\n"
+	var text strings.Builder
+	fmt.Fprintf(&text, "vmClasses:\n  control-plane: "+class+"  worker: "+class+"nodes:\n", "", ", {slot: scsi1, storage: fast, size: 5G}")
+	files, made := configFiles{}, drafted{ours: d.ours, lines: map[string]string{}}
+	add := func(node, class string, number int) {
+		line := fmt.Sprintf("  - {name: %s, schematic: default, class: %s, host: pve%d, vm: {ipconfig: ['ip=127.42.7.%d/24,gw=127.42.7.1']}}\n", node, class, 1+len(files)%d.hosts, number)
+		if made.lines[node] = line; !slices.Contains(d.later, node) {
+			made.nodes = append(made.nodes, node)
+			text.WriteString(line)
+		}
+		m := talosapi.Machine{Hostname: node, ControlPlane: class == "control-plane", Installer: "ghcr.io/siderolabs/installer:" + sim.TalosVersion}
+		if !m.ControlPlane {
+			m.Documents = d.documents
+		}
+		files[node] = valueOf(d.ours.MachineConfig(m))(l.t)
+	}
+	for i := range d.controlPlanes {
+		add(fmt.Sprintf("cp%d", i+1), "control-plane", 11+i)
+	}
+	for i := range d.workers {
+		add(fmt.Sprintf("wk%d", i+1), "worker", 31+i)
+	}
+	l.Write("recast.yaml", []byte(l.Config(text.String())))
+	for name, content := range l.Schematics() {
+		l.Write(name, content)
+	}
+	made.lock = l.lockSchematics()
+	l.Replace("recast.yaml", "roll:\n", fmt.Sprintf("roll:\n  maxUnavailable: {workers: 1, perHost: %d}\n", d.controlPlanes+d.workers))
+	l.MachineConfig = files.read
+	p := valueOf(l.Client().Project())(l.t)
+	config, endpoints, err := configs.Begin(l.t.Context(), p, files.read, "cp1")
+	must(l.t, err)
+	access := valueOf(adminconfig.Of(sim.ClusterName, config, endpoints))(l.t)
+	l.Write("talosconfig", access.Talosconfig)
+	l.Write("kubeconfig", access.Kubeconfig)
+	return made
+}
+
+// requireNodes fails the test unless nothing is stale, each node has one VM, and etcd's members are the control planes.
+func (l *Lab) requireNodes(t *testing.T, nodes []string) {
+	t.Helper()
+	requireInSync(t, l)
+	var planes []string
+	for _, node := range nodes {
+		requireSame(t, 1, l.made([]string{node}), "there are … VMs %s (-want +got)", node)
+		if strings.HasPrefix(node, "cp") {
+			planes = append(planes, node)
+		}
+	}
+	requireSame(t, planes, l.memberNames(), "members of etcd (-want +got)")
+}
+
+// memberNames are the members of etcd, in order.
+func (l *Lab) memberNames() (names []string) {
+	for _, m := range l.EtcdMembers() {
+		names = append(names, m.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// requireCluster fails the test unless the nodes are there, Ready, and nothing of them is twice.
+func requireCluster(t *testing.T, l *Lab, nodes ...string) {
+	t.Helper()
+	l.requireNodes(t, nodes)
+	l.requireEtcd()
+}
+
+// TestBootstrap makes clusters from nothing. Eight nodes take no longer than one control plane, and then one worker.
+func TestBootstrap(t *testing.T) {
+	long(t)
+	took := func(controlPlanes, workers int) (took time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			lab := New(t, sim.Options{Empty: true, Hosts: 3})
+			nodes := lab.newCluster(controlPlanes, workers, 3)
+			began := time.Now()
+			must(t, errOf(lab.Client().Bootstrap(t.Context(), "cp1")))
+			took = time.Since(began)
+			requireCluster(t, lab, nodes...)
+			again := valueOf(lab.Client().Bootstrap(t.Context(), "cp1"))(t)
+			require(t, again.Outcome == "nothing to do", "again: %s", again.Outcome)
+		})
+		return took
+	}
+	took(1, 0)
+	chain, all := took(1, 1), took(3, 5)
+	ratio := float64(all) / float64(chain)
+	t.Logf("%s for one control plane and a worker, %s for 3 + 5 nodes: %.2f times", chain, all, ratio)
+	require(t, ratio <= 1.1, "3 + 5 nodes take %.2f times as long as one control plane and then a worker", ratio)
+}
+
+type founding struct {
+	*Lab
+	nodes []string
+}
+
+// TestBootstrapKilled kills a bootstrap at points of every kind, and goes on with its journal or without:
+// there is one cluster in the end.
+func TestBootstrapKilled(t *testing.T) {
+	long(t)
+	killGrid[founding]{
+		begin: func(t *testing.T) founding {
+			lab := New(t, sim.Options{Empty: true, Hosts: 2})
+			return founding{lab, lab.newCluster(2, 1, 2)}
+		},
+		do:     func(ctx context.Context, c *Client) error { return errOf(c.Bootstrap(ctx, "cp1")) },
+		choose: chosenPoints,
+		end:    func(t *testing.T, f founding) string { requireCluster(t, f.Lab, f.nodes...); return "" },
+	}.killEverywhere(t)
+}
+
+// destroyVM destroys a VM as an administrator, or a dead host, does.
+func (l *Lab) destroyVM(id int) {
+	l.t.Helper()
+	must(l.t, l.World.PowerOff(id))
+	l.done(l.World.DestroyVM("root@pam", l.hostOf(id), world.DestroyRequest{ID: id}))
+}
+
+// squatter is a blank machine at an address.
+func squatter(addr string) func(*Lab, drafted) func() {
+	return func(l *Lab, d drafted) func() {
+		l.founder(d.ours, d.lock, sim.TalosVersion).startAt(600, "squatter", netip.MustParseAddr(addr))
+		time.Sleep(time.Minute)
+		return func() { l.destroyVM(600) }
+	}
+}
+
+// otherFile gives a node another file; nil: none.
+func otherFile(node string, edit func(cluster.Secret) cluster.Secret) func(*Lab, drafted) func() {
+	return func(l *Lab, _ drafted) func() {
+		right := l.MachineConfig
+		l.MachineConfig = func(ctx context.Context, of string) (cluster.Secret, bool, error) {
+			text, there, err := right(ctx, of)
+			if of == node {
+				text = edit(text)
+			}
+			return text, there && text != nil, err
+		}
+		return func() { l.MachineConfig = right }
+	}
+}
+
+// No cluster begins beside what is there, or with the wrong files. Once that is corrected, the same command makes it.
+func TestBootstrapRefused(t *testing.T) {
+	type story struct {
+		first  string
+		before func(*Lab, drafted) (after func())
+		made   int // VMs of nodes that are made all the same
+		etcd   int // members of etcd
+		says   string
+	}
+	vm := func(id int, name, yaml string) func(*Lab, drafted) func() {
+		return func(l *Lab, _ drafted) func() {
+			l.Replace("recast.yaml", "{name: cp1,", "{name: cp1,"+yaml)
+			l.DefineVM(id, map[string]string{"name": name})
+			return func() { l.destroyVM(id) }
+		}
+	}
+	eachLong(t, sim.Options{Empty: true}, map[string]story{
+		"a VM has a node's name":             {"cp1", vm(500, "wk1", ""), 0, 0, `wk1: it is in recast.yaml, and there is something of it: its name has VM 500 "wk1"`},
+		"a VM has a node's number":           {"cp1", vm(500, "else", " vmid: 500,"), 0, 0, `cp1: it is in recast.yaml, and there is something of it: its number has VM 500 "else"`},
+		"a machine has the first's address":  {"cp1", squatter("127.42.7.11"), 0, 0, "a machine in maintenance mode answers at 127.42.7.11, which is to be the address of cp1"},
+		"a machine has a worker's address":   {"cp1", squatter("127.42.7.31"), 1, 1, "a machine in maintenance mode answers at 127.42.7.31, which is to be the address of wk1"},
+		"a machine of the cluster elsewhere": {"cp1", foundling, 1, 0, "Talos' discovery knows another machine of this cluster, cp3: etcd was not begun on cp1"},
+		"with a worker":                      {"wk1", nil, 0, 0, "a cluster begins with a control plane, and its machine configuration is that of a worker"},
+		"with a file of another cluster":     {"cp1", otherFile("wk1", withOtherToken), 0, 0, "the bootstrap token of Kubernetes: is it the file of another cluster?"},
+		"without a file of the first":        {"cp1", otherFile("cp1", func(cluster.Secret) cluster.Secret { return nil }), 0, 0, "cp1: its machine configuration is not in talos.machineConfigs"},
+	}, func(t *testing.T, lab *Lab, s story) {
+		d := lab.draft(draft{controlPlanes: 1, workers: 1, hosts: 1})
+		after := func() {}
+		if s.before != nil {
+			after = s.before(lab, d)
+		}
+		there := lab.made(d.nodes)
+		requireRefused(t, errOf(lab.as(firstRun).Bootstrap(t.Context(), s.first)), s.says)
+		made := lab.made(d.nodes) - there
+		require(t, made == s.made && len(lab.EtcdMembers()) == s.etcd,
+			"%d VMs were made, and etcd has %+v", made, lab.EtcdMembers())
+		after()
+		must(t, errOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1")))
+		requireCluster(t, lab, d.nodes...)
+	})
+}
+
+// made counts the VMs with names of nodes.
+func (l *Lab) made(nodes []string) (n int) {
+	for _, vm := range l.World.VMs() {
+		if slices.Contains(nodes, vm.Config["name"]) {
+			n++
+		}
+	}
+	return n
+}
+
+// foundling is a control plane of the cluster that is not in recast.yaml, made by hand. Discovery forgets
+// it half an hour after it is gone.
+func foundling(l *Lab, d drafted) func() {
+	f := l.founder(d.ours, d.lock, sim.TalosVersion)
+	uuid := f.start(600, "cp3")
+	time.Sleep(time.Minute)
+	f.configure(founded("cp3"), uuid, "cp3")
+	time.Sleep(3 * time.Minute)
+	return func() {
+		l.destroyVM(600)
+		time.Sleep(31 * time.Minute)
+	}
+}
+
+// TestBootstrapAfterACluster: a cluster whose machines are gone is not made a second time while disks of it are kept.
+func TestBootstrapAfterACluster(t *testing.T) {
+	inLongLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
+		lab.newCluster(1, 1, 1)
+		must(t, errOf(lab.as(firstRun).Bootstrap(t.Context(), "cp1")))
+		must(t, errOf(lab.as(secondRun).Remove(t.Context(), "wk1")))
+		lab.unlist("wk1")
+		lab.destroyVM(lab.namedVM("cp1").ID)
+		err := errOf(lab.as(thirdRun).Bootstrap(t.Context(), "cp1"))
+		requireRefused(t, err, "has disks of node wk1 of this cluster (recast status lists them): if the cluster is gone for good, recast remove wk1 --free wk1 frees them")
+	})
+}
+
+// TestBootstrapOfAClusterThatIsThere makes its missing nodes, and nothing else.
+func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
+	inLongLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
+		lab.newCluster(1, 2, 1)
+		all := lab.Read("recast.yaml")
+		lab.unlist("wk2")
+		must(t, errOf(lab.as(firstRun).Bootstrap(t.Context(), "cp1")))
+		lab.Patch(everywhere)
+		requireDrift(t, lab, "cp1", "wk1")
+		before := lab.World.VMs()
+		lab.Write("recast.yaml", all)
+		rep := valueOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1"))(t)
+		require(t, rep.Outcome == "done", "outcome %q", rep.Outcome)
+		requireInSync(t, lab, "cp1", "wk1")
+		for _, vm := range before {
+			requireSame(t, vm, valueOf(lab.World.LookupVM(vm.Host, vm.ID))(t), "VM %d (-before +after)", vm.ID)
+		}
+	})
+}
+
+// TestBootstrapLostAnswer: the answer to Talos' Bootstrap is lost. Its command never asks a second time,
+// and the next one finds out what came of it.
+func TestBootstrapLostAnswer(t *testing.T) {
+	const method = "/machine.MachineService/Bootstrap"
+	asked := func(l *Lab) int { return len(l.sent(0, func(c record.Call) bool { return c.Method == method })) }
+	stories := map[string]bool{"it was carried out": true, "it was not": false}
+	eachLong(t, sim.Options{Empty: true}, stories, func(t *testing.T, lab *Lab, done bool) {
+		nodes := lab.newCluster(1, 1, 1)
+		c := lab.as(firstRun)
+		if done {
+			lab.Recorder.Hooks(nil, func(call record.Call) {
+				if call.Method == method {
+					c.Cut()
+					time.AfterFunc(10*time.Second, c.Mend)
+				}
+			})
+		} else {
+			lab.Silence(func(r talosapi.Request) bool { return r.Method == method })
+		}
+		_, err := c.Bootstrap(t.Context(), "cp1")
+		lab.Recorder.Hooks(nil, nil)
+		lab.Silence(nil)
+		requireSame(t, 1, asked(lab), "asked … times (-want +got)")
+		if done {
+			must(t, err)
+		} else {
+			requireFault(t, err, fault.Failed, "run the same command again")
+		}
+		must(t, errOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1")))
+		n := asked(lab)
+		require(t, n > 1 != done, "asked %d times in the end", n)
+		requireCluster(t, lab, nodes...)
+	})
+}
+
+// Of two people, one makes the cluster, whatever the other's recast.yaml says of recast's own VMs.
+func TestTwoBootstrapsAtOnce(t *testing.T) {
+	type story struct {
+		file bool // the second one has its own
+		late time.Duration
+	}
+	eachLong(t, sim.Options{Empty: true, Hosts: 2}, map[string]story{
+		"one file":            {},
+		"two files":           {file: true},
+		"two files, 20s late": {file: true, late: 20 * time.Second},
+	}, func(t *testing.T, lab *Lab, s story) {
+		nodes := lab.newCluster(1, 1, 2)
+		clients := []*Client{lab.Client(), lab.second()}
+		if s.file {
+			clients[1] = lab.withRange("9100-9199")
+		}
+		ended := make(chan error, len(clients))
+		for i, c := range clients {
+			time.Sleep(time.Duration(i) * s.late)
+			go func() { ended <- errOf(c.Bootstrap(t.Context(), "cp1")) }()
+		}
+		lost := 0
+		for range clients {
+			if err := <-ended; err != nil {
+				lost++
+				requireFault(t, err, fault.Claimed, "held by run")
+			}
+		}
+		require(t, lost == 1, "%d bootstraps lost", lost)
+		requireCluster(t, lab, nodes...)
+	})
+}
+
+// founder makes a cluster in an empty lab by hand, with secrets of its own.
+type founder struct {
+	*Lab
+	*session
+	ours      *talosapi.Cluster
+	installer string
+	iso       string // volume ID
+}
+
+// newFounder is a founder of a cluster that is drafted with one control plane.
+func newFounder(t *testing.T, lab *Lab, talos string) *founder {
+	t.Helper()
+	ours := valueOf(talosapi.NewCluster("ours", "https://127.42.7.10:6443", talos, sim.KubernetesVersion))(t)
+	return lab.founder(ours, lab.draft(draft{controlPlanes: 1, hosts: 1, ours: ours}).lock, talos)
+}
+
+// founder publishes the ISO and connects, for a cluster whose recast.yaml and talosconfig are there.
+func (l *Lab) founder(ours *talosapi.Cluster, lock schematics.Lock, talos string) *founder {
+	l.t.Helper()
+	must(l.t, l.Client().Publish(l.t.Context()))
+	s := l.session()
+	l.t.Cleanup(s.end)
+	isos := valueOf(s.machines.Proxmox.(*pve.Client).ISOs(l.t.Context(), "pve1", sim.ISOStorage))(l.t)
+	return &founder{
+		Lab: l, session: s, ours: ours, iso: sim.ISOStorage + ":iso/" + isos[0].Name,
+		installer: "127.0.0.1:8080/nocloud-installer/" + lock.Schematics["default"].SchematicID + ":" + talos,
+	}
+}
+
+// founded is the static address of a machine.
+func founded(name string) netip.Addr {
+	return netip.AddrFrom4([4]byte{127, 42, 7, byte(11 + slices.Index(controlPlanes, name))})
+}
+
+// start makes a VM over the Proxmox API and boots the ISO. A worker gets its address by DHCP.
+func (f *founder) start(id int, name string) (uuid string) {
+	if strings.HasPrefix(name, "cp") {
+		return f.startAt(id, name, founded(name))
+	}
+	return f.startAt(id, name, netip.Addr{})
+}
+
+// startAt is start of a machine with that address, or with one by DHCP.
+func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
+	ctx := f.t.Context()
+	uuid = fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id)
+	vm := map[string]string{
+		"name": name, "memory": "4096", "cores": "2", "scsihw": "virtio-scsi-single", "scsi0": "fast:10", "smbios1": "uuid=" + uuid,
+		"net0": "virtio,bridge=vmbr0", "ide2": f.iso + ",media=cdrom", "boot": "order=scsi0;ide2",
+	}
+	if addr.IsValid() {
+		vm["ide0"], vm["ipconfig0"] = "fast:cloudinit", "ip="+addr.String()+"/24,gw=127.42.7.1"
+	}
+	must(f.t, f.machines.Proxmox.CreateVM(ctx, "pve1", cluster.VMID(id), vm))
+	made := valueOf(f.machines.Proxmox.VM(ctx, cluster.VMID(id)))(f.t)
+	must(f.t, f.machines.Proxmox.Start(ctx, made))
+	return uuid
+}
+
+func (f *founder) configure(addr netip.Addr, uuid, name string) {
+	config := valueOf(f.ours.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: strings.HasPrefix(name, "cp"), Installer: f.installer}))(f.t)
+	must(f.t, f.talos.ApplyConfig(f.t.Context(), addr, uuid, config))
+}
+
+// bootstrap is talosctl bootstrap.
+func bootstrap(ctx context.Context, c *client.Client) error {
+	return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
+}
+
+func (f *founder) bootstrap(addr netip.Addr) error {
+	return f.TalosctlAt(f.t.Context(), addr, bootstrap)
+}
+
+// bootstrapSoon repeats bootstrap until the machine is there and accepts it.
+func (f *founder) bootstrapSoon(addr netip.Addr) {
+	f.t.Helper()
+	early := false
+	for began := time.Now(); time.Since(began) < 10*time.Minute; time.Sleep(5 * time.Second) {
+		err := f.bootstrap(addr)
+		switch client.StatusCode(err) {
+		case codes.OK:
+			require(f.t, early, "a machine that installs Talos accepted a bootstrap")
+			return
+		case codes.FailedPrecondition:
+			early = true
+		case codes.Unavailable, codes.DeadlineExceeded:
+		default:
+			f.t.Fatal(err)
+		}
+	}
+	f.t.Fatal("no bootstrap in 10 minutes")
+}
+
+// blank finds the machine in maintenance mode with that UUID among those with a lease.
+func (f *founder) blank(uuid string) netip.Addr {
+	for n := range 20 {
+		addr := netip.AddrFrom4([4]byte{127, 42, 7, byte(231 + n)})
+		if m, err := f.talos.MaintenanceMachine(f.t.Context(), addr); err == nil && m.UUID == uuid {
+			return addr
+		}
+	}
+	f.t.Fatalf("no machine %s in maintenance mode", uuid)
+	return netip.Addr{}
+}
+
+func (f *founder) kubeconfig(addr netip.Addr) (file []byte) {
+	must(f.t, f.TalosctlAt(f.t.Context(), addr, func(ctx context.Context, c *client.Client) (err error) {
+		file, err = c.Kubeconfig(ctx)
+		return err
+	}))
+	return file
+}
+
+// nodes are the Ready nodes that a kubeconfig shows at an address of the API.
+func (f *founder) nodes(kubeconfig []byte, at string) (ready []string, err error) {
+	file := bytes.ReplaceAll(kubeconfig, []byte("127.42.7.10:6443"), []byte(at+":6443"))
+	k := valueOf(kube.New(file, kube.Options{Dial: f.Lab.Lab.Client().DialContext, Poll: time.Second}))(f.t)
+	defer k.Close()
+	nodes, err := k.Nodes(f.t.Context())
+	for _, n := range nodes {
+		if n.Ready {
+			ready = append(ready, n.Name)
+		}
+	}
+	return ready, err
+}
+
+func (f *founder) requireNodes(kubeconfig []byte, at netip.Addr, want ...string) {
+	f.t.Helper()
+	got := valueOf(f.nodes(kubeconfig, at.String()))(f.t)
+	require(f.t, slices.Equal(got, want), "Ready nodes at %s: %q; want %q", at, got, want)
+}
+
+// sharedAddress is that of the load balancer before the API servers.
+var sharedAddress = netip.MustParseAddr("127.42.7.10")
+
+var certificateAuthority = regexp.MustCompile(`certificate-authority-data: \S+`)
+
+// TestClusterFromNothing makes a cluster in an empty lab, with secrets that the lab has not
+// made: a control plane, then another, and workers.
+func TestClusterFromNothing(t *testing.T) {
+	eachIn(t, func(talos string) sim.Options { return sim.Options{Empty: true, TalosVersion: talos} }, map[string]string{
+		"1.12": "v1.12.7", "1.13": "v1.13.9", "1.14": "v1.14.1",
+	}, func(t *testing.T, lab *Lab, talos string) {
+		f := newFounder(t, lab, talos)
+		cp1, cp2 := founded("cp1"), founded("cp2")
+		uuid := f.start(101, "cp1")
+		time.Sleep(time.Minute)
+		requireCode(t, f.bootstrap(cp1), codes.Unavailable) // its certificate is not that of the cluster
+		f.configure(cp1, uuid, "cp1")
+		for _, at := range []netip.Addr{sharedAddress, cp1} {
+			require(t, errOf(lab.Lab.Client().DialContext(t.Context(), "tcp", at.String()+":6443")) != nil,
+				"there is a Kubernetes API at %s", at)
+		}
+		f.bootstrapSoon(cp1)
+		time.Sleep(time.Minute)
+		requireCode(t, f.bootstrap(cp1), codes.AlreadyExists)
+		kubeconfig := f.kubeconfig(cp1)
+		f.requireNodes(kubeconfig, sharedAddress, "cp1")
+		f.requireNodes(kubeconfig, cp1, "cp1")
+		other, err := lab.Kubeconfig("system:masters", time.Hour) // by the lab's own CA
+		must(t, err)
+		require(t, errOf(f.nodes(other, sharedAddress.String())) != nil, "the API's certificate is not of the cluster's CA")
+		require(t, errOf(f.nodes(certificateAuthority.ReplaceAll(other, certificateAuthority.Find(kubeconfig)), sharedAddress.String())) != nil,
+			"a client's certificate of another CA is accepted")
+		require(t, errOf(lab.Kube.Store().Get(t.Context(), store.Deployments(), "default", "web")) != nil,
+			"a new cluster has the lab's workload")
+		must(t, errOf(lab.Kube.Store().Get(t.Context(), store.Deployments(), "kube-system", "coredns")))
+
+		uuids := map[string]string{"cp2": f.start(102, "cp2"), "wk1": f.start(103, "wk1"), "wk2": f.start(104, "wk2")}
+		time.Sleep(time.Minute)
+		wk1, wk2 := f.blank(uuids["wk1"]), f.blank(uuids["wk2"])
+		f.configure(cp2, uuids["cp2"], "cp2")
+		f.configure(wk1, uuids["wk1"], "wk1")
+		f.configure(wk2, uuids["wk2"], "wk2")
+		time.Sleep(5 * time.Minute)
+		f.requireNodes(kubeconfig, cp2, "cp1", "cp2", "wk1", "wk2")
+		require(t, f.bootstrap(wk1) != nil, "a worker accepted a bootstrap")
+		members := valueOf(f.talos.Members(t.Context()))(t)
+		require(t, len(members) == 4, "members %+v", members)
+		lab.requireEtcd()
+		lab.RequireIntact()
+	})
+}
+
+// TestBootstrapTwice: a bootstrap of a second control plane makes a second etcd.
+func TestBootstrapTwice(t *testing.T) {
+	inLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
+		f := newFounder(t, lab, sim.TalosVersion)
+		uuids := map[string]string{"cp1": f.start(101, "cp1"), "cp2": f.start(102, "cp2")}
+		time.Sleep(time.Minute)
+		for name, uuid := range uuids {
+			f.configure(founded(name), uuid, name)
+		}
+		time.Sleep(3 * time.Minute)
+		requireNone(t, lab.allStored(store.Nodes(), ""), "before the bootstrap there are nodes")
+		must(t, f.bootstrap(founded("cp1")))
+		requireNone(t, lab.EtcdViolations(), "one bootstrap")
+		must(t, f.bootstrap(founded("cp2")))
+		time.Sleep(time.Minute)
+		v := lab.EtcdViolations()
+		require(t, len(v) == 1 && strings.Contains(v[0], " formed etcd number 2"), "two bootstraps: %q", v)
+		s := lab.State()
+		require(t, len(s.Broken) == 1, "recast lab check says %q", s.Broken)
+	})
+}
+
+func requireCode(t *testing.T, err error, want codes.Code) {
+	t.Helper()
+	requireSame(t, want, client.StatusCode(err), "%v (-want +got)", err)
+}
+
+// TestOutsideClients uses a lab served by recast lab up with other clients, like a user in another terminal.
+func TestOutsideClients(t *testing.T) {
+	long(t)
+	t.Parallel()
+	dir := labUp(t)
+	t.Run("machinery", func(t *testing.T) { talksTalos(t, filepath.Join(dir, "talosconfig")) })
+	t.Run("client-go and kubectl drain", func(t *testing.T) { drains(t, filepath.Join(dir, "kubeconfig")) })
+}
+
+// labUp builds recast, serves a lab with it until the test ends, and returns its working directory.
+func labUp(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	binary := filepath.Join(dir, "recast")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "../../../cmd/recast").CombinedOutput(); err != nil {
+		t.Fatalf("build recast: %v\n%s", err, out)
+	}
+	lab := filepath.Join(dir, "lab")
+	var out bytes.Buffer
+	c := exec.CommandContext(t.Context(), binary, "lab", "up", "--dir", lab, "--speed", "40")
+	c.Stdout, c.Stderr = &out, &out
+	must(t, c.Start())
+	t.Cleanup(func() {
+		if err := c.Wait(); err == nil { // the test's context has killed it
+			t.Logf("the lab ended by itself:\n%s", out.String())
+		}
+	})
+	for range 1800 {
+		if _, err := os.Stat(filepath.Join(lab, "lab.json")); err == nil {
+			return lab
+		}
+		<-time.After(100 * time.Millisecond) // waiting for another process
+	}
+	t.Fatal("the lab never got ready")
+	return ""
+}
+
+func talksTalos(t *testing.T, talosconfig string) {
+	config := valueOf(clientconfig.Open(talosconfig))(t)
+	c := valueOf(client.New(t.Context(), client.WithConfig(config)))(t)
+	defer c.Close()
+	version := valueOf(c.Version(t.Context()))(t)
+	requireSame(t, "v1.13.9", version.GetMessages()[0].GetVersion().GetTag(), "Talos (-want +got)")
+	extensions := valueOf(safe.StateListAll[*runtime.ExtensionStatus](t.Context(), c.COSI))(t)
+	require(t, extensions.Len() >= 2, "%d extensions", extensions.Len())
+}
+
+func drains(t *testing.T, kubeconfig string) {
+	config := valueOf(clientcmd.BuildConfigFromFlags("", kubeconfig))(t)
+	api := valueOf(kubernetes.NewForConfig(config))(t)
+	node := valueOf(api.CoreV1().Nodes().Get(t.Context(), "wk1", metav1.GetOptions{}))(t)
+	helper := &drain.Helper{
+		Ctx: t.Context(), Client: api, Timeout: time.Minute, GracePeriodSeconds: -1, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true,
+		EvictErrorRetryDelay: 100 * time.Millisecond, Out: t.Output(), ErrOut: t.Output(),
+	}
+	must(t, drain.RunCordonOrUncordon(helper, node, true))
+	must(t, drain.RunNodeDrain(helper, "wk1"))
+	pods := valueOf(api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=wk1"}))(t)
+	for _, p := range pods.Items {
+		require(t, len(p.OwnerReferences) != 0 && p.OwnerReferences[0].Kind == "DaemonSet", "pod %s is still there", p.Name)
+	}
 }

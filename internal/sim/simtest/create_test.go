@@ -3,15 +3,21 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -354,5 +360,479 @@ func TestReshapeWithLostAnswers(t *testing.T) {
 		lab.shapeAll("memory: 6144, tags: [talos]", "disks: [{slot: scsi1, size: 25G, cache: writeback}, {slot: scsi2, storage: fast, size: 1G}]")
 		lab.rollUnanswered(k, 3)
 		requireInSync(t, lab)
+	})
+}
+
+// TestBootOrderThatNoStrategyMends: a running node boots from its network card before its system disk, and
+// that change is pending: recreate and reimage are impossible, and in-place changes no boot order. The plan
+// leaves that node as it is, with the one command, and the others are rolled.
+func TestBootOrderThatNoStrategyMends(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		change("boot=order=net0;scsi0")(lab)
+		requireDrift(t, lab, "wk1")
+		const command = "qm set 9031 --boot 'order=scsi0;net0'"
+		n := lab.planOf(lab.Client(), "wk1", planning.Policy{})
+		require(t, n.Strategy == "" && len(n.Refused) == 0 && n.ByHand == command,
+			"strategy %q, refused %q, by hand %q", n.Strategy, n.Refused, n.ByHand)
+		plan := lab.plan(planning.Policy{})
+		require(t, slices.ContainsFunc(plan.Warn, func(w string) bool {
+			return strings.Contains(w, "wk1 is left as it is: it boots from net0") && strings.HasSuffix(w, command)
+		}), "warnings %q", plan.Warn)
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		lab.RequireIntact()
+
+		// A node that was named is refused, with the same command, and so is its roll.
+		refusedWith := func() {
+			t.Helper()
+			n := lab.planOf(lab.Client(), "wk1", onlyWorker)
+			require(t, slices.ContainsFunc(n.Refused, func(r string) bool { return strings.HasSuffix(r, command) }),
+				"refused %q", n.Refused)
+			requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), command)
+		}
+		refusedWith()
+
+		// With an image to install, too, the others go on, and the report has the command.
+		lab.Patch(everywhere)
+		n = lab.planOf(lab.Client(), "wk1", planning.Policy{})
+		require(t, n.Strategy == "" && len(n.Refused) == 0 && n.ByHand == command,
+			"strategy %q, refused %q, by hand %q", n.Strategy, n.Refused, n.ByHand)
+		refusedWith()
+		before := lab.machine("wk1")
+		rep := lab.Client().mustRoll(planning.Policy{})
+		require(t, slices.ContainsFunc(rep.Afterwards, func(text string) bool {
+			return strings.HasPrefix(text, "wk1 is left as it is") && strings.HasSuffix(text, command)
+		}), "afterwards %q", rep.Afterwards)
+		require(t, lab.machine("wk1").BootID == before.BootID, "wk1 was rebooted")
+		res := lab.drift()
+		require(t, !res.Nodes[0].Stale && res.Nodes[1].Stale, "%+v", res.Nodes)
+		change("boot=order=scsi0;net0")(lab)
+		requireNone(t, planOf(t, lab, "wk1").Refused, "afterwards refused")
+	})
+}
+
+// TestConfigurationOnACD: an ISO with cloud-init data can't configure a blank machine,
+// because it is out of its drive meanwhile; it is back at the end if it still exists.
+func TestConfigurationOnACD(t *testing.T) {
+	type story struct {
+		renewal
+		gone bool // the ISO is deleted meanwhile
+	}
+	unconfigured := renewal{strategy: cluster.Recreate, killed: before("bring-up/configure")}
+	eachLong(t, oneWorker(), map[string]story{
+		"recreate":                   {renewal: renewal{strategy: cluster.Recreate}},
+		"recreate, killed":           {renewal: unconfigured},
+		"recreate, given up":         {renewal: renewal{cluster.Recreate, unconfigured.killed, true}},
+		"recreate, and the ISO goes": {renewal: unconfigured, gone: true},
+		"reimage":                    {renewal: renewal{strategy: cluster.Reimage}},
+		"reimage, killed":            {renewal: renewal{strategy: cluster.Reimage, killed: before("finish/restore-settings")}},
+		"reimage, given up":          {renewal: renewal{cluster.Reimage, unconfigured.killed, true}},
+	}, func(t *testing.T, lab *Lab, tc story) {
+		strategy(tc.strategy)(lab)
+		// It would install on an arbitrary disk, the first one.
+		must(t, lab.World.AddISO("local", "pve1", "user-data-9031.iso", artefact.CloudInitISO([]byte(lab.configOf("wk1")))))
+		whileOff(change("ide2=none,media=cdrom", "ide3=local:iso/user-data-9031.iso,media=cdrom"))(lab)
+		lab.Patch(everywhere)
+		media := func() string {
+			config := lab.vmConfig(wk1)
+			volid, _, _ := strings.Cut(config["ide3"], ",")
+			return fmt.Sprint(strings.Contains(config["ide2"], "recast-"), " ", volid)
+		}
+		want := "false local:iso/user-data-9031.iso"
+		const note = "ide3 is empty until its node is healthy: local:iso/user-data-9031.iso is taken out, so that it does not configure the blank machine"
+		tc.play(t, lab, note, func() {
+			got := media()
+			require(t, strings.HasSuffix(got, " none"), "where it was killed: %s", got)
+			if tc.gone {
+				must(t, errOf(lab.World.DeleteVolume("root@pam", "pve1", "local:iso/user-data-9031.iso")))
+				want = "false none"
+			}
+		})
+		requireSame(t, want, media(), "in the drives (-want +got)")
+	})
+}
+
+// TestSettingsOfRootThatChangeNothing: the plan says how to remove affinity, which the
+// machine does not see, and leaves out an arch that is the host's default.
+func TestSettingsOfRootThatChangeNothing(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		whileOff(change("arch=x86_64", "affinity=0-3"))(lab)
+		lab.Patch(everywhere)
+		n := planOf(t, lab, "wk1")
+		mustBe(t, len(n.ToRecreate) == 1 && n.ToRecreate[0].Command == "qm set 9031 --delete affinity",
+			"to recreate: %+v", n.ToRecreate)
+		must(t, errOf(lab.Shell("pve1").Run(strings.Fields(n.ToRecreate[0].Command))))
+		n = planOf(t, lab, "wk1")
+		require(t, n.Strategy == cluster.Recreate && slices.Contains(n.Renewed, "arch (left out: its host is x86_64)"),
+			"lifted: %s: %s; renewed %q", n.Strategy, n.Why, n.Renewed)
+		lab.Client().rollTo(t, onlyWorker, "cp1")
+		s := lab.settings()
+		require(t, s["affinity"] == "" && s["arch"] == "", "affinity %q, arch %q", s["affinity"], s["arch"])
+	})
+}
+
+// TestAnImageThatBootsByKexecOnly stops the roll at its first node, which boots through the firmware. With
+// roll.reboot: kexec nobody would notice until the next power failure.
+func TestAnImageThatBootsByKexecOnly(t *testing.T) {
+	type story struct {
+		reboot, talos string
+		hangs         bool
+	}
+	o := func(tc story) sim.Options { return sim.Options{Workers: 3, ControlPlanes: 1, TalosVersion: tc.talos} }
+	eachIn(t, o, map[string]story{
+		"canary": {"canary", "", true}, "powercycle": {"powercycle", "", true}, "kexec": {"kexec", "", false}, "1.12, which reboots by itself": {"canary", "v1.12.6", true},
+	}, func(t *testing.T, lab *Lab, tc story) {
+		lab.inPlace()
+		lab.Replace("recast.yaml", "roll:\n", "roll:\n  reboot: "+tc.reboot+"\n  maxUnavailable: {workers: 3, perHost: 3}\n")
+		lab.Patch(sim.PatchedExtension)
+		build := lab.planOf(lab.Client(), "wk1", planning.Policy{}).Wanted.Build
+		lab.BreakImage(build.SchematicID, talosapi.KexecOnly)
+		workers := policyFor("wk1", "wk2", "wk3")
+		before := lab.boots()
+		err := lab.Client().roll(workers)(t.Context())
+		changed := len(slices.DeleteFunc(lab.boots(), func(boot string) bool { return slices.Contains(before, boot) }))
+		if !tc.hangs {
+			require(t, err == nil && changed == 3, "%d nodes rebooted: %v", changed, err)
+			return
+		}
+		require(t, err != nil && changed <= 1 && strings.Contains(err.Error(), "did not come back from its upgrade"),
+			"%d nodes rebooted: %v", changed, err)
+	})
+}
+
+// TestAKilledFirstBootIsNoProof: the run after one that was killed while its first node rebooted still
+// boots another one through the firmware before the rest.
+func TestAKilledFirstBootIsNoProof(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 1, Workers: 3}, func(t *testing.T, lab *Lab) {
+		lab.inPlace()
+		lab.Patch(sim.PatchedExtension)
+		workers := policyFor("wk1", "wk2", "wk3")
+		lab.as(firstRun).rollKilled(after("upgrade/reboot"), workers)
+		plan := lab.plan(workers)
+		var firmware []string
+		for _, n := range plan.Nodes {
+			if n.Reboot == cluster.ByFirmware {
+				firmware = append(firmware, string(n.Phase)+"/"+n.Node)
+			}
+		}
+		requireSame(t, []string{"unfinished/wk1", "canary/wk2"}, firmware, "through the firmware (-want +got)")
+		lab.as(secondRun).rollTo(t, workers)
+	})
+}
+
+// wholeFirewall has one of everything that a VM's firewall can have; its rules refer to earlier entries.
+func wholeFirewall() world.Firewall {
+	return world.Firewall{
+		Options: map[string]string{"enable": "1", "policy_in": "DROP", "log_level_in": "info"},
+		Aliases: []world.FirewallAlias{{Name: "Desk", CIDR: "192.0.2.7", Comment: "Alice's"}},
+		IPSets:  []world.FirewallSet{{Name: "admins", Comment: "may see apid", Members: []world.FirewallMember{{CIDR: "192.0.2.0/28", Comment: "office"}, {CIDR: "192.0.2.9", NoMatch: true}, {CIDR: "desk"}}}},
+		Rules: []world.FirewallRule{
+			{"type": "in", "action": "DROP", "source": "192.0.2.66", "enable": "1", "comment": "before the next"},
+			{"type": "in", "action": "ACCEPT", "proto": "tcp", "dport": "50000", "source": "+admins", "enable": "1", "log": "nolog", "iface": "net0"},
+			{"type": "group", "action": "kubernetes", "enable": "1"},
+			{"type": "out", "action": "REJECT", "dest": "desk", "enable": "0"},
+		},
+	}
+}
+
+// behindFirewall makes wk1 stale and gives it that firewall.
+func (l *Lab) behindFirewall(f world.Firewall) {
+	l.t.Helper()
+	l.Patch(sim.PatchedExtension)
+	strategy(cluster.Recreate)(l)
+	l.World.SetFirewall(wk1, f)
+}
+
+func requireFirewall(t *testing.T, lab *Lab, want world.Firewall) {
+	t.Helper()
+	requireSame(t, want, lab.World.FirewallOf(wk1), "wk1's firewall (-want +got)")
+}
+
+// TestAFirewallIsCarriedOver, with its rules in order, before the VM is started.
+func TestAFirewallIsCarriedOver(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.behindFirewall(wholeFirewall())
+		started := false
+		lab.beforeNth(1, toVM("POST", "/qemu/9031/status/start"), func() {
+			started = true
+			requireFirewall(t, lab, wholeFirewall())
+		})
+		lab.Client().rollTo(t, planning.Policy{})
+		require(t, started, "it was not started")
+		requireFirewall(t, lab, wholeFirewall())
+	})
+}
+
+// TestAnInvalidFirewallIsDetected: an invalid firewall is detected before the node is
+// touched: by the plan if Proxmox reports it, else when the parking VM gets it.
+func TestAnInvalidFirewallIsDetected(t *testing.T) {
+	stale := wholeFirewall()
+	stale.Rules = append(stale.Rules, world.FirewallRule{"type": "in", "action": "ACCEPT", "source": "gone", "enable": "1"})
+	type story struct {
+		of     world.Firewall
+		refuse bool
+		want   string
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"its alias is gone":           {of: stale, want: `a firewall that Proxmox would not take again (rule 4: {"source":"no such alias 'gone'"})`},
+		"a set that the token has no": {of: wholeFirewall(), refuse: true, want: "no such ipset 'zone-all'"},
+	}, func(t *testing.T, lab *Lab, tc story) {
+		lab.behindFirewall(tc.of)
+		if tc.refuse {
+			lab.World.FailNext("POST /nodes/pve1/qemu/9002/firewall/rules", "no such ipset 'zone-all'")
+		}
+		began := lab.boots()
+		err := lab.Client().roll(planning.Policy{})(t.Context())
+		require(t, strings.Contains(fmt.Sprint(err), tc.want), "err = %v, want %q", err, tc.want)
+		require(t, slices.Equal(lab.boots(), began), "the node was touched")
+		requireFirewall(t, lab, tc.of)
+	})
+}
+
+// TestAFirewallThatChangesMeanwhile is not lost: the VM stays.
+func TestAFirewallThatChangesMeanwhile(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]int{"the VM's": wk1, "the parking VM's": 9002}, func(t *testing.T, lab *Lab, of int) {
+		lab.behindFirewall(wholeFirewall())
+		other := wholeFirewall()
+		other.Rules = other.Rules[1:]
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if strings.HasSuffix(call.Path, "/status/shutdown") {
+				lab.World.SetFirewall(of, other)
+			}
+		})
+		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), "the firewall of ")
+		lab.Recorder.Hooks(nil, nil)
+		lab.World.SetFirewall(of, wholeFirewall())
+		lab.second().rollTo(t, planning.Policy{})
+		requireFirewall(t, lab, wholeFirewall())
+	})
+}
+
+// TestALateRule is added when the firewall is complete already: after its sender was
+// killed, the next run has written all of it. Proxmox puts it before all others.
+func TestALateRule(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]int{"the new VM": wk1, "the parking VM": 9002}, func(t *testing.T, lab *Lab, of int) {
+		lab.behindFirewall(wholeFirewall())
+		x := lab.rollKilledBy(toVM("POST", fmt.Sprintf("/qemu/%d/firewall/rules", of)), planning.Policy{})
+		x.deliverBefore(toVM("POST", "/qemu/9031/status/"), exchange.LateQueue)
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		time.Sleep(exchange.LateQueue)
+		require(t, strings.HasSuffix(x.said, ": 200"), "the late rule: %q", x.said)
+		requireDrift(t, lab)
+		requireFirewall(t, lab, wholeFirewall())
+	})
+}
+
+// mesh has all nodes take part in KubeSpan, by the main document or by one of its own.
+func (l *Lab) mesh(document bool) {
+	l.t.Helper()
+	s := l.session()
+	defer s.end()
+	for _, name := range []string{"cp1", "wk1"} {
+		n, text := l.node(name), string(l.configOf(name))
+		on := strings.Replace(text, "machine:\n", "machine:\n    network: {kubespan: {enabled: true}}\n", 1)
+		if document {
+			on = text + "\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\nenabled: true\n"
+		}
+		l.editConfig(name, text, on)
+		must(l.t, s.machines.Talos.Reboot(l.t.Context(), n.Addr, n.UUID, "")) // it registers anew
+		time.Sleep(5 * time.Minute)
+	}
+}
+
+// TestKubeSpan: a node that gets another system disk is a second peer with the address of its old one. Where the old
+// one lists first, it is not reached until discovery has forgotten that: the plan says so, and the roll waits for it.
+func TestKubeSpan(t *testing.T) {
+	type story struct {
+		ids      string
+		document bool
+		late     bool
+	}
+	eachInLab(t, oneWorker(), map[string]story{
+		"the new one lists first": {ids: "!"},
+		"the old one lists first": {ids: "~", document: true, late: true},
+	}, func(t *testing.T, lab *Lab, tc story) {
+		lab.mesh(tc.document)
+		lab.Patch(sim.PatchedExtension)
+		lab.NodeIDsBegin(tc.ids)
+		n := planOf(t, lab, "wk1")
+		mustBe(t, n.KubeSpan && slices.Contains(n.Notes, planning.OldPeer) && planning.Outage(n) == planning.PeerLasts,
+			"planned %v, %s, notes %q", n.KubeSpan, planning.Outage(n), n.Notes)
+		var said []string
+		c := lab.Client().hears(notes("wait-healthy", &said))
+		began := time.Now()
+		must(t, c.roll(onlyWorker)(context.WithoutCancel(t.Context())))
+		took := time.Since(began)
+		require(t, took > planning.PeerLasts == tc.late, "it took %s", took)
+		text := strings.Join(said, "\n")
+		require(t, !tc.late || strings.Contains(text, planning.OldPeer), "said %s", text)
+		requireInSync(t, lab)
+	})
+}
+
+// wk1's address in its machine configuration.
+const (
+	staticAddress = "apiVersion: v1alpha1\nkind: LinkConfig\nname: eth0\naddresses:\n  - address: 127.42.7.31/24\nroutes:\n  - gateway: 127.42.7.1\n"
+	vlanAddress   = "apiVersion: v1alpha1\nkind: VLANConfig\nname: eth0.42\nvlanID: 42\nparent: eth0\naddresses:\n  - address: 127.42.7.31/24\n"
+	dhcpAddress   = "apiVersion: v1alpha1\nkind: DHCPv4Config\nname: eth0\n"
+)
+
+const onlyHere = "its address 127.42.7.31 (eth0) is in its machine configuration alone, so a blank machine would not have it: "
+
+const orByDHCP = "; or reserve it for MAC bc:24:11:00:23:47 in DHCP and have the machine configuration say dhcp: true there; or use in-place"
+
+// addressed gives wk1 a document about its address; reserved says whether DHCP reserves the address.
+func (l *Lab) addressed(document string, reserved bool) {
+	l.t.Helper()
+	if reserved { // before the machine asks
+		l.Reserve("wk1", true)
+	}
+	config := string(l.configOf("wk1"))
+	documents := slices.DeleteFunc(strings.Split(config, "---\n"), func(doc string) bool { return strings.Contains(doc, "\nkind: LinkConfig\n") })
+	l.editConfig("wk1", config, strings.Join(append(documents, document), "---\n"))
+	if !reserved {
+		l.Reserve("wk1", false)
+	}
+}
+
+// settings are those of wk1's VM, without what Proxmox or a roll regenerates.
+func (l *Lab) settings() map[string]string {
+	out := maps.Clone(l.vmConfig(wk1))
+	for _, key := range []string{"digest", "meta", "vmgenid", "boot", "description", "scsi0", "scsi1", "efidisk0"} {
+		delete(out, key)
+	}
+	return out
+}
+
+// renewal is a roll that gives wk1 a new system disk. It may be killed at a moment, and then
+// resumed, or the replacement cancelled.
+type renewal struct {
+	strategy cluster.Strategy
+	killed   moment
+	recover  bool
+}
+
+// play does all that in a lab where the node is stale. Its plan has that note; killed is called where it was killed.
+func (r renewal) play(t *testing.T, lab *Lab, note string, killed func()) {
+	t.Helper()
+	n := planOf(t, lab, "wk1")
+	require(t, slices.Contains(n.Notes, note) && len(n.Refused) == 0, "refused %q, notes %q", n.Refused, n.Notes)
+	if r.killed != (moment{}) {
+		lab.Client().rollKilled(r.killed, onlyWorker)
+		time.Sleep(time.Minute)
+		killed()
+	}
+	if r.recover {
+		must(t, lab.Client().giveUp("wk1")(t.Context()))
+	} else {
+		lab.Client().rollTo(t, onlyWorker, "cp1")
+	}
+	lab.RequireIntact()
+}
+
+// TestStaticAddressOnNoCloud: a node whose address is only in its machine configuration gets a new system disk, because
+// its blank machine is told the address, and the VM is unchanged.
+func TestStaticAddressOnNoCloud(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]renewal{
+		"recreate":                 {strategy: cluster.Recreate},
+		"recreate, with a VM":      {strategy: cluster.Recreate, killed: after("create-vm")},
+		"recreate, blank":          {strategy: cluster.Recreate, killed: before("bring-up/configure")},
+		"recreate, given up":       {strategy: cluster.Recreate, killed: before("bring-up/configure"), recover: true},
+		"reimage":                  {strategy: cluster.Reimage},
+		"reimage, with a disk":     {strategy: cluster.Reimage, killed: after("blank-disk")},
+		"reimage, nearly finished": {strategy: cluster.Reimage, killed: before("finish/restore-settings")},
+		"reimage, given up":        {strategy: cluster.Reimage, killed: before("bring-up/configure"), recover: true},
+	}, func(t *testing.T, lab *Lab, r renewal) {
+		strategy(r.strategy)(lab)
+		lab.addressed(staticAddress, false)
+		whileOff(change("ide0=fast:cloudinit", "ipconfig0=ip=dhcp"))(lab)
+		lab.Patch(everywhere)
+		before := lab.settings()
+		const note = "its blank machine gets the node's address from the VM's cloud-init drive: ipconfig0 is gw=127.42.7.1,ip=127.42.7.31/24 for that boot, and as before at the end"
+		r.play(t, lab, note, func() {
+			got := lab.settings()["ipconfig0"]
+			require(t, got == "gw=127.42.7.1,ip=127.42.7.31/24", "where it was killed the VM has ipconfig0: %s", got)
+		})
+		requireSame(t, before, lab.settings(), "settings of the VM (-before +after)")
+		n := planOf(t, lab, "wk1")
+		require(t, n.Addr.String() == "127.42.7.31", "it is at %s", n.Addr)
+	})
+}
+
+// A blank machine would have another address, so there is none, and every remedy in the plan works.
+func TestStaticAddressOnMetal(t *testing.T) {
+	const (
+		platform = "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address"
+		drive    = "give the VM a cloud-init drive (qm set 9031 --scsi30 fast:cloudinit)"
+	)
+	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
+		"in-place": nil,
+		"DHCP":     func(t *testing.T, lab *Lab) { lab.addressed(dhcpAddress, true) },
+		"nocloud": func(t *testing.T, lab *Lab) {
+			change("scsi30=fast:cloudinit")(lab)
+			requireSays(t, planOf(t, lab, "wk1").Why, onlyHere+platform+orByDHCP)
+			lab.Replace("recast.yaml", "platform: metal", "platform: nocloud")
+			lab.Patch(everywhere)
+		},
+	}, func(t *testing.T, lab *Lab, remedy func(t *testing.T, lab *Lab)) {
+		lab.lockImages("platform: metal")
+		lab.addressed(staticAddress, false)
+		const reason = onlyHere + platform + ", and " + drive + orByDHCP
+		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+			config := lab.Read("recast.yaml")
+			strategy(s)(lab)
+			requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), reason)
+			lab.Write("recast.yaml", config)
+		}
+		n := planOf(t, lab, "wk1")
+		require(t, n.Strategy == cluster.InPlace && n.Why == "in-place: recreate and reimage are impossible ("+reason+")",
+			"%s: %s", n.Strategy, n.Why)
+		want := cluster.InPlace
+		if remedy != nil {
+			remedy(t, lab)
+			want = cluster.Recreate
+		}
+		requirePlanned(t, planOf(t, lab, "wk1"), want)
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		m := lab.machine("wk1")
+		require(t, strings.Contains(string(lab.Read("recast.yaml")), "platform: "+m.Platform),
+			"it runs platform %s", m.Platform)
+		lab.RequireIntact()
+	})
+}
+
+// TestAddressOnAVLAN: neither DHCP nor a cloud-init drive creates the link.
+func TestAddressOnAVLAN(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.addressed(vlanAddress, true)
+		whileOff(change("ide0=fast:cloudinit"))(lab)
+		lab.Patch(everywhere)
+		const reason = "its address 127.42.7.31 is on eth0.42 (vlan), a link that only its machine configuration makes, so a blank machine would not have it: " +
+			"have Proxmox tag the VM's network card instead (tag= of netN), and give the address to the card itself, or use in-place"
+		n := planOf(t, lab, "wk1")
+		require(t, n.Strategy == cluster.InPlace && n.Why == "in-place: recreate and reimage are impossible ("+reason+")",
+			"%s: %s", n.Strategy, n.Why)
+	})
+}
+
+// TestAnotherAddressIsRefused: a node that exists keeps what cloud-init gives it, whatever else is rolled.
+func TestAnotherAddressIsRefused(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		const has, other = "ip=127.42.7.31/24,gw=127.42.7.1", "ip=127.42.7.99/24,gw=127.42.7.1"
+		lab.EditVM(lab.node("wk1").VMID, "ipconfig0", has)
+		lab.shape("wk1", "ipconfig: ['gw=127.42.7.1,ip=127.42.7.31/24']")
+		requireInSync(t, lab)
+		lab.Replace("recast.yaml", "gw=127.42.7.1,ip=127.42.7.31/24", other)
+		from := len(lab.Recorder.Calls())
+		requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "etcd, Kubernetes and the talosconfig would not find it")
+		lab.Patch(everywhere)
+		for _, strategy := range []string{"recreate", "reimage", "in-place"} {
+			lab.Replace("recast.yaml", "{name: wk1,", "{name: wk1, strategy: "+strategy+",")
+			requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "etcd, Kubernetes and the talosconfig would not find it")
+			lab.Replace("recast.yaml", " strategy: "+strategy+",", "")
+		}
+		lab.requireLeftAlone(from, "wk1")
+		requireSame(t, has, lab.vmOf("wk1").Config["ipconfig0"], "it has (-want +got)")
 	})
 }
