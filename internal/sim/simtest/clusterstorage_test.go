@@ -382,8 +382,7 @@ func (l *Lab) initiators() map[string]string {
 // letInAll has the server of iSCSI let in all nodes by their present names, and no other.
 func (l *Lab) letInAll() { l.Kube.LetIn(slices.Collect(maps.Values(l.initiators()))...) }
 
-// TestAServerThatKnowsNodesByName: a node with a new system disk has another name for iSCSI, which the server has to
-// let in before the next node goes; the roll names the old and the new one.
+// A node with a new system disk has another name for iSCSI, which the server has to let in before the next node goes.
 func TestAServerThatKnowsNodesByName(t *testing.T) {
 	inLab(t, twoWorkers, func(t *testing.T, lab *Lab) {
 		lab.isImpatient()
@@ -464,8 +463,7 @@ func (l *Lab) replicasOn(volume string) (nodes []string) {
 	return nodes
 }
 
-// inImpatientLab has volume pvc-1 on wk1 and wk2, a third worker that could take a replica, and a Longhorn that
-// waits less for one than a node is away.
+// inImpatientLab has volume pvc-1 on wk1 and wk2, room on wk3, and a Longhorn that waits less than a node is away.
 func inImpatientLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
 	t.Helper()
 	inStorageLab(t, (*Lab).runLonghorn, 3, func(t *testing.T, lab *Lab) {
@@ -490,8 +488,7 @@ func (l *Lab) isImpatient() {
 	l.replicated("pvc-1", 2, "wk1", "wk2")
 }
 
-// TestRollHoldsTheRebuild: while a node is away that has replicas, Longhorn waits longer than it would, so that it
-// makes no other replica; then it waits as before.
+// While a node with replicas is away, Longhorn waits longer than it would, and makes no other replica; then as before.
 func TestRollHoldsTheRebuild(t *testing.T) {
 	long(t)
 	type story struct{ strategy, set string }
@@ -532,8 +529,7 @@ func TestRebuildWithoutHold(t *testing.T) {
 	})
 }
 
-// TestHoldOfAKilledRun: wherever a run is killed between the setting and its end, the next roll gives back exactly
-// what was there, and so does recover.
+// Wherever a run is killed, the next roll, or a recover, gives back exactly what was there.
 func TestHoldOfAKilledRun(t *testing.T) {
 	long(t)
 	moments := []moment{
@@ -553,8 +549,7 @@ func TestHoldOfAKilledRun(t *testing.T) {
 	})
 }
 
-// goOnAfterKills kills a roll of wk1 at each of the moments, and goes on in each of three ways: by the same roll, by a
-// recover, by a roll of another node.
+// goOnAfterKills kills a roll of wk1 at each moment and goes on by that roll, a recover, or a roll of another node.
 func goOnAfterKills(t *testing.T, in inLabOf, moments []moment, killed func(*testing.T, *Lab, moment), end func(*testing.T, *Lab)) {
 	t.Helper()
 	for _, m := range moments {
@@ -583,8 +578,7 @@ func goOnAfterKills(t *testing.T, in inLabOf, moments []moment, killed func(*tes
 	}
 }
 
-// TestLeftHold: what an earlier run could not give back is seen by the plan and by status; any roll gives it back,
-// also one that has nothing to do, and so does a recover that refuses.
+// What an earlier run has not given back is seen by plan and status, and given back by any roll, and by a recover.
 func TestLeftHold(t *testing.T) {
 	long(t)
 	const memo = `{"was":"600","set":"1800","nodes":{"wk1":1800}}`
@@ -742,8 +736,7 @@ func TestHoldIsRefused(t *testing.T) {
 	})
 }
 
-// TestHoldStaysWhileTheNodeIsOut: a run that is interrupted gives nothing back for the node that it leaves out; the
-// one that finishes it does, and so does recover.
+// A run that is interrupted gives nothing back for a node that it leaves out; the one that finishes or cancels it does.
 func TestHoldStaysWhileTheNodeIsOut(t *testing.T) {
 	long(t)
 	ways := map[string]leaveFunc{"roll": byRoll, "recover": byRecover}
@@ -773,8 +766,7 @@ func TestHoldEndsWithoutControllers(t *testing.T) {
 	})
 }
 
-// TestHoldIsLeft: if Kubernetes does not answer when the setting is to be given back, the roll says so and fails;
-// the next one gives it back.
+// If Kubernetes does not answer when the setting is given back, the roll says so and fails; the next one gives it back.
 func TestHoldIsLeft(t *testing.T) {
 	long(t)
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {

@@ -103,8 +103,7 @@ func (c *Client) requireStale(t *testing.T, nodes ...string) {
 	require(t, fmt.Sprint(stale) == fmt.Sprint(nodes), "stale: %v, want %v", stale, nodes)
 }
 
-// TestWhatIsRolled: a node that is upgraded in place gets its configuration in the same outage, but --what leaves the
-// other part as it is.
+// A node that is upgraded in place gets its configuration in the same outage, but --what leaves the other part.
 func TestWhatIsRolled(t *testing.T) {
 	type story struct {
 		line       string
@@ -163,8 +162,7 @@ func TestAnotherIdentityIsRefused(t *testing.T) {
 	})
 }
 
-// TestBadConfigurationIsGivenBack: a node that is not healthy with its configuration gets the old one back, from Talos
-// or, where it had to reboot for the new one, from recast. It costs one node, however many were to get it.
+// A node that is not healthy with its configuration gets the old one back, from Talos or recast. It costs one node.
 func TestBadConfigurationIsGivenBack(t *testing.T) {
 	type story struct {
 		to     []string // the nodes
@@ -236,8 +234,7 @@ func TestBadConfigurationIsGivenBack(t *testing.T) {
 	})
 }
 
-// TestKernelArgumentsOfTheConfiguration: with SeaBIOS, arguments of machine.install arrive with a recreate, and
-// an upgrade in place, which would lose them, is refused until the schematic has them.
+// With SeaBIOS machine.install's arguments arrive with a recreate; an upgrade in place would lose them, and is refused.
 func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, Layouts: []sim.Layout{{Data: 1}, {Data: 1, SeaBIOS: true}}}, func(t *testing.T, lab *Lab) {
@@ -260,8 +257,7 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 	})
 }
 
-// TestResetMachine: a person has reset a node, which is in maintenance mode. If its configuration is at hand a roll
-// applies it and then rolls the node to the wanted build; else the error says which command to type, and that works.
+// A roll applies the configuration of a node that was reset, if there is a file; else its error says what to type.
 func TestResetMachine(t *testing.T) {
 	type story struct {
 		node   string
@@ -383,8 +379,7 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 	})
 }
 
-// TestEncryptionOfAFile: keys in a file that no later roll could open again are refused, for a node that runs, and for
-// one that was reset; others are not.
+// Keys in a file that no later roll could open are refused, for a node that runs, and for one that was reset.
 func TestEncryptionOfAFile(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -416,8 +411,7 @@ func TestEncryptionOfAFile(t *testing.T) {
 	})
 }
 
-// With another filesystem or encryption of a volume that stays, or the name of another node, nothing gets a file, and
-// acceptLoss lifts none of that. A reset machine with a volume in two slots gets none either.
+// What keeps a volume from working, or is for another node, is refused, and acceptLoss lifts none of that.
 func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -516,8 +510,7 @@ func (f configFiles) secret(node string) {
 
 var onlyWorker = planning.Policy{Only: []string{"wk1"}}
 
-// TestAFileIsShown: the plan to confirm has what a file would change, without secrets, and then the
-// node gets it. What recast sets itself is not shown.
+// The plan to confirm has what a file would change, without secrets or what recast sets itself, and the node gets it.
 func TestAFileIsShown(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := staleFile(t, lab)
@@ -596,8 +589,7 @@ func TestAFileThatIsNotAsShown(t *testing.T) {
 	})
 }
 
-// TestResumeKeepsToTheFile that was shown: on this machine it is in the journal; elsewhere the
-// file must still be the same, else the old system disk is put back first.
+// A resumed node gets the file that was shown, from the journal or if it is the same, else its old system disk first.
 func TestResumeKeepsToTheFile(t *testing.T) {
 	type story struct {
 		journal, changed bool
@@ -671,8 +663,7 @@ func (l *Lab) savedConfigs() []string {
 	return valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t)
 }
 
-// TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left in its journal, so that it is
-// valid, but not the node's; or takes its checksum out of the record: it is not used unverified.
+// A configuration in the journal is not used unverified: not if it is another valid one, nor without its checksum.
 func TestDamagedConfigIsNotApplied(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]func([]byte) []byte{
 		"other bytes":   func(b []byte) []byte { return append(b, "# \n"...) },
@@ -697,8 +688,7 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 	})
 }
 
-// TestConfigsAreForgotten checks that no machine configurations are left in the journals
-// after each way in which a node is completed.
+// However a node is completed, no machine configuration is left in the journals.
 func TestConfigsAreForgotten(t *testing.T) {
 	roll := func(l *Lab) { l.Client().mustRoll(onlyWorker) }
 	killed := func(m moment, then func(l *Lab)) func(*Lab) {
@@ -740,8 +730,7 @@ type badInput struct {
 	hint  string // the remedy; "" if the message contains it
 }
 
-// TestBadInput rolls with an invalid input: there is one clear error with its remedy, and
-// nothing in the datacentre has changed.
+// An invalid input gives one clear error with its remedy, and changes nothing in the datacentre.
 func TestBadInput(t *testing.T) {
 	edit := func(file, old, fresh string) func(*Lab) { return func(l *Lab) { l.Replace(file, old, fresh) } }
 	for name, bad := range map[string]badInput{

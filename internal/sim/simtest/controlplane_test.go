@@ -164,8 +164,7 @@ func withoutKubernetes(s *talosScene) {
 	require(s.t, s.kubernetesAnswers() != nil, "the Kubernetes API answers")
 }
 
-// TestAControlPlaneIsOffBeforeItLeaves: the VM is powered off between a run's death and
-// the next run. Its member is removed only if the others keep the quorum.
+// A control plane is off when the next run comes: its member is removed only if the others keep the quorum.
 func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 	eachLongIn(t, func(planes int) sim.Options { return sim.Options{ControlPlanes: planes, Workers: 1} }, storiesOf(2, 3), func(t *testing.T, lab *Lab, planes int) {
 		lab.Patch(everywhere)
@@ -385,8 +384,7 @@ func (l *Lab) requireOneEtcd(members ...string) {
 	l.requireEtcd()
 }
 
-// TestTypeInit: no strategy takes etcd's data from a control plane of type init, which would begin a second
-// etcd without them; another type lifts that.
+// No strategy takes etcd's data from a control plane of type init, which would begin a second etcd without them.
 func TestTypeInit(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: sim.None}, func(t *testing.T, lab *Lab) {
@@ -439,8 +437,7 @@ func (l *Lab) newCluster(controlPlanes, workers, hosts int) (nodes []string) {
 	return l.draft(draft{controlPlanes: controlPlanes, workers: workers, hosts: hosts}).nodes
 }
 
-// draft writes the files of a cluster that is not there yet, as recast init --new does: its nodes
-// are cp1, cp2 … and wk1, wk2 …, spread over the hosts.
+// draft writes the files of a cluster that is to be made, as recast init --new does, its nodes spread over the hosts.
 func (l *Lab) draft(d draft) drafted {
 	l.t.Helper()
 	if d.ours == nil {
@@ -544,8 +541,7 @@ type founding struct {
 	nodes []string
 }
 
-// TestBootstrapKilled kills a bootstrap at points of every kind, and goes on with its journal or without:
-// there is one cluster in the end.
+// However a bootstrap is killed, with its journal or without, there is one cluster in the end.
 func TestBootstrapKilled(t *testing.T) {
 	long(t)
 	killGrid[founding]{
@@ -642,8 +638,7 @@ func (l *Lab) made(nodes []string) (n int) {
 	return n
 }
 
-// foundling is a control plane of the cluster that is not in recast.yaml, made by hand. Discovery forgets
-// it half an hour after it is gone.
+// foundling is a control plane made by hand, not in recast.yaml. Discovery forgets it half an hour after it is gone.
 func foundling(l *Lab, d drafted) func() {
 	f := l.founder(d.ours, d.lock, sim.TalosVersion)
 	uuid := f.start(600, "cp3")
@@ -689,8 +684,7 @@ func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
 	})
 }
 
-// TestBootstrapLostAnswer: the answer to Talos' Bootstrap is lost. Its command never asks a second time,
-// and the next one finds out what came of it.
+// If the answer to Talos' Bootstrap is lost, it is never asked a second time: the next command finds out.
 func TestBootstrapLostAnswer(t *testing.T) {
 	const method = "/machine.MachineService/Bootstrap"
 	asked := func(l *Lab) int { return len(l.sent(0, func(c record.Call) bool { return c.Method == method })) }
@@ -895,8 +889,7 @@ var sharedAddress = netip.MustParseAddr("127.42.7.10")
 
 var certificateAuthority = regexp.MustCompile(`certificate-authority-data: \S+`)
 
-// TestClusterFromNothing makes a cluster in an empty lab, with secrets that the lab has not
-// made: a control plane, then another, and workers.
+// With secrets that the lab has not made: a control plane, then another, and workers.
 func TestClusterFromNothing(t *testing.T) {
 	eachIn(t, func(talos string) sim.Options { return sim.Options{Empty: true, TalosVersion: talos} }, map[string]string{
 		"1.12": "v1.12.7", "1.13": "v1.13.9", "1.14": "v1.14.1",

@@ -35,15 +35,13 @@ var (
 	crashSlice = flag.Int("crash.slice", 0, "kill every combination at so many points; 0: one of them at one point")
 )
 
-// fewCombinations is the number of combinations without a requested slice: each costs make
-// test four rolls of a whole cluster.
+// fewCombinations is their number without a requested slice: each costs make test four rolls of a whole cluster.
 const fewCombinations = 1
 
 // oneWorker is the smallest lab with something to roll.
 func oneWorker() sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1} }
 
-// TestCrash rolls a whole cluster in every way, kills the roll at points of every kind,
-// runs it again, and compares the whole world with that of the undisturbed roll.
+// Wherever the roll of a whole cluster is killed, the next run makes the same world as an undisturbed roll.
 func TestCrash(t *testing.T) {
 	longParts(t)
 	chosen := wholes()
@@ -143,8 +141,7 @@ func (w whole) requirePlanned(t *testing.T, lab *Lab) {
 	}
 }
 
-// end is the world in the end. A VM that was reshaped with its system disk leaves an empty parking VM, whose number
-// depends on who was rolled first: a prune deletes it.
+// end is the world in the end, without empty parking VMs of reshaped VMs: their numbers depend on who was rolled first.
 func (w whole) end(t *testing.T, lab *Lab) string {
 	t.Helper()
 	if w.strategy == cluster.Reshape || w.strategy == cluster.InPlace && w.shaped {
@@ -320,8 +317,7 @@ func (r resumption) usual() bool {
 	return slices.Contains(points, r.at)
 }
 
-// TestResumeWithoutTheJournal kills a roll and finishes it without its journal: forward if nothing secret is missing,
-// else through the old system disk, which has it. Either way the result is that of an undisturbed roll.
+// Without its journal a roll goes on if nothing secret is missing, else through the old system disk, which has it.
 func TestResumeWithoutTheJournal(t *testing.T) {
 	long(t)
 	references := map[string]func() reference{}
@@ -378,8 +374,7 @@ func (r resumption) run(t *testing.T, ref reference) {
 	require(t, len(v) == 0 || r.node == "wk1", "etcd: %q", v)
 }
 
-// TestResumeAfterTheLockMovedOn finishes, with a new lock, what was begun with the previous one: with its own build
-// if that lock is still known here, else through the old system disk. Then the node is rolled to the new one.
+// What was begun with an earlier lock is finished with its build, or by the old system disk; then comes a new one.
 func TestResumeAfterTheLockMovedOn(t *testing.T) {
 	type story struct {
 		at      moment
@@ -569,8 +564,7 @@ func atPrompt(t *testing.T, ctx context.Context, c *Client) (answer func() rolle
 	}
 }
 
-// TestTwoRollsAtOnce starts a second roll with the first one or soon after it, also from
-// another recast.yaml with proxmox.vmids of its own: one of the two does everything.
+// Of two rolls at the same time, or nearly, also from recast.yamls with different proxmox.vmids, one does everything.
 func TestTwoRollsAtOnce(t *testing.T) {
 	type story struct {
 		token, file bool // the second one has its own
@@ -755,8 +749,7 @@ func (l *Lab) poorToken() cluster.Secret {
 	return l.token("poor", "Look")
 }
 
-// TestRollWithAClaimInKubernetes rolls in place with a token that may not make VMs, while
-// another token tries to roll too.
+// A token that may not make VMs rolls in place, while another one tries to roll, too.
 func TestRollWithAClaimInKubernetes(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
@@ -846,8 +839,7 @@ func withoutPulls(changes []string) []string {
 	return slices.DeleteFunc(changes, func(c string) bool { return c == "talos /machine.ImageService/Pull" })
 }
 
-// TestALostClaim takes the claim from a run at the beginning of each of its steps: it changes nothing
-// after that, runs no hook, ends soon and says why, and the next run finishes its work.
+// A run that loses its claim at any of its steps changes nothing more, runs no hook, ends soon and says why.
 func TestALostClaim(t *testing.T) {
 	for s, steps := range map[cluster.Strategy][]string{
 		cluster.Recreate: {
@@ -888,8 +880,7 @@ func TestALostClaim(t *testing.T) {
 	}
 }
 
-// TestALostClaimEndsADrain takes the claim from a run that waits for a PodDisruptionBudget:
-// it ends with its next heartbeat, and leaves the node to the next run.
+// A run that waits for a PodDisruptionBudget and loses its claim ends with its next heartbeat, and leaves the node.
 func TestALostClaimEndsADrain(t *testing.T) {
 	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -941,8 +932,7 @@ func (l *Lab) withRange(vmids string) *Client {
 	return valueOf(l.WithRange(filepath.Join(l.t.TempDir(), "other"), vmids))(l.t)
 }
 
-// TestUnfinishedWorkOfAnotherFile: a run with other proxmox.vmids was killed in the middle. Its
-// own recast.yaml finishes that; status reports it with any.
+// Only its own recast.yaml finishes what a run with other proxmox.vmids began; status reports that with any.
 func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

@@ -57,8 +57,7 @@ func TestCreate(t *testing.T) {
 	})
 }
 
-// TestControlPlanesComeAndGo makes three control planes of one, and one of three, each step by a command of its own.
-// What would end the cluster is refused.
+// One control plane becomes three, and one again, each step by a command; what would end the cluster is refused.
 func TestControlPlanesComeAndGo(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		requireFault(t, errOf(lab.Client().Remove(t.Context(), "wk9")), fault.Config, `no node "wk9"`)
@@ -79,8 +78,7 @@ func TestControlPlanesComeAndGo(t *testing.T) {
 	})
 }
 
-// TestCreateRefused: what would fail once its VM is there is refused by the plan, and a file of another cluster is not
-// applied to a new node.
+// The plan refuses what would fail once its VM is there, and a file of another cluster.
 func TestCreateRefused(t *testing.T) {
 	type story struct {
 		spoil   edit
@@ -191,8 +189,7 @@ func TestRemove(t *testing.T) {
 	})
 }
 
-// TestRemoveKilled kills a removal at points of every kind; the same command, or a roll, goes on, with
-// the journal or without.
+// However a removal is killed, with its journal or without, the same command goes on.
 func TestRemoveKilled(t *testing.T) {
 	long(t)
 	for node, disks := range map[string]int{"wk1": 3, "cp2": 2} {
@@ -314,8 +311,7 @@ func TestReshape(t *testing.T) {
 	})
 }
 
-// TestReshapeInVain: a VM that does not start with its new settings gets the old ones back, by recover or by another
-// recast.yaml, and its old host, if it was migrated while it was off.
+// A VM that does not start with its new settings gets the old ones back, and host, by recover or another recast.yaml.
 func TestReshapeInVain(t *testing.T) {
 	type story struct {
 		o         sim.Options
@@ -363,9 +359,7 @@ func TestReshapeWithLostAnswers(t *testing.T) {
 	})
 }
 
-// TestBootOrderThatNoStrategyMends: a running node boots from its network card before its system disk, and
-// that change is pending: recreate and reimage are impossible, and in-place changes no boot order. The plan
-// leaves that node as it is, with the one command, and the others are rolled.
+// A boot order that neither a new disk nor an upgrade mends: the plan leaves the node, with the one command to type.
 func TestBootOrderThatNoStrategyMends(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -411,8 +405,7 @@ func TestBootOrderThatNoStrategyMends(t *testing.T) {
 	})
 }
 
-// TestConfigurationOnACD: an ISO with cloud-init data can't configure a blank machine,
-// because it is out of its drive meanwhile; it is back at the end if it still exists.
+// An ISO with cloud-init data is out of its drive while the machine is blank; it is back at the end if it still exists.
 func TestConfigurationOnACD(t *testing.T) {
 	type story struct {
 		renewal
@@ -452,8 +445,7 @@ func TestConfigurationOnACD(t *testing.T) {
 	})
 }
 
-// TestSettingsOfRootThatChangeNothing: the plan says how to remove affinity, which the
-// machine does not see, and leaves out an arch that is the host's default.
+// The plan says how to remove affinity, which the machine does not see, and leaves out an arch that is the default.
 func TestSettingsOfRootThatChangeNothing(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		whileOff(change("arch=x86_64", "affinity=0-3"))(lab)
@@ -471,8 +463,7 @@ func TestSettingsOfRootThatChangeNothing(t *testing.T) {
 	})
 }
 
-// TestAnImageThatBootsByKexecOnly stops the roll at its first node, which boots through the firmware. With
-// roll.reboot: kexec nobody would notice until the next power failure.
+// The first node boots through the firmware: with roll.reboot: kexec nobody would notice until the next power failure.
 func TestAnImageThatBootsByKexecOnly(t *testing.T) {
 	type story struct {
 		reboot, talos string
@@ -500,8 +491,7 @@ func TestAnImageThatBootsByKexecOnly(t *testing.T) {
 	})
 }
 
-// TestAKilledFirstBootIsNoProof: the run after one that was killed while its first node rebooted still
-// boots another one through the firmware before the rest.
+// The run after one that was killed while its first node rebooted boots another one through the firmware.
 func TestAKilledFirstBootIsNoProof(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 3}, func(t *testing.T, lab *Lab) {
@@ -564,8 +554,7 @@ func TestAFirewallIsCarriedOver(t *testing.T) {
 	})
 }
 
-// TestAnInvalidFirewallIsDetected: an invalid firewall is detected before the node is
-// touched: by the plan if Proxmox reports it, else when the parking VM gets it.
+// An invalid firewall is found before its node is touched: by the plan, or when the parking VM gets it.
 func TestAnInvalidFirewallIsDetected(t *testing.T) {
 	stale := wholeFirewall()
 	stale.Rules = append(stale.Rules, world.FirewallRule{"type": "in", "action": "ACCEPT", "source": "gone", "enable": "1"})
@@ -609,8 +598,7 @@ func TestAFirewallThatChangesMeanwhile(t *testing.T) {
 	})
 }
 
-// TestALateRule is added when the firewall is complete already: after its sender was
-// killed, the next run has written all of it. Proxmox puts it before all others.
+// After its sender was killed, a rule arrives, before all others, when the next run has written all of the firewall.
 func TestALateRule(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]int{"the new VM": wk1, "the parking VM": 9002}, func(t *testing.T, lab *Lab, of int) {
 		lab.behindFirewall(wholeFirewall())
@@ -641,8 +629,7 @@ func (l *Lab) mesh(document bool) {
 	}
 }
 
-// TestKubeSpan: a node that gets another system disk is a second peer with the address of its old one. Where the old
-// one lists first, it is not reached until discovery has forgotten that: the plan says so, and the roll waits for it.
+// Where a node's old peer lists before its new one, it is not reached until that is forgotten: the roll waits for it.
 func TestKubeSpan(t *testing.T) {
 	type story struct {
 		ids      string
@@ -705,8 +692,7 @@ func (l *Lab) settings() map[string]string {
 	return out
 }
 
-// renewal is a roll that gives wk1 a new system disk. It may be killed at a moment, and then
-// resumed, or the replacement cancelled.
+// renewal is a roll that gives wk1 a new system disk. It may be killed, and then resumed, or the replacement cancelled.
 type renewal struct {
 	strategy cluster.Strategy
 	killed   moment
@@ -731,8 +717,7 @@ func (r renewal) play(t *testing.T, lab *Lab, note string, killed func()) {
 	lab.RequireIntact()
 }
 
-// TestStaticAddressOnNoCloud: a node whose address is only in its machine configuration gets a new system disk, because
-// its blank machine is told the address, and the VM is unchanged.
+// A blank machine is told an address that is only in its machine configuration, and the VM is unchanged.
 func TestStaticAddressOnNoCloud(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]renewal{
 		"recreate":                 {strategy: cluster.Recreate},

@@ -52,8 +52,7 @@ func byRollback(ctx context.Context, c *Client) (pipeline.Report, error) {
 
 func byRoll(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Roll(ctx, onlyWorker) }
 
-// TestNoDiskIsLostWithoutConsent: in whichever way a system disk leaves a node, volumes on it are
-// refused with the remedy, and listed once acceptLoss names them.
+// However a system disk leaves a node, its volumes are refused with the remedy, and listed once acceptLoss names them.
 func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]door{
 		"rollback":                       {leave: byRollback, plan: cluster.Rollback},
@@ -190,8 +189,7 @@ func (l *Lab) systemDisks() string {
 	return strings.Join(out, "\n")
 }
 
-// TestGivenUpDiskIsKept: the system disk of a cancelled replacement is parked with a name. No rollback boots it; recast
-// prune frees it, and so does the end of the node's next roll.
+// No rollback boots the disk of a cancelled replacement; recast prune frees it, and so does the node's next roll.
 func TestGivenUpDiskIsKept(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"prune": func(t *testing.T, lab *Lab) {
@@ -376,8 +374,7 @@ func TestVolumeGroupsAreToldApart(t *testing.T) {
 	})
 }
 
-// window is an unfinished hand-over of a disk: Proxmox's worker ends between two of its
-// three actions, or the volume is renamed and neither configuration can be written.
+// window is an unfinished hand-over: the worker ends between two actions, or neither configuration can be written.
 type window struct {
 	move     int // which of the roll's hand-overs
 	stop     world.MoveStage
@@ -386,8 +383,7 @@ type window struct {
 	journal  bool
 }
 
-// The hand-overs of wk1: the EFI variables, the system disk and the data disk are parked,
-// the first and the last are returned.
+// The hand-overs of wk1: EFI variables, system disk and data disk are parked, the first and the last are returned.
 const (
 	parksSystem  = 2
 	parksData    = 3
@@ -440,8 +436,7 @@ func (w window) interrupt(t *testing.T, lab *Lab) error {
 	return err
 }
 
-// TestCutOffHandOver: a volume that lost its name in a hand-over is found and named again,
-// and the roll completes normally. TestMatrix does this in every hand-over of an exchange.
+// A volume that lost its name is found and named again. TestMatrix does this in every hand-over of an exchange.
 func TestCutOffHandOver(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -558,8 +553,7 @@ func (l *Lab) parkingID(t *testing.T) int {
 	return int(res.Open[0].Parking)
 }
 
-// TestARollNeedsRoomForTheNewDisks: the old system disks stay parked, so a roll without
-// space for the new ones does not begin; once prune has freed the older ones it does.
+// A roll without space for the new system disks does not begin: the old ones stay parked until prune frees them.
 func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.World.Preallocate(sim.DiskStorage)
@@ -645,8 +639,7 @@ func refusedCreate(l *Lab) {
 	l.beforeNth(1, first, func() { l.World.FailNext("qmcreate", "Permission check failed (/mapping/cpu/x, Mapping.Use)") })
 }
 
-// TestProvedBeforeTheDelete: what Proxmox would refuse once the node's VM is deleted, a new VM or a storage's
-// hand-over, it refuses to scratch VMs before the drain.
+// What Proxmox would refuse once the node's VM is deleted, it refuses to scratch VMs before the drain.
 func TestProvedBeforeTheDelete(t *testing.T) {
 	type story struct {
 		strategy cluster.Strategy
@@ -713,8 +706,7 @@ type proving struct {
 	boot string
 }
 
-// TestProofsKilled kills a roll at the points of its proofs: prune recognises what is left, and the next roll,
-// after it or at once, finishes.
+// However a roll is killed at its proofs, prune recognises what is left, and the next roll finishes.
 func TestProofsKilled(t *testing.T) {
 	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
@@ -753,8 +745,7 @@ func TestProofsKilled(t *testing.T) {
 	}
 }
 
-// TestRebuildIsProved: a control plane of a broken cluster is not taken away before Proxmox has shown that it
-// creates the new VM, for this token.
+// A control plane of a broken cluster stays until Proxmox has shown that it creates the new VM, for this token.
 func TestRebuildIsProved(t *testing.T) {
 	long(t)
 	type story struct {

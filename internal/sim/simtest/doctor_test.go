@@ -236,8 +236,7 @@ func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 	})
 }
 
-// TestDeepDriftSeesALabelThatLies: a factory that has not noticed the patch builds the old
-// content under the new schematic, and a person upgrades a node to that by hand.
+// A factory that has not noticed the patch builds the old content under the new schematic, which a person installs.
 func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		must(t, errOf(lab.Lab.Patch(t.Context(), sim.PatchedExtension, false)))

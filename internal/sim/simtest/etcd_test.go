@@ -61,8 +61,7 @@ func (l *Lab) leaveAndReboot(name string, between func()) {
 	time.Sleep(2 * time.Minute)
 }
 
-// touched lists the changes of a node's VM, machine or Node since a call, without image
-// pulls, which come before its turn.
+// touched are the changes of a node's VM, machine or Node since a call, without image pulls: they come before its turn.
 func (l *Lab) touched(from int, name string) []string {
 	n := l.node(name)
 	var out []string
@@ -89,8 +88,7 @@ func (l *Lab) requireLeftAlone(from int, name string) {
 	}
 }
 
-// TestGateOfEtcd rolls one control plane while etcd needs it: what the members say reaches
-// the gate. TestUnhealthyEtcd and the rows of cluster/rolling have each judgement.
+// What the members say reaches the gate. TestUnhealthyEtcd and the rows of cluster/rolling have each judgement.
 func TestGateOfEtcd(t *testing.T) {
 	type story struct {
 		spoil  func(l *Lab)
@@ -161,8 +159,7 @@ func TestWorkersDoNotWaitForEtcd(t *testing.T) {
 	})
 }
 
-// splitBrain makes cp3 forget etcd and form a new one, while the others continue without
-// it. The lab's cp2 is down meanwhile, so that nobody lets it join.
+// splitBrain makes cp3 forget etcd and form a new one. The lab's cp2 is down meanwhile, so that nobody lets it join.
 func splitBrain(l *Lab) {
 	l.leaveAndReboot("cp3", func() { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") })
 	l.talosctl("cp3", bootstrap)
@@ -170,8 +167,7 @@ func splitBrain(l *Lab) {
 	l.breakEtcd(talosapi.EtcdFault{}, "cp2")
 }
 
-// TestEtcdTroubleAfterwards breaks etcd while a control plane is down: the roll waits for a temporary fault, ends with
-// the name of a permanent one, and the next run continues once that is repaired.
+// A roll waits for a fault of etcd that passes, names one that does not, and the next run goes on once it is repaired.
 func TestEtcdTroubleAfterwards(t *testing.T) {
 	long(t)
 	faults := map[string]*talosFault{
@@ -291,8 +287,7 @@ func TestResetAfterItLeft(t *testing.T) {
 	})
 }
 
-// TestPeers18EtcdNeverGoesBack: one worker's failure reverted the whole cluster and
-// downgraded etcd (omni #2373). A rollback across a minor version of etcd is refused.
+// One worker's failure downgraded etcd (omni #2373). A rollback across a minor version of etcd is refused.
 func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 	eachLong(t, threePlanes, storiesOf("3.6.11", "3.7.0"), func(t *testing.T, lab *Lab, kept string) {
 		lab.Patch(everywhere)
@@ -367,8 +362,7 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 	})
 }
 
-// TestPeers20TheRightMachineAnswers: a request went to the wrong machine (omni #888). Here
-// cp1's address is redirected to another one; TestTalosFaults does that during a roll.
+// A request went to the wrong machine (omni #888). TestTalosFaults redirects an address during a roll, this one before.
 func TestPeers20TheRightMachineAnswers(t *testing.T) {
 	long(t)
 	eachFault(t, map[string]*talosFault{
@@ -383,8 +377,7 @@ func TestPeers20TheRightMachineAnswers(t *testing.T) {
 	})
 }
 
-// TestPeers17ANameOfTwo: a machine that joins etcd removes the member with its own name,
-// whoever that is (talos PR #3715). While two have the same name, nothing is taken down.
+// A machine that joins etcd removes the member with its own name (talos PR #3715): nothing goes while two have one.
 func TestPeers17ANameOfTwo(t *testing.T) {
 	type story struct {
 		named map[string]string // the members of etcd; nil: wk2 is named cp2
@@ -509,8 +502,7 @@ func (l *Lab) reset(node string, labels ...string) {
 	time.Sleep(2 * time.Minute)
 }
 
-// TestDoctorOfTwoEtcds: if a control plane has formed its own etcd, doctor's result must
-// not depend on who is asked first, and must not advise to wipe anything.
+// If a control plane has formed its own etcd, doctor says so whomever it asks first, and advises to wipe nothing.
 func TestDoctorOfTwoEtcds(t *testing.T) {
 	inLongLab(t, threePlanes, func(t *testing.T, lab *Lab) {
 		splitBrain(lab)
@@ -869,8 +861,7 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 	})
 }
 
-// TestRestoreOnceMore: after a restore that Talos completed on its own, a new one is possible a day later. Interrupted
-// before the bootstrap, it recognizes an etcd that a person began meanwhile.
+// A day after a restore that Talos completed a new one is possible; an etcd that a person began is recognized.
 func TestRestoreOnceMore(t *testing.T) {
 	stories := map[string]bool{"completed by Talos": false, "begun by a person": true}
 	eachLong(t, oneWorker(), stories, func(t *testing.T, lab *Lab, byHand bool) {

@@ -111,8 +111,7 @@ func (w *watched) see(e step.Event) {
 	}
 }
 
-// asked counts the requests, and those during pure waiting: after the plan, at moments
-// when no step began or ended and nothing changed.
+// asked counts the requests, and those after the plan when no step began or ended and nothing changed.
 func (w *watched) asked() (all, waiting int) {
 	for at, n := range w.requests {
 		all += n
@@ -199,8 +198,7 @@ func TestRollNearTheCriticalPath(t *testing.T) {
 	}
 }
 
-// seedTimes are the durations of an upgrade in place: 45 s for the download, 20 s to stage
-// it, 60 s for the reboot and 45 s until the node has joined again.
+// seedTimes are those of an upgrade in place: 45 s download, 20 s to stage it, 60 s reboot, 45 s until it has joined.
 func seedTimes() talosapi.Times {
 	return talosapi.Times{Pull: 45 * time.Second, Copy: 20 * time.Second, Leave: 5 * time.Second, Boot: 55 * time.Second, Services: 40 * time.Second}
 }
@@ -330,8 +328,7 @@ func (a *asking) off(lab *Lab, vmid int) (from, to time.Time) {
 	return from, to
 }
 
-// TestRounds limits how many requests follow one after another while a node is away: between the stop
-// and the start of its VM, and from drained to Ready. Each adds its latency to the outage.
+// Of the requests while a node is away, few follow one after another: each adds its latency to the outage.
 func TestRounds(t *testing.T) {
 	for name, c := range map[string]struct {
 		options  sim.Options
@@ -376,8 +373,7 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// BenchmarkNodeRoll measures processor time and requests of starting and rolling a whole
-// cluster, per rolled node. It reports the lab's share separately.
+// BenchmarkNodeRoll is the cost of starting and rolling a whole cluster, per rolled node, and the lab's share of it.
 func BenchmarkNodeRoll(b *testing.B) {
 	for _, c := range []struct {
 		strategy cluster.Strategy

@@ -28,8 +28,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// foreignWay is the kind of replacement of a scene's worker, the owner of its data disk, and
-// whether its new system disk is made from a disk image.
+// foreignWay is how a worker is replaced, the owner of its data disk, and whether its new disk is made from an image.
 type foreignWay struct {
 	strategy cluster.Strategy // Recreate, Reimage, Rollback or PutBack
 	holder   bool
@@ -421,8 +420,7 @@ func advisesCancel(err error) bool {
 	})
 }
 
-// requireForeignSaid requires an error to name its VM and the remedy; an exchange's error
-// also names where the disks are.
+// requireForeignSaid requires an error to name its VM and the remedy, and that of an exchange where the disks are.
 func requireForeignSaid(t *testing.T, s *foreignScene, err error) {
 	t.Helper()
 	said, hints := saidForeign(err)
@@ -832,8 +830,7 @@ func takesForeign(s *foreignScene, vm world.VM, _ string) (func(), error) {
 	}, s.protect(vm.ID, "scsi0", "thief")
 }
 
-// preparedActs are what others do to the new system disk while it is prepared on the parking VM. None of
-// it loses anything: it can be made again.
+// preparedActs are what others do to the new system disk on the parking VM: nothing is lost that can't be made again.
 func preparedActs() []foreignAct {
 	return []foreignAct{
 		{name: "detaches the prepared disk", on: ofPrepared, do: func(s *foreignScene, vm world.VM, key string) (func(), error) {
@@ -884,8 +881,7 @@ func deletesPrepared(s *foreignScene, vm world.VM, key string) (func(), error) {
 	return nil, s.frees(vm.ID, volid)
 }
 
-// TestTheVMIDIsTaken: another person makes a VM under a number right before recast does:
-// their VM is left alone. The parking VM takes the next number; a node's VM needs its own.
+// A VM that another person makes under a number right before recast is left alone. A node's VM needs its own number.
 func TestTheVMIDIsTaken(t *testing.T) {
 	long(t)
 	type story struct {
@@ -921,8 +917,7 @@ func TestTheVMIDIsTaken(t *testing.T) {
 	})
 }
 
-// TestTwoNodesShareAHolder rolls two workers with data disks of one VM sequentially,
-// although two may be down at a time, and leaves that VM unchanged.
+// Two workers with data disks of one VM are rolled one after the other, and that VM is unchanged.
 func TestTwoNodesShareAHolder(t *testing.T) {
 	o := sim.Options{ControlPlanes: 1, Workers: 2, Holder: true}
 	eachLong(t, o, storiesOf(cluster.Recreate, cluster.Reimage), func(t *testing.T, lab *Lab, strategy cluster.Strategy) {
@@ -949,8 +944,7 @@ func TestTwoNodesShareAHolder(t *testing.T) {
 
 var advised = regexp.MustCompile(`qm disk move \d+ \w+ --target-vmid OTHER --target-disk KEY|qm set \d+ --delete [a-z]+\d+`)
 
-// TestAdviceKeepsAForeignDisk: a person attaches a disk to a VM during its exchange, and
-// then types only what the hints say: their disk stays, and the exchange completes.
+// A person attaches a disk to a VM during its exchange, and types only what the hints say: the disk stays.
 func TestAdviceKeepsAForeignDisk(t *testing.T) {
 	long(t)
 	created := foreignMoment{is: func(c record.Call) bool { return c.Params["vmid"] == strconv.Itoa(matrixVM) }, after: true}
@@ -1001,8 +995,7 @@ func (s *foreignScene) typed(t *testing.T, command string) {
 	mustBe(t, err == nil, "%s: %v\n%s", filled, err, said)
 }
 
-// TestBackupIsWaitedOut runs a backup of the VM, or its parking VM, during a roll: the
-// roll waits, says so, and completes.
+// A roll waits for a backup of the VM, or of its parking VM, says so, and completes.
 func TestBackupIsWaitedOut(t *testing.T) {
 	for _, c := range []struct {
 		strategy cluster.Strategy

@@ -71,8 +71,7 @@ func notes(suffix string, into *[]string) func(step.Event) {
 	}
 }
 
-// The storage rebuilds once the node is back, and the next node waits for that. Meanwhile
-// no API answers for a while, which is retried.
+// The next node waits until the storage has rebuilt. No answer of the API is retried meanwhile.
 func TestGateHoldsTheNextNodeBack(t *testing.T) {
 	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		gated(t, lab, volumeGate)
@@ -181,8 +180,7 @@ func TestCtrlCInAGate(t *testing.T) {
 	})
 }
 
-// A program decides whether the roll may continue. It runs in the directory of
-// recast.yaml, and its last output is shown.
+// A program decides, in the directory of recast.yaml, whether the roll may continue, and its last output is shown.
 func TestGateOfACommand(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Write("check.sh", []byte("#!/bin/sh\necho \"$RECAST_WHEN $RECAST_NODE $RECAST_STRATEGY\" >>asked\necho \"token ${PROXMOX_VE_API_TOKEN-none}\"\ntest -e fine || { echo 'not fine'; exit 3; }\n"))
@@ -568,8 +566,7 @@ func TestHooksOfABatch(t *testing.T) {
 	})
 }
 
-// A hook that fails after everything is done does not hide that, nor another failure; one
-// that hangs is stopped at its timeout.
+// A hook that fails at the end hides neither what was done nor another failure; one that hangs is stopped.
 func TestHooksThatFail(t *testing.T) {
 	hangs := func(ctx context.Context, at string) (int, error) {
 		if at != "beforeNode wk1" {
@@ -609,8 +606,7 @@ func TestHooksThatFail(t *testing.T) {
 	})
 }
 
-// A command that first finishes an earlier run makes two plans: the hooks before it get
-// the first one, those after it both.
+// A command that first finishes an earlier run makes two plans: the hooks after both get the nodes of both.
 func TestHooksAroundTwoPlans(t *testing.T) {
 	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false")

@@ -118,8 +118,7 @@ func TestResumeWhileAHostIsDown(t *testing.T) {
 	})
 }
 
-// hostsChanges calls f with the number of each change in Proxmox, without the claim's,
-// right after it has acted and before the answer is sent.
+// hostsChanges calls f right after each change in Proxmox but the claim's, before its answer is sent.
 func hostsChanges(lab *Lab, f func(n int, call record.Call)) {
 	n := 0
 	lab.Recorder.Hooks(nil, func(call record.Call) {
@@ -130,8 +129,7 @@ func hostsChanges(lab *Lab, f func(n int, call record.Call)) {
 	})
 }
 
-// TestAHostThatRebootsAtEveryPoint of a replacement, or at every fifth: only recast ever starts the VM, and
-// the next run completes normally.
+// Wherever a host reboots, or at every fifth point, only recast ever starts the VM, and the next run completes.
 func TestAHostThatRebootsAtEveryPoint(t *testing.T) {
 	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
@@ -166,8 +164,7 @@ func TestAHostThatRebootsAtEveryPoint(t *testing.T) {
 	}
 }
 
-// TestAHostThatRebootsWhileTalosIsInstalled leaves a system disk that the boot ISO takes
-// for installed, so it halts: the VM gets another one.
+// The boot ISO takes a half-installed system disk for an installed one, and halts: the VM gets another one.
 func TestAHostThatRebootsWhileTalosIsInstalled(t *testing.T) {
 	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
@@ -253,8 +250,7 @@ func hostsReboot(t *testing.T, s cluster.Strategy, off time.Duration, arm func(l
 	lab.requireRolledOn(t, "pve2")
 }
 
-// requireRolledOn fails the test unless wk1 is rolled, runs on that host, and has one old system disk
-// parked, and nothing else is left of the runs.
+// requireRolledOn fails unless wk1 is rolled, runs on that host, and nothing is left of the runs but its old disk.
 func (l *Lab) requireRolledOn(t *testing.T, host string) {
 	t.Helper()
 	requireInSync(t, l)
@@ -576,9 +572,7 @@ func TestAVMUnderHA(t *testing.T) {
 	})
 }
 
-// TestAKilledRollOfAVMUnderHA kills a roll before and after each of its changes of HA and of the VM's power, and runs
-// it again. HA does not recover a half-made VM whose host is down for long: it is out of HA since before it was powered
-// off.
+// HA does not recover a half-made VM whose host is down for long: it is out of HA since before it was powered off.
 func TestAKilledRollOfAVMUnderHA(t *testing.T) {
 	type story struct {
 		at      string
@@ -700,8 +694,7 @@ func (l *Lab) parkingsByHost() string {
 	return strings.Join(out, " ")
 }
 
-// TestANodeThatWasMoved between its rolls has a parking VM on each host where it was
-// rolled, and can roll back only on the host of its last system disk.
+// A node that was moved between its rolls has a parking VM on each host, and rolls back only on that of its last disk.
 func TestANodeThatWasMoved(t *testing.T) {
 	options := func(shared bool) sim.Options { return sim.Options{Workers: 1, Hosts: 3, SharedDisks: shared} }
 	eachLongIn(t, options, map[string]bool{"local storage": false, "shared storage": true}, func(t *testing.T, lab *Lab, _ bool) {
@@ -729,8 +722,7 @@ func TestANodeThatWasMoved(t *testing.T) {
 	})
 }
 
-// TestMovedInTheMiddle of a replacement: nothing is destroyed, the error says how to
-// reunite the VMs, and then the replacement is finished.
+// If a VM is moved in the middle, nothing is destroyed, and the error says how to reunite it with its disks.
 func TestMovedInTheMiddle(t *testing.T) {
 	type story struct {
 		at      string
