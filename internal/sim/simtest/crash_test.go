@@ -38,7 +38,6 @@ var (
 // fewCombinations is their number without a requested slice: each costs make test four rolls of a whole cluster.
 const fewCombinations = 1
 
-// oneWorker is the smallest lab with something to roll.
 func oneWorker() sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1} }
 
 // Wherever the roll of a whole cluster is killed, the next run makes the same world as an undisturbed roll.
@@ -72,20 +71,17 @@ func drawn[E any](list []E, n int, seed uint64, name string) []E {
 	return list[:min(n, len(list))]
 }
 
-// reference is the points and the final state of an undisturbed roll.
 type reference struct {
 	points  []point
 	dump    string
 	secrets *talosapi.Cluster // shared, so that two worlds can be compared
 }
 
-// crashed is a lab with a whole cluster to roll.
 type crashed struct {
 	*Lab
 	members string // of etcd, before the roll
 }
 
-// crashesEverywhere kills the roll of a whole cluster and runs it again, with its journal or without.
 func (w whole) crashesEverywhere(t *testing.T, lost bool) {
 	var secrets *talosapi.Cluster // of the undisturbed world, which comes first
 	var broken atomic.Int64
@@ -131,7 +127,6 @@ func (w whole) crashesEverywhere(t *testing.T, lost bool) {
 	}.killEverywhere(t)
 }
 
-// requirePlanned fails unless every node is to be rolled, in that way.
 func (w whole) requirePlanned(t *testing.T, lab *Lab) {
 	t.Helper()
 	plan := lab.plan(planning.Policy{})
@@ -151,7 +146,6 @@ func (w whole) end(t *testing.T, lab *Lab) string {
 	return lab.settledDump()
 }
 
-// everywhere is an extension that every node of the lab has.
 const everywhere = "qemu-guest-agent"
 
 // wholeNodes is the number of nodes in a whole cluster: three control planes and two workers, or one in a short run.
@@ -259,7 +253,6 @@ func (r resumption) prepare(lab *Lab) {
 	lab.Patch(everywhere)
 }
 
-// lab is a lab with that node to roll.
 func (r resumption) lab(t *testing.T, secrets *talosapi.Cluster) *Lab {
 	o := threePlanes
 	if r.node == "wk1" {
@@ -505,7 +498,6 @@ type rolled struct {
 	took time.Duration
 }
 
-// inRoll starts a roll without waiting for it.
 func inRoll(ctx context.Context, c *Client, policy planning.Policy) <-chan rolled {
 	ended := make(chan rolled, 1)
 	go func() {
@@ -516,10 +508,8 @@ func inRoll(ctx context.Context, c *Client, policy planning.Policy) <-chan rolle
 	return ended
 }
 
-// second is a second client with its own identity and run.
 func (l *Lab) second() *Client { return l.as("20000101-0000-beef") }
 
-// token makes a user with a token, both with that role.
 func (l *Lab) token(user, role string) cluster.Secret {
 	const secret = "5ec0ffee-1ab0-4000-8000-000000000003"
 	id := user + "@pve!lab"
@@ -530,10 +520,8 @@ func (l *Lab) token(user, role string) cluster.Secret {
 	return cluster.Secret(id + "=" + secret)
 }
 
-// otherToken makes a token with the privileges of the lab's own.
 func (l *Lab) otherToken() cluster.Secret { return l.token("other", "Recast") }
 
-// requireNoClaim fails the test if a claim is left under any number.
 func requireNoClaim(t *testing.T, lab *Lab) {
 	t.Helper()
 	for _, vm := range lab.World.VMs() {
@@ -813,7 +801,6 @@ func (l *Lab) elsewhere() *Client {
 	return c
 }
 
-// seize writes another run into the claim, as a takeover does.
 func (l *Lab) seize(from, by string) {
 	l.t.Helper()
 	vm := l.vm(claimVM)
@@ -926,7 +913,6 @@ func TestANetworkThatComesBack(t *testing.T) {
 	})
 }
 
-// withRange is another client with its own recast.yaml.
 func (l *Lab) withRange(vmids string) *Client {
 	l.t.Helper()
 	return valueOf(l.WithRange(filepath.Join(l.t.TempDir(), "other"), vmids))(l.t)

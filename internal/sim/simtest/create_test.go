@@ -126,14 +126,12 @@ func TestCreateKilled(t *testing.T) {
 	}
 }
 
-// Remove is recast remove --yes.
 func (c *Client) Remove(ctx context.Context, node string) (pipeline.Report, error) {
 	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
 		return pipeline.Remove(ctx, s.project, s.machines, &c.Runner, c.rollOptions(planning.Policy{}), node)
 	})
 }
 
-// unlist takes a node out of recast.yaml.
 func (l *Lab) unlist(node string) {
 	l.t.Helper()
 	var rest []string
@@ -255,10 +253,8 @@ func withConfig(line string) edit {
 	}
 }
 
-// anImage has every node stale for its image, too.
 func anImage(l *Lab) { l.Patch(sim.CommonExtension) }
 
-// imageBy is anImage that a node gets with that strategy.
 func imageBy(s cluster.Strategy) edit { return all(anImage, strategy(s)) }
 
 // TestReshape gives a node's VM another shape, in one outage with whatever else it gets, or in none.
@@ -346,7 +342,6 @@ func TestReshapeInVain(t *testing.T) {
 			lab.requireOn(before.Host)
 		}
 		lab.requireServing("wk1")
-		lab.RequireIntact()
 	})
 }
 
@@ -526,7 +521,6 @@ func wholeFirewall() world.Firewall {
 	}
 }
 
-// behindFirewall makes wk1 stale and gives it that firewall.
 func (l *Lab) behindFirewall(f world.Firewall) {
 	l.t.Helper()
 	l.Patch(sim.PatchedExtension)
@@ -783,7 +777,6 @@ func TestStaticAddressOnMetal(t *testing.T) {
 		m := lab.machine("wk1")
 		require(t, strings.Contains(string(lab.Read("recast.yaml")), "platform: "+m.Platform),
 			"it runs platform %s", m.Platform)
-		lab.RequireIntact()
 	})
 }
 

@@ -21,7 +21,6 @@ import (
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
-// Doctor is recast doctor.
 func (c *Client) Doctor(ctx context.Context) (checkup.Result, error) {
 	return connected(ctx, c, func(s *session) (checkup.Result, error) {
 		px := s.machines.Proxmox.(*pve.Client)
@@ -72,7 +71,6 @@ func TestDoctorInAHealthyLab(t *testing.T) {
 	})
 }
 
-// pveum runs lines that doctor prints for an administrator.
 func (l *Lab) pveum(lines []string) {
 	l.t.Helper()
 	for _, line := range lines {
@@ -195,7 +193,6 @@ func TestRegisteredTags(t *testing.T) {
 	})
 }
 
-// Explain is recast plan --explain.
 func (c *Client) Explain(t *testing.T, node string) survey.Explanation {
 	t.Helper()
 	return valueOf(connected(t.Context(), c, func(s *session) (survey.Explanation, error) {

@@ -44,13 +44,11 @@ func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
 	}
 }
 
-// talosctl is a Talosctl that must succeed.
 func (l *Lab) talosctl(name string, call func(context.Context, *client.Client) error) {
 	l.t.Helper()
 	must(l.t, l.Talosctl(l.t.Context(), name, call))
 }
 
-// leaveAndReboot makes a control plane a new member of etcd, or lets it try.
 func (l *Lab) leaveAndReboot(name string, between func()) {
 	l.t.Helper()
 	l.talosctl(name, func(ctx context.Context, c *client.Client) error {
@@ -75,7 +73,6 @@ func (l *Lab) touched(from int, name string) []string {
 	return out
 }
 
-// requireLeftAlone fails unless the node is untouched and schedulable.
 func (l *Lab) requireLeftAlone(from int, name string) {
 	l.t.Helper()
 	touched := l.touched(from, name)
@@ -193,7 +190,6 @@ func TestEtcdTroubleAfterwards(t *testing.T) {
 	eachFault(t, faults)
 }
 
-// forAWhile is a fault of a member of etcd that passes.
 func forAWhile(f talosapi.EtcdFault, node string) func(*talosScene) {
 	return inTurn(breakEtcd(f, node), meanwhile(2*time.Minute, breakEtcd(talosapi.EtcdFault{}, node)))
 }
@@ -407,7 +403,6 @@ func TestPeers17ANameOfTwo(t *testing.T) {
 	})
 }
 
-// rename starts the etcd members of control planes under other names, all at once.
 func rename(t *testing.T, l *Lab, names map[string]string) {
 	t.Helper()
 	for node := range names {
@@ -422,7 +417,6 @@ func rename(t *testing.T, l *Lab, names map[string]string) {
 	time.Sleep(2 * time.Minute)
 }
 
-// editEtcd changes etcd's data on the system disk of a stopped control plane.
 func (l *Lab) editEtcd(t *testing.T, node string, old, fresh string) {
 	t.Helper()
 	n := l.node(node)
@@ -440,7 +434,6 @@ func (l *Lab) editEtcd(t *testing.T, node string, old, fresh string) {
 	media.Write(artefact.WriteDisk(disk))
 }
 
-// impostor gives another machine a control plane's configuration, including its name.
 func impostor(t *testing.T, l *Lab, name, machine string) {
 	t.Helper()
 	config := valueOf(l.Talos.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: true, Installer: "ghcr.io/siderolabs/installer:" + sim.TalosVersion, InstallSerial: "sys-" + machine}))(t)
@@ -486,7 +479,6 @@ func TestRemovedMember(t *testing.T) {
 	})
 }
 
-// removeMember removes a member from etcd as a person does, through cp1.
 func (l *Lab) removeMember(id string) {
 	l.t.Helper()
 	member := valueOf(strconv.ParseUint(id, 16, 64))(l.t)
@@ -495,7 +487,6 @@ func (l *Lab) removeMember(id string) {
 	})
 }
 
-// reset is ResetNode and a wait for it.
 func (l *Lab) reset(node string, labels ...string) {
 	l.t.Helper()
 	must(l.t, l.ResetNode(l.t.Context(), node, labels...))
@@ -615,7 +606,6 @@ func TestBackup(t *testing.T) {
 
 const snapshots = ".recast/etcd"
 
-// snapshotFiles lists the snapshots and checks that each file is complete and private.
 func (l *Lab) snapshotFiles() []string {
 	l.t.Helper()
 	entries, err := os.ReadDir(filepath.Join(l.Dir, snapshots))

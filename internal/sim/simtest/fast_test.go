@@ -36,7 +36,6 @@ var (
 	atLatency   = limits{waste: 0.13, longer: 8 * time.Second}
 )
 
-// watched is one roll as observed from outside.
 type watched struct {
 	lab         *Lab
 	began, end  time.Time
@@ -249,7 +248,6 @@ type ask struct {
 	step string
 }
 
-// listen follows a client's roll of one node.
 func (a *asking) listen(lab *Lab, c *Client) {
 	a.at = map[string]time.Time{}
 	c.Emit = func(e step.Event) {
@@ -430,7 +428,6 @@ func benchmarkNodeRoll(b *testing.B, o sim.Options, strategy cluster.Strategy, m
 	}
 }
 
-// benchmarkInBubble is synctest.Test for a benchmark.
 func benchmarkInBubble(b *testing.B, f func(t *testing.T)) {
 	b.Helper()
 	all := func(pattern, name string) (bool, error) {
@@ -442,7 +439,6 @@ func benchmarkInBubble(b *testing.B, f func(t *testing.T)) {
 	}
 }
 
-// processorTime is the process's user and system time.
 func processorTime(t testing.TB) time.Duration {
 	t.Helper()
 	var u syscall.Rusage

@@ -65,7 +65,6 @@ func (m foreignMoment) String() string {
 	return fmt.Sprintf("%s %d", map[bool]string{false: "before", true: "after"}[m.after], m.change)
 }
 
-// foreignScene is a Proxmox with an exchange of a VM's system.
 type foreignScene struct {
 	lab      *Lab // nil: without one
 	world    *world.World
@@ -126,7 +125,6 @@ func (s *foreignScene) disturbed(ctx context.Context, t *testing.T, at foreignMo
 	return came, err
 }
 
-// undisturbed is the number of changes in Proxmox without interference.
 func (s *foreignScene) undisturbed(t *testing.T) int {
 	t.Helper()
 	_, err := s.disturbed(t.Context(), t, foreignMoment{}, nil)
@@ -167,7 +165,6 @@ func (s *foreignScene) look(id int) (world.VM, error) {
 	return world.VM{}, errNoVM
 }
 
-// change is another person's change of a VM.
 func (s *foreignScene) change(id int, set map[string]string, del ...string) error {
 	vm, err := s.look(id)
 	if err != nil {
@@ -176,7 +173,6 @@ func (s *foreignScene) change(id int, set map[string]string, del ...string) erro
 	return s.world.SetConfig("", vm.Host, world.ChangeRequest{ID: id, Set: set, Delete: del})
 }
 
-// task waits for another person's task.
 func (s *foreignScene) task(upid string, err error) error {
 	if err != nil {
 		return err
@@ -188,7 +184,6 @@ func (s *foreignScene) task(upid string, err error) error {
 	return nil
 }
 
-// data is the data disk's present state.
 func (s *foreignScene) data() world.DiskState { return s.diskNamed(s.disk) }
 
 func (s *foreignScene) diskNamed(serial string) world.DiskState {
@@ -224,7 +219,6 @@ func saidForeign(err error) (said string, hints []string) {
 
 var foreignMany = flag.Int("foreign.cells", 0, "how many things that others do are tried in each way to exchange a system; 0: a few")
 
-// foreignCell is another person's act at one moment of one exchange.
 type foreignCell struct {
 	way foreignWay
 	act foreignAct
@@ -333,7 +327,6 @@ func TestForeignHands(t *testing.T) {
 	}
 }
 
-// exchanged says how the final state deviates.
 func (s *foreignScene) exchanged() error {
 	vm, errVM := s.look(s.vm)
 	park, errPark := s.look(s.parking())
@@ -412,7 +405,6 @@ func (c foreignCell) run(t *testing.T, s *foreignScene, r *foreignResults) {
 	r.violations.Add(s.requireNothingElse(t, theirs, "in the end"))
 }
 
-// advisesCancel says whether an error's remedy is to cancel the exchange and to begin again.
 func advisesCancel(err error) bool {
 	_, hints := saidForeign(err)
 	return slices.ContainsFunc(hints, func(h string) bool {
@@ -445,7 +437,6 @@ func (s *foreignScene) requireNothingElse(t *testing.T, theirs []string, when st
 	return broken
 }
 
-// newForeignRoll is a lab whose worker a whole roll replaces.
 func newForeignRoll(t *testing.T, way foreignWay) *foreignScene {
 	t.Helper()
 	lab := New(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: way.holder})
@@ -494,7 +485,6 @@ func TestForeignHandsInARoll(t *testing.T) {
 	}
 }
 
-// foreignAct is another person's act, as root@pam.
 type foreignAct struct {
 	name string
 	// on finds the VM that it is about, and the drive with the data disk if it is about that.
@@ -506,7 +496,6 @@ type foreignAct struct {
 	destroys bool
 }
 
-// play plays an act, if there is what it is about.
 func (s *foreignScene) play(act foreignAct) (undo func(), err error) {
 	vm, key, err := act.on(s)
 	if err != nil {
@@ -659,7 +648,6 @@ func addsForeignDisk(s *foreignScene, vm world.VM, _ string) (func(), error) {
 	}, s.protect(vm.ID, "scsi5", "theirs")
 }
 
-// protect makes the world guard another person's new disk.
 func (s *foreignScene) protect(id int, key, serial string) error {
 	vm, err := s.look(id)
 	if err != nil {
@@ -849,7 +837,6 @@ func preparedActs() []foreignAct {
 	}
 }
 
-// ofPrepared finds the prepared disk on the parking VM.
 func ofPrepared(s *foreignScene) (vm world.VM, key string, err error) {
 	vm, err = s.look(s.parking())
 	rec, _, errRecord := parking.ReadRecord(cluster.VM{Config: vm.Config})

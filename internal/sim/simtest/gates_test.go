@@ -54,7 +54,6 @@ func (l *Lab) volume(name, robustness string) {
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), longhornVolumes.GroupVersionResource, u, store.Status)))
 }
 
-// gated is a lab with stale workers, one volume, and that gate.
 func gated(t *testing.T, lab *Lab, gate string) {
 	t.Helper()
 	lab.installLonghorn()
@@ -295,7 +294,6 @@ func resource(gv, plural, kind string, namespaced bool) store.Resource {
 	}
 }
 
-// preset adds the gates of a file to recast.yaml, and plans with them.
 func (l *Lab) preset(file string, config []byte) []cluster.UserGate {
 	l.t.Helper()
 	b := readFile(l.t, file)
@@ -309,7 +307,6 @@ func (l *Lab) preset(file string, config []byte) []cluster.UserGate {
 	return plan.Gates
 }
 
-// fill creates objects in the cluster; remove deletes them.
 func (l *Lab) fill(objects []map[string]any, served []store.Resource) (remove func()) {
 	l.t.Helper()
 	var undo []func()
@@ -347,11 +344,9 @@ func (l *Lab) failing(gates []cluster.UserGate) []string {
 	return out
 }
 
-// everyHook has one hook at each point.
 const everyHook = "hooks: {beforeRun: [{command: [h]}], afterRun: [{command: [h]}], beforeBatch: [{command: [h]}], " +
 	"afterBatch: [{command: [h]}], beforeNode: [{command: [h]}], afterNode: [{command: [h]}]}"
 
-// hooker simulates the programs of hooks.
 type hooker struct {
 	command.Gates
 	// do is the program's behaviour at a point: "beforeNode wk1"; nil: it exits with 0.
@@ -379,7 +374,6 @@ func (h *hooker) RunHook(ctx context.Context, _ cluster.CommandGate, env []strin
 	return cluster.HookEnd{Exit: exit, Said: "at " + at, Output: "at " + at + "\n"}, err
 }
 
-// variable is the value of an environment variable; "" if it is not set.
 func variable(env []string, name string) string {
 	for _, entry := range env {
 		if value, ok := strings.CutPrefix(entry, name+"="); ok {
@@ -655,7 +649,6 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 	})
 }
 
-// notAfter has gates that hold only before a node's roll.
 type notAfter struct{ *hooker }
 
 func (notAfter) RunGate(_ context.Context, _ cluster.CommandGate, env []string) (exit int, said string, err error) {
