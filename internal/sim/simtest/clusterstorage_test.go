@@ -392,9 +392,8 @@ func TestAServerThatKnowsNodesByName(t *testing.T) {
 		workers := planning.Policy{Only: []string{"wk1", "wk2"}, MaxUnavailable: func(int) int { return 2 }}
 		for _, node := range workers.Only {
 			n := lab.planOf(lab.Client(), node, workers)
-			notes := strings.Join(n.Notes, "\n")
-			require(t, strings.Contains(notes, "its name for iSCSI ("+was[node]+") changes with the system disk, as its machine-id does: where the server of volume disk of DaemonSet default/db lets"),
-				"%s: %q", node, notes)
+			requireSays(t, strings.Join(n.Notes, "\n"), "its name for iSCSI ("+was[node]+") changes with the system disk, "+
+				"as its machine-id does: where the server of volume disk of DaemonSet default/db lets")
 		}
 		var said []string
 		user := lab.Client().hears(func(e step.Event) { said = append(said, e.Text) })

@@ -240,9 +240,8 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 		files["wk1"] = cluster.Secret(strings.Replace(text, "    install:\n", "    install:\n        extraKernelArgs: [net.ifnames=0]\n", 1))
 		user := files.user(lab, firstRun)
 		n := lab.planOf(user, "wk1", planning.Policy{})
-		notes := strings.Join(n.Notes, "; ")
-		require(t, n.Strategy == cluster.ApplyConfig && strings.Contains(notes, "takes effect at a recreate or reimage by ISO at the earliest"),
-			"planned as %s: %q", n.Strategy, notes)
+		requirePlanned(t, n, cluster.ApplyConfig)
+		requireSays(t, strings.Join(n.Notes, "; "), "takes effect at a recreate or reimage by ISO at the earliest")
 		must(t, user.roll(onlyWorker)(t.Context()))
 		lab.Patch(sim.PatchedExtension)
 		must(t, user.roll(onlyWorker)(t.Context())) // a recreate, whose installer has the configuration
@@ -421,8 +420,7 @@ func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 		refused := func(file cluster.Secret, says string) {
 			t.Helper()
 			n := lab.planOf(configFiles{"wk1": file}.user(lab, firstRun), "wk1", onlyWorker)
-			all := strings.Join(n.Refused, "\n")
-			require(t, strings.Contains(all, says), "%s: %q, want %q", n.Strategy, all, says)
+			requireSays(t, strings.Join(n.Refused, "\n"), says)
 		}
 		for _, stale := range []bool{false, true} {
 			if stale {
@@ -432,8 +430,7 @@ func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 			refused(encrypted, "has another encryption for UserVolumeConfig data, whose volume is on the disk sdb")
 		}
 		other := configFiles{"wk1": edited("hostname: wk1", "hostname: CP1.example.com")}
-		n := lab.planOf(other.user(lab, firstRun), "wk1", onlyWorker)
-		require(t, len(n.Refused) == 0, "one file for several nodes, which each of them runs: %q", n.Refused)
+		requireNone(t, lab.planOf(other.user(lab, firstRun), "wk1", onlyWorker).Refused, "a file for all nodes is refused")
 		other.set(t, "wk1", noReboot)
 		refused(other["wk1"], "gives it the hostname cp1: is it the file of that node?")
 		lab.reset("wk1", "STATE")

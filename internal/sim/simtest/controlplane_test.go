@@ -94,8 +94,7 @@ func TestControlPlanesByCount(t *testing.T) {
 		after := lab.memberIDs()
 		diff := cmp.Diff(before, after)
 		require(t, (diff == "") == c.kept && len(after) == c.planes, "members of etcd (-before +after):\n%s", diff)
-		v := lab.EtcdViolations()
-		require(t, (len(v) > 0) == c.outage, "outages of etcd: %q", v)
+		requireSame(t, c.outage, len(lab.EtcdViolations()) > 0, "outages of etcd (-want +got)")
 	})
 }
 
@@ -130,8 +129,7 @@ func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 				rep := lab.Client().mustRoll(cp1)
 				requireSame(t, []string{first.Run}, rep.Resumed, "resumed (-want +got)")
 				if fresh := rep.Plan.Nodes[0]; len(rep.Plan.Nodes) != 1 || fresh.Node != "cp1" || fresh.Drift.Stale {
-					again := lab.plan(cp1)
-					require(t, len(again.Work()) == 0, "cp1 is not done: %+v", again.Work())
+					requireNone(t, lab.plan(cp1).Work(), "cp1 is not done")
 				}
 				requireSame(t, members, lab.memberIDs(), "members of etcd (-before +after)")
 			})
@@ -177,8 +175,7 @@ func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 		}
 		lab.Client().mustRoll(cp1)
 		requireRecord(t, lab, "cp1", true, planes == 2)
-		ids := lab.memberIDs()
-		require(t, len(ids) == planes, "members of etcd: %v", ids)
+		requireSame(t, planes, len(lab.memberIDs()), "number of members of etcd (-want +got)")
 	})
 }
 
@@ -372,8 +369,7 @@ func (l *Lab) makeInit(name string) {
 
 func (l *Lab) requireOneEtcd(members ...string) {
 	l.t.Helper()
-	got := l.memberNames()
-	require(l.t, slices.Equal(got, members), "etcd has %q, want %q", got, members)
+	requireSame(l.t, members, l.memberNames(), "members of etcd (-want +got)")
 	l.requireEtcd()
 }
 
@@ -513,8 +509,7 @@ func TestBootstrap(t *testing.T) {
 			must(t, errOf(lab.Client().Bootstrap(t.Context(), "cp1")))
 			took = time.Since(began)
 			requireCluster(t, lab, nodes...)
-			again := valueOf(lab.Client().Bootstrap(t.Context(), "cp1"))(t)
-			require(t, again.Outcome == "nothing to do", "again: %s", again.Outcome)
+			requireSame(t, "nothing to do", valueOf(lab.Client().Bootstrap(t.Context(), "cp1"))(t).Outcome, "again (-want +got)")
 		})
 		return took
 	}
@@ -606,9 +601,7 @@ func TestBootstrapRefused(t *testing.T) {
 		}
 		there := lab.made(d.nodes)
 		requireRefused(t, errOf(lab.as(firstRun).Bootstrap(t.Context(), s.first)), s.says)
-		made := lab.made(d.nodes) - there
-		require(t, made == s.made && len(lab.EtcdMembers()) == s.etcd,
-			"%d VMs were made, and etcd has %+v", made, lab.EtcdMembers())
+		requireSame(t, []int{s.made, s.etcd}, []int{lab.made(d.nodes) - there, len(lab.EtcdMembers())}, "VMs, members")
 		after()
 		must(t, errOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1")))
 		requireCluster(t, lab, d.nodes...)
@@ -661,8 +654,7 @@ func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
 		requireDrift(t, lab, "cp1", "wk1")
 		before := lab.World.VMs()
 		lab.Write("recast.yaml", all)
-		rep := valueOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1"))(t)
-		require(t, rep.Outcome == "done", "outcome %q", rep.Outcome)
+		requireSame(t, "done", valueOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1"))(t).Outcome, "outcome (-want +got)")
 		requireInSync(t, lab, "cp1", "wk1")
 		for _, vm := range before {
 			requireSame(t, vm, valueOf(lab.World.LookupVM(vm.Host, vm.ID))(t), "VM %d (-before +after)", vm.ID)
@@ -698,8 +690,7 @@ func TestBootstrapLostAnswer(t *testing.T) {
 			requireFault(t, err, fault.Failed, "run the same command again")
 		}
 		must(t, errOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1")))
-		n := asked(lab)
-		require(t, n > 1 != done, "asked %d times in the end", n)
+		requireSame(t, !done, asked(lab) > 1, "it was asked again (-want +got)")
 		requireCluster(t, lab, nodes...)
 	})
 }
@@ -862,8 +853,7 @@ func (f *founder) nodes(kubeconfig []byte, at string) (ready []string, err error
 
 func (f *founder) requireNodes(kubeconfig []byte, at netip.Addr, want ...string) {
 	f.t.Helper()
-	got := valueOf(f.nodes(kubeconfig, at.String()))(f.t)
-	require(f.t, slices.Equal(got, want), "Ready nodes at %s: %q; want %q", at, got, want)
+	requireSame(f.t, want, valueOf(f.nodes(kubeconfig, at.String()))(f.t), "Ready nodes at %s (-want +got)", at)
 }
 
 // sharedAddress is that of the load balancer before the API servers.
@@ -910,8 +900,7 @@ func TestClusterFromNothing(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		f.requireNodes(kubeconfig, cp2, "cp1", "cp2", "wk1", "wk2")
 		require(t, f.bootstrap(wk1) != nil, "a worker accepted a bootstrap")
-		members := valueOf(f.talos.Members(t.Context()))(t)
-		require(t, len(members) == 4, "members %+v", members)
+		requireCount(t, 4, valueOf(f.talos.Members(t.Context()))(t), "members")
 		lab.requireEtcd()
 	})
 }
@@ -933,8 +922,7 @@ func TestBootstrapTwice(t *testing.T) {
 		time.Sleep(time.Minute)
 		v := lab.EtcdViolations()
 		require(t, len(v) == 1 && strings.Contains(v[0], " formed etcd number 2"), "two bootstraps: %q", v)
-		s := lab.State()
-		require(t, len(s.Broken) == 1, "recast lab check says %q", s.Broken)
+		requireCount(t, 1, lab.State().Broken, "promises that recast lab check finds broken")
 	})
 }
 

@@ -292,8 +292,8 @@ func TestReshape(t *testing.T) {
 			"planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
 		from := len(lab.Recorder.Calls())
 		lab.Client().mustRoll(policyFor(s.node))
-		starts := lab.sent(from, toVM("POST", fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID)))
-		require(t, len(starts) == s.starts, "its VM was started %d times, want %d", len(starts), s.starts)
+		started := toVM("POST", fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID))
+		requireCount(t, s.starts, lab.sent(from, started), "starts of its VM")
 		vm := lab.vmOf(s.node)
 		for key, want := range s.has {
 			require(t, strings.Contains(vm.Config[key], want), "%s is %q, want %q", key, vm.Config[key], want)
@@ -393,8 +393,7 @@ func TestBootOrderThatNoStrategyMends(t *testing.T) {
 			return strings.HasPrefix(text, "wk1 is left as it is") && strings.HasSuffix(text, command)
 		}), "afterwards %q", rep.Afterwards)
 		require(t, lab.machine("wk1").BootID == before.BootID, "wk1 was rebooted")
-		res := lab.drift()
-		require(t, !res.Nodes[0].Stale && res.Nodes[1].Stale, "%+v", res.Nodes)
+		requireDrift(t, lab, "wk1")
 		change("boot=order=scsi0;net0")(lab)
 		requireNone(t, planOf(t, lab, "wk1").Refused, "afterwards refused")
 	})
@@ -566,8 +565,7 @@ func TestAnInvalidFirewallIsDetected(t *testing.T) {
 			lab.World.FailNext("POST /nodes/pve1/qemu/9002/firewall/rules", "no such ipset 'zone-all'")
 		}
 		began := lab.boots()
-		err := lab.Client().roll(planning.Policy{})(t.Context())
-		require(t, strings.Contains(fmt.Sprint(err), tc.want), "err = %v, want %q", err, tc.want)
+		requireSays(t, message(lab.Client().roll(planning.Policy{})(t.Context())), tc.want)
 		require(t, slices.Equal(lab.boots(), began), "the node was touched")
 		requireFirewall(t, lab, tc.of)
 	})
@@ -646,8 +644,7 @@ func TestKubeSpan(t *testing.T) {
 		must(t, c.roll(onlyWorker)(context.WithoutCancel(t.Context())))
 		took := time.Since(began)
 		require(t, took > planning.PeerLasts == tc.late, "it took %s", took)
-		text := strings.Join(said, "\n")
-		require(t, !tc.late || strings.Contains(text, planning.OldPeer), "said %s", text)
+		require(t, !tc.late || strings.Contains(strings.Join(said, "\n"), planning.OldPeer), "said %q", said)
 		requireInSync(t, lab)
 	})
 }
@@ -730,12 +727,10 @@ func TestStaticAddressOnNoCloud(t *testing.T) {
 		before := lab.settings()
 		const note = "its blank machine gets the node's address from the VM's cloud-init drive: ipconfig0 is gw=127.42.7.1,ip=127.42.7.31/24 for that boot, and as before at the end"
 		r.play(t, lab, note, func() {
-			got := lab.settings()["ipconfig0"]
-			require(t, got == "gw=127.42.7.1,ip=127.42.7.31/24", "where it was killed the VM has ipconfig0: %s", got)
+			requireSame(t, "gw=127.42.7.1,ip=127.42.7.31/24", lab.settings()["ipconfig0"], "where it was killed (-want +got)")
 		})
 		requireSame(t, before, lab.settings(), "settings of the VM (-before +after)")
-		n := planOf(t, lab, "wk1")
-		require(t, n.Addr.String() == "127.42.7.31", "it is at %s", n.Addr)
+		requireSame(t, "127.42.7.31", planOf(t, lab, "wk1").Addr.String(), "its address (-want +got)")
 	})
 }
 
@@ -764,9 +759,7 @@ func TestStaticAddressOnMetal(t *testing.T) {
 			requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), reason)
 			lab.Write("recast.yaml", config)
 		}
-		n := planOf(t, lab, "wk1")
-		require(t, n.Strategy == cluster.InPlace && n.Why == "in-place: recreate and reimage are impossible ("+reason+")",
-			"%s: %s", n.Strategy, n.Why)
+		requirePlanned(t, planOf(t, lab, "wk1"), cluster.InPlace, "recreate and reimage are impossible ("+reason+")")
 		want := cluster.InPlace
 		if remedy != nil {
 			remedy(t, lab)
@@ -774,9 +767,7 @@ func TestStaticAddressOnMetal(t *testing.T) {
 		}
 		requirePlanned(t, planOf(t, lab, "wk1"), want)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		m := lab.machine("wk1")
-		require(t, strings.Contains(string(lab.Read("recast.yaml")), "platform: "+m.Platform),
-			"it runs platform %s", m.Platform)
+		requireSays(t, string(lab.Read("recast.yaml")), "platform: "+lab.machine("wk1").Platform)
 	})
 }
 
@@ -788,9 +779,7 @@ func TestAddressOnAVLAN(t *testing.T) {
 		lab.Patch(everywhere)
 		const reason = "its address 127.42.7.31 is on eth0.42 (vlan), a link that only its machine configuration makes, so a blank machine would not have it: " +
 			"have Proxmox tag the VM's network card instead (tag= of netN), and give the address to the card itself, or use in-place"
-		n := planOf(t, lab, "wk1")
-		require(t, n.Strategy == cluster.InPlace && n.Why == "in-place: recreate and reimage are impossible ("+reason+")",
-			"%s: %s", n.Strategy, n.Why)
+		requirePlanned(t, planOf(t, lab, "wk1"), cluster.InPlace, "recreate and reimage are impossible ("+reason+")")
 	})
 }
 

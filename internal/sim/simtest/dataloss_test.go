@@ -523,8 +523,7 @@ func TestHandOverWithStrays(t *testing.T) {
 			all(remove("scsi1"), remove("unused0"))(lab)
 		}
 		lab.Client().rollTo(t, onlyWorker, "cp1")
-		got := lab.strays()
-		require(t, len(got) == strays, "strays %q, want %d: none is recast's to free", got, strays)
+		requireCount(t, strays, lab.strays(), "strays, of which none is recast's to free")
 	})
 }
 
@@ -560,9 +559,7 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 		const want = "storage fast on pve1 has 9216 MiB free, but a new system disk takes 10 GiB there while the old one stays parked"
 		requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "wk1: "+want)
 		lab.requireNothingSent(before)
-		got := problems(diagnosis(t, lab.Client()))
-		require(t, len(got) != 0 && strings.Contains(strings.Join(got, "\n"), "room for system disks on fast of pve1: "+want),
-			"doctor says %q", got)
+		requireSays(t, strings.Join(problems(diagnosis(t, lab.Client())), ""), "room for system disks on fast of pve1: "+want)
 		must(t, errOf(lab.Client().pruneDisks(t.Context(), 0, nil)))
 		must(t, lab.as("20000102-0000-feed").roll(onlyWorker)(t.Context()))
 	})

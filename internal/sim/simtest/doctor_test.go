@@ -132,8 +132,7 @@ func requireEachIsNamed(t *testing.T, lab *Lab, c *Client) {
 			lab.World.Grant(acl)
 		}
 	}
-	res := diagnosis(t, c)
-	require(t, res.Err() == nil, "all is granted again: %v", res.Err())
+	must(t, diagnosis(t, c).Err()) // all is granted again
 }
 
 // lacks are the missing privileges in doctor's result, "privilege on path".

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/role"
@@ -75,8 +74,7 @@ func (l *Lab) touched(from int, name string) []string {
 
 func (l *Lab) requireLeftAlone(from int, name string) {
 	l.t.Helper()
-	touched := l.touched(from, name)
-	require(l.t, len(touched) == 0, "%s was touched: %q", name, touched)
+	requireNone(l.t, l.touched(from, name), name+" was touched")
 	n := l.node(name)
 	vm := valueOf(l.World.LookupVM(n.Host, n.VMID))(l.t)
 	require(l.t, vm.Running, "%s: %+v", name, vm)
@@ -103,9 +101,7 @@ func TestGateOfEtcd(t *testing.T) {
 			[]string{"its members are more than one minor version apart: cp3 runs 3.4.27, cp2 runs 3."},
 		},
 		"another member is a learner": {
-			func(l *Lab) {
-				l.leaveAndReboot("cp2", func() { l.breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2") })
-			},
+			func(l *Lab) { l.leaveAndReboot("cp2", func() { l.breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2") }) },
 			policyFor("cp1"),
 			[]string{"cp2 is a learner: it does not vote yet"},
 		},
@@ -247,8 +243,7 @@ func (c resetAfterLeaving) play(t *testing.T, lab *Lab, at string, command func(
 		err = command(lab.Client())(t.Context())
 	}
 	must(t, err)
-	voters := lab.memberIDs()
-	require(t, len(voters) == c.planes && voters["cp1"] != "", "voting members of etcd: %v", voters)
+	require(t, len(lab.memberIDs()) == c.planes && lab.memberIDs()["cp1"] != "", "members of etcd: %v", lab.memberIDs())
 	lab.RequireIntact()
 }
 
@@ -597,8 +592,7 @@ func TestBackup(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		requireRefused(t, errOf(back("alone.db")), "no member of etcd that answers follows a leader")
 		for _, name := range []string{"corrupt.db", "alone.db"} {
-			err := errOf(os.Stat(filepath.Join(lab.Dir, name)))
-			require(t, os.IsNotExist(err), "%s: %v", name, err)
+			require(t, os.IsNotExist(errOf(os.Stat(filepath.Join(lab.Dir, name)))), "%s is there", name)
 		}
 		requireSame(t, changes, lab.Recorder.Mutations(), "… calls that change something (-want +got)")
 	})
@@ -614,8 +608,7 @@ func (l *Lab) snapshotFiles() []string {
 	}
 	var names []string
 	for _, e := range entries {
-		info := valueOf(e.Info())(l.t)
-		require(l.t, info.Mode().Perm() == 0o600, "%s has mode %s", e.Name(), info.Mode())
+		requireSame(l.t, "-rw-------", valueOf(e.Info())(l.t).Mode().String(), "mode of %s (-want +got)", e.Name())
 		b := l.Read(filepath.Join(snapshots, e.Name()))
 		body := b[:max(0, len(b)-sha256.Size)]
 		sum := sha256.Sum256(body)
@@ -658,8 +651,8 @@ func TestSnapshotOfEtcd(t *testing.T) {
 			return nil
 		}, nil)
 		_, err := lab.Client().Roll(t.Context(), policyFor("cp1"))
-		diff := cmp.Diff(c.asked, asked)
-		require(t, diff == "" && !touched, "asked for a snapshot (-want +got), after cp1 was touched: %t\n%s", touched, diff)
+		requireSame(t, c.asked, asked, "asked for a snapshot (-want +got)")
+		require(t, !touched, "it was asked for after cp1 was touched")
 		var want []string
 		if c.texts == nil {
 			want = []string{"etcd-lab-20000101-0000-feed.db"}
@@ -685,8 +678,7 @@ func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
 			want = append(want, "etcd-lab-"+run+".db")
 			requireSame(t, want, lab.snapshotFiles(), "files (-want +got)")
 		}
-		calls := lab.sent(0, asksForSnapshot)
-		require(t, len(calls) == 2, "%d snapshots were asked for: %+v", len(calls), calls)
+		requireCount(t, 2, lab.sent(0, asksForSnapshot), "snapshots that were asked for")
 	})
 }
 
@@ -703,10 +695,8 @@ func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 		}
 		before := len(lab.Recorder.Calls())
 		lab.as("20000101-0000-feed").mustRoll(policyFor(controlPlanes...))
-		asked := lab.sent(before, asksForSnapshot)
-		require(t, spoil == (len(asked) == 1), "asked for a snapshot again: %+v", asked)
-		files := lab.snapshotFiles()
-		require(t, len(files) == 1, "files %q", files)
+		requireCount(t, map[bool]int{true: 1}[spoil], lab.sent(before, asksForSnapshot), "snapshots asked for again")
+		requireCount(t, 1, lab.snapshotFiles(), "files")
 	})
 }
 
@@ -748,8 +738,7 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 		require(t, saved.Member == "cp1" && saved.Revision != 0 && len(saved.Warnings) == 0, "saved %+v", saved)
 		lab.note("after")
 		lab.reset("cp1", "EPHEMERAL")
-		ids := lab.memberIDs()
-		require(t, lab.kubernetesAnswers() != nil, "Kubernetes answers without etcd, whose members are %v", ids)
+		require(t, lab.kubernetesAnswers() != nil, "Kubernetes answers without etcd, whose members are %v", lab.memberIDs())
 		rep := valueOf(lab.Client().Restore(t.Context(), saved.File, "cp1"))(t)
 		require(t, rep.Outcome == "done" && !rep.Resumes && strings.Contains(rep.VM, "9001"), "report %+v", rep)
 		requireSame(t, before, lab.kubernetes(), "Kubernetes (-before +after)")
@@ -778,8 +767,7 @@ func (l *Lab) requireKubelets(nodes ...string) {
 	time.Sleep(time.Minute)
 	for _, name := range nodes {
 		o := l.stored(store.Pods(), "default", "new-on-"+name)
-		phase := o.(*corev1.Pod).Status.Phase
-		require(l.t, phase == corev1.PodRunning, "the kubelet of %s did not start a new pod: it is %q", name, phase)
+		requireSame(l.t, corev1.PodRunning, o.(*corev1.Pod).Status.Phase, "a new pod on %s (-want +got)", name)
 	}
 }
 

@@ -410,8 +410,7 @@ func benchmarkNodeRoll(b *testing.B, o sim.Options, strategy cluster.Strategy, m
 			l.Patch(sim.CommonExtension)
 			lab += processorTime(t) - begin
 			before := len(l.Recorder.Calls())
-			rep := valueOf(l.Client().Roll(t.Context(), planning.Policy{}))(t)
-			mustBe(t, len(rep.Plan.Work()) == len(l.Nodes), "rolled %d nodes", len(rep.Plan.Work()))
+			requireCount(t, len(l.Nodes), valueOf(l.Client().Roll(t.Context(), planning.Policy{}))(t).Plan.Work(), "nodes")
 			requests += len(l.Recorder.Calls()) - before
 		})
 		all += processorTime(b) - begin

@@ -1004,8 +1004,7 @@ func TestBackupIsWaitedOut(t *testing.T) {
 				at := foreignMoment{is: func(call record.Call) bool { return strings.HasSuffix(call.Path, c.change) }}
 				came, err := s.disturbed(t.Context(), t, at, func() { must(t, errOf(s.play(foreignActNamed(c.act)))) })
 				mustBe(t, came && err == nil, "came %t: %v", came, err)
-				want := fmt.Sprintf("waiting for VM %d: it is locked (backup)", c.vm)
-				require(t, s.heard(want), "it did not say %q", want)
+				require(t, s.heard(fmt.Sprintf("waiting for VM %d: it is locked (backup)", c.vm)), "it did not say that it waits")
 				requireInSync(t, s.lab)
 				s.lab.requireKept(1)
 			})
