@@ -593,8 +593,7 @@ func TestLeftHold(t *testing.T) {
 		require(t, len(plan.Storage) == 1 && plan.Storage[0].Held == held && plan.Storage[0].WaitSeconds == 600,
 			"planned %+v", plan.Storage)
 		status := lab.status()
-		require(t, len(status.Held) == 1 && status.Held[0].What == held && len(status.Held[0].Next) == 2,
-			"status %+v", status.Held)
+		require(t, len(status.Held) == 1 && status.Held[0].What == held && len(status.Held[0].Next) == 2, "%+v", status.Held)
 		requireStorageCheck(t, lab, "Longhorn", checkup.Warning, waitSetting+" was 600 before recast set it to 1800, while wk1 is away")
 		must(t, do(t.Context(), lab.Client()))
 		lab.requireWaits("600", "")

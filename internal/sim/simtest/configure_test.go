@@ -527,8 +527,7 @@ func TestAFileIsShown(t *testing.T) {
 		requireNone(t, lab.savedConfigs(), "the journal still has")
 		lab.Patch(sim.PatchedExtension)
 		p := lab.planOf(user, "wk1", onlyWorker)
-		require(t, p.ConfigFile != nil && len(p.ConfigFile.Changes) == 0,
-			"once it runs what the file says, the plan has %+v", p.ConfigFile)
+		require(t, p.ConfigFile != nil && len(p.ConfigFile.Changes) == 0, "once it runs the file: %+v", p.ConfigFile)
 	})
 }
 

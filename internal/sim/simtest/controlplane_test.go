@@ -88,8 +88,7 @@ func TestControlPlanesByCount(t *testing.T) {
 		}
 		rep := lab.Client().mustRoll(planning.Policy{Only: names, AcceptOutage: c.planes == 2})
 		for _, n := range rep.Plan.Nodes {
-			require(t, n.Strategy == c.strategy && strings.Contains(strings.Join(n.Notes, "; "), c.note),
-				"%s: %s (%s), notes %q", n.Node, n.Strategy, n.Why, n.Notes)
+			require(t, n.Strategy == c.strategy && strings.Contains(strings.Join(n.Notes, "; "), c.note), "%+v", n)
 		}
 		after := lab.memberIDs()
 		diff := cmp.Diff(before, after)
@@ -309,8 +308,7 @@ func TestPeersRoll(t *testing.T) {
 			if !inPlace {
 				requireRecord(t, lab, name, !kept, !kept)
 			}
-			require(t, (w.ids[name] == after[name]) == kept,
-				"%s was etcd member %s and is %s, its data kept: %t", name, w.ids[name], after[name], kept)
+			require(t, (w.ids[name] == after[name]) == kept, "etcd member %s is %s", name, after[name])
 		}
 		requireSame(t, want, w.seen, "what happened to etcd (-want +got)")
 		requireSame(t, who, lab.identities(), "UUID and address by name (-before +after)")

@@ -525,8 +525,7 @@ func (l *Lab) otherToken() cluster.Secret { return l.token("other", "Recast") }
 func requireNoClaim(t *testing.T, lab *Lab) {
 	t.Helper()
 	for _, vm := range lab.World.VMs() {
-		require(t, !survey.IsClaim(cluster.VM{Config: vm.Config}),
-			"VM %d is still a claim: %s", vm.ID, vm.Config["description"])
+		require(t, !survey.IsClaim(cluster.VM{Config: vm.Config}), "VM %d is still a claim: %v", vm.ID, vm.Config)
 	}
 }
 
@@ -588,8 +587,7 @@ func TestTwoRollsAtOnce(t *testing.T) {
 			token, _, _ := strings.Cut(string(clients[i].Token), "=")
 			lost = append(lost, token)
 			requireFault(t, r.err, fault.Claimed, append(vmids, "held by run "+clients[1-i].Run)...)
-			require(t, len(fault.Hints(r.err)) != 0 && r.took <= time.Minute,
-				"the loser has hints %q, and it took %s to see that the other one is alive", fault.Hints(r.err), r.took)
+			require(t, len(fault.Hints(r.err)) != 0 && r.took <= time.Minute, "hints %q after %s", fault.Hints(r.err), r.took)
 		}
 		mustBe(t, len(lost) == 1, "%d rolls lost", len(lost))
 		for _, task := range lab.World.Tasks() {

@@ -50,8 +50,7 @@ func TestCreate(t *testing.T) {
 		user := lab.Client()
 		requireDrift(t, lab, s.node)
 		p := lab.planOf(user, s.node, planning.Policy{})
-		mustBe(t, p.Strategy == cluster.Create && len(p.Refused) == 0 && p.VMID != 0,
-			"planned as %s, %s: %v", p.Strategy, p.Why, p.Refused)
+		mustBe(t, p.Strategy == cluster.Create && len(p.Refused) == 0 && p.VMID != 0, "planned %+v", p)
 		user.rollTo(t, planning.Policy{})
 		must(t, errOf(lab.Kube.Node(t.Context(), s.node)))
 	})
@@ -288,8 +287,7 @@ func TestReshape(t *testing.T) {
 		lab.shape(s.node, s.settings)
 		s.with(lab)
 		p := lab.planOf(lab.Client(), s.node, planning.Policy{})
-		mustBe(t, p.Strategy == s.strategy && len(p.VM) != 0 && len(p.Refused) == 0,
-			"planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
+		mustBe(t, p.Strategy == s.strategy && len(p.VM) != 0 && len(p.Refused) == 0, "planned %+v", p)
 		from := len(lab.Recorder.Calls())
 		lab.Client().mustRoll(policyFor(s.node))
 		started := toVM("POST", fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID))
@@ -362,8 +360,7 @@ func TestBootOrderThatNoStrategyMends(t *testing.T) {
 		requireDrift(t, lab, "wk1")
 		const command = "qm set 9031 --boot 'order=scsi0;net0'"
 		n := lab.planOf(lab.Client(), "wk1", planning.Policy{})
-		require(t, n.Strategy == "" && len(n.Refused) == 0 && n.ByHand == command,
-			"strategy %q, refused %q, by hand %q", n.Strategy, n.Refused, n.ByHand)
+		require(t, n.Strategy == "" && len(n.Refused) == 0 && n.ByHand == command, "planned %+v", n)
 		plan := lab.plan(planning.Policy{})
 		require(t, slices.ContainsFunc(plan.Warn, func(w string) bool {
 			return strings.Contains(w, "wk1 is left as it is: it boots from net0") && strings.HasSuffix(w, command)
@@ -384,8 +381,7 @@ func TestBootOrderThatNoStrategyMends(t *testing.T) {
 		// With an image to install, too, the others go on, and the report has the command.
 		lab.Patch(everywhere)
 		n = lab.planOf(lab.Client(), "wk1", planning.Policy{})
-		require(t, n.Strategy == "" && len(n.Refused) == 0 && n.ByHand == command,
-			"strategy %q, refused %q, by hand %q", n.Strategy, n.Refused, n.ByHand)
+		require(t, n.Strategy == "" && len(n.Refused) == 0 && n.ByHand == command, "planned %+v", n)
 		refusedWith()
 		before := lab.machine("wk1")
 		rep := lab.Client().mustRoll(planning.Policy{})
@@ -445,8 +441,7 @@ func TestSettingsOfRootThatChangeNothing(t *testing.T) {
 		whileOff(change("arch=x86_64", "affinity=0-3"))(lab)
 		lab.Patch(everywhere)
 		n := planOf(t, lab, "wk1")
-		mustBe(t, len(n.ToRecreate) == 1 && n.ToRecreate[0].Command == "qm set 9031 --delete affinity",
-			"to recreate: %+v", n.ToRecreate)
+		mustBe(t, len(n.ToRecreate) == 1 && n.ToRecreate[0].Command == "qm set 9031 --delete affinity", "%+v", n.ToRecreate)
 		must(t, errOf(lab.Shell("pve1").Run(strings.Fields(n.ToRecreate[0].Command))))
 		n = planOf(t, lab, "wk1")
 		require(t, n.Strategy == cluster.Recreate && slices.Contains(n.Renewed, "arch (left out: its host is x86_64)"),

@@ -93,8 +93,7 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 		mustBe(t, i >= 0, "plan %+v", rep.Plan)
 		n := rep.Plan.Nodes[i]
 		unread := strings.Contains(strings.Join(n.Refused, "\n"), "unread/"+firstRun)
-		require(t, n.Strategy == d.plan && unread == d.off,
-			"%s, refused because the machine does not answer: %t, want %t: %q", n.Strategy, unread, d.off, n.Refused)
+		require(t, n.Strategy == d.plan && unread == d.off, "as %s, unread %t: %q", n.Strategy, unread, n.Refused)
 		requireSame(t, before, lab.machinesDump(), "something was changed:\n… (-want +got)")
 		accept := []string{"pv/pvc-1"}
 		if d.off {
@@ -213,8 +212,7 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "no earlier system disk of it is parked")
 		next(t, lab)
 		res = lab.status()
-		require(t, !slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }),
-			"kept after all: %+v", res.Kept)
+		require(t, !slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }), "kept %+v", res.Kept)
 	})
 }
 

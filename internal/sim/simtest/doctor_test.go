@@ -88,8 +88,7 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 		c := lab.Client()
 		c.Token = cluster.Secret(sim.PoorToken)
 		res := diagnosis(t, c)
-		mustBe(t, fault.KindOf(res.Err()) == fault.Refused && len(res.Grants) != 0,
-			"%v, grants %q:\n%s", res.Err(), res.Grants, strings.Join(problems(res), "\n"))
+		mustBe(t, fault.KindOf(res.Err()) == fault.Refused && len(res.Grants) != 0, "%+v:\n%q", res, problems(res))
 		lab.pveum(res.Grants)
 		res = diagnosis(t, c)
 		mustBe(t, res.Err() == nil, "after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))

@@ -479,8 +479,7 @@ func TestHooks(t *testing.T) {
 		for _, h := range rep.Hooks {
 			kept = append(kept, fmt.Sprintf("%s %s %s %d %s%s", h.Point, h.Batch, h.Node, *h.Exit, h.Error, h.Output))
 		}
-		require(t, len(kept) == 6 && kept[2] == "beforeNode workers wk1 0 beforeNode with no token\n",
-			"the report has %q", kept)
+		require(t, len(kept) == 6 && kept[2] == "beforeNode workers wk1 0 beforeNode with no token\n", "kept %q", kept)
 		at := string(lab.Read(".recast/runs/20000101-0000-feed/wk1~hooks~afternode~1.json"))
 		requireSays(t, at, `"output": "afterNode with no token\n"`)
 		requireInSync(t, lab)

@@ -55,8 +55,7 @@ func TestAHostIsDown(t *testing.T) {
 		drift := valueOf(c.Drift(t.Context()))(t)
 		for i, want := range []string{"cp1 false 0", "wk1 true 0", "wk2 false 1"} {
 			d := drift.Nodes[i]
-			require(t, fmt.Sprint(d.Node, " ", d.Stale, " ", len(d.Unread)) == want,
-				"drift of %s: %+v, want %s", d.Node, d, want)
+			require(t, fmt.Sprint(d.Node, " ", d.Stale, " ", len(d.Unread)) == want, "drift %+v, want %s", d, want)
 		}
 		status := valueOf(c.Status(t.Context()))(t)
 		requireSame(t, down+", so VM 9032 can't be read", strings.Join(status.Problems, "\n"), "status (-want +got)")
@@ -532,8 +531,7 @@ func (m managed) require(t *testing.T, lab *Lab, host string) {
 func (l *Lab) requireRunning(host string) {
 	l.t.Helper()
 	vm := valueOf(l.World.LookupVM(host, worker1))(l.t)
-	require(l.t, vm.Running && vm.Config["onboot"] == "1",
-		"on %q, running %t, onboot %q", l.hostOf(worker1), vm.Running, vm.Config["onboot"])
+	require(l.t, vm.Running && vm.Config["onboot"] == "1", "on %q: %+v", l.hostOf(worker1), vm)
 }
 
 // TestAVMUnderHA rolls it: HA does not start it meanwhile, and manages it again as before.
