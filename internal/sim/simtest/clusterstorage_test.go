@@ -468,13 +468,6 @@ func inImpatientLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
 
 type inLabOf = func(t *testing.T, test func(t *testing.T, lab *Lab))
 
-func eachInLabOf[S any](t *testing.T, in inLabOf, stories map[string]S, f played[S]) {
-	t.Helper()
-	for name, story := range stories {
-		t.Run(name, func(t *testing.T) { in(t, func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
-	}
-}
-
 func (l *Lab) isImpatient() {
 	l.t.Helper()
 	l.longhornSetting(waitSetting, "30")
@@ -486,7 +479,7 @@ func TestRollHoldsTheRebuild(t *testing.T) {
 	long(t)
 	type story struct{ strategy, set string }
 	stories := storiesOf(story{"recreate", "480"}, story{"in-place", "240"})
-	eachInLabOf(t, inImpatientLab, stories, func(t *testing.T, lab *Lab, s story) {
+	eachBy(t, inImpatientLab, stories, func(t *testing.T, lab *Lab, s story) {
 		lab.setRoll("strategy: " + s.strategy)
 		set := s.set
 		var said []string
@@ -508,17 +501,6 @@ func TestRollHoldsTheRebuild(t *testing.T) {
 		requireSame(t, []string{"wk1", "wk2"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
 		require(t, looked == 3, "looked %d times", looked)
 		require(t, slices.Contains(said, waitSetting+" of Longhorn is "+set+" instead of 30"), "said %q", said)
-	})
-}
-
-// TestRebuildWithoutHold: without it, this Longhorn makes another replica while the node is away.
-func TestRebuildWithoutHold(t *testing.T) {
-	long(t)
-	inImpatientLab(t, func(t *testing.T, lab *Lab) {
-		lab.setRoll("storage: off")
-		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		requireSame(t, []string{"wk1", "wk2", "wk3"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
-		lab.requireWaits("30", "")
 	})
 }
 
@@ -618,7 +600,7 @@ func TestDoctorOfLonghorn(t *testing.T) {
 		state  checkup.State
 		seen   string
 	}
-	eachInLabOf(t, inImpatientLab, map[string]story{
+	eachBy(t, inImpatientLab, map[string]story{
 		"long enough": {func(l *Lab) { l.longhornSetting(waitSetting, "600") }, checkup.OK, fmt.Sprintf(waits, "10m0s")},
 		"less":        {func(*Lab) {}, checkup.OK, fmt.Sprintf(waits, "30s") + ", and wk1 is expected to be away for 4m0s: a roll has it wait 8m0s"},
 		"not at all":  {func(l *Lab) { l.longhornSetting(waitSetting, "0") }, checkup.OK, fmt.Sprintf(waits, "0s") + ", and wk1 is expected to be away for 4m0s: a roll has it wait 8m0s"},
@@ -629,19 +611,6 @@ func TestDoctorOfLonghorn(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, s story) {
 		s.change(lab)
 		requireStorageCheck(t, lab, "Longhorn", s.state, s.seen)
-	})
-}
-
-// A value that a person sets while the node is away stays, and nothing is remembered any more.
-func TestHoldChangedBySomeoneElse(t *testing.T) {
-	long(t)
-	inImpatientLab(t, func(t *testing.T, lab *Lab) {
-		var said []string
-		lab.Client().hears(allOf(
-			notes("await-storage-again", &said), whenStarted("wk1/take-down", func() { lab.setWaits("1000", "") }),
-		)).mustRoll(onlyWorker)
-		lab.requireWaits("1000", "")
-		require(t, slices.Contains(said, waitSetting+" of Longhorn stays 1000: someone else has set that"), "said %q", said)
 	})
 }
 
@@ -695,7 +664,7 @@ type refusedHold struct {
 // refusedHolds rolls with each of them: the node is not touched, and nothing is set; doctor names the right before.
 func refusedHolds(t *testing.T, in inLabOf, system string, set func(*Lab) string, cases map[string]refusedHold) {
 	t.Helper()
-	eachInLabOf(t, in, cases, func(t *testing.T, lab *Lab, tc refusedHold) {
+	eachBy(t, in, cases, func(t *testing.T, lab *Lab, tc refusedHold) {
 		tc.strike(lab)
 		was := set(lab)
 		if tc.doctor != "" {
@@ -729,7 +698,7 @@ func TestHoldIsRefused(t *testing.T) {
 func TestHoldStaysWhileTheNodeIsOut(t *testing.T) {
 	long(t)
 	ways := map[string]leaveFunc{"roll": byRoll, "recover": byRecover}
-	eachInLabOf(t, inImpatientLab, ways, func(t *testing.T, lab *Lab, do leaveFunc) {
+	eachBy(t, inImpatientLab, ways, func(t *testing.T, lab *Lab, do leaveFunc) {
 		ctx, interrupt := context.WithCancel(t.Context())
 		defer interrupt()
 		err := lab.Client().hears(whenStarted("wk1/bring-up/start", interrupt)).roll(onlyWorker)(ctx)
@@ -742,33 +711,42 @@ func TestHoldStaysWhileTheNodeIsOut(t *testing.T) {
 	})
 }
 
-// Longhorn's manager does not come back, so the volumes don't become whole; what was set is given back nevertheless.
-func TestHoldEndsWithoutControllers(t *testing.T) {
+// However a node's time away ends, what Longhorn was told is given back, or said to be left.
+func TestEndOfAHold(t *testing.T) {
 	long(t)
-	inImpatientLab(t, func(t *testing.T, lab *Lab) {
-		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
-		gone := without(store.DaemonSets(), longhornSpace, "longhorn-manager")
-		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { gone(lab) }))
-		requireFault(t, c.roll(planning.Policy{})(t.Context()), fault.Failed, "last seen: Longhorn: there is no DaemonSet longhorn-system/longhorn-manager")
-		lab.requireWaits("30", "")
-		requireDrift(t, lab, "wk2", "wk3")
-	})
-}
-
-// If Kubernetes does not answer when the setting is given back, the roll says so and fails; the next one gives it back.
-func TestHoldIsLeft(t *testing.T) {
-	long(t)
-	inImpatientLab(t, func(t *testing.T, lab *Lab) {
-		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { unanswered(lab) }))
-		err := c.roll(onlyWorker)(t.Context())
-		requireFault(t, err, fault.Failed, "give back what storage systems were told",
-			"by hand: kubectl --namespace longhorn-system patch")
-		lab.Recorder.Hooks(nil, nil)
-		v, _ := lab.waits()
-		require(t, v == "480", "it is %s", v)
-		requireNoClaim(t, lab)
-		time.Sleep(time.Minute)
-		must(t, lab.second().roll(onlyWorker)(t.Context()))
-		lab.requireWaits("30", "")
-	})
+	eachBy(t, inImpatientLab, map[string]func(*testing.T, *Lab){
+		"none was needed, and another replica is made": func(t *testing.T, lab *Lab) {
+			lab.setRoll("storage: off")
+			must(t, lab.Client().roll(onlyWorker)(t.Context()))
+			requireSame(t, []string{"wk1", "wk2", "wk3"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
+			lab.requireWaits("30", "")
+		},
+		"a person has set another value meanwhile": func(t *testing.T, lab *Lab) {
+			var said []string
+			lab.Client().hears(allOf(
+				notes("await-storage-again", &said), whenStarted("wk1/take-down", func() { lab.setWaits("1000", "") }),
+			)).mustRoll(onlyWorker)
+			lab.requireWaits("1000", "")
+			require(t, slices.Contains(said, waitSetting+" of Longhorn stays 1000: someone else has set that"), "said %q", said)
+		},
+		"its controllers do not come back": func(t *testing.T, lab *Lab) {
+			lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
+			gone := without(store.DaemonSets(), longhornSpace, "longhorn-manager")
+			c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { gone(lab) }))
+			err := c.roll(planning.Policy{})(t.Context())
+			requireFault(t, err, fault.Failed, "last seen: Longhorn: there is no DaemonSet longhorn-system/longhorn-manager")
+			lab.requireWaits("30", "")
+			requireDrift(t, lab, "wk2", "wk3")
+		},
+		"Kubernetes does not answer, and the next roll gives back": func(t *testing.T, lab *Lab) {
+			err := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { unanswered(lab) })).roll(onlyWorker)(t.Context())
+			requireFault(t, err, fault.Failed, "give back what storage systems were told", "by hand: kubectl --namespace longhorn-system patch")
+			lab.Recorder.Hooks(nil, nil)
+			lab.requireWaits("480", `{"was":"30","set":"480","nodes":{"wk1":480}}`)
+			requireNoClaim(t, lab)
+			time.Sleep(time.Minute)
+			must(t, lab.second().roll(onlyWorker)(t.Context()))
+			lab.requireWaits("30", "")
+		},
+	}, func(t *testing.T, lab *Lab, play func(*testing.T, *Lab)) { play(t, lab) })
 }

@@ -2,7 +2,6 @@ package simtest
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -479,16 +478,6 @@ func TestCtrlCTwice(t *testing.T) {
 			lab.requireServing(n.Name)
 		}
 	})
-}
-
-func TestKillsAreCounted(t *testing.T) {
-	t.Parallel()
-	require(t, !byKill(errors.New("the disk is full")) && !byKill(nil) && byKill(errors.Join(errors.New("x"), context.Canceled)),
-		"byKill takes another error for a kill")
-	names := []string{"a", "b", "a", beat + "1", beat + "1", beat + "1", "c"}
-	want := []point{{"a", 1, 1}, {"b", 1, 2}, {"a", 2, 3}, {beat + "1", 1, 4}, {beat + "1", 2, 5}, {"c", 1, 6}}
-	got := pointsOf(names)
-	require(t, slices.Equal(got, want), "points %+v, want %+v", got, want)
 }
 
 const claimVM = 9000

@@ -343,15 +343,6 @@ func TestReshapeInVain(t *testing.T) {
 	})
 }
 
-// TestReshapeWithLostAnswers gives VMs another shape while Proxmox's answer to every k-th change is lost.
-func TestReshapeWithLostAnswers(t *testing.T) {
-	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3, 5), func(t *testing.T, lab *Lab, k int64) {
-		lab.shapeAll("memory: 6144, tags: [talos]", "disks: [{slot: scsi1, size: 25G, cache: writeback}, {slot: scsi2, storage: fast, size: 1G}]")
-		lab.rollUnanswered(k, 3)
-		requireInSync(t, lab)
-	})
-}
-
 // A boot order that neither a new disk nor an upgrade mends: the plan leaves the node, with the one command to type.
 func TestBootOrderThatNoStrategyMends(t *testing.T) {
 	long(t)

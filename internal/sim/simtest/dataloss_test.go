@@ -426,35 +426,6 @@ func (w window) interrupt(t *testing.T, lab *Lab) error {
 	return err
 }
 
-// A volume that lost its name is found and named again. TestMatrix does this in every hand-over of an exchange.
-func TestCutOffHandOver(t *testing.T) {
-	long(t)
-	t.Parallel()
-	ref := resumption{strategy: cluster.Recreate, node: "wk1"}.undisturbed(t)
-	options := func(window) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1, Talos: ref.secrets} }
-	eachIn(t, options, map[string]window{
-		"park the system disk, after the rename":                   {move: parksSystem, stop: world.AfterRename, journal: true},
-		"park the data disk, after the rename, the host crashes":   {move: parksData, stop: world.AfterRename, crash: true},
-		"park the data disk, after the source":                     {move: parksData, stop: world.AfterSource, journal: true},
-		"attach the data disk, after the rename":                   {move: attachesData, stop: world.AfterRename},
-		"attach the data disk, after the source, the host crashes": {move: attachesData, stop: world.AfterSource, crash: true, journal: true},
-		"park the data disk, no quorum":                            {move: parksData, noQuorum: true, journal: true},
-		"attach the data disk, no quorum":                          {move: attachesData, noQuorum: true, journal: true},
-	}, func(t *testing.T, lab *Lab, w window) {
-		resumption{strategy: cluster.Recreate}.prepare(lab)
-		requireError(t, w.interrupt(t, lab), "hand ")
-		mustBe(t, len(lab.strays()) == 1, "without a name: %q", lab.strays())
-		lab.waitReady(t)
-		if !w.journal {
-			lab.loseJournal()
-		}
-		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		lab.RequireIntact()
-		requireSame(t, ref.dump, lab.settledDump(), "the world differs from an undisturbed one")
-		lab.requireKept(1)
-	})
-}
-
 // waitReady waits until the control plane is back after its host was down.
 func (l *Lab) waitReady(t *testing.T) {
 	t.Helper()
@@ -489,10 +460,16 @@ func TestHandOverWithStrays(t *testing.T) {
 		"under the old name":           {window{move: parksData, stop: world.AfterRename, journal: true}, "old name"},
 		"at the target, on attaching":  {window{move: attachesData, stop: world.AfterRename}, "target"},
 		"at the source, on attaching":  {window{move: attachesData, stop: world.AfterSource, journal: true}, "source"},
+		"none, the system disk":        {window{move: parksSystem, stop: world.AfterRename, journal: true}, ""},
+		"none, the host crashes":       {window{move: parksData, stop: world.AfterRename, crash: true}, ""},
+		"none, it crashes later":       {window{move: attachesData, stop: world.AfterSource, crash: true, journal: true}, ""},
+		"none, no quorum":              {window{move: parksData, noQuorum: true, journal: true}, ""},
+		"none, no quorum later":        {window{move: attachesData, noQuorum: true, journal: true}, ""},
 	}, func(t *testing.T, lab *Lab, c story) {
 		resumption{strategy: cluster.Recreate}.prepare(lab)
 		old := []string{lab.stray(t, 9031), lab.stray(t, 9031)}
-		_ = c.interrupt(t, lab)
+		requireError(t, c.interrupt(t, lab), "hand ")
+		lab.waitReady(t)
 		if !c.journal {
 			lab.loseJournal()
 		}
@@ -501,7 +478,9 @@ func TestHandOverWithStrays(t *testing.T) {
 		if c.move == attachesData {
 			from, to = park, 9031
 		}
-		lost := slices.DeleteFunc(lab.strays(), func(volid string) bool { return slices.Contains(old, volid) })[0]
+		unnamed := slices.DeleteFunc(lab.strays(), func(volid string) bool { return slices.Contains(old, volid) })
+		mustBe(t, len(unnamed) == 1, "without a name: %q", unnamed)
+		lost := unnamed[0]
 		strays := len(old)
 		switch c.fresh {
 		case "source", "target":

@@ -48,8 +48,8 @@ func problems(res checkup.Result) []string {
 	return out
 }
 
-// TestDoctorInAHealthyLab finds nothing wrong, until a running or dead task has locked a VM.
-func TestDoctorInAHealthyLab(t *testing.T) {
+// TestDoctor finds nothing wrong in a healthy lab, and then each thing that is.
+func TestDoctor(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		res := diagnosis(t, lab.Client())
 		require(t, res.Err() == nil, "%v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
@@ -68,6 +68,31 @@ func TestDoctorInAHealthyLab(t *testing.T) {
 		c := res.Checks[i]
 		require(t, c.State == checkup.Warning && len(c.Remedy) == 1 && strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)),
 			"%+v", c)
+		lab.World.SetLock(vmid, "")
+
+		// A token that sees the VMs but not their disks' storage must not get the result that a new system disk is impossible.
+		user := lab.Client()
+		user.Token = cluster.Secret(sim.PoorToken)
+		lab.pveum(survey.NeedsToPrune([]string{"isos"}, nil).Grants().Lines("poor@pve!lab"))
+		named := lacks(diagnosis(t, user))
+		for _, want := range []string{"Datastore.Audit on /storage/fast", "VM.Config.Disk on /vms", "SDN.Use on /sdn/zones/localnetwork/vmbr0"} {
+			require(t, slices.Contains(named, want), "doctor names %q, and not %s", named, want)
+		}
+
+		// Whatever is unreachable, the rest is checked.
+		lab.EditVM(9031, "args", "-x") // only root@pam may write it
+		lab.World.SetQuorum(false)
+		user = lab.Client()
+		user.Reroute = func(addr string) string { return strings.ReplaceAll(addr, lab.Nodes[1].Addr.String(), "127.42.7.250") }
+		lab.Replace("recast.lock", "", "")
+		res = diagnosis(t, user)
+		requireFault(t, res.Err(), fault.Config) // of the lock
+		got := problems(res)
+		requireCount(t, 3, got, "problems")
+		requireSays(t, "\n"+strings.Join(got, "\n"), "\nProxmox: quorum: ", "\nTalos: wk1: ", "\nimages: lock: ")
+		cp, wk := res.Nodes[0], res.Nodes[1]
+		require(t, wk.Unread && strings.Contains(strings.Join(wk.Against[cluster.Recreate], "\n"), "its setting args"), "wk1: %+v", wk)
+		require(t, !cp.Unread && cp.Strategy == cluster.InPlace, "cp1: %+v", cp)
 	})
 }
 
@@ -94,19 +119,6 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 		mustBe(t, res.Err() == nil, "after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
 		requireEachIsNamed(t, lab, c)
 		c.rollTo(t, planning.Policy{})
-	})
-}
-
-// A token that sees the VMs but not their disks' storage must not get the result that a new system disk is impossible.
-func TestDoctorForATokenThatPrunes(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		c := lab.Client()
-		c.Token = cluster.Secret(sim.PoorToken)
-		lab.pveum(survey.NeedsToPrune([]string{"isos"}, nil).Grants().Lines("poor@pve!lab"))
-		named := lacks(diagnosis(t, c))
-		for _, want := range []string{"Datastore.Audit on /storage/fast", "VM.Config.Disk on /vms", "SDN.Use on /sdn/zones/localnetwork/vmbr0"} {
-			require(t, slices.Contains(named, want), "doctor names %q, and not %s", named, want)
-		}
 	})
 }
 
@@ -150,32 +162,6 @@ func onlyNames(named []string, privilege, path string) bool {
 	return len(named) > 0 && !slices.ContainsFunc(named, func(n string) bool {
 		at, ok := strings.CutPrefix(n, privilege+" on ")
 		return !ok || at != path && !strings.HasPrefix(at, strings.TrimSuffix(path, "/")+"/")
-	})
-}
-
-// TestDoctorContinuesAfterErrors: whatever is unreachable, the rest is checked.
-func TestDoctorContinuesAfterErrors(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.EditVM(9031, "args", "-x") // only root@pam may write it
-		lab.World.SetQuorum(false)
-		c := lab.Client()
-		wk1 := lab.Nodes[1].Addr.String()
-		const unused = "127.42.7.250"
-		c.Reroute = func(addr string) string { return strings.ReplaceAll(addr, wk1, unused) }
-		lab.Replace("recast.lock", "", "")
-		res := diagnosis(t, c)
-		requireFault(t, res.Err(), fault.Config) // of the lock
-		got := problems(res)
-		for _, want := range []string{"Proxmox: quorum: ", "Talos: wk1: ", "images: lock: "} {
-			require(t, slices.ContainsFunc(got, func(p string) bool { return strings.HasPrefix(p, want) }),
-				"no problem %q", want)
-		}
-		require(t, len(got) == 3, "problems:\n%s", strings.Join(got, "\n"))
-		wk := res.Nodes[1]
-		require(t, wk.Unread && strings.Contains(strings.Join(wk.Against[cluster.Recreate], "\n"), "its setting args"),
-			"of wk1 it says %+v", wk)
-		cp := res.Nodes[0]
-		require(t, !cp.Unread && cp.Strategy == cluster.InPlace, "of cp1 it says %+v", cp)
 	})
 }
 

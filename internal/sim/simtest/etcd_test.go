@@ -101,7 +101,9 @@ func TestGateOfEtcd(t *testing.T) {
 			[]string{"its members are more than one minor version apart: cp3 runs 3.4.27, cp2 runs 3."},
 		},
 		"another member is a learner": {
-			func(l *Lab) { l.leaveAndReboot("cp2", func() { l.breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2") }) },
+			func(l *Lab) {
+				l.leaveAndReboot("cp2", func() { l.breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2") })
+			},
 			policyFor("cp1"),
 			[]string{"cp2 is a learner: it does not vote yet"},
 		},

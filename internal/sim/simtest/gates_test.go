@@ -197,25 +197,10 @@ func TestGateOfACommand(t *testing.T) {
 	})
 }
 
-// The plan shows the gates.
-func TestPlanShowsGates(t *testing.T) {
+// The plan shows the gates. Doctor asks those about objects once; it looks for the programs of others, and runs none.
+func TestPlanAndDoctorOfGates(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		gated(t, lab, volumeGate)
-		plan := lab.plan(planning.Policy{})
-		want := []cluster.UserGate{{TimeoutSeconds: 120, Objects: &cluster.ObjectGate{
-			APIVersion: "longhorn.io/v1beta2", Kind: "Volume", Expr: "status.robustness == 'healthy'",
-		}}}
-		requireSame(t, want, plan.Gates, "the plan's gates (-want +got)")
-		lab.Replace("recast.yaml", "status.robustness ==", "statu.robustness ==")
-		_, err := lab.Client().Plan(t.Context(), planning.Policy{})
-		requireFault(t, err, fault.Config, "roll.gates[0].expr: not a valid expression: 1:1: undeclared reference to 'statu'")
-	})
-}
-
-// Doctor asks every gate about objects once. It looks for the programs of gates and hooks, and runs none.
-func TestDoctorAsksGates(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		gated(t, lab, "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, expr: status.robustness == 'healthy'}, "+
+		gated(t, lab, strings.TrimSuffix(volumeGate, "]")+", "+
 			"{description: Ceph, apiVersion: ceph.rook.io/v1, kind: CephCluster, expr: 'true'}, {description: it is fine, command: ['false']}, "+
 			"{when: before, command: [no-such-program]}, {when: before, command: [./recast.yaml]}, {when: before, command: ['true']}]")
 		lab.setRoll("hooks: {beforeNode: [{description: drain the balancer, command: ['false']}], afterRun: [{command: [no-such-hook]}]}")
@@ -242,6 +227,12 @@ func TestDoctorAsksGates(t *testing.T) {
 		lab.volume("pvc-1", "degraded")
 		const want = "warning longhorn.io/v1beta2 Volume: does not hold: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded"
 		requireSame(t, want, said(diagnosis(t, lab.Client()))[0], "doctor says (-want +got)")
+		requireSame(t, cluster.UserGate{TimeoutSeconds: 120, Objects: &cluster.ObjectGate{
+			APIVersion: "longhorn.io/v1beta2", Kind: "Volume", Expr: "status.robustness == 'healthy'",
+		}}, lab.plan(planning.Policy{}).Gates[0], "the plan's first gate (-want +got)")
+		lab.Replace("recast.yaml", "expr: status.robustness ==", "expr: statu.robustness ==")
+		_, err := lab.Client().Plan(t.Context(), planning.Policy{})
+		requireFault(t, err, fault.Config, "roll.gates[0].expr: not a valid expression: 1:1: undeclared reference to 'statu'")
 	})
 }
 
@@ -408,10 +399,23 @@ func (h *hooker) require(t *testing.T, want ...string) {
 	h.ran = nil
 }
 
-// hooksUntil are the hooks of a run that ends with one of them.
+// hooksOf are the hooks of a run of one node, and hooksUntil those of a run that ends with one of them.
+func hooksOf(batch, node string) []string {
+	return []string{"beforeRun", "beforeBatch " + batch, "beforeNode " + node, "afterNode " + node, "afterBatch " + batch, "afterRun"}
+}
+
 func hooksUntil(at string) []string {
-	points := []string{"beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1"}
+	points := hooksOf("workers", "wk1")
 	return append(points[:slices.Index(points, at)+1], "afterRun")
+}
+
+// goesOn rolls again, with hooks that succeed, and everything is done.
+func (h *hooker) goesOn(t *testing.T, lab *Lab, want ...string) {
+	t.Helper()
+	h.do = nil
+	must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
+	h.require(t, want...)
+	requireInSync(t, lab)
 }
 
 func (h *hooker) next(lab *Lab) *Client {
@@ -510,10 +514,7 @@ func TestAHookBefore(t *testing.T) {
 		requireNoClaim(t, lab)
 		requireDrift(t, lab, "wk1")
 
-		h.do = nil
-		must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
-		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterBatch workers", "afterRun")
-		requireDrift(t, lab)
+		h.goesOn(t, lab, hooksOf("workers", "wk1")...)
 	})
 }
 
@@ -524,13 +525,10 @@ func TestAHookAfterANode(t *testing.T) {
 		c, h := withHooks(lab, failAt("afterNode wk1"))
 		err := c.roll(planning.Policy{})(t.Context())
 		requireMessage(t, err, fault.Failed, `roll/workers/wk1/run-hooks-again: wk1 is done and takes pods, but no other node is to follow: hook "h": h ended with 3: at afterNode wk1`)
-		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun")
+		h.require(t, hooksUntil("afterNode wk1")...)
 		lab.requireServing("wk1")
 		requireDrift(t, lab, "wk2")
-		h.do = nil
-		must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
-		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
-		requireDrift(t, lab)
+		h.goesOn(t, lab, hooksOf("workers", "wk2")...)
 	})
 }
 
@@ -597,21 +595,6 @@ func TestHooksThatFail(t *testing.T) {
 	})
 }
 
-// A command that first finishes an earlier run makes two plans: the hooks after both get the nodes of both.
-func TestHooksAroundTwoPlans(t *testing.T) {
-	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-		lab.setRoll("canary: false")
-		h := killHooked(t, lab, "wk1/bring-up")
-		must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
-		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished",
-			"beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
-		for point, want := range map[string]string{"beforeRun": "wk1", "beforeBatch workers": "wk2", "afterRun": "wk1 wk2"} {
-			requireSame(t, want, variable(h.envs[point], "RECAST_NODES"), "%s got (-want +got)", point)
-		}
-		requireDrift(t, lab)
-	})
-}
-
 // However a run ends during the last node of a batch, the hooks after the batch run once that node is done.
 func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 	long(t)
@@ -620,7 +603,7 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 			c, h := withHooks(lab, nil)
 			c.Emit = whenStarted("wk1/bring-up", func() { c.Runner.Stop() })
 			must(t, c.roll(planning.Policy{})(t.Context()))
-			h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterBatch workers", "afterRun")
+			h.require(t, hooksOf("workers", "wk1")...)
 			requireDrift(t, lab)
 		})
 	})
@@ -670,24 +653,8 @@ func TestHooksOfABatchLeftOpen(t *testing.T) {
 		_, err := c.Roll(t.Context(), planning.Policy{})
 		requireSays(t, strings.Join(fault.Hints(err), "\n"), "the hooks after the batch workers were not run, "+
 			"and the next run runs them only if it still has a node to roll in it")
-		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun")
+		h.require(t, hooksUntil("afterNode wk1")...)
 		requireDrift(t, lab)
-	})
-}
-
-// No hook runs for a node that was paused after the plan was made.
-func TestHooksOfAPausedNode(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		c, h := withHooks(lab, func(_ context.Context, at string) (int, error) {
-			if at == "beforeBatch workers" {
-				lab.pause("wk1", "a disk is being replaced")
-			}
-			return 0, nil
-		})
-		err := c.roll(planning.Policy{})(t.Context())
-		requireMessage(t, err, fault.Refused, "roll/workers/wk1/run-hooks: wk1 was paused since the plan was made: a disk is being replaced")
-		h.require(t, "beforeRun", "beforeBatch workers", "afterRun")
-		requireDrift(t, lab, "wk1")
 	})
 }
 
@@ -755,39 +722,66 @@ func TestCtrlCInAHook(t *testing.T) {
 	})
 }
 
-// After a second Ctrl-C the hooks after the run have at most 30 s.
-func TestCtrlCTwiceInTheLastHook(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		var pressed time.Time
-		c, _ := withHooks(lab, func(within context.Context, at string) (int, error) {
-			if at != "afterRun" {
-				return 0, nil
-			}
-			cancel()
-			pressed = time.Now()
-			<-within.Done()
-			return 0, context.Cause(within)
-		})
-		_, err := c.Roll(ctx, planning.Policy{})
-		require(t, err != nil, "it was not interrupted")
-		requireTook(t, pressed, 29*time.Second, 2*time.Minute)
-		requireDrift(t, lab)
+// Nobody knows whether the hooks of a killed run ran: its node gets them again. The hooks around two plans get both.
+func TestHooksOfAKilledRun(t *testing.T) {
+	type story struct {
+		workers      int
+		strategy, at string
+		ran          []string
+		got          map[string]string // variables of points
+	}
+	one := hooksOf("unfinished", "wk1")
+	resumed := map[string]string{"afterNode wk1 RECAST_RESUMED": "true"}
+	eachLongIn(t, func(s story) sim.Options { return sim.Options{Workers: s.workers} }, map[string]story{
+		"recreate": {1, "recreate", "wk1/bring-up", one, resumed},
+		"in place": {1, "in-place", "wk1/finish", one, resumed},
+		"two plans": {2, "recreate", "wk1/bring-up", slices.Concat(one[:5], hooksOf("workers", "wk2")[1:]), map[string]string{
+			"beforeRun RECAST_NODES": "wk1", "beforeBatch workers RECAST_NODES": "wk2", "afterRun RECAST_NODES": "wk1 wk2",
+		}},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.setRoll("canary: false", "strategy: "+s.strategy)
+		h := killHooked(t, lab, s.at)
+		h.goesOn(t, lab, s.ran...)
+		for at, want := range s.got {
+			i := strings.LastIndex(at, " ")
+			requireSame(t, want, variable(h.envs[at[:i]], at[i+1:]), "%s (-want +got)", at)
+		}
 	})
 }
 
-// A node of a killed run gets its hooks too, because nobody knows whether they ran.
-func TestHooksOfAKilledRun(t *testing.T) {
-	type story struct{ strategy, at string }
-	eachLong(t, oneWorker(), storiesOf(story{"recreate", "wk1/bring-up"}, story{"in-place", "wk1/finish"}), func(t *testing.T, lab *Lab, c story) {
-		lab.setRoll("strategy: " + c.strategy)
-		h := killHooked(t, lab, c.at)
-		must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
-		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished", "afterRun")
-		requireSame(t, "true", variable(h.envs["afterNode wk1"], "RECAST_RESUMED"), "RECAST_RESUMED is (-want +got)")
-		requireInSync(t, lab)
-	})
+// No hook runs for a node that was paused meanwhile. After a second Ctrl-C those after the run have at most 30 s.
+func TestHooksThatWaitForOthers(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]func(*testing.T, *Lab){
+		"paused": func(t *testing.T, lab *Lab) {
+			c, h := withHooks(lab, func(_ context.Context, at string) (int, error) {
+				if at == "beforeBatch workers" {
+					lab.pause("wk1", "a disk is being replaced")
+				}
+				return 0, nil
+			})
+			err := c.roll(planning.Policy{})(t.Context())
+			requireMessage(t, err, fault.Refused, "roll/workers/wk1/run-hooks: wk1 was paused since the plan was made: a disk is being replaced")
+			h.require(t, "beforeRun", "beforeBatch workers", "afterRun")
+			requireDrift(t, lab, "wk1")
+		},
+		"Ctrl-C twice": func(t *testing.T, lab *Lab) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var pressed time.Time
+			c, _ := withHooks(lab, func(within context.Context, at string) (int, error) {
+				if at != "afterRun" {
+					return 0, nil
+				}
+				cancel()
+				pressed = time.Now()
+				<-within.Done()
+				return 0, context.Cause(within)
+			})
+			require(t, c.roll(planning.Policy{})(ctx) != nil, "it was not interrupted")
+			requireTook(t, pressed, 29*time.Second, 2*time.Minute)
+			requireDrift(t, lab)
+		},
+	}, func(t *testing.T, lab *Lab, play func(*testing.T, *Lab)) { play(t, lab) })
 }
 
 // A failed hook leaves unfinished work as it is.

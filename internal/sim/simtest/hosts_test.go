@@ -417,9 +417,14 @@ func TestMigrationKilled(t *testing.T) {
 	}
 }
 
-// TestMigrationUnanswered loses the answer to every k-th change.
-func TestMigrationUnanswered(t *testing.T) {
-	eachLong(t, twoHosts(), storiesOf[int64](1, 2, 3), func(t *testing.T, lab *Lab, k int64) {
+// The answer to every k-th change is lost while VMs get another shape, or move to another host.
+func TestReshapeWithLostAnswers(t *testing.T) {
+	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3, 5), func(t *testing.T, lab *Lab, k int64) {
+		lab.shapeAll("memory: 6144, tags: [talos]", "disks: [{slot: scsi1, size: 25G, cache: writeback}, {slot: scsi2, storage: fast, size: 1G}]")
+		lab.rollUnanswered(k, 3)
+		requireInSync(t, lab)
+	})
+	eachLong(t, twoHosts(), map[string]int64{"moved, 1": 1, "moved, 2": 2, "moved, 3": 3}, func(t *testing.T, lab *Lab, k int64) {
 		lab.onto("wk1", "pve3", "tags: [moved]")
 		lab.rollUnanswered(k, 1)
 		requireInSync(t, lab)
