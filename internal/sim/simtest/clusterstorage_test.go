@@ -281,11 +281,8 @@ func (l *Lab) servedElsewhere(target, user string) {
 
 // nexus adds a published volume of Mayastor with healthy replicas on those nodes.
 func (l *Lab) nexus(wanted int, nodes ...string) {
-	v := mayastor.Volume{UUID: mayastorUUID, Wanted: wanted}
-	for _, n := range nodes {
-		v.Replicas = append(v.Replicas, &mayastor.Replica{Node: n, Child: "Online"})
-	}
-	l.Kube.Mayastor().AddVolume(v)
+	replicas := cluster.Each(nodes, func(n string) *mayastor.Replica { return &mayastor.Replica{Node: n, Child: "Online"} })
+	l.Kube.Mayastor().AddVolume(mayastor.Volume{UUID: mayastorUUID, Wanted: wanted, Replicas: replicas})
 }
 
 // TestPlanOfMayastor: a node is refused, by the volume's UUID, while no other node has a healthy replica.

@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -18,7 +19,6 @@ import (
 	"time"
 
 	"github.com/cosi-project/runtime/pkg/safe"
-	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
@@ -91,8 +91,7 @@ func TestControlPlanesByCount(t *testing.T) {
 			require(t, n.Strategy == c.strategy && strings.Contains(strings.Join(n.Notes, "; "), c.note), "%+v", n)
 		}
 		after := lab.memberIDs()
-		diff := cmp.Diff(before, after)
-		require(t, (diff == "") == c.kept && len(after) == c.planes, "members of etcd (-before +after):\n%s", diff)
+		require(t, maps.Equal(before, after) == c.kept && len(after) == c.planes, "members of etcd %v, were %v", after, before)
 		requireSame(t, c.outage, len(lab.EtcdViolations()) > 0, "outages of etcd (-want +got)")
 	})
 }
@@ -243,13 +242,8 @@ func (w *etcdWatch) after(c record.Call) {
 		}
 	}
 	w.seen.Fewest = min(w.seen.Fewest, len(now))
-	out := 0
-	for _, n := range w.lab.Nodes {
-		if n.ControlPlane && !w.lab.runs(n) {
-			out++
-		}
-	}
-	w.seen.Out = max(w.seen.Out, out)
+	out := cluster.Where(w.lab.Nodes, func(n sim.Node) bool { return n.ControlPlane && !w.lab.runs(n) })
+	w.seen.Out = max(w.seen.Out, len(out))
 }
 
 func (l *Lab) runs(n sim.Node) bool {
@@ -258,12 +252,8 @@ func (l *Lab) runs(n sim.Node) bool {
 }
 
 func (l *Lab) nameOf(addr string) string {
-	for _, n := range l.Nodes {
-		if n.Addr.String() == addr {
-			return n.Name
-		}
-	}
-	return addr
+	n, _ := cluster.Find(l.Nodes, func(n sim.Node) bool { return n.Addr.String() == addr })
+	return cmp.Or(n.Name, addr)
 }
 
 var controlPlanes = []string{"cp1", "cp2", "cp3"}
@@ -481,12 +471,8 @@ func (l *Lab) requireNodes(t *testing.T, nodes []string) {
 	requireSame(t, planes, l.memberNames(), "members of etcd (-want +got)")
 }
 
-func (l *Lab) memberNames() (names []string) {
-	for _, m := range l.EtcdMembers() {
-		names = append(names, m.Name)
-	}
-	slices.Sort(names)
-	return names
+func (l *Lab) memberNames() []string {
+	return slices.Sorted(slices.Values(cluster.Each(l.EtcdMembers(), func(m talosapi.EtcdMember) string { return m.Name })))
 }
 
 // requireCluster fails the test unless the nodes are there, Ready, and nothing of them is twice.
@@ -606,13 +592,8 @@ func TestBootstrapRefused(t *testing.T) {
 	})
 }
 
-func (l *Lab) made(nodes []string) (n int) {
-	for _, vm := range l.World.VMs() {
-		if slices.Contains(nodes, vm.Config["name"]) {
-			n++
-		}
-	}
-	return n
+func (l *Lab) made(nodes []string) int {
+	return len(cluster.Where(l.World.VMs(), func(vm world.VM) bool { return slices.Contains(nodes, vm.Config["name"]) }))
 }
 
 // foundling is a control plane made by hand, not in recast.yaml. Discovery forgets it half an hour after it is gone.
@@ -836,17 +817,13 @@ func (f *founder) kubeconfig(addr netip.Addr) (file []byte) {
 	return file
 }
 
-func (f *founder) nodes(kubeconfig []byte, at string) (ready []string, err error) {
+func (f *founder) nodes(kubeconfig []byte, at string) ([]string, error) {
 	file := bytes.ReplaceAll(kubeconfig, []byte("127.42.7.10:6443"), []byte(at+":6443"))
 	k := valueOf(kube.New(file, kube.Options{Dial: f.Lab.Lab.Client().DialContext, Poll: time.Second}))(f.t)
 	defer k.Close()
 	nodes, err := k.Nodes(f.t.Context())
-	for _, n := range nodes {
-		if n.Ready {
-			ready = append(ready, n.Name)
-		}
-	}
-	return ready, err
+	nodes = cluster.Where(nodes, func(n cluster.KubeNode) bool { return n.Ready })
+	return cluster.Each(nodes, func(n cluster.KubeNode) string { return n.Name }), err
 }
 
 func (f *founder) requireNodes(kubeconfig []byte, at netip.Addr, want ...string) {

@@ -219,12 +219,8 @@ func wholes() []whole {
 // requireMembers compares etcd with its earlier state: IDs too if its data was kept.
 func requireMembers(t *testing.T, lab *Lab, before string, kept bool) {
 	t.Helper()
-	var names []string
-	for _, m := range lab.EtcdMembers() {
-		names = append(names, m.Name)
-		require(t, !m.Learner, "%s is a learner still", m.Name)
-	}
-	requireSame(t, "cp1 cp2 cp3", strings.Join(names, " "), "members of etcd (-want +got)")
+	requireSame(t, controlPlanes, lab.memberNames(), "members of etcd (-want +got)")
+	requireSame(t, 3, len(lab.memberIDs()), "members that vote (-want +got)")
 	after := fmt.Sprint(lab.EtcdMembers())
 	require(t, !kept || after == before, "members of etcd: %s, before: %s", after, before)
 	lab.requireEtcd()

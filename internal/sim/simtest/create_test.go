@@ -133,13 +133,9 @@ func (c *Client) Remove(ctx context.Context, node string) (pipeline.Report, erro
 
 func (l *Lab) unlist(node string) {
 	l.t.Helper()
-	var rest []string
-	for line := range strings.Lines(string(l.Read("recast.yaml"))) {
-		if !strings.Contains(line, "{name: "+node+",") {
-			rest = append(rest, line)
-		}
-	}
-	l.Write("recast.yaml", []byte(strings.Join(rest, "")))
+	lines := strings.SplitAfter(string(l.Read("recast.yaml")), "\n")
+	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, "{name: "+node+",") })
+	l.Write("recast.yaml", []byte(strings.Join(lines, "")))
 }
 
 // requireRemoved fails unless nothing of a node is left but its disks, which no prune frees.
@@ -148,14 +144,8 @@ func (l *Lab) requireRemoved(t *testing.T, node string, disks int) {
 	require(t, errOf(l.Kube.Node(t.Context(), node)) != nil, "Kubernetes has node %s still", node)
 	require(t, l.made([]string{node}) == 0, "VM %s is there still", node)
 	require(t, !slices.Contains(l.memberNames(), node), "etcd has member %s still", node)
-	kept := func() (n int) {
-		res := l.status()
-		for _, k := range res.Kept {
-			if k.Node == node {
-				n++
-			}
-		}
-		return n
+	kept := func() int {
+		return len(cluster.Where(l.status().Kept, func(k pipeline.Kept) bool { return k.Node == node }))
 	}
 	requireSame(t, disks, kept(), "status lists … disks of it (-want +got)")
 	zero := 0
@@ -479,13 +469,8 @@ func TestAKilledFirstBootIsNoProof(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		workers := policyFor("wk1", "wk2", "wk3")
 		lab.as(firstRun).rollKilled(after("upgrade/reboot"), workers)
-		plan := lab.plan(workers)
-		var firmware []string
-		for _, n := range plan.Nodes {
-			if n.Reboot == cluster.ByFirmware {
-				firmware = append(firmware, string(n.Phase)+"/"+n.Node)
-			}
-		}
+		plans := cluster.Where(lab.plan(workers).Nodes, func(n planning.NodePlan) bool { return n.Reboot == cluster.ByFirmware })
+		firmware := cluster.Each(plans, func(n planning.NodePlan) string { return string(n.Phase) + "/" + n.Node })
 		requireSame(t, []string{"unfinished/wk1", "canary/wk2"}, firmware, "through the firmware (-want +got)")
 		lab.as(secondRun).rollTo(t, workers)
 	})

@@ -39,13 +39,8 @@ func diagnosis(t *testing.T, c *Client) checkup.Result {
 
 // problems lists the problems of a diagnosis, "group: what: seen".
 func problems(res checkup.Result) []string {
-	var out []string
-	for _, c := range res.Checks {
-		if c.State == checkup.Problem {
-			out = append(out, c.Group+": "+c.What+": "+c.Seen)
-		}
-	}
-	return out
+	found := cluster.Where(res.Checks, func(c checkup.Check) bool { return c.State == checkup.Problem })
+	return cluster.Each(found, func(c checkup.Check) string { return c.Group + ": " + c.What + ": " + c.Seen })
 }
 
 // TestDoctor finds nothing wrong in a healthy lab, and then each thing that is.
@@ -148,13 +143,8 @@ func requireEachIsNamed(t *testing.T, lab *Lab, c *Client) {
 
 // lacks are the missing privileges in doctor's result, "privilege on path".
 func lacks(res checkup.Result) []string {
-	var out []string
-	for _, c := range res.Checks {
-		if c.Group == checkup.GroupPrivileges && c.State == checkup.Problem {
-			out = append(out, c.What)
-		}
-	}
-	return out
+	lacks := func(c checkup.Check) bool { return c.Group == checkup.GroupPrivileges && c.State == checkup.Problem }
+	return cluster.Each(cluster.Where(res.Checks, lacks), func(c checkup.Check) string { return c.What })
 }
 
 // onlyNames: doctor reports that one, at its path or, if it sees the nodes' storages and bridges, at the paths below.
@@ -243,11 +233,7 @@ func requirePatchedFile(t *testing.T, lab *Lab) {
 	for _, d := range res.Nodes {
 		require(t, len(d.Unread) == 0 && strings.Contains(strings.Join(d.Notes, "\n"), "of its extensions compared"),
 			"%s: unread %q, notes %q", d.Node, d.Unread, d.Notes)
-		for _, r := range d.Reasons {
-			if r.Code == "extension-file" {
-				found = append(found, r)
-			}
-		}
+		found = append(found, cluster.Where(d.Reasons, func(r cluster.Reason) bool { return r.Code == "extension-file" })...)
 	}
 	require(t, len(found) == 1 && strings.HasPrefix(found[0].Text, "/usr/local/sbin/iscsid of extension iscsi-tools v0.2.0: sha256:") &&
 		strings.HasPrefix(found[0].Old, "sha256:") && strings.HasPrefix(found[0].New, "sha256:") && found[0].Old != found[0].New,

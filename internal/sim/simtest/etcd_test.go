@@ -34,6 +34,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
@@ -495,13 +496,8 @@ func TestDoctorOfTwoEtcds(t *testing.T) {
 	inLongLab(t, threePlanes, func(t *testing.T, lab *Lab) {
 		splitBrain(lab)
 		time.Sleep(time.Minute)
-		var said []string
-		for _, c := range diagnosis(t, lab.Client()).Checks {
-			if c.What == "etcd" {
-				said = append(said, c.Seen+": "+strings.Join(c.Remedy, "; "))
-			}
-		}
-		all := strings.Join(said, "\n")
+		checks := cluster.Where(diagnosis(t, lab.Client()).Checks, func(c checkup.Check) bool { return c.What == "etcd" })
+		all := fmt.Sprintf("%+v", checks)
 		requireSays(t, all, "cp3 is no member of etcd (cp1, cp2 are), but runs etcd member ", "there are two etcds")
 		require(t, !strings.Contains(all, "talosctl reset"), "doctor says\n%s", all)
 	})
@@ -558,10 +554,7 @@ func TestAFileWithoutEtcdsVolume(t *testing.T) {
 // TestBackup needs only the role os:etcd:backup and changes nothing, whatever is wrong with etcd.
 func TestBackup(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-		var endpoints []string
-		for _, name := range controlPlanes {
-			endpoints = append(endpoints, lab.node(name).Addr.String())
-		}
+		endpoints := cluster.Each(controlPlanes, func(name string) string { return lab.node(name).Addr.String() })
 		config := valueOf(lab.Talos.Talosconfig(role.EtcdBackup, endpoints...))(t)
 		lab.Write("talosconfig", config)
 		changes := lab.Recorder.Mutations()

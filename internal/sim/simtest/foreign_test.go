@@ -146,12 +146,8 @@ func (s *foreignScene) heard(text string) bool {
 
 // parking is the parking VM; 0 if there is none.
 func (s *foreignScene) parking() int {
-	for _, vm := range s.world.VMs() {
-		if strings.HasPrefix(vm.Config["name"], "recast-parking-") {
-			return vm.ID
-		}
-	}
-	return 0
+	vm, _ := cluster.Find(s.world.VMs(), func(vm world.VM) bool { return strings.HasPrefix(vm.Config["name"], "recast-parking-") })
+	return vm.ID
 }
 
 var errNoVM = errors.New("there is no such VM")
@@ -187,11 +183,8 @@ func (s *foreignScene) task(upid string, err error) error {
 func (s *foreignScene) data() world.DiskState { return s.diskNamed(s.disk) }
 
 func (s *foreignScene) diskNamed(serial string) world.DiskState {
-	all := s.world.Persistent()
-	if i := slices.IndexFunc(all, func(d world.DiskState) bool { return d.Serial == serial }); i >= 0 {
-		return all[i]
-	}
-	return world.DiskState{}
+	d, _ := cluster.Find(s.world.Persistent(), func(d world.DiskState) bool { return d.Serial == serial })
+	return d
 }
 
 // dataKey finds the drive with the data disk on the VM or its parking VM.

@@ -365,12 +365,8 @@ func (h *hooker) RunHook(ctx context.Context, _ cluster.CommandGate, env []strin
 }
 
 func variable(env []string, name string) string {
-	for _, entry := range env {
-		if value, ok := strings.CutPrefix(entry, name+"="); ok {
-			return value
-		}
-	}
-	return ""
+	entry, _ := cluster.Find(env, func(entry string) bool { return strings.HasPrefix(entry, name+"=") })
+	return strings.TrimPrefix(entry, name+"=")
 }
 
 func failAt(point string) func(context.Context, string) (int, error) {

@@ -267,17 +267,11 @@ func hostsHalfMade(lab *Lab, err error) bool {
 
 // hostsStarts says whether a rebooted host has started a node's VM during its replacement, or a parking VM.
 func hostsStarts(lab *Lab) error {
-	vms := map[string]map[string]string{}
-	for _, vm := range lab.World.VMs() {
-		vms[strconv.Itoa(vm.ID)] = vm.Config
-	}
 	var errs []error
 	for _, task := range lab.World.Tasks() {
-		if task.Type != "qmstart" || task.User != "root@pam" {
-			continue
-		}
-		config, there := vms[task.ID]
-		if !there || config["onboot"] != "1" || strings.HasPrefix(config["name"], "recast-") {
+		vm := lab.vmWith(func(vm world.VM) bool { return strconv.Itoa(vm.ID) == task.ID })
+		unwanted := vm.Config["onboot"] != "1" || strings.HasPrefix(vm.Config["name"], "recast-")
+		if task.Type == "qmstart" && task.User == "root@pam" && unwanted {
 			errs = append(errs, fmt.Errorf("VM %s was started at %s", task.ID, task.Start.Format(time.TimeOnly)))
 		}
 	}
@@ -326,16 +320,8 @@ func TestMigrated(t *testing.T) {
 		requirePlanned(t, lab.planOf(lab.Client(), "wk1", planning.Policy{}), s.strategy)
 		lab.Client().mustRoll(onlyWorker)
 		lab.requireOn("pve3")
-		starts, moves := 0, 0
-		for _, task := range lab.World.Tasks() {
-			switch {
-			case task.Type == "qmstart" && task.ID == "9031":
-				starts++
-			case task.Type == "qmigrate":
-				moves++
-			}
-		}
-		require(t, starts == s.starts && moves == 1, "started %d times, want %d; migrated %d times", starts, s.starts, moves)
+		requireCount(t, s.starts, lab.tasksOf("qmstart"), "starts")
+		requireCount(t, 1, lab.tasksOf("qmigrate"), "migrations")
 		for serial, sum := range before {
 			require(t, s.strategy != cluster.Reshape || lab.Disks()[serial] == sum || !strings.HasPrefix(serial, "data"),
 				"disk %s was changed", serial)
@@ -513,14 +499,13 @@ func startedByUs() world.HAResource {
 	return world.HAResource{State: "started", Options: map[string]string{"max_restart": "2", "max_relocate": "0", "comment": "storage node"}}
 }
 
-func startedByHA(lab *Lab) []string {
-	var out []string
-	for _, task := range lab.World.Tasks() {
-		if task.Type == "qmstart" && task.ID == "9031" && task.User == "root@pam" {
-			out = append(out, task.Start.Format(time.TimeOnly)+" "+task.ExitStatus)
-		}
-	}
-	return out
+func startedByHA(lab *Lab) []world.Task {
+	return slices.DeleteFunc(lab.tasksOf("qmstart"), func(task world.Task) bool { return task.User != "root@pam" })
+}
+
+// tasksOf are those of a type that Proxmox has done with wk1's VM.
+func (l *Lab) tasksOf(kind string) []world.Task {
+	return cluster.Where(l.World.Tasks(), func(task world.Task) bool { return task.Type == kind && task.ID == "9031" })
 }
 
 // require fails the test unless wk1 runs on that host, under HA as before.
@@ -653,11 +638,7 @@ func TestParkingOnEveryHost(t *testing.T) {
 
 // vmWith is a VM of which that holds; its zero value if there is none.
 func (l *Lab) vmWith(is func(world.VM) bool) (found world.VM) {
-	for _, vm := range l.World.VMs() {
-		if is(vm) {
-			return vm
-		}
-	}
+	found, _ = cluster.Find(l.World.VMs(), is)
 	return found
 }
 
