@@ -64,89 +64,73 @@ func (l *Lab) cephDaemon(kind, id, node string) {
 	}))
 }
 
-func (l *Lab) cephMonitors(nodes ...string) {
-	for i, name := range nodes {
-		l.cephDaemon("mon", string(rune('a'+i)), name)
+func idle(d time.Duration) edit { return func(*Lab) { time.Sleep(d) } }
+
+// cephMonitors makes wk1 the host of a monitor, besides others, and not of an OSD.
+func cephMonitors(others ...string) edit {
+	return func(l *Lab) {
+		if len(others) > 0 {
+			without(store.Deployments(), "rook-ceph", "rook-ceph-osd-0")(l)
+		}
+		for i, name := range append([]string{"wk1"}, others...) {
+			l.cephDaemon("mon", string(rune('a'+i)), name)
+		}
+		time.Sleep(2 * time.Minute) // they start, and Rook checks
 	}
-	time.Sleep(2 * time.Minute) // they start, and Rook checks
 }
 
-func (l *Lab) cephPool(kind store.Resource, spec map[string]any) {
-	l.put(kind.GroupVersionResource, object(kind, "rook-ceph", "data", map[string]any{"spec": spec}))
+func cephPool(kind store.Resource, spec map[string]any) edit {
+	return func(l *Lab) {
+		l.put(kind.GroupVersionResource, object(kind, "rook-ceph", "data", map[string]any{"spec": spec}))
+	}
 }
 
-func (l *Lab) ceph(checked time.Time, details map[string]any) {
-	l.t.Helper()
-	u := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph").(*unstructured.Unstructured).DeepCopy()
-	u.Object["status"] = map[string]any{"ceph": map[string]any{"health": "HEALTH_WARN", "lastChecked": checked.UTC().Format(time.RFC3339), "details": details}}
-	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), cephClusters.GroupVersionResource, u, store.Status)))
+// cephHealth writes a health of the Ceph cluster, with the messages of its warnings.
+func cephHealth(checked time.Duration, warnings map[string]string) edit {
+	return func(l *Lab) {
+		l.t.Helper()
+		details := map[string]any{}
+		for code, message := range warnings {
+			details[code] = map[string]any{"severity": "HEALTH_WARN", "message": message}
+		}
+		at := time.Now().Add(-checked).UTC().Format(time.RFC3339)
+		u := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph").(*unstructured.Unstructured).DeepCopy()
+		u.Object["status"] = map[string]any{"ceph": map[string]any{"health": "HEALTH_WARN", "lastChecked": at, "details": details}}
+		must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), cephClusters.GroupVersionResource, u, store.Status)))
+	}
 }
 
 // No node with OSDs is planned while data has too few replicas; pools and monitors say which node Ceph can spare.
 func TestPlanOfCeph(t *testing.T) {
 	const off = ", or roll.storage: {ceph: off} does not look at it"
-	const may = "Ceph cluster rook-ceph/ceph may have the only healthy replica of some data on it: "
-	warn := func(message string) map[string]any {
-		return map[string]any{"severity": "HEALTH_WARN", "message": message}
-	}
+	const rook = "Ceph cluster rook-ceph/ceph"
+	const may = rook + " may have the only healthy replica of some data on it: "
+	copies := func(n int64) map[string]any { return map[string]any{"size": n} }
+	stops := func(name string) edit { return func(l *Lab) { l.stopProgram("rook-ceph", name) } }
 	planStorage(t, (*Lab).runCeph, map[string]storageCase{
-		"healthy": {change: func(*Lab) {}},
-		"warnings of other things": {change: func(l *Lab) {
-			l.ceph(time.Now(), map[string]any{"RECENT_CRASH": warn("1 daemons have recently crashed"), "OSD_DOWN": warn("1 osds down")})
-		}},
-		"recovery runs": {
-			change: func(l *Lab) {
-				l.ceph(time.Now(), map[string]any{"PG_DEGRADED": warn("Degraded data redundancy: 3/9 objects degraded")})
-			},
-			refused: []string{may + "PG_DEGRADED (Degraded data redundancy: 3/9 objects degraded): wait until it has repaired that" + off},
+		"healthy": {change: all()},
+		"warnings of other things": {
+			change: cephHealth(0, map[string]string{"RECENT_CRASH": "1 daemons have recently crashed", "OSD_DOWN": "1 osds down"}),
 		},
-		"its operator is away": {
-			change:  func(l *Lab) { l.ceph(time.Now().Add(-20*time.Minute), nil) },
-			refused: []string{may + "Rook checked its health 20m0s ago: its operator may be away: wait until it has repaired that" + off},
-		},
-		"another node's OSD is down": {
-			change:  func(l *Lab) { l.stopProgram("rook-ceph", "rook-ceph-osd-1") },
-			refused: []string{may + "wk2 does not serve all of its own: bring that back first" + off},
-		},
-		"a pool over OSDs, of which it has two": {
-			change: func(l *Lab) {
-				l.cephDaemon("osd", "2", "wk1")
-				l.cephPool(cephBlockPools, map[string]any{"failureDomain": "osd", "replicated": map[string]any{"size": int64(2)}})
-				time.Sleep(2 * time.Minute)
-			},
-			refused: []string{"Ceph cluster rook-ceph/ceph may have 2 of the 2 copies of data of CephBlockPool data on it (failureDomain osd), and 1 must be there: give the pool the failureDomain host" + off},
-		},
-		"a pool with one copy": {
-			change: func(l *Lab) {
-				one := map[string]any{"replicated": map[string]any{"size": int64(1)}}
-				l.cephPool(cephFiles, map[string]any{"metadataPool": map[string]any{"replicated": map[string]any{"size": int64(2)}}, "dataPools": []any{one}})
-			},
-			notes: []string{"dataPools[0] of CephFilesystem data of Ceph cluster rook-ceph/ceph needs 1 of its 1 copies: data with one on it is not there while the node is away"},
-		},
-		"the only node with OSDs": {
-			change: func(l *Lab) {
-				without(store.Deployments(), "rook-ceph", "rook-ceph-osd-1")(l)
-				time.Sleep(2 * time.Minute)
-			},
-			notes: []string{"it is the only node with OSDs of Ceph cluster rook-ceph/ceph, which is not there while the node is away"},
-		},
-		"a sole monitor": {
-			change: func(l *Lab) { l.cephMonitors("wk1") },
-			notes:  []string{"Ceph cluster rook-ceph/ceph has its only monitor on it, and is not there while the node is away"},
-		},
-		"one of three monitors, and no OSD": {change: func(l *Lab) {
-			without(store.Deployments(), "rook-ceph", "rook-ceph-osd-0")(l)
-			l.cephMonitors("wk1", "wk2", "cp1")
-		}},
-		"one of three monitors, another is down, and no OSD": {
-			change: func(l *Lab) {
-				without(store.Deployments(), "rook-ceph", "rook-ceph-osd-0")(l)
-				l.cephMonitors("wk1", "wk2", "cp1")
-				l.stopProgram("rook-ceph", "rook-ceph-mon-c")
-				time.Sleep(2 * time.Minute)
-			},
-			refused: []string{"Ceph cluster rook-ceph/ceph loses the quorum of its monitors without it: monitor c on cp1 is not in quorum: bring that back first" + off},
-		},
+		"recovery runs": refusing(may+"PG_DEGRADED (Degraded data redundancy: 3/9 objects degraded): wait until it has repaired that"+off,
+			cephHealth(0, map[string]string{"PG_DEGRADED": "Degraded data redundancy: 3/9 objects degraded"})),
+		"its operator is away": refusing(may+"Rook checked its health 20m0s ago: its operator may be away: wait until it has repaired that"+off,
+			cephHealth(20*time.Minute, nil)),
+		"another node's OSD is down": refusing(may+"wk2 does not serve all of its own: bring that back first"+off, stops("rook-ceph-osd-1")),
+		"a pool over OSDs, of which it has two": refusing(rook+" may have 2 of the 2 copies of data of CephBlockPool data on it (failureDomain osd), "+
+			"and 1 must be there: give the pool the failureDomain host"+off,
+			func(l *Lab) { l.cephDaemon("osd", "2", "wk1") },
+			cephPool(cephBlockPools, map[string]any{"failureDomain": "osd", "replicated": copies(2)}), idle(2*time.Minute)),
+		"a pool with one copy": noting("dataPools[0] of CephFilesystem data of "+rook+" needs 1 of its 1 copies: data with one on it is not there while the node is away",
+			cephPool(cephFiles, map[string]any{
+				"metadataPool": map[string]any{"replicated": copies(2)}, "dataPools": []any{map[string]any{"replicated": copies(1)}},
+			})),
+		"the only node with OSDs": noting("it is the only node with OSDs of "+rook+", which is not there while the node is away",
+			without(store.Deployments(), "rook-ceph", "rook-ceph-osd-1"), idle(2*time.Minute)),
+		"a sole monitor":                    noting(rook+" has its only monitor on it, and is not there while the node is away", cephMonitors()),
+		"one of three monitors, and no OSD": {change: cephMonitors("wk2", "cp1")},
+		"one of three monitors, another is down, and no OSD": refusing(rook+" loses the quorum of its monitors without it: monitor c on cp1 is not in quorum: bring that back first"+off,
+			cephMonitors("wk2", "cp1"), stops("rook-ceph-mon-c"), idle(2*time.Minute)),
 	})
 }
 
@@ -272,84 +256,53 @@ func agentCore(args ...string) *appsv1.Deployment {
 	}})
 }
 
-// servedElsewhere adds a volume whose target is on a node, and its pod on another.
-func (l *Lab) servedElsewhere(target, user string) {
-	l.Kube.Mayastor().AddVolume(mayastor.Volume{
-		UUID: mayastorUUID, Wanted: 2, Target: target, Users: []string{user}, Replicas: []*mayastor.Replica{{Node: "wk1", Child: "Online"}, {Node: "wk2", Child: "Online"}},
-	})
+// mayastorVolume adds a volume with healthy replicas on those nodes. Its target is on a node, and its user on another; "": neither.
+func mayastorVolume(wanted int, target, user string, nodes ...string) edit {
+	return func(l *Lab) {
+		v := mayastor.Volume{UUID: mayastorUUID, Wanted: wanted, Target: target}
+		v.Replicas = cluster.Each(nodes, func(n string) *mayastor.Replica { return &mayastor.Replica{Node: n, Child: "Online"} })
+		if user != "" {
+			v.Users = []string{user}
+		}
+		l.Kube.Mayastor().AddVolume(v)
+	}
 }
 
-// nexus adds a published volume of Mayastor with healthy replicas on those nodes.
-func (l *Lab) nexus(wanted int, nodes ...string) {
-	replicas := cluster.Each(nodes, func(n string) *mayastor.Replica { return &mayastor.Replica{Node: n, Child: "Online"} })
-	l.Kube.Mayastor().AddVolume(mayastor.Volume{UUID: mayastorUUID, Wanted: wanted, Replicas: replicas})
-}
+// nexus is mayastorVolume of a volume without a target or user of its own.
+func nexus(wanted int, nodes ...string) edit { return mayastorVolume(wanted, "", "", nodes...) }
 
 // TestPlanOfMayastor: a node is refused, by the volume's UUID, while no other node has a healthy replica.
 func TestPlanOfMayastor(t *testing.T) {
-	const here = "Mayastor volume " + mayastorUUID + " has its only healthy replica on it"
+	const volume = "Mayastor volume " + mayastorUUID
+	const here = volume + " has its only healthy replica on it"
 	const off = ", or roll.storage: {mayastor: off} does not look at it"
 	const may = "Mayastor may have volumes on it and does not say how they are now: "
 	planStorage(t, (*Lab).runMayastor, map[string]storageCase{
-		"two healthy replicas": {change: func(l *Lab) { l.nexus(2, "wk1", "wk2") }},
-		"the last replica": {
-			change:  func(l *Lab) { l.nexus(2, "wk1") },
-			refused: []string{here + ": wait until Mayastor has made another" + off},
-		},
-		"the only one wanted": {
-			change: func(l *Lab) { l.nexus(1, "wk1") },
-			notes:  []string{"Mayastor volume " + mayastorUUID + " has its only replica on it, and is not there while the node is away"},
-		},
-		"a rebuild runs": {
-			change: func(l *Lab) {
-				l.nexus(2, "wk1", "wk2")
-				l.Kube.Mayastor().SetReplica(mayastorUUID, "wk2", func(r *mayastor.Replica) { r.Child = "Degraded" })
-			},
-			refused: []string{here + ": another one is being rebuilt: wait until that is done" + off},
-		},
-		"the other's node is down": {
-			change: func(l *Lab) {
-				l.Kube.Mayastor().AddNode("wk9")
-				l.nexus(2, "wk1", "wk9")
-				time.Sleep(time.Minute)
-			},
-			refused: []string{here + ": wk9 is Offline for Mayastor: bring that back first" + off},
-		},
-		"its API is away": {
-			change: func(l *Lab) {
-				l.nexus(2, "wk1", "wk2")
-				l.stopProgram(openebsSpace, "openebs-api-rest")
-			},
-			refused: []string{may + `no usable answer from service openebs/openebs-api-rest: no endpoints available for service "openebs-api-rest": bring its controllers back first` + off},
-		},
-		"it has no API": {
-			change:  without(store.Services(), openebsSpace, "openebs-api-rest"),
-			refused: []string{may + "there is no Service with app=api-rest,openebs.io/release: bring its controllers back first" + off},
-		},
+		"two healthy replicas": {change: nexus(2, "wk1", "wk2")},
+		"the last replica":     refusing(here+": wait until Mayastor has made another"+off, nexus(2, "wk1")),
+		"the only one wanted":  noting(volume+" has its only replica on it, and is not there while the node is away", nexus(1, "wk1")),
+		"a rebuild runs": refusing(here+": another one is being rebuilt: wait until that is done"+off, nexus(2, "wk1", "wk2"), func(l *Lab) {
+			l.Kube.Mayastor().SetReplica(mayastorUUID, "wk2", func(r *mayastor.Replica) { r.Child = "Degraded" })
+		}),
+		"the other's node is down": refusing(here+": wk9 is Offline for Mayastor: bring that back first"+off,
+			func(l *Lab) { l.Kube.Mayastor().AddNode("wk9") }, nexus(2, "wk1", "wk9"), idle(time.Minute)),
+		"its API is away": refusing(may+`no usable answer from service openebs/openebs-api-rest: no endpoints available for service "openebs-api-rest": bring its controllers back first`+off,
+			nexus(2, "wk1", "wk2"), func(l *Lab) { l.stopProgram(openebsSpace, "openebs-api-rest") }),
+		"it has no API": refusing(may+"there is no Service with app=api-rest,openebs.io/release: bring its controllers back first"+off,
+			without(store.Services(), openebsSpace, "openebs-api-rest")),
 		"not published": {change: func(l *Lab) {
 			l.Kube.Mayastor().AddVolume(mayastor.Volume{
 				UUID: mayastorUUID, Wanted: 2, Unpublished: true, Replicas: []*mayastor.Replica{{Node: "wk1"}, {Node: "wk2"}},
 			})
 		}},
-		"its target, its pod elsewhere": {
-			change: func(l *Lab) { l.servedElsewhere("wk1", "wk2") },
-			notes:  []string{"Mayastor volume " + mayastorUUID + " is used by wk2 through it: what writes to it waits until Mayastor serves it through another node"},
-		},
-		"its target, its pod elsewhere, and no HA": {
-			change: func(l *Lab) {
-				l.servedElsewhere("wk1", "wk2")
-				l.Kube.Mayastor().DisableHA()
-				without(store.Deployments(), openebsSpace, "openebs-agent-core")(l)
-				l.put(store.Deployments(), agentCore("--disable-ha"))
-			},
-			refused: []string{"Mayastor volume " + mayastorUUID + " is used by wk2 through it, and waits for it while it is away: its HA agents are off (--disable-ha): " +
-				"turn on agents.ha.enabled of its chart, or move the pods that use it to the node" + off},
-		},
-		"its pod, its target elsewhere": {change: func(l *Lab) { l.servedElsewhere("wk2", "wk1") }},
-		"not looked at": {change: func(l *Lab) {
-			l.nexus(2, "wk1")
-			l.setRoll("storage: off")
-		}},
+		"its target, its pod elsewhere": noting(volume+" is used by wk2 through it: what writes to it waits until Mayastor serves it through another node",
+			mayastorVolume(2, "wk1", "wk2", "wk1", "wk2")),
+		"its target, its pod elsewhere, and no HA": refusing(volume+" is used by wk2 through it, and waits for it while it is away: its HA agents are off (--disable-ha): "+
+			"turn on agents.ha.enabled of its chart, or move the pods that use it to the node"+off,
+			mayastorVolume(2, "wk1", "wk2", "wk1", "wk2"), func(l *Lab) { l.Kube.Mayastor().DisableHA() },
+			without(store.Deployments(), openebsSpace, "openebs-agent-core"), func(l *Lab) { l.put(store.Deployments(), agentCore("--disable-ha")) }),
+		"its pod, its target elsewhere": {change: mayastorVolume(2, "wk2", "wk1", "wk1", "wk2")},
+		"not looked at":                 {change: all(nexus(2, "wk1"), func(l *Lab) { l.setRoll("storage: off") })},
 	})
 }
 
@@ -357,7 +310,7 @@ func TestPlanOfMayastor(t *testing.T) {
 func TestRollWaitsForMayastor(t *testing.T) {
 	long(t)
 	rollWaits(t, storageRoll{
-		run: (*Lab).runMayastor, volume: func(l *Lab) { l.nexus(2, "wk1", "wk2") },
+		run: (*Lab).runMayastor, volume: nexus(2, "wk1", "wk2"),
 		whole: func(l *Lab) bool { return l.Kube.Mayastor().Whole(mayastorUUID) },
 		says:  []string{"volumes whole with wk1: Mayastor: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: " + mayastorUUID},
 	})
