@@ -3,7 +3,6 @@ package simtest
 import (
 	"bytes"
 	"crypto/tls"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -38,6 +37,11 @@ func (l *Lab) keptConfigs() configFiles {
 	return files
 }
 
+// rebooted are the boots of nodes since earlier ones.
+func (l *Lab) rebooted(since []string) []string {
+	return slices.DeleteFunc(l.boots(), func(boot string) bool { return slices.Contains(since, boot) })
+}
+
 func (f configFiles) set(t testing.TB, node, line string) {
 	t.Helper()
 	text := strings.Replace(string(f[node]), "machine:\n", "machine:\n    "+line+"\n", 1)
@@ -56,30 +60,24 @@ const (
 
 // TestConfigure gives a node that is in sync another configuration, and nothing else.
 func TestConfigure(t *testing.T) {
-	type story struct {
-		node, line string
-		reboots    bool
-	}
+	type story struct{ node, line string }
 	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]story{
-		"a worker":                      {"wk1", noReboot, false},
-		"a control plane":               {"cp2", noReboot, false},
-		"a worker, with a reboot":       {"wk1", needsReboot, true},
-		"a control plane, and a reboot": {"cp2", needsReboot, true},
+		"a worker": {"wk1", noReboot}, "a worker, with a reboot": {"wk1", needsReboot},
+		"a control plane": {"cp2", noReboot}, "a control plane, and a reboot": {"cp2", needsReboot},
 	}, func(t *testing.T, lab *Lab, s story) {
-		files := lab.keptConfigs()
+		files, reboots := lab.keptConfigs(), s.line == needsReboot
 		user := files.user(lab, firstRun)
 		user.requireStale(t)
 		files.set(t, s.node, s.line)
 		user.requireStale(t, s.node)
 		before := lab.boots()
 		p := lab.planOf(user, s.node, planning.Policy{})
-		require(t, p.Strategy == cluster.ApplyConfig && (len(p.ConfigFile.Reboot) > 0) == s.reboots && len(p.ConfigFile.Changes) > 0,
-			"planned as %s, %s: %+v", p.Strategy, p.Why, p.ConfigFile)
+		requirePlanned(t, p, cluster.ApplyConfig)
+		require(t, (len(p.ConfigFile.Reboot) > 0) == reboots && len(p.ConfigFile.Changes) > 0, "%+v", p.ConfigFile)
 		must(t, user.roll(planning.Policy{})(t.Context()))
 		user.requireStale(t)
 		lab.requireServing(s.node)
-		rebooted := slices.DeleteFunc(lab.boots(), func(boot string) bool { return slices.Contains(before, boot) })
-		requireSame(t, map[bool]int{true: 1}[s.reboots], len(rebooted), "… nodes were rebooted (-want +got)")
+		requireCount(t, map[bool]int{true: 1}[reboots], lab.rebooted(before), "nodes were rebooted")
 		requireNone(t, lab.savedConfigs(), "the journal still has")
 	})
 }
@@ -87,17 +85,14 @@ func TestConfigure(t *testing.T) {
 // requireStale fails unless drift finds these nodes stale, each for its configuration alone.
 func (c *Client) requireStale(t *testing.T, nodes ...string) {
 	t.Helper()
-	res := valueOf(c.Drift(t.Context()))(t)
 	var stale []string
-	for _, d := range res.Nodes {
-		if len(d.Unread) > 0 || d.Stale && len(d.Of(false, true, false).Reasons) < len(d.Reasons) {
-			t.Errorf("%s: %+v", d.Node, d)
-		}
+	for _, d := range valueOf(c.Drift(t.Context()))(t).Nodes {
 		if d.Stale {
 			stale = append(stale, d.Node)
 		}
+		require(t, len(d.Unread) == 0 && (!d.Stale || len(d.Of(false, true, false).Reasons) == len(d.Reasons)), "%+v", d)
 	}
-	require(t, fmt.Sprint(stale) == fmt.Sprint(nodes), "stale: %v, want %v", stale, nodes)
+	requireSame(t, nodes, stale, "stale (-want +got)")
 }
 
 // A node that is upgraded in place gets its configuration in the same outage, but --what leaves the other part.
@@ -709,67 +704,52 @@ func TestConfigsAreForgotten(t *testing.T) {
 	})
 }
 
-type badInput struct {
-	spoil func(l *Lab)
-	kind  fault.Kind
-	text  string // of the error: place and problem
-	hint  string // the remedy; "" if the message contains it
-}
-
 // An invalid input gives one clear error with its remedy, and changes nothing in the datacentre.
 func TestBadInput(t *testing.T) {
-	edit := func(file, old, fresh string) func(*Lab) { return func(l *Lab) { l.Replace(file, old, fresh) } }
-	for name, bad := range map[string]badInput{
-		"unknown key": {edit("recast.yaml", "settle: 2s", "setle: 2s"), fault.Config, "recast.yaml:21:3: roll.setle: ", ""},
-		"missing file": {
-			edit("recast.yaml", "schematics/storage.yaml", "schematics/nowhere.yaml"), fault.Config, "schematics/nowhere.yaml", "",
-		},
-		"unknown extension": {
-			func(l *Lab) {
-				l.Replace("schematics/storage.yaml", "siderolabs/iscsi-tools", "siderolabs/iscsi-tool")
-				_, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{})
-				requireFault(l.t, err, fault.Config, "schematics/storage.yaml:5:9", "siderolabs/iscsi-tools")
-			}, fault.Config, "schematic storage has changed since it was locked", "recast lock",
-		},
-		"no lock": {edit("recast.lock", "", "removed"), fault.Config, "recast.lock", "recast lock"},
-		"a node that matches no VM": {
-			func(l *Lab) { l.EditVM(9031, "smbios1", "uuid=00000000-0000-4000-8000-000000000000") },
-			fault.Config, "node wk1: no VM has its SMBIOS UUID 5ec0ffee-0000-4000-8000-000000009031", "VM.Audit",
-		},
-		"a node that matches two VMs": {
-			func(l *Lab) {
-				l.DefineVM(9050, map[string]string{"name": "clone", "smbios1": "uuid=5EC0FFEE-0000-4000-8000-000000009031"})
-			},
-			fault.Config, "node wk1: 2 VMs have its SMBIOS UUID", "a UUID of its own",
-		},
+	type story struct {
+		spoil edit
+		kind  fault.Kind
+		text  string // of the error: place and problem
+		hint  string // the remedy; "" if the message contains it
+	}
+	play := func(t *testing.T, lab *Lab, s story) {
+		lab.Patch(sim.PatchedExtension)
+		s.spoil(lab)
+		before := len(lab.Recorder.Calls())
+		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), s.kind, s.text, s.hint)
+		lab.requireNothingSent(before, "factory")
+	}
+	eachInLab(t, oneWorker(), map[string]story{
+		"no quorum": {func(l *Lab) { l.World.SetQuorum(false) }, fault.Refused, "no quorum", "pvecm status"},
+	}, play)
+	eachLong(t, oneWorker(), map[string]story{
+		"unknown key":  {configuration("settle: 2s", "setle: 2s"), fault.Config, "recast.yaml:21:3: roll.setle: ", ""},
+		"missing file": {configuration("schematics/storage.yaml", "schematics/nowhere.yaml"), fault.Config, "schematics/nowhere.yaml", ""},
+		"unknown extension": {func(l *Lab) {
+			l.Replace("schematics/storage.yaml", "siderolabs/iscsi-tools", "siderolabs/iscsi-tool")
+			_, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{})
+			requireFault(l.t, err, fault.Config, "schematics/storage.yaml:5:9", "siderolabs/iscsi-tools")
+		}, fault.Config, "schematic storage has changed since it was locked", "recast lock"},
+		"no lock": {func(l *Lab) { l.Replace("recast.lock", "", "removed") }, fault.Config, "recast.lock", "recast lock"},
+		"a node that matches no VM": {func(l *Lab) {
+			l.EditVM(9031, "smbios1", "uuid=00000000-0000-4000-8000-000000000000")
+		}, fault.Config, "node wk1: no VM has its SMBIOS UUID 5ec0ffee-0000-4000-8000-000000009031", "VM.Audit"},
+		"a node that matches two VMs": {func(l *Lab) {
+			l.DefineVM(9050, map[string]string{"name": "clone", "smbios1": "uuid=5EC0FFEE-0000-4000-8000-000000009031"})
+		}, fault.Config, "node wk1: 2 VMs have its SMBIOS UUID", "a UUID of its own"},
 		"a VMID of another VM": {
-			edit("recast.yaml", "vmid: 9031", "vmid: 9032"), fault.Refused, "node wk1: its UUID 5ec0ffee-0000-4000-8000-000000009031 belongs to VM 9031", "nodes[].vmid",
+			configuration("vmid: 9031", "vmid: 9032"), fault.Refused,
+			"node wk1: its UUID 5ec0ffee-0000-4000-8000-000000009031 belongs to VM 9031", "nodes[].vmid",
 		},
 		"a node that Kubernetes does not know": {
-			edit("recast.yaml", "{name: wk1,", "{name: wk7,"), fault.Config, "node wk7: Kubernetes knows no node of that name", "cp1 wk1",
+			configuration("{name: wk1,", "{name: wk7,"), fault.Config, "node wk7: Kubernetes knows no node of that name", "cp1 wk1",
 		},
 		"full storage": {func(l *Lab) { l.World.FillStorage(sim.ISOStorage) }, fault.Refused, "isos", ""},
-		"an ACL entry that would go with the VM": {
-			func(l *Lab) {
-				l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: recreate\n")
-				l.World.Grant(world.ACL{Path: "/vms/9031", Who: "recast@pve!lab", Role: "Recast", Propagate: true})
-			}, fault.Refused, "wk1: the VM has an ACL entry at /vms/9031", "--exclude",
-		},
-		"no quorum": {func(l *Lab) { l.World.SetQuorum(false) }, fault.Refused, "no quorum", "pvecm status"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if name != "no quorum" {
-				long(t)
-			}
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				bad.spoil(lab)
-				before := len(lab.Recorder.Calls())
-				requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), bad.kind, bad.text, bad.hint)
-				lab.requireNothingSent(before, "factory")
-			})
-		})
-	}
+		"an ACL entry that would go with the VM": {func(l *Lab) {
+			strategy(cluster.Recreate)(l)
+			l.World.Grant(world.ACL{Path: "/vms/9031", Who: "recast@pve!lab", Role: "Recast", Propagate: true})
+		}, fault.Refused, "wk1: the VM has an ACL entry at /vms/9031", "--exclude"},
+	}, play)
 }
 
 // ofClaim says whether a request only creates, beats or removes the claim.
