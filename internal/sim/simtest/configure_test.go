@@ -148,9 +148,7 @@ func TestAnotherIdentityIsRefused(t *testing.T) {
 		if files["wk1"] = cluster.Secret(s.change(t, was)); string(files["wk1"]) == was {
 			t.Fatalf("nothing was changed in\n%s", was)
 		}
-		from := len(lab.Recorder.Calls())
-		requireRefused(t, files.user(lab, firstRun).roll(onlyWorker)(t.Context()), s.says)
-		lab.requireLeftAlone(from, "wk1")
+		lab.refuses(files.user(lab, firstRun).roll(onlyWorker), s.says, "wk1")
 	})
 }
 
@@ -269,12 +267,11 @@ func TestResetMachine(t *testing.T) {
 		lab.reset(c.node, c.labels...)
 		user := lab.Client()
 		var plans []string
-		user.Confirm = func(p planning.Plan) (bool, error) {
+		user.confirms(func(p planning.Plan) {
 			for _, n := range p.Work() {
 				plans = append(plans, n.Node+" "+string(n.Strategy))
 			}
-			return true, nil
-		}
+		})
 		want := []string{c.node + " recreate"}
 		if c.files {
 			user.MachineConfig = configs
@@ -347,10 +344,8 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 			"gives it the hostname cp1: is it the file of that node?":               cluster.Secret(strings.ReplaceAll(string(own), "hostname: wk1", "hostname: cp1")),
 			"differs from cp1 in the CA of Kubernetes":                              withOtherCA(t, own),
 		} {
-			from := len(lab.Recorder.Calls())
 			user := configFiles{"wk1": file}.user(lab, firstRun)
-			requireRefused(t, user.roll(onlyWorker)(t.Context()), says)
-			lab.requireLeftAlone(from, "wk1")
+			lab.refuses(user.roll(onlyWorker), says, "wk1")
 			// recast config diff says the same of who the machine would be, whichever nodes are named. The plan adds volumes.
 			for _, nodes := range [][]string{nil, {"wk1"}} {
 				res := valueOf(connected(t.Context(), user, func(s *session) (configs.Diffs, error) {
@@ -505,13 +500,12 @@ func TestAFileIsShown(t *testing.T) {
 		files["wk1"] = cluster.Secret(strings.ReplaceAll(string(files["wk1"]), "v1.35.4", "v1.36.1")) // a roll never changes Kubernetes
 		user := files.user(lab, firstRun)
 		var asked planning.NodePlan
-		user.Confirm = func(p planning.Plan) (bool, error) {
+		user.confirms(func(p planning.Plan) {
 			asked = p.Work()[0]
 			var out bytes.Buffer
 			must(t, ui.WritePlan(&out, "json", p))
 			require(t, !strings.Contains(out.String(), hushed), "it has the secret:\n%s", &out)
-			return true, nil
-		}
+		})
 		must(t, user.roll(onlyWorker)(t.Context()))
 		mustBe(t, asked.ConfigFile != nil && asked.ConfigFile.Applied && asked.ConfigFile.Hash != "" && asked.ConfigFile.Runs != "",
 			"the plan has %+v", asked.ConfigFile)
@@ -556,11 +550,10 @@ func TestAFileThatIsNotAsShown(t *testing.T) {
 		}
 		user := files.user(lab, firstRun)
 		from := 0
-		user.Confirm = func(planning.Plan) (bool, error) {
+		user.confirms(func(planning.Plan) {
 			s.meanwhile(lab, files)
 			from = len(lab.Recorder.Calls())
-			return true, nil
-		}
+		})
 		err := user.roll(onlyWorker)(t.Context())
 		if s.want == "" {
 			must(t, err)
@@ -601,15 +594,14 @@ func TestResumeKeepsToTheFile(t *testing.T) {
 		}
 		second := files.user(lab, secondRun)
 		var said []string
-		second.Confirm = func(p planning.Plan) (bool, error) {
+		second.confirms(func(p planning.Plan) {
 			n := p.Work()[0]
 			about := string(n.Strategy) + " " + n.Why + " " + strings.Join(n.Notes, " ")
 			if n.ConfigFile != nil {
 				about += " " + n.ConfigFile.Uncompared
 			}
 			said = append(said, about)
-			return true, nil
-		}
+		})
 		must(t, second.roll(onlyWorker)(t.Context()))
 		require(t, len(said) != 0 && strings.HasPrefix(said[0], string(s.first)+" ") && strings.Contains(said[0], s.says),
 			"the plans were %q", said)
@@ -623,15 +615,13 @@ func TestResetKeepsToTheFile(t *testing.T) {
 		text := lab.configOf("wk1")
 		files := configFiles{"wk1": text}
 		lab.reset("wk1", "STATE")
-		user := files.user(lab, firstRun)
-		user.Confirm = func(p planning.Plan) (bool, error) {
+		user := files.user(lab, firstRun).confirms(func(p planning.Plan) {
 			n := p.Work()[0]
 			f := n.ConfigFile
 			require(t, n.Strategy == cluster.InstallReset && f != nil && f.Applied && f.Uncompared == "the machine has no configuration",
 				"%s: %+v", n.Strategy, f)
 			files.label(t, "wk1", "fresh")
-			return true, nil
-		}
+		})
 		requireRefused(t, user.roll(onlyWorker)(t.Context()), "node wk1: its file in talos.machineConfigs was changed since the plan was made")
 		files["wk1"] = text
 		user.Confirm = nil

@@ -82,10 +82,7 @@ func TestControlPlanesByCount(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
 		before := lab.memberIDs()
-		var names []string
-		for _, n := range lab.Nodes[:min(c.planes, 2)] { // a sample
-			names = append(names, n.Name)
-		}
+		names := cluster.Each(lab.Nodes[:min(c.planes, 2)], func(n sim.Node) string { return n.Name }) // a sample
 		rep := lab.Client().mustRoll(planning.Policy{Only: names, AcceptOutage: c.planes == 2})
 		for _, n := range rep.Plan.Nodes {
 			require(t, n.Strategy == c.strategy && strings.Contains(strings.Join(n.Notes, "; "), c.note), "%+v", n)
@@ -327,11 +324,9 @@ func TestPeers14TheOnlyOneIsNotWiped(t *testing.T) {
 	eachLong(t, oneWorker(), newDisks, func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		lab.setRoll("strategy: " + string(s))
 		lab.Patch(everywhere)
-		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-		err := lab.Client().roll(planning.Policy{AcceptOutage: true})(t.Context())
-		requireRefused(t, err, "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk")
-		lab.requireLeftAlone(from, "cp1")
-		lab.requireLeftAlone(from, "wk1")
+		ids := lab.memberIDs()
+		const says = "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk"
+		lab.refuses(lab.Client().roll(planning.Policy{AcceptOutage: true}), says, "cp1", "wk1")
 		requireSame(t, ids, lab.memberIDs(), "members of etcd (-before +after)")
 	})
 }
@@ -370,11 +365,8 @@ func TestTypeInit(t *testing.T) {
 		only := policyFor("cp1")
 		requirePlanned(t, lab.planOf(lab.Client(), "cp1", only), cluster.InPlace, beginsAlone)
 		for _, s := range []string{"recreate", "reimage"} {
-			user := lab.Client()
 			lab.Replace("recast.yaml", "vmid: 9001}", "vmid: 9001, strategy: "+s+"}")
-			from := len(lab.Recorder.Calls())
-			requireRefused(t, user.roll(only)(t.Context()), beginsAlone)
-			lab.requireLeftAlone(from, "cp1")
+			lab.refuses(lab.Client().roll(only), beginsAlone, "cp1")
 			lab.Replace("recast.yaml", ", strategy: "+s+"}", "}")
 		}
 		requireRefused(t, errOf(lab.Client().Remove(t.Context(), "cp1")), beginsAlone)
@@ -504,22 +496,18 @@ func TestBootstrap(t *testing.T) {
 	require(t, ratio <= 1.1, "3 + 5 nodes take %.2f times as long as one control plane and then a worker", ratio)
 }
 
-type founding struct {
-	*Lab
-	nodes []string
-}
-
 // However a bootstrap is killed, with its journal or without, there is one cluster in the end.
 func TestBootstrapKilled(t *testing.T) {
 	long(t)
-	killGrid[founding]{
-		begin: func(t *testing.T) founding {
+	killGrid[*Lab]{
+		begin: func(t *testing.T) *Lab {
 			lab := New(t, sim.Options{Empty: true, Hosts: 2})
-			return founding{lab, lab.newCluster(2, 1, 2)}
+			lab.newCluster(2, 1, 2)
+			return lab
 		},
 		do:     func(ctx context.Context, c *Client) error { return errOf(c.Bootstrap(ctx, "cp1")) },
 		choose: chosenPoints,
-		end:    func(t *testing.T, f founding) string { requireCluster(t, f.Lab, f.nodes...); return "" },
+		end:    func(t *testing.T, lab *Lab) string { requireCluster(t, lab, "cp1", "cp2", "wk1"); return "" },
 	}.killEverywhere(t)
 }
 
@@ -735,18 +723,16 @@ func (l *Lab) founder(ours *talosapi.Cluster, lock schematics.Lock, talos string
 	}
 }
 
-// founded is the static address of a machine.
-func founded(name string) netip.Addr {
-	return netip.AddrFrom4([4]byte{127, 42, 7, byte(11 + slices.Index(controlPlanes, name))})
+// founded is the static address of a control plane; none of a worker, which gets one by DHCP.
+func founded(name string) (addr netip.Addr) {
+	if i := slices.Index(controlPlanes, name); i >= 0 {
+		addr = netip.AddrFrom4([4]byte{127, 42, 7, byte(11 + i)})
+	}
+	return addr
 }
 
-// start makes a VM over the Proxmox API and boots the ISO. A worker gets its address by DHCP.
-func (f *founder) start(id int, name string) (uuid string) {
-	if strings.HasPrefix(name, "cp") {
-		return f.startAt(id, name, founded(name))
-	}
-	return f.startAt(id, name, netip.Addr{})
-}
+// start makes a VM over the Proxmox API and boots the ISO.
+func (f *founder) start(id int, name string) (uuid string) { return f.startAt(id, name, founded(name)) }
 
 func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
 	ctx := f.t.Context()

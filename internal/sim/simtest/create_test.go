@@ -340,36 +340,30 @@ func TestBootOrderThatNoStrategyMends(t *testing.T) {
 		change("boot=order=net0;scsi0")(lab)
 		requireDrift(t, lab, "wk1")
 		const command = "qm set 9031 --boot 'order=scsi0;net0'"
-		n := lab.planOf(lab.Client(), "wk1", planning.Policy{})
-		require(t, n.Strategy == "" && len(n.Refused) == 0 && n.ByHand == command, "planned %+v", n)
-		plan := lab.plan(planning.Policy{})
-		require(t, slices.ContainsFunc(plan.Warn, func(w string) bool {
-			return strings.Contains(w, "wk1 is left as it is: it boots from net0") && strings.HasSuffix(w, command)
-		}), "warnings %q", plan.Warn)
+		advises := func(texts []string, begins string) {
+			t.Helper()
+			is := func(text string) bool { return strings.HasPrefix(text, begins) && strings.HasSuffix(text, command) }
+			require(t, slices.ContainsFunc(texts, is), "no %q … %q: %q", begins, command, texts)
+		}
+		// A node that was named is refused, with the same command, and so is its roll.
+		left := func() {
+			t.Helper()
+			n := lab.planOf(lab.Client(), "wk1", planning.Policy{})
+			require(t, n.Strategy == "" && len(n.Refused) == 0 && n.ByHand == command, "planned %+v", n)
+			advises(lab.planOf(lab.Client(), "wk1", onlyWorker).Refused, "")
+			requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), command)
+		}
+		left()
+		advises(lab.plan(planning.Policy{}).Warn, "wk1 is left as it is: it boots from net0")
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		lab.RequireIntact()
 
-		// A node that was named is refused, with the same command, and so is its roll.
-		refusedWith := func() {
-			t.Helper()
-			n := lab.planOf(lab.Client(), "wk1", onlyWorker)
-			require(t, slices.ContainsFunc(n.Refused, func(r string) bool { return strings.HasSuffix(r, command) }),
-				"refused %q", n.Refused)
-			requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), command)
-		}
-		refusedWith()
-
 		// With an image to install, too, the others go on, and the report has the command.
 		lab.Patch(everywhere)
-		n = lab.planOf(lab.Client(), "wk1", planning.Policy{})
-		require(t, n.Strategy == "" && len(n.Refused) == 0 && n.ByHand == command, "planned %+v", n)
-		refusedWith()
-		before := lab.machine("wk1")
-		rep := lab.Client().mustRoll(planning.Policy{})
-		require(t, slices.ContainsFunc(rep.Afterwards, func(text string) bool {
-			return strings.HasPrefix(text, "wk1 is left as it is") && strings.HasSuffix(text, command)
-		}), "afterwards %q", rep.Afterwards)
-		require(t, lab.machine("wk1").BootID == before.BootID, "wk1 was rebooted")
+		left()
+		before := lab.bootID("wk1")
+		advises(lab.Client().mustRoll(planning.Policy{}).Afterwards, "wk1 is left as it is")
+		requireSame(t, before, lab.bootID("wk1"), "wk1 was rebooted (-want +got)")
 		requireDrift(t, lab, "wk1")
 		change("boot=order=scsi0;net0")(lab)
 		requireNone(t, planOf(t, lab, "wk1").Refused, "afterwards refused")
@@ -435,29 +429,25 @@ func TestSettingsOfRootThatChangeNothing(t *testing.T) {
 
 // The first node boots through the firmware: with roll.reboot: kexec nobody would notice until the next power failure.
 func TestAnImageThatBootsByKexecOnly(t *testing.T) {
-	type story struct {
-		reboot, talos string
-		hangs         bool
-	}
+	type story struct{ reboot, talos string }
 	o := func(tc story) sim.Options { return sim.Options{Workers: 3, ControlPlanes: 1, TalosVersion: tc.talos} }
 	eachIn(t, o, map[string]story{
-		"canary": {"canary", "", true}, "powercycle": {"powercycle", "", true}, "kexec": {"kexec", "", false}, "1.12, which reboots by itself": {"canary", "v1.12.6", true},
+		"canary": {"canary", ""}, "powercycle": {"powercycle", ""}, "kexec": {"kexec", ""}, "1.12, which reboots by itself": {"canary", "v1.12.6"},
 	}, func(t *testing.T, lab *Lab, tc story) {
 		lab.inPlace()
-		lab.Replace("recast.yaml", "roll:\n", "roll:\n  reboot: "+tc.reboot+"\n  maxUnavailable: {workers: 3, perHost: 3}\n")
+		lab.setRoll("reboot: "+tc.reboot, "maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(sim.PatchedExtension)
 		build := lab.planOf(lab.Client(), "wk1", planning.Policy{}).Wanted.Build
 		lab.BreakImage(build.SchematicID, talosapi.KexecOnly)
-		workers := policyFor("wk1", "wk2", "wk3")
 		before := lab.boots()
-		err := lab.Client().roll(workers)(t.Context())
-		changed := len(slices.DeleteFunc(lab.boots(), func(boot string) bool { return slices.Contains(before, boot) }))
-		if !tc.hangs {
+		err := lab.Client().roll(policyFor("wk1", "wk2", "wk3"))(t.Context())
+		changed := len(lab.rebooted(before))
+		if tc.reboot == "kexec" {
 			require(t, err == nil && changed == 3, "%d nodes rebooted: %v", changed, err)
 			return
 		}
-		require(t, err != nil && changed <= 1 && strings.Contains(err.Error(), "did not come back from its upgrade"),
-			"%d nodes rebooted: %v", changed, err)
+		require(t, changed <= 1, "%d nodes rebooted", changed)
+		requireError(t, err, "did not come back from its upgrade")
 	})
 }
 
@@ -594,28 +584,18 @@ func (l *Lab) mesh(document bool) {
 
 // Where a node's old peer lists before its new one, it is not reached until that is forgotten: the roll waits for it.
 func TestKubeSpan(t *testing.T) {
-	type story struct {
-		ids      string
-		document bool
-		late     bool
-	}
-	eachInLab(t, oneWorker(), map[string]story{
-		"the new one lists first": {ids: "!"},
-		"the old one lists first": {ids: "~", document: true, late: true},
-	}, func(t *testing.T, lab *Lab, tc story) {
-		lab.mesh(tc.document)
+	eachInLab(t, oneWorker(), map[string]bool{"the new one lists first": false, "the old one lists first": true}, func(t *testing.T, lab *Lab, late bool) {
+		lab.mesh(late)
 		lab.Patch(sim.PatchedExtension)
-		lab.NodeIDsBegin(tc.ids)
+		lab.NodeIDsBegin(map[bool]string{false: "!", true: "~"}[late])
 		n := planOf(t, lab, "wk1")
-		mustBe(t, n.KubeSpan && slices.Contains(n.Notes, planning.OldPeer) && planning.Outage(n) == planning.PeerLasts,
-			"planned %v, %s, notes %q", n.KubeSpan, planning.Outage(n), n.Notes)
+		mustBe(t, n.KubeSpan && slices.Contains(n.Notes, planning.OldPeer) && planning.Outage(n) == planning.PeerLasts, "planned %+v", n)
 		var said []string
 		c := lab.Client().hears(notes("wait-healthy", &said))
 		began := time.Now()
 		must(t, c.roll(onlyWorker)(context.WithoutCancel(t.Context())))
-		took := time.Since(began)
-		require(t, took > planning.PeerLasts == tc.late, "it took %s", took)
-		require(t, !tc.late || strings.Contains(strings.Join(said, "\n"), planning.OldPeer), "said %q", said)
+		require(t, time.Since(began) > planning.PeerLasts == late, "it took %s", time.Since(began))
+		require(t, !late || strings.Contains(strings.Join(said, "\n"), planning.OldPeer), "said %q", said)
 		requireInSync(t, lab)
 	})
 }

@@ -101,13 +101,11 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 		}
 		acceptLoss(accept...)(lab)
 		var shown []string
-		c := lab.as(thirdRun)
-		c.Confirm = func(p planning.Plan) (bool, error) {
+		c := lab.as(thirdRun).confirms(func(p planning.Plan) {
 			if n := p.Nodes[0]; shown == nil && n.Strategy == d.plan {
 				shown = n.WillLose
 			}
-			return true, nil
-		}
+		})
 		must(t, errOf(d.leave(t.Context(), c)))
 		require(t, slices.Contains(shown, pvLost), "shown as lost: %q", shown)
 	})
@@ -142,12 +140,11 @@ func TestBoundMeanwhile(t *testing.T) {
 		before := lab.machinesDump()
 		second := lab.as(secondRun)
 		bind := sync.OnceFunc(func() { boundVolume()(lab) })
-		second.Confirm = func(planning.Plan) (bool, error) {
+		second.confirms(func(planning.Plan) {
 			if s.at == (moment{}) {
 				bind()
 			}
-			return true, nil
-		}
+		})
 		second.Emit = func(e step.Event) {
 			if s.at.is(e) {
 				bind()

@@ -62,15 +62,12 @@ func (l *Lab) leaveAndReboot(name string, between func()) {
 // touched are the changes of a node's VM, machine or Node since a call, without image pulls: they come before its turn.
 func (l *Lab) touched(from int, name string) []string {
 	n := l.node(name)
-	var out []string
-	for _, c := range l.Recorder.Calls()[from:] {
+	calls := l.sent(from, func(c record.Call) bool {
 		of := strings.Contains(c.Path, fmt.Sprintf("/qemu/%d/", n.VMID)) || c.Proto == "talos" && c.Target == n.Addr.String() ||
 			c.Proto == "kubernetes" && c.Target == name
-		if c.Mutation && of && c.Method != "/machine.ImageService/Pull" {
-			out = append(out, c.Method+" "+c.Path)
-		}
-	}
-	return out
+		return c.Mutation && of && c.Method != "/machine.ImageService/Pull"
+	})
+	return cluster.Each(calls, func(c record.Call) string { return c.Method + " " + c.Path })
 }
 
 func (l *Lab) requireLeftAlone(from int, name string) {
@@ -122,12 +119,11 @@ func TestGateOfEtcd(t *testing.T) {
 				lab.breakEtcd(talosapi.EtcdFault{}, "cp1") // the faulty member ends with the machine
 			}
 		})
-		user.Confirm = func(planning.Plan) (bool, error) {
+		user.confirms(func(planning.Plan) {
 			c.spoil(lab)
 			time.Sleep(time.Minute)
 			from = len(lab.Recorder.Calls())
-			return true, nil
-		}
+		})
 		_, err := user.Roll(t.Context(), c.policy)
 		if c.text == nil {
 			must(t, err)
@@ -142,15 +138,11 @@ func TestGateOfEtcd(t *testing.T) {
 // TestWorkersDoNotWaitForEtcd: an unhealthy member stops the roll of control planes, but not of workers before them.
 func TestWorkersDoNotWaitForEtcd(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-		lab.Replace("recast.yaml", "roll:\n", "roll:\n  order: workers-first\n")
+		lab.setRoll("order: workers-first")
 		lab.Patch(everywhere)
 		lab.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2")
-		from := len(lab.Recorder.Calls())
-		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		requireRefused(t, err, "roll/control-planes/cp1/gate: etcd would not survive losing cp1: cp2 does not answer")
-		for _, name := range controlPlanes {
-			lab.requireLeftAlone(from, name)
-		}
+		const says = "roll/control-planes/cp1/gate: etcd would not survive losing cp1: cp2 does not answer"
+		lab.refuses(lab.Client().roll(planning.Policy{}), says, controlPlanes...)
 		requireDrift(t, lab, controlPlanes...)
 	})
 }
@@ -166,31 +158,25 @@ func splitBrain(l *Lab) {
 // A roll waits for a fault of etcd that passes, names one that does not, and the next run goes on once it is repaired.
 func TestEtcdTroubleAfterwards(t *testing.T) {
 	long(t)
+	passes := func(f talosapi.EtcdFault, node string) *talosFault {
+		return &talosFault{begins: inTurn(breakEtcd(f, node), meanwhile(2*time.Minute, breakEtcd(talosapi.EtcdFault{}, node))), stands: untouched}
+	}
+	stays := func(f talosapi.EtcdFault, node, says string) *talosFault {
+		mends := inTurn(breakEtcd(talosapi.EtcdFault{}, node), later)
+		return &talosFault{begins: breakEtcd(f, node), mends: mends, says: []string{says}, stands: isOut}
+	}
 	faults := map[string]*talosFault{
-		"the others lose their leader for a while": {begins: forAWhile(talosapi.EtcdFault{Down: true}, "cp2"), stands: untouched},
-		"another member hangs for a while":         {begins: forAWhile(talosapi.EtcdFault{Hung: true}, "cp2"), stands: untouched},
-		"its own member is a learner for a while":  {begins: forAWhile(talosapi.EtcdFault{Learner: true}, "cp1"), stands: untouched},
-		"another member hangs": {
-			begins: breakEtcd(talosapi.EtcdFault{Hung: true}, "cp2"), mends: inTurn(breakEtcd(talosapi.EtcdFault{}, "cp2"), later),
-			says: []string{"etcd: cp2 does not answer: 127.42.7.12: gave up after 15s"}, stands: isOut,
-		},
-		"a member runs out of space": {
-			begins: breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3"), mends: inTurn(breakEtcd(talosapi.EtcdFault{}, "cp3"), later),
-			says: []string{"alarm NOSPACE on member cp3"}, stands: isOut,
-		},
-		"the data is not the same": {
-			begins: breakEtcd(talosapi.EtcdFault{Corrupt: true}, "cp3"), mends: inTurn(breakEtcd(talosapi.EtcdFault{}, "cp3"), later),
-			says: []string{"alarm CORRUPT on member cp3"}, stands: isOut,
-		},
+		"the others lose their leader for a while": passes(talosapi.EtcdFault{Down: true}, "cp2"),
+		"another member hangs for a while":         passes(talosapi.EtcdFault{Hung: true}, "cp2"),
+		"its own member is a learner for a while":  passes(talosapi.EtcdFault{Learner: true}, "cp1"),
+		"another member hangs":                     stays(talosapi.EtcdFault{Hung: true}, "cp2", "etcd: cp2 does not answer: 127.42.7.12: gave up after 15s"),
+		"a member runs out of space":               stays(talosapi.EtcdFault{NoSpace: true}, "cp3", "alarm NOSPACE on member cp3"),
+		"the data is not the same":                 stays(talosapi.EtcdFault{Corrupt: true}, "cp3", "alarm CORRUPT on member cp3"),
 	}
 	for _, f := range faults {
 		f.o, f.rolls, f.at = threePlanes, "cp1", "bring-up/start"
 	}
 	eachFault(t, faults)
-}
-
-func forAWhile(f talosapi.EtcdFault, node string) func(*talosScene) {
-	return inTurn(breakEtcd(f, node), meanwhile(2*time.Minute, breakEtcd(talosapi.EtcdFault{}, node)))
 }
 
 // resetAfterLeaving is a control plane, cp1, that is reset when it has left etcd, and joins it again.
@@ -247,7 +233,6 @@ func (c resetAfterLeaving) play(t *testing.T, lab *Lab, at string, command func(
 	}
 	must(t, err)
 	require(t, len(lab.memberIDs()) == c.planes && lab.memberIDs()["cp1"] != "", "members of etcd: %v", lab.memberIDs())
-	lab.RequireIntact()
 }
 
 // TestResetAfterItLeft: a reset makes a control plane that has left etcd join again. Its vote must not be lost with its
@@ -344,11 +329,7 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 		if !c.after {
 			off()
 		}
-		user := lab.Client()
-		user.Confirm = func(planning.Plan) (bool, error) {
-			off()
-			return true, nil
-		}
+		user := lab.Client().confirms(func(planning.Plan) { off() })
 		_, err := user.Roll(t.Context(), planning.Policy{Only: []string{"cp1"}, AcceptOutage: c.text == "etcd"})
 		require(t, err != nil && strings.Contains(err.Error(), c.text) && len(fault.Hints(err)) != 0,
 			"err = %v, hints %q, want %q", err, fault.Hints(err), c.text)
@@ -471,9 +452,6 @@ func TestRemovedMember(t *testing.T) {
 		require(t, lab.memberIDs()["cp2"] != removed, "cp2 is the removed member")
 		must(t, diagnosis(t, lab.Client()).Err())
 		requireDrift(t, lab, "cp1", "cp3", "wk1")
-		if !onData { // else it was wiped on purpose
-			lab.RequireIntact()
-		}
 	})
 }
 
@@ -529,12 +507,10 @@ func TestAFileWithoutEtcdsVolume(t *testing.T) {
 			now := lab.machine("cp2")
 			require(t, now.BootID == before.BootID && member() == was, "%s: cp2 was touched", strategy)
 		}
-		accept := func() { lab.Replace("recast.yaml", "{name: cp2,", "{name: cp2, acceptLoss: [ETCD],") }
-
 		refuse(cluster.ApplyConfig, false)
 		lab.Patch(everywhere)
 		refuse(cluster.Recreate, true)
-		accept()
+		lab.Replace("recast.yaml", "{name: cp2,", "{name: cp2, acceptLoss: [ETCD],")
 		user := files.user(lab, secondRun)
 		n := lab.planOf(user, "cp2", only)
 		if n.Strategy != cluster.Recreate || n.EtcdKept || len(n.Refused) > 0 || !slices.ContainsFunc(n.WillLose, func(text string) bool {
@@ -743,9 +719,7 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 			"afterwards %q", rep.Afterwards)
 
 		// An etcd that has data is never overwritten.
-		from := len(lab.Recorder.Calls())
-		requireRefused(t, lab.Client().restore(saved.File)(t.Context()), "cp1 has etcd data already: it is never overwritten")
-		lab.requireLeftAlone(from, "cp1")
+		lab.refuses(lab.Client().restore(saved.File), "cp1 has etcd data already: it is never overwritten", "cp1")
 	})
 }
 
@@ -835,8 +809,7 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 
 // A day after a restore that Talos completed a new one is possible; an etcd that a person began is recognized.
 func TestRestoreOnceMore(t *testing.T) {
-	stories := map[string]bool{"completed by Talos": false, "begun by a person": true}
-	eachLong(t, oneWorker(), stories, func(t *testing.T, lab *Lab, byHand bool) {
+	eachLong(t, oneWorker(), map[string]bool{"completed by Talos": false, "begun by a person": true}, func(t *testing.T, lab *Lab, byHand bool) {
 		saved := lab.backUp()
 		lab.reset("cp1", "EPHEMERAL")
 		user := lab.Client()
@@ -881,9 +854,8 @@ func TestRestoreIsRefused(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, c story) {
 		saved := lab.backUp()
 		c.spoil(lab, saved.File)
-		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-		requireRefused(t, lab.Client().restore(saved.File)(t.Context()), c.text)
-		lab.requireLeftAlone(from, "cp1")
+		ids := lab.memberIDs()
+		lab.refuses(lab.Client().restore(saved.File), c.text, "cp1")
 		requireSame(t, ids, lab.memberIDs(), "members of etcd (-before +after)")
 	})
 }
