@@ -423,8 +423,8 @@ func impostor(t *testing.T, l *Lab, name, machine string) {
 // permanently removed from the cluster"). doctor reports it. If the data is on the system disk, a roll repairs it; else
 // the roll is refused before it touches anything, and the remedy works.
 func TestRemovedMember(t *testing.T) {
-	options := func(onData bool) sim.Options { return sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData} }
-	eachLongIn(t, options, map[string]bool{"on the system disk": false, "on a disk of its own": true}, func(t *testing.T, lab *Lab, onData bool) {
+	eachLongStory(t, map[string]bool{"on the system disk": false, "on a disk of its own": true}, func(t *testing.T, onData bool) {
+		lab := New(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData}) // whose etcd's disk is wiped on purpose
 		lab.Patch(everywhere)
 		removed := lab.memberIDs()["cp2"]
 		lab.removeMember(removed)
@@ -452,6 +452,9 @@ func TestRemovedMember(t *testing.T) {
 		require(t, lab.memberIDs()["cp2"] != removed, "cp2 is the removed member")
 		must(t, diagnosis(t, lab.Client()).Err())
 		requireDrift(t, lab, "cp1", "cp3", "wk1")
+		if !onData {
+			lab.RequireIntact()
+		}
 	})
 }
 
