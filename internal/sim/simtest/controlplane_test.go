@@ -244,8 +244,7 @@ func (w *etcdWatch) after(c record.Call) {
 }
 
 func (l *Lab) runs(n sim.Node) bool {
-	vm, err := l.World.LookupVM(n.Host, n.VMID)
-	return err == nil && vm.Running
+	return l.vmWith(func(vm world.VM) bool { return vm.ID == n.VMID }).Running
 }
 
 func (l *Lab) nameOf(addr string) string {

@@ -231,7 +231,7 @@ func (l *Lab) shapeAll(all, workers string) {
 func (l *Lab) vmOf(node string) world.VM {
 	l.t.Helper()
 	id := l.node(node).VMID
-	return valueOf(l.World.LookupVM(l.hostOf(id), id))(l.t)
+	return l.vmWith(func(vm world.VM) bool { return vm.ID == id })
 }
 
 func withConfig(line string) edit {

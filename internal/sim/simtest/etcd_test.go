@@ -73,9 +73,7 @@ func (l *Lab) touched(from int, name string) []string {
 func (l *Lab) requireLeftAlone(from int, name string) {
 	l.t.Helper()
 	requireNone(l.t, l.touched(from, name), name+" was touched")
-	n := l.node(name)
-	vm := valueOf(l.World.LookupVM(n.Host, n.VMID))(l.t)
-	require(l.t, vm.Running, "%s: %+v", name, vm)
+	require(l.t, l.runs(l.node(name)), "%s is off", name)
 	if k, err := l.Kube.Node(l.t.Context(), name); err == nil && k.Spec.Unschedulable {
 		l.t.Errorf("%s is cordoned", name)
 	}
@@ -399,9 +397,7 @@ func rename(t *testing.T, l *Lab, names map[string]string) {
 func (l *Lab) editEtcd(t *testing.T, node string, old, fresh string) {
 	t.Helper()
 	n := l.node(node)
-	vm := valueOf(l.World.LookupVM(n.Host, n.VMID))(t)
-	volid, _, _ := strings.Cut(vm.Config["scsi0"], ",")
-	media := l.World.Media(volid, n.Host)
+	media := l.World.Media(volidOf(l, n.VMID, "scsi0"), n.Host)
 	disk := valueOf(artefact.ReadDisk(media.Bytes()))(t)
 	edited := false
 	for i, p := range disk.Partitions {

@@ -29,10 +29,7 @@ import (
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
-var longhornVolumes = store.Resource{
-	GroupVersionResource: schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "volumes"},
-	Kind:                 "Volume", Namespaced: true, Status: true,
-}
+var longhornVolumes = resource("longhorn.io/v1beta2", "volumes", "Volume", true)
 
 // volumeGate is a gate about volumes, with a timeout of two minutes.
 const volumeGate = "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, timeout: 2m, expr: status.robustness == 'healthy'}]"
@@ -158,23 +155,19 @@ func TestGateOfWhatIsNotInstalled(t *testing.T) {
 
 // Ctrl-C ends the wait of a gate at once: nothing is half done.
 func TestCtrlCInAGate(t *testing.T) {
-	type story struct{ at, stale string }
-	cases := map[string]story{
-		"before": {at: "wk1/ask-gates", stale: "wk1 wk2"},
-		"after":  {at: "wk1/ask-gates-again", stale: "wk2"},
-	}
-	eachLong(t, sim.Options{Workers: 2}, cases, func(t *testing.T, lab *Lab, tc story) {
+	stale := map[string][]string{"wk1/ask-gates": {"wk1", "wk2"}, "wk1/ask-gates-again": {"wk2"}}
+	eachLong(t, sim.Options{Workers: 2}, storiesOf(slices.Collect(maps.Keys(stale))...), func(t *testing.T, lab *Lab, at string) {
 		gated(t, lab, volumeGate)
 		c := lab.Client()
 		var pressed time.Time
-		c.Emit = whenStarted(tc.at, func() {
+		c.Emit = whenStarted(at, func() {
 			lab.volume("pvc-1", "faulted")
 			time.AfterFunc(20*time.Second, func() { pressed = time.Now(); c.Runner.Stop() })
 		})
 		_, err := c.Roll(t.Context(), planning.Policy{})
 		requireFault(t, err, fault.Interrupted, "status.robustness=faulted: stopped")
 		require(t, time.Since(pressed) <= 15*time.Second, "%s later: %v", time.Since(pressed), err)
-		requireDrift(t, lab, strings.Fields(tc.stale)...)
+		requireDrift(t, lab, stale[at]...)
 		requireNoClaim(t, lab)
 	})
 }
@@ -263,7 +256,7 @@ func TestGatePresets(t *testing.T) {
 			for _, c := range cases {
 				remove := lab.fill(c.Objects, served)
 				requireSame(t, c.Fails, lab.failing(gates), "%s: %s (-want +got)", filepath.Base(file), c.Name)
-				remove()
+				remove(lab)
 			}
 		}
 		taints := lab.preset("../../../examples/gates/piraeus.yaml", config)[2:] // of nodes, which the lab itself has
@@ -291,31 +284,25 @@ func (l *Lab) preset(file string, config []byte) []cluster.UserGate {
 	mustBe(l.t, found, "%s has no section roll", file)
 	l.Write("recast.yaml", config)
 	l.Replace("recast.yaml", "roll:\n", "roll:\n"+gates)
-	plan, err := l.Client().Plan(l.t.Context(), planning.Policy{})
-	mustBe(l.t, err == nil, "%s: %v", file, err)
+	plan := l.plan(planning.Policy{})
 	l.Write("recast.yaml", config)
 	return plan.Gates
 }
 
-func (l *Lab) fill(objects []map[string]any, served []store.Resource) (remove func()) {
+func (l *Lab) fill(objects []map[string]any, served []store.Resource) (remove edit) {
 	l.t.Helper()
-	var undo []func()
+	var undo []edit
 	for _, content := range objects {
 		u := &unstructured.Unstructured{Object: content}
 		for _, r := range served {
-			if r.GVK() != u.GroupVersionKind() {
-				continue
+			if r.GVK() == u.GroupVersionKind() {
+				l.put(r.GroupVersionResource, u.DeepCopy())
+				undo = append(undo, without(r.GroupVersionResource, u.GetNamespace(), u.GetName()))
 			}
-			l.put(r.GroupVersionResource, u.DeepCopy())
-			undo = append(undo, func() { without(r.GroupVersionResource, u.GetNamespace(), u.GetName())(l) })
 		}
 	}
 	mustBe(l.t, len(undo) == len(objects), "%d of %d objects are of a kind that is served", len(undo), len(objects))
-	return func() {
-		for _, f := range undo {
-			f()
-		}
-	}
+	return all(undo...)
 }
 
 // failing asks every gate once, and returns the observations of those that don't hold.
