@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -156,17 +155,22 @@ func (s *session) end() {
 	}
 }
 
+// unless ends a session that has failed.
+func (s *session) unless(err error) (*session, error) {
+	if err != nil {
+		s.end()
+		return nil, err
+	}
+	return s, nil
+}
+
 // connect connects the real adapters to the lab, as cmd does to the real world.
 func (c *Client) connect(ctx context.Context) (*session, error) {
 	s, err := c.connectImages()
 	if err != nil {
 		return nil, err
 	}
-	if err := c.connectMachines(s); err != nil {
-		s.end()
-		return nil, err
-	}
-	return s, ctx.Err()
+	return s.unless(errors.Join(c.connectMachines(s), ctx.Err()))
 }
 
 // connectImages connects a command that needs no machines.
@@ -177,11 +181,8 @@ func (c *Client) connectImages() (*session, error) {
 	}
 	c.lab.canary.visit(c.Dir)
 	s := &session{project: p}
-	if s.images, err = c.imagesOf(s, p); err != nil {
-		s.end()
-		return nil, err
-	}
-	return s, nil
+	s.images, err = c.imagesOf(s, p)
+	return s.unless(err)
 }
 
 // connectMachines connects to Proxmox, and to Talos and Kubernetes with the credentials in the
@@ -449,11 +450,7 @@ func (c *Client) InitNew(ctx context.Context, dir string, o setup.InitOptions, n
 func (c *Client) connectWithoutFile() (*session, error) {
 	s := &session{project: pipeline.Project{Config: &config.Config{}}}
 	s.project.Config.Proxmox.Endpoints, s.project.Config.Proxmox.Fingerprint = c.lab.Endpoints(), c.lab.Fingerprint()
-	if err := c.connectMachines(s); err != nil {
-		s.end()
-		return nil, err
-	}
-	return s, nil
+	return s.unless(c.connectMachines(s))
 }
 
 // initSources makes dir the client's working directory.
@@ -643,13 +640,8 @@ func (c *canary) addKey(what string, key []byte) {
 
 // in lists the secrets in a text.
 func (c *canary) in(text []byte) []string {
-	found := map[string]bool{}
-	for _, s := range c.secrets {
-		if !found[s.of] && bytes.Contains(text, s.text) {
-			found[s.of] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(found))
+	found := cluster.Where(c.secrets, func(s secret) bool { return bytes.Contains(text, s.text) })
+	return slices.Compact(slices.Sorted(slices.Values(cluster.Each(found, func(s secret) string { return s.of }))))
 }
 
 // leaks lists the secrets in recast's output and files.

@@ -253,15 +253,14 @@ func TestResetMachine(t *testing.T) {
 		labels []string
 		files  bool // talos.machineConfigs
 	}
-	cases := map[string]story{
+	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]story{
 		"a worker":                                {"wk1", []string{"STATE"}, true},
 		"a worker, with all it had":               {"wk1", []string{"STATE", "EPHEMERAL"}, true},
 		"a worker, its configuration lost":        {"wk1", []string{"STATE"}, false},
 		"a control plane":                         {"cp2", []string{"STATE"}, true},
 		"a control plane, with its data":          {"cp2", []string{"STATE", "EPHEMERAL"}, true},
 		"a control plane, its configuration lost": {"cp2", []string{"STATE", "EPHEMERAL"}, false},
-	}
-	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, cases, func(t *testing.T, lab *Lab, c story) {
+	}, func(t *testing.T, lab *Lab, c story) {
 		configs := lab.keptConfigs().read
 		lab.Patch(everywhere)
 		lab.reset(c.node, c.labels...)

@@ -306,16 +306,15 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 		after  bool // after the plan
 		text   string
 	}
-	cases := map[string]story{
+	options := func(c story) sim.Options { return sim.Options{ControlPlanes: c.planes, Workers: 1, EtcdOnData: true} }
+	eachLongIn(t, options, map[string]story{
 		"one of three is off":                  {3, []string{"cp2"}, false, "other nodes are not Ready: cp2"},
 		"one of three is off, after the plan":  {3, []string{"cp2"}, true, "other nodes are not Ready: cp2"},
 		"two of three are off":                 {3, []string{"cp2", "cp3"}, false, "etcd"},
 		"two of three are off, after the plan": {3, []string{"cp2", "cp3"}, true, "etcd"},
 		"one of two is off":                    {2, []string{"cp2"}, false, "etcd"},
 		"one of two is off, after the plan":    {2, []string{"cp2"}, true, "etcd"},
-	}
-	options := func(c story) sim.Options { return sim.Options{ControlPlanes: c.planes, Workers: 1, EtcdOnData: true} }
-	eachLongIn(t, options, cases, func(t *testing.T, lab *Lab, c story) {
+	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
 		from := len(lab.Recorder.Calls())
 		off := sync.OnceFunc(func() {
@@ -595,7 +594,7 @@ func TestSnapshotOfEtcd(t *testing.T) {
 		asked  []string
 		texts  []string // of the refusal
 	}
-	cases := map[string]story{
+	eachLong(t, threePlanes, map[string]story{
 		"whole":                  {nil, []string{"cp1"}, nil},
 		"broken on the first":    {map[string]talosapi.EtcdFault{"cp1": broken}, []string{"cp1", "cp2"}, nil},
 		"wrong on the first two": {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped}, []string{"cp1", "cp2", "cp3"}, nil},
@@ -603,8 +602,7 @@ func TestSnapshotOfEtcd(t *testing.T) {
 			"snapshot of etcd from cp1: snapshot has ", "snapshot of etcd from cp2: snapshot does not match its checksum", "snapshot of etcd from cp3: ",
 			"no control plane gave a snapshot of etcd that can be used",
 		}},
-	}
-	eachLong(t, threePlanes, cases, func(t *testing.T, lab *Lab, c story) {
+	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
 		for node, f := range c.faults {
 			lab.breakEtcd(f, node)

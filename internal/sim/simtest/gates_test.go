@@ -125,7 +125,7 @@ func TestGateOfWhatIsNotInstalled(t *testing.T) {
 		crd  bool
 		want string // "": it holds
 	}
-	cases := map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"no such group":        {volumes + "}]", false, "longhorn.io is not installed: the API has no group of that name"},
 		"no such version":      {"gates: [{apiVersion: longhorn.io/v1beta1, kind: Volume, expr: 'false'}]", true, "longhorn.io is served as v1beta2, not as v1beta1"},
 		"no such kind":         {"gates: [{apiVersion: longhorn.io/v1beta2, kind: Volumes, expr: 'false'}]", true, "longhorn.io/v1beta2 has no kind Volumes, only Engine, Node, Replica, Setting, Volume"},
@@ -134,8 +134,7 @@ func TestGateOfWhatIsNotInstalled(t *testing.T) {
 		"no object":            {volumes + ", timeout: 3s}]", true, "gave up after 3s; last seen: there is no such object: context deadline exceeded"},
 		"no object, optional":  {volumes + ", optional: true}]", true, ""},
 		"no object, by a name": {volumes + ", namespace: longhorn-system, name: pvc-7, timeout: 3s}]", true, "gave up after 3s; last seen: there is no such object: context deadline exceeded"},
-	}
-	eachLong(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+	}, func(t *testing.T, lab *Lab, c story) {
 		if c.crd {
 			lab.installLonghorn()
 		}

@@ -327,11 +327,11 @@ func (l *Lab) ResetNode(ctx context.Context, name string, labels ...string) erro
 // node finds a node of the lab by its name.
 func (l *Lab) node(name string) sim.Node {
 	l.t.Helper()
-	i := slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == name })
-	if i < 0 {
+	n, found := cluster.Find(l.Nodes, func(n sim.Node) bool { return n.Name == name })
+	if !found {
 		l.t.Fatalf("the lab has no node %s", name)
 	}
-	return l.Nodes[i]
+	return n
 }
 
 // settledDump is the whole world as text once all work in progress has ended, without what
