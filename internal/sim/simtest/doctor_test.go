@@ -58,11 +58,9 @@ func TestDoctor(t *testing.T) {
 		vmid := lab.Nodes[0].VMID
 		lab.World.SetLock(vmid, "backup")
 		res = diagnosis(t, lab.Client())
-		i := slices.IndexFunc(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
-		mustBe(t, i >= 0, "no check speaks of the lock: %+v", res.Checks)
-		c := res.Checks[i]
-		require(t, c.State == checkup.Warning && len(c.Remedy) == 1 && strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)),
-			"%+v", c)
+		c, _ := cluster.Find(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
+		require(t, c.State == checkup.Warning && len(c.Remedy) == 1, "of the lock: %+v in %+v", c, res.Checks)
+		requireSays(t, strings.Join(c.Remedy, ""), fmt.Sprintf("qm unlock %d", vmid))
 		lab.World.SetLock(vmid, "")
 
 		// A token that sees the VMs but not their disks' storage must not get the result that a new system disk is impossible.
@@ -185,9 +183,7 @@ func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 		nodes := []string{"cp1", "wk1"}
 		want, got := map[string][]string{}, map[string][]string{}
 		for _, name := range nodes {
-			for _, s := range lab.Client().Explain(t, name).Steps {
-				want[name] = append(want[name], s.Path)
-			}
+			want[name] = cluster.Each(lab.Client().Explain(t, name).Steps, func(s survey.StepOutline) string { return s.Path })
 			mustBe(t, len(want[name]) >= 8, "%s: only %q are explained", name, want[name])
 		}
 		c := lab.Client()
