@@ -318,7 +318,7 @@ func localRefusals() []refusal {
 		loss("hostpath/var/lib/agent", "hostPath /var/lib/agent (DaemonSet default/agent)", daemons("default", "agent", "/var/lib/agent"), noDaemons("default", "agent")),
 		{name: "what a DaemonSet makes anew", bring: daemons("default", "vector", "/var/lib/vector"), undo: noDaemons("default", "vector")},
 		{name: "hostPath on another disk", bring: daemons("default", "agent", "/var/mnt/data/agent"), undo: noDaemons("default", "agent")},
-		loss("linstor/var/lib/linstor-pools/pool", "LINSTOR storage pool pool (/var/lib/linstor-pools/pool)", pool("fileThinPool", nil), noPool),
+		loss("linstor/var/lib/linstor-pools/pool", "LINSTOR storage pool pool (/var/lib/linstor-pools/pool)", pool("fileThinPool", map[string]any{}), noPool),
 		{name: "LINSTOR's files on another disk", bring: pool("filePool", map[string]any{"directory": "/var/mnt/data/linstor"}), undo: noPool},
 		loss("pv/pvc-1", "PersistentVolume pvc-1 (claim default/db-0)", topolvm, noVolume),
 		{
