@@ -255,13 +255,11 @@ func (l *Lab) nameOf(addr string) string {
 var controlPlanes = []string{"cp1", "cp2", "cp3"}
 
 // TestPeersRoll rolls three control planes, however many may be down at a time.
-//   - Upgrades of three control planes lost or removed members (talos #9153, #9789, #8759,
-//     #7423). The data of a removed member is unusable for ever (facts: "the member has been
-//     permanently removed").
+//   - Upgrades of three control planes lost or removed members (talos #9153, #9789, #8759, #7423). The data of a
+//     removed member is unusable for ever (facts: "the member has been permanently removed").
 //   - The next member was removed before the previous one was back (cacppt #225, #150).
 //   - Removing a member by name deleted the wrong node's data (talos #3340).
-//   - A machine that joins etcd removes the member with its own name, whoever that is (talos
-//     PR #3715).
+//   - A machine that joins etcd removes the member with its own name, whoever that is (talos PR #3715).
 func TestPeersRoll(t *testing.T) {
 	type story struct {
 		strategy cluster.Strategy

@@ -233,9 +233,8 @@ func (c resetAfterLeaving) play(t *testing.T, lab *Lab, at string, command func(
 	require(t, len(lab.memberIDs()) == c.planes && lab.memberIDs()["cp1"] != "", "members of etcd: %v", lab.memberIDs())
 }
 
-// TestResetAfterItLeft: a reset makes a control plane that has left etcd join again. Its vote must not be lost with its
-// disk: it leaves once more, here and in the run after a kill. A replacement that is cancelled leaves etcd, too, and
-// joins it again if it is reset before it is down.
+// A reset makes a control plane that has left etcd, for a replacement or its cancelling, join again. Its vote must not
+// be lost with its disk: it leaves once more, here and in the run after a kill.
 func TestResetAfterItLeft(t *testing.T) {
 	const unsaid = "no control plane says who the members of etcd are"
 	eachLongIn(t, resetAfterLeaving.options, map[string]resetAfterLeaving{
@@ -414,9 +413,8 @@ func impostor(t *testing.T, l *Lab, name, machine string) {
 	l.apply(machine, config)
 }
 
-// TestRemovedMember: a person removes a control plane's member while it keeps its data (facts: "the member has been
-// permanently removed from the cluster"). doctor reports it. If the data is on the system disk, a roll repairs it; else
-// the roll is refused before it touches anything, and the remedy works.
+// A member is removed that keeps its data (facts: "the member has been permanently removed from the cluster"). doctor
+// says so. If the data is on the system disk, a roll repairs it; else the roll is refused, and the remedy works.
 func TestRemovedMember(t *testing.T) {
 	eachLongStory(t, map[string]bool{"on the system disk": false, "on a disk of its own": true}, func(t *testing.T, onData bool) {
 		lab := New(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData}) // whose etcd's disk is wiped on purpose
@@ -479,9 +477,8 @@ func TestDoctorOfTwoEtcds(t *testing.T) {
 	})
 }
 
-// TestAFileWithoutEtcdsVolume drops the document of the volume ETCD, so that Talos uses an empty directory on
-// EPHEMERAL: nothing lifts that for a node that keeps its system disk. With a new one, and acceptLoss, the member
-// leaves etcd first and joins it again without data; the volume stays, empty.
+// Without the document of the volume ETCD Talos uses an empty directory: nothing lifts that for a node that keeps its
+// system disk. With a new one, and acceptLoss, the member leaves etcd and joins it again; the volume stays, empty.
 func TestAFileWithoutEtcdsVolume(t *testing.T) {
 	long(t)
 	inDamagedLab(t, sim.Options{ControlPlanes: 3, Workers: sim.None, EtcdOnData: true, EtcdVolume: true, TalosVersion: talos14}, func(t *testing.T, lab *Lab) {

@@ -302,9 +302,8 @@ func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cl
 // foreignFew is the number of ways to exchange a system that are played unless all are to be.
 const foreignFew = 8
 
-// TestForeignHands: another person does something to the VMs, at every moment of every kind of exchange. Nothing is
-// lost except what they have broken themselves; the exchange continues or says what is where and what to do; and once
-// the act is reverted the exchange completes.
+// Whatever another person does to the VMs, at any moment of any exchange, nothing is lost but what they broke, and the
+// exchange continues or says what is where and what to do; it completes once the act is reverted.
 func TestForeignHands(t *testing.T) {
 	ways := foreignWays()
 	switch {
