@@ -148,8 +148,7 @@ func (l *Lab) requireRemoved(t *testing.T, node string, disks int) {
 		return len(cluster.Where(l.status().Kept, func(k pipeline.Kept) bool { return k.Node == node }))
 	}
 	requireSame(t, disks, kept(), "status lists … disks of it (-want +got)")
-	zero := 0
-	must(t, errOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks, KeepDisks: &zero})))
+	must(t, errOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks, KeepDisks: new(0)})))
 	requireSame(t, disks, kept(), "after a prune, status lists … disks of it (-want +got)")
 	l.RequireIntact()
 	rep := valueOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Removed: node}))(t)
