@@ -150,15 +150,12 @@ func (s *foreignScene) parking() int {
 	return vm.ID
 }
 
-var errNoVM = errors.New("there is no such VM")
-
 func (s *foreignScene) look(id int) (world.VM, error) {
-	for _, vm := range s.world.VMs() {
-		if vm.ID == id {
-			return vm, nil
-		}
+	vm, found := cluster.Find(s.world.VMs(), func(vm world.VM) bool { return vm.ID == id })
+	if !found {
+		return vm, errors.New("there is no such VM")
 	}
-	return world.VM{}, errNoVM
+	return vm, nil
 }
 
 func (s *foreignScene) change(id int, set map[string]string, del ...string) error {
@@ -299,9 +296,6 @@ func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cl
 	return life.run(ctx, x, s.giveUp)
 }
 
-// foreignFew is the number of ways to exchange a system that are played unless all are to be.
-const foreignFew = 8
-
 // Whatever another person does to the VMs, at any moment of any exchange, nothing is lost but what they broke, and the
 // exchange continues or says what is where and what to do; it completes once the act is reverted.
 func TestForeignHands(t *testing.T) {
@@ -310,7 +304,7 @@ func TestForeignHands(t *testing.T) {
 	case testing.Short():
 		ways = ways[:1]
 	case !*crashAll:
-		ways = drawn(ways, foreignFew, *crashSeed, "ways")
+		ways = drawn(ways, 8, *crashSeed, "ways")
 	}
 	for _, way := range ways {
 		t.Run(way.String(), func(t *testing.T) {
@@ -544,7 +538,6 @@ func foreignActs(way foreignWay) []foreignAct {
 		{name: "names the data disk in another VM", on: ofData, do: func(s *foreignScene, _ world.VM, _ string) (func(), error) {
 			return namesForeignTwice(s, world.VM{ID: foreignVM}, "")
 		}},
-
 		{name: "starts the VM", on: ofVM, do: startsForeign},
 		{name: "starts the parking VM", on: ofParking, do: startsForeign},
 		{name: "starts the holder", on: ofHolder, do: startsForeign},
@@ -557,7 +550,6 @@ func foreignActs(way foreignWay) []foreignAct {
 		{name: "backs the parking VM up", on: ofParking, do: backsUpForeign},
 		{name: "leaves a lock on the VM", on: ofVM, do: locksForeign},
 		{name: "leaves a lock on the parking VM", on: ofParking, do: locksForeign},
-
 		{name: "deletes the VM", on: ofVM, do: deletesForeign(false), destroys: true},
 		{name: "deletes the VM and what is unreferenced", on: ofVM, do: deletesForeign(true), destroys: true},
 		{name: "deletes the parking VM", on: ofParking, do: deletesForeign(false), destroys: true},
