@@ -1,8 +1,10 @@
 package simtest
 
 import (
+	"bytes"
 	"crypto/tls"
-	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,15 +15,19 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/client"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/configs"
 )
 
-// keptConfigs are the configurations that all nodes run, as files.
 func (l *Lab) keptConfigs() configFiles {
 	l.t.Helper()
 	files := configFiles{}
@@ -31,7 +37,11 @@ func (l *Lab) keptConfigs() configFiles {
 	return files
 }
 
-// set adds a line to the section machine of a node's file.
+// rebooted are the boots of nodes since earlier ones.
+func (l *Lab) rebooted(since []string) []string {
+	return slices.DeleteFunc(l.boots(), func(boot string) bool { return slices.Contains(since, boot) })
+}
+
 func (f configFiles) set(t testing.TB, node, line string) {
 	t.Helper()
 	text := strings.Replace(string(f[node]), "machine:\n", "machine:\n    "+line+"\n", 1)
@@ -50,53 +60,42 @@ const (
 
 // TestConfigure gives a node that is in sync another configuration, and nothing else.
 func TestConfigure(t *testing.T) {
-	type story struct {
-		node, line string
-		reboots    bool
-	}
+	type story struct{ node, line string }
 	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]story{
-		"a worker":                      {"wk1", noReboot, false},
-		"a control plane":               {"cp2", noReboot, false},
-		"a worker, with a reboot":       {"wk1", needsReboot, true},
-		"a control plane, and a reboot": {"cp2", needsReboot, true},
+		"a worker": {"wk1", noReboot}, "a worker, with a reboot": {"wk1", needsReboot},
+		"a control plane": {"cp2", noReboot}, "a control plane, and a reboot": {"cp2", needsReboot},
 	}, func(t *testing.T, lab *Lab, s story) {
-		files := lab.keptConfigs()
+		files, reboots := lab.keptConfigs(), s.line == needsReboot
 		user := files.user(lab, firstRun)
 		user.requireStale(t)
 		files.set(t, s.node, s.line)
 		user.requireStale(t, s.node)
 		before := lab.boots()
 		p := lab.planOf(user, s.node, planning.Policy{})
-		require(t, p.Strategy == cluster.ApplyConfig && (len(p.ConfigFile.Reboot) > 0) == s.reboots && len(p.ConfigFile.Changes) > 0,
-			"planned as %s, %s: %+v", p.Strategy, p.Why, p.ConfigFile)
+		requirePlanned(t, p, cluster.ApplyConfig)
+		require(t, (len(p.ConfigFile.Reboot) > 0) == reboots && len(p.ConfigFile.Changes) > 0, "%+v", p.ConfigFile)
 		must(t, user.roll(planning.Policy{})(t.Context()))
 		user.requireStale(t)
 		lab.requireServing(s.node)
-		rebooted := slices.DeleteFunc(lab.boots(), func(boot string) bool { return slices.Contains(before, boot) })
-		requireSame(t, map[bool]int{true: 1}[s.reboots], len(rebooted), "… nodes were rebooted (-want +got)")
+		requireCount(t, map[bool]int{true: 1}[reboots], lab.rebooted(before), "nodes were rebooted")
 		requireNone(t, lab.savedConfigs(), "the journal still has")
-		lab.RequireIntact()
 	})
 }
 
 // requireStale fails unless drift finds these nodes stale, each for its configuration alone.
 func (c *Client) requireStale(t *testing.T, nodes ...string) {
 	t.Helper()
-	res := valueOf(c.Drift(t.Context()))(t)
 	var stale []string
-	for _, d := range res.Nodes {
-		if len(d.Unread) > 0 || d.Stale && len(d.Of(false, true, false).Reasons) < len(d.Reasons) {
-			t.Errorf("%s: %+v", d.Node, d)
-		}
+	for _, d := range valueOf(c.Drift(t.Context()))(t).Nodes {
 		if d.Stale {
 			stale = append(stale, d.Node)
 		}
+		require(t, len(d.Unread) == 0 && (!d.Stale || len(d.Of(false, true, false).Reasons) == len(d.Reasons)), "%+v", d)
 	}
-	require(t, fmt.Sprint(stale) == fmt.Sprint(nodes), "stale: %v, want %v", stale, nodes)
+	requireSame(t, nodes, stale, "stale (-want +got)")
 }
 
-// TestWhatIsRolled: a node that is upgraded in place gets its configuration in the same outage, but --what leaves the
-// other part as it is.
+// A node that is upgraded in place gets its configuration in the same outage, but --what leaves the other part.
 func TestWhatIsRolled(t *testing.T) {
 	type story struct {
 		line       string
@@ -149,14 +148,11 @@ func TestAnotherIdentityIsRefused(t *testing.T) {
 		if files["wk1"] = cluster.Secret(s.change(t, was)); string(files["wk1"]) == was {
 			t.Fatalf("nothing was changed in\n%s", was)
 		}
-		from := len(lab.Recorder.Calls())
-		requireRefused(t, files.user(lab, firstRun).roll(onlyWorker)(t.Context()), s.says)
-		lab.requireLeftAlone(from, "wk1")
+		lab.refuses(files.user(lab, firstRun).roll(onlyWorker), s.says, "wk1")
 	})
 }
 
-// TestBadConfigurationIsGivenBack: a node that is not healthy with its configuration gets the old one back, from Talos
-// or, where it had to reboot for the new one, from recast. It costs one node, however many were to get it.
+// A node that is not healthy with its configuration gets the old one back, from Talos or recast. It costs one node.
 func TestBadConfigurationIsGivenBack(t *testing.T) {
 	type story struct {
 		to     []string // the nodes
@@ -228,8 +224,7 @@ func TestBadConfigurationIsGivenBack(t *testing.T) {
 	})
 }
 
-// TestKernelArgumentsOfTheConfiguration: with SeaBIOS, arguments of machine.install arrive with a recreate, and
-// an upgrade in place, which would lose them, is refused until the schematic has them.
+// With SeaBIOS machine.install's arguments arrive with a recreate; an upgrade in place would lose them, and is refused.
 func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, Layouts: []sim.Layout{{Data: 1}, {Data: 1, SeaBIOS: true}}}, func(t *testing.T, lab *Lab) {
@@ -238,9 +233,8 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 		files["wk1"] = cluster.Secret(strings.Replace(text, "    install:\n", "    install:\n        extraKernelArgs: [net.ifnames=0]\n", 1))
 		user := files.user(lab, firstRun)
 		n := lab.planOf(user, "wk1", planning.Policy{})
-		notes := strings.Join(n.Notes, "; ")
-		require(t, n.Strategy == cluster.ApplyConfig && strings.Contains(notes, "takes effect at a recreate or reimage by ISO at the earliest"),
-			"planned as %s: %q", n.Strategy, notes)
+		requirePlanned(t, n, cluster.ApplyConfig)
+		requireSays(t, strings.Join(n.Notes, "; "), "takes effect at a recreate or reimage by ISO at the earliest")
 		must(t, user.roll(onlyWorker)(t.Context()))
 		lab.Patch(sim.PatchedExtension)
 		must(t, user.roll(onlyWorker)(t.Context())) // a recreate, whose installer has the configuration
@@ -252,34 +246,31 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 	})
 }
 
-// TestResetMachine: a person has reset a node, which is in maintenance mode. If its configuration is at hand a roll
-// applies it and then rolls the node to the wanted build; else the error says which command to type, and that works.
+// A roll applies the configuration of a node that was reset, if there is a file; else its error says what to type.
 func TestResetMachine(t *testing.T) {
 	type story struct {
 		node   string
 		labels []string
 		files  bool // talos.machineConfigs
 	}
-	cases := map[string]story{
+	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]story{
 		"a worker":                                {"wk1", []string{"STATE"}, true},
 		"a worker, with all it had":               {"wk1", []string{"STATE", "EPHEMERAL"}, true},
 		"a worker, its configuration lost":        {"wk1", []string{"STATE"}, false},
 		"a control plane":                         {"cp2", []string{"STATE"}, true},
 		"a control plane, with its data":          {"cp2", []string{"STATE", "EPHEMERAL"}, true},
 		"a control plane, its configuration lost": {"cp2", []string{"STATE", "EPHEMERAL"}, false},
-	}
-	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, cases, func(t *testing.T, lab *Lab, c story) {
+	}, func(t *testing.T, lab *Lab, c story) {
 		configs := lab.keptConfigs().read
 		lab.Patch(everywhere)
 		lab.reset(c.node, c.labels...)
 		user := lab.Client()
 		var plans []string
-		user.Confirm = func(p planning.Plan) (bool, error) {
+		user.confirms(func(p planning.Plan) {
 			for _, n := range p.Work() {
 				plans = append(plans, n.Node+" "+string(n.Strategy))
 			}
-			return true, nil
-		}
+		})
 		want := []string{c.node + " recreate"}
 		if c.files {
 			user.MachineConfig = configs
@@ -303,7 +294,6 @@ func TestResetMachine(t *testing.T) {
 	})
 }
 
-// applyInsecure is talosctl apply-config --insecure.
 func (l *Lab) applyInsecure(node string, config []byte) {
 	l.t.Helper()
 	insecure := client.WithTLSConfig(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // as talosctl does
@@ -313,8 +303,7 @@ func (l *Lab) applyInsecure(node string, config []byte) {
 	time.Sleep(3 * time.Minute)
 }
 
-// TestResetToNothing: a person has wiped the whole system disk, and the machine boots
-// nothing. recast's hint repairs it.
+// A person has wiped the whole system disk, and the machine boots nothing. recast's hint repairs it.
 func TestResetToNothing(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		config := lab.configOf("wk1")
@@ -341,8 +330,7 @@ func TestResetToNothing(t *testing.T) {
 	})
 }
 
-// TestAResetMachineGetsItsOwnFile: a node that was reset keeps its data disks, and gets no file of another
-// cluster, nor of another role.
+// A node that was reset keeps its data disks, and gets no file of another cluster, nor of another role.
 func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -355,10 +343,8 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 			"gives it the hostname cp1: is it the file of that node?":               cluster.Secret(strings.ReplaceAll(string(own), "hostname: wk1", "hostname: cp1")),
 			"differs from cp1 in the CA of Kubernetes":                              withOtherCA(t, own),
 		} {
-			from := len(lab.Recorder.Calls())
 			user := configFiles{"wk1": file}.user(lab, firstRun)
-			requireRefused(t, user.roll(onlyWorker)(t.Context()), says)
-			lab.requireLeftAlone(from, "wk1")
+			lab.refuses(user.roll(onlyWorker), says, "wk1")
 			// recast config diff says the same of who the machine would be, whichever nodes are named. The plan adds volumes.
 			for _, nodes := range [][]string{nil, {"wk1"}} {
 				res := valueOf(connected(t.Context(), user, func(s *session) (configs.Diffs, error) {
@@ -373,12 +359,10 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 		user := configFiles{"wk1": own}.user(lab, firstRun)
 		requirePlanned(t, lab.planOf(user, "wk1", onlyWorker), cluster.InstallReset)
 		must(t, user.roll(onlyWorker)(t.Context()))
-		lab.RequireIntact()
 	})
 }
 
-// TestEncryptionOfAFile: keys in a file that no later roll could open again are refused, for a node that runs, and for
-// one that was reset; others are not.
+// Keys in a file that no later roll could open are refused, for a node that runs, and for one that was reset.
 func TestEncryptionOfAFile(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -410,9 +394,7 @@ func TestEncryptionOfAFile(t *testing.T) {
 	})
 }
 
-// TestFilesThatKeepAVolumeFromWorking: with another filesystem or encryption of a volume that stays, or the name of
-// another node, nothing gets a file, and acceptLoss lifts none of that. A reset machine with a volume in two slots gets
-// none either.
+// What keeps a volume from working, or is for another node, is refused, and acceptLoss lifts none of that.
 func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -427,8 +409,7 @@ func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 		refused := func(file cluster.Secret, says string) {
 			t.Helper()
 			n := lab.planOf(configFiles{"wk1": file}.user(lab, firstRun), "wk1", onlyWorker)
-			all := strings.Join(n.Refused, "\n")
-			require(t, strings.Contains(all, says), "%s: %q, want %q", n.Strategy, all, says)
+			requireSays(t, strings.Join(n.Refused, "\n"), says)
 		}
 		for _, stale := range []bool{false, true} {
 			if stale {
@@ -438,8 +419,7 @@ func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
 			refused(encrypted, "has another encryption for UserVolumeConfig data, whose volume is on the disk sdb")
 		}
 		other := configFiles{"wk1": edited("hostname: wk1", "hostname: CP1.example.com")}
-		n := lab.planOf(other.user(lab, firstRun), "wk1", onlyWorker)
-		require(t, len(n.Refused) == 0, "one file for several nodes, which each of them runs: %q", n.Refused)
+		requireNone(t, lab.planOf(other.user(lab, firstRun), "wk1", onlyWorker).Refused, "a file for all nodes is refused")
 		other.set(t, "wk1", noReboot)
 		refused(other["wk1"], "gives it the hostname cp1: is it the file of that node?")
 		lab.reset("wk1", "STATE")
@@ -459,4 +439,310 @@ func withOtherCA(t *testing.T, file cluster.Secret) cluster.Secret {
 	certs := regexp.MustCompile(`crt: (\S+)`).FindAllSubmatch(file, -1)
 	mustBe(t, len(certs) == 2, "%d certificates, not those of Talos and Kubernetes", len(certs))
 	return cluster.Secret(strings.Replace(string(file), string(certs[1][1]), string(certs[0][1]), 1))
+}
+
+func (f configFiles) label(t testing.TB, node, value string) {
+	t.Helper()
+	f.set(t, node, "nodeLabels:\n        from-file: "+value)
+}
+
+// comment changes the bytes of a file, but not its content.
+func (f configFiles) comment(node string) {
+	f[node] = cluster.Secret("# kept in git\n" + string(f[node]))
+}
+
+func (l *Lab) relabel(node string) {
+	l.t.Helper()
+	l.editConfig(node, "machine:\n", "machine:\n    nodeLabels:\n        edited: \"true\"\n")
+}
+
+// staleFile is a file of wk1 from before the node got a label.
+func staleFile(t *testing.T, lab *Lab) configFiles {
+	t.Helper()
+	config := lab.configOf("wk1")
+	lab.relabel("wk1")
+	lab.Patch(sim.PatchedExtension)
+	return configFiles{"wk1": config}
+}
+
+func (f configFiles) user(lab *Lab, run string) *Client {
+	c := lab.as(run)
+	c.MachineConfig = f.read
+	return c
+}
+
+// relabelled is what a plan shows for a file with a changed label and secret.
+var relabelled = []config.Change{
+	{Document: "v1alpha1", Path: "machine.env.SOME_TOKEN", Kind: config.Added, Wanted: config.Hidden},
+	{Document: "v1alpha1", Path: "machine.nodeLabels.copied", Kind: config.Added, Wanted: config.Hidden},
+	{Document: "v1alpha1", Path: "machine.nodeLabels.edited", Kind: config.Removed, Found: "true"},
+	{Document: "v1alpha1", Path: "machine.nodeLabels.from-file", Kind: config.Added, Wanted: "fresh"},
+}
+
+const hushed = "nobody-may-see-this"
+
+// secret changes a secret in the file, in two places.
+func (f configFiles) secret(node string) {
+	f[node] = cluster.Secret(strings.NewReplacer(
+		"    nodeLabels:\n", "    nodeLabels:\n        copied: "+hushed+"\n", "machine:\n", "machine:\n    env: {SOME_TOKEN: "+hushed+"}\n",
+	).Replace(string(f[node])))
+}
+
+var onlyWorker = planning.Policy{Only: []string{"wk1"}}
+
+// The plan to confirm has what a file would change, without secrets or what recast sets itself, and the node gets it.
+func TestAFileIsShown(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		files := staleFile(t, lab)
+		files.label(t, "wk1", "fresh")
+		files.secret("wk1")
+		files["wk1"] = cluster.Secret(strings.ReplaceAll(string(files["wk1"]), "v1.35.4", "v1.36.1")) // a roll never changes Kubernetes
+		user := files.user(lab, firstRun)
+		var asked planning.NodePlan
+		user.confirms(func(p planning.Plan) {
+			asked = p.Work()[0]
+			var out bytes.Buffer
+			must(t, ui.WritePlan(&out, "json", p))
+			require(t, !strings.Contains(out.String(), hushed), "it has the secret:\n%s", &out)
+		})
+		must(t, user.roll(onlyWorker)(t.Context()))
+		mustBe(t, asked.ConfigFile != nil && asked.ConfigFile.Applied && asked.ConfigFile.Hash != "" && asked.ConfigFile.Runs != "",
+			"the plan has %+v", asked.ConfigFile)
+		requireSame(t, relabelled, asked.ConfigFile.Changes, "it shows (-want +got)")
+		text := string(lab.configOf("wk1"))
+		require(t, !strings.Contains(text, "edited") && strings.Contains(text, "from-file: fresh"),
+			"the node does not run what the file says")
+		requireNone(t, lab.savedConfigs(), "the journal still has")
+		lab.Patch(sim.PatchedExtension)
+		p := lab.planOf(user, "wk1", onlyWorker)
+		require(t, p.ConfigFile != nil && len(p.ConfigFile.Changes) == 0, "once it runs the file: %+v", p.ConfigFile)
+	})
+}
+
+// TestAFileThatIsNotAsShown stops the node's roll before anything is taken down.
+func TestAFileThatIsNotAsShown(t *testing.T) {
+	type story struct {
+		meanwhile func(lab *Lab, files configFiles)
+		want      string
+		strategy  cluster.Strategy // "": the usual one
+		none      bool             // there is no file at first
+	}
+	changed := func(l *Lab, f configFiles) { f.label(l.t, "wk1", "fresh") }
+	eachLong(t, oneWorker(), map[string]story{
+		"changed":           {meanwhile: changed, want: "its file in talos.machineConfigs was changed"},
+		"changed, in place": {meanwhile: changed, want: "its file in talos.machineConfigs was changed", strategy: cluster.InPlace},
+		"gone":              {meanwhile: func(_ *Lab, f configFiles) { delete(f, "wk1") }, want: "its file in talos.machineConfigs is gone"},
+		"no YAML":           {meanwhile: func(_ *Lab, f configFiles) { f["wk1"] = cluster.Secret("{") }, want: "its file in talos.machineConfigs was changed"},
+		"new":               {meanwhile: func(l *Lab, f configFiles) { f["wk1"] = l.configOf("wk1") }, want: "it has a file in talos.machineConfigs now", none: true},
+		"the node's changed": {
+			meanwhile: func(l *Lab, _ configFiles) { l.editConfig("wk1", "edited: \"true\"", "edited: \"false\"") },
+			want:      "the configuration that it runs was changed",
+		},
+		"only a comment": {meanwhile: func(_ *Lab, f configFiles) { f.comment("wk1") }},
+	}, func(t *testing.T, lab *Lab, s story) {
+		if s.strategy != "" {
+			strategy(s.strategy)(lab)
+		}
+		files := staleFile(t, lab)
+		if s.none {
+			delete(files, "wk1")
+		}
+		user := files.user(lab, firstRun)
+		from := 0
+		user.confirms(func(planning.Plan) {
+			s.meanwhile(lab, files)
+			from = len(lab.Recorder.Calls())
+		})
+		err := user.roll(onlyWorker)(t.Context())
+		if s.want == "" {
+			must(t, err)
+			return
+		}
+		requireRefused(t, err, "node wk1: "+s.want+" since the plan was made: what the plan showed is no longer what would be applied")
+		require(t, fault.CodeOf(err) == fault.PlanMoved, "its code is %s", fault.CodeOf(err))
+		lab.requireLeftAlone(from, "wk1")
+		requireNone(t, lab.savedConfigs(), "the journal has")
+	})
+}
+
+// A resumed node gets the file that was shown, from the journal or if it is the same, else its old system disk first.
+func TestResumeKeepsToTheFile(t *testing.T) {
+	type story struct {
+		journal, changed bool
+		first            cluster.Strategy
+		says             string // text in the plan of the unfinished work
+		runs             string
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"here":                            {true, false, cluster.Recreate, "", "from-file: first"},
+		"here, the file was changed":      {true, true, cluster.Recreate, "it gets the configuration that run 20000101-0000-0001 remembered", "from-file: second"}, // which it gets then
+		"elsewhere":                       {false, false, cluster.Recreate, "the file is the one that run 20000101-0000-0001 remembered", "from-file: first"},
+		"elsewhere, the file was changed": {false, true, cluster.PutBack, "its file in talos.machineConfigs is not the configuration that run 20000101-0000-0001 remembered", "from-file: second"},
+	}, func(t *testing.T, lab *Lab, s story) {
+		files := staleFile(t, lab)
+		before := files["wk1"]
+		files.label(t, "wk1", "first")
+		first := files.user(lab, firstRun)
+		first.killedAt(t, after("delete-vm"), first.roll(onlyWorker))
+		if !s.journal {
+			lab.loseJournal()
+		}
+		if s.changed {
+			files["wk1"] = before
+			files.label(t, "wk1", "second")
+		}
+		second := files.user(lab, secondRun)
+		var said []string
+		second.confirms(func(p planning.Plan) {
+			n := p.Work()[0]
+			about := string(n.Strategy) + " " + n.Why + " " + strings.Join(n.Notes, " ")
+			if n.ConfigFile != nil {
+				about += " " + n.ConfigFile.Uncompared
+			}
+			said = append(said, about)
+		})
+		must(t, second.roll(onlyWorker)(t.Context()))
+		require(t, len(said) != 0 && strings.HasPrefix(said[0], string(s.first)+" ") && strings.Contains(said[0], s.says),
+			"the plans were %q", said)
+		require(t, strings.Contains(string(lab.configOf("wk1")), s.runs), "it does not run %q", s.runs)
+	})
+}
+
+// A reset machine has no configuration to compare its file with; it gets the file of the plan, or none.
+func TestResetKeepsToTheFile(t *testing.T) {
+	inLongLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+		text := lab.configOf("wk1")
+		files := configFiles{"wk1": text}
+		lab.reset("wk1", "STATE")
+		user := files.user(lab, firstRun).confirms(func(p planning.Plan) {
+			n := p.Work()[0]
+			f := n.ConfigFile
+			require(t, n.Strategy == cluster.InstallReset && f != nil && f.Applied && f.Uncompared == "the machine has no configuration",
+				"%s: %+v", n.Strategy, f)
+			files.label(t, "wk1", "fresh")
+		})
+		requireRefused(t, user.roll(onlyWorker)(t.Context()), "node wk1: its file in talos.machineConfigs was changed since the plan was made")
+		files["wk1"] = text
+		user.Confirm = nil
+		must(t, user.roll(onlyWorker)(t.Context()))
+		lab.requireServing("wk1")
+	})
+}
+
+func (l *Lab) savedConfigs() []string {
+	l.t.Helper()
+	return valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t)
+}
+
+// A configuration in the journal is not used unverified: not if it is another valid one, nor without its checksum.
+func TestDamagedConfigIsNotApplied(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]func([]byte) []byte{
+		"other bytes":   func(b []byte) []byte { return append(b, "# \n"...) },
+		"cut off":       func(b []byte) []byte { return b[:len(b)/2] },
+		"empty":         func([]byte) []byte { return nil },
+		"without a sum": nil,
+	}, func(t *testing.T, lab *Lab, damage func([]byte) []byte) {
+		lab.Patch(sim.PatchedExtension)
+		lab.Client().rollKilled(after("delete-vm"), onlyWorker)
+		files := lab.savedConfigs()
+		mustBe(t, len(files) == 1, "the journal has %q", files)
+		why := "its old system disk is put back: the machine configuration in the journal is damaged: its SHA-256 is "
+		if damage != nil {
+			must(t, os.WriteFile(files[0], damage(readFile(t, files[0])), 0o600))
+		} else {
+			lab.editRecord("wk1", func(rec *parking.Record) { rec.Config = "" })
+			why = "says none"
+		}
+		requirePlanned(t, lab.planOf(lab.second(), "wk1", planning.Policy{}), cluster.PutBack, why)
+		lab.second().rollTo(t, onlyWorker)
+		requireNone(t, lab.savedConfigs(), "the journal still has")
+	})
+}
+
+// However a node is completed, no machine configuration is left in the journals.
+func TestConfigsAreForgotten(t *testing.T) {
+	roll := func(l *Lab) { l.Client().mustRoll(onlyWorker) }
+	killed := func(m moment, then func(l *Lab)) func(*Lab) {
+		return func(l *Lab) {
+			l.Client().rollKilled(m, onlyWorker)
+			then(l)
+		}
+	}
+	eachLong(t, oneWorker(), map[string]func(l *Lab){
+		"roll": func(l *Lab) {
+			during := 0
+			l.Client().hears(whenStarted("bring-up/configure", func() { during = len(l.savedConfigs()) })).mustRoll(onlyWorker)
+			require(l.t, during == 1, "during the roll there were %d", during)
+		},
+		"roll in place": all(strategy(cluster.InPlace), roll),
+		"resumed roll":  killed(after("delete-vm"), roll),
+		"recover":       killed(after("delete-vm"), func(l *Lab) { must(l.t, l.Client().giveUp("wk1")(l.t.Context())) }),
+		"roll killed at its end, another with nothing to do": killed(moment{journal: "delete wk1/machine-config"}, func(l *Lab) {
+			l.second().mustRoll(onlyWorker)
+		}),
+		"roll killed before the record, rollback of another": func(l *Lab) {
+			roll(l)
+			l.Patch(sim.PatchedExtension)
+			l.second().rollKilled(moment{journal: "write wk1/memory"}, onlyWorker)
+			must(l.t, l.as("20000101-0000-cafe").goBack("wk1")(l.t.Context()))
+		},
+	}, func(t *testing.T, lab *Lab, end func(l *Lab)) {
+		lab.Patch(sim.PatchedExtension)
+		end(lab)
+		requireNone(t, lab.savedConfigs(), "the journals still have")
+	})
+}
+
+// An invalid input gives one clear error with its remedy, and changes nothing in the datacentre.
+func TestBadInput(t *testing.T) {
+	type story struct {
+		spoil edit
+		kind  fault.Kind
+		text  string // of the error: place and problem
+		hint  string // the remedy; "" if the message contains it
+	}
+	play := func(t *testing.T, lab *Lab, s story) {
+		lab.Patch(sim.PatchedExtension)
+		s.spoil(lab)
+		before := len(lab.Recorder.Calls())
+		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), s.kind, s.text, s.hint)
+		lab.requireNothingSent(before, "factory")
+	}
+	eachInLab(t, oneWorker(), map[string]story{
+		"no quorum": {func(l *Lab) { l.World.SetQuorum(false) }, fault.Refused, "no quorum", "pvecm status"},
+	}, play)
+	eachLong(t, oneWorker(), map[string]story{
+		"unknown key":  {configuration("settle: 2s", "setle: 2s"), fault.Config, "recast.yaml:21:3: roll.setle: ", ""},
+		"missing file": {configuration("schematics/storage.yaml", "schematics/nowhere.yaml"), fault.Config, "schematics/nowhere.yaml", ""},
+		"unknown extension": {func(l *Lab) {
+			l.Replace("schematics/storage.yaml", "siderolabs/iscsi-tools", "siderolabs/iscsi-tool")
+			_, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{})
+			requireFault(l.t, err, fault.Config, "schematics/storage.yaml:5:9", "siderolabs/iscsi-tools")
+		}, fault.Config, "schematic storage has changed since it was locked", "recast lock"},
+		"no lock": {func(l *Lab) { l.Replace("recast.lock", "", "removed") }, fault.Config, "recast.lock", "recast lock"},
+		"a node that matches no VM": {func(l *Lab) {
+			l.EditVM(9031, "smbios1", "uuid=00000000-0000-4000-8000-000000000000")
+		}, fault.Config, "node wk1: no VM has its SMBIOS UUID 5ec0ffee-0000-4000-8000-000000009031", "VM.Audit"},
+		"a node that matches two VMs": {func(l *Lab) {
+			l.DefineVM(9050, map[string]string{"name": "clone", "smbios1": "uuid=5EC0FFEE-0000-4000-8000-000000009031"})
+		}, fault.Config, "node wk1: 2 VMs have its SMBIOS UUID", "a UUID of its own"},
+		"a VMID of another VM": {
+			configuration("vmid: 9031", "vmid: 9032"), fault.Refused,
+			"node wk1: its UUID 5ec0ffee-0000-4000-8000-000000009031 belongs to VM 9031", "nodes[].vmid",
+		},
+		"a node that Kubernetes does not know": {
+			configuration("{name: wk1,", "{name: wk7,"), fault.Config, "node wk7: Kubernetes knows no node of that name", "cp1 wk1",
+		},
+		"full storage": {func(l *Lab) { l.World.FillStorage(sim.ISOStorage) }, fault.Refused, "isos", ""},
+		"an ACL entry that would go with the VM": {func(l *Lab) {
+			strategy(cluster.Recreate)(l)
+			l.World.Grant(world.ACL{Path: "/vms/9031", Who: "recast@pve!lab", Role: "Recast", Propagate: true})
+		}, fault.Refused, "wk1: the VM has an ACL entry at /vms/9031", "--exclude"},
+	}, play)
+}
+
+// ofClaim says whether a request only creates, beats or removes the claim.
+func ofClaim(call record.Call) bool {
+	const vms = "/api2/json/nodes/pve1/qemu"
+	return call.Proto == "proxmox" && (call.Path == vms && call.Method == "POST" || strings.HasPrefix(call.Path, vms+"/9000"))
 }

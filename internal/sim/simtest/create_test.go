@@ -3,15 +3,21 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -44,15 +50,13 @@ func TestCreate(t *testing.T) {
 		user := lab.Client()
 		requireDrift(t, lab, s.node)
 		p := lab.planOf(user, s.node, planning.Policy{})
-		mustBe(t, p.Strategy == cluster.Create && len(p.Refused) == 0 && p.VMID != 0,
-			"planned as %s, %s: %v", p.Strategy, p.Why, p.Refused)
+		mustBe(t, p.Strategy == cluster.Create && len(p.Refused) == 0 && p.VMID != 0, "planned %+v", p)
 		user.rollTo(t, planning.Policy{})
 		must(t, errOf(lab.Kube.Node(t.Context(), s.node)))
 	})
 }
 
-// TestControlPlanesComeAndGo makes three control planes of one, and one of three, each step by a command of its own.
-// What would end the cluster is refused.
+// One control plane becomes three, and one again, each step by a command; what would end the cluster is refused.
 func TestControlPlanesComeAndGo(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		requireFault(t, errOf(lab.Client().Remove(t.Context(), "wk9")), fault.Config, `no node "wk9"`)
@@ -73,8 +77,7 @@ func TestControlPlanesComeAndGo(t *testing.T) {
 	})
 }
 
-// TestCreateRefused: what would fail once its VM is there is refused by the plan, and a file of another cluster is not
-// applied to a new node.
+// The plan refuses what would fail once its VM is there, and a file of another cluster.
 func TestCreateRefused(t *testing.T) {
 	type story struct {
 		spoil   edit
@@ -122,23 +125,17 @@ func TestCreateKilled(t *testing.T) {
 	}
 }
 
-// Remove is recast remove --yes.
 func (c *Client) Remove(ctx context.Context, node string) (pipeline.Report, error) {
 	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
 		return pipeline.Remove(ctx, s.project, s.machines, &c.Runner, c.rollOptions(planning.Policy{}), node)
 	})
 }
 
-// unlist takes a node out of recast.yaml.
 func (l *Lab) unlist(node string) {
 	l.t.Helper()
-	var rest []string
-	for line := range strings.Lines(string(l.Read("recast.yaml"))) {
-		if !strings.Contains(line, "{name: "+node+",") {
-			rest = append(rest, line)
-		}
-	}
-	l.Write("recast.yaml", []byte(strings.Join(rest, "")))
+	lines := strings.SplitAfter(string(l.Read("recast.yaml")), "\n")
+	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, "{name: "+node+",") })
+	l.Write("recast.yaml", []byte(strings.Join(lines, "")))
 }
 
 // requireRemoved fails unless nothing of a node is left but its disks, which no prune frees.
@@ -147,18 +144,11 @@ func (l *Lab) requireRemoved(t *testing.T, node string, disks int) {
 	require(t, errOf(l.Kube.Node(t.Context(), node)) != nil, "Kubernetes has node %s still", node)
 	require(t, l.made([]string{node}) == 0, "VM %s is there still", node)
 	require(t, !slices.Contains(l.memberNames(), node), "etcd has member %s still", node)
-	kept := func() (n int) {
-		res := l.status()
-		for _, k := range res.Kept {
-			if k.Node == node {
-				n++
-			}
-		}
-		return n
+	kept := func() int {
+		return len(cluster.Where(l.status().Kept, func(k pipeline.Kept) bool { return k.Node == node }))
 	}
 	requireSame(t, disks, kept(), "status lists … disks of it (-want +got)")
-	zero := 0
-	must(t, errOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks, KeepDisks: &zero})))
+	must(t, errOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks, KeepDisks: new(0)})))
 	requireSame(t, disks, kept(), "after a prune, status lists … disks of it (-want +got)")
 	l.RequireIntact()
 	rep := valueOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Removed: node}))(t)
@@ -185,8 +175,7 @@ func TestRemove(t *testing.T) {
 	})
 }
 
-// TestRemoveKilled kills a removal at points of every kind; the same command, or a roll, goes on, with
-// the journal or without.
+// However a removal is killed, with its journal or without, the same command goes on.
 func TestRemoveKilled(t *testing.T) {
 	long(t)
 	for node, disks := range map[string]int{"wk1": 3, "cp2": 2} {
@@ -241,7 +230,7 @@ func (l *Lab) shapeAll(all, workers string) {
 func (l *Lab) vmOf(node string) world.VM {
 	l.t.Helper()
 	id := l.node(node).VMID
-	return valueOf(l.World.LookupVM(l.hostOf(id), id))(l.t)
+	return l.vmWith(func(vm world.VM) bool { return vm.ID == id })
 }
 
 func withConfig(line string) edit {
@@ -252,10 +241,8 @@ func withConfig(line string) edit {
 	}
 }
 
-// anImage has every node stale for its image, too.
 func anImage(l *Lab) { l.Patch(sim.CommonExtension) }
 
-// imageBy is anImage that a node gets with that strategy.
 func imageBy(s cluster.Strategy) edit { return all(anImage, strategy(s)) }
 
 // TestReshape gives a node's VM another shape, in one outage with whatever else it gets, or in none.
@@ -289,12 +276,11 @@ func TestReshape(t *testing.T) {
 		lab.shape(s.node, s.settings)
 		s.with(lab)
 		p := lab.planOf(lab.Client(), s.node, planning.Policy{})
-		mustBe(t, p.Strategy == s.strategy && len(p.VM) != 0 && len(p.Refused) == 0,
-			"planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
+		mustBe(t, p.Strategy == s.strategy && len(p.VM) != 0 && len(p.Refused) == 0, "planned %+v", p)
 		from := len(lab.Recorder.Calls())
 		lab.Client().mustRoll(policyFor(s.node))
-		starts := lab.sent(from, toVM("POST", fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID)))
-		require(t, len(starts) == s.starts, "its VM was started %d times, want %d", len(starts), s.starts)
+		started := toVM("POST", fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID))
+		requireCount(t, s.starts, lab.sent(from, started), "starts of its VM")
 		vm := lab.vmOf(s.node)
 		for key, want := range s.has {
 			require(t, strings.Contains(vm.Config[key], want), "%s is %q, want %q", key, vm.Config[key], want)
@@ -308,8 +294,7 @@ func TestReshape(t *testing.T) {
 	})
 }
 
-// TestReshapeInVain: a VM that does not start with its new settings gets the old ones back, by recover or by another
-// recast.yaml, and its old host, if it was migrated while it was off.
+// A VM that does not start with its new settings gets the old ones back, and host, by recover or another recast.yaml.
 func TestReshapeInVain(t *testing.T) {
 	type story struct {
 		o         sim.Options
@@ -344,15 +329,427 @@ func TestReshapeInVain(t *testing.T) {
 			lab.requireOn(before.Host)
 		}
 		lab.requireServing("wk1")
-		lab.RequireIntact()
 	})
 }
 
-// TestReshapeWithLostAnswers gives VMs another shape while Proxmox's answer to every k-th change is lost.
-func TestReshapeWithLostAnswers(t *testing.T) {
-	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3, 5), func(t *testing.T, lab *Lab, k int64) {
-		lab.shapeAll("memory: 6144, tags: [talos]", "disks: [{slot: scsi1, size: 25G, cache: writeback}, {slot: scsi2, storage: fast, size: 1G}]")
-		lab.rollUnanswered(k, 3)
+// A boot order that neither a new disk nor an upgrade mends: the plan leaves the node, with the one command to type.
+func TestBootOrderThatNoStrategyMends(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		change("boot=order=net0;scsi0")(lab)
+		requireDrift(t, lab, "wk1")
+		const command = "qm set 9031 --boot 'order=scsi0;net0'"
+		advises := func(texts []string, begins string) {
+			t.Helper()
+			is := func(text string) bool { return strings.HasPrefix(text, begins) && strings.HasSuffix(text, command) }
+			require(t, slices.ContainsFunc(texts, is), "no %q … %q: %q", begins, command, texts)
+		}
+		// A node that was named is refused, with the same command, and so is its roll.
+		left := func() {
+			t.Helper()
+			n := lab.planOf(lab.Client(), "wk1", planning.Policy{})
+			require(t, n.Strategy == "" && len(n.Refused) == 0 && n.ByHand == command, "planned %+v", n)
+			advises(lab.planOf(lab.Client(), "wk1", onlyWorker).Refused, "")
+			requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), command)
+		}
+		left()
+		advises(lab.plan(planning.Policy{}).Warn, "wk1 is left as it is: it boots from net0")
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		lab.RequireIntact()
+
+		// With an image to install, too, the others go on, and the report has the command.
+		lab.Patch(everywhere)
+		left()
+		before := lab.bootID("wk1")
+		advises(lab.Client().mustRoll(planning.Policy{}).Afterwards, "wk1 is left as it is")
+		requireSame(t, before, lab.bootID("wk1"), "wk1 was rebooted (-want +got)")
+		requireDrift(t, lab, "wk1")
+		change("boot=order=scsi0;net0")(lab)
+		requireNone(t, planOf(t, lab, "wk1").Refused, "afterwards refused")
+	})
+}
+
+// An ISO with cloud-init data is out of its drive while the machine is blank; it is back at the end if it still exists.
+func TestConfigurationOnACD(t *testing.T) {
+	type story struct {
+		renewal
+		gone bool // the ISO is deleted meanwhile
+	}
+	unconfigured := renewal{strategy: cluster.Recreate, killed: before("bring-up/configure")}
+	eachLong(t, oneWorker(), map[string]story{
+		"recreate":                   {renewal: renewal{strategy: cluster.Recreate}},
+		"recreate, killed":           {renewal: unconfigured},
+		"recreate, given up":         {renewal: renewal{cluster.Recreate, unconfigured.killed, true}},
+		"recreate, and the ISO goes": {renewal: unconfigured, gone: true},
+		"reimage":                    {renewal: renewal{strategy: cluster.Reimage}},
+		"reimage, killed":            {renewal: renewal{strategy: cluster.Reimage, killed: before("finish/restore-settings")}},
+		"reimage, given up":          {renewal: renewal{cluster.Reimage, unconfigured.killed, true}},
+	}, func(t *testing.T, lab *Lab, tc story) {
+		strategy(tc.strategy)(lab)
+		// It would install on an arbitrary disk, the first one.
+		must(t, lab.World.AddISO("local", "pve1", "user-data-9031.iso", artefact.CloudInitISO([]byte(lab.configOf("wk1")))))
+		whileOff(change("ide2=none,media=cdrom", "ide3=local:iso/user-data-9031.iso,media=cdrom"))(lab)
+		lab.Patch(everywhere)
+		media := func() string {
+			config := lab.vmConfig(wk1)
+			volid, _, _ := strings.Cut(config["ide3"], ",")
+			return fmt.Sprint(strings.Contains(config["ide2"], "recast-"), " ", volid)
+		}
+		want := "false local:iso/user-data-9031.iso"
+		const note = "ide3 is empty until its node is healthy: local:iso/user-data-9031.iso is taken out, so that it does not configure the blank machine"
+		tc.play(t, lab, note, func() {
+			got := media()
+			require(t, strings.HasSuffix(got, " none"), "where it was killed: %s", got)
+			if tc.gone {
+				must(t, errOf(lab.World.DeleteVolume("root@pam", "pve1", "local:iso/user-data-9031.iso")))
+				want = "false none"
+			}
+		})
+		requireSame(t, want, media(), "in the drives (-want +got)")
+	})
+}
+
+// The plan says how to remove affinity, which the machine does not see, and leaves out an arch that is the default.
+func TestSettingsOfRootThatChangeNothing(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		whileOff(change("arch=x86_64", "affinity=0-3"))(lab)
+		lab.Patch(everywhere)
+		n := planOf(t, lab, "wk1")
+		mustBe(t, len(n.ToRecreate) == 1 && n.ToRecreate[0].Command == "qm set 9031 --delete affinity", "%+v", n.ToRecreate)
+		must(t, errOf(lab.Shell("pve1").Run(strings.Fields(n.ToRecreate[0].Command))))
+		n = planOf(t, lab, "wk1")
+		require(t, n.Strategy == cluster.Recreate && slices.Contains(n.Renewed, "arch (left out: its host is x86_64)"),
+			"lifted: %s: %s; renewed %q", n.Strategy, n.Why, n.Renewed)
+		lab.Client().rollTo(t, onlyWorker, "cp1")
+		s := lab.settings()
+		require(t, s["affinity"] == "" && s["arch"] == "", "affinity %q, arch %q", s["affinity"], s["arch"])
+	})
+}
+
+// The first node boots through the firmware: with roll.reboot: kexec nobody would notice until the next power failure.
+func TestAnImageThatBootsByKexecOnly(t *testing.T) {
+	type story struct{ reboot, talos string }
+	o := func(tc story) sim.Options { return sim.Options{Workers: 3, ControlPlanes: 1, TalosVersion: tc.talos} }
+	eachIn(t, o, map[string]story{
+		"canary": {"canary", ""}, "powercycle": {"powercycle", ""}, "kexec": {"kexec", ""}, "1.12, which reboots by itself": {"canary", "v1.12.6"},
+	}, func(t *testing.T, lab *Lab, tc story) {
+		lab.inPlace()
+		lab.setRoll("reboot: "+tc.reboot, "maxUnavailable: {workers: 3, perHost: 3}")
+		lab.Patch(sim.PatchedExtension)
+		build := lab.planOf(lab.Client(), "wk1", planning.Policy{}).Wanted.Build
+		lab.BreakImage(build.SchematicID, talosapi.KexecOnly)
+		before := lab.boots()
+		err := lab.Client().roll(policyFor("wk1", "wk2", "wk3"))(t.Context())
+		changed := len(lab.rebooted(before))
+		if tc.reboot == "kexec" {
+			require(t, err == nil && changed == 3, "%d nodes rebooted: %v", changed, err)
+			return
+		}
+		require(t, changed <= 1, "%d nodes rebooted", changed)
+		requireError(t, err, "did not come back from its upgrade")
+	})
+}
+
+// The run after one that was killed while its first node rebooted boots another one through the firmware.
+func TestAKilledFirstBootIsNoProof(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 1, Workers: 3}, func(t *testing.T, lab *Lab) {
+		lab.inPlace()
+		lab.Patch(sim.PatchedExtension)
+		workers := policyFor("wk1", "wk2", "wk3")
+		lab.as(firstRun).rollKilled(after("upgrade/reboot"), workers)
+		plans := cluster.Where(lab.plan(workers).Nodes, func(n planning.NodePlan) bool { return n.Reboot == cluster.ByFirmware })
+		firmware := cluster.Each(plans, func(n planning.NodePlan) string { return string(n.Phase) + "/" + n.Node })
+		requireSame(t, []string{"unfinished/wk1", "canary/wk2"}, firmware, "through the firmware (-want +got)")
+		lab.as(secondRun).rollTo(t, workers)
+	})
+}
+
+// wholeFirewall has one of everything that a VM's firewall can have; its rules refer to earlier entries.
+func wholeFirewall() world.Firewall {
+	return world.Firewall{
+		Options: map[string]string{"enable": "1", "policy_in": "DROP", "log_level_in": "info"},
+		Aliases: []world.FirewallAlias{{Name: "Desk", CIDR: "192.0.2.7", Comment: "Alice's"}},
+		IPSets:  []world.FirewallSet{{Name: "admins", Comment: "may see apid", Members: []world.FirewallMember{{CIDR: "192.0.2.0/28", Comment: "office"}, {CIDR: "192.0.2.9", NoMatch: true}, {CIDR: "desk"}}}},
+		Rules: []world.FirewallRule{
+			{"type": "in", "action": "DROP", "source": "192.0.2.66", "enable": "1", "comment": "before the next"},
+			{"type": "in", "action": "ACCEPT", "proto": "tcp", "dport": "50000", "source": "+admins", "enable": "1", "log": "nolog", "iface": "net0"},
+			{"type": "group", "action": "kubernetes", "enable": "1"},
+			{"type": "out", "action": "REJECT", "dest": "desk", "enable": "0"},
+		},
+	}
+}
+
+func (l *Lab) behindFirewall(f world.Firewall) {
+	l.t.Helper()
+	l.Patch(sim.PatchedExtension)
+	strategy(cluster.Recreate)(l)
+	l.World.SetFirewall(wk1, f)
+}
+
+func requireFirewall(t *testing.T, lab *Lab, want world.Firewall) {
+	t.Helper()
+	requireSame(t, want, lab.World.FirewallOf(wk1), "wk1's firewall (-want +got)")
+}
+
+// TestAFirewallIsCarriedOver, with its rules in order, before the VM is started.
+func TestAFirewallIsCarriedOver(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.behindFirewall(wholeFirewall())
+		started := false
+		lab.beforeNth(1, toVM("POST", "/qemu/9031/status/start"), func() {
+			started = true
+			requireFirewall(t, lab, wholeFirewall())
+		})
+		lab.Client().rollTo(t, planning.Policy{})
+		require(t, started, "it was not started")
+		requireFirewall(t, lab, wholeFirewall())
+	})
+}
+
+// An invalid firewall is found before its node is touched: by the plan, or when the parking VM gets it.
+func TestAnInvalidFirewallIsDetected(t *testing.T) {
+	stale := wholeFirewall()
+	stale.Rules = append(stale.Rules, world.FirewallRule{"type": "in", "action": "ACCEPT", "source": "gone", "enable": "1"})
+	type story struct {
+		of     world.Firewall
+		refuse bool
+		want   string
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"its alias is gone":           {of: stale, want: `a firewall that Proxmox would not take again (rule 4: {"source":"no such alias 'gone'"})`},
+		"a set that the token has no": {of: wholeFirewall(), refuse: true, want: "no such ipset 'zone-all'"},
+	}, func(t *testing.T, lab *Lab, tc story) {
+		lab.behindFirewall(tc.of)
+		if tc.refuse {
+			lab.World.FailNext("POST /nodes/pve1/qemu/9002/firewall/rules", "no such ipset 'zone-all'")
+		}
+		began := lab.boots()
+		requireSays(t, message(lab.Client().roll(planning.Policy{})(t.Context())), tc.want)
+		require(t, slices.Equal(lab.boots(), began), "the node was touched")
+		requireFirewall(t, lab, tc.of)
+	})
+}
+
+// TestAFirewallThatChangesMeanwhile is not lost: the VM stays.
+func TestAFirewallThatChangesMeanwhile(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]int{"the VM's": wk1, "the parking VM's": 9002}, func(t *testing.T, lab *Lab, of int) {
+		lab.behindFirewall(wholeFirewall())
+		other := wholeFirewall()
+		other.Rules = other.Rules[1:]
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if strings.HasSuffix(call.Path, "/status/shutdown") {
+				lab.World.SetFirewall(of, other)
+			}
+		})
+		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), "the firewall of ")
+		lab.Recorder.Hooks(nil, nil)
+		lab.World.SetFirewall(of, wholeFirewall())
+		lab.second().rollTo(t, planning.Policy{})
+		requireFirewall(t, lab, wholeFirewall())
+	})
+}
+
+// After its sender was killed, a rule arrives, before all others, when the next run has written all of the firewall.
+func TestALateRule(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]int{"the new VM": wk1, "the parking VM": 9002}, func(t *testing.T, lab *Lab, of int) {
+		lab.behindFirewall(wholeFirewall())
+		x := lab.rollKilledBy(toVM("POST", fmt.Sprintf("/qemu/%d/firewall/rules", of)), planning.Policy{})
+		x.deliverBefore(toVM("POST", "/qemu/9031/status/"), exchange.LateQueue)
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		time.Sleep(exchange.LateQueue)
+		require(t, strings.HasSuffix(x.said, ": 200"), "the late rule: %q", x.said)
+		requireDrift(t, lab)
+		requireFirewall(t, lab, wholeFirewall())
+	})
+}
+
+// mesh has all nodes take part in KubeSpan, by the main document or by one of its own.
+func (l *Lab) mesh(document bool) {
+	l.t.Helper()
+	s := l.session()
+	defer s.end()
+	for _, name := range []string{"cp1", "wk1"} {
+		n, text := l.node(name), string(l.configOf(name))
+		on := strings.Replace(text, "machine:\n", "machine:\n    network: {kubespan: {enabled: true}}\n", 1)
+		if document {
+			on = text + "\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\nenabled: true\n"
+		}
+		l.editConfig(name, text, on)
+		must(l.t, s.machines.Talos.Reboot(l.t.Context(), n.Addr, n.UUID, "")) // it registers anew
+		time.Sleep(5 * time.Minute)
+	}
+}
+
+// Where a node's old peer lists before its new one, it is not reached until that is forgotten: the roll waits for it.
+func TestKubeSpan(t *testing.T) {
+	eachInLab(t, oneWorker(), map[string]bool{"the new one lists first": false, "the old one lists first": true}, func(t *testing.T, lab *Lab, late bool) {
+		lab.mesh(late)
+		lab.Patch(sim.PatchedExtension)
+		lab.NodeIDsBegin(map[bool]string{false: "!", true: "~"}[late])
+		n := planOf(t, lab, "wk1")
+		mustBe(t, n.KubeSpan && slices.Contains(n.Notes, planning.OldPeer) && planning.Outage(n) == planning.PeerLasts, "planned %+v", n)
+		var said []string
+		c := lab.Client().hears(notes("wait-healthy", &said))
+		began := time.Now()
+		must(t, c.roll(onlyWorker)(context.WithoutCancel(t.Context())))
+		require(t, time.Since(began) > planning.PeerLasts == late, "it took %s", time.Since(began))
+		require(t, !late || strings.Contains(strings.Join(said, "\n"), planning.OldPeer), "said %q", said)
 		requireInSync(t, lab)
+	})
+}
+
+// wk1's address in its machine configuration.
+const (
+	staticAddress = "apiVersion: v1alpha1\nkind: LinkConfig\nname: eth0\naddresses:\n  - address: 127.42.7.31/24\nroutes:\n  - gateway: 127.42.7.1\n"
+	vlanAddress   = "apiVersion: v1alpha1\nkind: VLANConfig\nname: eth0.42\nvlanID: 42\nparent: eth0\naddresses:\n  - address: 127.42.7.31/24\n"
+	dhcpAddress   = "apiVersion: v1alpha1\nkind: DHCPv4Config\nname: eth0\n"
+)
+
+const onlyHere = "its address 127.42.7.31 (eth0) is in its machine configuration alone, so a blank machine would not have it: "
+
+const orByDHCP = "; or reserve it for MAC bc:24:11:00:23:47 in DHCP and have the machine configuration say dhcp: true there; or use in-place"
+
+// addressed gives wk1 a document about its address; reserved says whether DHCP reserves the address.
+func (l *Lab) addressed(document string, reserved bool) {
+	l.t.Helper()
+	if reserved { // before the machine asks
+		l.Reserve("wk1", true)
+	}
+	config := string(l.configOf("wk1"))
+	documents := slices.DeleteFunc(strings.Split(config, "---\n"), func(doc string) bool { return strings.Contains(doc, "\nkind: LinkConfig\n") })
+	l.editConfig("wk1", config, strings.Join(append(documents, document), "---\n"))
+	if !reserved {
+		l.Reserve("wk1", false)
+	}
+}
+
+// settings are those of wk1's VM, without what Proxmox or a roll regenerates.
+func (l *Lab) settings() map[string]string {
+	out := maps.Clone(l.vmConfig(wk1))
+	for _, key := range []string{"digest", "meta", "vmgenid", "boot", "description", "scsi0", "scsi1", "efidisk0"} {
+		delete(out, key)
+	}
+	return out
+}
+
+// renewal is a roll that gives wk1 a new system disk. It may be killed, and then resumed, or the replacement cancelled.
+type renewal struct {
+	strategy cluster.Strategy
+	killed   moment
+	recover  bool
+}
+
+// play does all that in a lab where the node is stale. Its plan has that note; killed is called where it was killed.
+func (r renewal) play(t *testing.T, lab *Lab, note string, killed func()) {
+	t.Helper()
+	n := planOf(t, lab, "wk1")
+	require(t, slices.Contains(n.Notes, note) && len(n.Refused) == 0, "refused %q, notes %q", n.Refused, n.Notes)
+	if r.killed != (moment{}) {
+		lab.Client().rollKilled(r.killed, onlyWorker)
+		time.Sleep(time.Minute)
+		killed()
+	}
+	if r.recover {
+		must(t, lab.Client().giveUp("wk1")(t.Context()))
+	} else {
+		lab.Client().rollTo(t, onlyWorker, "cp1")
+	}
+	lab.RequireIntact()
+}
+
+// A blank machine is told an address that is only in its machine configuration, and the VM is unchanged.
+func TestStaticAddressOnNoCloud(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]renewal{
+		"recreate":                 {strategy: cluster.Recreate},
+		"recreate, with a VM":      {strategy: cluster.Recreate, killed: after("create-vm")},
+		"recreate, blank":          {strategy: cluster.Recreate, killed: before("bring-up/configure")},
+		"recreate, given up":       {strategy: cluster.Recreate, killed: before("bring-up/configure"), recover: true},
+		"reimage":                  {strategy: cluster.Reimage},
+		"reimage, with a disk":     {strategy: cluster.Reimage, killed: after("blank-disk")},
+		"reimage, nearly finished": {strategy: cluster.Reimage, killed: before("finish/restore-settings")},
+		"reimage, given up":        {strategy: cluster.Reimage, killed: before("bring-up/configure"), recover: true},
+	}, func(t *testing.T, lab *Lab, r renewal) {
+		strategy(r.strategy)(lab)
+		lab.addressed(staticAddress, false)
+		whileOff(change("ide0=fast:cloudinit", "ipconfig0=ip=dhcp"))(lab)
+		lab.Patch(everywhere)
+		before := lab.settings()
+		const note = "its blank machine gets the node's address from the VM's cloud-init drive: ipconfig0 is gw=127.42.7.1,ip=127.42.7.31/24 for that boot, and as before at the end"
+		r.play(t, lab, note, func() {
+			requireSame(t, "gw=127.42.7.1,ip=127.42.7.31/24", lab.settings()["ipconfig0"], "where it was killed (-want +got)")
+		})
+		requireSame(t, before, lab.settings(), "settings of the VM (-before +after)")
+		requireSame(t, "127.42.7.31", planOf(t, lab, "wk1").Addr.String(), "its address (-want +got)")
+	})
+}
+
+// A blank machine would have another address, so there is none, and every remedy in the plan works.
+func TestStaticAddressOnMetal(t *testing.T) {
+	const (
+		platform = "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address"
+		drive    = "give the VM a cloud-init drive (qm set 9031 --scsi30 fast:cloudinit)"
+	)
+	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
+		"in-place": nil,
+		"DHCP":     func(t *testing.T, lab *Lab) { lab.addressed(dhcpAddress, true) },
+		"nocloud": func(t *testing.T, lab *Lab) {
+			change("scsi30=fast:cloudinit")(lab)
+			requireSays(t, planOf(t, lab, "wk1").Why, onlyHere+platform+orByDHCP)
+			lab.Replace("recast.yaml", "platform: metal", "platform: nocloud")
+			lab.Patch(everywhere)
+		},
+	}, func(t *testing.T, lab *Lab, remedy func(t *testing.T, lab *Lab)) {
+		lab.lockImages("platform: metal")
+		lab.addressed(staticAddress, false)
+		const reason = onlyHere + platform + ", and " + drive + orByDHCP
+		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+			config := lab.Read("recast.yaml")
+			strategy(s)(lab)
+			requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), reason)
+			lab.Write("recast.yaml", config)
+		}
+		requirePlanned(t, planOf(t, lab, "wk1"), cluster.InPlace, "recreate and reimage are impossible ("+reason+")")
+		want := cluster.InPlace
+		if remedy != nil {
+			remedy(t, lab)
+			want = cluster.Recreate
+		}
+		requirePlanned(t, planOf(t, lab, "wk1"), want)
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		requireSays(t, string(lab.Read("recast.yaml")), "platform: "+lab.machine("wk1").Platform)
+	})
+}
+
+// TestAddressOnAVLAN: neither DHCP nor a cloud-init drive creates the link.
+func TestAddressOnAVLAN(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.addressed(vlanAddress, true)
+		whileOff(change("ide0=fast:cloudinit"))(lab)
+		lab.Patch(everywhere)
+		const reason = "its address 127.42.7.31 is on eth0.42 (vlan), a link that only its machine configuration makes, so a blank machine would not have it: " +
+			"have Proxmox tag the VM's network card instead (tag= of netN), and give the address to the card itself, or use in-place"
+		requirePlanned(t, planOf(t, lab, "wk1"), cluster.InPlace, "recreate and reimage are impossible ("+reason+")")
+	})
+}
+
+// TestAnotherAddressIsRefused: a node that exists keeps what cloud-init gives it, whatever else is rolled.
+func TestAnotherAddressIsRefused(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		const has, other = "ip=127.42.7.31/24,gw=127.42.7.1", "ip=127.42.7.99/24,gw=127.42.7.1"
+		lab.EditVM(lab.node("wk1").VMID, "ipconfig0", has)
+		lab.shape("wk1", "ipconfig: ['gw=127.42.7.1,ip=127.42.7.31/24']")
+		requireInSync(t, lab)
+		lab.Replace("recast.yaml", "gw=127.42.7.1,ip=127.42.7.31/24", other)
+		from := len(lab.Recorder.Calls())
+		requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "etcd, Kubernetes and the talosconfig would not find it")
+		lab.Patch(everywhere)
+		for _, strategy := range []string{"recreate", "reimage", "in-place"} {
+			lab.Replace("recast.yaml", "{name: wk1,", "{name: wk1, strategy: "+strategy+",")
+			requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "etcd, Kubernetes and the talosconfig would not find it")
+			lab.Replace("recast.yaml", " strategy: "+strategy+",", "")
+		}
+		lab.requireLeftAlone(from, "wk1")
+		requireSame(t, has, lab.vmOf("wk1").Config["ipconfig0"], "it has (-want +got)")
 	})
 }

@@ -3,7 +3,9 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -13,15 +15,16 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// boundVolume is a Kubernetes volume on the system disk of wk1.
 func boundVolume() edit { return volume("pvc-1", local("/var/local-path/pvc-1")) }
 
 const (
@@ -48,8 +51,7 @@ func byRollback(ctx context.Context, c *Client) (pipeline.Report, error) {
 
 func byRoll(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Roll(ctx, onlyWorker) }
 
-// TestNoDiskIsLostWithoutConsent: in whichever way a system disk leaves a node, volumes on it are
-// refused with the remedy, and listed once acceptLoss names them.
+// However a system disk leaves a node, its volumes are refused with the remedy, and listed once acceptLoss names them.
 func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]door{
 		"rollback":                       {leave: byRollback, plan: cluster.Rollback},
@@ -87,12 +89,9 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 			return
 		}
 		requireRefused(t, err, pvRefused)
-		i := slices.IndexFunc(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
-		mustBe(t, i >= 0, "plan %+v", rep.Plan)
-		n := rep.Plan.Nodes[i]
+		n, _ := cluster.Find(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
 		unread := strings.Contains(strings.Join(n.Refused, "\n"), "unread/"+firstRun)
-		require(t, n.Strategy == d.plan && unread == d.off,
-			"%s, refused because the machine does not answer: %t, want %t: %q", n.Strategy, unread, d.off, n.Refused)
+		require(t, n.Strategy == d.plan && unread == d.off, "as %s, unread %t: %q", n.Strategy, unread, n.Refused)
 		requireSame(t, before, lab.machinesDump(), "something was changed:\n… (-want +got)")
 		accept := []string{"pv/pvc-1"}
 		if d.off {
@@ -100,21 +99,17 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 		}
 		acceptLoss(accept...)(lab)
 		var shown []string
-		c := lab.as(thirdRun)
-		c.Confirm = func(p planning.Plan) (bool, error) {
+		c := lab.as(thirdRun).confirms(func(p planning.Plan) {
 			if n := p.Nodes[0]; shown == nil && n.Strategy == d.plan {
 				shown = n.WillLose
 			}
-			return true, nil
-		}
+		})
 		must(t, errOf(d.leave(t.Context(), c)))
 		require(t, slices.Contains(shown, pvLost), "shown as lost: %q", shown)
-		lab.RequireIntact()
 	})
 }
 
-// TestBoundMeanwhile: a volume that is bound between the plan and the exchange is
-// detected, and then nothing is changed.
+// A volume that is bound between the plan and the exchange is detected, and then nothing is changed.
 func TestBoundMeanwhile(t *testing.T) {
 	long(t)
 	type story struct {
@@ -143,12 +138,11 @@ func TestBoundMeanwhile(t *testing.T) {
 		before := lab.machinesDump()
 		second := lab.as(secondRun)
 		bind := sync.OnceFunc(func() { boundVolume()(lab) })
-		second.Confirm = func(planning.Plan) (bool, error) {
+		second.confirms(func(planning.Plan) {
 			if s.at == (moment{}) {
 				bind()
 			}
-			return true, nil
-		}
+		})
 		second.Emit = func(e step.Event) {
 			if s.at.is(e) {
 				bind()
@@ -187,8 +181,7 @@ func (l *Lab) systemDisks() string {
 	return strings.Join(out, "\n")
 }
 
-// TestGivenUpDiskIsKept: the system disk of a cancelled replacement is parked with a name. No rollback boots it; recast
-// prune frees it, and so does the end of the node's next roll.
+// No rollback boots the disk of a cancelled replacement; recast prune frees it, and so does the node's next roll.
 func TestGivenUpDiskIsKept(t *testing.T) {
 	eachLong(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"prune": func(t *testing.T, lab *Lab) {
@@ -207,21 +200,17 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 		lab.as(firstRun).rollKilled(before("finish/keep"), onlyWorker)
 		media := lab.media(volidOf(lab, wk1, "scsi0"))
 		must(t, lab.as(secondRun).giveUp("wk1")(t.Context()))
-		res, err := lab.Client().Status(t.Context())
-		mustBe(t, err == nil && len(res.Kept) == 1 && res.Kept[0].GivenUp && res.Kept[0].Run == firstRun,
-			"kept %+v, %v", res.Kept, err)
+		res := lab.status()
+		mustBe(t, len(res.Kept) == 1 && res.Kept[0].GivenUp && res.Kept[0].Run == firstRun, "kept %+v", res.Kept)
 		require(t, lab.media(res.Kept[0].Volid) == media, "another disk is kept")
 		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "no earlier system disk of it is parked")
 		next(t, lab)
 		res = lab.status()
-		require(t, !slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }),
-			"kept after all: %+v", res.Kept)
-		lab.RequireIntact()
+		require(t, !slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }), "kept %+v", res.Kept)
 	})
 }
 
-// TestPlanNamesDisksAsTheyAreNow: for an unfinished replacement the plan has each disk's
-// present name and place, not the earlier ones.
+// For an unfinished replacement the plan has each disk's present name and place, not the earlier ones.
 func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
 	inAMove := onServer("/qemu/9031/move_disk POST")
 	eachLong(t, oneWorker(), map[string]moment{
@@ -264,7 +253,6 @@ func (l *Lab) installPiraeus() {
 	l.Kube.Define(linstorClusters)
 }
 
-// daemons are pods on every node that write to a host path.
 func daemons(namespace, name, at string) edit {
 	return func(l *Lab) {
 		l.t.Helper()
@@ -273,7 +261,6 @@ func daemons(namespace, name, at string) edit {
 	}
 }
 
-// writesTo is a pod that writes to a host path.
 func writesTo(name, at string) corev1.PodSpec {
 	return corev1.PodSpec{
 		Containers: []corev1.Container{{Name: name, Image: "registry.k8s.io/pause", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
@@ -288,12 +275,7 @@ func noDaemons(namespace, name string) edit {
 	}
 }
 
-// pool is a LINSTOR storage pool on wk1.
-func pool(kind string, pairs ...string) edit {
-	spec := map[string]any{}
-	for i := 0; i < len(pairs); i += 2 {
-		spec[pairs[i]] = pairs[i+1]
-	}
+func pool(kind string, spec map[string]any) edit {
 	return func(l *Lab) {
 		l.t.Helper()
 		l.put(linstorSatellites.GroupVersionResource, object(linstorSatellites, "", "wk1", map[string]any{
@@ -302,7 +284,6 @@ func pool(kind string, pairs ...string) edit {
 	}
 }
 
-// physicalVolume is a partition with an LVM physical volume.
 func physicalVolume(label, group string) artefact.Partition {
 	return artefact.Partition{
 		Label: label, UUID: "0b5f0000-0000-4000-8000-0000000000" + label[len(label)-2:],
@@ -313,7 +294,7 @@ func physicalVolume(label, group string) artefact.Partition {
 // twoGroups puts LINSTOR's volume group on the data disk, and another one on the system disk.
 func twoGroups(l *Lab) {
 	l.t.Helper()
-	pool("lvmPool", "volumeGroup", "vg0")(l)
+	pool("lvmPool", map[string]any{"volumeGroup": "vg0"})(l)
 	whileOff(partitioned(wk1System, physicalVolume("r-lvm11", "vg1")), partitioned(wk1Data, physicalVolume("r-lvm22", "vg0")))(l)
 }
 
@@ -337,8 +318,8 @@ func localRefusals() []refusal {
 		loss("hostpath/var/lib/agent", "hostPath /var/lib/agent (DaemonSet default/agent)", daemons("default", "agent", "/var/lib/agent"), noDaemons("default", "agent")),
 		{name: "what a DaemonSet makes anew", bring: daemons("default", "vector", "/var/lib/vector"), undo: noDaemons("default", "vector")},
 		{name: "hostPath on another disk", bring: daemons("default", "agent", "/var/mnt/data/agent"), undo: noDaemons("default", "agent")},
-		loss("linstor/var/lib/linstor-pools/pool", "LINSTOR storage pool pool (/var/lib/linstor-pools/pool)", pool("fileThinPool"), noPool),
-		{name: "LINSTOR's files on another disk", bring: pool("filePool", "directory", "/var/mnt/data/linstor"), undo: noPool},
+		loss("linstor/var/lib/linstor-pools/pool", "LINSTOR storage pool pool (/var/lib/linstor-pools/pool)", pool("fileThinPool", map[string]any{}), noPool),
+		{name: "LINSTOR's files on another disk", bring: pool("filePool", map[string]any{"directory": "/var/mnt/data/linstor"}), undo: noPool},
 		loss("pv/pvc-1", "PersistentVolume pvc-1 (claim default/db-0)", topolvm, noVolume),
 		{
 			name: "TopoLVM on another disk", bring: all(topolvm, whileOff(partitioned(wk1Data, physicalVolume("r-lvm22", "vg0")))),
@@ -371,5 +352,358 @@ func TestVolumeGroupsAreToldApart(t *testing.T) {
 		n := planOf(t, lab, "wk1")
 		want := []string{"volume r-lvm11 is on the system disk and would be lost: move it to a disk of its own, or name r-lvm11 in nodes[].acceptLoss"}
 		requireSame(t, want, n.Refused, "refused (-want +got)")
+	})
+}
+
+// window is an unfinished hand-over: the worker ends between two actions, or neither configuration can be written.
+type window struct {
+	move     int // which of the roll's hand-overs
+	stop     world.MoveStage
+	crash    bool // the host crashes too
+	noQuorum bool // that is why
+	journal  bool
+	fresh    string // where a volume appears meanwhile; "": nowhere
+}
+
+// The hand-overs of wk1: EFI variables, system disk and data disk are parked, the first and the last are returned.
+const (
+	parksSystem  = 2
+	parksData    = 3
+	attachesData = 5
+)
+
+// beforeMove calls f before the n-th move_disk of one of wk1's disks: scratch VMs hand volumes over, too.
+func (l *Lab) beforeMove(n int, f func()) {
+	l.beforeNth(n, func(call record.Call) bool {
+		return toVM("POST", "/move_disk")(call) &&
+			(strings.Contains(call.Path, "/9031/") || call.Params["target-vmid"] == "9031")
+	}, f)
+}
+
+// beforeNth calls f before a server acts on the n-th call of a kind.
+func (l *Lab) beforeNth(n int, is func(record.Call) bool, f func()) {
+	var mu sync.Mutex
+	seen := 0
+	l.Recorder.Hooks(func(call record.Call) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if is(call) {
+			if seen++; seen == n {
+				f()
+			}
+		}
+		return nil
+	}, nil)
+}
+
+func (w window) interrupt(t *testing.T, lab *Lab) error {
+	t.Helper()
+	lab.beforeMove(w.move, func() {
+		if w.noQuorum {
+			lab.World.SetQuorum(false)
+			return
+		}
+		lab.World.StopNextMove(w.stop, w.crash)
+	})
+	defer lab.Recorder.Hooks(nil, nil)
+	c := lab.Client()
+	err := c.roll(onlyWorker)(t.Context())
+	mustBe(t, err != nil, "the roll succeeded")
+	c.Kill()
+	lab.World.SetQuorum(true)
+	lab.World.BootHost("pve1")
+	return err
+}
+
+// waitReady waits until the control plane is back after its host was down.
+func (l *Lab) waitReady(t *testing.T) {
+	t.Helper()
+	for !isReady(l.kubeNode("cp1")) || errOf(l.Client().Plan(t.Context(), planning.Policy{})) != nil {
+		time.Sleep(10 * time.Second)
+	}
+}
+
+// stray makes a volume with a VM's number that no configuration names.
+func (l *Lab) stray(t *testing.T, vmid int) string {
+	t.Helper()
+	return valueOf(l.World.Alloc(sim.DiskStorage, "pve1", vmid, 1<<30, world.NewMedia(nil)))(t)
+}
+
+// Older unnamed volumes are distinguished; one that appeared meanwhile is not, and a person must decide.
+func TestHandOverWithStrays(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]window{
+		"none, but some from long ago": {move: parksData, stop: world.AfterRename},
+		"at the target":                {move: parksData, stop: world.AfterSource, journal: true, fresh: "target"},
+		"at the source":                {move: parksData, stop: world.AfterSource, fresh: "source"},
+		"beside a dangling name":       {move: parksData, stop: world.AfterRename, fresh: "source"},
+		"under the old name":           {move: parksData, stop: world.AfterRename, journal: true, fresh: "old name"},
+		"at the target, on attaching":  {move: attachesData, stop: world.AfterRename, fresh: "target"},
+		"at the source, on attaching":  {move: attachesData, stop: world.AfterSource, journal: true, fresh: "source"},
+		"none, the system disk":        {move: parksSystem, stop: world.AfterRename, journal: true},
+		"none, the host crashes":       {move: parksData, stop: world.AfterRename, crash: true},
+		"none, it crashes later":       {move: attachesData, stop: world.AfterSource, crash: true, journal: true},
+		"none, no quorum":              {move: parksData, noQuorum: true, journal: true},
+		"none, no quorum later":        {move: attachesData, noQuorum: true, journal: true},
+	}, func(t *testing.T, lab *Lab, c window) {
+		resumption{strategy: cluster.Recreate}.prepare(lab)
+		old := []string{lab.stray(t, 9031), lab.stray(t, 9031)}
+		requireError(t, c.interrupt(t, lab), "hand ")
+		lab.waitReady(t)
+		if !c.journal {
+			lab.loseJournal()
+		}
+		park := lab.parkingID(t)
+		from, to := 9031, park
+		if c.move == attachesData {
+			from, to = park, 9031
+		}
+		unnamed := slices.DeleteFunc(lab.strays(), func(volid string) bool { return slices.Contains(old, volid) })
+		mustBe(t, len(unnamed) == 1, "without a name: %q", unnamed)
+		lost := unnamed[0]
+		strays := len(old)
+		switch c.fresh {
+		case "source", "target":
+			vmid := map[string]int{"source": from, "target": to}[c.fresh]
+			requireUndecided(t, lab, to, lost, lab.stray(t, vmid))
+			lab.EditVM(to, "scsi1", lost+",serial=data-wk1") // as the hint says
+			strays++
+		case "old name":
+			volid := volidOf(lab, from, "scsi1")
+			for lab.stray(t, from) != volid {
+				strays++ // lower numbers are free too
+			}
+			requireUndecided(t, lab, to, lost, volid)
+			lab.EditVM(to, "scsi1", lost+",serial=data-wk1")
+			// The volume with the old name is under the disk's key on the VM to delete: a person frees it.
+			hostsRefused(t, lab.Client().roll(onlyWorker), " has scsi1 ("+volid+",", "only one of them is the disk")
+			all(remove("scsi1"), remove("unused0"))(lab)
+		}
+		lab.Client().rollTo(t, onlyWorker, "cp1")
+		requireCount(t, strays, lab.strays(), "strays, of which none is recast's to free")
+	})
+}
+
+// requireUndecided: the roll names both volumes, says what to do, and changes nothing.
+func requireUndecided(t *testing.T, lab *Lab, to int, lost, fresh string) {
+	t.Helper()
+	before := lab.machinesDump()
+	hint := fmt.Sprintf("attach it as scsi1 of VM %d yourself", to)
+	hostsRefused(t, lab.Client().roll(onlyWorker), " volumes could be it: ", lost, fresh, hint)
+	requireSame(t, before, lab.machinesDump(), "it changed something")
+}
+
+func (l *Lab) parkingID(t *testing.T) int {
+	t.Helper()
+	res := l.status()
+	mustBe(t, len(res.Open) == 1, "status %+v", res)
+	return int(res.Open[0].Parking)
+}
+
+// A roll without space for the new system disks does not begin: the old ones stay parked until prune frees them.
+func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.World.Preallocate(sim.DiskStorage)
+		lab.Patch(sim.PatchedExtension)
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		lab.Patch(sim.PatchedExtension)
+		disks, _ := cluster.Find(lab.World.Storages("pve1"), func(s world.StorageStatus) bool { return s.ID == sim.DiskStorage })
+		lab.World.SetCapacity(disks.ID, disks.Used+9<<30)
+		before := len(lab.Recorder.Calls())
+		const want = "storage fast on pve1 has 9216 MiB free, but a new system disk takes 10 GiB there while the old one stays parked"
+		requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), "wk1: "+want)
+		lab.requireNothingSent(before)
+		requireSays(t, strings.Join(problems(diagnosis(t, lab.Client())), ""), "room for system disks on fast of pve1: "+want)
+		must(t, errOf(lab.Client().pruneDisks(t.Context(), 0, nil)))
+		must(t, lab.as("20000102-0000-feed").roll(onlyWorker)(t.Context()))
+	})
+}
+
+// A rename that fails on a busy storage is retried, each time after a check whether it has happened.
+func TestHandOverOnABusyStorage(t *testing.T) {
+	type story struct {
+		storage     string
+		strategy    cluster.Strategy
+		step        string // which waits
+		move, times int
+		fault       world.RenameFault
+	}
+	options := func(s story) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1, DiskType: s.storage} }
+	eachLongIn(t, options, map[string]story{
+		"zfs, while parking":                {"zfspool", cluster.Recreate, "take-down/park/scsi1", parksData, 5, world.RenameBusy},
+		"zfs, too slow":                     {"zfspool", cluster.Recreate, "take-down/park/scsi0", parksSystem, 1, world.RenameTimeout},
+		"zfs, too slow, but it was renamed": {"zfspool", cluster.Recreate, "take-down/park/scsi1", parksData, 1, world.RenameTimeoutDone},
+		"ceph, while giving back":           {"rbd", cluster.Recreate, "bring-up/attach/scsi1", attachesData, 3, world.RenameBusy},
+		"files, reimage":                    {"dir", cluster.Reimage, "take-down/park/scsi0", 1, 4, world.RenameBusy},
+	}, func(t *testing.T, lab *Lab, s story) {
+		resumption{strategy: s.strategy}.prepare(lab)
+		lab.beforeMove(s.move, func() { lab.World.BusyStorage(sim.DiskStorage, s.times, s.fault) })
+		var said []string
+		c := lab.Client().hears(notes(s.step, &said))
+		must(t, c.roll(onlyWorker)(t.Context()))
+		requireSays(t, strings.Join(said, "\n"), "its storage is busy: tried again for 5m0s at most")
+		requireInSync(t, lab, "cp1")
+		lab.requireKept(1)
+	})
+}
+
+// TestHandOverOnAStorageThatStaysBusy: it fails after some minutes with a hint, and the same command continues.
+func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
+	o := oneWorker()
+	o.DiskType = "zfspool"
+	inLongLab(t, o, func(t *testing.T, lab *Lab) {
+		resumption{strategy: cluster.Recreate}.prepare(lab)
+		var since time.Time
+		lab.beforeMove(parksData, func() {
+			since = time.Now()
+			lab.World.BusyStorage(sim.DiskStorage, -1, world.RenameBusy)
+		})
+		err := lab.Client().roll(onlyWorker)(t.Context())
+		mustBe(t, fault.CodeOf(err) == fault.StorageBusy && strings.Contains(err.Error(), "dataset is busy"),
+			"err = %v, code %s", err, fault.CodeOf(err))
+		requireSays(t, strings.Join(fault.Hints(err), "\n"), "lsof", "same command again")
+		requireTook(t, since, 3*time.Minute, 7*time.Minute)
+		lab.Recorder.Hooks(nil, nil)
+		lab.World.NoMoreFailures()
+		lab.Client().rollTo(t, onlyWorker, "cp1")
+		lab.requireKept(1)
+	})
+}
+
+// refusedCreate refuses the first scratch VM, when the roll looks whether its number is free.
+func refusedCreate(l *Lab) {
+	first := func(call record.Call) bool {
+		return call.Method == "POST" && call.Params["vmid"] == strconv.Itoa(scratchVM)
+	}
+	l.beforeNth(1, first, func() { l.World.FailNext("qmcreate", "Permission check failed (/mapping/cpu/x, Mapping.Use)") })
+}
+
+// What Proxmox would refuse once the node's VM is deleted, it refuses to scratch VMs before the drain.
+func TestProvedBeforeTheDelete(t *testing.T) {
+	type story struct {
+		strategy cluster.Strategy
+		bring    func(*Lab)
+		want     string
+	}
+	const stays = "storage fast on pve1 is to hand disks over from one VM to another, and a scratch volume on it did not go there and back"
+	handsNothingOver := func(l *Lab) { l.World.FailNext("qmmove", "storage does not support renaming volumes") }
+	eachInLab(t, oneWorker(), map[string]story{
+		"a create that is refused": {
+			cluster.Recreate, refusedCreate, "Proxmox is to create the VM of wk1 again on pve1, and a scratch VM with its settings could not be made and deleted there",
+		},
+		"a storage that hands nothing over": {cluster.Recreate, handsNothingOver, stays},
+		"such a storage, reimage":           {cluster.Reimage, handsNothingOver, stays},
+	}, func(t *testing.T, lab *Lab, s story) {
+		strategy(s.strategy)(lab)
+		lab.Patch(everywhere)
+		s.bring(lab)
+		boot, before := lab.bootID("wk1"), len(lab.Recorder.Calls())
+		err := lab.Client().roll(onlyWorker)(t.Context())
+		lab.Recorder.Hooks(nil, nil)
+		requireFault(t, err, fault.Refused, s.want, "no node was touched")
+		requireSame(t, boot, lab.bootID("wk1"), "wk1 was restarted (-want +got)")
+		lab.requireUntouched(before)
+		lab.Client().rollTo(t, onlyWorker, "cp1")
+		lab.requireNoScratch()
+	})
+}
+
+func ofScratch(call record.Call) bool {
+	id, _ := strconv.Atoi(call.Params["vmid"])
+	return strings.Contains(call.Path, "/qemu/909") || id >= scratchVM-9 && id <= scratchVM
+}
+
+// A storage that has handed a volume over is not tried again, unless no journal knows; the create is, in each run.
+func TestHandOverIsRemembered(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		strategy(cluster.Recreate)(lab)
+		create := []string{"POST qemu", "PUT config", "DELETE 9099"}
+		roll := func(want []string) {
+			t.Helper()
+			lab.Patch(everywhere)
+			before := len(lab.Recorder.Calls())
+			must(t, lab.Client().roll(onlyWorker)(t.Context()))
+			calls := lab.sent(before, func(c record.Call) bool { return c.Mutation && ofScratch(c) })
+			got := cluster.Each(calls, func(c record.Call) string { return c.Method + " " + path.Base(c.Path) })
+			requireSame(t, want, got, "sent about scratch VMs (-want +got)")
+		}
+		handOver := []string{"POST qemu", "POST qemu", "POST move_disk", "POST move_disk", "DELETE 9099", "DELETE 9098"}
+		roll(slices.Concat(create, handOver))
+		roll(create)
+		lab.loseJournal()
+		roll(slices.Concat(create, handOver))
+	})
+}
+
+// proving is a roll of wk1 that has not been away yet.
+type proving struct {
+	*Lab
+	boot string
+}
+
+// However a roll is killed at its proofs, prune recognises what is left, and the next roll finishes.
+func TestProofsKilled(t *testing.T) {
+	long(t)
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		t.Run(string(s), killGrid[proving]{
+			begin: func(t *testing.T) proving {
+				lab := New(t, oneWorker())
+				strategy(s)(lab)
+				lab.Patch(everywhere)
+				return proving{lab, lab.bootID("wk1")}
+			},
+			do: rolls(onlyWorker),
+			choose: func(t *testing.T, points []point) []point {
+				begin, end := namedPoint(t, points, "journal written plan"), namedPoint(t, points, "journal written hands-over")
+				return chosenPoints(t, points[begin.at-1:end.at+1])
+			},
+			goOn: func(t *testing.T, lab proving, at point) bool {
+				require(t, lab.bootID("wk1") == lab.boot, "wk1 was restarted")
+				if at.at%3 == 0 {
+					rep, err := lab.second().pruneDisks(t.Context(), -1, nil)
+					must(t, err)
+					for _, v := range rep.Scratch {
+						require(t, v.Removed, "not pruned: %+v", v)
+					}
+					lab.requireNoScratch()
+				}
+				must(t, lab.second().roll(onlyWorker)(t.Context()))
+				return false
+			},
+			end: func(t *testing.T, lab proving) string {
+				lab.requireNoScratch()
+				lab.RequireIntact()
+				requireDrift(t, lab.Lab, "cp1")
+				return ""
+			},
+		}.killEverywhere)
+	}
+}
+
+// A control plane of a broken cluster stays until Proxmox has shown that it creates the new VM, for this token.
+func TestRebuildIsProved(t *testing.T) {
+	long(t)
+	type story struct {
+		bring func(*Lab)
+		want  string
+	}
+	eachInBubble(t, map[string]story{
+		"a create that is refused": {refusedCreate, "Proxmox is to create the VM of cp1 again on pve1"},
+		"a privilege that only the create needs": {func(l *Lab) {
+			l.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return p == "VM.Config.CPU" })...)
+		}, "the Proxmox token lacks privileges: VM.Config.CPU on /vms"},
+	}, func(t *testing.T, c story) {
+		b := breakCluster(t, 1)
+		vm := b.namedVM("cp1")
+		must(t, b.World.PowerOff(vm.ID))
+		c.bring(b.Lab)
+		_, err := b.as(secondRun).Rebuild(t.Context(), b.file)
+		b.Recorder.Hooks(nil, nil)
+		requireFault(t, err, fault.Refused, c.want)
+		now := b.namedVM("cp1")
+		require(t, now.ID == vm.ID && now.Config["scsi0"] == vm.Config["scsi0"], "cp1 is %+v, was %+v", now, vm)
+		b.World.AddRole("Recast", sim.Privileges()...)
+		must(t, errOf(b.as(thirdRun).Rebuild(t.Context(), b.file)))
+		b.require(t)
 	})
 }

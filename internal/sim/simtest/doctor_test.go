@@ -21,7 +21,6 @@ import (
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
-// Doctor is recast doctor.
 func (c *Client) Doctor(ctx context.Context) (checkup.Result, error) {
 	return connected(ctx, c, func(s *session) (checkup.Result, error) {
 		px := s.machines.Proxmox.(*pve.Client)
@@ -40,17 +39,12 @@ func diagnosis(t *testing.T, c *Client) checkup.Result {
 
 // problems lists the problems of a diagnosis, "group: what: seen".
 func problems(res checkup.Result) []string {
-	var out []string
-	for _, c := range res.Checks {
-		if c.State == checkup.Problem {
-			out = append(out, c.Group+": "+c.What+": "+c.Seen)
-		}
-	}
-	return out
+	found := cluster.Where(res.Checks, func(c checkup.Check) bool { return c.State == checkup.Problem })
+	return cluster.Each(found, func(c checkup.Check) string { return c.Group + ": " + c.What + ": " + c.Seen })
 }
 
-// TestDoctorInAHealthyLab finds nothing wrong, until a running or dead task has locked a VM.
-func TestDoctorInAHealthyLab(t *testing.T) {
+// TestDoctor finds nothing wrong in a healthy lab, and then each thing that is.
+func TestDoctor(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		res := diagnosis(t, lab.Client())
 		require(t, res.Err() == nil, "%v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
@@ -64,15 +58,37 @@ func TestDoctorInAHealthyLab(t *testing.T) {
 		vmid := lab.Nodes[0].VMID
 		lab.World.SetLock(vmid, "backup")
 		res = diagnosis(t, lab.Client())
-		i := slices.IndexFunc(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
-		mustBe(t, i >= 0, "no check speaks of the lock: %+v", res.Checks)
-		c := res.Checks[i]
-		require(t, c.State == checkup.Warning && len(c.Remedy) == 1 && strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)),
-			"%+v", c)
+		c, _ := cluster.Find(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
+		require(t, c.State == checkup.Warning && len(c.Remedy) == 1, "of the lock: %+v in %+v", c, res.Checks)
+		requireSays(t, strings.Join(c.Remedy, ""), fmt.Sprintf("qm unlock %d", vmid))
+		lab.World.SetLock(vmid, "")
+
+		// A token that sees the VMs but not their disks' storage must not get the result that a new system disk is impossible.
+		user := lab.Client()
+		user.Token = cluster.Secret(sim.PoorToken)
+		lab.pveum(survey.NeedsToPrune([]string{"isos"}, nil).Grants().Lines("poor@pve!lab"))
+		named := lacks(diagnosis(t, user))
+		for _, want := range []string{"Datastore.Audit on /storage/fast", "VM.Config.Disk on /vms", "SDN.Use on /sdn/zones/localnetwork/vmbr0"} {
+			require(t, slices.Contains(named, want), "doctor names %q, and not %s", named, want)
+		}
+
+		// Whatever is unreachable, the rest is checked.
+		lab.EditVM(9031, "args", "-x") // only root@pam may write it
+		lab.World.SetQuorum(false)
+		user = lab.Client()
+		user.Reroute = func(addr string) string { return strings.ReplaceAll(addr, lab.Nodes[1].Addr.String(), "127.42.7.250") }
+		lab.Replace("recast.lock", "", "")
+		res = diagnosis(t, user)
+		requireFault(t, res.Err(), fault.Config) // of the lock
+		got := problems(res)
+		requireCount(t, 3, got, "problems")
+		requireSays(t, "\n"+strings.Join(got, "\n"), "\nProxmox: quorum: ", "\nTalos: wk1: ", "\nimages: lock: ")
+		cp, wk := res.Nodes[0], res.Nodes[1]
+		require(t, wk.Unread && strings.Contains(strings.Join(wk.Against[cluster.Recreate], "\n"), "its setting args"), "wk1: %+v", wk)
+		require(t, !cp.Unread && cp.Strategy == cluster.InPlace, "cp1: %+v", cp)
 	})
 }
 
-// pveum runs lines that doctor prints for an administrator.
 func (l *Lab) pveum(lines []string) {
 	l.t.Helper()
 	for _, line := range lines {
@@ -90,27 +106,12 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 		c := lab.Client()
 		c.Token = cluster.Secret(sim.PoorToken)
 		res := diagnosis(t, c)
-		mustBe(t, fault.KindOf(res.Err()) == fault.Refused && len(res.Grants) != 0,
-			"%v, grants %q:\n%s", res.Err(), res.Grants, strings.Join(problems(res), "\n"))
+		mustBe(t, fault.KindOf(res.Err()) == fault.Refused && len(res.Grants) != 0, "%+v:\n%q", res, problems(res))
 		lab.pveum(res.Grants)
 		res = diagnosis(t, c)
 		mustBe(t, res.Err() == nil, "after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
 		requireEachIsNamed(t, lab, c)
 		c.rollTo(t, planning.Policy{})
-	})
-}
-
-// TestDoctorForATokenThatPrunes: a token that sees the VMs but not their disks' storage
-// must not get the result that a new system disk is impossible.
-func TestDoctorForATokenThatPrunes(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		c := lab.Client()
-		c.Token = cluster.Secret(sim.PoorToken)
-		lab.pveum(survey.NeedsToPrune([]string{"isos"}, nil).Grants().Lines("poor@pve!lab"))
-		named := lacks(diagnosis(t, c))
-		for _, want := range []string{"Datastore.Audit on /storage/fast", "VM.Config.Disk on /vms", "SDN.Use on /sdn/zones/localnetwork/vmbr0"} {
-			require(t, slices.Contains(named, want), "doctor names %q, and not %s", named, want)
-		}
 	})
 }
 
@@ -135,19 +136,13 @@ func requireEachIsNamed(t *testing.T, lab *Lab, c *Client) {
 			lab.World.Grant(acl)
 		}
 	}
-	res := diagnosis(t, c)
-	require(t, res.Err() == nil, "all is granted again: %v", res.Err())
+	must(t, diagnosis(t, c).Err()) // all is granted again
 }
 
 // lacks are the missing privileges in doctor's result, "privilege on path".
 func lacks(res checkup.Result) []string {
-	var out []string
-	for _, c := range res.Checks {
-		if c.Group == checkup.GroupPrivileges && c.State == checkup.Problem {
-			out = append(out, c.What)
-		}
-	}
-	return out
+	lacks := func(c checkup.Check) bool { return c.Group == checkup.GroupPrivileges && c.State == checkup.Problem }
+	return cluster.Each(cluster.Where(res.Checks, lacks), func(c checkup.Check) string { return c.What })
 }
 
 // onlyNames: doctor reports that one, at its path or, if it sees the nodes' storages and bridges, at the paths below.
@@ -155,32 +150,6 @@ func onlyNames(named []string, privilege, path string) bool {
 	return len(named) > 0 && !slices.ContainsFunc(named, func(n string) bool {
 		at, ok := strings.CutPrefix(n, privilege+" on ")
 		return !ok || at != path && !strings.HasPrefix(at, strings.TrimSuffix(path, "/")+"/")
-	})
-}
-
-// TestDoctorContinuesAfterErrors: whatever is unreachable, the rest is checked.
-func TestDoctorContinuesAfterErrors(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.EditVM(9031, "args", "-x") // only root@pam may write it
-		lab.World.SetQuorum(false)
-		c := lab.Client()
-		wk1 := lab.Nodes[1].Addr.String()
-		const unused = "127.42.7.250"
-		c.Reroute = func(addr string) string { return strings.ReplaceAll(addr, wk1, unused) }
-		lab.Replace("recast.lock", "", "")
-		res := diagnosis(t, c)
-		requireFault(t, res.Err(), fault.Config) // of the lock
-		got := problems(res)
-		for _, want := range []string{"Proxmox: quorum: ", "Talos: wk1: ", "images: lock: "} {
-			require(t, slices.ContainsFunc(got, func(p string) bool { return strings.HasPrefix(p, want) }),
-				"no problem %q", want)
-		}
-		require(t, len(got) == 3, "problems:\n%s", strings.Join(got, "\n"))
-		wk := res.Nodes[1]
-		require(t, wk.Unread && strings.Contains(strings.Join(wk.Against[cluster.Recreate], "\n"), "its setting args"),
-			"of wk1 it says %+v", wk)
-		cp := res.Nodes[0]
-		require(t, !cp.Unread && cp.Strategy == cluster.InPlace, "of cp1 it says %+v", cp)
 	})
 }
 
@@ -196,7 +165,6 @@ func TestRegisteredTags(t *testing.T) {
 	})
 }
 
-// Explain is recast plan --explain.
 func (c *Client) Explain(t *testing.T, node string) survey.Explanation {
 	t.Helper()
 	return valueOf(connected(t.Context(), c, func(s *session) (survey.Explanation, error) {
@@ -205,8 +173,7 @@ func (c *Client) Explain(t *testing.T, node string) survey.Explanation {
 	}))(t)
 }
 
-// TestWhatIsExplainedIsWhatRuns: recast plan --explain lists the steps of the roll in
-// their order, for workers and control planes and every strategy.
+// Recast plan --explain lists the steps of the roll in their order, for workers and control planes and every strategy.
 func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 	eachLongIn(t, func(strategy string) sim.Options {
 		return sim.Options{ControlPlanes: 3, Workers: 1, Holder: strategy == "auto"}
@@ -216,9 +183,7 @@ func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 		nodes := []string{"cp1", "wk1"}
 		want, got := map[string][]string{}, map[string][]string{}
 		for _, name := range nodes {
-			for _, s := range lab.Client().Explain(t, name).Steps {
-				want[name] = append(want[name], s.Path)
-			}
+			want[name] = cluster.Each(lab.Client().Explain(t, name).Steps, func(s survey.StepOutline) string { return s.Path })
 			mustBe(t, len(want[name]) >= 8, "%s: only %q are explained", name, want[name])
 		}
 		c := lab.Client()
@@ -238,8 +203,7 @@ func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 	})
 }
 
-// TestDeepDriftSeesALabelThatLies: a factory that has not noticed the patch builds the old
-// content under the new schematic, and a person upgrades a node to that by hand.
+// A factory that has not noticed the patch builds the old content under the new schematic, which a person installs.
 func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		must(t, errOf(lab.Lab.Patch(t.Context(), sim.PatchedExtension, false)))
@@ -265,11 +229,7 @@ func requirePatchedFile(t *testing.T, lab *Lab) {
 	for _, d := range res.Nodes {
 		require(t, len(d.Unread) == 0 && strings.Contains(strings.Join(d.Notes, "\n"), "of its extensions compared"),
 			"%s: unread %q, notes %q", d.Node, d.Unread, d.Notes)
-		for _, r := range d.Reasons {
-			if r.Code == "extension-file" {
-				found = append(found, r)
-			}
-		}
+		found = append(found, cluster.Where(d.Reasons, func(r cluster.Reason) bool { return r.Code == "extension-file" })...)
 	}
 	require(t, len(found) == 1 && strings.HasPrefix(found[0].Text, "/usr/local/sbin/iscsid of extension iscsi-tools v0.2.0: sha256:") &&
 		strings.HasPrefix(found[0].Old, "sha256:") && strings.HasPrefix(found[0].New, "sha256:") && found[0].Old != found[0].New,

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,7 +37,6 @@ var (
 	atLatency   = limits{waste: 0.13, longer: 8 * time.Second}
 )
 
-// watched is one roll as observed from outside.
 type watched struct {
 	lab         *Lab
 	began, end  time.Time
@@ -78,7 +78,6 @@ func rollWatched(t *testing.T, lab *Lab) *watched {
 	w.dials = c.Dials()
 	lab.Recorder.Hooks(nil, nil)
 	must(t, err)
-	lab.RequireIntact()
 	return w
 }
 
@@ -111,8 +110,7 @@ func (w *watched) see(e step.Event) {
 	}
 }
 
-// asked counts the requests, and those during pure waiting: after the plan, at moments
-// when no step began or ended and nothing changed.
+// asked counts the requests, and those after the plan when no step began or ended and nothing changed.
 func (w *watched) asked() (all, waiting int) {
 	for at, n := range w.requests {
 		all += n
@@ -166,41 +164,36 @@ var fastAll = flag.Bool("fast.all", false, "recreate a hundred nodes too")
 
 // A roll takes hardly longer than the world's delays for its steps, with 20 ms for each answer of each server.
 func TestRollNearTheCriticalPath(t *testing.T) {
-	cases := map[string]struct {
+	type story struct {
 		options sim.Options
 		roll    []string
-		huge    bool // some ten minutes: only for make bench
 		instant bool // answers take no time
-	}{
-		"3+2 in-place":       {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: in-place"}},
-		"3+2 recreate":       {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: recreate"}},
-		"3+2 in-place, 0 ms": {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: in-place"}, instant: true},
-		"3+2 recreate, 0 ms": {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: recreate"}, instant: true},
-		"5+100 in-place":     {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: in-place", "maxUnavailable: {workers: 10%, perHost: 10}"}},
-		"5+100 recreate":     {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: recreate", "maxUnavailable: {workers: 10%, perHost: 10}"}, huge: true},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			if c.huge && !*fastAll {
-				t.Skip("left to make bench")
-			}
-			most := atNoLatency
-			if !c.instant {
-				most, c.options.Latency = atLatency, answersTake
-			}
-			inLab(t, c.options, func(t *testing.T, lab *Lab) {
-				atOnce(lab, c.roll...)
-				w := rollWatched(t, lab)
-				w.judge(t, name, most)
-				w.requireOutages(t, most)
-			})
-		})
+	inPlace, recreate, tenth := "strategy: in-place", "strategy: recreate", "maxUnavailable: {workers: 10%, perHost: 10}"
+	small, large := sim.Options{ControlPlanes: 3, Workers: 2}, sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}
+	cases := map[string]story{
+		"3+2 in-place":       {small, []string{inPlace}, false},
+		"3+2 recreate":       {small, []string{recreate}, false},
+		"3+2 in-place, 0 ms": {small, []string{inPlace}, true},
+		"3+2 recreate, 0 ms": {small, []string{recreate}, true},
+		"5+100 in-place":     {large, []string{inPlace, tenth}, false},
 	}
+	if *fastAll { // some ten minutes: only for make bench
+		cases["5+100 recreate"] = story{large, []string{recreate, tenth}, false}
+	}
+	eachLongIn(t, func(c story) sim.Options {
+		c.options.Latency = map[bool]time.Duration{false: answersTake}[c.instant]
+		return c.options
+	}, cases, func(t *testing.T, lab *Lab, c story) {
+		most := map[bool]limits{false: atLatency, true: atNoLatency}[c.instant]
+		atOnce(lab, c.roll...)
+		w := rollWatched(t, lab)
+		w.judge(t, path.Base(t.Name()), most)
+		w.requireOutages(t, most)
+	})
 }
 
-// seedTimes are the durations of an upgrade in place: 45 s for the download, 20 s to stage
-// it, 60 s for the reboot and 45 s until the node has joined again.
+// seedTimes are those of an upgrade in place: 45 s download, 20 s to stage it, 60 s reboot, 45 s until it has joined.
 func seedTimes() talosapi.Times {
 	return talosapi.Times{Pull: 45 * time.Second, Copy: 20 * time.Second, Leave: 5 * time.Second, Boot: 55 * time.Second, Services: 40 * time.Second}
 }
@@ -251,7 +244,6 @@ type ask struct {
 	step string
 }
 
-// listen follows a client's roll of one node.
 func (a *asking) listen(lab *Lab, c *Client) {
 	a.at = map[string]time.Time{}
 	c.Emit = func(e step.Event) {
@@ -330,54 +322,46 @@ func (a *asking) off(lab *Lab, vmid int) (from, to time.Time) {
 	return from, to
 }
 
-// TestRounds limits how many requests follow one after another while a node is away: between the stop
-// and the start of its VM, and from drained to Ready. Each adds its latency to the outage.
+// Of the requests while a node is away, few follow one after another: each adds its latency to the outage.
 func TestRounds(t *testing.T) {
-	for name, c := range map[string]struct {
-		options  sim.Options
+	type story struct {
 		node     string
 		strategy cluster.Strategy
+		holder   bool
 		off, out int
-	}{
-		"worker, recreate":               {sim.Options{}, "wk1", cluster.Recreate, 120, 199},
-		"worker with a holder, recreate": {sim.Options{Holder: true}, "wk1", cluster.Recreate, 105, 185},
-		"worker, reimage":                {sim.Options{}, "wk1", cluster.Reimage, 60, 139},
-		"control plane, recreate":        {sim.Options{}, "cp1", cluster.Recreate, 110, 268},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if name != "worker, recreate" {
-				long(t)
-			}
-			c.options.ControlPlanes, c.options.Workers, c.options.Hosts, c.options.Latency = 3, 2, 3, answersTake
-			inLab(t, c.options, func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: " + string(c.strategy))
-				lab.Patch(everywhere)
-				must(t, lab.Client().Publish(t.Context()))
-				var a asking
-				client := lab.Client()
-				a.listen(lab, client)
-				_, err := client.Roll(t.Context(), policyFor(c.node))
-				lab.Recorder.Hooks(nil, nil)
-				must(t, err)
-				lab.RequireIntact()
-				off := a.rounds(a.off(lab, lab.node(c.node).VMID))
-				out := a.rounds(a.at["take-down/drain done"], a.at["bring-up/wait-healthy done"])
-				fmt.Printf("%-32s rounds between stop and start %3d, from drained to Ready %3d\n", name, len(off), len(out))
-				for what, n := range map[string]struct {
-					rounds []ask
-					most   int
-				}{"between stop and start": {off, c.off}, "from drained to Ready": {out, c.out}} {
-					if len(n.rounds) > n.most || len(n.rounds) < n.most/2 { // less than half: something is not counted
-						t.Errorf("%d rounds %s, wanted at most %d:\n%s", len(n.rounds), what, n.most, list(n.rounds))
-					}
-				}
-			})
-		})
 	}
+	options := func(s story) sim.Options {
+		return sim.Options{ControlPlanes: 3, Workers: 2, Hosts: 3, Holder: s.holder, Latency: answersTake}
+	}
+	play := func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("strategy: " + string(c.strategy))
+		lab.Patch(everywhere)
+		must(t, lab.Client().Publish(t.Context()))
+		var a asking
+		client := lab.Client()
+		a.listen(lab, client)
+		err := client.roll(policyFor(c.node))(t.Context())
+		lab.Recorder.Hooks(nil, nil)
+		must(t, err)
+		few := func(what string, rounds []ask, most int) int {
+			if len(rounds) > most || len(rounds) < most/2 { // less than half: something is not counted
+				t.Errorf("%d rounds %s, wanted at most %d:\n%s", len(rounds), what, most, list(rounds))
+			}
+			return len(rounds)
+		}
+		off := few("between stop and start", a.rounds(a.off(lab, lab.node(c.node).VMID)), c.off)
+		out := few("from drained to Ready", a.rounds(a.at["take-down/drain done"], a.at["bring-up/wait-healthy done"]), c.out)
+		fmt.Printf("%-32s rounds between stop and start %3d, from drained to Ready %3d\n", path.Base(t.Name()), off, out)
+	}
+	eachIn(t, options, map[string]story{"worker, recreate": {"wk1", cluster.Recreate, false, 120, 199}}, play)
+	eachLongIn(t, options, map[string]story{
+		"worker with a holder, recreate": {"wk1", cluster.Recreate, true, 105, 185},
+		"worker, reimage":                {"wk1", cluster.Reimage, false, 60, 139},
+		"control plane, recreate":        {"cp1", cluster.Recreate, false, 110, 268},
+	}, play)
 }
 
-// BenchmarkNodeRoll measures processor time and requests of starting and rolling a whole
-// cluster, per rolled node. It reports the lab's share separately.
+// BenchmarkNodeRoll is the cost of starting and rolling a whole cluster, per rolled node, and the lab's share of it.
 func BenchmarkNodeRoll(b *testing.B) {
 	for _, c := range []struct {
 		strategy cluster.Strategy
@@ -416,8 +400,7 @@ func benchmarkNodeRoll(b *testing.B, o sim.Options, strategy cluster.Strategy, m
 			l.Patch(sim.CommonExtension)
 			lab += processorTime(t) - begin
 			before := len(l.Recorder.Calls())
-			rep := valueOf(l.Client().Roll(t.Context(), planning.Policy{}))(t)
-			mustBe(t, len(rep.Plan.Work()) == len(l.Nodes), "rolled %d nodes", len(rep.Plan.Work()))
+			requireCount(t, len(l.Nodes), valueOf(l.Client().Roll(t.Context(), planning.Policy{}))(t).Plan.Work(), "nodes")
 			requests += len(l.Recorder.Calls()) - before
 		})
 		all += processorTime(b) - begin
@@ -434,7 +417,6 @@ func benchmarkNodeRoll(b *testing.B, o sim.Options, strategy cluster.Strategy, m
 	}
 }
 
-// benchmarkInBubble is synctest.Test for a benchmark.
 func benchmarkInBubble(b *testing.B, f func(t *testing.T)) {
 	b.Helper()
 	all := func(pattern, name string) (bool, error) {
@@ -446,7 +428,6 @@ func benchmarkInBubble(b *testing.B, f func(t *testing.T)) {
 	}
 }
 
-// processorTime is the process's user and system time.
 func processorTime(t testing.TB) time.Duration {
 	t.Helper()
 	var u syscall.Rusage

@@ -44,7 +44,7 @@ var everySlice = []string{
 	"TestEveryRefusal",
 	"TestFewPrivilegesSuffice",
 	"TestHooks",
-	"TestHooksAroundTwoPlans",
+	"TestHooksOfAKilledRun",
 	"TestInitRefuses",
 	"TestItsPodIsEvictedMeanwhile",
 	"TestLateDelete",
