@@ -6,6 +6,8 @@
 package simtest
 
 import (
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"go/ast"
@@ -13,13 +15,25 @@ import (
 	"go/token"
 	"hash/fnv"
 	"math"
+	"net"
+	"os"
 	"path/filepath"
 	"regexp"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 var (
@@ -256,4 +270,513 @@ func choosingTests(t *testing.T) (tests, chooses []string) {
 	}
 	slices.Sort(chooses)
 	return tests, chooses
+}
+
+// errKilled is the journal's error for a killed run.
+var errKilled = errors.New("this run was killed")
+
+// deed is what a client is told to do.
+type deed = func(ctx context.Context, c *Client) error
+
+func rolls(policy planning.Policy) deed {
+	return func(ctx context.Context, c *Client) error { return errOf(c.Roll(ctx, policy)) }
+}
+
+// point is a changing request or a journal write at which a run can be killed: the nth of that name.
+// Its number among all of a run depends on how often the run said that it still holds its claim.
+type point struct {
+	name string
+	nth  int
+	at   int // its number in an undisturbed run, from 1
+}
+
+func (p point) String() string { return fmt.Sprintf("point %d, %q", p.at, p.name) }
+
+// beats is how many of a run's writes of its claim are points: how many there are is a matter of time. The
+// names of these points begin with beat.
+const (
+	beats = 2
+	beat  = "claim "
+)
+
+// around is how many points later a run is killed that has not come to its point: of two nodes that are made
+// at the same time, now one gets the lower number, now the other.
+const around = 5
+
+// nameOf is the name of a call as a point.
+func nameOf(c record.Call) string {
+	name := c.Proto + " " + c.Method + " " + c.Path
+	if c.Method == "PUT" && strings.Contains(c.Params["description"], "recast-claim: ") {
+		return beat + name
+	}
+	return name
+}
+
+// pointsOf are the points of an undisturbed run.
+func pointsOf(names []string) (points []point) {
+	seen := map[string]int{}
+	for _, name := range names {
+		seen[name]++
+		if seen[name] > beats && strings.HasPrefix(name, beat) {
+			continue
+		}
+		points = append(points, point{name, seen[name], len(points) + 1})
+	}
+	return points
+}
+
+func namedPoint(t testing.TB, points []point, text string) point {
+	t.Helper()
+	i := slices.IndexFunc(points, func(p point) bool { return strings.Contains(p.name, text) })
+	mustBe(t, i >= 0, "no point is named %q: %q", text, points)
+	return points[i]
+}
+
+// killer counts the points at which a run can die, and kills it at one of them: right after a server has acted on a
+// changing request and before the answer is sent, or around a journal write.
+type killer struct {
+	client *Client
+	cancel context.CancelFunc
+	die    point // there; its zero value: never
+
+	mu     sync.Mutex
+	names  []string // of the points that were passed
+	seen   map[string]int
+	passed int // points, as pointsOf counts them
+	dead   bool
+	broken []string // promises found broken after some call
+}
+
+// watch makes every changing request and journal write of the client a point.
+func (l *Lab) watch(c *Client, die point, cancel context.CancelFunc) *killer {
+	k := &killer{client: c, die: die, cancel: cancel, seen: map[string]int{}}
+	l.Recorder.Hooks(nil, func(call record.Call) {
+		if call.Mutation {
+			_ = k.pass(nameOf(call)) // the client is cut: there is no answer
+		}
+		if broken := l.World.Violations(); len(broken) > 0 {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.broken = append(k.broken, fmt.Sprintf("after %s %s: %s", call.Method, call.Path, strings.Join(broken, "; ")))
+		}
+	})
+	c.JournalSync = func(at string) error { return k.pass("journal " + at) }
+	return k
+}
+
+func (k *killer) pass(name string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.dead {
+		return errKilled
+	}
+	k.names = append(k.names, name)
+	k.seen[name]++
+	if k.seen[name] <= beats || !strings.HasPrefix(name, beat) {
+		k.passed++
+	}
+	there := name == k.die.name && k.seen[name] == k.die.nth
+	if !there && (k.die == point{} || k.passed < k.die.at+around) {
+		return nil
+	}
+	k.dead = true
+	k.client.Kill()
+	k.cancel()
+	return errKilled
+}
+
+// carryOut has a client do something while it is watched.
+func (l *Lab) carryOut(ctx context.Context, die point, do deed) (*killer, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := l.Client()
+	k := l.watch(c, die, cancel)
+	err := do(ctx, c)
+	l.Recorder.Hooks(nil, nil)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k, err
+}
+
+// finish has a client do something undisturbed. It fails if that does, or if a promise was broken, and
+// returns the points of it and the number of broken promises.
+func (l *Lab) finish(t *testing.T, do deed) (points []point, broken int) {
+	t.Helper()
+	k, err := l.carryOut(t.Context(), point{}, do)
+	mustBe(t, err == nil, "%sthe command failed: %s", l.died, message(err))
+	return pointsOf(k.names), l.tellBroken(t, k)
+}
+
+// diesAt has a client do something, and kills it at a point. It fails if the client was not killed
+// there, or if its end is not that of a killed one. It returns the number of broken promises.
+func (l *Lab) diesAt(t *testing.T, at point, do deed) (broken int) {
+	t.Helper()
+	k, err := l.carryOut(t.Context(), at, do)
+	if !k.dead {
+		t.Logf("%q came %d times, not %d: %q", at.name, k.seen[at.name], at.nth, k.names)
+	}
+	requireKilled(t, k.dead, err, at.String())
+	l.died = fmt.Sprintf("killed at %s: ", at)
+	return l.tellBroken(t, k)
+}
+
+func (l *Lab) tellBroken(t *testing.T, k *killer) int {
+	t.Helper()
+	requireNone(t, k.broken, l.died+"promises broken")
+	return len(k.broken)
+}
+
+// itself is the lab of a world: a *Lab, or what embeds one.
+func (l *Lab) itself() *Lab { return l }
+
+// killGrid is a command that is killed at points of every kind, each time in a world of its own, and what
+// comes of it once someone has gone on.
+type killGrid[W interface{ itself() *Lab }] struct {
+	begin func(t *testing.T) W // the world before the command
+	do    deed                 // the command
+
+	// goOn is what follows the kill; nil: the same command again. It says whether the end is another one.
+	goOn func(t *testing.T, w W, at point) (elsewhere bool)
+
+	// end fails the test unless the world is as it has to be in the end, of the undisturbed command, too. What
+	// it returns is the same after a kill as undisturbed.
+	end func(t *testing.T, w W) (dump string)
+
+	choose  func(t *testing.T, points []point) []point // such as chosenPoints, named here for TestMakeCrash
+	journal bool                                       // it is never lost; else every second kill loses it
+	broken  *atomic.Int64                              // the number of broken promises is added to it; may be nil
+}
+
+func (g killGrid[W]) killEverywhere(t *testing.T) {
+	var points []point
+	var undisturbed string
+	synctest.Test(t, func(t *testing.T) {
+		w := g.begin(t)
+		points, _ = w.itself().finish(t, g.do)
+		undisturbed = g.end(t, w)
+	})
+	for _, at := range g.choose(t, points) {
+		t.Run(strconv.Itoa(at.at), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { g.kill(t, at, undisturbed) })
+		})
+	}
+}
+
+func (g killGrid[W]) kill(t *testing.T, at point, undisturbed string) {
+	w := g.begin(t)
+	lab := w.itself()
+	broken := lab.diesAt(t, at, g.do)
+	t.Logf("killed at %s", at)
+	if !g.journal && at.at%2 == 0 {
+		lab.loseJournal()
+	}
+	if g.goOn == nil {
+		_, more := lab.finish(t, g.do)
+		broken += more
+	} else if g.goOn(t, w, at) {
+		return
+	}
+	if g.broken != nil {
+		g.broken.Add(int64(broken))
+	}
+	requireSame(t, undisturbed, g.end(t, w), "killed at %s: the world differs from an undisturbed one", at)
+}
+
+func everyPoint(t *testing.T, points []point) []point {
+	t.Helper()
+	expectKills(t, len(points))
+	return points
+}
+
+// killCounts are the kills that have happened so far in tests that expect some, by the test's name.
+var killCounts sync.Map
+
+// expectKills has a test fail if fewer kills happen in it and in its subtests. Those that do are its figure.
+func expectKills(t *testing.T, want int) {
+	t.Helper()
+	var n atomic.Int64
+	_, twice := killCounts.LoadOrStore(t.Name(), &n)
+	mustBe(t, !twice, "kills are expected twice")
+	t.Cleanup(func() {
+		killCounts.Delete(t.Name())
+		t.Attr("killed", strconv.FormatInt(n.Load(), 10))
+		someSubtests := strings.Contains(flag.Lookup("test.run").Value.String(), "/")
+		require(t, t.Failed() || someSubtests || int(n.Load()) >= want, "%d kills have happened, want %d", n.Load(), want)
+	})
+}
+
+func countKill(t testing.TB) {
+	t.Helper()
+	for name := t.Name(); name != ""; name = name[:max(0, strings.LastIndex(name, "/"))] {
+		if n, ok := killCounts.Load(name); ok {
+			n.(*atomic.Int64).Add(1)
+			return
+		}
+	}
+}
+
+// requireKilled fails unless a client was killed at a place, and ended as a killed one does.
+func requireKilled(t testing.TB, killed bool, err error, where string) {
+	t.Helper()
+	mustBe(t, killed, "it was not killed at %s: %v", where, err)
+	mustBe(t, err != nil, "killed at %s, yet it says that it succeeded", where)
+	mustBe(t, byKill(err), "killed at %s, yet it ended otherwise: %v", where, err)
+	countKill(t)
+}
+
+// byKill says whether an error is what becomes of a client whose context has ended, and whose connections
+// and journal are gone. It gives its claim back in a context that has not ended, but cannot connect.
+func byKill(err error) bool {
+	release := strings.HasPrefix(message(err), "give the claim of cluster") && errors.Is(err, context.DeadlineExceeded)
+	return errors.Is(err, context.Canceled) || errors.Is(err, errKilled) || strings.Contains(message(err), net.ErrClosed.Error()) || release
+}
+
+// chosenKills is the part of a test's kills that this run is for, of which each kills kills times: all with
+// -crash.all, -crash.slice of them, or the usual ones if there are some. make crash has all tests that use it: TestMakeCrash.
+func chosenKills[K any](t *testing.T, all []K, kills int, usual func(K) bool) []K {
+	t.Helper()
+	part := all
+	switch {
+	case *crashAll:
+	case *crashSlice > 0:
+		part = drawn(all, *crashSlice, *crashSeed, t.Name())
+	default:
+		part = slices.DeleteFunc(slices.Clone(all), func(k K) bool { return usual == nil || !usual(k) })
+	}
+	mustBe(t, len(part) != 0, "none of %d kills is chosen", len(all))
+	t.Attr("points", strconv.Itoa(len(all)))
+	expectKills(t, kills*len(part))
+	return part
+}
+
+// chosenPoints are chosenKills of the points of an undisturbed run: one of them without a slice.
+func chosenPoints(t *testing.T, points []point) []point {
+	t.Helper()
+	one := drawn(points, 1, *crashSeed, t.Name())
+	return chosenKills(t, points, 1, func(p point) bool { return len(one) > 0 && p == one[0] })
+}
+
+// whenStarted calls f once, when a step whose path ends in suffix starts.
+func whenStarted(suffix string, f func()) func(step.Event) {
+	var once sync.Once
+	return func(e step.Event) {
+		if e.Status == step.Started && strings.HasSuffix("/"+e.Path, "/"+suffix) {
+			once.Do(f)
+		}
+	}
+}
+
+func allOf(hear ...func(step.Event)) func(step.Event) {
+	return func(e step.Event) {
+		for _, h := range hear {
+			h(e)
+		}
+	}
+}
+
+// moment is a point of a run at which its process is killed: before or after a step, around
+// a request, or right before a change of its journal.
+type moment struct {
+	step    string // suffix of its path
+	after   bool   // after the step
+	server  string // suffix of "path method", or of a method: right after a server has acted on it
+	with    string // "parameter=how it begins" of the request
+	unsent  bool   // the server does not act on it
+	journal string // the change
+}
+
+func before(step string) moment   { return moment{step: step} }
+func after(step string) moment    { return moment{step: step, after: true} }
+func onServer(call string) moment { return moment{server: call} }
+
+func (m moment) String() string {
+	switch {
+	case m.server != "":
+		return "on " + m.server[strings.LastIndex(m.server, "/")+1:]
+	case m.after:
+		return "after " + m.step
+	}
+	return "before " + m.step + m.journal
+}
+
+func (m moment) is(e step.Event) bool {
+	status := map[bool]step.Status{false: step.Started, true: step.Done}[m.after]
+	return m.step != "" && e.Status == status && strings.HasSuffix("/"+e.Path, "/"+m.step)
+}
+
+func (m moment) isCall(c record.Call) bool {
+	path, _, _ := strings.Cut(c.Path, "?")
+	if name, begins, with := strings.Cut(m.with, "="); with && !strings.HasPrefix(c.Params[name], begins) {
+		return false
+	}
+	return strings.HasSuffix(path+" "+c.Method, m.server) || strings.HasSuffix(c.Method, m.server)
+}
+
+// killedAt runs do as a process that is killed at that moment: it sends no more requests,
+// and writes nothing more to its journal.
+func (c *Client) killedAt(t testing.TB, m moment, do func(ctx context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var dead atomic.Bool
+	die := func() {
+		if dead.CompareAndSwap(false, true) {
+			c.Kill()
+			cancel()
+		}
+	}
+	c.Emit = func(e step.Event) {
+		if m.is(e) {
+			die()
+		}
+	}
+	c.JournalSync = func(point string) error {
+		if point == m.journal {
+			die()
+		}
+		if dead.Load() {
+			return errKilled
+		}
+		return nil
+	}
+	if m.server != "" {
+		c.lab.Recorder.Hooks(func(call record.Call) error {
+			if !m.unsent || !m.isCall(call) {
+				return nil
+			}
+			die()
+			return errKilled
+		}, func(call record.Call) {
+			if !m.unsent && m.isCall(call) {
+				die()
+			}
+		})
+		defer c.lab.Recorder.Hooks(nil, nil)
+	}
+	err := do(ctx)
+	requireKilled(t, dead.Load(), err, m.String())
+}
+
+func (c *Client) rollKilled(m moment, policy planning.Policy) {
+	c.lab.t.Helper()
+	c.killedAt(c.lab.t, m, c.roll(policy))
+}
+
+// rollKilledWhen kills a roll when a step whose path ends in at starts.
+func (l *Lab) rollKilledWhen(at string) {
+	l.t.Helper()
+	l.Client().rollKilled(before(at), planning.Policy{})
+}
+
+// inBubble runs a test that makes its own lab.
+func inBubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, f)
+}
+
+// eachInBubble plays each story in a bubble of its own.
+func eachInBubble[S any](t *testing.T, stories map[string]S, play func(t *testing.T, story S)) {
+	t.Helper()
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) { inBubble(t, func(t *testing.T) { play(t, s) }) })
+	}
+}
+
+func (c *Client) roll(policy planning.Policy) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := c.Roll(ctx, policy)
+		return err
+	}
+}
+
+// loseJournal simulates another machine, without recast's own files.
+func (l *Lab) loseJournal() {
+	l.t.Helper()
+	must(l.t, os.RemoveAll(filepath.Join(l.Dir, ".recast")))
+}
+
+func policyFor(nodes ...string) planning.Policy { return planning.Policy{Only: nodes} }
+
+// storiesOf names each story by what it prints.
+func storiesOf[S any](all ...S) map[string]S {
+	stories := map[string]S{}
+	for _, s := range all {
+		stories[fmt.Sprint(s)] = s
+	}
+	return stories
+}
+
+// requireUpgraded fails unless the node is in sync and serves, and every other one is as stale as before.
+func (l *Lab) requireUpgraded(t *testing.T, node string) {
+	t.Helper()
+	requireInSync(t, l, l.others(node)...)
+	l.requireServing(node)
+}
+
+// planOf is what a roll would do to one node now.
+func (l *Lab) planOf(c *Client, node string, policy planning.Policy) planning.NodePlan {
+	l.t.Helper()
+	plan := valueOf(c.Plan(l.t.Context(), policy))(l.t)
+	i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
+	mustBe(l.t, i >= 0, "the plan leaves %s out: %+v", node, plan.Nodes)
+	return plan.Nodes[i]
+}
+
+func (l *Lab) others(but string) []string {
+	names := ofEach(l.Nodes, func(n sim.Node) string { return n.Name })
+	return slices.DeleteFunc(names, func(n string) bool { return n == but })
+}
+
+const (
+	firstRun  = "20000101-0000-0001"
+	secondRun = "20000101-0000-0002"
+	thirdRun  = "20000101-0000-0003"
+)
+
+func (l *Lab) as(run string) *Client {
+	c := l.Client()
+	c.Run = run
+	return c
+}
+
+// requireKept fails unless exactly that many old system disks are parked, each with a name, besides those
+// of cancelled replacements, and the disk storage has no stray volumes.
+func (l *Lab) requireKept(want int) {
+	l.t.Helper()
+	res := l.status()
+	kept := slices.DeleteFunc(slices.Clone(res.Kept), func(k pipeline.Kept) bool { return k.GivenUp })
+	require(l.t, len(res.Open) == 0 && len(res.Marked) == 0 && len(kept) == want && res.Claim == nil,
+		"status %+v; want %d kept disks and nothing open", res, want)
+	requireNone(l.t, l.strays(), "volumes that no configuration names")
+}
+
+// strays are the volumes on the disk storage that no VM's configuration names.
+func (l *Lab) strays() []string {
+	l.t.Helper()
+	shared := slices.ContainsFunc(l.World.Storages("pve1"), func(s world.StorageStatus) bool { return s.ID == sim.DiskStorage && s.Shared })
+	on := func(host, volid string) string {
+		if shared {
+			return volid
+		}
+		return host + " " + volid
+	}
+	named := map[string]bool{}
+	for _, vm := range l.World.VMs() {
+		for _, value := range vm.Config {
+			volid, _, _ := strings.Cut(value, ",")
+			named[on(vm.Host, volid)] = true
+		}
+	}
+	var out []string
+	for _, host := range l.World.Hosts() {
+		volumes := valueOf(l.World.Volumes(sim.DiskStorage, host))(l.t)
+		for _, v := range volumes {
+			if !named[on(host, v.Volid)] {
+				out = append(out, v.Volid)
+			}
+		}
+	}
+	return out
 }

@@ -1,22 +1,46 @@
 package simtest
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/base64"
+	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
+	"github.com/siderolabs/talos/pkg/machinery/role"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // talosFault is a fault of a machine, or of Talos on it, while one node is rolled.
@@ -290,3 +314,442 @@ func TestMetadataOfTheSameNode(t *testing.T) {
 		"someone deletes it":               racked(forgotten("wk1"), "a"),
 	})
 }
+
+func breakImage(d talosapi.Defect) func(*talosScene) {
+	return func(s *talosScene) { s.BreakImage(s.locked(s.rolls).SchematicID, d) }
+}
+
+// breakInstaller breaks one installer and what it installs.
+func breakInstaller(d talosapi.Defect) func(*talosScene) {
+	return func(s *talosScene) {
+		published(s)
+		s.BreakImage(s.locked(s.rolls).Installer, d)
+	}
+}
+
+// recreated is the same build, rolled by recreate.
+func recreated(s *talosScene) {
+	s.Replace("recast.yaml", "strategy: in-place", "strategy: recreate")
+	must(s.t, s.as(thirdRun).roll(s.only())(s.t.Context()))
+}
+
+func patient(s *talosScene) { s.Replace("recast.yaml", "join: 3m", "join: 10m") }
+
+func later(*talosScene) { time.Sleep(2 * time.Minute) }
+
+func troubled(t talosapi.Trouble) func(*talosScene) {
+	return func(s *talosScene) { must(s.t, s.Trouble(s.rolls, t)) }
+}
+
+func breakEtcd(f talosapi.EtcdFault, names ...string) func(*talosScene) {
+	return func(s *talosScene) { s.breakEtcd(f, names...) }
+}
+
+// switchedOff is a machine whose VM a person has stopped.
+func switchedOff(s *talosScene) { must(s.t, s.World.PowerOff(s.rolled().VMID)) }
+
+func poweredOn(s *talosScene) { must(s.t, s.World.PowerOn(s.rolled().VMID)) }
+
+func switchedOn(s *talosScene) {
+	n := s.rolled()
+	s.done(s.World.Start("root@pam", n.Host, n.VMID))
+	later(s)
+}
+
+// restarted is a machine whose VM a person has reset.
+func restarted(s *talosScene) {
+	n := s.rolled()
+	s.done(s.World.Reset("root@pam", n.Host, n.VMID))
+}
+
+// joinedAnew deletes the node's etcd data, as doctor advises too, and continues.
+func joinedAnew(s *talosScene) {
+	said := problems(diagnosis(s.t, s.Client()))
+	require(s.t, slices.Contains(said, "Talos: etcd: cp2 is a learner: it does not vote yet"), "doctor says %q", said)
+	s.reset(s.rolls, "EPHEMERAL")
+	must(s.t, s.as(secondRun).roll(s.only())(s.t.Context()))
+}
+
+func inTurn(acts ...func(*talosScene)) func(*talosScene) {
+	return func(s *talosScene) {
+		for _, act := range acts {
+			act(s)
+		}
+	}
+}
+
+func published(s *talosScene) { must(s.t, s.Client().Publish(s.t.Context())) }
+
+// newVersion changes the lock to another version of Talos.
+func newVersion(s *talosScene) {
+	s.Replace("recast.yaml", "version: "+s.o.TalosVersion, "version: "+sim.TalosVersion)
+	must(s.t, errOf(s.Client().Lock(s.t.Context(), pipeline.LockOptions{Update: true})))
+}
+
+// isoOf is the published boot ISO of the workers' image of a version.
+func (s *talosScene) isoOf(version string) *world.Media {
+	s.t.Helper()
+	volumes := valueOf(s.World.Volumes(sim.ISOStorage, "pve1"))(s.t)
+	for _, v := range volumes {
+		media := s.World.Media(v.Volid, "pve1")
+		img, err := artefact.ReadISO(media.Bytes())
+		if err == nil && img.TalosVersion == version && len(img.Extensions) > 1 {
+			return media
+		}
+	}
+	s.t.Fatalf("no ISO of %s among %+v", version, volumes)
+	return nil
+}
+
+// oldISO is a storage on which the ISO of the new version has the old one's content.
+func oldISO(s *talosScene) {
+	published(s)
+	newVersion(s)
+	published(s)
+	s.isoOf(sim.TalosVersion).Write(s.isoOf(s.o.TalosVersion).Bytes())
+}
+
+// freshISO removes the ISO that recast reports as wrong.
+func freshISO(s *talosScene) {
+	volumes := valueOf(s.World.Volumes(sim.ISOStorage, "pve1"))(s.t)
+	for _, v := range volumes {
+		if strings.Contains(v.Volid, "-"+sim.TalosVersion+"-") {
+			s.done(s.World.DeleteVolume("", "pve1", v.Volid))
+		}
+	}
+	published(s)
+}
+
+// led redirects connections from one machine to another one.
+func led(to string) func(*talosScene) {
+	return func(s *talosScene) { s.lead(s.rolled().Addr.String(), to) }
+}
+
+func (s *talosScene) lead(addr, to string) {
+	s.route.Store(new(map[string]string{addr: s.Lab.node(to).Addr.String()}))
+}
+
+func straight(s *talosScene) { s.route.Store(nil) }
+
+// certified makes machines' certificates valid for that address too.
+func certified(addr string, machines ...string) func(*talosScene) {
+	return func(s *talosScene) {
+		for _, m := range machines {
+			s.reconfigure(m, "certSANs: []", "certSANs: ["+addr+"]")
+		}
+	}
+}
+
+// reconfigure changes a node's configuration as a person does, and reboots it.
+func (l *Lab) reconfigure(node, old, fresh string) {
+	l.t.Helper()
+	config := l.configOf(node)
+	edited := bytes.ReplaceAll(config, []byte(old), []byte(fresh))
+	mustBe(l.t, !bytes.Equal(edited, config), "nothing of the configuration of %s is changed", node)
+	l.apply(node, edited)
+}
+
+func (l *Lab) apply(node string, config []byte) {
+	l.t.Helper()
+	l.talosctl(node, func(ctx context.Context, c *client.Client) error {
+		_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_STAGED})
+		return errors.Join(err, c.Reboot(ctx))
+	})
+	time.Sleep(2 * time.Minute)
+}
+
+func renamed(node, from, to string) func(*talosScene) {
+	return func(s *talosScene) { s.reconfigure(node, "hostname: "+from, "hostname: "+to) }
+}
+
+// expiring is a talosconfig whose certificate expires after life.
+func expiring(life time.Duration) func(*talosScene) {
+	return func(s *talosScene) {
+		b := s.Talos.Secrets
+		pair, err := secrets.NewAdminCertificateAndKey(time.Now().Add(-time.Hour), b.Certs.OS, role.MakeSet(role.Admin), life+time.Hour)
+		must(s.t, err)
+		s.keep("talosconfig")
+		s.editTalosconfig(func(c *clientconfig.Context) {
+			c.Crt, c.Key = base64.StdEncoding.EncodeToString(pair.Crt), base64.StdEncoding.EncodeToString(pair.Key)
+		})
+	}
+}
+
+func (s *talosScene) editTalosconfig(edit func(*clientconfig.Context)) {
+	s.t.Helper()
+	conf := valueOf(clientconfig.FromBytes(s.Read("talosconfig")))(s.t)
+	edit(conf.Contexts[conf.Context])
+	s.Write("talosconfig", valueOf(conf.Bytes())(s.t))
+}
+
+// virtual is an endpoint that moves between the control planes.
+const virtual = "127.42.7.9"
+
+func virtualEndpoint(s *talosScene) {
+	certified(virtual, "cp2", "cp3")(s)
+	s.keep("talosconfig")
+	s.editTalosconfig(func(c *clientconfig.Context) { c.Endpoints = []string{virtual} })
+	s.lead(virtual, "cp2")
+}
+
+// rerouted is where a connection of the roll ends.
+func (s *talosScene) rerouted(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if routes := s.route.Load(); err == nil && routes != nil && (*routes)[host] != "" {
+		return net.JoinHostPort((*routes)[host], port)
+	}
+	return addr
+}
+
+// alien attaches a disk on which Talos was once installed.
+func alien(s *talosScene) {
+	id := s.rolled().VMID
+	s.EditVM(id, "scsi5", sim.DiskStorage+":1,serial=alien")
+	disk := artefact.Disk{Partitions: []artefact.Partition{{Label: "META", UUID: "alien"}}}
+	s.media(volidOf(s.Lab, id, "scsi5")).Write(artefact.WriteDisk(disk))
+}
+
+func unplugged(s *talosScene) {
+	id := s.rolled().VMID
+	s.EditVM(id, "protection", "0")
+	for _, key := range []string{"scsi5", "unused0"} {
+		s.configure(world.ChangeRequest{ID: id, Delete: []string{key}})
+	}
+}
+
+// installedBy installs that node's image beside the running system, as a person would.
+func installedBy(of string) func(*talosScene) {
+	return func(s *talosScene) { s.installBy(s.t, s.rolls, s.locked(of).Installer) }
+}
+
+func rebooted(s *talosScene) {
+	s.talosctl(s.rolls, func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
+	time.Sleep(2 * time.Minute)
+}
+
+// usurped is a worker with cp2's configuration and so its name, in Kubernetes and etcd.
+func usurped(s *talosScene) {
+	s.was = s.configOf("wk2")
+	impostor(s.t, s.Lab, "cp2", "wk2")
+}
+
+// unnoticed deletes the usurper's Node.
+func unnoticed(s *talosScene) {
+	s.Lab.Kube.NodeDown(s.Lab.node("wk2").UUID)
+	forgotten("cp2")(s)
+}
+
+func forgotten(node string) func(*talosScene) { return dropped(store.Nodes(), "", node) }
+
+// restored gives that worker its own configuration back, and removes it as cp2 from etcd.
+func restored(s *talosScene) {
+	s.apply("wk2", s.was)
+	for _, m := range s.EtcdMembers() {
+		if m.Name == "cp2" {
+			s.removeMember(m.ID)
+		}
+	}
+}
+
+// meanwhile acts after a drain has lasted d.
+func meanwhile(d time.Duration, act func(*talosScene)) func(*talosScene) {
+	return func(s *talosScene) { time.AfterFunc(d, func() { act(s) }) }
+}
+
+// dropped is an object that a person deletes.
+func dropped(r schema.GroupVersionResource, namespace, name string) func(*talosScene) {
+	return func(s *talosScene) { without(r, namespace, name)(s.Lab) }
+}
+
+// shop is a workload of one pod, on the rolled node.
+func shop(*appsv1.Deployment) {}
+
+// stubborn has a process that ignores SIGTERM.
+func stubborn(d *appsv1.Deployment) {
+	d.Spec.Template.Spec.Containers[0].Command = []string{"sleep", "infinity"}
+}
+
+// guarded has pods with a program's finalizer.
+func guarded(d *appsv1.Deployment) { d.Spec.Template.Finalizers = []string{"example.com/guard"} }
+
+func inNamespace(name string) func(*appsv1.Deployment) {
+	return func(d *appsv1.Deployment) { d.Namespace = name }
+}
+
+func podsOf(app string) corev1.PodTemplateSpec { return daemonSet("", app, onePod(app)).Spec.Template }
+
+func selecting(app string) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
+}
+
+func deployed(edits ...func(*appsv1.Deployment)) func(*talosScene) {
+	return func(s *talosScene) {
+		d := deployment(corev1.NamespaceDefault, "shop", map[string]string{"app": "shop"}, onePod("shop"))
+		for _, edit := range edits {
+			edit(d)
+		}
+		if d.Namespace != corev1.NamespaceDefault {
+			s.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: d.Namespace}})
+		}
+		s.put(store.Deployments(), d)
+		time.Sleep(20 * time.Second)
+	}
+}
+
+// stateful is a workload whose pod always has the same name.
+func stateful(s *talosScene) {
+	s.put(store.StatefulSets(), &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: corev1.NamespaceDefault},
+		Spec:       appsv1.StatefulSetSpec{Selector: selecting("db"), Template: podsOf("db")},
+	})
+	time.Sleep(20 * time.Second)
+}
+
+func bare(s *talosScene) {
+	spec, meta := onePod("bare"), metav1.ObjectMeta{Name: "bare", Namespace: corev1.NamespaceDefault}
+	spec.NodeName = s.rolls
+	s.put(store.Pods(), &corev1.Pod{ObjectMeta: meta, Spec: spec})
+}
+
+func gone(pod string) func(*talosScene) {
+	return func(s *talosScene) {
+		dropped(store.Pods(), corev1.NamespaceDefault, pod)(s)
+		time.Sleep(5 * time.Second)
+	}
+}
+
+// unguarded removes the finalizer from the pods.
+func unguarded(s *talosScene) {
+	update := func(r schema.GroupVersionResource, o store.Object) {
+		must(s.t, errOf(s.Kube.Store().Update(s.t.Context(), r, o, store.Main)))
+		time.Sleep(5 * time.Second)
+	}
+	d := s.stored(store.Deployments(), corev1.NamespaceDefault, "shop").(*appsv1.Deployment).DeepCopy()
+	d.Spec.Template.Finalizers = nil
+	update(store.Deployments(), d)
+	for _, p := range s.allStored(store.Pods(), corev1.NamespaceDefault) {
+		p := p.(*corev1.Pod).DeepCopy()
+		p.Finalizers = nil
+		update(store.Pods(), p)
+	}
+}
+
+// budgeted protects the shop's pod for ever.
+func budgeted(name string) func(*talosScene) {
+	return func(s *talosScene) {
+		s.put(store.Budgets(), &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: corev1.NamespaceDefault},
+			Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1)), Selector: selecting("shop")},
+		})
+		time.Sleep(5 * time.Second)
+	}
+}
+
+func unbudgeted(name string) func(*talosScene) {
+	return dropped(store.Budgets(), corev1.NamespaceDefault, name)
+}
+
+// kubeletDies stops only the kubelet; the machine and its API run.
+func kubeletDies(s *talosScene) { s.Kube.NodeDown(s.rolled().UUID) }
+
+func apiAway(s *talosScene) {
+	s.Recorder.Hooks(func(c record.Call) error {
+		if c.Proto == "kubernetes" {
+			return errors.New("connection reset by peer")
+		}
+		return nil
+	}, nil)
+}
+
+func apiBack(s *talosScene) { s.Recorder.Hooks(nil, nil) }
+
+// asUserWithout is a kubeconfig of a user who may do everything except create that resource.
+func asUserWithout(resource string) func(*talosScene) {
+	return func(s *talosScene) {
+		s.Kube.Grant("recast", func(r kubeapi.Request) bool { return r.Resource != resource })
+		s.useKubeconfig("recast", time.Hour)
+	}
+}
+
+func expiringKubeconfig(life time.Duration) func(*talosScene) {
+	return func(s *talosScene) { s.useKubeconfig("system:masters", life) }
+}
+
+func (s *talosScene) useKubeconfig(group string, life time.Duration) {
+	s.keep("kubeconfig")
+	s.Write("kubeconfig", valueOf(s.Kubeconfig(group, life))(s.t))
+}
+
+// podDisk attaches a volume to the VM as a CSI driver does.
+func podDisk(s *talosScene) {
+	must(s.t, s.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)))
+	s.EditVM(s.rolled().VMID, "scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")
+	proxmoxVolume("9999/vm-9999-pvc-0b5f.raw")(s.Lab)
+}
+
+func podDiskGone(s *talosScene) {
+	s.configure(world.ChangeRequest{ID: s.rolled().VMID, Delete: []string{"scsi7"}})
+}
+
+// podDiskFreed deletes its claim.
+func podDiskFreed(s *talosScene) {
+	s.done(s.World.DeleteVolume("", "pve1", "fast:9999/vm-9999-pvc-0b5f.raw"))
+}
+
+// claimed is a volume of a CSI driver, with its claim's name.
+func (s *talosScene) claimed(name, claim, driver, handle string, modes ...corev1.PersistentVolumeAccessMode) {
+	s.put(store.Volumes(), &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			AccessModes:            modes,
+			ClaimRef:               &corev1.ObjectReference{Namespace: corev1.NamespaceDefault, Name: claim},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: handle}},
+		},
+	})
+}
+
+// attached is a volume that its driver can't detach.
+func attached(s *talosScene) {
+	s.claimed("pv-1", "data", "csi.example.com", "disk-1")
+	s.put(store.Attachments(), &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: "stuck"},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: "csi.example.com", NodeName: s.rolls, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: new("pv-1")}},
+		Status: storagev1.VolumeAttachmentStatus{
+			Attached: true, DetachError: &storagev1.VolumeError{Message: "rpc error: code = Internal desc = disk is busy"},
+		},
+	})
+}
+
+// agent is a DaemonSet whose pod uses a volume that its driver shares among nodes.
+func agent(s *talosScene) {
+	s.claimed("pv-2", "agent", "cephfs.csi.ceph.com", "0001-0009-agent", corev1.ReadWriteMany)
+	s.put(store.Claims(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: corev1.NamespaceDefault}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-2"},
+	})
+	pod := onePod("agent")
+	pod.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "agent"},
+	}}}
+	s.put(store.DaemonSets(), daemonSet(corev1.NamespaceDefault, "agent", pod))
+	time.Sleep(20 * time.Second)
+	c := s.session()
+	defer c.end()
+	volumes := valueOf(c.machines.Kube.AttachedVolumes(s.t.Context(), s.rolls))(s.t)
+	require(s.t, len(volumes) == 1 && strings.HasPrefix(volumes[0].User, "DaemonSet pod default/agent-"),
+		"attached: %+v", volumes)
+}
+
+// hooked has a webhook that denies changes of these resources.
+func hooked(resources ...string) func(*talosScene) {
+	return func(s *talosScene) {
+		s.Kube.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {
+			goes := r.Verb == "delete" || r.Resource == "pods/eviction"
+			if !slices.Contains(resources, r.Resource) || !goes || r.Namespace != corev1.NamespaceDefault {
+				return nil
+			}
+			return &metav1.Status{Code: http.StatusForbidden, Message: "not during trading hours", Reason: metav1.StatusReasonForbidden}
+		})
+	}
+}
+
+func unhooked(s *talosScene) { s.Kube.SetWebhook("", nil) }
