@@ -200,8 +200,7 @@ func Seed(run uint64, n int) uint64 {
 type drawer struct{ *rand.Rand }
 
 // oneOf returns true with probability 1/n.
-func (d drawer) oneOf(n int) bool { return d.IntN(n) == 0 }
-
+func (d drawer) oneOf(n int) bool       { return d.IntN(n) == 0 }
 func pick[T any](d drawer, from ...T) T { return from[d.IntN(len(from))] }
 
 // some returns a short random list.

@@ -121,7 +121,6 @@ func kindOf(name string) (kind, bool) {
 	return all[i], true
 }
 
-// aim prepares the case's faults.
 func (p *play) aim() {
 	for _, f := range p.c.Faults {
 		k, _ := kindOf(f.Name) // it was parsed or drawn
@@ -310,7 +309,6 @@ func (p *play) after(call record.Call) {
 	p.lookAfter(call)
 }
 
-// said returns an error's text with its hints.
 func said(err error) string {
 	if err == nil {
 		return "done"
@@ -776,7 +774,6 @@ func taskOf(call record.Call) string {
 	}[last]
 }
 
-// task waits for another user's task.
 func (p *play) task(upid string, err error) error {
 	if err != nil {
 		return err
@@ -793,7 +790,6 @@ func (p *play) migrate(vm world.VM, target string) error {
 
 func (p *play) start(vm world.VM) { _ = p.task(p.lab.World.Start("", vm.Host, vm.ID)) } // callers check the result
 
-// startAgain starts a node's stopped VM, unless recast is replacing it. Without quorum it retries for some time.
 func (p *play) startAgain(node int) {
 	if !p.needsStart(node) {
 		return

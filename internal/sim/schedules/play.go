@@ -25,7 +25,6 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Result is the result of a case.
 type Result struct {
 	Case      string         `json:"case"`
 	NodeRolls int            `json:"nodeRolls"` // nodes rolled to another build
@@ -72,7 +71,6 @@ type play struct {
 	changes  uint64 // of the datacentre, at the latest check
 }
 
-// struck is a fault and its state.
 type struck struct {
 	Fault
 	kind
@@ -84,7 +82,6 @@ type struck struct {
 	timer *time.Timer // begins it, and later ends it
 }
 
-// process is one process of recast.
 type process struct {
 	client *simtest.Client
 	cancel context.CancelFunc
@@ -150,7 +147,6 @@ var walled = world.Firewall{
 	},
 }
 
-// prepare writes the policy into the configuration, and remembers the initial state.
 func (p *play) prepare() {
 	for _, key := range p.c.roll() {
 		p.lab.Replace("recast.yaml", "roll:\n", "roll:\n  "+key+"\n")
@@ -269,7 +265,6 @@ func (p *play) run() (died bool, err error) {
 	return died, err
 }
 
-// nextRun returns a new run ID.
 func (p *play) nextRun() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -399,7 +394,6 @@ func (t *Tally) Add(c Case, r Result) {
 	count("recast and servers", map[bool]string{true: "without a wire", false: "over the wire"}[c.Direct])
 }
 
-// workers returns the class of a number of workers.
 func workers(n int) string {
 	switch {
 	case n <= 5:
@@ -410,7 +404,6 @@ func workers(n int) string {
 	return "16-50"
 }
 
-// widest is the length of the longest bar.
 const widest = 40
 
 // Distribution prints the drawn values with a bar for each.
@@ -434,7 +427,6 @@ func (t *Tally) String() string {
 		t.Schedules, t.NodeRolls, t.Runs, t.Faults, t.Violations, t.Virtual.Round(time.Minute), t.Calls)
 }
 
-// renewed are keys that Proxmox regenerates when a VM is recreated.
 var renewed = []string{"digest", "vmgenid", "meta"}
 
 // endedVMs compares the nodes' VMs with their initial state.
@@ -462,7 +454,6 @@ func (p *play) endedVMs() (problems []string) {
 	return append(append(problems, p.endedSurge()...), p.strays()...)
 }
 
-// firewall returns the firewall of every node's VM.
 func (p *play) firewall() world.Firewall {
 	if p.c.Firewall {
 		return walled

@@ -208,7 +208,6 @@ func (p *play) lookAtOutages(vms []world.VM, open []parking.Record, after string
 	}
 }
 
-// mostOut returns the maximum number of unavailable workers.
 func (p *play) mostOut() int {
 	share := config.Share{Count: 1}
 	if p.c.Out != "" {
@@ -274,7 +273,6 @@ func (p *play) isAway(node int) bool {
 	})
 }
 
-// ended lists deviations from the required final state.
 func (p *play) ended() (problems []string) {
 	note := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	drift, err := p.lab.Client().Drift(p.ctx)
@@ -395,7 +393,6 @@ func atoi(digits string) int {
 
 func (p *play) nodeWhere(is func(sim.Node) bool) int { return slices.IndexFunc(p.lab.Nodes, is) }
 
-// startFound starts the VM with that number: a node's or a surge node's VM.
 func (p *play) startFound(id int) {
 	node := p.nodeWhere(func(n sim.Node) bool { return n.VMID == id })
 	if node >= 0 {
@@ -405,7 +402,6 @@ func (p *play) startFound(id int) {
 	}
 }
 
-// reboot resets a node's VM, and waits for it.
 func (p *play) reboot(node int) {
 	vm, err := p.vmOf(node)
 	if err == nil {
@@ -415,7 +411,6 @@ func (p *play) reboot(node int) {
 	sleep(p.ctx, 2*time.Minute)
 }
 
-// giveUp runs recast undo.
 func (p *play) giveUp(name string) {
 	c := p.lab.Client()
 	c.Run = p.nextRun()
@@ -423,7 +418,6 @@ func (p *play) giveUp(name string) {
 	p.tell("recover %s: %s", name, said(err))
 }
 
-// publishPrevious runs recast publish with the previous lock.
 func (p *play) publishPrevious() {
 	now := p.lab.Read("recast.lock")
 	p.lab.Write("recast.lock", p.previous)
@@ -519,7 +513,6 @@ func (p *play) back() {
 	}
 }
 
-// systemDisk returns the system disk of a node's VM; nil if it has none.
 func (p *play) systemDisk(node int) *world.Media {
 	vm, err := p.vmOf(node)
 	if err != nil {
@@ -576,7 +569,6 @@ func (p *play) isOver() bool {
 	return p.over
 }
 
-// define makes another person's VM.
 func (p *play) define(host string, id int, config map[string]string) error {
 	p.others.mu.Lock()
 	defer p.others.mu.Unlock()
@@ -631,7 +623,6 @@ func (p *play) squat(vms []world.VM) {
 	}
 }
 
-// lookAtTheirs checks that other people's VMs are unchanged.
 func (p *play) lookAtTheirs(vms []world.VM, after string) {
 	p.squat(vms)
 	p.others.mu.Lock()
@@ -908,7 +899,6 @@ func (p *play) reuse(node int) (func(), error) {
 	return func() { p.takeAway(park.ID, name) }, p.set(park, map[string]string{rec.Kept[0].Key: name + theirSerial, "protection": "1"})
 }
 
-// set changes a VM's configuration like a person.
 func (p *play) set(vm world.VM, set map[string]string, del ...string) error {
 	return p.lab.World.SetConfig("", vm.Host, world.ChangeRequest{ID: vm.ID, Set: set, Delete: del})
 }
@@ -945,7 +935,6 @@ func (p *play) takeAway(id int, volid string) {
 	}
 }
 
-// otherRange is proxmox.vmids of another recast.yaml.
 const otherRange = "9200-9299"
 
 // second runs a second recast at the same time, on another machine.

@@ -24,10 +24,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/heap"
-	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/record"
-	"github.com/recast-sh/recast/internal/sim/simtest"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -42,7 +40,6 @@ var (
 	stories = flag.Bool("schedules.story", false, "with -schedules.replay: tell what happened")
 )
 
-// resultMark is the prefix of a result's line.
 const resultMark = "RESULT "
 
 // perProcess is the maximum number of cases per process; the next process starts with an empty heap.
@@ -51,7 +48,6 @@ const perProcess = 40
 // batch is the number of cases for the next process: fewer towards the end, so that all processes end together.
 func batch(left, processes int) int { return max(1, min(perProcess, left/(2*processes))) }
 
-// playOne plays a case in a bubble. Errors of the lab itself fail the case too.
 func playOne(t *testing.T, name string, c Case) (r Result) {
 	r.Case = c.String()
 	ok := t.Run(name, func(t *testing.T) {
@@ -128,7 +124,6 @@ func TestSchedules(t *testing.T) {
 	figures(t, tally)
 }
 
-// figures are those on the last line of make schedules.
 func figures(t *testing.T, tally *Tally) {
 	for name, figure := range map[string]int{"schedules": tally.Schedules, "node-rolls": tally.NodeRolls, "faults": tally.Faults, "violations": tally.Violations} {
 		t.Attr(name, strconv.Itoa(figure))
@@ -222,7 +217,6 @@ func takes(dir string, bytes uint64) bool {
 	return err == nil && os.Remove(sub) == nil
 }
 
-// failure is a failed case.
 type failure struct {
 	seed uint64
 	r    Result
@@ -247,7 +241,6 @@ func overTheWire(ctx context.Context, c Case) string {
 	return "it does not fail over the wire\n"
 }
 
-// fails plays a case in a separate process.
 func fails(ctx context.Context) func(Case) bool {
 	return func(c Case) bool {
 		failed := true // also if the process dies
@@ -326,43 +319,6 @@ func corpus(t testing.TB) (list []corpusEntry) {
 	return list
 }
 
-// TestAMachineAsksWhileItIsMuted: a machine's callback takes p.mu, which must be free
-// while Silence waits for the machine.
-func TestAMachineAsksWhileItIsMuted(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := &play{lab: simtest.NewDirect(t, sim.Options{ControlPlanes: 1, Workers: sim.None}), muted: map[int]bool{}}
-		node := p.lab.Nodes[0]
-		asks, answer := make(chan bool, 1), make(chan bool)
-		p.lab.Silence(func(talosapi.Request) bool {
-			select {
-			case asks <- true:
-				<-answer
-			default:
-			}
-			return false
-		})
-		go func() { _, _ = p.lab.Lab.Client().Door(node.Addr.String() + ":50000") }() // it asks whether to answer
-		<-asks
-		go p.mute(node.VMID, true)
-		muted := func() bool {
-			if !p.mu.TryLock() {
-				return false
-			}
-			defer p.mu.Unlock()
-			return p.muted[node.VMID]
-		}
-		for tries := 0; !muted(); tries++ {
-			if runtime.Gosched(); tries > 100_000 {
-				t.Error("the play is locked while it waits for the machine")
-				break
-			}
-		}
-		close(answer)
-		synctest.Wait()
-	})
-}
-
 // TestCaseTextRoundTrip draws cases and parses their text.
 func TestCaseTextRoundTrip(t *testing.T) {
 	t.Parallel()
@@ -378,68 +334,6 @@ func TestCaseTextRoundTrip(t *testing.T) {
 		if diff := cmp.Diff(c, got); diff != "" {
 			t.Fatalf("%s (-drawn +read):\n%s", c, diff)
 		}
-	}
-}
-
-func TestParseRefuses(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]string{
-		"":                                                 "cp=0: from 1 to 5",
-		"cp=3 hosts=1":                                     "change=0: from 1 to 3",
-		"cp=3 hosts=1 change=patch colour=red":             "colour=red: no such word",
-		"cp=9 hosts=1 change=patch":                        "cp=9: from 1 to 5",
-		"cp=1 wk=1 hosts=1 change=patch surge=2":           "surge=2: from 0 to 1",
-		"cp=1 hosts=1 change=patch boot=floppy":            "boot=floppy: one of disk, auto",
-		"cp=1 hosts=1 change=patch faults=off@3":           "faults=off@3: off@3: on which node?",
-		"cp=1 hosts=1 change=patch faults=off:4@3+1m":      "off:4@3+1m0s: there are 1 nodes, from 0",
-		"cp=1 hosts=1 change=patch faults=kill":            "faults=kill: kill: no @",
-		"cp=1 hosts=1 change=patch faults=kill@0":          "faults=kill@0: kill@0: calls are counted from 1",
-		"cp=1 hosts=1 change=patch faults=quorum@3":        "faults=quorum@3: quorum@3: when, and how long?",
-		"cp=1 hosts=1 change=patch faults=earthquake@3+1s": "faults=earthquake@3+1s: earthquake@3+1s: no such fault",
-	} {
-		if _, err := Parse(text); err == nil || err.Error() != want {
-			t.Errorf("%q: %v, want %s", text, err, want)
-		}
-	}
-}
-
-// TestShrink minimizes a failing case.
-func TestShrink(t *testing.T) {
-	t.Parallel()
-	c := must.Get(Parse("cp=3 wk=5 hosts=3 bus=virtio out=50% change=patch,patch boot=auto surge=2 faults=lost@3,kill@57,quorum@60+1m0s"))(t)
-	tries := 0
-	small := Shrink(c, 100, farAway, func(c Case) bool {
-		tries++
-		return c.Workers >= 2 && len(c.Faults) > 0 && c.Faults[len(c.Faults)-1].Name == "quorum"
-	})
-	if got, want := small.String(), "cp=1 wk=2 hosts=1 change=patch faults=quorum@60+1m0s"; got != want || tries > 40 {
-		t.Errorf("%s after %d tries, want %s", got, tries, want)
-	}
-}
-
-func FuzzParse(f *testing.F) {
-	for n := range 20 {
-		f.Add(Draw(Seed(7, n)).String())
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		c, err := Parse(text)
-		if err != nil {
-			return
-		}
-		again, err := Parse(c.String())
-		if err != nil || again.String() != c.String() {
-			t.Errorf("%q is %q, and that %q, %v", text, c, again, err)
-		}
-	})
-}
-
-var farAway = time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)
-
-func TestTakes(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	if !takes(dir, 1) || takes(dir, 1<<62) || takes(dir+"/none", 1) {
-		t.Errorf("a byte %t, all there is %t, a byte where nothing is %t", takes(dir, 1), takes(dir, 1<<62), takes(dir+"/none", 1))
 	}
 }
 
@@ -489,50 +383,6 @@ func outcome(t *testing.T, c Case) (r Result, changes []string) {
 		changes = slices.Compact(changes)
 	})
 	return r, changes
-}
-
-// TestTextOfLateRequests: a duration says when it is delivered; without one it is the worst moment.
-func TestTextOfLateRequests(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]Fault{
-		"late@57+2m0s":   {Name: "late", Where: -1, Call: 57, For: 2 * time.Minute},
-		"late-kill@57":   {Name: "late-kill", Where: -1, Call: 57},
-		"late-away@1+5s": {Name: "late-away", Where: -1, Call: 1, For: 5 * time.Second},
-	} {
-		got, err := ParseFault(text)
-		if diff := cmp.Diff(want, got); err != nil || diff != "" || got.String() != text {
-			t.Errorf("%s: %s, %v (-want +got)\n%s", text, got, err, diff)
-		}
-	}
-	for _, text := range []string{"late:0@57", "late@57+0s", "kill@57+5s"} {
-		if got, err := ParseFault(text); err == nil {
-			t.Errorf("%s is taken for %+v", text, got)
-		}
-	}
-}
-
-// TestWhatIsHeld: only calls that identify a VM by its number alone have a worst moment.
-func TestWhatIsHeld(t *testing.T) {
-	t.Parallel()
-	call := func(method, path string) record.Call {
-		return record.Call{Proto: "proxmox", Method: method, Path: "/api2/json" + path, Mutation: true}
-	}
-	for _, c := range []struct {
-		call         record.Call
-		timed, worst bool
-	}{
-		{call("DELETE", "/nodes/pve1/qemu/9011"), true, true},
-		{call("POST", "/nodes/pve1/qemu/9011/status/shutdown"), true, true},
-		{call("POST", "/nodes/pve1/qemu"), true, true},
-		{call("PUT", "/nodes/pve1/qemu/9011/config"), true, false},
-		{call("POST", "/nodes/pve1/storage/isos/upload"), false, false},
-		{record.Call{Proto: "talos", Method: "/machine.MachineService/Reboot", Mutation: true}, false, false},
-	} {
-		timed, worst := &struck{Fault: Fault{Name: "late", For: time.Second}}, &struck{Fault: Fault{Name: "late"}}
-		if timed.mayHold(c.call) != c.timed || worst.mayHold(c.call) != c.worst {
-			t.Errorf("%s %s: timed %t, at the worst moment %t", c.call.Method, c.call.Path, timed.mayHold(c.call), worst.mayHold(c.call))
-		}
-	}
 }
 
 // TestSentAgain: a change may be sent again after a read of the VM.
@@ -642,7 +492,6 @@ func inBubble(b *testing.B, f func(t *testing.T)) {
 	}
 }
 
-// processorTime is the process's user and system time.
 func processorTime(t testing.TB) time.Duration {
 	t.Helper()
 	var u syscall.Rusage

@@ -98,9 +98,7 @@ func TestInit(t *testing.T) {
 	}
 }
 
-// buildsIn are the builds of all nodes by the files in a directory.
 func buildsIn(t *testing.T, dir string) map[string]string {
-	t.Helper()
 	conf := valueOf(config.Load(filepath.Join(dir, "recast.yaml"), config.Options{}))(t)
 	lock := valueOf(schematics.ReadLock(filepath.Join(dir, "recast.lock")))(t)
 	out := map[string]string{}
@@ -111,7 +109,6 @@ func buildsIn(t *testing.T, dir string) map[string]string {
 }
 
 func requireInitInSync(t *testing.T, me *Client) {
-	t.Helper()
 	drift := valueOf(me.Drift(t.Context()))(t)
 	require(t, drift.InSync, "drift: %+v", drift.Nodes)
 	plan := valueOf(me.Plan(t.Context(), planning.Policy{}))(t)
@@ -122,7 +119,6 @@ func requireInitInSync(t *testing.T, me *Client) {
 func TestInitRefuses(t *testing.T) {
 	inLongLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
 		refused := func(what string, c *Client, o setup.InitOptions, want ...string) {
-			t.Helper()
 			dir := filepath.Join(t.TempDir(), "new")
 			requireError(t, errOf(c.Init(t.Context(), dir, o)), want...)
 			requireNone(t, valueOf(filepath.Glob(dir))(t), what+": it has made")
@@ -192,18 +188,14 @@ func TestInitForeign(t *testing.T) {
 }
 
 func idOf(t *testing.T, dir, name string) string {
-	t.Helper()
 	return valueOf(schematics.Parse(name, []byte(read(t, dir, "schematics/"+name+".yaml"))))(t).ID()
 }
 
 func read(t *testing.T, dir, name string) string {
-	t.Helper()
 	return string(readFile(t, filepath.Join(dir, name)))
 }
 
-// tree is every file below a directory with its content.
 func tree(t *testing.T, dir string) map[string]string {
-	t.Helper()
 	out := map[string]string{}
 	must(t, filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
@@ -245,7 +237,6 @@ func TestInitAfterARoll(t *testing.T) {
 }
 
 func requireMode(t *testing.T, dir, name string, want os.FileMode) {
-	t.Helper()
 	requireSame(t, want, valueOf(os.Stat(filepath.Join(dir, name)))(t).Mode(), "mode of %s (-want +got)", name)
 }
 
@@ -331,9 +322,7 @@ func TestInitNew(t *testing.T) {
 	})
 }
 
-// requireMakes requires a whole VM of each node, and a configuration that is valid in Talos' eyes.
 func requireMakes(t *testing.T, me *Client) {
-	t.Helper()
 	p := valueOf(me.Project())(t)
 	lock := valueOf(schematics.ReadLock(filepath.Join(me.Dir, "recast.lock")))(t)
 	r := p.Config.Talos.MachineConfigs.Render
@@ -444,9 +433,7 @@ func TestInitNewHosts(t *testing.T) {
 
 const ownRepository = "127.0.0.1:5000/acme/frr"
 
-// push stores images in the lab's registry and returns their digest.
 func push(t *testing.T, lab *Lab, ref string, images v1.ImageIndex) string {
-	t.Helper()
 	tag := valueOf(name.NewTag(ref))(t)
 	must(t, remote.WriteIndex(tag, images, remote.WithContext(t.Context()), remote.WithTransport(lab.Registry.Transport())))
 	return valueOf(images.Digest())(t).String()
@@ -454,7 +441,6 @@ func push(t *testing.T, lab *Lab, ref string, images v1.ImageIndex) string {
 
 // frr is a user's own extension, of that version and content.
 func frr(t *testing.T, version, content string) v1.ImageIndex {
-	t.Helper()
 	return valueOf(artefact.ExtensionIndex(artefact.Extension{
 		Name: "frr", Version: version, Author: "Acme", Files: map[string][]byte{"/usr/local/bin/frr": []byte(content)},
 	}))(t)
@@ -468,7 +454,6 @@ func TestLockOfOwnExtension(t *testing.T) {
 		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
 		lab.Replace("recast.yaml", "storage: schematics/storage.yaml", "storage: {file: schematics/storage.yaml, extensions: ["+ownRepository+":1.7]}")
 		lock := func(o pipeline.LockOptions) (schematics.Extension, pipeline.LockResult) {
-			t.Helper()
 			res := valueOf(lab.Client().Lock(t.Context(), o))(t)
 			list := res.Lock.Schematics["storage"].Extensions
 			return list[len(list)-1], res
@@ -496,9 +481,7 @@ func TestLockOfOwnExtension(t *testing.T) {
 	})
 }
 
-// lockImages locks again after a line was added to the configured images.
 func (l *Lab) lockImages(line string) {
-	l.t.Helper()
 	l.Replace("recast.yaml", "images:\n", "images:\n  "+line+"\n")
 	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{})))
 }
@@ -548,9 +531,7 @@ func TestImagesForAnotherPlatform(t *testing.T) {
 	})
 }
 
-// requireTrouble requires an error with that code that says which disks are safe.
 func requireTrouble(t *testing.T, err error, code fault.Code, safe string) {
-	t.Helper()
 	requireSame(t, code, fault.CodeOf(err), "code …, of: %v (-want +got)", err)
 	requireSays(t, strings.Join(fault.Safe(err), "\n"), safe)
 }
@@ -568,9 +549,7 @@ func TestTheLockIsGoneBetweenTwoPlans(t *testing.T) {
 	})
 }
 
-// installerBase is an image on which an installer can be built.
 func installerBase(t *testing.T) v1.ImageIndex {
-	t.Helper()
 	img := valueOf(random.Image(512, 1))(t)
 	config := valueOf(img.ConfigFile())(t).DeepCopy()
 	config.OS, config.Architecture = "linux", "amd64"
@@ -582,7 +561,6 @@ func installerBase(t *testing.T) v1.ImageIndex {
 
 // imagerBuilds has the imager build one schematic, storage. runs is what it has built.
 func imagerBuilds(t *testing.T, lab *Lab, talos string) (client *Client, runs *[]string) {
-	t.Helper()
 	push(t, lab, ownRepository+":1.7.15", frr(t, "1.7.15", "frr"))
 	push(t, lab, "127.0.0.1:5000/siderolabs/installer-base:"+talos, installerBase(t))
 	lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
@@ -683,7 +661,6 @@ func TestPublishAndPrune(t *testing.T) {
 	})
 }
 
-// asked counts the requests to Proxmox with that method and with part in their path.
 func (l *Lab) asked(method, part string) int {
 	return len(l.sent(0, func(c record.Call) bool {
 		return c.Proto == "proxmox" && c.Method == method && strings.Contains(c.Path, part)
@@ -756,7 +733,6 @@ func TestSignatureOfTheFactory(t *testing.T) {
 }
 
 func readLock(t testing.TB, lab *Lab) schematics.Lock {
-	t.Helper()
 	return valueOf(schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock")))(t)
 }
 

@@ -24,9 +24,7 @@ import (
 
 func (l *Lab) inPlace() { strategy(cluster.InPlace)(l) }
 
-// locked is the lock's entry for the image of workers, or of control planes.
 func (l *Lab) locked(node string) schematics.Locked {
-	l.t.Helper()
 	return readLock(l.t, l).Schematics[l.node(node).Schematic]
 }
 
@@ -46,15 +44,12 @@ func (l *Lab) upgradeCalls(since int) []string {
 }
 
 func (l *Lab) machine(name string) cluster.Machine {
-	l.t.Helper()
 	s := l.session()
 	defer s.end()
 	return valueOf(cluster.ReadMachine(l.t.Context(), s.machines.Talos, l.node(name).Addr))(l.t)
 }
 
-// requireServing: the node is Ready, schedulable and unmarked.
 func (l *Lab) requireServing(name string) {
-	l.t.Helper()
 	node := l.kubeNode(name)
 	require(l.t, !node.Spec.Unschedulable && isReady(node),
 		"%s: unschedulable %t, Ready %t", name, node.Spec.Unschedulable, isReady(node))
@@ -111,7 +106,6 @@ func TestInPlaceBesideTheSameInstallation(t *testing.T) {
 
 // installBy installs a system beside the running one, like talosctl without the reboot.
 func (l *Lab) installBy(t *testing.T, node, installer string) {
-	t.Helper()
 	s := l.session()
 	defer s.end()
 	n, quiet := l.node(node), func(string) {}
@@ -159,14 +153,11 @@ const (
 	talos14 = "v1.14.1"
 )
 
-// wantTalos locks another version of Talos than the lab runs.
 func (l *Lab) wantTalos(from, to string) {
-	l.t.Helper()
 	l.Replace("recast.yaml", "version: "+from, "version: "+to)
 	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{Update: true})))
 }
 
-// version is a roll of a node to a release of Talos.
 type version struct {
 	from, to string // "": the same, another build
 	strategy cluster.Strategy
@@ -330,14 +321,11 @@ const (
 )
 
 func (l *Lab) mustUpgradeKubernetes() {
-	l.t.Helper()
 	must(l.t, l.as("20000101-0002-feed").upgradeKubernetes(l.t.Context()))
 	l.requireKubernetes(nextKubernetes)
 }
 
-// versions are the Talos and Kubernetes versions of every node, and the DaemonSet's.
 func (l *Lab) versions() map[string]string {
-	l.t.Helper()
 	s := l.session()
 	defer s.end()
 	nodes := valueOf(s.machines.Kube.Nodes(l.t.Context()))(l.t)
@@ -361,9 +349,7 @@ func (l *Lab) versions() map[string]string {
 	return out
 }
 
-// requireKubernetes fails the test unless everything runs that version.
 func (l *Lab) requireKubernetes(version string) {
-	l.t.Helper()
 	for node, what := range l.versions() {
 		for one := range strings.FieldsSeq(what) {
 			require(l.t, strings.HasSuffix(one, version), "%s: %s, want all %s", node, one, version)
@@ -393,7 +379,6 @@ func TestUpgradeKubernetes(t *testing.T) {
 }
 
 func (l *Lab) boots() (out []string) {
-	l.t.Helper()
 	for _, n := range l.Nodes {
 		out = append(out, n.Name+" "+l.bootID(n.Name))
 	}
@@ -451,7 +436,6 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 	})
 }
 
-// foreseen requires that the plan has such a note.
 func foreseen(note string) func(*talosScene) {
 	return func(s *talosScene) {
 		requireSays(s.t, strings.Join(s.planOf(s.Client(), s.rolls, s.only()).Notes, "\n"), note)
@@ -513,7 +497,6 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 
 // inLabCutOff has a worker with the old API whose upgrade was cut off before its one call.
 func inLabCutOff(t *testing.T, f func(t *testing.T, lab *Lab)) {
-	t.Helper()
 	inLongLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)

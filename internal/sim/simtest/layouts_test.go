@@ -39,7 +39,6 @@ import (
 	"github.com/recast-sh/recast/pipeline/configs"
 )
 
-// layoutLab is a lab of a layout whose node is stale.
 type layoutLab struct {
 	*Lab
 	of   layouts.Layout
@@ -48,7 +47,6 @@ type layoutLab struct {
 
 // newLayoutLab starts a layout's lab; secrets are those of another lab of it, nil: new ones.
 func newLayoutLab(t *testing.T, layout layouts.Layout, secrets *talosapi.Cluster) *layoutLab {
-	t.Helper()
 	o := layout.Options()
 	o.Talos = secrets
 	l := &layoutLab{Lab: New(t, o), of: layout}
@@ -66,9 +64,7 @@ func newLayoutLab(t *testing.T, layout layouts.Layout, secrets *talosapi.Cluster
 	return l
 }
 
-// line adds to the node's line in recast.yaml.
 func (l *layoutLab) line(more string) {
-	l.t.Helper()
 	if more != "" {
 		l.Replace("recast.yaml", "{name: "+l.of.Node+",", "{name: "+l.of.Node+", "+more+",")
 	}
@@ -76,7 +72,6 @@ func (l *layoutLab) line(more string) {
 
 // protect makes every disk of the node except the system disk a protected one.
 func (l *layoutLab) protect() {
-	l.t.Helper()
 	vm := l.vm()
 	for _, key := range layouts.Persistent(vm.Config, l.node.SystemDrive()) {
 		volid, _, _ := strings.Cut(vm.Config[key], ",")
@@ -96,7 +91,6 @@ func (l *layoutLab) protect() {
 }
 
 func (l *layoutLab) vm() world.VM {
-	l.t.Helper()
 	return valueOf(l.World.LookupVM(l.node.Host, l.node.VMID))(l.t)
 }
 
@@ -127,7 +121,6 @@ func (l *layoutLab) shape() map[string]string {
 }
 
 func (l *layoutLab) lift() {
-	l.t.Helper()
 	shell := l.Shell(l.node.Host)
 	for _, command := range l.of.Lift.Commands {
 		words := strings.Fields(command)
@@ -163,7 +156,6 @@ func (l *layoutLab) lift() {
 // kubectl is kubectl -n NAMESPACE patch RESOURCE.GROUP NAME --type merge -p PATCH of a custom
 // resource, and a wait of some minutes for controllers.
 func (l *layoutLab) kubectl(words []string) error {
-	l.t.Helper()
 	if len(words) != 9 || words[0] != "-n" || words[2] != "patch" || words[5] != "--type" || words[6] != "merge" || words[7] != "-p" {
 		return errors.New("only kubectl -n … patch … --type merge -p … is known")
 	}
@@ -190,7 +182,6 @@ const (
 	layoutsPage = ownLayouts + "/README.md"
 )
 
-// verdict is recast's result for a layout.
 type verdict struct {
 	layouts.Layout
 	plan   planning.NodePlan
@@ -224,7 +215,6 @@ func TestLayouts(t *testing.T) {
 }
 
 func loadLayouts(t *testing.T) []layouts.Layout {
-	t.Helper()
 	all := valueOf(layouts.Load(*layoutsDir))(t)
 	slices.SortFunc(all, func(a, b layouts.Layout) int { return strings.Compare(a.Name, b.Name) }) // as on the page
 	return all
@@ -232,7 +222,6 @@ func loadLayouts(t *testing.T) []layouts.Layout {
 
 // judge plans the node's roll, and if it is not recreated, again after the remedy.
 func judge(t *testing.T, l *layoutLab) verdict {
-	t.Helper()
 	v := verdict{Layout: l.of, plan: planOf(t, l.Lab, l.of.Node)}
 	if isRecreated(v.plan) || !l.of.Lift.Helps() {
 		return v
@@ -247,7 +236,6 @@ func judge(t *testing.T, l *layoutLab) verdict {
 
 // requirePrinted fails the test unless the plan contains all the manual steps, word for word.
 func (l *layoutLab) requirePrinted(plan planning.NodePlan) {
-	l.t.Helper()
 	var commands, config []string
 	for _, o := range plan.ToRecreate {
 		if o.Command != "" && !slices.Contains(commands, o.Command) {
@@ -311,7 +299,6 @@ func resumeLayout(t *testing.T, layout layouts.Layout, strategy cluster.Strategy
 
 // readyLayout plans, applies a remedy if it helps, and returns the final plan.
 func readyLayout(t *testing.T, l *layoutLab) planning.NodePlan {
-	t.Helper()
 	v := judge(t, l)
 	if v.lifted != nil {
 		return *v.lifted
@@ -321,9 +308,7 @@ func readyLayout(t *testing.T, l *layoutLab) planning.NodePlan {
 
 func (l *layoutLab) policy() planning.Policy { return policyFor(l.of.Node) }
 
-// requireRolled fails the test unless the node runs the new build on the same VM, and no promise was broken.
 func (l *layoutLab) requireRolled(before map[string]string) {
-	l.t.Helper()
 	l.RequireIntact()
 	requireNone(l.t, l.plan(l.policy()).Work(), "after the roll there is still something to do")
 	requireSame(l.t, before, l.shape(), "the VM is not what it was (-before +now)")
@@ -387,7 +372,6 @@ func (v verdict) row() string {
 
 func cell(text string) string { return strings.ReplaceAll(text, "|", `\|`) }
 
-// bigVolume is a document whose selector has that expression.
 func bigVolume(kind, expr, more string) string {
 	return "apiVersion: v1alpha1\nkind: " + kind + "\nname: big\n" + more + "provisioning:\n    diskSelector:\n        match: '" + expr + "'\n"
 }
@@ -546,18 +530,14 @@ func TestUserVolumeIsAwaited(t *testing.T) {
 	})
 }
 
-// userVolumeIn is the document of the user volume in a configuration.
 func userVolumeIn(t *testing.T, config string) string {
-	t.Helper()
 	_, rest, found := strings.Cut(config, userVolume)
 	mustBe(t, found, "no user volume in\n%s", config)
 	rest, _, _ = strings.Cut(rest, "---\n")
 	return userVolume + rest
 }
 
-// requireUserVolume fails the test unless Talos manages the volume on wk1's data disk.
 func (l *Lab) requireUserVolume() {
-	l.t.Helper()
 	volumes := l.machine("wk1").Volumes
 	managed := func(v cluster.Volume) bool { return v.Label == "u-data" && v.Phase == "ready" && v.Disk == "sdb" }
 	require(l.t, slices.ContainsFunc(volumes, managed), "u-data is not ready on sdb: %+v", volumes)
@@ -577,7 +557,6 @@ const (
 
 // addPodDisk adds a pod's disk, whose name is not the driver's.
 func addPodDisk(l *Lab) {
-	l.t.Helper()
 	must(l.t, l.World.AddLUN("fast", "pve1", podFile, 1<<30, world.NewMedia([]byte("films"))))
 }
 
@@ -724,13 +703,11 @@ func TestRecreateWithoutSerials(t *testing.T) {
 	}
 }
 
-// identified is a lab with the options of wk1's data drives.
 type identified struct {
 	*Lab
 	drives map[string]string
 }
 
-// dataDrives are the options of wk1's persistent drives, by key.
 func dataDrives(lab *Lab) map[string]string {
 	out := map[string]string{}
 	for key, value := range lab.vm(wk1).Config {
@@ -782,7 +759,6 @@ func TestOneVolumeInTwoSlots(t *testing.T) {
 		const want = "the volume of scsi0 is also scsi5, the volume of scsi1 is also scsi6: qm set 9031 --delete scsi5,scsi6 keeps the volume"
 		change("scsi5="+wk1System+",backup=0,iothread=1", "scsi6="+wk1Data+",backup=0,iothread=1")(lab)
 		refused := func(what string, c *Client, strategy cluster.Strategy) {
-			t.Helper()
 			n := lab.planOf(c, "wk1", planning.Policy{})
 			require(t, len(n.Refused) == 1 && strings.HasSuffix(n.Refused[0], want) && n.Strategy == strategy,
 				"%s: planned as %q, refused %q", what, n.Strategy, n.Refused)
@@ -827,8 +803,7 @@ func TestAVolumeInTheSlotsOfTwoVMs(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		s.bring(lab)
 		n := planOf(t, lab, "wk1")
-		mustBe(t, len(n.Refused) == 1 && strings.HasSuffix(n.Refused[0], s.want+" keeps the volume"),
-			"refused %q", n.Refused)
+		mustBe(t, len(n.Refused) == 1 && strings.HasSuffix(n.Refused[0], s.want+" keeps the volume"), "refused %q", n.Refused)
 		_, command, _ := strings.Cut(s.want, ": ")
 		lab.typed(t, command)
 		requirePlanned(t, planOf(t, lab, "wk1"), cluster.Recreate)
@@ -837,7 +812,6 @@ func TestAVolumeInTheSlotsOfTwoVMs(t *testing.T) {
 
 // typed runs commands on the Proxmox host, and gives machines that they restart the time to be back.
 func (l *Lab) typed(t *testing.T, commands string) {
-	t.Helper()
 	for command := range strings.SplitSeq(commands, " && ") {
 		out, err := l.Shell("pve1").Run(strings.Fields(command))
 		mustBe(t, err == nil, "%s: %v\n%s", command, err, out)

@@ -84,7 +84,6 @@ func stages() []stage {
 	}
 }
 
-// list takes a node into recast.yaml.
 func (l *life) list(node string) {
 	l.Write("recast.yaml", []byte(strings.Replace(string(l.Read("recast.yaml")), "nodes:\n", "nodes:\n"+l.lines[node], 1)))
 	l.nodes = append(l.nodes, node)
@@ -118,9 +117,7 @@ func (l *life) deploy() {
 	time.Sleep(time.Minute)
 }
 
-// requireRunning fails unless the workload runs on every worker that it is for.
 func (l *life) requireRunning(t *testing.T) {
-	t.Helper()
 	for _, node := range []string{"wk1", "wk2"} {
 		if slices.Contains(l.nodes, node) {
 			d := l.stored(store.Deployments(), metav1.NamespaceDefault, "db-"+node).(*appsv1.Deployment)
@@ -129,25 +126,20 @@ func (l *life) requireRunning(t *testing.T) {
 	}
 }
 
-// requireWorkers fails unless the VM of every worker has that.
 func (l *life) requireWorkers(t *testing.T, key, want string) {
-	t.Helper()
 	for _, vm := range l.World.VMs() {
 		require(t, !strings.HasPrefix(vm.Config["name"], "wk") || strings.Contains(vm.Config[key], want),
 			"%s: %s is %q, want %q", vm.Config["name"], key, vm.Config[key], want)
 	}
 }
 
-// requireParked fails unless a removed node is gone, and status lists its disks.
 func (l *life) requireParked(t *testing.T, node string) {
-	t.Helper()
 	disks := slices.DeleteFunc(l.status().Kept, func(k pipeline.Kept) bool { return k.Node != node || !k.Removed })
 	require(t, len(disks) == 2, "status lists these disks of %s: %+v", node, disks)
 	require(t, l.made([]string{node}) == 0, "%s has a VM still", node)
 }
 
 func (l *life) live(t *testing.T, s stage, run string) {
-	t.Helper()
 	if s.write != nil {
 		s.write(l)
 	}
@@ -159,9 +151,7 @@ func (l *life) live(t *testing.T, s stage, run string) {
 	}
 }
 
-// require fails unless the cluster is as a stage has to leave it.
 func (l *life) require(t *testing.T, s stage) {
-	t.Helper()
 	requireCluster(t, l.Lab, l.nodes...)
 	if s.ended != nil {
 		s.ended(t, l)
@@ -174,7 +164,6 @@ var madeUp = regexp.MustCompile(`(u-data|EPHEMERAL) [0-9a-f-]{36} [0-9a-f-]{36}|
 
 // end is the world in the end, without the parking VMs of nodes that were only reshaped.
 func (l *life) end(t *testing.T) string {
-	t.Helper()
 	must(t, errOf(l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})))
 	var dump strings.Builder
 	dump.WriteString(madeUp.ReplaceAllString(l.settledDump(), "made up"))
@@ -267,7 +256,6 @@ func (c *Client) Rebuild(ctx context.Context, file string) (pipeline.Report, err
 }
 
 func (l *Lab) namedVM(node string) world.VM {
-	l.t.Helper()
 	vm := l.vmWith(func(vm world.VM) bool { return vm.Config["name"] == node })
 	mustBe(l.t, vm.ID != 0, "there is no VM %s", node)
 	return vm
@@ -285,7 +273,6 @@ type broken struct {
 
 // breakCluster makes a cluster, takes a snapshot, and destroys the VMs of control planes.
 func breakCluster(t *testing.T, controlPlanes int, destroyed ...string) *broken {
-	t.Helper()
 	b := &broken{Lab: New(t, sim.Options{Empty: true, Hosts: 2})}
 	b.nodes = b.newCluster(controlPlanes, 1, 2)
 	must(t, errOf(b.Client().Bootstrap(t.Context(), "cp1")))
@@ -305,7 +292,6 @@ func breakCluster(t *testing.T, controlPlanes int, destroyed ...string) *broken 
 // require fails the test unless the cluster is whole, has the objects of the snapshot, and nothing was
 // done to its worker.
 func (b *broken) require(t *testing.T) {
-	t.Helper()
 	b.requireNodes(t, b.nodes)
 	defer b.requireKubelets("wk1")
 	now := b.kubernetes()
@@ -321,9 +307,7 @@ func (b *broken) require(t *testing.T) {
 	require(t, len(formed) <= 1, "etcd: %q", formed)
 }
 
-// kept lists the disks of control planes that status shows as parked.
 func (b *broken) kept(t *testing.T) (kept []string) {
-	t.Helper()
 	kept = ofEach(b.status().Kept, func(k pipeline.Kept) string { return fmt.Sprintf("%s %t", k.Node, k.Removed) })
 	slices.Sort(kept)
 	return kept
@@ -382,7 +366,6 @@ func TestRebuildKilled(t *testing.T) {
 	}
 }
 
-// rebuildsAs is a rebuild from the snapshot of a broken cluster, by that run.
 func rebuildsAs(run string) deed {
 	return func(ctx context.Context, c *Client) error {
 		c.Run = run
@@ -390,7 +373,6 @@ func rebuildsAs(run string) deed {
 	}
 }
 
-// outOfReach has nobody answer by these protocols.
 func outOfReach(protocols ...string) func(*testing.T, *broken) {
 	return func(_ *testing.T, b *broken) {
 		b.Recorder.Hooks(func(c record.Call) error {

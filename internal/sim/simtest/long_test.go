@@ -96,7 +96,6 @@ func TestMain(m *testing.M) {
 // longParts leaves a test to make stories, so that make test stays quick. Which of its
 // subtests are in a slice is for each of them to say, by long.
 func longParts(t *testing.T) {
-	t.Helper()
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
@@ -104,7 +103,6 @@ func longParts(t *testing.T) {
 
 // long leaves a test, with all its subtests, to the slices of make stories and make race.
 func long(t *testing.T) {
-	t.Helper()
 	longParts(t)
 	if !inSlice(t.Name(), *storiesSlice, *storiesSeed) {
 		t.Skip("not in this slice: SLICE=all")
@@ -114,20 +112,15 @@ func long(t *testing.T) {
 // longRow leaves a subtest that has to prepare a world for its parts to the slices, and returns what leaves each of its
 // parts to those of them that have the subtest: else every slice would prepare every world.
 func longRow(t *testing.T) (part func(t *testing.T)) {
-	t.Helper()
 	longParts(t)
 	rows, parts := rowsAndParts(*storiesSlice)
 	in := func(t *testing.T, slice, seed uint64) {
-		t.Helper()
 		if !chosen(t.Name(), slice, seed) {
 			t.Skip("not in this slice: SLICE=all")
 		}
 	}
 	in(t, rows, *storiesSeed)
-	return func(t *testing.T) {
-		t.Helper()
-		in(t, parts, *storiesSeed/rows)
-	}
+	return func(t *testing.T) { in(t, parts, *storiesSeed/rows) }
 }
 
 // rowsAndParts divides a slice: every rows-th row, and of that every parts-th part.
@@ -136,7 +129,6 @@ func rowsAndParts(slice uint64) (rows, parts uint64) {
 	return rows, slice / rows
 }
 
-// sliced are the tests that are in the slice.
 var sliced sync.Map
 
 // inSlice says whether a slice has a test. The subtests of one that it has are in it, too.
@@ -157,7 +149,6 @@ func inSlice(name string, slice, seed uint64) bool {
 	return true
 }
 
-// chosen says whether a name is in a slice, by its sum.
 func chosen(name string, slice, seed uint64) bool {
 	sum := fnv.New64a()
 	_, _ = sum.Write([]byte(name)) // never fails
@@ -231,7 +222,6 @@ func namesIn(expression string) []string {
 
 // choosingTests are the tests of this package, and those that choose kills, themselves or by a function.
 func choosingTests(t *testing.T) (tests, chooses []string) {
-	t.Helper()
 	files := valueOf(filepath.Glob("*_test.go"))(t)
 	calls := map[string][]string{}
 	for _, name := range files {
@@ -272,7 +262,6 @@ func choosingTests(t *testing.T) (tests, chooses []string) {
 	return tests, chooses
 }
 
-// errKilled is the journal's error for a killed run.
 var errKilled = errors.New("this run was killed")
 
 // deed is what a client is told to do.
@@ -303,7 +292,6 @@ const (
 // at the same time, now one gets the lower number, now the other.
 const around = 5
 
-// nameOf is the name of a call as a point.
 func nameOf(c record.Call) string {
 	name := c.Proto + " " + c.Method + " " + c.Path
 	if c.Method == "PUT" && strings.Contains(c.Params["description"], "recast-claim: ") {
@@ -312,7 +300,6 @@ func nameOf(c record.Call) string {
 	return name
 }
 
-// pointsOf are the points of an undisturbed run.
 func pointsOf(names []string) (points []point) {
 	seen := map[string]int{}
 	for _, name := range names {
@@ -326,7 +313,6 @@ func pointsOf(names []string) (points []point) {
 }
 
 func namedPoint(t testing.TB, points []point, text string) point {
-	t.Helper()
 	i := slices.IndexFunc(points, func(p point) bool { return strings.Contains(p.name, text) })
 	mustBe(t, i >= 0, "no point is named %q: %q", text, points)
 	return points[i]
@@ -401,7 +387,6 @@ func (l *Lab) carryOut(ctx context.Context, die point, do deed) (*killer, error)
 // finish has a client do something undisturbed. It fails if that does, or if a promise was broken, and
 // returns the points of it and the number of broken promises.
 func (l *Lab) finish(t *testing.T, do deed) (points []point, broken int) {
-	t.Helper()
 	k, err := l.carryOut(t.Context(), point{}, do)
 	mustBe(t, err == nil, "%sthe command failed: %s", l.died, message(err))
 	return pointsOf(k.names), l.tellBroken(t, k)
@@ -410,7 +395,6 @@ func (l *Lab) finish(t *testing.T, do deed) (points []point, broken int) {
 // diesAt has a client do something, and kills it at a point. It fails if the client was not killed
 // there, or if its end is not that of a killed one. It returns the number of broken promises.
 func (l *Lab) diesAt(t *testing.T, at point, do deed) (broken int) {
-	t.Helper()
 	k, err := l.carryOut(t.Context(), at, do)
 	if !k.dead {
 		t.Logf("%q came %d times, not %d: %q", at.name, k.seen[at.name], at.nth, k.names)
@@ -421,7 +405,6 @@ func (l *Lab) diesAt(t *testing.T, at point, do deed) (broken int) {
 }
 
 func (l *Lab) tellBroken(t *testing.T, k *killer) int {
-	t.Helper()
 	requireNone(t, k.broken, l.died+"promises broken")
 	return len(k.broken)
 }
@@ -484,7 +467,6 @@ func (g killGrid[W]) kill(t *testing.T, at point, undisturbed string) {
 }
 
 func everyPoint(t *testing.T, points []point) []point {
-	t.Helper()
 	expectKills(t, len(points))
 	return points
 }
@@ -494,7 +476,6 @@ var killCounts sync.Map
 
 // expectKills has a test fail if fewer kills happen in it and in its subtests. Those that do are its figure.
 func expectKills(t *testing.T, want int) {
-	t.Helper()
 	var n atomic.Int64
 	_, twice := killCounts.LoadOrStore(t.Name(), &n)
 	mustBe(t, !twice, "kills are expected twice")
@@ -507,7 +488,6 @@ func expectKills(t *testing.T, want int) {
 }
 
 func countKill(t testing.TB) {
-	t.Helper()
 	for name := t.Name(); name != ""; name = name[:max(0, strings.LastIndex(name, "/"))] {
 		if n, ok := killCounts.Load(name); ok {
 			n.(*atomic.Int64).Add(1)
@@ -518,7 +498,6 @@ func countKill(t testing.TB) {
 
 // requireKilled fails unless a client was killed at a place, and ended as a killed one does.
 func requireKilled(t testing.TB, killed bool, err error, where string) {
-	t.Helper()
 	mustBe(t, killed, "it was not killed at %s: %v", where, err)
 	mustBe(t, err != nil, "killed at %s, yet it says that it succeeded", where)
 	mustBe(t, byKill(err), "killed at %s, yet it ended otherwise: %v", where, err)
@@ -535,7 +514,6 @@ func byKill(err error) bool {
 // chosenKills is the part of a test's kills that this run is for, of which each kills kills times: all with
 // -crash.all, -crash.slice of them, or the usual ones if there are some. make crash has all tests that use it: TestMakeCrash.
 func chosenKills[K any](t *testing.T, all []K, kills int, usual func(K) bool) []K {
-	t.Helper()
 	part := all
 	switch {
 	case *crashAll:
@@ -552,7 +530,6 @@ func chosenKills[K any](t *testing.T, all []K, kills int, usual func(K) bool) []
 
 // chosenPoints are chosenKills of the points of an undisturbed run: one of them without a slice.
 func chosenPoints(t *testing.T, points []point) []point {
-	t.Helper()
 	one := drawn(points, 1, *crashSeed, t.Name())
 	return chosenKills(t, points, 1, func(p point) bool { return len(one) > 0 && p == one[0] })
 }
@@ -616,7 +593,6 @@ func (m moment) isCall(c record.Call) bool {
 // killedAt runs do as a process that is killed at that moment: it sends no more requests,
 // and writes nothing more to its journal.
 func (c *Client) killedAt(t testing.TB, m moment, do func(ctx context.Context) error) {
-	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var dead atomic.Bool
@@ -659,26 +635,17 @@ func (c *Client) killedAt(t testing.TB, m moment, do func(ctx context.Context) e
 }
 
 func (c *Client) rollKilled(m moment, policy planning.Policy) {
-	c.lab.t.Helper()
 	c.killedAt(c.lab.t, m, c.roll(policy))
 }
 
-// rollKilledWhen kills a roll when a step whose path ends in at starts.
-func (l *Lab) rollKilledWhen(at string) {
-	l.t.Helper()
-	l.Client().rollKilled(before(at), planning.Policy{})
-}
+func (l *Lab) rollKilledWhen(at string) { l.Client().rollKilled(before(at), planning.Policy{}) }
 
-// inBubble runs a test that makes its own lab.
 func inBubble(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
 	t.Parallel()
 	synctest.Test(t, f)
 }
 
-// eachInBubble plays each story in a bubble of its own.
 func eachInBubble[S any](t *testing.T, stories map[string]S, play func(t *testing.T, story S)) {
-	t.Helper()
 	for name, s := range stories {
 		t.Run(name, func(t *testing.T) { inBubble(t, func(t *testing.T) { play(t, s) }) })
 	}
@@ -691,15 +658,9 @@ func (c *Client) roll(policy planning.Policy) func(context.Context) error {
 	}
 }
 
-// loseJournal simulates another machine, without recast's own files.
-func (l *Lab) loseJournal() {
-	l.t.Helper()
-	must(l.t, os.RemoveAll(filepath.Join(l.Dir, ".recast")))
-}
-
+func (l *Lab) loseJournal()                     { must(l.t, os.RemoveAll(filepath.Join(l.Dir, ".recast"))) }
 func policyFor(nodes ...string) planning.Policy { return planning.Policy{Only: nodes} }
 
-// storiesOf names each story by what it prints.
 func storiesOf[S any](all ...S) map[string]S {
 	stories := map[string]S{}
 	for _, s := range all {
@@ -710,14 +671,11 @@ func storiesOf[S any](all ...S) map[string]S {
 
 // requireUpgraded fails unless the node is in sync and serves, and every other one is as stale as before.
 func (l *Lab) requireUpgraded(t *testing.T, node string) {
-	t.Helper()
 	requireInSync(t, l, l.others(node)...)
 	l.requireServing(node)
 }
 
-// planOf is what a roll would do to one node now.
 func (l *Lab) planOf(c *Client, node string, policy planning.Policy) planning.NodePlan {
-	l.t.Helper()
 	plan := valueOf(c.Plan(l.t.Context(), policy))(l.t)
 	i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
 	mustBe(l.t, i >= 0, "the plan leaves %s out: %+v", node, plan.Nodes)
@@ -744,7 +702,6 @@ func (l *Lab) as(run string) *Client {
 // requireKept fails unless exactly that many old system disks are parked, each with a name, besides those
 // of cancelled replacements, and the disk storage has no stray volumes.
 func (l *Lab) requireKept(want int) {
-	l.t.Helper()
 	res := l.status()
 	kept := slices.DeleteFunc(slices.Clone(res.Kept), func(k pipeline.Kept) bool { return k.GivenUp })
 	require(l.t, len(res.Open) == 0 && len(res.Marked) == 0 && len(kept) == want && res.Claim == nil,
@@ -754,7 +711,6 @@ func (l *Lab) requireKept(want int) {
 
 // strays are the volumes on the disk storage that no VM's configuration names.
 func (l *Lab) strays() []string {
-	l.t.Helper()
 	shared := slices.ContainsFunc(l.World.Storages("pve1"), func(s world.StorageStatus) bool { return s.ID == sim.DiskStorage && s.Shared })
 	on := func(host, volid string) string {
 		if shared {

@@ -90,7 +90,6 @@ type matrixCall struct {
 
 // begin makes a lab in the state in which the faults begin.
 func (x matrixExchange) begin(t *testing.T) *matrixLab {
-	t.Helper()
 	l := newMatrixLab(t, x.shape)
 	if x.givenUp != "" {
 		l.killAt(x.strategy, x.givenUp)
@@ -99,7 +98,6 @@ func (x matrixExchange) begin(t *testing.T) *matrixLab {
 }
 
 func (l *matrixLab) killAt(strategy cluster.Strategy, point string) {
-	l.t.Helper()
 	f := processFaults()[0]
 	f.meets = func(call record.Call) bool {
 		if point == vmDeleted {
@@ -113,7 +111,6 @@ func (l *matrixLab) killAt(strategy cluster.Strategy, point string) {
 
 // undisturbed determines the reference of an exchange.
 func (x matrixExchange) undisturbed(t *testing.T) (ref matrixReference) {
-	t.Helper()
 	run := func(l *matrixLab, back bool) string {
 		ctx, life := l.live(l.t.Context())
 		ref.calls = nil
@@ -207,7 +204,6 @@ func (m *matrixRun) points() (points []matrixStrike) {
 // strike is strikeAt, earlier and earlier where there was no such call: two exchanges differ by a few looks, and by
 // many where the machine is busy.
 func (m *matrixRun) strike(t *testing.T, p matrixStrike) {
-	t.Helper()
 	err := m.strikeAt(t, p)
 	for back := 3; err != nil && p.at > back && back < 100; back *= 4 {
 		p.at -= back
@@ -220,7 +216,6 @@ func (m *matrixRun) strike(t *testing.T, p matrixStrike) {
 
 // strikeAt plays one fault in the exchange, and continues from each resulting state, or says that it never struck.
 func (m *matrixRun) strikeAt(t *testing.T, p matrixStrike) (never error) {
-	t.Helper()
 	fresh := false
 	disturbed := func(t *testing.T) (l *matrixLab, hit *struck, where string, err error) {
 		l = m.begin(t)
@@ -259,7 +254,6 @@ func (m *matrixRun) strikeAt(t *testing.T, p matrixStrike) (never error) {
 }
 
 func (m *matrixRun) fails(t *testing.T, where string, problems ...string) {
-	t.Helper()
 	for _, problem := range problems {
 		m.figures["violations"]++
 		t.Errorf("%s: %s", where, problem)
@@ -268,7 +262,6 @@ func (m *matrixRun) fails(t *testing.T, where string, problems ...string) {
 
 // goOn completes the exchange, forward or back, as the next process would.
 func (m *matrixRun) goOn(t *testing.T, l *matrixLab, where string, f matrixFault, back bool) {
-	t.Helper()
 	figure, what := "resumed", ": resumed"
 	if back {
 		figure, what = "put-back", ": put back"
@@ -351,19 +344,16 @@ func (l *matrixLab) differs(ref matrixReference, back, renews bool) string {
 	return cmp.Diff(want, got)
 }
 
-// dump is the world as text, without what Proxmox regenerates.
 func (l *matrixLab) dump() string {
 	l.settle()
 	return withoutAttempts(l.text(world.RenewedByProxmox()...))
 }
 
-// state is the part of the world that the next process can observe, as text.
 func (l *matrixLab) state() string {
 	l.settle()
 	return l.text(world.Renewed{Name: "digest"}, world.Renewed{Name: "vmgenid"}, world.Renewed{Name: "meta"}, world.Renewed{Name: "tasks"})
 }
 
-// momentary is the present world, including work in progress.
 func (l *matrixLab) momentary() string {
 	var text strings.Builder
 	text.WriteString(l.text())
@@ -499,7 +489,6 @@ func TestMatrixSees(t *testing.T) {
 
 var errStruck = errors.New("struck by a fault")
 
-// matrixFault is one kind of fault of a call to Proxmox.
 type matrixFault struct {
 	name string
 	// kills says that it ends the process; then it also strikes at reads.
@@ -546,7 +535,6 @@ func wayFaults() []matrixFault {
 	}
 }
 
-// onNode says whether pvedaemon of a node handles a call.
 func onNode(call record.Call) bool { return strings.HasPrefix(matrixPath(call), "/nodes/") }
 
 func matrixPath(call record.Call) string {
@@ -554,7 +542,6 @@ func matrixPath(call record.Call) string {
 	return path
 }
 
-// taskOf is the type of the task that a call starts; "" if it starts none.
 func taskOf(call record.Call) string {
 	path := matrixPath(call)
 	switch {
@@ -572,8 +559,7 @@ func taskOf(call record.Call) string {
 	return ""
 }
 
-func moves(call record.Call) bool { return taskOf(call) == "qmmove" }
-
+func moves(call record.Call) bool      { return taskOf(call) == "qmmove" }
 func startsTask(call record.Call) bool { return taskOf(call) != "" }
 
 // workerFaults happen to the worker of a call, or in its place.
@@ -653,7 +639,6 @@ func lockedVM(call record.Call) int {
 	return n
 }
 
-// later runs f after d, or when the lab settles, whichever is first.
 func (l *matrixLab) later(d time.Duration, f func()) {
 	f = sync.OnceFunc(f)
 	timer := time.AfterFunc(d, f)
@@ -662,13 +647,11 @@ func (l *matrixLab) later(d time.Duration, f func()) {
 	l.mends = append(l.mends, func() { timer.Stop(); f() })
 }
 
-// matrixStrike is a fault at one call of a process: the n-th of those that it applies to.
 type matrixStrike struct {
 	fault matrixFault
 	at    int // from 1
 }
 
-// struck is a strike and its state.
 type struck struct {
 	matrixStrike
 	seen int         // calls that count
@@ -677,7 +660,6 @@ type struck struct {
 
 func (s *struck) came() bool { return s.call.Seq > 0 }
 
-// watch records the calls of an undisturbed process.
 func (life *matrixLife) watch(calls *[]matrixCall) {
 	var mu sync.Mutex
 	last := ""
@@ -723,7 +705,6 @@ func (life *matrixLife) strike(strikes ...matrixStrike) []*struck {
 	return list
 }
 
-// comesTo counts a call, and says whether it is the one to strike.
 func (s *struck) comesTo(call record.Call) bool {
 	if !s.fault.strikesAt(call) {
 		return false
@@ -799,7 +780,6 @@ func (life *matrixLife) deliverBefore(call record.Call) {
 	}
 }
 
-// cameLate says whether every held request was processed.
 func (l *matrixLab) cameLate() bool { return len(l.late) > 0 && l.pending() == "" }
 
 func (l *matrixLab) pending() (text string) {
@@ -823,7 +803,6 @@ type schedule struct {
 	back  bool // the last, undisturbed process cancels
 }
 
-// matrixProcess is one process of recast that meets faults.
 type matrixProcess struct {
 	back    bool
 	strikes []matrixStrike
@@ -843,7 +822,6 @@ func (s schedule) String() string {
 	return b.String()
 }
 
-// drawSchedule draws one with about as many calls as an undisturbed exchange.
 func drawSchedule(r *rand.Rand, x matrixExchange, ref matrixReference) schedule {
 	s := schedule{matrixExchange: x}
 	gaveUp := func() bool { return x.strategy != cluster.Rollback && r.IntN(4) == 0 }
@@ -893,7 +871,6 @@ func TestMatrixSchedules(t *testing.T) {
 
 // play runs a schedule and returns how many of its faults have struck.
 func (s schedule) play(t *testing.T, ref matrixReference) (struck int) {
-	t.Helper()
 	l := s.begin(t)
 	back, leaves := s.back, false // leaves: Proxmox itself may leave a volume behind
 	for _, life := range s.lives {
@@ -916,7 +893,6 @@ func (s schedule) play(t *testing.T, ref matrixReference) (struck int) {
 // suffer runs one process into its faults. Their effects in Proxmox are repaired before
 // the next process, unless that is hasty.
 func (l *matrixLab) suffer(strategy cluster.Strategy, p matrixProcess) ([]*struck, error) {
-	l.t.Helper()
 	ctx, life := l.live(l.t.Context())
 	hits := life.strike(p.strikes...)
 	err := life.exchange(ctx, strategy, p.back)

@@ -31,7 +31,6 @@ import (
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
-// trouble is a temporary fault of Proxmox.
 type trouble struct {
 	hosts  int
 	lasts  time.Duration
@@ -83,8 +82,7 @@ func setToken(l *Lab, on bool) {
 }
 
 func setStorage(l *Lab, on bool) { l.World.SetStorageActive(sim.DiskStorage, "pve1", on) }
-
-func setQuorum(l *Lab, on bool) { l.World.SetQuorum(on) }
+func setQuorum(l *Lab, on bool)  { l.World.SetQuorum(on) }
 
 func troubles() map[string]trouble {
 	unreached := []string{"the node that was asked does not reach pve", "can't prove that we still hold the claim"}
@@ -99,7 +97,6 @@ func troubles() map[string]trouble {
 	}
 }
 
-// atChange calls f once, before Proxmox acts on the n-th change.
 func (l *Lab) atChange(n int64, f func()) (came *atomic.Bool) {
 	came = &atomic.Bool{}
 	var changes atomic.Int64
@@ -132,7 +129,6 @@ func TestRollThroughTroubles(t *testing.T) {
 	}
 }
 
-// faultyRoll is a roll of two workers during a fault of Proxmox.
 type faultyRoll struct {
 	hosts    int
 	strategy cluster.Strategy // "": auto
@@ -158,24 +154,18 @@ func (f faultyRoll) play(t *testing.T) {
 	})
 }
 
-// rollInTime fails the test if a roll exceeds longestRoll.
 func (l *Lab) rollInTime(t *testing.T, run string) error {
-	t.Helper()
 	return inTime(t.Context(), t, l.as(run).roll(planning.Policy{}))
 }
 
-// requireSaid fails unless the error or one of its hints contains one of these.
 func requireSaid(t *testing.T, err error, says []string) {
-	t.Helper()
 	mustBe(t, err != nil, "the roll did not fail; it was to say %q", says)
 	all := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
 	require(t, slices.ContainsFunc(says, func(text string) bool { return strings.Contains(all, text) }),
 		"the roll failed and says none of %q:\n%s", says, all)
 }
 
-// requireRolled requires that both workers are rolled.
 func (l *Lab) requireRolled(t *testing.T) {
-	t.Helper()
 	requireDrift(t, l)
 	l.requireKept(2)
 	requireNoClaim(t, l)
@@ -272,7 +262,6 @@ func (l *Lab) killWorker(kind, id string) (killed func()) {
 		}
 	})
 	return func() {
-		l.t.Helper()
 		l.Recorder.Hooks(nil, nil)
 		task, _ := l.World.LookupTask(upid)
 		mustBe(l.t, task.ExitStatus == "unexpected status", "no %s %s was killed: %+v", kind, id, task)
@@ -346,7 +335,6 @@ func TestRollWithoutItsStorage(t *testing.T) {
 	})
 }
 
-// late is one request that Proxmox processes after its sender's death.
 type late struct {
 	lab     *Lab
 	deliver func()
@@ -356,7 +344,6 @@ type late struct {
 // rollKilledBy rolls, and kills that run when it has sent the first matching request,
 // which Proxmox does not process before deliver.
 func (l *Lab) rollKilledBy(is func(record.Call) bool, p planning.Policy) *late {
-	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
 	defer cancel()
 	c := l.Client()
@@ -376,7 +363,6 @@ func (l *Lab) rollKilledBy(is func(record.Call) bool, p planning.Policy) *late {
 	return &late{lab: l, deliver: sync.OnceFunc(func() { deliver(l.World, held) })}
 }
 
-// deliver makes Proxmox process a request, and waits for its end.
 func deliver(w *world.World, held *record.Held) {
 	held.Deliver()
 	for _, task := range w.Tasks() {
@@ -498,7 +484,6 @@ func (l *Lab) loseEvery(k int64) *atomic.Int64 {
 
 // rollUnanswered is a roll that is done at once although every k-th answer of Proxmox is lost, and at least so many.
 func (l *Lab) rollUnanswered(k, least int64) {
-	l.t.Helper()
 	lost := l.loseEvery(k)
 	rep, err := l.Client().Roll(l.t.Context(), planning.Policy{})
 	l.Recorder.Hooks(nil, nil)
@@ -559,7 +544,6 @@ func TestRollWithLostChanges(t *testing.T) {
 }
 
 func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
-	l.t.Helper()
 	must(l.t, l.Trouble(node, talosapi.Trouble{Images: map[string]talosapi.Defect{image: d}}))
 }
 
@@ -611,7 +595,6 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 	inLongLab(t, threePlanes, func(t *testing.T, lab *Lab) {
 		before := lab.versions()
 		refuse := func(to, text string) {
-			t.Helper()
 			from := len(lab.Recorder.Calls())
 			requireRefused(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), to, false)), text)
 			requireNone(t, lab.sent(from, func(c record.Call) bool { return c.Mutation }), "something was changed")
@@ -696,7 +679,6 @@ func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 
 // editConfig replaces a part of a machine's configuration, without a reboot.
 func (l *Lab) editConfig(node, old, fresh string) {
-	l.t.Helper()
 	config := string(l.configOf(node))
 	text := strings.Replace(config, old, fresh, 1)
 	mustBe(l.t, text != config, "%s has no %q in its configuration", node, old)

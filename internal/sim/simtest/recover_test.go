@@ -25,7 +25,6 @@ import (
 
 // machinesDump is settledDump of only the lab's own machines and their Nodes, without parking VMs, ISOs and the like.
 func (l *Lab) machinesDump() string {
-	l.t.Helper()
 	dump, ours := "", false
 	for line := range strings.Lines(l.settledDump()) {
 		if !strings.HasPrefix(line, "  ") {
@@ -40,7 +39,6 @@ func (l *Lab) machinesDump() string {
 	return dump
 }
 
-// recovery is one node's replacement that is cancelled at some moment.
 type recovery struct {
 	strategy cluster.Strategy
 	node     string
@@ -119,9 +117,7 @@ func TestRecover(t *testing.T) {
 	}
 }
 
-// requireRecovered compares the machines with those before the roll.
 func (l *Lab) requireRecovered(before string) {
-	l.t.Helper()
 	l.RequireIntact()
 	requireSame(l.t, before, l.machinesDump(), "the machines are not as they were")
 	l.requireKept(0)
@@ -273,7 +269,6 @@ func (c *Client) goBack(nodes ...string) func(context.Context) error {
 }
 
 func (l *Lab) builds() string {
-	l.t.Helper()
 	of := func(n sim.Node) string { return n.Name + " " + l.machine(n.Name).Schematic.LockHash() }
 	return strings.Join(ofEach(l.Nodes, of), "\n")
 }
@@ -468,7 +463,6 @@ func (c *Client) pruneDisks(ctx context.Context, keep int, confirm func(pipeline
 
 // parkOld makes the parking VM of a node with an old system disk of each of the runs, as finished rolls would leave it.
 func (l *Lab) parkOld(id int, node string, runs ...string) {
-	l.t.Helper()
 	l.DefineVM(id, map[string]string{"name": "recast-parking-" + node, "memory": "16", "protection": "1", "onboot": "0"})
 	rec := parking.Record{Cluster: sim.ClusterName, Node: node, Run: runs[len(runs)-1], VMID: 9031, UUID: "11111111-1111-4111-8111-111111111111", VMName: node}
 	for i, run := range runs {
@@ -481,20 +475,17 @@ func (l *Lab) parkOld(id int, node string, runs ...string) {
 	l.EditVM(id, "description", valueOf(rec.Description())(l.t))
 }
 
-// vmConfig is a VM's configuration; nil if there is none.
 func (l *Lab) vmConfig(id int) map[string]string {
 	return l.vmWith(func(vm world.VM) bool { return vm.ID == id }).Config
 }
 
 func (l *Lab) diskVolumes() []string {
-	l.t.Helper()
 	all := valueOf(l.World.Volumes(sim.DiskStorage, "pve1"))(l.t)
 	volids := ofEach(all, func(v world.VolumeInfo) string { return v.Volid })
 	slices.Sort(volids)
 	return volids
 }
 
-// parkingOf is the number of a node's parking VM; 0 if it has none.
 func (l *Lab) parkingOf(node string) int {
 	return l.vmWith(func(vm world.VM) bool { return vm.Config["name"] == "recast-parking-"+node }).ID
 }
@@ -583,9 +574,7 @@ func TestPruneLeavesTheUnknown(t *testing.T) {
 	})
 }
 
-// thief is a VM that names a parked disk as its own.
 func (l *Lab) thief(park int) {
-	l.t.Helper()
 	l.DefineVM(9050, map[string]string{"name": "thief", "memory": "512"})
 	l.EditVM(9050, "scsi0", volidOf(l, park, "scsi30"))
 }

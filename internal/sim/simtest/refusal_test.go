@@ -83,7 +83,6 @@ func TestEveryRefusal(t *testing.T) {
 }
 
 func requireRefusal(t *testing.T, lab *Lab, r refusal) {
-	t.Helper()
 	t.Logf("%s", r.name)
 	config := lab.Read("recast.yaml")
 	r.bring(lab)
@@ -106,9 +105,7 @@ func requireRefusal(t *testing.T, lab *Lab, r refusal) {
 	lab.Write("recast.yaml", config)
 }
 
-// requireAuto checks the result of strategy auto, and the reason.
 func requireAuto(t *testing.T, lab *Lab, r refusal) {
-	t.Helper()
 	n := planOf(t, lab, "wk1")
 	if r.inPlace {
 		requireNoWayIn(t, lab, r.both...)
@@ -131,7 +128,6 @@ func requireAuto(t *testing.T, lab *Lab, r refusal) {
 
 // requireAsked checks the result of a requested strategy; if it is refused, a roll does nothing but say so.
 func requireAsked(t *testing.T, lab *Lab, name string, s cluster.Strategy, want []string) {
-	t.Helper()
 	if len(want) == 0 {
 		requirePlanned(t, planOf(t, lab, "wk1"), s)
 		return
@@ -150,13 +146,11 @@ func requireAsked(t *testing.T, lab *Lab, name string, s cluster.Strategy, want 
 }
 
 func planOf(t *testing.T, lab *Lab, node string) planning.NodePlan {
-	t.Helper()
 	plan := lab.plan(planning.Policy{Only: []string{node}})
 	mustBe(t, len(plan.Nodes) == 1, "a plan for %s: %+v", node, plan.Nodes)
 	return plan.Nodes[0]
 }
 
-// encryption is the section of a volume's document that gives it a key; "" for none.
 func encryption(key string) string {
 	if key == "" {
 		return ""
@@ -179,7 +173,6 @@ func encryptsData(old, key string) edit {
 	})
 }
 
-// documents makes these the only additional documents of wk1's machine configuration.
 func documents(docs ...string) edit {
 	return configured(func(_ *Lab, config []byte) []byte {
 		const mark = "\n# further documents\n"
@@ -191,7 +184,6 @@ func documents(docs ...string) edit {
 // configured changes wk1's machine configuration on its disk.
 func configured(change func(l *Lab, config []byte) []byte) edit {
 	return func(l *Lab) {
-		l.t.Helper()
 		media := l.media(wk1System)
 		of := func(config []byte) []byte { return change(l, config) }
 		media.Write(valueOf(talosapi.WithMachineConfig(media.Bytes(), of))(l.t))
@@ -200,7 +192,6 @@ func configured(change func(l *Lab, config []byte) []byte) edit {
 
 func reassign(from int, key string, to int, toKey string) edit {
 	return func(l *Lab) {
-		l.t.Helper()
 		l.done(l.World.MoveDisk("", "pve1", world.MoveRequest{ID: from, Disk: key, Target: to, TargetDisk: toKey}))
 	}
 }
@@ -209,7 +200,6 @@ func strategy(s cluster.Strategy) edit {
 	return configuration("roll:\n", "roll:\n  strategy: "+string(s)+"\n")
 }
 
-// wk1 is the VM of the worker that most refusals are about.
 const wk1 = 9031
 
 // Its volumes, as the lab makes them.
@@ -226,7 +216,6 @@ func whileOff(edits ...edit) edit { return func(l *Lab) { l.powerCycle(l.node("w
 
 // powerCycle powers a node off, makes edits, powers it on, and waits until it is back.
 func (l *Lab) powerCycle(n sim.Node, edits ...edit) {
-	l.t.Helper()
 	boot := l.bootID(n.Name)
 	must(l.t, l.World.PowerOff(n.VMID))
 	for _, e := range edits {
@@ -242,15 +231,10 @@ func (l *Lab) powerCycle(n sim.Node, edits ...edit) {
 	must(l.t, l.WaitReady(l.t.Context()))
 }
 
-func (l *Lab) bootID(node string) string {
-	l.t.Helper()
-	return l.kubeNode(node).Status.NodeInfo.BootID
-}
+func (l *Lab) bootID(node string) string { return l.kubeNode(node).Status.NodeInfo.BootID }
 
-// change is an administrator's change of wk1's configuration: key=value pairs.
 func change(pairs ...string) edit {
 	return func(l *Lab) {
-		l.t.Helper()
 		set := map[string]string{}
 		for _, p := range pairs {
 			key, value, _ := strings.Cut(p, "=")
@@ -269,25 +253,18 @@ func discard(keys ...string) edit {
 	return func(l *Lab) { l.configure(world.ChangeRequest{ID: wk1, Delete: keys, Force: true}) }
 }
 
-func (l *Lab) configure(r world.ChangeRequest) {
-	l.t.Helper()
-	must(l.t, l.World.SetConfig("", "pve1", r))
-}
+func (l *Lab) configure(r world.ChangeRequest) { must(l.t, l.World.SetConfig("", "pve1", r)) }
 
-// done requires a task to end well.
 func (l *Lab) done(upid string, err error) {
-	l.t.Helper()
 	must(l.t, err)
 	task, ok := l.World.WaitTask(upid)
 	mustBe(l.t, ok && task.ExitStatus == "OK", "%+v", task)
 }
 
-// setting is a setting of wk1 that needs a restart, and its removal.
 func setting(key, value string) (bring, lift edit) {
 	return whileOff(change(key + "=" + value)), whileOff(remove(key))
 }
 
-// configuration edits recast.yaml; the check reverts it.
 func configuration(old, fresh string) edit {
 	return func(l *Lab) { l.Replace("recast.yaml", old, fresh) }
 }
@@ -296,19 +273,16 @@ func acceptLoss(names ...string) edit {
 	return configuration("{name: wk1,", "{name: wk1, acceptLoss: ['"+strings.Join(names, "', '")+"'],")
 }
 
-// partitioned adds partitions to a disk, as a person would.
 func partitioned(volid string, added ...artefact.Partition) edit {
 	return partitions(volid, func(p []artefact.Partition) []artefact.Partition { return append(p, added...) })
 }
 
-// unpartitioned deletes the last partitions of a disk.
 func unpartitioned(volid string, n int) edit {
 	return partitions(volid, func(p []artefact.Partition) []artefact.Partition { return p[:len(p)-n] })
 }
 
 func partitions(volid string, change func([]artefact.Partition) []artefact.Partition) edit {
 	return func(l *Lab) {
-		l.t.Helper()
 		media := l.media(volid)
 		disk := valueOf(artefact.ReadDisk(media.Bytes()))(l.t)
 		disk.Partitions = change(disk.Partitions)
@@ -317,7 +291,6 @@ func partitions(volid string, change func([]artefact.Partition) []artefact.Parti
 }
 
 func (l *Lab) media(volid string) *world.Media {
-	l.t.Helper()
 	m := l.World.Media(volid, "pve1")
 	mustBe(l.t, m != nil, "there is no %s", volid)
 	return m
@@ -327,19 +300,14 @@ func labelled(label string) artefact.Partition {
 	return artefact.Partition{Label: label, UUID: "0b5f0000-0000-4000-8000-000000000001", Filesystem: "xfs", FilesystemUUID: "0b5f0000-0000-4000-8000-000000000002"}
 }
 
-func (l *Lab) lock() {
-	l.t.Helper()
-	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{})))
-}
+func (l *Lab) lock() { must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{}))) }
 
 func (l *Lab) put(r schema.GroupVersionResource, o store.Object) {
-	l.t.Helper()
 	must(l.t, errOf(l.Kube.Store().Create(l.t.Context(), r, o)))
 }
 
 func without(r schema.GroupVersionResource, namespace, name string) edit {
 	return func(l *Lab) {
-		l.t.Helper()
 		must(l.t, errOf(l.Kube.Store().Delete(l.t.Context(), r, namespace, name, metav1.DeleteOptions{})))
 	}
 }
@@ -379,7 +347,6 @@ var (
 // longhorn has two replicas on wk1, in that directory.
 func longhorn(path string) edit {
 	return func(l *Lab) {
-		l.t.Helper()
 		l.put(longhornNodes.GroupVersionResource, object(longhornNodes, "longhorn-system", "wk1", map[string]any{
 			"spec": map[string]any{"disks": map[string]any{"default": map[string]any{"diskType": "filesystem", "path": path}}},
 			"status": map[string]any{"diskStatus": map[string]any{"default": map[string]any{
@@ -393,7 +360,6 @@ func longhorn(path string) edit {
 // rook has a monitor on wk1 with its data below that directory.
 func rook(dir string) edit {
 	return func(l *Lab) {
-		l.t.Helper()
 		l.put(cephClusters.GroupVersionResource, object(cephClusters, "rook-ceph", "ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": dir}}))
 		l.put(store.Pods(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "rook-ceph-mon-a", Namespace: "rook-ceph", Labels: map[string]string{"app": "rook-ceph-mon"}},
@@ -413,10 +379,8 @@ func object(r store.Resource, namespace, name string, content map[string]any) *u
 	return u
 }
 
-// schematic changes the workers' schematic and locks it.
 func schematic(customization string) edit {
 	return func(l *Lab) {
-		l.t.Helper()
 		l.Replace("schematics/storage.yaml", "customization:\n", "customization:\n"+customization)
 		l.lock()
 	}
@@ -424,7 +388,6 @@ func schematic(customization string) edit {
 
 func plainSchematic(customization string) edit {
 	return func(l *Lab) {
-		l.t.Helper()
 		l.Replace("schematics/storage.yaml", customization, "")
 		l.lock()
 	}
@@ -435,15 +398,11 @@ func masked(text string) string {
 }
 
 func (l *Lab) labels(volid string) []string {
-	l.t.Helper()
 	disk := valueOf(artefact.ReadDisk(l.media(volid).Bytes()))(l.t)
 	return ofEach(disk.Partitions, func(p artefact.Partition) string { return p.Label })
 }
 
-func (l *Lab) vm(id int) world.VM {
-	l.t.Helper()
-	return valueOf(l.World.LookupVM("pve1", id))(l.t)
-}
+func (l *Lab) vm(id int) world.VM { return valueOf(l.World.LookupVM("pve1", id))(l.t) }
 
 // replicated is the refusal for a replication job of wk1, with the arguments to recreate it.
 func replicated(args string) string {

@@ -114,17 +114,13 @@ func bringsArg(name string) string {
 	return "the schematic's kernel argument " + name + " would configure the blank machine before recast can: remove it from the schematic"
 }
 
-// requireNoWayIn wants no strategy for wk1, for these reasons.
 func requireNoWayIn(t *testing.T, lab *Lab, reasons ...string) {
-	t.Helper()
 	want := ofEach(reasons, func(r string) string { return "recreate, reimage, in-place: " + r })
 	requireSame(t, want, planOf(t, lab, "wk1").Refused, "refused (-want +got)")
 	requireInPlace(t, lab, "a way in without a way out", reasons...)
 }
 
-// requireInPlace is requireAsked for an upgrade in place.
 func requireInPlace(t *testing.T, lab *Lab, name string, want ...string) {
-	t.Helper()
 	config := lab.Read("recast.yaml")
 	strategy(cluster.InPlace)(lab)
 	requireAsked(t, lab, name, cluster.InPlace, want)
@@ -230,7 +226,6 @@ func TestEtcdRefusesANewSystemDisk(t *testing.T) {
 
 // requireRollRefused rolls: it must be refused with that text and hint, and nothing must be done.
 func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
-	t.Helper()
 	before := len(lab.Recorder.Calls())
 	err := lab.Client().roll(planning.Policy{})(t.Context())
 	requireRefused(t, err, text)

@@ -38,7 +38,6 @@ func (l *Lab) rehearsing() *Client {
 
 // rehearse rolls after a rehearsal, and returns the calls that made its first scratch VM, too.
 func (l *Lab) rehearse(p planning.Policy) (pipeline.Report, []record.Call) {
-	l.t.Helper()
 	from := len(l.Recorder.Calls())
 	rep := l.rehearsing().mustRoll(p)
 	return rep, l.sent(from, func(c record.Call) bool { return c.Params["name"] == planning.ScratchName(scratchVM) })
@@ -54,9 +53,7 @@ func (l *Lab) scratches() []string {
 	return out
 }
 
-// requireUntouched fails if anything of a rehearsal is left or a node was changed.
 func (l *Lab) requireUntouched(before int) {
-	l.t.Helper()
 	for _, call := range withoutPulls(changesOfNodes(l.Recorder.Calls()[before:])) {
 		require(l.t, strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM)) ||
 			strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM-1)) || strings.HasSuffix(call, "/qemu"), "%s was sent", call)
@@ -65,13 +62,11 @@ func (l *Lab) requireUntouched(before int) {
 }
 
 func (l *Lab) requireNoScratch() {
-	l.t.Helper()
 	requireNone(l.t, l.scratches(), "left")
 	requireNone(l.t, l.strays(), "volumes that no configuration names")
 	requireNoClaim(l.t.(*testing.T), l)
 }
 
-// rehearsedBy are the two ways in which a new machine boots.
 var rehearsedBy = map[string]string{"by ISO": cluster.BootFromISO, "by disk": cluster.BootFromDisk}
 
 // TestRehearse tests one image on two hosts, at the same time, before any node is taken down.
@@ -374,7 +369,6 @@ func TestRehearsalOfADiskLate(t *testing.T) {
 	})
 }
 
-// leaveScratch kills a roll whose scratch VM was just started.
 func (l *Lab) leaveScratch(t *testing.T) {
 	l.Patch(sim.PatchedExtension)
 	c := l.rehearsing()
@@ -510,7 +504,6 @@ func TestPreparedAnotherEntry(t *testing.T) {
 			return rep.Plan.Nodes[0]
 		}
 		requireGone := func(when, want string) {
-			t.Helper()
 			got := lab.kubeNode("wk1").Annotations["recast.dev/booted"]
 			require(t, want == "" && !strings.Contains(got, "gone") || want != "" && got == `{"gone":"`+want+`"}`,
 				"%s: %s", when, got)
@@ -607,7 +600,6 @@ func TestPreparedKilled(t *testing.T) {
 	}
 }
 
-// withParam is a change by Proxmox with that value of a parameter.
 func withParam(path, value string) func(record.Call) bool {
 	return func(call record.Call) bool {
 		has := func(is string) bool { return strings.Contains(is, value) }

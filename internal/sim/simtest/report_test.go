@@ -45,7 +45,6 @@ var updateReports = flag.Bool("reports.update", false, "write the runs of which 
 
 // logged is a client whose runs have a log, like those of recast.
 func (l *Lab) logged(c *Client) *Client {
-	l.t.Helper()
 	tele, _, err := telemetry.Start(l.t.Context(), telemetry.Options{Command: "recast roll", Version: "devel", Warn: func(text string) { l.t.Errorf("warned of %q", text) }})
 	must(l.t, err)
 	c.Telemetry, c.Pulsed = tele, tele.Pulsed
@@ -54,7 +53,6 @@ func (l *Lab) logged(c *Client) *Client {
 
 // past reads a run as recast history --html does, and renders it.
 func (l *Lab) past(id string) (past.Run, story.Story, string) {
-	l.t.Helper()
 	p := valueOf(l.Client().Project())(l.t)
 	run := valueOf(p.Runs().Find(id, past.Options{Dead: l.isKilled}))(l.t)
 	told := valueOf(story.ReadDirs(run.Dirs))(l.t)
@@ -66,7 +64,6 @@ func (l *Lab) past(id string) (past.Run, story.Story, string) {
 
 // keepRun stores a run's files, without secrets and without most of the requests in its log.
 func (l *Lab) keepRun(name string, run past.Run) {
-	l.t.Helper()
 	if !*updateReports {
 		return
 	}
@@ -113,7 +110,6 @@ func TestReportOfARoll(t *testing.T) {
 
 // requireTurn compares the log's facts about a node with the journal's.
 func requireTurn(t *testing.T, turn *story.Turn, run past.Run) {
-	t.Helper()
 	var names []string
 	for _, s := range turn.Stages {
 		if s.Status == "done" {
@@ -134,7 +130,6 @@ func requireTurn(t *testing.T, turn *story.Turn, run past.Run) {
 
 // requirePulse: a control plane that is down is reported, and everything is healthy in the end.
 func requirePulse(t *testing.T, told story.Story) {
-	t.Helper()
 	members, ready := 3, 6
 	for _, p := range told.Pulses {
 		if p.Etcd {
@@ -189,7 +184,6 @@ func TestReportOfAKilledRun(t *testing.T) {
 
 // unfinish removes the end of a run from its journal, which a dead process does not write.
 func unfinish(t *testing.T, dir string) {
-	t.Helper()
 	must(t, os.Remove(filepath.Join(dir, "fates.json")))
 	info := readFile(t, filepath.Join(dir, "RUN"))
 	began, _, found := strings.Cut(string(info), `,`+"\n")
@@ -242,7 +236,6 @@ func TestHistoryOfAFailedHookAfterTheRun(t *testing.T) {
 	})
 }
 
-// chat simulates a slow webhook.
 type chat struct {
 	takes time.Duration
 	err   error
@@ -263,9 +256,7 @@ func (c *chat) Notify(ctx context.Context, n cluster.Notice) error {
 	}
 }
 
-// require compares the notices, without their times.
 func (c *chat) require(t *testing.T, want ...string) {
-	t.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var got []string
@@ -354,7 +345,6 @@ func TestNoticesOfARunThatDidNotBegin(t *testing.T) {
 	})
 }
 
-// collector takes spans, and searches them for secrets.
 type collector struct {
 	canary *canary
 
@@ -378,9 +368,7 @@ func newCollector(lab *Lab) *collector {
 	return &collector{canary: lab.canary, spans: map[trace.SpanID]sdktrace.ReadOnlySpan{}}
 }
 
-// exporterTo is an exporter to a collector that dial connects to.
 func exporterTo(t *testing.T, dial func(context.Context) (net.Conn, error)) sdktrace.SpanExporter {
-	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
 	t.Cleanup(transport.CloseIdleConnections)
 	return valueOf(otlptracehttp.New(t.Context(), otlptracehttp.WithEndpoint("127.42.7.200:4318"), otlptracehttp.WithInsecure(), otlptracehttp.WithHTTPClient(&http.Client{Transport: transport})))(t)
@@ -388,7 +376,6 @@ func exporterTo(t *testing.T, dial func(context.Context) (net.Conn, error)) sdkt
 
 // observed is a client with telemetry, and its warnings.
 func (l *Lab) observed(t *testing.T, e sdktrace.SpanExporter) (c *Client, ctx context.Context, warned *[]string) {
-	t.Helper()
 	warned = new([]string)
 	tele, ctx, err := telemetry.Start(t.Context(), telemetry.Options{
 		Command: "recast roll", Version: "devel", Exporter: e, Warn: func(text string) { *warned = append(*warned, text) },
@@ -421,7 +408,6 @@ func TestTelemetryOfARoll(t *testing.T) {
 	})
 }
 
-// lineage is the names of a span and of its ancestors, outermost first.
 func (c *collector) lineage(s sdktrace.ReadOnlySpan) string {
 	if !s.Parent().IsValid() {
 		return s.Name()
@@ -434,7 +420,6 @@ func (c *collector) lineage(s sdktrace.ReadOnlySpan) string {
 }
 
 func requireTree(t *testing.T, c *collector) {
-	t.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	seen := map[string]bool{}
@@ -462,9 +447,7 @@ func requireTree(t *testing.T, c *collector) {
 	}
 }
 
-// requireLog compares the log with the servers' requests since a call.
 func requireLog(t *testing.T, lab *Lab, since int) {
-	t.Helper()
 	asked := lab.Read("log.jsonl")
 	run := lab.Read(".recast/runs/20000101-0000-feed/" + story.LogName)
 	require(t, bytes.HasPrefix(asked, run), "the log of the run is not that which was asked for")
@@ -494,11 +477,9 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 }
 
 func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared) {
-	t.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families := valueOf(parser.TextToMetricFamilies(bytes.NewReader(lab.Read("roll.prom"))))(t)
 	value := func(name string, labels ...string) float64 {
-		t.Helper()
 		f := families[name]
 		mustBe(t, f != nil && f.GetHelp() != "", "no metric %s", name)
 		for _, m := range f.Metric {

@@ -31,14 +31,12 @@ import (
 
 // inLab runs a test in a lab in memory, whose persistent disks have to be intact in the end.
 func inLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
-	t.Helper()
 	t.Parallel()
 	inLabOnce(t, o, f)
 }
 
 // inLabOnce is inLab for a test that others wait for.
 func inLabOnce(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
-	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		lab := New(t, o)
 		f(t, lab)
@@ -48,13 +46,10 @@ func inLabOnce(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 
 // inDamagedLab is inLab for a test that changes persistent disks by hand.
 func inDamagedLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
-	t.Helper()
 	inBubble(t, func(t *testing.T) { f(t, New(t, o)) })
 }
 
-// inLongLab is inLab for a long test.
 func inLongLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
-	t.Helper()
 	long(t)
 	inLab(t, o, f)
 }
@@ -62,29 +57,21 @@ func inLongLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 // played is what a test does with a story in its lab.
 type played[S any] = func(t *testing.T, lab *Lab, story S)
 
-// eachInLab plays each story in a lab of its own.
 func eachInLab[S any](t *testing.T, o sim.Options, stories map[string]S, f played[S]) {
-	t.Helper()
 	eachIn(t, func(S) sim.Options { return o }, stories, f)
 }
 
-// eachIn is eachInLab where each story has its own options.
 func eachIn[S any](t *testing.T, o func(story S) sim.Options, stories map[string]S, f played[S]) {
-	t.Helper()
 	for name, story := range stories {
 		t.Run(name, func(t *testing.T) { inLab(t, o(story), func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
 	}
 }
 
-// eachLong is eachInLab for long stories, of which a slice has some.
 func eachLong[S any](t *testing.T, o sim.Options, stories map[string]S, f played[S]) {
-	t.Helper()
 	eachLongIn(t, func(S) sim.Options { return o }, stories, f)
 }
 
-// eachLongIn is eachLong where each story has its own options.
 func eachLongIn[S any](t *testing.T, o func(story S) sim.Options, stories map[string]S, f played[S]) {
-	t.Helper()
 	for name, story := range stories {
 		t.Run(name, func(t *testing.T) { inLongLab(t, o(story), func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
 	}
@@ -93,9 +80,7 @@ func eachLongIn[S any](t *testing.T, o func(story S) sim.Options, stories map[st
 // newDisks are the strategies that give a node another system disk.
 var newDisks = storiesOf(cluster.Recreate, cluster.Reimage)
 
-// eachLongStory is eachLong for stories that make their own labs.
 func eachLongStory[S any](t *testing.T, stories map[string]S, play func(*testing.T, S)) {
-	t.Helper()
 	for name, s := range stories {
 		t.Run(name, func(t *testing.T) {
 			long(t)
@@ -106,7 +91,6 @@ func eachLongStory[S any](t *testing.T, stories map[string]S, play func(*testing
 
 // eachBy plays each story in a lab that in makes.
 func eachBy[S any](t *testing.T, in inLabOf, stories map[string]S, f played[S]) {
-	t.Helper()
 	for name, s := range stories {
 		t.Run(name, func(t *testing.T) { in(t, func(t *testing.T, lab *Lab) { f(t, lab, s) }) })
 	}
@@ -259,11 +243,10 @@ func TestTagThatGoesWithItsVM(t *testing.T) {
 	})
 }
 
-// require fails unless that holds; the text says what is so instead.
 func require(t testing.TB, holds bool, text string, args ...any) {
 	t.Helper()
 	if !holds {
-		t.Errorf(text, args...)
+		t.Errorf("%s%s", where(), fmt.Sprintf(text, args...))
 	}
 }
 
@@ -271,49 +254,39 @@ func require(t testing.TB, holds bool, text string, args ...any) {
 func mustBe(t testing.TB, holds bool, text string, args ...any) {
 	t.Helper()
 	if !holds {
-		t.Fatalf(text, args...)
+		t.Fatalf("%s%s", where(), fmt.Sprintf(text, args...))
 	}
 }
 
-// requireNone fails if there is any.
 func requireNone[T any](t testing.TB, found []T, what string) {
-	t.Helper()
 	require(t, len(found) == 0, "%s: %+v", what, found)
 }
 
 // requireSame fails unless the values are equal; what says of what they are, and which of them is the wanted one.
 func requireSame(t testing.TB, want, got any, what string, args ...any) {
-	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s:\n%s", fmt.Sprintf(what, args...), diff)
+		t.Errorf("%s%s:\n%s", where(), fmt.Sprintf(what, args...), diff)
 	}
 }
 
 // requireFault fails unless the error is of that kind, and it and its hints say all of these texts.
 func requireFault(t testing.TB, err error, kind fault.Kind, says ...string) {
-	t.Helper()
 	all := message(err) + "\n" + strings.Join(fault.Hints(err), "\n")
 	require(t, err != nil && fault.KindOf(err) == kind, "kind %d, want %d: %s", fault.KindOf(err), kind, all)
 	requireSays(t, all, says...)
 }
 
-// requireMessage fails unless the error is of that kind and has exactly this text.
 func requireMessage(t *testing.T, err error, kind fault.Kind, want string) {
-	t.Helper()
 	require(t, fault.KindOf(err) == kind && message(err) == want,
 		"kind %d, want %d: %v\nwant %s", fault.KindOf(err), kind, err, want)
 }
 
-// requireRefused fails unless the error is a refusal whose message has this text.
 func requireRefused(t testing.TB, err error, text string) {
-	t.Helper()
 	require(t, fault.KindOf(err) == fault.Refused && strings.Contains(err.Error(), text),
 		"err = %v (kind %d), want it refused: %s", err, fault.KindOf(err), text)
 }
 
-// requireError fails unless there is an error, and it and its hints say all of these texts.
 func requireError(t testing.TB, err error, says ...string) {
-	t.Helper()
 	requireFault(t, err, fault.KindOf(err), says...)
 }
 
@@ -326,13 +299,11 @@ func message(err error) string {
 
 // requireInSync fails unless drift finds these nodes stale and no other, and every persistent disk is intact.
 func requireInSync(t *testing.T, lab *Lab, stale ...string) {
-	t.Helper()
 	requireDrift(t, lab, stale...)
 	lab.RequireIntact()
 }
 
 func requireDrift(t *testing.T, lab *Lab, stale ...string) pipeline.DriftResult {
-	t.Helper()
 	res := lab.drift()
 	var got []string
 	for _, d := range res.Nodes {
@@ -347,7 +318,6 @@ func requireDrift(t *testing.T, lab *Lab, stale ...string) pipeline.DriftResult 
 
 // rollTo rolls, and then finds these nodes stale and no other, and every persistent disk intact.
 func (c *Client) rollTo(t *testing.T, policy planning.Policy, stale ...string) {
-	t.Helper()
 	must(t, c.roll(policy)(t.Context()))
 	requireInSync(t, c.lab, stale...)
 }
@@ -357,9 +327,7 @@ func (c *Client) hears(hear func(step.Event)) *Client {
 	return c
 }
 
-// requireSays fails unless a text has all of these.
 func requireSays(t testing.TB, all string, says ...string) {
-	t.Helper()
 	for _, text := range says {
 		require(t, strings.Contains(all, text), "it does not say %q:\n%s", text, all)
 	}
@@ -367,16 +335,11 @@ func requireSays(t testing.TB, all string, says ...string) {
 
 // requirePlanned fails unless a node is planned so, with nothing refused, and why has these texts.
 func requirePlanned(t testing.TB, n planning.NodePlan, s cluster.Strategy, why ...string) {
-	t.Helper()
 	require(t, n.Strategy == s && len(n.Refused) == 0, "%s is planned as %q (%s), refused %q", n.Node, n.Strategy, n.Why, n.Refused)
 	requireSays(t, n.Why, why...)
 }
 
-// requireEtcd fails the test if etcd was used in a way that may lose it.
-func (l *Lab) requireEtcd() {
-	l.t.Helper()
-	requireNone(l.t, l.EtcdViolations(), "etcd")
-}
+func (l *Lab) requireEtcd() { requireNone(l.t, l.EtcdViolations(), "etcd") }
 
 // sent are the calls since one that a test looks for.
 func (l *Lab) sent(from int, is func(record.Call) bool) []record.Call {
@@ -385,55 +348,41 @@ func (l *Lab) sent(from int, is func(record.Call) bool) []record.Call {
 
 // requireNothingSent fails if something was changed since a call, but for the claim and by those protocols.
 func (l *Lab) requireNothingSent(from int, but ...string) {
-	l.t.Helper()
 	wrong := func(c record.Call) bool { return c.Mutation && !ofClaim(c) && !slices.Contains(but, c.Proto) }
 	requireNone(l.t, l.sent(from, wrong), "sent all the same")
 }
 
 func (l *Lab) plan(policy planning.Policy) planning.Plan {
-	l.t.Helper()
 	return valueOf(l.Client().Plan(l.t.Context(), policy))(l.t)
 }
 
 func (l *Lab) status() pipeline.StatusResult {
-	l.t.Helper()
 	return valueOf(l.Client().Status(l.t.Context()))(l.t)
 }
 
-func (l *Lab) drift() pipeline.DriftResult {
-	l.t.Helper()
-	return valueOf(l.Client().Drift(l.t.Context()))(l.t)
-}
+func (l *Lab) drift() pipeline.DriftResult { return valueOf(l.Client().Drift(l.t.Context()))(l.t) }
 
 // session is a connected client, which the caller ends.
-func (l *Lab) session() *session {
-	l.t.Helper()
-	return valueOf(l.Client().connect(l.t.Context()))(l.t)
-}
+func (l *Lab) session() *session { return valueOf(l.Client().connect(l.t.Context()))(l.t) }
 
 func (l *Lab) kubeNode(name string) *corev1.Node {
-	l.t.Helper()
 	return valueOf(l.Kube.Node(l.t.Context(), name))(l.t)
 }
 
 func (l *Lab) stored(r schema.GroupVersionResource, namespace, name string) store.Object {
-	l.t.Helper()
 	return valueOf(l.Kube.Store().Get(l.t.Context(), r, namespace, name))(l.t)
 }
 
 func (l *Lab) allStored(r schema.GroupVersionResource, namespace string) []store.Object {
-	l.t.Helper()
 	all, _, err := l.Kube.Store().List(l.t.Context(), r, namespace)
 	must(l.t, err)
 	return all
 }
 
 func (c *Client) mustRoll(policy planning.Policy) pipeline.Report {
-	c.lab.t.Helper()
 	return valueOf(c.Roll(c.lab.t.Context(), policy))(c.lab.t)
 }
 
-// ofEach is what f makes of each element.
 func ofEach[A, B any](list []A, f func(A) B) (all []B) {
 	for _, a := range list {
 		all = append(all, f(a))
@@ -441,10 +390,7 @@ func ofEach[A, B any](list []A, f func(A) B) (all []B) {
 	return all
 }
 
-func readFile(t testing.TB, name string) []byte {
-	t.Helper()
-	return valueOf(os.ReadFile(name))(t)
-}
+func readFile(t testing.TB, name string) []byte { return valueOf(os.ReadFile(name))(t) }
 
 // outage is a roll as observed from outside: which nodes are down, at every request to any server.
 type outage struct {
@@ -505,7 +451,6 @@ func isReady(n *corev1.Node) bool {
 }
 
 func (l *Lab) setRoll(keys ...string) {
-	l.t.Helper()
 	for _, key := range keys {
 		l.Replace("recast.yaml", "roll:\n", "roll:\n  "+key+"\n")
 	}
@@ -713,12 +658,10 @@ func TestSettle(t *testing.T) {
 	})
 }
 
-// pause marks a Node as paused, as a person would; "" removes the mark.
 func (l *Lab) pause(name, why string) { l.annotate(name, cluster.PauseMark, why) }
 
 // annotate gives a Node an annotation; "" removes it.
 func (l *Lab) annotate(name, key, value string) {
-	l.t.Helper()
 	node := l.kubeNode(name)
 	metav1.SetMetaDataAnnotation(&node.ObjectMeta, key, value)
 	if value == "" {
@@ -728,13 +671,9 @@ func (l *Lab) annotate(name, key, value string) {
 }
 
 // save makes a plan and reads it back from the output of recast plan -o json.
-func (l *Lab) save(policy planning.Policy) *planning.Plan {
-	l.t.Helper()
-	return l.reread(l.plan(policy))
-}
+func (l *Lab) save(policy planning.Policy) *planning.Plan { return l.reread(l.plan(policy)) }
 
 func (l *Lab) reread(plan planning.Plan) *planning.Plan {
-	l.t.Helper()
 	return new(valueOf(planning.Read(valueOf(json.Marshal(plan))(l.t)))(l.t))
 }
 
@@ -854,9 +793,7 @@ func TestASavedPlanIsRefused(t *testing.T) {
 	})
 }
 
-// killSaved kills a roll of a saved plan when a step whose path ends in at starts.
 func (l *Lab) killSaved(saved *planning.Plan, at string) {
-	l.t.Helper()
 	c := l.Client()
 	c.Saved = saved
 	c.rollKilled(before(at), planning.Policy{})

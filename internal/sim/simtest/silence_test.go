@@ -83,7 +83,6 @@ func (m *mute) silent(r talosapi.Request) bool {
 	return m.vmid == r.VMID && (asked == m.what || asked == m.also)
 }
 
-// during makes the machines behave like that while do runs.
 func (l *Lab) during(c silentCell, do func() error) (*mute, error) {
 	m := &mute{silentCell: c, counted: map[rpc]int{}}
 	l.Silence(m.silent)
@@ -103,7 +102,6 @@ func (m *mute) cells() (cells []silentCell) {
 	return cells
 }
 
-// silentVerb is a command that changes a node.
 type silentVerb struct {
 	o       sim.Options
 	node    string
@@ -171,7 +169,6 @@ func (v silentVerb) finish(l *Lab) func(context.Context) error {
 }
 
 func (v silentVerb) requireDone(t *testing.T, l *Lab, members map[string]string) {
-	t.Helper()
 	stale := l.others(v.node)
 	switch {
 	case v.inSync:
@@ -185,7 +182,6 @@ func (v silentVerb) requireDone(t *testing.T, l *Lab, members map[string]string)
 
 // requireNamed requires a message to say which machine does not answer what.
 func (l *Lab) requireNamed(t *testing.T, said string, what rpc, vmid int) {
-	t.Helper()
 	named := slices.ContainsFunc(l.Nodes, func(n sim.Node) bool {
 		return n.VMID == vmid && (strings.Contains(said, n.Name) || strings.Contains(said, n.Addr.String()))
 	})
@@ -320,7 +316,6 @@ const (
 
 // inTime fails the test if do exceeds longestRoll.
 func inTime(ctx context.Context, t *testing.T, do func(context.Context) error) error {
-	t.Helper()
 	start := time.Now()
 	err := do(ctx)
 	took := time.Since(start)
@@ -398,7 +393,6 @@ func readSilently(t *testing.T, read func(context.Context, *Client) (any, error)
 // slowFor is how long an API is slow, or refuses connections, at each step.
 const slowFor = time.Minute
 
-// slowRoll is one node that is rolled while an API is slow.
 type slowRoll struct {
 	node     string
 	strategy cluster.Strategy
@@ -408,7 +402,6 @@ func (s slowRoll) String() string { return fmt.Sprintf("%s %s", s.strategy, s.no
 
 // play rolls the node, calls strike at the beginning of each step, and returns the final world.
 func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *Lab, c *Client)) (dump string, own *talosapi.Cluster) {
-	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		l := New(t, sim.Options{ControlPlanes: 3, Workers: 1, Talos: secrets})
 		l.setRoll("strategy: " + string(s.strategy))
@@ -464,7 +457,6 @@ const (
 	listPage    = 500  // objects in an answer of Kubernetes
 )
 
-// mostAsked are the maximum requests and bytes of a command: fixed ones, and those for each node.
 type mostAsked struct {
 	proxmox, ofNode int   // requests to Proxmox
 	bytesOfNode     int64 // of Proxmox' answers
@@ -538,7 +530,6 @@ func (l *Lab) putVolumes(n int) {
 
 // objectsOnce counts the objects of each kind, and their size as JSON.
 func (l *Lab) objectsOnce(kinds ...string) (objects map[string]int, bytes int64) {
-	l.t.Helper()
 	objects = map[string]int{}
 	for _, r := range store.Resources() {
 		if !slices.Contains(kinds, r.Resource) {
@@ -553,7 +544,6 @@ func (l *Lab) objectsOnce(kinds ...string) (objects map[string]int, bytes int64)
 	return objects, bytes
 }
 
-// asked is the requests to servers, by protocol.
 type asked struct {
 	Requests map[string]int
 	Bytes    map[string]int64
@@ -574,7 +564,6 @@ func sum(calls []record.Call) asked {
 }
 
 func (a asked) require(t *testing.T, command string, most mostAsked, nodes int, objects map[string]int, once int64) {
-	t.Helper()
 	for _, request := range slices.Sorted(maps.Keys(a.twice)) {
 		if strings.HasSuffix(request, "/cluster/resources?type=vm") && a.twice[request] == 2 {
 			continue // doctor has its own list of containers
@@ -623,7 +612,6 @@ func TestDriftAsksLittle(t *testing.T) {
 	})
 }
 
-// Build is recast publish --only build.
 func (c *Client) Build(ctx context.Context) error {
 	s, err := c.connectImages()
 	if err != nil {
@@ -665,7 +653,6 @@ func TestNothingToDo(t *testing.T) {
 
 // requireIdle runs a stage that only has to have that many checksums compared.
 func (l *Lab) requireIdle(t *testing.T, stage string, checksums int, run func(*Client) error) {
-	t.Helper()
 	file := filepath.Join(l.Dir, "recast.lock")
 	was := valueOf(os.Stat(file))(t)
 	lock, calls, tasks, start := l.Read("recast.lock"), len(l.Recorder.Calls()), len(l.World.Tasks()), time.Now()

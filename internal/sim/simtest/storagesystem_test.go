@@ -29,7 +29,6 @@ const longhornSpace = "longhorn-system"
 
 // runLonghorn installs Longhorn as its manager writes its objects: its DaemonSet, settings, and a node for each worker.
 func (l *Lab) runLonghorn(workers ...string) {
-	l.t.Helper()
 	l.installLonghorn()
 	l.put(store.DaemonSets(), daemonSet(longhornSpace, "longhorn-manager", onePod("longhorn-manager")))
 	l.longhornSetting("node-drain-policy", "block-if-contains-last-replica")
@@ -51,7 +50,6 @@ func (l *Lab) runLonghorn(workers ...string) {
 }
 
 func (l *Lab) longhornSetting(name, value string) {
-	l.t.Helper()
 	u := object(longhornSettings, longhornSpace, name, map[string]any{"value": value, "status": map[string]any{"applied": true}})
 	if errOf(l.Kube.Store().Update(l.t.Context(), longhornSettings.GroupVersionResource, u, store.Main)) != nil {
 		l.put(longhornSettings.GroupVersionResource, u) // there is none yet
@@ -60,7 +58,6 @@ func (l *Lab) longhornSetting(name, value string) {
 
 // replicated adds an attached volume with healthy replicas on those nodes.
 func (l *Lab) replicated(name string, wanted int, nodes ...string) {
-	l.t.Helper()
 	robustness := "healthy"
 	if len(nodes) < wanted {
 		robustness = "degraded"
@@ -94,7 +91,6 @@ func (l *Lab) replicated(name string, wanted int, nodes ...string) {
 }
 
 func (l *Lab) copyOf(volume, node string, change func(spec map[string]any)) {
-	l.t.Helper()
 	for _, o := range l.allStored(longhornReplicas.GroupVersionResource, "") {
 		u := o.(*unstructured.Unstructured).DeepCopy()
 		spec := u.Object["spec"].(map[string]any)
@@ -109,7 +105,6 @@ func (l *Lab) copyOf(volume, node string, change func(spec map[string]any)) {
 
 // inStorageLab is a lab with stale workers and a storage system on them.
 func inStorageLab(t *testing.T, run func(l *Lab, names ...string), workers int, test func(t *testing.T, lab *Lab)) {
-	t.Helper()
 	inLab(t, sim.Options{Workers: workers}, func(t *testing.T, lab *Lab) {
 		run(lab, []string{"wk1", "wk2", "wk3", "wk4"}[:workers]...)
 		lab.Patch(sim.PatchedExtension)
@@ -153,7 +148,6 @@ func TestPlanOfReplicatedVolumes(t *testing.T) {
 }
 
 func (l *Lab) longhornNodeDown(name string) {
-	l.t.Helper()
 	l.put(longhornNodes.GroupVersionResource, object(longhornNodes, longhornSpace, name, map[string]any{
 		"spec": map[string]any{"allowScheduling": true},
 		"status": map[string]any{"conditions": []any{
@@ -184,7 +178,6 @@ type storageRoll struct {
 
 // rollWaits rolls the workers in both ways: the second one goes once the volume is whole.
 func rollWaits(t *testing.T, r storageRoll) {
-	t.Helper()
 	ways := storiesOf(cluster.Recreate, cluster.InPlace)
 	eachInLab(t, sim.Options{Workers: 2}, ways, func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		r.run(lab, "wk1", "wk2")
@@ -211,7 +204,6 @@ func rollWaits(t *testing.T, r storageRoll) {
 func (l *Lab) robust(volume string) bool { return l.robustness(volume) == "healthy" }
 
 func (l *Lab) robustness(volume string) string {
-	l.t.Helper()
 	o := l.stored(longhornVolumes.GroupVersionResource, longhornSpace, volume)
 	s, _, _ := unstructured.NestedString(o.(*unstructured.Unstructured).Object, "status", "robustness")
 	return s
@@ -283,7 +275,6 @@ const piraeusSpace = "piraeus-datastore"
 // runLINSTOR installs Piraeus as its operator does: its objects, LINSTOR's controller behind a Service, and a
 // satellite on each worker.
 func (l *Lab) runLINSTOR(workers ...string) {
-	l.t.Helper()
 	l.installPiraeus()
 	l.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: piraeusSpace}})
 	l.put(linstorClusters.GroupVersionResource, object(linstorClusters, "", "linstorcluster", map[string]any{"spec": map[string]any{}}))
@@ -297,7 +288,6 @@ func (l *Lab) runLINSTOR(workers ...string) {
 
 // runProgram runs a program with an HTTP API, as a Deployment behind a Service.
 func (l *Lab) runProgram(namespace, name, container string, labels map[string]string, port int32) {
-	l.t.Helper()
 	l.put(store.Deployments(), deployment(namespace, name, labels, onePod(container)))
 	l.put(store.Services(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
@@ -309,7 +299,6 @@ func onePod(name string) corev1.PodSpec {
 	return corev1.PodSpec{Containers: []corev1.Container{{Name: name, Image: "registry.example.org/" + name}}}
 }
 
-// deployment is one pod of a program.
 func deployment(namespace, name string, labels map[string]string, pod corev1.PodSpec) *appsv1.Deployment {
 	return &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
@@ -320,7 +309,6 @@ func deployment(namespace, name string, labels map[string]string, pod corev1.Pod
 	}
 }
 
-// daemonSet is a pod of a program on each node.
 func daemonSet(namespace, name string, pod corev1.PodSpec) *appsv1.DaemonSet {
 	labels := map[string]string{"app": name}
 	return &appsv1.DaemonSet{
@@ -333,7 +321,6 @@ func daemonSet(namespace, name string, pod corev1.PodSpec) *appsv1.DaemonSet {
 }
 
 func (l *Lab) stopProgram(namespace, name string) {
-	l.t.Helper()
 	d := l.stored(store.Deployments(), namespace, name).(*appsv1.Deployment).DeepCopy()
 	d.Spec.Replicas = new(int32(0))
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Deployments(), d, store.Main)))
@@ -348,7 +335,6 @@ func drbd(wanted int, nodes ...string) edit {
 	}
 }
 
-// storageCase is what a change means to the plan of wk1.
 type storageCase struct {
 	change  func(l *Lab)
 	refused []string
@@ -463,7 +449,6 @@ func TestPlanOfLINSTOR(t *testing.T) {
 }
 
 func planStorage(t *testing.T, run func(l *Lab, names ...string), cases map[string]storageCase) {
-	t.Helper()
 	eachBy(t, storageLab(run, 2), cases, func(t *testing.T, lab *Lab, tc storageCase) {
 		tc.change(lab)
 		n := planOf(t, lab, "wk1")
@@ -473,10 +458,7 @@ func planStorage(t *testing.T, run func(l *Lab, names ...string), cases map[stri
 }
 
 func storageLab(run func(l *Lab, names ...string), workers int) inLabOf {
-	return func(t *testing.T, test func(t *testing.T, lab *Lab)) {
-		t.Helper()
-		inStorageLab(t, run, workers, test)
-	}
+	return func(t *testing.T, test func(t *testing.T, lab *Lab)) { inStorageLab(t, run, workers, test) }
 }
 
 // TestRollWaitsForLINSTOR: each node is out with a copy, DRBD fills that again, and the next node waits for it, also
@@ -537,15 +519,12 @@ const (
 	linstorHold = "Aux/recast.dev/hold"
 )
 
-// evicting has LINSTOR evict nodes that are away for that many minutes.
 func (l *Lab) evicting(minutes string) {
 	l.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAllowEviction", "True")
 	l.Kube.LINSTOR().SetProperty(evictAfter, minutes)
 }
 
-// requireEvictAfter compares the property of a node, and whether recast remembers what it was.
 func (l *Lab) requireEvictAfter(node, value string, held bool) {
-	l.t.Helper()
 	c := l.Kube.LINSTOR()
 	v, memo := c.NodeProperty(node, evictAfter), c.NodeProperty(node, linstorHold)
 	require(l.t, v == value && memo != "" == held, "%s of %s is %q, memo %q", evictAfter, node, v, memo)
@@ -553,7 +532,6 @@ func (l *Lab) requireEvictAfter(node, value string, held bool) {
 
 // inEvictingLab runs a test with a LINSTOR on three workers that evicts each of them within its outage.
 func inEvictingLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
-	t.Helper()
 	inStorageLab(t, (*Lab).runLINSTOR, 3, func(t *testing.T, lab *Lab) {
 		drbd(2, "wk1", "wk2")(lab)
 		lab.evicting("1")
@@ -701,7 +679,6 @@ func TestLINSTORHoldIsLeft(t *testing.T) {
 
 // requireHeldInDrift compares what drift says of the property of wk1: it is drift once no run is active.
 func requireHeldInDrift(t *testing.T, lab *Lab, left bool) {
-	t.Helper()
 	res := lab.drift()
 	mustBe(t, len(res.Held) == 1 && res.HeldLeft == left && !res.InSync, "%+v", res)
 	h := res.Held[0]

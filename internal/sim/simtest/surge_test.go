@@ -29,7 +29,6 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// surgeNode is the surge node of these stories.
 const surgeNode = SurgeNode + "1"
 
 // capacity is how many workers serve: it sees every change of a Node.
@@ -60,7 +59,6 @@ func (c *capacity) see(node *corev1.Node, gone bool) {
 
 // watchCapacity sees every change of a Node from now on, until stop.
 func (l *Lab) watchCapacity(ctx context.Context) (c *capacity, stop func()) {
-	l.t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	c = &capacity{serves: map[string]bool{}}
 	nodes, revision, err := l.Kube.Store().List(ctx, store.Nodes(), "")
@@ -87,9 +85,7 @@ func (l *Lab) watchCapacity(ctx context.Context) (c *capacity, stop func()) {
 	return c, func() { cancel(); under.Wait() }
 }
 
-// requireNoSurge fails unless nothing is left of the surge node: no VM, no Node, no disk.
 func (l *Lab) requireNoSurge(t *testing.T) {
-	t.Helper()
 	require(t, errOf(l.Kube.Node(t.Context(), surgeNode)) != nil, "Kubernetes has node %s still", surgeNode)
 	require(t, l.made([]string{surgeNode}) == 0, "VM %s is there still", surgeNode)
 	for _, k := range l.status().Kept {
@@ -153,9 +149,7 @@ func TestSurgeAgain(t *testing.T) {
 	})
 }
 
-// requireSurgeStays fails unless the surge node is there, and drift and status say so.
 func (l *Lab) requireSurgeStays(t *testing.T) {
-	t.Helper()
 	l.kubeNode(surgeNode)
 	requireSame(t, []string{surgeNode}, l.status().Surge, "what status says is left over (-want +got)")
 }
@@ -182,7 +176,6 @@ func TestSurgeWithData(t *testing.T) {
 }
 
 func (l *Lab) rollWithoutSurge(t *testing.T) {
-	t.Helper()
 	l.Client().rollTo(t, planning.Policy{})
 	l.requireNoSurge(t)
 }
@@ -313,7 +306,6 @@ func TestSurgeOfASavedPlan(t *testing.T) {
 	})
 }
 
-// surging is a lab in which the workers that serve are counted.
 type surging struct {
 	*Lab
 	*capacity
@@ -383,7 +375,6 @@ type job struct {
 
 // start starts the next pod, and waits until it runs.
 func (j *job) start() (cluster.OwnPod, string) {
-	j.t.Helper()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: fmt.Sprintf("roll-%d", j.pods), Namespace: metav1.NamespaceDefault, Finalizers: []string{batchv1.JobTrackingFinalizer},
@@ -410,13 +401,11 @@ func (j *job) start() (cluster.OwnPod, string) {
 }
 
 func (j *job) pod(name string) *corev1.Pod {
-	j.t.Helper()
 	return j.stored(store.Pods(), metav1.NamespaceDefault, name).(*corev1.Pod)
 }
 
 // end is what the kubelet and the Job's controller do when the process has ended. Its journal goes with the pod.
 func (j *job) end(name string) {
-	j.t.Helper()
 	fresh := j.pod(name).DeepCopy()
 	fresh.Finalizers = nil
 	must(j.t, errOf(j.Kube.Store().Update(j.t.Context(), store.Pods(), fresh, store.Main)))
@@ -430,7 +419,6 @@ func (j *job) end(name string) {
 // once runs recast in the next pod until it ends. Its kubelet sends it SIGTERM when the pod is to end, and
 // SIGKILL when the grace period is over.
 func (j *job) once(t *testing.T) error {
-	t.Helper()
 	own, node := j.start()
 	c := j.as(fmt.Sprintf("20000101-0000-%04d", j.pods))
 	c.Pod, c.Saved, c.Elsewhere = own, j.saved, true
@@ -496,7 +484,6 @@ func (j *job) once(t *testing.T) error {
 }
 
 func (j *job) run(t *testing.T) {
-	t.Helper()
 	for range 10 {
 		if err := j.once(t); err == nil || t.Failed() {
 			return
@@ -578,9 +565,7 @@ func TestRollOfItsOwnCluster(t *testing.T) {
 	})
 }
 
-// savedOn is a plan that recast has made in a pod on that node.
 func (l *Lab) savedOn(node string) *planning.Plan {
-	l.t.Helper()
 	planner, c := job{Lab: l, on: []string{node}}, l.Client()
 	c.Pod, _ = planner.start()
 	plan := valueOf(c.Plan(l.t.Context(), planning.Policy{}))(l.t)
@@ -590,7 +575,6 @@ func (l *Lab) savedOn(node string) *planning.Plan {
 
 // requireRolledFrom fails unless every node serves, with the disks that there were, and no claim is left.
 func (l *Lab) requireRolledFrom(t *testing.T, disks map[string]string) {
-	t.Helper()
 	requireSame(t, disks, l.Disks(), "disks (-before +after)")
 	for _, n := range l.Nodes {
 		l.requireServing(n.Name)

@@ -311,12 +311,10 @@ func faultsOfNames() map[string]*talosFault {
 	return rows
 }
 
-// atDrain is the moment of faults during a drain.
 const atDrain = "drain"
 
 var drainSteps = map[cluster.Strategy]string{cluster.Recreate: "take-down/drain", cluster.InPlace: "upgrade/drain"}
 
-// drainFaults are the faults for each strategy.
 func drainFaults(s cluster.Strategy) map[string]*talosFault {
 	all := joined(faultsOfBudgets(), faultsOfAdmission(s), faultsOfPods(), faultsOfTheAPI(s), faultsOfVolumes(s))
 	for _, f := range all {
@@ -359,7 +357,6 @@ func faultsOfBudgets() map[string]*talosFault {
 	}
 }
 
-// leftCordoned is the state of a running node that could not be uncordoned.
 func leftCordoned(s cluster.Strategy) string {
 	if s == cluster.InPlace {
 		return "on, cordoned"

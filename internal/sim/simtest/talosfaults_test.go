@@ -43,7 +43,6 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// talosFault is a fault of a machine, or of Talos on it, while one node is rolled.
 type talosFault struct {
 	o        sim.Options      // zero: one control plane and one worker
 	rolls    string           // the rolled node; "": wk1
@@ -71,7 +70,6 @@ type talosFault struct {
 	noted  string   // a message to the user during the roll
 }
 
-// talosScene is a world with that fault.
 type talosScene struct {
 	*talosFault
 	*Lab
@@ -134,8 +132,7 @@ func (f *talosFault) run(t *testing.T) {
 	s.requireWell(members)
 }
 
-func (s *talosScene) rolled() sim.Node { return s.Lab.node(s.rolls) }
-
+func (s *talosScene) rolled() sim.Node      { return s.Lab.node(s.rolls) }
 func (s *talosScene) only() planning.Policy { return policyFor(s.rolls) }
 
 func (s *talosScene) strike() {
@@ -166,11 +163,9 @@ func (s *talosScene) hear(e step.Event) {
 	}
 }
 
-// keep restores a file after the roll.
 func (s *talosScene) keep(name string) { s.kept[name] = s.Read(name) }
 
 func (s *talosScene) requireSaid(err error) {
-	s.t.Helper()
 	all := fmt.Sprint(err) + "\n" + strings.Join(fault.Hints(err), "\n")
 	require(s.t, (err != nil) == (len(s.says) > 0) && fault.KindOf(err) == s.kind,
 		"kind %d, want %d; it was to say %q:\n%s", fault.KindOf(err), s.kind, s.says, all)
@@ -178,9 +173,7 @@ func (s *talosScene) requireSaid(err error) {
 	requireSays(s.t, strings.Join(s.heard, "\n"), s.noted)
 }
 
-// stand is the state of the node and its old system disk.
 func (s *talosScene) stand() string {
-	s.t.Helper()
 	out := []string{map[bool]string{true: "on", false: "off"}[s.vm(s.rolled().VMID).Running]}
 	for _, open := range valueOf(s.as(thirdRun).Status(s.t.Context()))(s.t).Open {
 		if open.Node == s.rolls {
@@ -193,9 +186,7 @@ func (s *talosScene) stand() string {
 	return strings.Join(out, ", ")
 }
 
-// requireWell requires a healthy node in a healthy cluster.
 func (s *talosScene) requireWell(members map[string]string) {
-	s.t.Helper()
 	requireDrift(s.t, s.Lab, s.others(s.rolls)...)
 	kept := map[bool]int{true: 1, false: 0}[s.parks || s.strategy != cluster.InPlace]
 	s.Lab.requireWell(s.rolls, kept, members)
@@ -204,7 +195,6 @@ func (s *talosScene) requireWell(members map[string]string) {
 // requireWell requires a node to serve in a healthy cluster with that many kept disks and no
 // claim. Of the members of etcd only its own may be another one.
 func (l *Lab) requireWell(node string, kept int, members map[string]string) {
-	l.t.Helper()
 	l.requireServing(node)
 	l.requireKept(kept)
 	l.RequireIntact()
@@ -216,16 +206,13 @@ func (l *Lab) requireWell(node string, kept int, members map[string]string) {
 	require(l.t, len(now) == len(members), "members of etcd before: %v, now: %v", members, now)
 }
 
-// recovered cancels the replacement, and rolls to another build.
 func (s *talosScene) recovered() {
-	s.t.Helper()
 	must(s.t, s.as(secondRun).giveUp(s.rolls)(s.t.Context()))
 	s.requireServing(s.rolls)
 	s.again()
 }
 
 func (s *talosScene) again() {
-	s.t.Helper()
 	s.Patch(everywhere)
 	must(s.t, s.as(thirdRun).roll(s.only())(s.t.Context()))
 }
@@ -237,7 +224,6 @@ type machineState struct {
 
 // machineState is the machine's state that a failed drain must not change.
 func (s *talosScene) machineState() machineState {
-	s.t.Helper()
 	return machineState{Config: maps.Clone(s.vm(s.rolled().VMID).Config), Boot: s.machine(s.rolls).BootID}
 }
 
@@ -256,7 +242,6 @@ func TestTalosFaults(t *testing.T) {
 }
 
 func eachFault(t *testing.T, faults map[string]*talosFault) {
-	t.Helper()
 	eachInBubble(t, faults, func(t *testing.T, f *talosFault) { f.run(t) })
 }
 
@@ -293,7 +278,6 @@ func TestCtrlCInADrain(t *testing.T) {
 }
 
 func (l *Lab) toRack(name, rack string) {
-	l.t.Helper()
 	node := l.kubeNode(name)
 	node.Labels["rack"] = rack
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main)))
@@ -319,7 +303,6 @@ func breakImage(d talosapi.Defect) func(*talosScene) {
 	return func(s *talosScene) { s.BreakImage(s.locked(s.rolls).SchematicID, d) }
 }
 
-// breakInstaller breaks one installer and what it installs.
 func breakInstaller(d talosapi.Defect) func(*talosScene) {
 	return func(s *talosScene) {
 		published(s)
@@ -327,15 +310,13 @@ func breakInstaller(d talosapi.Defect) func(*talosScene) {
 	}
 }
 
-// recreated is the same build, rolled by recreate.
 func recreated(s *talosScene) {
 	s.Replace("recast.yaml", "strategy: in-place", "strategy: recreate")
 	must(s.t, s.as(thirdRun).roll(s.only())(s.t.Context()))
 }
 
 func patient(s *talosScene) { s.Replace("recast.yaml", "join: 3m", "join: 10m") }
-
-func later(*talosScene) { time.Sleep(2 * time.Minute) }
+func later(*talosScene)     { time.Sleep(2 * time.Minute) }
 
 func troubled(t talosapi.Trouble) func(*talosScene) {
 	return func(s *talosScene) { must(s.t, s.Trouble(s.rolls, t)) }
@@ -345,10 +326,8 @@ func breakEtcd(f talosapi.EtcdFault, names ...string) func(*talosScene) {
 	return func(s *talosScene) { s.breakEtcd(f, names...) }
 }
 
-// switchedOff is a machine whose VM a person has stopped.
 func switchedOff(s *talosScene) { must(s.t, s.World.PowerOff(s.rolled().VMID)) }
-
-func poweredOn(s *talosScene) { must(s.t, s.World.PowerOn(s.rolled().VMID)) }
+func poweredOn(s *talosScene)   { must(s.t, s.World.PowerOn(s.rolled().VMID)) }
 
 func switchedOn(s *talosScene) {
 	n := s.rolled()
@@ -356,7 +335,6 @@ func switchedOn(s *talosScene) {
 	later(s)
 }
 
-// restarted is a machine whose VM a person has reset.
 func restarted(s *talosScene) {
 	n := s.rolled()
 	s.done(s.World.Reset("root@pam", n.Host, n.VMID))
@@ -380,15 +358,12 @@ func inTurn(acts ...func(*talosScene)) func(*talosScene) {
 
 func published(s *talosScene) { must(s.t, s.Client().Publish(s.t.Context())) }
 
-// newVersion changes the lock to another version of Talos.
 func newVersion(s *talosScene) {
 	s.Replace("recast.yaml", "version: "+s.o.TalosVersion, "version: "+sim.TalosVersion)
 	must(s.t, errOf(s.Client().Lock(s.t.Context(), pipeline.LockOptions{Update: true})))
 }
 
-// isoOf is the published boot ISO of the workers' image of a version.
 func (s *talosScene) isoOf(version string) *world.Media {
-	s.t.Helper()
 	volumes := valueOf(s.World.Volumes(sim.ISOStorage, "pve1"))(s.t)
 	for _, v := range volumes {
 		media := s.World.Media(v.Volid, "pve1")
@@ -401,7 +376,6 @@ func (s *talosScene) isoOf(version string) *world.Media {
 	return nil
 }
 
-// oldISO is a storage on which the ISO of the new version has the old one's content.
 func oldISO(s *talosScene) {
 	published(s)
 	newVersion(s)
@@ -409,7 +383,6 @@ func oldISO(s *talosScene) {
 	s.isoOf(sim.TalosVersion).Write(s.isoOf(s.o.TalosVersion).Bytes())
 }
 
-// freshISO removes the ISO that recast reports as wrong.
 func freshISO(s *talosScene) {
 	volumes := valueOf(s.World.Volumes(sim.ISOStorage, "pve1"))(s.t)
 	for _, v := range volumes {
@@ -420,7 +393,6 @@ func freshISO(s *talosScene) {
 	published(s)
 }
 
-// led redirects connections from one machine to another one.
 func led(to string) func(*talosScene) {
 	return func(s *talosScene) { s.lead(s.rolled().Addr.String(), to) }
 }
@@ -431,7 +403,6 @@ func (s *talosScene) lead(addr, to string) {
 
 func straight(s *talosScene) { s.route.Store(nil) }
 
-// certified makes machines' certificates valid for that address too.
 func certified(addr string, machines ...string) func(*talosScene) {
 	return func(s *talosScene) {
 		for _, m := range machines {
@@ -440,9 +411,7 @@ func certified(addr string, machines ...string) func(*talosScene) {
 	}
 }
 
-// reconfigure changes a node's configuration as a person does, and reboots it.
 func (l *Lab) reconfigure(node, old, fresh string) {
-	l.t.Helper()
 	config := l.configOf(node)
 	edited := bytes.ReplaceAll(config, []byte(old), []byte(fresh))
 	mustBe(l.t, !bytes.Equal(edited, config), "nothing of the configuration of %s is changed", node)
@@ -450,7 +419,6 @@ func (l *Lab) reconfigure(node, old, fresh string) {
 }
 
 func (l *Lab) apply(node string, config []byte) {
-	l.t.Helper()
 	l.talosctl(node, func(ctx context.Context, c *client.Client) error {
 		_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_STAGED})
 		return errors.Join(err, c.Reboot(ctx))
@@ -476,7 +444,6 @@ func expiring(life time.Duration) func(*talosScene) {
 }
 
 func (s *talosScene) editTalosconfig(edit func(*clientconfig.Context)) {
-	s.t.Helper()
 	conf := valueOf(clientconfig.FromBytes(s.Read("talosconfig")))(s.t)
 	edit(conf.Contexts[conf.Context])
 	s.Write("talosconfig", valueOf(conf.Bytes())(s.t))
@@ -492,7 +459,6 @@ func virtualEndpoint(s *talosScene) {
 	s.lead(virtual, "cp2")
 }
 
-// rerouted is where a connection of the roll ends.
 func (s *talosScene) rerouted(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	if routes := s.route.Load(); err == nil && routes != nil && (*routes)[host] != "" {
@@ -533,7 +499,6 @@ func usurped(s *talosScene) {
 	impostor(s.t, s.Lab, "cp2", "wk2")
 }
 
-// unnoticed deletes the usurper's Node.
 func unnoticed(s *talosScene) {
 	s.Lab.Kube.NodeDown(s.Lab.node("wk2").UUID)
 	forgotten("cp2")(s)
@@ -551,12 +516,10 @@ func restored(s *talosScene) {
 	}
 }
 
-// meanwhile acts after a drain has lasted d.
 func meanwhile(d time.Duration, act func(*talosScene)) func(*talosScene) {
 	return func(s *talosScene) { time.AfterFunc(d, func() { act(s) }) }
 }
 
-// dropped is an object that a person deletes.
 func dropped(r schema.GroupVersionResource, namespace, name string) func(*talosScene) {
 	return func(s *talosScene) { without(r, namespace, name)(s.Lab) }
 }
@@ -596,7 +559,6 @@ func deployed(edits ...func(*appsv1.Deployment)) func(*talosScene) {
 	}
 }
 
-// stateful is a workload whose pod always has the same name.
 func stateful(s *talosScene) {
 	s.put(store.StatefulSets(), &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: corev1.NamespaceDefault},
@@ -634,7 +596,6 @@ func unguarded(s *talosScene) {
 	}
 }
 
-// budgeted protects the shop's pod for ever.
 func budgeted(name string) func(*talosScene) {
 	return func(s *talosScene) {
 		s.put(store.Budgets(), &policyv1.PodDisruptionBudget{
@@ -649,7 +610,6 @@ func unbudgeted(name string) func(*talosScene) {
 	return dropped(store.Budgets(), corev1.NamespaceDefault, name)
 }
 
-// kubeletDies stops only the kubelet; the machine and its API run.
 func kubeletDies(s *talosScene) { s.Kube.NodeDown(s.rolled().UUID) }
 
 func apiAway(s *talosScene) {

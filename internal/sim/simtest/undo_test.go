@@ -50,7 +50,6 @@ func undoCells() (cells []undoCell) {
 		undoCell{strategy: cluster.Reimage, shape: usualShape(ownDisks, cluster.Reimage), givenUp: allAttached})
 }
 
-// undoCell is one kind of exchange of one VM.
 type undoCell struct {
 	strategy cluster.Strategy
 	shape    matrixShape
@@ -69,7 +68,6 @@ func (c undoCell) String() string {
 	return name
 }
 
-// begin runs the exchange up to its starting point.
 func (c undoCell) begin(l *matrixLab) {
 	if c.givenUp != "" {
 		l.killAt(c.strategy, c.givenUp)
@@ -77,7 +75,6 @@ func (c undoCell) begin(l *matrixLab) {
 	}
 }
 
-// run records the calls of an undisturbed exchange, and interrupts others at each.
 func (c undoCell) run(t *testing.T) {
 	var calls []record.Call
 	synctest.Test(t, func(t *testing.T) {
@@ -173,7 +170,6 @@ func (c undoCell) undo(t *testing.T, at matrixStrike, where string) bool {
 	return true
 }
 
-// openNotes finds the parking VM of an unfinished exchange, as the document says.
 func (l *matrixLab) openNotes() (park int, notes string) {
 	for _, vm := range l.world.VMs() {
 		if text := vm.Config["description"]; strings.Contains(text, `"open":true`) {
@@ -213,7 +209,6 @@ type undoDoc struct {
 const undoDocument = "../../../docs/notes/proxmox.md"
 
 func readUndoDoc(t *testing.T) undoDoc {
-	t.Helper()
 	_, text, found := strings.Cut(string(readFile(t, undoDocument)), "\n## Undo by hand\n")
 	mustBe(t, found, "the document has no section Undo by hand")
 	text, _, _ = strings.Cut(text, "\n## ")
@@ -312,7 +307,6 @@ func (d undoDoc) freeSpare(sh *undoShell, notes string, park int) error {
 	return nil
 }
 
-// free frees the exchange's leftover on the VM, with its protection lifted if needed.
 func (d undoDoc) free(sh *undoShell, vm int, key string) error {
 	line := strings.NewReplacer("VMID", fmt.Sprint(vm), "unusedN", key)
 	err := sh.script(line.Replace(d.leftOver))
@@ -410,7 +404,6 @@ func (sh *undoShell) run(words []string) (goOn bool, err error) {
 	return goOn, err
 }
 
-// firewallFile is the VMID in a firewall file's path; 0: it is no such file.
 func firewallFile(path string) int {
 	id, _ := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(path, "/etc/pve/firewall/"), ".fw"))
 	return id
@@ -459,7 +452,6 @@ func (sh *undoShell) call(words []string) (said string, ok bool, err error) {
 	return "", false, fmt.Errorf("%s: not a function of the document", words[0])
 }
 
-// matches finds an expression in the lines that a command prints.
 func (sh *undoShell) matches(command []string, expression string) (found [][]string) {
 	out, err := sh.Run(command)
 	if err != nil {
@@ -474,7 +466,6 @@ func (sh *undoShell) matches(command []string, expression string) (found [][]str
 	return found
 }
 
-// splitOutside splits a line at separators outside of quotes.
 func splitOutside(line, separator string) (parts []string) {
 	start := 0
 	for i := 0; i < len(line); {
