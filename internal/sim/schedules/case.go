@@ -205,8 +205,7 @@ func pick[T any](d drawer, from ...T) T { return from[d.IntN(len(from))] }
 
 // some returns a short random list.
 func some[T any](d drawer, from ...T) []T {
-	n := pick(d, 1, 1, 1, 2, 3)
-	out := make([]T, n)
+	out := make([]T, pick(d, 1, 1, 1, 2, 3))
 	for i := range out {
 		out[i] = pick(d, from...)
 	}

@@ -127,8 +127,7 @@ func (m mutant) sources() (map[string][]byte, error) {
 // that it names is there.
 func TestMutantsApply(t *testing.T) {
 	t.Parallel()
-	all := must.Get(mutants())(t)
-	for _, m := range all {
+	for _, m := range must.Get(mutants())(t) {
 		if _, err := m.sources(); err != nil {
 			t.Error(err)
 		}

@@ -224,8 +224,7 @@ type failure struct {
 
 // tell minimizes a failed case, and says how to replay it.
 func (f failure) tell(t *testing.T) {
-	c := Draw(f.seed)
-	small := Shrink(c, *shrinks, time.Now().Add(longestShrink), fails(t.Context()))
+	small := Shrink(Draw(f.seed), *shrinks, time.Now().Add(longestShrink), fails(t.Context()))
 	t.Errorf("%s\n%s\n%smake schedules N=1 SEED=%#x\nmake schedules REPLAY='%s'", strings.Join(f.r.Problems, "\n"), strings.Join(f.r.Story, "\n"), overTheWire(t.Context(), small), f.seed, small)
 }
 

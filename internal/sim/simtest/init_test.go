@@ -111,8 +111,7 @@ func buildsIn(t *testing.T, dir string) map[string]string {
 func requireInitInSync(t *testing.T, me *Client) {
 	drift := valueOf(me.Drift(t.Context()))(t)
 	require(t, drift.InSync, "drift: %+v", drift.Nodes)
-	plan := valueOf(me.Plan(t.Context(), planning.Policy{}))(t)
-	requireNone(t, plan.Work(), "there is something to do")
+	requireNone(t, valueOf(me.Plan(t.Context(), planning.Policy{}))(t).Work(), "there is something to do")
 }
 
 // TestInitRefuses: for any fault of the cluster, init writes nothing.
@@ -794,8 +793,7 @@ func TestPruneTheMirror(t *testing.T) {
 // TestSignedInstallers: an Image Factory signs boot loader and UKI of ordinary installers, and not those of its ISOs.
 // What it builds is of the lock, and is rolled.
 func TestSignedInstallers(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 1, SignsInstallers: true}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{Workers: 1, SignsInstallers: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Client().rollTo(t, policyFor("wk1"))
 	})

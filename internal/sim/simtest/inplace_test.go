@@ -286,8 +286,7 @@ func TestUnsupportedVersions(t *testing.T) {
 		}
 		strategy(cluster.Recreate)(lab)
 		lab.wantTalos(talos14, to)
-		plan := lab.plan(policyFor("wk1"))
-		requireSays(t, strings.Join(plan.Refused(), "\n"), reason)
+		requireSays(t, strings.Join(lab.plan(policyFor("wk1")).Refused(), "\n"), reason)
 		requireSays(t, strings.Join(requireDrift(t, lab, "cp1", "wk1").Nodes[1].Notes, "\n"), reason)
 		before := lab.machine("wk1")
 		requireRefused(t, lab.Client().roll(policyFor("wk1"))(t.Context()), reason)

@@ -384,8 +384,7 @@ const (
 // TestASelectorIsSaid: plan and config diff say what a document of each kind selects, and the plan refuses what would
 // leave the node without a volume; where all is well, nothing is said.
 func TestASelectorIsSaid(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const existing = "apiVersion: v1alpha1\nkind: ExistingVolumeConfig\nname: big\ndiscovery:\n    volumeSelector:\n        match: '"
 		for name, tc := range map[string]struct {
 			document string
@@ -467,8 +466,7 @@ func TestStuckVolumesOfEveryStrategy(t *testing.T) {
 // TestAVolumeThatNoDiskCanBe: a configuration with such a volume has not arrived, with Talos' own error, and
 // drift shows a volume that Talos can't make, whoever asked for it.
 func TestAVolumeThatNoDiskCanBe(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		big := bigVolume("UserVolumeConfig", "!system_disk && !disk.cdrom", "") + "    minSize: 900GB\n"
 		const stuck = "its volume u-big is failed: no disks matched for volume (1 matched selector): 1 have not enough space, 0 have wrong format, 0 have other issues"
 		files := lab.keptConfigs()
@@ -477,8 +475,7 @@ func TestAVolumeThatNoDiskCanBe(t *testing.T) {
 		requireFault(t, files.user(lab, firstRun).roll(onlyWorker)(t.Context()), fault.Failed, stuck)
 		require(t, !strings.Contains(string(lab.configOf("wk1")), "name: big"), "it keeps that configuration")
 		lab.editConfig("wk1", strings.TrimRight(string(was), "\n"), strings.TrimRight(string(was), "\n")+"\n---\n"+big)
-		d := lab.drift()
-		for _, n := range d.Nodes {
+		for _, n := range lab.drift().Nodes {
 			notes := strings.Join(n.Notes, "\n")
 			require(t, strings.Contains(notes, stuck) == (n.Node == "wk1"), "%s: notes %q", n.Node, notes)
 		}

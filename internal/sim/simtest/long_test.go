@@ -183,8 +183,7 @@ func TestSlices(t *testing.T) {
 	sources := valueOf(filepath.Glob("*_test.go"))(t)
 	var all strings.Builder
 	for _, name := range sources {
-		text := readFile(t, name)
-		all.Write(text)
+		all.Write(readFile(t, name))
 	}
 	for _, name := range everySlice {
 		require(t, strings.Contains(all.String(), "\nfunc "+name+"(t *testing.T) {"),
@@ -727,8 +726,7 @@ func (l *Lab) strays() []string {
 	}
 	var out []string
 	for _, host := range l.World.Hosts() {
-		volumes := valueOf(l.World.Volumes(sim.DiskStorage, host))(l.t)
-		for _, v := range volumes {
+		for _, v := range valueOf(l.World.Volumes(sim.DiskStorage, host))(l.t) {
 			if !named[on(host, v.Volid)] {
 				out = append(out, v.Volid)
 			}

@@ -447,8 +447,7 @@ func (l *matrixLab) startedWithout(names map[*world.Media][]matrixName) (problem
 func (l *matrixLab) volumes() map[string]*world.Media {
 	all := map[string]*world.Media{}
 	for _, storage := range []string{"data", "fast"} {
-		volumes := valueOf(l.world.Volumes(storage, matrixHost))(l.t)
-		for _, v := range volumes {
+		for _, v := range valueOf(l.world.Volumes(storage, matrixHost))(l.t) {
 			all[v.Volid] = l.world.Media(v.Volid, matrixHost)
 		}
 	}

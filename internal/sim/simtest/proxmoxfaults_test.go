@@ -200,8 +200,7 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 	eachLong(t, o, storiesOf[int64](0, 3, 12, 31), func(t *testing.T, lab *Lab, n int64) {
 		lab.Patch(sim.PatchedExtension)
 		var err error
-		conf := valueOf(lab.Client().Project())(t)
-		entry := valueOf(url.Parse(conf.Config.Proxmox.Endpoints[0]))(t)
+		entry := valueOf(url.Parse(valueOf(lab.Client().Project())(t).Config.Proxmox.Endpoints[0]))(t)
 		var changes atomic.Int64
 		var dead atomic.Bool
 		dead.Store(n == 0)

@@ -294,8 +294,7 @@ func TestRollback(t *testing.T) {
 		must(t, lab.as(firstRun).roll(policyFor(c.node))(t.Context()))
 		rolled := lab.builds()
 
-		rep := valueOf(lab.as(secondRun).Rollback(t.Context(), policyFor(c.node)))(t)
-		n := rep.Plan.Nodes
+		n := valueOf(lab.as(secondRun).Rollback(t.Context(), policyFor(c.node)))(t).Plan.Nodes
 		require(t, len(n) == 1 && n[0].Strategy == cluster.Rollback && strings.Contains(n[0].Why, "boots the system disk that run "+firstRun+" replaced: Talos v1.13.9"),
 			"plan %+v", n)
 		requireSame(t, old, lab.builds(), "builds after the rollback")
@@ -605,8 +604,7 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 		lab.setRoll("strategy: reimage")
 		lab.Patch(sim.CommonExtension)
 		must(t, lab.second().roll(onlyWorker)(t.Context()))
-		rep := valueOf(lab.second().pruneDisks(t.Context(), -1, nil))(t)
-		for _, v := range rep.VMs {
+		for _, v := range valueOf(lab.second().pruneDisks(t.Context(), -1, nil))(t).VMs {
 			require(t, v.Removed == (v.VMID == 9050), "VM %d: removed %t, goes %q, keep %q", v.VMID, v.Removed, v.Goes, v.Keep)
 		}
 		require(t, lab.vmConfig(first) != nil && lab.vmConfig(9050) == nil, "the wrong parking VM was deleted")
@@ -734,8 +732,7 @@ func TestCrashRetention(t *testing.T) {
 // TestParkingVMWithOtherNotes: a parking VM whose Notes a person has edited is known by its name. Its node gets no
 // second one; the line that the plan prints lets it have one, and once the Notes are back, both are recast's.
 func TestParkingVMWithOtherNotes(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		strategy(cluster.Recreate)(lab)
 		roll := func() error {
 			lab.Patch(everywhere)
@@ -764,8 +761,7 @@ func TestParkingVMWithOtherNotes(t *testing.T) {
 // TestParkingVMWithADamagedRecord: what a person writes behind the record does no harm; a record that can't be read keeps
 // its own node from being changed, and no other.
 func TestParkingVMWithADamagedRecord(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
 		strategy(cluster.Recreate)(lab)
 		lab.Patch(everywhere)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
@@ -791,8 +787,7 @@ func TestParkingVMWithADamagedRecord(t *testing.T) {
 
 // TestUndoWithTwinParkingVMs: the second parking VM counts the node's disks anew; the last one is still the last.
 func TestUndoWithTwinParkingVMs(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		strategy(cluster.Recreate)(lab)
 		roll := func() {
 			lab.Patch(everywhere)
@@ -806,8 +801,7 @@ func TestUndoWithTwinParkingVMs(t *testing.T) {
 		roll()
 		twin := lab.parkingOf("wk1")
 		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": notes, "name": "recast-parking-wk1"}})
-		rep := valueOf(lab.Client().Undo(t.Context(), onlyWorker, planning.Undone{}))(t)
-		n := rep.Plan.Work()[0]
+		n := valueOf(lab.Client().Undo(t.Context(), onlyWorker, planning.Undone{}))(t).Plan.Work()[0]
 		require(t, twin != first && n.Restore != nil && int(n.Found.Parking.VM.ID) == twin,
 			"it boots %+v of VM %d, not of VM %d: %s", n.Restore, n.Found.Parking.VM.ID, twin, n.Why)
 	})

@@ -129,8 +129,7 @@ func requireInPlace(t *testing.T, lab *Lab, name string, want ...string) {
 
 // TestAMachineOfOmni is brought there by another hand, for recast refuses to; an image without the argument brings it back.
 func TestAMachineOfOmni(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		customization := "  extraKernelArgs: ['siderolink.api=grpc://10.0.0.1:8090?jointoken=secret']\n"
 		schematic(customization)(lab)
 		requireNoWayIn(t, lab, bringsArg("siderolink.api"))
@@ -151,8 +150,7 @@ func TestAMachineOfOmni(t *testing.T) {
 // TestUndoOfAMachineOfOmni: while every strategy is refused, the kept system disk of a machine that another hand brought to Omni
 // still boots.
 func TestUndoOfAMachineOfOmni(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		before := lab.machine("wk1")
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(policyFor("wk1"))(t.Context())) // a recreate, which keeps the old system disk

@@ -646,8 +646,7 @@ func TestPreparedLate(t *testing.T) {
 // TestPreparedGone: someone takes the prepared disk away while the node is down: what is left to do is
 // said, and the old system disk comes back.
 func TestPreparedGone(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.BootsDisks("disk")
 		lab.Patch(sim.PatchedExtension)
 		lab.Client().rollKilled(moment{server: "/qemu/9031 DELETE"}, planning.Policy{})

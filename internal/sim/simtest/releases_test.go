@@ -373,8 +373,7 @@ func (l *Lab) namesBefore() map[string]string {
 	}
 	maps.DeleteFunc(names, func(_, name string) bool { return name == "" })
 	for _, m := range l.EtcdMembers() {
-		id := valueOf(strconv.ParseUint(m.ID, 16, 64))(l.t)
-		names["etcd member "+m.Name] = strconv.FormatUint(id, 10)
+		names["etcd member "+m.Name] = strconv.FormatUint(valueOf(strconv.ParseUint(m.ID, 16, 64))(l.t), 10)
 	}
 	return names
 }

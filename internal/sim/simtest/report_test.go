@@ -53,8 +53,7 @@ func (l *Lab) logged(c *Client) *Client {
 
 // past reads a run as recast history --html does, and renders it.
 func (l *Lab) past(id string) (past.Run, story.Story, string) {
-	p := valueOf(l.Client().Project())(l.t)
-	run := valueOf(p.Runs().Find(id, past.Options{Dead: l.isKilled}))(l.t)
+	run := valueOf(valueOf(l.Client().Project())(l.t).Runs().Find(id, past.Options{Dead: l.isKilled}))(l.t)
 	told := valueOf(story.ReadDirs(run.Dirs))(l.t)
 	var b bytes.Buffer
 	must(l.t, report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}))
@@ -339,8 +338,7 @@ func TestNoticesOfARunThatDidNotBegin(t *testing.T) {
 		mustBe(t, c.roll(planning.Policy{})(ctx) != nil, "it was not interrupted")
 		took := time.Since(pressed)
 		require(t, took <= time.Minute, "it took %s to end", took)
-		n := len(told.got)
-		require(t, n == 2 && told.got[1].Outcome == "interrupted" && told.got[1].Event == cluster.NoticeFailure,
+		require(t, len(told.got) == 2 && told.got[1].Outcome == "interrupted" && told.got[1].Event == cluster.NoticeFailure,
 			"told %+v", told.got)
 	})
 }

@@ -50,8 +50,7 @@ func inDamagedLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 }
 
 func inLongLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
-	long(t)
-	inLab(t, o, f)
+	inLongLab(t, o, f)
 }
 
 // played is what a test does with a story in its lab.
@@ -101,8 +100,7 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 		requireDrift(t, lab)
 		before := lab.Disks()
 		lab.Patch(sim.PatchedExtension)
-		res := requireDrift(t, lab, "wk1", "wk2")
-		r := res.Nodes[1].Reasons
+		r := requireDrift(t, lab, "wk1", "wk2").Nodes[1].Reasons
 		require(t, len(r) == 1 && r[0].Code == "extension-digest" && strings.Contains(r[0].Text, "iscsi-tools v0.2.0: sha256:"),
 			"wk1 is stale because of %+v", r)
 		rep := lab.Client().mustRoll(planning.Policy{})

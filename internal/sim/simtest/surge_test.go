@@ -315,8 +315,7 @@ type surging struct {
 // TestSurgeInstalledTwice: a surge node loses its power while Talos is installed on it, so that the next roll gives it
 // another blank disk. Both are freed with it: one that stayed would keep the next roll from making it.
 func TestSurgeInstalledTwice(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.AddSurge(1)
 		lab.Patch(sim.PatchedExtension)
 		off := func() { must(t, lab.World.PowerOff(lab.namedVM(surgeNode).ID)) }

@@ -188,8 +188,7 @@ func (s *talosScene) stand() string {
 
 func (s *talosScene) requireWell(members map[string]string) {
 	requireDrift(s.t, s.Lab, s.others(s.rolls)...)
-	kept := map[bool]int{true: 1, false: 0}[s.parks || s.strategy != cluster.InPlace]
-	s.Lab.requireWell(s.rolls, kept, members)
+	s.Lab.requireWell(s.rolls, map[bool]int{true: 1, false: 0}[s.parks || s.strategy != cluster.InPlace], members)
 }
 
 // requireWell requires a node to serve in a healthy cluster with that many kept disks and no
@@ -384,8 +383,7 @@ func oldISO(s *talosScene) {
 }
 
 func freshISO(s *talosScene) {
-	volumes := valueOf(s.World.Volumes(sim.ISOStorage, "pve1"))(s.t)
-	for _, v := range volumes {
+	for _, v := range valueOf(s.World.Volumes(sim.ISOStorage, "pve1"))(s.t) {
 		if strings.Contains(v.Volid, "-"+sim.TalosVersion+"-") {
 			s.done(s.World.DeleteVolume("", "pve1", v.Volid))
 		}

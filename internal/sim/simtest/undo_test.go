@@ -421,8 +421,7 @@ func (sh *undoShell) call(words []string) (said string, ok bool, err error) {
 	}
 	switch words[0] {
 	case "has", "lacks":
-		found := sh.matches([]string{"qm", "config", arg(1)}, "^"+arg(2))
-		return "", (len(found) > 0) == (words[0] == "has"), nil
+		return "", (len(sh.matches([]string{"qm", "config", arg(1)}, "^"+arg(2))) > 0) == (words[0] == "has"), nil
 	case "ha":
 		return "", len(sh.matches([]string{"ha-manager", "config"}, "^vm:"+arg(1)+"$")) > 0, nil
 	case "gone":
