@@ -10,10 +10,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"hash/fnv"
+	"maps"
 	"math"
 	"net"
 	"os"
@@ -155,57 +153,22 @@ func chosen(name string, slice, seed uint64) bool {
 	return (sum.Sum64()>>16+seed)%slice == 0
 }
 
-// TestSlices holds what is in no slice, or in two, and names in every slice that are no test's.
-func TestSlices(t *testing.T) {
+// TestListsOfTests: every slice has only tests that are there; make crash runs every test of which -crash.all and
+// -crash.slice choose kills, or nothing would ever play all of its kills, and names none that is not there.
+func TestListsOfTests(t *testing.T) {
 	t.Parallel()
-	const slice = 7
-	for i := range 500 {
-		name, in := fmt.Sprintf("TestSlices%d", i), 0
-		for seed := range uint64(slice) {
-			if inSlice(name, slice, seed) {
-				in++
-			}
-			parted := inSlice(name+"/part", slice, seed)
-			_, whole := sliced.LoadAndDelete(name)
-			require(t, !whole || parted, "slice %d has %s without its part", seed, name)
-			sliced.Delete(name + "/part")
-		}
-		require(t, in == 1, "%s is in %d of %d slices", name, in, slice)
-		rows, parts := rowsAndParts(slice)
-		in = 0
-		for seed := range rows * parts {
-			if chosen(name, rows, seed) && chosen(name+"/part", parts, seed/rows) {
-				in++
-			}
-		}
-		require(t, in == 1, "a part of %s is in %d slices of %d", name, in, rows*parts)
-	}
-	sources := valueOf(filepath.Glob("*_test.go"))(t)
-	var all strings.Builder
-	for _, name := range sources {
-		all.Write(readFile(t, name))
-	}
-	for _, name := range everySlice {
-		require(t, strings.Contains(all.String(), "\nfunc "+name+"(t *testing.T) {"),
-			"every slice has %s, and there is no such test", name)
-	}
-}
-
-// TestMakeCrash: make crash runs every test of which -crash.all and -crash.slice choose kills, and names
-// none that is not there. Else nothing would ever play all of its kills.
-func TestMakeCrash(t *testing.T) {
-	t.Parallel()
-	makefile := readFile(t, "../../../Makefile")
-	recipe := regexp.MustCompile(`(?m)^crash:.*\n.*-run '([^']+)'`).FindSubmatch(makefile)
+	recipe := regexp.MustCompile(`(?m)^crash:.*\n.*-run '([^']+)'`).FindSubmatch(readFile(t, "../../../Makefile"))
 	mustBe(t, recipe != nil, "make crash runs no tests")
 	runs := regexp.MustCompile(string(recipe[1]))
 	tests, chooses := choosingTests(t)
+	for _, name := range everySlice {
+		require(t, slices.Contains(tests, name), "every slice has %s, and there is no such test", name)
+	}
 	for _, name := range chooses {
 		require(t, runs.MatchString(name), "make crash does not run %s", name)
 	}
 	for _, each := range namesIn(string(recipe[1])) {
-		re := regexp.MustCompile(each)
-		require(t, slices.ContainsFunc(tests, re.MatchString), "make crash names %s, and there is no such test", each)
+		require(t, slices.ContainsFunc(tests, regexp.MustCompile(each).MatchString), "make crash names %s, and there is no such test", each)
 	}
 	require(t, len(chooses) >= 15, "only %d tests choose kills: %q", len(chooses), chooses)
 }
@@ -221,21 +184,16 @@ func namesIn(expression string) []string {
 
 // choosingTests are the tests of this package, and those that choose kills, themselves or by a function.
 func choosingTests(t *testing.T) (tests, chooses []string) {
-	files := valueOf(filepath.Glob("*_test.go"))(t)
-	calls := map[string][]string{}
-	for _, name := range files {
-		file := valueOf(parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution))(t)
-		for _, d := range file.Decls {
-			fn, ok := d.(*ast.FuncDecl)
-			if !ok {
-				continue
+	calls := map[string][]string{} // words in each function
+	for _, file := range valueOf(filepath.Glob("*_test.go"))(t) {
+		for _, text := range strings.Split(string(readFile(t, file)), "\nfunc ")[1:] {
+			end := "\n}\n"
+			if head, _, _ := strings.Cut(text, "\n"); strings.HasSuffix(head, "}") {
+				end = "\n"
 			}
-			ast.Inspect(fn, func(n ast.Node) bool {
-				if id, ok := n.(*ast.Ident); ok {
-					calls[fn.Name.Name] = append(calls[fn.Name.Name], id.Name)
-				}
-				return true
-			})
+			text, _, _ = strings.Cut(text, end)
+			words := regexp.MustCompile(`\w+`).FindAllString(regexp.MustCompile(`^\([^)]*\) `).ReplaceAllString(text, ""), -1)
+			calls[words[0]] = append(calls[words[0]], words[1:]...)
 		}
 	}
 	chosen := map[string]bool{"chosenKills": true, "crashAll": true}
@@ -247,17 +205,14 @@ func choosingTests(t *testing.T) (tests, chooses []string) {
 			}
 		}
 	}
-	for name := range calls {
-		switch {
-		case !strings.HasPrefix(name, "Test") || name == "TestMain" || name == "TestMakeCrash":
-		case chosen[name]:
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		if !strings.HasPrefix(name, "Test") || name == "TestMain" || name == "TestListsOfTests" {
+			continue
+		}
+		if tests = append(tests, name); chosen[name] {
 			chooses = append(chooses, name)
-			fallthrough
-		default:
-			tests = append(tests, name)
 		}
 	}
-	slices.Sort(chooses)
 	return tests, chooses
 }
 
@@ -424,7 +379,7 @@ type killGrid[W interface{ itself() *Lab }] struct {
 	// it returns is the same after a kill as undisturbed.
 	end func(t *testing.T, w W) (dump string)
 
-	choose  func(t *testing.T, points []point) []point // such as chosenPoints, named here for TestMakeCrash
+	choose  func(t *testing.T, points []point) []point // such as chosenPoints, named here for TestListsOfTests
 	journal bool                                       // it is never lost; else every second kill loses it
 	broken  *atomic.Int64                              // the number of broken promises is added to it; may be nil
 }
@@ -511,7 +466,7 @@ func byKill(err error) bool {
 }
 
 // chosenKills is the part of a test's kills that this run is for, of which each kills kills times: all with
-// -crash.all, -crash.slice of them, or the usual ones if there are some. make crash has all tests that use it: TestMakeCrash.
+// -crash.all, -crash.slice of them, or the usual ones if there are some. make crash has all tests that use it: TestListsOfTests.
 func chosenKills[K any](t *testing.T, all []K, kills int, usual func(K) bool) []K {
 	part := all
 	switch {
@@ -651,10 +606,7 @@ func eachInBubble[S any](t *testing.T, stories map[string]S, play func(t *testin
 }
 
 func (c *Client) roll(policy planning.Policy) func(context.Context) error {
-	return func(ctx context.Context) error {
-		_, err := c.Roll(ctx, policy)
-		return err
-	}
+	return func(ctx context.Context) error { return errOf(c.Roll(ctx, policy)) }
 }
 
 func (l *Lab) loseJournal()                     { must(l.t, os.RemoveAll(filepath.Join(l.Dir, ".recast"))) }

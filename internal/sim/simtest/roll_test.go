@@ -150,17 +150,6 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 	})
 }
 
-func TestAWipedDiskIsNoticed(t *testing.T) {
-	inDamagedLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		before := lab.Disks()
-		for _, d := range lab.World.Persistent() {
-			lab.World.Media(d.Volid, "pve1").Write(nil)
-		}
-		require(t, lab.Disks()["data-wk1"] != before["data-wk1"], "the datacentre hashes a wiped disk as before")
-		require(t, len(lab.World.Violations()) != 0, "a wiped persistent disk broke no promise")
-	})
-}
-
 // A VM in a pool is in it again after it was recreated, and so is its parking VM: pools decide on permissions.
 func TestRecreatedInItsPool(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
